@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# make            the command and the libraries, in build/       make demo     ranks that generate text together
+# make check      install what the tests need, build, run all    make install PREFIX=/usr/local
+# make BUILD=dir CC=clang SANITIZE=address,undefined             another build beside it
+BUILD    ?= build
+PREFIX   ?= /usr/local
+CC       ?= gcc
+OPT      ?= -O3 -g
+SANITIZE ?=
+VERSION  := $(shell awk '/define TERN_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3; s = "."} END {print v}' include/tern.h)
+SOVERSION := $(firstword $(subst ., ,$(VERSION)))
+
+# Results are compared bit for bit between machines, so a*b+c may not become one rounding on some of them.
+CFLAGS   += -std=gnu11 $(OPT) -ffp-contract=off -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
+	    -Iinclude -Isrc -MMD -MP $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
+LDFLAGS  += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
+LDLIBS   += -lpthread -ldl -lm
+
+# PMIx is found at build time and loaded at run time, so the library does not depend on it.
+PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
+LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c)) \
+	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
+BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
+CLI_SRC  := $(wildcard cli/*.c)
+GEN_SRC  := $(wildcard examples/generate/*.c)
+obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(GEN_SRC),$(BUILD)/generate)
+
+$(BUILD)/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c $< -o $@
+
+$(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
+$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I.
+
+# One relocatable object whose hidden names are made local: the archive defines tern_* and nothing else.
+$(BUILD)/libtern.a: $(call obj,$(LIB_SRC))
+	$(LD) -r $^ -o $(BUILD)/libtern.o
+	objcopy --localize-hidden $(BUILD)/libtern.o
+	rm -f $@ && $(AR) rcs $@ $(BUILD)/libtern.o
+
+$(BUILD)/libtern.so.$(VERSION): $(call obj,$(LIB_SRC)) src/tern.map
+	$(CC) -shared -Wl,-soname,libtern.so.$(SOVERSION) -Wl,--version-script=src/tern.map -Wl,-z,defs $(LDFLAGS) \
+		$(call obj,$(LIB_SRC)) -o $@ $(LDLIBS)
+
+$(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
+	ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
+	ln -sf libtern.so.$(SOVERSION) $@
+
+$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC)) $(BUILD)/libtern.a
+	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
+	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+clean:
+	rm -rf $(BUILD)
+
+.PHONY: all clean
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

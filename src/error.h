@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a failure travels: the code is returned, the cause with its figures stays in a text of this thread. */
+#ifndef TERN_ERROR_H
+#define TERN_ERROR_H
+
+#include "tern.h"
+
+/* Sets this thread's text, printf-like, and returns code: `return fail(TERN_ERR_INVALID, "hidden is %u", hidden);` */
+int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The same for a failed system call: appends errno's text; TERN_ERR_NOMEM for ENOMEM, EMFILE and ENFILE, else TERN_ERR_SYSTEM. */
+int fail_errno(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif
