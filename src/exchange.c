@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and ending an exchange: settings checked, compared between the ranks, and turned into windows and slots. */
-#define _GNU_SOURCE
 #include "exchange.h"
 
 #include <limits.h>

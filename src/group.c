@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Joining and leaving: who is on which node, and which path leads to whom. */
-#define _GNU_SOURCE
 #include "group.h"
 
 #include <errno.h>

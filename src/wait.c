@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a rank waits for others: bounded, without starving them of the processor, and with an account of whom it missed. */
-#define _GNU_SOURCE
 #include "wait.h"
 
 #include <linux/futex.h>

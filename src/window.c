@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE
 #include "window.h"
 
 #include <fcntl.h>
@@ -109,7 +108,7 @@ static void share_in_process(tern_group *group, const uint64_t *records, struct 
 
 static int share_by_descriptor(tern_group *group, const struct meeting_address *addresses, uint32_t round, struct window **windows)
 {
-	struct meeting_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
+	struct meeting_guest *guests = calloc((uint32_t)group->nr_ranks, sizeof(*guests));
 	struct window *own = windows[group->rank];
 	int rc;
 
@@ -138,9 +137,9 @@ int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct win
 	struct handover {
 		uint64_t record;
 		struct meeting_address address;
-	} mine, *all = calloc((size_t)group->nr_ranks, sizeof(*all));
-	uint64_t *records = calloc((size_t)group->nr_ranks, sizeof(*records));
-	struct meeting_address *addresses = calloc((size_t)group->nr_ranks, sizeof(*addresses));
+	} mine, *all = calloc((uint32_t)group->nr_ranks, sizeof(*all));
+	uint64_t *records = calloc((uint32_t)group->nr_ranks, sizeof(*records));
+	struct meeting_address *addresses = calloc((uint32_t)group->nr_ranks, sizeof(*addresses));
 	int rc = all && records && addresses ? window_make(bytes, &windows[group->rank])
 					     : fail(TERN_ERR_NOMEM, "no memory for %d windows", group->nr_ranks);
 
