@@ -4,7 +4,9 @@
 # make BUILD=dir CC=clang SANITIZE=address,undefined             another build beside it
 BUILD    ?= build
 PREFIX   ?= /usr/local
-CC       ?= gcc
+ifeq ($(origin CC),default)
+CC        = gcc
+endif
 OPT      ?= -O3 -g
 SANITIZE ?=
 VERSION  := $(shell awk '/define TERN_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3; s = "."} END {print v}' include/tern.h)
