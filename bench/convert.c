@@ -95,7 +95,7 @@ uint8_t e4m3_encode(float value)
 	return (uint8_t)(sign | (nan ? 0x7f : code));
 }
 
-uint32_t dtype_bytes(enum tern_dtype dtype)
+uint32_t element_bytes(enum tern_dtype dtype)
 {
 	switch (dtype) {
 	case TERN_BF16:
@@ -111,7 +111,7 @@ uint32_t dtype_bytes(enum tern_dtype dtype)
 	return 0;
 }
 
-uint32_t scale_bytes(enum tern_scale scale)
+uint32_t one_scale_bytes(enum tern_scale scale)
 {
 	return scale == TERN_SCALE_FP32 ? 4 : scale == TERN_SCALE_UE8M0 ? 1 : 0;
 }
@@ -177,7 +177,7 @@ static float fp32_inverse(float amax)
 	return amax == 0 ? 1.0f : inverse > FLT_MAX ? FLT_MAX : inverse;
 }
 
-void quantise_row(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales)
+void reference_quantise(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales)
 {
 	float *scale_fp32 = scales;
 	uint8_t *scale_ue8m0 = scales;
