@@ -52,8 +52,11 @@ static uint8_t ue8m0_above(float scale)
 static float block_factor(float amax, enum tern_scale scale, uint32_t block, void *scales)
 {
 	if (scale == TERN_SCALE_FP32) {
-		((float *)scales)[block] = amax > 0 ? amax / E4M3_MAX : 1.0f;
-		return amax > 0 ? E4M3_MAX / amax : 1.0f;
+		float quotient = amax > 0 ? amax / E4M3_MAX : 1.0f;
+
+		/* Below, the inverse would be infinite, and make NaN of the block's zeros. */
+		((float *)scales)[block] = quotient < FLT_MIN ? FLT_MIN : quotient;
+		return quotient < FLT_MIN ? 1.0f / FLT_MIN : amax > 0 ? E4M3_MAX / amax : 1.0f;
 	}
 	((uint8_t *)scales)[block] = amax > 0 ? ue8m0_above(amax / E4M3_MAX) : 127;
 	return bits_to_float((254u - ((uint8_t *)scales)[block]) << 23);
