@@ -44,8 +44,8 @@ refuses '--tokens is "1,"' --tokens 1,
 refuses '--tokens is "8-4"' --tokens 8-4
 refuses '--tokens is "0-4"' --tokens 0-4
 refuses '--tokens is ""' --tokens ''
-refuses '--mode is "fast": allowed are ll, ht' --mode fast
-refuses '--mode is "ll,": allowed are' --mode ll,
+refuses '--mode is "fast": allowed: ll, ht' --mode fast
+refuses '--mode is "ll,": allowed: ll' --mode ll,
 refuses '--dtype is "int4"' --dtype int4
 refuses '--combine-dtype is "fp8"' --combine-dtype fp8
 refuses '--layout is "x"' --layout x
