@@ -13,7 +13,7 @@ VERSION  := $(shell awk '/define TERN_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3;
 SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 
 # Results are compared bit for bit between machines, so a*b+c may not become one rounding on some of them.
-CFLAGS   += -std=gnu11 -D_GNU_SOURCE $(OPT) -ffp-contract=off -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
+CFLAGS   += -std=gnu11 -D_GNU_SOURCE $(OPT) -ffp-contract=off -fno-trapping-math -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
 	    -Iinclude -Isrc -MMD -MP $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
 LDFLAGS  += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 LDLIBS   += -lpthread -ldl -lm

@@ -95,7 +95,7 @@ uint8_t e4m3_encode(float value)
 	return (uint8_t)(sign | (nan ? 0x7f : code));
 }
 
-uint32_t dtype_bytes(enum tern_dtype dtype)
+uint32_t element_bytes(enum tern_dtype dtype)
 {
 	switch (dtype) {
 	case TERN_BF16:
@@ -111,7 +111,7 @@ uint32_t dtype_bytes(enum tern_dtype dtype)
 	return 0;
 }
 
-uint32_t scale_bytes(enum tern_scale scale)
+uint32_t one_scale_bytes(enum tern_scale scale)
 {
 	return scale == TERN_SCALE_FP32 ? 4 : scale == TERN_SCALE_UE8M0 ? 1 : 0;
 }
@@ -168,16 +168,21 @@ static uint32_t ue8m0_exponent(float amax)
 	return exponent < 1 ? 1 : exponent > 254 ? 254 : exponent;
 }
 
-/* What to multiply the elements of a block with. A block of tiny numbers asks for more than fp32 has: then the largest
- * number, because 0 * infinity would make NaN of its zeros. */
-static float fp32_inverse(float amax)
+/* The smallest normal number at least: the inverse of less is infinite, and would make NaN of a block's zeros. */
+static float fp32_scale(float amax)
 {
-	float inverse = 448.0f / amax;
+	float scale = amax / 448.0f;
 
-	return amax == 0 ? 1.0f : inverse > FLT_MAX ? FLT_MAX : inverse;
+	return amax == 0 ? 1.0f : scale < FLT_MIN ? FLT_MIN : scale;
 }
 
-void quantise_row(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales)
+/* What to multiply the elements of a block with. */
+static float fp32_inverse(float amax)
+{
+	return amax == 0 ? 1.0f : amax / 448.0f < FLT_MIN ? 0x1p126f : 448.0f / amax;
+}
+
+void reference_quantise(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales)
 {
 	float *scale_fp32 = scales;
 	uint8_t *scale_ue8m0 = scales;
@@ -190,7 +195,7 @@ void quantise_row(enum tern_scale scale, const float *values, uint32_t hidden, u
 		float inverse = scale == TERN_SCALE_FP32 ? fp32_inverse(amax) : float_of((254 - exponent) << 23);
 
 		if (scale == TERN_SCALE_FP32)
-			scale_fp32[start / SCALE_BLOCK] = amax == 0 ? 1.0f : amax / 448.0f;
+			scale_fp32[start / SCALE_BLOCK] = fp32_scale(amax);
 		else
 			scale_ue8m0[start / SCALE_BLOCK] = (uint8_t)exponent;
 		for (i = start; i < start + n; i++)

@@ -16,7 +16,7 @@ uint16_t fp16_encode(float value);
 uint8_t e4m3_encode(float value);
 
 /* Bytes of one element: 0 for TERN_BYTES and for what is no dtype. */
-uint32_t dtype_bytes(enum tern_dtype dtype);
+uint32_t element_bytes(enum tern_dtype dtype);
 
 /* n elements of BF16, FP16 or FP32 to fp32 and back. */
 void decode_row(enum tern_dtype dtype, const void *row, float *values, uint32_t n);
@@ -24,9 +24,9 @@ void encode_row(enum tern_dtype dtype, const float *values, void *row, uint32_t 
 
 #define SCALE_BLOCK 128
 
-uint32_t scale_bytes(enum tern_scale scale); /* of one: 4, 1 or 0 */
+uint32_t one_scale_bytes(enum tern_scale scale); /* of one: 4, 1 or 0 */
 
 /* hidden fp32 values to E4M3 with one scale for each 128 elements; scales receives floats or bytes. */
-void quantise_row(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales);
+void reference_quantise(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales);
 
 #endif

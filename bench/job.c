@@ -59,7 +59,7 @@ static int check(const struct job *job, struct reason *why)
 	if (!config->replica_ranks || job->nr_ranks % config->replica_ranks)
 		return refuse(why, "replica_ranks is %u: it must divide the number of ranks, %u", config->replica_ranks,
 			job->nr_ranks);
-	if (config->dispatch_dtype == TERN_FP8_E4M3 && !scale_bytes(config->scale))
+	if (config->dispatch_dtype == TERN_FP8_E4M3 && !one_scale_bytes(config->scale))
 		return refuse(why, "fp8 rows need scales: fp32 or ue8m0");
 	if (config->x_dtype == TERN_BYTES && !config->payload_bytes)
 		return refuse(why, "payload_bytes is 0");
@@ -156,12 +156,12 @@ uint32_t job_nr_blocks(const struct job *job)
 
 static size_t row_bytes(const struct job *job, enum tern_dtype dtype)
 {
-	return dtype == TERN_BYTES ? job->config.payload_bytes : (size_t)job->config.hidden * dtype_bytes(dtype);
+	return dtype == TERN_BYTES ? job->config.payload_bytes : (size_t)job->config.hidden * element_bytes(dtype);
 }
 
 static size_t scales_bytes(const struct job *job, enum tern_dtype dtype)
 {
-	return dtype == TERN_FP8_E4M3 ? (size_t)job_nr_blocks(job) * scale_bytes(job->config.scale) : 0;
+	return dtype == TERN_FP8_E4M3 ? (size_t)job_nr_blocks(job) * one_scale_bytes(job->config.scale) : 0;
 }
 
 size_t job_x_bytes(const struct job *job)
@@ -214,21 +214,21 @@ static uint64_t draw_start(const struct job *job, uint64_t purpose, uint64_t rou
 
 const void *job_x_row(const struct job *job, uint64_t round, uint32_t home, uint32_t token)
 {
-	uint32_t element = dtype_bytes(job->config.x_dtype) ? dtype_bytes(job->config.x_dtype) : 1;
+	uint32_t element = element_bytes(job->config.x_dtype) ? element_bytes(job->config.x_dtype) : 1;
 
 	return job->x_pool + draw_start(job, FOR_X, round, home, token) * element;
 }
 
 const void *job_scales_row(const struct job *job, uint64_t round, uint32_t home, uint32_t token)
 {
-	return job->scale_pool + draw_start(job, FOR_SCALES, round, home, token) * scale_bytes(job->config.scale);
+	return job->scale_pool + draw_start(job, FOR_SCALES, round, home, token) * one_scale_bytes(job->config.scale);
 }
 
 const void *job_y_row(const struct job *job, uint64_t round, uint32_t expert, uint32_t home, uint32_t token)
 {
 	uint64_t purpose = FOR_Y + ((uint64_t)expert << 32);
 
-	return job->y_pool + draw_start(job, purpose, round, home, token) * dtype_bytes(job->config.combine_dtype);
+	return job->y_pool + draw_start(job, purpose, round, home, token) * element_bytes(job->config.combine_dtype);
 }
 
 void job_x(const struct job *job, uint64_t round, uint32_t rank, void *x, size_t stride, void *scales, size_t scales_stride)

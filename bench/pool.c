@@ -65,7 +65,7 @@ static uint8_t random_e4m3(uint64_t *state)
 
 unsigned char *pool_elements(enum pool_use use, enum tern_dtype dtype, enum job_input input, uint64_t seed, uint32_t row)
 {
-	uint32_t bytes = dtype_bytes(dtype) ? dtype_bytes(dtype) : 1;
+	uint32_t bytes = element_bytes(dtype) ? element_bytes(dtype) : 1;
 	uint64_t i, nr = POOL_STARTS + (uint64_t)row;
 	uint64_t state = hash2(seed, use);
 	unsigned char *pool = malloc(nr * bytes);
@@ -89,7 +89,7 @@ unsigned char *pool_scales(enum tern_scale scale, uint64_t seed, uint32_t row)
 {
 	uint64_t i, nr = POOL_STARTS + (uint64_t)row;
 	uint64_t state = hash2(seed, 0);
-	unsigned char *pool = malloc(nr * scale_bytes(scale));
+	unsigned char *pool = malloc(nr * one_scale_bytes(scale));
 	float *floats = (float *)(void *)pool;
 
 	for (i = 0; pool && i < nr; i++) {

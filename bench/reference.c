@@ -173,7 +173,7 @@ void reference_destroy(struct reference *reference)
 struct walk {
 	const struct reference *reference;
 	uint32_t rank;
-	struct layout *layout;
+	struct received_layout *layout;
 	place_visitor visit;
 	void *ctx;
 };
@@ -224,7 +224,7 @@ static int walk_all(const struct walk *walk)
 	return status;
 }
 
-int reference_walk(const struct reference *reference, uint32_t rank, struct layout *layout, place_visitor visit, void *ctx)
+int reference_walk(const struct reference *reference, uint32_t rank, struct received_layout *layout, place_visitor visit, void *ctx)
 {
 	struct walk walk = {reference, rank, layout, visit, ctx};
 
@@ -234,7 +234,7 @@ int reference_walk(const struct reference *reference, uint32_t rank, struct layo
 
 static int count_place(void *ctx, const struct place *place, bool first_of_token)
 {
-	struct layout *layout = ctx;
+	struct received_layout *layout = ctx;
 
 	(void)first_of_token;
 	layout->counts[place->group]++;
@@ -257,7 +257,7 @@ static uint64_t padded_capacity(const struct job *job)
 	return (uint64_t)job->nr_ranks * ((job->config.max_tokens + n - 1) / n);
 }
 
-static void place_groups(const struct job *job, struct layout *layout)
+static void place_groups(const struct job *job, struct received_layout *layout)
 {
 	uint64_t capacity = padded_capacity(job);
 	uint32_t i;
@@ -273,7 +273,7 @@ static void place_groups(const struct job *job, struct layout *layout)
 	}
 }
 
-int layout_create(const struct reference *reference, uint32_t rank, struct layout *layout)
+int received_layout_create(const struct reference *reference, uint32_t rank, struct received_layout *layout)
 {
 	const struct job *job = reference->job;
 	struct walk walk = {reference, rank, layout, count_place, layout};
@@ -284,7 +284,7 @@ int layout_create(const struct reference *reference, uint32_t rank, struct layou
 	layout->offsets = calloc(layout->nr_groups + 1, sizeof(*layout->offsets));
 	layout->next = calloc(layout->nr_groups + 1, sizeof(*layout->next));
 	if (!layout->counts || !layout->offsets || !layout->next) {
-		layout_destroy(layout);
+		received_layout_destroy(layout);
 		return -1;
 	}
 	walk_all(&walk);
@@ -292,7 +292,7 @@ int layout_create(const struct reference *reference, uint32_t rank, struct layou
 	return 0;
 }
 
-void layout_destroy(struct layout *layout)
+void received_layout_destroy(struct received_layout *layout)
 {
 	free(layout->counts);
 	free(layout->offsets);
@@ -310,7 +310,7 @@ void reference_received_row(struct reference *reference, uint32_t home, uint32_t
 	if (config->dispatch_dtype == config->x_dtype)
 		return;
 	decode_row(config->x_dtype, *x, reference->values, config->hidden);
-	quantise_row(config->scale, reference->values, config->hidden, reference->elements, reference->scales);
+	reference_quantise(config->scale, reference->values, config->hidden, reference->elements, reference->scales);
 	*x = reference->elements;
 	*scales = reference->scales;
 }

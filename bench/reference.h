@@ -39,7 +39,7 @@ void reference_destroy(struct reference *reference);
 void reference_set_round(struct reference *reference, uint64_t round);
 
 /* Where a rank's received rows lie. nr_groups is L, in TERN_BY_SOURCE R. */
-struct layout {
+struct received_layout {
 	uint32_t nr_groups;
 	uint32_t *counts;
 	uint64_t *offsets;
@@ -48,8 +48,8 @@ struct layout {
 	uint64_t end; /* of the last row; PADDED: of the last expert's capacity */
 };
 
-int layout_create(const struct reference *reference, uint32_t rank, struct layout *layout); /* 0, or -1: out of memory */
-void layout_destroy(struct layout *layout);
+int received_layout_create(const struct reference *reference, uint32_t rank, struct received_layout *layout); /* 0, or -1: out of memory */
+void received_layout_destroy(struct received_layout *layout);
 
 /* One row position of a rank's received rows. */
 struct place {
@@ -66,7 +66,7 @@ struct place {
 /* Calls visit for every row that rank receives, by source, token and k. first_of_token: the previous call had another token.
  * Stops at the first call that does not return 0, and returns that. */
 typedef int (*place_visitor)(void *ctx, const struct place *place, bool first_of_token);
-int reference_walk(const struct reference *reference, uint32_t rank, struct layout *layout, place_visitor visit, void *ctx);
+int reference_walk(const struct reference *reference, uint32_t rank, struct received_layout *layout, place_visitor visit, void *ctx);
 
 /* The bytes of a received row and of its scales (NULL without). Valid until the next call. */
 void reference_received_row(struct reference *reference, uint32_t home, uint32_t token, const void **x, const void **scales);

@@ -39,7 +39,7 @@ static void name_place(const struct check *check, const struct place *place, cha
 }
 
 static void compare_bytes(const struct check *check, const struct place *place, const char *what, const void *want,
-	const void *got, size_t bytes, uint32_t element_bytes)
+	const void *got, size_t bytes, uint32_t step)
 {
 	const unsigned char *w = want, *g = got;
 	uint32_t want_bits, got_bits;
@@ -49,14 +49,14 @@ static void compare_bytes(const struct check *check, const struct place *place, 
 	if (!memcmp(want, got, bytes))
 		return;
 	name_place(check, place, name, sizeof(name));
-	for (i = 0; i < bytes; i += element_bytes) {
-		if (!memcmp(w + i, g + i, element_bytes))
+	for (i = 0; i < bytes; i += step) {
+		if (!memcmp(w + i, g + i, step))
 			continue;
 		want_bits = got_bits = 0;
-		memcpy(&want_bits, w + i, element_bytes);
-		memcpy(&got_bits, g + i, element_bytes);
-		differ(check->difference, "%s: %s %zu is 0x%0*x, should be 0x%0*x", name, what, i / element_bytes,
-			(int)element_bytes * 2, got_bits, (int)element_bytes * 2, want_bits);
+		memcpy(&want_bits, w + i, step);
+		memcpy(&got_bits, g + i, step);
+		differ(check->difference, "%s: %s %zu is 0x%0*x, should be 0x%0*x", name, what, i / step,
+			(int)step * 2, got_bits, (int)step * 2, want_bits);
 	}
 }
 
@@ -80,16 +80,18 @@ static void check_local_ids(const struct check *check, const struct place *place
 	const float *got_weights = check->received->topk_weights + place->position * topk;
 	const float *weights = reference_weights(check->reference, place->home, place->token);
 	int32_t want[TERN_MAX_TOPK];
+	float weight;
 	char name[160];
 
 	name_place(check, place, name, sizeof(name));
 	reference_local_ids(check->reference, check->rank, place->home, place->token, want);
 	for (k = 0; k < topk; k++) {
+		weight = want[k] >= 0 ? weights[k] : 0;
 		if (got[k] != want[k])
 			differ(check->difference, "%s: topk_ids[%u] is %d, should be %d", name, k, got[k], want[k]);
-		else if (want[k] >= 0 && memcmp(&got_weights[k], &weights[k], sizeof(float)))
+		if (memcmp(&got_weights[k], &weight, sizeof(weight)))
 			differ(check->difference, "%s: topk_weights[%u] is %a, should be %a", name, k, got_weights[k],
-				weights[k]);
+				weight);
 	}
 }
 
@@ -98,7 +100,7 @@ static int check_place(void *ctx, const struct place *place, bool first_of_token
 	struct check *check = ctx;
 	const struct job *job = check->reference->job;
 	size_t bytes = job_received_bytes(job), scales_bytes = job_received_scales_bytes(job);
-	uint32_t element = dtype_bytes(job->config.dispatch_dtype);
+	uint32_t element = element_bytes(job->config.dispatch_dtype);
 
 	if (first_of_token)
 		reference_received_row(check->reference, place->home, place->token, &check->x, &check->scales);
@@ -108,14 +110,14 @@ static int check_place(void *ctx, const struct place *place, bool first_of_token
 	if (scales_bytes)
 		compare_bytes(check, place, "scale", check->scales,
 			(char *)check->received->scales + place->position * scales_bytes, scales_bytes,
-			scale_bytes(job->config.scale));
+			one_scale_bytes(job->config.scale));
 	if (job->config.layout == TERN_BY_SOURCE)
 		check_local_ids(check, place);
 	return 0;
 }
 
 /* True when rows may be looked at: counts and offsets are as they should be, and the pointers are there. */
-static bool check_layout(const struct check *check, const struct layout *layout)
+static bool check_layout(const struct check *check, const struct received_layout *layout)
 {
 	const struct tern_received *got = check->received;
 	struct difference *difference = check->difference;
@@ -153,13 +155,13 @@ int verify_received(struct reference *reference, uint32_t rank, const struct ter
 	struct difference *difference)
 {
 	struct check check = {.reference = reference, .received = received, .difference = difference, .rank = rank};
-	struct layout layout;
+	struct received_layout layout;
 
-	if (layout_create(reference, rank, &layout))
+	if (received_layout_create(reference, rank, &layout))
 		return -1;
 	if (check_layout(&check, &layout))
 		reference_walk(reference, rank, &layout, check_place, &check);
-	layout_destroy(&layout);
+	received_layout_destroy(&layout);
 	return 0;
 }
 
@@ -169,7 +171,7 @@ static float decode_element(enum tern_dtype dtype, const void *row, uint32_t i)
 {
 	float value;
 
-	decode_row(dtype, (const char *)row + (size_t)i * dtype_bytes(dtype), &value, 1);
+	decode_row(dtype, (const char *)row + (size_t)i * element_bytes(dtype), &value, 1);
 	return value;
 }
 
@@ -177,7 +179,7 @@ static void compare_combined(const struct reference *reference, uint32_t rank, u
 	const void *got, struct difference *difference)
 {
 	enum tern_dtype dtype = reference->job->config.combine_dtype;
-	uint32_t i, bytes = dtype_bytes(dtype);
+	uint32_t i, bytes = element_bytes(dtype);
 
 	for (i = 0; i < reference->job->config.hidden; i++) {
 		float w = decode_element(dtype, want, i), g = decode_element(dtype, got, i);
@@ -229,11 +231,11 @@ static int fill_place(void *ctx, const struct place *place, bool first_of_token)
 int fill_y(const struct reference *reference, uint32_t rank, void *y, size_t stride)
 {
 	struct fill fill = {reference, y, stride ? stride : job_y_bytes(reference->job)};
-	struct layout layout;
+	struct received_layout layout;
 
-	if (layout_create(reference, rank, &layout))
+	if (received_layout_create(reference, rank, &layout))
 		return -1;
 	reference_walk(reference, rank, &layout, fill_place, &fill);
-	layout_destroy(&layout);
+	received_layout_destroy(&layout);
 	return 0;
 }

@@ -269,15 +269,20 @@ static bool has_children(void)
 	return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
+/* What the caller ignores stays ignored: nohup, and shells that start us in the background, mean it. SIGCHLD must not be:
+ * children would vanish unseen. */
 static int open_signals(struct job *j, sigset_t *old)
 {
+	static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+	struct sigaction action;
 	sigset_t set;
 
 	sigemptyset(&set);
-	sigaddset(&set, SIGINT);
-	sigaddset(&set, SIGTERM);
-	sigaddset(&set, SIGHUP);
 	sigaddset(&set, SIGCHLD);
+	signal(SIGCHLD, SIG_DFL);
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		if (!sigaction(ends[i], NULL, &action) && action.sa_handler != SIG_IGN)
+			sigaddset(&set, ends[i]);
 	sigprocmask(SIG_BLOCK, &set, old);
 	j->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	return j->signal_fd < 0 ? -1 : 0;

@@ -159,7 +159,7 @@ static void test_quantise_fp32(void **state)
 	float scales[2];
 
 	(void)state;
-	quantise_row(TERN_SCALE_FP32, values, 200, elements, scales);
+	reference_quantise(TERN_SCALE_FP32, values, 200, elements, scales);
 	assert_true(scales[0] == 2 && scales[1] == 7.0f / 448.0f);
 	assert_int_equal(elements[3], 0xfe);
 	assert_int_equal(elements[100], e4m3_encode(1));
@@ -173,7 +173,7 @@ static void test_quantise_ue8m0(void **state)
 	uint8_t elements[256], scales[2];
 
 	(void)state;
-	quantise_row(TERN_SCALE_UE8M0, values, 256, elements, scales);
+	reference_quantise(TERN_SCALE_UE8M0, values, 256, elements, scales);
 	assert_int_equal(scales[0], 127);
 	assert_int_equal(scales[1], 128);
 	assert_int_equal(elements[3], 0xfe);
@@ -191,14 +191,16 @@ static void test_quantise_odd_blocks(void **state)
 	values[256] = NAN;
 	values[257] = -448;
 	values[384] = 1e-42f; /* 448 / amax is beyond fp32 */
-	quantise_row(TERN_SCALE_FP32, values, 512, elements, scales);
+	reference_quantise(TERN_SCALE_FP32, values, 512, elements, scales);
 	assert_true(scales[0] == 1 && scales[2] == 1);
 	assert_int_equal(elements[128], 0x7e);
 	assert_int_equal(elements[129], 0);
 	assert_int_equal(elements[256], 0x7f);
 	assert_int_equal(elements[257], 0xfe);
+	assert_true(scales[3] == 0x1p-126f);
+	assert_int_equal(elements[384], 0);
 	assert_int_equal(elements[385], 0); /* not NaN */
-	quantise_row(TERN_SCALE_UE8M0, values, 512, elements, exponents);
+	reference_quantise(TERN_SCALE_UE8M0, values, 512, elements, exponents);
 	assert_int_equal(exponents[0], 127);
 	assert_int_equal(exponents[3], 1);
 	assert_int_equal(elements[385], 0);
@@ -272,7 +274,7 @@ static void test_replicas(void **state)
 struct seen {
 	uint64_t last[8]; /* source * 100 + token + 1 of each expert's last row */
 	uint64_t nr;
-	struct layout *layout;
+	struct received_layout *layout;
 };
 
 static int see(void *ctx, const struct place *place, bool first_of_token)
@@ -292,7 +294,7 @@ static int see(void *ctx, const struct place *place, bool first_of_token)
 static void test_order_and_alignment(void **state)
 {
 	struct job job;
-	struct layout layout;
+	struct received_layout layout;
 	struct reference *reference;
 	uint64_t total = 0, end;
 	uint32_t rank, i;
@@ -303,7 +305,7 @@ static void test_order_and_alignment(void **state)
 	for (rank = 0; rank < 3; rank++) {
 		struct seen seen = {.layout = &layout};
 
-		assert_int_equal(layout_create(reference, rank, &layout), 0);
+		assert_int_equal(received_layout_create(reference, rank, &layout), 0);
 		reference_walk(reference, rank, &layout, see, &seen);
 		assert_int_equal(seen.nr, layout.nr_rows);
 		for (i = 0, end = 0; i < layout.nr_groups; i++) {
@@ -311,7 +313,7 @@ static void test_order_and_alignment(void **state)
 			end = layout.offsets[i] + layout.counts[i];
 		}
 		total += layout.nr_rows;
-		layout_destroy(&layout);
+		received_layout_destroy(&layout);
 	}
 	assert_int_equal(total, 3 * 5 * 2);
 	close_small(&job, reference);
@@ -344,7 +346,7 @@ static void test_exact_sums(void **state)
 				sum += (double)reference->weights[(1 * 5 + 3) * topk + k] * (double)y[element];
 			}
 			decode_row(dtypes[i % 3],
-				(const char *)reference_combined_row(reference, 1, 3) + element * dtype_bytes(dtypes[i % 3]),
+				(const char *)reference_combined_row(reference, 1, 3) + element * element_bytes(dtypes[i % 3]),
 				&got, 1);
 			assert_true((double)got == sum);
 		}
@@ -381,7 +383,7 @@ static void test_random_sums_depend_on_the_way(void **state)
 static void test_replica_ranks(void **state)
 {
 	struct job job;
-	struct layout layout;
+	struct received_layout layout;
 	struct reference *reference;
 	uint64_t total = 0;
 	uint32_t rank;
@@ -393,10 +395,10 @@ static void test_replica_ranks(void **state)
 	job.config.layout = TERN_PADDED;
 	reference = open_small(&job);
 	for (rank = 0; rank < 4; rank++) {
-		assert_int_equal(layout_create(reference, rank, &layout), 0);
+		assert_int_equal(received_layout_create(reference, rank, &layout), 0);
 		assert_int_equal(layout.offsets[1], 4 * 3); /* 4 ranks send at most 3 of their 5 tokens each */
 		total += layout.nr_rows;
-		layout_destroy(&layout);
+		received_layout_destroy(&layout);
 	}
 	assert_int_equal(total, 2 * 5 * 2); /* a token of two replicas travels once */
 	close_small(&job, reference);
