@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make            the command and the libraries, in build/       make demo     ranks that generate text together
-# make check      install what the tests need, build, run all    make install PREFIX=/usr/local
+# make check      install what the tests need, build, run all    make install PREFIX=/usr/local DESTDIR=
+# make soak       random exchanges and faults for longer: SECONDS=600 SEED=1
 # make BUILD=dir CC=clang SANITIZE=address,undefined             another build beside it
 BUILD    ?= build
 PREFIX   ?= /usr/local
@@ -31,7 +32,7 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(GEN_SRC),$(BUILD)/generate) $(if $(MPICC),$(BUILD)/tern-against-mpi)
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(wildcard examples/generate/generate.c),$(BUILD)/generate) $(if $(MPICC),$(BUILD)/tern-against-mpi)
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -65,8 +66,20 @@ $(BUILD)/obj/bench/against_%.o: CC = $(MPICC)
 $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
 	$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+LIBDIR   ?= $(PREFIX)/lib
+install: all
+	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig)
+	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 include/tern.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
+	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
+	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)
+	ln -sf libtern.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libtern.so
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' src/tern.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/tern.pc
+
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all clean
+.PHONY: all install clean
+-include tests/rules.mk
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -9,7 +9,7 @@
 #define POISON 0xa5
 #define MOST_GAP 48		      /* bytes that a stride may add to a row */
 #define TIMED_ROUND (UINT64_C(1) << 40) /* timed rounds have inputs of their own */
-#define SETS_BYTES (UINT64_C(1) << 30)  /* of one rank's y rows in all sets, if several */
+#define SETS_BYTES (UINT64_C(1) << 28)  /* of one rank's y rows in all sets, if several */
 
 /* ---- buffers ----------------------------------------------------------------------------------------------- */
 

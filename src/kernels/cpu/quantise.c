@@ -20,10 +20,10 @@ static inline uint8_t ue8m0_above(float scale)
 static inline float block_factor(float amax, enum tern_scale scale, uint32_t block, void *scales)
 {
 	if (scale == TERN_SCALE_FP32) {
-		float factor = amax > 0 ? E4M3_MAX / amax : 1.0f;
+		bool tiny = amax / E4M3_MAX < FLT_MIN; /* 448 / amax could be infinite, and make NaN of the zeros beside it */
 
-		((float *)scales)[block] = amax > 0 ? amax / E4M3_MAX : 1.0f;
-		return factor > FLT_MAX ? FLT_MAX : factor; /* infinity would make NaN of a zero beside the tiny amax */
+		((float *)scales)[block] = !(amax > 0) ? 1.0f : tiny ? FLT_MIN : amax / E4M3_MAX;
+		return !(amax > 0) ? 1.0f : tiny ? 0x1p126f : E4M3_MAX / amax;
 	}
 	((uint8_t *)scales)[block] = amax > 0 ? ue8m0_above(amax / E4M3_MAX) : 127;
 	return bits_to_float((254u - ((uint8_t *)scales)[block]) << 23);
