@@ -14,7 +14,7 @@ VERSION  := $(shell awk '/define TERN_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3;
 SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 
 # Results are compared bit for bit between machines, so a*b+c may not become one rounding on some of them.
-CFLAGS   += -std=gnu11 -D_GNU_SOURCE $(OPT) -ffp-contract=off -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
+CFLAGS   += -std=gnu11 -D_GNU_SOURCE $(OPT) -ffp-contract=off -fno-trapping-math -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
 	    -Iinclude -Isrc -MMD -MP $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
 LDFLAGS  += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 LDLIBS   += -lpthread -ldl -lm
@@ -24,11 +24,15 @@ PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
 LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
+AGAINST_SRC := $(wildcard bench/against_*.c)
 CLI_SRC  := $(wildcard cli/*.c)
 GEN_SRC  := $(wildcard examples/generate/*.c)
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(GEN_SRC),$(BUILD)/generate)
+# The comparison with MPI is built where MPI is.
+MPICC    := $(shell command -v mpicc 2>/dev/null)
+
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(wildcard examples/generate/generate.c),$(BUILD)/generate) $(if $(MPICC),$(BUILD)/tern-against-mpi)
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -56,6 +60,11 @@ $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC)) $(BUILD)/libtern.a
 
 $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# It quantises and sums with the library's own kernels, so that only the way there and back differs.
+$(BUILD)/obj/bench/against_%.o: CC = $(MPICC)
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
+	$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 LIBDIR   ?= $(PREFIX)/lib
 install: all

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/args.h"
 #include "bench/presets.h"
+#include "bench/words.h"
 
 #include <ctype.h>
 #include <getopt.h>
@@ -8,68 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- words ------------------------------------------------------------------------------------------------- */
-
-struct word {
-	const char *name;
-	int value;
-};
-
-static const struct word modes[] = {{"ll", TERN_LOW_LATENCY}, {"ht", TERN_HIGH_THROUGHPUT}, {NULL, 0}};
-static const struct word dtypes[] = {{"fp8", TERN_FP8_E4M3}, {"bf16", TERN_BF16}, {"fp16", TERN_FP16}, {"fp32", TERN_FP32},
-	{"bytes", TERN_BYTES}, {NULL, 0}};
-static const struct word combine_dtypes[] = {{"bf16", TERN_BF16}, {"fp16", TERN_FP16}, {"fp32", TERN_FP32}, {NULL, 0}};
-static const struct word layouts[] = {{"padded", TERN_PADDED}, {"contiguous", TERN_CONTIGUOUS}, {"source", TERN_BY_SOURCE},
-	{NULL, 0}};
-static const struct word reduces[] = {{"home", TERN_REDUCE_HOME}, {"expert", TERN_REDUCE_EXPERT}, {NULL, 0}};
-static const struct word weights[] = {{"combine", TERN_WEIGHTS_COMBINE}, {"pass", TERN_WEIGHTS_PASS}, {NULL, 0}};
-static const struct word scales[] = {{"fp32", TERN_SCALE_FP32}, {"ue8m0", TERN_SCALE_UE8M0}, {NULL, 0}};
-static const struct word inputs[] = {{"exact", INPUT_EXACT}, {"random", INPUT_RANDOM}, {"special", INPUT_SPECIAL}, {NULL, 0}};
-static const struct word againsts[] = {{"mpi", 1}, {NULL, 0}};
-
-static const char *name_of(const struct word *words, int value)
-{
-	for (; words->name; words++)
-		if (words->value == value)
-			return words->name;
-	return "?";
-}
-
-const char *mode_name(enum tern_mode mode)
-{
-	return name_of(modes, mode);
-}
-
-const char *dtype_name(enum tern_dtype dtype)
-{
-	return name_of(dtypes, dtype);
-}
-
-const char *layout_name(enum tern_layout layout)
-{
-	return name_of(layouts, layout);
-}
-
-const char *reduce_name(enum tern_reduce reduce)
-{
-	return name_of(reduces, reduce);
-}
-
-const char *weights_name(enum tern_weights value)
-{
-	return name_of(weights, value);
-}
-
-const char *scale_name(enum tern_scale scale)
-{
-	return scale == TERN_SCALE_NONE ? "none" : name_of(scales, scale);
-}
-
-const char *input_name(enum job_input input)
-{
-	return name_of(inputs, input);
-}
 
 /* ---- values ------------------------------------------------------------------------------------------------ */
 
@@ -102,7 +41,7 @@ static int wrong_word(const struct bench_args *args, const char *flag, const cha
 
 	for (; words->name; words++)
 		at += (size_t)snprintf(allowed + at, sizeof(allowed) - at, "%s%s", at ? ", " : "", words->name);
-	return wrong(args, "--%s is \"%.100s\": allowed %s %s%s", flag, text, words[-1].value == 1 ? "is" : "are", allowed,
+	return wrong(args, "--%s is \"%.100s\": allowed: %s%s", flag, text, allowed,
 		many ? ", several with commas between them, or all" : "");
 }
 
@@ -357,24 +296,24 @@ static int take_word(struct bench_args *args, int flag, const char *name, const 
 
 	switch (flag) {
 	case FLAG_X_DTYPE:
-		status = parse_word(args, name, text, dtypes, &value);
+		status = parse_word(args, name, text, dtype_words, &value);
 		args->x_dtype = (enum tern_dtype)value;
 		return status;
 	case FLAG_COMBINE_DTYPE:
-		status = parse_word(args, name, text, combine_dtypes, &value);
+		status = parse_word(args, name, text, combine_dtype_words, &value);
 		args->combine_dtype = (enum tern_dtype)value;
 		return status;
 	case FLAG_SCALE:
-		status = parse_word(args, name, text, scales, &value);
+		status = parse_word(args, name, text, scale_words, &value);
 		args->scale = (enum tern_scale)value;
 		return status;
 	case FLAG_INPUT:
-		status = parse_word(args, name, text, inputs, &value);
+		status = parse_word(args, name, text, input_words, &value);
 		args->job.input = (enum job_input)value;
 		return status;
 	case FLAG_AGAINST:
 		args->against = text;
-		return parse_word(args, name, text, againsts, &value);
+		return parse_word(args, name, text, against_words, &value);
 	}
 	return -1;
 }
@@ -387,17 +326,17 @@ static int take_list(struct bench_args *args, int flag, const char *name, const 
 	case FLAG_TOKENS:
 		return parse_tokens(args, text);
 	case FLAG_MODE:
-		return parse_words(args, name, text, modes, &args->modes);
+		return parse_words(args, name, text, mode_words, &args->modes);
 	case FLAG_DTYPE:
-		return parse_words(args, name, text, dtypes, &args->dtypes);
+		return parse_words(args, name, text, dtype_words, &args->dtypes);
 	case FLAG_LAYOUT:
-		return parse_words(args, name, text, layouts, &args->layouts);
+		return parse_words(args, name, text, layout_words, &args->layouts);
 	case FLAG_REDUCE:
 		args->reduce_given = true;
-		return parse_words(args, name, text, reduces, &args->reduces);
+		return parse_words(args, name, text, reduce_words, &args->reduces);
 	case FLAG_WEIGHTS:
 		args->weights_given = true;
-		return parse_words(args, name, text, weights, &args->weights);
+		return parse_words(args, name, text, weight_words, &args->weights);
 	}
 	return take_word(args, flag, name, text);
 }

@@ -168,13 +168,18 @@ static uint32_t ue8m0_exponent(float amax)
 	return exponent < 1 ? 1 : exponent > 254 ? 254 : exponent;
 }
 
-/* What to multiply the elements of a block with. A block of tiny numbers asks for more than fp32 has: then the largest
- * number, because 0 * infinity would make NaN of its zeros. */
+/* The smallest normal number at least: the inverse of less is infinite, and would make NaN of a block's zeros. */
+static float fp32_scale(float amax)
+{
+	float scale = amax / 448.0f;
+
+	return amax == 0 ? 1.0f : scale < FLT_MIN ? FLT_MIN : scale;
+}
+
+/* What to multiply the elements of a block with. */
 static float fp32_inverse(float amax)
 {
-	float inverse = 448.0f / amax;
-
-	return amax == 0 ? 1.0f : inverse > FLT_MAX ? FLT_MAX : inverse;
+	return amax == 0 ? 1.0f : amax / 448.0f < FLT_MIN ? 0x1p126f : 448.0f / amax;
 }
 
 void reference_quantise(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales)
@@ -190,7 +195,7 @@ void reference_quantise(enum tern_scale scale, const float *values, uint32_t hid
 		float inverse = scale == TERN_SCALE_FP32 ? fp32_inverse(amax) : float_of((254 - exponent) << 23);
 
 		if (scale == TERN_SCALE_FP32)
-			scale_fp32[start / SCALE_BLOCK] = amax == 0 ? 1.0f : amax / 448.0f;
+			scale_fp32[start / SCALE_BLOCK] = fp32_scale(amax);
 		else
 			scale_ue8m0[start / SCALE_BLOCK] = (uint8_t)exponent;
 		for (i = start; i < start + n; i++)

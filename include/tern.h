@@ -157,7 +157,7 @@ enum tern_dtype {
 /* Scales of FP8 rows, one for each block of 128 elements of a row (the last block may be shorter): ceil(H / 128) a row. */
 enum tern_scale {
 	TERN_SCALE_NONE = 0,
-	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448, 1 for a block of zeros */
+	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448, at least 2^-126, 1 for a block of zeros */
 	TERN_SCALE_UE8M0 = 2 /* one byte e: scale 2^(e-127); quantising: the smallest power of two >= amax / 448 */
 };
 

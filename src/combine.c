@@ -15,21 +15,21 @@ static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args
 }
 
 /* One result to the same place on every rank that is home to the source's tokens. */
-static void send_home(const tern_moe *moe, uint32_t slot, uint32_t source, uint32_t token, uint32_t index, const void *row)
+static void send_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t token, uint32_t index, const void *row)
 {
 	uint64_t offset = layout_combine_row(&moe->layout, slot, token, index);
 	uint32_t first = home_first(moe, source);
 
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
-		memcpy(path_place(moe, first + i, offset), row, moe->layout.combine_row_bytes);
+		copy_row(path_place(moe, first + i, offset), row, moe->layout.combine_row_bytes, stream);
 }
 
-/* Summed here, straight into the first home's window; further homes get a copy. */
-static void send_sum_home(const tern_moe *moe, uint32_t slot, uint32_t source, const struct tern_combine *args, const struct row_header *header)
+/* Summed straight into the home's window, or, if it has to be copied on, into scratch memory. */
+static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args, const struct row_header *header)
 {
+	bool straight = !stream && moe->config.replica_ranks == 1;
 	uint64_t offset = layout_combine_row(&moe->layout, slot, header->token, header->rank_slot);
-	uint32_t first = home_first(moe, source);
-	uint8_t *sum = path_place(moe, first, offset);
+	uint8_t *sum = straight ? path_place(moe, home_first(moe, source), offset) : moe->scratch;
 	const void *rows[TERN_MAX_TOPK];
 	float weights[TERN_MAX_TOPK];
 
@@ -39,8 +39,8 @@ static void send_sum_home(const tern_moe *moe, uint32_t slot, uint32_t source, c
 	}
 	reduce_rows(moe->config.combine_dtype, rows, moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL, header->nr_routes,
 		moe->config.hidden, sum);
-	for (uint32_t i = 1; i < moe->config.replica_ranks; i++)
-		memcpy(path_place(moe, first + i, offset), sum, moe->layout.combine_row_bytes);
+	if (!straight)
+		send_home(moe, slot, stream, source, header->token, header->rank_slot, sum);
 }
 
 /* In high-throughput mode the header is as the peer left it in shared memory: it is checked before it is followed. */
@@ -55,15 +55,15 @@ static bool header_fits(const tern_moe *moe, const struct slot *s, const struct 
 	return true;
 }
 
-static void send_row_home(tern_moe *moe, uint32_t slot, uint32_t source, const struct tern_combine *args, const struct row_header *header)
+static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args, const struct row_header *header)
 {
 	if (moe->config.layout == TERN_BY_SOURCE) {
-		send_home(moe, slot, source, header->token, header->rank_slot, y_row(moe, args, header->routes[0].position));
+		send_home(moe, slot, stream, source, header->token, header->rank_slot, y_row(moe, args, header->routes[0].position));
 	} else if (moe->config.reduce == TERN_REDUCE_EXPERT) {
-		send_sum_home(moe, slot, source, args, header);
+		send_sum_home(moe, slot, stream, source, args, header);
 	} else {
 		for (uint32_t i = 0; i < header->nr_routes; i++)
-			send_home(moe, slot, source, header->token, header->routes[i].k, y_row(moe, args, header->routes[i].position));
+			send_home(moe, slot, stream, source, header->token, header->routes[i].k, y_row(moe, args, header->routes[i].position));
 	}
 }
 
@@ -71,6 +71,7 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 {
 	const struct slot *s = &moe->slots[args->slot];
 	bool routes = moe->config.reduce == TERN_REDUCE_HOME;
+	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
 
 	for (uint32_t i = 0; i < moe->nr_ranks; i++) { /* each rank starts with another source, so that they do not all write to one home */
 		uint32_t source = (moe->rank + i) % moe->nr_ranks;
@@ -83,10 +84,12 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 				fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)", row, source, args->slot, s->epoch);
 				return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 			}
-			send_row_home(moe, args->slot, source, args, header);
+			send_row_home(moe, args->slot, stream, source, args, header);
 			moe->stats.combine_bytes += (uint64_t)(routes ? header->nr_routes : 1) * moe->layout.combine_row_bytes * moe->config.replica_ranks;
 		}
 	}
+	if (stream)
+		stream_fence();
 	return 0;
 }
 

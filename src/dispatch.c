@@ -114,12 +114,24 @@ static void begin_round(tern_moe *moe, struct slot *s, const struct tern_dispatc
 	count_rows(moe, s);
 }
 
-static void count_stats(tern_moe *moe, const struct slot *s)
+/* A row is stored once for each rank, or straight into every place where it belongs. */
+static uint64_t sent_bytes(const tern_moe *moe, const struct slot *s)
 {
 	const struct layout *l = &moe->layout;
+	bool in_place = moe->config.mode == TERN_HIGH_THROUGHPUT && moe->config.layout != TERN_BY_SOURCE;
+	uint64_t rows = 0, routes = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		rows += s->rows_to[r];
+	for (uint32_t p = 0; p < moe->placement.nr_physical; p++)
+		routes += s->routes_to[p];
+	return rows * l->header_bytes + (in_place ? routes : rows) * ((uint64_t)l->payload_bytes + l->scales_bytes);
+}
+
+static void count_stats(tern_moe *moe, const struct slot *s)
+{
 	struct tern_stats *stats = &moe->stats;
 	uint32_t topk = moe->config.topk;
-	bool copies = moe->config.mode == TERN_HIGH_THROUGHPUT && moe->config.layout != TERN_BY_SOURCE;
 	uint64_t rows = 0, routes = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
@@ -132,7 +144,7 @@ static void count_stats(tern_moe *moe, const struct slot *s)
 	stats->routes += routes;
 	stats->rows += rows;
 	stats->rows_away += rows - s->rows_to[moe->rank];
-	stats->dispatch_bytes += rows * l->header_bytes + (copies ? routes : rows) * ((uint64_t)l->payload_bytes + l->scales_bytes);
+	stats->dispatch_bytes += sent_bytes(moe, s);
 	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
 		bool away = false;
 
@@ -181,22 +193,22 @@ static void write_header(const tern_moe *moe, const struct slot *s, uint32_t tok
 }
 
 /* Low latency: the row as a whole into this rank's region. */
-static void store_in_region(const tern_moe *moe, struct row_header *header, const struct row_source *row)
+static void store_in_region(const tern_moe *moe, bool stream, struct row_header *header, const struct row_source *row)
 {
 	const struct layout *l = &moe->layout;
 	uint8_t *payload = (uint8_t *)header + l->header_bytes;
 
-	memcpy(payload, row->payload, l->payload_bytes);
+	copy_row(payload, row->payload, l->payload_bytes, stream);
 	if (l->scales_bytes)
 		memcpy(payload + l->payload_bytes, row->scales, l->scales_bytes);
 }
 
 /* A row into one position of the output that starts at `output`. */
-static void store_in_output(const tern_moe *moe, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
+static void store_in_output(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
 {
 	const struct layout *l = &moe->layout;
 
-	memcpy(x + position * l->payload_bytes, row->payload, l->payload_bytes);
+	copy_row(x + position * l->payload_bytes, row->payload, l->payload_bytes, stream);
 	if (l->scales_bytes)
 		memcpy(scales + position * l->scales_bytes, row->scales, l->scales_bytes);
 }
@@ -227,8 +239,9 @@ static void describe_row(const tern_moe *moe, uint8_t *output, uint64_t position
 }
 
 /* High throughput: the row to its final positions, and the positions into its header. */
-static void store_in_place(tern_moe *moe, struct slot *s, uint32_t slot, uint32_t rank, const struct token_rows *rows, uint32_t row, struct row_header *header, const struct row_source *source)
+static void store_in_place(tern_moe *moe, uint32_t slot, bool stream, uint32_t rank, const struct token_rows *rows, uint32_t row, struct row_header *header, const struct row_source *source)
 {
+	struct slot *s = &moe->slots[slot];
 	uint8_t *output = path_place(moe, rank, layout_output(&moe->layout, slot));
 	uint8_t *x = output + moe->layout.output.x, *scales = output + moe->layout.output.scales;
 
@@ -237,7 +250,7 @@ static void store_in_place(tern_moe *moe, struct slot *s, uint32_t slot, uint32_
 
 		for (uint32_t i = 0; i < header->nr_routes; i++)
 			header->routes[i].position = (uint32_t)position;
-		store_in_output(moe, x, scales, position, source);
+		store_in_output(moe, stream, x, scales, position, source);
 		describe_row(moe, output, position, moe->rank, header, NULL);
 		return;
 	}
@@ -246,7 +259,7 @@ static void store_in_place(tern_moe *moe, struct slot *s, uint32_t slot, uint32_
 		uint64_t position = s->place[s->physical[index]]++;
 
 		header->routes[i].position = (uint32_t)position;
-		store_in_output(moe, x, scales, position, source);
+		store_in_output(moe, stream, x, scales, position, source);
 		describe_row(moe, output, position, moe->rank, header, &header->routes[i]);
 	}
 }
@@ -255,6 +268,7 @@ static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *
 {
 	struct slot *s = &moe->slots[slot];
 	struct token_rows rows;
+	bool stream = sent_bytes(moe, s) > moe->stream_bytes;
 
 	memset(moe->cursor, 0, moe->nr_ranks * sizeof(*moe->cursor));
 	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
@@ -270,11 +284,13 @@ static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *
 
 			write_header(moe, s, t, &rows, i, header);
 			if (moe->config.mode == TERN_LOW_LATENCY)
-				store_in_region(moe, header, &source);
+				store_in_region(moe, stream, header, &source);
 			else
-				store_in_place(moe, s, slot, rank, &rows, i, header, &source);
+				store_in_place(moe, slot, stream, rank, &rows, i, header, &source);
 		}
 	}
+	if (stream)
+		stream_fence();
 }
 
 /* Low latency: how many rows each of the destination's experts gets, in front of its region. */
@@ -451,11 +467,12 @@ static void add_up_experts(tern_moe *moe, uint32_t slot)
 	}
 }
 
-/* counts are known (BY_SOURCE: rows_from); from them offsets, rows and extent. */
-static void set_offsets(tern_moe *moe, struct slot *s)
+/* counts are known (BY_SOURCE: rows_from); from them offsets, rows and extent. False: more rows than correct peers could send. */
+static bool set_offsets(tern_moe *moe, struct slot *s)
 {
 	uint32_t nr = moe->nr_local;
 	uint64_t end = 0;
+	bool fits = true;
 
 	if (moe->config.layout == TERN_BY_SOURCE) {
 		nr = moe->nr_ranks;
@@ -464,6 +481,7 @@ static void set_offsets(tern_moe *moe, struct slot *s)
 	s->nr_rows = 0;
 	for (uint32_t i = 0; i < nr; i++) {
 		s->nr_rows += s->counts[i];
+		fits &= s->counts[i] <= moe->layout.capacity;
 		if (moe->config.layout == TERN_PADDED)
 			s->offsets[i] = i * moe->layout.capacity;
 		else
@@ -471,6 +489,7 @@ static void set_offsets(tern_moe *moe, struct slot *s)
 		end = s->offsets[i] + s->counts[i];
 	}
 	s->extent = moe->config.layout == TERN_PADDED ? nr * moe->layout.capacity : end;
+	return fits && s->extent <= moe->layout.positions;
 }
 
 static int bad_row(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t row)
@@ -480,7 +499,7 @@ static int bad_row(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t row)
 }
 
 /* Low latency: one row from its region to its positions, which combine finds in the header. */
-static bool unpack_row(tern_moe *moe, struct slot *s, uint32_t source, struct row_header *header, uint64_t *next_row)
+static bool unpack_row(tern_moe *moe, struct slot *s, bool stream, uint32_t source, struct row_header *header, uint64_t *next_row)
 {
 	const struct layout *l = &moe->layout;
 	const uint8_t *payload = (const uint8_t *)header + l->header_bytes;
@@ -502,11 +521,11 @@ static bool unpack_row(tern_moe *moe, struct slot *s, uint32_t source, struct ro
 			return false;
 		position = s->offsets[route->expert] + moe->cursor[route->expert]++;
 		route->position = (uint32_t)position;
-		store_in_output(moe, s->x, s->scales, position, &row);
+		store_in_output(moe, stream, s->x, s->scales, position, &row);
 		describe_row(moe, s->output, position, source, header, route);
 	}
 	if (moe->config.layout == TERN_BY_SOURCE) {
-		store_in_output(moe, s->x, s->scales, *next_row, &row);
+		store_in_output(moe, stream, s->x, s->scales, *next_row, &row);
 		describe_row(moe, s->output, *next_row, source, header, NULL);
 	}
 	++*next_row;
@@ -517,15 +536,18 @@ static int unpack_rows(tern_moe *moe, uint32_t slot)
 {
 	struct slot *s = &moe->slots[slot];
 	uint64_t next_row = 0;
+	bool stream = s->nr_rows * moe->layout.payload_bytes > moe->stream_bytes;
 
 	memset(moe->cursor, 0, moe->layout.max_local * sizeof(*moe->cursor));
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
 		uint8_t *region = own(moe, layout_region(&moe->layout, slot, r));
 
 		for (uint32_t i = 0; i < s->rows_from[r]; i++)
-			if (!unpack_row(moe, s, r, header_at(moe, region, i), &next_row))
+			if (!unpack_row(moe, s, stream, r, header_at(moe, region, i), &next_row))
 				return bad_row(moe, slot, r, i);
 	}
+	if (stream)
+		stream_fence();
 	return 0;
 }
 
@@ -577,9 +599,11 @@ int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *recei
 		return rc;
 	if (moe->config.mode == TERN_LOW_LATENCY && moe->config.layout != TERN_BY_SOURCE)
 		add_up_experts(moe, slot);
-	set_offsets(moe, s);
-	if (s->extent > moe->layout.positions)
-		return bad_row(moe, slot, moe->rank, 0);
+	if (!set_offsets(moe, s)) {
+		fail(TERN_ERR_PROTOCOL, "%llu rows came to rank %u, more than its peers may send (slot %u, epoch %u)",
+			(unsigned long long)s->nr_rows, moe->rank, slot, s->epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
+	}
 	if (moe->config.mode == TERN_LOW_LATENCY)
 		rc = unpack_rows(moe, slot);
 	if (rc)

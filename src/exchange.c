@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "error.h"
 #include "wait.h"
@@ -201,6 +202,14 @@ static void slot_free(tern_moe *moe, struct slot *s)
 		private_unmap(s->output, moe->layout.output.bytes);
 }
 
+/* What a half sends is read next by another rank, from the last-level cache if all ranks' rows fit there. */
+static void choose_streaming(tern_moe *moe)
+{
+	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+
+	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / moe->nr_ranks;
+}
+
 /* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running that one waits for. */
 static void choose_patience(tern_moe *moe)
 {
@@ -220,7 +229,7 @@ static int exchange_alloc(tern_moe *moe)
 	bool ok;
 
 	moe->slots = take(moe, c->nr_slots, sizeof(*moe->slots));
-	moe->scratch = take(moe, 1, align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16));
+	moe->scratch = take(moe, 1, align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) + moe->layout.combine_row_bytes);
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
 	moe->cursor = take(moe, cursors, sizeof(*moe->cursor));
 	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
@@ -285,6 +294,7 @@ static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
 		return rc;
 	choose_patience(moe);
 	words_init(moe);
+	choose_streaming(moe);
 	return group_agree_status(group, exchange_alloc(moe), "tern_moe_create");
 }
 

@@ -50,8 +50,9 @@ struct tern_moe {
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
 	int spin_rounds, yield_rounds; /* before a wait sleeps */
+	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */
 	struct slot *slots;
-	uint8_t *scratch;   /* one row of payload and scales */
+	uint8_t *scratch;   /* one row of payload and scales, or one of results */
 	uint32_t *seen;	    /* [E] token + 1 that named the expert last, to find duplicates */
 	uint64_t *totals;   /* [P + R] sums over all sources while counts are added up */
 	uint32_t *cursor;   /* [max(R, max_local)] positions while one half fills in */

@@ -197,6 +197,8 @@ static void test_quantise_odd_blocks(void **state)
 	assert_int_equal(elements[129], 0);
 	assert_int_equal(elements[256], 0x7f);
 	assert_int_equal(elements[257], 0xfe);
+	assert_true(scales[3] == 0x1p-126f);
+	assert_int_equal(elements[384], 0);
 	assert_int_equal(elements[385], 0); /* not NaN */
 	reference_quantise(TERN_SCALE_UE8M0, values, 512, elements, exponents);
 	assert_int_equal(exponents[0], 127);

@@ -57,15 +57,23 @@ static inline uint16_t float_to_fp16(float value)
 	return (uint16_t)(sign | (rest > 0x7f800000 ? 0x7e00 : finite));
 }
 
-/* e4m3, saturating at 448; no infinity. Subnormals as above: 2^-9 is the last bit, so 2^14 is added. */
-static inline uint8_t float_to_e4m3(float value)
+/* e4m3, saturating at 448; no infinity. Subnormals as above: 2^-9 is the last bit, so 2^14 is added. For numbers and infinity. */
+static inline uint8_t number_to_e4m3(float value)
 {
 	uint32_t bits = float_to_bits(value), sign = bits >> 24 & 0x80, rest = bits & 0x7fffffff;
-	uint32_t normal = (rest - 0x3c000000 + 0x7ffff + ((rest >> 20) & 1)) >> 20;
-	uint32_t small = float_to_bits(bits_to_float(rest) + 0x1p14f) - 0x46800000;
-	uint32_t finite = rest < 0x3c800000 ? small : rest >= 0x43e00000 ? 0x7e : normal;
+	uint32_t within = rest < 0x43e00000 ? rest : 0x43e00000;
+	uint32_t normal = (within - 0x3c000000 + 0x7ffff + ((within >> 20) & 1)) >> 20;
+	uint32_t small = float_to_bits(bits_to_float(within) + 0x1p14f) - 0x46800000;
 
-	return (uint8_t)(sign | (rest > 0x7f800000 ? 0x7f : finite));
+	return (uint8_t)(sign | (within < 0x3c800000 ? small : normal));
+}
+
+/* The same, and NaN stays NaN. */
+static inline uint8_t float_to_e4m3(float value)
+{
+	uint32_t bits = float_to_bits(value);
+
+	return (bits & 0x7fffffff) > 0x7f800000 ? (uint8_t)(bits >> 24 | 0x7f) : number_to_e4m3(value);
 }
 
 #endif

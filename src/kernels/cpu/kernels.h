@@ -4,7 +4,9 @@
 #ifndef TERN_KERNELS_H
 #define TERN_KERNELS_H
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "tern.h"
 
@@ -15,6 +17,19 @@
 #else
 #define CPU_CLONES
 #endif
+
+/* Copies a row of a multiple of 16 bytes past the caches, to a place aligned to 16: for more rows than the caches hold. Such stores are ordered by
+ * nothing but stream_fence, which has to come before the arrival word. */
+void stream_row(void *to, const void *from, uint64_t bytes);
+void stream_fence(void);
+
+static inline void copy_row(void *to, const void *from, uint64_t bytes, bool stream)
+{
+	if (stream)
+		stream_row(to, from, bytes);
+	else
+		memcpy(to, from, bytes);
+}
 
 /* x[hidden] of BF16, FP16 or FP32 to e4m3 elements and one scale for each block of 128: tern.h, enum tern_scale. */
 void quantise_row(const void *x, enum tern_dtype dtype, uint32_t hidden, enum tern_scale scale, uint8_t *elements, void *scales);

@@ -3,68 +3,75 @@
 
 #include "convert.h"
 
-/* Elements summed at a time: few enough that the sums stay in registers or the first-level cache. */
-#define TILE 128
+/* Elements summed at a time: few enough that the sums stay in the first-level cache. */
+#define TILE 256
 
-CPU_CLONES static void add_bf16(float *acc, const uint16_t *row, float weight, uint32_t nr)
+static inline void store_tile_bf16(const float *acc, void *out, uint32_t nr)
 {
 	for (uint32_t i = 0; i < nr; i++)
-		acc[i] += weight * bf16_to_float(row[i]);
+		((uint16_t *)out)[i] = float_to_bf16(acc[i]);
 }
 
-CPU_CLONES static void add_fp16(float *acc, const uint16_t *row, float weight, uint32_t nr)
+static inline void store_tile_fp16(const float *acc, void *out, uint32_t nr)
 {
 	for (uint32_t i = 0; i < nr; i++)
-		acc[i] += weight * fp16_to_float(row[i]);
+		((uint16_t *)out)[i] = float_to_fp16(acc[i]);
 }
 
-CPU_CLONES static void add_fp32(float *acc, const float *row, float weight, uint32_t nr)
+static inline void store_tile_fp32(const float *acc, void *out, uint32_t nr)
 {
-	for (uint32_t i = 0; i < nr; i++)
-		acc[i] += weight * row[i];
+	memcpy(out, acc, nr * sizeof(*acc));
 }
 
-CPU_CLONES static void store_bf16(const float *acc, uint16_t *out, uint32_t nr)
+static inline float load_bf16(const void *row, uint32_t i)
 {
-	for (uint32_t i = 0; i < nr; i++)
-		out[i] = float_to_bf16(acc[i]);
+	return bf16_to_float(((const uint16_t *)row)[i]);
 }
 
-CPU_CLONES static void store_fp16(const float *acc, uint16_t *out, uint32_t nr)
+static inline float load_fp16(const void *row, uint32_t i)
 {
-	for (uint32_t i = 0; i < nr; i++)
-		out[i] = float_to_fp16(acc[i]);
+	return fp16_to_float(((const uint16_t *)row)[i]);
 }
 
-static void add_row(enum tern_dtype dtype, float *acc, const void *row, float weight, uint32_t at, uint32_t nr)
+static inline float load_fp32(const void *row, uint32_t i)
 {
-	if (dtype == TERN_BF16)
-		add_bf16(acc, (const uint16_t *)row + at, weight, nr);
-	else if (dtype == TERN_FP16)
-		add_fp16(acc, (const uint16_t *)row + at, weight, nr);
-	else
-		add_fp32(acc, (const float *)row + at, weight, nr);
+	return ((const float *)row)[i];
 }
 
-static void store_row(enum tern_dtype dtype, const float *acc, void *out, uint32_t at, uint32_t nr)
-{
-	if (dtype == TERN_BF16)
-		store_bf16(acc, (uint16_t *)out + at, nr);
-	else if (dtype == TERN_FP16)
-		store_fp16(acc, (uint16_t *)out + at, nr);
-	else
-		memcpy((float *)out + at, acc, nr * sizeof(*acc));
-}
+/* The loops have to be in the cloned function itself to be compiled for its instruction set, so the three differ by what is
+ * inlined. A weight of 1 leaves every product as it is: one loop serves both kinds of sum. */
+#define REDUCE(TYPE)                                                                                                             \
+	CPU_CLONES static void reduce_##TYPE(const void *const *rows, const float *weights, uint32_t nr_rows, uint32_t hidden,  \
+		uint32_t bytes, void *out)                                                                                      \
+	{                                                                                                                        \
+		float acc[TILE];                                                                                                 \
+                                                                                                                                 \
+		for (uint32_t at = 0; at < hidden; at += TILE) {                                                                 \
+			uint32_t nr = hidden - at < TILE ? hidden - at : TILE;                                                   \
+                                                                                                                                 \
+			for (uint32_t i = 0; i < nr; i++)                                                                        \
+				acc[i] = 0;                                                                                      \
+			for (uint32_t r = 0; r < nr_rows; r++) {                                                                 \
+				const uint8_t *row = (const uint8_t *)rows[r] + (uint64_t)at * bytes;                            \
+				float weight = weights ? weights[r] : 1.0f;                                                      \
+                                                                                                                                 \
+				for (uint32_t i = 0; i < nr; i++)                                                                \
+					acc[i] += weight * load_##TYPE(row, i);                                                  \
+			}                                                                                                        \
+			store_tile_##TYPE(acc, (uint8_t *)out + (uint64_t)at * bytes, nr);                                       \
+		}                                                                                                                \
+	}
 
-/* A weight of 1 leaves every product as it is, so one loop serves both kinds of sum. */
+REDUCE(bf16)
+REDUCE(fp16)
+REDUCE(fp32)
+
 void reduce_rows(enum tern_dtype dtype, const void *const *rows, const float *weights, uint32_t nr_rows, uint32_t hidden, void *out)
 {
-	for (uint32_t at = 0; at < hidden; at += TILE) {
-		uint32_t nr = hidden - at < TILE ? hidden - at : TILE;
-		float acc[TILE] = {0};
-
-		for (uint32_t r = 0; r < nr_rows; r++)
-			add_row(dtype, acc, rows[r], weights ? weights[r] : 1.0f, at, nr);
-		store_row(dtype, acc, out, at, nr);
-	}
+	if (dtype == TERN_BF16)
+		reduce_bf16(rows, weights, nr_rows, hidden, 2, out);
+	else if (dtype == TERN_FP16)
+		reduce_fp16(rows, weights, nr_rows, hidden, 2, out);
+	else
+		reduce_fp32(rows, weights, nr_rows, hidden, 4, out);
 }
