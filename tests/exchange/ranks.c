@@ -336,7 +336,7 @@ static int check_gaps(struct round *r)
 	return 0;
 }
 
-static int check_combined(struct round *r)
+int round_check_combined(struct round *r)
 {
 	struct difference difference = {0};
 
@@ -368,7 +368,7 @@ int round_combine_recv(struct round *r)
 	do
 		rc = tern_combine_recv(r->moe, r->slot, b->out, stride);
 	while (again(r, rc));
-	return rc ? failed(r, "combine_recv") : check_combined(r);
+	return rc ? failed(r, "combine_recv") : round_check_combined(r);
 }
 
 static int joined_combine(struct round *r)
@@ -382,7 +382,7 @@ static int joined_combine(struct round *r)
 	do
 		rc = tern_combine(r->moe, &args, r->buffers->out, stride);
 	while (again(r, rc));
-	return rc ? failed(r, "combine") : check_combined(r);
+	return rc ? failed(r, "combine") : round_check_combined(r);
 }
 
 int round_release(struct round *r)

@@ -74,6 +74,7 @@ int round_release(struct round *round);
 void round_arguments(struct round *round, struct tern_dispatch *args);
 /* Whether received is what the round should bring. */
 int round_check_received(struct round *round);
+int round_check_combined(struct round *round);
 
 /* All halves, as the manner says. */
 int run_round(struct round *round, uint64_t number);
