@@ -227,6 +227,7 @@ enum flag {
 	FLAG_REDUCE,
 	FLAG_WEIGHTS,
 	FLAG_ALIGN,
+	FLAG_CAPACITY,
 	FLAG_SLOTS,
 	FLAG_REPLICAS,
 	FLAG_REPLICA_RANKS,
@@ -267,6 +268,7 @@ static const struct option flags[] = {
 	{"reduce", required_argument, NULL, FLAG_REDUCE},
 	{"weights", required_argument, NULL, FLAG_WEIGHTS},
 	{"align", required_argument, NULL, FLAG_ALIGN},
+	{"capacity", required_argument, NULL, FLAG_CAPACITY},
 	{"slots", required_argument, NULL, FLAG_SLOTS},
 	{"replicas", required_argument, NULL, FLAG_REPLICAS},
 	{"replica-ranks", required_argument, NULL, FLAG_REPLICA_RANKS},
@@ -344,7 +346,7 @@ static int take_list(struct bench_args *args, int flag, const char *name, const 
 static int take_number(struct bench_args *args, int flag, const char *name, const char *text)
 {
 	struct tern_moe_config *config = &args->job.config;
-	uint32_t wait_ms = 0;
+	uint32_t wait_ms = 0, rows = 0;
 	int status;
 
 	switch (flag) {
@@ -362,6 +364,10 @@ static int take_number(struct bench_args *args, int flag, const char *name, cons
 		return parse_number(args, name, text, 1, 1u << 24, &args->payload_bytes);
 	case FLAG_ALIGN:
 		return parse_number(args, name, text, 1, 1u << 20, &config->alignment);
+	case FLAG_CAPACITY:
+		status = parse_number(args, name, text, 0, UINT32_MAX, &rows);
+		config->capacity = rows;
+		return status;
 	case FLAG_SLOTS:
 		return parse_number(args, name, text, 1, 16, &config->nr_slots);
 	case FLAG_REPLICAS:

@@ -25,6 +25,7 @@ void args_usage(const struct bench_args *args)
 	      "  --reduce R         + home (default), expert (default of layout source)\n"
 	      "  --weights W        + combine (default), pass (default of layout source)\n"
 	      "  --align N            rows, of layout contiguous (default 1)\n"
+	      "  --capacity N         most rows received: of one expert (padded), else of all; ht only (default 0: the worst case)\n"
 	      "  --slots N            micro-batches in flight (default 1)\n"
 	      "  --replicas N         redundant experts (default 0)\n"
 	      "  --replica-ranks N    tensor-parallel ranks that share their tokens (default 1)\n"
