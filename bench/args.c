@@ -241,6 +241,8 @@ enum flag {
 	FLAG_ITERS,
 	FLAG_WARMUP,
 	FLAG_WAIT,
+	FLAG_JITTER,
+	FLAG_FIRST_EPOCH,
 	FLAG_VERIFY,
 	FLAG_ONLY_VERIFY,
 	FLAG_AGAINST,
@@ -282,6 +284,8 @@ static const struct option flags[] = {
 	{"iters", required_argument, NULL, FLAG_ITERS},
 	{"warmup", required_argument, NULL, FLAG_WARMUP},
 	{"wait", required_argument, NULL, FLAG_WAIT},
+	{"first-epoch", required_argument, NULL, FLAG_FIRST_EPOCH},
+	{"jitter", required_argument, NULL, FLAG_JITTER},
 	{"verify", no_argument, NULL, FLAG_VERIFY},
 	{"only-verify", no_argument, NULL, FLAG_ONLY_VERIFY},
 	{"against", required_argument, NULL, FLAG_AGAINST},
@@ -368,6 +372,10 @@ static int take_number(struct bench_args *args, int flag, const char *name, cons
 		status = parse_number(args, name, text, 0, UINT32_MAX, &rows);
 		config->capacity = rows;
 		return status;
+	case FLAG_FIRST_EPOCH:
+		return parse_number(args, name, text, 0, UINT32_MAX, &config->first_epoch);
+	case FLAG_JITTER:
+		return parse_number(args, name, text, 0, 1000000, &args->jitter_us);
 	case FLAG_SLOTS:
 		return parse_number(args, name, text, 1, 16, &config->nr_slots);
 	case FLAG_REPLICAS:

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define POISON 0xa5
 #define MOST_GAP 48		      /* bytes that a stride may add to a row */
@@ -324,6 +325,15 @@ static int receive_results(struct rounds *rounds, uint32_t slot, uint64_t round)
 	return verify_combined(rounds->reference, rounds->rank, rounds->out, stride, &rounds->difference) ? TERN_ERR_NOMEM : 0;
 }
 
+/* Ranks drift apart, so that each of them is the one that comes late. */
+static void sleep_a_little(const struct rounds *rounds, uint64_t round, uint32_t half)
+{
+	uint64_t state = hash4(rounds->job->seed, round, half, rounds->rank);
+
+	if (rounds->jitter_us)
+		usleep(random_below(&state, rounds->jitter_us + 1));
+}
+
 int rounds_verify(struct rounds *rounds, uint64_t round)
 {
 	static int (*const halves[])(struct rounds *, uint32_t, uint64_t) = {send_tokens, receive_tokens, send_results,
@@ -331,9 +341,12 @@ int rounds_verify(struct rounds *rounds, uint64_t round)
 	uint32_t half, slot;
 	int rc = 0;
 
-	for (half = 0; half < 4; half++)
-		for (slot = 0; slot < rounds->job->config.nr_slots && !rc; slot++)
+	for (half = 0; half < 4; half++) {
+		for (slot = 0; slot < rounds->job->config.nr_slots && !rc; slot++) {
+			sleep_a_little(rounds, round + slot, half);
 			rc = halves[half](rounds, slot, round + slot);
+		}
+	}
 	return rc;
 }
 

@@ -33,7 +33,7 @@ good() {
 
 "$TERN" bench --help >"$DIR/out" 2>"$DIR/err" || complain "--help"
 for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce \
-	weights align capacity slots replicas replica-ranks spread no-weights routing drop uneven seed input iters warmup wait verify \
+	weights align capacity slots replicas replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify \
 	only-verify against json progress quiet help; do
 	grep -q -e "--$flag" "$DIR/out" || complain "--help does not tell of --$flag"
 done
@@ -80,6 +80,10 @@ good --ranks 2 --preset all --tokens 3 --iters 2 --only-verify --routing zipf:1.
 
 good --ranks 3 $SMALL --only-verify --mode ht --layout padded --capacity 27
 good --ranks 3 $SMALL --only-verify --mode ht --layout all --capacity 108
+
+good --ranks 3 $SMALL --verify --mode all --first-epoch 4294967290 --iters 20 --slots 2
+
+good --ranks 3 $SMALL --only-verify --mode all --jitter 3000 --slots 2
 
 # The same with less room than there are rows: every rank hears of it.
 "$TERN" bench --ranks 3 $SMALL --mode ht --layout padded --routing one --capacity 5 >"$DIR/out" 2>"$DIR/err" &&
