@@ -24,7 +24,8 @@ static size_t round16(size_t bytes)
 
 static size_t header_bytes(const struct job *job, enum records records)
 {
-	return round16(sizeof(struct header) + (records == RECORD_PER_RANK ? job->config.topk : 1) * sizeof(struct route));
+	return round16(
+		sizeof(struct header) + (records == RECORD_PER_RANK ? job->config.topk : 1) * sizeof(struct route));
 }
 
 size_t exchange_record_bytes(const struct job *job, enum records records)
@@ -32,7 +33,7 @@ size_t exchange_record_bytes(const struct job *job, enum records records)
 	return header_bytes(job, records) + round16(job_received_scales_bytes(job)) + round16(job_received_bytes(job));
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------------------ */
 
 static void *zeroed(size_t nr, size_t bytes)
 {
@@ -42,7 +43,8 @@ static void *zeroed(size_t nr, size_t bytes)
 static bool allocate(struct exchange *e)
 {
 	size_t n = e->job->config.max_tokens, routes = n * e->topk * e->nr_ranks;
-	int **per_rank[] = {&e->nr_sent, &e->sent_at, &e->nr_received, &e->received_at, &e->nr_home, &e->home_at, &e->nr_away, &e->away_at};
+	int **per_rank[] = {&e->nr_sent, &e->sent_at, &e->nr_received, &e->received_at, &e->nr_home, &e->home_at,
+		&e->nr_away, &e->away_at};
 	bool ok = true;
 
 	for (size_t i = 0; i < sizeof(per_rank) / sizeof(per_rank[0]); i++)
@@ -54,7 +56,8 @@ static bool allocate(struct exchange *e)
 	e->nr_routes = zeroed(routes, sizeof(*e->nr_routes));
 	e->counts = zeroed(e->experts->nr_local, sizeof(*e->counts));
 	e->offsets = zeroed(e->experts->nr_local, sizeof(*e->offsets));
-	return ok && e->home_row && e->partial_row && e->position && e->weight && e->nr_routes && e->counts && e->offsets;
+	return ok && e->home_row && e->partial_row && e->position && e->weight && e->nr_routes && e->counts &&
+	       e->offsets;
 }
 
 static MPI_Datatype bytes_type(size_t bytes)
@@ -93,8 +96,8 @@ int exchange_open(struct exchange *e, const struct job *job, enum records record
 
 void exchange_close(struct exchange *e)
 {
-	void *all[] = {e->nr_sent, e->sent_at, e->nr_received, e->received_at, e->nr_home, e->home_at, e->nr_away, e->away_at, e->home_row,
-		e->partial_row, e->position, e->weight, e->nr_routes, e->counts, e->offsets};
+	void *all[] = {e->nr_sent, e->sent_at, e->nr_received, e->received_at, e->nr_home, e->home_at, e->nr_away,
+		e->away_at, e->home_row, e->partial_row, e->position, e->weight, e->nr_routes, e->counts, e->offsets};
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]);
@@ -102,7 +105,7 @@ void exchange_close(struct exchange *e)
 	MPI_Type_free(&e->y_type);
 }
 
-/* ---- dispatch: before the exchange ----------------------------------------------------------------------------------- */
+/* ---- dispatch: before the exchange ----------------------------------------------------------------------- */
 
 static int sum_before(const int *counts, int *starts, uint32_t n)
 {
@@ -212,7 +215,7 @@ static void pack(struct exchange *e)
 		pack_token(e, &p, t);
 }
 
-/* ---- dispatch: after it ------------------------------------------------------------------------------------------------ */
+/* ---- dispatch: after it ---------------------------------------------------------------------------------- */
 
 static const struct header *received_header(const struct exchange *e, int i)
 {
@@ -280,12 +283,12 @@ void exchange_dispatch(struct exchange *e)
 	MPI_Alltoall(e->nr_sent, 1, MPI_INT, e->nr_received, 1, MPI_INT, e->comm);
 	nr_records = sum_before(e->nr_received, e->received_at, e->nr_ranks);
 	pack(e);
-	MPI_Alltoallv(e->buffers->send, e->nr_sent, e->sent_at, e->record_type, e->buffers->recv, e->nr_received, e->received_at,
-		e->record_type, e->comm);
+	MPI_Alltoallv(e->buffers->send, e->nr_sent, e->sent_at, e->record_type, e->buffers->recv, e->nr_received,
+		e->received_at, e->record_type, e->comm);
 	unpack(e, nr_records);
 }
 
-/* ---- combine ------------------------------------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------------------- */
 
 static const void *y_at(const struct exchange *e, uint64_t route)
 {
@@ -340,7 +343,8 @@ static void sum_routes(struct exchange *e, uint32_t token)
 			rows[nr] = e->buffers->recv + (size_t)e->home_row[first + k] * e->y_bytes;
 			weights[nr++] = e->input->weights[first + k];
 		}
-	reduce_rows(c->combine_dtype, rows, if_used(e, weights), nr, c->hidden, e->buffers->out + (size_t)token * e->y_bytes);
+	reduce_rows(c->combine_dtype, rows, if_used(e, weights), nr, c->hidden,
+		e->buffers->out + (size_t)token * e->y_bytes);
 }
 
 static void sum_partials(struct exchange *e, uint32_t token)
@@ -362,7 +366,8 @@ void exchange_combine(struct exchange *e)
 		pack_routes(e);
 	else
 		pack_sums(e);
-	MPI_Alltoallv(e->buffers->send, e->nr_away, e->away_at, e->y_type, e->buffers->recv, e->nr_home, e->home_at, e->y_type, e->comm);
+	MPI_Alltoallv(e->buffers->send, e->nr_away, e->away_at, e->y_type, e->buffers->recv, e->nr_home, e->home_at,
+		e->y_type, e->comm);
 	for (uint32_t t = 0; t < e->input->nr_tokens; t++)
 		if (e->reduce_home)
 			sum_routes(e, t);

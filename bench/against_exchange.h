@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The same exchange over MPI_Alltoallv, written as well as that call allows: the library's own kernels quantise and sum, header,
- * scales and row travel as one record in one call, and what was learnt in dispatch is kept for combine. */
+/* The same exchange over MPI_Alltoallv, written as well as that call allows: the library's own kernels quantise and
+ * sum, header, scales and row travel as one record in one call, and what was learnt in dispatch is kept for combine. */
 #ifndef TERN_BENCH_AGAINST_EXCHANGE_H
 #define TERN_BENCH_AGAINST_EXCHANGE_H
 
@@ -58,7 +58,7 @@ struct exchange {
 	/* Records, and rows of y: how many to and from each rank, and where they start. [nr_ranks] */
 	int *nr_sent, *sent_at, *nr_received, *received_at;
 	int *nr_home, *home_at, *nr_away, *away_at; /* y: comes home to us; goes away from here */
-	uint32_t *home_row; /* [n][K] which row of those that come home is this route's; reduce_home */
+	uint32_t *home_row;   /* [n][K] which row of those that come home is this route's; reduce_home */
 	int32_t *partial_row; /* [n][R] which is this rank's partial sum, -1: none; not reduce_home */
 	/* Received routes, in the order of the records and within them of k: */
 	uint64_t *position;

@@ -11,7 +11,8 @@ void floor_dispatch(struct floor *f)
 	for (uint32_t t = 0; t < f->nr_tokens; t++)
 		for (uint32_t i = 0; i < f->nr_copies[t]; i++, to += f->row_bytes)
 			memcpy(to, b->send + (size_t)t * f->row_bytes, f->row_bytes);
-	/* A row goes to several experts one after the other, so most of these reads are of a row just read, as in the real thing. */
+	/* A row goes to several experts one after the other, so most of these reads are of a row just read, as in the
+	 * real thing. */
 	for (uint64_t i = 0; f->whole && i < f->nr_received && f->nr_sent; i++)
 		memcpy(b->x + i * f->row_bytes, b->recv + i * f->nr_sent / f->nr_received * f->row_bytes, f->row_bytes);
 }

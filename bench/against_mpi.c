@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-against-mpi: Tern, the same exchange over MPI_Alltoallv, and plain memcpy, in one run: interleaved on the same ranks,
- * with the same routing and the same inputs. Takes the flags of `tern bench`; start it with mpirun. */
+/* tern-against-mpi: Tern, the same exchange over MPI_Alltoallv, and plain memcpy, in one run: interleaved on the same
+ * ranks, with the same routing and the same inputs. Takes the flags of `tern bench`; start it with mpirun. */
 #include "bench/against_exchange.h"
 #include "bench/against_floor.h"
 #include "bench/against_report.h"
@@ -54,10 +54,11 @@ static void check(int rc, const char *what)
 static int mpi_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 {
 	(void)ctx;
-	return MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD) == MPI_SUCCESS ? 0 : -1;
+	return MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD) == MPI_SUCCESS ? 0
+														   : -1;
 }
 
-/* ---- the methods ----------------------------------------------------------------------------------------------------- */
+/* ---- the methods ----------------------------------------------------------------------------------------- */
 
 static void tern_method_dispatch(struct bench *b)
 {
@@ -132,7 +133,7 @@ static const struct method {
 	[METHOD_JOB] = {whole_dispatch, whole_combine},
 };
 
-/* ---- set up ------------------------------------------------------------------------------------------------------------ */
+/* ---- set up ---------------------------------------------------------------------------------------------- */
 
 /* Pages that are never written cost nothing. */
 static void *reserve(size_t bytes)
@@ -154,17 +155,19 @@ static void make_buffers(struct bench *b)
 	const struct tern_moe_config *c = &b->job->config;
 	size_t routes = (size_t)b->nr_ranks * c->max_tokens * c->topk + (size_t)c->nr_experts * c->alignment + 1;
 	size_t record = larger(exchange_record_bytes(b->job, RECORD_PER_RANK), job_y_bytes(b->job));
-	size_t bytes[7] = {routes * record, routes * record, routes * record, routes * (job_received_scales_bytes(b->job) + 1),
-		routes * job_y_bytes(b->job), ((size_t)c->max_tokens + 1) * job_y_bytes(b->job), routes * sizeof(struct tern_row)};
+	size_t bytes[7] = {routes * record, routes * record, routes * record,
+		routes * (job_received_scales_bytes(b->job) + 1), routes * job_y_bytes(b->job),
+		((size_t)c->max_tokens + 1) * job_y_bytes(b->job), routes * sizeof(struct tern_row)};
 
 	memcpy(b->buffer_bytes, bytes, sizeof(bytes));
-	b->buffers = (struct buffers){reserve(bytes[0]), reserve(bytes[1]), reserve(bytes[2]), reserve(bytes[3]), reserve(bytes[4]),
-		reserve(bytes[5]), reserve(bytes[6])};
+	b->buffers = (struct buffers){reserve(bytes[0]), reserve(bytes[1]), reserve(bytes[2]), reserve(bytes[3]),
+		reserve(bytes[4]), reserve(bytes[5]), reserve(bytes[6])};
 }
 
 static void free_buffers(struct bench *b)
 {
-	void *all[7] = {b->buffers.send, b->buffers.recv, b->buffers.x, b->buffers.scales, b->buffers.y, b->buffers.out, b->buffers.rows};
+	void *all[7] = {b->buffers.send, b->buffers.recv, b->buffers.x, b->buffers.scales, b->buffers.y, b->buffers.out,
+		b->buffers.rows};
 
 	for (int i = 0; i < 7; i++)
 		munmap(all[i], b->buffer_bytes[i]);
@@ -258,7 +261,8 @@ static void open_exchanges(struct bench *b)
 		die("out of memory for the reference");
 	b->experts = (struct experts){b->reference->rank, b->reference->local, b->reference->nr_local[b->rank]};
 	if (exchange_open(&b->per_rank, b->job, RECORD_PER_RANK, &b->experts, &b->input, &b->buffers, MPI_COMM_WORLD) ||
-		exchange_open(&b->per_route, b->job, RECORD_PER_ROUTE, &b->experts, &b->input, &b->buffers, MPI_COMM_WORLD))
+		exchange_open(
+			&b->per_route, b->job, RECORD_PER_ROUTE, &b->experts, &b->input, &b->buffers, MPI_COMM_WORLD))
 		die("out of memory for the MPI exchange");
 	check(tern_moe_create(b->group, &b->job->config, &b->moe), "tern_moe_create");
 	if (fill_y(b->reference, (uint32_t)b->rank, b->buffers.y, 0))
@@ -274,7 +278,7 @@ static void close_exchanges(struct bench *b)
 	free(b->nr_copies);
 }
 
-/* ---- are the results the same? ------------------------------------------------------------------------------------------- */
+/* ---- are the results the same? --------------------------------------------------------------------------- */
 
 static uint64_t compare_received(const struct bench *b, const struct exchange *e)
 {
@@ -287,16 +291,18 @@ static uint64_t compare_received(const struct bench *b, const struct exchange *e
 			wrong++;
 			continue;
 		}
-		wrong += memcmp((char *)b->received.x + at * e->row_bytes, b->buffers.x + at * e->row_bytes, n * e->row_bytes) != 0;
+		wrong += memcmp((char *)b->received.x + at * e->row_bytes, b->buffers.x + at * e->row_bytes,
+				 n * e->row_bytes) != 0;
 		wrong += memcmp(b->received.rows + at, b->buffers.rows + at, n * sizeof(struct tern_row)) != 0;
 		if (e->scales_bytes)
-			wrong += memcmp((char *)b->received.scales + at * e->scales_bytes, b->buffers.scales + at * e->scales_bytes,
-					 n * e->scales_bytes) != 0;
+			wrong += memcmp((char *)b->received.scales + at * e->scales_bytes,
+					 b->buffers.scales + at * e->scales_bytes, n * e->scales_bytes) != 0;
 	}
 	return wrong;
 }
 
-/* Sums at home are not those of sums on the experts' ranks, bit for bit: there some tokens are compared with the reference. */
+/* Sums at home are not those of sums on the experts' ranks, bit for bit: there some tokens are compared with the
+ * reference. */
 static uint64_t compare_with_reference(const struct bench *b)
 {
 	struct job home = *b->job;
@@ -309,8 +315,8 @@ static uint64_t compare_with_reference(const struct bench *b)
 	if (!reference)
 		die("out of memory for the reference");
 	for (uint32_t t = 0; t < b->input.nr_tokens; t += step)
-		wrong += memcmp(reference_combined_row(reference, (uint32_t)b->rank, t), b->buffers.out + (size_t)t * job_y_bytes(b->job),
-				 job_y_bytes(b->job)) != 0;
+		wrong += memcmp(reference_combined_row(reference, (uint32_t)b->rank, t),
+				 b->buffers.out + (size_t)t * job_y_bytes(b->job), job_y_bytes(b->job)) != 0;
 	reference_destroy(reference);
 	return wrong;
 }
@@ -342,7 +348,7 @@ static uint64_t compare(struct bench *b)
 	return all;
 }
 
-/* ---- measuring --------------------------------------------------------------------------------------------------------- */
+/* ---- measuring ------------------------------------------------------------------------------------------- */
 
 static double begin(void)
 {
@@ -350,8 +356,9 @@ static double begin(void)
 	return now_us();
 }
 
-/* From the first rank's begin to the last one's end: with fewer cores than ranks, a rank's own time leaves out its wait for a core,
- * and a floor that waits for nobody would look too low. The ranks are on one machine, so their clocks are one. */
+/* From the first rank's begin to the last one's end: with fewer cores than ranks, a rank's own time leaves out its wait
+ * for a core, and a floor that waits for nobody would look too low. The ranks are on one machine, so their clocks are
+ * one. */
 static double elapsed(double start)
 {
 	double mine[2] = {-start, now_us()}, all[2];
@@ -406,7 +413,7 @@ static void measure_case(struct bench *b, struct report *report)
 	}
 }
 
-/* ---- a case -------------------------------------------------------------------------------------------------------------- */
+/* ---- a case ---------------------------------------------------------------------------------------------- */
 
 static const char *not_compared(const struct bench *b)
 {

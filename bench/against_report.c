@@ -32,12 +32,12 @@ void report_close(struct report *report)
 		fclose(report->json);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------------------------------ */
+/* ---- JSON ------------------------------------------------------------------------------------------------ */
 
 static void put_spread(FILE *file, const char *name, const struct spread *s)
 {
-	fprintf(file, ", \"%s_us\": {\"p50\": %.1f, \"p99\": %.1f, \"min\": %.1f, \"max\": %.1f, \"mean\": %.1f}", name, s->p50, s->p99,
-		s->min, s->max, s->mean);
+	fprintf(file, ", \"%s_us\": {\"p50\": %.1f, \"p99\": %.1f, \"min\": %.1f, \"max\": %.1f, \"mean\": %.1f}", name,
+		s->p50, s->p99, s->min, s->max, s->mean);
 }
 
 static void put_method(const struct report *r, enum method_id m)
@@ -46,21 +46,25 @@ static void put_method(const struct report *r, enum method_id m)
 	const struct tern_moe_config *c = &job->config;
 	FILE *file = r->json;
 
-	fprintf(file, "{\"against\": \"mpi\", \"method\": \"%s\", \"preset\": \"%s\", \"ranks\": %d, \"hidden\": %u, \"experts\": %u, \"topk\": %u",
+	fprintf(file,
+		"{\"against\": \"mpi\", \"method\": \"%s\", \"preset\": \"%s\", \"ranks\": %d, \"hidden\": %u, "
+		"\"experts\": %u, \"topk\": %u",
 		names[m].name, r->bench_case->shape->name, r->nr_ranks, c->hidden, c->nr_experts, c->topk);
-	fprintf(file, ", \"tokens\": %u, \"mode\": \"%s\", \"dtype\": \"%s\", \"scale\": \"%s\", \"combine_dtype\": \"%s\", \"reduce\": \"%s\"",
-		job->nr_tokens, mode_name(c->mode), dtype_name(c->dispatch_dtype), scale_name(c->scale), dtype_name(c->combine_dtype),
-		reduce_name(c->reduce));
+	fprintf(file,
+		", \"tokens\": %u, \"mode\": \"%s\", \"dtype\": \"%s\", \"scale\": \"%s\", \"combine_dtype\": \"%s\", "
+		"\"reduce\": \"%s\"",
+		job->nr_tokens, mode_name(c->mode), dtype_name(c->dispatch_dtype), scale_name(c->scale),
+		dtype_name(c->combine_dtype), reduce_name(c->reduce));
 	fprintf(file, ", \"seed\": %llu, \"iters\": %u, \"wrong\": %llu, \"wire_bytes\": %llu, \"job_bytes\": %llu",
-		(unsigned long long)job->seed, r->args->iters, (unsigned long long)r->nr_wrong, (unsigned long long)r->wire_bytes,
-		(unsigned long long)r->job_bytes);
+		(unsigned long long)job->seed, r->args->iters, (unsigned long long)r->nr_wrong,
+		(unsigned long long)r->wire_bytes, (unsigned long long)r->job_bytes);
 	put_spread(file, "dispatch", &r->spreads[m][MEASURE_DISPATCH]);
 	put_spread(file, "combine", &r->spreads[m][MEASURE_COMBINE]);
 	put_spread(file, "pair", &r->spreads[m][MEASURE_PAIR]);
 	fprintf(file, "}\n");
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------------------- */
 
 static void print_title(const struct report *r)
 {
@@ -68,8 +72,9 @@ static void print_title(const struct report *r)
 	const struct tern_moe_config *c = &job->config;
 
 	printf("%s: %d ranks, %u tokens each, hidden %u, %u experts, top-%u, %s rows, %s back, mode %s, reduce %s\n",
-		r->bench_case->shape->name, r->nr_ranks, job->nr_tokens, c->hidden, c->nr_experts, c->topk, dtype_name(c->dispatch_dtype),
-		dtype_name(c->combine_dtype), mode_name(c->mode), reduce_name(c->reduce));
+		r->bench_case->shape->name, r->nr_ranks, job->nr_tokens, c->hidden, c->nr_experts, c->topk,
+		dtype_name(c->dispatch_dtype), dtype_name(c->combine_dtype), mode_name(c->mode),
+		reduce_name(c->reduce));
 }
 
 static void print_method(const struct report *r, enum method_id m)
@@ -93,7 +98,8 @@ static void print_ratio(const struct report *r, const char *title, enum method_i
 
 static enum method_id better_mpi(const struct report *r)
 {
-	const struct spread *a = &r->spreads[METHOD_MPI_RANK][MEASURE_PAIR], *b = &r->spreads[METHOD_MPI_ROUTE][MEASURE_PAIR];
+	const struct spread *a = &r->spreads[METHOD_MPI_RANK][MEASURE_PAIR],
+			    *b = &r->spreads[METHOD_MPI_ROUTE][MEASURE_PAIR];
 
 	return a->p50 <= b->p50 ? METHOD_MPI_RANK : METHOD_MPI_ROUTE;
 }
@@ -103,14 +109,15 @@ static void print_table(const struct report *r)
 	enum method_id mpi = better_mpi(r);
 
 	print_title(r);
-	printf("  %-23s %10s %10s %10s %10s %10s %10s\n", "us, first to last rank", "dispatch", "p99", "combine", "p99", "pair", "p99");
+	printf("  %-23s %10s %10s %10s %10s %10s %10s\n", "us, first to last rank", "dispatch", "p99", "combine", "p99",
+		"pair", "p99");
 	for (int m = 0; m < NR_METHODS; m++)
 		print_method(r, (enum method_id)m);
 	print_ratio(r, mpi == METHOD_MPI_RANK ? "mpi (per rank) / tern" : "mpi (per route) / tern", mpi, METHOD_TERN);
 	print_ratio(r, "tern / memcpy sent", METHOD_TERN, METHOD_WIRE);
 	print_ratio(r, "tern / memcpy all", METHOD_TERN, METHOD_JOB);
-	printf("  a rank stores %.2f MB to send, %.2f MB with results; results are equal\n\n", (double)r->wire_bytes / 1e6,
-		(double)r->job_bytes / 1e6);
+	printf("  a rank stores %.2f MB to send, %.2f MB with results; results are equal\n\n",
+		(double)r->wire_bytes / 1e6, (double)r->job_bytes / 1e6);
 }
 
 void report_case(struct report *report)
@@ -119,7 +126,8 @@ void report_case(struct report *report)
 		return;
 	if (report->nr_wrong) {
 		print_title(report);
-		printf("  NOT MEASURED: %llu differences between Tern and MPI\n\n", (unsigned long long)report->nr_wrong);
+		printf("  NOT MEASURED: %llu differences between Tern and MPI\n\n",
+			(unsigned long long)report->nr_wrong);
 	} else if (!report->args->quiet) {
 		print_table(report);
 	}

@@ -19,9 +19,9 @@ struct conn {
 	int fd; /* -1: closed */
 	struct launch_header in;
 	char *payload;
-	size_t in_done;	 /* bytes of `in` and then of payload received */
-	bool asked;	 /* a whole request is here and not yet answered */
-	bool deaf;	 /* said something senseless: nothing more is read */
+	size_t in_done; /* bytes of `in` and then of payload received */
+	bool asked;     /* a whole request is here and not yet answered */
+	bool deaf;      /* said something senseless: nothing more is read */
 	uint64_t nr_boots;
 	struct launch_header out;
 	const char *body; /* follows `out`: g->all or text */
@@ -35,7 +35,7 @@ struct conn {
 struct gather {
 	int nr_ranks;
 	int nr_asked;
-	char *all;		     /* the answer on its way: no rank asks again before it has read its own */
+	char *all;                   /* the answer on its way: no rank asks again before it has read its own */
 	char blame[LAUNCH_MAX_TEXT]; /* who can take part no more; "" while all can */
 	struct conn conns[];
 };
@@ -94,7 +94,7 @@ short gather_events(const struct gather *g, int rank)
 	return (c->asked || c->deaf || c->closed_ms ? 0 : POLLIN) | (c->answering ? POLLOUT : 0);
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------------------- */
 
 /* Sends what fits; the rest goes when poll says so. */
 static void push_answer(struct conn *c)
@@ -165,7 +165,7 @@ static void blame(struct gather *g, int rank, const char *how)
 	refuse_all_asked(g, g->blame);
 }
 
-/* ---- a complete gathering -------------------------------------------------------------------------------------------- */
+/* ---- a complete gathering -------------------------------------------------------------------------------- */
 
 /* true, with the text: ranks 0 and r do not ask for the same. */
 static bool differs(const struct gather *g, int r, char *text, size_t size)
@@ -173,12 +173,14 @@ static bool differs(const struct gather *g, int r, char *text, size_t size)
 	const struct launch_header *a = &g->conns[0].in, *b = &g->conns[r].in;
 
 	if (a->boot != b->boot || a->sequence != b->sequence)
-		snprintf(text, size, "ranks gather in different orders: rank 0 is at gathering %llu of its group %llu, rank %d at gathering %llu of its group %llu",
-			(unsigned long long)a->sequence, (unsigned long long)a->boot, r, (unsigned long long)b->sequence,
-			(unsigned long long)b->boot);
+		snprintf(text, size,
+			"ranks gather in different orders: rank 0 is at gathering %llu of its group %llu, rank %d at "
+			"gathering %llu of its group %llu",
+			(unsigned long long)a->sequence, (unsigned long long)a->boot, r,
+			(unsigned long long)b->sequence, (unsigned long long)b->boot);
 	else if (a->bytes != b->bytes)
-		snprintf(text, size, "gathering %llu: rank 0 passes %llu bytes, rank %d passes %llu", (unsigned long long)a->sequence,
-			(unsigned long long)a->bytes, r, (unsigned long long)b->bytes);
+		snprintf(text, size, "gathering %llu: rank 0 passes %llu bytes, rank %d passes %llu",
+			(unsigned long long)a->sequence, (unsigned long long)a->bytes, r, (unsigned long long)b->bytes);
 	else
 		return false;
 	return true;
@@ -213,12 +215,12 @@ static void complete(struct gather *g)
 		answer(g, r, LAUNCH_GATHERED, g->all, bytes, (size_t)g->nr_ranks * bytes);
 }
 
-/* ---- requests -------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------------------- */
 
 static bool header_is_sound(const struct gather *g, int rank, const struct launch_header *h)
 {
-	return h->magic == LAUNCH_MAGIC && h->version == LAUNCH_VERSION && h->kind == LAUNCH_GATHER && h->rank == rank &&
-	       h->nr_ranks == g->nr_ranks && h->bytes <= LAUNCH_MAX_ALL / (uint64_t)g->nr_ranks;
+	return h->magic == LAUNCH_MAGIC && h->version == LAUNCH_VERSION && h->kind == LAUNCH_GATHER &&
+	       h->rank == rank && h->nr_ranks == g->nr_ranks && h->bytes <= LAUNCH_MAX_ALL / (uint64_t)g->nr_ranks;
 }
 
 /* Its stream cannot be followed any further. */
@@ -238,8 +240,11 @@ static void take_header(struct gather *g, int rank)
 	char how[256];
 
 	if (!header_is_sound(g, rank, &c->in)) {
-		snprintf(how, sizeof(how), "sent a request that makes no sense to this launcher: magic %08x, version %u, kind %u, rank %d of %d, %llu bytes",
-			c->in.magic, c->in.version, c->in.kind, c->in.rank, c->in.nr_ranks, (unsigned long long)c->in.bytes);
+		snprintf(how, sizeof(how),
+			"sent a request that makes no sense to this launcher: magic %08x, version %u, kind %u, rank %d "
+			"of %d, %llu bytes",
+			c->in.magic, c->in.version, c->in.kind, c->in.rank, c->in.nr_ranks,
+			(unsigned long long)c->in.bytes);
 		turn_deaf(g, rank, how);
 		return;
 	}

@@ -23,11 +23,10 @@
 #define TERN_WITH_PMIX 0
 #endif
 
-static const char usage[] =
-	"Usage: tern info [--json]\n"
-	"Tells what this build has, and what it finds on this machine.\n";
+static const char usage[] = "Usage: tern info [--json]\n"
+			    "Tells what this build has, and what it finds on this machine.\n";
 
-/* ---- printing: the same facts as lines for people or as one JSON object ------------------------------------------------ */
+/* ---- printing: the same facts as lines for people or as one JSON object ---------------------------------- */
 
 struct sheet {
 	bool json;
@@ -112,13 +111,14 @@ static void put_call(struct sheet *s, const char *name, bool works)
 		put_text(s, name, "no: %s", strerror(errno));
 }
 
-/* ---- facts ----------------------------------------------------------------------------------------------------------- */
+/* ---- facts ----------------------------------------------------------------------------------------------- */
 
 static const char *pmix_state(void)
 {
 	if (!TERN_WITH_PMIX)
 		return "not built in";
-	return dlopen("libpmix.so.2", RTLD_NOW | RTLD_LOCAL) ? "built in" : "built in, but libpmix.so.2 is not found here";
+	return dlopen("libpmix.so.2", RTLD_NOW | RTLD_LOCAL) ? "built in"
+							     : "built in, but libpmix.so.2 is not found here";
 }
 
 static bool read_line(const char *path, const char *start, char *text, int size)
@@ -137,12 +137,13 @@ static bool read_line(const char *path, const char *start, char *text, int size)
 /* Of all that the kernel lists, what matters to copying, converting and summing rows. */
 static void put_cpu_features(struct sheet *s)
 {
-	static const char *const known[] = {"avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16",
-		"amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16"};
+	static const char *const known[] = {"avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl",
+		"avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16"};
 	char line[8192], found[256] = "";
 	size_t at = 0;
 
-	if (!read_line("/proc/cpuinfo", "flags", line, sizeof(line)) && !read_line("/proc/cpuinfo", "Features", line, sizeof(line)))
+	if (!read_line("/proc/cpuinfo", "flags", line, sizeof(line)) &&
+		!read_line("/proc/cpuinfo", "Features", line, sizeof(line)))
 		return;
 	for (char *save, *word = strtok_r(line, " \t:", &save); word; word = strtok_r(NULL, " \t:", &save))
 		for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
@@ -248,7 +249,8 @@ static void put_limits(struct sheet *s)
 
 int cmd_info(int argc, char **argv)
 {
-	static const struct option flags[] = {{"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+	static const struct option flags[] = {
+		{"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
 	struct sheet sheet = {0};
 	int flag;
 

@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GRACE_MS 5000	   /* default of grace_ms */
+#define GRACE_MS 5000      /* default of grace_ms */
 #define KILL_AFTER_MS 2000 /* from SIGTERM to SIGKILL */
 
 enum stage { /* of ending the job before its ranks end by themselves */
@@ -41,7 +41,7 @@ struct job {
 	int interrupted; /* the signal that ended the job, 0: none */
 	enum stage stage;
 	int64_t stage_end_ms; /* when the next stage begins; of STAGE_RUN: the job's time limit. 0: never */
-	bool sweep;	      /* all children at the end are the ranks' */
+	bool sweep;           /* all children at the end are the ranks' */
 };
 
 static int64_t now_ms(void)
@@ -65,7 +65,7 @@ static __attribute__((format(printf, 2, 3))) void say(const struct job *j, const
 	fprintf(stderr, "%s: %s\n", j->options->name, text);
 }
 
-/* ---- ending the job ------------------------------------------------------------------------------------------------ */
+/* ---- ending the job -------------------------------------------------------------------------------------- */
 
 static void signal_ranks(struct job *j, int signal)
 {
@@ -107,7 +107,8 @@ static void end_stage(struct job *j)
 		enter_stage(j, STAGE_TERM, KILL_AFTER_MS);
 		break;
 	case STAGE_GRACE:
-		snprintf(why, sizeof(why), "the others still run %g s later", j->options->grace_ms / 1000.0);
+		snprintf(why, sizeof(why), "%g s have passed since the %s", j->options->grace_ms / 1000.0,
+			j->interrupted ? "signal" : "failure");
 		say_who_is_left(j, why);
 		enter_stage(j, STAGE_TERM, KILL_AFTER_MS);
 		break;
@@ -118,7 +119,7 @@ static void end_stage(struct job *j)
 	}
 }
 
-/* ---- what happens -------------------------------------------------------------------------------------------------- */
+/* ---- what happens ---------------------------------------------------------------------------------------- */
 
 static void describe_end(int status, char *how, size_t size)
 {
@@ -186,7 +187,7 @@ static void take_signals(struct job *j)
 	reap(j);
 }
 
-/* ---- the loop ------------------------------------------------------------------------------------------------------ */
+/* ---- the loop -------------------------------------------------------------------------------------------- */
 
 static int fill_polls(struct job *j)
 {
@@ -232,7 +233,7 @@ static void step(struct job *j)
 		end_stage(j);
 }
 
-/* ---- what ranks leave behind ----------------------------------------------------------------------------------------- */
+/* ---- what ranks leave behind ----------------------------------------------------------------------------- */
 
 static bool kill_children_listed(void)
 {
@@ -252,7 +253,8 @@ static bool kill_children_listed(void)
 	return any;
 }
 
-/* A rank that is a shell dies without its children. We are their subreaper, so they have become ours. Each turn may bring up a generation more. */
+/* A rank that is a shell dies without its children. We are their subreaper, so they have become ours. Each turn may
+ * bring up a generation more. */
 static void sweep_orphans(void)
 {
 	for (int turn = 0; turn < 64 && kill_children_listed(); turn++)
@@ -260,7 +262,7 @@ static void sweep_orphans(void)
 			;
 }
 
-/* ---- start ----------------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------------------- */
 
 static bool has_children(void)
 {
@@ -269,8 +271,8 @@ static bool has_children(void)
 	return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-/* What the caller ignores stays ignored: nohup, and shells that start us in the background, mean it. SIGCHLD must not be:
- * children would vanish unseen. */
+/* What the caller ignores stays ignored: nohup, and shells that start us in the background, mean it. SIGCHLD must not
+ * be: children would vanish unseen. */
 static int open_signals(struct job *j, sigset_t *old)
 {
 	static const int ends[] = {SIGINT, SIGTERM, SIGHUP};

@@ -34,7 +34,8 @@ static int cmd_help(int argc, char **argv)
 {
 	(void)argc;
 	(void)argv;
-	printf("Tern %s: dispatch and combine for expert parallelism.\n\nUsage: tern <command> [options]\n\n", tern_version());
+	printf("Tern %s: dispatch and combine for expert parallelism.\n\nUsage: tern <command> [options]\n\n",
+		tern_version());
 	for (size_t i = 0; i < NR_COMMANDS; i++)
 		printf("  %-8s %s\n", commands[i].name, commands[i].what);
 	printf("\n'tern <command> --help' tells a command's options.\n");

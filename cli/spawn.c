@@ -47,7 +47,7 @@ static int open_ends(const struct launch_options *options, struct ends *e)
 	return 0;
 }
 
-/* ---- in the child ---------------------------------------------------------------------------------------------------- */
+/* ---- in the child ---------------------------------------------------------------------------------------- */
 
 static void set_number(const char *name, int value)
 {
@@ -130,7 +130,7 @@ static _Noreturn void be_rank(const struct launch_options *options, int rank, pi
 	_exit(n == sizeof(cause) ? LAUNCH_EXIT_NOT_FOUND : LAUNCH_EXIT_ERROR);
 }
 
-/* ---- in the launcher ------------------------------------------------------------------------------------------------- */
+/* ---- in the launcher ------------------------------------------------------------------------------------- */
 
 /* errno of the child's exec; 0: the program runs. */
 static int exec_failure(struct ends *e)
@@ -173,7 +173,8 @@ int spawn_rank(const struct launch_options *options, int rank, const sigset_t *m
 		if (pid < 0)
 			return say_failure(options, rank, "fork", cause, LAUNCH_EXIT_ERROR);
 		waitpid(pid, NULL, 0);
-		return say_failure(options, rank, argv[0], cause, cause == ENOENT ? LAUNCH_EXIT_NOT_FOUND : LAUNCH_EXIT_NOT_RUN);
+		return say_failure(
+			options, rank, argv[0], cause, cause == ENOENT ? LAUNCH_EXIT_NOT_FOUND : LAUNCH_EXIT_NOT_RUN);
 	}
 	*spawned = (struct spawned){.pid = pid, .socket = e.socket[0], .out = {e.out[0], e.err[0]}};
 	e.socket[0] = e.out[0] = e.err[0] = -1;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define E4M3_MAX 448.0f
+#define SCALE_MIN 0x1p-126f /* a smaller scale would have an infinite inverse */
 #define E4M3_MIN_EXPONENT (-6) /* of normal numbers; 3 bits of fraction below it */
 
 /* Round to nearest, ties to even: adds just less than half of the last kept bit, plus that bit. NaN stays NaN. */
@@ -54,13 +55,16 @@ static float e4m3_round(float value)
 
 static void block_round(float *block, uint32_t nr)
 {
-	float most = 0, scale;
+	float most = 0, scale, factor;
 
 	for (uint32_t i = 0; i < nr; i++)
 		most = fmaxf(most, fabsf(block[i]));
-	scale = most > 0 ? most / E4M3_MAX : 1.0f;
+	if (most == 0)
+		return;
+	scale = fmaxf(most / E4M3_MAX, SCALE_MIN);
+	factor = E4M3_MAX / fmaxf(most, E4M3_MAX * SCALE_MIN);
 	for (uint32_t i = 0; i < nr; i++)
-		block[i] = e4m3_round(most > 0 ? block[i] * (E4M3_MAX / most) : block[i]) * scale;
+		block[i] = e4m3_round(block[i] * factor) * scale;
 }
 
 void row_to_bf16(const float *row, uint32_t nr, uint16_t *out)

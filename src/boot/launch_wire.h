@@ -9,8 +9,8 @@
  * Several boots of one process share the socket. The first request of a boot says boot 0; the launcher numbers it, and
  * all answers carry the number. Ranks whose boots or sequences differ have called in different orders: refused.
  *
- * A rank that stops waiting leaves the stream at an unknown place, so it shuts the socket down: its process can gather no
- * more, and the launcher refuses the others. Both ends are on one machine, so fields are in its byte order. */
+ * A rank that stops waiting leaves the stream at an unknown place, so it shuts the socket down: its process can gather
+ * no more, and the launcher refuses the others. Both ends are on one machine, so fields are in its byte order. */
 #ifndef TERN_LAUNCH_WIRE_H
 #define TERN_LAUNCH_WIRE_H
 
@@ -19,7 +19,7 @@
 #define LAUNCH_MAGIC 0x4e524554u /* "TERN" */
 #define LAUNCH_VERSION 1
 #define LAUNCH_MAX_ALL ((uint64_t)1 << 30) /* bytes of all ranks' payloads of one gathering */
-#define LAUNCH_MAX_TEXT 512		   /* bytes of a refusal */
+#define LAUNCH_MAX_TEXT 512                /* bytes of a refusal */
 #define LAUNCH_MAX_RANKS 4096
 
 #define LAUNCH_ENV_RANK "TERN_RANK"
@@ -39,7 +39,7 @@ struct launch_header {
 	uint16_t kind;
 	int32_t rank; /* whose socket this is */
 	int32_t nr_ranks;
-	uint64_t boot;	   /* which boot of the rank's process, 1 for the first; 0: a new one */
+	uint64_t boot;     /* which boot of the rank's process, 1 for the first; 0: a new one */
 	uint64_t sequence; /* which gathering of that boot, 1 for the first */
 	uint64_t bytes;
 };

@@ -49,9 +49,10 @@ static int fail_pmix(const struct pmix_boot *p, const char *what, uint64_t numbe
 		(unsigned long long)number, p->api.error_string(status), status);
 }
 
-/* ---- a fence that can be given up -------------------------------------------------------------------------------- */
+/* ---- a fence that can be given up ------------------------------------------------------------------------ */
 
-/* Shared by the caller and PMIx's progress thread; who leaves last frees it, for the callback may come after the time-out. */
+/* Shared by the caller and PMIx's progress thread; who leaves last frees it, for the callback may come after the
+ * time-out. */
 struct fence {
 	pthread_mutex_t lock;
 	pthread_cond_t done_cond;
@@ -120,7 +121,7 @@ static bool fence_wait(struct fence *f, int wait_ms, pmix_status_t *status)
 	return done;
 }
 
-/* ---- a gathering --------------------------------------------------------------------------------------------------- */
+/* ---- a gathering ----------------------------------------------------------------------------------------- */
 
 static pmix_info_t info_flag(const char *key)
 {
@@ -163,7 +164,8 @@ static int publish(struct pmix_boot *p, const char *key, uint64_t number, const 
 
 static int cross_fence(struct pmix_boot *p, uint64_t number)
 {
-	pmix_info_t info = info_flag(PMIX_COLLECT_DATA); /* no PMIX_TIMEOUT: not every server knows it, and we have our own */
+	pmix_info_t info =
+		info_flag(PMIX_COLLECT_DATA); /* no PMIX_TIMEOUT: not every server knows it, and we have our own */
 	pmix_proc_t all = proc_of(p, PMIX_RANK_WILDCARD);
 	struct fence *f = fence_new();
 	pmix_status_t status;
@@ -175,7 +177,8 @@ static int cross_fence(struct pmix_boot *p, uint64_t number)
 		fence_done(status == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : status, f);
 	if (!fence_wait(f, p->wait_ms, &status)) {
 		p->broken = true;
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d: gathering %llu: not all of the %d ranks came to the fence within %d ms", p->rank,
+		return fail(TERN_ERR_BOOTSTRAP,
+			"rank %d: gathering %llu: not all of the %d ranks came to the fence within %d ms", p->rank,
 			(unsigned long long)number, p->nr_ranks, p->wait_ms);
 	}
 	if (status == PMIX_ERR_PARTIAL_SUCCESS)
@@ -194,12 +197,12 @@ static int fetch(struct pmix_boot *p, const char *key, uint64_t number, int rank
 	int rc = 0;
 
 	if (status != PMIX_SUCCESS)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d: gathering %llu: nothing from rank %d: %s (PMIx status %d)", p->rank,
-			(unsigned long long)number, rank, p->api.error_string(status), status);
+		return fail(TERN_ERR_BOOTSTRAP, "rank %d: gathering %llu: nothing from rank %d: %s (PMIx status %d)",
+			p->rank, (unsigned long long)number, rank, p->api.error_string(status), status);
 	got = value->type == PMIX_BYTE_OBJECT ? value->data.bo.size : 0;
 	if (got != (bytes ? bytes : 1))
-		rc = fail(TERN_ERR_BOOTSTRAP, "gathering %llu: rank %d passes %zu bytes, rank %d passes %zu", (unsigned long long)number,
-			p->rank, bytes, rank, got);
+		rc = fail(TERN_ERR_BOOTSTRAP, "gathering %llu: rank %d passes %zu bytes, rank %d passes %zu",
+			(unsigned long long)number, p->rank, bytes, rank, got);
 	else if (bytes)
 		memcpy(to, value->data.bo.bytes, bytes);
 	if (value->type == PMIX_BYTE_OBJECT)
@@ -226,7 +229,7 @@ static int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	return rc;
 }
 
-/* ---- coming and going ------------------------------------------------------------------------------------------------ */
+/* ---- coming and going ------------------------------------------------------------------------------------ */
 
 static int load_symbol(void *library, const char *name, void *function)
 {
@@ -245,7 +248,8 @@ static int load_api(struct pmix_api *api)
 	int rc;
 
 	if (!library)
-		return fail(TERN_ERR_UNSUPPORTED, "started by a PMIx launcher, but PMIx cannot be loaded: %s", dlerror());
+		return fail(
+			TERN_ERR_UNSUPPORTED, "started by a PMIx launcher, but PMIx cannot be loaded: %s", dlerror());
 	rc = load_symbol(library, "PMIx_Init", &api->init);
 	if (!rc)
 		rc = load_symbol(library, "PMIx_Finalize", &api->finalize);
@@ -270,7 +274,8 @@ static int read_job_size(struct pmix_boot *p)
 	pmix_status_t status = p->api.get(&all, PMIX_JOB_SIZE, &info, 1, &value);
 
 	if (status != PMIX_SUCCESS)
-		return fail(TERN_ERR_BOOTSTRAP, "PMIx does not tell the number of ranks: %s", p->api.error_string(status));
+		return fail(
+			TERN_ERR_BOOTSTRAP, "PMIx does not tell the number of ranks: %s", p->api.error_string(status));
 	p->nr_ranks = value->type == PMIX_UINT32 ? (int)value->data.uint32 : 0;
 	free(value);
 	p->rank = (int)p->me.rank;

@@ -16,7 +16,7 @@ struct socket_boot {
 	int rank;
 	int nr_ranks;
 	int wait_ms;
-	uint64_t boot;	   /* 0 until the launcher has numbered it */
+	uint64_t boot;     /* 0 until the launcher has numbered it */
 	uint64_t sequence; /* of the latest gathering */
 };
 
@@ -36,15 +36,15 @@ static int wait_ready(struct socket_boot *s, short events, int64_t deadline_ms)
 		return fail_errno("rank %d: poll on the launcher's socket", s->rank);
 	if (n == 0)
 		return fail(TERN_ERR_BOOTSTRAP,
-			"rank %d: gathering %llu was not answered within %d ms: not all of the %d ranks have come", s->rank,
-			(unsigned long long)s->sequence, s->wait_ms, s->nr_ranks);
+			"rank %d: gathering %llu was not answered within %d ms: not all of the %d ranks have come",
+			s->rank, (unsigned long long)s->sequence, s->wait_ms, s->nr_ranks);
 	return 0;
 }
 
 static int fail_gone(struct socket_boot *s)
 {
-	return fail(TERN_ERR_BOOTSTRAP, "rank %d: the launcher has closed its socket, or this process gave up an earlier gathering",
-		s->rank);
+	return fail(TERN_ERR_BOOTSTRAP,
+		"rank %d: the launcher has closed its socket, or this process gave up an earlier gathering", s->rank);
 }
 
 static int send_all(struct socket_boot *s, const void *data, size_t bytes, int more, int64_t deadline_ms)
@@ -115,20 +115,23 @@ static int send_request(struct socket_boot *s, const void *mine, size_t bytes, i
 static int check_answer(struct socket_boot *s, const struct launch_header *h, size_t bytes)
 {
 	if (h->magic != LAUNCH_MAGIC || h->version != LAUNCH_VERSION)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d: the launcher's answer begins with %08x, version %u; expected %08x, version %u",
+		return fail(TERN_ERR_BOOTSTRAP,
+			"rank %d: the launcher's answer begins with %08x, version %u; expected %08x, version %u",
 			s->rank, h->magic, h->version, LAUNCH_MAGIC, LAUNCH_VERSION);
 	if (h->rank != s->rank || h->nr_ranks != s->nr_ranks || h->sequence != s->sequence || !h->boot ||
 		(s->boot && h->boot != s->boot))
 		return fail(TERN_ERR_BOOTSTRAP,
-			"rank %d of %d: the launcher answers rank %d of %d, boot %llu, gathering %llu; expected boot %llu, gathering %llu",
-			s->rank, s->nr_ranks, h->rank, h->nr_ranks, (unsigned long long)h->boot, (unsigned long long)h->sequence,
-			(unsigned long long)s->boot, (unsigned long long)s->sequence);
+			"rank %d of %d: the launcher answers rank %d of %d, boot %llu, gathering %llu; expected boot "
+			"%llu, gathering %llu",
+			s->rank, s->nr_ranks, h->rank, h->nr_ranks, (unsigned long long)h->boot,
+			(unsigned long long)h->sequence, (unsigned long long)s->boot, (unsigned long long)s->sequence);
 	if (h->kind == LAUNCH_REFUSED && h->bytes < LAUNCH_MAX_TEXT)
 		return 0;
 	if (h->kind == LAUNCH_GATHERED && h->bytes == bytes)
 		return 0;
-	return fail(TERN_ERR_BOOTSTRAP, "rank %d: the launcher's answer is of kind %u with %llu bytes a rank; asked with %zu", s->rank,
-		h->kind, (unsigned long long)h->bytes, bytes);
+	return fail(TERN_ERR_BOOTSTRAP,
+		"rank %d: the launcher's answer is of kind %u with %llu bytes a rank; asked with %zu", s->rank, h->kind,
+		(unsigned long long)h->bytes, bytes);
 }
 
 /* *in_step: the stream stands at the end of an answer, so that another request may follow. */
@@ -162,14 +165,16 @@ static int socket_allgather(void *ctx, const void *mine, void *all, size_t bytes
 	int rc;
 
 	if (bytes > LAUNCH_MAX_ALL / (uint64_t)s->nr_ranks)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d gathers %zu bytes from each of %d ranks; the launcher takes %llu in all", s->rank,
+		return fail(TERN_ERR_BOOTSTRAP,
+			"rank %d gathers %zu bytes from each of %d ranks; the launcher takes %llu in all", s->rank,
 			bytes, s->nr_ranks, (unsigned long long)LAUNCH_MAX_ALL);
 	s->sequence++;
 	rc = send_request(s, mine, bytes, deadline_ms);
 	if (!rc)
 		rc = recv_answer(s, all, bytes, deadline_ms, &in_step);
 	if (rc && !in_step)
-		shutdown(s->fd, SHUT_RDWR); /* nobody can know where the stream stands: tell the launcher, and the other boots */
+		shutdown(s->fd, SHUT_RDWR); /* nobody can know where the stream stands: tell the launcher, and the other
+					       boots */
 	return rc;
 }
 
@@ -189,9 +194,11 @@ static int check_socket(int fd)
 
 	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size))
 		return fail(TERN_ERR_BOOTSTRAP,
-			"%s is %d, which is no open socket: was it closed between the launcher and this program?", LAUNCH_ENV_FD, fd);
+			"%s is %d, which is no open socket: was it closed between the launcher and this program?",
+			LAUNCH_ENV_FD, fd);
 	if (domain != AF_UNIX || type != SOCK_STREAM)
-		return fail(TERN_ERR_BOOTSTRAP, "%s is %d, a socket, but not the launcher's Unix stream socket", LAUNCH_ENV_FD, fd);
+		return fail(TERN_ERR_BOOTSTRAP, "%s is %d, a socket, but not the launcher's Unix stream socket",
+			LAUNCH_ENV_FD, fd);
 	return 0;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as threads of one process. A gathering is one turn of a barrier: who comes last hands out all payloads, while the
- * others still wait inside their calls, so that their buffers are known to be alive. The first failure poisons the
+/* Ranks as threads of one process. A gathering is one turn of a barrier: who comes last hands out all payloads, while
+ * the others still wait inside their calls, so that their buffers are known to be alive. The first failure poisons the
  * object: a rank that has given up cannot be waited for by anyone else. */
 #include "tern.h"
 #include "error.h"
@@ -30,9 +30,9 @@ struct tern_threads {
 	pthread_cond_t turned; /* `turn` or `poison` has changed */
 	int nr_ranks;
 	int wait_ms;
-	int nr_users;  /* the creator and the boots not yet closed */
+	int nr_users; /* the creator and the boots not yet closed */
 	int nr_present;
-	uint64_t turn; /* gatherings completed */
+	uint64_t turn;    /* gatherings completed */
 	char poison[512]; /* why nothing works any more; "" while it does */
 	struct seat *seats;
 	struct visitor visitors[];
@@ -68,8 +68,8 @@ static void hand_out(struct tern_threads *t)
 {
 	for (int to = 0; to < t->nr_ranks; to++)
 		for (int from = 0; from < t->nr_ranks && t->visitors[from].bytes; from++)
-			memcpy((char *)t->visitors[to].all + (size_t)from * t->visitors[from].bytes, t->visitors[from].mine,
-				t->visitors[from].bytes);
+			memcpy((char *)t->visitors[to].all + (size_t)from * t->visitors[from].bytes,
+				t->visitors[from].mine, t->visitors[from].bytes);
 }
 
 static int complete_turn(struct tern_threads *t)

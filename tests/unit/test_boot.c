@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bootstraps: ranks as threads, the rank's end of the launcher's socket against a scripted launcher, and both ends of it. */
+/* Bootstraps: ranks as threads, the rank's end of the launcher's socket against a scripted launcher, and both ends of
+ * it. */
 #include "boot/boot.h"
 #include "boot/launch_wire.h"
 #include "cli/gather.h"
@@ -19,15 +20,15 @@
 
 #define MAX_RANKS 8
 
-/* ---- ranks that gather, each in a thread ------------------------------------------------------------------------- */
+/* ---- ranks that gather, each in a thread ----------------------------------------------------------------- */
 
 struct rank {
 	struct tern_boot boot;
 	struct tern_boot second; /* where a test uses two boots at once */
 	int nr_rounds;
-	size_t bytes;	/* of each payload; varied where 0 */
+	size_t bytes;   /* of each payload; varied where 0 */
 	int bad_rounds; /* wrong data */
-	int rc;		/* of the first failure */
+	int rc;         /* of the first failure */
 	int64_t took_ms;
 	char text[1024];
 	pthread_t thread;
@@ -104,7 +105,7 @@ static void assert_last_error(const char *part)
 		fail_msg("\"%s\" is not in \"%s\"", part, tern_last_error());
 }
 
-/* ---- threads ----------------------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------------------- */
 
 static void boot_threads(struct tern_threads **threads, struct rank *ranks, int n, int wait_ms, int nr_rounds)
 {
@@ -225,11 +226,12 @@ static void threads_bad_arguments(void **state)
 	tern_threads_destroy(NULL);
 }
 
-/* ---- the environment --------------------------------------------------------------------------------------------- */
+/* ---- the environment ------------------------------------------------------------------------------------- */
 
 static int clear_environment(void **state)
 {
-	static const char *const names[] = {"TERN_RANK", "TERN_NR_RANKS", "TERN_BOOT_FD", "TERN_WAIT_MS", "PMIX_RANK", "PMIX_NAMESPACE"};
+	static const char *const names[] = {
+		"TERN_RANK", "TERN_NR_RANKS", "TERN_BOOT_FD", "TERN_WAIT_MS", "PMIX_RANK", "PMIX_NAMESPACE"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
@@ -312,13 +314,13 @@ static void env_wrong_descriptor(void **state)
 	close(file);
 }
 
-/* ---- a rank against a scripted launcher -------------------------------------------------------------------------- */
+/* ---- a rank against a scripted launcher ------------------------------------------------------------------ */
 
 struct script { /* how the launcher answers rank 0 of 2, whose payload has 8 bytes */
 	const char *what;
 	struct launch_header change; /* fields that are not 0 replace those of a right answer */
-	size_t cut;		     /* bytes sent before the end of file; 0: all */
-	const char *text;	     /* expected in the error; NULL: success */
+	size_t cut;                  /* bytes sent before the end of file; 0: all */
+	const char *text;            /* expected in the error; NULL: success */
 };
 
 static struct launch_header right_answer(const struct launch_header *asked)
@@ -478,12 +480,12 @@ static void env_too_many_bytes(void **state)
 	close(pair[1]);
 }
 
-/* ---- both ends --------------------------------------------------------------------------------------------------- */
+/* ---- both ends ------------------------------------------------------------------------------------------- */
 
 struct server {
 	struct gather *gather;
 	int nr_ranks;
-	int fds[MAX_RANKS]; /* the ranks' ends */
+	int fds[MAX_RANKS];   /* the ranks' ends */
 	_Atomic int end_rank; /* to be reported as ended; -1: none */
 	_Atomic bool stop;
 	pthread_t thread;
@@ -605,10 +607,11 @@ static void launched_other_order(void **state)
 	run_three(ranks); /* boot 1, gathering 1 */
 	first = ranks[2].boot;
 	for (int r = 0; r < 2; r++)
-		ranks[r].nr_rounds = 2; /* boot 1, gathering 2 */
+		ranks[r].nr_rounds = 2;  /* boot 1, gathering 2 */
 	ranks[2].boot = ranks[2].second; /* boot 2, gathering 1 */
 	run_three(ranks);
-	assert_text(&ranks[0], TERN_ERR_BOOTSTRAP, "rank 0 is at gathering 2 of its group 1, rank 2 at gathering 1 of its group 2");
+	assert_text(&ranks[0], TERN_ERR_BOOTSTRAP,
+		"rank 0 is at gathering 2 of its group 1, rank 2 at gathering 1 of its group 2");
 	ranks[2].boot = first;
 	stop_server(&server, ranks);
 }
@@ -653,12 +656,37 @@ static void launched_rank_gives_up(void **state)
 static void launched_garbage(void **state)
 {
 	static const struct launch_header bad[] = {
-		{.magic = 0x12345678, .version = LAUNCH_VERSION, .kind = LAUNCH_GATHER, .rank = 1, .nr_ranks = 3, .bytes = 8},
+		{.magic = 0x12345678,
+			.version = LAUNCH_VERSION,
+			.kind = LAUNCH_GATHER,
+			.rank = 1,
+			.nr_ranks = 3,
+			.bytes = 8},
 		{.magic = LAUNCH_MAGIC, .version = 2, .kind = LAUNCH_GATHER, .rank = 1, .nr_ranks = 3, .bytes = 8},
-		{.magic = LAUNCH_MAGIC, .version = LAUNCH_VERSION, .kind = LAUNCH_GATHERED, .rank = 1, .nr_ranks = 3, .bytes = 8},
-		{.magic = LAUNCH_MAGIC, .version = LAUNCH_VERSION, .kind = LAUNCH_GATHER, .rank = 2, .nr_ranks = 3, .bytes = 8},
-		{.magic = LAUNCH_MAGIC, .version = LAUNCH_VERSION, .kind = LAUNCH_GATHER, .rank = 1, .nr_ranks = 4, .bytes = 8},
-		{.magic = LAUNCH_MAGIC, .version = LAUNCH_VERSION, .kind = LAUNCH_GATHER, .rank = 1, .nr_ranks = 3, .bytes = ~0ull},
+		{.magic = LAUNCH_MAGIC,
+			.version = LAUNCH_VERSION,
+			.kind = LAUNCH_GATHERED,
+			.rank = 1,
+			.nr_ranks = 3,
+			.bytes = 8},
+		{.magic = LAUNCH_MAGIC,
+			.version = LAUNCH_VERSION,
+			.kind = LAUNCH_GATHER,
+			.rank = 2,
+			.nr_ranks = 3,
+			.bytes = 8},
+		{.magic = LAUNCH_MAGIC,
+			.version = LAUNCH_VERSION,
+			.kind = LAUNCH_GATHER,
+			.rank = 1,
+			.nr_ranks = 4,
+			.bytes = 8},
+		{.magic = LAUNCH_MAGIC,
+			.version = LAUNCH_VERSION,
+			.kind = LAUNCH_GATHER,
+			.rank = 1,
+			.nr_ranks = 3,
+			.bytes = ~0ull},
 	};
 	struct server server;
 	struct rank ranks[3];
@@ -683,7 +711,13 @@ static void launched_slow_writer(void **state)
 {
 	struct server server;
 	struct rank ranks[2];
-	struct launch_header h = {.magic = LAUNCH_MAGIC, .version = LAUNCH_VERSION, .kind = LAUNCH_GATHER, .rank = 1, .nr_ranks = 2, .sequence = 1, .bytes = 16};
+	struct launch_header h = {.magic = LAUNCH_MAGIC,
+		.version = LAUNCH_VERSION,
+		.kind = LAUNCH_GATHER,
+		.rank = 1,
+		.nr_ranks = 2,
+		.sequence = 1,
+		.bytes = 16};
 	unsigned char payload[16], answer[sizeof(h) + 32];
 
 	(void)state;
