@@ -240,6 +240,17 @@ static int exchange_alloc(tern_moe *moe)
 	return ok ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots, c->max_tokens);
 }
 
+/* A fresh window's zeros would be taken for arrivals in epoch 0, so the words start at the epoch before the first. Peers write
+ * words only when all ranks have come out of tern_moe_create. */
+static void words_init(tern_moe *moe)
+{
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
+		for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
+			for (uint32_t r = 0; r < moe->nr_ranks; r++)
+				arrival_publish((struct arrival *)own(moe, layout_word(&moe->layout, slot, (enum word_kind)kind, r)),
+					word_make(moe->config.first_epoch - 1, 0));
+}
+
 /* Local part: nothing here depends on other ranks. */
 static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
 {
@@ -282,6 +293,7 @@ static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
 	if (rc)
 		return rc;
 	choose_patience(moe);
+	words_init(moe);
 	choose_streaming(moe);
 	return group_agree_status(group, exchange_alloc(moe), "tern_moe_create");
 }

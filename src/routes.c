@@ -40,7 +40,8 @@ int routes_check(const tern_moe *moe, const struct tern_dispatch *args)
 	rc = check_pointer("x", args->x, args->x_stride, x_row_bytes(moe), 16);
 	if (!rc && fp8)
 		rc = check_pointer("scales", args->scales, args->scales_stride, moe->layout.scales_bytes, scale_bytes(moe->config.scale));
-	return rc ? rc : check_pointer("topk_ids", args->topk_ids, 0, 0, args->topk_ids_bits == 64 ? 8 : 4);
+	rc = rc ? rc : check_pointer("topk_ids", args->topk_ids, 0, 0, args->topk_ids_bits == 64 ? 8 : 4);
+	return rc || !args->topk_weights ? rc : check_pointer("topk_weights", args->topk_weights, 0, 0, 4);
 }
 
 static int64_t topk_id(const struct tern_dispatch *args, size_t index)

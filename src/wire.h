@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Arrival word: the epoch above, the rows announced below. A fresh window's zero is epoch 0. */
+/* Arrival word: the epoch above, the rows announced below. Before the first round: the epoch before it. */
 #define WORD_RELEASED UINT32_MAX /* in place of a count: rows given back without combine */
 
 static inline uint64_t word_make(uint32_t epoch, uint32_t count)

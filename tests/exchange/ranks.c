@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#include "bench/random.h"
 
 #define POISON 0xa5
 
@@ -141,24 +144,42 @@ static int into_open(struct round *r)
 	return b->into && b->into_scales ? 0 : rank_fails(r->rank, "no memory for %zu row positions", positions);
 }
 
-int round_open(struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
+static int round_alloc(struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
 {
-	static const struct manner plain;
-
-	*r = (struct round){.rank = rank, .job = job, .manner = manner ? *manner : plain};
+	*r = (struct round){.rank = rank, .job = job, .manner = *manner};
 	r->reference = reference_create(job);
 	r->buffers = calloc(1, sizeof(*r->buffers));
 	r->polls = job->config.wait_ms == 0;
 	if (!r->reference || !r->buffers || buffers_open(r->buffers, job, r->manner.rows_apart))
 		return rank_fails(rank, "no memory");
+	return 0;
+}
+
+int round_open(struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
+{
+	static const struct manner plain;
+
+	if (round_alloc(r, rank, job, manner ? manner : &plain))
+		return -1;
 	if (tern_moe_create(rank->group, &job->config, &r->moe))
 		return rank_fails(rank, "tern_moe_create: %s", tern_last_error());
 	return r->manner.into ? into_open(r) : 0;
 }
 
+int round_open_beside(struct round *r, const struct round *owner, uint32_t slot)
+{
+	if (round_alloc(r, owner->rank, owner->job, &owner->manner))
+		return -1;
+	r->moe = owner->moe;
+	r->shared = true;
+	r->slot = slot;
+	return r->manner.into ? into_open(r) : 0;
+}
+
 void round_close(struct round *r)
 {
-	tern_moe_destroy(r->moe);
+	if (!r->shared)
+		tern_moe_destroy(r->moe);
 	reference_destroy(r->reference);
 	if (r->buffers)
 		buffers_close(r->buffers);
@@ -208,7 +229,7 @@ static void spoil_arguments(struct round *r, uint32_t n)
 	memset(r->buffers->wide_ids, POISON, n * r->job->config.topk * sizeof(*r->buffers->wide_ids));
 }
 
-int round_dispatch_send(struct round *r)
+int round_try_send(struct round *r)
 {
 	struct tern_dispatch args;
 	int rc;
@@ -218,7 +239,12 @@ int round_dispatch_send(struct round *r)
 		rc = tern_dispatch_send(r->moe, &args);
 	while (again(r, rc));
 	spoil_arguments(r, args.nr_tokens);
-	return rc ? failed(r, "dispatch_send") : 0;
+	return rc;
+}
+
+int round_dispatch_send(struct round *r)
+{
+	return round_try_send(r) ? failed(r, "dispatch_send") : 0;
 }
 
 static void expect_rows(struct round *r)
@@ -400,4 +426,125 @@ int run_rounds_with(struct rank *rank, const struct job *job, int rounds, const 
 int run_rounds(struct rank *rank, const struct job *job, int rounds)
 {
 	return run_rounds_with(rank, job, rounds, NULL);
+}
+
+int ranks_meet(struct rank *rank)
+{
+	char all[64 * 1024], mine = 0;
+
+	return tern_group_allgather(rank->group, &mine, all, 1) ? rank_fails(rank, "meeting: %s", tern_last_error()) : 0;
+}
+
+/* ---- rounds in flight on all slots ------------------------------------------------------------------------------ */
+
+enum next_half {
+	NEXT_DISPATCH_SEND,
+	NEXT_DISPATCH_RECV,
+	NEXT_COMBINE_SEND,
+	NEXT_COMBINE_RECV
+};
+
+static bool over_capacity(const struct job *job, const struct received_layout *layout)
+{
+	for (uint32_t i = 0; i < layout->nr_groups && job->config.layout == TERN_PADDED; i++)
+		if (layout->counts[i] > job->config.capacity)
+			return true;
+	return job->config.layout != TERN_PADDED && layout->end > job->config.capacity;
+}
+
+/* The first rank that would receive more than it can take in this round; -1: none. */
+static int rank_over_capacity(struct round *r)
+{
+	struct received_layout layout;
+	int over = -1;
+
+	reference_set_round(r->reference, r->number);
+	for (uint32_t rank = 0; r->job->config.capacity && rank < r->job->nr_ranks && over < 0; rank++) {
+		if (received_layout_create(r->reference, rank, &layout))
+			return rank_fails(r->rank, "no memory");
+		over = over_capacity(r->job, &layout) ? (int)rank : -1;
+		received_layout_destroy(&layout);
+	}
+	return over;
+}
+
+/* 0: sent; 1: over capacity, as it should be; -1: a failure, noted. */
+static int send_or_exceed(struct round *r)
+{
+	int over = rank_over_capacity(r), rc = round_try_send(r);
+	char text[64];
+
+	if (over < 0)
+		return rc ? failed(r, "dispatch_send") : 0;
+	snprintf(text, sizeof(text), "rank %d would receive more than its capacity", over);
+	if (rc == TERN_ERR_CAPACITY && strstr(tern_last_error(), text))
+		return 1;
+	return rank_fails(r->rank, "round %llu: %d (%s), though %s", (unsigned long long)r->number, rc, rc ? tern_last_error() : "success", text);
+}
+
+static int flow_step(struct flow *flow, struct round *r, enum next_half *next, uint64_t *started, uint64_t *state)
+{
+	bool released = flow->release_in && random_below(state, flow->release_in) == 0;
+	int rc;
+
+	switch (*next) {
+	case NEXT_DISPATCH_SEND:
+		if (*started == (uint64_t)flow->rounds)
+			return 0;
+		r->number = (*started)++;
+		rc = send_or_exceed(r);
+		if (rc > 0 && r->rank->rank == 0)
+			flow->nr_over++;
+		if (rc == 0)
+			*next = NEXT_DISPATCH_RECV;
+		return rc < 0 ? rc : 0;
+	case NEXT_DISPATCH_RECV:
+		*next = NEXT_COMBINE_SEND;
+		return round_dispatch_recv(r);
+	case NEXT_COMBINE_SEND:
+		*next = released ? NEXT_DISPATCH_SEND : NEXT_COMBINE_RECV;
+		return released ? round_release(r) : round_combine_send(r);
+	case NEXT_COMBINE_RECV:
+		*next = NEXT_DISPATCH_SEND;
+		return round_combine_recv(r);
+	}
+	return -1;
+}
+
+static bool all_idle(const enum next_half *next, uint32_t nr_slots)
+{
+	for (uint32_t i = 0; i < nr_slots; i++)
+		if (next[i] != NEXT_DISPATCH_SEND)
+			return false;
+	return true;
+}
+
+static void doze(struct flow *flow, const struct rank *rank, uint64_t *own_state)
+{
+	struct timespec nap = {.tv_nsec = random_below(own_state, 3000000)};
+
+	if (rank->rank == flow->sleeper && random_below(own_state, 4) == 0)
+		nanosleep(&nap, NULL);
+}
+
+int run_flow(struct rank *rank, struct flow *flow)
+{
+	uint32_t nr_slots = flow->job->config.nr_slots;
+	struct round *rounds = calloc(nr_slots, sizeof(*rounds));
+	enum next_half next[16] = {NEXT_DISPATCH_SEND};
+	uint64_t state = flow->seed, own_state = hash2(flow->seed, (uint64_t)rank->rank), started = 0;
+	int rc = rounds ? round_open(&rounds[0], rank, flow->job, &flow->manner) : rank_fails(rank, "no memory");
+
+	for (uint32_t i = 1; i < nr_slots && !rc; i++)
+		rc = round_open_beside(&rounds[i], &rounds[0], i);
+	while (!rc && (started < (uint64_t)flow->rounds || !all_idle(next, nr_slots))) {
+		uint32_t slot = random_below(&state, nr_slots);
+
+		doze(flow, rank, &own_state);
+		rc = flow_step(flow, &rounds[slot], &next[slot], &started, &state);
+	}
+	for (uint32_t i = nr_slots; rounds && i-- > 0;)
+		round_close(&rounds[i]);
+	free(rounds);
+	return rc;
 }

@@ -51,6 +51,7 @@ struct round {
 	struct buffers *buffers;
 	struct manner manner;
 	bool polls;
+	bool shared; /* moe belongs to another round */
 	uint64_t number;
 	uint32_t slot;
 	struct tern_received received;
@@ -59,7 +60,10 @@ struct round {
 /* Everything a round needs, for one exchange; opens the exchange. round_close also after a failure. */
 int round_open(struct round *round, struct rank *rank, const struct job *job, const struct manner *manner);
 void round_close(struct round *round);
+/* A round of the same exchange, for another slot, with buffers of its own. */
+int round_open_beside(struct round *round, const struct round *owner, uint32_t slot);
 
+int round_try_send(struct round *round); /* what tern_dispatch_send returned; notes nothing */
 int round_dispatch_send(struct round *round);
 int round_dispatch_recv(struct round *round);
 int round_combine_send(struct round *round);
@@ -77,6 +81,22 @@ int run_round(struct round *round, uint64_t number);
 /* Opens an exchange for the job and runs `rounds` verified rounds, over all slots in turn. */
 int run_rounds(struct rank *rank, const struct job *job, int rounds);
 int run_rounds_with(struct rank *rank, const struct job *job, int rounds, const struct manner *manner);
+
+/* Rounds in flight on all slots at once, in an order drawn from a seed: the same on all ranks, as the contract asks. Some rounds are
+ * released; with a capacity, those that must fail with TERN_ERR_CAPACITY are known from the reference, and do. */
+struct flow {
+	const struct job *job;
+	struct manner manner; /* `joined` and `release` are ignored */
+	int rounds;
+	uint64_t seed;
+	uint32_t release_in;  /* one round in so many is released; 0: none */
+	int sleeper;	      /* this rank sleeps a little now and then; -1: none */
+	int nr_over;	      /* out: rounds over capacity, on rank 0 */
+};
+int run_flow(struct rank *rank, struct flow *flow);
+
+/* Waits for all ranks of the group. */
+int ranks_meet(struct rank *rank);
 
 /* full, divided by TERN_TEST_DIVISOR of the environment (sanitizers are slow), at least 1. */
 int scaled(int full);

@@ -196,6 +196,7 @@ static int try_dispatches(struct round *r)
 	TRY(TERN_ERR_INVALID, "topk_ids is NULL", args.topk_ids = NULL);
 	TRY(TERN_ERR_INVALID, "aligned to 4", args.topk_ids = (const char *)good.topk_ids + 2);
 	TRY(TERN_ERR_INVALID, "aligned to 8", args.topk_ids_bits = 64; args.topk_ids = (const char *)good.topk_ids + 4);
+	TRY(TERN_ERR_INVALID, "topk_weights at", args.topk_weights = (const void *)((const char *)good.topk_weights + 2));
 	TRY(TERN_ERR_INVALID, "topk_ids_bits is 16", args.topk_ids_bits = 16);
 #undef TRY
 	rc = rc ? rc : refused(rank, "NULL moe", tern_dispatch_send(NULL, &good), TERN_ERR_INVALID, "NULL");
