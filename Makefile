@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # make            the command and the libraries, in build/       make demo     ranks that generate text together
-# make check      install what the tests need, build, run all    make install PREFIX=/usr/local
+# make check      install what the tests need, build, run all    make install PREFIX=/usr/local DESTDIR=
+# make soak       random exchanges and faults for longer: SECONDS=600 SEED=1
 # make BUILD=dir CC=clang SANITIZE=address,undefined             another build beside it
 BUILD    ?= build
 PREFIX   ?= /usr/local
-CC       ?= gcc
+ifeq ($(origin CC),default)
+CC        = gcc
+endif
 OPT      ?= -O3 -g
 SANITIZE ?=
 VERSION  := $(shell awk '/define TERN_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3; s = "."} END {print v}' include/tern.h)
 SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 
 # Results are compared bit for bit between machines, so a*b+c may not become one rounding on some of them.
-CFLAGS   += -std=gnu11 $(OPT) -ffp-contract=off -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
+CFLAGS   += -std=gnu11 -D_GNU_SOURCE $(OPT) -ffp-contract=off -fno-trapping-math -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
 	    -Iinclude -Isrc -MMD -MP $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
 LDFLAGS  += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 LDLIBS   += -lpthread -ldl -lm
@@ -21,18 +24,22 @@ PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
 LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
+AGAINST_SRC := $(wildcard bench/against_*.c)
 CLI_SRC  := $(wildcard cli/*.c)
 GEN_SRC  := $(wildcard examples/generate/*.c)
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(GEN_SRC),$(BUILD)/generate)
+# The comparison with MPI is built where MPI is.
+MPICC    := $(shell command -v mpicc 2>/dev/null)
+
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(wildcard examples/generate/generate.c),$(BUILD)/generate) $(if $(MPICC),$(BUILD)/tern-against-mpi)
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
-$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I.
+$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # One relocatable object whose hidden names are made local: the archive defines tern_* and nothing else.
 $(BUILD)/libtern.a: $(call obj,$(LIB_SRC))
@@ -54,8 +61,25 @@ $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC)) $(BUILD)/libtern.a
 $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# It quantises and sums with the library's own kernels, so that only the way there and back differs.
+$(BUILD)/obj/bench/against_%.o: CC = $(MPICC)
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
+	$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+LIBDIR   ?= $(PREFIX)/lib
+install: all
+	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig)
+	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 include/tern.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
+	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
+	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)
+	ln -sf libtern.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libtern.so
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' src/tern.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/tern.pc
+
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all clean
+.PHONY: all install clean
+-include tests/rules.mk
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

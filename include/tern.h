@@ -27,7 +27,7 @@
  *             TERN_ERR_INVALID or TERN_ERR_STATE has sent nothing and changed nothing.
  *             After TERN_ERR_PEER_DEAD, TERN_ERR_PEER_LEFT or TERN_ERR_PROTOCOL an exchange only reports that error again; destroy it.
  * Ownership.  Arguments belong to the caller and are read during the call alone. Received rows belong to the library
- *             (or to the caller's buffers, see tern_received) and stay valid until combine_send or release of that slot returns.
+ *             (or to the caller's, see tern_received) and stay valid until combine_send or release of that slot returns.
  * Output.     The library never prints, exits, aborts or installs signal handlers.
  *
  * Words: token, one row of x with its top-k; row, one token on its way to one rank; route, one (token, k); R ranks,
@@ -157,7 +157,7 @@ enum tern_dtype {
 /* Scales of FP8 rows, one for each block of 128 elements of a row (the last block may be shorter): ceil(H / 128) a row. */
 enum tern_scale {
 	TERN_SCALE_NONE = 0,
-	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448, 1 for a block of zeros */
+	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448, at least 2^-126, 1 for a block of zeros */
 	TERN_SCALE_UE8M0 = 2 /* one byte e: scale 2^(e-127); quantising: the smallest power of two >= amax / 448 */
 };
 
@@ -264,16 +264,18 @@ struct tern_row {
 };
 
 struct tern_received {
-	size_t size;	       /* sizeof(struct tern_received) */
-	void *x;	       /* in: NULL for library memory, or (low-latency mode only) the caller's buffer of capacity rows, 16-byte aligned. out: the rows */
-	void *scales;	       /* likewise; [rows][ceil(H/128)]; NULL unless FP8 */
-	const uint32_t *counts;  /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each source */
-	const uint64_t *offsets; /* [L] first row of each local expert; TERN_BY_SOURCE: [R]; rows */
-	const struct tern_row *rows; /* [row positions]; only positions below counts are set */
+	size_t size;	   /* sizeof(struct tern_received) */
+	void *into_x;	   /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as many row positions as the worst case has; NULL: library memory */
+	void *into_scales; /* in: goes with into_x for FP8 */
+	void *x;	   /* out, like all below: the rows */
+	void *scales;	   /* [rows][ceil(H/128)]; NULL unless FP8 */
+	const uint32_t *counts;	     /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each source */
+	const uint64_t *offsets;     /* [L] first row position of each local expert; TERN_BY_SOURCE: [R] of each source */
+	const struct tern_row *rows; /* by row position; only those that hold a row are set */
 	const int32_t *topk_ids;     /* TERN_BY_SOURCE: [rows][K] local expert ids, -1: not here; else NULL */
-	const float *topk_weights;   /* TERN_BY_SOURCE: [rows][K]; else NULL */
+	const float *topk_weights;   /* TERN_BY_SOURCE: [rows][K], 0 where the id is -1; else NULL */
 	uint64_t nr_rows;	     /* rows received, without padding */
-	uint64_t extent;	     /* row positions spanned, padding included */
+	uint64_t extent;	     /* row positions spanned, padding included: every row's position is below it */
 };
 
 struct tern_combine {

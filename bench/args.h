@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The flags of `tern bench`, which the programs that it is compared with take, too: a template of a job, and lists of what
+ * varies. One case is one combination of the lists. */
+#ifndef TERN_BENCH_ARGS_H
+#define TERN_BENCH_ARGS_H
+
+#include "bench/job.h"
+
+#define ARGS_MAX_LIST 64
+
+struct bench_shape {
+	const char *name; /* a preset's, or "custom" */
+	uint32_t hidden, nr_experts, topk;
+};
+
+struct int_list {
+	unsigned int nr;
+	int value[ARGS_MAX_LIST];
+};
+
+struct bench_args {
+	const char *program; /* who speaks on stderr */
+	uint32_t nr_ranks;   /* 0: not given */
+	unsigned int nr_shapes;
+	struct bench_shape shapes[ARGS_MAX_LIST];
+	struct int_list tokens, modes, dtypes, layouts, reduces, weights;
+	bool reduce_given, weights_given;
+	enum tern_dtype x_dtype, combine_dtype; /* 0: by the dispatch dtype */
+	enum tern_scale scale;			/* of fp8 */
+	uint32_t payload_bytes;			/* of bytes rows; 0: as bf16 */
+	uint32_t max_tokens;			/* 0: the tokens of the case */
+	struct job job;				/* the rest of the settings */
+	uint32_t iters;
+	uint32_t warmup;
+	bool verify;
+	bool only_verify;
+	bool quiet;
+	bool progress;
+	bool help;
+	const char *against; /* NULL, or "mpi" */
+	const char *json;    /* a file, "-" for stdout; NULL: none */
+};
+
+/* 0; -1 when a flag is wrong, which has been said on stderr. */
+int args_parse(struct bench_args *args, const char *program, int argc, char **argv);
+void args_usage(const struct bench_args *args);
+
+struct bench_case {
+	const struct bench_shape *shape;
+	struct job job; /* complete but for job_open */
+};
+
+unsigned int args_nr_cases(const struct bench_args *args);
+
+/* Case i for that many ranks: 0, or -1 for a combination that the contract excludes. */
+int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks, struct bench_case *bench_case);
+
+/* What the flags call a setting. */
+const char *mode_name(enum tern_mode mode);
+const char *dtype_name(enum tern_dtype dtype);
+const char *layout_name(enum tern_layout layout);
+const char *reduce_name(enum tern_reduce reduce);
+const char *weights_name(enum tern_weights weights);
+const char *scale_name(enum tern_scale scale);
+const char *input_name(enum job_input input);
+
+#endif

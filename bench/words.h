@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the flags call the values of the settings. A table ends with a NULL name. */
+#ifndef TERN_BENCH_WORDS_H
+#define TERN_BENCH_WORDS_H
+
+struct word {
+	const char *name;
+	int value;
+};
+
+extern const struct word mode_words[];
+extern const struct word dtype_words[];
+extern const struct word combine_dtype_words[];
+extern const struct word layout_words[];
+extern const struct word reduce_words[];
+extern const struct word weight_words[];
+extern const struct word scale_words[];
+extern const struct word input_words[];
+extern const struct word against_words[];
+
+#endif

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tern bench: starts ranks if there are none yet; every rank runs all cases, and rank 0 reports. */
+#include "cli/bench_report.h"
+#include "cli/bench_rounds.h"
+#include "cli/cmd.h"
+#include "cli/launch.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEFAULT_RANKS 4
+
+/* ---- one case on one rank ---------------------------------------------------------------------------------- */
+
+struct bench {
+	const struct bench_args *args;
+	tern_group *group;
+	int rank;
+	bool progress; /* this rank tells it */
+	double last_progress_us;
+	unsigned int nr_cases;
+	struct report report;
+};
+
+/* What the ranks tell each other about a case. */
+struct outcome {
+	int64_t rc;
+	uint64_t nr_wrong;
+	struct tern_stats stats;
+	struct tern_memory memory;
+	char wrong[384];
+	char error[640];
+};
+
+static void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total)
+{
+	double now = now_us();
+
+	if (!bench->progress || now - bench->last_progress_us < 1e6)
+		return;
+	bench->last_progress_us = now;
+	fprintf(stderr, "%s: case %u of %u: %s, round %u of %u\n", bench->args->program, bench->report.nr_results + 1,
+		bench->nr_cases, what, done, total);
+}
+
+static int verify_rounds(struct bench *bench, struct rounds *rounds, struct bench_result *result)
+{
+	uint32_t slots = result->bench_case.job.config.nr_slots;
+	uint32_t round, total = bench->args->iters;
+	int rc = 0;
+
+	for (round = 0; round < total && !rc; round += slots) {
+		tell_progress(bench, "verifying", round, total);
+		rc = rounds_verify(rounds, round);
+	}
+	result->nr_verified = round;
+	return rc;
+}
+
+static int time_rounds(struct bench *bench, struct rounds *rounds, struct times *times)
+{
+	uint32_t i, split, total = bench->args->iters;
+	int rc = rounds_prepare(rounds, bench->args->verify);
+
+	for (i = 0; i < bench->args->warmup && !rc; i++)
+		rc = rounds_time(rounds, NULL, i, i % 2);
+	if (!rc)
+		rc = tern_moe_stats_reset(rounds->moe);
+	for (split = 0; split < 2; split++) {
+		for (i = 0; i < total && !rc; i++) {
+			tell_progress(bench, split ? "timing halves" : "timing pairs", i, total);
+			rc = rounds_time(rounds, times, i, split);
+		}
+	}
+	return rc;
+}
+
+static int run_rounds(struct bench *bench, struct rounds *rounds, struct times *times, struct bench_result *result,
+	struct outcome *outcome)
+{
+	int rc = 0;
+
+	outcome->memory.size = sizeof(outcome->memory);
+	outcome->stats.size = sizeof(outcome->stats);
+	if (bench->args->verify)
+		rc = verify_rounds(bench, rounds, result);
+	if (!rc && !bench->args->only_verify)
+		rc = time_rounds(bench, rounds, times);
+	if (!rc)
+		rc = tern_moe_stats(rounds->moe, &outcome->stats);
+	if (!rc)
+		rc = tern_moe_memory(rounds->moe, &outcome->memory);
+	if (!rc && bench->args->verify && !bench->args->only_verify)
+		rc = rounds_check(rounds);
+	return rc;
+}
+
+static void describe_error(struct outcome *outcome, int rank, const char *text)
+{
+	snprintf(outcome->error, sizeof(outcome->error), "rank %d: %s", rank, text);
+}
+
+/* Everything that this rank alone can do; the ranks compare notes afterwards. */
+static void run_alone(struct bench *bench, struct times *times, struct bench_result *result, struct outcome *outcome)
+{
+	struct job *job = &result->bench_case.job;
+	struct rounds rounds;
+	struct reason why;
+	char text[600];
+
+	if (job_open(job, &why)) {
+		outcome->rc = TERN_ERR_INVALID;
+		describe_error(outcome, bench->rank, why.text);
+		job_close(job);
+		return;
+	}
+	outcome->rc = rounds_open(&rounds, bench->group, job);
+	if (!outcome->rc)
+		outcome->rc = run_rounds(bench, &rounds, times, result, outcome);
+	if (outcome->rc) {
+		snprintf(text, sizeof(text), "%s: %.450s", tern_strerror((int)outcome->rc), tern_last_error());
+		describe_error(outcome, bench->rank, text);
+	}
+	outcome->nr_wrong = rounds.difference.nr;
+	memcpy(outcome->wrong, rounds.difference.first, sizeof(outcome->wrong));
+	rounds_close(&rounds);
+	job_close(job);
+}
+
+/* ---- all ranks together ------------------------------------------------------------------------------------ */
+
+static int gather(void *ctx, const void *mine, void *all, size_t bytes)
+{
+	return tern_group_allgather(ctx, mine, all, bytes);
+}
+
+static uint64_t memory_bytes(const struct tern_memory *memory)
+{
+	return memory->window_bytes + memory->output_bytes + memory->private_bytes;
+}
+
+/* Who only waited in vain for a rank that failed tells less than that rank. */
+static bool tells_more(const struct outcome *a, const struct outcome *b)
+{
+	bool a_waited = a->rc == TERN_ERR_TIMEOUT || a->rc == TERN_ERR_PEER_LEFT;
+	bool b_waited = b->rc == TERN_ERR_TIMEOUT || b->rc == TERN_ERR_PEER_LEFT;
+
+	return a->rc && (!b->rc || (b_waited && !a_waited));
+}
+
+static void merge(const struct outcome *all, int nr_ranks, struct bench_result *result)
+{
+	const struct outcome *failed = &all[0];
+	double rounds = 0;
+	int r;
+
+	for (r = 0; r < nr_ranks; r++) {
+		if (tells_more(&all[r], failed))
+			failed = &all[r];
+		if (all[r].nr_wrong && !result->nr_wrong)
+			memcpy(result->wrong, all[r].wrong, sizeof(result->wrong));
+		result->nr_wrong += all[r].nr_wrong;
+		result->dispatch_bytes += (double)all[r].stats.dispatch_bytes;
+		result->combine_bytes += (double)all[r].stats.combine_bytes;
+		result->rows_received += (double)all[r].stats.rows_received;
+		rounds += (double)all[r].stats.rounds;
+		if (memory_bytes(&all[r].memory) >= memory_bytes(&result->memory))
+			result->memory = all[r].memory;
+	}
+	memcpy(result->error, failed->error, sizeof(result->error));
+	if (rounds > 0) {
+		result->dispatch_bytes /= rounds;
+		result->combine_bytes /= rounds;
+		result->rows_received /= rounds;
+	}
+}
+
+/* 0, or a negative code when the ranks can no longer work together. */
+static int run_case(struct bench *bench, struct bench_result *result)
+{
+	int rc, nr_ranks = bench->report.nr_ranks;
+	struct outcome *outcomes = calloc((size_t)nr_ranks + 1, sizeof(*outcomes));
+	struct outcome *mine = outcomes ? &outcomes[nr_ranks] : NULL;
+	struct times times;
+
+	if (!outcomes || times_create(&times, bench->args->iters)) {
+		free(outcomes);
+		return TERN_ERR_NOMEM;
+	}
+	result->verified = bench->args->verify;
+	run_alone(bench, &times, result, mine);
+	rc = tern_group_allgather(bench->group, mine, outcomes, sizeof(*mine));
+	if (rc && mine->rc)
+		fprintf(stderr, "%s: %s\n", bench->args->program, mine->error);
+	if (!rc)
+		merge(outcomes, nr_ranks, result);
+	if (!rc && !result->error[0] && !bench->args->only_verify) {
+		result->nr_timed = times.nr;
+		rc = measure_gather(&times, nr_ranks, gather, bench->group, result->spreads);
+	}
+	times_destroy(&times);
+	free(outcomes);
+	return rc;
+}
+
+static int run_cases(struct bench *bench)
+{
+	struct report *report = &bench->report;
+	unsigned int i;
+	int rc = 0;
+
+	for (i = 0; i < bench->nr_cases && !rc; i++) {
+		struct bench_result *result = &report->results[report->nr_results];
+
+		if (args_case(bench->args, i, (uint32_t)report->nr_ranks, &result->bench_case))
+			continue;
+		rc = run_case(bench, result);
+		if (rc)
+			break;
+		report->nr_results++;
+		if (bench->rank == 0)
+			report_row(report, result);
+	}
+	return rc;
+}
+
+static int fail_with(const struct bench_args *args, const char *what, int rc)
+{
+	fprintf(stderr, "%s: %s: %s: %s\n", args->program, what, tern_strerror(rc), tern_last_error());
+	return 1;
+}
+
+static int run_and_report(struct bench *bench)
+{
+	struct report *report = &bench->report;
+	int rc;
+
+	report->results = calloc(bench->nr_cases, sizeof(*report->results));
+	if (!report->results)
+		return fail_with(bench->args, "results", TERN_ERR_NOMEM);
+	if (bench->rank == 0)
+		report_head(report);
+	rc = run_cases(bench);
+	if (rc)
+		rc = fail_with(bench->args, "the ranks lost each other", rc);
+	else if (!report->nr_results && bench->rank == 0)
+		fprintf(stderr, "%s: layout source needs --reduce expert and --weights pass: there is nothing to do\n",
+			bench->args->program);
+	if (!rc && !report->nr_results)
+		rc = EXIT_USAGE;
+	else if (bench->rank == 0)
+		rc = report_end(report) || rc;
+	if (bench->rank == 0 && bench->args->json && report_json(report))
+		rc = 1;
+	free(report->results);
+	return rc;
+}
+
+static int run_rank(const struct bench_args *args)
+{
+	struct bench bench = {.args = args, .report.args = args};
+	struct tern_group_config config;
+	int rc;
+
+	tern_group_config_init(&config);
+	config.wait_ms = args->job.config.wait_ms;
+	rc = tern_boot_env(&config.boot);
+	if (rc)
+		return fail_with(args, "cannot find the other ranks", rc);
+	if (args->nr_ranks && args->nr_ranks != (uint32_t)config.boot.nr_ranks) {
+		if (config.boot.rank == 0)
+			fprintf(stderr, "%s: --ranks is %u, but the launcher has started %d\n", args->program, args->nr_ranks,
+				config.boot.nr_ranks);
+		if (config.boot.close)
+			config.boot.close(config.boot.ctx);
+		return EXIT_USAGE;
+	}
+	rc = tern_group_create(&config, &bench.group);
+	if (rc)
+		return fail_with(args, "cannot form a group", rc);
+	bench.rank = tern_group_rank(bench.group);
+	bench.report.nr_ranks = tern_group_nr_ranks(bench.group);
+	bench.report.nr_nodes = tern_group_nr_nodes(bench.group);
+	bench.nr_cases = args_nr_cases(args);
+	bench.progress = bench.rank == 0 && !args->quiet && (args->progress || isatty(STDERR_FILENO));
+	rc = run_and_report(&bench);
+	tern_group_destroy(bench.group);
+	return rc;
+}
+
+/* ---- starting ranks ---------------------------------------------------------------------------------------- */
+
+static bool has_launcher(void)
+{
+	return getenv("TERN_RANK") || getenv("PMIX_RANK");
+}
+
+static int find_self(const struct bench_args *args, char *path, size_t size)
+{
+	ssize_t length = readlink("/proc/self/exe", path, size - 1);
+
+	if (length < 0) {
+		fprintf(stderr, "%s: /proc/self/exe: %s\n", args->program, strerror(errno));
+		return -1;
+	}
+	path[length] = 0;
+	return 0;
+}
+
+static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int argc, char **argv)
+{
+	struct launch_options options;
+	char self[PATH_MAX];
+	char **command;
+	int rc;
+
+	if (find_self(args, self, sizeof(self)))
+		return 1;
+	command = calloc((size_t)argc + 2, sizeof(*command));
+	if (!command)
+		return fail_with(args, "starting ranks", TERN_ERR_NOMEM);
+	command[0] = self;
+	command[1] = (char *)"bench";
+	memcpy(command + 2, argv + 1, (size_t)(argc - 1) * sizeof(*command));
+	launch_options_init(&options);
+	options.nr_ranks = (int)nr_ranks;
+	options.quiet = true; /* the ranks report their failures, in more detail */
+	options.name = args->program;
+	rc = launch_ranks(&options, command);
+	free(command);
+	if (rc > 128)
+		fprintf(stderr, "%s: a rank was killed by signal %d\n", args->program, rc - 128);
+	return rc;
+}
+
+/* ---- against another library ------------------------------------------------------------------------------- */
+
+static bool in_path(const char *program)
+{
+	const char *path = getenv("PATH");
+	char copy[4096], candidate[PATH_MAX], *folder, *rest = copy;
+
+	if (!path || strlen(path) >= sizeof(copy))
+		return false;
+	strcpy(copy, path);
+	while ((folder = strsep(&rest, ":"))) {
+		snprintf(candidate, sizeof(candidate), "%s/%s", folder, program);
+		if (!access(candidate, X_OK))
+			return true;
+	}
+	return false;
+}
+
+/* The program beside this one, or -1 with a message about what is missing. */
+static int find_against(const struct bench_args *args, char *program, size_t size)
+{
+	char self[PATH_MAX], *slash;
+
+	if (find_self(args, self, sizeof(self)))
+		return -1;
+	slash = strrchr(self, '/');
+	if (slash)
+		*slash = 0;
+	if (snprintf(program, size, "%.3900s/tern-against-mpi", self) >= (int)size)
+		return -1;
+	if (access(program, X_OK)) {
+		fprintf(stderr, "%s: --against mpi needs %s: %s. `make` builds it where it finds mpicc\n", args->program, program,
+			strerror(errno));
+		return -1;
+	}
+	if (!in_path("mpirun")) {
+		fprintf(stderr, "%s: --against mpi needs mpirun, which is not in PATH; install an MPI such as Open MPI\n",
+			args->program);
+		return -1;
+	}
+	return 0;
+}
+
+/* True for flags that are ours alone; *skip: how many words they take. */
+static bool is_ours(const char *word, int *skip)
+{
+	static const char *const ours[] = {"--ranks", "--against", "--json"};
+	unsigned int i;
+
+	for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
+		size_t length = strlen(ours[i]);
+
+		if (strncmp(word, ours[i], length) || (word[length] && word[length] != '='))
+			continue;
+		*skip = word[length] ? 1 : 2;
+		return true;
+	}
+	return false;
+}
+
+static int exec_against(const struct bench_args *args, const char *program, uint32_t nr_ranks, int argc, char **argv)
+{
+	char number[16];
+	char **command = calloc((size_t)argc + 8, sizeof(*command));
+	int i, skip, at = 0;
+
+	if (!command)
+		return fail_with(args, "mpirun", TERN_ERR_NOMEM);
+	snprintf(number, sizeof(number), "%u", nr_ranks);
+	command[at++] = (char *)"mpirun";
+	command[at++] = (char *)"--allow-run-as-root";
+	command[at++] = (char *)"--oversubscribe";
+	command[at++] = (char *)"-n";
+	command[at++] = number;
+	command[at++] = (char *)program;
+	for (i = 1; i < argc; i += skip) {
+		skip = 1;
+		if (!is_ours(argv[i], &skip))
+			command[at++] = argv[i];
+	}
+	fflush(NULL);
+	execvp(command[0], command);
+	fprintf(stderr, "%s: mpirun: %s\n", args->program, strerror(errno));
+	free(command);
+	return 1;
+}
+
+static int bench_here(const struct bench_args *args, int argc, char **argv)
+{
+	uint32_t nr_ranks = args->nr_ranks ? args->nr_ranks : DEFAULT_RANKS;
+	char program[PATH_MAX];
+	int rc;
+
+	if (args->against && find_against(args, program, sizeof(program)))
+		return 1;
+	rc = launch_self(args, nr_ranks, argc, argv);
+	if (rc || !args->against)
+		return rc;
+	return exec_against(args, program, nr_ranks, argc, argv);
+}
+
+int cmd_bench(int argc, char **argv)
+{
+	struct bench_args args;
+	char **copy = calloc((size_t)argc + 1, sizeof(*copy)); /* getopt reorders */
+	int rc;
+
+	if (!copy)
+		return 1;
+	memcpy(copy, argv, (size_t)argc * sizeof(*copy));
+	rc = args_parse(&args, "tern bench", argc, copy) ? EXIT_USAGE : 0;
+	if (!rc && args.json && !strcmp(args.json, "-"))
+		args.quiet = true;
+	if (!rc && args.help)
+		args_usage(&args);
+	else if (!rc)
+		rc = has_launcher() ? run_rank(&args) : bench_here(&args, argc, argv);
+	free(copy);
+	return rc;
+}

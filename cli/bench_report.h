@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a benchmark found, as a table for people and as JSON for programs. */
+#ifndef TERN_CLI_BENCH_REPORT_H
+#define TERN_CLI_BENCH_REPORT_H
+
+#include "bench/args.h"
+#include "bench/measure.h"
+
+struct bench_result {
+	struct bench_case bench_case;
+	struct spread spreads[NR_MEASURES];
+	uint32_t nr_timed;	 /* rounds, of each measure */
+	uint64_t nr_verified;	 /* rounds with fresh inputs */
+	bool verified;
+	uint64_t nr_wrong;	 /* of all ranks */
+	char wrong[384];	 /* the first difference */
+	char error[640];	 /* why the case could not be run; "" */
+	struct tern_memory memory; /* of the rank with the most */
+	double dispatch_bytes;	 /* a rank and round, on average */
+	double combine_bytes;
+	double rows_received;
+};
+
+struct report {
+	const struct bench_args *args;
+	int nr_ranks;
+	int nr_nodes;
+	unsigned int nr_results;
+	struct bench_result *results;
+};
+
+void report_head(const struct report *report);
+void report_row(const struct report *report, const struct bench_result *result);
+/* Returns the exit code: 1 when a case failed or anything was wrong. */
+int report_end(const struct report *report);
+
+/* 0, or -1 with a message on stderr. */
+int report_json(const struct report *report);
+
+#endif

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command's subcommands. argv[0] is the subcommand's name; the result is the exit code. */
+#ifndef TERN_CLI_CMD_H
+#define TERN_CLI_CMD_H
+
+#define EXIT_USAGE 2
+
+int cmd_run(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_info(int argc, char **argv);
+
+#endif

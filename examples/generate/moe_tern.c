@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe_tern.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* One mode's exchange, and the rows on both ends of it. */
+struct lane {
+	struct moe_tern *moe;
+	tern_moe *tern;
+	void *x, *out;		    /* [max_tokens][hidden] in the types that Tern takes and gives */
+	struct durations durations; /* kept of decoding */
+	bool measured;
+};
+
+struct moe_tern {
+	struct experts *experts;
+	struct moe_types types;
+	uint32_t hidden;
+	uint32_t first, nr;
+	struct lane prefill, decode;
+	float *rows, *results; /* one expert's, as floats */
+	uint8_t *y;	       /* all experts' results, in the type that travels */
+	uint64_t room, y_room; /* of these, in rows */
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static int tern_failed(struct fault *fault, const char *doing, int rc)
+{
+	return fault_say(fault, "%s: %s (%s)", doing, tern_last_error(), tern_strerror(rc));
+}
+
+
+static enum tern_dtype dtype_of(enum wire_type type)
+{
+	return type == WIRE_BF16 ? TERN_BF16 : type == WIRE_FP32 ? TERN_FP32 : TERN_FP8_E4M3;
+}
+
+/* ---- creating ---- */
+
+static int create_lane(const struct moe_tern_config *config, enum tern_mode mode, uint32_t max_tokens, struct lane *lane,
+	struct fault *fault)
+{
+	size_t row = config->model->hidden * sizeof(float);
+	struct tern_moe_config tern;
+	int rc;
+
+	tern_moe_config_init(&tern);
+	tern.mode = mode;
+	tern.layout = TERN_CONTIGUOUS;
+	tern.reduce = TERN_REDUCE_HOME;
+	tern.hidden = config->model->hidden;
+	tern.nr_experts = config->model->nr_experts;
+	tern.topk = config->model->topk;
+	tern.max_tokens = max_tokens;
+	tern.x_dtype = config->types.dispatch == WIRE_BF16 ? TERN_BF16 : TERN_FP32;
+	tern.dispatch_dtype = dtype_of(config->types.dispatch);
+	tern.scale = config->types.dispatch == WIRE_FP8 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
+	tern.combine_dtype = dtype_of(config->types.combine);
+	tern.wait_ms = config->wait_ms;
+	lane->x = aligned_alloc(64, (max_tokens * row + 63) / 64 * 64);
+	lane->out = aligned_alloc(64, (max_tokens * row + 63) / 64 * 64);
+	if (!lane->x || !lane->out)
+		return fault_say(fault, "no memory for %u tokens", max_tokens);
+	rc = tern_moe_create(config->group, &tern, &lane->tern);
+	return rc ? tern_failed(fault, "creating an exchange", rc) : 0;
+}
+
+static void destroy_lane(struct lane *lane)
+{
+	tern_moe_destroy(lane->tern);
+	free(lane->x);
+	free(lane->out);
+	free(lane->durations.dispatch_ns);
+	free(lane->durations.combine_ns);
+}
+
+int moe_tern_create(const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault)
+{
+	struct moe_tern *made = calloc(1, sizeof(*made));
+
+	if (!made)
+		return fault_say(fault, "no memory for an exchange");
+	made->types = config->types;
+	made->hidden = config->model->hidden;
+	made->prefill.moe = made->decode.moe = made;
+	made->decode.measured = true;
+	if (create_lane(config, TERN_HIGH_THROUGHPUT, config->prefill_tokens, &made->prefill, fault) ||
+		create_lane(config, TERN_LOW_LATENCY, config->decode_tokens, &made->decode, fault)) {
+		moe_tern_destroy(made);
+		return -1;
+	}
+	made->nr = (uint32_t)tern_moe_nr_local(made->decode.tern);
+	made->first = made->nr ? (uint32_t)tern_moe_local_expert(made->decode.tern, 0) : 0;
+	*moe = made;
+	return 0;
+}
+
+void moe_tern_destroy(struct moe_tern *moe)
+{
+	if (!moe)
+		return;
+	destroy_lane(&moe->prefill);
+	destroy_lane(&moe->decode);
+	free(moe->rows);
+	free(moe->results);
+	free(moe->y);
+	free(moe);
+}
+
+void moe_tern_range(const struct moe_tern *moe, uint32_t *first, uint32_t *nr)
+{
+	*first = moe->first;
+	*nr = moe->nr;
+}
+
+void moe_tern_use(struct moe_tern *moe, struct experts *experts)
+{
+	moe->experts = experts;
+}
+
+/* ---- a call ---- */
+
+/* Room for the rows that arrived; grows in powers of two, so that it soon stops growing. */
+static int make_room(struct moe_tern *moe, uint64_t most, uint64_t extent, struct fault *fault)
+{
+	uint64_t row = moe->hidden * sizeof(float);
+
+	if (most > moe->room || !moe->rows) {
+		moe->room = most < 64 ? 64 : 2 * most;
+		free(moe->rows);
+		free(moe->results);
+		moe->rows = malloc(moe->room * row);
+		moe->results = malloc(moe->room * row);
+	}
+	if (extent > moe->y_room || !moe->y) {
+		moe->y_room = extent < 64 ? 64 : 2 * extent;
+		free(moe->y);
+		moe->y = aligned_alloc(64, moe->y_room * row); /* y_room rows of a multiple of 32 bytes, 64 or more of them */
+	}
+	return moe->rows && moe->results && moe->y ? 0 : fault_say(fault, "no memory for %llu rows", (unsigned long long)extent);
+}
+
+static void rows_to_floats(const struct moe_tern *moe, const struct tern_received *received, uint64_t first, uint32_t nr)
+{
+	uint32_t hidden = moe->hidden, nr_scales = (hidden + WIRE_BLOCK - 1) / WIRE_BLOCK;
+
+	if (moe->types.dispatch == WIRE_FP32)
+		memcpy(moe->rows, (const float *)received->x + first * hidden, (size_t)nr * hidden * sizeof(float));
+	else if (moe->types.dispatch == WIRE_BF16)
+		row_from_bf16((const uint16_t *)received->x + first * hidden, nr * hidden, moe->rows);
+	else
+		for (uint32_t i = 0; i < nr; i++)
+			row_from_e4m3((const uint8_t *)received->x + (first + i) * hidden, (const float *)received->scales + (first + i) * nr_scales,
+				hidden, moe->rows + (size_t)i * hidden);
+}
+
+static void results_to_rows(const struct moe_tern *moe, uint64_t first, uint32_t nr)
+{
+	uint64_t at = first * moe->hidden;
+
+	if (moe->types.combine == WIRE_BF16)
+		row_to_bf16(moe->results, nr * moe->hidden, (uint16_t *)moe->y + at);
+	else
+		memcpy((float *)moe->y + at, moe->results, (size_t)nr * moe->hidden * sizeof(float));
+}
+
+static int run_experts(struct moe_tern *moe, uint32_t layer, const struct tern_received *received, struct fault *fault)
+{
+	uint32_t most = 0;
+
+	for (uint32_t local = 0; local < moe->nr; local++)
+		most = received->counts[local] > most ? received->counts[local] : most;
+	if (make_room(moe, most, received->extent, fault))
+		return -1;
+	for (uint32_t local = 0; local < moe->nr; local++) {
+		uint32_t nr = received->counts[local];
+
+		if (!nr)
+			continue;
+		rows_to_floats(moe, received, received->offsets[local], nr);
+		experts_run(moe->experts, layer, local, moe->rows, nr, moe->results);
+		results_to_rows(moe, received->offsets[local], nr);
+	}
+	return 0;
+}
+
+/* What Tern takes: bf16 made here, or the floats themselves, which it quantises on the way out for fp8. */
+static void fill_x(const struct lane *lane, const struct moe_call *call)
+{
+	uint32_t nr = call->nr_tokens * lane->moe->hidden;
+
+	if (lane->moe->types.dispatch == WIRE_BF16)
+		row_to_bf16(call->hidden, nr, lane->x);
+	else
+		memcpy(lane->x, call->hidden, nr * sizeof(float));
+}
+
+static void read_out(const struct lane *lane, const struct moe_call *call)
+{
+	uint32_t nr = call->nr_tokens * lane->moe->hidden;
+
+	if (lane->moe->types.combine == WIRE_BF16)
+		row_from_bf16(lane->out, nr, call->out);
+	else
+		memcpy(call->out, lane->out, nr * sizeof(float));
+}
+
+static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_received *received, struct fault *fault)
+{
+	struct tern_dispatch args = {
+		.size = sizeof(args),
+		.nr_tokens = call->nr_tokens,
+		.x = lane->x,
+		.topk_ids = call->ids,
+		.topk_ids_bits = 32,
+		.topk_weights = call->weights,
+	};
+	int rc;
+
+	fill_x(lane, call);
+	rc = tern_dispatch(lane->tern, &args, received);
+	return rc ? tern_failed(fault, "dispatch", rc) : 0;
+}
+
+static int combine(struct lane *lane, const struct moe_call *call, struct fault *fault)
+{
+	struct tern_combine args = {.size = sizeof(args), .y = lane->moe->y};
+	int rc = tern_combine(lane->tern, &args, lane->out, 0);
+
+	if (rc)
+		return tern_failed(fault, "combine", rc);
+	read_out(lane, call);
+	return 0;
+}
+
+static int note_durations(struct durations *d, uint64_t dispatch_ns, uint64_t combine_ns, struct fault *fault)
+{
+	if (d->nr == d->room) {
+		uint32_t room = d->room ? 2 * d->room : 1024;
+		uint64_t *dispatches = realloc(d->dispatch_ns, room * sizeof(*dispatches));
+		uint64_t *combines = dispatches ? realloc(d->combine_ns, room * sizeof(*combines)) : NULL;
+
+		d->dispatch_ns = dispatches ? dispatches : d->dispatch_ns;
+		d->combine_ns = combines ? combines : d->combine_ns;
+		if (!dispatches || !combines)
+			return fault_say(fault, "no memory for durations");
+		d->room = room;
+	}
+	d->dispatch_ns[d->nr] = dispatch_ns;
+	d->combine_ns[d->nr++] = combine_ns;
+	return 0;
+}
+
+static int run(void *ctx, const struct moe_call *call, struct fault *fault)
+{
+	struct tern_received received = {.size = sizeof(received)};
+	struct lane *lane = ctx;
+	uint64_t start = now_ns(), arrived, computed;
+
+	if (dispatch(lane, call, &received, fault))
+		return -1;
+	arrived = now_ns();
+	if (run_experts(lane->moe, call->layer, &received, fault))
+		return -1;
+	computed = now_ns();
+	if (combine(lane, call, fault))
+		return -1;
+	return lane->measured ? note_durations(&lane->durations, arrived - start, now_ns() - computed, fault) : 0;
+}
+
+struct moe_exchange moe_tern_prefill(struct moe_tern *moe)
+{
+	return (struct moe_exchange){.run = run, .ctx = &moe->prefill};
+}
+
+struct moe_exchange moe_tern_decode(struct moe_tern *moe)
+{
+	return (struct moe_exchange){.run = run, .ctx = &moe->decode};
+}
+
+const struct durations *moe_tern_decode_durations(const struct moe_tern *moe)
+{
+	return &moe->decode.durations;
+}
+
+int moe_tern_stats(const struct moe_tern *moe, struct tern_stats *stats, struct fault *fault)
+{
+	struct tern_stats prefill = {.size = sizeof(prefill)}, decode = {.size = sizeof(decode)};
+	int rc = tern_moe_stats(moe->prefill.tern, &prefill);
+
+	rc = rc ? rc : tern_moe_stats(moe->decode.tern, &decode);
+	if (rc)
+		return tern_failed(fault, "reading statistics", rc);
+	*stats = (struct tern_stats){
+		.size = sizeof(*stats),
+		.rounds = prefill.rounds + decode.rounds,
+		.tokens = prefill.tokens + decode.tokens,
+		.routes = prefill.routes + decode.routes,
+		.rows = prefill.rows + decode.rows,
+		.rows_away = prefill.rows_away + decode.rows_away,
+		.tokens_away = prefill.tokens_away + decode.tokens_away,
+		.dispatch_bytes = prefill.dispatch_bytes + decode.dispatch_bytes,
+		.combine_bytes = prefill.combine_bytes + decode.combine_bytes,
+		.rows_received = prefill.rows_received + decode.rows_received,
+	};
+	return 0;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The exchange over a Tern group: experts are spread over its ranks in contiguous blocks. Prompts travel in
+ * high-throughput mode (many tokens a call, counts first), decoding in low-latency mode (few tokens, sent without asking).
+ * Rows arrive by expert, results come home one for each route and are summed there, in the order of k. */
+#ifndef GENERATE_MOE_TERN_H
+#define GENERATE_MOE_TERN_H
+
+#include "config.h"
+#include "moe.h"
+#include "tern.h"
+
+/* Durations of the calls of one mode, in their order. */
+struct durations {
+	uint64_t *dispatch_ns, *combine_ns;
+	uint32_t nr, room;
+};
+
+struct moe_tern_config {
+	tern_group *group;
+	const struct model_config *model;
+	uint32_t prefill_tokens, decode_tokens; /* most that a rank passes to one call; the same on all ranks */
+	struct moe_types types;
+	int wait_ms;
+};
+
+struct moe_tern;
+
+/* Collective. *moe is set only on success. */
+int moe_tern_create(const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault);
+void moe_tern_destroy(struct moe_tern *moe);
+
+/* The experts that this rank has to load: [*first, *first + *nr). */
+void moe_tern_range(const struct moe_tern *moe, uint32_t *first, uint32_t *nr);
+
+/* Before the first call; they must outlive the exchange. */
+void moe_tern_use(struct moe_tern *moe, struct experts *experts);
+
+struct moe_exchange moe_tern_prefill(struct moe_tern *moe);
+struct moe_exchange moe_tern_decode(struct moe_tern *moe);
+
+const struct durations *moe_tern_decode_durations(const struct moe_tern *moe);
+
+/* Both modes together, on this rank. */
+int moe_tern_stats(const struct moe_tern *moe, struct tern_stats *stats, struct fault *fault);
+
+#endif

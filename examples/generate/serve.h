@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Serving prompts: prompt i belongs to rank i % nr_ranks, and a rank's prompts run as one batch. All ranks make the same
+ * number of calls of the exchange in the same order, a rank with nothing left to do with no tokens. */
+#ifndef GENERATE_SERVE_H
+#define GENERATE_SERVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "model.h"
+#include "sample.h"
+
+#define SERVE_PREFILL_TOKENS 256 /* most tokens of prompts in one batch */
+
+/* What is to be done; the same on all ranks. */
+struct serve_plan {
+	char *const *prompts;
+	uint32_t nr_prompts;
+	uint32_t nr_tokens; /* to generate for each prompt */
+	float temperature, top_p;
+	uint64_t seed;
+};
+
+struct sequence {
+	uint32_t prompt;       /* its number */
+	uint32_t prompt_bytes;
+	uint32_t nr_bytes;     /* prompt and what was generated so far */
+	uint8_t *text;	       /* [prompt_bytes + nr_tokens] */
+	struct cache cache;
+	struct sampler sampler;
+	float *logits;	       /* [vocab] */
+	uint64_t fingerprint;  /* of all logits that a token was chosen from */
+};
+
+struct session {
+	const struct model *model;
+	const struct serve_plan *plan;
+	uint32_t rank, nr_ranks;
+	struct sequence *sequences; /* this rank's, in the order of the prompts */
+	uint32_t nr_sequences;
+	struct batch_token *batch;
+	struct workspace *workspace;
+	uint32_t *order; /* [vocab], scratch of sampling */
+	uint64_t prefill_ns, decode_ns;
+	uint32_t nr_prefilled, nr_decoded; /* tokens */
+};
+
+/* Most prompts that a rank serves. */
+uint32_t serve_most_sequences(const struct serve_plan *plan, uint32_t nr_ranks);
+
+/* *session is set only on success. model and plan must outlive it. */
+int session_create(const struct model *model, const struct serve_plan *plan, uint32_t rank, uint32_t nr_ranks, struct session *session,
+	struct fault *fault);
+void session_destroy(struct session *session);
+
+/* Reads the prompts and chooses the first token of each. */
+int session_prefill(struct session *session, const struct moe_exchange *exchange, struct fault *fault);
+
+/* Chooses one more token for each prompt; to be called plan->nr_tokens - 1 times. */
+int session_step(struct session *session, const struct moe_exchange *exchange, struct fault *fault);
+
+#endif

@@ -1,0 +1,193 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# make check: installs what the tests need, builds, and runs everything. Its last line is "N passed, N failed".
+#
+#   BUILD=dir          where to build (build)
+#   STAGES="a b ..."   only these: plain thread address memory fuzz models (all)
+#   JOBS=n             tests at a time (the number of cores, at most 4)
+#
+# A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
+# speak TAP are counted by case. What a failed test said, and the command that repeats it, are shown.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+BUILD=${BUILD:-build}
+STAGES=${STAGES:-plain thread address memory fuzz models}
+cores=$(nproc)
+JOBS=${JOBS:-$((cores < 4 ? cores : 4))}
+LOGS=$PWD/$BUILD/check
+rm -rf "$LOGS"
+mkdir -p "$LOGS"
+. scripts/needs.sh
+
+now() { date +%s%N; }
+seconds() { printf '%d.%d' $((($2 - $1) / 1000000000)) $((($2 - $1) / 100000000 % 10)); }
+
+# outcome PASSED FAILED SKIPPED NAME [TEXT]: one line for the reader, one for the sum.
+outcome() {
+	local word=ok
+	[ "$3" -gt 0 ] && [ "$1" -eq 0 ] && word=skip
+	[ "$2" -gt 0 ] && word=FAIL
+	printf '%-4s %4d  %s%s\n' "$word" $(($1 + $2 + $3)) "$4" "${5:+  $5}"
+	echo "$1 $2 $3" >>"$LOGS/outcomes"
+}
+
+# judge RC LOG: sets passed, failed, skipped.
+judge() {
+	skipped=$(grep -c '^ok .*# SKIP' "$2")
+	passed=$(($(grep -c '^ok ' "$2") - skipped))
+	failed=$(grep -c '^not ok ' "$2")
+	if [ "$1" -eq 77 ] && [ $((passed + failed)) -eq 0 ]; then
+		skipped=1
+	elif [ "$1" -ne 0 ] && [ "$failed" -eq 0 ]; then
+		failed=1
+	elif [ $((passed + failed + skipped)) -eq 0 ]; then
+		passed=1
+	fi
+}
+
+# test_now NAME BOUND COMMAND...: runs one test for at most BOUND seconds.
+test_now() {
+	local name=$1 bound=$2 log=$LOGS/${1//\//-}.log from rc passed failed skipped
+	shift 2
+	from=$(now)
+	CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "$bound" "$@" >"$log" 2>&1 </dev/null
+	rc=$?
+	judge $rc "$log"
+	{
+		outcome "$passed" "$failed" "$skipped" "$name" "$(seconds "$from" "$(now)") s$([ $rc -eq 77 ] && echo ": $(tail -1 "$log")")"
+		if [ "$failed" -gt 0 ]; then
+			[ $rc -eq 124 ] && echo "    longer than $bound s"
+			echo "    exit code $rc; repeat: $*"
+			grep -v '^ok ' "$log" | tail -n 60 | cut -c 1-400 | sed 's/^/    /'
+		fi
+	} >"$log.report"
+	cat "$log.report" # in one piece, as others run beside it
+}
+
+# test NAME BOUND COMMAND...: the same, beside others.
+test() {
+	while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
+	test_now "$@" &
+}
+
+# build NAME TARGETS-AND-SETTINGS...: quietly, unless it fails.
+build() {
+	local log=$LOGS/build-$1.log from rc
+	from=$(now)
+	make -k -j"$JOBS" "${@:2}" >"$log" 2>&1 </dev/null
+	rc=$?
+	if [ $rc -ne 0 ]; then
+		outcome 0 1 0 "$1/build" "make ${*:2}"
+		grep -E 'error|undefined|\*\*\*|warning' "$log" | head -n 40 | sed 's/^/    /'
+	elif grep -q 'warning:' "$log"; then
+		outcome 0 1 0 "$1/build" "warnings"
+		grep -A 3 'warning:' "$log" | head -n 40 | sed 's/^/    /'
+	else
+		outcome 1 0 0 "$1/build" "$(seconds "$from" "$(now)") s"
+	fi
+	return $rc
+}
+
+# every PREFIX BOUND DIR GLOB [COMMAND...]: each test program of a build, in front of it COMMAND.
+every() {
+	local prefix=$1 bound=$2 dir=$3 glob=$4 program
+	shift 4
+	for program in "$dir"/tests/$glob; do
+		[ -x "$program" ] && test "$prefix/${program#"$dir"/tests/}" "$bound" "$@" "$program"
+	done
+	return 0
+}
+
+stage_plain() {
+	build plain BUILD="$BUILD" all tests
+	every plain 240 "$BUILD" 'unit/test_*'
+	every plain 240 "$BUILD" 'exchange/test_*'
+	every plain 240 "$BUILD" 'faults/test_*'
+	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
+		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
+	done
+	wait
+}
+
+# Ranks are threads here, so the sanitizer sees every byte that passes between them.
+stage_thread() {
+	build thread BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests
+	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
+	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
+	wait
+}
+
+stage_address() {
+	local options="ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1"
+
+	build address BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g" all tests
+	# shellcheck disable=SC2086
+	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options
+	# shellcheck disable=SC2086
+	every address 300 "$BUILD/address" 'exchange/test_*' env TERN_TEST_DIVISOR=4 $options
+	# shellcheck disable=SC2086
+	every address 300 "$BUILD/address" 'faults/test_*' env TERN_TEST_DIVISOR=4 $options
+	if [ -x "$BUILD/address/tern" ]; then
+		# shellcheck disable=SC2086
+		test address/cli/bench 120 env $options "$BUILD/address/tern" run -n 2 -- "$BUILD/address/tern" bench $SMOKE
+		# shellcheck disable=SC2086
+		test address/cli/info 60 env $options "$BUILD/address/tern" info
+	fi
+	wait
+}
+
+# Memcheck knows uninitialised memory, which the sanitizers do not.
+stage_memory() {
+	local memcheck="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes"
+
+	if ! command -v valgrind >/dev/null; then
+		outcome 0 0 1 memory "valgrind is not installed"
+		return
+	fi
+	# shellcheck disable=SC2086
+	every memory 300 "$BUILD" 'exchange/test_shapes' env TERN_TEST_DIVISOR=40 $memcheck
+	# shellcheck disable=SC2086
+	every memory 300 "$BUILD" 'unit/test_plan' env TERN_TEST_DIVISOR=20 $memcheck
+	wait
+}
+
+stage_fuzz() {
+	local fuzzer name
+
+	if ! command -v clang >/dev/null; then
+		outcome 0 0 1 fuzz "clang is not installed"
+		return
+	fi
+	build fuzz BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers
+	for fuzzer in "$BUILD"/fuzz/tests/fuzz/fuzz_*; do
+		[ -x "$fuzzer" ] || continue
+		name=${fuzzer##*/}
+		mkdir -p "$LOGS/$name"
+		# A directory of its own takes the crash files; a committed corpus, where there is one, is read.
+		test "fuzz/$name" 180 "$fuzzer" -runs="${FUZZ_RUNS:-200000}" -max_total_time="${FUZZ_SECONDS:-20}" -timeout=20 \
+			-seed=1 -print_final_stats=0 -verbosity=0 -artifact_prefix="$LOGS/$name/" "$LOGS/$name" \
+			$(ls -d tests/fuzz/corpus/"${name#fuzz_}" 2>/dev/null)
+	done
+	wait
+}
+
+stage_models() {
+	[ -x tests/models/run.sh ] || return 0
+	if ! command -v spin >/dev/null; then
+		outcome 0 0 1 models "spin is not installed"
+		return
+	fi
+	test models 420 env BUILD="$BUILD" tests/models/run.sh
+	wait
+}
+
+SMOKE=${SMOKE:---hidden 256 --tokens 8 --experts 8 --topk 2 --warmup 1 --rounds 5 --check}
+: >"$LOGS/outcomes"
+for stage in $STAGES; do
+	from=$(now)
+	echo "---- $stage"
+	"stage_$stage"
+	echo "---- $stage took $(seconds "$from" "$(now)") s"
+done
+awk '{p += $1; f += $2; s += $3}
+	END {printf "%d passed, %d failed%s\n", p, f, s ? ", " s " skipped" : ""; exit f > 0 || p == 0}' "$LOGS/outcomes"

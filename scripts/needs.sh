@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Installs what the tests need and this machine lacks: on Debian and its kin, as root, in one call. Elsewhere the tests say what
+# they miss. Sourced by check.sh.
+missing_packages() {
+	[ -e /usr/include/cmocka.h ] || echo libcmocka-dev
+	command -v gcc >/dev/null || echo gcc libc6-dev
+	command -v g++ >/dev/null || echo g++
+	command -v pkg-config >/dev/null || echo pkg-config
+	pkg-config --exists pmix 2>/dev/null || echo libpmix-dev
+	command -v mpirun >/dev/null || echo openmpi-bin
+	command -v mpicc >/dev/null || echo libopenmpi-dev
+	command -v spin >/dev/null || echo spin
+	command -v valgrind >/dev/null || echo valgrind
+	command -v python3 >/dev/null || echo python3
+	command -v clang >/dev/null || echo clang libclang-rt-14-dev
+}
+
+install_packages() {
+	# shellcheck disable=SC2086
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 </dev/null
+}
+
+packages=$(missing_packages | sort -u | tr '\n' ' ')
+if [ -n "$packages" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	echo "---- installing $packages"
+	# shellcheck disable=SC2086
+	install_packages $packages || { apt-get update -qq >/dev/null 2>&1 </dev/null && install_packages $packages; } ||
+		echo "could not install all of them"
+	packages=$(missing_packages | sort -u | tr '\n' ' ')
+fi
+[ -z "$packages" ] || echo "missing: $packages"

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making and ending an exchange: settings checked, compared between the ranks, and turned into windows and slots. */
+#include "exchange.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "wait.h"
+
+#define MAX_SLOTS 16
+#define MAX_TOKENS (1u << 24)
+#define MAX_HIDDEN (1u << 24)
+#define MAX_WINDOW_BYTES (1ull << 46)
+
+void tern_moe_config_init(struct tern_moe_config *config)
+{
+	*config = (struct tern_moe_config){.size = sizeof(*config),
+		.mode = TERN_LOW_LATENCY,
+		.layout = TERN_CONTIGUOUS,
+		.reduce = TERN_REDUCE_HOME,
+		.weights = TERN_WEIGHTS_COMBINE,
+		.x_dtype = TERN_BF16,
+		.dispatch_dtype = TERN_BF16,
+		.combine_dtype = TERN_BF16,
+		.nr_slots = 1,
+		.alignment = 1,
+		.replica_ranks = 1,
+		.wait_ms = 30000,
+		.first_epoch = 1};
+}
+
+static bool is_float(enum tern_dtype dtype)
+{
+	return dtype == TERN_BF16 || dtype == TERN_FP16 || dtype == TERN_FP32;
+}
+
+static int check_range(const char *name, uint64_t value, uint64_t least, uint64_t most)
+{
+	if (value >= least && value <= most)
+		return 0;
+	return fail(TERN_ERR_INVALID, "%s is %llu; %llu to %llu are possible", name, (unsigned long long)value, (unsigned long long)least,
+		(unsigned long long)most);
+}
+
+static int check_choices(const struct tern_moe_config *c)
+{
+	int rc = check_range("mode", c->mode, TERN_LOW_LATENCY, TERN_HIGH_THROUGHPUT);
+
+	rc = rc ? rc : check_range("layout", c->layout, TERN_PADDED, TERN_BY_SOURCE);
+	rc = rc ? rc : check_range("reduce", c->reduce, TERN_REDUCE_HOME, TERN_REDUCE_EXPERT);
+	rc = rc ? rc : check_range("weights", c->weights, TERN_WEIGHTS_COMBINE, TERN_WEIGHTS_PASS);
+	rc = rc ? rc : check_range("x_dtype", c->x_dtype, TERN_BF16, TERN_BYTES);
+	rc = rc ? rc : check_range("dispatch_dtype", c->dispatch_dtype, TERN_BF16, TERN_BYTES);
+	rc = rc ? rc : check_range("scale", c->scale, TERN_SCALE_NONE, TERN_SCALE_UE8M0);
+	rc = rc ? rc : check_range("combine_dtype", c->combine_dtype, TERN_BF16, TERN_FP32);
+	if (rc)
+		return rc;
+	if (c->layout == TERN_BY_SOURCE && (c->reduce != TERN_REDUCE_EXPERT || c->weights != TERN_WEIGHTS_PASS))
+		return fail(TERN_ERR_INVALID, "layout TERN_BY_SOURCE has one y row for each token, reduced by the caller: it needs "
+					      "TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS");
+	if (c->mode == TERN_LOW_LATENCY && c->capacity)
+		return fail(TERN_ERR_INVALID, "capacity is %llu; low-latency mode takes only 0, the worst case", (unsigned long long)c->capacity);
+	return 0;
+}
+
+static int check_sizes(const struct tern_moe_config *c, uint32_t nr_ranks)
+{
+	int rc = check_range("hidden", c->hidden, 1, MAX_HIDDEN);
+
+	rc = rc ? rc : check_range("nr_experts", c->nr_experts, 1, UINT16_MAX * 16u);
+	rc = rc ? rc : check_range("topk", c->topk, 1, TERN_MAX_TOPK);
+	rc = rc ? rc : check_range("max_tokens", c->max_tokens, 1, MAX_TOKENS);
+	rc = rc ? rc : check_range("nr_slots", c->nr_slots, 1, MAX_SLOTS);
+	rc = rc ? rc : check_range("alignment", c->alignment, 1, 1u << 16);
+	rc = rc ? rc : check_range("replica_ranks", c->replica_ranks, 1, nr_ranks);
+	rc = rc ? rc : check_range("wait_ms", (uint64_t)(int64_t)c->wait_ms, 0, INT_MAX);
+	if (rc)
+		return rc;
+	if (c->topk > c->nr_experts)
+		return fail(TERN_ERR_INVALID, "topk is %u of %u experts", c->topk, c->nr_experts);
+	if (nr_ranks % c->replica_ranks)
+		return fail(TERN_ERR_INVALID, "replica_ranks is %u, which does not divide %u ranks", c->replica_ranks, nr_ranks);
+	return 0;
+}
+
+static int check_row(const char *what, enum tern_dtype dtype, uint64_t bytes)
+{
+	if (bytes && bytes % 16 == 0)
+		return 0;
+	return fail(TERN_ERR_INVALID, "%s rows of %llu bytes (dtype %d); a row has to be a multiple of 16 bytes", what, (unsigned long long)bytes,
+		(int)dtype);
+}
+
+static int check_dtypes(const struct tern_moe_config *c)
+{
+	bool quantise = c->x_dtype != c->dispatch_dtype;
+	int rc;
+
+	if (quantise && !(is_float(c->x_dtype) && c->dispatch_dtype == TERN_FP8_E4M3))
+		return fail(TERN_ERR_INVALID, "dispatch_dtype %d from x_dtype %d: only BF16, FP16 and FP32 are converted, to FP8_E4M3",
+			(int)c->dispatch_dtype, (int)c->x_dtype);
+	if ((c->dispatch_dtype == TERN_FP8_E4M3) != (c->scale != TERN_SCALE_NONE))
+		return fail(TERN_ERR_INVALID, "scale %d with dispatch_dtype %d: FP8_E4M3 has scales, other dtypes have none", (int)c->scale,
+			(int)c->dispatch_dtype);
+	if ((c->dispatch_dtype == TERN_BYTES) != (c->payload_bytes != 0))
+		return fail(TERN_ERR_INVALID, "payload_bytes is %u with dispatch_dtype %d: it is for TERN_BYTES", c->payload_bytes,
+			(int)c->dispatch_dtype);
+	rc = check_row("x", c->x_dtype, c->payload_bytes ? c->payload_bytes : (uint64_t)c->hidden * dtype_bytes(c->x_dtype));
+	if (!rc && quantise)
+		rc = check_row("dispatched", c->dispatch_dtype, c->hidden);
+	return rc ? rc : check_row("y", c->combine_dtype, (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
+}
+
+static int check_layout(const struct layout *l)
+{
+	double rows = (double)l->positions * ((double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) + 8.0 * l->topk);
+	double bytes = l->nr_slots * (rows + (double)l->nr_ranks * (double)l->region_bytes);
+
+	if (l->positions > UINT32_MAX)
+		return fail(TERN_ERR_INVALID, "%llu row positions in the received x; at most %u. Set a capacity",
+			(unsigned long long)l->positions, UINT32_MAX);
+	if (bytes > (double)MAX_WINDOW_BYTES || l->window_bytes > MAX_WINDOW_BYTES)
+		return fail(TERN_ERR_INVALID, "these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9, (double)MAX_WINDOW_BYTES / 1e9);
+	return 0;
+}
+
+/* Everything but wait_ms. */
+static int agree_config(tern_moe *moe)
+{
+	const struct tern_moe_config *c = &moe->config;
+	const struct setting settings[] = {{"mode", c->mode},
+		{"layout", c->layout},
+		{"reduce", c->reduce},
+		{"weights", c->weights},
+		{"hidden", c->hidden},
+		{"nr_experts", c->nr_experts},
+		{"topk", c->topk},
+		{"max_tokens", c->max_tokens},
+		{"x_dtype", c->x_dtype},
+		{"dispatch_dtype", c->dispatch_dtype},
+		{"scale", c->scale},
+		{"payload_bytes", c->payload_bytes},
+		{"combine_dtype", c->combine_dtype},
+		{"nr_slots", c->nr_slots},
+		{"alignment", c->alignment},
+		{"capacity", c->capacity},
+		{"nr_physical", moe->placement.nr_physical},
+		{"the placement tables (hashes)", placement_hash(&moe->placement)},
+		{"replica_ranks", c->replica_ranks},
+		{"first_epoch", c->first_epoch}};
+
+	return group_agree_settings(moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
+}
+
+static void *take(tern_moe *moe, uint64_t nr, size_t bytes)
+{
+	moe->private_bytes += nr * bytes;
+	return calloc(nr ? nr : 1, bytes);
+}
+
+static bool slot_alloc(tern_moe *moe, uint32_t index)
+{
+	struct slot *s = &moe->slots[index];
+	uint32_t nr_lists = moe->nr_ranks > moe->nr_local ? moe->nr_ranks : moe->nr_local;
+	uint64_t routes = (uint64_t)moe->config.max_tokens * moe->config.topk;
+
+	s->epoch = moe->config.first_epoch;
+	s->physical = take(moe, routes, sizeof(*s->physical));
+	s->weights = take(moe, routes, sizeof(*s->weights));
+	s->rows_to = take(moe, moe->nr_ranks, sizeof(*s->rows_to));
+	s->routes_to = take(moe, moe->placement.nr_physical, sizeof(*s->routes_to));
+	s->rows_home = take(moe, moe->nr_ranks, sizeof(*s->rows_home));
+	s->place = take(moe, moe->placement.nr_physical + moe->nr_ranks, sizeof(*s->place));
+	s->rows_from = take(moe, moe->nr_ranks, sizeof(*s->rows_from));
+	s->counts = take(moe, nr_lists, sizeof(*s->counts));
+	s->offsets = take(moe, nr_lists, sizeof(*s->offsets));
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+		s->output = own(moe, layout_output(&moe->layout, index));
+	else
+		s->output = private_map(moe->layout.output.bytes);
+	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home && s->place && s->rows_from && s->counts &&
+	       s->offsets && s->output;
+}
+
+static void slot_free(tern_moe *moe, struct slot *s)
+{
+	free(s->physical);
+	free(s->weights);
+	free(s->rows_to);
+	free(s->routes_to);
+	free(s->rows_home);
+	free(s->place);
+	free(s->rows_from);
+	free(s->counts);
+	free(s->offsets);
+	if (moe->config.mode == TERN_LOW_LATENCY)
+		private_unmap(s->output, moe->layout.output.bytes);
+}
+
+/* What a half sends is read next by another rank, from the last-level cache if all ranks' rows fit there. */
+static void choose_streaming(tern_moe *moe)
+{
+	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+
+	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / moe->nr_ranks;
+}
+
+/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running that one waits for. */
+static void choose_patience(tern_moe *moe)
+{
+	cpu_set_t cpus;
+	int here = 0, nr_cpus = sched_getaffinity(0, sizeof(cpus), &cpus) ? 1 : CPU_COUNT(&cpus);
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		here += moe->group->peers[r].path != TERN_PATH_NONE;
+	moe->spin_rounds = here <= nr_cpus ? 2000 : 50;
+	moe->yield_rounds = here <= nr_cpus ? 20 : 40;
+}
+
+static int exchange_alloc(tern_moe *moe)
+{
+	const struct tern_moe_config *c = &moe->config;
+	uint32_t cursors = moe->nr_ranks > moe->layout.max_local ? moe->nr_ranks : moe->layout.max_local;
+	bool ok;
+
+	moe->slots = take(moe, c->nr_slots, sizeof(*moe->slots));
+	moe->scratch = take(moe, 1, align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) + moe->layout.combine_row_bytes);
+	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
+	moe->cursor = take(moe, cursors, sizeof(*moe->cursor));
+	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
+	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
+	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->totals && moe->expert_load;
+	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
+		ok = slot_alloc(moe, i);
+	return ok ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots, c->max_tokens);
+}
+
+/* Local part: nothing here depends on other ranks. */
+static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
+{
+	int rc;
+
+	if (!config || config->size != sizeof(*config))
+		return fail(TERN_ERR_INVALID, "config is NULL or was not set by tern_moe_config_init");
+	moe->config = *config;
+	rc = check_choices(config);
+	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
+	rc = rc ? rc : check_dtypes(config);
+	rc = rc ? rc : placement_init(&moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);
+	if (rc)
+		return rc;
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		if (moe->group->peers[r].path == TERN_PATH_NONE)
+			return fail(TERN_ERR_UNSUPPORTED, "rank %u is on another node (%d; rank %u is on %d), and this version reaches "
+							  "ranks of one machine only", r, moe->group->peers[r].node, moe->rank,
+				moe->group->peers[moe->rank].node);
+	moe->config.placement = (struct tern_placement){0}; /* the caller's tables are not kept */
+	moe->wait_ms = config->wait_ms;
+	moe->nr_local = moe->placement.nr_local[moe->rank];
+	layout_init(&moe->layout, config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local);
+	return check_layout(&moe->layout);
+}
+
+static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
+{
+	tern_group *group = moe->group;
+	int rc = exchange_plan(moe, config);
+
+	rc = group_agree_status(group, rc, "tern_moe_create");
+	rc = rc ? rc : agree_config(moe);
+	if (rc)
+		return rc;
+	moe->windows = calloc(moe->nr_ranks, sizeof(*moe->windows));
+	rc = moe->windows ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u windows", moe->nr_ranks);
+	rc = group_agree_status(group, rc, "tern_moe_create");
+	rc = rc ? rc : windows_create(group, moe->layout.window_bytes, ++group->round, moe->windows);
+	if (rc)
+		return rc;
+	choose_patience(moe);
+	choose_streaming(moe);
+	return group_agree_status(group, exchange_alloc(moe), "tern_moe_create");
+}
+
+static void exchange_free(tern_moe *moe)
+{
+	for (uint32_t i = 0; moe->slots && i < moe->config.nr_slots; i++)
+		slot_free(moe, &moe->slots[i]);
+	if (moe->windows)
+		windows_destroy(moe->group, moe->windows);
+	placement_free(&moe->placement);
+	free(moe->windows);
+	free(moe->slots);
+	free(moe->scratch);
+	free(moe->seen);
+	free(moe->cursor);
+	free(moe->totals);
+	free(moe->expert_load);
+	free(moe);
+}
+
+int tern_moe_create(tern_group *group, const struct tern_moe_config *config, tern_moe **out)
+{
+	tern_moe *moe;
+	int rc;
+
+	if (!group || !out)
+		return fail(TERN_ERR_INVALID, "group or moe is NULL");
+	moe = calloc(1, sizeof(*moe));
+	if (!moe)
+		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
+	moe->group = group;
+	moe->rank = (uint32_t)group->rank;
+	moe->nr_ranks = (uint32_t)group->nr_ranks;
+	moe->report.peer = -1;
+	rc = exchange_open(moe, config);
+	if (rc) {
+		exchange_free(moe);
+		return rc;
+	}
+	group->nr_exchanges++;
+	*out = moe;
+	return 0;
+}
+
+int tern_moe_destroy(tern_moe *moe)
+{
+	if (!moe)
+		return 0;
+	if (!moe->failed)
+		exchange_fail(moe, 0, -1); /* peers that still wait for this rank learn that it left */
+	moe->group->nr_exchanges--;
+	exchange_free(moe);
+	return 0;
+}
+
+int tern_moe_set_wait(tern_moe *moe, int wait_ms)
+{
+	if (!moe || wait_ms < 0)
+		return fail(TERN_ERR_INVALID, "moe is NULL or wait_ms is negative (%d)", wait_ms);
+	moe->wait_ms = wait_ms;
+	return 0;
+}
+
+int slot_check(tern_moe *moe, uint32_t slot, const char *call)
+{
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "%s: moe is NULL", call);
+	if (moe->failed)
+		return fail(moe->failed, "%s", moe->failed_text);
+	if (slot >= moe->config.nr_slots)
+		return fail(TERN_ERR_INVALID, "%s: slot is %u of %u", call, slot, moe->config.nr_slots);
+	return 0;
+}
+
+int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
+{
+	static const char *const next[] = {"dispatch_send", "dispatch_send again (it waits for counts)", "dispatch_recv",
+		"combine_send or release", "combine_recv", "dispatch_send"};
+
+	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot, next[moe->slots[slot].state]);
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inside of a tern_moe, shared by the files that make the four halves. */
+#ifndef TERN_EXCHANGE_H
+#define TERN_EXCHANGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "group.h"
+#include "layout.h"
+#include "placement.h"
+#include "tern.h"
+#include "window.h"
+
+enum slot_state {
+	SLOT_IDLE,	    /* next: dispatch_send */
+	SLOT_COUNTED,	    /* counts are out; dispatch_send waits for the others' and goes on when called again */
+	SLOT_DISPATCHED,    /* next: dispatch_recv */
+	SLOT_RECEIVED,	    /* next: combine_send or release */
+	SLOT_COMBINED,	    /* next: combine_recv */
+	SLOT_RELEASED	    /* next: dispatch_send, which waits until all have released */
+};
+
+/* One micro-batch in flight. */
+struct slot {
+	enum slot_state state;
+	uint32_t epoch;		     /* of the round under way, or of the next one when idle */
+	uint32_t rounds[NR_PHASES];  /* that completed each phase: what the doorbells have counted, over nr_ranks */
+	uint32_t nr_tokens;
+	int32_t *physical;	     /* [T * K] the expert of each route, -1: none */
+	float *weights;		     /* [T * K] */
+	uint32_t *rows_to;	     /* [R] rows for each rank */
+	uint32_t *routes_to;	     /* [P] routes to each physical expert */
+	uint32_t *rows_home;	     /* [R] rows that combine brings from each rank */
+	uint64_t *place;	     /* [P] high throughput: where this rank's next row for each expert goes; BY_SOURCE: [R] */
+	uint32_t *rows_from;	     /* [R] received rows of each source */
+	uint32_t *counts;	     /* [max(L, R)] tern_received.counts */
+	uint64_t *offsets;	     /* [max(L, R)] tern_received.offsets */
+	uint64_t nr_rows, extent;
+	uint8_t *output;	     /* base of struct output_layout: private, or in the window */
+	uint8_t *x, *scales;	     /* received rows of this round: in output, or the caller's */
+};
+
+struct tern_moe {
+	tern_group *group;
+	struct tern_moe_config config;
+	struct placement placement;
+	struct layout layout;
+	struct window **windows; /* [R] */
+	uint32_t nr_ranks, rank, nr_local;
+	int wait_ms;
+	int spin_rounds, yield_rounds; /* before a wait sleeps */
+	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */
+	struct slot *slots;
+	uint8_t *scratch;   /* one row of payload and scales, or one of results */
+	uint32_t *seen;	    /* [E] token + 1 that named the expert last, to find duplicates */
+	uint64_t *totals;   /* [P + R] sums over all sources while counts are added up */
+	uint32_t *cursor;   /* [max(R, max_local)] positions while one half fills in */
+	int failed;	    /* 0, or the error that ended this exchange */
+	char failed_text[512];
+	struct tern_wait_report report;
+	struct tern_stats stats;
+	uint64_t *expert_load; /* [E] */
+	uint64_t private_bytes;
+};
+
+/* This rank's own window. */
+static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
+{
+	return moe->windows[moe->rank]->base + offset;
+}
+
+/* Checks slot number and order of calls; a failed exchange reports its error again. */
+int slot_check(tern_moe *moe, uint32_t slot, const char *call);
+int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call);
+
+/* Ranks [home_first, home_first + replica_ranks) get the results of tokens from `source`. */
+static inline uint32_t home_first(const tern_moe *moe, uint32_t source)
+{
+	return source / moe->config.replica_ranks * moe->config.replica_ranks;
+}
+
+/* The replica that sends token t of this rank's group. */
+static inline uint32_t token_source(const tern_moe *moe, uint32_t token)
+{
+	return home_first(moe, moe->rank) + token % moe->config.replica_ranks;
+}
+
+static inline struct row_header *header_at(const tern_moe *moe, uint8_t *region, uint32_t row)
+{
+	const struct layout *l = &moe->layout;
+
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+		return (struct row_header *)(region + (uint64_t)row * l->header_bytes);
+	return (struct row_header *)(region + l->counts_bytes + (uint64_t)row * l->row_bytes);
+}
+
+#endif

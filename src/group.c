@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Joining and leaving: who is on which node, and which path leads to whom. */
+#include "group.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "meeting.h"
+
+#define NODE_TEXT 160
+#define STATUS_TEXT 256
+#define DEFAULT_WAIT_MS 30000
+
+/* What the ranks tell each other on joining. */
+struct introduction {
+	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows */
+	char node[NODE_TEXT];
+	uint64_t pid, pid_namespace;
+	struct meeting_address address;
+};
+
+void tern_group_config_init(struct tern_group_config *config)
+{
+	*config = (struct tern_group_config){.size = sizeof(*config), .wait_ms = DEFAULT_WAIT_MS};
+}
+
+static uint64_t namespace_inode(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) ? 0 : st.st_ino;
+}
+
+/* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong to
+ * it), and not told apart by setting. */
+static void node_identity(char *text, size_t bytes, const char *node)
+{
+	char boot_id[40] = "";
+	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+
+	if (fd >= 0) {
+		ssize_t length = read(fd, boot_id, sizeof(boot_id) - 1);
+
+		boot_id[length > 0 ? length : 0] = 0;
+		boot_id[strcspn(boot_id, "\n")] = 0;
+		close(fd);
+	}
+	if (!node)
+		node = getenv("TERN_NODE");
+	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"), node ? node : "");
+}
+
+int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
+{
+	int rc;
+
+	if (group->nr_ranks == 1 && !group->boot.allgather) {
+		memcpy(all, mine, bytes);
+		return 0;
+	}
+	fail(0, "%s", "");
+	rc = group->boot.allgather(group->boot.ctx, mine, all, bytes);
+	if (!rc)
+		return 0;
+	if (*tern_last_error())
+		return fail(TERN_ERR_BOOTSTRAP, "allgather: %s", tern_last_error());
+	return fail(TERN_ERR_BOOTSTRAP, "the allgather of the bootstrap returned %d on rank %d", rc, group->rank);
+}
+
+int group_agree_status(tern_group *group, int rc, const char *what)
+{
+	struct status {
+		int32_t rc;
+		char text[STATUS_TEXT];
+	} mine = {.rc = rc}, *all = calloc((size_t)group->nr_ranks, sizeof(*all));
+	int failed = 0;
+
+	if (!all)
+		return fail(TERN_ERR_NOMEM, "no memory for the status of %d ranks", group->nr_ranks);
+	if (rc)
+		snprintf(mine.text, sizeof(mine.text), "%.*s", STATUS_TEXT - 1, tern_last_error());
+	failed = group_allgather(group, &mine, all, sizeof(mine));
+	for (int r = 0; r < group->nr_ranks && !failed; r++) {
+		all[r].text[STATUS_TEXT - 1] = 0;
+		if (all[r].rc && r == group->rank)
+			failed = fail(all[r].rc, "%s: %s", what, all[r].text);
+	}
+	for (int r = 0; r < group->nr_ranks && !failed; r++)
+		if (all[r].rc)
+			failed = fail(all[r].rc, "%s: rank %d: %s", what, r, all[r].text);
+	free(all);
+	return failed;
+}
+
+/* "7168 on ranks 0, 1, 3; 4096 on rank 2" */
+static void describe_values(char *text, size_t bytes, const uint64_t *all, int nr_ranks, int nr_settings, int which)
+{
+	size_t at = 0;
+
+	for (int r = 0; r < nr_ranks && at < bytes - 48; r++) {
+		uint64_t value = all[(size_t)r * nr_settings + which];
+		int first = 0, nr = 0;
+
+		while (all[(size_t)first * nr_settings + which] != value)
+			first++;
+		if (first < r)
+			continue; /* told with that rank */
+		at += (size_t)snprintf(text + at, bytes - at, "%s%llu on rank", at ? "; " : "", (unsigned long long)value);
+		for (int s = r; s < nr_ranks && at < bytes - 48; s++)
+			if (all[(size_t)s * nr_settings + which] == value)
+				at += (size_t)snprintf(text + at, bytes - at, "%s %d", nr++ ? "," : "", s);
+	}
+	if (at >= bytes - 48)
+		snprintf(text + at, bytes - at, " ...");
+}
+
+int group_agree_settings(tern_group *group, const struct setting *settings, int nr_settings)
+{
+	uint64_t *mine = calloc((size_t)nr_settings * ((size_t)group->nr_ranks + 1), sizeof(*mine)), *all = mine + nr_settings;
+	char text[512];
+	int rc;
+
+	if (!mine)
+		return fail(TERN_ERR_NOMEM, "no memory to compare the settings of %d ranks", group->nr_ranks);
+	for (int i = 0; i < nr_settings; i++)
+		mine[i] = settings[i].value;
+	rc = group_allgather(group, mine, all, (size_t)nr_settings * sizeof(*mine));
+	for (int i = 0; i < nr_settings && !rc; i++)
+		for (int r = 1; r < group->nr_ranks && !rc; r++)
+			if (all[(size_t)r * nr_settings + i] != all[i]) {
+				describe_values(text, sizeof(text), all, group->nr_ranks, nr_settings, i);
+				rc = fail(TERN_ERR_MISMATCH, "ranks disagree on %s: %s", settings[i].name, text);
+			}
+	free(mine);
+	return rc;
+}
+
+/* Nodes are numbered in the order of their lowest ranks. */
+static void assign_nodes(tern_group *group, const struct introduction *all)
+{
+	const struct introduction *me = &all[group->rank];
+
+	for (int r = 0; r < group->nr_ranks; r++) {
+		struct peer *peer = &group->peers[r];
+		bool same_node = !strncmp(all[r].node, me->node, NODE_TEXT);
+		int first = 0;
+
+		while (strncmp(all[first].node, all[r].node, NODE_TEXT))
+			first++;
+		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
+		peer->path = r == group->rank ? TERN_PATH_SELF : same_node ? TERN_PATH_MAPPED : TERN_PATH_NONE;
+		peer->same_process = same_node && all[r].pid == me->pid && all[r].pid_namespace == me->pid_namespace;
+		peer->pidfd = -1;
+	}
+}
+
+/* Each rank passes a descriptor of its own process on, so that peers see it end, whatever their process namespaces. */
+static int exchange_pidfds(tern_group *group, const struct introduction *all)
+{
+	struct meeting_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
+	int rc, own = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+	if (!guests)
+		rc = fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
+	else
+		rc = own < 0 ? fail_errno("pidfd_open") : 0;
+	rc = group_agree_status(group, rc, "joining");
+	for (int r = 0; r < group->nr_ranks && !rc; r++)
+		guests[r] = (struct meeting_guest){.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
+			.address = all[r].address,
+			.fd = -1};
+	if (!rc) {
+		rc = meeting_exchange(group->meeting, group->rank, group->nr_ranks, 0, own, guests, group->wait_ms);
+		for (int r = 0; r < group->nr_ranks; r++)
+			group->peers[r].pidfd = guests[r].fd;
+		rc = group_agree_status(group, rc, "joining");
+	}
+	if (own >= 0)
+		close(own);
+	free(guests);
+	return rc;
+}
+
+static int introduce(tern_group *group, const char *node)
+{
+	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
+		.pid = (uint64_t)getpid(),
+		.pid_namespace = namespace_inode("/proc/self/ns/pid")};
+	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
+	int rc;
+
+	node_identity(me.node, sizeof(me.node), node);
+	rc = all ? meeting_open(&group->meeting) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	if (!rc)
+		meeting_address(group->meeting, &me.address);
+	rc = group_agree_status(group, rc, "joining");
+	if (!rc)
+		rc = group_allgather(group, &me, all, sizeof(me));
+	for (int r = 0; r < group->nr_ranks && !rc; r++)
+		if (all[r].abi != me.abi)
+			rc = fail(TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d", r, group->rank);
+	if (!rc) {
+		assign_nodes(group, all);
+		rc = exchange_pidfds(group, all);
+	}
+	free(all);
+	return rc;
+}
+
+static int check_group_config(const struct tern_group_config *config)
+{
+	const struct tern_boot *boot = &config->boot;
+
+	if (boot->nr_ranks < 1 || boot->nr_ranks > UINT16_MAX)
+		return fail(TERN_ERR_INVALID, "boot.nr_ranks is %d; 1 to %d are possible", boot->nr_ranks, UINT16_MAX);
+	if (boot->rank < 0 || boot->rank >= boot->nr_ranks)
+		return fail(TERN_ERR_INVALID, "boot.rank is %d of %d ranks", boot->rank, boot->nr_ranks);
+	if (!boot->allgather && boot->nr_ranks > 1)
+		return fail(TERN_ERR_INVALID, "boot.allgather is NULL for %d ranks", boot->nr_ranks);
+	if (config->wait_ms < 0)
+		return fail(TERN_ERR_INVALID, "wait_ms is %d", config->wait_ms);
+	if (config->node && strlen(config->node) > 64)
+		return fail(TERN_ERR_INVALID, "node is longer than 64 bytes");
+	return 0;
+}
+
+static void group_free(tern_group *group)
+{
+	for (int r = 0; group->peers && r < group->nr_ranks; r++)
+		if (group->peers[r].pidfd >= 0)
+			close(group->peers[r].pidfd);
+	meeting_close(group->meeting);
+	if (group->boot.close)
+		group->boot.close(group->boot.ctx);
+	free(group->peers);
+	free(group);
+}
+
+int tern_group_create(const struct tern_group_config *config, tern_group **out)
+{
+	tern_group *group;
+	int rc;
+
+	if (!config || !out || config->size != sizeof(*config))
+		return fail(TERN_ERR_INVALID, "config or group is NULL, or config was not set by tern_group_config_init");
+	rc = check_group_config(config);
+	group = rc ? NULL : calloc(1, sizeof(*group));
+	if (group)
+		group->peers = calloc((size_t)config->boot.nr_ranks, sizeof(*group->peers));
+	if (!group || !group->peers) {
+		if (config->boot.close)
+			config->boot.close(config->boot.ctx);
+		free(group);
+		return rc ? rc : fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks", config->boot.nr_ranks);
+	}
+	group->rank = config->boot.rank;
+	group->nr_ranks = config->boot.nr_ranks;
+	group->boot = config->boot;
+	group->wait_ms = config->wait_ms;
+	for (int r = 0; r < group->nr_ranks; r++)
+		group->peers[r].pidfd = -1;
+	rc = introduce(group, config->node);
+	if (rc) {
+		group_free(group);
+		return rc;
+	}
+	*out = group;
+	return 0;
+}
+
+int tern_group_destroy(tern_group *group)
+{
+	if (!group)
+		return 0;
+	if (group->nr_exchanges)
+		return fail(TERN_ERR_STATE, "the group still has %d exchanges", group->nr_exchanges);
+	group_free(group);
+	return 0;
+}
+
+bool peer_has_died(const struct peer *peer)
+{
+	struct pollfd pfd = {.fd = peer->pidfd, .events = POLLIN};
+
+	return peer->pidfd >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & POLLIN);
+}
+
+int tern_group_rank(const tern_group *group)
+{
+	return group ? group->rank : fail(TERN_ERR_INVALID, "group is NULL");
+}
+
+int tern_group_nr_ranks(const tern_group *group)
+{
+	return group ? group->nr_ranks : fail(TERN_ERR_INVALID, "group is NULL");
+}
+
+int tern_group_nr_nodes(const tern_group *group)
+{
+	return group ? group->nr_nodes : fail(TERN_ERR_INVALID, "group is NULL");
+}
+
+static int check_rank(const tern_group *group, int rank)
+{
+	if (!group)
+		return fail(TERN_ERR_INVALID, "group is NULL");
+	if (rank < 0 || rank >= group->nr_ranks)
+		return fail(TERN_ERR_INVALID, "rank %d of %d", rank, group->nr_ranks);
+	return 0;
+}
+
+int tern_group_node(const tern_group *group, int rank)
+{
+	int rc = check_rank(group, rank);
+
+	return rc ? rc : group->peers[rank].node;
+}
+
+int tern_group_path(const tern_group *group, int rank)
+{
+	int rc = check_rank(group, rank);
+
+	return rc ? rc : (int)group->peers[rank].path;
+}
+
+int tern_group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
+{
+	if (!group || ((!mine || !all) && bytes))
+		return fail(TERN_ERR_INVALID, "group, mine or all is NULL");
+	return group_allgather(group, mine, all, bytes);
+}

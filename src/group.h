@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TERN_GROUP_H
+#define TERN_GROUP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tern.h"
+
+/* What a rank knows of another. */
+struct peer {
+	enum tern_path path;
+	bool same_process;
+	int node;
+	int pidfd; /* readable when the peer's process has ended; -1: not known */
+};
+
+struct tern_group {
+	int rank, nr_ranks, nr_nodes;
+	int wait_ms;
+	struct tern_boot boot;
+	struct meeting *meeting; /* where peers on this machine pass descriptors */
+	struct peer *peers;	 /* [nr_ranks] */
+	int nr_exchanges;	 /* alive */
+	uint32_t round;		 /* of sharing windows; 0 was joining */
+};
+
+/* The bootstrap's allgather, with its failure turned into TERN_ERR_BOOTSTRAP. Collective. */
+int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes);
+
+/* Collective: every rank tells whether its part went well. If one did not, all ranks return its code, with the ranks and the
+ * first one's cause in the text. `rc` and this thread's text are this rank's own. */
+int group_agree_status(tern_group *group, int rc, const char *what);
+
+/* A setting that has to be the same on all ranks. */
+struct setting {
+	const char *name;
+	uint64_t value;
+};
+
+/* Collective: TERN_ERR_MISMATCH on all ranks, naming the first differing setting, its values and ranks. */
+int group_agree_settings(tern_group *group, const struct setting *settings, int nr_settings);
+
+/* True when this peer's process is known to have ended. */
+bool peer_has_died(const struct peer *peer);
+
+#endif

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a caller may ask an exchange: experts, memory, reports and statistics. */
+#include <string.h>
+
+#include "error.h"
+#include "exchange.h"
+
+int tern_moe_nr_local(const tern_moe *moe)
+{
+	return moe ? (int)moe->nr_local : fail(TERN_ERR_INVALID, "moe is NULL");
+}
+
+int tern_moe_local_expert(const tern_moe *moe, uint32_t local)
+{
+	if (!moe || local >= moe->nr_local)
+		return fail(TERN_ERR_INVALID, "moe is NULL or local expert %u is none of its %u", local, moe ? moe->nr_local : 0);
+	for (uint32_t p = 0; p < moe->placement.nr_physical; p++)
+		if (moe->placement.rank[p] == moe->rank && moe->placement.local[p] == local)
+			return (int)moe->placement.logical[p];
+	return fail(TERN_ERR_INVALID, "local expert %u is in no table", local);
+}
+
+/* Copies the part of a struct that both sides know: the caller's size is the one it was compiled with. */
+static int hand_out(void *to, size_t to_size, const void *from, size_t from_size, const char *name)
+{
+	if (to_size < sizeof(size_t) + sizeof(uint64_t) || to_size > from_size)
+		return fail(TERN_ERR_INVALID, "%s.size is %zu; this library knows %zu", name, to_size, from_size);
+	memcpy((char *)to + sizeof(size_t), (const char *)from + sizeof(size_t), to_size - sizeof(size_t));
+	return 0;
+}
+
+int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory)
+{
+	struct tern_memory now;
+
+	if (!moe || !memory)
+		return fail(TERN_ERR_INVALID, "moe or memory is NULL");
+	now = (struct tern_memory){.window_bytes = moe->layout.window_bytes,
+		.output_bytes = moe->layout.output.bytes * moe->layout.nr_slots,
+		.private_bytes = moe->private_bytes};
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+		now.window_bytes -= now.output_bytes;
+	return hand_out(memory, memory->size, &now, sizeof(now), "tern_memory");
+}
+
+int tern_moe_wait_report(const tern_moe *moe, struct tern_wait_report *report)
+{
+	if (!moe || !report)
+		return fail(TERN_ERR_INVALID, "moe or report is NULL");
+	return hand_out(report, report->size, &moe->report, sizeof(moe->report), "tern_wait_report");
+}
+
+int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats)
+{
+	if (!moe || !stats)
+		return fail(TERN_ERR_INVALID, "moe or stats is NULL");
+	return hand_out(stats, stats->size, &moe->stats, sizeof(moe->stats), "tern_stats");
+}
+
+int tern_moe_expert_load(const tern_moe *moe, uint64_t *counts, uint32_t nr)
+{
+	if (!moe || !counts || nr != moe->config.nr_experts)
+		return fail(TERN_ERR_INVALID, "moe or counts is NULL, or nr is %u for %u experts", nr, moe ? moe->config.nr_experts : 0);
+	memcpy(counts, moe->expert_load, nr * sizeof(*counts));
+	return 0;
+}
+
+int tern_moe_stats_reset(tern_moe *moe)
+{
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "moe is NULL");
+	memset(&moe->stats, 0, sizeof(moe->stats));
+	memset(moe->expert_load, 0, moe->config.nr_experts * sizeof(*moe->expert_load));
+	return 0;
+}

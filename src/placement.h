@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which rank holds which expert: the table behind every routing decision. Pure; the same on all ranks. */
+#ifndef TERN_PLACEMENT_H
+#define TERN_PLACEMENT_H
+
+#include "tern.h"
+
+struct placement {
+	uint32_t nr_experts, nr_physical, nr_ranks;
+	uint32_t max_local;
+	uint32_t *rank;		 /* [P] */
+	uint32_t *local;	 /* [P] index among its rank's experts */
+	uint32_t *logical;	 /* [P] */
+	uint32_t *nr_local;	 /* [R] */
+	uint32_t *first_replica; /* [E + 1] into replicas */
+	uint32_t *replicas;	 /* [P] physical experts by logical id, ascending */
+};
+
+/* Checks the caller's tables: TERN_ERR_INVALID names the entry. Freed by placement_free, also after a failure. */
+int placement_init(struct placement *placement, const struct tern_placement *tables, uint32_t nr_experts, uint32_t nr_ranks);
+void placement_free(struct placement *placement);
+
+/* The physical expert that serves `logical` for a token of `source`: tern.h, tern_placement. */
+uint32_t placement_choose(const struct placement *placement, uint32_t logical, uint32_t source, uint32_t token);
+
+/* Differs (with all likelihood) where the tables differ: ranks compare it. */
+uint64_t placement_hash(const struct placement *placement);
+
+#endif

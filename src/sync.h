@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory ordering between ranks, one named function for each use. Rows are plain stores and loads; only what stands here
+ * orders them. The argument as a whole, and the models that check it: docs/protocol.md. */
+#ifndef TERN_SYNC_H
+#define TERN_SYNC_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* An arrival word and a doorbell each have a cache line of their own: every one has a single writer or a single sleeper. */
+#define CACHE_LINE 64
+
+struct arrival {
+	_Atomic uint64_t word;
+} __attribute__((aligned(CACHE_LINE)));
+
+struct doorbell {
+	_Atomic uint32_t rung;	  /* arrivals so far, of one (slot, phase), modulo 2^32; the futex */
+	_Atomic uint32_t waiters; /* 1 while the owner sleeps or is about to */
+	_Atomic uint32_t wake_at; /* the count of arrivals that completes what the owner waits for */
+} __attribute__((aligned(CACHE_LINE)));
+
+/* Release: all rows stored for this peer in this phase, and all reads of the peer's earlier rows, come before the word.
+ * Pairs with arrival_observe. */
+static inline void arrival_publish(struct arrival *arrival, uint64_t word)
+{
+	atomic_store_explicit(&arrival->word, word, memory_order_release);
+}
+
+/* Acquire: whoever sees the word sees the rows that it announces, and may overwrite what the peer has thereby finished reading. */
+static inline uint64_t arrival_observe(const struct arrival *arrival)
+{
+	return atomic_load_explicit(&arrival->word, memory_order_acquire);
+}
+
+/* The sender's half of not losing a wake-up, after arrival_publish. The increment and the load of waiters are sequentially
+ * consistent, and so are the sleeper's store of waiters and the kernel's comparison of rung: either the sender sees the
+ * waiter, or the sleeper's futex sees the increment and does not sleep. True: the owner has to be woken. */
+static inline bool doorbell_ring(struct doorbell *bell)
+{
+	uint32_t rung = atomic_fetch_add_explicit(&bell->rung, 1, memory_order_seq_cst) + 1;
+
+	if (!atomic_load_explicit(&bell->waiters, memory_order_seq_cst))
+		return false;
+	return (int32_t)(rung - atomic_load_explicit(&bell->wake_at, memory_order_relaxed)) >= 0;
+}
+
+/* The sleeper's half: take the count first, announce the wait, then look at the words once more, then sleep on the count. The
+ * store of waiters orders wake_at before itself: a sender that sees the waiter sees when to wake it. */
+static inline uint32_t doorbell_listen(struct doorbell *bell, uint32_t wake_at)
+{
+	uint32_t rung = atomic_load_explicit(&bell->rung, memory_order_seq_cst);
+
+	atomic_store_explicit(&bell->wake_at, wake_at, memory_order_relaxed);
+	atomic_store_explicit(&bell->waiters, 1, memory_order_seq_cst);
+	return rung;
+}
+
+static inline void doorbell_leave(struct doorbell *bell)
+{
+	atomic_store_explicit(&bell->waiters, 0, memory_order_relaxed);
+}
+
+/* Release and acquire of a rank's parting word in its window's head: what it sent before it left is visible to those who see it gone. */
+static inline void parting_publish(_Atomic uint64_t *parting, uint64_t value)
+{
+	atomic_store_explicit(parting, value, memory_order_release);
+}
+
+static inline uint64_t parting_observe(const _Atomic uint64_t *parting)
+{
+	return atomic_load_explicit(parting, memory_order_acquire);
+}
+
+static inline void spin_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield" ::: "memory");
+#endif
+}
+
+#endif

@@ -1,0 +1,108 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# tern bench: flags, bad values, JSON, and small verified sweeps. TERN is the command, build/tern if not set.
+set -u
+TERN=${TERN:-build/tern}
+DIR=$(mktemp -d) || exit 1
+trap 'rm -rf "$DIR"' EXIT
+failed=0
+SMALL="--hidden 256 --experts 16 --topk 4 --tokens 1,9 --iters 4 --warmup 1"
+
+complain() {
+	echo "FAIL: $*" >&2
+	sed 's/^/    /' "$DIR/err" >&2
+	failed=1
+}
+
+# refuses WORDS FLAGS...: exit code 2, and stderr has the words
+refuses() {
+	words=$1
+	shift
+	"$TERN" bench "$@" >"$DIR/out" 2>"$DIR/err"
+	code=$?
+	[ $code -eq 2 ] || complain "tern bench $*: exit code $code, should be 2"
+	grep -qF -e "$words" "$DIR/err" || complain "tern bench $*: does not say: $words"
+}
+
+# good FLAGS...: exit code 0 and nothing wrong
+good() {
+	"$TERN" bench "$@" >"$DIR/out" 2>"$DIR/err"
+	code=$?
+	[ $code -eq 0 ] || complain "tern bench $*: exit code $code"
+}
+
+"$TERN" bench --help >"$DIR/out" 2>"$DIR/err" || complain "--help"
+for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce \
+	weights align slots replicas replica-ranks spread no-weights routing drop uneven seed input iters warmup wait verify \
+	only-verify against json progress quiet help; do
+	grep -q -e "--$flag" "$DIR/out" || complain "--help does not tell of --$flag"
+done
+
+refuses '--ranks is "0": allowed are whole numbers from 1' --ranks 0
+refuses '--ranks is "-1"' --ranks -1
+refuses '--tokens is "1,"' --tokens 1,
+refuses '--tokens is "8-4"' --tokens 8-4
+refuses '--tokens is "0-4"' --tokens 0-4
+refuses '--tokens is ""' --tokens ''
+refuses '--mode is "fast": allowed: ll, ht' --mode fast
+refuses '--mode is "ll,": allowed: ll' --mode ll,
+refuses '--dtype is "int4"' --dtype int4
+refuses '--combine-dtype is "fp8"' --combine-dtype fp8
+refuses '--layout is "x"' --layout x
+refuses '--preset is "gpt-2": allowed are deepseek-v3,' --preset gpt-2
+refuses '--preset custom needs --hidden' --preset custom --hidden 64
+refuses '--topk is "33"' --topk 33
+refuses '--topk is 8, more than the 4 experts' --experts 4
+refuses '--routing: routing' --routing nearest
+refuses 'exponent must be a number' --routing zipf:x
+refuses '--drop is "2"' --drop 2
+refuses '--seed is "x"' --seed x
+refuses '--against is "nccl"' --against nccl
+refuses '--tokens has 64, more than --max-tokens, 8' --tokens 64 --max-tokens 8
+refuses 'is not a flag' deepseek-v3
+refuses 'there is nothing to do' --ranks 1 --layout source --reduce home
+refuses 'bogus' --bogus
+
+# What the library or the generators refuse is an error of that case, with its cause.
+"$TERN" bench --ranks 2 --hidden 4 --experts 4 --topk 2 --tokens 1 >"$DIR/out" 2>"$DIR/err" && complain "hidden 4 is accepted"
+grep -q "TERN_ERR_INVALID" "$DIR/err" || complain "hidden 4: no cause"
+"$TERN" bench --ranks 2 $SMALL --routing "$DIR/no.npy" >"$DIR/out" 2>"$DIR/err" && complain "a trace that is not there is accepted"
+grep -q "no.npy" "$DIR/err" || complain "a trace that is not there: no cause"
+
+good --ranks 1 $SMALL --verify --mode all --dtype all --layout all --reduce all --weights all
+grep -q ", 0 wrong values" "$DIR/out" || complain "no summary"
+good --ranks 2 $SMALL --verify --mode all --dtype all --layout all --reduce all --slots 2 --input exact
+good --ranks 3 $SMALL --only-verify --mode all --dtype fp8 --scale ue8m0 --x-dtype fp16 --layout all --uneven --drop 0.3 --align 4
+good --ranks 3 $SMALL --only-verify --mode all --dtype fp8 --x-dtype fp8 --layout all --replicas 5 --spread --input special
+good --ranks 4 $SMALL --only-verify --mode all --dtype bf16 --layout all --reduce all --replica-ranks 2 --routing grouped
+good --ranks 4 $SMALL --only-verify --mode all --dtype fp32 --layout all --routing one --no-weights --max-tokens 40
+good --ranks 2 --preset all --tokens 3 --iters 2 --only-verify --routing zipf:1.2
+
+good --ranks 2 $SMALL --verify --quiet --json "$DIR/a.json"
+[ -s "$DIR/out" ] && complain "--quiet prints"
+good --ranks 2 $SMALL --json - && cp "$DIR/out" "$DIR/b.json"
+if command -v python3 >/dev/null; then
+	for file in a b; do
+		python3 -m json.tool "$DIR/$file.json" >/dev/null 2>"$DIR/err" || complain "$file.json is not JSON"
+	done
+	python3 - "$DIR/a.json" 2>"$DIR/err" <<-'PYTHON' || complain "a.json lacks something"
+		import json, sys
+		report = json.load(open(sys.argv[1]))
+		assert report["settings"]["ranks"] == 2 and report["machine"]["cpu"] and report["date"]
+		assert len(report["results"]) == 2
+		for result in report["results"]:
+		    assert result["wrong"] == 0 and result["rounds_verified"] == 4 and result["rounds"] == 4
+		    assert 0 < result["pair_us"]["p50"] <= result["pair_us"]["p99"] <= result["pair_us"]["max"]
+		    assert result["dispatch_bytes"] > 0 and result["window_bytes"] > 0
+	PYTHON
+fi
+
+# Under a launcher the number of ranks is the launcher's.
+"$TERN" run -n 2 -- "$TERN" bench $SMALL --only-verify >"$DIR/out" 2>"$DIR/err" || complain "under tern run"
+grep -q "2 ranks" "$DIR/out" || complain "under tern run: not 2 ranks"
+"$TERN" run -n 2 -- "$TERN" bench $SMALL --ranks 3 >"$DIR/out" 2>"$DIR/err"
+[ $? -eq 2 ] || complain "under tern run: --ranks 3 of 2 is accepted"
+grep -q "the launcher has started 2" "$DIR/err" || complain "under tern run: --ranks 3 of 2: no cause"
+
+[ $failed -eq 0 ] && echo "ok"
+exit $failed

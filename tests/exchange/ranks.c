@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ranks.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define POISON 0xa5
+
+struct start {
+	struct tern_threads *threads;
+	rank_main body;
+	struct rank rank;
+};
+
+int rank_fails(struct rank *rank, const char *format, ...)
+{
+	va_list args;
+	int at;
+
+	if (*rank->failure)
+		return -1;
+	at = snprintf(rank->failure, sizeof(rank->failure), "rank %d: ", rank->rank);
+	va_start(args, format);
+	vsnprintf(rank->failure + at, sizeof(rank->failure) - (size_t)at, format, args);
+	va_end(args);
+	return -1;
+}
+
+static void *rank_thread(void *arg)
+{
+	struct start *start = arg;
+	struct tern_group_config config;
+
+	tern_group_config_init(&config);
+	if (tern_threads_boot(start->threads, start->rank.rank, &config.boot) || tern_group_create(&config, &start->rank.group)) {
+		rank_fails(&start->rank, "joining: %s", tern_last_error());
+		return NULL;
+	}
+	start->body(&start->rank);
+	if (tern_group_destroy(start->rank.group))
+		rank_fails(&start->rank, "leaving: %s", tern_last_error());
+	return NULL;
+}
+
+const char *run_ranks(int nr_ranks, rank_main body, void *ctx)
+{
+	static char failure[640];
+	struct start *starts = calloc((size_t)nr_ranks, sizeof(*starts));
+	pthread_t *ids = calloc((size_t)nr_ranks, sizeof(*ids));
+	struct tern_threads *threads = NULL;
+
+	*failure = 0;
+	if (!starts || !ids || tern_threads_create(nr_ranks, 60000, &threads)) {
+		free(starts);
+		free(ids);
+		return "run_ranks: no memory or no threads";
+	}
+	for (int r = 0; r < nr_ranks; r++) {
+		starts[r] = (struct start){.threads = threads, .body = body, .rank = {.rank = r, .nr_ranks = nr_ranks, .ctx = ctx}};
+		if (pthread_create(&ids[r], NULL, rank_thread, &starts[r]))
+			abort();
+	}
+	for (int r = 0; r < nr_ranks; r++) {
+		pthread_join(ids[r], NULL);
+		if (*starts[r].rank.failure && !*failure)
+			snprintf(failure, sizeof(failure), "%s", starts[r].rank.failure);
+	}
+	tern_threads_destroy(threads);
+	free(starts);
+	free(ids);
+	return *failure ? failure : NULL;
+}
+
+int scaled(int full)
+{
+	const char *divisor = getenv("TERN_TEST_DIVISOR");
+	int by = divisor ? atoi(divisor) : 1;
+
+	return by > 1 ? (full / by ? full / by : 1) : full;
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------ */
+
+static void *aligned(size_t bytes)
+{
+	bytes = (bytes + 127) / 64 * 64;
+	return aligned_alloc(64, bytes);
+}
+
+int buffers_open(struct buffers *b, const struct job *job, size_t rows_apart)
+{
+	size_t max = job->config.max_tokens, topk = job->config.topk;
+
+	memset(b, 0, sizeof(*b));
+	b->rows_apart = rows_apart;
+	b->x = aligned(max * (job_x_bytes(job) + rows_apart));
+	b->scales = aligned(max * (job_x_scales_bytes(job) + rows_apart));
+	b->out = aligned(max * (job_y_bytes(job) + rows_apart));
+	b->ids = aligned(max * topk * sizeof(int32_t));
+	b->wide_ids = aligned(max * topk * sizeof(int64_t));
+	b->weights = aligned(max * topk * sizeof(float));
+	return b->x && b->scales && b->out && b->ids && b->wide_ids && b->weights ? 0 : -1;
+}
+
+void buffers_close(struct buffers *b)
+{
+	free(b->x);
+	free(b->scales);
+	free(b->y);
+	free(b->out);
+	free(b->into);
+	free(b->into_scales);
+	free(b->ids);
+	free(b->wide_ids);
+	free(b->weights);
+}
+
+/* Row positions that a rank's received rows can span in low-latency mode: tern.h, into_x. */
+static size_t worst_case(const struct round *r)
+{
+	const struct tern_moe_config *c = &r->job->config;
+	size_t local = (size_t)tern_moe_nr_local(r->moe), routes = c->topk < local ? c->topk : local;
+	size_t rows = (size_t)r->job->nr_ranks * ((c->max_tokens + c->replica_ranks - 1) / c->replica_ranks);
+
+	if (c->layout == TERN_CONTIGUOUS)
+		return rows * routes + local * (c->alignment - 1);
+	return c->layout == TERN_PADDED ? rows * local : rows;
+}
+
+static int into_open(struct round *r)
+{
+	struct buffers *b = r->buffers;
+	size_t positions = worst_case(r);
+
+	b->into = aligned(positions * job_received_bytes(r->job));
+	b->into_scales = aligned(positions * job_received_scales_bytes(r->job));
+	return b->into && b->into_scales ? 0 : rank_fails(r->rank, "no memory for %zu row positions", positions);
+}
+
+int round_open(struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
+{
+	static const struct manner plain;
+
+	*r = (struct round){.rank = rank, .job = job, .manner = manner ? *manner : plain};
+	r->reference = reference_create(job);
+	r->buffers = calloc(1, sizeof(*r->buffers));
+	r->polls = job->config.wait_ms == 0;
+	if (!r->reference || !r->buffers || buffers_open(r->buffers, job, r->manner.rows_apart))
+		return rank_fails(rank, "no memory");
+	if (tern_moe_create(rank->group, &job->config, &r->moe))
+		return rank_fails(rank, "tern_moe_create: %s", tern_last_error());
+	return r->manner.into ? into_open(r) : 0;
+}
+
+void round_close(struct round *r)
+{
+	tern_moe_destroy(r->moe);
+	reference_destroy(r->reference);
+	if (r->buffers)
+		buffers_close(r->buffers);
+	free(r->buffers);
+}
+
+/* ---- halves ------------------------------------------------------------------------------------------------- */
+
+static int failed(struct round *r, const char *call)
+{
+	return rank_fails(r->rank, "round %llu: %s: %s", (unsigned long long)r->number, call, tern_last_error());
+}
+
+/* True: the call has to be repeated. */
+static bool again(const struct round *r, int rc)
+{
+	if (rc != TERN_ERR_TIMEOUT || !r->polls)
+		return false;
+	sched_yield();
+	return true;
+}
+
+void round_arguments(struct round *r, struct tern_dispatch *args)
+{
+	const struct job *job = r->job;
+	struct buffers *b = r->buffers;
+	uint32_t rank = (uint32_t)r->rank->rank, n = job_nr_tokens(job, r->number, rank);
+	size_t x_stride = job_x_bytes(job) + b->rows_apart, scales_stride = job_x_scales_bytes(job) + b->rows_apart;
+	bool fp8 = job_x_scales_bytes(job) != 0;
+
+	job_routes(job, r->number, rank, b->ids, b->weights);
+	job_x(job, r->number, rank, b->x, x_stride, fp8 ? b->scales : NULL, scales_stride);
+	for (size_t i = 0; i < (size_t)n * job->config.topk; i++)
+		b->wide_ids[i] = b->ids[i];
+	*args = (struct tern_dispatch){.size = sizeof(*args), .slot = r->slot, .nr_tokens = n, .x = b->x,
+		.x_stride = b->rows_apart ? x_stride : 0, .scales = fp8 ? b->scales : NULL,
+		.scales_stride = b->rows_apart && fp8 ? scales_stride : 0,
+		.topk_ids = r->manner.wide_ids ? (void *)b->wide_ids : (void *)b->ids, .topk_ids_bits = r->manner.wide_ids ? 64 : 0,
+		.topk_weights = job->no_weights ? NULL : b->weights};
+}
+
+/* What was sent is the library's business no more. */
+static void spoil_arguments(struct round *r, uint32_t n)
+{
+	memset(r->buffers->x, POISON, n * (job_x_bytes(r->job) + r->buffers->rows_apart));
+	memset(r->buffers->ids, POISON, n * r->job->config.topk * sizeof(*r->buffers->ids));
+	memset(r->buffers->wide_ids, POISON, n * r->job->config.topk * sizeof(*r->buffers->wide_ids));
+}
+
+int round_dispatch_send(struct round *r)
+{
+	struct tern_dispatch args;
+	int rc;
+
+	round_arguments(r, &args);
+	do
+		rc = tern_dispatch_send(r->moe, &args);
+	while (again(r, rc));
+	spoil_arguments(r, args.nr_tokens);
+	return rc ? failed(r, "dispatch_send") : 0;
+}
+
+static void expect_rows(struct round *r)
+{
+	r->received = (struct tern_received){.size = sizeof(r->received)};
+	if (r->manner.into) {
+		r->received.into_x = r->buffers->into;
+		r->received.into_scales = r->buffers->into_scales;
+	}
+}
+
+int round_check_received(struct round *r)
+{
+	struct difference difference = {0};
+
+	if (r->manner.into && r->received.x != r->buffers->into)
+		return rank_fails(r->rank, "round %llu: received x is not the caller's buffer", (unsigned long long)r->number);
+	reference_set_round(r->reference, r->number);
+	if (verify_received(r->reference, (uint32_t)r->rank->rank, &r->received, &difference) || difference.nr)
+		return rank_fails(r->rank, "round %llu: %llu wrong after dispatch: %s", (unsigned long long)r->number,
+			(unsigned long long)difference.nr, difference.first);
+	return 0;
+}
+
+int round_dispatch_recv(struct round *r)
+{
+	int rc;
+
+	expect_rows(r);
+	do
+		rc = tern_dispatch_recv(r->moe, r->slot, &r->received);
+	while (again(r, rc));
+	return rc ? failed(r, "dispatch_recv") : round_check_received(r);
+}
+
+static int joined_dispatch(struct round *r)
+{
+	struct tern_dispatch args;
+	int rc;
+
+	round_arguments(r, &args);
+	expect_rows(r);
+	do
+		rc = tern_dispatch(r->moe, &args, &r->received);
+	while (again(r, rc));
+	spoil_arguments(r, args.nr_tokens);
+	return rc ? failed(r, "dispatch") : round_check_received(r);
+}
+
+static int make_y(struct round *r, struct tern_combine *args)
+{
+	struct buffers *b = r->buffers;
+	size_t stride = job_y_bytes(r->job) + b->rows_apart, need = r->received.extent * stride;
+
+	if (need > b->y_bytes) {
+		free(b->y);
+		b->y = aligned(need);
+		b->y_bytes = need;
+	}
+	if (need && !b->y)
+		return rank_fails(r->rank, "no memory for %zu bytes of y", need);
+	reference_set_round(r->reference, r->number);
+	if (fill_y(r->reference, (uint32_t)r->rank->rank, b->y, stride))
+		return rank_fails(r->rank, "no memory for y");
+	*args = (struct tern_combine){.size = sizeof(*args), .slot = r->slot, .y = b->y, .y_stride = b->rows_apart ? stride : 0};
+	return 0;
+}
+
+int round_combine_send(struct round *r)
+{
+	struct tern_combine args;
+
+	if (make_y(r, &args))
+		return -1;
+	return tern_combine_send(r->moe, &args) ? failed(r, "combine_send") : 0;
+}
+
+/* The bytes between rows are the caller's. */
+static int check_gaps(struct round *r)
+{
+	size_t y_bytes = job_y_bytes(r->job), stride = y_bytes + r->buffers->rows_apart;
+	const unsigned char *out = r->buffers->out;
+
+	for (uint32_t t = 0; t < r->job->config.max_tokens; t++)
+		for (size_t i = y_bytes; i < stride; i++)
+			if (out[t * stride + i] != POISON)
+				return rank_fails(r->rank, "round %llu: byte %zu behind row %u of out was written",
+					(unsigned long long)r->number, i - y_bytes, t);
+	return 0;
+}
+
+static int check_combined(struct round *r)
+{
+	struct difference difference = {0};
+
+	reference_set_round(r->reference, r->number);
+	if (verify_combined(r->reference, (uint32_t)r->rank->rank, r->buffers->out, job_y_bytes(r->job) + r->buffers->rows_apart,
+		    &difference) ||
+		difference.nr)
+		return rank_fails(r->rank, "round %llu: %llu wrong after combine: %s", (unsigned long long)r->number,
+			(unsigned long long)difference.nr, difference.first);
+	return check_gaps(r);
+}
+
+static size_t spoil_out(struct round *r)
+{
+	size_t stride = job_y_bytes(r->job) + r->buffers->rows_apart;
+
+	memset(r->buffers->out, POISON, r->job->config.max_tokens * stride);
+	return r->buffers->rows_apart ? stride : 0;
+}
+
+int round_combine_recv(struct round *r)
+{
+	struct buffers *b = r->buffers;
+	size_t stride = spoil_out(r);
+	int rc;
+
+	if (b->y && b->y_bytes < (64u << 20))
+		memset(b->y, POISON, b->y_bytes);
+	do
+		rc = tern_combine_recv(r->moe, r->slot, b->out, stride);
+	while (again(r, rc));
+	return rc ? failed(r, "combine_recv") : check_combined(r);
+}
+
+static int joined_combine(struct round *r)
+{
+	struct tern_combine args;
+	size_t stride = spoil_out(r);
+	int rc;
+
+	if (make_y(r, &args))
+		return -1;
+	do
+		rc = tern_combine(r->moe, &args, r->buffers->out, stride);
+	while (again(r, rc));
+	return rc ? failed(r, "combine") : check_combined(r);
+}
+
+int round_release(struct round *r)
+{
+	return tern_release(r->moe, r->slot) ? failed(r, "release") : 0;
+}
+
+int run_round(struct round *r, uint64_t number)
+{
+	int rc;
+
+	r->number = number;
+	r->slot = (uint32_t)(number % r->job->config.nr_slots);
+	if (r->manner.joined) {
+		rc = joined_dispatch(r);
+	} else {
+		rc = round_dispatch_send(r);
+		rc = rc ? rc : round_dispatch_recv(r);
+	}
+	if (rc)
+		return rc;
+	if (r->manner.release)
+		return round_release(r);
+	if (r->manner.joined)
+		return joined_combine(r);
+	rc = round_combine_send(r);
+	return rc ? rc : round_combine_recv(r);
+}
+
+int run_rounds_with(struct rank *rank, const struct job *job, int rounds, const struct manner *manner)
+{
+	struct round round;
+	int rc = round_open(&round, rank, job, manner);
+
+	for (int i = 0; i < rounds && !rc; i++)
+		rc = run_round(&round, (uint64_t)i);
+	round_close(&round);
+	return rc;
+}
+
+int run_rounds(struct rank *rank, const struct job *job, int rounds)
+{
+	return run_rounds_with(rank, job, rounds, NULL);
+}

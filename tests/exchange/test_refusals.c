@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bad input gets a clear error before anything is sent, and changes nothing: after every refusal the same exchange goes through
+ * verified rounds, on all ranks. */
+#include "ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* Notes a failure unless rc is want and the last error contains text. */
+static int refused(struct rank *rank, const char *call, int rc, int want, const char *text)
+{
+	if (rc != want)
+		return rank_fails(rank, "%s returned %d (%s), not %s", call, rc, rc ? tern_last_error() : "success", tern_strerror(want));
+	if (!strstr(tern_last_error(), text))
+		return rank_fails(rank, "%s: \"%s\" does not say \"%s\"", call, tern_last_error(), text);
+	return 0;
+}
+
+static void make_job(struct job *job, enum tern_mode mode)
+{
+	job_init(job);
+	job->nr_ranks = 2;
+	job->nr_tokens = job->config.max_tokens = 8;
+	job->config.hidden = 64;
+	job->config.nr_experts = 10;
+	job->config.topk = 3;
+	job->config.mode = mode;
+	job->config.nr_slots = 2;
+	job->input = INPUT_RANDOM;
+	if (job_open(job, NULL))
+		fail_msg("no memory");
+}
+
+static void run_on_both_modes(rank_main body)
+{
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++) {
+		struct job job;
+		const char *failure;
+
+		make_job(&job, mode);
+		failure = run_ranks(2, body, &job);
+		if (failure)
+			fail_msg("mode %d: %s", (int)mode, failure);
+		job_close(&job);
+	}
+}
+
+/* ---- routing ------------------------------------------------------------------------------------------------- */
+
+struct bad_id {
+	int64_t id;
+	uint32_t token, k;
+	const char *text; /* naming row, column and value */
+};
+
+static const struct bad_id bad_ids[] = {
+	{10, 0, 0, "topk_ids[0][0] is 10"},
+	{-2, 7, 2, "topk_ids[7][2] is -2"},
+	{INT32_MAX, 3, 1, "topk_ids[3][1] is 2147483647"},
+	{INT32_MIN, 3, 1, "topk_ids[3][1] is -2147483648"},
+};
+
+static const struct bad_id bad_wide_ids[] = {
+	{10, 0, 0, "topk_ids[0][0] is 10"},
+	{1ll << 32, 7, 2, "topk_ids[7][2] is 4294967296"}, /* 0 when cut to 32 bits */
+	{(1ll << 32) - 1, 5, 0, "topk_ids[5][0] is 4294967295"}, /* -1 when cut */
+	{INT64_MIN, 3, 1, "topk_ids[3][1] is -9223372036854775808"},
+	{INT64_MAX, 3, 1, "topk_ids[3][1] is 9223372036854775807"},
+};
+
+static int try_bad_id(struct round *r, const struct bad_id *bad, bool wide)
+{
+	struct tern_dispatch args;
+	size_t index = (size_t)bad->token * r->job->config.topk + bad->k;
+
+	round_arguments(r, &args);
+	r->buffers->ids[index] = (int32_t)bad->id;
+	r->buffers->wide_ids[index] = bad->id;
+	args.topk_ids = wide ? (void *)r->buffers->wide_ids : (void *)r->buffers->ids;
+	args.topk_ids_bits = wide ? 64 : 32;
+	return refused(r->rank, "dispatch_send", tern_dispatch_send(r->moe, &args), TERN_ERR_INVALID, bad->text);
+}
+
+static void ids_out_of_range_body(struct rank *rank)
+{
+	struct round round;
+	uint64_t number = 0;
+	int rc = round_open(&round, rank, rank->ctx, NULL);
+
+	for (int wide = 0; wide < 2 && !rc; wide++) {
+		const struct bad_id *bad = wide ? bad_wide_ids : bad_ids;
+		size_t nr = wide ? sizeof(bad_wide_ids) / sizeof(*bad) : sizeof(bad_ids) / sizeof(*bad);
+
+		for (size_t i = 0; i < nr && !rc; i++) {
+			if (rank->rank == 1) /* the other rank knows nothing of it */
+				rc = try_bad_id(&round, &bad[i], wide);
+			rc = rc ? rc : run_round(&round, number++);
+		}
+	}
+	round_close(&round);
+}
+
+static void ids_out_of_range(void **state)
+{
+	(void)state;
+	run_on_both_modes(ids_out_of_range_body);
+}
+
+static void duplicates_body(struct rank *rank)
+{
+	static const struct {
+		uint32_t token, first, again;
+	} cases[] = {{0, 0, 1}, {0, 0, 2}, {7, 1, 2}};
+	struct round round;
+	int rc = round_open(&round, rank, rank->ctx, NULL);
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]) && !rc; i++) {
+		struct tern_dispatch args;
+		int32_t *row;
+		char text[80];
+
+		round_arguments(&round, &args);
+		row = round.buffers->ids + cases[i].token * round.job->config.topk;
+		row[cases[i].again] = row[cases[i].first];
+		snprintf(text, sizeof(text), "topk_ids[%u] names expert %d twice, again at column %u", cases[i].token, row[cases[i].first],
+			cases[i].again);
+		rc = refused(rank, "dispatch_send", tern_dispatch_send(round.moe, &args), TERN_ERR_INVALID, text);
+		rc = rc ? rc : run_round(&round, i);
+	}
+	round_close(&round);
+}
+
+static void duplicate_ids(void **state)
+{
+	(void)state;
+	run_on_both_modes(duplicates_body);
+}
+
+/* The same expert in two rows, and several -1 in one row, are no duplicates. */
+static void not_duplicates_body(struct rank *rank)
+{
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_dispatch args;
+	struct round round;
+	int rc = round_open(&round, rank, rank->ctx, NULL);
+
+	if (!rc) {
+		round_arguments(&round, &args);
+		for (uint32_t i = 0; i < args.nr_tokens * 3; i++)
+			round.buffers->ids[i] = i % 3 == 1 ? 4 : -1;
+		if (tern_dispatch(round.moe, &args, &received))
+			rank_fails(rank, "dispatch: %s", tern_last_error());
+		else if (received.nr_rows != (rank->rank ? 0u : 16u)) /* expert 4 of 10 is on rank 0 */
+			rank_fails(rank, "%llu rows received", (unsigned long long)received.nr_rows);
+	}
+	round_close(&round);
+}
+
+static void not_duplicates(void **state)
+{
+	(void)state;
+	run_on_both_modes(not_duplicates_body);
+}
+
+/* ---- arguments ------------------------------------------------------------------------------------------------- */
+
+static int try_dispatches(struct round *r)
+{
+	struct tern_dispatch good, args;
+	struct rank *rank = r->rank;
+	int rc = 0;
+
+	round_arguments(r, &good);
+#define TRY(want, text, ...)                                                                             \
+	do {                                                                                             \
+		args = good;                                                                             \
+		__VA_ARGS__;                                                                             \
+		if (!rc)                                                                                 \
+			rc = refused(rank, #__VA_ARGS__, tern_dispatch_send(r->moe, &args), want, text); \
+	} while (0)
+	TRY(TERN_ERR_INVALID, "size", args.size = 0);
+	TRY(TERN_ERR_INVALID, "size", args.size--);
+	TRY(TERN_ERR_INVALID, "slot is 2 of 2", args.slot = 2);
+	TRY(TERN_ERR_INVALID, "slot", args.slot = UINT32_MAX);
+	TRY(TERN_ERR_INVALID, "9 tokens; this exchange was made for at most 8", args.nr_tokens = 9);
+	TRY(TERN_ERR_INVALID, "at most 8", args.nr_tokens = UINT32_MAX);
+	TRY(TERN_ERR_INVALID, "x is NULL", args.x = NULL);
+	TRY(TERN_ERR_INVALID, "aligned to 16", args.x = (const char *)good.x + 8);
+	TRY(TERN_ERR_INVALID, "aligned to 16", args.x_stride = 136);
+	TRY(TERN_ERR_INVALID, "stride of 112 bytes for rows of 128", args.x_stride = 112);
+	TRY(TERN_ERR_INVALID, "scales are given", args.scales = good.x);
+	TRY(TERN_ERR_INVALID, "topk_ids is NULL", args.topk_ids = NULL);
+	TRY(TERN_ERR_INVALID, "aligned to 4", args.topk_ids = (const char *)good.topk_ids + 2);
+	TRY(TERN_ERR_INVALID, "aligned to 8", args.topk_ids_bits = 64; args.topk_ids = (const char *)good.topk_ids + 4);
+	TRY(TERN_ERR_INVALID, "topk_ids_bits is 16", args.topk_ids_bits = 16);
+#undef TRY
+	rc = rc ? rc : refused(rank, "NULL moe", tern_dispatch_send(NULL, &good), TERN_ERR_INVALID, "NULL");
+	rc = rc ? rc : refused(rank, "NULL args", tern_dispatch_send(r->moe, NULL), TERN_ERR_INVALID, "NULL");
+	rc = rc ? rc : refused(rank, "NULL received", tern_dispatch(r->moe, &good, NULL), TERN_ERR_INVALID, "received");
+	return rc;
+}
+
+static int try_receives(struct round *r)
+{
+	struct tern_received received = {.size = sizeof(received)}, short_one = {.size = 8}, odd = received;
+	int rc = refused(r->rank, "recv, NULL", tern_dispatch_recv(r->moe, r->slot, NULL), TERN_ERR_INVALID, "NULL");
+
+	odd.into_x = (char *)r->buffers->out + 8;
+	rc = rc ? rc : refused(r->rank, "recv, size", tern_dispatch_recv(r->moe, r->slot, &short_one), TERN_ERR_INVALID, "size");
+	rc = rc ? rc : refused(r->rank, "recv, slot", tern_dispatch_recv(r->moe, 2, &received), TERN_ERR_INVALID, "slot is 2 of 2");
+	rc = rc ? rc : refused(r->rank, "recv, into", tern_dispatch_recv(r->moe, r->slot, &odd), TERN_ERR_INVALID, "into_x");
+	return rc;
+}
+
+static int try_combines(struct round *r)
+{
+	struct tern_combine good = {.size = sizeof(good), .slot = r->slot, .y = r->buffers->out}, args;
+	struct rank *rank = r->rank;
+	int rc = refused(rank, "NULL args", tern_combine_send(r->moe, NULL), TERN_ERR_INVALID, "NULL");
+
+#define TRY(text, ...)                                                                                              \
+	do {                                                                                                        \
+		args = good;                                                                                        \
+		__VA_ARGS__;                                                                                        \
+		if (!rc)                                                                                            \
+			rc = refused(rank, #__VA_ARGS__, tern_combine_send(r->moe, &args), TERN_ERR_INVALID, text); \
+	} while (0)
+	TRY("size", args.size = 1);
+	TRY("slot", args.slot = 9);
+	if (r->received.nr_rows)
+		TRY("y is NULL", args.y = NULL);
+	TRY("aligned", args.y = (const char *)good.y + 4);
+	TRY("aligned", args.y_stride = 129);
+	TRY("stride of 16", args.y_stride = 16);
+#undef TRY
+	return rc;
+}
+
+static int try_outs(struct round *r)
+{
+	char *out = r->buffers->out;
+	int rc = refused(r->rank, "slot", tern_combine_recv(r->moe, 2, out, 0), TERN_ERR_INVALID, "slot");
+
+	rc = rc ? rc : refused(r->rank, "out NULL", tern_combine_recv(r->moe, r->slot, NULL, 0), TERN_ERR_INVALID, "out at");
+	rc = rc ? rc : refused(r->rank, "out odd", tern_combine_recv(r->moe, r->slot, out + 2, 0), TERN_ERR_INVALID, "out at");
+	rc = rc ? rc : refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 64), TERN_ERR_INVALID, "stride of 64");
+	return rc ? rc : refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 130), TERN_ERR_INVALID, "stride of 130");
+}
+
+static void arguments_body(struct rank *rank)
+{
+	struct round r;
+	int rc = round_open(&r, rank, rank->ctx, NULL);
+
+	for (uint64_t i = 0; i < 4 && !rc; i++) { /* each half is refused, then done right */
+		r.number = i;
+		r.slot = i & 1;
+		rc = try_dispatches(&r);
+		rc = rc ? rc : round_dispatch_send(&r);
+		rc = rc ? rc : try_receives(&r);
+		rc = rc ? rc : round_dispatch_recv(&r);
+		rc = rc ? rc : try_combines(&r);
+		rc = rc ? rc : round_combine_send(&r);
+		rc = rc ? rc : try_outs(&r);
+		rc = rc ? rc : round_combine_recv(&r);
+	}
+	round_close(&r);
+}
+
+static void bad_arguments(void **state)
+{
+	(void)state;
+	run_on_both_modes(arguments_body);
+}
+
+/* ---- order ----------------------------------------------------------------------------------------------------- */
+
+enum call {
+	CALL_DISPATCH_SEND,
+	CALL_DISPATCH_RECV,
+	CALL_COMBINE_SEND,
+	CALL_COMBINE_RECV,
+	CALL_RELEASE,
+	NR_CALLS
+};
+
+static int call_out_of_order(struct round *r, enum call call)
+{
+	static const char *const names[] = {"tern_dispatch_send", "tern_dispatch_recv", "tern_combine_send", "tern_combine_recv", "tern_release"};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .slot = r->slot, .y = r->buffers->out};
+	struct tern_dispatch dispatch;
+	int rc = 0;
+
+	switch (call) {
+	case CALL_DISPATCH_SEND:
+		round_arguments(r, &dispatch);
+		rc = tern_dispatch_send(r->moe, &dispatch);
+		break;
+	case CALL_DISPATCH_RECV:
+		rc = tern_dispatch_recv(r->moe, r->slot, &received);
+		break;
+	case CALL_COMBINE_SEND:
+		rc = tern_combine_send(r->moe, &combine);
+		break;
+	case CALL_COMBINE_RECV:
+		rc = tern_combine_recv(r->moe, r->slot, r->buffers->out, 0);
+		break;
+	case CALL_RELEASE:
+		rc = tern_release(r->moe, r->slot);
+		break;
+	case NR_CALLS:
+		break;
+	}
+	return refused(r->rank, names[call], rc, TERN_ERR_STATE, names[call]);
+}
+
+/* All calls but the next one (and release, where combine_send may come). */
+static int all_but(struct round *r, enum call next)
+{
+	int rc = 0;
+
+	for (enum call call = 0; call < NR_CALLS && !rc; call++)
+		if (call != next && !(next == CALL_COMBINE_SEND && call == CALL_RELEASE))
+			rc = call_out_of_order(r, call);
+	return rc;
+}
+
+static void order_body(struct rank *rank)
+{
+	struct round r;
+	int rc = round_open(&r, rank, rank->ctx, NULL);
+
+	for (uint64_t i = 0; i < 6 && !rc; i++) {
+		r.number = i;
+		r.slot = i & 1;
+		rc = i < 2 || i >= 4 ? all_but(&r, CALL_DISPATCH_SEND) : 0;
+		rc = rc ? rc : round_dispatch_send(&r);
+		rc = rc ? rc : all_but(&r, CALL_DISPATCH_RECV);
+		rc = rc ? rc : round_dispatch_recv(&r);
+		rc = rc ? rc : all_but(&r, CALL_COMBINE_SEND);
+		if (i == 2 || i == 3) { /* one round of each slot is released */
+			rc = rc ? rc : round_release(&r);
+			rc = rc ? rc : all_but(&r, CALL_DISPATCH_SEND);
+			continue;
+		}
+		rc = rc ? rc : round_combine_send(&r);
+		rc = rc ? rc : all_but(&r, CALL_COMBINE_RECV);
+		rc = rc ? rc : round_combine_recv(&r);
+	}
+	round_close(&r);
+}
+
+static void halves_out_of_order(void **state)
+{
+	(void)state;
+	run_on_both_modes(order_body);
+}
+
+/* ---- settings -------------------------------------------------------------------------------------------------- */
+
+static int try_configs(struct rank *rank, const struct tern_moe_config *good)
+{
+	tern_moe *moe = NULL;
+	struct tern_moe_config c;
+	int rc = 0;
+
+#define TRY(text, ...)                                                                                              \
+	do {                                                                                                        \
+		c = *good;                                                                                          \
+		__VA_ARGS__;                                                                                        \
+		if (!rc)                                                                                            \
+			rc = refused(rank, #__VA_ARGS__, tern_moe_create(rank->group, &c, &moe), TERN_ERR_INVALID, text); \
+	} while (0)
+	TRY("tern_moe_config_init", c.size = 0);
+	TRY("mode is 0", c.mode = (enum tern_mode)0);
+	TRY("mode is 3", c.mode = (enum tern_mode)3);
+	TRY("layout is 4", c.layout = (enum tern_layout)4);
+	TRY("TERN_BY_SOURCE", c.layout = TERN_BY_SOURCE);
+	TRY("reduce is 0", c.reduce = (enum tern_reduce)0);
+	TRY("weights is 3", c.weights = (enum tern_weights)3);
+	TRY("hidden is 0", c.hidden = 0);
+	TRY("multiple of 16 bytes", c.hidden = 9);
+	TRY("hidden is 4294967295", c.hidden = UINT32_MAX);
+	TRY("nr_experts is 0", c.nr_experts = 0);
+	TRY("topk is 0", c.topk = 0);
+	TRY("topk is 33", c.topk = 33);
+	TRY("topk is 11 of 10 experts", c.topk = 11);
+	TRY("max_tokens is 0", c.max_tokens = 0);
+	TRY("max_tokens", c.max_tokens = UINT32_MAX);
+	TRY("x_dtype is 0", c.x_dtype = (enum tern_dtype)0);
+	TRY("x_dtype is 6", c.x_dtype = (enum tern_dtype)6);
+	TRY("only BF16, FP16 and FP32 are converted", c.x_dtype = TERN_FP32);
+	TRY("scale 0 with dispatch_dtype 4", c.dispatch_dtype = TERN_FP8_E4M3);
+	TRY("scale 1 with dispatch_dtype 1", c.scale = TERN_SCALE_FP32);
+	TRY("payload_bytes is 16", c.payload_bytes = 16);
+	TRY("payload_bytes is 0", c.x_dtype = c.dispatch_dtype = TERN_BYTES);
+	TRY("multiple of 16", c.x_dtype = c.dispatch_dtype = TERN_BYTES; c.payload_bytes = 20);
+	TRY("combine_dtype is 4", c.combine_dtype = TERN_FP8_E4M3);
+	TRY("nr_slots is 0", c.nr_slots = 0);
+	TRY("nr_slots is 17", c.nr_slots = 17);
+	TRY("alignment is 0", c.alignment = 0);
+	TRY("low-latency mode takes only 0", c.mode = TERN_LOW_LATENCY; c.capacity = 5);
+	TRY("replica_ranks is 3; 1 to 2", c.replica_ranks = 3);
+	TRY("replica_ranks is 0", c.replica_ranks = 0);
+	TRY("wait_ms", c.wait_ms = -1);
+	TRY("placement.logical[1] is 10", c.placement = (struct tern_placement){.nr_physical = 2, .logical = (const int32_t[]){0, 10}});
+	TRY("placement.rank[1] is 2", c.placement = (struct tern_placement){.nr_physical = 10, .rank = (const int32_t[]){0, 2, 0, 0, 0, 0, 0, 0, 0, 0}});
+	TRY("expert 2 is on no rank", c.placement = (struct tern_placement){.nr_physical = 2, .logical = (const int32_t[]){0, 1}});
+	TRY("no table", c.placement = (struct tern_placement){.nr_physical = 11});
+	TRY("address space", c.max_tokens = 1u << 24; c.hidden = 1u << 24);
+#undef TRY
+	if (!rc && moe)
+		rc = rank_fails(rank, "a refused tern_moe_create has set moe");
+	rc = rc ? rc : refused(rank, "group NULL", tern_moe_create(NULL, good, &moe), TERN_ERR_INVALID, "NULL");
+	return rc ? rc : refused(rank, "moe NULL", tern_moe_create(rank->group, good, NULL), TERN_ERR_INVALID, "NULL");
+}
+
+static void settings_body(struct rank *rank)
+{
+	const struct job *job = rank->ctx;
+
+	if (!try_configs(rank, &job->config))
+		run_rounds(rank, job, 2); /* the group is none the worse for it */
+}
+
+static void bad_settings(void **state)
+{
+	(void)state;
+	run_on_both_modes(settings_body);
+}
+
+/* One rank's bad setting is refused on all, and they learn whose it was. */
+static void one_bad_setting_body(struct rank *rank)
+{
+	const struct job *job = rank->ctx;
+	struct tern_moe_config c = job->config;
+	tern_moe *moe = NULL;
+
+	if (rank->rank == 1)
+		c.topk = 0;
+	if (!refused(rank, "create", tern_moe_create(rank->group, &c, &moe), TERN_ERR_INVALID, rank->rank ? "topk is 0" : "rank 1: topk is 0"))
+		run_rounds(rank, job, 2);
+}
+
+static void one_bad_setting(void **state)
+{
+	(void)state;
+	run_on_both_modes(one_bad_setting_body);
+}
+
+static int disagree(struct rank *rank, const struct tern_moe_config *c, const char *text)
+{
+	tern_moe *moe = NULL;
+
+	return refused(rank, text, tern_moe_create(rank->group, c, &moe), TERN_ERR_MISMATCH, text);
+}
+
+static void disagreement_body(struct rank *rank)
+{
+	const struct job *job = rank->ctx;
+	int32_t ranks[10] = {0, 0, 0, 0, 0, 1, 1, 1, 1, 1};
+	struct tern_moe_config c;
+	bool other = rank->rank == 1;
+	int rc = 0;
+
+#define TRY(text, set)                                       \
+	do {                                                 \
+		c = job->config;                             \
+		if (other)                                   \
+			set;                                 \
+		rc = rc ? rc : disagree(rank, &c, text);     \
+	} while (0)
+	TRY("mode: ", c.mode = 3 - c.mode);
+	TRY("layout: 2 on rank 0; 1 on rank 1", c.layout = TERN_PADDED);
+	TRY("reduce: 1 on rank 0; 2 on rank 1", c.reduce = TERN_REDUCE_EXPERT);
+	TRY("weights: ", c.weights = TERN_WEIGHTS_PASS);
+	TRY("hidden: 64 on rank 0; 128 on rank 1", c.hidden = 128);
+	TRY("nr_experts: 10 on rank 0; 11 on rank 1", c.nr_experts = 11);
+	TRY("topk: 3 on rank 0; 2 on rank 1", c.topk = 2);
+	TRY("max_tokens: 8 on rank 0; 9 on rank 1", c.max_tokens = 9);
+	TRY("x_dtype: 1 on rank 0; 2 on rank 1", c.x_dtype = c.dispatch_dtype = TERN_FP16);
+	TRY("combine_dtype: 1 on rank 0; 3 on rank 1", c.combine_dtype = TERN_FP32);
+	TRY("nr_slots: 2 on rank 0; 1 on rank 1", c.nr_slots = 1);
+	TRY("alignment: 1 on rank 0; 16 on rank 1", c.alignment = 16);
+	TRY("placement tables", (ranks[0] = 1, c.placement = (struct tern_placement){.nr_physical = 10, .rank = ranks}));
+	TRY("replica_ranks: 1 on rank 0; 2 on rank 1", c.replica_ranks = 2);
+	TRY("first_epoch: 1 on rank 0; 7 on rank 1", c.first_epoch = 7);
+#undef TRY
+	if (!rc)
+		run_rounds(rank, job, 2);
+}
+
+static void disagreements(void **state)
+{
+	(void)state;
+	run_on_both_modes(disagreement_body);
+}
+
+/* ---- what is asked of an exchange ------------------------------------------------------------------------------- */
+
+static void questions_body(struct rank *rank)
+{
+	struct tern_memory memory = {.size = 4};
+	struct tern_stats stats = {.size = sizeof(stats) + 8};
+	struct tern_wait_report report = {.size = 0};
+	uint64_t load[11];
+	struct round r;
+	int rc = round_open(&r, rank, rank->ctx, NULL);
+
+	rc = rc ? rc : refused(rank, "memory", tern_moe_memory(r.moe, &memory), TERN_ERR_INVALID, "tern_memory.size is 4");
+	rc = rc ? rc : refused(rank, "stats", tern_moe_stats(r.moe, &stats), TERN_ERR_INVALID, "tern_stats.size");
+	rc = rc ? rc : refused(rank, "report", tern_moe_wait_report(r.moe, &report), TERN_ERR_INVALID, "tern_wait_report.size is 0");
+	rc = rc ? rc : refused(rank, "load", tern_moe_expert_load(r.moe, load, 11), TERN_ERR_INVALID, "11 for 10 experts");
+	rc = rc ? rc : refused(rank, "load", tern_moe_expert_load(r.moe, NULL, 10), TERN_ERR_INVALID, "NULL");
+	rc = rc ? rc : refused(rank, "local", tern_moe_local_expert(r.moe, 5), TERN_ERR_INVALID, "local expert 5 is none of its 5");
+	rc = rc ? rc : refused(rank, "wait", tern_moe_set_wait(r.moe, -1), TERN_ERR_INVALID, "-1");
+	rc = rc ? rc : refused(rank, "leave", tern_group_destroy(rank->group), TERN_ERR_STATE, "1 exchanges");
+	rc = rc ? rc : refused(rank, "node", tern_group_node(rank->group, 2), TERN_ERR_INVALID, "rank 2 of 2");
+	rc = rc ? rc : refused(rank, "path", tern_group_path(rank->group, -1), TERN_ERR_INVALID, "rank -1 of 2");
+	rc = rc ? rc : refused(rank, "gather", tern_group_allgather(rank->group, NULL, load, 8), TERN_ERR_INVALID, "NULL");
+	for (uint64_t i = 0; i < 2 && !rc; i++)
+		rc = run_round(&r, i);
+	round_close(&r);
+}
+
+static void bad_questions(void **state)
+{
+	(void)state;
+	assert_int_equal(tern_moe_nr_local(NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_moe_memory(NULL, NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_moe_stats(NULL, NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_moe_stats_reset(NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_moe_set_wait(NULL, 0), TERN_ERR_INVALID);
+	assert_int_equal(tern_moe_wait_report(NULL, NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_group_rank(NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_group_nr_ranks(NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_group_nr_nodes(NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_release(NULL, 0), TERN_ERR_INVALID);
+	assert_int_equal(tern_dispatch(NULL, NULL, NULL), TERN_ERR_INVALID);
+	assert_int_equal(tern_combine(NULL, NULL, NULL, 0), TERN_ERR_INVALID);
+	assert_int_equal(tern_moe_destroy(NULL), 0);
+	assert_int_equal(tern_group_destroy(NULL), 0);
+	run_on_both_modes(questions_body);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ids_out_of_range),
+		cmocka_unit_test(duplicate_ids),
+		cmocka_unit_test(not_duplicates),
+		cmocka_unit_test(bad_arguments),
+		cmocka_unit_test(halves_out_of_order),
+		cmocka_unit_test(bad_settings),
+		cmocka_unit_test(one_bad_setting),
+		cmocka_unit_test(disagreements),
+		cmocka_unit_test(bad_questions),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

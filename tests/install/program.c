@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A user's program: built against an installed tern, as C and as C++. One rank dispatches to itself and combines. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tern.h>
+
+enum {
+	HIDDEN = 8,
+	TOKENS = 3
+};
+
+static float x[TOKENS * HIDDEN] __attribute__((aligned(16))), out[TOKENS * HIDDEN] __attribute__((aligned(16)));
+
+static int go(const char *what, int rc)
+{
+	if (rc)
+		fprintf(stderr, "%s: %s (%s)\n", what, tern_last_error(), tern_strerror(rc));
+	return rc;
+}
+
+static int round_trip(tern_moe *moe)
+{
+	static const int32_t ids[TOKENS * 2] = {0, 1, 3, -1, 2, 0};
+	struct tern_dispatch dispatch;
+	struct tern_received received;
+	struct tern_combine combine;
+	int rc;
+
+	memset(&dispatch, 0, sizeof(dispatch));
+	memset(&received, 0, sizeof(received));
+	memset(&combine, 0, sizeof(combine));
+	dispatch.size = sizeof(dispatch);
+	dispatch.nr_tokens = TOKENS;
+	dispatch.x = x;
+	dispatch.topk_ids = ids;
+	received.size = sizeof(received);
+	combine.size = sizeof(combine);
+	rc = go("dispatch", tern_dispatch(moe, &dispatch, &received));
+	combine.y = received.x;
+	rc = rc ? rc : go("combine", tern_combine(moe, &combine, out, 0));
+	for (int i = 0; i < TOKENS * HIDDEN && !rc; i++)
+		if (out[i] != x[i] * (i / HIDDEN == 1 ? 1.0f : 2.0f)) {
+			fprintf(stderr, "out[%d] is %g for %g\n", i, (double)out[i], (double)x[i]);
+			rc = 1;
+		}
+	return rc;
+}
+
+int main(void)
+{
+	struct tern_group_config group_config;
+	struct tern_moe_config config;
+	tern_group *group = NULL;
+	tern_moe *moe = NULL;
+	char version[32];
+	int rc;
+
+	snprintf(version, sizeof(version), "%d.%d.%d", TERN_VERSION_MAJOR, TERN_VERSION_MINOR, TERN_VERSION_PATCH);
+	if (strcmp(version, tern_version())) {
+		fprintf(stderr, "header %s, library %s\n", version, tern_version());
+		return 1;
+	}
+	for (int i = 0; i < TOKENS * HIDDEN; i++)
+		x[i] = (float)(i - 7);
+	tern_group_config_init(&group_config);
+	rc = go("boot", tern_boot_self(&group_config.boot));
+	rc = rc ? rc : go("group", tern_group_create(&group_config, &group));
+	tern_moe_config_init(&config);
+	config.hidden = HIDDEN;
+	config.nr_experts = 4;
+	config.topk = 2;
+	config.max_tokens = TOKENS;
+	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
+	rc = rc ? rc : go("exchange", tern_moe_create(group, &config, &moe));
+	rc = rc ? rc : round_trip(moe);
+	tern_moe_destroy(moe);
+	tern_group_destroy(group);
+	return rc ? 1 : 0;
+}
