@@ -62,7 +62,7 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs.
-$(BUILD)/obj/bench/against_%.o: CC = $(MPICC)
+$(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
 $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
 	$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
