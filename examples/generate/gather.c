@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define LIVE_MOST_PROMPTS 20 /* lines that fit on any terminal */
+
 static int allgather(tern_group *group, const void *mine, void *all, size_t bytes, struct fault *fault)
 {
 	int rc = tern_group_allgather(group, mine, all, bytes);
@@ -52,7 +54,8 @@ static uint64_t hash_settings(const struct options *options)
 
 int gather_agreement(tern_group *group, const struct options *options, bool *live, struct fault *fault)
 {
-	struct hello mine = {.settings = hash_settings(options), .live = options->live && isatty(STDOUT_FILENO)};
+	bool fits = options->plan.nr_prompts <= LIVE_MOST_PROMPTS;
+	struct hello mine = {.settings = hash_settings(options), .live = options->live && fits && isatty(STDOUT_FILENO)};
 	struct hello *all = room_for_all(group, sizeof(mine), fault);
 	int rc = all ? allgather(group, &mine, all, sizeof(mine), fault) : -1;
 
@@ -158,22 +161,42 @@ static int ascending(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* p50 and p99, in microseconds, over calls; of each call the longest of all ranks. Every rank has made nr calls. */
-static int slowest(tern_group *group, const uint64_t *ns, uint32_t nr, double us[2], struct fault *fault)
+static void percentiles(uint64_t *ns, uint32_t nr, double *p50, double *p99)
 {
-	uint64_t *all = room_for_all(group, nr * sizeof(*all), fault);
-	int rc = !all ? -1 : nr ? allgather(group, ns, all, nr * sizeof(*all), fault) : 0;
+	qsort(ns, nr, sizeof(*ns), ascending);
+	*p50 = (double)ns[(nr - 1) / 2] / 1e3;
+	*p99 = (double)ns[(uint64_t)(nr - 1) * 99 / 100] / 1e3;
+}
 
-	us[0] = us[1] = 0;
+/* all[rank][call]; rank 0's row becomes the slowest of all, and `fastest` the fastest. */
+static void across_ranks(uint64_t *all, uint32_t nr_ranks, uint32_t nr, uint64_t *fastest)
+{
+	memcpy(fastest, all, nr * sizeof(*all));
+	for (uint32_t rank = 1; rank < nr_ranks; rank++) {
+		for (uint32_t i = 0; i < nr; i++) {
+			uint64_t ns = all[(size_t)rank * nr + i];
+
+			all[i] = ns > all[i] ? ns : all[i];
+			fastest[i] = ns < fastest[i] ? ns : fastest[i];
+		}
+	}
+}
+
+/* Every rank has made nr calls. */
+static int gather_latency(tern_group *group, const uint64_t *ns, uint32_t nr, struct latency *latency, struct fault *fault)
+{
+	uint64_t *all = room_for_all(group, nr * sizeof(*all), fault), *fastest = calloc(nr + 1, sizeof(*fastest));
+	int rc = !all ? -1 : !fastest ? fault_say(fault, "no memory for %u durations", nr) : 0;
+
+	*latency = (struct latency){0};
 	if (!rc && nr) {
-		for (int rank = 1; rank < tern_group_nr_ranks(group); rank++)
-			for (uint32_t i = 0; i < nr; i++)
-				all[i] = all[(size_t)rank * nr + i] > all[i] ? all[(size_t)rank * nr + i] : all[i];
-		qsort(all, nr, sizeof(*all), ascending);
-		us[0] = (double)all[(nr - 1) / 2] / 1e3;
-		us[1] = (double)all[(uint64_t)(nr - 1) * 99 / 100] / 1e3;
+		rc = allgather(group, ns, all, nr * sizeof(*all), fault);
+		across_ranks(all, (uint32_t)tern_group_nr_ranks(group), nr, fastest);
+		percentiles(all, nr, &latency->slowest_p50, &latency->slowest_p99);
+		percentiles(fastest, nr, &latency->fastest_p50, &latency->fastest_p99);
 	}
 	free(all);
+	free(fastest);
 	return rc;
 }
 
@@ -204,6 +227,6 @@ int gather_figures(tern_group *group, const struct session *session, const struc
 	for (uint32_t i = 0; !rc && i < session->nr_ranks; i++)
 		add_account(figures, &all[i]);
 	free(all);
-	rc = rc ? rc : slowest(group, durations->dispatch_ns, durations->nr, figures->dispatch_us, fault);
-	return rc ? rc : slowest(group, durations->combine_ns, durations->nr, figures->combine_us, fault);
+	rc = rc ? rc : gather_latency(group, durations->dispatch_ns, durations->nr, &figures->dispatch, fault);
+	return rc ? rc : gather_latency(group, durations->combine_ns, durations->nr, &figures->combine, fault);
 }

@@ -30,12 +30,19 @@ void texts_take(struct texts *texts, const struct session *session);
 /* Of all ranks' prompts; collective. */
 int gather_texts(tern_group *group, const struct session *session, struct texts *texts, struct fault *fault);
 
+/* Over calls, in microseconds. A rank's time holds its waiting for ranks that are still computing, so of each call the slowest
+ * rank is what the model waits for, and the fastest, which came last, is near to what the exchange itself takes. */
+struct latency {
+	double slowest_p50, slowest_p99;
+	double fastest_p50, fastest_p99;
+};
+
 /* Of the whole run. Times are the slowest rank's. */
 struct figures {
 	uint32_t nr_ranks;
 	uint64_t prefill_tokens, decode_tokens;
 	double prefill_s, decode_s;
-	double dispatch_us[2], combine_us[2]; /* decoding; p50 and p99 over calls, of each call its slowest rank */
+	struct latency dispatch, combine; /* of decoding */
 	uint64_t dispatch_bytes, combine_bytes;
 	uint64_t tokens, tokens_away; /* passed to dispatch, and those of them with a row to another rank */
 };

@@ -16,9 +16,9 @@ const char options_usage[] =
 	"  -p, --prompt TEXT     a prompt; may be repeated\n"
 	"  -f, --prompts FILE    one prompt a line; \\n in it is a new line\n"
 	"  -n, --tokens N        bytes to generate for each prompt (default 200)\n"
-	"  -t, --temperature T   0 always takes the most likely byte (default 0.7)\n"
+	"  -t, --temperature T   0 always takes the most likely byte (default 0.8)\n"
 	"      --top-p P         choose among the most likely bytes that together reach P (default 0.9)\n"
-	"  -s, --seed S          of the random choices (default 1)\n"
+	"  -s, --seed S          of the random choices (default 4)\n"
 	"  -d, --dtype TYPE      what travels to experts: fp32, bf16 or fp8 (default bf16)\n"
 	"      --combine TYPE    what comes home: fp32 or bf16 (default bf16)\n"
 	"      --no-check        do not run all prompts again on one rank to compare\n"
@@ -33,13 +33,13 @@ const char options_usage[] =
  * Dictionary, continues in their manners. */
 static const char *const default_prompts[] = {
 	"And it came to pass in those days, that ",
-	"Terns, n. pl. (Zool.) ",
-	"The LORD is my ",
-	"Navigator, n. ",
-	"And Jesus answered and said unto him, ",
-	"Kindness, n. 1. The state or quality of being ",
-	"A wise man ",
-	"EXPERT, n. ",
+	"Tern, n. (Zool.) Any one of numerous species of ",
+	"Then David said unto the men of ",
+	"Courage, n. 1. That quality of mind which ",
+	"And Jesus answered and said unto them, ",
+	"EXPERT, n. A person who ",
+	"Blessed is the man that ",
+	"Traveler, n. One who ",
 };
 
 enum {
@@ -209,7 +209,7 @@ int options_read(int argc, char **argv, struct options *options, struct fault *f
 
 	*options = (struct options){
 		.model = "examples/generate/model",
-		.plan = {.nr_tokens = 200, .temperature = 0.7f, .top_p = 0.9f, .seed = 1},
+		.plan = {.nr_tokens = 200, .temperature = 0.8f, .top_p = 0.9f, .seed = 4},
 		.types = {.dispatch = WIRE_BF16, .combine = WIRE_BF16},
 		.check = true,
 		.live = true,

@@ -97,6 +97,14 @@ static const char *verdict_text(enum verdict verdict)
 	return verdict == VERDICT_SAME ? "yes" : verdict == VERDICT_DIFFERENT ? "no" : "not checked";
 }
 
+static void show_latency(const char *name, const struct latency *latency, uint32_t nr_ranks)
+{
+	printf("%-30s p50 %.1f us, p99 %.1f us", name, latency->slowest_p50, latency->slowest_p99);
+	if (nr_ranks > 1)
+		printf(" (slowest rank, which waits for the others; fastest: %.1f and %.1f)", latency->fastest_p50, latency->fastest_p99);
+	putchar('\n');
+}
+
 void show_figures(const struct options *options, const struct figures *figures, enum verdict verdict)
 {
 	printf("ranks                          %u, %u prompts\n", figures->nr_ranks, options->plan.nr_prompts);
@@ -105,8 +113,8 @@ void show_figures(const struct options *options, const struct figures *figures, 
 		(unsigned long long)figures->prefill_tokens);
 	printf("decode                         %.0f tokens/s (%llu tokens)\n", per_second(figures->decode_tokens, figures->decode_s),
 		(unsigned long long)figures->decode_tokens);
-	printf("dispatch, decoding             p50 %.1f us, p99 %.1f us (slowest rank)\n", figures->dispatch_us[0], figures->dispatch_us[1]);
-	printf("combine, decoding              p50 %.1f us, p99 %.1f us (slowest rank)\n", figures->combine_us[0], figures->combine_us[1]);
+	show_latency("dispatch, decoding", &figures->dispatch, figures->nr_ranks);
+	show_latency("combine, decoding", &figures->combine, figures->nr_ranks);
 	printf("bytes moved                    %.2f MiB to experts, %.2f MiB home\n", (double)figures->dispatch_bytes / 0x1p20,
 		(double)figures->combine_bytes / 0x1p20);
 	printf("tokens that left their rank    %.1f %%\n", 100 * share_away(figures));
@@ -145,6 +153,13 @@ static void put_json_texts(FILE *file, const struct options *options, const stru
 	fputs("  ]\n}\n", file);
 }
 
+static void put_json_latency(FILE *file, const char *name, const struct latency *latency)
+{
+	fprintf(file, "  \"%s_us\": {\"slowest_rank_p50\": %.2f, \"slowest_rank_p99\": %.2f, ", name, latency->slowest_p50,
+		latency->slowest_p99);
+	fprintf(file, "\"fastest_rank_p50\": %.2f, \"fastest_rank_p99\": %.2f},\n", latency->fastest_p50, latency->fastest_p99);
+}
+
 static void put_json(FILE *file, const struct options *options, const struct texts *texts, const struct figures *f, enum verdict verdict)
 {
 	fprintf(file, "{\n  \"ranks\": %u,\n  \"dispatch_dtype\": \"%s\",\n  \"combine_dtype\": \"%s\",\n", f->nr_ranks,
@@ -153,8 +168,8 @@ static void put_json(FILE *file, const struct options *options, const struct tex
 		per_second(f->prefill_tokens, f->prefill_s));
 	fprintf(file, "  \"decode_tokens\": %llu,\n  \"decode_tokens_per_s\": %.1f,\n", (unsigned long long)f->decode_tokens,
 		per_second(f->decode_tokens, f->decode_s));
-	fprintf(file, "  \"dispatch_p50_us\": %.2f,\n  \"dispatch_p99_us\": %.2f,\n  \"combine_p50_us\": %.2f,\n  \"combine_p99_us\": %.2f,\n",
-		f->dispatch_us[0], f->dispatch_us[1], f->combine_us[0], f->combine_us[1]);
+	put_json_latency(file, "dispatch", &f->dispatch);
+	put_json_latency(file, "combine", &f->combine);
 	fprintf(file, "  \"dispatch_bytes\": %llu,\n  \"combine_bytes\": %llu,\n  \"share_of_tokens_away\": %.4f,\n",
 		(unsigned long long)f->dispatch_bytes, (unsigned long long)f->combine_bytes, share_away(f));
 	fprintf(file, "  \"identical_to_one_rank\": %s,\n",
