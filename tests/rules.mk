@@ -11,20 +11,23 @@ $(BUILD)/obj/tests/%.o: CFLAGS += -I.
 
 $(INSIDE): $(call obj,$(INSIDE_SRC))
 	@mkdir -p $(@D)
-	rm -f $@ && $(AR) rcs $@ $^
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
 $(TESTS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(INSIDE)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)
 
 $(FUZZERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(INSIDE)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
 
 # Needs no library: links against what an installed tern is.
 $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 tests: $(TESTS) $(BUILD)/tests/rank
 fuzzers: $(FUZZERS)
