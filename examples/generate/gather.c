@@ -93,10 +93,10 @@ void texts_destroy(struct texts *texts)
 	*texts = (struct texts){0};
 }
 
-void texts_take(struct texts *texts, const struct session *session)
+void texts_take(struct texts *texts, const struct service *service)
 {
-	for (uint32_t i = 0; i < session->nr_sequences; i++) {
-		const struct sequence *s = &session->sequences[i];
+	for (uint32_t i = 0; i < service->nr_sequences; i++) {
+		const struct sequence *s = &service->sequences[i];
 
 		texts->nr_bytes[s->prompt] = s->nr_bytes - s->prompt_bytes;
 		texts->fingerprints[s->prompt] = s->fingerprint;
@@ -128,16 +128,16 @@ static void unpack(struct texts *texts, uint32_t prompt, const uint8_t *from)
 	memcpy(texts->bytes + (size_t)prompt * texts->nr_tokens, from + sizeof(parcel), texts->nr_tokens);
 }
 
-int gather_texts(tern_group *group, const struct session *session, struct texts *texts, struct fault *fault)
+int gather_texts(tern_group *group, const struct service *service, struct texts *texts, struct fault *fault)
 {
-	uint32_t nr_ranks = session->nr_ranks, most = serve_most_sequences(session->plan, nr_ranks);
+	uint32_t nr_ranks = service->nr_ranks, most = serve_most_sequences(service->plan, nr_ranks);
 	size_t each = sizeof(struct parcel) + texts->nr_tokens, bytes = most * each;
 	uint8_t *mine = calloc(1, bytes), *all = room_for_all(group, bytes, fault);
 	int rc = mine && all ? 0 : fault_say(fault, "no memory for texts");
 
-	texts_take(texts, session);
-	for (uint32_t i = 0; !rc && i < session->nr_sequences; i++)
-		pack(texts, session->sequences[i].prompt, mine + i * each);
+	texts_take(texts, service);
+	for (uint32_t i = 0; !rc && i < service->nr_sequences; i++)
+		pack(texts, service->sequences[i].prompt, mine + i * each);
 	rc = rc ? rc : allgather(group, mine, all, bytes, fault);
 	for (uint32_t prompt = 0; !rc && prompt < texts->nr_prompts; prompt++)
 		unpack(texts, prompt, all + prompt % nr_ranks * bytes + prompt / nr_ranks * each);
@@ -214,17 +214,17 @@ static void add_account(struct figures *figures, const struct account *account)
 	figures->tokens_away += account->stats.tokens_away;
 }
 
-int gather_figures(tern_group *group, const struct session *session, const struct moe_tern *moe, struct figures *figures,
+int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe, struct figures *figures,
 	struct fault *fault)
 {
 	const struct durations *durations = moe_tern_decode_durations(moe);
-	struct account mine = {session->prefill_ns, session->decode_ns, session->nr_prefilled, session->nr_decoded, {0}};
+	struct account mine = {service->prefill_ns, service->decode_ns, service->nr_prefilled, service->nr_decoded, {0}};
 	struct account *all = room_for_all(group, sizeof(mine), fault);
 	int rc = all ? moe_tern_stats(moe, &mine.stats, fault) : -1;
 
 	rc = rc ? rc : allgather(group, &mine, all, sizeof(mine), fault);
-	*figures = (struct figures){.nr_ranks = session->nr_ranks};
-	for (uint32_t i = 0; !rc && i < session->nr_ranks; i++)
+	*figures = (struct figures){.nr_ranks = service->nr_ranks};
+	for (uint32_t i = 0; !rc && i < service->nr_ranks; i++)
 		add_account(figures, &all[i]);
 	free(all);
 	rc = rc ? rc : gather_latency(group, durations->dispatch_ns, durations->nr, &figures->dispatch, fault);

@@ -25,10 +25,10 @@ int texts_create(const struct serve_plan *plan, struct texts *texts, struct faul
 void texts_destroy(struct texts *texts);
 
 /* Of this rank's prompts alone. */
-void texts_take(struct texts *texts, const struct session *session);
+void texts_take(struct texts *texts, const struct service *service);
 
 /* Of all ranks' prompts; collective. */
-int gather_texts(tern_group *group, const struct session *session, struct texts *texts, struct fault *fault);
+int gather_texts(tern_group *group, const struct service *service, struct texts *texts, struct fault *fault);
 
 /* Over calls, in microseconds. A rank's time holds its waiting for ranks that are still computing, so of each call the slowest
  * rank is what the model waits for, and the fastest, which came last, is near to what the exchange itself takes. */
@@ -48,7 +48,7 @@ struct figures {
 };
 
 /* Collective. */
-int gather_figures(tern_group *group, const struct session *session, const struct moe_tern *moe, struct figures *figures,
+int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe, struct figures *figures,
 	struct fault *fault);
 
 #endif

@@ -27,7 +27,7 @@ struct program {
 	struct model model;
 	struct moe_tern *moe;
 	struct experts experts;
-	struct session session;
+	struct service service;
 	struct texts texts;
 	struct trace *trace;
 	struct figures figures;
@@ -71,7 +71,7 @@ static int load(struct program *p, struct fault *fault)
 	if (experts_load(&p->checkpoint, &p->config, first, nr, &p->experts, fault))
 		return -1;
 	moe_tern_use(p->moe, &p->experts);
-	if (session_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks, &p->session, fault) ||
+	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks, &p->service, fault) ||
 		texts_create(plan, &p->texts, fault))
 		return -1;
 	p->trace = p->options.trace ? trace_create(p->config.nr_layers, p->config.topk) : NULL;
@@ -82,7 +82,7 @@ static void tear_down(struct program *p)
 {
 	trace_destroy(p->trace);
 	texts_destroy(&p->texts);
-	session_destroy(&p->session);
+	service_destroy(&p->service);
 	experts_destroy(&p->experts);
 	moe_tern_destroy(p->moe);
 	model_destroy(&p->model);
@@ -97,7 +97,7 @@ static int show(struct program *p, bool first, struct fault *fault)
 {
 	if (!p->live)
 		return 0;
-	if (gather_texts(p->group, &p->session, &p->texts, fault))
+	if (gather_texts(p->group, &p->service, &p->texts, fault))
 		return -1;
 	if (is_first(p))
 		show_live(&p->options, &p->texts, first);
@@ -109,18 +109,18 @@ static int generate(struct program *p, struct fault *fault)
 	struct moe_exchange prefill = moe_tern_prefill(p->moe), decode = moe_tern_decode(p->moe);
 	struct moe_exchange through = p->trace ? trace_exchange(p->trace, &prefill) : prefill;
 
-	if (session_prefill(&p->session, &through, fault) || show(p, true, fault))
+	if (service_prefill(&p->service, &through, fault) || show(p, true, fault))
 		return -1;
 	through = p->trace ? trace_exchange(p->trace, &decode) : decode;
 	for (uint32_t i = 1; i < p->options.plan.nr_tokens; i++)
-		if (session_step(&p->session, &through, fault) || (i % STEPS_BETWEEN_SHOWS == 0 && show(p, false, fault)))
+		if (service_step(&p->service, &through, fault) || (i % STEPS_BETWEEN_SHOWS == 0 && show(p, false, fault)))
 			return -1;
-	if (gather_texts(p->group, &p->session, &p->texts, fault) || gather_figures(p->group, &p->session, p->moe, &p->figures, fault))
+	if (gather_texts(p->group, &p->service, &p->texts, fault) || gather_figures(p->group, &p->service, p->moe, &p->figures, fault))
 		return -1;
 	if (is_first(p)) {
 		if (p->live)
 			clear_live(&p->options);
-		show_texts(&p->options, &p->texts, p->session.nr_ranks);
+		show_texts(&p->options, &p->texts, p->service.nr_ranks);
 	}
 	return 0;
 }
@@ -128,16 +128,16 @@ static int generate(struct program *p, struct fault *fault)
 /* The same prompts in one process, over no exchange at all. */
 static int run_alone(struct program *p, const struct moe_exchange *exchange, struct texts *texts, struct fault *fault)
 {
-	struct session alone;
-	int rc = session_create(&p->model, &p->options.plan, 0, 1, &alone, fault);
+	struct service alone;
+	int rc = service_create(&p->model, &p->options.plan, 0, 1, &alone, fault);
 
 	if (rc)
 		return rc;
-	rc = session_prefill(&alone, exchange, fault);
+	rc = service_prefill(&alone, exchange, fault);
 	for (uint32_t i = 1; !rc && i < p->options.plan.nr_tokens; i++)
-		rc = session_step(&alone, exchange, fault);
+		rc = service_step(&alone, exchange, fault);
 	texts_take(texts, &alone);
-	session_destroy(&alone);
+	service_destroy(&alone);
 	return rc;
 }
 
@@ -182,9 +182,9 @@ static int write_trace(const struct program *p, struct fault *fault)
 
 	if (!p->trace)
 		return 0;
-	if (p->session.nr_ranks == 1)
+	if (p->service.nr_ranks == 1)
 		return trace_write(p->trace, p->options.trace, fault);
-	snprintf(name, sizeof(name), "%s.%u", p->options.trace, p->session.rank);
+	snprintf(name, sizeof(name), "%s.%u", p->options.trace, p->service.rank);
 	return trace_write(p->trace, name, fault);
 }
 
