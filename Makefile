@@ -2,14 +2,16 @@
 # make            the command and the libraries, in build/       make demo     ranks that generate text together
 # make check      install what the tests need, build, run all    make install PREFIX=/usr/local DESTDIR=
 # make soak       random exchanges and faults for longer: SECONDS=600 SEED=1
-# make BUILD=dir CC=clang SANITIZE=address,undefined             another build beside it
+# make BUILD=dir CC=clang SANITIZE=address,undefined             another build beside it       make V=1   the commands themselves
 BUILD    ?= build
 PREFIX   ?= /usr/local
+RANKS    ?= 4
 ifeq ($(origin CC),default)
 CC        = gcc
 endif
 OPT      ?= -O3 -g
 SANITIZE ?=
+Q        := $(if $(V),,@)
 VERSION  := $(shell awk '/define TERN_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3; s = "."} END {print v}' include/tern.h)
 SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 
@@ -32,39 +34,45 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(if $(wildcard examples/generate/generate.c),$(BUILD)/generate) $(if $(MPICC),$(BUILD)/tern-against-mpi)
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(if $(MPICC),$(BUILD)/tern-against-mpi)
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c $< -o $@
+	@echo '  CC   $<'
+	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # One relocatable object whose hidden names are made local: the archive defines tern_* and nothing else.
 $(BUILD)/libtern.a: $(call obj,$(LIB_SRC))
-	$(LD) -r $^ -o $(BUILD)/libtern.o
-	objcopy --localize-hidden $(BUILD)/libtern.o
-	rm -f $@ && $(AR) rcs $@ $(BUILD)/libtern.o
+	@echo '  AR   $@'
+	$(Q)$(LD) -r $^ -o $(BUILD)/libtern.o
+	$(Q)objcopy --localize-hidden $(BUILD)/libtern.o
+	$(Q)rm -f $@ && $(AR) rcs $@ $(BUILD)/libtern.o
 
 $(BUILD)/libtern.so.$(VERSION): $(call obj,$(LIB_SRC)) src/tern.map
-	$(CC) -shared -Wl,-soname,libtern.so.$(SOVERSION) -Wl,--version-script=src/tern.map -Wl,-z,defs $(LDFLAGS) \
+	@echo '  LINK $@'
+	$(Q)$(CC) -shared -Wl,-soname,libtern.so.$(SOVERSION) -Wl,--version-script=src/tern.map -Wl,-z,defs $(LDFLAGS) \
 		$(call obj,$(LIB_SRC)) -o $@ $(LDLIBS)
 
 $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
-	ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
-	ln -sf libtern.so.$(SOVERSION) $@
+	$(Q)ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
+	$(Q)ln -sf libtern.so.$(SOVERSION) $@
 
 $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC)) $(BUILD)/libtern.a
-	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
-	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs.
-$(BUILD)/obj/bench/against_%.o: CC = $(MPICC)
+$(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
 $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
-	$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 LIBDIR   ?= $(PREFIX)/lib
 install: all
@@ -77,9 +85,12 @@ install: all
 	ln -sf libtern.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libtern.so
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' src/tern.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/tern.pc
 
+demo: $(BUILD)/tern $(BUILD)/generate
+	$(BUILD)/tern run -n $(RANKS) -- $(BUILD)/generate $(DEMO_FLAGS)
+
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all install clean
+.PHONY: all demo install clean
 -include tests/rules.mk
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -227,6 +227,7 @@ enum flag {
 	FLAG_REDUCE,
 	FLAG_WEIGHTS,
 	FLAG_ALIGN,
+	FLAG_CAPACITY,
 	FLAG_SLOTS,
 	FLAG_REPLICAS,
 	FLAG_REPLICA_RANKS,
@@ -240,6 +241,8 @@ enum flag {
 	FLAG_ITERS,
 	FLAG_WARMUP,
 	FLAG_WAIT,
+	FLAG_JITTER,
+	FLAG_FIRST_EPOCH,
 	FLAG_VERIFY,
 	FLAG_ONLY_VERIFY,
 	FLAG_AGAINST,
@@ -267,6 +270,7 @@ static const struct option flags[] = {
 	{"reduce", required_argument, NULL, FLAG_REDUCE},
 	{"weights", required_argument, NULL, FLAG_WEIGHTS},
 	{"align", required_argument, NULL, FLAG_ALIGN},
+	{"capacity", required_argument, NULL, FLAG_CAPACITY},
 	{"slots", required_argument, NULL, FLAG_SLOTS},
 	{"replicas", required_argument, NULL, FLAG_REPLICAS},
 	{"replica-ranks", required_argument, NULL, FLAG_REPLICA_RANKS},
@@ -280,6 +284,8 @@ static const struct option flags[] = {
 	{"iters", required_argument, NULL, FLAG_ITERS},
 	{"warmup", required_argument, NULL, FLAG_WARMUP},
 	{"wait", required_argument, NULL, FLAG_WAIT},
+	{"first-epoch", required_argument, NULL, FLAG_FIRST_EPOCH},
+	{"jitter", required_argument, NULL, FLAG_JITTER},
 	{"verify", no_argument, NULL, FLAG_VERIFY},
 	{"only-verify", no_argument, NULL, FLAG_ONLY_VERIFY},
 	{"against", required_argument, NULL, FLAG_AGAINST},
@@ -344,7 +350,7 @@ static int take_list(struct bench_args *args, int flag, const char *name, const 
 static int take_number(struct bench_args *args, int flag, const char *name, const char *text)
 {
 	struct tern_moe_config *config = &args->job.config;
-	uint32_t wait_ms = 0;
+	uint32_t wait_ms = 0, rows = 0;
 	int status;
 
 	switch (flag) {
@@ -362,6 +368,14 @@ static int take_number(struct bench_args *args, int flag, const char *name, cons
 		return parse_number(args, name, text, 1, 1u << 24, &args->payload_bytes);
 	case FLAG_ALIGN:
 		return parse_number(args, name, text, 1, 1u << 20, &config->alignment);
+	case FLAG_CAPACITY:
+		status = parse_number(args, name, text, 0, UINT32_MAX, &rows);
+		config->capacity = rows;
+		return status;
+	case FLAG_FIRST_EPOCH:
+		return parse_number(args, name, text, 0, UINT32_MAX, &config->first_epoch);
+	case FLAG_JITTER:
+		return parse_number(args, name, text, 0, 1000000, &args->jitter_us);
 	case FLAG_SLOTS:
 		return parse_number(args, name, text, 1, 16, &config->nr_slots);
 	case FLAG_REPLICAS:

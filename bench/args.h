@@ -32,6 +32,7 @@ struct bench_args {
 	struct job job;				/* the rest of the settings */
 	uint32_t iters;
 	uint32_t warmup;
+	uint32_t jitter_us;
 	bool verify;
 	bool only_verify;
 	bool quiet;

@@ -127,7 +127,7 @@ static int copy_ids(struct routing *routing, const struct npy *npy, struct reaso
 		return refuse(why, "routing trace: out of memory for %llu ids", (unsigned long long)nr);
 	for (i = 0; i < nr; i++) {
 		int64_t wide = 0;
-		int32_t narrow;
+		int32_t narrow = 0;
 
 		memcpy(npy->type == NPY_INT64 ? (void *)&wide : (void *)&narrow,
 			(const char *)npy->data + i * npy_item_bytes(npy->type), npy_item_bytes(npy->type));

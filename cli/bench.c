@@ -54,6 +54,7 @@ static int verify_rounds(struct bench *bench, struct rounds *rounds, struct benc
 	uint32_t round, total = bench->args->iters;
 	int rc = 0;
 
+	rounds->jitter_us = bench->args->jitter_us;
 	for (round = 0; round < total && !rc; round += slots) {
 		tell_progress(bench, "verifying", round, total);
 		rc = rounds_verify(rounds, round);

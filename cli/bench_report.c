@@ -218,6 +218,7 @@ static void put_case(struct json *json, const struct bench_case *bench_case)
 	key_text(json, "reduce", reduce_name(config->reduce));
 	key_text(json, "weights", weights_name(config->weights));
 	key_number(json, "alignment", config->alignment);
+	key_number(json, "capacity", (double)config->capacity);
 }
 
 static void put_result(struct json *json, const struct bench_result *result)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define POISON 0xa5
 #define MOST_GAP 48		      /* bytes that a stride may add to a row */
@@ -45,7 +46,7 @@ static uint64_t worst_positions(const struct reference *reference)
 	if (config->layout == TERN_BY_SOURCE)
 		return tokens;
 	if (config->layout == TERN_PADDED)
-		return tokens * most_local;
+		return (config->capacity ? config->capacity : tokens) * most_local;
 	return tokens * (config->topk < most_local ? config->topk : most_local) + most_local * config->alignment;
 }
 
@@ -238,22 +239,33 @@ static int send_tokens(struct rounds *rounds, uint32_t slot, uint64_t round)
 	return rc;
 }
 
+/* Over all rows of the current round, where the received rows were. */
+static int poison_rows(const struct rounds *rounds, char *rows, size_t stride)
+{
+	struct received_layout layout;
+	uint32_t i;
+
+	if (received_layout_create(rounds->reference, rounds->rank, &layout))
+		return -1;
+	for (i = 0; i < layout.nr_groups; i++)
+		memset(rows + layout.offsets[i] * stride, POISON, layout.counts[i] * stride);
+	received_layout_destroy(&layout);
+	return 0;
+}
+
 static int receive_tokens(struct rounds *rounds, uint32_t slot, uint64_t round)
 {
 	const struct job *job = rounds->job;
 	struct tern_received *received = &rounds->received[slot];
-	struct received_layout layout;
 	int rc;
 
 	*received = (struct tern_received){.size = sizeof(*received)};
 	set_round(rounds, round);
 	/* Slots share one buffer of ours, so only the first of them gets it. */
 	if (choose_manner(rounds, round).own_buffers && slot == 0) {
-		if (received_layout_create(rounds->reference, rounds->rank, &layout))
+		if (poison_rows(rounds, rounds->into_x, job_received_bytes(job)) ||
+			poison_rows(rounds, rounds->into_scales, job_received_scales_bytes(job)))
 			return TERN_ERR_NOMEM;
-		memset(rounds->into_x, POISON, layout.end * job_received_bytes(job));
-		memset(rounds->into_scales, POISON, layout.end * job_received_scales_bytes(job));
-		received_layout_destroy(&layout);
 		received->into_x = rounds->into_x;
 		received->into_scales = job_received_scales_bytes(job) ? rounds->into_scales : NULL;
 	}
@@ -277,10 +289,8 @@ static int send_results(struct rounds *rounds, uint32_t slot, uint64_t round)
 	if (fill_y(rounds->reference, rounds->rank, rounds->y, stride))
 		return TERN_ERR_NOMEM;
 	rc = tern_combine_send(rounds->moe, &args);
-	if (job->config.layout != TERN_PADDED) /* its rows lie too far apart to poison them all */
-		memset(rounds->y, POISON, rounds->received[slot].extent * stride);
-	else if (rounds->received[slot].nr_rows)
-		memset(rounds->y, POISON, stride);
+	if (poison_rows(rounds, rounds->y, stride))
+		return TERN_ERR_NOMEM;
 	return rc;
 }
 
@@ -315,6 +325,15 @@ static int receive_results(struct rounds *rounds, uint32_t slot, uint64_t round)
 	return verify_combined(rounds->reference, rounds->rank, rounds->out, stride, &rounds->difference) ? TERN_ERR_NOMEM : 0;
 }
 
+/* Ranks drift apart, so that each of them is the one that comes late. */
+static void sleep_a_little(const struct rounds *rounds, uint64_t round, uint32_t half)
+{
+	uint64_t state = hash4(rounds->job->seed, round, half, rounds->rank);
+
+	if (rounds->jitter_us)
+		usleep(random_below(&state, rounds->jitter_us + 1));
+}
+
 int rounds_verify(struct rounds *rounds, uint64_t round)
 {
 	static int (*const halves[])(struct rounds *, uint32_t, uint64_t) = {send_tokens, receive_tokens, send_results,
@@ -322,9 +341,12 @@ int rounds_verify(struct rounds *rounds, uint64_t round)
 	uint32_t half, slot;
 	int rc = 0;
 
-	for (half = 0; half < 4; half++)
-		for (slot = 0; slot < rounds->job->config.nr_slots && !rc; slot++)
+	for (half = 0; half < 4; half++) {
+		for (slot = 0; slot < rounds->job->config.nr_slots && !rc; slot++) {
+			sleep_a_little(rounds, round + slot, half);
 			rc = halves[half](rounds, slot, round + slot);
+		}
+	}
 	return rc;
 }
 

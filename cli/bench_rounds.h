@@ -34,6 +34,7 @@ struct rounds {
 	float *weights;
 	struct round_set sets[MOST_SETS];
 	struct tern_received received[MOST_SLOTS];
+	uint32_t jitter_us;	      /* longest sleep before each half of a verified round */
 	struct difference difference; /* adds up over all rounds */
 };
 

@@ -210,7 +210,8 @@ static void choose_streaming(tern_moe *moe)
 	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / moe->nr_ranks;
 }
 
-/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running that one waits for. */
+/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running that one
+ * waits for, and yielding to them is faster than a sleep and a wake-up. docs/benchmarks.md, patience. */
 static void choose_patience(tern_moe *moe)
 {
 	cpu_set_t cpus;
@@ -218,8 +219,8 @@ static void choose_patience(tern_moe *moe)
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		here += moe->group->peers[r].path != TERN_PATH_NONE;
-	moe->spin_rounds = here <= nr_cpus ? 2000 : 50;
-	moe->yield_rounds = here <= nr_cpus ? 20 : 40;
+	moe->spin_rounds = here <= nr_cpus ? 2000 : 0;
+	moe->yield_rounds = here <= nr_cpus ? 20 : 200;
 }
 
 static int exchange_alloc(tern_moe *moe)

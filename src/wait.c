@@ -12,7 +12,8 @@
 #include "clock.h"
 #include "error.h"
 
-/* A sleep is cut into slices, to look after peers that died; no wake-up depends on it. */
+/* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the sleeper asleep.
+ * Between live ranks no wake-up depends on it. */
 #define FIRST_SLICE_NS 2000000u
 #define LONGEST_SLICE_NS 50000000u
 

@@ -11,15 +11,17 @@ $(BUILD)/obj/tests/%.o: CFLAGS += -I.
 
 $(INSIDE): $(call obj,$(INSIDE_SRC))
 	@mkdir -p $(@D)
-	rm -f $@ && $(AR) rcs $@ $^
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
 $(TESTS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(INSIDE)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)
 
 $(FUZZERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(INSIDE)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
 
 # The kernels as each instruction set has them; the loader picks one of these.
 KERNEL_VERSIONS := $(if $(filter x86_64,$(shell uname -m)),x86-64 x86-64-v3 x86-64-v4)
@@ -38,7 +40,8 @@ $(KERNEL_TESTS): $(BUILD)/tests/unit/test_kernels_%: $(BUILD)/obj/tests/unit/tes
 # Needs no library: links against what an installed tern is.
 $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 tests: $(TESTS) $(KERNEL_TESTS) $(BUILD)/tests/rank
 fuzzers: $(FUZZERS)

@@ -35,10 +35,10 @@ static uint32_t prefill_batches(const struct serve_plan *plan, uint32_t nr_ranks
 
 /* ---- creating ---- */
 
-static int create_sequence(const struct session *session, uint32_t prompt, struct sequence *s, struct fault *fault)
+static int create_sequence(const struct service *service, uint32_t prompt, struct sequence *s, struct fault *fault)
 {
-	const struct model_config *config = &session->model->config;
-	const struct serve_plan *plan = session->plan;
+	const struct model_config *config = &service->model->config;
+	const struct serve_plan *plan = service->plan;
 	size_t bytes = strlen(plan->prompts[prompt]);
 
 	if (!bytes || bytes + plan->nr_tokens > config->max_positions)
@@ -55,52 +55,52 @@ static int create_sequence(const struct session *session, uint32_t prompt, struc
 	return 0;
 }
 
-static int create(struct session *session, struct fault *fault)
+static int create(struct service *service, struct fault *fault)
 {
-	const struct serve_plan *plan = session->plan;
-	uint32_t most = serve_most_sequences(plan, session->nr_ranks);
+	const struct serve_plan *plan = service->plan;
+	uint32_t most = serve_most_sequences(plan, service->nr_ranks);
 	uint32_t room = most > SERVE_PREFILL_TOKENS ? most : SERVE_PREFILL_TOKENS;
 
-	if (session->model->config.vocab != 256)
+	if (service->model->config.vocab != 256)
 		return fault_say(fault, "the model has a vocabulary of %u: this program has no tokenizer and needs a model of bytes",
-			session->model->config.vocab);
-	session->sequences = calloc(most, sizeof(*session->sequences));
-	session->batch = malloc(room * sizeof(*session->batch));
-	session->order = malloc(session->model->config.vocab * sizeof(*session->order));
-	session->workspace = workspace_create(&session->model->config, room);
-	if (!session->sequences || !session->batch || !session->order || !session->workspace)
+			service->model->config.vocab);
+	service->sequences = calloc(most, sizeof(*service->sequences));
+	service->batch = malloc(room * sizeof(*service->batch));
+	service->order = malloc(service->model->config.vocab * sizeof(*service->order));
+	service->workspace = workspace_create(&service->model->config, room);
+	if (!service->sequences || !service->batch || !service->order || !service->workspace)
 		return fault_say(fault, "no memory for %u prompts", most);
-	for (uint32_t i = session->rank; i < plan->nr_prompts; i += session->nr_ranks)
-		if (create_sequence(session, i, &session->sequences[session->nr_sequences++], fault))
+	for (uint32_t i = service->rank; i < plan->nr_prompts; i += service->nr_ranks)
+		if (create_sequence(service, i, &service->sequences[service->nr_sequences++], fault))
 			return -1;
 	return 0;
 }
 
-int session_create(const struct model *model, const struct serve_plan *plan, uint32_t rank, uint32_t nr_ranks, struct session *session,
+int service_create(const struct model *model, const struct serve_plan *plan, uint32_t rank, uint32_t nr_ranks, struct service *service,
 	struct fault *fault)
 {
-	struct session made = {.model = model, .plan = plan, .rank = rank, .nr_ranks = nr_ranks};
+	struct service made = {.model = model, .plan = plan, .rank = rank, .nr_ranks = nr_ranks};
 
 	if (create(&made, fault)) {
-		session_destroy(&made);
+		service_destroy(&made);
 		return -1;
 	}
-	*session = made;
+	*service = made;
 	return 0;
 }
 
-void session_destroy(struct session *session)
+void service_destroy(struct service *service)
 {
-	for (uint32_t i = 0; i < session->nr_sequences; i++) {
-		free(session->sequences[i].text);
-		free(session->sequences[i].logits);
-		cache_destroy(&session->sequences[i].cache);
+	for (uint32_t i = 0; i < service->nr_sequences; i++) {
+		free(service->sequences[i].text);
+		free(service->sequences[i].logits);
+		cache_destroy(&service->sequences[i].cache);
 	}
-	free(session->sequences);
-	free(session->batch);
-	free(session->order);
-	workspace_destroy(session->workspace);
-	*session = (struct session){0};
+	free(service->sequences);
+	free(service->batch);
+	free(service->order);
+	workspace_destroy(service->workspace);
+	*service = (struct service){0};
 }
 
 /* ---- running ---- */
@@ -114,65 +114,65 @@ static void take_fingerprint(struct sequence *s, uint32_t vocab)
 		s->fingerprint = (s->fingerprint ^ bytes[i]) * 0x100000001b3u;
 }
 
-static void choose_tokens(struct session *session)
+static void choose_tokens(struct service *service)
 {
-	uint32_t vocab = session->model->config.vocab;
+	uint32_t vocab = service->model->config.vocab;
 
-	for (uint32_t i = 0; i < session->nr_sequences; i++) {
-		struct sequence *s = &session->sequences[i];
+	for (uint32_t i = 0; i < service->nr_sequences; i++) {
+		struct sequence *s = &service->sequences[i];
 
 		take_fingerprint(s, vocab);
-		s->text[s->nr_bytes++] = (uint8_t)sampler_choose(&s->sampler, s->logits, session->order, vocab);
+		s->text[s->nr_bytes++] = (uint8_t)sampler_choose(&s->sampler, s->logits, service->order, vocab);
 	}
 }
 
 /* The next tokens of the prompts, up to a full batch. *sequence and *at tell where the last batch ended. */
-static uint32_t fill_prefill(struct session *session, uint32_t *sequence, uint32_t *at)
+static uint32_t fill_prefill(struct service *service, uint32_t *sequence, uint32_t *at)
 {
 	uint32_t nr = 0;
 
-	while (nr < SERVE_PREFILL_TOKENS && *sequence < session->nr_sequences) {
-		struct sequence *s = &session->sequences[*sequence];
+	while (nr < SERVE_PREFILL_TOKENS && *sequence < service->nr_sequences) {
+		struct sequence *s = &service->sequences[*sequence];
 		bool last = *at + 1 == s->prompt_bytes;
 
-		session->batch[nr++] = (struct batch_token){s->text[*at], *at, &s->cache, last ? s->logits : NULL};
+		service->batch[nr++] = (struct batch_token){s->text[*at], *at, &s->cache, last ? s->logits : NULL};
 		*sequence += last;
 		*at = last ? 0 : *at + 1;
 	}
 	return nr;
 }
 
-int session_prefill(struct session *session, const struct moe_exchange *exchange, struct fault *fault)
+int service_prefill(struct service *service, const struct moe_exchange *exchange, struct fault *fault)
 {
-	uint32_t nr_batches = prefill_batches(session->plan, session->nr_ranks), sequence = 0, at = 0;
+	uint32_t nr_batches = prefill_batches(service->plan, service->nr_ranks), sequence = 0, at = 0;
 	uint64_t start = now_ns();
 
 	for (uint32_t i = 0; i < nr_batches; i++) {
-		uint32_t nr = fill_prefill(session, &sequence, &at);
+		uint32_t nr = fill_prefill(service, &sequence, &at);
 
-		if (model_forward(session->model, session->workspace, session->batch, nr, exchange, fault))
+		if (model_forward(service->model, service->workspace, service->batch, nr, exchange, fault))
 			return -1;
-		session->nr_prefilled += nr;
+		service->nr_prefilled += nr;
 	}
-	choose_tokens(session);
-	session->prefill_ns = now_ns() - start;
+	choose_tokens(service);
+	service->prefill_ns = now_ns() - start;
 	return 0;
 }
 
-int session_step(struct session *session, const struct moe_exchange *exchange, struct fault *fault)
+int service_step(struct service *service, const struct moe_exchange *exchange, struct fault *fault)
 {
 	uint64_t start = now_ns();
 
-	for (uint32_t i = 0; i < session->nr_sequences; i++) {
-		struct sequence *s = &session->sequences[i];
+	for (uint32_t i = 0; i < service->nr_sequences; i++) {
+		struct sequence *s = &service->sequences[i];
 		uint32_t last = s->nr_bytes - 1;
 
-		session->batch[i] = (struct batch_token){s->text[last], last, &s->cache, s->logits};
+		service->batch[i] = (struct batch_token){s->text[last], last, &s->cache, s->logits};
 	}
-	if (model_forward(session->model, session->workspace, session->batch, session->nr_sequences, exchange, fault))
+	if (model_forward(service->model, service->workspace, service->batch, service->nr_sequences, exchange, fault))
 		return -1;
-	choose_tokens(session);
-	session->nr_decoded += session->nr_sequences;
-	session->decode_ns += now_ns() - start;
+	choose_tokens(service);
+	service->nr_decoded += service->nr_sequences;
+	service->decode_ns += now_ns() - start;
 	return 0;
 }

@@ -32,7 +32,7 @@ struct sequence {
 	uint64_t fingerprint;  /* of all logits that a token was chosen from */
 };
 
-struct session {
+struct service {
 	const struct model *model;
 	const struct serve_plan *plan;
 	uint32_t rank, nr_ranks;
@@ -48,15 +48,15 @@ struct session {
 /* Most prompts that a rank serves. */
 uint32_t serve_most_sequences(const struct serve_plan *plan, uint32_t nr_ranks);
 
-/* *session is set only on success. model and plan must outlive it. */
-int session_create(const struct model *model, const struct serve_plan *plan, uint32_t rank, uint32_t nr_ranks, struct session *session,
+/* *service is set only on success. model and plan must outlive it. */
+int service_create(const struct model *model, const struct serve_plan *plan, uint32_t rank, uint32_t nr_ranks, struct service *service,
 	struct fault *fault);
-void session_destroy(struct session *session);
+void service_destroy(struct service *service);
 
 /* Reads the prompts and chooses the first token of each. */
-int session_prefill(struct session *session, const struct moe_exchange *exchange, struct fault *fault);
+int service_prefill(struct service *service, const struct moe_exchange *exchange, struct fault *fault);
 
 /* Chooses one more token for each prompt; to be called plan->nr_tokens - 1 times. */
-int session_step(struct session *session, const struct moe_exchange *exchange, struct fault *fault);
+int service_step(struct service *service, const struct moe_exchange *exchange, struct fault *fault);
 
 #endif

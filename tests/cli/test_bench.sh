@@ -33,7 +33,7 @@ good() {
 
 "$TERN" bench --help >"$DIR/out" 2>"$DIR/err" || complain "--help"
 for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce \
-	weights align slots replicas replica-ranks spread no-weights routing drop uneven seed input iters warmup wait verify \
+	weights align capacity slots replicas replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify \
 	only-verify against json progress quiet help; do
 	grep -q -e "--$flag" "$DIR/out" || complain "--help does not tell of --$flag"
 done
@@ -77,6 +77,39 @@ good --ranks 3 $SMALL --only-verify --mode all --dtype fp8 --x-dtype fp8 --layou
 good --ranks 4 $SMALL --only-verify --mode all --dtype bf16 --layout all --reduce all --replica-ranks 2 --routing grouped
 good --ranks 4 $SMALL --only-verify --mode all --dtype fp32 --layout all --routing one --no-weights --max-tokens 40
 good --ranks 2 --preset all --tokens 3 --iters 2 --only-verify --routing zipf:1.2
+
+good --ranks 3 $SMALL --only-verify --mode ht --layout padded --capacity 27
+good --ranks 3 $SMALL --only-verify --mode ht --layout all --capacity 108
+
+good --ranks 3 $SMALL --verify --mode all --first-epoch 4294967290 --iters 20 --slots 2
+
+good --ranks 3 $SMALL --only-verify --mode all --jitter 3000 --slots 2
+
+# The same with less room than there are rows: every rank hears of it.
+"$TERN" bench --ranks 3 $SMALL --mode ht --layout padded --routing one --capacity 5 >"$DIR/out" 2>"$DIR/err" &&
+	complain "rows beyond the capacity are accepted"
+grep -q TERN_ERR_CAPACITY "$DIR/err" || complain "rows beyond the capacity: no cause"
+
+# A trace: 3 tokens with experts of 16, and weights.
+{
+	printf "\223NUMPY\001\000\072\000{'descr': '<i4', 'fortran_order': False, 'shape': (3, 4)}\n"
+	printf '\000\000\000\000\001\000\000\000\002\000\000\000\377\377\377\377'
+	printf '\017\000\000\000\016\000\000\000\003\000\000\000\005\000\000\000'
+	printf '\007\000\000\000\377\377\377\377\377\377\377\377\010\000\000\000'
+} >"$DIR/ids.npy"
+{
+	printf "\223NUMPY\001\000\072\000{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4)}\n"
+	for i in 1 2 3 4 5 6 7 8 9 10 11 12; do printf '\000\000\200\077'; done
+} >"$DIR/weights.npy"
+good --ranks 2 $SMALL --only-verify --routing "$DIR/ids.npy" --layout all
+good --ranks 2 $SMALL --only-verify --routing "$DIR/ids.npy,$DIR/weights.npy" --mode all
+"$TERN" bench --ranks 2 $SMALL --topk 3 --routing "$DIR/ids.npy" >"$DIR/out" 2>"$DIR/err" && complain "a trace of top-4 serves top-3"
+grep -q "shape \[tokens\]\[3\]" "$DIR/err" || complain "a trace of top-4 serves top-3: no cause"
+
+# The program for --against is looked for beside the command.
+cp "$TERN" "$DIR/tern"
+"$DIR/tern" bench --ranks 1 $SMALL --against mpi >"$DIR/out" 2>"$DIR/err" && complain "--against mpi without the program"
+grep -q "needs $DIR/tern-against-mpi" "$DIR/err" || complain "--against mpi without the program: no cause"
 
 good --ranks 2 $SMALL --verify --quiet --json "$DIR/a.json"
 [ -s "$DIR/out" ] && complain "--quiet prints"

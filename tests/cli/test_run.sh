@@ -109,7 +109,7 @@ interrupt() { # signal, expected code, ranks' script
 	pid=$!
 	until [ "$(grep -c ready "$tmp/out")" = 2 ]; do sleep 0.05; done
 	kill -"$1" $pid
-	wait $pid
+	wait $pid 2>/dev/null
 	rc=$?
 	[ $rc = "$2" ] || bad "$name: exit code $rc, expected $2"
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the demo model on the text of corpus.py, for a bounded time.
 
-    python3 train.py --corpus DIR --out DIR --seconds 210
+    python3 train.py --corpus DIR --out DIR --seconds 240
 
 Writes config.json, model.safetensors (bf16) and train.json (what was measured),
 and asserts that Hugging Face transformers computes the same logits from them.
@@ -29,7 +29,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=210, help="bound on set-up and training")
+    parser.add_argument("--seconds", type=float, default=240, help="bound on set-up and training")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=3e-3)

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Text from a Mixture-of-Experts model whose experts are spread over ranks:
+ *
+ *	options.c  ->  checkpoint.c, model.c, experts.c   load what this rank needs
+ *	serve.c    ->  forward.c  ->  moe_tern.c          prompts and tokens through layers, and to experts and back
+ *	gather.c   ->  report.c                           what all ranks wrote and measured, to rank 0's standard output
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gather.h"
+#include "moe_tern.h"
+#include "options.h"
+#include "report.h"
+#include "trace.h"
+
+#define STEPS_BETWEEN_SHOWS 4
+
+/* All that one rank has, in the order of creation. */
+struct program {
+	struct options options;
+	tern_group *group;
+	bool live;
+	struct model_config config;
+	struct checkpoint checkpoint;
+	struct model model;
+	struct moe_tern *moe;
+	struct experts experts;
+	struct service service;
+	struct texts texts;
+	struct trace *trace;
+	struct figures figures;
+};
+
+static bool is_first(const struct program *p)
+{
+	return tern_group_rank(p->group) == 0;
+}
+
+/* ---- set up ---- */
+
+static int join(struct program *p, struct fault *fault)
+{
+	struct tern_group_config config;
+	int rc;
+
+	tern_group_config_init(&config);
+	config.wait_ms = p->options.wait_ms;
+	rc = tern_boot_env(&config.boot);
+	rc = rc ? rc : tern_group_create(&config, &p->group);
+	if (rc)
+		return fault_say(fault, "joining the other ranks: %s", tern_last_error());
+	return gather_agreement(p->group, &p->options, &p->live, fault);
+}
+
+static int load(struct program *p, struct fault *fault)
+{
+	const struct serve_plan *plan = &p->options.plan;
+	struct moe_tern_config moe = {.group = p->group, .model = &p->config, .types = p->options.types, .wait_ms = p->options.wait_ms};
+	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), first, nr;
+
+	if (config_read(p->options.model, &p->config, fault) || checkpoint_open(p->options.model, &p->checkpoint, fault) ||
+		model_load(&p->checkpoint, &p->config, &p->model, fault))
+		return -1;
+	moe.prefill_tokens = SERVE_PREFILL_TOKENS;
+	moe.decode_tokens = serve_most_sequences(plan, nr_ranks);
+	if (moe_tern_create(&moe, &p->moe, fault))
+		return -1;
+	moe_tern_range(p->moe, &first, &nr);
+	if (experts_load(&p->checkpoint, &p->config, first, nr, &p->experts, fault))
+		return -1;
+	moe_tern_use(p->moe, &p->experts);
+	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks, &p->service, fault) ||
+		texts_create(plan, &p->texts, fault))
+		return -1;
+	p->trace = p->options.trace ? trace_create(p->config.nr_layers, p->config.topk) : NULL;
+	return p->options.trace && !p->trace ? fault_say(fault, "no memory for a trace") : 0;
+}
+
+static void tear_down(struct program *p)
+{
+	trace_destroy(p->trace);
+	texts_destroy(&p->texts);
+	service_destroy(&p->service);
+	experts_destroy(&p->experts);
+	moe_tern_destroy(p->moe);
+	model_destroy(&p->model);
+	checkpoint_close(&p->checkpoint);
+	tern_group_destroy(p->group);
+	options_free(&p->options);
+}
+
+/* ---- run ---- */
+
+static int show(struct program *p, bool first, struct fault *fault)
+{
+	if (!p->live)
+		return 0;
+	if (gather_texts(p->group, &p->service, &p->texts, fault))
+		return -1;
+	if (is_first(p))
+		show_live(&p->options, &p->texts, first);
+	return 0;
+}
+
+static int generate(struct program *p, struct fault *fault)
+{
+	struct moe_exchange prefill = moe_tern_prefill(p->moe), decode = moe_tern_decode(p->moe);
+	struct moe_exchange through = p->trace ? trace_exchange(p->trace, &prefill) : prefill;
+
+	if (service_prefill(&p->service, &through, fault) || show(p, true, fault))
+		return -1;
+	through = p->trace ? trace_exchange(p->trace, &decode) : decode;
+	for (uint32_t i = 1; i < p->options.plan.nr_tokens; i++)
+		if (service_step(&p->service, &through, fault) || (i % STEPS_BETWEEN_SHOWS == 0 && show(p, false, fault)))
+			return -1;
+	if (gather_texts(p->group, &p->service, &p->texts, fault) || gather_figures(p->group, &p->service, p->moe, &p->figures, fault))
+		return -1;
+	if (is_first(p)) {
+		if (p->live)
+			clear_live(&p->options);
+		show_texts(&p->options, &p->texts, p->service.nr_ranks);
+	}
+	return 0;
+}
+
+/* The same prompts in one process, over no exchange at all. */
+static int run_alone(struct program *p, const struct moe_exchange *exchange, struct texts *texts, struct fault *fault)
+{
+	struct service alone;
+	int rc = service_create(&p->model, &p->options.plan, 0, 1, &alone, fault);
+
+	if (rc)
+		return rc;
+	rc = service_prefill(&alone, exchange, fault);
+	for (uint32_t i = 1; !rc && i < p->options.plan.nr_tokens; i++)
+		rc = service_step(&alone, exchange, fault);
+	texts_take(texts, &alone);
+	service_destroy(&alone);
+	return rc;
+}
+
+static enum verdict compare(const struct texts *a, const struct texts *b)
+{
+	bool same = !memcmp(a->nr_bytes, b->nr_bytes, a->nr_prompts * sizeof(*a->nr_bytes)) &&
+		    !memcmp(a->fingerprints, b->fingerprints, a->nr_prompts * sizeof(*a->fingerprints)) &&
+		    !memcmp(a->bytes, b->bytes, (size_t)a->nr_prompts * a->nr_tokens);
+
+	return same ? VERDICT_SAME : VERDICT_DIFFERENT;
+}
+
+static int check(struct program *p, enum verdict *verdict, struct fault *fault)
+{
+	uint32_t most = p->options.plan.nr_prompts > SERVE_PREFILL_TOKENS ? p->options.plan.nr_prompts : SERVE_PREFILL_TOKENS;
+	struct moe_local *local = NULL;
+	struct moe_exchange exchange;
+	struct experts all = {0};
+	struct texts texts = {0};
+	int rc = experts_load(&p->checkpoint, &p->config, 0, p->config.nr_experts, &all, fault);
+
+	rc = rc ? rc : texts_create(&p->options.plan, &texts, fault);
+	if (!rc) {
+		local = moe_local_create(&all, p->config.topk, most, p->options.types);
+		rc = local ? 0 : fault_say(fault, "no memory to run on one rank");
+	}
+	if (!rc) {
+		exchange = moe_local_exchange(local);
+		rc = run_alone(p, &exchange, &texts, fault);
+	}
+	if (!rc)
+		*verdict = compare(&p->texts, &texts);
+	texts_destroy(&texts);
+	moe_local_destroy(local);
+	experts_destroy(&all);
+	return rc;
+}
+
+static int write_trace(const struct program *p, struct fault *fault)
+{
+	char name[3072];
+
+	if (!p->trace)
+		return 0;
+	if (p->service.nr_ranks == 1)
+		return trace_write(p->trace, p->options.trace, fault);
+	snprintf(name, sizeof(name), "%s.%u", p->options.trace, p->service.rank);
+	return trace_write(p->trace, name, fault);
+}
+
+/* Rank 0's part once all ranks are done. */
+static int conclude(struct program *p, struct fault *fault)
+{
+	enum verdict verdict = VERDICT_UNKNOWN;
+
+	if (p->options.check && check(p, &verdict, fault))
+		return -1;
+	show_figures(&p->options, &p->figures, verdict);
+	if (p->options.json && write_json(p->options.json, &p->options, &p->texts, &p->figures, verdict, fault))
+		return -1;
+	return verdict == VERDICT_DIFFERENT ? fault_say(fault, "the ranks together did not do what one rank does") : 0;
+}
+
+static int run(struct program *p, struct fault *fault)
+{
+	if (join(p, fault) || load(p, fault) || generate(p, fault) || write_trace(p, fault))
+		return -1;
+	return is_first(p) ? conclude(p, fault) : 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct program program = {0};
+	struct fault fault = {""};
+	int rc = options_read(argc, argv, &program.options, &fault);
+
+	if (!rc && program.options.help)
+		fputs(options_usage, stdout);
+	else if (!rc)
+		rc = run(&program, &fault);
+	if (rc)
+		fprintf(stderr, "generate: %s\n", fault.text);
+	tear_down(&program);
+	return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}

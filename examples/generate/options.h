@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line. */
+#ifndef GENERATE_OPTIONS_H
+#define GENERATE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fault.h"
+#include "moe.h"
+#include "serve.h"
+
+struct options {
+	const char *model; /* folder */
+	char **prompts;	   /* malloc'd, each and all */
+	struct serve_plan plan;
+	struct moe_types types;
+	bool check; /* run all prompts again in one process, and compare */
+	bool live;  /* show texts as they grow, where standard output is a terminal */
+	bool help;
+	int wait_ms;
+	const char *trace; /* NULL: none, as is json */
+	const char *json;
+};
+
+extern const char options_usage[];
+
+/* To be freed by options_free, whatever it returns. */
+int options_read(int argc, char **argv, struct options *options, struct fault *fault);
+void options_free(struct options *options);
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a person sees: texts while they grow, texts when they are done, and figures. */
+#ifndef GENERATE_REPORT_H
+#define GENERATE_REPORT_H
+
+#include "gather.h"
+#include "options.h"
+
+enum verdict {
+	VERDICT_UNKNOWN, /* not checked */
+	VERDICT_SAME,	 /* all texts, and every bit of the logits they were chosen from */
+	VERDICT_DIFFERENT
+};
+
+/* A line for each prompt with the end of its text; drawn over the lines of the call before. */
+void show_live(const struct options *options, const struct texts *texts, bool first);
+
+/* Takes the lines of show_live away. */
+void clear_live(const struct options *options);
+
+void show_texts(const struct options *options, const struct texts *texts, uint32_t nr_ranks);
+void show_figures(const struct options *options, const struct figures *figures, enum verdict verdict);
+
+int write_json(const char *path, const struct options *options, const struct texts *texts, const struct figures *figures,
+	enum verdict verdict, struct fault *fault);
+
+#endif

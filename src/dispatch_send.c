@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first half: tokens to the ranks of their experts. */
+#include <string.h>
+
+#include "error.h"
+#include "exchange.h"
+#include "kernels/cpu/kernels.h"
+#include "path.h"
+#include "plan.h"
+#include "routes.h"
+#include "rows.h"
+#include "wait.h"
+
+static struct row_source token_payload(const tern_moe *moe, const struct tern_dispatch *args, uint32_t token)
+{
+	const struct tern_moe_config *c = &moe->config;
+	const uint8_t *x = (const uint8_t *)args->x + (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
+	uint8_t *scales = moe->scratch + align_up(moe->layout.payload_bytes, 16);
+
+	if (c->x_dtype != c->dispatch_dtype) {
+		quantise_row(x, c->x_dtype, c->hidden, c->scale, moe->scratch, scales);
+		return (struct row_source){moe->scratch, scales};
+	}
+	return (struct row_source){x, args->scales ? (const uint8_t *)args->scales + (size_t)token * (args->scales_stride ? args->scales_stride : moe->layout.scales_bytes) : NULL};
+}
+
+static void write_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows, uint32_t row, struct row_header *header)
+{
+	header->token = token;
+	header->nr_routes = (uint16_t)rows->rows[row].nr;
+	header->rank_slot = (uint16_t)row;
+	for (uint32_t i = 0; i < rows->rows[row].nr; i++) {
+		uint32_t k = rows->k[rows->rows[row].first + i];
+		size_t index = (size_t)token * moe->config.topk + k;
+
+		header->routes[i] = (struct route){.expert = (uint16_t)moe->placement.local[s->physical[index]],
+			.k = (uint16_t)k,
+			.weight = s->weights[index]};
+	}
+}
+
+/* Low latency: the row as a whole into this rank's region. */
+static void store_in_region(const tern_moe *moe, bool stream, struct row_header *header, const struct row_source *row)
+{
+	const struct layout *l = &moe->layout;
+	uint8_t *payload = (uint8_t *)header + l->header_bytes;
+
+	copy_row(payload, row->payload, l->payload_bytes, stream);
+	if (l->scales_bytes)
+		memcpy(payload + l->payload_bytes, row->scales, l->scales_bytes);
+}
+
+/* High throughput: the row to its final positions, and the positions into its header. */
+static void store_in_place(tern_moe *moe, uint32_t slot, bool stream, uint32_t rank, const struct token_rows *rows, uint32_t row, struct row_header *header, const struct row_source *source)
+{
+	struct slot *s = &moe->slots[slot];
+	uint8_t *output = path_place(moe, rank, layout_output(&moe->layout, slot));
+	uint8_t *x = output + moe->layout.output.x, *scales = output + moe->layout.output.scales;
+
+	if (moe->config.layout == TERN_BY_SOURCE) {
+		uint64_t position = s->place[rank]++;
+
+		for (uint32_t i = 0; i < header->nr_routes; i++)
+			header->routes[i].position = (uint32_t)position;
+		row_store(moe, stream, x, scales, position, source);
+		row_describe(moe, output, position, moe->rank, header, NULL);
+		return;
+	}
+	for (uint32_t i = 0; i < header->nr_routes; i++) {
+		size_t index = (size_t)header->token * moe->config.topk + rows->k[rows->rows[row].first + i];
+		uint64_t position = s->place[s->physical[index]]++;
+
+		header->routes[i].position = (uint32_t)position;
+		row_store(moe, stream, x, scales, position, source);
+		row_describe(moe, output, position, moe->rank, header, &header->routes[i]);
+	}
+}
+
+static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *args)
+{
+	struct slot *s = &moe->slots[slot];
+	struct token_rows rows;
+	bool stream = routes_bytes(moe, s) > moe->stream_bytes;
+
+	memset(moe->cursor, 0, moe->nr_ranks * sizeof(*moe->cursor));
+	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
+		struct row_source source;
+
+		plan_token(&moe->placement, s->physical + (size_t)t * moe->config.topk, moe->config.topk, &rows);
+		if (rows.nr_rows)
+			source = token_payload(moe, args, t);
+		for (uint32_t i = 0; i < rows.nr_rows; i++) {
+			uint32_t rank = rows.rows[i].rank;
+			uint8_t *region = path_place(moe, rank, layout_region(&moe->layout, slot, moe->rank));
+			struct row_header *header = header_at(moe, region, moe->cursor[rank]++);
+
+			write_header(moe, s, t, &rows, i, header);
+			if (moe->config.mode == TERN_LOW_LATENCY)
+				store_in_region(moe, stream, header, &source);
+			else
+				store_in_place(moe, slot, stream, rank, &rows, i, header, &source);
+		}
+	}
+	if (stream)
+		stream_fence();
+}
+
+/* Low latency: how many rows each of the destination's experts gets, in front of its region. */
+static void send_expert_counts(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
+		uint8_t *region = path_place(moe, moe->placement.rank[p], layout_region(&moe->layout, slot, moe->rank));
+
+		((uint32_t *)region)[moe->placement.local[p]] = s->routes_to[p];
+	}
+}
+
+static enum word_kind counts_word(uint32_t epoch)
+{
+	return epoch & 1 ? WORD_COUNTS_ODD : WORD_COUNTS_EVEN;
+}
+
+static void send_all_counts(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint32_t *counts = (uint32_t *)path_place(moe, r, layout_counts(&moe->layout, slot, s->epoch, moe->rank));
+
+		memcpy(counts, s->routes_to, moe->placement.nr_physical * sizeof(*counts));
+		memcpy(counts + moe->placement.nr_physical, s->rows_to, moe->nr_ranks * sizeof(*counts));
+		path_publish(moe, r, slot, counts_word(s->epoch), TERN_PHASE_COUNTS, s->rows_to[r]);
+	}
+}
+
+/* All counts are here: where this rank's rows go, and what it will receive. Every rank adds up the same numbers, so all come to
+ * the same verdict on capacity. */
+static int place_all_rows(tern_moe *moe, uint32_t slot)
+{
+	const struct layout *l = &moe->layout;
+	struct slot *s = &moe->slots[slot];
+	uint64_t *spans = moe->totals + l->nr_physical;
+	struct plan_counts counts = {own(moe, layout_counts(l, slot, s->epoch, 0)), l->counts_bytes, l->nr_ranks, l->nr_physical};
+	struct plan_limits limits = {moe->config.layout, moe->config.alignment, l->capacity};
+	int over = plan_places(&moe->placement, &counts, &limits, moe->rank, s->place, moe->totals);
+
+	if (over >= 0) {
+		s->epoch++;
+		s->state = SLOT_IDLE;
+		return fail(TERN_ERR_CAPACITY, "rank %d would receive more than its capacity of %llu rows%s (slot %u, epoch %u); no row was sent",
+			over, (unsigned long long)l->capacity, moe->config.layout == TERN_PADDED ? " for one expert" : "", slot, s->epoch - 1);
+	}
+	s->extent = spans[moe->rank];
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		s->rows_from[r] = ((const uint32_t *)(counts.counts + r * counts.stride))[l->nr_physical + moe->rank];
+	for (uint32_t p = 0; p < l->nr_physical && moe->config.layout != TERN_BY_SOURCE; p++)
+		if (moe->placement.rank[p] == moe->rank)
+			s->counts[moe->placement.local[p]] = (uint32_t)moe->totals[p];
+	return 0;
+}
+
+static int wait_for_released(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
+
+	if (rc)
+		return rc;
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint64_t word = arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r)));
+
+		if (word_count(word) != WORD_RELEASED) {
+			fail(TERN_ERR_PROTOCOL, "rank %u combined what rank %u released (slot %u, epoch %u)", r, moe->rank, slot, s->epoch);
+			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+		}
+	}
+	s->epoch++;
+	s->state = SLOT_IDLE;
+	return 0;
+}
+
+static int send_counts_first(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc;
+
+	if (s->state == SLOT_IDLE) {
+		send_all_counts(moe, slot);
+		s->state = SLOT_COUNTED;
+	}
+	rc = wait_for_all(moe, slot, counts_word(s->epoch), TERN_PHASE_COUNTS);
+	return rc ? rc : place_all_rows(moe, slot);
+}
+
+static int check_state(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct slot *s;
+	int rc = moe && args && args->size == sizeof(*args) ? slot_check(moe, args->slot, "tern_dispatch_send")
+							     : fail(TERN_ERR_INVALID, "tern_dispatch_send: moe or args is NULL, or args.size is wrong");
+
+	if (rc)
+		return rc;
+	s = &moe->slots[args->slot];
+	if (s->state == SLOT_COUNTED && s->nr_tokens != args->nr_tokens)
+		return fail(TERN_ERR_INVALID, "dispatch: called again with %u tokens; its counts announced %u", args->nr_tokens, s->nr_tokens);
+	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && s->state != SLOT_COUNTED)
+		return slot_wrong_state(moe, args->slot, "tern_dispatch_send");
+	return routes_check(moe, args);
+}
+
+int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct slot *s;
+	int rc = check_state(moe, args);
+
+	if (rc)
+		return rc;
+	s = &moe->slots[args->slot];
+	if (s->state != SLOT_COUNTED) {
+		rc = routes_read(moe, s, args);
+		if (!rc && s->state == SLOT_RELEASED)
+			rc = wait_for_released(moe, args->slot);
+		if (rc)
+			return rc;
+		routes_count(moe, s, args);
+	}
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
+		rc = send_counts_first(moe, args->slot);
+		if (rc)
+			return rc;
+	} else {
+		send_expert_counts(moe, args->slot);
+	}
+	send_rows(moe, args->slot, args);
+	for (uint32_t i = 0; i < moe->nr_ranks; i++) { /* starting after itself, so that the ranks do not all ring the same one */
+		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
+
+		path_publish(moe, r, args->slot, WORD_DISPATCH, TERN_PHASE_DISPATCH, s->rows_to[r]);
+	}
+	routes_account(moe, s);
+	s->state = SLOT_DISPATCHED;
+	return 0;
+}

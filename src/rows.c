@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rows.h"
+
+#include <string.h>
+
+#include "kernels/cpu/kernels.h"
+
+void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
+{
+	const struct layout *l = &moe->layout;
+
+	copy_row(x + position * l->payload_bytes, row->payload, l->payload_bytes, stream);
+	if (l->scales_bytes)
+		memcpy(scales + position * l->scales_bytes, row->scales, l->scales_bytes);
+}
+
+void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint32_t source, const struct row_header *header, const struct route *route)
+{
+	const struct output_layout *o = &moe->layout.output;
+	struct tern_row *row = (struct tern_row *)(output + o->rows) + position;
+	uint32_t topk = moe->config.topk;
+	int32_t *ids = (int32_t *)(output + o->topk_ids) + position * topk;
+	float *weights = (float *)(output + o->topk_weights) + position * topk;
+
+	*row = (struct tern_row){.rank = (int32_t)source, .token = (int32_t)header->token, .k = -1};
+	if (moe->config.layout != TERN_BY_SOURCE) {
+		row->k = route->k;
+		row->weight = route->weight;
+		return;
+	}
+	for (uint32_t k = 0; k < topk; k++) {
+		ids[k] = -1;
+		weights[k] = 0;
+	}
+	for (uint32_t i = 0; i < header->nr_routes; i++) {
+		ids[header->routes[i].k] = header->routes[i].expert;
+		weights[header->routes[i].k] = header->routes[i].weight;
+	}
+}

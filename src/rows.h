@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A received row in its place: written by the sender in high-throughput mode, by the receiver in low-latency mode. */
+#ifndef TERN_ROWS_H
+#define TERN_ROWS_H
+
+#include "exchange.h"
+
+struct row_source {
+	const uint8_t *payload, *scales;
+};
+
+/* A row into one position. */
+void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row);
+
+/* What the receiver learns of the row at `position` of the output at `output`; all its routes in TERN_BY_SOURCE, else one. */
+void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint32_t source, const struct row_header *header, const struct route *route);
+
+#endif

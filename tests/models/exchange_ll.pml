@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Low-latency mode: send without asking, no barriers. Proves that regions are reused only after they were read (claims 1
+ * and 2), that no word is overwritten before it was seen, that nobody waits for ever, also when a rank dies (claim 6), and that a rank may leave
+ * as soon as its own last half is done.
+ */
+#define NR_KINDS 4
+#define LAND(kind, s, p, q, value) seen[AT(kind, s, p, q)] = value
+#define START_PLACES seen[AT(ROWS_WORD, s, p, q)] = FIRST_WORD; seen[AT(RESULTS_WORD, s, p, q)] = FIRST_WORD
+#define WITNESSED witness_release
+#include "ranks.pml"
+
+#ifdef BREAK_SKIP_MARKS
+#define MARKS_AWAITED false
+#else
+#define MARKS_AWAITED released[s]
+#endif
+
+/* Publishes "I am done with your rows" before their headers were read for the last time. */
+#ifdef BREAK_EARLY_RESULTS_WORD
+#define EARLY true
+#else
+#define EARLY false
+#endif
+
+/* Goes on to the next round with the results still unread. */
+#ifdef BREAK_NEXT_ROUND_BEFORE_RESULTS
+#define RESULTS_LATE true
+#else
+#define RESULTS_LATE false
+#endif
+
+inline dispatch_send()
+{
+	if
+	:: MARKS_AWAITED -> wait_for_all(RESULTS_WORD, s, EPOCH(round[s] - 1))
+	:: else
+	fi;
+	atomic {
+		released[s] = false;
+		for (q : 0 .. RANKS - 1) {
+			put(ROWS, REGION(s), q, VALUE(EPOCH(round[s]), 0));
+			put(ROWS_WORD, s, q, VALUE(EPOCH(round[s]), 0))
+		}
+		q = 0
+	}
+}
+
+inline results_words()
+{
+	atomic {
+		for (q : 0 .. RANKS - 1) {
+			put(RESULTS_WORD, s, q, VALUE(EPOCH(round[s]), released[s]))
+		}
+		q = 0
+	}
+}
+
+inline read_rows()
+{
+	atomic {
+		for (q : 0 .. RANKS - 1) {
+			assert(IS_EPOCH(seen[AT(ROWS, REGION(s), q, r)], EPOCH(round[s])))
+		}
+		q = 0
+	}
+}
+
+/* Rows are copied out to the rank's own output; their headers stay in the region, and combine_send reads them again. */
+inline dispatch_recv()
+{
+	wait_for_all(ROWS_WORD, s, EPOCH(round[s]));
+	read_rows()
+}
+
+inline combine_send()
+{
+	if
+	:: EARLY -> results_words()
+	:: else
+	fi;
+	atomic {
+		for (q : 0 .. RANKS - 1) {
+			assert(IS_EPOCH(seen[AT(ROWS, REGION(s), q, r)], EPOCH(round[s])));
+			put(RESULTS, REGION(s), q, VALUE(EPOCH(round[s]), 0))
+		}
+		q = 0
+	}
+	if
+	:: !EARLY -> results_words()
+	:: else
+	fi
+}
+
+inline read_results(epoch)
+{
+	atomic {
+		for (q : 0 .. RANKS - 1) {
+			assert(IS_EPOCH(seen[AT(RESULTS, REGION(s), q, r)], epoch));
+			assert(MARK_OF(seen[AT(RESULTS_WORD, s, q, r)]) == 0)
+		}
+		q = 0
+	}
+}
+
+inline combine_recv()
+{
+	wait_for_all(RESULTS_WORD, s, EPOCH(round[s]));
+	if
+	:: RESULTS_LATE && round[s] + 1 < ROUNDS ->
+		round[s]++;
+		dispatch_send();
+		read_results(EPOCH(round[s] - 1));
+		half[s] = 1
+	:: else ->
+		read_results(EPOCH(round[s]));
+		round[s]++;
+		half[s] = 0
+	fi
+}
+
+proctype rank(byte r)
+{
+	byte round[SLOTS], half[SLOTS], s, q, position;
+	bool released[SLOTS];
+	{
+		do
+		:: atomic { FINISHED -> LEAVE; goto left }
+		:: else ->
+			next_slot();
+			if
+			:: half[s] == 0 -> dispatch_send(); half[s] = 1
+			:: half[s] == 1 -> dispatch_recv(); agree_on_ending(); half[s] = 2
+			:: half[s] == 2 && released[s] ->
+				results_words();
+				d_step { NOTE(witness_release); round[s]++; half[s] = 0 }
+			:: half[s] == 2 && !released[s] -> combine_send(); half[s] = 3
+			:: half[s] == 3 -> combine_recv()
+			fi
+		od;
+gave_up:
+		GIVE_UP
+	} OR_DIE;
+left:
+	skip;
+	ENDED
+}
