@@ -28,14 +28,15 @@ KERNEL_VERSIONS := $(if $(filter x86_64,$(shell uname -m)),x86-64 x86-64-v3 x86-
 KERNEL_TESTS    := $(addprefix $(BUILD)/tests/unit/test_kernels_,$(KERNEL_VERSIONS))
 $(BUILD)/obj/versions/%/quantise.o: src/kernels/cpu/quantise.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
 $(BUILD)/obj/versions/%/reduce.o: src/kernels/cpu/reduce.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
 $(KERNEL_TESTS): $(BUILD)/tests/unit/test_kernels_%: $(BUILD)/obj/tests/unit/test_kernels.o $(BUILD)/obj/versions/%/quantise.o \
 	$(BUILD)/obj/versions/%/reduce.o $(INSIDE)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)
 
 # Needs no library: links against what an installed tern is.
 $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "bench/random.h"
+#include "exchange.h"
 
 #define POISON 0xa5
 
@@ -163,6 +164,8 @@ int round_open(struct round *r, struct rank *rank, const struct job *job, const 
 		return -1;
 	if (tern_moe_create(rank->group, &job->config, &r->moe))
 		return rank_fails(rank, "tern_moe_create: %s", tern_last_error());
+	if (r->manner.stream)
+		r->moe->stream_bytes = 0;
 	return r->manner.into ? into_open(r) : 0;
 }
 

@@ -38,6 +38,7 @@ struct manner {
 	bool wide_ids;	     /* int64 ids */
 	bool into;	     /* received into the caller's buffers; low latency only */
 	bool joined;	     /* tern_dispatch and tern_combine instead of the halves */
+	bool stream;	     /* rows stored past the caches, as large rounds are */
 	bool release;	     /* tern_release instead of combine */
 };
 
