@@ -202,12 +202,13 @@ static void slot_free(tern_moe *moe, struct slot *s)
 		private_unmap(s->output, moe->layout.output.bytes);
 }
 
-/* What a half sends is read next by another rank, from the last-level cache if all ranks' rows fit there. */
+/* What a half writes is read next by another rank, or by the experts: from a cache, if all ranks' rows fit there beside what else is in
+ * use. docs/benchmarks.md, streaming. */
 static void choose_streaming(tern_moe *moe)
 {
 	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 
-	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / moe->nr_ranks;
+	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / (4 * moe->nr_ranks);
 }
 
 /* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running that one
@@ -219,8 +220,8 @@ static void choose_patience(tern_moe *moe)
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		here += moe->group->peers[r].path != TERN_PATH_NONE;
-	moe->spin_rounds = here <= nr_cpus ? 2000 : 0;
-	moe->yield_rounds = here <= nr_cpus ? 20 : 200;
+	moe->spin_rounds = here <= nr_cpus ? 200 : 0;
+	moe->yield_rounds = 200;
 }
 
 static int exchange_alloc(tern_moe *moe)
