@@ -7,6 +7,7 @@
 #include "kernels/cpu/kernels.h"
 #include "path.h"
 #include "plan.h"
+#include "rows.h"
 #include "wait.h"
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
@@ -43,14 +44,11 @@ static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint3
 		send_home(moe, slot, stream, source, header->token, header->rank_slot, sum);
 }
 
-/* In high-throughput mode the header is as the peer left it in shared memory: it is checked before it is followed. */
-static bool header_fits(const tern_moe *moe, const struct slot *s, const struct row_header *header)
+/* The positions have lain in shared memory since they were written there: they are checked before they are followed. */
+static bool positions_fit(const struct slot *s, const struct row_header *header)
 {
-	if (header->nr_routes < 1 || header->nr_routes > moe->config.topk || header->token >= moe->config.max_tokens ||
-		header->rank_slot >= moe->layout.combine_slots)
-		return false;
 	for (uint32_t i = 0; i < header->nr_routes; i++)
-		if (header->routes[i].position >= s->extent || header->routes[i].k >= moe->config.topk)
+		if (header->routes[i].position >= s->extent)
 			return false;
 	return true;
 }
@@ -78,14 +76,14 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 		uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
 
 		for (uint32_t row = 0; row < s->rows_from[source]; row++) {
-			const struct row_header *header = header_at(moe, region, row);
+			union header_copy copy;
 
-			if (!header_fits(moe, s, header)) {
+			if (!header_take(moe, header_at(moe, region, row), &copy) || !positions_fit(s, &copy.header)) {
 				fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)", row, source, args->slot, s->epoch);
 				return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 			}
-			send_row_home(moe, args->slot, stream, source, args, header);
-			moe->stats.combine_bytes += (uint64_t)(routes ? header->nr_routes : 1) * moe->layout.combine_row_bytes * moe->config.replica_ranks;
+			send_row_home(moe, args->slot, stream, source, args, &copy.header);
+			moe->stats.combine_bytes += (uint64_t)(routes ? copy.header.nr_routes : 1) * moe->layout.combine_row_bytes * moe->config.replica_ranks;
 		}
 	}
 	if (stream)

@@ -73,37 +73,53 @@ static int bad_row(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t row)
 }
 
 /* Low latency: one row from its region to its positions, which combine finds in the header. */
-static bool unpack_row(tern_moe *moe, struct slot *s, bool stream, uint32_t source, struct row_header *header, uint64_t *next_row)
+static bool unpack_row(tern_moe *moe, struct slot *s, bool stream, uint32_t source, struct row_header *shared, uint64_t *next_row)
 {
 	const struct layout *l = &moe->layout;
-	const uint8_t *payload = (const uint8_t *)header + l->header_bytes;
+	const uint8_t *payload = (const uint8_t *)shared + l->header_bytes;
 	struct row_source row = {payload, payload + l->payload_bytes};
+	union header_copy copy;
 
-	if (header->nr_routes < 1 || header->nr_routes > l->topk)
+	if (!header_take(moe, shared, &copy))
 		return false;
-	for (uint32_t i = 0; i < header->nr_routes; i++) {
-		struct route *route = &header->routes[i];
+	for (uint32_t i = 0; i < copy.header.nr_routes; i++) {
+		const struct route *route = &copy.header.routes[i];
 		uint64_t position;
 
-		if (route->expert >= moe->nr_local || route->k >= l->topk)
+		if (route->expert >= moe->nr_local)
 			return false;
 		if (moe->config.layout == TERN_BY_SOURCE) {
-			route->position = (uint32_t)*next_row;
+			shared->routes[i].position = (uint32_t)*next_row;
 			continue;
 		}
 		if (moe->cursor[route->expert] >= s->counts[route->expert])
 			return false;
 		position = s->offsets[route->expert] + moe->cursor[route->expert]++;
-		route->position = (uint32_t)position;
+		shared->routes[i].position = (uint32_t)position;
 		row_store(moe, stream, s->x, s->scales, position, &row);
-		row_describe(moe, s->output, position, source, header, route);
+		row_describe(moe, s->output, position, source, &copy.header, route);
 	}
 	if (moe->config.layout == TERN_BY_SOURCE) {
 		row_store(moe, stream, s->x, s->scales, *next_row, &row);
-		row_describe(moe, s->output, *next_row, source, header, NULL);
+		row_describe(moe, s->output, *next_row, source, &copy.header, NULL);
 	}
 	++*next_row;
 	return true;
+}
+
+/* Rows that were counted and did not come would leave holes in what the caller gets. */
+static int check_complete(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	for (uint32_t e = 0; e < moe->nr_local && moe->config.layout != TERN_BY_SOURCE; e++) {
+		if (moe->cursor[e] == s->counts[e])
+			continue;
+		fail(TERN_ERR_PROTOCOL, "%u rows came for local expert %u of rank %u; its peers had counted %u (slot %u, epoch %u)", moe->cursor[e],
+			e, moe->rank, s->counts[e], slot, s->epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
+	}
+	return 0;
 }
 
 static int unpack_rows(tern_moe *moe, uint32_t slot)
@@ -122,7 +138,7 @@ static int unpack_rows(tern_moe *moe, uint32_t slot)
 	}
 	if (stream)
 		stream_fence();
-	return 0;
+	return check_complete(moe, slot);
 }
 
 static int choose_output(tern_moe *moe, struct slot *s, const struct tern_received *received)

@@ -92,13 +92,15 @@ static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *
 		for (uint32_t i = 0; i < rows.nr_rows; i++) {
 			uint32_t rank = rows.rows[i].rank;
 			uint8_t *region = path_place(moe, rank, layout_region(&moe->layout, slot, moe->rank));
-			struct row_header *header = header_at(moe, region, moe->cursor[rank]++);
+			struct row_header *shared = header_at(moe, region, moe->cursor[rank]++);
+			union header_copy copy;
 
-			write_header(moe, s, t, &rows, i, header);
+			write_header(moe, s, t, &rows, i, &copy.header);
 			if (moe->config.mode == TERN_LOW_LATENCY)
-				store_in_region(moe, stream, header, &source);
+				store_in_region(moe, stream, shared, &source);
 			else
-				store_in_place(moe, slot, stream, rank, &rows, i, header, &source);
+				store_in_place(moe, slot, stream, rank, &rows, i, &copy.header, &source);
+			memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
 		}
 	}
 	if (stream)
@@ -135,6 +137,34 @@ static void send_all_counts(tern_moe *moe, uint32_t slot)
 	}
 }
 
+/* Copies all counts out of shared memory, where peers could still change them, and holds them against what is possible: rows are
+ * placed in peers' windows by them. */
+static int take_counts(tern_moe *moe, uint32_t slot)
+{
+	const struct layout *l = &moe->layout;
+	struct slot *s = &moe->slots[slot];
+	const uint32_t *mine = (const uint32_t *)(moe->all_counts + moe->rank * l->counts_bytes);
+
+	memcpy(moe->all_counts, own(moe, layout_counts(l, slot, s->epoch, 0)), l->nr_ranks * l->counts_bytes);
+	for (uint32_t r = 0; r < l->nr_ranks; r++) {
+		const uint32_t *counts = (const uint32_t *)(moe->all_counts + r * l->counts_bytes);
+		uint32_t most = 0;
+
+		for (uint32_t i = 0; i < l->nr_physical + l->nr_ranks; i++)
+			most = counts[i] > most ? counts[i] : most;
+		if (most > l->share_tokens) {
+			fail(TERN_ERR_PROTOCOL, "rank %u counted %u rows for one expert or rank; %u are possible (slot %u, epoch %u)", r, most,
+				l->share_tokens, slot, s->epoch);
+			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+		}
+	}
+	if (!memcmp(mine, s->routes_to, l->nr_physical * sizeof(*mine)) &&
+		!memcmp(mine + l->nr_physical, s->rows_to, l->nr_ranks * sizeof(*mine)))
+		return 0;
+	fail(TERN_ERR_PROTOCOL, "rank %u's own counts were overwritten (slot %u, epoch %u)", moe->rank, slot, s->epoch);
+	return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
+}
+
 /* All counts are here: where this rank's rows go, and what it will receive. Every rank adds up the same numbers, so all come to
  * the same verdict on capacity. */
 static int place_all_rows(tern_moe *moe, uint32_t slot)
@@ -142,10 +172,13 @@ static int place_all_rows(tern_moe *moe, uint32_t slot)
 	const struct layout *l = &moe->layout;
 	struct slot *s = &moe->slots[slot];
 	uint64_t *spans = moe->totals + l->nr_physical;
-	struct plan_counts counts = {own(moe, layout_counts(l, slot, s->epoch, 0)), l->counts_bytes, l->nr_ranks, l->nr_physical};
+	struct plan_counts counts = {moe->all_counts, l->counts_bytes, l->nr_ranks, l->nr_physical};
 	struct plan_limits limits = {moe->config.layout, moe->config.alignment, l->capacity};
-	int over = plan_places(&moe->placement, &counts, &limits, moe->rank, s->place, moe->totals);
+	int over, rc = take_counts(moe, slot);
 
+	if (rc)
+		return rc;
+	over = plan_places(&moe->placement, &counts, &limits, moe->rank, s->place, moe->totals);
 	if (over >= 0) {
 		s->epoch++;
 		s->state = SLOT_IDLE;

@@ -234,9 +234,10 @@ static int exchange_alloc(tern_moe *moe)
 	moe->scratch = take(moe, 1, align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) + moe->layout.combine_row_bytes);
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
 	moe->cursor = take(moe, cursors, sizeof(*moe->cursor));
+	moe->all_counts = take(moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
 	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->totals && moe->expert_load;
+	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->all_counts && moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
 	return ok ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots, c->max_tokens);
@@ -312,6 +313,7 @@ static void exchange_free(tern_moe *moe)
 	free(moe->scratch);
 	free(moe->seen);
 	free(moe->cursor);
+	free(moe->all_counts);
 	free(moe->totals);
 	free(moe->expert_load);
 	free(moe);

@@ -54,6 +54,7 @@ struct tern_moe {
 	struct slot *slots;
 	uint8_t *scratch;   /* one row of payload and scales, or one of results */
 	uint32_t *seen;	    /* [E] token + 1 that named the expert last, to find duplicates */
+	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window */
 	uint64_t *totals;   /* [P + R] sums over all sources while counts are added up */
 	uint32_t *cursor;   /* [max(R, max_local)] positions while one half fills in */
 	int failed;	    /* 0, or the error that ended this exchange */

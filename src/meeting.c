@@ -126,6 +126,25 @@ static int hello_send(int socket, const struct hello *hello, int fd)
 	return sendmsg(socket, &msg, MSG_NOSIGNAL) == sizeof(*hello) ? 0 : -1;
 }
 
+/* The one descriptor that came along, or -1. The buffer's padding has room for a second one, so a stranger's surplus is closed. */
+static int take_descriptor(struct msghdr *msg)
+{
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
+	int fds[2] = {-1, -1};
+	size_t bytes = 0;
+
+	if (cmsg && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS)
+		bytes = cmsg->cmsg_len - CMSG_LEN(0);
+	if (bytes == 0 || bytes > sizeof(fds))
+		return -1;
+	memcpy(fds, CMSG_DATA(cmsg), bytes);
+	if (bytes == sizeof(int))
+		return fds[0];
+	close(fds[0]);
+	close(fds[1]);
+	return -1;
+}
+
 /* -1: nothing to read yet. Else 0, and *fd is -1 when what came is not a hello. */
 static int hello_receive(int socket, struct hello *hello, int *fd)
 {
@@ -133,20 +152,19 @@ static int hello_receive(int socket, struct hello *hello, int *fd)
 	union fd_control control;
 	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
 	ssize_t length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
-	struct cmsghdr *cmsg;
 
 	*fd = -1;
 	if (length < 0)
 		return errno == EAGAIN || errno == EINTR ? -1 : 0;
-	cmsg = CMSG_FIRSTHDR(&msg);
-	if (cmsg && cmsg->cmsg_type == SCM_RIGHTS && cmsg->cmsg_len == CMSG_LEN(sizeof(int)))
-		memcpy(fd, CMSG_DATA(cmsg), sizeof(int));
-	if (length != sizeof(*hello) && *fd >= 0) {
+	*fd = take_descriptor(&msg);
+	if (*fd >= 0 && (length != sizeof(*hello) || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))) {
 		close(*fd);
 		*fd = -1;
 	}
 	return 0;
 }
+
+_Static_assert(sizeof(union fd_control) - sizeof(struct cmsghdr) <= 2 * sizeof(int), "take_descriptor closes two");
 
 /* 0: sent; 1: the other's queue is full, try again; negative: an error. */
 static int call_guest(const struct meeting_guest *guest, int guest_rank, int rank, uint32_t round, int fd)

@@ -5,6 +5,21 @@
 
 #include "kernels/cpu/kernels.h"
 
+bool header_take(const tern_moe *moe, const struct row_header *shared, union header_copy *copy)
+{
+	struct row_header *header = &copy->header;
+
+	memcpy(header, shared, sizeof(*header));
+	if (header->nr_routes < 1 || header->nr_routes > moe->config.topk || header->token >= moe->config.max_tokens ||
+		header->rank_slot >= moe->layout.combine_slots)
+		return false;
+	memcpy(header->routes, shared->routes, header->nr_routes * sizeof(header->routes[0]));
+	for (uint32_t i = 0; i < header->nr_routes; i++)
+		if (header->routes[i].k >= moe->config.topk)
+			return false;
+	return true;
+}
+
 void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
 {
 	const struct layout *l = &moe->layout;

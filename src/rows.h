@@ -9,6 +9,16 @@ struct row_source {
 	const uint8_t *payload, *scales;
 };
 
+/* A header outside of shared memory: a peer cannot change it between the look at a number and its use. */
+union header_copy {
+	struct row_header header;
+	uint8_t bytes[sizeof(struct row_header) + TERN_MAX_TOPK * sizeof(struct route)];
+};
+
+/* Copies a header as a peer left it in this rank's window. False: no correct peer writes such a one. Positions and local experts are
+ * the caller's to check. */
+bool header_take(const tern_moe *moe, const struct row_header *shared, union header_copy *copy);
+
 /* A row into one position. */
 void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row);
 

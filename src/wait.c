@@ -114,19 +114,28 @@ static int peer_parted(struct wait *w, uint32_t peer, uint64_t parting)
 	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, parting);
 }
 
+static uint64_t parting_of(const struct wait *w, uint32_t peer)
+{
+	return parting_observe(&((const struct window_head *)w->moe->windows[peer]->base)->parting);
+}
+
+static bool is_missing(const struct wait *w, uint32_t peer)
+{
+	return word_epoch(word_of(w, peer)) != w->epoch;
+}
+
 /* A missing peer that is gone will not come any more; what it published before it went counts, so its word is looked at once more.
- * A death explains departures, so deaths are reported first. */
+ * Who left a parting word was not taken by surprise, even if its process has ended since. A death without one explains the
+ * departures, so deaths are reported first. */
 static int look_after_peers(struct wait *w)
 {
 	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++)
-		if (word_epoch(word_of(w, r)) != w->epoch && peer_has_died(&w->moe->group->peers[r]) &&
-			word_epoch(word_of(w, r)) != w->epoch)
+		if (is_missing(w, r) && peer_has_died(&w->moe->group->peers[r]) && !parting_of(w, r) && is_missing(w, r))
 			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0);
 	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++) {
-		const struct window_head *head = (const struct window_head *)w->moe->windows[r]->base;
-		uint64_t parting = parting_observe(&head->parting);
+		uint64_t parting = parting_of(w, r);
 
-		if (parting && word_epoch(word_of(w, r)) != w->epoch)
+		if (parting && is_missing(w, r))
 			return peer_parted(w, r, parting);
 	}
 	return 0;

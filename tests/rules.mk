@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests. `make tests` builds what runs as it is, `make fuzzers` what libFuzzer drives; scripts/check.sh runs them.
 # A test sees everything that has no main(): the library's inside, the benchmark's reference, the command, the model.
-INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) $(filter-out tests/exchange/test_%,$(wildcard tests/exchange/*.c))
+INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) $(filter-out tests/exchange/test_% tests/faults/test_%,$(wildcard tests/exchange/*.c tests/faults/*.c))
 INSIDE     := $(BUILD)/tests/libinside.a
 TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c)
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
@@ -23,13 +23,28 @@ $(FUZZERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(INSIDE)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
 
+# The kernels as each instruction set has them; the loader picks one of these.
+KERNEL_VERSIONS := $(if $(filter x86_64,$(shell uname -m)),x86-64 x86-64-v3 x86-64-v4)
+KERNEL_TESTS    := $(addprefix $(BUILD)/tests/unit/test_kernels_,$(KERNEL_VERSIONS))
+$(BUILD)/obj/versions/%/quantise.o: src/kernels/cpu/quantise.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
+$(BUILD)/obj/versions/%/reduce.o: src/kernels/cpu/reduce.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
+$(KERNEL_TESTS): $(BUILD)/tests/unit/test_kernels_%: $(BUILD)/obj/tests/unit/test_kernels.o $(BUILD)/obj/versions/%/quantise.o \
+	$(BUILD)/obj/versions/%/reduce.o $(INSIDE)
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)
+
 # Needs no library: links against what an installed tern is.
 $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-tests: $(TESTS) $(BUILD)/tests/rank
+tests: $(TESTS) $(KERNEL_TESTS) $(BUILD)/tests/rank
 fuzzers: $(FUZZERS)
 
 check:

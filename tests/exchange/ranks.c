@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "bench/random.h"
+#include "exchange.h"
 
 #define POISON 0xa5
 
@@ -163,6 +164,8 @@ int round_open(struct round *r, struct rank *rank, const struct job *job, const 
 		return -1;
 	if (tern_moe_create(rank->group, &job->config, &r->moe))
 		return rank_fails(rank, "tern_moe_create: %s", tern_last_error());
+	if (r->manner.stream)
+		r->moe->stream_bytes = 0;
 	return r->manner.into ? into_open(r) : 0;
 }
 
@@ -336,7 +339,7 @@ static int check_gaps(struct round *r)
 	return 0;
 }
 
-static int check_combined(struct round *r)
+int round_check_combined(struct round *r)
 {
 	struct difference difference = {0};
 
@@ -368,7 +371,7 @@ int round_combine_recv(struct round *r)
 	do
 		rc = tern_combine_recv(r->moe, r->slot, b->out, stride);
 	while (again(r, rc));
-	return rc ? failed(r, "combine_recv") : check_combined(r);
+	return rc ? failed(r, "combine_recv") : round_check_combined(r);
 }
 
 static int joined_combine(struct round *r)
@@ -382,7 +385,7 @@ static int joined_combine(struct round *r)
 	do
 		rc = tern_combine(r->moe, &args, r->buffers->out, stride);
 	while (again(r, rc));
-	return rc ? failed(r, "combine") : check_combined(r);
+	return rc ? failed(r, "combine") : round_check_combined(r);
 }
 
 int round_release(struct round *r)

@@ -38,6 +38,7 @@ struct manner {
 	bool wide_ids;	     /* int64 ids */
 	bool into;	     /* received into the caller's buffers; low latency only */
 	bool joined;	     /* tern_dispatch and tern_combine instead of the halves */
+	bool stream;	     /* rows stored past the caches, as large rounds are */
 	bool release;	     /* tern_release instead of combine */
 };
 
@@ -74,6 +75,7 @@ int round_release(struct round *round);
 void round_arguments(struct round *round, struct tern_dispatch *args);
 /* Whether received is what the round should bring. */
 int round_check_received(struct round *round);
+int round_check_combined(struct round *round);
 
 /* All halves, as the manner says. */
 int run_round(struct round *round, uint64_t number);

@@ -106,7 +106,8 @@ static void draw_flow(uint64_t *state, const struct job *job, struct flow *flow)
 		.release_in = random_below(state, 2) ? 0 : 1 + random_below(state, 4),
 		.sleeper = random_below(state, 3) ? -1 : (int)random_below(state, job->nr_ranks)};
 	flow->manner = (struct manner){.rows_apart = random_below(state, 2) * 32, .wide_ids = random_below(state, 2),
-		.into = job->config.mode == TERN_LOW_LATENCY && random_below(state, 3) == 0};
+		.into = job->config.mode == TERN_LOW_LATENCY && random_below(state, 3) == 0,
+		.stream = random_below(state, 4) == 0};
 }
 
 static void body(struct rank *rank)

@@ -279,8 +279,8 @@ static void manners(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint32_t bits = 0; bits < 64; bits++) {
-			struct manners m = {&job, {.rows_apart = bits & 1 ? 48 : 0, .wide_ids = bits & 2, .into = bits & 4, .joined = bits & 8}};
+		for (uint32_t bits = 0; bits < 128; bits++) {
+			struct manners m = {&job, {.rows_apart = bits & 1 ? 48 : 0, .wide_ids = bits & 2, .into = bits & 4, .joined = bits & 8, .stream = bits & 64}};
 			const char *failure;
 
 			if (mode == TERN_HIGH_THROUGHPUT && m.manner.into)

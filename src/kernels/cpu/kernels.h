@@ -10,12 +10,15 @@
 
 #include "tern.h"
 
-/* Needs loader support (ifunc); sanitizers run before the loader's choice is made, so they get the plain version. */
+/* Needs loader support (ifunc); sanitizers run before the loader's choice is made, so they get the plain version. Tests set it to
+ * nothing, to see each instruction set by itself. */
+#ifndef CPU_CLONES
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && !defined(__SANITIZE_THREAD__) && \
 	!defined(__SANITIZE_ADDRESS__)
 #define CPU_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define CPU_CLONES
+#endif
 #endif
 
 /* Copies a row of a multiple of 16 bytes past the caches, to a place aligned to 16: for more rows than the caches hold. Such stores are ordered by

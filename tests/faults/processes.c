@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "processes.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define GATHERING_LIMIT_MS 40000
+#define SCENE_LIMIT_NS 60000000000ull
+
+static int shm_files; /* in /dev/shm before the scene */
+
+unsigned long long now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec;
+}
+
+static void nap(void)
+{
+	nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+}
+
+/* ---- gatherings --------------------------------------------------------------------------------------------------- */
+
+struct seat {
+	struct board *board;
+	int number, gathering;
+};
+
+static int board_allgather(void *ctx, const void *mine, void *all, size_t bytes)
+{
+	struct seat *seat = ctx;
+	struct board *b = seat->board;
+	int g = seat->gathering++;
+	unsigned long long end = now_ns() + (unsigned long long)b->limit_ms * 1000000;
+
+	if (g >= MAX_GATHERINGS || bytes > GATHERING_BYTES)
+		return -1;
+	memcpy(b->payload[g][seat->number], mine, bytes);
+	atomic_store(&b->present[g][seat->number], 1);
+	for (int r = 0; r < b->nr_ranks; r++) {
+		while (!atomic_load(&b->present[g][r])) {
+			if (now_ns() > end)
+				return -2;
+			nap();
+		}
+		memcpy((char *)all + (size_t)r * bytes, b->payload[g][r], bytes);
+	}
+	return 0;
+}
+
+int join(struct rank *rank, struct board *board, int number)
+{
+	struct seat *seat = calloc(1, sizeof(*seat));
+	struct tern_group_config config;
+
+	tern_group_config_init(&config);
+	*seat = (struct seat){.board = board, .number = number};
+	config.boot = (struct tern_boot){.rank = number, .nr_ranks = board->nr_ranks, .allgather = board_allgather, .ctx = seat, .close = free};
+	rank->rank = number;
+	rank->nr_ranks = board->nr_ranks;
+	return tern_group_create(&config, &rank->group) ? rank_fails(rank, "joining: %s", tern_last_error()) : 0;
+}
+
+/* ---- scenes ------------------------------------------------------------------------------------------------------- */
+
+static int count_files(const char *path)
+{
+	DIR *dir = opendir(path);
+	int nr = 0;
+
+	while (dir && readdir(dir))
+		nr++;
+	if (dir)
+		closedir(dir);
+	return nr;
+}
+
+struct scene *scene_open(int nr_ranks, enum tern_mode mode)
+{
+	struct scene *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (s == MAP_FAILED)
+		fail_msg("no memory");
+	shm_files = count_files("/dev/shm");
+	s->nr_ranks = s->first.nr_ranks = nr_ranks;
+	s->second.nr_ranks = nr_ranks - 1;
+	s->first.limit_ms = s->second.limit_ms = GATHERING_LIMIT_MS;
+	s->victim = 1;
+	job_init(&s->job);
+	s->job.nr_ranks = (uint32_t)nr_ranks;
+	s->job.nr_tokens = s->job.config.max_tokens = 24;
+	s->job.config.hidden = 256;
+	s->job.config.nr_experts = 12;
+	s->job.config.topk = 3;
+	s->job.config.mode = mode;
+	s->job.input = INPUT_RANDOM;
+	s->job.routing.uneven = true;
+	return s;
+}
+
+void scene_close(struct scene *s)
+{
+	int left = waitpid(-1, NULL, WNOHANG);
+
+	munmap(s, sizeof(*s));
+	assert_int_equal(left, -1);
+	assert_int_equal(errno, ECHILD);
+	assert_int_equal(count_files("/dev/shm"), shm_files);
+}
+
+void scene_start(struct scene *s, rank_main body, pid_t *pids)
+{
+	pid_t parent = getpid();
+
+	fflush(NULL);
+	for (int r = 0; r < s->nr_ranks; r++) {
+		struct rank rank = {.rank = r, .nr_ranks = s->nr_ranks, .ctx = s};
+
+		pids[r] = fork();
+		if (pids[r] < 0)
+			fail_msg("fork: %s", strerror(errno));
+		if (pids[r] > 0)
+			continue;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() != parent)
+			_exit(1);
+		body(&rank);
+		memcpy(s->failure[r], rank.failure, sizeof(rank.failure));
+		_exit(*rank.failure ? 1 : 0);
+	}
+}
+
+/* Returns the wait status, or -1 when the time is over. */
+static int wait_for(pid_t pid, unsigned long long end)
+{
+	int status;
+
+	while (waitpid(pid, &status, WNOHANG) == 0) {
+		if (now_ns() > end) {
+			kill(pid, SIGKILL);
+			waitpid(pid, &status, 0);
+			return -1;
+		}
+		nap();
+	}
+	return status;
+}
+
+void scene_finish(struct scene *s, const pid_t *pids, int fate)
+{
+	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+	char text[1024] = "";
+
+	for (int r = 0; r < s->nr_ranks; r++) {
+		int status = wait_for(pids[r], end), signal_due = r == s->victim ? fate : 0;
+
+		if (*text)
+			continue;
+		if (*s->failure[r])
+			snprintf(text, sizeof(text), "%s", s->failure[r]);
+		else if (status == -1)
+			snprintf(text, sizeof(text), "rank %d did not end", r);
+		else if (signal_due ? !WIFSIGNALED(status) || WTERMSIG(status) != signal_due : !WIFEXITED(status) || WEXITSTATUS(status))
+			snprintf(text, sizeof(text), "rank %d ended with wait status 0x%x", r, (unsigned int)status);
+	}
+	if (*text)
+		fail_msg("ranks %d, mode %d, victim %d after %d halves: %s", s->nr_ranks, (int)s->job.config.mode, s->victim, s->halves, text);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks as processes of a test, that may be killed and stopped, with a gathering of the test's own that outlives them. */
+#ifndef TERN_TEST_PROCESSES_H
+#define TERN_TEST_PROCESSES_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "tests/exchange/ranks.h"
+
+#define MAX_PROCESSES 8
+#define MAX_GATHERINGS 48
+#define GATHERING_BYTES 2048
+
+/* In shared memory: each gathering has a place of its own, so that nobody has to clean up after the dead. */
+struct board {
+	int nr_ranks;
+	int limit_ms; /* of one gathering */
+	_Atomic int present[MAX_GATHERINGS][MAX_PROCESSES];
+	unsigned char payload[MAX_GATHERINGS][MAX_PROCESSES][GATHERING_BYTES];
+};
+
+struct scene {
+	struct job job;
+	int nr_ranks;
+	int victim;
+	int halves;		    /* that the victim does in the disturbed round before its fate */
+	_Atomic unsigned long long fate_ns; /* when it met it; 0: not yet */
+	_Atomic int nr_told;	    /* ranks that have said what they had to say */
+	_Atomic int nr_rounds;	    /* completed by rank 0 */
+	struct board first, second; /* of all, and of those that go on */
+	char failure[MAX_PROCESSES][600];
+};
+
+unsigned long long now_ns(void);
+
+/* The scene in shared memory, for nr_ranks ranks; scene_close also checks that nothing is left of it on this machine. */
+struct scene *scene_open(int nr_ranks, enum tern_mode mode);
+void scene_close(struct scene *scene);
+
+/* Starts the ranks, each of which calls body and ends: cmocka's process stays the parent. */
+void scene_start(struct scene *scene, rank_main body, pid_t *pids);
+
+/* Waits until all have ended, at most a minute, and fails the test if one noted a failure or ended by itself otherwise than it should: the
+ * victim by the signal `fate` (0: orderly), the others orderly. */
+void scene_finish(struct scene *scene, const pid_t *pids, int fate);
+
+/* Joins the ranks of a board: rank->group. rank->ctx is the scene. */
+int join(struct rank *rank, struct board *board, int number);
+
+#endif

@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks that are killed, stopped or gone: the others learn who, long before their time is over, and carry on. */
+#include "processes.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "bench/random.h"
+
+#define NOTICED_WITHIN_NS 10000000000ull /* of waits of 30 s; some 50 ms are usual */
+
+#define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+
+/* This process's part of the scene: its own copy of the job, as its memory is made here. */
+static int enter(struct rank *rank, struct round *r)
+{
+	static struct job job;
+	struct scene *s = rank->ctx;
+
+	job = s->job;
+	if (job_open(&job, NULL))
+		return rank_fails(rank, "no memory");
+	return join(rank, &s->first, rank->rank) || (r && round_open(r, rank, &job, NULL)) ? -1 : 0;
+}
+
+static int (*const halves[])(struct round *) = {round_dispatch_send, round_dispatch_recv, round_combine_send, round_combine_recv};
+
+/* A half whose error is returned as the library says it again: the round may not come to its end. */
+static int do_half(struct round *r, int half)
+{
+	char before[sizeof(r->rank->failure)];
+	int rc;
+
+	memcpy(before, r->rank->failure, sizeof(before));
+	if (!halves[half](r))
+		return 0;
+	if (half != 2 && !strstr(r->rank->failure, " wrong ")) { /* a wrong row stays a failure */
+		rc = tern_dispatch_recv(r->moe, 0, &(struct tern_received){.size = sizeof(struct tern_received)});
+		memcpy(r->rank->failure, before, sizeof(before));
+		return rc;
+	}
+	return -1;
+}
+
+static int endless_rounds(struct round *r)
+{
+	int rc = 0;
+
+	for (r->number = 0; !rc; r->number++)
+		for (int half = 0; half < 4 && !rc; half++)
+			rc = do_half(r, half);
+	return rc;
+}
+
+/* ---- death ---------------------------------------------------------------------------------------------------------- */
+
+static int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
+{
+	struct tern_wait_report report = {.size = sizeof(report)};
+	unsigned long long took = now_ns() - atomic_load(&s->fate_ns);
+	char text[32];
+
+	if (*rank->failure)
+		return -1;
+	snprintf(text, sizeof(text), "rank %d died", s->victim);
+	if (rc != TERN_ERR_PEER_DEAD || !strstr(tern_last_error(), text))
+		return rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_DEAD with \"%s\"", rc, tern_last_error(), text);
+	if (took > NOTICED_WITHIN_NS)
+		return rank_fails(rank, "noticed after %llu ms", took / 1000000);
+	if (tern_moe_wait_report(r->moe, &report) || report.peer != s->victim || report.error != TERN_ERR_PEER_DEAD)
+		return rank_fails(rank, "report of peer %d, error %d", report.peer, report.error);
+	return 0;
+}
+
+/* Those who are left join again, fewer, and go on with verified rounds. */
+static void carry_on(struct rank *rank, struct scene *s)
+{
+	struct job job = s->job;
+
+	tern_group_destroy(rank->group);
+	rank->group = NULL;
+	if (s->second.nr_ranks == 0)
+		return;
+	job.nr_ranks = (uint32_t)s->second.nr_ranks;
+	job.seed += 1;
+	if (job_open(&job, NULL))
+		rank_fails(rank, "no memory");
+	else if (!join(rank, &s->second, rank->rank - (rank->rank > s->victim)))
+		run_rounds(rank, &job, 20);
+	job_close(&job);
+	tern_group_destroy(rank->group);
+}
+
+static void victim_of_kill(struct round *r, struct scene *s)
+{
+	int rc = 0;
+
+	for (r->number = 0; r->number < 3 && !rc; r->number++)
+		for (int half = 0; half < 4 && !rc; half++)
+			rc = do_half(r, half);
+	for (int half = 0; half < s->halves && !rc; half++)
+		rc = do_half(r, half);
+	if (rc)
+		return;
+	atomic_store(&s->fate_ns, now_ns());
+	raise(SIGKILL);
+}
+
+static void killed_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct round r = {0};
+	int rc;
+
+	if (enter(rank, &r))
+		return;
+	if (rank->rank == s->victim) {
+		victim_of_kill(&r, s);
+		return;
+	}
+	rc = endless_rounds(&r);
+	if (expect_death(rank, &r, s, rc))
+		return;
+	round_close(&r);
+	carry_on(rank, s);
+}
+
+/* In each phase: before its dispatch, with rows sent, with rows received, with results sent. */
+static void killed_in_each_phase(void **state)
+{
+	(void)state;
+	BOTH_MODES(mode)
+		for (int nr_ranks = 2; nr_ranks <= 4; nr_ranks++)
+			for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
+				struct scene *s = scene_open(nr_ranks, mode);
+				pid_t pids[MAX_PROCESSES];
+
+				s->victim = (nr_halves + nr_ranks) % nr_ranks;
+				s->halves = nr_halves;
+				scene_start(s, killed_body, pids);
+				scene_finish(s, pids, SIGKILL);
+				scene_close(s);
+			}
+}
+
+static void killed_anywhere_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct round r = {0};
+	int rc = 0;
+
+	if (enter(rank, &r))
+		return;
+	for (r.number = 0; !rc; r.number++) {
+		for (int half = 0; half < 4 && !rc; half++)
+			rc = do_half(&r, half);
+		if (rank->rank == 0)
+			atomic_store(&s->nr_rounds, (int)r.number);
+	}
+	if (expect_death(rank, &r, s, rc))
+		return;
+	round_close(&r);
+	carry_on(rank, s);
+}
+
+/* At no place in particular: also in the middle of storing rows. */
+static void killed_anywhere(void **state)
+{
+	uint64_t random = 1;
+
+	(void)state;
+	for (int i = 0; i < scaled(24); i++) {
+		struct scene *s = scene_open(3, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
+		struct timespec delay = {.tv_nsec = 50000 + random_below(&random, 4000000)};
+		unsigned long long end = now_ns() + 60000000000ull;
+		pid_t pids[MAX_PROCESSES];
+
+		s->victim = i % 3;
+		s->halves = -1;
+		scene_start(s, killed_anywhere_body, pids);
+		while (atomic_load(&s->nr_rounds) < 2 && now_ns() < end)
+			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		nanosleep(&delay, NULL);
+		atomic_store(&s->fate_ns, now_ns());
+		kill(pids[s->victim], SIGKILL);
+		scene_finish(s, pids, SIGKILL);
+		scene_close(s);
+	}
+}
+
+/* A survivor that ends because of a death is not taken for the one that died. */
+static void chain_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct round r = {0};
+	int rc;
+
+	if (enter(rank, &r))
+		return;
+	if (rank->rank == s->victim) {
+		victim_of_kill(&r, s);
+		return;
+	}
+	if (rank->rank == 3) { /* looks only when the others have come and gone */
+		struct tern_received received = {.size = sizeof(received)};
+
+		rc = 0;
+		for (r.number = 0; r.number < 3 && !rc; r.number++)
+			for (int half = 0; half < 4 && !rc; half++)
+				rc = do_half(&r, half);
+		while (atomic_load(&s->nr_told) < 2)
+			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* most likely their processes have ended by now: both ways are right */
+		rc = rc ? rc : round_try_send(&r);
+		rc = rc ? rc : tern_dispatch_recv(r.moe, 0, &received);
+		expect_death(rank, &r, s, rc);
+		return;
+	}
+	rc = endless_rounds(&r);
+	expect_death(rank, &r, s, rc);
+	atomic_fetch_add(&s->nr_told, 1);
+}
+
+static void death_is_told_apart(void **state)
+{
+	(void)state;
+	BOTH_MODES(mode)
+		for (int victim = 0; victim < 3; victim++) {
+			struct scene *s = scene_open(4, mode);
+			pid_t pids[MAX_PROCESSES];
+
+			s->victim = victim;
+			s->halves = 0;
+			scene_start(s, chain_body, pids);
+			scene_finish(s, pids, SIGKILL);
+			scene_close(s);
+		}
+}
+
+/* ---- standstill -------------------------------------------------------------------------------------------------------- */
+
+static int expect_standstill(struct rank *rank, struct round *r, struct scene *s)
+{
+	struct tern_wait_report report = {.size = sizeof(report)};
+
+	if (tern_moe_wait_report(r->moe, &report) || report.peer != s->victim || report.nr_missing != 1 || report.error != TERN_ERR_TIMEOUT)
+		return rank_fails(rank, "report of peer %d, %u missing, error %d", report.peer, report.nr_missing, report.error);
+	return 0;
+}
+
+/* Repeats halves that time out; the first time-out is told to the parent, which then lets the victim go on. */
+static int patient_half(struct round *r, struct scene *s, int half, bool *told)
+{
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_dispatch args;
+	int rc;
+
+	if (half == 2)
+		return round_combine_send(r);
+	for (;;) {
+		if (half == 0)
+			round_arguments(r, &args);
+		r->received = half == 1 ? received : r->received;
+		rc = half == 0 ? tern_dispatch_send(r->moe, &args)
+		     : half == 1 ? tern_dispatch_recv(r->moe, 0, &r->received)
+				 : tern_combine_recv(r->moe, 0, r->buffers->out, 0);
+		if (rc != TERN_ERR_TIMEOUT)
+			break;
+		if (expect_standstill(r->rank, r, s))
+			return -1;
+		if (!*told)
+			atomic_fetch_add(&s->nr_told, 1);
+		*told = true;
+	}
+	if (rc)
+		return rank_fails(r->rank, "half %d: %s", half, tern_last_error());
+	return half == 1 ? round_check_received(r) : half == 3 ? round_check_combined(r) : 0;
+}
+
+static void stopped_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct round r = {0};
+	bool told = false;
+	int rc = 0;
+
+	if (enter(rank, &r))
+		return;
+	tern_moe_set_wait(r.moe, 30000);
+	for (uint64_t i = 0; i < 2 && !rc; i++)
+		rc = run_round(&r, i);
+	if (rank->rank != s->victim)
+		tern_moe_set_wait(r.moe, 150);
+	for (r.number = 2; r.number < 4 && !rc; r.number++)
+		for (int half = 0; half < 4 && !rc; half++) {
+			if (rank->rank == s->victim && r.number == 2 && half == s->halves)
+				raise(SIGSTOP);
+			rc = rank->rank == s->victim ? halves[half](&r) : patient_half(&r, s, half, &told);
+		}
+	if (!rc && rank->rank != s->victim && !told)
+		rank_fails(rank, "never timed out");
+	tern_moe_set_wait(r.moe, 30000);
+	for (uint64_t i = 4; i < 10 && !rc; i++)
+		rc = run_round(&r, i);
+	round_close(&r);
+	tern_group_destroy(rank->group);
+}
+
+static void stopped_and_continued(void **state)
+{
+	(void)state;
+	BOTH_MODES(mode)
+		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
+			struct scene *s = scene_open(3, mode);
+			unsigned long long end = now_ns() + 60000000000ull;
+			pid_t pids[MAX_PROCESSES];
+
+			s->halves = nr_halves;
+			s->victim = nr_halves % 3;
+			scene_start(s, stopped_body, pids);
+			while (atomic_load(&s->nr_told) < 2 && now_ns() < end)
+				nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+			kill(pids[s->victim], SIGCONT);
+			scene_finish(s, pids, 0);
+			scene_close(s);
+		}
+}
+
+/* ---- departure --------------------------------------------------------------------------------------------------------- */
+
+static void leaver(struct rank *rank, struct round *r, struct scene *s)
+{
+	int rc = 0;
+
+	for (r->number = 0; r->number < 3 && !rc; r->number++)
+		for (int half = 0; half < 4 && !rc; half++)
+			rc = do_half(r, half);
+	for (int half = 0; half < s->halves && !rc; half++)
+		rc = do_half(r, half);
+	if (rc)
+		rank_fails(rank, "before leaving: %s", tern_last_error());
+	atomic_store(&s->fate_ns, now_ns());
+	round_close(r);
+	tern_group_destroy(rank->group);
+}
+
+static void left_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct round r = {0};
+	char text[48];
+	int rc;
+
+	if (enter(rank, &r))
+		return;
+	if (rank->rank == s->victim) {
+		leaver(rank, &r, s);
+		return;
+	}
+	rc = endless_rounds(&r);
+	snprintf(text, sizeof(text), "rank %d left the exchange", s->victim);
+	if (!*rank->failure && (rc != TERN_ERR_PEER_LEFT || !strstr(tern_last_error(), text)))
+		rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_LEFT with \"%s\"", rc, tern_last_error(), text);
+	if (now_ns() - atomic_load(&s->fate_ns) > NOTICED_WITHIN_NS)
+		rank_fails(rank, "noticed after %llu ms", (now_ns() - atomic_load(&s->fate_ns)) / 1000000);
+	round_close(&r);
+	carry_on(rank, s);
+}
+
+/* Destroyed its exchange and ended: it left, it did not die. */
+static void left_in_order(void **state)
+{
+	(void)state;
+	BOTH_MODES(mode)
+		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
+			struct scene *s = scene_open(2, mode);
+			pid_t pids[MAX_PROCESSES];
+
+			s->halves = nr_halves;
+			s->victim = nr_halves & 1;
+			scene_start(s, left_body, pids);
+			scene_finish(s, pids, 0);
+			scene_close(s);
+		}
+}
+
+/* ---- creation ---------------------------------------------------------------------------------------------------------- */
+
+/* Rank 1 is gone before its exchange is made: nobody waits for ever. */
+static void never_made_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	tern_moe *moe = NULL;
+	int rc;
+
+	if (enter(rank, NULL))
+		return;
+	if (rank->rank == s->victim)
+		raise(SIGKILL);
+	rc = tern_moe_create(rank->group, &s->job.config, &moe);
+	if (rc != TERN_ERR_BOOTSTRAP || moe)
+		rank_fails(rank, "tern_moe_create returned %d, %s", rc, tern_last_error());
+	tern_group_destroy(rank->group);
+}
+
+static void killed_before_creation(void **state)
+{
+	struct scene *s = scene_open(3, TERN_LOW_LATENCY);
+	pid_t pids[MAX_PROCESSES];
+
+	(void)state;
+	s->first.limit_ms = 1500;
+	scene_start(s, never_made_body, pids);
+	scene_finish(s, pids, SIGKILL);
+	scene_close(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(killed_in_each_phase),
+		cmocka_unit_test(killed_anywhere),
+		cmocka_unit_test(death_is_told_apart),
+		cmocka_unit_test(stopped_and_continued),
+		cmocka_unit_test(left_in_order),
+		cmocka_unit_test(killed_before_creation),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

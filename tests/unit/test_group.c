@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups and windows: who is on which node, what is refused, what other processes can see of a window. */
+#include "group.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "tests/exchange/ranks.h"
+#include "tests/faults/processes.h"
+#include "window.h"
+
+/* ---- settings of a group ------------------------------------------------------------------------------------------------ */
+
+static int closed;
+
+static void count_close(void *ctx)
+{
+	(void)ctx;
+	closed++;
+}
+
+static int failing_allgather(void *ctx, const void *mine, void *all, size_t bytes)
+{
+	(void)ctx;
+	(void)mine;
+	(void)all;
+	(void)bytes;
+	return 42;
+}
+
+static void expect_refused(struct tern_group_config *config, int code, const char *text)
+{
+	tern_group *group = NULL;
+	int before = closed, rc;
+
+	config->boot.close = count_close;
+	rc = tern_group_create(config, &group);
+	assert_int_equal(rc, code);
+	assert_null(group);
+	if (!strstr(tern_last_error(), text))
+		fail_msg("\"%s\" does not say \"%s\"", tern_last_error(), text);
+	assert_int_equal(closed, before + 1); /* the bootstrap was taken over all the same */
+}
+
+static void bad_configs(void **state)
+{
+	char long_name[80];
+	struct tern_group_config config;
+	tern_group *group;
+
+	(void)state;
+#define REFUSED(code, text, ...)                          \
+	do {                                              \
+		tern_group_config_init(&config);          \
+		config.boot = (struct tern_boot){0, 1, failing_allgather, NULL, NULL}; \
+		__VA_ARGS__;                              \
+		expect_refused(&config, code, text);      \
+	} while (0)
+	REFUSED(TERN_ERR_INVALID, "boot.nr_ranks is 0", config.boot.nr_ranks = 0);
+	REFUSED(TERN_ERR_INVALID, "boot.nr_ranks is -1", config.boot.nr_ranks = -1);
+	REFUSED(TERN_ERR_INVALID, "boot.nr_ranks is 65536", config.boot.nr_ranks = 65536);
+	REFUSED(TERN_ERR_INVALID, "boot.rank is 1 of 1", config.boot.rank = 1);
+	REFUSED(TERN_ERR_INVALID, "boot.rank is -1", config.boot.rank = -1);
+	REFUSED(TERN_ERR_INVALID, "allgather is NULL for 2", config.boot.nr_ranks = 2; config.boot.allgather = NULL);
+	REFUSED(TERN_ERR_INVALID, "wait_ms is -5", config.wait_ms = -5);
+	memset(long_name, 'n', sizeof(long_name) - 1);
+	long_name[sizeof(long_name) - 1] = 0;
+	REFUSED(TERN_ERR_INVALID, "longer than 64", config.node = long_name);
+	REFUSED(TERN_ERR_BOOTSTRAP, "returned 42 on rank 0", (void)0);
+#undef REFUSED
+	assert_int_equal(tern_group_create(NULL, &group), TERN_ERR_INVALID);
+	assert_int_equal(tern_group_create(&config, NULL), TERN_ERR_INVALID);
+	config.size = 3;
+	assert_int_equal(tern_group_create(&config, &group), TERN_ERR_INVALID);
+}
+
+/* ---- virtual nodes -------------------------------------------------------------------------------------------------------- */
+
+struct nodes {
+	const char *name[6];
+	int number[6];
+	int nr;
+};
+
+static void joins_node(struct rank *rank, struct nodes *nodes, struct tern_threads *threads)
+{
+	struct tern_moe_config moe_config;
+	struct tern_group_config config;
+	tern_group *group = NULL;
+	tern_moe *moe = NULL;
+
+	tern_group_config_init(&config);
+	config.node = nodes->name[rank->rank];
+	if (tern_threads_boot(threads, rank->rank, &config.boot) || tern_group_create(&config, &group)) {
+		rank_fails(rank, "joining: %s", tern_last_error());
+		return;
+	}
+	if (tern_group_nr_nodes(group) != nodes->nr)
+		rank_fails(rank, "%d nodes, not %d", tern_group_nr_nodes(group), nodes->nr);
+	for (int r = 0; r < rank->nr_ranks; r++) {
+		int same = nodes->number[r] == nodes->number[rank->rank];
+		int path = r == rank->rank ? TERN_PATH_SELF : same ? TERN_PATH_MAPPED : TERN_PATH_NONE;
+
+		if (tern_group_node(group, r) != nodes->number[r] || tern_group_path(group, r) != path)
+			rank_fails(rank, "rank %d is on node %d, path %d", r, tern_group_node(group, r), tern_group_path(group, r));
+	}
+	tern_moe_config_init(&moe_config);
+	moe_config.hidden = 16;
+	moe_config.nr_experts = moe_config.max_tokens = moe_config.topk = 1;
+	if (nodes->nr > 1 && (tern_moe_create(group, &moe_config, &moe) != TERN_ERR_UNSUPPORTED || moe ||
+				     !strstr(tern_last_error(), "is on another node")))
+		rank_fails(rank, "an exchange over nodes: %s", tern_last_error());
+	tern_group_destroy(group);
+}
+
+struct nodes_and_threads {
+	struct nodes *nodes;
+	struct tern_threads *threads;
+};
+
+static void nodes_body(struct rank *rank)
+{
+	struct nodes_and_threads *ctx = rank->ctx;
+
+	joins_node(rank, ctx->nodes, ctx->threads);
+}
+
+static void virtual_nodes(void **state)
+{
+	struct nodes cases[] = {
+		{{"a", "a", "a"}, {0, 0, 0}, 1},
+		{{"a", "b", "a"}, {0, 1, 0}, 2},
+		{{"z", "y", "x"}, {0, 1, 2}, 3},
+		{{"", NULL, "x"}, {0, 0, 1}, 2},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct nodes_and_threads ctx = {&cases[i], NULL};
+		const char *failure;
+
+		assert_int_equal(tern_threads_create(3, 30000, &ctx.threads), 0);
+		failure = run_ranks(3, nodes_body, &ctx);
+		tern_threads_destroy(ctx.threads);
+		if (failure)
+			fail_msg("case %zu: %s", i, failure);
+	}
+}
+
+/* ---- the group's own gathering ----------------------------------------------------------------------------------------------- */
+
+static void gather_body(struct rank *rank)
+{
+	int all[5], mine;
+
+	for (int i = 0; i < 100; i++) {
+		mine = rank->rank * 1000 + i;
+		if (tern_group_allgather(rank->group, &mine, all, sizeof(mine)))
+			rank_fails(rank, "%s", tern_last_error());
+		for (int r = 0; r < 5; r++)
+			if (all[r] != r * 1000 + i)
+				rank_fails(rank, "gathered %d from rank %d", all[r], r);
+	}
+	if (tern_group_rank(rank->group) != rank->rank || tern_group_nr_ranks(rank->group) != 5)
+		rank_fails(rank, "rank %d of %d", tern_group_rank(rank->group), tern_group_nr_ranks(rank->group));
+}
+
+static void gathering(void **state)
+{
+	const char *failure = run_ranks(5, gather_body, NULL);
+
+	(void)state;
+	if (failure)
+		fail_msg("%s", failure);
+}
+
+static void alone(void **state)
+{
+	struct tern_group_config config;
+	tern_group *group;
+	int mine = 5, all = 0;
+
+	(void)state;
+	tern_group_config_init(&config);
+	config.boot = (struct tern_boot){.nr_ranks = 1}; /* no allgather */
+	assert_int_equal(tern_group_create(&config, &group), 0);
+	assert_int_equal(tern_group_allgather(group, &mine, &all, sizeof(all)), 0);
+	assert_int_equal(all, 5);
+	assert_int_equal(tern_group_destroy(group), 0);
+}
+
+/* ---- windows ------------------------------------------------------------------------------------------------------------------ */
+
+#define WINDOW_BYTES (5 * 4096)
+
+/* Each rank sees each other's bytes, in processes and in threads. */
+static void window_body(struct rank *rank)
+{
+	struct window *windows[4] = {NULL};
+
+	if (windows_create(rank->group, WINDOW_BYTES, 1, windows)) {
+		rank_fails(rank, "%s", tern_last_error());
+		return;
+	}
+	for (uint32_t i = 0; i < WINDOW_BYTES; i++)
+		if (windows[rank->rank]->base[i])
+			rank_fails(rank, "byte %u is not zero", i);
+	memset(windows[rank->rank]->base, rank->rank + 1, WINDOW_BYTES);
+	ranks_meet(rank);
+	for (int r = 0; r < rank->nr_ranks; r++)
+		if (windows[r]->base[0] != r + 1 || windows[r]->base[WINDOW_BYTES - 1] != r + 1)
+			rank_fails(rank, "rank %d's window begins with %d", r, windows[r]->base[0]);
+	ranks_meet(rank);
+	windows_destroy(rank->group, windows);
+}
+
+static void windows_of_threads(void **state)
+{
+	const char *failure = run_ranks(4, window_body, NULL);
+
+	(void)state;
+	if (failure)
+		fail_msg("%s", failure);
+}
+
+static int count_named(const char *directory)
+{
+	DIR *dir = opendir(directory);
+	struct dirent *entry;
+	int nr = 0;
+
+	while (dir && (entry = readdir(dir)))
+		nr += strstr(entry->d_name, "tern") != NULL;
+	if (dir)
+		closedir(dir);
+	return nr;
+}
+
+/* Its descriptor cannot be shrunk or grown, is not inherited by a program, and has no name anywhere. */
+static void check_descriptor(struct rank *rank)
+{
+	struct window *windows[4] = {NULL};
+	struct tern_group *group = rank->group;
+	int before = count_named("/dev/shm"), fd = -1;
+	char path[64], target[256];
+
+	if (windows_create(group, WINDOW_BYTES, 1, windows)) {
+		rank_fails(rank, "%s", tern_last_error());
+		return;
+	}
+	if (count_named("/dev/shm") != before || windows[rank->rank]->fd != -1)
+		rank_fails(rank, "a name or a descriptor is left");
+	for (int i = 0; i < 1024 && fd < 0; i++) { /* no descriptor of a window stays open */
+		ssize_t length;
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", i);
+		length = readlink(path, target, sizeof(target) - 1);
+		target[length > 0 ? length : 0] = 0;
+		if (strstr(target, "tern-window"))
+			fd = i;
+	}
+	if (fd >= 0)
+		rank_fails(rank, "descriptor %d of a window is open", fd);
+	windows_destroy(group, windows);
+}
+
+static void processes_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+
+	if (join(rank, &s->first, rank->rank))
+		return;
+	window_body(rank);
+	check_descriptor(rank);
+	tern_group_destroy(rank->group);
+}
+
+static void windows_of_processes(void **state)
+{
+	struct scene *s = scene_open(4, TERN_LOW_LATENCY);
+	pid_t pids[MAX_PROCESSES];
+
+	(void)state;
+	s->victim = -1;
+	scene_start(s, processes_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+}
+
+/* A peer may pass anything: what is not a sealed window of the right size is refused. Here a peer that seals nothing. */
+static void impostor_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct window *windows[2] = {NULL};
+	int rc;
+
+	if (join(rank, &s->first, rank->rank))
+		return;
+	rc = windows_create(rank->group, rank->rank ? 4096 : WINDOW_BYTES, 1, windows);
+	if (rc != TERN_ERR_PROTOCOL || !strstr(tern_last_error(), "passed a window of"))
+		rank_fails(rank, "returned %d, %s", rc, tern_last_error());
+	tern_group_destroy(rank->group);
+}
+
+static void window_of_another_size(void **state)
+{
+	struct scene *s = scene_open(2, TERN_LOW_LATENCY);
+	pid_t pids[MAX_PROCESSES];
+
+	(void)state;
+	s->victim = -1;
+	scene_start(s, impostor_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(bad_configs),
+		cmocka_unit_test(virtual_nodes),
+		cmocka_unit_test(gathering),
+		cmocka_unit_test(alone),
+		cmocka_unit_test(windows_of_threads),
+		cmocka_unit_test(windows_of_processes),
+		cmocka_unit_test(window_of_another_size),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Passing descriptors between ranks of one machine, with strangers at the door: garbage, wrong secrets, wrong rounds, silence. */
+#include "meeting.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "tern.h"
+
+#define MAX_GUESTS 8
+#define ROUND 7
+
+/* A memory file that tells its owner. */
+static int token_of(int rank)
+{
+	int fd = memfd_create("test-token", MFD_CLOEXEC);
+
+	if (fd >= 0 && write(fd, &rank, sizeof(rank)) != sizeof(rank))
+		fail_msg("write");
+	return fd;
+}
+
+static int owner_of(int fd)
+{
+	int rank = -1;
+
+	return pread(fd, &rank, sizeof(rank), 0) == sizeof(rank) ? rank : -1;
+}
+
+struct member {
+	struct meeting *meeting;
+	int rank, nr_ranks, wait_ms, rc;
+	uint32_t round;
+	struct meeting_guest guests[MAX_GUESTS];
+};
+
+static void *meet(void *arg)
+{
+	struct member *m = arg;
+	int fd = token_of(m->rank);
+
+	m->rc = meeting_exchange(m->meeting, m->rank, m->nr_ranks, m->round, fd, m->guests, m->wait_ms);
+	close(fd);
+	return NULL;
+}
+
+static void open_members(struct member *members, int nr, int wait_ms)
+{
+	memset(members, 0, sizeof(*members) * (size_t)nr);
+	for (int i = 0; i < nr; i++) {
+		assert_int_equal(meeting_open(&members[i].meeting), 0);
+		members[i].rank = i;
+		members[i].nr_ranks = nr;
+		members[i].wait_ms = wait_ms;
+		members[i].round = ROUND;
+	}
+	for (int i = 0; i < nr; i++)
+		for (int j = 0; j < nr; j++) {
+			members[i].guests[j] = (struct meeting_guest){.wanted = i != j, .fd = -1};
+			meeting_address(members[j].meeting, &members[i].guests[j].address);
+		}
+}
+
+static void run_members(struct member *members, int nr)
+{
+	pthread_t threads[MAX_GUESTS];
+
+	for (int i = 0; i < nr; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, meet, &members[i]), 0);
+	for (int i = 0; i < nr; i++)
+		pthread_join(threads[i], NULL);
+}
+
+static void check_members(const struct member *members, int nr)
+{
+	for (int i = 0; i < nr; i++) {
+		assert_int_equal(members[i].rc, 0);
+		for (int j = 0; j < nr; j++)
+			assert_int_equal(i == j ? j : owner_of(members[i].guests[j].fd), j);
+	}
+}
+
+static void close_members(struct member *members, int nr)
+{
+	for (int i = 0; i < nr; i++) {
+		for (int j = 0; j < nr; j++)
+			if (members[i].guests[j].fd >= 0)
+				close(members[i].guests[j].fd);
+		meeting_close(members[i].meeting);
+	}
+}
+
+static int open_files(void)
+{
+	int nr = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		nr += fcntl(fd, F_GETFD) >= 0;
+	return nr;
+}
+
+static void everybody_meets(void **state)
+{
+	struct member members[MAX_GUESTS];
+	int files = open_files();
+
+	(void)state;
+	for (int nr = 1; nr <= MAX_GUESTS; nr++) {
+		open_members(members, nr, 30000);
+		run_members(members, nr);
+		check_members(members, nr);
+		close_members(members, nr);
+	}
+	assert_int_equal(open_files(), files);
+}
+
+static void again_and_again(void **state)
+{
+	struct member members[3];
+
+	(void)state;
+	open_members(members, 3, 30000);
+	for (uint32_t round = 0; round < 50; round++) {
+		for (int i = 0; i < 3; i++)
+			members[i].round = round;
+		run_members(members, 3);
+		check_members(members, 3);
+		for (int i = 0; i < 3; i++)
+			for (int j = 0; j < 3; j++)
+				if (i != j) {
+					close(members[i].guests[j].fd);
+					members[i].guests[j].fd = -1;
+				}
+	}
+	close_members(members, 3);
+}
+
+static void selected_guests(void **state)
+{
+	struct member members[4];
+
+	(void)state;
+	open_members(members, 4, 30000);
+	for (int i = 0; i < 4; i++) /* 0 with 1, 2 with 3 */
+		for (int j = 0; j < 4; j++)
+			members[i].guests[j].wanted = (i ^ 1) == j;
+	run_members(members, 4);
+	for (int i = 0; i < 4; i++)
+		for (int j = 0; j < 4; j++)
+			assert_int_equal(members[i].guests[j].fd >= 0 ? owner_of(members[i].guests[j].fd) : -1, (i ^ 1) == j ? j : -1);
+	close_members(members, 4);
+}
+
+/* ---- strangers ---------------------------------------------------------------------------------------------------------- */
+
+static int knock(const struct meeting_address *address)
+{
+	struct sockaddr_un un = {.sun_family = AF_UNIX};
+	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	int length = 5;
+
+	memcpy(un.sun_path + 1, "tern-", 5);
+	for (int i = 0; i < MEETING_KEY_BYTES; i++)
+		length += snprintf(un.sun_path + 1 + length, 3, "%02x", address->name[i]);
+	assert_int_equal(connect(s, (struct sockaddr *)&un, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)), 0);
+	return s;
+}
+
+/* Bytes, with nr_fds descriptors. */
+static void say(int s, const void *bytes, size_t size, int nr_fds)
+{
+	char control[CMSG_SPACE(8 * sizeof(int))] __attribute__((aligned(8))) = {0};
+	struct iovec iov = {.iov_base = (void *)bytes, .iov_len = size};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+	int fds[8], fd = token_of(99);
+
+	for (int i = 0; i < nr_fds; i++)
+		fds[i] = fd;
+	if (nr_fds) {
+		msg.msg_control = control;
+		msg.msg_controllen = CMSG_SPACE((size_t)nr_fds * sizeof(int));
+		*CMSG_FIRSTHDR(&msg) = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+			.cmsg_len = CMSG_LEN((size_t)nr_fds * sizeof(int))};
+		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&msg)), fds, (size_t)nr_fds * sizeof(int));
+	}
+	sendmsg(s, &msg, MSG_NOSIGNAL); /* may be refused: strangers have no claim */
+	close(fd);
+}
+
+struct words { /* as in meeting.c */
+	uint8_t secret[MEETING_KEY_BYTES];
+	uint32_t rank, round;
+};
+
+/* Each stranger says something else; connections stay open in `sockets`. */
+static int send_strangers(const struct meeting_address *address, int *sockets)
+{
+	struct words good = {.rank = 1, .round = ROUND}, words;
+	char garbage[4096];
+	int nr = 0;
+
+	memcpy(good.secret, address->secret, sizeof(good.secret));
+	memset(garbage, 0x77, sizeof(garbage));
+#define STRANGER(size, nr_fds, ...)                                 \
+	do {                                                        \
+		words = good;                                       \
+		__VA_ARGS__;                                        \
+		sockets[nr] = knock(address);                       \
+		say(sockets[nr++], &words, size, nr_fds);           \
+	} while (0)
+	sockets[nr++] = knock(address); /* says nothing */
+	STRANGER(sizeof(words), 1, words.secret[3] ^= 1);
+	STRANGER(sizeof(words), 1, words.round++);
+	STRANGER(sizeof(words), 1, words.rank = 0); /* nobody calls himself */
+	STRANGER(sizeof(words), 1, words.rank = 77);
+	STRANGER(sizeof(words), 1, words.rank = UINT32_MAX);
+	STRANGER(sizeof(words), 0, (void)0); /* no descriptor */
+	STRANGER(sizeof(words) - 1, 1, (void)0);
+	STRANGER(sizeof(words), 3, words.secret[0] ^= 1); /* more descriptors than asked for */
+	STRANGER(0, 0, (void)0);
+#undef STRANGER
+	sockets[nr] = knock(address);
+	say(sockets[nr++], garbage, sizeof(garbage), 1);
+	sockets[nr] = knock(address);
+	close(sockets[nr]); /* came and went */
+	sockets[nr++] = knock(address);
+	return nr;
+}
+
+static void strangers(void **state)
+{
+	struct meeting_address address;
+	struct member members[2];
+	int sockets[32], nr, files = open_files();
+
+	(void)state;
+	open_members(members, 2, 30000);
+	meeting_address(members[0].meeting, &address);
+	nr = send_strangers(&address, sockets);
+	run_members(members, 2);
+	check_members(members, 2);
+	for (int i = 0; i < nr; i++)
+		close(sockets[i]);
+	close_members(members, 2);
+	assert_int_equal(open_files(), files); /* their descriptors were closed, too */
+}
+
+/* The first comes in; who says the same again does not take its place. */
+static void says_it_twice(void **state)
+{
+	struct member members[2];
+	struct meeting_address address;
+	struct words words = {.rank = 1, .round = ROUND};
+	int sockets[2], files = open_files();
+
+	(void)state;
+	open_members(members, 2, 30000);
+	meeting_address(members[0].meeting, &address);
+	memcpy(words.secret, address.secret, sizeof(words.secret));
+	for (int i = 0; i < 2; i++) {
+		sockets[i] = knock(&address);
+		say(sockets[i], &words, sizeof(words), 1);
+	}
+	meet(&members[0]);
+	assert_int_equal(members[0].rc, 0);
+	assert_int_equal(owner_of(members[0].guests[1].fd), 99);
+	close(sockets[0]);
+	close(sockets[1]);
+	close_members(members, 2);
+	assert_int_equal(open_files(), files);
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* A guest who never comes is waited for as long as was said, silent strangers or not, and named. */
+static void bounded_wait(void **state)
+{
+	struct member members[3];
+	struct meeting_address address;
+	int sockets[32], nr, files = open_files();
+	double start;
+
+	(void)state;
+	open_members(members, 3, 100);
+	meeting_address(members[0].meeting, &address);
+	nr = send_strangers(&address, sockets);
+	start = seconds();
+	meet(&members[0]);
+	assert_int_equal(members[0].rc, TERN_ERR_BOOTSTRAP);
+	assert_true(seconds() - start >= 0.1 && seconds() - start < 20);
+	assert_non_null(strstr(tern_last_error(), "waited 100 ms for rank 1"));
+	for (int i = 0; i < nr; i++)
+		close(sockets[i]);
+	close_members(members, 3);
+	assert_int_equal(open_files(), files);
+}
+
+static void nobody_there(void **state)
+{
+	struct member members[2];
+
+	(void)state;
+	open_members(members, 2, 1000);
+	meeting_close(members[1].meeting);
+	members[1].meeting = NULL;
+	meet(&members[0]);
+	assert_true(members[0].rc < 0);
+	assert_non_null(strstr(tern_last_error(), "rank 1"));
+	close_members(members, 2);
+}
+
+/* The name is in no file system: only in the abstract space, which goes with the process. */
+static void no_name(void **state)
+{
+	struct meeting_address address;
+	struct member member[1];
+	char name[80] = "tern-", line[512];
+	FILE *list;
+	int nr = 0;
+
+	(void)state;
+	open_members(member, 1, 0);
+	meeting_address(member[0].meeting, &address);
+	for (int i = 0; i < MEETING_KEY_BYTES; i++)
+		snprintf(name + 5 + 2 * i, 3, "%02x", address.name[i]);
+	list = fopen("/proc/net/unix", "r");
+	while (list && fgets(line, sizeof(line), list)) {
+		const char *at = strstr(line, name);
+
+		nr += at && at[-1] == '@';
+		assert_true(!at || at[-1] == '@');
+	}
+	if (list) {
+		fclose(list);
+		assert_int_equal(nr, 1);
+	}
+	close_members(member, 1);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(everybody_meets),
+		cmocka_unit_test(again_and_again),
+		cmocka_unit_test(selected_guests),
+		cmocka_unit_test(strangers),
+		cmocka_unit_test(says_it_twice),
+		cmocka_unit_test(bounded_wait),
+		cmocka_unit_test(nobody_there),
+		cmocka_unit_test(no_name),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
