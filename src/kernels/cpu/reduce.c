@@ -3,75 +3,75 @@
 
 #include "convert.h"
 
-/* Elements summed at a time: few enough that the sums stay in the first-level cache. */
-#define TILE 256
+/* Nothing here is called from elsewhere, so how vectors are passed does not matter. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+#define INLINE static inline __attribute__((always_inline))
 
-static inline void store_tile_bf16(const float *acc, void *out, uint32_t nr)
+#define LANES 4
+#define TARGET
+#define NAME(x) x##_x4
+#include "reduce_lanes.h"
+
+#if defined(__x86_64__)
+#define LANES 8
+#define TARGET __attribute__((target("avx2")))
+#define NAME(x) x##_x8
+#include "reduce_lanes.h"
+
+#define LANES 16
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+#define NAME(x) x##_x16
+#include "reduce_lanes.h"
+#endif
+
+typedef void (*reduce_fn)(const uint8_t *const *rows, const float *weights, uint32_t nr_rows, uint32_t nr_bytes, uint8_t *out);
+
+struct reducer {
+	uint32_t step; /* bytes at a time */
+	reduce_fn bf16, fp16, fp32;
+};
+
+static struct reducer choose_reducer(void)
 {
-	for (uint32_t i = 0; i < nr; i++)
-		((uint16_t *)out)[i] = float_to_bf16(acc[i]);
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+		return (struct reducer){128, reduce_bf16_x16, reduce_fp16_x16, reduce_fp32_x16};
+	if (__builtin_cpu_supports("avx2"))
+		return (struct reducer){64, reduce_bf16_x8, reduce_fp16_x8, reduce_fp32_x8};
+#endif
+	return (struct reducer){32, reduce_bf16_x4, reduce_fp16_x4, reduce_fp32_x4};
 }
 
-static inline void store_tile_fp16(const float *acc, void *out, uint32_t nr)
+static reduce_fn reduce_of(const struct reducer *reducer, enum tern_dtype dtype)
 {
-	for (uint32_t i = 0; i < nr; i++)
-		((uint16_t *)out)[i] = float_to_fp16(acc[i]);
+	return dtype == TERN_BF16 ? reducer->bf16 : dtype == TERN_FP16 ? reducer->fp16 : reducer->fp32;
 }
 
-static inline void store_tile_fp32(const float *acc, void *out, uint32_t nr)
+/* What is less than the vectors take at a time. */
+static void reduce_rest(enum tern_dtype dtype, const void *const *rows, const float *weights, uint32_t nr_rows, uint32_t i, uint32_t hidden, void *out)
 {
-	memcpy(out, acc, nr * sizeof(*acc));
-}
+	for (; i < hidden; i++) {
+		float sum = 0;
 
-static inline float load_bf16(const void *row, uint32_t i)
-{
-	return bf16_to_float(((const uint16_t *)row)[i]);
-}
+		for (uint32_t r = 0; r < nr_rows; r++) {
+			float value = dtype == TERN_BF16   ? bf16_to_float(((const uint16_t *)rows[r])[i])
+				      : dtype == TERN_FP16 ? fp16_to_float(((const uint16_t *)rows[r])[i])
+							   : ((const float *)rows[r])[i];
 
-static inline float load_fp16(const void *row, uint32_t i)
-{
-	return fp16_to_float(((const uint16_t *)row)[i]);
-}
-
-static inline float load_fp32(const void *row, uint32_t i)
-{
-	return ((const float *)row)[i];
-}
-
-/* The loops have to be in the cloned function itself to be compiled for its instruction set, so the three differ by what is
- * inlined. A weight of 1 leaves every product as it is: one loop serves both kinds of sum. */
-#define REDUCE(TYPE)                                                                                                             \
-	CPU_CLONES static void reduce_##TYPE(const void *const *rows, const float *weights, uint32_t nr_rows, uint32_t hidden,  \
-		uint32_t bytes, void *out)                                                                                      \
-	{                                                                                                                        \
-		float acc[TILE];                                                                                                 \
-                                                                                                                                 \
-		for (uint32_t at = 0; at < hidden; at += TILE) {                                                                 \
-			uint32_t nr = hidden - at < TILE ? hidden - at : TILE;                                                   \
-                                                                                                                                 \
-			for (uint32_t i = 0; i < nr; i++)                                                                        \
-				acc[i] = 0;                                                                                      \
-			for (uint32_t r = 0; r < nr_rows; r++) {                                                                 \
-				const uint8_t *row = (const uint8_t *)rows[r] + (uint64_t)at * bytes;                            \
-				float weight = weights ? weights[r] : 1.0f;                                                      \
-                                                                                                                                 \
-				for (uint32_t i = 0; i < nr; i++)                                                                \
-					acc[i] += weight * load_##TYPE(row, i);                                                  \
-			}                                                                                                        \
-			store_tile_##TYPE(acc, (uint8_t *)out + (uint64_t)at * bytes, nr);                                       \
-		}                                                                                                                \
+			sum += (weights ? weights[r] : 1.0f) * value;
+		}
+		if (dtype == TERN_FP32)
+			((float *)out)[i] = sum;
+		else
+			((uint16_t *)out)[i] = dtype == TERN_BF16 ? float_to_bf16(sum) : float_to_fp16(sum);
 	}
-
-REDUCE(bf16)
-REDUCE(fp16)
-REDUCE(fp32)
+}
 
 void reduce_rows(enum tern_dtype dtype, const void *const *rows, const float *weights, uint32_t nr_rows, uint32_t hidden, void *out)
 {
-	if (dtype == TERN_BF16)
-		reduce_bf16(rows, weights, nr_rows, hidden, 2, out);
-	else if (dtype == TERN_FP16)
-		reduce_fp16(rows, weights, nr_rows, hidden, 2, out);
-	else
-		reduce_fp32(rows, weights, nr_rows, hidden, 4, out);
+	struct reducer reducer = choose_reducer();
+	uint32_t element = dtype == TERN_FP32 ? 4 : 2, whole = hidden * element / reducer.step * reducer.step;
+
+	reduce_of(&reducer, dtype)((const uint8_t *const *)rows, weights, nr_rows, whole, out);
+	reduce_rest(dtype, rows, weights, nr_rows, whole / element, hidden, out);
 }
