@@ -42,6 +42,8 @@ enum transport_caps {
 struct transport_options {
 	const char *provider; /* what comes after the colon of "ofi:tcp;ofi_rxm"; NULL: the transport's choice */
 	const char *device;   /* NIC or interface; NULL: the transport's choice */
+	void *network;	      /* the simulated network to join; other transports ignore it */
+	uint32_t self;	      /* this rank's own number among the peers */
 	uint32_t nr_peers;
 	uint32_t depth;	      /* writes that the engine wants under way at once, all peers together */
 	uint32_t message_bytes; /* longest message of send */
