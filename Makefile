@@ -23,7 +23,7 @@ LDLIBS   += -lpthread -ldl -lm
 
 # PMIx is found at build time and loaded at run time, so the library does not depend on it.
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c)) \
+LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
 AGAINST_SRC := $(wildcard bench/against_*.c)
@@ -78,7 +78,7 @@ LIBDIR   ?= $(PREFIX)/lib
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig)
 	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/tern.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 include/tern.h include/tern_engine.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)
