@@ -115,7 +115,8 @@ typedef struct tern_group tern_group;
 enum tern_path {
 	TERN_PATH_SELF = 0,   /* this rank */
 	TERN_PATH_MAPPED = 1, /* the peer's window is in this address space */
-	TERN_PATH_NONE = 2    /* no way to reach it in this version: exchanges over it are refused */
+	TERN_PATH_NONE = 2,   /* no way to reach it: exchanges over it are refused */
+	TERN_PATH_ENGINE = 3  /* the transfer engine writes into its window: tern_engine.h */
 };
 
 struct tern_group_config {
@@ -123,6 +124,9 @@ struct tern_group_config {
 	struct tern_boot boot;
 	int wait_ms;	      /* longest wait during creation, ms; default 30000 */
 	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE */
+	const char *transport; /* of the engine to peers whose window cannot be mapped: see tern_engine_config; NULL: TERN_TRANSPORT, else "ofi" */
+	int force_engine;     /* not 0: no window is mapped, all go through the engine, for tests; TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
+	int reserved;
 };
 
 TERN_API void tern_group_config_init(struct tern_group_config *config);

@@ -65,11 +65,25 @@ static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t so
 	}
 }
 
+/* All homes of a source get the same results at the same places. */
+static void note_results(tern_moe *moe, uint32_t source, uint32_t first_result, uint32_t nr)
+{
+	uint32_t first = home_first(moe, source);
+
+	for (uint32_t home = first; home < first + moe->config.replica_ranks; home++) {
+		struct sent_results *sent = &moe->sent[home];
+
+		sent->first = sent->nr && sent->first < first_result ? sent->first : first_result;
+		sent->nr += nr;
+	}
+}
+
 static int send_results(tern_moe *moe, const struct tern_combine *args)
 {
 	const struct slot *s = &moe->slots[args->slot];
 	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
 
+	memset(moe->sent, 0, moe->nr_ranks * sizeof(*moe->sent));
 	for (uint32_t i = 0; i < moe->nr_ranks; i++) { /* each rank starts with another source, so that they do not all write to one home */
 		uint32_t source = (moe->rank + i) % moe->nr_ranks;
 		uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
@@ -82,7 +96,7 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 				return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 			}
 			send_row_home(moe, args->slot, stream, source, args, &copy.header);
-			moe->stats.combine_bytes += (uint64_t)results_of_row(moe, copy.header.nr_routes) * moe->layout.combine_row_bytes * moe->config.replica_ranks;
+			note_results(moe, source, copy.header.home_row, results_of_row(moe, copy.header.nr_routes));
 		}
 	}
 	if (stream)
@@ -90,17 +104,24 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 	return 0;
 }
 
-static void publish_results(tern_moe *moe, uint32_t slot, bool released)
+static int publish_results(tern_moe *moe, uint32_t slot, bool released)
 {
 	const struct slot *s = &moe->slots[slot];
+	struct publication p = {.slot = slot, .kind = WORD_COMBINE, .phase = TERN_PHASE_COMBINE};
+	int rc = 0;
 
-	for (uint32_t i = 0; i < moe->nr_ranks; i++) {
+	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t home = (moe->rank + 1 + i) % moe->nr_ranks, first = home_first(moe, home), rows = 0;
 
 		for (uint32_t r = first; r < first + moe->config.replica_ranks; r++)
 			rows += s->rows_from[r];
-		path_publish(moe, home, slot, WORD_COMBINE, TERN_PHASE_COMBINE, released ? WORD_RELEASED : rows);
+		p.count = released ? WORD_RELEASED : rows;
+		p.offset = layout_combine_row(&moe->layout, slot, moe->sent[home].first);
+		p.bytes = released ? 0 : (uint64_t)moe->sent[home].nr * moe->layout.combine_row_bytes;
+		moe->stats.combine_bytes += p.bytes;
+		rc = path_publish(moe, home, &p);
 	}
+	return rc;
 }
 
 static int check_combine(tern_moe *moe, const struct tern_combine *args)
@@ -127,10 +148,11 @@ int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 {
 	int rc = check_combine(moe, args);
 
+	rc = rc ? rc : path_begin(moe, args->slot, WORD_COMBINE);
 	rc = rc ? rc : send_results(moe, args);
+	rc = rc ? rc : publish_results(moe, args->slot, false);
 	if (rc)
 		return rc;
-	publish_results(moe, args->slot, false);
 	moe->slots[args->slot].state = SLOT_COMBINED;
 	return 0;
 }
@@ -143,7 +165,9 @@ int tern_release(tern_moe *moe, uint32_t slot)
 		return rc;
 	if (moe->slots[slot].state != SLOT_RECEIVED)
 		return slot_wrong_state(moe, slot, "tern_release");
-	publish_results(moe, slot, true);
+	rc = publish_results(moe, slot, true);
+	if (rc)
+		return rc;
 	moe->slots[slot].state = SLOT_RELEASED;
 	return 0;
 }
@@ -155,7 +179,7 @@ static int check_results(tern_moe *moe, uint32_t slot)
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
 		uint32_t rows = word_count(arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r))));
 
-		if (rows == s->rows_home[r])
+		if (rows == s->rows_home[r] || rows == WORD_UNCOUNTED)
 			continue;
 		if (rows == WORD_RELEASED)
 			fail(TERN_ERR_PROTOCOL, "rank %u released what rank %u combines (slot %u, epoch %u)", r, moe->rank, slot, s->epoch);

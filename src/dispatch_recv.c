@@ -34,10 +34,10 @@ static void add_up_experts(tern_moe *moe, uint32_t slot)
 
 	memset(s->counts, 0, moe->nr_local * sizeof(*s->counts));
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		const uint32_t *counts = (const uint32_t *)own(moe, layout_region(&moe->layout, slot, r));
+		const struct region_head *head = (const struct region_head *)own(moe, layout_region(&moe->layout, slot, r));
 
 		for (uint32_t e = 0; e < moe->nr_local; e++)
-			s->counts[e] += counts[e];
+			s->counts[e] += head->rows_of[e];
 	}
 }
 

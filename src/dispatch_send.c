@@ -111,15 +111,18 @@ static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *
 		stream_fence();
 }
 
-/* Low latency: how many rows each of the destination's experts gets, in front of its region. */
-static void send_expert_counts(tern_moe *moe, uint32_t slot)
+/* Low latency: how many rows the destination and each of its experts get, in front of its region. */
+static void send_region_heads(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		((struct region_head *)path_place(moe, r, layout_region(&moe->layout, slot, moe->rank)))->nr_rows = s->rows_to[r];
 
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
 		uint8_t *region = path_place(moe, moe->placement.rank[p], layout_region(&moe->layout, slot, moe->rank));
 
-		((uint32_t *)region)[moe->placement.local[p]] = s->routes_to[p];
+		((struct region_head *)region)->rows_of[moe->placement.local[p]] = s->routes_to[p];
 	}
 }
 
@@ -128,17 +131,22 @@ static enum word_kind counts_word(uint32_t epoch)
 	return epoch & 1 ? WORD_COUNTS_ODD : WORD_COUNTS_EVEN;
 }
 
-static void send_all_counts(tern_moe *moe, uint32_t slot)
+static int send_all_counts(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
+	struct publication p = {.slot = slot, .kind = counts_word(s->epoch), .phase = TERN_PHASE_COUNTS,
+		.offset = layout_counts(&moe->layout, slot, s->epoch, moe->rank), .bytes = moe->layout.counts_bytes};
+	int rc = 0;
 
-	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint32_t *counts = (uint32_t *)path_place(moe, r, layout_counts(&moe->layout, slot, s->epoch, moe->rank));
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+		uint32_t *counts = (uint32_t *)path_place(moe, r, p.offset);
 
 		memcpy(counts, s->routes_to, moe->placement.nr_physical * sizeof(*counts));
 		memcpy(counts + moe->placement.nr_physical, s->rows_to, moe->nr_ranks * sizeof(*counts));
-		path_publish(moe, r, slot, counts_word(s->epoch), TERN_PHASE_COUNTS, s->rows_to[r]);
+		p.count = s->rows_to[r];
+		rc = path_publish(moe, r, &p);
 	}
+	return rc;
 }
 
 /* Copies all counts out of shared memory, where peers could still change them, and holds them against what is possible: rows are
@@ -221,10 +229,12 @@ static int wait_for_released(tern_moe *moe, uint32_t slot)
 static int send_counts_first(tern_moe *moe, uint32_t slot)
 {
 	struct slot *s = &moe->slots[slot];
-	int rc;
+	int rc = 0;
 
 	if (s->state == SLOT_IDLE) {
-		send_all_counts(moe, slot);
+		rc = send_all_counts(moe, slot);
+		if (rc)
+			return rc;
 		s->state = SLOT_COUNTED;
 	}
 	rc = wait_for_all(moe, slot, counts_word(s->epoch), TERN_PHASE_COUNTS);
@@ -247,6 +257,40 @@ static int check_state(tern_moe *moe, const struct tern_dispatch *args)
 	return routes_check(moe, args);
 }
 
+static int publish_rows(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+	const struct layout *l = &moe->layout;
+	struct publication p = {.slot = slot, .kind = WORD_DISPATCH, .phase = TERN_PHASE_DISPATCH, .offset = layout_region(l, slot, moe->rank)};
+	int rc = 0;
+
+	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) { /* starting after itself, so that the ranks do not all ring the same one */
+		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
+
+		p.count = s->rows_to[r];
+		p.bytes = l->counts_bytes + (uint64_t)p.count * l->row_bytes;
+		rc = path_publish(moe, r, &p);
+	}
+	return rc;
+}
+
+/* All that may have to wait, before anything is stored for other ranks: called again after a time-out, it goes on where it was. */
+static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
+{
+	int rc = 0;
+
+	if (s->state != SLOT_COUNTED) {
+		rc = routes_read(moe, s, args);
+		if (!rc && s->state == SLOT_RELEASED)
+			rc = wait_for_released(moe, args->slot);
+		rc = rc ? rc : path_begin(moe, args->slot, WORD_DISPATCH);
+		if (rc)
+			return rc;
+		routes_count(moe, s, args);
+	}
+	return moe->config.mode == TERN_HIGH_THROUGHPUT ? send_counts_first(moe, args->slot) : 0;
+}
+
 int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct slot *s;
@@ -255,27 +299,15 @@ int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	if (rc)
 		return rc;
 	s = &moe->slots[args->slot];
-	if (s->state != SLOT_COUNTED) {
-		rc = routes_read(moe, s, args);
-		if (!rc && s->state == SLOT_RELEASED)
-			rc = wait_for_released(moe, args->slot);
-		if (rc)
-			return rc;
-		routes_count(moe, s, args);
-	}
-	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
-		rc = send_counts_first(moe, args->slot);
-		if (rc)
-			return rc;
-	} else {
-		send_expert_counts(moe, args->slot);
-	}
+	rc = prepare_round(moe, s, args);
+	if (rc)
+		return rc;
+	if (moe->config.mode == TERN_LOW_LATENCY)
+		send_region_heads(moe, args->slot);
 	send_rows(moe, args->slot, args);
-	for (uint32_t i = 0; i < moe->nr_ranks; i++) { /* starting after itself, so that the ranks do not all ring the same one */
-		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
-
-		path_publish(moe, r, args->slot, WORD_DISPATCH, TERN_PHASE_DISPATCH, s->rows_to[r]);
-	}
+	rc = publish_rows(moe, args->slot);
+	if (rc)
+		return rc;
 	routes_account(moe, s);
 	s->state = SLOT_DISPATCHED;
 	return 0;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "path.h"
 #include "wait.h"
 
 #define MAX_SLOTS 16
@@ -238,9 +239,10 @@ static int exchange_alloc(tern_moe *moe)
 	moe->cursor = take(moe, cursors, sizeof(*moe->cursor));
 	moe->all_counts = take(moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
 	moe->home_next = take(moe, (uint64_t)moe->nr_ranks * c->replica_ranks, sizeof(*moe->home_next));
+	moe->sent = take(moe, moe->nr_ranks, sizeof(*moe->sent));
 	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->all_counts && moe->totals && moe->expert_load;
+	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->sent && moe->all_counts && moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
 	return ok ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots, c->max_tokens);
@@ -273,9 +275,11 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
 		return rc;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (moe->group->peers[r].path == TERN_PATH_NONE)
-			return fail(TERN_ERR_UNSUPPORTED, "rank %u is on another node (%d; rank %u is on %d), and this version reaches "
-							  "ranks of one machine only", r, moe->group->peers[r].node, moe->rank,
-				moe->group->peers[moe->rank].node);
+			return fail(TERN_ERR_UNSUPPORTED, "no path from rank %u to rank %u, on nodes %d and %d: %s", moe->rank, r,
+				moe->group->peers[moe->rank].node, moe->group->peers[r].node, moe->group->no_engine);
+	for (uint32_t r = 0; r < moe->nr_ranks && config->mode == TERN_HIGH_THROUGHPUT; r++)
+		if (moe->group->peers[r].path == TERN_PATH_ENGINE)
+			return fail(TERN_ERR_UNSUPPORTED, "rank %u is reached through an engine, over which there is no high-throughput mode yet", r);
 	moe->config.placement = (struct tern_placement){0}; /* the caller's tables are not kept */
 	moe->wait_ms = config->wait_ms;
 	moe->nr_local = moe->placement.nr_local[moe->rank];
@@ -301,6 +305,9 @@ static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
 	choose_patience(moe);
 	words_init(moe);
 	choose_streaming(moe);
+	rc = paths_open(moe);
+	if (rc)
+		return rc;
 	return group_agree_status(group, exchange_alloc(moe), "tern_moe_create");
 }
 
@@ -308,6 +315,7 @@ static void exchange_free(tern_moe *moe)
 {
 	for (uint32_t i = 0; moe->slots && i < moe->config.nr_slots; i++)
 		slot_free(moe, &moe->slots[i]);
+	paths_close(moe);
 	if (moe->windows)
 		windows_destroy(moe->group, moe->windows);
 	placement_free(&moe->placement);
@@ -317,6 +325,7 @@ static void exchange_free(tern_moe *moe)
 	free(moe->seen);
 	free(moe->cursor);
 	free(moe->home_next);
+	free(moe->sent);
 	free(moe->all_counts);
 	free(moe->totals);
 	free(moe->expert_load);

@@ -42,12 +42,19 @@ struct slot {
 	uint8_t *x, *scales;	     /* received rows of this round: in output, or the caller's */
 };
 
+/* The results sent to one home, which lie together there. */
+struct sent_results {
+	uint32_t first, nr;
+};
+
 struct tern_moe {
 	tern_group *group;
 	struct tern_moe_config config;
 	struct placement placement;
 	struct layout layout;
-	struct window **windows; /* [R] */
+	struct window **windows; /* [R]; NULL where not mapped */
+	uint8_t **places;	 /* [R] where to store what belongs into each rank's window: the window, or its staging */
+	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
 	int spin_rounds, yield_rounds; /* before a wait sleeps */
@@ -59,6 +66,7 @@ struct tern_moe {
 	uint64_t *totals;   /* [P + R] sums over all sources while counts are added up */
 	uint32_t *cursor;   /* [max(R, max_local)] positions while one half fills in */
 	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
+	struct sent_results *sent; /* [R] of the combine half under way */
 	int failed;	    /* 0, or the error that ended this exchange */
 	char failed_text[512];
 	struct tern_wait_report report;

@@ -15,6 +15,7 @@
 
 #include "error.h"
 #include "meeting.h"
+#include "tern_engine.h"
 
 #define NODE_TEXT 160
 #define STATUS_TEXT 256
@@ -203,6 +204,37 @@ static int exchange_lifelines(tern_group *group, const struct introduction *all)
 	return rc;
 }
 
+static bool engine_is_forced(const struct tern_group_config *config)
+{
+	const char *text = getenv("TERN_FORCE_ENGINE");
+
+	return config->force_engine || (text && strcmp(text, "0"));
+}
+
+/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them. */
+static int open_engine(tern_group *group, const struct tern_group_config *config)
+{
+	struct setting forced = {"force_engine", engine_is_forced(config)};
+	struct tern_engine_config engine;
+	int rc = group_agree_settings(group, &forced, 1);
+
+	if (rc || (group->nr_nodes == 1 && !forced.value))
+		return rc;
+	tern_engine_config_init(&engine);
+	engine.transport = config->transport ? config->transport : getenv("TERN_TRANSPORT") ? getenv("TERN_TRANSPORT") : "ofi";
+	engine.devices[0] = getenv("TERN_NODE_ADDRESS");
+	engine.wait_ms = group->wait_ms;
+	rc = tern_engine_create(group, &engine, &group->engine);
+	if (rc && !forced.value && !config->transport) {
+		snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1, tern_last_error());
+		return 0;
+	}
+	for (int r = 0; r < group->nr_ranks && !rc; r++)
+		if (group->peers[r].path == TERN_PATH_NONE || (forced.value && r != group->rank))
+			group->peers[r].path = TERN_PATH_ENGINE;
+	return rc;
+}
+
 static int introduce(tern_group *group, const char *node)
 {
 	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
@@ -253,6 +285,7 @@ static void group_free(tern_group *group)
 			close(group->peers[r].lifeline);
 	if (group->lifeline >= 0)
 		close(group->lifeline);
+	tern_engine_destroy(group->engine);
 	meeting_close(group->meeting);
 	if (group->boot.close)
 		group->boot.close(group->boot.ctx);
@@ -285,6 +318,7 @@ int tern_group_create(const struct tern_group_config *config, tern_group **out)
 	for (int r = 0; r < group->nr_ranks; r++)
 		group->peers[r].lifeline = -1;
 	rc = introduce(group, config->node);
+	rc = rc ? rc : open_engine(group, config);
 	if (rc) {
 		group_free(group);
 		return rc;

@@ -23,6 +23,8 @@ struct tern_group {
 	struct meeting *meeting; /* where peers on this machine pass descriptors */
 	struct peer *peers;	 /* [nr_ranks] */
 	int nr_exchanges;	 /* alive */
+	struct tern_engine *engine; /* where some peers are not mapped; else NULL */
+	char no_engine[256];	 /* why there is none though there should be */
 	uint32_t round;		 /* of sharing windows; 0 was joining */
 };
 

@@ -77,7 +77,7 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 		l->region_bytes = (uint64_t)l->share_tokens * l->header_bytes;
 		l->counts = take(&end, 2 * l->nr_ranks * l->counts_bytes);
 	} else {
-		l->counts_bytes = align_up(l->max_local * sizeof(uint32_t), CACHE_LINE);
+		l->counts_bytes = align_up(sizeof(struct region_head) + l->max_local * sizeof(uint32_t), CACHE_LINE);
 		l->region_bytes = l->counts_bytes + (uint64_t)l->share_tokens * l->row_bytes;
 	}
 	l->regions = take(&end, l->nr_ranks * l->region_bytes);

@@ -5,7 +5,7 @@
  *   window   head | arrival words [slot][kind][rank] | doorbells [slot][phase] | slot 0 | slot 1 | ...
  *   slot     low latency:     region of source 0 | ... | region R-1 | combine rows
  *            high throughput: counts [2][R] | headers of source 0 | ... | R-1 | output | combine rows
- *   region   rows of each local expert [max_local] | row | row | ...        row: header, payload, scales
+ *   region   number of rows, rows of each local expert [max_local] | row | row | ...        row: header, payload, scales
  *   output   x | scales | rows | topk_ids | topk_weights    (low latency: the same, in private memory)
  */
 #ifndef TERN_LAYOUT_H

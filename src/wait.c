@@ -11,6 +11,7 @@
 
 #include "clock.h"
 #include "error.h"
+#include "path.h"
 
 /* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the sleeper asleep.
  * Between live ranks no wake-up depends on it. */
@@ -90,7 +91,7 @@ static int wait_expired(struct wait *w)
 }
 
 /* `witness` is the rank that left because `peer` had died, or the peer itself. */
-static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness, uint64_t parting)
+static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness, uint64_t parting, const char *text)
 {
 	char cause[160] = "";
 
@@ -99,6 +100,8 @@ static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness,
 		snprintf(cause, sizeof(cause), ", as rank %u found,", witness);
 	else if (error == TERN_ERR_PEER_LEFT && parting_error(parting))
 		snprintf(cause, sizeof(cause), " after %s", tern_strerror(parting_error(parting)));
+	else if (text)
+		snprintf(cause, sizeof(cause), " (%s)", text);
 	fail(error, "rank %u %s%s while rank %u waited for rank %u in %s (slot %u, epoch %u; rank %u was at epoch %u)", peer,
 		error == TERN_ERR_PEER_DEAD ? "died" : "left the exchange", cause, w->moe->rank, witness, phase_name(w->phase), w->slot,
 		w->epoch, peer, w->moe->report.epoch_seen);
@@ -110,13 +113,8 @@ static int peer_parted(struct wait *w, uint32_t peer, uint64_t parting)
 	int named = parting_peer(parting);
 
 	if (parting_error(parting) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)w->moe->nr_ranks)
-		return wait_lost(w, TERN_ERR_PEER_DEAD, (uint32_t)named, peer, parting);
-	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, parting);
-}
-
-static uint64_t parting_of(const struct wait *w, uint32_t peer)
-{
-	return parting_observe(&((const struct window_head *)w->moe->windows[peer]->base)->parting);
+		return wait_lost(w, TERN_ERR_PEER_DEAD, (uint32_t)named, peer, parting, NULL);
+	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, parting, NULL);
 }
 
 static bool is_missing(const struct wait *w, uint32_t peer)
@@ -129,11 +127,13 @@ static bool is_missing(const struct wait *w, uint32_t peer)
  * departures, so deaths are reported first. */
 static int look_after_peers(struct wait *w)
 {
+	const char *text;
+
 	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++)
-		if (is_missing(w, r) && peer_has_died(&w->moe->group->peers[r]) && !parting_of(w, r) && is_missing(w, r))
-			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0);
+		if (is_missing(w, r) && path_is_lost(w->moe, r, &text) && !path_parting(w->moe, r) && is_missing(w, r))
+			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0, text);
 	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++) {
-		uint64_t parting = parting_of(w, r);
+		uint64_t parting = path_parting(w->moe, r);
 
 		if (parting && is_missing(w, r))
 			return peer_parted(w, r, parting);
@@ -201,10 +201,8 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 
 int exchange_fail(tern_moe *moe, int code, int peer)
 {
-	struct window_head *head = (struct window_head *)own(moe, 0);
-
 	moe->failed = code;
 	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
-	parting_publish(&head->parting, parting_make(code, peer));
+	path_part(moe, parting_make(code, peer));
 	return code;
 }

@@ -6,7 +6,14 @@
 #include <stdint.h>
 
 /* Arrival word: the epoch above, the rows announced below. Before the first round: the epoch before it. */
-#define WORD_RELEASED UINT32_MAX /* in place of a count: rows given back without combine */
+#define WORD_RELEASED UINT32_MAX	 /* in place of a count: rows given back without combine */
+#define WORD_UNCOUNTED (UINT32_MAX - 1) /* likewise: stored by the engine, which knows that all is there and not how many rows that is */
+
+/* A low-latency region begins with its number of rows, then rows of each local expert. */
+struct region_head {
+	uint32_t nr_rows;
+	uint32_t rows_of[]; /* [max_local] */
+};
 
 static inline uint64_t word_make(uint32_t epoch, uint32_t count)
 {

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The path to ranks whose windows are not mapped: path.h, by way of the transfer engine. */
+#ifndef TERN_PATH_ENGINE_H
+#define TERN_PATH_ENGINE_H
+
+#include "path.h"
+
+int engine_path_open(tern_moe *moe, bool needed);
+void engine_path_close(tern_moe *moe);
+int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind);
+int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *publication);
+void engine_path_part(tern_moe *moe, uint64_t parting);
+uint64_t engine_path_parting(const tern_moe *moe, uint32_t rank);
+bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text);
+
+#endif
