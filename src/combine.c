@@ -44,15 +44,6 @@ static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint3
 		send_home(moe, slot, stream, source, header->home_row, sum);
 }
 
-/* The positions have lain in shared memory since they were written there: they are checked before they are followed. */
-static bool positions_fit(const struct slot *s, const struct row_header *header)
-{
-	for (uint32_t i = 0; i < header->nr_routes; i++)
-		if (header->routes[i].position >= s->extent)
-			return false;
-	return true;
-}
-
 static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args, const struct row_header *header)
 {
 	if (moe->config.layout == TERN_BY_SOURCE) {

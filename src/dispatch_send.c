@@ -53,30 +53,35 @@ static void store_in_region(const tern_moe *moe, bool stream, struct row_header 
 		memcpy(payload + l->payload_bytes, row->scales, l->scales_bytes);
 }
 
-/* High throughput: the row to its final positions, and the positions into its header. */
-static void store_in_place(tern_moe *moe, uint32_t slot, bool stream, uint32_t rank, const struct token_rows *rows, uint32_t row, struct row_header *header, const struct row_source *source)
+/* High throughput: where the row goes, as the counts of all have settled it. */
+static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, const struct token_rows *rows, uint32_t row, struct row_header *header)
 {
-	struct slot *s = &moe->slots[slot];
-	uint8_t *output = path_place(moe, rank, layout_output(&moe->layout, slot));
-	uint8_t *x = output + moe->layout.output.x, *scales = output + moe->layout.output.scales;
+	bool by_source = moe->config.layout == TERN_BY_SOURCE;
+	uint64_t position = by_source ? s->place[rank]++ : 0;
 
-	if (moe->config.layout == TERN_BY_SOURCE) {
-		uint64_t position = s->place[rank]++;
-
-		for (uint32_t i = 0; i < header->nr_routes; i++)
-			header->routes[i].position = (uint32_t)position;
-		row_store(moe, stream, x, scales, position, source);
-		row_describe(moe, output, position, moe->rank, header, NULL);
-		return;
-	}
 	for (uint32_t i = 0; i < header->nr_routes; i++) {
 		size_t index = (size_t)header->token * moe->config.topk + rows->k[rows->rows[row].first + i];
-		uint64_t position = s->place[s->physical[index]]++;
 
-		header->routes[i].position = (uint32_t)position;
-		row_store(moe, stream, x, scales, position, source);
-		row_describe(moe, output, position, moe->rank, header, &header->routes[i]);
+		header->routes[i].position = (uint32_t)(by_source ? position : s->place[s->physical[index]]++);
 	}
+}
+
+static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows, uint32_t row, uint32_t token, const struct row_source *source)
+{
+	struct slot *s = &moe->slots[slot];
+	uint32_t rank = rows->rows[row].rank;
+	uint8_t *region = path_place(moe, rank, layout_region(&moe->layout, slot, moe->rank));
+	struct row_header *shared = header_at(moe, region, moe->cursor[rank]++);
+	union header_copy copy;
+
+	write_header(moe, s, token, rows, row, &copy.header);
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+		take_places(moe, s, rank, rows, row, &copy.header);
+	if (moe->config.mode == TERN_LOW_LATENCY || !moe->windows[rank])
+		store_in_region(moe, stream, shared, source);
+	else
+		rows_place(moe, stream, path_place(moe, rank, layout_output(&moe->layout, slot)), moe->rank, &copy.header, source);
+	memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
 }
 
 static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *args)
@@ -93,19 +98,8 @@ static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *
 		plan_token(&moe->placement, s->physical + (size_t)t * moe->config.topk, moe->config.topk, &rows);
 		if (rows.nr_rows)
 			source = token_payload(moe, args, t);
-		for (uint32_t i = 0; i < rows.nr_rows; i++) {
-			uint32_t rank = rows.rows[i].rank;
-			uint8_t *region = path_place(moe, rank, layout_region(&moe->layout, slot, moe->rank));
-			struct row_header *shared = header_at(moe, region, moe->cursor[rank]++);
-			union header_copy copy;
-
-			write_header(moe, s, t, &rows, i, &copy.header);
-			if (moe->config.mode == TERN_LOW_LATENCY)
-				store_in_region(moe, stream, shared, &source);
-			else
-				store_in_place(moe, slot, stream, rank, &rows, i, &copy.header, &source);
-			memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
-		}
+		for (uint32_t i = 0; i < rows.nr_rows; i++)
+			send_row(moe, slot, stream, &rows, i, t, &source);
 	}
 	if (stream)
 		stream_fence();
@@ -232,7 +226,8 @@ static int send_counts_first(tern_moe *moe, uint32_t slot)
 	int rc = 0;
 
 	if (s->state == SLOT_IDLE) {
-		rc = send_all_counts(moe, slot);
+		rc = path_begin(moe, slot, counts_word(s->epoch));
+		rc = rc ? rc : send_all_counts(moe, slot);
 		if (rc)
 			return rc;
 		s->state = SLOT_COUNTED;
@@ -268,7 +263,7 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
 
 		p.count = s->rows_to[r];
-		p.bytes = l->counts_bytes + (uint64_t)p.count * l->row_bytes;
+		p.bytes = (moe->config.mode == TERN_LOW_LATENCY ? l->counts_bytes : 0) + (uint64_t)p.count * l->region_stride;
 		rc = path_publish(moe, r, &p);
 	}
 	return rc;

@@ -277,13 +277,11 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
 		if (moe->group->peers[r].path == TERN_PATH_NONE)
 			return fail(TERN_ERR_UNSUPPORTED, "no path from rank %u to rank %u, on nodes %d and %d: %s", moe->rank, r,
 				moe->group->peers[moe->rank].node, moe->group->peers[r].node, moe->group->no_engine);
-	for (uint32_t r = 0; r < moe->nr_ranks && config->mode == TERN_HIGH_THROUGHPUT; r++)
-		if (moe->group->peers[r].path == TERN_PATH_ENGINE)
-			return fail(TERN_ERR_UNSUPPORTED, "rank %u is reached through an engine, over which there is no high-throughput mode yet", r);
 	moe->config.placement = (struct tern_placement){0}; /* the caller's tables are not kept */
 	moe->wait_ms = config->wait_ms;
 	moe->nr_local = moe->placement.nr_local[moe->rank];
-	layout_init(&moe->layout, config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local);
+	layout_init(&moe->layout, config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local,
+		moe->group->engine != NULL);
 	return check_layout(&moe->layout);
 }
 

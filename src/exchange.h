@@ -113,9 +113,9 @@ static inline struct row_header *header_at(const tern_moe *moe, uint8_t *region,
 {
 	const struct layout *l = &moe->layout;
 
-	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
-		return (struct row_header *)(region + (uint64_t)row * l->header_bytes);
-	return (struct row_header *)(region + l->counts_bytes + (uint64_t)row * l->row_bytes);
+	uint64_t head = moe->config.mode == TERN_LOW_LATENCY ? l->counts_bytes : 0;
+
+	return (struct row_header *)(region + head + (uint64_t)row * l->region_stride);
 }
 
 #endif

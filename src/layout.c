@@ -74,7 +74,7 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 
 	if (config->mode == TERN_HIGH_THROUGHPUT) {
 		l->counts_bytes = align_up(((uint64_t)l->nr_physical + l->nr_ranks) * sizeof(uint32_t), CACHE_LINE);
-		l->region_bytes = (uint64_t)l->share_tokens * l->header_bytes;
+		l->region_bytes = (uint64_t)l->share_tokens * l->region_stride;
 		l->counts = take(&end, 2 * l->nr_ranks * l->counts_bytes);
 	} else {
 		l->counts_bytes = align_up(sizeof(struct region_head) + l->max_local * sizeof(uint32_t), CACHE_LINE);
@@ -87,7 +87,7 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 	l->slot_bytes = align_up(end, 4096);
 }
 
-void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_local)
+void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_local, bool staged)
 {
 	uint64_t end = sizeof(struct window_head);
 
@@ -99,6 +99,7 @@ void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_
 	l->topk = config->topk;
 	l->share_tokens = (config->max_tokens + config->replica_ranks - 1) / config->replica_ranks;
 	layout_rows(l, config);
+	l->region_stride = staged || config->mode == TERN_LOW_LATENCY ? l->row_bytes : l->header_bytes;
 	layout_output_init(l, config);
 	layout_slot_init(l, config);
 	l->words = end;

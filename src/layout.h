@@ -42,7 +42,8 @@ struct layout {
 	uint32_t payload_bytes;	    /* of a row's elements */
 	uint32_t scales_bytes;	    /* of a row */
 	uint32_t header_bytes;
-	uint32_t row_bytes;	    /* low latency: from row to row */
+	uint32_t row_bytes;	    /* header, payload and scales */
+	uint32_t region_stride;	    /* from header to header in a region: rows, or in high-throughput mode headers alone */
 	uint32_t combine_row_bytes;
 	uint32_t combine_rows;	    /* that may come home in one round */
 	uint64_t capacity;	    /* row positions: of an expert (PADDED), else of all */
@@ -56,7 +57,8 @@ struct layout {
 };
 
 /* What the sizes depend on, besides the group: config is valid. */
-void layout_init(struct layout *layout, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_local);
+/* staged: some ranks are not mapped, and their rows come through regions in high-throughput mode too. */
+void layout_init(struct layout *layout, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_local, bool staged);
 
 static inline uint64_t align_up(uint64_t value, uint64_t alignment)
 {

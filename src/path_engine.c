@@ -27,6 +27,8 @@
 enum immediate_kind {
 	IMMEDIATE_DISPATCH,
 	IMMEDIATE_COMBINE,
+	IMMEDIATE_COUNTS_EVEN,
+	IMMEDIATE_COUNTS_ODD,
 	IMMEDIATE_PART_ERROR,
 	IMMEDIATE_PART_PEER_LOW,
 	IMMEDIATE_PART_PEER_HIGH,
@@ -47,7 +49,7 @@ struct engine_path {
 		uint32_t id;
 		bool open;
 		uint64_t begun;
-	} *pieces; /* [slots][2] */
+	} *pieces; /* [slots][NR_WORD_KINDS] */
 	/* What ranks have told of their parting: error + 1 | low << 8 | high << 16, and a bit for each of the three. */
 	_Atomic uint32_t *partings; /* [R] */
 };
@@ -56,7 +58,7 @@ struct engine_path {
 
 static struct sent_pieces *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
 {
-	return &path->pieces[slot * 2 + (kind == WORD_COMBINE)];
+	return &path->pieces[slot * NR_WORD_KINDS + kind];
 }
 
 static uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits)
@@ -81,23 +83,29 @@ static uint32_t epoch_after(uint32_t epoch, uint32_t low_bits)
 	return epoch + step;
 }
 
+static const struct {
+	enum word_kind word;
+	enum tern_phase phase;
+} announces[] = {[IMMEDIATE_DISPATCH] = {WORD_DISPATCH, TERN_PHASE_DISPATCH},
+	[IMMEDIATE_COMBINE] = {WORD_COMBINE, TERN_PHASE_COMBINE},
+	[IMMEDIATE_COUNTS_EVEN] = {WORD_COUNTS_EVEN, TERN_PHASE_COUNTS},
+	[IMMEDIATE_COUNTS_ODD] = {WORD_COUNTS_ODD, TERN_PHASE_COUNTS}};
+
 /* A piece is here: its bytes are visible to this thread, and the release in path_deliver hands them on to the one that waits. */
 static void deliver(tern_moe *moe, enum immediate_kind kind, uint32_t source, uint32_t bits)
 {
 	const struct layout *l = &moe->layout;
 	uint32_t slot = bits >> 5, count = WORD_UNCOUNTED;
-	enum word_kind word = kind == IMMEDIATE_DISPATCH ? WORD_DISPATCH : WORD_COMBINE;
-	enum tern_phase phase = kind == IMMEDIATE_DISPATCH ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
 	struct arrival *arrival;
 
 	if (slot >= l->nr_slots)
 		return;
-	arrival = (struct arrival *)own(moe, layout_word(l, slot, word, source));
-	if (kind == IMMEDIATE_DISPATCH)
+	arrival = (struct arrival *)own(moe, layout_word(l, slot, announces[kind].word, source));
+	if (kind == IMMEDIATE_DISPATCH && moe->config.mode == TERN_LOW_LATENCY)
 		count = ((const struct region_head *)own(moe, layout_region(l, slot, source)))->nr_rows;
 	else if (bits & 1u << EPOCH_BITS)
 		count = WORD_RELEASED;
-	path_deliver(arrival, (struct doorbell *)own(moe, layout_doorbell(l, slot, phase)),
+	path_deliver(arrival, (struct doorbell *)own(moe, layout_doorbell(l, slot, announces[kind].phase)),
 		word_make(epoch_after(word_epoch(arrival_observe(arrival)), bits), count));
 }
 
@@ -122,7 +130,7 @@ static int open_pieces(tern_moe *moe)
 	struct engine_path *path = moe->engine;
 	int rc = 0;
 
-	for (uint32_t i = 0; i < moe->config.nr_slots * 2 && !rc; i++) {
+	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS && !rc; i++) {
 		rc = engine_counter_open(path->engine, &path->pieces[i].counter, &path->pieces[i].id);
 		path->pieces[i].open = !rc;
 	}
@@ -159,10 +167,10 @@ static int open_local(tern_moe *moe)
 	path->prefix = (uint8_t)moe->group->round; /* the same on all ranks */
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
 	path->partings = calloc(moe->nr_ranks, sizeof(*path->partings));
-	path->pieces = aligned_alloc(CACHE_LINE, moe->config.nr_slots * 2 * sizeof(*path->pieces));
+	path->pieces = aligned_alloc(CACHE_LINE, moe->config.nr_slots * NR_WORD_KINDS * sizeof(*path->pieces));
 	if (!path->windows || !path->partings || !path->pieces)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
-	memset(path->pieces, 0, moe->config.nr_slots * 2 * sizeof(*path->pieces));
+	memset(path->pieces, 0, moe->config.nr_slots * NR_WORD_KINDS * sizeof(*path->pieces));
 	if (moe->nr_ranks > MOST_RANKS)
 		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks, MOST_RANKS);
 	rc = open_memory(moe);
@@ -200,7 +208,7 @@ static void drain(const tern_moe *moe)
 {
 	uint64_t deadline = clock_ns() + (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
 
-	for (uint32_t i = 0; i < moe->config.nr_slots * 2; i++) {
+	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS; i++) {
 		struct sent_pieces *pieces = &moe->engine->pieces[i];
 
 		while (pieces->open && engine_counter_ended(&pieces->counter) != pieces->begun && clock_ns() < deadline)
@@ -252,6 +260,15 @@ int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 	return 0;
 }
 
+static enum immediate_kind immediate_of(enum word_kind word)
+{
+	uint32_t kind = IMMEDIATE_DISPATCH;
+
+	while (announces[kind].word != word)
+		kind++;
+	return (enum immediate_kind)kind;
+}
+
 int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 {
 	struct engine_path *path = moe->engine;
@@ -259,7 +276,7 @@ int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *
 	uint32_t bits = p->slot << 5 | (p->count == WORD_RELEASED) << EPOCH_BITS | (moe->slots[p->slot].epoch & ((1u << EPOCH_BITS) - 1));
 	struct engine_write write = {.peer = rank,
 		.flags = TERN_IMMEDIATE,
-		.immediate = immediate_make(moe, p->kind == WORD_DISPATCH ? IMMEDIATE_DISPATCH : IMMEDIATE_COMBINE, bits),
+		.immediate = immediate_make(moe, immediate_of(p->kind), bits),
 		.counter = pieces->id,
 		.local = path->staging_region,
 		.remote = path->windows[rank],

@@ -20,6 +20,14 @@ bool header_take(const tern_moe *moe, const struct row_header *shared, union hea
 	return true;
 }
 
+bool positions_fit(const struct slot *s, const struct row_header *header)
+{
+	for (uint32_t i = 0; i < header->nr_routes; i++)
+		if (header->routes[i].position >= s->extent)
+			return false;
+	return true;
+}
+
 void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
 {
 	const struct layout *l = &moe->layout;
@@ -50,5 +58,16 @@ void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint3
 	for (uint32_t i = 0; i < header->nr_routes; i++) {
 		ids[header->routes[i].k] = header->routes[i].expert;
 		weights[header->routes[i].k] = header->routes[i].weight;
+	}
+}
+
+void rows_place(const tern_moe *moe, bool stream, uint8_t *output, uint32_t source, const struct row_header *header, const struct row_source *row)
+{
+	uint8_t *x = output + moe->layout.output.x, *scales = output + moe->layout.output.scales;
+	uint32_t places = moe->config.layout == TERN_BY_SOURCE ? 1 : header->nr_routes;
+
+	for (uint32_t i = 0; i < places; i++) {
+		row_store(moe, stream, x, scales, header->routes[i].position, row);
+		row_describe(moe, output, header->routes[i].position, source, header, &header->routes[i]);
 	}
 }

@@ -350,7 +350,7 @@ static void add_slot(struct areas *areas, const struct layout *l, const struct t
 		for (uint32_t epoch = 0; epoch < 2 && asks; epoch++)
 			add_area(areas, layout_counts(l, slot, epoch, r), (l->nr_physical + l->nr_ranks) * 4ull, 4, "counts");
 		add_area(areas, layout_region(l, slot, r),
-			asks ? (uint64_t)l->share_tokens * l->header_bytes : l->counts_bytes + (uint64_t)l->share_tokens * l->row_bytes, 16, "region");
+			asks ? (uint64_t)l->share_tokens * l->region_stride : l->counts_bytes + (uint64_t)l->share_tokens * l->row_bytes, 16, "region");
 	}
 	for (uint32_t phase = 0; phase < NR_PHASES; phase++)
 		add_area(areas, layout_doorbell(l, slot, (enum tern_phase)phase), sizeof(struct doorbell), CACHE_LINE, "doorbell");
@@ -415,8 +415,8 @@ static void layouts(void **state)
 
 		draw_config(&random, &c);
 		c.replica_ranks = random_below(&random, 2) ? 1 : nr_ranks;
-		layout_init(&l, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks);
-		layout_init(&same, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks);
+		layout_init(&l, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, nr_ranks % 2);
+		layout_init(&same, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, nr_ranks % 2);
 		assert_memory_equal(&l, &same, sizeof(l));
 		areas->nr = 0;
 		add_area(areas, 0, sizeof(struct window_head), CACHE_LINE, "head");
