@@ -34,12 +34,25 @@ int rank_fails(struct rank *rank, const char *format, ...)
 	return -1;
 }
 
+/* TERN_TEST_NODES: the ranks in blocks on so many virtual nodes, with the engine between them. */
+static const char *node_name(const struct rank *rank, char *text, size_t bytes)
+{
+	const char *nodes = getenv("TERN_TEST_NODES");
+
+	if (!nodes)
+		return NULL;
+	snprintf(text, bytes, "%d", rank->rank * atoi(nodes) / rank->nr_ranks);
+	return text;
+}
+
 static void *rank_thread(void *arg)
 {
 	struct start *start = arg;
 	struct tern_group_config config;
+	char node[16];
 
 	tern_group_config_init(&config);
+	config.node = node_name(&start->rank, node, sizeof(node));
 	if (tern_threads_boot(start->threads, start->rank.rank, &config.boot) || tern_group_create(&config, &start->rank.group)) {
 		rank_fails(&start->rank, "joining: %s", tern_last_error());
 		return NULL;
