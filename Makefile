@@ -23,7 +23,7 @@ LDLIBS   += -lpthread -ldl -lm
 
 # PMIx is found at build time and loaded at run time, so the library does not depend on it.
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c)) \
+LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/engine/*.c src/transport/*.c src/kernels/cpu/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
 AGAINST_SRC := $(wildcard bench/against_*.c)
