@@ -27,6 +27,7 @@ struct sim_link {
 /* The NIC and the proxy that feeds it. All zero: they cost nothing. */
 struct sim_nic {
 	uint64_t post_ns;	   /* the proxy's time for each write or send, during which it polls nothing */
+	uint64_t inline_post_ns;   /* the same for an inline write; 0: post_ns */
 	uint64_t poll_ns;	   /* and for each event that it takes */
 	uint64_t request_ns;	   /* the NIC's least time between two writes: its message rate */
 	uint64_t completion_ns;	   /* from the acknowledgement's arrival until EVENT_WRITTEN can be polled */
@@ -100,9 +101,9 @@ bool sim_next(const struct sim_network *network, uint64_t *ns); /* when the next
  * A driver of many ranks steps these after each event, instead of all. */
 bool sim_take_ready(struct sim_network *network, uint32_t *rank);
 
-/* ---- the proxy's time ---- */
-void sim_spend(struct transport *transport, uint64_t ns); /* the proxy does something else for so long */
-uint64_t sim_proxy_free(const struct transport *transport); /* when it has done all that it was given */
+/* ---- the proxy's time: of all transports of a rank ---- */
+void sim_spend(struct sim_network *network, uint32_t rank, uint64_t ns); /* it does something else for so long */
+uint64_t sim_proxy_free(const struct sim_network *network, uint32_t rank); /* when it has done all that it was given; not before now */
 
 /* ---- links and faults ---- */
 int sim_link_set(struct sim_network *network, uint32_t from, uint32_t to, const struct sim_link *link); /* one way, from now on */

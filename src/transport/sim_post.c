@@ -102,6 +102,11 @@ static uint64_t spend(struct endpoint *endpoint, uint64_t ns)
 	return endpoint->proxy_ns += ns;
 }
 
+static uint64_t post_ns(const struct sim_nic *nic, uint32_t flags)
+{
+	return (flags & WRITE_INLINE) && nic->inline_post_ns ? nic->inline_post_ns : nic->post_ns;
+}
+
 static struct flight *make_flight(struct endpoint *endpoint, const struct transport_write *write)
 {
 	struct sim_network *network = endpoint->network;
@@ -161,7 +166,7 @@ int sim_write(struct transport *transport, const struct transport_write *write)
 	count_flight(endpoint, flight);
 	if (network->settings.poison)
 		wire_poison(flight);
-	happen(network, spend(endpoint, network->settings.nic.post_ns), HAPPEN_ENTER, flight, flight->serial, 0);
+	happen(network, spend(endpoint, post_ns(&network->settings.nic, write->flags)), HAPPEN_ENTER, flight, flight->serial, 0);
 	return 0;
 }
 
@@ -257,14 +262,22 @@ int sim_poll(struct transport *transport, struct transport_event *events, int ma
 	return nr;
 }
 
-void sim_spend(struct transport *transport, uint64_t ns)
+void sim_spend(struct sim_network *network, uint32_t rank, uint64_t ns)
 {
-	spend(endpoint_of(transport), ns);
+	uint32_t i;
+
+	for (i = 0; i < network->nr_endpoints; i++)
+		if (network->endpoints[i] && network->endpoints[i]->rank == rank)
+			spend(network->endpoints[i], ns);
 }
 
-uint64_t sim_proxy_free(const struct transport *transport)
+uint64_t sim_proxy_free(const struct sim_network *network, uint32_t rank)
 {
-	const struct endpoint *endpoint = (const struct endpoint *)transport;
+	uint64_t latest = network->now;
+	uint32_t i;
 
-	return endpoint->proxy_ns > endpoint->network->now ? endpoint->proxy_ns : endpoint->network->now;
+	for (i = 0; i < network->nr_endpoints; i++)
+		if (network->endpoints[i] && network->endpoints[i]->rank == rank && network->endpoints[i]->proxy_ns > latest)
+			latest = network->endpoints[i]->proxy_ns;
+	return latest;
 }

@@ -264,8 +264,8 @@ static void test_proxy(void **state)
 		write = make_write(world, 0, 1, i, 0);
 		assert_int_equal(post(world, 0, &write), 0);
 	}
-	assert_int_equal(sim_proxy_free(world->ranks[0].transport), 20000);
-	sim_spend(world->ranks[0].transport, 500);
+	assert_int_equal(sim_proxy_free(world->network, 0), 20000);
+	sim_spend(world->network, 0, 500);
 	run(world);
 	assert_int_equal(world->ranks[1].immediate_ns, 20000 + 2000);
 	assert_int_equal(world->ranks[1].nr_immediates, 20);
