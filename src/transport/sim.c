@@ -14,12 +14,12 @@ struct sim_address {
 
 static const char magic[8] = "ternsim";
 
-uint64_t endpoint_id(const struct endpoint *endpoint)
+uint64_t sim_endpoint_id(const struct endpoint *endpoint)
 {
 	return (uint64_t)endpoint->incarnation << 32 | endpoint->number;
 }
 
-struct endpoint *endpoint_find(const struct sim_network *network, uint64_t id)
+struct endpoint *sim_endpoint_find(const struct sim_network *network, uint64_t id)
 {
 	uint32_t number = (uint32_t)id;
 	struct endpoint *endpoint = number < network->nr_endpoints ? network->endpoints[number] : NULL;
@@ -131,21 +131,21 @@ static int sim_open(const struct transport_options *options, struct transport **
 	return 0;
 }
 
-void message_give(struct sim_network *network, struct message *message)
+void sim_message_give(struct sim_network *network, struct message *message)
 {
 	if (message->pooled)
-		pool_give(&network->messages, message);
+		sim_pool_give(&network->messages, message);
 	else
 		free(message);
 }
 
-void give_lent(struct endpoint *endpoint)
+void sim_give_lent(struct endpoint *endpoint)
 {
 	struct message *message;
 
 	while ((message = endpoint->lent)) {
 		endpoint->lent = message->next;
-		message_give(endpoint->network, message);
+		sim_message_give(endpoint->network, message);
 	}
 }
 
@@ -156,8 +156,8 @@ static void drop_notes(struct endpoint *endpoint)
 	while ((note = endpoint->notes)) {
 		endpoint->notes = note->next;
 		if (note->message)
-			message_give(endpoint->network, note->message);
-		pool_give(&endpoint->network->notes, note);
+			sim_message_give(endpoint->network, note->message);
+		sim_pool_give(&endpoint->network->notes, note);
 	}
 }
 
@@ -181,10 +181,10 @@ static void sim_close(struct transport *transport)
 {
 	struct endpoint *endpoint = endpoint_of(transport);
 
-	wire_abandon(endpoint, false);
+	sim_wire_abandon(endpoint, false);
 	if (!endpoint->dead)
-		tell_of_end(endpoint);
-	give_lent(endpoint);
+		sim_tell_end(endpoint);
+	sim_give_lent(endpoint);
 	drop_notes(endpoint);
 	unready(endpoint);
 	endpoint->network->endpoints[endpoint->number] = NULL;
@@ -195,7 +195,7 @@ static void sim_close(struct transport *transport)
 
 static int sim_address(struct transport *transport, void *address, uint32_t *bytes)
 {
-	struct sim_address mine = {.id = endpoint_id(endpoint_of(transport))};
+	struct sim_address mine = {.id = sim_endpoint_id(endpoint_of(transport))};
 
 	if (*bytes < sizeof(mine))
 		return fail(TERN_ERR_INVALID, "sim: an address needs %zu bytes, not %u", sizeof(mine), *bytes);
@@ -234,7 +234,7 @@ static int sim_connect(struct transport *transport, uint32_t number, const void 
 	if (endpoint->peers[number].target)
 		return fail(TERN_ERR_STATE, "sim: peer %u is connected already", number);
 	memcpy(&its, address, sizeof(its));
-	target = endpoint_find(network, its.id);
+	target = sim_endpoint_find(network, its.id);
 	if (!target)
 		return fail(TERN_ERR_PEER_DEAD, "sim: peer %u is gone", number);
 	if (remember_peer(endpoint, target->number, number))
@@ -250,7 +250,7 @@ static int sim_disconnect(struct transport *transport, uint32_t number)
 
 	if (number >= endpoint->nr_peers || !endpoint->peers[number].target)
 		return fail(TERN_ERR_STATE, "sim: peer %u is not connected", number);
-	wire_drop(endpoint, number);
+	sim_wire_drop(endpoint, number);
 	endpoint->peer_of[(uint32_t)endpoint->peers[number].target] = NO_PEER;
 	memset(&endpoint->peers[number], 0, sizeof(struct peer));
 	return 0;

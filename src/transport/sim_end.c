@@ -4,10 +4,10 @@
 
 /* ---- telling the engine -------------------------------------------------------------------------------------- */
 
-struct note *note_add(struct endpoint *endpoint, enum transport_event_kind kind, uint32_t peer)
+struct note *sim_note_add(struct endpoint *endpoint, enum transport_event_kind kind, uint32_t peer)
 {
 	struct sim_network *network = endpoint->network;
-	struct note *note = pool_take(&network->notes);
+	struct note *note = sim_pool_take(&network->notes);
 
 	if (!note) {
 		network->failed = TERN_ERR_NOMEM;
@@ -21,20 +21,20 @@ struct note *note_add(struct endpoint *endpoint, enum transport_event_kind kind,
 		endpoint->notes = note;
 	endpoint->last_note = note;
 	if (endpoint->proxy_ns > network->now)
-		endpoint_wake(endpoint, endpoint->proxy_ns);
+		sim_endpoint_wake(endpoint, endpoint->proxy_ns);
 	else
-		endpoint_ready(endpoint);
+		sim_endpoint_ready(endpoint);
 	return note;
 }
 
-void note_failed(struct endpoint *endpoint, const struct flight *flight, int error, const char *text)
+void sim_note_failed(struct endpoint *endpoint, const struct flight *flight, int error, const char *text)
 {
 	struct note *note;
 
 	endpoint->network->stats.failures++;
 	if (!(flight->flags & WRITE_SIGNALLED))
 		return;
-	note = note_add(endpoint, EVENT_FAILED, flight->peer);
+	note = sim_note_add(endpoint, EVENT_FAILED, flight->peer);
 	if (!note)
 		return;
 	note->event.cookie = flight->cookie;
@@ -42,16 +42,16 @@ void note_failed(struct endpoint *endpoint, const struct flight *flight, int err
 	note->event.text = text;
 }
 
-void note_written(struct endpoint *endpoint, const struct flight *flight)
+void sim_note_written(struct endpoint *endpoint, const struct flight *flight)
 {
-	struct note *note = note_add(endpoint, EVENT_WRITTEN, flight->peer);
+	struct note *note = sim_note_add(endpoint, EVENT_WRITTEN, flight->peer);
 
 	if (note)
 		note->event.cookie = flight->cookie;
 }
 
 /* Its peer number for whoever sent something. Who is not connected from here yet goes by its own number. */
-uint32_t peer_number(const struct endpoint *endpoint, uint64_t from_id, uint32_t from_rank)
+uint32_t sim_peer_number(const struct endpoint *endpoint, uint64_t from_id, uint32_t from_rank)
 {
 	uint32_t number = (uint32_t)from_id, peer = number < endpoint->nr_peer_of ? endpoint->peer_of[number] : NO_PEER;
 
@@ -60,29 +60,29 @@ uint32_t peer_number(const struct endpoint *endpoint, uint64_t from_id, uint32_t
 	return from_rank < endpoint->nr_peers && !endpoint->peers[from_rank].target ? from_rank : NO_PEER;
 }
 
-bool is_down(const struct endpoint *endpoint, uint32_t peer)
+bool sim_is_down(const struct endpoint *endpoint, uint32_t peer)
 {
 	return peer != NO_PEER && endpoint->peers[peer].down;
 }
 
 /* ---- the end of a write -------------------------------------------------------------------------------------- */
 
-bool flight_has_landed(const struct flight *flight)
+bool sim_flight_has_landed(const struct flight *flight)
 {
 	return flight->nr_pieces && flight->landed == UINT64_MAX >> (MAX_PIECES - flight->nr_pieces);
 }
 
-struct queue_pair *queue_pair_of(const struct flight *flight)
+struct queue_pair *sim_queue_pair_of(const struct flight *flight)
 {
 	struct endpoint *endpoint = flight->source;
 
 	return &endpoint->queue_pairs[flight->peer % endpoint->nr_queue_pairs];
 }
 
-void flight_release(struct sim_network *network, struct flight *flight)
+void sim_flight_release(struct sim_network *network, struct flight *flight)
 {
 	flight->serial = 0;
-	pool_give(&network->flights, flight);
+	sim_pool_give(&network->flights, flight);
 }
 
 static void unlink_arrival(struct endpoint *target, struct flight *flight)
@@ -116,17 +116,17 @@ static void unlink_entered(struct queue_pair *qp, struct flight *flight)
 }
 
 /* The source is done with it. Only an immediate may still be due, which needs none of the source's memory. */
-void flight_finish(struct flight *flight)
+void sim_flight_finish(struct flight *flight)
 {
 	struct endpoint *source = flight->source, *target = NULL;
 	struct sim_network *network = source->network;
 
 	if (flight->injected)
-		queue_pair_of(flight)->nr_outstanding--;
+		sim_queue_pair_of(flight)->nr_outstanding--;
 	else
-		unlink_entered(queue_pair_of(flight), flight);
+		unlink_entered(sim_queue_pair_of(flight), flight);
 	if (flight->arriving)
-		target = endpoint_find(network, flight->target);
+		target = sim_endpoint_find(network, flight->target);
 	if (target)
 		unlink_arrival(target, flight);
 	*(flight->older ? &flight->older->newer : &source->oldest) = flight->newer;
@@ -134,11 +134,11 @@ void flight_finish(struct flight *flight)
 	source->nr_in_flight--;
 	network->nr_in_flight--;
 	flight->source = NULL;
-	if (flight->reported || !flight_has_landed(flight))
-		flight_release(network, flight);
+	if (flight->reported || !sim_flight_has_landed(flight))
+		sim_flight_release(network, flight);
 }
 
-void wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, const char *text)
+void sim_wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, const char *text)
 {
 	struct flight *flight, *newer;
 	struct note *note;
@@ -150,15 +150,15 @@ void wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, const c
 		newer = flight->newer;
 		if (flight->peer != peer)
 			continue;
-		note_failed(endpoint, flight, error, text);
-		flight_finish(flight);
+		sim_note_failed(endpoint, flight, error, text);
+		sim_flight_finish(flight);
 	}
-	note = note_add(endpoint, EVENT_PEER_DOWN, peer);
+	note = sim_note_add(endpoint, EVENT_PEER_DOWN, peer);
 	if (note) {
 		note->event.error = error;
 		note->event.text = text;
 	}
-	queue_pair_kick(endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
+	sim_queue_pair_kick(endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
 }
 
 /* ---- without a word ------------------------------------------------------------------------------------------ */
@@ -167,35 +167,35 @@ void wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, const c
 static void tear(struct flight *flight)
 {
 	struct sim_network *network = flight->source->network;
-	struct endpoint *target = endpoint_find(network, flight->target);
+	struct endpoint *target = sim_endpoint_find(network, flight->target);
 	uint32_t i;
 
 	for (i = 0; target && i < flight->nr_pieces; i++)
-		if (!(flight->landed >> i & 1) && draw(network, 500))
-			flight_copy_piece(target, flight, i);
+		if (!(flight->landed >> i & 1) && sim_chance(network, 500))
+			sim_flight_copy_piece(target, flight, i);
 	flight->reported = true; /* or rather: it never will be */
 }
 
-void wire_drop(struct endpoint *endpoint, uint32_t peer)
+void sim_wire_drop(struct endpoint *endpoint, uint32_t peer)
 {
 	struct flight *flight, *newer;
 
 	for (flight = endpoint->oldest; flight; flight = newer) {
 		newer = flight->newer;
 		if (flight->peer == peer)
-			flight_finish(flight);
+			sim_flight_finish(flight);
 	}
-	queue_pair_kick(endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
+	sim_queue_pair_kick(endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
 }
 
-void wire_abandon(struct endpoint *endpoint, bool torn)
+void sim_wire_abandon(struct endpoint *endpoint, bool torn)
 {
 	struct flight *flight;
 
 	while ((flight = endpoint->oldest)) {
-		if (torn && !flight_has_landed(flight))
+		if (torn && !sim_flight_has_landed(flight))
 			tear(flight);
-		flight_finish(flight);
+		sim_flight_finish(flight);
 	}
 	while ((flight = endpoint->arrivals)) {
 		endpoint->arrivals = flight->next;

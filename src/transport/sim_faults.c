@@ -62,27 +62,27 @@ void sim_mend(struct sim_network *network, uint32_t from, uint32_t to)
 		fault->cut = false;
 }
 
-bool is_cut(const struct sim_network *network, uint32_t from, uint32_t to)
+bool sim_is_cut(const struct sim_network *network, uint32_t from, uint32_t to)
 {
 	const struct pair_fault *fault = fault_find(network, from, to);
 
 	return fault && fault->cut;
 }
 
-bool same_node(const struct sim_network *network, uint32_t a, uint32_t b)
+bool sim_same_node(const struct sim_network *network, uint32_t a, uint32_t b)
 {
 	uint32_t nr = network->settings.ranks_per_node;
 
 	return a == b || (nr && a / nr == b / nr);
 }
 
-const struct sim_link *link_between(const struct sim_network *network, uint32_t from, uint32_t to)
+const struct sim_link *sim_link_between(const struct sim_network *network, uint32_t from, uint32_t to)
 {
 	const struct pair_fault *fault = fault_find(network, from, to);
 
 	if (fault && fault->has_link)
 		return &fault->link;
-	return same_node(network, from, to) ? &network->settings.near : &network->settings.far;
+	return sim_same_node(network, from, to) ? &network->settings.near : &network->settings.far;
 }
 
 void sim_stall(struct sim_network *network, uint32_t rank, uint64_t ns)
@@ -110,11 +110,11 @@ static void tell(struct endpoint *other, uint64_t id)
 
 	for (peer = 0; peer < other->nr_peers; peer++)
 		if (other->peers[peer].target == id && !other->peers[peer].down)
-			happen(network, network->now + network->settings.detect_ns + late(network, network->settings.far.jitter_ns),
-				HAPPEN_DOWN, NULL, endpoint_id(other), peer);
+			sim_foresee(network, network->now + network->settings.detect_ns + sim_delay(network, network->settings.far.jitter_ns),
+				HAPPEN_DOWN, NULL, sim_endpoint_id(other), peer);
 }
 
-void tell_of_end(struct endpoint *endpoint)
+void sim_tell_end(struct endpoint *endpoint)
 {
 	struct sim_network *network = endpoint->network;
 	uint32_t i;
@@ -123,11 +123,11 @@ void tell_of_end(struct endpoint *endpoint)
 		struct endpoint *other = network->endpoints[i];
 
 		if (other && other != endpoint && !other->dead)
-			tell(other, endpoint_id(endpoint));
+			tell(other, sim_endpoint_id(endpoint));
 	}
 }
 
-void kill_rank(struct sim_network *network, uint32_t rank)
+void sim_kill_now(struct sim_network *network, uint32_t rank)
 {
 	uint32_t i;
 
@@ -136,26 +136,26 @@ void kill_rank(struct sim_network *network, uint32_t rank)
 
 		if (!endpoint || endpoint->rank != rank || endpoint->dead)
 			continue;
-		wire_abandon(endpoint, true);
-		tell_of_end(endpoint);
+		sim_wire_abandon(endpoint, true);
+		sim_tell_end(endpoint);
 		endpoint->dead = true;
 	}
 }
 
 void sim_kill(struct sim_network *network, uint32_t rank)
 {
-	kill_rank(network, rank);
+	sim_kill_now(network, rank);
 }
 
 void sim_kill_at(struct sim_network *network, uint32_t rank, uint64_t ns)
 {
-	happen(network, ns, HAPPEN_KILL, NULL, 0, rank);
+	sim_foresee(network, ns, HAPPEN_KILL, NULL, 0, rank);
 }
 
 uint32_t sim_kill_random(struct sim_network *network, uint32_t nr_ranks, uint64_t from_ns, uint64_t to_ns)
 {
 	uint32_t rank = (uint32_t)sim_random(network, nr_ranks);
 
-	sim_kill_at(network, rank, from_ns + late(network, to_ns > from_ns ? to_ns - from_ns : 0));
+	sim_kill_at(network, rank, from_ns + sim_delay(network, to_ns > from_ns ? to_ns - from_ns : 0));
 	return rank;
 }

@@ -51,8 +51,8 @@ struct pool {
 	uint64_t total_bytes;
 };
 
-void *pool_take(struct pool *pool); /* zeroed; NULL: no memory */
-void pool_give(struct pool *pool, void *object);
+void *sim_pool_take(struct pool *pool); /* zeroed; NULL: no memory */
+void sim_pool_give(struct pool *pool, void *object);
 
 /* ---- writes, messages, events for the engine ---- */
 
@@ -165,40 +165,40 @@ struct sim_network {
 };
 
 /* sim_network.c */
-bool happen(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject, uint64_t serial, uint32_t detail);
-bool draw(struct sim_network *network, uint32_t per_mille);
-uint64_t late(struct sim_network *network, uint64_t most_ns); /* 0 to most_ns */
-void endpoint_ready(struct endpoint *endpoint);
-void endpoint_wake(struct endpoint *endpoint, uint64_t at);
+bool sim_foresee(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject, uint64_t serial, uint32_t detail);
+bool sim_chance(struct sim_network *network, uint32_t per_mille);
+uint64_t sim_delay(struct sim_network *network, uint64_t most_ns); /* 0 to most_ns */
+void sim_endpoint_ready(struct endpoint *endpoint);
+void sim_endpoint_wake(struct endpoint *endpoint, uint64_t at);
 
 /* sim_faults.c */
-bool is_cut(const struct sim_network *network, uint32_t from, uint32_t to);
-const struct sim_link *link_between(const struct sim_network *network, uint32_t from, uint32_t to);
-bool same_node(const struct sim_network *network, uint32_t a, uint32_t b);
-void kill_rank(struct sim_network *network, uint32_t rank);
-void tell_of_end(struct endpoint *endpoint); /* all who are connected to it */
+bool sim_is_cut(const struct sim_network *network, uint32_t from, uint32_t to);
+const struct sim_link *sim_link_between(const struct sim_network *network, uint32_t from, uint32_t to);
+bool sim_same_node(const struct sim_network *network, uint32_t a, uint32_t b);
+void sim_kill_now(struct sim_network *network, uint32_t rank);
+void sim_tell_end(struct endpoint *endpoint); /* all who are connected to it */
 
 /* sim_wire.c */
-void wire_happen(struct sim_network *network, const struct happening *what); /* HAPPEN_ENTER and after */
-void wire_poison(struct flight *flight);
-void wire_message(struct sim_network *network, struct message *message);
-void wire_progress(struct endpoint *endpoint); /* what waited for a poll */
-void queue_pair_kick(struct sim_network *network, struct queue_pair *qp);
-void flight_copy_piece(struct endpoint *target, struct flight *flight, uint32_t piece);
+void sim_wire_happen(struct sim_network *network, const struct happening *what); /* HAPPEN_ENTER and after */
+void sim_wire_poison(struct flight *flight);
+void sim_wire_message(struct sim_network *network, struct message *message);
+void sim_wire_progress(struct endpoint *endpoint); /* what waited for a poll */
+void sim_queue_pair_kick(struct sim_network *network, struct queue_pair *qp);
+void sim_flight_copy_piece(struct endpoint *target, struct flight *flight, uint32_t piece);
 
 /* sim_end.c */
-struct note *note_add(struct endpoint *endpoint, enum transport_event_kind kind, uint32_t peer);
-void note_written(struct endpoint *endpoint, const struct flight *flight);
-void note_failed(struct endpoint *endpoint, const struct flight *flight, int error, const char *text);
-uint32_t peer_number(const struct endpoint *endpoint, uint64_t from_id, uint32_t from_rank);
-bool is_down(const struct endpoint *endpoint, uint32_t peer);
-bool flight_has_landed(const struct flight *flight);
-struct queue_pair *queue_pair_of(const struct flight *flight);
-void flight_release(struct sim_network *network, struct flight *flight);
-void flight_finish(struct flight *flight);
-void wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, const char *text);
-void wire_drop(struct endpoint *endpoint, uint32_t peer); /* the writes to this peer, without a word */
-void wire_abandon(struct endpoint *endpoint, bool torn);	  /* all of them; torn: pieces that are on the wire may still land */
+struct note *sim_note_add(struct endpoint *endpoint, enum transport_event_kind kind, uint32_t peer);
+void sim_note_written(struct endpoint *endpoint, const struct flight *flight);
+void sim_note_failed(struct endpoint *endpoint, const struct flight *flight, int error, const char *text);
+uint32_t sim_peer_number(const struct endpoint *endpoint, uint64_t from_id, uint32_t from_rank);
+bool sim_is_down(const struct endpoint *endpoint, uint32_t peer);
+bool sim_flight_has_landed(const struct flight *flight);
+struct queue_pair *sim_queue_pair_of(const struct flight *flight);
+void sim_flight_release(struct sim_network *network, struct flight *flight);
+void sim_flight_finish(struct flight *flight);
+void sim_wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, const char *text);
+void sim_wire_drop(struct endpoint *endpoint, uint32_t peer); /* the writes to this peer, without a word */
+void sim_wire_abandon(struct endpoint *endpoint, bool torn);	  /* all of them; torn: pieces that are on the wire may still land */
 
 /* sim_post.c */
 int sim_write(struct transport *transport, const struct transport_write *write);
@@ -211,9 +211,9 @@ static inline struct endpoint *endpoint_of(struct transport *transport)
 	return (struct endpoint *)transport;
 }
 
-uint64_t endpoint_id(const struct endpoint *endpoint);
-struct endpoint *endpoint_find(const struct sim_network *network, uint64_t id); /* NULL: closed or dead */
-void message_give(struct sim_network *network, struct message *message);
-void give_lent(struct endpoint *endpoint); /* the messages that the last poll returned */
+uint64_t sim_endpoint_id(const struct endpoint *endpoint);
+struct endpoint *sim_endpoint_find(const struct sim_network *network, uint64_t id); /* NULL: closed or dead */
+void sim_message_give(struct sim_network *network, struct message *message);
+void sim_give_lent(struct endpoint *endpoint); /* the messages that the last poll returned */
 
 #endif

@@ -22,11 +22,11 @@ static bool pool_grow(struct pool *pool)
 	pool->blocks = block;
 	pool->total_bytes += sizeof(*block) + POOL_BLOCK * pool->bytes;
 	for (i = 0; i < POOL_BLOCK; i++)
-		pool_give(pool, object + i * pool->bytes);
+		sim_pool_give(pool, object + i * pool->bytes);
 	return true;
 }
 
-void *pool_take(struct pool *pool)
+void *sim_pool_take(struct pool *pool)
 {
 	void *object;
 
@@ -38,7 +38,7 @@ void *pool_take(struct pool *pool)
 	return object;
 }
 
-void pool_give(struct pool *pool, void *object)
+void sim_pool_give(struct pool *pool, void *object)
 {
 	memcpy(object, &pool->free, sizeof(void *));
 	pool->free = object;
@@ -70,12 +70,12 @@ uint64_t sim_random(struct sim_network *network, uint64_t below)
 	return below < 2 ? 0 : (uint64_t)((unsigned __int128)next_random(network) * below >> 64);
 }
 
-bool draw(struct sim_network *network, uint32_t per_mille)
+bool sim_chance(struct sim_network *network, uint32_t per_mille)
 {
 	return per_mille && sim_random(network, 1000) < per_mille;
 }
 
-uint64_t late(struct sim_network *network, uint64_t most_ns)
+uint64_t sim_delay(struct sim_network *network, uint64_t most_ns)
 {
 	return most_ns ? sim_random(network, most_ns + 1) : 0;
 }
@@ -104,7 +104,7 @@ static bool heap_room(struct sim_network *network)
 	return true;
 }
 
-bool happen(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject, uint64_t serial, uint32_t detail)
+bool sim_foresee(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject, uint64_t serial, uint32_t detail)
 {
 	struct happening new = {.at = at < network->now ? network->now : at, .order = network->order++, .subject = subject,
 		.serial = serial, .kind = kind, .detail = detail};
@@ -141,7 +141,7 @@ static struct happening heap_take(struct sim_network *network)
 
 /* ---- who has something to do --------------------------------------------------------------------------------- */
 
-void endpoint_ready(struct endpoint *endpoint)
+void sim_endpoint_ready(struct endpoint *endpoint)
 {
 	struct sim_network *network = endpoint->network;
 
@@ -170,25 +170,25 @@ bool sim_take_ready(struct sim_network *network, uint32_t *rank)
 	return true;
 }
 
-void endpoint_wake(struct endpoint *endpoint, uint64_t at)
+void sim_endpoint_wake(struct endpoint *endpoint, uint64_t at)
 {
 	if (endpoint->wake_ns && endpoint->wake_ns <= at)
 		return;
 	endpoint->wake_ns = at;
-	happen(endpoint->network, at, HAPPEN_WAKE, NULL, endpoint_id(endpoint), 0);
+	sim_foresee(endpoint->network, at, HAPPEN_WAKE, NULL, sim_endpoint_id(endpoint), 0);
 }
 
 static void wake(struct sim_network *network, uint64_t id)
 {
-	struct endpoint *endpoint = endpoint_find(network, id);
+	struct endpoint *endpoint = sim_endpoint_find(network, id);
 
 	if (!endpoint)
 		return;
 	if (endpoint->wake_ns <= network->now)
 		endpoint->wake_ns = 0;
 	if (endpoint->notes && endpoint->proxy_ns > network->now)
-		endpoint_wake(endpoint, endpoint->proxy_ns);
-	endpoint_ready(endpoint);
+		sim_endpoint_wake(endpoint, endpoint->proxy_ns);
+	sim_endpoint_ready(endpoint);
 }
 
 /* ---- time ---------------------------------------------------------------------------------------------------- */
@@ -206,10 +206,10 @@ static void trace(struct sim_network *network, const struct happening *what)
 
 static void down(struct sim_network *network, const struct happening *what)
 {
-	struct endpoint *endpoint = endpoint_find(network, what->serial);
+	struct endpoint *endpoint = sim_endpoint_find(network, what->serial);
 
 	if (endpoint)
-		wire_peer_down(endpoint, what->detail, TERN_ERR_PEER_DEAD, "the simulated network has lost the peer");
+		sim_wire_peer_down(endpoint, what->detail, TERN_ERR_PEER_DEAD, "the simulated network has lost the peer");
 }
 
 bool sim_step(struct sim_network *network)
@@ -230,13 +230,13 @@ bool sim_step(struct sim_network *network)
 		down(network, &what);
 		break;
 	case HAPPEN_KILL:
-		kill_rank(network, what.detail);
+		sim_kill_now(network, what.detail);
 		break;
 	case HAPPEN_MESSAGE:
-		wire_message(network, what.subject);
+		sim_wire_message(network, what.subject);
 		break;
 	default:
-		wire_happen(network, &what);
+		sim_wire_happen(network, &what);
 	}
 	return true;
 }
@@ -261,7 +261,7 @@ bool sim_next(const struct sim_network *network, uint64_t *ns)
 
 void sim_wake_at(struct sim_network *network, uint64_t ns)
 {
-	happen(network, ns, HAPPEN_WAKE, NULL, 0, 0);
+	sim_foresee(network, ns, HAPPEN_WAKE, NULL, 0, 0);
 }
 
 uint64_t sim_now(const struct sim_network *network)
@@ -284,7 +284,7 @@ void sim_settings_init(struct sim_settings *settings)
 		.far = {.latency_ns = 1000, .jitter_ns = 100},
 		.nic = {.bytes_per_second = 25000000000},
 		.depth = 4096,
-		.inline_bytes = 32,
+		.inline_bytes = 64,
 		.message_bytes = 65536,
 		.write_bytes = 1u << 30,
 		.piece_bytes = 4096,
@@ -338,7 +338,7 @@ static void free_messages(struct sim_network *network)
 
 	for (i = 0; i < network->nr_happenings; i++)
 		if (network->heap[i].kind == HAPPEN_MESSAGE)
-			message_give(network, network->heap[i].subject);
+			sim_message_give(network, network->heap[i].subject);
 }
 
 void sim_network_destroy(struct sim_network *network)

@@ -43,6 +43,9 @@ static int check_write(const struct endpoint *endpoint, const struct transport_w
 			(unsigned long long)settings->write_bytes);
 	if (write->bytes && !write->key)
 		return fail(TERN_ERR_INVALID, "sim: a write without a key");
+	if (write->bytes && (write->offset > write->key->bytes || write->bytes > write->key->bytes - write->offset))
+		return fail(TERN_ERR_INVALID, "sim: a write of %llu bytes to %llu, but the peer's region has %llu",
+			(unsigned long long)write->bytes, (unsigned long long)write->offset, (unsigned long long)write->key->bytes);
 	if ((write->flags & WRITE_INLINE) && write->bytes > settings->inline_bytes)
 		return fail(TERN_ERR_INVALID, "sim: an inline write of %llu bytes, most is %u", (unsigned long long)write->bytes,
 			settings->inline_bytes);
@@ -55,7 +58,7 @@ static bool connecting(struct endpoint *endpoint, uint32_t peer)
 {
 	if (endpoint->network->now >= endpoint->peers[peer].ready_ns)
 		return false;
-	endpoint_wake(endpoint, endpoint->peers[peer].ready_ns);
+	sim_endpoint_wake(endpoint, endpoint->peers[peer].ready_ns);
 	return true;
 }
 
@@ -63,9 +66,9 @@ static bool refuse(struct endpoint *endpoint)
 {
 	const struct sim_settings *settings = &endpoint->network->settings;
 
-	if (endpoint->nr_refusals < settings->again_first || draw(endpoint->network, settings->again_per_mille)) {
+	if (endpoint->nr_refusals < settings->again_first || sim_chance(endpoint->network, settings->again_per_mille)) {
 		endpoint->nr_refusals++;
-		endpoint_wake(endpoint, endpoint->network->now + settings->again_ns);
+		sim_endpoint_wake(endpoint, endpoint->network->now + settings->again_ns);
 		return true;
 	}
 	endpoint->nr_refusals = 0;
@@ -110,13 +113,13 @@ static uint64_t post_ns(const struct sim_nic *nic, uint32_t flags)
 static struct flight *make_flight(struct endpoint *endpoint, const struct transport_write *write)
 {
 	struct sim_network *network = endpoint->network;
-	struct flight *flight = pool_take(&network->flights);
+	struct flight *flight = sim_pool_take(&network->flights);
 
 	if (!flight)
 		return NULL;
 	flight->serial = ++network->serial;
 	flight->source = endpoint;
-	flight->from_id = endpoint_id(endpoint);
+	flight->from_id = sim_endpoint_id(endpoint);
 	flight->target = endpoint->peers[write->peer].target;
 	flight->from_rank = endpoint->rank;
 	flight->to_rank = endpoint->peers[write->peer].rank;
@@ -165,8 +168,8 @@ int sim_write(struct transport *transport, const struct transport_write *write)
 		return fail(TERN_ERR_NOMEM, "sim: out of memory for a write");
 	count_flight(endpoint, flight);
 	if (network->settings.poison)
-		wire_poison(flight);
-	happen(network, spend(endpoint, post_ns(&network->settings.nic, write->flags)), HAPPEN_ENTER, flight, flight->serial, 0);
+		sim_wire_poison(flight);
+	sim_foresee(network, spend(endpoint, post_ns(&network->settings.nic, write->flags)), HAPPEN_ENTER, flight, flight->serial, 0);
 	return 0;
 }
 
@@ -175,7 +178,7 @@ int sim_write(struct transport *transport, const struct transport_write *write)
 static struct message *make_message(struct sim_network *network, uint32_t bytes)
 {
 	bool pooled = bytes <= POOLED_MESSAGE_BYTES;
-	struct message *message = pooled ? pool_take(&network->messages) : calloc(1, sizeof(*message) + bytes);
+	struct message *message = pooled ? sim_pool_take(&network->messages) : calloc(1, sizeof(*message) + bytes);
 
 	if (message)
 		message->pooled = pooled;
@@ -205,18 +208,18 @@ int sim_send(struct transport *transport, uint32_t number, const void *data, uin
 		return fail(TERN_ERR_NOMEM, "sim: out of memory for a message");
 	peer = &endpoint->peers[number];
 	message->target = peer->target;
-	message->from_id = endpoint_id(endpoint);
+	message->from_id = sim_endpoint_id(endpoint);
 	message->from_rank = endpoint->rank;
 	message->to_rank = peer->rank;
 	message->bytes = bytes;
 	if (bytes)
 		memcpy(message->data, data, bytes);
-	link = link_between(network, endpoint->rank, peer->rank);
-	at = spend(endpoint, network->settings.nic.post_ns) + link->latency_ns + late(network, link->jitter_ns);
+	link = sim_link_between(network, endpoint->rank, peer->rank);
+	at = spend(endpoint, network->settings.nic.post_ns) + link->latency_ns + sim_delay(network, link->jitter_ns);
 	peer->message_ns = at > peer->message_ns ? at : peer->message_ns;
 	endpoint->nr_messages++;
 	network->stats.sends++;
-	happen(network, peer->message_ns, HAPPEN_MESSAGE, message, message->from_id << 16 ^ message->target, bytes);
+	sim_foresee(network, peer->message_ns, HAPPEN_MESSAGE, message, message->from_id << 16 ^ message->target, bytes);
 	return 0;
 }
 
@@ -234,7 +237,7 @@ static void take_note(struct endpoint *endpoint, struct transport_event *event)
 		note->message->next = endpoint->lent;
 		endpoint->lent = note->message;
 	}
-	pool_give(&endpoint->network->notes, note);
+	sim_pool_give(&endpoint->network->notes, note);
 }
 
 int sim_poll(struct transport *transport, struct transport_event *events, int max)
@@ -247,10 +250,10 @@ int sim_poll(struct transport *transport, struct transport_event *events, int ma
 		return fail(network->failed, "sim: the network ran out of memory");
 	if (endpoint->dead)
 		return fail(TERN_ERR_STATE, "sim: this rank has been killed");
-	give_lent(endpoint);
-	wire_progress(endpoint);
+	sim_give_lent(endpoint);
+	sim_wire_progress(endpoint);
 	if (endpoint->notes && endpoint->proxy_ns > network->now) {
-		endpoint_wake(endpoint, endpoint->proxy_ns);
+		sim_endpoint_wake(endpoint, endpoint->proxy_ns);
 		return 0;
 	}
 	while (nr < max && endpoint->notes)
@@ -258,7 +261,7 @@ int sim_poll(struct transport *transport, struct transport_event *events, int ma
 	if (network->settings.nic.poll_ns && nr)
 		spend(endpoint, network->settings.nic.poll_ns * (uint64_t)nr);
 	if (endpoint->notes)
-		endpoint_ready(endpoint);
+		sim_endpoint_ready(endpoint);
 	return nr;
 }
 

@@ -21,31 +21,31 @@ static void inject(struct flight *flight)
 	struct endpoint *source = flight->source;
 	struct sim_network *network = source->network;
 	const struct sim_settings *settings = &network->settings;
-	const struct sim_link *link = link_between(network, flight->from_rank, flight->to_rank);
+	const struct sim_link *link = sim_link_between(network, flight->from_rank, flight->to_rank);
 	struct peer *peer = &source->peers[flight->peer];
 	uint64_t start = network->now, nic_ns = transmit_ns(flight->bytes, settings->nic.bytes_per_second);
 
 	flight->injected = true;
 	flight->wire_ns = transmit_ns(flight->bytes, link->bytes_per_second);
-	if (draw(network, settings->stall_per_mille)) {
+	if (sim_chance(network, settings->stall_per_mille)) {
 		source->out_ns = max_of(source->out_ns, start) + settings->stall_ns;
 		network->stats.stalls++;
 	}
-	if (!same_node(network, flight->from_rank, flight->to_rank)) {
+	if (!sim_same_node(network, flight->from_rank, flight->to_rank)) {
 		start = max_of(start, source->out_ns);
 		source->out_ns = start + max_of(settings->nic.request_ns, nic_ns);
 		flight->wire_ns = max_of(flight->wire_ns, nic_ns);
 	}
-	start += link->latency_ns + late(network, link->jitter_ns);
+	start += link->latency_ns + sim_delay(network, link->jitter_ns);
 	if (settings->ordered)
 		start = peer->arrive_ns = max_of(start, peer->arrive_ns);
-	happen(network, start, HAPPEN_ARRIVE, flight, flight->serial, 0);
+	sim_foresee(network, start, HAPPEN_ARRIVE, flight, flight->serial, 0);
 	if (settings->retry_ns)
-		happen(network, network->now + settings->retry_ns, HAPPEN_EXPIRE, flight, flight->serial, 0);
+		sim_foresee(network, network->now + settings->retry_ns, HAPPEN_EXPIRE, flight, flight->serial, 0);
 }
 
 /* A queue pair is a queue: what is behind a fenced write waits with it. */
-void queue_pair_kick(struct sim_network *network, struct queue_pair *qp)
+void sim_queue_pair_kick(struct sim_network *network, struct queue_pair *qp)
 {
 	struct flight *flight;
 
@@ -65,7 +65,7 @@ void queue_pair_kick(struct sim_network *network, struct queue_pair *qp)
 
 static void enter(struct sim_network *network, struct flight *flight)
 {
-	struct queue_pair *qp = queue_pair_of(flight);
+	struct queue_pair *qp = sim_queue_pair_of(flight);
 
 	flight->next = NULL;
 	if (qp->tail)
@@ -73,7 +73,7 @@ static void enter(struct sim_network *network, struct flight *flight)
 	else
 		qp->head = flight;
 	qp->tail = flight;
-	queue_pair_kick(network, qp);
+	sim_queue_pair_kick(network, qp);
 }
 
 /* ---- in ------------------------------------------------------------------------------------------------------ */
@@ -93,7 +93,7 @@ static void foresee_pieces(struct endpoint *target, struct flight *flight)
 	uint64_t at, start = network->now;
 	uint32_t i, nr = count_pieces(settings, flight->bytes);
 
-	if (!same_node(network, flight->from_rank, flight->to_rank)) {
+	if (!sim_same_node(network, flight->from_rank, flight->to_rank)) {
 		start = max_of(start, target->in_ns);
 		target->in_ns = start + transmit_ns(flight->bytes, settings->nic.bytes_per_second);
 	}
@@ -103,16 +103,16 @@ static void foresee_pieces(struct endpoint *target, struct flight *flight)
 		if (settings->ordered)
 			at = peer->land_ns = max_of(at, peer->land_ns);
 		else
-			at += late(network, settings->reorder_ns);
-		happen(network, at, HAPPEN_LAND, flight, flight->serial, i);
+			at += sim_delay(network, settings->reorder_ns);
+		sim_foresee(network, at, HAPPEN_LAND, flight, flight->serial, i);
 	}
 }
 
 static void arrive(struct sim_network *network, struct flight *flight)
 {
-	struct endpoint *target = endpoint_find(network, flight->target);
+	struct endpoint *target = sim_endpoint_find(network, flight->target);
 
-	if (!target || is_cut(network, flight->from_rank, flight->to_rank))
+	if (!target || sim_is_cut(network, flight->from_rank, flight->to_rank))
 		return;
 	if (!network->settings.target_polls) {
 		foresee_pieces(target, flight);
@@ -125,10 +125,10 @@ static void arrive(struct sim_network *network, struct flight *flight)
 	else
 		target->arrivals = flight;
 	target->last_arrival = flight;
-	endpoint_ready(target);
+	sim_endpoint_ready(target);
 }
 
-void wire_progress(struct endpoint *endpoint)
+void sim_wire_progress(struct endpoint *endpoint)
 {
 	struct flight *flight;
 
@@ -154,16 +154,16 @@ static uint8_t *place_of(const struct endpoint *target, const struct flight *fli
 	return region->base + (flight->address - base);
 }
 
-void wire_poison(struct flight *flight)
+void sim_wire_poison(struct flight *flight)
 {
-	struct endpoint *target = endpoint_find(flight->source->network, flight->target);
+	struct endpoint *target = sim_endpoint_find(flight->source->network, flight->target);
 	uint8_t *to = target && flight->bytes ? place_of(target, flight) : NULL;
 
 	if (to)
 		memset(to, SIM_POISON, flight->bytes);
 }
 
-void flight_copy_piece(struct endpoint *target, struct flight *flight, uint32_t piece)
+void sim_flight_copy_piece(struct endpoint *target, struct flight *flight, uint32_t piece)
 {
 	uint64_t from = flight->bytes * piece / flight->nr_pieces, to = flight->bytes * (piece + 1) / flight->nr_pieces;
 	uint8_t *base = place_of(target, flight);
@@ -179,50 +179,50 @@ void flight_copy_piece(struct endpoint *target, struct flight *flight, uint32_t 
 static void foresee_end(struct sim_network *network, struct flight *flight)
 {
 	const struct sim_settings *settings = &network->settings;
-	const struct sim_link *link = link_between(network, flight->to_rank, flight->from_rank);
+	const struct sim_link *link = sim_link_between(network, flight->to_rank, flight->from_rank);
 	struct peer *peer = &flight->source->peers[flight->peer];
-	uint64_t at = network->now + link->latency_ns + late(network, link->jitter_ns) + settings->nic.completion_ns +
-		      late(network, settings->completion_jitter_ns);
+	uint64_t at = network->now + link->latency_ns + sim_delay(network, link->jitter_ns) + settings->nic.completion_ns +
+		      sim_delay(network, settings->completion_jitter_ns);
 
 	network->stats.landed++;
 	network->stats.bad_keys += flight->bad_key;
 	flight->reported = flight->bad_key || !(flight->flags & WRITE_IMMEDIATE);
 	if (!flight->reported)
-		happen(network, network->now + (settings->ordered ? 0 : late(network, settings->reorder_ns)), HAPPEN_REPORT,
+		sim_foresee(network, network->now + (settings->ordered ? 0 : sim_delay(network, settings->reorder_ns)), HAPPEN_REPORT,
 			flight, flight->serial, 0);
 	if (settings->ordered)
 		at = peer->acked_ns = max_of(at, peer->acked_ns);
-	happen(network, at, HAPPEN_ACKED, flight, flight->serial, 0);
-	if (draw(network, settings->duplicate_per_mille))
-		happen(network, at + 1 + late(network, settings->far.latency_ns), HAPPEN_ACKED, flight, flight->serial, 1);
+	sim_foresee(network, at, HAPPEN_ACKED, flight, flight->serial, 0);
+	if (sim_chance(network, settings->duplicate_per_mille))
+		sim_foresee(network, at + 1 + sim_delay(network, settings->far.latency_ns), HAPPEN_ACKED, flight, flight->serial, 1);
 }
 
 static void land(struct sim_network *network, struct flight *flight, uint32_t piece)
 {
-	struct endpoint *target = endpoint_find(network, flight->target);
+	struct endpoint *target = sim_endpoint_find(network, flight->target);
 
 	if (!target)
 		return;
-	flight_copy_piece(target, flight, piece);
-	if (flight_has_landed(flight))
+	sim_flight_copy_piece(target, flight, piece);
+	if (sim_flight_has_landed(flight))
 		foresee_end(network, flight);
 }
 
 static void report(struct sim_network *network, struct flight *flight)
 {
-	struct endpoint *target = endpoint_find(network, flight->target);
-	uint32_t peer = target ? peer_number(target, flight->from_id, flight->from_rank) : NO_PEER;
+	struct endpoint *target = sim_endpoint_find(network, flight->target);
+	uint32_t peer = target ? sim_peer_number(target, flight->from_id, flight->from_rank) : NO_PEER;
 	struct note *note = NULL;
 
-	if (target && !is_down(target, peer))
-		note = note_add(target, EVENT_IMMEDIATE, peer);
+	if (target && !sim_is_down(target, peer))
+		note = sim_note_add(target, EVENT_IMMEDIATE, peer);
 	if (note) {
 		note->event.immediate = flight->immediate;
 		network->stats.immediates++;
 	}
 	flight->reported = true;
 	if (!flight->source)
-		flight_release(network, flight);
+		sim_flight_release(network, flight);
 }
 
 /* ---- completion ---------------------------------------------------------------------------------------------- */
@@ -230,24 +230,24 @@ static void report(struct sim_network *network, struct flight *flight)
 static void acked(struct sim_network *network, struct flight *flight)
 {
 	struct endpoint *source = flight->source;
-	struct queue_pair *qp = queue_pair_of(flight);
+	struct queue_pair *qp = sim_queue_pair_of(flight);
 
-	if (is_cut(network, flight->to_rank, flight->from_rank))
+	if (sim_is_cut(network, flight->to_rank, flight->from_rank))
 		return;
 	network->stats.completions++;
 	if (flight->bad_key)
-		note_failed(source, flight, TERN_ERR_INVALID, "the write was outside of the peer's registered memory");
+		sim_note_failed(source, flight, TERN_ERR_INVALID, "the write was outside of the peer's registered memory");
 	else if (flight->flags & WRITE_SIGNALLED)
-		note_written(source, flight);
+		sim_note_written(source, flight);
 	if (network->settings.duplicates_pass && flight->flags & WRITE_SIGNALLED &&
-		draw(network, network->settings.duplicate_per_mille))
-		note_written(source, flight);
-	flight_finish(flight);
-	endpoint_ready(source); /* there is room for another write */
-	queue_pair_kick(network, qp);
+		sim_chance(network, network->settings.duplicate_per_mille))
+		sim_note_written(source, flight);
+	sim_flight_finish(flight);
+	sim_endpoint_ready(source); /* there is room for another write */
+	sim_queue_pair_kick(network, qp);
 }
 
-void wire_happen(struct sim_network *network, const struct happening *what)
+void sim_wire_happen(struct sim_network *network, const struct happening *what)
 {
 	struct flight *flight = what->subject;
 	bool over = flight->serial != what->serial || (!flight->source && what->kind != HAPPEN_REPORT);
@@ -273,28 +273,28 @@ void wire_happen(struct sim_network *network, const struct happening *what)
 		acked(network, flight);
 		break;
 	case HAPPEN_EXPIRE:
-		wire_peer_down(flight->source, flight->peer, TERN_ERR_PEER_DEAD, "a write was not acknowledged in time");
+		sim_wire_peer_down(flight->source, flight->peer, TERN_ERR_PEER_DEAD, "a write was not acknowledged in time");
 		break;
 	}
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------------ */
 
-void wire_message(struct sim_network *network, struct message *message)
+void sim_wire_message(struct sim_network *network, struct message *message)
 {
-	struct endpoint *target = endpoint_find(network, message->target);
-	uint32_t peer = target ? peer_number(target, message->from_id, message->from_rank) : NO_PEER;
-	struct endpoint *source = endpoint_find(network, message->from_id);
+	struct endpoint *target = sim_endpoint_find(network, message->target);
+	uint32_t peer = target ? sim_peer_number(target, message->from_id, message->from_rank) : NO_PEER;
+	struct endpoint *source = sim_endpoint_find(network, message->from_id);
 	struct note *note = NULL;
 
 	if (source) {
 		source->nr_messages--;
-		endpoint_ready(source);
+		sim_endpoint_ready(source);
 	}
-	if (target && !is_cut(network, message->from_rank, message->to_rank) && !is_down(target, peer))
-		note = note_add(target, EVENT_MESSAGE, peer);
+	if (target && !sim_is_cut(network, message->from_rank, message->to_rank) && !sim_is_down(target, peer))
+		note = sim_note_add(target, EVENT_MESSAGE, peer);
 	if (!note) {
-		message_give(network, message);
+		sim_message_give(network, message);
 		return;
 	}
 	note->message = message;

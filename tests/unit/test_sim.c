@@ -600,6 +600,9 @@ static void test_bad_memory(void **state)
 	world = world_make(&settings, 2, ROOM);
 	write = make_write(world, 0, 1, 0, 100);
 	write.offset = 2 * ROOM - 99;
+	assert_int_equal(post(world, 0, &write), TERN_ERR_INVALID);
+	write.offset = 0;
+	transport_sim.dereg(world->ranks[1].transport, world->ranks[1].region); /* too early */
 	assert_int_equal(post(world, 0, &write), 0);
 	run(world);
 	assert_int_equal(world->ranks[0].nr_failed, 1);
