@@ -23,8 +23,11 @@ LDLIBS   += -lpthread -ldl -lm
 
 # PMIx is found at build time and loaded at run time, so the library does not depend on it.
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
-	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
+# So is libfabric.
+OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo yes)
+LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
+	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
+	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
 AGAINST_SRC := $(wildcard bench/against_*.c)
 CLI_SRC  := $(wildcard cli/*.c)
@@ -42,6 +45,7 @@ $(BUILD)/obj/%.o: %.c
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
+$(BUILD)/obj/src/transport/ofi%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # One relocatable object whose hidden names are made local: the archive defines tern_* and nothing else.
@@ -60,7 +64,8 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 	$(Q)ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
 	$(Q)ln -sf libtern.so.$(SOVERSION) $@
 
-$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC)) $(BUILD)/libtern.a
+# The command drives parts that the library does not export, such as the simulated network.
+$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
@@ -70,7 +75,7 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs.
 $(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
