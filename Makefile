@@ -23,8 +23,11 @@ LDLIBS   += -lpthread -ldl -lm
 
 # PMIx is found at build time and loaded at run time, so the library does not depend on it.
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
-	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
+# So is libfabric.
+OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo yes)
+LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
+	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
+	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
 AGAINST_SRC := $(wildcard bench/against_*.c)
 CLI_SRC  := $(wildcard cli/*.c)
@@ -42,6 +45,7 @@ $(BUILD)/obj/%.o: %.c
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
+$(BUILD)/obj/src/transport/ofi%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # One relocatable object whose hidden names are made local: the archive defines tern_* and nothing else.
