@@ -64,7 +64,8 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 	$(Q)ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
 	$(Q)ln -sf libtern.so.$(SOVERSION) $@
 
-$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC)) $(BUILD)/libtern.a
+# The command drives parts that the library does not export, such as the simulated network.
+$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
