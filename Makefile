@@ -48,10 +48,16 @@ $(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/
 $(BUILD)/obj/src/transport/ofi%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
+# What was found can change between two makes, and what was built with it then has to follow.
+FEATURES := pmix=$(PMIX) ofi=$(OFI)
+$(BUILD)/features: FORCE
+	@mkdir -p $(@D); echo '$(FEATURES)' | cmp -s - $@ || echo '$(FEATURES)' > $@
+$(BUILD)/obj/cli/info.o $(BUILD)/libtern.a $(BUILD)/libtern.so.$(VERSION) $(BUILD)/tern: $(BUILD)/features
+
 # One relocatable object whose hidden names are made local: the archive defines tern_* and nothing else.
 $(BUILD)/libtern.a: $(call obj,$(LIB_SRC))
 	@echo '  AR   $@'
-	$(Q)$(LD) -r $^ -o $(BUILD)/libtern.o
+	$(Q)$(LD) -r $(filter %.o,$^) -o $(BUILD)/libtern.o
 	$(Q)objcopy --localize-hidden $(BUILD)/libtern.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $(BUILD)/libtern.o
 
@@ -67,7 +73,7 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 # The command drives parts that the library does not export, such as the simulated network.
 $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
-	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
 $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
@@ -96,6 +102,6 @@ demo: $(BUILD)/tern $(BUILD)/generate
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all demo install clean
+.PHONY: all demo install clean FORCE
 -include tests/rules.mk
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

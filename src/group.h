@@ -25,6 +25,7 @@ struct tern_group {
 	int nr_exchanges;	 /* alive */
 	struct tern_engine *engine; /* where some peers are not mapped; else NULL */
 	char no_engine[256];	 /* why there is none though there should be */
+	int nr_engines;		 /* alive */
 	uint32_t round;		 /* of sharing windows; 0 was joining */
 };
 
