@@ -75,7 +75,7 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs.
 $(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
