@@ -333,7 +333,7 @@ int tern_group_destroy(tern_group *group)
 		return 0;
 	if (group->nr_exchanges)
 		return fail(TERN_ERR_STATE, "the group still has %d exchanges", group->nr_exchanges);
-	if (group->nr_engines)
+	if (group->nr_engines > (group->engine != NULL))
 		return fail(TERN_ERR_STATE, "the group still has %d engines", group->nr_engines);
 	group_free(group);
 	return 0;
