@@ -75,12 +75,23 @@ static void note_parting(struct engine_path *path, enum immediate_kind kind, uin
 	atomic_fetch_or_explicit(&path->partings[source], 1u << (24 + which) | (part & PART_MASK) << (8 * which), memory_order_release);
 }
 
-/* The last epoch whose low bits are these, after the one that the word carries. */
-static uint32_t epoch_after(uint32_t epoch, uint32_t low_bits)
+static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source)
 {
-	uint32_t step = (low_bits - epoch) & ((1u << EPOCH_BITS) - 1);
+	return word_epoch(arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
+}
 
-	return epoch + step;
+/* An immediate has room for the low bits of an epoch alone. The whole is the next one with these bits after an epoch that the source has already reached: that of
+ * its last word of the kind, or, where any number of rounds may have been abandoned since, of its last counts, which are two behind at most. */
+static uint32_t epoch_after(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
+{
+	uint32_t reached = epoch_of(moe, slot, kind, source);
+
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
+		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source), odd = epoch_of(moe, slot, WORD_COUNTS_ODD, source);
+
+		reached = (int32_t)(even - odd) > 0 ? even : odd;
+	}
+	return reached + ((low_bits - reached) & ((1u << EPOCH_BITS) - 1));
 }
 
 static const struct {
@@ -106,7 +117,7 @@ static void deliver(tern_moe *moe, enum immediate_kind kind, uint32_t source, ui
 	else if (bits & 1u << EPOCH_BITS)
 		count = WORD_RELEASED;
 	path_deliver(arrival, (struct doorbell *)own(moe, layout_doorbell(l, slot, announces[kind].phase)),
-		word_make(epoch_after(word_epoch(arrival_observe(arrival)), bits), count));
+		word_make(epoch_after(moe, slot, announces[kind].word, source, bits), count));
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
