@@ -43,7 +43,9 @@ struct ofi_facts {
 	const char *provider;
 	uint32_t caps;	   /* enum transport_caps that hold */
 	uint64_t ask_caps; /* more than FI_MSG and FI_RMA to ask for */
-	bool by_interface; /* a device is an interface or its address; else it is a domain's name */
+	uint32_t least_bytes; /* that go in place of none, to the peer's landing */
+	bool reconnects;      /* quietly: a dead peer looks like a full queue */
+	bool by_interface;    /* a device is an interface or its address; else it is a domain's name */
 	bool tested;
 };
 
@@ -101,6 +103,9 @@ struct ofi_peer {
 	struct ofi_key landing; /* where writes without bytes point */
 	enum ofi_state state;
 	bool greeted;  /* the hello has been posted */
+	bool moved;    /* something completed since the last look */
+	uint32_t nr_under_way;
+	uint64_t refused_ns; /* since when nothing can be posted; 0: the last post was taken */
 	bool reported; /* DOWN, and the engine knows */
 	int error;
 	char text[120];
@@ -125,8 +130,8 @@ struct ofi {
 	struct fid_av *av;
 	struct ofi_peer *peers;
 	uint32_t self, nr_peers, nr_greeting, nr_down, nr_abandoned;
-	uint32_t message_bytes;
-	uint64_t next_key;
+	uint32_t message_bytes, nr_under_way, nr_polls;
+	uint64_t next_key, looked_ns;
 	struct ofi_pool writes, sends, receives;
 	struct ofi_op *to_post; /* receives that were given out or could not be posted */
 	struct transport_region *regions;
@@ -150,6 +155,8 @@ int ofi_pool_grow(struct ofi *o, struct ofi_pool *pool, uint32_t nr_ops);
 void ofi_pool_free(struct ofi_pool *pool);
 struct ofi_op *ofi_op_take(struct ofi_pool *pool, enum ofi_kind kind, uint32_t peer);
 void ofi_op_return(struct ofi_pool *pool, struct ofi_op *op);
+void ofi_op_posted(struct ofi *o, struct ofi_op *op);
+void ofi_op_ended(struct ofi *o, struct ofi_op *op); /* and is returned */
 
 /* ofi_peers.c */
 int ofi_address(struct transport *transport, void *address, uint32_t *bytes);

@@ -4,7 +4,10 @@
 
 #include <string.h>
 
+#include "clock.h"
 #include "error.h"
+
+#define LOST_NS 1000000000u
 
 /* 0, AGAIN while the greeting is under way, or negative. */
 static int check_peer(const struct ofi *o, uint32_t p)
@@ -16,17 +19,38 @@ static int check_peer(const struct ofi *o, uint32_t p)
 	return o->peers[p].state == OFI_UP ? 0 : TRANSPORT_AGAIN;
 }
 
-/* libfabric's answer to a post, as the contract has it. */
-static int judge_post(struct ofi *o, uint32_t p, int64_t rc, const char *what)
+static int peer_is_gone(struct ofi *o, uint32_t p, const char *text)
 {
-	if (!rc)
-		return 0;
-	if (rc == -FI_EAGAIN)
-		return TRANSPORT_AGAIN;
-	if (!ofi_is_death(-rc))
-		return ofi_fail(o, rc, what);
-	ofi_peer_fails(o, p, TERN_ERR_PEER_DEAD, o->library.strerror((int)-rc));
+	ofi_peer_fails(o, p, TERN_ERR_PEER_DEAD, text);
 	return fail(TERN_ERR_PEER_DEAD, "peer %u: %s", p, o->peers[p].text);
+}
+
+/* Refused. Where queues are far from full, and the provider makes lost connections again without a word, a connection that once stood has been
+ * lost; if it cannot be made again for a second the peer is gone. */
+static int judge_refusal(struct ofi *o, uint32_t p)
+{
+	struct ofi_peer *peer = &o->peers[p];
+
+	if (!o->facts->reconnects || peer->state != OFI_UP || o->nr_under_way > o->info->tx_attr->size / 2)
+		return TRANSPORT_AGAIN;
+	if (!peer->refused_ns)
+		peer->refused_ns = clock_ns();
+	if (clock_ns() - peer->refused_ns < LOST_NS)
+		return TRANSPORT_AGAIN;
+	return peer_is_gone(o, p, "its connection is lost and cannot be made again");
+}
+
+/* libfabric's answer to a post, as the contract has it. */
+static int judge_post(struct ofi *o, struct ofi_op *op, int64_t rc, const char *what)
+{
+	if (!rc) {
+		o->peers[op->peer].refused_ns = 0;
+		ofi_op_posted(o, op);
+		return 0;
+	}
+	if (rc == -FI_EAGAIN)
+		return judge_refusal(o, op->peer);
+	return ofi_is_death(-rc) ? peer_is_gone(o, op->peer, o->library.strerror((int)-rc)) : ofi_fail(o, rc, what);
 }
 
 static int check_ends(const struct ofi *o, const struct transport_write *w)
@@ -81,8 +105,9 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 {
 	struct ofi *o = ofi_of(transport);
 	bool own = !w->bytes || (w->flags & WRITE_INLINE);
-	struct fi_rma_iov to = {.len = w->bytes};
-	struct iovec from = {.iov_len = w->bytes};
+	uint64_t bytes = w->bytes ? w->bytes : o->facts->least_bytes;
+	struct fi_rma_iov to = {.len = bytes};
+	struct iovec from = {.iov_len = bytes};
 	struct fi_msg_rma msg = {
 		.msg_iov = &from, .iov_count = 1, .rma_iov = &to, .rma_iov_count = 1, .data = w->flags & WRITE_IMMEDIATE ? w->immediate : 0};
 	struct ofi_op *op;
@@ -103,7 +128,7 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 	msg.context = &op->context;
 	op->cookie = w->cookie;
 	op->signalled = w->flags & WRITE_SIGNALLED;
-	rc = judge_post(o, w->peer, fi_writemsg(o->ep, &msg, flags_of(w)), "writing");
+	rc = judge_post(o, op, fi_writemsg(o->ep, &msg, flags_of(w)), "writing");
 	if (rc)
 		ofi_op_return(&o->writes, op);
 	return rc;
@@ -120,7 +145,7 @@ int ofi_post_send(struct ofi *o, uint32_t p, enum ofi_kind kind, const void *dat
 	memcpy(op->buffer, &header, sizeof(header));
 	if (bytes)
 		memcpy(op->buffer + sizeof(header), data, bytes);
-	rc = judge_post(o, p, fi_send(o->ep, op->buffer, sizeof(header) + bytes, op->desc, o->peers[p].address, &op->context), "sending");
+	rc = judge_post(o, op, fi_send(o->ep, op->buffer, sizeof(header) + bytes, op->desc, o->peers[p].address, &op->context), "sending");
 	if (rc)
 		ofi_op_return(&o->sends, op);
 	return rc;

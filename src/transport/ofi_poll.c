@@ -5,9 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "clock.h"
 #include "error.h"
 
 #define BATCH 32
+#define LOOK_NS 250000000u
+#define LOOK_POLLS 64 /* the clock is read once in so many polls */
 
 /* ---- greetings ---------------------------------------------------------------------------------------------------- */
 
@@ -29,6 +32,27 @@ static void greeting_is_out(struct ofi *o, struct ofi_op *op)
 		return;
 	o->peers[op->peer].state = OFI_UP;
 	o->nr_greeting--;
+}
+
+/* A peer for which nothing completes gets another greeting: where its connection is gone and the provider keeps that to itself, the greeting
+ * cannot be posted (see judge_post). */
+static void look_after_peers(struct ofi *o)
+{
+	uint64_t now;
+
+	if (++o->nr_polls % LOOK_POLLS)
+		return;
+	now = clock_ns();
+	if (now - o->looked_ns < LOOK_NS)
+		return;
+	o->looked_ns = now;
+	for (uint32_t p = 0; p < o->nr_peers; p++) {
+		struct ofi_peer *peer = &o->peers[p];
+
+		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved)
+			ofi_post_send(o, p, OFI_HELLO, NULL, 0);
+		peer->moved = false;
+	}
 }
 
 /* ---- completions -------------------------------------------------------------------------------------------------- */
@@ -64,7 +88,7 @@ static int operation_done(struct ofi *o, struct ofi_op *op, struct transport_eve
 		*event = (struct transport_event){.kind = EVENT_WRITTEN, .peer = op->peer, .cookie = op->cookie};
 	if (op->kind == OFI_HELLO)
 		greeting_is_out(o, op);
-	ofi_op_return(op->kind == OFI_WRITE ? &o->writes : &o->sends, op);
+	ofi_op_ended(o, op);
 	return tell;
 }
 
@@ -107,7 +131,7 @@ static int operation_failed(struct ofi *o, struct ofi_op *op, const struct fi_cq
 			.kind = EVENT_FAILED, .peer = op->peer, .cookie = op->cookie, .error = error, .text = o->text};
 	if (!op->told && (death || !tell))
 		ofi_peer_fails(o, op->peer, error, o->text);
-	ofi_op_return(op->kind == OFI_WRITE ? &o->writes : &o->sends, op);
+	ofi_op_ended(o, op);
 	return tell;
 }
 
@@ -196,6 +220,8 @@ int ofi_poll(struct transport *transport, struct transport_event *events, int ma
 		ofi_post_receives(o);
 	if (o->nr_greeting)
 		post_greetings(o);
+	if (o->facts->reconnects)
+		look_after_peers(o);
 	for (int rounds = 0; more && nr < max && rounds < 4; rounds++) {
 		int got = read_queue(o, events + nr, max - nr, &more);
 
