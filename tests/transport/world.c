@@ -231,6 +231,17 @@ void world_close(struct world *w)
 
 /* ---- events ------------------------------------------------------------------------------------------------------- */
 
+/* Good for the last few failures. */
+static const char *keep_text(const char *text)
+{
+	static char texts[512][200];
+	static uint32_t next;
+	char *at = texts[next++ % 512];
+
+	snprintf(at, sizeof(texts[0]), "%s", text);
+	return at;
+}
+
 static void queue_event(struct queue *q, const struct transport_event *event)
 {
 	struct transport_event copy = *event;
@@ -248,7 +259,7 @@ static void queue_event(struct queue *q, const struct transport_event *event)
 		memcpy(data, event->data, event->bytes);
 		copy.data = data;
 	}
-	copy.text = event->text ? strdup(event->text) : NULL; /* few; never freed */
+	copy.text = event->text ? keep_text(event->text) : NULL;
 	q->events[q->nr++] = copy;
 }
 
