@@ -25,7 +25,7 @@ LDLIBS   += -lpthread -ldl -lm
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
 # So is libfabric.
 OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/transport/*.c)) \
+LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
@@ -64,7 +64,8 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 	$(Q)ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
 	$(Q)ln -sf libtern.so.$(SOVERSION) $@
 
-$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC)) $(BUILD)/libtern.a
+# The command drives parts that the library does not export, such as the simulated network.
+$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
@@ -74,7 +75,7 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs.
 $(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
@@ -82,7 +83,7 @@ LIBDIR   ?= $(PREFIX)/lib
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig)
 	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/tern.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 include/tern.h include/tern_engine.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)

@@ -443,9 +443,12 @@ static int bench_here(const struct bench_args *args, int argc, char **argv)
 int cmd_bench(int argc, char **argv)
 {
 	struct bench_args args;
-	char **copy = calloc((size_t)argc + 1, sizeof(*copy)); /* getopt reorders */
+	char **copy;
 	int rc;
 
+	if (argc > 1 && !strcmp(argv[1], "signal"))
+		return cmd_bench_signal(argc - 1, argv + 1);
+	copy = calloc((size_t)argc + 1, sizeof(*copy)); /* getopt reorders */
 	if (!copy)
 		return 1;
 	memcpy(copy, argv, (size_t)argc * sizeof(*copy));
