@@ -22,6 +22,7 @@
 
 #define OFI_INLINE_BYTES 256 /* copied into the operation's own registered buffer, so no provider's limit applies */
 #define OFI_SENDS 64
+#define OFI_LOST_NS 1000000000u /* without a connection a peer is gone */
 #define OFI_RECEIVES 64 /* least; more with many peers */
 
 /* ---- libfabric, loaded at run time; everything else it has is reached through tables of its objects ----------------- */
@@ -90,7 +91,7 @@ enum ofi_state { OFI_UNKNOWN, OFI_GREETING, OFI_UP, OFI_DOWN };
 
 /* What comes in front of each message. */
 struct ofi_header {
-	uint32_t kind; /* enum ofi_kind: OFI_SEND or OFI_HELLO */
+	uint32_t kind; /* OFI_SEND */
 	uint32_t sender;
 };
 
@@ -100,12 +101,12 @@ struct ofi_key {
 
 struct ofi_peer {
 	fi_addr_t address;
-	struct ofi_key landing; /* where writes without bytes point */
+	struct ofi_key landing; /* where greetings and writes without bytes go */
 	enum ofi_state state;
 	bool greeted;  /* the hello has been posted */
 	bool moved;    /* something completed since the last look */
 	uint32_t nr_under_way;
-	uint64_t refused_ns; /* since when nothing can be posted; 0: the last post was taken */
+	uint64_t refused_ns; /* since when nothing can be posted, or no greeting arrives; 0: all is well */
 	bool reported; /* DOWN, and the engine knows */
 	int error;
 	char text[120];
@@ -170,7 +171,7 @@ void ofi_peer_fails(struct ofi *o, uint32_t peer, int error, const char *text);
 /* ofi_data.c */
 int ofi_write(struct transport *transport, const struct transport_write *write);
 int ofi_send(struct transport *transport, uint32_t peer, const void *data, uint32_t bytes);
-int ofi_post_send(struct ofi *o, uint32_t peer, enum ofi_kind kind, const void *data, uint32_t bytes);
+int ofi_greet(struct ofi *o, uint32_t peer);
 void ofi_post_receives(struct ofi *o);
 
 /* ofi_poll.c */

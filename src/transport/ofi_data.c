@@ -7,7 +7,7 @@
 #include "clock.h"
 #include "error.h"
 
-#define LOST_NS 1000000000u
+#define LANDING_BYTES 8
 
 /* 0, AGAIN while the greeting is under way, or negative. */
 static int check_peer(const struct ofi *o, uint32_t p)
@@ -35,7 +35,7 @@ static int judge_refusal(struct ofi *o, uint32_t p)
 		return TRANSPORT_AGAIN;
 	if (!peer->refused_ns)
 		peer->refused_ns = clock_ns();
-	if (clock_ns() - peer->refused_ns < LOST_NS)
+	if (clock_ns() - peer->refused_ns < OFI_LOST_NS)
 		return TRANSPORT_AGAIN;
 	return peer_is_gone(o, p, "its connection is lost and cannot be made again");
 }
@@ -44,7 +44,8 @@ static int judge_refusal(struct ofi *o, uint32_t p)
 static int judge_post(struct ofi *o, struct ofi_op *op, int64_t rc, const char *what)
 {
 	if (!rc) {
-		o->peers[op->peer].refused_ns = 0;
+		if (o->peers[op->peer].state == OFI_UP)
+			o->peers[op->peer].refused_ns = 0;
 		ofi_op_posted(o, op);
 		return 0;
 	}
@@ -134,10 +135,31 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 	return rc;
 }
 
-int ofi_post_send(struct ofi *o, uint32_t p, enum ofi_kind kind, const void *data, uint32_t bytes)
+/* A greeting is a few bytes to the peer's landing, done when they are there: what was only sent may have gone into a connection that is broken, and
+ * tcp;ofi_rxm does not tell for messages. */
+int ofi_greet(struct ofi *o, uint32_t p)
 {
-	struct ofi_header header = {.kind = kind, .sender = o->self};
-	struct ofi_op *op = ofi_op_take(&o->sends, kind, p);
+	struct ofi_op *op = ofi_op_take(&o->writes, OFI_HELLO, p);
+	struct fi_rma_iov to = {.addr = o->peers[p].landing.address, .len = LANDING_BYTES, .key = o->peers[p].landing.key};
+	struct iovec from = {.iov_len = LANDING_BYTES};
+	struct fi_msg_rma msg = {.msg_iov = &from, .iov_count = 1, .addr = o->peers[p].address, .rma_iov = &to, .rma_iov_count = 1};
+	int rc;
+
+	if (!op)
+		return TRANSPORT_AGAIN;
+	from.iov_base = op->buffer;
+	msg.desc = &op->desc;
+	msg.context = &op->context;
+	rc = judge_post(o, op, fi_writemsg(o->ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE), "greeting");
+	if (rc)
+		ofi_op_return(&o->writes, op);
+	return rc;
+}
+
+static int post_send(struct ofi *o, uint32_t p, const void *data, uint32_t bytes)
+{
+	struct ofi_header header = {.kind = OFI_SEND, .sender = o->self};
+	struct ofi_op *op = ofi_op_take(&o->sends, OFI_SEND, p);
 	int rc;
 
 	if (!op)
@@ -160,7 +182,7 @@ int ofi_send(struct transport *transport, uint32_t p, const void *data, uint32_t
 		return rc;
 	if (bytes > o->message_bytes)
 		return fail(TERN_ERR_INVALID, "a message of %u bytes; the longest is %u", bytes, o->message_bytes);
-	return rc ? rc : ofi_post_send(o, p, OFI_SEND, data, bytes);
+	return rc ? rc : post_send(o, p, data, bytes);
 }
 
 /* What cannot be posted now is tried again on the next poll. */

@@ -90,5 +90,5 @@ void ofi_op_ended(struct ofi *o, struct ofi_op *op)
 		o->peers[op->peer].nr_under_way--;
 		o->peers[op->peer].moved = true;
 	}
-	ofi_op_return(op->kind == OFI_WRITE ? &o->writes : &o->sends, op);
+	ofi_op_return(op->kind == OFI_SEND ? &o->sends : &o->writes, op);
 }

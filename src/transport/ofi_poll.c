@@ -18,7 +18,7 @@ static void post_greetings(struct ofi *o)
 {
 	for (uint32_t p = 0; p < o->nr_peers; p++)
 		if (o->peers[p].state == OFI_GREETING && !o->peers[p].greeted) {
-			int rc = ofi_post_send(o, p, OFI_HELLO, NULL, 0);
+			int rc = ofi_greet(o, p);
 
 			o->peers[p].greeted = rc == 0;
 			if (rc < 0)
@@ -31,7 +31,23 @@ static void greeting_is_out(struct ofi *o, struct ofi_op *op)
 	if (op->told || o->peers[op->peer].state != OFI_GREETING)
 		return;
 	o->peers[op->peer].state = OFI_UP;
+	o->peers[op->peer].refused_ns = 0;
 	o->nr_greeting--;
+}
+
+/* A greeting that meets the remains of an earlier connection to the same address fails with them; after some, one makes a new connection. */
+static bool greet_again(struct ofi *o, const struct ofi_op *op)
+{
+	struct ofi_peer *peer = &o->peers[op->peer];
+
+	if (op->kind != OFI_HELLO || peer->state != OFI_GREETING)
+		return false;
+	if (!peer->refused_ns)
+		peer->refused_ns = clock_ns();
+	if (clock_ns() - peer->refused_ns > OFI_LOST_NS)
+		return false;
+	peer->greeted = false;
+	return true;
 }
 
 /* A peer for which nothing completes gets another greeting: where its connection is gone and the provider keeps that to itself, the greeting
@@ -50,7 +66,7 @@ static void look_after_peers(struct ofi *o)
 		struct ofi_peer *peer = &o->peers[p];
 
 		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved)
-			ofi_post_send(o, p, OFI_HELLO, NULL, 0);
+			ofi_greet(o, p);
 		peer->moved = false;
 	}
 }
@@ -63,7 +79,7 @@ static void repost_later(struct ofi *o, struct ofi_op *op)
 	o->to_post = op;
 }
 
-/* The number of events: 1, or 0 for greetings and for what no rank of ours can have sent. */
+/* The number of events: 1, or 0 for what no rank of ours can have sent. */
 static int message_arrived(struct ofi *o, struct ofi_op *op, uint64_t bytes, struct transport_event *event)
 {
 	struct ofi_header header = {0};
@@ -129,7 +145,7 @@ static int operation_failed(struct ofi *o, struct ofi_op *op, const struct fi_cq
 	if (tell)
 		*event = (struct transport_event){
 			.kind = EVENT_FAILED, .peer = op->peer, .cookie = op->cookie, .error = error, .text = o->text};
-	if (!op->told && (death || !tell))
+	if (!op->told && (death || !tell) && !greet_again(o, op))
 		ofi_peer_fails(o, op->peer, error, o->text);
 	ofi_op_ended(o, op);
 	return tell;

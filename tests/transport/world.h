@@ -23,6 +23,7 @@ struct network {
 	const char *provider, *device;
 	uint32_t caps; /* exactly */
 	enum bad_key bad_key;
+	bool key_breaks; /* and the connection with it, so that the peer has to be connected anew */
 	enum death death;
 	bool few;	   /* signalled writes go one after the other, so fewer than depth are taken at once */
 	bool knows_source; /* immediates come with their peer */
