@@ -30,6 +30,7 @@ struct network {
 	uint64_t most_bytes; /* of one write in these tests */
 	uint32_t soak;	     /* operations that take a second or two */
 	bool alone;	     /* peers cannot be in different processes */
+	bool brief;	     /* another name for a network that is tested in full: the basic cases do */
 
 	/* NULL, or what a network in virtual time needs. */
 	void *(*make)(const struct network *network, uint32_t nr_peers);
@@ -63,6 +64,7 @@ struct world {
 	uint32_t nr_peers;
 	uint64_t bytes; /* of from and to */
 	struct peer peers[MAX_PEERS];
+	uint32_t nr_idle; /* turns without an event */
 	void (*on_event)(struct world *world, uint32_t who, const struct transport_event *event); /* or NULL: into the queues */
 	void *ctx;
 };
