@@ -23,8 +23,11 @@ LDLIBS   += -lpthread -ldl -lm
 
 # PMIx is found at build time and loaded at run time, so the library does not depend on it.
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix%,$(wildcard src/*.c src/boot/*.c src/engine/*.c src/transport/*.c src/kernels/cpu/*.c)) \
-	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c)
+# So is libfabric.
+OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo yes)
+LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
+	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
+	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
 BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
 AGAINST_SRC := $(wildcard bench/against_*.c)
 CLI_SRC  := $(wildcard cli/*.c)
@@ -42,6 +45,7 @@ $(BUILD)/obj/%.o: %.c
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
+$(BUILD)/obj/src/transport/ofi%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # One relocatable object whose hidden names are made local: the archive defines tern_* and nothing else.
@@ -71,7 +75,7 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs.
 $(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(BENCH_SRC) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
@@ -79,7 +83,7 @@ LIBDIR   ?= $(PREFIX)/lib
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig)
 	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/tern.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 include/tern.h include/tern_engine.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)

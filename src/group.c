@@ -283,6 +283,8 @@ int tern_group_destroy(tern_group *group)
 		return 0;
 	if (group->nr_exchanges)
 		return fail(TERN_ERR_STATE, "the group still has %d exchanges", group->nr_exchanges);
+	if (group->nr_engines)
+		return fail(TERN_ERR_STATE, "the group still has %d engines", group->nr_engines);
 	group_free(group);
 	return 0;
 }

@@ -22,6 +22,7 @@ struct tern_group {
 	struct meeting *meeting; /* where peers on this machine pass descriptors */
 	struct peer *peers;	 /* [nr_ranks] */
 	int nr_exchanges;	 /* alive */
+	int nr_engines;		 /* alive */
 	uint32_t round;		 /* of sharing windows; 0 was joining */
 };
 

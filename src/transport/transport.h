@@ -73,7 +73,7 @@ struct transport_key {
 enum write_flags {
 	WRITE_IMMEDIATE = 1, /* report `immediate` at the target */
 	WRITE_SIGNALLED = 2, /* report EVENT_WRITTEN here */
-	WRITE_FENCE = 4,     /* land after all earlier writes to this peer; refused without TRANSPORT_FENCE */
+	WRITE_FENCE = 4,     /* this write, and all later ones to this peer, land after all earlier ones; refused without TRANSPORT_FENCE */
 	WRITE_INLINE = 8     /* the source may change when write returns; at most inline_bytes */
 };
 

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An engine over a group: settings compared, addresses gathered, everybody heard from once before anybody returns. */
+#include "inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t hash_of(const char *text)
+{
+	uint64_t hash = 0xcbf29ce484222325u;
+
+	while (text && *text)
+		hash = (hash ^ (uint8_t)*text++) * 0x100000001b3u;
+	return hash;
+}
+
+static int agree(tern_group *group, const struct tern_engine_config *config)
+{
+	const struct setting settings[] = {
+		{"the transport (by hash)", hash_of(config->transport)},
+		{"nr_nics", config->nr_nics},
+		{"message_bytes", config->message_bytes},
+		{"message_credits", config->message_credits},
+		{"the size of tern_engine_config", config->size},
+	};
+
+	return group_agree_settings(group, settings, sizeof(settings) / sizeof(settings[0]));
+}
+
+static int connect_all(tern_engine *engine, tern_group *group)
+{
+	struct engine_address mine, *all = calloc((size_t)group->nr_ranks, sizeof(*all));
+	int rc = all ? engine_address(engine, &mine) : fail(TERN_ERR_NOMEM, "no memory for %d addresses", group->nr_ranks);
+
+	rc = group_agree_status(group, rc, "the engine's addresses");
+	if (!rc)
+		rc = group_allgather(group, &mine, all, sizeof(mine));
+	if (!rc)
+		rc = group_agree_status(group, engine_connect(engine, all), "the engine's connections");
+	free(all);
+	return rc;
+}
+
+/* On the proxy: a first message to everybody, which also makes networks connect that do so late. */
+static int greet(tern_engine *engine, void *ctx)
+{
+	bool *greeted = ctx;
+
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
+		greeted[p] = greeted[p] || message_control(engine, p, MESSAGE_HEARTBEAT);
+	return 0;
+}
+
+static int missing_one(tern_engine *engine, void *ctx)
+{
+	const bool *greeted = ctx;
+
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
+		if (peer_observe_down(&engine->peers[p]))
+			return fail(peer_observe_down(&engine->peers[p]), "%s", engine->peers[p].cause);
+		if (!greeted[p] || !engine->peers[p].spoke)
+			return fail(TERN_ERR_TIMEOUT, "rank %u %s within wait_ms over %s", p, greeted[p] ? "was not heard from" : "could not be reached",
+				engine->description);
+	}
+	return 0;
+}
+
+static int meet_all(tern_engine *engine)
+{
+	struct patience patience = patience_for(engine, (uint64_t)engine->config.wait_ms * 1000000);
+	bool *greeted = calloc(engine->setup.nr_peers, sizeof(*greeted));
+	int rc = greeted ? TERN_ERR_TIMEOUT : fail(TERN_ERR_NOMEM, "no memory for %u peers", engine->setup.nr_peers);
+
+	while (rc == TERN_ERR_TIMEOUT && patience_left(&patience)) {
+		rc = engine_call(engine, greet, greeted);
+		if (!rc)
+			rc = engine_call(engine, missing_one, greeted);
+	}
+	free(greeted);
+	return rc;
+}
+
+static void give_up(tern_engine *engine)
+{
+	if (!engine)
+		return;
+	engine->setup.group = NULL;
+	engine->config.wait_ms = 0;
+	tern_engine_destroy(engine);
+}
+
+int tern_engine_create(tern_group *group, const struct tern_engine_config *config, tern_engine **out)
+{
+	struct engine_setup setup = {.group = group};
+	tern_engine *engine = NULL;
+	int rc;
+
+	if (!group || !config || !out || config->size != sizeof(*config))
+		return fail(TERN_ERR_INVALID, "group, config or engine is NULL, or config was not set by tern_engine_config_init");
+	setup.self = (uint32_t)group->rank;
+	setup.nr_peers = (uint32_t)group->nr_ranks;
+	rc = agree(group, config);
+	if (rc)
+		return rc;
+	rc = group_agree_status(group, engine_open(config, &setup, &engine), "creating an engine");
+	if (!rc)
+		rc = connect_all(engine, group);
+	if (!rc)
+		rc = group_agree_status(group, engine_start(engine), "starting an engine");
+	if (!rc)
+		rc = group_agree_status(group, meet_all(engine), "meeting over the engine");
+	if (rc) {
+		give_up(engine);
+		return rc;
+	}
+	group->nr_engines++;
+	*out = engine;
+	return 0;
+}
+
+int tern_engine_rank(const tern_engine *engine)
+{
+	return engine ? (int)engine->setup.self : fail(TERN_ERR_INVALID, "engine is NULL");
+}
+
+int tern_engine_nr_peers(const tern_engine *engine)
+{
+	return engine ? (int)engine->setup.nr_peers : fail(TERN_ERR_INVALID, "engine is NULL");
+}
+
+const char *tern_engine_describe(const tern_engine *engine)
+{
+	return engine ? engine->description : "";
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the rest of the library may ask of an engine beyond tern_engine.h: making one without a group or a thread, and the short path of the
+ * exchange. The inside is in inside.h.
+ *
+ *   open ─ address ─(all ranks' addresses)─ connect ─┬─ start ── the proxy thread steps ──┬─ destroy
+ *                                                    └─ step, step, ... by a driver ──────┘
+ */
+#ifndef TERN_ENGINE_ENGINE_H
+#define TERN_ENGINE_ENGINE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tern_engine.h"
+#include "transport/transport.h"
+
+/* ---- without a group, without a thread --------------------------------------------------------------------- */
+
+struct engine_setup {
+	uint32_t self, nr_peers;
+	const struct transport_ops *ops; /* NULL: found by config->transport */
+	const char *provider;		 /* with ops: transport_options.provider */
+	void *network;			 /* transport_options.network */
+	bool stepped;			 /* no thread: the driver calls engine_step */
+	uint64_t (*clock)(void *ctx);	 /* of time-outs and waits, ns; NULL: CLOCK_MONOTONIC */
+	void *clock_ctx;
+	void (*idle)(void *ctx); /* stepped: called by waits (for room, for completion) between looks; should step all engines and let time pass. NULL: steps this one */
+	void *idle_ctx;
+	tern_group *group; /* whose processes are watched; NULL: nobody's */
+};
+
+/* One rank's addresses, one for each NIC. */
+struct engine_address {
+	uint32_t bytes[TERN_MAX_NICS];
+	uint8_t address[TERN_MAX_NICS][TRANSPORT_ADDRESS_BYTES];
+};
+
+int engine_open(const struct tern_engine_config *config, const struct engine_setup *setup, tern_engine **engine);
+int engine_address(tern_engine *engine, struct engine_address *mine);
+int engine_connect(tern_engine *engine, const struct engine_address *all); /* [nr_peers] */
+int engine_start(tern_engine *engine);					   /* the proxy thread */
+
+/* One bounded round at time now_ns: polls, takes commands, posts, looks after peers. True: something happened. */
+bool engine_step(tern_engine *engine, uint64_t now_ns);
+
+/* When engine_step next has something to do though nothing arrives (heartbeats, time-outs); UINT64_MAX: never. For drivers that skip idle time. */
+uint64_t engine_next_ns(const tern_engine *engine);
+
+uint32_t engine_caps(const tern_engine *engine); /* enum transport_caps that all NICs have */
+
+/* ---- the exchange's path ----------------------------------------------------------------------------------- */
+
+/* Counts completions of many operations without a handle for each: an operation that names it adds one to done when its bytes lie at the peer and its source may
+ * be reused, or one to failed. A thread that sees done + failed == what it began may overwrite the staging. */
+struct engine_counter {
+	_Atomic uint64_t done;
+	_Atomic uint64_t failed;
+	_Atomic int error; /* of the first that failed */
+} __attribute__((aligned(64)));
+
+/* The counter's number for commands. It is not freed by closing: the caller keeps the memory until all that it began was counted. */
+int engine_counter_open(tern_engine *engine, struct engine_counter *counter, uint32_t *id);
+void engine_counter_close(tern_engine *engine, uint32_t id);
+
+/* Acquire: pairs with the proxy's release when it counts. */
+static inline uint64_t engine_counter_ended(const struct engine_counter *counter)
+{
+	return atomic_load_explicit(&counter->done, memory_order_acquire) + atomic_load_explicit(&counter->failed, memory_order_acquire);
+}
+
+/* One write with an optional immediate: no handle, counter alone. No order between writes, also to one peer; the immediate comes after
+ * this write's own bytes. Waits for room in the ring, at most the engine's wait_ms. bytes may be 0. */
+struct engine_write {
+	uint32_t peer;
+	uint32_t flags; /* TERN_IMMEDIATE, TERN_TRY */
+	uint32_t immediate;
+	uint32_t counter; /* from engine_counter_open */
+	tern_region *local;
+	tern_remote *remote;
+	uint64_t local_offset, remote_offset, bytes;
+};
+int engine_write(tern_engine *engine, const struct engine_write *write);
+
+/* Immediates whose top byte is `prefix` belong to the claimant: `immediate` is called on the proxy for each, in constant time please; peer may be UINT32_MAX. The
+ * bytes of the write that carried it are visible to the proxy; a release store there hands them on. peer_down is called on
+ * the proxy once for each peer that is lost, so that the claimant may wake its waiters. Claim before any peer can send: before a collective agreement.
+ * One claimant for a prefix: TERN_ERR_STATE otherwise. After engine_unclaim returns, neither function runs any more. */
+struct engine_claim {
+	void (*immediate)(void *ctx, uint32_t peer, uint32_t immediate);
+	void (*peer_down)(void *ctx, uint32_t peer, int error); /* may be NULL */
+	void *ctx;
+};
+int engine_claim(tern_engine *engine, uint8_t prefix, const struct engine_claim *claim);
+int engine_unclaim(tern_engine *engine, uint8_t prefix);
+
+/* Is this peer lost? 0, TERN_ERR_PEER_DEAD or TERN_ERR_PEER_LEFT; *text the cause, for as long as the engine lives. Any thread, one load while
+ * all is well. Sets no tern_last_error. */
+int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text);
+
+/* How many peers are lost: for waits that look once for all. */
+uint32_t engine_nr_down(const tern_engine *engine);
+
+/* Runs fn on the proxy thread and returns what it returned, with its text. Waits for it. */
+int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), void *ctx);
+
+#endif

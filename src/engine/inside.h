@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inside of an engine.
+ *
+ *   submit.c, memory.c, message.c (callers)      ring      take.c         post.c              events.c
+ *   operation (what the caller asked) ──────► command ──► items ──► transport writes ──► completions ──► items ──► operation ends
+ *                                                         one peer each   (records)                       operation.c: wakes, calls
+ *
+ * Everything below `the proxy's own` is touched by the proxy alone (or the driver of a stepped engine). The pools of operations and messages, the ring, the inbox
+ * and the flags of lost peers are shared, and what orders them is said where they stand.
+ */
+#ifndef TERN_ENGINE_INSIDE_H
+#define TERN_ENGINE_INSIDE_H
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "bell.h"
+#include "command.h"
+#include "engine.h"
+#include "error.h"
+#include "group.h"
+#include "pool.h"
+#include "ring.h"
+
+#define NONE UINT32_MAX
+#define CAUSE_TEXT 192
+#define MAX_TABLE 65536
+#define MAX_COUNTERS 4096
+
+/* ---- what callers asked for --------------------------------------------------------------------------------- */
+
+enum operation_kind {
+	OPERATION_PLAIN, /* all is in the command */
+	OPERATION_PAGES,
+	OPERATION_SCATTER,
+	OPERATION_EXPECT, /* barriers too */
+	OPERATION_GROUP,
+	OPERATION_CALL
+};
+
+/* Given out by its number; the handle is generation and number + 1. It belongs to the proxy, and to the handle if there is one: who lets go last gives it back. */
+struct operation {
+	_Atomic uint32_t generation;
+	_Atomic uint32_t holders;
+	_Atomic uint32_t ended; /* 1: error and cause stand. Release and acquire: operation_end, operation_has_ended */
+	struct bell bell;
+	enum operation_kind kind;
+	int error;
+	tern_done_fn done;
+	void *ctx;
+	union {
+		struct tern_paged_write pages;
+		struct tern_scatter scatter;
+		struct {
+			uint32_t immediate;
+			uint64_t count;
+			struct tern_peers *peers;
+		} expect;
+		struct {
+			enum tern_signal_policy policy;
+			uint32_t nr_puts;
+			_Atomic uint32_t arrived; /* puts added by callers */
+		} group;
+		struct {
+			int (*fn)(tern_engine *engine, void *ctx);
+			void *ctx;
+		} call;
+	};
+	/* the proxy's own */
+	uint32_t pending; /* items that have not ended, and one while they are being made */
+	uint32_t puts_taken, puts_pending; /* group: puts that came, and that have not ended */
+	uint32_t parked, last_parked;	   /* group: items of signals that wait for their puts or for the others */
+	uint32_t next_expecting;      /* of the same value */
+	bool expecting; /* never touched by operation_take: the proxy looks at those of free operations too */
+	char cause[CAUSE_TEXT];
+};
+
+/* ---- memory ------------------------------------------------------------------------------------------------- */
+
+struct tern_region {
+	tern_engine *engine;
+	uint8_t *base;
+	uint64_t bytes;
+	struct transport_region *on[TERN_MAX_NICS];
+	struct transport_key keys[TERN_MAX_NICS];
+	uint32_t id;
+	uint32_t uses; /* the proxy's own: items that name it */
+};
+
+struct tern_remote {
+	tern_engine *engine;
+	uint64_t bytes;
+	struct transport_key keys[TERN_MAX_NICS];
+	uint32_t id, peer;
+	uint32_t uses; /* the proxy's own */
+};
+
+/* The work request of a member, as far as it is the same for all operations. */
+struct work_template {
+	uint32_t peer;
+	struct tern_remote *remote;
+};
+
+struct tern_peers {
+	tern_engine *engine;
+	uint32_t nr, id;
+	uint32_t uses; /* the proxy's own */
+	struct work_template members[];
+};
+
+/* ---- work --------------------------------------------------------------------------------------------------- */
+
+enum item_kind {
+	ITEM_WRITE, /* bytes at local_offset to remote_offset */
+	ITEM_PAGES,
+	ITEM_SIGNAL /* the 8 bytes of `value` */
+};
+
+enum item_flags {
+	ITEM_IMMEDIATE = 1, /* still to be sent */
+	ITEM_COUNTED = 2,   /* completion is a counter */
+	ITEM_PINNED = 4,    /* all of it on the peer's own NIC, for its order there */
+	ITEM_FENCE = 8,	    /* the next write carries WRITE_FENCE */
+	ITEM_PUT = 16,	    /* of a group: partner is its signal, or none */
+	ITEM_QUEUED = 32,
+	ITEM_LAST = 64,	    /* all of its bytes are posted; only an immediate is left, to go when they have landed */
+	ITEM_TOLD = 128	    /* its end was told; what is left is the network's */
+};
+
+/* A part of an operation that goes to one peer; in that peer's queue until all of it is posted, alive until all of it has landed. */
+struct item {
+	uint8_t kind, flags;
+	uint16_t reserved;
+	uint32_t generation;
+	uint32_t next; /* in a queue, a parking list or the free list */
+	uint32_t peer;
+	uint32_t completion; /* operation or counter, or NONE */
+	uint32_t partner;
+	uint32_t immediate;
+	uint32_t outstanding; /* signalled writes that have not landed */
+	int error;
+	uint32_t page; /* next one */
+	struct tern_region *local;
+	struct tern_remote *remote;
+	struct tern_peers *peers; /* in use as long as the item is */
+	uint64_t local_offset, remote_offset, bytes;
+	uint64_t at; /* bytes posted (ITEM_PAGES: of this page) */
+	uint64_t value;
+};
+
+/* A signalled write under way. */
+struct record {
+	uint32_t generation;
+	uint32_t item, peer, nic;
+	uint32_t next, previous; /* of the same peer, in order of posting; next: also of the free list */
+	uint32_t covers;	 /* unsignalled writes before it that end with it */
+	bool used, given_up;	 /* given up: its operation has been told; credit and memory are still in use */
+	uint64_t posted_ns;
+};
+
+struct queue {
+	uint32_t first, last;
+};
+
+struct engine_peer {
+	_Atomic int down; /* 0, or why: peer_publish_down, peer_observe_down */
+	char cause[CAUSE_TEXT];
+	_Atomic uint32_t unread_returned; /* messages that were read and whose credits have not gone back */
+	/* the proxy's own */
+	struct queue writes, messages;
+	uint32_t next_active;
+	bool active, fence_pending, spoke; /* spoke: a message of its came */
+	uint32_t under_way;	    /* credits taken */
+	uint32_t unsignalled;	    /* of these, since the last signalled write */
+	uint32_t nr_records, first_record, last_record;
+	uint32_t message_credits;
+	uint64_t heard_ns, told_ns, progress_ns;
+	bool said_goodbye, goodbye_sent, knows_goodbye; /* it leaves; it was told that this rank does; it has answered */
+	uint64_t suspect_ns;		  /* when it was first seen gone; 0: it was not */
+};
+
+struct nic {
+	struct transport *transport;
+	struct transport_info info;
+	uint32_t depth, under_way;
+	uint32_t unsignalled; /* of these, since the last signalled write of their peer */
+	struct transport_region *words_region;
+};
+
+/* A policy that holds up the ring until writes have landed. */
+enum stall_kind {
+	STALL_NONE,
+	STALL_PEER,
+	STALL_ALL_PEERS,
+	STALL_GROUP
+};
+
+struct stall {
+	enum stall_kind kind;
+	uint32_t peer;	 /* STALL_ALL_PEERS: the one that is being waited for */
+	uint32_t group;	 /* operation */
+	uint64_t polled; /* step at which that peer's wait began: each is polled for at least once */
+};
+
+/* Counts of one immediate value. */
+struct immediate_count {
+	bool used;
+	uint32_t value;
+	uint32_t first, last; /* operations that expect it */
+	uint64_t count;
+};
+
+/* ---- messages ----------------------------------------------------------------------------------------------- */
+
+enum message_kind {
+	MESSAGE_DATA = 1,
+	MESSAGE_HEARTBEAT = 2, /* also gives credits back */
+	MESSAGE_GOODBYE = 3,
+	MESSAGE_GOODBYE_SEEN = 4
+};
+
+struct message_header {
+	uint32_t kind;
+	uint32_t credits; /* messages of the receiver's that were read since the last header */
+	uint32_t bytes;
+	uint32_t reserved;
+};
+
+/* One that waits to be sent. */
+struct outgoing {
+	uint32_t next; /* of the same peer */
+	uint32_t completion;
+	struct message_header header; /* goes out with the bytes behind it */
+	uint8_t data[];
+};
+
+struct inbox_slot {
+	_Atomic uint64_t turn;	/* position: free for it; position + 1: filled */
+	_Atomic uint32_t bytes; /* read by who may lose the slot to another reader */
+	uint32_t peer;
+	uint8_t *data;
+};
+
+struct inbox {
+	_Atomic uint64_t head;
+	uint64_t tail; /* the proxy's own */
+	uint64_t mask;
+	struct inbox_slot *slots;
+	uint8_t *memory;
+	struct bell bell;
+};
+
+/* ---- engine ------------------------------------------------------------------------------------------------- */
+
+struct tern_engine {
+	struct ring ring;
+	struct bell bell; /* the proxy sleeps on it */
+	struct pool free_operations, free_messages;
+	_Atomic uint64_t parked_room; /* signals that may still be parked: submit.c, put_group */
+	_Atomic uint32_t nr_down;
+	_Atomic uint32_t leaving; /* the proxy is to finish and end */
+	struct tern_engine_config config;
+	struct engine_setup setup;
+	char transport_name[64], description[192];
+	struct operation *operations;
+	uint8_t *messages; /* struct outgoing [nr_messages], message_stride apart */
+	uint32_t nr_messages, message_stride;
+	struct inbox inbox;
+	struct engine_peer *peers;
+	pthread_t thread;
+	bool thread_runs, connected;
+	pthread_mutex_t tables_lock; /* of control calls alone */
+	struct tern_region **regions;
+	struct tern_remote **remotes;
+	struct tern_peers **lists;
+	struct engine_counter **counters;
+	uint32_t caps;
+
+	/* the proxy's own */
+	bool inside_step, time_runs, saying_goodbye;
+	uint64_t now_ns, next_look_ns, look_every_ns, last_look_ns, leave_ns;
+	uint64_t heartbeat_ns, timeout_ns;
+	struct nic nics[TERN_MAX_NICS];
+	uint32_t next_nic;
+	struct item *items;
+	uint32_t nr_items, free_items, nr_free_items;
+	struct record *records;
+	uint64_t *words; /* [nr_records] sources of signals */
+	uint32_t nr_records, free_records;
+	uint32_t first_active, last_active;
+	struct command command; /* taken and not yet done with */
+	bool command_held;
+	uint32_t command_at; /* members done */
+	struct stall stall;
+	struct immediate_count *counts;
+	uint32_t counts_mask, nr_counts;
+	bool counts_lost;
+	struct engine_claim claims[256];
+	struct pollfd *processes; /* of peers on this machine */
+	uint32_t *process_peers, nr_processes;
+	uint32_t nr_messages_queued;
+	struct tern_engine_stats stats;
+};
+
+/* operation.c */
+uint32_t operation_take(tern_engine *engine, enum operation_kind kind, tern_done_fn done, void *ctx, bool with_handle);
+tern_op operation_handle(const tern_engine *engine, uint32_t number);
+struct operation *operation_of_handle(tern_engine *engine, tern_op op);
+void operation_drop(tern_engine *engine, uint32_t number);
+void operation_fail(struct operation *operation, int error, const char *cause); /* the first cause stands */
+void operation_end(tern_engine *engine, uint32_t number);
+void operation_part_ended(tern_engine *engine, uint32_t number);
+int operation_wait(tern_engine *engine, uint32_t number, uint64_t deadline_ns);
+
+/* A bounded wait of a caller: spins, then yields, then gives time away; a stepped engine is stepped by it. */
+struct patience {
+	tern_engine *engine;
+	uint64_t deadline_ns, last_ns;
+	uint32_t rounds, stuck;
+};
+struct patience patience_for(tern_engine *engine, uint64_t wait_ns);
+bool patience_left(struct patience *patience); /* false: time is up */
+uint64_t engine_now(const tern_engine *engine);
+bool engine_on_proxy(const tern_engine *engine);
+
+/* submit.c */
+int submit(tern_engine *engine, const struct command *command, uint32_t flags);
+
+/* memory.c */
+int memory_open(tern_engine *engine);
+void memory_close(tern_engine *engine);
+
+/* take.c */
+bool take_commands(tern_engine *engine, uint32_t budget);
+bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes);
+bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes);
+void item_set_memory(struct item *item, struct tern_region *local, struct tern_remote *remote);
+void item_set_completion(tern_engine *engine, struct item *item, uint32_t completion, bool counted);
+
+/* item.c */
+struct item *item_take(tern_engine *engine, uint32_t peer, enum item_kind kind);
+uint32_t item_number(const tern_engine *engine, const struct item *item);
+void item_queue(tern_engine *engine, struct item *item);
+void item_end(tern_engine *engine, struct item *item);
+void item_fail(tern_engine *engine, struct item *item, int error, const char *cause); /* notes it; it ends when nothing of it is under way */
+void item_check_ended(tern_engine *engine, struct item *item);
+struct item *queue_first(tern_engine *engine, struct queue *queue);
+void queue_pop(tern_engine *engine, struct queue *queue);
+void peer_activate(tern_engine *engine, uint32_t peer);
+
+/* post.c */
+bool post_work(tern_engine *engine, uint32_t budget);
+void record_free(tern_engine *engine, struct record *record);
+void record_unlink(tern_engine *engine, struct record *record);
+
+/* signal.c */
+bool signal_stalled(tern_engine *engine); /* true: the ring is held up */
+bool signal_take_put(tern_engine *engine, const struct command *command);
+void signal_put_ended(tern_engine *engine, struct item *put);
+
+/* events.c */
+bool poll_transports(tern_engine *engine);
+
+/* counts.c */
+int counts_open(tern_engine *engine);
+void counts_close(tern_engine *engine);
+void counts_arrive(tern_engine *engine, uint32_t value);
+void counts_expect(tern_engine *engine, uint32_t number);
+void counts_peer_down(tern_engine *engine);
+void counts_end_all(tern_engine *engine, int error, const char *cause);
+uint64_t counts_of(const tern_engine *engine, uint32_t value);
+
+/* message.c */
+int messages_open(tern_engine *engine);
+void messages_close(tern_engine *engine);
+struct outgoing *message_at(const tern_engine *engine, uint32_t number);
+void message_queue(tern_engine *engine, uint32_t number, uint32_t peer, uint32_t completion);
+bool post_messages(tern_engine *engine, uint32_t peer);
+void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes);
+void messages_peer_down(tern_engine *engine, uint32_t peer);
+bool message_control(tern_engine *engine, uint32_t peer, enum message_kind kind);
+void messages_return_credits(tern_engine *engine);
+
+/* lost.c */
+void peer_lost(tern_engine *engine, uint32_t peer, int error, const char *cause);
+void look_after_peers(tern_engine *engine);
+int watch_processes(tern_engine *engine);
+
+/* engine.c */
+void engine_close(tern_engine *engine);
+
+/* leave.c */
+bool leave_done(tern_engine *engine);
+void end_everything(tern_engine *engine);
+
+/* What became of something without an operation. */
+void completion_end(tern_engine *engine, uint32_t completion, bool counted, int error, const char *cause);
+
+/* proxy.c */
+void *proxy_main(void *engine);
+
+/* Release: the cause comes before it. Pairs with peer_observe_down. */
+static inline void peer_publish_down(struct engine_peer *peer, int error)
+{
+	atomic_store_explicit(&peer->down, error, memory_order_release);
+}
+
+static inline int peer_observe_down(const struct engine_peer *peer)
+{
+	return atomic_load_explicit(&peer->down, memory_order_acquire);
+}
+
+#endif

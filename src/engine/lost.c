@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers that go: seen by the transport, by the end of their process, by their silence, by a write that does not end, or announced by themselves. However it is
+ * found, it is told once, and what needs the peer ends with the same cause. */
+#include "inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- the end of a peer ----------------------------------------------------------------------------------------------- */
+
+static void end_records(tern_engine *engine, uint32_t peer, int error, const char *cause)
+{
+	for (uint32_t i = 0; i < engine->nr_records; i++) {
+		struct record *record = &engine->records[i];
+		struct item *item = &engine->items[record->item];
+
+		if (!record->used || record->peer != peer)
+			continue;
+		item_fail(engine, item, error, cause);
+		record_free(engine, record);
+		item->outstanding--;
+		item_check_ended(engine, item);
+	}
+}
+
+/* Unsignalled writes that no signalled one followed. */
+static void give_back_unsignalled(tern_engine *engine, struct engine_peer *peer)
+{
+	engine->nics[0].under_way -= peer->unsignalled;
+	engine->nics[0].unsignalled -= peer->unsignalled;
+	peer->under_way -= peer->unsignalled;
+	peer->unsignalled = 0;
+}
+
+static void end_queued(tern_engine *engine, struct engine_peer *peer, int error, const char *cause)
+{
+	struct item *item;
+
+	while ((item = queue_first(engine, &peer->writes))) {
+		queue_pop(engine, &peer->writes);
+		item_fail(engine, item, error, cause);
+		item_check_ended(engine, item);
+	}
+}
+
+static void tell_claimants(tern_engine *engine, uint32_t peer, int error)
+{
+	for (uint32_t i = 0; i < 256; i++)
+		if (engine->claims[i].peer_down)
+			engine->claims[i].peer_down(engine->claims[i].ctx, peer, error);
+}
+
+void peer_lost(tern_engine *engine, uint32_t number, int error, const char *cause)
+{
+	struct engine_peer *peer = &engine->peers[number];
+
+	if (peer_observe_down(peer))
+		return;
+	snprintf(peer->cause, sizeof(peer->cause), "%s", cause);
+	peer_publish_down(peer, error);
+	atomic_fetch_add_explicit(&engine->nr_down, 1, memory_order_release);
+	for (uint32_t i = 0; i < engine->config.nr_nics; i++)
+		engine->nics[i].transport->ops->disconnect(engine->nics[i].transport, number);
+	end_queued(engine, peer, error, peer->cause);
+	end_records(engine, number, error, peer->cause);
+	give_back_unsignalled(engine, peer);
+	messages_peer_down(engine, number);
+	counts_peer_down(engine);
+	tell_claimants(engine, number, error);
+}
+
+int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text)
+{
+	int error = peer_observe_down(&engine->peers[peer]);
+
+	if (error && text)
+		*text = engine->peers[peer].cause;
+	return error;
+}
+
+uint32_t engine_nr_down(const tern_engine *engine)
+{
+	return atomic_load_explicit(&engine->nr_down, memory_order_acquire);
+}
+
+int tern_engine_peer(const tern_engine *engine, uint32_t peer)
+{
+	int error;
+
+	if (!engine || peer >= engine->setup.nr_peers)
+		return fail(TERN_ERR_INVALID, "peer %u of %u", peer, engine ? engine->setup.nr_peers : 0);
+	error = peer_observe_down(&engine->peers[peer]);
+	return error ? fail(error, "%s", engine->peers[peer].cause) : 0;
+}
+
+/* ---- processes of this machine ---------------------------------------------------------------------------------------- */
+
+int watch_processes(tern_engine *engine)
+{
+	const tern_group *group = engine->setup.group;
+
+	if (!group)
+		return 0;
+	engine->processes = calloc((size_t)group->nr_ranks, sizeof(*engine->processes));
+	engine->process_peers = calloc((size_t)group->nr_ranks, sizeof(*engine->process_peers));
+	if (!engine->processes || !engine->process_peers)
+		return fail(TERN_ERR_NOMEM, "no memory to watch %d processes", group->nr_ranks);
+	for (int r = 0; r < group->nr_ranks; r++) {
+		if (group->peers[r].pidfd < 0)
+			continue;
+		engine->processes[engine->nr_processes] = (struct pollfd){.fd = group->peers[r].pidfd, .events = POLLIN};
+		engine->process_peers[engine->nr_processes++] = (uint32_t)r;
+	}
+	return 0;
+}
+
+/* What a peer sent before it went may still be in the network's queues here, so it is suspected first, and gone when the next look comes. */
+static bool is_gone_for_good(tern_engine *engine, struct engine_peer *peer)
+{
+	if (!peer->suspect_ns)
+		peer->suspect_ns = engine->now_ns ? engine->now_ns : 1;
+	return engine->now_ns > peer->suspect_ns;
+}
+
+static void look_at_processes(tern_engine *engine)
+{
+	char cause[CAUSE_TEXT];
+
+	if (!engine->nr_processes || poll(engine->processes, engine->nr_processes, 0) <= 0)
+		return;
+	for (uint32_t i = 0; i < engine->nr_processes; i++) {
+		uint32_t peer = engine->process_peers[i];
+
+		if (!(engine->processes[i].revents & POLLIN) || engine->peers[peer].said_goodbye || !is_gone_for_good(engine, &engine->peers[peer]))
+			continue;
+		snprintf(cause, sizeof(cause), "rank %u's process has ended", peer);
+		engine->processes[i].fd = -1; /* poll passes it over */
+		peer_lost(engine, peer, TERN_ERR_PEER_DEAD, cause);
+	}
+}
+
+/* ---- silence, and writes that do not end -------------------------------------------------------------------------------- */
+
+static uint64_t ms_since(const tern_engine *engine, uint64_t then_ns)
+{
+	return (engine->now_ns - then_ns) / 1000000;
+}
+
+static bool is_silent(const tern_engine *engine, const struct engine_peer *peer)
+{
+	return engine->heartbeat_ns && engine->now_ns - peer->heard_ns > engine->timeout_ns;
+}
+
+/* Its operation is told, but the network may still read the source: record, credit and region stay in use until it does report, or the peer goes. */
+static void give_up(tern_engine *engine, struct record *record)
+{
+	struct item *item = &engine->items[record->item];
+	char cause[CAUSE_TEXT];
+
+	snprintf(cause, sizeof(cause), "a write to rank %u has not landed in %llu ms", record->peer,
+		(unsigned long long)ms_since(engine, record->posted_ns));
+	record_unlink(engine, record);
+	record->given_up = true;
+	item_fail(engine, item, TERN_ERR_SYSTEM, cause);
+	if (item->flags & ITEM_TOLD)
+		return;
+	item->flags |= ITEM_TOLD;
+	if (item->flags & ITEM_PUT)
+		signal_put_ended(engine, item);
+	completion_end(engine, item->completion, item->flags & ITEM_COUNTED, item->error, cause);
+}
+
+static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, uint64_t since_ns)
+{
+	uint64_t waited = engine->now_ns - since_ns;
+
+	return waited > engine->timeout_ns && (engine->now_ns - peer->progress_ns > engine->timeout_ns || waited / 4 > engine->timeout_ns);
+}
+
+static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
+{
+	struct item *item = queue_first(engine, &peer->writes);
+
+	while (peer->first_record != NONE && is_stuck(engine, peer, engine->records[peer->first_record].posted_ns))
+		give_up(engine, &engine->records[peer->first_record]);
+	if (item && engine->now_ns - peer->progress_ns > engine->timeout_ns && !item->outstanding) {
+		char cause[CAUSE_TEXT];
+
+		snprintf(cause, sizeof(cause), "the network has taken no write to rank %u for %llu ms", item->peer,
+			(unsigned long long)ms_since(engine, peer->progress_ns));
+		queue_pop(engine, &peer->writes);
+		item_fail(engine, item, TERN_ERR_SYSTEM, cause);
+		item_check_ended(engine, item);
+		peer->progress_ns = engine->now_ns;
+	}
+}
+
+static void look_at_peer(tern_engine *engine, uint32_t number)
+{
+	struct engine_peer *peer = &engine->peers[number];
+	char cause[CAUSE_TEXT];
+
+	if (peer_observe_down(peer))
+		return;
+	if (peer->said_goodbye && is_gone_for_good(engine, peer)) {
+		snprintf(cause, sizeof(cause), "rank %u left", number);
+		peer_lost(engine, number, TERN_ERR_PEER_LEFT, cause);
+		return;
+	}
+	if (number != engine->setup.self && is_silent(engine, peer)) {
+		snprintf(cause, sizeof(cause), "nothing was heard from rank %u for %llu ms", number, (unsigned long long)ms_since(engine, peer->heard_ns));
+		peer_lost(engine, number, TERN_ERR_PEER_DEAD, cause);
+		return;
+	}
+	look_at_writes(engine, peer);
+	if (engine->heartbeat_ns && number != engine->setup.self && engine->now_ns - peer->told_ns >= engine->heartbeat_ns)
+		message_control(engine, number, MESSAGE_HEARTBEAT);
+}
+
+/* A proxy that was held up itself has no right to call others silent. */
+static void forgive_own_absence(tern_engine *engine)
+{
+	uint64_t gap = engine->now_ns - engine->last_look_ns;
+
+	if (engine->setup.stepped || gap < engine->timeout_ns / 2)
+		return;
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
+		engine->peers[p].heard_ns = engine->now_ns;
+		engine->peers[p].progress_ns = engine->now_ns;
+	}
+}
+
+void look_after_peers(tern_engine *engine)
+{
+	forgive_own_absence(engine);
+	look_at_processes(engine);
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
+		look_at_peer(engine, p);
+	messages_return_credits(engine);
+	engine->last_look_ns = engine->now_ns;
+	engine->next_look_ns = engine->now_ns + engine->look_every_ns;
+}

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two-sided messages: small, in order for each peer, with credits, so that a reader who sleeps fills its inbox and no more. Heartbeats and goodbyes go the same
+ * way, without credits: they are not kept.
+ *
+ * Credits. A peer may have message_credits messages unread here; the inbox has room for that many from everybody. Those that were read go back in the header of
+ * whatever is sent next, or in a heartbeat of their own once half of them are waiting. */
+#include "inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLEEP_SLICE_NS 20000000u
+
+/* ---- opening --------------------------------------------------------------------------------------------------- */
+
+static int inbox_open(tern_engine *engine)
+{
+	struct inbox *inbox = &engine->inbox;
+	uint64_t nr = 16, least = (uint64_t)engine->setup.nr_peers * engine->config.message_credits;
+
+	while (nr < least)
+		nr *= 2;
+	inbox->mask = nr - 1;
+	inbox->slots = calloc(nr, sizeof(*inbox->slots));
+	inbox->memory = calloc(nr, engine->config.message_bytes);
+	if (!inbox->slots || !inbox->memory)
+		return fail(TERN_ERR_NOMEM, "no memory for %llu messages", (unsigned long long)nr);
+	for (uint64_t i = 0; i < nr; i++) {
+		atomic_store_explicit(&inbox->slots[i].turn, i, memory_order_relaxed);
+		inbox->slots[i].data = inbox->memory + i * engine->config.message_bytes;
+	}
+	return 0;
+}
+
+int messages_open(tern_engine *engine)
+{
+	engine->nr_messages = engine->config.ring_entries < 1024 ? engine->config.ring_entries : 1024;
+	engine->message_stride = (uint32_t)((sizeof(struct outgoing) + engine->config.message_bytes + 15) / 16 * 16);
+	engine->messages = calloc(engine->nr_messages, engine->message_stride);
+	if (!engine->messages || pool_open(&engine->free_messages, engine->nr_messages))
+		return fail(TERN_ERR_NOMEM, "no memory for %u messages", engine->nr_messages);
+	return inbox_open(engine);
+}
+
+void messages_close(tern_engine *engine)
+{
+	pool_close(&engine->free_messages);
+	free(engine->messages);
+	free(engine->inbox.slots);
+	free(engine->inbox.memory);
+}
+
+struct outgoing *message_at(const tern_engine *engine, uint32_t number)
+{
+	return (struct outgoing *)(void *)(engine->messages + (size_t)number * engine->message_stride);
+}
+
+/* ---- sending (on the proxy) -------------------------------------------------------------------------------------- */
+
+void message_queue(tern_engine *engine, uint32_t number, uint32_t peer, uint32_t completion)
+{
+	struct queue *queue = &engine->peers[peer].messages;
+	struct outgoing *message = message_at(engine, number);
+
+	message->next = NONE;
+	message->completion = completion;
+	if (queue->last == NONE)
+		queue->first = number;
+	else
+		message_at(engine, queue->last)->next = number;
+	queue->last = number;
+	engine->nr_messages_queued++;
+	if (engine->peers[peer].message_credits)
+		peer_activate(engine, peer);
+}
+
+static void end_first(tern_engine *engine, uint32_t peer, int error, const char *cause)
+{
+	struct queue *queue = &engine->peers[peer].messages;
+	uint32_t number = queue->first, completion = message_at(engine, number)->completion;
+
+	queue->first = message_at(engine, number)->next;
+	if (queue->first == NONE)
+		queue->last = NONE;
+	engine->nr_messages_queued--;
+	pool_give(&engine->free_messages, number);
+	completion_end(engine, completion, false, error, cause);
+}
+
+/* Sends with the credits that are due. 0, TRANSPORT_AGAIN or an error. */
+static int send_with_credits(tern_engine *engine, uint32_t peer, struct message_header *header, uint32_t bytes)
+{
+	struct engine_peer *p = &engine->peers[peer];
+	struct transport *transport = engine->nics[0].transport;
+	int rc;
+
+	header->credits = atomic_exchange_explicit(&p->unread_returned, 0, memory_order_relaxed);
+	rc = transport->ops->send(transport, peer, header, (uint32_t)sizeof(*header) + bytes);
+	if (rc)
+		atomic_fetch_add_explicit(&p->unread_returned, header->credits, memory_order_relaxed);
+	else
+		p->told_ns = engine->now_ns;
+	return rc;
+}
+
+/* True: at least one went or ended. */
+bool post_messages(tern_engine *engine, uint32_t peer)
+{
+	struct engine_peer *p = &engine->peers[peer];
+	bool any = false;
+
+	while (p->messages.first != NONE && p->message_credits) {
+		struct outgoing *message = message_at(engine, p->messages.first);
+		int rc = send_with_credits(engine, peer, &message->header, message->header.bytes);
+
+		if (rc == TRANSPORT_AGAIN) {
+			engine->stats.again++;
+			break;
+		}
+		if (rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_PEER_LEFT) {
+			peer_lost(engine, peer, rc, tern_last_error());
+			return true;
+		}
+		if (!rc) {
+			p->message_credits--;
+			engine->stats.messages_sent++;
+		}
+		end_first(engine, peer, rc, rc ? tern_last_error() : "");
+		any = true;
+	}
+	return any;
+}
+
+bool message_control(tern_engine *engine, uint32_t peer, enum message_kind kind)
+{
+	struct message_header header = {.kind = kind};
+
+	if (send_with_credits(engine, peer, &header, 0))
+		return false;
+	engine->stats.heartbeats_sent += kind == MESSAGE_HEARTBEAT;
+	return true;
+}
+
+/* For readers that send nothing themselves. */
+void messages_return_credits(tern_engine *engine)
+{
+	uint32_t enough = (engine->config.message_credits + 1) / 2;
+
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
+		if (atomic_load_explicit(&engine->peers[p].unread_returned, memory_order_relaxed) >= enough && !peer_observe_down(&engine->peers[p]))
+			message_control(engine, p, MESSAGE_HEARTBEAT);
+}
+
+void messages_peer_down(tern_engine *engine, uint32_t peer)
+{
+	struct engine_peer *p = &engine->peers[peer];
+
+	while (p->messages.first != NONE)
+		end_first(engine, peer, peer_observe_down(p), p->cause);
+}
+
+/* ---- arriving (on the proxy) ---------------------------------------------------------------------------------------- */
+
+/* Release: what is in the slot comes before its turn. Pairs with slot_is_filled. */
+static void slot_fill(struct inbox_slot *slot, uint64_t position)
+{
+	atomic_store_explicit(&slot->turn, position + 1, memory_order_release);
+}
+
+static bool slot_is_filled(const struct inbox_slot *slot, uint64_t position)
+{
+	return atomic_load_explicit(&slot->turn, memory_order_acquire) == position + 1;
+}
+
+/* Release: the reader's copy comes before the slot is filled anew. Pairs with slot_is_free. */
+static void slot_give_back(struct inbox_slot *slot, uint64_t position, uint64_t entries)
+{
+	atomic_store_explicit(&slot->turn, position + entries, memory_order_release);
+}
+
+static bool slot_is_free(const struct inbox_slot *slot, uint64_t position)
+{
+	return atomic_load_explicit(&slot->turn, memory_order_acquire) == position;
+}
+
+static void keep(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32_t bytes)
+{
+	struct inbox *inbox = &engine->inbox;
+	struct inbox_slot *slot = &inbox->slots[inbox->tail & inbox->mask];
+
+	if (bytes > engine->config.message_bytes || !slot_is_free(slot, inbox->tail)) {
+		peer_lost(engine, peer, TERN_ERR_PROTOCOL, "a peer sent more or longer messages than it had credits for");
+		return;
+	}
+	slot->peer = peer;
+	atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
+	memcpy(slot->data, data, bytes);
+	slot_fill(slot, inbox->tail++);
+	engine->stats.messages_received++;
+	bell_ring(&inbox->bell);
+}
+
+void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes)
+{
+	struct message_header header;
+	struct engine_peer *p = &engine->peers[peer];
+
+	if (peer >= engine->setup.nr_peers || bytes < sizeof(header) || peer_observe_down(p))
+		return;
+	p->spoke = true;
+	memcpy(&header, data, sizeof(header));
+	if (header.credits) {
+		p->message_credits += header.credits;
+		peer_activate(engine, peer);
+	}
+	switch (header.kind) {
+	case MESSAGE_DATA:
+		keep(engine, peer, (const uint8_t *)data + sizeof(header), bytes - (uint32_t)sizeof(header));
+		break;
+	case MESSAGE_GOODBYE:
+		p->said_goodbye = true; /* lost.c ends it a little later: its last immediates may still be coming out of the network */
+		message_control(engine, peer, MESSAGE_GOODBYE_SEEN);
+		break;
+	case MESSAGE_GOODBYE_SEEN:
+		p->knows_goodbye = true;
+		break;
+	default:
+		break;
+	}
+}
+
+/* ---- receiving (any thread) ------------------------------------------------------------------------------------------ */
+
+/* 0: taken; TERN_ERR_TIMEOUT: nothing there; TERN_ERR_CAPACITY. */
+static int try_receive(tern_engine *engine, uint32_t *peer, void *data, uint32_t *bytes)
+{
+	struct inbox *inbox = &engine->inbox;
+	uint64_t head = atomic_load_explicit(&inbox->head, memory_order_relaxed);
+
+	for (;;) {
+		struct inbox_slot *slot = &inbox->slots[head & inbox->mask];
+		uint32_t length;
+
+		if (!slot_is_filled(slot, head)) {
+			uint64_t now = atomic_load_explicit(&inbox->head, memory_order_relaxed);
+
+			if (now == head)
+				return TERN_ERR_TIMEOUT;
+			head = now; /* somebody else took it */
+			continue;
+		}
+		length = atomic_load_explicit(&slot->bytes, memory_order_relaxed);
+		if (length > *bytes) {
+			uint32_t room = *bytes;
+
+			*bytes = length;
+			return fail(TERN_ERR_CAPACITY, "the message has %u bytes, the room %u", length, room);
+		}
+		if (!atomic_compare_exchange_strong_explicit(&inbox->head, &head, head + 1, memory_order_relaxed, memory_order_relaxed))
+			continue;
+		*peer = slot->peer;
+		*bytes = length;
+		memcpy(data, slot->data, length);
+		slot_give_back(slot, head, inbox->mask + 1);
+		return 0;
+	}
+}
+
+/* A peer that ran out of credits waits for half of them. */
+static void give_credit(tern_engine *engine, uint32_t peer)
+{
+	uint32_t due = atomic_fetch_add_explicit(&engine->peers[peer].unread_returned, 1, memory_order_relaxed) + 1;
+
+	if (due == (engine->config.message_credits + 1) / 2 && engine->thread_runs)
+		bell_ring(&engine->bell);
+}
+
+int tern_engine_recv(tern_engine *engine, uint32_t *peer, void *data, uint32_t *bytes, int wait_ms)
+{
+	struct patience patience;
+	uint32_t from;
+	int rc;
+
+	if (!engine || !bytes || (!data && *bytes))
+		return fail(TERN_ERR_INVALID, "engine, data or bytes is NULL");
+	patience = patience_for(engine, (uint64_t)(wait_ms > 0 ? wait_ms : 0) * 1000000);
+	while ((rc = try_receive(engine, &from, data, bytes)) == TERN_ERR_TIMEOUT) {
+		if (!patience_left(&patience))
+			return fail(TERN_ERR_TIMEOUT, "no message came within %d ms", wait_ms);
+		if (!engine->setup.stepped && patience.rounds > 500) {
+			uint32_t rung = bell_listen(&engine->inbox.bell);
+
+			rc = try_receive(engine, &from, data, bytes);
+			if (rc == TERN_ERR_TIMEOUT)
+				bell_sleep(&engine->inbox.bell, rung, SLEEP_SLICE_NS);
+			bell_leave(&engine->inbox.bell);
+			if (rc != TERN_ERR_TIMEOUT)
+				break;
+		}
+	}
+	if (rc)
+		return rc;
+	give_credit(engine, from);
+	if (peer)
+		*peer = from;
+	return 0;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The proxy: one bounded round after the other, and when it sleeps.
+ *
+ * Awake.   While anything happens, and SPIN_NS after it, the proxy goes round without a pause; then it yields, so that ranks which share its core get on.
+ * Asleep.  After YIELD_NS without news it sleeps on its bell. Whoever puts a command into the ring rings it: entry first, then the bell. The proxy listens
+ *          first, then looks at the ring once more, then sleeps (bell.h): it sees the entry, or is woken.
+ * Slices.  Networks have no bell: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS it does not even land before. So no sleep is longer than a slice,
+ *          and a slice is short. It grows while nothing comes, and what is under way keeps it at its shortest.
+ */
+#include "inside.h"
+
+#include <sched.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "clock.h"
+
+#define COMMANDS_PER_STEP 64
+#define POSTS_PER_STEP 256
+#define SPIN_NS 20000u
+#define YIELD_NS 500000u
+#define FIRST_SLICE_NS 20000u
+#define LONGEST_SLICE_NS 1000000u
+#define LONGEST_SLICE_TARGET_POLLS_NS 200000u
+
+static void begin_time(tern_engine *engine, uint64_t now_ns)
+{
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
+		engine->peers[p].heard_ns = engine->peers[p].progress_ns = now_ns;
+		/* Heartbeats to all peers at once would be a burst. */
+		engine->peers[p].told_ns = now_ns - engine->heartbeat_ns * p / engine->setup.nr_peers;
+	}
+	engine->last_look_ns = now_ns;
+	engine->next_look_ns = now_ns + engine->look_every_ns;
+	engine->time_runs = true;
+}
+
+bool engine_step(tern_engine *engine, uint64_t now_ns)
+{
+	bool any;
+
+	engine->inside_step = true;
+	engine->now_ns = now_ns;
+	if (!engine->time_runs)
+		begin_time(engine, now_ns);
+	engine->stats.steps++;
+	any = poll_transports(engine);
+	any = take_commands(engine, COMMANDS_PER_STEP) || any;
+	any = post_work(engine, POSTS_PER_STEP) || any;
+	if (now_ns >= engine->next_look_ns)
+		look_after_peers(engine);
+	engine->inside_step = false;
+	return any;
+}
+
+uint64_t engine_next_ns(const tern_engine *engine)
+{
+	return engine->next_look_ns;
+}
+
+static bool is_busy(const tern_engine *engine)
+{
+	return engine->nr_free_items != engine->nr_items || engine->nr_messages_queued || engine->command_held ||
+	       atomic_load_explicit(&engine->leaving, memory_order_relaxed);
+}
+
+/* Returns the next slice. */
+static uint64_t sleep_slice(tern_engine *engine, uint64_t slice_ns)
+{
+	uint64_t longest = engine->caps & TRANSPORT_TARGET_POLLS ? LONGEST_SLICE_TARGET_POLLS_NS : LONGEST_SLICE_NS;
+	uint32_t rung = bell_listen(&engine->bell);
+
+	if (!ring_peek(&engine->ring) && !atomic_load_explicit(&engine->leaving, memory_order_acquire)) {
+		engine->stats.sleeps++;
+		bell_sleep(&engine->bell, rung, is_busy(engine) ? FIRST_SLICE_NS : slice_ns);
+	}
+	bell_leave(&engine->bell);
+	return slice_ns * 2 < longest ? slice_ns * 2 : longest;
+}
+
+static void pin(const tern_engine *engine)
+{
+	cpu_set_t cores;
+
+	prctl(PR_SET_NAME, "tern-proxy");
+	prctl(PR_SET_TIMERSLACK, 1000ul); /* else each slice is 50 us longer */
+	if (engine->config.core < 0)
+		return;
+	CPU_ZERO(&cores);
+	CPU_SET((unsigned)engine->config.core, &cores);
+	sched_setaffinity(0, sizeof(cores), &cores); /* engine_open has seen that it is allowed */
+}
+
+void *proxy_main(void *arg)
+{
+	tern_engine *engine = arg;
+	uint64_t news_ns = engine_now(engine), slice_ns = FIRST_SLICE_NS;
+
+	pin(engine);
+	for (;;) {
+		uint64_t now = engine_now(engine);
+
+		if (engine_step(engine, now)) {
+			news_ns = now;
+			slice_ns = FIRST_SLICE_NS;
+		} else if (now - news_ns < SPIN_NS) {
+			spin_pause();
+		} else if (now - news_ns < YIELD_NS) {
+			sched_yield();
+		} else {
+			slice_ns = sleep_slice(engine, slice_ns);
+		}
+		if (atomic_load_explicit(&engine->leaving, memory_order_acquire) && leave_done(engine))
+			return NULL;
+	}
+}

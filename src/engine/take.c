@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the ring to items. Whoever wrote a command may be a GPU kernel: every number is checked before it is followed. A command for which there are no items
+ * left is held, with how far it has come, and so are those behind it. */
+#include "inside.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* A command that is not carried out. An operation ends in take_with_operation. */
+static void refuse(tern_engine *engine, const struct command *c, int error, const char *cause)
+{
+	bool counted = c->flags & COMMAND_COUNTED;
+
+	if (c->completion < (counted ? MAX_COUNTERS : 0))
+		completion_end(engine, c->completion, true, error, cause);
+	else if (!counted && c->completion < engine->config.nr_operations && error)
+		operation_fail(&engine->operations[c->completion], error, cause);
+	else
+		completion_end(engine, NONE, false, error, cause);
+}
+
+static void refuse_peer(tern_engine *engine, const struct command *c, uint32_t peer)
+{
+	refuse(engine, c, peer_observe_down(&engine->peers[peer]), engine->peers[peer].cause);
+}
+
+bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes)
+{
+	return region && offset <= region->bytes && bytes <= region->bytes - offset;
+}
+
+bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes)
+{
+	return remote && remote->peer == peer && offset <= remote->bytes && bytes <= remote->bytes - offset;
+}
+
+static bool bad_numbers(const tern_engine *engine, const struct command *c)
+{
+	bool counted = c->flags & COMMAND_COUNTED;
+
+	if (c->peer >= engine->setup.nr_peers)
+		return true;
+	if (c->completion != COMMAND_NONE && c->completion >= (counted ? MAX_COUNTERS : engine->config.nr_operations))
+		return true;
+	return c->bytes && (!in_region(engine->regions[c->local], c->local_offset, c->bytes) ||
+				   !in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes));
+}
+
+void item_set_memory(struct item *item, struct tern_region *local, struct tern_remote *remote)
+{
+	item->local = local;
+	item->remote = remote;
+	if (local)
+		local->uses++;
+	if (remote)
+		remote->uses++;
+}
+
+void item_set_completion(tern_engine *engine, struct item *item, uint32_t completion, bool counted)
+{
+	item->completion = completion;
+	if (counted)
+		item->flags |= ITEM_COUNTED;
+	else if (completion != NONE)
+		engine->operations[completion].pending++;
+}
+
+static bool take_write(tern_engine *engine, const struct command *c)
+{
+	struct item *item;
+
+	if (bad_numbers(engine, c)) {
+		refuse(engine, c, TERN_ERR_INVALID, "a command names a peer, region, offset or completion that there is none of");
+		return true;
+	}
+	if (peer_observe_down(&engine->peers[c->peer])) {
+		refuse_peer(engine, c, c->peer);
+		return true;
+	}
+	if (!c->bytes && !(c->flags & COMMAND_IMMEDIATE)) {
+		refuse(engine, c, 0, "");
+		return true;
+	}
+	item = item_take(engine, c->peer, ITEM_WRITE);
+	if (!item)
+		return false;
+	item_set_memory(item, c->bytes ? engine->regions[c->local] : NULL, c->bytes ? engine->remotes[c->remote] : NULL);
+	item_set_completion(engine, item, c->completion, c->flags & COMMAND_COUNTED);
+	item->local_offset = c->local_offset;
+	item->remote_offset = c->remote_offset;
+	item->bytes = c->bytes;
+	if (c->flags & COMMAND_IMMEDIATE) {
+		item->flags |= ITEM_IMMEDIATE;
+		item->immediate = (uint32_t)c->value;
+	}
+	item_queue(engine, item);
+	return true;
+}
+
+static bool take_pages(tern_engine *engine, const struct command *c)
+{
+	const struct tern_paged_write *pages = &engine->operations[c->completion].pages;
+	struct item *item;
+
+	if (peer_observe_down(&engine->peers[pages->peer])) {
+		refuse_peer(engine, c, pages->peer);
+		return true;
+	}
+	item = item_take(engine, pages->peer, ITEM_PAGES);
+	if (!item)
+		return false;
+	item_set_memory(item, pages->local, pages->remote);
+	item_set_completion(engine, item, c->completion, false);
+	item->local_offset = pages->local_offset;
+	item->remote_offset = pages->remote_offset;
+	item->bytes = pages->page_bytes;
+	item->value = c->completion;
+	if (pages->flags & TERN_IMMEDIATE) {
+		item->flags |= ITEM_IMMEDIATE;
+		item->immediate = pages->immediate;
+	}
+	item_queue(engine, item);
+	return true;
+}
+
+/* One member's item, from its template. */
+static bool take_member(tern_engine *engine, uint32_t number, struct tern_peers *peers, uint32_t i, const struct tern_slice *slice, struct tern_region *local,
+	bool immediate)
+{
+	const struct work_template *member = &peers->members[i];
+	struct item *item;
+
+	if (!slice->bytes && !immediate)
+		return true;
+	if (peer_observe_down(&engine->peers[member->peer])) {
+		operation_fail(&engine->operations[number], peer_observe_down(&engine->peers[member->peer]), engine->peers[member->peer].cause);
+		return true;
+	}
+	item = item_take(engine, member->peer, ITEM_WRITE);
+	if (!item)
+		return false;
+	item_set_memory(item, slice->bytes ? local : NULL, slice->bytes ? member->remote : NULL);
+	item_set_completion(engine, item, number, false);
+	item->peers = peers;
+	peers->uses++;
+	item->local_offset = slice->local_offset;
+	item->remote_offset = slice->remote_offset;
+	item->bytes = slice->bytes;
+	if (immediate) {
+		item->flags |= ITEM_IMMEDIATE;
+		item->immediate = slice->immediate;
+	}
+	item_queue(engine, item);
+	return true;
+}
+
+static bool take_scatter(tern_engine *engine, const struct command *c)
+{
+	const struct tern_scatter *scatter = &engine->operations[c->completion].scatter;
+
+	for (; engine->command_at < scatter->peers->nr; engine->command_at++)
+		if (!take_member(engine, c->completion, scatter->peers, engine->command_at, &scatter->slices[engine->command_at], scatter->local,
+			    scatter->flags & TERN_IMMEDIATE))
+			return false;
+	return true;
+}
+
+/* What is sent is a part of the operation, and so is what is expected. */
+static bool take_barrier(tern_engine *engine, const struct command *c)
+{
+	struct operation *operation = &engine->operations[c->completion];
+	struct tern_slice nothing = {.immediate = operation->expect.immediate};
+
+	for (; engine->command_at < operation->expect.peers->nr; engine->command_at++)
+		if (!take_member(engine, c->completion, operation->expect.peers, engine->command_at, &nothing, NULL, true))
+			return false;
+	operation->pending++;
+	counts_expect(engine, c->completion);
+	return true;
+}
+
+static bool take_expect(tern_engine *engine, const struct command *c)
+{
+	engine->operations[c->completion].pending++;
+	counts_expect(engine, c->completion);
+	return true;
+}
+
+static bool take_call(tern_engine *engine, const struct command *c)
+{
+	struct operation *operation = &engine->operations[c->completion];
+	int rc = operation->call.fn(engine, operation->call.ctx);
+
+	if (rc)
+		operation_fail(operation, rc, tern_last_error());
+	return true;
+}
+
+static bool take_send(tern_engine *engine, const struct command *c)
+{
+	if (c->peer >= engine->setup.nr_peers || c->local_offset >= engine->nr_messages) {
+		refuse(engine, c, TERN_ERR_INVALID, "a command names a peer or message that there is none of");
+		return true;
+	}
+	if (peer_observe_down(&engine->peers[c->peer])) {
+		pool_give(&engine->free_messages, (uint32_t)c->local_offset);
+		refuse_peer(engine, c, c->peer);
+		return true;
+	}
+	if (c->completion < engine->config.nr_operations)
+		engine->operations[c->completion].pending++;
+	message_queue(engine, (uint32_t)c->local_offset, c->peer, c->completion);
+	return true;
+}
+
+/* The operation's parts are counted while they are made, and one more, so that it does not end before all are. */
+static bool take_with_operation(tern_engine *engine, const struct command *c, bool (*take)(tern_engine *, const struct command *))
+{
+	uint32_t number = c->completion;
+
+	if (!engine->operations[number].pending)
+		engine->operations[number].pending = 1;
+	if (!take(engine, c))
+		return false;
+	operation_part_ended(engine, number);
+	return true;
+}
+
+static bool take_command(tern_engine *engine, const struct command *c)
+{
+	bool has_operation = !(c->flags & COMMAND_COUNTED) && c->completion < engine->config.nr_operations;
+
+	if (!has_operation && c->kind != COMMAND_WRITE && c->kind != COMMAND_SEND) {
+		engine->stats.failed++;
+		return true;
+	}
+	switch (c->kind) {
+	case COMMAND_WRITE:
+		return has_operation ? take_with_operation(engine, c, take_write) : take_write(engine, c);
+	case COMMAND_PAGES:
+		return take_with_operation(engine, c, take_pages);
+	case COMMAND_SCATTER:
+		return take_with_operation(engine, c, take_scatter);
+	case COMMAND_EXPECT:
+		return take_with_operation(engine, c, take_expect);
+	case COMMAND_BARRIER:
+		return take_with_operation(engine, c, take_barrier);
+	case COMMAND_PUT:
+		return signal_take_put(engine, c);
+	case COMMAND_SEND:
+		return has_operation ? take_with_operation(engine, c, take_send) : take_send(engine, c);
+	case COMMAND_CALL:
+		return take_with_operation(engine, c, take_call);
+	default:
+		return true;
+	}
+}
+
+bool take_commands(tern_engine *engine, uint32_t budget)
+{
+	bool taken = false;
+
+	for (uint32_t i = 0; i < budget && !signal_stalled(engine); i++) {
+		if (!engine->command_held) {
+			if (!ring_take(&engine->ring, &engine->command))
+				break;
+			engine->command_held = true;
+			engine->command_at = 0;
+			engine->stats.operations++;
+		}
+		if (!take_command(engine, &engine->command))
+			break;
+		engine->command_held = false;
+		taken = true;
+	}
+	return taken;
+}
