@@ -87,7 +87,9 @@ void signal_memory_free(struct signal_memory *memory);
 uint64_t signal_data_at(const struct signal_job *job, const struct signal_memory *memory, uint32_t place);
 bool signal_has_data(const struct signal_job *job, const struct signal_memory *memory, uint32_t place);
 
-/* Runs job->iters iterations in virtual time. 0, or a negative code with why. */
-int signal_simulate(const struct signal_job *job, struct signal_result *result, struct reason *why);
+/* Runs job->iters iterations in virtual time, through the transfer engine, or with the policies written out over the bare transport, as a second opinion.
+ * 0, or a negative code with why. */
+int signal_simulate_engine(const struct signal_job *job, struct signal_result *result, struct reason *why);
+int signal_simulate_steps(const struct signal_job *job, struct signal_result *result, struct reason *why);
 
 #endif

@@ -101,6 +101,8 @@ bool sim_next(const struct sim_network *network, uint64_t *ns); /* when the next
  * A driver of many ranks steps these after each event, instead of all. */
 bool sim_take_ready(struct sim_network *network, uint32_t *rank);
 
+uint32_t sim_rank(const struct transport *transport); /* whose it is: transport_options.self */
+
 /* ---- the proxy's time: of all transports of a rank ---- */
 void sim_spend(struct sim_network *network, uint32_t rank, uint64_t ns); /* it does something else for so long */
 uint64_t sim_proxy_free(const struct sim_network *network, uint32_t rank); /* when it has done all that it was given; not before now */
