@@ -32,6 +32,7 @@ struct signal_job {
 	double zipf;	      /* skew of the peers' popularity; 0: dealt evenly */
 	uint64_t seed;
 	uint32_t iters;
+	bool watch;	      /* look after each event whether a signal is there before its data: slow, through the engine only */
 	bool one_sender;      /* rank 0 alone sends */
 	uint32_t nr_drained;  /* ranks that each drain looks at, one after the other; 0: one, or all others under coupled-all-peers */
 	uint64_t drain_ns;    /* the proxy's time for each look */

@@ -28,6 +28,7 @@ struct theatre {
 	struct sim_network *network;
 	struct player *players;
 	struct signal_result *result;
+	uint64_t word; /* this iteration's signal */
 	int rc;
 };
 
@@ -78,13 +79,30 @@ static void step_rank(struct theatre *theatre, uint32_t rank)
 		;
 }
 
-/* Until an event leaves somebody with something to do. */
+/* Whoever sees the word may read the data: at every moment, not only in the end. */
+static void watch(struct theatre *theatre)
+{
+	uint32_t rank, place;
+	uint64_t word;
+
+	for (rank = 0; rank < theatre->job->nr_ranks; rank++) {
+		const struct signal_memory *memory = &theatre->players[rank].memory;
+
+		for (place = 0; place < memory->nr_places; place++) {
+			memcpy(&word, memory->base + memory->words_at + place * WORD_BYTES, WORD_BYTES);
+			theatre->result->early += word == theatre->word && !signal_has_data(theatre->job, memory, place);
+		}
+	}
+}
+
 static bool pass_time(struct theatre *theatre)
 {
 	uint32_t rank;
 
 	if (!sim_step(theatre->network))
 		return false;
+	if (theatre->job->watch && theatre->word)
+		watch(theatre);
 	while (sim_take_ready(theatre->network, &rank))
 		step_rank(theatre, rank);
 	return true;
@@ -130,7 +148,7 @@ static enum tern_signal_policy engine_policy(enum signal_policy policy)
 	return policies[policy];
 }
 
-static struct tern_put make_put(struct theatre *theatre, struct player *player, const struct signal_transfer *transfer, uint32_t iter)
+static struct tern_put make_put(struct theatre *theatre, struct player *player, const struct signal_transfer *transfer)
 {
 	const struct signal_memory *memory = &player->memory;
 	uint64_t at = signal_data_at(theatre->job, memory, transfer->place);
@@ -138,17 +156,17 @@ static struct tern_put make_put(struct theatre *theatre, struct player *player, 
 	return (struct tern_put){.peer = transfer->peer, .local = player->region, .remote = player->remotes[transfer->peer],
 		.local_offset = memory->source_at + at, .remote_offset = at, .bytes = theatre->job->bytes,
 		.signal_remote = player->remotes[transfer->peer], .signal_offset = memory->words_at + (uint64_t)transfer->place * WORD_BYTES,
-		.signal = theatre->job->policy == SIGNAL_IMM ? transfer->place : iter + 1};
+		.signal = theatre->job->policy == SIGNAL_IMM ? transfer->place : theatre->word};
 }
 
-static int send_group(struct theatre *theatre, struct player *player, const struct signal_transfer *transfers, uint32_t nr, uint32_t iter)
+static int send_group(struct theatre *theatre, struct player *player, const struct signal_transfer *transfers, uint32_t nr)
 {
 	tern_op op;
 	uint32_t i;
 	int rc = tern_engine_put_group(player->engine, engine_policy(theatre->job->policy), nr, group_done, player, &op);
 
 	for (i = 0; i < nr && !rc; i++) {
-		struct tern_put put = make_put(theatre, player, &transfers[i], iter);
+		struct tern_put put = make_put(theatre, player, &transfers[i]);
 
 		rc = tern_engine_put(player->engine, op, &put, 0);
 	}
@@ -171,7 +189,7 @@ static int send_all(struct theatre *theatre, uint32_t rank, uint32_t iter)
 	for (i = 0; i < plan.nr && !rc; i++) {
 		if (i + 1 < plan.nr && !(plan.transfers[i].last_of_group && signal_policy_groups(theatre->job->policy)))
 			continue;
-		rc = send_group(theatre, player, &plan.transfers[from], i + 1 - from, iter);
+		rc = send_group(theatre, player, &plan.transfers[from], i + 1 - from);
 		from = i + 1;
 	}
 	signal_plan_free(&plan);
@@ -234,6 +252,7 @@ static void run_iteration(struct theatre *theatre, uint32_t iter, double *us)
 	uint32_t rank;
 
 	wipe(theatre);
+	theatre->word = iter + 1;
 	for (rank = 0; rank < theatre->job->nr_ranks && !theatre->rc; rank++)
 		theatre->rc = send_all(theatre, rank, iter);
 	for (rank = 0; rank < theatre->job->nr_ranks && !theatre->rc; rank++)

@@ -68,6 +68,7 @@ struct sim_settings {
 	uint64_t connect_ns;	       /* writes answer AGAIN until then */
 	uint64_t detect_ns;	       /* from a death until its peers are told; see sees_death */
 	uint64_t retry_ns;	       /* a write that is not acknowledged by then has failed, and its peer is down; 0: never */
+	bool lies;		       /* (to test tests) ordered and fences are claimed, and not kept */
 	bool poison;		       /* a write's target is overwritten with SIM_POISON when it is posted */
 };
 
