@@ -18,9 +18,7 @@ struct player {
 	uint64_t done_ns;
 	double nr_transfers;
 	/* the meter */
-	struct transport *transport;
-	bool unsignalled; /* puts were posted, their signals not */
-	uint64_t put_posted_ns, fence_ns, nr_drains;
+	uint64_t put_posted_ns, fence_ns, nr_drains; /* nr_drains: paid for */
 };
 
 struct theatre {
@@ -36,6 +34,14 @@ static struct theatre *now_playing; /* a transport's calls carry no context */
 
 /* ---- the meter --------------------------------------------------------------------------------------------- */
 
+/* Drains that the engine has begun and that nobody has paid for: the first signal behind them does. */
+static bool owes_drain(const struct theatre *theatre, const struct player *player)
+{
+	struct tern_engine_stats stats = {.size = sizeof(stats)};
+
+	return signal_policy_drains(theatre->job->policy) && !tern_engine_stats(player->engine, &stats) && stats.drains > player->nr_drains;
+}
+
 static int meter_write(struct transport *transport, const struct transport_write *write)
 {
 	struct theatre *theatre = now_playing;
@@ -44,17 +50,14 @@ static int meter_write(struct transport *transport, const struct transport_write
 	bool is_signal = write->bytes == WORD_BYTES;
 	int rc;
 
-	if (is_signal && player->unsignalled && signal_policy_drains(theatre->job->policy)) {
+	if (is_signal && owes_drain(theatre, player)) {
 		sim_spend(theatre->network, rank, signal_drain_cost(theatre->job));
 		player->fence_ns += sim_proxy_free(theatre->network, rank) - player->put_posted_ns;
 		player->nr_drains++;
-		player->unsignalled = false;
 	}
 	rc = transport_sim.write(transport, write);
-	if (!rc && !is_signal) {
-		player->unsignalled = true;
+	if (!rc && !is_signal)
 		player->put_posted_ns = sim_proxy_free(theatre->network, rank);
-	}
 	return rc;
 }
 

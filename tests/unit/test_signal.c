@@ -99,6 +99,7 @@ static void test_agrees_with_steps(void **state)
 	for (i = 0; i < 3; i++)
 		for (policy = 0; policy < NR_SIGNAL_POLICIES; policy++) {
 			struct signal_result a, b;
+			double apart = policy < SIGNAL_DECOUPLED || policy == SIGNAL_IMM ? 0.01 : 0.15; /* groups may overlap in the engine */
 
 			small_job(&job);
 			job.watch = false;
@@ -107,7 +108,7 @@ static void test_agrees_with_steps(void **state)
 			job.policy = (enum signal_policy)policy;
 			a = simulate(signal_simulate_engine, &job);
 			b = simulate(signal_simulate_steps, &job);
-			if (a.time_us > b.time_us * 1.01 || a.time_us < b.time_us * 0.99)
+			if (a.time_us > b.time_us * (1 + apart) || a.time_us < b.time_us * (1 - apart))
 				fail_msg("%s, %u bytes: %g us through the engine, %g by hand", signal_policy_name(job.policy),
 					(unsigned int)job.bytes, a.time_us, b.time_us);
 			assert_true(a.drains == b.drains);
