@@ -2,18 +2,14 @@
 /* The same experiment driven through the transfer engine: a stepped engine for each rank, on the simulated network. Between engine and network sits a meter that
  * charges drains to the proxy and measures fence time: the engine itself does not know what a look at a peer would cost elsewhere. */
 #include "bench/signal.h"
+#include "bench/signal_send.h"
 #include "engine/engine.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define WORD_BYTES 8
-
 struct player {
-	tern_engine *engine;
-	tern_region *region;
-	tern_remote **remotes; /* [rank] */
-	struct signal_memory memory;
+	struct signal_sender sender;
 	uint32_t nr_groups, nr_done, nr_failed, nr_expected, nr_immediates, nr_early;
 	uint64_t done_ns;
 	double nr_transfers;
@@ -39,7 +35,7 @@ static bool owes_drain(const struct theatre *theatre, const struct player *playe
 {
 	struct tern_engine_stats stats = {.size = sizeof(stats)};
 
-	return signal_policy_drains(theatre->job->policy) && !tern_engine_stats(player->engine, &stats) && stats.drains > player->nr_drains;
+	return signal_policy_drains(theatre->job->policy) && !tern_engine_stats(player->sender.engine, &stats) && stats.drains > player->nr_drains;
 }
 
 static int meter_write(struct transport *transport, const struct transport_write *write)
@@ -78,7 +74,7 @@ static void step_rank(struct theatre *theatre, uint32_t rank)
 {
 	struct player *player = &theatre->players[rank];
 
-	while (player->engine && engine_step(player->engine, sim_now(theatre->network)))
+	while (player->sender.engine && engine_step(player->sender.engine, sim_now(theatre->network)))
 		;
 }
 
@@ -89,7 +85,7 @@ static void watch(struct theatre *theatre)
 	uint64_t word;
 
 	for (rank = 0; rank < theatre->job->nr_ranks; rank++) {
-		const struct signal_memory *memory = &theatre->players[rank].memory;
+		const struct signal_memory *memory = &theatre->players[rank].sender.memory;
 
 		for (place = 0; place < memory->nr_places; place++) {
 			memcpy(&word, memory->base + memory->words_at + place * WORD_BYTES, WORD_BYTES);
@@ -139,62 +135,23 @@ static int took_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 
 	(void)peer;
 	player->nr_immediates++;
-	player->nr_early += !signal_has_data(now_playing->job, &player->memory, immediate);
+	player->nr_early += !signal_has_data(now_playing->job, &player->sender.memory, immediate);
 	return 1;
 }
 
-static enum tern_signal_policy engine_policy(enum signal_policy policy)
-{
-	static const enum tern_signal_policy policies[NR_SIGNAL_POLICIES] = {TERN_SIGNAL_PUT_ONLY, TERN_SIGNAL_COUPLED,
-		TERN_SIGNAL_COUPLED_ALL_PEERS, TERN_SIGNAL_DECOUPLED, TERN_SIGNAL_NIC_FENCE, TERN_SIGNAL_PERSEUS, TERN_SIGNAL_IMMEDIATE};
-
-	return policies[policy];
-}
-
-static struct tern_put make_put(struct theatre *theatre, struct player *player, const struct signal_transfer *transfer)
-{
-	const struct signal_memory *memory = &player->memory;
-	uint64_t at = signal_data_at(theatre->job, memory, transfer->place);
-
-	return (struct tern_put){.peer = transfer->peer, .local = player->region, .remote = player->remotes[transfer->peer],
-		.local_offset = memory->source_at + at, .remote_offset = at, .bytes = theatre->job->bytes,
-		.signal_remote = player->remotes[transfer->peer], .signal_offset = memory->words_at + (uint64_t)transfer->place * WORD_BYTES,
-		.signal = theatre->job->policy == SIGNAL_IMM ? transfer->place : theatre->word};
-}
-
-static int send_group(struct theatre *theatre, struct player *player, const struct signal_transfer *transfers, uint32_t nr)
-{
-	tern_op op;
-	uint32_t i;
-	int rc = tern_engine_put_group(player->engine, engine_policy(theatre->job->policy), nr, group_done, player, &op);
-
-	for (i = 0; i < nr && !rc; i++) {
-		struct tern_put put = make_put(theatre, player, &transfers[i]);
-
-		rc = tern_engine_put(player->engine, op, &put, 0);
-	}
-	player->nr_groups += !rc;
-	return rc ? rc : tern_op_forget(player->engine, op);
-}
-
-static int send_all(struct theatre *theatre, uint32_t rank, uint32_t iter)
+static int send_all(struct theatre *theatre, uint32_t rank)
 {
 	struct player *player = &theatre->players[rank];
 	struct signal_plan plan;
-	uint32_t i, from = 0;
-	int rc = 0;
+	uint32_t i;
+	int rc;
 
-	if (signal_plan_make(theatre->job, rank, iter, &plan))
+	if (signal_plan_make(theatre->job, rank, (uint32_t)theatre->word - 1, &plan))
 		return TERN_ERR_NOMEM;
 	for (i = 0; i < plan.nr; i++)
 		theatre->players[plan.transfers[i].peer].nr_expected++;
 	player->nr_transfers += plan.nr;
-	for (i = 0; i < plan.nr && !rc; i++) {
-		if (i + 1 < plan.nr && !(plan.transfers[i].last_of_group && signal_policy_groups(theatre->job->policy)))
-			continue;
-		rc = send_group(theatre, player, &plan.transfers[from], i + 1 - from);
-		from = i + 1;
-	}
+	rc = signal_send(theatre->job, &player->sender, &plan, theatre->word, group_done, player, &player->nr_groups);
 	signal_plan_free(&plan);
 	return rc;
 }
@@ -206,7 +163,7 @@ static void wipe(struct theatre *theatre)
 	for (rank = 0; rank < theatre->job->nr_ranks; rank++) {
 		struct player *player = &theatre->players[rank];
 
-		memset(player->memory.base, 0, player->memory.source_at);
+		memset(player->sender.memory.base, 0, player->sender.memory.source_at);
 		player->nr_expected = player->nr_immediates = player->nr_groups = player->nr_done = 0;
 		player->done_ns = sim_now(theatre->network);
 	}
@@ -234,7 +191,7 @@ static void check_rank(struct theatre *theatre, uint32_t rank, uint32_t iter)
 		return;
 	}
 	for (i = 0; i < plan.nr; i++) {
-		const struct signal_memory *memory = &theatre->players[plan.transfers[i].peer].memory;
+		const struct signal_memory *memory = &theatre->players[plan.transfers[i].peer].sender.memory;
 		uint64_t word;
 
 		memcpy(&word, memory->base + memory->words_at + plan.transfers[i].place * sizeof(word), sizeof(word));
@@ -257,7 +214,7 @@ static void run_iteration(struct theatre *theatre, uint32_t iter, double *us)
 	wipe(theatre);
 	theatre->word = iter + 1;
 	for (rank = 0; rank < theatre->job->nr_ranks && !theatre->rc; rank++)
-		theatre->rc = send_all(theatre, rank, iter);
+		theatre->rc = send_all(theatre, rank);
 	for (rank = 0; rank < theatre->job->nr_ranks && !theatre->rc; rank++)
 		step_rank(theatre, rank);
 	while (!theatre->rc && !all_done(theatre))
@@ -292,8 +249,8 @@ static int open_player(struct theatre *theatre, uint32_t rank)
 		.clock = sim_clock, .clock_ctx = theatre->network, .idle = idle, .idle_ctx = theatre};
 	struct tern_engine_config config;
 
-	player->remotes = calloc(job->nr_ranks, sizeof(tern_remote *));
-	if (!player->remotes || signal_memory_make(job, &player->memory))
+	player->sender.remotes = calloc(job->nr_ranks, sizeof(tern_remote *));
+	if (!player->sender.remotes || signal_memory_make(job, &player->sender.memory))
 		return TERN_ERR_NOMEM;
 	tern_engine_config_init(&config);
 	config.ring_entries = power_above(2 * job->concurrency + 64);
@@ -303,7 +260,7 @@ static int open_player(struct theatre *theatre, uint32_t rank)
 	config.heartbeat_ms = 0;
 	config.immediate = took_immediate;
 	config.immediate_ctx = player;
-	return engine_open(&config, &setup, &player->engine);
+	return engine_open(&config, &setup, &player->sender.engine);
 }
 
 static int connect_all(struct theatre *theatre)
@@ -313,9 +270,9 @@ static int connect_all(struct theatre *theatre)
 	int rc = all ? 0 : TERN_ERR_NOMEM;
 
 	for (rank = 0; rank < nr && !rc; rank++)
-		rc = engine_address(theatre->players[rank].engine, &all[rank]);
+		rc = engine_address(theatre->players[rank].sender.engine, &all[rank]);
 	for (rank = 0; rank < nr && !rc; rank++)
-		rc = engine_connect(theatre->players[rank].engine, all);
+		rc = engine_connect(theatre->players[rank].sender.engine, all);
 	free(all);
 	return rc;
 }
@@ -329,11 +286,11 @@ static int share_memory(struct theatre *theatre)
 	for (b = 0; b < nr && !rc; b++) {
 		struct player *player = &theatre->players[b];
 
-		rc = tern_engine_register(player->engine, player->memory.base, player->memory.bytes, &player->region);
+		rc = tern_engine_register(player->sender.engine, player->sender.memory.base, player->sender.memory.bytes, &player->sender.region);
 		if (!rc)
-			rc = tern_region_descriptor(player->region, &descriptor);
+			rc = tern_region_descriptor(player->sender.region, &descriptor);
 		for (a = 0; a < nr && !rc; a++)
-			rc = tern_engine_import(theatre->players[a].engine, &descriptor, &theatre->players[a].remotes[b]);
+			rc = tern_engine_import(theatre->players[a].sender.engine, &descriptor, &theatre->players[a].sender.remotes[b]);
 	}
 	return rc;
 }
@@ -366,15 +323,15 @@ static void close_theatre(struct theatre *theatre)
 	uint32_t rank;
 
 	for (rank = 0; theatre->players && rank < theatre->job->nr_ranks; rank++) {
-		tern_engine *engine = theatre->players[rank].engine;
+		tern_engine *engine = theatre->players[rank].sender.engine;
 
-		theatre->players[rank].engine = NULL; /* not to be stepped by others that wait */
+		theatre->players[rank].sender.engine = NULL; /* not to be stepped by others that wait */
 		if (engine)
 			tern_engine_destroy(engine);
 	}
 	for (rank = 0; theatre->players && rank < theatre->job->nr_ranks; rank++) {
-		free(theatre->players[rank].remotes);
-		signal_memory_free(&theatre->players[rank].memory);
+		free(theatre->players[rank].sender.remotes);
+		signal_memory_free(&theatre->players[rank].sender.memory);
 	}
 	sim_network_destroy(theatre->network);
 	free(theatre->players);
