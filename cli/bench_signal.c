@@ -18,12 +18,14 @@ struct arguments {
 	uint32_t nr_nodes;
 	const char *transport;
 	const char *json;
+	bool bare; /* without the engine */
 	bool help;
 };
 
 enum flag {
 	FLAG_POLICY = 256,
 	FLAG_TRANSPORT,
+	FLAG_BARE,
 	FLAG_NODES,
 	FLAG_RANKS_PER_NODE,
 	FLAG_PEERS,
@@ -52,6 +54,7 @@ enum flag {
 static const struct option options[] = {
 	{"policy", required_argument, NULL, FLAG_POLICY},
 	{"transport", required_argument, NULL, FLAG_TRANSPORT},
+	{"bare", no_argument, NULL, FLAG_BARE},
 	{"nodes", required_argument, NULL, FLAG_NODES},
 	{"ranks-per-node", required_argument, NULL, FLAG_RANKS_PER_NODE},
 	{"peers", required_argument, NULL, FLAG_PEERS},
@@ -87,6 +90,7 @@ static void usage(void)
 	       "Every rank sends transfers to ranks of other nodes, each a put and the word that says it has landed, in virtual time.\n\n"
 	       "  --policy LIST          put-only, coupled, coupled-all-peers, decoupled, nic-fence, perseus, imm, or all (all)\n"
 	       "  --transport sim        the network; more will follow (sim)\n"
+	       "  --bare                 policies written out over the bare transport, without the engine\n"
 	       "  --nodes N              (8)   --ranks-per-node N (%u)\n"
 	       "  --concurrency N        transfers of each rank (%u)\n"
 	       "  --bytes N              of a transfer; K and M are understood (%llu)\n"
@@ -230,6 +234,9 @@ static int parse_flag(struct arguments *args, int flag, const char *text)
 	case FLAG_TRANSPORT:
 		args->transport = text;
 		return 0;
+	case FLAG_BARE:
+		args->bare = true;
+		return 0;
 	case FLAG_NODES:
 		return parse_count(text, &args->nr_nodes);
 	case FLAG_RANKS_PER_NODE:
@@ -330,11 +337,11 @@ static void json_settings(FILE *file, const struct arguments *args)
 	const struct signal_job *job = &args->job;
 	const struct sim_nic *nic = &job->network.nic;
 
-	fprintf(file, "{\"tern\": \"%s\", \"transport\": \"sim\", \"virtual_time\": true, \"settings\": {\"nodes\": %u, \"ranks_per_node\": %u, "
+	fprintf(file, "{\"tern\": \"%s\", \"transport\": \"sim\", \"virtual_time\": true, \"engine\": %s, \"settings\": {\"nodes\": %u, \"ranks_per_node\": %u, "
 		      "\"concurrency\": %u, \"bytes\": %llu, \"spread\": \"%s\", \"peers\": %u, \"group\": %u, \"zipf\": %.6g, \"seed\": %llu, "
 		      "\"iters\": %u, \"one_sender\": %s, \"drained\": %u}, ",
-		tern_version(), args->nr_nodes, job->ranks_per_node, job->concurrency, (unsigned long long)job->bytes,
-		job->spread_all ? "all" : "remote", job->nr_peers, job->group, job->zipf, (unsigned long long)job->seed, job->iters,
+		tern_version(), args->bare ? "false" : "true", args->nr_nodes, job->ranks_per_node, job->concurrency,
+		(unsigned long long)job->bytes, job->spread_all ? "all" : "remote", job->nr_peers, job->group, job->zipf, (unsigned long long)job->seed, job->iters,
 		job->one_sender ? "true" : "false", job->nr_drained);
 	fprintf(file, "\"model\": {\"post_ns\": %llu, \"signal_post_ns\": %llu, \"drain_ns\": %llu, \"latency_ns\": %llu, \"jitter_ns\": %llu, "
 		      "\"completion_ns\": %llu, \"bytes_per_second\": %llu, \"request_ns\": %llu, \"queue_pairs\": %u}, \"results\": [",
@@ -392,7 +399,7 @@ static int run(struct arguments *args)
 		if (!args->policies[i])
 			continue;
 		args->job.policy = (enum signal_policy)i;
-		if (signal_simulate(&args->job, &result, &why)) {
+		if ((args->bare ? signal_simulate_steps : signal_simulate_engine)(&args->job, &result, &why)) {
 			fprintf(stderr, NAME ": %s: %s\n", signal_policy_name(args->job.policy), why.text);
 			bad = true;
 			continue;

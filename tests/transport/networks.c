@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every transport and provider that the suite knows, with what is known of it. docs/transports.md says the same in words. */
+#include "simulated.h"
 #include "world.h"
 
 #define MB ((uint64_t)1 << 20)
@@ -62,6 +63,42 @@ const struct network networks[] = {
 		.death = DEATH_ON_WRITE,
 		.most_bytes = 8 * MB,
 		.soak = 4000},
+	{.name = "sim:fair",
+		.ops = &transport_sim,
+		.caps = TRANSPORT_SEES_DEATH,
+		.bad_key = KEY_FAILED,
+		.death = DEATH_SEEN,
+		.knows_source = true,
+		.most_bytes = 16 * MB,
+		.soak = 200000,
+		.alone = true,
+		.make = make_fair,
+		.pump = pump_simulated,
+		.unmake = unmake_simulated},
+	{.name = "sim:foul",
+		.ops = &transport_sim,
+		.caps = TRANSPORT_SEES_DEATH,
+		.bad_key = KEY_FAILED,
+		.death = DEATH_SEEN,
+		.knows_source = true,
+		.most_bytes = 16 * MB,
+		.soak = 100000,
+		.alone = true,
+		.make = make_foul,
+		.pump = pump_simulated,
+		.unmake = unmake_simulated},
+	{.name = "sim:foul,ordered",
+		.ops = &transport_sim,
+		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_TARGET_POLLS | TRANSPORT_SEES_DEATH,
+		.bad_key = KEY_FAILED,
+		.death = DEATH_SEEN,
+		.knows_source = true,
+		.most_bytes = 16 * MB,
+		.soak = 100000,
+		.alone = true,
+		.make = make_foul_ordered,
+		.pump = pump_simulated,
+		.unmake = unmake_simulated},
 };
 
 const uint32_t nr_networks = sizeof(networks) / sizeof(networks[0]);
