@@ -211,6 +211,8 @@ static int parse_seed(struct bench_args *args, const char *text)
 
 enum flag {
 	FLAG_RANKS = 256,
+	FLAG_NODES,
+	FLAG_TRANSPORT,
 	FLAG_PRESET,
 	FLAG_TOKENS,
 	FLAG_MAX_TOKENS,
@@ -254,6 +256,8 @@ enum flag {
 
 static const struct option flags[] = {
 	{"ranks", required_argument, NULL, FLAG_RANKS},
+	{"nodes", required_argument, NULL, FLAG_NODES},
+	{"transport", required_argument, NULL, FLAG_TRANSPORT},
 	{"preset", required_argument, NULL, FLAG_PRESET},
 	{"tokens", required_argument, NULL, FLAG_TOKENS},
 	{"max-tokens", required_argument, NULL, FLAG_MAX_TOKENS},
@@ -356,6 +360,8 @@ static int take_number(struct bench_args *args, int flag, const char *name, cons
 	switch (flag) {
 	case FLAG_RANKS:
 		return parse_number(args, name, text, 1, 4096, &args->nr_ranks);
+	case FLAG_NODES:
+		return parse_number(args, name, text, 1, 16, &args->nr_nodes);
 	case FLAG_MAX_TOKENS:
 		return parse_number(args, name, text, 1, MOST_TOKENS, &args->max_tokens);
 	case FLAG_HIDDEN:
@@ -411,6 +417,9 @@ static int take_flag(struct bench_args *args, int flag, const char *name, const 
 		return parse_seed(args, text);
 	case FLAG_JSON:
 		args->json = text;
+		return 0;
+	case FLAG_TRANSPORT:
+		args->transport = text;
 		return 0;
 	case FLAG_SPREAD:
 		args->job.spread = true;

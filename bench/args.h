@@ -21,6 +21,8 @@ struct int_list {
 struct bench_args {
 	const char *program; /* who speaks on stderr */
 	uint32_t nr_ranks;   /* 0: not given */
+	uint32_t nr_nodes;   /* that they are spread over */
+	const char *transport; /* between nodes; NULL: the library's choice */
 	unsigned int nr_shapes;
 	struct bench_shape shapes[ARGS_MAX_LIST];
 	struct int_list tokens, modes, dtypes, layouts, reduces, weights;

@@ -316,6 +316,7 @@ static int find_self(const struct bench_args *args, char *path, size_t size)
 static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int argc, char **argv)
 {
 	struct launch_options options;
+	struct nodes nodes;
 	char self[PATH_MAX];
 	char **command;
 	int rc;
@@ -332,7 +333,14 @@ static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int arg
 	options.nr_ranks = (int)nr_ranks;
 	options.quiet = true; /* the ranks report their failures, in more detail */
 	options.name = args->program;
-	rc = launch_ranks(&options, command);
+	if (args->transport)
+		setenv("TERN_TRANSPORT", args->transport, 1);
+	rc = nodes_open(&nodes, args->nr_nodes ? (int)args->nr_nodes : 1, true, args->program);
+	if (!rc) {
+		options.nodes = &nodes;
+		rc = launch_ranks(&options, command);
+		nodes_close(&nodes);
+	}
 	free(command);
 	if (rc > 128)
 		fprintf(stderr, "%s: a rank was killed by signal %d\n", args->program, rc - 128);

@@ -127,6 +127,22 @@ stage_plain() {
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
 	transports plain "$BUILD" env
+	over_engine
+}
+
+# The exchange again, with the engine where windows were mapped: everywhere, and between virtual nodes.
+over_engine() {
+	local name
+
+	for name in shapes flow waits random figures lifetime; do
+		test "over-engine/test_$name" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_$name"
+	done
+	for name in shapes random; do
+		test "between-nodes/test_$name" 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_$name"
+	done
+	test between-nodes/bench 120 "$BUILD/tern" bench --nodes 2 --ranks 4 --preset all --tokens 5 --mode ll,ht --dtype fp8,bf16 --only-verify --iters 3
+	test between-nodes/generate 120 "$BUILD/tern" run -n 4 --nodes 2 -- "$BUILD/generate" -n 24
+	finish
 }
 
 # Ranks are threads here, so the sanitizer sees every byte that passes between them.
@@ -134,7 +150,10 @@ stage_thread() {
 	build thread BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests
 	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
+	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
+	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	test thread/transport/shm 120 env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/transport/test_transport" shm
+	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes"
 	finish
 }
 

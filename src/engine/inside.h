@@ -379,6 +379,7 @@ uint64_t counts_of(const tern_engine *engine, uint32_t value);
 /* message.c */
 int messages_open(tern_engine *engine);
 void messages_close(tern_engine *engine);
+void message_free(tern_engine *engine, uint32_t number);
 struct outgoing *message_at(const tern_engine *engine, uint32_t number);
 void message_queue(tern_engine *engine, uint32_t number, uint32_t peer, uint32_t completion);
 bool post_messages(tern_engine *engine, uint32_t peer);
