@@ -130,10 +130,12 @@ enum item_flags {
 	ITEM_TOLD = 128	    /* its end was told; what is left is the network's */
 };
 
+#define PUT_OFF_UNSIGNALLED 0x100 /* it was to go unsignalled, and still is: its place among the NIC's unsignalled writes is kept */
+
 /* A part of an operation that goes to one peer; in that peer's queue until all of it is posted, alive until all of it has landed. */
 struct item {
 	uint8_t kind, flags;
-	uint16_t reserved;
+	uint16_t put_off; /* its next write was: the NIC + 1, which is asked again, and PUT_OFF_UNSIGNALLED */
 	uint32_t generation;
 	uint32_t next; /* in a queue, a parking list or the free list */
 	uint32_t peer;
@@ -186,7 +188,7 @@ struct nic {
 	struct transport *transport;
 	struct transport_info info;
 	uint32_t depth, under_way;
-	uint32_t unsignalled; /* of these, since the last signalled write of their peer */
+	uint32_t unsignalled; /* of these, since the last signalled write of their peer; and those that were put off */
 	struct transport_region *words_region;
 };
 
@@ -349,6 +351,7 @@ void item_fail(tern_engine *engine, struct item *item, int error, const char *ca
 void item_check_ended(tern_engine *engine, struct item *item);
 struct item *queue_first(tern_engine *engine, struct queue *queue);
 void queue_pop(tern_engine *engine, struct queue *queue);
+void item_take_up_again(tern_engine *engine, struct item *item);
 void peer_activate(tern_engine *engine, uint32_t peer);
 
 /* post.c */
@@ -376,6 +379,7 @@ uint64_t counts_of(const tern_engine *engine, uint32_t value);
 /* message.c */
 int messages_open(tern_engine *engine);
 void messages_close(tern_engine *engine);
+void message_free(tern_engine *engine, uint32_t number);
 struct outgoing *message_at(const tern_engine *engine, uint32_t number);
 void message_queue(tern_engine *engine, uint32_t number, uint32_t peer, uint32_t completion);
 bool post_messages(tern_engine *engine, uint32_t peer);

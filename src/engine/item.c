@@ -50,10 +50,19 @@ struct item *queue_first(tern_engine *engine, struct queue *queue)
 	return queue->first == NONE ? NULL : &engine->items[queue->first];
 }
 
+/* What was put off is posted, or will not be. */
+void item_take_up_again(tern_engine *engine, struct item *item)
+{
+	if (item->put_off & PUT_OFF_UNSIGNALLED)
+		engine->nics[(item->put_off & 0xff) - 1].unsignalled--;
+	item->put_off = 0;
+}
+
 void queue_pop(tern_engine *engine, struct queue *queue)
 {
 	struct item *item = &engine->items[queue->first];
 
+	item_take_up_again(engine, item);
 	item->flags &= (uint8_t)~ITEM_QUEUED;
 	queue->first = item->next;
 	if (queue->first == NONE)

@@ -43,38 +43,57 @@ bool leave_done(tern_engine *engine)
 	return goodbyes_seen(engine) || engine->now_ns >= engine->leave_ns;
 }
 
+static void end_parked(tern_engine *engine, struct operation *group, const char *cause)
+{
+	while (group->parked != NONE) {
+		struct item *signal = &engine->items[group->parked];
+
+		group->parked = signal->next;
+		signal->next = NONE;
+		item_fail(engine, signal, TERN_ERR_STATE, cause);
+		item_check_ended(engine, signal);
+	}
+}
+
+/* A group whose last put never came. */
+static void end_group(tern_engine *engine, uint32_t number, const char *cause)
+{
+	struct operation *group = &engine->operations[number];
+
+	end_parked(engine, group, cause);
+	if (group->kind != OPERATION_GROUP || !atomic_load_explicit(&group->holders, memory_order_relaxed) ||
+		atomic_load_explicit(&group->ended, memory_order_relaxed))
+		return;
+	operation_fail(group, TERN_ERR_STATE, cause);
+	operation_end(engine, number);
+}
+
+static void end_command(tern_engine *engine, struct command *command, const char *cause)
+{
+	bool counted = command->flags & COMMAND_COUNTED;
+	uint32_t completion = command->completion;
+
+	if (!counted && completion < engine->config.nr_operations && command->kind != COMMAND_PUT)
+		engine->operations[completion].pending = 1;
+	else if (!counted || completion >= MAX_COUNTERS)
+		completion = NONE;
+	completion_end(engine, completion, counted && completion != NONE, TERN_ERR_STATE, cause);
+}
+
 /* After the proxy has ended: nothing is left unanswered. */
 void end_everything(tern_engine *engine)
 {
 	const char *cause = "the engine was destroyed";
-	struct command command;
 
 	memset(engine->claims, 0, sizeof(engine->claims));
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
 		peer_lost(engine, p, TERN_ERR_STATE, cause);
 	engine->stall.kind = STALL_NONE;
 	counts_end_all(engine, TERN_ERR_STATE, cause);
-	for (uint32_t i = 0; i < engine->config.nr_operations; i++) {
-		struct operation *group = &engine->operations[i];
-
-		while (group->parked != NONE) {
-			struct item *signal = &engine->items[group->parked];
-
-			group->parked = signal->next;
-			signal->next = NONE;
-			item_fail(engine, signal, TERN_ERR_STATE, cause);
-			item_check_ended(engine, signal);
-		}
-	}
-	while (engine->command_held || ring_take(&engine->ring, &command)) {
-		if (engine->command_held)
-			command = engine->command;
-		engine->command_held = false;
-		if (!(command.flags & COMMAND_COUNTED) && command.completion < engine->config.nr_operations &&
-			engine->operations[command.completion].kind != OPERATION_GROUP)
-			engine->operations[command.completion].pending = 1;
-		else if (!(command.flags & COMMAND_COUNTED))
-			command.completion = NONE;
-		completion_end(engine, command.completion, command.flags & COMMAND_COUNTED, TERN_ERR_STATE, cause);
-	}
+	if (engine->command_held)
+		end_command(engine, &engine->command, cause);
+	while (ring_take(&engine->ring, &engine->command))
+		end_command(engine, &engine->command, cause);
+	for (uint32_t i = 0; i < engine->config.nr_operations; i++)
+		end_group(engine, i, cause);
 }

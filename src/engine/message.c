@@ -75,6 +75,12 @@ void message_queue(tern_engine *engine, uint32_t number, uint32_t peer, uint32_t
 		peer_activate(engine, peer);
 }
 
+void message_free(tern_engine *engine, uint32_t number)
+{
+	message_at(engine, number)->header.kind = 0; /* a command that names it now is noise */
+	pool_give(&engine->free_messages, number);
+}
+
 static void end_first(tern_engine *engine, uint32_t peer, int error, const char *cause)
 {
 	struct queue *queue = &engine->peers[peer].messages;
@@ -84,7 +90,7 @@ static void end_first(tern_engine *engine, uint32_t peer, int error, const char 
 	if (queue->first == NONE)
 		queue->last = NONE;
 	engine->nr_messages_queued--;
-	pool_give(&engine->free_messages, number);
+	message_free(engine, number);
 	completion_end(engine, completion, false, error, cause);
 }
 

@@ -5,7 +5,8 @@
  * reported: they end with the next signalled one to the same peer, which is allowed where writes are in order. At most half of a NIC's and
  * a peer's credits are held by them, so what is left always suffices to post a signalled write, whose end frees the others.
  *
- * Again. What a transport puts off stays at the head of its queue with all its flags, the fence among them, and is built anew from the item the next time.
+ * Again. What a transport puts off stays at the head of its queue and is built anew from the item the next time, with the same arguments: the fence stays in the item's
+ * flags, and put_off keeps the NIC and whether it is signalled.
  */
 #include "inside.h"
 
@@ -61,13 +62,13 @@ void record_free(tern_engine *engine, struct record *record)
 
 /* ---- the next write of an item --------------------------------------------------------------------------------- */
 
-/* The NIC for an item's next write: its peer's own if pinned, else the next one with a credit. */
+/* The NIC for an item's next write: the one that put it off, its peer's own if pinned, else the next one with a credit. */
 static uint32_t choose_nic(tern_engine *engine, const struct item *item)
 {
 	uint32_t nr = engine->config.nr_nics;
 
-	if (item->flags & ITEM_PINNED) {
-		uint32_t nic = item->peer % nr;
+	if (item->put_off || (item->flags & ITEM_PINNED)) {
+		uint32_t nic = item->put_off ? (item->put_off & 0xffu) - 1 : item->peer % nr;
 
 		return engine->nics[nic].under_way < engine->nics[nic].depth ? nic : NONE;
 	}
@@ -136,6 +137,8 @@ static bool may_go_unsignalled(const tern_engine *engine, const struct item *ite
 {
 	const struct engine_peer *peer = &engine->peers[item->peer];
 
+	if (item->put_off)
+		return item->put_off & PUT_OFF_UNSIGNALLED;
 	return !last && (engine->caps & TRANSPORT_ORDERED) && engine->config.nr_nics == 1 && nic->unsignalled < nic->depth / 2 &&
 	       peer->unsignalled < engine->config.peer_depth / 2;
 }
@@ -240,6 +243,18 @@ static void note_posted(tern_engine *engine, struct item *item, uint32_t nic, co
 	}
 }
 
+static void put_off(tern_engine *engine, struct item *item, uint32_t nic, const struct transport_write *write)
+{
+	engine->stats.again++;
+	if (item->put_off)
+		return;
+	item->put_off = (uint16_t)(nic + 1);
+	if (!(write->flags & WRITE_SIGNALLED)) {
+		item->put_off |= PUT_OFF_UNSIGNALLED;
+		engine->nics[nic].unsignalled++;
+	}
+}
+
 static void refused(tern_engine *engine, struct item *item, int rc)
 {
 	uint32_t peer = item->peer;
@@ -272,9 +287,10 @@ static bool post_head(tern_engine *engine, struct engine_peer *peer, struct item
 	last = build_write(engine, item, nic, &write);
 	rc = engine->nics[nic].transport->ops->write(engine->nics[nic].transport, &write);
 	if (rc == TRANSPORT_AGAIN) {
-		engine->stats.again++;
+		put_off(engine, item, nic, &write);
 		return false;
 	}
+	item_take_up_again(engine, item);
 	if (rc < 0)
 		refused(engine, item, rc);
 	else

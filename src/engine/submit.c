@@ -390,7 +390,7 @@ int tern_engine_send(tern_engine *engine, const struct tern_send *s, tern_op *op
 	if (!rc)
 		rc = submit_operation(engine, &command, s->flags, op);
 	if (rc)
-		pool_give(&engine->free_messages, number);
+		message_free(engine, number);
 	return rc;
 }
 

@@ -198,12 +198,13 @@ static bool take_call(tern_engine *engine, const struct command *c)
 
 static bool take_send(tern_engine *engine, const struct command *c)
 {
-	if (c->peer >= engine->setup.nr_peers || c->local_offset >= engine->nr_messages) {
+	if (c->peer >= engine->setup.nr_peers || c->local_offset >= engine->nr_messages || (c->flags & COMMAND_COUNTED) ||
+		message_at(engine, (uint32_t)c->local_offset)->header.kind != MESSAGE_DATA) {
 		refuse(engine, c, TERN_ERR_INVALID, "a command names a peer or message that there is none of");
 		return true;
 	}
 	if (peer_observe_down(&engine->peers[c->peer])) {
-		pool_give(&engine->free_messages, (uint32_t)c->local_offset);
+		message_free(engine, (uint32_t)c->local_offset);
 		refuse_peer(engine, c, c->peer);
 		return true;
 	}
@@ -226,34 +227,45 @@ static bool take_with_operation(tern_engine *engine, const struct command *c, bo
 	return true;
 }
 
+/* What a command of each kind needs to be done, and the kind of operation that it belongs to. */
+static const struct {
+	bool (*take)(tern_engine *engine, const struct command *command);
+	enum operation_kind operation;
+	bool alone; /* does without an operation, too */
+} kinds[] = {
+	[COMMAND_WRITE] = {take_write, OPERATION_PLAIN, true},
+	[COMMAND_PAGES] = {take_pages, OPERATION_PAGES, false},
+	[COMMAND_SCATTER] = {take_scatter, OPERATION_SCATTER, false},
+	[COMMAND_EXPECT] = {take_expect, OPERATION_EXPECT, false},
+	[COMMAND_BARRIER] = {take_barrier, OPERATION_EXPECT, false},
+	[COMMAND_PUT] = {signal_take_put, OPERATION_GROUP, false},
+	[COMMAND_SEND] = {take_send, OPERATION_PLAIN, true},
+	[COMMAND_CALL] = {take_call, OPERATION_CALL, false},
+};
+
+/* The operation is alive and of the kind that it should be. */
+static bool has_operation(tern_engine *engine, const struct command *c)
+{
+	const struct operation *operation = &engine->operations[c->completion];
+
+	if ((c->flags & COMMAND_COUNTED) || c->completion >= engine->config.nr_operations)
+		return false;
+	return atomic_load_explicit(&operation->holders, memory_order_relaxed) && operation->kind == kinds[c->kind].operation;
+}
+
 static bool take_command(tern_engine *engine, const struct command *c)
 {
-	bool has_operation = !(c->flags & COMMAND_COUNTED) && c->completion < engine->config.nr_operations;
-
-	if (!has_operation && c->kind != COMMAND_WRITE && c->kind != COMMAND_SEND) {
+	if (c->kind >= sizeof(kinds) / sizeof(kinds[0]) || !kinds[c->kind].take) {
 		engine->stats.failed++;
 		return true;
 	}
-	switch (c->kind) {
-	case COMMAND_WRITE:
-		return has_operation ? take_with_operation(engine, c, take_write) : take_write(engine, c);
-	case COMMAND_PAGES:
-		return take_with_operation(engine, c, take_pages);
-	case COMMAND_SCATTER:
-		return take_with_operation(engine, c, take_scatter);
-	case COMMAND_EXPECT:
-		return take_with_operation(engine, c, take_expect);
-	case COMMAND_BARRIER:
-		return take_with_operation(engine, c, take_barrier);
-	case COMMAND_PUT:
-		return signal_take_put(engine, c);
-	case COMMAND_SEND:
-		return has_operation ? take_with_operation(engine, c, take_send) : take_send(engine, c);
-	case COMMAND_CALL:
-		return take_with_operation(engine, c, take_call);
-	default:
+	if (!has_operation(engine, c)) {
+		if (kinds[c->kind].alone && ((c->flags & COMMAND_COUNTED) || c->completion == COMMAND_NONE))
+			return kinds[c->kind].take(engine, c);
+		engine->stats.failed++;
 		return true;
 	}
+	return c->kind == COMMAND_PUT ? signal_take_put(engine, c) : take_with_operation(engine, c, kinds[c->kind].take);
 }
 
 bool take_commands(tern_engine *engine, uint32_t budget)
