@@ -304,12 +304,14 @@ int engine_connect(tern_engine *engine, const struct engine_address *all)
 
 int engine_start(tern_engine *engine)
 {
-	int rc = pthread_create(&engine->thread, NULL, proxy_main, engine);
+	int rc;
 
-	if (rc)
-		return fail(TERN_ERR_SYSTEM, "the proxy thread: %s", strerror(rc));
-	engine->thread_runs = true;
-	return 0;
+	engine->thread_runs = true; /* before it does */
+	rc = pthread_create(&engine->thread, NULL, proxy_main, engine);
+	if (!rc)
+		return 0;
+	engine->thread_runs = false;
+	return fail(TERN_ERR_SYSTEM, "the proxy thread: %s", strerror(rc));
 }
 
 uint32_t engine_caps(const tern_engine *engine)

@@ -272,7 +272,7 @@ static void land(struct loop *l, struct flight *f)
 	if (!target || l->net->dead[f->write.peer] || f->fate == LOOP_VANISHES)
 		return;
 	if (f->fate == LOOP_LANDS && f->write.bytes)
-		memcpy(f->to, f->write.from ? f->write.from : f->copy, f->write.bytes);
+		memmove(f->to, f->write.from ? f->write.from : f->copy, f->write.bytes);
 	if (f->fate == LOOP_LANDS && (f->write.flags & WRITE_IMMEDIATE)) {
 		news = add_news(target);
 		if (news)
