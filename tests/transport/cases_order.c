@@ -286,7 +286,7 @@ static void run_soak(const struct network *n)
 {
 	static struct soak s;
 	uint64_t state = 11, end;
-	uint32_t nr = scaled(n->soak);
+	uint32_t nr = scaled(n, n->soak);
 	struct world w;
 
 	world_open(&w, n, 3, 3 * NR_SLOTS * SLOT);
