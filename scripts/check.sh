@@ -78,6 +78,18 @@ finish() {
 	mine=()
 }
 
+# transports PREFIX DIR COMMAND...: the conformance suite on each transport and provider. Nothing else beside it: a provider has files in /dev/shm.
+transports() {
+	local prefix=$1 program=$2/tests/transport/test_transport network
+	shift 2
+	finish
+	[ -x "$program" ] || return 0
+	for network in $("$program" --list); do
+		test "$prefix/transport/${network//[:;]/-}" 240 "$@" "$program" "$network"
+	done
+	finish
+}
+
 # build NAME TARGETS-AND-SETTINGS...: quietly, unless it fails.
 build() {
 	local log=$LOGS/build-$1.log from rc
@@ -114,7 +126,7 @@ stage_plain() {
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
-	finish
+	transports plain "$BUILD" env
 }
 
 # Ranks are threads here, so the sanitizer sees every byte that passes between them.
@@ -124,6 +136,7 @@ stage_thread() {
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
+	test thread/transport/shm 120 env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/transport/test_transport" shm
 	finish
 }
 
@@ -144,7 +157,8 @@ stage_address() {
 		# shellcheck disable=SC2086
 		test address/cli/info 60 env $options "$BUILD/address/tern" info
 	fi
-	finish
+	# shellcheck disable=SC2086
+	transports address "$BUILD/address" env TERN_TEST_DIVISOR=8 $options
 }
 
 # Memcheck knows uninitialised memory, which the sanitizers do not.

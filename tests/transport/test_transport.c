@@ -47,6 +47,7 @@ static int await_case(pid_t pid)
 	kill(-pid, SIGKILL);
 	if (got == 0)
 		waitpid(pid, NULL, 0);
+	remove_leftovers(pid);
 	return got == pid ? status : -1;
 }
 
@@ -92,7 +93,7 @@ static void run_network(const struct network *n, char **names)
 {
 	if (run_case(n, "presence", run_presence))
 		return;
-	for (size_t s = 0; s < sizeof(suites) / sizeof(suites[0]); s++)
+	for (size_t s = 0; s < (n->brief ? 1 : sizeof(suites) / sizeof(suites[0])); s++)
 		for (const struct transport_case *c = suites[s]; c->name; c++)
 			if (wanted(c->name, names) && !(c->processes && n->alone))
 				run_case(n, c->name, c->run);
