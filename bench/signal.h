@@ -93,4 +93,7 @@ bool signal_has_data(const struct signal_job *job, const struct signal_memory *m
 int signal_simulate_engine(const struct signal_job *job, struct signal_result *result, struct reason *why);
 int signal_simulate_steps(const struct signal_job *job, struct signal_result *result, struct reason *why);
 
+/* The same in real time over "shm" or "ofi:...", rank 0 sending: nr_ranks threads, at most 64. time_us is the median. */
+int signal_measure(const struct signal_job *job, const char *transport, struct signal_result *result, struct reason *why);
+
 #endif

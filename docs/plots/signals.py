@@ -301,12 +301,13 @@ def plot_fences(plt, data):
 def plot_share(plt, data):
     figure, axis = plt.subplots(figsize=(6, 3.4))
     for policy in list(data["concurrency"]["96"])[1:]:
-        axis.plot([int(c) for c in data["concurrency"]], [100 * r["put-only"] / r[policy] for r in data["concurrency"].values()], "o-", label=policy)
+        axis.plot([int(c) for c in data["concurrency"]], [100 * r["put-only"] / r[policy] for r in data["concurrency"].values()],
+                  "s--" if policy in ("nic-fence", "decoupled") else "o-", label=policy)
     axis.plot([96, 96], [2, 74], "k*", markersize=11, label="published: coupled, perseus")
     axis.set(xlabel="transfers of a rank, 4 KB, 8 nodes", ylabel="throughput, % of put-only", xscale="log", yscale="log")
     axis.set_xticks([32, 64, 96, 192, 384], ["32", "64", "96", "192", "384"])
     axis.minorticks_off()
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -327,7 +328,8 @@ def plot_ablation(plt, data):
     figure, axis = plt.subplots(figsize=(6, 3.4))
     compute = [c * 100 for c in range(151)]
     for policy, color in (("perseus", "C0"), ("nic-fence", "C1"), ("decoupled", "C2")):
-        axis.plot([c / 1e3 for c in compute], [with_compute(data, 4096, policy, c) for c in compute], color=color, label=f"model, {policy}")
+        axis.plot([c / 1e3 for c in compute], [with_compute(data, 4096, policy, c) for c in compute], color=color,
+                  linestyle="--" if policy == "nic-fence" else "-", label=f"model, {policy}")
         axis.axhspan(*PUBLISHED_ABLATION[policy], color=color, alpha=0.12, label=f"published, {policy}")
     axis.set(xlabel="compute beside 96 transfers of 4 KB, ms", ylabel="gain over coupled", ylim=(1, 5), xlim=(0, 15))
     axis.legend(fontsize=7)

@@ -87,6 +87,9 @@ struct sim_stats {
 /* A quick, benign network: unordered, 1 us, 25 GB/s, pieces of 4 KB, depth 4096, no trouble. */
 void sim_settings_init(struct sim_settings *settings);
 
+/* Foul weather drawn from the seed: jitter, reordering, stalls, AGAIN, duplicates, small depths, slow connections. What the transport can do (caps) stays as init made it. */
+void sim_settings_foul(struct sim_settings *settings, uint64_t seed);
+
 int sim_network_create(const struct sim_settings *settings, struct sim_network **network);
 void sim_network_destroy(struct sim_network *network); /* close the transports first */
 

@@ -64,7 +64,7 @@ static void run_unaligned(const struct network *n)
 	struct world w;
 
 	world_open(&w, n, 2, 1 << 20);
-	for (uint32_t i = 0; i < scaled(300); i++)
+	for (uint32_t i = 0; i < scaled(n, 300); i++)
 		one_write(&w, draw(&state, 4096), draw(&state, 4096), draw(&state, i % 10 ? 600 : 70000), i);
 	world_close(&w);
 }
@@ -144,7 +144,7 @@ static void run_messages(const struct network *n)
 
 static void run_message_order(const struct network *n)
 {
-	uint32_t nr = scaled(2000), next[2] = {0, 0};
+	uint32_t nr = scaled(n, 2000), next[2] = {0, 0};
 	struct transport_event event;
 	struct world w;
 
@@ -177,7 +177,7 @@ static void run_inline(const struct network *n)
 	world_open(&w, n, 2, 8192);
 	limit = w.peers[0].info.inline_bytes < 4096 ? w.peers[0].info.inline_bytes : 4096;
 	scratch = malloc(4096);
-	for (uint32_t i = 0; i < scaled(400); i++) {
+	for (uint32_t i = 0; i < scaled(n, 400); i++) {
 		struct transport_write write = a_write(&w, 0, 1, 0, 1024, i ? draw(&state, (uint32_t)limit + 1) : limit);
 
 		write.region = NULL; /* memory that nobody has registered */
@@ -199,7 +199,7 @@ static void run_inline(const struct network *n)
 static void run_written_is_landed(const struct network *n)
 {
 	uint64_t bytes = n->most_bytes < 256 << 10 ? n->most_bytes : 256 << 10;
-	uint32_t nr = scaled(100);
+	uint32_t nr = scaled(n, 100);
 	struct world w;
 
 	world_open(&w, n, 2, bytes);

@@ -151,7 +151,7 @@ static void hammer_source(struct side *s, uint32_t nr)
 
 static void hammer_side(struct side *s)
 {
-	uint32_t nr = scaled(s->network->soak / 4);
+	uint32_t nr = scaled(s->network, s->network->soak / 4);
 
 	side_open(s, s->who == 0 ? hammer_written : hammer_seen);
 	if (s->who == 0)
@@ -235,7 +235,7 @@ static void ping_pong(struct side *s, uint32_t nr, uint64_t bytes, bool first)
 
 static void trip_side(struct side *s)
 {
-	uint32_t nr = scaled(s->network->soak / 20);
+	uint32_t nr = scaled(s->network, s->network->soak / 20);
 	uint64_t start;
 
 	side_open(s, NULL);
@@ -273,6 +273,7 @@ static void kill_it(pid_t pid)
 {
 	kill(pid, SIGKILL);
 	expect(waitpid(pid, NULL, 0) == pid, "waitpid");
+	remove_leftovers(pid);
 }
 
 static struct transport_write last_write(struct side *s)

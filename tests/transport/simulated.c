@@ -19,7 +19,6 @@ static void fair(struct sim_settings *settings)
 	settings->sees_death = true;
 }
 
-/* No AGAIN for no reason: the suite counts how much the queues take. The unit tests have those. */
 static void foul(struct sim_settings *settings)
 {
 	fair(settings);
@@ -32,6 +31,7 @@ static void foul(struct sim_settings *settings)
 	settings->stall_per_mille = 20;
 	settings->stall_ns = 20000;
 	settings->connect_ns = 5000;
+	settings->again_per_mille = 50;
 }
 
 void *make_fair(const struct network *network, uint32_t nr_peers)

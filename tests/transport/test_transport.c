@@ -47,6 +47,7 @@ static int await_case(pid_t pid)
 	kill(-pid, SIGKILL);
 	if (got == 0)
 		waitpid(pid, NULL, 0);
+	remove_leftovers(pid);
 	return got == pid ? status : -1;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "world.h"
 
+#include <dirent.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -41,6 +42,19 @@ void skip_case(const char *reason)
 void expect_ok(int rc, const char *what)
 {
 	expect(rc >= 0, "%s: %s: %s", what, tern_strerror(rc), tern_last_error());
+}
+
+void remove_leftovers(int pid)
+{
+	DIR *dir = opendir("/dev/shm");
+	char prefix[32];
+
+	snprintf(prefix, sizeof(prefix), "%d:", pid);
+	for (struct dirent *entry; dir && (entry = readdir(dir));)
+		if (!strncmp(entry->d_name, prefix, strlen(prefix)))
+			unlinkat(dirfd(dir), entry->d_name, 0);
+	if (dir)
+		closedir(dir);
 }
 
 /* ---- patterns ----------------------------------------------------------------------------------------------------- */
@@ -125,10 +139,10 @@ uint64_t now_ms(void)
 	return clock_ns() / 1000000;
 }
 
-uint32_t scaled(uint32_t nr)
+uint32_t scaled(const struct network *n, uint32_t nr)
 {
 	const char *divisor = getenv("TERN_TEST_DIVISOR");
-	uint32_t by = divisor ? (uint32_t)atoi(divisor) : 1;
+	uint32_t by = (divisor ? (uint32_t)atoi(divisor) : 1) * (n->slow ? 5 : 1);
 
 	return by > 1 ? nr / by + 1 : nr;
 }

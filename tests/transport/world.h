@@ -25,11 +25,12 @@ struct network {
 	enum bad_key bad_key;
 	bool key_breaks; /* and the connection with it, so that the peer has to be connected anew */
 	enum death death;
-	bool few;	   /* signalled writes go one after the other, so fewer than depth are taken at once */
+	bool few;	   /* AGAIN comes before depth is reached: signalled writes one after the other, or AGAIN at random */
 	bool knows_source; /* immediates come with their peer */
 	uint64_t most_bytes; /* of one write in these tests */
 	uint32_t soak;	     /* operations that take a second or two */
 	bool alone;	     /* peers cannot be in different processes */
+	bool slow;	     /* a fifth of everything */
 	bool brief;	     /* another name for a network that is tested in full: the basic cases do */
 
 	/* NULL, or what a network in virtual time needs. */
@@ -114,8 +115,10 @@ void expect_filled(const void *at, uint64_t bytes, uint64_t seed, const char *wh
 /* In a region of `room` bytes, `bytes` at `offset` are filled, and everything else is poison. */
 void expect_only(const uint8_t *base, uint64_t room, uint64_t offset, uint64_t bytes, uint64_t seed, const char *what);
 
+/* libfabric's shm leaves files in /dev/shm when its process is killed. */
+void remove_leftovers(int pid);
 uint64_t now_ms(void);
-uint32_t scaled(uint32_t nr); /* by TERN_TEST_DIVISOR */
+uint32_t scaled(const struct network *network, uint32_t nr); /* by TERN_TEST_DIVISOR, and for slow networks */
 uint32_t draw(uint64_t *state, uint32_t below);
 
 #endif

@@ -38,19 +38,9 @@ static void small_job(struct signal_job *job)
 
 static void foul_weather(struct sim_settings *settings, uint64_t seed)
 {
-	settings->piece_bytes = 100;
-	settings->max_pieces = 16;
-	settings->reorder_ns = 30000;
-	settings->far.jitter_ns = 5000;
-	settings->completion_jitter_ns = 5000;
-	settings->duplicate_per_mille = 100;
-	settings->stall_per_mille = 30;
-	settings->stall_ns = 4000;
-	settings->again_first = seed % 3;
-	settings->again_per_mille = 150;
-	settings->depth = 4 + (uint32_t)seed % 60;
-	settings->nic = (struct sim_nic){.bytes_per_second = 1000000000, .nr_queue_pairs = (uint32_t)seed % 4};
-	settings->poison = true;
+	sim_settings_foul(settings, seed);
+	settings->fence = true;
+	settings->ordered = seed % 4 == 3;
 }
 
 static void test_never_early(void **state)
@@ -61,7 +51,7 @@ static void test_never_early(void **state)
 	uint64_t seed;
 
 	(void)state;
-	for (seed = 0; seed < 12; seed++)
+	for (seed = 0; seed < 16; seed++)
 		for (policy = SIGNAL_COUPLED; policy < NR_SIGNAL_POLICIES; policy++) {
 			small_job(&job);
 			foul_weather(&job.network, seed);
