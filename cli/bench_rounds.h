@@ -17,6 +17,7 @@ struct round_set {
 	float *weights;
 	void *y;
 	void *out;
+	bool timed; /* out holds results */
 };
 
 struct rounds {

@@ -3,6 +3,8 @@
 #ifndef TERN_CLI_LAUNCH_H
 #define TERN_CLI_LAUNCH_H
 
+#include "cli/nodes.h"
+
 #include <stdbool.h>
 
 #define LAUNCH_EXIT_ERROR 125   /* the launcher itself failed */
@@ -21,6 +23,7 @@ struct launch_options {
 	int grace_ms;     /* how long the others may go on after a failure: long enough to report it themselves */
 	char *const *env; /* nr_env texts K=V */
 	int nr_env;
+	const struct nodes *nodes; /* that the ranks are spread over; NULL: one */
 	const char *name; /* who speaks on stderr, such as "tern run" */
 };
 

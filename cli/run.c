@@ -17,6 +17,8 @@ static const char usage[] =
 	"  -n, --ranks N      how many ranks\n"
 	"  -l, --label        put [rank] before each line of output\n"
 	"  -b, --bind         give each rank its share of the cores\n"
+	"  -N, --nodes N      spread the ranks over N nodes: network namespaces on a bridge, which takes root, else by name\n"
+	"      --by-name      tell nodes apart by name alone (TERN_NODE)\n"
 	"  -e, --env K=V      set a variable for the ranks; may be repeated\n"
 	"  -w, --wait MS      longest wait for other ranks at start (TERN_WAIT_MS; default 30000)\n"
 	"  -t, --timeout S    end the job after S seconds, with exit code 124\n"
@@ -31,6 +33,8 @@ static const struct option flags[] = {
 	{"ranks", required_argument, NULL, 'n'},
 	{"label", no_argument, NULL, 'l'},
 	{"bind", no_argument, NULL, 'b'},
+	{"nodes", required_argument, NULL, 'N'},
+	{"by-name", no_argument, NULL, 'B'},
 	{"env", required_argument, NULL, 'e'},
 	{"wait", required_argument, NULL, 'w'},
 	{"timeout", required_argument, NULL, 't'},
@@ -63,9 +67,17 @@ static int add_env(struct launch_options *options, char **env, char *text)
 	return 0;
 }
 
+struct settings {
+	struct launch_options launch;
+	int nr_nodes;
+	bool by_name;
+};
+
 /* A negative result ends with EXIT_USAGE. */
-static int take_flag(struct launch_options *options, char **env, int flag)
+static int take_flag(struct settings *settings, char **env, int flag)
 {
+	struct launch_options *options = &settings->launch;
+
 	switch (flag) {
 	case 'n':
 		return options->nr_ranks = number("-n", optarg, 1, LAUNCH_MAX_RANKS, 1);
@@ -74,6 +86,11 @@ static int take_flag(struct launch_options *options, char **env, int flag)
 		return 0;
 	case 'b':
 		options->bind = true;
+		return 0;
+	case 'N':
+		return settings->nr_nodes = number("--nodes", optarg, 1, NODES_MOST, 1);
+	case 'B':
+		settings->by_name = true;
 		return 0;
 	case 'e':
 		return add_env(options, env, optarg);
@@ -91,30 +108,43 @@ static int take_flag(struct launch_options *options, char **env, int flag)
 	return -1;
 }
 
+static int launch_on_nodes(struct settings *settings, char *const argv[])
+{
+	struct nodes nodes;
+	int rc;
+
+	if (nodes_open(&nodes, settings->nr_nodes, !settings->by_name, settings->launch.name))
+		return LAUNCH_EXIT_ERROR;
+	settings->launch.nodes = &nodes;
+	rc = launch_ranks(&settings->launch, argv);
+	nodes_close(&nodes);
+	return rc;
+}
+
 static int run(int argc, char **argv, char **env)
 {
-	struct launch_options options;
+	struct settings settings = {.nr_nodes = 1};
 	int flag;
 
-	launch_options_init(&options);
-	options.nr_ranks = 0;
-	options.env = env;
+	launch_options_init(&settings.launch);
+	settings.launch.nr_ranks = 0;
+	settings.launch.env = env;
 	argv[0] = (char *)"tern run"; /* for getopt's messages */
 	optind = 1;
-	while ((flag = getopt_long(argc, argv, "+n:lbe:w:t:g:kh", flags, NULL)) != -1) {
+	while ((flag = getopt_long(argc, argv, "+n:lbN:e:w:t:g:kh", flags, NULL)) != -1) {
 		if (flag == 'h') {
 			fputs(usage, stdout);
 			return 0;
 		}
-		if (take_flag(&options, env, flag) < 0)
+		if (take_flag(&settings, env, flag) < 0)
 			return EXIT_USAGE;
 	}
-	if (!options.nr_ranks || optind == argc) {
+	if (!settings.launch.nr_ranks || optind == argc) {
 		fprintf(stderr, "tern run: %s\nTry 'tern run --help'.\n",
-			options.nr_ranks ? "which program?" : "how many ranks? Say -n N");
+			settings.launch.nr_ranks ? "which program?" : "how many ranks? Say -n N");
 		return EXIT_USAGE;
 	}
-	return launch_ranks(&options, argv + optind);
+	return launch_on_nodes(&settings, argv + optind);
 }
 
 int cmd_run(int argc, char **argv)

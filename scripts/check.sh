@@ -3,7 +3,7 @@
 # make check: installs what the tests need, builds, and runs everything. Its last line is "N passed, N failed".
 #
 #   BUILD=dir          where to build (build)
-#   STAGES="a b ..."   only these: plain thread address memory fuzz models (all)
+#   STAGES="a b ..."   only these: plain thread address models memory fuzz (all)
 #   JOBS=n             tests at a time (the number of cores, at most 4)
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
@@ -11,7 +11,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
-STAGES=${STAGES:-plain thread address memory fuzz models}
+STAGES=${STAGES:-plain thread address models memory fuzz}
 cores=$(nproc)
 JOBS=${JOBS:-$((cores < 4 ? cores : 4))}
 LOGS=$PWD/$BUILD/check
@@ -65,9 +65,29 @@ test_now() {
 }
 
 # test NAME BOUND COMMAND...: the same, beside others.
+mine=()
 test() {
 	while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
 	test_now "$@" &
+	mine+=($!)
+}
+
+# Waits for this stage's tests.
+finish() {
+	[ ${#mine[@]} -eq 0 ] || wait "${mine[@]}"
+	mine=()
+}
+
+# transports PREFIX DIR COMMAND...: the conformance suite on each transport and provider. Nothing else beside it: a provider has files in /dev/shm.
+transports() {
+	local prefix=$1 program=$2/tests/transport/test_transport network
+	shift 2
+	finish
+	[ -x "$program" ] || return 0
+	for network in $("$program" --list); do
+		test "$prefix/transport/${network//[:;]/-}" 240 "$@" "$program" "$network"
+	done
+	finish
 }
 
 # build NAME TARGETS-AND-SETTINGS...: quietly, unless it fails.
@@ -106,7 +126,7 @@ stage_plain() {
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
-	wait
+	transports plain "$BUILD" env
 }
 
 # Ranks are threads here, so the sanitizer sees every byte that passes between them.
@@ -114,9 +134,14 @@ stage_thread() {
 	build thread BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests
 	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
+<<<<<<< HEAD
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	wait
+=======
+	test thread/transport/shm 120 env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/transport/test_transport" shm
+	finish
+>>>>>>> ofi
 }
 
 stage_address() {
@@ -131,16 +156,18 @@ stage_address() {
 	every address 300 "$BUILD/address" 'faults/test_*' env TERN_TEST_DIVISOR=4 $options
 	if [ -x "$BUILD/address/tern" ]; then
 		# shellcheck disable=SC2086
-		test address/cli/bench 120 env $options "$BUILD/address/tern" run -n 2 -- "$BUILD/address/tern" bench $SMOKE
+		test address/cli/bench 120 env $options "$BUILD/address/tern" bench --ranks 3 --preset custom --hidden 256 --experts 8 --topk 2 \
+			--mode all --tokens 1,16 --iters 3 --warmup 1 --verify --quiet
 		# shellcheck disable=SC2086
 		test address/cli/info 60 env $options "$BUILD/address/tern" info
 	fi
-	wait
+	# shellcheck disable=SC2086
+	transports address "$BUILD/address" env TERN_TEST_DIVISOR=8 $options
 }
 
 # Memcheck knows uninitialised memory, which the sanitizers do not.
 stage_memory() {
-	local memcheck="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes"
+	local memcheck="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes --sim-hints=no-nptl-pthread-stackcache"
 
 	if ! command -v valgrind >/dev/null; then
 		outcome 0 0 1 memory "valgrind is not installed"
@@ -150,7 +177,7 @@ stage_memory() {
 	every memory 300 "$BUILD" 'exchange/test_shapes' env TERN_TEST_DIVISOR=40 $memcheck
 	# shellcheck disable=SC2086
 	every memory 300 "$BUILD" 'unit/test_plan' env TERN_TEST_DIVISOR=20 $memcheck
-	wait
+	finish
 }
 
 stage_fuzz() {
@@ -170,20 +197,20 @@ stage_fuzz() {
 			-seed=1 -print_final_stats=0 -verbosity=0 -artifact_prefix="$LOGS/$name/" "$LOGS/$name" \
 			$(ls -d tests/fuzz/corpus/"${name#fuzz_}" 2>/dev/null)
 	done
-	wait
+	finish
 }
 
+# One core is busy with these for a minute or two: they run beside the stages that follow.
 stage_models() {
 	[ -x tests/models/run.sh ] || return 0
 	if ! command -v spin >/dev/null; then
 		outcome 0 0 1 models "spin is not installed"
 		return
 	fi
-	test models 420 env BUILD="$BUILD" tests/models/run.sh
-	wait
+	test models 480 env BUILD="$BUILD" tests/models/run.sh
+	mine=()
 }
 
-SMOKE=${SMOKE:---hidden 256 --tokens 8 --experts 8 --topk 2 --warmup 1 --rounds 5 --check}
 : >"$LOGS/outcomes"
 for stage in $STAGES; do
 	from=$(now)
@@ -191,5 +218,6 @@ for stage in $STAGES; do
 	"stage_$stage"
 	echo "---- $stage took $(seconds "$from" "$(now)") s"
 done
+wait
 awk '{p += $1; f += $2; s += $3}
 	END {printf "%d passed, %d failed%s\n", p, f, s ? ", " s " skipped" : ""; exit f > 0 || p == 0}' "$LOGS/outcomes"

@@ -7,6 +7,7 @@ missing_packages() {
 	command -v g++ >/dev/null || echo g++
 	command -v pkg-config >/dev/null || echo pkg-config
 	pkg-config --exists pmix 2>/dev/null || echo libpmix-dev
+	pkg-config --exists libfabric 2>/dev/null || echo libfabric-dev
 	command -v mpirun >/dev/null || echo openmpi-bin
 	command -v mpicc >/dev/null || echo libopenmpi-dev
 	command -v spin >/dev/null || echo spin

@@ -16,9 +16,9 @@ static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args
 }
 
 /* One result to the same place on every rank that is home to the source's tokens. */
-static void send_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t token, uint32_t index, const void *row)
+static void send_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row, const void *row)
 {
-	uint64_t offset = layout_combine_row(&moe->layout, slot, token, index);
+	uint64_t offset = layout_combine_row(&moe->layout, slot, home_row);
 	uint32_t first = home_first(moe, source);
 
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
@@ -29,7 +29,7 @@ static void send_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t 
 static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args, const struct row_header *header)
 {
 	bool straight = !stream && moe->config.replica_ranks == 1;
-	uint64_t offset = layout_combine_row(&moe->layout, slot, header->token, header->rank_slot);
+	uint64_t offset = layout_combine_row(&moe->layout, slot, header->home_row);
 	uint8_t *sum = straight ? path_place(moe, home_first(moe, source), offset) : moe->scratch;
 	const void *rows[TERN_MAX_TOPK];
 	float weights[TERN_MAX_TOPK];
@@ -41,7 +41,7 @@ static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint3
 	reduce_rows(moe->config.combine_dtype, rows, moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL, header->nr_routes,
 		moe->config.hidden, sum);
 	if (!straight)
-		send_home(moe, slot, stream, source, header->token, header->rank_slot, sum);
+		send_home(moe, slot, stream, source, header->home_row, sum);
 }
 
 /* The positions have lain in shared memory since they were written there: they are checked before they are followed. */
@@ -56,19 +56,18 @@ static bool positions_fit(const struct slot *s, const struct row_header *header)
 static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args, const struct row_header *header)
 {
 	if (moe->config.layout == TERN_BY_SOURCE) {
-		send_home(moe, slot, stream, source, header->token, header->rank_slot, y_row(moe, args, header->routes[0].position));
+		send_home(moe, slot, stream, source, header->home_row, y_row(moe, args, header->routes[0].position));
 	} else if (moe->config.reduce == TERN_REDUCE_EXPERT) {
 		send_sum_home(moe, slot, stream, source, args, header);
 	} else {
 		for (uint32_t i = 0; i < header->nr_routes; i++)
-			send_home(moe, slot, stream, source, header->token, header->routes[i].k, y_row(moe, args, header->routes[i].position));
+			send_home(moe, slot, stream, source, header->home_row + i, y_row(moe, args, header->routes[i].position));
 	}
 }
 
 static int send_results(tern_moe *moe, const struct tern_combine *args)
 {
 	const struct slot *s = &moe->slots[args->slot];
-	bool routes = moe->config.reduce == TERN_REDUCE_HOME;
 	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
 
 	for (uint32_t i = 0; i < moe->nr_ranks; i++) { /* each rank starts with another source, so that they do not all write to one home */
@@ -83,7 +82,7 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 				return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 			}
 			send_row_home(moe, args->slot, stream, source, args, &copy.header);
-			moe->stats.combine_bytes += (uint64_t)(routes ? copy.header.nr_routes : 1) * moe->layout.combine_row_bytes * moe->config.replica_ranks;
+			moe->stats.combine_bytes += (uint64_t)results_of_row(moe, copy.header.nr_routes) * moe->layout.combine_row_bytes * moe->config.replica_ranks;
 		}
 	}
 	if (stream)
@@ -168,22 +167,28 @@ static int check_results(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
-/* The rows that came home for one token, in the order of their sum. */
-static uint32_t rows_of_token(const tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token, const void **rows, float *weights)
+/* The results that came home for one token, in the order of their sum: of ranks, or of k. */
+static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token, const void **results, float *weights)
 {
 	uint32_t topk = moe->config.topk, nr = 0;
 	const int32_t *physical = s->physical + (size_t)token * topk;
-	struct token_rows ranks;
+	const void *of_k[TERN_MAX_TOPK];
+	struct token_rows rows;
 
-	if (moe->config.reduce == TERN_REDUCE_EXPERT) {
-		plan_token(&moe->placement, physical, topk, &ranks);
-		for (; nr < ranks.nr_rows; nr++)
-			rows[nr] = own(moe, layout_combine_row(&moe->layout, slot, token, nr));
-		return nr;
+	plan_token(&moe->placement, physical, topk, &rows);
+	for (uint32_t i = 0; i < rows.nr_rows; i++) {
+		uint32_t *next = home_counter(moe, moe->home_next, rows.rows[i].rank, token);
+
+		if (moe->config.reduce == TERN_REDUCE_EXPERT) {
+			results[nr++] = own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
+			continue;
+		}
+		for (uint32_t j = 0; j < rows.rows[i].nr; j++)
+			of_k[rows.k[rows.rows[i].first + j]] = own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
 	}
-	for (uint32_t k = 0; k < topk; k++)
+	for (uint32_t k = 0; k < topk && moe->config.reduce == TERN_REDUCE_HOME; k++)
 		if (physical[k] >= 0) {
-			rows[nr] = own(moe, layout_combine_row(&moe->layout, slot, token, k));
+			results[nr] = of_k[k];
 			weights[nr++] = s->weights[(size_t)token * topk + k];
 		}
 	return nr;
@@ -196,8 +201,9 @@ static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t strid
 	const void *rows[TERN_MAX_TOPK];
 	float weights[TERN_MAX_TOPK];
 
+	memcpy(moe->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
 	for (uint32_t t = 0; t < s->nr_tokens; t++) {
-		uint32_t nr = rows_of_token(moe, s, slot, t, rows, weights);
+		uint32_t nr = results_of_token(moe, s, slot, t, rows, weights);
 
 		reduce_rows(moe->config.combine_dtype, rows, weighted ? weights : NULL, nr, moe->config.hidden, out + t * stride);
 	}

@@ -26,9 +26,12 @@ static struct row_source token_payload(const tern_moe *moe, const struct tern_di
 
 static void write_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows, uint32_t row, struct row_header *header)
 {
+	uint32_t *home_next = home_counter(moe, moe->home_next, rows->rows[row].rank, token);
+
 	header->token = token;
-	header->nr_routes = (uint16_t)rows->rows[row].nr;
-	header->rank_slot = (uint16_t)row;
+	header->nr_routes = rows->rows[row].nr;
+	header->home_row = *home_next;
+	*home_next += results_of_row(moe, header->nr_routes);
 	for (uint32_t i = 0; i < rows->rows[row].nr; i++) {
 		uint32_t k = rows->k[rows->rows[row].first + i];
 		size_t index = (size_t)token * moe->config.topk + k;
@@ -83,6 +86,7 @@ static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *
 	bool stream = routes_bytes(moe, s) > moe->stream_bytes;
 
 	memset(moe->cursor, 0, moe->nr_ranks * sizeof(*moe->cursor));
+	memcpy(moe->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
 	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
 		struct row_source source;
 

@@ -175,6 +175,7 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 	s->rows_to = take(moe, moe->nr_ranks, sizeof(*s->rows_to));
 	s->routes_to = take(moe, moe->placement.nr_physical, sizeof(*s->routes_to));
 	s->rows_home = take(moe, moe->nr_ranks, sizeof(*s->rows_home));
+	s->home_start = take(moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_start));
 	s->place = take(moe, moe->placement.nr_physical + moe->nr_ranks, sizeof(*s->place));
 	s->rows_from = take(moe, moe->nr_ranks, sizeof(*s->rows_from));
 	s->counts = take(moe, nr_lists, sizeof(*s->counts));
@@ -183,7 +184,7 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 		s->output = own(moe, layout_output(&moe->layout, index));
 	else
 		s->output = private_map(moe->layout.output.bytes);
-	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home && s->place && s->rows_from && s->counts &&
+	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home && s->home_start && s->place && s->rows_from && s->counts &&
 	       s->offsets && s->output;
 }
 
@@ -194,6 +195,7 @@ static void slot_free(tern_moe *moe, struct slot *s)
 	free(s->rows_to);
 	free(s->routes_to);
 	free(s->rows_home);
+	free(s->home_start);
 	free(s->place);
 	free(s->rows_from);
 	free(s->counts);
@@ -235,9 +237,10 @@ static int exchange_alloc(tern_moe *moe)
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
 	moe->cursor = take(moe, cursors, sizeof(*moe->cursor));
 	moe->all_counts = take(moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
+	moe->home_next = take(moe, (uint64_t)moe->nr_ranks * c->replica_ranks, sizeof(*moe->home_next));
 	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->all_counts && moe->totals && moe->expert_load;
+	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->all_counts && moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
 	return ok ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots, c->max_tokens);
@@ -313,6 +316,7 @@ static void exchange_free(tern_moe *moe)
 	free(moe->scratch);
 	free(moe->seen);
 	free(moe->cursor);
+	free(moe->home_next);
 	free(moe->all_counts);
 	free(moe->totals);
 	free(moe->expert_load);

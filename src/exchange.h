@@ -32,6 +32,7 @@ struct slot {
 	uint32_t *rows_to;	     /* [R] rows for each rank */
 	uint32_t *routes_to;	     /* [P] routes to each physical expert */
 	uint32_t *rows_home;	     /* [R] rows that combine brings from each rank */
+	uint32_t *home_start;	     /* [R][replica_ranks] where the results from each rank begin, for the tokens that each replica sends */
 	uint64_t *place;	     /* [P] high throughput: where this rank's next row for each expert goes; BY_SOURCE: [R] */
 	uint32_t *rows_from;	     /* [R] received rows of each source */
 	uint32_t *counts;	     /* [max(L, R)] tern_received.counts */
@@ -57,6 +58,7 @@ struct tern_moe {
 	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window */
 	uint64_t *totals;   /* [P + R] sums over all sources while counts are added up */
 	uint32_t *cursor;   /* [max(R, max_local)] positions while one half fills in */
+	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
 	int failed;	    /* 0, or the error that ended this exchange */
 	char failed_text[512];
 	struct tern_wait_report report;
@@ -81,10 +83,22 @@ static inline uint32_t home_first(const tern_moe *moe, uint32_t source)
 	return source / moe->config.replica_ranks * moe->config.replica_ranks;
 }
 
+/* How many results of a row come home. */
+static inline uint32_t results_of_row(const tern_moe *moe, uint32_t nr_routes)
+{
+	return moe->config.reduce == TERN_REDUCE_HOME ? nr_routes : 1;
+}
+
 /* The replica that sends token t of this rank's group. */
 static inline uint32_t token_source(const tern_moe *moe, uint32_t token)
 {
 	return home_first(moe, moe->rank) + token % moe->config.replica_ranks;
+}
+
+/* Of counters [R][replica_ranks], the one for token t's results from `rank`. */
+static inline uint32_t *home_counter(const tern_moe *moe, uint32_t *counters, uint32_t rank, uint32_t token)
+{
+	return &counters[rank * moe->config.replica_ranks + token % moe->config.replica_ranks];
 }
 
 static inline struct row_header *header_at(const tern_moe *moe, uint8_t *region, uint32_t row)

@@ -159,20 +159,33 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
 		peer->path = r == group->rank ? TERN_PATH_SELF : same_node ? TERN_PATH_MAPPED : TERN_PATH_NONE;
 		peer->same_process = same_node && all[r].pid == me->pid && all[r].pid_namespace == me->pid_namespace;
-		peer->pidfd = -1;
+		peer->lifeline = -1;
 	}
 }
 
-/* Each rank passes a descriptor of its own process on, so that peers see it end, whatever their process namespaces. */
-static int exchange_pidfds(tern_group *group, const struct introduction *all)
+/* A descriptor that becomes readable, or hung up, for others when this process ends; passed on to peers, so that process namespaces do not
+ * matter. Where there are no pidfds (old kernels, some sandboxes) it is the end of a pipe whose other end this process holds. */
+static int own_lifeline(tern_group *group)
+{
+	int ends[2], fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+	if (fd >= 0)
+		return fd;
+	if (pipe2(ends, O_CLOEXEC))
+		return -1;
+	group->lifeline = ends[1];
+	return ends[0];
+}
+
+static int exchange_lifelines(tern_group *group, const struct introduction *all)
 {
 	struct meeting_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
-	int rc, own = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	int rc, own = own_lifeline(group);
 
 	if (!guests)
 		rc = fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
 	else
-		rc = own < 0 ? fail_errno("pidfd_open") : 0;
+		rc = own < 0 ? fail_errno("pidfd_open and pipe") : 0;
 	rc = group_agree_status(group, rc, "joining");
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
 		guests[r] = (struct meeting_guest){.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
@@ -181,7 +194,7 @@ static int exchange_pidfds(tern_group *group, const struct introduction *all)
 	if (!rc) {
 		rc = meeting_exchange(group->meeting, group->rank, group->nr_ranks, 0, own, guests, group->wait_ms);
 		for (int r = 0; r < group->nr_ranks; r++)
-			group->peers[r].pidfd = guests[r].fd;
+			group->peers[r].lifeline = guests[r].fd;
 		rc = group_agree_status(group, rc, "joining");
 	}
 	if (own >= 0)
@@ -210,7 +223,7 @@ static int introduce(tern_group *group, const char *node)
 			rc = fail(TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d", r, group->rank);
 	if (!rc) {
 		assign_nodes(group, all);
-		rc = exchange_pidfds(group, all);
+		rc = exchange_lifelines(group, all);
 	}
 	free(all);
 	return rc;
@@ -236,8 +249,10 @@ static int check_group_config(const struct tern_group_config *config)
 static void group_free(tern_group *group)
 {
 	for (int r = 0; group->peers && r < group->nr_ranks; r++)
-		if (group->peers[r].pidfd >= 0)
-			close(group->peers[r].pidfd);
+		if (group->peers[r].lifeline >= 0)
+			close(group->peers[r].lifeline);
+	if (group->lifeline >= 0)
+		close(group->lifeline);
 	meeting_close(group->meeting);
 	if (group->boot.close)
 		group->boot.close(group->boot.ctx);
@@ -266,8 +281,9 @@ int tern_group_create(const struct tern_group_config *config, tern_group **out)
 	group->nr_ranks = config->boot.nr_ranks;
 	group->boot = config->boot;
 	group->wait_ms = config->wait_ms;
+	group->lifeline = -1;
 	for (int r = 0; r < group->nr_ranks; r++)
-		group->peers[r].pidfd = -1;
+		group->peers[r].lifeline = -1;
 	rc = introduce(group, config->node);
 	if (rc) {
 		group_free(group);
@@ -291,9 +307,9 @@ int tern_group_destroy(tern_group *group)
 
 bool peer_has_died(const struct peer *peer)
 {
-	struct pollfd pfd = {.fd = peer->pidfd, .events = POLLIN};
+	struct pollfd pfd = {.fd = peer->lifeline, .events = POLLIN};
 
-	return peer->pidfd >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & POLLIN);
+	return peer->lifeline >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & (POLLIN | POLLHUP));
 }
 
 int tern_group_rank(const tern_group *group)

@@ -12,12 +12,13 @@ struct peer {
 	enum tern_path path;
 	bool same_process;
 	int node;
-	int pidfd; /* readable when the peer's process has ended; -1: not known */
+	int lifeline; /* tells when the peer's process has ended; -1: not known, or this process */
 };
 
 struct tern_group {
 	int rank, nr_ranks, nr_nodes;
 	int wait_ms;
+	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else -1 */
 	struct tern_boot boot;
 	struct meeting *meeting; /* where peers on this machine pass descriptors */
 	struct peer *peers;	 /* [nr_ranks] */

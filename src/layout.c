@@ -51,7 +51,7 @@ static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 	l->header_bytes = (uint32_t)align_up(sizeof(struct row_header) + l->topk * sizeof(struct route), CACHE_LINE);
 	l->row_bytes = (uint32_t)align_up((uint64_t)l->header_bytes + l->payload_bytes + l->scales_bytes, CACHE_LINE);
 	l->combine_row_bytes = config->hidden * dtype_bytes(config->combine_dtype);
-	l->combine_slots = config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks ? l->topk : l->nr_ranks;
+	l->combine_rows = config->max_tokens * (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks ? l->topk : l->nr_ranks);
 }
 
 static void layout_output_init(struct layout *l, const struct tern_moe_config *config)
@@ -83,7 +83,7 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 	l->regions = take(&end, l->nr_ranks * l->region_bytes);
 	if (config->mode == TERN_HIGH_THROUGHPUT)
 		l->output_offset = take(&end, l->output.bytes);
-	l->combine = take(&end, (uint64_t)config->max_tokens * l->combine_slots * l->combine_row_bytes);
+	l->combine = take(&end, (uint64_t)l->combine_rows * l->combine_row_bytes);
 	l->slot_bytes = align_up(end, 4096);
 }
 

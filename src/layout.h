@@ -44,7 +44,7 @@ struct layout {
 	uint32_t header_bytes;
 	uint32_t row_bytes;	    /* low latency: from row to row */
 	uint32_t combine_row_bytes;
-	uint32_t combine_slots;	    /* rows that may come home for one token */
+	uint32_t combine_rows;	    /* that may come home in one round */
 	uint64_t capacity;	    /* row positions: of an expert (PADDED), else of all */
 	uint64_t positions;	    /* row positions in the output */
 	uint64_t counts_bytes;	    /* high throughput: one source's counts: [nr_physical] routes, [nr_ranks] rows */
@@ -88,9 +88,9 @@ static inline uint64_t layout_region(const struct layout *l, uint32_t slot, uint
 	return layout_slot(l, slot) + l->regions + source * l->region_bytes;
 }
 
-static inline uint64_t layout_combine_row(const struct layout *l, uint32_t slot, uint32_t token, uint32_t index)
+static inline uint64_t layout_combine_row(const struct layout *l, uint32_t slot, uint32_t home_row)
 {
-	return layout_slot(l, slot) + l->combine + ((uint64_t)token * l->combine_slots + index) * l->combine_row_bytes;
+	return layout_slot(l, slot) + l->combine + (uint64_t)home_row * l->combine_row_bytes;
 }
 
 static inline uint64_t layout_output(const struct layout *l, uint32_t slot)

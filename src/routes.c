@@ -81,6 +81,7 @@ static void count_rows(tern_moe *moe, struct slot *s)
 
 	memset(s->rows_to, 0, moe->nr_ranks * sizeof(*s->rows_to));
 	memset(s->rows_home, 0, moe->nr_ranks * sizeof(*s->rows_home));
+	memset(s->home_start, 0, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_start));
 	memset(s->routes_to, 0, moe->placement.nr_physical * sizeof(*s->routes_to));
 	for (uint32_t t = 0; t < s->nr_tokens; t++) {
 		const int32_t *physical = s->physical + (size_t)t * topk;
@@ -90,10 +91,25 @@ static void count_rows(tern_moe *moe, struct slot *s)
 		for (uint32_t i = 0; i < rows.nr_rows; i++) {
 			s->rows_home[rows.rows[i].rank]++;
 			s->rows_to[rows.rows[i].rank] += mine;
+			*home_counter(moe, s->home_start, rows.rows[i].rank, t) += results_of_row(moe, rows.rows[i].nr);
 		}
 		for (uint32_t k = 0; k < topk && mine; k++)
 			if (physical[k] >= 0)
 				s->routes_to[physical[k]]++;
+	}
+}
+
+/* From how many results to where they begin: by expert's rank, then by the replica that sent the token. So what comes from one rank lies
+ * together, in the order of its tokens. */
+static void place_results(tern_moe *moe, struct slot *s)
+{
+	uint32_t next = 0;
+
+	for (uint32_t i = 0; i < moe->nr_ranks * moe->config.replica_ranks; i++) {
+		uint32_t results = s->home_start[i];
+
+		s->home_start[i] = next;
+		next += results;
 	}
 }
 
@@ -105,6 +121,7 @@ void routes_count(tern_moe *moe, struct slot *s, const struct tern_dispatch *arg
 	for (size_t i = 0; i < routes; i++)
 		s->weights[i] = args->topk_weights ? args->topk_weights[i] : 1.0f;
 	count_rows(moe, s);
+	place_results(moe, s);
 }
 
 /* A row is stored once for each rank, or straight into every place where it belongs. */

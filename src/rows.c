@@ -11,7 +11,7 @@ bool header_take(const tern_moe *moe, const struct row_header *shared, union hea
 
 	memcpy(header, shared, sizeof(*header));
 	if (header->nr_routes < 1 || header->nr_routes > moe->config.topk || header->token >= moe->config.max_tokens ||
-		header->rank_slot >= moe->layout.combine_slots)
+		header->home_row >= moe->layout.combine_rows || results_of_row(moe, header->nr_routes) > moe->layout.combine_rows - header->home_row)
 		return false;
 	memcpy(header->routes, shared->routes, header->nr_routes * sizeof(header->routes[0]));
 	for (uint32_t i = 0; i < header->nr_routes; i++)

@@ -50,8 +50,8 @@ struct route {
 /* Before each row. Routes are in k order. */
 struct row_header {
 	uint32_t token;	    /* its row in the source's x */
-	uint16_t nr_routes; /* 1 to topk */
-	uint16_t rank_slot; /* how many of the token's destination ranks come before this one */
+	uint32_t home_row;  /* where the first result of this row goes in the home's combine rows; those of further routes follow it */
+	uint32_t nr_routes; /* 1 to topk */
 	struct route routes[];
 };
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests. `make tests` builds what runs as it is, `make fuzzers` what libFuzzer drives; scripts/check.sh runs them.
 # A test sees everything that has no main(): the library's inside, the benchmark's reference, the command, the model.
-INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) $(filter-out tests/exchange/test_% tests/faults/test_%,$(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c))
+INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
+	      $(filter-out tests/exchange/test_% tests/faults/test_%,$(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c))
+TRANSPORT_SRC := $(wildcard tests/transport/*.c)
 INSIDE     := $(BUILD)/tests/libinside.a
 TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c)
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
@@ -22,6 +24,12 @@ $(FUZZERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(INSIDE)
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
+
+# One suite for every network; it needs no framework, as each case is a process.
+$(BUILD)/tests/transport/test_transport: $(call obj,$(TRANSPORT_SRC)) $(INSIDE)
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # The kernels as each instruction set has them; the loader picks one of these.
 KERNEL_VERSIONS := $(if $(filter x86_64,$(shell uname -m)),x86-64 x86-64-v3 x86-64-v4)
@@ -44,7 +52,7 @@ $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-tests: $(TESTS) $(KERNEL_TESTS) $(BUILD)/tests/rank
+tests: $(TESTS) $(KERNEL_TESTS) $(BUILD)/tests/transport/test_transport $(BUILD)/tests/rank
 fuzzers: $(FUZZERS)
 
 check:

@@ -43,6 +43,9 @@ bool ofi_is_death(int64_t err)
 	case FI_ENETUNREACH:
 	case FI_ETIMEDOUT:
 	case EPIPE:
+	case FI_ECANCELED: /* tcp: what was under way on a connection that broke */
+	case FI_EIO:	/* sockets, and flushed work requests of verbs */
+	case FI_ENOENT: /* sockets, once the connection is gone */
 		return true;
 	}
 	return false;

@@ -22,6 +22,7 @@
 
 #define OFI_INLINE_BYTES 256 /* copied into the operation's own registered buffer, so no provider's limit applies */
 #define OFI_SENDS 64
+#define OFI_LOST_NS 1000000000u /* without a connection a peer is gone */
 #define OFI_RECEIVES 64 /* least; more with many peers */
 
 /* ---- libfabric, loaded at run time; everything else it has is reached through tables of its objects ----------------- */
@@ -43,7 +44,9 @@ struct ofi_facts {
 	const char *provider;
 	uint32_t caps;	   /* enum transport_caps that hold */
 	uint64_t ask_caps; /* more than FI_MSG and FI_RMA to ask for */
-	bool by_interface; /* a device is an interface or its address; else it is a domain's name */
+	uint32_t least_bytes; /* that go in place of none, to the peer's landing */
+	bool reconnects;      /* quietly: a dead peer looks like a full queue */
+	bool by_interface;    /* a device is an interface or its address; else it is a domain's name */
 	bool tested;
 };
 
@@ -88,7 +91,7 @@ enum ofi_state { OFI_UNKNOWN, OFI_GREETING, OFI_UP, OFI_DOWN };
 
 /* What comes in front of each message. */
 struct ofi_header {
-	uint32_t kind; /* enum ofi_kind: OFI_SEND or OFI_HELLO */
+	uint32_t kind; /* OFI_SEND */
 	uint32_t sender;
 };
 
@@ -98,9 +101,12 @@ struct ofi_key {
 
 struct ofi_peer {
 	fi_addr_t address;
-	struct ofi_key landing; /* where writes without bytes point */
+	struct ofi_key landing; /* where greetings and writes without bytes go */
 	enum ofi_state state;
 	bool greeted;  /* the hello has been posted */
+	bool moved;    /* something completed since the last look */
+	uint32_t nr_under_way;
+	uint64_t refused_ns; /* since when nothing can be posted, or no greeting arrives; 0: all is well */
 	bool reported; /* DOWN, and the engine knows */
 	int error;
 	char text[120];
@@ -125,8 +131,8 @@ struct ofi {
 	struct fid_av *av;
 	struct ofi_peer *peers;
 	uint32_t self, nr_peers, nr_greeting, nr_down, nr_abandoned;
-	uint32_t message_bytes;
-	uint64_t next_key;
+	uint32_t message_bytes, nr_under_way, nr_polls;
+	uint64_t next_key, looked_ns;
 	struct ofi_pool writes, sends, receives;
 	struct ofi_op *to_post; /* receives that were given out or could not be posted */
 	struct transport_region *regions;
@@ -150,6 +156,8 @@ int ofi_pool_grow(struct ofi *o, struct ofi_pool *pool, uint32_t nr_ops);
 void ofi_pool_free(struct ofi_pool *pool);
 struct ofi_op *ofi_op_take(struct ofi_pool *pool, enum ofi_kind kind, uint32_t peer);
 void ofi_op_return(struct ofi_pool *pool, struct ofi_op *op);
+void ofi_op_posted(struct ofi *o, struct ofi_op *op);
+void ofi_op_ended(struct ofi *o, struct ofi_op *op); /* and is returned */
 
 /* ofi_peers.c */
 int ofi_address(struct transport *transport, void *address, uint32_t *bytes);
@@ -163,7 +171,7 @@ void ofi_peer_fails(struct ofi *o, uint32_t peer, int error, const char *text);
 /* ofi_data.c */
 int ofi_write(struct transport *transport, const struct transport_write *write);
 int ofi_send(struct transport *transport, uint32_t peer, const void *data, uint32_t bytes);
-int ofi_post_send(struct ofi *o, uint32_t peer, enum ofi_kind kind, const void *data, uint32_t bytes);
+int ofi_greet(struct ofi *o, uint32_t peer);
 void ofi_post_receives(struct ofi *o);
 
 /* ofi_poll.c */

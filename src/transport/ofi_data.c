@@ -4,7 +4,10 @@
 
 #include <string.h>
 
+#include "clock.h"
 #include "error.h"
+
+#define LANDING_BYTES 8
 
 /* 0, AGAIN while the greeting is under way, or negative. */
 static int check_peer(const struct ofi *o, uint32_t p)
@@ -16,17 +19,39 @@ static int check_peer(const struct ofi *o, uint32_t p)
 	return o->peers[p].state == OFI_UP ? 0 : TRANSPORT_AGAIN;
 }
 
-/* libfabric's answer to a post, as the contract has it. */
-static int judge_post(struct ofi *o, uint32_t p, int64_t rc, const char *what)
+static int peer_is_gone(struct ofi *o, uint32_t p, const char *text)
 {
-	if (!rc)
-		return 0;
-	if (rc == -FI_EAGAIN)
-		return TRANSPORT_AGAIN;
-	if (!ofi_is_death(-rc))
-		return ofi_fail(o, rc, what);
-	ofi_peer_fails(o, p, TERN_ERR_PEER_DEAD, o->library.strerror((int)-rc));
+	ofi_peer_fails(o, p, TERN_ERR_PEER_DEAD, text);
 	return fail(TERN_ERR_PEER_DEAD, "peer %u: %s", p, o->peers[p].text);
+}
+
+/* Refused. Where queues are far from full, and the provider makes lost connections again without a word, a connection that once stood has been
+ * lost; if it cannot be made again for a second the peer is gone. */
+static int judge_refusal(struct ofi *o, uint32_t p)
+{
+	struct ofi_peer *peer = &o->peers[p];
+
+	if (!o->facts->reconnects || peer->state != OFI_UP || o->nr_under_way > o->info->tx_attr->size / 2)
+		return TRANSPORT_AGAIN;
+	if (!peer->refused_ns)
+		peer->refused_ns = clock_ns();
+	if (clock_ns() - peer->refused_ns < OFI_LOST_NS)
+		return TRANSPORT_AGAIN;
+	return peer_is_gone(o, p, "its connection is lost and cannot be made again");
+}
+
+/* libfabric's answer to a post, as the contract has it. */
+static int judge_post(struct ofi *o, struct ofi_op *op, int64_t rc, const char *what)
+{
+	if (!rc) {
+		if (o->peers[op->peer].state == OFI_UP)
+			o->peers[op->peer].refused_ns = 0;
+		ofi_op_posted(o, op);
+		return 0;
+	}
+	if (rc == -FI_EAGAIN)
+		return judge_refusal(o, op->peer);
+	return ofi_is_death(-rc) ? peer_is_gone(o, op->peer, o->library.strerror((int)-rc)) : ofi_fail(o, rc, what);
 }
 
 static int check_ends(const struct ofi *o, const struct transport_write *w)
@@ -81,8 +106,9 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 {
 	struct ofi *o = ofi_of(transport);
 	bool own = !w->bytes || (w->flags & WRITE_INLINE);
-	struct fi_rma_iov to = {.len = w->bytes};
-	struct iovec from = {.iov_len = w->bytes};
+	uint64_t bytes = w->bytes ? w->bytes : o->facts->least_bytes;
+	struct fi_rma_iov to = {.len = bytes};
+	struct iovec from = {.iov_len = bytes};
 	struct fi_msg_rma msg = {
 		.msg_iov = &from, .iov_count = 1, .rma_iov = &to, .rma_iov_count = 1, .data = w->flags & WRITE_IMMEDIATE ? w->immediate : 0};
 	struct ofi_op *op;
@@ -103,16 +129,37 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 	msg.context = &op->context;
 	op->cookie = w->cookie;
 	op->signalled = w->flags & WRITE_SIGNALLED;
-	rc = judge_post(o, w->peer, fi_writemsg(o->ep, &msg, flags_of(w)), "writing");
+	rc = judge_post(o, op, fi_writemsg(o->ep, &msg, flags_of(w)), "writing");
 	if (rc)
 		ofi_op_return(&o->writes, op);
 	return rc;
 }
 
-int ofi_post_send(struct ofi *o, uint32_t p, enum ofi_kind kind, const void *data, uint32_t bytes)
+/* A greeting is a few bytes to the peer's landing, done when they are there: what was only sent may have gone into a connection that is broken, and
+ * tcp;ofi_rxm does not tell for messages. */
+int ofi_greet(struct ofi *o, uint32_t p)
 {
-	struct ofi_header header = {.kind = kind, .sender = o->self};
-	struct ofi_op *op = ofi_op_take(&o->sends, kind, p);
+	struct ofi_op *op = ofi_op_take(&o->writes, OFI_HELLO, p);
+	struct fi_rma_iov to = {.addr = o->peers[p].landing.address, .len = LANDING_BYTES, .key = o->peers[p].landing.key};
+	struct iovec from = {.iov_len = LANDING_BYTES};
+	struct fi_msg_rma msg = {.msg_iov = &from, .iov_count = 1, .addr = o->peers[p].address, .rma_iov = &to, .rma_iov_count = 1};
+	int rc;
+
+	if (!op)
+		return TRANSPORT_AGAIN;
+	from.iov_base = op->buffer;
+	msg.desc = &op->desc;
+	msg.context = &op->context;
+	rc = judge_post(o, op, fi_writemsg(o->ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE), "greeting");
+	if (rc)
+		ofi_op_return(&o->writes, op);
+	return rc;
+}
+
+static int post_send(struct ofi *o, uint32_t p, const void *data, uint32_t bytes)
+{
+	struct ofi_header header = {.kind = OFI_SEND, .sender = o->self};
+	struct ofi_op *op = ofi_op_take(&o->sends, OFI_SEND, p);
 	int rc;
 
 	if (!op)
@@ -120,7 +167,7 @@ int ofi_post_send(struct ofi *o, uint32_t p, enum ofi_kind kind, const void *dat
 	memcpy(op->buffer, &header, sizeof(header));
 	if (bytes)
 		memcpy(op->buffer + sizeof(header), data, bytes);
-	rc = judge_post(o, p, fi_send(o->ep, op->buffer, sizeof(header) + bytes, op->desc, o->peers[p].address, &op->context), "sending");
+	rc = judge_post(o, op, fi_send(o->ep, op->buffer, sizeof(header) + bytes, op->desc, o->peers[p].address, &op->context), "sending");
 	if (rc)
 		ofi_op_return(&o->sends, op);
 	return rc;
@@ -135,7 +182,7 @@ int ofi_send(struct transport *transport, uint32_t p, const void *data, uint32_t
 		return rc;
 	if (bytes > o->message_bytes)
 		return fail(TERN_ERR_INVALID, "a message of %u bytes; the longest is %u", bytes, o->message_bytes);
-	return rc ? rc : ofi_post_send(o, p, OFI_SEND, data, bytes);
+	return rc ? rc : post_send(o, p, data, bytes);
 }
 
 /* What cannot be posted now is tried again on the next poll. */

@@ -12,9 +12,15 @@
 #define OFI_LIBRARY "libfabric.so.1"
 
 static const struct ofi_facts providers[] = {
-	{.provider = "tcp;ofi_rxm", .caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS, .by_interface = true, .tested = true},
+	/* A lost connection is made again and again, and what was under way on it is forgotten. */
+	{.provider = "tcp;ofi_rxm",
+		.caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS,
+		.reconnects = true,
+		.by_interface = true,
+		.tested = true},
 	{.provider = "tcp", .caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS, .by_interface = true},
-	{.provider = "shm", .caps = TRANSPORT_TARGET_POLLS, .tested = true},
+	/* A delivery-complete write without bytes never completes. */
+	{.provider = "shm", .caps = TRANSPORT_TARGET_POLLS, .least_bytes = 1, .tested = true},
 	{.provider = "udp;ofi_rxd", .caps = TRANSPORT_TARGET_POLLS, .by_interface = true, .tested = true},
 	{.provider = "sockets", .caps = TRANSPORT_FENCE, .ask_caps = FI_FENCE, .by_interface = true, .tested = true},
 	{.provider = "net", .caps = TRANSPORT_TARGET_POLLS, .by_interface = true},

@@ -75,3 +75,20 @@ void ofi_op_return(struct ofi_pool *pool, struct ofi_op *op)
 	op->next = pool->free;
 	pool->free = op;
 }
+
+/* Operations of a peer that is gone have no peer any more. */
+void ofi_op_posted(struct ofi *o, struct ofi_op *op)
+{
+	o->nr_under_way++;
+	o->peers[op->peer].nr_under_way++;
+}
+
+void ofi_op_ended(struct ofi *o, struct ofi_op *op)
+{
+	o->nr_under_way--;
+	if (op->peer < o->nr_peers) {
+		o->peers[op->peer].nr_under_way--;
+		o->peers[op->peer].moved = true;
+	}
+	ofi_op_return(op->kind == OFI_SEND ? &o->sends : &o->writes, op);
+}

@@ -109,6 +109,16 @@ static void abandon(struct ofi *o, struct ofi_pool *pool, uint32_t p)
 			}
 }
 
+/* All but the text, which the engine may still be reading. */
+static void forget(struct ofi_peer *peer)
+{
+	char text[sizeof(peer->text)];
+
+	memcpy(text, peer->text, sizeof(text));
+	*peer = (struct ofi_peer){.state = OFI_UNKNOWN};
+	memcpy(peer->text, text, sizeof(text));
+}
+
 int ofi_disconnect(struct transport *transport, uint32_t p)
 {
 	struct ofi *o = ofi_of(transport);
@@ -125,7 +135,7 @@ int ofi_disconnect(struct transport *transport, uint32_t p)
 	o->nr_greeting -= peer->state == OFI_GREETING;
 	o->nr_down -= peer->state == OFI_DOWN && !peer->reported;
 	rc = fi_av_remove(o->av, &peer->address, 1, 0);
-	*peer = (struct ofi_peer){.state = OFI_UNKNOWN};
+	forget(peer);
 	return rc ? ofi_fail(o, rc, "removing a peer's address") : 0;
 }
 

@@ -5,9 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "clock.h"
 #include "error.h"
 
 #define BATCH 32
+#define LOOK_NS 250000000u
+#define LOOK_POLLS 64 /* the clock is read once in so many polls */
 
 /* ---- greetings ---------------------------------------------------------------------------------------------------- */
 
@@ -15,7 +18,7 @@ static void post_greetings(struct ofi *o)
 {
 	for (uint32_t p = 0; p < o->nr_peers; p++)
 		if (o->peers[p].state == OFI_GREETING && !o->peers[p].greeted) {
-			int rc = ofi_post_send(o, p, OFI_HELLO, NULL, 0);
+			int rc = ofi_greet(o, p);
 
 			o->peers[p].greeted = rc == 0;
 			if (rc < 0)
@@ -28,7 +31,44 @@ static void greeting_is_out(struct ofi *o, struct ofi_op *op)
 	if (op->told || o->peers[op->peer].state != OFI_GREETING)
 		return;
 	o->peers[op->peer].state = OFI_UP;
+	o->peers[op->peer].refused_ns = 0;
 	o->nr_greeting--;
+}
+
+/* A greeting that meets the remains of an earlier connection to the same address fails with them; after some, one makes a new connection. */
+static bool greet_again(struct ofi *o, const struct ofi_op *op)
+{
+	struct ofi_peer *peer = &o->peers[op->peer];
+
+	if (op->kind != OFI_HELLO || peer->state != OFI_GREETING)
+		return false;
+	if (!peer->refused_ns)
+		peer->refused_ns = clock_ns();
+	if (clock_ns() - peer->refused_ns > OFI_LOST_NS)
+		return false;
+	peer->greeted = false;
+	return true;
+}
+
+/* A peer for which nothing completes gets another greeting: where its connection is gone and the provider keeps that to itself, the greeting
+ * cannot be posted (see judge_post). */
+static void look_after_peers(struct ofi *o)
+{
+	uint64_t now;
+
+	if (++o->nr_polls % LOOK_POLLS)
+		return;
+	now = clock_ns();
+	if (now - o->looked_ns < LOOK_NS)
+		return;
+	o->looked_ns = now;
+	for (uint32_t p = 0; p < o->nr_peers; p++) {
+		struct ofi_peer *peer = &o->peers[p];
+
+		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved)
+			ofi_greet(o, p);
+		peer->moved = false;
+	}
 }
 
 /* ---- completions -------------------------------------------------------------------------------------------------- */
@@ -39,7 +79,7 @@ static void repost_later(struct ofi *o, struct ofi_op *op)
 	o->to_post = op;
 }
 
-/* The number of events: 1, or 0 for greetings and for what no rank of ours can have sent. */
+/* The number of events: 1, or 0 for what no rank of ours can have sent. */
 static int message_arrived(struct ofi *o, struct ofi_op *op, uint64_t bytes, struct transport_event *event)
 {
 	struct ofi_header header = {0};
@@ -64,7 +104,7 @@ static int operation_done(struct ofi *o, struct ofi_op *op, struct transport_eve
 		*event = (struct transport_event){.kind = EVENT_WRITTEN, .peer = op->peer, .cookie = op->cookie};
 	if (op->kind == OFI_HELLO)
 		greeting_is_out(o, op);
-	ofi_op_return(op->kind == OFI_WRITE ? &o->writes : &o->sends, op);
+	ofi_op_ended(o, op);
 	return tell;
 }
 
@@ -105,9 +145,9 @@ static int operation_failed(struct ofi *o, struct ofi_op *op, const struct fi_cq
 	if (tell)
 		*event = (struct transport_event){
 			.kind = EVENT_FAILED, .peer = op->peer, .cookie = op->cookie, .error = error, .text = o->text};
-	if (!op->told && (death || !tell))
+	if (!op->told && (death || !tell) && !greet_again(o, op))
 		ofi_peer_fails(o, op->peer, error, o->text);
-	ofi_op_return(op->kind == OFI_WRITE ? &o->writes : &o->sends, op);
+	ofi_op_ended(o, op);
 	return tell;
 }
 
@@ -196,6 +236,8 @@ int ofi_poll(struct transport *transport, struct transport_event *events, int ma
 		ofi_post_receives(o);
 	if (o->nr_greeting)
 		post_greetings(o);
+	if (o->facts->reconnects)
+		look_after_peers(o);
 	for (int rounds = 0; more && nr < max && rounds < 4; rounds++) {
 		int got = read_queue(o, events + nr, max - nr, &more);
 

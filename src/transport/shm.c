@@ -206,6 +206,7 @@ static void drop_peer(struct shm *s, uint32_t p)
 	struct shm_peer *peer = &s->peers[p];
 	struct shm_peer none = {.inbox = peer->inbox, .messages_read = peer->messages_read};
 
+	memcpy(none.text, peer->text, sizeof(none.text)); /* the engine may still be reading it */
 	mailbox_release(peer->mailbox);
 	if (s->lives[p].fd >= 0)
 		close(s->lives[p].fd);

@@ -48,11 +48,18 @@ has err "rank 1 ended (exit code 7)"
 try 127 "no such program" "$tern" run -n 2 ./no-such-program
 has err "no-such-program: No such file"
 try 126 "not a program" "$tern" run -n 2 /
-try 124 "time limit" "$tern" run -n 2 --timeout 0.3 sleep 1234
+try 124 "time limit" "$tern" run -n 2 --timeout 0.3 sleep 1234.$$
 has err "0.3 s are over; ending rank 0, 1"
-gone "sleep 1234"
+gone "sleep 1234.$$"
 
 # environment
+try 0 "nodes by name" "$tern" run -n 4 --nodes 2 --by-name -- sh -c 'echo "$TERN_RANK on $TERN_NODE"'
+has out "^1 on 0$"
+has out "^2 on 1$"
+try 0 "nodes" "$tern" run -n 3 --nodes 3 -- sh -c 'echo "$TERN_RANK on $TERN_NODE"' # in namespaces, or said why not
+has out "^2 on 2$"
+try 2 "too many nodes" "$tern" run -n 2 --nodes 99 true
+
 try 0 "variables" "$tern" run -n 2 --wait 1234 -e FOO=bar -e B=a=b -- sh -c 'echo "$TERN_RANK/$TERN_NR_RANKS $TERN_WAIT_MS $FOO $B"'
 has out "^0/2 1234 bar a=b$"
 has out "^1/2 1234 bar a=b$"

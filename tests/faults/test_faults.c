@@ -2,12 +2,18 @@
 /* Ranks that are killed, stopped or gone: the others learn who, long before their time is over, and carry on. */
 #include "processes.h"
 
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -244,6 +250,53 @@ static void death_is_told_apart(void **state)
 		}
 }
 
+/* As on old kernels and in some sandboxes: no pidfds. Death is noticed all the same, and so is leaving. */
+static int forbid_pidfds(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = {sizeof(code) / sizeof(code[0]), code};
+
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) ? -1 : 0;
+}
+
+static void left_body(struct rank *rank);
+
+static void killed_without_pidfd_body(struct rank *rank)
+{
+	if (forbid_pidfds() || syscall(SYS_pidfd_open, getpid(), 0) != -1)
+		rank_fails(rank, "pidfds could not be forbidden");
+	else
+		killed_body(rank);
+}
+
+static void left_without_pidfd_body(struct rank *rank)
+{
+	if (forbid_pidfds())
+		rank_fails(rank, "pidfds could not be forbidden");
+	else
+		left_body(rank);
+}
+
+static void without_pidfds(void **state)
+{
+	(void)state;
+	BOTH_MODES(mode)
+		for (int leaves = 0; leaves < 2; leaves++) {
+			struct scene *s = scene_open(leaves ? 2 : 4, mode);
+			pid_t pids[MAX_PROCESSES];
+
+			s->halves = 1;
+			scene_start(s, leaves ? left_without_pidfd_body : killed_without_pidfd_body, pids);
+			scene_finish(s, pids, leaves ? 0 : SIGKILL);
+			scene_close(s);
+		}
+}
+
 /* ---- standstill -------------------------------------------------------------------------------------------------------- */
 
 static int expect_standstill(struct rank *rank, struct round *r, struct scene *s)
@@ -428,6 +481,7 @@ int main(void)
 		cmocka_unit_test(killed_in_each_phase),
 		cmocka_unit_test(killed_anywhere),
 		cmocka_unit_test(death_is_told_apart),
+		cmocka_unit_test(without_pidfds),
 		cmocka_unit_test(stopped_and_continued),
 		cmocka_unit_test(left_in_order),
 		cmocka_unit_test(killed_before_creation),

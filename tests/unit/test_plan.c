@@ -356,9 +356,8 @@ static void add_slot(struct areas *areas, const struct layout *l, const struct t
 		add_area(areas, layout_doorbell(l, slot, (enum tern_phase)phase), sizeof(struct doorbell), CACHE_LINE, "doorbell");
 	if (asks)
 		add_area(areas, layout_output(l, slot), l->output.bytes, 4096, "output");
-	for (uint32_t t = 0; t < c->max_tokens; t++)
-		for (uint32_t k = 0; k < l->combine_slots; k++)
-			add_area(areas, layout_combine_row(l, slot, t, k), l->combine_row_bytes, 16, "combine row");
+	for (uint32_t row = 0; row < l->combine_rows; row++)
+		add_area(areas, layout_combine_row(l, slot, row), l->combine_row_bytes, 16, "combine row");
 }
 
 static void check_areas(struct areas *areas, uint64_t end)

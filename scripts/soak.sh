@@ -1,0 +1,60 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# make soak SECONDS=600 SEED=: random exchanges, faults and fuzzing for longer than make check does. Without a SEED, one that
+# depends on the time is taken and printed; a failure prints the command that repeats it. Ends with "N passed, N failed".
+set -u
+cd "$(dirname "$0")/.." || exit 1
+BUILD=${BUILD:-build}
+limit=${SOAK_SECONDS:-600}
+seed=${SEED:-$(date +%s)}
+LOGS=$BUILD/soak
+mkdir -p "$LOGS"
+passed=0
+failed=0
+
+# share NAME COMMAND...: one part; its output is shown when it fails.
+share() {
+	local name=$1
+	shift
+	echo "---- $name: $*"
+	if "$@" >"$LOGS/$name.log" 2>&1 </dev/null; then
+		passed=$((passed + 1))
+		grep '^# ' "$LOGS/$name.log" | tail -1
+	else
+		failed=$((failed + 1))
+		echo "FAILED: $*"
+		tail -n 60 "$LOGS/$name.log"
+	fi
+}
+
+# until_time SECONDS COMMAND...: over and over.
+until_time() {
+	local end=$(($(date +%s) + $1)) times=0
+	shift
+	while [ "$(date +%s)" -lt $end ]; do
+		"$@" || return 1
+		times=$((times + 1))
+	done
+	echo "# $times times"
+}
+
+echo "seed $seed, $limit s"
+make -s -j"$(nproc)" BUILD="$BUILD" tests >/dev/null || exit 1
+make -s -j"$(nproc)" BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests >/dev/null || exit 1
+part=$((limit / 5))
+share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
+share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
+share flow until_time $part "$BUILD/tests/exchange/test_flow"
+share faults until_time $part "$BUILD/tests/faults/test_faults"
+if command -v clang >/dev/null && make -s -j"$(nproc)" BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers >/dev/null; then
+	set -- "$BUILD"/fuzz/tests/fuzz/fuzz_*
+	for fuzzer; do
+		corpus=$LOGS/${fuzzer##*/}
+		mkdir -p "$corpus"
+		share "${fuzzer##*/}" "$fuzzer" -max_total_time=$((part / $# + 1)) -timeout=20 -seed=$((seed & 0x7fffffff)) -verbosity=0 \
+			-artifact_prefix="$corpus/" "$corpus"
+	done
+fi
+echo "seed $seed"
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TERN_TEST_TRANSPORT_CASES_H
+#define TERN_TEST_TRANSPORT_CASES_H
+
+#include "world.h"
+
+struct transport_case {
+	const char *name;
+	void (*run)(const struct network *network);
+	bool processes; /* needs peers in different processes */
+};
+
+extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[]; /* each ends with a NULL name */
+
+#endif
