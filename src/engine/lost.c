@@ -106,9 +106,9 @@ int watch_processes(tern_engine *engine)
 	if (!engine->processes || !engine->process_peers)
 		return fail(TERN_ERR_NOMEM, "no memory to watch %d processes", group->nr_ranks);
 	for (int r = 0; r < group->nr_ranks; r++) {
-		if (group->peers[r].pidfd < 0)
+		if (group->peers[r].lifeline < 0)
 			continue;
-		engine->processes[engine->nr_processes] = (struct pollfd){.fd = group->peers[r].pidfd, .events = POLLIN};
+		engine->processes[engine->nr_processes] = (struct pollfd){.fd = group->peers[r].lifeline, .events = POLLIN};
 		engine->process_peers[engine->nr_processes++] = (uint32_t)r;
 	}
 	return 0;
@@ -131,7 +131,7 @@ static void look_at_processes(tern_engine *engine)
 	for (uint32_t i = 0; i < engine->nr_processes; i++) {
 		uint32_t peer = engine->process_peers[i];
 
-		if (!(engine->processes[i].revents & POLLIN) || engine->peers[peer].said_goodbye || !is_gone_for_good(engine, &engine->peers[peer]))
+		if (!(engine->processes[i].revents & (POLLIN | POLLHUP)) || engine->peers[peer].said_goodbye || !is_gone_for_good(engine, &engine->peers[peer]))
 			continue;
 		snprintf(cause, sizeof(cause), "rank %u's process has ended", peer);
 		engine->processes[i].fd = -1; /* poll passes it over */
