@@ -43,8 +43,9 @@ static int remove_unused(tern_engine *engine, void *ctx)
 {
 	struct removal *removal = ctx;
 
-	/* On a proxy this came through the ring, behind all that names it; called from a driver, something may still lie there. */
-	if (*removal->uses || (engine->setup.stepped && (engine->command_held || ring_peek(&engine->ring))))
+	bool begun = engine->setup.stepped && (engine->command_held || ring_peek(&engine->ring)); /* else this call came through the ring, behind them */
+
+	if (*removal->uses || begun)
 		return fail(TERN_ERR_TIMEOUT, "%u parts of operations that are under way use it, and others may", *removal->uses);
 	*removal->entry = NULL;
 	for (uint32_t i = 0; removal->region && i < engine->config.nr_nics; i++)

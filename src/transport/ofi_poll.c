@@ -3,6 +3,7 @@
 #include "transport/ofi.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "clock.h"
@@ -138,7 +139,9 @@ static void describe(struct ofi *o, const struct fi_cq_err_entry *err)
 /* A write that failed and was not signalled leaves a hole that nobody would hear of: then the peer counts as gone. */
 static int operation_failed(struct ofi *o, struct ofi_op *op, const struct fi_cq_err_entry *err, struct transport_event *event)
 {
-	bool death = ofi_is_death(err->err), tell = op->kind == OFI_WRITE && op->signalled && !op->told;
+	/* tcp cancels what waits for a connection that is gone, and says so in the provider's own number alone */
+	bool death = ofi_is_death(err->err) || (err->err == FI_ECANCELED && ofi_is_death(llabs((long long)err->prov_errno)));
+	bool tell = op->kind == OFI_WRITE && op->signalled && !op->told;
 	int error = death ? TERN_ERR_PEER_DEAD : TERN_ERR_SYSTEM;
 
 	describe(o, err);

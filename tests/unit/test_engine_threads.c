@@ -187,6 +187,7 @@ static void puts_of_many_threads(void **state)
 struct job_of_group {
 	const char *transport;
 	uint32_t nr_nics;
+	_Atomic int *unsupported; /* set where it is; NULL: it must not be */
 };
 
 static int share_memory(struct rank *rank, tern_engine *engine, void *memory, uint64_t bytes, tern_remote **remotes)
@@ -249,12 +250,19 @@ static void group_body(struct rank *rank)
 	config.transport = job->transport;
 	config.nr_nics = job->nr_nics;
 	config.heartbeat_ms = 50;
-	if (tern_engine_create(rank->group, &config, &engine) || share_memory(rank, engine, memory, 16 * 4096, remotes) ||
+	if (job->unsupported && tern_engine_create(rank->group, &config, &engine) == TERN_ERR_UNSUPPORTED) {
+		atomic_store(job->unsupported, 1);
+		free(memory);
+		return;
+	}
+	if ((!engine && tern_engine_create(rank->group, &config, &engine)) || share_memory(rank, engine, memory, 16 * 4096, remotes) ||
 		tern_engine_register(engine, memory, 16 * 4096, &region) ||
 		tern_peers_create(engine, ranks, remotes, (uint32_t)rank->nr_ranks, &peers))
 		rank_fails(rank, "%s", tern_last_error());
 	else
 		scatter_and_meet(rank, engine, memory, peers, region);
+	if (region && (tern_peers_destroy(peers, WAIT) || tern_remote_forget(remotes[0], WAIT) || tern_region_deregister(region, WAIT)))
+		rank_fails(rank, "giving up: %s", tern_last_error());
 	if (engine && tern_group_destroy(rank->group) != TERN_ERR_STATE)
 		rank_fails(rank, "a group with an engine could be destroyed");
 	if (tern_engine_destroy(engine))
@@ -264,7 +272,7 @@ static void group_body(struct rank *rank)
 
 static void over_group(const char *transport, uint32_t nr_nics)
 {
-	struct job_of_group job = {transport, nr_nics};
+	struct job_of_group job = {transport, nr_nics, NULL};
 	const char *failure = run_ranks(4, group_body, &job);
 
 	if (failure)
@@ -276,6 +284,19 @@ static void over_shared_memory(void **state)
 	(void)state;
 	over_group("shm", 1);
 	over_group("shm", 2);
+}
+
+static void over_libfabric(void **state)
+{
+	_Atomic int unsupported = 0;
+	struct job_of_group job = {"ofi:tcp;ofi_rxm", 1, &unsupported};
+	const char *failure = run_ranks(3, group_body, &job);
+
+	(void)state;
+	if (failure)
+		fail_msg("%s", failure);
+	if (unsupported)
+		skip();
 }
 
 static void refused_body(struct rank *rank)
@@ -318,6 +339,7 @@ int main(void)
 		cmocka_unit_test(many_operations_with_again),
 		cmocka_unit_test(puts_of_many_threads),
 		cmocka_unit_test(over_shared_memory),
+		cmocka_unit_test(over_libfabric),
 		cmocka_unit_test(refused),
 	};
 
