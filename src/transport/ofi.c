@@ -100,10 +100,32 @@ static int fill_hints(struct fi_info *hints, const struct ofi_facts *facts, cons
 	return hints->fabric_attr->prov_name ? 0 : fail(TERN_ERR_NOMEM, "no memory for a provider's name");
 }
 
+/* libfabric takes the hint of a domain's name lightly: what it lists may be other devices. */
+static struct fi_info *of_device(struct fi_info *list, const char *device)
+{
+	while (list && (!list->domain_attr->name || strcmp(list->domain_attr->name, device)))
+		list = list->next;
+	return list;
+}
+
+static int keep_info(struct ofi *o, struct fi_info *list, const char *device)
+{
+	struct fi_info *one = device ? of_device(list, device) : list;
+
+	if (!one)
+		return fail(TERN_ERR_UNSUPPORTED, "libfabric (%s) has no device %s", list->fabric_attr->prov_name, device);
+	o->info = o->library.dupinfo(one);
+	if (!o->info)
+		return fail(TERN_ERR_NOMEM, "no memory for a device's description");
+	o->facts = ofi_facts(o->info->fabric_attr->prov_name);
+	return 0;
+}
+
 static int ask(struct ofi *o, struct fi_info *hints, const char *provider, const char *device)
 {
 	char address[NI_MAXHOST];
 	const char *node = NULL;
+	struct fi_info *list;
 	int rc;
 
 	if (device && o->facts->by_interface && is_address(device))
@@ -112,12 +134,13 @@ static int ask(struct ofi *o, struct fi_info *hints, const char *provider, const
 		node = address;
 	else if (device && !(hints->domain_attr->name = strdup(device)))
 		return fail(TERN_ERR_NOMEM, "no memory for a device's name");
-	rc = o->library.getinfo(FI_VERSION(1, 17), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &o->info);
+	rc = o->library.getinfo(FI_VERSION(1, 17), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &list);
 	if (rc)
 		return fail(TERN_ERR_UNSUPPORTED, "libfabric has no provider \"%s\"%s%s that can do what Tern needs: %s", provider,
 			device ? " on device " : "", device ? device : "", o->library.strerror(-rc));
-	o->facts = ofi_facts(o->info->fabric_attr->prov_name);
-	return 0;
+	rc = keep_info(o, list, node ? NULL : device);
+	o->library.freeinfo(list);
+	return rc;
 }
 
 static int choose(struct ofi *o, const struct transport_options *options)

@@ -39,7 +39,7 @@ archive() {
 }
 
 declared() { # every function of the header is in the library, and the other way round
-	grep -E '^TERN_API' "$prefix/include/tern.h" | grep -E -o 'tern_[a-z0-9_]+\(' | tr -d '(' | sort -u >"$tmp/header"
+	cat "$prefix/include/tern.h" "$prefix/include/tern_engine.h" | grep -E "^TERN_API" | grep -E -o 'tern_[a-z0-9_]+\(' | tr -d '(' | sort -u >"$tmp/header"
 	nm -D --defined-only "$prefix/lib/libtern.so" | awk '$2 == "T" {print $3}' | sed 's/@.*//' | sort -u >"$tmp/library"
 	[ -s "$tmp/header" ] && diff "$tmp/header" "$tmp/library"
 }
@@ -76,7 +76,7 @@ cplusplus() { # C++11, with all warnings
 }
 
 strict_c() { # the header alone, by the book
-	printf '#include <tern.h>\nint main(void) { return tern_version() == 0; }\n' >"$tmp/strict.c"
+	printf '#include <tern.h>\n#include <tern_engine.h>\nint main(void) { return tern_version() == 0; }\n' >"$tmp/strict.c"
 	# shellcheck disable=SC2046
 	$CC -std=c99 -pedantic -Wall -Wextra -Werror -c "$tmp/strict.c" -o "$tmp/strict.o" $(flags --cflags)
 }

@@ -104,6 +104,10 @@ static void run_bad_options(const struct network *n)
 	rc = n->ops->open(&options, &transport, &info);
 	expect(rc == TERN_ERR_UNSUPPORTED && !transport && strstr(tern_last_error(), "carrier-pigeon"), "an unknown provider was answered %d: %s", rc,
 		tern_last_error());
+	options.provider = n->provider;
+	options.device = "nic-of-nowhere";
+	rc = n->device ? n->ops->open(&options, &transport, &info) : TERN_ERR_UNSUPPORTED;
+	expect(rc == TERN_ERR_UNSUPPORTED && !transport, "a device that is not there was answered %d", rc);
 }
 
 /* As the network is known to behave; what the target has is never touched. */
