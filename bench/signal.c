@@ -38,12 +38,13 @@ void signal_job_init(struct signal_job *job)
 	job->bytes = 4096;
 	job->seed = 1;
 	job->iters = 10;
-	job->drain_ns = 2200;
+	job->drain_ns = 2162;
 	sim_settings_init(&job->network);
 	job->network.fence = true;
 	job->network.depth = 8192;
+	job->network.inline_bytes = 8; /* signals, and no puts */
 	job->network.far = (struct sim_link){.latency_ns = 2000, .jitter_ns = 200};
-	job->network.nic = (struct sim_nic){.post_ns = 1400, .inline_post_ns = 450, .request_ns = 50, .completion_ns = 500,
+	job->network.nic = (struct sim_nic){.post_ns = 1415, .inline_post_ns = 526, .request_ns = 50, .completion_ns = 500,
 		.bytes_per_second = 25000000000, .nr_queue_pairs = 0};
 }
 

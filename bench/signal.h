@@ -32,6 +32,7 @@ struct signal_job {
 	double zipf;	      /* skew of the peers' popularity; 0: dealt evenly */
 	uint64_t seed;
 	uint32_t iters;
+	bool watch;	      /* look after each event whether a signal is there before its data: slow, through the engine only */
 	bool one_sender;      /* rank 0 alone sends */
 	uint32_t nr_drained;  /* ranks that each drain looks at, one after the other; 0: one, or all others under coupled-all-peers */
 	uint64_t drain_ns;    /* the proxy's time for each look */
@@ -87,7 +88,12 @@ void signal_memory_free(struct signal_memory *memory);
 uint64_t signal_data_at(const struct signal_job *job, const struct signal_memory *memory, uint32_t place);
 bool signal_has_data(const struct signal_job *job, const struct signal_memory *memory, uint32_t place);
 
-/* Runs job->iters iterations in virtual time. 0, or a negative code with why. */
-int signal_simulate(const struct signal_job *job, struct signal_result *result, struct reason *why);
+/* Runs job->iters iterations in virtual time, through the transfer engine, or with the policies written out over the bare transport, as a second opinion.
+ * 0, or a negative code with why. */
+int signal_simulate_engine(const struct signal_job *job, struct signal_result *result, struct reason *why);
+int signal_simulate_steps(const struct signal_job *job, struct signal_result *result, struct reason *why);
+
+/* The same in real time over "shm" or "ofi:...", rank 0 sending: nr_ranks threads, at most 64. time_us is the median. */
+int signal_measure(const struct signal_job *job, const char *transport, struct signal_result *result, struct reason *why);
 
 #endif

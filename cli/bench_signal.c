@@ -18,12 +18,14 @@ struct arguments {
 	uint32_t nr_nodes;
 	const char *transport;
 	const char *json;
+	bool bare; /* without the engine */
 	bool help;
 };
 
 enum flag {
 	FLAG_POLICY = 256,
 	FLAG_TRANSPORT,
+	FLAG_BARE,
 	FLAG_NODES,
 	FLAG_RANKS_PER_NODE,
 	FLAG_PEERS,
@@ -52,6 +54,7 @@ enum flag {
 static const struct option options[] = {
 	{"policy", required_argument, NULL, FLAG_POLICY},
 	{"transport", required_argument, NULL, FLAG_TRANSPORT},
+	{"bare", no_argument, NULL, FLAG_BARE},
 	{"nodes", required_argument, NULL, FLAG_NODES},
 	{"ranks-per-node", required_argument, NULL, FLAG_RANKS_PER_NODE},
 	{"peers", required_argument, NULL, FLAG_PEERS},
@@ -84,9 +87,10 @@ static void usage(void)
 
 	signal_job_init(&job);
 	printf("Usage: tern bench signal [options]\n\n"
-	       "Every rank sends transfers to ranks of other nodes, each a put and the word that says it has landed, in virtual time.\n\n"
+	       "Every rank sends transfers to ranks of other nodes, each a put and the word that says it has landed.\n\n"
 	       "  --policy LIST          put-only, coupled, coupled-all-peers, decoupled, nic-fence, perseus, imm, or all (all)\n"
-	       "  --transport sim        the network; more will follow (sim)\n"
+	       "  --transport NAME       sim: virtual time; shm, ofi or ofi:PROVIDER: real time, rank 0 sends to --peers threads (sim)\n"
+	       "  --bare                 policies written out over the bare transport, without the engine\n"
 	       "  --nodes N              (8)   --ranks-per-node N (%u)\n"
 	       "  --concurrency N        transfers of each rank (%u)\n"
 	       "  --bytes N              of a transfer; K and M are understood (%llu)\n"
@@ -230,6 +234,9 @@ static int parse_flag(struct arguments *args, int flag, const char *text)
 	case FLAG_TRANSPORT:
 		args->transport = text;
 		return 0;
+	case FLAG_BARE:
+		args->bare = true;
+		return 0;
 	case FLAG_NODES:
 		return parse_count(text, &args->nr_nodes);
 	case FLAG_RANKS_PER_NODE:
@@ -265,19 +272,36 @@ static int parse_flag(struct arguments *args, int flag, const char *text)
 	return parse_model(job, flag, text);
 }
 
+static bool is_real(const struct arguments *args)
+{
+	return strcmp(args->transport, "sim") != 0;
+}
+
+/* Each rank is a node of its own, and as few of them as there are peers: they share this machine's cores. */
+static void make_real(struct arguments *args)
+{
+	args->job.nr_peers = args->job.nr_peers ? args->job.nr_peers : 2;
+	args->nr_nodes = args->job.nr_peers + 1;
+	args->job.ranks_per_node = 1;
+	args->job.one_sender = true;
+	args->job.spread_all = false;
+}
+
 static int check(struct arguments *args)
 {
 	struct reason why;
 
-	if (strcmp(args->transport, "sim")) {
-		fprintf(stderr, NAME ": --transport is \"%.40s\"; only sim is there yet\n", args->transport);
-		return -1;
-	}
+	if (is_real(args))
+		make_real(args);
 	if (!args->job.iters || args->nr_nodes < 2 || args->nr_nodes > 256 || args->job.ranks_per_node > 256) {
 		fprintf(stderr, NAME ": at least 1 iteration, 2 to 256 nodes and at most 256 ranks on each are needed\n");
 		return -1;
 	}
 	args->job.nr_ranks = args->nr_nodes * args->job.ranks_per_node;
+	if (is_real(args) && args->job.nr_ranks > 64) {
+		fprintf(stderr, NAME ": at most 63 peers on real networks, as all ranks are threads of this process\n");
+		return -1;
+	}
 	if (!signal_job_check(&args->job, &why))
 		return 0;
 	fprintf(stderr, NAME ": %s\n", why.text);
@@ -310,9 +334,9 @@ static void print_head(const struct arguments *args)
 {
 	const struct signal_job *job = &args->job;
 
-	printf("# tern %s, simulated: %u nodes of %u ranks, %u transfers of %llu bytes a rank%s, group %u, zipf %g, seed %llu, %u iterations\n",
-		tern_version(), args->nr_nodes, job->ranks_per_node, job->concurrency, (unsigned long long)job->bytes,
-		job->spread_all && !job->nr_peers ? " dealt to all ranks" : "", job->group, job->zipf, (unsigned long long)job->seed, job->iters);
+	printf("# tern %s, %s: %u nodes of %u ranks, %u transfers of %llu bytes a rank%s, group %u, zipf %g, seed %llu, %u iterations\n",
+		tern_version(), is_real(args) ? args->transport : "simulated", args->nr_nodes, job->ranks_per_node, job->concurrency,
+		(unsigned long long)job->bytes, job->spread_all && !job->nr_peers ? " dealt to all ranks" : "", job->group, job->zipf, (unsigned long long)job->seed, job->iters);
 	printf("# %-18s %9s %11s %11s %11s %11s %8s %8s %7s\n", "policy", "transfers", "time us", "min", "max", "fences us", "drains",
 		"held", "#wrong");
 }
@@ -330,11 +354,11 @@ static void json_settings(FILE *file, const struct arguments *args)
 	const struct signal_job *job = &args->job;
 	const struct sim_nic *nic = &job->network.nic;
 
-	fprintf(file, "{\"tern\": \"%s\", \"transport\": \"sim\", \"virtual_time\": true, \"settings\": {\"nodes\": %u, \"ranks_per_node\": %u, "
+	fprintf(file, "{\"tern\": \"%s\", \"transport\": \"%s\", \"virtual_time\": %s, \"engine\": %s, \"settings\": {\"nodes\": %u, \"ranks_per_node\": %u, "
 		      "\"concurrency\": %u, \"bytes\": %llu, \"spread\": \"%s\", \"peers\": %u, \"group\": %u, \"zipf\": %.6g, \"seed\": %llu, "
 		      "\"iters\": %u, \"one_sender\": %s, \"drained\": %u}, ",
-		tern_version(), args->nr_nodes, job->ranks_per_node, job->concurrency, (unsigned long long)job->bytes,
-		job->spread_all ? "all" : "remote", job->nr_peers, job->group, job->zipf, (unsigned long long)job->seed, job->iters,
+		tern_version(), args->transport, is_real(args) ? "false" : "true", args->bare ? "false" : "true", args->nr_nodes, job->ranks_per_node, job->concurrency,
+		(unsigned long long)job->bytes, job->spread_all ? "all" : "remote", job->nr_peers, job->group, job->zipf, (unsigned long long)job->seed, job->iters,
 		job->one_sender ? "true" : "false", job->nr_drained);
 	fprintf(file, "\"model\": {\"post_ns\": %llu, \"signal_post_ns\": %llu, \"drain_ns\": %llu, \"latency_ns\": %llu, \"jitter_ns\": %llu, "
 		      "\"completion_ns\": %llu, \"bytes_per_second\": %llu, \"request_ns\": %llu, \"queue_pairs\": %u}, \"results\": [",
@@ -374,6 +398,13 @@ static int json_close(FILE *file)
 	return bad;
 }
 
+static int run_policy(const struct arguments *args, struct signal_result *result, struct reason *why)
+{
+	if (is_real(args))
+		return signal_measure(&args->job, args->transport, result, why);
+	return (args->bare ? signal_simulate_steps : signal_simulate_engine)(&args->job, result, why);
+}
+
 static int run(struct arguments *args)
 {
 	FILE *json = args->json ? json_open(args) : NULL;
@@ -392,7 +423,7 @@ static int run(struct arguments *args)
 		if (!args->policies[i])
 			continue;
 		args->job.policy = (enum signal_policy)i;
-		if (signal_simulate(&args->job, &result, &why)) {
+		if (run_policy(args, &result, &why)) {
 			fprintf(stderr, NAME ": %s: %s\n", signal_policy_name(args->job.policy), why.text);
 			bad = true;
 			continue;

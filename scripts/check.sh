@@ -134,14 +134,10 @@ stage_thread() {
 	build thread BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests
 	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
-<<<<<<< HEAD
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
-	wait
-=======
 	test thread/transport/shm 120 env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/transport/test_transport" shm
 	finish
->>>>>>> ofi
 }
 
 stage_address() {

@@ -270,6 +270,7 @@ static bool take_command(tern_engine *engine, const struct command *c)
 
 bool take_commands(tern_engine *engine, uint32_t budget)
 {
+	uint32_t drained = engine->stall.peer;
 	bool taken = false;
 
 	for (uint32_t i = 0; i < budget && !signal_stalled(engine); i++) {
@@ -285,5 +286,5 @@ bool take_commands(tern_engine *engine, uint32_t budget)
 		engine->command_held = false;
 		taken = true;
 	}
-	return taken;
+	return taken || engine->stall.peer != drained; /* a drain of all peers goes on by one a step: who steps until nothing happens must not stop */
 }

@@ -68,6 +68,7 @@ struct sim_settings {
 	uint64_t connect_ns;	       /* writes answer AGAIN until then */
 	uint64_t detect_ns;	       /* from a death until its peers are told; see sees_death */
 	uint64_t retry_ns;	       /* a write that is not acknowledged by then has failed, and its peer is down; 0: never */
+	bool lies;		       /* (to test tests) ordered and fences are claimed, and not kept */
 	bool poison;		       /* a write's target is overwritten with SIM_POISON when it is posted */
 };
 
@@ -86,6 +87,9 @@ struct sim_stats {
 /* A quick, benign network: unordered, 1 us, 25 GB/s, pieces of 4 KB, depth 4096, no trouble. */
 void sim_settings_init(struct sim_settings *settings);
 
+/* Foul weather drawn from the seed: jitter, reordering, stalls, AGAIN, duplicates, small depths, slow connections. What the transport can do (caps) stays as init made it. */
+void sim_settings_foul(struct sim_settings *settings, uint64_t seed);
+
 int sim_network_create(const struct sim_settings *settings, struct sim_network **network);
 void sim_network_destroy(struct sim_network *network); /* close the transports first */
 
@@ -100,6 +104,8 @@ bool sim_next(const struct sim_network *network, uint64_t *ns); /* when the next
 /* A rank whose transport may have something to poll, or room after an AGAIN; each at most once until something new comes.
  * A driver of many ranks steps these after each event, instead of all. */
 bool sim_take_ready(struct sim_network *network, uint32_t *rank);
+
+uint32_t sim_rank(const struct transport *transport); /* whose it is: transport_options.self */
 
 /* ---- the proxy's time: of all transports of a rank ---- */
 void sim_spend(struct sim_network *network, uint32_t rank, uint64_t ns); /* it does something else for so long */

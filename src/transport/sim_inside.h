@@ -186,6 +186,11 @@ void sim_wire_progress(struct endpoint *endpoint); /* what waited for a poll */
 void sim_queue_pair_kick(struct sim_network *network, struct queue_pair *qp);
 void sim_flight_copy_piece(struct endpoint *target, struct flight *flight, uint32_t piece);
 
+static inline bool sim_keeps_order(const struct sim_settings *settings)
+{
+	return settings->ordered && !settings->lies;
+}
+
 /* sim_end.c */
 struct note *sim_note_add(struct endpoint *endpoint, enum transport_event_kind kind, uint32_t peer);
 void sim_note_written(struct endpoint *endpoint, const struct flight *flight);

@@ -294,6 +294,30 @@ void sim_settings_init(struct sim_settings *settings)
 	};
 }
 
+void sim_settings_foul(struct sim_settings *settings, uint64_t seed)
+{
+	struct sim_network dice = {.random = seed ^ 0x5eed};
+
+	sim_settings_init(settings);
+	settings->seed = seed;
+	settings->far.latency_ns = 200 + sim_random(&dice, 5000);
+	settings->far.jitter_ns = sim_random(&dice, 20000);
+	settings->nic.bytes_per_second = 1000000000 + sim_random(&dice, 49000000000);
+	settings->nic.nr_queue_pairs = (uint32_t)sim_random(&dice, 5);
+	settings->piece_bytes = 64 << sim_random(&dice, 7);
+	settings->max_pieces = 1 + (uint32_t)sim_random(&dice, 32);
+	settings->reorder_ns = sim_random(&dice, 100000);
+	settings->depth = 1 + (uint32_t)sim_random(&dice, 256);
+	settings->again_per_mille = (uint32_t)sim_random(&dice, 300);
+	settings->again_first = (uint32_t)sim_random(&dice, 3);
+	settings->duplicate_per_mille = (uint32_t)sim_random(&dice, 200);
+	settings->stall_per_mille = (uint32_t)sim_random(&dice, 30);
+	settings->stall_ns = sim_random(&dice, 50000);
+	settings->completion_jitter_ns = sim_random(&dice, 30000);
+	settings->connect_ns = sim_random(&dice, 20000);
+	settings->poison = true;
+}
+
 static int check_settings(const struct sim_settings *settings)
 {
 	if (!settings->depth || !settings->message_bytes || !settings->write_bytes || !settings->piece_bytes)

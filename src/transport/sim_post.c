@@ -284,3 +284,8 @@ uint64_t sim_proxy_free(const struct sim_network *network, uint32_t rank)
 			latest = network->endpoints[i]->proxy_ns;
 	return latest;
 }
+
+uint32_t sim_rank(const struct transport *transport)
+{
+	return ((const struct endpoint *)transport)->rank;
+}

@@ -37,7 +37,7 @@ static void inject(struct flight *flight)
 		flight->wire_ns = max_of(flight->wire_ns, nic_ns);
 	}
 	start += link->latency_ns + sim_delay(network, link->jitter_ns);
-	if (settings->ordered)
+	if (sim_keeps_order(settings))
 		start = peer->arrive_ns = max_of(start, peer->arrive_ns);
 	sim_foresee(network, start, HAPPEN_ARRIVE, flight, flight->serial, 0);
 	if (settings->retry_ns)
@@ -50,7 +50,7 @@ void sim_queue_pair_kick(struct sim_network *network, struct queue_pair *qp)
 	struct flight *flight;
 
 	while ((flight = qp->head)) {
-		if ((flight->flags & WRITE_FENCE) && qp->nr_outstanding) {
+		if ((flight->flags & WRITE_FENCE) && qp->nr_outstanding && !network->settings.lies) {
 			network->stats.fences_waited += !flight->fenced;
 			flight->fenced = true;
 			return;
@@ -100,7 +100,7 @@ static void foresee_pieces(struct endpoint *target, struct flight *flight)
 	flight->nr_pieces = nr;
 	for (i = 0; i < nr; i++) {
 		at = start + flight->wire_ns * (i + 1) / nr;
-		if (settings->ordered)
+		if (sim_keeps_order(settings))
 			at = peer->land_ns = max_of(at, peer->land_ns);
 		else
 			at += sim_delay(network, settings->reorder_ns);
@@ -188,9 +188,9 @@ static void foresee_end(struct sim_network *network, struct flight *flight)
 	network->stats.bad_keys += flight->bad_key;
 	flight->reported = flight->bad_key || !(flight->flags & WRITE_IMMEDIATE);
 	if (!flight->reported)
-		sim_foresee(network, network->now + (settings->ordered ? 0 : sim_delay(network, settings->reorder_ns)), HAPPEN_REPORT,
+		sim_foresee(network, network->now + (sim_keeps_order(settings) ? 0 : sim_delay(network, settings->reorder_ns)), HAPPEN_REPORT,
 			flight, flight->serial, 0);
-	if (settings->ordered)
+	if (sim_keeps_order(settings))
 		at = peer->acked_ns = max_of(at, peer->acked_ns);
 	sim_foresee(network, at, HAPPEN_ACKED, flight, flight->serial, 0);
 	if (sim_chance(network, settings->duplicate_per_mille))

@@ -1,34 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every transport and provider that the suite knows, with what is known of it. docs/transports.md says the same in words. */
-#include "transport/sim.h"
+#include "simulated.h"
 #include "world.h"
-
-static void *make_sim(const struct network *n, uint32_t nr_peers)
-{
-	struct sim_network *made = NULL;
-	struct sim_settings settings;
-
-	(void)nr_peers;
-	sim_settings_init(&settings);
-	settings.ordered = n->caps & TRANSPORT_ORDERED;
-	settings.fence = n->caps & TRANSPORT_FENCE;
-	settings.target_polls = n->caps & TRANSPORT_TARGET_POLLS;
-	settings.again_per_mille = 20;
-	settings.reorder_ns = settings.ordered ? 0 : 3000;
-	expect_ok(sim_network_create(&settings, &made), "making a network");
-	return made;
-}
-
-static void pump_sim(void *made)
-{
-	for (int i = 0; i < 64; i++)
-		sim_step(made);
-}
-
-static void unmake_sim(void *made)
-{
-	sim_network_destroy(made);
-}
 
 #define MB ((uint64_t)1 << 20)
 
@@ -91,29 +64,44 @@ const struct network networks[] = {
 		.most_bytes = 8 * MB,
 		.soak = 4000,
 		.slow = true},
-	{.name = "sim",
+	{.name = "sim:fair",
 		.ops = &transport_sim,
-		.few = true,
+		.caps = TRANSPORT_SEES_DEATH,
 		.bad_key = KEY_FAILED,
+		.death = DEATH_SEEN,
 		.knows_source = true,
-		.most_bytes = 64 * MB,
+		.most_bytes = 16 * MB,
+		.soak = 200000,
+		.alone = true,
+		.make = make_fair,
+		.pump = pump_simulated,
+		.unmake = unmake_simulated},
+	{.name = "sim:foul",
+		.ops = &transport_sim,
+		.caps = TRANSPORT_SEES_DEATH,
+		.bad_key = KEY_FAILED,
+		.death = DEATH_SEEN,
+		.knows_source = true,
+		.most_bytes = 16 * MB,
 		.soak = 100000,
-		.alone = true,
-		.make = make_sim,
-		.pump = pump_sim,
-		.unmake = unmake_sim},
-	{.name = "sim:ordered",
-		.ops = &transport_sim,
 		.few = true,
-		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_TARGET_POLLS,
-		.bad_key = KEY_FAILED,
-		.knows_source = true,
-		.most_bytes = 8 * MB,
-		.soak = 50000,
 		.alone = true,
-		.make = make_sim,
-		.pump = pump_sim,
-		.unmake = unmake_sim},
+		.make = make_foul,
+		.pump = pump_simulated,
+		.unmake = unmake_simulated},
+	{.name = "sim:foul,ordered",
+		.ops = &transport_sim,
+		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_TARGET_POLLS | TRANSPORT_SEES_DEATH,
+		.bad_key = KEY_FAILED,
+		.death = DEATH_SEEN,
+		.knows_source = true,
+		.most_bytes = 16 * MB,
+		.soak = 100000,
+		.few = true,
+		.alone = true,
+		.make = make_foul_ordered,
+		.pump = pump_simulated,
+		.unmake = unmake_simulated},
 };
 
 const uint32_t nr_networks = sizeof(networks) / sizeof(networks[0]);

@@ -340,7 +340,7 @@ static void sum_up(struct stage *stage, const double *us)
 	result->trace = sim_trace_hash(stage->network);
 }
 
-int signal_simulate(const struct signal_job *job, struct signal_result *result, struct reason *why)
+int signal_simulate_steps(const struct signal_job *job, struct signal_result *result, struct reason *why)
 {
 	struct stage stage = {.job = job, .result = result};
 	double *us = calloc(job->iters, sizeof(*us));
