@@ -78,8 +78,8 @@ TERN_API void tern_engine_config_init(struct tern_engine_config *config);
 /* Collective. *engine is set only on success. The group has to outlive it. */
 TERN_API int tern_engine_create(tern_group *group, const struct tern_engine_config *config, tern_engine **engine);
 
-/* Local. Begun operations are given wait_ms to finish, those that do not end with TERN_ERR_STATE. Peers are told. Regions, remotes and peer
- * lists go with it. NULL is fine. */
+/* Local. What is to be sent is given wait_ms to land; what has not ended then, and all that is expected, ends with TERN_ERR_STATE. Peers are told, and given a second
+ * to say that they know. Regions, remotes and peer lists go with it. NULL is fine. */
 TERN_API int tern_engine_destroy(tern_engine *engine);
 
 TERN_API int tern_engine_rank(const tern_engine *engine);
@@ -229,7 +229,8 @@ struct tern_put {
 	uint64_t signal;	/* the word that is written there */
 };
 
-/* A group of nr_puts puts, from any threads; it goes as one operation and ends when all puts and signals have landed. NIC_FENCE and PERSEUS need a
+/* A group of nr_puts puts, from any threads; it goes as one operation and ends when all puts and signals have landed. All of them have to be added, also when a peer
+ * has died meanwhile: the group then ends with that error. At most ring_entries puts, in all groups that are not complete. NIC_FENCE and PERSEUS need a
  * transport with fences or in order: else TERN_ERR_UNSUPPORTED. *group is the operation's handle; wait for it, poll it or forget it. */
 TERN_API int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts, tern_done_fn done, void *ctx, tern_op *group);
 /* Who adds the last put sends the group off. flags: TERN_TRY. */
