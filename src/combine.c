@@ -12,11 +12,13 @@
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
 {
-	return (const uint8_t *)args->y + (uint64_t)position * (args->y_stride ? args->y_stride : moe->layout.combine_row_bytes);
+	return (const uint8_t *)args->y +
+	       (uint64_t)position * (args->y_stride ? args->y_stride : moe->layout.combine_row_bytes);
 }
 
 /* One result to the same place on every rank that is home to the source's tokens. */
-static void send_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row, const void *row)
+static void send_home(
+	const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row, const void *row)
 {
 	uint64_t offset = layout_combine_row(&moe->layout, slot, home_row);
 	uint32_t first = home_first(moe, source);
@@ -26,7 +28,8 @@ static void send_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t 
 }
 
 /* Summed straight into the home's window, or, if it has to be copied on, into scratch memory. */
-static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args, const struct row_header *header)
+static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
+	const struct tern_combine *args, const struct row_header *header)
 {
 	bool straight = !stream && moe->config.replica_ranks == 1;
 	uint64_t offset = layout_combine_row(&moe->layout, slot, header->home_row);
@@ -38,13 +41,14 @@ static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint3
 		rows[i] = y_row(moe, args, header->routes[i].position);
 		weights[i] = header->routes[i].weight;
 	}
-	reduce_rows(moe->config.combine_dtype, rows, moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL, header->nr_routes,
-		moe->config.hidden, sum);
+	reduce_rows(moe->config.combine_dtype, rows, moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL,
+		header->nr_routes, moe->config.hidden, sum);
 	if (!straight)
 		send_home(moe, slot, stream, source, header->home_row, sum);
 }
 
-static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args, const struct row_header *header)
+static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
+	const struct row_header *header)
 {
 	if (moe->config.layout == TERN_BY_SOURCE) {
 		send_home(moe, slot, stream, source, header->home_row, y_row(moe, args, header->routes[0].position));
@@ -52,7 +56,8 @@ static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t so
 		send_sum_home(moe, slot, stream, source, args, header);
 	} else {
 		for (uint32_t i = 0; i < header->nr_routes; i++)
-			send_home(moe, slot, stream, source, header->home_row + i, y_row(moe, args, header->routes[i].position));
+			send_home(moe, slot, stream, source, header->home_row + i,
+				y_row(moe, args, header->routes[i].position));
 	}
 }
 
@@ -75,7 +80,8 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
 
 	memset(moe->sent, 0, moe->nr_ranks * sizeof(*moe->sent));
-	for (uint32_t i = 0; i < moe->nr_ranks; i++) { /* each rank starts with another source, so that they do not all write to one home */
+	/* Each rank starts with another source, so that they do not all write to one home. */
+	for (uint32_t i = 0; i < moe->nr_ranks; i++) {
 		uint32_t source = (moe->rank + i) % moe->nr_ranks;
 		uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
 
@@ -83,7 +89,8 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 			union header_copy copy;
 
 			if (!header_take(moe, header_at(moe, region, row), &copy) || !positions_fit(s, &copy.header)) {
-				fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)", row, source, args->slot, s->epoch);
+				fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)",
+					row, source, args->slot, s->epoch);
 				return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 			}
 			send_row_home(moe, args->slot, stream, source, args, &copy.header);
@@ -118,8 +125,9 @@ static int publish_results(tern_moe *moe, uint32_t slot, bool released)
 static int check_combine(tern_moe *moe, const struct tern_combine *args)
 {
 	const struct slot *s;
-	int rc = args && args->size == sizeof(*args) ? slot_check(moe, args->slot, "tern_combine_send")
-						     : fail(TERN_ERR_INVALID, "tern_combine_send: args is NULL or args.size is wrong");
+	int rc = args && args->size == sizeof(*args)
+			 ? slot_check(moe, args->slot, "tern_combine_send")
+			 : fail(TERN_ERR_INVALID, "tern_combine_send: args is NULL or args.size is wrong");
 
 	if (rc)
 		return rc;
@@ -129,9 +137,11 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args)
 	if (s->nr_rows && !args->y)
 		return fail(TERN_ERR_INVALID, "combine: y is NULL for %llu rows", (unsigned long long)s->nr_rows);
 	if ((uintptr_t)args->y % 16 || args->y_stride % 16)
-		return fail(TERN_ERR_INVALID, "combine: y at %p, stride %zu, has to be aligned to 16 bytes", args->y, args->y_stride);
+		return fail(TERN_ERR_INVALID, "combine: y at %p, stride %zu, has to be aligned to 16 bytes", args->y,
+			args->y_stride);
 	if (args->y_stride && args->y_stride < moe->layout.combine_row_bytes)
-		return fail(TERN_ERR_INVALID, "combine: y has a stride of %zu bytes for rows of %u", args->y_stride, moe->layout.combine_row_bytes);
+		return fail(TERN_ERR_INVALID, "combine: y has a stride of %zu bytes for rows of %u", args->y_stride,
+			moe->layout.combine_row_bytes);
 	return 0;
 }
 
@@ -168,22 +178,25 @@ static int check_results(tern_moe *moe, uint32_t slot)
 	const struct slot *s = &moe->slots[slot];
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint32_t rows = word_count(arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r))));
+		uint32_t rows = word_count(
+			arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r))));
 
 		if (rows == s->rows_home[r] || rows == WORD_UNCOUNTED)
 			continue;
 		if (rows == WORD_RELEASED)
-			fail(TERN_ERR_PROTOCOL, "rank %u released what rank %u combines (slot %u, epoch %u)", r, moe->rank, slot, s->epoch);
+			fail(TERN_ERR_PROTOCOL, "rank %u released what rank %u combines (slot %u, epoch %u)", r,
+				moe->rank, slot, s->epoch);
 		else
-			fail(TERN_ERR_PROTOCOL, "rank %u sent %u rows home to rank %u; %u were due (slot %u, epoch %u)", r, rows, moe->rank,
-				s->rows_home[r], slot, s->epoch);
+			fail(TERN_ERR_PROTOCOL, "rank %u sent %u rows home to rank %u; %u were due (slot %u, epoch %u)",
+				r, rows, moe->rank, s->rows_home[r], slot, s->epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 	}
 	return 0;
 }
 
 /* The results that came home for one token, in the order of their sum: of ranks, or of k. */
-static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token, const void **results, float *weights)
+static uint32_t results_of_token(
+	tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token, const void **results, float *weights)
 {
 	uint32_t topk = moe->config.topk, nr = 0;
 	const int32_t *physical = s->physical + (size_t)token * topk;
@@ -199,7 +212,8 @@ static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t s
 			continue;
 		}
 		for (uint32_t j = 0; j < rows.rows[i].nr; j++)
-			of_k[rows.k[rows.rows[i].first + j]] = own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
+			of_k[rows.k[rows.rows[i].first + j]] =
+				own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
 	}
 	for (uint32_t k = 0; k < topk && moe->config.reduce == TERN_REDUCE_HOME; k++)
 		if (physical[k] >= 0) {
@@ -216,11 +230,13 @@ static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t strid
 	const void *rows[TERN_MAX_TOPK];
 	float weights[TERN_MAX_TOPK];
 
-	memcpy(moe->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
+	memcpy(moe->home_next, s->home_start,
+		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
 	for (uint32_t t = 0; t < s->nr_tokens; t++) {
 		uint32_t nr = results_of_token(moe, s, slot, t, rows, weights);
 
-		reduce_rows(moe->config.combine_dtype, rows, weighted ? weights : NULL, nr, moe->config.hidden, out + t * stride);
+		reduce_rows(moe->config.combine_dtype, rows, weighted ? weights : NULL, nr, moe->config.hidden,
+			out + t * stride);
 	}
 }
 
@@ -234,8 +250,10 @@ int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride
 	s = &moe->slots[slot];
 	if (s->state != SLOT_COMBINED)
 		return slot_wrong_state(moe, slot, "tern_combine_recv");
-	if ((!out && s->nr_tokens) || (uintptr_t)out % 16 || out_stride % 16 || (out_stride && out_stride < moe->layout.combine_row_bytes))
-		return fail(TERN_ERR_INVALID, "combine: out at %p with a stride of %zu bytes for %u rows of %u; 16-byte alignment", out,
+	if ((!out && s->nr_tokens) || (uintptr_t)out % 16 || out_stride % 16 ||
+		(out_stride && out_stride < moe->layout.combine_row_bytes))
+		return fail(TERN_ERR_INVALID,
+			"combine: out at %p with a stride of %zu bytes for %u rows of %u; 16-byte alignment", out,
 			out_stride, s->nr_tokens, moe->layout.combine_row_bytes);
 	rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
 	rc = rc ? rc : check_results(moe, slot);

@@ -16,12 +16,14 @@ static int check_words(tern_moe *moe, uint32_t slot)
 	bool known = moe->config.mode == TERN_HIGH_THROUGHPUT;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint32_t rows = word_count(arrival_observe((struct arrival *)own(moe, layout_word(l, slot, WORD_DISPATCH, r))));
+		uint32_t rows =
+			word_count(arrival_observe((struct arrival *)own(moe, layout_word(l, slot, WORD_DISPATCH, r))));
 
 		if (known && rows == WORD_UNCOUNTED)
 			rows = s->rows_from[r];
 		if (rows > l->share_tokens || (known && rows != s->rows_from[r])) {
-			fail(TERN_ERR_PROTOCOL, "rank %u announced %u rows to rank %u; %u were possible (slot %u, epoch %u)", r, rows,
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u announced %u rows to rank %u; %u were possible (slot %u, epoch %u)", r, rows,
 				moe->rank, known ? s->rows_from[r] : l->share_tokens, slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
@@ -36,14 +38,16 @@ static void add_up_experts(tern_moe *moe, uint32_t slot)
 
 	memset(s->counts, 0, moe->nr_local * sizeof(*s->counts));
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		const struct region_head *head = (const struct region_head *)own(moe, layout_region(&moe->layout, slot, r));
+		const struct region_head *head =
+			(const struct region_head *)own(moe, layout_region(&moe->layout, slot, r));
 
 		for (uint32_t e = 0; e < moe->nr_local; e++)
 			s->counts[e] += head->rows_of[e];
 	}
 }
 
-/* counts are known (BY_SOURCE: rows_from); from them offsets, rows and extent. False: more rows than correct peers could send. */
+/* counts are known (BY_SOURCE: rows_from); from them offsets, rows and extent. False: more rows than correct peers
+ * could send. */
 static bool set_offsets(tern_moe *moe, struct slot *s)
 {
 	uint32_t nr = moe->nr_local;
@@ -61,7 +65,8 @@ static bool set_offsets(tern_moe *moe, struct slot *s)
 		if (moe->config.layout == TERN_PADDED)
 			s->offsets[i] = i * moe->layout.capacity;
 		else
-			s->offsets[i] = moe->config.layout == TERN_CONTIGUOUS ? align_up(end, moe->config.alignment) : end;
+			s->offsets[i] =
+				moe->config.layout == TERN_CONTIGUOUS ? align_up(end, moe->config.alignment) : end;
 		end = s->offsets[i] + s->counts[i];
 	}
 	s->extent = moe->config.layout == TERN_PADDED ? nr * moe->layout.capacity : end;
@@ -70,12 +75,14 @@ static bool set_offsets(tern_moe *moe, struct slot *s)
 
 static int bad_row(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t row)
 {
-	fail(TERN_ERR_PROTOCOL, "row %u from rank %u contradicts its counts (slot %u, epoch %u)", row, source, slot, moe->slots[slot].epoch);
+	fail(TERN_ERR_PROTOCOL, "row %u from rank %u contradicts its counts (slot %u, epoch %u)", row, source, slot,
+		moe->slots[slot].epoch);
 	return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 }
 
 /* Low latency: one row from its region to its positions, which combine finds in the header. */
-static bool unpack_row(tern_moe *moe, struct slot *s, bool stream, uint32_t source, struct row_header *shared, uint64_t *next_row)
+static bool unpack_row(
+	tern_moe *moe, struct slot *s, bool stream, uint32_t source, struct row_header *shared, uint64_t *next_row)
 {
 	const struct layout *l = &moe->layout;
 	const uint8_t *payload = (const uint8_t *)shared + l->header_bytes;
@@ -117,8 +124,9 @@ static int check_complete(tern_moe *moe, uint32_t slot)
 	for (uint32_t e = 0; e < moe->nr_local && moe->config.layout != TERN_BY_SOURCE; e++) {
 		if (moe->cursor[e] == s->counts[e])
 			continue;
-		fail(TERN_ERR_PROTOCOL, "%u rows came for local expert %u of rank %u; its peers had counted %u (slot %u, epoch %u)", moe->cursor[e],
-			e, moe->rank, s->counts[e], slot, s->epoch);
+		fail(TERN_ERR_PROTOCOL,
+			"%u rows came for local expert %u of rank %u; its peers had counted %u (slot %u, epoch %u)",
+			moe->cursor[e], e, moe->rank, s->counts[e], slot, s->epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
 	}
 	return 0;
@@ -174,9 +182,11 @@ static int choose_output(tern_moe *moe, struct slot *s, const struct tern_receiv
 	bool fp8 = moe->layout.scales_bytes != 0;
 
 	if (received->into_x && moe->config.mode == TERN_HIGH_THROUGHPUT)
-		return fail(TERN_ERR_INVALID, "dispatch_recv: into_x is given, but in high-throughput mode rows arrive in library memory");
+		return fail(TERN_ERR_INVALID,
+			"dispatch_recv: into_x is given, but in high-throughput mode rows arrive in library memory");
 	if (received->into_x && ((uintptr_t)received->into_x % 16 || (fp8 && !received->into_scales)))
-		return fail(TERN_ERR_INVALID, "dispatch_recv: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8");
+		return fail(TERN_ERR_INVALID,
+			"dispatch_recv: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8");
 	s->x = received->into_x ? received->into_x : s->output + moe->layout.output.x;
 	s->scales = received->into_x ? received->into_scales : s->output + moe->layout.output.scales;
 	return 0;

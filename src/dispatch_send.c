@@ -14,17 +14,23 @@
 static struct row_source token_payload(const tern_moe *moe, const struct tern_dispatch *args, uint32_t token)
 {
 	const struct tern_moe_config *c = &moe->config;
-	const uint8_t *x = (const uint8_t *)args->x + (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
+	const uint8_t *x =
+		(const uint8_t *)args->x + (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
 	uint8_t *scales = moe->scratch + align_up(moe->layout.payload_bytes, 16);
 
 	if (c->x_dtype != c->dispatch_dtype) {
 		quantise_row(x, c->x_dtype, c->hidden, c->scale, moe->scratch, scales);
 		return (struct row_source){moe->scratch, scales};
 	}
-	return (struct row_source){x, args->scales ? (const uint8_t *)args->scales + (size_t)token * (args->scales_stride ? args->scales_stride : moe->layout.scales_bytes) : NULL};
+	return (struct row_source){x,
+		args->scales
+			? (const uint8_t *)args->scales +
+				  (size_t)token * (args->scales_stride ? args->scales_stride : moe->layout.scales_bytes)
+			: NULL};
 }
 
-static void write_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows, uint32_t row, struct row_header *header)
+static void write_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows,
+	uint32_t row, struct row_header *header)
 {
 	uint32_t *home_next = home_counter(moe, moe->home_next, rows->rows[row].rank, token);
 
@@ -54,7 +60,8 @@ static void store_in_region(const tern_moe *moe, bool stream, struct row_header 
 }
 
 /* High throughput: where the row goes, as the counts of all have settled it. */
-static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, const struct token_rows *rows, uint32_t row, struct row_header *header)
+static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, const struct token_rows *rows,
+	uint32_t row, struct row_header *header)
 {
 	bool by_source = moe->config.layout == TERN_BY_SOURCE;
 	uint64_t position = by_source ? s->place[rank]++ : 0;
@@ -66,7 +73,8 @@ static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, con
 	}
 }
 
-static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows, uint32_t row, uint32_t token, const struct row_source *source)
+static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows, uint32_t row,
+	uint32_t token, const struct row_source *source)
 {
 	struct slot *s = &moe->slots[slot];
 	uint32_t rank = rows->rows[row].rank;
@@ -80,7 +88,8 @@ static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct tok
 	if (moe->config.mode == TERN_LOW_LATENCY || !moe->windows[rank])
 		store_in_region(moe, stream, shared, source);
 	else
-		rows_place(moe, stream, path_place(moe, rank, layout_output(&moe->layout, slot)), moe->rank, &copy.header, source);
+		rows_place(moe, stream, path_place(moe, rank, layout_output(&moe->layout, slot)), moe->rank,
+			&copy.header, source);
 	memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
 }
 
@@ -91,7 +100,8 @@ static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *
 	bool stream = routes_bytes(moe, s) > moe->stream_bytes;
 
 	memset(moe->cursor, 0, moe->nr_ranks * sizeof(*moe->cursor));
-	memcpy(moe->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
+	memcpy(moe->home_next, s->home_start,
+		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
 	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
 		struct row_source source;
 
@@ -111,7 +121,8 @@ static void send_region_heads(tern_moe *moe, uint32_t slot)
 	const struct slot *s = &moe->slots[slot];
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		((struct region_head *)path_place(moe, r, layout_region(&moe->layout, slot, moe->rank)))->nr_rows = s->rows_to[r];
+		((struct region_head *)path_place(moe, r, layout_region(&moe->layout, slot, moe->rank)))->nr_rows =
+			s->rows_to[r];
 
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
 		uint8_t *region = path_place(moe, moe->placement.rank[p], layout_region(&moe->layout, slot, moe->rank));
@@ -128,8 +139,11 @@ static enum word_kind counts_word(uint32_t epoch)
 static int send_all_counts(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
-	struct publication p = {.slot = slot, .kind = counts_word(s->epoch), .phase = TERN_PHASE_COUNTS,
-		.offset = layout_counts(&moe->layout, slot, s->epoch, moe->rank), .bytes = moe->layout.counts_bytes};
+	struct publication p = {.slot = slot,
+		.kind = counts_word(s->epoch),
+		.phase = TERN_PHASE_COUNTS,
+		.offset = layout_counts(&moe->layout, slot, s->epoch, moe->rank),
+		.bytes = moe->layout.counts_bytes};
 	int rc = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
@@ -143,8 +157,8 @@ static int send_all_counts(tern_moe *moe, uint32_t slot)
 	return rc;
 }
 
-/* Copies all counts out of shared memory, where peers could still change them, and holds them against what is possible: rows are
- * placed in peers' windows by them. */
+/* Copies all counts out of shared memory, where peers could still change them, and holds them against what is possible:
+ * rows are placed in peers' windows by them. */
 static int take_counts(tern_moe *moe, uint32_t slot)
 {
 	const struct layout *l = &moe->layout;
@@ -159,8 +173,9 @@ static int take_counts(tern_moe *moe, uint32_t slot)
 		for (uint32_t i = 0; i < l->nr_physical + l->nr_ranks; i++)
 			most = counts[i] > most ? counts[i] : most;
 		if (most > l->share_tokens) {
-			fail(TERN_ERR_PROTOCOL, "rank %u counted %u rows for one expert or rank; %u are possible (slot %u, epoch %u)", r, most,
-				l->share_tokens, slot, s->epoch);
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u counted %u rows for one expert or rank; %u are possible (slot %u, epoch %u)",
+				r, most, l->share_tokens, slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
 	}
@@ -171,8 +186,8 @@ static int take_counts(tern_moe *moe, uint32_t slot)
 	return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
 }
 
-/* All counts are here: where this rank's rows go, and what it will receive. Every rank adds up the same numbers, so all come to
- * the same verdict on capacity. */
+/* All counts are here: where this rank's rows go, and what it will receive. Every rank adds up the same numbers, so all
+ * come to the same verdict on capacity. */
 static int place_all_rows(tern_moe *moe, uint32_t slot)
 {
 	const struct layout *l = &moe->layout;
@@ -188,8 +203,11 @@ static int place_all_rows(tern_moe *moe, uint32_t slot)
 	if (over >= 0) {
 		s->epoch++;
 		s->state = SLOT_IDLE;
-		return fail(TERN_ERR_CAPACITY, "rank %d would receive more than its capacity of %llu rows%s (slot %u, epoch %u); no row was sent",
-			over, (unsigned long long)l->capacity, moe->config.layout == TERN_PADDED ? " for one expert" : "", slot, s->epoch - 1);
+		return fail(TERN_ERR_CAPACITY,
+			"rank %d would receive more than its capacity of %llu rows%s (slot %u, epoch %u); no row was "
+			"sent",
+			over, (unsigned long long)l->capacity,
+			moe->config.layout == TERN_PADDED ? " for one expert" : "", slot, s->epoch - 1);
 	}
 	s->extent = spans[moe->rank];
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
@@ -208,10 +226,12 @@ static int wait_for_released(tern_moe *moe, uint32_t slot)
 	if (rc)
 		return rc;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint64_t word = arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r)));
+		uint64_t word =
+			arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r)));
 
 		if (word_count(word) != WORD_RELEASED) {
-			fail(TERN_ERR_PROTOCOL, "rank %u combined what rank %u released (slot %u, epoch %u)", r, moe->rank, slot, s->epoch);
+			fail(TERN_ERR_PROTOCOL, "rank %u combined what rank %u released (slot %u, epoch %u)", r,
+				moe->rank, slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
 	}
@@ -239,14 +259,16 @@ static int send_counts_first(tern_moe *moe, uint32_t slot)
 static int check_state(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct slot *s;
-	int rc = moe && args && args->size == sizeof(*args) ? slot_check(moe, args->slot, "tern_dispatch_send")
-							     : fail(TERN_ERR_INVALID, "tern_dispatch_send: moe or args is NULL, or args.size is wrong");
+	int rc = moe && args && args->size == sizeof(*args)
+			 ? slot_check(moe, args->slot, "tern_dispatch_send")
+			 : fail(TERN_ERR_INVALID, "tern_dispatch_send: moe or args is NULL, or args.size is wrong");
 
 	if (rc)
 		return rc;
 	s = &moe->slots[args->slot];
 	if (s->state == SLOT_COUNTED && s->nr_tokens != args->nr_tokens)
-		return fail(TERN_ERR_INVALID, "dispatch: called again with %u tokens; its counts announced %u", args->nr_tokens, s->nr_tokens);
+		return fail(TERN_ERR_INVALID, "dispatch: called again with %u tokens; its counts announced %u",
+			args->nr_tokens, s->nr_tokens);
 	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && s->state != SLOT_COUNTED)
 		return slot_wrong_state(moe, args->slot, "tern_dispatch_send");
 	return routes_check(moe, args);
@@ -256,20 +278,26 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
 	const struct layout *l = &moe->layout;
-	struct publication p = {.slot = slot, .kind = WORD_DISPATCH, .phase = TERN_PHASE_DISPATCH, .offset = layout_region(l, slot, moe->rank)};
+	struct publication p = {.slot = slot,
+		.kind = WORD_DISPATCH,
+		.phase = TERN_PHASE_DISPATCH,
+		.offset = layout_region(l, slot, moe->rank)};
 	int rc = 0;
 
-	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) { /* starting after itself, so that the ranks do not all ring the same one */
+	/* Starting after itself, so that the ranks do not all ring the same one. */
+	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
 
 		p.count = s->rows_to[r];
-		p.bytes = (moe->config.mode == TERN_LOW_LATENCY ? l->counts_bytes : 0) + (uint64_t)p.count * l->region_stride;
+		p.bytes = (moe->config.mode == TERN_LOW_LATENCY ? l->counts_bytes : 0) +
+			  (uint64_t)p.count * l->region_stride;
 		rc = path_publish(moe, r, &p);
 	}
 	return rc;
 }
 
-/* All that may have to wait, before anything is stored for other ranks: called again after a time-out, it goes on where it was. */
+/* All that may have to wait, before anything is stored for other ranks: called again after a time-out, it goes on where
+ * it was. */
 static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 {
 	int rc = 0;

@@ -44,8 +44,8 @@ static int check_range(const char *name, uint64_t value, uint64_t least, uint64_
 {
 	if (value >= least && value <= most)
 		return 0;
-	return fail(TERN_ERR_INVALID, "%s is %llu; %llu to %llu are possible", name, (unsigned long long)value, (unsigned long long)least,
-		(unsigned long long)most);
+	return fail(TERN_ERR_INVALID, "%s is %llu; %llu to %llu are possible", name, (unsigned long long)value,
+		(unsigned long long)least, (unsigned long long)most);
 }
 
 static int check_choices(const struct tern_moe_config *c)
@@ -62,10 +62,12 @@ static int check_choices(const struct tern_moe_config *c)
 	if (rc)
 		return rc;
 	if (c->layout == TERN_BY_SOURCE && (c->reduce != TERN_REDUCE_EXPERT || c->weights != TERN_WEIGHTS_PASS))
-		return fail(TERN_ERR_INVALID, "layout TERN_BY_SOURCE has one y row for each token, reduced by the caller: it needs "
-					      "TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS");
+		return fail(TERN_ERR_INVALID,
+			"layout TERN_BY_SOURCE has one y row for each token, reduced by the caller: it needs "
+			"TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS");
 	if (c->mode == TERN_LOW_LATENCY && c->capacity)
-		return fail(TERN_ERR_INVALID, "capacity is %llu; low-latency mode takes only 0, the worst case", (unsigned long long)c->capacity);
+		return fail(TERN_ERR_INVALID, "capacity is %llu; low-latency mode takes only 0, the worst case",
+			(unsigned long long)c->capacity);
 	return 0;
 }
 
@@ -85,7 +87,8 @@ static int check_sizes(const struct tern_moe_config *c, uint32_t nr_ranks)
 	if (c->topk > c->nr_experts)
 		return fail(TERN_ERR_INVALID, "topk is %u of %u experts", c->topk, c->nr_experts);
 	if (nr_ranks % c->replica_ranks)
-		return fail(TERN_ERR_INVALID, "replica_ranks is %u, which does not divide %u ranks", c->replica_ranks, nr_ranks);
+		return fail(TERN_ERR_INVALID, "replica_ranks is %u, which does not divide %u ranks", c->replica_ranks,
+			nr_ranks);
 	return 0;
 }
 
@@ -93,8 +96,8 @@ static int check_row(const char *what, enum tern_dtype dtype, uint64_t bytes)
 {
 	if (bytes && bytes % 16 == 0)
 		return 0;
-	return fail(TERN_ERR_INVALID, "%s rows of %llu bytes (dtype %d); a row has to be a multiple of 16 bytes", what, (unsigned long long)bytes,
-		(int)dtype);
+	return fail(TERN_ERR_INVALID, "%s rows of %llu bytes (dtype %d); a row has to be a multiple of 16 bytes", what,
+		(unsigned long long)bytes, (int)dtype);
 }
 
 static int check_dtypes(const struct tern_moe_config *c)
@@ -103,15 +106,18 @@ static int check_dtypes(const struct tern_moe_config *c)
 	int rc;
 
 	if (quantise && !(is_float(c->x_dtype) && c->dispatch_dtype == TERN_FP8_E4M3))
-		return fail(TERN_ERR_INVALID, "dispatch_dtype %d from x_dtype %d: only BF16, FP16 and FP32 are converted, to FP8_E4M3",
+		return fail(TERN_ERR_INVALID,
+			"dispatch_dtype %d from x_dtype %d: only BF16, FP16 and FP32 are converted, to FP8_E4M3",
 			(int)c->dispatch_dtype, (int)c->x_dtype);
 	if ((c->dispatch_dtype == TERN_FP8_E4M3) != (c->scale != TERN_SCALE_NONE))
-		return fail(TERN_ERR_INVALID, "scale %d with dispatch_dtype %d: FP8_E4M3 has scales, other dtypes have none", (int)c->scale,
+		return fail(TERN_ERR_INVALID,
+			"scale %d with dispatch_dtype %d: FP8_E4M3 has scales, other dtypes have none", (int)c->scale,
 			(int)c->dispatch_dtype);
 	if ((c->dispatch_dtype == TERN_BYTES) != (c->payload_bytes != 0))
-		return fail(TERN_ERR_INVALID, "payload_bytes is %u with dispatch_dtype %d: it is for TERN_BYTES", c->payload_bytes,
-			(int)c->dispatch_dtype);
-	rc = check_row("x", c->x_dtype, c->payload_bytes ? c->payload_bytes : (uint64_t)c->hidden * dtype_bytes(c->x_dtype));
+		return fail(TERN_ERR_INVALID, "payload_bytes is %u with dispatch_dtype %d: it is for TERN_BYTES",
+			c->payload_bytes, (int)c->dispatch_dtype);
+	rc = check_row(
+		"x", c->x_dtype, c->payload_bytes ? c->payload_bytes : (uint64_t)c->hidden * dtype_bytes(c->x_dtype));
 	if (!rc && quantise)
 		rc = check_row("dispatched", c->dispatch_dtype, c->hidden);
 	return rc ? rc : check_row("y", c->combine_dtype, (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
@@ -119,14 +125,16 @@ static int check_dtypes(const struct tern_moe_config *c)
 
 static int check_layout(const struct layout *l)
 {
-	double rows = (double)l->positions * ((double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) + 8.0 * l->topk);
+	double rows = (double)l->positions *
+		      ((double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) + 8.0 * l->topk);
 	double bytes = l->nr_slots * (rows + (double)l->nr_ranks * (double)l->region_bytes);
 
 	if (l->positions > UINT32_MAX)
 		return fail(TERN_ERR_INVALID, "%llu row positions in the received x; at most %u. Set a capacity",
 			(unsigned long long)l->positions, UINT32_MAX);
 	if (bytes > (double)MAX_WINDOW_BYTES || l->window_bytes > MAX_WINDOW_BYTES)
-		return fail(TERN_ERR_INVALID, "these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9, (double)MAX_WINDOW_BYTES / 1e9);
+		return fail(TERN_ERR_INVALID, "these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9,
+			(double)MAX_WINDOW_BYTES / 1e9);
 	return 0;
 }
 
@@ -134,25 +142,13 @@ static int check_layout(const struct layout *l)
 static int agree_config(tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
-	const struct setting settings[] = {{"mode", c->mode},
-		{"layout", c->layout},
-		{"reduce", c->reduce},
-		{"weights", c->weights},
-		{"hidden", c->hidden},
-		{"nr_experts", c->nr_experts},
-		{"topk", c->topk},
-		{"max_tokens", c->max_tokens},
-		{"x_dtype", c->x_dtype},
-		{"dispatch_dtype", c->dispatch_dtype},
-		{"scale", c->scale},
-		{"payload_bytes", c->payload_bytes},
-		{"combine_dtype", c->combine_dtype},
-		{"nr_slots", c->nr_slots},
-		{"alignment", c->alignment},
-		{"capacity", c->capacity},
+	const struct setting settings[] = {{"mode", c->mode}, {"layout", c->layout}, {"reduce", c->reduce},
+		{"weights", c->weights}, {"hidden", c->hidden}, {"nr_experts", c->nr_experts}, {"topk", c->topk},
+		{"max_tokens", c->max_tokens}, {"x_dtype", c->x_dtype}, {"dispatch_dtype", c->dispatch_dtype},
+		{"scale", c->scale}, {"payload_bytes", c->payload_bytes}, {"combine_dtype", c->combine_dtype},
+		{"nr_slots", c->nr_slots}, {"alignment", c->alignment}, {"capacity", c->capacity},
 		{"nr_physical", moe->placement.nr_physical},
-		{"the placement tables (hashes)", placement_hash(&moe->placement)},
-		{"replica_ranks", c->replica_ranks},
+		{"the placement tables (hashes)", placement_hash(&moe->placement)}, {"replica_ranks", c->replica_ranks},
 		{"first_epoch", c->first_epoch}};
 
 	return group_agree_settings(moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
@@ -185,8 +181,8 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 		s->output = own(moe, layout_output(&moe->layout, index));
 	else
 		s->output = private_map(moe->layout.output.bytes);
-	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home && s->home_start && s->place && s->rows_from && s->counts &&
-	       s->offsets && s->output;
+	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home && s->home_start && s->place &&
+	       s->rows_from && s->counts && s->offsets && s->output;
 }
 
 static void slot_free(tern_moe *moe, struct slot *s)
@@ -205,8 +201,8 @@ static void slot_free(tern_moe *moe, struct slot *s)
 		private_unmap(s->output, moe->layout.output.bytes);
 }
 
-/* What a half writes is read next by another rank, or by the experts: from a cache, if all ranks' rows fit there beside what else is in
- * use. docs/benchmarks.md, streaming. */
+/* What a half writes is read next by another rank, or by the experts: from a cache, if all ranks' rows fit there beside
+ * what else is in use. docs/benchmarks.md, streaming. */
 static void choose_streaming(tern_moe *moe)
 {
 	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -214,8 +210,8 @@ static void choose_streaming(tern_moe *moe)
 	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / (4 * moe->nr_ranks);
 }
 
-/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running that one
- * waits for, and yielding to them is faster than a sleep and a wake-up. docs/benchmarks.md, patience. */
+/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running
+ * that one waits for, and yielding to them is faster than a sleep and a wake-up. docs/benchmarks.md, patience. */
 static void choose_patience(tern_moe *moe)
 {
 	cpu_set_t cpus;
@@ -234,7 +230,9 @@ static int exchange_alloc(tern_moe *moe)
 	bool ok;
 
 	moe->slots = take(moe, c->nr_slots, sizeof(*moe->slots));
-	moe->scratch = take(moe, 1, align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) + moe->layout.combine_row_bytes);
+	moe->scratch = take(moe, 1,
+		align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) +
+			moe->layout.combine_row_bytes);
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
 	moe->cursor = take(moe, cursors, sizeof(*moe->cursor));
 	moe->all_counts = take(moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
@@ -242,20 +240,22 @@ static int exchange_alloc(tern_moe *moe)
 	moe->sent = take(moe, moe->nr_ranks, sizeof(*moe->sent));
 	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->sent && moe->all_counts && moe->totals && moe->expert_load;
+	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->sent && moe->all_counts &&
+	     moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
 	return ok ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots, c->max_tokens);
 }
 
-/* A fresh window's zeros would be taken for arrivals in epoch 0, so the words start at the epoch before the first. Peers write
- * words only when all ranks have come out of tern_moe_create. */
+/* A fresh window's zeros would be taken for arrivals in epoch 0, so the words start at the epoch before the first.
+ * Peers write words only when all ranks have come out of tern_moe_create. */
 static void words_init(tern_moe *moe)
 {
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
 		for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
 			for (uint32_t r = 0; r < moe->nr_ranks; r++)
-				arrival_publish((struct arrival *)own(moe, layout_word(&moe->layout, slot, (enum word_kind)kind, r)),
+				arrival_publish((struct arrival *)own(
+							moe, layout_word(&moe->layout, slot, (enum word_kind)kind, r)),
 					word_make(moe->config.first_epoch - 1, 0));
 }
 
@@ -275,8 +275,9 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
 		return rc;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (moe->group->peers[r].path == TERN_PATH_NONE)
-			return fail(TERN_ERR_UNSUPPORTED, "no path from rank %u to rank %u, on nodes %d and %d: %s", moe->rank, r,
-				moe->group->peers[moe->rank].node, moe->group->peers[r].node, moe->group->no_engine);
+			return fail(TERN_ERR_UNSUPPORTED, "no path from rank %u to rank %u, on nodes %d and %d: %s",
+				moe->rank, r, moe->group->peers[moe->rank].node, moe->group->peers[r].node,
+				moe->group->no_engine);
 	moe->config.placement = (struct tern_placement){0}; /* the caller's tables are not kept */
 	moe->wait_ms = config->wait_ms;
 	moe->nr_local = moe->placement.nr_local[moe->rank];
@@ -386,8 +387,8 @@ int slot_check(tern_moe *moe, uint32_t slot, const char *call)
 
 int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
 {
-	static const char *const next[] = {"dispatch_send", "dispatch_send again (it waits for counts)", "dispatch_recv",
-		"combine_send or release", "combine_recv", "dispatch_send"};
+	static const char *const next[] = {"dispatch_send", "dispatch_send again (it waits for counts)",
+		"dispatch_recv", "combine_send or release", "combine_recv", "dispatch_send"};
 
 	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot, next[moe->slots[slot].state]);
 }

@@ -13,33 +13,34 @@
 #include "window.h"
 
 enum slot_state {
-	SLOT_IDLE,	    /* next: dispatch_send */
-	SLOT_COUNTED,	    /* counts are out; dispatch_send waits for the others' and goes on when called again */
-	SLOT_DISPATCHED,    /* next: dispatch_recv */
-	SLOT_RECEIVED,	    /* next: combine_send or release */
-	SLOT_COMBINED,	    /* next: combine_recv */
-	SLOT_RELEASED	    /* next: dispatch_send, which waits until all have released */
+	SLOT_IDLE,       /* next: dispatch_send */
+	SLOT_COUNTED,    /* counts are out; dispatch_send waits for the others' and goes on when called again */
+	SLOT_DISPATCHED, /* next: dispatch_recv */
+	SLOT_RECEIVED,   /* next: combine_send or release */
+	SLOT_COMBINED,   /* next: combine_recv */
+	SLOT_RELEASED    /* next: dispatch_send, which waits until all have released */
 };
 
 /* One micro-batch in flight. */
 struct slot {
 	enum slot_state state;
-	uint32_t epoch;		     /* of the round under way, or of the next one when idle */
-	uint32_t rounds[NR_PHASES];  /* that completed each phase: what the doorbells have counted, over nr_ranks */
+	uint32_t epoch;             /* of the round under way, or of the next one when idle */
+	uint32_t rounds[NR_PHASES]; /* that completed each phase: what the doorbells have counted, over nr_ranks */
 	uint32_t nr_tokens;
-	int32_t *physical;	     /* [T * K] the expert of each route, -1: none */
-	float *weights;		     /* [T * K] */
-	uint32_t *rows_to;	     /* [R] rows for each rank */
-	uint32_t *routes_to;	     /* [P] routes to each physical expert */
-	uint32_t *rows_home;	     /* [R] rows that combine brings from each rank */
-	uint32_t *home_start;	     /* [R][replica_ranks] where the results from each rank begin, for the tokens that each replica sends */
-	uint64_t *place;	     /* [P] high throughput: where this rank's next row for each expert goes; BY_SOURCE: [R] */
-	uint32_t *rows_from;	     /* [R] received rows of each source */
-	uint32_t *counts;	     /* [max(L, R)] tern_received.counts */
-	uint64_t *offsets;	     /* [max(L, R)] tern_received.offsets */
+	int32_t *physical;    /* [T * K] the expert of each route, -1: none */
+	float *weights;       /* [T * K] */
+	uint32_t *rows_to;    /* [R] rows for each rank */
+	uint32_t *routes_to;  /* [P] routes to each physical expert */
+	uint32_t *rows_home;  /* [R] rows that combine brings from each rank */
+	uint32_t *home_start; /* [R][replica_ranks] where the results from each rank begin, for the tokens that each
+				 replica sends */
+	uint64_t *place;      /* [P] high throughput: where this rank's next row for each expert goes; BY_SOURCE: [R] */
+	uint32_t *rows_from;  /* [R] received rows of each source */
+	uint32_t *counts;     /* [max(L, R)] tern_received.counts */
+	uint64_t *offsets;    /* [max(L, R)] tern_received.offsets */
 	uint64_t nr_rows, extent;
-	uint8_t *output;	     /* base of struct output_layout: private, or in the window */
-	uint8_t *x, *scales;	     /* received rows of this round: in output, or the caller's */
+	uint8_t *output;     /* base of struct output_layout: private, or in the window */
+	uint8_t *x, *scales; /* received rows of this round: in output, or the caller's */
 };
 
 /* The results sent to one home, which lie together there. */
@@ -53,21 +54,21 @@ struct tern_moe {
 	struct placement placement;
 	struct layout layout;
 	struct window **windows; /* [R]; NULL where not mapped */
-	uint8_t **places;	 /* [R] where to store what belongs into each rank's window: the window, or its staging */
+	uint8_t **places; /* [R] where to store what belongs into each rank's window: the window, or its staging */
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
 	int spin_rounds, yield_rounds; /* before a wait sleeps */
-	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */
+	uint64_t stream_bytes;         /* a half that sends more than this goes past the caches */
 	struct slot *slots;
-	uint8_t *scratch;   /* one row of payload and scales, or one of results */
-	uint32_t *seen;	    /* [E] token + 1 that named the expert last, to find duplicates */
-	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window */
-	uint64_t *totals;   /* [P + R] sums over all sources while counts are added up */
-	uint32_t *cursor;   /* [max(R, max_local)] positions while one half fills in */
-	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
+	uint8_t *scratch;          /* one row of payload and scales, or one of results */
+	uint32_t *seen;            /* [E] token + 1 that named the expert last, to find duplicates */
+	uint8_t *all_counts;       /* high throughput: [R] counts of all sources, copied from the window */
+	uint64_t *totals;          /* [P + R] sums over all sources while counts are added up */
+	uint32_t *cursor;          /* [max(R, max_local)] positions while one half fills in */
+	uint32_t *home_next;       /* [R][replica_ranks] likewise, from slot->home_start */
 	struct sent_results *sent; /* [R] of the combine half under way */
-	int failed;	    /* 0, or the error that ended this exchange */
+	int failed;                /* 0, or the error that ended this exchange */
 	char failed_text[512];
 	struct tern_wait_report report;
 	struct tern_stats stats;

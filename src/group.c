@@ -41,8 +41,8 @@ static uint64_t namespace_inode(const char *path)
 	return stat(path, &st) ? 0 : st.st_ino;
 }
 
-/* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong to
- * it), and not told apart by setting. */
+/* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong
+ * to it), and not told apart by setting. */
 static void node_identity(char *text, size_t bytes, const char *node)
 {
 	char boot_id[40] = "";
@@ -57,7 +57,8 @@ static void node_identity(char *text, size_t bytes, const char *node)
 	}
 	if (!node)
 		node = getenv("TERN_NODE");
-	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"), node ? node : "");
+	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"),
+		node ? node : "");
 }
 
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
@@ -115,7 +116,8 @@ static void describe_values(char *text, size_t bytes, const uint64_t *all, int n
 			first++;
 		if (first < r)
 			continue; /* told with that rank */
-		at += (size_t)snprintf(text + at, bytes - at, "%s%llu on rank", at ? "; " : "", (unsigned long long)value);
+		at += (size_t)snprintf(
+			text + at, bytes - at, "%s%llu on rank", at ? "; " : "", (unsigned long long)value);
 		for (int s = r; s < nr_ranks && at < bytes - 48; s++)
 			if (all[(size_t)s * nr_settings + which] == value)
 				at += (size_t)snprintf(text + at, bytes - at, "%s %d", nr++ ? "," : "", s);
@@ -126,7 +128,8 @@ static void describe_values(char *text, size_t bytes, const uint64_t *all, int n
 
 int group_agree_settings(tern_group *group, const struct setting *settings, int nr_settings)
 {
-	uint64_t *mine = calloc((size_t)nr_settings * ((size_t)group->nr_ranks + 1), sizeof(*mine)), *all = mine + nr_settings;
+	uint64_t *mine = calloc((size_t)nr_settings * ((size_t)group->nr_ranks + 1), sizeof(*mine)),
+		 *all = mine + nr_settings;
 	char text[512];
 	int rc;
 
@@ -164,8 +167,9 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 	}
 }
 
-/* A descriptor that becomes readable, or hung up, for others when this process ends; passed on to peers, so that process namespaces do not
- * matter. Where there are no pidfds (old kernels, some sandboxes) it is the end of a pipe whose other end this process holds. */
+/* A descriptor that becomes readable, or hung up, for others when this process ends; passed on to peers, so that
+ * process namespaces do not matter. Where there are no pidfds (old kernels, some sandboxes) it is the end of a pipe
+ * whose other end this process holds. */
 static int own_lifeline(tern_group *group)
 {
 	int ends[2], fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -189,7 +193,8 @@ static int exchange_lifelines(tern_group *group, const struct introduction *all)
 		rc = own < 0 ? fail_errno("pidfd_open and pipe") : 0;
 	rc = group_agree_status(group, rc, "joining");
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		guests[r] = (struct meeting_guest){.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
+		guests[r] = (struct meeting_guest){
+			.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
 			.address = all[r].address,
 			.fd = -1};
 	if (!rc) {
@@ -211,7 +216,8 @@ static bool engine_is_forced(const struct tern_group_config *config)
 	return config->force_engine || (text && strcmp(text, "0"));
 }
 
-/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them. */
+/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them.
+ */
 static int open_engine(tern_group *group, const struct tern_group_config *config)
 {
 	struct setting forced = {"force_engine", engine_is_forced(config)};
@@ -221,12 +227,15 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	if (rc || (group->nr_nodes == 1 && !forced.value))
 		return rc;
 	tern_engine_config_init(&engine);
-	engine.transport = config->transport ? config->transport : getenv("TERN_TRANSPORT") ? getenv("TERN_TRANSPORT") : "ofi";
+	engine.transport = config->transport          ? config->transport
+			   : getenv("TERN_TRANSPORT") ? getenv("TERN_TRANSPORT")
+						      : "ofi";
 	engine.devices[0] = getenv("TERN_NODE_ADDRESS");
 	engine.wait_ms = group->wait_ms;
 	rc = tern_engine_create(group, &engine, &group->engine);
 	if (rc && !forced.value && !config->transport) {
-		snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1, tern_last_error());
+		snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1,
+			tern_last_error());
 		return 0;
 	}
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
@@ -252,7 +261,8 @@ static int introduce(tern_group *group, const char *node)
 		rc = group_allgather(group, &me, all, sizeof(me));
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
 		if (all[r].abi != me.abi)
-			rc = fail(TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d", r, group->rank);
+			rc = fail(
+				TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d", r, group->rank);
 	if (!rc) {
 		assign_nodes(group, all);
 		rc = exchange_lifelines(group, all);
@@ -299,7 +309,8 @@ int tern_group_create(const struct tern_group_config *config, tern_group **out)
 	int rc;
 
 	if (!config || !out || config->size != sizeof(*config))
-		return fail(TERN_ERR_INVALID, "config or group is NULL, or config was not set by tern_group_config_init");
+		return fail(
+			TERN_ERR_INVALID, "config or group is NULL, or config was not set by tern_group_config_init");
 	rc = check_group_config(config);
 	group = rc ? NULL : calloc(1, sizeof(*group));
 	if (group)

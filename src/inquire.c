@@ -13,7 +13,8 @@ int tern_moe_nr_local(const tern_moe *moe)
 int tern_moe_local_expert(const tern_moe *moe, uint32_t local)
 {
 	if (!moe || local >= moe->nr_local)
-		return fail(TERN_ERR_INVALID, "moe is NULL or local expert %u is none of its %u", local, moe ? moe->nr_local : 0);
+		return fail(TERN_ERR_INVALID, "moe is NULL or local expert %u is none of its %u", local,
+			moe ? moe->nr_local : 0);
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++)
 		if (moe->placement.rank[p] == moe->rank && moe->placement.local[p] == local)
 			return (int)moe->placement.logical[p];
@@ -60,7 +61,8 @@ int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats)
 int tern_moe_expert_load(const tern_moe *moe, uint64_t *counts, uint32_t nr)
 {
 	if (!moe || !counts || nr != moe->config.nr_experts)
-		return fail(TERN_ERR_INVALID, "moe or counts is NULL, or nr is %u for %u experts", nr, moe ? moe->config.nr_experts : 0);
+		return fail(TERN_ERR_INVALID, "moe or counts is NULL, or nr is %u for %u experts", nr,
+			moe ? moe->config.nr_experts : 0);
 	memcpy(counts, moe->expert_load, nr * sizeof(*counts));
 	return 0;
 }

@@ -51,7 +51,8 @@ static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 	l->header_bytes = (uint32_t)align_up(sizeof(struct row_header) + l->topk * sizeof(struct route), CACHE_LINE);
 	l->row_bytes = (uint32_t)align_up((uint64_t)l->header_bytes + l->payload_bytes + l->scales_bytes, CACHE_LINE);
 	l->combine_row_bytes = config->hidden * dtype_bytes(config->combine_dtype);
-	l->combine_rows = config->max_tokens * (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks ? l->topk : l->nr_ranks);
+	l->combine_rows = config->max_tokens *
+			  (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks ? l->topk : l->nr_ranks);
 }
 
 static void layout_output_init(struct layout *l, const struct tern_moe_config *config)
@@ -87,7 +88,8 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 	l->slot_bytes = align_up(end, 4096);
 }
 
-void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_local, bool staged)
+void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical,
+	uint32_t max_local, bool staged)
 {
 	uint64_t end = sizeof(struct window_head);
 

@@ -25,7 +25,7 @@ struct meeting {
 /* What comes with each descriptor. */
 struct hello {
 	uint8_t secret[MEETING_KEY_BYTES]; /* the receiver's */
-	uint32_t rank;			   /* the sender's */
+	uint32_t rank;                     /* the sender's */
 	uint32_t round;
 };
 
@@ -114,7 +114,10 @@ static int hello_send(int socket, const struct hello *hello, int fd)
 {
 	struct iovec iov = {.iov_base = (void *)hello, .iov_len = sizeof(*hello)};
 	union fd_control control;
-	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+	struct msghdr msg = {.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes)};
 	struct cmsghdr *cmsg;
 
 	memset(&control, 0, sizeof(control));
@@ -126,7 +129,8 @@ static int hello_send(int socket, const struct hello *hello, int fd)
 	return sendmsg(socket, &msg, MSG_NOSIGNAL) == sizeof(*hello) ? 0 : -1;
 }
 
-/* The one descriptor that came along, or -1. The buffer's padding has room for a second one, so a stranger's surplus is closed. */
+/* The one descriptor that came along, or -1. The buffer's padding has room for a second one, so a stranger's surplus is
+ * closed. */
 static int take_descriptor(struct msghdr *msg)
 {
 	struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
@@ -150,7 +154,10 @@ static int hello_receive(int socket, struct hello *hello, int *fd)
 {
 	struct iovec iov = {.iov_base = hello, .iov_len = sizeof(*hello)};
 	union fd_control control;
-	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+	struct msghdr msg = {.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes)};
 	ssize_t length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
 
 	*fd = -1;
@@ -206,10 +213,12 @@ static void take_callers(struct meeting *meeting, struct caller **callers)
 }
 
 /* Puts the descriptor in its place; refuses strangers, and whoever sends twice. */
-static int admit(const struct meeting *meeting, const struct hello *hello, int fd, uint32_t round, int nr_ranks, struct meeting_guest *guests)
+static int admit(const struct meeting *meeting, const struct hello *hello, int fd, uint32_t round, int nr_ranks,
+	struct meeting_guest *guests)
 {
-	bool fits = fd >= 0 && !memcmp(hello->secret, meeting->address.secret, MEETING_KEY_BYTES) && hello->round == round &&
-		    hello->rank < (uint32_t)nr_ranks && guests[hello->rank].wanted && guests[hello->rank].fd < 0;
+	bool fits = fd >= 0 && !memcmp(hello->secret, meeting->address.secret, MEETING_KEY_BYTES) &&
+		    hello->round == round && hello->rank < (uint32_t)nr_ranks && guests[hello->rank].wanted &&
+		    guests[hello->rank].fd < 0;
 
 	if (!fits) {
 		if (fd >= 0)
@@ -221,7 +230,8 @@ static int admit(const struct meeting *meeting, const struct hello *hello, int f
 }
 
 /* How many descriptors came from the callers that have spoken; those are done with. */
-static int hear_callers(struct meeting *meeting, struct caller **callers, uint32_t round, int nr_ranks, struct meeting_guest *guests)
+static int hear_callers(
+	struct meeting *meeting, struct caller **callers, uint32_t round, int nr_ranks, struct meeting_guest *guests)
 {
 	int nr = 0;
 
@@ -261,7 +271,8 @@ static int missing_guest(const struct meeting_guest *guests, int nr_ranks)
 	return -1;
 }
 
-int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t round, int fd, struct meeting_guest *guests, int wait_ms)
+int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t round, int fd,
+	struct meeting_guest *guests, int wait_ms)
 {
 	struct caller *callers = NULL;
 	uint64_t deadline = clock_ns() + (uint64_t)wait_ms * 1000000;
@@ -285,10 +296,12 @@ int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t r
 		if (to_call == nr_ranks && to_hear <= 0)
 			break;
 		if (clock_ns() > deadline) {
-			rc = fail(TERN_ERR_BOOTSTRAP, "waited %d ms for rank %d to pass its window", wait_ms, missing_guest(guests, nr_ranks));
+			rc = fail(TERN_ERR_BOOTSTRAP, "waited %d ms for rank %d to pass its window", wait_ms,
+				missing_guest(guests, nr_ranks));
 			break;
 		}
-		/* Callers send right after they connect, so a short slice serves those that have connected and not yet sent. */
+		/* Callers send right after they connect, so a short slice serves those that have connected and not yet
+		 * sent. */
 		poll(&pfd, 1, callers || to_call < nr_ranks ? 1 : 20);
 	}
 	drop_callers(callers);

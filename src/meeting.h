@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How processes of one machine pass each other descriptors: each listens on an abstract Unix socket with a random name, and
- * takes only connections of its own user that know its secret. Nothing lies in a file system, nothing outlives the processes. */
+/* How processes of one machine pass each other descriptors: each listens on an abstract Unix socket with a random name,
+ * and takes only connections of its own user that know its secret. Nothing lies in a file system, nothing outlives the
+ * processes. */
 #ifndef TERN_MEETING_H
 #define TERN_MEETING_H
 
@@ -27,8 +28,9 @@ struct meeting_guest {
 	int fd; /* out: what the rank sent; -1 before, the caller closes it */
 };
 
-/* Sends `fd` to every wanted rank and receives one from each, within wait_ms. All of them do the same. On failure received
- * descriptors stay in guests. `round` tells one exchange from the next. */
-int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t round, int fd, struct meeting_guest *guests, int wait_ms);
+/* Sends `fd` to every wanted rank and receives one from each, within wait_ms. All of them do the same. On failure
+ * received descriptors stay in guests. `round` tells one exchange from the next. */
+int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t round, int fd,
+	struct meeting_guest *guests, int wait_ms);
 
 #endif

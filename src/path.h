@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The seam between the protocol and what moves the bytes. A half asks where bytes for a place in a peer's window go, stores them
- * there, and publishes the arrival word of the phase when all are stored. On the mapped path that place is the peer's window itself. On the engine path
- * (path_engine.c) it is a staging copy of the window, and publishing sends the piece that was filled in. */
+/* The seam between the protocol and what moves the bytes. A half asks where bytes for a place in a peer's window go,
+ * stores them there, and publishes the arrival word of the phase when all are stored. On the mapped path that place is
+ * the peer's window itself. On the engine path (path_engine.c) it is a staging copy of the window, and publishing sends
+ * the piece that was filled in. */
 #ifndef TERN_PATH_H
 #define TERN_PATH_H
 
@@ -22,8 +23,8 @@ struct publication {
 	uint64_t offset, bytes; /* the piece of the rank's window that was placed */
 };
 
-/* Everything placed for `rank` is complete: hand it over, publish the word and wake the rank if it sleeps for it. Fails where the rank cannot be
- * reached any more; the exchange is then over. */
+/* Everything placed for `rank` is complete: hand it over, publish the word and wake the rank if it sleeps for it. Fails
+ * where the rank cannot be reached any more; the exchange is then over. */
 int path_publish(tern_moe *moe, uint32_t rank, const struct publication *publication);
 
 /* Before a half places anything: staging of the slot's previous round is free, or TERN_ERR_TIMEOUT as any wait. */
@@ -42,7 +43,8 @@ void path_part(tern_moe *moe, uint64_t parting);
 /* The parting word of a rank, 0 while it takes part. */
 uint64_t path_parting(const tern_moe *moe, uint32_t rank);
 
-/* True if the rank's process is known to have ended, or its network to be gone; *text tells the latter's cause, or is NULL. */
+/* True if the rank's process is known to have ended, or its network to be gone; *text tells the latter's cause, or is
+ * NULL. */
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text);
 
 #endif

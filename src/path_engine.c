@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows for a rank that is not mapped are stored into a staging copy of its window, at the same offsets, and leave it in one piece for each phase:
- * its region, or its results. The piece carries an immediate, which the rank's engine turns into the arrival word that a mapped rank would
- * have stored. So waits, receive halves and layouts know nothing of the path.
+/* Rows for a rank that is not mapped are stored into a staging copy of its window, at the same offsets, and leave it in
+ * one piece for each phase: its region, or its results. The piece carries an immediate, which the rank's engine turns
+ * into the arrival word that a mapped rank would have stored. So waits, receive halves and layouts know nothing of the
+ * path.
  *
  * Immediate:  prefix of the exchange (8 bits) | kind (3) | source (12) | kind's own (9)
  *   rows and results   slot (4) | released (1) | epoch (4 low bits)
@@ -49,7 +50,7 @@ struct engine_path {
 		uint32_t id;
 		bool open;
 		uint64_t begun;
-	} *pieces; /* [slots][NR_WORD_KINDS] */
+	} * pieces; /* [slots][NR_WORD_KINDS] */
 	/* What ranks have told of their parting: error + 1 | low << 8 | high << 16, and a bit for each of the three. */
 	_Atomic uint32_t *partings; /* [R] */
 };
@@ -72,22 +73,26 @@ static void note_parting(struct engine_path *path, enum immediate_kind kind, uin
 {
 	uint32_t which = (uint32_t)kind - IMMEDIATE_PART_ERROR;
 
-	atomic_fetch_or_explicit(&path->partings[source], 1u << (24 + which) | (part & PART_MASK) << (8 * which), memory_order_release);
+	atomic_fetch_or_explicit(
+		&path->partings[source], 1u << (24 + which) | (part & PART_MASK) << (8 * which), memory_order_release);
 }
 
 static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source)
 {
-	return word_epoch(arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
+	return word_epoch(
+		arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
 }
 
-/* An immediate has room for the low bits of an epoch alone. The whole is the next one with these bits after an epoch that the source has already reached: that of
- * its last word of the kind, or, where any number of rounds may have been abandoned since, of its last counts, which are two behind at most. */
+/* An immediate has room for the low bits of an epoch alone. The whole is the next one with these bits after an epoch
+ * that the source has already reached: that of its last word of the kind, or, where any number of rounds may have been
+ * abandoned since, of its last counts, which are two behind at most. */
 static uint32_t epoch_after(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
 {
 	uint32_t reached = epoch_of(moe, slot, kind, source);
 
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
-		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source), odd = epoch_of(moe, slot, WORD_COUNTS_ODD, source);
+		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source),
+			 odd = epoch_of(moe, slot, WORD_COUNTS_ODD, source);
 
 		reached = (int32_t)(even - odd) > 0 ? even : odd;
 	}
@@ -102,7 +107,8 @@ static const struct {
 	[IMMEDIATE_COUNTS_EVEN] = {WORD_COUNTS_EVEN, TERN_PHASE_COUNTS},
 	[IMMEDIATE_COUNTS_ODD] = {WORD_COUNTS_ODD, TERN_PHASE_COUNTS}};
 
-/* A piece is here: its bytes are visible to this thread, and the release in path_deliver hands them on to the one that waits. */
+/* A piece is here: its bytes are visible to this thread, and the release in path_deliver hands them on to the one that
+ * waits. */
 static void deliver(tern_moe *moe, enum immediate_kind kind, uint32_t source, uint32_t bits)
 {
 	const struct layout *l = &moe->layout;
@@ -157,7 +163,8 @@ static int open_memory(tern_moe *moe)
 	path->staging_bytes = moe->nr_ranks * window;
 	path->staging = private_map(path->staging_bytes);
 	if (!path->staging)
-		return fail(TERN_ERR_NOMEM, "no address space for staging copies of %u windows of %llu bytes", moe->nr_ranks, (unsigned long long)window);
+		return fail(TERN_ERR_NOMEM, "no address space for staging copies of %u windows of %llu bytes",
+			moe->nr_ranks, (unsigned long long)window);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (!moe->places[r])
 			moe->places[r] = path->staging + r * window;
@@ -183,7 +190,8 @@ static int open_local(tern_moe *moe)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
 	memset(path->pieces, 0, moe->config.nr_slots * NR_WORD_KINDS * sizeof(*path->pieces));
 	if (moe->nr_ranks > MOST_RANKS)
-		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks, MOST_RANKS);
+		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks,
+			MOST_RANKS);
 	rc = open_memory(moe);
 	rc = rc ? rc : open_pieces(moe);
 	rc = rc ? rc : engine_claim(path->engine, path->prefix, &claim);
@@ -195,7 +203,8 @@ static int exchange_descriptors(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
 	struct tern_descriptor mine, *all = calloc(moe->nr_ranks, sizeof(*all));
-	int rc = all ? tern_region_descriptor(path->window_region, &mine) : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
+	int rc = all ? tern_region_descriptor(path->window_region, &mine)
+		     : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
 
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(moe->group, &mine, all, sizeof(mine));
@@ -254,7 +263,8 @@ void engine_path_close(tern_moe *moe)
 
 /* ---- the halves -------------------------------------------------------------------------------------------- */
 
-/* The pieces of the slot's last round have been answered, or this round would not begin, so this waits for completions that are on their way. */
+/* The pieces of the slot's last round have been answered, or this round would not begin, so this waits for completions
+ * that are on their way. */
 int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 {
 	struct sent_pieces *pieces = pieces_of(moe->engine, slot, kind);
@@ -264,8 +274,9 @@ int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 		uint64_t waited = clock_ns() - start;
 
 		if (waited >= limit)
-			return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)", moe->rank,
-				(double)waited / 1e6, slot, moe->slots[slot].epoch);
+			return fail(TERN_ERR_TIMEOUT,
+				"rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
+				moe->rank, (double)waited / 1e6, slot, moe->slots[slot].epoch);
 		sched_yield();
 	}
 	return 0;
@@ -284,7 +295,8 @@ int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *
 {
 	struct engine_path *path = moe->engine;
 	struct sent_pieces *pieces = pieces_of(path, p->slot, p->kind);
-	uint32_t bits = p->slot << 5 | (p->count == WORD_RELEASED) << EPOCH_BITS | (moe->slots[p->slot].epoch & ((1u << EPOCH_BITS) - 1));
+	uint32_t bits = p->slot << 5 | (p->count == WORD_RELEASED) << EPOCH_BITS |
+			(moe->slots[p->slot].epoch & ((1u << EPOCH_BITS) - 1));
 	struct engine_write write = {.peer = rank,
 		.flags = TERN_IMMEDIATE,
 		.immediate = immediate_make(moe, immediate_of(p->kind), bits),
@@ -304,14 +316,16 @@ int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *
 
 void engine_path_part(tern_moe *moe, uint64_t parting)
 {
-	uint32_t part[] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting), (uint32_t)parting_peer(parting) >> PART_BITS};
+	uint32_t part[] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting),
+		(uint32_t)parting_peer(parting) >> PART_BITS};
 	struct sent_pieces *pieces = &moe->engine->pieces[0];
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		for (uint32_t i = 0; i < 3 && moe->engine->windows[r]; i++) {
 			struct engine_write write = {.peer = r,
 				.flags = TERN_IMMEDIATE,
-				.immediate = immediate_make(moe, (enum immediate_kind)(IMMEDIATE_PART_ERROR + i), part[i] & PART_MASK),
+				.immediate = immediate_make(
+					moe, (enum immediate_kind)(IMMEDIATE_PART_ERROR + i), part[i] & PART_MASK),
 				.counter = pieces->id};
 
 			pieces->begun += !engine_write(moe->engine->engine, &write);

@@ -38,8 +38,8 @@ static int placement_fill(struct placement *p, const struct tern_placement *tabl
 			return fail(TERN_ERR_INVALID, "placement.logical[%u] is %lld; experts are 0 to %u", i,
 				(long long)logical, p->nr_experts - 1);
 		if (rank < 0 || rank >= p->nr_ranks)
-			return fail(TERN_ERR_INVALID, "placement.rank[%u] is %lld; ranks are 0 to %u", i, (long long)rank,
-				p->nr_ranks - 1);
+			return fail(TERN_ERR_INVALID, "placement.rank[%u] is %lld; ranks are 0 to %u", i,
+				(long long)rank, p->nr_ranks - 1);
 		p->logical[i] = (uint32_t)logical;
 		p->rank[i] = (uint32_t)rank;
 		p->local[i] = p->nr_local[rank]++;
@@ -79,7 +79,8 @@ int placement_init(struct placement *p, const struct tern_placement *tables, uin
 	if (!rc)
 		rc = placement_index(p);
 	if (!rc && p->max_local > UINT16_MAX)
-		rc = fail(TERN_ERR_INVALID, "placement puts %u experts on one rank; at most %u", p->max_local, UINT16_MAX);
+		rc = fail(TERN_ERR_INVALID, "placement puts %u experts on one rank; at most %u", p->max_local,
+			UINT16_MAX);
 	return rc;
 }
 

@@ -8,16 +8,17 @@
 struct placement {
 	uint32_t nr_experts, nr_physical, nr_ranks;
 	uint32_t max_local;
-	uint32_t *rank;		 /* [P] */
-	uint32_t *local;	 /* [P] index among its rank's experts */
-	uint32_t *logical;	 /* [P] */
-	uint32_t *nr_local;	 /* [R] */
+	uint32_t *rank;          /* [P] */
+	uint32_t *local;         /* [P] index among its rank's experts */
+	uint32_t *logical;       /* [P] */
+	uint32_t *nr_local;      /* [R] */
 	uint32_t *first_replica; /* [E + 1] into replicas */
-	uint32_t *replicas;	 /* [P] physical experts by logical id, ascending */
+	uint32_t *replicas;      /* [P] physical experts by logical id, ascending */
 };
 
 /* Checks the caller's tables: TERN_ERR_INVALID names the entry. Freed by placement_free, also after a failure. */
-int placement_init(struct placement *placement, const struct tern_placement *tables, uint32_t nr_experts, uint32_t nr_ranks);
+int placement_init(
+	struct placement *placement, const struct tern_placement *tables, uint32_t nr_experts, uint32_t nr_ranks);
 void placement_free(struct placement *placement);
 
 /* The physical expert that serves `logical` for a token of `source`: tern.h, tern_placement. */

@@ -38,7 +38,8 @@ static const uint32_t *counts_of(const struct plan_counts *c, uint32_t source)
 	return (const uint32_t *)(c->counts + source * c->stride);
 }
 
-static int places_by_source(const struct plan_counts *c, const struct plan_limits *limits, uint32_t me, uint64_t *place, uint64_t *totals)
+static int places_by_source(
+	const struct plan_counts *c, const struct plan_limits *limits, uint32_t me, uint64_t *place, uint64_t *totals)
 {
 	uint64_t *spans = totals + c->nr_physical;
 	int over = -1;
@@ -69,7 +70,8 @@ static void add_up_routes(const struct plan_counts *c, uint32_t me, uint64_t *pl
 	}
 }
 
-int plan_places(const struct placement *placement, const struct plan_counts *c, const struct plan_limits *limits, uint32_t me, uint64_t *place, uint64_t *totals)
+int plan_places(const struct placement *placement, const struct plan_counts *c, const struct plan_limits *limits,
+	uint32_t me, uint64_t *place, uint64_t *totals)
 {
 	uint64_t *spans = totals + c->nr_physical;
 	int over = -1;
@@ -80,7 +82,8 @@ int plan_places(const struct placement *placement, const struct plan_counts *c, 
 	for (uint32_t p = 0; p < c->nr_physical; p++) {
 		uint32_t rank = placement->rank[p];
 		bool padded = limits->layout == TERN_PADDED;
-		uint64_t start = padded ? placement->local[p] * limits->capacity : align_up(spans[rank], limits->alignment);
+		uint64_t start =
+			padded ? placement->local[p] * limits->capacity : align_up(spans[rank], limits->alignment);
 
 		place[p] += start;
 		spans[rank] = padded ? start + limits->capacity : start + totals[p];

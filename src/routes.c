@@ -11,9 +11,11 @@ static int check_pointer(const char *name, const void *pointer, size_t stride, u
 	if (!pointer)
 		return fail(TERN_ERR_INVALID, "dispatch: %s is NULL", name);
 	if ((uintptr_t)pointer % alignment || stride % alignment)
-		return fail(TERN_ERR_INVALID, "dispatch: %s at %p, stride %zu, has to be aligned to %u bytes", name, pointer, stride, alignment);
+		return fail(TERN_ERR_INVALID, "dispatch: %s at %p, stride %zu, has to be aligned to %u bytes", name,
+			pointer, stride, alignment);
 	if (stride && stride < row_bytes)
-		return fail(TERN_ERR_INVALID, "dispatch: %s has a stride of %zu bytes for rows of %llu", name, stride, (unsigned long long)row_bytes);
+		return fail(TERN_ERR_INVALID, "dispatch: %s has a stride of %zu bytes for rows of %llu", name, stride,
+			(unsigned long long)row_bytes);
 	return 0;
 }
 
@@ -30,23 +32,27 @@ int routes_check(const tern_moe *moe, const struct tern_dispatch *args)
 	int rc;
 
 	if (args->nr_tokens > moe->config.max_tokens)
-		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; this exchange was made for at most %u", args->nr_tokens, moe->config.max_tokens);
+		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; this exchange was made for at most %u",
+			args->nr_tokens, moe->config.max_tokens);
 	if (args->topk_ids_bits != 0 && args->topk_ids_bits != 32 && args->topk_ids_bits != 64)
-		return fail(TERN_ERR_INVALID, "dispatch: topk_ids_bits is %u; 32 or 64 are possible", args->topk_ids_bits);
+		return fail(
+			TERN_ERR_INVALID, "dispatch: topk_ids_bits is %u; 32 or 64 are possible", args->topk_ids_bits);
 	if (!fp8 && args->scales)
 		return fail(TERN_ERR_INVALID, "dispatch: scales are given, but x is not FP8");
 	if (args->nr_tokens == 0)
 		return 0;
 	rc = check_pointer("x", args->x, args->x_stride, x_row_bytes(moe), 16);
 	if (!rc && fp8)
-		rc = check_pointer("scales", args->scales, args->scales_stride, moe->layout.scales_bytes, scale_bytes(moe->config.scale));
+		rc = check_pointer("scales", args->scales, args->scales_stride, moe->layout.scales_bytes,
+			scale_bytes(moe->config.scale));
 	rc = rc ? rc : check_pointer("topk_ids", args->topk_ids, 0, 0, args->topk_ids_bits == 64 ? 8 : 4);
 	return rc || !args->topk_weights ? rc : check_pointer("topk_weights", args->topk_weights, 0, 0, 4);
 }
 
 static int64_t topk_id(const struct tern_dispatch *args, size_t index)
 {
-	return args->topk_ids_bits == 64 ? ((const int64_t *)args->topk_ids)[index] : ((const int32_t *)args->topk_ids)[index];
+	return args->topk_ids_bits == 64 ? ((const int64_t *)args->topk_ids)[index]
+					 : ((const int32_t *)args->topk_ids)[index];
 }
 
 int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
@@ -60,16 +66,19 @@ int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 			int64_t id = topk_id(args, index);
 
 			if (id < -1 || id >= (int64_t)moe->config.nr_experts)
-				return fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] is %lld; experts are 0 to %u, or -1", t, k,
+				return fail(TERN_ERR_INVALID,
+					"dispatch: topk_ids[%u][%u] is %lld; experts are 0 to %u, or -1", t, k,
 					(long long)id, moe->config.nr_experts - 1);
 			s->physical[index] = -1;
 			if (id < 0)
 				continue;
 			if (moe->seen[id] == t + 1)
-				return fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u] names expert %lld twice, again at column %u", t,
+				return fail(TERN_ERR_INVALID,
+					"dispatch: topk_ids[%u] names expert %lld twice, again at column %u", t,
 					(long long)id, k);
 			moe->seen[id] = t + 1;
-			s->physical[index] = (int32_t)placement_choose(&moe->placement, (uint32_t)id, token_source(moe, t), t);
+			s->physical[index] =
+				(int32_t)placement_choose(&moe->placement, (uint32_t)id, token_source(moe, t), t);
 		}
 	return 0;
 }
@@ -99,8 +108,8 @@ static void count_rows(tern_moe *moe, struct slot *s)
 	}
 }
 
-/* From how many results to where they begin: by expert's rank, then by the replica that sent the token. So what comes from one rank lies
- * together, in the order of its tokens. */
+/* From how many results to where they begin: by expert's rank, then by the replica that sent the token. So what comes
+ * from one rank lies together, in the order of its tokens. */
 static void place_results(tern_moe *moe, struct slot *s)
 {
 	uint32_t next = 0;

@@ -11,7 +11,8 @@ bool header_take(const tern_moe *moe, const struct row_header *shared, union hea
 
 	memcpy(header, shared, sizeof(*header));
 	if (header->nr_routes < 1 || header->nr_routes > moe->config.topk || header->token >= moe->config.max_tokens ||
-		header->home_row >= moe->layout.combine_rows || results_of_row(moe, header->nr_routes) > moe->layout.combine_rows - header->home_row)
+		header->home_row >= moe->layout.combine_rows ||
+		results_of_row(moe, header->nr_routes) > moe->layout.combine_rows - header->home_row)
 		return false;
 	memcpy(header->routes, shared->routes, header->nr_routes * sizeof(header->routes[0]));
 	for (uint32_t i = 0; i < header->nr_routes; i++)
@@ -28,7 +29,8 @@ bool positions_fit(const struct slot *s, const struct row_header *header)
 	return true;
 }
 
-void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
+void row_store(
+	const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
 {
 	const struct layout *l = &moe->layout;
 
@@ -37,7 +39,8 @@ void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, ui
 		memcpy(scales + position * l->scales_bytes, row->scales, l->scales_bytes);
 }
 
-void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint32_t source, const struct row_header *header, const struct route *route)
+void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint32_t source,
+	const struct row_header *header, const struct route *route)
 {
 	const struct output_layout *o = &moe->layout.output;
 	struct tern_row *row = (struct tern_row *)(output + o->rows) + position;
@@ -61,7 +64,8 @@ void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint3
 	}
 }
 
-void rows_place(const tern_moe *moe, bool stream, uint8_t *output, uint32_t source, const struct row_header *header, const struct row_source *row)
+void rows_place(const tern_moe *moe, bool stream, uint8_t *output, uint32_t source, const struct row_header *header,
+	const struct row_source *row)
 {
 	uint8_t *x = output + moe->layout.output.x, *scales = output + moe->layout.output.scales;
 	uint32_t places = moe->config.layout == TERN_BY_SOURCE ? 1 : header->nr_routes;

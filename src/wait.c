@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a rank waits for others: bounded, without starving them of the processor, and with an account of whom it missed. */
+/* How a rank waits for others: bounded, without starving them of the processor, and with an account of whom it missed.
+ */
 #include "wait.h"
 
 #include <linux/futex.h>
@@ -13,8 +14,8 @@
 #include "error.h"
 #include "path.h"
 
-/* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the sleeper asleep.
- * Between live ranks no wake-up depends on it. */
+/* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the
+ * sleeper asleep. Between live ranks no wake-up depends on it. */
 #define FIRST_SLICE_NS 2000000u
 #define LONGEST_SLICE_NS 50000000u
 
@@ -24,14 +25,15 @@ struct wait {
 	enum word_kind kind;
 	enum tern_phase phase;
 	struct doorbell *bell;
-	uint32_t next;	   /* ranks below it have arrived */
+	uint32_t next; /* ranks below it have arrived */
 	uint32_t wake_at;
 	uint64_t start_ns;
 };
 
 static uint64_t word_of(const struct wait *w, uint32_t rank)
 {
-	return arrival_observe((const struct arrival *)own(w->moe, layout_word(&w->moe->layout, w->slot, w->kind, rank)));
+	return arrival_observe(
+		(const struct arrival *)own(w->moe, layout_word(&w->moe->layout, w->slot, w->kind, rank)));
 }
 
 /* Each rank is looked at until it has arrived, and never again: polling costs one load. */
@@ -70,7 +72,8 @@ static void fill_report(struct wait *w, int error, uint32_t peer)
 	report->arrived = report->expected - report->nr_missing;
 }
 
-/* "rank 0 waited 30000 ms in dispatch (slot 0, epoch 5) with 2 of 4 ranks missing: rank 1 (at epoch 4), rank 3 (at epoch 4)" */
+/* "rank 0 waited 30000 ms in dispatch (slot 0, epoch 5) with 2 of 4 ranks missing: rank 1 (at epoch 4), rank 3 (at
+ * epoch 4)" */
 static int wait_expired(struct wait *w)
 {
 	char text[480];
@@ -83,11 +86,13 @@ static int wait_expired(struct wait *w)
 
 		if (word_epoch(word) == w->epoch)
 			continue;
-		at += (size_t)snprintf(text + at, sizeof(text) - at, "%srank %u (at epoch %u)", told++ ? ", " : "", r, word_epoch(word));
+		at += (size_t)snprintf(text + at, sizeof(text) - at, "%srank %u (at epoch %u)", told++ ? ", " : "", r,
+			word_epoch(word));
 	}
-	return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms in %s (slot %u, epoch %u) with %u of %u ranks missing: %s%s", w->moe->rank,
-		(double)w->moe->report.waited_ns / 1e6, phase_name(w->phase), w->slot, w->epoch, w->moe->report.nr_missing,
-		w->moe->nr_ranks, text, told < w->moe->report.nr_missing ? ", ..." : "");
+	return fail(TERN_ERR_TIMEOUT,
+		"rank %u waited %.3f ms in %s (slot %u, epoch %u) with %u of %u ranks missing: %s%s", w->moe->rank,
+		(double)w->moe->report.waited_ns / 1e6, phase_name(w->phase), w->slot, w->epoch,
+		w->moe->report.nr_missing, w->moe->nr_ranks, text, told < w->moe->report.nr_missing ? ", ..." : "");
 }
 
 /* `witness` is the rank that left because `peer` had died, or the peer itself. */
@@ -102,9 +107,9 @@ static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness,
 		snprintf(cause, sizeof(cause), " after %s", tern_strerror(parting_error(parting)));
 	else if (text)
 		snprintf(cause, sizeof(cause), " (%s)", text);
-	fail(error, "rank %u %s%s while rank %u waited for rank %u in %s (slot %u, epoch %u; rank %u was at epoch %u)", peer,
-		error == TERN_ERR_PEER_DEAD ? "died" : "left the exchange", cause, w->moe->rank, witness, phase_name(w->phase), w->slot,
-		w->epoch, peer, w->moe->report.epoch_seen);
+	fail(error, "rank %u %s%s while rank %u waited for rank %u in %s (slot %u, epoch %u; rank %u was at epoch %u)",
+		peer, error == TERN_ERR_PEER_DEAD ? "died" : "left the exchange", cause, w->moe->rank, witness,
+		phase_name(w->phase), w->slot, w->epoch, peer, w->moe->report.epoch_seen);
 	return exchange_fail(w->moe, error, (int)peer);
 }
 
@@ -122,9 +127,9 @@ static bool is_missing(const struct wait *w, uint32_t peer)
 	return word_epoch(word_of(w, peer)) != w->epoch;
 }
 
-/* A missing peer that is gone will not come any more; what it published before it went counts, so its word is looked at once more.
- * Who left a parting word was not taken by surprise, even if its process has ended since. A death without one explains the
- * departures, so deaths are reported first. */
+/* A missing peer that is gone will not come any more; what it published before it went counts, so its word is looked at
+ * once more. Who left a parting word was not taken by surprise, even if its process has ended since. A death without
+ * one explains the departures, so deaths are reported first. */
 static int look_after_peers(struct wait *w)
 {
 	const char *text;
@@ -158,7 +163,8 @@ static bool wait_awake(struct wait *w)
 
 static void sleep_slice(struct wait *w, uint64_t slice_ns)
 {
-	struct timespec timeout = {.tv_sec = (time_t)(slice_ns / 1000000000u), .tv_nsec = (long)(slice_ns % 1000000000u)};
+	struct timespec timeout = {
+		.tv_sec = (time_t)(slice_ns / 1000000000u), .tv_nsec = (long)(slice_ns % 1000000000u)};
 	uint32_t rung = doorbell_listen(w->bell, w->wake_at);
 
 	if (!all_arrived(w))
@@ -187,7 +193,12 @@ static int wait_asleep(struct wait *w)
 
 int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase)
 {
-	struct wait w = {.moe = moe, .slot = slot, .epoch = moe->slots[slot].epoch, .kind = kind, .phase = phase, .start_ns = clock_ns()};
+	struct wait w = {.moe = moe,
+		.slot = slot,
+		.epoch = moe->slots[slot].epoch,
+		.kind = kind,
+		.phase = phase,
+		.start_ns = clock_ns()};
 	int rc = 0;
 
 	w.bell = (struct doorbell *)own(moe, layout_doorbell(&moe->layout, slot, phase));

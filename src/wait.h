@@ -4,12 +4,13 @@
 
 #include "exchange.h"
 
-/* Waits until every rank's word of this kind carries the slot's epoch: first by spinning, then asleep on the phase's doorbell.
- * TERN_ERR_TIMEOUT after the exchange's wait_ms; sooner, and for good, when a missing peer has died or left. Fills in moe->report. */
+/* Waits until every rank's word of this kind carries the slot's epoch: first by spinning, then asleep on the phase's
+ * doorbell. TERN_ERR_TIMEOUT after the exchange's wait_ms; sooner, and for good, when a missing peer has died or left.
+ * Fills in moe->report. */
 int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase);
 
-/* Ends the exchange: later calls return this error and text again, and peers that wait for this rank are told. `peer`: who
- * caused it, or -1. Returns code. */
+/* Ends the exchange: later calls return this error and text again, and peers that wait for this rank are told. `peer`:
+ * who caused it, or -1. Returns code. */
 int exchange_fail(tern_moe *moe, int code, int peer);
 
 #endif

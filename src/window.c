@@ -93,7 +93,8 @@ static int window_map_peer(int rank, int fd, uint64_t bytes, struct window **out
 	if (rc)
 		return rc;
 	(*out)->base = map_shared(fd, bytes);
-	return (*out)->base ? 0 : fail_errno("mapping the window of rank %d, %llu bytes", rank, (unsigned long long)bytes);
+	return (*out)->base ? 0
+			    : fail_errno("mapping the window of rank %d, %llu bytes", rank, (unsigned long long)bytes);
 }
 
 /* A rank of the same process hands its record over by address: one mapping, one address for each byte. */
@@ -106,7 +107,8 @@ static void share_in_process(tern_group *group, const uint64_t *records, struct 
 		}
 }
 
-static int share_by_descriptor(tern_group *group, const struct meeting_address *addresses, uint32_t round, struct window **windows)
+static int share_by_descriptor(
+	tern_group *group, const struct meeting_address *addresses, uint32_t round, struct window **windows)
 {
 	struct meeting_guest *guests = calloc((uint32_t)group->nr_ranks, sizeof(*guests));
 	struct window *own = windows[group->rank];
@@ -115,7 +117,8 @@ static int share_by_descriptor(tern_group *group, const struct meeting_address *
 	if (!guests)
 		return fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
 	for (int r = 0; r < group->nr_ranks; r++)
-		guests[r] = (struct meeting_guest){.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
+		guests[r] = (struct meeting_guest){
+			.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
 			.address = addresses[r],
 			.fd = -1};
 	rc = meeting_exchange(group->meeting, group->rank, group->nr_ranks, round, own->fd, guests, group->wait_ms);
@@ -155,7 +158,8 @@ int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct win
 	if (!rc) {
 		share_in_process(group, records, windows);
 		rc = share_by_descriptor(group, addresses, round, windows);
-		/* Also the point after which nobody in this process takes a reference any more: an owner may leave from here on. */
+		/* Also the point after which nobody in this process takes a reference any more: an owner may leave from
+		 * here on. */
 		rc = group_agree_status(group, rc, "sharing windows");
 	}
 	free(all);

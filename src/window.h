@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank's window: shared memory without a name, which only the peers that were handed its descriptor can map. It is gone with
- * the last process that maps it. */
+/* A rank's window: shared memory without a name, which only the peers that were handed its descriptor can map. It is
+ * gone with the last process that maps it. */
 #ifndef TERN_WINDOW_H
 #define TERN_WINDOW_H
 
@@ -12,7 +12,7 @@
 struct window {
 	uint8_t *base;
 	uint64_t bytes;
-	int fd;		      /* -1 once shared */
+	int fd;                 /* -1 once shared */
 	_Atomic int references; /* ranks of one process share the mapping itself */
 };
 
