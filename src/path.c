@@ -72,10 +72,11 @@ uint64_t path_parting(const tern_moe *moe, uint32_t rank)
 	return parting_observe(&((const struct window_head *)moe->windows[rank]->base)->parting);
 }
 
+/* The engine watches processes too, and reports an end only after what was sent before it. */
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
 	*text = NULL;
-	if (peer_has_died(&moe->group->peers[rank]))
-		return true;
-	return !moe->windows[rank] && engine_path_is_lost(moe, rank, text);
+	if (!moe->windows[rank])
+		return engine_path_is_lost(moe, rank, text);
+	return peer_has_died(&moe->group->peers[rank]);
 }
