@@ -149,8 +149,10 @@ static struct ll_placement make_placement(struct lab *lab, struct lab_rank *rank
 	for (uint32_t i = 0; i < nr; i++)
 		replicas[at[c->placement.logical ? (uint32_t)c->placement.logical[i] : i]++] = i;
 	*nr_local = locals[rank->rank];
-	if (!c->placement.rank && !more)
+	if (!c->placement.rank && !more) {
 		p.per_rank = q;
+		p.by_per_rank = ll_divisor_of(q);
+	}
 	p.place = take_copy(rank, place, nr * sizeof(*place));
 	if (c->placement.logical) {
 		p.replica_start = take_copy(rank, start, (c->nr_experts + 1) * sizeof(*start));
@@ -179,9 +181,12 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->at_home = c->reduce == TERN_REDUCE_HOME;
 	e->format = way->format;
 	e->placement = make_placement(lab, rank, &e->nr_local);
-	e->plan = ll_plan_of(way->format, c->topk);
 	e->row = ll_cut_row(way->format, scaled, (uint32_t)job_received_bytes(lab->job), way->row_vectors);
 	e->result = ll_cut_row(way->format, 0, (uint32_t)job_y_bytes(lab->job), way->result_vectors);
+	e->by_topk = ll_divisor_of(c->topk);
+	e->by_ranks = ll_divisor_of(lab->nr_ranks);
+	e->by_row_segments = ll_divisor_of(e->row.nr_segments);
+	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
 	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk, (int)e->at_home);
 	rank->window = take(rank, e->window.bytes);
 	CHECK(cudaMemset(rank->window, 0, e->window.bytes));
@@ -189,7 +194,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	memset(rank->report, 0, sizeof(*rank->report));
 	e->report = rank->report;
 	e->wait_ns = WAIT_NS;
-	e->row_names = take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint2));
+	e->row_tokens = take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
 	e->row_routes = take(rank, lab->nr_ranks * routes * sizeof(uint2));
 	e->home_routes = take(rank, routes * sizeof(uint2));
 }
@@ -204,9 +209,9 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct l
 	d->roles = LL_SEND | LL_RECEIVE;
 	d->scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 	d->hidden = c->hidden;
-	d->share = lab->way.share ? lab->way.share : 1;
+	d->by_share = ll_divisor_of(lab->way.share ? lab->way.share : 1);
 	d->padded = c->layout == TERN_PADDED;
-	d->alignment = c->alignment;
+	d->by_alignment = ll_divisor_of(c->alignment);
 	d->capacity = lab->nr_ranks * c->max_tokens;
 	rank->positions = d->padded ? (uint64_t)d->capacity * e->nr_local : (uint64_t)d->capacity * each + (uint64_t)e->nr_local * (c->alignment - 1);
 	d->nr_tokens = lab->job->nr_tokens;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/convert.h"
 #include "bench/random.h"
 #include "bench/verify.h"
 
@@ -154,21 +155,20 @@ uint64_t verify_case(struct lab *lab, struct job *job, const struct lab_way *way
 
 /* ---- rounds back to back ------------------------------------------------------------------------------------- */
 
-/* Without the host between rounds, ranks pushed apart at random. The experts are the identity: y is the received x, and with exact
- * inputs a token's result is itself times the sum of its weights. */
+/* Without the host between rounds, ranks pushed apart at random. The experts are the identity: y is the received x, and a rank's
+ * result of a token is the token times the sum of its weights there. */
 #define STORM_INPUTS 16
 
 struct storm {
 	uint64_t rounds;
 };
 
-static float half_to_float(uint16_t h)
+/* Contiguous blocks of experts, the first ranks one more. */
+static uint32_t rank_of(const struct lab *lab, uint32_t expert)
 {
-	uint32_t bits = (uint32_t)h << 16;
-	float f;
+	uint32_t q = lab->job->config.nr_experts / lab->nr_ranks, more = lab->job->config.nr_experts % lab->nr_ranks;
 
-	memcpy(&f, &bits, 4);
-	return f;
+	return expert < more * (q + 1) ? expert / (q + 1) : more + (expert - more * (q + 1)) / q;
 }
 
 static uint64_t storm_check(struct lab *lab, struct lab_rank *rank, uint64_t input, const uint16_t *out)
@@ -182,12 +182,18 @@ static uint64_t storm_check(struct lab *lab, struct lab_rank *rank, uint64_t inp
 	job_routes(job, input, rank->rank, ids, weights);
 	for (uint32_t t = 0; t < n; t++) {
 		const uint16_t *x = job_x_row(job, input, rank->rank, t);
-		float sum = 0;
+		float weight_at[LAB_MAX_GPUS] = {0};
 
 		for (uint32_t k = 0; k < K; k++)
-			sum += ids[t * K + k] < 0 ? 0 : weights[t * K + k];
-		for (uint32_t i = 0; i < H; i++)
-			bad += half_to_float(out[(size_t)t * H + i]) != sum * half_to_float(x[i]);
+			if (ids[t * K + k] >= 0)
+				weight_at[rank_of(lab, (uint32_t)ids[t * K + k])] += weights[t * K + k];
+		for (uint32_t i = 0; i < H; i++) {
+			float sum = 0;
+
+			for (uint32_t r = 0; r < lab->nr_ranks; r++) /* inputs are such that a rank's sum is exact before it is rounded */
+				sum += bf16_decode(bf16_encode(weight_at[r] * bf16_decode(x[i])));
+			bad += bf16_decode(out[(size_t)t * H + i]) != bf16_decode(bf16_encode(sum));
+		}
 	}
 	free(ids);
 	free(weights);

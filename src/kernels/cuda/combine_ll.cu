@@ -90,23 +90,25 @@ static __device__ __forceinline__ void sum_part(const struct ll_combine *c, uint
 		out[i] = round_vector(sum[i]);
 }
 
+/* row: of those that source has sent here. */
 template <int FORMAT, int ND>
-static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t row, uint32_t which)
+static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t row, uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
-	uint2 name = e->row_names[row], route = make_uint2(UINT32_MAX, 0);
+	uint2 route = make_uint2(UINT32_MAX, 0);
+	uint32_t at = source * e->max_tokens + row, token = e->row_tokens[at];
 	segment<FORMAT, false, ND> s;
-	uint8_t *results = e->windows[name.x] + e->window.results + (uint64_t)which * e->result.segment_bytes;
+	uint8_t *results = e->windows[source] + e->window.results + (uint64_t)which * e->result.segment_bytes;
 
 	if (lane_id() < e->topk)
-		route = e->row_routes[row * e->topk + lane_id()];
+		route = e->row_routes[at * e->topk + lane_id()];
 	if (!e->at_home) {
 #pragma unroll
 		for (int i = 0; i < ND; i += CHUNK(ND))
 			sum_part<CHUNK(ND), 8 / CHUNK(ND)>(c, route, x, i, s.v + i);
 		segment_pack(s, epoch);
-		segment_send(s, x, results + ((uint64_t)e->rank * e->max_tokens + name.y) * e->window.result_bytes);
+		segment_send(s, x, results + ((uint64_t)e->rank * e->max_tokens + token) * e->window.result_bytes);
 		return;
 	}
 	for (uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX); here; here &= here - 1) {
@@ -118,21 +120,32 @@ static __device__ __forceinline__ void send_result(const struct ll_combine *c, u
 		for (int i = 0; i < ND; i++)
 			s.v[i] = v[i];
 		segment_pack(s, epoch);
-		segment_send(s, x, results + ((uint64_t)name.y * e->topk + k) * e->window.result_bytes);
+		segment_send(s, x, results + ((uint64_t)token * e->topk + k) * e->window.result_bytes);
 	}
 }
 
+/* Homes alternate, and each rank begins with another one, so that they do not all write to one. */
 template <int FORMAT, int ND>
 static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
-	uint32_t nr = e->state->nr_rows * e->result.nr_segments;
+	uint32_t most = 0;
 
 	if (warp == nr_warps - 1)
 		for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
 			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
-	for (uint32_t i = warp; i < nr; i += nr_warps)
-		send_result<FORMAT, ND>(c, epoch, i / e->result.nr_segments, i % e->result.nr_segments);
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		most = max(most, e->state->nr_from[s]);
+	most = __reduce_max_sync(ALL_LANES, most) * e->nr_ranks;
+	for (uint32_t i = warp;; i += nr_warps) {
+		uint32_t at = ll_div(i, e->by_result_segments), row = ll_div(at, e->by_ranks), source = e->rank + 1 + at - row * e->nr_ranks;
+
+		if (at >= most)
+			return;
+		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
+		if (row < e->state->nr_from[source])
+			send_result<FORMAT, ND>(c, epoch, source, row, i - at * e->result.nr_segments);
+	}
 }
 
 /* ---- at home ------------------------------------------------------------------------------------------------- */
@@ -222,14 +235,17 @@ static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *
 }
 
 template <int FORMAT, int ND>
-static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
-	uint32_t nr = e->state->nr_tokens * e->result.nr_segments;
+	uint32_t nr = nr_tokens * e->result.nr_segments;
 
-	for (uint32_t i = warp; i < nr; i += nr_warps)
-		if (!sum_at_home<FORMAT, ND, (ND < 4 ? 4 : ND == 4 ? 2 : 1)>(c, epoch, i / e->result.nr_segments, i % e->result.nr_segments))
+	for (uint32_t i = warp; i < nr; i += nr_warps) {
+		uint32_t token = ll_div(i, e->by_result_segments);
+
+		if (!sum_at_home<FORMAT, ND, (ND < 4 ? 4 : ND == 4 ? 2 : 1)>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
+	}
 	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
 }
@@ -244,16 +260,16 @@ static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__
 		stamp(e, 8);
 	wait_for_previous();
 	let_next_start();
-	uint32_t epoch = e->state->epoch_combine;
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
-	if (e->state->failed)
+	if (state.w)
 		return;
 	if (warp < send_warps) {
-		send_results<FORMAT, ND>(&c, epoch, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_results<FORMAT, ND>(&c, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 9);
 	} else {
-		receive_results<FORMAT, ND>(&c, epoch, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+		receive_results<FORMAT, ND>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
 		if (warp == send_warps)
 			stamp(e, 10);
 	}

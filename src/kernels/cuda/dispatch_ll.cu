@@ -37,57 +37,96 @@ static __device__ __forceinline__ void load_row(const struct ll_dispatch *d, uin
 	}
 }
 
-/* What combine has to know of a token at its home. */
-static __device__ __forceinline__ void note_home(const struct ll_dispatch *d, uint32_t token, uint32_t rank)
+/* A row's weights, in front of its segments: four (cells: three) a lane. */
+template <int FORMAT>
+static __device__ __forceinline__ uint4 load_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
 {
+	constexpr uint32_t N = FORMAT == LL_LINES ? 4 : 3, LINE = FORMAT == LL_LINES ? 28 : 24;
 	const struct ll_exchange *e = &d->exchange;
+	uint32_t words[4];
 
-	if (lane_id() < e->topk)
-		e->home_routes[token * e->topk + lane_id()] = make_uint2(rank, __float_as_uint(gate_weight(d, token, lane_id())));
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++) {
+		uint32_t k = lane_id() / 8 * LINE + lane_id() % 8 * N + i;
+
+		words[i] = __float_as_uint(1.0f);
+		if (d->topk_weights && i < N && k < e->topk)
+			words[i] = __float_as_uint(d->topk_weights[token * e->topk + k]);
+	}
+	return make_uint4(words[0], words[1], words[2], has_epoch<FORMAT>() ? epoch : words[3]);
 }
 
+/* Lanes of a head that travel. */
+template <int FORMAT> static __device__ __forceinline__ bool in_head(const struct ll_exchange *e)
+{
+	return lane_id() < 8 || (lane_id() < 16 && e->topk > (FORMAT == LL_LINES ? 28 : 24));
+}
+
+/* Lane k's weight out of all lanes' heads. */
+template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(uint4 head)
+{
+	constexpr uint32_t N = FORMAT == LL_LINES ? 4 : 3, LINE = FORMAT == LL_LINES ? 28 : 24;
+	uint32_t line = lane_id() / LINE, at = lane_id() - line * LINE, from = line * 8 + at / N;
+	uint32_t x = __shfl_sync(ALL_LANES, head.x, from), y = __shfl_sync(ALL_LANES, head.y, from);
+	uint32_t z = __shfl_sync(ALL_LANES, head.z, from), w = __shfl_sync(ALL_LANES, head.w, from);
+
+	return at % N == 0 ? x : at % N == 1 ? y : at % N == 2 ? z : w;
+}
+
+/* The first warp of a row also sends its head, and notes at home what the combine has to know. */
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, which);
-	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + (uint64_t)which * e->row.segment_bytes;
-	uint32_t rank = UINT32_MAX, first;
+	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
+	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
+	uint32_t index = token * e->topk + lane_id(), rank = UINT32_MAX, first;
+	int32_t id = lane_id() < e->topk ? expert_id(d, index) : -1;
 	segment<FORMAT, SCALED, ND> s;
+	uint4 head;
 
+	if (which == 0)
+		head = load_head<FORMAT>(d, epoch, token);
+	load_row(d, token, x, s);
+	segment_pack(s, epoch);
 	if (lane_id() < e->topk) {
-		uint32_t physical = physical_expert(d, token, lane_id());
+		uint32_t physical = physical_expert(e, id, index);
 
 		rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank(&e->placement, physical);
 	}
-	load_row(d, token, x, s);
-	segment_pack(s, epoch);
 	first = __match_any_sync(ALL_LANES, rank);
 	first = __ballot_sync(ALL_LANES, rank != UINT32_MAX && (first & ((1u << lane_id()) - 1)) == 0);
 	for (; first; first &= first - 1) {
 		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
 
-		if (to % d->share == share)
-			segment_send(s, x, e->windows[to] + offset);
+		if (to - ll_div(to, d->by_share) * d->by_share.d != share)
+			continue;
+		segment_send(s, x, e->windows[to] + offset);
+		if (which == 0 && in_head<FORMAT>(e))
+			piece_store(e->windows[to] + row + lane_id() * 16, head);
 	}
-	if (which == 0 && share == 0)
-		note_home(d, token, rank);
+	if (which == 0 && share == 0) {
+		uint32_t weight = weight_of_head<FORMAT>(head);
+
+		if (lane_id() < e->topk)
+			e->home_routes[index] = make_uint2(rank, weight);
+	}
 }
 
+/* Plans by the last warp of each block, from the last block down; rows by all. Neither waits for the other's loads. */
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t nr_tokens = min(d->nr_tokens_at ? *d->nr_tokens_at : d->nr_tokens, e->max_tokens);
-	uint32_t fours = ll_ceil(ll_plan_lines(&e->plan, nr_tokens), 4), per_token = e->row.nr_segments * d->share;
+	uint32_t nr_tokens = this_rounds_tokens(d), nr = nr_tokens * e->row.nr_segments * d->by_share.d;
 
-	for (uint32_t i = warp; i < fours + nr_tokens * per_token; i += nr_warps) {
-		uint32_t at = i - fours;
+	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps)
+		send_plan<FORMAT>(d, epoch, nr_tokens, four);
+	for (uint32_t i = warp; i < nr; i += nr_warps) {
+		uint32_t segment = ll_div(i, d->by_share), token = ll_div(segment, e->by_row_segments);
 
-		if (i < fours)
-			send_plan<FORMAT>(d, epoch, nr_tokens, i);
-		else
-			send_segment<FORMAT, SCALED, ND>(d, epoch, at / per_token, at / d->share % e->row.nr_segments, at % d->share);
+		send_segment<FORMAT, SCALED, ND>(d, epoch, token, segment - token * e->row.nr_segments, i - segment * d->by_share.d);
 	}
 	if (warp == 0 && lane_id() == 0)
 		e->state->nr_tokens = nr_tokens;
@@ -104,44 +143,70 @@ static __device__ __forceinline__ void take_plans(const struct ll_exchange *e, c
 	for (uint32_t s = warp; s < e->nr_ranks && good; s += nr_warps)
 		good = take_plan<FORMAT>(e, p, epoch, s, 0);
 	if (!good && lane_id() == 0)
-		p->sums[1] = 1;
+		*p->failed = 1;
 	warps_sync(nr_warps * LANES);
 	for (uint32_t s = 0; s < e->nr_ranks; s++)
-		most = max(most, ll_ceil(ll_plan_lines(&e->plan, p->nr_tokens[s]), 4));
-	if (most == 1)
+		most = max(most, p->nr_tokens[s] * e->topk);
+	if (*p->failed || !line_needed<FORMAT>(4, most))
 		return;
-	for (uint32_t i = warp; i < (most - 1) * e->nr_ranks && good; i += nr_warps)
-		if ((1 + i / e->nr_ranks) * 4 < ll_plan_lines(&e->plan, p->nr_tokens[i % e->nr_ranks]))
-			good = take_plan<FORMAT>(e, p, epoch, i % e->nr_ranks, 1 + i / e->nr_ranks);
+	for (uint32_t i = warp; good; i += nr_warps) {
+		uint32_t four = ll_div(i, e->by_ranks), s = i - four * e->nr_ranks;
+
+		if (!line_needed<FORMAT>(4 + 4 * four, most))
+			break;
+		if (line_needed<FORMAT>(4 + 4 * four, p->nr_tokens[s] * e->topk))
+			good = take_plan<FORMAT>(e, p, epoch, s, 1 + four);
+	}
 	if (!good && lane_id() == 0)
-		p->sums[1] = 1;
+		*p->failed = 1;
 	warps_sync(nr_warps * LANES);
 }
 
-/* This lane's route of a received token: its id and weight, from the source's plan. */
-template <int FORMAT>
-static __device__ __forceinline__ uint32_t route_of(const struct ll_exchange *e, uint32_t source, uint32_t token, uint32_t *weight)
-{
-	const uint8_t *plan = e->windows[e->rank] + e->window.plans + source * e->window.plan_bytes;
-	uint32_t k = lane_id(), pair;
+/* A warp's share of the receiving: a segment of a row that may or may not come. Rows of all sources alternate. */
+struct share {
+	uint32_t source, token, which;
+	const uint8_t *row;
+};
 
-	if (k >= e->topk)
-		return LL_NO_EXPERT;
-	pair = word_load(plan + record_offset<FORMAT>(&e->plan, token, k / 2));
-	*weight = word_load(plan + record_offset<FORMAT>(&e->plan, token, e->plan.id_words + k));
-	return k & 1 ? pair >> 16 : pair & 0xffff;
+static __device__ __forceinline__ struct share share_of(const struct ll_exchange *e, uint32_t i)
+{
+	struct share a;
+	uint32_t row = ll_div(i, e->by_row_segments);
+
+	a.which = i - row * e->row.nr_segments;
+	a.token = ll_div(row, e->by_ranks);
+	a.source = e->rank + row - a.token * e->nr_ranks;
+	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
+	a.row = e->windows[e->rank] + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
+	return a;
 }
 
-static __device__ __forceinline__ void describe_row(const struct ll_dispatch *d, uint32_t row, uint32_t source, uint32_t token, uint32_t position, uint32_t weight)
+/* For the combine, and for the caller. */
+template <int FORMAT>
+static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint32_t position)
 {
 	const struct ll_exchange *e = &d->exchange;
+	uint32_t row = a.source * e->max_tokens + bits_before(p->present + a.source * p->token_words, a.token), weight;
+	struct patience patience = {0, 0};
+	uint4 head = make_uint4(0, 0, 0, epoch);
 
+	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || (patience.polls && head.w == epoch))) {
+		if (in_head<FORMAT>(e))
+			head = piece_load(a.row + lane_id() * 16);
+		if (may_wait(&patience, e->wait_ns))
+			continue;
+		if (lane_id() == 7)
+			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, &patience);
+		return false;
+	}
+	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() == 0)
-		e->row_names[row] = make_uint2(source, token);
+		e->row_tokens[row] = a.token;
 	if (lane_id() < e->topk)
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
 	if (position != UINT32_MAX)
-		d->out_rows[position] = make_int4(source, token, lane_id(), weight);
+		d->out_rows[position] = make_int4(a.source, a.token, lane_id(), weight);
+	return true;
 }
 
 template <int FORMAT, bool SCALED, int ND>
@@ -164,64 +229,75 @@ static __device__ __forceinline__ void store_rows(const struct ll_dispatch *d, c
 	}
 }
 
+/* Lane k's position of its route, if it ends here. */
+static __device__ __forceinline__ uint32_t position_of(const struct ll_exchange *e, const struct positions *p, struct share a)
+{
+	uint32_t physical = LL_NO_EXPERT, place;
+
+	if (lane_id() < e->topk)
+		physical = p->ids[(a.source * e->max_tokens + a.token) * e->topk + lane_id()];
+	place = physical == LL_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
+	if (place >> 16 != e->rank)
+		return UINT32_MAX;
+	place = a.source * e->nr_local + (place & 0xffff);
+	return p->base[place] + bits_before(p->bits + place * p->token_words, a.token);
+}
+
+/* The first piece has been looked for already. */
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t row, uint32_t which)
+static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a,
+	segment<FORMAT, SCALED, ND> &s, uint32_t done)
 {
 	const struct ll_exchange *e = &d->exchange;
-	struct extent x = segment_extent(&e->row, which);
-	uint32_t source, token, weight = 0, physical, place, position = UINT32_MAX, done = 0;
-	segment<FORMAT, SCALED, ND> s;
+	struct extent x = segment_extent(&e->row, a.which);
+	uint32_t position = position_of(e, p, a);
 
-	find_row(e, p, row, &source, &token);
-	const uint8_t *from = e->windows[e->rank] + e->window.rows + ((uint64_t)source * e->max_tokens + token) * e->window.row_bytes +
-		(uint64_t)which * e->row.segment_bytes;
-	physical = route_of<FORMAT>(e, source, token, &weight);
-	segment_look(s, x, from, epoch, &done);
-	place = physical == LL_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
-	if (place >> 16 == e->rank)
-		position = position_of(e, p, source, place & 0xffff, token);
-	if (which == 0)
-		describe_row(d, row, source, token, position, weight);
-	if (!segment_await(e, s, x, from, epoch, &done, (struct awaited){LL_WAIT_ROW, source, token}))
+	if (!segment_await(e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch, &done,
+		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
 		return false;
 	segment_unpack(s);
 	store_rows(d, s, x, position);
-	return true;
+	return a.which != 0 || describe_row<FORMAT>(d, p, epoch, a, position);
 }
 
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t thread = warp * LANES + lane_id(), nr_threads = nr_warps * LANES, nr;
+	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0, done = 0;
+	segment<FORMAT, SCALED, ND> s;
+	struct share a = share_of(e, i);
 
-	for (uint32_t i = thread; i < e->nr_ranks * (e->nr_local + 1) * p->token_words; i += nr_threads)
-		p->bits[i] = 0; /* and present, which follows it */
-	if (thread < 2)
-		p->sums[thread] = 0;
-	warps_sync(nr_threads);
+	positions_clear(p, thread, nr_warps * LANES);
+	warps_sync(nr_warps * LANES);
 	take_plans<FORMAT>(e, p, epoch, warp, nr_warps);
 	if (warp == 0)
 		stamp(e, 4);
-	if (p->sums[1])
+	if (*p->failed)
 		return;
+	if (a.token < e->max_tokens) /* on the way while positions are made */
+		segment_look(s, segment_extent(&e->row, a.which), a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch, &done);
 	if (warp == 0)
 		place_experts(d, p, blockIdx.x == 0);
-	if (warp == (nr_warps > 1))
+	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
 		count_rows(e, p);
-	warps_sync(nr_threads);
-	nr = p->sums[0] * e->row.nr_segments;
+	warps_sync(nr_warps * LANES);
 	if (warp == 0)
 		stamp(e, 5);
-	for (uint32_t i = warp * gridDim.x + blockIdx.x; i < nr; i += nr_warps * gridDim.x)
-		if (!receive_segment<FORMAT, SCALED, ND>(d, p, epoch, i / e->row.nr_segments, i % e->row.nr_segments))
-			return;
+	for (uint32_t r = 0; r < e->nr_ranks; r++)
+		most = max(most, p->nr_tokens[r]);
+	while (a.token < most) {
+		if (p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1)
+			if (!receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s, done))
+				return;
+		i += step;
+		a = share_of(e, i);
+		done = 0;
+	}
 	if (warp == 0)
 		stamp(e, 6);
-	if (blockIdx.x == 0 && thread == 0) {
-		e->state->nr_rows = p->sums[0];
+	if (blockIdx.x == 0 && thread == 0)
 		e->state->epoch_combine = epoch;
-	}
 }
 
 template <int FORMAT, bool SCALED, int ND>
@@ -235,18 +311,18 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 		stamp(e, 0);
 	wait_for_previous();
 	let_next_start();
-	uint32_t epoch = e->state->epoch_dispatch;
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
-	if (e->state->failed)
+	if (state.w)
 		return;
 	if (warp < send_warps) {
-		send_all<FORMAT, SCALED, ND>(&d, epoch, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_all<FORMAT, SCALED, ND>(&d, state.x, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 1);
 	} else {
 		struct positions p = positions_in(shared, e);
 
-		receive_all<FORMAT, SCALED, ND>(&d, &p, epoch, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, SCALED, ND>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
 	}
 }
 
@@ -281,7 +357,7 @@ static uint32_t shared_bytes(const struct ll_dispatch *d)
 {
 	const struct ll_exchange *e = &d->exchange;
 
-	return d->roles & LL_RECEIVE ? 4 * positions_words(e->nr_ranks, e->nr_local, e->max_tokens) : 0;
+	return d->roles & LL_RECEIVE ? positions_bytes(e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
 }
 
 static uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)

@@ -22,13 +22,13 @@
 extern "C" {
 #endif
 
-/* In device memory, all zeros but epoch_dispatch = 1. One a slot. */
+/* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as one. */
 struct ll_state {
 	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
 	uint32_t epoch_combine;	 /* of the round under way; set by the dispatch */
-	uint32_t nr_rows;	 /* (source, token) pairs received in this round */
 	uint32_t nr_tokens;	 /* dispatched from here in this round */
 	uint32_t failed;	 /* a wait expired: kernels return at once */
+	uint32_t nr_from[LL_MAX_RANKS]; /* rows received from each source in this round */
 };
 
 /* Who waited for what when the first wait expired. Device or pinned memory; reason 0: none has. */
@@ -52,6 +52,7 @@ struct ll_report {
 struct ll_placement {
 	uint32_t nr_experts;		/* logical */
 	uint32_t per_rank;		/* physical experts of each rank; 0: look into place */
+	struct ll_divisor by_per_rank;
 	const uint32_t *place;		/* [P] rank << 16 | local expert */
 	const uint32_t *replica_start;	/* [E + 1]; NULL: physical = logical */
 	const uint32_t *replicas;	/* [P] */
@@ -62,16 +63,16 @@ struct ll_exchange {
 	uint32_t at_home;		/* results are summed at home; else at the expert */
 	enum ll_format format;
 	struct ll_placement placement;
-	struct ll_plan plan;
 	struct ll_cut row, result;
+	struct ll_divisor by_topk, by_ranks, by_row_segments, by_result_segments;
 	struct ll_window window;
 	uint8_t *windows[LL_MAX_RANKS]; /* as mapped here */
 	struct ll_state *state;
 	struct ll_report *report;
 	uint64_t wait_ns;
 	/* What the dispatch leaves for the combine, in private memory: */
-	uint2 *row_names;		/* [R * T] source, token */
-	uint2 *row_routes;		/* [R * T][K] position (UINT32_MAX: not here), weight */
+	uint32_t *row_tokens;		/* [R][T] the tokens of a source that came here, in order */
+	uint2 *row_routes;		/* [R][T][K] likewise: position (UINT32_MAX: not here), weight */
 	uint2 *home_routes;		/* [T][K] rank (UINT32_MAX: none), weight */
 	long long *trace;		/* NULL, or [LL_TRACE] clocks of block 0 */
 };
@@ -87,16 +88,17 @@ struct ll_dispatch {
 	uint32_t roles;			/* enum ll_roles */
 	uint32_t scaled;		/* x is BF16 and travels as FP8 with a scale for each 128 elements */
 	uint32_t hidden;		/* when scaled */
-	uint32_t share;			/* how many warps share a segment's destinations, 1 to R */
-	uint32_t nr_tokens;
-	const uint32_t *nr_tokens_at;	/* NULL: nr_tokens */
+	uint32_t nr_tokens;		/* the caller's buffers hold as many */
+	const uint32_t *nr_tokens_at;	/* how many there are; NULL: nr_tokens */
 	const uint8_t *x;
 	uint64_t x_stride;
 	const void *topk_ids;
 	uint32_t ids_64;
 	const float *topk_weights;	/* NULL: all 1 */
 	/* Output; positions as in tern.h: */
-	uint32_t padded, alignment, capacity;
+	uint32_t padded, capacity;
+	struct ll_divisor by_alignment;
+	struct ll_divisor by_share;	/* how many warps share a segment's destinations, 1 to R */
 	uint8_t *out_x;
 	float *out_scales;
 	int4 *out_rows;			/* struct tern_row */

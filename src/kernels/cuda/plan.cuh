@@ -10,16 +10,20 @@
 
 /* ---- experts ------------------------------------------------------------------------------------------------- */
 
+/* rank << 16 | local expert */
 __device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
 {
+	uint32_t rank;
+
 	if (!p->per_rank)
 		return p->place[physical];
-	return physical / p->per_rank << 16 | physical % p->per_rank;
+	rank = ll_div(physical, p->by_per_rank);
+	return rank << 16 | (physical - rank * p->per_rank);
 }
 
 __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
 {
-	return p->per_rank ? physical / p->per_rank : p->place[physical] >> 16;
+	return p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
 }
 
 /* A replica on this rank if there is one, else number (rank + token) % replicas. */
@@ -34,89 +38,66 @@ static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange 
 	return p->replicas[first + (e->rank + token) % nr];
 }
 
-__device__ __forceinline__ uint32_t physical_expert(const struct ll_dispatch *d, uint32_t token, uint32_t k)
+/* index: token * K + k */
+__device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint64_t index = (uint64_t)token * e->topk + k;
-	int64_t id = d->ids_64 ? ((const int64_t *)d->topk_ids)[index] : ((const int32_t *)d->topk_ids)[index];
+	int64_t id;
 
-	if (id < 0 || id >= e->placement.nr_experts)
-		return LL_NO_EXPERT;
-	return e->placement.replica_start ? choose_replica(e, (uint32_t)id, token) : (uint32_t)id;
+	if (!d->ids_64)
+		return ((const int32_t *)d->topk_ids)[index];
+	id = ((const int64_t *)d->topk_ids)[index];
+	return id < 0 || id > INT32_MAX ? -1 : (int32_t)id;
 }
 
-__device__ __forceinline__ float gate_weight(const struct ll_dispatch *d, uint32_t token, uint32_t k)
+__device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
 {
-	return d->topk_weights ? d->topk_weights[(uint64_t)token * d->exchange.topk + k] : 1.0f;
+	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
+		return LL_NO_EXPERT;
+	return e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
+}
+
+__device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
+{
+	return min(d->nr_tokens_at ? *d->nr_tokens_at : d->nr_tokens, d->exchange.max_tokens);
 }
 
 /* ---- a plan's lines ------------------------------------------------------------------------------------------ */
 
-/* Payload word p of a line lies in lane p / words of its eight; word 0 is the number of tokens. */
 template <int FORMAT> struct plan_line {
-	static constexpr uint32_t WORDS = FORMAT == LL_LINES ? 4 : 3; /* payload words of a lane; a line's last is an epoch */
+	static constexpr uint32_t LANE_IDS = FORMAT == LL_LINES ? 8 : 6, IDS = 7 * LANE_IDS;
 };
 
-/* Which word of which record is word p (from 1) of a line? */
-__device__ __forceinline__ bool record_of(const struct ll_plan *plan, uint32_t line, uint32_t p, uint32_t *token, uint32_t *word)
+/* Is line needed for that many ids? Line 0 always is. */
+template <int FORMAT> __device__ __forceinline__ bool line_needed(uint32_t line, uint32_t nr_ids)
 {
-	uint32_t at = p - 1;
-
-	if (plan->line_tokens) {
-		*token = line * plan->line_tokens + at / plan->record_words;
-		*word = at % plan->record_words;
-		return at < plan->line_tokens * plan->record_words;
-	}
-	*token = line / plan->token_lines;
-	*word = line % plan->token_lines * plan->line_words + at;
-	return *word < plan->record_words && at < plan->line_words;
+	return line == 0 || line * plan_line<FORMAT>::IDS < nr_ids;
 }
 
-/* Where it lies in the plan, in bytes. */
-template <int FORMAT> __device__ __forceinline__ uint32_t record_offset(const struct ll_plan *plan, uint32_t token, uint32_t word)
+__device__ __forceinline__ uint32_t tokens_of_head(uint4 v)
 {
-	uint32_t line, p;
-
-	if (plan->line_tokens) {
-		line = token / plan->line_tokens;
-		p = 1 + token % plan->line_tokens * plan->record_words + word;
-	} else {
-		line = token * plan->token_lines + word / plan->line_words;
-		p = 1 + word % plan->line_words;
-	}
-	return line * LL_LINE_BYTES + (FORMAT == LL_LINES ? p : p + p / 3) * 4;
+	return v.x;
 }
 
-__device__ __forceinline__ uint32_t plan_word(const struct ll_dispatch *d, uint32_t nr_tokens, uint32_t line, uint32_t p)
-{
-	const struct ll_plan *plan = &d->exchange.plan;
-	uint32_t token, word, k;
-
-	if (p == 0)
-		return nr_tokens;
-	if (!record_of(plan, line, p, &token, &word) || token >= nr_tokens)
-		return 0;
-	if (word >= plan->id_words)
-		return __float_as_uint(gate_weight(d, token, word - plan->id_words));
-	k = 2 * word;
-	return physical_expert(d, token, k) | (k + 1 < plan->topk ? physical_expert(d, token, k + 1) : LL_NO_EXPERT) << 16;
-}
-
-/* Four lines of this rank's plan, by one warp, to all ranks. */
+/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed. */
 template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, uint32_t nr_tokens, uint32_t four)
 {
+	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t line = 4 * four + lane_id() / 8, p = lane_id() % 8 * plan_line<FORMAT>::WORDS;
-	uint32_t lines = ll_plan_lines(&e->plan, nr_tokens);
+	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr = nr_tokens * e->topk;
 	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16;
+	bool head = lane_id() % 8 == 7;
+	uint32_t ids[8], words[4] = {};
 	uint4 v;
 
-	if (line >= lines)
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		ids[i] = !head && first + i < nr ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		words[i / 2] |= physical_expert(e, (int32_t)ids[i], first + i) << i % 2 * 16;
+	v = head ? make_uint4(nr_tokens, 0, 0, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
+	if (!line_needed<FORMAT>(line, nr))
 		return;
-	v.x = plan_word(d, nr_tokens, line, p);
-	v.y = plan_word(d, nr_tokens, line, p + 1);
-	v.z = plan_word(d, nr_tokens, line, p + 2);
-	v.w = has_epoch<FORMAT>() ? epoch : plan_word(d, nr_tokens, line, p + 3);
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t to = e->rank + i;
 
@@ -130,17 +111,17 @@ struct positions {
 	uint32_t token_words; /* of 32 tokens each */
 	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
-	uint32_t *first_row;  /* [R][token_words] rows before those of `present` */
-	uint32_t *base;	      /* [R][L] position of a source's first row of an expert */
+	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first */
+	uint32_t *failed;
 	uint32_t *nr_tokens;  /* [R] */
-	uint32_t *sums;	      /* rows, failed */
+	uint16_t *ids;	      /* [R][T * K] physical experts */
 };
 
-LL_BOTH uint32_t positions_words(uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens)
+LL_BOTH uint32_t positions_bytes(uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
 {
 	uint32_t words = ll_ceil(max_tokens, 32);
 
-	return nr_ranks * nr_local * (words + 1) + 2 * nr_ranks * words + nr_ranks + 2;
+	return 4 * (nr_ranks * nr_local * (words + 1) + nr_ranks * (words + 1) + 1) + 2 * nr_ranks * max_tokens * topk;
 }
 
 __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct ll_exchange *e)
@@ -150,11 +131,18 @@ __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const
 	p.token_words = ll_ceil(e->max_tokens, 32);
 	p.bits = shared;
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
-	p.first_row = p.present + e->nr_ranks * p.token_words;
-	p.base = p.first_row + e->nr_ranks * p.token_words;
-	p.nr_tokens = p.base + e->nr_ranks * e->nr_local;
-	p.sums = p.nr_tokens + e->nr_ranks;
+	p.base = p.present + e->nr_ranks * p.token_words;
+	p.failed = p.base + e->nr_ranks * e->nr_local;
+	p.nr_tokens = p.failed + 1;
+	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
 	return p;
+}
+
+/* Everything up to nr_tokens starts as zeros. */
+__device__ __forceinline__ void positions_clear(const struct positions *p, uint32_t thread, uint32_t nr_threads)
+{
+	for (uint32_t *at = p->bits + thread; at < p->nr_tokens; at += nr_threads)
+		*at = 0;
 }
 
 __device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
@@ -166,24 +154,33 @@ __device__ __forceinline__ void note_route(const struct ll_exchange *e, const st
 	place = expert_place(&e->placement, physical);
 	if (place >> 16 != e->rank)
 		return;
-	atomicOr(&p->bits[(source * e->nr_local + (place & 0xffff)) * p->token_words + token / 32], 1u << token % 32);
+	place = source * e->nr_local + (place & 0xffff);
+	atomicAdd(&p->base[place], 1u);
+	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
 }
 
 template <int FORMAT>
-__device__ __forceinline__ void note_lane(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t line, uint32_t nr_tokens, uint4 v)
+__device__ __forceinline__ void note_lane(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t line, uint32_t nr_ids, uint4 v)
 {
+	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+	uint32_t first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, token = ll_div(first, e->by_topk), k = first - token * e->topk;
 
+	if (lane_id() % 8 == 7)
+		return;
 #pragma unroll
-	for (uint32_t i = 0; i < plan_line<FORMAT>::WORDS; i++) {
-		uint32_t at = lane_id() % 8 * plan_line<FORMAT>::WORDS + i, token, word;
+	for (uint32_t i = 0; i < N; i++) {
+		uint32_t physical = words[i / 2] >> i % 2 * 16 & 0xffff;
 
-		if (at == 0 || (FORMAT == LL_LINES && at == 31) || !record_of(&e->plan, line, at, &token, &word) || token >= nr_tokens ||
-			word >= e->plan.id_words)
-			continue;
-		note_route(e, p, source, token, words[i] & 0xffff);
-		note_route(e, p, source, token, words[i] >> 16);
+		if (first + i >= nr_ids)
+			break;
+		p->ids[source * e->max_tokens * e->topk + first + i] = (uint16_t)physical;
+		note_route(e, p, source, token, physical);
+		if (++k == e->topk) {
+			k = 0;
+			token++;
+		}
 	}
 }
 
@@ -198,10 +195,11 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 	uint4 head, v;
 
 	do {
-		head = piece_load(plan + lane_id() % 8 * 16);
 		v = piece_load(plan + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16);
-		nr_tokens = __shfl_sync(ALL_LANES, head.x, 0);
-		there = __all_sync(ALL_LANES, !has_epoch<FORMAT>() || (head.w == epoch && (v.w == epoch || line >= ll_plan_lines(&e->plan, nr_tokens))));
+		head = four ? piece_load(plan + lane_id() % 8 * 16) : v;
+		nr_tokens = __shfl_sync(ALL_LANES, tokens_of_head(head), 7);
+		there = __shfl_sync(ALL_LANES, head.w, 7) == epoch;
+		there = __all_sync(ALL_LANES, there && (!has_epoch<FORMAT>() || v.w == epoch || !line_needed<FORMAT>(line, nr_tokens * e->topk)));
 		if (!there && !may_wait(&patience, e->wait_ns)) {
 			if (lane_id() == 7)
 				report_wait(e, LL_WAIT_PLAN, source, four, epoch, head.w, &patience);
@@ -209,8 +207,7 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 		}
 	} while (!there);
 	nr_tokens = min(nr_tokens, e->max_tokens);
-	if (line < ll_plan_lines(&e->plan, nr_tokens))
-		note_lane<FORMAT>(e, p, source, line, nr_tokens, v);
+	note_lane<FORMAT>(e, p, source, line, nr_tokens * e->topk, v);
 	if (lane_id() == 0)
 		p->nr_tokens[source] = nr_tokens;
 	return true;
@@ -231,23 +228,6 @@ __device__ __forceinline__ uint32_t lanes_before(uint32_t value, uint32_t *all)
 	return sum - value;
 }
 
-/* By one warp: rows before those of each word of tokens. */
-__device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
-{
-	uint32_t nr = e->nr_ranks * p->token_words, before = 0;
-
-	for (uint32_t i = 0; i < nr; i += LANES) {
-		uint32_t at = i + lane_id(), rows = at < nr ? __popc(p->present[at]) : 0, all;
-		uint32_t first = before + lanes_before(rows, &all);
-
-		if (at < nr)
-			p->first_row[at] = first;
-		before += all;
-	}
-	if (lane_id() == 0)
-		p->sums[0] = before;
-}
-
 /* By one warp: where each source's rows of each expert begin. publish: to the caller as well. */
 __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, bool publish)
 {
@@ -255,26 +235,31 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 	uint32_t end = 0, routes = 0, last = 0;
 
 	for (uint32_t l0 = 0; l0 < e->nr_local; l0 += LANES) {
-		uint32_t l = l0 + lane_id(), count = 0, all, all_routes, offset;
+		uint32_t l = l0 + lane_id(), count = 0, all, offset, span;
+		bool mine = l < e->nr_local;
 
-		for (uint32_t s = 0; l < e->nr_local && s < e->nr_ranks; s++) {
-			uint32_t at = s * e->nr_local + l;
-
-			p->base[at] = count;
-			for (uint32_t w = 0; w * 32 < p->nr_tokens[s]; w++)
-				count += __popc(p->bits[at * p->token_words + w]);
-		}
-		lanes_before(count, &all_routes);
-		offset = end + lanes_before(ll_ceil(count, d->alignment) * d->alignment, &all);
+#pragma unroll 4
+		for (uint32_t s = 0; s < e->nr_ranks; s++)
+			count += mine ? p->base[s * e->nr_local + l] : 0;
+		span = ll_div(count + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+		offset = end + lanes_before(span, &all);
 		offset = d->padded ? l * d->capacity : offset;
 		end += all;
-		routes += all_routes;
-		last = __shfl_sync(ALL_LANES, offset + count, min(e->nr_local - 1 - l0, LANES - 1));
-		for (uint32_t s = 0; l < e->nr_local && s < e->nr_ranks; s++)
-			p->base[s * e->nr_local + l] += offset;
-		if (publish && l < e->nr_local) {
+		if (publish) {
+			routes += __reduce_add_sync(ALL_LANES, count);
+			last = __shfl_sync(ALL_LANES, offset + count, min(e->nr_local - 1 - l0, LANES - 1));
+		}
+		if (publish && mine) {
 			d->out_counts[l] = count;
 			d->out_offsets[l] = offset;
+		}
+#pragma unroll 4
+		for (uint32_t s = 0; s < e->nr_ranks; s++) {
+			uint32_t here = mine ? p->base[s * e->nr_local + l] : 0;
+
+			if (mine)
+				p->base[s * e->nr_local + l] = offset;
+			offset += here;
 		}
 	}
 	if (publish && lane_id() == 0) {
@@ -283,33 +268,26 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 	}
 }
 
-/* The row_index-th received row, in order of source and token. All lanes of the warp. */
-__device__ __forceinline__ void find_row(const struct ll_exchange *e, const struct positions *p, uint32_t row_index, uint32_t *source, uint32_t *token)
+/* By one warp, of one block: rows from each source, for the combine. */
+__device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
 {
-	uint32_t nr = e->nr_ranks * p->token_words, hit = 0, at = 0, bits, rank;
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES) {
+		uint32_t rows = 0;
 
-	for (uint32_t i = 0; !hit; i += LANES) {
-		uint32_t mine = i + lane_id();
-
-		hit = __ballot_sync(ALL_LANES, mine < nr && row_index - p->first_row[mine] < __popc(p->present[mine]));
-		at = i + __ffs(hit) - 1;
+		for (uint32_t w = 0; w < p->token_words; w++)
+			rows += __popc(p->present[s * p->token_words + w]);
+		e->state->nr_from[s] = rows;
 	}
-	bits = p->present[at];
-	rank = row_index - p->first_row[at];
-	hit = __ballot_sync(ALL_LANES, (bits >> lane_id() & 1) && __popc(bits & ((1u << lane_id()) - 1)) == rank);
-	*source = at / p->token_words;
-	*token = at % p->token_words * 32 + __ffs(hit) - 1;
 }
 
-__device__ __forceinline__ uint32_t position_of(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t local, uint32_t token)
+/* Bits before bit number `token`. */
+__device__ __forceinline__ uint32_t bits_before(const uint32_t *bits, uint32_t token)
 {
-	uint32_t at = source * e->nr_local + local;
-	uint32_t position = p->base[at];
-	const uint32_t *bits = p->bits + at * p->token_words;
+	uint32_t nr = __popc(bits[token / 32] & ((1u << token % 32) - 1));
 
 	for (uint32_t w = 0; w < token / 32; w++)
-		position += __popc(bits[w]);
-	return position + __popc(bits[token / 32] & ((1u << token % 32) - 1));
+		nr += __popc(bits[w]);
+	return nr;
 }
 
 #endif

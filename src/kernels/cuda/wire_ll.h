@@ -17,9 +17,9 @@
  *                cell:  3 words of the row, epoch       extra cell: the same lane's displaced words (3; FP8: 2, and scales), epoch
  *
  *   window     | arrival words [R] | plan of source 0 | ... | R-1 | rows [R][T] | results |
- *   plan       of a source: its number of tokens, and for each token the physical experts [K] (16 bits each, 0xffff: none) and weights [K].
- *              Sent to every rank in every round: from it a receiver knows which rows will come, and computes all positions.
- *   rows       of source s, token t at [s][t]: nobody has to count to know where a row goes
+ *   plan       of a source: its number of tokens, and for each token the physical experts [K] (16 bits each, 0xffff: none). Sent to
+ *              every rank in every round: from it a receiver knows which rows will come, and computes all positions.
+ *   rows       of source s, token t at [s][t]: nobody has to count to know where a row goes. A head with the weights, then segments.
  *   results    summed at the expert: [rank][t]; summed at home: [t][k]
  *   arrival    word of rank r: the epoch of the last round of which r has read all rows; stored by the combine
  */
@@ -78,36 +78,41 @@ LL_BOTH struct ll_cut ll_cut_row(enum ll_format format, int scaled, uint32_t row
 	return cut;
 }
 
-/* The plan: a line's first payload word is the number of tokens, the others hold tokens' records: ids in pairs, then weights. */
-struct ll_plan {
-	uint32_t topk;
-	uint32_t id_words;	/* of a record */
-	uint32_t record_words;
-	uint32_t line_words;	/* payload words of a line, without the first */
-	uint32_t line_tokens;	/* records of a line; 0: a record takes several */
-	uint32_t token_lines;
+/* Division by what is known before the launch: n * d < 2^32. */
+struct ll_divisor {
+	uint32_t d, factor;
 };
 
-LL_BOTH struct ll_plan ll_plan_of(enum ll_format format, uint32_t topk)
+LL_BOTH struct ll_divisor ll_divisor_of(uint32_t d)
 {
-	struct ll_plan plan;
+	struct ll_divisor v;
 
-	plan.topk = topk;
-	plan.id_words = (topk + 1) / 2;
-	plan.record_words = plan.id_words + topk;
-	plan.line_words = format == LL_LINES ? 30 : 23;
-	plan.line_tokens = plan.line_words / plan.record_words;
-	plan.token_lines = ll_ceil(plan.record_words, plan.line_words);
-	return plan;
+	v.d = d;
+	v.factor = 0xffffffffu / d + 1;
+	return v;
+}
+
+LL_BOTH uint32_t ll_div(uint32_t n, struct ll_divisor v)
+{
+	return v.d == 1 ? n : (uint32_t)((uint64_t)n * v.factor >> 32);
+}
+
+/* The plan: seven lanes' pieces of a line hold 16-bit ids, in the order of topk_ids; the eighth the number of tokens. */
+LL_BOTH uint32_t ll_lane_ids(enum ll_format format)
+{
+	return format == LL_LINES ? 8 : 6;
 }
 
 /* At least one: no tokens is news too. */
-LL_BOTH uint32_t ll_plan_lines(const struct ll_plan *plan, uint32_t nr_tokens)
+LL_BOTH uint32_t ll_plan_lines(enum ll_format format, uint32_t nr_ids)
 {
-	uint32_t lines = plan->line_tokens ? ll_ceil(nr_tokens, plan->line_tokens) : nr_tokens * plan->token_lines;
+	uint32_t lines = ll_ceil(nr_ids, 7 * ll_lane_ids(format));
 
 	return lines ? lines : 1;
 }
+
+/* A row's head: seven (LL_CELLS: eight) lanes' pieces of a line hold gate weights in the order of k. Two lines are enough for 32. */
+#define LL_HEAD_BYTES (2 * LL_LINE_BYTES)
 
 struct ll_window {
 	uint64_t arrivals, plans, rows, results, bytes; /* offsets */
@@ -118,14 +123,13 @@ struct ll_window {
 LL_BOTH struct ll_window ll_window_of(enum ll_format format, const struct ll_cut *row, const struct ll_cut *result, uint32_t nr_ranks,
 	uint32_t max_tokens, uint32_t topk, int at_home)
 {
-	struct ll_plan plan = ll_plan_of(format, topk);
 	struct ll_window w;
 
 	w.arrivals = 0;
 	w.plans = (uint64_t)nr_ranks * LL_LINE_BYTES;
-	w.plan_bytes = (uint64_t)ll_ceil(ll_plan_lines(&plan, max_tokens), 4) * 4 * LL_LINE_BYTES; /* a warp reads four lines */
+	w.plan_bytes = (uint64_t)ll_ceil(ll_plan_lines(format, max_tokens * topk), 4) * 4 * LL_LINE_BYTES; /* a warp reads four lines */
 	w.rows = w.plans + nr_ranks * w.plan_bytes;
-	w.row_bytes = (uint64_t)row->nr_segments * row->segment_bytes;
+	w.row_bytes = LL_HEAD_BYTES + (uint64_t)row->nr_segments * row->segment_bytes;
 	w.results = w.rows + (uint64_t)nr_ranks * max_tokens * w.row_bytes;
 	w.result_bytes = (uint64_t)result->nr_segments * result->segment_bytes;
 	w.bytes = w.results + (uint64_t)(at_home ? topk : nr_ranks) * max_tokens * w.result_bytes;
