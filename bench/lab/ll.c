@@ -79,15 +79,15 @@ static void shape_job(const struct shape *s, uint32_t nr_ranks, struct job *job)
 	job->config.alignment = s->alignment ? s->alignment : 1;
 }
 
-static const uint32_t line_vectors[] = {2, 4, 8}, cell_vectors[2][2] = {{3, 6}, {2, 4}};
+static const uint32_t line_vectors[] = {1, 2, 4, 8}, cell_vectors[2][2] = {{3, 6}, {2, 4}};
 
 static struct lab_way shape_way(const struct shape *s, enum ll_format format, uint32_t turn, uint32_t nr_ranks)
 {
 	struct lab_way way = {.format = format};
 
 	if (format == LL_LINES) {
-		way.row_vectors = line_vectors[turn % (s->fp8 ? 2 : 3)];
-		way.result_vectors = line_vectors[(turn + 1) % 3];
+		way.row_vectors = line_vectors[turn % (s->fp8 ? 3 : 4)];
+		way.result_vectors = line_vectors[(turn + 1) % 4];
 	} else {
 		way.row_vectors = cell_vectors[s->fp8][turn % 2];
 		way.result_vectors = cell_vectors[0][(turn + 1) % 2];
@@ -178,7 +178,7 @@ static void search(struct lab *lab, const struct target *t, enum ll_format forma
 	static const uint32_t warps[][2] = {{4, 2}, {8, 2}, {8, 4}, {8, 6}, {16, 4}, {16, 8}, {16, 12}};
 
 	*d = *c = (struct best){.us = 1e9};
-	for (uint32_t v = 0; v < (format == LL_LINES ? 3 : 2); v++)
+	for (uint32_t v = 0; v < (format == LL_LINES ? 8 : 2); v++)
 		for (uint32_t b = 0; b < 7; b++)
 			for (uint32_t w = 0; w < 7; w++) {
 				struct ll_launch launch = {blocks[b], warps[w][0], warps[w][1], 0};
@@ -187,12 +187,11 @@ static void search(struct lab *lab, const struct target *t, enum ll_format forma
 
 				if ((t->tokens >= 32 && blocks[b] < 32) || (t->tokens == 1 && blocks[b] > 96))
 					continue;
-				way.row_vectors = format == LL_CELLS ? cell_vectors[t->fp8][v] : t->fp8 && v == 2 ? 4 : line_vectors[v];
-				way.result_vectors = format == LL_CELLS ? cell_vectors[0][v] : line_vectors[v];
-				if (t->fp8 && v == 2)
-					way.share = 1;
-				else if (t->fp8 && v == 1 && t->tokens > 1)
-					way.share = 2;
+				if (t->tokens > 32 && v % 4 == 0 && format == LL_LINES)
+					continue;
+				way.row_vectors = format == LL_CELLS ? cell_vectors[t->fp8][v] : line_vectors[t->fp8 && v % 4 == 3 ? 2 : v % 4];
+				way.result_vectors = format == LL_CELLS ? cell_vectors[0][v] : line_vectors[v % 4];
+				way.share = v < 4 ? 1 : v % 4 == 3 && t->fp8 ? 2 : lab->nr_ranks;
 				time_case(lab, &way, rounds, false, &times);
 				better(d, times.dispatch, launch, way.row_vectors, way.share);
 				better(c, times.combine, launch, way.result_vectors, 0);

@@ -216,10 +216,11 @@ static uint64_t storm_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 		ids[i] = x[i] + x_bytes;
 		weights[i] = ids[i] + routes * 4;
 		nr[i] = weights[i] + routes * 4;
-		CHECK(cudaMemcpy(x[i], rank->x, x_bytes, cudaMemcpyDeviceToDevice));
-		CHECK(cudaMemcpy(ids[i], rank->ids, routes * 4, cudaMemcpyDeviceToDevice));
-		CHECK(cudaMemcpy(weights[i], rank->weights, routes * 4, cudaMemcpyDeviceToDevice));
-		CHECK(cudaMemcpy(nr[i], rank->nr_tokens_at, 4, cudaMemcpyDeviceToDevice));
+		CHECK(cudaMemcpyAsync(x[i], rank->x, x_bytes, cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(ids[i], rank->ids, routes * 4, cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(weights[i], rank->weights, routes * 4, cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(nr[i], rank->nr_tokens_at, 4, cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaStreamSynchronize(rank->stream));
 	}
 	CHECK(cudaDeviceSynchronize());
 	pthread_barrier_wait(&lab->barrier);

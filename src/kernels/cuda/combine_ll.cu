@@ -90,23 +90,20 @@ static __device__ __forceinline__ void sum_part(const struct ll_combine *c, uint
 		out[i] = round_vector(sum[i]);
 }
 
-/* row: of those that source has sent here. */
+/* One segment of what the experts here made of one token. */
 template <int FORMAT, int ND>
-static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t row, uint32_t which)
+static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
+	uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
-	uint2 route = make_uint2(UINT32_MAX, 0);
-	uint32_t at = source * e->max_tokens + row, token = e->row_tokens[at];
 	segment<FORMAT, false, ND> s;
 	uint8_t *results = e->windows[source] + e->window.results + (uint64_t)which * e->result.segment_bytes;
 
-	if (lane_id() < e->topk)
-		route = e->row_routes[at * e->topk + lane_id()];
 	if (!e->at_home) {
 #pragma unroll
 		for (int i = 0; i < ND; i += CHUNK(ND))
-			sum_part<CHUNK(ND), 8 / CHUNK(ND)>(c, route, x, i, s.v + i);
+			sum_part<CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(c, route, x, i, s.v + i);
 		segment_pack(s, epoch);
 		segment_send(s, x, results + ((uint64_t)e->rank * e->max_tokens + token) * e->window.result_bytes);
 		return;
@@ -131,20 +128,28 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 	const struct ll_exchange *e = &c->exchange;
 	uint32_t most = 0;
 
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		most = max(most, e->state->nr_from[s]);
 	if (warp == nr_warps - 1)
 		for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
 			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
-	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
-		most = max(most, e->state->nr_from[s]);
-	most = __reduce_max_sync(ALL_LANES, most) * e->nr_ranks;
+#pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
 		uint32_t at = ll_div(i, e->by_result_segments), row = ll_div(at, e->by_ranks), source = e->rank + 1 + at - row * e->nr_ranks;
+		uint32_t token, nr;
+		uint2 route = make_uint2(UINT32_MAX, 0);
 
-		if (at >= most)
-			return;
 		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
-		if (row < e->state->nr_from[source])
-			send_result<FORMAT, ND>(c, epoch, source, row, i - at * e->result.nr_segments);
+		if (row >= e->max_tokens)
+			return;
+		token = e->row_tokens[source * e->max_tokens + row]; /* all under way before it is known whether there is such a row */
+		if (lane_id() < e->topk)
+			route = e->row_routes[(source * e->max_tokens + row) * e->topk + lane_id()];
+		nr = e->state->nr_from[source];
+		if (row >= __reduce_max_sync(ALL_LANES, most))
+			return;
+		if (row < nr)
+			send_result<FORMAT, ND>(c, epoch, source, token, route, i - at * e->result.nr_segments);
 	}
 }
 
@@ -294,6 +299,8 @@ static combine_kernel choose(const struct ll_combine *c)
 		return lines ? NULL : combine_ll<LL_CELLS, 3>;
 	case 2:
 		return lines ? combine_ll<LL_LINES, 2> : NULL;
+	case 1:
+		return lines ? combine_ll<LL_LINES, 1> : NULL;
 	}
 	return NULL;
 }

@@ -13,29 +13,12 @@
 #include "plan.cuh"
 #include "quantise.cuh"
 
-template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void load_row(const struct ll_dispatch *d, uint32_t token, struct extent x, segment<FORMAT, SCALED, ND> &s)
-{
-	const uint8_t *row = d->x + token * d->x_stride;
-	constexpr int HALVES = SCALED ? 2 : 1;
-	uint4 in[ND][HALVES];
-
-#pragma unroll
-	for (int i = 0; i < ND; i++)
-#pragma unroll
-		for (int h = 0; h < HALVES; h++) {
-			uint32_t offset;
-
-			in[i][h] = in_row(&d->exchange.row, x, i, &offset) ? row_load(row + offset * HALVES + h * 16) : make_uint4(0, 0, 0, 0);
-		}
-#pragma unroll
-	for (int i = 0; i < ND; i++) {
-		if constexpr (SCALED)
-			s.v[i] = quantise_block(in[i][0], in[i][1], &s.scale[i]);
-		else
-			s.v[i] = in[i][0];
-	}
-}
+/* What a warp needs of one segment, as the caller has it. */
+template <bool SCALED, int ND> struct raw_segment {
+	uint4 x[ND][SCALED ? 2 : 1];
+	int32_t id; /* of lane k's route */
+	uint4 head;
+};
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
 template <int FORMAT>
@@ -73,25 +56,49 @@ template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(
 	return at % N == 0 ? x : at % N == 1 ? y : at % N == 2 ? z : w;
 }
 
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, uint32_t epoch, raw_segment<SCALED, ND> &raw)
+{
+	const struct ll_exchange *e = &d->exchange;
+	const uint8_t *row = d->x + token * d->x_stride;
+	struct extent x = segment_extent(&e->row, which);
+	constexpr int HALVES = SCALED ? 2 : 1;
+
+	raw.id = lane_id() < e->topk ? expert_id(d, token * e->topk + lane_id()) : -1;
+#pragma unroll
+	for (int i = 0; i < ND; i++)
+#pragma unroll
+		for (int h = 0; h < HALVES; h++) {
+			uint32_t offset;
+
+			raw.x[i][h] = in_row(&e->row, x, i, &offset) ? row_load(row + offset * HALVES + h * 16) : make_uint4(0, 0, 0, 0);
+		}
+	if (which == 0)
+		raw.head = load_head<FORMAT>(d, epoch, token);
+}
+
 /* The first warp of a row also sends its head, and notes at home what the combine has to know. */
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share)
+static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
+	const raw_segment<SCALED, ND> &raw)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, which);
 	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
 	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
 	uint32_t index = token * e->topk + lane_id(), rank = UINT32_MAX, first;
-	int32_t id = lane_id() < e->topk ? expert_id(d, index) : -1;
 	segment<FORMAT, SCALED, ND> s;
-	uint4 head;
 
-	if (which == 0)
-		head = load_head<FORMAT>(d, epoch, token);
-	load_row(d, token, x, s);
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		if constexpr (SCALED)
+			s.v[i] = quantise_block(raw.x[i][0], raw.x[i][1], &s.scale[i]);
+		else
+			s.v[i] = raw.x[i][0];
+	}
 	segment_pack(s, epoch);
 	if (lane_id() < e->topk) {
-		uint32_t physical = physical_expert(e, id, index);
+		uint32_t physical = physical_expert(e, raw.id, index);
 
 		rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank(&e->placement, physical);
 	}
@@ -104,31 +111,39 @@ static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d,
 			continue;
 		segment_send(s, x, e->windows[to] + offset);
 		if (which == 0 && in_head<FORMAT>(e))
-			piece_store(e->windows[to] + row + lane_id() * 16, head);
+			piece_store(e->windows[to] + row + lane_id() * 16, raw.head);
 	}
 	if (which == 0 && share == 0) {
-		uint32_t weight = weight_of_head<FORMAT>(head);
+		uint32_t weight = weight_of_head<FORMAT>(raw.head);
 
 		if (lane_id() < e->topk)
 			e->home_routes[index] = make_uint2(rank, weight);
 	}
 }
 
-/* Plans by the last warp of each block, from the last block down; rows by all. Neither waits for the other's loads. */
+/* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
+ * buffers hold nr_tokens. */
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t nr_tokens = this_rounds_tokens(d), nr = nr_tokens * e->row.nr_segments * d->by_share.d;
+	uint32_t epoch = state.x, nr_tokens = state.w ? 0 : this_rounds_tokens(d);
 
-	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps)
+	for (uint32_t four = nr_warps - 1 - warp; !state.w && line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps)
 		send_plan<FORMAT>(d, epoch, nr_tokens, four);
-	for (uint32_t i = warp; i < nr; i += nr_warps) {
-		uint32_t segment = ll_div(i, d->by_share), token = ll_div(segment, e->by_row_segments);
+#pragma unroll 1
+	for (uint32_t i = warp;; i += nr_warps) {
+		uint32_t segment = ll_div(i, d->by_share), token = ll_div(segment, e->by_row_segments), which = segment - token * e->row.nr_segments;
+		raw_segment<SCALED, ND> raw;
 
-		send_segment<FORMAT, SCALED, ND>(d, epoch, token, segment - token * e->row.nr_segments, i - segment * d->by_share.d);
+		if (token >= d->nr_tokens)
+			break;
+		load_raw<FORMAT, SCALED, ND>(d, token, which, epoch, raw);
+		if (token >= nr_tokens)
+			break;
+		send_segment<FORMAT, SCALED, ND>(d, epoch, token, which, i - segment * d->by_share.d, raw);
 	}
-	if (warp == 0 && lane_id() == 0)
+	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
 }
 
@@ -183,14 +198,14 @@ static __device__ __forceinline__ struct share share_of(const struct ll_exchange
 
 /* For the combine, and for the caller. */
 template <int FORMAT>
-static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint32_t position)
+static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint32_t position,
+	uint4 head)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t row = a.source * e->max_tokens + bits_before(p->present + a.source * p->token_words, a.token), weight;
 	struct patience patience = {0, 0};
-	uint4 head = make_uint4(0, 0, 0, epoch);
 
-	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || (patience.polls && head.w == epoch))) {
+	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
 		if (in_head<FORMAT>(e))
 			head = piece_load(a.row + lane_id() * 16);
 		if (may_wait(&patience, e->wait_ns))
@@ -246,7 +261,7 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_exchange 
 /* The first piece has been looked for already. */
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a,
-	segment<FORMAT, SCALED, ND> &s, uint32_t done)
+	segment<FORMAT, SCALED, ND> &s, uint32_t done, uint4 head)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
@@ -257,7 +272,7 @@ static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch 
 		return false;
 	segment_unpack(s);
 	store_rows(d, s, x, position);
-	return a.which != 0 || describe_row<FORMAT>(d, p, epoch, a, position);
+	return a.which != 0 || describe_row<FORMAT>(d, p, epoch, a, position, head);
 }
 
 template <int FORMAT, bool SCALED, int ND>
@@ -267,7 +282,11 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0, done = 0;
 	segment<FORMAT, SCALED, ND> s;
 	struct share a = share_of(e, i);
+	uint4 head = make_uint4(0, 0, 0, 0);
 
+	if (warp == 0) /* on rubbish: its instructions are in the cache when they are needed, and there is nothing else to do yet */
+		place_experts(d, p, false);
+	warps_sync(nr_warps * LANES);
 	positions_clear(p, thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
 	take_plans<FORMAT>(e, p, epoch, warp, nr_warps);
@@ -275,8 +294,10 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		stamp(e, 4);
 	if (*p->failed)
 		return;
-	if (a.token < e->max_tokens) /* on the way while positions are made */
+	if (a.token < e->max_tokens) { /* on the way while positions are made */
 		segment_look(s, segment_extent(&e->row, a.which), a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch, &done);
+		head = piece_load(a.row + lane_id() % 16 * 16);
+	}
 	if (warp == 0)
 		place_experts(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
@@ -288,11 +309,12 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		most = max(most, p->nr_tokens[r]);
 	while (a.token < most) {
 		if (p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1)
-			if (!receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s, done))
+			if (!receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s, done, head))
 				return;
 		i += step;
 		a = share_of(e, i);
 		done = 0;
+		head.w = epoch - 1;
 	}
 	if (warp == 0)
 		stamp(e, 6);
@@ -313,13 +335,11 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
-	if (state.w)
-		return;
 	if (warp < send_warps) {
-		send_all<FORMAT, SCALED, ND>(&d, state.x, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_all<FORMAT, SCALED, ND>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 1);
-	} else {
+	} else if (!state.w) {
 		struct positions p = positions_in(shared, e);
 
 		receive_all<FORMAT, SCALED, ND>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
@@ -345,6 +365,10 @@ static dispatch_kernel choose(const struct ll_dispatch *d)
 		return d->scaled ? dispatch_ll<LL_CELLS, true, 4> : NULL;
 	case 3:
 		return !lines && !d->scaled ? dispatch_ll<LL_CELLS, false, 3> : NULL;
+	case 1:
+		if (lines)
+			return d->scaled ? dispatch_ll<LL_LINES, true, 1> : dispatch_ll<LL_LINES, false, 1>;
+		return NULL;
 	case 2:
 		if (lines)
 			return d->scaled ? dispatch_ll<LL_LINES, true, 2> : dispatch_ll<LL_LINES, false, 2>;

@@ -98,6 +98,7 @@ template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_
 	v = head ? make_uint4(nr_tokens, 0, 0, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
 	if (!line_needed<FORMAT>(line, nr))
 		return;
+#pragma unroll 1
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t to = e->rank + i;
 
@@ -164,14 +165,13 @@ template <int FORMAT>
 __device__ __forceinline__ void note_lane(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t line, uint32_t nr_ids, uint4 v)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
-	const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 	uint32_t first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, token = ll_div(first, e->by_topk), k = first - token * e->topk;
 
 	if (lane_id() % 8 == 7)
 		return;
-#pragma unroll
+#pragma unroll 1 /* short code is quick code, the first time */
 	for (uint32_t i = 0; i < N; i++) {
-		uint32_t physical = words[i / 2] >> i % 2 * 16 & 0xffff;
+		uint32_t word = i < 2 ? v.x : i < 4 ? v.y : i < 6 ? v.z : v.w, physical = word >> i % 2 * 16 & 0xffff;
 
 		if (first + i >= nr_ids)
 			break;
@@ -234,11 +234,12 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t end = 0, routes = 0, last = 0;
 
+#pragma unroll 1
 	for (uint32_t l0 = 0; l0 < e->nr_local; l0 += LANES) {
 		uint32_t l = l0 + lane_id(), count = 0, all, offset, span;
 		bool mine = l < e->nr_local;
 
-#pragma unroll 4
+#pragma unroll 2
 		for (uint32_t s = 0; s < e->nr_ranks; s++)
 			count += mine ? p->base[s * e->nr_local + l] : 0;
 		span = ll_div(count + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
@@ -253,7 +254,7 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 			d->out_counts[l] = count;
 			d->out_offsets[l] = offset;
 		}
-#pragma unroll 4
+#pragma unroll 1
 		for (uint32_t s = 0; s < e->nr_ranks; s++) {
 			uint32_t here = mine ? p->base[s * e->nr_local + l] : 0;
 
@@ -274,6 +275,7 @@ __device__ __forceinline__ void count_rows(const struct ll_exchange *e, const st
 	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES) {
 		uint32_t rows = 0;
 
+#pragma unroll 1
 		for (uint32_t w = 0; w < p->token_words; w++)
 			rows += __popc(p->present[s * p->token_words + w]);
 		e->state->nr_from[s] = rows;
@@ -285,6 +287,7 @@ __device__ __forceinline__ uint32_t bits_before(const uint32_t *bits, uint32_t t
 {
 	uint32_t nr = __popc(bits[token / 32] & ((1u << token % 32) - 1));
 
+#pragma unroll 1
 	for (uint32_t w = 0; w < token / 32; w++)
 		nr += __popc(bits[w]);
 	return nr;

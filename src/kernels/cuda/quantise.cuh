@@ -54,45 +54,76 @@ __device__ __forceinline__ float bf16_high(uint32_t pair)
 	return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* The largest magnitude of a block, as bits. NaN does not count when numbers is set, and infinity counts as the largest number. */
-__device__ __forceinline__ uint32_t block_most(const uint32_t x[8], bool numbers)
+/* Of the eight lanes that hold a block. */
+__device__ __forceinline__ uint32_t most_of_block(uint32_t most)
 {
+	most = max(most, __shfl_xor_sync(ALL_LANES, most, 1));
+	most = max(most, __shfl_xor_sync(ALL_LANES, most, 2));
+	return max(most, __shfl_xor_sync(ALL_LANES, most, 4));
+}
+
+/* The largest magnitude of a block, as bits. */
+__device__ __forceinline__ uint32_t block_most(const uint32_t x[8])
+{
+	uint32_t low = 0, high = 0;
+
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		low = max(low, x[i] << 16 & 0x7fffffff);
+		high = max(high, x[i] & 0x7fff0000);
+	}
+	return most_of_block(max(low, high));
+}
+
+/* The same where there are NaNs, which do not count. Rare, and kept out of the way of the others. */
+static __device__ __noinline__ uint32_t most_number(uint4 first, uint4 second)
+{
+	const uint32_t x[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 	uint32_t most = 0;
 
 #pragma unroll
 	for (int i = 0; i < 8; i++) {
 		uint32_t low = x[i] << 16 & 0x7fffffff, high = x[i] & 0x7fff0000;
 
-		most = max(most, numbers && low > INFINITY_BITS ? 0 : low);
-		most = max(most, numbers && high > INFINITY_BITS ? 0 : high);
+		most = max(most, low > INFINITY_BITS ? 0 : low);
+		most = max(most, high > INFINITY_BITS ? 0 : high);
 	}
-	most = max(most, __shfl_xor_sync(ALL_LANES, most, 1));
-	most = max(most, __shfl_xor_sync(ALL_LANES, most, 2));
-	return max(most, __shfl_xor_sync(ALL_LANES, most, 4));
+	return most_of_block(most);
+}
+
+static __device__ __noinline__ uint4 specials_to_e4m3(uint4 first, uint4 second, float factor)
+{
+	const uint32_t x[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+	uint32_t out[4] = {};
+
+#pragma unroll
+	for (int i = 0; i < 8; i++)
+		out[i / 2] |= (special_to_e4m3(bf16_low(x[i]), factor) | special_to_e4m3(bf16_high(x[i]), factor) << 8) << i % 2 * 16;
+	return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
 /* This lane's 16 elements of the block, in two halves, to 16 bytes. All lanes of a warp take part. */
 __device__ __forceinline__ uint4 quantise_block(uint4 first, uint4 second, float *scale)
 {
 	uint32_t x[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w}, out[4];
-	uint32_t most = block_most(x, false);
+	uint32_t most = block_most(x);
 	bool special = __any_sync(ALL_LANES, most > INFINITY_BITS);
 
 	if (special)
-		most = block_most(x, true);
+		most = most_number(first, second);
 	float amax = most == INFINITY_BITS ? FLT_MAX : __uint_as_float(most);
 	bool none = !(amax > 0), tiny = __fdiv_rn(amax, 448.0f) < FLT_MIN; /* 448 / amax could be infinite */
 	float factor = none ? 1.0f : tiny ? 0x1p126f : __fdiv_rn(448.0f, amax);
 
 	*scale = none ? 1.0f : tiny ? FLT_MIN : __fdiv_rn(amax, 448.0f);
+	if (special)
+		return specials_to_e4m3(first, second, factor);
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		float a = bf16_low(x[2 * i]), b = bf16_high(x[2 * i]), c = bf16_low(x[2 * i + 1]), d = bf16_high(x[2 * i + 1]);
+		float a = __fmul_rn(bf16_low(x[2 * i]), factor), b = __fmul_rn(bf16_high(x[2 * i]), factor);
+		float c = __fmul_rn(bf16_low(x[2 * i + 1]), factor), d = __fmul_rn(bf16_high(x[2 * i + 1]), factor);
 
-		out[i] = special ? special_to_e4m3(a, factor) | special_to_e4m3(b, factor) << 8 | special_to_e4m3(c, factor) << 16 |
-				special_to_e4m3(d, factor) << 24
-				 : pair_to_e4m3(__fmul_rn(a, factor), __fmul_rn(b, factor)) |
-				pair_to_e4m3(__fmul_rn(c, factor), __fmul_rn(d, factor)) << 16;
+		out[i] = pair_to_e4m3(a, b) | pair_to_e4m3(c, d) << 16;
 	}
 	return make_uint4(out[0], out[1], out[2], out[3]);
 }
