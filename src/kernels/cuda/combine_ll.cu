@@ -179,7 +179,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 	next = next_result(e, route, UINT32_MAX);
 	while (next != UINT32_MAX) {
 		segment<FORMAT, false, ND> s[RESULTS];
-		uint32_t which_result[RESULTS], done[RESULTS];
+		uint32_t which_result[RESULTS];
 		const uint8_t *from[RESULTS];
 
 #pragma unroll
@@ -187,11 +187,10 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 			uint64_t slot = e->at_home ? (uint64_t)token * e->topk + next : (uint64_t)next * e->max_tokens + token;
 
 			which_result[r] = next;
-			done[r] = 0;
 			from[r] = results + slot * e->window.result_bytes;
 			if (next == UINT32_MAX)
 				continue;
-			segment_look(s[r], x, from[r], epoch, &done[r]);
+			segment_look(s[r], from[r], 0);
 			next = next_result(e, route, next);
 		}
 #pragma unroll
@@ -201,7 +200,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 
 			if (which_result[r] == UINT32_MAX)
 				break;
-			if (!segment_await(e, s[r], x, from[r], epoch, &done[r], (struct awaited){LL_WAIT_RESULT, peer, token}))
+			if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
 				return false;
 			segment_unpack(s[r]);
 #pragma unroll

@@ -250,7 +250,7 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_exchange 
 	uint32_t physical = LL_NO_EXPERT, place;
 
 	if (lane_id() < e->topk)
-		physical = p->ids[(a.source * e->max_tokens + a.token) * e->topk + lane_id()];
+		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
 	place = physical == LL_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
 	if (place >> 16 != e->rank)
 		return UINT32_MAX;
@@ -261,13 +261,13 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_exchange 
 /* The first piece has been looked for already. */
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a,
-	segment<FORMAT, SCALED, ND> &s, uint32_t done, uint4 head)
+	segment<FORMAT, SCALED, ND> &s, uint4 head)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
 	uint32_t position = position_of(e, p, a);
 
-	if (!segment_await(e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch, &done,
+	if (!segment_await(e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
 		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
 		return false;
 	segment_unpack(s);
@@ -279,14 +279,11 @@ template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0, done = 0;
+	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0;
 	segment<FORMAT, SCALED, ND> s;
 	struct share a = share_of(e, i);
 	uint4 head = make_uint4(0, 0, 0, 0);
 
-	if (warp == 0) /* on rubbish: its instructions are in the cache when they are needed, and there is nothing else to do yet */
-		place_experts(d, p, false);
-	warps_sync(nr_warps * LANES);
 	positions_clear(p, thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
 	take_plans<FORMAT>(e, p, epoch, warp, nr_warps);
@@ -295,7 +292,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	if (*p->failed)
 		return;
 	if (a.token < e->max_tokens) { /* on the way while positions are made */
-		segment_look(s, segment_extent(&e->row, a.which), a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch, &done);
+		segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
 		head = piece_load(a.row + lane_id() % 16 * 16);
 	}
 	if (warp == 0)
@@ -309,12 +306,14 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		most = max(most, p->nr_tokens[r]);
 	while (a.token < most) {
 		if (p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1)
-			if (!receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s, done, head))
+			if (!receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s, head))
 				return;
 		i += step;
 		a = share_of(e, i);
-		done = 0;
-		head.w = epoch - 1;
+		if (a.token < most) {
+			segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
+			head = piece_load(a.row + lane_id() % 16 * 16);
+		}
 	}
 	if (warp == 0)
 		stamp(e, 6);
@@ -340,7 +339,7 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 		if (warp == 0)
 			stamp(e, 1);
 	} else if (!state.w) {
-		struct positions p = positions_in(shared, e);
+		struct positions p = positions_in<FORMAT>(shared, e);
 
 		receive_all<FORMAT, SCALED, ND>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
 	}
@@ -381,7 +380,7 @@ static uint32_t shared_bytes(const struct ll_dispatch *d)
 {
 	const struct ll_exchange *e = &d->exchange;
 
-	return d->roles & LL_RECEIVE ? positions_bytes(e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
+	return d->roles & LL_RECEIVE ? positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
 }
 
 static uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)

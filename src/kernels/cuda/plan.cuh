@@ -115,17 +115,25 @@ struct positions {
 	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first */
 	uint32_t *failed;
 	uint32_t *nr_tokens;  /* [R] */
-	uint16_t *ids;	      /* [R][T * K] physical experts */
+	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
+	uint32_t ids_stride;  /* of whole warps' pieces */
 };
 
-LL_BOTH uint32_t positions_bytes(uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
+LL_BOTH uint32_t positions_ids(enum ll_format format, uint32_t nr_ids)
+{
+	uint32_t warp = 4 * 7 * ll_lane_ids(format);
+
+	return ll_ceil(nr_ids, warp) * warp;
+}
+
+LL_BOTH uint32_t positions_bytes(enum ll_format format, uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
 {
 	uint32_t words = ll_ceil(max_tokens, 32);
 
-	return 4 * (nr_ranks * nr_local * (words + 1) + nr_ranks * (words + 1) + 1) + 2 * nr_ranks * max_tokens * topk;
+	return 4 * (nr_ranks * nr_local * (words + 1) + nr_ranks * (words + 1) + 1) + 2 * nr_ranks * positions_ids(format, max_tokens * topk);
 }
 
-__device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct ll_exchange *e)
+template <int FORMAT> __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct ll_exchange *e)
 {
 	struct positions p;
 
@@ -136,6 +144,7 @@ __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const
 	p.failed = p.base + e->nr_ranks * e->nr_local;
 	p.nr_tokens = p.failed + 1;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
+	p.ids_stride = positions_ids((enum ll_format)FORMAT, e->max_tokens * e->topk);
 	return p;
 }
 
@@ -161,27 +170,24 @@ __device__ __forceinline__ void note_route(const struct ll_exchange *e, const st
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
 }
 
+/* Four lines' ids, first to shared memory as they came, then one a lane: with few tokens that is one step. */
 template <int FORMAT>
-__device__ __forceinline__ void note_lane(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t line, uint32_t nr_ids, uint4 v)
+__device__ __forceinline__ void note_lines(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t four, uint32_t nr_ids, uint4 v)
 {
-	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
-	uint32_t first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, token = ll_div(first, e->by_topk), k = first - token * e->topk;
+	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS;
+	uint16_t *ids = p->ids + source * p->ids_stride;
+	uint32_t *words = (uint32_t *)(ids + four * IDS) + (lane_id() - lane_id() / 8) * (N / 2), end = min(nr_ids, (four + 1) * IDS);
 
-	if (lane_id() % 8 == 7)
-		return;
-#pragma unroll 1 /* short code is quick code, the first time */
-	for (uint32_t i = 0; i < N; i++) {
-		uint32_t word = i < 2 ? v.x : i < 4 ? v.y : i < 6 ? v.z : v.w, physical = word >> i % 2 * 16 & 0xffff;
-
-		if (first + i >= nr_ids)
-			break;
-		p->ids[source * e->max_tokens * e->topk + first + i] = (uint16_t)physical;
-		note_route(e, p, source, token, physical);
-		if (++k == e->topk) {
-			k = 0;
-			token++;
-		}
+	if (lane_id() % 8 != 7) {
+		words[0] = v.x;
+		words[1] = v.y;
+		words[2] = v.z;
+		if (FORMAT == LL_LINES)
+			words[3] = v.w;
 	}
+	__syncwarp();
+	for (uint32_t i = four * IDS + lane_id(); i < end; i += LANES)
+		note_route(e, p, source, ll_div(i, e->by_topk), ids[i]);
 }
 
 /* Waits for four lines of a source's plan and takes their ids down. Line 0 says how many lines there are; it is looked at along with the others. */
@@ -207,7 +213,7 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 		}
 	} while (!there);
 	nr_tokens = min(nr_tokens, e->max_tokens);
-	note_lane<FORMAT>(e, p, source, line, nr_tokens * e->topk, v);
+	note_lines<FORMAT>(e, p, source, four, nr_tokens * e->topk, v);
 	if (lane_id() == 0)
 		p->nr_tokens[source] = nr_tokens;
 	return true;

@@ -182,18 +182,27 @@ template <int FORMAT> __device__ __forceinline__ bool has_epoch()
 	return FORMAT == LL_CELLS || lane_id() % 8 == 7;
 }
 
-/* Which vectors are complete, a bit each. A line counts only if one load has brought its epoch and the rest of it. */
+/* Loads the vectors that are not complete, a bit each. Does not wait for them: several segments may be on their way. */
 template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ void segment_look(segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from, uint32_t epoch, uint32_t *done)
+__device__ __forceinline__ void segment_look(segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t done)
 {
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
-		if (!(*done >> i & 1))
+		if (!(done >> i & 1))
 			s.v[i] = piece_load(from + i * 512 + lane_id() * 16);
+}
+
+/* Which are complete now? A line counts only if one load has brought its epoch and the rest of it. */
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ uint32_t segment_check(const segment<FORMAT, SCALED, ND> &s, struct extent x, uint32_t epoch)
+{
+	uint32_t done = 0;
+
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
-		if (!(*done >> i & 1) && __all_sync(ALL_LANES, !has_epoch<FORMAT>() || !travels(s, x, i) || s.v[i].w == epoch))
-			*done |= 1u << i;
+		if (__all_sync(ALL_LANES, !has_epoch<FORMAT>() || !travels(s, x, i) || s.v[i].w == epoch))
+			done |= 1u << i;
+	return done;
 }
 
 /* What a wait for a segment reports. */
@@ -201,20 +210,22 @@ struct awaited {
 	uint32_t reason, peer, token;
 };
 
+/* After a look. */
 template <int FORMAT, bool SCALED, int ND>
 __device__ __forceinline__ bool segment_await(const struct ll_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
-	uint32_t epoch, uint32_t *done, struct awaited what)
+	uint32_t epoch, struct awaited what)
 {
 	constexpr uint32_t all = (1u << segment<FORMAT, SCALED, ND>::NV) - 1;
 	struct patience patience = {0, 0};
+	uint32_t done;
 
-	while (*done != all) {
-		segment_look(s, x, from, epoch, done);
-		if (*done == all || may_wait(&patience, e->wait_ns))
-			continue;
-		if (lane_id() == 7)
-			report_wait(e, what.reason, what.peer, what.token, epoch, s.v[0].w, &patience);
-		return false;
+	while ((done = segment_check(s, x, epoch)) != all) {
+		if (!may_wait(&patience, e->wait_ns)) {
+			if (lane_id() == 7)
+				report_wait(e, what.reason, what.peer, what.token, epoch, s.v[0].w, &patience);
+			return false;
+		}
+		segment_look(s, from, done);
 	}
 	return true;
 }
