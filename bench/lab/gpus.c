@@ -185,7 +185,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->result = ll_cut_row(way->format, 0, (uint32_t)job_y_bytes(lab->job), way->result_vectors);
 	e->by_topk = ll_divisor_of(c->topk);
 	e->by_ranks = ll_divisor_of(lab->nr_ranks);
-	e->by_row_segments = ll_divisor_of(e->row.nr_segments);
+	e->by_row_parts = ll_divisor_of(e->row.nr_segments + 1);
 	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
 	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk, (int)e->at_home);
 	rank->window = take(rank, e->window.bytes);

@@ -17,7 +17,6 @@
 template <bool SCALED, int ND> struct raw_segment {
 	uint4 x[ND][SCALED ? 2 : 1];
 	int32_t id; /* of lane k's route */
-	uint4 head;
 };
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
@@ -56,8 +55,8 @@ template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(
 	return at % N == 0 ? x : at % N == 1 ? y : at % N == 2 ? z : w;
 }
 
-template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, uint32_t epoch, raw_segment<SCALED, ND> &raw)
+template <bool SCALED, int ND>
+static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, raw_segment<SCALED, ND> &raw)
 {
 	const struct ll_exchange *e = &d->exchange;
 	const uint8_t *row = d->x + token * d->x_stride;
@@ -73,11 +72,39 @@ static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uin
 
 			raw.x[i][h] = in_row(&e->row, x, i, &offset) ? row_load(row + offset * HALVES + h * 16) : make_uint4(0, 0, 0, 0);
 		}
-	if (which == 0)
-		raw.head = load_head<FORMAT>(d, epoch, token);
 }
 
-/* The first warp of a row also sends its head, and notes at home what the combine has to know. */
+/* Lane k's destination, and which lanes are the first with theirs. */
+static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
+{
+	uint32_t physical = lane_id() < e->topk ? physical_expert(e, id, index) : LL_NO_EXPERT, same;
+
+	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank(&e->placement, physical);
+	same = __match_any_sync(ALL_LANES, *rank);
+	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+}
+
+/* The head is a piece of work of its own; with it goes what the combine has to know at home. */
+template <int FORMAT> static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
+	uint32_t index = token * e->topk + lane_id(), rank, weight;
+	int32_t id = lane_id() < e->topk ? expert_id(d, index) : -1;
+	uint4 head = load_head<FORMAT>(d, epoch, token);
+	uint32_t first = destinations(e, id, index, &rank);
+
+	for (; first; first &= first - 1) {
+		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
+
+		if (in_head<FORMAT>(e))
+			piece_store(e->windows[to] + offset, head);
+	}
+	weight = weight_of_head<FORMAT>(head);
+	if (lane_id() < e->topk)
+		e->home_routes[index] = make_uint2(rank, weight);
+}
+
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<SCALED, ND> &raw)
@@ -86,7 +113,7 @@ static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d,
 	struct extent x = segment_extent(&e->row, which);
 	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
 	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
-	uint32_t index = token * e->topk + lane_id(), rank = UINT32_MAX, first;
+	uint32_t rank, first;
 	segment<FORMAT, SCALED, ND> s;
 
 #pragma unroll
@@ -97,27 +124,12 @@ static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d,
 			s.v[i] = raw.x[i][0];
 	}
 	segment_pack(s, epoch);
-	if (lane_id() < e->topk) {
-		uint32_t physical = physical_expert(e, raw.id, index);
-
-		rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank(&e->placement, physical);
-	}
-	first = __match_any_sync(ALL_LANES, rank);
-	first = __ballot_sync(ALL_LANES, rank != UINT32_MAX && (first & ((1u << lane_id()) - 1)) == 0);
+	first = destinations(e, raw.id, token * e->topk + lane_id(), &rank);
 	for (; first; first &= first - 1) {
 		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
 
-		if (to - ll_div(to, d->by_share) * d->by_share.d != share)
-			continue;
-		segment_send(s, x, e->windows[to] + offset);
-		if (which == 0 && in_head<FORMAT>(e))
-			piece_store(e->windows[to] + row + lane_id() * 16, raw.head);
-	}
-	if (which == 0 && share == 0) {
-		uint32_t weight = weight_of_head<FORMAT>(raw.head);
-
-		if (lane_id() < e->topk)
-			e->home_routes[index] = make_uint2(rank, weight);
+		if (to - ll_div(to, d->by_share) * d->by_share.d == share)
+			segment_send(s, x, e->windows[to] + offset);
 	}
 }
 
@@ -133,15 +145,20 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 		send_plan<FORMAT>(d, epoch, nr_tokens, four);
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
-		uint32_t segment = ll_div(i, d->by_share), token = ll_div(segment, e->by_row_segments), which = segment - token * e->row.nr_segments;
+		uint32_t part = ll_div(i, d->by_share), token = ll_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
 		raw_segment<SCALED, ND> raw;
 
 		if (token >= d->nr_tokens)
 			break;
-		load_raw<FORMAT, SCALED, ND>(d, token, which, epoch, raw);
+		if (which == e->row.nr_segments) {
+			if (token < nr_tokens && i == part * d->by_share.d)
+				send_head<FORMAT>(d, epoch, token);
+			continue;
+		}
+		load_raw(d, token, which, raw);
 		if (token >= nr_tokens)
 			break;
-		send_segment<FORMAT, SCALED, ND>(d, epoch, token, which, i - segment * d->by_share.d, raw);
+		send_segment<FORMAT, SCALED, ND>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
@@ -186,42 +203,14 @@ struct share {
 static __device__ __forceinline__ struct share share_of(const struct ll_exchange *e, uint32_t i)
 {
 	struct share a;
-	uint32_t row = ll_div(i, e->by_row_segments);
+	uint32_t row = ll_div(i, e->by_row_parts);
 
-	a.which = i - row * e->row.nr_segments;
+	a.which = i - row * e->by_row_parts.d;
 	a.token = ll_div(row, e->by_ranks);
 	a.source = e->rank + row - a.token * e->nr_ranks;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
 	a.row = e->windows[e->rank] + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
-}
-
-/* For the combine, and for the caller. */
-template <int FORMAT>
-static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint32_t position,
-	uint4 head)
-{
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t row = a.source * e->max_tokens + bits_before(p->present + a.source * p->token_words, a.token), weight;
-	struct patience patience = {0, 0};
-
-	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
-		if (in_head<FORMAT>(e))
-			head = piece_load(a.row + lane_id() * 16);
-		if (may_wait(&patience, e->wait_ns))
-			continue;
-		if (lane_id() == 7)
-			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, &patience);
-		return false;
-	}
-	weight = weight_of_head<FORMAT>(head);
-	if (lane_id() == 0)
-		e->row_tokens[row] = a.token;
-	if (lane_id() < e->topk)
-		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
-	if (position != UINT32_MAX)
-		d->out_rows[position] = make_int4(a.source, a.token, lane_id(), weight);
-	return true;
 }
 
 template <int FORMAT, bool SCALED, int ND>
@@ -258,10 +247,37 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_exchange 
 	return p->base[place] + bits_before(p->bits + place * p->token_words, a.token);
 }
 
-/* The first piece has been looked for already. */
+/* For the combine, and for the caller: one piece of work with a row's head. */
+template <int FORMAT>
+static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint4 head)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t row = a.source * e->max_tokens + bits_before(p->present + a.source * p->token_words, a.token), position = position_of(e, p, a), weight;
+	struct patience patience = {0, 0};
+
+	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
+		if (in_head<FORMAT>(e))
+			head = piece_load(a.row + lane_id() * 16);
+		if (may_wait(&patience, e->wait_ns))
+			continue;
+		if (lane_id() == 7)
+			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, &patience);
+		return false;
+	}
+	weight = weight_of_head<FORMAT>(head);
+	if (lane_id() == 0)
+		e->row_tokens[row] = a.token;
+	if (lane_id() < e->topk)
+		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
+	if (position != UINT32_MAX)
+		d->out_rows[position] = make_int4(a.source, a.token, lane_id(), weight);
+	return true;
+}
+
+/* The pieces have been looked for already. */
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a,
-	segment<FORMAT, SCALED, ND> &s, uint4 head)
+	segment<FORMAT, SCALED, ND> &s)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
@@ -272,7 +288,17 @@ static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch 
 		return false;
 	segment_unpack(s);
 	store_rows(d, s, x, position);
-	return a.which != 0 || describe_row<FORMAT>(d, p, epoch, a, position, head);
+	return true;
+}
+
+/* A head's pieces go where those of a segment's first vector would. */
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void look_for(const struct ll_exchange *e, struct share a, segment<FORMAT, SCALED, ND> &s)
+{
+	if (a.which < e->row.nr_segments)
+		segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
+	else
+		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
 }
 
 template <int FORMAT, bool SCALED, int ND>
@@ -282,7 +308,6 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0;
 	segment<FORMAT, SCALED, ND> s;
 	struct share a = share_of(e, i);
-	uint4 head = make_uint4(0, 0, 0, 0);
 
 	positions_clear(p, thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
@@ -291,10 +316,8 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		stamp(e, 4);
 	if (*p->failed)
 		return;
-	if (a.token < e->max_tokens) { /* on the way while positions are made */
-		segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
-		head = piece_load(a.row + lane_id() % 16 * 16);
-	}
+	if (a.token < e->max_tokens) /* on the way while positions are made */
+		look_for(e, a, s);
 	if (warp == 0)
 		place_experts(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
@@ -306,14 +329,13 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		most = max(most, p->nr_tokens[r]);
 	while (a.token < most) {
 		if (p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1)
-			if (!receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s, head))
+			if (a.which == e->row.nr_segments ? !describe_row<FORMAT>(d, p, epoch, a, s.v[0])
+							  : !receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s))
 				return;
 		i += step;
 		a = share_of(e, i);
-		if (a.token < most) {
-			segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
-			head = piece_load(a.row + lane_id() % 16 * 16);
-		}
+		if (a.token < most)
+			look_for(e, a, s);
 	}
 	if (warp == 0)
 		stamp(e, 6);

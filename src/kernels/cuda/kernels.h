@@ -64,7 +64,8 @@ struct ll_exchange {
 	enum ll_format format;
 	struct ll_placement placement;
 	struct ll_cut row, result;
-	struct ll_divisor by_topk, by_ranks, by_row_segments, by_result_segments;
+	struct ll_divisor by_topk, by_ranks, by_result_segments;
+	struct ll_divisor by_row_parts; /* segments, and the head */
 	struct ll_window window;
 	uint8_t *windows[LL_MAX_RANKS]; /* as mapped here */
 	struct ll_state *state;

@@ -234,44 +234,46 @@ __device__ __forceinline__ uint32_t lanes_before(uint32_t value, uint32_t *all)
 	return sum - value;
 }
 
-/* By one warp: where each source's rows of each expert begin. publish: to the caller as well. */
+/* By one warp: where each source's rows of each expert begin; a lane has neighbouring experts. publish: to the caller as well. */
 __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, bool publish)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t end = 0, routes = 0, last = 0;
+	uint32_t nr = e->nr_local, each = (nr + LANES - 1) / LANES, first = lane_id() * each, end = min(first + each, nr), span = 0, all, offset;
+	uint32_t routes = 0, last = 0;
 
-#pragma unroll 1
-	for (uint32_t l0 = 0; l0 < e->nr_local; l0 += LANES) {
-		uint32_t l = l0 + lane_id(), count = 0, all, offset, span;
-		bool mine = l < e->nr_local;
+	for (uint32_t l = first; l < end; l++) {
+		uint32_t count = 0;
 
-#pragma unroll 2
+#pragma unroll 4
 		for (uint32_t s = 0; s < e->nr_ranks; s++)
-			count += mine ? p->base[s * e->nr_local + l] : 0;
-		span = ll_div(count + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
-		offset = end + lanes_before(span, &all);
-		offset = d->padded ? l * d->capacity : offset;
-		end += all;
-		if (publish) {
-			routes += __reduce_add_sync(ALL_LANES, count);
-			last = __shfl_sync(ALL_LANES, offset + count, min(e->nr_local - 1 - l0, LANES - 1));
-		}
-		if (publish && mine) {
-			d->out_counts[l] = count;
-			d->out_offsets[l] = offset;
-		}
-#pragma unroll 1
-		for (uint32_t s = 0; s < e->nr_ranks; s++) {
-			uint32_t here = mine ? p->base[s * e->nr_local + l] : 0;
+			count += p->base[s * nr + l];
+		span += ll_div(count + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+		routes += count;
+	}
+	offset = lanes_before(span, &all);
+	for (uint32_t l = first; l < end; l++) {
+		uint32_t start = d->padded ? l * d->capacity : offset, at = start;
 
-			if (mine)
-				p->base[s * e->nr_local + l] = offset;
-			offset += here;
+#pragma unroll 4
+		for (uint32_t s = 0; s < e->nr_ranks; s++) {
+			uint32_t here = p->base[s * nr + l];
+
+			p->base[s * nr + l] = at;
+			at += here;
+		}
+		offset += ll_div(at - start + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+		last = at;
+		if (publish) {
+			d->out_counts[l] = at - start;
+			d->out_offsets[l] = start;
 		}
 	}
-	if (publish && lane_id() == 0) {
+	if (!publish)
+		return;
+	routes = __reduce_add_sync(ALL_LANES, routes);
+	if ((end == nr && first < nr) || (nr == 0 && lane_id() == 0)) {
 		d->out_sums[0] = routes;
-		d->out_sums[1] = d->padded ? e->nr_local * d->capacity : last;
+		d->out_sums[1] = d->padded ? nr * d->capacity : last;
 	}
 }
 
