@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The lab's ranks: one thread and one GPU each, in one process, with peer access; and an exchange's buffers on them. */
+#ifndef TERN_LAB_GPUS_H
+#define TERN_LAB_GPUS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "bench/job.h"
+#include "floor.h"
+#include "kernels/cuda/kernels.h"
+
+/* How an exchange is run. */
+struct lab_way {
+	enum ll_format format;
+	uint32_t row_vectors, result_vectors;
+	uint32_t share;
+	struct ll_launch dispatch, combine;
+};
+
+struct lab_rank {
+	uint32_t rank;
+	cudaStream_t stream;
+	uint8_t *arena, *next, *host; /* device memory, handed out for one case after the other; pinned staging */
+	size_t arena_bytes, host_bytes;
+	uint32_t *gate_flags;
+	uint32_t gate_number;
+	/* Of the current case: */
+	uint8_t *window;
+	struct ll_state *state;
+	struct ll_report *report; /* pinned */
+	uint8_t *x, *y, *out, *ids, *out_x;
+	float *weights, *out_scales;
+	int4 *out_rows;
+	uint32_t *counts, *nr_tokens_at;
+	uint64_t *offsets, *sums;
+	uint64_t positions;
+	struct ll_dispatch dispatch;
+	struct ll_combine combine;
+};
+
+struct lab {
+	uint32_t nr_ranks;
+	struct lab_rank ranks[LAB_MAX_GPUS];
+	pthread_barrier_t barrier;
+	const struct job *job;
+	struct lab_way way;
+};
+
+/* Ends the program with the place and CUDA's text: this is a lab. */
+void lab_check(cudaError_t rc, const char *file, int line);
+#define CHECK(call) lab_check((call), __FILE__, __LINE__)
+
+void lab_open(struct lab *lab, uint32_t nr_ranks, size_t arena_bytes, size_t host_bytes);
+void lab_close(struct lab *lab);
+
+/* Runs body on every rank's thread, with its GPU current; returns the sum of what it returns. */
+typedef uint64_t (*lab_body)(struct lab *lab, struct lab_rank *rank, void *ctx);
+uint64_t lab_run(struct lab *lab, lab_body body, void *ctx);
+
+/* Makes the buffers and arguments of job on all ranks, as way says. Called from no rank's thread. */
+void lab_setup(struct lab *lab, const struct job *job, const struct lab_way *way);
+
+/* Puts one round's inputs in place. */
+void lab_inputs(struct lab *lab, struct lab_rank *rank, uint64_t round);
+
+void lab_gate(struct lab *lab, struct lab_rank *rank, uint64_t hold_ns);
+
+/* Prints the report of an expired wait, if there is one. */
+bool lab_expired(const struct lab_rank *rank);
+
+#endif

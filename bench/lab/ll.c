@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tern-lab-ll: the low-latency GPU kernels, verified and measured.
+ *
+ *   tern-lab-ll verify [factor]     hundreds of rounds of many shapes, times factor
+ *   tern-lab-ll sweep [log]         looks for the best launch of each case, then times it as a pair
+ */
+#include "lab_ll.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- verification -------------------------------------------------------------------------------------------- */
+
+struct shape {
+	const char *name;
+	uint32_t hidden, experts, topk, tokens, max_tokens;
+	bool fp8, at_home, padded, pass;
+	enum job_input input;
+	enum routing_kind routing;
+	double drop;
+	bool uneven, spread, early, ids_64;
+	uint32_t redundant, alignment;
+	uint32_t blocks, warps, send;
+	uint32_t rounds;
+};
+
+static const struct shape shapes[] = {
+	{"dsv3, 1 token", 7168, 256, 8, 1, 128, .fp8 = true, .input = INPUT_RANDOM, .blocks = 16, .warps = 8, .send = 4, .rounds = 200},
+	{"dsv3, 8 tokens", 7168, 256, 8, 8, 8, .fp8 = true, .input = INPUT_RANDOM, .blocks = 32, .warps = 8, .send = 4, .rounds = 100, .early = true},
+	{"dsv3, 128 tokens", 7168, 256, 8, 128, 128, .fp8 = true, .input = INPUT_RANDOM, .blocks = 132, .warps = 16, .send = 8, .rounds = 30},
+	{"dsv3, 128 bf16, uneven", 7168, 256, 8, 128, 128, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 64, .warps = 16, .send = 4, .rounds = 20},
+	{"dsv3, home, uneven, -1", 7168, 256, 8, 16, 40, .fp8 = true, .at_home = true, .input = INPUT_RANDOM, .uneven = true, .drop = 0.2, .blocks = 20, .warps = 8, .send = 3, .rounds = 100, .ids_64 = true},
+	{"qwen, padded, uneven", 2048, 128, 8, 32, 32, .fp8 = true, .padded = true, .input = INPUT_RANDOM, .uneven = true, .drop = 0.05, .blocks = 24, .warps = 12, .send = 5, .rounds = 200},
+	{"qwen, alignment 16, exact", 2048, 128, 8, 32, 33, .fp8 = true, .alignment = 16, .input = INPUT_EXACT, .uneven = true, .blocks = 7, .warps = 6, .send = 2, .rounds = 200},
+	{"gpt-oss bf16, uneven", 2880, 128, 4, 48, 48, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 33, .warps = 8, .send = 4, .rounds = 200},
+	{"gpt-oss fp8, short last block", 2880, 128, 4, 9, 70, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 3, .warps = 8, .send = 4, .rounds = 200},
+	{"special values, fp8", 2048, 64, 6, 12, 16, .fp8 = true, .input = INPUT_SPECIAL, .blocks = 9, .warps = 8, .send = 4, .rounds = 150},
+	{"special values, bf16, home", 1024, 64, 6, 12, 16, .at_home = true, .input = INPUT_SPECIAL, .blocks = 9, .warps = 4, .send = 1, .rounds = 150},
+	{"all to one rank", 2048, 128, 8, 24, 24, .fp8 = true, .input = INPUT_RANDOM, .routing = ROUTING_ONE, .blocks = 16, .warps = 8, .send = 4, .rounds = 100},
+	{"zipf, uneven, pass", 2048, 128, 8, 64, 64, .pass = true, .input = INPUT_RANDOM, .routing = ROUTING_ZIPF, .uneven = true, .blocks = 40, .warps = 8, .send = 4, .rounds = 100, .early = true},
+	{"replicas, spread, 1 block", 512, 60, 5, 7, 7, .fp8 = true, .input = INPUT_RANDOM, .redundant = 12, .spread = true, .uneven = true, .drop = 0.1, .blocks = 1, .warps = 2, .send = 1, .rounds = 200},
+	{"top-32, 70 experts", 256, 70, 32, 5, 6, .input = INPUT_RANDOM, .uneven = true, .drop = 0.3, .blocks = 5, .warps = 4, .send = 2, .rounds = 200},
+	{"hidden 16, top-1", 16, 8, 1, 40, 100, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 4, .warps = 4, .send = 2, .rounds = 200},
+	{"no tokens at all", 2048, 128, 8, 0, 4, .fp8 = true, .input = INPUT_RANDOM, .blocks = 4, .warps = 4, .send = 2, .rounds = 20},
+};
+
+static void shape_job(const struct shape *s, uint32_t nr_ranks, struct job *job)
+{
+	job_init(job);
+	job->nr_ranks = nr_ranks;
+	job->nr_tokens = s->tokens;
+	job->seed = 1000 + nr_ranks;
+	job->input = s->input;
+	job->routing.kind = s->routing;
+	job->routing.exponent = 1.2;
+	job->routing.drop = s->drop;
+	job->routing.uneven = s->uneven;
+	job->nr_redundant = s->redundant;
+	job->spread = s->spread;
+	job->config.hidden = s->hidden;
+	job->config.nr_experts = s->experts;
+	job->config.topk = s->topk;
+	job->config.max_tokens = s->max_tokens;
+	job->config.dispatch_dtype = s->fp8 ? TERN_FP8_E4M3 : TERN_BF16;
+	job->config.scale = s->fp8 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
+	job->config.reduce = s->at_home ? TERN_REDUCE_HOME : TERN_REDUCE_EXPERT;
+	job->config.weights = s->pass ? TERN_WEIGHTS_PASS : TERN_WEIGHTS_COMBINE;
+	job->config.layout = s->padded ? TERN_PADDED : TERN_CONTIGUOUS;
+	job->config.alignment = s->alignment ? s->alignment : 1;
+}
+
+static const uint32_t line_vectors[] = {1, 2, 4, 8}, cell_vectors[2][2] = {{3, 6}, {2, 4}};
+
+static struct lab_way shape_way(const struct shape *s, enum ll_format format, uint32_t turn, uint32_t nr_ranks)
+{
+	struct lab_way way = {.format = format};
+
+	if (format == LL_LINES) {
+		way.row_vectors = line_vectors[turn % (s->fp8 ? 3 : 4)];
+		way.result_vectors = line_vectors[(turn + 1) % 4];
+	} else {
+		way.row_vectors = cell_vectors[s->fp8][turn % 2];
+		way.result_vectors = cell_vectors[0][(turn + 1) % 2];
+	}
+	way.share = turn % 2 ? nr_ranks : 1;
+	way.dispatch = way.combine = (struct ll_launch){s->blocks, s->warps, s->send, s->early};
+	return way;
+}
+
+static int verify(uint32_t most_ranks, double factor)
+{
+	uint64_t bad = 0, total = 0;
+	double start = seconds();
+
+	for (uint32_t ranks = most_ranks; ranks >= 1 && !bad; ranks--) {
+		struct lab lab;
+
+		lab_open(&lab, ranks, 1200u << 20, 160u << 20);
+		for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && !bad; i++)
+			for (uint32_t turn = 0; turn < 4 && !bad; turn++) {
+				enum ll_format format = turn == 3 ? LL_CELLS : LL_LINES;
+				uint64_t rounds = 1 + (uint64_t)(shapes[i].rounds * factor / (ranks == most_ranks ? 4 : 16));
+				struct lab_way way = shape_way(&shapes[i], format, turn + i, ranks);
+				struct job job;
+				double begin = seconds();
+
+				shape_job(&shapes[i], ranks, &job);
+				bad = verify_case(&lab, &job, &way, rounds);
+				total += rounds;
+				printf("verify %u ranks, %-30s %s, vectors %u and %u, share %u: %llu rounds %s, %.1f s\n", ranks, shapes[i].name,
+					format == LL_LINES ? "lines" : "cells", way.row_vectors, way.result_vectors, way.share,
+					(unsigned long long)rounds, bad ? "WRONG" : "right", seconds() - begin);
+				fflush(stdout);
+			}
+		for (uint32_t turn = 0; turn < 4 && !bad; turn++) {
+			struct shape s = {"storm", 2048, 128, 8, 24, 24, .input = INPUT_EXACT, .uneven = true, .drop = 0.1, .blocks = 16, .warps = 8, .send = 4, .early = turn & 1};
+			struct lab_way way = shape_way(&s, turn == 3 ? LL_CELLS : LL_LINES, turn, ranks);
+			struct job job;
+
+			shape_job(&s, ranks, &job);
+			bad = storm_case(&lab, &job, &way, 400);
+			total += 400;
+			printf("storm %u ranks, way %u: 400 rounds %s\n", ranks, turn, bad ? "WRONG" : "right");
+			fflush(stdout);
+		}
+		lab_close(&lab);
+	}
+	printf("verify: %llu rounds, %s, %.1f s\n", (unsigned long long)total, bad ? "WRONG" : "all right", seconds() - start);
+	return bad ? 1 : 0;
+}
+
+/* ---- the search for the best launch -------------------------------------------------------------------------- */
+
+struct target {
+	const char *name;
+	uint32_t hidden, experts, topk, tokens;
+	bool fp8;
+};
+
+static const struct target targets[] = {
+	{"dsv3 fp8", 7168, 256, 8, 1, true},	{"dsv3 fp8", 7168, 256, 8, 8, true},	 {"dsv3 fp8", 7168, 256, 8, 32, true},
+	{"dsv3 fp8", 7168, 256, 8, 64, true},	{"dsv3 fp8", 7168, 256, 8, 128, true},	 {"dsv3 bf16", 7168, 256, 8, 128, false},
+	{"qwen3-30b fp8", 2048, 128, 8, 128, true}, {"gpt-oss bf16", 2880, 128, 4, 128, false},
+};
+
+struct best {
+	double us;
+	struct ll_launch launch;
+	uint32_t vectors, share;
+};
+
+static void better(struct best *best, double us, struct ll_launch launch, uint32_t vectors, uint32_t share)
+{
+	if (us < best->us)
+		*best = (struct best){us, launch, vectors, share};
+}
+
+static void print_launch(FILE *file, const char *name, const struct best *b)
+{
+	fprintf(file, " %s: %u blocks, %u of %u warps send, %u vectors, share %u;", name, b->launch.nr_blocks, b->launch.send_warps, b->launch.nr_warps,
+		b->vectors, b->share);
+}
+
+/* One format: both halves over the same grid of launches. */
+static void search(struct lab *lab, const struct target *t, enum ll_format format, uint32_t rounds, struct best *d, struct best *c, FILE *log)
+{
+	static const uint32_t blocks[] = {8, 16, 32, 48, 64, 96, 132};
+	static const uint32_t warps[][2] = {{4, 2}, {8, 2}, {8, 4}, {8, 6}, {16, 4}, {16, 8}, {16, 12}};
+
+	*d = *c = (struct best){.us = 1e9};
+	for (uint32_t v = 0; v < (format == LL_LINES ? 8 : 2); v++)
+		for (uint32_t b = 0; b < 7; b++)
+			for (uint32_t w = 0; w < 7; w++) {
+				struct ll_launch launch = {blocks[b], warps[w][0], warps[w][1], 0};
+				struct lab_way way = {format, 0, 0, v & 1 ? lab->nr_ranks : 1, launch, launch};
+				struct lab_times times;
+
+				if ((t->tokens >= 32 && blocks[b] < 32) || (t->tokens == 1 && blocks[b] > 96))
+					continue;
+				if (t->tokens > 32 && v % 4 == 0 && format == LL_LINES)
+					continue;
+				way.row_vectors = format == LL_CELLS ? cell_vectors[t->fp8][v] : line_vectors[t->fp8 && v % 4 == 3 ? 2 : v % 4];
+				way.result_vectors = format == LL_CELLS ? cell_vectors[0][v] : line_vectors[v % 4];
+				way.share = v < 4 ? 1 : v % 4 == 3 && t->fp8 ? 2 : lab->nr_ranks;
+				time_case(lab, &way, rounds, false, &times);
+				better(d, times.dispatch, launch, way.row_vectors, way.share);
+				better(c, times.combine, launch, way.result_vectors, 0);
+				fprintf(log, "%s,%u,%d,%u,%u,%u,%u,%u,%u,%.2f,%.2f\n", t->name, t->tokens, format, launch.nr_blocks, launch.nr_warps,
+					launch.send_warps, way.row_vectors, way.result_vectors, way.share, times.dispatch, times.combine);
+			}
+}
+
+static void report(const char *what, const struct lab_times *t)
+{
+	printf("  %-24s D %6.2f (p99 %6.2f)  C %6.2f (p99 %6.2f)  D+C %6.2f (p99 %6.2f)  chained %6.2f\n", what, t->dispatch, t->dispatch_p99,
+		t->combine, t->combine_p99, t->pair, t->pair_p99, t->chained);
+}
+
+static uint64_t set_trace(struct lab *lab, struct lab_rank *rank, void *ctx)
+{
+	long long *trace = NULL;
+
+	(void)lab;
+	if (ctx) {
+		CHECK(cudaMallocHost((void **)&trace, LL_TRACE * sizeof(*trace)));
+		memset(trace, 0, LL_TRACE * sizeof(*trace));
+	}
+	rank->dispatch.exchange.trace = rank->combine.exchange.trace = trace;
+	return 0;
+}
+
+static uint64_t trace_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
+{
+	(void)ctx;
+	lab_inputs(lab, rank, 1);
+	for (int i = 0; i < 5; i++) {
+		lab_gate(lab, rank, 30000);
+		CHECK(ll_dispatch_launch(&rank->dispatch, &lab->way.dispatch, rank->stream));
+		CHECK(ll_combine_launch(&rank->combine, &lab->way.combine, rank->stream));
+	}
+	CHECK(cudaStreamSynchronize(rank->stream));
+	return 0;
+}
+
+static void print_trace(struct lab *lab, const struct lab_way *way)
+{
+	lab_setup(lab, lab->job, way);
+	lab_run(lab, set_trace, lab);
+	lab_run(lab, trace_rank, NULL);
+	const long long *t = lab->ranks[0].dispatch.exchange.trace;
+	printf("    block 0, clocks: dispatch sent %lld, plans %lld, positions %lld, rows %lld; combine sent %lld, received %lld\n", t[1] - t[0], t[4] - t[0],
+		t[5] - t[0], t[6] - t[0], t[9] - t[8], t[10] - t[8]);
+	lab_run(lab, set_trace, NULL);
+}
+
+static void sweep_target(struct lab *lab, const struct target *t, FILE *log)
+{
+	struct shape s = {t->name, t->hidden, t->experts, t->topk, t->tokens, t->tokens, .fp8 = t->fp8, .input = INPUT_RANDOM};
+	struct lab_times empty, copy, times;
+	struct job job;
+	double begin = seconds();
+
+	shape_job(&s, lab->nr_ranks, &job);
+	if (job_open(&job, NULL))
+		return;
+	lab->job = &job;
+	for (enum ll_format format = LL_LINES; format <= LL_CELLS; format++) {
+		struct best d, c;
+
+		search(lab, t, format, 21, &d, &c, log);
+		struct lab_way way = {format, d.vectors, c.vectors, d.share, d.launch, c.launch};
+		time_case(lab, &way, 300, true, &times);
+		if (format == LL_LINES) {
+			printf("%s, %u tokens, %u ranks\n", t->name, t->tokens, lab->nr_ranks);
+			time_floors(lab, 300, &empty, &copy);
+			report("empty", &empty);
+			report("copy", &copy);
+		}
+		report(format == LL_LINES ? "lines" : "cells", &times);
+		way.dispatch.early = way.combine.early = 1;
+		time_case(lab, &way, 300, true, &times);
+		report("  early launch", &times);
+		printf("   ");
+		print_launch(stdout, "dispatch", &d);
+		print_launch(stdout, "combine", &c);
+		printf("\n");
+		print_trace(lab, &way);
+	}
+	printf("    %.1f s\n", seconds() - begin);
+	fflush(stdout);
+	job_close(&job);
+}
+
+static int sweep(uint32_t nr_ranks, const char *path)
+{
+	FILE *log = fopen(path, "w");
+	struct lab lab;
+
+	if (!log)
+		return 1;
+	lab_open(&lab, nr_ranks, 1200u << 20, 160u << 20);
+	for (uint32_t i = 0; i < sizeof(targets) / sizeof(targets[0]); i++)
+		sweep_target(&lab, &targets[i], log);
+	lab_close(&lab);
+	fclose(log);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	int nr_gpus = 0;
+
+	if (cudaGetDeviceCount(&nr_gpus) != cudaSuccess || !nr_gpus) {
+		fprintf(stderr, "no GPU\n");
+		return 77;
+	}
+	if (nr_gpus > 4)
+		nr_gpus = 4;
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (argc > 1 && !strcmp(argv[1], "verify"))
+		return verify((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
+	if (argc > 1 && !strcmp(argv[1], "sweep"))
+		return sweep((uint32_t)nr_gpus, argc > 2 ? argv[2] : "/dev/null");
+	fprintf(stderr, "usage: %s verify [factor] | sweep [log]\n", argv[0]);
+	return 2;
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low-latency combine: what the experts made of a token goes home, and is summed there in fp32, in the order that tern.h fixes.
+ *
+ *   sending warps     y rows of one token -> (weighted sum, k order) -> pieces in the home's window       at_home: each row as it is
+ *   receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum -> out
+ *
+ * Results lie by rank and token, so the home knows from its own routing what will come. On the way of a single token: one load of
+ * the row's routes, one of y, one store over NVLink, the poll that sees it, one store.
+ *
+ * Arrival words: each rank tells every rank that it has read all rows of this round. The dispatch, an earlier kernel, did that, so the word is stored at
+ * once. Without it a rank that is home to none of my tokens could start its next round while a third one's rows of this round are still awaited here.
+ * Why results of the next round may overwrite these: they follow my dispatch of e+1, which is behind this kernel.
+ */
+#include "plan.cuh"
+#include "quantise.cuh"
+
+#define CHUNK(ND) ((ND) < 4 ? (ND) : (ND) == 6 ? 3 : 4) /* vectors summed at a time: what registers hold */
+
+static __device__ __forceinline__ void add_pair(float *sum, uint32_t pair, bool weighted, float weight)
+{
+	float low = bf16_low(pair), high = bf16_high(pair);
+
+	sum[0] = __fadd_rn(sum[0], weighted ? __fmul_rn(weight, low) : low);
+	sum[1] = __fadd_rn(sum[1], weighted ? __fmul_rn(weight, high) : high);
+}
+
+static __device__ __forceinline__ void add_vector(float sum[8], uint4 v, bool weighted, float weight)
+{
+	add_pair(sum, v.x, weighted, weight);
+	add_pair(sum + 2, v.y, weighted, weight);
+	add_pair(sum + 4, v.z, weighted, weight);
+	add_pair(sum + 6, v.w, weighted, weight);
+}
+
+static __device__ __forceinline__ uint32_t to_bf16(float low, float high)
+{
+	uint32_t pair;
+
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+	return pair;
+}
+
+static __device__ __forceinline__ uint4 round_vector(const float sum[8])
+{
+	return make_uint4(to_bf16(sum[0], sum[1]), to_bf16(sum[2], sum[3]), to_bf16(sum[4], sum[5]), to_bf16(sum[6], sum[7]));
+}
+
+template <int N> static __device__ __forceinline__ void load_part(const struct ll_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
+{
+	const uint8_t *row = c->y + position * c->y_stride;
+
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		uint32_t offset;
+
+		v[i] = in_row(&c->exchange.result, x, first + i, &offset) ? row_load(row + offset) : make_uint4(0, 0, 0, 0);
+	}
+}
+
+/* N vectors of a token's rows here, weighted and summed. Several rows are loaded before the first is needed. */
+template <int N, int ROWS>
+static __device__ __forceinline__ void sum_part(const struct ll_combine *c, uint2 route, struct extent x, int first, uint4 *out)
+{
+	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
+	float sum[N][8] = {};
+
+	while (here) {
+		uint4 v[ROWS][N];
+		uint32_t k[ROWS];
+#pragma unroll
+		for (int r = 0; r < ROWS; r++) {
+			k[r] = here ? __ffs(here) - 1 : LANES;
+			if (here)
+				load_part(c, __shfl_sync(ALL_LANES, route.x, k[r]), x, first, v[r]);
+			here &= here - 1;
+		}
+#pragma unroll
+		for (int r = 0; r < ROWS; r++) {
+			float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, k[r] % LANES));
+
+			if (k[r] == LANES)
+				break;
+#pragma unroll
+			for (int i = 0; i < N; i++)
+				add_vector(sum[i], v[r][i], c->weighted, weight);
+		}
+	}
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		out[i] = round_vector(sum[i]);
+}
+
+/* One segment of what the experts here made of one token. */
+template <int FORMAT, int ND>
+static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
+	uint32_t which)
+{
+	const struct ll_exchange *e = &c->exchange;
+	struct extent x = segment_extent(&e->result, which);
+	segment<FORMAT, false, ND> s;
+	uint8_t *results = e->windows[source] + e->window.results + (uint64_t)which * e->result.segment_bytes;
+
+	if (!e->at_home) {
+#pragma unroll
+		for (int i = 0; i < ND; i += CHUNK(ND))
+			sum_part<CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(c, route, x, i, s.v + i);
+		segment_pack(s, epoch);
+		segment_send(s, x, results + ((uint64_t)e->rank * e->max_tokens + token) * e->window.result_bytes);
+		return;
+	}
+	for (uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX); here; here &= here - 1) {
+		uint32_t k = __ffs(here) - 1;
+		uint4 v[ND];
+
+		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, 0, v);
+#pragma unroll
+		for (int i = 0; i < ND; i++)
+			s.v[i] = v[i];
+		segment_pack(s, epoch);
+		segment_send(s, x, results + ((uint64_t)token * e->topk + k) * e->window.result_bytes);
+	}
+}
+
+/* Homes alternate, and each rank begins with another one, so that they do not all write to one. */
+template <int FORMAT, int ND>
+static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &c->exchange;
+	uint32_t most = 0;
+
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		most = max(most, e->state->nr_from[s]);
+	if (warp == nr_warps - 1)
+		for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
+			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
+#pragma unroll 1
+	for (uint32_t i = warp;; i += nr_warps) {
+		uint32_t at = ll_div(i, e->by_result_segments), row = ll_div(at, e->by_ranks), source = e->rank + 1 + at - row * e->nr_ranks;
+		uint32_t token, nr;
+		uint2 route = make_uint2(UINT32_MAX, 0);
+
+		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
+		if (row >= e->max_tokens)
+			return;
+		token = e->row_tokens[source * e->max_tokens + row]; /* all under way before it is known whether there is such a row */
+		if (lane_id() < e->topk)
+			route = e->row_routes[(source * e->max_tokens + row) * e->topk + lane_id()];
+		nr = e->state->nr_from[source];
+		if (row >= __reduce_max_sync(ALL_LANES, most))
+			return;
+		if (row < nr)
+			send_result<FORMAT, ND>(c, epoch, source, token, route, i - at * e->result.nr_segments);
+	}
+}
+
+/* ---- at home ------------------------------------------------------------------------------------------------- */
+
+/* The next result of a token in the order of its sum, after `last`; UINT32_MAX: none. At the expert: a rank. At home: a k. */
+static __device__ __forceinline__ uint32_t next_result(const struct ll_exchange *e, uint2 route, uint32_t last)
+{
+	uint32_t mine = route.x == UINT32_MAX ? UINT32_MAX : e->at_home ? lane_id() : route.x;
+
+	return __reduce_min_sync(ALL_LANES, last == UINT32_MAX || mine > last ? mine : UINT32_MAX);
+}
+
+/* RESULTS at a time, so that their loads are under way together. */
+template <int FORMAT, int ND, int RESULTS>
+static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
+{
+	const struct ll_exchange *e = &c->exchange;
+	struct extent x = segment_extent(&e->result, which);
+	uint2 route = make_uint2(UINT32_MAX, 0);
+	const uint8_t *results = e->windows[e->rank] + e->window.results + (uint64_t)which * e->result.segment_bytes;
+	float sum[ND][8] = {};
+	uint32_t next;
+
+	if (lane_id() < e->topk)
+		route = e->home_routes[token * e->topk + lane_id()];
+	next = next_result(e, route, UINT32_MAX);
+	while (next != UINT32_MAX) {
+		segment<FORMAT, false, ND> s[RESULTS];
+		uint32_t which_result[RESULTS];
+		const uint8_t *from[RESULTS];
+
+#pragma unroll
+		for (int r = 0; r < RESULTS; r++) {
+			uint64_t slot = e->at_home ? (uint64_t)token * e->topk + next : (uint64_t)next * e->max_tokens + token;
+
+			which_result[r] = next;
+			from[r] = results + slot * e->window.result_bytes;
+			if (next == UINT32_MAX)
+				continue;
+			segment_look(s[r], from[r], 0);
+			next = next_result(e, route, next);
+		}
+#pragma unroll
+		for (int r = 0; r < RESULTS; r++) {
+			uint32_t peer = e->at_home ? __shfl_sync(ALL_LANES, route.x, which_result[r] % LANES) : which_result[r];
+			float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, which_result[r] % LANES));
+
+			if (which_result[r] == UINT32_MAX)
+				break;
+			if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
+				return false;
+			segment_unpack(s[r]);
+#pragma unroll
+			for (int i = 0; i < ND; i++)
+				add_vector(sum[i], s[r].v[i], e->at_home && c->weighted, weight);
+		}
+	}
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		uint32_t offset;
+
+		if (in_row(&e->result, x, i, &offset))
+			row_store(c->out + token * c->out_stride + offset, round_vector(sum[i]));
+	}
+	return true;
+}
+
+/* By one warp: every rank has read my rows of this round. */
+static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *e, uint32_t epoch)
+{
+	const uint8_t *words = e->windows[e->rank] + e->window.arrivals;
+
+	bool good = true;
+
+	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES) {
+		struct patience patience = {0, 0};
+		uint32_t seen;
+
+		while (good && (seen = word_load(words + (uint64_t)r * LL_LINE_BYTES)) != epoch)
+			if (!may_wait(&patience, e->wait_ns)) {
+				report_wait(e, LL_WAIT_ARRIVAL, r, 0, epoch, seen, &patience);
+				good = false;
+			}
+	}
+	return __all_sync(ALL_LANES, good);
+}
+
+template <int FORMAT, int ND>
+static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &c->exchange;
+	uint32_t nr = nr_tokens * e->result.nr_segments;
+
+	for (uint32_t i = warp; i < nr; i += nr_warps) {
+		uint32_t token = ll_div(i, e->by_result_segments);
+
+		if (!sum_at_home<FORMAT, ND, (ND < 4 ? 4 : ND == 4 ? 2 : 1)>(c, epoch, token, i - token * e->result.nr_segments))
+			return;
+	}
+	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
+		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
+}
+
+template <int FORMAT, int ND>
+static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
+{
+	const struct ll_exchange *e = &c.exchange;
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+
+	if (warp == 0)
+		stamp(e, 8);
+	wait_for_previous();
+	let_next_start();
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+
+	if (state.w)
+		return;
+	if (warp < send_warps) {
+		send_results<FORMAT, ND>(&c, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (warp == 0)
+			stamp(e, 9);
+	} else {
+		receive_results<FORMAT, ND>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+		if (warp == send_warps)
+			stamp(e, 10);
+	}
+}
+
+/* ---- launching ----------------------------------------------------------------------------------------------- */
+
+typedef void (*combine_kernel)(const struct ll_combine, uint32_t);
+
+static combine_kernel choose(const struct ll_combine *c)
+{
+	bool lines = c->exchange.format == LL_LINES;
+
+	switch (c->exchange.result.nr_vectors) {
+	case 8:
+		return lines ? combine_ll<LL_LINES, 8> : NULL;
+	case 6:
+		return lines ? NULL : combine_ll<LL_CELLS, 6>;
+	case 4:
+		return lines ? combine_ll<LL_LINES, 4> : NULL;
+	case 3:
+		return lines ? NULL : combine_ll<LL_CELLS, 3>;
+	case 2:
+		return lines ? combine_ll<LL_LINES, 2> : NULL;
+	case 1:
+		return lines ? combine_ll<LL_LINES, 1> : NULL;
+	}
+	return NULL;
+}
+
+static uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
+{
+	return roles == LL_SEND ? launch->nr_warps : roles == LL_RECEIVE ? 0 : launch->send_warps;
+}
+
+cudaError_t ll_combine_launch(const struct ll_combine *args, const struct ll_launch *launch, cudaStream_t stream)
+{
+	combine_kernel kernel = choose(args);
+	cudaLaunchAttribute early = {};
+	cudaLaunchConfig_t config = {};
+
+	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS ||
+		(args->roles == (LL_SEND | LL_RECEIVE) && launch->send_warps >= launch->nr_warps))
+		return cudaErrorInvalidValue;
+	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	early.val.programmaticStreamSerializationAllowed = 1;
+	config.gridDim = dim3(launch->nr_blocks);
+	config.blockDim = dim3(launch->nr_warps * LANES);
+	config.stream = stream;
+	config.attrs = &early;
+	config.numAttrs = launch->early ? 1 : 0;
+	return cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
+}
+
+cudaError_t ll_combine_most_blocks(const struct ll_combine *args, const struct ll_launch *launch, uint32_t *nr_blocks)
+{
+	int device, nr_sms, per_sm;
+	combine_kernel kernel = choose(args);
+	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;
+
+	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
+	rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)launch->nr_warps * LANES, 0);
+	if (!rc)
+		*nr_blocks = (uint32_t)(nr_sms * per_sm);
+	return rc;
+}

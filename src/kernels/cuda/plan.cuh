@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans: what each source tells everybody of its routing, and the positions of rows that follow from all of them. */
+#ifndef TERN_CUDA_PLAN_CUH
+#define TERN_CUDA_PLAN_CUH
+
+#include "kernels.h"
+#include "memory.cuh"
+#include "segment.cuh"
+#include "wait.cuh"
+
+/* ---- experts ------------------------------------------------------------------------------------------------- */
+
+/* rank << 16 | local expert */
+__device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
+{
+	uint32_t rank;
+
+	if (!p->per_rank)
+		return p->place[physical];
+	rank = ll_div(physical, p->by_per_rank);
+	return rank << 16 | (physical - rank * p->per_rank);
+}
+
+__device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
+{
+	return p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
+}
+
+/* A replica on this rank if there is one, else number (rank + token) % replicas. */
+static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange *e, uint32_t logical, uint32_t token)
+{
+	const struct ll_placement *p = &e->placement;
+	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first;
+
+	for (uint32_t i = 0; i < nr; i++)
+		if (expert_rank(p, p->replicas[first + i]) == e->rank)
+			return p->replicas[first + i];
+	return p->replicas[first + (e->rank + token) % nr];
+}
+
+/* index: token * K + k */
+__device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
+{
+	int64_t id;
+
+	if (!d->ids_64)
+		return ((const int32_t *)d->topk_ids)[index];
+	id = ((const int64_t *)d->topk_ids)[index];
+	return id < 0 || id > INT32_MAX ? -1 : (int32_t)id;
+}
+
+__device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
+{
+	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
+		return LL_NO_EXPERT;
+	return e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
+}
+
+__device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
+{
+	return min(d->nr_tokens_at ? *d->nr_tokens_at : d->nr_tokens, d->exchange.max_tokens);
+}
+
+/* ---- a plan's lines ------------------------------------------------------------------------------------------ */
+
+template <int FORMAT> struct plan_line {
+	static constexpr uint32_t LANE_IDS = FORMAT == LL_LINES ? 8 : 6, IDS = 7 * LANE_IDS;
+};
+
+/* Is line needed for that many ids? Line 0 always is. */
+template <int FORMAT> __device__ __forceinline__ bool line_needed(uint32_t line, uint32_t nr_ids)
+{
+	return line == 0 || line * plan_line<FORMAT>::IDS < nr_ids;
+}
+
+__device__ __forceinline__ uint32_t tokens_of_head(uint4 v)
+{
+	return v.x;
+}
+
+/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed. */
+template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, uint32_t nr_tokens, uint32_t four)
+{
+	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr = nr_tokens * e->topk;
+	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16;
+	bool head = lane_id() % 8 == 7;
+	uint32_t ids[8], words[4] = {};
+	uint4 v;
+
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		ids[i] = !head && first + i < nr ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		words[i / 2] |= physical_expert(e, (int32_t)ids[i], first + i) << i % 2 * 16;
+	v = head ? make_uint4(nr_tokens, 0, 0, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
+	if (!line_needed<FORMAT>(line, nr))
+		return;
+#pragma unroll 1
+	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
+		uint32_t to = e->rank + i;
+
+		piece_store(e->windows[to >= e->nr_ranks ? to - e->nr_ranks : to] + offset, v);
+	}
+}
+
+/* ---- what follows from all plans, in a block's shared memory ------------------------------------------------- */
+
+struct positions {
+	uint32_t token_words; /* of 32 tokens each */
+	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
+	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
+	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first */
+	uint32_t *failed;
+	uint32_t *nr_tokens;  /* [R] */
+	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
+	uint32_t ids_stride;  /* of whole warps' pieces */
+};
+
+LL_BOTH uint32_t positions_ids(enum ll_format format, uint32_t nr_ids)
+{
+	uint32_t warp = 4 * 7 * ll_lane_ids(format);
+
+	return ll_ceil(nr_ids, warp) * warp;
+}
+
+LL_BOTH uint32_t positions_bytes(enum ll_format format, uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
+{
+	uint32_t words = ll_ceil(max_tokens, 32);
+
+	return 4 * (nr_ranks * nr_local * (words + 1) + nr_ranks * (words + 1) + 1) + 2 * nr_ranks * positions_ids(format, max_tokens * topk);
+}
+
+template <int FORMAT> __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct ll_exchange *e)
+{
+	struct positions p;
+
+	p.token_words = ll_ceil(e->max_tokens, 32);
+	p.bits = shared;
+	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
+	p.base = p.present + e->nr_ranks * p.token_words;
+	p.failed = p.base + e->nr_ranks * e->nr_local;
+	p.nr_tokens = p.failed + 1;
+	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
+	p.ids_stride = positions_ids((enum ll_format)FORMAT, e->max_tokens * e->topk);
+	return p;
+}
+
+/* Everything up to nr_tokens starts as zeros. */
+__device__ __forceinline__ void positions_clear(const struct positions *p, uint32_t thread, uint32_t nr_threads)
+{
+	for (uint32_t *at = p->bits + thread; at < p->nr_tokens; at += nr_threads)
+		*at = 0;
+}
+
+__device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+{
+	uint32_t place;
+
+	if (physical == LL_NO_EXPERT)
+		return;
+	place = expert_place(&e->placement, physical);
+	if (place >> 16 != e->rank)
+		return;
+	place = source * e->nr_local + (place & 0xffff);
+	atomicAdd(&p->base[place], 1u);
+	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
+	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
+}
+
+/* Four lines' ids, first to shared memory as they came, then one a lane: with few tokens that is one step. */
+template <int FORMAT>
+__device__ __forceinline__ void note_lines(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t four, uint32_t nr_ids, uint4 v)
+{
+	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS;
+	uint16_t *ids = p->ids + source * p->ids_stride;
+	uint32_t *words = (uint32_t *)(ids + four * IDS) + (lane_id() - lane_id() / 8) * (N / 2), end = min(nr_ids, (four + 1) * IDS);
+
+	if (lane_id() % 8 != 7) {
+		words[0] = v.x;
+		words[1] = v.y;
+		words[2] = v.z;
+		if (FORMAT == LL_LINES)
+			words[3] = v.w;
+	}
+	__syncwarp();
+	for (uint32_t i = four * IDS + lane_id(); i < end; i += LANES)
+		note_route(e, p, source, ll_div(i, e->by_topk), ids[i]);
+}
+
+/* Waits for four lines of a source's plan and takes their ids down. Line 0 says how many lines there are; it is looked at along with the others. */
+template <int FORMAT>
+__device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t source, uint32_t four)
+{
+	const uint8_t *plan = e->windows[e->rank] + e->window.plans + source * e->window.plan_bytes;
+	uint32_t line = 4 * four + lane_id() / 8, nr_tokens;
+	struct patience patience = {0, 0};
+	bool there;
+	uint4 head, v;
+
+	do {
+		v = piece_load(plan + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16);
+		head = four ? piece_load(plan + lane_id() % 8 * 16) : v;
+		nr_tokens = __shfl_sync(ALL_LANES, tokens_of_head(head), 7);
+		there = __shfl_sync(ALL_LANES, head.w, 7) == epoch;
+		there = __all_sync(ALL_LANES, there && (!has_epoch<FORMAT>() || v.w == epoch || !line_needed<FORMAT>(line, nr_tokens * e->topk)));
+		if (!there && !may_wait(&patience, e->wait_ns)) {
+			if (lane_id() == 7)
+				report_wait(e, LL_WAIT_PLAN, source, four, epoch, head.w, &patience);
+			return false;
+		}
+	} while (!there);
+	nr_tokens = min(nr_tokens, e->max_tokens);
+	note_lines<FORMAT>(e, p, source, four, nr_tokens * e->topk, v);
+	if (lane_id() == 0)
+		p->nr_tokens[source] = nr_tokens;
+	return true;
+}
+
+/* The sum of the lanes before this one, and of all. */
+__device__ __forceinline__ uint32_t lanes_before(uint32_t value, uint32_t *all)
+{
+	uint32_t sum = value;
+
+#pragma unroll
+	for (uint32_t step = 1; step < LANES; step *= 2) {
+		uint32_t other = __shfl_up_sync(ALL_LANES, sum, step);
+
+		sum += lane_id() >= step ? other : 0;
+	}
+	*all = __shfl_sync(ALL_LANES, sum, LANES - 1);
+	return sum - value;
+}
+
+/* By one warp: where each source's rows of each expert begin; a lane has neighbouring experts. publish: to the caller as well. */
+__device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, bool publish)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t nr = e->nr_local, each = (nr + LANES - 1) / LANES, first = lane_id() * each, end = min(first + each, nr), span = 0, all, offset;
+	uint32_t routes = 0, last = 0;
+
+	for (uint32_t l = first; l < end; l++) {
+		uint32_t count = 0;
+
+#pragma unroll 4
+		for (uint32_t s = 0; s < e->nr_ranks; s++)
+			count += p->base[s * nr + l];
+		span += ll_div(count + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+		routes += count;
+	}
+	offset = lanes_before(span, &all);
+	for (uint32_t l = first; l < end; l++) {
+		uint32_t start = d->padded ? l * d->capacity : offset, at = start;
+
+#pragma unroll 4
+		for (uint32_t s = 0; s < e->nr_ranks; s++) {
+			uint32_t here = p->base[s * nr + l];
+
+			p->base[s * nr + l] = at;
+			at += here;
+		}
+		offset += ll_div(at - start + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+		last = at;
+		if (publish) {
+			d->out_counts[l] = at - start;
+			d->out_offsets[l] = start;
+		}
+	}
+	if (!publish)
+		return;
+	routes = __reduce_add_sync(ALL_LANES, routes);
+	if ((end == nr && first < nr) || (nr == 0 && lane_id() == 0)) {
+		d->out_sums[0] = routes;
+		d->out_sums[1] = d->padded ? nr * d->capacity : last;
+	}
+}
+
+/* By one warp, of one block: rows from each source, for the combine. */
+__device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
+{
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES) {
+		uint32_t rows = 0;
+
+#pragma unroll 1
+		for (uint32_t w = 0; w < p->token_words; w++)
+			rows += __popc(p->present[s * p->token_words + w]);
+		e->state->nr_from[s] = rows;
+	}
+}
+
+/* Bits before bit number `token`. */
+__device__ __forceinline__ uint32_t bits_before(const uint32_t *bits, uint32_t token)
+{
+	uint32_t nr = __popc(bits[token / 32] & ((1u << token % 32) - 1));
+
+#pragma unroll 1
+	for (uint32_t w = 0; w < token / 32; w++)
+		nr += __popc(bits[w]);
+	return nr;
+}
+
+#endif

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A warp's share of a row, in registers: 16 bytes a lane and vector, aligned as in the caller's row; and its form on the wire (wire_ll.h). */
+#ifndef TERN_CUDA_SEGMENT_CUH
+#define TERN_CUDA_SEGMENT_CUH
+
+#include "memory.cuh"
+#include "wait.cuh"
+#include "wire_ll.h"
+
+/* ND: data vectors. SCALED: one scale for each line (a block of 128 FP8 elements) goes along. */
+template <int FORMAT, bool SCALED, int ND> struct segment {
+	static constexpr int PER_EXTRA = SCALED ? 2 : 3;
+	static constexpr int NV = FORMAT == LL_LINES ? ND : ND + (ND + PER_EXTRA - 1) / PER_EXTRA;
+	static_assert(FORMAT != LL_LINES || ND <= (SCALED ? 4 : 8), "an extra line has 31 words");
+	static_assert(FORMAT != LL_CELLS || ND % PER_EXTRA == 0, "extra cells are full");
+
+	uint4 v[NV];
+	float scale[SCALED ? ND : 1]; /* of this lane's line */
+};
+
+__device__ __forceinline__ uint32_t lane_id()
+{
+	return threadIdx.x % LANES;
+}
+
+/* Vector i of this lane belongs to line 4i + lane / 8 of the segment. */
+__device__ __forceinline__ uint32_t line_of(int i)
+{
+	return 4 * i + lane_id() / 8;
+}
+
+/* Where a segment lies in its row. */
+struct extent {
+	uint32_t first_line, nr_lines;
+};
+
+__device__ __forceinline__ struct extent segment_extent(const struct ll_cut *cut, uint32_t segment)
+{
+	struct extent x;
+
+	x.first_line = segment * cut->segment_lines;
+	x.nr_lines = min(cut->segment_lines, cut->nr_lines - min(cut->nr_lines, x.first_line));
+	return x;
+}
+
+/* This lane's offset in the row, if vector i has something there. */
+__device__ __forceinline__ bool in_row(const struct ll_cut *cut, struct extent x, int i, uint32_t *offset)
+{
+	*offset = (x.first_line + line_of(i)) * LL_LINE_BYTES + lane_id() % 8 * 16;
+	return line_of(i) < x.nr_lines && *offset < cut->row_bytes;
+}
+
+__device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
+{
+	return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+}
+
+/* ---- lines --------------------------------------------------------------------------------------------------- */
+
+template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segment<LL_LINES, SCALED, ND> &s, uint32_t epoch)
+{
+	uint32_t lane = lane_id(), extra = lane - 24; /* lanes 24 to 31 of the last vector hold the extra line */
+	uint4 words = make_uint4(0, 0, 0, 0);
+
+	if constexpr (SCALED) {
+		uint32_t from = 16 * (lane & 1) + 7;
+#pragma unroll
+		for (int i = 0; i < ND; i++) {
+			uint32_t bits = __float_as_uint(s.scale[i]);
+			uint4 w = make_uint4(__shfl_sync(ALL_LANES, bits, from), __shfl_sync(ALL_LANES, s.v[i].w, from),
+				__shfl_sync(ALL_LANES, bits, from + 8), __shfl_sync(ALL_LANES, s.v[i].w, from + 8));
+			words = pick(extra / 2 == i, w, words);
+		}
+	} else {
+#pragma unroll
+		for (int i = 0; i < ND; i++) {
+			uint4 w = make_uint4(__shfl_sync(ALL_LANES, s.v[i].w, 7), __shfl_sync(ALL_LANES, s.v[i].w, 15),
+				__shfl_sync(ALL_LANES, s.v[i].w, 23), __shfl_sync(ALL_LANES, s.v[i].w, 31));
+			words = pick(extra == i, w, words);
+		}
+	}
+	s.v[ND - 1] = pick(lane >= 24, words, s.v[ND - 1]);
+#pragma unroll
+	for (int i = 0; i < ND; i++)
+		s.v[i].w = lane % 8 == 7 ? epoch : s.v[i].w;
+}
+
+template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segment<LL_LINES, SCALED, ND> &s)
+{
+	uint32_t lane = lane_id(), group = lane / 8;
+	uint4 extra = s.v[ND - 1];
+
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		uint32_t from = SCALED ? 24 + 2 * i + group / 2 : 24 + i, displaced;
+		uint4 w = make_uint4(__shfl_sync(ALL_LANES, extra.x, from), __shfl_sync(ALL_LANES, extra.y, from),
+			__shfl_sync(ALL_LANES, extra.z, from), __shfl_sync(ALL_LANES, extra.w, from));
+
+		if constexpr (SCALED) {
+			s.scale[i] = __uint_as_float(group & 1 ? w.z : w.x);
+			displaced = group & 1 ? w.w : w.y;
+		} else {
+			displaced = group == 0 ? w.x : group == 1 ? w.y : group == 2 ? w.z : w.w;
+		}
+		s.v[i].w = lane % 8 == 7 ? displaced : s.v[i].w;
+	}
+}
+
+/* ---- cells --------------------------------------------------------------------------------------------------- */
+
+template <bool SCALED, int ND> __device__ __forceinline__ void cells_pack(segment<LL_CELLS, SCALED, ND> &s, uint32_t epoch)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i += segment<LL_CELLS, SCALED, ND>::PER_EXTRA) {
+		uint32_t third;
+
+		if constexpr (SCALED)
+			third = __float_as_uint(lane_id() % 8 == 0 ? s.scale[i] : s.scale[i + 1]);
+		else
+			third = s.v[i + 2].w;
+		s.v[ND + i / segment<LL_CELLS, SCALED, ND>::PER_EXTRA] = make_uint4(s.v[i].w, s.v[i + 1].w, third, epoch);
+	}
+#pragma unroll
+	for (int i = 0; i < ND; i++)
+		s.v[i].w = epoch;
+}
+
+template <bool SCALED, int ND> __device__ __forceinline__ void cells_unpack(segment<LL_CELLS, SCALED, ND> &s)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i += segment<LL_CELLS, SCALED, ND>::PER_EXTRA) {
+		uint4 extra = s.v[ND + i / segment<LL_CELLS, SCALED, ND>::PER_EXTRA];
+
+		s.v[i].w = extra.x;
+		s.v[i + 1].w = extra.y;
+		if constexpr (SCALED) {
+			s.scale[i] = __uint_as_float(__shfl_sync(ALL_LANES, extra.z, lane_id() & ~7u));
+			s.scale[i + 1] = __uint_as_float(__shfl_sync(ALL_LANES, extra.z, (lane_id() & ~7u) + 1));
+		} else {
+			s.v[i + 2].w = extra.z;
+		}
+	}
+}
+
+/* ---- either -------------------------------------------------------------------------------------------------- */
+
+template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_pack(segment<FORMAT, SCALED, ND> &s, uint32_t epoch)
+{
+	if constexpr (FORMAT == LL_LINES)
+		lines_pack(s, epoch);
+	else
+		cells_pack(s, epoch);
+}
+
+template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_unpack(segment<FORMAT, SCALED, ND> &s)
+{
+	if constexpr (FORMAT == LL_LINES)
+		lines_unpack(s);
+	else
+		cells_unpack(s);
+}
+
+/* Does this lane's piece of vector i travel? */
+template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, struct extent x, int i)
+{
+	if (FORMAT == LL_LINES)
+		return line_of(i) < x.nr_lines || line_of(i) == 4 * ND - 1;
+	return i >= ND || line_of(i) < x.nr_lines;
+}
+
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ void segment_send(const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+{
+#pragma unroll
+	for (int i = 0; i < s.NV; i++)
+		if (travels(s, x, i))
+			piece_store(to + i * 512 + lane_id() * 16, s.v[i]);
+}
+
+template <int FORMAT> __device__ __forceinline__ bool has_epoch()
+{
+	return FORMAT == LL_CELLS || lane_id() % 8 == 7;
+}
+
+/* Loads the vectors that are not complete, a bit each. Does not wait for them: several segments may be on their way. */
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ void segment_look(segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t done)
+{
+#pragma unroll
+	for (int i = 0; i < s.NV; i++)
+		if (!(done >> i & 1))
+			s.v[i] = piece_load(from + i * 512 + lane_id() * 16);
+}
+
+/* Which are complete now? A line counts only if one load has brought its epoch and the rest of it. */
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ uint32_t segment_check(const segment<FORMAT, SCALED, ND> &s, struct extent x, uint32_t epoch)
+{
+	uint32_t done = 0;
+
+#pragma unroll
+	for (int i = 0; i < s.NV; i++)
+		if (__all_sync(ALL_LANES, !has_epoch<FORMAT>() || !travels(s, x, i) || s.v[i].w == epoch))
+			done |= 1u << i;
+	return done;
+}
+
+/* What a wait for a segment reports. */
+struct awaited {
+	uint32_t reason, peer, token;
+};
+
+/* After a look. */
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ bool segment_await(const struct ll_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
+	uint32_t epoch, struct awaited what)
+{
+	constexpr uint32_t all = (1u << segment<FORMAT, SCALED, ND>::NV) - 1;
+	struct patience patience = {0, 0};
+	uint32_t done;
+
+	while ((done = segment_check(s, x, epoch)) != all) {
+		if (!may_wait(&patience, e->wait_ns)) {
+			if (lane_id() == 7)
+				report_wait(e, what.reason, what.peer, what.token, epoch, s.v[0].w, &patience);
+			return false;
+		}
+		segment_look(s, from, done);
+	}
+	return true;
+}
+
+#endif

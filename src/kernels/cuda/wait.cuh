@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bounded waiting. A wait that expires stores a report and gives up; the kernel then returns, and those after it return at once. */
+#ifndef TERN_CUDA_WAIT_CUH
+#define TERN_CUDA_WAIT_CUH
+
+#include "kernels.h"
+#include "memory.cuh"
+
+#define POLLS_PER_LOOK 256 /* at the clock */
+
+struct patience {
+	uint32_t polls;
+	uint64_t start_ns;
+};
+
+/* False when the wait has lasted too long. */
+__device__ __forceinline__ bool may_wait(struct patience *p, uint64_t limit_ns)
+{
+	if (++p->polls % POLLS_PER_LOOK)
+		return true;
+	if (!p->start_ns)
+		p->start_ns = now_ns();
+	return now_ns() - p->start_ns < limit_ns;
+}
+
+/* Called by one lane. The first report counts. */
+static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
+	uint32_t seen, const struct patience *p)
+{
+	struct ll_report *r = e->report;
+
+	if (atomicExch(&e->state->failed, 1u))
+		return;
+	r->rank = e->rank;
+	r->peer = peer;
+	r->token = token;
+	r->epoch_expected = expected;
+	r->epoch_seen = seen;
+	r->waited_ns = now_ns() - p->start_ns;
+	__threadfence_system();
+	*(volatile uint32_t *)&r->reason = reason;
+}
+
+/* Where time goes in block 0, for the lab. */
+__device__ __forceinline__ void stamp(const struct ll_exchange *e, uint32_t which)
+{
+	if (e->trace && blockIdx.x == 0 && threadIdx.x % LANES == 0)
+		e->trace[which] = clock64();
+}
+
+#endif
