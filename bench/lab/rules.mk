@@ -15,7 +15,7 @@ $(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh
 $(call obj,$(LAB_SRC)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
 
 lab: $(BUILD)/tern-lab-ll
-$(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(BENCH_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
+$(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
