@@ -20,6 +20,7 @@ struct player {
 struct theatre {
 	const struct signal_job *job;
 	struct sim_network *network;
+	struct driver driver;
 	struct player *players;
 	struct signal_result *result;
 	uint64_t word; /* this iteration's signal */
@@ -107,11 +108,17 @@ static bool pass_time(struct theatre *theatre)
 	return true;
 }
 
-static void idle(void *ctx)
+static uint64_t now(void *ctx)
+{
+	return sim_now(((struct theatre *)ctx)->network);
+}
+
+static void idle(void *ctx, uint64_t until_ns)
 {
 	struct theatre *theatre = ctx;
 	uint32_t rank;
 
+	(void)until_ns;
 	for (rank = 0; rank < theatre->job->nr_ranks; rank++)
 		step_rank(theatre, rank);
 	pass_time(theatre);
@@ -245,8 +252,7 @@ static int open_player(struct theatre *theatre, uint32_t rank)
 {
 	const struct signal_job *job = theatre->job;
 	struct player *player = &theatre->players[rank];
-	struct engine_setup setup = {.self = rank, .nr_peers = job->nr_ranks, .ops = &metered, .network = theatre->network, .stepped = true,
-		.clock = sim_clock, .clock_ctx = theatre->network, .idle = idle, .idle_ctx = theatre};
+	struct engine_setup setup = {.self = rank, .nr_peers = job->nr_ranks, .ops = &metered, .network = theatre->network, .driver = &theatre->driver};
 	struct tern_engine_config config;
 
 	player->sender.remotes = calloc(job->nr_ranks, sizeof(tern_remote *));
@@ -307,6 +313,7 @@ static int open_theatre(struct theatre *theatre)
 	metered.open = meter_open;
 	metered.write = meter_write;
 	now_playing = theatre;
+	theatre->driver = (struct driver){.ctx = theatre, .now = now, .idle = idle};
 	theatre->players = calloc(theatre->job->nr_ranks, sizeof(*theatre->players));
 	if (!theatre->players)
 		return TERN_ERR_NOMEM;

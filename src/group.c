@@ -303,7 +303,7 @@ static void group_free(tern_group *group)
 	free(group);
 }
 
-int tern_group_create(const struct tern_group_config *config, tern_group **out)
+int group_create_driven(const struct tern_group_config *config, const struct driver *driver, tern_group **out)
 {
 	tern_group *group;
 	int rc;
@@ -324,6 +324,7 @@ int tern_group_create(const struct tern_group_config *config, tern_group **out)
 	group->rank = config->boot.rank;
 	group->nr_ranks = config->boot.nr_ranks;
 	group->boot = config->boot;
+	group->driver = driver;
 	group->wait_ms = config->wait_ms;
 	group->lifeline = -1;
 	for (int r = 0; r < group->nr_ranks; r++)
@@ -336,6 +337,11 @@ int tern_group_create(const struct tern_group_config *config, tern_group **out)
 	}
 	*out = group;
 	return 0;
+}
+
+int tern_group_create(const struct tern_group_config *config, tern_group **out)
+{
+	return group_create_driven(config, NULL, out);
 }
 
 int tern_group_destroy(tern_group *group)

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "driver.h"
 #include "tern.h"
 
 /* What a rank knows of another. */
@@ -20,6 +21,7 @@ struct tern_group {
 	int wait_ms;
 	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else -1 */
 	struct tern_boot boot;
+	const struct driver *driver; /* NULL: the real clock */
 	struct meeting *meeting; /* where peers on this machine pass descriptors */
 	struct peer *peers;	 /* [nr_ranks] */
 	int nr_exchanges;	 /* alive */
@@ -28,6 +30,9 @@ struct tern_group {
 	int nr_engines;		 /* alive */
 	uint32_t round;		 /* of sharing windows; 0 was joining */
 };
+
+/* tern_group_create for a rank that a driver runs; it has to outlive the group. */
+int group_create_driven(const struct tern_group_config *config, const struct driver *driver, tern_group **group);
 
 /* The bootstrap's allgather, with its failure turned into TERN_ERR_BOOTSTRAP. Collective. */
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes);

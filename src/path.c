@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "driver.h"
 #include "error.h"
 #include "path_engine.h"
 
@@ -26,6 +27,7 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 	path_deliver((struct arrival *)path_place(moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
 		(struct doorbell *)path_place(moe, rank, layout_doorbell(l, p->slot, p->phase)),
 		word_make(moe->slots[p->slot].epoch, p->count));
+	driver_wake(moe->group->driver, rank);
 	return 0;
 }
 

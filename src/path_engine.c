@@ -10,11 +10,10 @@
  */
 #include "path_engine.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
+#include "driver.h"
 #include "engine/engine.h"
 #include "error.h"
 #include "wait.h"
@@ -226,13 +225,15 @@ int engine_path_open(tern_moe *moe, bool needed)
 /* What was sent has to be there before the windows go; a peer that died ends its pieces too. */
 static void drain(const tern_moe *moe)
 {
-	uint64_t deadline = clock_ns() + (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
+	const struct driver *driver = moe->group->driver;
+	uint64_t deadline = driver_now(driver) + (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
 
 	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS; i++) {
 		struct sent_pieces *pieces = &moe->engine->pieces[i];
 
-		while (pieces->open && engine_counter_ended(&pieces->counter) != pieces->begun && clock_ns() < deadline)
-			sched_yield();
+		while (pieces->open && engine_counter_ended(&pieces->counter) != pieces->begun &&
+			driver_now(driver) < deadline)
+			driver_yield(driver, deadline);
 		if (pieces->open)
 			engine_counter_close(moe->engine->engine, pieces->id);
 	}
@@ -268,16 +269,17 @@ void engine_path_close(tern_moe *moe)
 int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 {
 	struct sent_pieces *pieces = pieces_of(moe->engine, slot, kind);
-	uint64_t start = clock_ns(), limit = (uint64_t)moe->wait_ms * 1000000;
+	const struct driver *driver = moe->group->driver;
+	uint64_t start = driver_now(driver), limit = (uint64_t)moe->wait_ms * 1000000;
 
 	while (engine_counter_ended(&pieces->counter) != pieces->begun) {
-		uint64_t waited = clock_ns() - start;
+		uint64_t waited = driver_now(driver) - start;
 
 		if (waited >= limit)
 			return fail(TERN_ERR_TIMEOUT,
 				"rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
 				moe->rank, (double)waited / 1e6, slot, moe->slots[slot].epoch);
-		sched_yield();
+		driver_yield(driver, start + limit);
 	}
 	return 0;
 }

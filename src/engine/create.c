@@ -90,9 +90,21 @@ static void give_up(tern_engine *engine)
 	tern_engine_destroy(engine);
 }
 
+static void take_driver(const struct driver *driver, struct tern_engine_config *config, struct engine_setup *setup)
+{
+	if (!driver)
+		return;
+	setup->driver = driver;
+	setup->ops = driver->transport;
+	setup->network = driver->network;
+	if (driver->configure)
+		driver->configure(driver->ctx, config);
+}
+
 int tern_engine_create(tern_group *group, const struct tern_engine_config *config, tern_engine **out)
 {
 	struct engine_setup setup = {.group = group};
+	struct tern_engine_config adapted;
 	tern_engine *engine = NULL;
 	int rc;
 
@@ -100,10 +112,12 @@ int tern_engine_create(tern_group *group, const struct tern_engine_config *confi
 		return fail(TERN_ERR_INVALID, "group, config or engine is NULL, or config was not set by tern_engine_config_init");
 	setup.self = (uint32_t)group->rank;
 	setup.nr_peers = (uint32_t)group->nr_ranks;
-	rc = agree(group, config);
+	adapted = *config;
+	take_driver(group->driver, &adapted, &setup);
+	rc = agree(group, &adapted);
 	if (rc)
 		return rc;
-	rc = group_agree_status(group, engine_open(config, &setup, &engine), "creating an engine");
+	rc = group_agree_status(group, engine_open(&adapted, &setup, &engine), "creating an engine");
 	if (!rc)
 		rc = connect_all(engine, group);
 	if (!rc)

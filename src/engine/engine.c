@@ -304,8 +304,13 @@ int engine_connect(tern_engine *engine, const struct engine_address *all)
 
 int engine_start(tern_engine *engine)
 {
+	const struct driver *driver = engine->setup.driver;
 	int rc;
 
+	if (driver) {
+		driver->engine(driver->ctx, engine, true);
+		return 0;
+	}
 	engine->thread_runs = true; /* before it does */
 	rc = pthread_create(&engine->thread, NULL, proxy_main, engine);
 	if (!rc)
@@ -348,6 +353,23 @@ void engine_close(tern_engine *engine)
 	free(engine);
 }
 
+/* The driver of a group runs the other ranks in this one's waits; others do so only when this returns. */
+static void leave_stepped(tern_engine *engine)
+{
+	const struct driver *driver = engine->setup.driver;
+
+	if (!driver->engine)
+		engine->config.wait_ms = 0;
+	engine_step(engine, engine_now(engine));
+	while (!leave_done(engine) && driver->engine) {
+		driver->idle(driver->ctx, engine_next_ns(engine));
+		engine_step(engine, engine_now(engine));
+	}
+	engine_step(engine, engine_now(engine));
+	if (driver->engine)
+		driver->engine(driver->ctx, engine, false);
+}
+
 static void stop(tern_engine *engine)
 {
 	atomic_store_explicit(&engine->leaving, 1, memory_order_release);
@@ -355,11 +377,8 @@ static void stop(tern_engine *engine)
 		bell_ring(&engine->bell);
 		pthread_join(engine->thread, NULL);
 		engine->thread_runs = false;
-	} else if (engine->setup.stepped && engine->connected) {
-		engine->config.wait_ms = 0; /* others step only when this returns */
-		engine_step(engine, engine_now(engine));
-		leave_done(engine);
-		engine_step(engine, engine_now(engine));
+	} else if (engine->setup.driver && engine->connected) {
+		leave_stepped(engine);
 	}
 }
 

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "driver.h"
 #include "tern_engine.h"
 #include "transport/transport.h"
 
@@ -22,11 +23,8 @@ struct engine_setup {
 	const struct transport_ops *ops; /* NULL: found by config->transport */
 	const char *provider;		 /* with ops: transport_options.provider */
 	void *network;			 /* transport_options.network */
-	bool stepped;			 /* no thread: the driver calls engine_step */
-	uint64_t (*clock)(void *ctx);	 /* of time-outs and waits, ns; NULL: CLOCK_MONOTONIC */
-	void *clock_ctx;
-	void (*idle)(void *ctx); /* stepped: called by waits (for room, for completion) between looks; should step all engines and let time pass. NULL: steps this one */
-	void *idle_ctx;
+	const struct driver *driver;	 /* no thread: the driver calls engine_step; its clock is that of time-outs and waits, and its idle is called by waits
+					  * (for room, for completion) between looks and should step all engines and let time pass. NULL: a thread */
 	tern_group *group; /* whose processes are watched; NULL: nobody's */
 };
 

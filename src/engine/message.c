@@ -294,7 +294,7 @@ int tern_engine_recv(tern_engine *engine, uint32_t *peer, void *data, uint32_t *
 	while ((rc = try_receive(engine, &from, data, bytes)) == TERN_ERR_TIMEOUT) {
 		if (!patience_left(&patience))
 			return fail(TERN_ERR_TIMEOUT, "no message came within %d ms", wait_ms);
-		if (!engine->setup.stepped && patience.rounds > 500) {
+		if (!engine->setup.driver && patience.rounds > 500) {
 			uint32_t rung = bell_listen(&engine->inbox.bell);
 
 			rc = try_receive(engine, &from, data, bytes);

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "clock.h"
-
 #define SPIN_ROUNDS 200
 #define YIELD_ROUNDS 50
 #define SLEEP_SLICE_NS 50000000u
@@ -17,12 +15,12 @@
 
 uint64_t engine_now(const tern_engine *engine)
 {
-	return engine->setup.clock ? engine->setup.clock(engine->setup.clock_ctx) : clock_ns();
+	return driver_now(engine->setup.driver);
 }
 
 bool engine_on_proxy(const tern_engine *engine)
 {
-	return engine->setup.stepped ? engine->inside_step : engine->thread_runs && pthread_equal(engine->thread, pthread_self());
+	return engine->setup.driver ? engine->inside_step : engine->thread_runs && pthread_equal(engine->thread, pthread_self());
 }
 
 struct patience patience_for(tern_engine *engine, uint64_t wait_ns)
@@ -32,14 +30,6 @@ struct patience patience_for(tern_engine *engine, uint64_t wait_ns)
 	return (struct patience){.engine = engine, .deadline_ns = now + wait_ns, .last_ns = now};
 }
 
-static void let_stepped_engines_go_on(tern_engine *engine)
-{
-	if (engine->setup.idle)
-		engine->setup.idle(engine->setup.idle_ctx);
-	else
-		engine_step(engine, engine_now(engine));
-}
-
 bool patience_left(struct patience *p)
 {
 	uint64_t now = engine_now(p->engine);
@@ -47,10 +37,10 @@ bool patience_left(struct patience *p)
 	if (now >= p->deadline_ns || engine_on_proxy(p->engine))
 		return false;
 	p->rounds++;
-	if (p->engine->setup.stepped) {
+	if (p->engine->setup.driver) {
 		p->stuck = now == p->last_ns ? p->stuck + 1 : 0;
 		p->last_ns = now;
-		let_stepped_engines_go_on(p->engine);
+		driver_yield(p->engine->setup.driver, p->deadline_ns);
 		return p->stuck < MOST_ROUNDS_AT_ONE_TIME;
 	}
 	if (p->rounds < SPIN_ROUNDS)
@@ -200,7 +190,7 @@ int operation_wait(tern_engine *engine, uint32_t number, uint64_t wait_ns)
 			return fail(TERN_ERR_TIMEOUT, "the operation is still under way after %.3f ms", (double)wait_ns / 1e6);
 		}
 		now = engine_now(engine);
-		if (!engine->setup.stepped && patience.rounds > SPIN_ROUNDS + YIELD_ROUNDS && now < patience.deadline_ns)
+		if (!engine->setup.driver && patience.rounds > SPIN_ROUNDS + YIELD_ROUNDS && now < patience.deadline_ns)
 			sleep_for_end(operation, patience.deadline_ns - now);
 	}
 	return operation->error ? fail(operation->error, "%s", operation->cause) : 0;

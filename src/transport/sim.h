@@ -95,7 +95,6 @@ void sim_network_destroy(struct sim_network *network); /* close the transports f
 
 /* ---- time ---- */
 uint64_t sim_now(const struct sim_network *network);
-uint64_t sim_clock(void *network); /* the same, for an engine's clock */
 bool sim_step(struct sim_network *network); /* to the next event, and through it; false: nothing is pending */
 void sim_run_until(struct sim_network *network, uint64_t ns); /* through all events up to then */
 void sim_wake_at(struct sim_network *network, uint64_t ns);   /* an event in which nothing happens */

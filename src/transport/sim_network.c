@@ -269,11 +269,6 @@ uint64_t sim_now(const struct sim_network *network)
 	return network->now;
 }
 
-uint64_t sim_clock(void *network)
-{
-	return sim_now(network);
-}
-
 /* ---- the network itself -------------------------------------------------------------------------------------- */
 
 void sim_settings_init(struct sim_settings *settings)

@@ -41,6 +41,12 @@ void world_round(void *ctx)
 		world->watch(world);
 }
 
+static void world_idle(void *ctx, uint64_t until_ns)
+{
+	(void)until_ns;
+	world_round(ctx);
+}
+
 uint8_t world_byte(int rank, uint64_t at)
 {
 	return (uint8_t)(at * 7 + at / 251 + (uint64_t)rank * 31 + 1);
@@ -48,13 +54,11 @@ uint8_t world_byte(int rank, uint64_t at)
 
 static void open_one(struct world *world, int r, const struct tern_engine_config *config, bool stepped)
 {
-	struct engine_setup setup = {.self = (uint32_t)r, .nr_peers = (uint32_t)world->nr, .ops = &transport_loop, .network = &world->net, .stepped = stepped};
+	struct engine_setup setup = {.self = (uint32_t)r, .nr_peers = (uint32_t)world->nr, .ops = &transport_loop, .network = &world->net};
 
 	if (stepped) {
-		setup.clock = world_clock;
-		setup.clock_ctx = world;
-		setup.idle = world_round;
-		setup.idle_ctx = world;
+		world->driver = (struct driver){.ctx = world, .now = world_clock, .idle = world_idle};
+		setup.driver = &world->driver;
 	}
 	must(engine_open(config, &setup, &world->engines[r]), "engine_open");
 	world->memory[r] = malloc(WORLD_BYTES);

@@ -11,6 +11,7 @@
 struct world {
 	struct loop_net net;
 	int nr;
+	struct driver driver; /* of stepped engines */
 	uint64_t now_ns;
 	uint64_t pace_ns; /* time that passes in each round of idle */
 	bool frozen[LOOP_RANKS]; /* not stepped */

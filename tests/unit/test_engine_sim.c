@@ -20,6 +20,7 @@
 struct fleet {
 	struct sim_network *network;
 	uint32_t nr;
+	struct driver driver;
 	tern_engine *engines[MOST];
 	uint8_t *memory[MOST];
 	tern_region *regions[MOST];
@@ -28,13 +29,19 @@ struct fleet {
 };
 
 /* Engines that have something to poll are stepped after each stretch of time, all of them now and then. */
-static void go_on(void *ctx)
+static void go_on(void *ctx, uint64_t until_ns)
 {
 	struct fleet *f = ctx;
 
+	(void)until_ns;
 	sim_run_until(f->network, sim_now(f->network) + STEP_NS);
 	for (uint32_t r = 0; r < f->nr; r++)
 		engine_step(f->engines[r], sim_now(f->network));
+}
+
+static uint64_t fleet_now(void *ctx)
+{
+	return sim_now(((struct fleet *)ctx)->network);
 }
 
 static void *must(void *pointer)
@@ -45,8 +52,7 @@ static void *must(void *pointer)
 
 static void join_network(struct fleet *f, uint32_t r, const struct tern_engine_config *config)
 {
-	struct engine_setup setup = {.self = r, .nr_peers = f->nr, .ops = &transport_sim, .network = f->network, .stepped = true, .clock = sim_clock,
-		.clock_ctx = f->network, .idle = go_on, .idle_ctx = f};
+	struct engine_setup setup = {.self = r, .nr_peers = f->nr, .ops = &transport_sim, .network = f->network, .driver = &f->driver};
 
 	if (engine_open(config, &setup, &f->engines[r]))
 		fail_msg("rank %u: %s", r, tern_last_error());
@@ -78,6 +84,7 @@ static struct fleet *fleet_open(uint32_t nr, const struct sim_settings *settings
 	struct tern_engine_config config;
 
 	f->nr = nr;
+	f->driver = (struct driver){.ctx = f, .now = fleet_now, .idle = go_on};
 	assert_int_equal(sim_network_create(settings, &f->network), 0);
 	tern_engine_config_init(&config);
 	config.timeout_ms = 20;
@@ -221,7 +228,7 @@ static void policies(void **state)
 			assert_int_equal(tern_engine_put(f->engines[0], group, &put, 0), 0);
 		}
 		for (int rounds = 0; left && rounds < 100000; rounds++) {
-			go_on(f);
+			go_on(f, 0);
 			for (uint32_t i = 0; i < 60; i++) {
 				uint64_t word;
 
