@@ -126,8 +126,7 @@ stage_plain() {
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
-	# Not sockets: it crawls when the cores are busy, and two of its cases failed once each then. make soak has it.
-	transports plain "$BUILD" '^shm|^sim|tcp|ofi:shm|udp' env
+	transports plain "$BUILD" . env
 	over_engine
 }
 

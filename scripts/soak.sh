@@ -45,7 +45,6 @@ part=$((limit / 5))
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
 share flow until_time $part "$BUILD/tests/exchange/test_flow"
-share sockets "$BUILD/tests/transport/test_transport" ofi:sockets
 share faults until_time $part "$BUILD/tests/faults/test_faults"
 if command -v clang >/dev/null && make -s -j"$(nproc)" BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers >/dev/null; then
 	set -- "$BUILD"/fuzz/tests/fuzz/fuzz_*

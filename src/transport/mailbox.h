@@ -41,13 +41,13 @@ struct mailbox_head {
 };
 
 /* head counts what was put in, tail what was taken out, modulo 2^32. Each has one writer and a cache line of its own. */
-struct ring {
+struct lane_ring {
 	_Atomic uint32_t head __attribute__((aligned(CACHE_LINE)));
 	_Atomic uint32_t tail __attribute__((aligned(CACHE_LINE)));
 };
 
 struct lane {
-	struct ring immediates, messages;
+	struct lane_ring immediates, messages;
 	_Atomic uint64_t probe; /* a sender tries here whether it may write into this process */
 } __attribute__((aligned(CACHE_LINE)));
 
@@ -118,25 +118,25 @@ static inline struct mailbox_message *lane_message(const struct mailbox *mailbox
 }
 
 /* Release: the bytes of the write that an immediate stands for, or of the message, and its slot come before the count. A copy by the kernel into
- * another process is over when the call returns, so it comes before as well. Pairs with ring_observe. */
-static inline void ring_publish(struct ring *ring, uint32_t head)
+ * another process is over when the call returns, so it comes before as well. Pairs with lane_observe. */
+static inline void lane_publish(struct lane_ring *ring, uint32_t head)
 {
 	atomic_store_explicit(&ring->head, head, memory_order_release);
 }
 
 /* Acquire: whoever sees the count sees the slots, and the bytes that they stand for. */
-static inline uint32_t ring_observe(const struct ring *ring)
+static inline uint32_t lane_observe(const struct lane_ring *ring)
 {
 	return atomic_load_explicit(&ring->head, memory_order_acquire);
 }
 
-/* Release: the slots up to here have been read, the writer may fill them again. Pairs with ring_room. */
-static inline void ring_retire(struct ring *ring, uint32_t tail)
+/* Release: the slots up to here have been read, the writer may fill them again. Pairs with lane_retired. */
+static inline void lane_retire(struct lane_ring *ring, uint32_t tail)
 {
 	atomic_store_explicit(&ring->tail, tail, memory_order_release);
 }
 
-static inline uint32_t ring_retired(const struct ring *ring)
+static inline uint32_t lane_retired(const struct lane_ring *ring)
 {
 	return atomic_load_explicit(&ring->tail, memory_order_acquire);
 }

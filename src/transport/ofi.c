@@ -175,6 +175,11 @@ static uint32_t nr_writes(const struct ofi *o, uint32_t depth)
 	return wish < o->info->tx_attr->size ? wish : (uint32_t)o->info->tx_attr->size;
 }
 
+static uint32_t nr_sends(const struct ofi *o)
+{
+	return OFI_SENDS > OFI_PEER_SENDS * o->nr_peers ? OFI_SENDS : OFI_PEER_SENDS * o->nr_peers;
+}
+
 static int open_queues(struct ofi *o, uint32_t nr_ops)
 {
 	struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_NONE};
@@ -211,7 +216,7 @@ static int open_objects(struct ofi *o, uint32_t depth)
 	rc = fi_domain(o->fabric, o->info, &o->domain, NULL);
 	if (rc)
 		return ofi_fail(o, rc, "opening a domain");
-	rc = open_queues(o, nr_writes(o, depth) + OFI_SENDS + nr_receives(o));
+	rc = open_queues(o, nr_writes(o, depth) + nr_sends(o) + OFI_GREETINGS * o->nr_peers + nr_receives(o));
 	return rc ? rc : open_endpoint(o);
 }
 
@@ -220,16 +225,19 @@ static int open_buffers(struct ofi *o, uint32_t depth)
 	int rc = ofi_reg(&o->base, o->landing_bytes, sizeof(o->landing_bytes), &o->landing, &o->landing_key);
 
 	o->writes.buffer_bytes = OFI_INLINE_BYTES;
+	o->greetings.buffer_bytes = OFI_LANDING_BYTES;
 	o->sends.buffer_bytes = o->receives.buffer_bytes = (uint32_t)((sizeof(struct ofi_header) + o->message_bytes + 63) / 64 * 64);
 	if (!rc)
 		rc = ofi_pool_grow(o, &o->writes, nr_writes(o, depth));
 	if (!rc)
-		rc = ofi_pool_grow(o, &o->sends, OFI_SENDS);
+		rc = ofi_pool_grow(o, &o->sends, nr_sends(o));
+	if (!rc)
+		rc = ofi_pool_grow(o, &o->greetings, OFI_GREETINGS * o->nr_peers);
 	if (!rc)
 		rc = ofi_pool_grow(o, &o->receives, nr_receives(o));
 	if (rc)
 		return rc;
-	for (struct ofi_op *op; (op = ofi_op_take(&o->receives, OFI_RECEIVE, 0));) {
+	for (struct ofi_op *op; (op = ofi_op_take(o, OFI_RECEIVE, 0));) {
 		op->next = o->to_post;
 		o->to_post = op;
 	}
@@ -252,6 +260,7 @@ static void ofi_close(struct transport *transport)
 		ofi_dereg(transport, o->regions);
 	ofi_pool_free(&o->writes);
 	ofi_pool_free(&o->sends);
+	ofi_pool_free(&o->greetings);
 	ofi_pool_free(&o->receives);
 	close_fid(o->cq ? &o->cq->fid : NULL);
 	close_fid(o->av ? &o->av->fid : NULL);

@@ -21,7 +21,10 @@
 #include "transport/transport.h"
 
 #define OFI_INLINE_BYTES 256 /* copied into the operation's own registered buffer, so no provider's limit applies */
-#define OFI_SENDS 64
+#define OFI_LANDING_BYTES 8 /* of a greeting */
+#define OFI_SENDS 64	 /* least; more with many peers */
+#define OFI_PEER_SENDS 16 /* under way to one peer: who takes nothing keeps nobody else from hearing of us */
+#define OFI_GREETINGS 8	 /* the same of greetings */
 #define OFI_LOST_NS 1000000000u /* without a connection a peer is gone */
 #define OFI_RECEIVES 64 /* least; more with many peers */
 
@@ -82,7 +85,7 @@ struct ofi_slab {
 struct ofi_pool {
 	struct ofi_slab *slabs;
 	struct ofi_op *free;
-	uint32_t buffer_bytes;
+	uint32_t buffer_bytes, nr_abandoned;
 };
 
 /* ---- peers and the transport -------------------------------------------------------------------------------------- */
@@ -105,7 +108,9 @@ struct ofi_peer {
 	enum ofi_state state;
 	bool greeted;  /* the hello has been posted */
 	bool moved;    /* something completed since the last look */
-	uint32_t nr_under_way;
+	uint32_t nr_under_way; /* of these: */
+	uint32_t nr_sends, nr_greetings;
+	uint64_t greeted_ns;   /* when the last greeting was posted to a peer that was up */
 	uint64_t refused_ns; /* since when nothing can be posted, or no greeting arrives; 0: all is well */
 	bool reported; /* DOWN, and the engine knows */
 	int error;
@@ -130,10 +135,10 @@ struct ofi {
 	struct fid_cq *cq;
 	struct fid_av *av;
 	struct ofi_peer *peers;
-	uint32_t self, nr_peers, nr_greeting, nr_down, nr_abandoned;
+	uint32_t self, nr_peers, nr_greeting, nr_down;
 	uint32_t message_bytes, nr_under_way, nr_polls;
 	uint64_t next_key, looked_ns;
-	struct ofi_pool writes, sends, receives;
+	struct ofi_pool writes, sends, greetings, receives;
 	struct ofi_op *to_post; /* receives that were given out or could not be posted */
 	struct transport_region *regions;
 	uint8_t landing_bytes[64];
@@ -154,8 +159,8 @@ bool ofi_is_death(int64_t err); /* positive: the connection or the process behin
 /* ofi_ops.c */
 int ofi_pool_grow(struct ofi *o, struct ofi_pool *pool, uint32_t nr_ops);
 void ofi_pool_free(struct ofi_pool *pool);
-struct ofi_op *ofi_op_take(struct ofi_pool *pool, enum ofi_kind kind, uint32_t peer);
-void ofi_op_return(struct ofi_pool *pool, struct ofi_op *op);
+struct ofi_op *ofi_op_take(struct ofi *o, enum ofi_kind kind, uint32_t peer);
+void ofi_op_return(struct ofi *o, struct ofi_op *op);
 void ofi_op_posted(struct ofi *o, struct ofi_op *op);
 void ofi_op_ended(struct ofi *o, struct ofi_op *op); /* and is returned */
 

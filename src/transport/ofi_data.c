@@ -7,8 +7,6 @@
 #include "clock.h"
 #include "error.h"
 
-#define LANDING_BYTES 8
-
 /* 0, AGAIN while the greeting is under way, or negative. */
 static int check_peer(const struct ofi *o, uint32_t p)
 {
@@ -116,7 +114,7 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 
 	if (rc)
 		return rc;
-	op = ofi_op_take(&o->writes, OFI_WRITE, w->peer);
+	op = ofi_op_take(o, OFI_WRITE, w->peer);
 	if (!op)
 		return TRANSPORT_AGAIN;
 	if (own && w->bytes)
@@ -131,7 +129,7 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 	op->signalled = w->flags & WRITE_SIGNALLED;
 	rc = judge_post(o, op, fi_writemsg(o->ep, &msg, flags_of(w)), "writing");
 	if (rc)
-		ofi_op_return(&o->writes, op);
+		ofi_op_return(o, op);
 	return rc;
 }
 
@@ -139,9 +137,9 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
  * tcp;ofi_rxm does not tell for messages. */
 int ofi_greet(struct ofi *o, uint32_t p)
 {
-	struct ofi_op *op = ofi_op_take(&o->writes, OFI_HELLO, p);
-	struct fi_rma_iov to = {.addr = o->peers[p].landing.address, .len = LANDING_BYTES, .key = o->peers[p].landing.key};
-	struct iovec from = {.iov_len = LANDING_BYTES};
+	struct ofi_op *op = o->peers[p].nr_greetings < OFI_GREETINGS ? ofi_op_take(o, OFI_HELLO, p) : NULL;
+	struct fi_rma_iov to = {.addr = o->peers[p].landing.address, .len = OFI_LANDING_BYTES, .key = o->peers[p].landing.key};
+	struct iovec from = {.iov_len = OFI_LANDING_BYTES};
 	struct fi_msg_rma msg = {.msg_iov = &from, .iov_count = 1, .addr = o->peers[p].address, .rma_iov = &to, .rma_iov_count = 1};
 	int rc;
 
@@ -152,14 +150,14 @@ int ofi_greet(struct ofi *o, uint32_t p)
 	msg.context = &op->context;
 	rc = judge_post(o, op, fi_writemsg(o->ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE), "greeting");
 	if (rc)
-		ofi_op_return(&o->writes, op);
+		ofi_op_return(o, op);
 	return rc;
 }
 
 static int post_send(struct ofi *o, uint32_t p, const void *data, uint32_t bytes)
 {
 	struct ofi_header header = {.kind = OFI_SEND, .sender = o->self};
-	struct ofi_op *op = ofi_op_take(&o->sends, OFI_SEND, p);
+	struct ofi_op *op = o->peers[p].nr_sends < OFI_PEER_SENDS ? ofi_op_take(o, OFI_SEND, p) : NULL;
 	int rc;
 
 	if (!op)
@@ -169,7 +167,7 @@ static int post_send(struct ofi *o, uint32_t p, const void *data, uint32_t bytes
 		memcpy(op->buffer + sizeof(header), data, bytes);
 	rc = judge_post(o, op, fi_send(o->ep, op->buffer, sizeof(header) + bytes, op->desc, o->peers[p].address, &op->context), "sending");
 	if (rc)
-		ofi_op_return(&o->sends, op);
+		ofi_op_return(o, op);
 	return rc;
 }
 

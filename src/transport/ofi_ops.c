@@ -54,8 +54,23 @@ void ofi_pool_free(struct ofi_pool *pool)
 	pool->free = NULL;
 }
 
-struct ofi_op *ofi_op_take(struct ofi_pool *pool, enum ofi_kind kind, uint32_t peer)
+static struct ofi_pool *pool_of(struct ofi *o, enum ofi_kind kind)
 {
+	switch (kind) {
+	case OFI_SEND:
+		return &o->sends;
+	case OFI_HELLO:
+		return &o->greetings;
+	case OFI_RECEIVE:
+		return &o->receives;
+	default:
+		return &o->writes;
+	}
+}
+
+struct ofi_op *ofi_op_take(struct ofi *o, enum ofi_kind kind, uint32_t peer)
+{
+	struct ofi_pool *pool = pool_of(o, kind);
 	struct ofi_op *op = pool->free;
 
 	if (!op)
@@ -69,26 +84,36 @@ struct ofi_op *ofi_op_take(struct ofi_pool *pool, enum ofi_kind kind, uint32_t p
 	return op;
 }
 
-void ofi_op_return(struct ofi_pool *pool, struct ofi_op *op)
+void ofi_op_return(struct ofi *o, struct ofi_op *op)
 {
+	struct ofi_pool *pool = pool_of(o, op->kind);
+
 	op->busy = false;
 	op->next = pool->free;
 	pool->free = op;
 }
 
-/* Operations of a peer that is gone have no peer any more. */
 void ofi_op_posted(struct ofi *o, struct ofi_op *op)
 {
+	struct ofi_peer *peer = &o->peers[op->peer];
+
 	o->nr_under_way++;
-	o->peers[op->peer].nr_under_way++;
+	peer->nr_under_way++;
+	peer->nr_sends += op->kind == OFI_SEND;
+	peer->nr_greetings += op->kind == OFI_HELLO;
 }
 
+/* Operations of a peer that is gone have no peer any more. */
 void ofi_op_ended(struct ofi *o, struct ofi_op *op)
 {
 	o->nr_under_way--;
 	if (op->peer < o->nr_peers) {
-		o->peers[op->peer].nr_under_way--;
-		o->peers[op->peer].moved = true;
+		struct ofi_peer *peer = &o->peers[op->peer];
+
+		peer->nr_under_way--;
+		peer->nr_sends -= op->kind == OFI_SEND;
+		peer->nr_greetings -= op->kind == OFI_HELLO;
+		peer->moved = true;
 	}
-	ofi_op_return(op->kind == OFI_SEND ? &o->sends : &o->writes, op);
+	ofi_op_return(o, op);
 }

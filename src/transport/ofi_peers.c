@@ -55,6 +55,15 @@ static int read_address(const struct ofi *o, uint32_t peer, const void *address,
 	return 0;
 }
 
+static int replace_abandoned(struct ofi *o, struct ofi_pool *pool)
+{
+	int rc = pool->nr_abandoned ? ofi_pool_grow(o, pool, pool->nr_abandoned) : 0;
+
+	if (!rc)
+		pool->nr_abandoned = 0;
+	return rc;
+}
+
 int ofi_connect(struct transport *transport, uint32_t p, const void *address, uint32_t bytes)
 {
 	struct ofi *o = ofi_of(transport);
@@ -67,14 +76,11 @@ int ofi_connect(struct transport *transport, uint32_t p, const void *address, ui
 	peer = &o->peers[p];
 	if (peer->state != OFI_UNKNOWN)
 		return fail(TERN_ERR_STATE, "peer %u is connected", p);
-	if (o->nr_abandoned) {
-		rc = ofi_pool_grow(o, &o->writes, o->nr_abandoned);
-		if (!rc)
-			rc = ofi_pool_grow(o, &o->sends, o->nr_abandoned);
-		if (rc)
-			return rc;
-		o->nr_abandoned = 0;
-	}
+	rc = replace_abandoned(o, &o->writes);
+	rc = rc ? rc : replace_abandoned(o, &o->sends);
+	rc = rc ? rc : replace_abandoned(o, &o->greetings);
+	if (rc)
+		return rc;
 	rc = fi_av_insert(o->av, a.name, 1, &peer->address, 0, NULL);
 	if (rc != 1)
 		return rc < 0 ? ofi_fail(o, rc, "adding a peer's address") : fail(TERN_ERR_INVALID, "peer %u: libfabric does not take its address", p);
@@ -98,14 +104,14 @@ void ofi_peer_fails(struct ofi *o, uint32_t p, int error, const char *text)
 }
 
 /* The provider may still own what is under way to the peer: nobody hears of it any more. */
-static void abandon(struct ofi *o, struct ofi_pool *pool, uint32_t p)
+static void abandon(struct ofi_pool *pool, uint32_t p)
 {
 	for (struct ofi_slab *slab = pool->slabs; slab; slab = slab->next)
 		for (uint32_t i = 0; i < slab->nr_ops; i++)
 			if (slab->ops[i].busy && slab->ops[i].peer == p) {
 				slab->ops[i].told = true;
 				slab->ops[i].peer = UINT32_MAX;
-				o->nr_abandoned++;
+				pool->nr_abandoned++;
 			}
 }
 
@@ -130,8 +136,9 @@ int ofi_disconnect(struct transport *transport, uint32_t p)
 	peer = &o->peers[p];
 	if (peer->state == OFI_UNKNOWN)
 		return 0;
-	abandon(o, &o->writes, p);
-	abandon(o, &o->sends, p);
+	abandon(&o->writes, p);
+	abandon(&o->sends, p);
+	abandon(&o->greetings, p);
 	o->nr_greeting -= peer->state == OFI_GREETING;
 	o->nr_down -= peer->state == OFI_DOWN && !peer->reported;
 	rc = fi_av_remove(o->av, &peer->address, 1, 0);

@@ -52,7 +52,7 @@ static bool greet_again(struct ofi *o, const struct ofi_op *op)
 }
 
 /* A peer for which nothing completes gets another greeting: where its connection is gone and the provider keeps that to itself, the greeting
- * cannot be posted (see judge_post). */
+ * cannot be posted (see judge_post). The longer it is silent with a connection that takes them, the rarer they become: eight last for a minute. */
 static void look_after_peers(struct ofi *o)
 {
 	uint64_t now;
@@ -66,8 +66,9 @@ static void look_after_peers(struct ofi *o)
 	for (uint32_t p = 0; p < o->nr_peers; p++) {
 		struct ofi_peer *peer = &o->peers[p];
 
-		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved)
-			ofi_greet(o, p);
+		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved && now - peer->greeted_ns >= (uint64_t)LOOK_NS << peer->nr_greetings &&
+			!ofi_greet(o, p))
+			peer->greeted_ns = now;
 		peer->moved = false;
 	}
 }

@@ -196,8 +196,8 @@ static int attach_peer(struct shm *s, uint32_t p, const struct shm_address *a)
 	if (atomic_load_explicit(&peer->mailbox->head->closed, memory_order_acquire))
 		return fail(TERN_ERR_PEER_LEFT, "peer %u has closed its transport", p);
 	peer->lane = mailbox_lane(peer->mailbox, s->self);
-	peer->immediates_put = ring_observe(&peer->lane->immediates);
-	peer->messages_put = ring_observe(&peer->lane->messages);
+	peer->immediates_put = lane_observe(&peer->lane->immediates);
+	peer->messages_put = lane_observe(&peer->lane->messages);
 	return try_copy(s, peer, a);
 }
 
@@ -250,9 +250,9 @@ static int shm_disconnect(struct transport *transport, uint32_t p)
 	if (p >= s->nr_peers)
 		return fail(TERN_ERR_INVALID, "peer %u of %u", p, s->nr_peers);
 	inbox = s->peers[p].inbox;
-	s->peers[p].messages_read = ring_observe(&inbox->messages);
-	ring_retire(&inbox->messages, s->peers[p].messages_read);
-	ring_retire(&inbox->immediates, ring_observe(&inbox->immediates));
+	s->peers[p].messages_read = lane_observe(&inbox->messages);
+	lane_retire(&inbox->messages, s->peers[p].messages_read);
+	lane_retire(&inbox->immediates, lane_observe(&inbox->immediates));
 	drop_peer(s, p);
 	return 0;
 }

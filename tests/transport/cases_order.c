@@ -115,6 +115,30 @@ static void run_full_queues(const struct network *n)
 	world_close(&w);
 }
 
+/* A peer that is being connected, and does nothing for it, takes nothing of the depth that was promised for the others. */
+static void run_depth_while_connecting(const struct network *n)
+{
+	struct transport_write write;
+	uint32_t posted;
+	struct world w;
+
+	world_begin(&w, n, 3, NR_SLOTS * SLOT);
+	for (uint32_t p = 0; p < 3; p++)
+		expect_ok(peer_open(&w, p), "open");
+	world_connect(&w, 0, 1);
+	world_connect(&w, 1, 0);
+	warm_up(&w);
+	world_connect(&w, 0, 2);
+	peer_poll(&w, 0);
+	write = a_write(&w, 0, 1, 0, 0, 512);
+	fill(w.peers[0].from, 512, 1);
+	posted = post_until_full(&w, &write, w.peers[0].info.depth, false);
+	expect(posted == w.peers[0].info.depth || n->few, "%u writes at once, and it says %u", posted, w.peers[0].info.depth);
+	expect_each_once(&w, 0, EVENT_WRITTEN, posted);
+	expect_each_once(&w, 1, EVENT_IMMEDIATE, posted);
+	world_close(&w);
+}
+
 static void run_full_messages(const struct network *n)
 {
 	uint32_t posted = 0, most = 100000, nr;
@@ -315,6 +339,7 @@ static void run_soak(const struct network *n)
 const struct transport_case order_cases[] = {
 	{.name = "outstanding", .run = run_outstanding},
 	{.name = "full_queues", .run = run_full_queues},
+	{.name = "depth_while_connecting", .run = run_depth_while_connecting},
 	{.name = "full_messages", .run = run_full_messages},
 	{.name = "order", .run = run_order},
 	{.name = "fence", .run = run_fence},
