@@ -222,7 +222,7 @@ int engine_path_open(tern_moe *moe, bool needed)
 	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }
 
-/* What was sent has to be there before the windows go; a peer that died ends its pieces too. */
+/* Until what was sent is there; a peer that died ends its pieces too. */
 static void drain(const tern_moe *moe)
 {
 	const struct driver *driver = moe->group->driver;
@@ -234,9 +234,16 @@ static void drain(const tern_moe *moe)
 		while (pieces->open && engine_counter_ended(&pieces->counter) != pieces->begun &&
 			driver_now(driver) < deadline)
 			driver_yield(driver, deadline);
-		if (pieces->open)
-			engine_counter_close(moe->engine->engine, pieces->id);
 	}
+}
+
+/* Before the windows go. */
+static void close_pieces(const tern_moe *moe)
+{
+	drain(moe);
+	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS; i++)
+		if (moe->engine->pieces[i].open)
+			engine_counter_close(moe->engine->engine, moe->engine->pieces[i].id);
 }
 
 void engine_path_close(tern_moe *moe)
@@ -244,7 +251,7 @@ void engine_path_close(tern_moe *moe)
 	struct engine_path *path = moe->engine;
 
 	if (path->pieces)
-		drain(moe);
+		close_pieces(moe);
 	if (path->claimed)
 		engine_unclaim(path->engine, path->prefix);
 	for (uint32_t r = 0; path->windows && r < moe->nr_ranks; r++)
@@ -316,12 +323,16 @@ int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *
 	return 0;
 }
 
+/* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would take
+ * a parting that comes first for a rank that left them alone. Who gives up owes nothing. */
 void engine_path_part(tern_moe *moe, uint64_t parting)
 {
 	uint32_t part[] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting),
 		(uint32_t)parting_peer(parting) >> PART_BITS};
 	struct sent_pieces *pieces = &moe->engine->pieces[0];
 
+	if (!parting_error(parting))
+		drain(moe);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		for (uint32_t i = 0; i < 3 && moe->engine->windows[r]; i++) {
 			struct engine_write write = {.peer = r,
