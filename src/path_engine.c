@@ -82,12 +82,13 @@ static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind
 		arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
 }
 
-/* An immediate has room for the low bits of an epoch alone. The whole is the next one with these bits after an epoch
- * that the source has already reached: that of its last word of the kind, or, where any number of rounds may have been
- * abandoned since, of its last counts, which are two behind at most. */
-static uint32_t epoch_after(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
+/* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits that is nearest to an epoch
+ * of the source's that is known here: that of its last word of the kind, or, where any number of rounds may have been
+ * abandoned since, of its last counts. Those are one away at most, either way: networks may deliver the counts of a round
+ * before the results of the last one, and after the rows that they announce. */
+static uint32_t epoch_near(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
 {
-	uint32_t reached = epoch_of(moe, slot, kind, source);
+	uint32_t reached = epoch_of(moe, slot, kind, source), ahead;
 
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
 		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source),
@@ -95,7 +96,8 @@ static uint32_t epoch_after(const tern_moe *moe, uint32_t slot, enum word_kind k
 
 		reached = (int32_t)(even - odd) > 0 ? even : odd;
 	}
-	return reached + ((low_bits - reached) & ((1u << EPOCH_BITS) - 1));
+	ahead = (low_bits - reached) & ((1u << EPOCH_BITS) - 1);
+	return reached + ahead - (ahead >= 1u << (EPOCH_BITS - 1) ? 1u << EPOCH_BITS : 0);
 }
 
 static const struct {
@@ -122,7 +124,7 @@ static void deliver(tern_moe *moe, enum immediate_kind kind, uint32_t source, ui
 	else if (bits & 1u << EPOCH_BITS)
 		count = WORD_RELEASED;
 	path_deliver(arrival, (struct doorbell *)own(moe, layout_doorbell(l, slot, announces[kind].phase)),
-		word_make(epoch_after(moe, slot, announces[kind].word, source, bits), count));
+		word_make(epoch_near(moe, slot, announces[kind].word, source, bits), count));
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
