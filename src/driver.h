@@ -24,6 +24,7 @@ struct driver {
 
 	/* For groups, whose ranks run inside idle. NULL where a driver has engines alone. */
 	void (*wake)(void *ctx, uint32_t rank); /* something was stored for a rank that is mapped */
+	bool (*has_died)(void *ctx, uint32_t rank); /* of a rank that is mapped: in place of its process's end */
 	void (*engine)(void *ctx, struct tern_engine *engine, bool runs); /* step it from now on, or no more */
 	void (*configure)(void *ctx, struct tern_engine_config *config);  /* the group's engine; may be NULL */
 	const struct transport_ops *transport;				  /* of all engines */

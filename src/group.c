@@ -356,10 +356,13 @@ int tern_group_destroy(tern_group *group)
 	return 0;
 }
 
-bool peer_has_died(const struct peer *peer)
+bool group_has_died(const tern_group *group, uint32_t rank)
 {
+	const struct peer *peer = &group->peers[rank];
 	struct pollfd pfd = {.fd = peer->lifeline, .events = POLLIN};
 
+	if (group->driver)
+		return group->driver->has_died(group->driver->ctx, rank);
 	return peer->lifeline >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & (POLLIN | POLLHUP));
 }
 

@@ -50,7 +50,7 @@ struct setting {
 /* Collective: TERN_ERR_MISMATCH on all ranks, naming the first differing setting, its values and ranks. */
 int group_agree_settings(tern_group *group, const struct setting *settings, int nr_settings);
 
-/* True when this peer's process is known to have ended. */
-bool peer_has_died(const struct peer *peer);
+/* True when this rank's process is known to have ended. */
+bool group_has_died(const tern_group *group, uint32_t rank);
 
 #endif

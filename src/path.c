@@ -80,5 +80,5 @@ bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 	*text = NULL;
 	if (!moe->windows[rank])
 		return engine_path_is_lost(moe, rank, text);
-	return peer_has_died(&moe->group->peers[rank]);
+	return group_has_died(moe->group, rank);
 }

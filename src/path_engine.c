@@ -82,12 +82,13 @@ static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind
 		arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
 }
 
-/* An immediate has room for the low bits of an epoch alone. The whole is the next one with these bits after an epoch
- * that the source has already reached: that of its last word of the kind, or, where any number of rounds may have been
- * abandoned since, of its last counts, which are two behind at most. */
-static uint32_t epoch_after(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
+/* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits that is nearest to an epoch
+ * of the source's that is known here: that of its last word of the kind, or, where any number of rounds may have been
+ * abandoned since, of its last counts. Those are one away at most, either way: networks may deliver the counts of a round
+ * before the results of the last one, and after the rows that they announce. */
+static uint32_t epoch_near(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
 {
-	uint32_t reached = epoch_of(moe, slot, kind, source);
+	uint32_t reached = epoch_of(moe, slot, kind, source), ahead;
 
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
 		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source),
@@ -95,7 +96,8 @@ static uint32_t epoch_after(const tern_moe *moe, uint32_t slot, enum word_kind k
 
 		reached = (int32_t)(even - odd) > 0 ? even : odd;
 	}
-	return reached + ((low_bits - reached) & ((1u << EPOCH_BITS) - 1));
+	ahead = (low_bits - reached) & ((1u << EPOCH_BITS) - 1);
+	return reached + ahead - (ahead >= 1u << (EPOCH_BITS - 1) ? 1u << EPOCH_BITS : 0);
 }
 
 static const struct {
@@ -122,7 +124,7 @@ static void deliver(tern_moe *moe, enum immediate_kind kind, uint32_t source, ui
 	else if (bits & 1u << EPOCH_BITS)
 		count = WORD_RELEASED;
 	path_deliver(arrival, (struct doorbell *)own(moe, layout_doorbell(l, slot, announces[kind].phase)),
-		word_make(epoch_after(moe, slot, announces[kind].word, source, bits), count));
+		word_make(epoch_near(moe, slot, announces[kind].word, source, bits), count));
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
@@ -222,7 +224,7 @@ int engine_path_open(tern_moe *moe, bool needed)
 	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }
 
-/* What was sent has to be there before the windows go; a peer that died ends its pieces too. */
+/* Until what was sent is there; a peer that died ends its pieces too. */
 static void drain(const tern_moe *moe)
 {
 	const struct driver *driver = moe->group->driver;
@@ -234,9 +236,16 @@ static void drain(const tern_moe *moe)
 		while (pieces->open && engine_counter_ended(&pieces->counter) != pieces->begun &&
 			driver_now(driver) < deadline)
 			driver_yield(driver, deadline);
-		if (pieces->open)
-			engine_counter_close(moe->engine->engine, pieces->id);
 	}
+}
+
+/* Before the windows go. */
+static void close_pieces(const tern_moe *moe)
+{
+	drain(moe);
+	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS; i++)
+		if (moe->engine->pieces[i].open)
+			engine_counter_close(moe->engine->engine, moe->engine->pieces[i].id);
 }
 
 void engine_path_close(tern_moe *moe)
@@ -244,7 +253,7 @@ void engine_path_close(tern_moe *moe)
 	struct engine_path *path = moe->engine;
 
 	if (path->pieces)
-		drain(moe);
+		close_pieces(moe);
 	if (path->claimed)
 		engine_unclaim(path->engine, path->prefix);
 	for (uint32_t r = 0; path->windows && r < moe->nr_ranks; r++)
@@ -316,12 +325,16 @@ int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *
 	return 0;
 }
 
+/* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would take
+ * a parting that comes first for a rank that left them alone. Who gives up owes nothing. */
 void engine_path_part(tern_moe *moe, uint64_t parting)
 {
 	uint32_t part[] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting),
 		(uint32_t)parting_peer(parting) >> PART_BITS};
 	struct sent_pieces *pieces = &moe->engine->pieces[0];
 
+	if (!parting_error(parting))
+		drain(moe);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		for (uint32_t i = 0; i < 3 && moe->engine->windows[r]; i++) {
 			struct engine_write write = {.peer = r,

@@ -8,6 +8,8 @@
 
 #define SPIN_ROUNDS 200
 #define YIELD_ROUNDS 50
+#define FIRST_LOOK_NS 1000ull /* with a driver, doubled so many times */
+#define LOOK_DOUBLINGS 10
 #define SLEEP_SLICE_NS 50000000u
 #define MOST_ROUNDS_AT_ONE_TIME 1000000 /* of a stepped engine whose clock nobody moves */
 
@@ -30,6 +32,14 @@ struct patience patience_for(tern_engine *engine, uint64_t wait_ns)
 	return (struct patience){.engine = engine, .deadline_ns = now + wait_ns, .last_ns = now};
 }
 
+/* A caller may look for what makes no event, such as room for one more try: so not all the way to the deadline. */
+static uint64_t next_look_ns(const struct patience *p, uint64_t now)
+{
+	uint64_t look = now + (FIRST_LOOK_NS << (p->rounds < LOOK_DOUBLINGS ? p->rounds : LOOK_DOUBLINGS));
+
+	return look < p->deadline_ns ? look : p->deadline_ns;
+}
+
 bool patience_left(struct patience *p)
 {
 	uint64_t now = engine_now(p->engine);
@@ -40,7 +50,7 @@ bool patience_left(struct patience *p)
 	if (p->engine->setup.driver) {
 		p->stuck = now == p->last_ns ? p->stuck + 1 : 0;
 		p->last_ns = now;
-		driver_yield(p->engine->setup.driver, p->deadline_ns);
+		driver_yield(p->engine->setup.driver, next_look_ns(p, now));
 		return p->stuck < MOST_ROUNDS_AT_ONE_TIME;
 	}
 	if (p->rounds < SPIN_ROUNDS)
