@@ -243,6 +243,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_moe_config_init": (None, [POINTER(tern_moe_config)]),
     "tern_moe_create": (c_int, [_group, POINTER(tern_moe_config), _out]),
     "tern_moe_destroy": (c_int, [_moe]),
+    "tern_moe_leave": (c_int, [_moe]),
     "tern_moe_set_wait": (c_int, [_moe, c_int]),
     "tern_moe_nr_local": (c_int, [_moe]),
     "tern_moe_local_expert": (c_int, [_moe, c_uint32]),

@@ -94,9 +94,6 @@ class SystemCallError(Error, OSError):
 
     code = -5
 
-    def __str__(self) -> str:
-        return Error.__str__(self)
-
 
 class BootstrapError(Error):
     """The ranks could not find each other."""
@@ -109,26 +106,17 @@ class WaitTimeoutError(Error, TimeoutError):
 
     code = -7
 
-    def __str__(self) -> str:
-        return Error.__str__(self)
-
 
 class PeerDeadError(Error, ConnectionError):
     """A peer's process ended without leaving."""
 
     code = -8
 
-    def __str__(self) -> str:
-        return Error.__str__(self)
-
 
 class PeerLeftError(Error, ConnectionError):
     """A peer destroyed its exchange, or gave it up, while others wait for it."""
 
     code = -9
-
-    def __str__(self) -> str:
-        return Error.__str__(self)
 
 
 class CapacityError(Error):
