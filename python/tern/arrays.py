@@ -71,7 +71,7 @@ def _of_numpy(array: npt.NDArray[Any]) -> View:
         array.__array_interface__["data"][0],
         array.shape,
         array.strides,
-        array.dtype.name,
+        array.dtype.name if array.dtype.isnative else array.dtype.str,
         array.dtype.itemsize,
         None,
         array.flags.writeable,
@@ -203,7 +203,7 @@ def rows(name: str, array: Array, width: int, dtype: Dtype, writable: bool = Fal
     if opaque and len(shape) == 1 and row_bytes and shape[0] * view.item_bytes % row_bytes == 0 and strides[0] == view.item_bytes:
         nr = shape[0] * view.item_bytes // row_bytes
         return Rows(nr, view.address, row_bytes, view)
-    if len(shape) == 2 and _fits(view, width, row_bytes, dtype, opaque) and (strides[1] == view.item_bytes or shape[1] == 1):
+    if len(shape) == 2 and _fits(view, width, row_bytes, dtype, opaque) and (strides[1] == view.item_bytes or 0 in shape or shape[1] == 1):
         return Rows(shape[0], view.address, strides[0] if shape[0] > 1 else row_bytes, _positive(name, view))
     raise InvalidError(
         f"{name} is {view.dtype}{list(shape)} with strides of {list(strides)} bytes; it has to be rows of {width} x {NAMES[dtype]} "
