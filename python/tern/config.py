@@ -146,10 +146,12 @@ class Config:
         return self.received_width * ELEMENT_BYTES[Dtype(self.dispatch_dtype)]
 
     def max_rows(self, nr_ranks: int, nr_local: int) -> int:
-        """The most row positions that a rank with that many local experts can receive in low-latency mode."""
+        """The most row positions that a rank with that many local experts can receive: the capacity, or the worst case."""
         rows = nr_ranks * -(-self.max_tokens // self.replica_ranks)
         if self.layout == Layout.PADDED:
-            return rows * nr_local
+            return (self.capacity or rows) * nr_local
+        if self.capacity:
+            return self.capacity
         if self.layout == Layout.BY_SOURCE:
             return rows
         return rows * min(self.topk, nr_local) + nr_local * (self.alignment - 1)

@@ -189,7 +189,7 @@ class Exchange:
         self.local_experts = tuple(check(lib.tern_moe_local_expert(pointer, i)) for i in range(self.nr_local))
         """The logical id of each local expert."""
         self.max_rows = config.max_rows(self.nr_ranks, self.nr_local)
-        """Row positions that into_x needs."""
+        """The most row positions that this rank can receive; into_x needs as many."""
         self._slots = [_Slot() for _ in range(config.nr_slots)]
 
     @property
