@@ -110,7 +110,7 @@ REFUSED = [
     (np.zeros((3, 4, 4), np.float32), "3, 4, 4"),
     (bytearray(63), "uint8.63."),
     (np.float32(1), "float32"),
-    (np.zeros((3, 16), ">f4"), ""),
+    (np.zeros((3, 16), ">f4"), "x is >f4"),
     ([[1.0] * 16], "list is no array"),
     (None, "NoneType is no array"),
 ]
