@@ -260,7 +260,8 @@ def empty(shape: Tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
     nr_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
     room = np.empty(nr_bytes + 64, np.uint8)
     start = -room.__array_interface__["data"][0] % 64
-    return room[start : start + nr_bytes].view(kind).reshape(shape)
+    array: npt.NDArray[Any] = room[start : start + nr_bytes].view(kind).reshape(shape)
+    return array
 
 
 class Numpy:
