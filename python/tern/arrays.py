@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import sys
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
@@ -66,12 +67,18 @@ class View(NamedTuple):
 # ---- taking in -----------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=64)
+def _name(dtype: "np.dtype[Any]") -> str:
+    """numpy takes several microseconds to tell a type's name."""
+    return dtype.name if dtype.isnative else dtype.str
+
+
 def _of_numpy(array: npt.NDArray[Any]) -> View:
     return View(
         array.__array_interface__["data"][0],
         array.shape,
         array.strides,
-        array.dtype.name if array.dtype.isnative else array.dtype.str,
+        _name(array.dtype),
         array.dtype.itemsize,
         None,
         array.flags.writeable,
