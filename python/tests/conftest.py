@@ -29,6 +29,13 @@ class Tap:
         over = report.when == "call" or (report.when == "setup" and not report.passed) or (report.when == "teardown" and report.failed)
         if not over:
             return
+        self._tell(report)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if not report.passed:  # a whole file that is skipped, or that cannot be read
+            self._tell(report)
+
+    def _tell(self, report: Any) -> None:
         self.nr += 1
         why = f" # SKIP {report.longrepr[2]}" if report.skipped and isinstance(report.longrepr, tuple) else ""
         print(f"\n{'not ok' if report.failed else 'ok'} {self.nr} - {report.nodeid}{why}")
