@@ -31,6 +31,7 @@ missing_python() {
 		setuptools python3-setuptools
 		wheel python3-wheel
 		mypy mypy
+		mpi4py python3-mpi4py
 	END
 }
 
