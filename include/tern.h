@@ -229,6 +229,10 @@ TERN_API int tern_moe_create(tern_group *group, const struct tern_moe_config *co
 /* Local, in any order on the ranks. NULL is fine. */
 TERN_API int tern_moe_destroy(tern_moe *moe);
 
+/* Local. Gives the exchange up and keeps its memory: peers that wait for this rank get TERN_ERR_PEER_LEFT, halves called from now on return
+ * TERN_ERR_STATE, and received rows can be read until tern_moe_destroy. For bindings whose arrays may outlive the exchange. */
+TERN_API int tern_moe_leave(tern_moe *moe);
+
 TERN_API int tern_moe_set_wait(tern_moe *moe, int wait_ms);
 
 /* Where physical experts live, for engines that load weights: */

@@ -3,7 +3,7 @@
 # make check: installs what the tests need, builds, and runs everything. Its last line is "N passed, N failed".
 #
 #   BUILD=dir          where to build (build)
-#   STAGES="a b ..."   only these: plain thread address models memory fuzz (all)
+#   STAGES="a b ..."   only these: plain python thread address models memory fuzz (all)
 #   JOBS=n             tests at a time (the number of cores, at most 4)
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
@@ -11,7 +11,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
-STAGES=${STAGES:-plain thread address models memory fuzz}
+STAGES=${STAGES:-plain python thread address models memory fuzz}
 cores=$(nproc)
 JOBS=${JOBS:-$((cores < 4 ? cores : 4))}
 LOGS=$PWD/$BUILD/check
@@ -140,6 +140,13 @@ over_engine() {
 	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
 	test between-nodes/bench 120 "$BUILD/tern" bench --nodes 2 --ranks 4 --preset all --tokens 5 --mode ll,ht --dtype fp8,bf16 --only-verify --iters 3
 	test between-nodes/generate 120 "$BUILD/tern" run -n 4 --nodes 2 -- "$BUILD/generate" -n 24
+	finish
+}
+
+# The Python package, installed from the tree.
+stage_python() {
+	build python BUILD="$BUILD" all
+	test python/tests 240 env BUILD="$BUILD" python/check.sh
 	finish
 }
 

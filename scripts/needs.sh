@@ -13,7 +13,26 @@ missing_packages() {
 	command -v spin >/dev/null || echo spin
 	command -v valgrind >/dev/null || echo valgrind
 	command -v python3 >/dev/null || echo python3
+	missing_python
 	command -v clang >/dev/null || echo clang libclang-rt-14-dev
+}
+
+# For the Python package: the system's Python, as that is what these packages are for.
+missing_python() {
+	local module package
+
+	while read -r module package; do
+		/usr/bin/python3 -c "import $module" 2>/dev/null || echo "$package"
+	done <<-END
+		ensurepip python3-venv
+		numpy python3-numpy
+		pytest python3-pytest
+		hypothesis python3-hypothesis
+		setuptools python3-setuptools
+		wheel python3-wheel
+		mypy mypy
+		mpi4py python3-mpi4py
+	END
 }
 
 install_packages() {

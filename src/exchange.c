@@ -359,10 +359,22 @@ int tern_moe_destroy(tern_moe *moe)
 {
 	if (!moe)
 		return 0;
-	if (!moe->failed)
-		exchange_fail(moe, 0, -1); /* peers that still wait for this rank learn that it left */
+	tern_moe_leave(moe);
 	moe->group->nr_exchanges--;
 	exchange_free(moe);
+	return 0;
+}
+
+int tern_moe_leave(tern_moe *moe)
+{
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "moe is NULL");
+	if (moe->failed)
+		return 0;
+	moe->failed = TERN_ERR_STATE;
+	snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %u left this exchange: it called tern_moe_leave",
+		moe->rank);
+	path_part(moe, parting_make(0, -1)); /* peers that still wait for this rank learn of it */
 	return 0;
 }
 

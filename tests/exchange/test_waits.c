@@ -261,10 +261,11 @@ static void no_report_without_failure(void **state)
 
 /* ---- ranks that leave ---------------------------------------------------------------------------------------------- */
 
-/* How far rank 1 goes in the disturbed round before it destroys its exchange. */
+/* How far rank 1 goes in the disturbed round before it destroys its exchange, or leaves it and keeps its memory. */
 struct departure {
 	struct job job;
 	int halves;
+	bool keeps;
 };
 
 /* The half in which the others notice, by how many halves rank 1 has done: its word is missing from there on. */
@@ -313,6 +314,22 @@ static int expect_over(struct round *r)
 	return 0;
 }
 
+/* What was received stays readable, and nothing else can be done with it. */
+static int leave(struct round *r, int halves)
+{
+	const struct tern_row *rows = halves == 2 ? r->received.rows : NULL;
+	struct tern_row first = rows && r->received.nr_rows ? rows[r->received.offsets[0]] : (struct tern_row){0};
+
+	if (tern_moe_leave(r->moe) || tern_moe_leave(r->moe))
+		return rank_fails(r->rank, "leaving: %s", tern_last_error());
+	for (int half = 0; half < 4; half++)
+		if (do_half(r, half) != TERN_ERR_STATE || !strstr(tern_last_error(), "tern_moe_leave"))
+			return rank_fails(r->rank, "having left, half %d: %s", half, tern_last_error());
+	if (rows && r->received.nr_rows && memcmp(rows + r->received.offsets[0], &first, sizeof(first)))
+		return rank_fails(r->rank, "having left, its rows changed");
+	return 0;
+}
+
 static void departure_body(struct rank *rank)
 {
 	struct departure *d = rank->ctx;
@@ -328,8 +345,13 @@ static void departure_body(struct rank *rank)
 			rc = do_half(&r, half);
 		if (rc)
 			rank_fails(rank, "half %d: %s", half - 1, tern_last_error());
-		round_close(&r);
+		if (d->keeps && !rc)
+			leave(&r, d->halves);
+		if (!d->keeps)
+			round_close(&r);
 		run_rounds(rank, &d->job, 0); /* meets the others in a new exchange */
+		if (d->keeps)
+			round_close(&r);
 		return;
 	}
 	for (half = 0; half < 4 && !rc; half++)
@@ -345,15 +367,16 @@ static void departures(void **state)
 {
 	(void)state;
 	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
-		for (int halves = 0; halves < 3; halves++) {
-			struct departure d = {.halves = halves};
+		for (int i = 0; i < 6; i++) {
+			struct departure d = {.halves = i / 2, .keeps = i % 2};
 			const char *failure;
 
 			make_job(&d.job, mode);
 			failure = run_ranks(RANKS, departure_body, &d);
 			job_close(&d.job);
 			if (failure)
-				fail_msg("mode %d, after %d halves: %s", (int)mode, halves, failure);
+				fail_msg("mode %d, after %d halves, %s: %s", (int)mode, d.halves,
+					d.keeps ? "left" : "destroyed", failure);
 		}
 }
 

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused, what fails, and what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any, Callable, List
+
+import numpy as np
+import pytest
+from reference import World, fill_results, judge_combined, judge_received
+
+import tern
+from tern import Config, Dtype, Mode, Phase, Placement, Scale
+
+PLAIN = Config(hidden=64, nr_experts=8, topk=2, max_tokens=6, combine_dtype=Dtype.FP32)
+X = np.zeros((3, 64), np.uint16)
+IDS = np.array([[0, 1], [2, 3], [4, 5]], np.int32)
+
+
+@pytest.fixture
+def group() -> Any:
+    with tern.Group.alone() as group:
+        yield group
+
+
+def changed(**settings: Any) -> Config:
+    return dataclasses.replace(PLAIN, **settings)
+
+
+SETTINGS = [
+    (dict(hidden=0), "hidden"),
+    (dict(hidden=63), "16 bytes"),
+    (dict(topk=9), "topk is 9 of 8"),
+    (dict(topk=33, nr_experts=64), "33"),
+    (dict(nr_slots=17), "nr_slots"),
+    (dict(dispatch_dtype=Dtype.FP16), "dtype"),
+    (dict(dispatch_dtype=Dtype.FP8_E4M3), "scale"),
+    (dict(replica_ranks=2), "replica_ranks is 2"),
+    (dict(capacity=5), "low-latency"),
+    (dict(layout=7), "layout"),
+    (dict(max_tokens=-1), "max_tokens is -1; 0 to 4294967295"),
+    (dict(max_tokens=2**32), "max_tokens is 4294967296"),
+    (dict(capacity=2**64), "capacity"),
+    (dict(hidden="wide"), "hidden is 'wide'"),
+    (dict(hidden=64.5), "hidden is 64.5"),
+    (dict(placement=Placement(8, logical=[0] * 7)), "placement.logical has 7 entries for 8"),
+    (dict(placement=Placement(8, logical=[0] * 8)), "expert"),
+    (dict(placement=Placement(8, rank=[1] * 8)), "rank"),
+]
+
+
+@pytest.mark.parametrize("settings,words", SETTINGS, ids=[str(s[0]) for s in SETTINGS])
+def test_settings_refused(group: tern.Group, settings: Any, words: str) -> None:
+    with pytest.raises(tern.InvalidError, match=words) as caught:
+        tern.Exchange(group, changed(**settings))
+    assert caught.value.code == -1 and caught.value.name == "TERN_ERR_INVALID" and caught.value.report is None
+    assert str(caught.value).startswith("TERN_ERR_INVALID: ")
+    assert isinstance(caught.value, ValueError)
+
+
+def test_unknown_arrays(group: tern.Group) -> None:
+    with pytest.raises(tern.InvalidError, match='"cupy"; numpy, ml_dtypes, torch'):
+        tern.Exchange(group, PLAIN, arrays="cupy")
+
+
+def with_ids(*ids: Any) -> np.ndarray:
+    return np.array(ids, np.int64)
+
+
+ARGUMENTS: List[Any] = [
+    (lambda m: m.dispatch(np.zeros((7, 64), np.uint16), np.zeros((7, 2), np.int32)), "7 tokens.*at most 6"),
+    (lambda m: m.dispatch(np.zeros((3, 32), np.uint16), IDS), "x is uint16.3, 32."),
+    (lambda m: m.dispatch(X, IDS[:2]), r"topk_ids is int32.2, 2..*dense .3, 2."),
+    (lambda m: m.dispatch(X, IDS.astype(np.float32)), "topk_ids is float32"),
+    (lambda m: m.dispatch(X, IDS, np.zeros((3, 2))), "topk_weights is float64"),
+    (lambda m: m.dispatch(X, IDS, scales=np.zeros((3, 1), np.float32)), "scales are given"),
+    (lambda m: m.dispatch(X, with_ids([0, 1], [2, 8], [0, 1])), "8"),
+    (lambda m: m.dispatch(X, with_ids([0, 1], [2, -2], [0, 1])), "-2"),
+    (lambda m: m.dispatch(X, with_ids([0, 1], [3, 3], [0, 1])), "3"),
+    (lambda m: m.dispatch(X, with_ids([0, 2**32], [2, 3], [0, 1])), "4294967296"),
+    (lambda m: m.dispatch(X, IDS, slot=1), "slot is 1 of 1"),
+    (lambda m: m.dispatch(X, IDS, slot=-1), "slot is -1 of 1"),
+    (lambda m: m.dispatch(np.zeros(3 * 64 + 4, np.uint16)[4:].reshape(3, 64), IDS), "aligned"),
+    (lambda m: m.dispatch(X, IDS, into_scales=np.zeros((12, 1), np.float32)), "into_x is for"),
+    (lambda m: m.dispatch(X, IDS, into_x=np.zeros((11, 64), np.uint16)), "11 rows.*12 dense"),
+    (lambda m: m.dispatch(X, IDS, into_x=np.zeros((12, 128), np.uint16)[:, :64]), "256 bytes apart"),
+    (lambda m: m.set_wait(-1), "negative"),
+]
+
+
+@pytest.mark.parametrize("call,words", ARGUMENTS, ids=[str(i) for i in range(len(ARGUMENTS))])
+def test_arguments_refused(group: tern.Group, call: Callable[[tern.Exchange], Any], words: str) -> None:
+    with tern.Exchange(group, PLAIN) as moe:
+        with pytest.raises(tern.InvalidError, match=words):
+            call(moe)
+
+
+def test_results_too_few_or_of_the_wrong_kind(group: tern.Group) -> None:
+    with tern.Exchange(group, PLAIN) as moe:
+        received = moe.dispatch(X, IDS)
+        assert received.extent == 6
+        for y, words in (
+            (None, "y is None.*6 positions"),
+            (np.zeros((5, 64), np.float32), "5 rows.*6 positions"),
+            (np.zeros((6, 64), np.uint16), "y is uint16"),
+            (np.zeros((6, 68), np.float32)[:, :64][:, ::-1], "each in one piece"),
+        ):
+            with pytest.raises(tern.InvalidError, match=words):
+                moe.combine(y)
+        moe.combine_send(np.zeros((6, 64), np.float32))
+        for out, words in ((np.zeros((2, 64), np.float32), "2 rows; 3 tokens"), (bytes(3 * 256), "out is read-only")):
+            with pytest.raises(tern.InvalidError, match=words):
+                moe.combine_recv(out=out)
+        assert moe.combine_recv().shape == (3, 64)
+
+
+def test_devices_and_streams_are_refused(group: tern.Group) -> None:
+    class Device:
+        __cuda_array_interface__ = {"shape": (3, 64), "typestr": "<u2", "data": (4096, False), "version": 3}
+
+    with tern.Exchange(group, PLAIN) as moe:
+        with pytest.raises(tern.UnsupportedError, match="x in the memory of CUDA device 0"):
+            moe.dispatch(Device(), IDS)
+        with pytest.raises(tern.UnsupportedError, match="stream"):
+            moe.dispatch(X, IDS, stream=1)
+
+
+def test_order_of_halves(group: tern.Group) -> None:
+    with tern.Exchange(group, PLAIN) as moe:
+        for call in (moe.dispatch_recv, moe.combine_recv, moe.release):
+            with pytest.raises(tern.StateError, match="whose next call is dispatch_send"):
+                call()
+        moe.dispatch(X, IDS)
+        with pytest.raises(tern.StateError, match="combine_send or release") as caught:
+            moe.dispatch_send(X, IDS)
+        assert caught.value.code == -2
+        moe.release()
+
+
+def test_after_close(group: tern.Group) -> None:
+    moe = tern.Exchange(group, PLAIN)
+    moe.close()
+    moe.close()
+    with pytest.raises(tern.StateError, match="exchange is closed"):
+        moe.dispatch(X, IDS)
+    group.close()
+    with pytest.raises(tern.StateError, match="group is closed"):
+        tern.Exchange(group, PLAIN)
+
+
+def test_ranks_that_disagree() -> None:
+    def body(group: tern.Group) -> str:
+        with pytest.raises(tern.MismatchError, match="hidden") as caught:
+            tern.Exchange(group, changed(hidden=64 + 16 * (group.rank == 1)))
+        return caught.value.text
+
+    for text in tern.run_threads(3, body):
+        assert "64" in text and "80" in text
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("halves", [False, True])
+def test_time_out_report_and_repetition(mode: Mode, halves: bool) -> None:
+    """Rank 1 is late in both phases. Rank 0 hears so, and goes on waiting."""
+    config = changed(mode=mode, wait_ms=20)
+    world = World(config, 2, [5, 4], 1)
+    heard = [threading.Event(), threading.Event()]
+
+    def patiently(call: Callable[[], Any], event: threading.Event, seen: List[tern.WaitTimeoutError]) -> Any:
+        while True:
+            try:
+                return call()
+            except tern.WaitTimeoutError as error:
+                seen.append(error)
+                event.set()
+
+    def late(group: tern.Group, moe: tern.Exchange) -> None:
+        moe.set_wait(30000)
+        assert heard[0].wait(20)
+        received = moe.dispatch(world.x[1], world.ids[1], world.weights[1])
+        y = moe.empty_y(received)
+        fill_results(world, 1, y)
+        assert heard[1].wait(20)
+        judge_combined(world, 1, moe.combine(y))
+
+    def body(group: tern.Group) -> Any:
+        seen: List[List[tern.WaitTimeoutError]] = [[], []]
+        with tern.Exchange(group, config) as moe:
+            if group.rank == 1:
+                return late(group, moe)
+            x, ids, weights = world.x[0], world.ids[0], world.weights[0]
+            if halves and mode == Mode.LOW_LATENCY:
+                moe.dispatch_send(x, ids, weights)
+                received = patiently(moe.dispatch_recv, heard[0], seen[0])
+            else:
+                received = patiently(lambda: moe.dispatch(x, ids, weights), heard[0], seen[0])
+            judge_received(world, 0, received)
+            y = moe.empty_y(received)
+            fill_results(world, 0, y)
+            judge_combined(world, 0, patiently(lambda: moe.combine(y), heard[1], seen[1]))
+        return seen
+
+    seen = tern.run_threads(2, body)[0]
+    first, second = seen[0][0], seen[1][0]
+    assert first.report is not None and second.report is not None and isinstance(first, TimeoutError)
+    assert first.report.phase == (Phase.COUNTS if mode == Mode.HIGH_THROUGHPUT else Phase.DISPATCH)
+    assert second.report.phase == Phase.COMBINE
+    for error in (first, second):
+        assert error.code == -7 and "rank 1" in error.text and "1 of 2 ranks missing" in error.text
+        report = error.report
+        assert (report.rank, report.peer, report.nr_missing, report.arrived, report.expected) == (0, 1, 1, 1, 2)
+        assert report.epoch_expected == 1 and report.epoch_seen == 0 and report.waited_ns >= 20_000_000
+
+
+def test_a_rank_that_leaves_is_named_though_its_rows_are_still_shown() -> None:
+    kept: List[Any] = []
+
+    def body(group: tern.Group) -> None:
+        moe = tern.Exchange(group, changed(wait_ms=20000))
+        received = moe.dispatch(X, IDS)
+        if group.rank == 1:
+            kept.append((received.x, received.rows, received.x.copy()))
+            moe.close()
+            return
+        begun = time.monotonic()
+        with pytest.raises(tern.PeerLeftError, match="rank 1 left the exchange") as caught:
+            moe.combine(np.zeros((received.extent, 64), np.float32))
+        assert caught.value.report is not None and caught.value.report.peer == 1
+        assert time.monotonic() - begun < 10
+        with pytest.raises(tern.PeerLeftError):
+            moe.dispatch(X, IDS)
+
+    tern.run_threads(2, body)
+    x, rows, copy = kept[0]
+    np.testing.assert_array_equal(x, copy)
+    assert set(rows["rank"]) == {0, 1}
+
+
+def test_a_rank_that_fails_inside_the_block_is_noticed_at_once() -> None:
+    begun = time.monotonic()
+
+    def body(group: tern.Group) -> None:
+        with tern.Exchange(group, changed(wait_ms=20000)) as moe:
+            received = moe.dispatch(X, IDS)
+            x = received.x
+            if group.rank == 0:
+                raise KeyError("the expert is broken")
+            moe.combine(np.zeros((len(x), 64), np.float32))
+
+    with pytest.raises(KeyError, match="the expert is broken"):
+        tern.run_threads(3, body)
+    assert time.monotonic() - begun < 10
+
+
+def test_capacity() -> None:
+    config = changed(mode=Mode.HIGH_THROUGHPUT, capacity=8)
+    ids = [np.array([[4, 5]] * 3, np.int32), np.array([[4, 5]] * 2, np.int32)]
+
+    def body(group: tern.Group) -> None:
+        x = np.zeros((3 - group.rank, 64), np.uint16)
+        with tern.Exchange(group, config) as moe:
+            with pytest.raises(tern.CapacityError, match="rank 1 would receive more than its capacity of 8"):
+                moe.dispatch(x, ids[group.rank])
+            n = 2 - group.rank
+            received = moe.dispatch(x[:n], ids[group.rank][:n])
+            assert received.nr_rows == (6 if group.rank else 0)
+            moe.release()
+
+    tern.run_threads(2, body)
+
+
+def test_combine_against_release() -> None:
+    def body(group: tern.Group) -> None:
+        with tern.Exchange(group, PLAIN) as moe:
+            received = moe.dispatch(X, IDS)
+            if group.rank == 0:
+                moe.release()
+                return
+            with pytest.raises((tern.ProtocolError, tern.PeerLeftError)):
+                moe.combine(np.zeros((received.extent, 64), np.float32))
+
+    tern.run_threads(2, body)
+
+
+def test_one_thread_at_a_time() -> None:
+    """The call that waits holds the exchange; another thread is refused and harms nothing. Waiting does not hold the interpreter."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def body(group: tern.Group) -> None:
+        with tern.Exchange(group, PLAIN) as moe:
+            if group.rank == 1:
+                assert inside.wait(20) and go_on.wait(20)
+                moe.dispatch(X, IDS)
+                moe.release()
+                return
+            moe.dispatch_send(X, IDS)
+            waiter = threading.Thread(target=moe.dispatch_recv)
+            waiter.start()
+            inside.set()
+            refused = 0
+            while not refused:
+                try:
+                    moe.stats()
+                except tern.StateError as error:
+                    assert "another thread" in str(error)
+                    refused += 1
+            go_on.set()
+            waiter.join()
+            moe.release()
+
+    tern.run_threads(2, body)
+
+
+def test_fp8_needs_scales(group: tern.Group) -> None:
+    config = changed(x_dtype=Dtype.FP8_E4M3, dispatch_dtype=Dtype.FP8_E4M3, scale=Scale.UE8M0)
+    x = np.zeros((3, 64), np.uint8)
+    with tern.Exchange(group, config) as moe:
+        with pytest.raises(tern.InvalidError, match="scales"):
+            moe.dispatch(x, IDS)
+        with pytest.raises(tern.InvalidError, match="scales is float32"):
+            moe.dispatch(x, IDS, scales=np.zeros((3, 1), np.float32))
+        with pytest.raises(tern.InvalidError, match="without into_scales"):
+            moe.dispatch(x, IDS, scales=np.zeros((3, 1), np.uint8), into_x=np.zeros((12, 64), np.uint8))
+        moe.release() if moe.dispatch_recv() else None
+
+
+def test_every_code_has_its_class() -> None:
+    for code, kind in tern.errors.CLASSES.items():
+        assert kind.code == code and kind("words").name.startswith("TERN_ERR_")
+        assert str(kind("words")) == f"{kind('words').name}: words"

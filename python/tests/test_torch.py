@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch tensors, torch.distributed and the ops under torch.compile, on the CPU. Skipped where torch is not installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from reference import World, bits, fill_results, judge_combined, judge_received  # noqa: E402
+
+import tern  # noqa: E402
+import tern.torch  # noqa: E402
+from tern import Config, Dtype, Layout, Mode, Reduce, Scale, Weights  # noqa: E402
+from tern._library import library  # noqa: E402
+from tern.arrays import NAMES, look  # noqa: E402
+
+PLAIN = Config(hidden=64, nr_experts=8, topk=2, max_tokens=6)
+TYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32, Dtype.FP8_E4M3: torch.float8_e4m3fn}
+
+
+def tensor(array: Any, dtype: Dtype) -> Any:
+    """A numpy array of the reference as a tensor of its true type."""
+    kind = {1: np.uint8, 2: np.int16, 4: np.float32}[array.dtype.itemsize]
+    return torch.from_numpy(np.ascontiguousarray(array).view(kind)).view(TYPES.get(dtype, torch.uint8))
+
+
+def as_numpy(given: Any) -> Any:
+    """Back to bits, for the reference's judges."""
+    return given if given is None else given.view(torch.uint8 if given.element_size() == 1 else torch.int16 if given.element_size() == 2 else torch.int32).numpy()
+
+
+class Shown:
+    """Received rows as the judges want them."""
+
+    def __init__(self, received: Any, config: Config):
+        self.nr_rows, self.extent, self.rows = received.nr_rows, received.extent, received.rows
+        self.counts, self.offsets = received.counts.tolist(), received.offsets.tolist()
+        self.x = as_numpy(received.x)
+        self.scales = None if received.scales is None else received.scales.numpy()
+        self.topk_ids = None if received.topk_ids is None else received.topk_ids.numpy()
+        self.topk_weights = None if received.topk_weights is None else received.topk_weights.numpy()
+
+
+@pytest.mark.parametrize("dtype", list(TYPES))
+def test_look(dtype: Dtype) -> None:
+    t = torch.zeros((4, 32), dtype=TYPES[dtype])[:, :16]
+    view = look(t)
+    size = t.element_size()
+    assert view[:7] == (t.data_ptr(), (4, 16), (32 * size, size), NAMES[dtype], size, None, True)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("x,dispatch,scale,combine", [(Dtype.BF16, Dtype.BF16, Scale.NONE, Dtype.BF16), (Dtype.FP16, Dtype.FP8_E4M3, Scale.FP32, Dtype.FP16), (Dtype.FP8_E4M3, Dtype.FP8_E4M3, Scale.UE8M0, Dtype.FP32)])
+def test_tensors(mode: Mode, layout: Layout, x: Dtype, dispatch: Dtype, scale: Scale, combine: Dtype) -> None:
+    by_source = layout == Layout.BY_SOURCE
+    config = dataclasses.replace(
+        PLAIN,
+        mode=mode,
+        layout=layout,
+        x_dtype=x,
+        dispatch_dtype=dispatch,
+        scale=scale,
+        combine_dtype=combine,
+        reduce=Reduce.EXPERT if by_source else Reduce.HOME,
+        weights=Weights.PASS if by_source else Weights.COMBINE,
+    )
+    world = World(config, 2, [6, 3], 9)
+
+    def body(group: tern.Group) -> None:
+        rank = group.rank
+        with tern.Exchange(group, config, arrays="torch") as moe:
+            scales = None if world.scales[rank] is None else torch.from_numpy(world.scales[rank])
+            received = moe.dispatch(tensor(world.x[rank], x), torch.from_numpy(world.ids[rank]), torch.from_numpy(world.weights[rank]), scales=scales)
+            assert received.x.dtype == TYPES[dispatch]
+            judge_received(world, rank, Shown(received, config))
+            y = moe.empty_y(received)
+            assert y.dtype == TYPES[combine]
+            fill_results(world, rank, as_numpy(y).view({2: np.uint16, 4: np.float32}[y.element_size()]) if combine != Dtype.FP16 else as_numpy(y).view(np.float16))
+            judge_combined(world, rank, as_numpy(moe.combine(y)))
+
+    tern.run_threads(2, body)
+
+
+def test_refused() -> None:
+    with tern.Group.alone() as group, tern.Exchange(group, PLAIN, arrays="torch") as moe:
+        ids = torch.zeros((3, 2), dtype=torch.int32)
+        with pytest.raises(tern.InvalidError, match="requires grad"):
+            moe.dispatch(torch.zeros((3, 64), dtype=torch.bfloat16, requires_grad=True), ids)
+        with pytest.raises(tern.InvalidError, match="x is float32"):
+            moe.dispatch(torch.zeros((3, 64)), ids)
+        with pytest.raises(tern.UnsupportedError, match="meta"):
+            moe.dispatch(torch.zeros((3, 64), dtype=torch.bfloat16, device="meta"), ids)
+    with tern.Group.alone() as group, tern.Exchange(group, PLAIN) as moe:
+        with pytest.raises(tern.InvalidError, match='arrays="torch"'):
+            tern.torch.Ops(moe)
+
+
+# ---- ops -----------------------------------------------------------------------------------------------------------
+
+
+def layer(ops: Any, factor: float) -> Any:
+    """Each expert multiplies by its local number + 1; rows that hold nothing are not looked at."""
+
+    def forward(x: Any, ids: Any, weights: Any) -> Any:
+        received = ops.dispatch(x, ids, weights)
+        position = torch.arange(received.x.shape[0])
+        expert = torch.searchsorted(received.offsets, position, right=True) - 1
+        held = position < (received.offsets + received.counts)[expert]
+        y = torch.where(held[:, None], received.x * (expert + 1)[:, None] * factor, 0)
+        return ops.combine(y.to(torch.bfloat16), x.shape[0]) + 1
+
+    return forward
+
+
+def expected(x: Any, ids: Any, weights: Any, nr_local: int, factor: float) -> Any:
+    """The same without any exchange."""
+    sums = torch.zeros(x.shape, dtype=torch.float32)
+    for k in range(ids.shape[1]):
+        y = (x * (ids[:, k] % nr_local + 1)[:, None] * factor).to(torch.bfloat16).float()
+        sums = sums + torch.where(ids[:, k, None] >= 0, weights[:, k, None] * y, torch.zeros(()))
+    return sums.to(torch.bfloat16) + 1
+
+
+def inputs(seed: int, n: int) -> Any:
+    world = World(PLAIN, 1, [n], seed)
+    return tensor(world.x[0], Dtype.BF16), torch.from_numpy(world.ids[0]), torch.from_numpy(world.weights[0])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch.compiler.reset()  # a compiled function belongs to its exchange; the limit is eight of them for one piece of code
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP8_E4M3])
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("mode", list(Mode))
+def test_fakes_say_what_the_op_returns(mode: Mode, layout: Layout, dtype: Dtype) -> None:
+    """Not torch.library.opcheck, which calls an op several times in a row: a second dispatch is out of order."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    by_source = layout == Layout.BY_SOURCE
+    config = dataclasses.replace(
+        PLAIN,
+        mode=mode,
+        layout=layout,
+        dispatch_dtype=dtype,
+        scale=Scale.UE8M0 if dtype == Dtype.FP8_E4M3 else Scale.NONE,
+        reduce=Reduce.EXPERT,
+        weights=Weights.PASS if by_source else Weights.COMBINE,
+    )
+    with tern.Group.alone() as group, tern.Exchange(group, config, arrays="torch") as moe:
+        ops = tern.torch.Ops(moe)
+        x, ids, weights = inputs(1, 5)
+        arguments = (ops._order, ops._key, 0, x, None, ids, weights)
+        with FakeTensorMode(shape_env=ShapeEnv()) as fake:
+            made = torch.ops.tern.dispatch(*[fake.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments])
+        real = torch.ops.tern.dispatch(*arguments)
+        for a, b in zip(made, real):
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        assert int(real[2].sum()) == (5 if by_source else int((ids >= 0).sum()))
+        ops.release()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_compiled(backend: str, mode: Mode) -> None:
+    config = dataclasses.replace(PLAIN, mode=mode)
+
+    with tern.Group.alone() as group, tern.Exchange(group, config, arrays="torch") as moe:
+        forward = torch.compile(layer(tern.torch.Ops(moe), 0.5), backend=backend, fullgraph=True)
+        for seed in range(4):
+            given = inputs(seed, 1 + seed)
+            with torch.no_grad():
+                assert torch.equal(forward(*given), expected(*given, 8, 0.5)), seed
+
+
+def test_order_is_kept_and_nothing_dropped() -> None:
+    """Two layers in one graph, and a dispatch whose rows nobody looks at."""
+    with tern.Group.alone() as group, tern.Exchange(group, PLAIN, arrays="torch") as moe:
+        ops = tern.torch.Ops(moe)
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def forward(x: Any, ids: Any, weights: Any) -> Any:
+            ops.dispatch(x, ids, weights)
+            ops.release()
+            y = layer(ops, 1.0)(x, ids, weights)
+            return layer(ops, 0.25)(y, ids, weights)
+
+        given = inputs(3, 6)
+        with torch.no_grad():
+            out = forward(*given)
+            once = expected(*given, 8, 1.0)
+        assert torch.equal(out, expected(once, *given[1:], 8, 0.25))
+        assert moe.stats().rounds == 3
+
+
+RANK = """
+import sys, torch, torch.distributed as dist, tern, tern.torch
+sys.path.insert(0, sys.argv[1])
+from test_torch import PLAIN, inputs, layer, expected
+dist.init_process_group("gloo")
+with tern.Group.from_torch() as group, tern.Exchange(group, PLAIN, arrays="torch") as moe:
+    assert (group.rank, group.nr_ranks) == (dist.get_rank(), dist.get_world_size())
+    forward = torch.compile(layer(tern.torch.Ops(moe), 1.0), backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for seed in range(3):
+            given = inputs(10 * group.rank + seed, 2 + seed)
+            assert torch.equal(forward(*given), expected(*given, moe.nr_local, 1.0))
+dist.destroy_process_group()
+"""
+
+
+def test_torch_distributed() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "TERN_LIBRARY": str(Path(library().path).resolve())}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(Path(__file__).parent)], env={**env, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        said = rank.communicate(timeout=200)[1]
+        assert rank.returncode == 0, said
