@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench: starts ranks if there are none yet; every rank runs all cases, and rank 0 reports. */
+#include "cli/bench_raw.h"
 #include "cli/bench_report.h"
 #include "cli/bench_rounds.h"
 #include "cli/cmd.h"
@@ -33,8 +34,17 @@ struct outcome {
 	uint64_t nr_wrong;
 	struct tern_stats stats;
 	struct tern_memory memory;
+	double raw_bytes;
+	uint64_t nr_raw_wrong;
 	char wrong[384];
 	char error[640];
+};
+
+/* What a case times. */
+struct timing {
+	struct rounds *rounds;
+	struct times times;
+	struct raw_rounds raw;
 };
 
 static void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total)
@@ -46,6 +56,11 @@ static void tell_progress(struct bench *bench, const char *what, uint32_t done, 
 	bench->last_progress_us = now;
 	fprintf(stderr, "%s: case %u of %u: %s, round %u of %u\n", bench->args->program, bench->report.nr_results + 1,
 		bench->nr_cases, what, done, total);
+}
+
+static bool is_against(const struct bench_args *args, const char *what)
+{
+	return args->against && !strcmp(args->against, what);
 }
 
 static int verify_rounds(struct bench *bench, struct rounds *rounds, struct bench_result *result)
@@ -63,27 +78,53 @@ static int verify_rounds(struct bench *bench, struct rounds *rounds, struct benc
 	return rc;
 }
 
-static int time_rounds(struct bench *bench, struct rounds *rounds, struct times *times)
+/* The proxies of a round that has just ended still look for more: they get a moment to fall asleep, else the one that is
+ * timed next would share the cores with them. */
+#define REST_US 1000
+
+/* Round i of the exchange, and, if asked for, of raw writes; who goes first changes. */
+static int time_round(struct timing *t, uint32_t i, bool split, bool counts)
+{
+	int rc = 0;
+
+	for (uint32_t k = 0; k < 2 && !rc; k++) {
+		bool raw = (i + k) % 2;
+
+		if (raw && !t->raw.raw)
+			continue;
+		if (t->raw.raw)
+			usleep(REST_US);
+		if (raw)
+			rc = rounds_time(&raw_method, &t->raw, counts ? &t->raw.times : NULL, i, split);
+		else
+			rc = rounds_time(&exchange_method, t->rounds, counts ? &t->times : NULL, i, split);
+	}
+	return rc;
+}
+
+static int time_rounds(struct bench *bench, struct timing *t)
 {
 	uint32_t i, split, total = bench->args->iters;
-	int rc = rounds_prepare(rounds, bench->args->verify);
+	int rc = rounds_prepare(t->rounds, bench->args->verify);
 
+	if (!rc && is_against(bench->args, "libfabric"))
+		rc = raw_rounds_open(&t->raw, t->rounds);
 	for (i = 0; i < bench->args->warmup && !rc; i++)
-		rc = rounds_time(rounds, NULL, i, i % 2);
+		rc = time_round(t, i, i % 2, false);
 	if (!rc)
-		rc = tern_moe_stats_reset(rounds->moe);
+		rc = tern_moe_stats_reset(t->rounds->moe);
 	for (split = 0; split < 2; split++) {
 		for (i = 0; i < total && !rc; i++) {
 			tell_progress(bench, split ? "timing halves" : "timing pairs", i, total);
-			rc = rounds_time(rounds, times, i, split);
+			rc = time_round(t, i, split, true);
 		}
 	}
 	return rc;
 }
 
-static int run_rounds(struct bench *bench, struct rounds *rounds, struct times *times, struct bench_result *result,
-	struct outcome *outcome)
+static int run_rounds(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
+	struct rounds *rounds = t->rounds;
 	int rc = 0;
 
 	outcome->memory.size = sizeof(outcome->memory);
@@ -91,13 +132,17 @@ static int run_rounds(struct bench *bench, struct rounds *rounds, struct times *
 	if (bench->args->verify)
 		rc = verify_rounds(bench, rounds, result);
 	if (!rc && !bench->args->only_verify)
-		rc = time_rounds(bench, rounds, times);
+		rc = time_rounds(bench, t);
 	if (!rc)
 		rc = tern_moe_stats(rounds->moe, &outcome->stats);
 	if (!rc)
 		rc = tern_moe_memory(rounds->moe, &outcome->memory);
 	if (!rc && bench->args->verify && !bench->args->only_verify)
 		rc = rounds_check(rounds);
+	if (!rc && t->raw.raw) {
+		outcome->raw_bytes = raw_bytes(t->raw.raw);
+		rc = raw_check(t->raw.raw, &outcome->nr_raw_wrong);
+	}
 	return rc;
 }
 
@@ -107,7 +152,7 @@ static void describe_error(struct outcome *outcome, int rank, const char *text)
 }
 
 /* Everything that this rank alone can do; the ranks compare notes afterwards. */
-static void run_alone(struct bench *bench, struct times *times, struct bench_result *result, struct outcome *outcome)
+static void run_alone(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	struct job *job = &result->bench_case.job;
 	struct rounds rounds;
@@ -121,15 +166,18 @@ static void run_alone(struct bench *bench, struct times *times, struct bench_res
 		return;
 	}
 	outcome->rc = rounds_open(&rounds, bench->group, job);
+	t->rounds = &rounds;
 	if (!outcome->rc)
-		outcome->rc = run_rounds(bench, &rounds, times, result, outcome);
+		outcome->rc = run_rounds(bench, t, result, outcome);
 	if (outcome->rc) {
 		snprintf(text, sizeof(text), "%s: %.450s", tern_strerror((int)outcome->rc), tern_last_error());
 		describe_error(outcome, bench->rank, text);
 	}
 	outcome->nr_wrong = rounds.difference.nr;
 	memcpy(outcome->wrong, rounds.difference.first, sizeof(outcome->wrong));
+	raw_rounds_close(&t->raw);
 	rounds_close(&rounds);
+	t->rounds = NULL;
 	job_close(job);
 }
 
@@ -169,6 +217,8 @@ static void merge(const struct outcome *all, int nr_ranks, struct bench_result *
 		result->dispatch_bytes += (double)all[r].stats.dispatch_bytes;
 		result->combine_bytes += (double)all[r].stats.combine_bytes;
 		result->rows_received += (double)all[r].stats.rows_received;
+		result->raw_bytes += all[r].raw_bytes / nr_ranks;
+		result->nr_raw_wrong += all[r].nr_raw_wrong;
 		rounds += (double)all[r].stats.rounds;
 		if (memory_bytes(&all[r].memory) >= memory_bytes(&result->memory))
 			result->memory = all[r].memory;
@@ -187,24 +237,29 @@ static int run_case(struct bench *bench, struct bench_result *result)
 	int rc, nr_ranks = bench->report.nr_ranks;
 	struct outcome *outcomes = calloc((size_t)nr_ranks + 1, sizeof(*outcomes));
 	struct outcome *mine = outcomes ? &outcomes[nr_ranks] : NULL;
-	struct times times;
+	struct timing t = {0};
 
-	if (!outcomes || times_create(&times, bench->args->iters)) {
+	if (!outcomes || times_create(&t.times, bench->args->iters) || times_create(&t.raw.times, bench->args->iters)) {
 		free(outcomes);
+		times_destroy(&t.times);
 		return TERN_ERR_NOMEM;
 	}
 	result->verified = bench->args->verify;
-	run_alone(bench, &times, result, mine);
+	run_alone(bench, &t, result, mine);
 	rc = tern_group_allgather(bench->group, mine, outcomes, sizeof(*mine));
 	if (rc && mine->rc)
 		fprintf(stderr, "%s: %s\n", bench->args->program, mine->error);
 	if (!rc)
 		merge(outcomes, nr_ranks, result);
 	if (!rc && !result->error[0] && !bench->args->only_verify) {
-		result->nr_timed = times.nr;
-		rc = measure_gather(&times, nr_ranks, gather, bench->group, result->spreads);
+		result->nr_timed = t.times.nr;
+		result->against_raw = is_against(bench->args, "libfabric");
+		rc = measure_gather(&t.times, nr_ranks, gather, bench->group, result->spreads);
+		if (!rc && result->against_raw)
+			rc = measure_gather(&t.raw.times, nr_ranks, gather, bench->group, result->raw_spreads);
 	}
-	times_destroy(&times);
+	times_destroy(&t.times);
+	times_destroy(&t.raw.times);
 	free(outcomes);
 	return rc;
 }
@@ -438,12 +493,13 @@ static int bench_here(const struct bench_args *args, int argc, char **argv)
 {
 	uint32_t nr_ranks = args->nr_ranks ? args->nr_ranks : DEFAULT_RANKS;
 	char program[PATH_MAX];
+	bool mpi = is_against(args, "mpi");
 	int rc;
 
-	if (args->against && find_against(args, program, sizeof(program)))
+	if (mpi && find_against(args, program, sizeof(program)))
 		return 1;
 	rc = launch_self(args, nr_ranks, argc, argv);
-	if (rc || !args->against)
+	if (rc || !mpi)
 		return rc;
 	return exec_against(args, program, nr_ranks, argc, argv);
 }

@@ -95,17 +95,31 @@ static int find_transport(tern_engine *engine, const char *name)
 
 /* ---- opening -------------------------------------------------------------------------------------------------------------- */
 
-static int open_nic(tern_engine *engine, uint32_t number)
+static struct transport_options nic_options(const tern_engine *engine, uint32_t number)
 {
 	const struct tern_engine_config *config = &engine->config;
-	struct nic *nic = &engine->nics[number];
-	struct transport_options options = {.provider = engine->setup.provider,
+
+	return (struct transport_options){.provider = engine->setup.provider,
 		.device = config->devices[number],
 		.network = engine->setup.network,
 		.self = engine->setup.self,
 		.nr_peers = engine->setup.nr_peers,
 		.depth = config->depth,
 		.message_bytes = config->message_bytes + (uint32_t)sizeof(struct message_header)};
+}
+
+int engine_open_beside(const tern_engine *engine, struct transport **transport, struct transport_info *info)
+{
+	struct transport_options options = nic_options(engine, 0);
+
+	return engine->setup.ops->open(&options, transport, info);
+}
+
+static int open_nic(tern_engine *engine, uint32_t number)
+{
+	const struct tern_engine_config *config = &engine->config;
+	struct nic *nic = &engine->nics[number];
+	struct transport_options options = nic_options(engine, number);
 	int rc = engine->setup.ops->open(&options, &nic->transport, &nic->info);
 
 	if (rc) {
