@@ -180,7 +180,7 @@ expect hangs messages -DBREAK_NO_RETURN
 expect holds staging
 expect holds staging -DCOUNTS=1
 expect asserts staging -DWITNESS
-expect asserts staging -DBITS=1 -DCOUNTS=1
+expect asserts staging -DBITS=2 -DCOUNTS=1
 expect asserts staging -DBREAK_NO_BEGIN
 expect asserts staging -DBREAK_NO_BEGIN -DCOUNTS=1
 expect asserts staging -DBREAK_IMMEDIATE_FIRST

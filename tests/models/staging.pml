@@ -15,7 +15,7 @@
 #define ROUNDS 4
 #endif
 #ifndef BITS
-#define BITS 2
+#define BITS 3
 #endif
 #define FIRST 2
 #define MASK ((1 << BITS) - 1)
