@@ -390,7 +390,7 @@ static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int arg
 	options.name = args->program;
 	if (args->transport)
 		setenv("TERN_TRANSPORT", args->transport, 1);
-	rc = nodes_open(&nodes, args->nr_nodes ? (int)args->nr_nodes : 1, true, args->program);
+	rc = nodes_open(&nodes, args->nr_nodes ? (int)args->nr_nodes : 1, 1, true, args->program);
 	if (!rc) {
 		options.nodes = &nodes;
 		rc = launch_ranks(&options, command);

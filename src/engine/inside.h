@@ -267,7 +267,7 @@ struct tern_engine {
 	_Atomic uint32_t leaving; /* the proxy is to finish and end */
 	struct tern_engine_config config;
 	struct engine_setup setup;
-	char transport_name[64], description[192];
+	char transport_name[256], description[192];
 	struct operation *operations;
 	uint8_t *messages; /* struct outgoing [nr_messages], message_stride apart */
 	uint32_t nr_messages, message_stride;
@@ -395,6 +395,7 @@ void look_after_peers(tern_engine *engine);
 int watch_processes(tern_engine *engine);
 
 /* engine.c */
+uint32_t config_nr_nics(const struct tern_engine_config *config); /* those that the transport's name has, else nr_nics */
 void engine_close(tern_engine *engine);
 
 /* leave.c */
