@@ -28,7 +28,7 @@ OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo 
 LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
-BENCH_SRC := $(filter-out bench/against_% bench/raw_%,$(wildcard bench/*.c))
+BENCH_SRC := $(filter-out bench/against_% bench/raw_% bench/posting%,$(wildcard bench/*.c))
 RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
 AGAINST_SRC := $(wildcard bench/against_*.c)
 CLI_SRC  := $(wildcard cli/*.c) $(RAW_SRC)
@@ -38,7 +38,7 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(if $(MPICC),$(BUILD)/tern-against-mpi)
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(if $(MPICC),$(BUILD)/tern-against-mpi)
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -73,6 +73,11 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 
 # The command drives parts that the library does not export, such as the simulated network.
 $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(LIB_SRC))
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
+
+# What the engine itself costs.
+$(BUILD)/tern-posting: $(call obj,bench/posting.c bench/measure.c $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
