@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-posting: what the engine itself costs, over a transport that does nothing: writes end as soon as they are polled for.
- * One thread is caller and proxy in turn. Prints, of ROUNDS rounds, the 10th, 50th and 90th percentile in nanoseconds. */
+/* tern-posting: what the engine itself costs, over a transport that does nothing: writes end as soon as they are polled
+ * for. One thread is caller and proxy in turn. Prints, of ROUNDS rounds, the 10th, 50th and 90th percentile in
+ * nanoseconds. */
 #include "bench/measure.h"
 #include "driver.h"
 #include "engine/engine.h"
@@ -24,7 +25,8 @@ static struct nothing {
 	uint64_t nr_posted;
 } nothing;
 
-static int nothing_open(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int nothing_open(
+	const struct transport_options *options, struct transport **transport, struct transport_info *info)
 {
 	*info = (struct transport_info){.name = "nothing",
 		.caps = TRANSPORT_ORDERED | TRANSPORT_SEES_DEATH,
@@ -60,7 +62,8 @@ static int nothing_disconnect(struct transport *transport, uint32_t peer)
 	return 0;
 }
 
-static int nothing_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region, struct transport_key *key)
+static int nothing_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region,
+	struct transport_key *key)
 {
 	(void)base;
 	*region = (struct transport_region *)transport;
@@ -99,15 +102,16 @@ static int nothing_poll(struct transport *transport, struct transport_event *eve
 
 	(void)transport;
 	for (; nr < max && nothing.nr; nr++, nothing.nr--) {
-		events[nr] = (struct transport_event){
-			.kind = EVENT_WRITTEN, .peer = nothing.peers[nothing.first], .cookie = nothing.cookies[nothing.first]};
+		events[nr] = (struct transport_event){.kind = EVENT_WRITTEN,
+			.peer = nothing.peers[nothing.first],
+			.cookie = nothing.cookies[nothing.first]};
 		nothing.first = (nothing.first + 1) % 4096;
 	}
 	return nr;
 }
 
-static const struct transport_ops transport_nothing = {"nothing", nothing_open, nothing_close, nothing_address, nothing_connect,
-	nothing_disconnect, nothing_reg, nothing_dereg, nothing_write, nothing_send, nothing_poll};
+static const struct transport_ops transport_nothing = {"nothing", nothing_open, nothing_close, nothing_address,
+	nothing_connect, nothing_disconnect, nothing_reg, nothing_dereg, nothing_write, nothing_send, nothing_poll};
 
 /* ---- the engine ------------------------------------------------------------------------------------------ */
 
@@ -183,7 +187,8 @@ static double drain(struct posting *p, uint64_t nr_writes)
 
 static void writes(struct posting *p, double *caller, double *proxy)
 {
-	struct tern_write write = {.size = sizeof(write), .local = p->region, .remote = p->remotes[1], .peer = 1, .bytes = 4096};
+	struct tern_write write = {
+		.size = sizeof(write), .local = p->region, .remote = p->remotes[1], .peer = 1, .bytes = 4096};
 	double start = now_us();
 
 	for (uint32_t i = 0; i < WRITES; i++)
@@ -208,8 +213,16 @@ static void scatter(struct posting *p, double *caller, double *proxy)
 
 static void pages(struct posting *p, double *caller, double *proxy)
 {
-	struct tern_paged_write w = {.size = sizeof(w), .local = p->region, .remote = p->remotes[1], .peer = 1, .nr_pages = PAGES,
-		.page_bytes = 4096, .local_stride = 4096, .remote_stride = 4096, .local_pages = p->pages, .remote_pages = p->pages};
+	struct tern_paged_write w = {.size = sizeof(w),
+		.local = p->region,
+		.remote = p->remotes[1],
+		.peer = 1,
+		.nr_pages = PAGES,
+		.page_bytes = 4096,
+		.local_stride = 4096,
+		.remote_stride = 4096,
+		.local_pages = p->pages,
+		.remote_pages = p->pages};
 	double start;
 
 	for (uint32_t i = 0; i < PAGES; i++)
@@ -230,7 +243,8 @@ static int ascending(const void *a, const void *b)
 static void print(const char *what, double *ns)
 {
 	qsort(ns, ROUNDS, sizeof(*ns), ascending);
-	printf("%-46s %7.1f %7.1f %7.1f\n", what, percentile(ns, ROUNDS, 0.1), percentile(ns, ROUNDS, 0.5), percentile(ns, ROUNDS, 0.9));
+	printf("%-46s %7.1f %7.1f %7.1f\n", what, percentile(ns, ROUNDS, 0.1), percentile(ns, ROUNDS, 0.5),
+		percentile(ns, ROUNDS, 0.9));
 }
 
 static void measure(struct posting *p, const char *what, void (*one)(struct posting *, double *, double *))

@@ -13,11 +13,7 @@
 
 #include "tern.h"
 
-enum raw_half {
-	RAW_DISPATCH,
-	RAW_COMBINE,
-	NR_RAW_HALVES
-};
+enum raw_half { RAW_DISPATCH, RAW_COMBINE, NR_RAW_HALVES };
 
 struct raw;
 

@@ -36,7 +36,7 @@ struct raw {
 	uint64_t slot_bytes, memory_bytes;
 	uint8_t *send, *recv; /* [NR_KINDS][nr_ranks] slots: by destination, by source */
 	struct transport_region *send_region, *recv_region;
-	struct remote *remotes; /* [nr_ranks] */
+	struct remote *remotes;       /* [nr_ranks] */
 	struct fi_context2 *contexts; /* [nr_ranks]: one write to a peer at a time */
 	uint32_t nr_under_way, arrived[2 * NR_KINDS], turns[NR_KINDS];
 	uint64_t round, nr_wrong;
@@ -57,8 +57,7 @@ static bool is_sent(const struct raw *raw, uint32_t kind, uint32_t source, uint3
 
 static uint64_t sent_bytes(const struct raw *raw, uint32_t kind, uint32_t source, uint32_t destination)
 {
-	uint64_t bytes =
-		kind == BARRIER ? 0 : traffic_of(raw, source, raw->set, kind)[destination].bytes;
+	uint64_t bytes = kind == BARRIER ? 0 : traffic_of(raw, source, raw->set, kind)[destination].bytes;
 
 	return bytes > LEAST_BYTES ? bytes : LEAST_BYTES;
 }
@@ -119,8 +118,8 @@ static int open_beside(struct raw *raw)
 	int rc;
 
 	if (!raw->group->engine)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"nothing goes over a network: all ranks map each other's memory (try --nodes, or TERN_FORCE_ENGINE=1)");
+		return fail(TERN_ERR_UNSUPPORTED, "nothing goes over a network: all ranks map each other's memory (try "
+						  "--nodes, or TERN_FORCE_ENGINE=1)");
 	rc = engine_open_beside(raw->group->engine, &raw->transport, &info);
 	if (!rc && raw->transport->ops != &transport_ofi)
 		rc = fail(TERN_ERR_UNSUPPORTED, "the engine runs over %s, not over libfabric", info.name);
@@ -197,7 +196,8 @@ static int make_memory(struct raw *raw, struct transport_key *key)
 	raw->send = private_map(raw->memory_bytes);
 	raw->recv = private_map(raw->memory_bytes);
 	if (!raw->send || !raw->recv)
-		return fail(TERN_ERR_NOMEM, "no memory for raw writes: %llu bytes", (unsigned long long)raw->memory_bytes);
+		return fail(
+			TERN_ERR_NOMEM, "no memory for raw writes: %llu bytes", (unsigned long long)raw->memory_bytes);
 	rc = ops->reg(raw->transport, raw->send, raw->memory_bytes, &raw->send_region, &unused);
 	return rc ? rc : ops->reg(raw->transport, raw->recv, raw->memory_bytes, &raw->recv_region, key);
 }
@@ -409,8 +409,8 @@ static void look_at_stamps(struct raw *raw)
 	for (uint32_t kind = 0; kind < NR_RAW_HALVES && raw->round; kind++)
 		for (uint32_t p = 0; p < raw->nr_ranks; p++)
 			if (is_sent(raw, kind, p, raw->rank))
-				raw->nr_wrong += !is_stamped(raw, raw->recv + slot_at(raw, kind, p),
-					sent_bytes(raw, kind, p, raw->rank));
+				raw->nr_wrong += !is_stamped(
+					raw, raw->recv + slot_at(raw, kind, p), sent_bytes(raw, kind, p, raw->rank));
 }
 
 /* Sets are of different lengths: the last stamp of another one is in the middle of this one's words. */
@@ -419,7 +419,8 @@ static void restore(struct raw *raw)
 	for (uint32_t kind = 0; kind < NR_RAW_HALVES && raw->round; kind++)
 		for (uint32_t p = 0; p < raw->nr_ranks; p++) {
 			uint64_t last = sent_bytes(raw, kind, raw->rank, p) - sizeof(uint64_t);
-			uint64_t words[2] = {word_at(kind, raw->rank, p, last / 8), word_at(kind, raw->rank, p, last / 8 + 1)};
+			uint64_t words[2] = {
+				word_at(kind, raw->rank, p, last / 8), word_at(kind, raw->rank, p, last / 8 + 1)};
 
 			memcpy(raw->send + slot_at(raw, kind, p) + last / 8 * 8, words, last % 8 ? 16 : 8);
 		}
