@@ -28,16 +28,17 @@ OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo 
 LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
-BENCH_SRC := $(filter-out bench/against_%,$(wildcard bench/*.c))
+BENCH_SRC := $(filter-out bench/against_% bench/raw_% bench/posting%,$(wildcard bench/*.c))
+RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
 AGAINST_SRC := $(wildcard bench/against_*.c)
-CLI_SRC  := $(wildcard cli/*.c)
+CLI_SRC  := $(wildcard cli/*.c) $(RAW_SRC)
 GEN_SRC  := $(wildcard examples/generate/*.c)
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(if $(MPICC),$(BUILD)/tern-against-mpi)
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(if $(MPICC),$(BUILD)/tern-against-mpi)
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -45,7 +46,7 @@ $(BUILD)/obj/%.o: %.c
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
-$(BUILD)/obj/src/transport/ofi%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
+$(BUILD)/obj/src/transport/ofi%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # What was found can change between two makes, and what was built with it then has to follow.
@@ -75,15 +76,20 @@ $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
+# What the engine itself costs.
+$(BUILD)/tern-posting: $(call obj,bench/posting.c bench/measure.c $(LIB_SRC))
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
+
 $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-# It quantises and sums with the library's own kernels, so that only the way there and back differs.
+# It quantises and sums with the library's own kernels, so that only the way there and back differs, and asks its engine what it sends.
 $(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(wildcard src/kernels/cpu/*.c)) $(BUILD)/libtern.a
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(RAW_SRC) $(LIB_SRC)) $(BUILD)/features
 	@echo '  LINK $@'
-	$(Q)$(MPICC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
 LIBDIR   ?= $(PREFIX)/lib
 install: all

@@ -1,38 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern-against-mpi: Tern, the same exchange over MPI_Alltoallv, and plain memcpy, in one run: interleaved on the same
  * ranks, with the same routing and the same inputs. Takes the flags of `tern bench`; start it with mpirun. */
-#include "bench/against_exchange.h"
-#include "bench/against_floor.h"
-#include "bench/against_report.h"
-#include "bench/args.h"
+#include "bench/against_bench.h"
+#include "bench/measure.h"
 #include "bench/verify.h"
+#include "group.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-struct bench {
-	const struct bench_args *args;
-	struct bench_case bench_case;
-	struct job *job; /* the case's */
-	struct reference *reference;
-	struct input input;
-	struct buffers buffers;
-	size_t buffer_bytes[7];
-	struct experts experts;
-	struct exchange per_rank, per_route;
-	struct floor wire, whole;
-	uint32_t *nr_copies;
-	tern_group *group;
-	tern_moe *moe;
-	struct tern_received received;
-	char *tern_out;
-	int rank, nr_ranks;
-};
-
-static _Noreturn __attribute__((format(printf, 1, 2))) void die(const char *format, ...)
+_Noreturn void die(const char *format, ...)
 {
 	va_list args;
 
@@ -45,7 +26,7 @@ static _Noreturn __attribute__((format(printf, 1, 2))) void die(const char *form
 	exit(1);
 }
 
-static void check(int rc, const char *what)
+void check(int rc, const char *what)
 {
 	if (rc)
 		die("%s: %s", what, tern_last_error());
@@ -60,7 +41,7 @@ static int mpi_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 
 /* ---- the methods ----------------------------------------------------------------------------------------- */
 
-static void tern_method_dispatch(struct bench *b)
+void tern_method_dispatch(struct bench *b)
 {
 	struct tern_dispatch args = {
 		.size = sizeof(args),
@@ -75,29 +56,29 @@ static void tern_method_dispatch(struct bench *b)
 	check(tern_dispatch(b->moe, &args, &b->received), "dispatch");
 }
 
-static void tern_method_combine(struct bench *b)
+void tern_method_combine(struct bench *b)
 {
 	struct tern_combine args = {.size = sizeof(args), .y = b->buffers.y};
 
 	check(tern_combine(b->moe, &args, b->tern_out, 0), "combine");
 }
 
-static void per_rank_dispatch(struct bench *b)
+void per_rank_dispatch(struct bench *b)
 {
 	exchange_dispatch(&b->per_rank);
 }
 
-static void per_rank_combine(struct bench *b)
+void per_rank_combine(struct bench *b)
 {
 	exchange_combine(&b->per_rank);
 }
 
-static void per_route_dispatch(struct bench *b)
+void per_route_dispatch(struct bench *b)
 {
 	exchange_dispatch(&b->per_route);
 }
 
-static void per_route_combine(struct bench *b)
+void per_route_combine(struct bench *b)
 {
 	exchange_combine(&b->per_route);
 }
@@ -131,6 +112,7 @@ static const struct method {
 	[METHOD_MPI_ROUTE] = {per_route_dispatch, per_route_combine},
 	[METHOD_WIRE] = {wire_dispatch, wire_combine},
 	[METHOD_JOB] = {whole_dispatch, whole_combine},
+	[METHOD_RAW] = {raw_dispatch, raw_combine},
 };
 
 /* ---- set up ---------------------------------------------------------------------------------------------- */
@@ -278,80 +260,16 @@ static void close_exchanges(struct bench *b)
 	free(b->nr_copies);
 }
 
-/* ---- are the results the same? --------------------------------------------------------------------------- */
-
-static uint64_t compare_received(const struct bench *b, const struct exchange *e)
-{
-	uint64_t wrong = 0;
-
-	for (uint32_t l = 0; l < b->experts.nr_local; l++) {
-		uint64_t at = e->offsets[l], n = e->counts[l];
-
-		if (b->received.counts[l] != n || b->received.offsets[l] != at) {
-			wrong++;
-			continue;
-		}
-		wrong += memcmp((char *)b->received.x + at * e->row_bytes, b->buffers.x + at * e->row_bytes,
-				 n * e->row_bytes) != 0;
-		wrong += memcmp(b->received.rows + at, b->buffers.rows + at, n * sizeof(struct tern_row)) != 0;
-		if (e->scales_bytes)
-			wrong += memcmp((char *)b->received.scales + at * e->scales_bytes,
-					 b->buffers.scales + at * e->scales_bytes, n * e->scales_bytes) != 0;
-	}
-	return wrong;
-}
-
-/* Sums at home are not those of sums on the experts' ranks, bit for bit: there some tokens are compared with the
- * reference. */
-static uint64_t compare_with_reference(const struct bench *b)
-{
-	struct job home = *b->job;
-	struct reference *reference;
-	uint32_t step = b->input.nr_tokens / 16 + 1;
-	uint64_t wrong = 0;
-
-	home.config.reduce = TERN_REDUCE_HOME;
-	reference = reference_create(&home);
-	if (!reference)
-		die("out of memory for the reference");
-	for (uint32_t t = 0; t < b->input.nr_tokens; t += step)
-		wrong += memcmp(reference_combined_row(reference, (uint32_t)b->rank, t),
-				 b->buffers.out + (size_t)t * job_y_bytes(b->job), job_y_bytes(b->job)) != 0;
-	reference_destroy(reference);
-	return wrong;
-}
-
-static uint64_t compare_out(const struct bench *b, const struct exchange *e)
-{
-	if (e->reduce_home != (b->job->config.reduce == TERN_REDUCE_HOME))
-		return compare_with_reference(b);
-	return memcmp(b->tern_out, b->buffers.out, b->input.nr_tokens * job_y_bytes(b->job)) != 0;
-}
-
-/* Differences, on all ranks together; and the first touch of all memory. */
-static uint64_t compare(struct bench *b)
-{
-	uint64_t wrong = 0, all = 0;
-
-	tern_method_dispatch(b);
-	per_route_dispatch(b);
-	wrong += compare_received(b, &b->per_route);
-	per_rank_dispatch(b);
-	wrong += compare_received(b, &b->per_rank);
-	tern_method_combine(b);
-	per_rank_combine(b);
-	wrong += compare_out(b, &b->per_rank);
-	per_route_dispatch(b);
-	per_route_combine(b);
-	wrong += compare_out(b, &b->per_route);
-	MPI_Allreduce(&wrong, &all, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-	return all;
-}
-
 /* ---- measuring ------------------------------------------------------------------------------------------- */
 
-static double begin(void)
+/* An engine's proxy still looks for more after a round; it gets a moment to fall asleep, else the next method would share
+ * the cores with it. */
+#define REST_US 1000
+
+static double begin(const struct bench *b)
 {
+	if (b->group->engine)
+		usleep(REST_US);
 	MPI_Barrier(MPI_COMM_WORLD);
 	return now_us();
 }
@@ -370,14 +288,14 @@ static double elapsed(double start)
 /* A round for the halves, each after a barrier, and a round for the pair. */
 static void measure_rounds(struct bench *b, const struct method *m, double us[NR_MEASURES])
 {
-	double start = begin();
+	double start = begin(b);
 
 	m->dispatch(b);
 	us[MEASURE_DISPATCH] = elapsed(start);
-	start = begin();
+	start = begin(b);
 	m->combine(b);
 	us[MEASURE_COMBINE] = elapsed(start);
-	start = begin();
+	start = begin(b);
 	m->dispatch(b);
 	m->combine(b);
 	us[MEASURE_PAIR] = elapsed(start);
@@ -387,10 +305,11 @@ static void measure_rounds(struct bench *b, const struct method *m, double us[NR
 static void measure_all(struct bench *b, struct times times[NR_METHODS])
 {
 	double us[NR_MEASURES];
+	uint32_t nr_methods = b->raw ? NR_METHODS : METHOD_RAW;
 
 	for (uint32_t i = 0; i < b->args->warmup + b->args->iters; i++)
-		for (uint32_t j = 0; j < NR_METHODS; j++) {
-			uint32_t m = (i + j) % NR_METHODS;
+		for (uint32_t j = 0; j < nr_methods; j++) {
+			uint32_t m = (i + j) % nr_methods;
 
 			measure_rounds(b, &methods[m], us);
 			for (int k = 0; k < NR_MEASURES && i >= b->args->warmup; k++)
@@ -439,10 +358,13 @@ static int run_case(struct bench *b, struct report *report)
 	report->nr_wrong = compare(b);
 	per_rank_dispatch(b);
 	make_floors(b);
+	open_raw(b);
+	report->nr_methods = b->raw ? NR_METHODS : METHOD_RAW;
 	report->wire_bytes = floor_bytes(&b->wire);
 	report->job_bytes = floor_bytes(&b->whole);
 	if (!report->nr_wrong)
 		measure_case(b, report);
+	report->nr_wrong += close_raw(b);
 	close_exchanges(b);
 	free_buffers(b);
 	free_input(b);

@@ -13,6 +13,7 @@ static const struct {
 	[METHOD_MPI_ROUTE] = {"mpi_per_route", "mpi, a row per route"},
 	[METHOD_WIRE] = {"memcpy_wire", "memcpy: rows sent"},
 	[METHOD_JOB] = {"memcpy_job", "memcpy: and results"},
+	[METHOD_RAW] = {"raw_libfabric", "raw libfabric writes"},
 };
 
 int report_open(struct report *report)
@@ -111,11 +112,13 @@ static void print_table(const struct report *r)
 	print_title(r);
 	printf("  %-23s %10s %10s %10s %10s %10s %10s\n", "us, first to last rank", "dispatch", "p99", "combine", "p99",
 		"pair", "p99");
-	for (int m = 0; m < NR_METHODS; m++)
+	for (int m = 0; m < r->nr_methods; m++)
 		print_method(r, (enum method_id)m);
 	print_ratio(r, mpi == METHOD_MPI_RANK ? "mpi (per rank) / tern" : "mpi (per route) / tern", mpi, METHOD_TERN);
 	print_ratio(r, "tern / memcpy sent", METHOD_TERN, METHOD_WIRE);
 	print_ratio(r, "tern / memcpy all", METHOD_TERN, METHOD_JOB);
+	if (r->nr_methods > METHOD_RAW)
+		print_ratio(r, "tern / raw libfabric", METHOD_TERN, METHOD_RAW);
 	printf("  a rank stores %.2f MB to send, %.2f MB with results; results are equal\n\n",
 		(double)r->wire_bytes / 1e6, (double)r->job_bytes / 1e6);
 }
@@ -131,7 +134,7 @@ void report_case(struct report *report)
 	} else if (!report->args->quiet) {
 		print_table(report);
 	}
-	for (int m = 0; report->json && m < NR_METHODS; m++)
+	for (int m = 0; report->json && m < report->nr_methods; m++)
 		put_method(report, (enum method_id)m);
 	fflush(stdout);
 }

@@ -14,13 +14,15 @@ enum method_id {
 	METHOD_MPI_ROUTE = 2,
 	METHOD_WIRE = 3,
 	METHOD_JOB = 4,
-	NR_METHODS = 5
+	METHOD_RAW = 5, /* where Tern goes over libfabric */
+	NR_METHODS = 6
 };
 
 struct report {
 	const struct bench_args *args;
 	int nr_ranks;
 	bool speaks; /* this rank is the one that prints */
+	int nr_methods; /* that are measured: all, or all but the last */
 	FILE *json;  /* NULL: none */
 	/* Of the case: */
 	const struct bench_case *bench_case;

@@ -40,7 +40,7 @@ struct bench_args {
 	bool quiet;
 	bool progress;
 	bool help;
-	const char *against; /* NULL, or "mpi" */
+	const char *against; /* NULL, "mpi" or "libfabric" */
 	const char *json;    /* a file, "-" for stdout; NULL: none */
 };
 

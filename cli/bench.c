@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench: starts ranks if there are none yet; every rank runs all cases, and rank 0 reports. */
+#include "cli/bench_raw.h"
 #include "cli/bench_report.h"
 #include "cli/bench_rounds.h"
+#include "cli/bench_start.h"
 #include "cli/cmd.h"
-#include "cli/launch.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define DEFAULT_RANKS 4
 
 /* ---- one case on one rank ---------------------------------------------------------------------------------- */
 
@@ -33,8 +29,17 @@ struct outcome {
 	uint64_t nr_wrong;
 	struct tern_stats stats;
 	struct tern_memory memory;
+	double raw_bytes;
+	uint64_t nr_raw_wrong;
 	char wrong[384];
 	char error[640];
+};
+
+/* What a case times. */
+struct timing {
+	struct rounds *rounds;
+	struct times times;
+	struct raw_rounds raw;
 };
 
 static void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total)
@@ -63,27 +68,53 @@ static int verify_rounds(struct bench *bench, struct rounds *rounds, struct benc
 	return rc;
 }
 
-static int time_rounds(struct bench *bench, struct rounds *rounds, struct times *times)
+/* The proxies of a round that has just ended still look for more: they get a moment to fall asleep, else the one that is
+ * timed next would share the cores with them. */
+#define REST_US 1000
+
+/* Round i of the exchange, and, if asked for, of raw writes; who goes first changes. */
+static int time_round(struct timing *t, uint32_t i, bool split, bool counts)
+{
+	int rc = 0;
+
+	for (uint32_t k = 0; k < 2 && !rc; k++) {
+		bool raw = (i + k) % 2;
+
+		if (raw && !t->raw.raw)
+			continue;
+		if (t->raw.raw)
+			usleep(REST_US);
+		if (raw)
+			rc = rounds_time(&raw_method, &t->raw, counts ? &t->raw.times : NULL, i, split);
+		else
+			rc = rounds_time(&exchange_method, t->rounds, counts ? &t->times : NULL, i, split);
+	}
+	return rc;
+}
+
+static int time_rounds(struct bench *bench, struct timing *t)
 {
 	uint32_t i, split, total = bench->args->iters;
-	int rc = rounds_prepare(rounds, bench->args->verify);
+	int rc = rounds_prepare(t->rounds, bench->args->verify);
 
+	if (!rc && is_against(bench->args, "libfabric"))
+		rc = raw_rounds_open(&t->raw, t->rounds);
 	for (i = 0; i < bench->args->warmup && !rc; i++)
-		rc = rounds_time(rounds, NULL, i, i % 2);
+		rc = time_round(t, i, i % 2, false);
 	if (!rc)
-		rc = tern_moe_stats_reset(rounds->moe);
+		rc = tern_moe_stats_reset(t->rounds->moe);
 	for (split = 0; split < 2; split++) {
 		for (i = 0; i < total && !rc; i++) {
 			tell_progress(bench, split ? "timing halves" : "timing pairs", i, total);
-			rc = rounds_time(rounds, times, i, split);
+			rc = time_round(t, i, split, true);
 		}
 	}
 	return rc;
 }
 
-static int run_rounds(struct bench *bench, struct rounds *rounds, struct times *times, struct bench_result *result,
-	struct outcome *outcome)
+static int run_rounds(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
+	struct rounds *rounds = t->rounds;
 	int rc = 0;
 
 	outcome->memory.size = sizeof(outcome->memory);
@@ -91,13 +122,17 @@ static int run_rounds(struct bench *bench, struct rounds *rounds, struct times *
 	if (bench->args->verify)
 		rc = verify_rounds(bench, rounds, result);
 	if (!rc && !bench->args->only_verify)
-		rc = time_rounds(bench, rounds, times);
+		rc = time_rounds(bench, t);
 	if (!rc)
 		rc = tern_moe_stats(rounds->moe, &outcome->stats);
 	if (!rc)
 		rc = tern_moe_memory(rounds->moe, &outcome->memory);
 	if (!rc && bench->args->verify && !bench->args->only_verify)
 		rc = rounds_check(rounds);
+	if (!rc && t->raw.raw) {
+		outcome->raw_bytes = raw_bytes(t->raw.raw);
+		rc = raw_check(t->raw.raw, &outcome->nr_raw_wrong);
+	}
 	return rc;
 }
 
@@ -107,7 +142,7 @@ static void describe_error(struct outcome *outcome, int rank, const char *text)
 }
 
 /* Everything that this rank alone can do; the ranks compare notes afterwards. */
-static void run_alone(struct bench *bench, struct times *times, struct bench_result *result, struct outcome *outcome)
+static void run_alone(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	struct job *job = &result->bench_case.job;
 	struct rounds rounds;
@@ -121,15 +156,18 @@ static void run_alone(struct bench *bench, struct times *times, struct bench_res
 		return;
 	}
 	outcome->rc = rounds_open(&rounds, bench->group, job);
+	t->rounds = &rounds;
 	if (!outcome->rc)
-		outcome->rc = run_rounds(bench, &rounds, times, result, outcome);
+		outcome->rc = run_rounds(bench, t, result, outcome);
 	if (outcome->rc) {
 		snprintf(text, sizeof(text), "%s: %.450s", tern_strerror((int)outcome->rc), tern_last_error());
 		describe_error(outcome, bench->rank, text);
 	}
 	outcome->nr_wrong = rounds.difference.nr;
 	memcpy(outcome->wrong, rounds.difference.first, sizeof(outcome->wrong));
+	raw_rounds_close(&t->raw);
 	rounds_close(&rounds);
+	t->rounds = NULL;
 	job_close(job);
 }
 
@@ -169,6 +207,8 @@ static void merge(const struct outcome *all, int nr_ranks, struct bench_result *
 		result->dispatch_bytes += (double)all[r].stats.dispatch_bytes;
 		result->combine_bytes += (double)all[r].stats.combine_bytes;
 		result->rows_received += (double)all[r].stats.rows_received;
+		result->raw_bytes += all[r].raw_bytes / nr_ranks;
+		result->nr_raw_wrong += all[r].nr_raw_wrong;
 		rounds += (double)all[r].stats.rounds;
 		if (memory_bytes(&all[r].memory) >= memory_bytes(&result->memory))
 			result->memory = all[r].memory;
@@ -187,24 +227,29 @@ static int run_case(struct bench *bench, struct bench_result *result)
 	int rc, nr_ranks = bench->report.nr_ranks;
 	struct outcome *outcomes = calloc((size_t)nr_ranks + 1, sizeof(*outcomes));
 	struct outcome *mine = outcomes ? &outcomes[nr_ranks] : NULL;
-	struct times times;
+	struct timing t = {0};
 
-	if (!outcomes || times_create(&times, bench->args->iters)) {
+	if (!outcomes || times_create(&t.times, bench->args->iters) || times_create(&t.raw.times, bench->args->iters)) {
 		free(outcomes);
+		times_destroy(&t.times);
 		return TERN_ERR_NOMEM;
 	}
 	result->verified = bench->args->verify;
-	run_alone(bench, &times, result, mine);
+	run_alone(bench, &t, result, mine);
 	rc = tern_group_allgather(bench->group, mine, outcomes, sizeof(*mine));
 	if (rc && mine->rc)
 		fprintf(stderr, "%s: %s\n", bench->args->program, mine->error);
 	if (!rc)
 		merge(outcomes, nr_ranks, result);
 	if (!rc && !result->error[0] && !bench->args->only_verify) {
-		result->nr_timed = times.nr;
-		rc = measure_gather(&times, nr_ranks, gather, bench->group, result->spreads);
+		result->nr_timed = t.times.nr;
+		result->against_raw = is_against(bench->args, "libfabric");
+		rc = measure_gather(&t.times, nr_ranks, gather, bench->group, result->spreads);
+		if (!rc && result->against_raw)
+			rc = measure_gather(&t.raw.times, nr_ranks, gather, bench->group, result->raw_spreads);
 	}
-	times_destroy(&times);
+	times_destroy(&t.times);
+	times_destroy(&t.raw.times);
 	free(outcomes);
 	return rc;
 }
@@ -228,12 +273,6 @@ static int run_cases(struct bench *bench)
 			report_row(report, result);
 	}
 	return rc;
-}
-
-static int fail_with(const struct bench_args *args, const char *what, int rc)
-{
-	fprintf(stderr, "%s: %s: %s: %s\n", args->program, what, tern_strerror(rc), tern_last_error());
-	return 1;
 }
 
 static int run_and_report(struct bench *bench)
@@ -294,158 +333,9 @@ static int run_rank(const struct bench_args *args)
 	return rc;
 }
 
-/* ---- starting ranks ---------------------------------------------------------------------------------------- */
-
 static bool has_launcher(void)
 {
 	return getenv("TERN_RANK") || getenv("PMIX_RANK");
-}
-
-static int find_self(const struct bench_args *args, char *path, size_t size)
-{
-	ssize_t length = readlink("/proc/self/exe", path, size - 1);
-
-	if (length < 0) {
-		fprintf(stderr, "%s: /proc/self/exe: %s\n", args->program, strerror(errno));
-		return -1;
-	}
-	path[length] = 0;
-	return 0;
-}
-
-static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int argc, char **argv)
-{
-	struct launch_options options;
-	struct nodes nodes;
-	char self[PATH_MAX];
-	char **command;
-	int rc;
-
-	if (find_self(args, self, sizeof(self)))
-		return 1;
-	command = calloc((size_t)argc + 2, sizeof(*command));
-	if (!command)
-		return fail_with(args, "starting ranks", TERN_ERR_NOMEM);
-	command[0] = self;
-	command[1] = (char *)"bench";
-	memcpy(command + 2, argv + 1, (size_t)(argc - 1) * sizeof(*command));
-	launch_options_init(&options);
-	options.nr_ranks = (int)nr_ranks;
-	options.quiet = true; /* the ranks report their failures, in more detail */
-	options.name = args->program;
-	if (args->transport)
-		setenv("TERN_TRANSPORT", args->transport, 1);
-	rc = nodes_open(&nodes, args->nr_nodes ? (int)args->nr_nodes : 1, true, args->program);
-	if (!rc) {
-		options.nodes = &nodes;
-		rc = launch_ranks(&options, command);
-		nodes_close(&nodes);
-	}
-	free(command);
-	if (rc > 128)
-		fprintf(stderr, "%s: a rank was killed by signal %d\n", args->program, rc - 128);
-	return rc;
-}
-
-/* ---- against another library ------------------------------------------------------------------------------- */
-
-static bool in_path(const char *program)
-{
-	const char *path = getenv("PATH");
-	char copy[4096], candidate[PATH_MAX], *folder, *rest = copy;
-
-	if (!path || strlen(path) >= sizeof(copy))
-		return false;
-	strcpy(copy, path);
-	while ((folder = strsep(&rest, ":"))) {
-		snprintf(candidate, sizeof(candidate), "%s/%s", folder, program);
-		if (!access(candidate, X_OK))
-			return true;
-	}
-	return false;
-}
-
-/* The program beside this one, or -1 with a message about what is missing. */
-static int find_against(const struct bench_args *args, char *program, size_t size)
-{
-	char self[PATH_MAX], *slash;
-
-	if (find_self(args, self, sizeof(self)))
-		return -1;
-	slash = strrchr(self, '/');
-	if (slash)
-		*slash = 0;
-	if (snprintf(program, size, "%.3900s/tern-against-mpi", self) >= (int)size)
-		return -1;
-	if (access(program, X_OK)) {
-		fprintf(stderr, "%s: --against mpi needs %s: %s. `make` builds it where it finds mpicc\n", args->program, program,
-			strerror(errno));
-		return -1;
-	}
-	if (!in_path("mpirun")) {
-		fprintf(stderr, "%s: --against mpi needs mpirun, which is not in PATH; install an MPI such as Open MPI\n",
-			args->program);
-		return -1;
-	}
-	return 0;
-}
-
-/* True for flags that are ours alone; *skip: how many words they take. */
-static bool is_ours(const char *word, int *skip)
-{
-	static const char *const ours[] = {"--ranks", "--against", "--json"};
-	unsigned int i;
-
-	for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
-		size_t length = strlen(ours[i]);
-
-		if (strncmp(word, ours[i], length) || (word[length] && word[length] != '='))
-			continue;
-		*skip = word[length] ? 1 : 2;
-		return true;
-	}
-	return false;
-}
-
-static int exec_against(const struct bench_args *args, const char *program, uint32_t nr_ranks, int argc, char **argv)
-{
-	char number[16];
-	char **command = calloc((size_t)argc + 8, sizeof(*command));
-	int i, skip, at = 0;
-
-	if (!command)
-		return fail_with(args, "mpirun", TERN_ERR_NOMEM);
-	snprintf(number, sizeof(number), "%u", nr_ranks);
-	command[at++] = (char *)"mpirun";
-	command[at++] = (char *)"--allow-run-as-root";
-	command[at++] = (char *)"--oversubscribe";
-	command[at++] = (char *)"-n";
-	command[at++] = number;
-	command[at++] = (char *)program;
-	for (i = 1; i < argc; i += skip) {
-		skip = 1;
-		if (!is_ours(argv[i], &skip))
-			command[at++] = argv[i];
-	}
-	fflush(NULL);
-	execvp(command[0], command);
-	fprintf(stderr, "%s: mpirun: %s\n", args->program, strerror(errno));
-	free(command);
-	return 1;
-}
-
-static int bench_here(const struct bench_args *args, int argc, char **argv)
-{
-	uint32_t nr_ranks = args->nr_ranks ? args->nr_ranks : DEFAULT_RANKS;
-	char program[PATH_MAX];
-	int rc;
-
-	if (args->against && find_against(args, program, sizeof(program)))
-		return 1;
-	rc = launch_self(args, nr_ranks, argc, argv);
-	if (rc || !args->against)
-		return rc;
-	return exec_against(args, program, nr_ranks, argc, argv);
 }
 
 int cmd_bench(int argc, char **argv)
@@ -466,7 +356,7 @@ int cmd_bench(int argc, char **argv)
 	if (!rc && args.help)
 		args_usage(&args);
 	else if (!rc)
-		rc = has_launcher() ? run_rank(&args) : bench_here(&args, argc, argv);
+		rc = has_launcher() ? run_rank(&args) : bench_start(&args, argc, argv);
 	free(copy);
 	return rc;
 }

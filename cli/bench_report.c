@@ -74,6 +74,25 @@ static void print_times(const struct bench_result *result)
 	}
 }
 
+static double over_raw(const struct bench_result *result, enum measure i)
+{
+	return result->raw_spreads[i].p50 > 0 ? result->spreads[i].p50 / result->raw_spreads[i].p50 : 0;
+}
+
+static void print_raw(const struct bench_result *result)
+{
+	unsigned int i;
+
+	printf("  %-51s", "  raw libfabric writes of the same bytes");
+	for (i = 0; i < NR_MEASURES; i++)
+		printf(" %9.1f %9.1f", result->raw_spreads[i].p50, result->raw_spreads[i].p99);
+	printf(" %11.0f %7s %9s %6llu\n  %-51s", result->raw_bytes, "", "", (unsigned long long)result->nr_raw_wrong,
+		"  over raw");
+	for (i = 0; i < NR_MEASURES; i++)
+		printf(" %8.2fx %9s", over_raw(result, (enum measure)i), "");
+	printf("\n");
+}
+
 void report_row(const struct report *report, const struct bench_result *result)
 {
 	const struct tern_moe_config *config = &result->bench_case.job.config;
@@ -102,6 +121,8 @@ void report_row(const struct report *report, const struct bench_result *result)
 		printf(" %6llu\n", (unsigned long long)result->nr_wrong);
 	else
 		printf(" %6s\n", "N/A");
+	if (result->against_raw)
+		print_raw(result);
 	fflush(stdout);
 }
 
@@ -112,7 +133,7 @@ int report_end(const struct report *report)
 
 	for (i = 0; i < report->nr_results; i++) {
 		nr_failed += report->results[i].error[0] != 0;
-		nr_wrong += report->results[i].nr_wrong;
+		nr_wrong += report->results[i].nr_wrong + report->results[i].nr_raw_wrong;
 		nr_verified += report->results[i].nr_verified;
 	}
 	if (!report->args->quiet) {
@@ -221,6 +242,18 @@ static void put_case(struct json *json, const struct bench_case *bench_case)
 	key_number(json, "capacity", (double)config->capacity);
 }
 
+static void put_raw(struct json *json, const struct bench_result *result)
+{
+	put_spread(json, "raw_dispatch_us", &result->raw_spreads[MEASURE_DISPATCH]);
+	put_spread(json, "raw_combine_us", &result->raw_spreads[MEASURE_COMBINE]);
+	put_spread(json, "raw_pair_us", &result->raw_spreads[MEASURE_PAIR]);
+	key_number(json, "raw_bytes", result->raw_bytes);
+	key_number(json, "raw_wrong", (double)result->nr_raw_wrong);
+	key_number(json, "dispatch_over_raw", over_raw(result, MEASURE_DISPATCH));
+	key_number(json, "combine_over_raw", over_raw(result, MEASURE_COMBINE));
+	key_number(json, "pair_over_raw", over_raw(result, MEASURE_PAIR));
+}
+
 static void put_result(struct json *json, const struct bench_result *result)
 {
 	put_case(json, &result->bench_case);
@@ -238,6 +271,8 @@ static void put_result(struct json *json, const struct bench_result *result)
 		key_number(json, "rows_received", result->rows_received);
 		key_number(json, "gigabytes_per_second", gigabytes_per_second(result));
 	}
+	if (result->against_raw)
+		put_raw(json, result);
 	key_number(json, "window_bytes", (double)result->memory.window_bytes);
 	key_number(json, "output_bytes", (double)result->memory.output_bytes);
 	key_number(json, "private_bytes", (double)result->memory.private_bytes);

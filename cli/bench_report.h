@@ -9,6 +9,10 @@
 struct bench_result {
 	struct bench_case bench_case;
 	struct spread spreads[NR_MEASURES];
+	bool against_raw; /* beside raw libfabric writes of the same bytes, raw_bytes a rank and round */
+	struct spread raw_spreads[NR_MEASURES];
+	double raw_bytes;
+	uint64_t nr_raw_wrong;	 /* writes of all ranks */
 	uint32_t nr_timed;	 /* rounds, of each measure */
 	uint64_t nr_verified;	 /* rounds with fresh inputs */
 	bool verified;

@@ -398,14 +398,13 @@ static int barrier(struct rounds *rounds)
 	return rc ? rc : tern_release(rounds->barrier, 0);
 }
 
-int rounds_time(struct rounds *rounds, struct times *times, uint32_t i, bool split)
+int rounds_dispatch(struct rounds *rounds, uint32_t i)
 {
 	const struct job *job = rounds->job;
 	struct round_set *set = &rounds->sets[i % rounds->nr_sets];
-	uint32_t slot = i % job->config.nr_slots;
 	struct tern_dispatch dispatch = {
 		.size = sizeof(dispatch),
-		.slot = slot,
+		.slot = i % job->config.nr_slots,
 		.nr_tokens = set->nr_tokens,
 		.x = rounds->x,
 		.scales = job_x_scales_bytes(job) ? rounds->scales : NULL,
@@ -413,21 +412,58 @@ int rounds_time(struct rounds *rounds, struct times *times, uint32_t i, bool spl
 		.topk_weights = job->no_weights ? NULL : set->weights,
 	};
 	struct tern_received received = {.size = sizeof(received)};
-	struct tern_combine combine = {.size = sizeof(combine), .slot = slot, .y = set->y};
-	double start, middle, restart, end;
-	int rc;
 
-	rc = barrier(rounds);
+	return tern_dispatch(rounds->moe, &dispatch, &received);
+}
+
+int rounds_combine(struct rounds *rounds, uint32_t i)
+{
+	struct round_set *set = &rounds->sets[i % rounds->nr_sets];
+	struct tern_combine combine = {
+		.size = sizeof(combine), .slot = i % rounds->job->config.nr_slots, .y = set->y};
+
+	set->timed = true;
+	return tern_combine(rounds->moe, &combine, set->out, 0);
+}
+
+static int exchange_begin(void *ctx, uint32_t i)
+{
+	(void)i;
+	return barrier(ctx);
+}
+
+static int exchange_barrier(void *ctx)
+{
+	return barrier(ctx);
+}
+
+static int exchange_dispatch(void *ctx, uint32_t i)
+{
+	return rounds_dispatch(ctx, i);
+}
+
+static int exchange_combine(void *ctx, uint32_t i)
+{
+	return rounds_combine(ctx, i);
+}
+
+const struct timed_method exchange_method = {
+	exchange_begin, exchange_barrier, exchange_dispatch, exchange_combine};
+
+int rounds_time(const struct timed_method *method, void *ctx, struct times *times, uint32_t i, bool split)
+{
+	double start, middle, restart, end;
+	int rc = method->begin(ctx, i);
+
 	start = now_us();
-	rc = rc ? rc : tern_dispatch(rounds->moe, &dispatch, &received);
+	rc = rc ? rc : method->dispatch(ctx, i);
 	middle = restart = now_us();
 	if (!rc && split) {
-		rc = barrier(rounds);
+		rc = method->barrier(ctx);
 		restart = now_us();
 	}
-	rc = rc ? rc : tern_combine(rounds->moe, &combine, set->out, 0);
+	rc = rc ? rc : method->combine(ctx, i);
 	end = now_us();
-	set->timed = true;
 	if (!times)
 		return rc;
 	if (split) {

@@ -46,9 +46,24 @@ void rounds_close(struct rounds *rounds);
 /* nr_slots rounds, interleaved, from number `round` on; differences go to rounds->difference. */
 int rounds_verify(struct rounds *rounds, uint64_t round);
 
-/* Makes the sets; then timed rounds may run. times->us[...][i] receives their times; split: dispatch and combine apart, else the pair. */
+/* Makes the sets; then rounds may run: number i takes set i % nr_sets. */
 int rounds_prepare(struct rounds *rounds, bool verify);
-int rounds_time(struct rounds *rounds, struct times *times, uint32_t i, bool split);
+int rounds_dispatch(struct rounds *rounds, uint32_t i);
+int rounds_combine(struct rounds *rounds, uint32_t i);
+
+/* What is timed: begin and barrier are not. */
+struct timed_method {
+	int (*begin)(void *ctx, uint32_t i); /* a barrier, too */
+	int (*barrier)(void *ctx);
+	int (*dispatch)(void *ctx, uint32_t i);
+	int (*combine)(void *ctx, uint32_t i);
+};
+
+/* Tern's own, with the rounds as context. */
+extern const struct timed_method exchange_method;
+
+/* One round. times->us[...][i] receives its times; split: dispatch and combine apart, else the pair. */
+int rounds_time(const struct timed_method *method, void *ctx, struct times *times, uint32_t i, bool split);
 
 /* Compares what the last timed rounds of each set brought home, after the clock has stopped. */
 int rounds_check(struct rounds *rounds);

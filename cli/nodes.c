@@ -44,15 +44,22 @@ static int ip(const char *format, ...)
 	return status;
 }
 
-/* The hub holds the bridge; each node has one end of a pair, named eth0, and the hub the other. */
+/* The hub holds a bridge for each link; each node has one end of a pair, named eth0 and so on, and the hub the other. */
+static int add_link(const struct nodes *n, int node, int link)
+{
+	int rc = ip("-n tern-%d-hub link add port%d-%d type veth peer name eth%d netns tern-%d-%d", n->id, link, node, link, n->id, node);
+
+	rc = rc ? rc : ip("-n tern-%d-hub link set port%d-%d master bridge%d up", n->id, link, node, link);
+	rc = rc ? rc : ip("-n tern-%d-%d addr add 10.77.%d.%d/24 dev eth%d", n->id, node, link, node + 1, link);
+	return rc ? rc : ip("-n tern-%d-%d link set eth%d up", n->id, node, link);
+}
+
 static int add_node(const struct nodes *n, int node)
 {
 	int rc = ip("netns add tern-%d-%d", n->id, node);
 
-	rc = rc ? rc : ip("-n tern-%d-hub link add port%d type veth peer name eth0 netns tern-%d-%d", n->id, node, n->id, node);
-	rc = rc ? rc : ip("-n tern-%d-hub link set port%d master bridge up", n->id, node);
-	rc = rc ? rc : ip("-n tern-%d-%d addr add 10.77.0.%d/24 dev eth0", n->id, node, node + 1);
-	rc = rc ? rc : ip("-n tern-%d-%d link set eth0 up", n->id, node);
+	for (int link = 0; link < n->nr_links && !rc; link++)
+		rc = add_link(n, node, link);
 	return rc ? rc : ip("-n tern-%d-%d link set lo up", n->id, node);
 }
 
@@ -60,8 +67,10 @@ static int add_namespaces(const struct nodes *n)
 {
 	int rc = ip("netns add tern-%d-hub", n->id);
 
-	rc = rc ? rc : ip("-n tern-%d-hub link add bridge type bridge", n->id);
-	rc = rc ? rc : ip("-n tern-%d-hub link set bridge up", n->id);
+	for (int link = 0; link < n->nr_links && !rc; link++) {
+		rc = ip("-n tern-%d-hub link add bridge%d type bridge", n->id, link);
+		rc = rc ? rc : ip("-n tern-%d-hub link set bridge%d up", n->id, link);
+	}
 	for (int node = 0; node < n->nr && !rc; node++)
 		rc = add_node(n, node);
 	return rc;
@@ -74,9 +83,9 @@ static void drop_namespaces(const struct nodes *n)
 	ip("netns del tern-%d-hub", n->id);
 }
 
-int nodes_open(struct nodes *nodes, int nr, bool namespaces, const char *name)
+int nodes_open(struct nodes *nodes, int nr, int nr_links, bool namespaces, const char *name)
 {
-	*nodes = (struct nodes){.nr = nr, .id = (int)getpid()};
+	*nodes = (struct nodes){.nr = nr, .nr_links = nr_links, .id = (int)getpid()};
 	if (nr < 1 || nr > NODES_MOST) {
 		fprintf(stderr, "%s: %d nodes; 1 to %d are possible\n", name, nr, NODES_MOST);
 		return -1;

@@ -18,6 +18,7 @@ static const char usage[] =
 	"  -l, --label        put [rank] before each line of output\n"
 	"  -b, --bind         give each rank its share of the cores\n"
 	"  -N, --nodes N      spread the ranks over N nodes: network namespaces on a bridge, which takes root, else by name\n"
+	"      --links N      connect the nodes by N links, eth0 and so on, for transports such as ofi@eth0,eth1 (default 1)\n"
 	"      --by-name      tell nodes apart by name alone (TERN_NODE)\n"
 	"  -e, --env K=V      set a variable for the ranks; may be repeated\n"
 	"  -w, --wait MS      longest wait for other ranks at start (TERN_WAIT_MS; default 30000)\n"
@@ -34,6 +35,7 @@ static const struct option flags[] = {
 	{"label", no_argument, NULL, 'l'},
 	{"bind", no_argument, NULL, 'b'},
 	{"nodes", required_argument, NULL, 'N'},
+	{"links", required_argument, NULL, 'L'},
 	{"by-name", no_argument, NULL, 'B'},
 	{"env", required_argument, NULL, 'e'},
 	{"wait", required_argument, NULL, 'w'},
@@ -69,7 +71,7 @@ static int add_env(struct launch_options *options, char **env, char *text)
 
 struct settings {
 	struct launch_options launch;
-	int nr_nodes;
+	int nr_nodes, nr_links;
 	bool by_name;
 };
 
@@ -89,6 +91,8 @@ static int take_flag(struct settings *settings, char **env, int flag)
 		return 0;
 	case 'N':
 		return settings->nr_nodes = number("--nodes", optarg, 1, NODES_MOST, 1);
+	case 'L':
+		return settings->nr_links = number("--links", optarg, 1, NODES_MOST_LINKS, 1);
 	case 'B':
 		settings->by_name = true;
 		return 0;
@@ -113,7 +117,7 @@ static int launch_on_nodes(struct settings *settings, char *const argv[])
 	struct nodes nodes;
 	int rc;
 
-	if (nodes_open(&nodes, settings->nr_nodes, !settings->by_name, settings->launch.name))
+	if (nodes_open(&nodes, settings->nr_nodes, settings->nr_links, !settings->by_name, settings->launch.name))
 		return LAUNCH_EXIT_ERROR;
 	settings->launch.nodes = &nodes;
 	rc = launch_ranks(&settings->launch, argv);
@@ -123,7 +127,7 @@ static int launch_on_nodes(struct settings *settings, char *const argv[])
 
 static int run(int argc, char **argv, char **env)
 {
-	struct settings settings = {.nr_nodes = 1};
+	struct settings settings = {.nr_nodes = 1, .nr_links = 1};
 	int flag;
 
 	launch_options_init(&settings.launch);

@@ -230,7 +230,8 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	engine.transport = config->transport          ? config->transport
 			   : getenv("TERN_TRANSPORT") ? getenv("TERN_TRANSPORT")
 						      : "ofi";
-	engine.devices[0] = getenv("TERN_NODE_ADDRESS");
+	if (!strchr(engine.transport, '@'))
+		engine.devices[0] = getenv("TERN_NODE_ADDRESS");
 	engine.wait_ms = group->wait_ms;
 	rc = tern_engine_create(group, &engine, &group->engine);
 	if (rc && !forced.value && !config->transport) {

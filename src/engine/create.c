@@ -6,11 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Up to the devices, whose names may differ. */
 static uint64_t hash_of(const char *text)
 {
 	uint64_t hash = 0xcbf29ce484222325u;
 
-	while (text && *text)
+	while (text && *text && *text != '@')
 		hash = (hash ^ (uint8_t)*text++) * 0x100000001b3u;
 	return hash;
 }
@@ -19,7 +20,7 @@ static int agree(tern_group *group, const struct tern_engine_config *config)
 {
 	const struct setting settings[] = {
 		{"the transport (by hash)", hash_of(config->transport)},
-		{"nr_nics", config->nr_nics},
+		{"nr_nics", config_nr_nics(config)},
 		{"message_bytes", config->message_bytes},
 		{"message_credits", config->message_credits},
 		{"the size of tern_engine_config", config->size},

@@ -75,37 +75,84 @@ static int check_config(const struct tern_engine_config *c)
 	return rc ? rc : check_core(c->core);
 }
 
-/* "ofi:tcp;ofi_rxm" is transport ofi with provider tcp;ofi_rxm. */
+uint32_t config_nr_nics(const struct tern_engine_config *config)
+{
+	const char *at = config->transport ? strchr(config->transport, '@') : NULL;
+	uint32_t nr = at ? 1 : config->nr_nics;
+
+	for (; at && *at; at++)
+		nr += *at == ',';
+	return nr;
+}
+
+/* "eth0,eth1": a NIC on each. */
+static int take_devices(tern_engine *engine, char *list)
+{
+	struct tern_engine_config *c = &engine->config;
+	uint32_t nr = config_nr_nics(c);
+	char *name;
+
+	if (c->devices[0] || c->nr_nics > 1)
+		return fail(TERN_ERR_INVALID, "transport is \"%s\", and devices or nr_nics are set too", c->transport);
+	if (nr > TERN_MAX_NICS)
+		return fail(TERN_ERR_INVALID, "transport is \"%s\": %u devices; %d are possible", c->transport, nr, TERN_MAX_NICS);
+	c->nr_nics = 0;
+	while ((name = strsep(&list, ","))) {
+		if (!*name)
+			return fail(TERN_ERR_INVALID, "transport is \"%s\": a device without a name", c->transport);
+		c->devices[c->nr_nics++] = name;
+	}
+	return 0;
+}
+
+/* "ofi:tcp;ofi_rxm@eth0,eth1" is transport ofi with provider tcp;ofi_rxm on two devices. */
 static int find_transport(tern_engine *engine, const char *name)
 {
 	static const struct transport_ops *const known[] = {&transport_shm, &transport_ofi, &transport_sim};
-	size_t length = name ? strcspn(name, ":") : 0;
+	size_t length = name ? strcspn(name, ":@") : 0;
+	char *provider, *devices;
 
 	if (engine->setup.ops)
 		return 0;
-	if (name && strlen(name) < sizeof(engine->transport_name)) {
-		memcpy(engine->transport_name, name, strlen(name) + 1);
-		engine->setup.provider = name[length] ? engine->transport_name + length + 1 : NULL;
-		for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-			if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))
-				engine->setup.ops = known[i];
-	}
-	return engine->setup.ops ? 0 : fail(TERN_ERR_INVALID, "transport is \"%s\"; shm, ofi and ofi:PROVIDER are known", name ? name : "(NULL)");
+	for (size_t i = 0; name && i < sizeof(known) / sizeof(known[0]); i++)
+		if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))
+			engine->setup.ops = known[i];
+	if (!engine->setup.ops || strlen(name) >= sizeof(engine->transport_name))
+		return fail(TERN_ERR_INVALID, "transport is \"%.200s\"; shm, ofi and ofi:PROVIDER are known, and @DEVICE,DEVICE behind them",
+			name ? name : "(NULL)");
+	devices = strcpy(engine->transport_name, name);
+	provider = strsep(&devices, "@");
+	engine->setup.provider = provider[length] ? provider + length + 1 : NULL;
+	return devices ? take_devices(engine, devices) : 0;
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------------------------- */
 
-static int open_nic(tern_engine *engine, uint32_t number)
+static struct transport_options nic_options(const tern_engine *engine, uint32_t number)
 {
 	const struct tern_engine_config *config = &engine->config;
-	struct nic *nic = &engine->nics[number];
-	struct transport_options options = {.provider = engine->setup.provider,
+
+	return (struct transport_options){.provider = engine->setup.provider,
 		.device = config->devices[number],
 		.network = engine->setup.network,
 		.self = engine->setup.self,
 		.nr_peers = engine->setup.nr_peers,
 		.depth = config->depth,
 		.message_bytes = config->message_bytes + (uint32_t)sizeof(struct message_header)};
+}
+
+int engine_open_beside(const tern_engine *engine, struct transport **transport, struct transport_info *info)
+{
+	struct transport_options options = nic_options(engine, 0);
+
+	return engine->setup.ops->open(&options, transport, info);
+}
+
+static int open_nic(tern_engine *engine, uint32_t number)
+{
+	const struct tern_engine_config *config = &engine->config;
+	struct nic *nic = &engine->nics[number];
+	struct transport_options options = nic_options(engine, number);
 	int rc = engine->setup.ops->open(&options, &nic->transport, &nic->info);
 
 	if (rc) {

@@ -47,6 +47,15 @@ uint64_t engine_next_ns(const tern_engine *engine);
 
 uint32_t engine_caps(const tern_engine *engine); /* enum transport_caps that all NICs have */
 
+/* What was posted to each peer since the engine was made. [nr_peers] */
+struct engine_traffic {
+	uint64_t nr_writes, bytes;
+};
+int engine_traffic(tern_engine *engine, struct engine_traffic *all);
+
+/* Another transport, opened as the engine has opened its first: for what is to be measured beside it. The caller closes it. */
+int engine_open_beside(const tern_engine *engine, struct transport **transport, struct transport_info *info);
+
 /* ---- the exchange's path ----------------------------------------------------------------------------------- */
 
 /* Counts completions of many operations without a handle for each: an operation that names it adds one to done when its bytes lie at the peer and its source may

@@ -180,6 +180,7 @@ struct engine_peer {
 	uint32_t nr_records, first_record, last_record;
 	uint32_t message_credits;
 	uint64_t heard_ns, told_ns, progress_ns;
+	struct engine_traffic posted;
 	bool said_goodbye, goodbye_sent, knows_goodbye; /* it leaves; it was told that this rank does; it has answered */
 	uint64_t suspect_ns;		  /* when it was first seen gone; 0: it was not */
 };
@@ -266,7 +267,7 @@ struct tern_engine {
 	_Atomic uint32_t leaving; /* the proxy is to finish and end */
 	struct tern_engine_config config;
 	struct engine_setup setup;
-	char transport_name[64], description[192];
+	char transport_name[256], description[192];
 	struct operation *operations;
 	uint8_t *messages; /* struct outgoing [nr_messages], message_stride apart */
 	uint32_t nr_messages, message_stride;
@@ -394,6 +395,7 @@ void look_after_peers(tern_engine *engine);
 int watch_processes(tern_engine *engine);
 
 /* engine.c */
+uint32_t config_nr_nics(const struct tern_engine_config *config); /* those that the transport's name has, else nr_nics */
 void engine_close(tern_engine *engine);
 
 /* leave.c */

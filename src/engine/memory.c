@@ -346,6 +346,20 @@ static int copy_stats(tern_engine *engine, void *ctx)
 	return 0;
 }
 
+static int copy_traffic(tern_engine *engine, void *ctx)
+{
+	struct engine_traffic *all = ctx;
+
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
+		all[p] = engine->peers[p].posted;
+	return 0;
+}
+
+int engine_traffic(tern_engine *engine, struct engine_traffic *all)
+{
+	return engine_call(engine, copy_traffic, all);
+}
+
 int tern_engine_stats(const tern_engine *engine, struct tern_engine_stats *stats)
 {
 	if (!engine || !stats || stats->size != sizeof(*stats))

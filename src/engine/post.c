@@ -224,6 +224,8 @@ static void note_posted(tern_engine *engine, struct item *item, uint32_t nic, co
 
 	engine->stats.writes++;
 	engine->stats.bytes += write->bytes;
+	peer->posted.nr_writes++;
+	peer->posted.bytes += write->bytes;
 	engine->nics[nic].under_way++;
 	peer->under_way++;
 	peer->progress_ns = engine->now_ns;

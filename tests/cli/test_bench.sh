@@ -130,6 +130,28 @@ if command -v python3 >/dev/null; then
 	PYTHON
 fi
 
+# Raw writes need a network, and one of libfabric's.
+"$TERN" bench --ranks 2 $SMALL --against libfabric >"$DIR/out" 2>"$DIR/err" && complain "--against libfabric without a network"
+grep -q "nothing goes over a network" "$DIR/err" || complain "--against libfabric without a network: no cause"
+TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm "$TERN" bench --ranks 2 $SMALL --against libfabric >"$DIR/out" 2>"$DIR/err" &&
+	complain "--against libfabric over shm"
+if TERN_FORCE_ENGINE=1 TERN_TRANSPORT=ofi "$TERN" bench --ranks 3 $SMALL --only-verify >"$DIR/out" 2>"$DIR/err"; then
+	export TERN_FORCE_ENGINE=1 TERN_TRANSPORT=ofi
+	good --ranks 3 $SMALL --mode all --uneven --slots 2 --verify --against libfabric --json "$DIR/c.json"
+	unset TERN_FORCE_ENGINE TERN_TRANSPORT
+	grep -q "over raw" "$DIR/out" || complain "--against libfabric: no ratio in the table"
+	command -v python3 >/dev/null && python3 - "$DIR/c.json" 2>"$DIR/err" <<-'PYTHON' || complain "c.json lacks something"
+		import json, sys
+		results = json.load(open(sys.argv[1]))["results"]
+		assert len(results) == 4
+		for result in results:
+		    assert result["raw_wrong"] == 0 and result["raw_bytes"] > 0
+		    assert result["raw_pair_us"]["p50"] > 0 and result["pair_over_raw"] > 0
+	PYTHON
+else
+	echo "skip: --against libfabric: $(head -n 1 "$DIR/err")"
+fi
+
 # Under a launcher the number of ranks is the launcher's.
 "$TERN" run -n 2 -- "$TERN" bench $SMALL --only-verify >"$DIR/out" 2>"$DIR/err" || complain "under tern run"
 grep -q "2 ranks" "$DIR/out" || complain "under tern run: not 2 ranks"

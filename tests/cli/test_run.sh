@@ -58,6 +58,20 @@ has out "^1 on 0$"
 has out "^2 on 1$"
 try 0 "nodes" "$tern" run -n 3 --nodes 3 -- sh -c 'echo "$TERN_RANK on $TERN_NODE"' # in namespaces, or said why not
 has out "^2 on 2$"
+# Rows of 2 nodes over 2 links, and what each link has carried.
+if "$tern" run -n 2 --nodes 2 -e 'TERN_TRANSPORT=ofi:tcp;ofi_rxm' -- "$tern" bench --tokens 1 --only-verify >"$tmp/out" 2>"$tmp/err" && ! [ -s "$tmp/err" ]; then
+	try 0 "two links" "$tern" run -n 4 --nodes 2 --links 2 -e 'TERN_TRANSPORT=ofi:tcp;ofi_rxm@eth0,eth1' -- sh -c \
+		"'$tern' bench --tokens 128 --mode all --only-verify --iters 2 || exit 1
+		[ \$TERN_RANK = 1 ] || exit 0
+		sed -n 's/^ *\\(eth[01]\\): *\\([0-9]*\\)[0-9]\\{6\\} .*/\\1 received \\2 MB/p' /proc/self/net/dev"
+	has out "^eth0 received [0-9][0-9]* MB"
+	has out "^eth1 received [0-9][0-9]* MB"
+	has out "4 rounds verified, 0 wrong"
+	try 1 "a device that is not there" "$tern" run -n 2 --nodes 2 -e 'TERN_TRANSPORT=ofi:tcp;ofi_rxm@eth0,eth7' -e TERN_FORCE_ENGINE=1 -- "$tern" bench --tokens 1 --only-verify
+	has err "device eth7"
+else
+	echo "skip: two links: $(cat "$tmp/err")"
+fi
 try 2 "too many nodes" "$tern" run -n 2 --nodes 99 true
 
 try 0 "variables" "$tern" run -n 2 --wait 1234 -e FOO=bar -e B=a=b -- sh -c 'echo "$TERN_RANK/$TERN_NR_RANKS $TERN_WAIT_MS $FOO $B"'

@@ -7,15 +7,7 @@
 # run.sh [NAME-PATTERN]: exits 0 if all is as expected, 1 if not, 77 without spin or a C compiler.
 
 models=$(cd "$(dirname "$0")" && pwd)
-pattern=${1:-*}
-command -v spin >/dev/null || { echo "skip: spin is not installed"; exit 77; }
-command -v "${CC:=cc}" >/dev/null || { echo "skip: no C compiler"; exit 77; }
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
-passed=0
-failed=0
-started=$(date +%s)
+: "${CC:=cc}"
 
 outcome() { # of a checker's output
 	if grep -Eq 'too small|out of memory|truncated|exceeded' "$1"; then
@@ -31,34 +23,52 @@ outcome() { # of a checker's output
 	fi
 }
 
-# expect OUTCOME MODEL [-DNAME[=VALUE] ...]: holds, asserts (an assertion fails) or hangs (somebody waits for ever)
-expect() {
+# check OUTCOME MODEL [-DNAME[=VALUE] ...]: holds, asserts (an assertion fails) or hangs (somebody waits for ever)
+check() {
 	expected=$1
 	model=$2
 	shift 2
-	name="$model${*:+ $*}"
-	case $name in $pattern) ;; *) return ;; esac
+	work=$(mktemp -d) || exit 1
+	trap 'rm -rf "$work"' EXIT
+	trap 'exit 1' INT TERM
 	level=-O0 # compiling takes longest where an error is soon found
 	[ "$expected" = holds ] && level=-O1
 	reduce=
 	case $* in *DEATH=1*) reduce=-DNOREDUCE ;; esac # the reduction does not know about "unless"
-	rm -rf "$work"/*
 	(cd "$work" && spin "$@" -a "$models/$model.pml" && "$CC" $level -w -DSAFETY $reduce -o pan pan.c && ./pan -m20000 -w23 -n) >"$work/out" 2>&1
 	found=$(outcome "$work/out")
 	states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' "$work/out")
 	seconds=$(sed -n 's/.*elapsed time \([0-9.]*\).*/\1/p' "$work/out")
-	if [ "$found" = "$expected" ]; then
-		passed=$((passed + 1))
-		verdict=ok
-	else
-		failed=$((failed + 1))
+	verdict=ok
+	if [ "$found" != "$expected" ]; then
 		verdict="FAIL, expected: $expected"
 		tail -n 15 "$work/out"
 	fi
-	printf '%-8s %9s states %6s s  %s: %s\n' "$found" "${states:--}" "${seconds:--}" "$name" "$verdict"
+	printf '%-8s %9s states %6s s  %s: %s\n' "$found" "${states:--}" "${seconds:--}" "$model${*:+ $*}" "$verdict"
 }
 
-echo "# low-latency mode"
+if [ "${1:-}" = --check ]; then
+	shift
+	check "$@"
+	exit
+fi
+
+pattern=${1:-*}
+command -v spin >/dev/null || { echo "skip: spin is not installed"; exit 77; }
+command -v "$CC" >/dev/null || { echo "skip: no C compiler"; exit 77; }
+list=$(mktemp) || exit 1
+results=$(mktemp) || exit 1
+trap 'rm -f "$list" "$results"' EXIT
+trap 'exit 1' INT TERM
+started=$(date +%s)
+
+expect() {
+	expected=$1
+	shift
+	case "$*" in $pattern) echo "$expected $*" >>"$list" ;; esac
+}
+
+# low-latency mode
 expect holds exchange_ll
 expect holds exchange_ll -DFIRST=7
 expect holds exchange_ll -DRANKS=3 -DEARLY_DATA=1
@@ -79,7 +89,7 @@ expect hangs exchange_ll -DBREAK_SILENT_SURVIVOR -DRANKS=3 -DROUNDS=1 -DDEATH=1 
 expect asserts exchange_ll -DBREAK_ONE_REGION_FOR_ALL_SLOTS -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1
 expect hangs exchange_ll -DBREAK_SLOT_ORDER -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1
 
-echo "# high-throughput mode"
+# high-throughput mode
 expect holds exchange_ht
 expect holds exchange_ht -DFIRST=7
 expect holds exchange_ht -DRANKS=3 -DROUNDS=2 -DEARLY_DATA=1
@@ -107,7 +117,7 @@ expect asserts exchange_ht -DBREAK_LEAVE_UNDRAINED
 expect hangs exchange_ht -DBREAK_SILENT_SURVIVOR -DRANKS=3 -DROUNDS=1 -DDEATH=1 -DVICTIM=1 -DEARLY_DATA=1 -DRELEASE=0 -DABANDON=0
 expect hangs exchange_ht -DBREAK_SLOT_ORDER -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
 
-echo "# sleeping and waking"
+# sleeping and waking
 expect holds doorbell
 expect holds doorbell -DAHEAD=0
 expect holds doorbell -DSLICES=1
@@ -121,5 +131,66 @@ for broken in READ_WAITERS_FIRST RING_BEFORE_WORD BASE_FROM_DOORBELL NO_LAST_LOO
 done
 expect hangs doorbell -DBREAK_READ_WAITERS_FIRST -DSENDERS=3 -DROUNDS=2
 
+# the engine: ring, credits, messages, the exchange's staging
+expect holds ring
+expect holds ring -DWRITERS=3 -DCOMMANDS=1
+expect holds ring -DWRITERS=3 -DSLEEPS=0
+expect holds ring -DENTRIES=4 -DLAPS=2
+expect asserts ring -DWITNESS
+expect asserts ring -DBREAK_NO_ROOM_CHECK
+expect asserts ring -DBREAK_TURN_FIRST
+expect asserts ring -DBREAK_ROOM_BEFORE_COPY
+expect asserts ring -DBREAK_FLAG_FOR_LAP
+for broken in TICKET_FIRST KEEP_ROOM BELL_FIRST NO_LAST_LOOK LISTEN_AFTER_LOOK; do
+	expect hangs ring -DBREAK_$broken
+done
+# Each of these orders guards the other.
+expect holds ring -DBREAK_READ_WAITERS_FIRST
+expect holds ring -DBREAK_ANNOUNCE_LATE
+expect hangs ring -DBREAK_READ_WAITERS_FIRST -DBREAK_ANNOUNCE_LATE
+expect holds credits
+expect holds credits -DDEPTH=2 -DPEER_DEPTH=2
+expect holds credits -DITEMS=1 -DPIECES=5
+expect holds credits -DORDERED=0 -DITEMS=1
+expect holds credits -DNICS=2 -DDEPTH=2 -DITEMS=1 -DPIECES=2 -DMORTAL=1
+expect holds credits -DMORTAL=1 -DITEMS=1
+expect holds credits -DMORTAL=1 -DPIECES=1 -DITEMS=3 -DDEPTH=2
+expect holds credits -DSTALLED=1 -DPEER_DEPTH=2
+expect asserts credits -DWITNESS
+expect hangs credits -DBREAK_NO_NIC_LIMIT
+expect hangs credits -DBREAK_NO_LIMIT -DPIECES=5 -DITEMS=1
+expect hangs credits -DBREAK_LAST_UNSIGNALLED
+expect hangs credits -DBREAK_FORGET_COVERS
+expect hangs credits -DBREAK_PLACE_NOT_KEPT -DDEPTH=2 -DPEER_DEPTH=2
+expect hangs credits -DBREAK_NO_PEER_DEPTH -DSTALLED=1 -DPEER_DEPTH=2
+expect asserts credits -DBREAK_EARLY_IMMEDIATE -DORDERED=0 -DITEMS=1
+expect asserts credits -DBREAK_EARLY_IMMEDIATE -DNICS=2 -DDEPTH=2 -DITEMS=1
+expect asserts credits -DBREAK_NO_GENERATION -DMORTAL=1 -DPIECES=1 -DITEMS=3 -DDEPTH=2
+expect asserts credits -DBREAK_KEEP_UNSIGNALLED -DMORTAL=1 -DITEMS=1
+expect holds messages
+expect holds messages -DCREDITS=1
+expect holds messages -DCREDITS=4 -DMESSAGES=12
+expect asserts messages -DWITNESS
+expect asserts messages -DBREAK_RETURN_ON_ARRIVAL
+expect asserts messages -DBREAK_LOSE_ON_AGAIN
+expect asserts messages -DBREAK_PLAIN_EXCHANGE
+expect asserts messages -DBREAK_NO_CREDITS
+expect hangs messages -DBREAK_RETURN_WHEN_ALL
+expect hangs messages -DBREAK_NO_RETURN
+expect holds staging
+expect holds staging -DCOUNTS=1
+expect asserts staging -DWITNESS
+expect asserts staging -DBITS=2 -DCOUNTS=1
+expect asserts staging -DBREAK_NO_BEGIN
+expect asserts staging -DBREAK_NO_BEGIN -DCOUNTS=1
+expect asserts staging -DBREAK_IMMEDIATE_FIRST
+expect asserts staging -DBREAK_OWN_WORD -DCOUNTS=1 -DROUNDS=6
+expect asserts staging -DBREAK_NEVER_BACK -DCOUNTS=1
+
+# One on each core.
+export CC
+xargs -P "$(nproc)" -L 1 sh "$models/run.sh" --check <"$list" | tee "$results"
+passed=$(grep -c ': ok$' "$results")
+failed=$(($(wc -l <"$list") - passed))
 echo "$passed checks passed, $failed failed, $(($(date +%s) - started)) s"
 [ $failed -eq 0 ]

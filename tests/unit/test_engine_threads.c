@@ -315,6 +315,11 @@ static void refused_body(struct rank *rank)
 	REFUSED(TERN_ERR_INVALID, "shm, ofi and ofi:PROVIDER", config.transport = "pigeon");
 	REFUSED(TERN_ERR_INVALID, "shm, ofi and ofi:PROVIDER", config.transport = NULL);
 	REFUSED(TERN_ERR_INVALID, "nr_nics is 5", config.nr_nics = 5);
+	REFUSED(TERN_ERR_INVALID, "a device without a name", config.transport = "ofi@eth0,");
+	REFUSED(TERN_ERR_INVALID, "a device without a name", config.transport = "ofi:tcp;ofi_rxm@");
+	REFUSED(TERN_ERR_INVALID, "5 devices; 4 are possible", config.transport = "ofi@a,b,c,d,e");
+	REFUSED(TERN_ERR_INVALID, "devices or nr_nics are set too", config.transport = "ofi@a"; config.devices[0] = "b");
+	REFUSED(TERN_ERR_MISMATCH, "ranks disagree on nr_nics: 1 on rank 0; 2 on rank 1", config.transport = rank->rank ? "ofi@a,b" : "ofi@a");
 	REFUSED(TERN_ERR_INVALID, "ring_entries is 100", config.ring_entries = 100);
 	REFUSED(TERN_ERR_INVALID, "nr_operations is 0", config.nr_operations = 0);
 	REFUSED(TERN_ERR_INVALID, "core is 900", config.core = 900);

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tern bench where no launcher has started its ranks: starts them, and then the program that it is compared with. */
+#ifndef TERN_CLI_BENCH_START_H
+#define TERN_CLI_BENCH_START_H
+
+#include "bench/args.h"
+
+/* The exit code. */
+int bench_start(const struct bench_args *args, int argc, char **argv);
+
+bool is_against(const struct bench_args *args, const char *what);
+
+/* Says what failed, and why, on stderr; returns 1. */
+int fail_with(const struct bench_args *args, const char *what, int rc);
+
+#endif
