@@ -85,13 +85,10 @@ static void body(struct rank *rank)
 static void one_is_killed(const char *name)
 {
 	struct scene *s = scene_open(RANKS, TERN_LOW_LATENCY);
-	pid_t pids[MAX_PROCESSES];
 
 	transport = name;
 	s->victim = VICTIM;
-	scene_start(s, body, pids);
-	scene_finish(s, pids, SIGKILL);
-	scene_close(s);
+	scene_play(s, body, SIGKILL);
 }
 
 static void over_shared_memory(void **state)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that are killed, stopped or gone: the others learn who, long before their time is over, and carry on. */
-#include "processes.h"
+#include "acts.h"
 
 #include <errno.h>
 #include <linux/filter.h>
@@ -20,105 +20,6 @@
 
 #include "bench/random.h"
 
-#define NOTICED_WITHIN_NS 10000000000ull /* of waits of 30 s; some 50 ms are usual */
-
-#define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
-
-/* This process's part of the scene: its own copy of the job, as its memory is made here. */
-static int enter(struct rank *rank, struct round *r)
-{
-	static struct job job;
-	struct scene *s = rank->ctx;
-
-	job = s->job;
-	if (job_open(&job, NULL))
-		return rank_fails(rank, "no memory");
-	return join(rank, &s->first, rank->rank) || (r && round_open(r, rank, &job, NULL)) ? -1 : 0;
-}
-
-static int (*const halves[])(struct round *) = {round_dispatch_send, round_dispatch_recv, round_combine_send, round_combine_recv};
-
-/* A half whose error is returned as the library says it again: the round may not come to its end. */
-static int do_half(struct round *r, int half)
-{
-	char before[sizeof(r->rank->failure)];
-	int rc;
-
-	memcpy(before, r->rank->failure, sizeof(before));
-	if (!halves[half](r))
-		return 0;
-	if (half != 2 && !strstr(r->rank->failure, " wrong ")) { /* a wrong row stays a failure */
-		rc = tern_dispatch_recv(r->moe, 0, &(struct tern_received){.size = sizeof(struct tern_received)});
-		memcpy(r->rank->failure, before, sizeof(before));
-		return rc;
-	}
-	return -1;
-}
-
-static int endless_rounds(struct round *r)
-{
-	int rc = 0;
-
-	for (r->number = 0; !rc; r->number++)
-		for (int half = 0; half < 4 && !rc; half++)
-			rc = do_half(r, half);
-	return rc;
-}
-
-/* ---- death ---------------------------------------------------------------------------------------------------------- */
-
-static int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
-{
-	struct tern_wait_report report = {.size = sizeof(report)};
-	unsigned long long took = now_ns() - atomic_load(&s->fate_ns);
-	char text[32];
-
-	if (*rank->failure)
-		return -1;
-	snprintf(text, sizeof(text), "rank %d died", s->victim);
-	if (rc != TERN_ERR_PEER_DEAD || !strstr(tern_last_error(), text))
-		return rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_DEAD with \"%s\"", rc, tern_last_error(), text);
-	if (took > NOTICED_WITHIN_NS)
-		return rank_fails(rank, "noticed after %llu ms", took / 1000000);
-	if (tern_moe_wait_report(r->moe, &report) || report.peer != s->victim || report.error != TERN_ERR_PEER_DEAD)
-		return rank_fails(rank, "report of peer %d, error %d", report.peer, report.error);
-	return 0;
-}
-
-/* Those who are left join again, fewer, and go on with verified rounds. */
-static void carry_on(struct rank *rank, struct scene *s)
-{
-	struct job job = s->job;
-
-	tern_group_destroy(rank->group);
-	rank->group = NULL;
-	if (s->second.nr_ranks == 0)
-		return;
-	job.nr_ranks = (uint32_t)s->second.nr_ranks;
-	job.seed += 1;
-	if (job_open(&job, NULL))
-		rank_fails(rank, "no memory");
-	else if (!join(rank, &s->second, rank->rank - (rank->rank > s->victim)))
-		run_rounds(rank, &job, 20);
-	job_close(&job);
-	tern_group_destroy(rank->group);
-}
-
-static void victim_of_kill(struct round *r, struct scene *s)
-{
-	int rc = 0;
-
-	for (r->number = 0; r->number < 3 && !rc; r->number++)
-		for (int half = 0; half < 4 && !rc; half++)
-			rc = do_half(r, half);
-	for (int half = 0; half < s->halves && !rc; half++)
-		rc = do_half(r, half);
-	if (rc)
-		return;
-	atomic_store(&s->fate_ns, now_ns());
-	raise(SIGKILL);
-}
-
 static void killed_body(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
@@ -128,10 +29,10 @@ static void killed_body(struct rank *rank)
 	if (enter(rank, &r))
 		return;
 	if (rank->rank == s->victim) {
-		victim_of_kill(&r, s);
+		die_in_round(&r, s);
 		return;
 	}
-	rc = endless_rounds(&r);
+	rc = rounds_from(&r, 0, 0);
 	if (expect_death(rank, &r, s, rc))
 		return;
 	round_close(&r);
@@ -146,13 +47,10 @@ static void killed_in_each_phase(void **state)
 		for (int nr_ranks = 2; nr_ranks <= 4; nr_ranks++)
 			for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
 				struct scene *s = scene_open(nr_ranks, mode);
-				pid_t pids[MAX_PROCESSES];
 
 				s->victim = (nr_halves + nr_ranks) % nr_ranks;
 				s->halves = nr_halves;
-				scene_start(s, killed_body, pids);
-				scene_finish(s, pids, SIGKILL);
-				scene_close(s);
+				scene_play(s, killed_body, SIGKILL);
 			}
 }
 
@@ -211,16 +109,13 @@ static void chain_body(struct rank *rank)
 	if (enter(rank, &r))
 		return;
 	if (rank->rank == s->victim) {
-		victim_of_kill(&r, s);
+		die_in_round(&r, s);
 		return;
 	}
 	if (rank->rank == 3) { /* looks only when the others have come and gone */
 		struct tern_received received = {.size = sizeof(received)};
 
-		rc = 0;
-		for (r.number = 0; r.number < 3 && !rc; r.number++)
-			for (int half = 0; half < 4 && !rc; half++)
-				rc = do_half(&r, half);
+		rc = rounds_and_halves(&r, 3, 0);
 		while (atomic_load(&s->nr_told) < 2)
 			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 		nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* most likely their processes have ended by now: both ways are right */
@@ -229,7 +124,7 @@ static void chain_body(struct rank *rank)
 		expect_death(rank, &r, s, rc);
 		return;
 	}
-	rc = endless_rounds(&r);
+	rc = rounds_from(&r, 0, 0);
 	expect_death(rank, &r, s, rc);
 	atomic_fetch_add(&s->nr_told, 1);
 }
@@ -240,13 +135,10 @@ static void death_is_told_apart(void **state)
 	BOTH_MODES(mode)
 		for (int victim = 0; victim < 3; victim++) {
 			struct scene *s = scene_open(4, mode);
-			pid_t pids[MAX_PROCESSES];
 
 			s->victim = victim;
 			s->halves = 0;
-			scene_start(s, chain_body, pids);
-			scene_finish(s, pids, SIGKILL);
-			scene_close(s);
+			scene_play(s, chain_body, SIGKILL);
 		}
 }
 
@@ -292,12 +184,9 @@ static void without_pidfds(void **state)
 	BOTH_MODES(mode)
 		for (int leaves = 0; leaves < 2; leaves++) {
 			struct scene *s = scene_open(leaves ? 2 : 4, mode);
-			pid_t pids[MAX_PROCESSES];
 
 			s->halves = 1;
-			scene_start(s, leaves ? left_without_pidfd_body : killed_without_pidfd_body, pids);
-			scene_finish(s, pids, leaves ? 0 : SIGKILL);
-			scene_close(s);
+			scene_play(s, leaves ? left_without_pidfd_body : killed_without_pidfd_body, leaves ? 0 : SIGKILL);
 		}
 }
 
@@ -359,8 +248,10 @@ static void stopped_body(struct rank *rank)
 		for (int half = 0; half < 4 && !rc; half++) {
 			if (rank->rank == s->victim && r.number == 2 && half == s->halves)
 				raise(SIGSTOP);
-			rc = rank->rank == s->victim ? halves[half](&r) : patient_half(&r, s, half, &told);
+			rc = rank->rank == s->victim ? do_half(&r, half) : patient_half(&r, s, half, &told);
 		}
+	if (rc)
+		rank_fails(rank, "stopped: %s", tern_last_error());
 	if (!rc && rank->rank != s->victim && !told)
 		rank_fails(rank, "never timed out");
 	tern_moe_set_wait(r.moe, 30000);
@@ -394,14 +285,7 @@ static void stopped_and_continued(void **state)
 
 static void leaver(struct rank *rank, struct round *r, struct scene *s)
 {
-	int rc = 0;
-
-	for (r->number = 0; r->number < 3 && !rc; r->number++)
-		for (int half = 0; half < 4 && !rc; half++)
-			rc = do_half(r, half);
-	for (int half = 0; half < s->halves && !rc; half++)
-		rc = do_half(r, half);
-	if (rc)
+	if (rounds_and_halves(r, 3, s->halves))
 		rank_fails(rank, "before leaving: %s", tern_last_error());
 	atomic_store(&s->fate_ns, now_ns());
 	round_close(r);
@@ -421,7 +305,7 @@ static void left_body(struct rank *rank)
 		leaver(rank, &r, s);
 		return;
 	}
-	rc = endless_rounds(&r);
+	rc = rounds_from(&r, 0, 0);
 	snprintf(text, sizeof(text), "rank %d left the exchange", s->victim);
 	if (!*rank->failure && (rc != TERN_ERR_PEER_LEFT || !strstr(tern_last_error(), text)))
 		rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_LEFT with \"%s\"", rc, tern_last_error(), text);
@@ -438,13 +322,10 @@ static void left_in_order(void **state)
 	BOTH_MODES(mode)
 		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
 			struct scene *s = scene_open(2, mode);
-			pid_t pids[MAX_PROCESSES];
 
 			s->halves = nr_halves;
 			s->victim = nr_halves & 1;
-			scene_start(s, left_body, pids);
-			scene_finish(s, pids, 0);
-			scene_close(s);
+			scene_play(s, left_body, 0);
 		}
 }
 
@@ -470,13 +351,10 @@ static void never_made_body(struct rank *rank)
 static void killed_before_creation(void **state)
 {
 	struct scene *s = scene_open(3, TERN_LOW_LATENCY);
-	pid_t pids[MAX_PROCESSES];
 
 	(void)state;
 	s->first.limit_ms = 1500;
-	scene_start(s, never_made_body, pids);
-	scene_finish(s, pids, SIGKILL);
-	scene_close(s);
+	scene_play(s, never_made_body, SIGKILL);
 }
 
 int main(void)
