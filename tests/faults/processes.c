@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "processes.h"
 
+#include "tern_engine.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <sched.h>
@@ -78,6 +80,26 @@ int join(struct rank *rank, struct board *board, int number)
 	rank->rank = number;
 	rank->nr_ranks = board->nr_ranks;
 	return tern_group_create(&config, &rank->group) ? rank_fails(rank, "joining: %s", tern_last_error()) : 0;
+}
+
+bool transport_is_there(const char *transport)
+{
+	struct tern_engine_config config;
+	struct tern_group_config alone;
+	tern_engine *engine = NULL;
+	tern_group *group;
+	int rc;
+
+	tern_group_config_init(&alone);
+	tern_engine_config_init(&config);
+	config.transport = transport;
+	assert_int_equal(tern_boot_self(&alone.boot), 0);
+	assert_int_equal(tern_group_create(&alone, &group), 0);
+	rc = tern_engine_create(group, &config, &engine);
+	tern_engine_destroy(engine);
+	tern_group_destroy(group);
+	assert_true(rc == 0 || rc == TERN_ERR_UNSUPPORTED);
+	return rc == 0;
 }
 
 /* ---- scenes ------------------------------------------------------------------------------------------------------- */
@@ -182,21 +204,20 @@ static int wait_for(pid_t pid, unsigned long long end)
 
 const char *scene_verdict(struct scene *s, const pid_t *pids, int fate)
 {
-	static char text[1024];
+	static char text[MAX_PROCESSES * 420];
 	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+	size_t at = 0;
 
 	*text = 0;
 	for (int r = 0; r < s->nr_ranks; r++) {
 		int status = wait_for(pids[r], end), signal_due = r == s->victim ? fate : 0;
 
-		if (*text)
-			continue;
 		if (*s->failure[r])
-			snprintf(text, sizeof(text), "%s", s->failure[r]);
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "%.400s; ", s->failure[r]);
 		else if (status == -1)
-			snprintf(text, sizeof(text), "rank %d did not end", r);
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "rank %d did not end; ", r);
 		else if (signal_due ? !WIFSIGNALED(status) || WTERMSIG(status) != signal_due : !WIFEXITED(status) || WEXITSTATUS(status))
-			snprintf(text, sizeof(text), "rank %d ended with wait status 0x%x", r, (unsigned int)status);
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "rank %d ended with wait status 0x%x; ", r, (unsigned int)status);
 	}
 	return *text ? text : NULL;
 }

@@ -31,6 +31,7 @@ struct scene {
 	int halves;		    /* that the victim does in the disturbed round before its fate */
 	_Atomic unsigned long long fate_ns; /* when it met it; 0: not yet */
 	_Atomic bool at_place;	    /* the victim is where it is to meet it */
+	_Atomic int nr_past;	    /* ranks past the undisturbed rounds */
 	_Atomic int nr_told;	    /* ranks that have said what they had to say */
 	_Atomic int nr_rounds;	    /* completed by rank 0 */
 	struct board first, second; /* of all, and of those that go on */
@@ -55,6 +56,9 @@ const char *scene_verdict(struct scene *scene, const pid_t *pids, int fate);
 
 /* Start, finish, close. */
 void scene_play(struct scene *scene, rank_main body, int fate);
+
+/* Whether an engine can be made over it; if not, tern_last_error says why. */
+bool transport_is_there(const char *transport);
 
 /* Joins the ranks of a board: rank->group. rank->ctx is the scene. */
 int join(struct rank *rank, struct board *board, int number);
