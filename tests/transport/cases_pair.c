@@ -151,7 +151,7 @@ static void hammer_source(struct side *s, uint32_t nr)
 
 static void hammer_side(struct side *s)
 {
-	uint32_t nr = scaled(s->network, s->network->soak / 4);
+	uint32_t nr = scaled(s->network, s->network->paired / 4);
 
 	side_open(s, s->who == 0 ? hammer_written : hammer_seen);
 	if (s->who == 0)
@@ -235,7 +235,7 @@ static void ping_pong(struct side *s, uint32_t nr, uint64_t bytes, bool first)
 
 static void trip_side(struct side *s)
 {
-	uint32_t nr = scaled(s->network, s->network->soak / 20);
+	uint32_t nr = scaled(s->network, s->network->paired / 20);
 	uint64_t start;
 
 	side_open(s, NULL);
