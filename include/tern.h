@@ -122,7 +122,8 @@ enum tern_path {
 struct tern_group_config {
 	size_t size;	      /* set by tern_group_config_init */
 	struct tern_boot boot;
-	int wait_ms;	      /* longest wait during creation, ms; default 30000 */
+	int wait_ms;	      /* longest wait during creation, ms; default 30000. A rank on another node that is silent for longer than this (at least 2000),
+				 and than the longest wait_ms of any exchange, counts as dead */
 	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE */
 	const char *transport; /* of the engine to peers whose window cannot be mapped: see tern_engine_config; NULL: TERN_TRANSPORT, else "ofi" */
 	int force_engine;     /* not 0: no window is mapped, all go through the engine, for tests; TERN_FORCE_ENGINE=1 does the same. The same on all ranks */

@@ -67,7 +67,7 @@ struct tern_engine_config {
 	int core;		  /* where the proxy runs; default -1: anywhere. Not core 0, where most kernels take interrupts: a proxy there is held up */
 	int wait_ms;		  /* longest wait of creating, leaving, and for room in the ring; default 30000 */
 	int heartbeat_ms;	  /* a peer that had nothing from us for so long gets a heartbeat. 0: none; default -1: 500 where the transport does not see death, else none */
-	int timeout_ms;		  /* silence, or an unfinished write, after which a peer counts as dead; default 10000 */
+	int timeout_ms;		  /* silence, or an unfinished write, after which a peer counts as dead; default 10000. The group's own engine: see tern_group_config */
 	uint64_t stripe_bytes;	  /* writes from this size are spread over all NICs; default 256 KiB */
 	tern_immediate_fn immediate; /* sees each immediate before it is counted; NULL: all are counted */
 	void *immediate_ctx;

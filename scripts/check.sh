@@ -137,6 +137,9 @@ over_engine() {
 	for name in shapes flow waits random figures lifetime; do
 		test "over-engine/test_$name" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_$name"
 	done
+	for name in shm "ofi:tcp;ofi_rxm"; do
+		test "over-${name//[:;]/-}/test_faults" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="$name" TERN_TEST_DIVISOR=4 "$BUILD/tests/faults/test_faults"
+	done
 	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
 	test between-nodes/bench 120 "$BUILD/tern" bench --nodes 2 --ranks 4 --preset all --tokens 5 --mode ll,ht --dtype fp8,bf16 --only-verify --iters 3
 	test between-nodes/generate 120 "$BUILD/tern" run -n 4 --nodes 2 -- "$BUILD/generate" -n 24
@@ -157,9 +160,9 @@ stage_thread() {
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
-	test thread/transport/shm 120 env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/transport/test_transport" shm
 	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes"
-	finish
+	# Not sockets: it has threads, and TSan has none after the fork of a process with threads.
+	transports thread "$BUILD/thread" '^shm|^sim|tcp|ofi:shm|udp' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 }
 
 stage_address() {
@@ -171,7 +174,7 @@ stage_address() {
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'exchange/test_*' env TERN_TEST_DIVISOR=4 $options
 	# shellcheck disable=SC2086
-	every address 300 "$BUILD/address" 'faults/test_*' env TERN_TEST_DIVISOR=4 $options
+	every address 300 "$BUILD/address" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4 $options
 	if [ -x "$BUILD/address/tern" ]; then
 		# shellcheck disable=SC2086
 		test address/cli/bench 120 env $options "$BUILD/address/tern" bench --ranks 3 --preset custom --hidden 256 --experts 8 --topk 2 \
@@ -180,7 +183,7 @@ stage_address() {
 		test address/cli/info 60 env $options "$BUILD/address/tern" info
 	fi
 	# shellcheck disable=SC2086
-	transports address "$BUILD/address" '^shm|^sim|tcp;' env TERN_TEST_DIVISOR=8 $options
+	transports address "$BUILD/address" . env TERN_TEST_DIVISOR=16 $options
 }
 
 # Memcheck knows uninitialised memory, which the sanitizers do not.

@@ -383,6 +383,7 @@ int tern_moe_set_wait(tern_moe *moe, int wait_ms)
 	if (!moe || wait_ms < 0)
 		return fail(TERN_ERR_INVALID, "moe is NULL or wait_ms is negative (%d)", wait_ms);
 	moe->wait_ms = wait_ms;
+	path_bear_silence(moe);
 	return 0;
 }
 

@@ -20,6 +20,7 @@
 #define NODE_TEXT 160
 #define STATUS_TEXT 256
 #define DEFAULT_WAIT_MS 30000
+#define LEAST_SILENCE_MS 2000 /* some heartbeats */
 
 /* What the ranks tell each other on joining. */
 struct introduction {
@@ -233,6 +234,7 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	if (!strchr(engine.transport, '@'))
 		engine.devices[0] = getenv("TERN_NODE_ADDRESS");
 	engine.wait_ms = group->wait_ms;
+	engine.timeout_ms = group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms : LEAST_SILENCE_MS;
 	rc = tern_engine_create(group, &engine, &group->engine);
 	if (rc && !forced.value && !config->transport) {
 		snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1,

@@ -82,3 +82,9 @@ bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 		return engine_path_is_lost(moe, rank, text);
 	return group_has_died(moe->group, rank);
 }
+
+void path_bear_silence(const tern_moe *moe)
+{
+	if (moe->engine)
+		engine_path_bear_silence(moe);
+}

@@ -43,6 +43,9 @@ void path_part(tern_moe *moe, uint64_t parting);
 /* The parting word of a rank, 0 while it takes part. */
 uint64_t path_parting(const tern_moe *moe, uint32_t rank);
 
+/* After a change of wait_ms: who is silent for that long is not yet dead. */
+void path_bear_silence(const tern_moe *moe);
+
 /* True if the rank's process is known to have ended, or its network to be gone; *text tells the latter's cause, or is
  * NULL. */
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text);

@@ -216,10 +216,17 @@ static int exchange_descriptors(tern_moe *moe)
 	return rc;
 }
 
+/* A rank that is stopped and goes on within the wait is not dead. */
+void engine_path_bear_silence(const tern_moe *moe)
+{
+	engine_bear_silence(moe->group->engine, moe->wait_ms);
+}
+
 int engine_path_open(tern_moe *moe, bool needed)
 {
 	int rc = group_agree_status(moe->group, open_local(moe), "tern_moe_create");
 
+	engine_path_bear_silence(moe);
 	(void)needed; /* a rank that has all its peers mapped still takes part in the agreements */
 	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }

@@ -6,6 +6,7 @@
 #include "path.h"
 
 int engine_path_open(tern_moe *moe, bool needed);
+void engine_path_bear_silence(const tern_moe *moe); /* after a change of wait_ms */
 void engine_path_close(tern_moe *moe);
 int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind);
 int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *publication);

@@ -254,7 +254,7 @@ static int open_peers(tern_engine *engine)
 
 static void set_times(tern_engine *engine)
 {
-	uint64_t shortest;
+	uint64_t shortest, timeout_ns = (uint64_t)engine->config.timeout_ms * 1000000;
 	int heartbeat_ms = engine->config.heartbeat_ms;
 
 	if (heartbeat_ms < 0)
@@ -262,8 +262,8 @@ static void set_times(tern_engine *engine)
 	if (heartbeat_ms > engine->config.timeout_ms / 3 && heartbeat_ms)
 		heartbeat_ms = engine->config.timeout_ms / 3 ? engine->config.timeout_ms / 3 : 1; /* several have to be lost */
 	engine->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000;
-	engine->timeout_ns = (uint64_t)engine->config.timeout_ms * 1000000;
-	shortest = engine->heartbeat_ns && engine->heartbeat_ns < engine->timeout_ns ? engine->heartbeat_ns : engine->timeout_ns;
+	atomic_init(&engine->timeout_ns, timeout_ns);
+	shortest = engine->heartbeat_ns && engine->heartbeat_ns < timeout_ns ? engine->heartbeat_ns : timeout_ns;
 	shortest /= 4;
 	engine->look_every_ns = shortest > LONGEST_LOOK_NS ? LONGEST_LOOK_NS : shortest < SHORTEST_LOOK_NS ? SHORTEST_LOOK_NS : shortest;
 }

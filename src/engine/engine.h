@@ -108,6 +108,10 @@ int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text
 /* How many peers are lost: for waits that look once for all. */
 uint32_t engine_nr_down(const tern_engine *engine);
 
+/* Silence, or a write that does not end, is no death before it has lasted as long as somebody is willing to wait: raises
+ * timeout_ms to that, and never lowers it. Any thread. */
+void engine_bear_silence(tern_engine *engine, int ms);
+
 /* Runs fn on the proxy thread and returns what it returned, with its text. Waits for it. */
 int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), void *ctx);
 

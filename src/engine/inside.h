@@ -264,6 +264,7 @@ struct tern_engine {
 	struct pool free_operations, free_messages;
 	_Atomic uint64_t parked_room; /* signals that may still be parked: submit.c, put_group */
 	_Atomic uint32_t nr_down;
+	_Atomic uint64_t timeout_ns; /* engine_bear_silence; a number of its own, so relaxed */
 	_Atomic uint32_t leaving; /* the proxy is to finish and end */
 	struct tern_engine_config config;
 	struct engine_setup setup;
@@ -285,7 +286,7 @@ struct tern_engine {
 	/* the proxy's own */
 	bool inside_step, time_runs, saying_goodbye;
 	uint64_t now_ns, next_look_ns, look_every_ns, last_look_ns, leave_ns;
-	uint64_t heartbeat_ns, timeout_ns;
+	uint64_t heartbeat_ns;
 	struct nic nics[TERN_MAX_NICS];
 	uint32_t next_nic;
 	struct item *items;

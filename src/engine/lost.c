@@ -141,6 +141,20 @@ static void look_at_processes(tern_engine *engine)
 
 /* ---- silence, and writes that do not end -------------------------------------------------------------------------------- */
 
+static uint64_t timeout_ns(const tern_engine *engine)
+{
+	return atomic_load_explicit(&engine->timeout_ns, memory_order_relaxed);
+}
+
+void engine_bear_silence(tern_engine *engine, int ms)
+{
+	uint64_t wish_ns = (uint64_t)(ms > 0 ? ms : 0) * 1000000, now_ns = timeout_ns(engine);
+
+	while (wish_ns > now_ns && !atomic_compare_exchange_weak_explicit(&engine->timeout_ns, &now_ns, wish_ns,
+					   memory_order_relaxed, memory_order_relaxed))
+		;
+}
+
 static uint64_t ms_since(const tern_engine *engine, uint64_t then_ns)
 {
 	return (engine->now_ns - then_ns) / 1000000;
@@ -148,7 +162,7 @@ static uint64_t ms_since(const tern_engine *engine, uint64_t then_ns)
 
 static bool is_silent(const tern_engine *engine, const struct engine_peer *peer)
 {
-	return engine->heartbeat_ns && engine->now_ns - peer->heard_ns > engine->timeout_ns;
+	return engine->heartbeat_ns && engine->now_ns - peer->heard_ns > timeout_ns(engine);
 }
 
 /* Its operation is told, but the network may still read the source: record, credit and region stay in use until it does report, or the peer goes. */
@@ -174,7 +188,7 @@ static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, 
 {
 	uint64_t waited = engine->now_ns - since_ns;
 
-	return waited > engine->timeout_ns && (engine->now_ns - peer->progress_ns > engine->timeout_ns || waited / 4 > engine->timeout_ns);
+	return waited > timeout_ns(engine) && (engine->now_ns - peer->progress_ns > timeout_ns(engine) || waited / 4 > timeout_ns(engine));
 }
 
 static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
@@ -183,7 +197,7 @@ static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 
 	while (peer->first_record != NONE && is_stuck(engine, peer, engine->records[peer->first_record].posted_ns))
 		give_up(engine, &engine->records[peer->first_record]);
-	if (item && engine->now_ns - peer->progress_ns > engine->timeout_ns && !item->outstanding) {
+	if (item && engine->now_ns - peer->progress_ns > timeout_ns(engine) && !item->outstanding) {
 		char cause[CAUSE_TEXT];
 
 		snprintf(cause, sizeof(cause), "the network has taken no write to rank %u for %llu ms", item->peer,
@@ -222,7 +236,7 @@ static void forgive_own_absence(tern_engine *engine)
 {
 	uint64_t gap = engine->now_ns - engine->last_look_ns;
 
-	if (engine->setup.driver || gap < engine->timeout_ns / 2)
+	if (engine->setup.driver || gap < timeout_ns(engine) / 2)
 		return;
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
 		engine->peers[p].heard_ns = engine->now_ns;

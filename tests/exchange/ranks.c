@@ -204,8 +204,9 @@ void round_close(struct round *r)
 
 /* ---- halves ------------------------------------------------------------------------------------------------- */
 
-static int failed(struct round *r, const char *call)
+static int failed(struct round *r, int rc, const char *call)
 {
+	r->rc = rc;
 	return rank_fails(r->rank, "round %llu: %s: %s", (unsigned long long)r->number, call, tern_last_error());
 }
 
@@ -260,7 +261,9 @@ int round_try_send(struct round *r)
 
 int round_dispatch_send(struct round *r)
 {
-	return round_try_send(r) ? failed(r, "dispatch_send") : 0;
+	int rc = round_try_send(r);
+
+	return rc ? failed(r, rc, "dispatch_send") : 0;
 }
 
 static void expect_rows(struct round *r)
@@ -293,7 +296,7 @@ int round_dispatch_recv(struct round *r)
 	do
 		rc = tern_dispatch_recv(r->moe, r->slot, &r->received);
 	while (again(r, rc));
-	return rc ? failed(r, "dispatch_recv") : round_check_received(r);
+	return rc ? failed(r, rc, "dispatch_recv") : round_check_received(r);
 }
 
 static int joined_dispatch(struct round *r)
@@ -307,7 +310,7 @@ static int joined_dispatch(struct round *r)
 		rc = tern_dispatch(r->moe, &args, &r->received);
 	while (again(r, rc));
 	spoil_arguments(r, args.nr_tokens);
-	return rc ? failed(r, "dispatch") : round_check_received(r);
+	return rc ? failed(r, rc, "dispatch") : round_check_received(r);
 }
 
 static int make_y(struct round *r, struct tern_combine *args)
@@ -332,10 +335,12 @@ static int make_y(struct round *r, struct tern_combine *args)
 int round_combine_send(struct round *r)
 {
 	struct tern_combine args;
+	int rc;
 
 	if (make_y(r, &args))
 		return -1;
-	return tern_combine_send(r->moe, &args) ? failed(r, "combine_send") : 0;
+	rc = tern_combine_send(r->moe, &args);
+	return rc ? failed(r, rc, "combine_send") : 0;
 }
 
 /* The bytes between rows are the caller's. */
@@ -384,7 +389,7 @@ int round_combine_recv(struct round *r)
 	do
 		rc = tern_combine_recv(r->moe, r->slot, b->out, stride);
 	while (again(r, rc));
-	return rc ? failed(r, "combine_recv") : round_check_combined(r);
+	return rc ? failed(r, rc, "combine_recv") : round_check_combined(r);
 }
 
 static int joined_combine(struct round *r)
@@ -398,12 +403,14 @@ static int joined_combine(struct round *r)
 	do
 		rc = tern_combine(r->moe, &args, r->buffers->out, stride);
 	while (again(r, rc));
-	return rc ? failed(r, "combine") : round_check_combined(r);
+	return rc ? failed(r, rc, "combine") : round_check_combined(r);
 }
 
 int round_release(struct round *r)
 {
-	return tern_release(r->moe, r->slot) ? failed(r, "release") : 0;
+	int rc = tern_release(r->moe, r->slot);
+
+	return rc ? failed(r, rc, "release") : 0;
 }
 
 int run_round(struct round *r, uint64_t number)
@@ -491,7 +498,7 @@ static int send_or_exceed(struct round *r)
 	char text[64];
 
 	if (over < 0)
-		return rc ? failed(r, "dispatch_send") : 0;
+		return rc ? failed(r, rc, "dispatch_send") : 0;
 	snprintf(text, sizeof(text), "rank %d would receive more than its capacity", over);
 	if (rc == TERN_ERR_CAPACITY && strstr(tern_last_error(), text))
 		return 1;

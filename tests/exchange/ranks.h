@@ -55,6 +55,7 @@ struct round {
 	bool shared; /* moe belongs to another round */
 	uint64_t number;
 	uint32_t slot;
+	int rc; /* what the last call that failed returned */
 	struct tern_received received;
 };
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "processes.h"
 
+#include "tern_engine.h"
+
 #include <dirent.h>
 #include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -10,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -19,7 +23,7 @@
 #define GATHERING_LIMIT_MS 40000
 #define SCENE_LIMIT_NS 60000000000ull
 
-static int shm_files; /* in /dev/shm before the scene */
+static bool shm_is_ours; /* /dev/shm is this process's and its children's alone */
 
 unsigned long long now_ns(void)
 {
@@ -65,15 +69,37 @@ static int board_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 
 int join(struct rank *rank, struct board *board, int number)
 {
+	const struct scene *scene = rank->ctx;
 	struct seat *seat = calloc(1, sizeof(*seat));
 	struct tern_group_config config;
 
 	tern_group_config_init(&config);
 	*seat = (struct seat){.board = board, .number = number};
 	config.boot = (struct tern_boot){.rank = number, .nr_ranks = board->nr_ranks, .allgather = board_allgather, .ctx = seat, .close = free};
+	config.wait_ms = scene->wait_ms ? scene->wait_ms : config.wait_ms;
 	rank->rank = number;
 	rank->nr_ranks = board->nr_ranks;
 	return tern_group_create(&config, &rank->group) ? rank_fails(rank, "joining: %s", tern_last_error()) : 0;
+}
+
+bool transport_is_there(const char *transport)
+{
+	struct tern_engine_config config;
+	struct tern_group_config alone;
+	tern_engine *engine = NULL;
+	tern_group *group;
+	int rc;
+
+	tern_group_config_init(&alone);
+	tern_engine_config_init(&config);
+	config.transport = transport;
+	assert_int_equal(tern_boot_self(&alone.boot), 0);
+	assert_int_equal(tern_group_create(&alone, &group), 0);
+	rc = tern_engine_create(group, &config, &engine);
+	tern_engine_destroy(engine);
+	tern_group_destroy(group);
+	assert_true(rc == 0 || rc == TERN_ERR_UNSUPPORTED);
+	return rc == 0;
 }
 
 /* ---- scenes ------------------------------------------------------------------------------------------------------- */
@@ -90,13 +116,27 @@ static int count_files(const char *path)
 	return nr;
 }
 
+/* Once for all scenes: other programs' files come and go. Takes root; without, files are not looked at. */
+static void own_shm(void)
+{
+	static bool tried;
+
+	if (tried)
+		return;
+	tried = true;
+	shm_is_ours = !unshare(CLONE_NEWNS) && !mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) &&
+		      !mount("tern-test", "/dev/shm", "tmpfs", 0, NULL);
+	if (!shm_is_ours)
+		print_message("# no /dev/shm of its own (%s): files that are left there are not looked for\n", strerror(errno));
+}
+
 struct scene *scene_open(int nr_ranks, enum tern_mode mode)
 {
 	struct scene *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	if (s == MAP_FAILED)
 		fail_msg("no memory");
-	shm_files = count_files("/dev/shm");
+	own_shm();
 	s->nr_ranks = s->first.nr_ranks = nr_ranks;
 	s->second.nr_ranks = nr_ranks - 1;
 	s->first.limit_ms = s->second.limit_ms = GATHERING_LIMIT_MS;
@@ -120,7 +160,8 @@ void scene_close(struct scene *s)
 	munmap(s, sizeof(*s));
 	assert_int_equal(left, -1);
 	assert_int_equal(errno, ECHILD);
-	assert_int_equal(count_files("/dev/shm"), shm_files);
+	if (shm_is_ours)
+		assert_int_equal(count_files("/dev/shm"), 2); /* itself and its parent */
 }
 
 void scene_start(struct scene *s, rank_main body, pid_t *pids)
@@ -161,23 +202,39 @@ static int wait_for(pid_t pid, unsigned long long end)
 	return status;
 }
 
-void scene_finish(struct scene *s, const pid_t *pids, int fate)
+const char *scene_verdict(struct scene *s, const pid_t *pids, int fate)
 {
+	static char text[MAX_PROCESSES * 420];
 	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
-	char text[1024] = "";
+	size_t at = 0;
 
+	*text = 0;
 	for (int r = 0; r < s->nr_ranks; r++) {
 		int status = wait_for(pids[r], end), signal_due = r == s->victim ? fate : 0;
 
-		if (*text)
-			continue;
 		if (*s->failure[r])
-			snprintf(text, sizeof(text), "%s", s->failure[r]);
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "%.400s; ", s->failure[r]);
 		else if (status == -1)
-			snprintf(text, sizeof(text), "rank %d did not end", r);
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "rank %d did not end; ", r);
 		else if (signal_due ? !WIFSIGNALED(status) || WTERMSIG(status) != signal_due : !WIFEXITED(status) || WEXITSTATUS(status))
-			snprintf(text, sizeof(text), "rank %d ended with wait status 0x%x", r, (unsigned int)status);
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "rank %d ended with wait status 0x%x; ", r, (unsigned int)status);
 	}
-	if (*text)
-		fail_msg("ranks %d, mode %d, victim %d after %d halves: %s", s->nr_ranks, (int)s->job.config.mode, s->victim, s->halves, text);
+	return *text ? text : NULL;
+}
+
+void scene_finish(struct scene *s, const pid_t *pids, int fate)
+{
+	const char *wrong = scene_verdict(s, pids, fate);
+
+	if (wrong)
+		fail_msg("ranks %d, mode %d, victim %d after %d halves: %s", s->nr_ranks, (int)s->job.config.mode, s->victim, s->halves, wrong);
+}
+
+void scene_play(struct scene *s, rank_main body, int fate)
+{
+	pid_t pids[MAX_PROCESSES];
+
+	scene_start(s, body, pids);
+	scene_finish(s, pids, fate);
+	scene_close(s);
 }

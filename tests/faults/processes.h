@@ -20,12 +20,18 @@ struct board {
 	unsigned char payload[MAX_GATHERINGS][MAX_PROCESSES][GATHERING_BYTES];
 };
 
+struct nodes;
+
 struct scene {
 	struct job job;
+	const struct nodes *nodes; /* each rank on its own; NULL: all on one */
 	int nr_ranks;
+	int wait_ms; /* of groups; 0: as usual */
 	int victim;
 	int halves;		    /* that the victim does in the disturbed round before its fate */
 	_Atomic unsigned long long fate_ns; /* when it met it; 0: not yet */
+	_Atomic bool at_place;	    /* the victim is where it is to meet it */
+	_Atomic int nr_past;	    /* ranks past the undisturbed rounds */
 	_Atomic int nr_told;	    /* ranks that have said what they had to say */
 	_Atomic int nr_rounds;	    /* completed by rank 0 */
 	struct board first, second; /* of all, and of those that go on */
@@ -34,7 +40,8 @@ struct scene {
 
 unsigned long long now_ns(void);
 
-/* The scene in shared memory, for nr_ranks ranks; scene_close also checks that nothing is left of it on this machine. */
+/* The scene in shared memory, for nr_ranks ranks; scene_close also checks that nothing is left of it on this machine: no process, and in /dev/shm no file, where this process
+ * may have a /dev/shm of its own. */
 struct scene *scene_open(int nr_ranks, enum tern_mode mode);
 void scene_close(struct scene *scene);
 
@@ -44,6 +51,14 @@ void scene_start(struct scene *scene, rank_main body, pid_t *pids);
 /* Waits until all have ended, at most a minute, and fails the test if one noted a failure or ended by itself otherwise than it should: the
  * victim by the signal `fate` (0: orderly), the others orderly. */
 void scene_finish(struct scene *scene, const pid_t *pids, int fate);
+/* The same, but returns what is wrong, or NULL. */
+const char *scene_verdict(struct scene *scene, const pid_t *pids, int fate);
+
+/* Start, finish, close. */
+void scene_play(struct scene *scene, rank_main body, int fate);
+
+/* Whether an engine can be made over it; if not, tern_last_error says why. */
+bool transport_is_there(const char *transport);
 
 /* Joins the ranks of a board: rank->group. rank->ctx is the scene. */
 int join(struct rank *rank, struct board *board, int number);

@@ -213,7 +213,7 @@ static void run_order(const struct network *n)
 /* A large write, then a small one with a fence: when the small one is reported the large one is there. */
 static void run_fence(const struct network *n)
 {
-	uint64_t bytes = n->most_bytes < 1 << 20 ? n->most_bytes : 1 << 20;
+	uint64_t bytes = 1 << 20;
 	struct world w;
 
 	world_open(&w, n, 2, bytes + 4096);
@@ -310,7 +310,7 @@ static void run_soak(const struct network *n)
 {
 	static struct soak s;
 	uint64_t state = 11, end;
-	uint32_t nr = scaled(n, n->soak);
+	uint32_t nr = scaled(NULL, SOAK);
 	struct world w;
 
 	world_open(&w, n, 3, 3 * NR_SLOTS * SLOT);

@@ -151,7 +151,7 @@ static void hammer_source(struct side *s, uint32_t nr)
 
 static void hammer_side(struct side *s)
 {
-	uint32_t nr = scaled(s->network, s->network->soak / 4);
+	uint32_t nr = scaled(s->network, s->network->paired / 4);
 
 	side_open(s, s->who == 0 ? hammer_written : hammer_seen);
 	if (s->who == 0)
@@ -198,21 +198,73 @@ static void run_hammer_processes(const struct network *n)
 	expect_exit(pid);
 }
 
-static void *hammer_thread(void *arg)
+struct start {
+	void (*body)(struct side *);
+	struct side side;
+};
+
+static void *side_thread(void *arg)
 {
-	hammer_side(arg);
+	struct start *start = arg;
+
+	start->body(&start->side);
 	return NULL;
+}
+
+static void run_threads(const struct network *n, void (*body)(struct side *))
+{
+	struct board *b = board_make();
+	struct start first = {.body = body, .side = {.network = n, .board = b, .who = 0}};
+	struct side second = {.network = n, .board = b, .who = 1};
+	pthread_t thread;
+
+	expect(!pthread_create(&thread, NULL, side_thread, &first), "a thread");
+	body(&second);
+	pthread_join(thread, NULL);
 }
 
 static void run_hammer_threads(const struct network *n)
 {
-	struct board *b = board_make();
-	struct side sides[2] = {{.network = n, .board = b, .who = 0}, {.network = n, .board = b, .who = 1}};
-	pthread_t thread;
+	run_threads(n, hammer_side);
+}
 
-	expect(!pthread_create(&thread, NULL, hammer_thread, &sides[0]), "a thread");
-	hammer_side(&sides[1]);
-	pthread_join(thread, NULL);
+/* ---- immediates alone, to itself and to the other ----------------------------------------------------------------- */
+
+static void alone_side(struct side *s)
+{
+	struct transport_write write = {.flags = WRITE_IMMEDIATE | WRITE_SIGNALLED};
+	uint32_t nr = scaled(s->network, 200);
+	uint8_t seen[2 * 201] = {0};
+
+	side_open(s, NULL);
+	world_connect(&s->w, s->who, s->who);
+	for (uint32_t i = 0; i < nr; i++) {
+		for (write.peer = 0; write.peer < 2; write.peer++) {
+			write.immediate = 2 * i + (write.peer == s->who);
+			post(&s->w, s->who, &write);
+		}
+		for (uint32_t both = 0; both < 2; both++) {
+			uint32_t value = take_event(&s->w, s->who, EVENT_IMMEDIATE).immediate;
+
+			take_event(&s->w, s->who, EVENT_WRITTEN);
+			expect(value < 2 * nr && !seen[value]++, "immediate %u of %u, or again", value, 2 * nr);
+		}
+	}
+	side_close(s);
+}
+
+static void run_alone_threads(const struct network *n)
+{
+	run_threads(n, alone_side);
+}
+
+static void run_alone_processes(const struct network *n)
+{
+	struct side s = {.network = n, .board = board_make(), .who = 1};
+	pid_t pid = fork_side(n, s.board, 0, alone_side);
+
+	alone_side(&s);
+	expect_exit(pid);
 }
 
 /* ---- latency and bandwidth, for people ---------------------------------------------------------------------------- */
@@ -235,7 +287,7 @@ static void ping_pong(struct side *s, uint32_t nr, uint64_t bytes, bool first)
 
 static void trip_side(struct side *s)
 {
-	uint32_t nr = scaled(s->network, s->network->soak / 20);
+	uint32_t nr = scaled(s->network, s->network->paired / 20);
 	uint64_t start;
 
 	side_open(s, NULL);
@@ -393,6 +445,8 @@ static void run_successor(const struct network *n)
 const struct transport_case pair_cases[] = {
 	{.name = "hammer_processes", .run = run_hammer_processes, .processes = true},
 	{.name = "hammer_threads", .run = run_hammer_threads, .processes = true},
+	{.name = "alone_threads", .run = run_alone_threads, .processes = true},
+	{.name = "alone_processes", .run = run_alone_processes, .processes = true},
 	{.name = "round_trips", .run = run_round_trips, .processes = true},
 	{.name = "death", .run = run_death, .processes = true},
 	{.name = "successor", .run = run_successor, .processes = true},

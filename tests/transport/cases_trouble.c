@@ -300,11 +300,12 @@ static int count_descriptors(void)
 /* Open, write, close with writes under way, again and again: nothing is left behind. */
 static void run_reopened(const struct network *n)
 {
+	uint32_t settled = 3, times = settled + 1 + scaled(n, 4);
 	int before = 0, after;
 	struct world w;
 
-	for (uint32_t i = 0; i < 8; i++) {
-		if (i == 3)
+	for (uint32_t i = 0; i < times; i++) {
+		if (i == settled)
 			before = count_descriptors();
 		world_open(&w, n, 2, 1 << 20);
 		expect_works(&w);

@@ -142,7 +142,7 @@ uint64_t now_ms(void)
 uint32_t scaled(const struct network *n, uint32_t nr)
 {
 	const char *divisor = getenv("TERN_TEST_DIVISOR");
-	uint32_t by = (divisor ? (uint32_t)atoi(divisor) : 1) * (n->slow ? 5 : 1);
+	uint32_t by = (divisor ? (uint32_t)atoi(divisor) : 1) * (n && n->slow ? 5 : 1);
 
 	return by > 1 ? nr / by + 1 : nr;
 }

@@ -27,10 +27,9 @@ struct network {
 	enum death death;
 	bool few;	   /* AGAIN comes before depth is reached: signalled writes one after the other, or AGAIN at random */
 	bool knows_source; /* immediates come with their peer */
-	uint64_t most_bytes; /* of one write in these tests */
-	uint32_t soak;	     /* operations that take a second or two */
+	uint32_t paired;     /* operations between two processes that take a second or two */
 	bool alone;	     /* peers cannot be in different processes */
-	bool slow;	     /* a fifth of everything */
+	bool slow;	     /* a fifth of what goes back and forth */
 	bool brief;	     /* another name for a network that is tested in full: the basic cases do */
 
 	/* NULL, or what a network in virtual time needs. */
@@ -43,6 +42,8 @@ extern const struct network networks[];
 extern const uint32_t nr_networks;
 
 #define MAX_PEERS 4
+#define MOST_BYTES ((uint64_t)64 << 20) /* of one write in these tests */
+#define SOAK 100000			/* operations */
 
 /* Events of one kind that nobody has taken yet, oldest first; messages with a copy of their data. */
 struct queue {
@@ -118,7 +119,7 @@ void expect_only(const uint8_t *base, uint64_t room, uint64_t offset, uint64_t b
 /* libfabric's shm leaves files in /dev/shm when its process is killed. */
 void remove_leftovers(int pid);
 uint64_t now_ms(void);
-uint32_t scaled(const struct network *network, uint32_t nr); /* by TERN_TEST_DIVISOR, and for slow networks */
+uint32_t scaled(const struct network *network, uint32_t nr); /* by TERN_TEST_DIVISOR, and for slow networks (NULL: none is) */
 uint32_t draw(uint64_t *state, uint32_t below);
 
 #endif

@@ -224,6 +224,30 @@ static void silent_death(void **state)
 	rank_1_dies(false, TRANSPORT_ORDERED, -1, "nothing was heard from rank 1 for 1");
 }
 
+/* A rank that does nothing for longer than the engine's time-out, and goes on while somebody is still willing to wait; then it stays away. */
+static void silence_borne(void **state)
+{
+	struct world *world = open_world(2, 0, 20);
+	tern_op op;
+
+	(void)state;
+	world->pace_ns = 50000;
+	engine_bear_silence(world->engines[0], 400);
+	engine_bear_silence(world->engines[0], 50);
+	world->frozen[1] = true;
+	op = begin_write(world, 0, 1, 0, 900);
+	settle(world, 300000000);
+	world->frozen[1] = false;
+	settle(world, 100000000);
+	assert_int_equal(tern_engine_peer(world->engines[0], 1), 0);
+	expect_end(world, 0, op, 0, "");
+	world->frozen[1] = true;
+	settle(world, 550000000);
+	assert_int_equal(tern_engine_peer(world->engines[0], 1), TERN_ERR_PEER_DEAD);
+	assert_non_null(strstr(tern_last_error(), "nothing was heard from rank 1 for 4"));
+	close_world(world);
+}
+
 /* A put that fails keeps its signal back. */
 static void no_signal_after_failure(void **state)
 {
@@ -370,6 +394,7 @@ int main(void)
 		cmocka_unit_test(one_never_ends),
 		cmocka_unit_test(told_death),
 		cmocka_unit_test(silent_death),
+		cmocka_unit_test(silence_borne),
 		cmocka_unit_test(no_signal_after_failure),
 		cmocka_unit_test(one_leaves),
 		cmocka_unit_test(destroyed_while_busy),

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What ranks do in scenes: rounds up to a place, their fate there, and what the others have to be told. */
+#ifndef TERN_TEST_ACTS_H
+#define TERN_TEST_ACTS_H
+
+#include "tests/faults/processes.h"
+
+#define NOTICED_WITHIN_NS 10000000000ull /* of waits of 30 s; some 50 ms are usual */
+
+#define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+
+/* This process's part of the scene: its own copy of the job, as its memory is made here; its node, its group, and, if round is not NULL, its exchange. */
+int enter(struct rank *rank, struct round *round);
+
+/* One of the four: 0, what the library returned, or -1 for a wrong result, which is noted as the rank's failure. */
+int do_half(struct round *round, int half);
+
+/* From there on without end; returns the error that ended it. */
+int rounds_from(struct round *round, uint64_t number, int half);
+int rounds_and_halves(struct round *round, uint64_t nr_rounds, int nr_halves);
+
+/* Three rounds, the scene's halves of the fourth, and SIGKILL. */
+void die_in_round(struct round *round, struct scene *scene);
+
+/* rc and the report say that the scene's victim died, and the time was short. */
+int expect_death(struct rank *rank, struct round *round, struct scene *scene, int rc);
+
+/* Those who are left join again, fewer, and go on with verified rounds. */
+void carry_on(struct rank *rank, struct scene *scene);
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A link that swallows everything without a word: nobody gets an error from the network, and yet all ranks learn, within their time-out, whom they wait for.
+ *
+ * Each rank is in a network namespace of its own, on a bridge. All scenes of one direction play at the same time: when every victim stands at its place, the node that all
+ * victims are on is cut off, by a queue of no length. */
+#include "acts.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+#include "cli/nodes.h"
+
+#define NETWORK "ofi:tcp;ofi_rxm"
+#define RANKS 3
+#define VICTIM 1
+#define WAIT_MS 5000
+#define SLACK_MS 3000 /* for a machine that has too much to do */
+#define NR_SCENES 8   /* both modes, four phases */
+
+enum direction { TO_VICTIM = 1, FROM_VICTIM = 2 };
+
+static struct nodes nodes;
+
+static int command(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static int command(const char *format, ...)
+{
+	char line[256];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(line, sizeof(line), format, args);
+	va_end(args);
+	return system(line);
+}
+
+/* Frames to the victim's node are dropped by the bridge's port, frames from it by its own device. */
+static int cut(enum direction directions)
+{
+	int rc = 0;
+
+	if (directions & TO_VICTIM)
+		rc = command("tc -n tern-%d-hub qdisc add dev port%d root pfifo limit 0", nodes.id, VICTIM);
+	if (directions & FROM_VICTIM)
+		rc = rc ? rc : command("tc -n tern-%d-%d qdisc add dev eth0 root pfifo limit 0", nodes.id, VICTIM);
+	return rc;
+}
+
+/* ---- the ranks --------------------------------------------------------------------------------------------------------- */
+
+/* The first error: it names the victim, in time. Who waits for a survivor that waits for the victim has both in its report. */
+static void expect_named(struct rank *rank, struct round *r, struct scene *s, int rc)
+{
+	struct tern_wait_report report = {.size = sizeof(report)};
+	unsigned long long took_ms = (now_ns() - atomic_load(&s->fate_ns)) / 1000000;
+	char name[24];
+
+	snprintf(name, sizeof(name), "rank %d ", s->victim);
+	if ((rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_TIMEOUT) || !strstr(tern_last_error(), name))
+		rank_fails(rank, "returned %d, \"%s\"", rc, tern_last_error());
+	else if (took_ms > WAIT_MS + SLACK_MS)
+		rank_fails(rank, "returned only after %llu ms: %s", took_ms, tern_last_error());
+	else if (tern_moe_wait_report(r->moe, &report) || report.error != rc || (report.peer != s->victim && report.nr_missing < 2))
+		rank_fails(rank, "report of peer %d, error %d, %u missing", report.peer, report.error, report.nr_missing);
+}
+
+/* A wait that has expired may be begun again: now the silence has lasted as long as anybody was willing to wait, and is a death. */
+static int survivor(struct rank *rank, struct round *r, struct scene *s)
+{
+	int rc = 0;
+
+	for (r->number = 0; !rc; r->number++)
+		for (int half = 0; half < 4 && !rc; half++) {
+			rc = do_half(r, half);
+			if (rc != TERN_ERR_TIMEOUT)
+				continue;
+			expect_named(rank, r, s, rc);
+			rc = do_half(r, half);
+		}
+	return rc;
+}
+
+/* It does not know that it is the one: to it the others are gone. */
+static int victim(struct round *r, struct scene *s)
+{
+	int rc = rounds_and_halves(r, 3, s->halves);
+
+	if (rc)
+		return rc;
+	atomic_store(&s->at_place, true);
+	while (!atomic_load(&s->fate_ns))
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	return rounds_from(r, 3, s->halves);
+}
+
+static void body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct round r = {0};
+	int rc;
+
+	if (enter(rank, &r))
+		return;
+	if (rank->rank != s->victim) {
+		rc = survivor(rank, &r, s);
+		if (expect_death(rank, &r, s, rc))
+			return;
+		round_close(&r);
+		carry_on(rank, s);
+		return;
+	}
+	rc = victim(&r, s);
+	if (*rank->failure || !atomic_load(&s->fate_ns) || (rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_TIMEOUT))
+		rank_fails(rank, "the victim returned %d, %s", rc, tern_last_error());
+	round_close(&r);
+	if (tern_group_destroy(rank->group))
+		rank_fails(rank, "leaving: %s", tern_last_error());
+}
+
+/* ---- the scenes -------------------------------------------------------------------------------------------------------- */
+
+static struct scene *open_scene(int number)
+{
+	struct scene *s = scene_open(RANKS, number < NR_SCENES / 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
+
+	s->nodes = &nodes;
+	s->victim = VICTIM;
+	s->halves = number % (NR_SCENES / 2);
+	s->wait_ms = s->job.config.wait_ms = WAIT_MS;
+	return s;
+}
+
+static bool all_at_place(struct scene *const *scenes, int nr)
+{
+	for (int i = 0; i < nr; i++)
+		if (!atomic_load(&scenes[i]->at_place))
+			return false;
+	return true;
+}
+
+/* In both directions all eight; in one direction every phase once, in one mode or the other. */
+static int open_scenes(enum direction directions, struct scene **scenes)
+{
+	int nr = 0;
+
+	for (int i = 0; i < NR_SCENES; i++)
+		if (directions == (TO_VICTIM | FROM_VICTIM) || (i / 4 == i % 2) == (directions == TO_VICTIM))
+			scenes[nr++] = open_scene(i);
+	return nr;
+}
+
+/* Returns what is wrong, or NULL; nothing is left of the ranks. */
+static const char *play_all(enum direction directions)
+{
+	static char text[1200];
+	struct scene *scenes[NR_SCENES];
+	pid_t pids[NR_SCENES][MAX_PROCESSES];
+	unsigned long long end = now_ns() + 60000000000ull;
+	int nr = open_scenes(directions, scenes);
+	const char *wrong;
+	bool cut_off;
+
+	*text = 0;
+	for (int i = 0; i < nr; i++)
+		scene_start(scenes[i], body, pids[i]);
+	while (!all_at_place(scenes, nr) && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	cut_off = !cut(directions);
+	for (int i = 0; i < nr; i++)
+		atomic_store(&scenes[i]->fate_ns, now_ns());
+	for (int i = 0; i < nr; i++) {
+		if (!cut_off)
+			for (int r = 0; r < RANKS; r++)
+				kill(pids[i][r], SIGKILL);
+		wrong = scene_verdict(scenes[i], pids[i], 0);
+		if (wrong && !*text)
+			snprintf(text, sizeof(text), "mode %d, after %d halves: %s", (int)scenes[i]->job.config.mode, scenes[i]->halves, wrong);
+	}
+	for (int i = 0; i < nr; i++)
+		scene_close(scenes[i]);
+	return !cut_off ? "the link could not be cut" : *text ? text : NULL;
+}
+
+static const char *what_is_missing(void)
+{
+	if (!transport_is_there(NETWORK))
+		return tern_last_error();
+	if (nodes_open(&nodes, RANKS, true, "test_blackhole") || !nodes.namespaces)
+		return "network namespaces take root and iproute2";
+	if (command("tc -n tern-%d-hub qdisc add dev port0 root pfifo limit 1000", nodes.id))
+		return "this kernel or this tc has no pfifo queues";
+	return NULL;
+}
+
+static void play(enum direction directions)
+{
+	const char *missing = what_is_missing(), *wrong;
+
+	if (missing) {
+		nodes_close(&nodes);
+		print_message("# SKIP %s\n", missing);
+		skip();
+	}
+	wrong = play_all(directions);
+	nodes_close(&nodes);
+	if (wrong)
+		fail_msg("%s", wrong);
+}
+
+static void both_directions(void **state)
+{
+	(void)state;
+	play(TO_VICTIM | FROM_VICTIM);
+}
+
+static void to_the_victim(void **state)
+{
+	(void)state;
+	play(TO_VICTIM);
+}
+
+static void from_the_victim(void **state)
+{
+	(void)state;
+	play(FROM_VICTIM);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(both_directions),
+		cmocka_unit_test(to_the_victim),
+		cmocka_unit_test(from_the_victim),
+	};
+
+	setenv("TERN_TRANSPORT", NETWORK, 1);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
