@@ -34,14 +34,18 @@ int rank_fails(struct rank *rank, const char *format, ...)
 	return -1;
 }
 
-/* TERN_TEST_NODES: the ranks in blocks on so many virtual nodes, with the engine between them. */
+/* TERN_TEST_NODES: the ranks on virtual nodes, with the engine between them. "3": in blocks on so many nodes. "aab": each rank by its letter,
+ * over again when there are more. */
 static const char *node_name(const struct rank *rank, char *text, size_t bytes)
 {
 	const char *nodes = getenv("TERN_TEST_NODES");
 
-	if (!nodes)
+	if (!nodes || !*nodes)
 		return NULL;
-	snprintf(text, bytes, "%d", rank->rank * atoi(nodes) / rank->nr_ranks);
+	if (atoi(nodes))
+		snprintf(text, bytes, "%d", rank->rank * atoi(nodes) / rank->nr_ranks);
+	else
+		snprintf(text, bytes, "%c", nodes[(size_t)rank->rank % strlen(nodes)]);
 	return text;
 }
 
@@ -339,7 +343,9 @@ int round_combine_send(struct round *r)
 
 	if (make_y(r, &args))
 		return -1;
-	rc = tern_combine_send(r->moe, &args);
+	do
+		rc = tern_combine_send(r->moe, &args);
+	while (again(r, rc));
 	return rc ? failed(r, rc, "combine_send") : 0;
 }
 
