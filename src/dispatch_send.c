@@ -223,6 +223,7 @@ static enum word_kind counts_word(uint32_t epoch)
 	return epoch & 1 ? WORD_COUNTS_ODD : WORD_COUNTS_EVEN;
 }
 
+/* All are filled in before one is sent: ranks that are not mapped share a place. */
 static int send_all_counts(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
@@ -233,12 +234,14 @@ static int send_all_counts(tern_moe *moe, uint32_t slot)
 		.bytes = moe->layout.counts_bytes};
 	int rc = 0;
 
-	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
 		uint32_t *counts = (uint32_t *)path_counts(moe, slot, r);
 
 		memcpy(counts, s->routes_to, moe->placement.nr_physical * sizeof(*counts));
 		memcpy(counts + moe->placement.nr_physical, s->rows_to, moe->nr_ranks * sizeof(*counts));
-		p.from = (const uint8_t *)counts;
+	}
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+		p.from = path_counts(moe, slot, r);
 		p.count = s->rows_to[r];
 		rc = path_publish(moe, r, &p);
 	}
