@@ -254,6 +254,7 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 	w.wake_at = (moe->slots[slot].rounds[phase] + 1) * moe->nr_ranks;
 	if (!all_arrived(&w) && (moe->wait_ms == 0 || !wait_awake(&w)))
 		rc = wait_asleep(&w);
+	rc = rc ? rc : peer_broke(moe);
 	if (!rc)
 		moe->slots[slot].rounds[phase]++;
 	return rc;
