@@ -92,6 +92,7 @@ bool lanes_settled(const tern_moe *moe); /* every chunk to a gateway that still 
 int relay_open(tern_moe *moe);
 void relay_close(tern_moe *moe, uint64_t deadline_ns);
 void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk);
+bool relay_take(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk); /* its rows; false: broken */
 void relay_more(void *moe);
 
 /* results.c */

@@ -200,7 +200,7 @@ static bool join_round(struct relay_round *round, const struct chunk_head *head)
 	return !round->nr_chunks || round->nr_came <= round->nr_chunks;
 }
 
-static bool take_chunk(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk)
+bool relay_take(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk)
 {
 	struct relay_round *round;
 	struct chunk_reader r;
@@ -225,7 +225,7 @@ void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk)
 		return;
 	}
 	lane = nodes_lane(&moe->nodes, source, node);
-	if (take_chunk(moe, source, lane, chunk))
+	if (relay_take(moe, source, lane, chunk))
 		give_credit(moe, source, lane, chunk);
 	else
 		path_breach(moe, source, "a broken chunk of rows");
