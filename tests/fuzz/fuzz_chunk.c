@@ -125,6 +125,20 @@ static void expect_untouched(const struct gateway *g, int rank, uint64_t from, u
 		MUST(!at[i]);
 }
 
+/* Behind the last position of each part of the output. */
+static void check_output(const struct gateway *g, int rank, uint64_t output)
+{
+	const struct layout *l = &g->moe.layout;
+	const struct output_layout *o = &l->output;
+	uint64_t ids = g->moe.config.layout == TERN_BY_SOURCE ? l->topk * 4ull : 0;
+	const uint64_t begins[] = {o->x, o->scales, o->rows, o->topk_ids, o->topk_weights, o->bytes};
+	const uint64_t row_bytes[] = {l->payload_bytes, l->scales_bytes, sizeof(struct tern_row), ids, ids};
+
+	for (int i = 0; i < 5; i++)
+		if (row_bytes[i])
+			expect_untouched(g, rank, output + begins[i] + l->positions * row_bytes[i], begins[i + 1] - begins[i] - l->positions * row_bytes[i]);
+}
+
 /* Everything that belongs to somebody else. */
 static void check_windows(const struct gateway *g)
 {
@@ -134,10 +148,12 @@ static void check_windows(const struct gateway *g)
 		expect_untouched(g, r, 0, l->words);
 		expect_untouched(g, r, l->notes, l->lanes - l->notes);
 		for (uint32_t slot = 0; slot < l->nr_slots; slot++) {
+			check_output(g, r, layout_output(l, slot));
 			expect_untouched(g, r, layout_counts(l, slot, 0, 0), 2 * l->nr_ranks * l->counts_bytes);
 			expect_untouched(g, r, layout_combine_row(l, slot, 0), (uint64_t)l->combine_rows * l->combine_row_bytes);
 			for (uint32_t source = 0; source < SOURCE; source++)
 				expect_untouched(g, r, layout_region(l, slot, source), l->region_bytes);
+			expect_untouched(g, r, layout_region(l, slot, NR_RANKS), layout_output(l, slot) - layout_region(l, slot, NR_RANKS));
 			for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
 				for (uint32_t source = 0; source < NR_RANKS; source++)
 					if (kind != WORD_DISPATCH || source != SOURCE)
