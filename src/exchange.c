@@ -147,11 +147,20 @@ static uint32_t setting_or(uint32_t value, const char *name, uint32_t otherwise)
 	return value ? value : text && *text ? (uint32_t)strtoul(text, NULL, 0) : otherwise;
 }
 
-static int choose_chunks(struct tern_moe_config *c)
+/* Enough under way to keep a link busy while this rank and the gateway are off their processors; fewer where there are many
+ * nodes. */
+static uint32_t usual_chunks(uint32_t nr_nodes)
+{
+	uint32_t nr = nr_nodes > 1 ? 512 / (nr_nodes - 1) : 16;
+
+	return nr < 8 ? 8 : nr > 16 ? 16 : nr;
+}
+
+static int choose_chunks(struct tern_moe_config *c, uint32_t nr_nodes)
 {
 	int rc;
 
-	c->nr_chunks = setting_or(c->nr_chunks, "TERN_CHUNKS", 4);
+	c->nr_chunks = setting_or(c->nr_chunks, "TERN_CHUNKS", usual_chunks(nr_nodes));
 	c->chunk_bytes = setting_or(c->chunk_bytes, "TERN_CHUNK_BYTES", 128 << 10);
 	rc = check_range("nr_chunks", c->nr_chunks, 2, MAX_CHUNKS);
 	return rc ? rc : check_range("chunk_bytes", c->chunk_bytes, 1, MAX_CHUNK_BYTES);
@@ -304,6 +313,7 @@ static int plan_layout(tern_moe *moe)
 	struct lane_shape lanes;
 	int rc = find_nodes(moe);
 
+	rc = rc ? rc : choose_chunks(&moe->config, moe->nodes.nr_nodes);
 	if (rc)
 		return rc;
 	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local,
@@ -322,7 +332,6 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
 	rc = check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
-	rc = rc ? rc : choose_chunks(&moe->config);
 	rc = rc ? rc : placement_init(&moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);
 	if (rc)
 		return rc;

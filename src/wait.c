@@ -263,7 +263,7 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 /* ---- for what no doorbell tells --------------------------------------------------------------------------- */
 
 #define FIRST_NAP_NS 20000u
-#define LONGEST_NAP_NS 1000000u
+#define LONGEST_NAP_NS 200000u
 
 int wait_until(const tern_moe *moe, uint64_t limit_ns, int (*look)(void *ctx), void *ctx)
 {
