@@ -299,11 +299,13 @@ struct tern_combine {
 	size_t y_stride; /* bytes; 0: dense */
 };
 
-/* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput mode (for all counts). */
+/* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput mode: for all counts,
+ * and between nodes for room for more rows. After TERN_ERR_TIMEOUT it goes on when called again with the same arguments. */
 TERN_API int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 /* Waits for all sources, then describes the rows in *received. */
 TERN_API int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
-/* Sends the experts' results home. x and y may be overwritten when it returns. */
+/* Sends the experts' results home. x and y may be overwritten when it returns 0. Between nodes it may wait until results that were sent before have left; after
+ * TERN_ERR_TIMEOUT it goes on when called again with the same arguments. */
 TERN_API int tern_combine_send(tern_moe *moe, const struct tern_combine *args);
 /* Waits for all ranks, then writes out[n][H] of combine_dtype, out_stride bytes from row to row (0: dense), 16-byte aligned; tokens without experts get zeros. n: the tokens passed to dispatch_send. */
 TERN_API int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);

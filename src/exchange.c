@@ -147,8 +147,8 @@ static uint32_t setting_or(uint32_t value, const char *name, uint32_t otherwise)
 	return value ? value : text && *text ? (uint32_t)strtoul(text, NULL, 0) : otherwise;
 }
 
-/* Enough under way to keep a link busy while this rank and the gateway are off their processors; fewer where there are many
- * nodes. */
+/* Enough under way to keep a link busy while this rank and the gateway are off their processors; fewer where there are
+ * many nodes. */
 static uint32_t usual_chunks(uint32_t nr_nodes)
 {
 	uint32_t nr = nr_nodes > 1 ? 512 / (nr_nodes - 1) : 16;
