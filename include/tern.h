@@ -221,7 +221,7 @@ struct tern_moe_config {
 	uint32_t first_epoch;	   /* number of the first round; default 1. For tests of wrap-around */
 	uint32_t nr_chunks;	   /* high throughput, between nodes: chunks of rows under way to each node, and as many pieces of results in all; 2 to 512.
 				      0: TERN_CHUNKS of the environment, or 16, less where there are many nodes */
-	uint32_t chunk_bytes;	   /* of each, at least: a row always fits; 0: TERN_CHUNK_BYTES of the environment, or 128 KiB */
+	uint32_t chunk_bytes;	   /* of each, at least: a row always fits; 0: TERN_CHUNK_BYTES of the environment, or 512 KiB, less where there are many nodes */
 	uint32_t reserved;
 };
 

@@ -147,8 +147,8 @@ static uint32_t setting_or(uint32_t value, const char *name, uint32_t otherwise)
 	return value ? value : text && *text ? (uint32_t)strtoul(text, NULL, 0) : otherwise;
 }
 
-/* Enough under way to keep a link busy while this rank and the gateway are off their processors; fewer where there are
- * many nodes. */
+/* Enough under way to keep a link busy while this rank and the gateway are off their processors; less where there are
+ * many nodes. docs/benchmarks.md, chunks. */
 static uint32_t usual_chunks(uint32_t nr_nodes)
 {
 	uint32_t nr = nr_nodes > 1 ? 512 / (nr_nodes - 1) : 16;
@@ -156,12 +156,17 @@ static uint32_t usual_chunks(uint32_t nr_nodes)
 	return nr < 8 ? 8 : nr > 16 ? 16 : nr;
 }
 
+static uint32_t usual_chunk_bytes(uint32_t nr_nodes)
+{
+	return nr_nodes <= 9 ? 512 << 10 : nr_nodes <= 33 ? 256 << 10 : 128 << 10;
+}
+
 static int choose_chunks(struct tern_moe_config *c, uint32_t nr_nodes)
 {
 	int rc;
 
 	c->nr_chunks = setting_or(c->nr_chunks, "TERN_CHUNKS", usual_chunks(nr_nodes));
-	c->chunk_bytes = setting_or(c->chunk_bytes, "TERN_CHUNK_BYTES", 128 << 10);
+	c->chunk_bytes = setting_or(c->chunk_bytes, "TERN_CHUNK_BYTES", usual_chunk_bytes(nr_nodes));
 	rc = check_range("nr_chunks", c->nr_chunks, 2, MAX_CHUNKS);
 	return rc ? rc : check_range("chunk_bytes", c->chunk_bytes, 1, MAX_CHUNK_BYTES);
 }
