@@ -219,6 +219,9 @@ struct tern_moe_config {
 	uint32_t replica_ranks;	   /* tensor-parallel replicas: ranks [g*n, (g+1)*n) pass the same tokens, each sends its share, all get all results. Default 1; divides R */
 	int wait_ms;		   /* longest wait of one call, ms; 0 polls once; default 30000 */
 	uint32_t first_epoch;	   /* number of the first round; default 1. For tests of wrap-around */
+	uint32_t nr_chunks;	   /* high throughput, between nodes: chunks of rows under way to each node, and as many pieces of results in all; 2 to 512.
+				      0: TERN_CHUNKS of the environment, or 16, less where there are many nodes */
+	uint32_t chunk_bytes;	   /* of each, at least: a row always fits; 0: TERN_CHUNK_BYTES of the environment, or 512 KiB, less where there are many nodes */
 	uint32_t reserved;
 };
 
@@ -245,6 +248,7 @@ struct tern_memory {
 	uint64_t window_bytes;	 /* shared with peers: staging, regions, flags. Address space: pages are taken when first written */
 	uint64_t output_bytes;	 /* received rows, in the window or beside it, address space likewise */
 	uint64_t private_bytes;	 /* plans and bookkeeping */
+	uint64_t staging_bytes;	 /* between nodes: what waits to be sent, or to be passed on. In high-throughput mode it does not depend on max_tokens */
 };
 TERN_API int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory);
 
@@ -295,11 +299,13 @@ struct tern_combine {
 	size_t y_stride; /* bytes; 0: dense */
 };
 
-/* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput mode (for all counts). */
+/* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput mode: for all counts,
+ * and between nodes for room for more rows. After TERN_ERR_TIMEOUT it goes on when called again with the same arguments. */
 TERN_API int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 /* Waits for all sources, then describes the rows in *received. */
 TERN_API int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
-/* Sends the experts' results home. x and y may be overwritten when it returns. */
+/* Sends the experts' results home. x and y may be overwritten when it returns 0. Between nodes it may wait until results that were sent before have left; after
+ * TERN_ERR_TIMEOUT it goes on when called again with the same arguments. */
 TERN_API int tern_combine_send(tern_moe *moe, const struct tern_combine *args);
 /* Waits for all ranks, then writes out[n][H] of combine_dtype, out_stride bytes from row to row (0: dense), 16-byte aligned; tokens without experts get zeros. n: the tokens passed to dispatch_send. */
 TERN_API int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
@@ -349,6 +355,7 @@ struct tern_stats {
 	uint64_t dispatch_bytes;    /* stored for ranks' receive sides by dispatch, self included */
 	uint64_t combine_bytes;	    /* stored for homes by combine, self included */
 	uint64_t rows_received;
+	uint64_t engine_bytes;	    /* written to ranks that are not mapped: rows once for each node in high-throughput mode, headers and counts included */
 };
 TERN_API int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats);
 /* Routes that this rank's tokens took to each logical expert: counts[E]. nr must be E. */

@@ -141,6 +141,8 @@ over_engine() {
 		test "over-${name//[:;]/-}/test_faults" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="$name" TERN_TEST_DIVISOR=4 "$BUILD/tests/faults/test_faults"
 	done
 	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
+	test between-nodes/test_random_uneven 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_random"
+	test between-nodes/test_chunks 240 env TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_chunks"
 	test between-nodes/bench 120 "$BUILD/tern" bench --nodes 2 --ranks 4 --preset all --tokens 5 --mode ll,ht --dtype fp8,bf16 --only-verify --iters 3
 	test between-nodes/generate 120 "$BUILD/tern" run -n 4 --nodes 2 -- "$BUILD/generate" -n 24
 	finish

@@ -7,6 +7,7 @@
 #include "kernels/cpu/kernels.h"
 #include "path.h"
 #include "plan.h"
+#include "results.h"
 #include "rows.h"
 #include "wait.h"
 
@@ -16,107 +17,147 @@ static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args
 	       (uint64_t)position * (args->y_stride ? args->y_stride : moe->layout.combine_row_bytes);
 }
 
+/* Whether some home of the source's tokens is not mapped. */
+static bool is_staged(const tern_moe *moe, uint32_t source)
+{
+	return moe->engine && results_are_staged(moe, home_first(moe, source));
+}
+
 /* One result to the same place on every rank that is home to the source's tokens. */
-static void send_home(
-	const tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row, const void *row)
+static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row, const void *row)
 {
 	uint64_t offset = layout_combine_row(&moe->layout, slot, home_row);
 	uint32_t first = home_first(moe, source);
+	uint8_t *staged = NULL;
+	int rc = is_staged(moe, source) ? results_place(moe, slot, first, home_row, &staged) : 0;
 
+	if (rc)
+		return rc;
+	if (staged)
+		memcpy(staged, row, moe->layout.combine_row_bytes);
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
-		copy_row(path_place(moe, first + i, offset), row, moe->layout.combine_row_bytes, stream);
+		if (moe->windows[first + i])
+			copy_row(path_window(moe, first + i, offset), row, moe->layout.combine_row_bytes, stream);
+	return 0;
 }
 
-/* Summed straight into the home's window, or, if it has to be copied on, into scratch memory. */
-static void send_sum_home(const tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
-	const struct tern_combine *args, const struct row_header *header)
+/* Summed straight into the home's window or staging, or, if it has to be copied on, into scratch memory. */
+static int send_sum_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
+	const struct row_header *header)
 {
 	bool straight = !stream && moe->config.replica_ranks == 1;
-	uint64_t offset = layout_combine_row(&moe->layout, slot, header->home_row);
-	uint8_t *sum = straight ? path_place(moe, home_first(moe, source), offset) : moe->scratch;
+	uint8_t *sum = moe->scratch;
 	const void *rows[TERN_MAX_TOPK];
 	float weights[TERN_MAX_TOPK];
+	int rc = 0;
 
+	if (straight && is_staged(moe, source))
+		rc = results_place(moe, slot, source, header->home_row, &sum);
+	else if (straight)
+		sum = path_window(moe, source, layout_combine_row(&moe->layout, slot, header->home_row));
+	if (rc)
+		return rc;
 	for (uint32_t i = 0; i < header->nr_routes; i++) {
 		rows[i] = y_row(moe, args, header->routes[i].position);
 		weights[i] = header->routes[i].weight;
 	}
 	reduce_rows(moe->config.combine_dtype, rows, moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL,
 		header->nr_routes, moe->config.hidden, sum);
-	if (!straight)
-		send_home(moe, slot, stream, source, header->home_row, sum);
+	return straight ? 0 : send_home(moe, slot, stream, source, header->home_row, sum);
 }
 
-static void send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
+/* Goes on at the result where it timed out. */
+static int send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
 	const struct row_header *header)
 {
-	if (moe->config.layout == TERN_BY_SOURCE) {
-		send_home(moe, slot, stream, source, header->home_row, y_row(moe, args, header->routes[0].position));
-	} else if (moe->config.reduce == TERN_REDUCE_EXPERT) {
-		send_sum_home(moe, slot, stream, source, args, header);
-	} else {
-		for (uint32_t i = 0; i < header->nr_routes; i++)
-			send_home(moe, slot, stream, source, header->home_row + i,
-				y_row(moe, args, header->routes[i].position));
+	struct combine_at *at = &moe->slots[slot].combine_at;
+	int rc = 0;
+
+	if (moe->config.layout == TERN_BY_SOURCE)
+		return send_home(
+			moe, slot, stream, source, header->home_row, y_row(moe, args, header->routes[0].position));
+	if (moe->config.reduce == TERN_REDUCE_EXPERT)
+		return send_sum_home(moe, slot, stream, source, args, header);
+	while (at->result < header->nr_routes && !rc) {
+		rc = send_home(moe, slot, stream, source, header->home_row + at->result,
+			y_row(moe, args, header->routes[at->result].position));
+		at->result += !rc;
 	}
+	return rc;
 }
 
-/* All homes of a source get the same results at the same places. */
-static void note_results(tern_moe *moe, uint32_t source, uint32_t first_result, uint32_t nr)
+/* What goes to one home lies together there: that of a correct peer's header follows the one before. */
+static bool follows(const struct slot *s, uint32_t first, const struct row_header *header)
 {
-	uint32_t first = home_first(moe, source);
+	struct sent_results *sent = &s->sent[first];
 
-	for (uint32_t home = first; home < first + moe->config.replica_ranks; home++) {
-		struct sent_results *sent = &moe->sent[home];
-
-		sent->first = sent->nr && sent->first < first_result ? sent->first : first_result;
-		sent->nr += nr;
-	}
+	if (!sent->nr)
+		sent->first = header->home_row;
+	return header->home_row == sent->first + sent->nr;
 }
 
+static int send_next_row(tern_moe *moe, bool stream, uint32_t source, const struct tern_combine *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
+	uint32_t row = s->combine_at.row, first = home_first(moe, source);
+	union header_copy copy;
+	int rc;
+
+	if (!header_take(moe, header_at(moe, region, row), &copy) || !positions_fit(s, &copy.header) ||
+		!follows(s, first, &copy.header)) {
+		fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)", row, source,
+			args->slot, s->epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
+	}
+	rc = send_row_home(moe, args->slot, stream, source, args, &copy.header);
+	if (rc)
+		return rc;
+	s->sent[first].nr += results_of_row(moe, copy.header.nr_routes);
+	s->combine_at.row++;
+	s->combine_at.result = 0;
+	return 0;
+}
+
+/* Each rank starts with another home, so that they do not all write to one. A group of replicas is one home. */
 static int send_results(tern_moe *moe, const struct tern_combine *args)
 {
-	const struct slot *s = &moe->slots[args->slot];
+	struct slot *s = &moe->slots[args->slot];
 	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
+	int rc = 0, flushed;
 
-	memset(moe->sent, 0, moe->nr_ranks * sizeof(*moe->sent));
-	/* Each rank starts with another source, so that they do not all write to one home. */
-	for (uint32_t i = 0; i < moe->nr_ranks; i++) {
-		uint32_t source = (moe->rank + i) % moe->nr_ranks;
-		uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
+	while (s->combine_at.nr_sources < moe->nr_ranks && !rc) {
+		uint32_t source = (home_first(moe, moe->rank) + s->combine_at.nr_sources) % moe->nr_ranks;
 
-		for (uint32_t row = 0; row < s->rows_from[source]; row++) {
-			union header_copy copy;
-
-			if (!header_take(moe, header_at(moe, region, row), &copy) || !positions_fit(s, &copy.header)) {
-				fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)",
-					row, source, args->slot, s->epoch);
-				return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
-			}
-			send_row_home(moe, args->slot, stream, source, args, &copy.header);
-			note_results(moe, source, copy.header.home_row, results_of_row(moe, copy.header.nr_routes));
-		}
+		while (s->combine_at.row < s->rows_from[source] && !rc)
+			rc = send_next_row(moe, stream, source, args);
+		if (rc)
+			break;
+		s->combine_at.nr_sources++;
+		s->combine_at.row = 0;
 	}
 	if (stream)
 		stream_fence();
-	return 0;
+	flushed = rc && rc != TERN_ERR_TIMEOUT ? 0 : results_flush(moe, args->slot);
+	return flushed ? flushed : rc;
 }
 
 static int publish_results(tern_moe *moe, uint32_t slot, bool released)
 {
 	const struct slot *s = &moe->slots[slot];
-	struct publication p = {.slot = slot, .kind = WORD_COMBINE, .phase = TERN_PHASE_COMBINE};
 	int rc = 0;
 
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t home = (moe->rank + 1 + i) % moe->nr_ranks, first = home_first(moe, home), rows = 0;
+		struct publication p = {.slot = slot, .kind = WORD_COMBINE, .phase = TERN_PHASE_COMBINE};
 
 		for (uint32_t r = first; r < first + moe->config.replica_ranks; r++)
 			rows += s->rows_from[r];
 		p.count = released ? WORD_RELEASED : rows;
-		p.offset = layout_combine_row(&moe->layout, slot, moe->sent[home].first);
-		p.bytes = released ? 0 : (uint64_t)moe->sent[home].nr * moe->layout.combine_row_bytes;
-		moe->stats.combine_bytes += p.bytes;
+		if (!released)
+			moe->stats.combine_bytes += (uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
+		if (!released && !moe->windows[home])
+			results_publication(moe, slot, home, &p);
 		rc = path_publish(moe, home, &p);
 	}
 	return rc;
@@ -132,7 +173,7 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args)
 	if (rc)
 		return rc;
 	s = &moe->slots[args->slot];
-	if (s->state != SLOT_RECEIVED)
+	if (s->state != SLOT_RECEIVED && s->state != SLOT_COMBINING)
 		return slot_wrong_state(moe, args->slot, "tern_combine_send");
 	if (s->nr_rows && !args->y)
 		return fail(TERN_ERR_INVALID, "combine: y is NULL for %llu rows", (unsigned long long)s->nr_rows);
@@ -145,11 +186,26 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args)
 	return 0;
 }
 
+static int begin_results(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = path_begin(moe, slot, WORD_COMBINE);
+
+	if (rc)
+		return rc;
+	memset(s->sent, 0, moe->nr_ranks * sizeof(*s->sent));
+	memset(&s->combine_at, 0, sizeof(s->combine_at));
+	s->state = SLOT_COMBINING;
+	return 0;
+}
+
+/* Called again after a time-out, it goes on where it was. */
 int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 {
 	int rc = check_combine(moe, args);
 
-	rc = rc ? rc : path_begin(moe, args->slot, WORD_COMBINE);
+	if (!rc && moe->slots[args->slot].state == SLOT_RECEIVED)
+		rc = begin_results(moe, args->slot);
 	rc = rc ? rc : send_results(moe, args);
 	rc = rc ? rc : publish_results(moe, args->slot, false);
 	if (rc)

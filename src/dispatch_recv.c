@@ -19,8 +19,6 @@ static int check_words(tern_moe *moe, uint32_t slot)
 		uint32_t rows =
 			word_count(arrival_observe((struct arrival *)own(moe, layout_word(l, slot, WORD_DISPATCH, r))));
 
-		if (known && rows == WORD_UNCOUNTED)
-			rows = s->rows_from[r];
 		if (rows > l->share_tokens || (known && rows != s->rows_from[r])) {
 			fail(TERN_ERR_PROTOCOL,
 				"rank %u announced %u rows to rank %u; %u were possible (slot %u, epoch %u)", r, rows,
@@ -151,32 +149,6 @@ static int unpack_rows(tern_moe *moe, uint32_t slot)
 	return check_complete(moe, slot);
 }
 
-/* High throughput: ranks that are not mapped sent their rows to regions, with their final places. */
-static int place_staged_rows(tern_moe *moe, uint32_t slot)
-{
-	const struct layout *l = &moe->layout;
-	struct slot *s = &moe->slots[slot];
-	bool stream = s->nr_rows * l->payload_bytes > moe->stream_bytes;
-
-	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint8_t *region = own(moe, layout_region(l, slot, r));
-
-		for (uint32_t i = 0; i < s->rows_from[r] && !moe->windows[r]; i++) {
-			const struct row_header *shared = header_at(moe, region, i);
-			const uint8_t *payload = (const uint8_t *)shared + l->header_bytes;
-			struct row_source row = {payload, payload + l->payload_bytes};
-			union header_copy copy;
-
-			if (!header_take(moe, shared, &copy) || !positions_fit(s, &copy.header))
-				return bad_row(moe, slot, r, i);
-			rows_place(moe, stream, s->output, r, &copy.header, &row);
-		}
-	}
-	if (stream)
-		stream_fence();
-	return 0;
-}
-
 static int choose_output(tern_moe *moe, struct slot *s, const struct tern_received *received)
 {
 	bool fp8 = moe->layout.scales_bytes != 0;
@@ -234,8 +206,6 @@ int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *recei
 	}
 	if (moe->config.mode == TERN_LOW_LATENCY)
 		rc = unpack_rows(moe, slot);
-	else if (moe->engine)
-		rc = place_staged_rows(moe, slot);
 	if (rc)
 		return rc;
 	moe->stats.rows_received += s->nr_rows;

@@ -2,9 +2,11 @@
 /* The first half: tokens to the ranks of their experts. */
 #include <string.h>
 
+#include "chunk.h"
 #include "error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
+#include "lanes.h"
 #include "path.h"
 #include "plan.h"
 #include "routes.h"
@@ -32,7 +34,7 @@ static struct row_source token_payload(const tern_moe *moe, const struct tern_di
 static void write_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows,
 	uint32_t row, struct row_header *header)
 {
-	uint32_t *home_next = home_counter(moe, moe->home_next, rows->rows[row].rank, token);
+	uint32_t *home_next = home_counter(moe, s->home_next, rows->rows[row].rank, token);
 
 	header->token = token;
 	header->nr_routes = rows->rows[row].nr;
@@ -73,46 +75,132 @@ static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, con
 	}
 }
 
+/* Not mapped, and reached through its node's gateway. */
+static bool goes_by_lane(const tern_moe *moe, uint32_t rank)
+{
+	return moe->config.mode == TERN_HIGH_THROUGHPUT && !moe->windows[rank];
+}
+
 static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows, uint32_t row,
 	uint32_t token, const struct row_source *source)
 {
 	struct slot *s = &moe->slots[slot];
 	uint32_t rank = rows->rows[row].rank;
-	uint8_t *region = path_place(moe, rank, layout_region(&moe->layout, slot, moe->rank));
-	struct row_header *shared = header_at(moe, region, moe->cursor[rank]++);
+	struct row_header *shared = header_at(moe, path_region(moe, slot, rank), s->row_of[rank]++);
 	union header_copy copy;
 
 	write_header(moe, s, token, rows, row, &copy.header);
-	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
-		take_places(moe, s, rank, rows, row, &copy.header);
-	if (moe->config.mode == TERN_LOW_LATENCY || !moe->windows[rank])
+	if (moe->config.mode == TERN_LOW_LATENCY) {
 		store_in_region(moe, stream, shared, source);
-	else
-		rows_place(moe, stream, path_place(moe, rank, layout_output(&moe->layout, slot)), moe->rank,
+	} else {
+		take_places(moe, s, rank, rows, row, &copy.header);
+		rows_place(moe, stream, path_window(moe, rank, layout_output(&moe->layout, slot)), moe->rank,
 			&copy.header, source);
+	}
 	memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
 }
 
-static void send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *args)
+/* The next of a token's rows, from `row` on, for a rank of that node; nr_rows: none. */
+static uint32_t next_to_node(const tern_moe *moe, const struct token_rows *rows, uint32_t row, uint32_t node)
+{
+	while (row < rows->nr_rows && moe->nodes.node_of[rows->rows[row].rank] != node)
+		row++;
+	return row;
+}
+
+/* Whether `row` goes by a lane and is the first of its token to that node. */
+static bool leads_to_node(const tern_moe *moe, const struct token_rows *rows, uint32_t row)
+{
+	uint32_t rank = rows->rows[row].rank;
+
+	return goes_by_lane(moe, rank) && next_to_node(moe, rows, 0, moe->nodes.node_of[rank]) == row;
+}
+
+/* Once for all ranks of a node: `row` is the first of them. */
+static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *rows, uint32_t row, uint32_t token,
+	const struct row_source *source)
 {
 	struct slot *s = &moe->slots[slot];
+	uint32_t node = moe->nodes.node_of[rows->rows[row].rank];
+	struct chunk_writer *writer = lanes_writer(moe, node);
+	union header_copy copy;
+
+	chunk_row_begin(writer);
+	for (; row < rows->nr_rows; row = next_to_node(moe, rows, row + 1, node)) {
+		uint32_t rank = rows->rows[row].rank;
+
+		write_header(moe, s, token, rows, row, &copy.header);
+		take_places(moe, s, rank, rows, row, &copy.header);
+		chunk_row_place(writer, rank, s->row_of[rank]++, &copy.header);
+	}
+	chunk_row_end(writer, &moe->layout, source);
+}
+
+/* Room for a token's rows to all nodes, before any of them is stored: a time-out leaves no token half sent. */
+static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < rows->nr_rows && !rc; i++) {
+		uint32_t node = moe->nodes.node_of[rows->rows[i].rank], nr_places = 0, nr_routes = 0;
+
+		if (!leads_to_node(moe, rows, i))
+			continue;
+		for (uint32_t j = i; j < rows->nr_rows; j = next_to_node(moe, rows, j + 1, node)) {
+			nr_places++;
+			nr_routes += rows->rows[j].nr;
+		}
+		rc = lanes_room(moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
+	}
+	return rc;
+}
+
+static int send_token(tern_moe *moe, uint32_t slot, bool stream, const struct tern_dispatch *args, uint32_t token)
+{
 	struct token_rows rows;
+	struct row_source source;
+	int rc = 0;
+
+	plan_token(
+		&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk, moe->config.topk, &rows);
+	if (moe->engine && moe->config.mode == TERN_HIGH_THROUGHPUT)
+		rc = make_room(moe, slot, &rows);
+	if (rc)
+		return rc;
+	if (rows.nr_rows)
+		source = token_payload(moe, args, token);
+	for (uint32_t i = 0; i < rows.nr_rows; i++)
+		if (!goes_by_lane(moe, rows.rows[i].rank))
+			send_row(moe, slot, stream, &rows, i, token, &source);
+		else if (leads_to_node(moe, &rows, i))
+			send_to_node(moe, slot, &rows, i, token, &source);
+	return 0;
+}
+
+static void begin_rows(tern_moe *moe, struct slot *s)
+{
+	memset(s->row_of, 0, moe->nr_ranks * sizeof(*s->row_of));
+	memset(s->chunks_to, 0, moe->nodes.nr_nodes * sizeof(*s->chunks_to));
+	memcpy(s->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_next));
+	s->next_token = moe->rank - home_first(moe, moe->rank);
+	s->next_node = 0;
+	s->state = SLOT_SENDING;
+}
+
+static int send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *args)
+{
+	struct slot *s = &moe->slots[slot];
 	bool stream = routes_bytes(moe, s) > moe->stream_bytes;
+	int rc = 0, flushed;
 
-	memset(moe->cursor, 0, moe->nr_ranks * sizeof(*moe->cursor));
-	memcpy(moe->home_next, s->home_start,
-		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
-	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
-		struct row_source source;
-
-		plan_token(&moe->placement, s->physical + (size_t)t * moe->config.topk, moe->config.topk, &rows);
-		if (rows.nr_rows)
-			source = token_payload(moe, args, t);
-		for (uint32_t i = 0; i < rows.nr_rows; i++)
-			send_row(moe, slot, stream, &rows, i, t, &source);
+	while (s->next_token < s->nr_tokens && !rc) {
+		rc = send_token(moe, slot, stream, args, s->next_token);
+		s->next_token += rc ? 0 : moe->config.replica_ranks;
 	}
 	if (stream)
 		stream_fence();
+	flushed = rc == TERN_ERR_TIMEOUT ? lanes_flush(moe, slot) : 0;
+	return flushed ? flushed : rc;
 }
 
 /* Low latency: how many rows the destination and each of its experts get, in front of its region. */
@@ -121,11 +209,10 @@ static void send_region_heads(tern_moe *moe, uint32_t slot)
 	const struct slot *s = &moe->slots[slot];
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		((struct region_head *)path_place(moe, r, layout_region(&moe->layout, slot, moe->rank)))->nr_rows =
-			s->rows_to[r];
+		((struct region_head *)path_region(moe, slot, r))->nr_rows = s->rows_to[r];
 
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
-		uint8_t *region = path_place(moe, moe->placement.rank[p], layout_region(&moe->layout, slot, moe->rank));
+		uint8_t *region = path_region(moe, slot, moe->placement.rank[p]);
 
 		((struct region_head *)region)->rows_of[moe->placement.local[p]] = s->routes_to[p];
 	}
@@ -136,6 +223,7 @@ static enum word_kind counts_word(uint32_t epoch)
 	return epoch & 1 ? WORD_COUNTS_ODD : WORD_COUNTS_EVEN;
 }
 
+/* All are filled in before one is sent: ranks that are not mapped share a place. */
 static int send_all_counts(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
@@ -146,11 +234,14 @@ static int send_all_counts(tern_moe *moe, uint32_t slot)
 		.bytes = moe->layout.counts_bytes};
 	int rc = 0;
 
-	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
-		uint32_t *counts = (uint32_t *)path_place(moe, r, p.offset);
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint32_t *counts = (uint32_t *)path_counts(moe, slot, r);
 
 		memcpy(counts, s->routes_to, moe->placement.nr_physical * sizeof(*counts));
 		memcpy(counts + moe->placement.nr_physical, s->rows_to, moe->nr_ranks * sizeof(*counts));
+	}
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+		p.from = path_counts(moe, slot, r);
 		p.count = s->rows_to[r];
 		rc = path_publish(moe, r, &p);
 	}
@@ -256,6 +347,12 @@ static int send_counts_first(tern_moe *moe, uint32_t slot)
 	return rc ? rc : place_all_rows(moe, slot);
 }
 
+/* Timed out before, and to be called again. */
+static bool is_under_way(const struct slot *s)
+{
+	return s->state == SLOT_COUNTED || s->state == SLOT_SENDING || s->state == SLOT_FINISHING;
+}
+
 static int check_state(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct slot *s;
@@ -266,10 +363,10 @@ static int check_state(tern_moe *moe, const struct tern_dispatch *args)
 	if (rc)
 		return rc;
 	s = &moe->slots[args->slot];
-	if (s->state == SLOT_COUNTED && s->nr_tokens != args->nr_tokens)
+	if (is_under_way(s) && s->nr_tokens != args->nr_tokens)
 		return fail(TERN_ERR_INVALID, "dispatch: called again with %u tokens; its counts announced %u",
 			args->nr_tokens, s->nr_tokens);
-	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && s->state != SLOT_COUNTED)
+	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && !is_under_way(s))
 		return slot_wrong_state(moe, args->slot, "tern_dispatch_send");
 	return routes_check(moe, args);
 }
@@ -288,6 +385,9 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
 
+		if (goes_by_lane(moe, r))
+			continue;
+		p.from = path_region(moe, slot, r);
 		p.count = s->rows_to[r];
 		p.bytes = (moe->config.mode == TERN_LOW_LATENCY ? l->counts_bytes : 0) +
 			  (uint64_t)p.count * l->region_stride;
@@ -296,8 +396,7 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 	return rc;
 }
 
-/* All that may have to wait, before anything is stored for other ranks: called again after a time-out, it goes on where
- * it was. */
+/* What has to be waited for before anything is stored for other ranks. */
 static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 {
 	int rc = 0;
@@ -311,9 +410,14 @@ static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispat
 			return rc;
 		routes_count(moe, s, args);
 	}
-	return moe->config.mode == TERN_HIGH_THROUGHPUT ? send_counts_first(moe, args->slot) : 0;
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+		rc = send_counts_first(moe, args->slot);
+	if (!rc)
+		begin_rows(moe, s);
+	return rc;
 }
 
+/* Called again after a time-out, it goes on where it was. */
 int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct slot *s;
@@ -322,13 +426,17 @@ int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	if (rc)
 		return rc;
 	s = &moe->slots[args->slot];
-	rc = prepare_round(moe, s, args);
-	if (rc)
-		return rc;
-	if (moe->config.mode == TERN_LOW_LATENCY)
+	if (s->state != SLOT_SENDING && s->state != SLOT_FINISHING)
+		rc = prepare_round(moe, s, args);
+	if (!rc && moe->config.mode == TERN_LOW_LATENCY)
 		send_region_heads(moe, args->slot);
-	send_rows(moe, args->slot, args);
-	rc = publish_rows(moe, args->slot);
+	if (!rc && s->state == SLOT_SENDING) {
+		rc = send_rows(moe, args->slot, args);
+		rc = rc ? rc : publish_rows(moe, args->slot);
+		s->state = rc ? s->state : SLOT_FINISHING;
+	}
+	if (!rc && moe->engine && moe->config.mode == TERN_HIGH_THROUGHPUT)
+		rc = lanes_finish(moe, args->slot);
 	if (rc)
 		return rc;
 	routes_account(moe, s);

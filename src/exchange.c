@@ -16,6 +16,8 @@
 #define MAX_SLOTS 16
 #define MAX_TOKENS (1u << 24)
 #define MAX_HIDDEN (1u << 24)
+#define MAX_CHUNK_BYTES (64u << 20)
+#define MAX_CHUNKS 512
 #define MAX_WINDOW_BYTES (1ull << 46)
 
 void tern_moe_config_init(struct tern_moe_config *config)
@@ -138,6 +140,37 @@ static int check_layout(const struct layout *l)
 	return 0;
 }
 
+static uint32_t setting_or(uint32_t value, const char *name, uint32_t otherwise)
+{
+	const char *text = value ? NULL : getenv(name);
+
+	return value ? value : text && *text ? (uint32_t)strtoul(text, NULL, 0) : otherwise;
+}
+
+/* Enough under way to keep a link busy while this rank and the gateway are off their processors; less where there are
+ * many nodes. docs/benchmarks.md, chunks. */
+static uint32_t usual_chunks(uint32_t nr_nodes)
+{
+	uint32_t nr = nr_nodes > 1 ? 512 / (nr_nodes - 1) : 16;
+
+	return nr < 8 ? 8 : nr > 16 ? 16 : nr;
+}
+
+static uint32_t usual_chunk_bytes(uint32_t nr_nodes)
+{
+	return nr_nodes <= 9 ? 512 << 10 : nr_nodes <= 33 ? 256 << 10 : 128 << 10;
+}
+
+static int choose_chunks(struct tern_moe_config *c, uint32_t nr_nodes)
+{
+	int rc;
+
+	c->nr_chunks = setting_or(c->nr_chunks, "TERN_CHUNKS", usual_chunks(nr_nodes));
+	c->chunk_bytes = setting_or(c->chunk_bytes, "TERN_CHUNK_BYTES", usual_chunk_bytes(nr_nodes));
+	rc = check_range("nr_chunks", c->nr_chunks, 2, MAX_CHUNKS);
+	return rc ? rc : check_range("chunk_bytes", c->chunk_bytes, 1, MAX_CHUNK_BYTES);
+}
+
 /* Everything but wait_ms. */
 static int agree_config(tern_moe *moe)
 {
@@ -149,7 +182,7 @@ static int agree_config(tern_moe *moe)
 		{"nr_slots", c->nr_slots}, {"alignment", c->alignment}, {"capacity", c->capacity},
 		{"nr_physical", moe->placement.nr_physical},
 		{"the placement tables (hashes)", placement_hash(&moe->placement)}, {"replica_ranks", c->replica_ranks},
-		{"first_epoch", c->first_epoch}};
+		{"first_epoch", c->first_epoch}, {"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}};
 
 	return group_agree_settings(moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
 }
@@ -173,6 +206,10 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 	s->routes_to = take(moe, moe->placement.nr_physical, sizeof(*s->routes_to));
 	s->rows_home = take(moe, moe->nr_ranks, sizeof(*s->rows_home));
 	s->home_start = take(moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_start));
+	s->home_next = take(moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_next));
+	s->row_of = take(moe, moe->nr_ranks, sizeof(*s->row_of));
+	s->chunks_to = take(moe, moe->nodes.nr_nodes, sizeof(*s->chunks_to));
+	s->sent = take(moe, moe->nr_ranks, sizeof(*s->sent));
 	s->place = take(moe, moe->placement.nr_physical + moe->nr_ranks, sizeof(*s->place));
 	s->rows_from = take(moe, moe->nr_ranks, sizeof(*s->rows_from));
 	s->counts = take(moe, nr_lists, sizeof(*s->counts));
@@ -182,7 +219,8 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 	else
 		s->output = private_map(moe->layout.output.bytes);
 	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home && s->home_start && s->place &&
-	       s->rows_from && s->counts && s->offsets && s->output;
+	       s->home_next && s->row_of && s->chunks_to && s->sent && s->rows_from && s->counts && s->offsets &&
+	       s->output;
 }
 
 static void slot_free(tern_moe *moe, struct slot *s)
@@ -193,6 +231,10 @@ static void slot_free(tern_moe *moe, struct slot *s)
 	free(s->routes_to);
 	free(s->rows_home);
 	free(s->home_start);
+	free(s->home_next);
+	free(s->row_of);
+	free(s->chunks_to);
+	free(s->sent);
 	free(s->place);
 	free(s->rows_from);
 	free(s->counts);
@@ -226,7 +268,6 @@ static void choose_patience(tern_moe *moe)
 static int exchange_alloc(tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
-	uint32_t cursors = moe->nr_ranks > moe->layout.max_local ? moe->nr_ranks : moe->layout.max_local;
 	bool ok;
 
 	moe->slots = take(moe, c->nr_slots, sizeof(*moe->slots));
@@ -234,13 +275,12 @@ static int exchange_alloc(tern_moe *moe)
 		align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) +
 			moe->layout.combine_row_bytes);
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
-	moe->cursor = take(moe, cursors, sizeof(*moe->cursor));
+	moe->cursor = take(moe, moe->layout.max_local, sizeof(*moe->cursor));
 	moe->all_counts = take(moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
 	moe->home_next = take(moe, (uint64_t)moe->nr_ranks * c->replica_ranks, sizeof(*moe->home_next));
-	moe->sent = take(moe, moe->nr_ranks, sizeof(*moe->sent));
 	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->sent && moe->all_counts &&
+	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->all_counts &&
 	     moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
@@ -257,6 +297,33 @@ static void words_init(tern_moe *moe)
 				arrival_publish((struct arrival *)own(
 							moe, layout_word(&moe->layout, slot, (enum word_kind)kind, r)),
 					word_make(moe->config.first_epoch - 1, 0));
+}
+
+/* A forced engine maps nothing: each rank is alone on its node then. */
+static int find_nodes(tern_moe *moe)
+{
+	const struct tern_group *group = moe->group;
+	int *node_of = calloc(moe->nr_ranks, sizeof(*node_of));
+	int rc;
+
+	for (uint32_t r = 0; node_of && r < moe->nr_ranks; r++)
+		node_of[r] = group->engine_forced ? (int)r : group->peers[r].node;
+	rc = node_of ? nodes_init(&moe->nodes, node_of, moe->nr_ranks) : fail(TERN_ERR_NOMEM, "no memory for nodes");
+	free(node_of);
+	return rc;
+}
+
+static int plan_layout(tern_moe *moe)
+{
+	struct lane_shape lanes;
+	int rc = find_nodes(moe);
+
+	rc = rc ? rc : choose_chunks(&moe->config, moe->nodes.nr_nodes);
+	if (rc)
+		return rc;
+	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local,
+		path_lane_shape(moe, &lanes) ? &lanes : NULL);
+	return check_layout(&moe->layout);
 }
 
 /* Local part: nothing here depends on other ranks. */
@@ -281,9 +348,7 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
 	moe->config.placement = (struct tern_placement){0}; /* the caller's tables are not kept */
 	moe->wait_ms = config->wait_ms;
 	moe->nr_local = moe->placement.nr_local[moe->rank];
-	layout_init(&moe->layout, config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local,
-		moe->group->engine != NULL);
-	return check_layout(&moe->layout);
+	return plan_layout(moe);
 }
 
 static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
@@ -318,13 +383,13 @@ static void exchange_free(tern_moe *moe)
 	if (moe->windows)
 		windows_destroy(moe->group, moe->windows);
 	placement_free(&moe->placement);
+	nodes_free(&moe->nodes);
 	free(moe->windows);
 	free(moe->slots);
 	free(moe->scratch);
 	free(moe->seen);
 	free(moe->cursor);
 	free(moe->home_next);
-	free(moe->sent);
 	free(moe->all_counts);
 	free(moe->totals);
 	free(moe->expert_load);
@@ -371,6 +436,7 @@ int tern_moe_leave(tern_moe *moe)
 		return fail(TERN_ERR_INVALID, "moe is NULL");
 	if (moe->failed)
 		return 0;
+	path_settle(moe);
 	moe->failed = TERN_ERR_STATE;
 	snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %u left this exchange: it called tern_moe_leave",
 		moe->rank);
@@ -401,7 +467,8 @@ int slot_check(tern_moe *moe, uint32_t slot, const char *call)
 int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
 {
 	static const char *const next[] = {"dispatch_send", "dispatch_send again (it waits for counts)",
-		"dispatch_recv", "combine_send or release", "combine_recv", "dispatch_send"};
+		"dispatch_send again (it waits for room)", "dispatch_send again (it waits for room)", "dispatch_recv",
+		"combine_send or release", "combine_send again (it waits for room)", "combine_recv", "dispatch_send"};
 
 	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot, next[moe->slots[slot].state]);
 }

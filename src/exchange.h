@@ -8,6 +8,7 @@
 
 #include "group.h"
 #include "layout.h"
+#include "nodes.h"
 #include "placement.h"
 #include "tern.h"
 #include "window.h"
@@ -15,10 +16,24 @@
 enum slot_state {
 	SLOT_IDLE,       /* next: dispatch_send */
 	SLOT_COUNTED,    /* counts are out; dispatch_send waits for the others' and goes on when called again */
+	SLOT_SENDING,    /* rows are being sent; likewise */
+	SLOT_FINISHING,  /* all rows are in their chunks, the last of which wait to leave; likewise */
 	SLOT_DISPATCHED, /* next: dispatch_recv */
 	SLOT_RECEIVED,   /* next: combine_send or release */
+	SLOT_COMBINING,  /* results are being sent; combine_send goes on when called again */
 	SLOT_COMBINED,   /* next: combine_recv */
 	SLOT_RELEASED    /* next: dispatch_send, which waits until all have released */
+};
+
+/* The results sent to one group of replicas, which lie together in each of their homes. */
+struct sent_results {
+	uint32_t first, nr;
+	uint32_t nr_pieces; /* high throughput, for homes that are not mapped */
+};
+
+/* How far combine_send has come. */
+struct combine_at {
+	uint32_t nr_sources, row, result;
 };
 
 /* One micro-batch in flight. */
@@ -34,18 +49,19 @@ struct slot {
 	uint32_t *rows_home;  /* [R] rows that combine brings from each rank */
 	uint32_t *home_start; /* [R][replica_ranks] where the results from each rank begin, for the tokens that each
 				 replica sends */
-	uint64_t *place;      /* [P] high throughput: where this rank's next row for each expert goes; BY_SOURCE: [R] */
-	uint32_t *rows_from;  /* [R] received rows of each source */
-	uint32_t *counts;     /* [max(L, R)] tern_received.counts */
-	uint64_t *offsets;    /* [max(L, R)] tern_received.offsets */
+	uint32_t *home_next;  /* [R][replica_ranks] how far dispatch_send has come, from home_start */
+	uint32_t *row_of;     /* [R] likewise: rows that were stored for each rank */
+	uint32_t *chunks_to;  /* [nodes] likewise: chunks that left for it */
+	uint32_t next_token, next_node;
+	struct combine_at combine_at;
+	struct sent_results *sent; /* [R] at the first of each group of replicas */
+	uint64_t *place;     /* [P] high throughput: where this rank's next row for each expert goes; BY_SOURCE: [R] */
+	uint32_t *rows_from; /* [R] received rows of each source */
+	uint32_t *counts;    /* [max(L, R)] tern_received.counts */
+	uint64_t *offsets;   /* [max(L, R)] tern_received.offsets */
 	uint64_t nr_rows, extent;
 	uint8_t *output;     /* base of struct output_layout: private, or in the window */
 	uint8_t *x, *scales; /* received rows of this round: in output, or the caller's */
-};
-
-/* The results sent to one home, which lie together there. */
-struct sent_results {
-	uint32_t first, nr;
 };
 
 struct tern_moe {
@@ -53,22 +69,21 @@ struct tern_moe {
 	struct tern_moe_config config;
 	struct placement placement;
 	struct layout layout;
-	struct window **windows; /* [R]; NULL where not mapped */
-	uint8_t **places; /* [R] where to store what belongs into each rank's window: the window, or its staging */
+	struct window **windows;    /* [R]; NULL where not mapped */
+	struct nodes nodes;         /* as the paths see them: with a forced engine each rank is alone */
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
 	int spin_rounds, yield_rounds; /* before a wait sleeps */
 	uint64_t stream_bytes;         /* a half that sends more than this goes past the caches */
 	struct slot *slots;
-	uint8_t *scratch;          /* one row of payload and scales, or one of results */
-	uint32_t *seen;            /* [E] token + 1 that named the expert last, to find duplicates */
-	uint8_t *all_counts;       /* high throughput: [R] counts of all sources, copied from the window */
-	uint64_t *totals;          /* [P + R] sums over all sources while counts are added up */
-	uint32_t *cursor;          /* [max(R, max_local)] positions while one half fills in */
-	uint32_t *home_next;       /* [R][replica_ranks] likewise, from slot->home_start */
-	struct sent_results *sent; /* [R] of the combine half under way */
-	int failed;                /* 0, or the error that ended this exchange */
+	uint8_t *scratch;    /* one row of payload and scales, or one of results */
+	uint32_t *seen;      /* [E] token + 1 that named the expert last, to find duplicates */
+	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window */
+	uint64_t *totals;    /* [P + R] sums over all sources while counts are added up */
+	uint32_t *cursor;    /* [max_local] positions while one half fills in */
+	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
+	int failed;          /* 0, or the error that ended this exchange */
 	char failed_text[512];
 	struct tern_wait_report report;
 	struct tern_stats stats;

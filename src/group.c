@@ -225,6 +225,7 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	struct tern_engine_config engine;
 	int rc = group_agree_settings(group, &forced, 1);
 
+	group->engine_forced = forced.value;
 	if (rc || (group->nr_nodes == 1 && !forced.value))
 		return rc;
 	tern_engine_config_init(&engine);

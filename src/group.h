@@ -26,6 +26,7 @@ struct tern_group {
 	struct peer *peers;	 /* [nr_ranks] */
 	int nr_exchanges;	 /* alive */
 	struct tern_engine *engine; /* where some peers are not mapped; else NULL */
+	bool engine_forced;	 /* each rank is a node of its own to an exchange */
 	char no_engine[256];	 /* why there is none though there should be */
 	int nr_engines;		 /* alive */
 	uint32_t round;		 /* of sharing windows; 0 was joining */

@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "exchange.h"
+#include "path.h"
 
 int tern_moe_nr_local(const tern_moe *moe)
 {
@@ -38,7 +39,9 @@ int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory)
 		return fail(TERN_ERR_INVALID, "moe or memory is NULL");
 	now = (struct tern_memory){.window_bytes = moe->layout.window_bytes,
 		.output_bytes = moe->layout.output.bytes * moe->layout.nr_slots,
-		.private_bytes = moe->private_bytes};
+		.private_bytes = moe->private_bytes,
+		.staging_bytes = path_staging_bytes(moe)};
+	now.window_bytes -= (uint64_t)moe->layout.nr_lanes * moe->layout.nr_chunks * moe->layout.chunk_bytes;
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		now.window_bytes -= now.output_bytes;
 	return hand_out(memory, memory->size, &now, sizeof(now), "tern_memory");

@@ -55,6 +55,23 @@ static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 			  (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks ? l->topk : l->nr_ranks);
 }
 
+/* Pieces of results are as large as chunks, and hold whole results. */
+static void layout_lanes(struct layout *l, const struct lane_shape *lanes, uint64_t *end)
+{
+	uint64_t payload = align_up((uint64_t)l->payload_bytes + l->scales_bytes, CHUNK_ALIGNMENT);
+	uint64_t place = sizeof(struct chunk_place) + sizeof(struct row_header) + sizeof(struct route);
+	uint64_t heads = sizeof(struct chunk_row) + l->topk * place;
+	uint64_t least = sizeof(struct chunk_head) + align_up(heads, CHUNK_ALIGNMENT) + payload;
+
+	l->nr_lanes = lanes->nr_lanes;
+	l->nr_chunks = lanes->nr_chunks;
+	l->chunk_bytes = (uint32_t)align_up(least > lanes->chunk_bytes ? least : lanes->chunk_bytes, CACHE_LINE);
+	l->piece_rows = l->chunk_bytes > l->combine_row_bytes ? l->chunk_bytes / l->combine_row_bytes : 1;
+	l->notes = align_up(*end, CACHE_LINE);
+	*end = l->notes + (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note);
+	l->lanes = take(end, (uint64_t)l->nr_lanes * l->nr_chunks * l->chunk_bytes);
+}
+
 static void layout_output_init(struct layout *l, const struct tern_moe_config *config)
 {
 	uint64_t end = 0, ids = config->layout == TERN_BY_SOURCE ? l->topk : 0;
@@ -89,7 +106,7 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 }
 
 void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical,
-	uint32_t max_local, bool staged)
+	uint32_t max_local, const struct lane_shape *lanes)
 {
 	uint64_t end = sizeof(struct window_head);
 
@@ -101,13 +118,15 @@ void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_
 	l->topk = config->topk;
 	l->share_tokens = (config->max_tokens + config->replica_ranks - 1) / config->replica_ranks;
 	layout_rows(l, config);
-	l->region_stride = staged || config->mode == TERN_LOW_LATENCY ? l->row_bytes : l->header_bytes;
+	l->region_stride = config->mode == TERN_LOW_LATENCY ? l->row_bytes : l->header_bytes;
 	layout_output_init(l, config);
 	layout_slot_init(l, config);
 	l->words = end;
 	end += (uint64_t)l->nr_slots * NR_WORD_KINDS * nr_ranks * sizeof(struct arrival);
 	l->doorbells = end;
 	end += (uint64_t)l->nr_slots * NR_PHASES * sizeof(struct doorbell);
+	if (lanes && config->mode == TERN_HIGH_THROUGHPUT)
+		layout_lanes(l, lanes, &end);
 	l->slots = align_up(end, 4096);
 	l->window_bytes = l->slots + l->nr_slots * l->slot_bytes;
 }

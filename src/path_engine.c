@@ -1,79 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows for a rank that is not mapped are stored into a staging copy of its window, at the same offsets, and leave it in
- * one piece for each phase: its region, or its results. The piece carries an immediate, which the rank's engine turns
- * into the arrival word that a mapped rank would have stored. So waits, receive halves and layouts know nothing of the
- * path.
+/* What belongs to a rank that is not mapped is staged and leaves in writes with immediates, which the rank's engine
+ * turns into the arrival words that a mapped rank would have stored. So waits, receive halves and layouts know nothing
+ * of the path.
  *
  * Immediate:  prefix of the exchange (8 bits) | kind (3) | source (12) | kind's own (9)
- *   rows and results   slot (4) | released (1) | epoch (4 low bits)
- *   parting            6 bits of the error, or of the rank that caused it: three immediates in any order
+ *   words and pieces   slot (4) | released (1) | epoch (4 low bits)
+ *   chunk, credit      number of the chunk in its lane
+ *   parting            which (2) | 6 bits of the error, or of the rank that caused it: three immediates in any order
  */
 #include "path_engine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "driver.h"
 #include "engine/engine.h"
 #include "error.h"
+#include "path_inside.h"
+#include "results.h"
 #include "wait.h"
 #include "window.h"
 
 #define MOST_RANKS 4096
-#define EPOCH_BITS 4
 #define PART_BITS 6
 #define PART_MASK ((1u << PART_BITS) - 1)
-
-enum immediate_kind {
-	IMMEDIATE_DISPATCH,
-	IMMEDIATE_COMBINE,
-	IMMEDIATE_COUNTS_EVEN,
-	IMMEDIATE_COUNTS_ODD,
-	IMMEDIATE_PART_ERROR,
-	IMMEDIATE_PART_PEER_LOW,
-	IMMEDIATE_PART_PEER_HIGH,
-	NR_IMMEDIATE_KINDS
-};
-
-struct engine_path {
-	tern_engine *engine;
-	uint8_t prefix;
-	bool claimed;
-	uint8_t *staging; /* [R] copies of a window; only what is sent is ever touched */
-	uint64_t staging_bytes;
-	tern_region *staging_region, *window_region;
-	tern_remote **windows; /* [R]; NULL: mapped */
-	/* Of the pieces of one slot and phase: begun by this thread, ended by the engine. */
-	struct sent_pieces {
-		struct engine_counter counter;
-		uint32_t id;
-		bool open;
-		uint64_t begun;
-	} * pieces; /* [slots][NR_WORD_KINDS] */
-	/* What ranks have told of their parting: error + 1 | low << 8 | high << 16, and a bit for each of the three. */
-	_Atomic uint32_t *partings; /* [R] */
-};
+#define NR_PARTS 3
 
 #define PARTED (7u << 24)
 
-static struct sent_pieces *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
+static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
 {
 	return &path->pieces[slot * NR_WORD_KINDS + kind];
 }
 
-static uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits)
+uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits)
 {
 	return (uint32_t)moe->engine->prefix << 24 | (uint32_t)kind << 21 | moe->rank << 9 | own_bits;
 }
 
+uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
+{
+	return slot << 5 | (moe->slots[slot].epoch & ((1u << EPOCH_BITS) - 1));
+}
+
 /* ---- on the engine's thread -------------------------------------------------------------------------------- */
 
-static void note_parting(struct engine_path *path, enum immediate_kind kind, uint32_t source, uint32_t part)
+static void note_parting(struct engine_path *path, uint32_t source, uint32_t bits)
 {
-	uint32_t which = (uint32_t)kind - IMMEDIATE_PART_ERROR;
+	uint32_t which = bits >> PART_BITS;
 
-	atomic_fetch_or_explicit(
-		&path->partings[source], 1u << (24 + which) | (part & PART_MASK) << (8 * which), memory_order_release);
+	if (which < NR_PARTS)
+		atomic_fetch_or_explicit(&path->partings[source],
+			1u << (24 + which) | (bits & PART_MASK) << (8 * which), memory_order_release);
 }
 
 static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source)
@@ -82,10 +61,10 @@ static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind
 		arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
 }
 
-/* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits that is nearest to an epoch
- * of the source's that is known here: that of its last word of the kind, or, where any number of rounds may have been
- * abandoned since, of its last counts. Those are one away at most, either way: networks may deliver the counts of a round
- * before the results of the last one, and after the rows that they announce. */
+/* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits that is nearest to an
+ * epoch of the source's that is known here: that of its last word of the kind, or, where any number of rounds may have
+ * been abandoned since, of its last counts. Those are one away at most, either way: networks may deliver the counts of
+ * a round before the results of the last one. */
 static uint32_t epoch_near(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
 {
 	uint32_t reached = epoch_of(moe, slot, kind, source), ahead;
@@ -100,31 +79,47 @@ static uint32_t epoch_near(const tern_moe *moe, uint32_t slot, enum word_kind ki
 	return reached + ahead - (ahead >= 1u << (EPOCH_BITS - 1) ? 1u << EPOCH_BITS : 0);
 }
 
-static const struct {
-	enum word_kind word;
-	enum tern_phase phase;
-} announces[] = {[IMMEDIATE_DISPATCH] = {WORD_DISPATCH, TERN_PHASE_DISPATCH},
-	[IMMEDIATE_COMBINE] = {WORD_COMBINE, TERN_PHASE_COMBINE},
-	[IMMEDIATE_COUNTS_EVEN] = {WORD_COUNTS_EVEN, TERN_PHASE_COUNTS},
-	[IMMEDIATE_COUNTS_ODD] = {WORD_COUNTS_ODD, TERN_PHASE_COUNTS}};
+static enum tern_phase phase_of(enum word_kind kind)
+{
+	return kind == WORD_DISPATCH  ? TERN_PHASE_DISPATCH
+	       : kind == WORD_COMBINE ? TERN_PHASE_COMBINE
+				      : TERN_PHASE_COUNTS;
+}
 
-/* A piece is here: its bytes are visible to this thread, and the release in path_deliver hands them on to the one that
- * waits. */
-static void deliver(tern_moe *moe, enum immediate_kind kind, uint32_t source, uint32_t bits)
+/* The bytes that it announces are visible to this thread, or were stored by it; the release in path_deliver hands them
+ * on to the one that waits. */
+void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source, uint64_t word)
 {
 	const struct layout *l = &moe->layout;
-	uint32_t slot = bits >> 5, count = WORD_UNCOUNTED;
-	struct arrival *arrival;
 
-	if (slot >= l->nr_slots)
+	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, slot, kind, source)),
+		(struct doorbell *)path_window(moe, rank, layout_doorbell(l, slot, phase_of(kind))), word);
+	driver_wake(moe->group->driver, rank);
+}
+
+static const enum word_kind announces[] = {[IMMEDIATE_DISPATCH] = WORD_DISPATCH,
+	[IMMEDIATE_COMBINE] = WORD_COMBINE,
+	[IMMEDIATE_COUNTS_EVEN] = WORD_COUNTS_EVEN,
+	[IMMEDIATE_COUNTS_ODD] = WORD_COUNTS_ODD};
+
+static void word_arrived(tern_moe *moe, enum immediate_kind kind, uint32_t source, uint32_t bits)
+{
+	uint32_t slot = bits >> 5, count = WORD_UNCOUNTED;
+	uint32_t epoch = epoch_near(moe, slot, announces[kind], source, bits);
+	bool low_latency = moe->config.mode == TERN_LOW_LATENCY;
+
+	if (kind == IMMEDIATE_DISPATCH && !low_latency) {
+		path_breach(moe, source, "rows that did not come through its gateway");
 		return;
-	arrival = (struct arrival *)own(moe, layout_word(l, slot, announces[kind].word, source));
-	if (kind == IMMEDIATE_DISPATCH && moe->config.mode == TERN_LOW_LATENCY)
-		count = ((const struct region_head *)own(moe, layout_region(l, slot, source)))->nr_rows;
+	}
+	if (kind == IMMEDIATE_DISPATCH)
+		count = ((const struct region_head *)own(moe, layout_region(&moe->layout, slot, source)))->nr_rows;
 	else if (bits & 1u << EPOCH_BITS)
 		count = WORD_RELEASED;
-	path_deliver(arrival, (struct doorbell *)own(moe, layout_doorbell(l, slot, announces[kind].phase)),
-		word_make(epoch_near(moe, slot, announces[kind].word, source, bits), count));
+	if (kind == IMMEDIATE_COMBINE && !low_latency && count != WORD_RELEASED)
+		results_announced(moe, slot, source, epoch);
+	else
+		path_arrived(moe, moe->rank, slot, announces[kind], source, word_make(epoch, count));
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
@@ -133,50 +128,142 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & (MOST_RANKS - 1), bits = immediate & 0x1ff;
 
 	(void)peer; /* not every network can tell */
-	if (kind >= NR_IMMEDIATE_KINDS || source >= moe->nr_ranks || moe->windows[source])
+	if (source >= moe->nr_ranks || moe->windows[source])
 		return;
-	if (kind >= IMMEDIATE_PART_ERROR)
-		note_parting(moe->engine, (enum immediate_kind)kind, source, bits);
+	if (kind == IMMEDIATE_PART)
+		note_parting(moe->engine, source, bits);
+	else if (kind == IMMEDIATE_CHUNK)
+		relay_chunk(moe, source, bits);
+	else if (kind == IMMEDIATE_CREDIT)
+		lanes_credit(moe, source, bits);
+	else if (bits >> 5 >= moe->layout.nr_slots)
+		path_breach(moe, source, "an immediate of no slot");
+	else if (kind == IMMEDIATE_PIECE)
+		results_piece(moe, bits >> 5, source);
 	else
-		deliver(moe, (enum immediate_kind)kind, source, bits);
+		word_arrived(moe, (enum immediate_kind)kind, source, bits);
+}
+
+void path_breach(tern_moe *moe, uint32_t source, const char *what)
+{
+	struct engine_path *path = moe->engine;
+
+	if (breach_observe(&path->breach))
+		return;
+	snprintf(path->breach_text, sizeof(path->breach_text), "%s", what);
+	breach_publish(&path->breach, source + 1);
+}
+
+int engine_path_broken(const tern_moe *moe, const char **text)
+{
+	*text = moe->engine->breach_text;
+	return (int)breach_observe(&moe->engine->breach) - 1;
 }
 
 /* ---- opening and closing ----------------------------------------------------------------------------------- */
 
-static int open_pieces(tern_moe *moe)
+struct sent *sent_alloc(uint32_t nr)
 {
-	struct engine_path *path = moe->engine;
+	size_t bytes = (nr ? nr : 1) * sizeof(struct sent);
+	struct sent *sent = aligned_alloc(CACHE_LINE, bytes);
+
+	if (sent)
+		memset(sent, 0, bytes);
+	return sent;
+}
+
+int sent_open(tern_engine *engine, struct sent *sent, uint32_t nr)
+{
 	int rc = 0;
 
-	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS && !rc; i++) {
-		rc = engine_counter_open(path->engine, &path->pieces[i].counter, &path->pieces[i].id);
-		path->pieces[i].open = !rc;
+	for (uint32_t i = 0; i < nr && !rc; i++) {
+		rc = engine_counter_open(engine, &sent[i].counter, &sent[i].id);
+		sent[i].open = !rc;
 	}
 	return rc;
+}
+
+void sent_close(const tern_moe *moe, struct sent *sent, uint32_t nr, uint64_t deadline_ns)
+{
+	const struct driver *driver = moe->group->driver;
+
+	for (uint32_t i = 0; sent && i < nr; i++) {
+		while (sent[i].open && !sent_has_ended(&sent[i]) && driver_now(driver) < deadline_ns)
+			driver_yield(driver, deadline_ns);
+		if (sent[i].open)
+			engine_counter_close(moe->engine->engine, sent[i].id);
+	}
+}
+
+static uint32_t nr_pieces(const tern_moe *moe)
+{
+	return moe->config.nr_slots * NR_WORD_KINDS;
+}
+
+static uint64_t take(uint64_t *end, uint64_t bytes)
+{
+	uint64_t offset = *end;
+
+	*end = align_up(offset + bytes, CACHE_LINE);
+	return offset;
+}
+
+/* In low-latency mode a region for each rank that is not mapped, and the results for each home; in high-throughput mode
+ * nothing that depends on the number of tokens. */
+static uint64_t plan_staging(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+	const struct layout *l = &moe->layout;
+	uint64_t end = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		path->number_of[r] = moe->windows[r] ? 0 : path->nr_far++;
+	if (moe->config.mode == TERN_LOW_LATENCY)
+		path->regions = take(&end, l->nr_slots * path->nr_far * align_up(l->region_bytes, CACHE_LINE));
+	else
+		path->counts = take(&end, l->nr_slots * 2 * l->counts_bytes);
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
+		path->notes = take(&end, (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note));
+		path->lanes_at = take(&end, lanes_bytes(moe));
+	}
+	path->results_at = take(&end, results_bytes(moe));
+	return align_up(end, 4096);
 }
 
 static int open_memory(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
-	uint64_t window = moe->layout.window_bytes;
 	int rc;
 
-	path->staging_bytes = moe->nr_ranks * window;
-	path->staging = private_map(path->staging_bytes);
-	if (!path->staging)
-		return fail(TERN_ERR_NOMEM, "no address space for staging copies of %u windows of %llu bytes",
-			moe->nr_ranks, (unsigned long long)window);
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (!moe->places[r])
-			moe->places[r] = path->staging + r * window;
-	rc = tern_engine_register(path->engine, own(moe, 0), window, &path->window_region);
-	return rc ? rc : tern_engine_register(path->engine, path->staging, path->staging_bytes, &path->staging_region);
+	path->staging_bytes = plan_staging(moe);
+	path->staging = path->nr_far ? private_map(path->staging_bytes) : NULL;
+	if (!path->staging && path->nr_far)
+		return fail(TERN_ERR_NOMEM, "no address space for %llu bytes of staging for %u ranks",
+			(unsigned long long)path->staging_bytes, path->nr_far);
+	rc = tern_engine_register(path->engine, own(moe, 0), moe->layout.window_bytes, &path->window_region);
+	if (rc || !path->nr_far)
+		return rc;
+	return tern_engine_register(path->engine, path->staging, path->staging_bytes, &path->staging_region);
+}
+
+static int open_parts(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+	int rc = open_memory(moe);
+
+	rc = rc ? rc : sent_open(path->engine, path->pieces, nr_pieces(moe));
+	rc = rc ? rc : sent_open(path->engine, path->credits, 1);
+	rc = rc ? rc : results_open(moe);
+	if (rc || moe->config.mode == TERN_LOW_LATENCY)
+		return rc;
+	rc = lanes_open(moe);
+	return rc ? rc : relay_open(moe);
 }
 
 static int open_local(tern_moe *moe)
 {
 	struct engine_path *path = calloc(1, sizeof(*path));
-	struct engine_claim claim = {.immediate = on_immediate, .ctx = moe};
+	struct engine_claim claim = {.immediate = on_immediate, .more = relay_more, .ctx = moe};
 	int rc;
 
 	if (!path)
@@ -186,15 +273,15 @@ static int open_local(tern_moe *moe)
 	path->prefix = (uint8_t)moe->group->round; /* the same on all ranks */
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
 	path->partings = calloc(moe->nr_ranks, sizeof(*path->partings));
-	path->pieces = aligned_alloc(CACHE_LINE, moe->config.nr_slots * NR_WORD_KINDS * sizeof(*path->pieces));
-	if (!path->windows || !path->partings || !path->pieces)
+	path->number_of = calloc(moe->nr_ranks, sizeof(*path->number_of));
+	path->pieces = sent_alloc(nr_pieces(moe));
+	path->credits = sent_alloc(1);
+	if (!path->windows || !path->partings || !path->number_of || !path->pieces || !path->credits)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
-	memset(path->pieces, 0, moe->config.nr_slots * NR_WORD_KINDS * sizeof(*path->pieces));
 	if (moe->nr_ranks > MOST_RANKS)
 		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks,
 			MOST_RANKS);
-	rc = open_memory(moe);
-	rc = rc ? rc : open_pieces(moe);
+	rc = open_parts(moe);
 	rc = rc ? rc : engine_claim(path->engine, path->prefix, &claim);
 	path->claimed = !rc;
 	return rc;
@@ -222,47 +309,39 @@ void engine_path_bear_silence(const tern_moe *moe)
 	engine_bear_silence(moe->group->engine, moe->wait_ms);
 }
 
-int engine_path_open(tern_moe *moe, bool needed)
+int engine_path_open(tern_moe *moe)
 {
 	int rc = group_agree_status(moe->group, open_local(moe), "tern_moe_create");
 
 	engine_path_bear_silence(moe);
-	(void)needed; /* a rank that has all its peers mapped still takes part in the agreements */
 	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }
 
-/* Until what was sent is there; a peer that died ends its pieces too. */
-static void drain(const tern_moe *moe)
+/* What was sent has to be there before the windows go; a peer that died ends its writes too. */
+static uint64_t last_moment(const tern_moe *moe)
 {
-	const struct driver *driver = moe->group->driver;
-	uint64_t deadline = driver_now(driver) + (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
-
-	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS; i++) {
-		struct sent_pieces *pieces = &moe->engine->pieces[i];
-
-		while (pieces->open && engine_counter_ended(&pieces->counter) != pieces->begun &&
-			driver_now(driver) < deadline)
-			driver_yield(driver, deadline);
-	}
+	return driver_now(moe->group->driver) + (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
 }
 
-/* Before the windows go. */
-static void close_pieces(const tern_moe *moe)
+static void close_parts(tern_moe *moe)
 {
-	drain(moe);
-	for (uint32_t i = 0; i < moe->config.nr_slots * NR_WORD_KINDS; i++)
-		if (moe->engine->pieces[i].open)
-			engine_counter_close(moe->engine->engine, moe->engine->pieces[i].id);
+	struct engine_path *path = moe->engine;
+	uint64_t deadline_ns = last_moment(moe);
+
+	if (path->claimed)
+		engine_unclaim(path->engine, path->prefix);
+	relay_close(moe, deadline_ns);
+	lanes_close(moe, deadline_ns);
+	results_close(moe, deadline_ns);
+	sent_close(moe, path->pieces, nr_pieces(moe), deadline_ns);
+	sent_close(moe, path->credits, 1, deadline_ns);
 }
 
 void engine_path_close(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
 
-	if (path->pieces)
-		close_pieces(moe);
-	if (path->claimed)
-		engine_unclaim(path->engine, path->prefix);
+	close_parts(moe);
 	for (uint32_t r = 0; path->windows && r < moe->nr_ranks; r++)
 		if (path->windows[r])
 			tern_remote_forget(path->windows[r], moe->wait_ms);
@@ -273,30 +352,72 @@ void engine_path_close(tern_moe *moe)
 	private_unmap(path->staging, path->staging_bytes);
 	free(path->windows);
 	free(path->partings);
+	free(path->number_of);
 	free(path->pieces);
+	free(path->credits);
 	free(path);
 	moe->engine = NULL;
 }
 
+uint64_t engine_path_bytes(const tern_moe *moe)
+{
+	return moe->engine->nr_far ? moe->engine->staging_bytes : 0;
+}
+
 /* ---- the halves -------------------------------------------------------------------------------------------- */
+
+uint8_t *engine_path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
+{
+	const struct engine_path *path = moe->engine;
+	uint64_t number = (uint64_t)slot * path->nr_far + path->number_of[rank];
+
+	return path->staging + path->regions + number * align_up(moe->layout.region_bytes, CACHE_LINE);
+}
+
+uint8_t *engine_path_counts(const tern_moe *moe, uint32_t slot, uint32_t epoch)
+{
+	const struct engine_path *path = moe->engine;
+
+	return path->staging + path->counts + ((uint64_t)slot * 2 + (epoch & 1)) * moe->layout.counts_bytes;
+}
+
+static int look_at_sent(void *ctx)
+{
+	return sent_has_ended(ctx);
+}
 
 /* The pieces of the slot's last round have been answered, or this round would not begin, so this waits for completions
  * that are on their way. */
 int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 {
-	struct sent_pieces *pieces = pieces_of(moe->engine, slot, kind);
-	const struct driver *driver = moe->group->driver;
-	uint64_t start = driver_now(driver), limit = (uint64_t)moe->wait_ms * 1000000;
+	struct sent *sent = pieces_of(moe->engine, slot, kind);
+	uint64_t start = driver_now(moe->group->driver);
 
-	while (engine_counter_ended(&pieces->counter) != pieces->begun) {
-		uint64_t waited = driver_now(driver) - start;
+	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
+		return 0;
+	return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
+		moe->rank, (double)(driver_now(moe->group->driver) - start) / 1e6, slot, moe->slots[slot].epoch);
+}
 
-		if (waited >= limit)
-			return fail(TERN_ERR_TIMEOUT,
-				"rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
-				moe->rank, (double)waited / 1e6, slot, moe->slots[slot].epoch);
-		driver_yield(driver, start + limit);
-	}
+int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate, const uint8_t *from,
+	uint64_t offset, uint64_t bytes)
+{
+	struct engine_path *path = moe->engine;
+	struct engine_write write = {.peer = rank,
+		.flags = TERN_IMMEDIATE,
+		.immediate = immediate,
+		.counter = sent->id,
+		.local = bytes ? path->staging_region : NULL,
+		.remote = bytes ? path->windows[rank] : NULL,
+		.local_offset = bytes ? (uint64_t)(from - path->staging) : 0,
+		.remote_offset = offset,
+		.bytes = bytes};
+	int rc = engine_write(path->engine, &write);
+
+	if (rc)
+		return exchange_fail(moe, rc, (int)rank);
+	sent->begun++;
+	moe->stats.engine_bytes += bytes;
 	return 0;
 }
 
@@ -304,50 +425,48 @@ static enum immediate_kind immediate_of(enum word_kind word)
 {
 	uint32_t kind = IMMEDIATE_DISPATCH;
 
-	while (announces[kind].word != word)
+	while (announces[kind] != word)
 		kind++;
 	return (enum immediate_kind)kind;
 }
 
 int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 {
-	struct engine_path *path = moe->engine;
-	struct sent_pieces *pieces = pieces_of(path, p->slot, p->kind);
-	uint32_t bits = p->slot << 5 | (p->count == WORD_RELEASED) << EPOCH_BITS |
-			(moe->slots[p->slot].epoch & ((1u << EPOCH_BITS) - 1));
-	struct engine_write write = {.peer = rank,
-		.flags = TERN_IMMEDIATE,
-		.immediate = immediate_make(moe, immediate_of(p->kind), bits),
-		.counter = pieces->id,
-		.local = path->staging_region,
-		.remote = path->windows[rank],
-		.local_offset = rank * moe->layout.window_bytes + p->offset,
-		.remote_offset = p->offset,
-		.bytes = p->bytes};
-	int rc = engine_write(path->engine, &write);
+	uint32_t bits = immediate_round(moe, p->slot) | (uint32_t)(p->count == WORD_RELEASED) << EPOCH_BITS;
 
-	if (rc)
-		return exchange_fail(moe, rc, (int)rank);
-	pieces->begun++;
-	return 0;
+	return path_write(moe, pieces_of(moe->engine, p->slot, p->kind), rank,
+		immediate_make(moe, immediate_of(p->kind), bits), p->from, p->offset, p->bytes);
 }
 
-/* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would take
- * a parting that comes first for a rank that left them alone. Who gives up owes nothing. */
+static int look_settled(void *ctx)
+{
+	const tern_moe *moe = ctx;
+
+	for (uint32_t i = 0; i < nr_pieces(moe); i++)
+		if (!sent_has_ended(&moe->engine->pieces[i]))
+			return 0;
+	return lanes_settled(moe) && results_settled(moe);
+}
+
+/* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would
+ * take a parting that comes first for a rank that left them alone. Who gives up owes nothing. */
+void engine_path_settle(tern_moe *moe)
+{
+	wait_until(moe, (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000, look_settled, moe);
+}
+
 void engine_path_part(tern_moe *moe, uint64_t parting)
 {
-	uint32_t part[] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting),
+	uint32_t part[NR_PARTS] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting),
 		(uint32_t)parting_peer(parting) >> PART_BITS};
-	struct sent_pieces *pieces = &moe->engine->pieces[0];
+	struct sent *pieces = &moe->engine->pieces[0];
 
-	if (!parting_error(parting))
-		drain(moe);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		for (uint32_t i = 0; i < 3 && moe->engine->windows[r]; i++) {
+		for (uint32_t i = 0; i < NR_PARTS && moe->engine->windows[r]; i++) {
 			struct engine_write write = {.peer = r,
 				.flags = TERN_IMMEDIATE,
-				.immediate = immediate_make(
-					moe, (enum immediate_kind)(IMMEDIATE_PART_ERROR + i), part[i] & PART_MASK),
+				.immediate =
+					immediate_make(moe, IMMEDIATE_PART, i << PART_BITS | (part[i] & PART_MASK)),
 				.counter = pieces->id};
 
 			pieces->begun += !engine_write(moe->engine->engine, &write);

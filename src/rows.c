@@ -5,20 +5,30 @@
 
 #include "kernels/cpu/kernels.h"
 
-bool header_take(const tern_moe *moe, const struct row_header *shared, union header_copy *copy)
+bool header_take_within(const tern_moe *moe, const void *shared, uint64_t room, union header_copy *copy)
 {
 	struct row_header *header = &copy->header;
 
+	if (room < sizeof(*header))
+		return false;
 	memcpy(header, shared, sizeof(*header));
 	if (header->nr_routes < 1 || header->nr_routes > moe->config.topk || header->token >= moe->config.max_tokens ||
 		header->home_row >= moe->layout.combine_rows ||
 		results_of_row(moe, header->nr_routes) > moe->layout.combine_rows - header->home_row)
 		return false;
-	memcpy(header->routes, shared->routes, header->nr_routes * sizeof(header->routes[0]));
+	if (room - sizeof(*header) < header->nr_routes * sizeof(header->routes[0]))
+		return false;
+	memcpy(header->routes, (const uint8_t *)shared + sizeof(*header),
+		header->nr_routes * sizeof(header->routes[0]));
 	for (uint32_t i = 0; i < header->nr_routes; i++)
 		if (header->routes[i].k >= moe->config.topk)
 			return false;
 	return true;
+}
+
+bool header_take(const tern_moe *moe, const struct row_header *shared, union header_copy *copy)
+{
+	return header_take_within(moe, shared, moe->layout.header_bytes, copy);
 }
 
 bool positions_fit(const struct slot *s, const struct row_header *header)

@@ -19,6 +19,9 @@ union header_copy {
  * local experts are the caller's to check. */
 bool header_take(const tern_moe *moe, const struct row_header *shared, union header_copy *copy);
 
+/* The same from a place with `room` bytes. */
+bool header_take_within(const tern_moe *moe, const void *shared, uint64_t room, union header_copy *copy);
+
 /* A header's positions have lain in shared memory since they were written there: they are checked before they are
  * followed. */
 bool positions_fit(const struct slot *s, const struct row_header *header);

@@ -62,6 +62,34 @@ static inline void doorbell_leave(struct doorbell *bell)
 	atomic_store_explicit(&bell->waiters, 0, memory_order_relaxed);
 }
 
+/* A chunk of a lane is taken by the source's thread and given back by its proxy when the gateway's credit has come. Release and
+ * acquire: whoever sees the chunk free comes after all that the gateway did with it, as the credit's arrival tells. */
+static inline void chunk_take(_Atomic uint32_t *busy)
+{
+	atomic_store_explicit(busy, 1, memory_order_relaxed);
+}
+
+static inline void chunk_give_back(_Atomic uint32_t *busy)
+{
+	atomic_store_explicit(busy, 0, memory_order_release);
+}
+
+static inline bool chunk_is_free(const _Atomic uint32_t *busy)
+{
+	return !atomic_load_explicit(busy, memory_order_acquire);
+}
+
+/* A proxy that found a peer's bytes broken notes it for the thread that calls: release and acquire of the text before it. 0: none. */
+static inline void breach_publish(_Atomic uint32_t *breach, uint32_t value)
+{
+	atomic_store_explicit(breach, value, memory_order_release);
+}
+
+static inline uint32_t breach_observe(const _Atomic uint32_t *breach)
+{
+	return atomic_load_explicit(breach, memory_order_acquire);
+}
+
 /* Release and acquire of a rank's parting word in its window's head: what it sent before it left is visible to those who see it gone. */
 static inline void parting_publish(_Atomic uint64_t *parting, uint64_t value)
 {

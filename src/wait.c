@@ -127,23 +127,67 @@ static bool is_missing(const struct wait *w, uint32_t peer)
 	return word_epoch(word_of(w, peer)) != w->epoch;
 }
 
+/* What came from this rank cannot have come from a correct one. */
+static int peer_broke(tern_moe *moe)
+{
+	const char *text;
+	int source = path_broken(moe, &text);
+
+	if (source < 0)
+		return 0;
+	fail(TERN_ERR_PROTOCOL, "rank %d sent rank %u %s", source, moe->rank, text);
+	return exchange_fail(moe, TERN_ERR_PROTOCOL, source);
+}
+
+/* A gateway through which the word of a missing rank would come. It is gone before it has passed on what it got, so the
+ * word will not come, whether or not its source lives. */
+static bool relay_is_gone(const struct wait *w, uint32_t missing, bool parted)
+{
+	uint32_t relay = w->kind == WORD_DISPATCH ? path_relay_of(w->moe, missing) : missing;
+	const char *text;
+
+	if (relay == missing || relay == w->moe->rank)
+		return false;
+	if (parted)
+		return path_parting(w->moe, relay) != 0;
+	return path_is_lost(w->moe, relay, &text) && !path_parting(w->moe, relay);
+}
+
 /* A missing peer that is gone will not come any more; what it published before it went counts, so its word is looked at
  * once more. Who left a parting word was not taken by surprise, even if its process has ended since. A death without
  * one explains the departures, so deaths are reported first. */
-static int look_after_peers(struct wait *w)
+static int look_after_deaths(struct wait *w)
 {
 	const char *text;
 
-	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++)
-		if (is_missing(w, r) && path_is_lost(w->moe, r, &text) && !path_parting(w->moe, r) && is_missing(w, r))
-			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0, text);
 	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++) {
+		if (!is_missing(w, r))
+			continue;
+		if (path_is_lost(w->moe, r, &text) && !path_parting(w->moe, r) && is_missing(w, r))
+			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0, text);
+		if (relay_is_gone(w, r, false) && is_missing(w, r)) {
+			uint32_t relay = path_relay_of(w->moe, r);
+
+			return wait_lost(w, TERN_ERR_PEER_DEAD, relay, relay, 0, NULL);
+		}
+	}
+	return 0;
+}
+
+static int look_after_peers(struct wait *w)
+{
+	int rc = peer_broke(w->moe);
+
+	rc = rc ? rc : look_after_deaths(w);
+	for (uint32_t r = w->next; r < w->moe->nr_ranks && !rc; r++) {
 		uint64_t parting = path_parting(w->moe, r);
 
 		if (parting && is_missing(w, r))
-			return peer_parted(w, r, parting);
+			rc = peer_parted(w, r, parting);
+		else if (is_missing(w, r) && relay_is_gone(w, r, true) && is_missing(w, r))
+			rc = peer_parted(w, path_relay_of(w->moe, r), path_parting(w->moe, path_relay_of(w->moe, r)));
 	}
-	return 0;
+	return rc;
 }
 
 static bool wait_awake(struct wait *w)
@@ -210,9 +254,84 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 	w.wake_at = (moe->slots[slot].rounds[phase] + 1) * moe->nr_ranks;
 	if (!all_arrived(&w) && (moe->wait_ms == 0 || !wait_awake(&w)))
 		rc = wait_asleep(&w);
+	rc = rc ? rc : peer_broke(moe);
 	if (!rc)
 		moe->slots[slot].rounds[phase]++;
 	return rc;
+}
+
+/* ---- for what no doorbell tells --------------------------------------------------------------------------- */
+
+#define FIRST_NAP_NS 20000u
+#define LONGEST_NAP_NS 200000u
+
+int wait_until(const tern_moe *moe, uint64_t limit_ns, int (*look)(void *ctx), void *ctx)
+{
+	const struct driver *driver = moe->group->driver;
+	uint64_t start_ns = driver_now(driver), nap_ns = FIRST_NAP_NS;
+	int said = look(ctx), rounds = 0;
+
+	while (!said && driver_now(driver) - start_ns < limit_ns) {
+		struct timespec nap = {.tv_nsec = (long)nap_ns};
+
+		if (driver || rounds++ < moe->yield_rounds)
+			driver_yield(driver, driver_now(driver) + nap_ns);
+		else
+			nanosleep(&nap, NULL);
+		if (driver || rounds > moe->yield_rounds)
+			nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
+		said = look(ctx);
+	}
+	return said;
+}
+
+struct room {
+	struct wait wait;
+	uint32_t peer;
+	bool (*ready)(void *ctx);
+	void *ctx;
+};
+
+static int look_for_room(void *ctx)
+{
+	struct room *room = ctx;
+	tern_moe *moe = room->wait.moe;
+	const char *text;
+	uint64_t parting;
+	int rc;
+
+	if (room->ready(room->ctx))
+		return 1;
+	rc = peer_broke(moe);
+	parting = path_parting(moe, room->peer);
+	if (rc)
+		return rc;
+	if (parting)
+		return peer_parted(&room->wait, room->peer, parting);
+	if (path_is_lost(moe, room->peer, &text))
+		return wait_lost(&room->wait, TERN_ERR_PEER_DEAD, room->peer, room->peer, 0, text);
+	return 0;
+}
+
+int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(void *ctx), void *ctx)
+{
+	struct room room = {.wait = {.moe = moe,
+				    .slot = slot,
+				    .epoch = moe->slots[slot].epoch,
+				    .kind = WORD_DISPATCH,
+				    .phase = TERN_PHASE_DISPATCH,
+				    .start_ns = driver_now(moe->group->driver)},
+		.peer = peer,
+		.ready = ready,
+		.ctx = ctx};
+	int said = wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_for_room, &room);
+
+	if (said)
+		return said < 0 ? said : 0;
+	fill_report(&room.wait, TERN_ERR_TIMEOUT, peer);
+	return fail(TERN_ERR_TIMEOUT,
+		"rank %u waited %.3f ms in dispatch (slot %u, epoch %u) for rank %u to make room for more rows",
+		moe->rank, (double)moe->report.waited_ns / 1e6, slot, moe->slots[slot].epoch, peer);
 }
 
 int exchange_fail(tern_moe *moe, int code, int peer)

@@ -62,4 +62,34 @@ struct row_header {
 	struct route routes[];
 };
 
+/* A chunk: rows of one source for the ranks of one node, each with its payload and scales once. The head, then nr_rows
+ * times: struct chunk_row; nr_places times struct chunk_place with its routes; then payload and scales, which end at
+ * `bytes`. Rows begin and payloads lie at multiples of CHUNK_ALIGNMENT. */
+#define CHUNK_ALIGNMENT 16
+
+struct chunk_head {
+	uint32_t slot, epoch;
+	uint32_t bytes; /* of the chunk that are used */
+	uint32_t nr_rows;
+	uint32_t nr_chunks; /* of the source's round to this node; 0 but on the last one that was sent */
+	uint32_t reserved[3];
+};
+
+struct chunk_row {
+	uint32_t bytes; /* from this row to the next */
+	uint32_t nr_places;
+};
+
+/* One of the ranks that the row is for; its struct row_header follows. */
+struct chunk_place {
+	uint32_t rank;
+	uint32_t row; /* its number among the source's rows for that rank */
+};
+
+/* What goes ahead of the combine word where results come in pieces. */
+struct results_note {
+	uint32_t nr_pieces;
+	uint32_t nr_rows;
+} __attribute__((aligned(64)));
+
 #endif

@@ -82,6 +82,8 @@ class tern_moe_config(Structure):
         ("replica_ranks", c_uint32),
         ("wait_ms", c_int),
         ("first_epoch", c_uint32),
+        ("nr_chunks", c_uint32),
+        ("chunk_bytes", c_uint32),
         ("reserved", c_uint32),
     ]
 
@@ -92,6 +94,7 @@ class tern_memory(Structure):
         ("window_bytes", c_uint64),
         ("output_bytes", c_uint64),
         ("private_bytes", c_uint64),
+        ("staging_bytes", c_uint64),
     ]
 
 
@@ -173,6 +176,7 @@ class tern_stats(Structure):
         ("dispatch_bytes", c_uint64),
         ("combine_bytes", c_uint64),
         ("rows_received", c_uint64),
+        ("engine_bytes", c_uint64),
     ]
 
 

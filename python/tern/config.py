@@ -108,6 +108,10 @@ class Config:
     """Longest wait of one call; 0 polls once."""
     first_epoch: int = 1
     """Number of the first round, for tests of wrap-around."""
+    nr_chunks: int = 0
+    """High throughput, between nodes: chunks under way to each node; 0: the library's choice."""
+    chunk_bytes: int = 0
+    """Of each; 0: the library's choice."""
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""

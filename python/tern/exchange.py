@@ -33,6 +33,7 @@ class Memory:
     window_bytes: int
     output_bytes: int
     private_bytes: int
+    staging_bytes: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Stats:
     dispatch_bytes: int
     combine_bytes: int
     rows_received: int
+    engine_bytes: int
 
 
 class Received:

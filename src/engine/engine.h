@@ -91,15 +91,19 @@ int engine_write(tern_engine *engine, const struct engine_write *write);
 
 /* Immediates whose top byte is `prefix` belong to the claimant: `immediate` is called on the proxy for each, in constant time please; peer may be UINT32_MAX. The
  * bytes of the write that carried it are visible to the proxy; a release store there hands them on. peer_down is called on
- * the proxy once for each peer that is lost, so that the claimant may wake its waiters. Claim before any peer can send: before a collective agreement.
- * One claimant for a prefix: TERN_ERR_STATE otherwise. After engine_unclaim returns, neither function runs any more. */
+ * the proxy once for each peer that is lost, so that the claimant may wake its waiters. more is called once after each engine_ask_again. Claim before any peer can send: before a collective agreement.
+ * One claimant for a prefix: TERN_ERR_STATE otherwise. After engine_unclaim returns, none of the functions runs any more. */
 struct engine_claim {
 	void (*immediate)(void *ctx, uint32_t peer, uint32_t immediate);
 	void (*peer_down)(void *ctx, uint32_t peer, int error); /* may be NULL */
+	void (*more)(void *ctx);				/* may be NULL */
 	void *ctx;
 };
 int engine_claim(tern_engine *engine, uint8_t prefix, const struct engine_claim *claim);
 int engine_unclaim(tern_engine *engine, uint8_t prefix);
+
+/* From a claimant's function, on the proxy: what it began with TERN_TRY found no room, so `more` is called once more, when commands have been taken. */
+void engine_ask_again(tern_engine *engine, uint8_t prefix);
 
 /* Is this peer lost? 0, TERN_ERR_PEER_DEAD or TERN_ERR_PEER_LEFT; *text the cause, for as long as the engine lives. Any thread, one load while
  * all is well. Sets no tern_last_error. */

@@ -303,6 +303,8 @@ struct tern_engine {
 	uint32_t counts_mask, nr_counts;
 	bool counts_lost;
 	struct engine_claim claims[256];
+	bool asked_again[256]; /* of claims */
+	uint32_t nr_asked_again;
 	struct pollfd *processes; /* of peers on this machine */
 	uint32_t *process_peers, nr_processes;
 	uint32_t nr_messages_queued;

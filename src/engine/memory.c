@@ -324,6 +324,12 @@ static int set_claim(tern_engine *engine, void *ctx)
 	return 0;
 }
 
+void engine_ask_again(tern_engine *engine, uint8_t prefix)
+{
+	engine->nr_asked_again += !engine->asked_again[prefix];
+	engine->asked_again[prefix] = true;
+}
+
 int engine_claim(tern_engine *engine, uint8_t prefix, const struct engine_claim *claim)
 {
 	struct claiming claiming = {prefix, claim};

@@ -35,6 +35,22 @@ static void begin_time(tern_engine *engine, uint64_t now_ns)
 	engine->time_runs = true;
 }
 
+/* Those that ask once more in this turn have theirs in the next step. */
+static bool serve_asked_again(tern_engine *engine)
+{
+	if (!engine->nr_asked_again)
+		return false;
+	for (uint32_t i = 0; i < sizeof(engine->claims) / sizeof(engine->claims[0]); i++) {
+		if (!engine->asked_again[i])
+			continue;
+		engine->asked_again[i] = false;
+		engine->nr_asked_again--;
+		if (engine->claims[i].more)
+			engine->claims[i].more(engine->claims[i].ctx);
+	}
+	return true;
+}
+
 bool engine_step(tern_engine *engine, uint64_t now_ns)
 {
 	bool any;
@@ -46,6 +62,7 @@ bool engine_step(tern_engine *engine, uint64_t now_ns)
 	engine->stats.steps++;
 	any = poll_transports(engine);
 	any = take_commands(engine, COMMANDS_PER_STEP) || any;
+	any = serve_asked_again(engine) || any;
 	any = post_work(engine, POSTS_PER_STEP) || any;
 	if (now_ns >= engine->next_look_ns)
 		look_after_peers(engine);

@@ -34,14 +34,16 @@ int rank_fails(struct rank *rank, const char *format, ...)
 	return -1;
 }
 
-/* TERN_TEST_NODES: the ranks in blocks on so many virtual nodes, with the engine between them. */
-static const char *node_name(const struct rank *rank, char *text, size_t bytes)
+const char *test_node(int rank, int nr_ranks, char *text, size_t bytes)
 {
 	const char *nodes = getenv("TERN_TEST_NODES");
 
-	if (!nodes)
+	if (!nodes || !*nodes)
 		return NULL;
-	snprintf(text, bytes, "%d", rank->rank * atoi(nodes) / rank->nr_ranks);
+	if (atoi(nodes))
+		snprintf(text, bytes, "%d", rank * atoi(nodes) / nr_ranks);
+	else
+		snprintf(text, bytes, "%c", nodes[(size_t)rank % strlen(nodes)]);
 	return text;
 }
 
@@ -52,7 +54,7 @@ static void *rank_thread(void *arg)
 	char node[16];
 
 	tern_group_config_init(&config);
-	config.node = node_name(&start->rank, node, sizeof(node));
+	config.node = test_node(start->rank.rank, start->rank.nr_ranks, node, sizeof(node));
 	if (tern_threads_boot(start->threads, start->rank.rank, &config.boot) || tern_group_create(&config, &start->rank.group)) {
 		rank_fails(&start->rank, "joining: %s", tern_last_error());
 		return NULL;
@@ -339,7 +341,9 @@ int round_combine_send(struct round *r)
 
 	if (make_y(r, &args))
 		return -1;
-	rc = tern_combine_send(r->moe, &args);
+	do
+		rc = tern_combine_send(r->moe, &args);
+	while (again(r, rc));
 	return rc ? failed(r, rc, "combine_send") : 0;
 }
 

@@ -18,6 +18,10 @@ typedef void (*rank_main)(struct rank *rank);
 /* Runs body on nr_ranks ranks, each with a group of its own. Returns the first failure's text, or NULL. */
 const char *run_ranks(int nr_ranks, rank_main body, void *ctx);
 
+/* The node of a rank, NULL: that of this machine. TERN_TEST_NODES: the ranks on virtual nodes, with the engine between them. "3": in blocks on so
+ * many nodes. "aab": each rank by its letter, over again when there are more. */
+const char *test_node(int rank, int nr_ranks, char *text, size_t bytes);
+
 /* Notes a failure of this rank unless it has one; printf-like. Returns -1. */
 int rank_fails(struct rank *rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
