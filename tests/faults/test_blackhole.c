@@ -191,7 +191,7 @@ static const char *what_is_missing(void)
 {
 	if (!transport_is_there(NETWORK))
 		return tern_last_error();
-	if (nodes_open(&nodes, RANKS, true, "test_blackhole") || !nodes.namespaces)
+	if (nodes_open(&nodes, RANKS, 1, true, "test_blackhole") || !nodes.namespaces)
 		return "network namespaces take root and iproute2";
 	if (command("tc -n tern-%d-hub qdisc add dev port0 root pfifo limit 1000", nodes.id))
 		return "this kernel or this tc has no pfifo queues";
