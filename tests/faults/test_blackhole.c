@@ -46,7 +46,7 @@ static int cut(enum direction directions)
 	int rc = 0;
 
 	if (directions & TO_VICTIM)
-		rc = command("tc -n tern-%d-hub qdisc add dev port%d root pfifo limit 0", nodes.id, VICTIM);
+		rc = command("tc -n tern-%d-hub qdisc add dev port0-%d root pfifo limit 0", nodes.id, VICTIM);
 	if (directions & FROM_VICTIM)
 		rc = rc ? rc : command("tc -n tern-%d-%d qdisc add dev eth0 root pfifo limit 0", nodes.id, VICTIM);
 	return rc;
@@ -193,7 +193,7 @@ static const char *what_is_missing(void)
 		return tern_last_error();
 	if (nodes_open(&nodes, RANKS, 1, true, "test_blackhole") || !nodes.namespaces)
 		return "network namespaces take root and iproute2";
-	if (command("tc -n tern-%d-hub qdisc add dev port0 root pfifo limit 1000", nodes.id))
+	if (command("tc -n tern-%d-hub qdisc add dev port0-0 root pfifo limit 1000", nodes.id))
 		return "this kernel or this tc has no pfifo queues";
 	return NULL;
 }
