@@ -287,6 +287,7 @@ struct tern_engine {
 	bool inside_step, time_runs, saying_goodbye;
 	uint64_t now_ns, next_look_ns, look_every_ns, last_look_ns, leave_ns;
 	uint64_t heartbeat_ns;
+	uint64_t starved_ns; /* the last look at which no NIC had a credit left */
 	struct nic nics[TERN_MAX_NICS];
 	uint32_t next_nic;
 	struct item *items;

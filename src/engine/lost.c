@@ -204,9 +204,9 @@ static bool has_room(const tern_engine *engine)
 /* Its first write is not taken. Where others' writes hold all credits that is not this peer's doing: they end, or their peers go; but no wait is for ever. */
 static bool is_refused(const tern_engine *engine, const struct engine_peer *peer)
 {
-	uint64_t waited = engine->now_ns - peer->progress_ns;
+	uint64_t waited = engine->now_ns - peer->progress_ns, room = engine->now_ns - engine->starved_ns;
 
-	return waited > timeout_ns(engine) && (has_room(engine) || waited / 4 > timeout_ns(engine));
+	return waited / 4 > timeout_ns(engine) || (waited > timeout_ns(engine) && room > timeout_ns(engine));
 }
 
 static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
@@ -273,6 +273,8 @@ void look_after_peers(tern_engine *engine)
 {
 	forgive_own_absence(engine);
 	look_at_processes(engine);
+	if (!has_room(engine))
+		engine->starved_ns = engine->now_ns;
 	engine->next_look_ns = engine->now_ns + engine->look_every_ns;
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
 		look_at_peer(engine, p);
