@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench/random.h"
 #include "engine/engine.h"
@@ -49,7 +50,7 @@ void fleet_wake(struct fleet *fleet, struct member *member)
 
 void fleet_resume(struct member *member)
 {
-	fail(0, "%s", member->error);
+	error_put_back(member->error);
 	coroutine_resume(member->coroutine);
 }
 
@@ -59,7 +60,7 @@ void fleet_wait(struct member *member, uint64_t until_ns)
 
 	member->until_ns = until_ns > now ? until_ns : now + 1;
 	wants_clock(member->fleet, member->until_ns);
-	snprintf(member->error, sizeof(member->error), "%s", tern_last_error());
+	memccpy(member->error, tern_last_error(), 0, sizeof(member->error));
 	coroutine_yield(member->coroutine);
 }
 

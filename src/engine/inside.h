@@ -277,6 +277,7 @@ struct tern_engine {
 	pthread_t thread;
 	bool thread_runs, connected;
 	pthread_mutex_t tables_lock; /* of control calls alone */
+	uint32_t table_end;
 	struct tern_region **regions;
 	struct tern_remote **remotes;
 	struct tern_peers **lists;

@@ -31,6 +31,13 @@ static uint32_t find_free(void *table, uint32_t nr)
 	return 0;
 }
 
+/* Beyond table_end no entry of any table was ever used. */
+static void note_used(tern_engine *engine, uint32_t id)
+{
+	if (id >= engine->table_end)
+		engine->table_end = id + 1;
+}
+
 /* ---- giving things up ------------------------------------------------------------------------------------------------------ */
 
 struct removal {
@@ -105,6 +112,7 @@ int tern_engine_register(tern_engine *engine, void *base, uint64_t bytes, tern_r
 	region->id = find_free(engine->regions, MAX_TABLE);
 	if (region->id)
 		engine->regions[region->id] = region;
+	note_used(engine, region->id);
 	pthread_mutex_unlock(&engine->tables_lock);
 	if (!region->id) {
 		struct removal removal = {.uses = &region->uses, .entry = (void **)&engine->regions[0], .region = region};
@@ -182,6 +190,7 @@ int tern_engine_import(tern_engine *engine, const struct tern_descriptor *descri
 	remote->id = find_free(engine->remotes, MAX_TABLE);
 	if (remote->id)
 		engine->remotes[remote->id] = remote;
+	note_used(engine, remote->id);
 	pthread_mutex_unlock(&engine->tables_lock);
 	if (!remote->id) {
 		free(remote);
@@ -243,6 +252,7 @@ int tern_peers_create(tern_engine *engine, const uint32_t *ranks, tern_remote *c
 	id = find_free(engine->lists, MAX_TABLE);
 	if (id)
 		engine->lists[id] = peers;
+	note_used(engine, id);
 	pthread_mutex_unlock(&engine->tables_lock);
 	if (!id) {
 		free(peers);
@@ -270,7 +280,7 @@ int tern_peers_destroy(tern_peers *peers, int wait_ms)
 /* When the proxy has ended. */
 void memory_close(tern_engine *engine)
 {
-	for (uint32_t i = 1; i < MAX_TABLE && engine->remotes && engine->lists; i++) {
+	for (uint32_t i = 1; i < engine->table_end; i++) {
 		tern_region *region = engine->regions[i];
 
 		for (uint32_t n = 0; region && n < engine->config.nr_nics; n++)
