@@ -24,6 +24,8 @@ struct arguments {
 	double seconds;
 	const char *json;
 	bool seed_given, quiet, help;
+	int nr_words;
+	char **words; /* as they were given */
 };
 
 struct totals {
@@ -227,7 +229,7 @@ static int parse(struct arguments *a, int argc, char **argv)
 {
 	int flag;
 
-	*a = (struct arguments){.seed = 1, .wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
+	*a = (struct arguments){.seed = 1, .nr_words = argc, .words = argv, .wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
 	while ((flag = getopt_long(argc, argv, "", options, NULL)) != -1)
 		if (parse_one(a, flag, optarg))
 			return -1;
@@ -239,31 +241,42 @@ static int parse(struct arguments *a, int argc, char **argv)
 		a->wishes.nr_tokens = 16;
 	if (a->wishes.hidden)
 		a->wishes.fault = SOAK_NO_FAULT;
-	if (!a->rounds && !a->scenarios && a->seconds == 0)
-		*(a->seed_given || a->wishes.hidden ? &a->scenarios : &a->rounds) = a->seed_given || a->wishes.hidden ? 1 : 1000;
+	if (!a->rounds && !a->scenarios && a->seconds == 0) {
+		if (a->seed_given || a->wishes.hidden)
+			a->scenarios = 1;
+		else
+			a->rounds = 1000;
+	}
 	return 0;
 }
 
 /* ---- running --------------------------------------------------------------------------------------------------------------------- */
 
+/* The flags that say what a scenario is are repeated; how many and how it is told are not. */
+static bool is_repeated(const char *flag)
+{
+	static const char *const others[] = {"--seed", "--rounds", "--scenarios", "--seconds", "--json", "--quiet"};
+
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		if (!strncmp(flag, others[i], strlen(others[i])))
+			return false;
+	return true;
+}
+
 static void print_failure(const struct arguments *a, const struct scenario *s, const struct soak_outcome *o)
 {
 	char shape[1024];
+	bool repeated = true;
 
 	scenario_describe(s, shape, sizeof(shape));
-	printf("seed %llu failed:\n%s  %s\nrepeat: tern soak --seed %llu", (unsigned long long)s->seed, o->text, shape,
-		(unsigned long long)s->seed);
-	if (a->wishes.most_ranks)
-		printf(" --most-ranks %u", a->wishes.most_ranks);
-	if (a->wishes.nr_ranks)
-		printf(" --ranks %u", a->wishes.nr_ranks);
-	if (a->wishes.ranks_per_node)
-		printf(" --ranks-per-node %u", a->wishes.ranks_per_node);
-	if (a->wishes.mode)
-		printf(" --mode %s", a->wishes.mode == TERN_LOW_LATENCY ? "ll" : "ht");
-	if (a->wishes.rounds)
-		printf(" --length %u", a->wishes.rounds);
-	printf(" --fault %s --phase %s\n", soak_fault_names[a->wishes.fault], soak_phase_names[a->wishes.phase]);
+	printf("seed %llu failed:\n%s  %s\nrepeat: tern soak", (unsigned long long)s->seed, o->text, shape);
+	for (int i = 1; i < a->nr_words; i++) {
+		if (!strncmp(a->words[i], "--", 2))
+			repeated = is_repeated(a->words[i]);
+		if (repeated)
+			printf(" %s", a->words[i]);
+	}
+	printf(" --seed %llu\n", (unsigned long long)s->seed);
 }
 
 /* 0: good. */
