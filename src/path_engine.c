@@ -255,6 +255,34 @@ static void close_pieces(const tern_moe *moe)
 			engine_counter_close(moe->engine->engine, moe->engine->pieces[i].id);
 }
 
+static void release_staging(void *ctx, void *base, uint64_t bytes)
+{
+	(void)ctx;
+	private_unmap(base, bytes);
+}
+
+static void release_window(void *ctx, void *base, uint64_t bytes)
+{
+	(void)base;
+	(void)bytes;
+	window_drop(ctx);
+}
+
+/* What the network has not finished with stays until the engine has ended. */
+static void give_up_memory(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+
+	if (path->staging_region)
+		engine_region_give_up(path->staging_region, moe->wait_ms, release_staging, NULL);
+	else
+		private_unmap(path->staging, path->staging_bytes);
+	if (!path->window_region)
+		return;
+	window_keep(moe->windows[moe->rank]);
+	engine_region_give_up(path->window_region, moe->wait_ms, release_window, moe->windows[moe->rank]);
+}
+
 void engine_path_close(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
@@ -266,11 +294,7 @@ void engine_path_close(tern_moe *moe)
 	for (uint32_t r = 0; path->windows && r < moe->nr_ranks; r++)
 		if (path->windows[r])
 			tern_remote_forget(path->windows[r], moe->wait_ms);
-	if (path->staging_region)
-		tern_region_deregister(path->staging_region, moe->wait_ms);
-	if (path->window_region)
-		tern_region_deregister(path->window_region, moe->wait_ms);
-	private_unmap(path->staging, path->staging_bytes);
+	give_up_memory(moe);
 	free(path->windows);
 	free(path->partings);
 	free(path->pieces);

@@ -88,6 +88,9 @@ struct tern_region {
 	struct transport_key keys[TERN_MAX_NICS];
 	uint32_t id;
 	uint32_t uses; /* the proxy's own: items that name it */
+	engine_release_fn release; /* it was given up, and could not be yet */
+	void *release_ctx;
+	struct tern_region *next_given_up; /* when the engine ends */
 };
 
 struct tern_remote {
@@ -278,7 +281,7 @@ struct tern_engine {
 	bool thread_runs, connected;
 	pthread_mutex_t tables_lock; /* of control calls alone */
 	uint32_t table_end;
-	struct tern_region **regions;
+	struct tern_region **regions, *given_up;
 	struct tern_remote **remotes;
 	struct tern_peers **lists;
 	struct engine_counter **counters;
@@ -338,6 +341,7 @@ int submit(tern_engine *engine, const struct command *command, uint32_t flags);
 /* memory.c */
 int memory_open(tern_engine *engine);
 void memory_close(tern_engine *engine);
+void memory_release(tern_engine *engine); /* once the transports are closed */
 
 /* take.c */
 bool take_commands(tern_engine *engine, uint32_t budget);

@@ -157,6 +157,17 @@ int tern_region_deregister(tern_region *region, int wait_ms)
 	return rc;
 }
 
+void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn release, void *ctx)
+{
+	void *base = region->base;
+	uint64_t bytes = region->bytes;
+
+	region->release_ctx = ctx;
+	region->release = release;
+	if (!tern_region_deregister(region, wait_ms))
+		release(ctx, base, bytes);
+}
+
 /* ---- remotes ------------------------------------------------------------------------------------------------------------------- */
 
 static int check_descriptor(const tern_engine *engine, const struct tern_descriptor *d)
@@ -285,7 +296,12 @@ void memory_close(tern_engine *engine)
 
 		for (uint32_t n = 0; region && n < engine->config.nr_nics; n++)
 			engine->nics[n].transport->ops->dereg(engine->nics[n].transport, region->on[n]);
-		free(region);
+		if (region && region->release) {
+			region->next_given_up = engine->given_up;
+			engine->given_up = region;
+		} else {
+			free(region);
+		}
 		free(engine->remotes[i]);
 		free(engine->lists[i]);
 	}
@@ -293,6 +309,17 @@ void memory_close(tern_engine *engine)
 	free(engine->remotes);
 	free(engine->lists);
 	free(engine->counters);
+}
+
+void memory_release(tern_engine *engine)
+{
+	tern_region *region;
+
+	while ((region = engine->given_up)) {
+		engine->given_up = region->next_given_up;
+		region->release(region->release_ctx, region->base, region->bytes);
+		free(region);
+	}
 }
 
 /* ---- counters and claims ------------------------------------------------------------------------------------------------------------ */
