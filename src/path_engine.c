@@ -51,10 +51,15 @@ struct engine_path {
 		uint64_t begun;
 	} * pieces; /* [slots][NR_WORD_KINDS] */
 	/* What ranks have told of their parting: error + 1 | low << 8 | high << 16, and a bit for each of the three. */
-	_Atomic uint32_t *partings; /* [R] */
+	_Atomic uint32_t *partings;  /* [R] */
+	_Atomic uint64_t *parted_ns; /* [R] when the last of them came */
 };
 
 #define PARTED (7u << 24)
+
+/* A parting in peace counts so much later. All that the rank has sent had landed before, but a network may report immediates in
+ * any order, also long after the bytes; the engine's own goodbye waits one look (20 ms at most) for the same reason. */
+#define PEACE_NS 100000000u
 
 static struct sent_pieces *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
 {
@@ -68,10 +73,12 @@ static uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, ui
 
 /* ---- on the engine's thread -------------------------------------------------------------------------------- */
 
-static void note_parting(struct engine_path *path, enum immediate_kind kind, uint32_t source, uint32_t part)
+static void note_parting(const tern_moe *moe, enum immediate_kind kind, uint32_t source, uint32_t part)
 {
 	uint32_t which = (uint32_t)kind - IMMEDIATE_PART_ERROR;
+	struct engine_path *path = moe->engine;
 
+	atomic_store_explicit(&path->parted_ns[source], driver_now(moe->group->driver), memory_order_relaxed);
 	atomic_fetch_or_explicit(
 		&path->partings[source], 1u << (24 + which) | (part & PART_MASK) << (8 * which), memory_order_release);
 }
@@ -136,7 +143,7 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	if (kind >= NR_IMMEDIATE_KINDS || source >= moe->nr_ranks || moe->windows[source])
 		return;
 	if (kind >= IMMEDIATE_PART_ERROR)
-		note_parting(moe->engine, (enum immediate_kind)kind, source, bits);
+		note_parting(moe, (enum immediate_kind)kind, source, bits);
 	else
 		deliver(moe, (enum immediate_kind)kind, source, bits);
 }
@@ -186,8 +193,9 @@ static int open_local(tern_moe *moe)
 	path->prefix = (uint8_t)moe->group->round; /* the same on all ranks */
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
 	path->partings = calloc(moe->nr_ranks, sizeof(*path->partings));
+	path->parted_ns = calloc(moe->nr_ranks, sizeof(*path->parted_ns));
 	path->pieces = aligned_alloc(CACHE_LINE, moe->config.nr_slots * NR_WORD_KINDS * sizeof(*path->pieces));
-	if (!path->windows || !path->partings || !path->pieces)
+	if (!path->windows || !path->partings || !path->parted_ns || !path->pieces)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
 	memset(path->pieces, 0, moe->config.nr_slots * NR_WORD_KINDS * sizeof(*path->pieces));
 	if (moe->nr_ranks > MOST_RANKS)
@@ -297,6 +305,7 @@ void engine_path_close(tern_moe *moe)
 	give_up_memory(moe);
 	free(path->windows);
 	free(path->partings);
+	free(path->parted_ns);
 	free(path->pieces);
 	free(path);
 	moe->engine = NULL;
@@ -378,17 +387,26 @@ void engine_path_part(tern_moe *moe, uint64_t parting)
 		}
 }
 
+static bool in_peace(const tern_moe *moe, uint32_t rank)
+{
+	uint64_t since = atomic_load_explicit(&moe->engine->parted_ns[rank], memory_order_relaxed);
+
+	return driver_now(moe->group->driver) - since < PEACE_NS;
+}
+
 uint64_t engine_path_parting(const tern_moe *moe, uint32_t rank)
 {
 	uint32_t told = atomic_load_explicit(&moe->engine->partings[rank], memory_order_acquire);
 	uint32_t peer = (told >> 8 & PART_MASK) | (told >> 16 & PART_MASK) << PART_BITS;
 
-	if ((told & PARTED) != PARTED)
+	if ((told & PARTED) != PARTED || (!(told & PART_MASK) && in_peace(moe, rank)))
 		return 0;
 	return parting_make(-(int)(told & PART_MASK), peer == MOST_RANKS - 1 ? -1 : (int)peer);
 }
 
 bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
-	return engine_peer_down(moe->engine->engine, rank, text) != 0;
+	uint32_t told = atomic_load_explicit(&moe->engine->partings[rank], memory_order_acquire);
+
+	return (told & PARTED) != PARTED && engine_peer_down(moe->engine->engine, rank, text) != 0;
 }
