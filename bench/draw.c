@@ -74,7 +74,9 @@ void draw_job(uint64_t *state, const struct draw_limits *limits, struct job *job
 	draw_sizes(state, limits, job);
 	job->seed = random_next(state);
 	job->input = (enum job_input)random_below(state, 3);
-	job->routing.kind = random_below(state, 5) == 0 ? ROUTING_ONE : random_below(state, 2) ? ROUTING_ZIPF : ROUTING_UNIFORM;
+	job->routing.kind = random_below(state, 5) == 0 ? ROUTING_ONE
+			    : random_below(state, 2)    ? ROUTING_ZIPF
+							: ROUTING_UNIFORM;
 	job->routing.exponent = 1.2;
 	job->routing.drop = random_below(state, 2) ? 0 : 0.3;
 	job->routing.uneven = random_below(state, 2);

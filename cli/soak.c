@@ -80,9 +80,9 @@ static const struct option options[] = {
 static void usage(void)
 {
 	printf("Usage: tern soak [options]\n\n"
-	       "Dispatch and combine of many ranks in one thread, on a simulated network in virtual time. Shape, network and\n"
-	       "faults of a scenario are drawn from its seed, and every result is compared with the reference. The first failure\n"
-	       "ends it and prints the command that repeats it.\n\n"
+	       "Dispatch and combine of many ranks in one thread, on a simulated network in virtual time.\n"
+	       "Shape, network and faults of a scenario are drawn from its seed, and every result is compared\n"
+	       "with the reference. The first failure ends it and prints the command that repeats it.\n\n"
 	       "  --seed N                the first scenario's; alone: only this one (1)\n"
 	       "  --rounds N --scenarios N --seconds S   when to stop (1000 rounds)\n"
 	       "  --most-ranks N          draw up to so many ranks (8)     --ranks N   exactly so many\n"
@@ -91,12 +91,12 @@ static void usage(void)
 	       "  --fault none|kill|cut|drawn            a rank dies, or a link swallows everything (drawn)\n"
 	       "  --phase dispatch_send|dispatch_recv|combine_send|combine_recv|any|drawn   when (drawn)\n"
 	       "  --length N              rounds of one scenario (drawn)\n"
-	       "  --preset NAME --tokens N --dtype bf16|fp8   a model's shape on a fair network, in place of a drawn one\n"
+	       "  --preset NAME --tokens N --dtype bf16|fp8   a model's shape, on a fair network\n"
 	       "  --wrong network|blame|row|deaf         break something on purpose: a failure is what should come\n"
 	       "  --json FILE             - is standard output     --quiet   no progress\n");
 }
 
-/* ---- arguments ----------------------------------------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------------------- */
 
 static int complain(const char *what, const char *text)
 {
@@ -152,8 +152,9 @@ static int parse_preset(const char *text, struct soak_wishes *wishes)
 
 static int parse_choice(struct soak_wishes *wishes, int flag, const char *text)
 {
-	static const char *const modes[] = {"drawn", "ll", "ht"}, *const wrongs[] = {"nothing", "network", "blame", "row", "deaf"},
-				       *const dtypes[] = {"bf16", "fp8"};
+	static const char *const modes[] = {"drawn", "ll", "ht"},
+				 *const wrongs[] = {"nothing", "network", "blame", "row", "deaf"},
+				 *const dtypes[] = {"bf16", "fp8"};
 	int value = -1;
 
 	switch (flag) {
@@ -229,7 +230,8 @@ static int parse(struct arguments *a, int argc, char **argv)
 {
 	int flag;
 
-	*a = (struct arguments){.seed = 1, .nr_words = argc, .words = argv, .wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
+	*a = (struct arguments){
+		.seed = 1, .nr_words = argc, .words = argv, .wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
 	while ((flag = getopt_long(argc, argv, "", options, NULL)) != -1)
 		if (parse_one(a, flag, optarg))
 			return -1;
@@ -250,7 +252,7 @@ static int parse(struct arguments *a, int argc, char **argv)
 	return 0;
 }
 
-/* ---- running --------------------------------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------------------- */
 
 /* The flags that say what a scenario is are repeated; how many and how it is told are not. */
 static bool is_repeated(const char *flag)
@@ -329,10 +331,11 @@ static void print_totals(const struct totals *t)
 {
 	printf("scenarios                 %llu, %llu of them with a fault\n", (unsigned long long)t->scenarios,
 		(unsigned long long)t->struck);
-	printf("rounds                    %llu, %.0f a second; %llu halves of single ranks\n", (unsigned long long)t->rounds,
-		(double)t->rounds / t->wall_s, (unsigned long long)t->halves);
+	printf("rounds                    %llu, %.0f a second; %llu halves of single ranks\n",
+		(unsigned long long)t->rounds, (double)t->rounds / t->wall_s, (unsigned long long)t->halves);
 	printf("writes, events            %llu, %llu\n", (unsigned long long)t->writes, (unsigned long long)t->events);
-	printf("slowest error             %.3f ms after its fault, in virtual time\n", (double)t->slowest_error_ns / 1e6);
+	printf("slowest error             %.3f ms after its fault, in virtual time\n",
+		(double)t->slowest_error_ns / 1e6);
 	printf("time                      %.2f s, for %.3f s of virtual time\n", t->wall_s, t->virtual_s);
 	printf("peak memory               %.1f MiB\n", (double)peak_kilobytes() / 1024);
 	printf("digest                    %016llx\n", (unsigned long long)t->digest);
@@ -347,13 +350,14 @@ static int write_json(const struct arguments *a, const struct totals *t, bool go
 		return -1;
 	}
 	fprintf(file,
-		"{\"good\": %s, \"first_seed\": %llu, \"scenarios\": %llu, \"faults\": %llu, \"rounds\": %llu, \"halves\": %llu, "
-		"\"writes\": %llu, \"events\": %llu, \"slowest_error_ns\": %llu, \"wall_s\": %.3f, \"virtual_s\": %.6f, "
+		"{\"good\": %s, \"first_seed\": %llu, \"scenarios\": %llu, \"faults\": %llu, \"rounds\": %llu, "
+		"\"halves\": %llu, \"writes\": %llu, \"events\": %llu, \"slowest_error_ns\": %llu, \"wall_s\": %.3f, \"virtual_s\": "
+		"%.6f, "
 		"\"peak_kib\": %ld, \"digest\": \"%016llx\"}\n",
 		good ? "true" : "false", (unsigned long long)a->seed, (unsigned long long)t->scenarios,
 		(unsigned long long)t->struck, (unsigned long long)t->rounds, (unsigned long long)t->halves,
-		(unsigned long long)t->writes, (unsigned long long)t->events, (unsigned long long)t->slowest_error_ns, t->wall_s,
-		t->virtual_s, peak_kilobytes(), (unsigned long long)t->digest);
+		(unsigned long long)t->writes, (unsigned long long)t->events, (unsigned long long)t->slowest_error_ns,
+		t->wall_s, t->virtual_s, peak_kilobytes(), (unsigned long long)t->digest);
 	return file == stdout || !fclose(file) ? 0 : -1;
 }
 
@@ -368,8 +372,8 @@ static int run_all(const struct arguments *a, struct totals *t)
 		if (a->quiet || clock_ns() - told < 5000000000u)
 			continue;
 		told = clock_ns();
-		fprintf(stderr, "seed %llu: %llu rounds in %.0f s\n", (unsigned long long)seed, (unsigned long long)t->rounds,
-			t->wall_s);
+		fprintf(stderr, "seed %llu: %llu rounds in %.0f s\n", (unsigned long long)seed,
+			(unsigned long long)t->rounds, t->wall_s);
 	}
 	return rc;
 }

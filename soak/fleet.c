@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who runs next, and when time goes on. A rank has something to do when its network has news, when its clock says so, or
- * when something was stored for it. Of all that have, one is drawn; when none has, time goes on to the next event. */
+/* Who runs next, and when time goes on. A rank has something to do when its network has news, when its clock says so,
+ * or when something was stored for it. Of all that have, one is drawn; when none has, time goes on to the next event.
+ */
 #include "soak/fleet_inside.h"
 
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #define STACK_BYTES (256u << 10)
 #define MOST_IDLE_TURNS 20000000u /* without time going on: somebody goes round in a circle */
 
-/* ---- small things ---------------------------------------------------------------------------------------------------- */
+/* ---- small things ---------------------------------------------------------------------------------------- */
 
 void fleet_note(struct fleet *fleet, uint64_t a, uint64_t b)
 {
@@ -46,7 +47,7 @@ void fleet_wake(struct fleet *fleet, struct member *member)
 	fleet_queue(fleet, member);
 }
 
-/* ---- a rank goes on -------------------------------------------------------------------------------------------------- */
+/* ---- a rank goes on -------------------------------------------------------------------------------------- */
 
 void fleet_resume(struct member *member)
 {
@@ -74,7 +75,8 @@ static void run_body(void *ctx)
 /* What a rank's engine did may have been for ranks of its node, too. */
 static void wake_node(struct fleet *fleet, const struct member *member)
 {
-	uint32_t nr = fleet->settings.ranks_per_node ? fleet->settings.ranks_per_node : 1, first = member->rank / nr * nr;
+	uint32_t nr = fleet->settings.ranks_per_node ? fleet->settings.ranks_per_node : 1,
+		 first = member->rank / nr * nr;
 
 	for (uint32_t r = first; r < first + nr && r < fleet->settings.nr_ranks; r++)
 		fleet_wake(fleet, &fleet->members[r]);
@@ -126,7 +128,7 @@ static void run_one(struct fleet *fleet)
 		fleet_queue(fleet, member);
 }
 
-/* ---- time goes on ------------------------------------------------------------------------------------------------------ */
+/* ---- time goes on ---------------------------------------------------------------------------------------- */
 
 /* Those whose time has come are queued; the others tell when theirs will. */
 static void ring_clock(struct fleet *fleet)
@@ -184,7 +186,7 @@ static bool pass_time(struct fleet *fleet)
 	return true;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------------------- */
 
 static void say_who_waits(struct fleet *fleet, const char *why)
 {
@@ -195,7 +197,8 @@ static void say_who_waits(struct fleet *fleet, const char *why)
 		struct member *m = &fleet->members[r];
 
 		if (m->dead)
-			at += (size_t)snprintf(fleet->failure + at, sizeof(fleet->failure) - at, "\n  rank %u is dead", r);
+			at += (size_t)snprintf(
+				fleet->failure + at, sizeof(fleet->failure) - at, "\n  rank %u is dead", r);
 		else if (!coroutine_has_ended(m->coroutine))
 			at += (size_t)snprintf(fleet->failure + at, sizeof(fleet->failure) - at,
 				"\n  rank %u is in %s since %.3f ms (%.200s)", r, m->doing, (double)m->since_ns / 1e6,
@@ -229,7 +232,7 @@ const char *fleet_failure(const struct fleet *fleet)
 	return fleet->failure;
 }
 
-/* ---- making and ending -------------------------------------------------------------------------------------------------- */
+/* ---- making and ending ----------------------------------------------------------------------------------- */
 
 static int create_members(struct fleet *fleet)
 {

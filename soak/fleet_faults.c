@@ -65,7 +65,8 @@ void fleet_kill(struct fleet *fleet, uint32_t rank, uint64_t at_ns)
 
 void fleet_cut(struct fleet *fleet, uint32_t from, uint32_t to, bool both_ways, uint64_t at_ns)
 {
-	foresee(fleet, &(struct fault){.kind = FAULT_CUT, .from = from, .to = to, .both_ways = both_ways, .at_ns = at_ns});
+	foresee(fleet,
+		&(struct fault){.kind = FAULT_CUT, .from = from, .to = to, .both_ways = both_ways, .at_ns = at_ns});
 }
 
 uint64_t fleet_fault_ns(const struct fleet *fleet)
@@ -83,7 +84,8 @@ bool fleet_is_buried(const struct fleet *fleet, uint32_t rank)
 	return fleet->members[rank].buried;
 }
 
-/* The dead, and after a failure those that still wait: nobody else runs any more, so each comes to its end in one go. */
+/* The dead, and after a failure those that still wait: nobody else runs any more, so each comes to its end in one go.
+ */
 void fleet_bury_all(struct fleet *fleet)
 {
 	for (uint32_t r = 0; r < fleet->settings.nr_ranks; r++) {

@@ -20,11 +20,11 @@ struct member {
 	struct driver driver;
 	tern_engine *engine; /* NULL: none runs */
 	const char *doing;
-	uint64_t since_ns; /* it has been doing that */
-	uint64_t until_ns; /* it waits, at most so long */
+	uint64_t since_ns;  /* it has been doing that */
+	uint64_t until_ns;  /* it waits, at most so long */
 	uint64_t buried_ns; /* its own time, once buried */
-	bool wake, step; /* what it has to do: go on, step its engine */
-	bool queued;	 /* in the list of those that have something to do */
+	bool wake, step;    /* what it has to do: go on, step its engine */
+	bool queued;        /* in the list of those that have something to do */
 	bool dead, buried;
 	char error[1024]; /* tern_last_error is a thread's, and all ranks share one */
 };
@@ -48,27 +48,27 @@ struct fleet {
 	fleet_body body;
 	void *ctx;
 	struct sim_network *network;
-	struct member *members; /* [nr_ranks] */
-	uint32_t *queue;	/* ranks with something to do, in no order */
+	struct member *members;         /* [nr_ranks] */
+	uint32_t *queue;                /* ranks with something to do, in no order */
 	uint32_t nr_queued, nr_running; /* running: living, body not ended */
 	uint64_t random, digest;
-	uint64_t timer_ns; /* nobody wants to be woken by the clock before */
+	uint64_t timer_ns;   /* nobody wants to be woken by the clock before */
 	uint64_t idle_turns; /* at one and the same time */
 	struct fault faults[MOST_FAULTS];
 	uint32_t nr_faults;
 	uint64_t fault_ns;
 	struct visitor *visitors; /* [nr_ranks] */
 	uint32_t nr_present;
-	uint64_t turn; /* allgathers completed */
+	uint64_t turn;    /* allgathers completed */
 	char poison[256]; /* why no allgather works any more */
 	char failure[4096];
 };
 
 /* fleet.c */
 void fleet_queue(struct fleet *fleet, struct member *member);
-void fleet_wake(struct fleet *fleet, struct member *member); /* its wait may be over */
-void fleet_wait(struct member *member, uint64_t until_ns);	   /* from its body: others go on */
-void fleet_note(struct fleet *fleet, uint64_t a, uint64_t b);	   /* into the digest */
+void fleet_wake(struct fleet *fleet, struct member *member);  /* its wait may be over */
+void fleet_wait(struct member *member, uint64_t until_ns);    /* from its body: others go on */
+void fleet_note(struct fleet *fleet, uint64_t a, uint64_t b); /* into the digest */
 uint64_t fleet_draw(struct fleet *fleet, uint64_t below);
 void fleet_resume(struct member *member);
 

@@ -8,7 +8,7 @@
 #include "error.h"
 #include "group.h"
 
-/* ---- the driver -------------------------------------------------------------------------------------------------------- */
+/* ---- the driver ------------------------------------------------------------------------------------------ */
 
 static uint64_t driver_time(void *ctx)
 {
@@ -24,7 +24,8 @@ static void driver_idle(void *ctx, uint64_t until_ns)
 	if (!member->buried)
 		fleet_wait(member, until_ns);
 	else
-		member->buried_ns = until_ns > member->buried_ns && until_ns < NEVER / 2 ? until_ns : member->buried_ns + 1000;
+		member->buried_ns =
+			until_ns > member->buried_ns && until_ns < NEVER / 2 ? until_ns : member->buried_ns + 1000;
 }
 
 static void driver_stored(void *ctx, uint32_t rank)
@@ -61,7 +62,7 @@ static void driver_configure(void *ctx, struct tern_engine_config *config)
 	config->transport = transport;
 }
 
-/* ---- the allgather ------------------------------------------------------------------------------------------------------ */
+/* ---- the allgather --------------------------------------------------------------------------------------- */
 
 static void hand_out(struct fleet *fleet)
 {
@@ -69,8 +70,8 @@ static void hand_out(struct fleet *fleet)
 
 	for (uint32_t to = 0; to < nr; to++)
 		for (uint32_t from = 0; from < nr && fleet->visitors[from].bytes; from++)
-			memcpy((char *)fleet->visitors[to].all + from * fleet->visitors[from].bytes, fleet->visitors[from].mine,
-				fleet->visitors[from].bytes);
+			memcpy((char *)fleet->visitors[to].all + from * fleet->visitors[from].bytes,
+				fleet->visitors[from].mine, fleet->visitors[from].bytes);
 }
 
 static int complete_turn(struct fleet *fleet)
@@ -99,7 +100,8 @@ static void give_up(struct fleet *fleet, const struct member *member)
 
 	while (fleet->visitors[missing].present)
 		missing++;
-	snprintf(fleet->poison, sizeof(fleet->poison), "rank %u did not come to gathering %llu within %d ms, says rank %u", missing,
+	snprintf(fleet->poison, sizeof(fleet->poison),
+		"rank %u did not come to gathering %llu within %d ms, says rank %u", missing,
 		(unsigned long long)fleet->turn + 1, fleet->settings.wait_ms, member->rank);
 }
 
@@ -129,7 +131,7 @@ static int allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	return ++fleet->nr_present == fleet->settings.nr_ranks ? complete_turn(fleet) : wait_turn(fleet, member);
 }
 
-/* ---- for bodies ---------------------------------------------------------------------------------------------------------- */
+/* ---- for bodies ------------------------------------------------------------------------------------------ */
 
 int fleet_join(struct fleet *fleet, uint32_t rank, tern_group **group)
 {
@@ -138,16 +140,22 @@ int fleet_join(struct fleet *fleet, uint32_t rank, tern_group **group)
 	struct tern_group_config config;
 	char node[16];
 
-	member->driver = (struct driver){.ctx = member, .now = driver_time, .idle = driver_idle, .wake = driver_stored,
-		.has_died = driver_has_died, .engine = driver_engine, .configure = driver_configure,
-		.transport = &transport_sim, .network = fleet->network};
+	member->driver = (struct driver){.ctx = member,
+		.now = driver_time,
+		.idle = driver_idle,
+		.wake = driver_stored,
+		.has_died = driver_has_died,
+		.engine = driver_engine,
+		.configure = driver_configure,
+		.transport = &transport_sim,
+		.network = fleet->network};
 	tern_group_config_init(&config);
 	snprintf(node, sizeof(node), "%u", rank / per_node);
 	config.node = node;
 	config.transport = "sim";
 	config.wait_ms = fleet->settings.wait_ms;
-	config.boot = (struct tern_boot){.rank = (int)rank, .nr_ranks = (int)fleet->settings.nr_ranks, .allgather = allgather,
-		.ctx = member};
+	config.boot = (struct tern_boot){
+		.rank = (int)rank, .nr_ranks = (int)fleet->settings.nr_ranks, .allgather = allgather, .ctx = member};
 	return group_create_driven(&config, &member->driver, group);
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What must have become of the ranks.
  *
- * A dead rank is named by everybody else. Where a link is cut nobody has died, and nobody can tell which end is to blame:
- * each end takes the other for dead, and who hears of it first from one end names the other. So every rank, the ends
- * included, names one of the two. */
+ * A dead rank is named by everybody else. Where a link is cut nobody has died, and nobody can tell which end is to
+ * blame: each end takes the other for dead, and who hears of it first from one end names the other. So every rank, the
+ * ends included, names one of the two. */
 #include "soak/soak_inside.h"
 
 #include <stdarg.h>
@@ -52,16 +52,18 @@ static bool is_culprit(const struct scenario *s, long rank)
 	return rank == (long)victim || (s->trigger.fault == SOAK_CUT && rank == (long)s->trigger.other);
 }
 
-/* While groups and exchanges are made, the cause may come from the bootstrap or from another rank, which is then named first. */
+/* While groups and exchanges are made, the cause may come from the bootstrap or from another rank, which is then named
+ * first. */
 static bool blames(const struct scenario *s, const struct fate *fate)
 {
 	if (fate->creating)
-		return names(fate->text, s->trigger.victim) || (s->trigger.fault == SOAK_CUT && names(fate->text, s->trigger.other));
+		return names(fate->text, s->trigger.victim) ||
+		       (s->trigger.fault == SOAK_CUT && names(fate->text, s->trigger.other));
 	return fate->rc == TERN_ERR_PEER_DEAD && is_culprit(s, first_named(fate->text));
 }
 
-/* Silence is noticed after the engine's time-out, at the next look (20 ms) and the end of the longest sleep (50 ms). At a
- * cut link the end that still hears the other waits until that one has left, and falls silent in turn. */
+/* Silence is noticed after the engine's time-out, at the next look (20 ms) and the end of the longest sleep (50 ms). At
+ * a cut link the end that still hears the other waits until that one has left, and falls silent in turn. */
 static uint64_t longest_ns(const struct scenario *s, const struct fate *fate)
 {
 	uint64_t notice = (uint64_t)s->fleet.engine.timeout_ms + 100;
@@ -85,8 +87,8 @@ static void judge_fault(const struct show *show, uint32_t rank, uint64_t fault_n
 	if (!blames(show->scenario, fate))
 		wrong(o, "rank %u blames somebody else: %s returned %d (%s)\n", rank, fate->call, fate->rc, fate->text);
 	if (took > longest_ns(show->scenario, fate))
-		wrong(o, "rank %u had its error only after %.3f ms: %s returned %d (%s)\n", rank, (double)took / 1e6, fate->call,
-			fate->rc, fate->text);
+		wrong(o, "rank %u had its error only after %.3f ms: %s returned %d (%s)\n", rank, (double)took / 1e6,
+			fate->call, fate->rc, fate->text);
 }
 
 static void judge_rank(const struct show *show, uint32_t rank, struct soak_outcome *o)
@@ -103,7 +105,8 @@ static void judge_rank(const struct show *show, uint32_t rank, struct soak_outco
 	else if (fault_ns != UINT64_MAX)
 		judge_fault(show, rank, fault_ns, o);
 	else if (fate->rc)
-		wrong(o, "rank %u: %s returned %d (%s), and nothing had happened\n", rank, fate->call, fate->rc, fate->text);
+		wrong(o, "rank %u: %s returned %d (%s), and nothing had happened\n", rank, fate->call, fate->rc,
+			fate->text);
 }
 
 void judge(const struct show *show, const struct sim_stats *stats, struct soak_outcome *o)
@@ -112,7 +115,8 @@ void judge(const struct show *show, const struct sim_stats *stats, struct soak_o
 		judge_rank(show, r, o);
 	o->struck = fleet_fault_ns(show->fleet) != UINT64_MAX;
 	if (stats->changed_retries)
-		wrong(o, "%llu writes came back after a refusal with other flags\n", (unsigned long long)stats->changed_retries);
+		wrong(o, "%llu writes came back after a refusal with other flags\n",
+			(unsigned long long)stats->changed_retries);
 	if (stats->bad_keys && !o->struck)
 		wrong(o, "%llu writes went outside of registered memory\n", (unsigned long long)stats->bad_keys);
 }

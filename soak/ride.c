@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank does: halves over all slots in an order that is the same on all ranks, with pauses of its own between them.
- * What it passes is overwritten as soon as the contract lets it; what it received, before it gives it back. */
+/* What a rank does: halves over all slots in an order that is the same on all ranks, with pauses of its own between
+ * them. What it passes is overwritten as soon as the contract lets it; what it received, before it gives it back. */
 #include "soak/soak_inside.h"
 
 #include <stdarg.h>
@@ -41,7 +41,7 @@ struct rider {
 	size_t out_stride;
 };
 
-/* ---- what goes wrong --------------------------------------------------------------------------------------------------------- */
+/* ---- what goes wrong ------------------------------------------------------------------------------------- */
 
 static int broken(struct rider *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static int broken(struct rider *r, const char *format, ...)
@@ -76,7 +76,7 @@ static void *need(struct rider *r, size_t bytes)
 	return memory;
 }
 
-/* ---- calls: bounded, repeated after a time-out, or the end -------------------------------------------------------------------- */
+/* ---- calls: bounded, repeated after a time-out, or the end ----------------------------------------------- */
 
 static void call_begins(struct rider *r, const char *call)
 {
@@ -91,7 +91,8 @@ static void check_bound(struct rider *r, const char *call)
 	uint64_t most = (4 * (uint64_t)r->job->config.wait_ms + (uint64_t)r->scenario->fleet.engine.wait_ms) * MS + MS;
 
 	if (took > most)
-		broken(r, "%s took %.3f ms of virtual time with wait_ms %d", call, (double)took / 1e6, r->job->config.wait_ms);
+		broken(r, "%s took %.3f ms of virtual time with wait_ms %d", call, (double)took / 1e6,
+			r->job->config.wait_ms);
 }
 
 /* True: it timed out as short waits do, and is to be called again. */
@@ -109,7 +110,7 @@ static bool again(struct rider *r, const char *call, int rc, uint64_t *poll_ns)
 	return true;
 }
 
-/* ---- the fault ------------------------------------------------------------------------------------------------------------------ */
+/* ---- the fault ------------------------------------------------------------------------------------------- */
 
 static void pull(struct rider *r)
 {
@@ -127,12 +128,12 @@ static void meet_fault(struct rider *r, const struct seat *seat, enum soak_phase
 {
 	const struct soak_trigger *t = &r->scenario->trigger;
 
-	if (t->fault != SOAK_NO_FAULT && !r->show->struck && t->phase == phase && t->after == after && t->victim == r->rank &&
-		seat->number >= t->round)
+	if (t->fault != SOAK_NO_FAULT && !r->show->struck && t->phase == phase && t->after == after &&
+		t->victim == r->rank && seat->number >= t->round)
 		pull(r);
 }
 
-/* ---- dispatch --------------------------------------------------------------------------------------------------------------------- */
+/* ---- dispatch -------------------------------------------------------------------------------------------- */
 
 struct inputs {
 	void *x, *scales;
@@ -158,7 +159,8 @@ static int inputs_make(struct rider *r, uint64_t number, struct inputs *in)
 	uint32_t n = job_nr_tokens(job, number, r->rank);
 	size_t routes = (size_t)n * job->config.topk;
 
-	*in = (struct inputs){.nr_tokens = n, .x_stride = job_x_bytes(job) + r->scenario->rows_apart,
+	*in = (struct inputs){.nr_tokens = n,
+		.x_stride = job_x_bytes(job) + r->scenario->rows_apart,
 		.scales_stride = job_x_scales_bytes(job) + r->scenario->rows_apart};
 	in->x = need(r, n * in->x_stride);
 	in->scales = job_x_scales_bytes(job) ? need(r, n * in->scales_stride) : NULL;
@@ -177,10 +179,15 @@ static int inputs_make(struct rider *r, uint64_t number, struct inputs *in)
 static int try_dispatch(struct rider *r, uint32_t slot, const struct inputs *in)
 {
 	const struct scenario *s = r->scenario;
-	struct tern_dispatch args = {.size = sizeof(args), .slot = slot, .nr_tokens = in->nr_tokens, .x = in->x,
-		.x_stride = s->rows_apart ? in->x_stride : 0, .scales = in->scales,
+	struct tern_dispatch args = {.size = sizeof(args),
+		.slot = slot,
+		.nr_tokens = in->nr_tokens,
+		.x = in->x,
+		.x_stride = s->rows_apart ? in->x_stride : 0,
+		.scales = in->scales,
 		.scales_stride = s->rows_apart && in->scales ? in->scales_stride : 0,
-		.topk_ids = s->wide_ids ? (const void *)in->wide_ids : in->ids, .topk_ids_bits = s->wide_ids ? 64 : 0,
+		.topk_ids = s->wide_ids ? (const void *)in->wide_ids : in->ids,
+		.topk_ids_bits = s->wide_ids ? 64 : 0,
 		.topk_weights = r->job->no_weights ? NULL : in->weights};
 	uint64_t poll_ns = FIRST_POLL_NS;
 	int rc;
@@ -232,7 +239,8 @@ static int check_received(struct rider *r, struct seat *seat, const char *when)
 
 	if (!reference || verify_received(reference, r->rank, &seat->received, &difference))
 		return broken(r, "no memory to verify");
-	return difference.nr ? broken(r, "%llu wrong %s: %s", (unsigned long long)difference.nr, when, difference.first) : 0;
+	return difference.nr ? broken(r, "%llu wrong %s: %s", (unsigned long long)difference.nr, when, difference.first)
+			     : 0;
 }
 
 static int dispatch_recv(struct rider *r, uint32_t slot)
@@ -254,7 +262,7 @@ static int dispatch_recv(struct rider *r, uint32_t slot)
 	return check_received(r, seat, "after dispatch");
 }
 
-/* ---- combine ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- combine --------------------------------------------------------------------------------------------- */
 
 /* A peer that stores for the next round before these rows were given back is found now, or later by the poison. */
 static int spoil_received(struct rider *r, struct seat *seat)
@@ -347,7 +355,7 @@ static int combine_recv(struct rider *r, uint32_t slot)
 	return 0;
 }
 
-/* ---- the flow ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the flow -------------------------------------------------------------------------------------------- */
 
 static bool may_start(const struct rider *r)
 {
@@ -420,9 +428,10 @@ static int flow(struct rider *r)
 	return rc;
 }
 
-/* ---- from joining to leaving ------------------------------------------------------------------------------------------------------- */
+/* ---- from joining to leaving ----------------------------------------------------------------------------- */
 
-/* Every rank arrives once in each phase of a round: more than that was delivered twice. A release may still be on its way. */
+/* Every rank arrives once in each phase of a round: more than that was delivered twice. A release may still be on its
+ * way. */
 static void check_deliveries(struct rider *r)
 {
 	for (uint32_t slot = 0; slot < r->job->config.nr_slots; slot++)
@@ -434,8 +443,8 @@ static void check_deliveries(struct rider *r)
 			uint32_t rung = atomic_load_explicit(&bell->rung, memory_order_relaxed);
 
 			if (rung > most * r->moe->nr_ranks)
-				broken(r, "slot %u, phase %d: %u arrivals in %u rounds of %u ranks", slot, phase, rung, most,
-					r->moe->nr_ranks);
+				broken(r, "slot %u, phase %d: %u arrivals in %u rounds of %u ranks", slot, phase, rung,
+					most, r->moe->nr_ranks);
 		}
 }
 
@@ -468,8 +477,13 @@ void ride(struct fleet *fleet, uint32_t rank, void *ctx)
 		snprintf(show->fates[rank].wrong, sizeof(show->fates[rank].wrong), "no memory");
 		return;
 	}
-	*r = (struct rider){.show = show, .scenario = show->scenario, .job = &show->scenario->job, .fate = &show->fates[rank],
-		.rank = rank, .flow = show->scenario->flow_seed, .own = hash2(show->scenario->flow_seed, rank)};
+	*r = (struct rider){.show = show,
+		.scenario = show->scenario,
+		.job = &show->scenario->job,
+		.fate = &show->fates[rank],
+		.rank = rank,
+		.flow = show->scenario->flow_seed,
+		.own = hash2(show->scenario->flow_seed, rank)};
 	r->fate->creating = true;
 	r->out_stride = job_y_bytes(r->job) + show->scenario->rows_apart;
 	r->out = need(r, r->job->config.max_tokens * r->out_stride);

@@ -54,8 +54,8 @@ struct soak_trigger {
 	enum soak_phase phase;
 	uint32_t victim, other; /* other: the far end of the link */
 	bool both_ways;
-	uint64_t round;	   /* in which the victim meets it */
-	bool after;	   /* when the half has returned */
+	uint64_t round;    /* in which the victim meets it */
+	bool after;        /* when the half has returned */
 	uint64_t delay_ns; /* and so much later; with SOAK_ANY_TIME: from the beginning */
 };
 

@@ -17,7 +17,7 @@ struct soak_outcome {
 	uint64_t halves; /* of all ranks, that returned 0 */
 	uint64_t digest; /* of all that happened: equal for equal scenarios */
 	uint64_t virtual_ns;
-	bool struck;		  /* the fault came */
+	bool struck;               /* the fault came */
 	uint64_t slowest_error_ns; /* from the fault until the last rank had its error */
 	struct sim_stats stats;
 };

@@ -10,11 +10,11 @@
 
 /* What became of a rank. */
 struct fate {
-	int rc;		  /* 0, or the error that ended it, */
+	int rc;           /* 0, or the error that ended it, */
 	const char *call; /* of this call, */
 	char text[1024];  /* with this cause, */
-	uint64_t at_ns;	  /* at this time */
-	bool creating;	  /* before its first half */
+	uint64_t at_ns;   /* at this time */
+	bool creating;    /* before its first half */
 	char wrong[512];  /* the first promise that was broken; "": none */
 	uint64_t rounds, halves;
 };
@@ -24,7 +24,7 @@ struct show {
 	struct fleet *fleet;
 	struct oracle *oracle;
 	struct fate *fates; /* [nr_ranks] */
-	bool struck;	    /* the trigger was pulled */
+	bool struck;        /* the trigger was pulled */
 };
 
 void ride(struct fleet *fleet, uint32_t rank, void *show); /* a fleet_body */

@@ -11,7 +11,7 @@
 #include "soak/fleet.h"
 #include "tern.h"
 
-/* ---- coroutines -------------------------------------------------------------------------------------------------------- */
+/* ---- coroutines ------------------------------------------------------------------------------------------ */
 
 struct counter {
 	struct coroutine *coroutine;
@@ -72,7 +72,7 @@ static void one_that_never_began(void **state)
 	coroutine_destroy(NULL);
 }
 
-/* ---- fleets -------------------------------------------------------------------------------------------------------------- */
+/* ---- fleets ---------------------------------------------------------------------------------------------- */
 
 #define RANKS 5
 #define MS 1000000ull
@@ -89,7 +89,8 @@ struct story {
 
 static void settings_init(struct fleet_settings *s, uint64_t seed, uint32_t per_node)
 {
-	*s = (struct fleet_settings){.seed = seed, .nr_ranks = RANKS, .ranks_per_node = per_node, .wait_ms = 1000, .limit_ns = 20000 * MS};
+	*s = (struct fleet_settings){
+		.seed = seed, .nr_ranks = RANKS, .ranks_per_node = per_node, .wait_ms = 1000, .limit_ns = 20000 * MS};
 	sim_settings_init(&s->network);
 	s->network.message_bytes = 1024;
 	tern_engine_config_init(&s->engine);
@@ -224,7 +225,8 @@ static void a_dead_rank_is_missed(void **state)
 		snprintf(name, sizeof(name), "rank %u did not come", story.victim);
 		for (uint32_t r = 0; r < RANKS; r++)
 			if (r != story.victim && (story.rc[r] != TERN_ERR_BOOTSTRAP || !strstr(story.text[r], name)))
-				fail_msg("seed %llu, rank %u: %d (%s)", (unsigned long long)seed, r, story.rc[r], story.text[r]);
+				fail_msg("seed %llu, rank %u: %d (%s)", (unsigned long long)seed, r, story.rc[r],
+					story.text[r]);
 		fleet_destroy(fleet);
 	}
 }

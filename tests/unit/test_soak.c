@@ -28,8 +28,8 @@ static void must_be_good(uint64_t seed, const struct soak_wishes *wishes, struct
 {
 	run_seed(seed, wishes, outcome);
 	if (!outcome->good)
-		fail_msg("seed %llu, fault %s, phase %s:\n%s", (unsigned long long)seed, soak_fault_names[wishes->fault],
-			soak_phase_names[wishes->phase], outcome->text);
+		fail_msg("seed %llu, fault %s, phase %s:\n%s", (unsigned long long)seed,
+			soak_fault_names[wishes->fault], soak_phase_names[wishes->phase], outcome->text);
 }
 
 static void same_seed_same_run(void **state)
@@ -86,7 +86,8 @@ static void faults_in_every_phase(void **state)
 			for (int mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 				for (int seed = 1; seed <= scaled(8); seed++) {
 					const struct soak_wishes wishes = {.fault = (enum soak_fault)fault,
-						.phase = (enum soak_phase)phase, .mode = (enum tern_mode)mode};
+						.phase = (enum soak_phase)phase,
+						.mode = (enum tern_mode)mode};
 
 					must_be_good((uint64_t)seed, &wishes, &outcome);
 					assert_true(outcome.struck);
@@ -95,8 +96,8 @@ static void faults_in_every_phase(void **state)
 
 static void shapes_of_models(void **state)
 {
-	const struct soak_wishes wishes = {.fault = SOAK_NO_FAULT, .nr_ranks = 16, .hidden = 7168, .nr_experts = 256, .topk = 8,
-		.nr_tokens = 4};
+	const struct soak_wishes wishes = {
+		.fault = SOAK_NO_FAULT, .nr_ranks = 16, .hidden = 7168, .nr_experts = 256, .topk = 8, .nr_tokens = 4};
 	struct soak_outcome outcome;
 
 	(void)state;
