@@ -351,9 +351,8 @@ static int write_json(const struct arguments *a, const struct totals *t, bool go
 	}
 	fprintf(file,
 		"{\"good\": %s, \"first_seed\": %llu, \"scenarios\": %llu, \"faults\": %llu, \"rounds\": %llu, "
-		"\"halves\": %llu, \"writes\": %llu, \"events\": %llu, \"slowest_error_ns\": %llu, \"wall_s\": %.3f, \"virtual_s\": "
-		"%.6f, "
-		"\"peak_kib\": %ld, \"digest\": \"%016llx\"}\n",
+		"\"halves\": %llu, \"writes\": %llu, \"events\": %llu, \"slowest_error_ns\": %llu, \"wall_s\": %.3f, "
+		"\"virtual_s\": %.6f, \"peak_kib\": %ld, \"digest\": \"%016llx\"}\n",
 		good ? "true" : "false", (unsigned long long)a->seed, (unsigned long long)t->scenarios,
 		(unsigned long long)t->struck, (unsigned long long)t->rounds, (unsigned long long)t->halves,
 		(unsigned long long)t->writes, (unsigned long long)t->events, (unsigned long long)t->slowest_error_ns,

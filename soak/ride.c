@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a rank does: halves over all slots in an order that is the same on all ranks, with pauses of its own between
  * them. What it passes is overwritten as soon as the contract lets it; what it received, before it gives it back. */
+#include "soak/inputs.h"
 #include "soak/soak_inside.h"
 
 #include <stdarg.h>
@@ -135,47 +136,6 @@ static void meet_fault(struct rider *r, const struct seat *seat, enum soak_phase
 
 /* ---- dispatch -------------------------------------------------------------------------------------------- */
 
-struct inputs {
-	void *x, *scales;
-	int32_t *ids;
-	int64_t *wide_ids;
-	float *weights;
-	uint32_t nr_tokens;
-	size_t x_stride, scales_stride;
-};
-
-static void inputs_free(struct inputs *in)
-{
-	free(in->x);
-	free(in->scales);
-	free(in->ids);
-	free(in->wide_ids);
-	free(in->weights);
-}
-
-static int inputs_make(struct rider *r, uint64_t number, struct inputs *in)
-{
-	const struct job *job = r->job;
-	uint32_t n = job_nr_tokens(job, number, r->rank);
-	size_t routes = (size_t)n * job->config.topk;
-
-	*in = (struct inputs){.nr_tokens = n,
-		.x_stride = job_x_bytes(job) + r->scenario->rows_apart,
-		.scales_stride = job_x_scales_bytes(job) + r->scenario->rows_apart};
-	in->x = need(r, n * in->x_stride);
-	in->scales = job_x_scales_bytes(job) ? need(r, n * in->scales_stride) : NULL;
-	in->ids = need(r, routes * sizeof(*in->ids));
-	in->wide_ids = need(r, routes * sizeof(*in->wide_ids));
-	in->weights = need(r, routes * sizeof(*in->weights));
-	if (!in->x || !in->ids || !in->wide_ids || !in->weights || (job_x_scales_bytes(job) && !in->scales))
-		return -1;
-	job_routes(job, number, r->rank, in->ids, in->weights);
-	job_x(job, number, r->rank, in->x, in->x_stride, in->scales, in->scales_stride);
-	for (size_t i = 0; i < routes; i++)
-		in->wide_ids[i] = in->ids[i];
-	return 0;
-}
-
 static int try_dispatch(struct rider *r, uint32_t slot, const struct inputs *in)
 {
 	const struct scenario *s = r->scenario;
@@ -221,9 +181,9 @@ static int dispatch_send(struct rider *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	struct inputs in;
-	int rc = inputs_make(r, seat->number, &in);
+	int rc = inputs_make(r->scenario, r->rank, seat->number, &in) ? broken(r, "no memory for what is passed")
+								      : try_dispatch(r, slot, &in);
 
-	rc = rc ? rc : try_dispatch(r, slot, &in);
 	inputs_free(&in); /* gone as soon as they may be */
 	if (*r->fate->wrong)
 		return -1;
