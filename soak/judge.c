@@ -62,11 +62,13 @@ static bool blames(const struct scenario *s, const struct fate *fate)
 	return fate->rc == TERN_ERR_PEER_DEAD && is_culprit(s, first_named(fate->text));
 }
 
-/* Silence is noticed after the engine's time-out, at the next look (20 ms) and the end of the longest sleep (50 ms). At
- * a cut link the end that still hears the other waits until that one has left, and falls silent in turn. */
+/* Silence is noticed after the engine's time-out, or the exchange's if that is longer, at the next look (20 ms) and the
+ * end of the longest sleep (50 ms). At a cut link the end that still hears the other waits until that one has left, and
+ * falls silent in turn. */
 static uint64_t longest_ns(const struct scenario *s, const struct fate *fate)
 {
-	uint64_t notice = (uint64_t)s->fleet.engine.timeout_ms + 100;
+	int wait_ms = s->job.config.wait_ms;
+	uint64_t notice = (uint64_t)(wait_ms > s->fleet.engine.timeout_ms ? wait_ms : s->fleet.engine.timeout_ms) + 100;
 
 	if (fate->creating) /* gatherings, and the engine's first words */
 		notice += 2 * (uint64_t)s->fleet.wait_ms + (uint64_t)s->fleet.engine.wait_ms;

@@ -101,7 +101,10 @@ static bool again(struct rider *r, const char *call, int rc, uint64_t *poll_ns)
 {
 	check_bound(r, call);
 	r->fate->halves += rc == 0;
-	if (rc != TERN_ERR_TIMEOUT || r->job->config.wait_ms >= 1000 || fleet_is_buried(r->show->fleet, r->rank))
+	if (rc != TERN_ERR_TIMEOUT || fleet_is_buried(r->show->fleet, r->rank))
+		return false;
+	/* Silence is no death before it has lasted as long as the longest wait: that may be over first. */
+	if (r->scenario->trigger.fault == SOAK_NO_FAULT && r->job->config.wait_ms >= 1000)
 		return false;
 	if (!*tern_last_error())
 		broken(r, "%s timed out without a cause", call);

@@ -13,6 +13,7 @@ const char *const soak_phase_names[] = {
 	"dispatch_send", "dispatch_recv", "combine_send", "combine_recv", "any", "drawn"};
 
 #define MS 1000000ull
+#define LONG_WAIT_MS 1500
 
 static uint32_t draw(uint64_t *state, uint32_t below)
 {
@@ -87,6 +88,8 @@ static void draw_trigger(uint64_t *state, const struct soak_wishes *wishes, stru
 		s->release_in = s->release_in == 1 ? 2 : s->release_in;
 		s->job.config.capacity = 0;
 	}
+	if (t->fault != SOAK_NO_FAULT && s->job.config.wait_ms > LONG_WAIT_MS)
+		s->job.config.wait_ms = LONG_WAIT_MS; /* silence is borne as long */
 	if (t->fault == SOAK_CUT) {
 		/* Ranks of one node have no link between them. */
 		if (s->fleet.ranks_per_node >= nr)
