@@ -8,6 +8,7 @@
 int cmd_run(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_bench_signal(int argc, char **argv);
+int cmd_soak(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 
 #endif

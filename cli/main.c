@@ -15,6 +15,7 @@ static const struct command {
 } commands[] = {
 	{"run", cmd_run, "start ranks of a program on this machine"},
 	{"bench", cmd_bench, "measure dispatch and combine"},
+	{"soak", cmd_soak, "try the exchange on a simulated network, with faults"},
 	{"info", cmd_info, "what this build and this machine offer"},
 	{"help", cmd_help, "this text"},
 	{"version", cmd_version, "the version"},

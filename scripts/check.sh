@@ -128,6 +128,25 @@ stage_plain() {
 	done
 	transports plain "$BUILD" . env
 	over_engine
+	on_simulation
+}
+
+# The exchange on the simulated network: whatever the seeds draw, then 1008 seeds of deaths and cut links in each half and mode, then a model's shape.
+on_simulation() {
+	local fault phase mode
+
+	test sim/rounds 240 "$BUILD/tern" soak --quiet --rounds 6000 --most-ranks 32
+	for fault in kill cut; do
+		for mode in ll ht; do
+			for phase in dispatch_send dispatch_recv combine_send combine_recv; do
+				test "sim/$fault-$phase-$mode" 240 "$BUILD/tern" soak --quiet --scenarios 63 --fault $fault --phase $phase --mode $mode
+			done
+		done
+	done
+	for mode in ll ht; do
+		test "sim/64-ranks-$mode" 120 "$BUILD/tern" soak --quiet --preset deepseek-v3 --ranks 64 --tokens 16 --mode $mode
+	done
+	finish
 }
 
 # The exchange again, with the engine where windows were mapped: everywhere, and between virtual nodes.
@@ -183,6 +202,8 @@ stage_address() {
 			--mode all --tokens 1,16 --iters 3 --warmup 1 --verify --quiet
 		# shellcheck disable=SC2086
 		test address/cli/info 60 env $options "$BUILD/address/tern" info
+		# shellcheck disable=SC2086
+		test address/sim 240 env $options "$BUILD/address/tern" soak --quiet --rounds 800
 	fi
 	# shellcheck disable=SC2086
 	transports address "$BUILD/address" . env TERN_TEST_DIVISOR=16 $options

@@ -19,7 +19,7 @@ share() {
 	echo "---- $name: $*"
 	if "$@" >"$LOGS/$name.log" 2>&1 </dev/null; then
 		passed=$((passed + 1))
-		grep '^# ' "$LOGS/$name.log" | tail -1
+		grep -E '^# |^(scenarios|rounds|time|peak memory)  ' "$LOGS/$name.log" | tail -4
 	else
 		failed=$((failed + 1))
 		echo "FAILED: $*"
@@ -39,12 +39,25 @@ until_time() {
 }
 
 echo "seed $seed, $limit s"
-make -s -j"$(nproc)" BUILD="$BUILD" tests >/dev/null || exit 1
+make -s -j"$(nproc)" BUILD="$BUILD" all tests >/dev/null || exit 1
 make -s -j"$(nproc)" BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests >/dev/null || exit 1
-part=$((limit / 5))
+part=$((limit / 7))
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
 share flow until_time $part "$BUILD/tests/exchange/test_flow"
+share sim "$BUILD/tern" soak --quiet --seconds $part --most-ranks 32 --seed "$seed"
+share sim-deaths "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault kill --seed "$seed"
+share sim-cuts "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault cut --seed "$seed"
+# As many tokens as fit into 6 GB.
+if [ "$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo)" -gt 7000 ]; then
+	for shape in "64 128" "128 64" "256 32"; do
+		for mode in ll ht; do
+			share "sim-${shape% *}-ranks-$mode" "$BUILD/tern" soak --quiet --preset deepseek-v3 --ranks "${shape% *}" --tokens "${shape#* }" --mode $mode
+		done
+	done
+else
+	echo "---- less than 7000 MiB of memory: no model's shape on 64 to 256 simulated ranks"
+fi
 share faults until_time $part "$BUILD/tests/faults/test_faults"
 if command -v clang >/dev/null && make -s -j"$(nproc)" BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers >/dev/null; then
 	set -- "$BUILD"/fuzz/tests/fuzz/fuzz_*

@@ -19,16 +19,17 @@ struct tern_engine_config;
 struct driver {
 	void *ctx;
 	uint64_t (*now)(void *ctx);
-	/* A wait has found nothing. Lets the others go on; returns when there may be news, at until_ns at the latest. */
+	/* A wait has found nothing. Lets the others go on; returns when there may be news, at until_ns at the latest.
+	 */
 	void (*idle)(void *ctx, uint64_t until_ns);
 
 	/* For groups, whose ranks run inside idle. NULL where a driver has engines alone. */
-	void (*wake)(void *ctx, uint32_t rank); /* something was stored for a rank that is mapped */
+	void (*wake)(void *ctx, uint32_t rank);     /* something was stored for a rank that is mapped */
 	bool (*has_died)(void *ctx, uint32_t rank); /* of a rank that is mapped: in place of its process's end */
 	void (*engine)(void *ctx, struct tern_engine *engine, bool runs); /* step it from now on, or no more */
 	void (*configure)(void *ctx, struct tern_engine_config *config);  /* the group's engine; may be NULL */
-	const struct transport_ops *transport;				  /* of all engines */
-	void *network;							  /* transport_options.network */
+	const struct transport_ops *transport;                            /* of all engines */
+	void *network;                                                    /* transport_options.network */
 };
 
 static inline uint64_t driver_now(const struct driver *driver)

@@ -13,6 +13,11 @@ const char *tern_last_error(void)
 	return last_error;
 }
 
+void error_put_back(const char *text)
+{
+	memccpy(last_error, text, 0, sizeof(last_error) - 1);
+}
+
 int fail(int code, const char *format, ...)
 {
 	char text[sizeof(last_error)]; /* the arguments may point into last_error */

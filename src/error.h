@@ -11,4 +11,7 @@ int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3))
 /* The same for a failed system call: appends errno's text; TERN_ERR_NOMEM for ENOMEM, EMFILE and ENFILE, else TERN_ERR_SYSTEM. */
 int fail_errno(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* For who runs several ranks in one thread: the text that belongs to the one that goes on. */
+void error_put_back(const char *text);
+
 #endif

@@ -29,6 +29,11 @@
 
 #define PARTED (7u << 24)
 
+/* A parting in peace counts so much later. All that the rank has sent had landed before, but a network may report
+ * immediates in any order, also long after the bytes; the engine's own goodbye waits one look (20 ms at most) for the
+ * same reason. */
+#define PEACE_NS 100000000u
+
 static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
 {
 	return &path->pieces[slot * NR_WORD_KINDS + kind];
@@ -46,13 +51,16 @@ uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
 
 /* ---- on the engine's thread -------------------------------------------------------------------------------- */
 
-static void note_parting(struct engine_path *path, uint32_t source, uint32_t bits)
+static void note_parting(const tern_moe *moe, uint32_t source, uint32_t bits)
 {
+	struct engine_path *path = moe->engine;
 	uint32_t which = bits >> PART_BITS;
 
-	if (which < NR_PARTS)
-		atomic_fetch_or_explicit(&path->partings[source],
-			1u << (24 + which) | (bits & PART_MASK) << (8 * which), memory_order_release);
+	if (which >= NR_PARTS)
+		return;
+	atomic_store_explicit(&path->parted_ns[source], driver_now(moe->group->driver), memory_order_relaxed);
+	atomic_fetch_or_explicit(&path->partings[source], 1u << (24 + which) | (bits & PART_MASK) << (8 * which),
+		memory_order_release);
 }
 
 static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source)
@@ -131,7 +139,7 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	if (source >= moe->nr_ranks || moe->windows[source])
 		return;
 	if (kind == IMMEDIATE_PART)
-		note_parting(moe->engine, source, bits);
+		note_parting(moe, source, bits);
 	else if (kind == IMMEDIATE_CHUNK)
 		relay_chunk(moe, source, bits);
 	else if (kind == IMMEDIATE_CREDIT)
@@ -273,10 +281,12 @@ static int open_local(tern_moe *moe)
 	path->prefix = (uint8_t)moe->group->round; /* the same on all ranks */
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
 	path->partings = calloc(moe->nr_ranks, sizeof(*path->partings));
+	path->parted_ns = calloc(moe->nr_ranks, sizeof(*path->parted_ns));
 	path->number_of = calloc(moe->nr_ranks, sizeof(*path->number_of));
 	path->pieces = sent_alloc(nr_pieces(moe));
 	path->credits = sent_alloc(1);
-	if (!path->windows || !path->partings || !path->number_of || !path->pieces || !path->credits)
+	if (!path->windows || !path->partings || !path->parted_ns || !path->number_of || !path->pieces ||
+		!path->credits)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
 	if (moe->nr_ranks > MOST_RANKS)
 		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks,
@@ -337,6 +347,34 @@ static void close_parts(tern_moe *moe)
 	sent_close(moe, path->credits, 1, deadline_ns);
 }
 
+static void release_staging(void *ctx, void *base, uint64_t bytes)
+{
+	(void)ctx;
+	private_unmap(base, bytes);
+}
+
+static void release_window(void *ctx, void *base, uint64_t bytes)
+{
+	(void)base;
+	(void)bytes;
+	window_drop(ctx);
+}
+
+/* What the network has not finished with stays until the engine has ended. */
+static void give_up_memory(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+
+	if (path->staging_region)
+		engine_region_give_up(path->staging_region, moe->wait_ms, release_staging, NULL);
+	else
+		private_unmap(path->staging, path->staging_bytes);
+	if (!path->window_region)
+		return;
+	window_keep(moe->windows[moe->rank]);
+	engine_region_give_up(path->window_region, moe->wait_ms, release_window, moe->windows[moe->rank]);
+}
+
 void engine_path_close(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
@@ -345,13 +383,10 @@ void engine_path_close(tern_moe *moe)
 	for (uint32_t r = 0; path->windows && r < moe->nr_ranks; r++)
 		if (path->windows[r])
 			tern_remote_forget(path->windows[r], moe->wait_ms);
-	if (path->staging_region)
-		tern_region_deregister(path->staging_region, moe->wait_ms);
-	if (path->window_region)
-		tern_region_deregister(path->window_region, moe->wait_ms);
-	private_unmap(path->staging, path->staging_bytes);
+	give_up_memory(moe);
 	free(path->windows);
 	free(path->partings);
+	free(path->parted_ns);
 	free(path->number_of);
 	free(path->pieces);
 	free(path->credits);
@@ -473,17 +508,26 @@ void engine_path_part(tern_moe *moe, uint64_t parting)
 		}
 }
 
+static bool in_peace(const tern_moe *moe, uint32_t rank)
+{
+	uint64_t since = atomic_load_explicit(&moe->engine->parted_ns[rank], memory_order_relaxed);
+
+	return driver_now(moe->group->driver) - since < PEACE_NS;
+}
+
 uint64_t engine_path_parting(const tern_moe *moe, uint32_t rank)
 {
 	uint32_t told = atomic_load_explicit(&moe->engine->partings[rank], memory_order_acquire);
 	uint32_t peer = (told >> 8 & PART_MASK) | (told >> 16 & PART_MASK) << PART_BITS;
 
-	if ((told & PARTED) != PARTED)
+	if ((told & PARTED) != PARTED || (!(told & PART_MASK) && in_peace(moe, rank)))
 		return 0;
 	return parting_make(-(int)(told & PART_MASK), peer == MOST_RANKS - 1 ? -1 : (int)peer);
 }
 
 bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
-	return engine_peer_down(moe->engine->engine, rank, text) != 0;
+	uint32_t told = atomic_load_explicit(&moe->engine->partings[rank], memory_order_acquire);
+
+	return (told & PARTED) != PARTED && engine_peer_down(moe->engine->engine, rank, text) != 0;
 }

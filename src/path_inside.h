@@ -49,7 +49,8 @@ struct engine_path {
 	struct sent *pieces;   /* [slots][NR_WORD_KINDS] */
 	struct sent *credits;  /* the proxy's own until it is unclaimed */
 	/* What ranks have told of their parting: error + 1 | low << 8 | high << 16, and a bit for each of the three. */
-	_Atomic uint32_t *partings; /* [R] */
+	_Atomic uint32_t *partings;  /* [R] */
+	_Atomic uint64_t *parted_ns; /* [R] when the last of them came */
 	_Atomic uint32_t breach;    /* the rank that sent something broken + 1 */
 	char breach_text[160];
 	struct lanes *lanes;

@@ -37,7 +37,12 @@ void private_unmap(void *base, uint64_t bytes)
 		munmap(base, bytes);
 }
 
-static void window_release(struct window *window)
+void window_keep(struct window *window)
+{
+	atomic_fetch_add_explicit(&window->references, 1, memory_order_relaxed);
+}
+
+void window_drop(struct window *window)
 {
 	if (!window || atomic_fetch_sub_explicit(&window->references, 1, memory_order_acq_rel) > 1)
 		return;
@@ -173,7 +178,7 @@ int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct win
 void windows_destroy(tern_group *group, struct window **windows)
 {
 	for (int r = 0; r < group->nr_ranks; r++) {
-		window_release(windows[r]);
+		window_drop(windows[r]);
 		windows[r] = NULL;
 	}
 }

@@ -19,6 +19,9 @@ struct window {
 /* Collective: makes this rank's window of `bytes` zeroed bytes (the same on all ranks) and maps those of all reachable
  * peers: windows[nr_ranks], NULL where there is no path. `round` numbers the group's exchanges, from 1. */
 int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct window **windows);
+/* A reference of one's own, for who may still write there when the exchange is gone. */
+void window_keep(struct window *window);
+void window_drop(struct window *window);
 void windows_destroy(tern_group *group, struct window **windows);
 
 /* Address space for rows that peers do not see; pages are taken when first written. NULL: none left. */

@@ -53,13 +53,15 @@ static int greet(tern_engine *engine, void *ctx)
 	return 0;
 }
 
+/* A peer that is lost first: others may be silent because they have given up over it. */
 static int missing_one(tern_engine *engine, void *ctx)
 {
 	const bool *greeted = ctx;
 
-	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
 		if (peer_observe_down(&engine->peers[p]))
 			return fail(peer_observe_down(&engine->peers[p]), "%s", engine->peers[p].cause);
+	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
 		if (!greeted[p] || !engine->peers[p].spoke)
 			return fail(TERN_ERR_TIMEOUT, "rank %u %s within wait_ms over %s", p, greeted[p] ? "was not heard from" : "could not be reached",
 				engine->description);

@@ -385,6 +385,7 @@ void engine_close(tern_engine *engine)
 		if (nic->transport)
 			nic->transport->ops->close(nic->transport);
 	}
+	memory_release(engine);
 	counts_close(engine);
 	messages_close(engine);
 	pool_close(&engine->free_operations);

@@ -105,6 +105,11 @@ int engine_unclaim(tern_engine *engine, uint8_t prefix);
 /* From a claimant's function, on the proxy: what it began with TERN_TRY found no room, so `more` is called once more, when commands have been taken. */
 void engine_ask_again(tern_engine *engine, uint8_t prefix);
 
+/* Deregisters, within wait_ms, and calls release. Where writes to or from it are still under way by then, the network may
+ * use the memory: release is called when the engine has ended. */
+typedef void (*engine_release_fn)(void *ctx, void *base, uint64_t bytes);
+void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn release, void *ctx);
+
 /* Is this peer lost? 0, TERN_ERR_PEER_DEAD or TERN_ERR_PEER_LEFT; *text the cause, for as long as the engine lives. Any thread, one load while
  * all is well. Sets no tern_last_error. */
 int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text);

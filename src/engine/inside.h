@@ -88,6 +88,9 @@ struct tern_region {
 	struct transport_key keys[TERN_MAX_NICS];
 	uint32_t id;
 	uint32_t uses; /* the proxy's own: items that name it */
+	engine_release_fn release; /* it was given up, and could not be yet */
+	void *release_ctx;
+	struct tern_region *next_given_up; /* when the engine ends */
 };
 
 struct tern_remote {
@@ -277,7 +280,8 @@ struct tern_engine {
 	pthread_t thread;
 	bool thread_runs, connected;
 	pthread_mutex_t tables_lock; /* of control calls alone */
-	struct tern_region **regions;
+	uint32_t table_end;
+	struct tern_region **regions, *given_up;
 	struct tern_remote **remotes;
 	struct tern_peers **lists;
 	struct engine_counter **counters;
@@ -287,6 +291,7 @@ struct tern_engine {
 	bool inside_step, time_runs, saying_goodbye;
 	uint64_t now_ns, next_look_ns, look_every_ns, last_look_ns, leave_ns;
 	uint64_t heartbeat_ns;
+	uint64_t starved_ns; /* the last look at which no NIC had a credit left */
 	struct nic nics[TERN_MAX_NICS];
 	uint32_t next_nic;
 	struct item *items;
@@ -338,6 +343,7 @@ int submit(tern_engine *engine, const struct command *command, uint32_t flags);
 /* memory.c */
 int memory_open(tern_engine *engine);
 void memory_close(tern_engine *engine);
+void memory_release(tern_engine *engine); /* once the transports are closed */
 
 /* take.c */
 bool take_commands(tern_engine *engine, uint32_t budget);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define REFUSED_LOOKS 16 /* in the time of one */
+
 /* ---- the end of a peer ----------------------------------------------------------------------------------------------- */
 
 static void end_records(tern_engine *engine, uint32_t peer, int error, const char *cause)
@@ -114,12 +116,12 @@ int watch_processes(tern_engine *engine)
 	return 0;
 }
 
-/* What a peer sent before it went may still be in the network's queues here, so it is suspected first, and gone when the next look comes. */
+/* What a peer sent before it went may still be in the network's queues here, so it is suspected first, and gone one look later. */
 static bool is_gone_for_good(tern_engine *engine, struct engine_peer *peer)
 {
 	if (!peer->suspect_ns)
 		peer->suspect_ns = engine->now_ns ? engine->now_ns : 1;
-	return engine->now_ns > peer->suspect_ns;
+	return engine->now_ns - peer->suspect_ns >= engine->look_every_ns;
 }
 
 static void look_at_processes(tern_engine *engine)
@@ -191,13 +193,29 @@ static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, 
 	return waited > timeout_ns(engine) && (engine->now_ns - peer->progress_ns > timeout_ns(engine) || waited / 4 > timeout_ns(engine));
 }
 
+static bool has_room(const tern_engine *engine)
+{
+	for (uint32_t i = 0; i < engine->config.nr_nics; i++)
+		if (engine->nics[i].under_way < engine->nics[i].depth)
+			return true;
+	return false;
+}
+
+/* Its first write is not taken. Where others' writes hold all credits that is not this peer's doing: they end, or their peers go; but no wait is for ever. */
+static bool is_refused(const tern_engine *engine, const struct engine_peer *peer)
+{
+	uint64_t waited = engine->now_ns - peer->progress_ns, room = engine->now_ns - engine->starved_ns;
+
+	return waited / 4 > timeout_ns(engine) || (waited > timeout_ns(engine) && room > timeout_ns(engine));
+}
+
 static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 {
 	struct item *item = queue_first(engine, &peer->writes);
 
 	while (peer->first_record != NONE && is_stuck(engine, peer, engine->records[peer->first_record].posted_ns))
 		give_up(engine, &engine->records[peer->first_record]);
-	if (item && engine->now_ns - peer->progress_ns > timeout_ns(engine) && !item->outstanding) {
+	if (item && !item->outstanding && is_refused(engine, peer)) {
 		char cause[CAUSE_TEXT];
 
 		snprintf(cause, sizeof(cause), "the network has taken no write to rank %u for %llu ms", item->peer,
@@ -207,6 +225,13 @@ static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 		item_check_ended(engine, item);
 		peer->progress_ns = engine->now_ns;
 	}
+}
+
+/* One that the network refuses is due again soon: a few refusals in a row may not make this rank silent. */
+static void say_something(tern_engine *engine, uint32_t number)
+{
+	if (!message_control(engine, number, MESSAGE_HEARTBEAT))
+		engine->next_look_ns = engine->now_ns + engine->look_every_ns / REFUSED_LOOKS;
 }
 
 static void look_at_peer(tern_engine *engine, uint32_t number)
@@ -228,7 +253,7 @@ static void look_at_peer(tern_engine *engine, uint32_t number)
 	}
 	look_at_writes(engine, peer);
 	if (engine->heartbeat_ns && number != engine->setup.self && engine->now_ns - peer->told_ns >= engine->heartbeat_ns)
-		message_control(engine, number, MESSAGE_HEARTBEAT);
+		say_something(engine, number);
 }
 
 /* A proxy that was held up itself has no right to call others silent. */
@@ -248,9 +273,11 @@ void look_after_peers(tern_engine *engine)
 {
 	forgive_own_absence(engine);
 	look_at_processes(engine);
+	if (!has_room(engine))
+		engine->starved_ns = engine->now_ns;
+	engine->next_look_ns = engine->now_ns + engine->look_every_ns;
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
 		look_at_peer(engine, p);
 	messages_return_credits(engine);
 	engine->last_look_ns = engine->now_ns;
-	engine->next_look_ns = engine->now_ns + engine->look_every_ns;
 }

@@ -31,6 +31,13 @@ static uint32_t find_free(void *table, uint32_t nr)
 	return 0;
 }
 
+/* Beyond table_end no entry of any table was ever used. */
+static void note_used(tern_engine *engine, uint32_t id)
+{
+	if (id >= engine->table_end)
+		engine->table_end = id + 1;
+}
+
 /* ---- giving things up ------------------------------------------------------------------------------------------------------ */
 
 struct removal {
@@ -105,6 +112,7 @@ int tern_engine_register(tern_engine *engine, void *base, uint64_t bytes, tern_r
 	region->id = find_free(engine->regions, MAX_TABLE);
 	if (region->id)
 		engine->regions[region->id] = region;
+	note_used(engine, region->id);
 	pthread_mutex_unlock(&engine->tables_lock);
 	if (!region->id) {
 		struct removal removal = {.uses = &region->uses, .entry = (void **)&engine->regions[0], .region = region};
@@ -149,6 +157,17 @@ int tern_region_deregister(tern_region *region, int wait_ms)
 	return rc;
 }
 
+void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn release, void *ctx)
+{
+	void *base = region->base;
+	uint64_t bytes = region->bytes;
+
+	region->release_ctx = ctx;
+	region->release = release;
+	if (!tern_region_deregister(region, wait_ms))
+		release(ctx, base, bytes);
+}
+
 /* ---- remotes ------------------------------------------------------------------------------------------------------------------- */
 
 static int check_descriptor(const tern_engine *engine, const struct tern_descriptor *d)
@@ -182,6 +201,7 @@ int tern_engine_import(tern_engine *engine, const struct tern_descriptor *descri
 	remote->id = find_free(engine->remotes, MAX_TABLE);
 	if (remote->id)
 		engine->remotes[remote->id] = remote;
+	note_used(engine, remote->id);
 	pthread_mutex_unlock(&engine->tables_lock);
 	if (!remote->id) {
 		free(remote);
@@ -243,6 +263,7 @@ int tern_peers_create(tern_engine *engine, const uint32_t *ranks, tern_remote *c
 	id = find_free(engine->lists, MAX_TABLE);
 	if (id)
 		engine->lists[id] = peers;
+	note_used(engine, id);
 	pthread_mutex_unlock(&engine->tables_lock);
 	if (!id) {
 		free(peers);
@@ -270,12 +291,17 @@ int tern_peers_destroy(tern_peers *peers, int wait_ms)
 /* When the proxy has ended. */
 void memory_close(tern_engine *engine)
 {
-	for (uint32_t i = 1; i < MAX_TABLE && engine->remotes && engine->lists; i++) {
+	for (uint32_t i = 1; i < engine->table_end; i++) {
 		tern_region *region = engine->regions[i];
 
 		for (uint32_t n = 0; region && n < engine->config.nr_nics; n++)
 			engine->nics[n].transport->ops->dereg(engine->nics[n].transport, region->on[n]);
-		free(region);
+		if (region && region->release) {
+			region->next_given_up = engine->given_up;
+			engine->given_up = region;
+		} else {
+			free(region);
+		}
 		free(engine->remotes[i]);
 		free(engine->lists[i]);
 	}
@@ -283,6 +309,17 @@ void memory_close(tern_engine *engine)
 	free(engine->remotes);
 	free(engine->lists);
 	free(engine->counters);
+}
+
+void memory_release(tern_engine *engine)
+{
+	tern_region *region;
+
+	while ((region = engine->given_up)) {
+		engine->given_up = region->next_given_up;
+		region->release(region->release_ctx, region->base, region->bytes);
+		free(region);
+	}
 }
 
 /* ---- counters and claims ------------------------------------------------------------------------------------------------------------ */

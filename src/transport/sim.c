@@ -182,8 +182,8 @@ static void sim_close(struct transport *transport)
 	struct endpoint *endpoint = endpoint_of(transport);
 
 	sim_wire_abandon(endpoint, false);
-	if (!endpoint->dead)
-		sim_tell_end(endpoint);
+	if (!endpoint->dead) /* what it has written is reported first: it left in peace */
+		sim_tell_end(endpoint, endpoint->network->settings.reorder_ns);
 	sim_give_lent(endpoint);
 	drop_notes(endpoint);
 	unready(endpoint);

@@ -103,18 +103,18 @@ void sim_stall(struct sim_network *network, uint32_t rank, uint64_t ns)
 
 /* ---- death --------------------------------------------------------------------------------------------------- */
 
-static void tell(struct endpoint *other, uint64_t id)
+static void tell(struct endpoint *other, uint64_t id, uint64_t late_ns)
 {
 	struct sim_network *network = other->network;
 	uint32_t peer;
 
 	for (peer = 0; peer < other->nr_peers; peer++)
 		if (other->peers[peer].target == id && !other->peers[peer].down)
-			sim_foresee(network, network->now + network->settings.detect_ns + sim_delay(network, network->settings.far.jitter_ns),
+			sim_foresee(network, network->now + network->settings.detect_ns + late_ns + sim_delay(network, network->settings.far.jitter_ns),
 				HAPPEN_DOWN, NULL, sim_endpoint_id(other), peer);
 }
 
-void sim_tell_end(struct endpoint *endpoint)
+void sim_tell_end(struct endpoint *endpoint, uint64_t late_ns)
 {
 	struct sim_network *network = endpoint->network;
 	uint32_t i;
@@ -123,7 +123,7 @@ void sim_tell_end(struct endpoint *endpoint)
 		struct endpoint *other = network->endpoints[i];
 
 		if (other && other != endpoint && !other->dead)
-			tell(other, sim_endpoint_id(endpoint));
+			tell(other, sim_endpoint_id(endpoint), late_ns);
 	}
 }
 
@@ -137,7 +137,7 @@ void sim_kill_now(struct sim_network *network, uint32_t rank)
 		if (!endpoint || endpoint->rank != rank || endpoint->dead)
 			continue;
 		sim_wire_abandon(endpoint, true);
-		sim_tell_end(endpoint);
+		sim_tell_end(endpoint, 0);
 		endpoint->dead = true;
 	}
 }

@@ -176,7 +176,7 @@ bool sim_is_cut(const struct sim_network *network, uint32_t from, uint32_t to);
 const struct sim_link *sim_link_between(const struct sim_network *network, uint32_t from, uint32_t to);
 bool sim_same_node(const struct sim_network *network, uint32_t a, uint32_t b);
 void sim_kill_now(struct sim_network *network, uint32_t rank);
-void sim_tell_end(struct endpoint *endpoint); /* all who are connected to it */
+void sim_tell_end(struct endpoint *endpoint, uint64_t late_ns); /* all who are connected to it */
 
 /* sim_wire.c */
 void sim_wire_happen(struct sim_network *network, const struct happening *what); /* HAPPEN_ENTER and after */
