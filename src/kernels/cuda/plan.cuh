@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "memory.cuh"
 #include "segment.cuh"
+#include "sizes.h"
 #include "wait.cuh"
 
 /* ---- experts ------------------------------------------------------------------------------------------------- */
@@ -26,16 +27,33 @@ __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, ui
 	return p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
 }
 
-/* A replica on this rank if there is one, else number (rank + token) % replicas. */
+/* The first of the ranks that pass the same tokens as `rank`, and get the same results. */
+__device__ __forceinline__ uint32_t home_first(const struct ll_exchange *e, uint32_t rank)
+{
+	return ll_div(rank, e->by_replicas) * e->by_replicas.d;
+}
+
+/* Which of them sends a token. */
+__device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, uint32_t token)
+{
+	return home_first(e, e->rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
+}
+
+__device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
+{
+	return e->by_replicas.d == 1 || token_source(e, token) == e->rank;
+}
+
+/* A replica on the source's rank if there is one, else number (source + token) % replicas. */
 static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange *e, uint32_t logical, uint32_t token)
 {
 	const struct ll_placement *p = &e->placement;
-	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first;
+	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first, source = token_source(e, token);
 
 	for (uint32_t i = 0; i < nr; i++)
-		if (expert_rank(p, p->replicas[first + i]) == e->rank)
+		if (expert_rank(p, p->replicas[first + i]) == source)
 			return p->replicas[first + i];
-	return p->replicas[first + (e->rank + token) % nr];
+	return p->replicas[first + (source + token) % nr];
 }
 
 /* index: token * K + k */
@@ -46,7 +64,7 @@ __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32
 	if (!d->ids_64)
 		return ((const int32_t *)d->topk_ids)[index];
 	id = ((const int64_t *)d->topk_ids)[index];
-	return id < 0 || id > INT32_MAX ? -1 : (int32_t)id;
+	return id == (int32_t)id ? (int32_t)id : INT32_MAX; /* more than there can be */
 }
 
 __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
@@ -91,7 +109,7 @@ template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_
 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		ids[i] = !head && first + i < nr ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
+		ids[i] = !head && first + i < nr && is_mine(e, ll_div(first + i, e->by_topk)) ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert(e, (int32_t)ids[i], first + i) << i % 2 * 16;
@@ -112,26 +130,12 @@ struct positions {
 	uint32_t token_words; /* of 32 tokens each */
 	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
-	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first */
+	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first; by_source: [R] position of its first row */
 	uint32_t *failed;
 	uint32_t *nr_tokens;  /* [R] */
 	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
 	uint32_t ids_stride;  /* of whole warps' pieces */
 };
-
-LL_BOTH uint32_t positions_ids(enum ll_format format, uint32_t nr_ids)
-{
-	uint32_t warp = 4 * 7 * ll_lane_ids(format);
-
-	return ll_ceil(nr_ids, warp) * warp;
-}
-
-LL_BOTH uint32_t positions_bytes(enum ll_format format, uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
-{
-	uint32_t words = ll_ceil(max_tokens, 32);
-
-	return 4 * (nr_ranks * nr_local * (words + 1) + nr_ranks * (words + 1) + 1) + 2 * nr_ranks * positions_ids(format, max_tokens * topk);
-}
 
 template <int FORMAT> __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct ll_exchange *e)
 {
@@ -141,7 +145,7 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	p.bits = shared;
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
 	p.base = p.present + e->nr_ranks * p.token_words;
-	p.failed = p.base + e->nr_ranks * e->nr_local;
+	p.failed = p.base + e->nr_ranks * max(e->nr_local, 1u);
 	p.nr_tokens = p.failed + 1;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
 	p.ids_stride = positions_ids((enum ll_format)FORMAT, e->max_tokens * e->topk);
@@ -165,8 +169,8 @@ __device__ __forceinline__ void note_route(const struct ll_exchange *e, const st
 	if (place >> 16 != e->rank)
 		return;
 	place = source * e->nr_local + (place & 0xffff);
-	atomicAdd(&p->base[place], 1u);
-	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
+	if (!(atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32) >> token % 32 & 1))
+		atomicAdd(&p->base[place], 1u); /* an expert named twice gets one row */
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
 }
 
@@ -234,6 +238,39 @@ __device__ __forceinline__ uint32_t lanes_before(uint32_t value, uint32_t *all)
 	return sum - value;
 }
 
+__device__ __forceinline__ uint32_t rows_of_source(const struct positions *p, uint32_t source)
+{
+	uint32_t rows = 0;
+
+#pragma unroll 1
+	for (uint32_t w = 0; w < p->token_words; w++)
+		rows += __popc(p->present[source * p->token_words + w]);
+	return rows;
+}
+
+/* By one warp: each token once, source after source. */
+__device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const struct positions *p, bool publish)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t first = 0;
+
+	for (uint32_t s = 0; s < e->nr_ranks; s += LANES) {
+		uint32_t source = s + lane_id(), rows = source < e->nr_ranks ? rows_of_source(p, source) : 0, all;
+		uint32_t start = first + lanes_before(rows, &all);
+
+		first += all;
+		if (source >= e->nr_ranks)
+			continue;
+		p->base[source] = start;
+		if (publish) {
+			d->out_counts[source] = rows;
+			d->out_offsets[source] = start;
+		}
+	}
+	if (publish && lane_id() == 0)
+		d->out_sums[0] = d->out_sums[1] = first;
+}
+
 /* By one warp: where each source's rows of each expert begin; a lane has neighbouring experts. publish: to the caller as well. */
 __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, bool publish)
 {
@@ -252,7 +289,7 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 	}
 	offset = lanes_before(span, &all);
 	for (uint32_t l = first; l < end; l++) {
-		uint32_t start = d->padded ? l * d->capacity : offset, at = start;
+		uint32_t start = d->padded ? (uint32_t)(l * d->capacity) : offset, at = start;
 
 #pragma unroll 4
 		for (uint32_t s = 0; s < e->nr_ranks; s++) {
@@ -280,14 +317,8 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 /* By one warp, of one block: rows from each source, for the combine. */
 __device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
 {
-	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES) {
-		uint32_t rows = 0;
-
-#pragma unroll 1
-		for (uint32_t w = 0; w < p->token_words; w++)
-			rows += __popc(p->present[s * p->token_words + w]);
-		e->state->nr_from[s] = rows;
-	}
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		e->state->nr_from[s] = rows_of_source(p, s);
 }
 
 /* Bits before bit number `token`. */
