@@ -123,6 +123,7 @@ stage_plain() {
 	every plain 240 "$BUILD" 'unit/test_*'
 	every plain 240 "$BUILD" 'exchange/test_*'
 	every plain 240 "$BUILD" 'faults/test_*'
+	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$BUILD/libtern_cuda.so"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
