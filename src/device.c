@@ -205,7 +205,9 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory)
 {
 	const struct device_layout *l = &moe->device->layout;
 
-	*memory = (struct tern_memory){.window_bytes = l->window_bytes, .output_bytes = l->output_bytes, .private_bytes = l->private_bytes};
+	uint64_t inside = moe->config.mode == TERN_HIGH_THROUGHPUT ? moe->config.nr_slots * (l->ht.results - l->ht.x) : 0; /* rows, as far as they lie in the window */
+
+	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside, .output_bytes = l->output_bytes, .private_bytes = l->private_bytes};
 }
 
 /* ---- what kernels have reported ------------------------------------------------------------------------------ */
@@ -220,8 +222,9 @@ static int dead_peer(const tern_moe *moe)
 
 static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
 {
-	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word"};
-	enum tern_phase phase = r->reason <= LL_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
+	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word", "the counts"};
+	static const char *const names[] = {"counts", "dispatch", "combine"};
+	enum tern_phase phase = r->reason == LL_WAIT_COUNTS ? TERN_PHASE_COUNTS : r->reason <= LL_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
 	int dead = dead_peer(moe);
 
 	moe->failed = dead >= 0 ? TERN_ERR_PEER_DEAD : TERN_ERR_TIMEOUT;
@@ -239,11 +242,11 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report 
 		.error = moe->failed};
 	if (dead >= 0)
 		snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %d died while rank %u's kernel waited for rank %u in %s (slot %u, epoch %u)",
-			dead, moe->rank, r->peer, phase == TERN_PHASE_DISPATCH ? "dispatch" : "combine", slot, r->epoch_expected);
+			dead, moe->rank, r->peer, names[phase], slot, r->epoch_expected);
 	else
 		snprintf(moe->failed_text, sizeof(moe->failed_text),
 			"rank %u's kernel waited %.3f ms in %s for %s of rank %u, token %u (slot %u, epoch %u; saw epoch %u)", moe->rank,
-			(double)r->waited_ns / 1e6, phase == TERN_PHASE_DISPATCH ? "dispatch" : "combine", what[r->reason % 5], r->peer, r->token, slot,
+			(double)r->waited_ns / 1e6, names[phase], what[r->reason % 6], r->peer, r->token, slot,
 			r->epoch_expected, r->epoch_seen);
 	return fail(moe->failed, "%s", moe->failed_text);
 }
@@ -263,6 +266,9 @@ static int look_at_reports(tern_moe *moe)
 		if (complaint.reason == LL_ID_RANGE)
 			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 (slot %u, epoch %u)", complaint.token,
 				complaint.k, (long long)complaint.id, moe->config.nr_experts - 1, slot, complaint.epoch);
+		else if (complaint.reason == LL_OVER_CAPACITY)
+			rc = fail(TERN_ERR_CAPACITY, "rank %u would receive %lld rows; its capacity is %llu (slot %u, epoch %u)", complaint.token,
+				(long long)complaint.id, (unsigned long long)moe->layout.capacity, slot, complaint.epoch);
 		else if (complaint.reason)
 			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u] named expert %lld twice, again at column %u (slot %u, epoch %u)", complaint.token,
 				(long long)complaint.id, complaint.k, slot, complaint.epoch);
@@ -385,6 +391,8 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 		return fail(TERN_ERR_INVALID, "%s: received is NULL or received.size is wrong", call);
 	if (!received->into_x && moe->config.caller_output)
 		return fail(TERN_ERR_INVALID, "%s: into_x is NULL, and caller_output was set", call);
+	if (received->into_x && moe->config.mode == TERN_HIGH_THROUGHPUT)
+		return fail(TERN_ERR_INVALID, "%s: into_x is given, but in high-throughput mode rows arrive in library memory", call);
 	if (received->into_x && ((uintptr_t)received->into_x % 16 || (fp8 && !received->into_scales)))
 		return fail(TERN_ERR_INVALID, "%s: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8", call);
 	rc = check_reachable(moe, "into_x", received->into_x);

@@ -5,9 +5,11 @@
 
 #include "backend.h"
 #include "error.h"
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/kernels_ht.h"
 
 #define MAX_SLOTS 16
+#define HT_DISPATCH_SEND_WARPS 8
+#define HT_COMBINE_SEND_WARPS 8
 
 struct reports {
 	struct ll_report report;
@@ -18,6 +20,7 @@ struct device_slot {
 	uint8_t *memory;
 	struct ll_dispatch dispatch; /* with what does not change from round to round */
 	struct ll_combine combine;
+	struct ht_exchange ht; /* high throughput */
 };
 
 struct device_exchange {
@@ -28,6 +31,7 @@ struct device_exchange {
 	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
 	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
 	uint8_t *memory, *tables;
+	const uint32_t *order, *first; /* experts by rank */
 	struct reports *reports; /* [slots] pinned */
 	struct device_slot slots[MAX_SLOTS];
 };
@@ -37,8 +41,9 @@ struct device_exchange {
 /* The placement's tables, one after the other, as kernels want them. */
 static int upload_placement(struct device_exchange *x, const struct placement *p, struct ll_placement *out)
 {
-	uint32_t nr = p->nr_physical, *host = calloc((size_t)2 * nr + p->nr_experts + 1, sizeof(*host));
-	size_t bytes = ((size_t)2 * nr + p->nr_experts + 1) * sizeof(*host);
+	uint32_t nr = p->nr_physical;
+	size_t words = 3 * (size_t)nr + p->nr_experts + p->nr_ranks + 2, bytes = words * sizeof(uint32_t);
+	uint32_t *host = calloc(words, sizeof(*host)), *first = host + words - p->nr_ranks - 1, *order = first - nr;
 	bool blocks = nr % p->nr_ranks == 0, plain = nr == p->nr_experts;
 	uint32_t *table = NULL;
 	int rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", nr);
@@ -49,11 +54,17 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 		blocks = blocks && p->rank[i] == i / (nr / p->nr_ranks);
 		plain = plain && p->logical[i] == i;
 	}
+	for (uint32_t r = 0; r < p->nr_ranks && !rc; r++)
+		first[r + 1] = first[r] + p->nr_local[r];
+	for (uint32_t i = 0; i < nr && !rc; i++)
+		order[first[p->rank[i]] + p->local[i]] = i;
 	if (!rc)
 		memcpy(host + 2 * (size_t)nr, p->first_replica, (p->nr_experts + 1) * sizeof(*host));
 	rc = rc ? rc : cuda_check(cudaMalloc((void **)&table, bytes), "cudaMalloc of tables");
 	x->tables = (uint8_t *)table;
 	rc = rc ? rc : cuda_check(cudaMemcpy(table, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy of tables");
+	x->order = table + (order - host);
+	x->first = table + (first - host);
 	free(host);
 	if (rc)
 		return rc;
@@ -91,7 +102,7 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->by_replicas = ll_divisor_of(c->replica_ranks);
 	e->window = l->window;
 	for (uint32_t r = 0; r < plan->nr_ranks; r++)
-		e->windows[r] = (uint8_t *)plan->windows[r] + slot * l->window.bytes;
+		e->windows[r] = (uint8_t *)plan->windows[r] + slot * l->slot_window_bytes;
 	e->state = (struct ll_state *)(memory + l->state);
 	e->report = &x->reports[slot].report;
 	e->complaint = &x->reports[slot].complaint;
@@ -131,6 +142,17 @@ static void make_dispatch(struct device_exchange *x, const struct device_plan *p
 	d->out_sums = d->out_offsets + lists;
 }
 
+static void make_ht(struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
+{
+	s->ht = (struct ht_exchange){.window = x->layout.ht,
+		.nr_physical = plan->placement->nr_physical,
+		.nr_columns = plan->placement->nr_physical + plan->nr_ranks,
+		.order = x->order,
+		.first = x->first,
+		.chunks = (uint32_t *)(s->memory + x->layout.chunks),
+		.routes = (uint2 *)(s->memory + x->layout.routes)};
+}
+
 static int make_slot(struct device_exchange *x, const struct device_plan *plan, const struct ll_placement *placement, uint32_t slot)
 {
 	struct device_slot *s = &x->slots[slot];
@@ -142,10 +164,29 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan, 
 	make_exchange(x, plan, slot, &s->dispatch.exchange);
 	s->combine.exchange = s->dispatch.exchange;
 	make_dispatch(x, plan, s);
+	make_ht(x, plan, s);
 	s->combine.kind = c->combine_dtype == TERN_BF16 ? LL_Y_BF16 : c->combine_dtype == TERN_FP16 ? LL_Y_FP16 : LL_Y_FP32;
 	/* BY_SOURCE: the caller has reduced and weighted. */
 	s->combine.weighted = c->weights == TERN_WEIGHTS_COMBINE;
 	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first), cudaMemcpyHostToDevice), "cudaMemcpy of a slot's state");
+}
+
+/* The plan's one block waits for other ranks' too, so where kernels of several slots or ranks share a device some SMs are left to it. */
+static int count_ht_blocks(struct device_exchange *x)
+{
+	struct ll_launch launch = {.nr_warps = LL_MAX_WARPS};
+	struct device_slot *s = &x->slots[0];
+	int device = 0, nr_sms = 0, rc = cuda_check(ht_most_blocks(&s->dispatch, &s->combine, &s->ht, &launch, &x->most_blocks), "high throughput's kernels");
+
+	rc = rc ? rc : cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+	if (rc)
+		return rc;
+	if (x->most_blocks > (uint32_t)nr_sms)
+		x->most_blocks = (uint32_t)nr_sms;
+	if (x->nr_sharing > 1)
+		x->most_blocks = (x->most_blocks - x->most_blocks / 8) / x->nr_sharing;
+	return x->most_blocks ? 0 : fail(TERN_ERR_UNSUPPORTED, "%u slots of all ranks share a device of %d SMs", x->nr_sharing, nr_sms);
 }
 
 /* Kernels are loaded when they are first launched or asked for, and loading may wait for kernels under way, which may wait for this rank:
@@ -158,6 +199,8 @@ static int count_blocks(struct device_exchange *x)
 	int rc;
 
 	s->dispatch.roles = s->combine.roles = LL_SEND | LL_RECEIVE;
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		return count_ht_blocks(x);
 	rc = cuda_check(ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
 	rc = rc ? rc : cuda_check(ll_combine_most_blocks(&s->combine, &launch, &combine), "the combine kernel");
 	if (rc)
@@ -245,6 +288,33 @@ static struct ll_launch choose_launch(const struct device_exchange *x, const str
 	return (struct ll_launch){.nr_blocks = least(wanted, most), .nr_warps = warps, .send_warps = warps / 2, .early = x->early};
 }
 
+/* Where the library's own received rows lie. */
+static uint8_t *own_rows(const struct device_exchange *x, const struct device_slot *s, uint64_t in_memory, uint64_t in_window)
+{
+	const struct ll_exchange *e = &s->dispatch.exchange;
+
+	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window : s->memory + in_memory;
+}
+
+/* All that fit, unless the caller wants fewer: bytes are what counts here. */
+static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call, uint32_t send_warps)
+{
+	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
+
+	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .send_warps = send_warps};
+}
+
+static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	struct ll_launch launch = ht_launch(x, call, HT_DISPATCH_SEND_WARPS);
+	int rc = 0;
+
+	if (call->roles & DEVICE_SEND)
+		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, call->stream), "the plan's kernels");
+	return rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
+}
+
 int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call, const struct tern_dispatch *args,
 	struct tern_received *received)
 {
@@ -268,8 +338,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		d->topk_weights = args->topk_weights;
 	}
 	if (call->roles & DEVICE_RECEIVE) {
-		d->out_x = received->into_x ? received->into_x : s->memory + x->layout.x;
-		d->out_scales = received->into_x ? received->into_scales : s->memory + x->layout.scales;
+		d->out_x = received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
+		d->out_scales = received->into_x ? received->into_scales : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
 		received->x = d->out_x;
 		received->scales = d->scale_bytes ? d->out_scales : NULL;
 		received->counts = d->out_counts;
@@ -279,6 +349,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		received->topk_weights = d->by_source ? d->out_weights : NULL;
 		received->nr_rows = received->extent = x->positions;
 	}
+	if (c->mode == TERN_HIGH_THROUGHPUT)
+		return put_ht_dispatch(x, call);
 	d->by_share = ll_divisor_of(d->nr_tokens <= 32 ? x->slots[0].dispatch.exchange.nr_ranks : 2 <= d->exchange.nr_ranks ? 2 : 1);
 	launch = choose_launch(x, call, d->nr_tokens * (x->layout.row.nr_segments + 1) * d->by_share.d);
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
@@ -292,8 +364,12 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		launch = ht_launch(x, call, HT_COMBINE_SEND_WARPS);
 	if (c->release)
 		launch.nr_blocks = 1;
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		return cuda_check(ht_combine_launch(c, &x->slots[call->slot].ht, &launch, call->stream), "the combine kernel");
 	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
 }
 

@@ -48,10 +48,9 @@ static void draw_device_job(uint64_t seed, struct job *job)
 	uint32_t here;
 
 	draw_job(&state, job);
-	c->mode = TERN_LOW_LATENCY;
 	c->capacity = 0;
 	c->device = TERN_DEVICE_CUDA;
-	c->caller_output = random_below(&state, 4) == 0;
+	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
 	c->wait_ms = 20000;
 	here = (job->nr_ranks + (uint32_t)nr_devices - 1) / (uint32_t)nr_devices;
 	while (here * c->nr_slots > 16) /* a device has 32 queues, and kernels of all wait for each other */
@@ -214,9 +213,11 @@ static void stalled(struct rank *rank, bool in_combine)
 		if (rc)
 			rank_fails(rank, "%s", tern_last_error());
 		if (!gone) {
-			expect(&s, "status", tern_moe_status(moe), TERN_ERR_TIMEOUT, in_combine ? "in combine" : "in dispatch");
+			enum tern_phase phase = in_combine ? TERN_PHASE_COMBINE : ((const struct job *)rank->ctx)->config.mode == TERN_HIGH_THROUGHPUT ? TERN_PHASE_COUNTS : TERN_PHASE_DISPATCH;
+
+			expect(&s, "status", tern_moe_status(moe), TERN_ERR_TIMEOUT, in_combine ? "in combine" : NULL);
 			expect(&s, "report", tern_moe_wait_report(moe, &report), 0, NULL);
-			if (report.peer != 0 || report.rank != rank->rank || report.phase != (in_combine ? TERN_PHASE_COMBINE : TERN_PHASE_DISPATCH) ||
+			if (report.peer != 0 || report.rank != rank->rank || report.phase != (int)phase ||
 				report.waited_ns < 300000000u || report.waited_ns > 5000000000u)
 				rank_fails(rank, "reported: rank %d for %d, phase %d, %llu ns", report.rank, report.peer, report.phase,
 					(unsigned long long)report.waited_ns);
@@ -255,9 +256,39 @@ static void slow_rank(struct rank *rank)
 	device_rounds_close(&s.rounds);
 }
 
+/* All tokens go to expert 7, of the last rank, which takes 11 rows; then to all experts: the round after it is like any other. */
+static void over_capacity(struct rank *rank)
+{
+	static const int32_t one[] = {7, -1, 7, -1, -1, 7, 7, -1}, all[] = {0, 1, 2, 3, 4, 5, 6, 7};
+	struct device_rounds *r;
+	uint64_t sums[2];
+	uint16_t out[4][256];
+	struct small s;
+	int rc;
+
+	if (!small_open(&s, rank)) {
+		r = &s.rounds;
+		expect(&s, "over", round_with_ids(&s, one, 4), TERN_ERR_CAPACITY, "rank 2 would receive 12 rows; its capacity is 11");
+		rc = ops->copy(sums, r->lanes[0].captured.offsets + tern_moe_nr_local(r->moe), sizeof(sums), r->lanes[0].stream);
+		rc = rc ? rc : ops->copy(out, r->lanes[0].out, sizeof(out), r->lanes[0].stream);
+		rc = rc ? rc : ops->stream_wait(r->lanes[0].stream);
+		if (rc || sums[0] || sums[1] || out[3][255])
+			rank_fails(rank, "an abandoned round has %llu rows, %llu positions", (unsigned long long)sums[0], (unsigned long long)sums[1]);
+		expect(&s, "told once", tern_moe_status(r->moe), 0, NULL);
+		expect(&s, "the next one", round_with_ids(&s, all, 4), 0, NULL);
+		for (uint64_t i = 8; i < 16 && !r->difference.nr; i++)
+			expect(&s, "rounds after it", device_rounds_verify(r, i), 0, NULL);
+		if (r->difference.nr)
+			rank_fails(rank, "%s", r->difference.first);
+	}
+	device_rounds_close(&s.rounds);
+}
+
 struct test {
 	const char *name;
 	rank_main body;
+	enum tern_mode mode;
+	uint64_t capacity;
 };
 
 static int run_small(const struct test *test)
@@ -267,6 +298,10 @@ static int run_small(const struct test *test)
 	struct job job;
 
 	small_job(&job, 3);
+	job.config.mode = test->mode;
+	job.config.capacity = test->capacity;
+	job.routing.drop = test->capacity ? 0.5 : 0; /* so that random rounds are within it */
+	job.nr_tokens = test->capacity ? 2 : 4;
 	if (job_open(&job, &why))
 		return 1;
 	failure = run_ranks(3, test->body, &job);
@@ -277,8 +312,11 @@ static int run_small(const struct test *test)
 
 int main(void)
 {
-	static const struct test tests[] = {{"bad_ids", bad_ids}, {"refusals", refusals}, {"stalled_in_dispatch", stalled_in_dispatch},
-		{"stalled_in_combine", stalled_in_combine}, {"slow_rank", slow_rank}};
+	static const struct test tests[] = {{"bad_ids", bad_ids, TERN_LOW_LATENCY, 0}, {"refusals", refusals, TERN_LOW_LATENCY, 0},
+		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0}, {"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0},
+		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0}, {"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
+		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0}, {"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
+		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11}};
 	int bad = 0;
 
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);

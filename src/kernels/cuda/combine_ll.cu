@@ -11,55 +11,7 @@
  * once. Without it a rank that is home to none of my tokens could start its next round while a third one's rows of this round are still awaited here.
  * Why results of the next round may overwrite these: they follow my dispatch of e+1, which is behind this kernel.
  */
-#include "plan.cuh"
-#include "numbers.cuh"
-
-#define CHUNK(ND) ((ND) < 4 ? (ND) : 4) /* vectors summed at a time: what registers hold */
-
-template <int N> static __device__ __forceinline__ void load_part(const struct ll_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
-{
-	const uint8_t *row = c->y + position * c->y_stride;
-
-#pragma unroll
-	for (int i = 0; i < N; i++) {
-		uint32_t offset;
-
-		v[i] = in_row(&c->exchange.result, x, first + i, &offset) ? row_load(row + offset) : make_uint4(0, 0, 0, 0);
-	}
-}
-
-/* N vectors of a token's rows here, weighted and summed. Several rows are loaded before the first is needed. */
-template <int Y, int N, int ROWS>
-static __device__ __forceinline__ void sum_part(const struct ll_combine *c, uint2 route, struct extent x, int first, uint4 *out)
-{
-	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
-	float sum[N][y_kind<Y>::PER_VECTOR] = {};
-
-	while (here) {
-		uint4 v[ROWS][N];
-		uint32_t k[ROWS];
-#pragma unroll
-		for (int r = 0; r < ROWS; r++) {
-			k[r] = here ? __ffs(here) - 1 : LANES;
-			if (here)
-				load_part(c, __shfl_sync(ALL_LANES, route.x, k[r]), x, first, v[r]);
-			here &= here - 1;
-		}
-#pragma unroll
-		for (int r = 0; r < ROWS; r++) {
-			float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, k[r] % LANES));
-
-			if (k[r] == LANES)
-				break;
-#pragma unroll
-			for (int i = 0; i < N; i++)
-				add_vector<Y>(sum[i], v[r][i], c->weighted, weight);
-		}
-	}
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		out[i] = round_vector<Y>(sum[i]);
-}
+#include "results.cuh"
 
 /* To the home of the source's tokens: every rank that passes them. */
 template <int FORMAT, int ND>
@@ -137,26 +89,6 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 }
 
 /* ---- at home ------------------------------------------------------------------------------------------------- */
-
-/* The next result of a token in the order of its sum, after `last`; UINT32_MAX: none. At the expert: a rank. At home: a k. */
-static __device__ __forceinline__ uint32_t next_result(const struct ll_exchange *e, uint2 route, uint32_t last)
-{
-	uint32_t mine = route.x == UINT32_MAX ? UINT32_MAX : e->at_home ? lane_id() : route.x;
-
-	return __reduce_min_sync(ALL_LANES, last == UINT32_MAX || mine > last ? mine : UINT32_MAX);
-}
-
-/* The column in which that result lies. */
-static __device__ __forceinline__ uint32_t column_of(const struct ll_exchange *e, uint2 route, uint32_t result)
-{
-	uint32_t same = __ballot_sync(ALL_LANES, route.x == result);
-
-	return e->at_home ? result : __ffs(same) - 1;
-}
-
-template <int Y, int ND> struct sums {
-	float of[ND][y_kind<Y>::PER_VECTOR];
-};
 
 /* The next results of a token, RESULTS at a time, so that their loads are under way together. */
 template <int FORMAT, int Y, int ND, int RESULTS>

@@ -15,6 +15,7 @@ struct ll_state {
 	uint32_t failed;	 /* a wait expired: kernels return at once */
 	uint32_t nr_from[LL_MAX_RANKS]; /* rows received from each source in this round */
 	uint32_t complaining;	 /* somebody writes a complaint */
+	uint32_t abandoned;	 /* high throughput: some rank is over its capacity, and no row moves in this round */
 };
 
 /* Who waited for what when the first wait expired. Device or pinned memory; reason 0: none has. */
@@ -23,7 +24,8 @@ enum ll_wait {
 	LL_WAIT_PLAN = 1,
 	LL_WAIT_ROW = 2,
 	LL_WAIT_RESULT = 3,
-	LL_WAIT_ARRIVAL = 4
+	LL_WAIT_ARRIVAL = 4,
+	LL_WAIT_COUNTS = 5
 };
 
 struct ll_report {
@@ -38,7 +40,8 @@ struct ll_report {
 enum ll_bad_id {
 	LL_ID_GOOD = 0,
 	LL_ID_RANGE = 1,
-	LL_ID_TWICE = 2
+	LL_ID_TWICE = 2,
+	LL_OVER_CAPACITY = 3 /* token: the rank; id: rows that it would receive. The round is empty on all ranks */
 };
 
 struct ll_complaint {

@@ -76,7 +76,7 @@ __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e,
 
 __device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
 {
-	return min(d->nr_tokens_at ? *d->nr_tokens_at : d->nr_tokens, d->exchange.max_tokens);
+	return d->nr_tokens_at ? min(*d->nr_tokens_at, d->nr_tokens) : d->nr_tokens;
 }
 
 /* ---- a plan's lines ------------------------------------------------------------------------------------------ */
