@@ -17,14 +17,16 @@ static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format form
 		return scaled ? 2 : 3;
 	if (scaled && c->x_dtype != TERN_BF16)
 		return 2;
-	return c->max_tokens <= 16 ? 1 : 2;
+	return c->max_tokens <= 16 ? 1 : c->max_tokens <= 64 ? 2 : 4;
 }
 
 static uint32_t result_vectors(const struct tern_moe_config *c, enum ll_format format)
 {
 	if (format == LL_CELLS)
 		return 3;
-	return c->combine_dtype == TERN_BF16 && c->max_tokens <= 16 ? 1 : 2;
+	if (c->combine_dtype != TERN_BF16)
+		return 2;
+	return c->max_tokens <= 16 ? 1 : c->max_tokens <= 64 ? 2 : 4;
 }
 
 static uint64_t take(uint64_t *end, uint64_t bytes)

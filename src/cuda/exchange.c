@@ -8,8 +8,8 @@
 #include "kernels/cuda/kernels_ht.h"
 
 #define MAX_SLOTS 16
-#define HT_DISPATCH_SEND_WARPS 8
-#define HT_COMBINE_SEND_WARPS 8
+#define HT_DISPATCH_SEND_WARPS 4
+#define HT_COMBINE_SEND_WARPS 12
 
 struct reports {
 	struct ll_report report;
@@ -277,15 +277,19 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* As measured on 4 x H200: docs/benchmarks.md. Few rows: few blocks, which start and end sooner. */
-static struct ll_launch choose_launch(const struct device_exchange *x, const struct device_call *call, uint32_t nr_parts)
+/* As measured on 4 x H200 (docs/benchmarks.md): with few rows, few blocks, which start and end sooner. */
+static struct ll_launch choose_launch(const struct device_exchange *x, const struct device_call *call, uint32_t nr_tokens, uint32_t send_warps)
 {
-	uint32_t warps = nr_parts >= 512 ? 16 : 8, wanted = (nr_parts + warps / 2 - 1) / (warps / 2), most = x->most_blocks;
+	uint32_t wanted = nr_tokens <= 2 ? 48 : nr_tokens <= 8 ? 64 : nr_tokens <= 16 ? 96 : 132;
+	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
 
-	if (call->nr_sms)
-		most = least(most, call->nr_sms);
-	wanted = wanted < 16 ? 16 : least(wanted, 132);
-	return (struct ll_launch){.nr_blocks = least(wanted, most), .nr_warps = warps, .send_warps = warps / 2, .early = x->early};
+	return (struct ll_launch){.nr_blocks = least(wanted, most), .nr_warps = LL_MAX_WARPS, .send_warps = send_warps, .early = x->early};
+}
+
+/* How many warps share the destinations of one segment. */
+static uint32_t choose_share(const struct device_exchange *x, uint32_t nr_ranks)
+{
+	return x->layout.row.nr_vectors == 1 ? 1 : x->layout.row.nr_vectors == 4 ? least(2, nr_ranks) : nr_ranks;
 }
 
 /* Where the library's own received rows lie. */
@@ -351,16 +355,16 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	}
 	if (c->mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = ll_divisor_of(d->nr_tokens <= 32 ? x->slots[0].dispatch.exchange.nr_ranks : 2 <= d->exchange.nr_ranks ? 2 : 1);
-	launch = choose_launch(x, call, d->nr_tokens * (x->layout.row.nr_segments + 1) * d->by_share.d);
+	d->by_share = ll_divisor_of(choose_share(x, d->exchange.nr_ranks));
+	launch = choose_launch(x, call, d->nr_tokens, 4);
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
 static int launch_combine(struct device_exchange *x, const struct device_call *call)
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
-	uint32_t nr_parts = x->slots[call->slot].dispatch.nr_tokens * x->layout.result.nr_segments * 2;
-	struct ll_launch launch = choose_launch(x, call, c->release ? 1 : nr_parts);
+	uint32_t nr_tokens = x->slots[call->slot].dispatch.nr_tokens;
+	struct ll_launch launch = choose_launch(x, call, nr_tokens > 2 && nr_tokens <= 8 ? 16 : nr_tokens, 8);
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;

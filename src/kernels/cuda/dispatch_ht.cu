@@ -126,16 +126,16 @@ static __device__ __forceinline__ bool await_head(const struct ll_dispatch *d, c
 	*head = make_uint4(UINT32_MAX, 0, UINT32_MAX, epoch);
 	do {
 		if (lane_id() < e->topk)
-			*head = piece_load(from);
-		if (__all_sync(ALL_LANES, head->w == epoch)) {
-			__threadfence_system();
+			*head = piece_acquire(from);
+		if (__all_sync(ALL_LANES, head->w == epoch))
 			return true;
-		}
 	} while (may_wait(&patience, e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, LL_WAIT_ROW, source, token, epoch, head->w, &patience);
 	return false;
 }
+
+#define COPY_VECTORS 7 /* of a lane, under way together */
 
 /* A row from its first place to this rank's others. */
 static __device__ __forceinline__ void copy_row(const struct ll_dispatch *d, uint32_t from, uint32_t to_lanes, uint32_t position)
@@ -144,19 +144,19 @@ static __device__ __forceinline__ void copy_row(const struct ll_dispatch *d, uin
 	uint32_t bytes = e->row.row_bytes, scales = e->row.nr_lines * d->scale_bytes;
 
 #pragma unroll 1
-	for (uint32_t start = 0; start < bytes && to_lanes; start += 4 * LANES * 16) {
+	for (uint32_t start = 0; start < bytes && to_lanes; start += COPY_VECTORS * LANES * 16) {
 		uint32_t at = start + lane_id() * 16;
-		uint4 v[4];
+		uint4 v[COPY_VECTORS];
 
 #pragma unroll
-		for (uint32_t i = 0; i < 4; i++)
+		for (uint32_t i = 0; i < COPY_VECTORS; i++)
 			if (at + i * LANES * 16 < bytes)
 				v[i] = row_load(d->out_x + (uint64_t)from * bytes + at + i * LANES * 16);
 		for (uint32_t left = to_lanes; left; left &= left - 1) {
 			uint64_t to = __shfl_sync(ALL_LANES, position, __ffs(left) - 1);
 
 #pragma unroll
-			for (uint32_t i = 0; i < 4; i++)
+			for (uint32_t i = 0; i < COPY_VECTORS; i++)
 				if (at + i * LANES * 16 < bytes)
 					row_store(d->out_x + to * bytes + at + i * LANES * 16, v[i]);
 		}

@@ -92,6 +92,25 @@ static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d,
 	}
 }
 
+/* What is stored first arrives first, and nothing can be copied out before the plans are there: with many rows, those wait until this rank's plan is on its
+ * way. docs/benchmarks.md. */
+#define LL_HOLD_TOKENS 24
+
+static __device__ __forceinline__ void plan_sent(const struct ll_exchange *e, uint32_t epoch, uint32_t four)
+{
+	if (lane_id() == 0 && four < LL_PLAN_MARKS)
+		word_store(&e->state->plan_sent[four], epoch);
+}
+
+template <int FORMAT> static __device__ __forceinline__ void hold_for_plan(const struct ll_exchange *e, uint32_t epoch, uint32_t nr_tokens)
+{
+	bool needed = lane_id() < LL_PLAN_MARKS && line_needed<FORMAT>(4 * lane_id(), nr_tokens * e->topk);
+	uint32_t polls = 0;
+
+	while (!__all_sync(ALL_LANES, !needed || word_load(&e->state->plan_sent[lane_id()]) == epoch) && ++polls < POLLS_PER_LOOK)
+		; /* only a matter of speed */
+}
+
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
  * buffers hold nr_tokens. */
 template <int FORMAT, int X, int ND>
@@ -99,9 +118,12 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t epoch = state.x, nr_tokens = state.w ? 0 : this_rounds_tokens(d);
+	bool held = nr_tokens < LL_HOLD_TOKENS;
 
-	for (uint32_t four = nr_warps - 1 - warp; !state.w && line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps)
+	for (uint32_t four = nr_warps - 1 - warp; !state.w && line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps) {
 		send_plan<FORMAT>(d, epoch, nr_tokens, four);
+		plan_sent(e, epoch, four);
+	}
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
 		uint32_t part = ll_div(i, d->by_share), token = ll_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
@@ -119,6 +141,9 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 		load_raw(d, token, which, raw);
 		if (token >= nr_tokens)
 			break;
+		if (!held)
+			hold_for_plan<FORMAT>(e, epoch, nr_tokens);
+		held = true;
 		send_segment<FORMAT, X, ND>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
@@ -310,6 +335,10 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		return;
 	if (a.token < e->max_tokens) /* on the way while positions are made */
 		look_for(e, a, s);
+	if (!d->by_source) {
+		count_experts(e, p, thread, nr_warps * LANES);
+		warps_sync(nr_warps * LANES);
+	}
 	if (warp == 0 && d->by_source)
 		place_sources(d, p, blockIdx.x == 0);
 	else if (warp == 0)

@@ -96,6 +96,15 @@ __device__ __forceinline__ uint32_t tokens_of_head(uint4 v)
 	return v.x;
 }
 
+/* Ids of tokens that a replica of this rank sends. */
+template <uint32_t N> __device__ __forceinline__ void drop_others(const struct ll_exchange *e, uint32_t first, uint32_t (&ids)[8])
+{
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		if (!is_mine(e, ll_div(first + i, e->by_topk)))
+			ids[i] = UINT32_MAX;
+}
+
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed. */
 template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, uint32_t nr_tokens, uint32_t four)
 {
@@ -109,7 +118,9 @@ template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_
 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		ids[i] = !head && first + i < nr && is_mine(e, ll_div(first + i, e->by_topk)) ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
+		ids[i] = !head && first + i < nr ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
+	if (e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
+		drop_others<N>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert(e, (int32_t)ids[i], first + i) << i % 2 * 16;
@@ -152,11 +163,12 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	return p;
 }
 
-/* Everything up to nr_tokens starts as zeros. */
 __device__ __forceinline__ void positions_clear(const struct positions *p, uint32_t thread, uint32_t nr_threads)
 {
-	for (uint32_t *at = p->bits + thread; at < p->nr_tokens; at += nr_threads)
+	for (uint32_t *at = p->bits + thread; at < p->base; at += nr_threads)
 		*at = 0;
+	if (thread == 0)
+		*p->failed = 0;
 }
 
 __device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
@@ -169,8 +181,7 @@ __device__ __forceinline__ void note_route(const struct ll_exchange *e, const st
 	if (place >> 16 != e->rank)
 		return;
 	place = source * e->nr_local + (place & 0xffff);
-	if (!(atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32) >> token % 32 & 1))
-		atomicAdd(&p->base[place], 1u); /* an expert named twice gets one row */
+	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
 }
 
@@ -246,6 +257,19 @@ __device__ __forceinline__ uint32_t rows_of_source(const struct positions *p, ui
 	for (uint32_t w = 0; w < p->token_words; w++)
 		rows += __popc(p->present[source * p->token_words + w]);
 	return rows;
+}
+
+/* By all receiving warps: rows of each source for each expert. An expert named twice gets one. */
+__device__ __forceinline__ void count_experts(const struct ll_exchange *e, const struct positions *p, uint32_t thread, uint32_t nr_threads)
+{
+	for (uint32_t i = thread; i < e->nr_ranks * e->nr_local; i += nr_threads) {
+		uint32_t rows = 0;
+
+#pragma unroll 4
+		for (uint32_t w = 0; w < p->token_words; w++)
+			rows += __popc(p->bits[i * p->token_words + w]);
+		p->base[i] = rows;
+	}
 }
 
 /* By one warp: each token once, source after source. */

@@ -10,20 +10,6 @@
 #define COUNT_THREADS 256
 #define PLACE_THREADS 1024
 
-/* Behind these, what they announce. */
-static __device__ __forceinline__ void word_release(void *to, uint32_t v)
-{
-	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
-
-static __device__ __forceinline__ uint32_t word_acquire(const void *from)
-{
-	uint32_t v;
-
-	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
-	return v;
-}
-
 /* ---- counting ------------------------------------------------------------------------------------------------ */
 
 /* One token by one warp: what the combine has to know at home, and which chunk bits it has. */
