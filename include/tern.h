@@ -342,7 +342,7 @@ TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *
  *             undefined, and every call returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended.
  *             A release where a peer combines is such a wait, too.
  * Statistics. Are not kept: tern_moe_stats counts calls of dispatch alone, and tern_moe_expert_load is TERN_ERR_UNSUPPORTED.
- * Leaving.    After the last round, wait for the stream, then destroy. An exchange destroyed in the middle of a round or after a failure keeps its window
+ * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process share a device, when all of them have. An exchange destroyed in the middle of a round or after a failure keeps its window
  *             allocated until the process ends, since peers may still write to it.
  */
 

@@ -8,8 +8,6 @@
 #include "kernels/cuda/kernels_ht.h"
 
 #define MAX_SLOTS 16
-#define HT_DISPATCH_SEND_WARPS 4
-#define HT_COMBINE_SEND_WARPS 12
 
 struct reports {
 	struct ll_report report;
@@ -300,7 +298,7 @@ static uint8_t *own_rows(const struct device_exchange *x, const struct device_sl
 	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window : s->memory + in_memory;
 }
 
-/* All that fit, unless the caller wants fewer: bytes are what counts here. */
+/* All that fit, unless the caller wants fewer: bytes are what counts here. How many warps send is as measured, docs/benchmarks.md. */
 static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call, uint32_t send_warps)
 {
 	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
@@ -311,7 +309,7 @@ static struct ll_launch ht_launch(const struct device_exchange *x, const struct 
 static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)
 {
 	struct device_slot *s = &x->slots[call->slot];
-	struct ll_launch launch = ht_launch(x, call, HT_DISPATCH_SEND_WARPS);
+	struct ll_launch launch = ht_launch(x, call, s->dispatch.kind == LL_X_COPY ? 4 : 8);
 	int rc = 0;
 
 	if (call->roles & DEVICE_SEND)
@@ -369,7 +367,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
-		launch = ht_launch(x, call, HT_COMBINE_SEND_WARPS);
+		launch = ht_launch(x, call, 12);
 	if (c->release)
 		launch.nr_blocks = 1;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)

@@ -117,13 +117,14 @@ template <int FORMAT, int X, int ND>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t epoch = state.x, nr_tokens = state.w ? 0 : this_rounds_tokens(d);
+	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d);
 	bool held = nr_tokens < LL_HOLD_TOKENS;
 
-	for (uint32_t four = nr_warps - 1 - warp; !state.w && line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps) {
-		send_plan<FORMAT>(d, epoch, nr_tokens, four);
+	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps) {
+		send_plan<FORMAT>(d, epoch, state.w, nr_tokens, four);
 		plan_sent(e, epoch, four);
 	}
+	nr_tokens = state.w ? 0 : nr_tokens;
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
 		uint32_t part = ll_div(i, d->by_share), token = ll_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
@@ -335,14 +336,10 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		return;
 	if (a.token < e->max_tokens) /* on the way while positions are made */
 		look_for(e, a, s);
-	if (!d->by_source) {
-		count_experts(e, p, thread, nr_warps * LANES);
-		warps_sync(nr_warps * LANES);
-	}
-	if (warp == 0 && d->by_source)
-		place_sources(d, p, blockIdx.x == 0);
+	if (!d->by_source)
+		place_experts(d, p, thread, nr_warps * LANES, blockIdx.x == 0);
 	else if (warp == 0)
-		place_experts(d, p, blockIdx.x == 0);
+		place_sources(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
 		count_rows(e, p);
 	warps_sync(nr_warps * LANES);

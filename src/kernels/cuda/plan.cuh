@@ -105,8 +105,9 @@ template <uint32_t N> __device__ __forceinline__ void drop_others(const struct l
 			ids[i] = UINT32_MAX;
 }
 
-/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed. */
-template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, uint32_t nr_tokens, uint32_t four)
+/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
+ * is known which round it is, and whether an earlier one has failed. */
+template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const struct ll_exchange *e = &d->exchange;
@@ -125,7 +126,7 @@ template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert(e, (int32_t)ids[i], first + i) << i % 2 * 16;
 	v = head ? make_uint4(nr_tokens, 0, 0, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
-	if (!line_needed<FORMAT>(line, nr))
+	if (failed || !line_needed<FORMAT>(line, nr))
 		return;
 #pragma unroll 1
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
@@ -143,6 +144,7 @@ struct positions {
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
 	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first; by_source: [R] position of its first row */
 	uint32_t *failed;
+	uint32_t *sums;	      /* [2 LL_MAX_WARPS] of warps */
 	uint32_t *nr_tokens;  /* [R] */
 	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
 	uint32_t ids_stride;  /* of whole warps' pieces */
@@ -157,7 +159,8 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
 	p.base = p.present + e->nr_ranks * p.token_words;
 	p.failed = p.base + e->nr_ranks * max(e->nr_local, 1u);
-	p.nr_tokens = p.failed + 1;
+	p.sums = p.failed + 1;
+	p.nr_tokens = p.sums + 2 * LL_MAX_WARPS;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
 	p.ids_stride = positions_ids((enum ll_format)FORMAT, e->max_tokens * e->topk);
 	return p;
@@ -229,7 +232,7 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 	} while (!there);
 	nr_tokens = min(nr_tokens, e->max_tokens);
 	note_lines<FORMAT>(e, p, source, four, nr_tokens * e->topk, v);
-	if (lane_id() == 0)
+	if (lane_id() == 0 && four == 0)
 		p->nr_tokens[source] = nr_tokens;
 	return true;
 }
@@ -259,19 +262,6 @@ __device__ __forceinline__ uint32_t rows_of_source(const struct positions *p, ui
 	return rows;
 }
 
-/* By all receiving warps: rows of each source for each expert. An expert named twice gets one. */
-__device__ __forceinline__ void count_experts(const struct ll_exchange *e, const struct positions *p, uint32_t thread, uint32_t nr_threads)
-{
-	for (uint32_t i = thread; i < e->nr_ranks * e->nr_local; i += nr_threads) {
-		uint32_t rows = 0;
-
-#pragma unroll 4
-		for (uint32_t w = 0; w < p->token_words; w++)
-			rows += __popc(p->bits[i * p->token_words + w]);
-		p->base[i] = rows;
-	}
-}
-
 /* By one warp: each token once, source after source. */
 __device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const struct positions *p, bool publish)
 {
@@ -295,47 +285,85 @@ __device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const
 		d->out_sums[0] = d->out_sums[1] = first;
 }
 
-/* By one warp: where each source's rows of each expert begin; a lane has neighbouring experts. publish: to the caller as well. */
-__device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, bool publish)
+/* One expert's rows from each source, by one thread. An expert named twice gets one. */
+__device__ __forceinline__ uint32_t count_expert(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+{
+	uint32_t all = 0;
+
+#pragma unroll 4
+	for (uint32_t s = 0; s < e->nr_ranks; s++) {
+		const uint32_t *bits = p->bits + (s * e->nr_local + expert) * p->token_words;
+		uint32_t rows = __popc(bits[0]);
+
+#pragma unroll 1
+		for (uint32_t w = 1; w < p->token_words; w++)
+			rows += __popc(bits[w]);
+		p->base[s * e->nr_local + expert] = rows;
+		all += rows;
+	}
+	return all;
+}
+
+__device__ __forceinline__ uint32_t round_to_alignment(const struct ll_dispatch *d, uint32_t rows)
+{
+	return ll_div(rows + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+}
+
+/* An expert's first position is known: so are its sources'. */
+__device__ __forceinline__ void place_expert(const struct ll_dispatch *d, const struct positions *p, uint32_t expert, uint32_t start, uint32_t rows,
+	bool publish)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t nr = e->nr_local, each = (nr + LANES - 1) / LANES, first = lane_id() * each, end = min(first + each, nr), span = 0, all, offset;
-	uint32_t routes = 0, last = 0;
-
-	for (uint32_t l = first; l < end; l++) {
-		uint32_t count = 0;
+	uint32_t at = start;
 
 #pragma unroll 4
-		for (uint32_t s = 0; s < e->nr_ranks; s++)
-			count += p->base[s * nr + l];
-		span += ll_div(count + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
-		routes += count;
-	}
-	offset = lanes_before(span, &all);
-	for (uint32_t l = first; l < end; l++) {
-		uint32_t start = d->padded ? (uint32_t)(l * d->capacity) : offset, at = start;
+	for (uint32_t s = 0; s < e->nr_ranks; s++) {
+		uint32_t here = p->base[s * e->nr_local + expert];
 
-#pragma unroll 4
-		for (uint32_t s = 0; s < e->nr_ranks; s++) {
-			uint32_t here = p->base[s * nr + l];
+		p->base[s * e->nr_local + expert] = at;
+		at += here;
+	}
+	if (publish) {
+		d->out_counts[expert] = rows;
+		d->out_offsets[expert] = start;
+	}
+}
 
-			p->base[s * nr + l] = at;
-			at += here;
+/* By all receiving warps, a thread an expert. publish: to the caller as well. */
+__device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
+
+	for (uint32_t first = 0; first < nr; first += nr_threads) {
+		uint32_t expert = first + thread, rows = expert < nr ? count_expert(e, p, expert) : 0, all, start;
+
+		start = before + lanes_before(round_to_alignment(d, rows), &all);
+		if (lane_id() == 0)
+			p->sums[warp] = all;
+		all = __reduce_add_sync(ALL_LANES, rows);
+		if (lane_id() == 0)
+			p->sums[LL_MAX_WARPS + warp] = all;
+		warps_sync(nr_threads);
+		for (uint32_t w = 0; w < nr_threads / LANES; w++) {
+			uint32_t sum = p->sums[w];
+
+			start += w < warp ? sum : 0;
+			before += sum;
+			all_rows += p->sums[LL_MAX_WARPS + w];
 		}
-		offset += ll_div(at - start + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
-		last = at;
-		if (publish) {
-			d->out_counts[l] = at - start;
-			d->out_offsets[l] = start;
-		}
+		start = d->padded ? (uint32_t)(expert * d->capacity) : start;
+		if (expert < nr)
+			place_expert(d, p, expert, start, rows, publish);
+		if (publish && expert == nr - 1)
+			d->out_sums[1] = d->padded ? nr * d->capacity : start + rows;
+		if (first + nr_threads < nr)
+			warps_sync(nr_threads); /* sums are used again */
 	}
-	if (!publish)
-		return;
-	routes = __reduce_add_sync(ALL_LANES, routes);
-	if ((end == nr && first < nr) || (nr == 0 && lane_id() == 0)) {
-		d->out_sums[0] = routes;
-		d->out_sums[1] = d->padded ? nr * d->capacity : last;
-	}
+	if (publish && thread == 0)
+		d->out_sums[0] = all_rows;
+	if (publish && thread == 0 && nr == 0)
+		d->out_sums[1] = 0;
 }
 
 /* By one warp, of one block: rows from each source, for the combine. */
