@@ -22,6 +22,7 @@ struct device {
 	void **windows; /* [R] as mapped here */
 	bool *opened;	/* [R] by a handle from another process */
 	void *window;	/* this rank's */
+	bool busy; /* peers may still store into the window */
 	uint32_t nr_sms;
 	struct device_stream *streams; /* [slots] */
 };
@@ -181,6 +182,12 @@ static bool is_at_rest(const tern_moe *moe)
 	return !moe->failed;
 }
 
+void device_leave(tern_moe *moe)
+{
+	if (moe->device)
+		moe->device->busy = !is_at_rest(moe);
+}
+
 void device_close(tern_moe *moe)
 {
 	struct device *d = moe->device;
@@ -192,7 +199,7 @@ void device_close(tern_moe *moe)
 			d->ops->window_close(d->windows[r]);
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
-	if (d->window && is_at_rest(moe)) /* else a peer's late store would end that peer's process */
+	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */
 		d->ops->memory_free(d->window);
 	free(d->windows);
 	free(d->opened);
@@ -403,8 +410,10 @@ static int put_dispatch(
 	tern_moe *moe, uint32_t slot, uint32_t roles, const struct tern_dispatch *args, struct tern_received *received, enum slot_state next)
 {
 	struct device_call call = call_of(moe, slot, roles);
-	int rc = passed_on(moe->device, moe->device->ops->dispatch(moe->device->exchange, &call, args, received));
+	int rc;
 
+	moe->device->busy = true;
+	rc = passed_on(moe->device, moe->device->ops->dispatch(moe->device->exchange, &call, args, received));
 	if (rc)
 		return rc;
 	moe->slots[slot].state = next;

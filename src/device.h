@@ -7,7 +7,8 @@
 
 /* Collective. The settings have been checked and compared; what a device cannot do is refused here, on all ranks. */
 int device_open(tern_moe *moe);
-void device_close(tern_moe *moe); /* nothing, on the CPU */
+void device_leave(tern_moe *moe); /* before it is known as left; nothing on the CPU, like the next */
+void device_close(tern_moe *moe);
 
 int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
