@@ -222,7 +222,7 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory)
 static int dead_peer(const tern_moe *moe)
 {
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (peer_has_died(&moe->group->peers[r]))
+		if (group_has_died(moe->group, r))
 			return (int)r;
 	return -1;
 }
