@@ -7,9 +7,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench/draw.h"
 #include "bench/random.h"
 #include "cli/device_rounds.h"
-#include "tests/exchange/draw.h"
 #include "tests/exchange/ranks.h"
 
 static const struct device_ops *ops;
@@ -54,11 +54,12 @@ static void body(struct rank *rank)
 
 static void draw_device_job(uint64_t seed, struct job *job)
 {
+	static const struct draw_limits limits = {.nr_ranks = 8, .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
 	uint64_t state = hash2(seed, 0x637564);
 	struct tern_moe_config *c = &job->config;
 	uint32_t here;
 
-	draw_job(&state, job);
+	draw_job(&state, &limits, job);
 	c->capacity = 0;
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
@@ -81,7 +82,11 @@ static int run_case(uint64_t seed)
 	}
 	failure = run_ranks((int)job.nr_ranks, body, &job);
 	if (failure)
-		print_case(seed, &job, failure);
+		printf("seed %llu: %s\n  ranks %u, mode %d, layout %d, reduce %d, hidden %u, experts %u, topk %u, tokens %u, dtypes %d %d %d, slots %u\n"
+		       "repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 build/tests/device/test_device\n",
+			(unsigned long long)seed, failure, job.nr_ranks, (int)job.config.mode, (int)job.config.layout, (int)job.config.reduce,
+			job.config.hidden, job.config.nr_experts, job.config.topk, job.config.max_tokens, (int)job.config.x_dtype,
+			(int)job.config.dispatch_dtype, (int)job.config.combine_dtype, job.config.nr_slots, (unsigned long long)seed);
 	job_close(&job);
 	return failure != NULL;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random exchanges over all settings at once, from a seed. TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (150);
  * TERN_TEST_SECONDS: go on for so long instead. A failure prints the command that repeats it. */
-#include "draw.h"
 #include "ranks.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -24,7 +24,6 @@ static uint64_t setting(const char *name, uint64_t otherwise)
 	return text && *text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-<<<<<<< HEAD
 static void draw_exchange(uint64_t *state, struct job *job)
 {
 	static const struct draw_limits limits = {.nr_ranks = 8, .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
@@ -33,8 +32,6 @@ static void draw_exchange(uint64_t *state, struct job *job)
 	job->config.wait_ms = random_below(state, 5) == 0 ? 0 : 60000;
 }
 
-=======
->>>>>>> 02baeeb (tests: exchanges on GPUs)
 static void draw_flow(uint64_t *state, const struct job *job, struct flow *flow)
 {
 	*flow = (struct flow){.job = job, .rounds = ROUNDS, .seed = random_next(state),
@@ -48,6 +45,19 @@ static void draw_flow(uint64_t *state, const struct job *job, struct flow *flow)
 static void body(struct rank *rank)
 {
 	run_flow(rank, rank->ctx);
+}
+
+static void print_case(uint64_t seed, const struct job *job, const char *failure)
+{
+	const struct tern_moe_config *c = &job->config;
+
+	print_error("seed %llu: %s\n  ranks %u (replicas %u), mode %d, layout %d, reduce %d, weights %d, hidden %u, experts %u + %u, topk %u,\n"
+		    "  tokens %u of %u, dtypes %d %d %d, scale %d, payload %u, slots %u, alignment %u, capacity %llu, epoch %u, wait %d\n"
+		    "repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 %s\n",
+		(unsigned long long)seed, failure, job->nr_ranks, c->replica_ranks, (int)c->mode, (int)c->layout, (int)c->reduce, (int)c->weights,
+		c->hidden, c->nr_experts, job->nr_redundant, c->topk, job->nr_tokens, c->max_tokens, (int)c->x_dtype, (int)c->dispatch_dtype,
+		(int)c->combine_dtype, (int)c->scale, c->payload_bytes, c->nr_slots, c->alignment, (unsigned long long)c->capacity,
+		c->first_epoch, c->wait_ms, (unsigned long long)seed, program_invocation_name);
 }
 
 /* Returns the rounds that were over capacity, to see that not all of them were. */
