@@ -25,9 +25,9 @@ LDLIBS   += -lpthread -ldl -lm
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
 # So is libfabric.
 OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo yes)
-# So are GPUs: libtern_cuda.so is built where nvcc is (CUDA=0: not), for these architectures and whatever comes after.
+# So are GPUs: libtern_cuda.so is built where nvcc is (CUDA=0: not; nor with sanitizers), for these architectures and whatever comes after.
 NVCC      ?= nvcc
-CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
+CUDA      ?= $(if $(SANITIZE),0,$(if $(shell command -v $(NVCC) 2>/dev/null),1,0))
 CUDA_ARCH ?= 80 90a 100
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 comma     := ,
