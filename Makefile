@@ -25,6 +25,16 @@ LDLIBS   += -lpthread -ldl -lm
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
 # So is libfabric.
 OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo yes)
+# So are GPUs: libtern_cuda.so is built where nvcc is (CUDA=0: not; nor with sanitizers), for these architectures and whatever comes after.
+NVCC      ?= nvcc
+CUDA      ?= $(if $(SANITIZE),0,$(if $(shell command -v $(NVCC) 2>/dev/null),1,0))
+CUDA_ARCH ?= 80 90a 100
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
+comma     := ,
+CUDA_SRC  := $(wildcard src/cuda/*.c) src/layout.c
+CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu)
+NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
+	     $(foreach a,$(filter 100,$(CUDA_ARCH)),-gencode=arch=compute_$a$(comma)code=compute_$a)
 LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
@@ -39,7 +49,8 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(if $(MPICC),$(BUILD)/tern-against-mpi)
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(if $(MPICC),$(BUILD)/tern-against-mpi) \
+     $(if $(filter 1,$(CUDA)),$(BUILD)/libtern_cuda.so)
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -51,7 +62,7 @@ $(BUILD)/obj/src/transport/ofi%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell 
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # What was found can change between two makes, and what was built with it then has to follow.
-FEATURES := pmix=$(PMIX) ofi=$(OFI)
+FEATURES := pmix=$(PMIX) ofi=$(OFI) cuda=$(CUDA)
 $(BUILD)/features: FORCE
 	@mkdir -p $(@D); echo '$(FEATURES)' | cmp -s - $@ || echo '$(FEATURES)' > $@
 $(BUILD)/obj/cli/info.o $(BUILD)/libtern.a $(BUILD)/libtern.so.$(VERSION) $(BUILD)/tern: $(BUILD)/features
@@ -92,6 +103,17 @@ $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
+$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h)
+	@mkdir -p $(@D)
+	@echo '  NVCC $<'
+	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
+
+# CUDA's runtime is inside, so that only the driver is needed where it runs.
+$(call obj,$(wildcard src/cuda/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(CUDA_CU))
+	@echo '  LINK $@'
+	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,libtern_cuda.so $^ -o $@
+
 LIBDIR   ?= $(PREFIX)/lib
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig)
@@ -99,6 +121,7 @@ install: all
 	install -m 644 include/tern.h include/tern_engine.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
+	$(if $(filter 1,$(CUDA)),install $(BUILD)/libtern_cuda.so $(DESTDIR)$(LIBDIR))
 	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)
 	ln -sf libtern.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libtern.so
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' src/tern.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/tern.pc

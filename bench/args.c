@@ -248,6 +248,8 @@ enum flag {
 	FLAG_VERIFY,
 	FLAG_ONLY_VERIFY,
 	FLAG_AGAINST,
+	FLAG_DEVICE,
+	FLAG_SMS,
 	FLAG_JSON,
 	FLAG_PROGRESS,
 	FLAG_QUIET,
@@ -293,6 +295,8 @@ static const struct option flags[] = {
 	{"verify", no_argument, NULL, FLAG_VERIFY},
 	{"only-verify", no_argument, NULL, FLAG_ONLY_VERIFY},
 	{"against", required_argument, NULL, FLAG_AGAINST},
+	{"device", required_argument, NULL, FLAG_DEVICE},
+	{"sms", required_argument, NULL, FLAG_SMS},
 	{"json", required_argument, NULL, FLAG_JSON},
 	{"progress", no_argument, NULL, FLAG_PROGRESS},
 	{"quiet", no_argument, NULL, FLAG_QUIET},
@@ -320,6 +324,10 @@ static int take_word(struct bench_args *args, int flag, const char *name, const 
 	case FLAG_INPUT:
 		status = parse_word(args, name, text, input_words, &value);
 		args->job.input = (enum job_input)value;
+		return status;
+	case FLAG_DEVICE:
+		status = parse_word(args, name, text, device_words, &value);
+		args->job.config.device = (uint16_t)value;
 		return status;
 	case FLAG_AGAINST:
 		args->against = text;
@@ -388,6 +396,8 @@ static int take_number(struct bench_args *args, int flag, const char *name, cons
 		return parse_number(args, name, text, 0, 1u << 16, &args->job.nr_redundant);
 	case FLAG_REPLICA_RANKS:
 		return parse_number(args, name, text, 1, 4096, &config->replica_ranks);
+	case FLAG_SMS:
+		return parse_number(args, name, text, 0, 1024, &args->nr_sms);
 	case FLAG_ITERS:
 		return parse_number(args, name, text, 1, 10000000, &args->iters);
 	case FLAG_WARMUP:

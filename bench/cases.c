@@ -45,6 +45,8 @@ void args_usage(const struct bench_args *args)
 	      "  --verify             also --iters rounds with fresh inputs, every element compared with a plain reference, bit for bit\n"
 	      "  --only-verify        the same, and measure nothing\n"
 	      "  --jitter US          in verified rounds each rank sleeps up to so long before each half (default 0)\n"
+	      "  --device D           cpu (default), cuda: rank r on GPU r modulo the GPUs there are; times by the GPU's clock, of graphs\n"
+	      "  --sms N              most SMs that a half may take on a GPU (default 0: the library's choice)\n"
 	      "  --against WHAT       mpi: then the same job over MPI_Alltoallv; libfabric: raw writes of the same bytes, round by round\n"
 	      "  --json FILE          all results, settings and the machine; - for stdout\n"
 	      "  --progress           say on stderr what is running, also if it is no terminal\n"

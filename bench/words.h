@@ -17,5 +17,6 @@ extern const struct word weight_words[];
 extern const struct word scale_words[];
 extern const struct word input_words[];
 extern const struct word against_words[];
+extern const struct word device_words[];
 
 #endif

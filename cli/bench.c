@@ -5,6 +5,7 @@
 #include "cli/bench_rounds.h"
 #include "cli/bench_start.h"
 #include "cli/cmd.h"
+#include "cli/device_rounds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,33 +142,98 @@ static void describe_error(struct outcome *outcome, int rank, const char *text)
 	snprintf(outcome->error, sizeof(outcome->error), "rank %d: %s", rank, text);
 }
 
-/* Everything that this rank alone can do; the ranks compare notes afterwards. */
-static void run_alone(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+/* Before anything is closed, which could change the text. */
+static void describe_failure(const struct bench *bench, struct outcome *outcome)
 {
-	struct job *job = &result->bench_case.job;
-	struct rounds rounds;
-	struct reason why;
 	char text[600];
 
-	if (job_open(job, &why)) {
-		outcome->rc = TERN_ERR_INVALID;
-		describe_error(outcome, bench->rank, why.text);
-		job_close(job);
+	if (!outcome->rc)
 		return;
-	}
-	outcome->rc = rounds_open(&rounds, bench->group, job);
+	snprintf(text, sizeof(text), "%s: %.450s", tern_strerror((int)outcome->rc), tern_last_error());
+	describe_error(outcome, bench->rank, text);
+}
+
+static void run_on_cpu(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+{
+	struct rounds rounds;
+
+	outcome->rc = rounds_open(&rounds, bench->group, &result->bench_case.job);
 	t->rounds = &rounds;
 	if (!outcome->rc)
 		outcome->rc = run_rounds(bench, t, result, outcome);
-	if (outcome->rc) {
-		snprintf(text, sizeof(text), "%s: %.450s", tern_strerror((int)outcome->rc), tern_last_error());
-		describe_error(outcome, bench->rank, text);
-	}
+	describe_failure(bench, outcome);
 	outcome->nr_wrong = rounds.difference.nr;
 	memcpy(outcome->wrong, rounds.difference.first, sizeof(outcome->wrong));
 	raw_rounds_close(&t->raw);
 	rounds_close(&rounds);
 	t->rounds = NULL;
+}
+
+/* ---- the same on a device ---------------------------------------------------------------------------------- */
+
+static int device_time_rounds(struct bench *bench, struct device_rounds *rounds, struct times *times)
+{
+	uint32_t i, total = bench->args->iters;
+	int rc = tern_moe_set_sms(rounds->moe, bench->args->nr_sms);
+
+	rc = rc ? rc : device_rounds_prepare(rounds);
+	for (i = 0; i < bench->args->warmup && !rc; i++)
+		rc = device_rounds_time(rounds, NULL, i);
+	for (i = 0; i < total && !rc; i++) {
+		tell_progress(bench, "timing", i, total);
+		rc = device_rounds_time(rounds, times, i);
+	}
+	return rc;
+}
+
+static int device_run_rounds(struct bench *bench, struct device_rounds *rounds, struct times *times, struct bench_result *result,
+	struct outcome *outcome)
+{
+	uint32_t round, slots = result->bench_case.job.config.nr_slots;
+	int rc = 0;
+
+	for (round = 0; round < bench->args->iters && bench->args->verify && !rc; round += slots) {
+		tell_progress(bench, "verifying", round, bench->args->iters);
+		rc = device_rounds_verify(rounds, round);
+		result->nr_verified = round + slots;
+	}
+	if (!rc && !bench->args->only_verify)
+		rc = device_time_rounds(bench, rounds, times);
+	outcome->memory.size = sizeof(outcome->memory);
+	return rc ? rc : tern_moe_memory(rounds->moe, &outcome->memory);
+}
+
+static void run_on_device(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+{
+	const struct device_ops *ops = device_ops_load();
+	struct device_rounds rounds = {0};
+
+	outcome->rc = ops ? device_choose(ops, (uint32_t)bench->rank) : TERN_ERR_UNSUPPORTED;
+	if (!outcome->rc)
+		outcome->rc = device_rounds_open(&rounds, bench->group, &result->bench_case.job, ops);
+	if (!outcome->rc)
+		outcome->rc = device_run_rounds(bench, &rounds, &t->times, result, outcome);
+	describe_failure(bench, outcome);
+	outcome->nr_wrong = rounds.difference.nr;
+	memcpy(outcome->wrong, rounds.difference.first, sizeof(outcome->wrong));
+	if (rounds.ops)
+		device_rounds_close(&rounds);
+}
+
+/* Everything that this rank alone can do; the ranks compare notes afterwards. */
+static void run_alone(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+{
+	struct job *job = &result->bench_case.job;
+	struct reason why;
+
+	if (job_open(job, &why)) {
+		outcome->rc = TERN_ERR_INVALID;
+		describe_error(outcome, bench->rank, why.text);
+	} else if (job->config.device) {
+		run_on_device(bench, t, result, outcome);
+	} else {
+		run_on_cpu(bench, t, result, outcome);
+	}
 	job_close(job);
 }
 

@@ -187,6 +187,12 @@ enum tern_weights {
 	TERN_WEIGHTS_PASS = 2	  /* weights are handed to the experts; combine only sums */
 };
 
+/* Where x, y, out and all that goes with them lie, and where the halves run. */
+enum tern_device {
+	TERN_DEVICE_CPU = 0,
+	TERN_DEVICE_CUDA = 1
+};
+
 /* The layout of experts over ranks. Physical expert p serves logical expert logical[p] on rank rank[p]; a rank's local
  * experts are its physical experts in ascending order. Several p with one logical id are replicas: a token goes to one on its own rank if there is one, else to
  * number (source rank + token) % replicas. Tables are copied by tern_moe_create. */
@@ -222,7 +228,8 @@ struct tern_moe_config {
 	uint32_t nr_chunks;	   /* high throughput, between nodes: chunks of rows under way to each node, and as many pieces of results in all; 2 to 512.
 				      0: TERN_CHUNKS of the environment, or 16, less where there are many nodes */
 	uint32_t chunk_bytes;	   /* of each, at least: a row always fits; 0: TERN_CHUNK_BYTES of the environment, or 512 KiB, less where there are many nodes */
-	uint32_t reserved;
+	uint16_t device;	   /* enum tern_device; default TERN_DEVICE_CPU. See "on a device" below */
+	uint16_t caller_output;	   /* not 0, devices only: rows always go into the caller's into_x, and no memory is taken for them */
 };
 
 TERN_API void tern_moe_config_init(struct tern_moe_config *config);
@@ -316,6 +323,36 @@ TERN_API int tern_release(tern_moe *moe, uint32_t slot);
 TERN_API int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
 TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 
+/* ---- on a device ------------------------------------------------------------------------------------------- *
+ *
+ * With tern_moe_config.device = TERN_DEVICE_CUDA the halves run on the device that is current for the calling thread when tern_moe_create is
+ * called, and it has to be current for every later call too. It needs libtern_cuda.so, peers on the same machine whose devices can map each other's
+ * memory, low-latency mode, and wait_ms > 0. What differs:
+ *
+ * Halves are put on the slot's stream and return at once. The order of calls is the same; so is the order on all streams together, per slot. Pointers are to
+ *             device memory (or pinned host memory), are kept until the work on the stream is done, and are read then: x, topk_ids, topk_weights,
+ *             scales and y belong to the library until the half has run.
+ * Graphs.     All halves may be captured in a CUDA graph, also apart from each other, and replayed with other x, ids, weights and y at the same
+ *             addresses. The epoch lives on the device. Replays of a slot's halves have to alternate as calls do.
+ * Counts.     The host does not know them. All of tern_received's pointers are to device memory. offsets has two more entries: offsets[L]
+ *             (TERN_BY_SOURCE: offsets[R]) is nr_rows, the next one extent. The fields nr_rows and extent say how many there can be at most.
+ * Ids.        Are read by kernels alone. One out of range gets no route, and one named twice in a row gets two results from one row; the round
+ *             goes on, and tern_moe_status returns TERN_ERR_INVALID, once.
+ * Waiting.    Happens in kernels, for at most wait_ms each. One that expires ends the exchange: all kernels from then on return at once, outputs are
+ *             undefined, and every call returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended.
+ *             A release where a peer combines is such a wait, too.
+ * Statistics. Are not kept: tern_moe_stats counts calls of dispatch alone, and tern_moe_expert_load is TERN_ERR_UNSUPPORTED.
+ * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process share a device, when all of them have. An exchange destroyed in the middle of a round or after a failure keeps its window
+ *             allocated until the process ends, since peers may still write to it.
+ */
+
+/* The stream (cudaStream_t) for what is called next on that slot; NULL, the default: the legacy default stream. */
+TERN_API int tern_moe_set_stream(tern_moe *moe, uint32_t slot, void *stream);
+/* Where kernels find the number of tokens, on the device: at most what tern_dispatch.nr_tokens says, which sizes the launch. NULL, the default: exactly nr_tokens. */
+TERN_API int tern_moe_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
+/* Most SMs that a half may take. 0, the default: as many as are fastest. */
+TERN_API int tern_moe_set_sms(tern_moe *moe, uint32_t nr_sms);
+
 /* ---- what happened ----------------------------------------------------------------------------------------- */
 
 enum tern_phase {
@@ -323,6 +360,9 @@ enum tern_phase {
 	TERN_PHASE_DISPATCH = 1,
 	TERN_PHASE_COMBINE = 2
 };
+
+/* 0, or the error that ended the exchange, or, on a device, what kernels have found since: ids that are none (reported once). Waits for nothing. */
+TERN_API int tern_moe_status(tern_moe *moe);
 
 /* Who was waited for when the last wait of this exchange failed. */
 struct tern_wait_report {

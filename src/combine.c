@@ -2,6 +2,7 @@
 /* The combine halves: results from the experts' ranks home, and their sum there. */
 #include <string.h>
 
+#include "device.h"
 #include "error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
@@ -202,8 +203,11 @@ static int begin_results(tern_moe *moe, uint32_t slot)
 /* Called again after a time-out, it goes on where it was. */
 int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 {
-	int rc = check_combine(moe, args);
+	int rc;
 
+	if (moe && moe->device)
+		return device_combine_send(moe, args);
+	rc = check_combine(moe, args);
 	if (!rc && moe->slots[args->slot].state == SLOT_RECEIVED)
 		rc = begin_results(moe, args->slot);
 	rc = rc ? rc : send_results(moe, args);
@@ -216,8 +220,11 @@ int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 
 int tern_release(tern_moe *moe, uint32_t slot)
 {
-	int rc = slot_check(moe, slot, "tern_release");
+	int rc;
 
+	if (moe && moe->device)
+		return device_release(moe, slot);
+	rc = slot_check(moe, slot, "tern_release");
 	if (rc)
 		return rc;
 	if (moe->slots[slot].state != SLOT_RECEIVED)
@@ -299,8 +306,11 @@ static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t strid
 int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
 {
 	struct slot *s;
-	int rc = slot_check(moe, slot, "tern_combine_recv");
+	int rc;
 
+	if (moe && moe->device)
+		return device_combine_recv(moe, slot, out, out_stride);
+	rc = slot_check(moe, slot, "tern_combine_recv");
 	if (rc)
 		return rc;
 	s = &moe->slots[slot];
@@ -325,6 +335,8 @@ int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size
 {
 	int rc = 0;
 
+	if (moe && moe->device)
+		return device_combine(moe, args, out, out_stride);
 	if (!moe || !args || args->size != sizeof(*args))
 		return fail(TERN_ERR_INVALID, "tern_combine: moe or args is NULL, or args.size is wrong");
 	/* Called again after a time-out in its second half, it goes on there. */

@@ -2,6 +2,7 @@
 /* The second half: rows from all sources in the layout that experts want. */
 #include <string.h>
 
+#include "device.h"
 #include "error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
@@ -183,8 +184,11 @@ static void describe_received(const tern_moe *moe, const struct slot *s, struct 
 int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
 {
 	struct slot *s;
-	int rc = slot_check(moe, slot, "tern_dispatch_recv");
+	int rc;
 
+	if (moe && moe->device)
+		return device_dispatch_recv(moe, slot, received);
+	rc = slot_check(moe, slot, "tern_dispatch_recv");
 	if (!rc && (!received || received->size != sizeof(*received)))
 		rc = fail(TERN_ERR_INVALID, "tern_dispatch_recv: received is NULL or received.size is wrong");
 	if (rc)
@@ -218,6 +222,8 @@ int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_r
 {
 	int rc = 0;
 
+	if (moe && moe->device)
+		return device_dispatch(moe, args, received);
 	if (!moe || !args || args->size != sizeof(*args))
 		return fail(TERN_ERR_INVALID, "tern_dispatch: moe or args is NULL, or args.size is wrong");
 	if (!received || received->size != sizeof(*received))

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "chunk.h"
+#include "device.h"
 #include "error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
@@ -421,8 +422,11 @@ static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispat
 int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct slot *s;
-	int rc = check_state(moe, args);
+	int rc;
 
+	if (moe && moe->device)
+		return device_dispatch_send(moe, args);
+	rc = check_state(moe, args);
 	if (rc)
 		return rc;
 	s = &moe->slots[args->slot];

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "device.h"
 #include "error.h"
 #include "path.h"
 #include "wait.h"
@@ -61,12 +62,15 @@ static int check_choices(const struct tern_moe_config *c)
 	rc = rc ? rc : check_range("dispatch_dtype", c->dispatch_dtype, TERN_BF16, TERN_BYTES);
 	rc = rc ? rc : check_range("scale", c->scale, TERN_SCALE_NONE, TERN_SCALE_UE8M0);
 	rc = rc ? rc : check_range("combine_dtype", c->combine_dtype, TERN_BF16, TERN_FP32);
+	rc = rc ? rc : check_range("device", c->device, TERN_DEVICE_CPU, TERN_DEVICE_CUDA);
 	if (rc)
 		return rc;
 	if (c->layout == TERN_BY_SOURCE && (c->reduce != TERN_REDUCE_EXPERT || c->weights != TERN_WEIGHTS_PASS))
 		return fail(TERN_ERR_INVALID,
 			"layout TERN_BY_SOURCE has one y row for each token, reduced by the caller: it needs "
 			"TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS");
+	if (c->caller_output && !c->device)
+		return fail(TERN_ERR_INVALID, "caller_output is for devices");
 	if (c->mode == TERN_LOW_LATENCY && c->capacity)
 		return fail(TERN_ERR_INVALID, "capacity is %llu; low-latency mode takes only 0, the worst case",
 			(unsigned long long)c->capacity);
@@ -182,7 +186,8 @@ static int agree_config(tern_moe *moe)
 		{"nr_slots", c->nr_slots}, {"alignment", c->alignment}, {"capacity", c->capacity},
 		{"nr_physical", moe->placement.nr_physical},
 		{"the placement tables (hashes)", placement_hash(&moe->placement)}, {"replica_ranks", c->replica_ranks},
-		{"first_epoch", c->first_epoch}, {"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}};
+		{"first_epoch", c->first_epoch}, {"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
+		{"caller_output", c->caller_output}};
 
 	return group_agree_settings(moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
 }
@@ -358,8 +363,8 @@ static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
 
 	rc = group_agree_status(group, rc, "tern_moe_create");
 	rc = rc ? rc : agree_config(moe);
-	if (rc)
-		return rc;
+	if (rc || moe->config.device)
+		return rc ? rc : device_open(moe);
 	moe->windows = calloc(moe->nr_ranks, sizeof(*moe->windows));
 	rc = moe->windows ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u windows", moe->nr_ranks);
 	rc = group_agree_status(group, rc, "tern_moe_create");
@@ -380,6 +385,7 @@ static void exchange_free(tern_moe *moe)
 	for (uint32_t i = 0; moe->slots && i < moe->config.nr_slots; i++)
 		slot_free(moe, &moe->slots[i]);
 	paths_close(moe);
+	device_close(moe);
 	if (moe->windows)
 		windows_destroy(moe->group, moe->windows);
 	placement_free(&moe->placement);
@@ -436,11 +442,15 @@ int tern_moe_leave(tern_moe *moe)
 		return fail(TERN_ERR_INVALID, "moe is NULL");
 	if (moe->failed)
 		return 0;
-	path_settle(moe);
+	if (moe->device)
+		device_leave(moe);
+	else
+		path_settle(moe);
 	moe->failed = TERN_ERR_STATE;
 	snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %u left this exchange: it called tern_moe_leave",
 		moe->rank);
-	path_part(moe, parting_make(0, -1)); /* peers that still wait for this rank learn of it */
+	if (!moe->device)
+		path_part(moe, parting_make(0, -1)); /* peers that still wait for this rank learn of it */
 	return 0;
 }
 
@@ -448,6 +458,8 @@ int tern_moe_set_wait(tern_moe *moe, int wait_ms)
 {
 	if (!moe || wait_ms < 0)
 		return fail(TERN_ERR_INVALID, "moe is NULL or wait_ms is negative (%d)", wait_ms);
+	if (moe->device && !wait_ms)
+		return fail(TERN_ERR_INVALID, "wait_ms is 0; kernels cannot poll once and go on later");
 	moe->wait_ms = wait_ms;
 	path_bear_silence(moe);
 	return 0;

@@ -88,6 +88,7 @@ struct tern_moe {
 	struct tern_wait_report report;
 	struct tern_stats stats;
 	uint64_t *expert_load; /* [E] */
+	struct device *device; /* what it has there; NULL: it runs on the CPU */
 	uint64_t private_bytes;
 };
 

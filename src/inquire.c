@@ -2,6 +2,7 @@
 /* What a caller may ask an exchange: experts, memory, reports and statistics. */
 #include <string.h>
 
+#include "device.h"
 #include "error.h"
 #include "exchange.h"
 #include "path.h"
@@ -40,9 +41,11 @@ int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory)
 	now = (struct tern_memory){.window_bytes = moe->layout.window_bytes,
 		.output_bytes = moe->layout.output.bytes * moe->layout.nr_slots,
 		.private_bytes = moe->private_bytes,
-		.staging_bytes = path_staging_bytes(moe)};
+		.staging_bytes = moe->device ? 0 : path_staging_bytes(moe)};
 	now.window_bytes -= (uint64_t)moe->layout.nr_lanes * moe->layout.nr_chunks * moe->layout.chunk_bytes;
-	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+	if (moe->device)
+		device_memory(moe, &now);
+	else if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		now.window_bytes -= now.output_bytes;
 	return hand_out(memory, memory->size, &now, sizeof(now), "tern_memory");
 }
@@ -66,6 +69,8 @@ int tern_moe_expert_load(const tern_moe *moe, uint64_t *counts, uint32_t nr)
 	if (!moe || !counts || nr != moe->config.nr_experts)
 		return fail(TERN_ERR_INVALID, "moe or counts is NULL, or nr is %u for %u experts", nr,
 			moe ? moe->config.nr_experts : 0);
+	if (moe->device)
+		return fail(TERN_ERR_UNSUPPORTED, "an exchange on a device does not count its routes");
 	memcpy(counts, moe->expert_load, nr * sizeof(*counts));
 	return 0;
 }
@@ -75,6 +80,7 @@ int tern_moe_stats_reset(tern_moe *moe)
 	if (!moe)
 		return fail(TERN_ERR_INVALID, "moe is NULL");
 	memset(&moe->stats, 0, sizeof(moe->stats));
-	memset(moe->expert_load, 0, moe->config.nr_experts * sizeof(*moe->expert_load));
+	if (moe->expert_load)
+		memset(moe->expert_load, 0, moe->config.nr_experts * sizeof(*moe->expert_load));
 	return 0;
 }

@@ -5,7 +5,7 @@ INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SR
 	      $(filter-out tests/exchange/test_% tests/faults/test_%,$(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c))
 TRANSPORT_SRC := $(wildcard tests/transport/*.c)
 INSIDE     := $(BUILD)/tests/libinside.a
-TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c)
+TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c tests/device/test_*.c)
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
 FUZZERS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz/fuzz_*.c))
 

@@ -186,13 +186,15 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->by_topk = ll_divisor_of(c->topk);
 	e->by_ranks = ll_divisor_of(lab->nr_ranks);
 	e->by_row_parts = ll_divisor_of(e->row.nr_segments + 1);
+	e->by_replicas = ll_divisor_of(1);
 	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
-	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk, (int)e->at_home);
+	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk);
 	rank->window = take(rank, e->window.bytes);
 	CHECK(cudaMemset(rank->window, 0, e->window.bytes));
 	rank->state = e->state = take_copy(rank, &first, sizeof(first));
 	memset(rank->report, 0, sizeof(*rank->report));
-	e->report = rank->report;
+	e->report = &rank->report->report;
+	e->complaint = &rank->report->complaint;
 	e->wait_ns = WAIT_NS;
 	e->row_tokens = take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
 	e->row_routes = take(rank, lab->nr_ranks * routes * sizeof(uint2));
@@ -207,13 +209,13 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct l
 	memset(d, 0, sizeof(*d));
 	d->exchange = *e;
 	d->roles = LL_SEND | LL_RECEIVE;
-	d->scaled = c->dispatch_dtype == TERN_FP8_E4M3;
-	d->hidden = c->hidden;
+	d->kind = c->dispatch_dtype == TERN_FP8_E4M3 ? LL_X_BF16 : LL_X_COPY;
+	d->scale_bytes = d->kind == LL_X_BF16 ? 4 : 0;
 	d->by_share = ll_divisor_of(lab->way.share ? lab->way.share : 1);
 	d->padded = c->layout == TERN_PADDED;
 	d->by_alignment = ll_divisor_of(c->alignment);
-	d->capacity = lab->nr_ranks * c->max_tokens;
-	rank->positions = d->padded ? (uint64_t)d->capacity * e->nr_local : (uint64_t)d->capacity * each + (uint64_t)e->nr_local * (c->alignment - 1);
+	d->capacity = (uint64_t)lab->nr_ranks * c->max_tokens;
+	rank->positions = d->padded ? d->capacity * e->nr_local : d->capacity * each + (uint64_t)e->nr_local * (c->alignment - 1);
 	d->nr_tokens = lab->job->nr_tokens;
 	d->x_stride = job_x_bytes(lab->job);
 	d->x = rank->x = take(rank, c->max_tokens * d->x_stride + 16);
@@ -305,8 +307,10 @@ void lab_gate(struct lab *lab, struct lab_rank *rank, uint64_t hold_ns)
 bool lab_expired(const struct lab_rank *rank)
 {
 	static const char *const reasons[] = {"nothing", "the plan", "a row", "a result", "the arrival word"};
-	const struct ll_report *r = rank->report;
+	const struct ll_report *r = &rank->report->report;
 
+	if (rank->report->complaint.reason)
+		printf("rank %u complains of id %lld\n", rank->rank, (long long)rank->report->complaint.id);
 	if (!r->reason)
 		return false;
 	printf("rank %u waited %.1f ms for %s of rank %u, token %u: epoch %u, saw %u\n", r->rank, (double)r->waited_ns / 1e6, reasons[r->reason % 5],

@@ -18,6 +18,11 @@ struct lab_way {
 	struct ll_launch dispatch, combine;
 };
 
+struct lab_reports {
+	struct ll_report report;
+	struct ll_complaint complaint;
+};
+
 struct lab_rank {
 	uint32_t rank;
 	cudaStream_t stream;
@@ -28,9 +33,10 @@ struct lab_rank {
 	/* Of the current case: */
 	uint8_t *window;
 	struct ll_state *state;
-	struct ll_report *report; /* pinned */
+	struct lab_reports *report; /* pinned */
 	uint8_t *x, *y, *out, *ids, *out_x;
-	float *weights, *out_scales;
+	float *weights;
+	uint8_t *out_scales;
 	int4 *out_rows;
 	uint32_t *counts, *nr_tokens_at;
 	uint64_t *offsets, *sums;

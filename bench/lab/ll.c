@@ -79,18 +79,18 @@ static void shape_job(const struct shape *s, uint32_t nr_ranks, struct job *job)
 	job->config.alignment = s->alignment ? s->alignment : 1;
 }
 
-static const uint32_t line_vectors[] = {1, 2, 4, 8}, cell_vectors[2][2] = {{3, 6}, {2, 4}};
+static const uint32_t line_vectors[] = {1, 2, 4}, cell_vectors[2] = {3, 2}; /* FP8: 2 */
 
 static struct lab_way shape_way(const struct shape *s, enum ll_format format, uint32_t turn, uint32_t nr_ranks)
 {
 	struct lab_way way = {.format = format};
 
 	if (format == LL_LINES) {
-		way.row_vectors = line_vectors[turn % (s->fp8 ? 3 : 4)];
-		way.result_vectors = line_vectors[(turn + 1) % 4];
+		way.row_vectors = line_vectors[turn % 3];
+		way.result_vectors = line_vectors[(turn + 1) % 3];
 	} else {
-		way.row_vectors = cell_vectors[s->fp8][turn % 2];
-		way.result_vectors = cell_vectors[0][(turn + 1) % 2];
+		way.row_vectors = cell_vectors[s->fp8];
+		way.result_vectors = cell_vectors[0];
 	}
 	way.share = turn % 2 ? nr_ranks : 1;
 	way.dispatch = way.combine = (struct ll_launch){s->blocks, s->warps, s->send, s->early};
@@ -178,20 +178,19 @@ static void search(struct lab *lab, const struct target *t, enum ll_format forma
 	static const uint32_t warps[][2] = {{4, 2}, {8, 2}, {8, 4}, {8, 6}, {16, 4}, {16, 8}, {16, 12}};
 
 	*d = *c = (struct best){.us = 1e9};
-	for (uint32_t v = 0; v < (format == LL_LINES ? 8 : 2); v++)
+	for (uint32_t v = 0; v < (format == LL_LINES ? 6 : 1); v++) /* vectors, and shares */
 		for (uint32_t b = 0; b < 7; b++)
 			for (uint32_t w = 0; w < 7; w++) {
 				struct ll_launch launch = {blocks[b], warps[w][0], warps[w][1], 0};
-				struct lab_way way = {format, 0, 0, v & 1 ? lab->nr_ranks : 1, launch, launch};
+				struct lab_way way = {format, 0, 0, v < 3 ? 1 : v % 3 == 2 ? 2 : lab->nr_ranks, launch, launch};
 				struct lab_times times;
 
 				if ((t->tokens >= 32 && blocks[b] < 32) || (t->tokens == 1 && blocks[b] > 96))
 					continue;
-				if (t->tokens > 32 && v % 4 == 0 && format == LL_LINES)
+				if (t->tokens > 32 && v % 3 == 0 && format == LL_LINES)
 					continue;
-				way.row_vectors = format == LL_CELLS ? cell_vectors[t->fp8][v] : line_vectors[t->fp8 && v % 4 == 3 ? 2 : v % 4];
-				way.result_vectors = format == LL_CELLS ? cell_vectors[0][v] : line_vectors[v % 4];
-				way.share = v < 4 ? 1 : v % 4 == 3 && t->fp8 ? 2 : lab->nr_ranks;
+				way.row_vectors = format == LL_CELLS ? cell_vectors[t->fp8] : line_vectors[v % 3];
+				way.result_vectors = format == LL_CELLS ? cell_vectors[0] : line_vectors[v % 3];
 				time_case(lab, &way, rounds, false, &times);
 				better(d, times.dispatch, launch, way.row_vectors, way.share);
 				better(c, times.combine, launch, way.result_vectors, 0);

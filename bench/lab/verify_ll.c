@@ -71,7 +71,7 @@ static void fetch_received(struct lab_rank *rank, struct tern_received *received
 	if (sums[1] > rank->positions)
 		return;
 	received->x = fetch(rank, &used, rank->out_x, sums[1] * e->row.row_bytes);
-	if (rank->dispatch.scaled)
+	if (rank->dispatch.scale_bytes)
 		received->scales = fetch(rank, &used, rank->out_scales, sums[1] * e->row.nr_lines * 4);
 	received->rows = fetch(rank, &used, rank->out_rows, sums[1] * sizeof(int4));
 	CHECK(cudaStreamSynchronize(rank->stream));

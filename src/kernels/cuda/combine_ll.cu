@@ -11,104 +11,39 @@
  * once. Without it a rank that is home to none of my tokens could start its next round while a third one's rows of this round are still awaited here.
  * Why results of the next round may overwrite these: they follow my dispatch of e+1, which is behind this kernel.
  */
-#include "plan.cuh"
-#include "quantise.cuh"
+#include "results.cuh"
 
-#define CHUNK(ND) ((ND) < 4 ? (ND) : (ND) == 6 ? 3 : 4) /* vectors summed at a time: what registers hold */
-
-static __device__ __forceinline__ void add_pair(float *sum, uint32_t pair, bool weighted, float weight)
+/* To the home of the source's tokens: every rank that passes them. */
+template <int FORMAT, int ND>
+static __device__ __forceinline__ void send_home(const struct ll_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
+	uint64_t offset)
 {
-	float low = bf16_low(pair), high = bf16_high(pair);
+	uint32_t home = home_first(e, source);
 
-	sum[0] = __fadd_rn(sum[0], weighted ? __fmul_rn(weight, low) : low);
-	sum[1] = __fadd_rn(sum[1], weighted ? __fmul_rn(weight, high) : high);
-}
-
-static __device__ __forceinline__ void add_vector(float sum[8], uint4 v, bool weighted, float weight)
-{
-	add_pair(sum, v.x, weighted, weight);
-	add_pair(sum + 2, v.y, weighted, weight);
-	add_pair(sum + 4, v.z, weighted, weight);
-	add_pair(sum + 6, v.w, weighted, weight);
-}
-
-static __device__ __forceinline__ uint32_t to_bf16(float low, float high)
-{
-	uint32_t pair;
-
-	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-	return pair;
-}
-
-static __device__ __forceinline__ uint4 round_vector(const float sum[8])
-{
-	return make_uint4(to_bf16(sum[0], sum[1]), to_bf16(sum[2], sum[3]), to_bf16(sum[4], sum[5]), to_bf16(sum[6], sum[7]));
-}
-
-template <int N> static __device__ __forceinline__ void load_part(const struct ll_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
-{
-	const uint8_t *row = c->y + position * c->y_stride;
-
-#pragma unroll
-	for (int i = 0; i < N; i++) {
-		uint32_t offset;
-
-		v[i] = in_row(&c->exchange.result, x, first + i, &offset) ? row_load(row + offset) : make_uint4(0, 0, 0, 0);
-	}
-}
-
-/* N vectors of a token's rows here, weighted and summed. Several rows are loaded before the first is needed. */
-template <int N, int ROWS>
-static __device__ __forceinline__ void sum_part(const struct ll_combine *c, uint2 route, struct extent x, int first, uint4 *out)
-{
-	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
-	float sum[N][8] = {};
-
-	while (here) {
-		uint4 v[ROWS][N];
-		uint32_t k[ROWS];
-#pragma unroll
-		for (int r = 0; r < ROWS; r++) {
-			k[r] = here ? __ffs(here) - 1 : LANES;
-			if (here)
-				load_part(c, __shfl_sync(ALL_LANES, route.x, k[r]), x, first, v[r]);
-			here &= here - 1;
-		}
-#pragma unroll
-		for (int r = 0; r < ROWS; r++) {
-			float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, k[r] % LANES));
-
-			if (k[r] == LANES)
-				break;
-#pragma unroll
-			for (int i = 0; i < N; i++)
-				add_vector(sum[i], v[r][i], c->weighted, weight);
-		}
-	}
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		out[i] = round_vector(sum[i]);
+	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
+		segment_send(s, x, e->windows[r] + e->window.results + offset);
 }
 
 /* One segment of what the experts here made of one token. */
-template <int FORMAT, int ND>
+template <int FORMAT, int Y, int ND>
 static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
 	uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
+	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
+	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
 	segment<FORMAT, false, ND> s;
-	uint8_t *results = e->windows[source] + e->window.results + (uint64_t)which * e->result.segment_bytes;
 
 	if (!e->at_home) {
 #pragma unroll
 		for (int i = 0; i < ND; i += CHUNK(ND))
-			sum_part<CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(c, route, x, i, s.v + i);
+			sum_part<Y, CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(c, route, x, i, s.v + i);
 		segment_pack(s, epoch);
-		segment_send(s, x, results + ((uint64_t)e->rank * e->max_tokens + token) * e->window.result_bytes);
+		send_home(e, s, x, source, offset + (__ffs(here) - 1) * e->window.result_bytes);
 		return;
 	}
-	for (uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX); here; here &= here - 1) {
+	for (; here; here &= here - 1) {
 		uint32_t k = __ffs(here) - 1;
 		uint4 v[ND];
 
@@ -117,12 +52,12 @@ static __device__ __forceinline__ void send_result(const struct ll_combine *c, u
 		for (int i = 0; i < ND; i++)
 			s.v[i] = v[i];
 		segment_pack(s, epoch);
-		segment_send(s, x, results + ((uint64_t)token * e->topk + k) * e->window.result_bytes);
+		send_home(e, s, x, source, offset + k * e->window.result_bytes);
 	}
 }
 
 /* Homes alternate, and each rank begins with another one, so that they do not all write to one. */
-template <int FORMAT, int ND>
+template <int FORMAT, int Y, int ND>
 static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -134,7 +69,7 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 		for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
 			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
 #pragma unroll 1
-	for (uint32_t i = warp;; i += nr_warps) {
+	for (uint32_t i = warp; !c->release; i += nr_warps) {
 		uint32_t at = ll_div(i, e->by_result_segments), row = ll_div(at, e->by_ranks), source = e->rank + 1 + at - row * e->nr_ranks;
 		uint32_t token, nr;
 		uint2 route = make_uint2(UINT32_MAX, 0);
@@ -149,71 +84,71 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 		if (row >= __reduce_max_sync(ALL_LANES, most))
 			return;
 		if (row < nr)
-			send_result<FORMAT, ND>(c, epoch, source, token, route, i - at * e->result.nr_segments);
+			send_result<FORMAT, Y, ND>(c, epoch, source, token, route, i - at * e->result.nr_segments);
 	}
 }
 
 /* ---- at home ------------------------------------------------------------------------------------------------- */
 
-/* The next result of a token in the order of its sum, after `last`; UINT32_MAX: none. At the expert: a rank. At home: a k. */
-static __device__ __forceinline__ uint32_t next_result(const struct ll_exchange *e, uint2 route, uint32_t last)
+/* The next results of a token, RESULTS at a time, so that their loads are under way together. */
+template <int FORMAT, int Y, int ND, int RESULTS>
+static __device__ __forceinline__ bool add_results(const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
+	uint2 route, uint32_t *next, sums<Y, ND> &sum)
 {
-	uint32_t mine = route.x == UINT32_MAX ? UINT32_MAX : e->at_home ? lane_id() : route.x;
+	const struct ll_exchange *e = &c->exchange;
+	segment<FORMAT, false, ND> s[RESULTS];
+	uint32_t result[RESULTS];
+	const uint8_t *from[RESULTS];
 
-	return __reduce_min_sync(ALL_LANES, last == UINT32_MAX || mine > last ? mine : UINT32_MAX);
+#pragma unroll
+	for (int r = 0; r < RESULTS; r++) {
+		result[r] = *next;
+		from[r] = results + column_of(e, route, *next) * e->window.result_bytes;
+		if (*next == UINT32_MAX)
+			continue;
+		segment_look(s[r], from[r], 0);
+		*next = next_result(e, route, *next);
+	}
+#pragma unroll
+	for (int r = 0; r < RESULTS; r++) {
+		uint32_t peer = e->at_home ? __shfl_sync(ALL_LANES, route.x, result[r] % LANES) : result[r];
+		float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, result[r] % LANES));
+
+		if (result[r] == UINT32_MAX)
+			break;
+		if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
+			return false;
+		segment_unpack(s[r]);
+#pragma unroll
+		for (int i = 0; i < ND; i++)
+			add_vector<Y>(sum.of[i], s[r].v[i], e->at_home && c->weighted, weight);
+	}
+	return true;
 }
 
-/* RESULTS at a time, so that their loads are under way together. */
-template <int FORMAT, int ND, int RESULTS>
+template <int FORMAT, int Y, int ND>
 static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
 	uint2 route = make_uint2(UINT32_MAX, 0);
-	const uint8_t *results = e->windows[e->rank] + e->window.results + (uint64_t)which * e->result.segment_bytes;
-	float sum[ND][8] = {};
+	const uint8_t *results = e->windows[e->rank] + e->window.results + (uint64_t)token * e->topk * e->window.result_bytes +
+				 (uint64_t)which * e->result.segment_bytes;
+	sums<Y, ND> sum = {};
 	uint32_t next;
 
 	if (lane_id() < e->topk)
 		route = e->home_routes[token * e->topk + lane_id()];
 	next = next_result(e, route, UINT32_MAX);
-	while (next != UINT32_MAX) {
-		segment<FORMAT, false, ND> s[RESULTS];
-		uint32_t which_result[RESULTS];
-		const uint8_t *from[RESULTS];
-
-#pragma unroll
-		for (int r = 0; r < RESULTS; r++) {
-			uint64_t slot = e->at_home ? (uint64_t)token * e->topk + next : (uint64_t)next * e->max_tokens + token;
-
-			which_result[r] = next;
-			from[r] = results + slot * e->window.result_bytes;
-			if (next == UINT32_MAX)
-				continue;
-			segment_look(s[r], from[r], 0);
-			next = next_result(e, route, next);
-		}
-#pragma unroll
-		for (int r = 0; r < RESULTS; r++) {
-			uint32_t peer = e->at_home ? __shfl_sync(ALL_LANES, route.x, which_result[r] % LANES) : which_result[r];
-			float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, which_result[r] % LANES));
-
-			if (which_result[r] == UINT32_MAX)
-				break;
-			if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
-				return false;
-			segment_unpack(s[r]);
-#pragma unroll
-			for (int i = 0; i < ND; i++)
-				add_vector(sum[i], s[r].v[i], e->at_home && c->weighted, weight);
-		}
-	}
+	while (next != UINT32_MAX)
+		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2)>(c, epoch, token, x, results, route, &next, sum))
+			return false;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
 
 		if (in_row(&e->result, x, i, &offset))
-			row_store(c->out + token * c->out_stride + offset, round_vector(sum[i]));
+			row_store(c->out + token * c->out_stride + offset, round_vector<Y>(sum.of[i]));
 	}
 	return true;
 }
@@ -238,23 +173,23 @@ static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *
 	return __all_sync(ALL_LANES, good);
 }
 
-template <int FORMAT, int ND>
+template <int FORMAT, int Y, int ND>
 static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
-	uint32_t nr = nr_tokens * e->result.nr_segments;
+	uint32_t nr = c->release ? 0 : nr_tokens * e->result.nr_segments;
 
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
 		uint32_t token = ll_div(i, e->by_result_segments);
 
-		if (!sum_at_home<FORMAT, ND, (ND < 4 ? 4 : ND == 4 ? 2 : 1)>(c, epoch, token, i - token * e->result.nr_segments))
+		if (!sum_at_home<FORMAT, Y, ND>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
 	}
 	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
 }
 
-template <int FORMAT, int ND>
+template <int FORMAT, int Y, int ND>
 static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
 {
 	const struct ll_exchange *e = &c.exchange;
@@ -269,11 +204,11 @@ static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__
 	if (state.w)
 		return;
 	if (warp < send_warps) {
-		send_results<FORMAT, ND>(&c, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_results<FORMAT, Y, ND>(&c, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 9);
 	} else {
-		receive_results<FORMAT, ND>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+		receive_results<FORMAT, Y, ND>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
 		if (warp == send_warps)
 			stamp(e, 10);
 	}
@@ -283,25 +218,29 @@ static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__
 
 typedef void (*combine_kernel)(const struct ll_combine, uint32_t);
 
+static combine_kernel choose_lines(enum ll_y kind, uint32_t nr_vectors)
+{
+	if (kind != LL_Y_BF16 && nr_vectors != 2)
+		return NULL;
+	if (kind == LL_Y_FP16)
+		return combine_ll<LL_LINES, LL_Y_FP16, 2>;
+	if (kind == LL_Y_FP32)
+		return combine_ll<LL_LINES, LL_Y_FP32, 2>;
+	return nr_vectors == 1   ? combine_ll<LL_LINES, LL_Y_BF16, 1>
+	       : nr_vectors == 2 ? combine_ll<LL_LINES, LL_Y_BF16, 2>
+	       : nr_vectors == 4 ? combine_ll<LL_LINES, LL_Y_BF16, 4>
+				 : NULL;
+}
+
 static combine_kernel choose(const struct ll_combine *c)
 {
-	bool lines = c->exchange.format == LL_LINES;
-
-	switch (c->exchange.result.nr_vectors) {
-	case 8:
-		return lines ? combine_ll<LL_LINES, 8> : NULL;
-	case 6:
-		return lines ? NULL : combine_ll<LL_CELLS, 6>;
-	case 4:
-		return lines ? combine_ll<LL_LINES, 4> : NULL;
-	case 3:
-		return lines ? NULL : combine_ll<LL_CELLS, 3>;
-	case 2:
-		return lines ? combine_ll<LL_LINES, 2> : NULL;
-	case 1:
-		return lines ? combine_ll<LL_LINES, 1> : NULL;
-	}
-	return NULL;
+	if (c->exchange.format == LL_LINES)
+		return choose_lines(c->kind, c->exchange.result.nr_vectors);
+	if (c->exchange.result.nr_vectors != 3)
+		return NULL;
+	return c->kind == LL_Y_BF16   ? combine_ll<LL_CELLS, LL_Y_BF16, 3>
+	       : c->kind == LL_Y_FP16 ? combine_ll<LL_CELLS, LL_Y_FP16, 3>
+				      : combine_ll<LL_CELLS, LL_Y_FP32, 3>;
 }
 
 static uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)

@@ -10,14 +10,7 @@
  * Why rows of the next round may overwrite these: a peer's dispatch of round e+1 follows its combine of e, which has seen my arrival word e, which my
  * combine of e stored, behind this kernel. So this kernel's reads are over.
  */
-#include "plan.cuh"
-#include "quantise.cuh"
-
-/* What a warp needs of one segment, as the caller has it. */
-template <bool SCALED, int ND> struct raw_segment {
-	uint4 x[ND][SCALED ? 2 : 1];
-	int32_t id; /* of lane k's route */
-};
+#include "rows.cuh"
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
 template <int FORMAT>
@@ -55,35 +48,6 @@ template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(
 	return at % N == 0 ? x : at % N == 1 ? y : at % N == 2 ? z : w;
 }
 
-template <bool SCALED, int ND>
-static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, raw_segment<SCALED, ND> &raw)
-{
-	const struct ll_exchange *e = &d->exchange;
-	const uint8_t *row = d->x + token * d->x_stride;
-	struct extent x = segment_extent(&e->row, which);
-	constexpr int HALVES = SCALED ? 2 : 1;
-
-	raw.id = lane_id() < e->topk ? expert_id(d, token * e->topk + lane_id()) : -1;
-#pragma unroll
-	for (int i = 0; i < ND; i++)
-#pragma unroll
-		for (int h = 0; h < HALVES; h++) {
-			uint32_t offset;
-
-			raw.x[i][h] = in_row(&e->row, x, i, &offset) ? row_load(row + offset * HALVES + h * 16) : make_uint4(0, 0, 0, 0);
-		}
-}
-
-/* Lane k's destination, and which lanes are the first with theirs. */
-static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
-{
-	uint32_t physical = lane_id() < e->topk ? physical_expert(e, id, index) : LL_NO_EXPERT, same;
-
-	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank(&e->placement, physical);
-	same = __match_any_sync(ALL_LANES, *rank);
-	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
-}
-
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
 template <int FORMAT> static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
 {
@@ -94,7 +58,7 @@ template <int FORMAT> static __device__ __forceinline__ void send_head(const str
 	uint4 head = load_head<FORMAT>(d, epoch, token);
 	uint32_t first = destinations(e, id, index, &rank);
 
-	for (; first; first &= first - 1) {
+	for (first = is_mine(e, token) ? first : 0; first; first &= first - 1) {
 		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
 
 		if (in_head<FORMAT>(e))
@@ -103,26 +67,21 @@ template <int FORMAT> static __device__ __forceinline__ void send_head(const str
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
+	check_ids(d, epoch, token, id);
 }
 
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, int X, int ND>
 static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
-	const raw_segment<SCALED, ND> &raw)
+	const raw_segment<X, ND> &raw)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, which);
 	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
 	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
 	uint32_t rank, first;
-	segment<FORMAT, SCALED, ND> s;
+	segment<FORMAT, x_kind<X>::SCALED, ND> s;
 
-#pragma unroll
-	for (int i = 0; i < ND; i++) {
-		if constexpr (SCALED)
-			s.v[i] = quantise_block(raw.x[i][0], raw.x[i][1], &s.scale[i]);
-		else
-			s.v[i] = raw.x[i][0];
-	}
+	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
 	first = destinations(e, raw.id, token * e->topk + lane_id(), &rank);
 	for (; first; first &= first - 1) {
@@ -133,20 +92,43 @@ static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d,
 	}
 }
 
+/* What is stored first arrives first, and nothing can be copied out before the plans are there: with many rows, those wait until this rank's plan is on its
+ * way. docs/benchmarks.md. */
+#define LL_HOLD_TOKENS 24
+
+static __device__ __forceinline__ void plan_sent(const struct ll_exchange *e, uint32_t epoch, uint32_t four)
+{
+	if (lane_id() == 0 && four < LL_PLAN_MARKS)
+		word_store(&e->state->plan_sent[four], epoch);
+}
+
+template <int FORMAT> static __device__ __forceinline__ void hold_for_plan(const struct ll_exchange *e, uint32_t epoch, uint32_t nr_tokens)
+{
+	bool needed = lane_id() < LL_PLAN_MARKS && line_needed<FORMAT>(4 * lane_id(), nr_tokens * e->topk);
+	uint32_t polls = 0;
+
+	while (!__all_sync(ALL_LANES, !needed || word_load(&e->state->plan_sent[lane_id()]) == epoch) && ++polls < POLLS_PER_LOOK)
+		; /* only a matter of speed */
+}
+
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
  * buffers hold nr_tokens. */
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, int X, int ND>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t epoch = state.x, nr_tokens = state.w ? 0 : this_rounds_tokens(d);
+	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d);
+	bool held = nr_tokens < LL_HOLD_TOKENS;
 
-	for (uint32_t four = nr_warps - 1 - warp; !state.w && line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps)
-		send_plan<FORMAT>(d, epoch, nr_tokens, four);
+	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps) {
+		send_plan<FORMAT>(d, epoch, state.w, nr_tokens, four);
+		plan_sent(e, epoch, four);
+	}
+	nr_tokens = state.w ? 0 : nr_tokens;
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
 		uint32_t part = ll_div(i, d->by_share), token = ll_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
-		raw_segment<SCALED, ND> raw;
+		raw_segment<X, ND> raw;
 
 		if (token >= d->nr_tokens)
 			break;
@@ -155,10 +137,15 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 				send_head<FORMAT>(d, epoch, token);
 			continue;
 		}
+		if (!is_mine(e, token))
+			continue;
 		load_raw(d, token, which, raw);
 		if (token >= nr_tokens)
 			break;
-		send_segment<FORMAT, SCALED, ND>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		if (!held)
+			hold_for_plan<FORMAT>(e, epoch, nr_tokens);
+		held = true;
+		send_segment<FORMAT, X, ND>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
@@ -227,24 +214,55 @@ static __device__ __forceinline__ void store_rows(const struct ll_dispatch *d, c
 			if (!in_row(&e->row, x, i, &offset))
 				continue;
 			row_store(d->out_x + to * e->row.row_bytes + offset, s.v[i]);
-			if (SCALED && lane_id() % 8 == 0)
-				d->out_scales[to * e->row.nr_lines + x.first_line + line_of(i)] = s.scale[i];
+			if constexpr (SCALED)
+				store_scale(d, d->out_scales, to * e->row.nr_lines + x.first_line + line_of(i), s.scale[i]);
 		}
 	}
 }
 
-/* Lane k's position of its route, if it ends here. */
-static __device__ __forceinline__ uint32_t position_of(const struct ll_exchange *e, const struct positions *p, struct share a)
+/* Lane k's local expert, if its route ends here; else UINT32_MAX. */
+static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
 {
 	uint32_t physical = LL_NO_EXPERT, place;
 
 	if (lane_id() < e->topk)
 		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
 	place = physical == LL_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
-	if (place >> 16 != e->rank)
-		return UINT32_MAX;
-	place = a.source * e->nr_local + (place & 0xffff);
-	return p->base[place] + bits_before(p->bits + place * p->token_words, a.token);
+	return place >> 16 == e->rank ? place & 0xffff : UINT32_MAX;
+}
+
+/* The position of lane k's row; by_source the first route has it for all. */
+static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch *d, const struct positions *p, struct share a, uint32_t local)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t place = a.source * e->nr_local + local;
+
+	if (d->by_source) {
+		uint32_t here = __ballot_sync(ALL_LANES, local != UINT32_MAX);
+
+		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + bits_before(p->present + a.source * p->token_words, a.token) : UINT32_MAX;
+	}
+	return local == UINT32_MAX ? UINT32_MAX : p->base[place] + bits_before(p->bits + place * p->token_words, a.token);
+}
+
+/* What the caller is told of a row. */
+static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t at;
+
+	if (!d->by_source) {
+		if (position != UINT32_MAX)
+			d->out_rows[position] = make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
+		return;
+	}
+	at = __reduce_min_sync(ALL_LANES, position);
+	if (lane_id() < e->topk) {
+		d->out_ids[(uint64_t)at * e->topk + lane_id()] = (int32_t)local;
+		d->out_weights[(uint64_t)at * e->topk + lane_id()] = __uint_as_float(local == UINT32_MAX ? 0 : weight);
+	}
+	if (lane_id() == 0)
+		d->out_rows[at] = make_int4((int)a.source, (int)a.token, -1, 0);
 }
 
 /* For the combine, and for the caller: one piece of work with a row's head. */
@@ -252,7 +270,8 @@ template <int FORMAT>
 static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint4 head)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t row = a.source * e->max_tokens + bits_before(p->present + a.source * p->token_words, a.token), position = position_of(e, p, a), weight;
+	uint32_t row = a.source * e->max_tokens + bits_before(p->present + a.source * p->token_words, a.token), weight;
+	uint32_t local = local_expert(e, p, a), position = position_of(d, p, a, local);
 	struct patience patience = {0, 0};
 
 	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
@@ -269,8 +288,7 @@ static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d,
 		e->row_tokens[row] = a.token;
 	if (lane_id() < e->topk)
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
-	if (position != UINT32_MAX)
-		d->out_rows[position] = make_int4(a.source, a.token, lane_id(), weight);
+	tell_row(d, a, local, position, weight);
 	return true;
 }
 
@@ -281,7 +299,7 @@ static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch 
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
-	uint32_t position = position_of(e, p, a);
+	uint32_t position = position_of(d, p, a, local_expert(e, p, a));
 
 	if (!segment_await(e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
 		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
@@ -318,8 +336,10 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		return;
 	if (a.token < e->max_tokens) /* on the way while positions are made */
 		look_for(e, a, s);
-	if (warp == 0)
-		place_experts(d, p, blockIdx.x == 0);
+	if (!d->by_source)
+		place_experts(d, p, thread, nr_warps * LANES, blockIdx.x == 0);
+	else if (warp == 0)
+		place_sources(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
 		count_rows(e, p);
 	warps_sync(nr_warps * LANES);
@@ -343,7 +363,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		e->state->epoch_combine = epoch;
 }
 
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, int X, int ND>
 static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
 {
 	extern __shared__ uint32_t shared[];
@@ -357,13 +377,13 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (warp < send_warps) {
-		send_all<FORMAT, SCALED, ND>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_all<FORMAT, X, ND>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 1);
 	} else if (!state.w) {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, SCALED, ND>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, x_kind<X>::SCALED, ND>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
 	}
 }
 
@@ -371,38 +391,68 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 
 typedef void (*dispatch_kernel)(const struct ll_dispatch, uint32_t);
 
-static dispatch_kernel choose(const struct ll_dispatch *d)
+/* Variants that measurements chose (docs/benchmarks.md); the kinds of x that few callers have come in one size. */
+static dispatch_kernel choose_lines(enum ll_x kind, uint32_t nr_vectors)
 {
-	bool lines = d->exchange.format == LL_LINES;
-
-	switch (d->exchange.row.nr_vectors) {
-	case 8:
-		return lines && !d->scaled ? dispatch_ll<LL_LINES, false, 8> : NULL;
-	case 6:
-		return !lines && !d->scaled ? dispatch_ll<LL_CELLS, false, 6> : NULL;
-	case 4:
-		if (lines)
-			return d->scaled ? dispatch_ll<LL_LINES, true, 4> : dispatch_ll<LL_LINES, false, 4>;
-		return d->scaled ? dispatch_ll<LL_CELLS, true, 4> : NULL;
-	case 3:
-		return !lines && !d->scaled ? dispatch_ll<LL_CELLS, false, 3> : NULL;
-	case 1:
-		if (lines)
-			return d->scaled ? dispatch_ll<LL_LINES, true, 1> : dispatch_ll<LL_LINES, false, 1>;
-		return NULL;
-	case 2:
-		if (lines)
-			return d->scaled ? dispatch_ll<LL_LINES, true, 2> : dispatch_ll<LL_LINES, false, 2>;
-		return d->scaled ? dispatch_ll<LL_CELLS, true, 2> : NULL;
+	switch (kind) {
+	case LL_X_COPY:
+		return nr_vectors == 1   ? dispatch_ll<LL_LINES, LL_X_COPY, 1>
+		       : nr_vectors == 2 ? dispatch_ll<LL_LINES, LL_X_COPY, 2>
+		       : nr_vectors == 4 ? dispatch_ll<LL_LINES, LL_X_COPY, 4>
+					 : NULL;
+	case LL_X_BF16:
+		return nr_vectors == 1   ? dispatch_ll<LL_LINES, LL_X_BF16, 1>
+		       : nr_vectors == 2 ? dispatch_ll<LL_LINES, LL_X_BF16, 2>
+		       : nr_vectors == 4 ? dispatch_ll<LL_LINES, LL_X_BF16, 4>
+					 : NULL;
+	case LL_X_GIVEN:
+		return nr_vectors == 2 ? dispatch_ll<LL_LINES, LL_X_GIVEN, 2> : NULL;
+	case LL_X_FP16:
+		return nr_vectors == 2 ? dispatch_ll<LL_LINES, LL_X_FP16, 2> : NULL;
+	case LL_X_FP32:
+		return nr_vectors == 2 ? dispatch_ll<LL_LINES, LL_X_FP32, 2> : NULL;
 	}
 	return NULL;
+}
+
+static dispatch_kernel choose_cells(enum ll_x kind, uint32_t nr_vectors)
+{
+	if (nr_vectors != (kind == LL_X_COPY ? 3 : 2))
+		return NULL;
+	switch (kind) {
+	case LL_X_COPY:
+		return dispatch_ll<LL_CELLS, LL_X_COPY, 3>;
+	case LL_X_GIVEN:
+		return dispatch_ll<LL_CELLS, LL_X_GIVEN, 2>;
+	case LL_X_BF16:
+		return dispatch_ll<LL_CELLS, LL_X_BF16, 2>;
+	case LL_X_FP16:
+		return dispatch_ll<LL_CELLS, LL_X_FP16, 2>;
+	case LL_X_FP32:
+		return dispatch_ll<LL_CELLS, LL_X_FP32, 2>;
+	}
+	return NULL;
+}
+
+static dispatch_kernel choose(const struct ll_dispatch *d)
+{
+	return d->exchange.format == LL_LINES ? choose_lines(d->kind, d->exchange.row.nr_vectors)
+					      : choose_cells(d->kind, d->exchange.row.nr_vectors);
 }
 
 static uint32_t shared_bytes(const struct ll_dispatch *d)
 {
 	const struct ll_exchange *e = &d->exchange;
 
-	return d->roles & LL_RECEIVE ? positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
+	return d->roles & LL_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
+}
+
+/* More than 48 KiB are given only to who asks. */
+static cudaError_t allow_shared(dispatch_kernel kernel, uint32_t bytes)
+{
+	if (bytes <= 48 * 1024)
+		return cudaSuccess;
+	return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 }
 
 static uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
@@ -415,6 +465,7 @@ cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_l
 	dispatch_kernel kernel = choose(args);
 	cudaLaunchAttribute early = {};
 	cudaLaunchConfig_t config = {};
+	cudaError_t rc;
 
 	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
@@ -426,13 +477,8 @@ cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_l
 	config.stream = stream;
 	config.attrs = &early;
 	config.numAttrs = launch->early ? 1 : 0;
-	if (config.dynamicSmemBytes > 48 * 1024) {
-		cudaError_t rc = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)config.dynamicSmemBytes);
-
-		if (rc != cudaSuccess)
-			return rc;
-	}
-	return cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
+	rc = allow_shared(kernel, shared_bytes(args));
+	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
 }
 
 cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct ll_launch *launch, uint32_t *nr_blocks)
@@ -442,6 +488,7 @@ cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct
 	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;
 
 	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
+	rc = rc ? rc : allow_shared(kernel, shared_bytes(args));
 	rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)launch->nr_warps * LANES, shared_bytes(args));
 	if (!rc)
 		*nr_blocks = (uint32_t)(nr_sms * per_sm);

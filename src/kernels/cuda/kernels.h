@@ -16,36 +16,27 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "kernels_state.h"
 #include "wire_ll.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as one. */
-struct ll_state {
-	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
-	uint32_t epoch_combine;	 /* of the round under way; set by the dispatch */
-	uint32_t nr_tokens;	 /* dispatched from here in this round */
-	uint32_t failed;	 /* a wait expired: kernels return at once */
-	uint32_t nr_from[LL_MAX_RANKS]; /* rows received from each source in this round */
+/* What travels, and what x is: as it is; FP8 with its scales; or quantised on the way out. */
+enum ll_x {
+	LL_X_COPY = 0,
+	LL_X_GIVEN = 1,
+	LL_X_BF16 = 2,
+	LL_X_FP16 = 3,
+	LL_X_FP32 = 4
 };
 
-/* Who waited for what when the first wait expired. Device or pinned memory; reason 0: none has. */
-enum ll_wait {
-	LL_WAIT_NONE = 0,
-	LL_WAIT_PLAN = 1,
-	LL_WAIT_ROW = 2,
-	LL_WAIT_RESULT = 3,
-	LL_WAIT_ARRIVAL = 4
-};
-
-struct ll_report {
-	uint32_t reason; /* enum ll_wait; set last */
-	uint32_t rank, peer;
-	uint32_t token;
-	uint32_t epoch_expected, epoch_seen;
-	uint64_t waited_ns;
+/* Of y, of results on the way, and of out. */
+enum ll_y {
+	LL_Y_BF16 = 0,
+	LL_Y_FP16 = 1,
+	LL_Y_FP32 = 2
 };
 
 /* Which rank has an expert. No tables for contiguous blocks of equal size without replicas. */
@@ -66,10 +57,12 @@ struct ll_exchange {
 	struct ll_cut row, result;
 	struct ll_divisor by_topk, by_ranks, by_result_segments;
 	struct ll_divisor by_row_parts; /* segments, and the head */
+	struct ll_divisor by_replicas;	/* ranks that pass the same tokens: each sends its share, all are home */
 	struct ll_window window;
 	uint8_t *windows[LL_MAX_RANKS]; /* as mapped here */
 	struct ll_state *state;
 	struct ll_report *report;
+	struct ll_complaint *complaint;
 	uint64_t wait_ns;
 	/* What the dispatch leaves for the combine, in private memory: */
 	uint32_t *row_tokens;		/* [R][T] the tokens of a source that came here, in order */
@@ -87,22 +80,27 @@ enum ll_roles {
 struct ll_dispatch {
 	struct ll_exchange exchange;
 	uint32_t roles;			/* enum ll_roles */
-	uint32_t scaled;		/* x is BF16 and travels as FP8 with a scale for each 128 elements */
-	uint32_t hidden;		/* when scaled */
+	enum ll_x kind;
+	uint32_t scale_bytes;		/* of one scale, as the caller has it: 4 (a float), 1 (UE8M0), 0: none */
 	uint32_t nr_tokens;		/* the caller's buffers hold as many */
 	const uint32_t *nr_tokens_at;	/* how many there are; NULL: nr_tokens */
 	const uint8_t *x;
 	uint64_t x_stride;
+	const uint8_t *scales;		/* LL_X_GIVEN */
+	uint64_t scales_stride;
 	const void *topk_ids;
 	uint32_t ids_64;
 	const float *topk_weights;	/* NULL: all 1 */
 	/* Output; positions as in tern.h: */
-	uint32_t padded, capacity;
+	uint32_t padded, by_source;
+	uint64_t capacity;
 	struct ll_divisor by_alignment;
 	struct ll_divisor by_share;	/* how many warps share a segment's destinations, 1 to R */
 	uint8_t *out_x;
-	float *out_scales;
+	uint8_t *out_scales;
 	int4 *out_rows;			/* struct tern_row */
+	int32_t *out_ids;		/* by_source: [rows][K] */
+	float *out_weights;
 	uint32_t *out_counts;
 	uint64_t *out_offsets;
 	uint64_t *out_sums;		/* nr_rows, extent */
@@ -112,7 +110,9 @@ struct ll_combine {
 	struct ll_exchange exchange;
 	uint32_t roles;
 	uint32_t weighted;
-	const uint8_t *y;		/* BF16, like out */
+	enum ll_y kind;
+	uint32_t release;		/* nothing comes home: only the arrival words */
+	const uint8_t *y;
 	uint64_t y_stride;
 	uint8_t *out;
 	uint64_t out_stride;

@@ -48,6 +48,33 @@ __device__ __forceinline__ uint32_t word_load(const void *from)
 	return v;
 }
 
+/* The same where the word announces other stores: those come before it, and loads after it. */
+__device__ __forceinline__ void word_release(void *to, uint32_t v)
+{
+	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t word_acquire(const void *from)
+{
+	uint32_t v;
+
+	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ uint4 piece_acquire(const void *from)
+{
+	uint4 v;
+
+	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
+		     "ld.acquire.sys.global.b128 v, [%4]; mov.b128 {lo, hi}, v;\n\t"
+		     "mov.b64 {%0, %1}, lo; mov.b64 {%2, %3}, hi; }"
+		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+		     : "l"(from)
+		     : "memory");
+	return v;
+}
+
 /* Rows of x and y: read once, and written by nobody while the kernel runs. Not .nc: with a dependent launch the kernel ahead may have
  * written them while this one was already on its SM. */
 __device__ __forceinline__ uint4 row_load(const void *from)

@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "memory.cuh"
 #include "segment.cuh"
+#include "sizes.h"
 #include "wait.cuh"
 
 /* ---- experts ------------------------------------------------------------------------------------------------- */
@@ -26,16 +27,33 @@ __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, ui
 	return p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
 }
 
-/* A replica on this rank if there is one, else number (rank + token) % replicas. */
+/* The first of the ranks that pass the same tokens as `rank`, and get the same results. */
+__device__ __forceinline__ uint32_t home_first(const struct ll_exchange *e, uint32_t rank)
+{
+	return ll_div(rank, e->by_replicas) * e->by_replicas.d;
+}
+
+/* Which of them sends a token. */
+__device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, uint32_t token)
+{
+	return home_first(e, e->rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
+}
+
+__device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
+{
+	return e->by_replicas.d == 1 || token_source(e, token) == e->rank;
+}
+
+/* A replica on the source's rank if there is one, else number (source + token) % replicas. */
 static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange *e, uint32_t logical, uint32_t token)
 {
 	const struct ll_placement *p = &e->placement;
-	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first;
+	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first, source = token_source(e, token);
 
 	for (uint32_t i = 0; i < nr; i++)
-		if (expert_rank(p, p->replicas[first + i]) == e->rank)
+		if (expert_rank(p, p->replicas[first + i]) == source)
 			return p->replicas[first + i];
-	return p->replicas[first + (e->rank + token) % nr];
+	return p->replicas[first + (source + token) % nr];
 }
 
 /* index: token * K + k */
@@ -46,7 +64,7 @@ __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32
 	if (!d->ids_64)
 		return ((const int32_t *)d->topk_ids)[index];
 	id = ((const int64_t *)d->topk_ids)[index];
-	return id < 0 || id > INT32_MAX ? -1 : (int32_t)id;
+	return id == (int32_t)id ? (int32_t)id : INT32_MAX; /* more than there can be */
 }
 
 __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
@@ -58,7 +76,7 @@ __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e,
 
 __device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
 {
-	return min(d->nr_tokens_at ? *d->nr_tokens_at : d->nr_tokens, d->exchange.max_tokens);
+	return d->nr_tokens_at ? min(*d->nr_tokens_at, d->nr_tokens) : d->nr_tokens;
 }
 
 /* ---- a plan's lines ------------------------------------------------------------------------------------------ */
@@ -78,8 +96,18 @@ __device__ __forceinline__ uint32_t tokens_of_head(uint4 v)
 	return v.x;
 }
 
-/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed. */
-template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, uint32_t nr_tokens, uint32_t four)
+/* Ids of tokens that a replica of this rank sends. */
+template <uint32_t N> __device__ __forceinline__ void drop_others(const struct ll_exchange *e, uint32_t first, uint32_t (&ids)[8])
+{
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		if (!is_mine(e, ll_div(first + i, e->by_topk)))
+			ids[i] = UINT32_MAX;
+}
+
+/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
+ * is known which round it is, and whether an earlier one has failed. */
+template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const struct ll_exchange *e = &d->exchange;
@@ -92,11 +120,13 @@ template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		ids[i] = !head && first + i < nr ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
+	if (e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
+		drop_others<N>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert(e, (int32_t)ids[i], first + i) << i % 2 * 16;
 	v = head ? make_uint4(nr_tokens, 0, 0, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
-	if (!line_needed<FORMAT>(line, nr))
+	if (failed || !line_needed<FORMAT>(line, nr))
 		return;
 #pragma unroll 1
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
@@ -112,26 +142,13 @@ struct positions {
 	uint32_t token_words; /* of 32 tokens each */
 	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
-	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first */
+	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first; by_source: [R] position of its first row */
 	uint32_t *failed;
+	uint32_t *sums;	      /* [2 LL_MAX_WARPS] of warps */
 	uint32_t *nr_tokens;  /* [R] */
 	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
 	uint32_t ids_stride;  /* of whole warps' pieces */
 };
-
-LL_BOTH uint32_t positions_ids(enum ll_format format, uint32_t nr_ids)
-{
-	uint32_t warp = 4 * 7 * ll_lane_ids(format);
-
-	return ll_ceil(nr_ids, warp) * warp;
-}
-
-LL_BOTH uint32_t positions_bytes(enum ll_format format, uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
-{
-	uint32_t words = ll_ceil(max_tokens, 32);
-
-	return 4 * (nr_ranks * nr_local * (words + 1) + nr_ranks * (words + 1) + 1) + 2 * nr_ranks * positions_ids(format, max_tokens * topk);
-}
 
 template <int FORMAT> __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct ll_exchange *e)
 {
@@ -141,18 +158,20 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	p.bits = shared;
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
 	p.base = p.present + e->nr_ranks * p.token_words;
-	p.failed = p.base + e->nr_ranks * e->nr_local;
-	p.nr_tokens = p.failed + 1;
+	p.failed = p.base + e->nr_ranks * max(e->nr_local, 1u);
+	p.sums = p.failed + 1;
+	p.nr_tokens = p.sums + 2 * LL_MAX_WARPS;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
 	p.ids_stride = positions_ids((enum ll_format)FORMAT, e->max_tokens * e->topk);
 	return p;
 }
 
-/* Everything up to nr_tokens starts as zeros. */
 __device__ __forceinline__ void positions_clear(const struct positions *p, uint32_t thread, uint32_t nr_threads)
 {
-	for (uint32_t *at = p->bits + thread; at < p->nr_tokens; at += nr_threads)
+	for (uint32_t *at = p->bits + thread; at < p->base; at += nr_threads)
 		*at = 0;
+	if (thread == 0)
+		*p->failed = 0;
 }
 
 __device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
@@ -165,7 +184,6 @@ __device__ __forceinline__ void note_route(const struct ll_exchange *e, const st
 	if (place >> 16 != e->rank)
 		return;
 	place = source * e->nr_local + (place & 0xffff);
-	atomicAdd(&p->base[place], 1u);
 	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
 }
@@ -214,7 +232,7 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 	} while (!there);
 	nr_tokens = min(nr_tokens, e->max_tokens);
 	note_lines<FORMAT>(e, p, source, four, nr_tokens * e->topk, v);
-	if (lane_id() == 0)
+	if (lane_id() == 0 && four == 0)
 		p->nr_tokens[source] = nr_tokens;
 	return true;
 }
@@ -234,60 +252,125 @@ __device__ __forceinline__ uint32_t lanes_before(uint32_t value, uint32_t *all)
 	return sum - value;
 }
 
-/* By one warp: where each source's rows of each expert begin; a lane has neighbouring experts. publish: to the caller as well. */
-__device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, bool publish)
+__device__ __forceinline__ uint32_t rows_of_source(const struct positions *p, uint32_t source)
+{
+	uint32_t rows = 0;
+
+#pragma unroll 1
+	for (uint32_t w = 0; w < p->token_words; w++)
+		rows += __popc(p->present[source * p->token_words + w]);
+	return rows;
+}
+
+/* By one warp: each token once, source after source. */
+__device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const struct positions *p, bool publish)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t nr = e->nr_local, each = (nr + LANES - 1) / LANES, first = lane_id() * each, end = min(first + each, nr), span = 0, all, offset;
-	uint32_t routes = 0, last = 0;
+	uint32_t first = 0;
 
-	for (uint32_t l = first; l < end; l++) {
-		uint32_t count = 0;
+	for (uint32_t s = 0; s < e->nr_ranks; s += LANES) {
+		uint32_t source = s + lane_id(), rows = source < e->nr_ranks ? rows_of_source(p, source) : 0, all;
+		uint32_t start = first + lanes_before(rows, &all);
 
-#pragma unroll 4
-		for (uint32_t s = 0; s < e->nr_ranks; s++)
-			count += p->base[s * nr + l];
-		span += ll_div(count + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
-		routes += count;
-	}
-	offset = lanes_before(span, &all);
-	for (uint32_t l = first; l < end; l++) {
-		uint32_t start = d->padded ? l * d->capacity : offset, at = start;
-
-#pragma unroll 4
-		for (uint32_t s = 0; s < e->nr_ranks; s++) {
-			uint32_t here = p->base[s * nr + l];
-
-			p->base[s * nr + l] = at;
-			at += here;
-		}
-		offset += ll_div(at - start + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
-		last = at;
+		first += all;
+		if (source >= e->nr_ranks)
+			continue;
+		p->base[source] = start;
 		if (publish) {
-			d->out_counts[l] = at - start;
-			d->out_offsets[l] = start;
+			d->out_counts[source] = rows;
+			d->out_offsets[source] = start;
 		}
 	}
-	if (!publish)
-		return;
-	routes = __reduce_add_sync(ALL_LANES, routes);
-	if ((end == nr && first < nr) || (nr == 0 && lane_id() == 0)) {
-		d->out_sums[0] = routes;
-		d->out_sums[1] = d->padded ? nr * d->capacity : last;
+	if (publish && lane_id() == 0)
+		d->out_sums[0] = d->out_sums[1] = first;
+}
+
+/* One expert's rows from each source, by one thread. An expert named twice gets one. */
+__device__ __forceinline__ uint32_t count_expert(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+{
+	uint32_t all = 0;
+
+#pragma unroll 4
+	for (uint32_t s = 0; s < e->nr_ranks; s++) {
+		const uint32_t *bits = p->bits + (s * e->nr_local + expert) * p->token_words;
+		uint32_t rows = __popc(bits[0]);
+
+#pragma unroll 1
+		for (uint32_t w = 1; w < p->token_words; w++)
+			rows += __popc(bits[w]);
+		p->base[s * e->nr_local + expert] = rows;
+		all += rows;
 	}
+	return all;
+}
+
+__device__ __forceinline__ uint32_t round_to_alignment(const struct ll_dispatch *d, uint32_t rows)
+{
+	return ll_div(rows + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+}
+
+/* An expert's first position is known: so are its sources'. */
+__device__ __forceinline__ void place_expert(const struct ll_dispatch *d, const struct positions *p, uint32_t expert, uint32_t start, uint32_t rows,
+	bool publish)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t at = start;
+
+#pragma unroll 4
+	for (uint32_t s = 0; s < e->nr_ranks; s++) {
+		uint32_t here = p->base[s * e->nr_local + expert];
+
+		p->base[s * e->nr_local + expert] = at;
+		at += here;
+	}
+	if (publish) {
+		d->out_counts[expert] = rows;
+		d->out_offsets[expert] = start;
+	}
+}
+
+/* By all receiving warps, a thread an expert. publish: to the caller as well. */
+__device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
+
+	for (uint32_t first = 0; first < nr; first += nr_threads) {
+		uint32_t expert = first + thread, rows = expert < nr ? count_expert(e, p, expert) : 0, all, start;
+
+		start = before + lanes_before(round_to_alignment(d, rows), &all);
+		if (lane_id() == 0)
+			p->sums[warp] = all;
+		all = __reduce_add_sync(ALL_LANES, rows);
+		if (lane_id() == 0)
+			p->sums[LL_MAX_WARPS + warp] = all;
+		warps_sync(nr_threads);
+		for (uint32_t w = 0; w < nr_threads / LANES; w++) {
+			uint32_t sum = p->sums[w];
+
+			start += w < warp ? sum : 0;
+			before += sum;
+			all_rows += p->sums[LL_MAX_WARPS + w];
+		}
+		start = d->padded ? (uint32_t)(expert * d->capacity) : start;
+		if (expert < nr)
+			place_expert(d, p, expert, start, rows, publish);
+		if (publish && expert == nr - 1)
+			d->out_sums[1] = d->padded ? nr * d->capacity : start + rows;
+		if (first + nr_threads < nr)
+			warps_sync(nr_threads); /* sums are used again */
+	}
+	if (publish && thread == 0)
+		d->out_sums[0] = all_rows;
+	if (publish && thread == 0 && nr == 0)
+		d->out_sums[1] = 0;
 }
 
 /* By one warp, of one block: rows from each source, for the combine. */
 __device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
 {
-	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES) {
-		uint32_t rows = 0;
-
-#pragma unroll 1
-		for (uint32_t w = 0; w < p->token_words; w++)
-			rows += __popc(p->present[s * p->token_words + w]);
-		e->state->nr_from[s] = rows;
-	}
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		e->state->nr_from[s] = rows_of_source(p, s);
 }
 
 /* Bits before bit number `token`. */

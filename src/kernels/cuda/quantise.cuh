@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* BF16 to FP8 with a scale for each block of 128, the same bits as src/kernels/cpu/quantise.c. Eight neighbouring lanes hold a block. */
+/* Rows of x to FP8 with a scale for each block of 128, the same bits as src/kernels/cpu/quantise.c. Eight neighbouring lanes hold a block. */
 #ifndef TERN_CUDA_QUANTISE_CUH
 #define TERN_CUDA_QUANTISE_CUH
 
-#include "memory.cuh"
+#include "kernels.h"
+#include "numbers.cuh"
 
 #include <float.h>
 
-#define INFINITY_BITS 0x7f800000u
+/* 16-byte loads that 16 bytes of a travelling row come from. */
+template <int X> struct x_kind {
+	static constexpr bool SCALED = X != LL_X_COPY;
+	static constexpr int LOADS = X == LL_X_FP32 ? 4 : X == LL_X_BF16 || X == LL_X_FP16 ? 2 : 1;
+};
 
 /* e4m3, saturating at 448, NaN with its sign; as in src/kernels/cpu/convert.h. */
 __device__ __forceinline__ uint32_t float_to_e4m3(float value)
@@ -21,11 +26,9 @@ __device__ __forceinline__ uint32_t float_to_e4m3(float value)
 }
 
 /* An element that may be NaN, times factor: a GPU's product of a NaN has lost its sign. */
-__device__ __forceinline__ uint32_t special_to_e4m3(float value, float factor)
+__device__ __forceinline__ uint32_t special_to_e4m3(uint32_t bits, float factor)
 {
-	uint32_t bits = __float_as_uint(value);
-
-	return (bits & 0x7fffffff) > INFINITY_BITS ? (bits >> 24 & 0x80) | 0x7f : float_to_e4m3(__fmul_rn(value, factor));
+	return (bits & 0x7fffffff) > INFINITY_BITS ? (bits >> 24 & 0x80) | 0x7f : float_to_e4m3(__fmul_rn(__uint_as_float(bits), factor));
 }
 
 /* Two numbers, or infinities; the instruction loses a NaN's sign. */
@@ -44,14 +47,23 @@ __device__ __forceinline__ uint32_t pair_to_e4m3(float low, float high)
 }
 #endif
 
-__device__ __forceinline__ float bf16_low(uint32_t pair)
+/* 16 elements as floats' bits. */
+template <int X> __device__ __forceinline__ void widen(const uint4 (&raw)[x_kind<X>::LOADS], uint32_t (&x)[16])
 {
-	return __uint_as_float(pair << 16);
-}
+	constexpr int PER_WORD = X == LL_X_FP32 ? 1 : 2;
 
-__device__ __forceinline__ float bf16_high(uint32_t pair)
-{
-	return __uint_as_float(pair & 0xffff0000u);
+#pragma unroll
+	for (int i = 0; i < 16 / PER_WORD; i++) {
+		const uint4 v = raw[i / 4];
+		uint32_t word = i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+
+		if (X == LL_X_FP32) {
+			x[i] = word;
+			continue;
+		}
+		x[PER_WORD * i] = X == LL_X_BF16 ? word << 16 : fp16_bits(word & 0xffff);
+		x[PER_WORD * i + PER_WORD - 1] = X == LL_X_BF16 ? word & 0xffff0000u : fp16_bits(word >> 16);
+	}
 }
 
 /* Of the eight lanes that hold a block. */
@@ -62,66 +74,78 @@ __device__ __forceinline__ uint32_t most_of_block(uint32_t most)
 	return max(most, __shfl_xor_sync(ALL_LANES, most, 4));
 }
 
-/* The largest magnitude of a block, as bits. */
-__device__ __forceinline__ uint32_t block_most(const uint32_t x[8])
+/* The largest magnitude where there are NaNs, which do not count. Rare, and kept out of the way of the others. */
+template <int X> static __device__ __noinline__ uint32_t most_number(uint4 a, uint4 b, uint4 c, uint4 d)
 {
-	uint32_t low = 0, high = 0;
+	const uint4 all[4] = {a, b, c, d};
+	uint4 raw[x_kind<X>::LOADS];
+	uint32_t x[16], most = 0;
 
 #pragma unroll
-	for (int i = 0; i < 8; i++) {
-		low = max(low, x[i] << 16 & 0x7fffffff);
-		high = max(high, x[i] & 0x7fff0000);
-	}
-	return most_of_block(max(low, high));
-}
-
-/* The same where there are NaNs, which do not count. Rare, and kept out of the way of the others. */
-static __device__ __noinline__ uint32_t most_number(uint4 first, uint4 second)
-{
-	const uint32_t x[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-	uint32_t most = 0;
-
+	for (int i = 0; i < x_kind<X>::LOADS; i++)
+		raw[i] = all[i];
+	widen<X>(raw, x);
 #pragma unroll
-	for (int i = 0; i < 8; i++) {
-		uint32_t low = x[i] << 16 & 0x7fffffff, high = x[i] & 0x7fff0000;
-
-		most = max(most, low > INFINITY_BITS ? 0 : low);
-		most = max(most, high > INFINITY_BITS ? 0 : high);
-	}
+	for (int i = 0; i < 16; i++)
+		most = max(most, (x[i] & 0x7fffffff) > INFINITY_BITS ? 0 : x[i] & 0x7fffffff);
 	return most_of_block(most);
 }
 
-static __device__ __noinline__ uint4 specials_to_e4m3(uint4 first, uint4 second, float factor)
+template <int X> static __device__ __noinline__ uint4 specials_to_e4m3(uint4 a, uint4 b, uint4 c, uint4 d, float factor)
 {
-	const uint32_t x[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-	uint32_t out[4] = {};
+	const uint4 all[4] = {a, b, c, d};
+	uint4 raw[x_kind<X>::LOADS];
+	uint32_t x[16], out[4] = {};
 
 #pragma unroll
-	for (int i = 0; i < 8; i++)
-		out[i / 2] |= (special_to_e4m3(bf16_low(x[i]), factor) | special_to_e4m3(bf16_high(x[i]), factor) << 8) << i % 2 * 16;
+	for (int i = 0; i < x_kind<X>::LOADS; i++)
+		raw[i] = all[i];
+	widen<X>(raw, x);
+#pragma unroll
+	for (int i = 0; i < 16; i++)
+		out[i / 4] |= special_to_e4m3(x[i], factor) << i % 4 * 8;
 	return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-/* This lane's 16 elements of the block, in two halves, to 16 bytes. All lanes of a warp take part. */
-__device__ __forceinline__ uint4 quantise_block(uint4 first, uint4 second, float *scale)
+/* What a block's elements are multiplied by; and its scale, as it is stored. */
+__device__ __forceinline__ float block_factor(uint32_t most, bool ue8m0, uint32_t *scale)
 {
-	uint32_t x[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w}, out[4];
-	uint32_t most = block_most(x);
-	bool special = __any_sync(ALL_LANES, most > INFINITY_BITS);
+	float amax = most == INFINITY_BITS ? FLT_MAX : __uint_as_float(most), least = __fdiv_rn(amax, 448.0f);
+	bool none = !(amax > 0), tiny = least < FLT_MIN; /* 448 / amax could be infinite */
 
-	if (special)
-		most = most_number(first, second);
-	float amax = most == INFINITY_BITS ? FLT_MAX : __uint_as_float(most);
-	bool none = !(amax > 0), tiny = __fdiv_rn(amax, 448.0f) < FLT_MIN; /* 448 / amax could be infinite */
-	float factor = none ? 1.0f : tiny ? 0x1p126f : __fdiv_rn(448.0f, amax);
+	if (ue8m0) {
+		uint32_t bits = __float_as_uint(least), exponent = (bits >> 23) + ((bits & 0x7fffff) != 0);
 
-	*scale = none ? 1.0f : tiny ? FLT_MIN : __fdiv_rn(amax, 448.0f);
+		*scale = none ? 127 : exponent < 1 ? 1 : min(exponent, 254u);
+		return __uint_as_float((254 - *scale) << 23);
+	}
+	*scale = __float_as_uint(none ? 1.0f : tiny ? FLT_MIN : least);
+	return none ? 1.0f : tiny ? 0x1p126f : __fdiv_rn(448.0f, amax);
+}
+
+/* This lane's 16 elements of the block to 16 bytes. All lanes of a warp take part. */
+template <int X> __device__ __forceinline__ uint4 quantise_block(const uint4 (&raw)[x_kind<X>::LOADS], bool ue8m0, uint32_t *scale)
+{
+	constexpr int LAST = x_kind<X>::LOADS - 1;
+	uint32_t x[16], out[4], most = 0;
+	bool special;
+	float factor;
+
+	widen<X>(raw, x);
+#pragma unroll
+	for (int i = 0; i < 16; i++)
+		most = max(most, x[i] & 0x7fffffff);
+	most = most_of_block(most);
+	special = __any_sync(ALL_LANES, most > INFINITY_BITS);
 	if (special)
-		return specials_to_e4m3(first, second, factor);
+		most = most_number<X>(raw[0], raw[LAST < 1 ? LAST : 1], raw[LAST < 2 ? LAST : 2], raw[LAST]);
+	factor = block_factor(most, ue8m0, scale);
+	if (special)
+		return specials_to_e4m3<X>(raw[0], raw[LAST < 1 ? LAST : 1], raw[LAST < 2 ? LAST : 2], raw[LAST], factor);
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		float a = __fmul_rn(bf16_low(x[2 * i]), factor), b = __fmul_rn(bf16_high(x[2 * i]), factor);
-		float c = __fmul_rn(bf16_low(x[2 * i + 1]), factor), d = __fmul_rn(bf16_high(x[2 * i + 1]), factor);
+		float a = __fmul_rn(__uint_as_float(x[4 * i]), factor), b = __fmul_rn(__uint_as_float(x[4 * i + 1]), factor);
+		float c = __fmul_rn(__uint_as_float(x[4 * i + 2]), factor), d = __fmul_rn(__uint_as_float(x[4 * i + 3]), factor);
 
 		out[i] = pair_to_e4m3(a, b) | pair_to_e4m3(c, d) << 16;
 	}

@@ -15,7 +15,7 @@ template <int FORMAT, bool SCALED, int ND> struct segment {
 	static_assert(FORMAT != LL_CELLS || ND % PER_EXTRA == 0, "extra cells are full");
 
 	uint4 v[NV];
-	float scale[SCALED ? ND : 1]; /* of this lane's line */
+	uint32_t scale[SCALED ? ND : 1]; /* of this lane's line: a float's bits, or UE8M0's byte */
 };
 
 __device__ __forceinline__ uint32_t lane_id()
@@ -66,7 +66,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segmen
 		uint32_t from = 16 * (lane & 1) + 7;
 #pragma unroll
 		for (int i = 0; i < ND; i++) {
-			uint32_t bits = __float_as_uint(s.scale[i]);
+			uint32_t bits = s.scale[i];
 			uint4 w = make_uint4(__shfl_sync(ALL_LANES, bits, from), __shfl_sync(ALL_LANES, s.v[i].w, from),
 				__shfl_sync(ALL_LANES, bits, from + 8), __shfl_sync(ALL_LANES, s.v[i].w, from + 8));
 			words = pick(extra / 2 == i, w, words);
@@ -97,7 +97,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segm
 			__shfl_sync(ALL_LANES, extra.z, from), __shfl_sync(ALL_LANES, extra.w, from));
 
 		if constexpr (SCALED) {
-			s.scale[i] = __uint_as_float(group & 1 ? w.z : w.x);
+			s.scale[i] = group & 1 ? w.z : w.x;
 			displaced = group & 1 ? w.w : w.y;
 		} else {
 			displaced = group == 0 ? w.x : group == 1 ? w.y : group == 2 ? w.z : w.w;
@@ -115,7 +115,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void cells_pack(segmen
 		uint32_t third;
 
 		if constexpr (SCALED)
-			third = __float_as_uint(lane_id() % 8 == 0 ? s.scale[i] : s.scale[i + 1]);
+			third = lane_id() % 8 == 0 ? s.scale[i] : s.scale[i + 1];
 		else
 			third = s.v[i + 2].w;
 		s.v[ND + i / segment<LL_CELLS, SCALED, ND>::PER_EXTRA] = make_uint4(s.v[i].w, s.v[i + 1].w, third, epoch);
@@ -134,8 +134,8 @@ template <bool SCALED, int ND> __device__ __forceinline__ void cells_unpack(segm
 		s.v[i].w = extra.x;
 		s.v[i + 1].w = extra.y;
 		if constexpr (SCALED) {
-			s.scale[i] = __uint_as_float(__shfl_sync(ALL_LANES, extra.z, lane_id() & ~7u));
-			s.scale[i + 1] = __uint_as_float(__shfl_sync(ALL_LANES, extra.z, (lane_id() & ~7u) + 1));
+			s.scale[i] = __shfl_sync(ALL_LANES, extra.z, lane_id() & ~7u);
+			s.scale[i + 1] = __shfl_sync(ALL_LANES, extra.z, (lane_id() & ~7u) + 1);
 		} else {
 			s.v[i + 2].w = extra.z;
 		}

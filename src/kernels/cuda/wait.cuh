@@ -41,6 +41,25 @@ static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uin
 	*(volatile uint32_t *)&r->reason = reason;
 }
 
+/* Called by one lane. The first complaint stays until the host has read it. */
+static __device__ __noinline__ void complain(const struct ll_exchange *e, enum ll_bad_id reason, uint32_t token, uint32_t k, int64_t id, uint32_t epoch)
+{
+	struct ll_complaint *c = e->complaint;
+
+	if (atomicExch(&e->state->complaining, 1u))
+		return;
+	if (!*(volatile uint32_t *)&c->reason) {
+		c->token = token;
+		c->k = k;
+		c->id = id;
+		c->epoch = epoch;
+		__threadfence_system();
+		*(volatile uint32_t *)&c->reason = reason;
+	}
+	__threadfence();
+	atomicExch(&e->state->complaining, 0u);
+}
+
 /* Where time goes in block 0, for the lab. */
 __device__ __forceinline__ void stamp(const struct ll_exchange *e, uint32_t which)
 {

@@ -20,7 +20,7 @@
  *   plan       of a source: its number of tokens, and for each token the physical experts [K] (16 bits each, 0xffff: none). Sent to
  *              every rank in every round: from it a receiver knows which rows will come, and computes all positions.
  *   rows       of source s, token t at [s][t]: nobody has to count to know where a row goes. A head with the weights, then segments.
- *   results    summed at the expert: [rank][t]; summed at home: [t][k]
+ *   results    [t][k]: of each route, or, summed at the expert, in the place of the first route that leads to its rank
  *   arrival    word of rank r: the epoch of the last round of which r has read all rows; stored by the combine
  */
 #ifndef TERN_WIRE_LL_H
@@ -121,7 +121,7 @@ struct ll_window {
 };
 
 LL_BOTH struct ll_window ll_window_of(enum ll_format format, const struct ll_cut *row, const struct ll_cut *result, uint32_t nr_ranks,
-	uint32_t max_tokens, uint32_t topk, int at_home)
+	uint32_t max_tokens, uint32_t topk)
 {
 	struct ll_window w;
 
@@ -132,7 +132,7 @@ LL_BOTH struct ll_window ll_window_of(enum ll_format format, const struct ll_cut
 	w.row_bytes = LL_HEAD_BYTES + (uint64_t)row->nr_segments * row->segment_bytes;
 	w.results = w.rows + (uint64_t)nr_ranks * max_tokens * w.row_bytes;
 	w.result_bytes = (uint64_t)result->nr_segments * result->segment_bytes;
-	w.bytes = w.results + (uint64_t)(at_home ? topk : nr_ranks) * max_tokens * w.result_bytes;
+	w.bytes = w.results + (uint64_t)topk * max_tokens * w.result_bytes;
 	return w;
 }
 

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/device_rounds.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/random.h"
+#include "error.h"
+
+#define POISON 0xa5
+#define MOST_GAP 48
+#define HOLD_NS 40000
+#define TIMED_ROUND (UINT64_C(1) << 40)
+
+static int passed_on(const struct device_rounds *r, int rc)
+{
+	return rc ? fail(rc, "%s", r->ops->error_text()) : 0;
+}
+
+int device_choose(const struct device_ops *ops, uint32_t rank)
+{
+	int nr = 0, rc = ops->nr_devices(&nr);
+
+	rc = rc ? rc : nr ? ops->use((int)(rank % (uint32_t)nr)) : TERN_ERR_UNSUPPORTED;
+	return rc ? fail(rc, "no device: %s", ops->error_text()) : 0;
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------- */
+
+struct sizes {
+	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, all;
+};
+
+static uint64_t add(uint64_t *all, uint64_t bytes)
+{
+	bytes = (bytes + 64 + 255) / 256 * 256;
+	*all += bytes;
+	return bytes;
+}
+
+static struct sizes lane_sizes(const struct device_rounds *r)
+{
+	const struct job *job = r->job;
+	uint64_t tokens = job->config.max_tokens, routes = tokens * job->config.topk;
+	struct sizes s = {0};
+
+	s.x = add(&s.all, tokens * (job_x_bytes(job) + MOST_GAP));
+	s.scales = add(&s.all, tokens * (job_x_scales_bytes(job) + MOST_GAP));
+	s.ids = add(&s.all, routes * 8);
+	s.weights = add(&s.all, routes * 4);
+	s.nr_tokens = add(&s.all, 4);
+	s.y = add(&s.all, r->positions * (job_y_bytes(job) + MOST_GAP));
+	s.out = add(&s.all, tokens * (job_y_bytes(job) + MOST_GAP));
+	s.into_x = add(&s.all, r->positions * job_received_bytes(job));
+	s.into_scales = add(&s.all, r->positions * job_received_scales_bytes(job));
+	return s;
+}
+
+static uint8_t *next(uint8_t **at, uint64_t bytes)
+{
+	uint8_t *here = *at;
+
+	*at += bytes;
+	return here;
+}
+
+static int make_lanes(struct device_rounds *r)
+{
+	struct sizes s = lane_sizes(r);
+	uint32_t nr = r->job->config.nr_slots;
+	uint8_t *at;
+	int rc = passed_on(r, r->ops->memory_create(nr * s.all, (void **)&r->memory));
+
+	r->host_bytes = s.all + r->positions * 16 + r->positions * r->job->config.topk * 8 + (1u << 20);
+	rc = rc ? rc : passed_on(r, r->ops->host_create(r->host_bytes, (void **)&r->host));
+	at = r->memory;
+	for (uint32_t i = 0; i < nr && !rc; i++) {
+		struct device_lane *lane = &r->lanes[i];
+
+		lane->x = next(&at, s.x);
+		lane->scales = next(&at, s.scales);
+		lane->ids = next(&at, s.ids);
+		lane->weights = next(&at, s.weights);
+		lane->nr_tokens = next(&at, s.nr_tokens);
+		lane->y = next(&at, s.y);
+		lane->out = next(&at, s.out);
+		lane->into_x = next(&at, s.into_x);
+		lane->into_scales = next(&at, s.into_scales);
+		rc = passed_on(r, r->ops->stream_create(&lane->stream));
+		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
+	}
+	return rc;
+}
+
+static uint64_t worst_positions(const struct device_rounds *r)
+{
+	const struct tern_moe_config *c = &r->job->config;
+	uint64_t tokens = (uint64_t)r->job->nr_ranks * ((c->max_tokens + c->replica_ranks - 1) / c->replica_ranks), local = 0;
+
+	for (uint32_t rank = 0; rank < r->job->nr_ranks; rank++)
+		local = r->reference->nr_local[rank] > local ? r->reference->nr_local[rank] : local;
+	if (c->layout == TERN_BY_SOURCE)
+		return tokens;
+	if (c->layout == TERN_PADDED)
+		return (c->capacity ? c->capacity : tokens) * local;
+	return tokens * (c->topk < local ? c->topk : local) + local * c->alignment;
+}
+
+static int create_barrier(struct device_rounds *r)
+{
+	struct tern_moe_config config;
+	int rc;
+
+	tern_moe_config_init(&config);
+	config.hidden = 8;
+	config.nr_experts = r->job->nr_ranks;
+	config.topk = 1;
+	config.max_tokens = 1;
+	config.wait_ms = r->job->config.wait_ms;
+	config.device = r->job->config.device;
+	rc = tern_moe_create(r->group, &config, &r->barrier);
+	return rc ? rc : tern_moe_set_stream(r->barrier, 0, r->lanes[0].stream);
+}
+
+void device_rounds_close(struct device_rounds *r)
+{
+	for (uint32_t i = 0; i < DEVICE_ROUNDS_SLOTS; i++) {
+		struct device_lane *lane = &r->lanes[i];
+
+		if (lane->stream)
+			r->ops->stream_wait(lane->stream);
+		r->ops->graph_destroy(lane->dispatch);
+		r->ops->graph_destroy(lane->combine);
+		r->ops->graph_destroy(lane->pair);
+	}
+	tern_moe_destroy(r->barrier);
+	tern_moe_destroy(r->moe);
+	for (uint32_t i = 0; i < DEVICE_ROUNDS_SLOTS; i++)
+		if (r->lanes[i].stream)
+			r->ops->stream_destroy(r->lanes[i].stream);
+	if (r->memory)
+		r->ops->memory_free(r->memory);
+	if (r->host)
+		r->ops->host_free(r->host);
+	reference_destroy(r->reference);
+	memset(r, 0, sizeof(*r));
+}
+
+/* ---- how a round is made ------------------------------------------------------------------------------------- */
+
+struct manner {
+	bool graphs;	     /* replayed; else called */
+	bool apart;	     /* halves as calls of their own */
+	bool release;	     /* the same on all ranks */
+	bool wide_ids, own_buffers;
+	uint32_t x_gap, scales_gap, y_gap, out_gap;
+};
+
+static struct manner choose_manner(const struct device_rounds *r, uint64_t round)
+{
+	uint64_t common = hash2(r->job->seed ^ 0x646576, round), state = hash2(common, r->rank);
+	struct manner m = {.release = common % 8 == 0};
+
+	m.graphs = !m.release && random_below(&state, 2);
+	m.apart = random_below(&state, 2);
+	if (m.graphs)
+		return m;
+	m.wide_ids = random_below(&state, 2);
+	m.own_buffers = r->job->config.mode == TERN_LOW_LATENCY && (r->job->config.caller_output || random_below(&state, 2));
+	m.x_gap = 16 * random_below(&state, 4);
+	m.scales_gap = random_below(&state, 4) * (r->job->config.scale == TERN_SCALE_FP32 ? 4 : 1);
+	m.y_gap = 16 * random_below(&state, 4);
+	m.out_gap = 16 * random_below(&state, 4);
+	return m;
+}
+
+static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+{
+	const struct job *job = r->job;
+	const struct device_lane *lane = &r->lanes[slot];
+	bool scaled = job_x_scales_bytes(job) > 0;
+
+	return (struct tern_dispatch){.size = sizeof(struct tern_dispatch),
+		.slot = slot,
+		.nr_tokens = nr_tokens,
+		.x = lane->x,
+		.x_stride = m->x_gap ? job_x_bytes(job) + m->x_gap : 0,
+		.scales = scaled ? lane->scales : NULL,
+		.scales_stride = scaled && m->scales_gap ? job_x_scales_bytes(job) + m->scales_gap : 0,
+		.topk_ids = lane->ids,
+		.topk_ids_bits = m->wide_ids ? 64 : 0,
+		.topk_weights = job->no_weights ? NULL : (const float *)lane->weights};
+}
+
+static int put_dispatch(struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct tern_dispatch args = dispatch_args(r, slot, m, nr_tokens);
+	int rc;
+
+	lane->received = (struct tern_received){.size = sizeof(lane->received)};
+	if (m->own_buffers || r->job->config.caller_output) {
+		lane->received.into_x = lane->into_x;
+		lane->received.into_scales = lane->into_scales;
+	}
+	if (!m->apart)
+		return tern_dispatch(r->moe, &args, &lane->received);
+	rc = tern_dispatch_send(r->moe, &args);
+	return rc ? rc : tern_dispatch_recv(r->moe, slot, &lane->received);
+}
+
+static int put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	size_t row = job_y_bytes(r->job);
+	struct tern_combine args = {.size = sizeof(args), .slot = slot, .y = lane->y, .y_stride = m->y_gap ? row + m->y_gap : 0};
+	size_t out_stride = m->out_gap ? row + m->out_gap : 0;
+	int rc;
+
+	if (m->release)
+		return tern_release(r->moe, slot);
+	if (!m->apart)
+		return tern_combine(r->moe, &args, lane->out, out_stride);
+	rc = tern_combine_send(r->moe, &args);
+	return rc ? rc : tern_combine_recv(r->moe, slot, lane->out, out_stride);
+}
+
+/* Graphs are for as many tokens as there can be; kernels read how many there are. */
+static int capture(struct device_rounds *r, uint32_t slot, bool dispatch, bool combine, uint32_t nr_tokens, struct device_graph **graph)
+{
+	const struct manner plain = {.graphs = true};
+	int rc = passed_on(r, r->ops->capture_begin(r->lanes[slot].stream)), end;
+
+	if (rc)
+		return rc;
+	rc = dispatch ? put_dispatch(r, slot, &plain, nr_tokens) : 0;
+	if (!rc && combine)
+		rc = put_combine(r, slot, &plain);
+	end = r->ops->capture_end(r->lanes[slot].stream, graph);
+	return rc ? rc : passed_on(r, end);
+}
+
+/* Graphs are made before the first round: that may wait for all kernels on a device, and these for this rank. */
+static int capture_lanes(struct device_rounds *r)
+{
+	int rc = 0;
+
+	for (uint32_t slot = 0; slot < r->job->config.nr_slots && !rc; slot++) {
+		struct device_lane *lane = &r->lanes[slot];
+
+		rc = tern_moe_set_nr_tokens_at(r->moe, slot, (const uint32_t *)lane->nr_tokens);
+		rc = rc ? rc : capture(r, slot, true, false, r->job->config.max_tokens, &lane->dispatch);
+		lane->captured = lane->received;
+		rc = rc ? rc : capture(r, slot, false, true, 0, &lane->combine);
+		rc = rc ? rc : tern_moe_set_nr_tokens_at(r->moe, slot, NULL);
+		rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+	}
+	return rc;
+}
+
+/* Collective: 0, or this rank's failure, or that of another. */
+static int agree(struct device_rounds *r, int rc)
+{
+	int all[r->job->nr_ranks], status = tern_group_allgather(r->group, &rc, all, sizeof(rc));
+
+	for (uint32_t i = 0; i < r->job->nr_ranks && !status && !rc; i++)
+		if (all[i])
+			status = fail(all[i], "rank %u has failed", i);
+	return rc ? rc : status;
+}
+
+int device_rounds_open(struct device_rounds *r, tern_group *group, const struct job *job, const struct device_ops *ops)
+{
+	int rc;
+
+	memset(r, 0, sizeof(*r));
+	r->ops = ops;
+	r->group = group;
+	r->job = job;
+	r->rank = (uint32_t)tern_group_rank(group);
+	r->reference = reference_create(job);
+	if (!r->reference)
+		return fail(TERN_ERR_NOMEM, "no memory for the reference");
+	r->positions = worst_positions(r);
+	rc = tern_moe_create(group, &job->config, &r->moe);
+	if (rc)
+		return rc;
+	rc = agree(r, make_lanes(r));
+	rc = rc ? rc : create_barrier(r);
+	return rc ? rc : agree(r, capture_lanes(r));
+}
+
+/* ---- verified rounds ----------------------------------------------------------------------------------------- */
+
+static uint8_t *staging(struct device_rounds *r, uint64_t bytes)
+{
+	uint8_t *here = r->host + r->host_used;
+
+	r->host_used += (bytes + 63) / 64 * 64;
+	if (r->host_used > r->host_bytes) {
+		fail(TERN_ERR_NOMEM, "%llu bytes of staging memory are too few", (unsigned long long)r->host_bytes);
+		return NULL;
+	}
+	return here;
+}
+
+static int upload(struct device_rounds *r, struct device_lane *lane, void *to, const void *from, uint64_t bytes)
+{
+	return passed_on(r, r->ops->copy(to, from, bytes, lane->stream));
+}
+
+/* What the library has read by now may be anything. */
+static int poison_inputs(struct device_rounds *r, struct device_lane *lane)
+{
+	struct sizes s = lane_sizes(r);
+	int rc = r->ops->fill(lane->x, POISON, s.x, lane->stream);
+
+	rc = rc ? rc : r->ops->fill(lane->scales, POISON, s.scales, lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->ids, POISON, s.ids, lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->weights, POISON, s.weights, lane->stream);
+	return passed_on(r, rc);
+}
+
+static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint64_t round, const struct manner *m)
+{
+	const struct job *job = r->job;
+	uint32_t n = job_nr_tokens(job, round, r->rank), *nr;
+	size_t routes = (size_t)n * job->config.topk, x_stride = job_x_bytes(job) + m->x_gap;
+	size_t scales_stride = job_x_scales_bytes(job) ? job_x_scales_bytes(job) + m->scales_gap : 0;
+	uint8_t *x, *scales;
+	int64_t *wide;
+	int32_t *ids;
+	float *weights;
+	int rc;
+
+	r->host_used = 0;
+	x = staging(r, n * x_stride + 64);
+	scales = staging(r, n * scales_stride + 64);
+	wide = (int64_t *)staging(r, routes * 8 + 64);
+	ids = (int32_t *)staging(r, routes * 4 + 64);
+	weights = (float *)staging(r, routes * 4 + 64);
+	nr = (uint32_t *)staging(r, 64);
+	if (!nr)
+		return TERN_ERR_NOMEM;
+	job_x(job, round, r->rank, x, x_stride, scales_stride ? scales : NULL, scales_stride);
+	job_routes(job, round, r->rank, ids, weights);
+	for (size_t i = 0; i < routes; i++)
+		wide[i] = ids[i];
+	*nr = n;
+	rc = upload(r, lane, lane->x, x, n * x_stride);
+	rc = rc ? rc : upload(r, lane, lane->scales, scales, n * scales_stride);
+	rc = rc ? rc : upload(r, lane, lane->ids, m->wide_ids ? (void *)wide : (void *)ids, routes * (m->wide_ids ? 8 : 4));
+	rc = rc ? rc : upload(r, lane, lane->weights, weights, routes * 4);
+	rc = rc ? rc : upload(r, lane, lane->nr_tokens, nr, 4);
+	return rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+}
+
+/* Wherever rows may go. */
+static int poison_outputs(struct device_rounds *r, struct device_lane *lane, uint64_t round)
+{
+	const struct job *job = r->job;
+	int with = round & 1 ? 0xa5 : 0xff, rc;
+	const struct tern_received *d = &lane->captured; /* nr_rows: as many as there is room for */
+
+	rc = r->ops->fill(d->x, with, d->nr_rows * job_received_bytes(job), lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->into_x, with, r->positions * job_received_bytes(job), lane->stream);
+	rc = rc || !d->scales ? rc : r->ops->fill(d->scales, with, d->nr_rows * job_received_scales_bytes(job), lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->into_scales, with, r->positions * job_received_scales_bytes(job), lane->stream);
+	rc = rc ? rc : r->ops->fill((void *)d->rows, with, d->nr_rows * sizeof(*d->rows), lane->stream);
+	rc = rc ? rc : r->ops->fill((void *)d->counts, with, r->reference->nr_local[r->rank] * sizeof(*d->counts), lane->stream);
+	return passed_on(r, rc);
+}
+
+static int put_round(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct manner m = choose_manner(r, round);
+	int rc = upload_inputs(r, lane, round, &m);
+
+	rc = rc ? rc : poison_outputs(r, lane, round);
+	if (rc || !m.graphs)
+		return rc ? rc : put_dispatch(r, slot, &m, job_nr_tokens(r->job, round, r->rank));
+	lane->received = lane->captured;
+	return passed_on(r, r->ops->graph_launch(lane->dispatch, lane->stream));
+}
+
+static void *fetch(struct device_rounds *r, struct device_lane *lane, const void *from, uint64_t bytes)
+{
+	uint8_t *at = staging(r, bytes + 64);
+
+	if (at && bytes && passed_on(r, r->ops->copy(at, from, bytes, lane->stream)))
+		return NULL;
+	return at;
+}
+
+/* The received rows as the host sees them. */
+static int fetch_received(struct device_rounds *r, struct device_lane *lane, struct tern_received *host)
+{
+	const struct job *job = r->job;
+	const struct tern_received *d = &lane->received;
+	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks : r->reference->nr_local[r->rank], topk = job->config.topk;
+	int rc;
+
+	r->host_used = 0;
+	*host = (struct tern_received){.size = sizeof(*host)};
+	host->counts = fetch(r, lane, d->counts, lists * sizeof(*d->counts));
+	host->offsets = fetch(r, lane, d->offsets, (lists + 2) * sizeof(*d->offsets));
+	rc = host->counts && host->offsets ? passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
+	rc = rc ? rc : tern_moe_status(r->moe);
+	if (rc)
+		return rc;
+	host->nr_rows = host->offsets[lists];
+	host->extent = host->offsets[lists + 1];
+	if (host->extent > r->positions)
+		return fail(TERN_ERR_PROTOCOL, "the device says that rows span %llu positions of %llu", (unsigned long long)host->extent,
+			(unsigned long long)r->positions);
+	host->x = fetch(r, lane, d->x, host->extent * job_received_bytes(job));
+	host->scales = d->scales ? fetch(r, lane, d->scales, host->extent * job_received_scales_bytes(job)) : NULL;
+	host->rows = fetch(r, lane, d->rows, host->extent * sizeof(*d->rows));
+	host->topk_ids = d->topk_ids ? fetch(r, lane, d->topk_ids, host->extent * topk * sizeof(int32_t)) : NULL;
+	host->topk_weights = d->topk_weights ? fetch(r, lane, d->topk_weights, host->extent * topk * sizeof(float)) : NULL;
+	return passed_on(r, r->ops->stream_wait(lane->stream));
+}
+
+static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct manner m = choose_manner(r, round);
+	struct tern_received host;
+	uint64_t y_stride = job_y_bytes(r->job) + m.y_gap, y_bytes;
+	int rc;
+
+	reference_set_round(r->reference, round);
+	rc = fetch_received(r, lane, &host);
+	if (rc || verify_received(r->reference, r->rank, &host, &r->difference))
+		return rc ? rc : TERN_ERR_NOMEM;
+	rc = poison_inputs(r, lane);
+	y_bytes = host.extent * y_stride;
+	r->host_used = 0;
+	if (rc || !staging(r, y_bytes + 64))
+		return rc ? rc : TERN_ERR_NOMEM;
+	memset(r->host, POISON, y_bytes);
+	if (fill_y(r->reference, r->rank, r->host, y_stride))
+		return TERN_ERR_NOMEM;
+	rc = upload(r, lane, lane->y, r->host, y_bytes);
+	rc = rc ? rc : passed_on(r, r->ops->fill(lane->out, POISON, lane_sizes(r).out, lane->stream));
+	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream)); /* host memory is used again */
+	if (rc || m.graphs)
+		return rc ? rc : passed_on(r, r->ops->graph_launch(lane->combine, lane->stream));
+	return put_combine(r, slot, &m);
+}
+
+/* Bytes between rows, and after the last one, are the caller's. */
+static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_tokens, size_t row_bytes, size_t stride)
+{
+	for (uint32_t token = 0; token <= nr_tokens; token++)
+		for (size_t i = token < nr_tokens ? row_bytes : 0; i < (token < nr_tokens ? stride : 48); i++)
+			if (out[token * stride + i] != POISON && !r->difference.nr++)
+				strcpy(r->difference.first, "combine wrote beyond a row of out");
+}
+
+static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct manner m = choose_manner(r, round);
+	uint32_t n = job_nr_tokens(r->job, round, r->rank);
+	size_t row = job_y_bytes(r->job), stride = row + m.out_gap;
+	const uint8_t *out;
+	int rc;
+
+	r->host_used = 0;
+	out = fetch(r, lane, lane->out, n * stride + 48);
+	rc = out ? passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
+	rc = rc ? rc : tern_moe_status(r->moe);
+	if (rc || m.release)
+		return rc;
+	reference_set_round(r->reference, round);
+	check_gaps(r, out, n, row, stride);
+	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM : 0;
+}
+
+int device_rounds_verify(struct device_rounds *r, uint64_t round)
+{
+	static int (*const steps[])(struct device_rounds *, uint32_t, uint64_t) = {put_round, put_results, take_results};
+	int rc = 0;
+
+	for (uint32_t step = 0; step < 3; step++)
+		for (uint32_t slot = 0; slot < r->job->config.nr_slots && !rc; slot++)
+			rc = steps[step](r, slot, round + slot);
+	return rc;
+}
+
+/* ---- timed rounds -------------------------------------------------------------------------------------------- */
+
+int device_rounds_prepare(struct device_rounds *r)
+{
+	const struct manner plain = {.graphs = true};
+	struct device_lane *lane = &r->lanes[0];
+	uint32_t n = job_nr_tokens(r->job, TIMED_ROUND, r->rank);
+	int rc = upload_inputs(r, lane, TIMED_ROUND, &plain);
+
+	r->ops->graph_destroy(lane->dispatch);
+	r->ops->graph_destroy(lane->combine);
+	lane->dispatch = lane->combine = NULL;
+	/* Rows of y are only moved and summed here: what they hold costs nothing, but for power. */
+	rc = rc ? rc : passed_on(r, r->ops->fill(lane->y, 0x3c, lane_sizes(r).y, lane->stream));
+	rc = rc ? rc : capture(r, 0, true, false, n, &lane->dispatch);
+	rc = rc ? rc : capture(r, 0, false, true, n, &lane->combine);
+	rc = rc ? rc : capture(r, 0, true, true, n, &lane->pair);
+	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+	return agree(r, rc);
+}
+
+/* A barrier of all devices, and time for the hosts to queue what follows. */
+static int start_together(struct device_rounds *r)
+{
+	struct tern_dispatch args = {.size = sizeof(args)};
+	struct tern_received received = {.size = sizeof(received)};
+	int rc = tern_dispatch(r->barrier, &args, &received);
+
+	rc = rc ? rc : tern_release(r->barrier, 0);
+	return rc ? rc : passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
+}
+
+int device_rounds_time(struct device_rounds *r, struct times *times, uint32_t i)
+{
+	struct device_lane *lane = &r->lanes[0];
+	struct device_graph *const graphs[NR_MEASURES] = {
+		[MEASURE_DISPATCH] = lane->dispatch, [MEASURE_COMBINE] = lane->combine, [MEASURE_PAIR] = lane->pair};
+	double us;
+	int rc = 0;
+
+	for (int g = 0; g < NR_MEASURES && !rc; g++) {
+		rc = start_together(r);
+		rc = rc ? rc : passed_on(r, r->ops->graph_launch(graphs[g], lane->stream));
+	}
+	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+	rc = rc ? rc : tern_moe_status(r->moe);
+	for (int g = 0; g < NR_MEASURES && !rc; g++) {
+		rc = passed_on(r, r->ops->graph_time(graphs[g], &us));
+		if (times)
+			times->us[g][i] = us;
+	}
+	return rc;
+}

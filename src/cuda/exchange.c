@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An exchange as kernels see it: memory, tables, arguments, and how many blocks a half is launched with. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend.h"
+#include "error.h"
+#include "kernels/cuda/kernels_ht.h"
+
+#define MAX_SLOTS 16
+
+struct reports {
+	struct ll_report report;
+	struct ll_complaint complaint;
+};
+
+struct device_slot {
+	uint8_t *memory;
+	struct ll_dispatch dispatch; /* with what does not change from round to round */
+	struct ll_combine combine;
+	struct ht_exchange ht; /* high throughput */
+};
+
+struct device_exchange {
+	struct tern_moe_config config;
+	struct device_layout layout;
+	uint64_t positions;
+	uint32_t nr_sharing;
+	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
+	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
+	uint8_t *memory, *tables;
+	const uint32_t *order, *first; /* experts by rank */
+	struct reports *reports; /* [slots] pinned */
+	struct device_slot slots[MAX_SLOTS];
+};
+
+/* ---- making -------------------------------------------------------------------------------------------------- */
+
+/* The placement's tables, one after the other, as kernels want them. */
+static int upload_placement(struct device_exchange *x, const struct placement *p, struct ll_placement *out)
+{
+	uint32_t nr = p->nr_physical;
+	size_t words = 3 * (size_t)nr + p->nr_experts + p->nr_ranks + 2, bytes = words * sizeof(uint32_t);
+	uint32_t *host = calloc(words, sizeof(*host)), *first = host + words - p->nr_ranks - 1, *order = first - nr;
+	bool blocks = nr % p->nr_ranks == 0, plain = nr == p->nr_experts;
+	uint32_t *table = NULL;
+	int rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", nr);
+
+	for (uint32_t i = 0; i < nr && !rc; i++) {
+		host[i] = p->rank[i] << 16 | p->local[i];
+		host[nr + i] = p->replicas[i];
+		blocks = blocks && p->rank[i] == i / (nr / p->nr_ranks);
+		plain = plain && p->logical[i] == i;
+	}
+	for (uint32_t r = 0; r < p->nr_ranks && !rc; r++)
+		first[r + 1] = first[r] + p->nr_local[r];
+	for (uint32_t i = 0; i < nr && !rc; i++)
+		order[first[p->rank[i]] + p->local[i]] = i;
+	if (!rc)
+		memcpy(host + 2 * (size_t)nr, p->first_replica, (p->nr_experts + 1) * sizeof(*host));
+	rc = rc ? rc : cuda_check(cudaMalloc((void **)&table, bytes), "cudaMalloc of tables");
+	x->tables = (uint8_t *)table;
+	rc = rc ? rc : cuda_check(cudaMemcpy(table, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy of tables");
+	x->order = table + (order - host);
+	x->first = table + (first - host);
+	free(host);
+	if (rc)
+		return rc;
+	*out = (struct ll_placement){.nr_experts = p->nr_experts, .place = table};
+	if (blocks) {
+		out->per_rank = nr / p->nr_ranks;
+		out->by_per_rank = ll_divisor_of(out->per_rank);
+	}
+	if (!plain) {
+		out->replicas = table + nr;
+		out->replica_start = table + 2 * (size_t)nr;
+	}
+	return 0;
+}
+
+static void make_exchange(struct device_exchange *x, const struct device_plan *plan, uint32_t slot, struct ll_exchange *e)
+{
+	const struct tern_moe_config *c = plan->config;
+	const struct device_layout *l = &x->layout;
+	uint8_t *memory = x->slots[slot].memory;
+
+	e->rank = plan->rank;
+	e->nr_ranks = plan->nr_ranks;
+	e->topk = c->topk;
+	e->max_tokens = c->max_tokens;
+	e->nr_local = plan->placement->nr_local[plan->rank];
+	e->at_home = c->reduce == TERN_REDUCE_HOME;
+	e->format = l->format;
+	e->row = l->row;
+	e->result = l->result;
+	e->by_topk = ll_divisor_of(c->topk);
+	e->by_ranks = ll_divisor_of(plan->nr_ranks);
+	e->by_result_segments = ll_divisor_of(l->result.nr_segments);
+	e->by_row_parts = ll_divisor_of(l->row.nr_segments + 1);
+	e->by_replicas = ll_divisor_of(c->replica_ranks);
+	e->window = l->window;
+	for (uint32_t r = 0; r < plan->nr_ranks; r++)
+		e->windows[r] = (uint8_t *)plan->windows[r] + slot * l->slot_window_bytes;
+	e->state = (struct ll_state *)(memory + l->state);
+	e->report = &x->reports[slot].report;
+	e->complaint = &x->reports[slot].complaint;
+	e->row_tokens = (uint32_t *)(memory + l->row_tokens);
+	e->row_routes = (uint2 *)(memory + l->row_routes);
+	e->home_routes = (uint2 *)(memory + l->home_routes);
+}
+
+static enum ll_x x_kind(const struct tern_moe_config *c)
+{
+	if (c->dispatch_dtype != TERN_FP8_E4M3)
+		return LL_X_COPY;
+	return c->x_dtype == TERN_FP8_E4M3 ? LL_X_GIVEN
+	       : c->x_dtype == TERN_BF16   ? LL_X_BF16
+	       : c->x_dtype == TERN_FP16   ? LL_X_FP16
+					   : LL_X_FP32;
+}
+
+static void make_dispatch(struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
+{
+	const struct tern_moe_config *c = plan->config;
+	const struct device_layout *l = &x->layout;
+	struct ll_dispatch *d = &s->dispatch;
+	uint32_t lists = c->layout == TERN_BY_SOURCE ? plan->nr_ranks : d->exchange.nr_local;
+
+	d->kind = x_kind(c);
+	d->scale_bytes = scale_bytes(c->scale);
+	d->padded = c->layout == TERN_PADDED;
+	d->by_source = c->layout == TERN_BY_SOURCE;
+	d->capacity = plan->layout->capacity;
+	d->by_alignment = ll_divisor_of(c->layout == TERN_CONTIGUOUS ? c->alignment : 1);
+	d->out_rows = (int4 *)(s->memory + l->rows);
+	d->out_ids = (int32_t *)(s->memory + l->ids);
+	d->out_weights = (float *)(s->memory + l->weights);
+	d->out_counts = (uint32_t *)(s->memory + l->counts);
+	d->out_offsets = (uint64_t *)(s->memory + l->offsets);
+	d->out_sums = d->out_offsets + lists;
+}
+
+static void make_ht(struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
+{
+	s->ht = (struct ht_exchange){.window = x->layout.ht,
+		.nr_physical = plan->placement->nr_physical,
+		.nr_columns = plan->placement->nr_physical + plan->nr_ranks,
+		.order = x->order,
+		.first = x->first,
+		.chunks = (uint32_t *)(s->memory + x->layout.chunks),
+		.routes = (uint2 *)(s->memory + x->layout.routes)};
+}
+
+static int make_slot(struct device_exchange *x, const struct device_plan *plan, const struct ll_placement *placement, uint32_t slot)
+{
+	struct device_slot *s = &x->slots[slot];
+	const struct tern_moe_config *c = plan->config;
+	struct ll_state first = {.epoch_dispatch = c->first_epoch ? c->first_epoch : 1}; /* fresh windows hold zeros */
+
+	s->memory = x->memory + slot * x->layout.slot_bytes;
+	s->dispatch.exchange.placement = *placement;
+	make_exchange(x, plan, slot, &s->dispatch.exchange);
+	s->combine.exchange = s->dispatch.exchange;
+	make_dispatch(x, plan, s);
+	make_ht(x, plan, s);
+	s->combine.kind = c->combine_dtype == TERN_BF16 ? LL_Y_BF16 : c->combine_dtype == TERN_FP16 ? LL_Y_FP16 : LL_Y_FP32;
+	/* BY_SOURCE: the caller has reduced and weighted. */
+	s->combine.weighted = c->weights == TERN_WEIGHTS_COMBINE;
+	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first), cudaMemcpyHostToDevice), "cudaMemcpy of a slot's state");
+}
+
+/* The plan's one block waits for other ranks' too, so where kernels of several slots or ranks share a device some SMs are left to it. */
+static int count_ht_blocks(struct device_exchange *x)
+{
+	struct ll_launch launch = {.nr_warps = LL_MAX_WARPS};
+	struct device_slot *s = &x->slots[0];
+	int device = 0, nr_sms = 0, rc = cuda_check(ht_most_blocks(&s->dispatch, &s->combine, &s->ht, &launch, &x->most_blocks), "high throughput's kernels");
+
+	rc = rc ? rc : cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+	if (rc)
+		return rc;
+	if (x->most_blocks > (uint32_t)nr_sms)
+		x->most_blocks = (uint32_t)nr_sms;
+	if (x->nr_sharing > 1)
+		x->most_blocks = (x->most_blocks - x->most_blocks / 8) / x->nr_sharing;
+	return x->most_blocks ? 0 : fail(TERN_ERR_UNSUPPORTED, "%u slots of all ranks share a device of %d SMs", x->nr_sharing, nr_sms);
+}
+
+/* Kernels are loaded when they are first launched or asked for, and loading may wait for kernels under way, which may wait for this rank:
+ * so all are asked for here. */
+static int count_blocks(struct device_exchange *x)
+{
+	struct ll_launch launch = {.nr_warps = LL_MAX_WARPS, .send_warps = 1};
+	struct device_slot *s = &x->slots[0];
+	uint32_t dispatch = 0, combine = 0;
+	int rc;
+
+	s->dispatch.roles = s->combine.roles = LL_SEND | LL_RECEIVE;
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		return count_ht_blocks(x);
+	rc = cuda_check(ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
+	rc = rc ? rc : cuda_check(ll_combine_most_blocks(&s->combine, &launch, &combine), "the combine kernel");
+	if (rc)
+		return rc;
+	x->most_blocks = (dispatch < combine ? dispatch : combine) / x->nr_sharing;
+	if (!x->most_blocks)
+		return fail(TERN_ERR_UNSUPPORTED, "%u slots of all ranks share a device that holds %u blocks at once", x->nr_sharing,
+			dispatch < combine ? dispatch : combine);
+	return 0;
+}
+
+/* It waits for the kernel ahead before it touches anything, so only the room it takes could harm. */
+static int choose_early(struct device_exchange *x)
+{
+	int device = 0, major = 0, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+	x->early = major >= 9 && x->nr_sharing == 1;
+	return rc;
+}
+
+static int fill_exchange(struct device_exchange *x, const struct device_plan *plan)
+{
+	struct ll_placement placement;
+	uint32_t nr_slots = plan->config->nr_slots;
+	uint64_t bytes = nr_slots * x->layout.slot_bytes;
+	int rc = cuda_check(cudaMalloc((void **)&x->memory, bytes), "cudaMalloc of an exchange");
+
+	rc = rc ? rc : cuda_check(cudaMemset(x->memory, 0, bytes), "cudaMemset");
+	rc = rc ? rc : cuda_check(cudaMallocHost((void **)&x->reports, nr_slots * sizeof(*x->reports)), "cudaMallocHost");
+	if (!rc)
+		memset(x->reports, 0, nr_slots * sizeof(*x->reports));
+	rc = rc ? rc : choose_early(x);
+	rc = rc ? rc : upload_placement(x, plan->placement, &placement);
+	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
+		rc = make_slot(x, plan, &placement, slot);
+	rc = rc ? rc : count_blocks(x);
+	return rc ? rc : cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+int device_exchange_open(const struct device_plan *plan, struct device_exchange **out)
+{
+	struct device_exchange *x = calloc(1, sizeof(*x));
+	int rc;
+
+	if (!x)
+		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
+	x->config = *plan->config;
+	x->layout = *plan->device_layout;
+	x->positions = plan->layout->positions;
+	x->nr_sharing = plan->nr_sharing;
+	rc = fill_exchange(x, plan);
+	if (rc)
+		device_exchange_close(x);
+	else
+		*out = x;
+	return rc;
+}
+
+void device_exchange_close(struct device_exchange *x)
+{
+	(void)cudaFree(x->memory);
+	(void)cudaFree(x->tables);
+	if (x->reports)
+		(void)cudaFreeHost(x->reports);
+	(void)cudaGetLastError();
+	free(x);
+}
+
+/* ---- launching ----------------------------------------------------------------------------------------------- */
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+/* As measured on 4 x H200 (docs/benchmarks.md): with few rows, few blocks, which start and end sooner. */
+static struct ll_launch choose_launch(const struct device_exchange *x, const struct device_call *call, uint32_t nr_tokens, uint32_t send_warps)
+{
+	uint32_t wanted = nr_tokens <= 2 ? 48 : nr_tokens <= 8 ? 64 : nr_tokens <= 16 ? 96 : 132;
+	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
+
+	return (struct ll_launch){.nr_blocks = least(wanted, most), .nr_warps = LL_MAX_WARPS, .send_warps = send_warps, .early = x->early};
+}
+
+/* How many warps share the destinations of one segment. */
+static uint32_t choose_share(const struct device_exchange *x, uint32_t nr_ranks)
+{
+	return x->layout.row.nr_vectors == 1 ? 1 : x->layout.row.nr_vectors == 4 ? least(2, nr_ranks) : nr_ranks;
+}
+
+/* Where the library's own received rows lie. */
+static uint8_t *own_rows(const struct device_exchange *x, const struct device_slot *s, uint64_t in_memory, uint64_t in_window)
+{
+	const struct ll_exchange *e = &s->dispatch.exchange;
+
+	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window : s->memory + in_memory;
+}
+
+/* All that fit, unless the caller wants fewer: bytes are what counts here. How many warps send is as measured, docs/benchmarks.md. */
+static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call, uint32_t send_warps)
+{
+	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
+
+	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .send_warps = send_warps};
+}
+
+static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	struct ll_launch launch = ht_launch(x, call, s->dispatch.kind == LL_X_COPY ? 4 : 8);
+	int rc = 0;
+
+	if (call->roles & DEVICE_SEND)
+		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, call->stream), "the plan's kernels");
+	return rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
+}
+
+int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call, const struct tern_dispatch *args,
+	struct tern_received *received)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	struct ll_dispatch *d = &s->dispatch;
+	const struct tern_moe_config *c = &x->config;
+	struct ll_launch launch;
+	uint32_t x_bytes = c->x_dtype == TERN_BYTES ? c->payload_bytes : c->hidden * dtype_bytes(c->x_dtype);
+
+	d->roles = call->roles;
+	d->exchange.wait_ns = call->wait_ns;
+	if (call->roles & DEVICE_SEND) {
+		d->nr_tokens = args->nr_tokens;
+		d->nr_tokens_at = call->nr_tokens_at;
+		d->x = args->x;
+		d->x_stride = args->x_stride ? args->x_stride : x_bytes;
+		d->scales = args->scales;
+		d->scales_stride = args->scales_stride ? args->scales_stride : (c->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK * d->scale_bytes;
+		d->topk_ids = args->topk_ids;
+		d->ids_64 = args->topk_ids_bits == 64;
+		d->topk_weights = args->topk_weights;
+	}
+	if (call->roles & DEVICE_RECEIVE) {
+		d->out_x = received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
+		d->out_scales = received->into_x ? received->into_scales : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
+		received->x = d->out_x;
+		received->scales = d->scale_bytes ? d->out_scales : NULL;
+		received->counts = d->out_counts;
+		received->offsets = d->out_offsets;
+		received->rows = (const struct tern_row *)d->out_rows;
+		received->topk_ids = d->by_source ? d->out_ids : NULL;
+		received->topk_weights = d->by_source ? d->out_weights : NULL;
+		received->nr_rows = received->extent = x->positions;
+	}
+	if (c->mode == TERN_HIGH_THROUGHPUT)
+		return put_ht_dispatch(x, call);
+	d->by_share = ll_divisor_of(choose_share(x, d->exchange.nr_ranks));
+	launch = choose_launch(x, call, d->nr_tokens, 4);
+	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
+}
+
+static int launch_combine(struct device_exchange *x, const struct device_call *call)
+{
+	struct ll_combine *c = &x->slots[call->slot].combine;
+	uint32_t nr_tokens = x->slots[call->slot].dispatch.nr_tokens;
+	struct ll_launch launch = choose_launch(x, call, nr_tokens > 2 && nr_tokens <= 8 ? 16 : nr_tokens, 8);
+
+	c->roles = call->roles;
+	c->exchange.wait_ns = call->wait_ns;
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		launch = ht_launch(x, call, 12);
+	if (c->release)
+		launch.nr_blocks = 1;
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		return cuda_check(ht_combine_launch(c, &x->slots[call->slot].ht, &launch, call->stream), "the combine kernel");
+	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
+}
+
+int device_exchange_combine(struct device_exchange *x, const struct device_call *call, const struct tern_combine *args, void *out, size_t out_stride)
+{
+	struct ll_combine *c = &x->slots[call->slot].combine;
+	uint32_t row_bytes = x->layout.result.row_bytes;
+
+	c->release = 0;
+	if (call->roles & DEVICE_SEND) {
+		c->y = args->y;
+		c->y_stride = args->y_stride ? args->y_stride : row_bytes;
+	}
+	if (call->roles & DEVICE_RECEIVE) {
+		c->out = out;
+		c->out_stride = out_stride ? out_stride : row_bytes;
+	}
+	return launch_combine(x, call);
+}
+
+int device_exchange_release(struct device_exchange *x, const struct device_call *call)
+{
+	x->slots[call->slot].combine.release = 1;
+	return launch_combine(x, call);
+}
+
+void device_exchange_report(const struct device_exchange *x, uint32_t slot, struct ll_report *report)
+{
+	const struct ll_report *r = &x->reports[slot].report;
+
+	report->reason = __atomic_load_n(&r->reason, __ATOMIC_ACQUIRE);
+	if (report->reason)
+		*report = *r;
+}
+
+void device_exchange_complaint(struct device_exchange *x, uint32_t slot, struct ll_complaint *complaint)
+{
+	struct ll_complaint *c = &x->reports[slot].complaint;
+
+	complaint->reason = __atomic_load_n(&c->reason, __ATOMIC_ACQUIRE);
+	if (!complaint->reason)
+		return;
+	*complaint = *c;
+	__atomic_store_n(&c->reason, 0, __ATOMIC_RELEASE);
+}

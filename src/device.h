@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An exchange whose halves run on a device: tern.h, "on a device". The public halves turn to these when moe->device is set. */
+#ifndef TERN_DEVICE_H
+#define TERN_DEVICE_H
+
+#include "exchange.h"
+
+/* Collective. The settings have been checked and compared; what a device cannot do is refused here, on all ranks. */
+int device_open(tern_moe *moe);
+void device_leave(tern_moe *moe); /* before it is known as left; nothing on the CPU, like the next */
+void device_close(tern_moe *moe);
+
+int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
+int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
+int device_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
+int device_combine_send(tern_moe *moe, const struct tern_combine *args);
+int device_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
+int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
+int device_release(tern_moe *moe, uint32_t slot);
+
+void device_memory(const tern_moe *moe, struct tern_memory *memory);
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device_layout.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "error.h"
+#include "kernels/cuda/kernels_state.h"
+#include "kernels/cuda/sizes.h"
+
+/* Vectors of 16 bytes a lane and segment: with few rows, less in a row for one warp; with many, fewer bytes beside the rows. docs/benchmarks.md. */
+static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format format)
+{
+	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
+
+	if (format == LL_CELLS)
+		return scaled ? 2 : 3;
+	if (scaled && c->x_dtype != TERN_BF16)
+		return 2;
+	return c->max_tokens <= 16 ? 1 : c->max_tokens <= 64 ? 2 : 4;
+}
+
+static uint32_t result_vectors(const struct tern_moe_config *c, enum ll_format format)
+{
+	if (format == LL_CELLS)
+		return 3;
+	if (c->combine_dtype != TERN_BF16)
+		return 2;
+	return c->max_tokens <= 16 ? 1 : c->max_tokens <= 64 ? 2 : 4;
+}
+
+static uint64_t take(uint64_t *end, uint64_t bytes)
+{
+	uint64_t offset = *end;
+
+	*end = align_up(offset + bytes, 256);
+	return offset;
+}
+
+static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+{
+	uint64_t end = 0, routes = (uint64_t)c->max_tokens * c->topk, lists = l->nr_ranks > l->max_local ? l->nr_ranks : l->max_local;
+	uint64_t of_source = c->layout == TERN_BY_SOURCE ? l->positions * c->topk : 0, output;
+	bool low = c->mode == TERN_LOW_LATENCY, own_rows = low && !c->caller_output;
+
+	d->state = take(&end, sizeof(struct ll_state));
+	d->row_tokens = take(&end, low ? (uint64_t)l->nr_ranks * c->max_tokens * sizeof(uint32_t) : 0);
+	d->row_routes = take(&end, low ? l->nr_ranks * routes * 8 : 0);
+	d->chunks = take(&end, low ? 0 : ((uint64_t)c->max_tokens + HT_CHUNK - 1) / HT_CHUNK * (l->nr_physical + l->nr_ranks) * sizeof(uint32_t));
+	d->routes = take(&end, low ? 0 : routes * 8);
+	d->home_routes = take(&end, routes * 8);
+	d->counts = take(&end, lists * sizeof(uint32_t));
+	d->offsets = take(&end, (lists + 2) * sizeof(uint64_t));
+	output = end;
+	d->rows = take(&end, l->positions * sizeof(struct tern_row));
+	d->ids = take(&end, of_source * sizeof(int32_t));
+	d->weights = take(&end, of_source * sizeof(float));
+	d->x = take(&end, own_rows ? l->positions * l->payload_bytes : 0);
+	d->scales = take(&end, own_rows ? l->positions * l->scales_bytes : 0);
+	d->slot_bytes = end;
+	d->private_bytes = output * c->nr_slots;
+	d->output_bytes = (end - output) * c->nr_slots;
+}
+
+static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+{
+	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
+
+	d->shared_bytes = positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
+	if (c->max_tokens > 65536 || d->shared_bytes > DEVICE_MAX_SHARED_BYTES)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where %u are possible; "
+			"high-throughput mode has no such bound",
+			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, DEVICE_MAX_SHARED_BYTES);
+	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format));
+	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, d->format));
+	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
+	d->slot_window_bytes = align_up(d->window.bytes, 256);
+	return 0;
+}
+
+static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+{
+	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
+
+	d->shared_bytes = 4ull * 5 * (l->nr_physical + l->nr_ranks);
+	if (d->shared_bytes > DEVICE_MAX_SHARED_BYTES || (uint64_t)c->max_tokens * l->nr_ranks > UINT32_MAX / 2)
+		return fail(TERN_ERR_UNSUPPORTED, "%u physical experts, %u ranks, %u tokens are more than a GPU's plan takes", l->nr_physical, l->nr_ranks,
+			c->max_tokens);
+	d->row = ht_cut_row(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
+	d->result = ht_cut_row(l->combine_row_bytes, 4);
+	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME, l->positions * l->payload_bytes,
+		l->positions * l->scales_bytes, l->combine_row_bytes);
+	d->slot_window_bytes = d->ht.bytes;
+	d->output_bytes += c->nr_slots * output;
+	return 0;
+}
+
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum ll_format format)
+{
+	bool low = c->mode == TERN_LOW_LATENCY;
+	int rc;
+
+	memset(d, 0, sizeof(*d));
+	d->format = format;
+	if (l->nr_ranks > LL_MAX_RANKS || l->nr_physical >= LL_NO_EXPERT)
+		return fail(TERN_ERR_UNSUPPORTED, "%u ranks and %u physical experts; GPUs take %u and %u", l->nr_ranks, l->nr_physical,
+			LL_MAX_RANKS, LL_NO_EXPERT - 1);
+	if (!low && c->caller_output)
+		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in high-throughput mode rows arrive in library memory");
+	lay_out_slot(d, c, l);
+	rc = low ? lay_out_low_latency(d, c, l) : lay_out_high_throughput(d, c, l);
+	d->window_bytes = c->nr_slots * d->slot_window_bytes;
+	return rc;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where everything of an exchange on a GPU lies, in its window and beside it. Pure arithmetic over the CPU's layout and the kernels'
+ * wire format; shared by libtern and libtern_cuda.
+ *
+ *   window    slot 0 | slot 1 | ...          each as in kernels/cuda/wire_ll.h, or wire_ht.h
+ *   memory    slot 0: state | row tokens, row routes (low latency) | chunks, routes (high throughput) | home routes | counts | offsets |
+ *             rows | ids | weights | x, scales (low latency)
+ */
+#ifndef TERN_DEVICE_LAYOUT_H
+#define TERN_DEVICE_LAYOUT_H
+
+#include "kernels/cuda/wire_ht.h"
+#include "layout.h"
+#include "tern.h"
+
+#define DEVICE_MAX_SHARED_BYTES (160u * 1024) /* of a block, on every GPU that is supported */
+
+struct device_layout {
+	enum ll_format format;
+	struct ll_cut row, result;
+	struct ll_window window; /* of one slot, in low-latency mode */
+	struct ht_window ht;	 /* in high-throughput mode */
+	uint64_t slot_window_bytes;
+	uint64_t window_bytes;	 /* of all slots */
+	/* One slot's memory: */
+	uint64_t state, row_tokens, row_routes, chunks, routes, home_routes, counts, offsets, rows, ids, weights, x, scales, slot_bytes;
+	uint64_t output_bytes, private_bytes; /* of all slots */
+	uint64_t shared_bytes;		      /* of a receiving block */
+};
+
+/* config is valid, and l its layout. TERN_ERR_UNSUPPORTED: more than a GPU's kernels take; the text has the figures. */
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *config, const struct layout *l, enum ll_format format);
+
+#endif

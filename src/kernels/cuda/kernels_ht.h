@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The launchers of high-throughput mode. Like those of kernels.h, whose structs they share.
+ *
+ *   plan_ht       topk_ids -> counts to all ranks, counts of all -> where each route's row goes; counts and offsets out.    Two kernels
+ *   dispatch_ht   x -> rows in their final places in the ranks' windows, copies for further experts there, descriptions
+ *   combine_ht    y -> sums -> results at home -> out
+ */
+#ifndef TERN_CUDA_KERNELS_HT_H
+#define TERN_CUDA_KERNELS_HT_H
+
+#include "kernels.h"
+#include "wire_ht.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ht_exchange {
+	struct ht_window window;
+	uint32_t nr_physical;
+	uint32_t nr_columns;		 /* of the tables below: P + R */
+	const uint32_t *order;		 /* [P] physical experts by rank, then local expert */
+	const uint32_t *first;		 /* [R + 1] a rank's first in order */
+	uint32_t *chunks;		 /* [chunks][P + R] rows of a chunk of tokens for each expert and rank; then where they begin */
+	uint2 *routes;			 /* [T][K] physical expert (UINT32_MAX: none, or another rank sends it), number in its chunk */
+};
+
+cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, cudaStream_t stream);
+cudaError_t ht_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
+cudaError_t ht_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
+
+/* Blocks of the launch's warps that fit on the device at once, of the kernel that fits worst; loads all. */
+cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *ht,
+	const struct ll_launch *launch, uint32_t *nr_blocks);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

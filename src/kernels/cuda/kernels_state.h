@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kernels keep between launches, and what they tell the host. */
+#ifndef TERN_CUDA_KERNELS_STATE_H
+#define TERN_CUDA_KERNELS_STATE_H
+
+#include <stdint.h>
+
+#include "wire_ll.h"
+
+#define LL_PLAN_MARKS 32
+
+/* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as one. */
+struct ll_state {
+	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
+	uint32_t epoch_combine;	 /* of the round under way; set by the dispatch */
+	uint32_t nr_tokens;	 /* dispatched from here in this round */
+	uint32_t failed;	 /* a wait expired: kernels return at once */
+	uint32_t nr_from[LL_MAX_RANKS]; /* rows received from each source in this round */
+	uint32_t plan_sent[LL_PLAN_MARKS]; /* epoch: that part of the plan is on its way */
+	uint32_t complaining;	 /* somebody writes a complaint */
+	uint32_t abandoned;	 /* high throughput: some rank is over its capacity, and no row moves in this round */
+};
+
+/* Who waited for what when the first wait expired. Device or pinned memory; reason 0: none has. */
+enum ll_wait {
+	LL_WAIT_NONE = 0,
+	LL_WAIT_PLAN = 1,
+	LL_WAIT_ROW = 2,
+	LL_WAIT_RESULT = 3,
+	LL_WAIT_ARRIVAL = 4,
+	LL_WAIT_COUNTS = 5
+};
+
+struct ll_report {
+	uint32_t reason; /* enum ll_wait; set last */
+	uint32_t rank, peer;
+	uint32_t token;
+	uint32_t epoch_expected, epoch_seen;
+	uint64_t waited_ns;
+};
+
+/* An id that no correct caller passes. The route is dropped (an id named twice is a route like any other), and the round goes on. */
+enum ll_bad_id {
+	LL_ID_GOOD = 0,
+	LL_ID_RANGE = 1,
+	LL_ID_TWICE = 2,
+	LL_OVER_CAPACITY = 3 /* token: the rank; id: rows that it would receive. The round is empty on all ranks */
+};
+
+struct ll_complaint {
+	uint32_t reason; /* enum ll_bad_id; set last, cleared by the host */
+	uint32_t token, k;
+	uint32_t epoch;
+	int64_t id;
+};
+
+#endif

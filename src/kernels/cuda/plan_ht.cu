@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* High throughput, before any row moves: routes are counted in chunks of tokens, counts are exchanged, and every rank computes where its rows go.
+ *
+ *   ht_count   a block a chunk: each route's number among those of its chunk for the same expert (by_source: rows for the same rank)
+ *   ht_place   one block: sums over chunks -> counts to all; counts of all -> capacity, offsets, and where each chunk's rows begin
+ */
+#include "ht.cuh"
+#include "rows.cuh"
+
+#define COUNT_THREADS 256
+#define PLACE_THREADS 1024
+
+/* ---- counting ------------------------------------------------------------------------------------------------ */
+
+/* One token by one warp: what the combine has to know at home, and which chunk bits it has. */
+static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, uint32_t *bits)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t index = token * e->topk + lane_id(), rank, physical = LL_NO_EXPERT;
+	int32_t id = lane_id() < e->topk ? expert_id(d, index) : -1;
+	float weight = lane_id() < e->topk && d->topk_weights ? d->topk_weights[index] : 1.0f;
+
+	destinations(e, id, index, &rank);
+	check_ids(d, epoch, token, id);
+	if (lane_id() >= e->topk)
+		return LL_NO_EXPERT;
+	e->home_routes[index] = make_uint2(rank, __float_as_uint(weight));
+	if (rank == UINT32_MAX || !is_mine(e, token))
+		return LL_NO_EXPERT;
+	physical = physical_expert(e, id, index);
+	atomicOr(&bits[physical], 1u << token % HT_CHUNK);
+	atomicOr(&bits[h->nr_physical + rank], 1u << token % HT_CHUNK);
+	return physical;
+}
+
+static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
+{
+	extern __shared__ uint32_t bits[]; /* [P + R] tokens of the chunk */
+	const struct ll_exchange *e = &d.exchange;
+	uint32_t warp = threadIdx.x / LANES, first = blockIdx.x * HT_CHUNK, physical[HT_CHUNK / (COUNT_THREADS / LANES)];
+
+	wait_for_previous();
+	let_next_start();
+	uint32_t nr_tokens = e->state->failed ? 0 : this_rounds_tokens(&d);
+
+	for (uint32_t i = threadIdx.x; i < h.nr_columns; i += COUNT_THREADS)
+		bits[i] = 0;
+	__syncthreads();
+#pragma unroll
+	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
+		uint32_t token = first + warp + i * (COUNT_THREADS / LANES);
+
+		physical[i] = token < nr_tokens ? note_token(&d, &h, e->state->epoch_dispatch, token, bits) : LL_NO_EXPERT;
+	}
+	__syncthreads();
+#pragma unroll
+	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
+		uint32_t token = first + warp + i * (COUNT_THREADS / LANES), below = (1u << token % HT_CHUNK) - 1, of;
+
+		if (token >= nr_tokens || lane_id() >= e->topk)
+			continue;
+		of = physical[i] == LL_NO_EXPERT ? 0 : d.by_source ? bits[h.nr_physical + expert_rank(&e->placement, physical[i])] : bits[physical[i]];
+		h.routes[token * e->topk + lane_id()] = make_uint2(physical[i] == LL_NO_EXPERT ? UINT32_MAX : physical[i], __popc(of & below));
+	}
+	for (uint32_t i = threadIdx.x; i < h.nr_columns; i += COUNT_THREADS)
+		h.chunks[blockIdx.x * h.nr_columns + i] = __popc(bits[i]);
+}
+
+/* ---- placing ------------------------------------------------------------------------------------------------- */
+
+/* The block's shared memory. Columns: physical experts, then ranks. */
+struct sums {
+	uint32_t *part;	  /* [groups][columns] rows of each group of chunks, then before it */
+	uint32_t *mine;	  /* [columns] rows of this rank */
+	uint32_t *all;	  /* [columns] of all sources */
+	uint32_t *before; /* [columns] of sources below this rank */
+	uint32_t *at;	  /* [P] where an expert's rows begin on its rank */
+	uint32_t nr_groups;
+};
+
+static __host__ __device__ __forceinline__ uint32_t nr_groups_of(uint32_t nr_columns)
+{
+	return nr_columns < PLACE_THREADS ? PLACE_THREADS / nr_columns : 1;
+}
+
+static __device__ __forceinline__ void sum_chunks(const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
+{
+	uint32_t each = (nr_chunks + s->nr_groups - 1) / s->nr_groups;
+
+	for (uint32_t i = threadIdx.x; i < s->nr_groups * h->nr_columns; i += PLACE_THREADS) {
+		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns, end = min((group + 1) * each, nr_chunks), sum = 0;
+
+#pragma unroll 8
+		for (uint32_t c = group * each; c < end; c++)
+			sum += h->chunks[c * h->nr_columns + column];
+		s->part[i] = sum;
+	}
+	__syncthreads();
+	for (uint32_t column = threadIdx.x; column < h->nr_columns; column += PLACE_THREADS) {
+		uint32_t sum = 0;
+
+		for (uint32_t g = 0; g < s->nr_groups; g++) {
+			uint32_t here = s->part[g * h->nr_columns + column];
+
+			s->part[g * h->nr_columns + column] = sum;
+			sum += here;
+		}
+		s->mine[column] = sum;
+	}
+}
+
+/* To all ranks, and from all. False: somebody's did not come. */
+static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
+	uint32_t nr_tokens)
+{
+	struct patience patience = {0, 0};
+	bool good = true;
+
+	for (uint32_t r = 0; r < e->nr_ranks; r++) {
+		uint32_t *to = (uint32_t *)(e->windows[r] + counts_at(e, h, epoch, e->rank));
+
+		for (uint32_t i = threadIdx.x; i <= h->nr_columns; i += PLACE_THREADS)
+			word_store(to + i, i < h->nr_columns ? s->mine[i] : nr_tokens);
+	}
+	__syncthreads();
+	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += PLACE_THREADS) {
+		__threadfence_system(); /* after the barrier: all threads' counts, not only this one's */
+		word_release(e->windows[r] + count_word_at(e, h, epoch, e->rank), epoch);
+	}
+	for (uint32_t r = threadIdx.x; r < e->nr_ranks && good; r += PLACE_THREADS) {
+		uint32_t seen;
+
+		while (good && (seen = word_acquire(e->windows[e->rank] + count_word_at(e, h, epoch, r))) != epoch)
+			if (!may_wait(&patience, e->wait_ns)) {
+				report_wait(e, LL_WAIT_COUNTS, r, 0, epoch, seen, &patience);
+				good = false;
+			}
+	}
+	return __syncthreads_and(good);
+}
+
+static __device__ __forceinline__ void sum_sources(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
+{
+	for (uint32_t column = threadIdx.x; column < h->nr_columns; column += PLACE_THREADS) {
+		uint32_t all = 0, before = 0;
+
+#pragma unroll 4
+		for (uint32_t r = 0; r < e->nr_ranks; r++) {
+			uint32_t here = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, r)) + column);
+
+			all += here;
+			before += r < e->rank ? here : 0;
+		}
+		s->all[column] = all;
+		s->before[column] = before;
+	}
+	__syncthreads();
+}
+
+static __device__ __forceinline__ uint32_t aligned(const struct ll_dispatch *d, uint32_t rows)
+{
+	return d->by_alignment.d == 1 ? rows : (rows + d->by_alignment.d - 1) / d->by_alignment.d * d->by_alignment.d;
+}
+
+/* A rank's received rows, by one warp. */
+struct rank_rows {
+	uint64_t rows, extent;
+	uint32_t over; /* rows that are more than it takes; 0: it takes all */
+};
+
+/* Where a rank's experts begin; a lane has neighbouring ones. */
+static __device__ __forceinline__ struct rank_rows place_rank(const struct ll_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t rank)
+{
+	uint32_t nr = h->first[rank + 1] - h->first[rank], each = (nr + LANES - 1) / LANES, begin = min(lane_id() * each, nr), end = min(begin + each, nr);
+	uint32_t span = 0, rows = 0, most = 0, last = 0, all, offset;
+	const uint32_t *order = h->order + h->first[rank];
+	struct rank_rows r;
+
+	if (d->by_source) {
+		r.rows = r.extent = s->all[h->nr_physical + rank];
+		r.over = r.rows > d->capacity ? (uint32_t)r.rows : 0;
+		return r;
+	}
+	for (uint32_t i = begin; i < end; i++) {
+		uint32_t here = s->all[order[i]];
+
+		rows += here;
+		most = max(most, here);
+		span += aligned(d, here);
+	}
+	offset = lanes_before(span, &all);
+	for (uint32_t i = begin; i < end; i++) {
+		uint32_t p = order[i];
+
+		s->at[p] = d->padded ? (uint32_t)(i * d->capacity) : offset;
+		last = offset + s->all[p];
+		offset += aligned(d, s->all[p]);
+	}
+	last = __reduce_max_sync(ALL_LANES, last);
+	r.rows = __reduce_add_sync(ALL_LANES, rows);
+	r.extent = d->padded ? nr * d->capacity : last;
+	most = d->padded ? __reduce_max_sync(ALL_LANES, most) : last;
+	r.over = most > d->capacity ? most : 0;
+	return r;
+}
+
+/* What tern_received says of this rank. */
+static __device__ __forceinline__ void publish_counts(const struct ll_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
+	bool abandoned)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t rows = 0;
+
+	if (!d->by_source) {
+		for (uint32_t l = threadIdx.x; l < e->nr_local; l += PLACE_THREADS) {
+			uint32_t p = h->order[h->first[e->rank] + l];
+
+			d->out_counts[l] = abandoned ? 0 : s->all[p];
+			d->out_offsets[l] = s->at[p];
+		}
+		return;
+	}
+	for (uint32_t r = 0; r < e->nr_ranks && threadIdx.x == 0; r++) {
+		uint32_t here = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, r)) + h->nr_physical + e->rank);
+
+		d->out_counts[r] = abandoned ? 0 : here;
+		d->out_offsets[r] = abandoned ? 0 : rows;
+		rows += here;
+	}
+}
+
+static __device__ __forceinline__ void place_chunks(const struct ll_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
+{
+	uint32_t each = (nr_chunks + s->nr_groups - 1) / s->nr_groups;
+
+	for (uint32_t i = threadIdx.x; i < s->nr_groups * h->nr_columns; i += PLACE_THREADS) {
+		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns, end = min((group + 1) * each, nr_chunks);
+		uint32_t at = s->part[i] + s->before[column] + (column < h->nr_physical ? s->at[column] : 0);
+
+#pragma unroll 8
+		for (uint32_t c = group * each; c < end; c++) {
+			uint32_t here = h->chunks[c * h->nr_columns + column];
+
+			h->chunks[c * h->nr_columns + column] = at;
+			at += here;
+		}
+	}
+}
+
+static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
+{
+	extern __shared__ uint32_t shared[];
+	const struct ll_exchange *e = &d.exchange;
+	uint32_t columns = h.nr_columns, groups = nr_groups_of(columns), over = 0;
+	struct sums s = {shared, shared + groups * columns, shared + (groups + 1) * columns, shared + (groups + 2) * columns, shared + (groups + 3) * columns, groups};
+	struct rank_rows mine = {0, 0, 0};
+
+	wait_for_previous();
+	let_next_start();
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(&d), nr_chunks = (nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
+
+	if (state.w)
+		return;
+	sum_chunks(&h, &s, nr_chunks);
+	__syncthreads();
+	if (!exchange_counts(e, &h, &s, epoch, nr_tokens))
+		return;
+	sum_sources(e, &h, &s, epoch);
+	for (uint32_t r = threadIdx.x / LANES; r < e->nr_ranks; r += PLACE_THREADS / LANES) {
+		struct rank_rows rank = place_rank(&d, &h, &s, r);
+
+		over |= rank.over;
+		if (r == e->rank)
+			mine = rank;
+		if (rank.over && lane_id() == 0)
+			complain(e, LL_OVER_CAPACITY, r, 0, rank.over, epoch);
+	}
+	over = __syncthreads_or(over);
+	publish_counts(&d, &h, &s, epoch, over);
+	if (threadIdx.x == e->rank % (PLACE_THREADS / LANES) * LANES) {
+		d.out_sums[0] = over ? 0 : mine.rows;
+		d.out_sums[1] = over ? 0 : mine.extent;
+	}
+	place_chunks(&d, &h, &s, nr_chunks);
+	if (threadIdx.x == 0) {
+		e->state->epoch_combine = epoch;
+		e->state->nr_tokens = nr_tokens;
+		e->state->abandoned = over != 0;
+	}
+}
+
+/* ---- launching ----------------------------------------------------------------------------------------------- */
+
+static uint32_t place_shared(const struct ht_exchange *h)
+{
+	return 4 * (nr_groups_of(h->nr_columns) + 4) * h->nr_columns;
+}
+
+cudaError_t ht_plan_prepare(const struct ht_exchange *h)
+{
+	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)ht_count);
+
+	if (!rc && place_shared(h) > 48 * 1024)
+		rc = cudaFuncSetAttribute((const void *)ht_place, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)place_shared(h));
+	if (!rc && 4 * h->nr_columns > 48 * 1024)
+		rc = cudaFuncSetAttribute((const void *)ht_count, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(4 * h->nr_columns));
+	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)ht_place);
+}
+
+cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *h, cudaStream_t stream)
+{
+	uint32_t nr_chunks = (args->nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
+	cudaError_t rc = ht_plan_prepare(h);
+
+	if (rc)
+		return rc;
+	if (nr_chunks)
+		ht_count<<<nr_chunks, COUNT_THREADS, 4 * h->nr_columns, stream>>>(*args, *h);
+	ht_place<<<1, PLACE_THREADS, place_shared(h), stream>>>(*args, *h);
+	return cudaGetLastError();
+}

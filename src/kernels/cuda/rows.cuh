@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tokens on their way out, in either mode: a warp's piece of x as the caller has it and as it travels, and where it goes. */
+#ifndef TERN_CUDA_ROWS_CUH
+#define TERN_CUDA_ROWS_CUH
+
+#include "plan.cuh"
+#include "quantise.cuh"
+
+/* What a warp needs of one segment, as the caller has it. */
+template <int X, int ND> struct raw_segment {
+	uint4 x[ND][x_kind<X>::LOADS];
+	uint32_t scale[X == LL_X_GIVEN ? ND : 1];
+	int32_t id; /* of lane k's route */
+};
+
+template <int X, int ND>
+static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, raw_segment<X, ND> &raw)
+{
+	const struct ll_exchange *e = &d->exchange;
+	const uint8_t *row = d->x + token * d->x_stride, *scales = d->scales + token * d->scales_stride;
+	struct extent x = segment_extent(&e->row, which);
+	constexpr int LOADS = x_kind<X>::LOADS;
+
+	raw.id = lane_id() < e->topk ? expert_id(d, token * e->topk + lane_id()) : -1;
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		uint32_t offset;
+		bool in = in_row(&e->row, x, i, &offset);
+
+#pragma unroll
+		for (int h = 0; h < LOADS; h++)
+			raw.x[i][h] = in ? row_load(row + offset * LOADS + h * 16) : make_uint4(0, 0, 0, 0);
+		if (X == LL_X_GIVEN)
+			raw.scale[i] = line_of(i) >= x.nr_lines ? 0 /* all lanes of the line have it */
+				     : d->scale_bytes == 4 ? ((const uint32_t *)scales)[x.first_line + line_of(i)]
+							   : scales[x.first_line + line_of(i)];
+	}
+}
+
+/* As a segment travels: S has v[ND] and scale[ND]. */
+template <int X, int ND, class S> static __device__ __forceinline__ void make_segment(const struct ll_dispatch *d, const raw_segment<X, ND> &raw, S &s)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		if constexpr (x_kind<X>::LOADS > 1)
+			s.v[i] = quantise_block<X>(raw.x[i], d->scale_bytes == 1, &s.scale[i]);
+		else
+			s.v[i] = raw.x[i][0];
+		if constexpr (X == LL_X_GIVEN)
+			s.scale[i] = raw.scale[i];
+	}
+}
+
+/* By all lanes of the line, of which one stores. */
+static __device__ __forceinline__ void store_scale(const struct ll_dispatch *d, uint8_t *scales, uint64_t at, uint32_t scale)
+{
+	if (lane_id() % 8)
+		return;
+	if (d->scale_bytes == 4)
+		((uint32_t *)scales)[at] = scale;
+	else
+		scales[at] = (uint8_t)scale;
+}
+
+/* Lane k's destination, and which lanes are the first with theirs. */
+static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
+{
+	uint32_t physical = lane_id() < e->topk ? physical_expert(e, id, index) : LL_NO_EXPERT, same;
+
+	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank(&e->placement, physical);
+	same = __match_any_sync(ALL_LANES, *rank);
+	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+}
+
+/* Ids that no caller should pass. */
+static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
+{
+	const struct ll_exchange *e = &d->exchange;
+	bool none = lane_id() >= e->topk || id == -1, far = !none && (uint32_t)id >= e->placement.nr_experts;
+	uint32_t same = __match_any_sync(ALL_LANES, none ? -2 - (int32_t)lane_id() : id);
+	bool twice = !none && !far && (same & ((1u << lane_id()) - 1));
+	uint32_t bad = __ballot_sync(ALL_LANES, far || twice);
+
+	if (bad && lane_id() == __ffs(bad) - 1)
+		complain(e, far ? LL_ID_RANGE : LL_ID_TWICE, token, lane_id(),
+			d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
+}
+
+#endif

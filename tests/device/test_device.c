@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed, and what callers do wrong. Ranks share GPUs when there are
+ * fewer of these. Skipped where there is none.
+ * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "bench/draw.h"
+#include "bench/random.h"
+#include "cli/device_rounds.h"
+#include "tests/exchange/ranks.h"
+
+static const struct device_ops *ops;
+static int nr_devices;
+
+static uint64_t setting(const char *name, uint64_t otherwise)
+{
+	const char *text = getenv(name);
+
+	return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+/* Where ranks share a device, freeing memory waits for the kernels of all of them, and these may wait for a rank that has not launched its own yet. */
+static void close_together(struct rank *rank, struct device_rounds *rounds)
+{
+	for (uint32_t i = 0; i < DEVICE_ROUNDS_SLOTS; i++)
+		if (rounds->lanes[i].stream)
+			ops->stream_wait(rounds->lanes[i].stream);
+	ranks_meet(rank);
+	device_rounds_close(rounds);
+}
+
+/* ---- random jobs --------------------------------------------------------------------------------------------- */
+
+static void body(struct rank *rank)
+{
+	const struct job *job = rank->ctx;
+	struct device_rounds rounds = {0};
+	uint64_t nr = setting("TERN_TEST_ROUNDS", 8);
+	int rc = device_choose(ops, (uint32_t)rank->rank);
+
+	rc = rc ? rc : device_rounds_open(&rounds, rank->group, job, ops);
+	for (uint64_t i = 0; i < nr && !rc; i += job->config.nr_slots)
+		rc = device_rounds_verify(&rounds, i);
+	if (rc) {
+		rank_fails(rank, "%s: %s", tern_strerror(rc), tern_last_error());
+		printf("# %s\n", rank->failure); /* the others wait for it in vain, and rank 0 is the first to be named */
+	} else if (rounds.difference.nr)
+		rank_fails(rank, "%llu differences; the first: %s", (unsigned long long)rounds.difference.nr, rounds.difference.first);
+	close_together(rank, &rounds);
+}
+
+static void draw_device_job(uint64_t seed, struct job *job)
+{
+	static const struct draw_limits limits = {.nr_ranks = 8, .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
+	uint64_t state = hash2(seed, 0x637564);
+	struct tern_moe_config *c = &job->config;
+	uint32_t here;
+
+	draw_job(&state, &limits, job);
+	c->capacity = 0;
+	c->device = TERN_DEVICE_CUDA;
+	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
+	c->wait_ms = 5000;
+	here = (job->nr_ranks + (uint32_t)nr_devices - 1) / (uint32_t)nr_devices;
+	while (here * c->nr_slots > 16) /* a device has 32 queues, and kernels of all wait for each other */
+		c->nr_slots--;
+}
+
+static int run_case(uint64_t seed)
+{
+	const char *failure;
+	struct reason why;
+	struct job job;
+
+	draw_device_job(seed, &job);
+	if (job_open(&job, &why)) {
+		printf("seed %llu: no job: %s\n", (unsigned long long)seed, why.text);
+		return 1;
+	}
+	failure = run_ranks((int)job.nr_ranks, body, &job);
+	if (failure)
+		printf("seed %llu: %s\n  ranks %u, mode %d, layout %d, reduce %d, hidden %u, experts %u, topk %u, tokens %u, dtypes %d %d %d, slots %u\n"
+		       "repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 build/tests/device/test_device\n",
+			(unsigned long long)seed, failure, job.nr_ranks, (int)job.config.mode, (int)job.config.layout, (int)job.config.reduce,
+			job.config.hidden, job.config.nr_experts, job.config.topk, job.config.max_tokens, (int)job.config.x_dtype,
+			(int)job.config.dispatch_dtype, (int)job.config.combine_dtype, job.config.nr_slots, (unsigned long long)seed);
+	job_close(&job);
+	return failure != NULL;
+}
+
+static int random_jobs(void)
+{
+	uint64_t seed = setting("TERN_TEST_SEED", 1), seconds = setting("TERN_TEST_SECONDS", 0), cases = setting("TERN_TEST_CASES", 40), done = 0;
+	time_t end = time(NULL) + (time_t)seconds;
+	int bad = 0;
+
+	for (; !bad && (seconds ? time(NULL) < end : done < cases); done++)
+		bad = run_case(seed + done);
+	printf("# seeds %llu to %llu, %llu rounds each\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1),
+		(unsigned long long)setting("TERN_TEST_ROUNDS", 8));
+	return bad;
+}
+
+/* ---- what callers do wrong ----------------------------------------------------------------------------------- */
+
+static void small_job(struct job *job, uint32_t nr_ranks)
+{
+	job_init(job);
+	job->nr_ranks = nr_ranks;
+	job->nr_tokens = 4;
+	job->config.hidden = 256;
+	job->config.nr_experts = 8;
+	job->config.topk = 2;
+	job->config.max_tokens = 4;
+	job->config.device = TERN_DEVICE_CUDA;
+	job->config.wait_ms = 2000;
+}
+
+struct small {
+	struct rank *rank;
+	struct device_rounds rounds;
+};
+
+static int small_open(struct small *s, struct rank *rank)
+{
+	int rc = device_choose(ops, (uint32_t)rank->rank);
+
+	memset(s, 0, sizeof(*s));
+	s->rank = rank;
+	rc = rc ? rc : device_rounds_open(&s->rounds, rank->group, rank->ctx, ops);
+	return rc ? rank_fails(rank, "open: %s", tern_last_error()) : 0;
+}
+
+/* Rows of zeros with these ids; the round goes through, and this is what tern_moe_status says then. */
+static int round_with_ids(struct small *s, const int32_t *ids, uint32_t nr_tokens)
+{
+	struct device_rounds *r = &s->rounds;
+	struct device_lane *lane = &r->lanes[0];
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = nr_tokens, .x = lane->x, .topk_ids = lane->ids};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+	int rc = ops->copy(lane->ids, ids, nr_tokens * 8, lane->stream);
+
+	rc = rc ? rc : ops->fill(lane->x, 0, nr_tokens * 512, lane->stream);
+	rc = rc ? rc : ops->fill(lane->y, 0, r->positions * 512, lane->stream);
+	rc = rc ? rc : tern_dispatch(r->moe, &args, &received);
+	rc = rc ? rc : tern_combine(r->moe, &combine, lane->out, 0);
+	rc = rc ? rc : ops->stream_wait(lane->stream);
+	return rc ? rank_fails(s->rank, "the round failed: %s", tern_last_error()) : tern_moe_status(r->moe);
+}
+
+static void expect(struct small *s, const char *what, int rc, int wanted, const char *text)
+{
+	if (rc != wanted || (text && !strstr(tern_last_error(), text)))
+		rank_fails(s->rank, "%s: got %d (%s), wanted %d (...%s...)", what, rc, tern_last_error(), wanted, text ? text : "");
+}
+
+static void bad_ids(struct rank *rank)
+{
+	static const int32_t good[] = {0, 1, -1, 7, 3, -1, -1, -1}, far[] = {0, 1, 8, 2, 3, 4, 5, 6}, below[] = {0, 1, 1, 2, 3, 4, -5, 6},
+			     twice[] = {0, 1, 2, 2, 3, 4, 5, 6};
+	struct small s;
+
+	if (!small_open(&s, rank)) {
+		expect(&s, "good ids", round_with_ids(&s, good, 4), 0, NULL);
+		expect(&s, "too large", round_with_ids(&s, far, 4), TERN_ERR_INVALID, "topk_ids[1][0] was 8");
+		expect(&s, "told once", tern_moe_status(s.rounds.moe), 0, NULL);
+		expect(&s, "below -1", round_with_ids(&s, below, 4), TERN_ERR_INVALID, "topk_ids[3][0] was -5");
+		expect(&s, "twice", round_with_ids(&s, twice, 4), TERN_ERR_INVALID, "topk_ids[1] named expert 2 twice, again at column 1");
+		expect(&s, "good ids again", round_with_ids(&s, good, 4), 0, NULL);
+	}
+	close_together(rank, &s.rounds);
+}
+
+static void refusals(struct rank *rank)
+{
+	static int32_t host[16] __attribute__((aligned(64)));
+	struct tern_received received = {.size = sizeof(received)};
+	struct small s;
+
+	if (!small_open(&s, rank)) {
+		struct device_lane *lane = &s.rounds.lanes[0];
+		struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 1, .x = lane->x, .topk_ids = host};
+		struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+		tern_moe *moe = s.rounds.moe;
+
+		expect(&s, "host memory", tern_dispatch(moe, &args, &received), TERN_ERR_INVALID, "topk_ids: ");
+		args.topk_ids = lane->ids;
+		args.nr_tokens = 5;
+		expect(&s, "too many tokens", tern_dispatch(moe, &args, &received), TERN_ERR_INVALID, "5 tokens");
+		args.nr_tokens = 1;
+		args.x = lane->x + 8;
+		expect(&s, "x not aligned", tern_dispatch(moe, &args, &received), TERN_ERR_INVALID, "x at");
+		expect(&s, "combine first", tern_combine(moe, &combine, lane->out, 0), TERN_ERR_STATE, NULL);
+		expect(&s, "release first", tern_release(moe, 0), TERN_ERR_STATE, NULL);
+		expect(&s, "no such slot", tern_moe_set_stream(moe, 1, NULL), TERN_ERR_INVALID, "slot is 1");
+		expect(&s, "wait 0", tern_moe_set_wait(moe, 0), TERN_ERR_INVALID, NULL);
+		expect(&s, "expert load", tern_moe_expert_load(moe, &(uint64_t){0}, 8), TERN_ERR_UNSUPPORTED, NULL);
+		expect(&s, "nothing has happened", tern_moe_status(moe), 0, NULL);
+	}
+	close_together(rank, &s.rounds);
+}
+
+/* ---- ranks that do not come ---------------------------------------------------------------------------------- */
+
+/* Rank 0 leaves the others alone in a half: bounded, reported, and over. */
+static void stalled(struct rank *rank, bool in_combine)
+{
+	struct tern_wait_report report = {.size = sizeof(report)};
+	struct tern_received received = {.size = sizeof(received)};
+	struct small s;
+
+	if (!small_open(&s, rank)) {
+		struct device_lane *lane = &s.rounds.lanes[0];
+		struct tern_dispatch args = {.size = sizeof(args), .x = lane->x, .topk_ids = lane->ids};
+		struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+		tern_moe *moe = s.rounds.moe;
+		bool gone = rank->rank == 0;
+		int rc = tern_moe_set_wait(moe, 300);
+
+		if (in_combine || !gone)
+			rc = rc ? rc : tern_dispatch(moe, &args, &received);
+		if (in_combine && !gone)
+			rc = rc ? rc : tern_combine(moe, &combine, lane->out, 0);
+		rc = rc ? rc : ops->stream_wait(lane->stream);
+		if (rc)
+			rank_fails(rank, "%s", tern_last_error());
+		if (!gone) {
+			enum tern_phase phase = in_combine ? TERN_PHASE_COMBINE : ((const struct job *)rank->ctx)->config.mode == TERN_HIGH_THROUGHPUT ? TERN_PHASE_COUNTS : TERN_PHASE_DISPATCH;
+
+			expect(&s, "status", tern_moe_status(moe), TERN_ERR_TIMEOUT, in_combine ? "in combine" : NULL);
+			expect(&s, "report", tern_moe_wait_report(moe, &report), 0, NULL);
+			if (report.peer != 0 || report.rank != rank->rank || report.phase != (int)phase ||
+				report.waited_ns < 300000000u || report.waited_ns > 5000000000u)
+				rank_fails(rank, "reported: rank %d for %d, phase %d, %llu ns", report.rank, report.peer, report.phase,
+					(unsigned long long)report.waited_ns);
+			expect(&s, "it is over", tern_dispatch(moe, &args, &received), TERN_ERR_TIMEOUT, NULL);
+		}
+	}
+	close_together(rank, &s.rounds);
+}
+
+static void stalled_in_dispatch(struct rank *rank)
+{
+	stalled(rank, false);
+}
+
+static void stalled_in_combine(struct rank *rank)
+{
+	stalled(rank, true);
+}
+
+/* A rank that comes late, within the bound: nothing is lost. */
+static void slow_rank(struct rank *rank)
+{
+	struct small s;
+	int rc = 0;
+
+	if (!small_open(&s, rank)) {
+		for (uint64_t i = 0; i < 24 && !rc; i++) {
+			if (i % (uint64_t)rank->nr_ranks == (uint64_t)rank->rank)
+				rc = ops->spin(20000000, s.rounds.lanes[0].stream);
+			rc = rc ? rc : device_rounds_verify(&s.rounds, i);
+		}
+		if (rc || s.rounds.difference.nr)
+			rank_fails(rank, "%s %s", rc ? tern_last_error() : "", s.rounds.difference.first);
+	}
+	close_together(rank, &s.rounds);
+}
+
+/* All tokens go to expert 7, of the last rank, which takes 11 rows; then to all experts: the round after it is like any other. */
+static void over_capacity(struct rank *rank)
+{
+	static const int32_t one[] = {7, -1, 7, -1, -1, 7, 7, -1}, all[] = {0, 1, 2, 3, 4, 5, 6, 7};
+	struct device_rounds *r;
+	uint64_t sums[2];
+	uint16_t out[4][256];
+	struct small s;
+	int rc;
+
+	if (!small_open(&s, rank)) {
+		r = &s.rounds;
+		expect(&s, "over", round_with_ids(&s, one, 4), TERN_ERR_CAPACITY, "rank 2 would receive 12 rows; its capacity is 11");
+		rc = ops->copy(sums, r->lanes[0].captured.offsets + tern_moe_nr_local(r->moe), sizeof(sums), r->lanes[0].stream);
+		rc = rc ? rc : ops->copy(out, r->lanes[0].out, sizeof(out), r->lanes[0].stream);
+		rc = rc ? rc : ops->stream_wait(r->lanes[0].stream);
+		if (rc || sums[0] || sums[1] || out[3][255])
+			rank_fails(rank, "an abandoned round has %llu rows, %llu positions", (unsigned long long)sums[0], (unsigned long long)sums[1]);
+		expect(&s, "told once", tern_moe_status(r->moe), 0, NULL);
+		expect(&s, "the next one", round_with_ids(&s, all, 4), 0, NULL);
+		for (uint64_t i = 8; i < 16 && !r->difference.nr; i++)
+			expect(&s, "rounds after it", device_rounds_verify(r, i), 0, NULL);
+		if (r->difference.nr)
+			rank_fails(rank, "%s", r->difference.first);
+	}
+	close_together(rank, &s.rounds);
+}
+
+struct test {
+	const char *name;
+	rank_main body;
+	enum tern_mode mode;
+	uint64_t capacity;
+};
+
+static int run_small(const struct test *test)
+{
+	const char *failure;
+	struct reason why;
+	struct job job;
+
+	small_job(&job, 3);
+	job.config.mode = test->mode;
+	job.config.capacity = test->capacity;
+	job.routing.drop = test->capacity ? 0.5 : 0; /* so that random rounds are within it */
+	job.nr_tokens = test->capacity ? 2 : 4;
+	if (job_open(&job, &why))
+		return 1;
+	failure = run_ranks(3, test->body, &job);
+	printf("%s - %s%s%s\n", failure ? "not ok" : "ok", test->name, failure ? ": " : "", failure ? failure : "");
+	job_close(&job);
+	return failure != NULL;
+}
+
+int main(void)
+{
+	static const struct test tests[] = {{"bad_ids", bad_ids, TERN_LOW_LATENCY, 0}, {"refusals", refusals, TERN_LOW_LATENCY, 0},
+		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0}, {"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0},
+		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0}, {"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
+		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0}, {"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
+		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11}};
+	int bad = 0;
+
+	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+	setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading later may wait for kernels that wait */
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	ops = device_ops_load();
+	if (!ops || ops->nr_devices(&nr_devices) || !nr_devices) {
+		printf("%.200s\n", ops ? ops->error_text() : tern_last_error());
+		return 77;
+	}
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
+		bad |= run_small(&tests[i]);
+	if (!bad)
+		bad = random_jobs();
+	printf("%s - random_jobs\n", bad ? "not ok" : "ok");
+	return bad;
+}

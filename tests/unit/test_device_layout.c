@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where an exchange on a GPU lies: arithmetic that needs no GPU. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "device_layout.h"
+#include "kernels/cuda/kernels_state.h"
+
+static struct tern_moe_config deepseek(uint32_t max_tokens)
+{
+	struct tern_moe_config c;
+
+	tern_moe_config_init(&c);
+	c.hidden = 7168;
+	c.nr_experts = 256;
+	c.topk = 8;
+	c.max_tokens = max_tokens;
+	c.dispatch_dtype = TERN_FP8_E4M3;
+	c.scale = TERN_SCALE_FP32;
+	c.device = TERN_DEVICE_CUDA;
+	c.caller_output = 1;
+	return c;
+}
+
+static int lay_out(struct device_layout *d, const struct tern_moe_config *c, uint32_t nr_ranks, enum ll_format format)
+{
+	struct layout l;
+
+	layout_init(&l, c, nr_ranks, c->nr_experts, (c->nr_experts + nr_ranks - 1) / nr_ranks, NULL);
+	return device_layout_init(d, c, &l, format);
+}
+
+/* The goal: everything that the library takes on each GPU, where the caller brings the memory for received rows. */
+static void sixty_four_ranks_fit(void **state)
+{
+	struct tern_moe_config c = deepseek(128);
+	struct device_layout d;
+	uint64_t all;
+
+	(void)state;
+	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), 0);
+	all = d.window_bytes + d.private_bytes + d.output_bytes;
+	print_message("# 64 ranks, 128 tokens of deepseek-v3: window %.1f MB, private %.1f, output %.1f\n", (double)d.window_bytes * 1e-6,
+		(double)d.private_bytes * 1e-6, (double)d.output_bytes * 1e-6);
+	assert_true(all < 150000000);
+	/* At least the rows that may come, and the results: nothing is forgotten. */
+	assert_true(d.window_bytes > 64ull * 128 * (7168 + 56 * 4) + 128ull * 8 * 14336);
+	c.caller_output = 0;
+	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), 0);
+	assert_true(d.output_bytes >= 64ull * 128 * 4 * (7168 + 56 * 4 + sizeof(struct tern_row)));
+}
+
+static void parts_do_not_overlap(void **state)
+{
+	struct tern_moe_config c = deepseek(33);
+	struct device_layout d;
+
+	(void)state;
+	c.caller_output = 0;
+	for (uint32_t ranks = 1; ranks <= LL_MAX_RANKS; ranks += 7)
+		for (int format = LL_LINES; format <= LL_CELLS; format++) {
+			uint64_t routes = 33ull * 8;
+
+			assert_int_equal(lay_out(&d, &c, ranks, (enum ll_format)format), 0);
+			assert_true(d.state + sizeof(struct ll_state) <= d.row_tokens);
+			assert_true(d.row_tokens + ranks * 33ull * 4 <= d.row_routes);
+			assert_true(d.row_routes + ranks * routes * 8 <= d.home_routes);
+			assert_true(d.home_routes + routes * 8 <= d.counts);
+			assert_true(d.counts < d.offsets && d.offsets < d.rows && d.rows < d.x && d.x < d.scales && d.scales < d.slot_bytes);
+			assert_true(d.window.plans >= ranks * (uint64_t)LL_LINE_BYTES);
+			assert_true(d.window.rows >= d.window.plans + ranks * d.window.plan_bytes);
+			assert_true(d.window.results >= d.window.rows + ranks * 33ull * d.window.row_bytes);
+			assert_true(d.window.bytes >= d.window.results + routes * d.window.result_bytes);
+			assert_true((uint64_t)d.row.nr_segments * d.row.segment_lines >= d.row.nr_lines);
+			assert_int_equal(d.window.bytes % 128 + d.window.rows % 128 + d.window.results % 128, 0);
+		}
+}
+
+static void too_much_is_refused(void **state)
+{
+	struct tern_moe_config c = deepseek(128);
+	struct device_layout d;
+
+	(void)state;
+	assert_int_equal(lay_out(&d, &c, LL_MAX_RANKS + 1, LL_LINES), TERN_ERR_UNSUPPORTED);
+	c.max_tokens = 1u << 20;
+	assert_int_equal(lay_out(&d, &c, 4, LL_LINES), TERN_ERR_UNSUPPORTED);
+	c = deepseek(1024);
+	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_non_null(strstr(tern_last_error(), "1024 tokens"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(sixty_four_ranks_fit),
+		cmocka_unit_test(parts_do_not_overlap),
+		cmocka_unit_test(too_much_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
