@@ -17,7 +17,7 @@ The contract is that of include/tern.h; the guide is docs/python.md.
 from ._library import LibraryError
 from ._version import __version__
 from .arrays import Array, Dtype, empty
-from .config import Config, Layout, Mode, Placement, Reduce, Scale, Weights
+from .config import Config, Device, Layout, Mode, Placement, Reduce, Scale, Weights
 from .errors import (
     BootstrapError,
     CapacityError,
@@ -35,14 +35,16 @@ from .errors import (
     WaitReport,
     WaitTimeoutError,
 )
-from .exchange import Exchange, Memory, Received, Stats
+from .exchange import Exchange, Memory, Stats
 from .group import Group, Path, Threads, run_threads
+from .received import Received
 
 __all__ = [
     "Array",
     "BootstrapError",
     "CapacityError",
     "Config",
+    "Device",
     "Dtype",
     "Error",
     "Exchange",

@@ -17,6 +17,7 @@ from ctypes import (
     c_int,
     c_int32,
     c_size_t,
+    c_uint16,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -84,7 +85,8 @@ class tern_moe_config(Structure):
         ("first_epoch", c_uint32),
         ("nr_chunks", c_uint32),
         ("chunk_bytes", c_uint32),
-        ("reserved", c_uint32),
+        ("device", c_uint16),
+        ("caller_output", c_uint16),
     ]
 
 
@@ -218,6 +220,7 @@ ENUMS: Dict[str, Dict[str, int]] = {
     "tern_layout": {"TERN_PADDED": 1, "TERN_CONTIGUOUS": 2, "TERN_BY_SOURCE": 3},
     "tern_reduce": {"TERN_REDUCE_HOME": 1, "TERN_REDUCE_EXPERT": 2},
     "tern_weights": {"TERN_WEIGHTS_COMBINE": 1, "TERN_WEIGHTS_PASS": 2},
+    "tern_device": {"TERN_DEVICE_CPU": 0, "TERN_DEVICE_CUDA": 1},
     "tern_phase": {"TERN_PHASE_COUNTS": 0, "TERN_PHASE_DISPATCH": 1, "TERN_PHASE_COMBINE": 2},
 }
 
@@ -259,6 +262,10 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_release": (c_int, [_moe, c_uint32]),
     "tern_dispatch": (c_int, [_moe, POINTER(tern_dispatch), POINTER(tern_received)]),
     "tern_combine": (c_int, [_moe, POINTER(tern_combine), c_void_p, c_size_t]),
+    "tern_moe_set_stream": (c_int, [_moe, c_uint32, c_void_p]),
+    "tern_moe_set_nr_tokens_at": (c_int, [_moe, c_uint32, c_void_p]),
+    "tern_moe_set_sms": (c_int, [_moe, c_uint32]),
+    "tern_moe_status": (c_int, [_moe]),
     "tern_moe_wait_report": (c_int, [_moe, POINTER(tern_wait_report)]),
     "tern_moe_stats": (c_int, [_moe, POINTER(tern_stats)]),
     "tern_moe_expert_load": (c_int, [_moe, POINTER(c_uint64), c_uint32]),

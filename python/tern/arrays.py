@@ -280,6 +280,10 @@ class Numpy:
         """The type of counts and offsets."""
         return BITS[4] if item_bytes == 4 else "uint64"
 
+    def show(self, address: Optional[int], shape: Tuple[int, ...], dtype: Any, owner: Any, read_only: bool) -> Any:
+        """The library's memory, of dtype()'s type or a plain one."""
+        return show(address, shape, dtype, owner, read_only)
+
     def dtype(self, dtype: Dtype) -> Any:
         return np.dtype({Dtype.BF16: "uint16", Dtype.FP8_E4M3: "uint8"}.get(dtype, NAMES[dtype]))
 
@@ -330,10 +334,46 @@ class Torch(Numpy):
         return self._torch.from_numpy(array)
 
 
+class _DeviceMemory:
+    """Library memory on a device that torch can look at. Tensors made of it hold it, and it holds its owner."""
+
+    def __init__(self, address: int, shape: Tuple[int, ...], typestr: str, owner: Any):
+        self.owner = owner
+        self.__cuda_array_interface__ = {"version": 3, "typestr": typestr, "shape": shape, "data": (address, False), "strides": None}
+
+
+class TorchCuda(Torch):
+    """Rows as torch tensors on the CUDA device that was current when this was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not self._torch.cuda.is_available():
+            raise UnsupportedError("device is CUDA, and torch sees no CUDA device")
+        self.device = self._torch.device("cuda", self._torch.cuda.current_device())
+
+    def show(self, address: Optional[int], shape: Tuple[int, ...], dtype: Any, owner: Any, read_only: bool) -> Any:
+        kind = np.dtype(dtype)
+        if 0 in shape or not address:
+            return self._torch.empty((0,) + shape[1:], dtype=getattr(self._torch, kind.name), device=self.device)
+        return self._torch.as_tensor(_DeviceMemory(address, shape, kind.str, owner), device=self.device)
+
+    def plain(self, array: Any) -> Any:
+        return array
+
+    def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Any:
+        return self._torch.empty(shape, dtype=getattr(self._torch, NAMES[dtype]), device=self.device)
+
+    def stream(self) -> int:
+        """The stream that is current for the calling thread."""
+        return int(self._torch.cuda.current_stream(self.device).cuda_stream)
+
+
 KINDS = {"numpy": Numpy, "ml_dtypes": MlDtypes, "torch": Torch}
 
 
-def kind(name: str) -> Numpy:
+def kind(name: str, cuda: bool) -> Numpy:
     if name not in KINDS:
         raise InvalidError(f'arrays is "{name}"; {", ".join(KINDS)} are possible')
-    return KINDS[name]()
+    if cuda and name != "torch":
+        raise InvalidError(f'arrays is "{name}" with device CUDA, where only "torch" is possible')
+    return TorchCuda() if cuda else KINDS[name]()

@@ -52,6 +52,14 @@ class Scale(enum.IntEnum):
     UE8M0 = 2
 
 
+class Device(enum.IntEnum):
+    """Where arrays lie, and where the halves run."""
+
+    CPU = 0
+    CUDA = 1
+    """The device that is current when the exchange is made."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Physical expert p serves logical expert logical[p] on rank rank[p]. None: the identity, and contiguous blocks."""
@@ -112,6 +120,9 @@ class Config:
     """High throughput, between nodes: chunks under way to each node; 0: the library's choice."""
     chunk_bytes: int = 0
     """Of each; 0: the library's choice."""
+    device: Device = Device.CPU
+    caller_output: bool = False
+    """CUDA: rows always go into the caller's into_x, and no memory is taken for them."""
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""
@@ -172,5 +183,5 @@ def _check_range(name: str, value: Any, kind: Any) -> None:
         raise InvalidError(f"{name} is {value!r}; {low} to {high} are possible")
 
 
-_LIMITS: dict[int, Tuple[int, int]] = {4: (0, 2**32 - 1), 8: (0, 2**64 - 1)}
-_UNSIGNED: List[Any] = [ctypes.c_uint32, ctypes.c_uint64]
+_LIMITS: dict[int, Tuple[int, int]] = {2: (0, 2**16 - 1), 4: (0, 2**32 - 1), 8: (0, 2**64 - 1)}
+_UNSIGNED: List[Any] = [ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64]

@@ -15,12 +15,10 @@ from . import arrays as memory
 from ._handles import Handle, opened
 from ._library import library
 from .arrays import Array, Dtype, View
-from .config import Config, Layout, Mode, Scale
-from .errors import InvalidError, StateError, UnsupportedError, WaitReport, check, wait_report
+from .config import Config, Device, Mode, Scale
+from .errors import InvalidError, UnsupportedError, WaitReport, check, wait_report
 from .group import Group, OneAtATime
-
-ROW = np.dtype([("rank", np.int32), ("token", np.int32), ("k", np.int32), ("weight", np.float32)])
-"""Where a received row came from: struct tern_row."""
+from .received import Received
 
 _IDS = ("int32", "int64")
 _SCALES = {Scale.FP32: ("float32",), Scale.UE8M0: ("uint8", "float8_e8m0fnu")}
@@ -52,107 +50,6 @@ class Stats:
     engine_bytes: int
 
 
-class Received:
-    """The rows of one dispatch. Everything here shows the library's memory (or the caller's into_x) without a copy.
-
-    The rows are there until combine_send, combine or release of this slot; from then on the properties raise StateError, and arrays
-    that were taken from them before are still readable memory, but the next round writes there. What has to live longer has to be
-    copied.
-    """
-
-    def __init__(self, moe: "Exchange", slot: int, struct: Any, x: Any, scales: Any):
-        self.slot = slot
-        self.nr_rows: int = struct.nr_rows
-        """Rows received, without padding."""
-        self.extent: int = struct.extent
-        """Row positions spanned, padding included."""
-        self._moe: Optional["Exchange"] = moe
-        self._struct = struct
-        self._given = {"x": x, "scales": scales}
-        self._shown: Dict[str, Any] = {}
-
-    def _end(self) -> None:
-        self._moe = None
-        self._shown.clear()
-        self._given.clear()
-
-    def _show(self, name: str, shape: Tuple[int, ...], dtype: Any) -> Any:
-        if self._moe is None:
-            raise StateError(f"received.{name}: these rows were given back by combine or release of slot {self.slot}")
-        if self._given.get(name) is not None:
-            return self._given[name]
-        if name not in self._shown:
-            kind = self._moe.kind
-            const = kind.const and name not in ("x", "scales")
-            typed = kind.dtype(dtype) if isinstance(dtype, Dtype) else dtype
-            array = memory.show(getattr(self._struct, name), shape, typed, self._moe.handle, const)
-            self._shown[name] = kind.of(array, dtype) if isinstance(dtype, Dtype) else array if name == "rows" else kind.plain(array)
-        return self._shown[name]
-
-    @property
-    def _config(self) -> Config:
-        if self._moe is None:
-            raise StateError(f"these rows were given back by combine or release of slot {self.slot}")
-        return self._moe.config
-
-    @property
-    def _nr_lists(self) -> int:
-        moe = self._moe
-        return 0 if moe is None else moe.nr_ranks if moe.config.layout == Layout.BY_SOURCE else moe.nr_local
-
-    @property
-    def x(self) -> Any:
-        """The rows: [extent][H] of dispatch_dtype, or [extent][payload_bytes]. Positions between the lists hold nothing of use."""
-        config = self._config
-        return self._show("x", (self.extent, config.received_width), Dtype(config.dispatch_dtype))
-
-    @property
-    def scales(self) -> Any:
-        """[extent][ceil(H / 128)] float32, or uint8 for UE8M0; None unless FP8."""
-        config = self._config
-        if config.dispatch_dtype != Dtype.FP8_E4M3:
-            return None
-        return self._show("scales", (self.extent, config.nr_blocks), "float32" if config.scale == Scale.FP32 else "uint8")
-
-    @property
-    def counts(self) -> Any:
-        """Rows of each local expert; BY_SOURCE: of each source."""
-        return self._show("counts", (self._nr_lists,), self._integers(4))
-
-    @property
-    def offsets(self) -> Any:
-        """First row position of each local expert; BY_SOURCE: of each source."""
-        return self._show("offsets", (self._nr_lists,), self._integers(8))
-
-    @property
-    def rows(self) -> npt.NDArray[Any]:
-        """Where each row came from, by row position, as a numpy array of (rank, token, k, weight). Only those that hold a row are set."""
-        rows: npt.NDArray[Any] = self._show("rows", (self.extent,), ROW)
-        return rows
-
-    @property
-    def topk_ids(self) -> Any:
-        """BY_SOURCE: [rows][K] local expert ids, -1: not here; else None."""
-        config = self._config
-        return self._show("topk_ids", (self.extent, config.topk), "int32") if config.layout == Layout.BY_SOURCE else None
-
-    @property
-    def topk_weights(self) -> Any:
-        """BY_SOURCE: [rows][K], 0 where the id is -1; else None."""
-        config = self._config
-        return self._show("topk_weights", (self.extent, config.topk), "float32") if config.layout == Layout.BY_SOURCE else None
-
-    def _integers(self, item_bytes: int) -> str:
-        if self._moe is None:
-            raise StateError(f"these rows were given back by combine or release of slot {self.slot}")
-        return self._moe.kind.integers(item_bytes)
-
-    def expert(self, local: int) -> slice:
-        """The row positions of a local expert; BY_SOURCE: of a source."""
-        start = int(self.offsets[local])
-        return slice(start, start + int(self.counts[local]))
-
-
 class _Slot:
     """What Python has to remember of a slot, so that no array is too small for what the library does with it."""
 
@@ -162,6 +59,9 @@ class _Slot:
         self.nr_tokens = 0
         self.extent = 0
         self.received: Optional[Received] = None
+        self.stream = 0  # the library's default
+        self.kept: List[Any] = []  # what kernels still read
+        self.nr_tokens_at: Any = None
 
     def give_back(self) -> None:
         if self.received is not None:
@@ -179,7 +79,8 @@ class Exchange:
         lib = library()
         self.config = config
         self.rank, self.nr_ranks = group.rank, group.nr_ranks
-        self.kind = memory.kind(arrays)
+        self.on_device = config.device != Device.CPU
+        self.kind = memory.kind(arrays, self.on_device)
         self._busy = OneAtATime("exchange")
         struct = config.struct()
         pointer = ctypes.c_void_p()
@@ -214,6 +115,23 @@ class Exchange:
         if code:
             check(code, self.native)
 
+    def _use(self, state: _Slot, slot: int, stream: Optional[int], views: Dict[str, View]) -> None:
+        """Before a half: arrays are where the exchange is, and the half goes to the caller's stream. What kernels read is kept until the
+        slot's next dispatch."""
+        if not self.on_device:
+            for name, view in views.items():
+                if view.cuda is not None:
+                    raise UnsupportedError(f"{name} is in the memory of CUDA device {view.cuda}; this exchange was made with device CPU")
+            if stream is not None:
+                raise UnsupportedError("a stream is given; this exchange was made with device CPU")
+            return
+        assert isinstance(self.kind, memory.TorchCuda)
+        wanted = self.kind.stream() if stream is None else stream
+        if wanted != state.stream:
+            self._check(library().tern_moe_set_stream(self.native, slot, wanted))
+            state.stream = wanted
+        state.kept.extend(views.values())
+
     # ---- the halves ----
 
     def dispatch_send(
@@ -232,28 +150,36 @@ class Exchange:
         for all 1, scales [n][ceil(H / 128)] if x_dtype is FP8. All may be overwritten when it returns. Waits only in high-throughput mode.
         """
         with self._busy:
-            args, nr_tokens, _keep = self._dispatch_args(x, topk_ids, topk_weights, scales, slot, stream)
-            self._send(args, nr_tokens, slot)
+            self._send(slot, *self._dispatch_args(x, topk_ids, topk_weights, scales, slot), stream)
 
-    def _send(self, args: Any, nr_tokens: int, slot: int) -> None:
+    def _send(self, slot: int, args: Any, nr_tokens: int, views: Dict[str, View], stream: Optional[int]) -> None:
         state = self._slot(slot)
+        self._use(state, slot, stream, views)
         self._check(library().tern_dispatch_send(self.native, ctypes.byref(args)))
-        state.nr_tokens = nr_tokens
+        self._sent(state, nr_tokens, views)
         state.dispatching = True
 
-    def dispatch_recv(self, slot: int = 0, *, into_x: Optional[Array] = None, into_scales: Optional[Array] = None) -> Received:
+    def _sent(self, state: _Slot, nr_tokens: int, views: Dict[str, View]) -> None:
+        state.nr_tokens = nr_tokens
+        state.kept = list(views.values()) if self.on_device else []
+
+    def dispatch_recv(
+        self, slot: int = 0, *, into_x: Optional[Array] = None, into_scales: Optional[Array] = None, stream: Optional[int] = None
+    ) -> Received:
         """Waits for all sources, and shows the rows. In low-latency mode they may go into the caller's into_x [max_rows][H] (and
         into_scales)."""
         with self._busy:
-            return self._recv(slot, into_x, into_scales)
+            return self._recv(slot, into_x, into_scales, stream)
 
-    def _recv(self, slot: int, into_x: Optional[Array], into_scales: Optional[Array]) -> Received:
+    def _recv(self, slot: int, into_x: Optional[Array], into_scales: Optional[Array], stream: Optional[int]) -> Received:
         state = self._slot(slot)
-        struct = _abi.sized(_abi.tern_received)
-        if into_x is not None or into_scales is not None:
-            self._into(struct, into_x, into_scales)
+        struct, views = self._received_args(into_x, into_scales)
+        self._use(state, slot, stream, views)
         self._check(library().tern_dispatch_recv(self.native, slot, ctypes.byref(struct)))
         state.dispatching = False
+        return self._received(state, slot, struct, into_x, into_scales)
+
+    def _received(self, state: _Slot, slot: int, struct: Any, into_x: Optional[Array], into_scales: Optional[Array]) -> Received:
         state.extent = struct.extent
         x = None if into_x is None else into_x[: struct.extent]
         scales = None if into_scales is None else into_scales[: struct.extent]
@@ -268,41 +194,52 @@ class Exchange:
 
     def _send_home(self, y: Optional[Array], slot: int, stream: Optional[int]) -> None:
         state = self._slot(slot)
+        args, views = self._combine_args(state, y, slot)
+        self._use(state, slot, stream, views)
+        self._check(library().tern_combine_send(self.native, ctypes.byref(args)))
+        state.combining = True
+        state.give_back()
+
+    def _combine_args(self, state: _Slot, y: Optional[Array], slot: int) -> Tuple[Any, Dict[str, View]]:
         args = _abi.sized(_abi.tern_combine)
         args.slot = slot
+        views = {}
         if y is not None:
             rows = memory.rows("y", y, self.config.hidden, Dtype(self.config.combine_dtype))
-            _check_device("y", rows.view, stream)
+            views["y"] = rows.view
             if rows.nr < state.extent:
                 raise InvalidError(f"y has {rows.nr} rows; the received rows span {state.extent} positions")
             args.y, args.y_stride = rows.address, rows.stride
         elif state.extent:
             raise InvalidError(f"y is None; the received rows span {state.extent} positions")
-        self._check(library().tern_combine_send(self.native, ctypes.byref(args)))
-        state.combining = True
-        state.give_back()
+        return args, views
 
-    def combine_recv(self, slot: int = 0, *, out: Optional[Array] = None) -> Any:
+    def combine_recv(self, slot: int = 0, *, out: Optional[Array] = None, stream: Optional[int] = None) -> Any:
         """Waits for all ranks, and returns the weighted sums [n][H] of combine_dtype: in out, or in a new array."""
         with self._busy:
-            return self._recv_home(slot, out)
+            return self._recv_home(slot, out, stream)
 
-    def _recv_home(self, slot: int, out: Optional[Array]) -> Any:
+    def _recv_home(self, slot: int, out: Optional[Array], stream: Optional[int]) -> Any:
         state = self._slot(slot)
-        if out is None:
-            out = self.kind.empty((state.nr_tokens, self.config.hidden), Dtype(self.config.combine_dtype))
-        rows = memory.rows("out", out, self.config.hidden, Dtype(self.config.combine_dtype), writable=True)
-        _check_device("out", rows.view, None)
-        if rows.nr != state.nr_tokens:
-            raise InvalidError(f"out has {rows.nr} rows; {state.nr_tokens} tokens were dispatched")
+        out, rows = self._out(state, out)
+        self._use(state, slot, stream, {"out": rows.view})
         self._check(library().tern_combine_recv(self.native, slot, rows.address, rows.stride))
         state.combining = False
         return out
 
-    def release(self, slot: int = 0) -> None:
+    def _out(self, state: _Slot, out: Optional[Array]) -> Tuple[Any, memory.Rows]:
+        if out is None:
+            out = self.kind.empty((state.nr_tokens, self.config.hidden), Dtype(self.config.combine_dtype))
+        rows = memory.rows("out", out, self.config.hidden, Dtype(self.config.combine_dtype), writable=True)
+        if rows.nr != state.nr_tokens:
+            raise InvalidError(f"out has {rows.nr} rows; {state.nr_tokens} tokens were dispatched")
+        return out, rows
+
+    def release(self, slot: int = 0, *, stream: Optional[int] = None) -> None:
         """Gives the received rows back; takes the place of both combine halves. All ranks do so in the same round."""
         with self._busy:
             state = self._slot(slot)
+            self._use(state, slot, stream, {})
             self._check(library().tern_release(self.native, slot))
             state.give_back()
 
@@ -322,22 +259,43 @@ class Exchange:
     ) -> Received:
         """dispatch_send and dispatch_recv. After WaitTimeoutError the same call goes on waiting."""
         with self._busy:
+            if self.on_device:
+                return self._dispatch_at_once(slot, self._dispatch_args(x, topk_ids, topk_weights, scales, slot), into_x, into_scales, stream)
             if not self._slot(slot).dispatching:
-                args, nr_tokens, _keep = self._dispatch_args(x, topk_ids, topk_weights, scales, slot, stream)
-                self._send(args, nr_tokens, slot)
-            return self._recv(slot, into_x, into_scales)
+                self._send(slot, *self._dispatch_args(x, topk_ids, topk_weights, scales, slot), stream)
+            return self._recv(slot, into_x, into_scales, stream)
+
+    def _dispatch_at_once(self, slot: int, given: Any, into_x: Optional[Array], into_scales: Optional[Array], stream: Optional[int]) -> Received:
+        """One launch. Nothing waits here, so there is nothing to go on with."""
+        state, (args, nr_tokens, views) = self._slot(slot), given
+        struct, into = self._received_args(into_x, into_scales)
+        self._use(state, slot, stream, views)
+        self._check(library().tern_dispatch(self.native, ctypes.byref(args), ctypes.byref(struct)))
+        self._sent(state, nr_tokens, {**views, **into})
+        return self._received(state, slot, struct, into_x, into_scales)
 
     def combine(self, y: Optional[Array], *, slot: int = 0, out: Optional[Array] = None, stream: Optional[int] = None) -> Any:
         """combine_send and combine_recv. After WaitTimeoutError the same call goes on waiting."""
         with self._busy:
+            if self.on_device:
+                return self._combine_at_once(y, slot, out, stream)
             if not self._slot(slot).combining:
                 self._send_home(y, slot, stream)
-            return self._recv_home(slot, out)
+            return self._recv_home(slot, out, stream)
+
+    def _combine_at_once(self, y: Optional[Array], slot: int, out: Optional[Array], stream: Optional[int]) -> Any:
+        state = self._slot(slot)
+        args, views = self._combine_args(state, y, slot)
+        out, rows = self._out(state, out)
+        self._use(state, slot, stream, {**views, "out": rows.view})
+        self._check(library().tern_combine(self.native, ctypes.byref(args), rows.address, rows.stride))
+        state.give_back()
+        return out
 
     # ---- arguments ----
 
     def _dispatch_args(
-        self, x: Array, topk_ids: Array, topk_weights: Optional[Array], scales: Optional[Array], slot: int, stream: Optional[int]
+        self, x: Array, topk_ids: Array, topk_weights: Optional[Array], scales: Optional[Array], slot: int
     ) -> Tuple[Any, int, Dict[str, View]]:
         config = self.config
         self._slot(slot)
@@ -356,29 +314,30 @@ class Exchange:
                 raise InvalidError("scales are given, but x is not FP8")
             keep["scales"] = memory.table("scales", scales, rows.nr, config.nr_blocks, _SCALES[Scale(config.scale)])
             args.scales = keep["scales"].address
-        for name, view in keep.items():
-            _check_device(name, view, stream)
         return args, rows.nr, keep
 
-    def _into(self, struct: Any, into_x: Optional[Array], into_scales: Optional[Array]) -> None:
+    def _received_args(self, into_x: Optional[Array], into_scales: Optional[Array]) -> Tuple[Any, Dict[str, View]]:
+        struct = _abi.sized(_abi.tern_received)
         config = self.config
+        if into_x is None and into_scales is None:
+            return struct, {}
         if into_x is None or config.mode != Mode.LOW_LATENCY:
             raise InvalidError("into_x is for low-latency mode, and into_scales goes with it")
         rows = memory.rows("into_x", into_x, config.received_width, Dtype(config.dispatch_dtype), writable=True)
-        _check_device("into_x", rows.view, None)
         if rows.nr < self.max_rows or rows.stride != config.row_bytes:
             raise InvalidError(f"into_x has {rows.nr} rows, {rows.stride} bytes apart; {self.max_rows} dense ones of {config.row_bytes} bytes are needed")
         struct.into_x = rows.address
         if config.dispatch_dtype != Dtype.FP8_E4M3:
             if into_scales is not None:
                 raise InvalidError("into_scales is given, but rows are not FP8")
-            return
+            return struct, {"into_x": rows.view}
         if into_scales is None:
             raise InvalidError("into_x is given without into_scales, and rows are FP8")
         view = memory.table("into_scales", into_scales, rows.nr, config.nr_blocks, _SCALES[Scale(config.scale)])
         if not view.writable:
             raise InvalidError("into_scales is read-only")
         struct.into_scales = view.address
+        return struct, {"into_x": rows.view, "into_scales": view}
 
     def empty_x(self) -> Tuple[Any, Any]:
         """Arrays for into_x and into_scales (None unless FP8)."""
@@ -394,6 +353,25 @@ class Exchange:
         return self.kind.empty((received.extent, self.config.hidden), Dtype(self.config.combine_dtype))
 
     # ---- what happened ----
+
+    def status(self) -> None:
+        """Raises what ended the exchange, or what kernels have found since: ids that are none. Waits for nothing."""
+        with self._busy:
+            self._check(library().tern_moe_status(self.native))
+
+    def set_sms(self, nr_sms: int) -> None:
+        """Devices: the most SMs that a half may take; 0: as many as are fastest."""
+        with self._busy:
+            self._check(library().tern_moe_set_sms(self.native, nr_sms))
+
+    def set_nr_tokens_at(self, nr_tokens: Optional[Array], slot: int = 0) -> None:
+        """Devices: a 4-byte integer in device memory from which kernels take the number of tokens, at most x's; None: x's."""
+        with self._busy:
+            view = None if nr_tokens is None else memory.look(nr_tokens)
+            if view is not None and (view.dtype not in ("int32", "uint32") or int(np.prod(view.shape, dtype=np.int64)) != 1):
+                raise InvalidError(f"nr_tokens is {view.dtype}{list(view.shape)}; it has to be one int32 or uint32")
+            self._check(library().tern_moe_set_nr_tokens_at(self.native, slot, None if view is None else view.address))
+            self._slot(slot).nr_tokens_at = view
 
     def set_wait(self, wait_ms: int) -> None:
         """The longest wait of one call from now on; 0 polls once."""
@@ -445,10 +423,3 @@ class Exchange:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_device(name: str, view: View, stream: Optional[int]) -> None:
-    """The one place that knows that this ABI has neither devices nor streams yet."""
-    if view.cuda is not None or stream is not None:
-        what = f"a stream for {name}" if view.cuda is None else f"{name} in the memory of CUDA device {view.cuda}"
-        raise UnsupportedError(f"{what}: this version of libtern exchanges host memory alone")

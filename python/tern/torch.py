@@ -28,10 +28,11 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple, TypeVar
 import torch
 from torch import Tensor
 
-from .arrays import NAMES, Dtype
+from .arrays import NAMES, Dtype, Torch
 from .config import Layout, Mode, Scale
 from .errors import InvalidError
-from .exchange import Exchange, Received
+from .exchange import Exchange
+from .received import Received
 
 _exchanges: "weakref.WeakValueDictionary[int, Exchange]" = weakref.WeakValueDictionary()
 _keys = itertools.count(1)
@@ -86,14 +87,19 @@ def _outputs(moe: Exchange, device: torch.device) -> _Rows:
     )
 
 
+def _weights(received: Received) -> Tensor:
+    rows = received.rows
+    return rows[:, 3].view(torch.float32) if isinstance(rows, Tensor) else torch.from_numpy(rows["weight"].copy())
+
+
 def _fill(outputs: _Rows, received: Received) -> None:
     """All but the rows themselves."""
     _, _, counts, offsets, weights, topk_ids, topk_weights = outputs
     extent = received.extent
     counts.copy_(received.counts)
-    offsets.copy_(received.offsets)
+    offsets.copy_(received.offsets[: offsets.numel()])  # a device has two more
     if weights.numel():
-        weights[:extent].copy_(torch.from_numpy(received.rows["weight"].copy()))
+        weights[:extent].copy_(_weights(received))
     if topk_ids.numel():
         topk_ids[:extent].copy_(received.topk_ids)
         topk_weights[:extent].copy_(received.topk_weights)
@@ -161,13 +167,13 @@ torch.library.register_fake("tern::release", _release_fake)
 class Ops:
     """The ops of one exchange, which has to be made with arrays="torch"."""
 
-    def __init__(self, exchange: Exchange, device: Any = "cpu"):
-        if type(exchange.kind).__name__ != "Torch":
+    def __init__(self, exchange: Exchange):
+        if not isinstance(exchange.kind, Torch):
             raise InvalidError('the exchange of torch ops has to be made with arrays="torch"')
         self.exchange = exchange
         self._fp8 = exchange.config.dispatch_dtype == Dtype.FP8_E4M3
         self._by_source = exchange.config.layout == Layout.BY_SOURCE
-        self._order = torch.zeros(1, dtype=torch.int64, device=device)
+        self._order = torch.zeros(1, dtype=torch.int64, device="cuda" if exchange.on_device else "cpu")
         self._key = next(_keys)
         _exchanges[self._key] = exchange
 

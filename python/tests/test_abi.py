@@ -111,6 +111,7 @@ PUBLIC = {
     "tern_reduce": tern.Reduce,
     "tern_weights": tern.Weights,
     "tern_phase": tern.Phase,
+    "tern_device": tern.Device,
 }
 
 

@@ -121,10 +121,16 @@ def test_devices_and_streams_are_refused(group: tern.Group) -> None:
     class Device:
         __cuda_array_interface__ = {"shape": (3, 64), "typestr": "<u2", "data": (4096, False), "version": 3}
 
+    with pytest.raises(tern.InvalidError, match='"numpy" with device CUDA'):
+        tern.Exchange(group, changed(device=tern.Device.CUDA))
     with tern.Exchange(group, PLAIN) as moe:
-        with pytest.raises(tern.UnsupportedError, match="x in the memory of CUDA device 0"):
+        for call in (lambda: moe.set_sms(4), lambda: moe.set_nr_tokens_at(np.ones(1, np.int32))):
+            with pytest.raises(tern.InvalidError, match="not on a device"):
+                call()
+        moe.status()
+        with pytest.raises(tern.UnsupportedError, match="x is in the memory of CUDA device 0"):
             moe.dispatch(Device(), IDS)
-        with pytest.raises(tern.UnsupportedError, match="stream"):
+        with pytest.raises(tern.UnsupportedError, match="a stream is given"):
             moe.dispatch(X, IDS, stream=1)
 
 
