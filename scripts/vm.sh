@@ -5,8 +5,8 @@
 #   scripts/vm.sh prepare                        fetch and unpack what it takes; exit code 77 and a reason where that cannot be had
 #   scripts/vm.sh run [-t SECONDS] COMMAND...    run a command in it; its output and exit code come out
 #
-# Inside, / is the host's, read only; /tmp, /run and /dev/shm are the guest's own. TERN_VM_NET says which devices there are: lo (rxe0 on the loopback, the default),
-# veth (rxe0 and rxe1 on the ends of a veth pair) or none. BUILD is the folder of the build; downloads go into BUILD/vm.
+# Inside, / is the host's, read only; /tmp, /run and /dev/shm are the guest's own. Its RDMA devices are rxe0 on the loopback, and rxe1 and rxe2 on the ends of a veth pair.
+# BUILD is the folder of the build; downloads go into BUILD/vm.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
@@ -121,7 +121,7 @@ run() {
 	write_job "$shared" "$@"
 	timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
 		-no-user-config -no-reboot -display none -serial "file:$shared/console" -kernel "$CACHE/vmlinux" -initrd "$CACHE/initramfs.cpio" \
-		-append "console=ttyS0 panic=-1 quiet mitigations=off tern.net=${TERN_VM_NET:-lo}" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
+		-append "console=ttyS0 panic=-1 quiet mitigations=off" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
 		-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
 		-fsdev local,id=shared,path="$shared",security_model=none -device virtio-9p-pci,fsdev=shared,mount_tag=shared </dev/null &
 	qemu=$!
@@ -146,5 +146,5 @@ run() {
 case "${1:-}" in
 prepare) prepare ;;
 run) shift && run "$@" ;;
-*) sed -n '3,10s/^# \{0,1\}//p' "$0" ;;
+*) sed -n '3,9s/^# \{0,1\}//p' "$0" ;;
 esac

@@ -1,0 +1,65 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# What `make check` runs over verbs, in the virtual machine: guest.sh PART, in the words of TAP. The parts of one machine share its devices, so they run one after the other.
+set -u
+BUILD=${BUILD:-build}
+failed=0
+
+# step NAME COMMAND...: one test of a program that has no TAP of its own.
+step() {
+	local name=$1 from=$SECONDS
+
+	shift
+	if "$@" >/tmp/step 2>&1; then
+		echo "ok - verbs/$name # $((SECONDS - from)) s"
+	else
+		failed=1
+		echo "not ok - verbs/$name"
+		tail -n 40 /tmp/step | sed 's/^/# /'
+	fi
+}
+
+# suite COMMAND...: one that has.
+suite() {
+	timeout 170 "$@" || failed=1
+}
+
+# Every case of the conformance suite, both ways of posting, and the faults.
+part_transport() {
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe0
+	TERN_VERBS_POST=classic suite "$BUILD/tests/transport/test_transport" verbs:rxe0 info inline messages order soak
+	TERN_VERBS_MTU=256 TERN_VERBS_CHAIN=1 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes order soak
+	[ ! -x "$BUILD/tests/vm/test_verbs" ] || suite "$BUILD/tests/vm/test_verbs"
+}
+
+# A wire that loses one packet in a hundred and takes its time.
+part_lossy() {
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 messages order late_peer replaced bad_key
+	for end in veth0 veth1; do
+		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
+	done
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 sizes messages message_order outstanding order late_peer regions soak hammer_processes death
+	step "lossy/loss was real" bash -c '[ "$(tc -s qdisc show dev veth0 | sed -n "s/.*dropped \([0-9]*\).*/\1/p" | head -n 1)" -gt 0 ]'
+}
+
+# Dispatch and combine, all of whose rows go through the device.
+part_exchange() {
+	export TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0
+
+	for ranks in 2 4; do
+		step "exchange/$ranks-ranks" timeout 100 "$BUILD/tern" bench --ranks $ranks --preset custom --hidden 256 --experts 8 --topk 2 --mode ll,ht \
+			--dtype fp8,bf16 --tokens 1,16 --iters 2 --warmup 1 --only-verify --quiet
+	done
+	TERN_TEST_CASES=${RANDOM_CASES:-12} suite "$BUILD/tests/exchange/test_random"
+	step "generate" timeout 120 bash -c "'$BUILD/tern' run -n 2 -- '$BUILD/generate' -n 2 | tee /dev/stderr | grep -q 'identical to 1 rank *yes'"
+}
+
+# The same with a sanitizer in it, and less of it. The kernel's stores are not seen by it; everything on this side is.
+part_sanitized() {
+	TERN_TEST_DIVISOR=4 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes immediates self messages inline outstanding full_queues soak \
+		refusals bad_key regions replaced reopened hammer_threads death
+	[ ! -x "$BUILD/tests/vm/test_verbs" ] || suite "$BUILD/tests/vm/test_verbs"
+}
+
+"part_$1"
+exit $failed
