@@ -3,7 +3,7 @@
 # A test sees everything that has no main(): the library's inside, the benchmark's reference, the command, the model.
 INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
 	      $(filter-out tests/exchange/test_% tests/faults/test_%,$(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c))
-TRANSPORT_SRC := $(wildcard tests/transport/*.c)
+TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) tests/transport/cases_verbs$(if $(VERBS),,_none).c
 INSIDE     := $(BUILD)/tests/libinside.a
 TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c)
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))

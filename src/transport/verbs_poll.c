@@ -19,9 +19,9 @@ static const char *explain(enum ibv_wc_status status)
 {
 	switch (status) {
 	case IBV_WC_REM_ACCESS_ERR:
-		return "the target has no such key, or the write is outside of its region";
+		return "no such key, or outside of its region";
 	case IBV_WC_RETRY_EXC_ERR:
-		return "the peer's device does not answer: dead, its port down, or a wrong GID, MTU or traffic class";
+		return "no answer: dead, its port down, or a wrong GID or MTU";
 	case IBV_WC_RNR_RETRY_EXC_ERR:
 		return "the peer had no receive posted for too long";
 	case IBV_WC_WR_FLUSH_ERR:
@@ -42,9 +42,9 @@ static const char *kind_name(const struct verbs_slot *slot)
 
 static void describe(struct verbs *v, const struct verbs_lane *lane, const struct verbs_slot *slot, const struct ibv_wc *wc)
 {
-	snprintf(v->text, sizeof(v->text), "%s to peer %u: %s (%s; status %d, vendor error 0x%x, queue pair 0x%x, request %u%s%s)", kind_name(slot),
-		lane->peer, v->library.wc_status_str(wc->status), explain(wc->status), wc->status, wc->vendor_err, lane->qp->qp_num, (uint32_t)wc->wr_id,
-		v->port_trouble ? "; " : "", v->port_trouble ? v->port_trouble : "");
+	snprintf(v->text, sizeof(v->text), "%s to peer %u: %s%s%s (%s; vendor error 0x%x, queue pair 0x%x, request %u)", kind_name(slot), lane->peer,
+		v->library.wc_status_str(wc->status), v->port_trouble ? " while " : "", v->port_trouble ? v->port_trouble : "", explain(wc->status),
+		wc->vendor_err, lane->qp->qp_num, (uint32_t)wc->wr_id);
 }
 
 /* ---- what was sent ------------------------------------------------------------------------------------------------ */

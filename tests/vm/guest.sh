@@ -24,17 +24,16 @@ suite() {
 	timeout 170 "$@" || failed=1
 }
 
-# Every case of the conformance suite, both ways of posting, and the faults.
+# Every case of the conformance suite, the faults, and both ways of posting.
 part_transport() {
 	suite "$BUILD/tests/transport/test_transport" verbs:rxe0
 	TERN_VERBS_POST=classic suite "$BUILD/tests/transport/test_transport" verbs:rxe0 info inline messages order soak
 	TERN_VERBS_MTU=256 TERN_VERBS_CHAIN=1 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes order soak
-	[ ! -x "$BUILD/tests/vm/test_verbs" ] || suite "$BUILD/tests/vm/test_verbs"
 }
 
 # A wire that loses one packet in a hundred and takes its time.
 part_lossy() {
-	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 messages order late_peer replaced bad_key
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 messages order late_peer replaced bad_key port_down
 	for end in veth0 veth1; do
 		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
 	done
@@ -57,8 +56,8 @@ part_exchange() {
 # The same with a sanitizer in it, and less of it. The kernel's stores are not seen by it; everything on this side is.
 part_sanitized() {
 	TERN_TEST_DIVISOR=4 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes immediates self messages inline outstanding full_queues soak \
-		refusals bad_key regions replaced reopened hammer_threads death
-	[ ! -x "$BUILD/tests/vm/test_verbs" ] || suite "$BUILD/tests/vm/test_verbs"
+		refusals bad_key regions replaced reopened hammer_threads death \
+		flushed victim retry_exceeded rnr_exhausted no_overrun unanswered forged relaxed
 }
 
 "part_$1"
