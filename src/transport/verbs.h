@@ -16,6 +16,7 @@
 
 #include <infiniband/verbs.h>
 
+#include "transport/list.h"
 #include "transport/transport.h"
 
 #define VERBS_LANE_SLOTS 256u /* most requests of a lane under way */
@@ -91,8 +92,6 @@ void verbs_port_ask(const struct verbs_library *library, struct ibv_context *con
 /* The device and port of that name ("mlx5_0", "mlx5_0:2", an interface or its address; NULL: the best), opened. */
 int verbs_device_open(const struct verbs_library *library, const char *name, const struct verbs_settings *settings, struct ibv_context **context,
 	struct verbs_port *port);
-/* For people: calls back for each port of each device. Negative: no libibverbs, or no device; the cause is in tern_last_error(). */
-int verbs_list(void (*each)(void *ctx, const struct verbs_port *port), void *ctx);
 
 /* ---- lanes -------------------------------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 #include "transport/verbs.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <net/if.h>
 #include <sched.h>
 #include <stdio.h>
@@ -127,12 +128,19 @@ void verbs_port_ask(const struct verbs_library *l, struct ibv_context *context, 
 		snprintf(out->reason, sizeof(out->reason), "port %u is %s", number, state_name(out->attr.state));
 }
 
-/* Bytes a second times the number of lanes would be better; the speed's code ascends as speeds do. */
+static bool is_loopback(const struct verbs_port *port)
+{
+	return !strncmp(port->address, "127.", 4) || !strcmp(port->address, "::1");
+}
+
+/* Near this core's memory before far from it, then by speed, whose code ascends as speeds do; the loopback only where there is nothing else. */
 static int rate_port(const struct verbs_port *port)
 {
-	unsigned int cpu, node;
 	int rate = port->attr.active_speed * 16 + port->attr.active_width;
+	unsigned int cpu, node;
 
+	if (is_loopback(port))
+		return 0;
 	if (!getcpu(&cpu, &node) && port->numa_node >= 0 && (unsigned int)port->numa_node == node)
 		rate += 100000;
 	return rate;
@@ -232,7 +240,7 @@ int verbs_device_open(const struct verbs_library *l, const char *name, const str
 	int rc;
 
 	if (!list)
-		return fail_errno("verbs: asking for RDMA devices");
+		return fail(TERN_ERR_UNSUPPORTED, "verbs: the kernel tells of no RDMA devices: %s", strerror(errno));
 	read_wish(l, list, name, settings, &wish);
 	rc = open_best(l, list, &wish, settings, context, port);
 	l->free_device_list(list);
@@ -241,28 +249,50 @@ int verbs_device_open(const struct verbs_library *l, const char *name, const str
 	return rc;
 }
 
+/* ---- for people --------------------------------------------------------------------------------------------------- */
+
+static void fill_facts(const struct verbs_port *port, struct verbs_facts *f)
+{
+	*f = (struct verbs_facts){.link = port->attr.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand",
+		.port = port->port,
+		.gid_index = port->gid_index,
+		.mtu_bytes = 128u << port->attr.active_mtu,
+		.message_bytes = port->attr.max_msg_sz,
+		.numa_node = port->numa_node};
+	snprintf(f->device, sizeof(f->device), "%s", port->device);
+	snprintf(f->interface, sizeof(f->interface), "%s", port->interface);
+	snprintf(f->address, sizeof(f->address), "%s", port->address);
+	snprintf(f->reason, sizeof(f->reason), "%s", port->reason);
+	snprintf(f->gid_type, sizeof(f->gid_type), "%s",
+		port->gid.gid_type == IBV_GID_TYPE_ROCE_V2   ? "RoCE v2"
+		: port->gid.gid_type == IBV_GID_TYPE_ROCE_V1 ? "RoCE v1"
+							     : "InfiniBand");
+}
+
 static void list_device(const struct verbs_library *l, struct ibv_device *device, const struct verbs_settings *settings,
-	void (*each)(void *ctx, const struct verbs_port *port), void *ctx)
+	void (*each)(void *ctx, const struct verbs_facts *facts), void *ctx)
 {
 	struct ibv_context *context = l->open_device(device);
 	struct verbs_port port = {0};
-	struct ibv_device_attr attr;
+	struct ibv_device_attr attr = {0};
+	struct verbs_facts facts;
 
-	snprintf(port.device, sizeof(port.device), "%s", l->get_device_name(device));
 	if (!context || l->query_device(context, &attr)) {
+		snprintf(port.device, sizeof(port.device), "%s", l->get_device_name(device));
 		snprintf(port.reason, sizeof(port.reason), "it cannot be opened");
-		each(ctx, &port);
-	} else {
-		for (uint8_t i = 1; i <= attr.phys_port_cnt; i++) {
-			verbs_port_ask(l, context, i, settings, NULL, &port);
-			each(ctx, &port);
-		}
+		fill_facts(&port, &facts);
+		each(ctx, &facts);
+	}
+	for (uint8_t i = 1; i <= attr.phys_port_cnt; i++) {
+		verbs_port_ask(l, context, i, settings, NULL, &port);
+		fill_facts(&port, &facts);
+		each(ctx, &facts);
 	}
 	if (context)
 		l->close_device(context);
 }
 
-int verbs_list(void (*each)(void *ctx, const struct verbs_port *port), void *ctx)
+int verbs_list(void (*each)(void *ctx, const struct verbs_facts *facts), void *ctx)
 {
 	struct verbs_settings settings;
 	struct ibv_device **list;
@@ -273,11 +303,30 @@ int verbs_list(void (*each)(void *ctx, const struct verbs_port *port), void *ctx
 	if (rc)
 		return rc;
 	list = l.get_device_list(&nr);
-	if (!list || !nr)
-		rc = fail(TERN_ERR_UNSUPPORTED, "there is no RDMA device");
-	for (int i = 0; i < nr && list; i++)
+	if (!list)
+		return fail(TERN_ERR_UNSUPPORTED, "verbs: the kernel tells of no RDMA devices: %s", strerror(errno));
+	if (!nr)
+		rc = fail(TERN_ERR_UNSUPPORTED, "verbs: there is no RDMA device");
+	for (int i = 0; i < nr; i++)
 		list_device(&l, list[i], &settings, each, ctx);
-	if (list)
-		l.free_device_list(list);
+	l.free_device_list(list);
 	return rc;
+}
+
+int verbs_probe(const char *device, struct verbs_facts *facts)
+{
+	struct verbs_settings settings;
+	struct ibv_context *context;
+	struct verbs_library l;
+	struct verbs_port port;
+	int rc = verbs_load(&l);
+
+	rc = rc ? rc : verbs_settings_read(&settings);
+	rc = rc ? rc : verbs_device_open(&l, device, &settings, &context, &port);
+	if (rc)
+		return rc;
+	l.close_device(context);
+	if (facts)
+		fill_facts(&port, facts);
+	return 0;
 }

@@ -27,6 +27,7 @@ suite() {
 # Every case of the conformance suite, the faults, and both ways of posting.
 part_transport() {
 	suite "$BUILD/tests/transport/test_transport" verbs:rxe0
+	doctor
 	TERN_VERBS_POST=classic suite "$BUILD/tests/transport/test_transport" verbs:rxe0 info inline messages order soak
 	TERN_VERBS_MTU=256 TERN_VERBS_CHAIN=1 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes order soak
 }
@@ -41,6 +42,29 @@ part_lossy() {
 	step "lossy/loss was real" bash -c '[ "$(tc -s qdisc show dev veth0 | sed -n "s/.*dropped \([0-9]*\).*/\1/p" | head -n 1)" -gt 0 ]'
 }
 
+sent_packets() {
+	cat /sys/class/infiniband/rxe*/ports/1/hw_counters/sent_pkts | awk '{n += $1} END {print n}'
+}
+
+# With no setting, ranks of two nodes go over the RDMA device, and say so.
+chooses_verbs() {
+	local before
+
+	before=$(sent_packets)
+	"$BUILD/tern" info | grep -q '^between_nodes .*verbs on rxe' || return 1
+	"$BUILD/tests/unit/test_group" || return 1
+	TERN_TEST_NODES=2 TERN_TEST_CASES=2 timeout 100 "$BUILD/tests/exchange/test_random" || return 1
+	[ "$(sent_packets)" -gt $((before + 100)) ]
+}
+
+# What is wrong is found by trying, and what works is used.
+doctor() {
+	step "doctor" bash -c "'$BUILD/tern' doctor | tee /dev/stderr | grep -q '^transport verbs  *works: rxe'"
+	ip link set veth0 down
+	step "doctor/port-down" bash -c "'$BUILD/tern' doctor --quick | tee /dev/stderr | grep -q '^RDMA port *rxe1:1.*cannot be used: port 1 is down'"
+	TERN_VERBS_GID_INDEX=77 step "doctor/no-gid" bash -c "'$BUILD/tern' doctor | tee /dev/stderr | grep -A1 '^transport verbs *does not work: .*no GID' | grep -q 'to do: give'"
+}
+
 # Dispatch and combine, all of whose rows go through the device.
 part_exchange() {
 	export TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0
@@ -50,7 +74,9 @@ part_exchange() {
 			--dtype fp8,bf16 --tokens 1,16 --iters 2 --warmup 1 --only-verify --quiet
 	done
 	TERN_TEST_CASES=${RANDOM_CASES:-12} suite "$BUILD/tests/exchange/test_random"
-	step "generate" timeout 120 bash -c "'$BUILD/tern' run -n 2 -- '$BUILD/generate' -n 2 | tee /dev/stderr | grep -q 'identical to 1 rank *yes'"
+	unset TERN_FORCE_ENGINE TERN_TRANSPORT
+	step "group-chooses-verbs" chooses_verbs
+	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs step "generate" timeout 120 bash -c "'$BUILD/tern' run -n 2 -- '$BUILD/generate' -n 2 | tee /dev/stderr | grep -q 'identical to 1 rank *yes'"
 }
 
 # The same with a sanitizer in it, and less of it. The kernel's stores are not seen by it; everything on this side is.
