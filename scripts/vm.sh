@@ -121,7 +121,7 @@ run() {
 	write_job "$shared" "$@"
 	timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
 		-no-user-config -no-reboot -display none -serial "file:$shared/console" -kernel "$CACHE/vmlinux" -initrd "$CACHE/initramfs.cpio" \
-		-append "console=ttyS0 panic=-1 quiet mitigations=off" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
+		-append "console=ttyS0 panic=-1 quiet mitigations=off tsc=reliable clocksource=tsc" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
 		-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
 		-fsdev local,id=shared,path="$shared",security_model=none -device virtio-9p-pci,fsdev=shared,mount_tag=shared </dev/null &
 	qemu=$!

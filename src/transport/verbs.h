@@ -7,7 +7,8 @@
  *   verbs_device.c    which device, port and GID
  *   verbs_lane.c      queue pairs: made, brought up, given up
  *   verbs_greet.c     how two ranks tell each other of their queue pairs: datagrams
- *   verbs_peers.c     addresses, connecting, memory
+ *   verbs_peers.c     addresses, connecting
+ *   verbs_memory.c    registered memory
  *   verbs_data.c      write, send, credits
  *   verbs_poll.c      completions, failures
  */
@@ -41,6 +42,7 @@ struct verbs_library {
 	int (*dealloc_pd)(struct ibv_pd *);
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *, void *, size_t, int);
 	struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int); /* NULL: it has none */
 	int (*dereg_mr)(struct ibv_mr *);
 	struct ibv_cq *(*create_cq)(struct ibv_context *, int, void *, struct ibv_comp_channel *, int);
 	int (*destroy_cq)(struct ibv_cq *);
@@ -188,6 +190,7 @@ struct verbs_peer {
 struct transport_region {
 	struct ibv_mr *mr;
 	uint64_t base, bytes;
+	bool on_device; /* a GPU's: this process cannot read it */
 	struct transport_region *next, **at;
 };
 
@@ -274,10 +277,12 @@ int verbs_connect_self(struct verbs *v);
 int verbs_address(struct transport *transport, void *address, uint32_t *bytes);
 int verbs_connect(struct transport *transport, uint32_t peer, const void *address, uint32_t bytes);
 int verbs_disconnect(struct transport *transport, uint32_t peer);
-int verbs_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region, struct transport_key *key);
-void verbs_dereg(struct transport *transport, struct transport_region *region);
 int verbs_peer_begin(struct verbs *v, uint32_t peer);
 void verbs_peer_fails(struct verbs *v, uint32_t peer, int error, const char *text);
+
+/* verbs_memory.c */
+int verbs_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region, struct transport_key *key);
+void verbs_dereg(struct transport *transport, struct transport_region *region);
 
 /* verbs_data.c */
 int verbs_write(struct transport *transport, const struct transport_write *write);

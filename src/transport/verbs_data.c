@@ -172,7 +172,7 @@ static void build_write(const struct verbs_lane *lane, const struct transport_wr
 		wr->send_flags |= IBV_SEND_FENCE;
 	if (!w->bytes)
 		return;
-	if (w->flags & WRITE_INLINE)
+	if ((w->flags & WRITE_INLINE) && !(w->region && w->region->on_device))
 		wr->send_flags |= IBV_SEND_INLINE;
 	wr->wr.rdma.remote_addr = w->key->address + w->offset;
 	wr->wr.rdma.rkey = (uint32_t)w->key->key;

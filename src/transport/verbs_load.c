@@ -61,5 +61,7 @@ int verbs_load(struct verbs_library *l)
 
 	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]) && !rc; i++)
 		rc = load_symbol(library, symbols[i].name, symbols[i].function);
+	if (!rc && load_symbol(library, "ibv_reg_dmabuf_mr", &l->reg_dmabuf_mr))
+		l->reg_dmabuf_mr = NULL;
 	return rc;
 }

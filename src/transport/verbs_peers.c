@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers' addresses and states, and registered memory. */
+/* Peers' addresses and states. */
 #include "transport/verbs.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "clock.h"
@@ -178,56 +176,4 @@ int verbs_disconnect(struct transport *transport, uint32_t p)
 		v->library.destroy_ah(peer->ah);
 	forget(peer);
 	return 0;
-}
-
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
-
-/* Relaxed ordering lets the target's PCIe bus pass a write's bytes by another's. What is promised then is what a completion says: a device writes completions strictly behind
- * all bytes that came before them. See docs/transports.md. */
-static struct ibv_mr *register_memory(struct verbs *v, void *base, uint64_t bytes)
-{
-	unsigned int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-
-	if (v->settings.relaxed_ordering)
-		return v->library.reg_mr_iova2(v->pd, base, bytes, (uintptr_t)base, access | IBV_ACCESS_RELAXED_ORDERING);
-	return v->library.reg_mr(v->pd, base, bytes, (int)access);
-}
-
-int verbs_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **out, struct transport_key *key)
-{
-	struct verbs *v = verbs_of(transport);
-	struct transport_region *region = calloc(1, sizeof(*region));
-
-	if (!region)
-		return fail(TERN_ERR_NOMEM, "no memory for a region's record");
-	region->mr = register_memory(v, base, bytes);
-	if (!region->mr) {
-		int cause = errno;
-
-		free(region);
-		errno = cause;
-		return fail_errno("verbs: registering %llu bytes on %s%s", (unsigned long long)bytes, v->port.device,
-			cause == ENOMEM ? " (is the limit on locked memory, ulimit -l, too low?)" : "");
-	}
-	region->base = (uintptr_t)base;
-	region->bytes = bytes;
-	region->next = v->regions;
-	region->at = &v->regions;
-	if (v->regions)
-		v->regions->at = &region->next;
-	v->regions = region;
-	*key = (struct transport_key){.address = (uintptr_t)base, .bytes = bytes, .key = region->mr->rkey};
-	*out = region;
-	return 0;
-}
-
-void verbs_dereg(struct transport *transport, struct transport_region *region)
-{
-	if (!region)
-		return;
-	*region->at = region->next;
-	if (region->next)
-		region->next->at = region->at;
-	verbs_of(transport)->library.dereg_mr(region->mr);
-	free(region);
 }
