@@ -29,12 +29,23 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
+/* Messages have so many buffers, and each lane one credit under way, those included that are given up. */
+static uint32_t sends_beside_writes(const struct verbs *v)
+{
+	return SENDS + v->nr_lookup / 2;
+}
+
 static int size_queues(struct verbs *v, const struct transport_options *options)
 {
 	uint32_t receives = least((uint32_t)v->device.max_srq_wr, (uint32_t)v->device.max_cqe);
 	uint32_t messages = VERBS_MESSAGES * v->nr_peers;
 
-	v->depth = options->depth < 64 ? 64 : options->depth;
+	for (v->nr_lookup = 16; v->nr_lookup < 16 * v->nr_peers; v->nr_lookup *= 2)
+		;
+	if ((uint32_t)v->device.max_cqe < sends_beside_writes(v) + 64)
+		return fail(TERN_ERR_UNSUPPORTED, "%s's completion queues hold %d; %u peers need %u at least", v->port.device, v->device.max_cqe,
+			v->nr_peers, sends_beside_writes(v) + 64);
+	v->depth = least(options->depth < 64 ? 64 : options->depth, (uint32_t)v->device.max_cqe - sends_beside_writes(v));
 	v->nr_slots = least(least(v->depth, VERBS_LANE_SLOTS), (uint32_t)v->device.max_qp_wr);
 	if (receives < messages + 4 * v->nr_peers)
 		return fail(TERN_ERR_UNSUPPORTED, "%s has room for %u receives; %u peers need %u at least", v->port.device, receives, v->nr_peers,
@@ -44,8 +55,6 @@ static int size_queues(struct verbs *v, const struct transport_options *options)
 	v->nr_receives = messages;
 	v->nr_sends = SENDS;
 	v->buffer_bytes = (v->message_bytes + 63) / 64 * 64;
-	for (v->nr_lookup = 16; v->nr_lookup < 16 * v->nr_peers; v->nr_lookup *= 2)
-		;
 	return 0;
 }
 
@@ -90,9 +99,8 @@ static int open_tables(struct verbs *v)
 	v->lookup = calloc(v->nr_lookup, sizeof(*v->lookup));
 	v->held_lanes = calloc(v->nr_lookup, sizeof(struct verbs_lane *));
 	v->free_sends = calloc(v->nr_sends, sizeof(uint32_t));
-	v->given_out = calloc(v->nr_receives, sizeof(uint32_t));
-	v->given_from = calloc(v->nr_receives, sizeof(uint32_t));
-	if (!v->peers || !v->lookup || !v->held_lanes || !v->free_sends || !v->given_out || !v->given_from)
+	v->given_out = calloc(v->nr_receives, sizeof(*v->given_out));
+	if (!v->peers || !v->lookup || !v->held_lanes || !v->free_sends || !v->given_out)
 		return fail(TERN_ERR_NOMEM, "no memory for %u peers", v->nr_peers);
 	for (; v->nr_free_sends < v->nr_sends; v->nr_free_sends++)
 		v->free_sends[v->nr_free_sends] = v->nr_free_sends;
@@ -140,10 +148,9 @@ static int open_queues(struct verbs *v)
 {
 	uint32_t immediates = v->window * v->nr_peers, messages = v->nr_receives;
 	struct ibv_srq_init_attr srq = {.attr = {.max_wr = immediates, .max_sge = 1}};
-	/* Whatever is posted may come back as flushed, signalled or not; credits and messages have their lanes' room. */
-	uint32_t sends = v->depth + (VERBS_MESSAGES + 2) * v->nr_peers * 2;
+	uint32_t sends = v->depth + sends_beside_writes(v); /* whatever is posted may come back as flushed, signalled or not */
 
-	v->send_cq = v->library.create_cq(v->context, (int)least(sends, (uint32_t)v->device.max_cqe), NULL, NULL, 0);
+	v->send_cq = v->library.create_cq(v->context, (int)sends, NULL, NULL, 0);
 	v->receive_cq = v->send_cq ? v->library.create_cq(v->context, (int)(immediates + messages), NULL, NULL, 0) : NULL;
 	if (!v->receive_cq)
 		return fail_errno("verbs: completion queues for %u and %u on %s", sends, immediates + messages, v->port.device);
@@ -181,7 +188,7 @@ static int post_all(struct verbs *v)
 	int rc = verbs_post_immediates(v, v->window * v->nr_peers);
 
 	for (uint32_t i = 0; i < v->nr_receives && !rc; i++)
-		rc = verbs_post_buffers(v, &i, 1);
+		rc = verbs_post_buffers(v, &(struct verbs_given){.number = i}, 1);
 	return rc;
 }
 
@@ -202,9 +209,12 @@ static void verbs_close(struct transport *transport)
 		v->library.destroy_srq(v->immediate_srq);
 	if (v->message_srq)
 		v->library.destroy_srq(v->message_srq);
-	for (struct ibv_cq **cq = (struct ibv_cq *[]){v->greet_cq, v->send_cq, v->receive_cq, NULL, NULL}, **end = cq + 3; cq < end; cq++)
-		if (*cq)
-			v->library.destroy_cq(*cq);
+	if (v->greet_cq)
+		v->library.destroy_cq(v->greet_cq);
+	if (v->send_cq)
+		v->library.destroy_cq(v->send_cq);
+	if (v->receive_cq)
+		v->library.destroy_cq(v->receive_cq);
 	while (v->regions)
 		verbs_dereg(transport, v->regions);
 	if (v->pinned_mr)
@@ -224,7 +234,6 @@ static void verbs_close(struct transport *transport)
 	free(v->held_lanes);
 	free(v->free_sends);
 	free(v->given_out);
-	free(v->given_from);
 	free(v);
 }
 

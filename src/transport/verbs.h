@@ -119,6 +119,7 @@ struct verbs_lane {
 	uint16_t session; /* in each wr_id */
 	enum verbs_lane_kind kind;
 	bool retired;		   /* its peer has none or another now */
+	bool forgotten;		   /* and what still comes through it is of nobody */
 	uint64_t retired_ns;
 	uint32_t inline_bytes;
 	uint32_t posted, ended;	   /* of all time; slots lie between them, at their number modulo nr_slots */
@@ -196,6 +197,13 @@ struct transport_region {
 
 /* ---- the transport ------------------------------------------------------------------------------------------------ */
 
+/* A message buffer that goes back at the next poll, and whose message it had. */
+struct verbs_given {
+	uint32_t number, peer;
+	uint16_t session;
+	bool counts; /* the message used one of the session's credits */
+};
+
 struct verbs_lookup {
 	uint32_t qpn;
 	struct verbs_lane *lane;
@@ -219,7 +227,7 @@ struct verbs {
 	struct verbs_peer *peers;
 	struct verbs_lane *lanes;
 	struct verbs_lookup *lookup; /* by queue pair number, open addressing */
-	uint32_t nr_lookup, nr_retired;
+	uint32_t nr_lookup, nr_lanes, nr_retired;
 
 	struct transport_region *regions;
 	uint8_t *pinned; /* one registered block: greetings, messages out, messages in, credits */
@@ -230,8 +238,8 @@ struct verbs {
 
 	uint32_t nr_sends, nr_free_sends, *free_sends;
 	uint32_t nr_receives;	 /* message buffers */
-	uint32_t *given_out, nr_given_out; /* message buffers that go back at the next poll */
-	uint32_t *given_from;	 /* and whose they were */
+	struct verbs_given *given_out;
+	uint32_t nr_given_out;
 	uint32_t nr_immediates_used; /* receives to be posted again */
 	uint32_t greetings_posted, greetings_done;
 
@@ -292,7 +300,7 @@ void verbs_flush_lane(struct verbs *v, struct verbs_lane *lane);
 void verbs_return_credits(struct verbs *v);
 void verbs_credit_is_due(struct verbs *v, uint32_t peer);
 int verbs_post_immediates(struct verbs *v, uint32_t nr);
-int verbs_post_buffers(struct verbs *v, const uint32_t *numbers, uint32_t nr);
+int verbs_post_buffers(struct verbs *v, const struct verbs_given *given, uint32_t nr);
 
 /* verbs_poll.c */
 int verbs_poll(struct transport *transport, struct transport_event *events, int max);

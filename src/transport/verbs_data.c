@@ -313,7 +313,7 @@ int verbs_post_immediates(struct verbs *v, uint32_t nr)
 	return 0;
 }
 
-int verbs_post_buffers(struct verbs *v, const uint32_t *numbers, uint32_t nr)
+int verbs_post_buffers(struct verbs *v, const struct verbs_given *given, uint32_t nr)
 {
 	struct ibv_recv_wr wrs[32], *bad;
 	struct ibv_sge sges[32];
@@ -323,7 +323,7 @@ int verbs_post_buffers(struct verbs *v, const uint32_t *numbers, uint32_t nr)
 
 		some = nr - done < 32 ? nr - done : 32;
 		for (uint32_t i = 0; i < some; i++) {
-			uint32_t number = numbers[done + i];
+			uint32_t number = given[done + i].number;
 
 			sges[i] = (struct ibv_sge){
 				(uintptr_t)v->messages_in + (uint64_t)number * v->buffer_bytes, v->buffer_bytes, v->pinned_mr->lkey};

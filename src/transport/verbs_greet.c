@@ -145,14 +145,19 @@ static void is_up(struct verbs *v, struct verbs_peer *peer)
 static int begin_anew(struct verbs *v, uint32_t p)
 {
 	struct verbs_peer *peer = &v->peers[p];
+	int rc;
 
-	for (uint32_t kind = 0; kind < VERBS_LANES; kind++)
-		if (peer->lanes[kind]->posted != peer->lanes[kind]->ended && kind == VERBS_DATA) {
-			verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, "it began a new connection while writes to it were under way");
-			return -1;
-		}
+	if (peer->lanes[VERBS_DATA]->posted != peer->lanes[VERBS_DATA]->ended) {
+		verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, "it began a new connection while writes to it were under way");
+		return TERN_ERR_PEER_DEAD;
+	}
 	v->nr_waiting -= peer->state == VERBS_HALF;
-	return verbs_peer_begin(v, p);
+	rc = verbs_peer_begin(v, p);
+	if (rc) { /* it was connected, so its end has to be told */
+		peer->state = VERBS_UP;
+		verbs_peer_fails(v, p, rc, tern_last_error());
+	}
+	return rc;
 }
 
 static void take_hello(struct verbs *v, const struct verbs_hello *h)

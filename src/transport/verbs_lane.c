@@ -85,6 +85,19 @@ static int create_classic(struct verbs *v, struct verbs_lane *lane)
 	return lane->qp ? 0 : errno;
 }
 
+/* A peer that comes and goes faster than its lanes are flushed: the oldest go unflushed. */
+static void make_room(struct verbs *v)
+{
+	while (v->nr_retired && v->nr_lanes >= v->nr_lookup / 2) {
+		struct verbs_lane *oldest = NULL;
+
+		for (struct verbs_lane *lane = v->lanes; lane; lane = lane->next)
+			if (lane->retired)
+				oldest = lane;
+		verbs_lane_free(v, oldest);
+	}
+}
+
 static int to_init(struct verbs *v, struct verbs_lane *lane)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
@@ -113,8 +126,10 @@ int verbs_lane_make(struct verbs *v, uint32_t peer, enum verbs_lane_kind kind, s
 		errno = rc;
 		return fail_errno("verbs: making a queue pair with %u requests on %s", nr_slots, v->port.device);
 	}
+	make_room(v);
 	lane->next = v->lanes;
 	v->lanes = lane;
+	v->nr_lanes++;
 	rebuild_lookup(v);
 	rc = to_init(v, lane);
 	if (rc) {
@@ -227,6 +242,7 @@ void verbs_lane_free(struct verbs *v, struct verbs_lane *lane)
 	while (*at != lane)
 		at = &(*at)->next;
 	*at = lane->next;
+	v->nr_lanes--;
 	v->library.destroy_qp(lane->qp);
 	give_back_buffers(v, lane);
 	v->nr_retired -= lane->retired;

@@ -55,11 +55,13 @@ static int read_address(const struct verbs *v, uint32_t peer, const void *addres
 
 /* ---- connecting --------------------------------------------------------------------------------------------------- */
 
-static void retire_lanes(struct verbs *v, struct verbs_peer *peer)
+static void retire_lanes(struct verbs *v, struct verbs_peer *peer, bool forget)
 {
 	for (uint32_t kind = 0; kind < VERBS_LANES; kind++) {
-		if (peer->lanes[kind])
-			verbs_lane_retire(v, peer->lanes[kind]);
+		if (!peer->lanes[kind])
+			continue;
+		verbs_lane_retire(v, peer->lanes[kind]);
+		peer->lanes[kind]->forgotten = forget;
 		peer->lanes[kind] = NULL;
 	}
 }
@@ -81,7 +83,7 @@ int verbs_peer_begin(struct verbs *v, uint32_t p)
 	struct verbs_peer *peer = &v->peers[p];
 	int rc = 0;
 
-	retire_lanes(v, peer);
+	retire_lanes(v, peer, false);
 	reset_counts(v, peer);
 	peer->session = ++v->next_session;
 	peer->session_theirs = 0;
@@ -89,7 +91,7 @@ int verbs_peer_begin(struct verbs *v, uint32_t p)
 	for (uint32_t kind = 0; kind < VERBS_LANES && !rc; kind++)
 		rc = verbs_lane_make(v, p, (enum verbs_lane_kind)kind, &peer->lanes[kind]);
 	if (rc) {
-		retire_lanes(v, peer);
+		retire_lanes(v, peer, true);
 		peer->state = VERBS_UNKNOWN;
 		return rc;
 	}
@@ -120,7 +122,9 @@ int verbs_connect(struct transport *transport, uint32_t p, const void *address, 
 	if (!peer->ah)
 		return fail_errno("verbs: a route from %s, GID %s, to peer %u", v->port.device, v->port.address, p);
 	rc = verbs_peer_begin(v, p);
-	if (rc) {
+	if (rc && peer->state != VERBS_UNKNOWN) {
+		verbs_disconnect(transport, p);
+	} else if (rc) {
 		v->library.destroy_ah(peer->ah);
 		peer->ah = NULL;
 	}
@@ -170,7 +174,7 @@ int verbs_disconnect(struct transport *transport, uint32_t p)
 		return 0;
 	v->nr_waiting -= peer->state == VERBS_GREETING || peer->state == VERBS_HALF;
 	v->nr_down -= peer->state == VERBS_DOWN && !peer->reported;
-	retire_lanes(v, peer);
+	retire_lanes(v, peer, true);
 	reset_counts(v, peer);
 	if (peer->ah)
 		v->library.destroy_ah(peer->ah);

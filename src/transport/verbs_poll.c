@@ -136,14 +136,14 @@ static int message_came(struct verbs *v, const struct verbs_lane *lane, const st
 static int received(struct verbs *v, const struct ibv_wc *wc, struct transport_event *event)
 {
 	struct verbs_lane *lane = verbs_lane_find(v, wc->qp_num);
-	bool good = lane && wc->status == IBV_WC_SUCCESS;
+	bool good = lane && !lane->forgotten && wc->status == IBV_WC_SUCCESS;
 
 	if (wc->wr_id == UINT64_MAX) {
 		v->nr_immediates_used++;
 		return good && (wc->wc_flags & IBV_WC_WITH_IMM) ? immediate_came(v, lane, wc, event) : 0;
 	}
-	v->given_from[v->nr_given_out] = lane && !lane->retired ? lane->peer : UINT32_MAX;
-	v->given_out[v->nr_given_out++] = (uint32_t)wc->wr_id;
+	v->given_out[v->nr_given_out++] = (struct verbs_given){
+		(uint32_t)wc->wr_id, lane ? lane->peer : 0, lane ? lane->session : 0, lane && !lane->retired};
 	return good ? message_came(v, lane, wc, event) : 0;
 }
 
@@ -163,11 +163,15 @@ static int take_back_buffers(struct verbs *v)
 {
 	int rc = v->nr_given_out ? verbs_post_buffers(v, v->given_out, v->nr_given_out) : 0;
 
-	for (uint32_t i = 0; i < v->nr_given_out; i++)
-		if (v->given_from[i] != UINT32_MAX && v->peers[v->given_from[i]].lanes[VERBS_CONTROL]) {
-			v->peers[v->given_from[i]].messages_in++;
-			verbs_credit_is_due(v, v->given_from[i]);
-		}
+	for (uint32_t i = 0; i < v->nr_given_out; i++) {
+		const struct verbs_given *given = &v->given_out[i];
+		struct verbs_peer *peer = &v->peers[given->peer];
+
+		if (!given->counts || (uint16_t)peer->session != given->session || !peer->lanes[VERBS_CONTROL])
+			continue; /* the peer counts anew since */
+		peer->messages_in++;
+		verbs_credit_is_due(v, given->peer);
+	}
 	v->nr_given_out = 0;
 	return rc;
 }

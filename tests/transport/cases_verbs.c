@@ -298,6 +298,58 @@ static void run_forged(const struct network *n)
 	world_close(&w);
 }
 
+static void reconnect(struct world *w)
+{
+	for (uint32_t who = 0; who < 2; who++)
+		expect_ok(w->peers[who].transport->ops->disconnect(w->peers[who].transport, 1 - who), "disconnect");
+	for (uint32_t who = 0; who < 2; who++)
+		world_connect(w, who, 1 - who);
+}
+
+/* Two ranks part and meet again while buffers of messages are out: each connection counts its own. */
+static void run_renewed(const struct network *n)
+{
+	struct transport_event event;
+	struct world w;
+
+	world_open(&w, n, 2, 8192);
+	for (uint32_t round = 0; round < 10; round++) {
+		for (uint32_t i = 0; i < 40; i++) {
+			post_message(&w, 0, 1, &i, sizeof(i));
+			event = take_event(&w, 1, EVENT_MESSAGE);
+			expect(event.bytes == 4 && !memcmp(event.data, &i, 4), "round %u, message %u", round, i);
+			free((void *)(uintptr_t)event.data);
+			if (i == 20 + round)
+				reconnect(&w);
+		}
+		expect_works(&w, 0, 1);
+		expect_works(&w, 1, 0);
+	}
+	world_close(&w);
+}
+
+/* Nobody polls between partings: lanes that are given up do not pile up. */
+static void run_storm(const struct network *n)
+{
+	struct transport_write write = {.peer = 1, .flags = WRITE_IMMEDIATE};
+	struct world w;
+
+	world_open(&w, n, 2, 8192);
+	expect_works(&w, 0, 1);
+	for (uint32_t i = 0; i < 60; i++) {
+		w.peers[0].transport->ops->write(w.peers[0].transport, &write);
+		reconnect(&w);
+	}
+	expect(inside(&w, 0)->nr_lanes <= inside(&w, 0)->nr_lookup / 2 + 1, "%u lanes", inside(&w, 0)->nr_lanes);
+	expect_works(&w, 0, 1);
+	for (uint64_t end = now_ms() + CASE_WAIT_MS; inside(&w, 0)->nr_retired;) {
+		expect(now_ms() < end, "%u lanes were not given back", inside(&w, 0)->nr_retired);
+		world_turn(&w);
+	}
+	expect(inside(&w, 0)->nr_under_way == 0, "%u requests are under way", inside(&w, 0)->nr_under_way);
+	world_close(&w);
+}
+
 static void expect_open(const struct network *n, const char *device, int expected)
 {
 	struct transport_options options = {.device = device, .nr_peers = 2, .depth = 16, .message_bytes = 64};
@@ -361,6 +413,8 @@ const struct transport_case verbs_cases[] = {
 	{.name = "port_down", .run = run_port_down, .only = &transport_verbs},
 	{.name = "unanswered", .run = run_unanswered, .only = &transport_verbs},
 	{.name = "forged", .run = run_forged, .only = &transport_verbs},
+	{.name = "renewed", .run = run_renewed, .only = &transport_verbs},
+	{.name = "storm", .run = run_storm, .only = &transport_verbs},
 	{.name = "settings", .run = run_settings, .only = &transport_verbs},
 	{.name = "relaxed", .run = run_relaxed, .only = &transport_verbs},
 	{.name = NULL},

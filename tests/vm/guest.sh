@@ -73,6 +73,7 @@ part_exchange() {
 		step "exchange/$ranks-ranks" timeout 100 "$BUILD/tern" bench --ranks $ranks --preset custom --hidden 256 --experts 8 --topk 2 --mode ll,ht \
 			--dtype fp8,bf16 --tokens 1,16 --iters 2 --warmup 1 --only-verify --quiet
 	done
+	step "signal" timeout 100 "$BUILD/tern" bench signal --transport verbs:rxe0 --peers 2 --concurrency 4 --bytes 4K --iters 3 --policy all
 	TERN_TEST_CASES=${RANDOM_CASES:-6} suite "$BUILD/tests/exchange/test_random"
 	unset TERN_FORCE_ENGINE TERN_TRANSPORT
 	step "group-chooses-verbs" chooses_verbs
@@ -83,7 +84,7 @@ part_exchange() {
 part_sanitized() {
 	TERN_TEST_DIVISOR=4 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes immediates self messages inline outstanding full_queues soak \
 		refusals bad_key regions replaced reopened hammer_threads death \
-		flushed victim retry_exceeded rnr_exhausted no_overrun unanswered forged relaxed
+		flushed victim retry_exceeded rnr_exhausted no_overrun unanswered forged renewed storm relaxed
 }
 
 "part_$1"
