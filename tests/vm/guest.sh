@@ -28,8 +28,8 @@ suite() {
 part_transport() {
 	suite "$BUILD/tests/transport/test_transport" verbs:rxe0
 	doctor
-	TERN_VERBS_POST=classic suite "$BUILD/tests/transport/test_transport" verbs:rxe0 info inline messages order soak
-	TERN_VERBS_MTU=256 TERN_VERBS_CHAIN=1 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes order soak
+	TERN_TEST_DIVISOR=10 TERN_VERBS_POST=classic suite "$BUILD/tests/transport/test_transport" verbs:rxe0 info inline messages order soak
+	TERN_TEST_DIVISOR=10 TERN_VERBS_MTU=256 TERN_VERBS_CHAIN=1 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 unaligned order soak
 }
 
 # A wire that loses one packet in a hundred and takes its time.
@@ -38,7 +38,7 @@ part_lossy() {
 	for end in veth0 veth1; do
 		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
 	done
-	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 sizes messages message_order outstanding order late_peer regions soak hammer_processes death
+	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 unaligned written_is_landed messages message_order outstanding order late_peer regions soak hammer_processes death
 	step "lossy/loss was real" bash -c '[ "$(tc -s qdisc show dev veth0 | sed -n "s/.*dropped \([0-9]*\).*/\1/p" | head -n 1)" -gt 0 ]'
 }
 
@@ -82,7 +82,7 @@ part_exchange() {
 
 # The same with a sanitizer in it, and less of it. The kernel's stores are not seen by it; everything on this side is.
 part_sanitized() {
-	TERN_TEST_DIVISOR=4 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes immediates self messages inline outstanding full_queues soak \
+	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 unaligned immediates self messages inline outstanding full_queues soak \
 		refusals bad_key regions replaced reopened hammer_threads death \
 		flushed victim retry_exceeded rnr_exhausted no_overrun unanswered forged renewed storm relaxed
 }
