@@ -57,6 +57,18 @@ chooses_verbs() {
 	[ "$(sent_packets)" -gt $((before + 100)) ]
 }
 
+# Two devices a rank, and rows go over both.
+two_devices() {
+	local before1 before2
+
+	before1=$(cat /sys/class/infiniband/rxe1/ports/1/hw_counters/sent_pkts)
+	before2=$(cat /sys/class/infiniband/rxe2/ports/1/hw_counters/sent_pkts)
+	TERN_TRANSPORT=verbs@rxe1,rxe2 timeout 60 "$BUILD/tern" bench --ranks 2 --preset custom --hidden 256 --experts 8 --topk 2 --mode ll,ht --dtype bf16 \
+		--tokens 16 --iters 2 --warmup 1 --only-verify --quiet || return 1
+	[ "$(cat /sys/class/infiniband/rxe1/ports/1/hw_counters/sent_pkts)" -gt $((before1 + 20)) ] &&
+		[ "$(cat /sys/class/infiniband/rxe2/ports/1/hw_counters/sent_pkts)" -gt $((before2 + 20)) ]
+}
+
 # What is wrong is found by trying, and what works is used.
 doctor() {
 	step "doctor" bash -c "'$BUILD/tern' doctor | tee /dev/stderr | grep -q '^transport verbs  *works: rxe'"
@@ -73,6 +85,7 @@ part_exchange() {
 		step "exchange/$ranks-ranks" timeout 100 "$BUILD/tern" bench --ranks $ranks --preset custom --hidden 256 --experts 8 --topk 2 --mode ll,ht \
 			--dtype fp8,bf16 --tokens 1,16 --iters 2 --warmup 1 --only-verify --quiet
 	done
+	step "exchange/two-devices" two_devices
 	step "signal" timeout 100 "$BUILD/tern" bench signal --transport verbs:rxe0 --peers 2 --concurrency 4 --bytes 4K --iters 3 --policy all
 	TERN_TEST_CASES=${RANDOM_CASES:-6} suite "$BUILD/tests/exchange/test_random"
 	unset TERN_FORCE_ENGINE TERN_TRANSPORT
