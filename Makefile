@@ -35,9 +35,12 @@ CUDA_SRC  := $(wildcard src/cuda/*.c) src/layout.c
 CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(filter 100,$(CUDA_ARCH)),-gencode=arch=compute_$a$(comma)code=compute_$a)
-LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
+# And libibverbs.
+VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
+LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi% src/transport/verbs%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
-	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c)
+	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c) \
+	    $(if $(VERBS),$(filter-out %_none.c,$(wildcard src/transport/verbs*.c)),src/transport/verbs_none.c)
 BENCH_SRC := $(filter-out bench/against_% bench/raw_% bench/posting%,$(wildcard bench/*.c))
 SOAK_SRC := $(wildcard soak/*.c)
 RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
@@ -62,7 +65,7 @@ $(BUILD)/obj/src/transport/ofi%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell 
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # What was found can change between two makes, and what was built with it then has to follow.
-FEATURES := pmix=$(PMIX) ofi=$(OFI) cuda=$(CUDA)
+FEATURES := pmix=$(PMIX) ofi=$(OFI) verbs=$(VERBS) cuda=$(CUDA)
 $(BUILD)/features: FORCE
 	@mkdir -p $(@D); echo '$(FEATURES)' | cmp -s - $@ || echo '$(FEATURES)' > $@
 $(BUILD)/obj/cli/info.o $(BUILD)/libtern.a $(BUILD)/libtern.so.$(VERSION) $(BUILD)/tern: $(BUILD)/features

@@ -10,5 +10,6 @@ int cmd_bench(int argc, char **argv);
 int cmd_bench_signal(int argc, char **argv);
 int cmd_soak(int argc, char **argv);
 int cmd_info(int argc, char **argv);
+int cmd_doctor(int argc, char **argv);
 
 #endif

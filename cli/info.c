@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/cmd.h"
 #include "tern.h"
+#include "transport/list.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -192,13 +194,30 @@ static bool has_pidfd_getfd(void)
 	return fd >= 0 || cause == EBADF; /* it ran: only stdin is closed */
 }
 
+/* As a group of ranks like this one would choose. */
+static void put_network(struct sheet *s)
+{
+	const char *set = getenv("TERN_TRANSPORT");
+	struct verbs_facts facts;
+
+	put_text(s, "transports", "shm, verbs, ofi, sim");
+	if (set)
+		put_text(s, "between_nodes", "%s, by TERN_TRANSPORT", set);
+	else if (verbs_probe(getenv("TERN_NODE_ADDRESS"), &facts))
+		put_text(s, "between_nodes", "ofi, as this rank has no RDMA port: %s", tern_last_error());
+	else
+		put_text(s, "between_nodes", "verbs on %s:%u (%s %s), if all ranks have an RDMA port, else ofi", facts.device, facts.port, facts.gid_type,
+			facts.address);
+}
+
 static void put_build(struct sheet *s)
 {
 	put_text(s, "version", "%s", tern_version());
 	put_text(s, "compiler", "%s", __VERSION__);
 	put_text(s, "pmix", "%s", pmix_state());
 	put_text(s, "backends", "cpu");
-	put_text(s, "paths", "self, mapped (shared memory)");
+	put_text(s, "paths", "self, mapped (shared memory), engine");
+	put_network(s);
 }
 
 static uint64_t memory_of(int what)

@@ -17,6 +17,7 @@ static const struct command {
 	{"bench", cmd_bench, "measure dispatch and combine"},
 	{"soak", cmd_soak, "try the exchange on a simulated network, with faults"},
 	{"info", cmd_info, "what this build and this machine offer"},
+	{"doctor", cmd_doctor, "which networks work here, and what to do where not"},
 	{"help", cmd_help, "this text"},
 	{"version", cmd_version, "the version"},
 };

@@ -55,7 +55,7 @@ typedef int (*tern_immediate_fn)(void *ctx, uint32_t peer, uint32_t immediate);
 
 struct tern_engine_config {
 	size_t size;		  /* set by tern_engine_config_init */
-	const char *transport;	  /* "shm", "ofi" or "ofi:PROVIDER"; default "shm". With "@DEVICE,DEVICE" behind it, a NIC on each, in place of nr_nics and devices */
+	const char *transport;	  /* "shm", "ofi", "ofi:PROVIDER", "verbs" or "verbs:DEVICE"; default "shm". With "@DEVICE,DEVICE" behind it, a NIC on each, in place of nr_nics and devices */
 	uint32_t nr_nics;	  /* 1 to TERN_MAX_NICS, the same on all ranks; default 1. NIC n talks to the peers' NIC n */
 	uint32_t ring_entries;	  /* commands that can wait for the proxy, a power of two; default 1024 */
 	const char *devices[TERN_MAX_NICS]; /* names of NICs or interfaces; NULL: the transport's choice */

@@ -3,7 +3,7 @@
 # make check: installs what the tests need, builds, and runs everything. Its last line is "N passed, N failed".
 #
 #   BUILD=dir          where to build (build)
-#   STAGES="a b ..."   only these: plain python thread address models memory fuzz (all)
+#   STAGES="a b ..."   only these: plain python thread address vm models memory fuzz (all)
 #   JOBS=n             tests at a time (the number of cores, at most 4)
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
@@ -11,7 +11,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
-STAGES=${STAGES:-plain python thread address models memory fuzz}
+STAGES=${STAGES:-plain python thread address vm models memory fuzz}
 cores=$(nproc)
 JOBS=${JOBS:-$((cores < 4 ? cores : 4))}
 LOGS=$PWD/$BUILD/check
@@ -209,6 +209,29 @@ stage_address() {
 	fi
 	# shellcheck disable=SC2086
 	transports address "$BUILD/address" . env TERN_TEST_DIVISOR=16 $options
+}
+
+# The verbs transport on a kernel's RDMA device, in a virtual machine; with the programs of the stages before. One machine at a time: each keeps both cores busy.
+stage_vm() {
+	local part why
+
+	why=$(BUILD=$BUILD scripts/vm.sh prepare)
+	if [ $? -ne 0 ]; then
+		outcome 0 0 1 vm "$why"
+		return
+	fi
+	for part in transport lossy exchange; do
+		test "vm/$part" 300 env BUILD="$BUILD" scripts/vm.sh run -t 280 tests/vm/guest.sh $part
+		finish
+	done
+	sanitized_vm address ASAN_OPTIONS=detect_leaks=1
+	sanitized_vm thread TSAN_OPTIONS=halt_on_error=1
+}
+
+sanitized_vm() {
+	[ -x "$BUILD/$1/tests/transport/test_transport" ] || return 0
+	test "vm/$1" 300 env BUILD="$BUILD/$1" TERN_VM_CACHE="$BUILD/vm" "$2" scripts/vm.sh run -t 280 tests/vm/guest.sh sanitized
+	finish
 }
 
 # Memcheck knows uninitialised memory, which the sanitizers do not.

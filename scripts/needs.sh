@@ -8,6 +8,11 @@ missing_packages() {
 	command -v pkg-config >/dev/null || echo pkg-config
 	pkg-config --exists pmix 2>/dev/null || echo libpmix-dev
 	pkg-config --exists libfabric 2>/dev/null || echo libfabric-dev
+	pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
+	[ -e /etc/libibverbs.d/rxe.driver ] || echo ibverbs-providers
+	command -v qemu-system-x86_64 >/dev/null || echo qemu-system-x86
+	command -v xz >/dev/null || echo xz-utils
+	command -v rdma >/dev/null || echo iproute2
 	command -v mpirun >/dev/null || echo openmpi-bin
 	command -v mpicc >/dev/null || echo libopenmpi-dev
 	command -v spin >/dev/null || echo spin

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "choose.h"
 #include "error.h"
 #include "meeting.h"
 #include "tern_engine.h"
@@ -217,34 +218,62 @@ static bool engine_is_forced(const struct tern_group_config *config)
 	return config->force_engine || (text && strcmp(text, "0"));
 }
 
-/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them.
- */
-static int open_engine(tern_group *group, const struct tern_group_config *config)
+/* For people: which way leads to which peers. */
+static void describe_paths(tern_group *group, const struct choice *choice)
 {
-	struct setting forced = {"force_engine", engine_is_forced(config)};
-	struct tern_engine_config engine;
-	int rc = group_agree_settings(group, &forced, 1);
+	const char *others = group->engine ? tern_engine_describe(group->engine) : group->no_engine;
+	int mapped = 0, engine = 0;
 
-	group->engine_forced = forced.value;
-	if (rc || (group->nr_nodes == 1 && !forced.value))
-		return rc;
+	for (int r = 0; r < group->nr_ranks; r++) {
+		mapped += r != group->rank && group->peers[r].path == TERN_PATH_MAPPED;
+		engine += group->peers[r].path == TERN_PATH_ENGINE || group->peers[r].path == TERN_PATH_NONE;
+	}
+	if (!engine)
+		snprintf(group->description, sizeof(group->description), "%d peers by shared memory", mapped);
+	else
+		snprintf(group->description, sizeof(group->description), "%d peers by shared memory, %d by %s: %s%s%.200s", mapped, engine,
+			choice->transport, choice->why, others[0] ? "; " : "", others);
+}
+
+static int make_engine(tern_group *group, const struct choice *choice, bool needed)
+{
+	struct tern_engine_config engine;
+	int rc;
+
 	tern_engine_config_init(&engine);
-	engine.transport = config->transport          ? config->transport
-			   : getenv("TERN_TRANSPORT") ? getenv("TERN_TRANSPORT")
-						      : "ofi";
+	engine.transport = choice->transport;
 	if (!strchr(engine.transport, '@'))
 		engine.devices[0] = getenv("TERN_NODE_ADDRESS");
 	engine.wait_ms = group->wait_ms;
 	engine.timeout_ms = group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms : LEAST_SILENCE_MS;
 	rc = tern_engine_create(group, &engine, &group->engine);
-	if (rc && !forced.value && !config->transport) {
-		snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1,
-			tern_last_error());
-		return 0;
+	if (!rc || needed)
+		return rc;
+	snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1, tern_last_error());
+	return 0;
+}
+
+/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them.
+ */
+static int open_engine(tern_group *group, const struct tern_group_config *config)
+{
+	/* What is not set is chosen together, so it has to be set by all or by none. */
+	struct setting settings[] = {
+		{"force_engine", engine_is_forced(config)}, {"whether a transport is set", config->transport || getenv("TERN_TRANSPORT")}};
+	struct choice choice = {0};
+	bool forced = settings[0].value;
+	int rc = group_agree_settings(group, settings, 2);
+
+	group->engine_forced = forced;
+	if (!rc && (group->nr_nodes > 1 || forced)) {
+		rc = choose_transport(group, config->transport, getenv("TERN_NODE_ADDRESS"), &choice);
+		rc = rc ? rc : make_engine(group, &choice, forced || config->transport);
 	}
-	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		if (group->peers[r].path == TERN_PATH_NONE || (forced.value && r != group->rank))
+	for (int r = 0; r < group->nr_ranks && !rc && group->engine; r++)
+		if (group->peers[r].path == TERN_PATH_NONE || (forced && r != group->rank))
 			group->peers[r].path = TERN_PATH_ENGINE;
+	if (!rc)
+		describe_paths(group, &choice);
 	return rc;
 }
 
@@ -406,6 +435,11 @@ int tern_group_path(const tern_group *group, int rank)
 	int rc = check_rank(group, rank);
 
 	return rc ? rc : (int)group->peers[rank].path;
+}
+
+const char *tern_group_describe(const tern_group *group)
+{
+	return group ? group->description : "";
 }
 
 int tern_group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)

@@ -3,7 +3,7 @@
 # A test sees everything that has no main(): the library's inside, the benchmark's reference, the command, the model.
 INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
 	      $(filter-out tests/exchange/test_% tests/faults/test_%,$(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c))
-TRANSPORT_SRC := $(wildcard tests/transport/*.c)
+TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) tests/transport/cases_verbs$(if $(VERBS),,_none).c
 INSIDE     := $(BUILD)/tests/libinside.a
 TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c tests/device/test_*.c)
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
@@ -31,6 +31,12 @@ $(BUILD)/tests/transport/test_transport: $(call obj,$(TRANSPORT_SRC)) $(INSIDE)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# Benchmarks of the verbs transport, for the virtual machine.
+$(BUILD)/tests/vm/rate: $(BUILD)/obj/tests/vm/rate.o $(INSIDE)
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 # The kernels as each instruction set has them; the loader picks one of these.
 KERNEL_VERSIONS := $(if $(filter x86_64,$(shell uname -m)),x86-64 x86-64-v3 x86-64-v4)
 KERNEL_TESTS    := $(addprefix $(BUILD)/tests/unit/test_kernels_,$(KERNEL_VERSIONS))
@@ -52,7 +58,7 @@ $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-tests: $(TESTS) $(KERNEL_TESTS) $(BUILD)/tests/transport/test_transport $(BUILD)/tests/rank
+tests: $(TESTS) $(KERNEL_TESTS) $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank
 fuzzers: $(FUZZERS)
 
 check:

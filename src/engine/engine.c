@@ -108,7 +108,7 @@ static int take_devices(tern_engine *engine, char *list)
 /* "ofi:tcp;ofi_rxm@eth0,eth1" is transport ofi with provider tcp;ofi_rxm on two devices. */
 static int find_transport(tern_engine *engine, const char *name)
 {
-	static const struct transport_ops *const known[] = {&transport_shm, &transport_ofi, &transport_sim};
+	static const struct transport_ops *const known[] = {&transport_shm, &transport_ofi, &transport_verbs, &transport_sim};
 	size_t length = name ? strcspn(name, ":@") : 0;
 	char *provider, *devices;
 
@@ -118,7 +118,7 @@ static int find_transport(tern_engine *engine, const char *name)
 		if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))
 			engine->setup.ops = known[i];
 	if (!engine->setup.ops || strlen(name) >= sizeof(engine->transport_name))
-		return fail(TERN_ERR_INVALID, "transport is \"%.200s\"; shm, ofi and ofi:PROVIDER are known, and @DEVICE,DEVICE behind them",
+		return fail(TERN_ERR_INVALID, "transport is \"%.200s\"; shm, ofi, ofi:PROVIDER and verbs are known, and @DEVICE,DEVICE behind them",
 			name ? name : "(NULL)");
 	devices = strcpy(engine->transport_name, name);
 	provider = strsep(&devices, "@");

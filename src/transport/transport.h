@@ -131,6 +131,7 @@ struct transport {
 
 extern const struct transport_ops transport_shm;
 extern const struct transport_ops transport_ofi; /* refuses to open with TERN_ERR_UNSUPPORTED where libfabric is missing */
+extern const struct transport_ops transport_verbs; /* the same where libibverbs or a device is missing */
 extern const struct transport_ops transport_sim;
 
 #endif

@@ -8,8 +8,9 @@ struct transport_case {
 	const char *name;
 	void (*run)(const struct network *network);
 	bool processes; /* needs peers in different processes */
+	const struct transport_ops *only; /* NULL: every network */
 };
 
-extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[]; /* each ends with a NULL name */
+extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[], verbs_cases[]; /* each ends with a NULL name */
 
 #endif

@@ -18,7 +18,7 @@
 
 #define CASE_LIMIT_MS 60000
 
-static const struct transport_case *const suites[] = {basic_cases, order_cases, trouble_cases, pair_cases};
+static const struct transport_case *const suites[] = {basic_cases, order_cases, trouble_cases, pair_cases, verbs_cases};
 static int nr_tests, nr_failed;
 
 /* Opens and closes, to learn whether the network is there. */
@@ -95,7 +95,7 @@ static void run_network(const struct network *n, char **names)
 		return;
 	for (size_t s = 0; s < (n->brief ? 1 : sizeof(suites) / sizeof(suites[0])); s++)
 		for (const struct transport_case *c = suites[s]; c->name; c++)
-			if (wanted(c->name, names) && !(c->processes && n->alone))
+			if (wanted(c->name, names) && !(c->processes && n->alone) && (!c->only || c->only == n->ops))
 				run_case(n, c->name, c->run);
 }
 

@@ -175,7 +175,7 @@ void world_begin(struct world *w, const struct network *network, uint32_t nr_pee
 int peer_open(struct world *w, uint32_t who)
 {
 	struct peer *peer = &w->peers[who];
-	struct transport_options options = {.provider = w->network->provider,
+	struct transport_options options = {.provider = who % 2 && w->network->other ? w->network->other : w->network->provider,
 		.device = w->network->device,
 		.network = w->made,
 		.self = who,

@@ -21,6 +21,7 @@ struct network {
 	const char *name;
 	const struct transport_ops *ops;
 	const char *provider, *device;
+	const char *other; /* provider of peers with odd numbers; NULL: the same */
 	uint32_t caps; /* exactly */
 	enum bad_key bad_key;
 	bool key_breaks; /* and the connection with it, so that the peer has to be connected anew */

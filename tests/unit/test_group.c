@@ -118,6 +118,8 @@ static void joins_node(struct rank *rank, struct nodes *nodes, struct tern_threa
 		if (tern_group_node(group, r) != nodes->number[r] || tern_group_path(group, r) != path)
 			rank_fails(rank, "rank %d is on node %d, path %d", r, tern_group_node(group, r), tern_group_path(group, r));
 	}
+	if (nodes->nr > 1 && !strstr(tern_group_describe(group), transport ? "by setting" : "by TERN_TRANSPORT"))
+		rank_fails(rank, "the path is described as \"%s\"", tern_group_describe(group));
 	tern_moe_config_init(&moe_config);
 	moe_config.hidden = 16;
 	moe_config.nr_experts = moe_config.max_tokens = moe_config.topk = 1;
@@ -164,6 +166,45 @@ static void virtual_nodes(void **state)
 			fail_msg("case %zu: %s", i, failure);
 	}
 	unsetenv("TERN_TRANSPORT");
+}
+
+/* Nothing is set: what the ranks choose together is said, with its cause, and is the same on all. */
+static void chooses_body(struct rank *rank)
+{
+	struct tern_threads *threads = rank->ctx;
+	struct tern_group_config config;
+	tern_group *group = NULL;
+	char all[3][512], mine[512];
+
+	tern_group_config_init(&config);
+	config.node = rank->rank ? "b" : "a";
+	if (tern_threads_boot(threads, rank->rank, &config.boot) || tern_group_create(&config, &group)) {
+		rank_fails(rank, "joining: %s", tern_last_error());
+		return;
+	}
+	snprintf(mine, sizeof(mine), "%s", tern_group_describe(group));
+	if (!strstr(mine, "by verbs: all ranks have an RDMA port") && !strstr(mine, "by ofi: rank 0 has no RDMA port"))
+		rank_fails(rank, "the choice is described as \"%s\"", mine);
+	if (tern_group_allgather(group, mine, all, sizeof(mine)))
+		rank_fails(rank, "gathering: %s", tern_last_error());
+	for (int r = 0; r < rank->nr_ranks; r++)
+		if (!strstr(all[r], strstr(mine, "by verbs") ? "by verbs" : "by ofi"))
+			rank_fails(rank, "rank %d chose \"%s\", this one \"%s\"", r, all[r], mine);
+	tern_group_destroy(group);
+}
+
+static void transport_is_chosen(void **state)
+{
+	struct tern_threads *threads;
+	const char *failure;
+
+	(void)state;
+	unsetenv("TERN_TRANSPORT");
+	assert_int_equal(tern_threads_create(3, 30000, &threads), 0);
+	failure = run_ranks(3, chooses_body, threads);
+	tern_threads_destroy(threads);
+	if (failure)
+		fail_msg("%s", failure);
 }
 
 /* ---- the group's own gathering ----------------------------------------------------------------------------------------------- */
@@ -338,6 +379,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bad_configs),
 		cmocka_unit_test(virtual_nodes),
+		cmocka_unit_test(transport_is_chosen),
 		cmocka_unit_test(gathering),
 		cmocka_unit_test(alone),
 		cmocka_unit_test(windows_of_threads),
