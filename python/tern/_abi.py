@@ -246,6 +246,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_group_nr_nodes": (c_int, [_group]),
     "tern_group_node": (c_int, [_group, c_int]),
     "tern_group_path": (c_int, [_group, c_int]),
+    "tern_group_describe": (c_char_p, [_group]),
     "tern_group_allgather": (c_int, [_group, c_void_p, c_void_p, c_size_t]),
     "tern_moe_config_init": (None, [POINTER(tern_moe_config)]),
     "tern_moe_create": (c_int, [_group, POINTER(tern_moe_config), _out]),

@@ -101,6 +101,8 @@ class Group:
         """This rank."""
         self.nr_ranks: int = lib.tern_group_nr_ranks(pointer)
         self.nr_nodes: int = lib.tern_group_nr_nodes(pointer)
+        self.paths: str = lib.tern_group_describe(pointer).decode()
+        """How the other ranks are reached and why so, for people."""
 
     def _checked(self, code: int) -> None:
         """Raises what the caller's allgather raised, rather than the library's word for it."""

@@ -38,6 +38,7 @@ def test_alone() -> None:
     for make in (tern.Group.alone, tern.Group.from_environment):
         with make() as group:
             assert (group.rank, group.nr_ranks, group.nr_nodes, group.node(0), group.path(0)) == (0, 1, 1, 0, tern.Path.SELF)
+            assert group.paths  # in words
             assert group.allgather(b"mine") == [b"mine"]
 
 

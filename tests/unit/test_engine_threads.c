@@ -312,8 +312,8 @@ static void refused_body(struct rank *rank)
 		if (tern_engine_create(rank->group, &config, &engine) != code || !strstr(tern_last_error(), text)) \
 			rank_fails(rank, "\"%s\" does not say \"%s\"", tern_last_error(), text);            \
 	} while (0)
-	REFUSED(TERN_ERR_INVALID, "shm, ofi and ofi:PROVIDER", config.transport = "pigeon");
-	REFUSED(TERN_ERR_INVALID, "shm, ofi and ofi:PROVIDER", config.transport = NULL);
+	REFUSED(TERN_ERR_INVALID, "shm, ofi, ofi:PROVIDER and verbs", config.transport = "pigeon");
+	REFUSED(TERN_ERR_INVALID, "shm, ofi, ofi:PROVIDER and verbs", config.transport = NULL);
 	REFUSED(TERN_ERR_INVALID, "nr_nics is 5", config.nr_nics = 5);
 	REFUSED(TERN_ERR_INVALID, "a device without a name", config.transport = "ofi@eth0,");
 	REFUSED(TERN_ERR_INVALID, "a device without a name", config.transport = "ofi:tcp;ofi_rxm@");
