@@ -184,8 +184,8 @@ stage_thread() {
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes"
-	# Not sockets: it has threads, and TSan has none after the fork of a process with threads.
-	transports thread "$BUILD/thread" '^shm|^sim|tcp|ofi:shm|udp' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
+	# Not sockets: it has threads, and TSan has none after the fork of a process with threads. Nor tcp: libfabric 1.17 runs it as tcp;ofi_rxm.
+	transports thread "$BUILD/thread" '^shm|^sim|tcp;ofi_rxm|ofi:shm|udp' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 }
 
 stage_address() {
