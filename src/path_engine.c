@@ -71,8 +71,9 @@ static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind
 
 /* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits that is nearest to an
  * epoch of the source's that is known here: that of its last word of the kind, or, where any number of rounds may have
- * been abandoned since, of its last counts. Those are one away at most, either way: networks may deliver the counts of
- * a round before the results of the last one. */
+ * been abandoned since, of its last counts. What comes is two ahead of those at most, and one behind: networks may
+ * deliver counts before the counts of an abandoned round or the results of a full one that were sent earlier. Four
+ * bits tell seven ahead from eight behind, and tests/models/staging.pml shows that three would do. */
 static uint32_t epoch_near(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
 {
 	uint32_t reached = epoch_of(moe, slot, kind, source), ahead;
