@@ -39,7 +39,7 @@ static int find_self(const struct bench_args *args, char *path, size_t size)
 static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int argc, char **argv)
 {
 	struct launch_options options;
-	struct nodes nodes;
+	struct hosts hosts;
 	char self[PATH_MAX];
 	char **command;
 	int rc;
@@ -58,11 +58,11 @@ static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int arg
 	options.name = args->program;
 	if (args->transport)
 		setenv("TERN_TRANSPORT", args->transport, 1);
-	rc = nodes_open(&nodes, args->nr_nodes ? (int)args->nr_nodes : 1, 1, true, args->program);
+	rc = hosts_open(&hosts, args->nr_nodes ? (int)args->nr_nodes : 1, 1, true, args->program);
 	if (!rc) {
-		options.nodes = &nodes;
+		options.hosts = &hosts;
 		rc = launch_ranks(&options, command);
-		nodes_close(&nodes);
+		hosts_close(&hosts);
 	}
 	free(command);
 	if (rc > 128)

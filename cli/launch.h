@@ -3,7 +3,7 @@
 #ifndef TERN_CLI_LAUNCH_H
 #define TERN_CLI_LAUNCH_H
 
-#include "cli/nodes.h"
+#include "cli/hosts.h"
 
 #include <stdbool.h>
 
@@ -23,7 +23,7 @@ struct launch_options {
 	int grace_ms;     /* how long the others may go on after a failure: long enough to report it themselves */
 	char *const *env; /* nr_env texts K=V */
 	int nr_env;
-	const struct nodes *nodes; /* that the ranks are spread over; NULL: one */
+	const struct hosts *hosts; /* that the ranks are spread over; NULL: one */
 	const char *name; /* who speaks on stderr, such as "tern run" */
 };
 

@@ -90,9 +90,9 @@ static int take_flag(struct settings *settings, char **env, int flag)
 		options->bind = true;
 		return 0;
 	case 'N':
-		return settings->nr_nodes = number("--nodes", optarg, 1, NODES_MOST, 1);
+		return settings->nr_nodes = number("--nodes", optarg, 1, HOSTS_MOST, 1);
 	case 'L':
-		return settings->nr_links = number("--links", optarg, 1, NODES_MOST_LINKS, 1);
+		return settings->nr_links = number("--links", optarg, 1, HOSTS_MOST_LINKS, 1);
 	case 'B':
 		settings->by_name = true;
 		return 0;
@@ -114,14 +114,14 @@ static int take_flag(struct settings *settings, char **env, int flag)
 
 static int launch_on_nodes(struct settings *settings, char *const argv[])
 {
-	struct nodes nodes;
+	struct hosts hosts;
 	int rc;
 
-	if (nodes_open(&nodes, settings->nr_nodes, settings->nr_links, !settings->by_name, settings->launch.name))
+	if (hosts_open(&hosts, settings->nr_nodes, settings->nr_links, !settings->by_name, settings->launch.name))
 		return LAUNCH_EXIT_ERROR;
-	settings->launch.nodes = &nodes;
+	settings->launch.hosts = &hosts;
 	rc = launch_ranks(&settings->launch, argv);
-	nodes_close(&nodes);
+	hosts_close(&hosts);
 	return rc;
 }
 

@@ -124,7 +124,7 @@ static _Noreturn void be_rank(const struct launch_options *options, int rank, pi
 	if (options->bind)
 		bind_to_cores(options, rank);
 	sigprocmask(SIG_SETMASK, mask, NULL);
-	if (!options->nodes || !nodes_enter(options->nodes, nodes_of_rank(options->nodes, rank, options->nr_ranks)))
+	if (!options->hosts || !hosts_enter(options->hosts, hosts_of_rank(options->hosts, rank, options->nr_ranks)))
 		execvp(argv[0], argv);
 	cause = errno;
 	n = write(e->failure[1], &cause, sizeof(cause));

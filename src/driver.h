@@ -23,7 +23,8 @@ struct driver {
 	 */
 	void (*idle)(void *ctx, uint64_t until_ns);
 
-	/* For groups, whose ranks run inside idle. NULL where a driver has engines alone. */
+	/* For groups, whose ranks run inside idle: group_create_driven refuses a driver that lacks one of the first three.
+	 * NULL where a driver has engines alone, and steps them. */
 	void (*wake)(void *ctx, uint32_t rank);     /* something was stored for a rank that is mapped */
 	bool (*has_died)(void *ctx, uint32_t rank); /* of a rank that is mapped: in place of its process's end */
 	void (*engine)(void *ctx, struct tern_engine *engine, bool runs); /* step it from now on, or no more */

@@ -336,6 +336,16 @@ static void group_free(tern_group *group)
 	free(group);
 }
 
+static int check_driver(const struct driver *d)
+{
+	if (!d || (d->wake && d->has_died && d->engine))
+		return 0;
+	return fail(TERN_ERR_INVALID, "the driver of a group lacks %s",
+		!d->wake    ? "wake"
+		: d->engine ? "has_died"
+			    : "engine");
+}
+
 int group_create_driven(const struct tern_group_config *config, const struct driver *driver, tern_group **out)
 {
 	tern_group *group;
@@ -345,6 +355,7 @@ int group_create_driven(const struct tern_group_config *config, const struct dri
 		return fail(
 			TERN_ERR_INVALID, "config or group is NULL, or config was not set by tern_group_config_init");
 	rc = check_group_config(config);
+	rc = rc ? rc : check_driver(driver);
 	group = rc ? NULL : calloc(1, sizeof(*group));
 	if (group)
 		group->peers = calloc((size_t)config->boot.nr_ranks, sizeof(*group->peers));

@@ -14,7 +14,7 @@
 #include "wait.h"
 
 struct chunk_state {
-	struct sent sent;
+	struct sent *sent;
 	_Atomic uint32_t busy; /* sync.h, chunk_take */
 };
 
@@ -28,8 +28,9 @@ struct lane {
 };
 
 struct lanes {
-	uint32_t nr_chunks; /* of a lane */
-	struct lane *of;    /* [nodes]; this rank's own node has none */
+	uint32_t nr_chunks;    /* of a lane */
+	struct lane *of;       /* [nodes]; this rank's own node has none */
+	struct sent_list sent; /* [nodes - 1][nr_chunks] */
 };
 
 static bool is_far(const tern_moe *moe, uint32_t node)
@@ -48,24 +49,23 @@ static int lane_open(tern_moe *moe, uint32_t node, struct lane *lane)
 {
 	const struct layout *l = &moe->layout;
 	uint32_t number = node - (node > moe->nodes.node_of[moe->rank]);
-	int rc = 0;
 
 	lane->gateway = nodes_gateway(&moe->nodes, moe->rank, node);
 	lane->number = nodes_lane(&moe->nodes, moe->rank, node);
 	lane->staging = moe->engine->staging + moe->engine->lanes_at + (uint64_t)number * l->nr_chunks * l->chunk_bytes;
-	lane->chunks = aligned_alloc(CACHE_LINE, l->nr_chunks * sizeof(*lane->chunks));
+	lane->chunks = calloc(l->nr_chunks, sizeof(*lane->chunks));
 	if (!lane->chunks)
 		return fail(TERN_ERR_NOMEM, "no memory for %u chunks to rank %u", l->nr_chunks, lane->gateway);
-	memset(lane->chunks, 0, l->nr_chunks * sizeof(*lane->chunks));
-	for (uint32_t i = 0; i < l->nr_chunks && !rc; i++)
-		rc = sent_open(moe->engine->engine, &lane->chunks[i].sent, 1);
-	return rc;
+	for (uint32_t i = 0; i < l->nr_chunks; i++)
+		lane->chunks[i].sent = &moe->engine->lanes->sent.each[number * l->nr_chunks + i];
+	return 0;
 }
 
 int lanes_open(tern_moe *moe)
 {
 	struct lanes *lanes = calloc(1, sizeof(*lanes));
-	int rc = 0;
+	uint32_t nr_far = moe->nodes.nr_nodes - 1;
+	int rc;
 
 	moe->engine->lanes = lanes;
 	if (lanes)
@@ -73,6 +73,7 @@ int lanes_open(tern_moe *moe)
 	if (!lanes || !lanes->of)
 		return fail(TERN_ERR_NOMEM, "no memory for lanes to %u nodes", moe->nodes.nr_nodes);
 	lanes->nr_chunks = moe->layout.nr_chunks;
+	rc = nr_far ? sent_open(moe->engine->engine, &lanes->sent, nr_far * lanes->nr_chunks) : 0;
 	for (uint32_t node = 0; node < moe->nodes.nr_nodes && !rc; node++)
 		if (is_far(moe, node))
 			rc = lane_open(moe, node, &lanes->of[node]);
@@ -83,15 +84,12 @@ void lanes_close(tern_moe *moe, uint64_t deadline_ns)
 {
 	struct lanes *lanes = moe->engine->lanes;
 
-	for (uint32_t node = 0; lanes && lanes->of && node < moe->nodes.nr_nodes; node++) {
-		struct lane *lane = &lanes->of[node];
-
-		for (uint32_t i = 0; lane->chunks && i < lanes->nr_chunks; i++)
-			sent_close(moe, &lane->chunks[i].sent, 1, deadline_ns);
-		free(lane->chunks);
-	}
-	if (lanes)
-		free(lanes->of);
+	if (!lanes)
+		return;
+	sent_close(moe, &lanes->sent, deadline_ns);
+	for (uint32_t node = 0; lanes->of && node < moe->nodes.nr_nodes; node++)
+		free(lanes->of[node].chunks);
+	free(lanes->of);
 	free(lanes);
 }
 
@@ -111,7 +109,7 @@ void lanes_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk)
 /* Given back by the gateway; and reported as landed, since the engine reads the staging until then. */
 static bool is_free(const struct chunk_state *chunk)
 {
-	return chunk_is_free(&chunk->busy) && sent_has_ended(&chunk->sent);
+	return chunk_is_free(&chunk->busy) && sent_has_ended(chunk->sent);
 }
 
 struct search {
@@ -169,7 +167,7 @@ static int send_chunk(tern_moe *moe, uint32_t slot, struct lane *lane, uint32_t 
 	lane->open = false;
 	lane->next = (number + 1) % moe->layout.nr_chunks;
 	chunk_take(&chunk->busy);
-	return path_write(moe, &chunk->sent, lane->gateway, immediate_make(moe, IMMEDIATE_CHUNK, number),
+	return path_write(moe, chunk->sent, lane->gateway, immediate_make(moe, IMMEDIATE_CHUNK, number),
 		lane->writer.base, layout_chunk(&moe->layout, lane->number, number), lane->writer.at);
 }
 

@@ -28,10 +28,16 @@ enum immediate_kind {
 
 /* Writes begun by one thread and ended by the engine: how many of each. */
 struct sent {
-	struct engine_counter counter;
-	uint32_t id;
-	bool open;
+	const struct engine_counter *ended;
+	uint32_t id; /* of that counter */
 	uint64_t begun;
+};
+
+/* So many of these, which take one place in the engine's table together. */
+struct sent_list {
+	struct sent *each; /* [counters.nr] */
+	struct engine_counters counters;
+	bool open;
 };
 
 struct engine_path {
@@ -45,9 +51,9 @@ struct engine_path {
 	uint32_t *number_of;                                   /* [R] of a rank that is not mapped, among these */
 	uint32_t nr_far;                                       /* ranks that are not mapped */
 	tern_region *staging_region, *window_region;
-	tern_remote **windows; /* [R]; NULL: mapped */
-	struct sent *pieces;   /* [slots][NR_WORD_KINDS] */
-	struct sent *credits;  /* the proxy's own until it is unclaimed */
+	tern_remote **windows;    /* [R]; NULL: mapped */
+	struct sent_list pieces;  /* [slots][NR_WORD_KINDS] */
+	struct sent_list credits; /* one: the proxy's own until it is unclaimed */
 	/* What ranks have told of their parting: error + 1 | low << 8 | high << 16, and a bit for each of the three. */
 	_Atomic uint32_t *partings;  /* [R] */
 	_Atomic uint64_t *parted_ns; /* [R] when the last of them came */
@@ -58,15 +64,21 @@ struct engine_path {
 	struct results *results;
 };
 
-/* aligned, closed; open_sent opens them. NULL: no memory. */
-struct sent *sent_alloc(uint32_t nr);
-int sent_open(tern_engine *engine, struct sent *sent, uint32_t nr);
-/* What was begun has ended, or time is over: then the counters are closed. */
-void sent_close(const tern_moe *moe, struct sent *sent, uint32_t nr, uint64_t deadline_ns);
+int sent_open(tern_engine *engine, struct sent_list *list, uint32_t nr);
+/* What was begun has ended, or time is over: then the counters are closed. Also after a failed sent_open, or none. */
+void sent_close(const tern_moe *moe, struct sent_list *list, uint64_t deadline_ns);
 
 static inline bool sent_has_ended(const struct sent *sent)
 {
-	return engine_counter_ended(&sent->counter) == sent->begun;
+	return engine_counter_ended(sent->ended) == sent->begun;
+}
+
+static inline bool sent_have_ended(const struct sent_list *list)
+{
+	for (uint32_t i = 0; i < list->counters.nr; i++)
+		if (!sent_has_ended(&list->each[i]))
+			return false;
+	return true;
 }
 
 uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits);

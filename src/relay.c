@@ -61,13 +61,14 @@ int relay_open(tern_moe *moe)
 
 static int send_credit(tern_moe *moe, uint32_t source, uint32_t chunk, uint32_t flags)
 {
+	struct sent *credits = moe->engine->credits.each;
 	struct engine_write write = {.peer = source,
 		.flags = TERN_IMMEDIATE | flags,
 		.immediate = immediate_make(moe, IMMEDIATE_CREDIT, chunk),
-		.counter = moe->engine->credits->id};
+		.counter = credits->id};
 	int rc = engine_write(moe->engine->engine, &write);
 
-	moe->engine->credits->begun += !rc;
+	credits->begun += !rc;
 	return rc;
 }
 

@@ -23,7 +23,7 @@ struct coming {
 };
 
 struct results {
-	struct sent *pieces; /* [nr_chunks], the pool */
+	struct sent_list pieces; /* [nr_chunks], the pool */
 	uint32_t nr;
 	uint32_t next; /* where to look for a free one */
 	bool open;     /* piece `next` is being filled with: */
@@ -67,11 +67,10 @@ int results_open(tern_moe *moe)
 	if (!results)
 		return fail(TERN_ERR_NOMEM, "no memory for results under way");
 	results->nr = nr;
-	results->pieces = sent_alloc(nr);
 	results->coming = calloc((size_t)moe->config.nr_slots * moe->nr_ranks, sizeof(*results->coming));
-	if (!results->pieces || !results->coming)
-		return fail(TERN_ERR_NOMEM, "no memory for %u pieces of results", nr);
-	return sent_open(moe->engine->engine, results->pieces, nr);
+	if (!results->coming)
+		return fail(TERN_ERR_NOMEM, "no memory for results of %u ranks", moe->nr_ranks);
+	return nr ? sent_open(moe->engine->engine, &results->pieces, nr) : 0;
 }
 
 void results_close(tern_moe *moe, uint64_t deadline_ns)
@@ -80,20 +79,14 @@ void results_close(tern_moe *moe, uint64_t deadline_ns)
 
 	if (!results)
 		return;
-	sent_close(moe, results->pieces, results->nr, deadline_ns);
-	free(results->pieces);
+	sent_close(moe, &results->pieces, deadline_ns);
 	free(results->coming);
 	free(results);
 }
 
 bool results_settled(const tern_moe *moe)
 {
-	const struct results *results = moe->engine->results;
-
-	for (uint32_t i = 0; i < results->nr; i++)
-		if (!sent_has_ended(&results->pieces[i]))
-			return false;
-	return true;
+	return sent_have_ended(&moe->engine->results->pieces);
 }
 
 bool results_are_staged(const tern_moe *moe, uint32_t first)
@@ -133,7 +126,7 @@ static int find_piece(void *ctx)
 	for (uint32_t i = 0; i < results->nr; i++) {
 		uint32_t at = (results->next + i) % results->nr;
 
-		if (sent_has_ended(&results->pieces[at])) {
+		if (sent_has_ended(&results->pieces.each[at])) {
 			results->next = at;
 			return 1;
 		}
@@ -165,7 +158,7 @@ int results_flush(tern_moe *moe, uint32_t slot)
 	immediate = immediate_make(moe, IMMEDIATE_PIECE, immediate_round(moe, slot));
 	for (uint32_t i = 0; i < moe->config.replica_ranks && !rc; i++)
 		if (!moe->windows[results->first_home + i])
-			rc = path_write(moe, &results->pieces[results->next], results->first_home + i, immediate,
+			rc = path_write(moe, &results->pieces.each[results->next], results->first_home + i, immediate,
 				piece_place(moe, 0), layout_combine_row(l, slot, results->first_row),
 				(uint64_t)results->nr_rows * l->combine_row_bytes);
 	results->next = (results->next + 1) % results->nr;

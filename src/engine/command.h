@@ -33,7 +33,7 @@ struct command {
 	uint8_t flags;
 	uint8_t reserved[2];
 	uint32_t peer;
-	uint32_t completion; /* index of an operation or counter */
+	uint32_t completion; /* index of an operation, or number of a counter */
 	uint16_t local;	     /* indices in the engine's tables */
 	uint16_t remote;
 	uint16_t signal_remote;

@@ -354,8 +354,9 @@ int engine_start(tern_engine *engine)
 	const struct driver *driver = engine->setup.driver;
 	int rc;
 
-	if (driver) {
-		driver->engine(driver->ctx, engine, true);
+	if (driver) { /* one without this steps its engines by itself */
+		if (driver->engine)
+			driver->engine(driver->ctx, engine, true);
 		return 0;
 	}
 	engine->thread_runs = true; /* before it does */

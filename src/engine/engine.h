@@ -66,9 +66,15 @@ struct engine_counter {
 	_Atomic int error; /* of the first that failed */
 } __attribute__((aligned(64)));
 
-/* The counter's number for commands. It is not freed by closing: the caller keeps the memory until all that it began was counted. */
-int engine_counter_open(tern_engine *engine, struct engine_counter *counter, uint32_t *id);
-void engine_counter_close(tern_engine *engine, uint32_t id);
+/* Counters that take one place in the engine's table together: commands name the one at index i by id + i. They are not freed by closing: the caller keeps the
+ * memory until all that it began was counted. */
+struct engine_counters {
+	struct engine_counter *first; /* [nr] */
+	uint32_t nr;
+	uint32_t id; /* set by engine_counters_open */
+};
+int engine_counters_open(tern_engine *engine, struct engine_counters *counters);
+void engine_counters_close(tern_engine *engine, const struct engine_counters *counters);
 
 /* Acquire: pairs with the proxy's release when it counts. */
 static inline uint64_t engine_counter_ended(const struct engine_counter *counter)
@@ -82,7 +88,7 @@ struct engine_write {
 	uint32_t peer;
 	uint32_t flags; /* TERN_IMMEDIATE, TERN_TRY */
 	uint32_t immediate;
-	uint32_t counter; /* from engine_counter_open */
+	uint32_t counter; /* id of engine_counters, and an index added */
 	tern_region *local;
 	tern_remote *remote;
 	uint64_t local_offset, remote_offset, bytes;

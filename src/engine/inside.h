@@ -28,7 +28,8 @@
 #define NONE UINT32_MAX
 #define CAUSE_TEXT 192
 #define MAX_TABLE 65536
-#define MAX_COUNTERS 4096
+#define COUNTER_BITS 21 /* of a counter's number: its index among those that were opened together; above them their place in the table */
+#define MAX_COUNTERS (1u << (32 - COUNTER_BITS))
 
 /* ---- what callers asked for --------------------------------------------------------------------------------- */
 
@@ -284,7 +285,7 @@ struct tern_engine {
 	struct tern_region **regions, *given_up;
 	struct tern_remote **remotes;
 	struct tern_peers **lists;
-	struct engine_counter **counters;
+	struct engine_counters **counters;
 	uint32_t caps;
 
 	/* the proxy's own */
@@ -412,6 +413,7 @@ bool leave_done(tern_engine *engine);
 void end_everything(tern_engine *engine);
 
 /* What became of something without an operation. */
+struct engine_counter *counter_of(const tern_engine *engine, uint32_t completion); /* NULL: none has this number */
 void completion_end(tern_engine *engine, uint32_t completion, bool counted, int error, const char *cause);
 
 /* proxy.c */

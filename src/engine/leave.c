@@ -75,9 +75,9 @@ static void end_command(tern_engine *engine, struct command *command, const char
 
 	if (!counted && completion < engine->config.nr_operations && command->kind != COMMAND_PUT)
 		engine->operations[completion].pending = 1;
-	else if (!counted || completion >= MAX_COUNTERS)
+	else if (!counted)
 		completion = NONE;
-	completion_end(engine, completion, counted && completion != NONE, TERN_ERR_STATE, cause);
+	completion_end(engine, completion, counted, TERN_ERR_STATE, cause);
 }
 
 /* After the proxy has ended: nothing is left unanswered. */

@@ -220,6 +220,10 @@ static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 
 		snprintf(cause, sizeof(cause), "the network has taken no write to rank %u for %llu ms", item->peer,
 			(unsigned long long)ms_since(engine, peer->progress_ns));
+		if (peer->unsignalled) { /* and none will end those of the item that it has taken: post.c */
+			peer_lost(engine, item->peer, TERN_ERR_PEER_DEAD, cause);
+			return;
+		}
 		queue_pop(engine, &peer->writes);
 		item_fail(engine, item, TERN_ERR_SYSTEM, cause);
 		item_check_ended(engine, item);

@@ -324,25 +324,32 @@ void memory_release(tern_engine *engine)
 
 /* ---- counters and claims ------------------------------------------------------------------------------------------------------------ */
 
-int engine_counter_open(tern_engine *engine, struct engine_counter *counter, uint32_t *id)
+int engine_counters_open(tern_engine *engine, struct engine_counters *counters)
 {
+	uint32_t most = (1u << COUNTER_BITS) - 1, place;
+
+	if (!counters->nr || counters->nr > most)
+		return fail(TERN_ERR_CAPACITY, "%u counters; 1 to %u can be opened together", counters->nr, most);
 	pthread_mutex_lock(&engine->tables_lock);
-	*id = find_free(engine->counters, MAX_COUNTERS);
-	if (*id)
-		engine->counters[*id] = counter;
+	place = find_free(engine->counters, MAX_COUNTERS);
+	counters->id = place << COUNTER_BITS;
+	if (place)
+		engine->counters[place] = counters;
 	pthread_mutex_unlock(&engine->tables_lock);
-	return *id ? 0 : fail(TERN_ERR_CAPACITY, "%u counters are open", MAX_COUNTERS - 1);
+	return place ? 0 : fail(TERN_ERR_CAPACITY, "counters were opened %u times", MAX_COUNTERS - 1);
 }
 
-static int forget_counter(tern_engine *engine, void *ctx)
+static int forget_counters(tern_engine *engine, void *ctx)
 {
-	engine->counters[*(uint32_t *)ctx] = NULL;
+	engine->counters[*(uint32_t *)ctx >> COUNTER_BITS] = NULL;
 	return 0;
 }
 
-void engine_counter_close(tern_engine *engine, uint32_t id)
+void engine_counters_close(tern_engine *engine, const struct engine_counters *counters)
 {
-	engine_call(engine, forget_counter, &id);
+	uint32_t id = counters->id;
+
+	engine_call(engine, forget_counters, &id);
 }
 
 struct claiming {

@@ -159,14 +159,24 @@ static void counter_add(struct engine_counter *counter, int error)
 	atomic_fetch_add_explicit(error ? &counter->failed : &counter->done, 1, memory_order_release);
 }
 
+struct engine_counter *counter_of(const tern_engine *engine, uint32_t completion)
+{
+	const struct engine_counters *counters = engine->counters[completion >> COUNTER_BITS];
+	uint32_t index = completion & ((1u << COUNTER_BITS) - 1);
+
+	return counters && index < counters->nr ? &counters->first[index] : NULL;
+}
+
 void completion_end(tern_engine *engine, uint32_t completion, bool counted, int error, const char *cause)
 {
 	if (completion == NONE) {
 		engine->stats.failed += error != 0;
 	} else if (counted) {
+		struct engine_counter *counter = counter_of(engine, completion);
+
 		engine->stats.failed += error != 0;
-		if (engine->counters[completion])
-			counter_add(engine->counters[completion], error);
+		if (counter)
+			counter_add(counter, error);
 	} else {
 		if (error)
 			operation_fail(&engine->operations[completion], error, cause);

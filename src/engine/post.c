@@ -5,10 +5,15 @@
  * reported: they end with the next signalled one to the same peer, which is allowed where writes are in order. At most half of a NIC's and
  * a peer's credits are held by them, so what is left always suffices to post a signalled write, whose end frees the others.
  *
+ * Failed. Unsignalled writes are a part of the item at the head of their peer's queue: whatever is last of an item is signalled. If it fails before that, the network may
+ * still read its source for some of them, so the item does not end before a closing write has: begin_closing.
+ *
  * Again. What a transport puts off stays at the head of its queue and is built anew from the item the next time, with the same arguments: the fence stays in the item's
  * flags, and put_off keeps the NIC and whether it is signalled.
  */
 #include "inside.h"
+
+#include <stdio.h>
 
 #define POSTS_PER_TURN 1 /* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1 MB, see docs/signals.md */
 #define PAGE 4096
@@ -139,7 +144,7 @@ static bool may_go_unsignalled(const tern_engine *engine, const struct item *ite
 
 	if (item->put_off)
 		return item->put_off & PUT_OFF_UNSIGNALLED;
-	return !last && (engine->caps & TRANSPORT_ORDERED) && engine->config.nr_nics == 1 && nic->unsignalled < nic->depth / 2 &&
+	return !last && !item->error && (engine->caps & TRANSPORT_ORDERED) && engine->config.nr_nics == 1 && nic->unsignalled < nic->depth / 2 &&
 	       peer->unsignalled < engine->config.peer_depth / 2;
 }
 
@@ -257,17 +262,36 @@ static void put_off(tern_engine *engine, struct item *item, uint32_t nic, const 
 	}
 }
 
+/* What is left of an item that failed goes no further. True: nothing of it is unsignalled, so the rest of it ends by itself. Else its first piece, which the network has taken
+ * once, is to be written again with a signal; what a failed operation leaves at its target means nothing. */
+static bool begin_closing(tern_engine *engine, struct item *item)
+{
+	if (!engine->peers[item->peer].unsignalled)
+		return true;
+	if (item->put_off & PUT_OFF_UNSIGNALLED)
+		item_take_up_again(engine, item);
+	item->at = item->page = 0;
+	item->flags &= (uint8_t) ~(ITEM_IMMEDIATE | ITEM_FENCE);
+	return false;
+}
+
 static void refused(tern_engine *engine, struct item *item, int rc)
 {
-	uint32_t peer = item->peer;
+	struct engine_peer *peer = &engine->peers[item->peer];
+	char cause[CAUSE_TEXT];
 
 	if (rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_PEER_LEFT) {
-		peer_lost(engine, peer, rc, tern_last_error());
-		return;
+		peer_lost(engine, item->peer, rc, tern_last_error());
+	} else if (item->error) { /* the closing write */
+		snprintf(cause, sizeof(cause), "writes to rank %u cannot be ended: %.120s", item->peer, tern_last_error());
+		peer_lost(engine, item->peer, TERN_ERR_PEER_DEAD, cause);
+	} else {
+		item_fail(engine, item, rc, tern_last_error());
+		if (peer->unsignalled)
+			return;
+		queue_pop(engine, &peer->writes);
+		item_check_ended(engine, item);
 	}
-	queue_pop(engine, &engine->peers[peer].writes);
-	item_fail(engine, item, rc, tern_last_error());
-	item_check_ended(engine, item);
 }
 
 /* One write of the item at the head. False: nothing more goes to this peer for now. */
@@ -278,7 +302,7 @@ static bool post_head(tern_engine *engine, struct engine_peer *peer, struct item
 	bool last;
 	int rc;
 
-	if (item->error) { /* an earlier part of it failed */
+	if (item->error && begin_closing(engine, item)) {
 		queue_pop(engine, &peer->writes);
 		item_check_ended(engine, item);
 		return true;
@@ -296,7 +320,7 @@ static bool post_head(tern_engine *engine, struct engine_peer *peer, struct item
 	if (rc < 0)
 		refused(engine, item, rc);
 	else
-		note_posted(engine, item, nic, &write, last);
+		note_posted(engine, item, nic, &write, last || item->error);
 	return true;
 }
 

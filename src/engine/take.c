@@ -11,12 +11,10 @@ static void refuse(tern_engine *engine, const struct command *c, int error, cons
 {
 	bool counted = c->flags & COMMAND_COUNTED;
 
-	if (c->completion < (counted ? MAX_COUNTERS : 0))
-		completion_end(engine, c->completion, true, error, cause);
-	else if (!counted && c->completion < engine->config.nr_operations && error)
+	if (!counted && c->completion < engine->config.nr_operations && error)
 		operation_fail(&engine->operations[c->completion], error, cause);
 	else
-		completion_end(engine, NONE, false, error, cause);
+		completion_end(engine, counted ? c->completion : NONE, counted, error, cause);
 }
 
 static void refuse_peer(tern_engine *engine, const struct command *c, uint32_t peer)
@@ -40,7 +38,7 @@ static bool bad_numbers(const tern_engine *engine, const struct command *c)
 
 	if (c->peer >= engine->setup.nr_peers)
 		return true;
-	if (c->completion != COMMAND_NONE && c->completion >= (counted ? MAX_COUNTERS : engine->config.nr_operations))
+	if (c->completion != COMMAND_NONE && (counted ? !counter_of(engine, c->completion) : c->completion >= engine->config.nr_operations))
 		return true;
 	return c->bytes && (!in_region(engine->regions[c->local], c->local_offset, c->bytes) ||
 				   !in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes));

@@ -62,6 +62,17 @@ void loop_kill(struct loop_net *net, uint32_t rank, bool told)
 	pthread_mutex_unlock(&net->lock);
 }
 
+uint32_t loop_under_way(struct loop_net *net, uint32_t rank)
+{
+	uint32_t nr = 0;
+
+	pthread_mutex_lock(&net->lock);
+	for (uint32_t lane = 0; lane < LOOP_LANES; lane++)
+		nr += net->members[rank][lane] ? net->members[rank][lane]->nr_flights : 0;
+	pthread_mutex_unlock(&net->lock);
+	return nr;
+}
+
 static uint32_t draw(struct loop_net *net, uint32_t below)
 {
 	net->random = net->random * 6364136223846793005u + 1442695040888963407u;

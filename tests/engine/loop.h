@@ -47,5 +47,6 @@ extern const struct transport_ops transport_loop;
 void loop_net_init(struct loop_net *net, const struct loop_settings *settings);
 void loop_net_close(struct loop_net *net);
 void loop_kill(struct loop_net *net, uint32_t rank, bool told);
+uint32_t loop_under_way(struct loop_net *net, uint32_t rank); /* writes that it posted and that have neither landed nor failed */
 
 #endif

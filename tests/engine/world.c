@@ -82,7 +82,7 @@ void world_open(struct world *world, int nr, const struct loop_settings *setting
 	}
 	for (int r = 0; r < nr; r++)
 		must(engine_connect(world->engines[r], all), "engine_connect");
-	for (int r = 0; r < nr && !stepped; r++)
+	for (int r = 0; r < nr; r++)
 		must(engine_start(world->engines[r]), "engine_start");
 	for (int r = 0; r < nr; r++) {
 		must(tern_engine_register(world->engines[r], world->memory[r], WORLD_BYTES, &world->regions[r]), "register");

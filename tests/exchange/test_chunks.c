@@ -128,6 +128,32 @@ static void in_flight(void **state)
 		}
 }
 
+/* Three exchanges at a time, with more chunks in all than an engine has places for counters. */
+static void three_exchanges(struct rank *rank)
+{
+	struct round beside[2];
+	int nr = 0, rc = 0;
+
+	while (nr < 2 && !rc)
+		rc = round_open(&beside[nr++], rank, rank->ctx, NULL);
+	if (!rc)
+		run_rounds(rank, rank->ctx, 2);
+	for (int i = 0; i < 2 && !rc; i++)
+		rc = run_round(&beside[i], 0);
+	while (nr)
+		round_close(&beside[--nr]);
+}
+
+static void many_chunks(void **state)
+{
+	struct job job;
+
+	(void)state;
+	small_job(&job, "abcdef");
+	job.config.nr_chunks = 512;
+	expect_right(&job, three_exchanges, &job);
+}
+
 /* ---- a gateway whose caller is slow ------------------------------------------------------------------------------------- */
 
 struct slow {
@@ -249,9 +275,9 @@ static int send_noise(struct rank *rank, tern_moe *moe)
 	uint8_t *from = path->staging + path->lanes_at;
 
 	memset(from, 0xee, 256);
-	if (path_write(moe, path->pieces, SLOW, immediate_make(moe, IMMEDIATE_CHUNK, 1), from, layout_chunk(&moe->layout, 0, 1), 256))
+	if (path_write(moe, path->pieces.each, SLOW, immediate_make(moe, IMMEDIATE_CHUNK, 1), from, layout_chunk(&moe->layout, 0, 1), 256))
 		return rank_fails(rank, "noise: %s", tern_last_error());
-	while (!sent_has_ended(path->pieces))
+	while (!sent_has_ended(path->pieces.each))
 		sched_yield();
 	return 0;
 }
@@ -306,6 +332,7 @@ int main(void)
 		cmocka_unit_test(dtypes),
 		cmocka_unit_test(replicas),
 		cmocka_unit_test(in_flight),
+		cmocka_unit_test(many_chunks),
 		cmocka_unit_test(slow_gateway),
 		cmocka_unit_test(staging_is_bounded),
 		cmocka_unit_test(one_copy_for_a_node),

@@ -6,14 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cli/nodes.h"
+#include "cli/hosts.h"
 
 int enter(struct rank *rank, struct round *r)
 {
 	static struct job job;
 	struct scene *s = rank->ctx;
 
-	if (s->nodes && nodes_enter(s->nodes, rank->rank))
+	if (s->hosts && hosts_enter(s->hosts, rank->rank))
 		return rank_fails(rank, "entering a node: %s", strerror(errno));
 	job = s->job;
 	if (job_open(&job, NULL))

@@ -20,11 +20,11 @@ struct board {
 	unsigned char payload[MAX_GATHERINGS][MAX_PROCESSES][GATHERING_BYTES];
 };
 
-struct nodes;
+struct hosts;
 
 struct scene {
 	struct job job;
-	const struct nodes *nodes; /* each rank on its own; NULL: all on one */
+	const struct hosts *hosts; /* each rank on its own; NULL: all on one */
 	int nr_ranks;
 	int wait_ms; /* of groups; 0: as usual */
 	int victim;

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <cmocka.h>
 
-#include "cli/nodes.h"
+#include "cli/hosts.h"
 
 #define NETWORK "ofi:tcp;ofi_rxm"
 #define RANKS 3
@@ -25,7 +25,7 @@
 
 enum direction { TO_VICTIM = 1, FROM_VICTIM = 2 };
 
-static struct nodes nodes;
+static struct hosts hosts;
 
 static int command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -46,9 +46,9 @@ static int cut(enum direction directions)
 	int rc = 0;
 
 	if (directions & TO_VICTIM)
-		rc = command("tc -n tern-%d-hub qdisc add dev port0-%d root pfifo limit 0", nodes.id, VICTIM);
+		rc = command("tc -n tern-%d-hub qdisc add dev port0-%d root pfifo limit 0", hosts.id, VICTIM);
 	if (directions & FROM_VICTIM)
-		rc = rc ? rc : command("tc -n tern-%d-%d qdisc add dev eth0 root pfifo limit 0", nodes.id, VICTIM);
+		rc = rc ? rc : command("tc -n tern-%d-%d qdisc add dev eth0 root pfifo limit 0", hosts.id, VICTIM);
 	return rc;
 }
 
@@ -129,7 +129,7 @@ static struct scene *open_scene(int number)
 {
 	struct scene *s = scene_open(RANKS, number < NR_SCENES / 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
 
-	s->nodes = &nodes;
+	s->hosts = &hosts;
 	s->victim = VICTIM;
 	s->halves = number % (NR_SCENES / 2);
 	s->wait_ms = s->job.config.wait_ms = WAIT_MS;
@@ -191,9 +191,9 @@ static const char *what_is_missing(void)
 {
 	if (!transport_is_there(NETWORK))
 		return tern_last_error();
-	if (nodes_open(&nodes, RANKS, 1, true, "test_blackhole") || !nodes.namespaces)
+	if (hosts_open(&hosts, RANKS, 1, true, "test_blackhole") || !hosts.namespaces)
 		return "network namespaces take root and iproute2";
-	if (command("tc -n tern-%d-hub qdisc add dev port0-0 root pfifo limit 1000", nodes.id))
+	if (command("tc -n tern-%d-hub qdisc add dev port0-0 root pfifo limit 1000", hosts.id))
 		return "this kernel or this tc has no pfifo queues";
 	return NULL;
 }
@@ -203,12 +203,12 @@ static void play(enum direction directions)
 	const char *missing = what_is_missing(), *wrong;
 
 	if (missing) {
-		nodes_close(&nodes);
+		hosts_close(&hosts);
 		print_message("# SKIP %s\n", missing);
 		skip();
 	}
 	wrong = play_all(directions);
-	nodes_close(&nodes);
+	hosts_close(&hosts);
 	if (wrong)
 		fail_msg("%s", wrong);
 }

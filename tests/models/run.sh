@@ -187,6 +187,35 @@ expect asserts staging -DBREAK_IMMEDIATE_FIRST
 expect asserts staging -DBREAK_OWN_WORD -DCOUNTS=1 -DROUNDS=6
 expect asserts staging -DBREAK_NEVER_BACK -DCOUNTS=1
 
+# rows and results between nodes
+expect holds lanes
+expect holds lanes -DCHUNKS=1
+expect holds lanes -DCHUNKS=1 -DROUNDS=1 -DROWS=2
+expect holds lanes -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
+for victim in GATEWAY BEHIND SOURCE; do
+	expect holds lanes -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=$victim
+done
+expect asserts lanes -DWITNESS
+for broken in NO_CREDIT NO_COMPLETION CREDIT_FIRST WORD_BEFORE_ROWS OWN_WORD_FIRST LEAVE_UNSETTLED; do
+	expect asserts lanes -DBREAK_$broken -DCHUNKS=1
+done
+expect asserts lanes -DBREAK_WORD_AT_LAST
+# Output rows are guarded twice here too.
+expect holds lanes -DBREAK_ROWS_BEFORE_COUNTS -DCHUNKS=1
+expect holds lanes -DBREAK_EARLY_RESULTS_WORD -DCHUNKS=1
+expect asserts lanes -DBREAK_ROWS_BEFORE_COUNTS -DBREAK_EARLY_RESULTS_WORD -DCHUNKS=1
+expect hangs lanes -DBREAK_SILENCE_FOR_NOTHING -DCHUNKS=1
+expect hangs lanes -DBREAK_CALLER_RELAYS -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
+expect hangs lanes -DBREAK_TRUST_GATEWAY -DCHUNKS=1 -DROUNDS=1 -DDEATH=1
+expect holds pieces
+expect holds pieces -DPOOL=1
+expect holds pieces -DSLOTS=2
+expect asserts pieces -DWITNESS
+expect asserts pieces -DBREAK_NO_COMPLETION
+expect asserts pieces -DBREAK_WORD_AT_NOTE
+expect asserts pieces -DBREAK_KEEP_COUNT
+expect hangs pieces -DBREAK_RESULTS_BEFORE_DISPATCH
+
 # One on each core.
 export CC
 xargs -P "$(nproc)" -L 1 sh "$models/run.sh" --check <"$list" | tee "$results"

@@ -126,6 +126,79 @@ static void one_page_fails(void **state)
 	}
 }
 
+static bool has_refused;
+
+/* From its first refusal on, the network takes nothing more. */
+static enum loop_fate refused_for_good(uint32_t from, const struct transport_write *w)
+{
+	has_refused = has_refused || fate(from, w) == LOOP_REFUSED;
+	return has_refused && w->peer == 1 ? LOOP_REFUSED : LOOP_LANDS;
+}
+
+static void note_under_way(void *ctx, int error, const char *cause)
+{
+	struct world *world = ctx;
+
+	(void)cause;
+	assert_int_not_equal(error, 0);
+	world->watch_ctx = world; /* ended */
+	assert_int_equal(loop_under_way(&world->net, 0), 0);
+}
+
+/* A page fails, or is refused, while others of the operation are on their way unsignalled: it does not end, and so its source is nobody else's, before they have. */
+static void ends_after_unsignalled(enum loop_fate how, bool closable)
+{
+	uint32_t pages[30];
+
+	for (uint32_t i = 0; i < 30; i++)
+		pages[i] = i;
+	for (uint64_t seed = 1; seed <= 40; seed++) {
+		struct loop_settings settings;
+		struct tern_engine_config config;
+		struct world world;
+		struct tern_paged_write w;
+
+		world_settings(&settings, &config);
+		settings.caps = TRANSPORT_ORDERED;
+		settings.seed = seed;
+		settings.again_first = seed % 3;
+		settings.slowest = 20;
+		settings.fate = closable ? fate : refused_for_good;
+		has_refused = false;
+		fate_there = how;
+		world_open(&world, 2, &settings, &config, true);
+		w = (struct tern_paged_write){.size = sizeof(w), .peer = 1, .flags = TERN_IMMEDIATE, .immediate = 9, .nr_pages = 30, .local = world.regions[0],
+			.remote = world.remotes[0][1], .page_bytes = 500, .remote_offset = there - 5 * 1000, .local_stride = 500, .remote_stride = 1000,
+			.local_pages = pages, .remote_pages = pages, .done = note_under_way, .ctx = &world};
+		assert_int_equal(tern_engine_write_pages(world.engines[0], &w, NULL), 0);
+		for (int i = 0; i < 2000 && !world.watch_ctx; i++)
+			world_round(&world);
+		assert_non_null(world.watch_ctx);
+		assert_int_equal(tern_engine_peer(world.engines[0], 1), closable ? 0 : TERN_ERR_PEER_DEAD);
+		if (closable)
+			expect_end(&world, 0, begin_write(&world, 0, 1, 0, 10), 0, "");
+		world_close(&world);
+	}
+}
+
+static void unsignalled_pages_fail(void **state)
+{
+	(void)state;
+	ends_after_unsignalled(LOOP_FAILS, true);
+}
+
+static void later_page_refused(void **state)
+{
+	(void)state;
+	ends_after_unsignalled(LOOP_REFUSED, true);
+}
+
+static void closing_refused(void **state)
+{
+	(void)state;
+	ends_after_unsignalled(LOOP_REFUSED, false);
+}
+
 /* The peer answers, but one write does not end: that operation is told, its memory stays in use, the peer stays. */
 static void one_never_ends(void **state)
 {
@@ -391,6 +464,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_fails),
 		cmocka_unit_test(one_page_fails),
+		cmocka_unit_test(unsignalled_pages_fail),
+		cmocka_unit_test(later_page_refused),
+		cmocka_unit_test(closing_refused),
 		cmocka_unit_test(one_never_ends),
 		cmocka_unit_test(told_death),
 		cmocka_unit_test(silent_death),

@@ -85,6 +85,29 @@ static void bad_configs(void **state)
 	assert_int_equal(tern_group_create(&config, &group), TERN_ERR_INVALID);
 }
 
+static void wakes_nobody(void *ctx, uint32_t rank)
+{
+	(void)ctx;
+	(void)rank;
+}
+
+/* A driver that is for engines alone. */
+static void driver_without_engine(void **state)
+{
+	static const struct driver driver = {.wake = wakes_nobody};
+	struct tern_group_config config;
+	tern_group *group = NULL;
+
+	(void)state;
+	tern_group_config_init(&config);
+	config.boot = (struct tern_boot){.nr_ranks = 1, .allgather = failing_allgather, .close = count_close};
+	closed = 0;
+	assert_int_equal(group_create_driven(&config, &driver, &group), TERN_ERR_INVALID);
+	assert_non_null(strstr(tern_last_error(), "lacks engine"));
+	assert_null(group);
+	assert_int_equal(closed, 1);
+}
+
 /* ---- virtual nodes -------------------------------------------------------------------------------------------------------- */
 
 struct nodes {
@@ -378,6 +401,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bad_configs),
+		cmocka_unit_test(driver_without_engine),
 		cmocka_unit_test(virtual_nodes),
 		cmocka_unit_test(transport_is_chosen),
 		cmocka_unit_test(gathering),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/nodes.h"
+#include "cli/hosts.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -45,7 +45,7 @@ static int ip(const char *format, ...)
 }
 
 /* The hub holds a bridge for each link; each node has one end of a pair, named eth0 and so on, and the hub the other. */
-static int add_link(const struct nodes *n, int node, int link)
+static int add_link(const struct hosts *n, int node, int link)
 {
 	int rc = ip("-n tern-%d-hub link add port%d-%d type veth peer name eth%d netns tern-%d-%d", n->id, link, node, link, n->id, node);
 
@@ -54,7 +54,7 @@ static int add_link(const struct nodes *n, int node, int link)
 	return rc ? rc : ip("-n tern-%d-%d link set eth%d up", n->id, node, link);
 }
 
-static int add_node(const struct nodes *n, int node)
+static int add_node(const struct hosts *n, int node)
 {
 	int rc = ip("netns add tern-%d-%d", n->id, node);
 
@@ -63,7 +63,7 @@ static int add_node(const struct nodes *n, int node)
 	return rc ? rc : ip("-n tern-%d-%d link set lo up", n->id, node);
 }
 
-static int add_namespaces(const struct nodes *n)
+static int add_namespaces(const struct hosts *n)
 {
 	int rc = ip("netns add tern-%d-hub", n->id);
 
@@ -76,47 +76,47 @@ static int add_namespaces(const struct nodes *n)
 	return rc;
 }
 
-static void drop_namespaces(const struct nodes *n)
+static void drop_namespaces(const struct hosts *n)
 {
 	for (int node = 0; node < n->nr; node++)
 		ip("netns del tern-%d-%d", n->id, node);
 	ip("netns del tern-%d-hub", n->id);
 }
 
-int nodes_open(struct nodes *nodes, int nr, int nr_links, bool namespaces, const char *name)
+int hosts_open(struct hosts *hosts, int nr, int nr_links, bool namespaces, const char *name)
 {
-	*nodes = (struct nodes){.nr = nr, .nr_links = nr_links, .id = (int)getpid()};
-	if (nr < 1 || nr > NODES_MOST) {
-		fprintf(stderr, "%s: %d nodes; 1 to %d are possible\n", name, nr, NODES_MOST);
+	*hosts = (struct hosts){.nr = nr, .nr_links = nr_links, .id = (int)getpid()};
+	if (nr < 1 || nr > HOSTS_MOST) {
+		fprintf(stderr, "%s: %d nodes; 1 to %d are possible\n", name, nr, HOSTS_MOST);
 		return -1;
 	}
 	if (nr == 1 || !namespaces)
 		return 0;
-	nodes->namespaces = !add_namespaces(nodes);
-	if (nodes->namespaces)
+	hosts->namespaces = !add_namespaces(hosts);
+	if (hosts->namespaces)
 		return 0;
-	drop_namespaces(nodes); /* whatever part of them was made */
+	drop_namespaces(hosts); /* whatever part of them was made */
 	fprintf(stderr, "%s: no network namespaces (they take root and iproute2); nodes are told apart by name alone\n", name);
 	return 0;
 }
 
-void nodes_close(const struct nodes *nodes)
+void hosts_close(const struct hosts *hosts)
 {
-	if (nodes->namespaces)
-		drop_namespaces(nodes);
+	if (hosts->namespaces)
+		drop_namespaces(hosts);
 }
 
-int nodes_of_rank(const struct nodes *nodes, int rank, int nr_ranks)
+int hosts_of_rank(const struct hosts *hosts, int rank, int nr_ranks)
 {
-	return (int)((long)rank * nodes->nr / nr_ranks);
+	return (int)((long)rank * hosts->nr / nr_ranks);
 }
 
-static int enter_namespace(const struct nodes *nodes, int node)
+static int enter_namespace(const struct hosts *hosts, int node)
 {
 	char text[64];
 	int fd, rc;
 
-	snprintf(text, sizeof(text), "/run/netns/tern-%d-%d", nodes->id, node);
+	snprintf(text, sizeof(text), "/run/netns/tern-%d-%d", hosts->id, node);
 	fd = open(text, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -1;
@@ -126,14 +126,14 @@ static int enter_namespace(const struct nodes *nodes, int node)
 	return rc ? rc : setenv("TERN_NODE_ADDRESS", text, 1);
 }
 
-int nodes_enter(const struct nodes *nodes, int node)
+int hosts_enter(const struct hosts *hosts, int node)
 {
 	char text[16];
 
-	if (nodes->nr <= 1)
+	if (hosts->nr <= 1)
 		return 0;
 	snprintf(text, sizeof(text), "%d", node);
 	if (setenv("TERN_NODE", text, 1))
 		return -1;
-	return nodes->namespaces ? enter_namespace(nodes, node) : 0;
+	return hosts->namespaces ? enter_namespace(hosts, node) : 0;
 }
