@@ -33,9 +33,10 @@ try() {
 
 has() { grep -q -- "$2" "$tmp/$1" || bad "$name: \"$2\" is not in std$1"; }
 lines() { [ "$(wc -l <"$tmp/$1")" = "$2" ] || bad "$name: std$1 has $(wc -l <"$tmp/$1") lines, expected $2"; }
-gone() { # no process whose arguments contain $1, within 5 s
+gone() { # no process whose arguments contain $1, within 5 s; grep's own have brackets
+	pattern="[${1%"${1#?}"}]${1#?}"
 	for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
-		cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -q -- "$1" || return 0
+		cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -q -- "$pattern" || return 0
 		sleep 0.2
 	done
 	bad "$name: a process with \"$1\" is left behind"
