@@ -11,6 +11,7 @@
  * once. Without it a rank that is home to none of my tokens could start its next round while a third one's rows of this round are still awaited here.
  * Why results of the next round may overwrite these: they follow my dispatch of e+1, which is behind this kernel.
  */
+#include "launch_ll.cuh"
 #include "results.cuh"
 
 /* To the home of the source's tokens: every rank that passes them. */
@@ -216,7 +217,7 @@ static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*combine_kernel)(const struct ll_combine, uint32_t);
+typedef ll_kernel<struct ll_combine> combine_kernel;
 
 static combine_kernel choose_lines(enum ll_y kind, uint32_t nr_vectors)
 {
@@ -243,39 +244,12 @@ static combine_kernel choose(const struct ll_combine *c)
 				      : combine_ll<LL_CELLS, LL_Y_FP32, 3>;
 }
 
-static uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
-{
-	return roles == LL_SEND ? launch->nr_warps : roles == LL_RECEIVE ? 0 : launch->send_warps;
-}
-
 cudaError_t ll_combine_launch(const struct ll_combine *args, const struct ll_launch *launch, cudaStream_t stream)
 {
-	combine_kernel kernel = choose(args);
-	cudaLaunchAttribute early = {};
-	cudaLaunchConfig_t config = {};
-
-	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS ||
-		(args->roles == (LL_SEND | LL_RECEIVE) && launch->send_warps >= launch->nr_warps))
-		return cudaErrorInvalidValue;
-	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	early.val.programmaticStreamSerializationAllowed = 1;
-	config.gridDim = dim3(launch->nr_blocks);
-	config.blockDim = dim3(launch->nr_warps * LANES);
-	config.stream = stream;
-	config.attrs = &early;
-	config.numAttrs = launch->early ? 1 : 0;
-	return cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
+	return launch_half(choose(args), args, launch, 0, stream);
 }
 
 cudaError_t ll_combine_most_blocks(const struct ll_combine *args, const struct ll_launch *launch, uint32_t *nr_blocks)
 {
-	int device, nr_sms, per_sm;
-	combine_kernel kernel = choose(args);
-	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;
-
-	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
-	rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)launch->nr_warps * LANES, 0);
-	if (!rc)
-		*nr_blocks = (uint32_t)(nr_sms * per_sm);
-	return rc;
+	return most_blocks(choose(args), launch, 0, nr_blocks);
 }

@@ -10,6 +10,7 @@
  * Why rows of the next round may overwrite these: a peer's dispatch of round e+1 follows its combine of e, which has seen my arrival word e, which my
  * combine of e stored, behind this kernel. So this kernel's reads are over.
  */
+#include "launch_ll.cuh"
 #include "rows.cuh"
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
@@ -389,7 +390,7 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*dispatch_kernel)(const struct ll_dispatch, uint32_t);
+typedef ll_kernel<struct ll_dispatch> dispatch_kernel;
 
 /* Variants that measurements chose (docs/benchmarks.md); the kinds of x that few callers have come in one size. */
 static dispatch_kernel choose_lines(enum ll_x kind, uint32_t nr_vectors)
@@ -447,50 +448,12 @@ static uint32_t shared_bytes(const struct ll_dispatch *d)
 	return d->roles & LL_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
 }
 
-/* More than 48 KiB are given only to who asks. */
-static cudaError_t allow_shared(dispatch_kernel kernel, uint32_t bytes)
-{
-	if (bytes <= 48 * 1024)
-		return cudaSuccess;
-	return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-}
-
-static uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
-{
-	return roles == LL_SEND ? launch->nr_warps : roles == LL_RECEIVE ? 0 : launch->send_warps;
-}
-
 cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_launch *launch, cudaStream_t stream)
 {
-	dispatch_kernel kernel = choose(args);
-	cudaLaunchAttribute early = {};
-	cudaLaunchConfig_t config = {};
-	cudaError_t rc;
-
-	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && launch->send_warps >= launch->nr_warps))
-		return cudaErrorInvalidValue;
-	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	early.val.programmaticStreamSerializationAllowed = 1;
-	config.gridDim = dim3(launch->nr_blocks);
-	config.blockDim = dim3(launch->nr_warps * LANES);
-	config.dynamicSmemBytes = shared_bytes(args);
-	config.stream = stream;
-	config.attrs = &early;
-	config.numAttrs = launch->early ? 1 : 0;
-	rc = allow_shared(kernel, shared_bytes(args));
-	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
+	return launch_half(choose(args), args, launch, shared_bytes(args), stream);
 }
 
 cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct ll_launch *launch, uint32_t *nr_blocks)
 {
-	int device, nr_sms, per_sm;
-	dispatch_kernel kernel = choose(args);
-	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;
-
-	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
-	rc = rc ? rc : allow_shared(kernel, shared_bytes(args));
-	rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)launch->nr_warps * LANES, shared_bytes(args));
-	if (!rc)
-		*nr_blocks = (uint32_t)(nr_sms * per_sm);
-	return rc;
+	return most_blocks(choose(args), launch, shared_bytes(args), nr_blocks);
 }
