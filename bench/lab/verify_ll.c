@@ -139,18 +139,24 @@ static uint64_t verify_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	return bad != 0;
 }
 
-uint64_t verify_case(struct lab *lab, struct job *job, const struct lab_way *way, uint64_t rounds)
+static uint64_t run_case(struct lab *lab, struct job *job, const struct lab_way *way, lab_body body, void *ctx)
 {
 	struct reason why;
+	uint64_t bad;
 
 	if (job_open(job, &why)) {
 		printf("refused: %s\n", why.text);
 		return 1;
 	}
 	lab_setup(lab, job, way);
-	uint64_t bad = lab_run(lab, verify_rank, &rounds);
+	bad = lab_run(lab, body, ctx);
 	job_close(job);
 	return bad;
+}
+
+uint64_t verify_case(struct lab *lab, struct job *job, const struct lab_way *way, uint64_t rounds)
+{
+	return run_case(lab, job, way, verify_rank, &rounds);
 }
 
 /* ---- rounds back to back ------------------------------------------------------------------------------------- */
@@ -258,14 +264,6 @@ static uint64_t storm_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 uint64_t storm_case(struct lab *lab, struct job *job, const struct lab_way *way, uint64_t rounds)
 {
 	struct storm storm = {rounds};
-	struct reason why;
 
-	if (job_open(job, &why)) {
-		printf("refused: %s\n", why.text);
-		return 1;
-	}
-	lab_setup(lab, job, way);
-	uint64_t bad = lab_run(lab, storm_rank, &storm);
-	job_close(job);
-	return bad;
+	return run_case(lab, job, way, storm_rank, &storm);
 }
