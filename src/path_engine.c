@@ -319,15 +319,15 @@ int engine_path_open(tern_moe *moe)
 }
 
 /* What was sent has to be there before the windows go; a peer that died ends its writes too. */
-static uint64_t last_moment(const tern_moe *moe)
+static uint64_t farewell_ns(const tern_moe *moe)
 {
-	return driver_now(moe->group->driver) + (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
+	return (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
 }
 
 static void close_parts(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
-	uint64_t deadline_ns = last_moment(moe);
+	uint64_t deadline_ns = driver_now(moe->group->driver) + farewell_ns(moe);
 
 	if (path->claimed)
 		engine_unclaim(path->engine, path->prefix);
@@ -473,7 +473,7 @@ static int look_settled(void *ctx)
  * take a parting that comes first for a rank that left them alone. Who gives up owes nothing. */
 void engine_path_settle(tern_moe *moe)
 {
-	wait_until(moe, (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000, look_settled, moe);
+	wait_until(moe, farewell_ns(moe), look_settled, moe);
 }
 
 void engine_path_part(tern_moe *moe, uint64_t parting)
