@@ -49,14 +49,19 @@ static void expect_each_once(struct world *w, uint32_t who, enum transport_event
 	expect(!try_take(w, who, kind, &event), "more events than writes");
 }
 
+static void write_across(struct world *w, uint32_t from, uint32_t to)
+{
+	struct transport_write write = {.peer = to, .flags = WRITE_IMMEDIATE | WRITE_SIGNALLED};
+
+	post(w, from, &write);
+	take_event(w, to, EVENT_IMMEDIATE);
+	take_event(w, from, EVENT_WRITTEN);
+}
+
 /* Connections are made, so that nothing is refused for that reason. */
 static void warm_up(struct world *w)
 {
-	struct transport_write write = {.peer = 1, .flags = WRITE_IMMEDIATE | WRITE_SIGNALLED};
-
-	post(w, 0, &write);
-	take_event(w, 1, EVENT_IMMEDIATE);
-	take_event(w, 0, EVENT_WRITTEN);
+	write_across(w, 0, 1);
 }
 
 /* As many at once as the transport says, and each lands in its own place. */
@@ -136,6 +141,10 @@ static void run_depth_while_connecting(const struct network *n)
 	expect(posted == w.peers[0].info.depth || n->few, "%u writes at once, and it says %u", posted, w.peers[0].info.depth);
 	expect_each_once(&w, 0, EVENT_WRITTEN, posted);
 	expect_each_once(&w, 1, EVENT_IMMEDIATE, posted);
+	/* libfabric's tcp loses the memory of a connection that is accepted and not yet made when its endpoint is closed. */
+	world_connect(&w, 2, 0);
+	write_across(&w, 0, 2);
+	write_across(&w, 2, 0);
 	world_close(&w);
 }
 
