@@ -120,40 +120,18 @@ static int send_next_row(tern_moe *moe, bool stream, uint32_t source, const stru
 	return 0;
 }
 
-/* Each rank starts with another home, so that they do not all write to one. A group of replicas is one home. */
-static int send_results(tern_moe *moe, const struct tern_combine *args)
-{
-	struct slot *s = &moe->slots[args->slot];
-	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
-	int rc = 0, flushed;
-
-	while (s->combine_at.nr_sources < moe->nr_ranks && !rc) {
-		uint32_t source = (home_first(moe, moe->rank) + s->combine_at.nr_sources) % moe->nr_ranks;
-
-		while (s->combine_at.row < s->rows_from[source] && !rc)
-			rc = send_next_row(moe, stream, source, args);
-		if (rc)
-			break;
-		s->combine_at.nr_sources++;
-		s->combine_at.row = 0;
-	}
-	if (stream)
-		stream_fence();
-	flushed = rc && rc != TERN_ERR_TIMEOUT ? 0 : results_flush(moe, args->slot);
-	return flushed ? flushed : rc;
-}
-
-static int publish_results(tern_moe *moe, uint32_t slot, bool released)
+/* To the homes of one group of replicas. */
+static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool released)
 {
 	const struct slot *s = &moe->slots[slot];
+	uint32_t rows = 0;
 	int rc = 0;
 
-	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
-		uint32_t home = (moe->rank + 1 + i) % moe->nr_ranks, first = home_first(moe, home), rows = 0;
+	for (uint32_t r = first; r < first + moe->config.replica_ranks; r++)
+		rows += s->rows_from[r];
+	for (uint32_t home = first; home < first + moe->config.replica_ranks && !rc; home++) {
 		struct publication p = {.slot = slot, .kind = WORD_COMBINE, .phase = TERN_PHASE_COMBINE};
 
-		for (uint32_t r = first; r < first + moe->config.replica_ranks; r++)
-			rows += s->rows_from[r];
 		p.count = released ? WORD_RELEASED : rows;
 		if (!released)
 			moe->stats.combine_bytes += (uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
@@ -162,6 +140,59 @@ static int publish_results(tern_moe *moe, uint32_t slot, bool released)
 		rc = path_publish(moe, home, &p);
 	}
 	return rc;
+}
+
+/* Starting after this rank's own, so that not all ranks serve the same home first, and the own one, which needs no
+ * network, last. */
+static uint32_t nth_source(const tern_moe *moe, uint32_t i)
+{
+	return (home_first(moe, moe->rank) + moe->config.replica_ranks + i) % moe->nr_ranks;
+}
+
+static int publish_results(tern_moe *moe, uint32_t slot, bool released)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i += moe->config.replica_ranks)
+		rc = publish_group(moe, slot, nth_source(moe, i), released);
+	return rc;
+}
+
+/* In low latency a home gets its word as soon as its own results are stored, so that they travel while the next are
+ * summed: the word gives the home's region back and nothing else, and of that all headers have been read. In high
+ * throughput the home's next rows land where the caller's y may lie, so all of y has to be read first. */
+static int source_done(tern_moe *moe, uint32_t slot, bool stream)
+{
+	struct combine_at *at = &moe->slots[slot].combine_at;
+	uint32_t source = nth_source(moe, at->nr_sources);
+
+	at->nr_sources++;
+	at->row = 0;
+	if (moe->config.mode != TERN_LOW_LATENCY || at->nr_sources % moe->config.replica_ranks)
+		return 0;
+	if (stream)
+		stream_fence();
+	return publish_group(moe, slot, home_first(moe, source), false);
+}
+
+/* A group of replicas is one home. */
+static int send_results(tern_moe *moe, const struct tern_combine *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
+	int rc = 0, flushed;
+
+	while (s->combine_at.nr_sources < moe->nr_ranks && !rc) {
+		uint32_t source = nth_source(moe, s->combine_at.nr_sources);
+
+		while (s->combine_at.row < s->rows_from[source] && !rc)
+			rc = send_next_row(moe, stream, source, args);
+		rc = rc ? rc : source_done(moe, args->slot, stream);
+	}
+	if (stream)
+		stream_fence();
+	flushed = rc && rc != TERN_ERR_TIMEOUT ? 0 : results_flush(moe, args->slot);
+	return flushed ? flushed : rc;
 }
 
 static int check_combine(tern_moe *moe, const struct tern_combine *args)
@@ -211,7 +242,8 @@ int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 	if (!rc && moe->slots[args->slot].state == SLOT_RECEIVED)
 		rc = begin_results(moe, args->slot);
 	rc = rc ? rc : send_results(moe, args);
-	rc = rc ? rc : publish_results(moe, args->slot, false);
+	if (!rc && moe->config.mode == TERN_HIGH_THROUGHPUT)
+		rc = publish_results(moe, args->slot, false);
 	if (rc)
 		return rc;
 	moe->slots[args->slot].state = SLOT_COMBINED;

@@ -16,7 +16,8 @@
 #define MARKS_AWAITED released[s]
 #endif
 
-/* Publishes "I am done with your rows" before their headers were read for the last time. */
+/* Publishes "I am done with your rows" before their headers were read for the last time. Each home has its word as soon
+ * as its own rows were read and its results are stored. */
 #ifdef BREAK_EARLY_RESULTS_WORD
 #define EARLY true
 #else
@@ -36,14 +37,16 @@ inline dispatch_send()
 	:: MARKS_AWAITED -> wait_for_all(RESULTS_WORD, s, EPOCH(round[s] - 1))
 	:: else
 	fi;
-	atomic {
-		released[s] = false;
-		for (q : 0 .. RANKS - 1) {
+	atomic { released[s] = false; q = 0 }
+	do
+	:: q < RANKS ->
+		atomic {
 			put(ROWS, REGION(s), q, VALUE(EPOCH(round[s]), 0));
-			put(ROWS_WORD, s, q, VALUE(EPOCH(round[s]), 0))
+			put(ROWS_WORD, s, q, VALUE(EPOCH(round[s]), 0));
+			q++
 		}
-		q = 0
-	}
+	:: else -> q = 0; break
+	od
 }
 
 inline results_words()
@@ -79,17 +82,19 @@ inline combine_send()
 	:: EARLY -> results_words()
 	:: else
 	fi;
-	atomic {
-		for (q : 0 .. RANKS - 1) {
+	do
+	:: q < RANKS ->
+		atomic {
 			assert(IS_EPOCH(seen[AT(ROWS, REGION(s), q, r)], EPOCH(round[s])));
-			put(RESULTS, REGION(s), q, VALUE(EPOCH(round[s]), 0))
+			put(RESULTS, REGION(s), q, VALUE(EPOCH(round[s]), 0));
+			if
+			:: !EARLY -> put(RESULTS_WORD, s, q, VALUE(EPOCH(round[s]), 0))
+			:: else
+			fi;
+			q++
 		}
-		q = 0
-	}
-	if
-	:: !EARLY -> results_words()
-	:: else
-	fi
+	:: else -> q = 0; break
+	od
 }
 
 inline read_results(epoch)
