@@ -4,6 +4,7 @@
 
 #include "chunk.h"
 #include "device.h"
+#include "dispatch_send.h"
 #include "error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
@@ -14,16 +15,16 @@
 #include "rows.h"
 #include "wait.h"
 
-static struct row_source token_payload(const tern_moe *moe, const struct tern_dispatch *args, uint32_t token)
+struct row_source dispatch_payload(
+	const tern_moe *moe, const struct tern_dispatch *args, uint32_t token, const struct row_place *converted)
 {
 	const struct tern_moe_config *c = &moe->config;
 	const uint8_t *x =
 		(const uint8_t *)args->x + (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
-	uint8_t *scales = moe->scratch + align_up(moe->layout.payload_bytes, 16);
 
 	if (c->x_dtype != c->dispatch_dtype) {
-		quantise_row(x, c->x_dtype, c->hidden, c->scale, moe->scratch, scales);
-		return (struct row_source){moe->scratch, scales};
+		quantise_row(x, c->x_dtype, c->hidden, c->scale, converted->payload, converted->scales);
+		return (struct row_source){converted->payload, converted->scales};
 	}
 	return (struct row_source){x,
 		args->scales
@@ -32,7 +33,7 @@ static struct row_source token_payload(const tern_moe *moe, const struct tern_di
 			: NULL};
 }
 
-static void write_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows,
+void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows,
 	uint32_t row, struct row_header *header)
 {
 	uint32_t *home_next = home_counter(moe, s->home_next, rows->rows[row].rank, token);
@@ -51,18 +52,7 @@ static void write_header(const tern_moe *moe, const struct slot *s, uint32_t tok
 	}
 }
 
-/* Low latency: the row as a whole into this rank's region. */
-static void store_in_region(const tern_moe *moe, bool stream, struct row_header *header, const struct row_source *row)
-{
-	const struct layout *l = &moe->layout;
-	uint8_t *payload = (uint8_t *)header + l->header_bytes;
-
-	copy_row(payload, row->payload, l->payload_bytes, stream);
-	if (l->scales_bytes)
-		memcpy(payload + l->payload_bytes, row->scales, l->scales_bytes);
-}
-
-/* High throughput: where the row goes, as the counts of all have settled it. */
+/* Where the row goes, as the counts of all have settled it. */
 static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, const struct token_rows *rows,
 	uint32_t row, struct row_header *header)
 {
@@ -79,7 +69,7 @@ static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, con
 /* Not mapped, and reached through its node's gateway. */
 static bool goes_by_lane(const tern_moe *moe, uint32_t rank)
 {
-	return moe->config.mode == TERN_HIGH_THROUGHPUT && !moe->windows[rank];
+	return !moe->windows[rank];
 }
 
 static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows, uint32_t row,
@@ -90,14 +80,10 @@ static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct tok
 	struct row_header *shared = header_at(moe, path_region(moe, slot, rank), s->row_of[rank]++);
 	union header_copy copy;
 
-	write_header(moe, s, token, rows, row, &copy.header);
-	if (moe->config.mode == TERN_LOW_LATENCY) {
-		store_in_region(moe, stream, shared, source);
-	} else {
-		take_places(moe, s, rank, rows, row, &copy.header);
-		rows_place(moe, stream, path_window(moe, rank, layout_output(&moe->layout, slot)), moe->rank,
-			&copy.header, source);
-	}
+	dispatch_header(moe, s, token, rows, row, &copy.header);
+	take_places(moe, s, rank, rows, row, &copy.header);
+	rows_place(moe, stream, path_window(moe, rank, layout_output(&moe->layout, slot)), moe->rank, &copy.header,
+		source);
 	memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
 }
 
@@ -130,7 +116,7 @@ static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *
 	for (; row < rows->nr_rows; row = next_to_node(moe, rows, row + 1, node)) {
 		uint32_t rank = rows->rows[row].rank;
 
-		write_header(moe, s, token, rows, row, &copy.header);
+		dispatch_header(moe, s, token, rows, row, &copy.header);
 		take_places(moe, s, rank, rows, row, &copy.header);
 		chunk_row_place(writer, rank, s->row_of[rank]++, &copy.header);
 	}
@@ -159,17 +145,18 @@ static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows
 static int send_token(tern_moe *moe, uint32_t slot, bool stream, const struct tern_dispatch *args, uint32_t token)
 {
 	struct token_rows rows;
+	struct row_place scratch = {moe->scratch, moe->scratch + align_up(moe->layout.payload_bytes, 16)};
 	struct row_source source;
 	int rc = 0;
 
 	plan_token(
 		&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk, moe->config.topk, &rows);
-	if (moe->engine && moe->config.mode == TERN_HIGH_THROUGHPUT)
+	if (moe->engine)
 		rc = make_room(moe, slot, &rows);
 	if (rc)
 		return rc;
 	if (rows.nr_rows)
-		source = token_payload(moe, args, token);
+		source = dispatch_payload(moe, args, token, &scratch);
 	for (uint32_t i = 0; i < rows.nr_rows; i++)
 		if (!goes_by_lane(moe, rows.rows[i].rank))
 			send_row(moe, slot, stream, &rows, i, token, &source);
@@ -202,21 +189,6 @@ static int send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *a
 		stream_fence();
 	flushed = rc == TERN_ERR_TIMEOUT ? lanes_flush(moe, slot) : 0;
 	return flushed ? flushed : rc;
-}
-
-/* Low latency: how many rows the destination and each of its experts get, in front of its region. */
-static void send_region_heads(tern_moe *moe, uint32_t slot)
-{
-	const struct slot *s = &moe->slots[slot];
-
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		((struct region_head *)path_region(moe, slot, r))->nr_rows = s->rows_to[r];
-
-	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
-		uint8_t *region = path_region(moe, slot, moe->placement.rank[p]);
-
-		((struct region_head *)region)->rows_of[moe->placement.local[p]] = s->routes_to[p];
-	}
 }
 
 static enum word_kind counts_word(uint32_t epoch)
@@ -390,8 +362,7 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 			continue;
 		p.from = path_region(moe, slot, r);
 		p.count = s->rows_to[r];
-		p.bytes = (moe->config.mode == TERN_LOW_LATENCY ? l->counts_bytes : 0) +
-			  (uint64_t)p.count * l->region_stride;
+		p.bytes = (uint64_t)p.count * l->region_stride;
 		rc = path_publish(moe, r, &p);
 	}
 	return rc;
@@ -418,6 +389,20 @@ static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispat
 	return rc;
 }
 
+/* High throughput: every row to its final place, or on its way there. */
+static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	int rc = 0;
+
+	if (s->state == SLOT_SENDING) {
+		rc = send_rows(moe, args->slot, args);
+		rc = rc ? rc : publish_rows(moe, args->slot);
+		s->state = rc ? s->state : SLOT_FINISHING;
+	}
+	return rc || !moe->engine ? rc : lanes_finish(moe, args->slot);
+}
+
 /* Called again after a time-out, it goes on where it was. */
 int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
@@ -433,14 +418,9 @@ int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	if (s->state != SLOT_SENDING && s->state != SLOT_FINISHING)
 		rc = prepare_round(moe, s, args);
 	if (!rc && moe->config.mode == TERN_LOW_LATENCY)
-		send_region_heads(moe, args->slot);
-	if (!rc && s->state == SLOT_SENDING) {
-		rc = send_rows(moe, args->slot, args);
-		rc = rc ? rc : publish_rows(moe, args->slot);
-		s->state = rc ? s->state : SLOT_FINISHING;
-	}
-	if (!rc && moe->engine && moe->config.mode == TERN_HIGH_THROUGHPUT)
-		rc = lanes_finish(moe, args->slot);
+		rc = dispatch_send_ll(moe, args);
+	else if (!rc)
+		rc = send_placed_rows(moe, args);
 	if (rc)
 		return rc;
 	routes_account(moe, s);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "device.h"
+#include "dispatch_send.h"
 #include "error.h"
 #include "path.h"
 #include "wait.h"
@@ -270,6 +271,19 @@ static void choose_patience(tern_moe *moe)
 	moe->yield_rounds = 200;
 }
 
+static bool outgoing_alloc(tern_moe *moe)
+{
+	const struct tern_moe_config *c = &moe->config;
+	uint64_t tokens = c->mode == TERN_LOW_LATENCY ? c->max_tokens : 0;
+	uint32_t most_rows = c->topk < moe->nr_ranks ? c->topk : moe->nr_ranks;
+	struct outgoing *out = &moe->outgoing;
+
+	out->plans = take(moe, tokens, sizeof(*out->plans));
+	out->sources = take(moe, tokens, sizeof(*out->sources));
+	out->rows = take(moe, tokens * most_rows, sizeof(*out->rows));
+	return out->plans && out->sources && out->rows;
+}
+
 static int exchange_alloc(tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
@@ -285,7 +299,7 @@ static int exchange_alloc(tern_moe *moe)
 	moe->home_next = take(moe, (uint64_t)moe->nr_ranks * c->replica_ranks, sizeof(*moe->home_next));
 	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->all_counts &&
+	ok = outgoing_alloc(moe) && moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->all_counts &&
 	     moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
@@ -392,6 +406,9 @@ static void exchange_free(tern_moe *moe)
 	nodes_free(&moe->nodes);
 	free(moe->windows);
 	free(moe->slots);
+	free(moe->outgoing.plans);
+	free(moe->outgoing.sources);
+	free(moe->outgoing.rows);
 	free(moe->scratch);
 	free(moe->seen);
 	free(moe->cursor);

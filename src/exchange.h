@@ -64,6 +64,18 @@ struct slot {
 	uint8_t *x, *scales; /* received rows of this round: in output, or the caller's */
 };
 
+/* What low latency keeps of its tokens while it sends them, rank by rank. */
+struct outgoing {
+	struct token_rows *plans;    /* [T] */
+	struct row_source *sources;  /* [T] what is copied; payload NULL: not known yet */
+	struct outgoing_row *rows;   /* [T * min(K, R)] */
+};
+
+/* plans[token].rows[row] */
+struct outgoing_row {
+	uint32_t token, row;
+};
+
 struct tern_moe {
 	tern_group *group;
 	struct tern_moe_config config;
@@ -77,6 +89,7 @@ struct tern_moe {
 	int spin_rounds, yield_rounds; /* before a wait sleeps */
 	uint64_t stream_bytes;         /* a half that sends more than this goes past the caches */
 	struct slot *slots;
+	struct outgoing outgoing;
 	uint8_t *scratch;    /* one row of payload and scales, or one of results */
 	uint32_t *seen;      /* [E] token + 1 that named the expert last, to find duplicates */
 	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window */
