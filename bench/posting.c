@@ -151,7 +151,8 @@ static void open_engine(struct posting *p, struct driver *driver)
 	static uint8_t memory[REGION_BYTES];
 	static struct engine_address all[PEERS];
 	struct tern_engine_config config;
-	struct engine_setup setup = {.nr_peers = PEERS, .ops = &transport_nothing, .driver = driver};
+	struct engine_setup setup = {.nr_peers = PEERS, .nr_networks = 1,
+		.networks = {{.ops = &transport_nothing, .nr_nics = 1}}, .driver = driver};
 	struct tern_descriptor descriptor;
 	uint32_t ranks[PEERS];
 

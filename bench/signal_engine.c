@@ -252,7 +252,8 @@ static int open_player(struct theatre *theatre, uint32_t rank)
 {
 	const struct signal_job *job = theatre->job;
 	struct player *player = &theatre->players[rank];
-	struct engine_setup setup = {.self = rank, .nr_peers = job->nr_ranks, .ops = &metered, .network = theatre->network, .driver = &theatre->driver};
+	struct engine_setup setup = {.self = rank, .nr_peers = job->nr_ranks, .nr_networks = 1,
+		.networks = {{.ops = &metered, .simulated = theatre->network, .nr_nics = 1}}, .driver = &theatre->driver};
 	struct tern_engine_config config;
 
 	player->sender.remotes = calloc(job->nr_ranks, sizeof(tern_remote *));

@@ -16,6 +16,61 @@ static uint64_t hash_of(const char *text)
 	return hash;
 }
 
+static uint32_t config_nr_nics(const struct tern_engine_config *config)
+{
+	const char *at = config->transport ? strchr(config->transport, '@') : NULL;
+	uint32_t nr = at ? 1 : config->nr_nics;
+
+	for (; at && *at; at++)
+		nr += *at == ',';
+	return nr;
+}
+
+/* "eth0,eth1": a NIC on each. */
+static int take_devices(struct tern_engine_config *c, char *list)
+{
+	uint32_t nr = config_nr_nics(c);
+	char *name;
+
+	if (c->devices[0] || c->nr_nics > 1)
+		return fail(TERN_ERR_INVALID, "transport is \"%s\", and devices or nr_nics are set too", c->transport);
+	if (nr > TERN_MAX_NICS)
+		return fail(TERN_ERR_INVALID, "transport is \"%s\": %u devices; %d are possible", c->transport, nr, TERN_MAX_NICS);
+	c->nr_nics = 0;
+	while ((name = strsep(&list, ","))) {
+		if (!*name)
+			return fail(TERN_ERR_INVALID, "transport is \"%s\": a device without a name", c->transport);
+		c->devices[c->nr_nics++] = name;
+	}
+	return 0;
+}
+
+/* "ofi:tcp;ofi_rxm@eth0,eth1" is transport ofi with provider tcp;ofi_rxm on two devices. What is found points into *names. */
+static int find_transport(struct tern_engine_config *config, struct engine_network *network, char **names)
+{
+	static const struct transport_ops *const known[] = {&transport_shm, &transport_ofi, &transport_verbs, &transport_sim};
+	const char *name = config->transport;
+	size_t length = name ? strcspn(name, ":@") : 0;
+	char *provider, *devices;
+	int rc = 0;
+
+	for (size_t i = 0; name && i < sizeof(known) / sizeof(known[0]); i++)
+		if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))
+			network->ops = known[i];
+	if (!network->ops)
+		return fail(TERN_ERR_INVALID, "transport is \"%.200s\"; shm, ofi, ofi:PROVIDER and verbs are known, and @DEVICE,DEVICE behind them",
+			name ? name : "(NULL)");
+	devices = *names = strdup(name);
+	if (!devices)
+		return fail(TERN_ERR_NOMEM, "no memory for a network's name");
+	provider = strsep(&devices, "@");
+	network->provider = provider[length] ? provider + length + 1 : NULL;
+	rc = devices ? take_devices(config, devices) : 0;
+	network->nr_nics = config->nr_nics;
+	memcpy(network->devices, config->devices, sizeof(network->devices));
+	return rc;
+}
+
 static int agree(tern_group *group, const struct tern_engine_config *config)
 {
 	const struct setting settings[] = {
@@ -98,15 +153,27 @@ static void take_driver(const struct driver *driver, struct tern_engine_config *
 	if (!driver)
 		return;
 	setup->driver = driver;
-	setup->ops = driver->transport;
-	setup->network = driver->network;
 	if (driver->configure)
 		driver->configure(driver->ctx, config);
+	setup->networks[0] = (struct engine_network){.ops = driver->transport, .simulated = driver->network, .nr_nics = config->nr_nics};
+}
+
+static int open_engine(struct tern_engine_config *config, struct engine_setup *setup, tern_engine **engine)
+{
+	char *names = NULL;
+	int rc = setup->driver ? 0 : find_transport(config, &setup->networks[0], &names);
+
+	rc = rc ? rc : engine_open(config, setup, engine);
+	if (rc)
+		free(names);
+	else
+		(*engine)->names = names;
+	return rc;
 }
 
 int tern_engine_create(tern_group *group, const struct tern_engine_config *config, tern_engine **out)
 {
-	struct engine_setup setup = {.group = group};
+	struct engine_setup setup = {.group = group, .nr_networks = 1};
 	struct tern_engine_config adapted;
 	tern_engine *engine = NULL;
 	int rc;
@@ -120,7 +187,7 @@ int tern_engine_create(tern_group *group, const struct tern_engine_config *confi
 	rc = agree(group, &adapted);
 	if (rc)
 		return rc;
-	rc = group_agree_status(group, engine_open(&adapted, &setup, &engine), "creating an engine");
+	rc = group_agree_status(group, open_engine(&adapted, &setup, &engine), "creating an engine");
 	if (!rc)
 		rc = connect_all(engine, group);
 	if (!rc)

@@ -75,116 +75,7 @@ static int check_config(const struct tern_engine_config *c)
 	return rc ? rc : check_core(c->core);
 }
 
-uint32_t config_nr_nics(const struct tern_engine_config *config)
-{
-	const char *at = config->transport ? strchr(config->transport, '@') : NULL;
-	uint32_t nr = at ? 1 : config->nr_nics;
-
-	for (; at && *at; at++)
-		nr += *at == ',';
-	return nr;
-}
-
-/* "eth0,eth1": a NIC on each. */
-static int take_devices(tern_engine *engine, char *list)
-{
-	struct tern_engine_config *c = &engine->config;
-	uint32_t nr = config_nr_nics(c);
-	char *name;
-
-	if (c->devices[0] || c->nr_nics > 1)
-		return fail(TERN_ERR_INVALID, "transport is \"%s\", and devices or nr_nics are set too", c->transport);
-	if (nr > TERN_MAX_NICS)
-		return fail(TERN_ERR_INVALID, "transport is \"%s\": %u devices; %d are possible", c->transport, nr, TERN_MAX_NICS);
-	c->nr_nics = 0;
-	while ((name = strsep(&list, ","))) {
-		if (!*name)
-			return fail(TERN_ERR_INVALID, "transport is \"%s\": a device without a name", c->transport);
-		c->devices[c->nr_nics++] = name;
-	}
-	return 0;
-}
-
-/* "ofi:tcp;ofi_rxm@eth0,eth1" is transport ofi with provider tcp;ofi_rxm on two devices. */
-static int find_transport(tern_engine *engine, const char *name)
-{
-	static const struct transport_ops *const known[] = {&transport_shm, &transport_ofi, &transport_verbs, &transport_sim};
-	size_t length = name ? strcspn(name, ":@") : 0;
-	char *provider, *devices;
-
-	if (engine->setup.ops)
-		return 0;
-	for (size_t i = 0; name && i < sizeof(known) / sizeof(known[0]); i++)
-		if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))
-			engine->setup.ops = known[i];
-	if (!engine->setup.ops || strlen(name) >= sizeof(engine->transport_name))
-		return fail(TERN_ERR_INVALID, "transport is \"%.200s\"; shm, ofi, ofi:PROVIDER and verbs are known, and @DEVICE,DEVICE behind them",
-			name ? name : "(NULL)");
-	devices = strcpy(engine->transport_name, name);
-	provider = strsep(&devices, "@");
-	engine->setup.provider = provider[length] ? provider + length + 1 : NULL;
-	return devices ? take_devices(engine, devices) : 0;
-}
-
 /* ---- opening -------------------------------------------------------------------------------------------------------------- */
-
-static struct transport_options nic_options(const tern_engine *engine, uint32_t number)
-{
-	const struct tern_engine_config *config = &engine->config;
-
-	return (struct transport_options){.provider = engine->setup.provider,
-		.device = config->devices[number],
-		.network = engine->setup.network,
-		.self = engine->setup.self,
-		.nr_peers = engine->setup.nr_peers,
-		.depth = config->depth,
-		.message_bytes = config->message_bytes + (uint32_t)sizeof(struct message_header)};
-}
-
-int engine_open_beside(const tern_engine *engine, struct transport **transport, struct transport_info *info)
-{
-	struct transport_options options = nic_options(engine, 0);
-
-	return engine->setup.ops->open(&options, transport, info);
-}
-
-static int open_nic(tern_engine *engine, uint32_t number)
-{
-	const struct tern_engine_config *config = &engine->config;
-	struct nic *nic = &engine->nics[number];
-	struct transport_options options = nic_options(engine, number);
-	int rc = engine->setup.ops->open(&options, &nic->transport, &nic->info);
-
-	if (rc) {
-		nic->transport = NULL;
-		return rc;
-	}
-	if (!nic->info.depth || !nic->info.write_bytes || nic->info.message_bytes < options.message_bytes)
-		return fail(TERN_ERR_UNSUPPORTED, "%s takes %u writes at a time, of %llu bytes, and messages of %u bytes; %u are needed", nic->info.name,
-			nic->info.depth, (unsigned long long)nic->info.write_bytes, nic->info.message_bytes, options.message_bytes);
-	nic->depth = nic->info.depth < config->depth ? nic->info.depth : config->depth;
-	engine->nr_records += nic->depth;
-	engine->caps &= nic->info.caps;
-	return 0;
-}
-
-static int open_nics(tern_engine *engine)
-{
-	uint32_t polls = 0;
-
-	engine->caps = UINT32_MAX;
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++) {
-		int rc = open_nic(engine, i);
-
-		if (rc)
-			return rc;
-		polls |= engine->nics[i].info.caps & TRANSPORT_TARGET_POLLS;
-	}
-	engine->caps |= polls; /* this one is a burden: one NIC that has it is enough */
-	snprintf(engine->description, sizeof(engine->description), "%s (%s), %u NIC%s", engine->nics[0].info.name, engine->nics[0].info.provider,
-		engine->config.nr_nics, engine->config.nr_nics == 1 ? "" : "s");
-	return 0;
-}
 
 static int open_items(tern_engine *engine)
 {
@@ -207,22 +98,6 @@ static int open_items(tern_engine *engine)
 	return 0;
 }
 
-/* Where signals' words come from when they do not fit into the work request. */
-static int register_words(tern_engine *engine)
-{
-	struct transport_key key;
-
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++) {
-		struct nic *nic = &engine->nics[i];
-		int rc = nic->info.inline_bytes >= sizeof(uint64_t) ? 0 :
-			nic->transport->ops->reg(nic->transport, engine->words, engine->nr_records * sizeof(uint64_t), &nic->words_region, &key);
-
-		if (rc)
-			return rc;
-	}
-	return 0;
-}
-
 static int open_operations(tern_engine *engine)
 {
 	engine->operations = calloc(engine->config.nr_operations, sizeof(*engine->operations));
@@ -240,6 +115,7 @@ static int open_peers(tern_engine *engine)
 	engine->peers = calloc(engine->setup.nr_peers, sizeof(*engine->peers));
 	if (!engine->peers)
 		return fail(TERN_ERR_NOMEM, "no memory for %u peers", engine->setup.nr_peers);
+	number_networks(engine);
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
 		struct engine_peer *peer = &engine->peers[p];
 
@@ -252,13 +128,26 @@ static int open_peers(tern_engine *engine)
 	return 0;
 }
 
+/* Each network for itself: whether a peer is to be heard from is then the same at both ends, whatever else they use. */
+static int set_heartbeats(tern_engine *engine)
+{
+	int heartbeat_ms = engine->config.heartbeat_ms;
+	bool any = false;
+
+	for (uint32_t i = 0; i < engine->nr_networks; i++) {
+		struct network *network = &engine->networks[i];
+
+		network->heartbeats = heartbeat_ms > 0 || (heartbeat_ms < 0 && !(network->caps & TRANSPORT_SEES_DEATH));
+		any = any || (network->heartbeats && engine->setup.networks[i].ops);
+	}
+	return heartbeat_ms < 0 ? any * DEFAULT_HEARTBEAT_MS : heartbeat_ms;
+}
+
 static void set_times(tern_engine *engine)
 {
 	uint64_t shortest, timeout_ns = (uint64_t)engine->config.timeout_ms * 1000000;
-	int heartbeat_ms = engine->config.heartbeat_ms;
+	int heartbeat_ms = set_heartbeats(engine);
 
-	if (heartbeat_ms < 0)
-		heartbeat_ms = engine->caps & TRANSPORT_SEES_DEATH ? 0 : DEFAULT_HEARTBEAT_MS;
 	if (heartbeat_ms > engine->config.timeout_ms / 3 && heartbeat_ms)
 		heartbeat_ms = engine->config.timeout_ms / 3 ? engine->config.timeout_ms / 3 : 1; /* several have to be lost */
 	engine->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000;
@@ -270,16 +159,16 @@ static void set_times(tern_engine *engine)
 
 static int open_parts(tern_engine *engine)
 {
-	int rc = find_transport(engine, engine->config.transport);
+	int rc = ring_open(&engine->ring, engine->config.ring_entries);
 
-	if (!rc)
-		rc = ring_open(&engine->ring, engine->config.ring_entries);
 	if (!rc)
 		rc = open_operations(engine);
 	if (!rc)
 		rc = open_peers(engine);
 	if (!rc)
-		rc = open_nics(engine);
+		rc = open_networks(engine);
+	if (!rc)
+		describe_networks(engine);
 	if (!rc)
 		rc = open_items(engine);
 	if (!rc)
@@ -318,37 +207,6 @@ int engine_open(const struct tern_engine_config *config, const struct engine_set
 	return 0;
 }
 
-int engine_address(tern_engine *engine, struct engine_address *mine)
-{
-	int rc = 0;
-
-	memset(mine, 0, sizeof(*mine));
-	for (uint32_t i = 0; i < engine->config.nr_nics && !rc; i++) {
-		struct transport *transport = engine->nics[i].transport;
-
-		mine->bytes[i] = TRANSPORT_ADDRESS_BYTES;
-		rc = transport->ops->address(transport, mine->address[i], &mine->bytes[i]);
-	}
-	return rc;
-}
-
-int engine_connect(tern_engine *engine, const struct engine_address *all)
-{
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++) {
-		struct transport *transport = engine->nics[i].transport;
-
-		for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
-			int rc = all[p].bytes[i] > TRANSPORT_ADDRESS_BYTES ? fail(TERN_ERR_PROTOCOL, "rank %u's address is too long", p) :
-				transport->ops->connect(transport, p, all[p].address[i], all[p].bytes[i]);
-
-			if (rc)
-				return rc;
-		}
-	}
-	engine->connected = true;
-	return 0;
-}
-
 int engine_start(tern_engine *engine)
 {
 	const struct driver *driver = engine->setup.driver;
@@ -367,25 +225,13 @@ int engine_start(tern_engine *engine)
 	return fail(TERN_ERR_SYSTEM, "the proxy thread: %s", strerror(rc));
 }
 
-uint32_t engine_caps(const tern_engine *engine)
-{
-	return engine->caps;
-}
-
 /* ---- ending ------------------------------------------------------------------------------------------------------------------ */
 
 void engine_close(tern_engine *engine)
 {
 	if (engine->regions)
 		memory_close(engine);
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++) {
-		struct nic *nic = &engine->nics[i];
-
-		if (nic->transport && nic->words_region)
-			nic->transport->ops->dereg(nic->transport, nic->words_region);
-		if (nic->transport)
-			nic->transport->ops->close(nic->transport);
-	}
+	close_networks(engine);
 	memory_release(engine);
 	counts_close(engine);
 	messages_close(engine);
@@ -399,6 +245,7 @@ void engine_close(tern_engine *engine)
 	free(engine->words);
 	free(engine->processes);
 	free(engine->process_peers);
+	free(engine->names);
 	free(engine);
 }
 

@@ -18,17 +18,25 @@
 
 /* ---- without a group, without a thread --------------------------------------------------------------------- */
 
+/* A network that leads to some of the ranks: a transport, and how it is opened. */
+struct engine_network {
+	const struct transport_ops *ops; /* NULL: it leads to no peer of this rank, so its NICs stay closed */
+	const char *provider;		 /* transport_options.provider */
+	void *simulated;		 /* transport_options.network */
+	uint32_t nr_nics;		 /* the same on all ranks, also where it stays closed: NICs are numbered through */
+	const char *devices[TERN_MAX_NICS];
+};
+
 struct engine_setup {
-	uint32_t self, nr_peers;
-	const struct transport_ops *ops; /* NULL: found by config->transport */
-	const char *provider;		 /* with ops: transport_options.provider */
-	void *network;			 /* transport_options.network */
+	uint32_t self, nr_peers, nr_networks;
+	struct engine_network networks[TERN_MAX_NICS]; /* the same ones, in the same order, on all ranks; TERN_MAX_NICS NICs at most. What they point to has to outlive the engine */
+	const uint8_t *network_of; /* [nr_peers], read by engine_open alone: which of them leads to each; NULL: the first */
 	const struct driver *driver;	 /* no thread: the driver calls engine_step; its clock is that of time-outs and waits, and its idle is called by waits
 					  * (for room, for completion) between looks and should step all engines and let time pass. NULL: a thread */
 	tern_group *group; /* whose processes are watched; NULL: nobody's */
 };
 
-/* One rank's addresses, one for each NIC. */
+/* One rank's addresses, one for each NIC; of no bytes where that is closed. */
 struct engine_address {
 	uint32_t bytes[TERN_MAX_NICS];
 	uint8_t address[TERN_MAX_NICS][TRANSPORT_ADDRESS_BYTES];
@@ -45,15 +53,14 @@ bool engine_step(tern_engine *engine, uint64_t now_ns);
 /* When engine_step next has something to do though nothing arrives (heartbeats, time-outs); UINT64_MAX: never. For drivers that skip idle time. */
 uint64_t engine_next_ns(const tern_engine *engine);
 
-uint32_t engine_caps(const tern_engine *engine); /* enum transport_caps that all NICs have */
-
 /* What was posted to each peer since the engine was made. [nr_peers] */
 struct engine_traffic {
 	uint64_t nr_writes, bytes;
 };
 int engine_traffic(tern_engine *engine, struct engine_traffic *all);
 
-/* Another transport, opened as the engine has opened its first: for what is to be measured beside it. The caller closes it. */
+/* Another transport, opened as the engine has opened its first: for what is to be measured beside it. The caller closes it. TERN_ERR_UNSUPPORTED where ranks are
+ * reached over several networks. */
 int engine_open_beside(const tern_engine *engine, struct transport **transport, struct transport_info *info);
 
 /* ---- the exchange's path ----------------------------------------------------------------------------------- */

@@ -115,14 +115,16 @@ static void handle(tern_engine *engine, const struct transport_event *event)
 	}
 }
 
-/* A transport that cannot be polled any more takes all peers with it. */
-static void network_lost(tern_engine *engine, int error)
+/* A transport that cannot be polled any more takes all peers of its network with it. */
+static void network_lost(tern_engine *engine, struct network *network, int error)
 {
 	char cause[CAUSE_TEXT];
 
 	snprintf(cause, sizeof(cause), "the network failed: %.160s", tern_last_error());
+	network->failed = true;
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
-		peer_lost(engine, p, error, cause);
+		if (engine->peers[p].network == network)
+			peer_lost(engine, p, error, cause);
 }
 
 static bool poll_nic(tern_engine *engine, struct nic *nic)
@@ -133,8 +135,8 @@ static bool poll_nic(tern_engine *engine, struct nic *nic)
 	for (int i = 0; i < POLLS_PER_STEP; i++) {
 		int nr = nic->transport->ops->poll(nic->transport, events, EVENTS_PER_POLL);
 
-		if (nr < 0 && atomic_load_explicit(&engine->nr_down, memory_order_relaxed) < engine->setup.nr_peers)
-			network_lost(engine, nr);
+		if (nr < 0 && !nic->network->failed)
+			network_lost(engine, nic->network, nr);
 		for (int e = 0; e < nr; e++)
 			handle(engine, &events[e]);
 		any = any || nr > 0;
@@ -148,7 +150,8 @@ bool poll_transports(tern_engine *engine)
 {
 	bool any = false;
 
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++)
-		any = poll_nic(engine, &engine->nics[i]) || any;
+	for (uint32_t i = 0; i < engine->nr_nics; i++)
+		if (engine->nics[i].transport)
+			any = poll_nic(engine, &engine->nics[i]) || any;
 	return any;
 }

@@ -175,6 +175,7 @@ struct engine_peer {
 	_Atomic int down; /* 0, or why: peer_publish_down, peer_observe_down */
 	char cause[CAUSE_TEXT];
 	_Atomic uint32_t unread_returned; /* messages that were read and whose credits have not gone back */
+	struct network *network; /* that leads to it; set once */
 	/* the proxy's own */
 	struct queue writes, messages;
 	uint32_t next_active;
@@ -189,8 +190,21 @@ struct engine_peer {
 	uint64_t suspect_ns;		  /* when it was first seen gone; 0: it was not */
 };
 
+/* A network that leads to some of the peers, and its NICs among the engine's: first_nic, nr_nics. */
+struct network {
+	uint32_t first_nic, nr_nics;
+	uint32_t caps;	 /* enum transport_caps that all of its NICs have; TRANSPORT_TARGET_POLLS: that one has */
+	bool one_order;	 /* all writes to a peer land in the order of posting, whichever they are */
+	bool heartbeats; /* silence means something there */
+	/* the proxy's own */
+	bool failed;	     /* it could not be polled any more */
+	uint32_t next_nic;   /* of its own, whose turn it is */
+	uint64_t starved_ns; /* the last look at which none of its NICs had a credit left */
+};
+
 struct nic {
-	struct transport *transport;
+	struct transport *transport; /* NULL: closed, as its network leads to no peer of this rank */
+	struct network *network;
 	struct transport_info info;
 	uint32_t depth, under_way;
 	uint32_t unsignalled; /* of these, since the last signalled write of their peer; and those that were put off */
@@ -272,7 +286,7 @@ struct tern_engine {
 	_Atomic uint32_t leaving; /* the proxy is to finish and end */
 	struct tern_engine_config config;
 	struct engine_setup setup;
-	char transport_name[256], description[192];
+	char description[512];
 	struct operation *operations;
 	uint8_t *messages; /* struct outgoing [nr_messages], message_stride apart */
 	uint32_t nr_messages, message_stride;
@@ -286,15 +300,16 @@ struct tern_engine {
 	struct tern_remote **remotes;
 	struct tern_peers **lists;
 	struct engine_counters **counters;
-	uint32_t caps;
+	uint32_t caps; /* what all networks that are open have. TRANSPORT_TARGET_POLLS: what one has; TRANSPORT_FENCE: also where none is needed, as writes are in order */
+	uint32_t nr_networks, nr_nics;
+	struct network networks[TERN_MAX_NICS];
+	char *names; /* what the setup's networks point to, if it is the engine's to free */
 
 	/* the proxy's own */
 	bool inside_step, time_runs, saying_goodbye;
 	uint64_t now_ns, next_look_ns, look_every_ns, last_look_ns, leave_ns;
 	uint64_t heartbeat_ns;
-	uint64_t starved_ns; /* the last look at which no NIC had a credit left */
 	struct nic nics[TERN_MAX_NICS];
-	uint32_t next_nic;
 	struct item *items;
 	uint32_t nr_items, free_items, nr_free_items;
 	struct record *records;
@@ -405,8 +420,14 @@ void look_after_peers(tern_engine *engine);
 int watch_processes(tern_engine *engine);
 
 /* engine.c */
-uint32_t config_nr_nics(const struct tern_engine_config *config); /* those that the transport's name has, else nr_nics */
 void engine_close(tern_engine *engine);
+
+/* nics.c */
+void number_networks(tern_engine *engine);
+int open_networks(tern_engine *engine);
+void describe_networks(tern_engine *engine);
+int register_words(tern_engine *engine);
+void close_networks(tern_engine *engine);
 
 /* leave.c */
 bool leave_done(tern_engine *engine);

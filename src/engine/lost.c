@@ -25,11 +25,13 @@ static void end_records(tern_engine *engine, uint32_t peer, int error, const cha
 	}
 }
 
-/* Unsignalled writes that no signalled one followed. */
+/* Unsignalled writes that no signalled one followed. There are none where its network has several NICs. */
 static void give_back_unsignalled(tern_engine *engine, struct engine_peer *peer)
 {
-	engine->nics[0].under_way -= peer->unsignalled;
-	engine->nics[0].unsignalled -= peer->unsignalled;
+	struct nic *nic = &engine->nics[peer->network->first_nic];
+
+	nic->under_way -= peer->unsignalled;
+	nic->unsignalled -= peer->unsignalled;
 	peer->under_way -= peer->unsignalled;
 	peer->unsignalled = 0;
 }
@@ -55,14 +57,15 @@ static void tell_claimants(tern_engine *engine, uint32_t peer, int error)
 void peer_lost(tern_engine *engine, uint32_t number, int error, const char *cause)
 {
 	struct engine_peer *peer = &engine->peers[number];
+	struct nic *nics = &engine->nics[peer->network->first_nic];
 
 	if (peer_observe_down(peer))
 		return;
 	snprintf(peer->cause, sizeof(peer->cause), "%s", cause);
 	peer_publish_down(peer, error);
 	atomic_fetch_add_explicit(&engine->nr_down, 1, memory_order_release);
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++)
-		engine->nics[i].transport->ops->disconnect(engine->nics[i].transport, number);
+	for (uint32_t i = 0; i < peer->network->nr_nics; i++)
+		nics[i].transport->ops->disconnect(nics[i].transport, number);
 	end_queued(engine, peer, error, peer->cause);
 	end_records(engine, number, error, peer->cause);
 	give_back_unsignalled(engine, peer);
@@ -164,7 +167,7 @@ static uint64_t ms_since(const tern_engine *engine, uint64_t then_ns)
 
 static bool is_silent(const tern_engine *engine, const struct engine_peer *peer)
 {
-	return engine->heartbeat_ns && engine->now_ns - peer->heard_ns > timeout_ns(engine);
+	return peer->network->heartbeats && engine->now_ns - peer->heard_ns > timeout_ns(engine);
 }
 
 /* Its operation is told, but the network may still read the source: record, credit and region stay in use until it does report, or the peer goes. */
@@ -193,18 +196,27 @@ static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, 
 	return waited > timeout_ns(engine) && (engine->now_ns - peer->progress_ns > timeout_ns(engine) || waited / 4 > timeout_ns(engine));
 }
 
-static bool has_room(const tern_engine *engine)
+static bool has_room(const tern_engine *engine, const struct network *network)
 {
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++)
-		if (engine->nics[i].under_way < engine->nics[i].depth)
+	const struct nic *nics = &engine->nics[network->first_nic];
+
+	for (uint32_t i = 0; i < network->nr_nics; i++)
+		if (nics[i].under_way < nics[i].depth)
 			return true;
 	return false;
+}
+
+static void look_at_networks(tern_engine *engine)
+{
+	for (uint32_t i = 0; i < engine->nr_networks; i++)
+		if (!has_room(engine, &engine->networks[i]))
+			engine->networks[i].starved_ns = engine->now_ns;
 }
 
 /* Its first write is not taken. Where others' writes hold all credits that is not this peer's doing: they end, or their peers go; but no wait is for ever. */
 static bool is_refused(const tern_engine *engine, const struct engine_peer *peer)
 {
-	uint64_t waited = engine->now_ns - peer->progress_ns, room = engine->now_ns - engine->starved_ns;
+	uint64_t waited = engine->now_ns - peer->progress_ns, room = engine->now_ns - peer->network->starved_ns;
 
 	return waited / 4 > timeout_ns(engine) || (waited > timeout_ns(engine) && room > timeout_ns(engine));
 }
@@ -256,7 +268,7 @@ static void look_at_peer(tern_engine *engine, uint32_t number)
 		return;
 	}
 	look_at_writes(engine, peer);
-	if (engine->heartbeat_ns && number != engine->setup.self && engine->now_ns - peer->told_ns >= engine->heartbeat_ns)
+	if (peer->network->heartbeats && number != engine->setup.self && engine->now_ns - peer->told_ns >= engine->heartbeat_ns)
 		say_something(engine, number);
 }
 
@@ -277,8 +289,7 @@ void look_after_peers(tern_engine *engine)
 {
 	forgive_own_absence(engine);
 	look_at_processes(engine);
-	if (!has_room(engine))
-		engine->starved_ns = engine->now_ns;
+	look_at_networks(engine);
 	engine->next_look_ns = engine->now_ns + engine->look_every_ns;
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
 		look_at_peer(engine, p);

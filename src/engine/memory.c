@@ -40,6 +40,14 @@ static void note_used(tern_engine *engine, uint32_t id)
 
 /* ---- giving things up ------------------------------------------------------------------------------------------------------ */
 
+/* On the first nr NICs, those that are open. */
+static void deregister_on_nics(tern_engine *engine, tern_region *region, uint32_t nr)
+{
+	for (uint32_t i = 0; i < nr; i++)
+		if (engine->nics[i].transport)
+			engine->nics[i].transport->ops->dereg(engine->nics[i].transport, region->on[i]);
+}
+
 struct removal {
 	const uint32_t *uses;
 	void **entry;		/* of a table */
@@ -55,8 +63,8 @@ static int remove_unused(tern_engine *engine, void *ctx)
 	if (*removal->uses || begun)
 		return fail(TERN_ERR_TIMEOUT, "%u parts of operations that are under way use it, and others may", *removal->uses);
 	*removal->entry = NULL;
-	for (uint32_t i = 0; removal->region && i < engine->config.nr_nics; i++)
-		engine->nics[i].transport->ops->dereg(engine->nics[i].transport, removal->region->on[i]);
+	if (removal->region)
+		deregister_on_nics(engine, removal->region, engine->nr_nics);
 	return 0;
 }
 
@@ -77,14 +85,13 @@ static int register_on_nics(tern_engine *engine, void *ctx)
 {
 	tern_region *region = ctx;
 
-	for (uint32_t i = 0; i < engine->config.nr_nics; i++) {
+	for (uint32_t i = 0; i < engine->nr_nics; i++) {
 		struct transport *transport = engine->nics[i].transport;
-		int rc = transport->ops->reg(transport, region->base, region->bytes, &region->on[i], &region->keys[i]);
+		int rc = transport ? transport->ops->reg(transport, region->base, region->bytes, &region->on[i], &region->keys[i]) : 0;
 
 		if (!rc)
 			continue;
-		while (i-- > 0)
-			engine->nics[i].transport->ops->dereg(engine->nics[i].transport, region->on[i]);
+		deregister_on_nics(engine, region, i);
 		return rc;
 	}
 	return 0;
@@ -131,7 +138,7 @@ int tern_region_descriptor(const tern_region *region, struct tern_descriptor *de
 		return fail(TERN_ERR_INVALID, "region or descriptor is NULL");
 	*descriptor = (struct tern_descriptor){.magic = DESCRIPTOR_MAGIC,
 		.rank = region->engine->setup.self,
-		.nr_nics = region->engine->config.nr_nics,
+		.nr_nics = region->engine->nr_nics,
 		.bytes = region->bytes};
 	for (uint32_t i = 0; i < descriptor->nr_nics; i++) {
 		descriptor->nic[i].address = region->keys[i].address;
@@ -172,12 +179,18 @@ void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn r
 
 static int check_descriptor(const tern_engine *engine, const struct tern_descriptor *d)
 {
+	const struct network *network;
+
 	if (d->magic != DESCRIPTOR_MAGIC)
 		return fail(TERN_ERR_INVALID, "these bytes are no descriptor");
 	if (d->rank >= engine->setup.nr_peers)
 		return fail(TERN_ERR_INVALID, "a descriptor of rank %u of %u", d->rank, engine->setup.nr_peers);
-	if (d->nr_nics != engine->config.nr_nics)
-		return fail(TERN_ERR_MISMATCH, "rank %u's descriptor is for %u NICs, this engine has %u", d->rank, d->nr_nics, engine->config.nr_nics);
+	if (d->nr_nics != engine->nr_nics)
+		return fail(TERN_ERR_MISMATCH, "rank %u's descriptor is for %u NICs, this engine has %u", d->rank, d->nr_nics, engine->nr_nics);
+	network = engine->peers[d->rank].network;
+	for (uint32_t i = network->first_nic; i < network->first_nic + network->nr_nics; i++)
+		if (d->nic[i].bytes != d->bytes)
+			return fail(TERN_ERR_MISMATCH, "rank %u's descriptor has no key for NIC %u, which leads to it", d->rank, i);
 	return 0;
 }
 
@@ -294,8 +307,8 @@ void memory_close(tern_engine *engine)
 	for (uint32_t i = 1; i < engine->table_end; i++) {
 		tern_region *region = engine->regions[i];
 
-		for (uint32_t n = 0; region && n < engine->config.nr_nics; n++)
-			engine->nics[n].transport->ops->dereg(engine->nics[n].transport, region->on[n]);
+		if (region)
+			deregister_on_nics(engine, region, engine->nr_nics);
 		if (region && region->release) {
 			region->next_given_up = engine->given_up;
 			engine->given_up = region;

@@ -98,7 +98,7 @@ static void end_first(tern_engine *engine, uint32_t peer, int error, const char 
 static int send_with_credits(tern_engine *engine, uint32_t peer, struct message_header *header, uint32_t bytes)
 {
 	struct engine_peer *p = &engine->peers[peer];
-	struct transport *transport = engine->nics[0].transport;
+	struct transport *transport = engine->nics[p->network->first_nic].transport;
 	int rc;
 
 	header->credits = atomic_exchange_explicit(&p->unread_returned, 0, memory_order_relaxed);

@@ -67,20 +67,20 @@ void record_free(tern_engine *engine, struct record *record)
 
 /* ---- the next write of an item --------------------------------------------------------------------------------- */
 
-/* The NIC for an item's next write: the one that put it off, its peer's own if pinned, else the next one with a credit. */
-static uint32_t choose_nic(tern_engine *engine, const struct item *item)
+/* The NIC for an item's next write: the one that put it off, its peer's own if pinned, else the next one of its peer's network with a credit. */
+static uint32_t choose_nic(tern_engine *engine, struct network *network, const struct item *item)
 {
-	uint32_t nr = engine->config.nr_nics;
+	uint32_t nr = network->nr_nics;
 
 	if (item->put_off || (item->flags & ITEM_PINNED)) {
-		uint32_t nic = item->put_off ? (item->put_off & 0xffu) - 1 : item->peer % nr;
+		uint32_t nic = item->put_off ? (item->put_off & 0xffu) - 1 : network->first_nic + item->peer % nr;
 
 		return engine->nics[nic].under_way < engine->nics[nic].depth ? nic : NONE;
 	}
 	for (uint32_t i = 0; i < nr; i++) {
-		uint32_t nic = engine->next_nic;
+		uint32_t nic = network->first_nic + network->next_nic;
 
-		engine->next_nic = nic + 1 == nr ? 0 : nic + 1;
+		network->next_nic = network->next_nic + 1 == nr ? 0 : network->next_nic + 1;
 		if (engine->nics[nic].under_way < engine->nics[nic].depth)
 			return nic;
 	}
@@ -96,7 +96,7 @@ static uint64_t shorter(uint64_t a, uint64_t b)
 static uint64_t piece_bytes(const tern_engine *engine, const struct item *item, const struct nic *nic, uint64_t total, uint64_t left)
 {
 	uint64_t piece = shorter(left, nic->info.write_bytes);
-	uint32_t nr = engine->config.nr_nics;
+	uint32_t nr = nic->network->nr_nics;
 
 	if (nr > 1 && total >= engine->config.stripe_bytes && !(item->flags & ITEM_PINNED))
 		piece = shorter(piece, (total / nr + PAGE - 1) / PAGE * PAGE);
@@ -128,14 +128,17 @@ static bool is_first_piece(const struct item *item)
 	return !item->at && !item->page;
 }
 
-/* An immediate may travel with the last piece if that is the only one, or if pieces land in order. */
-static bool carries_immediate(const tern_engine *engine, const struct item *item, bool last)
+static bool keeps_order(const struct network *network, const struct item *item)
 {
-	bool in_order = (engine->caps & TRANSPORT_ORDERED) && (engine->config.nr_nics == 1 || (item->flags & ITEM_PINNED));
+	return network->one_order || ((network->caps & TRANSPORT_ORDERED) && (item->flags & ITEM_PINNED));
+}
 
+/* An immediate may travel with the last piece if that is the only one, or if pieces land in order. */
+static bool carries_immediate(const struct network *network, const struct item *item, bool last)
+{
 	if (!(item->flags & ITEM_IMMEDIATE))
 		return false;
-	return (item->flags & ITEM_LAST) || (last && (is_first_piece(item) || in_order));
+	return (item->flags & ITEM_LAST) || (last && (is_first_piece(item) || keeps_order(network, item)));
 }
 
 static bool may_go_unsignalled(const tern_engine *engine, const struct item *item, const struct nic *nic, bool last)
@@ -144,7 +147,7 @@ static bool may_go_unsignalled(const tern_engine *engine, const struct item *ite
 
 	if (item->put_off)
 		return item->put_off & PUT_OFF_UNSIGNALLED;
-	return !last && !item->error && (engine->caps & TRANSPORT_ORDERED) && engine->config.nr_nics == 1 && nic->unsignalled < nic->depth / 2 &&
+	return !last && !item->error && nic->network->one_order && nic->unsignalled < nic->depth / 2 &&
 	       peer->unsignalled < engine->config.peer_depth / 2;
 }
 
@@ -174,7 +177,7 @@ static bool build_write(tern_engine *engine, struct item *item, uint32_t nic_num
 		last = next_piece(engine, item, nic, write);
 	if (write->bytes)
 		write->key = &item->remote->keys[nic_number];
-	if (carries_immediate(engine, item, last)) {
+	if (carries_immediate(nic->network, item, last)) {
 		write->flags |= WRITE_IMMEDIATE;
 		write->immediate = item->immediate;
 	}
@@ -307,7 +310,7 @@ static bool post_head(tern_engine *engine, struct engine_peer *peer, struct item
 		item_check_ended(engine, item);
 		return true;
 	}
-	nic = peer->under_way < engine->config.peer_depth ? choose_nic(engine, item) : NONE;
+	nic = peer->under_way < engine->config.peer_depth ? choose_nic(engine, peer->network, item) : NONE;
 	if (nic == NONE)
 		return false;
 	last = build_write(engine, item, nic, &write);

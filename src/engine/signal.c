@@ -43,7 +43,7 @@ static void send_signal(tern_engine *engine, struct item *signal)
 {
 	struct engine_peer *peer = &engine->peers[signal->peer];
 
-	if ((signal->flags & ITEM_PINNED) && peer->fence_pending && !(engine->caps & TRANSPORT_ORDERED))
+	if ((signal->flags & ITEM_PINNED) && peer->fence_pending && !(peer->network->caps & TRANSPORT_ORDERED))
 		signal->flags |= ITEM_FENCE;
 	if (signal->flags & ITEM_PINNED)
 		peer->fence_pending = false;

@@ -283,8 +283,8 @@ int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, u
 
 	if (!engine || !group || !nr_puts || policy < TERN_SIGNAL_PUT_ONLY || policy > TERN_SIGNAL_IMMEDIATE)
 		return fail(TERN_ERR_INVALID, "engine or group is NULL, or %u puts by policy %d", nr_puts, policy);
-	if ((policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS) && !(engine->caps & (TRANSPORT_FENCE | TRANSPORT_ORDERED)))
-		return fail(TERN_ERR_UNSUPPORTED, "%s has neither fences nor order", engine->description);
+	if ((policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS) && !(engine->caps & TRANSPORT_FENCE))
+		return fail(TERN_ERR_UNSUPPORTED, "%s has neither fences nor order%s", engine->description, engine->nr_networks > 1 ? " everywhere" : "");
 	rc = reserve_parking(engine, nr_puts);
 	if (rc)
 		return rc;

@@ -54,7 +54,8 @@ uint8_t world_byte(int rank, uint64_t at)
 
 static void open_one(struct world *world, int r, const struct tern_engine_config *config, bool stepped)
 {
-	struct engine_setup setup = {.self = (uint32_t)r, .nr_peers = (uint32_t)world->nr, .ops = &transport_loop, .network = &world->net};
+	struct engine_setup setup = {.self = (uint32_t)r, .nr_peers = (uint32_t)world->nr, .nr_networks = 1,
+		.networks = {{.ops = &transport_loop, .simulated = &world->net, .nr_nics = config->nr_nics}}};
 
 	if (stepped) {
 		world->driver = (struct driver){.ctx = world, .now = world_clock, .idle = world_idle};

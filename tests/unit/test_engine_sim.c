@@ -52,7 +52,8 @@ static void *must(void *pointer)
 
 static void join_network(struct fleet *f, uint32_t r, const struct tern_engine_config *config)
 {
-	struct engine_setup setup = {.self = r, .nr_peers = f->nr, .ops = &transport_sim, .network = f->network, .driver = &f->driver};
+	struct engine_setup setup = {.self = r, .nr_peers = f->nr, .nr_networks = 1,
+		.networks = {{.ops = &transport_sim, .simulated = f->network, .nr_nics = config->nr_nics}}, .driver = &f->driver};
 
 	if (engine_open(config, &setup, &f->engines[r]))
 		fail_msg("rank %u: %s", r, tern_last_error());
