@@ -20,6 +20,8 @@
  *             An operation's immediate is reported at the peer once, after all of its bytes to that peer are visible there.
  * Memory.     Local bytes, and the lists that an operation names, stay as they are until it completes. The argument struct itself is read during the call alone.
  * Waiting.    A call waits only for room in the ring, no longer than the engine's wait_ms; with TERN_TRY not at all. Then TERN_ERR_TIMEOUT, and nothing was begun.
+ * Networks.   Each pair of ranks uses one: the first in the list of the lower of the two ranks that both offer, that both can use, and that reaches the same at both (verbs: the same
+ *             kind of port; shm: the machine). The networks in use have TERN_MAX_NICS NICs together at most. A pair without one is an error of creating, on all ranks.
  * Completion. Each operation ends once, well or with an error and its cause: through its callback, through its handle, or both. A handle is
  *             given back by the tern_op_wait or tern_op_poll that reports the end, or by tern_op_forget. An operation with neither is fire and forget; failures are counted in the statistics.
  * Errors.     As in tern.h. A peer that died or left ends the operations that need it with TERN_ERR_PEER_DEAD or TERN_ERR_PEER_LEFT; new ones are refused with the
@@ -55,8 +57,9 @@ typedef int (*tern_immediate_fn)(void *ctx, uint32_t peer, uint32_t immediate);
 
 struct tern_engine_config {
 	size_t size;		  /* set by tern_engine_config_init */
-	const char *transport;	  /* "shm", "ofi", "ofi:PROVIDER", "verbs" or "verbs:DEVICE"; default "shm". With "@DEVICE,DEVICE" behind it, a NIC on each, in place of nr_nics and devices */
-	uint32_t nr_nics;	  /* 1 to TERN_MAX_NICS, the same on all ranks; default 1. NIC n talks to the peers' NIC n */
+	const char *transport;	  /* "shm", "ofi", "ofi:PROVIDER", "verbs" or "verbs:DEVICE"; default "shm". With "@DEVICE,DEVICE" behind it, a NIC on each, in place of nr_nics and devices.
+				   * Several with + between them, as "verbs+ofi:tcp;ofi_rxm": what this rank offers, the best first; other ranks may offer others. See Networks */
+	uint32_t nr_nics;	  /* 1 to TERN_MAX_NICS, the same on all ranks that use a network; of each that is named without devices; default 1. NIC n talks to the peers' NIC n */
 	uint32_t ring_entries;	  /* commands that can wait for the proxy, a power of two; default 1024 */
 	const char *devices[TERN_MAX_NICS]; /* names of NICs or interfaces; NULL: the transport's choice */
 	uint32_t nr_operations;	  /* handles and callbacks under way at once, up to 65535; default 1024 */
@@ -66,7 +69,7 @@ struct tern_engine_config {
 	uint32_t message_credits; /* messages from one peer that lie unread here, the same on all ranks; default 8 */
 	int core;		  /* where the proxy runs; default -1: anywhere. Not core 0, where most kernels take interrupts: a proxy there is held up */
 	int wait_ms;		  /* longest wait of creating, leaving, and for room in the ring; default 30000 */
-	int heartbeat_ms;	  /* a peer that had nothing from us for so long gets a heartbeat. 0: none; default -1: 500 where the transport does not see death, else none */
+	int heartbeat_ms;	  /* a peer that had nothing from us for so long gets a heartbeat. 0: none; default -1: 500 where its network does not see death, else none */
 	int timeout_ms;		  /* silence, or an unfinished write, after which a peer counts as dead; default 10000. The group's own engine: see tern_group_config */
 	uint64_t stripe_bytes;	  /* writes from this size are spread over all NICs; default 256 KiB */
 	tern_immediate_fn immediate; /* sees each immediate before it is counted; NULL: all are counted */
@@ -85,7 +88,7 @@ TERN_API int tern_engine_destroy(tern_engine *engine);
 TERN_API int tern_engine_rank(const tern_engine *engine);
 TERN_API int tern_engine_nr_peers(const tern_engine *engine);
 
-/* What the network is, for people: "ofi (tcp;ofi_rxm), 1 NIC". Lives as long as the engine. */
+/* What the networks are, for people: "ofi (tcp;ofi_rxm), 1 NIC", or "verbs (...), 1 NIC, to ranks 0-2; ofi (...), 1 NIC, to rank 3". Lives as long as the engine. */
 TERN_API const char *tern_engine_describe(const tern_engine *engine);
 
 /* 0 while the peer is there, else TERN_ERR_PEER_DEAD or TERN_ERR_PEER_LEFT, with the cause in tern_last_error. */
@@ -230,8 +233,8 @@ struct tern_put {
 };
 
 /* A group of nr_puts puts, from any threads; it goes as one operation and ends when all puts and signals have landed. All of them have to be added, also when a peer
- * has died meanwhile: the group then ends with that error. At most ring_entries puts, in all groups that are not complete. NIC_FENCE and PERSEUS need a
- * transport with fences or in order: else TERN_ERR_UNSUPPORTED. *group is the operation's handle; wait for it, poll it or forget it. */
+ * has died meanwhile: the group then ends with that error. At most ring_entries puts, in all groups that are not complete. NIC_FENCE and PERSEUS need
+ * fences or order on each of this rank's networks: else TERN_ERR_UNSUPPORTED. *group is the operation's handle; wait for it, poll it or forget it. */
 TERN_API int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts, tern_done_fn done, void *ctx, tern_op *group);
 /* Who adds the last put sends the group off. flags: TERN_TRY. */
 TERN_API int tern_engine_put(tern_engine *engine, tern_op group, const struct tern_put *put, uint32_t flags);

@@ -17,8 +17,10 @@ size_t rank_list(char *text, size_t bytes, const uint8_t *set_of, uint32_t nr_ra
 	uint32_t nr = 0;
 	size_t at;
 
-	if (bytes < LONGEST_RUN)
-		return (size_t)snprintf(text, bytes, "%.*s", (int)(bytes ? bytes - 1 : 0), "...") * (bytes > 3);
+	if (bytes < LONGEST_RUN) {
+		snprintf(text, bytes, "...");
+		return bytes > 3 ? 3 : bytes - !!bytes;
+	}
 	for (uint32_t r = 0; r < nr_ranks; r++)
 		nr += set_of[r] == set;
 	at = (size_t)snprintf(text, bytes, nr == 1 ? "rank" : "ranks");

@@ -6,76 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Up to the devices, whose names may differ. */
-static uint64_t hash_of(const char *text)
-{
-	uint64_t hash = 0xcbf29ce484222325u;
-
-	while (text && *text && *text != '@')
-		hash = (hash ^ (uint8_t)*text++) * 0x100000001b3u;
-	return hash;
-}
-
-static uint32_t config_nr_nics(const struct tern_engine_config *config)
-{
-	const char *at = config->transport ? strchr(config->transport, '@') : NULL;
-	uint32_t nr = at ? 1 : config->nr_nics;
-
-	for (; at && *at; at++)
-		nr += *at == ',';
-	return nr;
-}
-
-/* "eth0,eth1": a NIC on each. */
-static int take_devices(struct tern_engine_config *c, char *list)
-{
-	uint32_t nr = config_nr_nics(c);
-	char *name;
-
-	if (c->devices[0] || c->nr_nics > 1)
-		return fail(TERN_ERR_INVALID, "transport is \"%s\", and devices or nr_nics are set too", c->transport);
-	if (nr > TERN_MAX_NICS)
-		return fail(TERN_ERR_INVALID, "transport is \"%s\": %u devices; %d are possible", c->transport, nr, TERN_MAX_NICS);
-	c->nr_nics = 0;
-	while ((name = strsep(&list, ","))) {
-		if (!*name)
-			return fail(TERN_ERR_INVALID, "transport is \"%s\": a device without a name", c->transport);
-		c->devices[c->nr_nics++] = name;
-	}
-	return 0;
-}
-
-/* "ofi:tcp;ofi_rxm@eth0,eth1" is transport ofi with provider tcp;ofi_rxm on two devices. What is found points into *names. */
-static int find_transport(struct tern_engine_config *config, struct engine_network *network, char **names)
-{
-	static const struct transport_ops *const known[] = {&transport_shm, &transport_ofi, &transport_verbs, &transport_sim};
-	const char *name = config->transport;
-	size_t length = name ? strcspn(name, ":@") : 0;
-	char *provider, *devices;
-	int rc = 0;
-
-	for (size_t i = 0; name && i < sizeof(known) / sizeof(known[0]); i++)
-		if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))
-			network->ops = known[i];
-	if (!network->ops)
-		return fail(TERN_ERR_INVALID, "transport is \"%.200s\"; shm, ofi, ofi:PROVIDER and verbs are known, and @DEVICE,DEVICE behind them",
-			name ? name : "(NULL)");
-	devices = *names = strdup(name);
-	if (!devices)
-		return fail(TERN_ERR_NOMEM, "no memory for a network's name");
-	provider = strsep(&devices, "@");
-	network->provider = provider[length] ? provider + length + 1 : NULL;
-	rc = devices ? take_devices(config, devices) : 0;
-	network->nr_nics = config->nr_nics;
-	memcpy(network->devices, config->devices, sizeof(network->devices));
-	return rc;
-}
+#include "offers.h"
 
 static int agree(tern_group *group, const struct tern_engine_config *config)
 {
 	const struct setting settings[] = {
-		{"the transport (by hash)", hash_of(config->transport)},
-		{"nr_nics", config_nr_nics(config)},
 		{"message_bytes", config->message_bytes},
 		{"message_credits", config->message_credits},
 		{"the size of tern_engine_config", config->size},
@@ -148,58 +83,125 @@ static void give_up(tern_engine *engine)
 	tern_engine_destroy(engine);
 }
 
-static void take_driver(const struct driver *driver, struct tern_engine_config *config, struct engine_setup *setup)
+/* ---- which networks ----------------------------------------------------------------------------------------- */
+
+/* What one creation needs, and no engine after it. */
+struct creation {
+	tern_group *group;
+	struct tern_engine_config config;
+	struct engine_setup setup;
+	struct network_list list;
+	struct offers *all; /* [nr_ranks] */
+	struct network_plan plan;
+	tern_engine *engine;
+};
+
+static int list_networks(struct creation *c)
 {
+	const struct driver *driver = c->group->driver;
+
 	if (!driver)
-		return;
-	setup->driver = driver;
-	if (driver->configure)
-		driver->configure(driver->ctx, config);
-	setup->networks[0] = (struct engine_network){.ops = driver->transport, .simulated = driver->network, .nr_nics = config->nr_nics};
+		return network_list_parse(&c->config, &c->list);
+	c->list.nr = 1;
+	c->list.each[0] = (struct engine_network){.ops = driver->transport, .simulated = driver->network, .nr_nics = c->config.nr_nics};
+	memcpy(c->list.name[0], "simulated", sizeof("simulated"));
+	return 0;
 }
 
-static int open_engine(struct tern_engine_config *config, struct engine_setup *setup, tern_engine **engine)
+static int gather_offers(struct creation *c)
 {
-	char *names = NULL;
-	int rc = setup->driver ? 0 : find_transport(config, &setup->networks[0], &names);
+	struct offers mine = {0};
+	int rc = list_networks(c);
 
-	rc = rc ? rc : engine_open(config, setup, engine);
+	c->all = calloc((size_t)c->group->nr_ranks, sizeof(*c->all));
+	c->plan.network_of = calloc((size_t)c->group->nr_ranks, sizeof(*c->plan.network_of));
+	if (!rc && (!c->all || !c->plan.network_of))
+		rc = fail(TERN_ERR_NOMEM, "no memory for the networks of %d ranks", c->group->nr_ranks);
+	rc = group_agree_status(c->group, rc, "creating an engine");
 	if (rc)
-		free(names);
-	else
-		(*engine)->names = names;
+		return rc;
+	network_list_offer(&c->list, &mine);
+	rc = group_allgather(c->group, &mine, c->all, sizeof(mine));
+	return rc ? rc : offers_check(c->all, (uint32_t)c->group->nr_ranks);
+}
+
+/* This rank's own of the planned networks: opened if they lead to somebody. */
+static void set_up_networks(struct creation *c)
+{
+	c->setup.nr_networks = c->plan.nr;
+	c->setup.network_of = c->plan.network_of;
+	for (uint32_t n = 0; n < c->plan.nr; n++) {
+		c->setup.networks[n] = (struct engine_network){.nr_nics = c->plan.each[n].offer->nr_nics};
+		for (uint32_t i = 0; i < c->list.nr && c->plan.each[n].here; i++)
+			if (!strcmp(c->list.name[i], c->plan.each[n].offer->name))
+				c->setup.networks[n] = c->list.each[i];
+	}
+}
+
+/* For people, as long as the engine lives. */
+static void keep_reasons(struct creation *c)
+{
+	char text[OFFER_WHY];
+
+	for (uint32_t p = 0; p < c->setup.nr_peers; p++) {
+		struct engine_peer *peer = &c->engine->peers[p];
+
+		offers_why(c->all, c->setup.self, p, text);
+		snprintf(peer->why, sizeof(peer->why), "%s, %.*s", c->plan.each[c->plan.network_of[p]].offer->name, WHY_TEXT - OFFER_NAME - 3, text);
+	}
+}
+
+static int open_engine(struct creation *c)
+{
+	int rc = offers_plan(c->all, c->setup.nr_peers, c->setup.self, &c->plan);
+
+	if (rc)
+		return rc; /* all ranks come to the same, and need not be told */
+	set_up_networks(c);
+	rc = group_agree_status(c->group, engine_open(&c->config, &c->setup, &c->engine), "creating an engine");
+	if (!c->engine)
+		return rc;
+	c->engine->names = c->list.texts;
+	c->list.texts = NULL;
+	keep_reasons(c);
+	return rc;
+}
+
+static int create(struct creation *c)
+{
+	int rc = agree(c->group, &c->config);
+
+	rc = rc ? rc : gather_offers(c);
+	rc = rc ? rc : open_engine(c);
+	rc = rc ? rc : connect_all(c->engine, c->group);
+	if (!rc)
+		rc = group_agree_status(c->group, engine_start(c->engine), "starting an engine");
+	if (!rc)
+		rc = group_agree_status(c->group, meet_all(c->engine), "meeting over the engine");
+	if (rc)
+		give_up(c->engine);
+	free(c->all);
+	free(c->plan.network_of);
+	free(c->list.texts);
 	return rc;
 }
 
 int tern_engine_create(tern_group *group, const struct tern_engine_config *config, tern_engine **out)
 {
-	struct engine_setup setup = {.group = group, .nr_networks = 1};
-	struct tern_engine_config adapted;
-	tern_engine *engine = NULL;
+	struct creation c = {.group = group};
 	int rc;
 
 	if (!group || !config || !out || config->size != sizeof(*config))
 		return fail(TERN_ERR_INVALID, "group, config or engine is NULL, or config was not set by tern_engine_config_init");
-	setup.self = (uint32_t)group->rank;
-	setup.nr_peers = (uint32_t)group->nr_ranks;
-	adapted = *config;
-	take_driver(group->driver, &adapted, &setup);
-	rc = agree(group, &adapted);
+	c.config = *config;
+	c.setup = (struct engine_setup){.group = group, .self = (uint32_t)group->rank, .nr_peers = (uint32_t)group->nr_ranks, .driver = group->driver};
+	if (group->driver && group->driver->configure)
+		group->driver->configure(group->driver->ctx, &c.config);
+	rc = create(&c);
 	if (rc)
 		return rc;
-	rc = group_agree_status(group, open_engine(&adapted, &setup, &engine), "creating an engine");
-	if (!rc)
-		rc = connect_all(engine, group);
-	if (!rc)
-		rc = group_agree_status(group, engine_start(engine), "starting an engine");
-	if (!rc)
-		rc = group_agree_status(group, meet_all(engine), "meeting over the engine");
-	if (rc) {
-		give_up(engine);
-		return rc;
-	}
 	group->nr_engines++;
-	*out = engine;
+	*out = c.engine;
 	return 0;
 }
 
@@ -216,4 +218,9 @@ int tern_engine_nr_peers(const tern_engine *engine)
 const char *tern_engine_describe(const tern_engine *engine)
 {
 	return engine ? engine->description : "";
+}
+
+const char *engine_why(const tern_engine *engine, uint32_t peer)
+{
+	return engine->peers[peer].why;
 }

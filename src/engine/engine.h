@@ -134,6 +134,9 @@ uint32_t engine_nr_down(const tern_engine *engine);
  * timeout_ms to that, and never lowers it. Any thread. */
 void engine_bear_silence(tern_engine *engine, int ms);
 
+/* For people: the network that leads to a peer, and why that one: "ofi:tcp;ofi_rxm, as verbs is not offered there". Only of an engine made over a group. */
+const char *engine_why(const tern_engine *engine, uint32_t peer);
+
 /* Runs fn on the proxy thread and returns what it returned, with its text. Waits for it. */
 int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), void *ctx);
 

@@ -27,6 +27,7 @@
 
 #define NONE UINT32_MAX
 #define CAUSE_TEXT 192
+#define WHY_TEXT 256
 #define MAX_TABLE 65536
 #define COUNTER_BITS 21 /* of a counter's number: its index among those that were opened together; above them their place in the table */
 #define MAX_COUNTERS (1u << (32 - COUNTER_BITS))
@@ -188,6 +189,7 @@ struct engine_peer {
 	struct engine_traffic posted;
 	bool said_goodbye, goodbye_sent, knows_goodbye; /* it leaves; it was told that this rank does; it has answered */
 	uint64_t suspect_ns;		  /* when it was first seen gone; 0: it was not */
+	char why[WHY_TEXT];		  /* its network leads to it; set once */
 };
 
 /* A network that leads to some of the peers, and its NICs among the engine's: first_nic, nr_nics. */

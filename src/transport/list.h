@@ -3,6 +3,7 @@
 #ifndef TERN_LIST_H
 #define TERN_LIST_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* A port of an RDMA device. */
@@ -22,6 +23,11 @@ int verbs_list(void (*each)(void *ctx, const struct verbs_facts *facts), void *c
 
 /* 0: `device` (NULL: some device) can be used now. Negative: not, and the cause is in tern_last_error(). facts may be NULL. */
 int verbs_probe(const char *device, struct verbs_facts *facts);
+
+/* What all ranks have in common to which shm can lead: this machine, in words. */
+int shm_probe(char *machine, size_t bytes);
+
+#define OFI_DEFAULT_PROVIDER "tcp;ofi_rxm"
 
 /* Calls back for each provider and domain that libfabric offers with reliable datagrams and one-sided writes. */
 int ofi_list(void (*each)(void *ctx, const char *provider, const char *domain), void *ctx);

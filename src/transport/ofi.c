@@ -19,8 +19,8 @@
 #include <sys/socket.h>
 
 #include "error.h"
+#include "transport/list.h"
 
-#define DEFAULT_PROVIDER "tcp;ofi_rxm"
 #define CQ_LEAST 4096
 
 int ofi_fail(const struct ofi *o, int64_t rc, const char *what)
@@ -145,7 +145,7 @@ static int ask(struct ofi *o, struct fi_info *hints, const char *provider, const
 
 static int choose(struct ofi *o, const struct transport_options *options)
 {
-	const char *provider = options->provider ? options->provider : DEFAULT_PROVIDER;
+	const char *provider = options->provider ? options->provider : OFI_DEFAULT_PROVIDER;
 	struct fi_info *hints = o->library.dupinfo(NULL);
 	int rc;
 

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "transport/list.h"
 
 struct shm_address {
 	uint8_t machine[16];
@@ -141,6 +142,20 @@ static int this_machine(struct shm_address *a)
 		sscanf(text + at, "%2x", &byte);
 		a->machine[i] = (uint8_t)byte;
 	}
+	return 0;
+}
+
+int shm_probe(char *machine, size_t bytes)
+{
+	struct shm_address mine;
+	uint64_t halves[2];
+	int rc = this_machine(&mine);
+
+	if (rc)
+		return rc;
+	memcpy(halves, mine.machine, sizeof(halves));
+	snprintf(machine, bytes, "machine %016llx%016llx:%llx", (unsigned long long)halves[0], (unsigned long long)halves[1],
+		(unsigned long long)mine.pid_namespace);
 	return 0;
 }
 
