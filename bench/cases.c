@@ -12,7 +12,7 @@ void args_usage(const struct bench_args *args)
 	      "\n"
 	      "  --ranks N            ranks to start on this machine (default 4)\n"
 	      "  --nodes N            spread them over N nodes: network namespaces on a bridge, which takes root, else by name (default 1)\n"
-	      "  --transport T        between nodes: ofi, ofi:PROVIDER or shm (default: TERN_TRANSPORT, else ofi)\n"
+	      "  --transport T        between nodes: verbs, ofi, ofi:PROVIDER, shm, or several as verbs+ofi (default: TERN_TRANSPORT, else verbs+ofi)\n"
 	      "  --preset NAME      + deepseek-v3 (default), kimi-k2, qwen3-30b-a3b, qwen3-235b-a22b, gpt-oss-120b, glm-4.5, custom\n"
 	      "  --hidden H --experts E --topk K   instead of the preset's\n"
 	      "  --tokens LIST      + tokens a rank: 1,8,32 or 1-4096 (doubling) or 1-4096*4 (default 1,8,32,64,128)\n"

@@ -17,7 +17,7 @@ enum raw_half { RAW_DISPATCH, RAW_COMBINE, NR_RAW_HALVES };
 
 struct raw;
 
-/* TERN_ERR_UNSUPPORTED where the group has no engine, or one that does not run over libfabric. */
+/* TERN_ERR_UNSUPPORTED where the group has no engine, or one that runs over anything but one network of libfabric. */
 int raw_open(struct raw **raw, tern_group *group, uint32_t nr_sets);
 void raw_close(struct raw *raw);
 

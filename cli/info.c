@@ -204,9 +204,9 @@ static void put_network(struct sheet *s)
 	if (set)
 		put_text(s, "between_nodes", "%s, by TERN_TRANSPORT", set);
 	else if (verbs_probe(getenv("TERN_NODE_ADDRESS"), &facts))
-		put_text(s, "between_nodes", "ofi, as this rank has no RDMA port: %s", tern_last_error());
+		put_text(s, "between_nodes", "ofi, as verbs cannot be used here: %s", tern_last_error());
 	else
-		put_text(s, "between_nodes", "verbs on %s:%u (%s %s), if all ranks have an RDMA port, else ofi", facts.device, facts.port, facts.gid_type,
+		put_text(s, "between_nodes", "verbs on %s:%u (%s %s) to ranks that have an RDMA port too, ofi to others", facts.device, facts.port, facts.gid_type,
 			facts.address);
 }
 

@@ -125,7 +125,8 @@ struct tern_group_config {
 	int wait_ms;	      /* longest wait during creation, ms; default 30000. A rank on another node that is silent for longer than this (at least 2000),
 				 and than the longest wait_ms of any exchange, counts as dead */
 	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE */
-	const char *transport; /* of the engine to peers whose window cannot be mapped: see tern_engine_config; NULL: TERN_TRANSPORT, else verbs if all ranks have an RDMA port, else ofi */
+	const char *transport; /* networks that this rank offers to peers whose window cannot be mapped, the best first: see tern_engine_config; NULL: TERN_TRANSPORT, else "verbs+ofi". Each pair
+				  of ranks uses one that both have; ranks may offer different ones */
 	int force_engine;     /* not 0: no window is mapped, all go through the engine, for tests; TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
 	int reserved;
 };
@@ -143,7 +144,8 @@ TERN_API int tern_group_nr_ranks(const tern_group *group);
 TERN_API int tern_group_nr_nodes(const tern_group *group);
 TERN_API int tern_group_node(const tern_group *group, int rank);	    /* 0-based; negative code for a bad rank */
 TERN_API int tern_group_path(const tern_group *group, int rank);	    /* enum tern_path; negative code for a bad rank */
-/* How the other ranks are reached and why so, for people: "1 peers by shared memory, 2 by verbs: all ranks have ...". Lives as long as the group. */
+/* How each other rank is reached and why so, for people: "ranks 1-3: shared memory; rank 4: verbs, which both offer; rank 5: ofi:tcp;ofi_rxm, as verbs cannot be used
+ * there: ...". Less than 1024 bytes. Lives as long as the group. */
 TERN_API const char *tern_group_describe(const tern_group *group);
 
 /* The group's own allgather, for the caller's use; collective. */

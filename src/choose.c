@@ -1,72 +1,95 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which network leads to ranks whose memory cannot be mapped. All ranks come to the same answer, as they have to speak the same. */
+/* Which networks this rank offers to ranks whose memory cannot be mapped, and what has come of it, in words. */
 #include "choose.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
-#include "transport/list.h"
+#include "engine/engine.h"
+#include "rank_list.h"
 
-#define CAUSE_BYTES 128
+#define BY_DEFAULT "verbs+ofi"
+#define MOST_WAYS 16 /* told apart */
+#define SELF UINT8_MAX
+#define LEAST_ROOM 64
 
-/* What each rank finds. */
-struct finding {
-	int32_t usable, on_ethernet;
-	char text[CAUSE_BYTES]; /* the port, or why none */
-};
-
-static void find(const char *device, struct finding *mine)
+/* "verbs@mlx5_0+ofi": the second does. */
+static bool leaves_a_device_open(const char *transport)
 {
-	struct verbs_facts facts;
-
-	*mine = (struct finding){.usable = !verbs_probe(device, &facts)};
-	if (!mine->usable) {
-		snprintf(mine->text, sizeof(mine->text), "%.*s", CAUSE_BYTES - 1, tern_last_error());
-		return;
+	for (const char *at = transport; at; at = strchr(at, '+')) {
+		at += *at == '+';
+		if (!memchr(at, '@', strcspn(at, "+")))
+			return true;
 	}
-	mine->on_ethernet = !strcmp(facts.link, "Ethernet");
-	snprintf(mine->text, sizeof(mine->text), "%.63s:%u", facts.device, facts.port);
+	return false;
 }
 
-/* The first rank without a port, or on another kind of network than rank 0; -1: none. */
-static int first_obstacle(const struct finding *all, int nr_ranks)
-{
-	for (int r = 0; r < nr_ranks; r++)
-		if (!all[r].usable || all[r].on_ethernet != all[0].on_ethernet)
-			return r;
-	return -1;
-}
-
-static int choose_together(tern_group *group, const char *device, struct choice *choice)
-{
-	struct finding mine, *all = calloc((size_t)group->nr_ranks, sizeof(*all));
-	int rc, obstacle;
-
-	if (!all)
-		return fail(TERN_ERR_NOMEM, "no memory for what %d ranks have", group->nr_ranks);
-	find(device, &mine);
-	rc = group_allgather(group, &mine, all, sizeof(mine));
-	obstacle = rc ? -1 : first_obstacle(all, group->nr_ranks);
-	choice->transport = obstacle < 0 ? "verbs" : "ofi";
-	if (obstacle < 0)
-		snprintf(choice->why, sizeof(choice->why), "all ranks have an RDMA port that can be used, this one %s", mine.text);
-	else if (!all[obstacle].usable)
-		snprintf(choice->why, sizeof(choice->why), "rank %d has no RDMA port: %.*s", obstacle, CAUSE_BYTES - 1, all[obstacle].text);
-	else
-		snprintf(choice->why, sizeof(choice->why), "rank %d's RDMA port is on another kind of network than rank 0's", obstacle);
-	free(all);
-	return rc;
-}
-
-int choose_transport(tern_group *group, const char *setting, const char *device, struct choice *choice)
+void choose_networks(const char *setting, struct choice *choice)
 {
 	const char *environment = getenv("TERN_TRANSPORT");
 
-	*choice = (struct choice){.transport = setting ? setting : environment};
-	if (!choice->transport)
-		return choose_together(group, device, choice);
-	snprintf(choice->why, sizeof(choice->why), "%s", setting ? "by setting" : "by TERN_TRANSPORT");
-	return 0;
+	choice->transport = setting ? setting : environment ? environment : BY_DEFAULT;
+	choice->by = setting ? "by setting" : environment ? "by TERN_TRANSPORT" : "by default";
+	choice->device = leaves_a_device_open(choice->transport) ? getenv("TERN_NODE_ADDRESS") : NULL;
+}
+
+/* ---- in words ---------------------------------------------------------------------------------------------- */
+
+static const char *way_to(const tern_group *group, int rank)
+{
+	switch (group->peers[rank].path) {
+	case TERN_PATH_MAPPED:
+		return "shared memory";
+	case TERN_PATH_ENGINE:
+		return engine_why(group->engine, (uint32_t)rank);
+	default:
+		return group->no_engine;
+	}
+}
+
+/* Which of the ways leads to each rank; those that are one too many count as the last. */
+static uint32_t find_ways(const tern_group *group, const char *ways[MOST_WAYS], uint8_t *way_of)
+{
+	uint32_t nr = 0;
+
+	for (int r = 0; r < group->nr_ranks; r++) {
+		const char *way = r == group->rank ? NULL : way_to(group, r);
+		uint32_t w = 0;
+
+		while (way && w < nr && strcmp(ways[w], way))
+			w++;
+		if (way && w == nr && nr < MOST_WAYS)
+			ways[nr++] = way;
+		way_of[r] = !way ? SELF : (uint8_t)(w < MOST_WAYS ? w : MOST_WAYS - 1);
+	}
+	return nr;
+}
+
+static size_t add(char *text, size_t bytes, size_t at, const char *before, const char *what)
+{
+	size_t length = at < bytes ? (size_t)snprintf(text + at, bytes - at, "%s%s", before, what) : 0;
+
+	return at + length < bytes ? at + length : bytes - 1;
+}
+
+void describe_paths(const tern_group *group, const struct choice *choice, char *text, size_t bytes)
+{
+	const char *ways[MOST_WAYS];
+	uint8_t *way_of = calloc((size_t)group->nr_ranks, sizeof(*way_of));
+	uint32_t nr = way_of ? find_ways(group, ways, way_of) : 0;
+	size_t at = add(text, bytes, 0, group->nr_ranks == 1 ? "no peers" : "", "");
+
+	for (uint32_t w = 0; w < nr && bytes - at > LEAST_ROOM; w++) {
+		at = add(text, bytes, at, at ? "; " : "", "");
+		at += rank_list(text + at, (bytes - at) / 2, way_of, (uint32_t)group->nr_ranks, (uint8_t)w);
+		at = add(text, bytes, at, ": ", w + 1 == MOST_WAYS ? "each for a reason of its own" : ways[w]);
+	}
+	if (choice) {
+		at = add(text, bytes, at, "; offered here ", choice->by);
+		at = add(text, bytes, at, ": ", choice->transport);
+	}
+	if (group->engine)
+		add(text, bytes, at, "; open: ", tern_engine_describe(group->engine));
+	free(way_of);
 }

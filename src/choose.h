@@ -2,15 +2,21 @@
 #ifndef TERN_CHOOSE_H
 #define TERN_CHOOSE_H
 
+#include <stddef.h>
+
 #include "group.h"
 
+/* The networks that this rank offers; which of them leads to whom, the ranks' engines work out together (engine/offers.h). */
 struct choice {
 	const char *transport; /* for tern_engine_config.transport */
-	char why[224];
+	const char *device;    /* for its devices[0], where a network is named without one; or NULL */
+	const char *by;	       /* who has set it: "by TERN_TRANSPORT" */
 };
 
-/* The setting, else TERN_TRANSPORT, else verbs if all ranks have a port that can be used, else ofi. Collective where neither is set: they have to be set on all ranks or on
- * none. `device`: the one to use, or NULL. */
-int choose_transport(tern_group *group, const char *setting, const char *device, struct choice *choice);
+/* The setting, else TERN_TRANSPORT, else verbs and ofi. */
+void choose_networks(const char *setting, struct choice *choice);
+
+/* For people: how each peer is reached, and why so. choice: NULL where no engine was called for. */
+void describe_paths(const tern_group *group, const struct choice *choice, char *text, size_t bytes);
 
 #endif

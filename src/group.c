@@ -218,23 +218,6 @@ static bool engine_is_forced(const struct tern_group_config *config)
 	return config->force_engine || (text && strcmp(text, "0"));
 }
 
-/* For people: which way leads to which peers. */
-static void describe_paths(tern_group *group, const struct choice *choice)
-{
-	const char *others = group->engine ? tern_engine_describe(group->engine) : group->no_engine;
-	int mapped = 0, engine = 0;
-
-	for (int r = 0; r < group->nr_ranks; r++) {
-		mapped += r != group->rank && group->peers[r].path == TERN_PATH_MAPPED;
-		engine += group->peers[r].path == TERN_PATH_ENGINE || group->peers[r].path == TERN_PATH_NONE;
-	}
-	if (!engine)
-		snprintf(group->description, sizeof(group->description), "%d peers by shared memory", mapped);
-	else
-		snprintf(group->description, sizeof(group->description), "%d peers by shared memory, %d by %s: %s%s%.200s", mapped, engine,
-			choice->transport, choice->why, others[0] ? "; " : "", others);
-}
-
 static int make_engine(tern_group *group, const struct choice *choice, bool needed)
 {
 	struct tern_engine_config engine;
@@ -242,8 +225,7 @@ static int make_engine(tern_group *group, const struct choice *choice, bool need
 
 	tern_engine_config_init(&engine);
 	engine.transport = choice->transport;
-	if (!strchr(engine.transport, '@'))
-		engine.devices[0] = getenv("TERN_NODE_ADDRESS");
+	engine.devices[0] = choice->device;
 	engine.wait_ms = group->wait_ms;
 	engine.timeout_ms = group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms : LEAST_SILENCE_MS;
 	rc = tern_engine_create(group, &engine, &group->engine);
@@ -253,27 +235,40 @@ static int make_engine(tern_group *group, const struct choice *choice, bool need
 	return 0;
 }
 
-/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them.
+/* True on all ranks where it is on one. */
+static int agree_whether_any(tern_group *group, bool mine, bool *any)
+{
+	uint8_t *all = calloc((size_t)group->nr_ranks, sizeof(*all)), here = mine;
+	int rc = all ? group_allgather(group, &here, all, sizeof(here)) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+
+	*any = false;
+	for (int r = 0; r < group->nr_ranks && !rc; r++)
+		*any = *any || all[r];
+	free(all);
+	return rc;
+}
+
+/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them, unless a caller has asked for a network.
  */
 static int open_engine(tern_group *group, const struct tern_group_config *config)
 {
-	/* What is not set is chosen together, so it has to be set by all or by none. */
-	struct setting settings[] = {
-		{"force_engine", engine_is_forced(config)}, {"whether a transport is set", config->transport || getenv("TERN_TRANSPORT")}};
-	struct choice choice = {0};
-	bool forced = settings[0].value;
-	int rc = group_agree_settings(group, settings, 2);
+	struct setting forced = {"force_engine", engine_is_forced(config)};
+	struct choice choice;
+	bool needed, wanted;
+	int rc = group_agree_settings(group, &forced, 1);
 
-	group->engine_forced = forced;
-	if (!rc && (group->nr_nodes > 1 || forced)) {
-		rc = choose_transport(group, config->transport, getenv("TERN_NODE_ADDRESS"), &choice);
-		rc = rc ? rc : make_engine(group, &choice, forced || config->transport);
+	group->engine_forced = forced.value;
+	wanted = group->nr_nodes > 1 || group->engine_forced;
+	if (!rc && wanted) {
+		choose_networks(config->transport, &choice);
+		rc = agree_whether_any(group, config->transport, &needed);
+		rc = rc ? rc : make_engine(group, &choice, needed || group->engine_forced);
 	}
 	for (int r = 0; r < group->nr_ranks && !rc && group->engine; r++)
-		if (group->peers[r].path == TERN_PATH_NONE || (forced && r != group->rank))
+		if (group->peers[r].path == TERN_PATH_NONE || (group->engine_forced && r != group->rank))
 			group->peers[r].path = TERN_PATH_ENGINE;
 	if (!rc)
-		describe_paths(group, &choice);
+		describe_paths(group, wanted ? &choice : NULL, group->description, sizeof(group->description));
 	return rc;
 }
 

@@ -27,8 +27,8 @@ struct tern_group {
 	int nr_exchanges;	 /* alive */
 	struct tern_engine *engine; /* where some peers are not mapped; else NULL */
 	bool engine_forced;	 /* each rank is a node of its own to an exchange */
-	char no_engine[256];	 /* why there is none though there should be */
-	char description[512];	 /* how peers are reached, and why so */
+	char no_engine[512];	 /* why there is none though there should be */
+	char description[1024];	 /* how peers are reached, and why so */
 	int nr_engines;		 /* alive */
 	uint32_t round;		 /* of sharing windows; 0 was joining */
 };
