@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/engine/loop.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -342,6 +343,8 @@ static int loop_poll(struct transport *transport, struct transport_event *events
 	struct loop *l = loop_of(transport);
 	int nr = 0;
 
+	if (atomic_load(&l->net->broken))
+		return fail(TERN_ERR_SYSTEM, "the test has cut it");
 	pthread_mutex_lock(&l->net->lock);
 	if (!l->net->dead[l->self]) {
 		tell_deaths(l);

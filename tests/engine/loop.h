@@ -37,6 +37,7 @@ struct loop_net {
 	uint32_t nr_open[LOOP_RANKS];
 	bool dead[LOOP_RANKS]; /* nothing comes from it, and what goes to it is lost */
 	bool told;	       /* whether its death is reported, too */
+	_Atomic bool broken;   /* polling it is an error */
 	uint64_t random;
 	uint64_t nr_writes, nr_unsignalled, nr_fenced, nr_changed; /* changed: posts that did not come again as they were refused */
 	uint32_t most_under_way;

@@ -52,11 +52,27 @@ uint8_t world_byte(int rank, uint64_t at)
 	return (uint8_t)(at * 7 + at / 251 + (uint64_t)rank * 31 + 1);
 }
 
-static void open_one(struct world *world, int r, const struct tern_engine_config *config, bool stepped)
+static bool is_other(const struct world *world, int from, int to)
 {
-	struct engine_setup setup = {.self = (uint32_t)r, .nr_peers = (uint32_t)world->nr, .nr_networks = 1,
-		.networks = {{.ops = &transport_loop, .simulated = &world->net, .nr_nics = config->nr_nics}}};
+	return from == world->apart || to == world->apart;
+}
 
+struct loop_net *world_net(struct world *world, int from, int to)
+{
+	return is_other(world, from, to) ? &world->other : &world->net;
+}
+
+/* other_nics: 0 where there is one network alone. */
+static void open_one(struct world *world, int r, const struct tern_engine_config *config, uint32_t other_nics, bool stepped)
+{
+	struct engine_setup setup = {.self = (uint32_t)r, .nr_peers = (uint32_t)world->nr, .nr_networks = other_nics ? 2 : 1};
+	uint8_t network_of[LOOP_RANKS];
+
+	for (int p = 0; p < world->nr; p++)
+		network_of[p] = is_other(world, r, p);
+	setup.network_of = network_of;
+	setup.networks[0] = (struct engine_network){.ops = r == world->apart ? NULL : &transport_loop, .simulated = &world->net, .nr_nics = config->nr_nics};
+	setup.networks[1] = (struct engine_network){.ops = &transport_loop, .simulated = &world->other, .nr_nics = other_nics};
 	if (stepped) {
 		world->driver = (struct driver){.ctx = world, .now = world_clock, .idle = world_idle};
 		setup.driver = &world->driver;
@@ -67,31 +83,45 @@ static void open_one(struct world *world, int r, const struct tern_engine_config
 		world->memory[r][i] = world_byte(r, i);
 }
 
-void world_open(struct world *world, int nr, const struct loop_settings *settings, const struct tern_engine_config *config, bool stepped)
+static void share_memory(struct world *world)
+{
+	struct tern_descriptor descriptor;
+
+	for (int r = 0; r < world->nr; r++) {
+		must(tern_engine_register(world->engines[r], world->memory[r], WORLD_BYTES, &world->regions[r]), "register");
+		must(tern_region_descriptor(world->regions[r], &descriptor), "descriptor");
+		for (int at = 0; at < world->nr; at++)
+			must(tern_engine_import(world->engines[at], &descriptor, &world->remotes[at][r]), "import");
+	}
+}
+
+void world_open_mixed(struct world *world, int nr, const struct loop_settings *settings, const struct loop_settings *other, uint32_t other_nics, int apart,
+	const struct tern_engine_config *config, bool stepped)
 {
 	struct engine_address *all = calloc((size_t)nr, sizeof(*all));
-	struct tern_descriptor descriptor;
 
 	memset(world, 0, sizeof(*world));
 	world->nr = nr;
+	world->apart = apart;
 	world->now_ns = 1000000;
 	world->pace_ns = 1000;
 	loop_net_init(&world->net, settings);
+	loop_net_init(&world->other, other);
 	for (int r = 0; r < nr; r++) {
-		open_one(world, r, config, stepped);
+		open_one(world, r, config, other_nics, stepped);
 		must(engine_address(world->engines[r], &all[r]), "engine_address");
 	}
 	for (int r = 0; r < nr; r++)
 		must(engine_connect(world->engines[r], all), "engine_connect");
 	for (int r = 0; r < nr; r++)
 		must(engine_start(world->engines[r]), "engine_start");
-	for (int r = 0; r < nr; r++) {
-		must(tern_engine_register(world->engines[r], world->memory[r], WORLD_BYTES, &world->regions[r]), "register");
-		must(tern_region_descriptor(world->regions[r], &descriptor), "descriptor");
-		for (int at = 0; at < nr; at++)
-			must(tern_engine_import(world->engines[at], &descriptor, &world->remotes[at][r]), "import");
-	}
+	share_memory(world);
 	free(all);
+}
+
+void world_open(struct world *world, int nr, const struct loop_settings *settings, const struct tern_engine_config *config, bool stepped)
+{
+	world_open_mixed(world, nr, settings, settings, 0, -1, config, stepped);
 }
 
 void world_close(struct world *world)
@@ -103,4 +133,5 @@ void world_close(struct world *world)
 	for (int r = 0; r < world->nr; r++)
 		free(world->memory[r]);
 	loop_net_close(&world->net);
+	loop_net_close(&world->other);
 }

@@ -10,7 +10,8 @@
 
 struct world {
 	struct loop_net net;
-	int nr;
+	struct loop_net other; /* where `apart` is a rank: leads from it to all and from all to it */
+	int nr, apart;
 	struct driver driver; /* of stepped engines */
 	uint64_t now_ns;
 	uint64_t pace_ns; /* time that passes in each round of idle */
@@ -25,6 +26,10 @@ struct world {
 
 void world_settings(struct loop_settings *settings, struct tern_engine_config *config);
 void world_open(struct world *world, int nr, const struct loop_settings *settings, const struct tern_engine_config *config, bool stepped);
+/* The same with two networks. The rank that is apart has the other one alone. */
+void world_open_mixed(struct world *world, int nr, const struct loop_settings *settings, const struct loop_settings *other, uint32_t other_nics, int apart,
+	const struct tern_engine_config *config, bool stepped);
+struct loop_net *world_net(struct world *world, int from, int to); /* the network that leads from one to the other */
 void world_close(struct world *world);
 void world_round(void *world); /* steps all engines once */
 uint8_t world_byte(int rank, uint64_t at); /* what world_open fills memory with */

@@ -47,14 +47,30 @@ const char *test_node(int rank, int nr_ranks, char *text, size_t bytes)
 	return text;
 }
 
+const char *test_transport(int rank, char *text, size_t bytes)
+{
+	const char *all = getenv("TERN_TEST_TRANSPORTS"), *at = all;
+	int nr = 1;
+
+	if (!all || !*all)
+		return NULL;
+	for (const char *space = all; (space = strchr(space, ' ')); space++)
+		nr++;
+	for (int i = 0; i < rank % nr; i++)
+		at = strchr(at, ' ') + 1;
+	snprintf(text, bytes, "%.*s", (int)strcspn(at, " "), at);
+	return text;
+}
+
 static void *rank_thread(void *arg)
 {
 	struct start *start = arg;
 	struct tern_group_config config;
-	char node[16];
+	char node[16], transport[256];
 
 	tern_group_config_init(&config);
 	config.node = test_node(start->rank.rank, start->rank.nr_ranks, node, sizeof(node));
+	config.transport = test_transport(start->rank.rank, transport, sizeof(transport));
 	if (tern_threads_boot(start->threads, start->rank.rank, &config.boot) || tern_group_create(&config, &start->rank.group)) {
 		rank_fails(&start->rank, "joining: %s", tern_last_error());
 		return NULL;

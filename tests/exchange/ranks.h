@@ -22,6 +22,9 @@ const char *run_ranks(int nr_ranks, rank_main body, void *ctx);
  * many nodes. "aab": each rank by its letter, over again when there are more. */
 const char *test_node(int rank, int nr_ranks, char *text, size_t bytes);
 
+/* What a rank offers, NULL: what is offered without a test. TERN_TEST_TRANSPORTS: "shm+ofi shm+ofi ofi", each rank's in its place, over again when there are more ranks. */
+const char *test_transport(int rank, char *text, size_t bytes);
+
 /* Notes a failure of this rank unless it has one; printf-like. Returns -1. */
 int rank_fails(struct rank *rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -16,38 +16,63 @@ static const struct {
 	const char *name;
 	uint32_t caps, again, slowest, nics, depth, inline_bytes;
 	uint64_t write_bytes;
+	uint32_t beside; /* 0: none; else which network leads from and to rank 2 in its place */
 } networks[] = {
-	{"unordered", 0, 0, 5, 1, 64, 0, 1 << 20},
-	{"ordered", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20},
-	{"fences, again at each post", TRANSPORT_FENCE, 2, 5, 1, 16, 8, 1 << 20},
-	{"ordered, again, short writes", TRANSPORT_ORDERED, 1, 3, 1, 8, 0, 1000},
-	{"unordered, short writes, one at a time", 0, 1, 2, 1, 1, 0, 777},
-	{"3 NICs with fences", TRANSPORT_FENCE, 0, 5, 3, 16, 32, 50000},
-	{"4 NICs, unordered, again", 0, 1, 5, 4, 4, 0, 1 << 20},
+	{"unordered", 0, 0, 5, 1, 64, 0, 1 << 20, 0},
+	{"ordered", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 0},
+	{"fences, again at each post", TRANSPORT_FENCE, 2, 5, 1, 16, 8, 1 << 20, 0},
+	{"ordered, again, short writes", TRANSPORT_ORDERED, 1, 3, 1, 8, 0, 1000, 0},
+	{"unordered, short writes, one at a time", 0, 1, 2, 1, 1, 0, 777, 0},
+	{"3 NICs with fences", TRANSPORT_FENCE, 0, 5, 3, 16, 32, 50000, 0},
+	{"4 NICs, unordered, again", 0, 1, 5, 4, 4, 0, 1 << 20, 0},
+	{"ordered, beside 3 NICs with fences", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 5},
+	{"3 NICs with fences, beside ordered, again, short writes", TRANSPORT_FENCE, 0, 5, 3, 16, 32, 50000, 3},
+	{"2 NICs, unordered, beside ordered", 0, 1, 5, 2, 4, 0, 1 << 20, 1},
+	{"ordered, beside unordered, short writes, one at a time", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 4},
 };
 #define NETWORKS (sizeof(networks) / sizeof(networks[0]))
 
-static void open_network(struct world *world, size_t which, int nr)
+static struct loop_settings settings_of(size_t which)
 {
-	struct tern_engine_config config;
+	struct tern_engine_config unused;
 	struct loop_settings settings;
 
-	world_settings(&settings, &config);
+	world_settings(&settings, &unused);
 	settings.caps = networks[which].caps;
 	settings.again_first = networks[which].again;
 	settings.slowest = networks[which].slowest;
 	settings.depth = networks[which].depth;
 	settings.inline_bytes = networks[which].inline_bytes;
 	settings.write_bytes = networks[which].write_bytes;
+	return settings;
+}
+
+static void open_network(struct world *world, size_t which, int nr)
+{
+	struct loop_settings settings = settings_of(which), other = settings_of(networks[which].beside);
+	struct tern_engine_config config;
+	struct loop_settings unused;
+
+	world_settings(&unused, &config);
 	config.nr_nics = networks[which].nics;
 	config.stripe_bytes = 20000;
-	world_open(world, nr, &settings, &config, true);
+	if (networks[which].beside)
+		world_open_mixed(world, nr, &settings, &other, networks[networks[which].beside].nics, 2, &config, true);
+	else
+		world_open(world, nr, &settings, &config, true);
 }
 
 static void close_network(struct world *world)
 {
 	assert_int_equal(world->net.nr_changed, 0);
+	assert_int_equal(world->other.nr_changed, 0);
 	world_close(world);
+}
+
+/* The network from rank 0 to this one: which of `networks`. */
+static size_t network_to(size_t which, int rank)
+{
+	return rank == 2 && networks[which].beside ? networks[which].beside : which;
 }
 
 /* Runs a test on each network, with three ranks. */
@@ -138,6 +163,27 @@ static void writes(struct world *world, size_t which)
 		}
 }
 
+/* What is for a rank goes over the network that leads to it, and over that alone. */
+static void each_on_its_network(struct world *world, size_t which)
+{
+	uint64_t before[2];
+
+	for (int from = 0; from < 3; from++)
+		for (int to = 0; to < 3; to++) {
+			struct loop_net *net = world_net(world, from, to);
+			struct tern_write w = write_args(world, from, to, 0, 200000, 60000);
+			tern_op op;
+
+			before[0] = net->nr_writes;
+			before[1] = world->net.nr_writes + world->other.nr_writes - before[0];
+			assert_int_equal(tern_engine_write(world->engines[from], &w, &op), 0);
+			assert_int_equal(tern_op_wait(world->engines[from], op, WAIT), 0);
+			assert_true(net->nr_writes > before[0]);
+			assert_int_equal(world->net.nr_writes + world->other.nr_writes - net->nr_writes, before[1]);
+		}
+	assert_int_equal(world->other.nr_writes > 0, networks[which].beside > 0);
+}
+
 static void nothing_at_all(struct world *world, size_t which)
 {
 	struct tern_write w = write_args(world, 0, 1, 0, 0, 0);
@@ -197,10 +243,11 @@ static void pages(struct world *world, size_t which)
 	for (uint32_t i = 0; i < 40; i++)
 		expect_bytes(world, 2, 500000 + remote[i] * 3000, 1, 11 + local[i] * 2100, 2000);
 	assert_int_equal(tern_op_wait(world->engines[1], op, WAIT), 0);
+	which = network_to(which, 2);
 	if ((networks[which].caps & TRANSPORT_ORDERED) && networks[which].nics == 1 && networks[which].depth > 1)
-		assert_true(world->net.nr_unsignalled > 0);
+		assert_true(world_net(world, 1, 2)->nr_unsignalled > 0);
 	else
-		assert_int_equal(world->net.nr_unsignalled, 0);
+		assert_int_equal(world_net(world, 1, 2)->nr_unsignalled, 0);
 	remote[39] = 1000;
 	assert_int_equal(tern_engine_write_pages(world->engines[1], &w, &op), TERN_ERR_INVALID);
 	assert_non_null(strstr(tern_last_error(), "remote page 1000, number 39"));
@@ -384,7 +431,8 @@ static void put_all(struct world *world, enum tern_signal_policy policy, const s
 static void put_with_policy(struct world *world, size_t which, enum tern_signal_policy policy)
 {
 	struct puts puts = {.nr_seen = 0};
-	bool fenced = policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS;
+	bool fenced = policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS, refused = false;
+	uint64_t nr_fences = 0;
 	struct tern_put extra = {.peer = 1, .signal_remote = world->remotes[0][1]};
 	struct tern_engine_stats stats = {.size = sizeof(stats)};
 	tern_op group;
@@ -397,11 +445,17 @@ static void put_with_policy(struct world *world, size_t which, enum tern_signal_
 	memset(world->memory[2] + SIGNALS, 0, 8 * PUTS);
 	world->watch = watch_signals;
 	world->watch_ctx = &puts;
-	if (fenced && !(networks[which].caps & (TRANSPORT_FENCE | TRANSPORT_ORDERED))) {
+	for (int to = 1; to <= 2; to++) {
+		uint32_t caps = networks[network_to(which, to)].caps;
+
+		refused = refused || !(caps & (TRANSPORT_FENCE | TRANSPORT_ORDERED));
+		nr_fences += !(caps & TRANSPORT_ORDERED);
+	}
+	if (fenced && refused) {
 		assert_int_equal(tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group), TERN_ERR_UNSUPPORTED);
 		return;
 	}
-	world->net.nr_fenced = 0;
+	world->net.nr_fenced = world->other.nr_fenced = 0;
 	assert_int_equal(tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group), 0);
 	put_all(world, policy, &puts, group);
 	assert_int_equal(tern_engine_put(world->engines[0], group, &extra, 0), TERN_ERR_STATE);
@@ -413,7 +467,7 @@ static void put_with_policy(struct world *world, size_t which, enum tern_signal_
 	if (policy == TERN_SIGNAL_IMMEDIATE)
 		assert_int_equal(tern_op_wait(world->engines[1], expect_immediates(world, 1, 42, PUTS / 2), WAIT), 0);
 	if (policy == TERN_SIGNAL_PERSEUS) /* one fence for each peer */
-		assert_int_equal(world->net.nr_fenced, networks[which].caps & TRANSPORT_ORDERED ? 0 : 2);
+		assert_int_equal(world->net.nr_fenced + world->other.nr_fenced, nr_fences);
 	assert_int_equal(tern_engine_stats(world->engines[0], &stats), 0);
 	if (policy == TERN_SIGNAL_COUPLED || policy == TERN_SIGNAL_COUPLED_ALL_PEERS)
 		assert_true(stats.drains >= PUTS);
@@ -643,6 +697,7 @@ static void counters_by_number(struct world *world, size_t which)
 		on_all(name);                 \
 	}
 ON_ALL(writes)
+ON_ALL(each_on_its_network)
 ON_ALL(nothing_at_all)
 ON_ALL(refusals)
 ON_ALL(pages)
@@ -662,6 +717,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(writes_on_all),
+		cmocka_unit_test(each_on_its_network_on_all),
 		cmocka_unit_test(nothing_at_all_on_all),
 		cmocka_unit_test(refusals_on_all),
 		cmocka_unit_test(pages_on_all),

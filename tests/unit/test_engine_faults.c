@@ -26,20 +26,28 @@ static enum loop_fate fate(uint32_t from, const struct transport_write *w)
 	return w->peer == 1 && w->bytes && w->offset >= there && w->offset < there + 1000 ? fate_there : LOOP_LANDS;
 }
 
-static struct world *open_world(int nr, uint32_t caps, int heartbeat_ms)
+/* One rank is apart, reached over a network of its own; -1: none. */
+static struct world *open_mixed(int nr, uint32_t caps, int apart, uint32_t other_caps, int heartbeat_ms)
 {
 	struct world *world = malloc(sizeof(*world));
+	struct loop_settings settings, other;
 	struct tern_engine_config config;
-	struct loop_settings settings;
 
 	world_settings(&settings, &config);
-	settings.caps = caps;
 	settings.fate = fate;
+	other = settings;
+	settings.caps = caps;
+	other.caps = other_caps;
 	fate_there = LOOP_LANDS;
 	config.heartbeat_ms = heartbeat_ms;
 	config.timeout_ms = 100;
-	world_open(world, nr, &settings, &config, true);
+	world_open_mixed(world, nr, &settings, &other, apart >= 0, apart, &config, true);
 	return world;
+}
+
+static struct world *open_world(int nr, uint32_t caps, int heartbeat_ms)
+{
+	return open_mixed(nr, caps, -1, 0, heartbeat_ms);
 }
 
 static void close_world(struct world *world)
@@ -235,10 +243,9 @@ static void ignore(void *ctx, uint32_t peer, uint32_t immediate)
 }
 
 /* All that needs rank 1 ends with the cause; what does not goes on; nothing new begins. */
-static void rank_1_dies(bool told, uint32_t caps, int heartbeat_ms, const char *text)
+static void rank_1_dies(struct world *world, bool told, const char *text)
 {
 	static const uint32_t ranks[] = {0, 1, 2};
-	struct world *world = open_world(3, caps, heartbeat_ms);
 	struct engine_claim claim = {.immediate = ignore, .peer_down = note_down};
 	struct tern_expect expect = {.size = sizeof(expect), .immediate = 3, .count = 2};
 	struct tern_barrier barrier = {.size = sizeof(barrier), .immediate = 4};
@@ -257,7 +264,7 @@ static void rank_1_dies(bool told, uint32_t caps, int heartbeat_ms, const char *
 	expect.peers = barrier.peers = peers;
 	assert_int_equal(tern_engine_expect(world->engines[0], &expect, &expected), 0);
 	assert_int_equal(tern_engine_barrier(world->engines[0], &barrier, &met), 0);
-	loop_kill(&world->net, 1, told);
+	loop_kill(world_net(world, 0, 1), 1, told);
 	for (int i = 0; i < 40; i++)
 		writes[i] = begin_write(world, 0, i % 2 ? 1 : 2, (uint64_t)i * 1000, 900);
 	for (int i = 0; i < 12; i++)
@@ -279,6 +286,7 @@ static void rank_1_dies(bool told, uint32_t caps, int heartbeat_ms, const char *
 	settle(world, 300000000);
 	assert_int_equal(downs, 1);
 	assert_int_equal(down_error, TERN_ERR_PEER_DEAD);
+	assert_int_equal(engine_nr_down(world->engines[0]), 1); /* nobody else is missed */
 	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0); /* nothing of the dead one holds it */
 	close_world(world);
 }
@@ -286,15 +294,136 @@ static void rank_1_dies(bool told, uint32_t caps, int heartbeat_ms, const char *
 static void told_death(void **state)
 {
 	(void)state;
-	rank_1_dies(true, TRANSPORT_SEES_DEATH, 0, "its plug was pulled");
-	rank_1_dies(true, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 0, "its plug was pulled");
+	rank_1_dies(open_world(3, TRANSPORT_SEES_DEATH, 0), true, "its plug was pulled");
+	rank_1_dies(open_world(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 0), true, "its plug was pulled");
 }
 
 static void silent_death(void **state)
 {
 	(void)state;
-	rank_1_dies(false, 0, 20, "nothing was heard from rank 1 for 10");
-	rank_1_dies(false, TRANSPORT_ORDERED, -1, "nothing was heard from rank 1 for 1");
+	rank_1_dies(open_world(3, 0, 20), false, "nothing was heard from rank 1 for 10");
+	rank_1_dies(open_world(3, TRANSPORT_ORDERED, -1), false, "nothing was heard from rank 1 for 1");
+}
+
+/* One network says so, and from those behind the other nothing may be heard: heartbeats go over that which needs them, so nobody is missed for want of any. */
+static void death_on_each_network(void **state)
+{
+	(void)state;
+	rank_1_dies(open_mixed(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 2, 0, -1), true, "its plug was pulled");
+	rank_1_dies(open_mixed(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 1, 0, -1), false, "nothing was heard from rank 1 for 1");
+	rank_1_dies(open_mixed(3, 0, 1, TRANSPORT_SEES_DEATH, -1), true, "its plug was pulled");
+	rank_1_dies(open_mixed(3, TRANSPORT_ORDERED, 2, TRANSPORT_SEES_DEATH, -1), false, "nothing was heard from rank 1 for 1");
+}
+
+/* A network that cannot be polled any more takes those behind it with it. Rank 3 is there alone; 0 to 2 go on with each other, and with nothing of rank 3's. */
+static void one_network_fails(void **state)
+{
+	struct world *world = open_mixed(4, TRANSPORT_ORDERED, 3, TRANSPORT_FENCE, 20);
+	tern_op lost[20], kept[20];
+
+	(void)state;
+	world->pace_ns = 50000;
+	for (int i = 0; i < 20; i++) {
+		lost[i] = begin_write(world, 0, 3, (uint64_t)i * 1000, 900);
+		kept[i] = begin_write(world, 0, 1 + i % 2, (uint64_t)i * 1000, 900);
+	}
+	atomic_store(&world->other.broken, true);
+	for (int i = 0; i < 20; i++) {
+		expect_end(world, 0, lost[i], TERN_ERR_SYSTEM, "the network failed: the test has cut it");
+		expect_end(world, 0, kept[i], 0, "");
+	}
+	settle(world, 300000000);
+	for (int r = 0; r < 3; r++) {
+		assert_int_equal(tern_engine_peer(world->engines[r], 3), TERN_ERR_SYSTEM);
+		assert_int_equal(engine_nr_down(world->engines[r]), 1);
+		expect_end(world, r, begin_write(world, r, (r + 1) % 3, 0, 5000), 0, "");
+	}
+	assert_int_equal(engine_nr_down(world->engines[3]), 4); /* itself too, as that is how it reached itself */
+	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0);
+	close_world(world);
+}
+
+static enum loop_fate vanish_at_rank_1(uint32_t from, const struct transport_write *w)
+{
+	(void)from;
+	return w->bytes && w->peer == 1 ? LOOP_VANISHES : LOOP_LANDS;
+}
+
+/* Writes to rank 1 that never end hold all credits of its network. Rank 2, which is behind the same, is given four times as long, as that is not its doing; rank 3, behind another with
+ * room, is not held up at all, and the room there does not make rank 2 look refused. */
+static void credits_are_a_networks_own(void **state)
+{
+	struct world *world = malloc(sizeof(*world));
+	struct loop_settings settings, other;
+	struct tern_engine_config config;
+	tern_op op;
+
+	(void)state;
+	world_settings(&settings, &config);
+	other = settings;
+	settings.fate = vanish_at_rank_1;
+	settings.depth = 4;
+	config.timeout_ms = 100;
+	config.heartbeat_ms = 20;
+	world_open_mixed(world, 4, &settings, &other, 1, 3, &config, true);
+	world->pace_ns = 50000;
+	for (int i = 0; i < 4; i++)
+		begin_write(world, 0, 1, (uint64_t)i * 1000, 900);
+	settle(world, 1000000);
+	op = begin_write(world, 0, 2, 0, 900);
+	for (int i = 0; i < 50; i++)
+		expect_end(world, 0, begin_write(world, 0, 3, (uint64_t)i * 1000, 900), 0, "");
+	settle(world, 300000000);
+	assert_int_equal(tern_op_poll(world->engines[0], op), TERN_ERR_TIMEOUT);
+	expect_end(world, 0, op, TERN_ERR_SYSTEM, "the network has taken no write to rank 2 for 4");
+	close_world(world);
+}
+
+/* Pages that are on their way without a signal when their peer dies, behind the second NIC: their credits go back to where they came from. */
+static void unsignalled_to_the_dead(void **state)
+{
+	struct world *world = open_mixed(3, TRANSPORT_ORDERED, 1, TRANSPORT_ORDERED, 20);
+	uint32_t pages[100];
+	struct tern_paged_write w = {.size = sizeof(w), .peer = 1, .nr_pages = 100, .local = world->regions[0], .remote = world->remotes[0][1], .page_bytes = 500,
+		.local_stride = 500, .remote_stride = 500, .local_pages = pages, .remote_pages = pages};
+	tern_op op;
+
+	(void)state;
+	for (uint32_t i = 0; i < 100; i++)
+		pages[i] = i;
+	world->pace_ns = 50000;
+	settle(world, 1000000);
+	loop_kill(&world->other, 1, false);
+	assert_int_equal(tern_engine_write_pages(world->engines[0], &w, &op), 0);
+	expect_end(world, 0, op, TERN_ERR_PEER_DEAD, "nothing was heard from rank 1");
+	assert_true(world->other.nr_unsignalled > 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(world->engines[0]->nics[i].under_way, 0);
+		assert_int_equal(world->engines[0]->nics[i].unsignalled, 0);
+	}
+	w.peer = 2;
+	w.remote = world->remotes[0][2];
+	assert_int_equal(tern_engine_write_pages(world->engines[0], &w, &op), 0);
+	expect_end(world, 0, op, 0, "");
+	close_world(world);
+}
+
+/* A descriptor of an engine that has other networks. */
+static void descriptor_without_its_key(void **state)
+{
+	struct world *world = open_mixed(3, 0, 2, 0, 0);
+	struct tern_descriptor descriptor;
+	tern_remote *remote = NULL;
+
+	(void)state;
+	assert_int_equal(tern_region_descriptor(world->regions[2], &descriptor), 0);
+	assert_int_equal(descriptor.nr_nics, 2);
+	assert_true(!descriptor.nic[0].bytes && descriptor.nic[1].bytes == WORLD_BYTES);
+	descriptor.nic[0] = descriptor.nic[1];
+	memset(&descriptor.nic[1], 0, sizeof(descriptor.nic[1]));
+	assert_int_equal(tern_engine_import(world->engines[0], &descriptor, &remote), TERN_ERR_MISMATCH);
+	assert_non_null(strstr(tern_last_error(), "rank 2's descriptor has no key for NIC 1"));
+	close_world(world);
 }
 
 /* A rank that does nothing for longer than the engine's time-out, and goes on while somebody is still willing to wait; then it stays away. */
@@ -470,6 +599,11 @@ int main(void)
 		cmocka_unit_test(one_never_ends),
 		cmocka_unit_test(told_death),
 		cmocka_unit_test(silent_death),
+		cmocka_unit_test(death_on_each_network),
+		cmocka_unit_test(one_network_fails),
+		cmocka_unit_test(credits_are_a_networks_own),
+		cmocka_unit_test(unsignalled_to_the_dead),
+		cmocka_unit_test(descriptor_without_its_key),
 		cmocka_unit_test(silence_borne),
 		cmocka_unit_test(no_signal_after_failure),
 		cmocka_unit_test(one_leaves),

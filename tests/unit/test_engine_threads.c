@@ -84,7 +84,7 @@ static void expect_all(struct world *world, int total)
 	}
 }
 
-static void many_operations(uint32_t caps, uint32_t again)
+static void many_operations(uint32_t caps, uint32_t again, bool mixed)
 {
 	struct world *world = malloc(sizeof(*world));
 	struct tern_engine_config config;
@@ -99,7 +99,12 @@ static void many_operations(uint32_t caps, uint32_t again)
 	config.wait_ms = WAIT;
 	config.timeout_ms = WAIT;
 	config.nr_operations = 100;
-	world_open(world, RANKS, &settings, &config, false);
+	if (mixed) {
+		settings.caps = TRANSPORT_FENCE;
+		world_open_mixed(world, RANKS, &settings, &(struct loop_settings){.caps = caps, .depth = 16, .write_bytes = 100, .slowest = 5}, 2, 2, &config, false);
+	} else {
+		world_open(world, RANKS, &settings, &config, false);
+	}
 	for (int i = 0; i < RANKS * CALLERS; i++) {
 		callers[i] = (struct caller){.world = world, .rank = i / CALLERS, .number = i % CALLERS, .nr = nr};
 		assert_int_equal(pthread_create(&threads[i], NULL, call, &callers[i]), 0);
@@ -110,7 +115,7 @@ static void many_operations(uint32_t caps, uint32_t again)
 		if (*callers[i].failure)
 			fail_msg("%s", callers[i].failure);
 	expect_all(world, nr / RANKS * RANKS * CALLERS);
-	assert_int_equal(world->net.nr_changed, 0);
+	assert_int_equal(world->net.nr_changed + world->other.nr_changed, 0);
 	world_close(world);
 	for (int i = 0; i < RANKS * CALLERS; i++)
 		assert_int_equal(atomic_load(&callers[i].told), nr);
@@ -120,13 +125,19 @@ static void many_operations(uint32_t caps, uint32_t again)
 static void many_operations_unordered(void **state)
 {
 	(void)state;
-	many_operations(0, 0);
+	many_operations(0, 0, false);
 }
 
 static void many_operations_with_again(void **state)
 {
 	(void)state;
-	many_operations(TRANSPORT_ORDERED, 1);
+	many_operations(TRANSPORT_ORDERED, 1, false);
+}
+
+static void many_operations_mixed(void **state)
+{
+	(void)state;
+	many_operations(TRANSPORT_ORDERED, 1, true);
 }
 
 /* Callers of one group of puts, each adding its share. */
@@ -185,7 +196,7 @@ static void puts_of_many_threads(void **state)
 /* ---- over a group --------------------------------------------------------------------------------------------------------- */
 
 struct job_of_group {
-	const char *transport;
+	const char *transport, *of_last; /* of_last: that of the last rank; NULL: the same */
 	uint32_t nr_nics;
 	_Atomic int *unsupported; /* set where it is; NULL: it must not be */
 };
@@ -247,9 +258,9 @@ static void group_body(struct rank *rank)
 	tern_peers *peers = NULL;
 
 	tern_engine_config_init(&config);
-	config.transport = job->transport;
+	config.transport = job->of_last && rank->rank + 1 == rank->nr_ranks ? job->of_last : job->transport;
 	config.nr_nics = job->nr_nics;
-	config.heartbeat_ms = 50;
+	config.heartbeat_ms = job->of_last ? -1 : 50;
 	if (job->unsupported && tern_engine_create(rank->group, &config, &engine) == TERN_ERR_UNSUPPORTED) {
 		atomic_store(job->unsupported, 1);
 		free(memory);
@@ -272,7 +283,7 @@ static void group_body(struct rank *rank)
 
 static void over_group(const char *transport, uint32_t nr_nics)
 {
-	struct job_of_group job = {transport, nr_nics, NULL};
+	struct job_of_group job = {transport, NULL, nr_nics, NULL};
 	const char *failure = run_ranks(4, group_body, &job);
 
 	if (failure)
@@ -289,10 +300,26 @@ static void over_shared_memory(void **state)
 static void over_libfabric(void **state)
 {
 	_Atomic int unsupported = 0;
-	struct job_of_group job = {"ofi:tcp;ofi_rxm", 1, &unsupported};
+	struct job_of_group job = {"ofi:tcp;ofi_rxm", NULL, 1, &unsupported};
 	const char *failure = run_ranks(3, group_body, &job);
 
 	(void)state;
+	if (failure)
+		fail_msg("%s", failure);
+	if (unsupported)
+		skip();
+}
+
+/* The last rank has libfabric alone, the others shared memory between them. */
+static void over_both(void **state)
+{
+	_Atomic int unsupported = 0;
+	struct job_of_group job = {"shm+ofi:tcp;ofi_rxm", "ofi", 1, &unsupported};
+	const char *failure = run_ranks(4, group_body, &job);
+
+	(void)state;
+	job.nr_nics = 2; /* of each: 4 in all */
+	failure = failure ? failure : run_ranks(4, group_body, &job);
 	if (failure)
 		fail_msg("%s", failure);
 	if (unsupported)
@@ -320,6 +347,11 @@ static void refused_body(struct rank *rank)
 	REFUSED(TERN_ERR_INVALID, "5 devices; 4 are possible", config.transport = "ofi@a,b,c,d,e");
 	REFUSED(TERN_ERR_INVALID, "devices or nr_nics are set too", config.transport = "ofi@a"; config.devices[0] = "b");
 	REFUSED(TERN_ERR_MISMATCH, "ranks disagree on nr_nics: 1 on rank 0; 2 on rank 1", config.transport = rank->rank ? "ofi@a,b" : "ofi@a");
+	REFUSED(TERN_ERR_INVALID, "devices or nr_nics are set too", config.transport = "shm@x+ofi@a"; config.devices[0] = "b");
+	REFUSED(TERN_ERR_INVALID, "transport is \"shm+pigeon\"", config.transport = rank->rank ? "shm+pigeon" : "shm");
+	REFUSED(TERN_ERR_INVALID, "transport is \"ofi+ofi\": ofi:tcp;ofi_rxm twice", config.transport = rank->rank ? "ofi" : "ofi+ofi");
+	REFUSED(TERN_ERR_UNSUPPORTED, "nothing connects ranks 0 and 1: rank 0 offers shm (reaches machine ", config.transport = rank->rank ? "ofi" : "shm");
+	REFUSED(TERN_ERR_UNSUPPORTED, "; rank 1 offers ofi:no-such-provider (cannot be used: ", config.transport = rank->rank ? "ofi:no-such-provider+ofi" : "shm");
 	REFUSED(TERN_ERR_INVALID, "ring_entries is 100", config.ring_entries = 100);
 	REFUSED(TERN_ERR_INVALID, "nr_operations is 0", config.nr_operations = 0);
 	REFUSED(TERN_ERR_INVALID, "core is 900", config.core = 900);
@@ -342,9 +374,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(many_operations_unordered),
 		cmocka_unit_test(many_operations_with_again),
+		cmocka_unit_test(many_operations_mixed),
 		cmocka_unit_test(puts_of_many_threads),
 		cmocka_unit_test(over_shared_memory),
 		cmocka_unit_test(over_libfabric),
+		cmocka_unit_test(over_both),
 		cmocka_unit_test(refused),
 	};
 
