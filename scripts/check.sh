@@ -151,6 +151,16 @@ on_simulation() {
 	finish
 }
 
+# Every third rank has libfabric alone; the others have shared memory between them, and their engines both.
+mixed_networks() {
+	local name networks="shm+ofi:tcp;ofi_rxm shm+ofi:tcp;ofi_rxm ofi"
+
+	for name in exchange/test_random faults/test_faults; do
+		test "mixed-networks/${name#*/}" 240 env TERN_FORCE_ENGINE=1 TERN_TEST_TRANSPORTS="$networks" TERN_TEST_DIVISOR=4 "$BUILD/tests/$name"
+	done
+	test mixed-networks/between-nodes 240 env TERN_TEST_NODES=aabc TERN_TEST_TRANSPORTS="$networks" TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
+}
+
 # The exchange again, with the engine where windows were mapped: everywhere, and between virtual nodes.
 over_engine() {
 	local name
@@ -161,6 +171,7 @@ over_engine() {
 	for name in shm "ofi:tcp;ofi_rxm"; do
 		test "over-${name//[:;]/-}/test_faults" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="$name" TERN_TEST_DIVISOR=4 "$BUILD/tests/faults/test_faults"
 	done
+	mixed_networks
 	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
 	test between-nodes/test_random_uneven 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_random"
 	test between-nodes/test_chunks 240 env TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_chunks"

@@ -70,6 +70,16 @@ if "$tern" run -n 2 --nodes 2 -e 'TERN_TRANSPORT=ofi:tcp;ofi_rxm' -- "$tern" ben
 	has out "4 rounds verified, 0 wrong"
 	try 1 "a device that is not there" "$tern" run -n 2 --nodes 2 -e 'TERN_TRANSPORT=ofi:tcp;ofi_rxm@eth0,eth7' -e TERN_FORCE_ENGINE=1 -- "$tern" bench --tokens 1 --only-verify
 	has err "device eth7"
+	# Rank 2 has libfabric alone, the others shared memory between them.
+	try 0 "networks of ranks" "$tern" run -n 4 -e TERN_FORCE_ENGINE=1 -- sh -c \
+		"export TERN_TRANSPORT=shm+ofi; [ \$TERN_RANK = 2 ] && TERN_TRANSPORT=ofi; exec '$tern' bench --tokens 16 --mode all --only-verify --iters 2"
+	has out "4 rounds verified, 0 wrong"
+	try 1 "no network in common" "$tern" run -n 3 -e TERN_FORCE_ENGINE=1 -- sh -c \
+		"export TERN_TRANSPORT=shm; [ \$TERN_RANK = 2 ] && TERN_TRANSPORT=ofi; exec '$tern' bench --tokens 1 --only-verify"
+	has err "nothing connects ranks 0 and 2: rank 0 offers shm (reaches machine .*); rank 2 offers ofi:tcp;ofi_rxm"
+	try 1 "raw writes over several networks" "$tern" run -n 3 -e TERN_FORCE_ENGINE=1 -- sh -c \
+		"export TERN_TRANSPORT=shm+ofi; [ \$TERN_RANK = 2 ] && TERN_TRANSPORT=ofi; exec '$tern' bench --tokens 1 --against libfabric"
+	has err "the engine reaches its peers over several networks: "
 else
 	echo "skip: two links: $(cat "$tmp/err")"
 fi

@@ -72,10 +72,11 @@ int join(struct rank *rank, struct board *board, int number)
 	const struct scene *scene = rank->ctx;
 	struct seat *seat = calloc(1, sizeof(*seat));
 	struct tern_group_config config;
-	char node[16];
+	char node[16], transport[256];
 
 	tern_group_config_init(&config);
 	config.node = test_node(number, board->nr_ranks, node, sizeof(node));
+	config.transport = test_transport(number, transport, sizeof(transport));
 	*seat = (struct seat){.board = board, .number = number};
 	config.boot = (struct tern_boot){.rank = number, .nr_ranks = board->nr_ranks, .allgather = board_allgather, .ctx = seat, .close = free};
 	config.wait_ms = scene->wait_ms ? scene->wait_ms : config.wait_ms;

@@ -16,7 +16,8 @@
 #define VICTIM 2
 #define WAIT 15000
 
-static const char *transport;
+static const char *transport, *odd_transport;
+static int odd; /* this rank has that one; -1: none */
 
 static int meet(tern_engine *engine, tern_peers *peers)
 {
@@ -67,7 +68,7 @@ static void body(struct rank *rank)
 	if (join(rank, &s->first, rank->rank))
 		return;
 	tern_engine_config_init(&config);
-	config.transport = transport;
+	config.transport = rank->rank == odd ? odd_transport : transport;
 	config.timeout_ms = 5000;
 	if (tern_engine_create(rank->group, &config, &engine) || tern_peers_create(engine, ranks, NULL, RANKS, &peers) || meet(engine, peers)) {
 		rank_fails(rank, "%s", tern_last_error());
@@ -82,11 +83,13 @@ static void body(struct rank *rank)
 		rank_fails(rank, "%s", tern_last_error());
 }
 
-static void one_is_killed(const char *name)
+static void one_is_killed(const char *name, int odd_rank, const char *odd_name)
 {
 	struct scene *s = scene_open(RANKS, TERN_LOW_LATENCY);
 
 	transport = name;
+	odd = odd_rank;
+	odd_transport = odd_name;
 	s->victim = VICTIM;
 	scene_play(s, body, SIGKILL);
 }
@@ -94,17 +97,38 @@ static void one_is_killed(const char *name)
 static void over_shared_memory(void **state)
 {
 	(void)state;
-	one_is_killed("shm");
+	one_is_killed("shm", -1, NULL);
+}
+
+static void need_libfabric(void)
+{
+	if (transport_is_there("ofi:tcp;ofi_rxm"))
+		return;
+	print_message("# SKIP %s\n", tern_last_error());
+	skip();
 }
 
 static void over_libfabric(void **state)
 {
 	(void)state;
-	if (!transport_is_there("ofi:tcp;ofi_rxm")) {
-		print_message("# SKIP %s\n", tern_last_error());
-		skip();
-	}
-	one_is_killed("ofi:tcp;ofi_rxm");
+	need_libfabric();
+	one_is_killed("ofi:tcp;ofi_rxm", -1, NULL);
+}
+
+/* The victim is reached by all over libfabric, which does not see its death, while shared memory between the others does. */
+static void apart_from_all(void **state)
+{
+	(void)state;
+	need_libfabric();
+	one_is_killed("shm+ofi", VICTIM, "ofi");
+}
+
+/* Some reach the victim over shared memory, and one over libfabric. */
+static void apart_from_one(void **state)
+{
+	(void)state;
+	need_libfabric();
+	one_is_killed("shm+ofi", 3, "ofi");
 }
 
 int main(void)
@@ -112,6 +136,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(over_shared_memory),
 		cmocka_unit_test(over_libfabric),
+		cmocka_unit_test(apart_from_all),
+		cmocka_unit_test(apart_from_one),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
