@@ -57,6 +57,16 @@ chooses_verbs() {
 	[ "$(sent_packets)" -gt $((before + 100)) ]
 }
 
+# Rank 3 has libfabric alone: the others send to each other over the RDMA device all the same.
+mixed_networks() {
+	local before
+
+	before=$(sent_packets)
+	TERN_FORCE_ENGINE=1 timeout 60 "$BUILD/tern" run -n 4 -- sh -c '[ $TERN_RANK = 3 ] && export TERN_TRANSPORT=ofi; exec "$@"' sh "$BUILD/tern" bench --preset custom --hidden 256 \
+		--experts 8 --topk 2 --mode ll,ht --dtype bf16 --tokens 16 --iters 2 --warmup 1 --only-verify --quiet || return 1
+	[ "$(sent_packets)" -gt $((before + 100)) ]
+}
+
 # Two devices a rank, and rows go over both.
 two_devices() {
 	local before1 before2
@@ -90,6 +100,7 @@ part_exchange() {
 	TERN_TEST_CASES=${RANDOM_CASES:-6} suite "$BUILD/tests/exchange/test_random"
 	unset TERN_FORCE_ENGINE TERN_TRANSPORT
 	step "group-chooses-verbs" chooses_verbs
+	step "mixed-networks" mixed_networks
 	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs step "generate" timeout 120 bash -c "'$BUILD/tern' run -n 2 -- '$BUILD/generate' -n 1 | tee /dev/stderr | grep -q 'identical to 1 rank *yes'"
 }
 
