@@ -135,7 +135,7 @@ static bool poll_nic(tern_engine *engine, struct nic *nic)
 	for (int i = 0; i < POLLS_PER_STEP; i++) {
 		int nr = nic->transport->ops->poll(nic->transport, events, EVENTS_PER_POLL);
 
-		if (nr < 0 && !nic->network->failed)
+		if (nr < 0)
 			network_lost(engine, nic->network, nr);
 		for (int e = 0; e < nr; e++)
 			handle(engine, &events[e]);
@@ -151,7 +151,7 @@ bool poll_transports(tern_engine *engine)
 	bool any = false;
 
 	for (uint32_t i = 0; i < engine->nr_nics; i++)
-		if (engine->nics[i].transport)
+		if (engine->nics[i].transport && !engine->nics[i].network->failed)
 			any = poll_nic(engine, &engine->nics[i]) || any;
 	return any;
 }
