@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "bench/random.h"
+#include "tests/engine/shared.h"
 #include "tests/engine/world.h"
 #include "tests/exchange/ranks.h"
 
@@ -201,22 +202,6 @@ struct job_of_group {
 	_Atomic int *unsupported; /* set where it is; NULL: it must not be */
 };
 
-static int share_memory(struct rank *rank, tern_engine *engine, void *memory, uint64_t bytes, tern_remote **remotes)
-{
-	struct tern_descriptor mine, *all = calloc((size_t)rank->nr_ranks, sizeof(*all));
-	tern_region *region;
-	int rc = tern_engine_register(engine, memory, bytes, &region);
-
-	if (!rc)
-		rc = tern_region_descriptor(region, &mine);
-	if (!rc)
-		rc = tern_group_allgather(rank->group, &mine, all, sizeof(mine));
-	for (int r = 0; r < rank->nr_ranks && !rc; r++)
-		rc = tern_engine_import(engine, &all[r], &remotes[r]);
-	free(all);
-	return rc;
-}
-
 /* Each rank scatters a slice to all, then all meet; round after round. */
 static void scatter_and_meet(struct rank *rank, tern_engine *engine, uint8_t *memory, tern_peers *peers, tern_region *region)
 {
@@ -266,8 +251,7 @@ static void group_body(struct rank *rank)
 		free(memory);
 		return;
 	}
-	if ((!engine && tern_engine_create(rank->group, &config, &engine)) || share_memory(rank, engine, memory, 16 * 4096, remotes) ||
-		tern_engine_register(engine, memory, 16 * 4096, &region) ||
+	if ((!engine && tern_engine_create(rank->group, &config, &engine)) || share_memory(rank, engine, memory, 16 * 4096, &region, remotes) ||
 		tern_peers_create(engine, ranks, remotes, (uint32_t)rank->nr_ranks, &peers))
 		rank_fails(rank, "%s", tern_last_error());
 	else

@@ -72,6 +72,40 @@ static void bad_lists(void **state)
 		assert_null(parse(bad[i], TERN_ERR_INVALID).texts);
 }
 
+/* Any text is read or refused; what was read opens nothing that nobody has named. */
+static void any_settings(void **state)
+{
+	static const char *const words[] = {"shm", "ofi", "verbs", "sim", "tcp;ofi_rxm", "efa", "eth0", "+", "+", ":", "@", ",", ";", "", " ", "\xff", "shm+ofi", "@a,b"};
+	uint64_t random = 5;
+	int nr_read = 0;
+
+	(void)state;
+	for (int i = 0; i < scaled(100000); i++) {
+		struct tern_engine_config config;
+		struct network_list list;
+		char text[128] = "";
+
+		for (uint32_t w = 1 + random_below(&random, 8); w; w--)
+			strncat(text, words[random_below(&random, sizeof(words) / sizeof(words[0]))], sizeof(text) - strlen(text) - 1);
+		tern_engine_config_init(&config);
+		config.transport = text;
+		if (network_list_parse(&config, &list)) {
+			assert_null(list.texts);
+			continue;
+		}
+		nr_read++;
+		assert_in_range(list.nr, 1, TERN_MAX_NICS);
+		for (uint32_t n = 0; n < list.nr; n++) {
+			assert_in_range(list.each[n].nr_nics, 1, TERN_MAX_NICS);
+			assert_true(list.each[n].ops && strstr(text, list.each[n].ops->name) && strlen(list.name[n]) < OFFER_NAME);
+			for (uint32_t m = 0; m < n; m++)
+				assert_string_not_equal(list.name[n], list.name[m]);
+		}
+		free(list.texts);
+	}
+	assert_true(nr_read > scaled(1000));
+}
+
 /* ---- pairs ------------------------------------------------------------------------------------------------- */
 
 /* "verbs/Ethernet ofi !shm": with what it reaches; ! cannot be used. */
@@ -346,6 +380,7 @@ int main(void)
 		cmocka_unit_test(lists_are_read),
 		cmocka_unit_test(names_are_the_same),
 		cmocka_unit_test(bad_lists),
+		cmocka_unit_test(any_settings),
 		cmocka_unit_test(pairs_choose),
 		cmocka_unit_test(nothing_connects),
 		cmocka_unit_test(texts_are_bounded),
