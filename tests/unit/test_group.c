@@ -234,6 +234,40 @@ static void transport_is_chosen(void **state)
 		fail_msg("%s", failure);
 }
 
+/* Each rank's way to each other in words. Rank 3 would rather have something that the others do not offer. */
+static void describes_body(struct rank *rank)
+{
+	static const char *const nodes[] = {"a", "a", "b", "c"}, *const said[] = {
+		"rank 1: shared memory; rank 2: shm, which both offer; rank 3: shm, as ofi:none is not offered here; offered here by setting: shm; open: shm (process_vm_writev), 1 NIC",
+		"rank 0: shared memory; rank 2: shm, which both offer; rank 3: shm, as ofi:none is not offered here; offered here by setting: shm; open: shm (process_vm_writev), 1 NIC",
+		"ranks 0-1: shm, which both offer; rank 3: shm, as ofi:none is not offered here; offered here by setting: shm; open: shm (process_vm_writev), 1 NIC",
+		"ranks 0-2: shm, as ofi:none is not offered there; offered here by setting: ofi:none+shm; open: shm (process_vm_writev), 1 NIC"};
+	struct tern_group_config config;
+	tern_group *group = NULL;
+
+	tern_group_config_init(&config);
+	config.node = nodes[rank->rank];
+	config.transport = rank->rank == 3 ? "ofi:none+shm" : "shm";
+	if (tern_threads_boot(rank->ctx, rank->rank, &config.boot) || tern_group_create(&config, &group))
+		rank_fails(rank, "joining: %s", tern_last_error());
+	else if (strcmp(tern_group_describe(group), said[rank->rank]))
+		rank_fails(rank, "described as \"%s\"", tern_group_describe(group));
+	tern_group_destroy(group);
+}
+
+static void paths_are_described(void **state)
+{
+	struct tern_threads *threads;
+	const char *failure;
+
+	(void)state;
+	assert_int_equal(tern_threads_create(4, 30000, &threads), 0);
+	failure = run_ranks(4, describes_body, threads);
+	tern_threads_destroy(threads);
+	if (failure)
+		fail_msg("%s", failure);
+}
+
 /* ---- the group's own gathering ----------------------------------------------------------------------------------------------- */
 
 static void gather_body(struct rank *rank)
@@ -408,6 +442,7 @@ int main(void)
 		cmocka_unit_test(driver_without_engine),
 		cmocka_unit_test(virtual_nodes),
 		cmocka_unit_test(transport_is_chosen),
+		cmocka_unit_test(paths_are_described),
 		cmocka_unit_test(gathering),
 		cmocka_unit_test(alone),
 		cmocka_unit_test(windows_of_threads),
