@@ -392,6 +392,7 @@ static int run_rank(const struct bench_args *args)
 	bench.rank = tern_group_rank(bench.group);
 	bench.report.nr_ranks = tern_group_nr_ranks(bench.group);
 	bench.report.nr_nodes = tern_group_nr_nodes(bench.group);
+	bench.report.paths = tern_group_describe(bench.group);
 	bench.nr_cases = args_nr_cases(args);
 	bench.progress = bench.rank == 0 && !args->quiet && (args->progress || isatty(STDERR_FILENO));
 	rc = run_and_report(&bench);

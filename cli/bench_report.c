@@ -56,6 +56,7 @@ void report_head(const struct report *report)
 		report->nr_ranks == 1 ? "" : "s", report->nr_nodes, report->nr_nodes == 1 ? "" : "s",
 		routing_text(&args->job.routing, text, sizeof(text)), (unsigned long long)args->job.seed, args->iters,
 		args->warmup, args->verify ? ", verified" : "");
+	printf("# from rank 0: %s\n", report->paths);
 	printf("#\n# %65s %19s %19s\n", "dispatch us", "combine us", "pair us");
 	printf("# %-15s %-4s %-5s %-10s %-6s %6s %9s %9s %9s %9s %9s %9s %11s %7s %9s %6s\n", "preset", "mode", "dtype", "layout",
 		"reduce", "tokens", "p50", "p99", "p50", "p99", "p50", "p99", "bytes/rank", "GB/s", "MB/rank", "#wrong");
@@ -293,6 +294,7 @@ static void put_settings(struct json *json, const struct report *report)
 	begin(json, "settings", '{');
 	key_number(json, "ranks", report->nr_ranks);
 	key_number(json, "nodes", report->nr_nodes);
+	key_text(json, "paths_of_rank_0", report->paths);
 	key_number(json, "iters", args->iters);
 	key_number(json, "warmup", args->warmup);
 	key_bool(json, "verify", args->verify);

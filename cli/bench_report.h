@@ -29,6 +29,7 @@ struct report {
 	const struct bench_args *args;
 	int nr_ranks;
 	int nr_nodes;
+	const char *paths; /* of rank 0, in words */
 	unsigned int nr_results;
 	struct bench_result *results;
 };

@@ -122,6 +122,7 @@ if command -v python3 >/dev/null; then
 		import json, sys
 		report = json.load(open(sys.argv[1]))
 		assert report["settings"]["ranks"] == 2 and report["machine"]["cpu"] and report["date"]
+		assert report["settings"]["paths_of_rank_0"] == "rank 1: shared memory"
 		assert len(report["results"]) == 2
 		for result in report["results"]:
 		    assert result["wrong"] == 0 and result["rounds_verified"] == 4 and result["rounds"] == 4

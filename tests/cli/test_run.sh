@@ -74,6 +74,7 @@ if "$tern" run -n 2 --nodes 2 -e 'TERN_TRANSPORT=ofi:tcp;ofi_rxm' -- "$tern" ben
 	try 0 "networks of ranks" "$tern" run -n 4 -e TERN_FORCE_ENGINE=1 -- sh -c \
 		"export TERN_TRANSPORT=shm+ofi; [ \$TERN_RANK = 2 ] && TERN_TRANSPORT=ofi; exec '$tern' bench --tokens 16 --mode all --only-verify --iters 2"
 	has out "4 rounds verified, 0 wrong"
+	has out "from rank 0: ranks 1, 3: shm, which both offer; rank 2: ofi:tcp;ofi_rxm, as shm is not offered there; "
 	try 1 "no network in common" "$tern" run -n 3 -e TERN_FORCE_ENGINE=1 -- sh -c \
 		"export TERN_TRANSPORT=shm; [ \$TERN_RANK = 2 ] && TERN_TRANSPORT=ofi; exec '$tern' bench --tokens 1 --only-verify"
 	has err "nothing connects ranks 0 and 2: rank 0 offers shm (reaches machine .*); rank 2 offers ofi:tcp;ofi_rxm"
