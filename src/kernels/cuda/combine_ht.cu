@@ -7,6 +7,7 @@
  * Floor: the results' bytes over NVLink.
  */
 #include "ht.cuh"
+#include "launch.cuh"
 #include "results.cuh"
 
 #define ND 4 /* vectors of a lane in a segment */
@@ -213,9 +214,9 @@ static combine_kernel choose(const struct ll_combine *c)
 cudaError_t ht_combine_launch(const struct ll_combine *c, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	uint32_t send_warps = c->roles == LL_SEND ? launch->nr_warps : c->roles == LL_RECEIVE ? 0 : launch->send_warps;
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
 
-	choose(c)<<<launch->nr_blocks, launch->nr_warps * LANES, 0, stream>>>(*c, *h, send_warps);
-	return cudaGetLastError();
+	return cudaLaunchKernelEx(&config, choose(c), *c, *h, send_warps);
 }
 
 cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *h, const struct ll_launch *launch,

@@ -8,6 +8,7 @@
  * Floor: the rows' bytes over NVLink; the copies run beside (4 x H200, deepseek-v3: a third of the time in a GPU's own memory).
  */
 #include "ht.cuh"
+#include "launch.cuh"
 #include "rows.cuh"
 
 /* ---- sending ------------------------------------------------------------------------------------------------- */
@@ -272,7 +273,7 @@ cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, uint32_t nr_warps, i
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	uint32_t send_warps = d->roles == LL_SEND ? launch->nr_warps : d->roles == LL_RECEIVE ? 0 : launch->send_warps;
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
 
-	choose(d)<<<launch->nr_blocks, launch->nr_warps * LANES, 0, stream>>>(*d, *h, send_warps);
-	return cudaGetLastError();
+	return cudaLaunchKernelEx(&config, choose(d), *d, *h, send_warps);
 }
