@@ -236,6 +236,7 @@ void block_ended(struct emulated_block *block)
 	struct operation *op = block->launch;
 	struct emulated_stream *stream = op->stream;
 
+	order_acquire(&stream->order);
 	stores_without_block(block);
 	for (uint32_t i = 0; i < block->nr_lanes; i++) {
 		struct emulated_lane *lane = block->warps[i / WARP_LANES].lanes[i % WARP_LANES];

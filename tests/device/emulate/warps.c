@@ -359,6 +359,7 @@ void block_start(struct operation *launch, uint32_t number)
 		w->lanes[w->nr++] = lane;
 		lane_init(lane, w, i, number);
 	}
+	order_release(&launch->stream->order); /* of shared memory */
 	for (uint32_t i = 0; i < block->nr_warps; i++)
 		can_run(&block->warps[i]);
 }
