@@ -109,8 +109,10 @@ static __device__ __forceinline__ bool await_results(const struct ll_exchange *e
 	do {
 		if (waits)
 			seen = word_acquire(e->windows[e->rank] + h->window.result_words + cell * 4);
-		if (__all_sync(ALL_LANES, seen == epoch))
+		if (__all_sync(ALL_LANES, seen == epoch)) {
+			__syncwarp(); /* a vote orders nothing: only now may all lanes read what those that waited have acquired */
 			return true;
+		}
 	} while (may_wait(&patience, e->wait_ns));
 	if (seen != epoch)
 		report_wait(e, LL_WAIT_RESULT, route.x, token, epoch, seen, &patience);

@@ -128,8 +128,10 @@ static __device__ __forceinline__ bool await_head(const struct ll_dispatch *d, c
 	do {
 		if (lane_id() < e->topk)
 			*head = piece_acquire(from);
-		if (__all_sync(ALL_LANES, head->w == epoch))
+		if (__all_sync(ALL_LANES, head->w == epoch)) {
+			__syncwarp(); /* a vote orders nothing: only now may all lanes read what those with a head have acquired */
 			return true;
+		}
 	} while (may_wait(&patience, e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, LL_WAIT_ROW, source, token, epoch, head->w, &patience);
