@@ -13,7 +13,6 @@
 #ifdef EMULATED_TSAN
 void *__tsan_get_current_fiber(void);
 void *__tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void *fiber);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_acquire(void *of);
 void __tsan_release(void *of);
@@ -27,11 +26,6 @@ static void *tsan_current(void)
 static void *tsan_create(void)
 {
 	return __tsan_create_fiber(0);
-}
-
-static void tsan_destroy(void *fiber)
-{
-	__tsan_destroy_fiber(fiber);
 }
 
 static void tsan_switch(void *fiber)
@@ -57,11 +51,6 @@ static void *tsan_current(void)
 static void *tsan_create(void)
 {
 	return NULL;
-}
-
-static void tsan_destroy(void *fiber)
-{
-	(void)fiber;
 }
 
 static void tsan_switch(void *fiber)
@@ -170,12 +159,6 @@ int fiber_create(struct fiber *f, size_t stack_bytes)
 	*(uint64_t *)f->stack = CANARY;
 	f->tsan = tsan_create();
 	return 0;
-}
-
-void fiber_destroy(struct fiber *f)
-{
-	tsan_destroy(f->tsan);
-	munmap(f->stack, f->stack_bytes);
 }
 
 void fiber_adopt(struct fiber *f)

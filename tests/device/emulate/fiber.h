@@ -12,9 +12,8 @@ struct fiber {
 	void *tsan; /* what ThreadSanitizer takes for a thread */
 };
 
-/* 0, or -1: no memory. */
+/* 0, or -1: no memory. Fibers are used again, and not given back. */
 int fiber_create(struct fiber *fiber, size_t stack_bytes);
-void fiber_destroy(struct fiber *fiber);
 
 /* entry(arg) runs when the fiber is next switched to; it may not return. */
 void fiber_start(struct fiber *fiber, void (*entry)(void *arg), void *arg);

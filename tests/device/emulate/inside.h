@@ -100,6 +100,7 @@ uint32_t emulated_random(uint32_t below);
 
 /* warps.c */
 void block_start(struct operation *launch, uint32_t number);
+void lane_spare(struct emulated_lane *lane); /* for other streams: its own is empty, and gone */
 /* A turn of a warp; false: none can run. */
 bool warps_turn(void);
 void block_ended(struct emulated_block *block); /* streams.c */

@@ -128,8 +128,7 @@ void stream_remove(struct emulated_stream *stream)
 	*at = stream->next;
 	while ((lane = stream->free_lanes)) {
 		stream->free_lanes = lane->next_free;
-		fiber_destroy(&lane->fiber);
-		free(lane);
+		lane_spare(lane);
 	}
 }
 

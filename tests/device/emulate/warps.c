@@ -20,6 +20,7 @@ uint64_t emulated_clock_ns = 1000000;
 static struct fiber executor;
 static struct emulated_warp **ready; /* those that can run */
 static uint32_t nr_ready, room_ready;
+static struct emulated_lane *spare_lanes;
 static uint64_t nr_idle; /* turns since something happened */
 
 /* ---- who can run --------------------------------------------------------------------------------------------- */
@@ -104,12 +105,19 @@ static void lane_main(void *arg)
 	leave(LANE_ENDED);
 }
 
+void lane_spare(struct emulated_lane *lane)
+{
+	lane->next_free = spare_lanes;
+	spare_lanes = lane;
+}
+
+/* Rather one that the stream has had: what it did then is ordered before this. */
 static struct emulated_lane *lane_take(struct emulated_stream *stream)
 {
-	struct emulated_lane *lane = stream->free_lanes;
+	struct emulated_lane **list = stream->free_lanes ? &stream->free_lanes : &spare_lanes, *lane = *list;
 
 	if (lane) {
-		stream->free_lanes = lane->next_free;
+		*list = lane->next_free;
 		return lane;
 	}
 	lane = calloc(1, sizeof(*lane));
