@@ -108,6 +108,7 @@ void emulated_fence(void)
 {
 	const struct emulated_lane *lane = emulated_lane;
 
+	emulated_may_yield(); /* others of the warp may be ahead, or behind */
 	emulated_lane->fenced = 1;
 	for (uint32_t i = nr; i--;) {
 		const struct group *g = &under_way[i];
