@@ -48,6 +48,13 @@ extern struct emulated_lane *emulated_lane;
 extern "C" {
 #endif
 
+/* ---- for tests, by dlsym ------------------------------------------------------------------------------------- */
+
+/* While no stream holds anything. What runs from here on follows from the seed, as long as only the calling thread uses the devices. */
+__attribute__((visibility("default"))) void emulated_reseed(uint64_t seed);
+/* Which warps have run since then, and for how long: a hash. */
+__attribute__((visibility("default"))) uint64_t emulated_history(void);
+
 /* ---- for kernels --------------------------------------------------------------------------------------------- */
 
 enum meeting {

@@ -97,10 +97,12 @@ extern struct emulated_device emulated_devices[MAX_DEVICES];
 const struct settings *emulated_settings(void);
 _Noreturn void emulated_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 uint32_t emulated_random(uint32_t below);
+void random_reset(uint64_t seed); /* runtime.c */
 
 /* warps.c */
 void block_start(struct operation *launch, uint32_t number);
 void lane_spare(struct emulated_lane *lane); /* for other streams: its own is empty, and gone */
+void warps_reset(void);
 /* A turn of a warp; false: none can run. */
 bool warps_turn(void);
 void block_ended(struct emulated_block *block); /* streams.c */

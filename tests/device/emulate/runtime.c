@@ -61,6 +61,11 @@ const struct settings *emulated_settings(void)
 	return &settings;
 }
 
+void random_reset(uint64_t seed)
+{
+	settings.seed = random_state = seed;
+}
+
 /* splitmix64 */
 uint32_t emulated_random(uint32_t below)
 {

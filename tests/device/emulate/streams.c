@@ -82,15 +82,24 @@ static void wait_for_others(void)
 	pthread_mutex_unlock(&lock);
 }
 
+static pthread_t first;
+static bool known, several;
+
 bool emulated_one_thread(void)
 {
-	static pthread_t first;
-	static bool known, several;
-
 	several |= known && !pthread_equal(first, pthread_self());
 	first = known ? first : pthread_self();
 	known = true;
 	return !several;
+}
+
+void emulated_reseed(uint64_t seed)
+{
+	emulated_enter();
+	known = several = false;
+	random_reset(seed);
+	warps_reset();
+	emulated_leave();
 }
 
 /* ---- what streams hold --------------------------------------------------------------------------------------- */
@@ -113,9 +122,13 @@ struct emulated_stream *stream_of(cudaStream_t stream)
 
 void stream_add(struct emulated_stream *stream)
 {
+	struct emulated_stream **at = &streams;
+
+	while (*at && (*at)->device < stream->device) /* whichever thread was first */
+		at = &(*at)->next;
 	stream->end = &stream->first;
-	stream->next = streams;
-	streams = stream;
+	stream->next = *at;
+	*at = stream;
 }
 
 void stream_remove(struct emulated_stream *stream)

@@ -21,6 +21,7 @@ static struct fiber executor;
 static struct emulated_warp **ready; /* those that can run */
 static uint32_t nr_ready, room_ready;
 static struct emulated_lane *spare_lanes;
+static uint64_t history;
 static uint64_t nr_idle; /* turns since something happened */
 
 /* ---- who can run --------------------------------------------------------------------------------------------- */
@@ -321,13 +322,29 @@ static void turn(struct emulated_warp *w)
 		block_ended(w->block);
 }
 
+void warps_reset(void)
+{
+	history = 0;
+	nr_idle = 0;
+	emulated_clock_ns = 1000000;
+}
+
+uint64_t emulated_history(void)
+{
+	return history;
+}
+
 bool warps_turn(void)
 {
+	uint32_t next;
+
 	if (!nr_ready)
 		return false;
 	fiber_adopt(&executor);
-	turn(ready[emulated_random(nr_ready)]);
+	next = emulated_random(nr_ready);
+	turn(ready[next]);
 	stores_some();
+	history = (history ^ next ^ (uint64_t)nr_ready << 32) * 0x9e3779b97f4a7c15ull;
 	emulated_clock_ns += ++nr_idle > 64ull * nr_ready ? idle_ns() : BUSY_NS;
 	return true;
 }
