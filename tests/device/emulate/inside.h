@@ -108,6 +108,9 @@ bool warps_turn(void);
 void block_ended(struct emulated_block *block); /* streams.c */
 extern uint64_t emulated_clock_ns;
 
+/* memory.c; -1: of none */
+int memory_device(const void *pointer);
+
 /* stores.c */
 void stores_met(const struct emulated_warp *warp);
 void stores_at_barrier(const struct emulated_block *block);

@@ -59,6 +59,16 @@ static cudaError_t release(void *memory)
 	return cudaSuccess;
 }
 
+int memory_device(const void *pointer)
+{
+	const uint8_t *at = pointer;
+
+	for (const struct allocation *a = allocations; a; a = a->next)
+		if (at >= a->memory && at < a->memory + a->bytes)
+			return a->device;
+	return -1;
+}
+
 cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
 	return allocate(memory, bytes, cudaMemoryTypeDevice);

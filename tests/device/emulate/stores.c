@@ -82,13 +82,19 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 	return g;
 }
 
+/* In a GPU's own memory lines are always whole. */
+static bool keeps_lines(const void *to)
+{
+	return emulated_settings()->lines || memory_device(to) == emulated_lane->warp->block->launch->stream->device;
+}
+
 void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole)
 {
 	uint32_t lane = emulated_lane->index;
 	struct group *g;
 
 	overtakes_none(to, bytes);
-	g = group_for((uint8_t *)to - (uintptr_t)to % LINE_BYTES, whole && emulated_settings()->lines);
+	g = group_for((uint8_t *)to - (uintptr_t)to % LINE_BYTES, whole && keeps_lines(to));
 	g->of[g->nr].to = to;
 	g->of[g->nr].bytes = bytes;
 	memcpy(g->of[g->nr].value, value, bytes);
