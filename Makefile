@@ -138,4 +138,5 @@ clean:
 .PHONY: all demo install clean FORCE
 -include tests/rules.mk
 -include bench/lab/rules.mk
+-include tests/device/emulate/rules.mk
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -480,14 +480,22 @@ static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
 	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM : 0;
 }
 
-int device_rounds_verify(struct device_rounds *r, uint64_t round)
+int device_rounds_step(struct device_rounds *r, uint32_t step, uint64_t round)
 {
-	static int (*const steps[])(struct device_rounds *, uint32_t, uint64_t) = {put_round, put_results, take_results};
+	static int (*const steps[DEVICE_ROUNDS_STEPS])(struct device_rounds *, uint32_t, uint64_t) = {put_round, put_results, take_results};
 	int rc = 0;
 
-	for (uint32_t step = 0; step < 3; step++)
-		for (uint32_t slot = 0; slot < r->job->config.nr_slots && !rc; slot++)
-			rc = steps[step](r, slot, round + slot);
+	for (uint32_t slot = 0; slot < r->job->config.nr_slots && !rc; slot++)
+		rc = steps[step](r, slot, round + slot);
+	return rc;
+}
+
+int device_rounds_verify(struct device_rounds *r, uint64_t round)
+{
+	int rc = 0;
+
+	for (uint32_t step = 0; step < DEVICE_ROUNDS_STEPS && !rc; step++)
+		rc = device_rounds_step(r, step, round);
 	return rc;
 }
 

@@ -41,9 +41,12 @@ until_time() {
 echo "seed $seed, $limit s"
 make -s -j"$(nproc)" BUILD="$BUILD" all tests >/dev/null || exit 1
 make -s -j"$(nproc)" BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests >/dev/null || exit 1
-part=$((limit / 7))
+part=$((limit / 8))
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
+share emulated-device env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_SEED="$seed" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) \
+	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
+share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) "$BUILD/tests/emulated/test_schedules"
 share flow until_time $part "$BUILD/tests/exchange/test_flow"
 share sim "$BUILD/tern" soak --quiet --seconds $part --most-ranks 32 --seed "$seed"
 share sim-deaths "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault kill --seed "$seed"

@@ -58,7 +58,7 @@ $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-tests: $(TESTS) $(KERNEL_TESTS) $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank
+tests: $(TESTS) $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank
 fuzzers: $(FUZZERS)
 
 check:

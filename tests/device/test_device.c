@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed, and what callers do wrong. Ranks share GPUs when there are
  * fewer of these. Skipped where there is none.
- * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8). */
+ * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
+ * TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +55,7 @@ static void body(struct rank *rank)
 
 static void draw_device_job(uint64_t seed, struct job *job)
 {
-	static const struct draw_limits limits = {.nr_ranks = 8, .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
+	const struct draw_limits limits = {.nr_ranks = (uint32_t)setting("TERN_TEST_RANKS", 8), .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
 	uint64_t state = hash2(seed, 0x637564);
 	struct tern_moe_config *c = &job->config;
 	uint32_t here;
@@ -65,7 +66,7 @@ static void draw_device_job(uint64_t seed, struct job *job)
 	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
 	c->wait_ms = 5000;
 	here = (job->nr_ranks + (uint32_t)nr_devices - 1) / (uint32_t)nr_devices;
-	while (here * c->nr_slots > 16) /* a device has 32 queues, and kernels of all wait for each other */
+	while (here * c->nr_slots > setting("TERN_TEST_SHARING", 16)) /* a device has 32 queues, and kernels of all wait for each other */
 		c->nr_slots--;
 }
 
@@ -332,6 +333,7 @@ int main(void)
 		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0}, {"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
 		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0}, {"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
 		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11}};
+	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0;
 
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -343,7 +345,8 @@ int main(void)
 		return 77;
 	}
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
-		bad |= run_small(&tests[i]);
+		if (!without || !strstr(tests[i].name, without))
+			bad |= run_small(&tests[i]);
 	if (!bad)
 		bad = random_jobs();
 	printf("%s - random_jobs\n", bad ? "not ok" : "ok");

@@ -7,6 +7,7 @@
  * Floor: the results' bytes over NVLink.
  */
 #include "ht.cuh"
+#include "launch.cuh"
 #include "results.cuh"
 
 #define ND 4 /* vectors of a lane in a segment */
@@ -108,8 +109,10 @@ static __device__ __forceinline__ bool await_results(const struct ll_exchange *e
 	do {
 		if (waits)
 			seen = word_acquire(e->windows[e->rank] + h->window.result_words + cell * 4);
-		if (__all_sync(ALL_LANES, seen == epoch))
+		if (__all_sync(ALL_LANES, seen == epoch)) {
+			__syncwarp(); /* a vote orders nothing: only now may all lanes read what those that waited have acquired */
 			return true;
+		}
 	} while (may_wait(&patience, e->wait_ns));
 	if (seen != epoch)
 		report_wait(e, LL_WAIT_RESULT, route.x, token, epoch, seen, &patience);
@@ -213,9 +216,9 @@ static combine_kernel choose(const struct ll_combine *c)
 cudaError_t ht_combine_launch(const struct ll_combine *c, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	uint32_t send_warps = c->roles == LL_SEND ? launch->nr_warps : c->roles == LL_RECEIVE ? 0 : launch->send_warps;
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
 
-	choose(c)<<<launch->nr_blocks, launch->nr_warps * LANES, 0, stream>>>(*c, *h, send_warps);
-	return cudaGetLastError();
+	return cudaLaunchKernelEx(&config, choose(c), *c, *h, send_warps);
 }
 
 cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *h, const struct ll_launch *launch,

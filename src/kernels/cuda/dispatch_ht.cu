@@ -8,6 +8,7 @@
  * Floor: the rows' bytes over NVLink; the copies run beside (4 x H200, deepseek-v3: a third of the time in a GPU's own memory).
  */
 #include "ht.cuh"
+#include "launch.cuh"
 #include "rows.cuh"
 
 /* ---- sending ------------------------------------------------------------------------------------------------- */
@@ -127,8 +128,10 @@ static __device__ __forceinline__ bool await_head(const struct ll_dispatch *d, c
 	do {
 		if (lane_id() < e->topk)
 			*head = piece_acquire(from);
-		if (__all_sync(ALL_LANES, head->w == epoch))
+		if (__all_sync(ALL_LANES, head->w == epoch)) {
+			__syncwarp(); /* a vote orders nothing: only now may all lanes read what those with a head have acquired */
 			return true;
+		}
 	} while (may_wait(&patience, e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, LL_WAIT_ROW, source, token, epoch, head->w, &patience);
@@ -272,7 +275,7 @@ cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, uint32_t nr_warps, i
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	uint32_t send_warps = d->roles == LL_SEND ? launch->nr_warps : d->roles == LL_RECEIVE ? 0 : launch->send_warps;
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
 
-	choose(d)<<<launch->nr_blocks, launch->nr_warps * LANES, 0, stream>>>(*d, *h, send_warps);
-	return cudaGetLastError();
+	return cudaLaunchKernelEx(&config, choose(d), *d, *h, send_warps);
 }

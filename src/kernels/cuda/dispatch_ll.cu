@@ -367,7 +367,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 template <int FORMAT, int X, int ND>
 static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
 {
-	extern __shared__ uint32_t shared[];
+	BLOCK_MEMORY(shared);
 	const struct ll_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
 

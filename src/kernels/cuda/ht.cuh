@@ -4,6 +4,7 @@
 #define TERN_CUDA_HT_CUH
 
 #include "kernels_ht.h"
+#include "memory.cuh"
 
 /* Not 0, since fresh windows hold zeros; and even after odd, since counts have a place for each parity. */
 __device__ __forceinline__ uint32_t ht_epoch_after(uint32_t epoch)

@@ -4,6 +4,7 @@
 #define TERN_CUDA_LAUNCH_LL_CUH
 
 #include "kernels.h"
+#include "launch.cuh"
 #include "memory.cuh"
 
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
@@ -26,17 +27,13 @@ template <typename Args>
 static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const struct ll_launch *launch, uint32_t shared_bytes, cudaStream_t stream)
 {
 	cudaLaunchAttribute early = {};
-	cudaLaunchConfig_t config = {};
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, shared_bytes, stream);
 	cudaError_t rc;
 
 	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
 	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	early.val.programmaticStreamSerializationAllowed = 1;
-	config.gridDim = dim3(launch->nr_blocks);
-	config.blockDim = dim3(launch->nr_warps * LANES);
-	config.dynamicSmemBytes = shared_bytes;
-	config.stream = stream;
 	config.attrs = &early;
 	config.numAttrs = launch->early ? 1 : 0;
 	rc = allow_shared(kernel, shared_bytes);

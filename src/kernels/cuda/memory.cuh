@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads and stores with the ordering that the protocol needs, each named for its use. */
+/* Lanes, and what they say in PTX; where kernels run on a CPU, its cuda_runtime.h has that. */
 #ifndef TERN_CUDA_MEMORY_CUH
 #define TERN_CUDA_MEMORY_CUH
 
@@ -9,120 +9,8 @@
 #define LANES 32
 #define ALL_LANES 0xffffffffu
 
-/* A piece into a window, mine or a peer's. Relaxed: a piece needs no order towards any other, since it says itself which round it is of. 128-bit, so that
- * its 16 bytes arrive together. */
-__device__ __forceinline__ void piece_store(void *to, uint4 v)
-{
-	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
-		     "mov.b64 lo, {%1, %2}; mov.b64 hi, {%3, %4}; mov.b128 v, {lo, hi};\n\t"
-		     "st.relaxed.sys.global.b128 [%0], v; }" ::"l"(to),
-		"r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-		: "memory");
-}
-
-/* A piece of my own window, past the L1 cache, which peers' stores do not reach. */
-__device__ __forceinline__ uint4 piece_load(const void *from)
-{
-	uint4 v;
-
-	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
-		     "ld.relaxed.sys.global.b128 v, [%4]; mov.b128 {lo, hi}, v;\n\t"
-		     "mov.b64 {%0, %1}, lo; mov.b64 {%2, %3}, hi; }"
-		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-		     : "l"(from)
-		     : "memory");
-	return v;
-}
-
-/* Arrival words announce what an earlier kernel of this stream has finished: its end was the release. */
-__device__ __forceinline__ void word_store(void *to, uint32_t v)
-{
-	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ uint32_t word_load(const void *from)
-{
-	uint32_t v;
-
-	asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
-	return v;
-}
-
-/* The same where the word announces other stores: those come before it, and loads after it. */
-__device__ __forceinline__ void word_release(void *to, uint32_t v)
-{
-	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ uint32_t word_acquire(const void *from)
-{
-	uint32_t v;
-
-	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
-	return v;
-}
-
-__device__ __forceinline__ uint4 piece_acquire(const void *from)
-{
-	uint4 v;
-
-	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
-		     "ld.acquire.sys.global.b128 v, [%4]; mov.b128 {lo, hi}, v;\n\t"
-		     "mov.b64 {%0, %1}, lo; mov.b64 {%2, %3}, hi; }"
-		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-		     : "l"(from)
-		     : "memory");
-	return v;
-}
-
-/* Rows of x and y: read once, and written by nobody while the kernel runs. Not .nc: with a dependent launch the kernel ahead may have
- * written them while this one was already on its SM. */
-__device__ __forceinline__ uint4 row_load(const void *from)
-{
-	uint4 v;
-
-	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-	return v;
-}
-
-__device__ __forceinline__ void row_store(void *to, uint4 v)
-{
-	*(uint4 *)to = v;
-}
-
-__device__ __forceinline__ uint64_t now_ns()
-{
-	uint64_t t;
-
-	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-	return t;
-}
-
-/* Programmatic dependent launch: the kernel behind may be scheduled; and: all that the kernel ahead has written is there. */
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void let_next_start()
-{
-	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-__device__ __forceinline__ void wait_for_previous()
-{
-	asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-#else
-__device__ __forceinline__ void let_next_start()
-{
-}
-
-__device__ __forceinline__ void wait_for_previous()
-{
-}
+#ifdef __CUDACC__
+#include "ptx.cuh"
 #endif
-
-/* A barrier of some of a block's warps. */
-__device__ __forceinline__ void warps_sync(uint32_t nr_threads)
-{
-	asm volatile("bar.sync 1, %0;" ::"r"(nr_threads) : "memory");
-}
 
 #endif

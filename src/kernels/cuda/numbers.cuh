@@ -26,14 +26,6 @@ __device__ __forceinline__ uint32_t fp16_bits(uint32_t h)
 	return (h & 0x8000) << 16 | (rest >= 0x7c00 ? INFINITY_BITS | rest << 13 : finite);
 }
 
-__device__ __forceinline__ float fp16_number(uint32_t h)
-{
-	float value;
-
-	asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(h));
-	return value;
-}
-
 template <int Y> struct y_kind {
 	static constexpr int PER_VECTOR = Y == LL_Y_FP32 ? 4 : 8;
 };
@@ -66,13 +58,7 @@ __device__ __forceinline__ void add_vector(float (&sum)[y_kind<Y>::PER_VECTOR], 
 
 template <int Y> __device__ __forceinline__ uint32_t round_pair(float low, float high)
 {
-	uint32_t pair;
-
-	if constexpr (Y == LL_Y_BF16)
-		asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-	else
-		asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-	return pair;
+	return Y == LL_Y_BF16 ? bf16_pair(low, high) : fp16_pair(low, high);
 }
 
 template <int Y> __device__ __forceinline__ uint4 round_vector(const float (&sum)[y_kind<Y>::PER_VECTOR])

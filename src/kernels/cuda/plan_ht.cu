@@ -5,6 +5,7 @@
  *   ht_place   one block: sums over chunks -> counts to all; counts of all -> capacity, offsets, and where each chunk's rows begin
  */
 #include "ht.cuh"
+#include "launch.cuh"
 #include "rows.cuh"
 
 #define COUNT_THREADS 256
@@ -35,7 +36,7 @@ static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *
 
 static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
-	extern __shared__ uint32_t bits[]; /* [P + R] tokens of the chunk */
+	BLOCK_MEMORY(bits); /* [P + R] tokens of the chunk */
 	const struct ll_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES, first = blockIdx.x * HT_CHUNK, physical[HT_CHUNK / (COUNT_THREADS / LANES)];
 
@@ -249,7 +250,7 @@ static __device__ __forceinline__ void place_chunks(const struct ll_dispatch *d,
 
 static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
-	extern __shared__ uint32_t shared[];
+	BLOCK_MEMORY(shared);
 	const struct ll_exchange *e = &d.exchange;
 	uint32_t columns = h.nr_columns, groups = nr_groups_of(columns), over = 0;
 	struct sums s = {shared, shared + groups * columns, shared + (groups + 1) * columns, shared + (groups + 2) * columns, shared + (groups + 3) * columns, groups};
@@ -312,12 +313,11 @@ cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *h, cudaStream_t stream)
 {
 	uint32_t nr_chunks = (args->nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
+	cudaLaunchConfig_t count = launch_config(nr_chunks, COUNT_THREADS, 4 * h->nr_columns, stream);
+	cudaLaunchConfig_t place = launch_config(1, PLACE_THREADS, place_shared(h), stream);
 	cudaError_t rc = ht_plan_prepare(h);
 
-	if (rc)
-		return rc;
-	if (nr_chunks)
-		ht_count<<<nr_chunks, COUNT_THREADS, 4 * h->nr_columns, stream>>>(*args, *h);
-	ht_place<<<1, PLACE_THREADS, place_shared(h), stream>>>(*args, *h);
-	return cudaGetLastError();
+	if (!rc && nr_chunks)
+		rc = cudaLaunchKernelEx(&count, ht_count, *args, *h);
+	return rc ? rc : cudaLaunchKernelEx(&place, ht_place, *args, *h);
 }

@@ -35,10 +35,7 @@ __device__ __forceinline__ uint32_t special_to_e4m3(uint32_t bits, float factor)
 #if __CUDA_ARCH__ >= 890
 __device__ __forceinline__ uint32_t pair_to_e4m3(float low, float high)
 {
-	uint16_t pair;
-
-	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-	return pair;
+	return e4m3_pair(low, high);
 }
 #else
 __device__ __forceinline__ uint32_t pair_to_e4m3(float low, float high)

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a kernel's launch is written: in plain C++, for any compiler. */
+#ifndef TERN_CUDA_LAUNCH_CUH
+#define TERN_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+static inline cudaLaunchConfig_t launch_config(uint32_t nr_blocks, uint32_t nr_threads, uint32_t shared_bytes, cudaStream_t stream)
+{
+	cudaLaunchConfig_t config = {};
+
+	config.gridDim = dim3(nr_blocks);
+	config.blockDim = dim3(nr_threads);
+	config.dynamicSmemBytes = shared_bytes;
+	config.stream = stream;
+	return config;
+}
+
+#endif

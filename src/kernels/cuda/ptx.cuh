@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kernels say in PTX, or in words of CUDA that C++ does not have. All of it, so that the kernels can also be run on a CPU, where
+ * tests/device/emulate/device.h says the same in C++. Loads and stores come with the ordering that the protocol needs, each named for its use. */
+#ifndef TERN_CUDA_PTX_CUH
+#define TERN_CUDA_PTX_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+/* A piece into a window, mine or a peer's. Relaxed: a piece needs no order towards any other, since it says itself which round it is of. 128-bit, so that
+ * its 16 bytes arrive together. */
+__device__ __forceinline__ void piece_store(void *to, uint4 v)
+{
+	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
+		     "mov.b64 lo, {%1, %2}; mov.b64 hi, {%3, %4}; mov.b128 v, {lo, hi};\n\t"
+		     "st.relaxed.sys.global.b128 [%0], v; }" ::"l"(to),
+		"r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+		: "memory");
+}
+
+/* A piece of my own window, past the L1 cache, which peers' stores do not reach. */
+__device__ __forceinline__ uint4 piece_load(const void *from)
+{
+	uint4 v;
+
+	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
+		     "ld.relaxed.sys.global.b128 v, [%4]; mov.b128 {lo, hi}, v;\n\t"
+		     "mov.b64 {%0, %1}, lo; mov.b64 {%2, %3}, hi; }"
+		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+		     : "l"(from)
+		     : "memory");
+	return v;
+}
+
+/* Arrival words announce what an earlier kernel of this stream has finished: its end was the release. */
+__device__ __forceinline__ void word_store(void *to, uint32_t v)
+{
+	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t word_load(const void *from)
+{
+	uint32_t v;
+
+	asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+	return v;
+}
+
+/* The same where the word announces other stores: those come before it, and loads after it. */
+__device__ __forceinline__ void word_release(void *to, uint32_t v)
+{
+	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t word_acquire(const void *from)
+{
+	uint32_t v;
+
+	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ uint4 piece_acquire(const void *from)
+{
+	uint4 v;
+
+	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
+		     "ld.acquire.sys.global.b128 v, [%4]; mov.b128 {lo, hi}, v;\n\t"
+		     "mov.b64 {%0, %1}, lo; mov.b64 {%2, %3}, hi; }"
+		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+		     : "l"(from)
+		     : "memory");
+	return v;
+}
+
+/* Rows of x and y: read once, and written by nobody while the kernel runs. Not .nc: with a dependent launch the kernel ahead may have
+ * written them while this one was already on its SM. */
+__device__ __forceinline__ uint4 row_load(const void *from)
+{
+	uint4 v;
+
+	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+	return v;
+}
+
+__device__ __forceinline__ void row_store(void *to, uint4 v)
+{
+	*(uint4 *)to = v;
+}
+
+__device__ __forceinline__ uint64_t now_ns()
+{
+	uint64_t t;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	return t;
+}
+
+/* ---- blocks and kernels -------------------------------------------------------------------------------------- */
+
+/* Programmatic dependent launch: the kernel behind may be scheduled; and: all that the kernel ahead has written is there. */
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void let_next_start()
+{
+	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_previous()
+{
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+#else
+__device__ __forceinline__ void let_next_start()
+{
+}
+
+__device__ __forceinline__ void wait_for_previous()
+{
+}
+#endif
+
+/* A barrier of some of a block's warps. */
+__device__ __forceinline__ void warps_sync(uint32_t nr_threads)
+{
+	asm volatile("bar.sync 1, %0;" ::"r"(nr_threads) : "memory");
+}
+
+/* Declares the block's dynamic shared memory. */
+#define BLOCK_MEMORY(name) extern __shared__ uint32_t name[]
+
+/* ---- numbers ------------------------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float fp16_number(uint32_t h)
+{
+	float value;
+
+	asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(h));
+	return value;
+}
+
+/* Two numbers rounded to nearest, ties to even: the lower 16 bits are the first. */
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high)
+{
+	uint32_t pair;
+
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+	return pair;
+}
+
+__device__ __forceinline__ uint32_t fp16_pair(float low, float high)
+{
+	uint32_t pair;
+
+	asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+	return pair;
+}
+
+#if __CUDA_ARCH__ >= 890
+__device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
+{
+	uint16_t pair;
+
+	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+	return pair;
+}
+#endif
+
+#endif

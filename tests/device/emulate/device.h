@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ptx.cuh in C++: the same functions with the same ordering, and for the same reasons. */
+#ifndef EMULATED_DEVICE_H
+#define EMULATED_DEVICE_H
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+static inline void word_put(uint32_t *to, uint32_t v)
+{
+	__atomic_store_n(to, v, __ATOMIC_RELAXED);
+}
+
+/* After a fence a relaxed store publishes what is before the fence. ThreadSanitizer knows no fences: the store is a release for it. */
+static inline void word_publish(uint32_t *to, uint32_t v)
+{
+	if (emulated_lane->fenced)
+		__atomic_store_n(to, v, __ATOMIC_RELEASE);
+	else
+		word_put(to, v);
+}
+
+/* In parts, as nothing else runs before the lane's pass is over. */
+static inline void piece_store(void *to, uint4 v)
+{
+	uint32_t *words = (uint32_t *)to;
+
+	emulated_moves();
+	if (emulated_delays_stores()) {
+		emulated_delay(to, &v, sizeof(v), 1);
+		return;
+	}
+	word_publish(words, v.x);
+	word_publish(words + 1, v.y);
+	word_publish(words + 2, v.z);
+	word_publish(words + 3, v.w);
+}
+
+static inline uint4 piece_load(const void *from)
+{
+	const uint32_t *words = (const uint32_t *)from;
+
+	emulated_loads(from, 16);
+	return {__atomic_load_n(words, __ATOMIC_RELAXED), __atomic_load_n(words + 1, __ATOMIC_RELAXED), __atomic_load_n(words + 2, __ATOMIC_RELAXED),
+		__atomic_load_n(words + 3, __ATOMIC_RELAXED)};
+}
+
+static inline void word_store(void *to, uint32_t v)
+{
+	emulated_moves();
+	if (emulated_delays_stores())
+		emulated_delay(to, &v, sizeof(v), 0);
+	else
+		word_publish((uint32_t *)to, v);
+}
+
+static inline uint32_t word_load(const void *from)
+{
+	emulated_may_yield();
+	emulated_loads(from, 4);
+	return __atomic_load_n((const uint32_t *)from, __ATOMIC_RELAXED);
+}
+
+static inline void word_release(void *to, uint32_t v)
+{
+	emulated_fence();
+	emulated_moves();
+	__atomic_store_n((uint32_t *)to, v, __ATOMIC_RELEASE);
+}
+
+static inline uint32_t word_acquire(const void *from)
+{
+	emulated_may_yield();
+	emulated_loads(from, 4);
+	return __atomic_load_n((const uint32_t *)from, __ATOMIC_ACQUIRE);
+}
+
+static inline uint4 piece_acquire(const void *from)
+{
+	const uint32_t *words = (const uint32_t *)from;
+
+	emulated_loads(from, 16);
+	return {__atomic_load_n(words, __ATOMIC_ACQUIRE), __atomic_load_n(words + 1, __ATOMIC_ACQUIRE), __atomic_load_n(words + 2, __ATOMIC_ACQUIRE),
+		__atomic_load_n(words + 3, __ATOMIC_ACQUIRE)};
+}
+
+static inline uint4 row_load(const void *from)
+{
+	emulated_loads(from, 16);
+	return *(const uint4 *)from;
+}
+
+static inline void row_store(void *to, uint4 v)
+{
+	if (emulated_delays_stores())
+		emulated_delay(to, &v, sizeof(v), 0);
+	else
+		*(uint4 *)to = v;
+}
+
+static inline uint64_t now_ns()
+{
+	emulated_yield();
+	return emulated_now_ns();
+}
+
+/* ---- blocks and kernels -------------------------------------------------------------------------------------- */
+
+static inline void let_next_start()
+{
+	emulated_let_next_start();
+}
+
+static inline void wait_for_previous()
+{
+	emulated_wait_for_previous();
+}
+
+static inline void warps_sync(uint32_t nr_threads)
+{
+	emulated_barrier(1, nr_threads, 0);
+}
+
+#define BLOCK_MEMORY(name) uint32_t *const name = emulated_lane->shared
+
+/* ---- numbers ------------------------------------------------------------------------------------------------- */
+
+/* IEEE 754's binary16, subnormals and all; a NaN is quiet. */
+static inline float fp16_number(uint32_t h)
+{
+	uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, rest = h & 0x3ff;
+
+	if (exponent == 31)
+		return __uint_as_float(sign | 0x7f800000u | rest << 13 | (rest ? 0x400000u : 0));
+	if (exponent)
+		return __uint_as_float(sign | (exponent + 112) << 23 | rest << 13);
+	return __uint_as_float(sign | __float_as_uint((float)rest * 0x1p-24f));
+}
+
+/* To nearest, ties to even; NaN becomes the one that cvt gives. */
+static inline uint32_t bf16_of(float value)
+{
+	uint32_t bits = __float_as_uint(value);
+
+	return value != value ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+static inline uint32_t fp16_of(float value)
+{
+	uint32_t bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+
+	if (value != value)
+		return 0x7fff;
+	if (rest >= 0x477ff000) /* 65520 and more */
+		return sign | 0x7c00;
+	if (rest < 0x38800000) /* below 2^-14: added to 0.5, whose last place is 2^-24 */
+		return sign | (__float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3f000000);
+	return sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
+}
+
+static inline uint32_t bf16_pair(float low, float high)
+{
+	return bf16_of(low) | bf16_of(high) << 16;
+}
+
+static inline uint32_t fp16_pair(float low, float high)
+{
+	return fp16_of(low) | fp16_of(high) << 16;
+}
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPUs on a CPU: the same kernels as C++, each of CUDA's threads a fiber. This is no GPU. It shows what kernels compute, whether they stay within their memory, and
+ * whether their protocol holds for many orders of events; it says nothing of a GPU's speed, and of its memory model only what stands below.
+ *
+ * One thread at a time runs all devices: whoever waits for a stream. What runs next is drawn from TERN_EMULATED_SEED, so with one thread a run repeats exactly.
+ *
+ *   a pass       each lane of a warp that can run does so until it meets the others (shuffles, votes), waits at a barrier, yields, or ends. Nothing
+ *                else runs within: what a warp's lanes store in one instruction, and load in one, is whole, as LL_LINES needs it.
+ *   a turn       some passes of one warp; then another warp of any block of any device
+ *   stores       through the named functions of ptx.cuh are delayed, each by itself, and arrive in any order (TERN_EMULATED_STORES=delayed), but for
+ *                what fences, releases and a kernel's end say; or are there at once (=direct), which ThreadSanitizer understands
+ *   time         goes on with each turn; faster when lanes only poll, so that bounded waits end soon
+ *
+ * Settings of the environment: TERN_EMULATED_GPUS (4), TERN_EMULATED_SMS (8), each of which holds one block; TERN_EMULATED_SEED (1); TERN_EMULATED_STORES;
+ * TERN_EMULATED_LINES (1; 0: no whole lines arrive at peers, as over PCIe). */
+#ifndef EMULATE_H
+#define EMULATE_H
+
+#include "cuda_runtime_api.h"
+#include "fiber.h"
+
+#define WARP_LANES 32
+
+enum lane_state {
+	LANE_READY,
+	LANE_YIELDS,
+	LANE_MEETS,
+	LANE_AT_BARRIER,
+	LANE_ENDED
+};
+
+struct emulated_lane {
+	struct fiber fiber;
+	struct emulated_warp *warp;
+	struct emulated_lane *next_free;
+	uint3 thread, block;
+	uint32_t *shared;
+	enum lane_state state;
+	uint32_t index, barrier;
+	uint32_t fenced; /* stores of this lane from here on are releases */
+	uint32_t nr_delayed;
+};
+
+/* The lane that runs. */
+extern struct emulated_lane *emulated_lane;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- for tests, by dlsym ------------------------------------------------------------------------------------- */
+
+/* While no stream holds anything. What runs from here on follows from the seed, as long as only the calling thread uses the devices. */
+__attribute__((visibility("default"))) void emulated_reseed(uint64_t seed);
+/* Which warps have run since then, and for how long: a hash. */
+__attribute__((visibility("default"))) uint64_t emulated_history(void);
+
+/* ---- for kernels --------------------------------------------------------------------------------------------- */
+
+enum meeting {
+	MEET_SYNC,
+	MEET_SHUFFLE,
+	MEET_VOTE,
+	MEET_MATCH,
+	MEET_REDUCE
+};
+
+/* All lanes of the warp meet here, each with a value. line: of the source, the same for all. Returns what lane `from` brought. */
+uint64_t emulated_meet(enum meeting what, uint32_t mask, uint64_t value, uint32_t from, int line);
+/* Likewise; lanes whose value is not 0, or is the same as this lane's. */
+uint32_t emulated_ballot(uint32_t mask, uint32_t value, int line);
+uint32_t emulated_match(uint32_t mask, uint32_t value, int line);
+enum reduction {
+	REDUCE_ADD,
+	REDUCE_MIN,
+	REDUCE_MAX
+};
+uint32_t emulated_reduce(enum reduction how, uint32_t mask, uint32_t value, int line);
+
+/* Returns whether any, and all, threads brought something but 0: bits 0 and 1. */
+uint32_t emulated_barrier(uint32_t id, uint32_t nr_threads, uint32_t value);
+
+void emulated_yield(void);
+/* Now and then. */
+void emulated_may_yield(void);
+uint64_t emulated_now_ns(void);
+void emulated_let_next_start(void);
+void emulated_wait_for_previous(void);
+
+/* Whether stores are delayed; then this one is. whole: with those of its line that other lanes do in this pass. */
+uint32_t emulated_delays_stores(void);
+void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole);
+/* All that comes before, of this lane and of lanes it has met in __syncwarp or at a barrier, is there. */
+void emulated_fence(void);
+/* A load may not overtake this lane's own store to the same place. */
+void emulated_loads(const void *from, uint32_t bytes);
+/* Something has happened but polling. */
+void emulated_moves(void);
+
+typedef void (*emulated_run)(const void *call);
+cudaError_t emulated_launch(const cudaLaunchConfig_t *config, emulated_run run, const void *call, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stacks of their own, and going from one to another. */
+#ifndef EMULATED_FIBER_H
+#define EMULATED_FIBER_H
+
+#include <stddef.h>
+
+struct fiber {
+	void *sp; /* where it was left; with ucontext: its context */
+	unsigned char *stack;
+	size_t stack_bytes;
+	void *tsan; /* what ThreadSanitizer takes for a thread */
+};
+
+/* 0, or -1: no memory. Fibers are used again, and not given back. */
+int fiber_create(struct fiber *fiber, size_t stack_bytes);
+
+/* entry(arg) runs when the fiber is next switched to; it may not return. */
+void fiber_start(struct fiber *fiber, void (*entry)(void *arg), void *arg);
+void fiber_switch(struct fiber *from, struct fiber *to);
+/* For the fiber that a thread has from the beginning. */
+void fiber_adopt(struct fiber *fiber);
+/* Has its stack been too small? */
+int fiber_overrun(const struct fiber *fiber);
+
+/* For ThreadSanitizer, which does not know what orders lanes: all before a release of `of` happens before all after a later acquire. */
+void order_release(void *of);
+void order_acquire(void *of);
+
+#endif

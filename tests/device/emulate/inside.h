@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the files of the emulation. All of it under one lock. */
+#ifndef EMULATED_INSIDE_H
+#define EMULATED_INSIDE_H
+
+#include <stdbool.h>
+
+#include "emulate.h"
+
+#define MAX_DEVICES 64
+
+struct emulated_barrier {
+	uint32_t nr_arrived, nr_threads, any, all;
+	uint32_t result;
+};
+
+#define BLOCK_BARRIERS 2
+
+struct emulated_warp {
+	struct emulated_block *block;
+	struct emulated_lane *lanes[WARP_LANES];
+	uint64_t values[2][WARP_LANES]; /* of this meeting and of the last */
+	uint32_t nr, nr_met, phase, pass;
+	enum meeting what;
+	int line;
+	uint32_t at; /* among those that can run, from 1; 0: cannot */
+};
+
+struct emulated_block {
+	struct operation *launch;
+	struct emulated_warp *warps;
+	uint32_t nr_warps, nr_lanes, nr_ended, nr_let;
+	struct emulated_barrier barriers[BLOCK_BARRIERS];
+	uint32_t *shared;
+};
+
+enum operation_kind {
+	OPERATION_KERNEL,
+	OPERATION_COPY,
+	OPERATION_FILL,
+	OPERATION_EVENT
+};
+
+/* What lies in a stream, or in a graph. */
+struct operation {
+	struct operation *next;
+	struct emulated_stream *stream;
+	enum operation_kind kind;
+	/* Kernels: */
+	emulated_run run;
+	void *call;
+	size_t call_bytes;
+	dim3 grid, block;
+	size_t shared_bytes;
+	bool early, launched, done;
+	uint32_t nr_blocks, nr_started, nr_let, nr_ended; /* let: that have let the next kernel start, or have ended without */
+	struct operation *next_launch; /* on its device */
+	/* Others: */
+	void *to;
+	const void *from;
+	size_t bytes;
+	int byte;
+	struct emulated_event *event;
+};
+
+struct emulated_event {
+	uint64_t ns;
+};
+
+struct emulated_graph {
+	struct operation *first, **end;
+	uint32_t refs;
+};
+
+struct emulated_stream {
+	struct emulated_stream *next;
+	int device;
+	struct operation *first, **end;
+	struct emulated_graph *capture;
+	struct emulated_lane *free_lanes;
+	char order; /* for ThreadSanitizer: all of the stream, one after the other */
+};
+
+struct emulated_device {
+	uint32_t room; /* blocks that may still start */
+	struct operation *launches; /* with blocks to start, in order */
+	struct emulated_stream stream; /* the one without a name */
+};
+
+struct settings {
+	uint32_t nr_devices, nr_sms;
+	uint64_t seed;
+	bool delayed, lines;
+};
+
+extern struct emulated_device emulated_devices[MAX_DEVICES];
+const struct settings *emulated_settings(void);
+_Noreturn void emulated_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+uint32_t emulated_random(uint32_t below);
+void random_reset(uint64_t seed); /* runtime.c */
+
+/* warps.c */
+void block_start(struct operation *launch, uint32_t number);
+void lane_spare(struct emulated_lane *lane); /* for other streams: its own is empty, and gone */
+void warps_reset(void);
+/* A turn of a warp; false: none can run. */
+bool warps_turn(void);
+void block_ended(struct emulated_block *block); /* streams.c */
+extern uint64_t emulated_clock_ns;
+
+/* memory.c; -1: of none */
+int memory_device(const void *pointer);
+
+/* stores.c */
+void stores_met(const struct emulated_warp *warp);
+void stores_at_barrier(const struct emulated_block *block);
+void stores_without_block(const struct emulated_block *block); /* it has ended, and they are still under way */
+void stores_of_kernel(const struct operation *launch);
+void stores_some(void);
+
+/* streams.c */
+struct emulated_stream *stream_of(cudaStream_t stream);
+void stream_put(struct emulated_stream *stream, const struct operation *operation);
+void stream_wait(struct emulated_stream *stream);
+void device_wait(int device);
+void stream_add(struct emulated_stream *stream);
+void stream_remove(struct emulated_stream *stream);
+void operation_free(struct operation *operation);
+void emulated_enter(void);
+bool emulated_one_thread(void); /* under the lock: only one thread has ever been here */
+void emulated_leave(void);
+
+#endif

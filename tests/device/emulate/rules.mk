@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# libtern_cuda.so for emulated GPUs: the backend and the kernels as they are, compiled for the CPU; CUDA's runtime is tests/device/emulate/. Needs g++, no nvcc.
+CXX          ?= g++
+EMULATE      := tests/device/emulate
+EMULATED_SRC := $(wildcard src/cuda/*.c) $(filter-out %/test_schedules.c,$(wildcard $(EMULATE)/*.c)) src/layout.c
+EMULATED_CU  := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu)
+EMULATED_OBJ := $(patsubst %,$(BUILD)/emulated/obj/%.o,$(EMULATED_SRC) $(EMULATED_CU))
+# C++ has neither unused kernels nor unrolling by pragma.
+EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) -std=gnu++17 -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-function -Wno-unused-parameter -I.
+
+$(BUILD)/emulated/obj/%.c.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $< (emulated)'
+	$(Q)$(CC) $(CFLAGS) -I$(EMULATE) -I. -c $< -o $@
+
+$(BUILD)/emulated/obj/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	@echo '  CXX  $< (emulated)'
+	$(Q)$(CXX) -I$(EMULATE) $(EMULATED_CXX) -x c++ -c $< -o $@
+
+# ThreadSanitizer sees what kernels do, and not what carries them from lane to lane.
+$(patsubst %,$(BUILD)/emulated/obj/%.o,$(wildcard $(EMULATE)/*.c)): CFLAGS += $(if $(findstring thread,$(SANITIZE)),-fno-sanitize=thread -DEMULATED_TSAN)
+
+$(BUILD)/emulated/libtern_cuda.so: $(EMULATED_OBJ)
+	@echo '  LINK $@'
+	$(Q)$(CXX) -shared -Wl,-soname,libtern_cuda.so $(LDFLAGS) $^ -o $@ -lpthread
+
+emulated: $(BUILD)/emulated/libtern_cuda.so $(BUILD)/tests/emulated/test_schedules
+.PHONY: emulated
+-include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
+
+$(BUILD)/tests/emulated/test_schedules: $(BUILD)/obj/$(EMULATE)/test_schedules.o $(INSIDE)
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)

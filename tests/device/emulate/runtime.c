@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* CUDA's runtime: devices, streams, graphs and events. Memory is in memory.c. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <pthread.h>
+
+#include "inside.h"
+
+static _Thread_local int current;
+static _Thread_local cudaError_t last;
+static struct settings settings;
+static uint64_t random_state;
+
+/* ---- settings ------------------------------------------------------------------------------------------------ */
+
+void emulated_die(const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	fflush(stdout);
+	fprintf(stderr, "emulated GPU, TERN_EMULATED_SEED=%llu: ", (unsigned long long)settings.seed);
+	vfprintf(stderr, format, list);
+	fprintf(stderr, "\n");
+	va_end(list);
+	abort();
+}
+
+static uint64_t setting(const char *name, uint64_t otherwise, uint64_t most)
+{
+	const char *text = getenv(name);
+	uint64_t value = text && *text ? strtoull(text, NULL, 0) : otherwise;
+
+	return value < most ? value : most;
+}
+
+static void load_settings(void)
+{
+	const char *stores = getenv("TERN_EMULATED_STORES");
+
+	settings.nr_devices = (uint32_t)setting("TERN_EMULATED_GPUS", 4, MAX_DEVICES);
+	settings.nr_sms = (uint32_t)setting("TERN_EMULATED_SMS", 8, 1024);
+	settings.seed = setting("TERN_EMULATED_SEED", 1, UINT64_MAX);
+	settings.lines = setting("TERN_EMULATED_LINES", 1, 1);
+	settings.delayed = !stores || strcmp(stores, "direct") != 0;
+	random_state = settings.seed;
+	for (uint32_t d = 0; d < settings.nr_devices; d++) {
+		emulated_devices[d].room = settings.nr_sms;
+		emulated_devices[d].stream.device = (int)d;
+		stream_add(&emulated_devices[d].stream);
+	}
+}
+
+const struct settings *emulated_settings(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, load_settings);
+	return &settings;
+}
+
+void random_reset(uint64_t seed)
+{
+	settings.seed = random_state = seed;
+}
+
+/* splitmix64 */
+uint32_t emulated_random(uint32_t below)
+{
+	uint64_t z = random_state += 0x9e3779b97f4a7c15ull;
+
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+	return (uint32_t)(((z ^ z >> 31) >> 32) * below >> 32);
+}
+
+/* ---- errors -------------------------------------------------------------------------------------------------- */
+
+static cudaError_t result(cudaError_t rc)
+{
+	if (rc)
+		last = rc;
+	return rc;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+	cudaError_t rc = last;
+
+	last = cudaSuccess;
+	return rc;
+}
+
+const char *cudaGetErrorName(cudaError_t rc)
+{
+	static const char *const names[] = {"cudaSuccess", "cudaErrorInvalidValue", "cudaErrorMemoryAllocation", "cudaErrorNoDevice",
+		"cudaErrorInsufficientDriver", "cudaErrorNoKernelImageForDevice", "cudaErrorInvalidDevice", "cudaErrorInvalidResourceHandle",
+		"cudaErrorPeerAccessAlreadyEnabled", "cudaErrorPeerAccessNotEnabled", "cudaErrorStreamCaptureUnsupported", "cudaErrorNotSupported"};
+
+	return rc < sizeof(names) / sizeof(names[0]) ? names[rc] : "unknown";
+}
+
+const char *cudaGetErrorString(cudaError_t rc)
+{
+	return rc ? "refused by the emulation" : "no error";
+}
+
+/* ---- devices ------------------------------------------------------------------------------------------------- */
+
+static bool is_device(int device)
+{
+	return device >= 0 && (uint32_t)device < emulated_settings()->nr_devices;
+}
+
+cudaError_t cudaGetDeviceCount(int *nr)
+{
+	*nr = (int)emulated_settings()->nr_devices;
+	return result(*nr ? cudaSuccess : cudaErrorNoDevice);
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+	if (!is_device(device))
+		return result(cudaErrorInvalidDevice);
+	current = device;
+	return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+	*device = current;
+	return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
+{
+	if (!is_device(device))
+		return result(cudaErrorInvalidDevice);
+	memset(prop, 0, sizeof(*prop));
+	snprintf(prop->name, sizeof(prop->name), "emulated GPU %d", device);
+	memcpy(prop->uuid.bytes, "emulated", 8);
+	prop->uuid.bytes[15] = (char)device;
+	prop->totalGlobalMem = (size_t)1 << 32;
+	prop->major = 9;
+	prop->multiProcessorCount = (int)emulated_settings()->nr_sms;
+	return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+	struct cudaDeviceProp prop;
+	cudaError_t rc = cudaGetDeviceProperties(&prop, device);
+
+	if (!rc)
+		*value = attribute == cudaDevAttrMultiProcessorCount ? prop.multiProcessorCount : prop.major;
+	return rc;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+	*can = is_device(device) && is_device(peer) && device != peer;
+	return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attribute, int device, int peer)
+{
+	(void)attribute;
+	*value = emulated_settings()->lines;
+	return is_device(device) && is_device(peer) ? cudaSuccess : result(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+	(void)flags;
+	return result(is_device(peer) && peer != current ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+	emulated_settings();
+	emulated_enter();
+	device_wait(current);
+	emulated_leave();
+	return cudaSuccess;
+}
+
+/* ---- streams and what is put on them ------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+	struct emulated_stream *s = calloc(1, sizeof(*s));
+
+	(void)flags;
+	if (!s)
+		return result(cudaErrorMemoryAllocation);
+	emulated_settings();
+	s->device = current;
+	emulated_enter();
+	stream_add(s);
+	emulated_leave();
+	*stream = s;
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+	struct emulated_stream *s = stream_of(stream);
+	cudaError_t rc = cudaSuccess;
+
+	emulated_enter();
+	if (s->capture)
+		rc = cudaErrorStreamCaptureUnsupported;
+	else
+		stream_wait(s);
+	emulated_leave();
+	return result(rc);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+	emulated_enter();
+	stream_wait(stream);
+	stream_remove(stream);
+	emulated_leave();
+	free(stream);
+	return cudaSuccess;
+}
+
+static cudaError_t put(cudaStream_t stream, const struct operation *op)
+{
+	emulated_enter();
+	stream_put(stream_of(stream), op);
+	emulated_leave();
+	return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream)
+{
+	return put(stream, &(struct operation){.kind = OPERATION_FILL, .to = to, .byte = byte, .bytes = bytes});
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+	(void)kind;
+	return put(stream, &(struct operation){.kind = OPERATION_COPY, .to = to, .from = from, .bytes = bytes});
+}
+
+cudaError_t emulated_launch(const cudaLaunchConfig_t *c, emulated_run run, const void *call, size_t bytes)
+{
+	struct operation op = {.kind = OPERATION_KERNEL, .run = run, .call = (void *)call, .call_bytes = bytes, .grid = c->gridDim, .block = c->blockDim,
+		.shared_bytes = c->dynamicSmemBytes, .nr_blocks = c->gridDim.x};
+
+	if (!c->gridDim.x || !c->blockDim.x || c->blockDim.x > 1024 || c->gridDim.y * c->gridDim.z != 1 || c->blockDim.y * c->blockDim.z != 1 ||
+		c->dynamicSmemBytes > 227 * 1024)
+		return result(cudaErrorInvalidValue);
+	for (unsigned i = 0; i < c->numAttrs; i++)
+		op.early |= c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization && c->attrs[i].val.programmaticStreamSerializationAllowed;
+	return put(c->stream, &op);
+}
+
+/* More than 48 KiB of shared memory are there for all who launch with them: that they were asked for is not checked. */
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
+{
+	(void)attribute;
+	return result(kernel && value <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
+{
+	attributes->maxThreadsPerBlock = 1024;
+	return result(kernel ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+/* ---- graphs and events: a graph is what was put on its one stream --------------------------------------------- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+	struct emulated_stream *s = stream_of(stream);
+	struct emulated_graph *g = calloc(1, sizeof(*g));
+
+	(void)mode;
+	if (!g)
+		return result(cudaErrorMemoryAllocation);
+	g->end = &g->first;
+	g->refs = 1;
+	emulated_enter();
+	s->capture = g;
+	emulated_leave();
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+	struct emulated_stream *s = stream_of(stream);
+
+	emulated_enter();
+	*graph = s->capture;
+	s->capture = NULL;
+	emulated_leave();
+	return result(*graph ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
+{
+	(void)flags;
+	emulated_enter();
+	graph->refs++;
+	emulated_leave();
+	*exec = graph;
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream)
+{
+	(void)stream;
+	return result(exec ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+	emulated_enter();
+	for (const struct operation *op = exec->first; op; op = op->next)
+		stream_put(stream_of(stream), op);
+	emulated_leave();
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+	bool last_one;
+
+	emulated_enter();
+	last_one = --graph->refs == 0;
+	emulated_leave();
+	for (struct operation *op = last_one ? graph->first : NULL, *next; op; op = next) {
+		next = op->next;
+		operation_free(op);
+	}
+	if (last_one)
+		free(graph);
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+	return cudaGraphDestroy(exec);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event)
+{
+	*event = calloc(1, sizeof(**event));
+	return result(*event ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+	free(event);
+	return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+	return put(stream, &(struct operation){.kind = OPERATION_EVENT, .event = event});
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
+{
+	*ms = (float)(end->ns - begin->ns) / 1e6f;
+	return cudaSuccess;
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stores that are under way. A fence makes those arrive that come before it: the lane's own, and those of lanes that it has met since. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "inside.h"
+
+#define LINE_BYTES 128
+#define MOST_UNDER_WAY 4096
+#define LOOK_BACK 64
+
+enum scope {
+	SCOPE_LANE,
+	SCOPE_WARP,  /* met in __syncwarp */
+	SCOPE_BLOCK  /* met at a barrier */
+};
+
+/* What arrives together: of one line, from one pass of a warp. */
+struct group {
+	const struct emulated_warp *warp;
+	const struct emulated_block *block;
+	const struct operation *launch;
+	uint8_t *line;
+	uint32_t pass, lanes, nr;
+	enum scope scope;
+	bool whole;
+	struct {
+		uint8_t *to;
+		uint32_t bytes;
+		uint8_t value[16];
+	} of[LINE_BYTES / 16];
+};
+
+static struct group under_way[MOST_UNDER_WAY];
+static uint32_t nr;
+
+static void arrive(uint32_t i)
+{
+	struct group *g = &under_way[i];
+
+	for (uint32_t p = 0; p < g->nr; p++)
+		memcpy(g->of[p].to, g->of[p].value, g->of[p].bytes);
+	for (uint32_t l = 0; g->warp && l < g->warp->nr; l++)
+		g->warp->lanes[l]->nr_delayed -= g->lanes >> l & 1;
+	emulated_moves();
+	*g = under_way[--nr];
+}
+
+uint32_t emulated_delays_stores(void)
+{
+	return emulated_settings()->delayed;
+}
+
+/* This lane's stores arrive in the order in which they were made, if to the same place. */
+static void overtakes_none(const uint8_t *to, uint32_t bytes)
+{
+	for (uint32_t i = nr; i-- && emulated_lane->nr_delayed;) {
+		struct group *g = &under_way[i];
+		bool same = false;
+
+		for (uint32_t p = 0; p < g->nr && g->warp == emulated_lane->warp; p++)
+			same |= g->of[p].to < to + bytes && to < g->of[p].to + g->of[p].bytes;
+		if (same)
+			arrive(i);
+	}
+}
+
+static struct group *group_for(uint8_t *line, uint32_t whole)
+{
+	const struct emulated_warp *w = emulated_lane->warp;
+	struct group *g;
+
+	for (uint32_t i = nr; whole && i-- && i + LOOK_BACK > nr;) {
+		g = &under_way[i];
+		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole && g->nr < LINE_BYTES / 16)
+			return g;
+	}
+	if (nr == MOST_UNDER_WAY)
+		arrive(emulated_random(nr));
+	g = &under_way[nr++];
+	*g = (struct group){.warp = w, .block = w->block, .launch = w->block->launch, .line = line, .pass = w->pass, .whole = whole};
+	return g;
+}
+
+/* In a GPU's own memory lines are always whole. */
+static bool keeps_lines(const void *to)
+{
+	return emulated_settings()->lines || memory_device(to) == emulated_lane->warp->block->launch->stream->device;
+}
+
+void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole)
+{
+	uint32_t lane = emulated_lane->index;
+	struct group *g;
+
+	overtakes_none(to, bytes);
+	g = group_for((uint8_t *)to - (uintptr_t)to % LINE_BYTES, whole && keeps_lines(to));
+	g->of[g->nr].to = to;
+	g->of[g->nr].bytes = bytes;
+	memcpy(g->of[g->nr].value, value, bytes);
+	g->nr++;
+	emulated_lane->nr_delayed += !(g->lanes >> lane & 1);
+	g->lanes |= 1u << lane;
+	*(volatile uint8_t *)to = *(volatile uint8_t *)to; /* a bad address shows here */
+}
+
+void emulated_loads(const void *from, uint32_t bytes)
+{
+	if (emulated_lane->nr_delayed)
+		overtakes_none(from, bytes);
+}
+
+void emulated_fence(void)
+{
+	const struct emulated_lane *lane = emulated_lane;
+
+	emulated_may_yield(); /* others of the warp may be ahead, or behind */
+	emulated_lane->fenced = 1;
+	for (uint32_t i = nr; i--;) {
+		const struct group *g = &under_way[i];
+
+		if ((g->warp == lane->warp && (g->scope != SCOPE_LANE || g->lanes >> lane->index & 1)) ||
+			(g->block == lane->warp->block && g->scope == SCOPE_BLOCK))
+			arrive(i);
+	}
+}
+
+void stores_met(const struct emulated_warp *w)
+{
+	for (uint32_t i = 0; i < nr; i++)
+		if (under_way[i].warp == w && under_way[i].scope == SCOPE_LANE)
+			under_way[i].scope = SCOPE_WARP;
+}
+
+void stores_at_barrier(const struct emulated_block *block)
+{
+	for (uint32_t i = 0; i < nr; i++)
+		if (under_way[i].block == block)
+			under_way[i].scope = SCOPE_BLOCK;
+}
+
+void stores_without_block(const struct emulated_block *block)
+{
+	for (uint32_t i = 0; i < nr; i++) {
+		if (under_way[i].block != block)
+			continue;
+		under_way[i].block = NULL;
+		under_way[i].warp = NULL;
+	}
+}
+
+void stores_of_kernel(const struct operation *launch)
+{
+	for (uint32_t i = nr; i--;)
+		if (under_way[i].launch == launch)
+			arrive(i);
+}
+
+void stores_some(void)
+{
+	for (uint32_t some = nr ? emulated_random(4) + nr / 256 : 0; some && nr; some--)
+		arrive(emulated_random(nr));
+}
