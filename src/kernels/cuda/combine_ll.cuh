@@ -59,6 +59,68 @@ static __device__ __forceinline__ void send_result(const struct ll_combine *c, u
 	}
 }
 
+/* A warp's share of the sending: a segment of what a source's row has become here. */
+struct outgoing {
+	uint32_t row, source, which;
+	uint32_t token, nr; /* of the row; of the source's rows here */
+	uint2 route;	    /* lane k's */
+};
+
+/* Homes alternate, and each rank begins with another one, so that they do not all write to one. False: there cannot be such a row. */
+static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, uint32_t i, struct outgoing *o)
+{
+	uint32_t at = ll_div(i, e->by_result_segments);
+
+	o->row = ll_div(at, e->by_ranks);
+	o->source = e->rank + 1 + at - o->row * e->nr_ranks;
+	o->source = o->source >= e->nr_ranks ? o->source - e->nr_ranks : o->source;
+	o->which = i - at * e->result.nr_segments;
+	o->route = make_uint2(UINT32_MAX, 0);
+	if (o->row >= e->max_tokens)
+		return false;
+	o->token = e->row_tokens[o->source * e->max_tokens + o->row]; /* all under way before it is known whether there is such a row */
+	if (lane_id() < e->topk)
+		o->route = e->row_routes[(o->source * e->max_tokens + o->row) * e->topk + lane_id()];
+	o->nr = e->state->nr_from[o->source];
+	return true;
+}
+
+/* My arrival word, to all; by one warp. */
+static __device__ __forceinline__ void tell_arrival(const struct ll_exchange *e, uint32_t epoch)
+{
+	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
+		word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
+}
+
+/* LL_AHEAD: what send_results does, with the first segment's routes under way before it is known which round it is, and whether an earlier one has failed;
+ * and the next one's while this one is sent. */
+template <int FORMAT, int Y, int ND>
+static __device__ __forceinline__ void send_ahead(const struct ll_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &c->exchange;
+	uint32_t most = 0;
+	struct outgoing next;
+	bool more = look_up(e, warp, &next);
+
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		most = max(most, e->state->nr_from[s]);
+	if (state.w)
+		return;
+	if (warp == nr_warps - 1)
+		tell_arrival(e, state.y);
+	most = __reduce_max_sync(ALL_LANES, most);
+#pragma unroll 1
+	for (uint32_t i = warp + nr_warps; more && !c->release; i += nr_warps) {
+		struct outgoing now = next;
+
+		if (now.row >= most)
+			return;
+		more = look_up(e, i, &next);
+		if (now.row < now.nr)
+			send_result<FORMAT, Y, ND>(c, state.y, now.source, now.token, now.route, now.which);
+	}
+}
+
 /* Homes alternate, and each rank begins with another one, so that they do not all write to one. */
 template <int FORMAT, int Y, int ND>
 static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
@@ -69,8 +131,7 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
 		most = max(most, e->state->nr_from[s]);
 	if (warp == nr_warps - 1)
-		for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
-			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
+		tell_arrival(e, epoch);
 #pragma unroll 1
 	for (uint32_t i = warp; !c->release; i += nr_warps) {
 		uint32_t at = ll_div(i, e->by_result_segments), row = ll_div(at, e->by_ranks), source = e->rank + 1 + at - row * e->nr_ranks;
@@ -94,7 +155,7 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 /* ---- at home ------------------------------------------------------------------------------------------------- */
 
 /* The next results of a token, RESULTS at a time, so that their loads are under way together. */
-template <int FORMAT, int Y, int ND, int RESULTS>
+template <int FORMAT, int Y, int ND, int HOW, int RESULTS>
 static __device__ __forceinline__ bool add_results(const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
 	uint2 route, uint32_t *next, sums<Y, ND> &sum)
 {
@@ -119,7 +180,7 @@ static __device__ __forceinline__ bool add_results(const struct ll_combine *c, u
 
 		if (result[r] == UINT32_MAX)
 			break;
-		if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
+		if (!segment_await<(HOW & LL_QUIET) != 0>(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
 			return false;
 		segment_unpack(s[r]);
 #pragma unroll
@@ -129,7 +190,7 @@ static __device__ __forceinline__ bool add_results(const struct ll_combine *c, u
 	return true;
 }
 
-template <int FORMAT, int Y, int ND>
+template <int FORMAT, int Y, int ND, int HOW>
 static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -144,7 +205,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 		route = e->home_routes[token * e->topk + lane_id()];
 	next = next_result(e, route, UINT32_MAX);
 	while (next != UINT32_MAX)
-		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2)>(c, epoch, token, x, results, route, &next, sum))
+		if (!add_results<FORMAT, Y, ND, HOW, (ND < 4 ? 4 : 2)>(c, epoch, token, x, results, route, &next, sum))
 			return false;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -176,7 +237,7 @@ static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *
 	return __all_sync(ALL_LANES, good);
 }
 
-template <int FORMAT, int Y, int ND>
+template <int FORMAT, int Y, int ND, int HOW>
 static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -185,15 +246,15 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
 		uint32_t token = ll_div(i, e->by_result_segments);
 
-		if (!sum_at_home<FORMAT, Y, ND>(c, epoch, token, i - token * e->result.nr_segments))
+		if (!sum_at_home<FORMAT, Y, ND, HOW>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
 	}
 	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
 }
 
-template <int FORMAT, int Y, int ND>
-static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
+template <int FORMAT, int Y, int ND, int HOW = 0>
+static __global__ void __launch_bounds__(512, HOW ? 1 : 0) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
 {
 	const struct ll_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
@@ -204,6 +265,12 @@ static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
+	if (HOW & LL_AHEAD && warp < send_warps) {
+		send_ahead<FORMAT, Y, ND>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (warp == 0)
+			stamp(e, 9);
+		return;
+	}
 	if (state.w)
 		return;
 	if (warp < send_warps) {
@@ -211,7 +278,7 @@ static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__
 		if (warp == 0)
 			stamp(e, 9);
 	} else {
-		receive_results<FORMAT, Y, ND>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+		receive_results<FORMAT, Y, ND, HOW>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
 		if (warp == send_warps)
 			stamp(e, 10);
 	}

@@ -54,19 +54,12 @@ static dispatch_kernel choose(const struct ll_dispatch *d)
 					      : choose_cells(d->kind, d->exchange.row.nr_vectors);
 }
 
-static uint32_t shared_bytes(const struct ll_dispatch *d)
-{
-	const struct ll_exchange *e = &d->exchange;
-
-	return d->roles & LL_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
-}
-
 cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_launch *launch, cudaStream_t stream)
 {
-	return launch_half(choose(args), args, launch, shared_bytes(args), stream);
+	return launch_half(choose(args), args, launch, dispatch_shared_bytes(args), stream);
 }
 
 cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct ll_launch *launch, uint32_t *nr_blocks)
 {
-	return most_blocks(choose(args), launch, shared_bytes(args), nr_blocks);
+	return most_blocks(choose(args), launch, dispatch_shared_bytes(args), nr_blocks);
 }

@@ -13,7 +13,9 @@
 #ifndef TERN_CUDA_DISPATCH_LL_CUH
 #define TERN_CUDA_DISPATCH_LL_CUH
 
+#include "once.cuh"
 #include "rows.cuh"
+#include "votes.cuh"
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
 template <int FORMAT>
@@ -52,16 +54,16 @@ template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
-template <int FORMAT> static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
+template <int FORMAT, int HOW> static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
-	int32_t id = lane_id() < e->topk ? expert_id(d, index) : -1;
+	int32_t id = lane_id() < e->topk ? expert_id<HOW>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
-	uint32_t first = destinations(e, id, index, &rank);
+	uint32_t first = destinations<HOW>(e, id, index, &rank);
 
-	for (first = is_mine(e, token) ? first : 0; first; first &= first - 1) {
+	for (first = is_mine<HOW>(e, token) ? first : 0; first; first &= first - 1) {
 		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
 
 		if (in_head<FORMAT>(e))
@@ -70,10 +72,10 @@ template <int FORMAT> static __device__ __forceinline__ void send_head(const str
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
-	check_ids(d, epoch, token, id);
+	check_ids<HOW>(d, epoch, token, id);
 }
 
-template <int FORMAT, int X, int ND>
+template <int FORMAT, int X, int ND, int HOW>
 static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<X, ND> &raw)
 {
@@ -86,7 +88,7 @@ static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d,
 
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
-	first = destinations(e, raw.id, token * e->topk + lane_id(), &rank);
+	first = destinations<HOW>(e, raw.id, token * e->topk + lane_id(), &rank);
 	for (; first; first &= first - 1) {
 		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
 
@@ -116,15 +118,15 @@ template <int FORMAT> static __device__ __forceinline__ void hold_for_plan(const
 
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
  * buffers hold nr_tokens. */
-template <int FORMAT, int X, int ND>
+template <int FORMAT, int X, int ND, int HOW>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d);
+	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d), nr_planned = HOW & (LL_ONCE | LL_VOTES) ? d->nr_tokens : nr_tokens;
 	bool held = nr_tokens < LL_HOLD_TOKENS;
 
-	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, nr_tokens * e->topk); four += nr_warps) {
-		send_plan<FORMAT>(d, epoch, state.w, nr_tokens, four);
+	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, nr_planned * e->topk); four += nr_warps) {
+		send_plan<FORMAT, HOW>(d, epoch, state.w, nr_tokens, four);
 		plan_sent(e, epoch, four);
 	}
 	nr_tokens = state.w ? 0 : nr_tokens;
@@ -137,18 +139,18 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 			break;
 		if (which == e->row.nr_segments) {
 			if (token < nr_tokens && i == part * d->by_share.d)
-				send_head<FORMAT>(d, epoch, token);
+				send_head<FORMAT, HOW>(d, epoch, token);
 			continue;
 		}
-		if (!is_mine(e, token))
+		if (!is_mine<HOW>(e, token))
 			continue;
-		load_raw(d, token, which, raw);
+		load_raw<HOW>(d, token, which, raw);
 		if (token >= nr_tokens)
 			break;
 		if (!held)
 			hold_for_plan<FORMAT>(e, epoch, nr_tokens);
 		held = true;
-		send_segment<FORMAT, X, ND>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		send_segment<FORMAT, X, ND, HOW>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
@@ -156,14 +158,14 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 
 /* ---- receiving ----------------------------------------------------------------------------------------------- */
 
-template <int FORMAT>
+template <int FORMAT, int HOW>
 static __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	bool good = true;
 	uint32_t most = 0;
 
 	for (uint32_t s = warp; s < e->nr_ranks && good; s += nr_warps)
-		good = take_plan<FORMAT>(e, p, epoch, s, 0);
+		good = take_plan<FORMAT, HOW>(e, p, epoch, s, 0);
 	if (!good && lane_id() == 0)
 		*p->failed = 1;
 	warps_sync(nr_warps * LANES);
@@ -177,7 +179,7 @@ static __device__ __forceinline__ void take_plans(const struct ll_exchange *e, c
 		if (!line_needed<FORMAT>(4 + 4 * four, most))
 			break;
 		if (line_needed<FORMAT>(4 + 4 * four, p->nr_tokens[s] * e->topk))
-			good = take_plan<FORMAT>(e, p, epoch, s, 1 + four);
+			good = take_plan<FORMAT, HOW>(e, p, epoch, s, 1 + four);
 	}
 	if (!good && lane_id() == 0)
 		*p->failed = 1;
@@ -224,23 +226,41 @@ static __device__ __forceinline__ void store_rows(const struct ll_dispatch *d, c
 }
 
 /* Lane k's local expert, if its route ends here; else UINT32_MAX. */
-static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
+template <int HOW> static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
 {
-	uint32_t physical = LL_NO_EXPERT, place;
+	uint32_t physical = LL_NO_EXPERT;
 
 	if (lane_id() < e->topk)
 		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
-	place = physical == LL_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
-	return place >> 16 == e->rank ? place & 0xffff : UINT32_MAX;
+	return local_of<HOW>(e, physical);
+}
+
+/* Does any of the row's routes end here? */
+template <int HOW> static __device__ __forceinline__ bool comes_here(const struct ll_exchange *e, const struct positions *p, struct share a)
+{
+	if (HOW & LL_VOTES)
+		return __any_sync(ALL_LANES, local_expert<HOW>(e, p, a) != UINT32_MAX);
+	return p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1;
+}
+
+/* A source's rows that came here before this one. */
+template <int HOW> static __device__ __forceinline__ uint32_t rows_before(const struct ll_exchange *e, const struct positions *p, struct share a)
+{
+	if (HOW & LL_VOTES)
+		return rows_by_votes(e, p, a.source, a.token);
+	return bits_before(p->present + a.source * p->token_words, a.token);
 }
 
 /* The position of lane k's row; by_source the first route has it for all. */
+template <int HOW>
 static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch *d, const struct positions *p, struct share a, uint32_t local)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t place = a.source * e->nr_local + local;
 
-	if (d->by_source) {
+	if (HOW & LL_VOTES)
+		return position_by_votes(e, p, a.source, a.token, local);
+	if (!(HOW & LL_PLAIN) && d->by_source) {
 		uint32_t here = __ballot_sync(ALL_LANES, local != UINT32_MAX);
 
 		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + bits_before(p->present + a.source * p->token_words, a.token) : UINT32_MAX;
@@ -249,12 +269,13 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch 
 }
 
 /* What the caller is told of a row. */
+template <int HOW>
 static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t at;
 
-	if (!d->by_source) {
+	if (HOW & LL_PLAIN || !d->by_source) {
 		if (position != UINT32_MAX)
 			d->out_rows[position] = make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
 		return;
@@ -269,12 +290,12 @@ static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, str
 }
 
 /* For the combine, and for the caller: one piece of work with a row's head. */
-template <int FORMAT>
+template <int FORMAT, int HOW>
 static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint4 head)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t row = a.source * e->max_tokens + bits_before(p->present + a.source * p->token_words, a.token), weight;
-	uint32_t local = local_expert(e, p, a), position = position_of(d, p, a, local);
+	uint32_t row = a.source * e->max_tokens + rows_before<HOW>(e, p, a), weight;
+	uint32_t local = local_expert<HOW>(e, p, a), position = position_of<HOW>(d, p, a, local);
 	struct patience patience = {0, 0};
 
 	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
@@ -291,20 +312,20 @@ static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d,
 		e->row_tokens[row] = a.token;
 	if (lane_id() < e->topk)
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
-	tell_row(d, a, local, position, weight);
+	tell_row<HOW>(d, a, local, position, weight);
 	return true;
 }
 
 /* The pieces have been looked for already. */
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, bool SCALED, int ND, int HOW>
 static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a,
 	segment<FORMAT, SCALED, ND> &s)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
-	uint32_t position = position_of(d, p, a, local_expert(e, p, a));
+	uint32_t position = position_of<HOW>(d, p, a, local_expert<HOW>(e, p, a));
 
-	if (!segment_await(e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
+	if (!segment_await<(HOW & LL_QUIET) != 0>(e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
 		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
 		return false;
 	segment_unpack(s);
@@ -322,7 +343,25 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
 }
 
-template <int FORMAT, bool SCALED, int ND>
+/* Few routes: all ids, and nothing else before the first row. */
+template <int FORMAT, class S>
+static __device__ __forceinline__ bool make_votes(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp,
+	uint32_t nr_warps, struct share a, S &s)
+{
+	const struct ll_exchange *e = &d->exchange;
+
+	if (a.token < e->max_tokens)
+		look_for(e, a, s);
+	if (!take_ids<FORMAT>(e, p, epoch, warp, nr_warps))
+		return false;
+	if (warp == 0)
+		stamp(e, 4);
+	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
+		publish_votes(d, p);
+	return true;
+}
+
+template <int FORMAT, bool SCALED, int ND, int HOW>
 static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
@@ -330,30 +369,38 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	segment<FORMAT, SCALED, ND> s;
 	struct share a = share_of(e, i);
 
-	positions_clear(p, thread, nr_warps * LANES);
-	warps_sync(nr_warps * LANES);
-	take_plans<FORMAT>(e, p, epoch, warp, nr_warps);
-	if (warp == 0)
-		stamp(e, 4);
-	if (*p->failed)
-		return;
-	if (a.token < e->max_tokens) /* on the way while positions are made */
-		look_for(e, a, s);
-	if (!d->by_source)
-		place_experts(d, p, thread, nr_warps * LANES, blockIdx.x == 0);
-	else if (warp == 0)
-		place_sources(d, p, blockIdx.x == 0);
-	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
-		count_rows(e, p);
-	warps_sync(nr_warps * LANES);
+	if constexpr ((HOW & LL_VOTES) != 0) {
+		if (!make_votes<FORMAT>(d, p, epoch, warp, nr_warps, a, s))
+			return;
+	} else {
+		positions_clear(p, thread, nr_warps * LANES);
+		warps_sync(nr_warps * LANES);
+		if (HOW & LL_ONCE)
+			take_plans_once<FORMAT, HOW>(e, p, epoch, warp, nr_warps);
+		else
+			take_plans<FORMAT, HOW>(e, p, epoch, warp, nr_warps);
+		if (warp == 0)
+			stamp(e, 4);
+		if (*p->failed)
+			return;
+		if (a.token < e->max_tokens) /* on the way while positions are made */
+			look_for(e, a, s);
+		if (HOW & LL_PLAIN || !d->by_source)
+			place_experts<HOW>(d, p, thread, nr_warps * LANES, blockIdx.x == 0);
+		else if (warp == 0)
+			place_sources(d, p, blockIdx.x == 0);
+		if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
+			count_rows(e, p);
+		warps_sync(nr_warps * LANES);
+	}
 	if (warp == 0)
 		stamp(e, 5);
 	for (uint32_t r = 0; r < e->nr_ranks; r++)
 		most = max(most, p->nr_tokens[r]);
 	while (a.token < most) {
-		if (p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1)
-			if (a.which == e->row.nr_segments ? !describe_row<FORMAT>(d, p, epoch, a, s.v[0])
-							  : !receive_segment<FORMAT, SCALED, ND>(d, p, epoch, a, s))
+		if (comes_here<HOW>(e, p, a))
+			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, HOW>(d, p, epoch, a, s.v[0])
+							  : !receive_segment<FORMAT, SCALED, ND, HOW>(d, p, epoch, a, s))
 				return;
 		i += step;
 		a = share_of(e, i);
@@ -366,7 +413,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		e->state->epoch_combine = epoch;
 }
 
-template <int FORMAT, int X, int ND>
+template <int FORMAT, int X, int ND, int HOW = 0>
 static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
 {
 	extern __shared__ uint32_t shared[];
@@ -380,13 +427,15 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (warp < send_warps) {
-		send_all<FORMAT, X, ND>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_all<FORMAT, X, ND, HOW>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 1);
 	} else if (!state.w) {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, x_kind<X>::SCALED, ND>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
+		if (HOW & LL_VOTES)
+			p.ids_stride = e->max_tokens * e->topk;
+		receive_all<FORMAT, x_kind<X>::SCALED, ND, HOW>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
 	}
 }
 
