@@ -254,7 +254,7 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 }
 
 template <int FORMAT, int Y, int ND, int HOW = 0>
-static __global__ void __launch_bounds__(512, HOW ? 1 : 0) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
+static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
 {
 	const struct ll_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;

@@ -87,7 +87,7 @@ __device__ __forceinline__ void take_plans_once(const struct ll_exchange *e, con
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
 		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
-		struct plan_piece a = {i - four * e->nr_ranks, four}, b = {j - next * e->nr_ranks, next};
+		struct plan_piece a = {i - four * e->nr_ranks, four, {}, {}}, b = {j - next * e->nr_ranks, next, {}, {}};
 
 		look_at_plan(e, &a);
 		if (j < nr)

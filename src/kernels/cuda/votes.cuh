@@ -51,7 +51,7 @@ __device__ __forceinline__ bool take_ids(const struct ll_exchange *e, const stru
 	bool good = true;
 
 	for (uint32_t s = nr_warps - 1 - warp; s < e->nr_ranks; s += nr_warps) {
-		struct plan_piece piece = {s, 0};
+		struct plan_piece piece = {s, 0, {}, {}};
 		uint32_t nr_tokens = 0;
 
 		look_at_plan(e, &piece);
@@ -111,12 +111,12 @@ __device__ __forceinline__ void publish_votes(const struct ll_dispatch *d, const
 		p->base[x] = 0;
 	__syncwarp();
 	for (uint32_t i = lane_id(); i - lane_id() < e->nr_ranks * p->ids_stride; i += LANES) {
-		uint32_t key = first_of_equals(route_key(e, p, i));
+		uint32_t key = first_of_equals(route_key(e, p, i)), x = key == NO_KEY ? NO_KEY : key >> 16, same = __match_any_sync(ALL_LANES, x);
 
-		if (key != NO_KEY)
-			atomicAdd(&p->base[key >> 16], 1u);
+		if (x != NO_KEY && lane_id() == __ffs(same) - 1)
+			p->base[x] += __popc(same);
+		__syncwarp();
 	}
-	__syncwarp();
 	for (uint32_t first = 0; first < e->nr_local; first += LANES) {
 		uint32_t x = first + lane_id(), rows = x < e->nr_local ? p->base[x] : 0, all, before = lanes_before(rows, &all);
 
