@@ -67,6 +67,13 @@ static uint64_t trace_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	return 0;
 }
 
+/* Not all kernels have all of them. */
+static void print_event(const char *what, long long at, long long start)
+{
+	if (at)
+		printf("      %s after %lld\n", what, at - start);
+}
+
 void print_trace(struct lab *lab, const struct lab_way *way)
 {
 	lab_setup(lab, lab->job, way);
@@ -75,5 +82,9 @@ void print_trace(struct lab *lab, const struct lab_way *way)
 	const long long *t = lab->ranks[0].dispatch.exchange.trace;
 	printf("    block 0, clocks: dispatch sent %lld, plans %lld, positions %lld, rows %lld; combine sent %lld, received %lld\n", t[1] - t[0], t[4] - t[0],
 		t[5] - t[0], t[6] - t[0], t[9] - t[8], t[10] - t[8]);
+	print_event("own plan on its way", t[7], t[0]);
+	print_event("the last rank's plan here", t[3], t[0]);
+	print_event("first segment of results sent", t[11], t[8]);
+	print_event("first segment summed at home", t[12], t[8]);
 	lab_run(lab, set_trace, NULL);
 }

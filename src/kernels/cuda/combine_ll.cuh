@@ -118,6 +118,8 @@ static __device__ __forceinline__ void send_ahead(const struct ll_combine *c, ui
 		more = look_up(e, i, &next);
 		if (now.row < now.nr)
 			send_result<FORMAT, Y, ND>(c, state.y, now.source, now.token, now.route, now.which);
+		if (i == nr_warps) /* warp 0's first */
+			stamp(e, 11);
 	}
 }
 
@@ -248,6 +250,8 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 
 		if (!sum_at_home<FORMAT, Y, ND, HOW>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
+		if (HOW && i == 0)
+			stamp(e, 12);
 	}
 	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */

@@ -149,6 +149,8 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 			break;
 		if (!held)
 			hold_for_plan<FORMAT>(e, epoch, nr_tokens);
+		if (HOW && !held && warp == 0)
+			stamp(e, 7);
 		held = true;
 		send_segment<FORMAT, X, ND, HOW>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}

@@ -72,6 +72,8 @@ __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const st
 
 	if (!await_plan<FORMAT>(e, epoch, piece, &nr_tokens))
 		return false;
+	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
+		stamp(e, 3);
 	note_piece<FORMAT, HOW>(e, p, piece, nr_tokens * e->topk);
 	if (lane_id() == 0 && piece->four == 0)
 		p->nr_tokens[piece->source] = nr_tokens;
