@@ -343,7 +343,7 @@ static struct lab_way rule_way(const struct target *t, uint32_t nr_ranks)
 static void trace_ways(struct lab *lab, const struct target *t, const struct ways *ways)
 {
 	for (uint32_t i = 0; i < NR(dispatch_hows); i++) {
-		const struct way *d = best_of(&ways[0], dispatch_hows[i]), *c = best_of(&ways[1], combine_hows[i ? NR(combine_hows) - 1 : 0]);
+		const struct way *d = best_of(&ways[0], dispatch_hows[i]), *c = best_of(&ways[1], i ? LL_AHEAD : 0);
 		struct lab_way way = rule_way(t, lab->nr_ranks);
 
 		if (!d || !c)
@@ -410,6 +410,8 @@ static uint64_t verify_ways(struct lab *lab, const struct shape *s, uint32_t vec
 		job_close(&job);
 		if (!fits(lab, true, way.dispatch_how))
 			continue;
+		if (!fits(lab, false, way.combine_how))
+			way.combine_how = LL_AHEAD;
 		shape_job(s, lab->nr_ranks, &job);
 		bad = verify_case(lab, &job, &way, rounds);
 		total += bad ? 0 : rounds;

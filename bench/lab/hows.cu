@@ -8,6 +8,7 @@
 typedef ll_kernel<struct ll_dispatch> dispatch_kernel;
 typedef ll_kernel<struct ll_combine> combine_kernel;
 
+/* LL_QUIET costs a trip, which few rows cannot make good: not with one vector. */
 template <int X, int ND> static dispatch_kernel choose_of(uint32_t how)
 {
 	switch (how) {
@@ -16,9 +17,9 @@ template <int X, int ND> static dispatch_kernel choose_of(uint32_t how)
 	case LL_PLAIN | LL_ONCE:
 		return dispatch_ll<LL_LINES, X, ND, LL_PLAIN | LL_ONCE>;
 	case LL_PLAIN | LL_ONCE | LL_QUIET:
-		return dispatch_ll<LL_LINES, X, ND, LL_PLAIN | LL_ONCE | LL_QUIET>;
+		return ND > 1 ? dispatch_ll<LL_LINES, X, (ND > 1 ? ND : 2), LL_PLAIN | LL_ONCE | LL_QUIET> : NULL;
 	case LL_PLAIN | LL_VOTES:
-		return ND == 1 ? dispatch_ll<LL_LINES, X, ND == 1 ? ND : 1, LL_PLAIN | LL_VOTES> : NULL;
+		return ND == 1 ? dispatch_ll<LL_LINES, X, 1, LL_PLAIN | LL_VOTES> : NULL;
 	}
 	return NULL;
 }
@@ -54,10 +55,14 @@ static dispatch_kernel choose(uint32_t how, const struct ll_dispatch *d)
 
 template <int ND> static combine_kernel choose_of(uint32_t how)
 {
-	return how == LL_QUIET		    ? combine_ll<LL_LINES, LL_Y_BF16, ND, LL_QUIET>
-	       : how == LL_AHEAD	    ? combine_ll<LL_LINES, LL_Y_BF16, ND, LL_AHEAD>
-	       : how == (LL_QUIET | LL_AHEAD) ? combine_ll<LL_LINES, LL_Y_BF16, ND, LL_QUIET | LL_AHEAD>
-					    : NULL;
+	constexpr int QUIET_ND = ND > 1 ? ND : 2;
+
+	if (how == LL_AHEAD)
+		return combine_ll<LL_LINES, LL_Y_BF16, ND, LL_AHEAD>;
+	return ND == 1			      ? NULL
+	       : how == LL_QUIET	      ? combine_ll<LL_LINES, LL_Y_BF16, QUIET_ND, LL_QUIET>
+	       : how == (LL_QUIET | LL_AHEAD) ? combine_ll<LL_LINES, LL_Y_BF16, QUIET_ND, LL_QUIET | LL_AHEAD>
+					      : NULL;
 }
 
 static combine_kernel choose(uint32_t how, const struct ll_combine *c)
