@@ -6,9 +6,9 @@
 
 #include "error.h"
 #include "kernels/cuda/kernels_state.h"
+#include "kernels/cuda/rule_ll.h"
 #include "kernels/cuda/sizes.h"
 
-/* Vectors of 16 bytes a lane and segment: with few rows, less in a row for one warp; with many, fewer bytes beside the rows. docs/benchmarks.md. */
 static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format format)
 {
 	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
@@ -17,7 +17,7 @@ static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format form
 		return scaled ? 2 : 3;
 	if (scaled && c->x_dtype != TERN_BF16)
 		return 2;
-	return c->max_tokens <= 16 ? 1 : c->max_tokens <= 64 ? 2 : 4;
+	return ll_rule_vectors(c->max_tokens);
 }
 
 static uint32_t result_vectors(const struct tern_moe_config *c, enum ll_format format)
@@ -26,7 +26,7 @@ static uint32_t result_vectors(const struct tern_moe_config *c, enum ll_format f
 		return 3;
 	if (c->combine_dtype != TERN_BF16)
 		return 2;
-	return c->max_tokens <= 16 ? 1 : c->max_tokens <= 64 ? 2 : 4;
+	return ll_rule_vectors(c->max_tokens);
 }
 
 static uint64_t take(uint64_t *end, uint64_t bytes)

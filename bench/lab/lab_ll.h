@@ -3,6 +3,31 @@
 #define TERN_LAB_LL_H
 
 #include "gpus.h"
+#include "hows.h"
+
+struct shape {
+	const char *name;
+	uint32_t hidden, experts, topk, tokens, max_tokens;
+	bool fp8, at_home, padded, pass;
+	enum job_input input;
+	enum routing_kind routing;
+	double drop;
+	bool uneven, spread, early, ids_64;
+	uint32_t redundant, alignment;
+	uint32_t blocks, warps, send;
+	uint32_t rounds;
+};
+void shape_job(const struct shape *s, uint32_t nr_ranks, struct job *job);
+
+/* What is to be fast. */
+struct target {
+	const char *name;
+	uint32_t hidden, experts, topk, tokens;
+	bool fp8;
+};
+#define NR_TARGETS 8
+extern const struct target targets[NR_TARGETS];
+struct shape target_shape(const struct target *t);
 
 /* Rounds with fresh routing and inputs, every element compared. Returns how many ranks found a difference. */
 uint64_t verify_case(struct lab *lab, struct job *job, const struct lab_way *way, uint64_t rounds);
@@ -21,5 +46,14 @@ struct lab_times {
 void time_case(struct lab *lab, const struct lab_way *way, uint32_t rounds, bool pairs, struct lab_times *times);
 /* The same for kernels that only start and end, and for those that only store the bytes. */
 void time_floors(struct lab *lab, uint32_t rounds, struct lab_times *empty, struct lab_times *copy);
+
+/* Of each round the slowest rank's time: the median, and the 99th percentile unless NULL. */
+void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99);
+
+/* Where a pair's time goes in block 0. */
+void print_trace(struct lab *lab, const struct lab_way *way);
+
+int try_ways(uint32_t nr_ranks, double factor);
+int candidates(uint32_t nr_ranks, uint32_t only);
 
 #endif

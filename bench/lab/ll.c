@@ -3,6 +3,8 @@
  *
  *   tern-lab-ll verify [factor]     hundreds of rounds of many shapes, times factor
  *   tern-lab-ll sweep [log]         looks for the best launch of each case, then times it as a pair
+ *   tern-lab-ll try [factor]        rounds of every other way (hows.h), over small shapes
+ *   tern-lab-ll candidates [case]   verifies all ways of the cases (or of number `case`, from 0), and times them side by side
  */
 #include "lab_ll.h"
 
@@ -20,19 +22,6 @@ static double seconds(void)
 }
 
 /* ---- verification -------------------------------------------------------------------------------------------- */
-
-struct shape {
-	const char *name;
-	uint32_t hidden, experts, topk, tokens, max_tokens;
-	bool fp8, at_home, padded, pass;
-	enum job_input input;
-	enum routing_kind routing;
-	double drop;
-	bool uneven, spread, early, ids_64;
-	uint32_t redundant, alignment;
-	uint32_t blocks, warps, send;
-	uint32_t rounds;
-};
 
 static const struct shape shapes[] = {
 	{"dsv3, 1 token", 7168, 256, 8, 1, 128, .fp8 = true, .input = INPUT_RANDOM, .blocks = 16, .warps = 8, .send = 4, .rounds = 200},
@@ -53,31 +42,6 @@ static const struct shape shapes[] = {
 	{"hidden 16, top-1", 16, 8, 1, 40, 100, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 4, .warps = 4, .send = 2, .rounds = 200},
 	{"no tokens at all", 2048, 128, 8, 0, 4, .fp8 = true, .input = INPUT_RANDOM, .blocks = 4, .warps = 4, .send = 2, .rounds = 20},
 };
-
-static void shape_job(const struct shape *s, uint32_t nr_ranks, struct job *job)
-{
-	job_init(job);
-	job->nr_ranks = nr_ranks;
-	job->nr_tokens = s->tokens;
-	job->seed = 1000 + nr_ranks;
-	job->input = s->input;
-	job->routing.kind = s->routing;
-	job->routing.exponent = 1.2;
-	job->routing.drop = s->drop;
-	job->routing.uneven = s->uneven;
-	job->nr_redundant = s->redundant;
-	job->spread = s->spread;
-	job->config.hidden = s->hidden;
-	job->config.nr_experts = s->experts;
-	job->config.topk = s->topk;
-	job->config.max_tokens = s->max_tokens;
-	job->config.dispatch_dtype = s->fp8 ? TERN_FP8_E4M3 : TERN_BF16;
-	job->config.scale = s->fp8 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
-	job->config.reduce = s->at_home ? TERN_REDUCE_HOME : TERN_REDUCE_EXPERT;
-	job->config.weights = s->pass ? TERN_WEIGHTS_PASS : TERN_WEIGHTS_COMBINE;
-	job->config.layout = s->padded ? TERN_PADDED : TERN_CONTIGUOUS;
-	job->config.alignment = s->alignment ? s->alignment : 1;
-}
 
 static const uint32_t line_vectors[] = {1, 2, 4}, cell_vectors[2] = {3, 2}; /* FP8: 2 */
 
@@ -141,18 +105,6 @@ static int verify(uint32_t most_ranks, double factor)
 
 /* ---- the search for the best launch -------------------------------------------------------------------------- */
 
-struct target {
-	const char *name;
-	uint32_t hidden, experts, topk, tokens;
-	bool fp8;
-};
-
-static const struct target targets[] = {
-	{"dsv3 fp8", 7168, 256, 8, 1, true},	{"dsv3 fp8", 7168, 256, 8, 8, true},	 {"dsv3 fp8", 7168, 256, 8, 32, true},
-	{"dsv3 fp8", 7168, 256, 8, 64, true},	{"dsv3 fp8", 7168, 256, 8, 128, true},	 {"dsv3 bf16", 7168, 256, 8, 128, false},
-	{"qwen3-30b fp8", 2048, 128, 8, 128, true}, {"gpt-oss bf16", 2880, 128, 4, 128, false},
-};
-
 struct best {
 	double us;
 	struct ll_launch launch;
@@ -182,7 +134,7 @@ static void search(struct lab *lab, const struct target *t, enum ll_format forma
 		for (uint32_t b = 0; b < 7; b++)
 			for (uint32_t w = 0; w < 7; w++) {
 				struct ll_launch launch = {blocks[b], warps[w][0], warps[w][1], 0};
-				struct lab_way way = {format, 0, 0, v < 3 ? 1 : v % 3 == 2 ? 2 : lab->nr_ranks, launch, launch};
+				struct lab_way way = {.format = format, .share = v < 3 ? 1 : v % 3 == 2 ? 2 : lab->nr_ranks, .dispatch = launch, .combine = launch};
 				struct lab_times times;
 
 				if ((t->tokens >= 32 && blocks[b] < 32) || (t->tokens == 1 && blocks[b] > 96))
@@ -205,46 +157,9 @@ static void report(const char *what, const struct lab_times *t)
 		t->combine, t->combine_p99, t->pair, t->pair_p99, t->chained);
 }
 
-static uint64_t set_trace(struct lab *lab, struct lab_rank *rank, void *ctx)
-{
-	long long *trace = NULL;
-
-	(void)lab;
-	if (ctx) {
-		CHECK(cudaMallocHost((void **)&trace, LL_TRACE * sizeof(*trace)));
-		memset(trace, 0, LL_TRACE * sizeof(*trace));
-	}
-	rank->dispatch.exchange.trace = rank->combine.exchange.trace = trace;
-	return 0;
-}
-
-static uint64_t trace_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
-{
-	(void)ctx;
-	lab_inputs(lab, rank, 1);
-	for (int i = 0; i < 5; i++) {
-		lab_gate(lab, rank, 30000);
-		CHECK(ll_dispatch_launch(&rank->dispatch, &lab->way.dispatch, rank->stream));
-		CHECK(ll_combine_launch(&rank->combine, &lab->way.combine, rank->stream));
-	}
-	CHECK(cudaStreamSynchronize(rank->stream));
-	return 0;
-}
-
-static void print_trace(struct lab *lab, const struct lab_way *way)
-{
-	lab_setup(lab, lab->job, way);
-	lab_run(lab, set_trace, lab);
-	lab_run(lab, trace_rank, NULL);
-	const long long *t = lab->ranks[0].dispatch.exchange.trace;
-	printf("    block 0, clocks: dispatch sent %lld, plans %lld, positions %lld, rows %lld; combine sent %lld, received %lld\n", t[1] - t[0], t[4] - t[0],
-		t[5] - t[0], t[6] - t[0], t[9] - t[8], t[10] - t[8]);
-	lab_run(lab, set_trace, NULL);
-}
-
 static void sweep_target(struct lab *lab, const struct target *t, FILE *log)
 {
-	struct shape s = {t->name, t->hidden, t->experts, t->topk, t->tokens, t->tokens, .fp8 = t->fp8, .input = INPUT_RANDOM};
+	struct shape s = target_shape(t);
 	struct lab_times empty, copy, times;
 	struct job job;
 	double begin = seconds();
@@ -257,7 +172,7 @@ static void sweep_target(struct lab *lab, const struct target *t, FILE *log)
 		struct best d, c;
 
 		search(lab, t, format, 21, &d, &c, log);
-		struct lab_way way = {format, d.vectors, c.vectors, d.share, d.launch, c.launch};
+		struct lab_way way = {format, d.vectors, c.vectors, d.share, d.launch, c.launch, 0, 0};
 		time_case(lab, &way, 300, true, &times);
 		if (format == LL_LINES) {
 			printf("%s, %u tokens, %u ranks\n", t->name, t->tokens, lab->nr_ranks);
@@ -288,7 +203,7 @@ static int sweep(uint32_t nr_ranks, const char *path)
 	if (!log)
 		return 1;
 	lab_open(&lab, nr_ranks, 1200u << 20, 160u << 20);
-	for (uint32_t i = 0; i < sizeof(targets) / sizeof(targets[0]); i++)
+	for (uint32_t i = 0; i < NR_TARGETS; i++)
 		sweep_target(&lab, &targets[i], log);
 	lab_close(&lab);
 	fclose(log);
@@ -310,6 +225,10 @@ int main(int argc, char **argv)
 		return verify((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
 	if (argc > 1 && !strcmp(argv[1], "sweep"))
 		return sweep((uint32_t)nr_gpus, argc > 2 ? argv[2] : "/dev/null");
-	fprintf(stderr, "usage: %s verify [factor] | sweep [log]\n", argv[0]);
+	if (argc > 1 && !strcmp(argv[1], "try"))
+		return try_ways((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
+	if (argc > 1 && !strcmp(argv[1], "candidates"))
+		return candidates((uint32_t)nr_gpus, argc > 2 ? (uint32_t)atoi(argv[2]) : NR_TARGETS);
+	fprintf(stderr, "usage: %s verify [factor] | sweep [log] | try [factor] | candidates [case]\n", argv[0]);
 	return 2;
 }

@@ -110,19 +110,19 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void slowest(const struct lab *lab, const struct timing *timing, int g, double *p50, double *p99)
+void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99)
 {
-	float *us = malloc(timing->rounds * sizeof(*us));
+	float *us = malloc(rounds * sizeof(*us));
 
-	for (uint32_t i = 0; i < timing->rounds; i++) {
+	for (uint32_t i = 0; i < rounds; i++) {
 		us[i] = 0;
 		for (uint32_t r = 0; r < lab->nr_ranks; r++)
-			us[i] = timing->us[g][r][i] > us[i] ? timing->us[g][r][i] : us[i];
+			us[i] = of_rank[r][i] > us[i] ? of_rank[r][i] : us[i];
 	}
-	qsort(us, timing->rounds, sizeof(*us), by_value);
-	*p50 = us[timing->rounds / 2];
+	qsort(us, rounds, sizeof(*us), by_value);
+	*p50 = us[rounds / 2];
 	if (p99)
-		*p99 = us[timing->rounds * 99 / 100];
+		*p99 = us[rounds * 99 / 100];
 	free(us);
 }
 
@@ -134,11 +134,11 @@ static void time_all(struct lab *lab, struct timing *timing, struct lab_times *t
 			timing->us[g][r] = calloc(timing->rounds, sizeof(float));
 	if (lab_run(lab, time_rank, timing))
 		exit(1);
-	slowest(lab, timing, GRAPH_DISPATCH, &times->dispatch, &times->dispatch_p99);
-	slowest(lab, timing, GRAPH_COMBINE, &times->combine, &times->combine_p99);
+	lab_slowest(lab, timing->us[GRAPH_DISPATCH], timing->rounds, &times->dispatch, &times->dispatch_p99);
+	lab_slowest(lab, timing->us[GRAPH_COMBINE], timing->rounds, &times->combine, &times->combine_p99);
 	if (timing->pairs) {
-		slowest(lab, timing, GRAPH_PAIR, &times->pair, &times->pair_p99);
-		slowest(lab, timing, GRAPH_CHAIN, &times->chained, NULL);
+		lab_slowest(lab, timing->us[GRAPH_PAIR], timing->rounds, &times->pair, &times->pair_p99);
+		lab_slowest(lab, timing->us[GRAPH_CHAIN], timing->rounds, &times->chained, NULL);
 	}
 	for (int g = 0; g < NR_GRAPHS; g++)
 		for (uint32_t r = 0; r < lab->nr_ranks; r++)

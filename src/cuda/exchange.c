@@ -6,6 +6,7 @@
 #include "backend.h"
 #include "error.h"
 #include "kernels/cuda/kernels_ht.h"
+#include "kernels/cuda/rule_ll.h"
 
 #define MAX_SLOTS 16
 
@@ -275,19 +276,11 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* As measured on 4 x H200 (docs/benchmarks.md): with few rows, few blocks, which start and end sooner. */
-static struct ll_launch choose_launch(const struct device_exchange *x, const struct device_call *call, uint32_t nr_tokens, uint32_t send_warps)
+static struct ll_launch choose_launch(const struct device_exchange *x, const struct device_call *call, uint32_t wanted, uint32_t send_warps)
 {
-	uint32_t wanted = nr_tokens <= 2 ? 48 : nr_tokens <= 8 ? 64 : nr_tokens <= 16 ? 96 : 132;
 	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
 
 	return (struct ll_launch){.nr_blocks = least(wanted, most), .nr_warps = LL_MAX_WARPS, .send_warps = send_warps, .early = x->early};
-}
-
-/* How many warps share the destinations of one segment. */
-static uint32_t choose_share(const struct device_exchange *x, uint32_t nr_ranks)
-{
-	return x->layout.row.nr_vectors == 1 ? 1 : x->layout.row.nr_vectors == 4 ? least(2, nr_ranks) : nr_ranks;
 }
 
 /* Where the library's own received rows lie. */
@@ -353,8 +346,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	}
 	if (c->mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = ll_divisor_of(choose_share(x, d->exchange.nr_ranks));
-	launch = choose_launch(x, call, d->nr_tokens, 4);
+	d->by_share = ll_divisor_of(ll_rule_share(x->layout.row.nr_vectors, d->exchange.nr_ranks));
+	launch = choose_launch(x, call, ll_rule_dispatch_blocks(d->nr_tokens), LL_DISPATCH_SENDERS);
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
@@ -362,7 +355,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
 	uint32_t nr_tokens = x->slots[call->slot].dispatch.nr_tokens;
-	struct ll_launch launch = choose_launch(x, call, nr_tokens > 2 && nr_tokens <= 8 ? 16 : nr_tokens, 8);
+	struct ll_launch launch = choose_launch(x, call, ll_rule_combine_blocks(nr_tokens), LL_COMBINE_SENDERS);
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;

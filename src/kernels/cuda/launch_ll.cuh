@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "launch.cuh"
 #include "memory.cuh"
+#include "sizes.h"
 
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
 
@@ -20,6 +21,13 @@ template <typename Args> static cudaError_t allow_shared(ll_kernel<Args> kernel,
 static inline uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
 {
 	return roles == LL_SEND ? launch->nr_warps : roles == LL_RECEIVE ? 0 : launch->send_warps;
+}
+
+static inline uint32_t dispatch_shared_bytes(const struct ll_dispatch *d)
+{
+	const struct ll_exchange *e = &d->exchange;
+
+	return d->roles & LL_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
 }
 
 /* kernel: NULL is refused. */

@@ -12,19 +12,32 @@
 /* ---- experts ------------------------------------------------------------------------------------------------- */
 
 /* rank << 16 | local expert */
-__device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
+template <int HOW = 0> __device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
 {
 	uint32_t rank;
 
-	if (!p->per_rank)
+	if (!(HOW & LL_PLAIN) && !p->per_rank)
 		return p->place[physical];
 	rank = ll_div(physical, p->by_per_rank);
 	return rank << 16 | (physical - rank * p->per_rank);
 }
 
-__device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
+template <int HOW = 0> __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
 {
-	return p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
+	return HOW & LL_PLAIN || p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
+}
+
+/* Its number among the experts here; UINT32_MAX: it is elsewhere, or none. */
+template <int HOW> __device__ __forceinline__ uint32_t local_of(const struct ll_exchange *e, uint32_t physical)
+{
+	uint32_t place;
+
+	if (HOW & LL_PLAIN) {
+		place = physical - e->rank * e->placement.per_rank;
+		return place < e->placement.per_rank ? place : UINT32_MAX;
+	}
+	place = physical == LL_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
+	return place >> 16 == e->rank ? place & 0xffff : UINT32_MAX;
 }
 
 /* The first of the ranks that pass the same tokens as `rank`, and get the same results. */
@@ -39,9 +52,9 @@ __device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, ui
 	return home_first(e, e->rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
 }
 
-__device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
+template <int HOW = 0> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
 {
-	return e->by_replicas.d == 1 || token_source(e, token) == e->rank;
+	return HOW & LL_PLAIN || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
 }
 
 /* A replica on the source's rank if there is one, else number (source + token) % replicas. */
@@ -57,21 +70,21 @@ static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange 
 }
 
 /* index: token * K + k */
-__device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
+template <int HOW = 0> __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
 {
 	int64_t id;
 
-	if (!d->ids_64)
+	if (HOW & LL_PLAIN || !d->ids_64)
 		return ((const int32_t *)d->topk_ids)[index];
 	id = ((const int64_t *)d->topk_ids)[index];
 	return id == (int32_t)id ? (int32_t)id : INT32_MAX; /* more than there can be */
 }
 
-__device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
+template <int HOW = 0> __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
 {
 	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
 		return LL_NO_EXPERT;
-	return e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
+	return !(HOW & LL_PLAIN) && e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
 }
 
 __device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
@@ -105,13 +118,24 @@ template <uint32_t N> __device__ __forceinline__ void drop_others(const struct l
 			ids[i] = UINT32_MAX;
 }
 
+/* Ids behind the last token's. */
+template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uint32_t first, uint32_t (&ids)[8])
+{
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		if (first + i >= nr)
+			ids[i] = UINT32_MAX;
+}
+
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
  * is known which round it is, and whether an earlier one has failed. */
-template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
+template <int FORMAT, int HOW>
+__device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr = nr_tokens * e->topk;
+	uint32_t nr_loaded = HOW & (LL_ONCE | LL_VOTES) ? d->nr_tokens * e->topk : nr;
 	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16;
 	bool head = lane_id() % 8 == 7;
 	uint32_t ids[8], words[4] = {};
@@ -119,12 +143,14 @@ template <int FORMAT> __device__ __forceinline__ void send_plan(const struct ll_
 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		ids[i] = !head && first + i < nr ? (uint32_t)expert_id(d, first + i) : UINT32_MAX;
-	if (e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
+		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<HOW>(d, first + i) : UINT32_MAX;
+	if (HOW & (LL_ONCE | LL_VOTES))
+		drop_rest<N>(nr, first, ids);
+	if (!(HOW & LL_PLAIN) && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
 		drop_others<N>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		words[i / 2] |= physical_expert(e, (int32_t)ids[i], first + i) << i % 2 * 16;
+		words[i / 2] |= physical_expert<HOW>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
 	v = head ? make_uint4(nr_tokens, 0, 0, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
 	if (failed || !line_needed<FORMAT>(line, nr))
 		return;
@@ -174,13 +200,13 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 		*p->failed = 0;
 }
 
-__device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+template <int HOW> __device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
 {
 	uint32_t place;
 
 	if (physical == LL_NO_EXPERT)
 		return;
-	place = expert_place(&e->placement, physical);
+	place = expert_place<HOW>(&e->placement, physical);
 	if (place >> 16 != e->rank)
 		return;
 	place = source * e->nr_local + (place & 0xffff);
@@ -189,7 +215,7 @@ __device__ __forceinline__ void note_route(const struct ll_exchange *e, const st
 }
 
 /* Four lines' ids, first to shared memory as they came, then one a lane: with few tokens that is one step. */
-template <int FORMAT>
+template <int FORMAT, int HOW>
 __device__ __forceinline__ void note_lines(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t four, uint32_t nr_ids, uint4 v)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS;
@@ -205,11 +231,11 @@ __device__ __forceinline__ void note_lines(const struct ll_exchange *e, const st
 	}
 	__syncwarp();
 	for (uint32_t i = four * IDS + lane_id(); i < end; i += LANES)
-		note_route(e, p, source, ll_div(i, e->by_topk), ids[i]);
+		note_route<HOW>(e, p, source, ll_div(i, e->by_topk), ids[i]);
 }
 
 /* Waits for four lines of a source's plan and takes their ids down. Line 0 says how many lines there are; it is looked at along with the others. */
-template <int FORMAT>
+template <int FORMAT, int HOW>
 __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t source, uint32_t four)
 {
 	const uint8_t *plan = e->windows[e->rank] + e->window.plans + source * e->window.plan_bytes;
@@ -231,7 +257,7 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 		}
 	} while (!there);
 	nr_tokens = min(nr_tokens, e->max_tokens);
-	note_lines<FORMAT>(e, p, source, four, nr_tokens * e->topk, v);
+	note_lines<FORMAT, HOW>(e, p, source, four, nr_tokens * e->topk, v);
 	if (lane_id() == 0 && four == 0)
 		p->nr_tokens[source] = nr_tokens;
 	return true;
@@ -330,10 +356,12 @@ __device__ __forceinline__ void place_expert(const struct ll_dispatch *d, const 
 }
 
 /* By all receiving warps, a thread an expert. publish: to the caller as well. */
+template <int HOW>
 __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
+	uint32_t nr_sums = HOW & LL_ONCE ? min(nr_threads / LANES, ll_ceil(nr, LANES)) : nr_threads / LANES; /* the others are 0 */
 
 	for (uint32_t first = 0; first < nr; first += nr_threads) {
 		uint32_t expert = first + thread, rows = expert < nr ? count_expert(e, p, expert) : 0, all, start;
@@ -345,7 +373,7 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 		if (lane_id() == 0)
 			p->sums[LL_MAX_WARPS + warp] = all;
 		warps_sync(nr_threads);
-		for (uint32_t w = 0; w < nr_threads / LANES; w++) {
+		for (uint32_t w = 0; w < nr_sums; w++) {
 			uint32_t sum = p->sums[w];
 
 			start += w < warp ? sum : 0;

@@ -13,7 +13,7 @@ template <int X, int ND> struct raw_segment {
 	int32_t id; /* of lane k's route */
 };
 
-template <int X, int ND>
+template <int HOW = 0, int X, int ND>
 static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, raw_segment<X, ND> &raw)
 {
 	const struct ll_exchange *e = &d->exchange;
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uin
 	struct extent x = segment_extent(&e->row, which);
 	constexpr int LOADS = x_kind<X>::LOADS;
 
-	raw.id = lane_id() < e->topk ? expert_id(d, token * e->topk + lane_id()) : -1;
+	raw.id = lane_id() < e->topk ? expert_id<HOW>(d, token * e->topk + lane_id()) : -1;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
@@ -63,17 +63,17 @@ static __device__ __forceinline__ void store_scale(const struct ll_dispatch *d, 
 }
 
 /* Lane k's destination, and which lanes are the first with theirs. */
-static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
+template <int HOW = 0> static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
 {
-	uint32_t physical = lane_id() < e->topk ? physical_expert(e, id, index) : LL_NO_EXPERT, same;
+	uint32_t physical = lane_id() < e->topk ? physical_expert<HOW>(e, id, index) : LL_NO_EXPERT, same;
 
-	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank(&e->placement, physical);
+	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank<HOW>(&e->placement, physical);
 	same = __match_any_sync(ALL_LANES, *rank);
 	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
 }
 
 /* Ids that no caller should pass. */
-static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
+template <int HOW = 0> static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
 {
 	const struct ll_exchange *e = &d->exchange;
 	bool none = lane_id() >= e->topk || id == -1, far = !none && (uint32_t)id >= e->placement.nr_experts;
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, ui
 
 	if (bad && lane_id() == __ffs(bad) - 1)
 		complain(e, far ? LL_ID_RANGE : LL_ID_TWICE, token, lane_id(),
-			d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
+			!(HOW & LL_PLAIN) && d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
 }
 
 #endif

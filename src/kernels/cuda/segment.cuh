@@ -210,8 +210,16 @@ struct awaited {
 	uint32_t reason, peer, token;
 };
 
-/* After a look. */
+/* The extra line's epoch, or the last cell's: its sender stores that last. A hint, for 32 bytes a poll where all pieces are up to 2 KiB; whether they
+ * are complete is seen from each piece itself. */
 template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ bool last_is_there(const segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t epoch)
+{
+	return __any_sync(ALL_LANES, lane_id() == LANES - 1 && word_load(from + s.NV * 512 - 4) == epoch);
+}
+
+/* After a look. */
+template <bool QUIET = false, int FORMAT, bool SCALED, int ND>
 __device__ __forceinline__ bool segment_await(const struct ll_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
 	uint32_t epoch, struct awaited what)
 {
@@ -220,11 +228,13 @@ __device__ __forceinline__ bool segment_await(const struct ll_exchange *e, segme
 	uint32_t done;
 
 	while ((done = segment_check(s, x, epoch)) != all) {
-		if (!may_wait(&patience, e->wait_ns)) {
-			if (lane_id() == 7)
-				report_wait(e, what.reason, what.peer, what.token, epoch, s.v[0].w, &patience);
-			return false;
-		}
+		do {
+			if (!may_wait(&patience, e->wait_ns)) {
+				if (lane_id() == 7)
+					report_wait(e, what.reason, what.peer, what.token, epoch, s.v[0].w, &patience);
+				return false;
+			}
+		} while (QUIET && !last_is_there(s, from, epoch));
 		segment_look(s, from, done);
 	}
 	return true;

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low-latency combine: what the experts made of a token goes home, and is summed there in fp32, in the order that tern.h fixes.
+ *
+ *   sending warps     y rows of one token -> (weighted sum, k order) -> pieces in the home's window       at_home: each row as it is
+ *   receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum -> out
+ *
+ * Results lie by rank and token, so the home knows from its own routing what will come. On the way of a single token: one load of
+ * the row's routes, one of y, one store over NVLink, the poll that sees it, one store.
+ *
+ * Arrival words: each rank tells every rank that it has read all rows of this round. The dispatch, an earlier kernel, did that, so the word is stored at
+ * once. Without it a rank that is home to none of my tokens could start its next round while a third one's rows of this round are still awaited here.
+ * Why results of the next round may overwrite these: they follow my dispatch of e+1, which is behind this kernel.
+ */
+#ifndef TERN_CUDA_COMBINE_LL_CUH
+#define TERN_CUDA_COMBINE_LL_CUH
+
+#include "results.cuh"
+
+/* To the home of the source's tokens: every rank that passes them. */
+template <int FORMAT, int ND>
+static __device__ __forceinline__ void send_home(const struct ll_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
+	uint64_t offset)
+{
+	uint32_t home = home_first(e, source);
+
+	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
+		segment_send(s, x, e->windows[r] + e->window.results + offset);
+}
+
+/* One segment of what the experts here made of one token. */
+template <int FORMAT, int Y, int ND>
+static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
+	uint32_t which)
+{
+	const struct ll_exchange *e = &c->exchange;
+	struct extent x = segment_extent(&e->result, which);
+	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
+	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
+	segment<FORMAT, false, ND> s;
+
+	if (!e->at_home) {
+#pragma unroll
+		for (int i = 0; i < ND; i += CHUNK(ND))
+			sum_part<Y, CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(c, route, x, i, s.v + i);
+		segment_pack(s, epoch);
+		send_home(e, s, x, source, offset + (__ffs(here) - 1) * e->window.result_bytes);
+		return;
+	}
+	for (; here; here &= here - 1) {
+		uint32_t k = __ffs(here) - 1;
+		uint4 v[ND];
+
+		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, 0, v);
+#pragma unroll
+		for (int i = 0; i < ND; i++)
+			s.v[i] = v[i];
+		segment_pack(s, epoch);
+		send_home(e, s, x, source, offset + k * e->window.result_bytes);
+	}
+}
+
+/* A warp's share of the sending: a segment of what a source's row has become here. */
+struct outgoing {
+	uint32_t row, source, which;
+	uint32_t token, nr; /* of the row; of the source's rows here */
+	uint2 route;	    /* lane k's */
+};
+
+/* Homes alternate, and each rank begins with another one, so that they do not all write to one. False: there cannot be such a row. */
+static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, uint32_t i, struct outgoing *o)
+{
+	uint32_t at = ll_div(i, e->by_result_segments);
+
+	o->row = ll_div(at, e->by_ranks);
+	o->source = e->rank + 1 + at - o->row * e->nr_ranks;
+	o->source = o->source >= e->nr_ranks ? o->source - e->nr_ranks : o->source;
+	o->which = i - at * e->result.nr_segments;
+	o->route = make_uint2(UINT32_MAX, 0);
+	if (o->row >= e->max_tokens)
+		return false;
+	o->token = e->row_tokens[o->source * e->max_tokens + o->row]; /* all under way before it is known whether there is such a row */
+	if (lane_id() < e->topk)
+		o->route = e->row_routes[(o->source * e->max_tokens + o->row) * e->topk + lane_id()];
+	o->nr = e->state->nr_from[o->source];
+	return true;
+}
+
+/* My arrival word, to all; by one warp. */
+static __device__ __forceinline__ void tell_arrival(const struct ll_exchange *e, uint32_t epoch)
+{
+	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
+		word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
+}
+
+/* LL_AHEAD: what send_results does, with the first segment's routes under way before it is known which round it is, and whether an earlier one has failed;
+ * and the next one's while this one is sent. */
+template <int FORMAT, int Y, int ND>
+static __device__ __forceinline__ void send_ahead(const struct ll_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &c->exchange;
+	uint32_t most = 0;
+	struct outgoing next;
+	bool more = look_up(e, warp, &next);
+
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		most = max(most, e->state->nr_from[s]);
+	if (state.w)
+		return;
+	if (warp == nr_warps - 1)
+		tell_arrival(e, state.y);
+	most = __reduce_max_sync(ALL_LANES, most);
+#pragma unroll 1
+	for (uint32_t i = warp + nr_warps; more && !c->release; i += nr_warps) {
+		struct outgoing now = next;
+
+		if (now.row >= most)
+			return;
+		more = look_up(e, i, &next);
+		if (now.row < now.nr)
+			send_result<FORMAT, Y, ND>(c, state.y, now.source, now.token, now.route, now.which);
+		if (i == nr_warps) /* warp 0's first */
+			stamp(e, 11);
+	}
+}
+
+/* Homes alternate, and each rank begins with another one, so that they do not all write to one. */
+template <int FORMAT, int Y, int ND>
+static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &c->exchange;
+	uint32_t most = 0;
+
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
+		most = max(most, e->state->nr_from[s]);
+	if (warp == nr_warps - 1)
+		tell_arrival(e, epoch);
+#pragma unroll 1
+	for (uint32_t i = warp; !c->release; i += nr_warps) {
+		uint32_t at = ll_div(i, e->by_result_segments), row = ll_div(at, e->by_ranks), source = e->rank + 1 + at - row * e->nr_ranks;
+		uint32_t token, nr;
+		uint2 route = make_uint2(UINT32_MAX, 0);
+
+		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
+		if (row >= e->max_tokens)
+			return;
+		token = e->row_tokens[source * e->max_tokens + row]; /* all under way before it is known whether there is such a row */
+		if (lane_id() < e->topk)
+			route = e->row_routes[(source * e->max_tokens + row) * e->topk + lane_id()];
+		nr = e->state->nr_from[source];
+		if (row >= __reduce_max_sync(ALL_LANES, most))
+			return;
+		if (row < nr)
+			send_result<FORMAT, Y, ND>(c, epoch, source, token, route, i - at * e->result.nr_segments);
+	}
+}
+
+/* ---- at home ------------------------------------------------------------------------------------------------- */
+
+/* The next results of a token, RESULTS at a time, so that their loads are under way together. */
+template <int FORMAT, int Y, int ND, int HOW, int RESULTS>
+static __device__ __forceinline__ bool add_results(const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
+	uint2 route, uint32_t *next, sums<Y, ND> &sum)
+{
+	const struct ll_exchange *e = &c->exchange;
+	segment<FORMAT, false, ND> s[RESULTS];
+	uint32_t result[RESULTS];
+	const uint8_t *from[RESULTS];
+
+#pragma unroll
+	for (int r = 0; r < RESULTS; r++) {
+		result[r] = *next;
+		from[r] = results + column_of(e, route, *next) * e->window.result_bytes;
+		if (*next == UINT32_MAX)
+			continue;
+		segment_look(s[r], from[r], 0);
+		*next = next_result(e, route, *next);
+	}
+#pragma unroll
+	for (int r = 0; r < RESULTS; r++) {
+		uint32_t peer = e->at_home ? __shfl_sync(ALL_LANES, route.x, result[r] % LANES) : result[r];
+		float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, result[r] % LANES));
+
+		if (result[r] == UINT32_MAX)
+			break;
+		if (!segment_await<(HOW & LL_QUIET) != 0>(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
+			return false;
+		segment_unpack(s[r]);
+#pragma unroll
+		for (int i = 0; i < ND; i++)
+			add_vector<Y>(sum.of[i], s[r].v[i], e->at_home && c->weighted, weight);
+	}
+	return true;
+}
+
+template <int FORMAT, int Y, int ND, int HOW>
+static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
+{
+	const struct ll_exchange *e = &c->exchange;
+	struct extent x = segment_extent(&e->result, which);
+	uint2 route = make_uint2(UINT32_MAX, 0);
+	const uint8_t *results = e->windows[e->rank] + e->window.results + (uint64_t)token * e->topk * e->window.result_bytes +
+				 (uint64_t)which * e->result.segment_bytes;
+	sums<Y, ND> sum = {};
+	uint32_t next;
+
+	if (lane_id() < e->topk)
+		route = e->home_routes[token * e->topk + lane_id()];
+	next = next_result(e, route, UINT32_MAX);
+	while (next != UINT32_MAX)
+		if (!add_results<FORMAT, Y, ND, HOW, (ND < 4 ? 4 : 2)>(c, epoch, token, x, results, route, &next, sum))
+			return false;
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		uint32_t offset;
+
+		if (in_row(&e->result, x, i, &offset))
+			row_store(c->out + token * c->out_stride + offset, round_vector<Y>(sum.of[i]));
+	}
+	return true;
+}
+
+/* By one warp: every rank has read my rows of this round. */
+static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *e, uint32_t epoch)
+{
+	const uint8_t *words = e->windows[e->rank] + e->window.arrivals;
+
+	bool good = true;
+
+	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES) {
+		struct patience patience = {0, 0};
+		uint32_t seen;
+
+		while (good && (seen = word_load(words + (uint64_t)r * LL_LINE_BYTES)) != epoch)
+			if (!may_wait(&patience, e->wait_ns)) {
+				report_wait(e, LL_WAIT_ARRIVAL, r, 0, epoch, seen, &patience);
+				good = false;
+			}
+	}
+	return __all_sync(ALL_LANES, good);
+}
+
+template <int FORMAT, int Y, int ND, int HOW>
+static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &c->exchange;
+	uint32_t nr = c->release ? 0 : nr_tokens * e->result.nr_segments;
+
+	for (uint32_t i = warp; i < nr; i += nr_warps) {
+		uint32_t token = ll_div(i, e->by_result_segments);
+
+		if (!sum_at_home<FORMAT, Y, ND, HOW>(c, epoch, token, i - token * e->result.nr_segments))
+			return;
+		if (HOW && i == 0)
+			stamp(e, 12);
+	}
+	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
+		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
+}
+
+template <int FORMAT, int Y, int ND, int HOW = 0>
+static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
+{
+	const struct ll_exchange *e = &c.exchange;
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+
+	if (warp == 0)
+		stamp(e, 8);
+	wait_for_previous();
+	let_next_start();
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+
+	if (HOW & LL_AHEAD && warp < send_warps) {
+		send_ahead<FORMAT, Y, ND>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (warp == 0)
+			stamp(e, 9);
+		return;
+	}
+	if (state.w)
+		return;
+	if (warp < send_warps) {
+		send_results<FORMAT, Y, ND>(&c, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (warp == 0)
+			stamp(e, 9);
+	} else {
+		receive_results<FORMAT, Y, ND, HOW>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+		if (warp == send_warps)
+			stamp(e, 10);
+	}
+}
+
+#endif
