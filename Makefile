@@ -129,8 +129,10 @@ install: all
 	ln -sf libtern.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libtern.so
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' src/tern.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/tern.pc
 
-demo: $(BUILD)/tern $(BUILD)/generate
-	$(BUILD)/tern run -n $(RANKS) -- $(BUILD)/generate $(DEMO_FLAGS)
+# Over GPUs where NVIDIA's driver is, and all that it takes besides; what was chosen is the first line that it prints.
+DRIVER   := $(wildcard /dev/nvidiactl /dev/dxg)
+demo: $(BUILD)/tern $(BUILD)/generate $(if $(DRIVER),$(if $(filter 1,$(CUDA)),$(BUILD)/libtern_cuda.so))
+	$(BUILD)/tern run -n $(RANKS) -- $(BUILD)/generate $(if $(DRIVER),--device auto) $(DEMO_FLAGS)
 
 clean:
 	rm -rf $(BUILD)

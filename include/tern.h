@@ -331,7 +331,7 @@ TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *
  *
  * With tern_moe_config.device = TERN_DEVICE_CUDA the halves run on the device that is current for the calling thread when tern_moe_create is
  * called, and it has to be current for every later call too. It needs libtern_cuda.so, peers on the same machine whose devices can map each other's
- * memory, low-latency mode, and wait_ms > 0. What differs:
+ * memory, and wait_ms > 0. What differs:
  *
  * Halves are put on the slot's stream and return at once. The order of calls is the same; so is the order on all streams together, per slot. Pointers are to
  *             device memory (or pinned host memory), are kept until the work on the stream is done, and are read then: x, topk_ids, topk_weights,

@@ -135,6 +135,7 @@ stage_plain() {
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=12 "$BUILD/tests/device/test_device"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=40 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
+	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
@@ -225,6 +226,8 @@ stage_address() {
 	# Lanes outlive the threads that run them, and with these their fake stacks.
 	# shellcheck disable=SC2086
 	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=6 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	# shellcheck disable=SC2086
+	test address/emulated/generate 120 env BUILD="$BUILD/address" $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/generate.sh
 	if [ -x "$BUILD/address/tern" ]; then
 		# shellcheck disable=SC2086
 		test address/cli/bench 120 env $options "$BUILD/address/tern" bench --ranks 3 --preset custom --hidden 256 --experts 8 --topk 2 \

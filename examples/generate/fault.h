@@ -4,7 +4,7 @@
 #define GENERATE_FAULT_H
 
 struct fault {
-	char text[320];
+	char text[640];
 };
 
 /* Always returns -1, so that a check reads `return fault_say(fault, "...")`. fault may be NULL. */

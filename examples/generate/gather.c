@@ -41,7 +41,7 @@ static uint64_t hash(uint64_t value, const void *bytes, size_t nr)
 static uint64_t hash_settings(const struct options *options)
 {
 	const struct serve_plan *plan = &options->plan;
-	const uint32_t numbers[] = {plan->nr_prompts, plan->nr_tokens, options->types.dispatch, options->types.combine};
+	const uint32_t numbers[] = {plan->nr_prompts, plan->nr_tokens, options->types.dispatch, options->types.combine, options->device};
 	const float reals[] = {plan->temperature, plan->top_p};
 	uint64_t value = hash(0xcbf29ce484222325u, numbers, sizeof(numbers));
 
@@ -64,6 +64,18 @@ int gather_agreement(tern_group *group, const struct options *options, bool *liv
 			rc = fault_say(fault, "rank %d was started with other prompts or settings than rank 0", i);
 	if (!rc)
 		*live = all[0].live;
+	free(all);
+	return rc;
+}
+
+int gather_first_without(tern_group *group, bool mine, int *rank, struct fault *fault)
+{
+	uint8_t flag = mine, *all = room_for_all(group, sizeof(flag), fault);
+	int rc = all ? allgather(group, &flag, all, sizeof(flag), fault) : -1;
+
+	*rank = -1;
+	for (int i = tern_group_nr_ranks(group) - 1; !rc && i >= 0; i--)
+		*rank = all[i] ? *rank : i;
 	free(all);
 	return rc;
 }

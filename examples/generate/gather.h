@@ -13,6 +13,9 @@
 /* Fails on all ranks if they were started with different prompts or settings. *live is set if rank 0 shows texts. */
 int gather_agreement(tern_group *group, const struct options *options, bool *live, struct fault *fault);
 
+/* Collective. *rank is the first one whose `mine` is false, -1: there is none. */
+int gather_first_without(tern_group *group, bool mine, int *rank, struct fault *fault);
+
 /* All prompts' texts. */
 struct texts {
 	uint32_t nr_prompts, nr_tokens;
@@ -40,6 +43,7 @@ struct latency {
 /* Of the whole run. Times are the slowest rank's. */
 struct figures {
 	uint32_t nr_ranks;
+	int nr_gpus; /* 0: on the CPU; else what is moved is not counted, and calls copy rows to GPUs and back, too */
 	uint64_t prefill_tokens, decode_tokens;
 	double prefill_s, decode_s;
 	struct latency dispatch, combine; /* of decoding */

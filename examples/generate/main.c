@@ -3,6 +3,7 @@
  *
  *	options.c  ->  checkpoint.c, model.c, experts.c   load what this rank needs
  *	serve.c    ->  forward.c  ->  moe_tern.c          prompts and tokens through layers, and to experts and back
+ *	gpu.c                                             memory of GPUs, if rows are to go there
  *	gather.c   ->  report.c                           what all ranks wrote and measured, to rank 0's standard output
  */
 #include <stdio.h>
@@ -22,6 +23,8 @@ struct program {
 	struct options options;
 	tern_group *group;
 	bool live;
+	struct gpu *gpu;	 /* NULL: the CPU */
+	struct fault why_no_gpu; /* if one was wanted */
 	struct model_config config;
 	struct checkpoint checkpoint;
 	struct model model;
@@ -54,10 +57,39 @@ static int join(struct program *p, struct fault *fault)
 	return gather_agreement(p->group, &p->options, &p->live, fault);
 }
 
+static int try_gpu(struct program *p, struct fault *fault)
+{
+	int without, rc = gpu_open(tern_group_rank(p->group), &p->gpu, &p->why_no_gpu);
+
+	if (gather_first_without(p->group, !rc, &without, fault))
+		return -1;
+	if (without >= 0 && !rc)
+		fault_say(&p->why_no_gpu, "rank %d has no GPU", without);
+	rc = without >= 0 ? -1 : moe_tern_try_gpus(p->group, &p->why_no_gpu);
+	if (!rc)
+		return 0;
+	gpu_close(p->gpu);
+	p->gpu = NULL;
+	return 0;
+}
+
+/* On GPUs only if all ranks have one, and can reach all others': all ranks choose the same. */
+static int choose_device(struct program *p, struct fault *fault)
+{
+	if (p->options.device != DEVICE_CPU && try_gpu(p, fault))
+		return -1;
+	if (p->options.device == DEVICE_CUDA && !p->gpu)
+		return fault_say(fault, "--device cuda: %s. It needs GPUs that reach each other, CUDA's runtime, and libtern_cuda.so, which make builds where nvcc is; "
+			"--device cpu needs none of it", p->why_no_gpu.text);
+	if (is_first(p))
+		show_where(tern_group_nr_ranks(p->group), gpu_nr(p->gpu), p->why_no_gpu.text);
+	return 0;
+}
+
 static int load(struct program *p, struct fault *fault)
 {
 	const struct serve_plan *plan = &p->options.plan;
-	struct moe_tern_config moe = {.group = p->group, .model = &p->config, .types = p->options.types, .wait_ms = p->options.wait_ms};
+	struct moe_tern_config moe = {.group = p->group, .gpu = p->gpu, .model = &p->config, .types = p->options.types, .wait_ms = p->options.wait_ms};
 	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), first, nr;
 
 	if (config_read(p->options.model, &p->config, fault) || checkpoint_open(p->options.model, &p->checkpoint, fault) ||
@@ -85,6 +117,7 @@ static void tear_down(struct program *p)
 	service_destroy(&p->service);
 	experts_destroy(&p->experts);
 	moe_tern_destroy(p->moe);
+	gpu_close(p->gpu);
 	model_destroy(&p->model);
 	checkpoint_close(&p->checkpoint);
 	tern_group_destroy(p->group);
@@ -117,6 +150,7 @@ static int generate(struct program *p, struct fault *fault)
 			return -1;
 	if (gather_texts(p->group, &p->service, &p->texts, fault) || gather_figures(p->group, &p->service, p->moe, &p->figures, fault))
 		return -1;
+	p->figures.nr_gpus = gpu_nr(p->gpu);
 	if (is_first(p)) {
 		if (p->live)
 			clear_live(&p->options);
@@ -203,7 +237,7 @@ static int conclude(struct program *p, struct fault *fault)
 
 static int run(struct program *p, struct fault *fault)
 {
-	if (join(p, fault) || load(p, fault) || generate(p, fault) || write_trace(p, fault))
+	if (join(p, fault) || choose_device(p, fault) || load(p, fault) || generate(p, fault) || write_trace(p, fault))
 		return -1;
 	return is_first(p) ? conclude(p, fault) : 0;
 }

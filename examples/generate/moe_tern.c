@@ -9,20 +9,23 @@
 struct lane {
 	struct moe_tern *moe;
 	tern_moe *tern;
-	void *x, *out;		    /* [max_tokens][hidden] in the types that Tern takes and gives */
+	struct buffer x, out;	    /* [max_tokens][hidden] in the types that Tern takes and gives */
+	struct buffer ids, weights; /* [max_tokens][topk] */
 	struct durations durations; /* kept of decoding */
 	bool measured;
 };
 
 struct moe_tern {
+	struct gpu *gpu; /* NULL: the CPU */
 	struct experts *experts;
 	struct moe_types types;
-	uint32_t hidden;
+	uint32_t hidden, topk;
 	uint32_t first, nr;
 	struct lane prefill, decode;
 	float *rows, *results; /* one expert's, as floats */
-	uint8_t *y;	       /* all experts' results, in the type that travels */
-	uint64_t room, y_room; /* of these, in rows */
+	uint64_t room;	       /* of these, in rows */
+	struct buffer y;       /* all experts' results, in the type that travels */
+	struct buffer counts, offsets, received, scales; /* what a GPU has received, as the CPU sees it */
 };
 
 static uint64_t now_ns(void)
@@ -38,7 +41,6 @@ static int tern_failed(struct fault *fault, const char *doing, int rc)
 	return fault_say(fault, "%s: %s (%s)", doing, tern_last_error(), tern_strerror(rc));
 }
 
-
 static enum tern_dtype dtype_of(enum wire_type type)
 {
 	return type == WIRE_BF16 ? TERN_BF16 : type == WIRE_FP32 ? TERN_FP32 : TERN_FP8_E4M3;
@@ -46,12 +48,9 @@ static enum tern_dtype dtype_of(enum wire_type type)
 
 /* ---- creating ---- */
 
-static int create_lane(const struct moe_tern_config *config, enum tern_mode mode, uint32_t max_tokens, struct lane *lane,
-	struct fault *fault)
+static struct tern_moe_config lane_config(const struct moe_tern_config *config, enum tern_mode mode, uint32_t max_tokens)
 {
-	size_t row = config->model->hidden * sizeof(float);
 	struct tern_moe_config tern;
-	int rc;
 
 	tern_moe_config_init(&tern);
 	tern.mode = mode;
@@ -66,19 +65,51 @@ static int create_lane(const struct moe_tern_config *config, enum tern_mode mode
 	tern.scale = config->types.dispatch == WIRE_FP8 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
 	tern.combine_dtype = dtype_of(config->types.combine);
 	tern.wait_ms = config->wait_ms;
-	lane->x = aligned_alloc(64, (max_tokens * row + 63) / 64 * 64);
-	lane->out = aligned_alloc(64, (max_tokens * row + 63) / 64 * 64);
-	if (!lane->x || !lane->out)
-		return fault_say(fault, "no memory for %u tokens", max_tokens);
+	tern.device = config->gpu ? TERN_DEVICE_CUDA : TERN_DEVICE_CPU;
+	return tern;
+}
+
+static int create_lane(const struct moe_tern_config *config, enum tern_mode mode, uint32_t max_tokens, struct lane *lane,
+	struct fault *fault)
+{
+	size_t rows = (size_t)max_tokens * config->model->hidden * sizeof(float), routes = (size_t)max_tokens * config->model->topk;
+	struct tern_moe_config tern = lane_config(config, mode, max_tokens);
+	int rc = buffer_grow(config->gpu, &lane->x, rows, fault);
+
+	rc = rc ? rc : buffer_grow(config->gpu, &lane->out, rows, fault);
+	rc = rc ? rc : buffer_grow(config->gpu, &lane->ids, routes * sizeof(int32_t), fault);
+	rc = rc ? rc : buffer_grow(config->gpu, &lane->weights, routes * sizeof(float), fault);
+	if (rc)
+		return rc;
 	rc = tern_moe_create(config->group, &tern, &lane->tern);
+	rc = rc || !config->gpu ? rc : tern_moe_set_stream(lane->tern, 0, gpu_stream(config->gpu));
 	return rc ? tern_failed(fault, "creating an exchange", rc) : 0;
 }
 
-static void destroy_lane(struct lane *lane)
+int moe_tern_try_gpus(tern_group *group, struct fault *fault)
+{
+	struct tern_moe_config config;
+	tern_moe *moe = NULL;
+	int rc;
+
+	tern_moe_config_init(&config);
+	config.hidden = 8;
+	config.nr_experts = (uint32_t)tern_group_nr_ranks(group);
+	config.topk = 1;
+	config.max_tokens = 1;
+	config.device = TERN_DEVICE_CUDA;
+	rc = tern_moe_create(group, &config, &moe);
+	tern_moe_destroy(moe);
+	return rc ? fault_say(fault, "%s", tern_last_error()) : 0;
+}
+
+static void destroy_lane(struct gpu *gpu, struct lane *lane)
 {
 	tern_moe_destroy(lane->tern);
-	free(lane->x);
-	free(lane->out);
+	buffer_free(gpu, &lane->x);
+	buffer_free(gpu, &lane->out);
+	buffer_free(gpu, &lane->ids);
+	buffer_free(gpu, &lane->weights);
 	free(lane->durations.dispatch_ns);
 	free(lane->durations.combine_ns);
 }
@@ -90,7 +121,9 @@ int moe_tern_create(const struct moe_tern_config *config, struct moe_tern **moe,
 	if (!made)
 		return fault_say(fault, "no memory for an exchange");
 	made->types = config->types;
+	made->gpu = config->gpu;
 	made->hidden = config->model->hidden;
+	made->topk = config->model->topk;
 	made->prefill.moe = made->decode.moe = made;
 	made->decode.measured = true;
 	if (create_lane(config, TERN_HIGH_THROUGHPUT, config->prefill_tokens, &made->prefill, fault) ||
@@ -108,11 +141,16 @@ void moe_tern_destroy(struct moe_tern *moe)
 {
 	if (!moe)
 		return;
-	destroy_lane(&moe->prefill);
-	destroy_lane(&moe->decode);
+	gpu_wait(moe->gpu, NULL); /* not for longer than kernels wait */
+	destroy_lane(moe->gpu, &moe->prefill);
+	destroy_lane(moe->gpu, &moe->decode);
+	buffer_free(moe->gpu, &moe->y);
+	buffer_free(moe->gpu, &moe->counts);
+	buffer_free(moe->gpu, &moe->offsets);
+	buffer_free(moe->gpu, &moe->received);
+	buffer_free(moe->gpu, &moe->scales);
 	free(moe->rows);
 	free(moe->results);
-	free(moe->y);
 	free(moe);
 }
 
@@ -141,12 +179,9 @@ static int make_room(struct moe_tern *moe, uint64_t most, uint64_t extent, struc
 		moe->rows = malloc(moe->room * row);
 		moe->results = malloc(moe->room * row);
 	}
-	if (extent > moe->y_room || !moe->y) {
-		moe->y_room = extent < 64 ? 64 : 2 * extent;
-		free(moe->y);
-		moe->y = aligned_alloc(64, moe->y_room * row); /* y_room rows of a multiple of 32 bytes, 64 or more of them */
-	}
-	return moe->rows && moe->results && moe->y ? 0 : fault_say(fault, "no memory for %llu rows", (unsigned long long)extent);
+	if (!moe->rows || !moe->results)
+		return fault_say(fault, "no memory for %llu rows", (unsigned long long)most);
+	return buffer_grow(moe->gpu, &moe->y, (extent < 64 ? 64 : extent) * row, fault);
 }
 
 static void rows_to_floats(const struct moe_tern *moe, const struct tern_received *received, uint64_t first, uint32_t nr)
@@ -168,9 +203,9 @@ static void results_to_rows(const struct moe_tern *moe, uint64_t first, uint32_t
 	uint64_t at = first * moe->hidden;
 
 	if (moe->types.combine == WIRE_BF16)
-		row_to_bf16(moe->results, nr * moe->hidden, (uint16_t *)moe->y + at);
+		row_to_bf16(moe->results, nr * moe->hidden, (uint16_t *)moe->y.here + at);
 	else
-		memcpy((float *)moe->y + at, moe->results, (size_t)nr * moe->hidden * sizeof(float));
+		memcpy((float *)moe->y.here + at, moe->results, (size_t)nr * moe->hidden * sizeof(float));
 }
 
 static int run_experts(struct moe_tern *moe, uint32_t layer, const struct tern_received *received, struct fault *fault)
@@ -193,15 +228,28 @@ static int run_experts(struct moe_tern *moe, uint32_t layer, const struct tern_r
 	return 0;
 }
 
-/* What Tern takes: bf16 made here, or the floats themselves, which it quantises on the way out for fp8. */
-static void fill_x(const struct lane *lane, const struct moe_call *call)
+static size_t wire_bytes(enum wire_type type)
 {
-	uint32_t nr = call->nr_tokens * lane->moe->hidden;
+	return type == WIRE_FP32 ? sizeof(float) : type == WIRE_BF16 ? sizeof(uint16_t) : 1;
+}
 
-	if (lane->moe->types.dispatch == WIRE_BF16)
-		row_to_bf16(call->hidden, nr, lane->x);
+/* What Tern takes: bf16 made here, or the floats themselves, which it quantises on the way out for fp8. */
+static int fill_inputs(const struct lane *lane, const struct moe_call *call, struct fault *fault)
+{
+	const struct moe_tern *moe = lane->moe;
+	uint32_t nr = call->nr_tokens * moe->hidden, routes = call->nr_tokens * moe->topk;
+	bool half = moe->types.dispatch == WIRE_BF16;
+	int rc;
+
+	if (half)
+		row_to_bf16(call->hidden, nr, lane->x.here);
 	else
-		memcpy(lane->x, call->hidden, nr * sizeof(float));
+		memcpy(lane->x.here, call->hidden, nr * sizeof(float));
+	memcpy(lane->ids.here, call->ids, routes * sizeof(*call->ids));
+	memcpy(lane->weights.here, call->weights, routes * sizeof(*call->weights));
+	rc = buffer_send(moe->gpu, &lane->x, nr * (half ? sizeof(uint16_t) : sizeof(float)), fault);
+	rc = rc ? rc : buffer_send(moe->gpu, &lane->ids, routes * sizeof(*call->ids), fault);
+	return rc ? rc : buffer_send(moe->gpu, &lane->weights, routes * sizeof(*call->weights), fault);
 }
 
 static void read_out(const struct lane *lane, const struct moe_call *call)
@@ -209,9 +257,44 @@ static void read_out(const struct lane *lane, const struct moe_call *call)
 	uint32_t nr = call->nr_tokens * lane->moe->hidden;
 
 	if (lane->moe->types.combine == WIRE_BF16)
-		row_from_bf16(lane->out, nr, call->out);
+		row_from_bf16(lane->out.here, nr, call->out);
 	else
-		memcpy(call->out, lane->out, nr * sizeof(float));
+		memcpy(call->out, lane->out.here, nr * sizeof(float));
+}
+
+/* Waits for the stream, and asks what kernels have found; on the CPU all is done and known. */
+static int settle(const struct lane *lane, const char *doing, struct fault *fault)
+{
+	int rc = gpu_wait(lane->moe->gpu, fault);
+
+	if (rc)
+		return rc;
+	rc = tern_moe_status(lane->tern);
+	return rc ? tern_failed(fault, doing, rc) : 0;
+}
+
+/* A GPU's counts say how many rows there are to copy; then *received is as it would be on the CPU. */
+static int take_received(const struct lane *lane, struct tern_received *received, struct fault *fault)
+{
+	struct moe_tern *moe = lane->moe;
+	uint64_t most = received->extent, row = moe->hidden * wire_bytes(moe->types.dispatch);
+	uint64_t scales = received->scales ? (moe->hidden + WIRE_BLOCK - 1) / WIRE_BLOCK * sizeof(float) : 0;
+	int rc = buffer_take(moe->gpu, &moe->counts, received->counts, moe->nr * sizeof(*received->counts), fault);
+
+	rc = rc ? rc : buffer_take(moe->gpu, &moe->offsets, received->offsets, (moe->nr + 2) * sizeof(*received->offsets), fault);
+	rc = rc ? rc : settle(lane, "dispatch", fault);
+	if (rc)
+		return rc;
+	received->counts = moe->counts.here;
+	received->offsets = moe->offsets.here;
+	received->extent = received->offsets[moe->nr + 1];
+	if (received->extent > most)
+		return fault_say(fault, "dispatch: rows span %llu positions of %llu", (unsigned long long)received->extent, (unsigned long long)most);
+	rc = buffer_take(moe->gpu, &moe->received, received->x, received->extent * row, fault);
+	rc = rc || !scales ? rc : buffer_take(moe->gpu, &moe->scales, received->scales, received->extent * scales, fault);
+	received->x = moe->received.here;
+	received->scales = moe->scales.here;
+	return rc ? rc : gpu_wait(moe->gpu, fault);
 }
 
 static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_received *received, struct fault *fault)
@@ -219,25 +302,35 @@ static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_
 	struct tern_dispatch args = {
 		.size = sizeof(args),
 		.nr_tokens = call->nr_tokens,
-		.x = lane->x,
-		.topk_ids = call->ids,
+		.x = lane->x.there,
+		.topk_ids = lane->ids.there,
 		.topk_ids_bits = 32,
-		.topk_weights = call->weights,
+		.topk_weights = lane->weights.there,
 	};
 	int rc;
 
-	fill_x(lane, call);
+	if (fill_inputs(lane, call, fault))
+		return -1;
 	rc = tern_dispatch(lane->tern, &args, received);
-	return rc ? tern_failed(fault, "dispatch", rc) : 0;
+	if (rc)
+		return tern_failed(fault, "dispatch", rc);
+	return lane->moe->gpu ? take_received(lane, received, fault) : 0;
 }
 
-static int combine(struct lane *lane, const struct moe_call *call, struct fault *fault)
+static int combine(struct lane *lane, const struct moe_call *call, uint64_t extent, struct fault *fault)
 {
-	struct tern_combine args = {.size = sizeof(args), .y = lane->moe->y};
-	int rc = tern_combine(lane->tern, &args, lane->out, 0);
+	struct moe_tern *moe = lane->moe;
+	struct tern_combine args = {.size = sizeof(args), .y = moe->y.there};
+	size_t row = moe->hidden * wire_bytes(moe->types.combine);
+	int rc;
 
+	if (buffer_send(moe->gpu, &moe->y, extent * row, fault))
+		return -1;
+	rc = tern_combine(lane->tern, &args, lane->out.there, 0);
 	if (rc)
 		return tern_failed(fault, "combine", rc);
+	if (buffer_fetch(moe->gpu, &lane->out, call->nr_tokens * row, fault) || settle(lane, "combine", fault))
+		return -1;
 	read_out(lane, call);
 	return 0;
 }
@@ -272,7 +365,7 @@ static int run(void *ctx, const struct moe_call *call, struct fault *fault)
 	if (run_experts(lane->moe, call->layer, &received, fault))
 		return -1;
 	computed = now_ns();
-	if (combine(lane, call, fault))
+	if (combine(lane, call, received.extent, fault))
 		return -1;
 	return lane->measured ? note_durations(&lane->durations, arrived - start, now_ns() - computed, fault) : 0;
 }

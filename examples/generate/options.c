@@ -21,6 +21,9 @@ const char options_usage[] =
 	"  -s, --seed S          of the random choices (default 4)\n"
 	"  -d, --dtype TYPE      what travels to experts: fp32, bf16 or fp8 (default bf16)\n"
 	"      --combine TYPE    what comes home: fp32 or bf16 (default bf16)\n"
+	"      --device WHERE    where rows are dispatched and combined: cpu, cuda (the memory of GPUs, rank r's of\n"
+	"                        number r modulo all) or auto (cuda if all ranks can, else cpu); default cpu.\n"
+	"                        The model's arithmetic is on the CPU always: rows are copied to the GPUs and back\n"
 	"      --no-check        do not run all prompts again on one rank to compare\n"
 	"      --no-live         do not show texts while they grow\n"
 	"  -w, --wait MS         longest wait for another rank (default 30000)\n"
@@ -45,6 +48,7 @@ static const char *const default_prompts[] = {
 enum {
 	OPT_TOP_P = 256,
 	OPT_COMBINE,
+	OPT_DEVICE,
 	OPT_NO_CHECK,
 	OPT_NO_LIVE,
 	OPT_TRACE,
@@ -55,6 +59,7 @@ static const struct option flags[] = {
 	{"model", required_argument, NULL, 'm'}, {"prompt", required_argument, NULL, 'p'}, {"prompts", required_argument, NULL, 'f'},
 	{"tokens", required_argument, NULL, 'n'}, {"temperature", required_argument, NULL, 't'}, {"top-p", required_argument, NULL, OPT_TOP_P},
 	{"seed", required_argument, NULL, 's'}, {"dtype", required_argument, NULL, 'd'}, {"combine", required_argument, NULL, OPT_COMBINE},
+	{"device", required_argument, NULL, OPT_DEVICE},
 	{"no-check", no_argument, NULL, OPT_NO_CHECK}, {"no-live", no_argument, NULL, OPT_NO_LIVE}, {"wait", required_argument, NULL, 'w'},
 	{"trace", required_argument, NULL, OPT_TRACE}, {"json", required_argument, NULL, OPT_JSON}, {"help", no_argument, NULL, 'h'},
 	{NULL, 0, NULL, 0},
@@ -139,6 +144,19 @@ static int read_type(const char *flag, const char *text, enum wire_type most, en
 	return fault_say(fault, "%s is \"%s\": fp32%s is needed", flag, text, most == WIRE_FP8 ? ", bf16 or fp8" : " or bf16");
 }
 
+static int read_device(const char *text, enum device_choice *device, struct fault *fault)
+{
+	static const char *const names[] = {[DEVICE_CPU] = "cpu", [DEVICE_CUDA] = "cuda", [DEVICE_AUTO] = "auto"};
+
+	for (int i = DEVICE_CPU; i <= DEVICE_AUTO; i++) {
+		if (!strcmp(text, names[i])) {
+			*device = (enum device_choice)i;
+			return 0;
+		}
+	}
+	return fault_say(fault, "--device is \"%s\": cpu, cuda or auto is needed", text);
+}
+
 static int take_number(struct options *options, int flag, struct fault *fault)
 {
 	uint64_t whole = 0;
@@ -181,6 +199,8 @@ static int take_flag(struct options *options, int flag, struct fault *fault)
 		return read_type("--dtype", optarg, WIRE_FP8, &options->types.dispatch, fault);
 	case OPT_COMBINE:
 		return read_type("--combine", optarg, WIRE_BF16, &options->types.combine, fault);
+	case OPT_DEVICE:
+		return read_device(optarg, &options->device, fault);
 	case OPT_NO_CHECK:
 		options->check = false;
 		return 0;

@@ -10,11 +10,18 @@
 #include "moe.h"
 #include "serve.h"
 
+enum device_choice {
+	DEVICE_CPU,
+	DEVICE_CUDA,
+	DEVICE_AUTO /* CUDA where all ranks can */
+};
+
 struct options {
 	const char *model; /* folder */
 	char **prompts;	   /* malloc'd, each and all */
 	struct serve_plan plan;
 	struct moe_types types;
+	enum device_choice device;
 	bool check; /* run all prompts again in one process, and compare */
 	bool live;  /* show texts as they grow, where standard output is a terminal */
 	bool help;

@@ -66,6 +66,17 @@ void clear_live(const struct options *options)
 	printf("\033[%uA\033[J", options->plan.nr_prompts);
 }
 
+void show_where(int nr_ranks, int nr_gpus, const char *why_no_gpu)
+{
+	const char *plural = nr_ranks > 1 ? "s" : "";
+
+	if (nr_gpus)
+		printf("%d rank%s: dispatch and combine in the memory of GPUs (rank r's of GPU r modulo %d), the model on the CPU\n\n", nr_ranks, plural, nr_gpus);
+	else
+		printf("%d rank%s: dispatch, combine and the model on the CPU%s%s\n\n", nr_ranks, plural, *why_no_gpu ? "; not on GPUs: " : "", why_no_gpu);
+	fflush(stdout);
+}
+
 void show_texts(const struct options *options, const struct texts *texts, uint32_t nr_ranks)
 {
 	bool colour = isatty(STDOUT_FILENO);
@@ -97,12 +108,23 @@ static const char *verdict_text(enum verdict verdict)
 	return verdict == VERDICT_SAME ? "yes" : verdict == VERDICT_DIFFERENT ? "no" : "not checked";
 }
 
-static void show_latency(const char *name, const struct latency *latency, uint32_t nr_ranks)
+static void show_latency(const char *name, const struct latency *latency, const struct figures *figures)
 {
 	printf("%-30s p50 %.1f us, p99 %.1f us", name, latency->slowest_p50, latency->slowest_p99);
-	if (nr_ranks > 1)
+	if (figures->nr_ranks > 1)
 		printf(" (slowest rank, which waits for the others; fastest: %.1f and %.1f)", latency->fastest_p50, latency->fastest_p99);
-	putchar('\n');
+	puts(figures->nr_gpus ? "; with copies to and from GPUs" : "");
+}
+
+static void show_moved(const struct figures *figures)
+{
+	if (figures->nr_gpus) {
+		puts("bytes moved                    not counted on GPUs");
+		return;
+	}
+	printf("bytes moved                    %.2f MiB to experts, %.2f MiB home\n", (double)figures->dispatch_bytes / 0x1p20,
+		(double)figures->combine_bytes / 0x1p20);
+	printf("tokens that left their rank    %.1f %%\n", 100 * share_away(figures));
 }
 
 void show_figures(const struct options *options, const struct figures *figures, enum verdict verdict)
@@ -113,11 +135,9 @@ void show_figures(const struct options *options, const struct figures *figures, 
 		(unsigned long long)figures->prefill_tokens);
 	printf("decode                         %.0f tokens/s (%llu tokens)\n", per_second(figures->decode_tokens, figures->decode_s),
 		(unsigned long long)figures->decode_tokens);
-	show_latency("dispatch, decoding", &figures->dispatch, figures->nr_ranks);
-	show_latency("combine, decoding", &figures->combine, figures->nr_ranks);
-	printf("bytes moved                    %.2f MiB to experts, %.2f MiB home\n", (double)figures->dispatch_bytes / 0x1p20,
-		(double)figures->combine_bytes / 0x1p20);
-	printf("tokens that left their rank    %.1f %%\n", 100 * share_away(figures));
+	show_latency("dispatch, decoding", &figures->dispatch, figures);
+	show_latency("combine, decoding", &figures->combine, figures);
+	show_moved(figures);
 	printf("identical to 1 rank            %s%s\n", verdict_text(verdict),
 		verdict == VERDICT_SAME ? " (every byte, and every bit of the logits)" : "");
 	fflush(stdout);
@@ -160,6 +180,15 @@ static void put_json_latency(FILE *file, const char *name, const struct latency 
 	fprintf(file, "\"fastest_rank_p50\": %.2f, \"fastest_rank_p99\": %.2f},\n", latency->fastest_p50, latency->fastest_p99);
 }
 
+static void put_json_moved(FILE *file, const struct figures *f)
+{
+	if (f->nr_gpus)
+		fprintf(file, "  \"dispatch_bytes\": null,\n  \"combine_bytes\": null,\n  \"share_of_tokens_away\": null,\n");
+	else
+		fprintf(file, "  \"dispatch_bytes\": %llu,\n  \"combine_bytes\": %llu,\n  \"share_of_tokens_away\": %.4f,\n",
+			(unsigned long long)f->dispatch_bytes, (unsigned long long)f->combine_bytes, share_away(f));
+}
+
 static void put_json(FILE *file, const struct options *options, const struct texts *texts, const struct figures *f, enum verdict verdict)
 {
 	fprintf(file, "{\n  \"ranks\": %u,\n  \"dispatch_dtype\": \"%s\",\n  \"combine_dtype\": \"%s\",\n", f->nr_ranks,
@@ -170,8 +199,8 @@ static void put_json(FILE *file, const struct options *options, const struct tex
 		per_second(f->decode_tokens, f->decode_s));
 	put_json_latency(file, "dispatch", &f->dispatch);
 	put_json_latency(file, "combine", &f->combine);
-	fprintf(file, "  \"dispatch_bytes\": %llu,\n  \"combine_bytes\": %llu,\n  \"share_of_tokens_away\": %.4f,\n",
-		(unsigned long long)f->dispatch_bytes, (unsigned long long)f->combine_bytes, share_away(f));
+	fprintf(file, "  \"device\": \"%s\",\n", f->nr_gpus ? "cuda" : "cpu");
+	put_json_moved(file, f);
 	fprintf(file, "  \"identical_to_one_rank\": %s,\n",
 		verdict == VERDICT_SAME ? "true" : verdict == VERDICT_DIFFERENT ? "false" : "null");
 	put_json_texts(file, options, texts, f->nr_ranks);

@@ -12,6 +12,9 @@ enum verdict {
 	VERDICT_DIFFERENT
 };
 
+/* What runs where. */
+void show_where(int nr_ranks, int nr_gpus, const char *why_no_gpu);
+
 /* A line for each prompt with the end of its text; drawn over the lines of the call before. */
 void show_live(const struct options *options, const struct texts *texts, bool first);
 

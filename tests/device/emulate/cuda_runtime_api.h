@@ -126,6 +126,8 @@ typedef struct cudaLaunchConfig {
 #define cudaStreamNonBlocking 1
 #define cudaIpcMemLazyEnablePeerAccess 1
 
+/* Programs may load it as CUDA's own. */
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -178,4 +180,5 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

@@ -12,7 +12,8 @@
  *   time         goes on with each turn; faster when lanes only poll, so that bounded waits end soon
  *
  * Settings of the environment: TERN_EMULATED_GPUS (4), TERN_EMULATED_SMS (8), each of which holds one block; TERN_EMULATED_SEED (1); TERN_EMULATED_STORES;
- * TERN_EMULATED_LINES (1; 0: no whole lines arrive at peers, as over PCIe). */
+ * TERN_EMULATED_LINES (1; 0: no whole lines arrive at peers, as over PCIe); TERN_EMULATED_PROCESSES (none): a file that all processes name whose devices
+ * map each other's memory. */
 #ifndef EMULATE_H
 #define EMULATE_H
 

@@ -105,7 +105,17 @@ void lane_spare(struct emulated_lane *lane); /* for other streams: its own is em
 void warps_reset(void);
 /* A turn of a warp; false: none can run. */
 bool warps_turn(void);
-void block_ended(struct emulated_block *block); /* streams.c */
+void block_ended(struct emulated_block *block); /* processes.c */
+void processes_open(const char *path);
+bool processes_several(void); /* ranks may be processes */
+void processes_enter(void);   /* one process at a time runs its devices */
+void processes_leave(void);
+void *processes_allocate(size_t bytes, int *fd); /* NULL: no memory */
+void processes_free(void *memory, size_t bytes, int fd);
+void processes_handle(cudaIpcMemHandle_t *handle, int fd, size_t bytes);
+void *processes_map(const cudaIpcMemHandle_t *handle, size_t *bytes, int *fd); /* NULL: it is gone */
+
+/* streams.c */
 extern uint64_t emulated_clock_ns;
 
 /* memory.c; -1: of none */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices' memory, and pinned memory: the heap's, so that AddressSanitizer sees each access beyond an allocation. */
+/* Devices' memory, and pinned memory: the heap's, so that AddressSanitizer sees each access beyond an allocation; or, between processes, files'. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,29 +10,50 @@ struct allocation {
 	uint8_t *memory;
 	size_t bytes;
 	int device;
+	int fd; /* -1: of the heap */
 	enum cudaMemoryType type;
 };
 
 static struct allocation *allocations;
 
-static cudaError_t allocate(void **memory, size_t bytes, enum cudaMemoryType type)
+static cudaError_t keep(const struct allocation *as)
 {
 	struct allocation *a = malloc(sizeof(*a));
 
-	*memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
-	if (!a || !*memory) {
-		free(a);
-		free(*memory);
-		return cudaErrorMemoryAllocation;
-	}
-	memset(*memory, 0xcd, bytes); /* nobody may count on zeros */
-	*a = (struct allocation){.memory = *memory, .bytes = bytes, .type = type};
+	if (!a)
+		emulated_die("no memory for an allocation's record");
+	*a = *as;
 	cudaGetDevice(&a->device);
 	emulated_enter();
 	a->next = allocations;
 	allocations = a;
 	emulated_leave();
 	return cudaSuccess;
+}
+
+static cudaError_t allocate(void **memory, size_t bytes, enum cudaMemoryType type)
+{
+	struct allocation a = {.bytes = bytes, .fd = -1, .type = type};
+
+	emulated_settings();
+	if (type == cudaMemoryTypeDevice && processes_several())
+		*memory = processes_allocate(bytes, &a.fd);
+	else
+		*memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+	if (!*memory)
+		return cudaErrorMemoryAllocation;
+	memset(*memory, 0xcd, bytes); /* nobody may count on zeros */
+	a.memory = *memory;
+	return keep(&a);
+}
+
+static void give_back(struct allocation *a)
+{
+	if (a->fd < 0)
+		free(a->memory);
+	else
+		processes_free(a->memory, a->bytes, a->fd);
+	free(a);
 }
 
 /* As CUDA does, this waits for all kernels of the device. */
@@ -54,8 +75,7 @@ static cudaError_t release(void *memory)
 	emulated_leave();
 	if (!a)
 		return cudaErrorInvalidValue;
-	free(memory);
-	free(a);
+	give_back(a);
 	return cudaSuccess;
 }
 
@@ -120,24 +140,36 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 	return cudaSuccess;
 }
 
-/* Emulated devices are of one process. */
+/* ---- between processes --------------------------------------------------------------------------------------- */
+
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory)
 {
-	(void)handle;
-	(void)memory;
-	return cudaErrorNotSupported;
+	cudaError_t rc = cudaErrorNotSupported; /* of one process */
+
+	emulated_enter();
+	for (const struct allocation *a = allocations; a; a = a->next) {
+		if (a->memory != memory || a->fd < 0)
+			continue;
+		processes_handle(handle, a->fd, a->bytes);
+		rc = cudaSuccess;
+	}
+	emulated_leave();
+	return rc;
 }
 
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsigned flags)
 {
-	(void)memory;
-	(void)handle;
+	struct allocation a = {.type = cudaMemoryTypeDevice};
+
 	(void)flags;
-	return cudaErrorNotSupported;
+	if (!processes_several())
+		return cudaErrorNotSupported;
+	*memory = processes_map(&handle, &a.bytes, &a.fd);
+	a.memory = *memory;
+	return *memory ? keep(&a) : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaIpcCloseMemHandle(void *memory)
 {
-	(void)memory;
-	return cudaErrorNotSupported;
+	return release(memory);
 }

@@ -38,7 +38,7 @@ static uint64_t setting(const char *name, uint64_t otherwise, uint64_t most)
 
 static void load_settings(void)
 {
-	const char *stores = getenv("TERN_EMULATED_STORES");
+	const char *stores = getenv("TERN_EMULATED_STORES"), *processes = getenv("TERN_EMULATED_PROCESSES");
 
 	settings.nr_devices = (uint32_t)setting("TERN_EMULATED_GPUS", 4, MAX_DEVICES);
 	settings.nr_sms = (uint32_t)setting("TERN_EMULATED_SMS", 8, 1024);
@@ -46,6 +46,8 @@ static void load_settings(void)
 	settings.lines = setting("TERN_EMULATED_LINES", 1, 1);
 	settings.delayed = !stores || strcmp(stores, "direct") != 0;
 	random_state = settings.seed;
+	if (processes && *processes)
+		processes_open(processes);
 	for (uint32_t d = 0; d < settings.nr_devices; d++) {
 		emulated_devices[d].room = settings.nr_sms;
 		emulated_devices[d].stream.device = (int)d;

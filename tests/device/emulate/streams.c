@@ -311,8 +311,10 @@ static void run_until_idle(struct emulated_stream *stream, int device)
 			continue;
 		}
 		executing = true;
+		processes_enter();
 		if (!run_some())
 			emulated_die("nothing can run, and a stream is not empty");
+		processes_leave();
 		let_others_in();
 		executing = false;
 	}

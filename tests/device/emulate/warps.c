@@ -8,7 +8,7 @@
 
 #define STACK_BYTES (64 << 10) /* touched as needed */
 #define BUSY_NS 20	       /* a turn */
-#define IDLE_NS 2000	       /* where all only poll; but no more than has passed, if it may be another thread that they wait for */
+#define IDLE_NS 2000	       /* where all only poll; but no more than has passed, if it may be another thread or process that they wait for */
 #define MOST_IDLE_NS 20000
 #define MOST_PASSES 6	       /* of a turn */
 
@@ -55,7 +55,7 @@ static uint64_t idle_ns(void)
 	struct timespec now;
 	uint64_t ns, passed;
 
-	if (emulated_one_thread())
+	if (emulated_one_thread() && !processes_several())
 		return IDLE_NS;
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	ns = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
