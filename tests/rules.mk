@@ -3,7 +3,8 @@
 # A test sees everything that has no main(): the library's inside, the benchmark's reference, the command, the model.
 INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
 	      $(filter-out tests/exchange/test_% tests/faults/test_%,$(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c))
-TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) tests/transport/cases_verbs$(if $(VERBS),,_none).c
+TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) \
+	      $(if $(VERBS),$(filter-out %_none.c,$(wildcard tests/transport/cases_verbs*.c)),tests/transport/cases_verbs_none.c)
 INSIDE     := $(BUILD)/tests/libinside.a
 TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c tests/device/test_*.c)
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))

@@ -11,6 +11,6 @@ struct transport_case {
 	const struct transport_ops *only; /* NULL: every network */
 };
 
-extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[], verbs_cases[]; /* each ends with a NULL name */
+extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[], verbs_cases[], verbs_greet_cases[]; /* each ends with a NULL name */
 
 #endif

@@ -18,7 +18,7 @@
 
 #define CASE_LIMIT_MS 60000
 
-static const struct transport_case *const suites[] = {basic_cases, order_cases, trouble_cases, pair_cases, verbs_cases};
+static const struct transport_case *const suites[] = {basic_cases, order_cases, trouble_cases, pair_cases, verbs_cases, verbs_greet_cases};
 static int nr_tests, nr_failed;
 
 /* Opens and closes, to learn whether the network is there. */

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the cases of verbs share. */
+#ifndef TERN_TEST_TRANSPORT_CASES_VERBS_H
+#define TERN_TEST_TRANSPORT_CASES_VERBS_H
+
+#include "cases.h"
+#include "transport/verbs.h"
+
+struct verbs *inside(struct world *world, uint32_t who);
+
+/* A write from one peer to another gets through. */
+void expect_works(struct world *world, uint32_t from, uint32_t to);
+void expect_text(const struct transport_event *event, const char *part);
+
+/* A command that has to succeed; link_up: the wire between rxe1 and rxe2 is there again. */
+void shell(const char *command);
+void link_up(void);
+
+#endif
