@@ -125,7 +125,7 @@ struct verbs_lane {
 	uint32_t posted, ended;	   /* of all time; slots lie between them, at their number modulo nr_slots */
 	uint32_t nr_slots;
 	uint32_t told;		   /* slots before this one have been reported as failed; looked at when the peer is down */
-	uint32_t nr_unsignalled;   /* since the last one that will be reported */
+	uint32_t nr_unsignalled;   /* behind the last one that will be reported */
 	uint32_t nr_held;
 	struct ibv_send_wr held[VERBS_CHAIN]; /* wait for the doorbell */
 	struct ibv_sge held_sges[VERBS_CHAIN];
@@ -242,7 +242,9 @@ struct verbs {
 	uint32_t nr_given_out;
 	uint32_t nr_immediates_used; /* receives to be posted again */
 	uint32_t greetings_posted, greetings_done;
+	bool greet_broken; /* a datagram found no way out, and took its queue pair with it */
 
+	uint32_t nr_unsignalled; /* of all lanes */
 	uint32_t nr_under_way, nr_waiting, nr_down, nr_held_lanes, nr_credits_due, nr_polls;
 	struct verbs_lane **held_lanes;
 	uint64_t looked_ns, asked_ns;
@@ -277,6 +279,7 @@ uint32_t verbs_psn(const struct verbs *v, uint64_t session, enum verbs_lane_kind
 
 /* verbs_greet.c */
 int verbs_greet_open(struct verbs *v);
+void verbs_greet_say(struct verbs *v, uint32_t peer);
 void verbs_greet_poll(struct verbs *v);
 void verbs_greet_timers(struct verbs *v, uint64_t now);
 int verbs_connect_self(struct verbs *v);

@@ -48,6 +48,8 @@ static int bring_up(struct verbs *v)
 	rc = rc ? rc : v->library.modify_qp(v->greet_qp, &attr, IBV_QP_STATE);
 	attr.qp_state = IBV_QPS_RTS;
 	rc = rc ? rc : v->library.modify_qp(v->greet_qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+	for (uint32_t i = 0; i < VERBS_GREETINGS && !rc; i++)
+		rc = post_receive(v, i);
 	return rc;
 }
 
@@ -65,12 +67,23 @@ int verbs_greet_open(struct verbs *v)
 	if (!v->greet_qp)
 		return fail_errno("verbs: a datagram queue pair on %s", v->port.device);
 	rc = bring_up(v);
-	for (uint32_t i = 0; i < VERBS_GREETINGS && !rc; i++)
-		rc = post_receive(v, i);
 	if (!rc)
 		return 0;
 	errno = rc;
 	return fail_errno("verbs: bringing up a datagram queue pair on %s", v->port.device);
+}
+
+/* A datagram that cannot leave (no route, while a port is down) may put its queue pair into the error state. The number stays, as peers know it; what was under way is said again. */
+static void renew(struct verbs *v)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+	struct ibv_wc wc[2 * VERBS_GREETINGS];
+
+	if (v->library.modify_qp(v->greet_qp, &attr, IBV_QP_STATE))
+		return;
+	ibv_poll_cq(v->greet_cq, 2 * VERBS_GREETINGS, wc); /* all of it is of before */
+	v->greetings_done = v->greetings_posted;
+	v->greet_broken = bring_up(v) != 0;
 }
 
 /* ---- saying ------------------------------------------------------------------------------------------------------- */
@@ -99,7 +112,7 @@ static void fill_hello(const struct verbs *v, uint32_t p, struct verbs_hello *h)
 }
 
 /* Lost where all buffers are under way: it is said again. */
-static void say_hello(struct verbs *v, uint32_t p)
+void verbs_greet_say(struct verbs *v, uint32_t p)
 {
 	struct verbs_peer *peer = &v->peers[p];
 	uint8_t *buffer = v->greetings_out + v->greetings_posted % VERBS_GREETINGS * ROOM;
@@ -160,11 +173,19 @@ static int begin_anew(struct verbs *v, uint32_t p)
 	return rc;
 }
 
+/* Said by a rank whose queue pairs are connected with those that this one had before: another will follow when it has heard of the new ones. */
+static bool is_stale(const struct verbs_peer *peer, const struct verbs_hello *h)
+{
+	return peer->state == VERBS_GREETING && h->session_to && h->session_to != peer->session;
+}
+
 static void take_hello(struct verbs *v, const struct verbs_hello *h)
 {
 	struct verbs_peer *peer = &v->peers[h->from];
 	int rc = 0;
 
+	if (is_stale(peer, h))
+		return;
 	if ((peer->state == VERBS_HALF || peer->state == VERBS_UP) && h->session_from > peer->session_theirs)
 		rc = begin_anew(v, h->from);
 	if (!rc && peer->state == VERBS_GREETING) {
@@ -179,7 +200,7 @@ static void take_hello(struct verbs *v, const struct verbs_hello *h)
 	if (peer->state == VERBS_HALF && h->session_to == peer->session)
 		is_up(v, peer);
 	if (!h->is_up)
-		say_hello(v, h->from);
+		verbs_greet_say(v, h->from);
 }
 
 /* Anybody on the network can send a datagram: all that it says is checked, and the identities are secrets of 64 bits. */
@@ -205,6 +226,7 @@ void verbs_greet_poll(struct verbs *v)
 	for (int i = 0; i < nr; i++) {
 		struct verbs_hello hello;
 
+		v->greet_broken |= wc[i].status != IBV_WC_SUCCESS;
 		if (wc[i].wr_id == UINT64_MAX) {
 			v->greetings_done++;
 			continue;
@@ -214,6 +236,8 @@ void verbs_greet_poll(struct verbs *v)
 		if (wc[i].status == IBV_WC_SUCCESS && is_valid(v, &hello, wc[i].byte_len))
 			take_hello(v, &hello);
 	}
+	if (v->greet_broken)
+		renew(v);
 }
 
 /* ---- again, and no more ------------------------------------------------------------------------------------------- */
@@ -231,7 +255,7 @@ static void greet_again(struct verbs *v, uint32_t p, uint64_t now)
 	}
 	if (now < peer->greet_ns)
 		return;
-	say_hello(v, p);
+	verbs_greet_say(v, p);
 	peer->greet_ns = now + peer->greet_pause_ns;
 	peer->greet_pause_ns = peer->greet_pause_ns * 2 < LONGEST_PAUSE_NS ? peer->greet_pause_ns * 2 : LONGEST_PAUSE_NS;
 	if (!peer->greet_pause_ns)

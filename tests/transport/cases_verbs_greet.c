@@ -79,10 +79,15 @@ static void run_forged(const struct network *n)
 	world_close(&w);
 }
 
-static void reconnect(struct world *w)
+void part(struct world *w)
 {
 	for (uint32_t who = 0; who < 2; who++)
 		expect_ok(w->peers[who].transport->ops->disconnect(w->peers[who].transport, 1 - who), "disconnect");
+}
+
+static void reconnect(struct world *w)
+{
+	part(w);
 	for (uint32_t who = 0; who < 2; who++)
 		world_connect(w, who, 1 - who);
 }
@@ -120,6 +125,49 @@ static void run_renewed(const struct network *n)
 	world_close(&w);
 }
 
+/* Greetings that find no way out for a while: the wire is there later. */
+static void run_wire_later(const struct network *n)
+{
+	struct world w;
+
+	if (!n->other)
+		skip_case("there is no link to take down");
+	world_begin(&w, n, 2, 8192);
+	expect_ok(peer_open(&w, 0), "open");
+	expect_ok(peer_open(&w, 1), "open");
+	world_connect(&w, 0, 1);
+	world_connect(&w, 1, 0);
+	shell("ip link set veth1 down");
+	expect_silence(&w, 0, EVENT_PEER_DOWN, 300);
+	link_up();
+	expect_works(&w, 0, 1);
+	expect_works(&w, 1, 0);
+	world_close(&w);
+}
+
+/* A rank that has begun anew is greeted by a peer that does not know it yet, from the connection before: it waits for the peer's new one, so that the two do not chase each other. */
+static void run_stale_greeting(const struct network *n)
+{
+	struct transport *t;
+	struct world w;
+	uint64_t end;
+
+	world_open(&w, n, 2, 8192);
+	expect_works(&w, 0, 1);
+	expect_works(&w, 1, 0);
+	t = w.peers[0].transport;
+	expect_ok(t->ops->disconnect(t, 1), "disconnect");
+	world_connect(&w, 0, 1);
+	verbs_greet_say(inside(&w, 1), 0);
+	for (end = now_ms() + 50; now_ms() < end;)
+		peer_poll(&w, 0);
+	expect(inside(&w, 0)->peers[1].state == VERBS_GREETING, "a greeting of the connection before was believed");
+	expect_works(&w, 0, 1);
+	expect_works(&w, 1, 0);
+	expect(inside(&w, 0)->peers[1].session == inside(&w, 0)->next_session, "another connection was made than was asked for");
+	world_close(&w);
+}
+
 /* Nobody polls between partings: lanes that are given up do not pile up. */
 static void run_storm(const struct network *n)
 {
@@ -145,6 +193,8 @@ static void run_storm(const struct network *n)
 const struct transport_case verbs_greet_cases[] = {
 	{.name = "unanswered", .run = run_unanswered, .only = &transport_verbs},
 	{.name = "forged", .run = run_forged, .only = &transport_verbs},
+	{.name = "wire_later", .run = run_wire_later, .only = &transport_verbs},
+	{.name = "stale_greeting", .run = run_stale_greeting, .only = &transport_verbs},
 	{.name = "renewed", .run = run_renewed, .only = &transport_verbs},
 	{.name = "storm", .run = run_storm, .only = &transport_verbs},
 	{.name = NULL},
