@@ -7,7 +7,8 @@
  *
  * One doorbell. Writes to a peer wait until a small one (inline: a signal, or something urgent), a full chain or the next poll posts them together.
  *
- * Reports. A request that nobody wants to hear of is not reported, but one in a quarter of a lane is all the same, so that its slots come back. */
+ * Reports. A request that nobody wants to hear of is not reported, but one in a quarter of a lane is all the same, so that its slots come back; and as soon as half of the depth
+ * that all peers share is held by such requests, every further one is. */
 #include "transport/verbs.h"
 
 #include <arpa/inet.h>
@@ -81,13 +82,20 @@ static bool has_room(const struct verbs_lane *lane)
 	return lane->posted - lane->ended < lane->nr_slots;
 }
 
+static bool has_to_report(const struct verbs *v, const struct verbs_lane *lane, const struct verbs_slot *slot)
+{
+	return slot->signalled || slot->kind != VERBS_WRITE || lane->nr_unsignalled + 1 >= lane->nr_slots / 4 || v->nr_unsignalled + 1 >= v->depth / 2;
+}
+
 /* A new request's place; whether it will be reported. */
-static uint32_t take_slot(struct verbs_lane *lane, const struct verbs_slot *slot, bool *reported)
+static uint32_t take_slot(struct verbs *v, struct verbs_lane *lane, const struct verbs_slot *slot, bool *reported)
 {
 	uint32_t number = lane->posted++;
 
-	*reported = slot->signalled || slot->kind != VERBS_WRITE || lane->nr_unsignalled + 1 >= lane->nr_slots / 4;
+	*reported = has_to_report(v, lane, slot);
+	v->nr_unsignalled -= lane->nr_unsignalled;
 	lane->nr_unsignalled = *reported ? 0 : lane->nr_unsignalled + 1;
+	v->nr_unsignalled += lane->nr_unsignalled;
 	lane->slots[number % lane->nr_slots] = *slot;
 	return number;
 }
@@ -198,7 +206,7 @@ int verbs_write(struct transport *transport, const struct transport_write *w)
 		return TRANSPORT_AGAIN;
 	if ((w->flags & WRITE_IMMEDIATE) && !may_send_immediate(v, &v->peers[w->peer]))
 		return TRANSPORT_AGAIN;
-	number = take_slot(lane, &(struct verbs_slot){.cookie = w->cookie, .kind = VERBS_WRITE, .signalled = w->flags & WRITE_SIGNALLED}, &reported);
+	number = take_slot(v, lane, &(struct verbs_slot){.cookie = w->cookie, .kind = VERBS_WRITE, .signalled = w->flags & WRITE_SIGNALLED}, &reported);
 	v->nr_under_way++;
 	v->peers[w->peer].immediates_out += (w->flags & WRITE_IMMEDIATE) != 0;
 	at = lane->nr_held++;
@@ -216,7 +224,7 @@ static void post_control(struct verbs *v, struct verbs_lane *lane, const struct 
 {
 	bool reported;
 
-	wr->wr_id = verbs_wr_id(lane, take_slot(lane, slot, &reported));
+	wr->wr_id = verbs_wr_id(lane, take_slot(v, lane, slot, &reported));
 	wr->send_flags |= IBV_SEND_SIGNALED;
 	post_chain(v, lane, wr);
 }

@@ -51,7 +51,7 @@ static bool choose_gid(const struct verbs_library *l, struct ibv_context *contex
 {
 	int best = 0;
 
-	for (uint32_t i = 0; i < (uint32_t)out->attr.gid_tbl_len; i++) {
+	for (uint32_t i = 0; i < (uint32_t)out->attr.gid_tbl_len && i <= UINT8_MAX; i++) { /* an address handle has 8 bits for it */
 		struct ibv_gid_entry gid;
 		int rate;
 

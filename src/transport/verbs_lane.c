@@ -218,6 +218,8 @@ void verbs_lane_retire(struct verbs *v, struct verbs_lane *lane)
 	lane->posted -= lane->nr_held;
 	v->nr_under_way -= lane->nr_held;
 	lane->nr_held = 0;
+	v->nr_unsignalled -= lane->nr_unsignalled;
+	lane->nr_unsignalled = 0;
 	v->library.modify_qp(lane->qp, &attr, IBV_QP_STATE);
 	lane->retired = true;
 	lane->retired_ns = clock_ns();

@@ -60,7 +60,7 @@ int verbs_settings_read(struct verbs_settings *s)
 		.chain = VERBS_CHAIN,
 		.connect_ms = 60000};
 	rc = read_number("TERN_VERBS_PORT", 1, 255, &s->port);
-	rc = rc ? rc : read_number("TERN_VERBS_GID_INDEX", 0, 65535, &s->gid_index);
+	rc = rc ? rc : read_number("TERN_VERBS_GID_INDEX", 0, 255, &s->gid_index);
 	rc = rc ? rc : read_number("TERN_VERBS_MTU", 256, 4096, &s->mtu);
 	rc = rc ? rc : check_mtu(s->mtu);
 	rc = rc ? rc : read_number("TERN_VERBS_TRAFFIC_CLASS", 0, 255, &s->traffic_class);

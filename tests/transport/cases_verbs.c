@@ -191,20 +191,38 @@ void link_up(void)
 	shell("ip link set veth1 up && ip route replace 10.77.0.1/32 dev veth1 table 101");
 }
 
-/* Short enough for the device's retries, a port that goes down and up is not noticed; longer, and the cause says what it was. */
+/* The kernel asks the wire for the peer's address, and says so when there is no answer. */
+static void connect_patiently(struct world *w, uint32_t who, uint32_t to)
+{
+	struct transport *t = w->peers[who].transport;
+	uint8_t address[TRANSPORT_ADDRESS_BYTES];
+	uint32_t bytes = sizeof(address);
+	uint64_t end = now_ms() + CASE_WAIT_MS;
+	int rc;
+
+	expect_ok(w->peers[to].transport->ops->address(w->peers[to].transport, address, &bytes), "address");
+	do
+		rc = t->ops->connect(t, to, address, bytes);
+	while (rc == TERN_ERR_SYSTEM && now_ms() < end);
+	expect_ok(rc, "connect");
+}
+
+/* Short enough for the device's retries, a port that goes down and up is not noticed; longer, and the cause says what it was. Both ends are told, a peer that is not behind the
+ * wire goes on, and when the wire is there again so is the connection, if both want it. */
 static void run_port_down(const struct network *n)
 {
-	struct transport_write write;
+	struct transport_write write, back;
 	struct transport_event event;
 	struct world w;
 
 	if (!n->other)
 		skip_case("there is no link to take down");
 	setenv("TERN_VERBS_TIMEOUT", "16", 1);
-	world_open(&w, n, 2, 8192);
+	world_open(&w, n, 3, 8192);
 	expect_works(&w, 0, 1);
 	write = a_write(&w, 0, 1, 0, 0, 700);
-	write.flags = WRITE_SIGNALLED | WRITE_IMMEDIATE;
+	back = a_write(&w, 1, 0, 0, 0, 700);
+	write.flags = back.flags = WRITE_SIGNALLED | WRITE_IMMEDIATE;
 	shell("ip link set veth1 down"); /* the wire is pulled: rxe1 loses its carrier */
 	post(&w, 0, &write);
 	expect_silence(&w, 0, EVENT_WRITTEN, 200);
@@ -214,11 +232,38 @@ static void run_port_down(const struct network *n)
 	expect_works(&w, 1, 0);
 	shell("ip link set veth1 down");
 	post(&w, 0, &write);
+	expect_works(&w, 0, 2);
 	event = take_event(&w, 0, EVENT_FAILED);
 	expect_text(&event, "retry counter exceeded");
 	expect_text(&event, "port is down");
 	take_event(&w, 0, EVENT_PEER_DOWN);
+	expect_works(&w, 2, 0);
+	post(&w, 1, &back); /* its own end */
+	event = take_event(&w, 1, EVENT_FAILED);
+	expect_text(&event, "port is down");
+	take_event(&w, 1, EVENT_PEER_DOWN);
 	link_up();
+	part(&w);
+	connect_patiently(&w, 0, 1);
+	connect_patiently(&w, 1, 0);
+	expect_works(&w, 0, 1);
+	expect_works(&w, 1, 0);
+	world_close(&w);
+}
+
+/* Nobody wants to hear of any of them: their places come back all the same, however many peers share them. */
+static void run_unsignalled(const struct network *n)
+{
+	struct transport_write write;
+	struct world w;
+
+	world_open(&w, n, MAX_PEERS, 8192);
+	for (uint32_t i = 0; i < 8 * WORLD_DEPTH; i++) {
+		write = a_write(&w, 0, i % MAX_PEERS, 0, 0, 64);
+		post(&w, 0, &write);
+	}
+	for (uint32_t to = 0; to < MAX_PEERS; to++)
+		expect_works(&w, 0, to);
 	world_close(&w);
 }
 
@@ -245,7 +290,7 @@ static void run_settings(const struct network *n)
 {
 	static const char *const bad[][2] = {{"TERN_VERBS_MTU", "1000"}, {"TERN_VERBS_MTU", "lots"}, {"TERN_VERBS_TIMEOUT", "32"},
 		{"TERN_VERBS_RETRY", "-1"}, {"TERN_VERBS_SERVICE_LEVEL", "16"}, {"TERN_VERBS_TRAFFIC_CLASS", "256"}, {"TERN_VERBS_POST", "fast"},
-		{"TERN_VERBS_CHAIN", "0"}, {"TERN_VERBS_GID_INDEX", "1x"}};
+		{"TERN_VERBS_CHAIN", "0"}, {"TERN_VERBS_GID_INDEX", "1x"}, {"TERN_VERBS_GID_INDEX", "256"}};
 	static const char *const good[][2] = {{"TERN_VERBS_MTU", "256"}, {"TERN_VERBS_TRAFFIC_CLASS", "106"}, {"TERN_VERBS_SERVICE_LEVEL", "3"},
 		{"TERN_VERBS_POST", "classic"}, {"TERN_VERBS_POST", "extended"}, {"TERN_VERBS_PORT", "1"}, {"TERN_VERBS_PKEY_INDEX", "0"}};
 
@@ -253,7 +298,7 @@ static void run_settings(const struct network *n)
 		expect_setting(n, bad[i][0], bad[i][1], TERN_ERR_INVALID);
 	for (uint32_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
 		expect_setting(n, good[i][0], good[i][1], 0);
-	expect_setting(n, "TERN_VERBS_GID_INDEX", "9000", TERN_ERR_UNSUPPORTED);
+	expect_setting(n, "TERN_VERBS_GID_INDEX", "200", TERN_ERR_UNSUPPORTED);
 	expect_setting(n, "TERN_VERBS_PORT", "9", TERN_ERR_UNSUPPORTED);
 	expect_open(n, "127.0.0.1", 0);
 	expect_open(n, "lo", 0);
@@ -282,6 +327,7 @@ const struct transport_case verbs_cases[] = {
 	{.name = "retry_exceeded", .run = run_retry_exceeded, .only = &transport_verbs},
 	{.name = "rnr_exhausted", .run = run_rnr_exhausted, .only = &transport_verbs},
 	{.name = "no_overrun", .run = run_no_overrun, .only = &transport_verbs},
+	{.name = "unsignalled", .run = run_unsignalled, .only = &transport_verbs},
 	{.name = "port_down", .run = run_port_down, .only = &transport_verbs},
 	{.name = "settings", .run = run_settings, .only = &transport_verbs},
 	{.name = "relaxed", .run = run_relaxed, .only = &transport_verbs},

@@ -42,7 +42,7 @@ struct network {
 extern const struct network networks[];
 extern const uint32_t nr_networks;
 
-#define MAX_PEERS 4
+#define MAX_PEERS 6
 #define MOST_BYTES ((uint64_t)64 << 20) /* of one write in these tests */
 #define SOAK 100000			/* operations */
 
