@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "cli/hosts.h"
 
@@ -101,4 +102,53 @@ void die_in_round(struct round *r, struct scene *s)
 		return;
 	atomic_store(&s->fate_ns, now_ns());
 	raise(SIGKILL);
+}
+
+int meet_fate(struct round *r, struct scene *s)
+{
+	int rc = rounds_and_halves(r, 3, s->halves);
+
+	if (rc)
+		return rc;
+	atomic_store(&s->at_place, true);
+	while (!atomic_load(&s->fate_ns))
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	return rounds_from(r, 3, s->halves);
+}
+
+static bool all_at_place(struct scene *const *scenes, int nr)
+{
+	for (int i = 0; i < nr; i++)
+		if (!atomic_load(&scenes[i]->at_place))
+			return false;
+	return true;
+}
+
+const char *play_together(struct scene *const *scenes, int nr, rank_main body, int (*strike)(void))
+{
+	static char text[1200];
+	pid_t pids[MAX_SCENES][MAX_PROCESSES];
+	unsigned long long end = now_ns() + 60000000000ull;
+	bool struck;
+
+	*text = 0;
+	for (int i = 0; i < nr; i++)
+		scene_start(scenes[i], body, pids[i]);
+	while (!all_at_place(scenes, nr) && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	struck = !strike();
+	for (int i = 0; i < nr; i++)
+		atomic_store(&scenes[i]->fate_ns, now_ns());
+	for (int i = 0; i < nr; i++) {
+		const char *wrong;
+
+		for (int r = 0; r < scenes[i]->nr_ranks && !struck; r++)
+			kill(pids[i][r], SIGKILL);
+		wrong = scene_verdict(scenes[i], pids[i], 0);
+		if (wrong && !*text)
+			snprintf(text, sizeof(text), "mode %d, after %d halves: %s", (int)scenes[i]->job.config.mode, scenes[i]->halves, wrong);
+	}
+	for (int i = 0; i < nr; i++)
+		scene_close(scenes[i]);
+	return !struck ? "the link could not be cut" : *text ? text : NULL;
 }

@@ -7,6 +7,8 @@
 
 #define NOTICED_WITHIN_NS 10000000000ull /* of waits of 30 s; some 50 ms are usual */
 
+#define MAX_SCENES 8 /* at the same time: both modes, four phases */
+
 #define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 
 /* This process's part of the scene: its own copy of the job, as its memory is made here; its node, its group, and, if round is not NULL, its exchange. */
@@ -21,6 +23,12 @@ int rounds_and_halves(struct round *round, uint64_t nr_rounds, int nr_halves);
 
 /* Three rounds, the scene's halves of the fourth, and SIGKILL. */
 void die_in_round(struct round *round, struct scene *scene);
+
+/* The same up to the place, and then on: it does not know that it is the one whom the others have lost. Returns the error that ended it. */
+int meet_fate(struct round *round, struct scene *scene);
+
+/* Scenes at the same time: when every victim stands at its place, `strike` does it to all of them. Closes them; returns what is wrong, or NULL. */
+const char *play_together(struct scene *const *scenes, int nr, rank_main body, int (*strike)(void));
 
 /* rc and the report say that the scene's victim died, and the time was short. */
 int expect_death(struct rank *rank, struct round *round, struct scene *scene, int rc);

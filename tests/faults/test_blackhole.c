@@ -21,11 +21,12 @@
 #define VICTIM 1
 #define WAIT_MS 5000
 #define SLACK_MS 3000 /* for a machine that has too much to do */
-#define NR_SCENES 8   /* both modes, four phases */
+#define NR_SCENES MAX_SCENES
 
 enum direction { TO_VICTIM = 1, FROM_VICTIM = 2 };
 
 static struct hosts hosts;
+static enum direction directions; /* that are cut */
 
 static int command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -41,7 +42,7 @@ static int command(const char *format, ...)
 }
 
 /* Frames to the victim's node are dropped by the bridge's port, frames from it by its own device. */
-static int cut(enum direction directions)
+static int cut(void)
 {
 	int rc = 0;
 
@@ -86,19 +87,6 @@ static int survivor(struct rank *rank, struct round *r, struct scene *s)
 	return rc;
 }
 
-/* It does not know that it is the one: to it the others are gone. */
-static int victim(struct round *r, struct scene *s)
-{
-	int rc = rounds_and_halves(r, 3, s->halves);
-
-	if (rc)
-		return rc;
-	atomic_store(&s->at_place, true);
-	while (!atomic_load(&s->fate_ns))
-		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-	return rounds_from(r, 3, s->halves);
-}
-
 static void body(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
@@ -115,7 +103,7 @@ static void body(struct rank *rank)
 		carry_on(rank, s);
 		return;
 	}
-	rc = victim(&r, s);
+	rc = meet_fate(&r, s);
 	if (*rank->failure || !atomic_load(&s->fate_ns) || (rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_TIMEOUT))
 		rank_fails(rank, "the victim returned %d, %s", rc, tern_last_error());
 	round_close(&r);
@@ -136,16 +124,8 @@ static struct scene *open_scene(int number)
 	return s;
 }
 
-static bool all_at_place(struct scene *const *scenes, int nr)
-{
-	for (int i = 0; i < nr; i++)
-		if (!atomic_load(&scenes[i]->at_place))
-			return false;
-	return true;
-}
-
 /* In both directions all eight; in one direction every phase once, in one mode or the other. */
-static int open_scenes(enum direction directions, struct scene **scenes)
+static int open_scenes(struct scene **scenes)
 {
 	int nr = 0;
 
@@ -153,38 +133,6 @@ static int open_scenes(enum direction directions, struct scene **scenes)
 		if (directions == (TO_VICTIM | FROM_VICTIM) || (i / 4 == i % 2) == (directions == TO_VICTIM))
 			scenes[nr++] = open_scene(i);
 	return nr;
-}
-
-/* Returns what is wrong, or NULL; nothing is left of the ranks. */
-static const char *play_all(enum direction directions)
-{
-	static char text[1200];
-	struct scene *scenes[NR_SCENES];
-	pid_t pids[NR_SCENES][MAX_PROCESSES];
-	unsigned long long end = now_ns() + 60000000000ull;
-	int nr = open_scenes(directions, scenes);
-	const char *wrong;
-	bool cut_off;
-
-	*text = 0;
-	for (int i = 0; i < nr; i++)
-		scene_start(scenes[i], body, pids[i]);
-	while (!all_at_place(scenes, nr) && now_ns() < end)
-		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-	cut_off = !cut(directions);
-	for (int i = 0; i < nr; i++)
-		atomic_store(&scenes[i]->fate_ns, now_ns());
-	for (int i = 0; i < nr; i++) {
-		if (!cut_off)
-			for (int r = 0; r < RANKS; r++)
-				kill(pids[i][r], SIGKILL);
-		wrong = scene_verdict(scenes[i], pids[i], 0);
-		if (wrong && !*text)
-			snprintf(text, sizeof(text), "mode %d, after %d halves: %s", (int)scenes[i]->job.config.mode, scenes[i]->halves, wrong);
-	}
-	for (int i = 0; i < nr; i++)
-		scene_close(scenes[i]);
-	return !cut_off ? "the link could not be cut" : *text ? text : NULL;
 }
 
 static const char *what_is_missing(void)
@@ -198,16 +146,18 @@ static const char *what_is_missing(void)
 	return NULL;
 }
 
-static void play(enum direction directions)
+static void play(enum direction cut_directions)
 {
 	const char *missing = what_is_missing(), *wrong;
+	struct scene *scenes[NR_SCENES];
 
 	if (missing) {
 		hosts_close(&hosts);
 		print_message("# SKIP %s\n", missing);
 		skip();
 	}
-	wrong = play_all(directions);
+	directions = cut_directions;
+	wrong = play_together(scenes, open_scenes(scenes), body, cut);
 	hosts_close(&hosts);
 	if (wrong)
 		fail_msg("%s", wrong);
