@@ -185,7 +185,7 @@ struct verbs_peer {
 	const char *broken; /* an event said so: nothing may be posted any more */
 	bool reported;
 	int error;
-	char text[200];
+	char text[240];
 };
 
 struct transport_region {
@@ -249,7 +249,6 @@ struct verbs {
 	struct verbs_lane **held_lanes;
 	uint64_t looked_ns, asked_ns;
 	const char *port_trouble;
-	char text[240];
 };
 
 static inline struct verbs *verbs_of(struct transport *transport)

@@ -40,11 +40,64 @@ static const char *kind_name(const struct verbs_slot *slot)
 	return slot->kind == VERBS_WRITE ? "a write" : slot->kind == VERBS_MESSAGE ? "a message" : "a credit";
 }
 
-static void describe(struct verbs *v, const struct verbs_lane *lane, const struct verbs_slot *slot, const struct ibv_wc *wc)
+static void describe(const struct verbs *v, const struct verbs_lane *lane, const struct verbs_slot *slot, const struct ibv_wc *wc, char *text, size_t bytes)
 {
-	snprintf(v->text, sizeof(v->text), "%s to peer %u: %s%s%s (%s; vendor error 0x%x, queue pair 0x%x, request %u)", kind_name(slot), lane->peer,
+	snprintf(text, bytes, "%s to peer %u: %s%s%s (%s; vendor error 0x%x, queue pair 0x%x, request %u)", kind_name(slot), lane->peer,
 		v->library.wc_status_str(wc->status), v->port_trouble ? " while " : "", v->port_trouble ? v->port_trouble : "", explain(wc->status),
 		wc->vendor_err, lane->qp->qp_num, (uint32_t)wc->wr_id);
+}
+
+/* ---- the device's own events -------------------------------------------------------------------------------------- */
+
+static void queue_pair_event(struct verbs *v, const struct ibv_async_event *event)
+{
+	struct verbs_lane *lane;
+
+	for (lane = v->lanes; lane && lane->qp != event->element.qp; lane = lane->next)
+		;
+	if (!lane || lane->retired || event->event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event->event_type == IBV_EVENT_COMM_EST)
+		return;
+	if (event->event_type == IBV_EVENT_QP_ACCESS_ERR)
+		v->peers[lane->peer].broken = "it wrote with a wrong key, which broke the connection (access error)";
+	else
+		v->peers[lane->peer].broken = "the device gave up its queue pair (fatal or request error)";
+}
+
+/* Nothing that waits is posted to a queue pair that an event has called dead; what is under way comes back as failed. */
+static void take_device_event(struct verbs *v, const struct ibv_async_event *event)
+{
+	switch (event->event_type) {
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_PATH_MIG_ERR:
+		queue_pair_event(v, event);
+		break;
+	case IBV_EVENT_PORT_ERR:
+		if (event->element.port_num == v->port.port)
+			v->port_trouble = "this rank's port is down";
+		break;
+	case IBV_EVENT_PORT_ACTIVE:
+		if (event->element.port_num == v->port.port)
+			v->port_trouble = NULL;
+		break;
+	case IBV_EVENT_DEVICE_FATAL:
+		for (uint32_t p = 0; p < v->nr_peers; p++)
+			verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, "this rank's RDMA device has failed");
+		break;
+	default:
+		break;
+	}
+}
+
+static void ask_device(struct verbs *v)
+{
+	struct ibv_async_event event;
+
+	while (!v->library.get_async_event(v->context, &event)) {
+		take_device_event(v, &event);
+		v->library.ack_async_event(&event);
+	}
 }
 
 /* ---- what was sent ------------------------------------------------------------------------------------------------ */
@@ -69,22 +122,25 @@ static void slot_ends(struct verbs *v, struct verbs_lane *lane)
 		v->peers[lane->peer].credit_under_way = false;
 }
 
-/* 1 or 0 events. */
+/* 1 or 0 events. The first failure is the cause of all others of that peer; its text is the peer's own, as others may fail in the same poll. */
 static int request_failed(struct verbs *v, struct verbs_lane *lane, const struct verbs_slot *slot, bool tell, const struct ibv_wc *wc,
 	struct transport_event *event)
 {
-	bool flushed = wc->status == IBV_WC_WR_FLUSH_ERR, death = flushed || wc->status == IBV_WC_RETRY_EXC_ERR;
+	bool death = wc->status == IBV_WC_WR_FLUSH_ERR || wc->status == IBV_WC_RETRY_EXC_ERR;
 	struct verbs_peer *peer = &v->peers[lane->peer];
+	char text[sizeof(peer->text)];
 
-	if (!flushed || peer->state != VERBS_DOWN)
-		describe(v, lane, slot, wc);
+	if (peer->state != VERBS_DOWN) {
+		ask_device(v); /* what it knows of its port belongs to the cause */
+		describe(v, lane, slot, wc, text, sizeof(text));
+		verbs_peer_fails(v, lane->peer, TERN_ERR_PEER_DEAD, text);
+	}
 	if (tell)
 		*event = (struct transport_event){.kind = EVENT_FAILED,
 			.peer = lane->peer,
 			.cookie = slot->cookie,
 			.error = death ? TERN_ERR_PEER_DEAD : TERN_ERR_SYSTEM,
-			.text = flushed && peer->state == VERBS_DOWN ? peer->text : v->text};
-	verbs_peer_fails(v, lane->peer, TERN_ERR_PEER_DEAD, v->text);
+			.text = peer->text};
 	return tell;
 }
 
@@ -174,59 +230,6 @@ static int take_back_buffers(struct verbs *v)
 	}
 	v->nr_given_out = 0;
 	return rc;
-}
-
-/* ---- the device's own events -------------------------------------------------------------------------------------- */
-
-static void queue_pair_event(struct verbs *v, const struct ibv_async_event *event)
-{
-	struct verbs_lane *lane;
-
-	for (lane = v->lanes; lane && lane->qp != event->element.qp; lane = lane->next)
-		;
-	if (!lane || lane->retired || event->event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event->event_type == IBV_EVENT_COMM_EST)
-		return;
-	if (event->event_type == IBV_EVENT_QP_ACCESS_ERR)
-		v->peers[lane->peer].broken = "it wrote with a wrong key, which broke the connection (access error)";
-	else
-		v->peers[lane->peer].broken = "the device gave up its queue pair (fatal or request error)";
-}
-
-/* Nothing that waits is posted to a queue pair that an event has called dead; what is under way comes back as failed. */
-static void take_device_event(struct verbs *v, const struct ibv_async_event *event)
-{
-	switch (event->event_type) {
-	case IBV_EVENT_QP_FATAL:
-	case IBV_EVENT_QP_REQ_ERR:
-	case IBV_EVENT_QP_ACCESS_ERR:
-	case IBV_EVENT_PATH_MIG_ERR:
-		queue_pair_event(v, event);
-		break;
-	case IBV_EVENT_PORT_ERR:
-		if (event->element.port_num == v->port.port)
-			v->port_trouble = "this rank's port is down";
-		break;
-	case IBV_EVENT_PORT_ACTIVE:
-		if (event->element.port_num == v->port.port)
-			v->port_trouble = NULL;
-		break;
-	case IBV_EVENT_DEVICE_FATAL:
-		for (uint32_t p = 0; p < v->nr_peers; p++)
-			verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, "this rank's RDMA device has failed");
-		break;
-	default:
-		break;
-	}
-}
-
-static void ask_device(struct verbs *v)
-{
-	struct ibv_async_event event;
-
-	while (!v->library.get_async_event(v->context, &event)) {
-		take_device_event(v, &event);
-		v->library.ack_async_event(&event);
-	}
 }
 
 /* ---- peers that are down ------------------------------------------------------------------------------------------ */

@@ -186,32 +186,40 @@ void shell(const char *command)
 	expect(system(command) == 0, "%s", command);
 }
 
-void link_up(void)
+/* Peer 1 loses both others at once, and hears of each what was its. */
+static void own_port_is_down(struct world *w)
 {
-	shell("ip link set veth1 up && ip route replace 10.77.0.1/32 dev veth1 table 101");
-}
+	struct transport_event event;
 
-/* The kernel asks the wire for the peer's address, and says so when there is no answer. */
-static void connect_patiently(struct world *w, uint32_t who, uint32_t to)
-{
-	struct transport *t = w->peers[who].transport;
-	uint8_t address[TRANSPORT_ADDRESS_BYTES];
-	uint32_t bytes = sizeof(address);
-	uint64_t end = now_ms() + CASE_WAIT_MS;
-	int rc;
+	for (uint32_t to = 0; to < 3; to += 2) {
+		struct transport_write write = a_write(w, 1, to, 0, 0, 700);
 
-	expect_ok(w->peers[to].transport->ops->address(w->peers[to].transport, address, &bytes), "address");
-	do
-		rc = t->ops->connect(t, to, address, bytes);
-	while (rc == TERN_ERR_SYSTEM && now_ms() < end);
-	expect_ok(rc, "connect");
+		write.flags = WRITE_SIGNALLED;
+		write.cookie = to;
+		post(w, 1, &write);
+	}
+	peer_poll(w, 1); /* posts them */
+	for (uint64_t end = now_ms() + 100; now_ms() < end;)
+		peer_poll(w, 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		char own[16];
+
+		event = take_event(w, 1, EVENT_FAILED);
+		snprintf(own, sizeof(own), "to peer %u:", event.peer);
+		expect(event.cookie == event.peer, "cookie %llu of peer %u", (unsigned long long)event.cookie, event.peer);
+		expect_text(&event, own);
+		expect_text(&event, "port is down");
+		event = take_event(w, 1, EVENT_PEER_DOWN);
+		snprintf(own, sizeof(own), "to peer %u:", event.peer);
+		expect_text(&event, own);
+	}
 }
 
 /* Short enough for the device's retries, a port that goes down and up is not noticed; longer, and the cause says what it was. Both ends are told, a peer that is not behind the
  * wire goes on, and when the wire is there again so is the connection, if both want it. */
 static void run_port_down(const struct network *n)
 {
-	struct transport_write write, back;
+	struct transport_write write;
 	struct transport_event event;
 	struct world w;
 
@@ -221,16 +229,15 @@ static void run_port_down(const struct network *n)
 	world_open(&w, n, 3, 8192);
 	expect_works(&w, 0, 1);
 	write = a_write(&w, 0, 1, 0, 0, 700);
-	back = a_write(&w, 1, 0, 0, 0, 700);
-	write.flags = back.flags = WRITE_SIGNALLED | WRITE_IMMEDIATE;
-	shell("ip link set veth1 down"); /* the wire is pulled: rxe1 loses its carrier */
+	write.flags = WRITE_SIGNALLED | WRITE_IMMEDIATE;
+	shell("scripts/vm/wire.sh down"); /* the wire is pulled: rxe1 loses its carrier */
 	post(&w, 0, &write);
 	expect_silence(&w, 0, EVENT_WRITTEN, 200);
-	link_up();
+	shell("scripts/vm/wire.sh up");
 	take_event(&w, 1, EVENT_IMMEDIATE);
 	take_event(&w, 0, EVENT_WRITTEN);
 	expect_works(&w, 1, 0);
-	shell("ip link set veth1 down");
+	shell("scripts/vm/wire.sh down");
 	post(&w, 0, &write);
 	expect_works(&w, 0, 2);
 	event = take_event(&w, 0, EVENT_FAILED);
@@ -238,14 +245,9 @@ static void run_port_down(const struct network *n)
 	expect_text(&event, "port is down");
 	take_event(&w, 0, EVENT_PEER_DOWN);
 	expect_works(&w, 2, 0);
-	post(&w, 1, &back); /* its own end */
-	event = take_event(&w, 1, EVENT_FAILED);
-	expect_text(&event, "port is down");
-	take_event(&w, 1, EVENT_PEER_DOWN);
-	link_up();
-	part(&w);
-	connect_patiently(&w, 0, 1);
-	connect_patiently(&w, 1, 0);
+	own_port_is_down(&w);
+	shell("scripts/vm/wire.sh up");
+	reconnect(&w);
 	expect_works(&w, 0, 1);
 	expect_works(&w, 1, 0);
 	world_close(&w);

@@ -12,11 +12,10 @@ struct verbs *inside(struct world *world, uint32_t who);
 void expect_works(struct world *world, uint32_t from, uint32_t to);
 void expect_text(const struct transport_event *event, const char *part);
 
-/* Peers 0 and 1 give each other up. */
-void part(struct world *world);
+/* Peers 0 and 1 give each other up and begin anew. */
+void reconnect(struct world *world);
 
-/* A command that has to succeed; link_up: the wire between rxe1 and rxe2 is there again. */
+/* A command that has to succeed. */
 void shell(const char *command);
-void link_up(void);
 
 #endif

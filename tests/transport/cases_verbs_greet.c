@@ -79,15 +79,10 @@ static void run_forged(const struct network *n)
 	world_close(&w);
 }
 
-void part(struct world *w)
+void reconnect(struct world *w)
 {
 	for (uint32_t who = 0; who < 2; who++)
 		expect_ok(w->peers[who].transport->ops->disconnect(w->peers[who].transport, 1 - who), "disconnect");
-}
-
-static void reconnect(struct world *w)
-{
-	part(w);
 	for (uint32_t who = 0; who < 2; who++)
 		world_connect(w, who, 1 - who);
 }
@@ -137,9 +132,9 @@ static void run_wire_later(const struct network *n)
 	expect_ok(peer_open(&w, 1), "open");
 	world_connect(&w, 0, 1);
 	world_connect(&w, 1, 0);
-	shell("ip link set veth1 down");
+	shell("scripts/vm/wire.sh down");
 	expect_silence(&w, 0, EVENT_PEER_DOWN, 300);
-	link_up();
+	shell("scripts/vm/wire.sh up");
 	expect_works(&w, 0, 1);
 	expect_works(&w, 1, 0);
 	world_close(&w);
