@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines of processes, one of which is killed: the others are told who and why, and go on with each other. */
+/* Engines of processes, one of which is killed or cut off: the others are told who and why, and go on with each other. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 #include "tern_engine.h"
-#include "tests/faults/processes.h"
+#include "tests/faults/acts.h"
+#include "tests/faults/wire.h"
 
 #define RANKS 4
 #define VICTIM 2
@@ -18,6 +20,7 @@
 
 static const char *transport, *odd_transport;
 static int odd; /* this rank has that one; -1: none */
+static bool is_cut_off; /* the victim; else it is killed */
 
 static int meet(tern_engine *engine, tern_peers *peers)
 {
@@ -26,6 +29,20 @@ static int meet(tern_engine *engine, tern_peers *peers)
 	int rc = tern_engine_barrier(engine, &barrier, &op);
 
 	return rc ? rc : tern_op_wait(engine, op, WAIT);
+}
+
+/* The others are gone, to it. */
+static void be_cut_off(struct rank *rank, tern_engine *engine, tern_peers *all)
+{
+	struct scene *s = rank->ctx;
+	int rc;
+
+	atomic_store(&s->at_place, true);
+	while (!atomic_load(&s->fate_ns))
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	rc = meet(engine, all);
+	if (rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_SYSTEM) /* a device that cannot send says so */
+		rank_fails(rank, "waiting behind a wire that is pulled: %d, %s", rc, tern_last_error());
 }
 
 /* Only the first has met the victim's end; who waits for all is told, who waits for the living is not. */
@@ -74,11 +91,14 @@ static void body(struct rank *rank)
 		rank_fails(rank, "%s", tern_last_error());
 		return;
 	}
-	if (rank->rank == VICTIM) {
+	if (rank->rank == VICTIM && !is_cut_off) {
 		s->fate_ns = now_ns();
 		kill(getpid(), SIGKILL);
 	}
-	after_death(rank, engine, peers);
+	if (rank->rank == VICTIM)
+		be_cut_off(rank, engine, peers);
+	else
+		after_death(rank, engine, peers);
 	if (tern_engine_destroy(engine) || tern_group_destroy(rank->group))
 		rank_fails(rank, "%s", tern_last_error());
 }
@@ -90,6 +110,7 @@ static void one_is_killed(const char *name, int odd_rank, const char *odd_name)
 	transport = name;
 	odd = odd_rank;
 	odd_transport = odd_name;
+	is_cut_off = false;
 	s->victim = VICTIM;
 	scene_play(s, body, SIGKILL);
 }
@@ -100,9 +121,9 @@ static void over_shared_memory(void **state)
 	one_is_killed("shm", -1, NULL);
 }
 
-static void need_libfabric(void)
+static void need(const char *name)
 {
-	if (transport_is_there("ofi:tcp;ofi_rxm"))
+	if (transport_is_there(name))
 		return;
 	print_message("# SKIP %s\n", tern_last_error());
 	skip();
@@ -111,7 +132,7 @@ static void need_libfabric(void)
 static void over_libfabric(void **state)
 {
 	(void)state;
-	need_libfabric();
+	need("ofi:tcp;ofi_rxm");
 	one_is_killed("ofi:tcp;ofi_rxm", -1, NULL);
 }
 
@@ -119,7 +140,7 @@ static void over_libfabric(void **state)
 static void apart_from_all(void **state)
 {
 	(void)state;
-	need_libfabric();
+	need("ofi:tcp;ofi_rxm");
 	one_is_killed("shm+ofi", VICTIM, "ofi");
 }
 
@@ -127,18 +148,53 @@ static void apart_from_all(void **state)
 static void apart_from_one(void **state)
 {
 	(void)state;
-	need_libfabric();
+	need("ofi:tcp;ofi_rxm");
 	one_is_killed("shm+ofi", 3, "ofi");
 }
 
-int main(void)
+static void over_verbs(void **state)
+{
+	(void)state;
+	need("verbs");
+	one_is_killed("verbs", -1, NULL);
+}
+
+/* The living are on one end of a wire, which is pulled. */
+static void over_verbs_wire(void **state)
+{
+	const char *wrong;
+	struct scene *s;
+
+	(void)state;
+	if (!wire_is_there()) {
+		print_message("# SKIP there is no rxe1 and rxe2: scripts/vm.sh has them\n");
+		skip();
+	}
+	s = scene_open(RANKS, TERN_LOW_LATENCY);
+	s->victim = VICTIM;
+	transport = "verbs@rxe1";
+	odd = VICTIM;
+	odd_transport = "verbs@rxe2";
+	is_cut_off = true;
+	wrong = play_together(&s, 1, body, wire_pull);
+	assert_int_equal(wire_mend(), 0);
+	if (wrong)
+		fail_msg("%s", wrong);
+}
+
+/* test_engine [PATTERN]: those of that name. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(over_shared_memory),
 		cmocka_unit_test(over_libfabric),
 		cmocka_unit_test(apart_from_all),
 		cmocka_unit_test(apart_from_one),
+		cmocka_unit_test(over_verbs),
+		cmocka_unit_test(over_verbs_wire),
 	};
 
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

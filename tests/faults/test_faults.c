@@ -416,7 +416,8 @@ static void killed_before_creation(void **state)
 	scene_play(s, never_made_body, SIGKILL);
 }
 
-int main(void)
+/* test_faults [PATTERN]: those of that name. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(killed_in_each_phase),
@@ -434,5 +435,7 @@ int main(void)
 		printf("%s\n", tern_last_error());
 		return 77;
 	}
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

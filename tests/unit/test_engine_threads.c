@@ -281,17 +281,35 @@ static void over_shared_memory(void **state)
 	over_group("shm", 2);
 }
 
-static void over_libfabric(void **state)
+static void if_there(const char *transport)
 {
 	_Atomic int unsupported = 0;
-	struct job_of_group job = {"ofi:tcp;ofi_rxm", NULL, 1, &unsupported};
+	struct job_of_group job = {transport, NULL, 1, &unsupported};
 	const char *failure = run_ranks(3, group_body, &job);
 
-	(void)state;
 	if (failure)
 		fail_msg("%s", failure);
 	if (unsupported)
 		skip();
+}
+
+static void over_libfabric(void **state)
+{
+	(void)state;
+	if_there("ofi:tcp;ofi_rxm");
+}
+
+static void over_verbs(void **state)
+{
+	(void)state;
+	if_there("verbs");
+}
+
+/* Each on two devices. */
+static void over_verbs_devices(void **state)
+{
+	(void)state;
+	if_there("verbs@rxe1,rxe2");
 }
 
 /* The last rank has libfabric alone, the others shared memory between them. */
@@ -353,7 +371,8 @@ static void refused(void **state)
 		fail_msg("%s", failure);
 }
 
-int main(void)
+/* test_engine_threads [PATTERN]: those of that name. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(many_operations_unordered),
@@ -363,8 +382,12 @@ int main(void)
 		cmocka_unit_test(over_shared_memory),
 		cmocka_unit_test(over_libfabric),
 		cmocka_unit_test(over_both),
+		cmocka_unit_test(over_verbs),
+		cmocka_unit_test(over_verbs_devices),
 		cmocka_unit_test(refused),
 	};
 
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
