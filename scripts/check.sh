@@ -250,7 +250,7 @@ stage_vm() {
 		outcome 0 0 1 vm "$why"
 		return
 	fi
-	for part in transport lossy exchange; do
+	for part in transport lossy exchange faults; do
 		test "vm/$part" 300 env BUILD="$BUILD" scripts/vm.sh run -t 280 tests/vm/guest.sh $part
 		finish
 	done

@@ -61,6 +61,9 @@ if [ "$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo)" -gt 7000 ]; 
 else
 	echo "---- less than 7000 MiB of memory: no model's shape on 64 to 256 simulated ranks"
 fi
+if scripts/vm.sh prepare; then
+	share verbs scripts/vm.sh run -t $((1600 + part)) tests/vm/guest.sh soak "$seed" $part
+fi
 share faults until_time $part "$BUILD/tests/faults/test_faults"
 if command -v clang >/dev/null && make -s -j"$(nproc)" BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers >/dev/null; then
 	set -- "$BUILD"/fuzz/tests/fuzz/fuzz_*

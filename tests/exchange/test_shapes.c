@@ -48,6 +48,29 @@ static void expect_right(struct job *job)
 
 #define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 
+/* Nothing special about it: where there is no time for more. */
+static void two_ranks(void **state)
+{
+	struct job job;
+
+	(void)state;
+	BOTH_MODES(mode) {
+		small_job(&job, 2, mode);
+		expect_right(&job);
+	}
+}
+
+static void four_ranks(void **state)
+{
+	struct job job;
+
+	(void)state;
+	BOTH_MODES(mode) {
+		small_job(&job, 4, mode);
+		expect_right(&job);
+	}
+}
+
 static void hidden_sizes(void **state)
 {
 	static const uint32_t hidden[] = {8, 16, 24, 120, 136, 1024, 2880, 3072, 3584, 6144, 7168, 16384};
@@ -300,9 +323,12 @@ static void manners(void **state)
 		}
 }
 
-int main(void)
+/* test_shapes [PATTERN]: those of that name. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(two_ranks),
+		cmocka_unit_test(four_ranks),
 		cmocka_unit_test(hidden_sizes),
 		cmocka_unit_test(hidden_sizes_quantised),
 		cmocka_unit_test(topk_sizes),
@@ -319,5 +345,7 @@ int main(void)
 		cmocka_unit_test(manners),
 	};
 
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -208,7 +208,7 @@ static void scatter_and_meet(struct rank *rank, tern_engine *engine, uint8_t *me
 	struct tern_slice slices[8];
 	uint64_t half = 8 * 4096;
 
-	for (uint32_t round = 0; round < 50 && !*rank->failure; round++) {
+	for (uint32_t round = 0; round < (uint32_t)scaled(50) && !*rank->failure; round++) {
 		struct tern_scatter scatter = {.size = sizeof(scatter), .flags = TERN_IMMEDIATE, .peers = peers, .local = region, .slices = slices};
 		struct tern_expect expect = {.size = sizeof(expect), .immediate = 1000 + round, .count = (uint64_t)rank->nr_ranks};
 		struct tern_barrier barrier = {.size = sizeof(barrier), .immediate = 1, .peers = peers};

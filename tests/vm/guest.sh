@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What `make check` runs over verbs, in the virtual machine: guest.sh PART, in the words of TAP. The parts of one machine share its devices, so they run one after the other.
+# What `make check` runs over verbs, in the virtual machine: guest.sh PART [ARGUMENTS], in the words of TAP. The parts of one machine share its devices, so they run one after the other.
 set -u
 BUILD=${BUILD:-build}
 failed=0
@@ -21,8 +21,19 @@ step() {
 
 # suite COMMAND...: one that has.
 suite() {
-	timeout 170 "$@" || failed=1
+	CMOCKA_MESSAGE_OUTPUT=TAP timeout 170 "$@" || failed=1
 }
+
+# bench RANKS TRANSPORT [ARGUMENTS]: verified rounds of both modes; every row goes through a device. TRANSPORT is evaluated by each rank, as its number may be in it.
+bench() {
+	local ranks=$1 transport=$2
+
+	shift 2
+	TERN_FORCE_ENGINE=1 timeout 100 "$BUILD/tern" run -n "$ranks" -- sh -c "TERN_TRANSPORT=$transport exec \"\$@\"" sh "$BUILD/tern" bench --preset custom --hidden 256 \
+		--experts 8 --topk 2 --mode ll,ht --tokens 1,16 --iters 2 --warmup 1 --only-verify --quiet "$@"
+}
+end_of_wire='verbs@rxe$((1 + TERN_RANK % 2))'
+both_ends='verbs@rxe$((1 + TERN_RANK % 2)),rxe$((2 - TERN_RANK % 2))' # a NIC talks to the others' of its number, so both go over the wire
 
 # Every case of the conformance suite, the faults, and both ways of posting.
 part_transport() {
@@ -34,12 +45,25 @@ part_transport() {
 
 # A wire that loses one packet in a hundred and takes its time.
 part_lossy() {
-	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 messages order late_peer replaced bad_key port_down
+	local before ranks
+
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 messages order late_peer replaced bad_key port_down wire_later
 	for end in veth0 veth1; do
 		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
 	done
 	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 unaligned written_is_landed messages message_order outstanding order late_peer regions soak hammer_processes death
-	step "lossy/loss was real" bash -c '[ "$(tc -s qdisc show dev veth0 | sed -n "s/.*dropped \([0-9]*\).*/\1/p" | head -n 1)" -gt 0 ]'
+	step "lossy/loss-was-real" [ "$(dropped)" -gt 0 ]
+	before=$(dropped)
+	for ranks in 2 4; do
+		step "lossy/exchange/$ranks-ranks" bench $ranks "$end_of_wire" --dtype fp8,bf16
+	done
+	step "lossy/exchange/two-devices" bench 2 "$both_ends" --dtype bf16
+	TERN_FORCE_ENGINE=1 TERN_TEST_TRANSPORTS="verbs@rxe1 verbs@rxe2" TERN_TEST_CASES=${RANDOM_CASES:-3} suite "$BUILD/tests/exchange/test_random"
+	step "lossy/exchange-was-lost-from" [ "$(dropped)" -gt "$before" ]
+}
+
+dropped() {
+	tc -s qdisc show dev veth0 | sed -n 's/.*dropped \([0-9]*\).*/\1/p' | head -n 1
 }
 
 sent_packets() {
@@ -67,16 +91,17 @@ mixed_networks() {
 	[ "$(sent_packets)" -gt $((before + 100)) ]
 }
 
+sent_by() {
+	cat "/sys/class/infiniband/$1/ports/1/hw_counters/sent_pkts"
+}
+
 # Two devices a rank, and rows go over both.
 two_devices() {
 	local before1 before2
 
-	before1=$(cat /sys/class/infiniband/rxe1/ports/1/hw_counters/sent_pkts)
-	before2=$(cat /sys/class/infiniband/rxe2/ports/1/hw_counters/sent_pkts)
-	TERN_TRANSPORT=verbs@rxe1,rxe2 timeout 60 "$BUILD/tern" bench --ranks 2 --preset custom --hidden 256 --experts 8 --topk 2 --mode ll,ht --dtype bf16 \
-		--tokens 16 --iters 2 --warmup 1 --only-verify --quiet || return 1
-	[ "$(cat /sys/class/infiniband/rxe1/ports/1/hw_counters/sent_pkts)" -gt $((before1 + 20)) ] &&
-		[ "$(cat /sys/class/infiniband/rxe2/ports/1/hw_counters/sent_pkts)" -gt $((before2 + 20)) ]
+	before1=$(sent_by rxe1) before2=$(sent_by rxe2)
+	bench 2 "$both_ends" --dtype bf16 || return 1
+	[ "$(sent_by rxe1)" -gt $((before1 + 20)) ] && [ "$(sent_by rxe2)" -gt $((before2 + 20)) ]
 }
 
 # What is wrong is found by trying, and what works is used.
@@ -87,29 +112,75 @@ doctor() {
 	TERN_VERBS_GID_INDEX=77 step "doctor/no-gid" bash -c "'$BUILD/tern' doctor | tee /dev/stderr | grep -A1 '^transport verbs *does not work: .*no GID' | grep -q 'to do: give'"
 }
 
+texts() {
+	sed 's/, rank [0-9]*//; /^ranks /,$d' "$1"
+}
+
+# The demo: the same texts on 1, 2 and 4 ranks, and on 4 the logits too, every bit.
+same_texts() {
+	local ranks check
+
+	for ranks in 1 2 4; do
+		check=$([ $ranks -eq 4 ] || echo --no-check)
+		# shellcheck disable=SC2086
+		timeout 60 "$BUILD/tern" run -n $ranks -- "$BUILD/generate" -p "And God " -p "Bird, n. " -p "The king " -p "Sea, n. A " -n 8 --no-live $check >/tmp/demo$ranks || return 1
+		texts /tmp/demo$ranks >/tmp/texts$ranks
+		md5sum /tmp/texts$ranks
+		cmp /tmp/texts1 /tmp/texts$ranks || return 1
+	done
+	cat /tmp/demo4
+	[ "$(wc -c </tmp/texts4)" -gt 100 ] && grep -q 'identical to 1 rank *yes' /tmp/demo4
+}
+
 # Dispatch and combine, all of whose rows go through the device.
 part_exchange() {
-	export TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0
+	local ranks
 
 	for ranks in 2 4; do
-		step "exchange/$ranks-ranks" timeout 100 "$BUILD/tern" bench --ranks $ranks --preset custom --hidden 256 --experts 8 --topk 2 --mode ll,ht \
-			--dtype fp8,bf16 --tokens 1,16 --iters 2 --warmup 1 --only-verify --quiet
+		step "exchange/$ranks-ranks" bench $ranks verbs:rxe0 --dtype fp8,bf16
 	done
 	step "exchange/two-devices" two_devices
 	step "signal" timeout 100 "$BUILD/tern" bench signal --transport verbs:rxe0 --peers 2 --concurrency 4 --bytes 4K --iters 3 --policy all
-	TERN_TEST_CASES=${RANDOM_CASES:-6} suite "$BUILD/tests/exchange/test_random"
-	unset TERN_FORCE_ENGINE TERN_TRANSPORT
+	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0 TERN_TEST_CASES=${RANDOM_CASES:-6} suite "$BUILD/tests/exchange/test_random"
+	suite "$BUILD/tests/unit/test_engine_threads" 'over_verbs*'
 	step "group-chooses-verbs" chooses_verbs
 	step "mixed-networks" mixed_networks
-	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs step "generate" timeout 120 bash -c "'$BUILD/tern' run -n 2 -- '$BUILD/generate' -n 1 | tee /dev/stderr | grep -q 'identical to 1 rank *yes'"
+	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs step "generate" same_texts
+	SIZES=8 step "rate" bash -c "tests/vm/rate.sh 1 | tee /dev/stderr | awk '/^write/ && \$NF > 0 {n++} END {exit n != 2}'" # that it runs; how fast is for quiet hours
+}
+
+# Ranks that are killed, and wires that are pulled, in every phase of both modes.
+part_faults() {
+	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0 TERN_TEST_DIVISOR=24 suite "$BUILD/tests/faults/test_faults" killed_in_each_phase
+	suite "$BUILD/tests/faults/test_engine" 'over_verbs*'
+	suite "$BUILD/tests/faults/test_wire"
 }
 
 # The same with a sanitizer in it, and less of it. The kernel's stores are not seen by it; everything on this side is.
 part_sanitized() {
 	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 unaligned immediates self messages inline outstanding full_queues soak \
 		refusals bad_key regions replaced reopened hammer_threads death \
-		flushed victim retry_exceeded rnr_exhausted no_overrun unanswered forged renewed storm relaxed
+		flushed victim retry_exceeded rnr_exhausted no_overrun unsignalled unanswered forged stale_greeting renewed storm relaxed
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 port_down wire_later
+	TERN_TEST_DIVISOR=10 suite "$BUILD/tests/unit/test_engine_threads" over_verbs
+	export TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0
+	suite "$BUILD/tests/exchange/test_shapes" two_ranks
+	[ "${BUILD##*/}" = thread ] || suite "$BUILD/tests/exchange/test_shapes" four_ranks # half a minute more under ThreadSanitizer: make soak has it
 }
 
-"part_$1"
+# What takes longer: soak SEED SECONDS.
+part_soak() {
+	local seed=$1 seconds=$2
+
+	export TERN_FORCE_ENGINE=1
+	TERN_TRANSPORT=verbs:rxe0 step soak/faults timeout 300 "$BUILD/tests/faults/test_faults"
+	TERN_TRANSPORT=verbs:rxe0 step soak/shapes timeout 600 "$BUILD/tests/exchange/test_shapes"
+	TSAN_OPTIONS=halt_on_error=1 TERN_TRANSPORT=verbs:rxe0 step soak/thread timeout 300 "$BUILD/thread/tests/exchange/test_shapes" '*_ranks'
+	for end in veth0 veth1; do
+		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
+	done
+	TERN_TEST_TRANSPORTS="verbs@rxe1 verbs@rxe2" TERN_TEST_SEED=$seed TERN_TEST_SECONDS=$seconds step soak/random timeout $((seconds + 200)) "$BUILD/tests/exchange/test_random"
+}
+
+"part_$1" "${@:2}"
 exit $failed
