@@ -161,6 +161,12 @@ static int hello_receive(int socket, struct hello *hello, int *fd)
 	ssize_t length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
 
 	*fd = -1;
+	/* The kernel looks for a message first and for the end after that: who says hello and hangs up in between seems to have said nothing (seen on Linux 6.1). What was said
+	 * before the end is there by now. */
+	if (length == 0 && !msg.msg_controllen) {
+		msg.msg_controllen = sizeof(control.bytes);
+		length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+	}
 	if (length < 0)
 		return errno == EAGAIN || errno == EINTR ? -1 : 0;
 	*fd = take_descriptor(&msg);
