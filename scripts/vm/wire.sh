@@ -14,7 +14,7 @@ for i in 0 1; do
 		ip neigh replace 10.77.0.$((2 - i)) lladdr "$(cat /sys/class/net/veth$((1 - i))/address)" dev veth$i nud permanent || exit 1
 done
 # The kernel tells the devices of their carrier a while later.
-for try in $(seq 100); do
+for _ in $(seq 100); do
 	grep -q ACTIVE /sys/class/infiniband/rxe1/ports/1/state && grep -q ACTIVE /sys/class/infiniband/rxe2/ports/1/state && exit 0
 	sleep 0.1
 done

@@ -146,7 +146,7 @@ part_exchange() {
 	step "group-chooses-verbs" chooses_verbs
 	step "mixed-networks" mixed_networks
 	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs step "generate" same_texts
-	SIZES=8 step "rate" bash -c "tests/vm/rate.sh 1 | tee /dev/stderr | awk '/^write/ && \$NF > 0 {n++} END {exit n != 2}'" # that it runs; how fast is for quiet hours
+	step "rate" bash -c "tests/vm/rate.sh 1 8 | tee /dev/stderr | awk '/^write/ && \$NF > 0 {n++} END {exit n != 2}'" # that it runs; how fast is for quiet hours
 }
 
 # Ranks that are killed, and wires that are pulled, in every phase of both modes.

@@ -4,10 +4,11 @@
 # of their runs, and of the ratio the median of the turns' ratios, as other work on the host slows the two of a turn alike. perftest has no write with immediate: its sends stand
 # beside ours, as they too use a receive each.
 #
-#   scripts/vm.sh run -t 600 tests/vm/rate.sh [ROUNDS]
+#   scripts/vm.sh run -t 600 tests/vm/rate.sh [ROUNDS [BYTES...]]
 set -u
 BUILD=${BUILD:-build}
-rounds=${1:-7}
+rounds=${1:-5}
+sizes=${*:2}
 
 median() { sort -n | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
 
@@ -46,7 +47,7 @@ compare() {
 }
 
 printf '%-22s %7s %16s %16s %8s\n' what bytes 'Tern, a second' perftest ratio
-for bytes in ${SIZES:-8 4096 65536}; do
+for bytes in ${sizes:-8 4096 65536}; do
 	nr=$((bytes < 65536 ? 3000 : 300))
 	compare write ib_write_bw "$bytes" $nr
 	compare imm ib_send_bw "$bytes" $nr
