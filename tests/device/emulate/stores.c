@@ -6,9 +6,9 @@
 #include "inside.h"
 
 #define LINE_BYTES 128
-#define MOST_UNDER_WAY 512
+#define MOST_UNDER_WAY 4096 /* within a pass */
+#define MOST_LEFT 512	    /* after it */
 #define LINE_SLOTS 4096
-#define LOOK_BACK 64
 
 enum scope {
 	SCOPE_LANE,
@@ -80,13 +80,13 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 	const struct emulated_warp *w = emulated_lane->warp;
 	struct group *g;
 
-	for (uint32_t i = nr; whole && i-- && i + LOOK_BACK > nr;) {
+	for (uint32_t i = whole && *line_count(line) ? nr : 0; i--;) {
 		g = &under_way[i];
 		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole && g->nr < LINE_BYTES / 16)
 			return g;
 	}
 	if (nr == MOST_UNDER_WAY)
-		arrive(emulated_random(nr));
+		emulated_die("a pass of a warp stores to more than %d places", MOST_UNDER_WAY - MOST_LEFT);
 	g = &under_way[nr++];
 	++*line_count(line);
 	*g = (struct group){.warp = w, .block = w->block, .launch = w->block->launch, .line = line, .pass = w->pass, .whole = whole};
@@ -165,6 +165,13 @@ void stores_of_kernel(const struct operation *launch)
 	for (uint32_t i = nr; i--;)
 		if (under_way[i].launch == launch)
 			arrive(i);
+}
+
+/* Not within a pass: the rest of a line may be still to come. */
+void stores_trim(void)
+{
+	while (nr > MOST_LEFT)
+		arrive(emulated_random(nr));
 }
 
 void stores_some(void)
