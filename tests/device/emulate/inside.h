@@ -126,7 +126,8 @@ void stores_met(const struct emulated_warp *warp);
 void stores_at_barrier(const struct emulated_block *block);
 void stores_without_block(const struct emulated_block *block); /* it has ended, and they are still under way */
 void stores_of_kernel(const struct operation *launch);
-void stores_some(void);
+void stores_trim(void); /* after a pass */
+void stores_some(void); /* after a turn */
 
 /* streams.c */
 struct emulated_stream *stream_of(cudaStream_t stream);

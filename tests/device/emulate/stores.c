@@ -6,8 +6,9 @@
 #include "inside.h"
 
 #define LINE_BYTES 128
-#define MOST_UNDER_WAY 4096
-#define LOOK_BACK 64
+#define MOST_UNDER_WAY 4096 /* within a pass */
+#define MOST_LEFT 512	    /* after it */
+#define LINE_SLOTS 4096
 
 enum scope {
 	SCOPE_LANE,
@@ -33,6 +34,12 @@ struct group {
 
 static struct group under_way[MOST_UNDER_WAY];
 static uint32_t nr;
+static uint16_t of_line[LINE_SLOTS]; /* groups under way to lines of this hash */
+
+static uint16_t *line_count(const uint8_t *line)
+{
+	return &of_line[(uintptr_t)line / LINE_BYTES * 0x9e3779b1u >> 7 & (LINE_SLOTS - 1)];
+}
 
 static void arrive(uint32_t i)
 {
@@ -43,6 +50,7 @@ static void arrive(uint32_t i)
 	for (uint32_t l = 0; g->warp && l < g->warp->nr; l++)
 		g->warp->lanes[l]->nr_delayed -= g->lanes >> l & 1;
 	emulated_moves();
+	--*line_count(g->line);
 	*g = under_way[--nr];
 }
 
@@ -54,6 +62,8 @@ uint32_t emulated_delays_stores(void)
 /* This lane's stores arrive in the order in which they were made, if to the same place. */
 static void overtakes_none(const uint8_t *to, uint32_t bytes)
 {
+	if (!*line_count(to - (uintptr_t)to % LINE_BYTES))
+		return;
 	for (uint32_t i = nr; i-- && emulated_lane->nr_delayed;) {
 		struct group *g = &under_way[i];
 		bool same = false;
@@ -70,14 +80,15 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 	const struct emulated_warp *w = emulated_lane->warp;
 	struct group *g;
 
-	for (uint32_t i = nr; whole && i-- && i + LOOK_BACK > nr;) {
+	for (uint32_t i = whole && *line_count(line) ? nr : 0; i--;) {
 		g = &under_way[i];
 		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole && g->nr < LINE_BYTES / 16)
 			return g;
 	}
 	if (nr == MOST_UNDER_WAY)
-		arrive(emulated_random(nr));
+		emulated_die("a pass of a warp stores to more than %d places", MOST_UNDER_WAY - MOST_LEFT);
 	g = &under_way[nr++];
+	++*line_count(line);
 	*g = (struct group){.warp = w, .block = w->block, .launch = w->block->launch, .line = line, .pass = w->pass, .whole = whole};
 	return g;
 }
@@ -154,6 +165,13 @@ void stores_of_kernel(const struct operation *launch)
 	for (uint32_t i = nr; i--;)
 		if (under_way[i].launch == launch)
 			arrive(i);
+}
+
+/* Not within a pass: the rest of a line may be still to come. */
+void stores_trim(void)
+{
+	while (nr > MOST_LEFT)
+		arrive(emulated_random(nr));
 }
 
 void stores_some(void)

@@ -293,6 +293,7 @@ static uint32_t pass(struct emulated_warp *w)
 		if (lane->state == LANE_READY)
 			run_lane(lane);
 	}
+	stores_trim();
 	if (w->nr_met == w->nr)
 		all_met(w);
 	for (uint32_t i = 0; i < w->nr; i++) {
