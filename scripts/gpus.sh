@@ -1,0 +1,126 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# On a machine with GPUs: is everything right there, and how fast is it? Builds nothing, so that no time is lost there:
+#
+#   make all tests lab          where nvcc is
+#   scripts/gpus.sh             where the GPUs are; STAGES="check demo candidates bench long sanitize python" chooses some, in that order
+#
+#   BUILD=dir   what was built (build)         LOGS=dir   where all output goes (build/gpus)         CASES=n   random exchanges of the check (40)
+#   GPUS=n      how many there are (nvidia-smi -L)   ROUNDS=n      of the long runs (10000)
+#
+# Each step has a bound and a line of its own: its time, its outcome, and its log. Ends with "N passed, N failed, N skipped"; 1 if any failed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+BUILD=${BUILD:-build}
+LOGS=${LOGS:-$BUILD/gpus}
+STAGES=${STAGES:-check demo candidates bench long sanitize python}
+CASES=${CASES:-40}
+ROUNDS=${ROUNDS:-10000}
+PRESETS=deepseek-v3,qwen3-30b-a3b,gpt-oss-120b
+passed=0
+failed=0
+skipped=0
+mkdir -p "$LOGS"
+gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')}
+
+# step NAME BOUND COMMAND...: 77 is a skip, as in scripts/check.sh.
+step() {
+	local name=$1 bound=$2 log=$LOGS/${1//\//-}.log from=$SECONDS rc
+	shift 2
+	timeout -k 5 "$bound" bash -c '"$0" "$@"' "$@" >"$log" 2>&1 </dev/null # a function, or a program
+	rc=$?
+	case $rc in
+	0) passed=$((passed + 1)) word=ok ;;
+	77) skipped=$((skipped + 1)) word=skip ;;
+	*) failed=$((failed + 1)) word="FAIL ($rc)" ;;
+	esac
+	printf '%-10s %4d s  %-28s %s\n' "$word" $((SECONDS - from)) "$name" "$log"
+	[ $rc -eq 0 ] || [ $rc -eq 77 ] || tail -n 12 "$log" | sed 's/^/    /'
+}
+
+# Numbers of GPUs to try: 1, 2, 4, as far as there are.
+counts() { for n in 1 2 4 8; do [ "$n" -le "$gpus" ] && echo "$n"; done; }
+
+verify() { "$BUILD/tern" bench --device cuda --ranks "$1" --only-verify "${@:2}"; }
+
+stage_check() {
+	local n
+
+	step check/test_device 240 env TERN_TEST_CASES="$CASES" "$BUILD/tests/device/test_device"
+	for n in $(counts); do
+		step "check/verify-$n" 120 verify "$n" --preset all --mode ll,ht --dtype fp8,bf16 --tokens 1,8,128 --iters 4
+	done
+	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
+	step check/uneven 60 verify "$gpus" --mode ll,ht --tokens 128 --uneven --drop 0.2 --slots 2 --iters 10
+}
+
+# The same text on the CPU and on 1, 2 and 4 GPUs.
+generate() {
+	"$BUILD/tern" run -n "$1" -- "$BUILD/generate" -n 32 --device "$2" | sed -n '/^---/,/^ranks/p' | sed 's/, rank [0-9]*//; /^ranks/d'
+}
+
+same_text() {
+	generate 1 cpu >"$LOGS/text.cpu" && generate "$1" cuda >"$LOGS/text.$1" && [ -s "$LOGS/text.cpu" ] && cmp "$LOGS/text.cpu" "$LOGS/text.$1"
+}
+
+stage_demo() {
+	local n
+
+	for n in $(counts); do
+		step "demo/$n" 90 same_text "$n"
+	done
+}
+
+stage_candidates() {
+	step candidates/try 60 "$BUILD/tern-lab-ll" try 0.5
+	step candidates/time 400 "$BUILD/tern-lab-ll" candidates
+}
+
+measure() { "$BUILD/tern" bench --device cuda --ranks "$gpus" --verify "${@:2}" --json "$LOGS/$1.json"; }
+
+stage_bench() {
+	step bench/ll 120 measure ll --preset $PRESETS --tokens 1,8,32,128 --mode ll --iters 200
+	step bench/ll-bf16 60 measure ll-bf16 --preset deepseek-v3 --dtype bf16 --tokens 1,8,128 --mode ll --iters 200
+	step bench/ht 120 measure ht --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 30
+	step bench/ht-24-sms 120 measure ht-24-sms --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 30 --sms 24
+}
+
+stage_long() {
+	local n mode
+
+	for n in $(counts | grep -v '^1$'); do
+		for mode in ll ht; do
+			step "long/$mode-$n" 300 verify "$n" --mode $mode --tokens 32 --uneven --iters "$ROUNDS"
+		done
+	done
+}
+
+sanitize() {
+	command -v compute-sanitizer >/dev/null || { echo "skip: compute-sanitizer is not installed"; return 77; }
+	TERN_TEST_CASES=2 compute-sanitizer --tool "$1" --error-exitcode 1 --target-processes all "$BUILD/tests/device/test_device"
+}
+
+stage_sanitize() {
+	local tool
+
+	for tool in memcheck racecheck initcheck synccheck; do
+		step "sanitize/$tool" 240 sanitize $tool
+	done
+}
+
+tests_of_python() {
+	python3 -c 'import torch, pytest; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no pytest"; return 77; }
+	TERN_LIBRARY=$PWD/$BUILD/libtern.so PYTHONPATH=python python3 -m pytest -q python/tests/test_cuda.py
+}
+
+stage_python() { step python/cuda 240 tests_of_python; }
+
+for function in verify generate same_text measure sanitize tests_of_python; do export -f "${function?}"; done
+export BUILD LOGS gpus
+[ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }
+echo "$gpus GPUs, $(git rev-parse --short HEAD 2>/dev/null || echo 'no commit known'), $(date -u '+%F %T')"
+for stage in $STAGES; do
+	"stage_$stage"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
