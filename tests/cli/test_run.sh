@@ -125,14 +125,14 @@ has err "rank 0: gathering 1 was not answered within 100 ms"
 has err "rank 0 ended (exit code 3)"
 
 # a failure ends the others, unless they may keep going
-try 5 "others are ended" "$tern" run -n 3 --grace 0.2 -- sh -c '[ $TERN_RANK != 1 ] || exit 5; exec sleep 2345'
+try 5 "others are ended" "$tern" run -n 3 --grace 0.2 -- sh -c '[ $TERN_RANK != 1 ] || exit 5; exec sleep 2345.'$$
 has err "ending rank 0, 2"
-gone "sleep 2345"
+gone "sleep 2345.$$"
 try 5 "others keep going" "$tern" run -n 3 --grace 0 --keep-going -- sh -c '[ $TERN_RANK != 1 ] || exit 5; sleep 0.5; echo still here'
 lines out 2
 try 5 "deaf to SIGTERM" "$tern" run -n 2 --grace 0.1 -- sh -c '[ $TERN_RANK = 0 ] || exit 5; trap "" TERM; while :; do sleep 0.1; done'
-try 137 "grandchildren" "$tern" run -n 2 --grace 0.1 -- sh -c 'sleep 3456 & kill -9 $$'
-gone "sleep 3456"
+try 137 "grandchildren" "$tern" run -n 2 --grace 0.1 -- sh -c "sleep 3456.$$ & kill -9 \$\$"
+gone "sleep 3456.$$"
 
 # signals to the launcher
 interrupt() { # signal, expected code, ranks' script
@@ -147,8 +147,8 @@ interrupt() { # signal, expected code, ranks' script
 	[ $rc = "$2" ] || bad "$name: exit code $rc, expected $2"
 }
 name="SIGTERM is passed on"
-interrupt TERM 143 'echo ready; exec sleep 4567'
-gone "sleep 4567"
+interrupt TERM 143 "echo ready; exec sleep 4567.$$"
+gone "sleep 4567.$$"
 name="ranks may end well"
 interrupt TERM 143 'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.1; done'
 has out bye
@@ -165,8 +165,8 @@ wait $pid || bad "$name: exit code $?"
 has out bye
 try 5 "SIGCHLD ignored by the caller" sh -c "trap '' CHLD; exec $tern run -n 2 sh -c 'exit 5'"
 name="nothing outlives a killed launcher"
-interrupt KILL 137 'echo ready; exec sleep 5678'
-gone "sleep 5678"
+interrupt KILL 137 "echo ready; exec sleep 5678.$$"
+gone "sleep 5678.$$"
 
 # bad flags
 for flags in "-n 0" "-n x" "-n 1.5" "-n" "--bogus" "-n 2 --env FOO" "-n 2 --timeout soon" "-n 2 --wait -3" "-n 99999" "-n 2" "" "true"; do
