@@ -251,7 +251,7 @@ stage_vm() {
 		return
 	fi
 	for part in transport lossy exchange faults; do
-		test "vm/$part" 300 env BUILD="$BUILD" scripts/vm.sh run -t 280 tests/vm/guest.sh $part
+		test "vm/$part" 600 env BUILD="$BUILD" scripts/vm.sh run -t 580 tests/vm/guest.sh $part
 		finish
 	done
 	sanitized_vm address ASAN_OPTIONS=detect_leaks=1
@@ -260,7 +260,7 @@ stage_vm() {
 
 sanitized_vm() {
 	[ -x "$BUILD/$1/tests/transport/test_transport" ] || return 0
-	test "vm/$1" 300 env BUILD="$BUILD/$1" TERN_VM_CACHE="$BUILD/vm" "$2" scripts/vm.sh run -t 280 tests/vm/guest.sh sanitized
+	test "vm/$1" 600 env BUILD="$BUILD/$1" TERN_VM_CACHE="$BUILD/vm" "$2" scripts/vm.sh run -t 580 tests/vm/guest.sh sanitized
 	finish
 }
 

@@ -21,7 +21,7 @@ step() {
 
 # suite COMMAND...: one that has.
 suite() {
-	CMOCKA_MESSAGE_OUTPUT=TAP timeout 170 "$@" || failed=1
+	CMOCKA_MESSAGE_OUTPUT=TAP timeout 300 "$@" || failed=1
 }
 
 # bench RANKS TRANSPORT [ARGUMENTS]: verified rounds of both modes; every row goes through a device. TRANSPORT is evaluated by each rank, as its number may be in it.
@@ -29,7 +29,7 @@ bench() {
 	local ranks=$1 transport=$2
 
 	shift 2
-	TERN_FORCE_ENGINE=1 timeout 100 "$BUILD/tern" run -n "$ranks" -- sh -c "TERN_TRANSPORT=$transport exec \"\$@\"" sh "$BUILD/tern" bench --preset custom --hidden 256 \
+	TERN_FORCE_ENGINE=1 timeout 200 "$BUILD/tern" run -n "$ranks" -- sh -c "TERN_TRANSPORT=$transport exec \"\$@\"" sh "$BUILD/tern" bench --preset custom --hidden 256 \
 		--experts 8 --topk 2 --mode ll,ht --tokens 1,16 --iters 2 --warmup 1 --only-verify --quiet "$@"
 }
 end_of_wire='verbs@rxe$((1 + TERN_RANK % 2))'
@@ -77,7 +77,7 @@ chooses_verbs() {
 	before=$(sent_packets)
 	"$BUILD/tern" info | grep -q '^between_nodes .*verbs on rxe' || return 1
 	"$BUILD/tests/unit/test_group" || return 1
-	TERN_TEST_NODES=2 TERN_TEST_CASES=2 timeout 100 "$BUILD/tests/exchange/test_random" || return 1
+	TERN_TEST_NODES=2 TERN_TEST_CASES=2 timeout 200 "$BUILD/tests/exchange/test_random" || return 1
 	[ "$(sent_packets)" -gt $((before + 100)) ]
 }
 
@@ -86,7 +86,7 @@ mixed_networks() {
 	local before
 
 	before=$(sent_packets)
-	TERN_FORCE_ENGINE=1 timeout 60 "$BUILD/tern" run -n 4 -- sh -c '[ $TERN_RANK = 3 ] && export TERN_TRANSPORT=ofi; exec "$@"' sh "$BUILD/tern" bench --preset custom --hidden 256 \
+	TERN_FORCE_ENGINE=1 timeout 150 "$BUILD/tern" run -n 4 -- sh -c '[ $TERN_RANK = 3 ] && export TERN_TRANSPORT=ofi; exec "$@"' sh "$BUILD/tern" bench --preset custom --hidden 256 \
 		--experts 8 --topk 2 --mode ll,ht --dtype bf16 --tokens 16 --iters 2 --warmup 1 --only-verify --quiet || return 1
 	[ "$(sent_packets)" -gt $((before + 100)) ]
 }
@@ -123,7 +123,7 @@ same_texts() {
 	for ranks in 1 2 4; do
 		check=$([ $ranks -eq 4 ] || echo --no-check)
 		# shellcheck disable=SC2086
-		timeout 60 "$BUILD/tern" run -n $ranks -- "$BUILD/generate" -p "And God " -p "Bird, n. " -p "The king " -p "Sea, n. A " -n 8 --no-live $check >/tmp/demo$ranks || return 1
+		timeout 150 "$BUILD/tern" run -n $ranks -- "$BUILD/generate" -p "And God " -p "Bird, n. " -p "The king " -p "Sea, n. A " -n 8 --no-live $check >/tmp/demo$ranks || return 1
 		texts /tmp/demo$ranks >/tmp/texts$ranks
 		md5sum /tmp/texts$ranks
 		cmp /tmp/texts1 /tmp/texts$ranks || return 1
@@ -140,7 +140,7 @@ part_exchange() {
 		step "exchange/$ranks-ranks" bench $ranks verbs:rxe0 --dtype fp8,bf16
 	done
 	step "exchange/two-devices" two_devices
-	step "signal" timeout 100 "$BUILD/tern" bench signal --transport verbs:rxe0 --peers 2 --concurrency 4 --bytes 4K --iters 3 --policy all
+	step "signal" timeout 200 "$BUILD/tern" bench signal --transport verbs:rxe0 --peers 2 --concurrency 4 --bytes 4K --iters 3 --policy all
 	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0 TERN_TEST_CASES=${RANDOM_CASES:-6} suite "$BUILD/tests/exchange/test_random"
 	suite "$BUILD/tests/unit/test_engine_threads" 'over_verbs*'
 	step "group-chooses-verbs" chooses_verbs
