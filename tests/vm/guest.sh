@@ -113,7 +113,7 @@ doctor() {
 }
 
 texts() {
-	sed 's/, rank [0-9]*//; /^ranks /,$d' "$1"
+	sed "/^---/,/^ranks /!d; s/, rank [0-9]*//; /^ranks /d" "$1"
 }
 
 # The demo: the same texts on 1, 2 and 4 ranks, and on 4 the logits too, every bit.
