@@ -52,7 +52,9 @@ void fleet_wake(struct fleet *fleet, struct member *member)
 void fleet_resume(struct member *member)
 {
 	error_put_back(member->error);
+	member->fleet->running = member;
 	coroutine_resume(member->coroutine);
+	member->fleet->running = NULL;
 }
 
 void fleet_wait(struct member *member, uint64_t until_ns)

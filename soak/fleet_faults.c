@@ -59,7 +59,7 @@ void fleet_kill(struct fleet *fleet, uint32_t rank, uint64_t at_ns)
 	struct member *victim = &fleet->members[rank];
 
 	foresee(fleet, &(struct fault){.kind = FAULT_KILL, .from = rank, .at_ns = at_ns});
-	if (victim->dead && !victim->buried)
+	if (victim->dead && !victim->buried && victim == fleet->running)
 		fleet_wait(victim, NEVER);
 }
 

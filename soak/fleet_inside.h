@@ -49,6 +49,7 @@ struct fleet {
 	void *ctx;
 	struct sim_network *network;
 	struct member *members;         /* [nr_ranks] */
+	struct member *running;         /* whose body runs; NULL: none */
 	uint32_t *queue;                /* ranks with something to do, in no order */
 	uint32_t nr_queued, nr_running; /* running: living, body not ended */
 	uint64_t random, digest;

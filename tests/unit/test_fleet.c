@@ -84,6 +84,7 @@ struct story {
 	uint32_t order[RANKS], nr_ended;
 	int all[RANKS][RANKS];
 	uint32_t victim; /* RANKS: nobody */
+	uint32_t killer, nr_begun[RANKS];
 	uint64_t pause_ns;
 };
 
@@ -231,6 +232,37 @@ static void a_dead_rank_is_missed(void **state)
 	}
 }
 
+static void kills(struct fleet *fleet, uint32_t rank, void *ctx)
+{
+	struct story *story = ctx;
+
+	story->nr_begun[rank]++;
+	if (rank == story->killer)
+		fleet_kill(fleet, story->victim, fleet_now(fleet));
+	fleet_pause(fleet, rank, MS);
+	note_end(fleet, rank, story, 0);
+}
+
+/* At once, whether or not the victim has begun. */
+static void a_rank_kills_another(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 0; seed < 4 * RANKS * RANKS; seed++) {
+		struct story story = {.killer = (uint32_t)seed % RANKS, .victim = (uint32_t)(seed / RANKS) % RANKS};
+		struct fleet_settings settings;
+		struct fleet *fleet;
+
+		settings_init(&settings, seed, 1);
+		fleet = start(&settings, kills, &story);
+		assert_true(fleet_run(fleet));
+		assert_true(fleet_is_dead(fleet, story.victim));
+		assert_int_equal(story.nr_ended, RANKS - 1);
+		for (uint32_t r = 0; r < RANKS; r++)
+			assert_int_equal(story.nr_begun[r], 1);
+		fleet_destroy(fleet);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -240,6 +272,7 @@ int main(void)
 		cmocka_unit_test(a_limit_names_who_waits),
 		cmocka_unit_test(groups_over_the_network),
 		cmocka_unit_test(a_dead_rank_is_missed),
+		cmocka_unit_test(a_rank_kills_another),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
