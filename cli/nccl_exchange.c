@@ -115,6 +115,11 @@ static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
 	return base ? base + at : NULL;
 }
 
+static uint64_t tiles_bytes(uint64_t nr_items, uint64_t nr_keys)
+{
+	return (nr_items + RECORDS_TILE - 1) / RECORDS_TILE * nr_keys * 4;
+}
+
 static uint64_t place_buffers(struct nccl_exchange *e, uint8_t *base)
 {
 	struct records *r = &e->records;
@@ -125,8 +130,11 @@ static uint64_t place_buffers(struct nccl_exchange *e, uint8_t *base)
 	r->sent = take(base, &used, 2 * (uint64_t)r->nr_ranks * sizeof(*r->sent));
 	r->received = r->sent ? r->sent + r->nr_ranks : NULL; /* behind it: both are copied to the host at once */
 	r->record_index = take(base, &used, routes * 4);
+	r->record_tiles = take(base, &used, tiles_bytes(routes, r->nr_ranks));
 	r->home_index = r->per_rank && r->at_home ? take(base, &used, routes * 4) : r->record_index;
+	r->home_tiles = r->per_rank && r->at_home ? take(base, &used, tiles_bytes(routes, r->nr_ranks)) : r->record_tiles;
 	r->received_index = take(base, &used, places * 4);
+	r->received_tiles = take(base, &used, tiles_bytes(places, r->nr_local));
 	r->places = take(base, &used, places * sizeof(*r->places));
 	r->counts = take(base, &used, (uint64_t)r->nr_local * 4);
 	r->offsets = take(base, &used, (uint64_t)r->nr_local * 8);
@@ -161,6 +169,9 @@ int nccl_exchange_open(struct nccl_exchange *e, struct nccl_link *link, const st
 
 	*e = (struct nccl_exchange){.link = link, .job = reference->job, .rank = device->rank};
 	set_shape(e, device, reference, per_rank);
+	if (e->records.nr_local > RECORDS_MOST_KEYS || e->records.nr_ranks > RECORDS_MOST_KEYS)
+		return fail(TERN_ERR_UNSUPPORTED, "--against nccl: %u experts on rank %u, and %u ranks: %d at most", e->records.nr_local, e->rank,
+			e->records.nr_ranks, RECORDS_MOST_KEYS);
 	rc = from_device(link, ops->memory_create(place_buffers(e, NULL), (void **)&e->memory));
 	if (rc)
 		return rc;

@@ -61,7 +61,7 @@ static __device__ __forceinline__ uint32_t find_results(const struct records *r,
 			order += __shfl_sync(ALL_LANES, expert.rank, __ffs(left) - 1) < expert.rank;
 	}
 	if (mine) {
-		rows[order] = start_of(r->sent, expert.rank).nr_home + r->home_index[at];
+		rows[order] = start_of(r->sent, expert.rank).nr_home + home_number(r, expert.rank, at);
 		weights[order] = __float_as_uint(r->weights ? r->weights[at] : 1.0f);
 	}
 	return __popc(all);

@@ -5,26 +5,32 @@
 
 /* ---- counting ------------------------------------------------------------------------------------------------ */
 
-/* Whether route i goes to that rank and, if records are asked for, opens one: no earlier route of its token goes there. */
-static __device__ __forceinline__ bool goes_to(const struct records *r, uint32_t i, uint32_t rank, bool records)
+/* The rank of route i; where records are asked for, only if it opens one: no earlier route of its token goes there. */
+static __device__ __forceinline__ uint32_t rank_of_route(const struct records *r, uint32_t i, bool records)
 {
-	uint32_t token = i / r->topk, k = i - token * r->topk;
+	uint32_t token = i / r->topk, k = i - token * r->topk, rank = expert_of(r, token, k).rank;
 
-	if (expert_of(r, token, k).rank != rank)
-		return false;
 	for (uint32_t j = 0; j < k && records && r->per_rank; j++)
 		if (expert_of(r, token, j).rank == rank)
-			return false;
-	return true;
+			return UINT32_MAX;
+	return rank;
 }
 
-/* A block a rank; where home rows are not the records', as many again. */
+/* Where home rows are not the records', as many blocks again, in both kernels. */
+static __global__ void __launch_bounds__(THREADS) count_sent_tiles(const __grid_constant__ struct records r)
+{
+	uint32_t nr = r.nr_tokens * r.topk, nr_tiles = nr_tiles_of(nr), tile = blockIdx.x % nr_tiles, i = tile * THREADS + threadIdx.x;
+	bool records = blockIdx.x < nr_tiles;
+
+	count_tile(i < nr ? rank_of_route(&r, i, records) : UINT32_MAX, i, records ? r.record_index : r.home_index,
+		(records ? r.record_tiles : r.home_tiles) + tile, r.nr_ranks, nr_tiles);
+}
+
 static __global__ void __launch_bounds__(THREADS) count_sent(const __grid_constant__ struct records r)
 {
 	bool records = blockIdx.x < r.nr_ranks, all = r.home_index == r.record_index;
-	uint32_t rank = blockIdx.x - (records ? 0 : r.nr_ranks);
-	uint32_t nr = count_in_order(r.nr_tokens * r.topk, records ? r.record_index : r.home_index,
-		[&](uint32_t i) { return goes_to(&r, i, rank, records); });
+	uint32_t rank = blockIdx.x - (records ? 0 : r.nr_ranks), nr_tiles = nr_tiles_of(r.nr_tokens * r.topk);
+	uint32_t nr = sum_tiles((records ? r.record_tiles : r.home_tiles) + rank * nr_tiles, nr_tiles);
 
 	if (threadIdx.x)
 		return;
@@ -34,11 +40,19 @@ static __global__ void __launch_bounds__(THREADS) count_sent(const __grid_consta
 		r.sent[rank].nr_home = nr;
 }
 
+static uint32_t tile_bytes(uint32_t nr_keys)
+{
+	return nr_keys * WARPS * 4;
+}
+
 cudaError_t records_count_launch(const struct records *r, cudaStream_t stream)
 {
-	cudaLaunchConfig_t config = launch_config(r->home_index == r->record_index ? r->nr_ranks : 2 * r->nr_ranks, THREADS, SHARED_BYTES, stream);
+	uint32_t times = r->home_index == r->record_index ? 1 : 2, nr_tiles = (r->nr_tokens * r->topk + THREADS - 1) / THREADS;
+	cudaLaunchConfig_t tiles = launch_config(times * nr_tiles, THREADS, tile_bytes(r->nr_ranks), stream);
+	cudaLaunchConfig_t ranks = launch_config(times * r->nr_ranks, THREADS, SHARED_BYTES, stream);
+	cudaError_t rc = nr_tiles ? cudaLaunchKernelEx(&tiles, count_sent_tiles, *r) : cudaSuccess;
 
-	return cudaLaunchKernelEx(&config, count_sent, *r);
+	return rc ? rc : cudaLaunchKernelEx(&ranks, count_sent, *r);
 }
 
 /* ---- packing ------------------------------------------------------------------------------------------------- */
@@ -53,13 +67,13 @@ static __device__ __forceinline__ uint32_t write_route(const struct records *r, 
 	struct record_header *header;
 
 	if (there && opener == lane())
-		index = start_of(r->sent, expert.rank).nr_records + r->record_index[at];
+		index = start_of(r->sent, expert.rank).nr_records + record_number(r, expert.rank, at);
 	index = __shfl_sync(ALL_LANES, index, opener);
 	if (!there)
 		return UINT32_MAX;
 	header = (struct record_header *)(r->send + (uint64_t)index * r->record_bytes);
 	((struct record_route *)(header + 1))[__popc(same & lanes_below())] = {
-		(int32_t)expert.local, (int32_t)lane(), r->weights ? r->weights[at] : 1.0f, r->at_home ? r->home_index[at] : 0};
+		(int32_t)expert.local, (int32_t)lane(), r->weights ? r->weights[at] : 1.0f, r->at_home ? home_number(r, expert.rank, at) : 0};
 	if (opener != lane())
 		return UINT32_MAX;
 	header->token = (int32_t)token;
@@ -149,14 +163,18 @@ static __device__ __forceinline__ const struct record_header *record_at(const st
 	return (const struct record_header *)(r->recv + (uint64_t)i * r->record_bytes);
 }
 
-/* A block an expert. */
+static __global__ void __launch_bounds__(THREADS) count_received_tiles(const __grid_constant__ struct records r, uint32_t nr_records)
+{
+	uint32_t i = blockIdx.x * THREADS + threadIdx.x, record = i / r.most_routes, j = i - record * r.most_routes, key = UINT32_MAX;
+
+	if (record < nr_records && j < record_at(&r, record)->nr_routes)
+		key = (uint32_t)((const struct record_route *)(record_at(&r, record) + 1))[j].local;
+	count_tile(key, i, r.received_index, r.received_tiles + blockIdx.x, r.nr_local, gridDim.x);
+}
+
 static __global__ void __launch_bounds__(THREADS) count_received(const __grid_constant__ struct records r, uint32_t nr_records)
 {
-	uint32_t most = r.most_routes, nr = count_in_order(nr_records * most, r.received_index, [&](uint32_t i) {
-		const struct record_header *header = record_at(&r, i / most);
-
-		return i % most < header->nr_routes && ((const struct record_route *)(header + 1))[i % most].local == (int32_t)blockIdx.x;
-	});
+	uint32_t nr_tiles = nr_tiles_of(nr_records * r.most_routes), nr = sum_tiles(r.received_tiles + blockIdx.x * nr_tiles, nr_tiles);
 
 	if (threadIdx.x == 0)
 		r.counts[blockIdx.x] = nr;
@@ -168,13 +186,8 @@ static __global__ void find_offsets(const __grid_constant__ struct records r)
 	uint32_t base = 0;
 
 	for (uint32_t first = 0; first < r.nr_local; first += LANES) {
-		uint32_t l = first + lane(), rows = l < r.nr_local ? (r.counts[l] + r.alignment - 1) / r.alignment * r.alignment : 0, sum = rows;
+		uint32_t l = first + lane(), rows = l < r.nr_local ? (r.counts[l] + r.alignment - 1) / r.alignment * r.alignment : 0, sum = sum_to_lane(rows);
 
-		for (uint32_t by = 1; by < LANES; by *= 2) {
-			uint32_t before = __shfl_up_sync(ALL_LANES, sum, by);
-
-			sum += lane() < by ? 0 : before;
-		}
 		if (l < r.nr_local)
 			r.offsets[l] = base + sum - rows;
 		base += __shfl_sync(ALL_LANES, sum, LANES - 1);
@@ -191,7 +204,7 @@ static __device__ __forceinline__ uint32_t source_of(const struct records *r, ui
 }
 
 /* By lane j of the record: where its route's row goes, and where its result will. UINT32_MAX: there is none. */
-static __device__ __forceinline__ uint32_t place_route(const struct records *r, uint32_t record)
+static __device__ __forceinline__ uint32_t place_route(const struct records *r, uint32_t record, uint32_t nr_tiles)
 {
 	const struct record_header *header = record_at(r, record);
 	const struct record_route *route = (const struct record_route *)(header + 1) + lane();
@@ -202,7 +215,7 @@ static __device__ __forceinline__ uint32_t place_route(const struct records *r, 
 			r->places[at] = {UINT32_MAX, 0, 0};
 		return UINT32_MAX;
 	}
-	position = (uint32_t)r->offsets[route->local] + r->received_index[at];
+	position = (uint32_t)r->offsets[route->local] + number_of(r->received_index, r->received_tiles, nr_tiles, (uint32_t)route->local, at);
 	r->rows[position] = {(int32_t)source, header->token, route->k, route->weight};
 	r->places[at] = {position, r->at_home ? start_of(r->received, source).nr_home + route->home : record, route->weight};
 	return position;
@@ -215,7 +228,7 @@ static __global__ void __launch_bounds__(THREADS) place_rows(const __grid_consta
 	const uint8_t *record = (const uint8_t *)record_at(&r, blockIdx.x);
 
 	if (threadIdx.x < LANES)
-		positions[lane()] = place_route(&r, blockIdx.x);
+		positions[lane()] = place_route(&r, blockIdx.x, nr_tiles_of(gridDim.x * r.most_routes));
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < r.row_bytes / 16; i += THREADS) {
 		uint4 v = row_load(record + r.row_at + (uint64_t)i * 16);
@@ -232,10 +245,14 @@ static __global__ void __launch_bounds__(THREADS) place_rows(const __grid_consta
 
 cudaError_t records_place_launch(const struct records *r, uint32_t nr_records, cudaStream_t stream)
 {
-	cudaLaunchConfig_t counting = launch_config(r->nr_local, THREADS, SHARED_BYTES, stream), offsets = launch_config(1, LANES, 0, stream),
-			   placing = launch_config(nr_records, THREADS, SHARED_BYTES, stream);
-	cudaError_t rc = r->nr_local ? cudaLaunchKernelEx(&counting, count_received, *r, nr_records) : cudaSuccess;
+	uint32_t nr_tiles = (nr_records * r->most_routes + THREADS - 1) / THREADS;
+	cudaLaunchConfig_t tiles = launch_config(nr_tiles, THREADS, tile_bytes(r->nr_local), stream);
+	cudaLaunchConfig_t experts = launch_config(r->nr_local, THREADS, SHARED_BYTES, stream), offsets = launch_config(1, LANES, 0, stream);
+	cudaLaunchConfig_t placing = launch_config(nr_records, THREADS, SHARED_BYTES, stream);
+	cudaError_t rc = nr_records && r->nr_local ? cudaLaunchKernelEx(&tiles, count_received_tiles, *r, nr_records) : cudaSuccess;
 
+	if (!rc && r->nr_local)
+		rc = cudaLaunchKernelEx(&experts, count_received, *r, nr_records);
 	rc = rc ? rc : cudaLaunchKernelEx(&offsets, find_offsets, *r);
 	return rc || !nr_records ? rc : cudaLaunchKernelEx(&placing, place_rows, *r);
 }

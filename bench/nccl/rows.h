@@ -42,6 +42,9 @@ struct record_counts {
 	uint32_t nr_records, nr_home;
 };
 
+#define RECORDS_TILE 256	 /* items */
+#define RECORDS_MOST_KEYS 1024 /* ranks, or experts of one: what a tile counts in shared memory */
+
 /* Pointers are the device's. */
 struct records {
 	uint32_t nr_ranks, nr_local, topk, alignment;
@@ -61,10 +64,11 @@ struct records {
 	/* Going out: */
 	uint8_t *send, *recv;
 	struct record_counts *sent, *received; /* [R] */
-	uint32_t *record_index;		       /* [n][K] of the record that the route opens, among those of its rank */
-	uint32_t *home_index;		       /* [n][K] likewise its home row; the same array where there is one for each record */
+	/* [n][K] of the record that the route opens, and of its home row: how many of the same rank come before, in its tile of items; and [R][tiles] before the
+	 * tile. The same arrays where there is a home row for each record. */
+	uint32_t *record_index, *home_index, *record_tiles, *home_tiles;
 	/* What came: */
-	uint32_t *received_index; /* [records][most_routes] among the rows of its expert */
+	uint32_t *received_index, *received_tiles; /* [records][most_routes], [L][tiles]: likewise, of the same expert */
 	uint32_t *counts;	  /* [L] */
 	uint64_t *offsets;	  /* [L] */
 	struct record_place *places; /* [records][most_routes] */
