@@ -15,7 +15,7 @@ if [ ! -e "$emulated" ]; then
 fi
 : >"$tmp/turns"
 export TERN_CUDA_LIBRARY=$emulated TERN_NCCL_LIBRARY=$emulated TERN_EMULATED_PROCESSES=$tmp/turns
-small="--device cuda --against nccl --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1"
+small=(--device cuda --against nccl --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1)
 
 # judge NAME RC: RC 0 is right.
 judge() {
@@ -26,7 +26,7 @@ judge() {
 	bad=1
 }
 
-bench() { timeout 60 "$BUILD/tern" bench $small "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
+bench() { timeout 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
 
 # right NAME ARGUMENTS...: every element.
 right() {
