@@ -49,10 +49,10 @@ right 4_ranks_ue8m0 --ranks 4 --scale ue8m0 --mode ht --align 8 --only-verify
 right 3_ranks_given_scales --ranks 3 --x-dtype fp8 --weights pass --tokens 0,70 --only-verify
 right 3_ranks_one_expert --ranks 3 --x-dtype fp32 --routing one --combine-dtype fp32 --reduce expert --only-verify
 right 1_rank_fp16 --ranks 1 --dtype fp16 --no-weights --only-verify
-right without_verify --ranks 2 --dtype fp32
+right 4_ranks_fp32 --ranks 4 --dtype fp32 --reduce all --topk 5 --only-verify
 
 TERN_EMULATED_NCCL=flip refused wrong_bits "wrong: over NCCL: " --ranks 2
-TERN_EMULATED_NCCL=stall refused stalled "NCCL's part of a round did not end within 2000 ms" --ranks 2 --wait 2000
+TERN_EMULATED_NCCL=stall refused stalled "NCCL's part of a round did not end within 4000 ms" --ranks 2 --wait 4000
 TERN_NCCL_LIBRARY=$tmp/none.so refused no_nccl "needs NCCL .*none.so" --ranks 2
 TERN_NCCL_LIBRARY=libm.so.6 refused no_symbols "libm.so.6 has no nccl" --ranks 2
 refused other_layout "layout contiguous only" --ranks 2 --layout padded
