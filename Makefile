@@ -31,8 +31,8 @@ CUDA      ?= $(if $(SANITIZE),0,$(if $(shell command -v $(NVCC) 2>/dev/null),1,0
 CUDA_ARCH ?= 80 90a 100
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 comma     := ,
-CUDA_SRC  := $(wildcard src/cuda/*.c) src/layout.c
-CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu)
+CUDA_SRC  := $(wildcard src/cuda/*.c bench/nccl/*.c) src/layout.c
+CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(filter 100,$(CUDA_ARCH)),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
@@ -106,13 +106,13 @@ $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
-$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h)
+$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h bench/nccl/*.h bench/nccl/*.cuh)
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
 # CUDA's runtime is inside, so that only the driver is needed where it runs.
-$(call obj,$(wildcard src/cuda/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
+$(call obj,$(wildcard src/cuda/*.c bench/nccl/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
 $(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(CUDA_CU))
 	@echo '  LINK $@'
 	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,libtern_cuda.so $^ -o $@

@@ -41,7 +41,7 @@ struct bench_args {
 	bool quiet;
 	bool progress;
 	bool help;
-	const char *against; /* NULL, "mpi" or "libfabric" */
+	const char *against; /* NULL, "mpi", "libfabric" or "nccl" */
 	const char *json;    /* a file, "-" for stdout; NULL: none */
 };
 

@@ -15,7 +15,7 @@ const struct word weight_words[] = {{"combine", TERN_WEIGHTS_COMBINE}, {"pass", 
 const struct word scale_words[] = {{"fp32", TERN_SCALE_FP32}, {"ue8m0", TERN_SCALE_UE8M0}, {NULL, 0}};
 const struct word input_words[] = {{"exact", INPUT_EXACT}, {"random", INPUT_RANDOM}, {"special", INPUT_SPECIAL}, {NULL, 0}};
 const struct word device_words[] = {{"cpu", TERN_DEVICE_CPU}, {"cuda", TERN_DEVICE_CUDA}, {NULL, 0}};
-const struct word against_words[] = {{"mpi", 1}, {"libfabric", 2}, {NULL, 0}};
+const struct word against_words[] = {{"mpi", 1}, {"libfabric", 2}, {"nccl", 3}, {NULL, 0}};
 
 static const char *name_of(const struct word *words, int value)
 {

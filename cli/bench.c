@@ -6,6 +6,7 @@
 #include "cli/bench_start.h"
 #include "cli/cmd.h"
 #include "cli/device_rounds.h"
+#include "cli/nccl_rounds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +32,7 @@ struct outcome {
 	struct tern_stats stats;
 	struct tern_memory memory;
 	double raw_bytes;
-	uint64_t nr_raw_wrong;
+	uint64_t nr_raw_wrong, nr_nccl_wrong;
 	char wrong[384];
 	char error[640];
 };
@@ -41,6 +42,7 @@ struct timing {
 	struct rounds *rounds;
 	struct times times;
 	struct raw_rounds raw;
+	struct times nccl[NR_NCCL_WAYS];
 };
 
 static void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total)
@@ -171,53 +173,98 @@ static void run_on_cpu(struct bench *bench, struct timing *t, struct bench_resul
 
 /* ---- the same on a device ---------------------------------------------------------------------------------- */
 
-static int device_time_rounds(struct bench *bench, struct device_rounds *rounds, struct times *times)
-{
-	uint32_t i, total = bench->args->iters;
-	int rc = tern_moe_set_sms(rounds->moe, bench->args->nr_sms);
+struct device_timing {
+	struct device_rounds rounds;
+	struct nccl_rounds nccl;
+};
 
-	rc = rc ? rc : device_rounds_prepare(rounds);
-	for (i = 0; i < bench->args->warmup && !rc; i++)
-		rc = device_rounds_time(rounds, NULL, i);
-	for (i = 0; i < total && !rc; i++) {
-		tell_progress(bench, "timing", i, total);
-		rc = device_rounds_time(rounds, times, i);
+/* Round i of the exchange and, if asked for, of the same over NCCL; who goes first changes. */
+static int device_time_round(struct device_timing *d, struct timing *t, uint32_t i, bool counts)
+{
+	int rc = 0;
+
+	for (uint32_t k = 0; k < 2 && !rc; k++) {
+		bool nccl = (i + k) % 2;
+
+		if (!nccl)
+			rc = device_rounds_time(&d->rounds, counts ? &t->times : NULL, i);
+		else if (d->nccl.device)
+			rc = nccl_rounds_time(&d->nccl, counts ? t->nccl : NULL, i);
 	}
 	return rc;
 }
 
-static int device_run_rounds(struct bench *bench, struct device_rounds *rounds, struct times *times, struct bench_result *result,
-	struct outcome *outcome)
+static int device_time_rounds(struct bench *bench, struct device_timing *d, struct timing *t)
+{
+	uint32_t i, total = bench->args->iters;
+	int rc = tern_moe_set_sms(d->rounds.moe, bench->args->nr_sms);
+
+	rc = rc ? rc : device_rounds_prepare(&d->rounds);
+	for (i = 0; i < bench->args->warmup && !rc; i++)
+		rc = device_time_round(d, t, i, false);
+	for (i = 0; i < total && !rc; i++) {
+		tell_progress(bench, "timing", i, total);
+		rc = device_time_round(d, t, i, true);
+	}
+	return rc;
+}
+
+/* One round is always compared: what is wrong need not be timed. */
+static int verify_nccl(struct bench *bench, struct device_timing *d)
+{
+	uint32_t i, total = bench->args->verify ? bench->args->iters : 1;
+	int rc = nccl_rounds_open(&d->nccl, &d->rounds);
+
+	for (i = 0; i < total && !rc; i++) {
+		tell_progress(bench, "verifying NCCL", i, total);
+		rc = nccl_rounds_verify(&d->nccl, i);
+	}
+	return rc;
+}
+
+static int device_run_rounds(struct bench *bench, struct device_timing *d, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	uint32_t round, slots = result->bench_case.job.config.nr_slots;
 	int rc = 0;
 
 	for (round = 0; round < bench->args->iters && bench->args->verify && !rc; round += slots) {
 		tell_progress(bench, "verifying", round, bench->args->iters);
-		rc = device_rounds_verify(rounds, round);
+		rc = device_rounds_verify(&d->rounds, round);
 		result->nr_verified = round + slots;
 	}
+	if (!rc && is_against(bench->args, "nccl"))
+		rc = verify_nccl(bench, d);
 	if (!rc && !bench->args->only_verify)
-		rc = device_time_rounds(bench, rounds, times);
+		rc = device_time_rounds(bench, d, t);
 	outcome->memory.size = sizeof(outcome->memory);
-	return rc ? rc : tern_moe_memory(rounds->moe, &outcome->memory);
+	return rc ? rc : tern_moe_memory(d->rounds.moe, &outcome->memory);
+}
+
+static void describe_difference(struct outcome *outcome, const struct device_timing *d)
+{
+	outcome->nr_wrong = d->rounds.difference.nr;
+	outcome->nr_nccl_wrong = d->nccl.difference.nr;
+	if (outcome->nr_wrong)
+		memcpy(outcome->wrong, d->rounds.difference.first, sizeof(outcome->wrong));
+	else if (outcome->nr_nccl_wrong)
+		snprintf(outcome->wrong, sizeof(outcome->wrong), "over NCCL: %.370s", d->nccl.difference.first);
 }
 
 static void run_on_device(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	const struct device_ops *ops = device_ops_load();
-	struct device_rounds rounds = {0};
+	struct device_timing d = {0};
 
 	outcome->rc = ops ? device_choose(ops, (uint32_t)bench->rank) : TERN_ERR_UNSUPPORTED;
 	if (!outcome->rc)
-		outcome->rc = device_rounds_open(&rounds, bench->group, &result->bench_case.job, ops);
+		outcome->rc = device_rounds_open(&d.rounds, bench->group, &result->bench_case.job, ops);
 	if (!outcome->rc)
-		outcome->rc = device_run_rounds(bench, &rounds, &t->times, result, outcome);
+		outcome->rc = device_run_rounds(bench, &d, t, result, outcome);
 	describe_failure(bench, outcome);
-	outcome->nr_wrong = rounds.difference.nr;
-	memcpy(outcome->wrong, rounds.difference.first, sizeof(outcome->wrong));
-	if (rounds.ops)
-		device_rounds_close(&rounds);
+	describe_difference(outcome, &d);
+	nccl_rounds_close(&d.nccl);
+	if (d.rounds.ops)
+		device_rounds_close(&d.rounds);
 }
 
 /* Everything that this rank alone can do; the ranks compare notes afterwards. */
@@ -267,7 +314,7 @@ static void merge(const struct outcome *all, int nr_ranks, struct bench_result *
 	for (r = 0; r < nr_ranks; r++) {
 		if (tells_more(&all[r], failed))
 			failed = &all[r];
-		if (all[r].nr_wrong && !result->nr_wrong)
+		if ((all[r].nr_wrong || all[r].nr_nccl_wrong) && !result->wrong[0])
 			memcpy(result->wrong, all[r].wrong, sizeof(result->wrong));
 		result->nr_wrong += all[r].nr_wrong;
 		result->dispatch_bytes += (double)all[r].stats.dispatch_bytes;
@@ -275,6 +322,7 @@ static void merge(const struct outcome *all, int nr_ranks, struct bench_result *
 		result->rows_received += (double)all[r].stats.rows_received;
 		result->raw_bytes += all[r].raw_bytes / nr_ranks;
 		result->nr_raw_wrong += all[r].nr_raw_wrong;
+		result->nr_nccl_wrong += all[r].nr_nccl_wrong;
 		rounds += (double)all[r].stats.rounds;
 		if (memory_bytes(&all[r].memory) >= memory_bytes(&result->memory))
 			result->memory = all[r].memory;
@@ -287,6 +335,37 @@ static void merge(const struct outcome *all, int nr_ranks, struct bench_result *
 	}
 }
 
+static int create_times(struct timing *t, uint32_t nr)
+{
+	int rc = times_create(&t->times, nr) || times_create(&t->raw.times, nr);
+
+	for (int way = 0; way < NR_NCCL_WAYS && !rc; way++)
+		rc = times_create(&t->nccl[way], nr);
+	return rc ? TERN_ERR_NOMEM : 0;
+}
+
+static void destroy_times(struct timing *t)
+{
+	times_destroy(&t->times);
+	times_destroy(&t->raw.times);
+	for (int way = 0; way < NR_NCCL_WAYS; way++)
+		times_destroy(&t->nccl[way]);
+}
+
+static int gather_times(const struct bench *bench, const struct timing *t, struct bench_result *result)
+{
+	int rc, nr_ranks = bench->report.nr_ranks;
+
+	result->nr_timed = t->times.nr;
+	result->against_raw = is_against(bench->args, "libfabric");
+	rc = measure_gather(&t->times, nr_ranks, gather, bench->group, result->spreads);
+	if (!rc && result->against_raw)
+		rc = measure_gather(&t->raw.times, nr_ranks, gather, bench->group, result->raw_spreads);
+	for (int way = 0; way < NR_NCCL_WAYS && result->against_nccl && !rc; way++)
+		rc = measure_gather(&t->nccl[way], nr_ranks, gather, bench->group, result->nccl_spreads[way]);
+	return rc;
+}
+
 /* 0, or a negative code when the ranks can no longer work together. */
 static int run_case(struct bench *bench, struct bench_result *result)
 {
@@ -295,27 +374,22 @@ static int run_case(struct bench *bench, struct bench_result *result)
 	struct outcome *mine = outcomes ? &outcomes[nr_ranks] : NULL;
 	struct timing t = {0};
 
-	if (!outcomes || times_create(&t.times, bench->args->iters) || times_create(&t.raw.times, bench->args->iters)) {
+	if (!outcomes || create_times(&t, bench->args->iters)) {
 		free(outcomes);
-		times_destroy(&t.times);
+		destroy_times(&t);
 		return TERN_ERR_NOMEM;
 	}
 	result->verified = bench->args->verify;
+	result->against_nccl = is_against(bench->args, "nccl");
 	run_alone(bench, &t, result, mine);
 	rc = tern_group_allgather(bench->group, mine, outcomes, sizeof(*mine));
 	if (rc && mine->rc)
 		fprintf(stderr, "%s: %s\n", bench->args->program, mine->error);
 	if (!rc)
 		merge(outcomes, nr_ranks, result);
-	if (!rc && !result->error[0] && !bench->args->only_verify) {
-		result->nr_timed = t.times.nr;
-		result->against_raw = is_against(bench->args, "libfabric");
-		rc = measure_gather(&t.times, nr_ranks, gather, bench->group, result->spreads);
-		if (!rc && result->against_raw)
-			rc = measure_gather(&t.raw.times, nr_ranks, gather, bench->group, result->raw_spreads);
-	}
-	times_destroy(&t.times);
-	times_destroy(&t.raw.times);
+	if (!rc && !result->error[0] && !bench->args->only_verify)
+		rc = gather_times(bench, &t, result);
+	destroy_times(&t);
 	free(outcomes);
 	return rc;
 }

@@ -75,30 +75,59 @@ static void print_times(const struct bench_result *result)
 	}
 }
 
-static double over_raw(const struct bench_result *result, enum measure i)
+/* Tern's time over that of another way. */
+static double over(const struct bench_result *result, const struct spread *spreads, enum measure i)
 {
-	return result->raw_spreads[i].p50 > 0 ? result->spreads[i].p50 / result->raw_spreads[i].p50 : 0;
+	return spreads[i].p50 > 0 ? result->spreads[i].p50 / spreads[i].p50 : 0;
+}
+
+static void print_other_times(const char *what, const struct spread *spreads)
+{
+	unsigned int i;
+
+	printf("    %-49s", what);
+	for (i = 0; i < NR_MEASURES; i++)
+		printf(" %9.1f %9.1f", spreads[i].p50, spreads[i].p99);
+}
+
+static void print_over(const char *what, const struct bench_result *result, const struct spread *spreads)
+{
+	unsigned int i;
+
+	printf("    %-49s", what);
+	for (i = 0; i < NR_MEASURES; i++)
+		printf(" %8.2fx %9s", over(result, spreads, (enum measure)i), "");
+	printf("\n");
 }
 
 static void print_raw(const struct bench_result *result)
 {
-	unsigned int i;
+	print_other_times("raw libfabric writes of the same bytes", result->raw_spreads);
+	printf(" %11.0f %7s %9s %6llu\n", result->raw_bytes, "", "", (unsigned long long)result->nr_raw_wrong);
+	print_over("over raw", result, result->raw_spreads);
+}
 
-	printf("  %-51s", "  raw libfabric writes of the same bytes");
-	for (i = 0; i < NR_MEASURES; i++)
-		printf(" %9.1f %9.1f", result->raw_spreads[i].p50, result->raw_spreads[i].p99);
-	printf(" %11.0f %7s %9s %6llu\n  %-51s", result->raw_bytes, "", "", (unsigned long long)result->nr_raw_wrong,
-		"  over raw");
-	for (i = 0; i < NR_MEASURES; i++)
-		printf(" %8.2fx %9s", over_raw(result, (enum measure)i), "");
-	printf("\n");
+static void print_nccl(const struct bench_result *result)
+{
+	static const char *const names[NR_NCCL_WAYS][2] = {
+		[NCCL_PER_ROUTE] = {"NCCL, a row for each route, all home", "over NCCL, a row for each route"},
+		[NCCL_PER_RANK] = {"NCCL, a row for each rank", "over NCCL, a row for each rank"}};
+	int way;
+
+	if (result->nr_nccl_wrong)
+		printf("    NCCL: %llu wrong values\n", (unsigned long long)result->nr_nccl_wrong);
+	for (way = 0; way < NR_NCCL_WAYS && result->nr_timed; way++) {
+		print_other_times(names[way][0], result->nccl_spreads[way]);
+		printf("\n");
+		print_over(names[way][1], result, result->nccl_spreads[way]);
+	}
 }
 
 void report_row(const struct report *report, const struct bench_result *result)
 {
 	const struct tern_moe_config *config = &result->bench_case.job.config;
 
-	if (result->nr_wrong)
+	if (result->nr_wrong || result->nr_nccl_wrong)
 		fprintf(stderr, "%s: wrong: %s\n", report->args->program, result->wrong);
 	if (result->error[0])
 		fprintf(stderr, "%s: %s\n", report->args->program, result->error);
@@ -124,6 +153,8 @@ void report_row(const struct report *report, const struct bench_result *result)
 		printf(" %6s\n", "N/A");
 	if (result->against_raw)
 		print_raw(result);
+	if (result->against_nccl)
+		print_nccl(result);
 	fflush(stdout);
 }
 
@@ -134,7 +165,7 @@ int report_end(const struct report *report)
 
 	for (i = 0; i < report->nr_results; i++) {
 		nr_failed += report->results[i].error[0] != 0;
-		nr_wrong += report->results[i].nr_wrong + report->results[i].nr_raw_wrong;
+		nr_wrong += report->results[i].nr_wrong + report->results[i].nr_raw_wrong + report->results[i].nr_nccl_wrong;
 		nr_verified += report->results[i].nr_verified;
 	}
 	if (!report->args->quiet) {
@@ -250,9 +281,25 @@ static void put_raw(struct json *json, const struct bench_result *result)
 	put_spread(json, "raw_pair_us", &result->raw_spreads[MEASURE_PAIR]);
 	key_number(json, "raw_bytes", result->raw_bytes);
 	key_number(json, "raw_wrong", (double)result->nr_raw_wrong);
-	key_number(json, "dispatch_over_raw", over_raw(result, MEASURE_DISPATCH));
-	key_number(json, "combine_over_raw", over_raw(result, MEASURE_COMBINE));
-	key_number(json, "pair_over_raw", over_raw(result, MEASURE_PAIR));
+	key_number(json, "dispatch_over_raw", over(result, result->raw_spreads, MEASURE_DISPATCH));
+	key_number(json, "combine_over_raw", over(result, result->raw_spreads, MEASURE_COMBINE));
+	key_number(json, "pair_over_raw", over(result, result->raw_spreads, MEASURE_PAIR));
+}
+
+static void put_nccl(struct json *json, const struct bench_result *result)
+{
+	static const char *const names[NR_NCCL_WAYS] = {[NCCL_PER_ROUTE] = "per_route", [NCCL_PER_RANK] = "per_rank"};
+	static const char *const measures[NR_MEASURES] = {"dispatch", "combine", "pair"};
+	char key[64];
+
+	key_number(json, "nccl_wrong", (double)result->nr_nccl_wrong);
+	for (int way = 0; way < NR_NCCL_WAYS && result->nr_timed; way++)
+		for (int m = 0; m < NR_MEASURES; m++) {
+			snprintf(key, sizeof(key), "nccl_%s_%s_us", names[way], measures[m]);
+			put_spread(json, key, &result->nccl_spreads[way][m]);
+			snprintf(key, sizeof(key), "%s_over_nccl_%s", measures[m], names[way]);
+			key_number(json, key, over(result, result->nccl_spreads[way], (enum measure)m));
+		}
 }
 
 static void put_result(struct json *json, const struct bench_result *result)
@@ -274,6 +321,8 @@ static void put_result(struct json *json, const struct bench_result *result)
 	}
 	if (result->against_raw)
 		put_raw(json, result);
+	if (result->against_nccl)
+		put_nccl(json, result);
 	key_number(json, "window_bytes", (double)result->memory.window_bytes);
 	key_number(json, "output_bytes", (double)result->memory.output_bytes);
 	key_number(json, "private_bytes", (double)result->memory.private_bytes);

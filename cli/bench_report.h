@@ -5,6 +5,7 @@
 
 #include "bench/args.h"
 #include "bench/measure.h"
+#include "cli/nccl_rounds.h"
 
 struct bench_result {
 	struct bench_case bench_case;
@@ -12,6 +13,9 @@ struct bench_result {
 	bool against_raw; /* beside raw libfabric writes of the same bytes, raw_bytes a rank and round */
 	struct spread raw_spreads[NR_MEASURES];
 	double raw_bytes;
+	bool against_nccl;
+	struct spread nccl_spreads[NR_NCCL_WAYS][NR_MEASURES];
+	uint64_t nr_nccl_wrong; /* of all ranks */
 	uint64_t nr_raw_wrong;	 /* writes of all ranks */
 	uint32_t nr_timed;	 /* rounds, of each measure */
 	uint64_t nr_verified;	 /* rounds with fresh inputs */

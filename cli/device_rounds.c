@@ -11,7 +11,6 @@
 #define POISON 0xa5
 #define MOST_GAP 48
 #define HOLD_NS 40000
-#define TIMED_ROUND (UINT64_C(1) << 40)
 
 static int passed_on(const struct device_rounds *r, int rc)
 {
@@ -259,11 +258,15 @@ static int capture_lanes(struct device_rounds *r)
 	return rc;
 }
 
-/* Collective: 0, or this rank's failure, or that of another. */
-static int agree(struct device_rounds *r, int rc)
+int device_rounds_agree(const struct device_rounds *r, int rc)
 {
-	int all[r->job->nr_ranks], status = tern_group_allgather(r->group, &rc, all, sizeof(rc));
+	int all[r->job->nr_ranks], status;
+	char cause[512];
 
+	snprintf(cause, sizeof(cause), "%s", rc ? tern_last_error() : "");
+	status = tern_group_allgather(r->group, &rc, all, sizeof(rc));
+	if (rc)
+		error_put_back(cause); /* gathering has begun a new one */
 	for (uint32_t i = 0; i < r->job->nr_ranks && !status && !rc; i++)
 		if (all[i])
 			status = fail(all[i], "rank %u has failed", i);
@@ -286,9 +289,9 @@ int device_rounds_open(struct device_rounds *r, tern_group *group, const struct 
 	rc = tern_moe_create(group, &job->config, &r->moe);
 	if (rc)
 		return rc;
-	rc = agree(r, make_lanes(r));
+	rc = device_rounds_agree(r, make_lanes(r));
 	rc = rc ? rc : create_barrier(r);
-	return rc ? rc : agree(r, capture_lanes(r));
+	return rc ? rc : device_rounds_agree(r, capture_lanes(r));
 }
 
 /* ---- verified rounds ----------------------------------------------------------------------------------------- */
@@ -354,6 +357,13 @@ static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint
 	rc = rc ? rc : upload(r, lane, lane->weights, weights, routes * 4);
 	rc = rc ? rc : upload(r, lane, lane->nr_tokens, nr, 4);
 	return rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+}
+
+int device_rounds_upload(struct device_rounds *r, uint64_t round)
+{
+	const struct manner plain = {.graphs = true};
+
+	return upload_inputs(r, &r->lanes[0], round, &plain);
 }
 
 /* Wherever rows may go. */
@@ -503,10 +513,9 @@ int device_rounds_verify(struct device_rounds *r, uint64_t round)
 
 int device_rounds_prepare(struct device_rounds *r)
 {
-	const struct manner plain = {.graphs = true};
 	struct device_lane *lane = &r->lanes[0];
-	uint32_t n = job_nr_tokens(r->job, TIMED_ROUND, r->rank);
-	int rc = upload_inputs(r, lane, TIMED_ROUND, &plain);
+	uint32_t n = job_nr_tokens(r->job, DEVICE_TIMED_ROUND, r->rank);
+	int rc = device_rounds_upload(r, DEVICE_TIMED_ROUND);
 
 	r->ops->graph_destroy(lane->dispatch);
 	r->ops->graph_destroy(lane->combine);
@@ -517,11 +526,10 @@ int device_rounds_prepare(struct device_rounds *r)
 	rc = rc ? rc : capture(r, 0, false, true, n, &lane->combine);
 	rc = rc ? rc : capture(r, 0, true, true, n, &lane->pair);
 	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
-	return agree(r, rc);
+	return device_rounds_agree(r, rc);
 }
 
-/* A barrier of all devices, and time for the hosts to queue what follows. */
-static int start_together(struct device_rounds *r)
+int device_rounds_start(struct device_rounds *r)
 {
 	struct tern_dispatch args = {.size = sizeof(args)};
 	struct tern_received received = {.size = sizeof(received)};
@@ -540,7 +548,7 @@ int device_rounds_time(struct device_rounds *r, struct times *times, uint32_t i)
 	int rc = 0;
 
 	for (int g = 0; g < NR_MEASURES && !rc; g++) {
-		rc = start_together(r);
+		rc = device_rounds_start(r);
 		rc = rc ? rc : passed_on(r, r->ops->graph_launch(graphs[g], lane->stream));
 	}
 	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));

@@ -53,4 +53,13 @@ int device_rounds_step(struct device_rounds *rounds, uint32_t step, uint64_t rou
 int device_rounds_prepare(struct device_rounds *rounds);
 int device_rounds_time(struct device_rounds *rounds, struct times *times, uint32_t i);
 
+/* For who is compared with: */
+#define DEVICE_TIMED_ROUND (UINT64_C(1) << 40) /* whose inputs are timed */
+/* That round's inputs, rows without gaps and ids of 32 bits, into lane 0. */
+int device_rounds_upload(struct device_rounds *rounds, uint64_t round);
+/* On lane 0's stream: a barrier of all devices, and time for the hosts to queue what follows. */
+int device_rounds_start(struct device_rounds *rounds);
+/* Collective: 0, or this rank's failure, or that of another. */
+int device_rounds_agree(const struct device_rounds *rounds, int rc);
+
 #endif

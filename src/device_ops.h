@@ -15,7 +15,7 @@
 #include "placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 1
+#define DEVICE_OPS_VERSION 2
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -52,6 +52,7 @@ struct device_call {
 
 struct device_exchange;
 struct device_graph;
+struct records_ops; /* bench/nccl/rows.h */
 
 struct device_ops {
 	uint32_t version;
@@ -97,6 +98,7 @@ struct device_ops {
 	void (*graph_destroy)(struct device_graph *graph);
 	/* Between a graph's begin and its end, by the device's clock; after stream_wait. */
 	int (*graph_time)(struct device_graph *graph, double *us);
+	const struct records_ops *records;
 };
 
 /* Exported by libtern_cuda.so. */

@@ -304,7 +304,8 @@ __attribute__((visibility("default"))) const struct device_ops *tern_cuda_ops(vo
 		.capture_end = capture_end,
 		.graph_launch = graph_launch,
 		.graph_destroy = graph_destroy,
-		.graph_time = graph_time};
+		.graph_time = graph_time,
+		.records = &records_ops};
 
 	return &table;
 }

@@ -20,6 +20,9 @@ int device_exchange_release(struct device_exchange *exchange, const struct devic
 void device_exchange_report(const struct device_exchange *exchange, uint32_t slot, struct ll_report *report);
 void device_exchange_complaint(struct device_exchange *exchange, uint32_t slot, struct ll_complaint *complaint);
 
+/* What is compared with: bench/nccl/. */
+extern const struct records_ops records_ops;
+
 /* A kernel that does nothing for so long. */
 cudaError_t spin_launch(uint64_t ns, cudaStream_t stream);
 

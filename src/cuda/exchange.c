@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend.h"
+#include "dtypes.h"
 #include "error.h"
 #include "kernels/cuda/kernels_ht.h"
 #include "kernels/cuda/rule_ll.h"
@@ -110,16 +111,6 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->home_routes = (uint2 *)(memory + l->home_routes);
 }
 
-static enum ll_x x_kind(const struct tern_moe_config *c)
-{
-	if (c->dispatch_dtype != TERN_FP8_E4M3)
-		return LL_X_COPY;
-	return c->x_dtype == TERN_FP8_E4M3 ? LL_X_GIVEN
-	       : c->x_dtype == TERN_BF16   ? LL_X_BF16
-	       : c->x_dtype == TERN_FP16   ? LL_X_FP16
-					   : LL_X_FP32;
-}
-
 static void make_dispatch(struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
 {
 	const struct tern_moe_config *c = plan->config;
@@ -127,7 +118,7 @@ static void make_dispatch(struct device_exchange *x, const struct device_plan *p
 	struct ll_dispatch *d = &s->dispatch;
 	uint32_t lists = c->layout == TERN_BY_SOURCE ? plan->nr_ranks : d->exchange.nr_local;
 
-	d->kind = x_kind(c);
+	d->kind = ll_x_kind(c);
 	d->scale_bytes = scale_bytes(c->scale);
 	d->padded = c->layout == TERN_PADDED;
 	d->by_source = c->layout == TERN_BY_SOURCE;
@@ -164,7 +155,7 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan, 
 	s->combine.exchange = s->dispatch.exchange;
 	make_dispatch(x, plan, s);
 	make_ht(x, plan, s);
-	s->combine.kind = c->combine_dtype == TERN_BF16 ? LL_Y_BF16 : c->combine_dtype == TERN_FP16 ? LL_Y_FP16 : LL_Y_FP32;
+	s->combine.kind = ll_y_kind(c);
 	/* BY_SOURCE: the caller has reduced and weighted. */
 	s->combine.weighted = c->weights == TERN_WEIGHTS_COMBINE;
 	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first), cudaMemcpyHostToDevice), "cudaMemcpy of a slot's state");

@@ -57,7 +57,8 @@ refuses '--routing: routing' --routing nearest
 refuses 'exponent must be a number' --routing zipf:x
 refuses '--drop is "2"' --drop 2
 refuses '--seed is "x"' --seed x
-refuses '--against is "nccl"' --against nccl
+refuses '--against is "gloo"' --against gloo
+refuses '--against nccl needs --device cuda' --against nccl
 refuses '--tokens has 64, more than --max-tokens, 8' --tokens 64 --max-tokens 8
 refuses 'is not a flag' deepseek-v3
 refuses 'there is nothing to do' --ranks 1 --layout source --reduce home

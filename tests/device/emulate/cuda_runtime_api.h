@@ -43,7 +43,8 @@ typedef enum cudaError {
 	cudaErrorPeerAccessAlreadyEnabled,
 	cudaErrorPeerAccessNotEnabled,
 	cudaErrorStreamCaptureUnsupported,
-	cudaErrorNotSupported
+	cudaErrorNotSupported,
+	cudaErrorNotReady
 } cudaError_t;
 
 typedef struct emulated_stream *cudaStream_t;
@@ -172,6 +173,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaEventCreate(cudaEvent_t *event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end);
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value);

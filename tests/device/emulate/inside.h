@@ -65,6 +65,7 @@ struct operation {
 
 struct emulated_event {
 	uint64_t ns;
+	bool under_way; /* recorded, and not reached */
 };
 
 struct emulated_graph {
@@ -134,6 +135,7 @@ struct emulated_stream *stream_of(cudaStream_t stream);
 void stream_put(struct emulated_stream *stream, const struct operation *operation);
 void stream_wait(struct emulated_stream *stream);
 void device_wait(int device);
+void devices_run(void); /* for a while, if nobody else does */
 void stream_add(struct emulated_stream *stream);
 void stream_remove(struct emulated_stream *stream);
 void operation_free(struct operation *operation);

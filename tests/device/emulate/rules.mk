@@ -2,8 +2,8 @@
 # libtern_cuda.so for emulated GPUs: the backend and the kernels as they are, compiled for the CPU; CUDA's runtime is tests/device/emulate/. Needs g++, no nvcc.
 CXX          ?= g++
 EMULATE      := tests/device/emulate
-EMULATED_SRC := $(wildcard src/cuda/*.c) $(filter-out %/test_schedules.c,$(wildcard $(EMULATE)/*.c)) src/layout.c
-EMULATED_CU  := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu)
+EMULATED_SRC := $(wildcard src/cuda/*.c bench/nccl/*.c) $(filter-out %/test_schedules.c,$(wildcard $(EMULATE)/*.c)) src/layout.c
+EMULATED_CU  := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu $(EMULATE)/*.cu)
 EMULATED_OBJ := $(patsubst %,$(BUILD)/emulated/obj/%.o,$(EMULATED_SRC) $(EMULATED_CU))
 # C++ has neither unused kernels nor unrolling by pragma.
 EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) -std=gnu++17 -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-function -Wno-unused-parameter -I.

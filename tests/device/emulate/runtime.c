@@ -99,7 +99,7 @@ const char *cudaGetErrorName(cudaError_t rc)
 {
 	static const char *const names[] = {"cudaSuccess", "cudaErrorInvalidValue", "cudaErrorMemoryAllocation", "cudaErrorNoDevice",
 		"cudaErrorInsufficientDriver", "cudaErrorNoKernelImageForDevice", "cudaErrorInvalidDevice", "cudaErrorInvalidResourceHandle",
-		"cudaErrorPeerAccessAlreadyEnabled", "cudaErrorPeerAccessNotEnabled", "cudaErrorStreamCaptureUnsupported", "cudaErrorNotSupported"};
+		"cudaErrorPeerAccessAlreadyEnabled", "cudaErrorPeerAccessNotEnabled", "cudaErrorStreamCaptureUnsupported", "cudaErrorNotSupported", "cudaErrorNotReady"};
 
 	return rc < sizeof(names) / sizeof(names[0]) ? names[rc] : "unknown";
 }
@@ -364,7 +364,23 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
+	emulated_enter();
+	event->under_way = true;
+	emulated_leave();
 	return put(stream, &(struct operation){.kind = OPERATION_EVENT, .event = event});
+}
+
+/* On GPUs work goes on while somebody asks: so it does here. */
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+	bool under_way;
+
+	emulated_enter();
+	if (event->under_way)
+		devices_run();
+	under_way = event->under_way;
+	emulated_leave();
+	return result(under_way ? cudaErrorNotReady : cudaSuccess);
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)

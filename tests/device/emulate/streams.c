@@ -214,7 +214,7 @@ static void run_at_once(struct operation *op)
 	else if (op->kind == OPERATION_FILL)
 		memset(op->to, op->byte, op->bytes);
 	else
-		op->event->ns = emulated_clock_ns;
+		*op->event = (struct emulated_event){.ns = emulated_clock_ns};
 	order_release(&op->stream->order);
 	op->done = true;
 }
@@ -303,20 +303,31 @@ static bool is_idle(const struct emulated_stream *stream, int device)
 	return true;
 }
 
+static void run_devices(void)
+{
+	executing = true;
+	processes_enter();
+	if (!run_some())
+		emulated_die("nothing can run, and a stream is not empty");
+	processes_leave();
+	let_others_in();
+	executing = false;
+}
+
+void devices_run(void)
+{
+	if (!executing)
+		run_devices();
+	note_move();
+}
+
 static void run_until_idle(struct emulated_stream *stream, int device)
 {
 	while (!is_idle(stream, device)) {
-		if (executing) {
+		if (executing)
 			wait_for_others();
-			continue;
-		}
-		executing = true;
-		processes_enter();
-		if (!run_some())
-			emulated_die("nothing can run, and a stream is not empty");
-		processes_leave();
-		let_others_in();
-		executing = false;
+		else
+			run_devices();
 	}
 	note_move(); /* somebody else runs the devices now */
 }
