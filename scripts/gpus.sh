@@ -78,10 +78,18 @@ stage_candidates() {
 
 measure() { "$BUILD/tern" bench --device cuda --ranks "$gpus" --verify "${@:2}" --json "$LOGS/$1.json"; }
 
+# In the same run and the same rounds as Tern's.
+beside_nccl() {
+	ldconfig -p | grep -q libnccl.so.2 || [ -n "${TERN_NCCL_LIBRARY:-}" ] || { echo "skip: no libnccl.so.2, and TERN_NCCL_LIBRARY is not set"; return 77; }
+	measure nccl-ll --preset deepseek-v3 --dtype fp8,bf16 --tokens 1,8,128 --mode ll --iters 100 --against nccl &&
+		measure nccl-ht --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 20 --against nccl
+}
+
 stage_bench() {
 	step bench/ll 120 measure ll --preset $PRESETS --tokens 1,8,32,128 --mode ll --iters 200
 	step bench/ll-bf16 60 measure ll-bf16 --preset deepseek-v3 --dtype bf16 --tokens 1,8,128 --mode ll --iters 200
 	step bench/ht 120 measure ht --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 30
+	step bench/nccl 240 beside_nccl
 	step bench/ht-24-sms 120 measure ht-24-sms --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 30 --sms 24
 }
 
@@ -115,7 +123,7 @@ tests_of_python() {
 
 stage_python() { step python/cuda 240 tests_of_python; }
 
-for function in verify generate same_text measure sanitize tests_of_python; do export -f "${function?}"; done
+for function in verify generate same_text measure beside_nccl sanitize tests_of_python; do export -f "${function?}"; done
 export BUILD LOGS gpus
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }
 echo "$gpus GPUs, $(git rev-parse --short HEAD 2>/dev/null || echo 'no commit known'), $(date -u '+%F %T')"
