@@ -484,8 +484,8 @@ static int check(struct bench_args *args)
 	const struct tern_moe_config *config = &args->job.config;
 	unsigned int i;
 
-	if (args->against && !strcmp(args->against, "nccl") && config->device != TERN_DEVICE_CUDA)
-		return wrong(args, "--against nccl needs --device cuda");
+	if (args->against && !strcmp(args->against, "nccl") != (config->device == TERN_DEVICE_CUDA))
+		return wrong(args, config->device == TERN_DEVICE_CUDA ? "--device cuda is compared with nccl alone" : "--against nccl needs --device cuda");
 	for (i = 0; i < args->nr_shapes; i++) {
 		struct bench_shape *shape = &args->shapes[i];
 

@@ -59,6 +59,7 @@ refuses '--drop is "2"' --drop 2
 refuses '--seed is "x"' --seed x
 refuses '--against is "gloo"' --against gloo
 refuses '--against nccl needs --device cuda' --against nccl
+refuses '--device cuda is compared with nccl alone' --device cuda --against libfabric
 refuses '--tokens has 64, more than --max-tokens, 8' --tokens 64 --max-tokens 8
 refuses 'is not a flag' deepseek-v3
 refuses 'there is nothing to do' --ranks 1 --layout source --reduce home
