@@ -64,12 +64,15 @@ static bool blames(const struct scenario *s, const struct fate *fate)
 
 /* Silence is noticed after the engine's time-out, or the exchange's if that is longer, at the next look (20 ms) and the
  * end of the longest sleep (50 ms). At a cut link the end that still hears the other waits until that one has left, and
- * falls silent in turn. */
+ * falls silent in turn. With fewer credits than peers, what goes to one that has left holds up all others until it is
+ * missed, two looks later, and so may each of those that leave in turn. */
 static uint64_t longest_ns(const struct scenario *s, const struct fate *fate)
 {
 	int wait_ms = s->job.config.wait_ms;
 	uint64_t notice = (uint64_t)(wait_ms > s->fleet.engine.timeout_ms ? wait_ms : s->fleet.engine.timeout_ms) + 100;
 
+	if (s->fleet.engine.depth < s->fleet.nr_ranks)
+		notice += 40 * (uint64_t)s->fleet.nr_ranks;
 	if (fate->creating) /* gatherings, and the engine's first words */
 		notice += 2 * (uint64_t)s->fleet.wait_ms + (uint64_t)s->fleet.engine.wait_ms;
 	return (s->trigger.fault == SOAK_CUT ? 2 * notice : notice) * MS;
