@@ -344,14 +344,11 @@ static int check_state(tern_moe *moe, const struct tern_dispatch *args)
 	return routes_check(moe, args);
 }
 
+/* To ranks that are mapped: rows for the others left by lanes. */
 static int publish_rows(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
-	const struct layout *l = &moe->layout;
-	struct publication p = {.slot = slot,
-		.kind = WORD_DISPATCH,
-		.phase = TERN_PHASE_DISPATCH,
-		.offset = layout_region(l, slot, moe->rank)};
+	struct publication p = {.slot = slot, .kind = WORD_DISPATCH, .phase = TERN_PHASE_DISPATCH};
 	int rc = 0;
 
 	/* Starting after itself, so that the ranks do not all ring the same one. */
@@ -360,9 +357,7 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 
 		if (goes_by_lane(moe, r))
 			continue;
-		p.from = path_region(moe, slot, r);
 		p.count = s->rows_to[r];
-		p.bytes = (uint64_t)p.count * l->region_stride;
 		rc = path_publish(moe, r, &p);
 	}
 	return rc;
