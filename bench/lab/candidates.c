@@ -10,7 +10,6 @@
 
 #include "kernels/cuda/rule_ll.h"
 
-#define HOLD_NS 30000
 #define MOST_WAYS 160
 #define MOST_PAIRS 24
 #define TURNS 7
@@ -117,31 +116,17 @@ static void put_half(const struct lab_rank *rank, const struct way *w, bool earl
 }
 
 /* second: NULL for one half. */
-static cudaGraphExec_t capture(const struct lab_rank *rank, const struct way *first, const struct way *second)
+static cudaGraphExec_t capture(struct lab_rank *rank, const struct way *first, const struct way *second)
 {
-	cudaGraph_t graph;
-	cudaGraphExec_t exec;
 
 	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
 	put_half(rank, first, false);
 	if (second)
 		put_half(rank, second, true);
-	CHECK(cudaStreamEndCapture(rank->stream, &graph));
-	CHECK(cudaGraphInstantiate(&exec, graph, 0));
-	CHECK(cudaGraphDestroy(graph));
-	CHECK(cudaGraphUpload(exec, rank->stream));
-	return exec;
+	return lab_captured(rank);
 }
 
 /* ---- timing -------------------------------------------------------------------------------------------------- */
-
-static void replay(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t exec, cudaEvent_t *events)
-{
-	lab_gate(lab, rank, HOLD_NS);
-	CHECK(cudaEventRecord(events[0], rank->stream));
-	CHECK(cudaGraphLaunch(exec, rank->stream));
-	CHECK(cudaEventRecord(events[1], rank->stream));
-}
 
 static float elapsed_us(cudaEvent_t *events)
 {
@@ -172,7 +157,7 @@ static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
 		for (uint32_t i = 0; i < most; i++)
 			for (uint32_t b = 0; b < DROPPED + BURST; b++) {
 				for (int half = 0; half < 2; half++)
-					replay(lab, rank, graphs[half][i % ways[half].nr], events[half]);
+					lab_replay(lab, rank, graphs[half][i % ways[half].nr], events[half]);
 				CHECK(cudaStreamSynchronize(rank->stream));
 				for (int half = 0; half < 2 && b >= DROPPED; half++)
 					ways[half].way[i % ways[half].nr].us[rank->rank][turn * BURST + b - DROPPED] = elapsed_us(events[half]);
@@ -211,7 +196,7 @@ static uint64_t time_pairs(struct lab *lab, struct lab_rank *rank, void *ctx)
 	for (uint32_t turn = 0; turn < 4 * TURNS; turn++)
 		for (uint32_t i = 0; i < pairs->nr; i++)
 			for (uint32_t b = 0; b < DROPPED + BURST; b++) {
-				replay(lab, rank, graphs[i], events);
+				lab_replay(lab, rank, graphs[i], events);
 				CHECK(cudaStreamSynchronize(rank->stream));
 				if (b >= DROPPED)
 					pairs->pair[i].us[rank->rank][turn * BURST + b - DROPPED] = elapsed_us(events);

@@ -59,7 +59,7 @@ static uint64_t trace_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	(void)ctx;
 	lab_inputs(lab, rank, 1);
 	for (int i = 0; i < 5; i++) {
-		lab_gate(lab, rank, 30000);
+		lab_gate(lab, rank, LAB_HOLD_NS);
 		CHECK(lab_dispatch_launch(lab->way.dispatch_how, &rank->dispatch, &lab->way.dispatch, rank->stream));
 		CHECK(lab_combine_launch(lab->way.combine_how, &rank->combine, &lab->way.combine, rank->stream));
 	}

@@ -304,6 +304,26 @@ void lab_gate(struct lab *lab, struct lab_rank *rank, uint64_t hold_ns)
 	CHECK(lab_gate_launch(&gate, rank->stream));
 }
 
+cudaGraphExec_t lab_captured(struct lab_rank *rank)
+{
+	cudaGraph_t graph;
+	cudaGraphExec_t exec;
+
+	CHECK(cudaStreamEndCapture(rank->stream, &graph));
+	CHECK(cudaGraphInstantiate(&exec, graph, 0));
+	CHECK(cudaGraphDestroy(graph));
+	CHECK(cudaGraphUpload(exec, rank->stream));
+	return exec;
+}
+
+void lab_replay(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t graph, cudaEvent_t events[2])
+{
+	lab_gate(lab, rank, LAB_HOLD_NS);
+	CHECK(cudaEventRecord(events[0], rank->stream));
+	CHECK(cudaGraphLaunch(graph, rank->stream));
+	CHECK(cudaEventRecord(events[1], rank->stream));
+}
+
 bool lab_expired(const struct lab_rank *rank)
 {
 	static const char *const reasons[] = {"nothing", "the plan", "a row", "a result", "the arrival word"};

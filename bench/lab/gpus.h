@@ -71,7 +71,14 @@ void lab_setup(struct lab *lab, const struct job *job, const struct lab_way *way
 /* Puts one round's inputs in place. */
 void lab_inputs(struct lab *lab, struct lab_rank *rank, uint64_t round);
 
+#define LAB_HOLD_NS 30000
 void lab_gate(struct lab *lab, struct lab_rank *rank, uint64_t hold_ns);
+
+/* Ends the capture of the rank's stream. The caller destroys the graph. */
+cudaGraphExec_t lab_captured(struct lab_rank *rank);
+
+/* The graph behind a gate of LAB_HOLD_NS, between two events. */
+void lab_replay(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t graph, cudaEvent_t events[2]);
 
 /* Prints the report of an expired wait, if there is one. */
 bool lab_expired(const struct lab_rank *rank);

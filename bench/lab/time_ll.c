@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HOLD_NS 30000
 #define WARM_UP 10
 #define CHAIN 10 /* pairs in the chained graph */
 
@@ -42,8 +41,6 @@ static void launch_half(struct lab *lab, struct lab_rank *rank, const struct tim
 
 static cudaGraphExec_t capture(struct lab *lab, struct lab_rank *rank, const struct timing *timing, enum graph_kind kind)
 {
-	cudaGraph_t graph;
-	cudaGraphExec_t exec;
 	int nr = kind == GRAPH_CHAIN ? CHAIN : 1;
 
 	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
@@ -53,19 +50,7 @@ static cudaGraphExec_t capture(struct lab *lab, struct lab_rank *rank, const str
 		if (kind != GRAPH_DISPATCH)
 			launch_half(lab, rank, timing, false, kind != GRAPH_COMBINE);
 	}
-	CHECK(cudaStreamEndCapture(rank->stream, &graph));
-	CHECK(cudaGraphInstantiate(&exec, graph, 0));
-	CHECK(cudaGraphDestroy(graph));
-	CHECK(cudaGraphUpload(exec, rank->stream));
-	return exec;
-}
-
-static void time_graph(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t exec, cudaEvent_t *events)
-{
-	lab_gate(lab, rank, HOLD_NS);
-	CHECK(cudaEventRecord(events[0], rank->stream));
-	CHECK(cudaGraphLaunch(exec, rank->stream));
-	CHECK(cudaEventRecord(events[1], rank->stream));
+	return lab_captured(rank);
 }
 
 static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
@@ -86,7 +71,7 @@ static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	pthread_barrier_wait(&lab->barrier);
 	for (uint32_t i = 0; i < WARM_UP + timing->rounds; i++) {
 		for (int g = 0; g < last; g++)
-			time_graph(lab, rank, graphs[g], events[g]);
+			lab_replay(lab, rank, graphs[g], events[g]);
 		CHECK(cudaStreamSynchronize(rank->stream));
 		for (int g = 0; g < last && i >= WARM_UP; g++) {
 			float ms;
