@@ -2,28 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The demo with --device cuda writes the same texts, from the same bits of logits, as on the CPU. BUILD=dir tests/device/generate.sh
 # On GPUs that are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs.
-set -u
-BUILD=${BUILD:-build}
-emulated=$PWD/$BUILD/emulated/libtern_cuda.so
-tmp=$(mktemp -d) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-bad=0
-
-if [ ! -e "$emulated" ]; then
-	echo "$emulated is not there: make emulated"
-	exit 77
-fi
-: >"$tmp/turns"
-export TERN_CUDA_LIBRARY=$emulated TERN_CUDART_LIBRARY=$emulated TERN_EMULATED_PROCESSES=$tmp/turns
-
-# judge NAME RC: RC 0 is right.
-judge() {
-	[ "$2" -eq 0 ] && echo "ok - $1" && return
-	echo "not ok - $1"
-	sed 's/^/    out: /' "$tmp/out"
-	sed 's/^/    err: /' "$tmp/err"
-	bad=1
-}
+. "${BASH_SOURCE%/*}/emulated.sh"
+export TERN_CUDART_LIBRARY=$emulated
 
 # generate RANKS ARGUMENTS...: a few bytes for prompts of three lengths.
 generate() {

@@ -2,29 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # tern bench --against nccl: what goes over NCCL is what the reference says, and what is wrong or missing is told. BUILD=dir tests/device/nccl.sh
 # GPUs and NCCL are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs.
-set -u
-BUILD=${BUILD:-build}
-emulated=$PWD/$BUILD/emulated/libtern_cuda.so
-tmp=$(mktemp -d) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-bad=0
-
-if [ ! -e "$emulated" ]; then
-	echo "$emulated is not there: make emulated"
-	exit 77
-fi
-: >"$tmp/turns"
-export TERN_CUDA_LIBRARY=$emulated TERN_NCCL_LIBRARY=$emulated TERN_EMULATED_PROCESSES=$tmp/turns
+. "${BASH_SOURCE%/*}/emulated.sh"
+export TERN_NCCL_LIBRARY=$emulated
 small=(--device cuda --against nccl --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1)
-
-# judge NAME RC: RC 0 is right.
-judge() {
-	[ "$2" -eq 0 ] && echo "ok - $1" && return
-	echo "not ok - $1"
-	sed 's/^/    out: /' "$tmp/out"
-	sed 's/^/    err: /' "$tmp/err"
-	bad=1
-}
 
 bench() { timeout 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
 
