@@ -76,7 +76,7 @@ stage_candidates() {
 	step candidates/time 400 "$BUILD/tern-lab-ll" candidates
 }
 
-measure() { "$BUILD/tern" bench --device cuda --ranks "$gpus" --verify "${@:2}" --json "$LOGS/$1.json"; }
+measure() { "$BUILD/tern" bench --device cuda --ranks "$gpus" --reduce expert --verify "${@:2}" --json "$LOGS/$1.json"; }
 
 # In the same run and the same rounds as Tern's.
 beside_nccl() {
@@ -125,6 +125,7 @@ stage_python() { step python/cuda 240 tests_of_python; }
 
 for function in verify generate same_text measure beside_nccl sanitize tests_of_python; do export -f "${function?}"; done
 export BUILD LOGS gpus
+export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$(realpath "$BUILD")/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }
 echo "$gpus GPUs, $(git rev-parse --short HEAD 2>/dev/null || echo 'no commit known'), $(date -u '+%F %T')"
 for stage in $STAGES; do

@@ -9,7 +9,8 @@
 /* Four lines of a source's plan, and its line 0, which says how many lines there are. */
 struct plan_piece {
 	uint32_t source, four;
-	uint4 head, v;
+	uint2 head;
+	uint4 v;
 };
 
 __device__ __forceinline__ void look_at_plan(const struct ll_exchange *e, struct plan_piece *piece)
@@ -17,7 +18,7 @@ __device__ __forceinline__ void look_at_plan(const struct ll_exchange *e, struct
 	const uint8_t *plan = e->windows[e->rank] + e->window.plans + piece->source * e->window.plan_bytes;
 
 	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * LL_LINE_BYTES + lane_id() * 16);
-	piece->head = piece->four ? piece_load(plan + lane_id() % 8 * 16) : piece->v;
+	piece->head = piece->four ? load_plan_head(plan) : make_uint2(0, 0);
 }
 
 /* After a look. False: it did not come in time. */
@@ -27,15 +28,14 @@ template <int FORMAT> __device__ __forceinline__ bool await_plan(const struct ll
 	struct patience patience = {0, 0};
 
 	for (;; look_at_plan(e, piece)) {
-		bool there = __shfl_sync(ALL_LANES, piece->head.w, 7) == epoch;
-
-		*nr_tokens = __shfl_sync(ALL_LANES, tokens_of_head(piece->head), 7);
-		if (__all_sync(ALL_LANES, there && (!has_epoch<FORMAT>() || piece->v.w == epoch || !line_needed<FORMAT>(line, *nr_tokens * e->topk))))
+		piece->head = piece->four ? piece->head : plan_head_of(piece->v);
+		*nr_tokens = piece->head.x;
+		if (__all_sync(ALL_LANES, piece->head.y == epoch && (!has_epoch<FORMAT>() || piece->v.w == epoch || !line_needed<FORMAT>(line, *nr_tokens * e->topk))))
 			break;
 		if (may_wait(&patience, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
-			report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->head.w, &patience);
+			report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->head.y, &patience);
 		return false;
 	}
 	*nr_tokens = min(*nr_tokens, e->max_tokens);

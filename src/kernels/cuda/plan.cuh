@@ -104,9 +104,16 @@ template <int FORMAT> __device__ __forceinline__ bool line_needed(uint32_t line,
 	return line == 0 || line * plan_line<FORMAT>::IDS < nr_ids;
 }
 
-__device__ __forceinline__ uint32_t tokens_of_head(uint4 v)
+/* The end of line 0: how many tokens, and the epoch. */
+__device__ __forceinline__ uint2 load_plan_head(const uint8_t *plan)
 {
-	return v.x;
+	return piece_end_load(plan + 7 * 16);
+}
+
+/* Out of line 0 itself, if a warp has loaded it. */
+__device__ __forceinline__ uint2 plan_head_of(uint4 v)
+{
+	return make_uint2(__shfl_sync(ALL_LANES, v.z, 7), __shfl_sync(ALL_LANES, v.w, 7));
 }
 
 /* Ids of tokens that a replica of this rank sends. */
@@ -151,7 +158,7 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert<HOW>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
-	v = head ? make_uint4(nr_tokens, 0, 0, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
+	v = head ? make_uint4(0, 0, nr_tokens, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
 	if (failed || !line_needed<FORMAT>(line, nr))
 		return;
 #pragma unroll 1
@@ -241,18 +248,18 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 	const uint8_t *plan = e->windows[e->rank] + e->window.plans + source * e->window.plan_bytes;
 	uint32_t line = 4 * four + lane_id() / 8, nr_tokens;
 	struct patience patience = {0, 0};
+	uint2 head;
 	bool there;
-	uint4 head, v;
+	uint4 v;
 
 	do {
 		v = piece_load(plan + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16);
-		head = four ? piece_load(plan + lane_id() % 8 * 16) : v;
-		nr_tokens = __shfl_sync(ALL_LANES, tokens_of_head(head), 7);
-		there = __shfl_sync(ALL_LANES, head.w, 7) == epoch;
-		there = __all_sync(ALL_LANES, there && (!has_epoch<FORMAT>() || v.w == epoch || !line_needed<FORMAT>(line, nr_tokens * e->topk)));
+		head = four ? load_plan_head(plan) : plan_head_of(v);
+		nr_tokens = head.x;
+		there = __all_sync(ALL_LANES, head.y == epoch && (!has_epoch<FORMAT>() || v.w == epoch || !line_needed<FORMAT>(line, nr_tokens * e->topk)));
 		if (!there && !may_wait(&patience, e->wait_ns)) {
 			if (lane_id() == 7)
-				report_wait(e, LL_WAIT_PLAN, source, four, epoch, head.w, &patience);
+				report_wait(e, LL_WAIT_PLAN, source, four, epoch, head.y, &patience);
 			return false;
 		}
 	} while (!there);
