@@ -133,6 +133,7 @@ stage_plain() {
 	every plain 240 "$BUILD" 'faults/test_*'
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$BUILD/libtern_cuda.so"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=12 "$BUILD/tests/device/test_device"
+	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=40 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh

@@ -3,7 +3,7 @@
 # On a machine with GPUs: is everything right there, and how fast is it? Builds nothing, so that no time is lost there:
 #
 #   make all tests lab          where nvcc is
-#   scripts/gpus.sh             where the GPUs are; STAGES="check demo candidates bench long sanitize python" chooses some, in that order
+#   scripts/gpus.sh             where the GPUs are; STAGES="check demo lab bench long sanitize python" chooses some, in that order
 #
 #   BUILD=dir   what was built (build)         LOGS=dir   where all output goes (build/gpus)         CASES=n   random exchanges of the check (40)
 #   GPUS=n      how many there are (nvidia-smi -L)   ROUNDS=n      of the long runs (10000)
@@ -13,7 +13,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 LOGS=${LOGS:-$BUILD/gpus}
-STAGES=${STAGES:-check demo candidates bench long sanitize python}
+STAGES=${STAGES:-check demo lab bench long sanitize python}
 CASES=${CASES:-40}
 ROUNDS=${ROUNDS:-10000}
 PRESETS=deepseek-v3,qwen3-30b-a3b,gpt-oss-120b
@@ -71,9 +71,9 @@ stage_demo() {
 	done
 }
 
-stage_candidates() {
-	step candidates/try 60 "$BUILD/tern-lab-ll" try 0.5
-	step candidates/time 400 "$BUILD/tern-lab-ll" candidates
+stage_lab() {
+	step lab/verify 120 "$BUILD/tern-lab-ll" verify 0.5
+	step lab/sweep 120 "$BUILD/tern-lab-ll" sweep
 }
 
 measure() { "$BUILD/tern" bench --device cuda --ranks "$gpus" --reduce expert --verify "${@:2}" --json "$LOGS/$1.json"; }

@@ -15,9 +15,7 @@ static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format form
 
 	if (format == LL_CELLS)
 		return scaled ? 2 : 3;
-	if (scaled && c->x_dtype != TERN_BF16)
-		return 2;
-	return ll_rule_vectors(c->max_tokens);
+	return ll_rule_row_vectors(scaled, c->max_tokens);
 }
 
 static uint32_t result_vectors(const struct tern_moe_config *c, enum ll_format format)
@@ -26,7 +24,7 @@ static uint32_t result_vectors(const struct tern_moe_config *c, enum ll_format f
 		return 3;
 	if (c->combine_dtype != TERN_BF16)
 		return 2;
-	return ll_rule_vectors(c->max_tokens);
+	return ll_rule_result_vectors(c->max_tokens);
 }
 
 static uint64_t take(uint64_t *end, uint64_t bytes)

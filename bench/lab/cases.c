@@ -60,14 +60,13 @@ static uint64_t trace_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	lab_inputs(lab, rank, 1);
 	for (int i = 0; i < 5; i++) {
 		lab_gate(lab, rank, LAB_HOLD_NS);
-		CHECK(lab_dispatch_launch(lab->way.dispatch_how, &rank->dispatch, &lab->way.dispatch, rank->stream));
-		CHECK(lab_combine_launch(lab->way.combine_how, &rank->combine, &lab->way.combine, rank->stream));
+		CHECK(ll_dispatch_launch(&rank->dispatch, &lab->way.dispatch, rank->stream));
+		CHECK(ll_combine_launch(&rank->combine, &lab->way.combine, rank->stream));
 	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	return 0;
 }
 
-/* Not all kernels have all of them. */
 static void print_event(const char *what, long long at, long long start)
 {
 	if (at)
@@ -82,7 +81,6 @@ void print_trace(struct lab *lab, const struct lab_way *way)
 	const long long *t = lab->ranks[0].dispatch.exchange.trace;
 	printf("    block 0, clocks: dispatch sent %lld, plans %lld, positions %lld, rows %lld; combine sent %lld, received %lld\n", t[1] - t[0], t[4] - t[0],
 		t[5] - t[0], t[6] - t[0], t[9] - t[8], t[10] - t[8]);
-	print_event("own plan on its way", t[7], t[0]);
 	print_event("the last rank's plan here", t[3], t[0]);
 	print_event("first segment of results sent", t[11], t[8]);
 	print_event("first segment summed at home", t[12], t[8]);

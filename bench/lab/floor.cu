@@ -75,27 +75,3 @@ cudaError_t lab_copy_launch(const struct lab_copy *copy, uint32_t nr_blocks, uin
 	copy_kernel<<<nr_blocks, nr_threads, 0, stream>>>(*copy);
 	return cudaGetLastError();
 }
-
-static __global__ void code_kernel(uint2 *clocks, float by)
-{
-	uint32_t took[2];
-	float x = by;
-
-#pragma unroll 1
-	for (int pass = 0; pass < 2; pass++) {
-		long long start = clock64();
-
-#pragma unroll
-		for (int i = 0; i < LAB_CODE; i++)
-			x = __fmaf_rn(x, by, (float)i);
-		took[pass] = x == 12345.0f ? 0 : (uint32_t)(clock64() - start);
-	}
-	if (threadIdx.x == 0)
-		clocks[blockIdx.x] = make_uint2(took[0], took[1]);
-}
-
-cudaError_t lab_code_launch(uint2 *clocks, uint32_t nr_blocks, float by, cudaStream_t stream)
-{
-	code_kernel<<<nr_blocks, LANES, 0, stream>>>(clocks, by);
-	return cudaGetLastError();
-}

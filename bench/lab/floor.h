@@ -32,11 +32,6 @@ struct lab_copy {
 };
 cudaError_t lab_copy_launch(const struct lab_copy *copy, uint32_t nr_blocks, uint32_t nr_threads, cudaStream_t stream);
 
-/* LAB_CODE instructions in a row, each waiting for the last, by one warp of each of nr_blocks blocks: clocks[block] of the first time through, and of the
- * second, when they are in the SM's cache. */
-#define LAB_CODE 2048
-cudaError_t lab_code_launch(uint2 *clocks, uint32_t nr_blocks, float by, cudaStream_t stream);
-
 #ifdef __cplusplus
 }
 #endif

@@ -16,7 +16,6 @@ struct lab_way {
 	uint32_t row_vectors, result_vectors;
 	uint32_t share;
 	struct ll_launch dispatch, combine;
-	uint32_t dispatch_how, combine_how; /* enum ll_how; 0: as the library */
 };
 
 struct lab_reports {

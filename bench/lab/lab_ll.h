@@ -3,7 +3,6 @@
 #define TERN_LAB_LL_H
 
 #include "gpus.h"
-#include "hows.h"
 
 struct shape {
 	const char *name;
@@ -53,7 +52,7 @@ void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, 
 /* Where a pair's time goes in block 0. */
 void print_trace(struct lab *lab, const struct lab_way *way);
 
-int try_ways(uint32_t nr_ranks, double factor);
-int candidates(uint32_t nr_ranks, uint32_t only);
+/* All kernels and launches of a target (or of all) side by side. */
+int sweep(uint32_t nr_ranks, uint32_t only);
 
 #endif

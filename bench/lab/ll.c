@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern-lab-ll: the low-latency GPU kernels, verified and measured.
  *
- *   tern-lab-ll verify [factor]     hundreds of rounds of many shapes, times factor
- *   tern-lab-ll sweep [log]         looks for the best launch of each case, then times it as a pair
- *   tern-lab-ll try [factor]        rounds of every other way (hows.h), over small shapes
- *   tern-lab-ll candidates [case]   verifies all ways of the cases (or of number `case`, from 0), and times them side by side
+ *   tern-lab-ll verify [factor]   hundreds of rounds of many shapes, times factor
+ *   tern-lab-ll sweep [case]      looks for the best kernel and launch of each case (or of number `case`, from 0), then times them as pairs
  */
 #include "lab_ll.h"
 
@@ -40,18 +38,24 @@ static const struct shape shapes[] = {
 	{"replicas, spread, 1 block", 512, 60, 5, 7, 7, .fp8 = true, .input = INPUT_RANDOM, .redundant = 12, .spread = true, .uneven = true, .drop = 0.1, .blocks = 1, .warps = 2, .send = 1, .rounds = 200},
 	{"top-32, 70 experts", 256, 70, 32, 5, 6, .input = INPUT_RANDOM, .uneven = true, .drop = 0.3, .blocks = 5, .warps = 4, .send = 2, .rounds = 200},
 	{"hidden 16, top-1", 16, 8, 1, 40, 100, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 4, .warps = 4, .send = 2, .rounds = 200},
+	{"5 of 7, uneven, -1", 512, 64, 8, 5, 7, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .drop = 0.3, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"28 tokens, a piece of a plan", 256, 32, 8, 28, 28, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"29 tokens, one more", 256, 32, 8, 29, 29, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"top-32, 7 tokens", 256, 64, 32, 7, 7, .input = INPUT_RANDOM, .uneven = true, .drop = 0.4, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"top-2, 112 tokens", 128, 16, 2, 100, 112, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"70 of 128, zipf", 2048, 128, 8, 70, 128, .fp8 = true, .input = INPUT_RANDOM, .routing = ROUTING_ZIPF, .uneven = true, .blocks = 60, .warps = 8, .send = 3, .rounds = 60},
 	{"no tokens at all", 2048, 128, 8, 0, 4, .fp8 = true, .input = INPUT_RANDOM, .blocks = 4, .warps = 4, .send = 2, .rounds = 20},
 };
 
-static const uint32_t line_vectors[] = {1, 2, 4}, cell_vectors[2] = {3, 2}; /* FP8: 2 */
+static const uint32_t row_vectors[] = {2, 4, 2}, result_vectors[] = {2, 4, 1}, cell_vectors[2] = {3, 2}; /* FP8: 2 */
 
 static struct lab_way shape_way(const struct shape *s, enum ll_format format, uint32_t turn, uint32_t nr_ranks)
 {
 	struct lab_way way = {.format = format};
 
 	if (format == LL_LINES) {
-		way.row_vectors = line_vectors[turn % 3];
-		way.result_vectors = line_vectors[(turn + 1) % 3];
+		way.row_vectors = row_vectors[turn % 3];
+		way.result_vectors = result_vectors[turn % 3];
 	} else {
 		way.row_vectors = cell_vectors[s->fp8];
 		way.result_vectors = cell_vectors[0];
@@ -103,113 +107,6 @@ static int verify(uint32_t most_ranks, double factor)
 	return bad ? 1 : 0;
 }
 
-/* ---- the search for the best launch -------------------------------------------------------------------------- */
-
-struct best {
-	double us;
-	struct ll_launch launch;
-	uint32_t vectors, share;
-};
-
-static void better(struct best *best, double us, struct ll_launch launch, uint32_t vectors, uint32_t share)
-{
-	if (us < best->us)
-		*best = (struct best){us, launch, vectors, share};
-}
-
-static void print_launch(FILE *file, const char *name, const struct best *b)
-{
-	fprintf(file, " %s: %u blocks, %u of %u warps send, %u vectors, share %u;", name, b->launch.nr_blocks, b->launch.send_warps, b->launch.nr_warps,
-		b->vectors, b->share);
-}
-
-/* One format: both halves over the same grid of launches. */
-static void search(struct lab *lab, const struct target *t, enum ll_format format, uint32_t rounds, struct best *d, struct best *c, FILE *log)
-{
-	static const uint32_t blocks[] = {8, 16, 32, 48, 64, 96, 132};
-	static const uint32_t warps[][2] = {{4, 2}, {8, 2}, {8, 4}, {8, 6}, {16, 4}, {16, 8}, {16, 12}};
-
-	*d = *c = (struct best){.us = 1e9};
-	for (uint32_t v = 0; v < (format == LL_LINES ? 6 : 1); v++) /* vectors, and shares */
-		for (uint32_t b = 0; b < 7; b++)
-			for (uint32_t w = 0; w < 7; w++) {
-				struct ll_launch launch = {blocks[b], warps[w][0], warps[w][1], 0};
-				struct lab_way way = {.format = format, .share = v < 3 ? 1 : v % 3 == 2 ? 2 : lab->nr_ranks, .dispatch = launch, .combine = launch};
-				struct lab_times times;
-
-				if ((t->tokens >= 32 && blocks[b] < 32) || (t->tokens == 1 && blocks[b] > 96))
-					continue;
-				if (t->tokens > 32 && v % 3 == 0 && format == LL_LINES)
-					continue;
-				way.row_vectors = format == LL_CELLS ? cell_vectors[t->fp8] : line_vectors[v % 3];
-				way.result_vectors = format == LL_CELLS ? cell_vectors[0] : line_vectors[v % 3];
-				time_case(lab, &way, rounds, false, &times);
-				better(d, times.dispatch, launch, way.row_vectors, way.share);
-				better(c, times.combine, launch, way.result_vectors, 0);
-				fprintf(log, "%s,%u,%d,%u,%u,%u,%u,%u,%u,%.2f,%.2f\n", t->name, t->tokens, format, launch.nr_blocks, launch.nr_warps,
-					launch.send_warps, way.row_vectors, way.result_vectors, way.share, times.dispatch, times.combine);
-			}
-}
-
-static void report(const char *what, const struct lab_times *t)
-{
-	printf("  %-24s D %6.2f (p99 %6.2f)  C %6.2f (p99 %6.2f)  D+C %6.2f (p99 %6.2f)  chained %6.2f\n", what, t->dispatch, t->dispatch_p99,
-		t->combine, t->combine_p99, t->pair, t->pair_p99, t->chained);
-}
-
-static void sweep_target(struct lab *lab, const struct target *t, FILE *log)
-{
-	struct shape s = target_shape(t);
-	struct lab_times empty, copy, times;
-	struct job job;
-	double begin = seconds();
-
-	shape_job(&s, lab->nr_ranks, &job);
-	if (job_open(&job, NULL))
-		return;
-	lab->job = &job;
-	for (enum ll_format format = LL_LINES; format <= LL_CELLS; format++) {
-		struct best d, c;
-
-		search(lab, t, format, 21, &d, &c, log);
-		struct lab_way way = {format, d.vectors, c.vectors, d.share, d.launch, c.launch, 0, 0};
-		time_case(lab, &way, 300, true, &times);
-		if (format == LL_LINES) {
-			printf("%s, %u tokens, %u ranks\n", t->name, t->tokens, lab->nr_ranks);
-			time_floors(lab, 300, &empty, &copy);
-			report("empty", &empty);
-			report("copy", &copy);
-		}
-		report(format == LL_LINES ? "lines" : "cells", &times);
-		way.dispatch.early = way.combine.early = 1;
-		time_case(lab, &way, 300, true, &times);
-		report("  early launch", &times);
-		printf("   ");
-		print_launch(stdout, "dispatch", &d);
-		print_launch(stdout, "combine", &c);
-		printf("\n");
-		print_trace(lab, &way);
-	}
-	printf("    %.1f s\n", seconds() - begin);
-	fflush(stdout);
-	job_close(&job);
-}
-
-static int sweep(uint32_t nr_ranks, const char *path)
-{
-	FILE *log = fopen(path, "w");
-	struct lab lab;
-
-	if (!log)
-		return 1;
-	lab_open(&lab, nr_ranks, 1200u << 20, 160u << 20);
-	for (uint32_t i = 0; i < NR_TARGETS; i++)
-		sweep_target(&lab, &targets[i], log);
-	lab_close(&lab);
-	fclose(log);
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	int nr_gpus = 0;
@@ -224,11 +121,7 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "verify"))
 		return verify((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
 	if (argc > 1 && !strcmp(argv[1], "sweep"))
-		return sweep((uint32_t)nr_gpus, argc > 2 ? argv[2] : "/dev/null");
-	if (argc > 1 && !strcmp(argv[1], "try"))
-		return try_ways((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
-	if (argc > 1 && !strcmp(argv[1], "candidates"))
-		return candidates((uint32_t)nr_gpus, argc > 2 ? (uint32_t)atoi(argv[2]) : NR_TARGETS);
-	fprintf(stderr, "usage: %s verify [factor] | sweep [log] | try [factor] | candidates [case]\n", argv[0]);
+		return sweep((uint32_t)nr_gpus, argc > 2 ? (uint32_t)atoi(argv[2]) : NR_TARGETS);
+	fprintf(stderr, "usage: %s verify [factor] | sweep [case]\n", argv[0]);
 	return 2;
 }

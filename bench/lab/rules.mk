@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # make lab        what measures the GPU kernels by themselves; needs nvcc, and is not part of `make`
-# make lab-candidates   runs it: every other way of the kernels, verified, then timed side by side
 LAB_SRC   := $(wildcard bench/lab/*.c)
 LAB_CU    := $(wildcard bench/lab/*.cu src/kernels/cuda/*.cu)
 
@@ -8,13 +7,9 @@ $(call obj,$(LAB_SRC)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
 $(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu)): NVFLAGS += -Ibench/lab
 
 lab: $(BUILD)/tern-lab-ll
-# Builds nothing: for a machine with GPUs and without a compiler.
-lab-candidates:
-	$(BUILD)/tern-lab-ll try 0.5
-	$(BUILD)/tern-lab-ll candidates
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-.PHONY: lab lab-candidates
+.PHONY: lab

@@ -17,9 +17,9 @@ static cudaGraphExec_t capture(struct lab_rank *rank, bool dispatch, const struc
 
 	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
 	if (dispatch)
-		CHECK(lab_dispatch_launch(way->dispatch_how, &rank->dispatch, &way->dispatch, rank->stream));
+		CHECK(ll_dispatch_launch(&rank->dispatch, &way->dispatch, rank->stream));
 	else
-		CHECK(lab_combine_launch(way->combine_how, &rank->combine, &way->combine, rank->stream));
+		CHECK(ll_combine_launch(&rank->combine, &way->combine, rank->stream));
 	CHECK(cudaStreamEndCapture(rank->stream, &graph));
 	CHECK(cudaGraphInstantiate(&exec, graph, 0));
 	CHECK(cudaGraphDestroy(graph));
@@ -36,9 +36,9 @@ static void run_half(struct lab_rank *rank, bool dispatch, const struct lab_way 
 	for (uint32_t role = LL_SEND; role <= LL_RECEIVE; role++) {
 		rank->dispatch.roles = rank->combine.roles = role;
 		if (dispatch)
-			CHECK(lab_dispatch_launch(way->dispatch_how, &rank->dispatch, &way->dispatch, rank->stream));
+			CHECK(ll_dispatch_launch(&rank->dispatch, &way->dispatch, rank->stream));
 		else
-			CHECK(lab_combine_launch(way->combine_how, &rank->combine, &way->combine, rank->stream));
+			CHECK(ll_combine_launch(&rank->combine, &way->combine, rank->stream));
 	}
 }
 
@@ -244,10 +244,10 @@ static uint64_t storm_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 		c.out = outs + round * out_bytes;
 		if (draw % 4 == 0)
 			CHECK(lab_spin_launch(draw / 4 % 30000, rank->stream));
-		CHECK(lab_dispatch_launch(lab->way.dispatch_how, &d, &lab->way.dispatch, rank->stream));
+		CHECK(ll_dispatch_launch(&d, &lab->way.dispatch, rank->stream));
 		if (draw / 16 % 4 == 0)
 			CHECK(lab_spin_launch(draw / 64 % 30000, rank->stream));
-		CHECK(lab_combine_launch(lab->way.combine_how, &c, &lab->way.combine, rank->stream));
+		CHECK(ll_combine_launch(&c, &lab->way.combine, rank->stream));
 	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	bad += lab_expired(rank);

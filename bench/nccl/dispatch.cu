@@ -97,14 +97,14 @@ template <int X> static __device__ __forceinline__ void write_row(const struct r
 
 	for (uint32_t first = threadIdx.x - lane(); first < nr_vectors; first += THREADS) {
 		uint32_t i = first + lane(), scale = 0;
-		uint4 raw[LOADS], v;
+		uint4 raw[1][LOADS], v;
 
 		for (int h = 0; h < LOADS; h++)
-			raw[h] = i < nr_vectors ? row_load(x + ((uint64_t)i * LOADS + h) * 16) : make_uint4(0, 0, 0, 0);
+			raw[0][h] = i < nr_vectors ? row_load(x + ((uint64_t)i * LOADS + h) * 16) : make_uint4(0, 0, 0, 0);
 		if constexpr (LOADS > 1)
-			v = quantise_block<X>(raw, r->scale_bytes == 1, &scale);
+			quantise_blocks<X, 1>(raw, r->scale_bytes == 1, &v, &scale);
 		else
-			v = raw[0];
+			v = raw[0][0];
 		for (uint32_t k = 0; k < r->topk && i < nr_vectors; k++) {
 			uint8_t *record = r->send + (uint64_t)opened[k] * r->record_bytes;
 

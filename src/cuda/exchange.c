@@ -267,11 +267,11 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-static struct ll_launch choose_launch(const struct device_exchange *x, const struct device_call *call, uint32_t wanted, uint32_t send_warps)
+static struct ll_launch fit_launch(const struct device_exchange *x, const struct device_call *call, struct ll_launch launch)
 {
-	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
-
-	return (struct ll_launch){.nr_blocks = least(wanted, most), .nr_warps = LL_MAX_WARPS, .send_warps = send_warps, .early = x->early};
+	launch.nr_blocks = least(launch.nr_blocks, call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks);
+	launch.early = x->early;
+	return launch;
 }
 
 /* Where the library's own received rows lie. */
@@ -337,8 +337,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	}
 	if (c->mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = ll_divisor_of(ll_rule_share(x->layout.row.nr_vectors, d->exchange.nr_ranks));
-	launch = choose_launch(x, call, ll_rule_dispatch_blocks(d->nr_tokens), LL_DISPATCH_SENDERS);
+	d->by_share = ll_divisor_of(ll_rule_share(d->nr_tokens, d->exchange.nr_ranks));
+	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
@@ -346,7 +346,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
 	uint32_t nr_tokens = x->slots[call->slot].dispatch.nr_tokens;
-	struct ll_launch launch = choose_launch(x, call, ll_rule_combine_blocks(nr_tokens), LL_COMBINE_SENDERS);
+	struct ll_launch launch = fit_launch(x, call, ll_rule_combine(nr_tokens));
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;

@@ -115,7 +115,7 @@ static __device__ __forceinline__ bool await_results(const struct ll_exchange *e
 		}
 	} while (may_wait(&patience, e->wait_ns));
 	if (seen != epoch)
-		report_wait(e, LL_WAIT_RESULT, route.x, token, epoch, seen, &patience);
+		report_wait(e, LL_WAIT_RESULT, route.x, token, epoch, seen, patience.start_ns);
 	return false;
 }
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency combine: what the experts made of a token goes home, and is summed there in fp32, in the order that tern.h fixes.
  *
- *   sending warps     y rows of one token -> (weighted sum, k order) -> pieces in the home's window       at_home: each row as it is
- *   receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum -> out
+ *   sending warps     y rows of one token -> (weighted sum, k order) -> pieces in the home's window       at_home: each row as it is receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum -> out
  *
  * Results lie by rank and token, so the home knows from its own routing what will come. On the way of a single token: one load of
  * the row's routes, one of y, one store over NVLink, the poll that sees it, one store.
@@ -18,13 +17,40 @@
 
 /* To the home of the source's tokens: every rank that passes them. */
 template <int FORMAT, int ND>
-static __device__ __forceinline__ void send_home(const struct ll_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
+static __device__ __forceinline__ void send_home(
+	const struct ll_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
 	uint64_t offset)
 {
 	uint32_t home = home_first(e, source);
 
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
 		segment_send(s, x, e->windows[r] + e->window.results + offset);
+}
+
+/* One segment of a token's sum here. A vector leaves as soon as it is summed, while the next one's rows are on their
+ * way: NVLink has work from the first vector on. */
+template <int Y, int ND>
+static __device__ __forceinline__ void send_sum(
+	const struct ll_combine *c, uint32_t epoch, uint32_t source, uint64_t offset, uint2 route, uint32_t here, struct extent x)
+{
+	const struct ll_exchange *e = &c->exchange;
+	uint32_t home = home_first(e, source);
+	uint4 words = make_uint4(0, 0, 0, 0);
+	segment<LL_LINES, false, ND> s;
+	struct summation<Y> sum;
+
+	sum.a.nr = (int)__popc(here);
+	sum.a.more = find_rows<0>(c, route, here, sum.a);
+	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
+	sum.a.more = find_rows<BATCH>(c, route, sum.a.more, sum.a);
+	find_weights(route, here, sum.a);
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i) : sum_vector<Y, true>(c, sum, route, x, i);
+		lines_pack_vector(s, i, epoch, &words);
+		for (uint32_t r = home; r < home + e->by_replicas.d; r++)
+			vector_send(s, x, i, e->windows[r] + e->window.results + offset);
+	}
 }
 
 /* One segment of what the experts here made of one token. */
@@ -38,6 +64,10 @@ static __device__ __forceinline__ void send_result(const struct ll_combine *c, u
 	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
 	segment<FORMAT, false, ND> s;
 
+	if (!e->at_home && FORMAT == LL_LINES) {
+		send_sum<Y, ND>(c, epoch, source, offset + (__ffs(here) - 1) * e->window.result_bytes, route, here, x);
+		return;
+	}
 	if (!e->at_home) {
 #pragma unroll
 		for (int i = 0; i < ND; i += CHUNK(ND))
@@ -92,10 +122,10 @@ static __device__ __forceinline__ void tell_arrival(const struct ll_exchange *e,
 		word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
 }
 
-/* LL_AHEAD: what send_results does, with the first segment's routes under way before it is known which round it is, and whether an earlier one has failed;
- * and the next one's while this one is sent. */
+/* The first segment's routes are under way before it is known which round it is, and whether an earlier one has failed;
+ * the next one's while this one is sent. */
 template <int FORMAT, int Y, int ND>
-static __device__ __forceinline__ void send_ahead(const struct ll_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
 	uint32_t most = 0;
@@ -123,42 +153,12 @@ static __device__ __forceinline__ void send_ahead(const struct ll_combine *c, ui
 	}
 }
 
-/* Homes alternate, and each rank begins with another one, so that they do not all write to one. */
-template <int FORMAT, int Y, int ND>
-static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
-{
-	const struct ll_exchange *e = &c->exchange;
-	uint32_t most = 0;
-
-	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
-		most = max(most, e->state->nr_from[s]);
-	if (warp == nr_warps - 1)
-		tell_arrival(e, epoch);
-#pragma unroll 1
-	for (uint32_t i = warp; !c->release; i += nr_warps) {
-		uint32_t at = ll_div(i, e->by_result_segments), row = ll_div(at, e->by_ranks), source = e->rank + 1 + at - row * e->nr_ranks;
-		uint32_t token, nr;
-		uint2 route = make_uint2(UINT32_MAX, 0);
-
-		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
-		if (row >= e->max_tokens)
-			return;
-		token = e->row_tokens[source * e->max_tokens + row]; /* all under way before it is known whether there is such a row */
-		if (lane_id() < e->topk)
-			route = e->row_routes[(source * e->max_tokens + row) * e->topk + lane_id()];
-		nr = e->state->nr_from[source];
-		if (row >= __reduce_max_sync(ALL_LANES, most))
-			return;
-		if (row < nr)
-			send_result<FORMAT, Y, ND>(c, epoch, source, token, route, i - at * e->result.nr_segments);
-	}
-}
-
 /* ---- at home ------------------------------------------------------------------------------------------------- */
 
 /* The next results of a token, RESULTS at a time, so that their loads are under way together. */
-template <int FORMAT, int Y, int ND, int HOW, int RESULTS>
-static __device__ __forceinline__ bool add_results(const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
+template <int FORMAT, int Y, int ND, int RESULTS>
+static __device__ __forceinline__ bool add_results(
+	const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
 	uint2 route, uint32_t *next, sums<Y, ND> &sum)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -182,7 +182,7 @@ static __device__ __forceinline__ bool add_results(const struct ll_combine *c, u
 
 		if (result[r] == UINT32_MAX)
 			break;
-		if (!segment_await<(HOW & LL_QUIET) != 0>(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
+		if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
 			return false;
 		segment_unpack(s[r]);
 #pragma unroll
@@ -192,7 +192,7 @@ static __device__ __forceinline__ bool add_results(const struct ll_combine *c, u
 	return true;
 }
 
-template <int FORMAT, int Y, int ND, int HOW>
+template <int FORMAT, int Y, int ND>
 static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -207,7 +207,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 		route = e->home_routes[token * e->topk + lane_id()];
 	next = next_result(e, route, UINT32_MAX);
 	while (next != UINT32_MAX)
-		if (!add_results<FORMAT, Y, ND, HOW, (ND < 4 ? 4 : 2)>(c, epoch, token, x, results, route, &next, sum))
+		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2)>(c, epoch, token, x, results, route, &next, sum))
 			return false;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -232,14 +232,14 @@ static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *
 
 		while (good && (seen = word_load(words + (uint64_t)r * LL_LINE_BYTES)) != epoch)
 			if (!may_wait(&patience, e->wait_ns)) {
-				report_wait(e, LL_WAIT_ARRIVAL, r, 0, epoch, seen, &patience);
+				report_wait(e, LL_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}
 	}
 	return __all_sync(ALL_LANES, good);
 }
 
-template <int FORMAT, int Y, int ND, int HOW>
+template <int FORMAT, int Y, int ND>
 static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -248,17 +248,17 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
 		uint32_t token = ll_div(i, e->by_result_segments);
 
-		if (!sum_at_home<FORMAT, Y, ND, HOW>(c, epoch, token, i - token * e->result.nr_segments))
+		if (!sum_at_home<FORMAT, Y, ND>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
-		if (HOW && i == 0)
+		if (i == 0)
 			stamp(e, 12);
 	}
 	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
 }
 
-template <int FORMAT, int Y, int ND, int HOW = 0>
-static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
+template <int FORMAT, int Y, int ND>
+static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
 {
 	const struct ll_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
@@ -269,20 +269,12 @@ static __global__ void __launch_bounds__(512) combine_ll(const __grid_constant__
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
-	if (HOW & LL_AHEAD && warp < send_warps) {
-		send_ahead<FORMAT, Y, ND>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
-		if (warp == 0)
-			stamp(e, 9);
-		return;
-	}
-	if (state.w)
-		return;
 	if (warp < send_warps) {
-		send_results<FORMAT, Y, ND>(&c, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_results<FORMAT, Y, ND>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 9);
-	} else {
-		receive_results<FORMAT, Y, ND, HOW>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+	} else if (!state.w) {
+		receive_results<FORMAT, Y, ND>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
 		if (warp == send_warps)
 			stamp(e, 10);
 	}

@@ -134,7 +134,7 @@ static __device__ __forceinline__ bool await_head(const struct ll_dispatch *d, c
 		}
 	} while (may_wait(&patience, e->wait_ns));
 	if (lane_id() == 0)
-		report_wait(e, LL_WAIT_ROW, source, token, epoch, head->w, &patience);
+		report_wait(e, LL_WAIT_ROW, source, token, epoch, head->w, patience.start_ns);
 	return false;
 }
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency dispatch: each token once to every rank that has one of its experts; there to all its positions in expert-major order.
  *
- *   sending warps     ids, x -> (quantise) -> pieces in the destinations' windows          no counting: rows lie by token
- *   receiving warps   plans of all sources -> positions;  pieces -> rows at their positions
+ *   sending warps     ids, x -> (quantise) -> pieces in the destinations' windows          no counting: rows lie by token receiving warps   plans of all sources -> positions;  pieces -> rows at their positions
  *
  * On the way of a single row: one load of ids and x, one store over NVLink, the poll that sees it, one store. The plan travels beside the
  * row, and positions are ready when it is there. Floor: that store and poll (targets: 3.1 us above an empty kernel); for many rows, bytes over NVLink's rate.
@@ -13,9 +12,7 @@
 #ifndef TERN_CUDA_DISPATCH_LL_CUH
 #define TERN_CUDA_DISPATCH_LL_CUH
 
-#include "once.cuh"
 #include "rows.cuh"
-#include "votes.cuh"
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
 template <int FORMAT>
@@ -54,17 +51,17 @@ template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
-template <int FORMAT, int HOW> static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
+template <int FORMAT, bool PLAIN> static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
-	int32_t id = lane_id() < e->topk ? expert_id<HOW>(d, index) : -1;
+	int32_t id = lane_id() < e->topk ? expert_id<PLAIN>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
-	uint32_t first = destinations<HOW>(e, id, index, &rank);
+	uint32_t left = destinations<PLAIN>(e, id, index, &rank);
 
-	for (first = is_mine<HOW>(e, token) ? first : 0; first; first &= first - 1) {
-		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
+	for (left = is_mine<PLAIN>(e, token) ? left : 0; left; left &= left - 1) {
+		uint32_t to = first_destination<PLAIN>(left, rank);
 
 		if (in_head<FORMAT>(e))
 			piece_store(e->windows[to] + offset, head);
@@ -72,63 +69,42 @@ template <int FORMAT, int HOW> static __device__ __forceinline__ void send_head(
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
-	check_ids<HOW>(d, epoch, token, id);
+	check_ids<PLAIN>(d, epoch, token, id);
 }
 
-template <int FORMAT, int X, int ND, int HOW>
-static __device__ __forceinline__ void send_segment(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
+template <int FORMAT, int X, int ND, bool PLAIN>
+static __device__ __forceinline__ void send_segment(
+	const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<X, ND> &raw)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, which);
 	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
 	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
-	uint32_t rank, first;
+	uint32_t rank, left;
 	segment<FORMAT, x_kind<X>::SCALED, ND> s;
 
+	left = destinations<PLAIN>(e, raw.id, token * e->topk + lane_id(), &rank);
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
-	first = destinations<HOW>(e, raw.id, token * e->topk + lane_id(), &rank);
-	for (; first; first &= first - 1) {
-		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
+	for (; left; left &= left - 1) {
+		uint32_t to = first_destination<PLAIN>(left, rank);
 
 		if (to - ll_div(to, d->by_share) * d->by_share.d == share)
 			segment_send(s, x, e->windows[to] + offset);
 	}
 }
 
-/* What is stored first arrives first, and nothing can be copied out before the plans are there: with many rows, those wait until this rank's plan is on its
- * way. docs/benchmarks.md. */
-#define LL_HOLD_TOKENS 24
-
-static __device__ __forceinline__ void plan_sent(const struct ll_exchange *e, uint32_t epoch, uint32_t four)
-{
-	if (lane_id() == 0 && four < LL_PLAN_MARKS)
-		word_store(&e->state->plan_sent[four], epoch);
-}
-
-template <int FORMAT> static __device__ __forceinline__ void hold_for_plan(const struct ll_exchange *e, uint32_t epoch, uint32_t nr_tokens)
-{
-	bool needed = lane_id() < LL_PLAN_MARKS && line_needed<FORMAT>(4 * lane_id(), nr_tokens * e->topk);
-	uint32_t polls = 0;
-
-	while (!__all_sync(ALL_LANES, !needed || word_load(&e->state->plan_sent[lane_id()]) == epoch) && ++polls < POLLS_PER_LOOK)
-		; /* only a matter of speed */
-}
-
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
  * buffers hold nr_tokens. */
-template <int FORMAT, int X, int ND, int HOW>
+template <int FORMAT, int X, int ND, bool PLAIN>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d), nr_planned = HOW & (LL_ONCE | LL_VOTES) ? d->nr_tokens : nr_tokens;
-	bool held = nr_tokens < LL_HOLD_TOKENS;
+	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d);
 
-	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, nr_planned * e->topk); four += nr_warps) {
-		send_plan<FORMAT, HOW>(d, epoch, state.w, nr_tokens, four);
-		plan_sent(e, epoch, four);
-	}
+	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
+		send_plan<FORMAT, PLAIN>(d, epoch, state.w, nr_tokens, four);
 	nr_tokens = state.w ? 0 : nr_tokens;
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
@@ -139,54 +115,21 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 			break;
 		if (which == e->row.nr_segments) {
 			if (token < nr_tokens && i == part * d->by_share.d)
-				send_head<FORMAT, HOW>(d, epoch, token);
+				send_head<FORMAT, PLAIN>(d, epoch, token);
 			continue;
 		}
-		if (!is_mine<HOW>(e, token))
+		if (!is_mine<PLAIN>(e, token))
 			continue;
-		load_raw<HOW>(d, token, which, raw);
+		load_raw<PLAIN>(d, token, which, raw);
 		if (token >= nr_tokens)
 			break;
-		if (!held)
-			hold_for_plan<FORMAT>(e, epoch, nr_tokens);
-		if (HOW && !held && warp == 0)
-			stamp(e, 7);
-		held = true;
-		send_segment<FORMAT, X, ND, HOW>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		send_segment<FORMAT, X, ND, PLAIN>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
 }
 
 /* ---- receiving ----------------------------------------------------------------------------------------------- */
-
-template <int FORMAT, int HOW>
-static __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
-{
-	bool good = true;
-	uint32_t most = 0;
-
-	for (uint32_t s = warp; s < e->nr_ranks && good; s += nr_warps)
-		good = take_plan<FORMAT, HOW>(e, p, epoch, s, 0);
-	if (!good && lane_id() == 0)
-		*p->failed = 1;
-	warps_sync(nr_warps * LANES);
-	for (uint32_t s = 0; s < e->nr_ranks; s++)
-		most = max(most, p->nr_tokens[s] * e->topk);
-	if (*p->failed || !line_needed<FORMAT>(4, most))
-		return;
-	for (uint32_t i = warp; good; i += nr_warps) {
-		uint32_t four = ll_div(i, e->by_ranks), s = i - four * e->nr_ranks;
-
-		if (!line_needed<FORMAT>(4 + 4 * four, most))
-			break;
-		if (line_needed<FORMAT>(4 + 4 * four, p->nr_tokens[s] * e->topk))
-			good = take_plan<FORMAT, HOW>(e, p, epoch, s, 1 + four);
-	}
-	if (!good && lane_id() == 0)
-		*p->failed = 1;
-	warps_sync(nr_warps * LANES);
-}
 
 /* A warp's share of the receiving: a segment of a row that may or may not come. Rows of all sources alternate. */
 struct share {
@@ -207,77 +150,144 @@ static __device__ __forceinline__ struct share share_of(const struct ll_exchange
 	return a;
 }
 
-template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void store_rows(const struct ll_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, uint32_t position)
-{
-	const struct ll_exchange *e = &d->exchange;
+/* Where a warp's segment goes, known before the segment is there: a lane's place in the first few rows, and lanes whose
+ * rows are more. */
+#define FIRST_ROWS 4
+struct row_targets {
+	uint8_t *row[FIRST_ROWS];
+	uint8_t *scale;        /* of route lane % 8, this lane's line; NULL: not here */
+	uint32_t nr, more, in; /* in: a bit for each vector that has something in the row */
+};
 
-	for (uint32_t here = __ballot_sync(ALL_LANES, position != UINT32_MAX); here; here &= here - 1) {
-		uint64_t to = __shfl_sync(ALL_LANES, position, __ffs(here) - 1);
+/* Vector 0's place in a row; the next ones' are 512 bytes further on. */
+static __device__ __forceinline__ uint8_t *place_in_row(const struct ll_dispatch *d, struct extent x, uint32_t position)
+{
+	return d->out_x + (uint64_t)position * d->exchange.row.row_bytes + (x.first_line + line_of(0)) * LL_LINE_BYTES + lane_id() % 8 * 16;
+}
+
+/* All lanes of a line have its scale, and each stores it for another route: number `first` + lane % 8. */
+static __device__ __forceinline__ uint8_t *place_of_scale(const struct ll_dispatch *d, struct extent x, uint32_t position, uint32_t first)
+{
+	uint32_t here = __shfl_sync(ALL_LANES, position, first + lane_id() % 8);
+
+	if (here == UINT32_MAX)
+		return NULL;
+	return d->out_scales + ((uint64_t)here * d->exchange.row.nr_lines + x.first_line + line_of(0)) * d->scale_bytes;
+}
+
+template <bool SCALED, int ND>
+static __device__ __forceinline__ struct row_targets find_targets(const struct ll_dispatch *d, struct extent x, uint32_t position)
+{
+	uint32_t here = __ballot_sync(ALL_LANES, position != UINT32_MAX);
+	struct row_targets t;
+
+	t.nr = __popc(here);
+	t.in = 0;
+	t.scale = SCALED ? place_of_scale(d, x, position, 0) : NULL;
+#pragma unroll
+	for (int r = 0; r < FIRST_ROWS; r++) {
+		t.row[r] = place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1));
+		here &= here - 1;
+	}
+	t.more = here;
 #pragma unroll
 		for (int i = 0; i < ND; i++) {
 			uint32_t offset;
 
-			if (!in_row(&e->row, x, i, &offset))
-				continue;
-			row_store(d->out_x + to * e->row.row_bytes + offset, s.v[i]);
-			if constexpr (SCALED)
-				store_scale(d, d->out_scales, to * e->row.nr_lines + x.first_line + line_of(i), s.scale[i]);
-		}
+		t.in |= (uint32_t)in_row(&d->exchange.row, x, i, &offset) << i;
+	}
+	return t;
+}
+
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void store_scales(const struct ll_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		if (!to || line_of(i) >= x.nr_lines)
+			continue;
+		if (d->scale_bytes == 4)
+			*(uint32_t *)(to + i * 16) = s.scale[i];
+		else
+			to[i * 4] = (uint8_t)s.scale[i];
 	}
 }
 
+template <int FORMAT, bool SCALED, int ND> static __device__ __forceinline__ void store_row(const segment<FORMAT, SCALED, ND> &s, uint32_t in, uint8_t *row)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i++)
+		if (in >> i & 1)
+			row_store(row + i * 512, s.v[i]);
+}
+
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void store_rows(
+	const struct ll_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, const struct row_targets &t, uint32_t position)
+{
+#pragma unroll
+	for (int r = 0; r < FIRST_ROWS; r++)
+		if (r < t.nr)
+			store_row(s, t.in, t.row[r]);
+	if constexpr (SCALED) {
+		store_scales(d, s, x, t.scale);
+		for (uint32_t first = 8; first < d->exchange.topk; first += 8)
+			store_scales(d, s, x, place_of_scale(d, x, position, first));
+	}
+	for (uint32_t here = t.more; here; here &= here - 1)
+		store_row(s, t.in, place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1)));
+}
+
 /* Lane k's local expert, if its route ends here; else UINT32_MAX. */
-template <int HOW> static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
+template <bool PLAIN> static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
 {
 	uint32_t physical = LL_NO_EXPERT;
 
 	if (lane_id() < e->topk)
 		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
-	return local_of<HOW>(e, physical);
+	return local_of<PLAIN>(e, physical);
 }
 
-/* Does any of the row's routes end here? */
-template <int HOW> static __device__ __forceinline__ bool comes_here(const struct ll_exchange *e, const struct positions *p, struct share a)
-{
-	if (HOW & LL_VOTES)
-		return __any_sync(ALL_LANES, local_expert<HOW>(e, p, a) != UINT32_MAX);
-	return p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1;
-}
+/* What is known of a row as soon as all plans are there: lane k's local expert, and, of its source's rows for that
+ * expert, how many come before it. */
+struct found {
+	uint32_t local, before;
+	bool here; /* does any of the row's routes end here? */
+};
 
-/* A source's rows that came here before this one. */
-template <int HOW> static __device__ __forceinline__ uint32_t rows_before(const struct ll_exchange *e, const struct positions *p, struct share a)
+template <bool PLAIN> static __device__ __forceinline__ struct found find_row(const struct ll_dispatch *d, const struct positions *p, struct share a)
 {
-	if (HOW & LL_VOTES)
-		return rows_by_votes(e, p, a.source, a.token);
-	return bits_before(p->present + a.source * p->token_words, a.token);
+	const struct ll_exchange *e = &d->exchange;
+	struct found f = {local_expert<PLAIN>(e, p, a), 0, false};
+
+	f.here = p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1;
+	if (!PLAIN && d->by_source)
+		f.before = bits_before(p, p->present + a.source * p->token_words, a.token);
+	else if (f.local != UINT32_MAX)
+		f.before = bits_before(p, p->bits + (a.source * e->nr_local + f.local) * p->token_words, a.token);
+	return f;
 }
 
 /* The position of lane k's row; by_source the first route has it for all. */
-template <int HOW>
-static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch *d, const struct positions *p, struct share a, uint32_t local)
+template <bool PLAIN>
+static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch *d, const struct positions *p, struct share a, struct found f)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t place = a.source * e->nr_local + local;
+	if (!PLAIN && d->by_source) {
+		uint32_t here = __ballot_sync(ALL_LANES, f.local != UINT32_MAX);
 
-	if (HOW & LL_VOTES)
-		return position_by_votes(e, p, a.source, a.token, local);
-	if (!(HOW & LL_PLAIN) && d->by_source) {
-		uint32_t here = __ballot_sync(ALL_LANES, local != UINT32_MAX);
-
-		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + bits_before(p->present + a.source * p->token_words, a.token) : UINT32_MAX;
+		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + f.before : UINT32_MAX;
 	}
-	return local == UINT32_MAX ? UINT32_MAX : p->base[place] + bits_before(p->bits + place * p->token_words, a.token);
+	return f.local == UINT32_MAX ? UINT32_MAX : p->base[a.source * d->exchange.nr_local + f.local] + f.before;
 }
 
 /* What the caller is told of a row. */
-template <int HOW>
+template <bool PLAIN>
 static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t at;
 
-	if (HOW & LL_PLAIN || !d->by_source) {
+	if (PLAIN || !d->by_source) {
 		if (position != UINT32_MAX)
 			d->out_rows[position] = make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
 		return;
@@ -292,12 +302,13 @@ static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, str
 }
 
 /* For the combine, and for the caller: one piece of work with a row's head. */
-template <int FORMAT, int HOW>
-static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, uint4 head)
+template <int FORMAT, bool PLAIN>
+static __device__ __forceinline__ bool describe_row(
+	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t row = a.source * e->max_tokens + rows_before<HOW>(e, p, a), weight;
-	uint32_t local = local_expert<HOW>(e, p, a), position = position_of<HOW>(d, p, a, local);
+	uint32_t row = a.source * e->max_tokens + bits_before(p, p->present + a.source * p->token_words, a.token), weight;
+	uint32_t position = position_of<PLAIN>(d, p, a, f);
 	struct patience patience = {0, 0};
 
 	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
@@ -306,7 +317,7 @@ static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d,
 		if (may_wait(&patience, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
-			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, &patience);
+			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, patience.start_ns);
 		return false;
 	}
 	weight = weight_of_head<FORMAT>(head);
@@ -314,24 +325,26 @@ static __device__ __forceinline__ bool describe_row(const struct ll_dispatch *d,
 		e->row_tokens[row] = a.token;
 	if (lane_id() < e->topk)
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
-	tell_row<HOW>(d, a, local, position, weight);
+	tell_row<PLAIN>(d, a, f.local, position, weight);
 	return true;
 }
 
 /* The pieces have been looked for already. */
-template <int FORMAT, bool SCALED, int ND, int HOW>
-static __device__ __forceinline__ bool receive_segment(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a,
-	segment<FORMAT, SCALED, ND> &s)
+template <int FORMAT, bool SCALED, int ND, bool PLAIN>
+static __device__ __forceinline__ bool receive_segment(
+	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
-	uint32_t position = position_of<HOW>(d, p, a, local_expert<HOW>(e, p, a));
+	uint32_t position = position_of<PLAIN>(d, p, a, f);
+	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
 
-	if (!segment_await<(HOW & LL_QUIET) != 0>(e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
+	if (!segment_await(
+		    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
 		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
 		return false;
 	segment_unpack(s);
-	store_rows(d, s, x, position);
+	store_rows(d, s, x, targets, position);
 	return true;
 }
 
@@ -345,69 +358,50 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
 }
 
-/* Few routes: all ids, and nothing else before the first row. */
-template <int FORMAT, class S>
-static __device__ __forceinline__ bool make_votes(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp,
-	uint32_t nr_warps, struct share a, S &s)
-{
-	const struct ll_exchange *e = &d->exchange;
-
-	if (a.token < e->max_tokens)
-		look_for(e, a, s);
-	if (!take_ids<FORMAT>(e, p, epoch, warp, nr_warps))
-		return false;
-	if (warp == 0)
-		stamp(e, 4);
-	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
-		publish_votes(d, p);
-	return true;
-}
-
-template <int FORMAT, bool SCALED, int ND, int HOW>
+template <int FORMAT, bool SCALED, int ND, bool PLAIN>
 static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0;
+	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0, nr_parts;
 	segment<FORMAT, SCALED, ND> s;
 	struct share a = share_of(e, i);
+	struct found f = {};
 
-	if constexpr ((HOW & LL_VOTES) != 0) {
-		if (!make_votes<FORMAT>(d, p, epoch, warp, nr_warps, a, s))
-			return;
-	} else {
-		positions_clear(p, thread, nr_warps * LANES);
+	positions_clear(p, thread, nr_warps * LANES);
 		warps_sync(nr_warps * LANES);
-		if (HOW & LL_ONCE)
-			take_plans_once<FORMAT, HOW>(e, p, epoch, warp, nr_warps);
-		else
-			take_plans<FORMAT, HOW>(e, p, epoch, warp, nr_warps);
+	take_plans<FORMAT, PLAIN>(e, p, epoch, warp, nr_warps);
 		if (warp == 0)
 			stamp(e, 4);
 		if (*p->failed)
 			return;
-		if (a.token < e->max_tokens) /* on the way while positions are made */
+		if (a.token < e->max_tokens) { /* what needs no positions, while they are made */
 			look_for(e, a, s);
-		if (HOW & LL_PLAIN || !d->by_source)
-			place_experts<HOW>(d, p, thread, nr_warps * LANES, blockIdx.x == 0);
-		else if (warp == 0)
-			place_sources(d, p, blockIdx.x == 0);
-		if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
-			count_rows(e, p);
-		warps_sync(nr_warps * LANES);
+		f = find_row<PLAIN>(d, p, a);
 	}
+	if (PLAIN || !d->by_source)
+		place_experts<PLAIN>(
+			d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0); /* the last warps have the fewest rows */
+	else if (warp == 0)
+			place_sources(d, p, blockIdx.x == 0);
+		if (blockIdx.x == gridDim.x - 1 && warp == 0)
+		count_rows(e, p);
+		warps_sync(nr_warps * LANES);
 	if (warp == 0)
 		stamp(e, 5);
 	for (uint32_t r = 0; r < e->nr_ranks; r++)
 		most = max(most, p->nr_tokens[r]);
-	while (a.token < most) {
-		if (comes_here<HOW>(e, p, a))
-			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, HOW>(d, p, epoch, a, s.v[0])
-							  : !receive_segment<FORMAT, SCALED, ND, HOW>(d, p, epoch, a, s))
+	nr_parts = most * e->nr_ranks * e->by_row_parts.d;
+	while (i < nr_parts) {
+		if (f.here)
+			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, PLAIN>(d, p, epoch, a, f, s.v[0])
+							  : !receive_segment<FORMAT, SCALED, ND, PLAIN>(d, p, epoch, a, f, s))
 				return;
 		i += step;
+		if (i >= nr_parts)
+			break;
 		a = share_of(e, i);
-		if (a.token < most)
-			look_for(e, a, s);
+		look_for(e, a, s);
+		f = find_row<PLAIN>(d, p, a);
 	}
 	if (warp == 0)
 		stamp(e, 6);
@@ -415,8 +409,8 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		e->state->epoch_combine = epoch;
 }
 
-template <int FORMAT, int X, int ND, int HOW = 0>
-static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
+template <int FORMAT, int X, int ND, bool PLAIN = false>
+static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
 {
 	BLOCK_MEMORY(shared);
 	const struct ll_exchange *e = &d.exchange;
@@ -429,15 +423,13 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (warp < send_warps) {
-		send_all<FORMAT, X, ND, HOW>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_all<FORMAT, X, ND, PLAIN>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 1);
 	} else if (!state.w) {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		if (HOW & LL_VOTES)
-			p.ids_stride = e->max_tokens * e->topk;
-		receive_all<FORMAT, x_kind<X>::SCALED, ND, HOW>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, x_kind<X>::SCALED, ND, PLAIN>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

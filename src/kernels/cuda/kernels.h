@@ -103,15 +103,6 @@ struct ll_combine {
 	uint64_t out_stride;
 };
 
-/* What a kernel is made for, and which ways it goes: bits. The library's kernels have none; bench/lab measures the others. */
-enum ll_how {
-	LL_PLAIN = 1,  /* ids of 32 bits, experts in blocks of equal size, nothing replicated, rows one behind the other: no tests for the rest */
-	LL_ONCE = 2,   /* all plans in one pass, and ids loaded before it is known how many there are */
-	LL_VOTES = 4,  /* few routes: positions by votes (votes.cuh). LL_PLAIN as well */
-	LL_QUIET = 8,  /* who waits for a segment polls what arrives last of it, not all of it */
-	LL_AHEAD = 16  /* combine: the next segment's routes are loaded before this one is sent */
-};
-
 #define LL_MAX_WARPS 16
 struct ll_launch {
 	uint32_t nr_blocks;
@@ -124,7 +115,7 @@ struct ll_launch {
 cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ll_combine_launch(const struct ll_combine *args, const struct ll_launch *launch, cudaStream_t stream);
 
-/* Blocks of that size that the current device holds at once. */
+/* Blocks of that size that the current device holds at once, of any kernel that could be chosen. */
 cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct ll_launch *launch, uint32_t *nr_blocks);
 cudaError_t ll_combine_most_blocks(const struct ll_combine *args, const struct ll_launch *launch, uint32_t *nr_blocks);
 

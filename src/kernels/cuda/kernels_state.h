@@ -7,8 +7,6 @@
 
 #include "wire_ll.h"
 
-#define LL_PLAN_MARKS 32
-
 /* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as one. */
 struct ll_state {
 	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
@@ -16,7 +14,6 @@ struct ll_state {
 	uint32_t nr_tokens;	 /* dispatched from here in this round */
 	uint32_t failed;	 /* a wait expired: kernels return at once */
 	uint32_t nr_from[LL_MAX_RANKS]; /* rows received from each source in this round */
-	uint32_t plan_sent[LL_PLAN_MARKS]; /* epoch: that part of the plan is on its way */
 	uint32_t complaining;	 /* somebody writes a complaint */
 	uint32_t abandoned;	 /* high throughput: some rank is over its capacity, and no row moves in this round */
 };

@@ -12,27 +12,27 @@
 /* ---- experts ------------------------------------------------------------------------------------------------- */
 
 /* rank << 16 | local expert */
-template <int HOW = 0> __device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
+template <bool PLAIN = false> __device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
 {
 	uint32_t rank;
 
-	if (!(HOW & LL_PLAIN) && !p->per_rank)
+	if (!PLAIN && !p->per_rank)
 		return p->place[physical];
 	rank = ll_div(physical, p->by_per_rank);
 	return rank << 16 | (physical - rank * p->per_rank);
 }
 
-template <int HOW = 0> __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
+template <bool PLAIN = false> __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
 {
-	return HOW & LL_PLAIN || p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
+	return PLAIN || p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
 }
 
 /* Its number among the experts here; UINT32_MAX: it is elsewhere, or none. */
-template <int HOW> __device__ __forceinline__ uint32_t local_of(const struct ll_exchange *e, uint32_t physical)
+template <bool PLAIN> __device__ __forceinline__ uint32_t local_of(const struct ll_exchange *e, uint32_t physical)
 {
 	uint32_t place;
 
-	if (HOW & LL_PLAIN) {
+	if (PLAIN) {
 		place = physical - e->rank * e->placement.per_rank;
 		return place < e->placement.per_rank ? place : UINT32_MAX;
 	}
@@ -52,9 +52,9 @@ __device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, ui
 	return home_first(e, e->rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
 }
 
-template <int HOW = 0> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
+template <bool PLAIN = false> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
 {
-	return HOW & LL_PLAIN || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
+	return PLAIN || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
 }
 
 /* A replica on the source's rank if there is one, else number (source + token) % replicas. */
@@ -70,21 +70,21 @@ static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange 
 }
 
 /* index: token * K + k */
-template <int HOW = 0> __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
+template <bool PLAIN = false> __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
 {
 	int64_t id;
 
-	if (HOW & LL_PLAIN || !d->ids_64)
+	if (PLAIN || !d->ids_64)
 		return ((const int32_t *)d->topk_ids)[index];
 	id = ((const int64_t *)d->topk_ids)[index];
 	return id == (int32_t)id ? (int32_t)id : INT32_MAX; /* more than there can be */
 }
 
-template <int HOW = 0> __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
+template <bool PLAIN = false> __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
 {
 	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
 		return LL_NO_EXPERT;
-	return !(HOW & LL_PLAIN) && e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
+	return !PLAIN && e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
 }
 
 __device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
@@ -136,13 +136,13 @@ template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uin
 
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
  * is known which round it is, and whether an earlier one has failed. */
-template <int FORMAT, int HOW>
+template <int FORMAT, bool PLAIN>
 __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr = nr_tokens * e->topk;
-	uint32_t nr_loaded = HOW & (LL_ONCE | LL_VOTES) ? d->nr_tokens * e->topk : nr;
+	uint32_t nr_loaded = d->nr_tokens * e->topk;
 	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16;
 	bool head = lane_id() % 8 == 7;
 	uint32_t ids[8], words[4] = {};
@@ -150,14 +150,13 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<HOW>(d, first + i) : UINT32_MAX;
-	if (HOW & (LL_ONCE | LL_VOTES))
-		drop_rest<N>(nr, first, ids);
-	if (!(HOW & LL_PLAIN) && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
+		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<PLAIN>(d, first + i) : UINT32_MAX;
+	drop_rest<N>(nr, first, ids);
+	if (!PLAIN && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
 		drop_others<N>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		words[i / 2] |= physical_expert<HOW>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
+		words[i / 2] |= physical_expert<PLAIN>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
 	v = head ? make_uint4(0, 0, nr_tokens, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
 	if (failed || !line_needed<FORMAT>(line, nr))
 		return;
@@ -207,67 +206,111 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 		*p->failed = 0;
 }
 
-template <int HOW> __device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+template <bool PLAIN>
+__device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
 {
-	uint32_t place;
+	uint32_t local = local_of<PLAIN>(e, physical), place = source * e->nr_local + local;
 
-	if (physical == LL_NO_EXPERT)
+	if (local == UINT32_MAX)
 		return;
-	place = expert_place<HOW>(&e->placement, physical);
-	if (place >> 16 != e->rank)
-		return;
-	place = source * e->nr_local + (place & 0xffff);
 	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
 }
 
-/* Four lines' ids, first to shared memory as they came, then one a lane: with few tokens that is one step. */
-template <int FORMAT, int HOW>
-__device__ __forceinline__ void note_lines(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t four, uint32_t nr_ids, uint4 v)
-{
-	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS;
-	uint16_t *ids = p->ids + source * p->ids_stride;
-	uint32_t *words = (uint32_t *)(ids + four * IDS) + (lane_id() - lane_id() / 8) * (N / 2), end = min(nr_ids, (four + 1) * IDS);
+/* Four lines of a source's plan, and its line 0, which says how many lines there are. */
+struct plan_piece {
+	uint32_t source, four;
+	uint2 head;
+	uint4 v;
+};
 
-	if (lane_id() % 8 != 7) {
-		words[0] = v.x;
-		words[1] = v.y;
-		words[2] = v.z;
-		if (FORMAT == LL_LINES)
-			words[3] = v.w;
-	}
-	__syncwarp();
-	for (uint32_t i = four * IDS + lane_id(); i < end; i += LANES)
-		note_route<HOW>(e, p, source, ll_div(i, e->by_topk), ids[i]);
+__device__ __forceinline__ void look_at_plan(const struct ll_exchange *e, struct plan_piece *piece)
+{
+	const uint8_t *plan = e->windows[e->rank] + e->window.plans + piece->source * e->window.plan_bytes;
+
+	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * LL_LINE_BYTES + lane_id() * 16);
+	piece->head = piece->four ? load_plan_head(plan) : make_uint2(0, 0);
 }
 
-/* Waits for four lines of a source's plan and takes their ids down. Line 0 says how many lines there are; it is looked at along with the others. */
-template <int FORMAT, int HOW>
-__device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t source, uint32_t four)
+/* After a look. False: it did not come in time. */
+template <int FORMAT> __device__ __forceinline__ bool await_plan(const struct ll_exchange *e, uint32_t epoch, struct plan_piece *piece, uint32_t *nr_tokens)
 {
-	const uint8_t *plan = e->windows[e->rank] + e->window.plans + source * e->window.plan_bytes;
-	uint32_t line = 4 * four + lane_id() / 8, nr_tokens;
+	uint32_t line = 4 * piece->four + lane_id() / 8;
 	struct patience patience = {0, 0};
-	uint2 head;
-	bool there;
-	uint4 v;
 
-	do {
-		v = piece_load(plan + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16);
-		head = four ? load_plan_head(plan) : plan_head_of(v);
-		nr_tokens = head.x;
-		there = __all_sync(ALL_LANES, head.y == epoch && (!has_epoch<FORMAT>() || v.w == epoch || !line_needed<FORMAT>(line, nr_tokens * e->topk)));
-		if (!there && !may_wait(&patience, e->wait_ns)) {
-			if (lane_id() == 7)
-				report_wait(e, LL_WAIT_PLAN, source, four, epoch, head.y, &patience);
-			return false;
-		}
-	} while (!there);
-	nr_tokens = min(nr_tokens, e->max_tokens);
-	note_lines<FORMAT, HOW>(e, p, source, four, nr_tokens * e->topk, v);
-	if (lane_id() == 0 && four == 0)
-		p->nr_tokens[source] = nr_tokens;
+	for (;; look_at_plan(e, piece)) {
+		piece->head = piece->four ? piece->head : plan_head_of(piece->v);
+		*nr_tokens = piece->head.x;
+		if (__all_sync(ALL_LANES,
+			    piece->head.y == epoch && (!has_epoch<FORMAT>() || piece->v.w == epoch || !line_needed<FORMAT>(line, *nr_tokens * e->topk))))
+			break;
+		if (may_wait(&patience, e->wait_ns))
+			continue;
+		if (lane_id() == 7)
+			report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->head.y, patience.start_ns);
+		return false;
+	}
+	*nr_tokens = min(*nr_tokens, e->max_tokens);
 	return true;
+}
+
+/* To shared memory as they came, then one a lane. */
+template <int FORMAT, bool PLAIN>
+__device__ __forceinline__ void note_piece(const struct ll_exchange *e, const struct positions *p, const struct plan_piece *piece, uint32_t nr_ids)
+{
+	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS, STEPS = (IDS + LANES - 1) / LANES;
+	uint16_t *ids = p->ids + piece->source * p->ids_stride;
+	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
+	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
+	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
+
+#pragma unroll
+	for (uint32_t i = 0; i < N / 2; i++)
+		if (lane_id() % 8 != 7)
+			words[i] = v[i];
+	__syncwarp();
+#pragma unroll
+	for (uint32_t i = 0; i < STEPS; i++)
+		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : LL_NO_EXPERT;
+#pragma unroll
+	for (uint32_t i = 0; i < STEPS && piece->four * IDS + i * LANES < end; i++)
+		note_route<PLAIN>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+}
+
+template <int FORMAT, bool PLAIN>
+__device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
+{
+	uint32_t nr_tokens;
+
+	if (!await_plan<FORMAT>(e, epoch, piece, &nr_tokens))
+		return false;
+	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
+		stamp(e, 3);
+	note_piece<FORMAT, PLAIN>(e, p, piece, nr_tokens * e->topk);
+	if (lane_id() == 0 && piece->four == 0)
+		p->nr_tokens[piece->source] = nr_tokens;
+	return true;
+}
+
+/* By all receiving warps, the next two pieces of each under way together. */
+template <int FORMAT, bool PLAIN>
+__device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+{
+	uint32_t nr = e->nr_ranks * ll_ceil(ll_plan_lines((enum ll_format)FORMAT, e->max_tokens * e->topk), 4);
+	bool good = true;
+
+	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
+		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
+		struct plan_piece a = {i - four * e->nr_ranks, four, {}, {}}, b = {j - next * e->nr_ranks, next, {}, {}};
+
+		look_at_plan(e, &a);
+		if (j < nr)
+			look_at_plan(e, &b);
+		good = take_piece<FORMAT, PLAIN>(e, p, epoch, &a) && (j >= nr || take_piece<FORMAT, PLAIN>(e, p, epoch, &b));
+	}
+	if (!good && lane_id() == 0)
+		*p->failed = 1;
+	warps_sync(nr_warps * LANES);
 }
 
 /* The sum of the lanes before this one, and of all. */
@@ -318,23 +361,54 @@ __device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const
 		d->out_sums[0] = d->out_sums[1] = first;
 }
 
-/* One expert's rows from each source, by one thread. An expert named twice gets one. */
-__device__ __forceinline__ uint32_t count_expert(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+/* Words: 0, or how many there are; then they are loaded as one. */
+template <int WORDS> __device__ __forceinline__ uint32_t count_bits(const uint32_t *bits, uint32_t nr_words)
 {
-	uint32_t all = 0;
+	if constexpr (WORDS == 4) {
+		uint4 v = *(const uint4 *)bits;
 
-#pragma unroll 4
-	for (uint32_t s = 0; s < e->nr_ranks; s++) {
-		const uint32_t *bits = p->bits + (s * e->nr_local + expert) * p->token_words;
-		uint32_t rows = __popc(bits[0]);
+		return __popc(v.x) + __popc(v.y) + __popc(v.z) + __popc(v.w);
+	} else if constexpr (WORDS == 1) {
+		return __popc(*bits);
+	} else {
+		uint32_t nr = 0;
 
 #pragma unroll 1
-		for (uint32_t w = 1; w < p->token_words; w++)
-			rows += __popc(bits[w]);
-		p->base[s * e->nr_local + expert] = rows;
-		all += rows;
+		for (uint32_t w = 0; w < nr_words; w++)
+			nr += __popc(bits[w]);
+		return nr;
 	}
-	return all;
+}
+
+/* One expert's rows from each source, by one thread: of the first FEW in registers, of the others in p->base. An expert named twice gets one. */
+#define FEW_SOURCES 8
+struct expert_rows {
+	uint32_t of[FEW_SOURCES], all;
+};
+
+template <int WORDS> __device__ __forceinline__ struct expert_rows count_sources(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+{
+	struct expert_rows rows;
+
+	rows.all = 0;
+#pragma unroll
+	for (uint32_t s = 0; s < FEW_SOURCES && s < e->nr_ranks; s++) {
+		rows.of[s] = count_bits<WORDS>(p->bits + (s * e->nr_local + expert) * p->token_words, p->token_words);
+		rows.all += rows.of[s];
+	}
+#pragma unroll 1
+	for (uint32_t s = FEW_SOURCES; s < e->nr_ranks; s++) {
+		uint32_t here = count_bits<WORDS>(p->bits + (s * e->nr_local + expert) * p->token_words, p->token_words);
+
+		p->base[s * e->nr_local + expert] = here;
+		rows.all += here;
+	}
+	return rows;
+}
+
+__device__ __forceinline__ struct expert_rows count_expert(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+{
+	return p->token_words == 4 ? count_sources<4>(e, p, expert) : p->token_words == 1 ? count_sources<1>(e, p, expert) : count_sources<0>(e, p, expert);
 }
 
 __device__ __forceinline__ uint32_t round_to_alignment(const struct ll_dispatch *d, uint32_t rows)
@@ -343,57 +417,77 @@ __device__ __forceinline__ uint32_t round_to_alignment(const struct ll_dispatch 
 }
 
 /* An expert's first position is known: so are its sources'. */
-__device__ __forceinline__ void place_expert(const struct ll_dispatch *d, const struct positions *p, uint32_t expert, uint32_t start, uint32_t rows,
-	bool publish)
+__device__ __forceinline__ void place_expert(
+	const struct ll_dispatch *d, const struct positions *p, uint32_t expert, uint32_t start, const struct expert_rows *rows, bool publish)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t at = start;
 
-#pragma unroll 4
-	for (uint32_t s = 0; s < e->nr_ranks; s++) {
+#pragma unroll
+	for (uint32_t s = 0; s < FEW_SOURCES && s < e->nr_ranks; s++) {
+		p->base[s * e->nr_local + expert] = at;
+		at += rows->of[s];
+	}
+#pragma unroll 1
+	for (uint32_t s = FEW_SOURCES; s < e->nr_ranks; s++) {
 		uint32_t here = p->base[s * e->nr_local + expert];
 
 		p->base[s * e->nr_local + expert] = at;
 		at += here;
 	}
 	if (publish) {
-		d->out_counts[expert] = rows;
+		d->out_counts[expert] = rows->all;
 		d->out_offsets[expert] = start;
 	}
 }
 
-/* By all receiving warps, a thread an expert. publish: to the caller as well. */
-template <int HOW>
+/* The first position of each expert, by a thread each; of the threads before, sums tell. What an expert takes is a
+ * whole number of alignments. */
+template <bool PLAIN> __device__ __forceinline__ uint32_t span_of(const struct ll_dispatch *d, uint32_t rows)
+{
+	return PLAIN ? rows : round_to_alignment(d, rows);
+}
+
+/* By all receiving warps, a thread an expert; those without one have nothing to wait for here. publish: to the caller as well. */
+template <bool PLAIN>
 __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
-	uint32_t nr_sums = HOW & LL_ONCE ? min(nr_threads / LANES, ll_ceil(nr, LANES)) : nr_threads / LANES; /* the others are 0 */
+	uint32_t nr_sums = min(nr_threads / LANES, ll_ceil(nr, LANES));
+	bool padded = !PLAIN && d->padded;
 
-	for (uint32_t first = 0; first < nr; first += nr_threads) {
-		uint32_t expert = first + thread, rows = expert < nr ? count_expert(e, p, expert) : 0, all, start;
+	for (uint32_t first = 0; first < nr && warp < nr_sums; first += nr_threads) {
+		uint32_t expert = first + thread, all, start;
+		struct expert_rows rows = {};
 
-		start = before + lanes_before(round_to_alignment(d, rows), &all);
+		if (expert < nr)
+			rows = count_expert(e, p, expert);
+
+		start = before + lanes_before(span_of<PLAIN>(d, rows.all), &all);
 		if (lane_id() == 0)
 			p->sums[warp] = all;
-		all = __reduce_add_sync(ALL_LANES, rows);
-		if (lane_id() == 0)
+		if (!PLAIN) {
+			all = __reduce_add_sync(ALL_LANES, rows.all);
+			if (lane_id() == 0)
 			p->sums[LL_MAX_WARPS + warp] = all;
-		warps_sync(nr_threads);
+		}
+		some_warps_sync(nr_sums * LANES);
+#pragma unroll 4
 		for (uint32_t w = 0; w < nr_sums; w++) {
 			uint32_t sum = p->sums[w];
 
 			start += w < warp ? sum : 0;
 			before += sum;
-			all_rows += p->sums[LL_MAX_WARPS + w];
+			all_rows += p->sums[PLAIN ? w : LL_MAX_WARPS + w];
 		}
-		start = d->padded ? (uint32_t)(expert * d->capacity) : start;
+		start = padded ? (uint32_t)(expert * d->capacity) : start;
 		if (expert < nr)
-			place_expert(d, p, expert, start, rows, publish);
+			place_expert(d, p, expert, start, &rows, publish);
 		if (publish && expert == nr - 1)
-			d->out_sums[1] = d->padded ? nr * d->capacity : start + rows;
+			d->out_sums[1] = padded ? nr * d->capacity : start + rows.all;
 		if (first + nr_threads < nr)
-			warps_sync(nr_threads); /* sums are used again */
+			some_warps_sync(nr_sums * LANES); /* sums are used again */
 	}
 	if (publish && thread == 0)
 		d->out_sums[0] = all_rows;
@@ -408,10 +502,24 @@ __device__ __forceinline__ void count_rows(const struct ll_exchange *e, const st
 		e->state->nr_from[s] = rows_of_source(p, s);
 }
 
-/* Bits before bit number `token`. */
-__device__ __forceinline__ uint32_t bits_before(const uint32_t *bits, uint32_t token)
+/* Of a word's bits those that come before bit number `token`, which may lie before the word (negative) or behind it. */
+__device__ __forceinline__ uint32_t earlier_bits(uint32_t word, int token)
 {
-	uint32_t nr = __popc(bits[token / 32] & ((1u << token % 32) - 1));
+	return token >= 32 ? word : token > 0 ? word & ((1u << token) - 1) : 0;
+}
+
+/* Bits before bit number `token`. */
+__device__ __forceinline__ uint32_t bits_before(const struct positions *p, const uint32_t *bits, uint32_t token)
+{
+	uint32_t nr;
+
+	if (p->token_words == 4) {
+		uint4 v = *(const uint4 *)bits;
+
+		return __popc(earlier_bits(v.x, (int)token)) + __popc(earlier_bits(v.y, (int)token - 32)) + __popc(earlier_bits(v.z, (int)token - 64)) +
+		       __popc(earlier_bits(v.w, (int)token - 96));
+	}
+	nr = __popc(bits[token / 32] & ((1u << token % 32) - 1));
 
 #pragma unroll 1
 	for (uint32_t w = 0; w < token / 32; w++)

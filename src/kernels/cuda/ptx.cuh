@@ -140,6 +140,12 @@ __device__ __forceinline__ void warps_sync(uint32_t nr_threads)
 	asm volatile("bar.sync 1, %0;" ::"r"(nr_threads) : "memory");
 }
 
+/* Of fewer of them, while the others may already be at the one above. */
+__device__ __forceinline__ void some_warps_sync(uint32_t nr_threads)
+{
+	asm volatile("bar.sync 2, %0;" ::"r"(nr_threads) : "memory");
+}
+
 /* Declares the block's dynamic shared memory. */
 #define BLOCK_MEMORY(name) extern __shared__ uint32_t name[]
 
@@ -151,6 +157,21 @@ __device__ __forceinline__ float fp16_number(uint32_t h)
 
 	asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(h));
 	return value;
+}
+
+/* 1 / value within one unit in the last place, where that is a normal number. */
+__device__ __forceinline__ float reciprocal_near(float value)
+{
+	float near;
+
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(value));
+	return near;
+}
+
+/* Of the lower 16 bits and of the upper. */
+__device__ __forceinline__ uint32_t max_of_halves(uint32_t a, uint32_t b)
+{
+	return __vmaxu2(a, b);
 }
 
 /* Two numbers rounded to nearest, ties to even: the lower 16 bits are the first. */

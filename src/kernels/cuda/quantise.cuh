@@ -120,25 +120,59 @@ __device__ __forceinline__ float block_factor(uint32_t most, bool ue8m0, uint32_
 	return none ? 1.0f : tiny ? 0x1p126f : __fdiv_rn(448.0f, amax);
 }
 
-/* This lane's 16 elements of the block to 16 bytes. All lanes of a warp take part. */
-template <int X> __device__ __forceinline__ uint4 quantise_block(const uint4 (&raw)[x_kind<X>::LOADS], bool ue8m0, uint32_t *scale)
+/* ---- what blocks usually are ---------------------------------------------------------------------------------- */
+
+/* Blocks whose largest magnitude is 0 or from 2^-100 to 2^100: no NaN, no infinity, and divisions without special
+ * cases. */
+__device__ __forceinline__ bool is_usual(uint32_t most)
 {
-	constexpr int LAST = x_kind<X>::LOADS - 1;
-	uint32_t x[16], out[4], most = 0;
-	bool special;
-	float factor;
+	return most == 0 || most - 0x0d800000u <= 0x71800000u - 0x0d800000u;
+}
+
+/* The largest magnitude of 16 elements, as a float's bits (a NaN is larger than infinity). */
+template <int X> __device__ __forceinline__ uint32_t most_of_lane(const uint4 (&raw)[x_kind<X>::LOADS])
+{
+	uint32_t most = 0;
+
+#pragma unroll
+	for (int i = 0; i < x_kind<X>::LOADS; i++) {
+		const uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+
+#pragma unroll
+		for (int w = 0; w < 4; w++)
+			most = X == LL_X_FP32 ? max(most, words[w] & 0x7fffffff) : max_of_halves(most, words[w] & 0x7fff7fff);
+	}
+	if (X == LL_X_FP32)
+		return most;
+	most = max(most & 0xffff, most >> 16);
+	return X == LL_X_BF16 ? most << 16 : fp16_bits(most);
+}
+
+/* a / b, correctly rounded: near is 1 / b within 2 units in its last place, and nothing is near the ends of the range.
+ * One step of Newton's and one correction by the remainder are enough for all 2^23 mantissas of a in a / 448 and of b
+ * in 448 / b (tests/device/emulate/test_divide.cu). */
+__device__ __forceinline__ float divide_usual(float a, float b, float near)
+{
+	float reciprocal = __fmaf_rn(near, __fmaf_rn(-b, near, 1.0f), near), quotient = __fmul_rn(a, reciprocal);
+
+	return __fmaf_rn(reciprocal, __fmaf_rn(-b, quotient, a), quotient);
+}
+
+/* block_factor, for usual blocks. */
+__device__ __forceinline__ float usual_factor(uint32_t most, bool ue8m0, uint32_t *scale)
+{
+	float amax = __uint_as_float(most), least = divide_usual(amax, 448.0f, 1.0f / 448.0f);
+	uint32_t bits = __float_as_uint(least), exponent = (bits >> 23) + ((bits & 0x7fffff) != 0);
+
+	*scale = ue8m0 ? (most ? exponent : 127) : (most ? bits : 0x3f800000);
+	return !most ? 1.0f : ue8m0 ? __uint_as_float((254 - exponent) << 23) : divide_usual(448.0f, amax, reciprocal_near(amax));
+}
+
+template <int X> __device__ __forceinline__ uint4 scaled_to_e4m3(const uint4 (&raw)[x_kind<X>::LOADS], float factor)
+{
+	uint32_t x[16], out[4];
 
 	widen<X>(raw, x);
-#pragma unroll
-	for (int i = 0; i < 16; i++)
-		most = max(most, x[i] & 0x7fffffff);
-	most = most_of_block(most);
-	special = __any_sync(ALL_LANES, most > INFINITY_BITS);
-	if (special)
-		most = most_number<X>(raw[0], raw[LAST < 1 ? LAST : 1], raw[LAST < 2 ? LAST : 2], raw[LAST]);
-	factor = block_factor(most, ue8m0, scale);
-	if (special)
-		return specials_to_e4m3<X>(raw[0], raw[LAST < 1 ? LAST : 1], raw[LAST < 2 ? LAST : 2], raw[LAST], factor);
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
 		float a = __fmul_rn(__uint_as_float(x[4 * i]), factor), b = __fmul_rn(__uint_as_float(x[4 * i + 1]), factor);
@@ -147,6 +181,51 @@ template <int X> __device__ __forceinline__ uint4 quantise_block(const uint4 (&r
 		out[i] = pair_to_e4m3(a, b) | pair_to_e4m3(c, d) << 16;
 	}
 	return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+/* ---- all blocks ---------------------------------------------------------------------------------------------- */
+
+/* This lane's 16 elements of a block that may hold anything. Rare, and kept out of the way of the others. */
+struct quantised {
+	uint4 v;
+	uint32_t scale;
+};
+
+template <int X> static __device__ __noinline__ struct quantised quantise_rare(uint4 a, uint4 b, uint4 c, uint4 d, bool ue8m0)
+{
+	struct quantised q;
+	float factor = block_factor(most_number<X>(a, b, c, d), ue8m0, &q.scale);
+
+	q.v = specials_to_e4m3<X>(a, b, c, d, factor);
+	return q;
+}
+
+/* This lane's 16 elements of each of N blocks to 16 bytes, the blocks side by side so that none waits for another. All
+ * lanes of a warp take part. */
+template <int X, int N> __device__ __forceinline__ void quantise_blocks(const uint4 (&raw)[N][x_kind<X>::LOADS], bool ue8m0, uint4 *out, uint32_t *scale)
+{
+	constexpr int LAST = x_kind<X>::LOADS - 1;
+	uint32_t most[N];
+	bool usual = true;
+
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		most[i] = most_of_block(most_of_lane<X>(raw[i]));
+		usual = usual && is_usual(most[i]);
+	}
+	if (!__all_sync(ALL_LANES, usual)) {
+#pragma unroll
+		for (int i = 0; i < N; i++) {
+			struct quantised q = quantise_rare<X>(raw[i][0], raw[i][LAST < 1 ? LAST : 1], raw[i][LAST < 2 ? LAST : 2], raw[i][LAST], ue8m0);
+
+			out[i] = q.v;
+			scale[i] = q.scale;
+		}
+		return;
+	}
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		out[i] = scaled_to_e4m3<X>(raw[i], usual_factor(most[i], ue8m0, &scale[i]));
 }
 
 #endif

@@ -53,6 +53,92 @@ static __device__ __forceinline__ void sum_part(const struct ll_combine *c, uint
 		out[i] = round_vector<Y>(sum[i]);
 }
 
+/* Rows of a token's sum that are loaded together. */
+#define BATCH 4
+
+/* What a token's sum here is made of, in the order of k: the first rows, and which lanes know of more. */
+struct addends {
+	const uint8_t *row[2 * BATCH];
+	float weight[2 * BATCH];
+	int nr;
+	uint32_t more;
+};
+
+/* Rows FIRST to FIRST + BATCH - 1; left: the lanes that know of them and of those behind. */
+template <int FIRST> static __device__ __forceinline__ uint32_t find_rows(const struct ll_combine *c, uint2 route, uint32_t left, struct addends &a)
+{
+#pragma unroll
+	for (int r = FIRST; r < FIRST + BATCH; r++) {
+		a.row[r] = c->y + __shfl_sync(ALL_LANES, route.x, __ffs(left) - 1) * c->y_stride;
+		left &= left - 1;
+	}
+	return left;
+}
+
+static __device__ __forceinline__ void find_weights(uint2 route, uint32_t here, struct addends &a)
+{
+#pragma unroll
+	for (int r = 0; r < 2 * BATCH; r++) {
+		a.weight[r] = __uint_as_float(__shfl_sync(ALL_LANES, route.y, __ffs(here) - 1));
+		here &= here - 1;
+	}
+}
+
+/* Vector i of rows FIRST to FIRST + BATCH - 1, as far as there are so many. */
+template <int FIRST>
+static __device__ __forceinline__ void load_batch(const struct ll_combine *c, const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
+{
+	uint32_t offset;
+	bool in = in_row(&c->exchange.result, x, i, &offset);
+
+#pragma unroll
+	for (int r = 0; r < BATCH; r++)
+		v[r] = in && FIRST + r < a.nr ? row_load(a.row[FIRST + r] + offset) : make_uint4(0, 0, 0, 0);
+}
+
+template <int Y, int FIRST>
+static __device__ __forceinline__ void add_batch(
+	const struct ll_combine *c, const struct addends &a, const uint4 (&v)[BATCH], float (&sum)[y_kind<Y>::PER_VECTOR])
+{
+#pragma unroll
+	for (int r = 0; r < BATCH; r++)
+		if (FIRST + r < a.nr)
+			add_vector<Y>(sum, v[r], c->weighted, a.weight[FIRST + r]);
+}
+
+/* The sum of a token's rows here, vector by vector. */
+template <int Y> struct summation {
+	struct addends a;
+	uint4 first[BATCH]; /* of the vector that is next */
+};
+
+/* Vector i, while the next one's first rows are on their way (LAST: there is no next one). */
+template <int Y, bool LAST>
+static __device__ __forceinline__ uint4 sum_vector(const struct ll_combine *c, struct summation<Y> &s, uint2 route, struct extent x, int i)
+{
+	float sum[y_kind<Y>::PER_VECTOR] = {};
+	uint4 second[BATCH], next[BATCH];
+
+	if (s.a.nr > BATCH)
+		load_batch<BATCH>(c, s.a, x, i, second);
+	if (!LAST)
+		load_batch<0>(c, s.a, x, i + 1, next);
+	add_batch<Y, 0>(c, s.a, s.first, sum);
+	if (s.a.nr > BATCH)
+		add_batch<Y, BATCH>(c, s.a, second, sum);
+	for (uint32_t left = s.a.more; left; left &= left - 1) {
+		uint32_t k = __ffs(left) - 1;
+		uint4 one[1];
+
+		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, i, one);
+		add_vector<Y>(sum, one[0], c->weighted, __uint_as_float(__shfl_sync(ALL_LANES, route.y, k)));
+	}
+#pragma unroll
+	for (int r = 0; r < BATCH && !LAST; r++)
+		s.first[r] = next[r];
+	return round_vector<Y>(sum);
+}
+
 /* The next result of a token in the order of its sum, after `last`; UINT32_MAX: none. At the expert: a rank. At home: a k. */
 static __device__ __forceinline__ uint32_t next_result(const struct ll_exchange *e, uint2 route, uint32_t last)
 {

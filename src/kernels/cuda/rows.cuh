@@ -13,7 +13,7 @@ template <int X, int ND> struct raw_segment {
 	int32_t id; /* of lane k's route */
 };
 
-template <int HOW = 0, int X, int ND>
+template <bool PLAIN = 0, int X, int ND>
 static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, raw_segment<X, ND> &raw)
 {
 	const struct ll_exchange *e = &d->exchange;
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uin
 	struct extent x = segment_extent(&e->row, which);
 	constexpr int LOADS = x_kind<X>::LOADS;
 
-	raw.id = lane_id() < e->topk ? expert_id<HOW>(d, token * e->topk + lane_id()) : -1;
+	raw.id = lane_id() < e->topk ? expert_id<PLAIN>(d, token * e->topk + lane_id()) : -1;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
@@ -40,14 +40,15 @@ static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uin
 /* As a segment travels: S has v[ND] and scale[ND]. */
 template <int X, int ND, class S> static __device__ __forceinline__ void make_segment(const struct ll_dispatch *d, const raw_segment<X, ND> &raw, S &s)
 {
+	if constexpr (x_kind<X>::LOADS > 1) {
+		quantise_blocks<X, ND>(raw.x, d->scale_bytes == 1, s.v, s.scale);
+	} else {
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		if constexpr (x_kind<X>::LOADS > 1)
-			s.v[i] = quantise_block<X>(raw.x[i], d->scale_bytes == 1, &s.scale[i]);
-		else
 			s.v[i] = raw.x[i][0];
 		if constexpr (X == LL_X_GIVEN)
 			s.scale[i] = raw.scale[i];
+		}
 	}
 }
 
@@ -62,18 +63,29 @@ static __device__ __forceinline__ void store_scale(const struct ll_dispatch *d, 
 		scales[at] = (uint8_t)scale;
 }
 
-/* Lane k's destination, and which lanes are the first with theirs. */
-template <int HOW = 0> static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
+/* Lane k's destination, and a bit for each different one: PLAIN the rank's, else that of the first lane which has it.
+ */
+template <bool PLAIN = false> static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
 {
-	uint32_t physical = lane_id() < e->topk ? physical_expert<HOW>(e, id, index) : LL_NO_EXPERT, same;
+	uint32_t physical = lane_id() < e->topk ? physical_expert<PLAIN>(e, id, index) : LL_NO_EXPERT, same;
 
-	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank<HOW>(&e->placement, physical);
+	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank<PLAIN>(&e->placement, physical);
+	if (PLAIN)
+		return __reduce_or_sync(ALL_LANES, *rank == UINT32_MAX ? 0 : 1u << *rank);
 	same = __match_any_sync(ALL_LANES, *rank);
 	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
 }
 
+/* The rank that the lowest bit stands for. */
+template <bool PLAIN> static __device__ __forceinline__ uint32_t first_destination(uint32_t bits, uint32_t rank)
+{
+	uint32_t lowest = __ffs(bits) - 1;
+
+	return PLAIN ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
+}
+
 /* Ids that no caller should pass. */
-template <int HOW = 0> static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
+template <bool PLAIN = false> static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
 {
 	const struct ll_exchange *e = &d->exchange;
 	bool none = lane_id() >= e->topk || id == -1, far = !none && (uint32_t)id >= e->placement.nr_experts;
@@ -83,7 +95,7 @@ template <int HOW = 0> static __device__ __forceinline__ void check_ids(const st
 
 	if (bad && lane_id() == __ffs(bad) - 1)
 		complain(e, far ? LL_ID_RANGE : LL_ID_TWICE, token, lane_id(),
-			!(HOW & LL_PLAIN) && d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
+			!PLAIN && d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
 }
 
 #endif

@@ -57,32 +57,36 @@ __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
 
 /* ---- lines --------------------------------------------------------------------------------------------------- */
 
-template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segment<LL_LINES, SCALED, ND> &s, uint32_t epoch)
+/* Vector i: its displaced words to the extra line's, which lanes 24 to 31 of the last vector hold; its epochs. Vectors
+ * in turn: each may leave at once. */
+template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector(segment<LL_LINES, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
 {
-	uint32_t lane = lane_id(), extra = lane - 24; /* lanes 24 to 31 of the last vector hold the extra line */
-	uint4 words = make_uint4(0, 0, 0, 0);
+	uint32_t lane = lane_id(), extra = lane - 24, w = s.v[i].w;
 
 	if constexpr (SCALED) {
-		uint32_t from = 16 * (lane & 1) + 7;
-#pragma unroll
-		for (int i = 0; i < ND; i++) {
-			uint32_t bits = s.scale[i];
-			uint4 w = make_uint4(__shfl_sync(ALL_LANES, bits, from), __shfl_sync(ALL_LANES, s.v[i].w, from),
-				__shfl_sync(ALL_LANES, bits, from + 8), __shfl_sync(ALL_LANES, s.v[i].w, from + 8));
-			words = pick(extra / 2 == i, w, words);
-		}
+		uint32_t from = 16 * (lane & 1) + 7, bits = s.scale[i];
+		uint4 v = make_uint4(__shfl_sync(ALL_LANES, bits, from), __shfl_sync(ALL_LANES, w, from), __shfl_sync(ALL_LANES, bits, from + 8),
+			__shfl_sync(ALL_LANES, w, from + 8));
+
+		*words = pick(extra / 2 == i, v, *words);
 	} else {
-#pragma unroll
-		for (int i = 0; i < ND; i++) {
-			uint4 w = make_uint4(__shfl_sync(ALL_LANES, s.v[i].w, 7), __shfl_sync(ALL_LANES, s.v[i].w, 15),
-				__shfl_sync(ALL_LANES, s.v[i].w, 23), __shfl_sync(ALL_LANES, s.v[i].w, 31));
-			words = pick(extra == i, w, words);
-		}
+		uint4 v =
+			make_uint4(__shfl_sync(ALL_LANES, w, 7), __shfl_sync(ALL_LANES, w, 15), __shfl_sync(ALL_LANES, w, 23), __shfl_sync(ALL_LANES, w, 31));
+
+		*words = pick(extra == i, v, *words);
 	}
-	s.v[ND - 1] = pick(lane >= 24, words, s.v[ND - 1]);
+	if (i == ND - 1)
+		s.v[i] = pick(lane >= 24, *words, s.v[i]);
+	s.v[i].w = lane % 8 == 7 ? epoch : s.v[i].w;
+}
+
+template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segment<LL_LINES, SCALED, ND> &s, uint32_t epoch)
+{
+	uint4 words = make_uint4(0, 0, 0, 0);
+
 #pragma unroll
-	for (int i = 0; i < ND; i++)
-		s.v[i].w = lane % 8 == 7 ? epoch : s.v[i].w;
+		for (int i = 0; i < ND; i++)
+		lines_pack_vector(s, i, epoch, &words);
 }
 
 template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segment<LL_LINES, SCALED, ND> &s)
@@ -169,12 +173,17 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool trave
 }
 
 template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ void segment_send(const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+__device__ __forceinline__ void vector_send(const segment<FORMAT, SCALED, ND> &s, struct extent x, int i, uint8_t *to)
+{
+	if (travels(s, x, i))
+		piece_store(to + i * 512 + lane_id() * 16, s.v[i]);
+}
+
+template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_send(const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
 {
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
-		if (travels(s, x, i))
-			piece_store(to + i * 512 + lane_id() * 16, s.v[i]);
+		vector_send(s, x, i, to);
 }
 
 template <int FORMAT> __device__ __forceinline__ bool has_epoch()
@@ -210,17 +219,10 @@ struct awaited {
 	uint32_t reason, peer, token;
 };
 
-/* The extra line's epoch, or the last cell's: its sender stores that last. A hint, for 32 bytes a poll where all pieces are up to 2 KiB; whether they
- * are complete is seen from each piece itself. */
-template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ bool last_is_there(const segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t epoch)
-{
-	return __any_sync(ALL_LANES, lane_id() == LANES - 1 && word_load(from + s.NV * 512 - 4) == epoch);
-}
-
 /* After a look. */
-template <bool QUIET = false, int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ bool segment_await(const struct ll_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ bool segment_await(
+	const struct ll_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
 	uint32_t epoch, struct awaited what)
 {
 	constexpr uint32_t all = (1u << segment<FORMAT, SCALED, ND>::NV) - 1;
@@ -228,13 +230,13 @@ __device__ __forceinline__ bool segment_await(const struct ll_exchange *e, segme
 	uint32_t done;
 
 	while ((done = segment_check(s, x, epoch)) != all) {
-		do {
-			if (!may_wait(&patience, e->wait_ns)) {
+		uint32_t seen = __shfl_sync(ALL_LANES, s.v[0].w, 7);
+
+		if (!may_wait(&patience, e->wait_ns)) {
 				if (lane_id() == 7)
-					report_wait(e, what.reason, what.peer, what.token, epoch, s.v[0].w, &patience);
-				return false;
+					report_wait(e, what.reason, what.peer, what.token, epoch, seen, patience.start_ns);
+			return false;
 			}
-		} while (QUIET && !last_is_there(s, from, epoch));
 		segment_look(s, from, done);
 	}
 	return true;

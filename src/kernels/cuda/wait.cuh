@@ -24,8 +24,9 @@ __device__ __forceinline__ bool may_wait(struct patience *p, uint64_t limit_ns)
 }
 
 /* Called by one lane. The first report counts. */
-static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
-	uint32_t seen, const struct patience *p)
+static __device__ __noinline__ void report_wait(
+	const struct ll_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
+	uint32_t seen, uint64_t start_ns)
 {
 	struct ll_report *r = e->report;
 
@@ -36,7 +37,7 @@ static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uin
 	r->token = token;
 	r->epoch_expected = expected;
 	r->epoch_seen = seen;
-	r->waited_ns = now_ns() - p->start_ns;
+	r->waited_ns = now_ns() - start_ns;
 	__threadfence_system();
 	*(volatile uint32_t *)&r->reason = reason;
 }

@@ -6,6 +6,7 @@
 #include "cuda_runtime_api.h"
 #include "emulate.h"
 
+#include <math.h>
 #include <string.h>
 #include <tuple>
 #include <type_traits>
@@ -16,7 +17,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 /* Of the lane that runs. */
 extern "C" {
@@ -107,6 +108,11 @@ static inline float __fmul_rn(float a, float b)
 	return a * b;
 }
 
+static inline float __fmaf_rn(float a, float b, float c)
+{
+	return fmaf(a, b, c);
+}
+
 static inline float __fdiv_rn(float a, float b)
 {
 	return a / b;
@@ -179,6 +185,11 @@ static inline uint32_t __reduce_min_sync(uint32_t mask, uint32_t value, int line
 static inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value, int line = __builtin_LINE())
 {
 	return emulated_reduce(REDUCE_MAX, mask, value, line);
+}
+
+static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value, int line = __builtin_LINE())
+{
+	return emulated_reduce(REDUCE_OR, mask, value, line);
 }
 
 static inline uint32_t block_threads()

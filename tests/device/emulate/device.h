@@ -128,6 +128,11 @@ static inline void warps_sync(uint32_t nr_threads)
 	emulated_barrier(1, nr_threads, 0);
 }
 
+static inline void some_warps_sync(uint32_t nr_threads)
+{
+	emulated_barrier(2, nr_threads, 0);
+}
+
 #define BLOCK_MEMORY(name) uint32_t *const name = emulated_lane->shared
 
 /* ---- numbers ------------------------------------------------------------------------------------------------- */
@@ -163,6 +168,18 @@ static inline uint32_t fp16_of(float value)
 	if (rest < 0x38800000) /* below 2^-14: added to 0.5, whose last place is 2^-24 */
 		return sign | (__float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3f000000);
 	return sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
+}
+
+static inline float reciprocal_near(float value)
+{
+	return 1 / value;
+}
+
+static inline uint32_t max_of_halves(uint32_t a, uint32_t b)
+{
+	uint32_t low = max(a & 0xffff, b & 0xffff), high = max(a >> 16, b >> 16);
+
+	return high << 16 | low;
 }
 
 static inline uint32_t bf16_pair(float low, float high)

@@ -74,7 +74,8 @@ uint32_t emulated_match(uint32_t mask, uint32_t value, int line);
 enum reduction {
 	REDUCE_ADD,
 	REDUCE_MIN,
-	REDUCE_MAX
+	REDUCE_MAX,
+	REDUCE_OR
 };
 uint32_t emulated_reduce(enum reduction how, uint32_t mask, uint32_t value, int line);
 

@@ -14,7 +14,7 @@ struct emulated_barrier {
 	uint32_t result;
 };
 
-#define BLOCK_BARRIERS 2
+#define BLOCK_BARRIERS 3
 
 struct emulated_warp {
 	struct emulated_block *block;

@@ -3,7 +3,7 @@
 CXX          ?= g++
 EMULATE      := tests/device/emulate
 EMULATED_SRC := $(wildcard src/cuda/*.c bench/nccl/*.c) $(filter-out %/test_schedules.c,$(wildcard $(EMULATE)/*.c)) src/layout.c
-EMULATED_CU  := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu $(EMULATE)/*.cu)
+EMULATED_CU  := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu) $(EMULATE)/nccl.cu
 EMULATED_OBJ := $(patsubst %,$(BUILD)/emulated/obj/%.o,$(EMULATED_SRC) $(EMULATED_CU))
 # C++ has neither unused kernels nor unrolling by pragma.
 EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) -std=gnu++17 -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-function -Wno-unused-parameter -I.
@@ -25,7 +25,7 @@ $(BUILD)/emulated/libtern_cuda.so: $(EMULATED_OBJ)
 	@echo '  LINK $@'
 	$(Q)$(CXX) -shared -Wl,-soname,libtern_cuda.so $(LDFLAGS) $^ -o $@ -lpthread
 
-emulated: $(BUILD)/emulated/libtern_cuda.so $(BUILD)/tests/emulated/test_schedules
+emulated: $(BUILD)/emulated/libtern_cuda.so $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_divide
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
 
@@ -33,3 +33,8 @@ $(BUILD)/tests/emulated/test_schedules: $(BUILD)/obj/$(EMULATE)/test_schedules.o
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BUILD)/tests/emulated/test_divide: $(BUILD)/emulated/obj/$(EMULATE)/test_divide.cu.o $(filter $(BUILD)/emulated/obj/$(EMULATE)/%.c.o,$(EMULATED_OBJ))
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS)

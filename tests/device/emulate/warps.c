@@ -200,7 +200,7 @@ uint32_t emulated_reduce(enum reduction how, uint32_t mask, uint32_t value, int 
 	for (uint32_t i = 1; i < WARP_LANES; i++) {
 		uint32_t v = (uint32_t)values[i];
 
-		all = how == REDUCE_ADD ? all + v : how == REDUCE_MIN ? (v < all ? v : all) : v > all ? v : all;
+		all = how == REDUCE_ADD ? all + v : how == REDUCE_OR ? all | v : how == REDUCE_MIN ? (v < all ? v : all) : v > all ? v : all;
 	}
 	return all;
 }
