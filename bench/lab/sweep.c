@@ -62,7 +62,7 @@ static void add_launches(const struct lab *lab, struct ways *ways, const struct 
 	static const uint32_t few[][3] = {
 		{12, 8, 2}, {24, 8, 2}, {24, 8, 4}, {48, 8, 2}, {48, 8, 4}, {48, 16, 4}, {64, 16, 4}, {96, 8, 4}, {96, 16, 8}, {132, 8, 4}, {132, 16, 4}};
 	static const uint32_t many[][3] = {
-		{132, 16, 2}, {132, 16, 4}, {132, 16, 6}, {132, 16, 8}, {132, 16, 10}, {132, 16, 12}, {132, 12, 6}, {132, 8, 4}, {96, 16, 8}, {96, 16, 4}};
+		{132, 16, 2}, {132, 16, 4}, {132, 16, 6}, {132, 16, 8}, {132, 16, 10}, {132, 16, 12}, {132, 12, 6}, {132, 8, 4}, {96, 16, 8}, {96, 16, 6}, {96, 16, 4}, {112, 16, 4}};
 	const uint32_t(*grid)[3] = t->tokens <= 16 ? few : many;
 
 	for (uint32_t i = 0; i < (t->tokens <= 16 ? NR(few) : NR(many)); i++) {
@@ -179,8 +179,8 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 {
 	return (struct lab_way){.row_vectors = ll_rule_row_vectors(t->fp8, t->tokens),
 		.result_vectors = ll_rule_result_vectors(t->tokens),
-		.share = ll_rule_share(t->tokens, lab->nr_ranks),
-		.dispatch = ll_rule_dispatch(t->tokens),
+		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks),
+		.dispatch = ll_rule_dispatch(t->fp8, t->tokens),
 		.combine = ll_rule_combine(t->tokens)};
 }
 
@@ -220,7 +220,7 @@ static uint64_t sweep_target(struct lab *lab, const struct target *t)
 	for (uint32_t v = 0; v < NR(vectors); v++) {
 		struct lab_way way = {.row_vectors = vectors[v] == 1 ? 2 : vectors[v], .result_vectors = vectors[v], .share = 1};
 
-		if ((vectors[v] == 1 && t->tokens > 32) || (vectors[v] == 4 && t->tokens <= 8))
+		if ((vectors[v] == 4 && t->tokens <= 8))
 			continue;
 		lab_setup(lab, &job, &way);
 		add_launches(lab, &ways[0], t, true, way.row_vectors);

@@ -15,28 +15,30 @@ static inline uint32_t ll_rule_row_vectors(int scaled, uint32_t max_tokens)
 
 static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens)
 {
-	return max_tokens <= 16 ? 1 : 2;
+	return max_tokens <= 64 ? 1 : 2;
 }
 
-/* With few rows, few blocks, which start and end sooner. */
-static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens)
+/* With few rows, few blocks, which start and end sooner. With many, not all SMs: they would only wait for NVLink. */
+static inline struct ll_launch ll_rule_dispatch(int scaled, uint32_t nr_tokens)
 {
-	static const struct ll_launch one = {48, 8, 2, 0}, few = {64, 16, 4, 0}, some = {96, 16, 4, 0}, many = {132, 16, 6, 0};
+	static const struct ll_launch one = {24, 8, 4, 0}, few = {96, 16, 8, 0}, many = {96, 16, 4, 0}, copied = {132, 16, 4, 0};
 
-	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : nr_tokens <= 32 ? some : many;
+	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : scaled || nr_tokens <= 32 ? many : copied;
 }
 
 static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens)
 {
-	static const struct ll_launch one = {48, 8, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 10, 0};
+	static const struct ll_launch one = {64, 16, 4, 0}, some = {132, 16, 8, 0}, other = {96, 16, 8, 0};
 
-	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : nr_tokens <= 64 ? some : many;
+	return nr_tokens <= 2 ? one : nr_tokens > 16 && nr_tokens <= 64 ? some : other;
 }
 
-/* How many warps share the destinations of one segment. */
-static inline uint32_t ll_rule_share(uint32_t nr_tokens, uint32_t nr_ranks)
+/* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */
+static inline uint32_t ll_rule_share(int scaled, uint32_t nr_tokens, uint32_t nr_ranks)
 {
-	return nr_tokens > 32 && nr_ranks > 2 ? 2 : 1;
+	uint32_t most = nr_tokens <= 2 || (!scaled && nr_tokens > 32) ? 4 : nr_tokens <= 16 ? 1 : 2;
+
+	return nr_ranks <= 2 && nr_tokens > 2 ? 1 : nr_ranks < most ? nr_ranks : most;
 }
 
 #endif

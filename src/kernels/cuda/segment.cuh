@@ -57,6 +57,24 @@ __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
 
 /* ---- lines --------------------------------------------------------------------------------------------------- */
 
+/* The extra line lies where lanes 24 to 31 of the last vector would be; of its lanes only as many travel as hold something. In the last of those the last
+ * word belongs to a line that is not there, the extra one itself: so it holds the epoch. */
+template <bool SCALED, int ND> __device__ __forceinline__ bool in_extra(int i)
+{
+	return i == ND - 1 && lane_id() >= 24;
+}
+
+template <bool SCALED, int ND> __device__ __forceinline__ uint32_t last_of_extra()
+{
+	return 24 + (SCALED ? 2 : 1) * ND - 1;
+}
+
+/* Has this lane's piece of vector i an epoch? */
+template <bool SCALED, int ND> __device__ __forceinline__ bool line_epoch(int i)
+{
+	return in_extra<SCALED, ND>(i) ? lane_id() == last_of_extra<SCALED, ND>() : lane_id() % 8 == 7;
+}
+
 /* Vector i: its displaced words to the extra line's, which lanes 24 to 31 of the last vector hold; its epochs. Vectors
  * in turn: each may leave at once. */
 template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector(segment<LL_LINES, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
@@ -77,7 +95,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector
 	}
 	if (i == ND - 1)
 		s.v[i] = pick(lane >= 24, *words, s.v[i]);
-	s.v[i].w = lane % 8 == 7 ? epoch : s.v[i].w;
+	s.v[i].w = line_epoch<SCALED, ND>(i) ? epoch : s.v[i].w;
 }
 
 template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segment<LL_LINES, SCALED, ND> &s, uint32_t epoch)
@@ -168,7 +186,7 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segme
 template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, struct extent x, int i)
 {
 	if (FORMAT == LL_LINES)
-		return line_of(i) < x.nr_lines || line_of(i) == 4 * ND - 1;
+		return line_of(i) < x.nr_lines || (in_extra<SCALED, ND>(i) && lane_id() <= last_of_extra<SCALED, ND>());
 	return i >= ND || line_of(i) < x.nr_lines;
 }
 
@@ -191,6 +209,11 @@ template <int FORMAT> __device__ __forceinline__ bool has_epoch()
 	return FORMAT == LL_CELLS || lane_id() % 8 == 7;
 }
 
+template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool has_epoch(const segment<FORMAT, SCALED, ND> &, int i)
+{
+	return FORMAT == LL_CELLS || line_epoch<SCALED, ND>(i);
+}
+
 /* Loads the vectors that are not complete, a bit each. Does not wait for them: several segments may be on their way. */
 template <int FORMAT, bool SCALED, int ND>
 __device__ __forceinline__ void segment_look(segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t done)
@@ -209,7 +232,7 @@ __device__ __forceinline__ uint32_t segment_check(const segment<FORMAT, SCALED, 
 
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
-		if (__all_sync(ALL_LANES, !has_epoch<FORMAT>() || !travels(s, x, i) || s.v[i].w == epoch))
+		if (__all_sync(ALL_LANES, !has_epoch(s, i) || !travels(s, x, i) || s.v[i].w == epoch))
 			done |= 1u << i;
 	return done;
 }

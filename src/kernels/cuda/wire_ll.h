@@ -12,7 +12,8 @@
  * each lane's 16 bytes are aligned as they are in the caller's row:
  *
  *   LL_LINES   | line 0 | line 1 | ... | line n-1 | (unused) | extra line |      n <= 4 nr_vectors - 1; vector i of a warp is lines 4i .. 4i+3
- *                line:  31 words of the row, epoch      extra line: the n displaced words (FP8: scale, displaced word for each line), epoch
+ *                line:  31 words of the row, epoch      extra line: the n displaced words (FP8: scale, displaced word for each line), epoch;
+ *                                                       no longer than that: 16 bytes a vector, FP8 32
  *   LL_CELLS   | vector 0 of 32 lanes | vector 1 | ... | extra vectors |
  *                cell:  3 words of the row, epoch       extra cell: the same lane's displaced words (3; FP8: 2, and scales), epoch
  *
