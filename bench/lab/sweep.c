@@ -180,7 +180,7 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 	return (struct lab_way){.row_vectors = ll_rule_row_vectors(t->fp8, t->tokens),
 		.result_vectors = ll_rule_result_vectors(t->tokens),
 		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks),
-		.dispatch = ll_rule_dispatch(t->fp8, t->tokens),
+		.dispatch = ll_rule_dispatch(t->tokens),
 		.combine = ll_rule_combine(t->tokens)};
 }
 

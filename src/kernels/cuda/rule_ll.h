@@ -19,11 +19,11 @@ static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens)
 }
 
 /* With few rows, few blocks, which start and end sooner. With many, not all SMs: they would only wait for NVLink. */
-static inline struct ll_launch ll_rule_dispatch(int scaled, uint32_t nr_tokens)
+static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens)
 {
-	static const struct ll_launch one = {24, 8, 4, 0}, few = {96, 16, 8, 0}, many = {96, 16, 4, 0}, copied = {132, 16, 4, 0};
+	static const struct ll_launch one = {24, 8, 4, 0}, few = {96, 16, 8, 0}, many = {96, 16, 4, 0};
 
-	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : scaled || nr_tokens <= 32 ? many : copied;
+	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : many;
 }
 
 static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens)
