@@ -1,31 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exchanges on a device: windows shared between ranks, arguments checked, halves put on streams, and what kernels report turned into errors. */
-#include "device.h"
+#include "device_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "device_ops.h"
 #include "error.h"
 #include "routes.h"
-
-struct device_stream {
-	void *stream;
-	const uint32_t *nr_tokens_at;
-};
-
-struct device {
-	const struct device_ops *ops;
-	struct device_exchange *exchange;
-	struct device_layout layout;
-	void **windows; /* [R] as mapped here */
-	bool *opened;	/* [R] by a handle from another process */
-	void *window;	/* this rank's */
-	bool busy; /* peers may still store into the window */
-	uint32_t nr_sms;
-	struct device_stream *streams; /* [slots] */
-};
 
 /* What a rank tells the others, in two steps. */
 struct device_card {
@@ -50,8 +32,10 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	d->windows = calloc(moe->nr_ranks, sizeof(*d->windows));
 	d->opened = calloc(moe->nr_ranks, sizeof(*d->opened));
 	d->streams = calloc(c->nr_slots, sizeof(*d->streams));
+	d->tally = device_tally_create(moe);
+	d->since = device_tally_create(moe);
 	moe->slots = calloc(c->nr_slots, sizeof(*moe->slots));
-	if (!d->windows || !d->opened || !d->streams || !moe->slots)
+	if (!d->windows || !d->opened || !d->streams || !d->tally || !d->since || !moe->slots)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks, c->nr_slots);
 	if (c->wait_ms <= 0)
 		return fail(TERN_ERR_INVALID, "wait_ms is %d; kernels cannot poll once and go on later: it has to be more than 0", c->wait_ms);
@@ -204,6 +188,8 @@ void device_close(tern_moe *moe)
 	free(d->windows);
 	free(d->opened);
 	free(d->streams);
+	free(d->tally);
+	free(d->since);
 	free(d);
 	moe->device = NULL;
 }
@@ -417,10 +403,8 @@ static int put_dispatch(
 	if (rc)
 		return rc;
 	moe->slots[slot].state = next;
-	if (args) {
+	if (args)
 		moe->slots[slot].nr_tokens = args->nr_tokens;
-		moe->stats.rounds++;
-	}
 	return 0;
 }
 

@@ -195,6 +195,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	memset(rank->report, 0, sizeof(*rank->report));
 	e->report = &rank->report->report;
 	e->complaint = &rank->report->complaint;
+	e->tally = take(rank, sizeof(*e->tally) + c->nr_experts * sizeof(uint64_t));
 	e->wait_ns = WAIT_NS;
 	e->row_tokens = take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
 	e->row_routes = take(rank, lab->nr_ranks * routes * sizeof(uint2));

@@ -194,6 +194,8 @@ static __global__ void __launch_bounds__(512) combine_ht(const __grid_constant__
 	if (state.w)
 		return;
 	if (warp < send_warps) {
+		if (!c.release && !abandoned && blockIdx.x == 0 && threadIdx.x == 0)
+			tally_results(e);
 		if (!c.release && !abandoned)
 			send_all<Y>(&c, &h, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		return;

@@ -62,9 +62,10 @@ template <int FORMAT, int HOW> static __device__ __forceinline__ void send_head(
 	int32_t id = lane_id() < e->topk ? expert_id<HOW>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
 	uint32_t first = destinations<HOW>(e, id, index, &rank);
+	bool mine = is_mine<HOW>(e, token);
 
-	for (first = is_mine<HOW>(e, token) ? first : 0; first; first &= first - 1) {
-		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(first) - 1);
+	for (uint32_t left = mine ? first : 0; left; left &= left - 1) {
+		uint32_t to = __shfl_sync(ALL_LANES, rank, __ffs(left) - 1);
 
 		if (in_head<FORMAT>(e))
 			piece_store(e->windows[to] + offset, head);
@@ -73,6 +74,8 @@ template <int FORMAT, int HOW> static __device__ __forceinline__ void send_head(
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
 	check_ids<HOW>(d, epoch, token, id);
+	if (mine)
+		tally_token(e, id, rank, first);
 }
 
 template <int FORMAT, int X, int ND, int HOW>
@@ -411,8 +414,10 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	}
 	if (warp == 0)
 		stamp(e, 6);
-	if (blockIdx.x == 0 && thread == 0)
+	if (blockIdx.x == 0 && thread == 0) {
 		e->state->epoch_combine = epoch;
+		tally_round(e);
+	}
 }
 
 template <int FORMAT, int X, int ND, int HOW = 0>

@@ -48,6 +48,7 @@ struct ll_exchange {
 	struct ll_state *state;
 	struct ll_report *report;
 	struct ll_complaint *complaint;
+	struct ll_tally *tally;		/* NULL: nothing is counted */
 	uint64_t wait_ns;
 	/* What the dispatch leaves for the combine, in private memory: */
 	uint32_t *row_tokens;		/* [R][T] the tokens of a source that came here, in order */

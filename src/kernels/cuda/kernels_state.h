@@ -19,6 +19,18 @@ struct ll_state {
 	uint32_t plan_sent[LL_PLAN_MARKS]; /* epoch: that part of the plan is on its way */
 	uint32_t complaining;	 /* somebody writes a complaint */
 	uint32_t abandoned;	 /* high throughput: some rank is over its capacity, and no row moves in this round */
+	uint32_t nr_rows;	 /* received in this round */
+	uint32_t nr_arrived;	 /* (token, rank) pairs of these: where a token has several experts, one */
+	uint32_t nr_away;	 /* high throughput: tokens of the round to come with a row for another rank; counted one by one, then taken */
+};
+
+/* What all rounds of an exchange add up to; nothing ever takes from it. Of all slots together, so only added to by atomics. In the order of struct tern_stats. */
+struct ll_tally {
+	uint64_t rounds;
+	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for tally_token */
+	uint64_t rows_received;
+	uint64_t results; /* that left for homes: of routes, or summed here */
+	uint64_t load[];  /* [E] routes from here to each logical expert */
 };
 
 /* Who waited for what when the first wait expired. Device or pinned memory; reason 0: none has. */

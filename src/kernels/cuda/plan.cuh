@@ -7,6 +7,7 @@
 #include "memory.cuh"
 #include "segment.cuh"
 #include "sizes.h"
+#include "tally.cuh"
 #include "wait.cuh"
 
 /* ---- experts ------------------------------------------------------------------------------------------------- */
@@ -314,8 +315,10 @@ __device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const
 			d->out_offsets[source] = start;
 		}
 	}
-	if (publish && lane_id() == 0)
+	if (publish && lane_id() == 0) {
 		d->out_sums[0] = d->out_sums[1] = first;
+		tally_received(e, first);
+	}
 }
 
 /* One expert's rows from each source, by one thread. An expert named twice gets one. */
@@ -395,8 +398,10 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 		if (first + nr_threads < nr)
 			warps_sync(nr_threads); /* sums are used again */
 	}
-	if (publish && thread == 0)
+	if (publish && thread == 0) {
 		d->out_sums[0] = all_rows;
+		tally_received(e, all_rows);
+	}
 	if (publish && thread == 0 && nr == 0)
 		d->out_sums[1] = 0;
 }
@@ -404,8 +409,17 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 /* By one warp, of one block: rows from each source, for the combine. */
 __device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
 {
-	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
-		e->state->nr_from[s] = rows_of_source(p, s);
+	uint32_t all = 0;
+
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES) {
+		uint32_t rows = rows_of_source(p, s);
+
+		e->state->nr_from[s] = rows;
+		all += rows;
+	}
+	all = __reduce_add_sync(ALL_LANES, all);
+	if (lane_id() == 0)
+		e->state->nr_arrived = all;
 }
 
 /* Bits before bit number `token`. */

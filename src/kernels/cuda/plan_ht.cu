@@ -14,7 +14,8 @@
 /* ---- counting ------------------------------------------------------------------------------------------------ */
 
 /* One token by one warp: what the combine has to know at home, and which chunk bits it has. */
-static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, uint32_t *bits)
+static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, uint32_t *bits,
+	uint32_t *nr_away)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t index = token * e->topk + lane_id(), rank, physical = LL_NO_EXPERT;
@@ -23,6 +24,7 @@ static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *
 
 	destinations(e, id, index, &rank);
 	check_ids(d, epoch, token, id);
+	*nr_away += is_mine(e, token) && __any_sync(ALL_LANES, rank != UINT32_MAX && rank != e->rank);
 	if (lane_id() >= e->topk)
 		return LL_NO_EXPERT;
 	e->home_routes[index] = make_uint2(rank, __float_as_uint(weight));
@@ -38,7 +40,7 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 {
 	BLOCK_MEMORY(bits); /* [P + R] tokens of the chunk */
 	const struct ll_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, first = blockIdx.x * HT_CHUNK, physical[HT_CHUNK / (COUNT_THREADS / LANES)];
+	uint32_t warp = threadIdx.x / LANES, first = blockIdx.x * HT_CHUNK, physical[HT_CHUNK / (COUNT_THREADS / LANES)], nr_away = 0;
 
 	wait_for_previous();
 	let_next_start();
@@ -51,8 +53,10 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
 		uint32_t token = first + warp + i * (COUNT_THREADS / LANES);
 
-		physical[i] = token < nr_tokens ? note_token(&d, &h, e->state->epoch_dispatch, token, bits) : LL_NO_EXPERT;
+		physical[i] = token < nr_tokens ? note_token(&d, &h, e->state->epoch_dispatch, token, bits, &nr_away) : LL_NO_EXPERT;
 	}
+	if (lane_id() == 0 && nr_away)
+		atomicAdd(&e->state->nr_away, nr_away);
 	__syncthreads();
 #pragma unroll
 	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
@@ -248,6 +252,35 @@ static __device__ __forceinline__ void place_chunks(const struct ll_dispatch *d,
 	}
 }
 
+/* Tokens below nr that this rank sends. */
+static __device__ __forceinline__ uint32_t own_tokens(const struct ll_exchange *e, uint32_t nr)
+{
+	return (nr + e->by_replicas.d - 1 - (e->rank - home_first(e, e->rank))) / e->by_replicas.d;
+}
+
+/* By all threads; a thread has a column. */
+static __device__ __forceinline__ void tally_round_of(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t nr_tokens)
+{
+	struct ll_tally *t = e->tally;
+
+	for (uint32_t column = threadIdx.x; t && column < h->nr_columns; column += PLACE_THREADS) {
+		uint32_t nr = s->mine[column];
+
+		if (!nr)
+			continue;
+		tally_add(column < h->nr_physical ? &t->routes : &t->rows, nr);
+		if (column < h->nr_physical)
+			tally_add(&t->load[h->logical[column]], nr);
+		else if (column != h->nr_physical + e->rank)
+			tally_add(&t->rows_away, nr);
+	}
+	if (!t || threadIdx.x)
+		return;
+	tally_round(e);
+	tally_add(&t->tokens, own_tokens(e, nr_tokens));
+	tally_add(&t->tokens_away, e->state->nr_away);
+}
+
 static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
 	BLOCK_MEMORY(shared);
@@ -282,12 +315,17 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 	if (threadIdx.x == e->rank % (PLACE_THREADS / LANES) * LANES) {
 		d.out_sums[0] = over ? 0 : mine.rows;
 		d.out_sums[1] = over ? 0 : mine.extent;
+		tally_received(e, over ? 0 : mine.rows);
 	}
 	place_chunks(&d, &h, &s, nr_chunks);
+	if (!over)
+		tally_round_of(e, &h, &s, nr_tokens);
 	if (threadIdx.x == 0) {
 		e->state->epoch_combine = epoch;
 		e->state->nr_tokens = nr_tokens;
 		e->state->abandoned = over != 0;
+		e->state->nr_arrived = s.all[h.nr_physical + e->rank];
+		e->state->nr_away = 0;
 	}
 }
 

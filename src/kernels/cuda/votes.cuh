@@ -105,7 +105,7 @@ __device__ __forceinline__ uint32_t rows_by_votes(const struct ll_exchange *e, c
 __device__ __forceinline__ void publish_votes(const struct ll_dispatch *d, const struct positions *p)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t start = 0;
+	uint32_t start = 0, arrived = 0;
 
 	for (uint32_t x = lane_id(); x < e->nr_local; x += LANES)
 		p->base[x] = 0;
@@ -126,14 +126,19 @@ __device__ __forceinline__ void publish_votes(const struct ll_dispatch *d, const
 		}
 		start += all;
 	}
-	if (lane_id() == 0)
+	if (lane_id() == 0) {
 		d->out_sums[0] = d->out_sums[1] = start;
+		tally_received(e, start);
+	}
 	for (uint32_t s = 0; s < e->nr_ranks; s++) {
 		uint32_t rows = rows_by_votes(e, p, s, e->max_tokens);
 
 		if (lane_id() == 0)
 			e->state->nr_from[s] = rows;
+		arrived += rows;
 	}
+	if (lane_id() == 0)
+		e->state->nr_arrived = arrived;
 }
 
 #endif
