@@ -133,6 +133,8 @@ stage_plain() {
 	every plain 240 "$BUILD" 'faults/test_*'
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$BUILD/libtern_cuda.so"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=12 "$BUILD/tests/device/test_device"
+	emulated emulated/hostile "$BUILD" "$BUILD/tests/device/test_hostile"
+	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 "$BUILD/tests/device/test_hostile"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=40 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
@@ -227,6 +229,8 @@ stage_address() {
 	# Lanes outlive the threads that run them, and with these their fake stacks.
 	# shellcheck disable=SC2086
 	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=6 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	# shellcheck disable=SC2086
+	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=100 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
 	# shellcheck disable=SC2086
 	test address/emulated/generate 120 env BUILD="$BUILD/address" $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/generate.sh
 	# shellcheck disable=SC2086

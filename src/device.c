@@ -244,6 +244,24 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report 
 	return fail(moe->failed, "%s", moe->failed_text);
 }
 
+/* A number of a peer's that was not followed. */
+static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+{
+	static const char *const what[] = {"tokens", "an expert, for a token,", "a token that another rank sends", "rows, in a column of its counts,",
+		"a row's position, of a token,", "a local expert, for a token,"};
+
+	moe->failed = TERN_ERR_PROTOCOL;
+	snprintf(moe->failed_text, sizeof(moe->failed_text),
+		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is the most (token or column %u; slot %u, epoch %u)", moe->rank,
+		what[(r->reason - LL_BROKEN_TOKENS) % 6], r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
+	return fail(moe->failed, "%s", moe->failed_text);
+}
+
+static int kernel_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+{
+	return r->reason >= LL_BROKEN_TOKENS ? peer_has_broken(moe, slot, r) : wait_has_failed(moe, slot, r);
+}
+
 static int look_at_reports(tern_moe *moe)
 {
 	struct device *d = moe->device;
@@ -255,7 +273,7 @@ static int look_at_reports(tern_moe *moe)
 		d->ops->read_report(d->exchange, slot, &report);
 		d->ops->take_complaint(d->exchange, slot, &complaint);
 		if (report.reason)
-			return wait_has_failed(moe, slot, &report);
+			return kernel_has_failed(moe, slot, &report);
 		if (complaint.reason == LL_ID_RANGE)
 			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 (slot %u, epoch %u)", complaint.token,
 				complaint.k, (long long)complaint.id, moe->config.nr_experts - 1, slot, complaint.epoch);
@@ -339,7 +357,7 @@ static int check_slot(tern_moe *moe, uint32_t slot, enum slot_state state, const
 
 	for (uint32_t i = 0; i < (rc ? 0 : moe->config.nr_slots) && !rc; i++) {
 		moe->device->ops->read_report(moe->device->exchange, i, &report);
-		rc = report.reason ? wait_has_failed(moe, i, &report) : 0;
+		rc = report.reason ? kernel_has_failed(moe, i, &report) : 0;
 	}
 	if (!rc && moe->slots[slot].state != state)
 		rc = slot_wrong_state(moe, slot, call);

@@ -88,9 +88,9 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
 
 	d->shared_bytes = 4ull * 5 * (l->nr_physical + l->nr_ranks);
-	if (d->shared_bytes > DEVICE_MAX_SHARED_BYTES || (uint64_t)c->max_tokens * l->nr_ranks > UINT32_MAX / 2)
-		return fail(TERN_ERR_UNSUPPORTED, "%u physical experts, %u ranks, %u tokens are more than a GPU's plan takes", l->nr_physical, l->nr_ranks,
-			c->max_tokens);
+	if (d->shared_bytes > DEVICE_MAX_SHARED_BYTES || ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) * (l->max_local ? l->max_local : 1) > UINT32_MAX / 2)
+		return fail(TERN_ERR_UNSUPPORTED, "%u physical experts, %u ranks, %u tokens, %u rows of alignment are more than a GPU's plan takes", l->nr_physical, l->nr_ranks,
+			c->max_tokens, c->alignment);
 	d->row = ht_cut_row(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
 	d->result = ht_cut_row(l->combine_row_bytes, 4);
 	d->row_wire_bytes = (uint64_t)c->topk * 16 + l->payload_bytes + l->scales_bytes;

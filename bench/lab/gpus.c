@@ -132,7 +132,7 @@ static struct ll_placement make_placement(struct lab *lab, struct lab_rank *rank
 {
 	const struct tern_moe_config *c = &lab->job->config;
 	uint32_t nr = c->placement.nr_physical ? c->placement.nr_physical : c->nr_experts, R = lab->nr_ranks;
-	struct ll_placement p = {.nr_experts = c->nr_experts};
+	struct ll_placement p = {.nr_experts = c->nr_experts, .nr_physical = nr};
 	uint32_t *place = calloc(nr, sizeof(*place)), *start = calloc(c->nr_experts + 2, sizeof(*start)), *replicas = calloc(nr, sizeof(*replicas));
 	uint32_t locals[LAB_MAX_GPUS] = {0}, q = nr / R, more = nr % R;
 

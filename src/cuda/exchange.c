@@ -73,7 +73,7 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 	free(host);
 	if (rc)
 		return rc;
-	*out = (struct ll_placement){.nr_experts = p->nr_experts, .place = table};
+	*out = (struct ll_placement){.nr_experts = p->nr_experts, .nr_physical = nr, .place = table};
 	if (blocks) {
 		out->per_rank = nr / p->nr_ranks;
 		out->by_per_rank = ll_divisor_of(out->per_rank);

@@ -164,19 +164,19 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 /* ---- receiving ----------------------------------------------------------------------------------------------- */
 
 template <int FORMAT, int HOW>
-static __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
-	bool good = true;
+	bool good = !failed;
 	uint32_t most = 0;
 
 	for (uint32_t s = warp; s < e->nr_ranks && good; s += nr_warps)
 		good = take_plan<FORMAT, HOW>(e, p, epoch, s, 0);
 	if (!good && lane_id() == 0)
-		*p->failed = 1;
+		p->failed[0] = 1;
 	warps_sync(nr_warps * LANES);
 	for (uint32_t s = 0; s < e->nr_ranks; s++)
 		most = max(most, p->nr_tokens[s] * e->topk);
-	if (*p->failed || !line_needed<FORMAT>(4, most))
+	if (p->failed[0] || !line_needed<FORMAT>(4, most))
 		return;
 	for (uint32_t i = warp; good; i += nr_warps) {
 		uint32_t four = ll_div(i, e->by_ranks), s = i - four * e->nr_ranks;
@@ -187,7 +187,7 @@ static __device__ __forceinline__ void take_plans(const struct ll_exchange *e, c
 			good = take_plan<FORMAT, HOW>(e, p, epoch, s, 1 + four);
 	}
 	if (!good && lane_id() == 0)
-		*p->failed = 1;
+		p->failed[1] = 1;
 	warps_sync(nr_warps * LANES);
 }
 
@@ -350,14 +350,14 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 
 /* Few routes: all ids, and nothing else before the first row. */
 template <int FORMAT, class S>
-static __device__ __forceinline__ bool make_votes(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp,
+static __device__ __forceinline__ bool make_votes(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
 	uint32_t nr_warps, struct share a, S &s)
 {
 	const struct ll_exchange *e = &d->exchange;
 
 	if (a.token < e->max_tokens)
 		look_for(e, a, s);
-	if (!take_ids<FORMAT>(e, p, epoch, warp, nr_warps))
+	if (!take_ids<FORMAT>(e, p, epoch, failed, warp, nr_warps))
 		return false;
 	if (warp == 0)
 		stamp(e, 4);
@@ -366,8 +366,9 @@ static __device__ __forceinline__ bool make_votes(const struct ll_dispatch *d, c
 	return true;
 }
 
+/* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
 template <int FORMAT, bool SCALED, int ND, int HOW>
-static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0;
@@ -375,18 +376,18 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	struct share a = share_of(e, i);
 
 	if constexpr ((HOW & LL_VOTES) != 0) {
-		if (!make_votes<FORMAT>(d, p, epoch, warp, nr_warps, a, s))
+		if (!make_votes<FORMAT>(d, p, epoch, failed, warp, nr_warps, a, s))
 			return;
 	} else {
 		positions_clear(p, thread, nr_warps * LANES);
 		warps_sync(nr_warps * LANES);
 		if (HOW & LL_ONCE)
-			take_plans_once<FORMAT, HOW>(e, p, epoch, warp, nr_warps);
+			take_plans_once<FORMAT, HOW>(e, p, epoch, failed, warp, nr_warps);
 		else
-			take_plans<FORMAT, HOW>(e, p, epoch, warp, nr_warps);
+			take_plans<FORMAT, HOW>(e, p, epoch, failed, warp, nr_warps);
 		if (warp == 0)
 			stamp(e, 4);
-		if (*p->failed)
+		if (p->failed[0] | p->failed[1])
 			return;
 		if (a.token < e->max_tokens) /* on the way while positions are made */
 			look_for(e, a, s);
@@ -437,12 +438,12 @@ static __global__ void __launch_bounds__(512) dispatch_ll(const __grid_constant_
 		send_all<FORMAT, X, ND, HOW>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 1);
-	} else if (!state.w) {
+	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
 		if (HOW & LL_VOTES)
 			p.ids_stride = e->max_tokens * e->topk;
-		receive_all<FORMAT, x_kind<X>::SCALED, ND, HOW>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, x_kind<X>::SCALED, ND, HOW>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

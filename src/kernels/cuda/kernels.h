@@ -27,6 +27,7 @@ extern "C" {
 /* Which rank has an expert. No tables for contiguous blocks of equal size without replicas. */
 struct ll_placement {
 	uint32_t nr_experts;		/* logical */
+	uint32_t nr_physical;
 	uint32_t per_rank;		/* physical experts of each rank; 0: look into place */
 	struct ll_divisor by_per_rank;
 	const uint32_t *place;		/* [P] rank << 16 | local expert */

@@ -30,27 +30,26 @@ template <int FORMAT> __device__ __forceinline__ bool await_plan(const struct ll
 	for (;; look_at_plan(e, piece)) {
 		piece->head = piece->four ? piece->head : plan_head_of(piece->v);
 		*nr_tokens = piece->head.x;
-		if (__all_sync(ALL_LANES, piece->head.y == epoch && (!has_epoch<FORMAT>() || piece->v.w == epoch || !line_needed<FORMAT>(line, *nr_tokens * e->topk))))
-			break;
+		if (__all_sync(ALL_LANES, piece->head.y == epoch && plan_line_there<FORMAT>(e, epoch, line, *nr_tokens, piece->v)))
+			return check_tokens(e, epoch, piece->source, *nr_tokens);
 		if (may_wait(&patience, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
 			report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->head.y, &patience);
 		return false;
 	}
-	*nr_tokens = min(*nr_tokens, e->max_tokens);
-	return true;
 }
 
 /* To shared memory as they came, then one a lane. */
 template <int FORMAT, int HOW>
-__device__ __forceinline__ void note_piece(const struct ll_exchange *e, const struct positions *p, const struct plan_piece *piece, uint32_t nr_ids)
+__device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS, STEPS = (IDS + LANES - 1) / LANES;
 	uint16_t *ids = p->ids + piece->source * p->ids_stride;
 	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
 	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
+	bool good = true;
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++)
@@ -62,7 +61,8 @@ __device__ __forceinline__ void note_piece(const struct ll_exchange *e, const st
 		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : LL_NO_EXPERT;
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS; i++)
-		note_route<HOW>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+		good &= note_route<HOW>(e, p, epoch, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+	return __all_sync(ALL_LANES, good);
 }
 
 template <int FORMAT, int HOW>
@@ -74,18 +74,17 @@ __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const st
 		return false;
 	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
 		stamp(e, 3);
-	note_piece<FORMAT, HOW>(e, p, piece, nr_tokens * e->topk);
 	if (lane_id() == 0 && piece->four == 0)
 		p->nr_tokens[piece->source] = nr_tokens;
-	return true;
+	return note_piece<FORMAT, HOW>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
 /* By all receiving warps, the next two pieces of each under way together. */
 template <int FORMAT, int HOW>
-__device__ __forceinline__ void take_plans_once(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+__device__ __forceinline__ void take_plans_once(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	uint32_t nr = e->nr_ranks * ll_ceil(ll_plan_lines((enum ll_format)FORMAT, e->max_tokens * e->topk), 4);
-	bool good = true;
+	bool good = !failed;
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
 		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
@@ -97,7 +96,7 @@ __device__ __forceinline__ void take_plans_once(const struct ll_exchange *e, con
 		good = take_piece<FORMAT, HOW>(e, p, epoch, &a) && (j >= nr || take_piece<FORMAT, HOW>(e, p, epoch, &b));
 	}
 	if (!good && lane_id() == 0)
-		*p->failed = 1;
+		p->failed[0] = 1;
 	warps_sync(nr_warps * LANES);
 }
 

@@ -48,9 +48,14 @@ __device__ __forceinline__ uint32_t home_first(const struct ll_exchange *e, uint
 }
 
 /* Which of them sends a token. */
+__device__ __forceinline__ uint32_t sender_among(const struct ll_exchange *e, uint32_t rank, uint32_t token)
+{
+	return home_first(e, rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
+}
+
 __device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, uint32_t token)
 {
-	return home_first(e, e->rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
+	return sender_among(e, e->rank, token);
 }
 
 template <int HOW = 0> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
@@ -177,7 +182,7 @@ struct positions {
 	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
 	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first; by_source: [R] position of its first row */
-	uint32_t *failed;
+	uint32_t *failed;     /* [2] some plan's first lines did not come, or were no plan's; its others. Each is written before one barrier, and read behind it */
 	uint32_t *sums;	      /* [2 LL_MAX_WARPS] of warps */
 	uint32_t *nr_tokens;  /* [R] */
 	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
@@ -193,7 +198,7 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
 	p.base = p.present + e->nr_ranks * p.token_words;
 	p.failed = p.base + e->nr_ranks * max(e->nr_local, 1u);
-	p.sums = p.failed + 1;
+	p.sums = p.failed + 2;
 	p.nr_tokens = p.sums + 2 * LL_MAX_WARPS;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
 	p.ids_stride = positions_ids((enum ll_format)FORMAT, e->max_tokens * e->topk);
@@ -205,30 +210,51 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 	for (uint32_t *at = p->bits + thread; at < p->base; at += nr_threads)
 		*at = 0;
 	if (thread == 0)
-		*p->failed = 0;
+		p->failed[0] = p->failed[1] = 0;
 }
 
-template <int HOW> __device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+/* Tables are as large as correct peers need them: what would lead out of them is not followed. By one lane. */
+template <int HOW>
+__device__ __forceinline__ bool check_route(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
+{
+	if (physical >= e->placement.nr_physical) {
+		report_broken(e, LL_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
+		return false;
+	}
+	if (HOW & LL_PLAIN || e->by_replicas.d == 1 || sender_among(e, source, token) == source)
+		return true;
+	report_broken(e, LL_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
+	return false;
+}
+
+/* False: no correct peer has such a route. */
+template <int HOW>
+__device__ __forceinline__ bool note_route(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
 {
 	uint32_t place;
 
 	if (physical == LL_NO_EXPERT)
-		return;
+		return true;
+	if (!check_route<HOW>(e, epoch, source, token, physical))
+		return false;
 	place = expert_place<HOW>(&e->placement, physical);
 	if (place >> 16 != e->rank)
-		return;
+		return true;
 	place = source * e->nr_local + (place & 0xffff);
 	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
+	return true;
 }
 
 /* Four lines' ids, first to shared memory as they came, then one a lane: with few tokens that is one step. */
 template <int FORMAT, int HOW>
-__device__ __forceinline__ void note_lines(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t four, uint32_t nr_ids, uint4 v)
+__device__ __forceinline__ bool note_lines(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t source, uint32_t four, uint32_t nr_ids,
+	uint4 v)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS;
 	uint16_t *ids = p->ids + source * p->ids_stride;
 	uint32_t *words = (uint32_t *)(ids + four * IDS) + (lane_id() - lane_id() / 8) * (N / 2), end = min(nr_ids, (four + 1) * IDS);
+	bool good = true;
 
 	if (lane_id() % 8 != 7) {
 		words[0] = v.x;
@@ -239,7 +265,25 @@ __device__ __forceinline__ void note_lines(const struct ll_exchange *e, const st
 	}
 	__syncwarp();
 	for (uint32_t i = four * IDS + lane_id(); i < end; i += LANES)
-		note_route<HOW>(e, p, source, ll_div(i, e->by_topk), ids[i]);
+		good &= note_route<HOW>(e, p, epoch, source, ll_div(i, e->by_topk), ids[i]);
+	return __all_sync(ALL_LANES, good);
+}
+
+/* This lane's piece of a line has come, or is not needed; of a plan whose head says what cannot be, none is. */
+template <int FORMAT>
+__device__ __forceinline__ bool plan_line_there(const struct ll_exchange *e, uint32_t epoch, uint32_t line, uint32_t nr_tokens, uint4 v)
+{
+	return !has_epoch<FORMAT>() || v.w == epoch || nr_tokens > e->max_tokens || !line_needed<FORMAT>(line, nr_tokens * e->topk);
+}
+
+/* No more tokens than there can be? By the warp. */
+__device__ __forceinline__ bool check_tokens(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t nr_tokens)
+{
+	uint32_t bad = __ballot_sync(ALL_LANES, nr_tokens > e->max_tokens);
+
+	if (bad && lane_id() == __ffs(bad) - 1)
+		report_broken(e, LL_BROKEN_TOKENS, source, 0, nr_tokens, e->max_tokens, epoch);
+	return !bad;
 }
 
 /* Waits for four lines of a source's plan and takes their ids down. Line 0 says how many lines there are; it is looked at along with the others. */
@@ -257,15 +301,15 @@ __device__ __forceinline__ bool take_plan(const struct ll_exchange *e, const str
 		v = piece_load(plan + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16);
 		head = four ? load_plan_head(plan) : plan_head_of(v);
 		nr_tokens = head.x;
-		there = __all_sync(ALL_LANES, head.y == epoch && (!has_epoch<FORMAT>() || v.w == epoch || !line_needed<FORMAT>(line, nr_tokens * e->topk)));
+		there = __all_sync(ALL_LANES, head.y == epoch && plan_line_there<FORMAT>(e, epoch, line, nr_tokens, v));
 		if (!there && !may_wait(&patience, e->wait_ns)) {
 			if (lane_id() == 7)
 				report_wait(e, LL_WAIT_PLAN, source, four, epoch, head.y, &patience);
 			return false;
 		}
 	} while (!there);
-	nr_tokens = min(nr_tokens, e->max_tokens);
-	note_lines<FORMAT, HOW>(e, p, source, four, nr_tokens * e->topk, v);
+	if (!check_tokens(e, epoch, source, nr_tokens) || !note_lines<FORMAT, HOW>(e, p, epoch, source, four, nr_tokens * e->topk, v))
+		return false;
 	if (lane_id() == 0 && four == 0)
 		p->nr_tokens[source] = nr_tokens;
 	return true;

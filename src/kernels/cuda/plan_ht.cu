@@ -144,22 +144,49 @@ static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange 
 	return __syncthreads_and(good);
 }
 
-static __device__ __forceinline__ void sum_sources(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
+/* The most tokens that a rank sends. */
+static __device__ __forceinline__ uint32_t most_tokens(const struct ll_exchange *e)
 {
-	for (uint32_t column = threadIdx.x; column < h->nr_columns; column += PLACE_THREADS) {
+	return ll_div(e->max_tokens + e->by_replicas.d - 1, e->by_replicas);
+}
+
+/* A source's count for one column; what no correct peer has counted would lead rows anywhere. */
+static __device__ __forceinline__ bool take_count(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column,
+	uint32_t *count)
+{
+	bool tokens = column == h->nr_columns;
+	uint32_t most = tokens ? e->max_tokens : most_tokens(e);
+
+	*count = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, source)) + column);
+	if (*count <= most)
+		return true;
+	report_broken(e, tokens ? LL_BROKEN_TOKENS : LL_BROKEN_ROWS, source, column, *count, most, epoch);
+	return false;
+}
+
+static __device__ __forceinline__ bool sum_sources(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
+{
+	bool good = true;
+
+	for (uint32_t column = threadIdx.x; column <= h->nr_columns; column += PLACE_THREADS) {
 		uint32_t all = 0, before = 0;
 
 #pragma unroll 4
 		for (uint32_t r = 0; r < e->nr_ranks; r++) {
-			uint32_t here = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, r)) + column);
+			uint32_t here;
 
+			good &= take_count(e, h, epoch, r, column, &here);
+			if (r == e->rank && column < h->nr_columns)
+				here = s->mine[column]; /* by these its rows will be placed */
 			all += here;
 			before += r < e->rank ? here : 0;
 		}
-		s->all[column] = all;
-		s->before[column] = before;
+		if (column < h->nr_columns) {
+			s->all[column] = all;
+			s->before[column] = before;
+		}
 	}
-	__syncthreads();
+	return __syncthreads_and(good);
 }
 
 static __device__ __forceinline__ uint32_t aligned(const struct ll_dispatch *d, uint32_t rows)
@@ -226,7 +253,9 @@ static __device__ __forceinline__ void publish_counts(const struct ll_dispatch *
 		return;
 	}
 	for (uint32_t r = 0; r < e->nr_ranks && threadIdx.x == 0; r++) {
-		uint32_t here = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, r)) + h->nr_physical + e->rank);
+		uint32_t here;
+
+		take_count(e, h, epoch, r, h->nr_physical + e->rank, &here);
 
 		d->out_counts[r] = abandoned ? 0 : here;
 		d->out_offsets[r] = abandoned ? 0 : rows;
@@ -300,7 +329,8 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 	__syncthreads();
 	if (!exchange_counts(e, &h, &s, epoch, nr_tokens))
 		return;
-	sum_sources(e, &h, &s, epoch);
+	if (!sum_sources(e, &h, &s, epoch))
+		return;
 	for (uint32_t r = threadIdx.x / LANES; r < e->nr_ranks; r += PLACE_THREADS / LANES) {
 		struct rank_rows rank = place_rank(&d, &h, &s, r);
 
@@ -316,6 +346,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 		d.out_sums[0] = over ? 0 : mine.rows;
 		d.out_sums[1] = over ? 0 : mine.extent;
 		tally_received(e, over ? 0 : mine.rows);
+		e->state->extent = over ? 0 : mine.extent;
 	}
 	place_chunks(&d, &h, &s, nr_chunks);
 	if (!over)

@@ -46,9 +46,9 @@ template <int FORMAT> __device__ __forceinline__ void spread_ids(const struct po
 
 /* All sources' ids, by the last warps: the first ones have rows to look for. False: some plan did not come. */
 template <int FORMAT>
-__device__ __forceinline__ bool take_ids(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+__device__ __forceinline__ bool take_ids(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
-	bool good = true;
+	bool good = !failed;
 
 	for (uint32_t s = nr_warps - 1 - warp; s < e->nr_ranks; s += nr_warps) {
 		struct plan_piece piece = {s, 0, {}, {}};
