@@ -8,9 +8,8 @@
 #include <string.h>
 
 #include "bench/random.h"
-#include "cli/device_rounds.h"
 #include "device_inside.h"
-#include "tests/exchange/ranks.h"
+#include "tests/device/devices.h"
 
 #define NR_TOKENS 4
 #define TOPK 2
@@ -53,13 +52,6 @@ struct scene {
 	struct job job;
 	const struct attack *attack;
 };
-
-static uint64_t setting(const char *name, uint64_t otherwise)
-{
-	const char *text = getenv(name);
-
-	return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
 
 /* ---- what the peer writes ------------------------------------------------------------------------------------- */
 
@@ -207,11 +199,7 @@ static void body(struct rank *rank)
 		rank_fails(rank, "open: %s", tern_last_error());
 	else
 		judge(rank, scene->attack, play(rank, &rounds, scene->attack));
-	for (uint32_t i = 0; i < DEVICE_ROUNDS_SLOTS; i++)
-		if (rounds.lanes[i].stream)
-			ops->stream_wait(rounds.lanes[i].stream);
-	ranks_meet(rank);
-	device_rounds_close(&rounds);
+	devices_close(rank, &rounds);
 }
 
 static const char *run(const struct attack *a)
@@ -248,7 +236,7 @@ static const char *run(const struct attack *a)
 
 static int words_at_random(void)
 {
-	uint64_t seed = setting("TERN_TEST_SEED", 1), cases = setting("TERN_TEST_CASES", 40), done = 0;
+	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), cases = devices_setting("TERN_TEST_CASES", 40), done = 0;
 	const char *failure = NULL;
 
 	for (; done < cases && !failure; done++) {
@@ -297,14 +285,9 @@ int main(void)
 	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0, nr = 0;
 
-	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-	setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading later may wait for kernels that wait */
-	setvbuf(stdout, NULL, _IOLBF, 0);
-	ops = device_ops_load();
-	if (!ops || ops->nr_devices(&nr) || !nr) {
-		printf("%.200s\n", ops ? ops->error_text() : tern_last_error());
+	ops = devices_open(&nr);
+	if (!ops)
 		return 77;
-	}
 	for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
 		const char *failure = without && strstr(attacks[i].name, without) ? NULL : run(&attacks[i]);
 
