@@ -135,6 +135,9 @@ stage_plain() {
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=12 "$BUILD/tests/device/test_device"
 	emulated emulated/hostile "$BUILD" "$BUILD/tests/device/test_hostile"
 	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 "$BUILD/tests/device/test_hostile"
+	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=60 "$BUILD/tests/device/test_long"
+	: >"$LOGS/emulated-processes" # whose turn it is
+	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" "$BUILD/tests/device/test_processes"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=40 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh

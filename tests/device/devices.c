@@ -67,6 +67,21 @@ void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr,
 		printf("# %s\n", rank->failure);
 }
 
+int devices_half(struct device_rounds *r, uint32_t half, uint32_t nr_tokens)
+{
+	struct device_lane *lane = &r->lanes[0];
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = nr_tokens, .x = lane->x, .topk_ids = lane->ids};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+	int rc = half == 0   ? tern_dispatch_send(r->moe, &args)
+		 : half == 1 ? tern_dispatch_recv(r->moe, 0, &received)
+		 : half == 2 ? tern_combine_send(r->moe, &combine)
+			     : tern_combine_recv(r->moe, 0, lane->out, 0);
+
+	rc = rc ? rc : r->ops->stream_wait(lane->stream);
+	return rc ? rc : tern_moe_status(r->moe);
+}
+
 void devices_print_job(const struct job *job)
 {
 	const struct tern_moe_config *c = &job->config;

@@ -19,6 +19,9 @@ void devices_close(struct rank *rank, struct device_rounds *rounds);
  * rank 0 is the first to be named. rc: what ended the rounds. */
 void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr, int rc);
 
+/* One of the four halves of a round on lane 0, of its rows without gaps, ids of 32 bits, and no weights; waits for its stream. What the call returned, or tern_moe_status. */
+int devices_half(struct device_rounds *rounds, uint32_t half, uint32_t nr_tokens);
+
 /* A job that a failure is about, in a line. */
 void devices_print_job(const struct job *job);
 

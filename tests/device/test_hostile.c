@@ -122,47 +122,21 @@ static int strike(struct device_rounds *r, const struct attack *a)
 /* ---- a round around it ---------------------------------------------------------------------------------------- */
 
 /* Token 0 goes to rank 1 at once, so that its head there has a position. */
-static int send(struct device_rounds *r)
+static int prepare(struct device_rounds *r)
 {
 	static const int32_t ids[NR_TOKENS * TOPK] = {4, 0, 5, 1, 6, 7, 2, 3};
 	struct device_lane *lane = &r->lanes[0];
-	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = NR_TOKENS, .x = lane->x, .topk_ids = lane->ids};
 	int rc = ops->copy(lane->ids, ids, sizeof(ids), lane->stream);
 
 	rc = rc ? rc : ops->fill(lane->x, 0, NR_TOKENS * 512, lane->stream);
 	rc = rc ? rc : ops->fill(lane->y, 0, r->positions * 512, lane->stream);
-	rc = rc ? rc : tern_dispatch_send(r->moe, &args);
 	return rc ? rc : ops->stream_wait(lane->stream);
-}
-
-static int receive(struct device_rounds *r)
-{
-	struct tern_received received = {.size = sizeof(received)};
-	int rc = tern_dispatch_recv(r->moe, 0, &received);
-
-	return rc ? rc : ops->stream_wait(r->lanes[0].stream);
-}
-
-static int send_results(struct device_rounds *r)
-{
-	struct tern_combine args = {.size = sizeof(args), .y = r->lanes[0].y};
-	int rc = tern_combine_send(r->moe, &args);
-
-	return rc ? rc : ops->stream_wait(r->lanes[0].stream);
-}
-
-static int receive_results(struct device_rounds *r)
-{
-	int rc = tern_combine_recv(r->moe, 0, r->lanes[0].out, 0);
-
-	return rc ? rc : ops->stream_wait(r->lanes[0].stream);
 }
 
 /* Half by half, the stroke between two of them; what was told first. */
 static int play(struct rank *rank, struct device_rounds *r, const struct attack *a)
 {
-	static int (*const halves[])(struct device_rounds *) = {send, receive, send_results, receive_results};
-	int rc = 0;
+	int rc = prepare(r);
 
 	for (uint32_t half = 0; half < 4; half++) {
 		if (half == (uint32_t)a->moment) {
@@ -172,8 +146,7 @@ static int play(struct rank *rank, struct device_rounds *r, const struct attack 
 			ranks_meet(rank);
 		}
 		if (!rc && (rank->rank || half || a->moment != INSTEAD))
-			rc = halves[half](r);
-		rc = rc ? rc : tern_moe_status(r->moe);
+			rc = devices_half(r, half, NR_TOKENS);
 	}
 	return rc;
 }
