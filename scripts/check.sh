@@ -142,6 +142,7 @@ stage_plain() {
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
 	test emulated/nccl 120 env BUILD="$BUILD" tests/device/nccl.sh
+	test emulated/gpus.sh 240 env BUILD="$BUILD" tests/device/gpus.sh
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
