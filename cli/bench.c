@@ -202,6 +202,7 @@ static int device_time_rounds(struct bench *bench, struct device_timing *d, stru
 	rc = rc ? rc : device_rounds_prepare(&d->rounds);
 	for (i = 0; i < bench->args->warmup && !rc; i++)
 		rc = device_time_round(d, t, i, false);
+	rc = rc ? rc : tern_moe_stats_reset(d->rounds.moe);
 	for (i = 0; i < total && !rc; i++) {
 		tell_progress(bench, "timing", i, total);
 		rc = device_time_round(d, t, i, true);
@@ -237,6 +238,8 @@ static int device_run_rounds(struct bench *bench, struct device_timing *d, struc
 	if (!rc && !bench->args->only_verify)
 		rc = device_time_rounds(bench, d, t);
 	outcome->memory.size = sizeof(outcome->memory);
+	outcome->stats.size = sizeof(outcome->stats);
+	rc = rc ? rc : tern_moe_stats(d->rounds.moe, &outcome->stats);
 	return rc ? rc : tern_moe_memory(d->rounds.moe, &outcome->memory);
 }
 

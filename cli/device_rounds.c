@@ -174,6 +174,16 @@ static struct manner choose_manner(const struct device_rounds *r, uint64_t round
 	return m;
 }
 
+bool device_rounds_release(const struct device_rounds *r, uint64_t round)
+{
+	return choose_manner(r, round).release;
+}
+
+bool device_rounds_replay(const struct device_rounds *r, uint64_t round)
+{
+	return choose_manner(r, round).graphs;
+}
+
 static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
 {
 	const struct job *job = r->job;

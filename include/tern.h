@@ -345,7 +345,10 @@ TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *
  * Waiting.    Happens in kernels, for at most wait_ms each. One that expires ends the exchange: all kernels from then on return at once, outputs are
  *             undefined, and every call returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended.
  *             A release where a peer combines is such a wait, too.
- * Statistics. Are not kept: tern_moe_stats counts calls of dispatch alone, and tern_moe_expert_load is TERN_ERR_UNSUPPORTED.
+ * Peers.      What a peer has written is looked at before a kernel follows it: a number that no correct peer writes ends the exchange in the same way, with TERN_ERR_PROTOCOL; its
+ *             peers wait in vain then.
+ * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device has got, so wait for the streams first. Asking waits for no kernel, and copies a
+ *             few KB from the device. Bytes are those that are stored for rows and results, with what they carry besides, without plans and counts. A round over its capacity is none.
  * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process share a device, when all of them have. An exchange destroyed in the middle of a round or after a failure keeps its window
  *             allocated until the process ends, since peers may still write to it.
  */

@@ -134,10 +134,16 @@ stage_plain() {
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$BUILD/libtern_cuda.so"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=12 "$BUILD/tests/device/test_device"
 	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
+	emulated emulated/hostile "$BUILD" "$BUILD/tests/device/test_hostile"
+	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 "$BUILD/tests/device/test_hostile"
+	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=60 "$BUILD/tests/device/test_long"
+	: >"$LOGS/emulated-processes" # whose turn it is
+	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" "$BUILD/tests/device/test_processes"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=40 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
 	test emulated/nccl 120 env BUILD="$BUILD" tests/device/nccl.sh
+	test emulated/gpus.sh 240 env BUILD="$BUILD" tests/device/gpus.sh
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
@@ -228,6 +234,8 @@ stage_address() {
 	# Lanes outlive the threads that run them, and with these their fake stacks.
 	# shellcheck disable=SC2086
 	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=6 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	# shellcheck disable=SC2086
+	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=100 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
 	# shellcheck disable=SC2086
 	test address/emulated/generate 120 env BUILD="$BUILD/address" $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/generate.sh
 	# shellcheck disable=SC2086

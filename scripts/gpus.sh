@@ -3,19 +3,31 @@
 # On a machine with GPUs: is everything right there, and how fast is it? Builds nothing, so that no time is lost there:
 #
 #   make all tests lab          where nvcc is
-#   scripts/gpus.sh             where the GPUs are; STAGES="check demo lab bench long sanitize python" chooses some, in that order
+#   scripts/gpus.sh             where the GPUs are
 #
-#   BUILD=dir   what was built (build)         LOGS=dir   where all output goes (build/gpus)         CASES=n   random exchanges of the check (40)
-#   GPUS=n      how many there are (nvidia-smi -L)   ROUNDS=n      of the long runs (10000)
+#   STAGES="a b ..."   only these, in this order (all):
+#     check       random exchanges and what callers do wrong, hostile words, ranks that are late, stay away or are killed, presets, layouts
+#     demo        the same text on the CPU and on 1, 2, 4 and 8 GPUs
+#     lab         the low-latency kernels by themselves, verified; and which launch is the best
+#     bench       times of presets, by graph replay, and NCCL's beside them
+#     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs
+#     sanitize    compute-sanitizer's TOOLS: a planted fault, which each has to find; one rank; a process on each of two GPUs
+#     python      the package's tests on GPUs
+#   BUILD=dir   what was built (build)                 LOGS=dir    where all output goes (BUILD/gpus)
+#   GPUS=n      how many there are (nvidia-smi -L)     CASES=n     random exchanges of the check (40)
+#   ROUNDS=n    of the long runs (10000)               TOOLS="..." of compute-sanitizer (memcheck racecheck initcheck synccheck)
 #
 # Each step has a bound and a line of its own: its time, its outcome, and its log. Ends with "N passed, N failed, N skipped"; 1 if any failed.
 set -u
+[ "${1:-}" != --help ] || { sed -n '3,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "$0"; exit 0; }
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 LOGS=${LOGS:-$BUILD/gpus}
 STAGES=${STAGES:-check demo lab bench long sanitize python}
 CASES=${CASES:-40}
 ROUNDS=${ROUNDS:-10000}
+TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck}
+PLANTED=${PLANTED:-$BUILD/tern-lab-planted}
 PRESETS=deepseek-v3,qwen3-30b-a3b,gpt-oss-120b
 passed=0
 failed=0
@@ -46,7 +58,9 @@ verify() { "$BUILD/tern" bench --device cuda --ranks "$1" --only-verify "${@:2}"
 stage_check() {
 	local n
 
-	step check/test_device 240 env TERN_TEST_CASES="$CASES" "$BUILD/tests/device/test_device"
+	step check/test_device 240 env TERN_TEST_CASES="$CASES" "$BUILD/tests/device/test_device" # stalled and slow ranks, too
+	step check/hostile 120 "$BUILD/tests/device/test_hostile"
+	step check/processes 120 "$BUILD/tests/device/test_processes" # killed, stalled
 	for n in $(counts); do
 		step "check/verify-$n" 120 verify "$n" --preset all --mode ll,ht --dtype fp8,bf16 --tokens 1,8,128 --iters 4
 	done
@@ -98,21 +112,55 @@ stage_long() {
 
 	for n in $(counts | grep -v '^1$'); do
 		for mode in ll ht; do
-			step "long/$mode-$n" 300 verify "$n" --mode $mode --tokens 32 --uneven --iters "$ROUNDS"
+			step "long/$mode-$n" 120 env TERN_TEST_MODE=$mode TERN_TEST_RANKS="$n" TERN_TEST_TOTAL="$ROUNDS" TERN_TEST_SECONDS=90 "$BUILD/tests/device/test_long"
+			grep -h '^# ' "$LOGS/long-$mode-$n.log" | sed 's/^# */    /'
 		done
 	done
 }
 
+# under TOOL COMMAND...: says what compute-sanitizer has found. It follows processes that the command starts.
+under() { compute-sanitizer --tool "$1" --target-processes all --error-exitcode 9 "${@:2}"; }
+
+# Each tool ends with a line of its own; without one, nobody knows what it has seen.
+summaries() { grep -hE '(ERROR|RACECHECK) SUMMARY: ' "$1"; }
+without_fault() { grep -E 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards displayed \(0 errors, 0 warnings\)'; }
+
+has_sanitizer() { command -v compute-sanitizer >/dev/null || { echo "skip: compute-sanitizer is not installed"; return 77; }; }
+
+# sanitize TOOL COMMAND...: the command went well, and all summaries, of which there is one at least, are of no fault.
 sanitize() {
-	command -v compute-sanitizer >/dev/null || { echo "skip: compute-sanitizer is not installed"; return 77; }
-	TERN_TEST_CASES=2 compute-sanitizer --tool "$1" --error-exitcode 1 --target-processes all "$BUILD/tests/device/test_device"
+	local all=$LOGS/sanitized.$1 rc nr
+
+	has_sanitizer || return
+	under "$@" >"$all" 2>&1
+	rc=$?
+	cat "$all"
+	nr=$(summaries "$all" | wc -l)
+	[ "$nr" -gt 0 ] || echo "no summary: nobody knows what $1 has seen"
+	[ $rc -eq 0 ] && [ "$nr" -gt 0 ] && [ "$nr" -eq "$(summaries "$all" | without_fault | wc -l)" ]
 }
 
-stage_sanitize() {
-	local tool
+# planted TOOL: it finds the fault that is there for it, in a process that the command starts.
+planted() {
+	local all=$LOGS/planted.$1
 
-	for tool in memcheck racecheck initcheck synccheck; do
-		step "sanitize/$tool" 240 sanitize $tool
+	has_sanitizer || return
+	[ -x "$PLANTED" ] || { echo "skip: $PLANTED is not there: make lab"; return 77; }
+	under "$1" "$BUILD/tern" run -n 1 -- "$PLANTED" "$1" >"$all" 2>&1
+	cat "$all"
+	grep -q '^planted: ' "$all" && summaries "$all" | grep -qvE ': 0 (errors|hazards)'
+}
+
+# Kernels that wait for each other cannot run under these tools in one process, where launches wait for what was launched before.
+stage_sanitize() {
+	local tool small=(--hidden 512 --experts 8 --topk 4 --mode "ll,ht" --dtype "fp8,bf16")
+
+	for tool in $TOOLS; do
+		step "sanitize/$tool-planted" 30 planted "$tool"
+		step "sanitize/$tool-1" 75 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 1 --only-verify "${small[@]}" --tokens 9,33 --layout contiguous,padded --reduce home,expert --iters 2
+		[ "$gpus" -lt 2 ] ||
+			step "sanitize/$tool-2" 75 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 2 --only-verify "${small[@]}" --tokens 9 --uneven --drop 0.2 --reduce home,expert --iters 4
+		summaries "$LOGS/sanitize-$tool"-*.log | sed 's/^=*/   /'
 	done
 }
 
@@ -123,8 +171,8 @@ tests_of_python() {
 
 stage_python() { step python/cuda 240 tests_of_python; }
 
-for function in verify generate same_text measure beside_nccl sanitize tests_of_python; do export -f "${function?}"; done
-export BUILD LOGS gpus
+for function in verify generate same_text measure beside_nccl under summaries without_fault has_sanitizer sanitize planted tests_of_python; do export -f "${function?}"; done
+export BUILD LOGS PLANTED gpus
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$(realpath "$BUILD")/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }
 echo "$gpus GPUs, $(git rev-parse --short HEAD 2>/dev/null || echo 'no commit known'), $(date -u '+%F %T')"

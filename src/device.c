@@ -1,31 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exchanges on a device: windows shared between ranks, arguments checked, halves put on streams, and what kernels report turned into errors. */
-#include "device.h"
+#include "device_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "device_ops.h"
 #include "error.h"
 #include "routes.h"
-
-struct device_stream {
-	void *stream;
-	const uint32_t *nr_tokens_at;
-};
-
-struct device {
-	const struct device_ops *ops;
-	struct device_exchange *exchange;
-	struct device_layout layout;
-	void **windows; /* [R] as mapped here */
-	bool *opened;	/* [R] by a handle from another process */
-	void *window;	/* this rank's */
-	bool busy; /* peers may still store into the window */
-	uint32_t nr_sms;
-	struct device_stream *streams; /* [slots] */
-};
 
 /* What a rank tells the others, in two steps. */
 struct device_card {
@@ -50,8 +32,10 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	d->windows = calloc(moe->nr_ranks, sizeof(*d->windows));
 	d->opened = calloc(moe->nr_ranks, sizeof(*d->opened));
 	d->streams = calloc(c->nr_slots, sizeof(*d->streams));
+	d->tally = device_tally_create(moe);
+	d->since = device_tally_create(moe);
 	moe->slots = calloc(c->nr_slots, sizeof(*moe->slots));
-	if (!d->windows || !d->opened || !d->streams || !moe->slots)
+	if (!d->windows || !d->opened || !d->streams || !d->tally || !d->since || !moe->slots)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks, c->nr_slots);
 	if (c->wait_ms <= 0)
 		return fail(TERN_ERR_INVALID, "wait_ms is %d; kernels cannot poll once and go on later: it has to be more than 0", c->wait_ms);
@@ -204,6 +188,8 @@ void device_close(tern_moe *moe)
 	free(d->windows);
 	free(d->opened);
 	free(d->streams);
+	free(d->tally);
+	free(d->since);
 	free(d);
 	moe->device = NULL;
 }
@@ -258,6 +244,24 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report 
 	return fail(moe->failed, "%s", moe->failed_text);
 }
 
+/* A number of a peer's that was not followed. */
+static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+{
+	static const char *const what[] = {"tokens", "an expert, for a token,", "a token that another rank sends", "rows, in a column of its counts,",
+		"a row's position, of a token,", "a local expert, for a token,"};
+
+	moe->failed = TERN_ERR_PROTOCOL;
+	snprintf(moe->failed_text, sizeof(moe->failed_text),
+		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is the most (token or column %u; slot %u, epoch %u)", moe->rank,
+		what[(r->reason - LL_BROKEN_TOKENS) % 6], r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
+	return fail(moe->failed, "%s", moe->failed_text);
+}
+
+static int kernel_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+{
+	return r->reason >= LL_BROKEN_TOKENS ? peer_has_broken(moe, slot, r) : wait_has_failed(moe, slot, r);
+}
+
 static int look_at_reports(tern_moe *moe)
 {
 	struct device *d = moe->device;
@@ -269,7 +273,7 @@ static int look_at_reports(tern_moe *moe)
 		d->ops->read_report(d->exchange, slot, &report);
 		d->ops->take_complaint(d->exchange, slot, &complaint);
 		if (report.reason)
-			return wait_has_failed(moe, slot, &report);
+			return kernel_has_failed(moe, slot, &report);
 		if (complaint.reason == LL_ID_RANGE)
 			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 (slot %u, epoch %u)", complaint.token,
 				complaint.k, (long long)complaint.id, moe->config.nr_experts - 1, slot, complaint.epoch);
@@ -353,7 +357,7 @@ static int check_slot(tern_moe *moe, uint32_t slot, enum slot_state state, const
 
 	for (uint32_t i = 0; i < (rc ? 0 : moe->config.nr_slots) && !rc; i++) {
 		moe->device->ops->read_report(moe->device->exchange, i, &report);
-		rc = report.reason ? wait_has_failed(moe, i, &report) : 0;
+		rc = report.reason ? kernel_has_failed(moe, i, &report) : 0;
 	}
 	if (!rc && moe->slots[slot].state != state)
 		rc = slot_wrong_state(moe, slot, call);
@@ -417,10 +421,8 @@ static int put_dispatch(
 	if (rc)
 		return rc;
 	moe->slots[slot].state = next;
-	if (args) {
+	if (args)
 		moe->slots[slot].nr_tokens = args->nr_tokens;
-		moe->stats.rounds++;
-	}
 	return 0;
 }
 

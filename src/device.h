@@ -20,4 +20,10 @@ int device_release(tern_moe *moe, uint32_t slot);
 
 void device_memory(const tern_moe *moe, struct tern_memory *memory);
 
+/* What kernels have counted so far. */
+int device_stats(const tern_moe *moe, struct tern_stats *stats);
+int device_expert_load(const tern_moe *moe, uint64_t *counts);
+int device_stats_reset(tern_moe *moe);
+struct ll_tally *device_tally_create(const tern_moe *moe); /* zeros; NULL: no memory */
+
 #endif

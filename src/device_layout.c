@@ -56,7 +56,9 @@ static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *
 	d->x = take(&end, own_rows ? l->positions * l->payload_bytes : 0);
 	d->scales = take(&end, own_rows ? l->positions * l->scales_bytes : 0);
 	d->slot_bytes = end;
-	d->private_bytes = output * c->nr_slots;
+	d->tally = align_up(end * c->nr_slots, 256);
+	d->tally_bytes = sizeof(struct ll_tally) + c->nr_experts * sizeof(uint64_t);
+	d->private_bytes = output * c->nr_slots + d->tally_bytes;
 	d->output_bytes = (end - output) * c->nr_slots;
 }
 
@@ -72,6 +74,8 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, DEVICE_MAX_SHARED_BYTES);
 	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format));
 	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, d->format));
+	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + ll_wire_bytes(d->format, scaled, &d->row);
+	d->result_wire_bytes = ll_wire_bytes(d->format, 0, &d->result);
 	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
 	d->slot_window_bytes = align_up(d->window.bytes, 256);
 	return 0;
@@ -82,11 +86,13 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
 
 	d->shared_bytes = 4ull * 5 * (l->nr_physical + l->nr_ranks);
-	if (d->shared_bytes > DEVICE_MAX_SHARED_BYTES || (uint64_t)c->max_tokens * l->nr_ranks > UINT32_MAX / 2)
-		return fail(TERN_ERR_UNSUPPORTED, "%u physical experts, %u ranks, %u tokens are more than a GPU's plan takes", l->nr_physical, l->nr_ranks,
-			c->max_tokens);
+	if (d->shared_bytes > DEVICE_MAX_SHARED_BYTES || ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) * (l->max_local ? l->max_local : 1) > UINT32_MAX / 2)
+		return fail(TERN_ERR_UNSUPPORTED, "%u physical experts, %u ranks, %u tokens, %u rows of alignment are more than a GPU's plan takes", l->nr_physical, l->nr_ranks,
+			c->max_tokens, c->alignment);
 	d->row = ht_cut_row(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
 	d->result = ht_cut_row(l->combine_row_bytes, 4);
+	d->row_wire_bytes = (uint64_t)c->topk * 16 + l->payload_bytes + l->scales_bytes;
+	d->result_wire_bytes = l->combine_row_bytes;
 	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME, l->positions * l->payload_bytes,
 		l->positions * l->scales_bytes, l->combine_row_bytes);
 	d->slot_window_bytes = d->ht.bytes;

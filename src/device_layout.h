@@ -5,6 +5,7 @@
  *   window    slot 0 | slot 1 | ...          each as in kernels/cuda/wire_ll.h, or wire_ht.h
  *   memory    slot 0: state | row tokens, row routes (low latency) | chunks, routes (high throughput) | home routes | counts | offsets |
  *             rows | ids | weights | x, scales (low latency)
+ *             behind all slots: the tally, which is the exchange's
  */
 #ifndef TERN_DEVICE_LAYOUT_H
 #define TERN_DEVICE_LAYOUT_H
@@ -24,8 +25,10 @@ struct device_layout {
 	uint64_t window_bytes;	 /* of all slots */
 	/* One slot's memory: */
 	uint64_t state, row_tokens, row_routes, chunks, routes, home_routes, counts, offsets, rows, ids, weights, x, scales, slot_bytes;
-	uint64_t output_bytes, private_bytes; /* of all slots */
+	uint64_t tally, tally_bytes;	      /* of the exchange */
+	uint64_t output_bytes, private_bytes; /* of all slots, and the tally */
 	uint64_t shared_bytes;		      /* of a receiving block */
+	uint64_t row_wire_bytes, result_wire_bytes; /* that are stored for another rank: of a row, its head included, and of a result */
 };
 
 /* config is valid, and l its layout. TERN_ERR_UNSUPPORTED: more than a GPU's kernels take; the text has the figures. */

@@ -15,7 +15,7 @@
 #include "placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 2
+#define DEVICE_OPS_VERSION 3
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -81,6 +81,8 @@ struct device_ops {
 	/* What kernels have reported, or a reason of 0; a complaint is handed out once. */
 	void (*read_report)(const struct device_exchange *exchange, uint32_t slot, struct ll_report *report);
 	void (*take_complaint)(struct device_exchange *exchange, uint32_t slot, struct ll_complaint *complaint);
+	/* What kernels have counted so far; waits for none of them. Behind the struct, config.nr_experts counts. */
+	int (*read_tally)(struct device_exchange *exchange, struct ll_tally *tally);
 
 	/* For benchmarks and tests. Host memory is pinned; copies and fills are put on the stream. */
 	int (*memory_create)(uint64_t bytes, void **memory);

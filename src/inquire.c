@@ -59,9 +59,14 @@ int tern_moe_wait_report(const tern_moe *moe, struct tern_wait_report *report)
 
 int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats)
 {
+	struct tern_stats now;
+	int rc;
+
 	if (!moe || !stats)
 		return fail(TERN_ERR_INVALID, "moe or stats is NULL");
-	return hand_out(stats, stats->size, &moe->stats, sizeof(moe->stats), "tern_stats");
+	now = moe->stats;
+	rc = moe->device ? device_stats(moe, &now) : 0;
+	return rc ? rc : hand_out(stats, stats->size, &now, sizeof(now), "tern_stats");
 }
 
 int tern_moe_expert_load(const tern_moe *moe, uint64_t *counts, uint32_t nr)
@@ -70,7 +75,7 @@ int tern_moe_expert_load(const tern_moe *moe, uint64_t *counts, uint32_t nr)
 		return fail(TERN_ERR_INVALID, "moe or counts is NULL, or nr is %u for %u experts", nr,
 			moe ? moe->config.nr_experts : 0);
 	if (moe->device)
-		return fail(TERN_ERR_UNSUPPORTED, "an exchange on a device does not count its routes");
+		return device_expert_load(moe, counts);
 	memcpy(counts, moe->expert_load, nr * sizeof(*counts));
 	return 0;
 }
@@ -79,6 +84,8 @@ int tern_moe_stats_reset(tern_moe *moe)
 {
 	if (!moe)
 		return fail(TERN_ERR_INVALID, "moe is NULL");
+	if (moe->device)
+		return device_stats_reset(moe);
 	memset(&moe->stats, 0, sizeof(moe->stats));
 	if (moe->expert_load)
 		memset(moe->expert_load, 0, moe->config.nr_experts * sizeof(*moe->expert_load));

@@ -132,7 +132,7 @@ static struct ll_placement make_placement(struct lab *lab, struct lab_rank *rank
 {
 	const struct tern_moe_config *c = &lab->job->config;
 	uint32_t nr = c->placement.nr_physical ? c->placement.nr_physical : c->nr_experts, R = lab->nr_ranks;
-	struct ll_placement p = {.nr_experts = c->nr_experts};
+	struct ll_placement p = {.nr_experts = c->nr_experts, .nr_physical = nr};
 	uint32_t *place = calloc(nr, sizeof(*place)), *start = calloc(c->nr_experts + 2, sizeof(*start)), *replicas = calloc(nr, sizeof(*replicas));
 	uint32_t locals[LAB_MAX_GPUS] = {0}, q = nr / R, more = nr % R;
 
@@ -195,6 +195,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	memset(rank->report, 0, sizeof(*rank->report));
 	e->report = &rank->report->report;
 	e->complaint = &rank->report->complaint;
+	e->tally = take(rank, sizeof(*e->tally) + c->nr_experts * sizeof(uint64_t));
 	e->wait_ns = WAIT_NS;
 	e->row_tokens = take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
 	e->row_routes = take(rank, lab->nr_ranks * routes * sizeof(uint2));

@@ -6,10 +6,15 @@ LAB_CU    := $(wildcard bench/lab/*.cu src/kernels/cuda/*.cu)
 $(call obj,$(LAB_SRC)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
 $(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu)): NVFLAGS += -Ibench/lab
 
-lab: $(BUILD)/tern-lab-ll
+lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-planted
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
+
+$(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
+	@mkdir -p $(@D)
+	@echo '  NVCC $<'
+	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $< -o $@
 
 .PHONY: lab

@@ -130,6 +130,7 @@ def test_graph_with_routing_that_changes() -> None:
                 for r in range(RANKS):  # experts give back what they get
                     world.y[r][...] = world.x[r][:, None, :]
                 judge_combined(world, rank, as_numpy(out.cpu()))
+            assert moe.stats().rounds == 1 + len(worlds)  # replays count, the capture does not
 
     on_devices(body)
 

@@ -291,6 +291,7 @@ __attribute__((visibility("default"))) const struct device_ops *tern_cuda_ops(vo
 		.release = device_exchange_release,
 		.read_report = device_exchange_report,
 		.take_complaint = device_exchange_complaint,
+		.read_tally = device_exchange_tally,
 		.memory_create = memory_create,
 		.host_create = host_create,
 		.host_free = host_free,

@@ -20,6 +20,8 @@ int device_exchange_release(struct device_exchange *exchange, const struct devic
 void device_exchange_report(const struct device_exchange *exchange, uint32_t slot, struct ll_report *report);
 void device_exchange_complaint(struct device_exchange *exchange, uint32_t slot, struct ll_complaint *complaint);
 
+int device_exchange_tally(struct device_exchange *exchange, struct ll_tally *tally);
+
 /* What is compared with: bench/nccl/. */
 extern const struct records_ops records_ops;
 

@@ -31,8 +31,11 @@ struct device_exchange {
 	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
 	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
 	uint8_t *memory, *tables;
-	const uint32_t *order, *first; /* experts by rank */
+	const uint32_t *order, *first, *logical; /* experts by rank; whom they serve */
+	struct ll_tally *tally;
+	cudaStream_t reader; /* of the tally; made when it is first asked for */
 	struct reports *reports; /* [slots] pinned */
+	struct ll_tally *read;	 /* behind them */
 	struct device_slot slots[MAX_SLOTS];
 };
 
@@ -42,8 +45,8 @@ struct device_exchange {
 static int upload_placement(struct device_exchange *x, const struct placement *p, struct ll_placement *out)
 {
 	uint32_t nr = p->nr_physical;
-	size_t words = 3 * (size_t)nr + p->nr_experts + p->nr_ranks + 2, bytes = words * sizeof(uint32_t);
-	uint32_t *host = calloc(words, sizeof(*host)), *first = host + words - p->nr_ranks - 1, *order = first - nr;
+	size_t words = 4 * (size_t)nr + p->nr_experts + p->nr_ranks + 2, bytes = words * sizeof(uint32_t);
+	uint32_t *host = calloc(words, sizeof(*host)), *first = host + words - p->nr_ranks - 1, *order = first - nr, *logical = order - nr;
 	bool blocks = nr % p->nr_ranks == 0, plain = nr == p->nr_experts;
 	uint32_t *table = NULL;
 	int rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", nr);
@@ -51,6 +54,7 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 	for (uint32_t i = 0; i < nr && !rc; i++) {
 		host[i] = p->rank[i] << 16 | p->local[i];
 		host[nr + i] = p->replicas[i];
+		logical[i] = p->logical[i];
 		blocks = blocks && p->rank[i] == i / (nr / p->nr_ranks);
 		plain = plain && p->logical[i] == i;
 	}
@@ -65,10 +69,11 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 	rc = rc ? rc : cuda_check(cudaMemcpy(table, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy of tables");
 	x->order = table + (order - host);
 	x->first = table + (first - host);
+	x->logical = table + (logical - host);
 	free(host);
 	if (rc)
 		return rc;
-	*out = (struct ll_placement){.nr_experts = p->nr_experts, .place = table};
+	*out = (struct ll_placement){.nr_experts = p->nr_experts, .nr_physical = nr, .place = table};
 	if (blocks) {
 		out->per_rank = nr / p->nr_ranks;
 		out->by_per_rank = ll_divisor_of(out->per_rank);
@@ -106,6 +111,7 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->state = (struct ll_state *)(memory + l->state);
 	e->report = &x->reports[slot].report;
 	e->complaint = &x->reports[slot].complaint;
+	e->tally = x->tally;
 	e->row_tokens = (uint32_t *)(memory + l->row_tokens);
 	e->row_routes = (uint2 *)(memory + l->row_routes);
 	e->home_routes = (uint2 *)(memory + l->home_routes);
@@ -139,6 +145,7 @@ static void make_ht(struct device_exchange *x, const struct device_plan *plan, s
 		.nr_columns = plan->placement->nr_physical + plan->nr_ranks,
 		.order = x->order,
 		.first = x->first,
+		.logical = x->logical,
 		.chunks = (uint32_t *)(s->memory + x->layout.chunks),
 		.routes = (uint2 *)(s->memory + x->layout.routes)};
 }
@@ -216,13 +223,16 @@ static int fill_exchange(struct device_exchange *x, const struct device_plan *pl
 {
 	struct ll_placement placement;
 	uint32_t nr_slots = plan->config->nr_slots;
-	uint64_t bytes = nr_slots * x->layout.slot_bytes;
+	uint64_t bytes = x->layout.tally + x->layout.tally_bytes;
 	int rc = cuda_check(cudaMalloc((void **)&x->memory, bytes), "cudaMalloc of an exchange");
 
 	rc = rc ? rc : cuda_check(cudaMemset(x->memory, 0, bytes), "cudaMemset");
-	rc = rc ? rc : cuda_check(cudaMallocHost((void **)&x->reports, nr_slots * sizeof(*x->reports)), "cudaMallocHost");
-	if (!rc)
+	rc = rc ? rc : cuda_check(cudaMallocHost((void **)&x->reports, nr_slots * sizeof(*x->reports) + x->layout.tally_bytes), "cudaMallocHost");
+	if (!rc) {
 		memset(x->reports, 0, nr_slots * sizeof(*x->reports));
+		x->read = (struct ll_tally *)(x->reports + nr_slots);
+		x->tally = (struct ll_tally *)(x->memory + x->layout.tally);
+	}
 	rc = rc ? rc : choose_early(x);
 	rc = rc ? rc : upload_placement(x, plan->placement, &placement);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
@@ -252,6 +262,8 @@ int device_exchange_open(const struct device_plan *plan, struct device_exchange 
 
 void device_exchange_close(struct device_exchange *x)
 {
+	if (x->reader)
+		(void)cudaStreamDestroy(x->reader);
 	(void)cudaFree(x->memory);
 	(void)cudaFree(x->tables);
 	if (x->reports)
@@ -400,4 +412,16 @@ void device_exchange_complaint(struct device_exchange *x, uint32_t slot, struct 
 		return;
 	*complaint = *c;
 	__atomic_store_n(&c->reason, 0, __ATOMIC_RELEASE);
+}
+
+/* On a stream of its own, which waits for no kernel. To pinned memory, so that it may be asked while the caller's streams are being captured. */
+int device_exchange_tally(struct device_exchange *x, struct ll_tally *tally)
+{
+	int rc = x->reader ? 0 : cuda_check(cudaStreamCreateWithFlags(&x->reader, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+
+	rc = rc ? rc : cuda_check(cudaMemcpyAsync(x->read, x->tally, x->layout.tally_bytes, cudaMemcpyDeviceToHost, x->reader), "cudaMemcpyAsync of statistics");
+	rc = rc ? rc : cuda_check(cudaStreamSynchronize(x->reader), "cudaStreamSynchronize");
+	if (!rc)
+		memcpy(tally, x->read, x->layout.tally_bytes);
+	return rc;
 }

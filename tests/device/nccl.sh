@@ -22,7 +22,7 @@ refused() {
 }
 
 right 2_ranks_fp8 --ranks 2 --reduce all --uneven --drop 0.2
-grep -q '"pair_over_nccl_per_route": ' "$tmp/json" && grep -q '"nccl_per_rank_dispatch_us": {"p50": [1-9]' "$tmp/json" && grep -q 'over NCCL, a row for each rank' "$tmp/out"
+grep -q '"pair_over_nccl_per_route": ' "$tmp/json" && grep -q '"dispatch_bytes": [1-9].*"combine_bytes": [1-9]' "$tmp/json" && grep -q '"nccl_per_rank_dispatch_us": {"p50": [1-9]' "$tmp/json" && grep -q 'over NCCL, a row for each rank' "$tmp/out"
 judge figures $?
 right 4_ranks_bf16 --ranks 4 --dtype bf16 --reduce all --spread
 right 4_ranks_ue8m0 --ranks 4 --scale ue8m0 --mode ht --align 8 --only-verify

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Figures that the library gives of itself, against a count of every route and a look at the process. */
-#include "ranks.h"
+#include "tally.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,95 +37,16 @@ static void make_job(struct job *job, enum tern_mode mode, enum tern_layout layo
 	assert_int_equal(job_open(job, NULL), 0);
 }
 
-/* ---- statistics: every route of every token, one after the other -------------------------------------------------- */
+/* ---- statistics -------------------------------------------------------------------------------------------------- */
 
-struct tally {
-	struct tern_stats stats;
-	uint64_t load[16];
-};
-
-static void tally_token(struct tally *tally, const struct reference *ref, uint32_t sender, const int32_t *physical)
+static void weigh(struct tally *tally, const struct job *job)
 {
-	const struct tern_moe_config *c = &ref->job->config;
+	const struct tern_moe_config *c = &job->config;
 	uint64_t header = (sizeof(struct row_header) + c->topk * sizeof(struct route) + 63) / 64 * 64;
-	uint64_t payload = job_received_bytes(ref->job) + job_received_scales_bytes(ref->job);
+	uint64_t payload = job_received_bytes(job) + job_received_scales_bytes(job);
 	bool copies = c->mode == TERN_HIGH_THROUGHPUT && c->layout != TERN_BY_SOURCE;
-	uint32_t rows_to[4] = {0};
-	bool away = false;
 
-	for (uint32_t k = 0; k < c->topk; k++) {
-		if (physical[k] < 0)
-			continue;
-		tally->stats.routes++;
-		tally->load[ref->logical[physical[k]]]++;
-		tally->stats.dispatch_bytes += copies ? payload : 0;
-		rows_to[ref->rank[physical[k]]]++;
-	}
-	for (uint32_t r = 0; r < 4; r++) {
-		if (!rows_to[r])
-			continue;
-		tally->stats.rows++;
-		tally->stats.rows_away += r != sender;
-		away |= r != sender;
-		tally->stats.dispatch_bytes += header + (copies ? 0 : payload);
-	}
-	tally->stats.tokens++;
-	tally->stats.tokens_away += away;
-}
-
-/* What this rank's experts send home for a token. */
-static void tally_results(struct tally *tally, const struct reference *ref, uint32_t rank, const int32_t *physical)
-{
-	const struct tern_moe_config *c = &ref->job->config;
-	uint32_t here = 0;
-
-	for (uint32_t k = 0; k < c->topk; k++)
-		here += physical[k] >= 0 && ref->rank[physical[k]] == (int32_t)rank;
-	tally->stats.rows_received += c->layout == TERN_BY_SOURCE ? here > 0 : here;
-	if (c->reduce == TERN_REDUCE_EXPERT)
-		here = here > 0;
-	tally->stats.combine_bytes += here * job_y_bytes(ref->job) * c->replica_ranks;
-}
-
-static void tally_round(struct tally *tally, const struct reference *ref, uint32_t rank)
-{
-	const struct job *job = ref->job;
-
-	tally->stats.rounds++;
-	for (uint32_t home = 0; home < job_nr_homes(job); home++)
-		for (uint32_t t = 0; t < ref->nr_tokens[home]; t++) {
-			const int32_t *physical = reference_physical(ref, home, t);
-
-			if (job_sender(job, home, t) == rank)
-				tally_token(tally, ref, rank, physical);
-			tally_results(tally, ref, rank, physical);
-		}
-}
-
-static int compare_stats(struct round *r, const struct tally *want)
-{
-	struct tern_stats s = {.size = sizeof(s)};
-	uint64_t load[10];
-
-	if (tern_moe_stats(r->moe, &s) || tern_moe_expert_load(r->moe, load, 10))
-		return rank_fails(r->rank, "%s", tern_last_error());
-#define SAME(field)                                                                                                             \
-	if (s.field != want->stats.field)                                                                                       \
-		return rank_fails(r->rank, #field " is %llu, counted %llu", (unsigned long long)s.field, (unsigned long long)want->stats.field)
-	SAME(rounds);
-	SAME(tokens);
-	SAME(routes);
-	SAME(rows);
-	SAME(rows_away);
-	SAME(tokens_away);
-	SAME(dispatch_bytes);
-	SAME(combine_bytes);
-	SAME(rows_received);
-#undef SAME
-	for (int e = 0; e < 10; e++)
-		if (load[e] != want->load[e])
-			return rank_fails(r->rank, "expert %d: load %llu, counted %llu", e, (unsigned long long)load[e], (unsigned long long)want->load[e]);
-	return 0;
+	tally_bytes(tally, header + (copies ? 0 : payload), copies ? payload : 0, job_y_bytes(job));
 }
 
 static void stats_body(struct rank *rank)
@@ -140,8 +61,9 @@ static void stats_body(struct rank *rank)
 			rc = tern_moe_stats_reset(r.moe);
 		}
 		rc = rc ? rc : run_round(&r, i);
-		tally_round(&tally, r.reference, (uint32_t)rank->rank);
-		rc = rc ? rc : compare_stats(&r, &tally);
+		tally_round(&tally, r.reference, (uint32_t)rank->rank, false);
+		weigh(&tally, rank->ctx);
+		rc = rc ? rc : tally_compare(&tally, rank, r.moe, 10);
 	}
 	if (!rc && !tally.stats.rows_away)
 		rank_fails(rank, "nothing was counted");

@@ -78,6 +78,45 @@ static void parts_do_not_overlap(void **state)
 		}
 }
 
+/* Lane by lane and vector by vector, as kernels store a segment. */
+static uint64_t stored(enum ll_format format, bool scaled, const struct ll_cut *cut)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t segment = 0; segment < cut->nr_segments; segment++) {
+		uint32_t first = segment * cut->segment_lines, left = cut->nr_lines - first;
+		uint32_t lines = left < cut->segment_lines ? left : cut->segment_lines;
+
+		for (uint32_t i = 0; i < ll_all_vectors(format, scaled, cut->nr_vectors); i++)
+			for (uint32_t lane = 0; lane < 32; lane++) {
+				uint32_t line = 4 * i + lane / 8;
+				bool extra = format == LL_LINES ? line == 4 * cut->nr_vectors - 1 : i >= cut->nr_vectors;
+
+				bytes += line < lines || extra ? 16 : 0;
+			}
+	}
+	return bytes;
+}
+
+static void bytes_on_the_wire(void **state)
+{
+	(void)state;
+	for (uint32_t topk = 1; topk <= TERN_MAX_TOPK; topk += 3)
+		for (uint32_t hidden = 16; hidden <= 7168; hidden += 304)
+			for (int format = LL_LINES; format <= LL_CELLS; format++) {
+				struct tern_moe_config c = deepseek(33);
+				struct device_layout d;
+				uint64_t head = topk > (format == LL_LINES ? 28 : 24) ? 256 : 128;
+
+				c.hidden = hidden;
+				c.topk = topk;
+				assert_int_equal(lay_out(&d, &c, 4, (enum ll_format)format), 0);
+				assert_int_equal(d.row_wire_bytes, head + stored((enum ll_format)format, true, &d.row));
+				assert_int_equal(d.result_wire_bytes, stored((enum ll_format)format, false, &d.result));
+				assert_true(d.row_wire_bytes > hidden && d.result_wire_bytes > 2 * hidden);
+			}
+}
+
 static void too_much_is_refused(void **state)
 {
 	struct tern_moe_config c = deepseek(128);
@@ -97,6 +136,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sixty_four_ranks_fit),
 		cmocka_unit_test(parts_do_not_overlap),
+		cmocka_unit_test(bytes_on_the_wire),
 		cmocka_unit_test(too_much_is_refused),
 	};
 

@@ -72,16 +72,19 @@ template <int Y>
 static __device__ __forceinline__ void send_all(const struct ll_combine *c, const struct ht_exchange *h, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
+	uint32_t extent = e->state->extent;
 
 	for (uint32_t i = warp; i < e->max_tokens * e->nr_ranks; i += nr_warps) {
 		uint32_t token = i / e->nr_ranks, source = e->rank + 1 + i - token * e->nr_ranks;
-		uint4 head = make_uint4(UINT32_MAX, 0, 0, 0);
+		uint4 head = make_uint4(UINT32_MAX, 0, UINT32_MAX, 0);
 
 		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
 		if (lane_id() < e->topk)
 			head = piece_load(e->windows[e->rank] + head_at(e, h, source, token));
 		if (head.w != epoch) /* of an earlier round: nothing came */
-			head.x = UINT32_MAX;
+			head.x = head.z = UINT32_MAX;
+		if (!check_head(e, extent, epoch, source, token, head)) /* it may have changed since */
+			return;
 		if (__any_sync(ALL_LANES, head.x != UINT32_MAX))
 			send_token<Y>(c, h, epoch, source, token, make_uint2(head.x, head.y));
 	}
@@ -194,6 +197,8 @@ static __global__ void __launch_bounds__(512) combine_ht(const __grid_constant__
 	if (state.w)
 		return;
 	if (warp < send_warps) {
+		if (!c.release && !abandoned && blockIdx.x == 0 && threadIdx.x == 0)
+			tally_results(e);
 		if (!c.release && !abandoned)
 			send_all<Y>(&c, &h, state.y, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		return;

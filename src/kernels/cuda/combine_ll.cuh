@@ -116,10 +116,14 @@ static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, uint
 }
 
 /* My arrival word, to all; by one warp. */
-static __device__ __forceinline__ void tell_arrival(const struct ll_exchange *e, uint32_t epoch)
+static __device__ __forceinline__ void tell_arrival(const struct ll_combine *c, uint32_t epoch)
 {
+	const struct ll_exchange *e = &c->exchange;
+
 	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
 		word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
+	if (lane_id() == 0 && !c->release)
+		tally_results(e);
 }
 
 /* The first segment's routes are under way before it is known which round it is, and whether an earlier one has failed;
@@ -137,7 +141,7 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 	if (state.w)
 		return;
 	if (warp == nr_warps - 1)
-		tell_arrival(e, state.y);
+		tell_arrival(c, state.y);
 	most = __reduce_max_sync(ALL_LANES, most);
 #pragma unroll 1
 	for (uint32_t i = warp + nr_warps; more && !c->release; i += nr_warps) {

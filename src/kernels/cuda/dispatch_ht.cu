@@ -201,7 +201,7 @@ static __device__ __forceinline__ void take_row(const struct ll_dispatch *d, uin
 static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t nr_tokens[(LL_MAX_RANKS + LANES - 1) / LANES], most = 0;
+	uint32_t nr_tokens[(LL_MAX_RANKS + LANES - 1) / LANES], most = 0, extent = e->state->extent;
 
 #pragma unroll
 	for (uint32_t i = 0; i < (LL_MAX_RANKS + LANES - 1) / LANES; i++) {
@@ -220,9 +220,9 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 #pragma unroll
 		for (uint32_t j = 0; j < (LL_MAX_RANKS + LANES - 1) / LANES; j++)
 			nr = source / LANES == j ? __shfl_sync(ALL_LANES, nr_tokens[j], source % LANES) : nr;
-		if (token >= nr || home_first(e, source) + token - ll_div(token, e->by_replicas) * e->by_replicas.d != source)
+		if (token >= nr || sender_among(e, source, token) != source)
 			continue;
-		if (!await_head(d, h, epoch, source, token, &head))
+		if (!await_head(d, h, epoch, source, token, &head) || !check_head(e, extent, epoch, source, token, head))
 			return;
 		take_row(d, source, token, head);
 	}

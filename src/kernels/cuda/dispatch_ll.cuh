@@ -58,9 +58,10 @@ template <int FORMAT, bool PLAIN> static __device__ __forceinline__ void send_he
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
 	int32_t id = lane_id() < e->topk ? expert_id<PLAIN>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
-	uint32_t left = destinations<PLAIN>(e, id, index, &rank);
+	uint32_t to_all = destinations<PLAIN>(e, id, index, &rank);
+	bool mine = is_mine<PLAIN>(e, token);
 
-	for (left = is_mine<PLAIN>(e, token) ? left : 0; left; left &= left - 1) {
+	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
 		uint32_t to = first_destination<PLAIN>(left, rank);
 
 		if (in_head<FORMAT>(e))
@@ -70,6 +71,8 @@ template <int FORMAT, bool PLAIN> static __device__ __forceinline__ void send_he
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
 	check_ids<PLAIN>(d, epoch, token, id);
+	if (mine)
+		tally_token(e, id, rank, __popc(to_all), __popc(destinations_away<PLAIN>(e, to_all, rank)));
 }
 
 template <int FORMAT, int X, int ND, bool PLAIN>
@@ -191,8 +194,8 @@ static __device__ __forceinline__ struct row_targets find_targets(const struct l
 	}
 	t.more = here;
 #pragma unroll
-		for (int i = 0; i < ND; i++) {
-			uint32_t offset;
+	for (int i = 0; i < ND; i++) {
+		uint32_t offset;
 
 		t.in |= (uint32_t)in_row(&d->exchange.row, x, i, &offset) << i;
 	}
@@ -358,8 +361,10 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
 }
 
+/* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
 template <int FORMAT, bool SCALED, int ND, bool PLAIN>
-static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
+	uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0, nr_parts;
@@ -368,24 +373,23 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	struct found f = {};
 
 	positions_clear(p, thread, nr_warps * LANES);
-		warps_sync(nr_warps * LANES);
-	take_plans<FORMAT, PLAIN>(e, p, epoch, warp, nr_warps);
-		if (warp == 0)
-			stamp(e, 4);
-		if (*p->failed)
-			return;
-		if (a.token < e->max_tokens) { /* what needs no positions, while they are made */
-			look_for(e, a, s);
+	warps_sync(nr_warps * LANES);
+	take_plans<FORMAT, PLAIN>(e, p, epoch, failed, warp, nr_warps);
+	if (warp == 0)
+		stamp(e, 4);
+	if (*p->failed)
+		return;
+	if (a.token < e->max_tokens) { /* what needs no positions, while they are made */
+		look_for(e, a, s);
 		f = find_row<PLAIN>(d, p, a);
 	}
-	if (PLAIN || !d->by_source)
-		place_experts<PLAIN>(
-			d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0); /* the last warps have the fewest rows */
+	if (PLAIN || !d->by_source) /* the last warps have the fewest rows */
+		place_experts<PLAIN>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0);
 	else if (warp == 0)
-			place_sources(d, p, blockIdx.x == 0);
-		if (blockIdx.x == gridDim.x - 1 && warp == 0)
+		place_sources(d, p, blockIdx.x == 0);
+	if (blockIdx.x == gridDim.x - 1 && warp == 0)
 		count_rows(e, p);
-		warps_sync(nr_warps * LANES);
+	warps_sync(nr_warps * LANES);
 	if (warp == 0)
 		stamp(e, 5);
 	for (uint32_t r = 0; r < e->nr_ranks; r++)
@@ -405,8 +409,10 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	}
 	if (warp == 0)
 		stamp(e, 6);
-	if (blockIdx.x == 0 && thread == 0)
+	if (blockIdx.x == 0 && thread == 0) {
 		e->state->epoch_combine = epoch;
+		tally_round(e);
+	}
 }
 
 template <int FORMAT, int X, int ND, bool PLAIN = false>
@@ -426,10 +432,10 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 		send_all<FORMAT, X, ND, PLAIN>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (warp == 0)
 			stamp(e, 1);
-	} else if (!state.w) {
+	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, x_kind<X>::SCALED, ND, PLAIN>(&d, &p, state.x, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, x_kind<X>::SCALED, ND, PLAIN>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

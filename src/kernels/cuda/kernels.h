@@ -27,6 +27,7 @@ extern "C" {
 /* Which rank has an expert. No tables for contiguous blocks of equal size without replicas. */
 struct ll_placement {
 	uint32_t nr_experts;		/* logical */
+	uint32_t nr_physical;
 	uint32_t per_rank;		/* physical experts of each rank; 0: look into place */
 	struct ll_divisor by_per_rank;
 	const uint32_t *place;		/* [P] rank << 16 | local expert */
@@ -48,6 +49,7 @@ struct ll_exchange {
 	struct ll_state *state;
 	struct ll_report *report;
 	struct ll_complaint *complaint;
+	struct ll_tally *tally;		/* NULL: nothing is counted */
 	uint64_t wait_ns;
 	/* What the dispatch leaves for the combine, in private memory: */
 	uint32_t *row_tokens;		/* [R][T] the tokens of a source that came here, in order */

@@ -21,6 +21,7 @@ struct ht_exchange {
 	uint32_t nr_columns;		 /* of the tables below: P + R */
 	const uint32_t *order;		 /* [P] physical experts by rank, then local expert */
 	const uint32_t *first;		 /* [R + 1] a rank's first in order */
+	const uint32_t *logical;	 /* [P] */
 	uint32_t *chunks;		 /* [chunks][P + R] rows of a chunk of tokens for each expert and rank; then where they begin */
 	uint2 *routes;			 /* [T][K] physical expert (UINT32_MAX: none, or another rank sends it), number in its chunk */
 };

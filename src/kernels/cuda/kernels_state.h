@@ -16,24 +16,45 @@ struct ll_state {
 	uint32_t nr_from[LL_MAX_RANKS]; /* rows received from each source in this round */
 	uint32_t complaining;	 /* somebody writes a complaint */
 	uint32_t abandoned;	 /* high throughput: some rank is over its capacity, and no row moves in this round */
+	uint32_t nr_rows;	 /* received in this round */
+	uint32_t nr_arrived;	 /* (token, rank) pairs of these: where a token has several experts, one */
+	uint32_t extent;	 /* high throughput: row positions here that this round's rows span; no head may name another */
+	uint32_t nr_away;	 /* high throughput: tokens of the round to come with a row for another rank; counted one by one, then taken */
 };
 
-/* Who waited for what when the first wait expired. Device or pinned memory; reason 0: none has. */
+/* What all rounds of an exchange add up to; nothing ever takes from it. Of all slots together, so only added to by atomics. In the order of struct tern_stats. */
+struct ll_tally {
+	uint64_t rounds;
+	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for tally_token */
+	uint64_t rows_received;
+	uint64_t results; /* that left for homes: of routes, or summed here */
+	uint64_t load[];  /* [E] routes from here to each logical expert */
+};
+
+/* Who waited for what when the first wait expired, or what a peer has sent that no correct one does: numbers that say where rows lie are looked at before they are followed. */
 enum ll_wait {
 	LL_WAIT_NONE = 0,
 	LL_WAIT_PLAN = 1,
 	LL_WAIT_ROW = 2,
 	LL_WAIT_RESULT = 3,
 	LL_WAIT_ARRIVAL = 4,
-	LL_WAIT_COUNTS = 5
+	LL_WAIT_COUNTS = 5,
+	LL_BROKEN_TOKENS = 6,	/* more tokens than there can be */
+	LL_BROKEN_EXPERT = 7,	/* a physical expert that there is not */
+	LL_BROKEN_SENDER = 8,	/* a token that a replica sends; most: that one */
+	LL_BROKEN_ROWS = 9,	/* more rows for an expert, or a rank, than the source has tokens. token: the column */
+	LL_BROKEN_POSITION = 10, /* a row's, outside of this round's */
+	LL_BROKEN_LOCAL = 11	/* a local expert that is not here */
 };
 
+/* Pinned memory; reason 0: nothing has happened. */
 struct ll_report {
 	uint32_t reason; /* enum ll_wait; set last */
 	uint32_t rank, peer;
 	uint32_t token;
 	uint32_t epoch_expected, epoch_seen;
 	uint64_t waited_ns;
+	uint32_t value, most; /* LL_BROKEN...: what came, and the most that can be */
 };
 
 /* An id that no correct caller passes. The route is dropped (an id named twice is a route like any other), and the round goes on. */

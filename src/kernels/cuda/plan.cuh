@@ -7,6 +7,7 @@
 #include "memory.cuh"
 #include "segment.cuh"
 #include "sizes.h"
+#include "tally.cuh"
 #include "wait.cuh"
 
 /* ---- experts ------------------------------------------------------------------------------------------------- */
@@ -47,9 +48,14 @@ __device__ __forceinline__ uint32_t home_first(const struct ll_exchange *e, uint
 }
 
 /* Which of them sends a token. */
+__device__ __forceinline__ uint32_t sender_among(const struct ll_exchange *e, uint32_t rank, uint32_t token)
+{
+	return home_first(e, rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
+}
+
 __device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, uint32_t token)
 {
-	return home_first(e, e->rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
+	return sender_among(e, e->rank, token);
 }
 
 template <bool PLAIN = false> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
@@ -175,7 +181,7 @@ struct positions {
 	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
 	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first; by_source: [R] position of its first row */
-	uint32_t *failed;
+	uint32_t *failed;     /* some plan did not come, or was none */
 	uint32_t *sums;	      /* [2 LL_MAX_WARPS] of warps */
 	uint32_t *nr_tokens;  /* [R] */
 	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
@@ -206,15 +212,37 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 		*p->failed = 0;
 }
 
+/* Tables are as large as correct peers need them: what would lead out of them is not followed. By one lane. */
 template <bool PLAIN>
-__device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+__device__ __forceinline__ bool check_route(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
 {
-	uint32_t local = local_of<PLAIN>(e, physical), place = source * e->nr_local + local;
+	if (physical >= e->placement.nr_physical) {
+		report_broken(e, LL_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
+		return false;
+	}
+	if (PLAIN || e->by_replicas.d == 1 || sender_among(e, source, token) == source)
+		return true;
+	report_broken(e, LL_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
+	return false;
+}
 
+/* False: no correct peer has such a route. */
+template <bool PLAIN>
+__device__ __forceinline__ bool note_route(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
+{
+	uint32_t local, place;
+
+	if (physical == LL_NO_EXPERT)
+		return true;
+	if (!check_route<PLAIN>(e, epoch, source, token, physical))
+		return false;
+	local = local_of<PLAIN>(e, physical);
 	if (local == UINT32_MAX)
-		return;
+		return true;
+	place = source * e->nr_local + local;
 	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
+	return true;
 }
 
 /* Four lines of a source's plan, and its line 0, which says how many lines there are. */
@@ -232,7 +260,24 @@ __device__ __forceinline__ void look_at_plan(const struct ll_exchange *e, struct
 	piece->head = piece->four ? load_plan_head(plan) : make_uint2(0, 0);
 }
 
-/* After a look. False: it did not come in time. */
+/* This lane's piece of a line has come, or is not needed; of a plan whose head says what cannot be, none is. */
+template <int FORMAT>
+__device__ __forceinline__ bool plan_line_there(const struct ll_exchange *e, uint32_t epoch, uint32_t line, uint32_t nr_tokens, uint4 v)
+{
+	return !has_epoch<FORMAT>() || v.w == epoch || nr_tokens > e->max_tokens || !line_needed<FORMAT>(line, nr_tokens * e->topk);
+}
+
+/* No more tokens than there can be? By the warp. */
+__device__ __forceinline__ bool check_tokens(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t nr_tokens)
+{
+	uint32_t bad = __ballot_sync(ALL_LANES, nr_tokens > e->max_tokens);
+
+	if (bad && lane_id() == __ffs(bad) - 1)
+		report_broken(e, LL_BROKEN_TOKENS, source, 0, nr_tokens, e->max_tokens, epoch);
+	return !bad;
+}
+
+/* After a look. False: it did not come in time, or is no plan. */
 template <int FORMAT> __device__ __forceinline__ bool await_plan(const struct ll_exchange *e, uint32_t epoch, struct plan_piece *piece, uint32_t *nr_tokens)
 {
 	uint32_t line = 4 * piece->four + lane_id() / 8;
@@ -241,28 +286,26 @@ template <int FORMAT> __device__ __forceinline__ bool await_plan(const struct ll
 	for (;; look_at_plan(e, piece)) {
 		piece->head = piece->four ? piece->head : plan_head_of(piece->v);
 		*nr_tokens = piece->head.x;
-		if (__all_sync(ALL_LANES,
-			    piece->head.y == epoch && (!has_epoch<FORMAT>() || piece->v.w == epoch || !line_needed<FORMAT>(line, *nr_tokens * e->topk))))
-			break;
+		if (__all_sync(ALL_LANES, piece->head.y == epoch && plan_line_there<FORMAT>(e, epoch, line, *nr_tokens, piece->v)))
+			return check_tokens(e, epoch, piece->source, *nr_tokens);
 		if (may_wait(&patience, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
 			report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->head.y, patience.start_ns);
 		return false;
 	}
-	*nr_tokens = min(*nr_tokens, e->max_tokens);
-	return true;
 }
 
 /* To shared memory as they came, then one a lane. */
 template <int FORMAT, bool PLAIN>
-__device__ __forceinline__ void note_piece(const struct ll_exchange *e, const struct positions *p, const struct plan_piece *piece, uint32_t nr_ids)
+__device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS, STEPS = (IDS + LANES - 1) / LANES;
 	uint16_t *ids = p->ids + piece->source * p->ids_stride;
 	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
 	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
+	bool good = true;
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++)
@@ -274,7 +317,8 @@ __device__ __forceinline__ void note_piece(const struct ll_exchange *e, const st
 		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : LL_NO_EXPERT;
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS && piece->four * IDS + i * LANES < end; i++)
-		note_route<PLAIN>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+		good &= note_route<PLAIN>(e, p, epoch, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+	return __all_sync(ALL_LANES, good);
 }
 
 template <int FORMAT, bool PLAIN>
@@ -286,18 +330,17 @@ __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const st
 		return false;
 	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
 		stamp(e, 3);
-	note_piece<FORMAT, PLAIN>(e, p, piece, nr_tokens * e->topk);
 	if (lane_id() == 0 && piece->four == 0)
 		p->nr_tokens[piece->source] = nr_tokens;
-	return true;
+	return note_piece<FORMAT, PLAIN>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
 /* By all receiving warps, the next two pieces of each under way together. */
 template <int FORMAT, bool PLAIN>
-__device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
+__device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	uint32_t nr = e->nr_ranks * ll_ceil(ll_plan_lines((enum ll_format)FORMAT, e->max_tokens * e->topk), 4);
-	bool good = true;
+	bool good = !failed;
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
 		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
@@ -357,8 +400,10 @@ __device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const
 			d->out_offsets[source] = start;
 		}
 	}
-	if (publish && lane_id() == 0)
+	if (publish && lane_id() == 0) {
 		d->out_sums[0] = d->out_sums[1] = first;
+		tally_received(e, first);
+	}
 }
 
 /* Words: 0, or how many there are; then they are loaded as one. */
@@ -470,7 +515,7 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 		if (!PLAIN) {
 			all = __reduce_add_sync(ALL_LANES, rows.all);
 			if (lane_id() == 0)
-			p->sums[LL_MAX_WARPS + warp] = all;
+				p->sums[LL_MAX_WARPS + warp] = all;
 		}
 		some_warps_sync(nr_sums * LANES);
 #pragma unroll 4
@@ -489,8 +534,10 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 		if (first + nr_threads < nr)
 			some_warps_sync(nr_sums * LANES); /* sums are used again */
 	}
-	if (publish && thread == 0)
+	if (publish && thread == 0) {
 		d->out_sums[0] = all_rows;
+		tally_received(e, all_rows);
+	}
 	if (publish && thread == 0 && nr == 0)
 		d->out_sums[1] = 0;
 }
@@ -498,8 +545,17 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 /* By one warp, of one block: rows from each source, for the combine. */
 __device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
 {
-	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
-		e->state->nr_from[s] = rows_of_source(p, s);
+	uint32_t all = 0;
+
+	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES) {
+		uint32_t rows = rows_of_source(p, s);
+
+		e->state->nr_from[s] = rows;
+		all += rows;
+	}
+	all = __reduce_add_sync(ALL_LANES, all);
+	if (lane_id() == 0)
+		e->state->nr_arrived = all;
 }
 
 /* Of a word's bits those that come before bit number `token`, which may lie before the word (negative) or behind it. */

@@ -14,7 +14,8 @@
 /* ---- counting ------------------------------------------------------------------------------------------------ */
 
 /* One token by one warp: what the combine has to know at home, and which chunk bits it has. */
-static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, uint32_t *bits)
+static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, uint32_t *bits,
+	uint32_t *nr_away)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t index = token * e->topk + lane_id(), rank, physical = LL_NO_EXPERT;
@@ -23,6 +24,7 @@ static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *
 
 	destinations(e, id, index, &rank);
 	check_ids(d, epoch, token, id);
+	*nr_away += is_mine(e, token) && __any_sync(ALL_LANES, rank != UINT32_MAX && rank != e->rank);
 	if (lane_id() >= e->topk)
 		return LL_NO_EXPERT;
 	e->home_routes[index] = make_uint2(rank, __float_as_uint(weight));
@@ -38,7 +40,7 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 {
 	BLOCK_MEMORY(bits); /* [P + R] tokens of the chunk */
 	const struct ll_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, first = blockIdx.x * HT_CHUNK, physical[HT_CHUNK / (COUNT_THREADS / LANES)];
+	uint32_t warp = threadIdx.x / LANES, first = blockIdx.x * HT_CHUNK, physical[HT_CHUNK / (COUNT_THREADS / LANES)], nr_away = 0;
 
 	wait_for_previous();
 	let_next_start();
@@ -51,8 +53,10 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
 		uint32_t token = first + warp + i * (COUNT_THREADS / LANES);
 
-		physical[i] = token < nr_tokens ? note_token(&d, &h, e->state->epoch_dispatch, token, bits) : LL_NO_EXPERT;
+		physical[i] = token < nr_tokens ? note_token(&d, &h, e->state->epoch_dispatch, token, bits, &nr_away) : LL_NO_EXPERT;
 	}
+	if (lane_id() == 0 && nr_away)
+		atomicAdd(&e->state->nr_away, nr_away);
 	__syncthreads();
 #pragma unroll
 	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
@@ -140,22 +144,49 @@ static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange 
 	return __syncthreads_and(good);
 }
 
-static __device__ __forceinline__ void sum_sources(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
+/* The most tokens that a rank sends. */
+static __device__ __forceinline__ uint32_t most_tokens(const struct ll_exchange *e)
 {
-	for (uint32_t column = threadIdx.x; column < h->nr_columns; column += PLACE_THREADS) {
+	return ll_div(e->max_tokens + e->by_replicas.d - 1, e->by_replicas);
+}
+
+/* A source's count for one column; what no correct peer has counted would lead rows anywhere. */
+static __device__ __forceinline__ bool take_count(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column,
+	uint32_t *count)
+{
+	bool tokens = column == h->nr_columns;
+	uint32_t most = tokens ? e->max_tokens : most_tokens(e);
+
+	*count = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, source)) + column);
+	if (*count <= most)
+		return true;
+	report_broken(e, tokens ? LL_BROKEN_TOKENS : LL_BROKEN_ROWS, source, column, *count, most, epoch);
+	return false;
+}
+
+static __device__ __forceinline__ bool sum_sources(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
+{
+	bool good = true;
+
+	for (uint32_t column = threadIdx.x; column <= h->nr_columns; column += PLACE_THREADS) {
 		uint32_t all = 0, before = 0;
 
 #pragma unroll 4
 		for (uint32_t r = 0; r < e->nr_ranks; r++) {
-			uint32_t here = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, r)) + column);
+			uint32_t here;
 
+			good &= take_count(e, h, epoch, r, column, &here);
+			if (r == e->rank && column < h->nr_columns)
+				here = s->mine[column]; /* by these its rows will be placed */
 			all += here;
 			before += r < e->rank ? here : 0;
 		}
-		s->all[column] = all;
-		s->before[column] = before;
+		if (column < h->nr_columns) {
+			s->all[column] = all;
+			s->before[column] = before;
+		}
 	}
-	__syncthreads();
+	return __syncthreads_and(good);
 }
 
 static __device__ __forceinline__ uint32_t aligned(const struct ll_dispatch *d, uint32_t rows)
@@ -222,7 +253,9 @@ static __device__ __forceinline__ void publish_counts(const struct ll_dispatch *
 		return;
 	}
 	for (uint32_t r = 0; r < e->nr_ranks && threadIdx.x == 0; r++) {
-		uint32_t here = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, r)) + h->nr_physical + e->rank);
+		uint32_t here;
+
+		take_count(e, h, epoch, r, h->nr_physical + e->rank, &here);
 
 		d->out_counts[r] = abandoned ? 0 : here;
 		d->out_offsets[r] = abandoned ? 0 : rows;
@@ -248,6 +281,35 @@ static __device__ __forceinline__ void place_chunks(const struct ll_dispatch *d,
 	}
 }
 
+/* Tokens below nr that this rank sends. */
+static __device__ __forceinline__ uint32_t own_tokens(const struct ll_exchange *e, uint32_t nr)
+{
+	return (nr + e->by_replicas.d - 1 - (e->rank - home_first(e, e->rank))) / e->by_replicas.d;
+}
+
+/* By all threads; a thread has a column. */
+static __device__ __forceinline__ void tally_round_of(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t nr_tokens)
+{
+	struct ll_tally *t = e->tally;
+
+	for (uint32_t column = threadIdx.x; t && column < h->nr_columns; column += PLACE_THREADS) {
+		uint32_t nr = s->mine[column];
+
+		if (!nr)
+			continue;
+		tally_add(column < h->nr_physical ? &t->routes : &t->rows, nr);
+		if (column < h->nr_physical)
+			tally_add(&t->load[h->logical[column]], nr);
+		else if (column != h->nr_physical + e->rank)
+			tally_add(&t->rows_away, nr);
+	}
+	if (!t || threadIdx.x)
+		return;
+	tally_round(e);
+	tally_add(&t->tokens, own_tokens(e, nr_tokens));
+	tally_add(&t->tokens_away, e->state->nr_away);
+}
+
 static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
 	BLOCK_MEMORY(shared);
@@ -267,7 +329,8 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 	__syncthreads();
 	if (!exchange_counts(e, &h, &s, epoch, nr_tokens))
 		return;
-	sum_sources(e, &h, &s, epoch);
+	if (!sum_sources(e, &h, &s, epoch))
+		return;
 	for (uint32_t r = threadIdx.x / LANES; r < e->nr_ranks; r += PLACE_THREADS / LANES) {
 		struct rank_rows rank = place_rank(&d, &h, &s, r);
 
@@ -282,12 +345,18 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 	if (threadIdx.x == e->rank % (PLACE_THREADS / LANES) * LANES) {
 		d.out_sums[0] = over ? 0 : mine.rows;
 		d.out_sums[1] = over ? 0 : mine.extent;
+		tally_received(e, over ? 0 : mine.rows);
+		e->state->extent = over ? 0 : mine.extent;
 	}
 	place_chunks(&d, &h, &s, nr_chunks);
+	if (!over)
+		tally_round_of(e, &h, &s, nr_tokens);
 	if (threadIdx.x == 0) {
 		e->state->epoch_combine = epoch;
 		e->state->nr_tokens = nr_tokens;
 		e->state->abandoned = over != 0;
+		e->state->nr_arrived = s.all[h.nr_physical + e->rank];
+		e->state->nr_away = 0;
 	}
 }
 

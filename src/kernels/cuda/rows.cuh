@@ -44,10 +44,10 @@ template <int X, int ND, class S> static __device__ __forceinline__ void make_se
 		quantise_blocks<X, ND>(raw.x, d->scale_bytes == 1, s.v, s.scale);
 	} else {
 #pragma unroll
-	for (int i = 0; i < ND; i++) {
+		for (int i = 0; i < ND; i++) {
 			s.v[i] = raw.x[i][0];
-		if constexpr (X == LL_X_GIVEN)
-			s.scale[i] = raw.scale[i];
+			if constexpr (X == LL_X_GIVEN)
+				s.scale[i] = raw.scale[i];
 		}
 	}
 }
@@ -74,6 +74,12 @@ template <bool PLAIN = false> static __device__ __forceinline__ uint32_t destina
 		return __reduce_or_sync(ALL_LANES, *rank == UINT32_MAX ? 0 : 1u << *rank);
 	same = __match_any_sync(ALL_LANES, *rank);
 	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+}
+
+/* Those of the bits that do not stand for this rank. */
+template <bool PLAIN> static __device__ __forceinline__ uint32_t destinations_away(const struct ll_exchange *e, uint32_t bits, uint32_t rank)
+{
+	return bits & (PLAIN ? ~(1u << e->rank) : __ballot_sync(ALL_LANES, rank != e->rank));
 }
 
 /* The rank that the lowest bit stands for. */

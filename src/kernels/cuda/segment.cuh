@@ -103,7 +103,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segmen
 	uint4 words = make_uint4(0, 0, 0, 0);
 
 #pragma unroll
-		for (int i = 0; i < ND; i++)
+	for (int i = 0; i < ND; i++)
 		lines_pack_vector(s, i, epoch, &words);
 }
 
@@ -256,10 +256,10 @@ __device__ __forceinline__ bool segment_await(
 		uint32_t seen = __shfl_sync(ALL_LANES, s.v[0].w, 7);
 
 		if (!may_wait(&patience, e->wait_ns)) {
-				if (lane_id() == 7)
-					report_wait(e, what.reason, what.peer, what.token, epoch, seen, patience.start_ns);
+			if (lane_id() == 7)
+				report_wait(e, what.reason, what.peer, what.token, epoch, seen, patience.start_ns);
 			return false;
-			}
+		}
 		segment_look(s, from, done);
 	}
 	return true;

@@ -42,6 +42,24 @@ static __device__ __noinline__ void report_wait(
 	*(volatile uint32_t *)&r->reason = reason;
 }
 
+/* Called by one lane or by several: the first report counts. */
+static __device__ __noinline__ void report_broken(const struct ll_exchange *e, enum ll_wait reason, uint32_t peer, uint32_t token, uint32_t value, uint32_t most,
+	uint32_t epoch)
+{
+	struct ll_report *r = e->report;
+
+	if (atomicExch(&e->state->failed, 1u))
+		return;
+	r->rank = e->rank;
+	r->peer = peer;
+	r->token = token;
+	r->value = value;
+	r->most = most;
+	r->epoch_expected = r->epoch_seen = epoch;
+	__threadfence_system();
+	*(volatile uint32_t *)&r->reason = reason;
+}
+
 /* Called by one lane. The first complaint stays until the host has read it. */
 static __device__ __noinline__ void complain(const struct ll_exchange *e, enum ll_bad_id reason, uint32_t token, uint32_t k, int64_t id, uint32_t epoch)
 {

@@ -115,6 +115,20 @@ LL_BOTH uint32_t ll_plan_lines(enum ll_format format, uint32_t nr_ids)
 /* A row's head: seven (LL_CELLS: eight) lanes' pieces of a line hold gate weights in the order of k. Two lines are enough for 32. */
 #define LL_HEAD_BYTES (2 * LL_LINE_BYTES)
 
+/* What is stored of it for topk weights. */
+LL_BOTH uint32_t ll_head_wire_bytes(enum ll_format format, uint32_t topk)
+{
+	return topk > (format == LL_LINES ? 28u : 24u) ? 2 * LL_LINE_BYTES : LL_LINE_BYTES;
+}
+
+/* What is stored of a row's segments, or a result's: its lines, and what a segment has besides. */
+LL_BOTH uint64_t ll_wire_bytes(enum ll_format format, int scaled, const struct ll_cut *cut)
+{
+	uint32_t extra = format == LL_LINES ? 1 : 4 * (ll_all_vectors(format, scaled, cut->nr_vectors) - cut->nr_vectors);
+
+	return (uint64_t)LL_LINE_BYTES * (cut->nr_lines + (uint64_t)cut->nr_segments * extra);
+}
+
 struct ll_window {
 	uint64_t arrivals, plans, rows, results, bytes; /* offsets */
 	uint64_t plan_bytes;				/* of one source */

@@ -236,6 +236,16 @@ static inline uint32_t atomicOr(uint32_t *at, uint32_t value)
 	return __atomic_fetch_or(at, value, __ATOMIC_RELAXED);
 }
 
+static inline uint32_t atomicAdd(uint32_t *at, uint32_t value)
+{
+	return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+
+static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
+{
+	return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+
 static inline long long clock64()
 {
 	return (long long)emulated_now_ns();

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tern-lab-planted memcheck | racecheck | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here would find
+ * nothing elsewhere: its silence about Tern's kernels is worth no more than what it says here. */
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NR_WORDS 64
+
+/* One word behind the allocation. */
+static __global__ void beyond(uint32_t *words)
+{
+	words[threadIdx.x + 1] = threadIdx.x;
+}
+
+/* Two warps store one word of shared memory, and read it, without a barrier. */
+static __global__ void race(uint32_t *words)
+{
+	__shared__ uint32_t word;
+
+	*(volatile uint32_t *)&word = threadIdx.x;
+	words[threadIdx.x] = *(volatile uint32_t *)&word;
+}
+
+/* Nobody has ever stored what this reads. */
+static __global__ void unset(uint32_t *words)
+{
+	words[threadIdx.x] = words[threadIdx.x] + 1;
+}
+
+/* A lane that its own mask leaves out. */
+static __global__ void apart(uint32_t *words)
+{
+	if (threadIdx.x % 32 < 16)
+		__syncwarp(0xffff0000u);
+	words[threadIdx.x] = threadIdx.x;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *tool;
+		void (*kernel)(uint32_t *words);
+	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"initcheck", unset}, {"synccheck", apart}};
+	uint32_t *words;
+
+	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+		if (argc < 2 || strcmp(argv[1], faults[i].tool))
+			continue;
+		if (cudaMalloc((void **)&words, NR_WORDS * sizeof(*words)) != cudaSuccess) {
+			printf("no GPU, or no memory there\n");
+			return 1;
+		}
+		faults[i].kernel<<<1, NR_WORDS>>>(words);
+		printf("planted: %s\n", cudaGetErrorString(cudaDeviceSynchronize()));
+		return 0;
+	}
+	fprintf(stderr, "usage: %s memcheck | racecheck | initcheck | synccheck\n", argv[0]);
+	return 2;
+}

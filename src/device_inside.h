@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an exchange has on a device; for the files that make one of it. */
+#ifndef TERN_DEVICE_INSIDE_H
+#define TERN_DEVICE_INSIDE_H
+
+#include "device.h"
+#include "device_ops.h"
+
+struct device_stream {
+	void *stream;
+	const uint32_t *nr_tokens_at;
+};
+
+struct device {
+	const struct device_ops *ops;
+	struct device_exchange *exchange;
+	struct device_layout layout;
+	void **windows; /* [R] as mapped here */
+	bool *opened;	/* [R] by a handle from another process */
+	void *window;	/* this rank's */
+	bool busy; /* peers may still store into the window */
+	uint32_t nr_sms;
+	struct device_stream *streams; /* [slots] */
+	struct ll_tally *tally, *since; /* as kernels have counted, when it was last asked; and at the last reset */
+};
+
+#endif

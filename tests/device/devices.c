@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "devices.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device_inside.h"
+#include "tests/exchange/tally.h"
+
+const struct device_ops *devices_open(int *nr_devices)
+{
+	const struct device_ops *ops;
+
+	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+	setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading later may wait for kernels that wait */
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	ops = device_ops_load();
+	if (ops && !ops->nr_devices(nr_devices) && *nr_devices)
+		return ops;
+	printf("%.200s\n", ops ? ops->error_text() : tern_last_error());
+	return NULL;
+}
+
+uint64_t devices_setting(const char *name, uint64_t otherwise)
+{
+	const char *text = getenv(name);
+
+	return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+void devices_close(struct rank *rank, struct device_rounds *rounds)
+{
+	for (uint32_t i = 0; i < DEVICE_ROUNDS_SLOTS; i++)
+		if (rounds->lanes[i].stream)
+			rounds->ops->stream_wait(rounds->lanes[i].stream);
+	ranks_meet(rank);
+	device_rounds_close(rounds);
+}
+
+/* Rounds by graph replay are counted like others, since kernels count. */
+static void check_stats(struct rank *rank, struct device_rounds *rounds, uint64_t nr)
+{
+	const struct device_layout *layout = &rounds->moe->device->layout;
+	struct tally tally = {0};
+
+	for (uint64_t i = 0; i < nr; i++) {
+		reference_set_round(rounds->reference, i);
+		tally_round(&tally, rounds->reference, (uint32_t)rank->rank, device_rounds_release(rounds, i));
+	}
+	tally_bytes(&tally, layout->row_wire_bytes, 0, layout->result_wire_bytes);
+	tally_compare(&tally, rank, rounds->moe, rounds->job->config.nr_experts);
+	memset(&tally, 0, sizeof(tally));
+	if (!tern_moe_stats_reset(rounds->moe))
+		tally_compare(&tally, rank, rounds->moe, rounds->job->config.nr_experts);
+}
+
+void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr, int rc)
+{
+	if (rc)
+		rank_fails(rank, "%s: %s", tern_strerror(rc), tern_last_error());
+	else if (rounds->difference.nr)
+		rank_fails(rank, "%llu differences; the first: %s", (unsigned long long)rounds->difference.nr, rounds->difference.first);
+	else
+		check_stats(rank, rounds, nr);
+	if (*rank->failure)
+		printf("# %s\n", rank->failure);
+}
+
+int devices_half(struct device_rounds *r, uint32_t half, uint32_t nr_tokens)
+{
+	struct device_lane *lane = &r->lanes[0];
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = nr_tokens, .x = lane->x, .topk_ids = lane->ids};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+	int rc = half == 0   ? tern_dispatch_send(r->moe, &args)
+		 : half == 1 ? tern_dispatch_recv(r->moe, 0, &received)
+		 : half == 2 ? tern_combine_send(r->moe, &combine)
+			     : tern_combine_recv(r->moe, 0, lane->out, 0);
+
+	rc = rc ? rc : r->ops->stream_wait(lane->stream);
+	return rc ? rc : tern_moe_status(r->moe);
+}
+
+void devices_print_job(const struct job *job)
+{
+	const struct tern_moe_config *c = &job->config;
+
+	printf("  ranks %u, mode %d, layout %d, reduce %d, hidden %u, experts %u, topk %u, tokens %u, dtypes %d %d %d, slots %u\n", job->nr_ranks, (int)c->mode,
+		(int)c->layout, (int)c->reduce, c->hidden, c->nr_experts, c->topk, c->max_tokens, (int)c->x_dtype, (int)c->dispatch_dtype, (int)c->combine_dtype,
+		c->nr_slots);
+}

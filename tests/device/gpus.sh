@@ -1,0 +1,41 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# scripts/gpus.sh itself, on GPUs that are emulated on the CPU (tests/device/emulate/), and with a stand-in for compute-sanitizer: what it makes of its steps. No GPU runs.
+# BUILD=dir tests/device/gpus.sh
+. "${BASH_SOURCE%/*}/emulated.sh"
+mkdir "$tmp/bin"
+cat >"$tmp/bin/compute-sanitizer" <<'END'
+#!/bin/bash
+# compute-sanitizer --tool TOOL --target-processes all --error-exitcode 9 COMMAND...: FOUND: how many errors it says to have found; none: it ends without a summary.
+echo "========= COMPUTE-SANITIZER"
+"${@:7}" || exit
+case $2-$FOUND in
+*-none) exit 0 ;;
+racecheck-*) echo "========= RACECHECK SUMMARY: $FOUND hazards displayed ($FOUND errors, 0 warnings)" ;;
+*) echo "========= ERROR SUMMARY: $FOUND errors" ;;
+esac
+[ "$FOUND" = 0 ] || exit 9
+END
+printf '#!/bin/sh\necho "planted: $1"\n' >"$tmp/bin/planted"
+chmod +x "$tmp/bin/"*
+export PATH=$tmp/bin:$PATH LOGS=$tmp/logs PLANTED=$tmp/bin/planted
+
+# gpus LAST-LINE VARIABLES...: what it ends with.
+gpus() {
+	env "${@:2}" GPUS=2 timeout 200 scripts/gpus.sh >"$tmp/out" 2>&1 </dev/null
+	[ "$(tail -n 1 "$tmp/out")" = "$1" ] || { cat "$tmp/out"; return 1; }
+}
+
+gpus "2 passed, 0 failed, 0 skipped" STAGES=long ROUNDS=20 TERN_TEST_SHARING=7 TERN_TEST_ROUNDS=4 && grep -q '2 ranks on 4 devices: 2[0-9] rounds of [0-9]* shapes' "$tmp/out"
+judge long $?
+# What is planted is not found, and that is wrong; all else is clean.
+gpus "4 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=0 TOOLS="memcheck racecheck" &&
+	grep -q '^FAIL (1).*sanitize/memcheck-planted' "$tmp/out" && grep -q '^    ERROR SUMMARY: 0 errors' "$tmp/out" && grep -q '^    RACECHECK SUMMARY: 0 hazards' "$tmp/out"
+judge sanitize $?
+gpus "1 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=3 TOOLS=memcheck && grep -q '^ok .*sanitize/memcheck-planted' "$tmp/out"
+judge sanitize_finds $?
+gpus "1 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=2 TOOLS=racecheck && grep -q '^ok .*sanitize/racecheck-planted' "$tmp/out"
+judge sanitize_finds_hazards $?
+gpus "0 passed, 3 failed, 0 skipped" STAGES=sanitize FOUND=none TOOLS=synccheck && grep -q 'no summary' "$tmp/out"
+judge sanitize_without_summary $?
+exit $bad

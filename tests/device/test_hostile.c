@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Exchanges on GPUs, between threads of one process, with a peer that writes what no correct one does: each kind of word in a window that kernels follow is
+ * overwritten, and has to become a report and an error; then any words with any values, which must not lead a kernel out of its memory (AddressSanitizer
+ * sees that on emulated GPUs, compute-sanitizer on real ones). Skipped where there is no GPU.
+ * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many words at random (40). TERN_TEST_WITHOUT: leaves out tests whose names contain this. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/random.h"
+#include "device_inside.h"
+#include "tests/device/devices.h"
+
+#define NR_TOKENS 4
+#define TOPK 2
+#define NR_EXPERTS 8
+#define NR_LOCAL (NR_EXPERTS / 2)
+
+static const struct device_ops *ops;
+
+/* When rank 0 writes into rank 1's window. */
+enum moment {
+	INSTEAD,  /* of its dispatch */
+	SENT,	  /* both have sent their rows, and none has received */
+	RECEIVED, /* and before any result is sent */
+};
+
+enum words {
+	PLAN_TOKENS,
+	PLAN_ID,    /* of token 0, k 0 */
+	PLAN_OTHER, /* of a token that the other replica sends */
+	COUNT,	    /* index: the column */
+	COUNTS,	    /* of all experts of rank 1 */
+	POSITION,
+	LOCAL,
+	ANYTHING /* index: the seed */
+};
+
+struct attack {
+	const char *name;
+	enum tern_mode mode;
+	enum moment moment;
+	enum words word;
+	uint32_t value;
+	int rc; /* what rank 1 is told */
+	const char *text;
+	uint32_t index;
+	bool spread, by_source, replicas;
+};
+
+struct scene {
+	struct job job;
+	const struct attack *attack;
+};
+
+/* ---- what the peer writes ------------------------------------------------------------------------------------- */
+
+static int poke(struct device_rounds *r, uint64_t offset, const void *value, uint64_t bytes)
+{
+	uint8_t *window = r->moe->device->windows[1];
+	int rc = ops->copy(window + offset, value, bytes, r->lanes[0].stream);
+
+	return rc ? rc : ops->stream_wait(r->lanes[0].stream);
+}
+
+static int poke_word(struct device_rounds *r, uint64_t offset, uint32_t value)
+{
+	return poke(r, offset, &value, sizeof(value));
+}
+
+/* Rank 0's counts of the first round: zeros but for some; then their word. */
+static int poke_counts(struct device_rounds *r, const struct attack *a)
+{
+	const struct ht_window *w = &r->moe->device->layout.ht;
+	uint32_t counts[NR_EXPERTS + 2 + 1] = {0};
+	int rc;
+
+	for (uint32_t e = 0; e < NR_EXPERTS && a->word == COUNTS; e++)
+		counts[e] = e < NR_LOCAL ? 0 : a->value;
+	if (a->word == COUNT)
+		counts[a->index] = a->value;
+	rc = poke(r, w->counts + 2 * w->counts_bytes, counts, sizeof(counts));
+	return rc ? rc : poke_word(r, w->count_words + 2 * LL_LINE_BYTES, 1);
+}
+
+static int poke_anything(struct device_rounds *r, const struct attack *a)
+{
+	const struct device_layout *l = &r->moe->device->layout;
+	uint64_t end = a->mode == TERN_LOW_LATENCY ? l->window.results : l->ht.x, state = hash2(a->index, 0x686f7374);
+	uint64_t most = a->mode == TERN_LOW_LATENCY && random_below(&state, 2) ? l->window.rows : end; /* plans are few bytes of many */
+	uint64_t offset = random_below(&state, (uint32_t)(most / 4)) * 4ull;
+	const uint32_t values[] = {0, 1, random_below(&state, 64), UINT32_MAX, (uint32_t)random_next(&state), 0x7fffffff, 0x00080008, random_below(&state, 4096)};
+
+	return poke_word(r, offset, values[random_below(&state, 8)]);
+}
+
+static int strike(struct device_rounds *r, const struct attack *a)
+{
+	const struct device_layout *l = &r->moe->device->layout;
+	uint16_t id = (uint16_t)a->value;
+
+	switch (a->word) {
+	case PLAN_TOKENS:
+		return poke_word(r, l->window.plans + 7 * 16 + 8, a->value);
+	case PLAN_ID:
+		return poke(r, l->window.plans, &id, sizeof(id));
+	case PLAN_OTHER:
+		return poke(r, l->window.plans + TOPK * sizeof(id), &id, sizeof(id));
+	case COUNT:
+	case COUNTS:
+		return poke_counts(r, a);
+	case POSITION:
+		return poke_word(r, l->ht.heads, a->value);
+	case LOCAL:
+		return poke_word(r, l->ht.heads + 8, a->value);
+	case ANYTHING:
+		return poke_anything(r, a);
+	}
+	return -1;
+}
+
+/* ---- a round around it ---------------------------------------------------------------------------------------- */
+
+/* Token 0 goes to rank 1 at once, so that its head there has a position. */
+static int prepare(struct device_rounds *r)
+{
+	static const int32_t ids[NR_TOKENS * TOPK] = {4, 0, 5, 1, 6, 7, 2, 3};
+	struct device_lane *lane = &r->lanes[0];
+	int rc = ops->copy(lane->ids, ids, sizeof(ids), lane->stream);
+
+	rc = rc ? rc : ops->fill(lane->x, 0, NR_TOKENS * 512, lane->stream);
+	rc = rc ? rc : ops->fill(lane->y, 0, r->positions * 512, lane->stream);
+	return rc ? rc : ops->stream_wait(lane->stream);
+}
+
+/* Half by half, the stroke between two of them; what was told first. */
+static int play(struct rank *rank, struct device_rounds *r, const struct attack *a)
+{
+	int rc = prepare(r);
+
+	for (uint32_t half = 0; half < 4; half++) {
+		if (half == (uint32_t)a->moment) {
+			ranks_meet(rank);
+			if (rank->rank == 0 && strike(r, a))
+				rank_fails(rank, "the window cannot be written: %s", ops->error_text());
+			ranks_meet(rank);
+		}
+		if (!rc && (rank->rank || half || a->moment != INSTEAD))
+			rc = devices_half(r, half, NR_TOKENS);
+	}
+	return rc;
+}
+
+static void judge(struct rank *rank, const struct attack *a, int rc)
+{
+	bool any = a->word == ANYTHING;
+
+	if (any && rc && rc != TERN_ERR_PROTOCOL && rc != TERN_ERR_TIMEOUT && rc != TERN_ERR_CAPACITY)
+		rank_fails(rank, "%d: %s", rc, tern_last_error());
+	if (!any && rank->rank == 1 && (rc != a->rc || !strstr(tern_last_error(), a->text)))
+		rank_fails(rank, "got %d (%s), wanted %d (...%s...)", rc, rc ? tern_last_error() : "", a->rc, a->text);
+}
+
+static void body(struct rank *rank)
+{
+	const struct scene *scene = rank->ctx;
+	struct device_rounds rounds = {0};
+	int rc = device_choose(ops, (uint32_t)rank->rank);
+
+	rc = rc ? rc : device_rounds_open(&rounds, rank->group, &scene->job, ops);
+	if (rc)
+		rank_fails(rank, "open: %s", tern_last_error());
+	else
+		judge(rank, scene->attack, play(rank, &rounds, scene->attack));
+	devices_close(rank, &rounds);
+}
+
+static const char *run(const struct attack *a)
+{
+	struct scene scene = {.attack = a};
+	struct job *job = &scene.job;
+	const char *failure;
+	struct reason why;
+
+	job_init(job);
+	job->nr_ranks = 2;
+	job->nr_tokens = job->config.max_tokens = NR_TOKENS;
+	job->config.hidden = 256;
+	job->config.nr_experts = NR_EXPERTS;
+	job->config.topk = TOPK;
+	job->config.device = TERN_DEVICE_CUDA;
+	job->config.wait_ms = 300;
+	job->config.mode = a->mode;
+	job->config.replica_ranks = a->replicas ? 2 : 1;
+	job->spread = a->spread;
+	if (a->by_source) {
+		job->config.layout = TERN_BY_SOURCE;
+		job->config.reduce = TERN_REDUCE_EXPERT;
+		job->config.weights = TERN_WEIGHTS_PASS;
+	}
+	if (job_open(job, &why))
+		return "no job";
+	failure = run_ranks(2, body, &scene);
+	job_close(job);
+	return failure;
+}
+
+/* ---- which ---------------------------------------------------------------------------------------------------- */
+
+static int words_at_random(void)
+{
+	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), cases = devices_setting("TERN_TEST_CASES", 40), done = 0;
+	const char *failure = NULL;
+
+	for (; done < cases && !failure; done++) {
+		struct attack a = {.mode = (seed + done) % 2 ? TERN_HIGH_THROUGHPUT : TERN_LOW_LATENCY, .moment = SENT, .word = ANYTHING, .index = (uint32_t)(seed + done)};
+		uint64_t state = hash2(a.index, 0x776f7264);
+
+		a.moment = a.mode == TERN_HIGH_THROUGHPUT && random_below(&state, 3) == 0 ? RECEIVED : SENT;
+		a.spread = random_below(&state, 2);
+		a.by_source = random_below(&state, 2);
+		a.replicas = random_below(&state, 2);
+		failure = run(&a);
+		if (failure)
+			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1\n", (unsigned long long)(seed + done), failure,
+				(unsigned long long)(seed + done));
+	}
+	printf("# seeds %llu to %llu\n%s - words_at_random\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), failure ? "not ok" : "ok");
+	return failure != NULL;
+}
+
+#define LL TERN_LOW_LATENCY
+#define HT TERN_HIGH_THROUGHPUT
+#define BROKEN TERN_ERR_PROTOCOL
+
+static const struct attack attacks[] = {
+	{.name = "plan_tokens", .mode = LL, .moment = SENT, .word = PLAN_TOKENS, .value = 5, .rc = BROKEN, .text = "told tokens by rank 0 that no correct peer has: 5, where 4 is the most"},
+	{.name = "plan_tokens_huge", .mode = LL, .moment = SENT, .word = PLAN_TOKENS, .value = UINT32_MAX, .rc = BROKEN, .text = "4294967295, where 4 is the most"},
+	{.name = "plan_expert", .mode = LL, .moment = SENT, .word = PLAN_ID, .value = 8, .rc = BROKEN, .text = "an expert, for a token, by rank 0 that no correct peer has: 8, where 7 is the most"},
+	{.name = "plan_expert_of_table", .mode = LL, .moment = SENT, .word = PLAN_ID, .value = 0xfffe, .rc = BROKEN, .text = "65534, where 7 is the most", .spread = true},
+	{.name = "plan_of_other_replica", .mode = LL, .moment = SENT, .word = PLAN_OTHER, .value = 4, .rc = BROKEN, .text = "a token that another rank sends by rank 0", .replicas = true},
+	{.name = "plan_by_source", .mode = LL, .moment = SENT, .word = PLAN_ID, .value = 0x8000, .rc = BROKEN, .text = "32768, where 7 is the most", .by_source = true},
+	{.name = "count_of_expert", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 5, .rc = BROKEN, .text = "rows, in a column of its counts, by rank 0 that no correct peer has: 5, where 4 is the most (token or column 6", .index = 6},
+	{.name = "count_of_expert_huge", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = UINT32_MAX - 3, .rc = BROKEN, .text = "4294967292, where 4 is the most (token or column 0", .index = 0},
+	{.name = "count_of_rank", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 1u << 31, .rc = BROKEN, .text = "2147483648, where 4 is the most (token or column 9", .index = NR_EXPERTS + 1, .by_source = true},
+	{.name = "count_of_tokens", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 5, .rc = BROKEN, .text = "told tokens by rank 0 that no correct peer has: 5, where 4 is the most", .index = NR_EXPERTS + 2},
+	{.name = "count_of_replica", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 3, .rc = BROKEN, .text = "3, where 2 is the most", .index = 4, .replicas = true},
+	{.name = "counts_together", .mode = HT, .moment = INSTEAD, .word = COUNTS, .value = 4, .rc = TERN_ERR_CAPACITY, .text = "rank 1 would receive"},
+	{.name = "position", .mode = HT, .moment = SENT, .word = POSITION, .value = 1u << 20, .rc = BROKEN, .text = "a row's position, of a token, by rank 0 that no correct peer has: 1048576, where 7 is the most"},
+	{.name = "position_next", .mode = HT, .moment = SENT, .word = POSITION, .value = 8, .rc = BROKEN, .text = "8, where 7 is the most (token or column 0"},
+	{.name = "position_by_source", .mode = HT, .moment = SENT, .word = POSITION, .value = UINT32_MAX - 1, .rc = BROKEN, .text = "4294967294, where 5 is the most", .by_source = true},
+	{.name = "local_expert", .mode = HT, .moment = SENT, .word = LOCAL, .value = 4, .rc = BROKEN, .text = "a local expert, for a token, by rank 0 that no correct peer has: 4, where 3 is the most", .by_source = true},
+	{.name = "position_later", .mode = HT, .moment = RECEIVED, .word = POSITION, .value = 1u << 20, .rc = BROKEN, .text = "1048576, where 7 is the most"},
+};
+
+int main(void)
+{
+	const char *without = getenv("TERN_TEST_WITHOUT");
+	int bad = 0, nr = 0;
+
+	ops = devices_open(&nr);
+	if (!ops)
+		return 77;
+	for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
+		const char *failure = without && strstr(attacks[i].name, without) ? NULL : run(&attacks[i]);
+
+		printf("%s - %s%s%s\n", failure ? "not ok" : "ok", attacks[i].name, failure ? ": " : "", failure ? failure : "");
+		bad |= failure != NULL;
+	}
+	return bad | words_at_random();
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Exchanges on GPUs between processes, a GPU each, of which one is killed in any half of a round, or does not come: the others are told who, within their bound. Skipped
+ * where there are fewer than two GPUs. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "tests/device/devices.h"
+#include "tests/faults/processes.h"
+
+#define ROUNDS 3 /* undisturbed ones */
+#define WAIT_MS 1500
+#define MOST_NS ((WAIT_MS + 8000) * 1000000ull)
+
+/* The parent of processes that use devices may not have used one. */
+static int count_devices(void)
+{
+	int status, nr = 0;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0)
+		_exit(devices_open(&nr) ? nr : 0);
+	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+static int enter(struct rank *rank, struct device_rounds *rounds)
+{
+	static struct job job;
+	struct scene *scene = rank->ctx;
+	const struct device_ops *ops;
+	int nr, rc;
+
+	job = scene->job;
+	ops = devices_open(&nr);
+	if (!ops || job_open(&job, NULL) || join(rank, &scene->first, rank->rank))
+		return rank_fails(rank, "entering: %s", tern_last_error());
+	rc = device_choose(ops, (uint32_t)rank->rank);
+	rc = rc ? rc : device_rounds_open(rounds, rank->group, &job, ops);
+	for (uint64_t i = 0; i < ROUNDS && !rc; i++)
+		rc = device_rounds_verify(rounds, i);
+	if (rc || rounds->difference.nr)
+		return rank_fails(rank, "undisturbed rounds: %s%s", rc ? tern_last_error() : "", rounds->difference.first);
+	rc = device_rounds_upload(rounds, ROUNDS);
+	rc = rc ? rc : ops->fill(rounds->lanes[0].y, 0, rounds->positions * job_y_bytes(&job), rounds->lanes[0].stream);
+	return rc ? rank_fails(rank, "inputs: %s", ops->error_text()) : 0;
+}
+
+/* Halves from the first on, until one fails or the scene's are done; without end for those who are to be told. */
+static int go_on(struct device_rounds *rounds, int nr_halves)
+{
+	uint32_t nr_tokens = job_nr_tokens(rounds->job, ROUNDS, rounds->rank);
+	int rc = 0;
+
+	for (uint32_t i = 0; !rc && (nr_halves < 0 || i < (uint32_t)nr_halves); i++)
+		rc = devices_half(rounds, i % 4, nr_tokens);
+	return rc;
+}
+
+static void expect(struct rank *rank, struct device_rounds *rounds, int rc, int wanted, const char *text)
+{
+	const struct scene *scene = rank->ctx;
+	struct tern_wait_report report = {.size = sizeof(report)};
+	unsigned long long took = now_ns() - atomic_load(&scene->fate_ns);
+
+	if (rc != wanted || !strstr(tern_last_error(), text))
+		rank_fails(rank, "returned %d, \"%s\", not %d with \"%s\"", rc, tern_last_error(), wanted, text);
+	else if (took > MOST_NS)
+		rank_fails(rank, "noticed after %llu ms", took / 1000000);
+	else if (tern_moe_wait_report(rounds->moe, &report) || report.peer != scene->victim || report.error != wanted)
+		rank_fails(rank, "report of peer %d, error %d", report.peer, report.error);
+	else if (devices_half(rounds, 0, 0) != wanted)
+		rank_fails(rank, "and it is not over: %s", tern_last_error());
+}
+
+static void killed(struct rank *rank)
+{
+	struct scene *scene = rank->ctx;
+	struct device_rounds rounds;
+	char text[32];
+
+	if (enter(rank, &rounds))
+		return;
+	if (rank->rank == scene->victim) {
+		if (go_on(&rounds, scene->halves))
+			rank_fails(rank, "before its fate: %s", tern_last_error());
+		atomic_store(&scene->fate_ns, now_ns());
+		raise(SIGKILL);
+	}
+	snprintf(text, sizeof(text), "rank %d died", scene->victim);
+	expect(rank, &rounds, go_on(&rounds, -1), TERN_ERR_PEER_DEAD, text);
+	device_rounds_close(&rounds);
+}
+
+/* It lives on, and does nothing until all others have been told. */
+static void stalled(struct rank *rank)
+{
+	struct scene *scene = rank->ctx;
+	struct device_rounds rounds;
+	char text[32];
+
+	if (enter(rank, &rounds))
+		return;
+	if (rank->rank == scene->victim) {
+		if (go_on(&rounds, scene->halves))
+			rank_fails(rank, "before its fate: %s", tern_last_error());
+		atomic_store(&scene->fate_ns, now_ns());
+		while (atomic_load(&scene->nr_told) < scene->nr_ranks - 1 && now_ns() - atomic_load(&scene->fate_ns) < 2 * MOST_NS)
+			usleep(1000);
+	} else {
+		snprintf(text, sizeof(text), "of rank %d", scene->victim);
+		expect(rank, &rounds, go_on(&rounds, -1), TERN_ERR_TIMEOUT, text);
+		atomic_fetch_add(&scene->nr_told, 1);
+	}
+	device_rounds_close(&rounds);
+}
+
+static void play(enum tern_mode mode, int halves, rank_main body, int fate)
+{
+	struct scene *scene = scene_open(2, mode);
+
+	scene->job.config.device = TERN_DEVICE_CUDA;
+	scene->job.config.wait_ms = WAIT_MS;
+	scene->halves = halves;
+	scene_play(scene, body, fate);
+}
+
+static void rank_killed(void **state)
+{
+	(void)state;
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		for (int halves = 0; halves < 4; halves++)
+			play(mode, halves, killed, SIGKILL);
+}
+
+static void peer_stalled(void **state)
+{
+	(void)state;
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		for (int halves = 0; halves < 4; halves += 2)
+			play(mode, halves, stalled, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(rank_killed),
+		cmocka_unit_test(peer_stalled),
+	};
+
+	if (count_devices() < 2) {
+		printf("fewer than two GPUs, one for each process\n");
+		return 77;
+	}
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
