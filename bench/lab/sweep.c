@@ -178,10 +178,10 @@ static void print_pair(struct lab *lab, const char *what, const struct lab_way *
 static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 {
 	return (struct lab_way){.row_vectors = ll_rule_row_vectors(t->fp8, t->tokens),
-		.result_vectors = ll_rule_result_vectors(t->tokens),
+		.result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks),
 		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks),
 		.dispatch = ll_rule_dispatch(t->tokens),
-		.combine = ll_rule_combine(t->tokens)};
+		.combine = ll_rule_combine(t->tokens, lab->nr_ranks)};
 }
 
 /* The library's, the best halves together, and those with the combine launched early. */

@@ -358,7 +358,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
 	uint32_t nr_tokens = x->slots[call->slot].dispatch.nr_tokens;
-	struct ll_launch launch = fit_launch(x, call, ll_rule_combine(nr_tokens));
+	struct ll_launch launch = fit_launch(x, call, ll_rule_combine(nr_tokens, x->slots[call->slot].dispatch.exchange.nr_ranks));
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;

@@ -90,7 +90,8 @@ static uint64_t stored(enum ll_format format, bool scaled, const struct ll_cut *
 		for (uint32_t i = 0; i < ll_all_vectors(format, scaled, cut->nr_vectors); i++)
 			for (uint32_t lane = 0; lane < 32; lane++) {
 				uint32_t line = 4 * i + lane / 8;
-				bool extra = format == LL_LINES ? line == 4 * cut->nr_vectors - 1 : i >= cut->nr_vectors;
+				bool held = lane % 8 < (scaled ? 2 : 1) * cut->nr_vectors; /* of the extra line */
+				bool extra = format == LL_LINES ? line == 4 * cut->nr_vectors - 1 && held : i >= cut->nr_vectors;
 
 				bytes += line < lines || extra ? 16 : 0;
 			}

@@ -212,37 +212,32 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 		*p->failed = 0;
 }
 
-/* Tables are as large as correct peers need them: what would lead out of them is not followed. By one lane. */
-template <bool PLAIN>
-__device__ __forceinline__ bool check_route(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
+/* Tables are as large as correct peers need them: what would lead out of them is not followed. */
+template <bool PLAIN> __device__ __forceinline__ bool is_good_route(const struct ll_exchange *e, uint32_t source, uint32_t token, uint32_t physical)
 {
-	if (physical >= e->placement.nr_physical) {
-		report_broken(e, LL_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
-		return false;
-	}
-	if (PLAIN || e->by_replicas.d == 1 || sender_among(e, source, token) == source)
-		return true;
-	report_broken(e, LL_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
-	return false;
-}
-
-/* False: no correct peer has such a route. */
-template <bool PLAIN>
-__device__ __forceinline__ bool note_route(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
-{
-	uint32_t local, place;
-
 	if (physical == LL_NO_EXPERT)
 		return true;
-	if (!check_route<PLAIN>(e, epoch, source, token, physical))
-		return false;
-	local = local_of<PLAIN>(e, physical);
+	return physical < e->placement.nr_physical && (PLAIN || e->by_replicas.d == 1 || sender_among(e, source, token) == source);
+}
+
+/* By one lane: such a route. */
+static __device__ __noinline__ void report_route(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
+{
+	if (physical >= e->placement.nr_physical)
+		report_broken(e, LL_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
+	else
+		report_broken(e, LL_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
+}
+
+template <bool PLAIN>
+__device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+{
+	uint32_t local = local_of<PLAIN>(e, physical), place = source * e->nr_local + local;
+
 	if (local == UINT32_MAX)
-		return true;
-	place = source * e->nr_local + local;
+		return;
 	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
-	return true;
 }
 
 /* Four lines of a source's plan, and its line 0, which says how many lines there are. */
@@ -305,7 +300,7 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
 	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
-	bool good = true;
+	uint32_t nr_steps = ll_ceil(end - min(end, piece->four * IDS), LANES), bad = STEPS;
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++)
@@ -313,12 +308,19 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 			words[i] = v[i];
 	__syncwarp();
 #pragma unroll
-	for (uint32_t i = 0; i < STEPS; i++)
+	for (uint32_t i = 0; i < STEPS; i++) {
 		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : LL_NO_EXPERT;
+		bad = is_good_route<PLAIN>(e, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]) ? bad : i;
+	}
+	if (__any_sync(ALL_LANES, bad < STEPS)) {
+		if (bad < STEPS)
+			report_route(e, epoch, piece->source, ll_div(first + bad * LANES, e->by_topk), ids[first + bad * LANES]);
+		return false;
+	}
 #pragma unroll
-	for (uint32_t i = 0; i < STEPS && piece->four * IDS + i * LANES < end; i++)
-		good &= note_route<PLAIN>(e, p, epoch, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
-	return __all_sync(ALL_LANES, good);
+	for (uint32_t i = 0; i < STEPS && i < nr_steps; i++)
+		note_route<PLAIN>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+	return true;
 }
 
 template <int FORMAT, bool PLAIN>

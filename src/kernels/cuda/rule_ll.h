@@ -13,9 +13,9 @@ static inline uint32_t ll_rule_row_vectors(int scaled, uint32_t max_tokens)
 	return scaled || max_tokens <= 64 ? 2 : 4;
 }
 
-static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens)
+static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens, uint32_t nr_ranks)
 {
-	return max_tokens <= 64 ? 1 : 2;
+	return max_tokens <= 16 || (max_tokens <= 64 && nr_ranks > 2) ? 1 : 2;
 }
 
 /* With few rows, few blocks, which start and end sooner. With many, not all SMs: they would only wait for NVLink. */
@@ -26,11 +26,11 @@ static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens)
 	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : many;
 }
 
-static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens)
+static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks)
 {
-	static const struct ll_launch one = {64, 16, 4, 0}, some = {132, 16, 8, 0}, other = {96, 16, 8, 0};
+	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 10, 0};
 
-	return nr_tokens <= 2 ? one : nr_tokens > 16 && nr_tokens <= 64 ? some : other;
+	return nr_tokens <= 2 ? one : nr_tokens <= 16 || (nr_tokens > 64 && nr_ranks > 2) ? few : nr_tokens <= 64 ? some : many;
 }
 
 /* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */

@@ -66,7 +66,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ bool in_extra(int i)
 
 template <bool SCALED, int ND> __device__ __forceinline__ uint32_t last_of_extra()
 {
-	return 24 + (SCALED ? 2 : 1) * ND - 1;
+	return 24 + ll_extra_lanes(SCALED, ND) - 1;
 }
 
 /* Has this lane's piece of vector i an epoch? */

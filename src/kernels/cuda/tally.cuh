@@ -14,11 +14,12 @@ __device__ __forceinline__ void tally_add(uint64_t *at, uint64_t nr)
 /* A token that this rank sends; by one warp. rank: of lane k's route, UINT32_MAX: none; rows: to different ranks; away: of these to others than this one. */
 __device__ __forceinline__ void tally_token(const struct ll_exchange *e, int32_t id, uint32_t rank, uint32_t rows, uint32_t away)
 {
-	uint32_t routes = __popc(__ballot_sync(ALL_LANES, rank != UINT32_MAX)), lane = lane_id();
-	uint32_t nr = lane == 0 ? 1 : lane == 1 ? routes : lane == 2 ? rows : lane == 3 ? away : away != 0;
+	uint32_t lane = lane_id(), routes, nr;
 
 	if (!e->tally)
 		return;
+	routes = __popc(__ballot_sync(ALL_LANES, rank != UINT32_MAX));
+	nr = lane == 0 ? 1 : lane == 1 ? routes : lane == 2 ? rows : lane == 3 ? away : away != 0;
 	if (lane < 5 && nr)
 		tally_add(&e->tally->tokens + lane, nr);
 	if (rank != UINT32_MAX)

@@ -121,12 +121,18 @@ LL_BOTH uint32_t ll_head_wire_bytes(enum ll_format format, uint32_t topk)
 	return topk > (format == LL_LINES ? 28u : 24u) ? 2 * LL_LINE_BYTES : LL_LINE_BYTES;
 }
 
+/* Lanes whose pieces make up the extra line of LL_LINES. */
+LL_BOTH uint32_t ll_extra_lanes(int scaled, uint32_t nr_vectors)
+{
+	return (scaled ? 2 : 1) * nr_vectors;
+}
+
 /* What is stored of a row's segments, or a result's: its lines, and what a segment has besides. */
 LL_BOTH uint64_t ll_wire_bytes(enum ll_format format, int scaled, const struct ll_cut *cut)
 {
-	uint32_t extra = format == LL_LINES ? 1 : 4 * (ll_all_vectors(format, scaled, cut->nr_vectors) - cut->nr_vectors);
+	uint32_t cells = 512 * (ll_all_vectors(format, scaled, cut->nr_vectors) - cut->nr_vectors);
 
-	return (uint64_t)LL_LINE_BYTES * (cut->nr_lines + (uint64_t)cut->nr_segments * extra);
+	return (uint64_t)LL_LINE_BYTES * cut->nr_lines + (uint64_t)cut->nr_segments * (format == LL_LINES ? ll_extra_lanes(scaled, cut->nr_vectors) * 16 : cells);
 }
 
 struct ll_window {
