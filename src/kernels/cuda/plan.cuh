@@ -213,20 +213,27 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 }
 
 /* Tables are as large as correct peers need them: what would lead out of them is not followed. */
-template <bool PLAIN> __device__ __forceinline__ bool is_good_route(const struct ll_exchange *e, uint32_t source, uint32_t token, uint32_t physical)
+__device__ __forceinline__ bool is_good_route(const struct ll_exchange *e, uint32_t source, uint32_t token, uint32_t physical)
 {
 	if (physical == LL_NO_EXPERT)
 		return true;
-	return physical < e->placement.nr_physical && (PLAIN || e->by_replicas.d == 1 || sender_among(e, source, token) == source);
+	return physical < e->placement.nr_physical && (e->by_replicas.d == 1 || sender_among(e, source, token) == source);
 }
 
-/* By one lane: such a route. */
-static __device__ __noinline__ void report_route(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t token, uint32_t physical)
+/* By a warp that has seen an id which is not. */
+static __device__ __noinline__ void report_routes(const struct ll_exchange *e, uint32_t epoch, uint32_t source, const uint16_t *ids, uint32_t first, uint32_t end)
 {
-	if (physical >= e->placement.nr_physical)
-		report_broken(e, LL_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
-	else
-		report_broken(e, LL_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
+	for (uint32_t i = first; i < end; i += LANES) {
+		uint32_t physical = ids[i], token = ll_div(i, e->by_topk);
+
+		if (physical != LL_NO_EXPERT && physical >= e->placement.nr_physical)
+			report_broken(e, LL_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
+		else if (!is_good_route(e, source, token, physical))
+			report_broken(e, LL_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
+	}
+	__syncwarp();
+	if (lane_id() == 0) /* the first report counts; this one if the id is behind the last token's */
+		report_broken(e, LL_BROKEN_EXPERT, source, end / e->topk, LL_NO_EXPERT, e->placement.nr_physical - 1, epoch);
 }
 
 template <bool PLAIN>
@@ -291,6 +298,17 @@ template <int FORMAT> __device__ __forceinline__ bool await_plan(const struct ll
 	}
 }
 
+/* Does any of this lane's ids, two a word, name an expert that there is not? Added to 1, none is 0. Ids that are left of an earlier round are good. */
+template <uint32_t N> __device__ __forceinline__ bool name_no_expert(const struct ll_exchange *e, const uint32_t (&words)[4])
+{
+	uint32_t most = 0;
+
+#pragma unroll
+	for (uint32_t i = 0; i < N / 2; i++)
+		most = max_of_halves(most, add_to_halves(words[i], 0x00010001));
+	return lane_id() % 8 != 7 && max(most & 0xffff, most >> 16) > e->placement.nr_physical;
+}
+
 /* To shared memory as they came, then one a lane. */
 template <int FORMAT, bool PLAIN>
 __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
@@ -300,7 +318,7 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
 	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
-	uint32_t nr_steps = ll_ceil(end - min(end, piece->four * IDS), LANES), bad = STEPS;
+	bool bad = PLAIN && line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) && name_no_expert<N>(e, v);
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++)
@@ -308,17 +326,19 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 			words[i] = v[i];
 	__syncwarp();
 #pragma unroll
-	for (uint32_t i = 0; i < STEPS; i++) {
+	for (uint32_t i = 0; i < STEPS; i++)
 		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : LL_NO_EXPERT;
-		bad = is_good_route<PLAIN>(e, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]) ? bad : i;
+	if (!PLAIN) {
+#pragma unroll
+		for (uint32_t i = 0; i < STEPS; i++)
+			bad |= !is_good_route(e, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
 	}
-	if (__any_sync(ALL_LANES, bad < STEPS)) {
-		if (bad < STEPS)
-			report_route(e, epoch, piece->source, ll_div(first + bad * LANES, e->by_topk), ids[first + bad * LANES]);
+	if (__any_sync(ALL_LANES, bad)) {
+		report_routes(e, epoch, piece->source, ids, first, end);
 		return false;
 	}
 #pragma unroll
-	for (uint32_t i = 0; i < STEPS && i < nr_steps; i++)
+	for (uint32_t i = 0; i < STEPS && piece->four * IDS + i * LANES < end; i++)
 		note_route<PLAIN>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
 	return true;
 }

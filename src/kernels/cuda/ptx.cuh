@@ -174,6 +174,11 @@ __device__ __forceinline__ uint32_t max_of_halves(uint32_t a, uint32_t b)
 	return __vmaxu2(a, b);
 }
 
+__device__ __forceinline__ uint32_t add_to_halves(uint32_t a, uint32_t b)
+{
+	return __vadd2(a, b);
+}
+
 /* Two numbers rounded to nearest, ties to even: the lower 16 bits are the first. */
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
 {

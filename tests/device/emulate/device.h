@@ -182,6 +182,11 @@ static inline uint32_t max_of_halves(uint32_t a, uint32_t b)
 	return high << 16 | low;
 }
 
+static inline uint32_t add_to_halves(uint32_t a, uint32_t b)
+{
+	return ((a & 0xffff0000u) + (b & 0xffff0000u)) | ((a + b) & 0xffff);
+}
+
 static inline uint32_t bf16_pair(float low, float high)
 {
 	return bf16_of(low) | bf16_of(high) << 16;
