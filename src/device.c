@@ -214,22 +214,27 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory)
 
 /* ---- what kernels have reported ------------------------------------------------------------------------------ */
 
-/* The cause is the engine's, "" where there is none. */
-static bool is_dead(const tern_moe *moe, uint32_t rank, const char **cause)
+/* 0, or how that rank went; *cause: the engine's, "" where there is none. */
+static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
 {
 	*cause = "";
-	return is_far(moe, rank) ? device_far_is_lost(moe, rank, cause) : group_has_died(moe->group, rank);
+	if (is_far(moe, rank))
+		return engine_peer_down(moe->group->engine, rank, cause);
+	return group_has_died(moe->group, rank) ? TERN_ERR_PEER_DEAD : 0;
 }
 
-/* The one that was waited for, else whoever it may have waited for: others leave when they have found that one dead. */
-static int dead_peer(const tern_moe *moe, uint32_t awaited, const char **cause)
+/* The one that was waited for, or whoever that one may have waited for: others end when they have found somebody dead. */
+static int gone_peer(const tern_moe *moe, uint32_t awaited, int *peer, const char **cause)
 {
-	if (is_dead(moe, awaited, cause))
-		return (int)awaited;
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (is_dead(moe, r, cause))
-			return (int)r;
-	return -1;
+	int first = moe->device->far ? device_far_first_lost(moe->device->far) : -1, error = 0;
+
+	*peer = first >= 0 ? first : (int)awaited;
+	error = is_gone(moe, (uint32_t)*peer, cause);
+	for (uint32_t r = 0; r < moe->nr_ranks && !error; r++) {
+		*peer = (int)r;
+		error = is_gone(moe, r, cause);
+	}
+	return error;
 }
 
 static enum tern_phase phase_of(const struct ll_report *r)
@@ -247,12 +252,12 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report 
 	static const char *const names[] = {"counts", "dispatch", "combine"};
 	enum tern_phase phase = phase_of(r);
 	const char *cause;
-	int dead = dead_peer(moe, r->peer, &cause);
+	int peer, gone = gone_peer(moe, r->peer, &peer, &cause);
 
-	moe->failed = dead >= 0 ? TERN_ERR_PEER_DEAD : TERN_ERR_TIMEOUT;
+	moe->failed = gone ? gone : TERN_ERR_TIMEOUT;
 	moe->report = (struct tern_wait_report){.size = sizeof(moe->report),
 		.rank = (int32_t)moe->rank,
-		.peer = dead >= 0 ? dead : (int32_t)r->peer,
+		.peer = gone ? peer : (int32_t)r->peer,
 		.nr_missing = 1,
 		.slot = slot,
 		.phase = phase,
@@ -262,9 +267,9 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report 
 		.expected = moe->nr_ranks,
 		.waited_ns = r->waited_ns,
 		.error = moe->failed};
-	if (dead >= 0)
-		snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %d died while rank %u's kernel waited for rank %u in %s (slot %u, epoch %u)%s%s",
-			dead, moe->rank, r->peer, names[phase], slot, r->epoch_expected, *cause ? ": " : "", cause);
+	if (gone)
+		snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %d %s while rank %u's kernel waited for rank %u in %s (slot %u, epoch %u)%s%s",
+			peer, gone == TERN_ERR_PEER_LEFT ? "left" : "died", moe->rank, r->peer, names[phase], slot, r->epoch_expected, *cause ? ": " : "", cause);
 	else
 		snprintf(moe->failed_text, sizeof(moe->failed_text),
 			"rank %u's kernel waited %.3f ms in %s for %s of rank %u, token %u (slot %u, epoch %u; saw epoch %u)", moe->rank,

@@ -44,6 +44,7 @@ struct device_far {
 	tern_remote **remotes;	 /* [nr_far] their landings */
 	struct far_table *tables;
 	struct coming *coming;	 /* [slot][kind][R] */
+	uint32_t first_lost;	 /* the first rank that the engine lost, on any node, + 1; set by the proxy */
 	bool counted, claimed, attached;
 	tern_moe *moe;
 };
@@ -115,6 +116,23 @@ static uint64_t message_at(const struct far_sizes *s, uint32_t nr_far, uint32_t 
 static void far_word_publish(uint8_t *word, uint32_t epoch)
 {
 	__atomic_store_n((uint32_t *)word, epoch, __ATOMIC_RELEASE);
+}
+
+/* Release: what came of the rank was published before. Pairs with far_collect in kernels. */
+static void far_lost_publish(uint8_t *word)
+{
+	__atomic_store_n((uint32_t *)(word + FAR_LOST_OFFSET), 1, __ATOMIC_RELEASE);
+}
+
+static void on_peer_down(void *ctx, uint32_t peer, int error)
+{
+	struct device_far *far = ctx;
+	uint32_t nr_kinds = far->moe->config.nr_slots * NR_FAR_KINDS;
+
+	if (error == TERN_ERR_PEER_DEAD && !far->first_lost)
+		__atomic_store_n(&far->first_lost, peer + 1, __ATOMIC_RELEASE);
+	for (uint32_t i = 0; i < nr_kinds; i++)
+		far_lost_publish(far->words + ((uint64_t)i * far->moe->nr_ranks + peer) * LL_LINE_BYTES);
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
@@ -274,7 +292,7 @@ static int open_memory(struct device_far *far)
 
 static int open_at_engine(struct device_far *far)
 {
-	struct engine_claim claim = {.immediate = on_immediate, .ctx = far};
+	struct engine_claim claim = {.immediate = on_immediate, .peer_down = on_peer_down, .ctx = far};
 	int rc = tern_engine_register(far->engine, far->staging, far->messages_bytes, &far->staging_region);
 
 	rc = rc ? rc : tern_engine_register(far->engine, far->landing, far->messages_bytes, &far->landing_region);
@@ -398,7 +416,7 @@ uint64_t device_far_bytes(const struct device_far *far)
 	return far ? far->staging_bytes + far->messages_bytes : 0;
 }
 
-bool device_far_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
+int device_far_first_lost(const struct device_far *far)
 {
-	return engine_peer_down(moe->group->engine, rank, text) != 0;
+	return (int)__atomic_load_n(&far->first_lost, __ATOMIC_ACQUIRE) - 1;
 }

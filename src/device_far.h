@@ -23,7 +23,7 @@ void device_far_close(tern_moe *moe, struct device_far *far);
 const struct far_table *device_far_tables(const struct device_far *far); /* [slots] */
 uint64_t device_far_bytes(const struct device_far *far);		 /* of pinned memory */
 
-/* Has the engine lost that far rank? *text: the cause. */
-bool device_far_is_lost(const tern_moe *moe, uint32_t rank, const char **text);
+/* The first rank of all whose death the engine has seen: others may have ended since because of it. -1: none. */
+int device_far_first_lost(const struct device_far *far);
 
 #endif

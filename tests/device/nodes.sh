@@ -60,7 +60,18 @@ killed() {
 		>"$tmp/out" 2>"$tmp/err" </dev/null
 	[ $? -ne 0 ] && for rank in 0 1 2; do grep -q "^\[$rank\].*rank 3 died while rank $rank's kernel waited" "$tmp/out" "$tmp/err" || return 1; done
 }
+# missed MODE: of two ranks, each on a node, one ends: the other learns of it from its network, long before its kernels' time is over.
+missed() {
+	timeout 25 "$BUILD/tern" run -n 2 -N 2 --by-name -l -k -- bash -c '
+		"$0" "$@" & pid=$!
+		[ "$TERN_RANK" = 1 ] && sleep 1 && kill -KILL $pid
+		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --wait 60000 --mode "$1" \
+		>"$tmp/out" 2>"$tmp/err" </dev/null
+	[ $? -ne 124 ] && grep -q "rank 1 died while rank 0's kernel waited for rank 1" "$tmp/err"
+}
 for mode in ll ht; do
+	missed $mode
+	judge missed_$mode $?
 	killed $mode
 	judge killed_$mode $?
 done

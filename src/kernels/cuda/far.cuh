@@ -4,7 +4,8 @@
  * What orders memory between kernels and the proxy, over PCIe:
  *   far_ring              release: a message's bytes come before the command's turn.      Pairs with ring_peek, which the proxy's copy of the command follows.
  *   far_staging_free      acquire: pairs with counter_add. The network has read what was sent, so staging may be stored to; and the proxy has copied those commands.
- *   far_collect           acquire: pairs with far_word_publish, which the proxy calls when a whole message is visible to it.
+ *   far_collect           acquire: pairs with far_word_publish, which the proxy calls when a whole message is visible to it; and with far_lost_publish: who sees that a rank is lost
+ *                         sees all of its words that came.
  *   far_await             acquire: pairs with the release at the end of far_collect: what one warp has acquired is all blocks'.
  *   far_last              all warps' stores come before what the last one does: each fences, then adds; the last one has added, then fences.
  */
@@ -73,11 +74,13 @@ static __device__ __noinline__ bool far_collect(const struct ll_exchange *e, enu
 		struct patience patience = {0, 0};
 		uint32_t seen;
 
-		while (good && (seen = word_acquire(word)) != epoch)
-			if (!may_wait(&patience, e->wait_ns)) {
-				report_wait(e, reason, far->ranks[i].rank, 0, epoch, seen, patience.start_ns);
-				good = false;
-			}
+		patience.start_ns = now_ns();
+		while (good && (seen = word_acquire(word)) != epoch) {
+			if (word_acquire(word + FAR_LOST_OFFSET) ? word_acquire(word) == epoch : may_wait(&patience, e->wait_ns))
+				continue;
+			report_wait(e, reason, far->ranks[i].rank, 0, epoch, seen, patience.start_ns);
+			good = false;
+		}
 	}
 	good = __all_sync(ALL_LANES, good);
 	__syncwarp(); /* a vote orders nothing: what each lane has acquired is lane 0's to pass on */

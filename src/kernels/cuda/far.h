@@ -46,6 +46,9 @@ struct far_head {
 	uint32_t epoch, nr_runs;
 };
 
+/* A line for each kind, slot and source, in pinned memory: the arrival word, and whether the source has been lost. */
+#define FAR_LOST_OFFSET 64
+
 /* An immediate: prefix of the exchange (8) | kind (3) | source (12) | slot (4) | is a run (1) | 0 (4) */
 #define FAR_IMMEDIATE_RUN (1u << 4)
 
@@ -93,7 +96,7 @@ struct far_table {
 	uint64_t head_bytes[NR_FAR_KINDS];   /* the head and all that is not sparse */
 	uint32_t immediate[NR_FAR_KINDS], counter[NR_FAR_KINDS];
 	struct far_sent sent[NR_FAR_KINDS];
-	const uint8_t *words; /* [kind][R] lines, in pinned memory: stored by the proxy */
+	const uint8_t *words; /* [kind][R] lines, stored by the proxy */
 	struct far_command *ring;
 	uint32_t ring_mask, ring_shift;
 	unsigned long long *tickets; /* of all slots; the kernels' */
