@@ -259,7 +259,7 @@ struct tern_memory {
 	uint64_t window_bytes;	 /* shared with peers: staging, regions, flags. Address space: pages are taken when first written */
 	uint64_t output_bytes;	 /* received rows, in the window or beside it, address space likewise */
 	uint64_t private_bytes;	 /* plans and bookkeeping */
-	uint64_t staging_bytes;	 /* between nodes: what waits to be sent, or to be passed on. In high-throughput mode it does not depend on max_tokens */
+	uint64_t staging_bytes;	 /* between nodes: what waits to be sent, or to be passed on. In high-throughput mode on the CPU it does not depend on max_tokens; on devices it is pinned */
 };
 TERN_API int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory);
 
@@ -402,7 +402,7 @@ struct tern_stats {
 	uint64_t dispatch_bytes;    /* stored for ranks' receive sides by dispatch, self included */
 	uint64_t combine_bytes;	    /* stored for homes by combine, self included */
 	uint64_t rows_received;
-	uint64_t engine_bytes;	    /* written to ranks that are not mapped: rows once for each node in high-throughput mode, headers and counts included */
+	uint64_t engine_bytes;	    /* written to ranks that are not mapped: rows once for each node in high-throughput mode (on a device once for each rank), headers and counts included */
 };
 TERN_API int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats);
 /* Routes that this rank's tokens took to each logical expert: counts[E]. nr must be E. */

@@ -109,6 +109,7 @@ static int upload_far(struct device_exchange *x, const struct device_plan *plan)
 		struct far_table table = plan->far[slot];
 
 		table.tickets = (unsigned long long *)(memory + tables);
+		table.bytes = (unsigned long long *)&x->tally->engine_bytes;
 		table.results = (uint32_t *)(memory + tables + 256 + slot * results);
 		rc = cuda_check(cudaMemcpy(x->far + slot, &table, sizeof(table), cudaMemcpyHostToDevice), "cudaMemcpy of far ranks' tables");
 	}

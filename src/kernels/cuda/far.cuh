@@ -156,6 +156,7 @@ static __device__ __noinline__ void far_ring(const struct far_table *far, const 
 	__threadfence_system();
 	entry = &far->ring[ticket & far->ring_mask];
 	words = (uint32_t *)entry;
+	atomicAdd(far->bytes, (unsigned long long)bytes);
 	piece_store(words + 4, make_uint4(to->local_remote, 0, (uint32_t)local, (uint32_t)(local >> 32)));
 	piece_store(words + 8, make_uint4((uint32_t)remote, (uint32_t)(remote >> 32), (uint32_t)bytes, (uint32_t)(bytes >> 32)));
 	piece_store(words + 12, make_uint4(0, 0, immediate, 0));

@@ -99,7 +99,7 @@ struct far_table {
 	const uint8_t *words; /* [kind][R] lines, stored by the proxy */
 	struct far_command *ring;
 	uint32_t ring_mask, ring_shift;
-	unsigned long long *tickets; /* of all slots; the kernels' */
+	unsigned long long *tickets, *bytes; /* of all slots: the ring's, and what was sent; the kernels' */
 	uint32_t *results; /* [nr_far][T] high throughput: which of a token's results go to that home, a bit each; the kernels' */
 	/* The kernels': */
 	uint32_t begun[NR_FAR_KINDS];	  /* commands, modulo 2^32 */

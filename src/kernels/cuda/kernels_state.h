@@ -27,6 +27,7 @@ struct ll_tally {
 	uint64_t rounds;
 	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for tally_token */
 	uint64_t rows_received;
+	uint64_t engine_bytes; /* for ranks on other nodes, into the ring */
 	uint64_t results; /* that left for homes: of routes, or summed here */
 	uint64_t load[];  /* [E] routes from here to each logical expert */
 };
