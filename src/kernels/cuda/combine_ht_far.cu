@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(512) far_results_out(const __grid_const
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
-	if (state.w || e->state->abandoned || !far_staging_free(e, FAR_COMBINE))
+	if (state.w || e->state->abandoned)
 		return;
 	for (uint32_t i = 0; i < e->far->nr_far; i++)
 		if (!send_home<Y>(&c, &h, state.y, i, warp, nr_warps))
@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(512) far_results_in(const __grid_consta
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state;
 
-	if (state.w || e->state->abandoned || !far_arrived<true>(e, FAR_COMBINE, state.y, LL_WAIT_RESULT, warp == 0))
+	if (e->state->abandoned || !far_arrived<true>(e, FAR_COMBINE, state.y, LL_WAIT_RESULT, state.w, threadIdx.x / LANES, blockDim.x / LANES) || state.w)
 		return;
 	for (uint32_t token = warp; token < state.z; token += nr_warps)
 		fetch_token(e, &h, state.y, token);

@@ -327,8 +327,6 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 	const struct ll_exchange *e = &c->exchange;
 	uint32_t nr = c->release ? 0 : nr_tokens * e->result.nr_segments;
 
-	if (!far_arrived<FAR>(e, FAR_COMBINE, epoch, c->release ? LL_WAIT_ARRIVAL : LL_WAIT_RESULT, warp == 0))
-		return;
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
 		uint32_t token = ll_div(i, e->by_result_segments);
 
@@ -354,14 +352,14 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (warp < send_warps) {
-		if (FAR && (state.w || !far_staging_free(e, FAR_COMBINE)))
+		if (FAR && state.w)
 			return;
 		send_results<FORMAT, Y, ND, FAR>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && far_last(e, send_warps * gridDim.x))
 			ring_far_results(&c, state.y);
 		if (warp == 0)
 			stamp(e, 9);
-	} else if (!state.w) {
+	} else if (far_arrived<FAR>(e, FAR_COMBINE, state.y, c.release ? LL_WAIT_ARRIVAL : LL_WAIT_RESULT, state.w, warp - send_warps, nr_warps - send_warps) && !state.w) {
 		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
 		if (warp == send_warps)
 			stamp(e, 10);

@@ -84,7 +84,7 @@ static __global__ void __launch_bounds__(512) far_rows_out(const __grid_constant
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
-	if (state.w || e->state->abandoned || !far_staging_free(e, FAR_DISPATCH))
+	if (state.w || e->state->abandoned)
 		return;
 	for (uint32_t token = warp; token < state.z; token += nr_warps)
 		if (is_mine(e, token))
@@ -158,7 +158,7 @@ static __global__ void __launch_bounds__(512) far_rows_in(const __grid_constant_
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state;
 
-	if (state.w || e->state->abandoned || !far_arrived<true>(e, FAR_DISPATCH, state.y, LL_WAIT_ROW, warp == 0))
+	if (e->state->abandoned || !far_arrived<true>(e, FAR_DISPATCH, state.y, LL_WAIT_ROW, state.w, threadIdx.x / LANES, blockDim.x / LANES) || state.w)
 		return;
 	for (uint32_t i = 0; i < e->far->nr_far; i++) {
 		uint32_t source = e->far->ranks[i].rank, nr = far_nr_tokens(e, &h, state.y, source);

@@ -431,7 +431,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (warp < send_warps) {
-		if (FAR && (state.w || !far_staging_free(e, FAR_DISPATCH)))
+		if (FAR && state.w)
 			return;
 		send_all<FORMAT, X, ND, PLAIN, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && far_last(e, send_warps * gridDim.x))

@@ -3,10 +3,11 @@
  *
  * What orders memory between kernels and the proxy, over PCIe:
  *   far_ring              release: a message's bytes come before the command's turn.      Pairs with ring_peek, which the proxy's copy of the command follows.
- *   far_staging_free      acquire: pairs with counter_add. The network has read what was sent, so staging may be stored to; and the proxy has copied those commands.
+ *   far_staging_free      acquire: pairs with counter_add. The network has read what was sent, so kernels behind this one may store to staging; and the proxy has copied those commands.
+ *                         By the warp that collects, for the other phase; and by the plan of high throughput.
  *   far_collect           acquire: pairs with far_word_publish, which the proxy calls when a whole message is visible to it; and with far_lost_publish: who sees that a rank is lost
  *                         sees all of its words that came.
- *   far_await             acquire: pairs with the release at the end of far_collect: what one warp has acquired is all blocks'.
+ *   far_arrived           acquire: pairs with the release at the end of far_collect: what one warp has acquired is all blocks'.
  *   far_last              all warps' stores come before what the last one does: each fences, then adds; the last one has added, then fences.
  */
 #ifndef TERN_CUDA_FAR_CUH
@@ -44,7 +45,7 @@ template <bool FAR> __device__ __forceinline__ uint64_t result_number(const stru
 
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
 
-/* By a warp, before it stores to staging. */
+/* By one warp, before others store to staging: what lay there has been sent. */
 static __device__ __noinline__ bool far_staging_free(const struct ll_exchange *e, enum far_kind kind)
 {
 	const struct far_sent *sent = &e->far->sent[kind];
@@ -63,25 +64,30 @@ static __device__ __noinline__ bool far_staging_free(const struct ll_exchange *e
 	return false;
 }
 
+/* One far rank's word, by one lane. */
+static __device__ __noinline__ bool far_await_word(const struct ll_exchange *e, enum far_kind kind, uint32_t epoch, enum ll_wait reason, uint32_t rank)
+{
+	const uint8_t *word = e->far->words + ((uint64_t)kind * e->nr_ranks + rank) * LL_LINE_BYTES;
+	struct patience patience = {0, now_ns()};
+	uint32_t seen;
+
+	while ((seen = word_acquire(word)) != epoch) {
+		if (word_acquire(word + FAR_LOST_OFFSET) ? word_acquire(word) == epoch : may_wait(&patience, e->wait_ns))
+			continue;
+		report_wait(e, reason, rank, 0, epoch, seen, patience.start_ns);
+		return false;
+	}
+	return true;
+}
+
 /* By one warp of all: every far rank's word of this kind. Others do not poll over PCIe. */
 static __device__ __noinline__ bool far_collect(const struct ll_exchange *e, enum far_kind kind, uint32_t epoch, enum ll_wait reason)
 {
 	struct far_table *far = e->far;
 	bool good = true;
 
-	for (uint32_t i = lane_id(); i < far->nr_far; i += LANES) {
-		const uint8_t *word = far->words + ((uint64_t)kind * e->nr_ranks + far->ranks[i].rank) * LL_LINE_BYTES;
-		struct patience patience = {0, 0};
-		uint32_t seen;
-
-		patience.start_ns = now_ns();
-		while (good && (seen = word_acquire(word)) != epoch) {
-			if (word_acquire(word + FAR_LOST_OFFSET) ? word_acquire(word) == epoch : may_wait(&patience, e->wait_ns))
-				continue;
-			report_wait(e, reason, far->ranks[i].rank, 0, epoch, seen, patience.start_ns);
-			good = false;
-		}
-	}
+	for (uint32_t i = lane_id(); i < far->nr_far && good; i += LANES)
+		good = far_await_word(e, kind, epoch, reason, far->ranks[i].rank);
 	good = __all_sync(ALL_LANES, good);
 	__syncwarp(); /* a vote orders nothing: what each lane has acquired is lane 0's to pass on */
 	if (good && lane_id() == 0)
@@ -89,33 +95,40 @@ static __device__ __noinline__ bool far_collect(const struct ll_exchange *e, enu
 	return good;
 }
 
-/* By all other warps. The one that collects is the one to report; this bound is there in case that one could not. */
-static __device__ __noinline__ bool far_await(const struct ll_exchange *e, enum far_kind kind, uint32_t epoch, enum ll_wait reason)
+#define POLLS_PER_FAILURE 64 /* looks at whether another warp has given up */
+
+/* By one warp of each other block. The one that collects is the one to report; this bound is there in case that one could not. */
+static __device__ __noinline__ void far_await(const struct ll_exchange *e, enum far_kind kind, uint32_t epoch, enum ll_wait reason)
 {
-	struct patience patience = {0, 0};
+	struct patience patience = {0, now_ns()};
 	uint32_t seen;
 
 	do {
 		seen = word_acquire(&e->far->collected[kind]);
-		if (__all_sync(ALL_LANES, seen == epoch)) {
-			__syncwarp();
-			return true;
-		}
-		if (__any_sync(ALL_LANES, word_load(&e->state->failed) != 0))
-			return false;
+		if (__all_sync(ALL_LANES, seen == epoch))
+			return;
+		if (patience.polls % POLLS_PER_FAILURE == 0 && __any_sync(ALL_LANES, word_load(&e->state->failed) != 0))
+			return;
 	} while (may_wait(&patience, 2 * e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, reason, e->rank, 0, epoch, seen, patience.start_ns);
-	return false;
 }
 
-/* By all warps that receive, before they look at anything in landing. */
+/* By all warps of a block that receive, before they look at anything in landing: warp counts them, and failed is what each has seen of an earlier failure. The first waits for all, as
+ * polls by all would hold up everything that shares the word's part of the cache. The one that collects also sees to it that the other phase's staging is free: its answers have come. */
 template <bool FAR>
-__device__ __forceinline__ bool far_arrived(const struct ll_exchange *e, enum far_kind kind, uint32_t epoch, enum ll_wait reason, bool collects)
+__device__ __forceinline__ bool far_arrived(const struct ll_exchange *e, enum far_kind kind, uint32_t epoch, enum ll_wait reason, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	if (!FAR)
 		return true;
-	return collects ? far_collect(e, kind, epoch, reason) : far_await(e, kind, epoch, reason);
+	if (warp == 0 && !__any_sync(ALL_LANES, failed)) {
+		if (blockIdx.x)
+			far_await(e, kind, epoch, reason);
+		else if (far_staging_free(e, kind == FAR_DISPATCH ? FAR_COMBINE : FAR_DISPATCH))
+			far_collect(e, kind, epoch, reason);
+	}
+	warps_sync(nr_warps * LANES);
+	return __all_sync(ALL_LANES, word_acquire(&e->far->collected[kind]) == epoch);
 }
 
 /* ---- commands --------------------------------------------------------------------------------------------------- */
@@ -151,9 +164,9 @@ static __device__ __noinline__ void far_ring(const struct far_table *far, const 
 	uint64_t local = to->messages[kind].local_offset + offset, remote = to->messages[kind].remote_offset + offset;
 	uint32_t *words;
 
-	__threadfence_system();
+	__threadfence();
 	ticket = atomicAdd(far->tickets, 1ull);
-	__threadfence_system();
+	__threadfence();
 	entry = &far->ring[ticket & far->ring_mask];
 	words = (uint32_t *)entry;
 	atomicAdd(far->bytes, (unsigned long long)bytes);

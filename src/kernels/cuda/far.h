@@ -101,10 +101,13 @@ struct far_table {
 	uint32_t ring_mask, ring_shift;
 	unsigned long long *tickets, *bytes; /* of all slots: the ring's, and what was sent; the kernels' */
 	uint32_t *results; /* [nr_far][T] high throughput: which of a token's results go to that home, a bit each; the kernels' */
-	/* The kernels': */
+	/* The kernels', apart from what others read and from each other: */
+	uint32_t apart[32];
 	uint32_t begun[NR_FAR_KINDS];	  /* commands, modulo 2^32 */
-	uint32_t collected[NR_FAR_KINDS]; /* epoch: all far ranks' words of the kind have come */
 	uint32_t nr_sent_warps;		  /* of the kernel that runs */
+	uint32_t apart_too[64];
+	uint32_t collected[NR_FAR_KINDS]; /* epoch: all far ranks' words of the kind have come */
+	uint32_t apart_from_next[32];
 };
 
 LL_BOTH uint64_t far_align(uint64_t bytes)

@@ -57,7 +57,7 @@ static __device__ __noinline__ bool far_send_counts(const struct ll_exchange *e,
 {
 	enum far_kind kind = far_counts_kind(epoch);
 	struct far_table *far = e->far;
-	bool good = threadIdx.x >= LANES || far_staging_free(e, kind);
+	bool good = threadIdx.x >= LANES || (far_staging_free(e, kind) && far_staging_free(e, FAR_DISPATCH)); /* the combine's: by whoever collects */
 
 	if (!__syncthreads_and(good))
 		return false;

@@ -364,7 +364,7 @@ template <int FORMAT, bool PLAIN, bool FAR>
 __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	uint32_t nr = e->nr_ranks * ll_ceil(ll_plan_lines((enum ll_format)FORMAT, e->max_tokens * e->topk), 4);
-	bool good = !failed && far_arrived<FAR>(e, FAR_DISPATCH, epoch, LL_WAIT_PLAN, warp == 0 && blockIdx.x == 0);
+	bool good = far_arrived<FAR>(e, FAR_DISPATCH, epoch, LL_WAIT_PLAN, failed, warp, nr_warps) && !failed;
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
 		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
