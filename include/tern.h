@@ -259,7 +259,7 @@ struct tern_memory {
 	uint64_t window_bytes;	 /* shared with peers: staging, regions, flags. Address space: pages are taken when first written */
 	uint64_t output_bytes;	 /* received rows, in the window or beside it, address space likewise */
 	uint64_t private_bytes;	 /* plans and bookkeeping */
-	uint64_t staging_bytes;	 /* between nodes: what waits to be sent, or to be passed on. In high-throughput mode it does not depend on max_tokens */
+	uint64_t staging_bytes;	 /* between nodes: what waits to be sent, or to be passed on. In high-throughput mode on the CPU it does not depend on max_tokens; on devices it is pinned */
 };
 TERN_API int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory);
 
@@ -330,8 +330,8 @@ TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *
 /* ---- on a device ------------------------------------------------------------------------------------------- *
  *
  * With tern_moe_config.device = TERN_DEVICE_CUDA the halves run on the device that is current for the calling thread when tern_moe_create is
- * called, and it has to be current for every later call too. It needs libtern_cuda.so, peers on the same machine whose devices can map each other's
- * memory, and wait_ms > 0. What differs:
+ * called, and it has to be current for every later call too. It needs libtern_cuda.so, wait_ms > 0, and that the devices of ranks on one node can map each other's
+ * memory. Ranks on other nodes are reached through pinned host memory and the engine; replica ranks have to be on one node. What differs:
  *
  * Halves are put on the slot's stream and return at once. The order of calls is the same; so is the order on all streams together, per slot. Pointers are to
  *             device memory (or pinned host memory), are kept until the work on the stream is done, and are read then: x, topk_ids, topk_weights,
@@ -343,7 +343,7 @@ TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *
  * Ids.        Are read by kernels alone. One out of range gets no route, and one named twice in a row gets two results from one row; the round
  *             goes on, and tern_moe_status returns TERN_ERR_INVALID, once.
  * Waiting.    Happens in kernels, for at most wait_ms each. One that expires ends the exchange: all kernels from then on return at once, outputs are
- *             undefined, and every call returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended.
+ *             undefined, and every call returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended, or the network to it.
  *             A release where a peer combines is such a wait, too.
  * Peers.      What a peer has written is looked at before a kernel follows it: a number that no correct peer writes ends the exchange in the same way, with TERN_ERR_PROTOCOL; its
  *             peers wait in vain then.
@@ -402,7 +402,7 @@ struct tern_stats {
 	uint64_t dispatch_bytes;    /* stored for ranks' receive sides by dispatch, self included */
 	uint64_t combine_bytes;	    /* stored for homes by combine, self included */
 	uint64_t rows_received;
-	uint64_t engine_bytes;	    /* written to ranks that are not mapped: rows once for each node in high-throughput mode, headers and counts included */
+	uint64_t engine_bytes;	    /* written to ranks that are not mapped: rows once for each node in high-throughput mode (on a device once for each rank), headers and counts included */
 };
 TERN_API int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats);
 /* Routes that this rank's tokens took to each logical expert: counts[E]. nr must be E. */

@@ -144,6 +144,9 @@ stage_plain() {
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
 	test emulated/nccl 120 env BUILD="$BUILD" tests/device/nccl.sh
 	test emulated/gpus.sh 240 env BUILD="$BUILD" tests/device/gpus.sh
+	test emulated/nodes 180 env BUILD="$BUILD" tests/device/nodes.sh
+	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_SEED=1000 TERN_TEST_CASES=8 "$BUILD/tests/device/test_device"
+	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=8 "$BUILD/tests/device/test_device"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
@@ -216,6 +219,9 @@ stage_thread() {
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
 	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=6 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
+	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
+	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=4 \
+		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes"
 	# Not sockets: it has threads, and TSan has none after the fork of a process with threads. Nor tcp: libfabric 1.17 runs it as tcp;ofi_rxm.
 	transports thread "$BUILD/thread" '^shm|^sim|tcp;ofi_rxm|ofi:shm|udp' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
@@ -236,6 +242,8 @@ stage_address() {
 	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=6 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	# shellcheck disable=SC2086
 	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=100 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
+	# shellcheck disable=SC2086
+	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_CASES=4 TERN_TEST_SEED=900 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	# shellcheck disable=SC2086
 	test address/emulated/generate 120 env BUILD="$BUILD/address" $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/generate.sh
 	# shellcheck disable=SC2086

@@ -64,6 +64,8 @@ stage_check() {
 	for n in $(counts); do
 		step "check/verify-$n" 120 verify "$n" --preset all --mode ll,ht --dtype fp8,bf16 --tokens 1,8,128 --iters 4
 	done
+	step check/nodes 120 env GPUS="$gpus" tests/device/nodes.sh
+	step check/device-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
 	step check/uneven 60 verify "$gpus" --mode ll,ht --tokens 128 --uneven --drop 0.2 --slots 2 --iters 10
 }

@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device_far.h"
+#include "engine/engine.h"
 #include "error.h"
+#include "kernels/cuda/far.h"
 #include "routes.h"
 
 /* What a rank tells the others, in two steps. */
@@ -39,9 +42,6 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks, c->nr_slots);
 	if (c->wait_ms <= 0)
 		return fail(TERN_ERR_INVALID, "wait_ms is %d; kernels cannot poll once and go on later: it has to be more than 0", c->wait_ms);
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (moe->group->peers[r].path == TERN_PATH_ENGINE)
-			return fail(TERN_ERR_UNSUPPORTED, "rank %u is not on this machine; GPUs reach no other", r);
 	d->ops = device_ops_load();
 	return d->ops ? passed_on(d, d->ops->identify(&card->identity)) : TERN_ERR_UNSUPPORTED;
 }
@@ -51,13 +51,13 @@ static int same_device(const struct device_card *a, const struct device_card *b)
 	return !memcmp(a->identity.uuid, b->identity.uuid, sizeof(a->identity.uuid));
 }
 
-/* Ranks of one process on one device: their kernels wait for each other there. */
+/* Ranks of one process on one device, be it as several nodes: their kernels wait for each other there. */
 static uint32_t count_sharing(const tern_moe *moe, const struct device_card *cards)
 {
 	uint32_t nr = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		nr += same_device(&cards[r], &cards[moe->rank]) && (r == moe->rank || moe->group->peers[r].same_process);
+		nr += same_device(&cards[r], &cards[moe->rank]) && (r == moe->rank || moe->group->peers[r].beside);
 	return nr * moe->config.nr_slots;
 }
 
@@ -70,6 +70,8 @@ static int reach_all(tern_moe *moe, const struct device_card *cards, struct devi
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
 		bool lines = true;
 
+		if (is_far(moe, r))
+			continue;
 		rc = passed_on(d, d->ops->reach(cards[r].identity.uuid, &lines));
 		if (!rc && moe->group->peers[r].same_process)
 			rc = passed_on(d, d->ops->peer_enable(cards[r].identity.ordinal));
@@ -86,7 +88,7 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		lines &= cards[r].lines;
-	rc = device_layout_init(&d->layout, &moe->config, &moe->layout, lines ? LL_LINES : LL_CELLS);
+	rc = device_layout_init(&d->layout, &moe->config, &moe->layout, lines ? LL_LINES : LL_CELLS, moe->nodes.nr_nodes > 1);
 	rc = rc ? rc : passed_on(d, d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
 	mine->address = (uintptr_t)d->window;
 	return rc;
@@ -98,6 +100,8 @@ static int open_windows(tern_moe *moe, const struct device_card *cards)
 	int rc = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+		if (is_far(moe, r))
+			continue;
 		if (r == moe->rank || moe->group->peers[r].same_process) {
 			d->windows[r] = (void *)(uintptr_t)cards[r].address;
 			continue;
@@ -118,7 +122,8 @@ static int open_exchange(tern_moe *moe, const struct device_card *cards)
 		.rank = moe->rank,
 		.nr_ranks = moe->nr_ranks,
 		.nr_sharing = count_sharing(moe, cards),
-		.windows = d->windows};
+		.windows = d->windows,
+		.far = d->far ? device_far_tables(d->far) : NULL};
 
 	return passed_on(d, d->ops->exchange_open(&plan, &d->exchange));
 }
@@ -139,6 +144,8 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
 	if (!rc)
 		rc = group_agree_status(group, open_windows(moe, cards), "tern_moe_create");
+	if (!rc && moe->nodes.nr_nodes > 1)
+		rc = device_far_open(moe, moe->device->ops, &moe->device->layout, moe->device->windows, &moe->device->far);
 	if (!rc)
 		rc = group_agree_status(group, open_exchange(moe, cards), "tern_moe_create");
 	return rc;
@@ -183,6 +190,7 @@ void device_close(tern_moe *moe)
 			d->ops->window_close(d->windows[r]);
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
+	device_far_close(moe, d->far);
 	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */
 		d->ops->memory_free(d->window);
 	free(d->windows);
@@ -200,30 +208,56 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory)
 
 	uint64_t inside = moe->config.mode == TERN_HIGH_THROUGHPUT ? moe->config.nr_slots * (l->ht.results - l->ht.x) : 0; /* rows, as far as they lie in the window */
 
-	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside, .output_bytes = l->output_bytes, .private_bytes = l->private_bytes};
+	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside, .output_bytes = l->output_bytes, .private_bytes = l->private_bytes,
+		.staging_bytes = device_far_bytes(moe->device->far)};
 }
 
 /* ---- what kernels have reported ------------------------------------------------------------------------------ */
 
-static int dead_peer(const tern_moe *moe)
+/* 0, or how that rank went; *cause: the engine's, "" where there is none. */
+static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
 {
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (group_has_died(moe->group, r))
-			return (int)r;
-	return -1;
+	*cause = "";
+	if (is_far(moe, rank))
+		return engine_peer_down(moe->group->engine, rank, cause);
+	return group_has_died(moe->group, rank) ? TERN_ERR_PEER_DEAD : 0;
+}
+
+/* The one that was waited for, or whoever that one may have waited for: others end when they have found somebody dead. */
+static int gone_peer(const tern_moe *moe, uint32_t awaited, int *peer, const char **cause)
+{
+	int first = moe->device->far ? device_far_first_lost(moe->device->far) : -1, error = 0;
+
+	*peer = first >= 0 ? first : (int)awaited;
+	error = is_gone(moe, (uint32_t)*peer, cause);
+	for (uint32_t r = 0; r < moe->nr_ranks && !error; r++) {
+		*peer = (int)r;
+		error = is_gone(moe, r, cause);
+	}
+	return error;
+}
+
+static enum tern_phase phase_of(const struct ll_report *r)
+{
+	static const enum tern_phase of_kind[NR_FAR_KINDS] = {TERN_PHASE_COUNTS, TERN_PHASE_COUNTS, TERN_PHASE_DISPATCH, TERN_PHASE_COMBINE};
+
+	if (r->reason == LL_WAIT_SENT)
+		return of_kind[r->token % NR_FAR_KINDS];
+	return r->reason == LL_WAIT_COUNTS ? TERN_PHASE_COUNTS : r->reason <= LL_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
 }
 
 static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
 {
-	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word", "the counts"};
+	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word", "the counts", "what the engine has not sent"};
 	static const char *const names[] = {"counts", "dispatch", "combine"};
-	enum tern_phase phase = r->reason == LL_WAIT_COUNTS ? TERN_PHASE_COUNTS : r->reason <= LL_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
-	int dead = dead_peer(moe);
+	enum tern_phase phase = phase_of(r);
+	const char *cause;
+	int peer, gone = gone_peer(moe, r->peer, &peer, &cause);
 
-	moe->failed = dead >= 0 ? TERN_ERR_PEER_DEAD : TERN_ERR_TIMEOUT;
+	moe->failed = gone ? gone : TERN_ERR_TIMEOUT;
 	moe->report = (struct tern_wait_report){.size = sizeof(moe->report),
 		.rank = (int32_t)moe->rank,
-		.peer = dead >= 0 ? dead : (int32_t)r->peer,
+		.peer = gone ? peer : (int32_t)r->peer,
 		.nr_missing = 1,
 		.slot = slot,
 		.phase = phase,
@@ -233,13 +267,13 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report 
 		.expected = moe->nr_ranks,
 		.waited_ns = r->waited_ns,
 		.error = moe->failed};
-	if (dead >= 0)
-		snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %d died while rank %u's kernel waited for rank %u in %s (slot %u, epoch %u)",
-			dead, moe->rank, r->peer, names[phase], slot, r->epoch_expected);
+	if (gone)
+		snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %d %s while rank %u's kernel waited for rank %u in %s (slot %u, epoch %u)%s%s",
+			peer, gone == TERN_ERR_PEER_LEFT ? "left" : "died", moe->rank, r->peer, names[phase], slot, r->epoch_expected, *cause ? ": " : "", cause);
 	else
 		snprintf(moe->failed_text, sizeof(moe->failed_text),
 			"rank %u's kernel waited %.3f ms in %s for %s of rank %u, token %u (slot %u, epoch %u; saw epoch %u)", moe->rank,
-			(double)r->waited_ns / 1e6, names[phase], what[r->reason % 6], r->peer, r->token, slot,
+			(double)r->waited_ns / 1e6, names[phase], what[r->reason % 7], r->peer, r->token, slot,
 			r->epoch_expected, r->epoch_seen);
 	return fail(moe->failed, "%s", moe->failed_text);
 }

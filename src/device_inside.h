@@ -15,7 +15,8 @@ struct device {
 	const struct device_ops *ops;
 	struct device_exchange *exchange;
 	struct device_layout layout;
-	void **windows; /* [R] as mapped here */
+	struct device_far *far; /* NULL: no rank is on another node */
+	void **windows; /* [R] as mapped here; NULL: on another node */
 	bool *opened;	/* [R] by a handle from another process */
 	void *window;	/* this rank's */
 	bool busy; /* peers may still store into the window */

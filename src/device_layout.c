@@ -9,20 +9,20 @@
 #include "kernels/cuda/rule_ll.h"
 #include "kernels/cuda/sizes.h"
 
-static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format format)
+static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format format, bool far)
 {
 	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
 	if (format == LL_CELLS)
 		return scaled ? 2 : 3;
-	return ll_rule_row_vectors(scaled, c->max_tokens);
+	return far ? 2 : ll_rule_row_vectors(scaled, c->max_tokens);
 }
 
-static uint32_t result_vectors(const struct tern_moe_config *c, uint32_t nr_ranks, enum ll_format format)
+static uint32_t result_vectors(const struct tern_moe_config *c, uint32_t nr_ranks, enum ll_format format, bool far)
 {
 	if (format == LL_CELLS)
 		return 3;
-	if (c->combine_dtype != TERN_BF16)
+	if (far || c->combine_dtype != TERN_BF16)
 		return 2;
 	return ll_rule_result_vectors(c->max_tokens, nr_ranks);
 }
@@ -62,7 +62,7 @@ static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *
 	d->output_bytes = (end - output) * c->nr_slots;
 }
 
-static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
 {
 	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
@@ -72,8 +72,8 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where %u are possible; "
 			"high-throughput mode has no such bound",
 			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, DEVICE_MAX_SHARED_BYTES);
-	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format));
-	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, l->nr_ranks, d->format));
+	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format, far));
+	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, l->nr_ranks, d->format, far));
 	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + ll_wire_bytes(d->format, scaled, &d->row);
 	d->result_wire_bytes = ll_wire_bytes(d->format, 0, &d->result);
 	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
@@ -100,7 +100,7 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 	return 0;
 }
 
-int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum ll_format format)
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far)
 {
 	bool low = c->mode == TERN_LOW_LATENCY;
 	int rc;
@@ -113,7 +113,7 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 	if (!low && c->caller_output)
 		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in high-throughput mode rows arrive in library memory");
 	lay_out_slot(d, c, l);
-	rc = low ? lay_out_low_latency(d, c, l) : lay_out_high_throughput(d, c, l);
+	rc = low ? lay_out_low_latency(d, c, l, far) : lay_out_high_throughput(d, c, l);
 	d->window_bytes = c->nr_slots * d->slot_window_bytes;
 	return rc;
 }

@@ -31,7 +31,7 @@ struct device_layout {
 	uint64_t row_wire_bytes, result_wire_bytes; /* that are stored for another rank: of a row, its head included, and of a result */
 };
 
-/* config is valid, and l its layout. TERN_ERR_UNSUPPORTED: more than a GPU's kernels take; the text has the figures. */
-int device_layout_init(struct device_layout *d, const struct tern_moe_config *config, const struct layout *l, enum ll_format format);
+/* config is valid, and l its layout. far: some ranks are on other nodes. TERN_ERR_UNSUPPORTED: more than a GPU's kernels take; the text has the figures. */
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *config, const struct layout *l, enum ll_format format, bool far);
 
 #endif

@@ -33,7 +33,8 @@ struct device_plan {
 	const struct device_layout *device_layout;
 	uint32_t rank, nr_ranks;
 	uint32_t nr_sharing;	 /* exchanges' slots whose kernels have to fit on this device at once */
-	void *const *windows;	 /* [R] as mapped here */
+	void *const *windows;	 /* [R] as mapped here; NULL: on another node */
+	const struct far_table *far; /* [slots]; NULL: no rank is on another node */
 };
 
 enum device_roles {

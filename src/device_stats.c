@@ -34,7 +34,8 @@ int device_stats(const tern_moe *moe, struct tern_stats *stats)
 		.rows = now->rows - then->rows,
 		.rows_away = now->rows_away - then->rows_away,
 		.tokens_away = now->tokens_away - then->tokens_away,
-		.rows_received = now->rows_received - then->rows_received};
+		.rows_received = now->rows_received - then->rows_received,
+		.engine_bytes = now->engine_bytes - then->engine_bytes};
 	stats->dispatch_bytes = stats->rows * d->layout.row_wire_bytes;
 	stats->combine_bytes = (now->results - then->results) * d->layout.result_wire_bytes;
 	return 0;

@@ -164,7 +164,9 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 			first++;
 		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
 		peer->path = r == group->rank ? TERN_PATH_SELF : same_node ? TERN_PATH_MAPPED : TERN_PATH_NONE;
-		peer->same_process = same_node && all[r].pid == me->pid && all[r].pid_namespace == me->pid_namespace;
+		peer->beside = !strncmp(all[r].node, me->node, strcspn(me->node, "/")) && all[r].pid == me->pid &&
+			       all[r].pid_namespace == me->pid_namespace;
+		peer->same_process = same_node && peer->beside;
 		peer->lifeline = -1;
 	}
 }

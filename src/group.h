@@ -11,7 +11,8 @@
 /* What a rank knows of another. */
 struct peer {
 	enum tern_path path;
-	bool same_process;
+	bool same_process; /* and on the same node */
+	bool beside;	   /* a thread of this process, whatever its node */
 	int node;
 	int lifeline; /* tells when the peer's process has ended; -1: not known, or this process */
 };

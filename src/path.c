@@ -103,7 +103,7 @@ bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 
 void path_bear_silence(const tern_moe *moe)
 {
-	if (moe->engine)
+	if (moe->group->engine)
 		engine_path_bear_silence(moe);
 }
 

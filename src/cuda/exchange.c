@@ -31,6 +31,8 @@ struct device_exchange {
 	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
 	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
 	uint8_t *memory, *tables;
+	struct far_table *far; /* [slots] NULL: no rank is on another node */
+	uint8_t *sink;	       /* high throughput: heads for ranks on other nodes, which nobody reads */
 	const uint32_t *order, *first, *logical; /* experts by rank; whom they serve */
 	struct ll_tally *tally;
 	cudaStream_t reader; /* of the tally; made when it is first asked for */
@@ -85,6 +87,43 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 	return 0;
 }
 
+/* Behind them the ring's tickets, what each slot notes of its results, and the sink. */
+static int upload_far(struct device_exchange *x, const struct device_plan *plan)
+{
+	const struct tern_moe_config *c = plan->config;
+	uint32_t nr = plan->far ? c->nr_slots : 0, high = c->mode == TERN_HIGH_THROUGHPUT;
+	uint64_t tables = align_up(nr * sizeof(*x->far), 256), results = nr ? (uint64_t)high * plan->far->nr_far * c->max_tokens * sizeof(uint32_t) : 0;
+	uint64_t sink = tables + 256 + align_up(nr * results, 256), bytes = sink + (uint64_t)high * c->max_tokens * c->topk * 16;
+	uint8_t *memory;
+	int rc;
+
+	if (!nr)
+		return 0;
+	rc = cuda_check(cudaMalloc((void **)&memory, bytes), "cudaMalloc of far ranks' tables");
+	if (rc)
+		return rc;
+	x->far = (struct far_table *)memory;
+	x->sink = memory + sink;
+	rc = cuda_check(cudaMemset(memory, 0, bytes), "cudaMemset");
+	for (uint32_t slot = 0; slot < nr && !rc; slot++) {
+		struct far_table table = plan->far[slot];
+
+		table.tickets = (unsigned long long *)(memory + tables);
+		table.bytes = (unsigned long long *)&x->tally->engine_bytes;
+		table.results = (uint32_t *)(memory + tables + 256 + slot * results);
+		rc = cuda_check(cudaMemcpy(x->far + slot, &table, sizeof(table), cudaMemcpyHostToDevice), "cudaMemcpy of far ranks' tables");
+	}
+	return rc;
+}
+
+/* Where the window of a rank on another node would be. Its dispatch kernel stores heads there. */
+static uint8_t *no_window(const struct device_exchange *x, const struct device_plan *plan)
+{
+	const struct tern_moe_config *c = plan->config;
+
+	return c->mode == TERN_HIGH_THROUGHPUT ? x->sink - x->layout.ht.heads - (uint64_t)plan->rank * c->max_tokens * c->topk * 16 : NULL;
+}
+
 static void make_exchange(struct device_exchange *x, const struct device_plan *plan, uint32_t slot, struct ll_exchange *e)
 {
 	const struct tern_moe_config *c = plan->config;
@@ -107,7 +146,8 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->by_replicas = ll_divisor_of(c->replica_ranks);
 	e->window = l->window;
 	for (uint32_t r = 0; r < plan->nr_ranks; r++)
-		e->windows[r] = (uint8_t *)plan->windows[r] + slot * l->slot_window_bytes;
+		e->windows[r] = plan->windows[r] ? (uint8_t *)plan->windows[r] + slot * l->slot_window_bytes : no_window(x, plan);
+	e->far = x->far ? x->far + slot : NULL;
 	e->state = (struct ll_state *)(memory + l->state);
 	e->report = &x->reports[slot].report;
 	e->complaint = &x->reports[slot].complaint;
@@ -177,6 +217,10 @@ static int count_ht_blocks(struct device_exchange *x)
 
 	rc = rc ? rc : cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+	if (!rc && x->far)
+		rc = cuda_check(far_dispatch_prepare(&s->dispatch), "the far dispatch's kernels");
+	if (!rc && x->far)
+		rc = cuda_check(far_combine_prepare(&s->combine), "the far combine's kernels");
 	if (rc)
 		return rc;
 	if (x->most_blocks > (uint32_t)nr_sms)
@@ -235,6 +279,7 @@ static int fill_exchange(struct device_exchange *x, const struct device_plan *pl
 	}
 	rc = rc ? rc : choose_early(x);
 	rc = rc ? rc : upload_placement(x, plan->placement, &placement);
+	rc = rc ? rc : upload_far(x, plan);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
 		rc = make_slot(x, plan, &placement, slot);
 	rc = rc ? rc : count_blocks(x);
@@ -266,6 +311,7 @@ void device_exchange_close(struct device_exchange *x)
 		(void)cudaStreamDestroy(x->reader);
 	(void)cudaFree(x->memory);
 	(void)cudaFree(x->tables);
+	(void)cudaFree(x->far);
 	if (x->reports)
 		(void)cudaFreeHost(x->reports);
 	(void)cudaGetLastError();
@@ -310,7 +356,12 @@ static int put_ht_dispatch(struct device_exchange *x, const struct device_call *
 
 	if (call->roles & DEVICE_SEND)
 		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, call->stream), "the plan's kernels");
-	return rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
+	if (!rc && x->far && call->roles & DEVICE_SEND)
+		rc = cuda_check(far_dispatch_launch(&s->dispatch, &s->ht, &launch, LL_SEND, call->stream), "the far dispatch's kernel");
+	rc = rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
+	if (!rc && x->far && call->roles & DEVICE_RECEIVE)
+		rc = cuda_check(far_dispatch_launch(&s->dispatch, &s->ht, &launch, LL_RECEIVE, call->stream), "the far dispatch's kernel");
+	return rc;
 }
 
 int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call, const struct tern_dispatch *args,
@@ -354,6 +405,22 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
+/* One role after the other: results from other nodes are in the window before the kernel begins that sums them. */
+static int put_far_combine(struct device_exchange *x, const struct device_call *call, const struct ll_launch *launch)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	int rc = 0;
+
+	for (enum ll_roles role = LL_SEND; role <= LL_RECEIVE && !rc; role++) {
+		if (!(call->roles & role))
+			continue;
+		s->combine.roles = role;
+		rc = cuda_check(far_combine_launch(&s->combine, &s->ht, launch, role, call->stream), "the far combine's kernel");
+		rc = rc ? rc : cuda_check(ht_combine_launch(&s->combine, &s->ht, launch, call->stream), "the combine kernel");
+	}
+	return rc;
+}
+
 static int launch_combine(struct device_exchange *x, const struct device_call *call)
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
@@ -364,6 +431,8 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 	c->exchange.wait_ns = call->wait_ns;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		launch = ht_launch(x, call, 12);
+	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->far && !c->release)
+		return put_far_combine(x, call, &launch);
 	if (c->release)
 		launch.nr_blocks = 1;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)

@@ -123,6 +123,17 @@ void engine_ask_again(tern_engine *engine, uint8_t prefix);
 typedef void (*engine_release_fn)(void *ctx, void *base, uint64_t bytes);
 void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn release, void *ctx);
 
+/* Rings that devices write, in memory that both reach: the proxy takes their commands behind its own ring's, and sleeps for short slices alone, since a device
+ * rings no bell. The caller keeps ring and entries until it has detached them; what was in the ring by then is taken first, if that can be done
+ * within the engine's time-out. */
+struct ring;
+int engine_ring_attach(tern_engine *engine, struct ring *ring);
+void engine_ring_detach(tern_engine *engine, struct ring *ring);
+
+/* The numbers by which commands name these. */
+uint16_t engine_region_id(const tern_region *region);
+uint16_t engine_remote_id(const tern_remote *remote);
+
 /* Is this peer lost? 0, TERN_ERR_PEER_DEAD or TERN_ERR_PEER_LEFT; *text the cause, for as long as the engine lives. Any thread, one load while
  * all is well. Sets no tern_last_error. */
 int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text);

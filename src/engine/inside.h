@@ -31,6 +31,7 @@
 #define MAX_TABLE 65536
 #define COUNTER_BITS 21 /* of a counter's number: its index among those that were opened together; above them their place in the table */
 #define MAX_COUNTERS (1u << (32 - COUNTER_BITS))
+#define MAX_RINGS 32 /* of devices */
 
 /* ---- what callers asked for --------------------------------------------------------------------------------- */
 
@@ -318,6 +319,8 @@ struct tern_engine {
 	uint64_t *words; /* [nr_records] sources of signals */
 	uint32_t nr_records, free_records;
 	uint32_t first_active, last_active;
+	struct ring *rings[MAX_RINGS]; /* of devices */
+	uint32_t nr_rings;
 	struct command command; /* taken and not yet done with */
 	bool command_held;
 	uint32_t command_at; /* members done */
@@ -365,6 +368,7 @@ void memory_release(tern_engine *engine); /* once the transports are closed */
 
 /* take.c */
 bool take_commands(tern_engine *engine, uint32_t budget);
+bool commands_wait(const tern_engine *engine); /* in some ring */
 bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes);
 bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes);
 void item_set_memory(struct item *item, struct tern_region *local, struct tern_remote *remote);

@@ -365,6 +365,60 @@ void engine_counters_close(tern_engine *engine, const struct engine_counters *co
 	engine_call(engine, forget_counters, &id);
 }
 
+struct ringing {
+	struct ring *ring;
+	bool attach, at_once; /* detached with what is in it: nothing moves any more */
+};
+
+static int set_ring(tern_engine *engine, void *ctx)
+{
+	const struct ringing *ringing = ctx;
+	uint32_t at = 0;
+
+	if (ringing->attach && engine->nr_rings == MAX_RINGS)
+		return fail(TERN_ERR_CAPACITY, "%d rings of devices; an engine has no more", MAX_RINGS);
+	if (ringing->attach) {
+		engine->rings[engine->nr_rings++] = ringing->ring;
+		return 0;
+	}
+	if (!ringing->at_once && ring_peek(ringing->ring))
+		return TERN_ERR_TIMEOUT;
+	while (engine->rings[at] != ringing->ring)
+		at++;
+	engine->rings[at] = engine->rings[--engine->nr_rings];
+	return 0;
+}
+
+int engine_ring_attach(tern_engine *engine, struct ring *ring)
+{
+	struct ringing ringing = {.ring = ring, .attach = true};
+
+	return engine_call(engine, set_ring, &ringing);
+}
+
+void engine_ring_detach(tern_engine *engine, struct ring *ring)
+{
+	struct ringing ringing = {.ring = ring};
+	struct patience patience = patience_for(engine, atomic_load_explicit(&engine->timeout_ns, memory_order_relaxed));
+	int rc = engine_call(engine, set_ring, &ringing);
+
+	while (rc == TERN_ERR_TIMEOUT && patience_left(&patience))
+		rc = engine_call(engine, set_ring, &ringing);
+	ringing.at_once = true;
+	if (rc)
+		engine_call(engine, set_ring, &ringing);
+}
+
+uint16_t engine_region_id(const tern_region *region)
+{
+	return (uint16_t)region->id;
+}
+
+uint16_t engine_remote_id(const tern_remote *remote)
+{
+	return (uint16_t)remote->id;
+}
+
 struct claiming {
 	uint8_t prefix;
 	const struct engine_claim *claim;

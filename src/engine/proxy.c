@@ -5,7 +5,7 @@
  * Asleep.  After YIELD_NS without news it sleeps on its bell. Whoever puts a command into the ring rings it: entry first, then the bell. The proxy listens
  *          first, then looks at the ring once more, then sleeps (bell.h): it sees the entry, or is woken.
  * Slices.  Networks have no bell: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS it does not even land before. So no sleep is longer than a slice,
- *          and a slice is short. It grows while nothing comes, and what is under way keeps it at its shortest.
+ *          and a slice is short. It grows while nothing comes, and what is under way keeps it at its shortest. Devices that write rings have no bell either.
  */
 #include "inside.h"
 
@@ -21,7 +21,7 @@
 #define YIELD_NS 500000u
 #define FIRST_SLICE_NS 20000u
 #define LONGEST_SLICE_NS 1000000u
-#define LONGEST_SLICE_TARGET_POLLS_NS 200000u
+#define LONGEST_SLICE_POLLED_NS 200000u
 
 static void begin_time(tern_engine *engine, uint64_t now_ns)
 {
@@ -84,10 +84,11 @@ static bool is_busy(const tern_engine *engine)
 /* Returns the next slice. */
 static uint64_t sleep_slice(tern_engine *engine, uint64_t slice_ns)
 {
-	uint64_t longest = engine->caps & TRANSPORT_TARGET_POLLS ? LONGEST_SLICE_TARGET_POLLS_NS : LONGEST_SLICE_NS;
+	uint64_t longest = engine->nr_rings || engine->caps & TRANSPORT_TARGET_POLLS ? LONGEST_SLICE_POLLED_NS : LONGEST_SLICE_NS;
 	uint32_t rung = bell_listen(&engine->bell);
 
-	if (!ring_peek(&engine->ring) && !atomic_load_explicit(&engine->leaving, memory_order_acquire)) {
+	slice_ns = slice_ns < longest ? slice_ns : longest;
+	if (!commands_wait(engine) && !atomic_load_explicit(&engine->leaving, memory_order_acquire)) {
 		engine->stats.sleeps++;
 		bell_sleep(&engine->bell, rung, is_busy(engine) ? FIRST_SLICE_NS : slice_ns);
 	}

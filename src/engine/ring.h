@@ -31,6 +31,9 @@ struct ring {
 } __attribute__((aligned(CACHE_LINE)));
 
 int ring_open(struct ring *ring, uint32_t entries); /* a power of two */
+/* Over the caller's entries, all zeros: a ring without room and tail, whose one writer draws tickets by itself and never has more commands in it than entries: a
+ * device. It publishes an entry as ring_publish does. */
+void ring_open_over(struct ring *ring, struct command *memory, uint32_t entries);
 void ring_close(struct ring *ring);
 
 /* The first lap is 1, so that a fresh ring's zeros are no command. Modulo 2^32: an entry is at most one lap behind. */

@@ -266,6 +266,24 @@ static bool take_command(tern_engine *engine, const struct command *c)
 	return c->kind == COMMAND_PUT ? signal_take_put(engine, c) : take_with_operation(engine, c, kinds[c->kind].take);
 }
 
+bool commands_wait(const tern_engine *engine)
+{
+	for (uint32_t i = 0; i < engine->nr_rings; i++)
+		if (ring_peek(engine->rings[i]))
+			return true;
+	return ring_peek(&engine->ring);
+}
+
+/* Callers' first: they can be no more than wait for room, and a device's ring has few. */
+static bool next_command(tern_engine *engine)
+{
+	bool found = ring_take(&engine->ring, &engine->command);
+
+	for (uint32_t i = 0; i < engine->nr_rings && !found; i++)
+		found = ring_take(engine->rings[i], &engine->command);
+	return found;
+}
+
 bool take_commands(tern_engine *engine, uint32_t budget)
 {
 	uint32_t drained = engine->stall.peer;
@@ -273,7 +291,7 @@ bool take_commands(tern_engine *engine, uint32_t budget)
 
 	for (uint32_t i = 0; i < budget && !signal_stalled(engine); i++) {
 		if (!engine->command_held) {
-			if (!ring_take(&engine->ring, &engine->command))
+			if (!next_command(engine))
 				break;
 			engine->command_held = true;
 			engine->command_at = 0;

@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
 #include "device_inside.h"
+#include "engine/engine.h"
+#include "group.h"
 #include "tests/exchange/tally.h"
 
 const struct device_ops *devices_open(int *nr_devices)
@@ -38,6 +41,26 @@ void devices_close(struct rank *rank, struct device_rounds *rounds)
 	device_rounds_close(rounds);
 }
 
+/* What kernels have put into the ring is what the engine has written; its proxy may come to the last of it a moment later. */
+static void check_engine_bytes(struct rank *rank, const struct device_rounds *rounds)
+{
+	struct tern_stats stats = {.size = sizeof(stats)};
+	struct engine_traffic all[64];
+	uint64_t end_ns = clock_ns() + 5000000000u, bytes;
+
+	if (!rank->group->engine)
+		return;
+	do {
+		bytes = 0;
+		if (engine_traffic(rank->group->engine, all) || tern_moe_stats(rounds->moe, &stats))
+			rank_fails(rank, "%s", tern_last_error());
+		for (int r = 0; r < rank->nr_ranks; r++)
+			bytes += all[r].bytes;
+	} while (bytes != stats.engine_bytes && clock_ns() < end_ns && !*rank->failure);
+	if (bytes != stats.engine_bytes)
+		rank_fails(rank, "engine_bytes is %llu; the engine has written %llu", (unsigned long long)stats.engine_bytes, (unsigned long long)bytes);
+}
+
 /* Rounds by graph replay are counted like others, since kernels count. */
 static void check_stats(struct rank *rank, struct device_rounds *rounds, uint64_t nr)
 {
@@ -61,8 +84,10 @@ void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr,
 		rank_fails(rank, "%s: %s", tern_strerror(rc), tern_last_error());
 	else if (rounds->difference.nr)
 		rank_fails(rank, "%llu differences; the first: %s", (unsigned long long)rounds->difference.nr, rounds->difference.first);
-	else
+	else {
+		check_engine_bytes(rank, rounds);
 		check_stats(rank, rounds, nr);
+	}
 	if (*rank->failure)
 		printf("# %s\n", rank->failure);
 }

@@ -2,7 +2,7 @@
 /* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed, and what callers do wrong. Ranks share GPUs when there are
  * fewer of these. Skipped where there is none.
  * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
- * TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
+ * TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +31,17 @@ static void body(struct rank *rank)
 	devices_close(rank, &rounds);
 }
 
+/* Replica ranks are on one node. */
+static void keep_homes_together(struct job *job)
+{
+	uint32_t n = job->config.replica_ranks;
+	char first[16], other[16];
+
+	for (uint32_t r = 0; r < job->nr_ranks; r++)
+		if (test_node((int)(r / n * n), (int)job->nr_ranks, first, sizeof(first)) && strcmp(test_node((int)r, (int)job->nr_ranks, other, sizeof(other)), first))
+			job->config.replica_ranks = 1;
+}
+
 static void draw_device_job(uint64_t seed, struct job *job)
 {
 	const struct draw_limits limits = {.nr_ranks = (uint32_t)devices_setting("TERN_TEST_RANKS", 8), .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
@@ -39,6 +50,7 @@ static void draw_device_job(uint64_t seed, struct job *job)
 	uint32_t here;
 
 	draw_job(&state, &limits, job);
+	keep_homes_together(job);
 	c->capacity = 0;
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;

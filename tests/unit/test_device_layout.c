@@ -29,7 +29,7 @@ static int lay_out(struct device_layout *d, const struct tern_moe_config *c, uin
 	struct layout l;
 
 	layout_init(&l, c, nr_ranks, c->nr_experts, (c->nr_experts + nr_ranks - 1) / nr_ranks, NULL);
-	return device_layout_init(d, c, &l, format);
+	return device_layout_init(d, c, &l, format, false);
 }
 
 /* The goal: everything that the library takes on each GPU, where the caller brings the memory for received rows. */

@@ -21,6 +21,8 @@ static combine_kernel choose_lines(enum ll_y kind, uint32_t nr_vectors)
 
 static combine_kernel choose(const struct ll_combine *c)
 {
+	if (c->exchange.far)
+		return far_combine_kernel(c);
 	if (c->exchange.format == LL_LINES)
 		return choose_lines(c->kind, c->exchange.result.nr_vectors);
 	if (c->exchange.result.nr_vectors != 3)

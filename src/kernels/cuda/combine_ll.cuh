@@ -15,23 +15,43 @@
 
 #include "results.cuh"
 
+/* A segment of a token's result in a column. */
+struct result_place {
+	uint32_t token, column, which;
+	uint64_t offset; /* in a mapped home's results */
+};
+
+static __device__ __forceinline__ uint64_t result_offset(const struct ll_exchange *e, uint64_t number, uint32_t which)
+{
+	return number * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
+}
+
+template <bool FAR> static __device__ __forceinline__ uint8_t *place_at(const struct ll_exchange *e, uint32_t home, const struct result_place &p)
+{
+	uint64_t offset = p.offset;
+
+	if (is_far<FAR>(e, home))
+		offset = result_offset(e, result_number<FAR>(e, home, p.token, p.column, e->topk), p.which);
+	return part_to<FAR>(e, FAR_RESULTS, home) + e->window.results + offset;
+}
+
 /* To the home of the source's tokens: every rank that passes them. */
-template <int FORMAT, int ND>
+template <int FORMAT, int ND, bool FAR>
 static __device__ __forceinline__ void send_home(
 	const struct ll_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
-	uint64_t offset)
+	const struct result_place &p)
 {
 	uint32_t home = home_first(e, source);
 
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-		segment_send(s, x, e->windows[r] + e->window.results + offset);
+		segment_send(s, x, place_at<FAR>(e, r, p));
 }
 
 /* One segment of a token's sum here. A vector leaves as soon as it is summed, while the next one's rows are on their
  * way: NVLink has work from the first vector on. */
-template <int Y, int ND>
+template <int Y, int ND, bool FAR>
 static __device__ __forceinline__ void send_sum(
-	const struct ll_combine *c, uint32_t epoch, uint32_t source, uint64_t offset, uint2 route, uint32_t here, struct extent x)
+	const struct ll_combine *c, uint32_t epoch, uint32_t source, const struct result_place &p, uint2 route, uint32_t here, struct extent x)
 {
 	const struct ll_exchange *e = &c->exchange;
 	uint32_t home = home_first(e, source);
@@ -49,23 +69,24 @@ static __device__ __forceinline__ void send_sum(
 		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i) : sum_vector<Y, true>(c, sum, route, x, i);
 		lines_pack_vector(s, i, epoch, &words);
 		for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-			vector_send(s, x, i, e->windows[r] + e->window.results + offset);
+			vector_send(s, x, i, place_at<FAR>(e, r, p));
 	}
 }
 
 /* One segment of what the experts here made of one token. */
-template <int FORMAT, int Y, int ND>
+template <int FORMAT, int Y, int ND, bool FAR>
 static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
 	uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
 	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
-	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
+	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX), first = __ffs(here) - 1;
+	struct result_place sum = {token, first, which, offset + first * e->window.result_bytes};
 	segment<FORMAT, false, ND> s;
 
 	if (!e->at_home && FORMAT == LL_LINES) {
-		send_sum<Y, ND>(c, epoch, source, offset + (__ffs(here) - 1) * e->window.result_bytes, route, here, x);
+		send_sum<Y, ND, FAR>(c, epoch, source, sum, route, here, x);
 		return;
 	}
 	if (!e->at_home) {
@@ -73,11 +94,12 @@ static __device__ __forceinline__ void send_result(const struct ll_combine *c, u
 		for (int i = 0; i < ND; i += CHUNK(ND))
 			sum_part<Y, CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(c, route, x, i, s.v + i);
 		segment_pack(s, epoch);
-		send_home(e, s, x, source, offset + (__ffs(here) - 1) * e->window.result_bytes);
+		send_home<FORMAT, ND, FAR>(e, s, x, source, sum);
 		return;
 	}
 	for (; here; here &= here - 1) {
 		uint32_t k = __ffs(here) - 1;
+		struct result_place row = {token, k, which, offset + k * e->window.result_bytes};
 		uint4 v[ND];
 
 		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, 0, v);
@@ -85,7 +107,7 @@ static __device__ __forceinline__ void send_result(const struct ll_combine *c, u
 		for (int i = 0; i < ND; i++)
 			s.v[i] = v[i];
 		segment_pack(s, epoch);
-		send_home(e, s, x, source, offset + k * e->window.result_bytes);
+		send_home<FORMAT, ND, FAR>(e, s, x, source, row);
 	}
 }
 
@@ -115,20 +137,21 @@ static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, uint
 	return true;
 }
 
-/* My arrival word, to all; by one warp. */
-static __device__ __forceinline__ void tell_arrival(const struct ll_combine *c, uint32_t epoch)
+/* My arrival word, to all; by one warp. A far rank has it from the head of my results. */
+template <bool FAR> static __device__ __forceinline__ void tell_arrival(const struct ll_combine *c, uint32_t epoch)
 {
 	const struct ll_exchange *e = &c->exchange;
 
 	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
-		word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
+		if (!is_far<FAR>(e, r))
+			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
 	if (lane_id() == 0 && !c->release)
 		tally_results(e);
 }
 
 /* The first segment's routes are under way before it is known which round it is, and whether an earlier one has failed;
  * the next one's while this one is sent. */
-template <int FORMAT, int Y, int ND>
+template <int FORMAT, int Y, int ND, bool FAR>
 static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -141,7 +164,7 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 	if (state.w)
 		return;
 	if (warp == nr_warps - 1)
-		tell_arrival(c, state.y);
+		tell_arrival<FAR>(c, state.y);
 	most = __reduce_max_sync(ALL_LANES, most);
 #pragma unroll 1
 	for (uint32_t i = warp + nr_warps; more && !c->release; i += nr_warps) {
@@ -151,19 +174,74 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 			return;
 		more = look_up(e, i, &next);
 		if (now.row < now.nr)
-			send_result<FORMAT, Y, ND>(c, state.y, now.source, now.token, now.route, now.which);
+			send_result<FORMAT, Y, ND, FAR>(c, state.y, now.source, now.token, now.route, now.which);
 		if (i == nr_warps) /* warp 0's first */
 			stamp(e, 11);
 	}
 }
 
+/* Runs of results that one far home gets of one source's tokens. By a warp. */
+static __device__ __noinline__ uint32_t ring_results_of(const struct ll_exchange *e, const struct far_rank *home, uint32_t source)
+{
+	uint32_t nr = e->state->nr_from[source], runs = 0;
+
+	for (uint32_t first = 0; first < nr && e->at_home; first += LANES) {
+		uint32_t at = source * e->max_tokens + first + lane_id(), bits = 0;
+
+		for (uint32_t k = 0; k < e->topk && first + lane_id() < nr; k++)
+			bits |= (uint32_t)(e->row_routes[at * e->topk + k].x != UINT32_MAX) << k;
+		bits = bits ? far_ring_bits(e->far, home, FAR_COMBINE, (uint64_t)e->row_tokens[at] * e->topk, bits) : 0;
+		runs += __reduce_add_sync(ALL_LANES, bits);
+	}
+	for (uint32_t row = 0; row < nr && !e->at_home;) { /* as many rows as there are within 32 tokens */
+		uint32_t mine = row + lane_id(), first = e->row_tokens[source * e->max_tokens + row];
+		uint32_t token = mine < nr ? e->row_tokens[source * e->max_tokens + mine] - first : LANES;
+		uint32_t used = __reduce_or_sync(ALL_LANES, token < LANES ? 1u << token : 0);
+
+		runs += far_ring_runs(e->far, home, FAR_COMBINE, first, used);
+		row += __popc(used);
+	}
+	return runs;
+}
+
+/* By one warp, when all have stored what they send. With a release the head alone. */
+static __device__ __noinline__ void ring_far_results(const struct ll_combine *c, uint32_t epoch)
+{
+	const struct ll_exchange *e = &c->exchange;
+	struct far_table *far = e->far;
+	uint32_t begun = 0;
+
+	for (uint32_t i = 0; i < far->nr_far; i++) {
+		uint32_t home = home_first(e, far->ranks[i].rank), runs = 0;
+
+		for (uint32_t source = home; source < home + e->by_replicas.d && !c->release; source++)
+			runs += ring_results_of(e, &far->ranks[i], source);
+		if (lane_id() == 0)
+			far_ring_head(far, &far->ranks[i], FAR_COMBINE, epoch, runs);
+		begun += runs + 1;
+	}
+	if (lane_id() == 0)
+		far_has_begun(far, FAR_COMBINE, begun);
+}
+
 /* ---- at home ------------------------------------------------------------------------------------------------- */
 
+/* Where that result of a token comes. results: of the token's segment, in the window. */
+template <bool FAR>
+static __device__ __forceinline__ const uint8_t *result_from(const struct ll_exchange *e, const uint8_t *results, uint2 route, uint32_t result, uint32_t token, uint32_t which)
+{
+	uint32_t column = column_of(e, route, result), peer = FAR && e->at_home ? __shfl_sync(ALL_LANES, route.x, result % LANES) : result;
+
+	if (!FAR || result == UINT32_MAX || !is_far<FAR>(e, peer))
+		return results + column * e->window.result_bytes;
+	return part_from<FAR>(e, FAR_RESULTS, peer) + e->window.results + result_offset(e, result_number<FAR>(e, peer, token, column, e->topk), which);
+}
+
 /* The next results of a token, RESULTS at a time, so that their loads are under way together. */
-template <int FORMAT, int Y, int ND, int RESULTS>
+template <int FORMAT, int Y, int ND, int RESULTS, bool FAR>
 static __device__ __forceinline__ bool add_results(
 	const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
-	uint2 route, uint32_t *next, sums<Y, ND> &sum)
+	uint32_t which, uint2 route, uint32_t *next, sums<Y, ND> &sum)
 {
 	const struct ll_exchange *e = &c->exchange;
 	segment<FORMAT, false, ND> s[RESULTS];
@@ -173,7 +251,7 @@ static __device__ __forceinline__ bool add_results(
 #pragma unroll
 	for (int r = 0; r < RESULTS; r++) {
 		result[r] = *next;
-		from[r] = results + column_of(e, route, *next) * e->window.result_bytes;
+		from[r] = result_from<FAR>(e, results, route, *next, token, which);
 		if (*next == UINT32_MAX)
 			continue;
 		segment_look(s[r], from[r], 0);
@@ -196,7 +274,7 @@ static __device__ __forceinline__ bool add_results(
 	return true;
 }
 
-template <int FORMAT, int Y, int ND>
+template <int FORMAT, int Y, int ND, bool FAR>
 static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -211,7 +289,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 		route = e->home_routes[token * e->topk + lane_id()];
 	next = next_result(e, route, UINT32_MAX);
 	while (next != UINT32_MAX)
-		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2)>(c, epoch, token, x, results, route, &next, sum))
+		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2), FAR>(c, epoch, token, x, results, which, route, &next, sum))
 			return false;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -223,8 +301,8 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 	return true;
 }
 
-/* By one warp: every rank has read my rows of this round. */
-static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *e, uint32_t epoch)
+/* By one warp: every rank has read my rows of this round. Far ones' words have come. */
+template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *e, uint32_t epoch)
 {
 	const uint8_t *words = e->windows[e->rank] + e->window.arrivals;
 
@@ -234,7 +312,7 @@ static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *
 		struct patience patience = {0, 0};
 		uint32_t seen;
 
-		while (good && (seen = word_load(words + (uint64_t)r * LL_LINE_BYTES)) != epoch)
+		while (good && !is_far<FAR>(e, r) && (seen = word_load(words + (uint64_t)r * LL_LINE_BYTES)) != epoch)
 			if (!may_wait(&patience, e->wait_ns)) {
 				report_wait(e, LL_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
 				good = false;
@@ -243,7 +321,7 @@ static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *
 	return __all_sync(ALL_LANES, good);
 }
 
-template <int FORMAT, int Y, int ND>
+template <int FORMAT, int Y, int ND, bool FAR>
 static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
@@ -252,16 +330,16 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
 		uint32_t token = ll_div(i, e->by_result_segments);
 
-		if (!sum_at_home<FORMAT, Y, ND>(c, epoch, token, i - token * e->result.nr_segments))
+		if (!sum_at_home<FORMAT, Y, ND, FAR>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
 		if (i == 0)
 			stamp(e, 12);
 	}
-	if (warp == nr_warps - 1 && await_arrivals(e, epoch) && lane_id() == 0)
+	if (warp == nr_warps - 1 && await_arrivals<FAR>(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
 }
 
-template <int FORMAT, int Y, int ND>
+template <int FORMAT, int Y, int ND, bool FAR = false>
 static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
 {
 	const struct ll_exchange *e = &c.exchange;
@@ -274,11 +352,15 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (warp < send_warps) {
-		send_results<FORMAT, Y, ND>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (FAR && state.w)
+			return;
+		send_results<FORMAT, Y, ND, FAR>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (FAR && far_last(e, send_warps * gridDim.x))
+			ring_far_results(&c, state.y);
 		if (warp == 0)
 			stamp(e, 9);
-	} else if (!state.w) {
-		receive_results<FORMAT, Y, ND>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+	} else if (far_arrived<FAR>(e, FAR_COMBINE, state.y, c.release ? LL_WAIT_ARRIVAL : LL_WAIT_RESULT, state.w, warp - send_warps, nr_warps - send_warps) && !state.w) {
+		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
 		if (warp == send_warps)
 			stamp(e, 10);
 	}

@@ -13,28 +13,6 @@
 
 /* ---- sending ------------------------------------------------------------------------------------------------- */
 
-struct destination {
-	uint32_t rank, local, position; /* of lane k's route; UINT32_MAX: none */
-};
-
-static __device__ __forceinline__ struct destination find_place(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t token)
-{
-	const struct ll_exchange *e = &d->exchange;
-	struct destination to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
-	uint2 route = make_uint2(UINT32_MAX, 0);
-	uint32_t place;
-
-	if (lane_id() < e->topk)
-		route = h->routes[token * e->topk + lane_id()];
-	if (route.x == UINT32_MAX)
-		return to;
-	place = expert_place(&e->placement, route.x);
-	to.rank = place >> 16;
-	to.local = place & 0xffff;
-	to.position = h->chunks[token / HT_CHUNK * h->nr_columns + (d->by_source ? h->nr_physical + to.rank : route.x)] + route.y;
-	return to;
-}
-
 /* One vector's worth of a row: where it goes, in the row and among the scales. */
 template <int X, int ND>
 static __device__ __forceinline__ void store_piece(const struct ll_dispatch *d, const struct ht_exchange *h, struct extent x, uint8_t *window,
@@ -177,23 +155,14 @@ static __device__ __forceinline__ void copy_row(const struct ll_dispatch *d, uin
 
 static __device__ __forceinline__ void take_row(const struct ll_dispatch *d, uint32_t source, uint32_t token, uint4 head)
 {
-	const struct ll_exchange *e = &d->exchange;
 	uint32_t here = __ballot_sync(ALL_LANES, head.x != UINT32_MAX), from, same;
 
 	if (!here)
 		return;
 	from = __shfl_sync(ALL_LANES, head.x, __ffs(here) - 1);
-	if (d->by_source) {
-		if (lane_id() < e->topk) {
-			d->out_ids[(uint64_t)from * e->topk + lane_id()] = (int32_t)head.z;
-			d->out_weights[(uint64_t)from * e->topk + lane_id()] = __uint_as_float(head.z == UINT32_MAX ? 0 : head.y);
-		}
-		if (lane_id() == 0)
-			d->out_rows[from] = make_int4((int)source, (int)token, -1, 0);
+	describe_rows(d, source, token, head, from);
+	if (d->by_source)
 		return;
-	}
-	if (head.x != UINT32_MAX)
-		d->out_rows[head.x] = make_int4((int)source, (int)token, (int)lane_id(), (int)head.y);
 	same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
 	copy_row(d, from, __ballot_sync(ALL_LANES, head.x != UINT32_MAX && head.x != from && (same & ((1u << lane_id()) - 1)) == 0), head.x);
 }

@@ -61,6 +61,8 @@ static dispatch_kernel choose(const struct ll_dispatch *d, bool plain)
 {
 	const struct ll_exchange *e = &d->exchange;
 
+	if (e->far)
+		return far_dispatch_kernel(d);
 	return e->format == LL_LINES ? choose_lines(d->kind, plain, e->row.nr_vectors) : choose_cells(d->kind, e->row.nr_vectors);
 }
 

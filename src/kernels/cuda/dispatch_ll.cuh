@@ -51,7 +51,8 @@ template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
-template <int FORMAT, bool PLAIN> static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
+template <int FORMAT, bool PLAIN, bool FAR>
+static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
@@ -65,7 +66,7 @@ template <int FORMAT, bool PLAIN> static __device__ __forceinline__ void send_he
 		uint32_t to = first_destination<PLAIN>(left, rank);
 
 		if (in_head<FORMAT>(e))
-			piece_store(e->windows[to] + offset, head);
+			piece_store(part_to<FAR>(e, FAR_ROWS, to) + offset, head);
 	}
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
@@ -75,7 +76,7 @@ template <int FORMAT, bool PLAIN> static __device__ __forceinline__ void send_he
 		tally_token(e, id, rank, __popc(to_all), __popc(destinations_away<PLAIN>(e, to_all, rank)));
 }
 
-template <int FORMAT, int X, int ND, bool PLAIN>
+template <int FORMAT, int X, int ND, bool PLAIN, bool FAR>
 static __device__ __forceinline__ void send_segment(
 	const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<X, ND> &raw)
@@ -94,20 +95,20 @@ static __device__ __forceinline__ void send_segment(
 		uint32_t to = first_destination<PLAIN>(left, rank);
 
 		if (to - ll_div(to, d->by_share) * d->by_share.d == share)
-			segment_send(s, x, e->windows[to] + offset);
+			segment_send(s, x, part_to<FAR>(e, FAR_ROWS, to) + offset);
 	}
 }
 
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
  * buffers hold nr_tokens. */
-template <int FORMAT, int X, int ND, bool PLAIN>
+template <int FORMAT, int X, int ND, bool PLAIN, bool FAR>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d);
 
 	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
-		send_plan<FORMAT, PLAIN>(d, epoch, state.w, nr_tokens, four);
+		send_plan<FORMAT, PLAIN, FAR>(d, epoch, state.w, nr_tokens, four);
 	nr_tokens = state.w ? 0 : nr_tokens;
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
@@ -118,7 +119,7 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 			break;
 		if (which == e->row.nr_segments) {
 			if (token < nr_tokens && i == part * d->by_share.d)
-				send_head<FORMAT, PLAIN>(d, epoch, token);
+				send_head<FORMAT, PLAIN, FAR>(d, epoch, token);
 			continue;
 		}
 		if (!is_mine<PLAIN>(e, token))
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 		load_raw<PLAIN>(d, token, which, raw);
 		if (token >= nr_tokens)
 			break;
-		send_segment<FORMAT, X, ND, PLAIN>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		send_segment<FORMAT, X, ND, PLAIN, FAR>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
@@ -140,7 +141,7 @@ struct share {
 	const uint8_t *row;
 };
 
-static __device__ __forceinline__ struct share share_of(const struct ll_exchange *e, uint32_t i)
+template <bool FAR> static __device__ __forceinline__ struct share share_of(const struct ll_exchange *e, uint32_t i)
 {
 	struct share a;
 	uint32_t row = ll_div(i, e->by_row_parts);
@@ -149,7 +150,7 @@ static __device__ __forceinline__ struct share share_of(const struct ll_exchange
 	a.token = ll_div(row, e->by_ranks);
 	a.source = e->rank + row - a.token * e->nr_ranks;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
-	a.row = e->windows[e->rank] + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
+	a.row = part_from<FAR>(e, FAR_ROWS, a.source) + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
 }
 
@@ -362,19 +363,19 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 }
 
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
-template <int FORMAT, bool SCALED, int ND, bool PLAIN>
+template <int FORMAT, bool SCALED, int ND, bool PLAIN, bool FAR>
 static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
 	uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0, nr_parts;
 	segment<FORMAT, SCALED, ND> s;
-	struct share a = share_of(e, i);
+	struct share a = share_of<FAR>(e, i);
 	struct found f = {};
 
 	positions_clear(p, thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
-	take_plans<FORMAT, PLAIN>(e, p, epoch, failed, warp, nr_warps);
+	take_plans<FORMAT, PLAIN, FAR>(e, p, epoch, failed, warp, nr_warps);
 	if (warp == 0)
 		stamp(e, 4);
 	if (*p->failed)
@@ -403,7 +404,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		i += step;
 		if (i >= nr_parts)
 			break;
-		a = share_of(e, i);
+		a = share_of<FAR>(e, i);
 		look_for(e, a, s);
 		f = find_row<PLAIN>(d, p, a);
 	}
@@ -415,7 +416,8 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	}
 }
 
-template <int FORMAT, int X, int ND, bool PLAIN = false>
+/* FAR: some ranks are on other nodes (far.h); not PLAIN then. */
+template <int FORMAT, int X, int ND, bool PLAIN = false, bool FAR = false>
 static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
 {
 	BLOCK_MEMORY(shared);
@@ -429,13 +431,17 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (warp < send_warps) {
-		send_all<FORMAT, X, ND, PLAIN>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (FAR && state.w)
+			return;
+		send_all<FORMAT, X, ND, PLAIN, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (FAR && far_last(e, send_warps * gridDim.x))
+			ring_far_rows(&d, state.x, this_rounds_tokens(&d));
 		if (warp == 0)
 			stamp(e, 1);
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, x_kind<X>::SCALED, ND, PLAIN>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, x_kind<X>::SCALED, ND, PLAIN, FAR>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels_ht.h"
 #include "memory.cuh"
+#include "plan.cuh"
 #include "wait.cuh"
 
 /* Not 0, since fresh windows hold zeros; and even after odd, since counts have a place for each parity. */
@@ -39,6 +40,46 @@ __device__ __forceinline__ bool check_head(const struct ll_exchange *e, uint32_t
 	if (bad && threadIdx.x % LANES == __ffs(bad) - 1)
 		report_broken(e, far ? LL_BROKEN_POSITION : LL_BROKEN_LOCAL, source, token, far ? head.x : head.z, far ? extent - 1 : e->nr_local - 1, epoch);
 	return !bad;
+}
+
+struct destination {
+	uint32_t rank, local, position; /* of lane k's route; UINT32_MAX: none */
+};
+
+static __device__ __forceinline__ struct destination find_place(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t token)
+{
+	const struct ll_exchange *e = &d->exchange;
+	struct destination to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
+	uint2 route = make_uint2(UINT32_MAX, 0);
+	uint32_t place;
+
+	if (lane_id() < e->topk)
+		route = h->routes[token * e->topk + lane_id()];
+	if (route.x == UINT32_MAX)
+		return to;
+	place = expert_place(&e->placement, route.x);
+	to.rank = place >> 16;
+	to.local = place & 0xffff;
+	to.position = h->chunks[token / HT_CHUNK * h->nr_columns + (d->by_source ? h->nr_physical + to.rank : route.x)] + route.y;
+	return to;
+}
+
+/* What the caller is told of a token's rows here, by its head; from: the position of the first. */
+static __device__ __forceinline__ void describe_rows(const struct ll_dispatch *d, uint32_t source, uint32_t token, uint4 head, uint32_t from)
+{
+	const struct ll_exchange *e = &d->exchange;
+
+	if (!d->by_source) {
+		if (head.x != UINT32_MAX)
+			d->out_rows[head.x] = make_int4((int)source, (int)token, (int)lane_id(), (int)head.y);
+		return;
+	}
+	if (lane_id() < e->topk) {
+		d->out_ids[(uint64_t)from * e->topk + lane_id()] = (int32_t)head.z;
+		d->out_weights[(uint64_t)from * e->topk + lane_id()] = __uint_as_float(head.z == UINT32_MAX ? 0 : head.y);
+	}
+	if (lane_id() == 0)
+		d->out_rows[from] = make_int4((int)source, (int)token, -1, 0);
 }
 
 /* Host: what these kernels need before their first launch; and how many blocks of so many warps an SM holds. */

@@ -16,6 +16,7 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "far.h"
 #include "kernels_state.h"
 #include "kinds.h"
 #include "wire_ll.h"
@@ -45,7 +46,8 @@ struct ll_exchange {
 	struct ll_divisor by_row_parts; /* segments, and the head */
 	struct ll_divisor by_replicas;	/* ranks that pass the same tokens: each sends its share, all are home */
 	struct ll_window window;
-	uint8_t *windows[LL_MAX_RANKS]; /* as mapped here */
+	uint8_t *windows[LL_MAX_RANKS]; /* as mapped here; NULL: on another node */
+	struct far_table *far;		/* NULL: no rank is on another node */
 	struct ll_state *state;
 	struct ll_report *report;
 	struct ll_complaint *complaint;

@@ -30,6 +30,13 @@ cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_excha
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 
+/* Beside them where some ranks are on other nodes (far_ht.cuh): role LL_SEND before the kernel that sends to the others; LL_RECEIVE behind the dispatch's that receives, and before the
+ * combine's that sums. */
+cudaError_t far_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream);
+cudaError_t far_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream);
+cudaError_t far_dispatch_prepare(const struct ll_dispatch *args);
+cudaError_t far_combine_prepare(const struct ll_combine *args);
+
 /* Blocks of the launch's warps that fit on the device at once, of the kernel that fits worst; loads all. */
 cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *ht,
 	const struct ll_launch *launch, uint32_t *nr_blocks);

@@ -27,6 +27,7 @@ struct ll_tally {
 	uint64_t rounds;
 	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for tally_token */
 	uint64_t rows_received;
+	uint64_t engine_bytes; /* for ranks on other nodes, into the ring */
 	uint64_t results; /* that left for homes: of routes, or summed here */
 	uint64_t load[];  /* [E] routes from here to each logical expert */
 };
@@ -39,12 +40,13 @@ enum ll_wait {
 	LL_WAIT_RESULT = 3,
 	LL_WAIT_ARRIVAL = 4,
 	LL_WAIT_COUNTS = 5,
-	LL_BROKEN_TOKENS = 6,	/* more tokens than there can be */
-	LL_BROKEN_EXPERT = 7,	/* a physical expert that there is not */
-	LL_BROKEN_SENDER = 8,	/* a token that a replica sends; most: that one */
-	LL_BROKEN_ROWS = 9,	/* more rows for an expert, or a rank, than the source has tokens. token: the column */
-	LL_BROKEN_POSITION = 10, /* a row's, outside of this round's */
-	LL_BROKEN_LOCAL = 11	/* a local expert that is not here */
+	LL_WAIT_SENT = 6, /* that the engine has sent what was staged before; token: enum far_kind; epochs: writes begun, and ended */
+	LL_BROKEN_TOKENS = 7,	/* more tokens than there can be */
+	LL_BROKEN_EXPERT = 8,	/* a physical expert that there is not */
+	LL_BROKEN_SENDER = 9,	/* a token that a replica sends; most: that one */
+	LL_BROKEN_ROWS = 10,	/* more rows for an expert, or a rank, than the source has tokens. token: the column */
+	LL_BROKEN_POSITION = 11, /* a row's, outside of this round's */
+	LL_BROKEN_LOCAL = 12	/* a local expert that is not here */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

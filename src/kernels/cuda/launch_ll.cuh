@@ -10,6 +10,10 @@
 
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
 
+/* Where some ranks are on other nodes. */
+ll_kernel<struct ll_dispatch> far_dispatch_kernel(const struct ll_dispatch *d);
+ll_kernel<struct ll_combine> far_combine_kernel(const struct ll_combine *c);
+
 /* More than 48 KiB are given only to who asks. */
 template <typename Args> static cudaError_t allow_shared(ll_kernel<Args> kernel, uint32_t bytes)
 {

@@ -13,4 +13,9 @@
 #include "ptx.cuh"
 #endif
 
+__device__ __forceinline__ uint32_t lane_id()
+{
+	return threadIdx.x % LANES;
+}
+
 #endif

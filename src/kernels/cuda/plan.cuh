@@ -3,6 +3,7 @@
 #ifndef TERN_CUDA_PLAN_CUH
 #define TERN_CUDA_PLAN_CUH
 
+#include "far.cuh"
 #include "kernels.h"
 #include "memory.cuh"
 #include "segment.cuh"
@@ -142,7 +143,7 @@ template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uin
 
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
  * is known which round it is, and whether an earlier one has failed. */
-template <int FORMAT, bool PLAIN>
+template <int FORMAT, bool PLAIN, bool FAR>
 __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
@@ -170,7 +171,7 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t to = e->rank + i;
 
-		piece_store(e->windows[to >= e->nr_ranks ? to - e->nr_ranks : to] + offset, v);
+		piece_store(part_to<FAR>(e, FAR_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) + offset, v);
 	}
 }
 
@@ -254,9 +255,9 @@ struct plan_piece {
 	uint4 v;
 };
 
-__device__ __forceinline__ void look_at_plan(const struct ll_exchange *e, struct plan_piece *piece)
+template <bool FAR> __device__ __forceinline__ void look_at_plan(const struct ll_exchange *e, struct plan_piece *piece)
 {
-	const uint8_t *plan = e->windows[e->rank] + e->window.plans + piece->source * e->window.plan_bytes;
+	const uint8_t *plan = part_from<FAR>(e, FAR_PLAN, piece->source) + e->window.plans + piece->source * e->window.plan_bytes;
 
 	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * LL_LINE_BYTES + lane_id() * 16);
 	piece->head = piece->four ? load_plan_head(plan) : make_uint2(0, 0);
@@ -280,12 +281,13 @@ __device__ __forceinline__ bool check_tokens(const struct ll_exchange *e, uint32
 }
 
 /* After a look. False: it did not come in time, or is no plan. */
-template <int FORMAT> __device__ __forceinline__ bool await_plan(const struct ll_exchange *e, uint32_t epoch, struct plan_piece *piece, uint32_t *nr_tokens)
+template <int FORMAT, bool FAR>
+__device__ __forceinline__ bool await_plan(const struct ll_exchange *e, uint32_t epoch, struct plan_piece *piece, uint32_t *nr_tokens)
 {
 	uint32_t line = 4 * piece->four + lane_id() / 8;
 	struct patience patience = {0, 0};
 
-	for (;; look_at_plan(e, piece)) {
+	for (;; look_at_plan<FAR>(e, piece)) {
 		piece->head = piece->four ? piece->head : plan_head_of(piece->v);
 		*nr_tokens = piece->head.x;
 		if (__all_sync(ALL_LANES, piece->head.y == epoch && plan_line_there<FORMAT>(e, epoch, line, *nr_tokens, piece->v)))
@@ -343,12 +345,12 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 	return true;
 }
 
-template <int FORMAT, bool PLAIN>
+template <int FORMAT, bool PLAIN, bool FAR>
 __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
 {
 	uint32_t nr_tokens;
 
-	if (!await_plan<FORMAT>(e, epoch, piece, &nr_tokens))
+	if (!await_plan<FORMAT, FAR>(e, epoch, piece, &nr_tokens))
 		return false;
 	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
 		stamp(e, 3);
@@ -358,23 +360,23 @@ __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const st
 }
 
 /* By all receiving warps, the next two pieces of each under way together. */
-template <int FORMAT, bool PLAIN>
+template <int FORMAT, bool PLAIN, bool FAR>
 __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	uint32_t nr = e->nr_ranks * ll_ceil(ll_plan_lines((enum ll_format)FORMAT, e->max_tokens * e->topk), 4);
-	bool good = !failed;
+	bool good = far_arrived<FAR>(e, FAR_DISPATCH, epoch, LL_WAIT_PLAN, failed, warp, nr_warps) && !failed;
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
 		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
 		struct plan_piece a = {i - four * e->nr_ranks, four, {}, {}}, b = {j - next * e->nr_ranks, next, {}, {}};
 
-		look_at_plan(e, &a);
+		look_at_plan<FAR>(e, &a);
 		if (j < nr)
-			look_at_plan(e, &b);
-		good = take_piece<FORMAT, PLAIN>(e, p, epoch, &a) && (j >= nr || take_piece<FORMAT, PLAIN>(e, p, epoch, &b));
+			look_at_plan<FAR>(e, &b);
+		good = take_piece<FORMAT, PLAIN, FAR>(e, p, epoch, &a) && (j >= nr || take_piece<FORMAT, PLAIN, FAR>(e, p, epoch, &b));
 	}
 	if (!good && lane_id() == 0)
-		*p->failed = 1;
+		atomicOr(p->failed, 1u); /* maybe by all at once */
 	warps_sync(nr_warps * LANES);
 }
 

@@ -4,7 +4,7 @@
  *   ht_count   a block a chunk: each route's number among those of its chunk for the same expert (by_source: rows for the same rank)
  *   ht_place   one block: sums over chunks -> counts to all; counts of all -> capacity, offsets, and where each chunk's rows begin
  */
-#include "ht.cuh"
+#include "far_ht.cuh"
 #include "launch.cuh"
 #include "rows.cuh"
 
@@ -119,29 +119,34 @@ static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange 
 	uint32_t nr_tokens)
 {
 	struct patience patience = {0, 0};
-	bool good = true;
+	bool good = !e->far || far_send_counts(e, h, s->mine, epoch, nr_tokens);
 
 	for (uint32_t r = 0; r < e->nr_ranks; r++) {
 		uint32_t *to = (uint32_t *)(e->windows[r] + counts_at(e, h, epoch, e->rank));
 
-		for (uint32_t i = threadIdx.x; i <= h->nr_columns; i += PLACE_THREADS)
+		for (uint32_t i = threadIdx.x; i <= h->nr_columns && !on_other_node(e, r); i += PLACE_THREADS)
 			word_store(to + i, i < h->nr_columns ? s->mine[i] : nr_tokens);
 	}
 	__syncthreads();
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += PLACE_THREADS) {
+		if (on_other_node(e, r))
+			continue;
 		__threadfence_system(); /* after the barrier: all threads' counts, not only this one's */
 		word_release(e->windows[r] + count_word_at(e, h, epoch, e->rank), epoch);
 	}
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks && good; r += PLACE_THREADS) {
 		uint32_t seen;
 
+		if (on_other_node(e, r))
+			continue;
 		while (good && (seen = word_acquire(e->windows[e->rank] + count_word_at(e, h, epoch, r))) != epoch)
 			if (!may_wait(&patience, e->wait_ns)) {
 				report_wait(e, LL_WAIT_COUNTS, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}
 	}
-	return __syncthreads_and(good);
+	good = __syncthreads_and(good);
+	return good && e->far ? far_take_counts(e, h, epoch) : good;
 }
 
 /* The most tokens that a rank sends. */
@@ -351,6 +356,8 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 	place_chunks(&d, &h, &s, nr_chunks);
 	if (!over)
 		tally_round_of(e, &h, &s, nr_tokens);
+	if (e->far)
+		far_hide_tokens(e, &h, epoch);
 	if (threadIdx.x == 0) {
 		e->state->epoch_combine = epoch;
 		e->state->nr_tokens = nr_tokens;

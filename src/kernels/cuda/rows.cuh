@@ -90,6 +90,32 @@ template <bool PLAIN> static __device__ __forceinline__ uint32_t first_destinati
 	return PLAIN ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
 }
 
+/* By one warp, when all have stored what far ranks get: rows in runs, and the head. home_routes is this round's. */
+static __device__ __noinline__ void ring_far_rows(const struct ll_dispatch *d, uint32_t epoch, uint32_t nr_tokens)
+{
+	const struct ll_exchange *e = &d->exchange;
+	struct far_table *far = e->far;
+	uint32_t begun = 0;
+
+	for (uint32_t i = 0; i < far->nr_far; i++) {
+		uint32_t runs = 0;
+
+		for (uint32_t first = 0; first < nr_tokens; first += LANES) {
+			uint32_t token = first + lane_id();
+			bool goes = false;
+
+			for (uint32_t k = 0; k < e->topk && token < nr_tokens && is_mine(e, token); k++)
+				goes |= e->home_routes[token * e->topk + k].x == far->ranks[i].rank;
+			runs += far_ring_runs(far, &far->ranks[i], FAR_DISPATCH, first, __ballot_sync(ALL_LANES, goes));
+		}
+		if (lane_id() == 0)
+			far_ring_head(far, &far->ranks[i], FAR_DISPATCH, epoch, runs);
+		begun += runs + 1;
+	}
+	if (lane_id() == 0)
+		far_has_begun(far, FAR_DISPATCH, begun);
+}
+
 /* Ids that no caller should pass. */
 template <bool PLAIN = false> static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
 {

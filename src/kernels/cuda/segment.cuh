@@ -18,11 +18,6 @@ template <int FORMAT, bool SCALED, int ND> struct segment {
 	uint32_t scale[SCALED ? ND : 1]; /* of this lane's line: a float's bits, or UE8M0's byte */
 };
 
-__device__ __forceinline__ uint32_t lane_id()
-{
-	return threadIdx.x % LANES;
-}
-
 /* Vector i of this lane belongs to line 4i + lane / 8 of the segment. */
 __device__ __forceinline__ uint32_t line_of(int i)
 {

@@ -236,14 +236,11 @@ static inline uint32_t atomicOr(uint32_t *at, uint32_t value)
 	return __atomic_fetch_or(at, value, __ATOMIC_RELAXED);
 }
 
-static inline uint32_t atomicAdd(uint32_t *at, uint32_t value)
+/* Between fences, as kernels use it: ThreadSanitizer knows no fences, so it is given what the two make of the addition. */
+template <typename Word> static inline Word atomicAdd(Word *at, Word value)
 {
-	return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
-}
-
-static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
-{
-	return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+	emulated_moves();
+	return __atomic_fetch_add(at, value, emulated_lane->fenced ? __ATOMIC_ACQ_REL : __ATOMIC_RELAXED);
 }
 
 static inline long long clock64()

@@ -1,0 +1,78 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Exchanges on GPUs whose ranks are on several nodes, by processes and over libfabric: every element of every round compared with the reference, half of the rounds by graph replay; the demo; and a
+# rank that is killed. BUILD=dir tests/device/nodes.sh
+# On GPUs that are emulated on the CPU (tests/device/emulate/): no GPU runs. GPUS=1: on real ones, of which ranks may share some; scripts/gpus.sh does so.
+if [ -n "${GPUS:-}" ]; then
+	set -u
+	BUILD=${BUILD:-build}
+	tmp=$(mktemp -d) || exit 1
+	trap 'rm -rf "$tmp"' EXIT
+	bad=0
+	judge() {
+		[ "$2" -eq 0 ] && echo "ok - $1" && return
+		echo "not ok - $1"
+		sed 's/^/    out: /' "$tmp/out"
+		sed 's/^/    err: /' "$tmp/err"
+		bad=1
+	}
+else
+	. "${BASH_SOURCE%/*}/emulated.sh"
+	export TERN_CUDART_LIBRARY=$emulated
+fi
+export TERN_TRANSPORT=ofi
+
+# right NAME NODES RANKS ARGUMENTS...: no bit is wrong, and some ranks are reached over libfabric.
+right() {
+	timeout 60 "$BUILD/tern" run -n "$3" -N "$2" --by-name -- "$BUILD/tern" bench --device cuda --only-verify --iters 6 --preset custom --hidden 640 --experts 12 --topk 3 \
+		--tokens 5 --wait 20000 "${@:4}" >"$tmp/out" 2>"$tmp/err" </dev/null && grep -q ', 0 wrong values' "$tmp/out" && grep -q 'on [2-9] nodes' "$tmp/out" &&
+		grep -q 'ofi:tcp;ofi_rxm, ' "$tmp/out"
+	judge "$1" $?
+}
+
+right 2_nodes_of_2 2 4 --mode all --dtype fp8,bf16 --reduce all --uneven --drop 0.2
+right 2_nodes_of_2_layouts 2 4 --mode all --dtype fp16 --layout padded,source --spread
+right 2_nodes_of_1 2 2 --mode all --dtype fp32 --combine-dtype fp32 --slots 2
+right 3_ranks_on_2_nodes 2 3 --mode all --dtype fp8 --x-dtype fp8 --scale ue8m0 --weights pass --routing zipf:1.2
+right 3_nodes 3 3 --mode all --dtype bytes --routing one --first-epoch 4294967292
+right replica_ranks 2 4 --mode all --dtype bf16 --replica-ranks 2 --reduce all
+
+timeout 60 "$BUILD/tern" run -n 3 -N 2 --by-name -- "$BUILD/tern" bench --device cuda --only-verify --preset custom --hidden 64 --experts 6 --topk 2 --tokens 3 --replica-ranks 3 \
+	>"$tmp/out" 2>"$tmp/err" </dev/null
+[ $? -eq 1 ] && grep -q 'replica ranks 0 and 2 are on different nodes' "$tmp/err"
+judge homes_on_two_nodes $?
+
+# The same texts from the same logits as on the CPU.
+generate() {
+	rm -f "$tmp/json"
+	timeout 60 "$BUILD/tern" run -n 4 -N 2 --by-name -- "$BUILD/generate" -n 4 -p 'Blessed is ' -p 'E' --json "$tmp/json" --device "$1" >"$tmp/out" 2>"$tmp/err" </dev/null &&
+		grep '"logits_fingerprint"' "$tmp/json" | sed 's/"rank": [0-9]*, //' >"$tmp/$1"
+}
+generate cpu && generate cuda && [ -s "$tmp/cpu" ] && cmp -s "$tmp/cpu" "$tmp/cuda" && grep -q 'in the memory of GPUs' "$tmp/out"
+judge demo $?
+
+# killed MODE: rank 3 ends in the middle of its rounds; the ranks on its node and on the other name it.
+killed() {
+	timeout 60 "$BUILD/tern" run -n 4 -N 2 --by-name -l -k -- bash -c '
+		"$0" "$@" & pid=$!
+		[ "$TERN_RANK" = 3 ] && sleep 1.5 && kill -KILL $pid
+		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --wait 3000 --mode "$1" \
+		>"$tmp/out" 2>"$tmp/err" </dev/null
+	[ $? -ne 0 ] && for rank in 0 1 2; do grep -q "^\[$rank\].*rank 3 died while rank $rank's kernel waited" "$tmp/out" "$tmp/err" || return 1; done
+}
+# missed MODE: of two ranks, each on a node, one ends: the other learns of it from its network, long before its kernels' time is over.
+missed() {
+	timeout 25 "$BUILD/tern" run -n 2 -N 2 --by-name -l -k -- bash -c '
+		"$0" "$@" & pid=$!
+		[ "$TERN_RANK" = 1 ] && sleep 1 && kill -KILL $pid
+		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --wait 60000 --mode "$1" \
+		>"$tmp/out" 2>"$tmp/err" </dev/null
+	[ $? -ne 124 ] && grep -q "rank 1 died while rank 0's kernel waited for rank 1" "$tmp/err"
+}
+for mode in ll ht; do
+	missed $mode
+	judge missed_$mode $?
+	killed $mode
+	judge killed_$mode $?
+done
+exit $bad
