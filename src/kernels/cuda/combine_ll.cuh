@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency combine: what the experts made of a token goes home, and is summed there in fp32, in the order that tern.h fixes.
  *
- *   sending warps     y rows of one token -> (weighted sum, k order) -> pieces in the home's window       at_home: each row as it is receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum -> out
+ *   sending warps     y rows of one token -> (weighted sum, k order) -> pieces in the home's window       at_home: each row as it is
+ *   receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum -> out
  *
  * Results lie by rank and token, so the home knows from its own routing what will come. On the way of a single token: one load of
  * the row's routes, one of y, one store over NVLink, the poll that sees it, one store.
