@@ -17,4 +17,13 @@ static inline cudaLaunchConfig_t launch_config(uint32_t nr_blocks, uint32_t nr_t
 	return config;
 }
 
+/* attribute: lives until the launch. */
+static inline void launch_early(cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute, uint32_t early)
+{
+	attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attribute->val.programmaticStreamSerializationAllowed = 1;
+	config->attrs = attribute;
+	config->numAttrs = early ? 1 : 0;
+}
+
 #endif

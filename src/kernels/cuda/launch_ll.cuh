@@ -44,10 +44,7 @@ static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const s
 
 	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
-	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	early.val.programmaticStreamSerializationAllowed = 1;
-	config.attrs = &early;
-	config.numAttrs = launch->early ? 1 : 0;
+	launch_early(&config, &early, launch->early);
 	rc = allow_shared(kernel, shared_bytes);
 	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
 }
