@@ -75,6 +75,12 @@ __device__ __forceinline__ uint32_t word_acquire(const void *from)
 	return v;
 }
 
+/* All that this lane has stored, and what it has seen of others', comes before what it stores from here on. */
+__device__ __forceinline__ void stores_before()
+{
+	asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
 __device__ __forceinline__ uint4 piece_acquire(const void *from)
 {
 	uint4 v;
@@ -147,7 +153,171 @@ __device__ __forceinline__ void some_warps_sync(uint32_t nr_threads)
 }
 
 /* Declares the block's dynamic shared memory. */
-#define BLOCK_MEMORY(name) extern __shared__ uint32_t name[]
+#define BLOCK_MEMORY(name) extern __shared__ __align__(128) uint32_t name[]
+
+/* ---- copies through shared memory ---------------------------------------------------------------------------- */
+
+/* Called by all lanes of a warp; addresses and sizes are multiples of 16. On sm_90 and later lane `by` hands them to the copy engine, with the addresses that it
+ * has; before, all lanes copy, asynchronously on the way in.
+ *
+ *   copy_in     memory -> shared memory; after the last of them copy_in_close: the barrier's phase ends when all its bytes are there
+ *   copy_out    shared memory -> memory, this GPU's or a peer's. copies_close ends a group of them
+ *   copies_read<N>   all groups of this lane's but the last N have read their shared memory: it may be written again
+ *   copies_done<N>   all groups of this lane's but the last N are where they belong: it may announce them, behind a fence
+ *   copy_out_ready   what this lane has written to shared memory is there for copies that are begun after the next __syncwarp
+ *   copy_in_ready    likewise what it has acquired from others' kernels */
+typedef uint32_t shared_at; /* an address in the block's shared memory */
+
+__device__ __forceinline__ shared_at in_shared(const void *pointer)
+{
+	return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+__device__ __forceinline__ uint8_t *shared_pointer(shared_at at)
+{
+	return (uint8_t *)__cvta_shared_to_generic(at);
+}
+
+__device__ __forceinline__ uint4 shared_load(shared_at from)
+{
+	uint4 v;
+
+	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ void shared_store(shared_at to, uint4 v)
+{
+	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ __forceinline__ bool copy_there(shared_at barrier, uint32_t parity)
+{
+	uint32_t there;
+
+	asm volatile("{ .reg .pred p;\n\t"
+#if __CUDA_ARCH__ >= 900
+		     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+#else
+		     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\t"
+#endif
+		     "selp.u32 %0, 1, 0, p; }"
+		     : "=r"(there)
+		     : "r"(barrier), "r"(parity)
+		     : "memory");
+	return there;
+}
+
+#if __CUDA_ARCH__ >= 900
+/* By one lane; then copy_out_ready and a barrier of those that use it. */
+__device__ __forceinline__ void copy_barrier(shared_at barrier)
+{
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void copy_out_ready()
+{
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void copy_in_ready()
+{
+	asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+__device__ __forceinline__ void copy_in(shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
+{
+	if (threadIdx.x % 32 == by)
+		asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+			"r"(barrier)
+			: "memory");
+}
+
+__device__ __forceinline__ void copy_in_close(shared_at barrier, uint32_t bytes, uint32_t by)
+{
+	if (threadIdx.x % 32 == by)
+		asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)
+{
+	if (threadIdx.x % 32 == by)
+		asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
+/* A lane that has copied nothing has empty groups. */
+__device__ __forceinline__ void copies_close()
+{
+	asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void copies_read()
+{
+	asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+
+template <int N> __device__ __forceinline__ void copies_done()
+{
+	asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+#else
+__device__ __forceinline__ void copy_barrier(shared_at barrier)
+{
+	asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void copy_out_ready()
+{
+}
+
+__device__ __forceinline__ void copy_in_ready()
+{
+}
+
+__device__ __forceinline__ const uint8_t *address_of_lane(const void *address, uint32_t lane)
+{
+	uint64_t bits = (uint64_t)address;
+	uint32_t high = __shfl_sync(0xffffffffu, (uint32_t)(bits >> 32), lane), low = __shfl_sync(0xffffffffu, (uint32_t)bits, lane);
+
+	return (const uint8_t *)((uint64_t)high << 32 | low);
+}
+
+__device__ __forceinline__ void copy_in(shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
+{
+	const uint8_t *all = address_of_lane(from, by);
+
+	for (uint32_t at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
+		asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(all + at) : "memory");
+}
+
+__device__ __forceinline__ void copy_in_close(shared_at barrier, uint32_t bytes, uint32_t by)
+{
+	__threadfence_block(); /* what this lane has stored in the usual way */
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)
+{
+	uint8_t *all = (uint8_t *)address_of_lane(to, by);
+
+	for (uint32_t at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
+		*(uint4 *)(all + at) = shared_load(from + at);
+}
+
+__device__ __forceinline__ void copies_close()
+{
+}
+
+template <int N> __device__ __forceinline__ void copies_read()
+{
+	__syncwarp();
+}
+
+template <int N> __device__ __forceinline__ void copies_done()
+{
+}
+#endif
 
 /* ---- numbers ------------------------------------------------------------------------------------------------- */
 

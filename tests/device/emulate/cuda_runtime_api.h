@@ -65,7 +65,8 @@ struct cudaDeviceProp {
 
 enum cudaDeviceAttr {
 	cudaDevAttrMultiProcessorCount,
-	cudaDevAttrComputeCapabilityMajor
+	cudaDevAttrComputeCapabilityMajor,
+	cudaDevAttrMaxSharedMemoryPerBlockOptin
 };
 
 enum cudaDeviceP2PAttr {

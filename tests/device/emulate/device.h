@@ -82,6 +82,11 @@ static inline uint32_t word_acquire(const void *from)
 	return __atomic_load_n((const uint32_t *)from, __ATOMIC_ACQUIRE);
 }
 
+static inline void stores_before()
+{
+	emulated_fence();
+}
+
 static inline uint4 piece_acquire(const void *from)
 {
 	const uint32_t *words = (const uint32_t *)from;
@@ -134,6 +139,99 @@ static inline void some_warps_sync(uint32_t nr_threads)
 }
 
 #define BLOCK_MEMORY(name) uint32_t *const name = emulated_lane->shared
+
+/* ---- copies through shared memory ---------------------------------------------------------------------------- */
+
+typedef uintptr_t shared_at;
+
+static inline shared_at in_shared(const void *pointer)
+{
+	return (uintptr_t)pointer;
+}
+
+static inline uint8_t *shared_pointer(shared_at at)
+{
+	return (uint8_t *)at;
+}
+
+static inline uint4 shared_load(shared_at from)
+{
+	return *(const uint4 *)from;
+}
+
+static inline void shared_store(shared_at to, uint4 v)
+{
+	*(uint4 *)to = v;
+}
+
+static inline void copy_barrier(shared_at barrier)
+{
+	emulated_copy_barrier((uint64_t *)barrier);
+}
+
+/* What the engine may see of a lane's stores is not emulated. */
+static inline void copy_out_ready()
+{
+}
+
+static inline void copy_in_ready()
+{
+}
+
+/* Where stores are not delayed, copies are not either; done here, so that ThreadSanitizer sees them. */
+static inline void copy_in(shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
+{
+	if (emulated_lane->index != by)
+		return;
+	if (emulated_delays_stores()) {
+		emulated_copy_in((void *)to, from, bytes, (uint64_t *)barrier);
+		return;
+	}
+	memcpy((void *)to, from, bytes);
+	emulated_copied_in((uint64_t *)barrier, bytes);
+}
+
+static inline void copy_in_close(shared_at barrier, uint32_t bytes, uint32_t by)
+{
+	if (emulated_lane->index == by)
+		emulated_copy_in_close((uint64_t *)barrier, bytes);
+}
+
+static inline bool copy_there(shared_at barrier, uint32_t parity)
+{
+	if (emulated_copy_there((const uint64_t *)barrier, parity))
+		return true;
+	emulated_yield();
+	return false;
+}
+
+static inline void copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)
+{
+	if (emulated_lane->index != by)
+		return;
+	emulated_moves();
+	if (emulated_delays_stores())
+		emulated_copy_out(to, (const void *)from, bytes);
+	else
+		memcpy(to, (const void *)from, bytes);
+}
+
+static inline void copies_close()
+{
+	emulated_lane->copy_group++;
+}
+
+template <int N> static inline void copies_read()
+{
+	while (emulated_copies_left(N, 1))
+		emulated_yield();
+}
+
+template <int N> static inline void copies_done()
+{
+	while (emulated_copies_left(N, 0))
+		emulated_yield();
+}
 
 /* ---- numbers ------------------------------------------------------------------------------------------------- */
 

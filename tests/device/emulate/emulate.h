@@ -40,6 +40,8 @@ struct emulated_lane {
 	uint32_t index, barrier;
 	uint32_t fenced; /* stores of this lane from here on are releases */
 	uint32_t nr_delayed;
+	uint32_t copy_group; /* of copies out of shared memory, that is open */
+	uint32_t copies_out; /* of this lane, under way */
 };
 
 /* The lane that runs. */
@@ -94,6 +96,14 @@ uint32_t emulated_delays_stores(void);
 void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole);
 /* All that comes before, of this lane and of lanes it has met in __syncwarp or at a barrier, is there. */
 void emulated_fence(void);
+/* The copy engine. but: groups of this lane's copies, not counting the open one; only_reads: have they read? */
+void emulated_copy_barrier(uint64_t *barrier);
+void emulated_copy_in(void *shared, const void *from, uint32_t bytes, uint64_t *barrier);
+void emulated_copied_in(uint64_t *barrier, uint32_t bytes); /* it is there already */
+void emulated_copy_in_close(uint64_t *barrier, uint32_t bytes);
+uint32_t emulated_copy_there(const uint64_t *barrier, uint32_t parity);
+void emulated_copy_out(void *to, const void *shared, uint32_t bytes);
+uint32_t emulated_copies_left(uint32_t but, uint32_t only_reads);
 /* A load may not overtake this lane's own store to the same place. */
 void emulated_loads(const void *from, uint32_t bytes);
 /* Something has happened but polling. */

@@ -130,6 +130,11 @@ void stores_of_kernel(const struct operation *launch);
 void stores_trim(void); /* after a pass */
 void stores_some(void); /* after a turn */
 
+/* copies.c */
+void copies_some(void); /* after a turn */
+void copies_without_block(const struct emulated_block *block); /* it has ended */
+void copies_of_kernel(const struct operation *launch);
+
 /* streams.c */
 struct emulated_stream *stream_of(cudaStream_t stream);
 void stream_put(struct emulated_stream *stream, const struct operation *operation);

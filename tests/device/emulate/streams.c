@@ -250,6 +250,7 @@ void block_ended(struct emulated_block *block)
 
 	order_acquire(&stream->order);
 	stores_without_block(block);
+	copies_without_block(block);
 	for (uint32_t i = 0; i < block->nr_lanes; i++) {
 		struct emulated_lane *lane = block->warps[i / WARP_LANES].lanes[i % WARP_LANES];
 
@@ -266,6 +267,7 @@ void block_ended(struct emulated_block *block)
 	changed = true;
 	if (++op->nr_ended < op->nr_blocks)
 		return;
+	copies_of_kernel(op);
 	stores_of_kernel(op);
 	op->done = true;
 }

@@ -345,6 +345,7 @@ bool warps_turn(void)
 	next = emulated_random(nr_ready);
 	turn(ready[next]);
 	stores_some();
+	copies_some();
 	history = (history ^ next ^ (uint64_t)nr_ready << 32) * 0x9e3779b97f4a7c15ull;
 	emulated_clock_ns += ++nr_idle > 64ull * nr_ready ? idle_ns() : BUSY_NS;
 	return true;

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The copy engine: what a lane hands to it is done later, in any order, piece by piece. What a copy into shared memory will overwrite is spoilt at once; what a copy out of it
+ * takes, it takes when its turn comes. So who reads too early, or writes again too early, gets wrong bytes. Fences do nothing to it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "inside.h"
+
+#define MOST_COPIES 65536
+#define MOST_PIECE 2048 /* done at once */
+
+/* In an mbarrier's 8 bytes. */
+struct copy_barrier {
+	uint32_t phases; /* that have ended */
+	int32_t bytes;	 /* expected, and not there; below 0: there before they were expected. CLOSED more until then */
+};
+#define CLOSED (1 << 30)
+
+struct copy {
+	const struct operation *launch;
+	const struct emulated_block *block;
+	struct emulated_lane *lane; /* out */
+	struct copy_barrier *barrier; /* in */
+	uint8_t *to, *held; /* held: what a copy out has taken */
+	const uint8_t *from;
+	uint32_t bytes, done, group;
+};
+
+static struct copy copies[MOST_COPIES];
+static uint32_t nr;
+
+static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
+{
+	struct copy *c;
+
+	if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16 || !bytes)
+		emulated_die("a copy of %u bytes from %p to %p", bytes, from, to);
+	if (nr == MOST_COPIES)
+		emulated_die("more than %d copies are under way", MOST_COPIES);
+	c = &copies[nr++];
+	*c = (struct copy){.launch = emulated_lane->warp->block->launch, .block = emulated_lane->warp->block, .to = to, .from = from, .bytes = bytes};
+	emulated_moves();
+	return c;
+}
+
+void emulated_copy_barrier(uint64_t *barrier)
+{
+	*(struct copy_barrier *)barrier = (struct copy_barrier){.bytes = CLOSED};
+}
+
+static void arrived(struct copy_barrier *b, int32_t bytes)
+{
+	b->bytes -= bytes;
+	if (b->bytes)
+		return;
+	b->bytes = CLOSED;
+	b->phases++;
+	emulated_moves();
+}
+
+void emulated_copied_in(uint64_t *barrier, uint32_t bytes)
+{
+	order_release(barrier);
+	arrived((struct copy_barrier *)barrier, (int32_t)bytes);
+}
+
+void emulated_copy_in(void *shared, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+	copy_begin(shared, from, bytes)->barrier = (struct copy_barrier *)barrier;
+	memset(shared, 0xa7, bytes);
+}
+
+void emulated_copy_in_close(uint64_t *barrier, uint32_t bytes)
+{
+	order_release(barrier);
+	arrived((struct copy_barrier *)barrier, CLOSED - (int32_t)bytes);
+}
+
+uint32_t emulated_copy_there(const uint64_t *barrier, uint32_t parity)
+{
+	order_acquire((void *)barrier);
+	return (((const struct copy_barrier *)barrier)->phases & 1) != parity;
+}
+
+void emulated_copy_out(void *to, const void *shared, uint32_t bytes)
+{
+	struct copy *c = copy_begin(to, shared, bytes);
+
+	c->lane = emulated_lane;
+	c->lane->copies_out++;
+	c->group = emulated_lane->copy_group;
+	*(volatile uint8_t *)to = *(volatile uint8_t *)to; /* a bad address shows here */
+}
+
+uint32_t emulated_copies_left(uint32_t but, uint32_t only_reads)
+{
+	for (uint32_t i = 0; i < nr && emulated_lane->copies_out; i++)
+		if (copies[i].lane == emulated_lane && emulated_lane->copy_group - copies[i].group > but && !(only_reads && copies[i].held))
+			return 1;
+	return 0;
+}
+
+/* Some more of it. True: that was all. */
+static bool go_on(struct copy *c, uint32_t most)
+{
+	uint32_t bytes = c->bytes - c->done < most ? c->bytes - c->done : most;
+
+	if (c->lane && !c->held) {
+		c->held = malloc(c->bytes);
+		if (!c->held)
+			emulated_die("no memory for a copy");
+		memcpy(c->held, c->from, c->bytes);
+		return false;
+	}
+	memcpy(c->to + c->done, (c->held ? c->held : c->from) + c->done, bytes);
+	c->done += bytes;
+	if (c->done < c->bytes)
+		return false;
+	if (c->barrier)
+		arrived(c->barrier, (int32_t)c->bytes);
+	if (c->lane)
+		c->lane->copies_out--;
+	free(c->held);
+	emulated_moves();
+	return true;
+}
+
+void copies_some(void)
+{
+	for (uint32_t some = nr ? 1 + emulated_random(4) + nr / 8 : 0; some && nr; some--) {
+		uint32_t i = emulated_random(nr);
+
+		if (go_on(&copies[i], 16 + 16 * emulated_random(MOST_PIECE / 16)))
+			copies[i] = copies[--nr];
+	}
+}
+
+/* Its shared memory goes. */
+void copies_without_block(const struct emulated_block *block)
+{
+	for (uint32_t i = 0; i < nr; i++) {
+		struct copy *c = &copies[i];
+
+		if (c->block != block)
+			continue;
+		if (!c->held)
+			emulated_die("a block has ended with a copy under way %s its shared memory", c->barrier ? "into" : "from");
+		c->block = NULL;
+		c->lane = NULL;
+	}
+}
+
+void copies_of_kernel(const struct operation *launch)
+{
+	for (uint32_t i = nr; i--;)
+		if (copies[i].launch == launch) {
+			while (!go_on(&copies[i], MOST_PIECE))
+				;
+			copies[i] = copies[--nr];
+		}
+}
