@@ -29,6 +29,7 @@ struct device_exchange {
 	uint64_t positions;
 	uint32_t nr_sharing;
 	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
+	uint32_t block_bytes; /* shared memory that a block may have */
 	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
 	uint8_t *memory, *tables;
 	struct far_table *far; /* [slots] NULL: no rank is on another node */
@@ -187,6 +188,7 @@ static void make_ht(struct device_exchange *x, const struct device_plan *plan, s
 		.first = x->first,
 		.logical = x->logical,
 		.chunks = (uint32_t *)(s->memory + x->layout.chunks),
+		.block_bytes = x->block_bytes,
 		.routes = (uint2 *)(s->memory + x->layout.routes)};
 }
 
@@ -211,9 +213,8 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan, 
 /* The plan's one block waits for other ranks' too, so where kernels of several slots or ranks share a device some SMs are left to it. */
 static int count_ht_blocks(struct device_exchange *x)
 {
-	struct ll_launch launch = {.nr_warps = LL_MAX_WARPS};
 	struct device_slot *s = &x->slots[0];
-	int device = 0, nr_sms = 0, rc = cuda_check(ht_most_blocks(&s->dispatch, &s->combine, &s->ht, &launch, &x->most_blocks), "high throughput's kernels");
+	int device = 0, nr_sms = 0, rc = cuda_check(ht_most_blocks(&s->dispatch, &s->combine, &s->ht, &x->most_blocks), "high throughput's kernels");
 
 	rc = rc ? rc : cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
@@ -253,13 +254,15 @@ static int count_blocks(struct device_exchange *x)
 	return 0;
 }
 
-/* It waits for the kernel ahead before it touches anything, so only the room it takes could harm. */
-static int choose_early(struct device_exchange *x)
+/* early: it waits for the kernel ahead before it touches anything, so only the room it takes could harm. */
+static int ask_device(struct device_exchange *x)
 {
-	int device = 0, major = 0, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+	int device = 0, major = 0, bytes = 0, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 
 	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
 	x->early = major >= 9 && x->nr_sharing == 1;
+	x->block_bytes = (uint32_t)bytes;
 	return rc;
 }
 
@@ -277,7 +280,7 @@ static int fill_exchange(struct device_exchange *x, const struct device_plan *pl
 		x->read = (struct ll_tally *)(x->reports + nr_slots);
 		x->tally = (struct ll_tally *)(x->memory + x->layout.tally);
 	}
-	rc = rc ? rc : choose_early(x);
+	rc = rc ? rc : ask_device(x);
 	rc = rc ? rc : upload_placement(x, plan->placement, &placement);
 	rc = rc ? rc : upload_far(x, plan);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
@@ -340,22 +343,32 @@ static uint8_t *own_rows(const struct device_exchange *x, const struct device_sl
 	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window : s->memory + in_memory;
 }
 
-/* All that fit, unless the caller wants fewer: bytes are what counts here. How many warps send is as measured, docs/benchmarks.md. */
-static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call, uint32_t send_warps)
+/* All blocks that fit, unless the caller wants fewer: bytes are what counts here. */
+static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call)
 {
 	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
 
-	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .send_warps = send_warps};
+	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .early = x->early};
+}
+
+/* Warps of a block: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
+ * copied last. Measured, docs/benchmarks.md. */
+static uint32_t ht_senders(const struct ll_dispatch *d, uint32_t nr_blocks)
+{
+	uint32_t wanted = (3700000 / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = d->kind == LL_X_COPY ? 6 : nr_blocks > 48 ? 8 : 12;
+
+	return wanted < 3 ? 3 : least(wanted, most);
 }
 
 static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)
 {
 	struct device_slot *s = &x->slots[call->slot];
-	struct ll_launch launch = ht_launch(x, call, s->dispatch.kind == LL_X_COPY ? 4 : 8);
+	struct ll_launch launch = ht_launch(x, call);
 	int rc = 0;
 
+	launch.send_warps = ht_senders(&s->dispatch, launch.nr_blocks);
 	if (call->roles & DEVICE_SEND)
-		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, call->stream), "the plan's kernels");
+		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, &launch, call->stream), "the plan's kernels");
 	if (!rc && x->far && call->roles & DEVICE_SEND)
 		rc = cuda_check(far_dispatch_launch(&s->dispatch, &s->ht, &launch, LL_SEND, call->stream), "the far dispatch's kernel");
 	rc = rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
@@ -429,8 +442,11 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
-	if (x->config.mode == TERN_HIGH_THROUGHPUT)
-		launch = ht_launch(x, call, 12);
+	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
+		launch = ht_launch(x, call);
+		launch.send_warps = HT_COMBINE_SENDERS;
+		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs than the dispatch's */
+	}
 	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->far && !c->release)
 		return put_far_combine(x, call, &launch);
 	if (c->release)

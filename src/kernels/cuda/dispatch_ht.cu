@@ -7,202 +7,187 @@
  *
  * Floor: the rows' bytes over NVLink; the copies run beside (4 x H200, deepseek-v3: a third of the time in a GPU's own memory).
  */
-#include "ht.cuh"
+#include "dispatch_receive.cuh"
 #include "launch.cuh"
-#include "rows.cuh"
 
 /* ---- sending ------------------------------------------------------------------------------------------------- */
 
-/* One vector's worth of a row: where it goes, in the row and among the scales. */
-template <int X, int ND>
-static __device__ __forceinline__ void store_piece(const struct ll_dispatch *d, const struct ht_exchange *h, struct extent x, uint8_t *window,
-	uint64_t position, const segment<LL_LINES, x_kind<X>::SCALED, ND> &s)
+/* To the first place on each rank, and on this rank to all; in rank order from the next on, as lanes stand for routes. */
+static __device__ __forceinline__ void send_part(const struct ll_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, uint32_t number,
+	struct destination to, uint32_t lanes, shared_at tray)
 {
-	const struct ll_exchange *e = &d->exchange;
-
-#pragma unroll
-	for (int i = 0; i < ND; i++) {
-		uint32_t offset;
-
-		if (!in_row(&e->row, x, i, &offset))
-			continue;
-		row_store(window + h->window.x + position * e->row.row_bytes + offset, s.v[i]);
-		if constexpr (x_kind<X>::SCALED)
-			store_scale(d, window + h->window.scales, position * e->row.nr_lines + x.first_line + line_of(i), s.scale[i]);
-	}
-}
-
-/* first: the lanes whose routes are the first to their ranks. */
-template <int X, int ND>
-static __device__ __forceinline__ void send_row(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t token, struct destination to, uint32_t first)
-{
-	const struct ll_exchange *e = &d->exchange;
+	struct part p = part_of(d, w, number);
 
 #pragma unroll 1
-	for (uint32_t which = 0; which < e->row.nr_segments && first; which++) {
-		raw_segment<X, ND> raw;
-		segment<LL_LINES, x_kind<X>::SCALED, ND> s;
+	for (uint32_t left = lanes; left; left &= left - 1) {
+		uint32_t lane = __ffs(left) - 1, rank = __shfl_sync(ALL_LANES, to.rank, lane);
 
-		load_raw(d, token, which, raw);
-		make_segment<X, ND>(d, raw, s);
-#pragma unroll 1
-		for (uint32_t left = first; left; left &= left - 1) {
-			uint32_t lane = __ffs(left) - 1, rank = __shfl_sync(ALL_LANES, to.rank, lane);
-
-			store_piece<X, ND>(d, h, segment_extent(&e->row, which), e->windows[rank], __shfl_sync(ALL_LANES, to.position, lane), s);
-		}
+		store_part(d, h, w, &p, d->exchange.windows[rank], __shfl_sync(ALL_LANES, to.position, lane), tray);
 	}
+	copies_close();
 }
+
+/* A token on its way through the trays. */
+struct outgoing {
+	struct destination to;
+	uint32_t weight;       /* lane k's */
+	uint32_t token, lanes; /* lanes: whose places are stored to */
+	bool first, there;     /* first: of this lane's rank */
+};
 
 /* Behind the row's stores, by every lane's fence: who sees all of a head sees the row. */
-static __device__ __forceinline__ void send_heads(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token,
-	struct destination to, bool first)
+static __device__ __forceinline__ void send_heads(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, struct outgoing *o)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t weight = __float_as_uint(1.0f);
 
-	if (lane_id() < e->topk && d->topk_weights)
-		weight = __float_as_uint(d->topk_weights[token * e->topk + lane_id()]);
 	__syncwarp();
-	__threadfence_system();
+	stores_before();
 	for (uint32_t i = 1; i <= e->nr_ranks && lane_id() < e->topk; i++) {
 		uint32_t r = e->rank + i >= e->nr_ranks ? e->rank + i - e->nr_ranks : e->rank + i;
-		bool here = to.rank == r;
+		bool here = o->to.rank == r;
 
-		piece_store(e->windows[r] + head_at(e, h, e->rank, token),
-			make_uint4(here && (first || !d->by_source) ? to.position : UINT32_MAX, weight, here ? to.local : UINT32_MAX, epoch));
+		piece_store(e->windows[r] + head_at(e, h, e->rank, o->token),
+			make_uint4(here && (o->first || !d->by_source) ? o->to.position : UINT32_MAX, o->weight, here ? o->to.local : UINT32_MAX, epoch));
 	}
+	o->there = false;
 }
 
-template <int X, int ND>
-static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t nr_tokens, uint32_t warp,
-	uint32_t nr_warps)
-{
-	for (uint32_t token = warp; token < nr_tokens; token += nr_warps) {
-		struct destination to;
-		uint32_t same, first;
+/* What is known of the tokens behind, each step a load ahead: a ticket, then a token's routes, then their places. */
+struct ahead {
+	uint32_t *tickets, ticket; /* lane 0's */
+	uint32_t token, nr_tokens;
+	uint2 route;
+	uint32_t weight;
+	struct destination to;
+};
 
-		if (!is_mine(&d->exchange, token))
-			continue;
-		to = find_place(d, h, token);
-		same = __match_any_sync(ALL_LANES, to.rank);
-		first = __ballot_sync(ALL_LANES, to.rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
-		send_row<X, ND>(d, h, token, to, first);
-		send_heads(d, h, epoch, token, to, first >> lane_id() & 1);
-	}
-}
-
-/* ---- receiving ----------------------------------------------------------------------------------------------- */
-
-/* This lane's part of a token's head; waits for all of it. */
-static __device__ __forceinline__ bool await_head(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token,
-	uint4 *head)
+static __device__ __forceinline__ void look_ahead(const struct ll_dispatch *d, const struct ht_exchange *h, struct ahead *a)
 {
 	const struct ll_exchange *e = &d->exchange;
-	const uint8_t *from = e->windows[e->rank] + head_at(e, h, source, token);
-	struct patience patience = {0, 0};
 
-	*head = make_uint4(UINT32_MAX, 0, UINT32_MAX, epoch);
 	do {
-		if (lane_id() < e->topk)
-			*head = piece_acquire(from);
-		if (__all_sync(ALL_LANES, head->w == epoch)) {
-			__syncwarp(); /* a vote orders nothing: only now may all lanes read what those with a head have acquired */
-			return true;
-		}
-	} while (may_wait(&patience, e->wait_ns));
+		a->token = __shfl_sync(ALL_LANES, a->ticket, 0);
+		if (lane_id() == 0)
+			a->ticket = atomicAdd(a->tickets, 1u);
+	} while (a->token < a->nr_tokens && !is_mine(e, a->token));
+	a->route = a->token < a->nr_tokens ? load_route(d, h, a->token) : make_uint2(UINT32_MAX, 0);
+	a->weight = lane_id() < e->topk && a->token < a->nr_tokens && d->topk_weights ? __float_as_uint(d->topk_weights[a->token * e->topk + lane_id()])
+										     : __float_as_uint(1.0f);
+}
+
+static __device__ __forceinline__ struct outgoing next_token(const struct ll_dispatch *d, const struct ahead *a)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t below = (1u << lane_id()) - 1, same, twice;
+	struct outgoing o;
+
+	o.token = a->token;
+	o.there = a->token < a->nr_tokens;
+	o.to = a->to;
+	o.weight = a->weight;
+	same = __match_any_sync(ALL_LANES, o.to.rank);
+	o.first = o.to.rank != UINT32_MAX && (same & below) == 0;
+	twice = __match_any_sync(ALL_LANES, o.to.rank == e->rank ? o.to.position : UINT32_MAX); /* an expert named twice has one place */
+	o.lanes = __ballot_sync(ALL_LANES, o.to.rank == e->rank ? (twice & below) == 0 : o.first);
+	return o;
+}
+
+/* Its first bytes are on their way, while what is in the other tray is stored. */
+template <int X, int ND>
+static __device__ __forceinline__ void begin_part(const struct ll_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
+{
+	if (X != LL_X_COPY) {
+		load_raw(d, token, first_segment(&d->exchange, w, number), raw);
+		return;
+	}
+	copies_read<DISPATCH_TRAYS - 1>();
+	__syncwarp();
+	stream_fetch(&w->stream, 0, d->x + token * d->x_stride + number * w->part_bytes, part_of(d, w, number).bytes, 0);
+	stream_fetched(&w->stream, part_of(d, w, number).bytes, 0);
+}
+
+/* All of it is in a tray. */
+template <int X, int ND>
+static __device__ __forceinline__ shared_at end_part(const struct ll_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
+{
+	shared_at tray;
+
+	if (X == LL_X_COPY) {
+		tray = stream_take(&w->stream);
+		__syncwarp();
+		return tray;
+	}
+	tray = stream_tray(&w->stream);
+	stream_filled(&w->stream);
+	copies_read<DISPATCH_TRAYS - 1>();
+	__syncwarp();
+	make_part<X, ND>(d, w, token, number, tray, raw);
+	return tray;
+}
+
+/* A token's heads leave when its rows have arrived, which is known when the next one's are on their way. */
+template <int X, int ND>
+static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch, uint32_t nr_tokens)
+{
+	const struct ll_exchange *e = &d->exchange;
+	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, 0, nr_tokens, {}, 0, {}};
+	struct outgoing now, last = {};
+	raw_segment<X, ND> raw;
+
 	if (lane_id() == 0)
-		report_wait(e, LL_WAIT_ROW, source, token, epoch, head->w, patience.start_ns);
-	return false;
-}
+		ahead.ticket = atomicAdd(ahead.tickets, 1u);
+	look_ahead(d, h, &ahead);
+	ahead.to = find_place(d, h, ahead.token, ahead.route);
+	now = next_token(d, &ahead);
+	if (now.lanes)
+		begin_part<X, ND>(d, w, now.token, 0, raw);
+	while (now.there) {
+		look_ahead(d, h, &ahead);
+		for (uint32_t number = 0; number < w->parts && now.lanes; number++) {
+			shared_at tray = end_part<X, ND>(d, w, now.token, number, raw);
 
-#define COPY_VECTORS 7 /* of a lane, under way together */
-
-/* A row from its first place to this rank's others. */
-static __device__ __forceinline__ void copy_row(const struct ll_dispatch *d, uint32_t from, uint32_t to_lanes, uint32_t position)
-{
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t bytes = e->row.row_bytes, scales = e->row.nr_lines * d->scale_bytes;
-
-#pragma unroll 1
-	for (uint32_t start = 0; start < bytes && to_lanes; start += COPY_VECTORS * LANES * 16) {
-		uint32_t at = start + lane_id() * 16;
-		uint4 v[COPY_VECTORS];
-
-#pragma unroll
-		for (uint32_t i = 0; i < COPY_VECTORS; i++)
-			if (at + i * LANES * 16 < bytes)
-				v[i] = row_load(d->out_x + (uint64_t)from * bytes + at + i * LANES * 16);
-		for (uint32_t left = to_lanes; left; left &= left - 1) {
-			uint64_t to = __shfl_sync(ALL_LANES, position, __ffs(left) - 1);
-
-#pragma unroll
-			for (uint32_t i = 0; i < COPY_VECTORS; i++)
-				if (at + i * LANES * 16 < bytes)
-					row_store(d->out_x + to * bytes + at + i * LANES * 16, v[i]);
+			if (number + 1 == w->parts)
+				ahead.to = find_place(d, h, ahead.token, ahead.route);
+			if (last.there) {
+				copies_done<0>(); /* before the next are under way, for which the fence might wait */
+				send_heads(d, h, epoch, &last);
+			}
+			send_part(d, h, w, number, now.to, now.lanes, tray);
+			if (number + 1 < w->parts)
+				begin_part<X, ND>(d, w, now.token, number + 1, raw);
 		}
+		if (last.there) { /* this token has no row */
+			copies_done<0>();
+			send_heads(d, h, epoch, &last);
+		}
+		if (!now.lanes)
+			ahead.to = find_place(d, h, ahead.token, ahead.route);
+		last = now;
+		now = next_token(d, &ahead);
+		if (now.lanes)
+			begin_part<X, ND>(d, w, now.token, 0, raw);
 	}
-	for (uint32_t left = to_lanes; left && scales; left &= left - 1) {
-		uint64_t to = __shfl_sync(ALL_LANES, position, __ffs(left) - 1);
-
-		for (uint32_t i = lane_id(); i < e->row.nr_lines; i += LANES)
-			if (d->scale_bytes == 4)
-				((uint32_t *)d->out_scales)[to * e->row.nr_lines + i] = ((uint32_t *)d->out_scales)[(uint64_t)from * e->row.nr_lines + i];
-			else
-				d->out_scales[to * e->row.nr_lines + i] = d->out_scales[(uint64_t)from * e->row.nr_lines + i];
-	}
+	copies_done<0>();
+	if (last.there)
+		send_heads(d, h, epoch, &last);
+	if (X != LL_X_COPY)
+		w->stream.fill = 0; /* no barrier has been used */
 }
 
-static __device__ __forceinline__ void take_row(const struct ll_dispatch *d, uint32_t source, uint32_t token, uint4 head)
-{
-	uint32_t here = __ballot_sync(ALL_LANES, head.x != UINT32_MAX), from, same;
-
-	if (!here)
-		return;
-	from = __shfl_sync(ALL_LANES, head.x, __ffs(here) - 1);
-	describe_rows(d, source, token, head, from);
-	if (d->by_source)
-		return;
-	same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
-	copy_row(d, from, __ballot_sync(ALL_LANES, head.x != UINT32_MAX && head.x != from && (same & ((1u << lane_id()) - 1)) == 0), head.x);
-}
-
-static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t warp, uint32_t nr_warps)
-{
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t nr_tokens[(LL_MAX_RANKS + LANES - 1) / LANES], most = 0, extent = e->state->extent;
-
-#pragma unroll
-	for (uint32_t i = 0; i < (LL_MAX_RANKS + LANES - 1) / LANES; i++) {
-		uint32_t s = i * LANES + lane_id();
-
-		nr_tokens[i] = s < e->nr_ranks ? min(e->max_tokens, word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, s)) + h->nr_columns)) : 0;
-		most = max(most, __reduce_max_sync(ALL_LANES, nr_tokens[i]));
-	}
-	for (uint32_t i = warp;; i += nr_warps) {
-		uint32_t token = i / e->nr_ranks, source = e->rank + i - token * e->nr_ranks, nr = 0;
-		uint4 head;
-
-		if (token >= most)
-			return;
-		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
-#pragma unroll
-		for (uint32_t j = 0; j < (LL_MAX_RANKS + LANES - 1) / LANES; j++)
-			nr = source / LANES == j ? __shfl_sync(ALL_LANES, nr_tokens[j], source % LANES) : nr;
-		if (token >= nr || sender_among(e, source, token) != source)
-			continue;
-		if (!await_head(d, h, epoch, source, token, &head) || !check_head(e, extent, epoch, source, token, head))
-			return;
-		take_row(d, source, token, head);
-	}
-}
+/* ---- the kernel ---------------------------------------------------------------------------------------------- */
 
 template <int X, int ND>
-static __global__ void __launch_bounds__(512) dispatch_ht(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps)
+static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps)
 {
 	const struct ll_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, part_bytes = ht_part_bytes(e->row.row_bytes);
+	BLOCK_MEMORY(shared);
+	struct dispatch_warp w;
 
+	w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_TRAYS, ht_part_tray(e->row.row_bytes, d.scale_bytes));
+	w.part_bytes = part_bytes;
+	w.parts = ll_ceil(e->row.row_bytes, part_bytes);
+	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 && (w.parts == 1 || part_bytes / LL_LINE_BYTES * d.scale_bytes % 16 == 0);
 	wait_for_previous();
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
@@ -210,9 +195,9 @@ static __global__ void __launch_bounds__(512) dispatch_ht(const __grid_constant_
 	if (state.w || e->state->abandoned)
 		return;
 	if (warp < send_warps)
-		send_all<X, ND>(&d, &h, state.y, state.z, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
-	else
-		receive_all(&d, &h, state.y, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+		send_all<X, ND>(&d, &h, &w, state.y, state.z);
+	if (d.roles & LL_RECEIVE)
+		receive_all(&d, &h, &w, state.y);
 }
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
@@ -236,15 +221,33 @@ static dispatch_kernel choose(const struct ll_dispatch *d)
 	return NULL;
 }
 
-cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, uint32_t nr_warps, int *per_sm)
+/* Of a block: as many as have room for their trays. */
+static uint32_t warps_of(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted)
 {
-	return cudaOccupancyMaxActiveBlocksPerMultiprocessor(per_sm, choose(d), (int)nr_warps * LANES, 0);
+	return min(wanted, h->block_bytes / stream_shared_bytes(1, DISPATCH_TRAYS, ht_part_tray(d->exchange.row.row_bytes, d->scale_bytes)));
+}
+
+static uint32_t shared_bytes(const struct ll_dispatch *d, uint32_t nr_warps)
+{
+	return stream_shared_bytes(nr_warps, DISPATCH_TRAYS, ht_part_tray(d->exchange.row.row_bytes, d->scale_bytes));
+}
+
+cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)
+{
+	uint32_t nr_warps = warps_of(d, h, wanted);
+	cudaError_t rc = cudaFuncSetAttribute((const void *)choose(d), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes(d, nr_warps));
+
+	return rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(per_sm, choose(d), (int)nr_warps * LANES, shared_bytes(d, nr_warps));
 }
 
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
-	uint32_t send_warps = d->roles == LL_SEND ? launch->nr_warps : d->roles == LL_RECEIVE ? 0 : launch->send_warps;
-	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
+	uint32_t nr_warps = warps_of(d, h, launch->nr_warps);
+	uint32_t send_warps = d->roles == LL_SEND ? nr_warps : d->roles == LL_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, nr_warps * LANES, shared_bytes(d, nr_warps), stream);
+	cudaLaunchAttribute early = {};
+	cudaError_t rc = cudaFuncSetAttribute((const void *)choose(d), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes(d, nr_warps));
 
-	return cudaLaunchKernelEx(&config, choose(d), *d, *h, send_warps);
+	launch_early(&config, &early, launch->early);
+	return rc ? rc : cudaLaunchKernelEx(&config, choose(d), *d, *h, send_warps);
 }

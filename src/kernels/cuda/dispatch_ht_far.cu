@@ -67,7 +67,7 @@ static __device__ __forceinline__ void stage_heads(const struct ll_dispatch *d, 
 template <int X, int ND> static __device__ __forceinline__ void stage_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
 {
 	const struct ll_exchange *e = &d->exchange;
-	struct destination to = find_place(d, h, token);
+	struct destination to = find_place(d, h, token, load_route(d, h, token));
 	bool far = to.rank != UINT32_MAX && is_far<true>(e, to.rank);
 	uint32_t same = __match_any_sync(ALL_LANES, to.rank), first = __ballot_sync(ALL_LANES, far && (same & ((1u << lane_id()) - 1)) == 0);
 

@@ -46,18 +46,20 @@ struct destination {
 	uint32_t rank, local, position; /* of lane k's route; UINT32_MAX: none */
 };
 
-static __device__ __forceinline__ struct destination find_place(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t token)
+/* Lane k's route of a token as the plan has it; then where that is. */
+static __device__ __forceinline__ uint2 load_route(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t token)
 {
-	const struct ll_exchange *e = &d->exchange;
+	return lane_id() < d->exchange.topk ? h->routes[token * d->exchange.topk + lane_id()] : make_uint2(UINT32_MAX, 0);
+}
+
+static __device__ __forceinline__ struct destination find_place(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t token, uint2 route)
+{
 	struct destination to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
-	uint2 route = make_uint2(UINT32_MAX, 0);
 	uint32_t place;
 
-	if (lane_id() < e->topk)
-		route = h->routes[token * e->topk + lane_id()];
 	if (route.x == UINT32_MAX)
 		return to;
-	place = expert_place(&e->placement, route.x);
+	place = expert_place(&d->exchange.placement, route.x);
 	to.rank = place >> 16;
 	to.local = place & 0xffff;
 	to.position = h->chunks[token / HT_CHUNK * h->nr_columns + (d->by_source ? h->nr_physical + to.rank : route.x)] + route.y;
@@ -82,8 +84,35 @@ static __device__ __forceinline__ void describe_rows(const struct ll_dispatch *d
 		d->out_rows[from] = make_int4((int)source, (int)token, -1, 0);
 }
 
+/* A warp's lanes in groups, each as large as a token's routes: 1 << shift. Which group a lane is of, and which of its lanes it is. */
+__device__ __forceinline__ uint32_t token_shift(uint32_t topk)
+{
+	uint32_t shift = 0;
+
+	while (1u << shift < topk)
+		shift++;
+	return shift;
+}
+
+__device__ __forceinline__ uint32_t group_of_lane(uint32_t shift)
+{
+	return threadIdx.x % LANES >> shift;
+}
+
+__device__ __forceinline__ uint32_t lane_of_group(uint32_t shift)
+{
+	return threadIdx.x & ((1u << shift) - 1);
+}
+
+/* The lane with which this one shares its number, in group i; of lanes behind the first group: any. */
+__device__ __forceinline__ uint32_t lane_in_group(uint32_t shift, uint32_t i)
+{
+	return ((i << shift) + threadIdx.x) % LANES;
+}
+
 /* Host: what these kernels need before their first launch; and how many blocks of so many warps an SM holds. */
 extern "C" cudaError_t ht_plan_prepare(const struct ht_exchange *h);
-extern "C" cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, uint32_t nr_warps, int *per_sm);
+extern "C" cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t nr_warps, int *per_sm);
+extern "C" cudaError_t ht_combine_blocks(const struct ll_combine *c, const struct ht_exchange *h, int *per_sm);
 
 #endif

@@ -15,6 +15,8 @@
 extern "C" {
 #endif
 
+#define HT_COMBINE_SENDERS 14 /* of a block's 16 warps */
+
 struct ht_exchange {
 	struct ht_window window;
 	uint32_t nr_physical;
@@ -23,10 +25,12 @@ struct ht_exchange {
 	const uint32_t *first;		 /* [R + 1] a rank's first in order */
 	const uint32_t *logical;	 /* [P] */
 	uint32_t *chunks;		 /* [chunks][P + R] rows of a chunk of tokens for each expert and rank; then where they begin */
+	uint32_t block_bytes;		 /* shared memory that a block may have */
 	uint2 *routes;			 /* [T][K] physical expert (UINT32_MAX: none, or another rank sends it), number in its chunk */
 };
 
-cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, cudaStream_t stream);
+/* launch: early alone counts. */
+cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 
@@ -37,9 +41,8 @@ cudaError_t far_combine_launch(const struct ll_combine *args, const struct ht_ex
 cudaError_t far_dispatch_prepare(const struct ll_dispatch *args);
 cudaError_t far_combine_prepare(const struct ll_combine *args);
 
-/* Blocks of the launch's warps that fit on the device at once, of the kernel that fits worst; loads all. */
-cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *ht,
-	const struct ll_launch *launch, uint32_t *nr_blocks);
+/* Blocks that fit on the device at once, of the kernel that fits worst; loads all. */
+cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *ht, uint32_t *nr_blocks);
 
 #ifdef __cplusplus
 }

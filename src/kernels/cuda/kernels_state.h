@@ -7,6 +7,15 @@
 
 #include "wire_ll.h"
 
+/* High throughput: what warps draw tokens from. Set to 0 by the plan. */
+enum ht_tickets {
+	HT_TICKETS_ROWS = 0, /* of the dispatch's senders */
+	HT_TICKETS_RESULTS = 1, /* of the combine's */
+	HT_TICKETS_HOME = 2,
+	HT_TICKETS_COPIES = 3, /* of the dispatch's receivers */
+	HT_TICKETS = 4
+};
+
 /* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as one. */
 struct ll_state {
 	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
@@ -20,6 +29,7 @@ struct ll_state {
 	uint32_t nr_arrived;	 /* (token, rank) pairs of these: where a token has several experts, one */
 	uint32_t extent;	 /* high throughput: row positions here that this round's rows span; no head may name another */
 	uint32_t nr_away;	 /* high throughput: tokens of the round to come with a row for another rank; counted one by one, then taken */
+	uint32_t tickets[HT_TICKETS];
 };
 
 /* What all rounds of an exchange add up to; nothing ever takes from it. Of all slots together, so only added to by atomics. In the order of struct tern_stats. */

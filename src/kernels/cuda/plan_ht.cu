@@ -364,6 +364,8 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 		e->state->abandoned = over != 0;
 		e->state->nr_arrived = s.all[h.nr_physical + e->rank];
 		e->state->nr_away = 0;
+		for (uint32_t i = 0; i < HT_TICKETS; i++)
+			e->state->tickets[i] = 0;
 	}
 }
 
@@ -386,14 +388,31 @@ cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)ht_place);
 }
 
-cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *h, cudaStream_t stream)
+cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	uint32_t nr_chunks = (args->nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
 	cudaLaunchConfig_t count = launch_config(nr_chunks, COUNT_THREADS, 4 * h->nr_columns, stream);
 	cudaLaunchConfig_t place = launch_config(1, PLACE_THREADS, place_shared(h), stream);
+	cudaLaunchAttribute early[2] = {};
 	cudaError_t rc = ht_plan_prepare(h);
 
+	launch_early(&count, &early[0], launch->early);
+	launch_early(&place, &early[1], launch->early);
 	if (!rc && nr_chunks)
 		rc = cudaLaunchKernelEx(&count, ht_count, *args, *h);
 	return rc ? rc : cudaLaunchKernelEx(&place, ht_place, *args, *h);
+}
+
+cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *h, uint32_t *nr_blocks)
+{
+	int device, nr_sms, of_dispatch, of_combine;
+	cudaError_t rc = cudaGetDevice(&device);
+
+	rc = rc ? rc : ht_plan_prepare(h);
+	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
+	rc = rc ? rc : ht_dispatch_blocks(dispatch, h, LL_MAX_WARPS, &of_dispatch);
+	rc = rc ? rc : ht_combine_blocks(combine, h, &of_combine);
+	if (!rc)
+		*nr_blocks = (uint32_t)nr_sms * (uint32_t)(of_dispatch < of_combine ? of_dispatch : of_combine);
+	return rc;
 }

@@ -65,4 +65,17 @@ LL_BOTH struct ll_cut ht_cut_row(uint32_t row_bytes, uint32_t nr_vectors)
 	return cut;
 }
 
+/* Through a block's shared memory rows go in parts, with the parts' scales behind them. Whole segments of 1024 bytes. */
+#define HT_PART_BYTES 7168
+
+LL_BOTH uint32_t ht_part_bytes(uint32_t row_bytes)
+{
+	return ll_ceil(ll_ceil(row_bytes, ll_ceil(row_bytes, HT_PART_BYTES)), 1024) * 1024;
+}
+
+LL_BOTH uint32_t ht_part_tray(uint32_t row_bytes, uint32_t scale_bytes)
+{
+	return ht_part_bytes(row_bytes) + ll_ceil(ht_part_bytes(row_bytes) / LL_LINE_BYTES * scale_bytes, LL_LINE_BYTES) * LL_LINE_BYTES;
+}
+
 #endif
