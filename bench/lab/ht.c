@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tern-lab-ht: high throughput on GPUs, 4096 tokens: floors; every launch compared with the first, word for word, and timed side by side. That the first is
+ * right, tern bench --mode ht --tokens 4096 --only-verify says.
+ *
+ *   tern-lab-ht [case [ranks [floors]]]     all cases without an argument; floors: all of them as well
+ */
+#include "lab_ht.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WAIT_NS 2000000000ull
+
+static const struct ht_shape shapes[] = {
+	{"dsv3 fp8", 7168, 256, 8, true},
+	{"dsv3 bf16", 7168, 256, 8, false},
+	{"qwen3-30b fp8", 2048, 128, 8, true},
+	{"gpt-oss bf16", 2880, 128, 4, false},
+};
+
+/* The first is what all others are compared with. */
+static const struct ht_way ways[] = {
+	{false, 132, 132, 15, 4, 14}, {true, 132, 132, 15, 4, 14}, {true, 132, 132, 15, 3, 13}, {true, 132, 132, 15, 6, 12}, {true, 132, 132, 15, 8, 14},
+	{false, 24, 24, 15, 12, 14},  {true, 24, 24, 15, 12, 14},  {true, 24, 24, 15, 10, 13},	{true, 24, 24, 15, 6, 12},   {true, 64, 64, 15, 6, 14},
+	{true, 12, 12, 15, 12, 14},
+};
+
+struct ht_rank more[LAB_MAX_GPUS];
+const struct ht_shape *shape;
+const struct ht_way *way_now;
+uint64_t remote_rows[LAB_MAX_GPUS][LAB_MAX_GPUS];
+static struct job job;
+
+static void *take(struct lab_rank *rank, size_t bytes)
+{
+	uint8_t *at = rank->next;
+
+	rank->next += (bytes + 4095) / 4096 * 4096;
+	if (rank->next > rank->arena + rank->arena_bytes) {
+		fprintf(stderr, "the lab's arena of %zu bytes is too small\n", rank->arena_bytes);
+		_Exit(1);
+	}
+	return at;
+}
+
+/* ---- one case's memory --------------------------------------------------------------------------------------- */
+
+static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exchange *e)
+{
+	struct ht_rank *m = &more[rank->rank];
+	struct ll_state first = {.epoch_dispatch = 1};
+	uint32_t row = shape->fp8 ? shape->hidden : 2 * shape->hidden, scale = shape->fp8 ? 4 : 0;
+
+	memset(e, 0, sizeof(*e));
+	m->positions = TOKENS * shape->topk + 4096;
+	e->rank = rank->rank;
+	e->nr_ranks = lab->nr_ranks;
+	e->topk = shape->topk;
+	e->max_tokens = TOKENS;
+	e->nr_local = shape->experts / lab->nr_ranks;
+	e->placement.nr_experts = shape->experts;
+	e->placement.per_rank = e->nr_local;
+	e->placement.by_per_rank = ll_divisor_of(e->nr_local);
+	e->row = ht_cut_row(row, shape->fp8 ? 2 : 4);
+	e->result = ht_cut_row(2 * shape->hidden, 4);
+	e->by_topk = ll_divisor_of(e->topk);
+	e->by_ranks = ll_divisor_of(e->nr_ranks);
+	e->by_row_parts = ll_divisor_of(e->row.nr_segments + 1);
+	e->by_replicas = ll_divisor_of(1);
+	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
+	m->x_bytes = m->positions * row;
+	m->scales_bytes = m->positions * e->row.nr_lines * scale;
+	m->ht = (struct ht_exchange){.window = ht_window_of(lab->nr_ranks, shape->experts, TOKENS, shape->topk, 0, m->x_bytes, m->scales_bytes, 2 * shape->hidden),
+		.nr_physical = shape->experts,
+		.nr_columns = shape->experts + lab->nr_ranks,
+		.block_bytes = 227 * 1024};
+	m->window = take(rank, m->ht.window.bytes);
+	CHECK(cudaMemset(m->window, 0, m->ht.window.bytes));
+	rank->state = e->state = take(rank, sizeof(first));
+	CHECK(cudaMemcpy(e->state, &first, sizeof(first), cudaMemcpyHostToDevice));
+	memset(rank->report, 0, sizeof(*rank->report));
+	e->report = &rank->report->report;
+	e->complaint = &rank->report->complaint;
+	e->wait_ns = WAIT_NS;
+	e->home_routes = take(rank, TOKENS * shape->topk * sizeof(uint2));
+}
+
+static void make_tables(struct lab *lab, struct lab_rank *rank)
+{
+	struct ht_rank *m = &more[rank->rank];
+	uint32_t P = shape->experts, R = lab->nr_ranks, *order = calloc(P + R + 1, 4), *at = take(rank, (P + R + 1) * 4);
+
+	for (uint32_t i = 0; i < P; i++)
+		order[i] = i;
+	for (uint32_t r = 0; r <= R; r++)
+		order[P + r] = r * (P / R);
+	CHECK(cudaMemcpy(at, order, (P + R + 1) * 4, cudaMemcpyHostToDevice));
+	free(order);
+	m->ht.order = at;
+	m->ht.first = at + P;
+	m->ht.chunks = take(rank, (TOKENS / HT_CHUNK + 1) * m->ht.nr_columns * 4);
+	m->ht.routes = take(rank, TOKENS * shape->topk * sizeof(uint2));
+}
+
+static void make_dispatch(struct lab_rank *rank, const struct ll_exchange *e, struct ll_dispatch *d)
+{
+	struct ht_rank *m = &more[rank->rank];
+
+	memset(d, 0, sizeof(*d));
+	d->exchange = *e;
+	d->roles = LL_SEND | LL_RECEIVE;
+	d->kind = shape->fp8 ? LL_X_BF16 : LL_X_COPY;
+	d->scale_bytes = shape->fp8 ? 4 : 0;
+	d->by_alignment = ll_divisor_of(1);
+	d->capacity = m->positions;
+	d->nr_tokens = TOKENS;
+	d->x_stride = 2 * shape->hidden;
+	d->x = rank->x = take(rank, TOKENS * d->x_stride);
+	d->topk_ids = rank->ids = take(rank, TOKENS * shape->topk * 4);
+	d->topk_weights = rank->weights = take(rank, TOKENS * shape->topk * 4);
+	d->out_x = m->window + m->ht.window.x;
+	d->out_scales = m->window + m->ht.window.scales;
+	d->out_rows = rank->out_rows = take(rank, m->positions * sizeof(int4));
+	d->out_counts = rank->counts = take(rank, e->nr_local * 4);
+	d->out_offsets = rank->offsets = take(rank, e->nr_local * 8);
+	d->out_sums = rank->sums = take(rank, 16);
+}
+
+static void make_combine(struct lab_rank *rank, const struct ll_exchange *e, struct ll_combine *c)
+{
+	struct ht_rank *m = &more[rank->rank];
+
+	memset(c, 0, sizeof(*c));
+	c->exchange = *e;
+	c->roles = LL_SEND | LL_RECEIVE;
+	c->weighted = 1;
+	c->y_stride = c->out_stride = e->result.row_bytes;
+	c->y = rank->y = take(rank, m->positions * c->y_stride);
+	c->out = rank->out = take(rank, TOKENS * c->out_stride);
+	CHECK(lab_fill_launch(rank->x, (uint64_t)TOKENS * shape->hidden, 1 + rank->rank, rank->stream));
+	CHECK(lab_fill_launch(rank->y, m->positions * shape->hidden, 11 + rank->rank, rank->stream));
+}
+
+static void make_expected(struct lab *lab, struct lab_rank *rank)
+{
+	struct ht_rank *m = &more[rank->rank];
+	uint64_t most = 0;
+
+	m->expected_x = take(rank, m->x_bytes);
+	m->expected_scales = take(rank, m->scales_bytes + 16);
+	m->expected_rows = take(rank, m->positions * sizeof(int4));
+	m->expected_out = take(rank, (uint64_t)TOKENS * 2 * shape->hidden);
+	for (uint32_t r = 0; r < lab->nr_ranks; r++)
+		most += remote_rows[r][rank->rank] * 2 * shape->hidden;
+	m->sink = take(rank, most + (4u << 20));
+	CHECK(cudaMallocHost((void **)&m->different, sizeof(*m->different)));
+	CHECK(cudaMallocHost((void **)&m->sums, 16));
+}
+
+static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
+{
+	int32_t *ids = calloc(TOKENS * shape->topk, 4);
+	float *weights = calloc(TOKENS * shape->topk, 4);
+	struct ll_exchange e;
+
+	(void)ctx;
+	rank->next = rank->arena;
+	make_exchange(lab, rank, &e);
+	pthread_barrier_wait(&lab->barrier);
+	for (uint32_t r = 0; r < lab->nr_ranks; r++)
+		e.windows[r] = more[r].window;
+	make_tables(lab, rank);
+	make_dispatch(rank, &e, &rank->dispatch);
+	make_combine(rank, &e, &rank->combine);
+	job_routes(&job, 1, rank->rank, ids, weights);
+	CHECK(cudaMemcpy(rank->ids, ids, TOKENS * shape->topk * 4, cudaMemcpyHostToDevice));
+	CHECK(cudaMemcpy(rank->weights, weights, TOKENS * shape->topk * 4, cudaMemcpyHostToDevice));
+	for (uint32_t t = 0; t < TOKENS; t++)
+		for (uint32_t q = 0; q < lab->nr_ranks; q++) {
+			bool goes = false;
+
+			for (uint32_t k = 0; k < shape->topk; k++)
+				goes |= (uint32_t)ids[t * shape->topk + k] / e.nr_local == q;
+			remote_rows[rank->rank][q] += goes;
+		}
+	pthread_barrier_wait(&lab->barrier);
+	make_expected(lab, rank);
+	free(ids);
+	free(weights);
+	CHECK(cudaDeviceSynchronize());
+	return 0;
+}
+
+/* ---- launching ----------------------------------------------------------------------------------------------- */
+
+void put_dispatch(struct lab_rank *rank, const struct ht_way *w)
+{
+	struct ll_launch launch = {w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
+
+	CHECK(ht_dispatch_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
+}
+
+void put_combine(struct lab_rank *rank, const struct ht_way *w)
+{
+	struct ll_launch launch = {w->combine_blocks, LL_MAX_WARPS, w->combine_send, w->early};
+
+	CHECK(ht_combine_launch(&rank->combine, &more[rank->rank].ht, &launch, rank->stream));
+}
+
+void put_plan(struct lab_rank *rank, const struct ht_way *w)
+{
+	struct ll_launch launch = {.early = w->early};
+
+	CHECK(ht_plan_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
+}
+
+/* ---- comparing ----------------------------------------------------------------------------------------------- */
+
+static void poison(struct lab_rank *rank, int with)
+{
+	struct ht_rank *m = &more[rank->rank];
+
+	CHECK(cudaMemsetAsync(m->window + m->ht.window.x, with, m->ht.window.bytes - m->ht.window.x, rank->stream));
+	CHECK(cudaMemsetAsync(rank->out_rows, with, m->positions * sizeof(int4), rank->stream));
+	CHECK(cudaMemsetAsync(rank->out, with, (size_t)TOKENS * 2 * shape->hidden, rank->stream));
+	CHECK(cudaStreamSynchronize(rank->stream));
+}
+
+static void run_pair(struct lab *lab, struct lab_rank *rank, const struct ht_way *w)
+{
+	poison(rank, 0xa5);
+	pthread_barrier_wait(&lab->barrier);
+	put_plan(rank, w);
+	put_dispatch(rank, w);
+	put_combine(rank, w);
+	CHECK(cudaStreamSynchronize(rank->stream));
+	pthread_barrier_wait(&lab->barrier);
+}
+
+static uint64_t expect_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
+{
+	struct ht_rank *m = &more[rank->rank];
+
+	(void)ctx;
+	run_pair(lab, rank, &ways[0]);
+	CHECK(cudaMemcpy(m->sums, rank->sums, 16, cudaMemcpyDeviceToHost));
+	m->extent = m->sums[1];
+	CHECK(cudaMemcpy(m->expected_x, m->window + m->ht.window.x, m->x_bytes, cudaMemcpyDeviceToDevice));
+	CHECK(cudaMemcpy(m->expected_scales, m->window + m->ht.window.scales, m->scales_bytes, cudaMemcpyDeviceToDevice));
+	CHECK(cudaMemcpy(m->expected_rows, rank->out_rows, m->positions * sizeof(int4), cudaMemcpyDeviceToDevice));
+	CHECK(cudaMemcpy(m->expected_out, rank->out, (size_t)TOKENS * 2 * shape->hidden, cudaMemcpyDeviceToDevice));
+	return lab_expired(rank);
+}
+
+static uint64_t compare_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
+{
+	struct ht_rank *m = &more[rank->rank];
+	unsigned long long counts[4];
+
+	(void)ctx;
+	run_pair(lab, rank, way_now);
+	const void *pairs[4][2] = {{m->expected_x, m->window + m->ht.window.x}, {m->expected_scales, m->window + m->ht.window.scales},
+		{m->expected_rows, rank->out_rows}, {m->expected_out, rank->out}};
+	const uint64_t words[4] = {m->x_bytes / 4, m->scales_bytes / 4, m->positions * 4, (uint64_t)TOKENS * shape->hidden / 2};
+	uint64_t bad = lab_expired(rank);
+
+	for (int i = 0; i < 4; i++) {
+		*m->different = 0;
+		CHECK(lab_compare_launch(pairs[i][0], pairs[i][1], words[i], m->different, rank->stream));
+		CHECK(cudaStreamSynchronize(rank->stream));
+		counts[i] = *m->different;
+		bad += counts[i] != 0;
+	}
+	if (bad)
+		printf("  rank %u: words that differ: x %llu, scales %llu, rows %llu, out %llu (extent %llu)\n", rank->rank, counts[0], counts[1], counts[2], counts[3],
+			(unsigned long long)m->extent);
+	return bad != 0;
+}
+
+/* ---- a case -------------------------------------------------------------------------------------------------- */
+
+static void run_way(struct lab *lab, const struct ht_way *w, const double floors[2], uint64_t *bad)
+{
+	uint64_t wrong;
+	double us[NR_TIMED];
+
+	way_now = w;
+	wrong = lab_run(lab, compare_rank, NULL) + lab_run(lab, compare_rank, NULL);
+	*bad += wrong + time_way(lab, us);
+	printf("  %s D %3u blocks %2u/%2u, C %3u blocks %2u/16: plan %5.1f  D %6.1f (%.2f)  C %6.1f (%.2f)  D+C %6.1f (%.2f of the floor)%s\n", w->early ? "early" : "     ",
+		w->blocks, w->dispatch_send, w->dispatch_warps, w->combine_blocks, w->combine_send, us[TIME_PLAN], us[TIME_DISPATCH], us[TIME_DISPATCH] / floors[0], us[TIME_COMBINE],
+		us[TIME_COMBINE] / floors[1], us[TIME_PAIR], us[TIME_PAIR] / (floors[0] + floors[1]), wrong ? "  WRONG" : "");
+}
+
+static uint64_t run_shape(struct lab *lab, const struct ht_shape *s, bool all_floors)
+{
+	double floors[2][2];
+	uint64_t bad = 0;
+
+	shape = s;
+	memset(remote_rows, 0, sizeof(remote_rows));
+	job_init(&job);
+	job.nr_ranks = lab->nr_ranks;
+	job.nr_tokens = TOKENS;
+	job.seed = 7;
+	job.config.hidden = s->hidden;
+	job.config.nr_experts = s->experts;
+	job.config.topk = s->topk;
+	job.config.max_tokens = TOKENS;
+	if (job_open(&job, NULL))
+		return 1;
+	lab_run(lab, setup_rank, NULL);
+	if (all_floors)
+		print_floors(lab);
+	time_bytes(lab, floors);
+	printf("%s, %u tokens, %u ranks: copies of the same bytes: D %.1f C %.1f; with 24 SMs D %.1f C %.1f us\n", s->name, TOKENS, lab->nr_ranks, floors[0][0],
+		floors[0][1], floors[1][0], floors[1][1]);
+	way_now = &ways[0];
+	bad = lab_run(lab, expect_rank, NULL);
+	for (uint32_t i = 0; i < NR(ways) && !bad; i++)
+		run_way(lab, &ways[i], floors[ways[i].blocks < 64], &bad);
+	job_close(&job);
+	return bad;
+}
+
+int main(int argc, char **argv)
+{
+	struct lab lab;
+	int nr_gpus = 0;
+	uint64_t bad = 0;
+	uint32_t only = argc > 1 ? (uint32_t)atoi(argv[1]) : NR(shapes);
+
+	if (cudaGetDeviceCount(&nr_gpus) != cudaSuccess || !nr_gpus) {
+		fprintf(stderr, "no GPU\n");
+		return 77;
+	}
+	if (argc > 2 && atoi(argv[2]) < nr_gpus)
+		nr_gpus = atoi(argv[2]);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	lab_open(&lab, (uint32_t)nr_gpus, 6000u * (1ull << 20), 1u << 20);
+	for (uint32_t i = 0; i < NR(shapes); i++)
+		if (only == NR(shapes) || only == i)
+			bad += run_shape(&lab, &shapes[i], argc > 3);
+	lab_close(&lab);
+	printf("%s\n", bad ? "WRONG" : "all ways are right");
+	return bad != 0;
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Times high throughput by graph replay, and what it is measured against. A gate lets all GPUs start together; the time of a round is the slowest GPU's. */
+#include "lab_ht.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define ROUNDS 12
+#define WARM_UP 3
+
+/* ---- timing -------------------------------------------------------------------------------------------------- */
+
+static float times[NR_TIMED][LAB_MAX_GPUS][ROUNDS];
+
+static int compare_floats(const void *a, const void *b)
+{
+	return *(const float *)a < *(const float *)b ? -1 : *(const float *)a > *(const float *)b;
+}
+
+static double slowest(uint32_t nr_ranks, float (*us)[ROUNDS])
+{
+	float most[ROUNDS];
+
+	for (uint32_t i = 0; i < ROUNDS; i++) {
+		most[i] = 0;
+		for (uint32_t r = 0; r < nr_ranks; r++)
+			most[i] = us[r][i] > most[i] ? us[r][i] : most[i];
+	}
+	qsort(most, ROUNDS, sizeof(float), compare_floats);
+	return most[ROUNDS / 2];
+}
+
+/* The plan by itself changes nothing: the dispatch behind it, which has its own, comes to the same. */
+static cudaGraphExec_t capture(struct lab_rank *rank, const struct ht_way *w, enum ht_timed what)
+{
+	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
+	if (what != TIME_COMBINE)
+		put_plan(rank, w);
+	if (what == TIME_DISPATCH || what == TIME_PAIR)
+		put_dispatch(rank, w);
+	if (what == TIME_COMBINE || what == TIME_PAIR)
+		put_combine(rank, w);
+	return lab_captured(rank);
+}
+
+static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
+{
+	cudaGraphExec_t graphs[NR_TIMED];
+	cudaEvent_t events[NR_TIMED][2];
+
+	(void)ctx;
+	for (int g = 0; g < NR_TIMED; g++) {
+		graphs[g] = capture(rank, way_now, g);
+		CHECK(cudaEventCreate(&events[g][0]));
+		CHECK(cudaEventCreate(&events[g][1]));
+	}
+	CHECK(cudaStreamSynchronize(rank->stream));
+	pthread_barrier_wait(&lab->barrier);
+	for (int i = -WARM_UP; i < ROUNDS; i++) {
+		for (int g = 0; g < NR_TIMED; g++)
+			lab_replay(lab, rank, graphs[g], events[g]);
+		CHECK(cudaStreamSynchronize(rank->stream));
+		for (int g = 0; g < NR_TIMED && i >= 0; g++) {
+			float ms;
+
+			CHECK(cudaEventElapsedTime(&ms, events[g][0], events[g][1]));
+			times[g][rank->rank][i] = ms * 1000;
+		}
+	}
+	for (int g = 0; g < NR_TIMED; g++) {
+		CHECK(cudaGraphExecDestroy(graphs[g]));
+		CHECK(cudaEventDestroy(events[g][0]));
+		CHECK(cudaEventDestroy(events[g][1]));
+	}
+	return lab_expired(rank);
+}
+
+uint64_t time_way(struct lab *lab, double us[NR_TIMED])
+{
+	uint64_t expired = lab_run(lab, time_rank, NULL);
+
+	for (int t = 0; t < NR_TIMED; t++)
+		us[t] = slowest(lab->nr_ranks, times[t]);
+	return expired;
+}
+
+/* ---- floors -------------------------------------------------------------------------------------------------- */
+
+struct floor {
+	const char *name;
+	uint32_t blocks, warps, chunk; /* chunk 0: plain stores; else the copy engine */
+	bool from_memory, local, read_only;
+};
+
+static const struct floor floors[] = {
+	{"plain stores", 132, 16, 0, false, false, false},
+	{"plain stores", 24, 16, 0, false, false, false},
+	{"plain stores", 24, 32, 0, false, false, false},
+	{"plain stores", 12, 32, 0, false, false, false},
+	{"bulk", 132, 16, 2048, true, false, false},
+	{"bulk", 132, 8, 7168, true, false, false},
+	{"bulk", 132, 4, 14336, true, false, false},
+	{"bulk", 64, 8, 7168, true, false, false},
+	{"bulk", 24, 16, 2048, true, false, false},
+	{"bulk", 24, 8, 7168, true, false, false},
+	{"bulk", 24, 4, 14336, true, false, false},
+	{"bulk, nothing read", 24, 8, 7168, false, false, false},
+	{"bulk", 12, 16, 2048, true, false, false},
+	{"bulk", 12, 8, 7168, true, false, false},
+	{"bulk, nothing read", 12, 8, 7168, false, false, false},
+	{"bulk, only read", 132, 16, 2048, true, true, true},
+	{"bulk, only read", 24, 16, 2048, true, true, true},
+	{"bulk, only read", 24, 8, 7168, true, true, true},
+	{"bulk, own memory", 132, 8, 7168, true, true, false},
+	{"bulk, own memory", 24, 8, 7168, true, true, false},
+	{"bulk, own memory", 24, 16, 2048, true, true, false},
+};
+
+static const struct floor *floor_now;
+static uint32_t floor_row;
+
+static uint64_t floor_bytes(const struct lab *lab, uint32_t rank, uint32_t to)
+{
+	uint64_t bytes = to == rank ? 0 : remote_rows[rank][to] * floor_row;
+
+	(void)lab;
+	return bytes / 14336 * 14336;
+}
+
+static void put_floor(struct lab *lab, struct lab_rank *rank)
+{
+	const struct floor *f = floor_now;
+	uint32_t R = lab->nr_ranks, other = (rank->rank + 1) % R;
+	uint64_t bytes = floor_bytes(lab, rank->rank, other);
+	struct lab_bulk bulk = {.from = rank->y, .bytes = bytes, .nr_to = R - 1, .chunk_bytes = f->chunk, .from_memory = f->from_memory};
+
+	if (!f->chunk) {
+		struct lab_copy copy = {.from = rank->y, .rank = rank->rank, .nr_ranks = R};
+
+		for (uint32_t r = 0; r < R; r++) {
+			copy.to[r] = more[r].sink + (r > rank->rank ? rank->rank : rank->rank - 1) * bytes;
+			copy.bytes[r] = r == rank->rank ? 0 : bytes;
+		}
+		CHECK(lab_copy_launch(&copy, f->blocks, f->warps * 32, rank->stream));
+		return;
+	}
+	for (uint32_t i = 0; i + 1 < R; i++) {
+		uint32_t r = (rank->rank + 1 + i) % R;
+
+		bulk.to[i] = more[r].sink + (r > rank->rank ? rank->rank : rank->rank - 1) * bytes;
+	}
+	if (f->local) {
+		bulk.bytes = 32768ull * 14336 / 4;
+		bulk.nr_to = !f->read_only;
+		bulk.to[0] = more[rank->rank].window + more[rank->rank].ht.window.x;
+		bulk.bytes = bulk.bytes < more[rank->rank].x_bytes / 14336 * 14336 ? bulk.bytes : more[rank->rank].x_bytes / 14336 * 14336;
+	}
+	bulk.bytes = bulk.bytes / f->chunk * f->chunk;
+	CHECK(lab_bulk_launch(&bulk, f->blocks, f->warps, rank->stream));
+}
+
+static uint64_t floor_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
+{
+	cudaGraphExec_t graph;
+	cudaEvent_t events[2];
+
+	(void)ctx;
+	CHECK(cudaEventCreate(&events[0]));
+	CHECK(cudaEventCreate(&events[1]));
+	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
+	put_floor(lab, rank);
+	graph = lab_captured(rank);
+	for (int i = -WARM_UP; i < ROUNDS; i++) {
+		float ms;
+
+		lab_replay(lab, rank, graph, events);
+		CHECK(cudaStreamSynchronize(rank->stream));
+		CHECK(cudaEventElapsedTime(&ms, events[0], events[1]));
+		if (i >= 0)
+			times[0][rank->rank][i] = ms * 1000;
+	}
+	CHECK(cudaGraphExecDestroy(graph));
+	CHECK(cudaEventDestroy(events[0]));
+	CHECK(cudaEventDestroy(events[1]));
+	return 0;
+}
+
+static double time_floor(struct lab *lab, const struct floor *f, uint32_t row)
+{
+	floor_now = f;
+	floor_row = row;
+	lab_run(lab, floor_rank, NULL);
+	return slowest(lab->nr_ranks, times[0]);
+}
+
+void time_bytes(struct lab *lab, double us[2][2])
+{
+	uint32_t row = shape->fp8 ? shape->hidden + shape->hidden / 128 * 4 : 2 * shape->hidden;
+
+	for (int few = 0; few < 2; few++) {
+		us[few][0] = time_floor(lab, &floors[few ? 9 : 5], row);
+		us[few][1] = time_floor(lab, &floors[few ? 9 : 5], 2 * shape->hidden);
+	}
+}
+
+void print_floors(struct lab *lab)
+{
+	for (uint32_t i = 0; i < NR(floors); i++) {
+		const struct floor *f = &floors[i];
+		double us = time_floor(lab, f, 2 * shape->hidden);
+		uint64_t bytes = f->local ? 32768ull * 14336 / 4 : (lab->nr_ranks - 1) * floor_bytes(lab, 0, 1);
+
+		printf("  floor: %-20s %3u blocks, %2u warps, chunks of %5u: %7.1f us, %6.1f GB/s a GPU%s\n", f->name, f->blocks, f->warps, f->chunk, us,
+			(double)bytes / (us - 4.5) / 1e3, f->local ? " (own memory)" : "");
+	}
+}
+
