@@ -231,12 +231,6 @@ static inline uint32_t atomicExch(uint32_t *at, uint32_t value)
 	return emulated_lane->fenced ? __atomic_exchange_n(at, value, __ATOMIC_RELEASE) : __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
 }
 
-static inline uint32_t atomicAdd(uint32_t *at, uint32_t value)
-{
-	emulated_moves();
-	return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
-}
-
 static inline uint32_t atomicOr(uint32_t *at, uint32_t value)
 {
 	return __atomic_fetch_or(at, value, __ATOMIC_RELAXED);
