@@ -12,6 +12,7 @@
 #ifndef TERN_CUDA_DISPATCH_LL_CUH
 #define TERN_CUDA_DISPATCH_LL_CUH
 
+#include "positions.cuh"
 #include "rows.cuh"
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
