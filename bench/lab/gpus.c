@@ -107,7 +107,7 @@ void lab_close(struct lab *lab)
 
 /* ---- an exchange --------------------------------------------------------------------------------------------- */
 
-static void *take(struct lab_rank *rank, size_t bytes)
+void *lab_take(struct lab_rank *rank, size_t bytes)
 {
 	uint8_t *at = rank->next;
 
@@ -121,7 +121,7 @@ static void *take(struct lab_rank *rank, size_t bytes)
 
 static void *take_copy(struct lab_rank *rank, const void *from, size_t bytes)
 {
-	void *at = take(rank, bytes);
+	void *at = lab_take(rank, bytes);
 
 	CHECK(cudaMemcpy(at, from, bytes, cudaMemcpyHostToDevice));
 	return at;
@@ -189,17 +189,17 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->by_replicas = ll_divisor_of(1);
 	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
 	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk);
-	rank->window = take(rank, e->window.bytes);
+	rank->window = lab_take(rank, e->window.bytes);
 	CHECK(cudaMemset(rank->window, 0, e->window.bytes));
 	rank->state = e->state = take_copy(rank, &first, sizeof(first));
 	memset(rank->report, 0, sizeof(*rank->report));
 	e->report = &rank->report->report;
 	e->complaint = &rank->report->complaint;
-	e->tally = take(rank, sizeof(*e->tally) + c->nr_experts * sizeof(uint64_t));
+	e->tally = lab_take(rank, sizeof(*e->tally) + c->nr_experts * sizeof(uint64_t));
 	e->wait_ns = WAIT_NS;
-	e->row_tokens = take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
-	e->row_routes = take(rank, lab->nr_ranks * routes * sizeof(uint2));
-	e->home_routes = take(rank, routes * sizeof(uint2));
+	e->row_tokens = lab_take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
+	e->row_routes = lab_take(rank, lab->nr_ranks * routes * sizeof(uint2));
+	e->home_routes = lab_take(rank, routes * sizeof(uint2));
 }
 
 static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct ll_exchange *e, struct ll_dispatch *d)
@@ -219,16 +219,16 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct l
 	rank->positions = d->padded ? d->capacity * e->nr_local : d->capacity * each + (uint64_t)e->nr_local * (c->alignment - 1);
 	d->nr_tokens = lab->job->nr_tokens;
 	d->x_stride = job_x_bytes(lab->job);
-	d->x = rank->x = take(rank, c->max_tokens * d->x_stride + 16);
-	d->topk_ids = rank->ids = take(rank, (size_t)c->max_tokens * c->topk * 8 + 16);
-	d->topk_weights = rank->weights = take(rank, (size_t)c->max_tokens * c->topk * 4 + 16);
-	d->nr_tokens_at = rank->nr_tokens_at = take(rank, 4);
-	d->out_x = rank->out_x = take(rank, rank->positions * e->row.row_bytes + 16);
-	d->out_scales = rank->out_scales = take(rank, rank->positions * e->row.nr_lines * 4 + 16);
-	d->out_rows = rank->out_rows = take(rank, rank->positions * sizeof(int4) + 16);
-	d->out_counts = rank->counts = take(rank, e->nr_local * 4 + 4);
-	d->out_offsets = rank->offsets = take(rank, e->nr_local * 8 + 8);
-	d->out_sums = rank->sums = take(rank, 16);
+	d->x = rank->x = lab_take(rank, c->max_tokens * d->x_stride + 16);
+	d->topk_ids = rank->ids = lab_take(rank, (size_t)c->max_tokens * c->topk * 8 + 16);
+	d->topk_weights = rank->weights = lab_take(rank, (size_t)c->max_tokens * c->topk * 4 + 16);
+	d->nr_tokens_at = rank->nr_tokens_at = lab_take(rank, 4);
+	d->out_x = rank->out_x = lab_take(rank, rank->positions * e->row.row_bytes + 16);
+	d->out_scales = rank->out_scales = lab_take(rank, rank->positions * e->row.nr_lines * 4 + 16);
+	d->out_rows = rank->out_rows = lab_take(rank, rank->positions * sizeof(int4) + 16);
+	d->out_counts = rank->counts = lab_take(rank, e->nr_local * 4 + 4);
+	d->out_offsets = rank->offsets = lab_take(rank, e->nr_local * 8 + 8);
+	d->out_sums = rank->sums = lab_take(rank, 16);
 }
 
 static void make_combine(struct lab *lab, struct lab_rank *rank, const struct ll_exchange *e, struct ll_combine *c)
@@ -238,8 +238,8 @@ static void make_combine(struct lab *lab, struct lab_rank *rank, const struct ll
 	c->roles = LL_SEND | LL_RECEIVE;
 	c->weighted = lab->job->config.weights == TERN_WEIGHTS_COMBINE;
 	c->y_stride = c->out_stride = e->result.row_bytes;
-	c->y = rank->y = take(rank, rank->positions * c->y_stride + 16);
-	c->out = rank->out = take(rank, lab->job->config.max_tokens * c->out_stride + 16);
+	c->y = rank->y = lab_take(rank, rank->positions * c->y_stride + 16);
+	c->out = rank->out = lab_take(rank, lab->job->config.max_tokens * c->out_stride + 16);
 }
 
 static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)

@@ -79,6 +79,9 @@ cudaGraphExec_t lab_captured(struct lab_rank *rank);
 /* The graph behind a gate of LAB_HOLD_NS, between two events. */
 void lab_replay(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t graph, cudaEvent_t events[2]);
 
+/* Memory of a rank's GPU, until the next setup. */
+void *lab_take(struct lab_rank *rank, size_t bytes);
+
 /* Prints the report of an expired wait, if there is one. */
 bool lab_expired(const struct lab_rank *rank);
 

@@ -32,18 +32,6 @@ const struct ht_way *way_now;
 uint64_t remote_rows[LAB_MAX_GPUS][LAB_MAX_GPUS];
 static struct job job;
 
-static void *take(struct lab_rank *rank, size_t bytes)
-{
-	uint8_t *at = rank->next;
-
-	rank->next += (bytes + 4095) / 4096 * 4096;
-	if (rank->next > rank->arena + rank->arena_bytes) {
-		fprintf(stderr, "the lab's arena of %zu bytes is too small\n", rank->arena_bytes);
-		_Exit(1);
-	}
-	return at;
-}
-
 /* ---- one case's memory --------------------------------------------------------------------------------------- */
 
 static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exchange *e)
@@ -75,21 +63,21 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 		.nr_physical = shape->experts,
 		.nr_columns = shape->experts + lab->nr_ranks,
 		.block_bytes = 227 * 1024};
-	m->window = take(rank, m->ht.window.bytes);
+	m->window = lab_take(rank, m->ht.window.bytes);
 	CHECK(cudaMemset(m->window, 0, m->ht.window.bytes));
-	rank->state = e->state = take(rank, sizeof(first));
+	rank->state = e->state = lab_take(rank, sizeof(first));
 	CHECK(cudaMemcpy(e->state, &first, sizeof(first), cudaMemcpyHostToDevice));
 	memset(rank->report, 0, sizeof(*rank->report));
 	e->report = &rank->report->report;
 	e->complaint = &rank->report->complaint;
 	e->wait_ns = WAIT_NS;
-	e->home_routes = take(rank, TOKENS * shape->topk * sizeof(uint2));
+	e->home_routes = lab_take(rank, TOKENS * shape->topk * sizeof(uint2));
 }
 
 static void make_tables(struct lab *lab, struct lab_rank *rank)
 {
 	struct ht_rank *m = &more[rank->rank];
-	uint32_t P = shape->experts, R = lab->nr_ranks, *order = calloc(P + R + 1, 4), *at = take(rank, (P + R + 1) * 4);
+	uint32_t P = shape->experts, R = lab->nr_ranks, *order = calloc(P + R + 1, 4), *at = lab_take(rank, (P + R + 1) * 4);
 
 	for (uint32_t i = 0; i < P; i++)
 		order[i] = i;
@@ -99,8 +87,8 @@ static void make_tables(struct lab *lab, struct lab_rank *rank)
 	free(order);
 	m->ht.order = at;
 	m->ht.first = at + P;
-	m->ht.chunks = take(rank, (TOKENS / HT_CHUNK + 1) * m->ht.nr_columns * 4);
-	m->ht.routes = take(rank, TOKENS * shape->topk * sizeof(uint2));
+	m->ht.chunks = lab_take(rank, (TOKENS / HT_CHUNK + 1) * m->ht.nr_columns * 4);
+	m->ht.routes = lab_take(rank, TOKENS * shape->topk * sizeof(uint2));
 }
 
 static void make_dispatch(struct lab_rank *rank, const struct ll_exchange *e, struct ll_dispatch *d)
@@ -116,15 +104,15 @@ static void make_dispatch(struct lab_rank *rank, const struct ll_exchange *e, st
 	d->capacity = m->positions;
 	d->nr_tokens = TOKENS;
 	d->x_stride = 2 * shape->hidden;
-	d->x = rank->x = take(rank, TOKENS * d->x_stride);
-	d->topk_ids = rank->ids = take(rank, TOKENS * shape->topk * 4);
-	d->topk_weights = rank->weights = take(rank, TOKENS * shape->topk * 4);
+	d->x = rank->x = lab_take(rank, TOKENS * d->x_stride);
+	d->topk_ids = rank->ids = lab_take(rank, TOKENS * shape->topk * 4);
+	d->topk_weights = rank->weights = lab_take(rank, TOKENS * shape->topk * 4);
 	d->out_x = m->window + m->ht.window.x;
 	d->out_scales = m->window + m->ht.window.scales;
-	d->out_rows = rank->out_rows = take(rank, m->positions * sizeof(int4));
-	d->out_counts = rank->counts = take(rank, e->nr_local * 4);
-	d->out_offsets = rank->offsets = take(rank, e->nr_local * 8);
-	d->out_sums = rank->sums = take(rank, 16);
+	d->out_rows = rank->out_rows = lab_take(rank, m->positions * sizeof(int4));
+	d->out_counts = rank->counts = lab_take(rank, e->nr_local * 4);
+	d->out_offsets = rank->offsets = lab_take(rank, e->nr_local * 8);
+	d->out_sums = rank->sums = lab_take(rank, 16);
 }
 
 static void make_combine(struct lab_rank *rank, const struct ll_exchange *e, struct ll_combine *c)
@@ -136,8 +124,8 @@ static void make_combine(struct lab_rank *rank, const struct ll_exchange *e, str
 	c->roles = LL_SEND | LL_RECEIVE;
 	c->weighted = 1;
 	c->y_stride = c->out_stride = e->result.row_bytes;
-	c->y = rank->y = take(rank, m->positions * c->y_stride);
-	c->out = rank->out = take(rank, TOKENS * c->out_stride);
+	c->y = rank->y = lab_take(rank, m->positions * c->y_stride);
+	c->out = rank->out = lab_take(rank, TOKENS * c->out_stride);
 	CHECK(lab_fill_launch(rank->x, (uint64_t)TOKENS * shape->hidden, 1 + rank->rank, rank->stream));
 	CHECK(lab_fill_launch(rank->y, m->positions * shape->hidden, 11 + rank->rank, rank->stream));
 }
@@ -147,13 +135,13 @@ static void make_expected(struct lab *lab, struct lab_rank *rank)
 	struct ht_rank *m = &more[rank->rank];
 	uint64_t most = 0;
 
-	m->expected_x = take(rank, m->x_bytes);
-	m->expected_scales = take(rank, m->scales_bytes + 16);
-	m->expected_rows = take(rank, m->positions * sizeof(int4));
-	m->expected_out = take(rank, (uint64_t)TOKENS * 2 * shape->hidden);
+	m->expected_x = lab_take(rank, m->x_bytes);
+	m->expected_scales = lab_take(rank, m->scales_bytes + 16);
+	m->expected_rows = lab_take(rank, m->positions * sizeof(int4));
+	m->expected_out = lab_take(rank, (uint64_t)TOKENS * 2 * shape->hidden);
 	for (uint32_t r = 0; r < lab->nr_ranks; r++)
 		most += remote_rows[r][rank->rank] * 2 * shape->hidden;
-	m->sink = take(rank, most + (4u << 20));
+	m->sink = lab_take(rank, most + (4u << 20));
 	CHECK(cudaMallocHost((void **)&m->different, sizeof(*m->different)));
 	CHECK(cudaMallocHost((void **)&m->sums, 16));
 }

@@ -4,18 +4,7 @@
 # rank that is killed. BUILD=dir tests/device/nodes.sh
 # On GPUs that are emulated on the CPU (tests/device/emulate/): no GPU runs. GPUS=1: on real ones, of which ranks may share some; scripts/gpus.sh does so.
 if [ -n "${GPUS:-}" ]; then
-	set -u
-	BUILD=${BUILD:-build}
-	tmp=$(mktemp -d) || exit 1
-	trap 'rm -rf "$tmp"' EXIT
-	bad=0
-	judge() {
-		[ "$2" -eq 0 ] && echo "ok - $1" && return
-		echo "not ok - $1"
-		sed 's/^/    out: /' "$tmp/out"
-		sed 's/^/    err: /' "$tmp/err"
-		bad=1
-	}
+	. "${BASH_SOURCE%/*}/judge.sh"
 else
 	. "${BASH_SOURCE%/*}/emulated.sh"
 	export TERN_CUDART_LIBRARY=$emulated
@@ -51,22 +40,22 @@ generate() {
 generate cpu && generate cuda && [ -s "$tmp/cpu" ] && cmp -s "$tmp/cpu" "$tmp/cuda" && grep -q 'in the memory of GPUs' "$tmp/out"
 judge demo $?
 
+# rounds_with_a_death SECONDS RANKS VICTIM AFTER MODE ARGUMENTS...: ranks on two nodes exchange without end, and one is killed.
+rounds_with_a_death() {
+	VICTIM=$3 AFTER=$4 timeout "$1" "$BUILD/tern" run -n "$2" -N 2 --by-name -l -k -- bash -c '
+		"$0" "$@" & pid=$!
+		[ "$TERN_RANK" = "$VICTIM" ] && sleep "$AFTER" && kill -KILL $pid
+		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --mode "$5" "${@:6}" \
+		>"$tmp/out" 2>"$tmp/err" </dev/null
+}
 # killed MODE: rank 3 ends in the middle of its rounds; the ranks on its node and on the other name it.
 killed() {
-	timeout 60 "$BUILD/tern" run -n 4 -N 2 --by-name -l -k -- bash -c '
-		"$0" "$@" & pid=$!
-		[ "$TERN_RANK" = 3 ] && sleep 1.5 && kill -KILL $pid
-		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --wait 3000 --mode "$1" \
-		>"$tmp/out" 2>"$tmp/err" </dev/null
+	rounds_with_a_death 60 4 3 1.5 "$1" --wait 3000
 	[ $? -ne 0 ] && for rank in 0 1 2; do grep -q "^\[$rank\].*rank 3 died while rank $rank's kernel waited" "$tmp/out" "$tmp/err" || return 1; done
 }
 # missed MODE: of two ranks, each on a node, one ends: the other learns of it from its network, long before its kernels' time is over.
 missed() {
-	timeout 25 "$BUILD/tern" run -n 2 -N 2 --by-name -l -k -- bash -c '
-		"$0" "$@" & pid=$!
-		[ "$TERN_RANK" = 1 ] && sleep 1 && kill -KILL $pid
-		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --wait 60000 --mode "$1" \
-		>"$tmp/out" 2>"$tmp/err" </dev/null
+	rounds_with_a_death 25 2 1 1 "$1" --wait 60000
 	[ $? -ne 124 ] && grep -q "rank 1 died while rank 0's kernel waited for rank 1" "$tmp/err"
 }
 for mode in ll ht; do

@@ -79,6 +79,16 @@ static void expect(struct rank *rank, struct device_rounds *rounds, int rc, int 
 		rank_fails(rank, "and it is not over: %s", tern_last_error());
 }
 
+/* The victim's halves before what happens to it, which is now. */
+static void to_its_fate(struct rank *rank, struct device_rounds *rounds)
+{
+	struct scene *scene = rank->ctx;
+
+	if (go_on(rounds, scene->halves))
+		rank_fails(rank, "before its fate: %s", tern_last_error());
+	atomic_store(&scene->fate_ns, now_ns());
+}
+
 static void killed(struct rank *rank)
 {
 	struct scene *scene = rank->ctx;
@@ -88,9 +98,7 @@ static void killed(struct rank *rank)
 	if (enter(rank, &rounds))
 		return;
 	if (rank->rank == scene->victim) {
-		if (go_on(&rounds, scene->halves))
-			rank_fails(rank, "before its fate: %s", tern_last_error());
-		atomic_store(&scene->fate_ns, now_ns());
+		to_its_fate(rank, &rounds);
 		raise(SIGKILL);
 	}
 	snprintf(text, sizeof(text), "rank %d died", scene->victim);
@@ -108,9 +116,7 @@ static void stalled(struct rank *rank)
 	if (enter(rank, &rounds))
 		return;
 	if (rank->rank == scene->victim) {
-		if (go_on(&rounds, scene->halves))
-			rank_fails(rank, "before its fate: %s", tern_last_error());
-		atomic_store(&scene->fate_ns, now_ns());
+		to_its_fate(rank, &rounds);
 		while (atomic_load(&scene->nr_told) < scene->nr_ranks - 1 && now_ns() - atomic_load(&scene->fate_ns) < 2 * MOST_NS)
 			usleep(1000);
 	} else {

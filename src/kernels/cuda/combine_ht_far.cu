@@ -5,7 +5,6 @@
  *   far_results_in    a token by a warp: its far results, landing -> this rank's window, where the combine's own kernel sums them with all others
  */
 #include "far_ht.cuh"
-#include "launch.cuh"
 #include "results.cuh"
 
 #define ND 4 /* vectors of a lane in a segment */
@@ -165,24 +164,17 @@ static __global__ void __launch_bounds__(512) far_results_in(const __grid_consta
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*far_kernel)(const struct ll_combine, const struct ht_exchange);
-
-static far_kernel choose(const struct ll_combine *c)
+static far_kernel<struct ll_combine> choose(const struct ll_combine *c)
 {
 	return c->kind == LL_Y_BF16 ? far_results_out<LL_Y_BF16> : c->kind == LL_Y_FP16 ? far_results_out<LL_Y_FP16> : far_results_out<LL_Y_FP32>;
 }
 
 cudaError_t far_combine_prepare(const struct ll_combine *c)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)choose(c));
-
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)far_results_in);
+	return far_prepare<struct ll_combine>(choose(c), far_results_in);
 }
 
 cudaError_t far_combine_launch(const struct ll_combine *c, const struct ht_exchange *h, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream)
 {
-	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
-
-	return cudaLaunchKernelEx(&config, role == LL_SEND ? choose(c) : far_results_in, *c, *h);
+	return far_launch(role == LL_SEND ? choose(c) : far_results_in, c, h, launch, stream);
 }

@@ -5,7 +5,6 @@
  *   far_rows_in    a token of a far source by a warp: landing -> the final places of its rows, descriptions
  */
 #include "far_ht.cuh"
-#include "launch.cuh"
 #include "rows.cuh"
 
 /* ---- sending ------------------------------------------------------------------------------------------------- */
@@ -171,9 +170,7 @@ static __global__ void __launch_bounds__(512) far_rows_in(const __grid_constant_
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*far_kernel)(const struct ll_dispatch, const struct ht_exchange);
-
-static far_kernel choose(const struct ll_dispatch *d)
+static far_kernel<struct ll_dispatch> choose(const struct ll_dispatch *d)
 {
 	switch (d->kind) {
 	case LL_X_COPY:
@@ -192,15 +189,10 @@ static far_kernel choose(const struct ll_dispatch *d)
 
 cudaError_t far_dispatch_prepare(const struct ll_dispatch *d)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)choose(d));
-
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)far_rows_in);
+	return far_prepare<struct ll_dispatch>(choose(d), far_rows_in);
 }
 
 cudaError_t far_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream)
 {
-	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
-
-	return cudaLaunchKernelEx(&config, role == LL_SEND ? choose(d) : far_rows_in, *d, *h);
+	return far_launch(role == LL_SEND ? choose(d) : far_rows_in, d, h, launch, stream);
 }

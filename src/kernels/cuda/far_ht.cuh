@@ -12,6 +12,7 @@
 
 #include "far.cuh"
 #include "ht.cuh"
+#include "launch.cuh"
 
 __device__ __forceinline__ bool on_other_node(const struct ll_exchange *e, uint32_t rank)
 {
@@ -100,6 +101,27 @@ static __device__ __noinline__ void far_hide_tokens(const struct ll_exchange *e,
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < e->far->nr_far; i += blockDim.x)
 		word_store((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, e->far->ranks[i].rank)) + h->nr_columns, 0);
+}
+
+/* ---- launching ----------------------------------------------------------------------------------------------- */
+
+template <class Half> using far_kernel = void (*)(const Half, const struct ht_exchange);
+
+/* Loads both, as loading may wait for kernels under way. */
+template <class Half> static cudaError_t far_prepare(far_kernel<Half> out, far_kernel<Half> in)
+{
+	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)out);
+
+	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)in);
+}
+
+template <class Half>
+static cudaError_t far_launch(far_kernel<Half> kernel, const Half *half, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
+{
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, 0, stream);
+
+	return cudaLaunchKernelEx(&config, kernel, *half, *h);
 }
 
 #endif

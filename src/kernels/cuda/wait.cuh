@@ -23,41 +23,51 @@ __device__ __forceinline__ bool may_wait(struct patience *p, uint64_t limit_ns)
 	return now_ns() - p->start_ns < limit_ns;
 }
 
-/* Called by one lane. The first report counts. */
-static __device__ __noinline__ void report_wait(
-	const struct ll_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
-	uint32_t seen, uint64_t start_ns)
+/* The first report counts: NULL for others. What it is about is told before its reason, by close_report. */
+__device__ __forceinline__ struct ll_report *open_report(const struct ll_exchange *e, uint32_t peer, uint32_t token)
 {
 	struct ll_report *r = e->report;
 
 	if (atomicExch(&e->state->failed, 1u))
-		return;
+		return NULL;
 	r->rank = e->rank;
 	r->peer = peer;
 	r->token = token;
-	r->epoch_expected = expected;
-	r->epoch_seen = seen;
-	r->waited_ns = now_ns() - start_ns;
+	return r;
+}
+
+__device__ __forceinline__ void close_report(struct ll_report *r, uint32_t reason)
+{
 	__threadfence_system();
 	*(volatile uint32_t *)&r->reason = reason;
 }
 
-/* Called by one lane or by several: the first report counts. */
+/* Called by one lane. */
+static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
+	uint32_t seen, uint64_t start_ns)
+{
+	struct ll_report *r = open_report(e, peer, token);
+
+	if (!r)
+		return;
+	r->epoch_expected = expected;
+	r->epoch_seen = seen;
+	r->waited_ns = now_ns() - start_ns;
+	close_report(r, reason);
+}
+
+/* Called by one lane or by several. */
 static __device__ __noinline__ void report_broken(const struct ll_exchange *e, enum ll_wait reason, uint32_t peer, uint32_t token, uint32_t value, uint32_t most,
 	uint32_t epoch)
 {
-	struct ll_report *r = e->report;
+	struct ll_report *r = open_report(e, peer, token);
 
-	if (atomicExch(&e->state->failed, 1u))
+	if (!r)
 		return;
-	r->rank = e->rank;
-	r->peer = peer;
-	r->token = token;
 	r->value = value;
 	r->most = most;
 	r->epoch_expected = r->epoch_seen = epoch;
-	__threadfence_system();
-	*(volatile uint32_t *)&r->reason = reason;
+	close_report(r, reason);
 }
 
 /* Called by one lane. The first complaint stays until the host has read it. */
