@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/device_rounds.h"
-
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "bench/random.h"
+#include "cli/device_rounds_inside.h"
 #include "error.h"
 
-#define POISON 0xa5
 #define MOST_GAP 48
 #define HOLD_NS 40000
 
-static int passed_on(const struct device_rounds *r, int rc)
+int device_passed_on(const struct device_rounds *r, int rc)
 {
 	return rc ? fail(rc, "%s", r->ops->error_text()) : 0;
 }
@@ -27,10 +24,6 @@ int device_choose(const struct device_ops *ops, uint32_t rank)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------- */
 
-struct sizes {
-	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, all;
-};
-
 static uint64_t add(uint64_t *all, uint64_t bytes)
 {
 	bytes = (bytes + 64 + 255) / 256 * 256;
@@ -38,11 +31,11 @@ static uint64_t add(uint64_t *all, uint64_t bytes)
 	return bytes;
 }
 
-static struct sizes lane_sizes(const struct device_rounds *r)
+struct device_sizes device_lane_sizes(const struct device_rounds *r)
 {
 	const struct job *job = r->job;
 	uint64_t tokens = job->config.max_tokens, routes = tokens * job->config.topk;
-	struct sizes s = {0};
+	struct device_sizes s = {0};
 
 	s.x = add(&s.all, tokens * (job_x_bytes(job) + MOST_GAP));
 	s.scales = add(&s.all, tokens * (job_x_scales_bytes(job) + MOST_GAP));
@@ -66,13 +59,13 @@ static uint8_t *next(uint8_t **at, uint64_t bytes)
 
 static int make_lanes(struct device_rounds *r)
 {
-	struct sizes s = lane_sizes(r);
+	struct device_sizes s = device_lane_sizes(r);
 	uint32_t nr = r->job->config.nr_slots;
 	uint8_t *at;
-	int rc = passed_on(r, r->ops->memory_create(nr * s.all, (void **)&r->memory));
+	int rc = device_passed_on(r, r->ops->memory_create(nr * s.all, (void **)&r->memory));
 
 	r->host_bytes = s.all + r->positions * 16 + r->positions * r->job->config.topk * 8 + (1u << 20);
-	rc = rc ? rc : passed_on(r, r->ops->host_create(r->host_bytes, (void **)&r->host));
+	rc = rc ? rc : device_passed_on(r, r->ops->host_create(r->host_bytes, (void **)&r->host));
 	at = r->memory;
 	for (uint32_t i = 0; i < nr && !rc; i++) {
 		struct device_lane *lane = &r->lanes[i];
@@ -86,7 +79,7 @@ static int make_lanes(struct device_rounds *r)
 		lane->out = next(&at, s.out);
 		lane->into_x = next(&at, s.into_x);
 		lane->into_scales = next(&at, s.into_scales);
-		rc = passed_on(r, r->ops->stream_create(&lane->stream));
+		rc = device_passed_on(r, r->ops->stream_create(&lane->stream));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
 	}
 	return rc;
@@ -148,15 +141,7 @@ void device_rounds_close(struct device_rounds *r)
 
 /* ---- how a round is made ------------------------------------------------------------------------------------- */
 
-struct manner {
-	bool graphs;	     /* replayed; else called */
-	bool apart;	     /* halves as calls of their own */
-	bool release;	     /* the same on all ranks */
-	bool wide_ids, own_buffers;
-	uint32_t x_gap, scales_gap, y_gap, out_gap;
-};
-
-static struct manner choose_manner(const struct device_rounds *r, uint64_t round)
+struct manner device_manner(const struct device_rounds *r, uint64_t round)
 {
 	uint64_t common = hash2(r->job->seed ^ 0x646576, round), state = hash2(common, r->rank);
 	struct manner m = {.release = common % 8 == 0};
@@ -176,12 +161,12 @@ static struct manner choose_manner(const struct device_rounds *r, uint64_t round
 
 bool device_rounds_release(const struct device_rounds *r, uint64_t round)
 {
-	return choose_manner(r, round).release;
+	return device_manner(r, round).release;
 }
 
 bool device_rounds_replay(const struct device_rounds *r, uint64_t round)
 {
-	return choose_manner(r, round).graphs;
+	return device_manner(r, round).graphs;
 }
 
 static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
@@ -202,7 +187,7 @@ static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_
 		.topk_weights = job->no_weights ? NULL : (const float *)lane->weights};
 }
 
-static int put_dispatch(struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+int device_put_dispatch(struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	struct tern_dispatch args = dispatch_args(r, slot, m, nr_tokens);
@@ -219,7 +204,7 @@ static int put_dispatch(struct device_rounds *r, uint32_t slot, const struct man
 	return rc ? rc : tern_dispatch_recv(r->moe, slot, &lane->received);
 }
 
-static int put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m)
+int device_put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	size_t row = job_y_bytes(r->job);
@@ -239,15 +224,15 @@ static int put_combine(struct device_rounds *r, uint32_t slot, const struct mann
 static int capture(struct device_rounds *r, uint32_t slot, bool dispatch, bool combine, uint32_t nr_tokens, struct device_graph **graph)
 {
 	const struct manner plain = {.graphs = true};
-	int rc = passed_on(r, r->ops->capture_begin(r->lanes[slot].stream)), end;
+	int rc = device_passed_on(r, r->ops->capture_begin(r->lanes[slot].stream)), end;
 
 	if (rc)
 		return rc;
-	rc = dispatch ? put_dispatch(r, slot, &plain, nr_tokens) : 0;
+	rc = dispatch ? device_put_dispatch(r, slot, &plain, nr_tokens) : 0;
 	if (!rc && combine)
-		rc = put_combine(r, slot, &plain);
+		rc = device_put_combine(r, slot, &plain);
 	end = r->ops->capture_end(r->lanes[slot].stream, graph);
-	return rc ? rc : passed_on(r, end);
+	return rc ? rc : device_passed_on(r, end);
 }
 
 /* Graphs are made before the first round: that may wait for all kernels on a device, and these for this rank. */
@@ -263,7 +248,7 @@ static int capture_lanes(struct device_rounds *r)
 		lane->captured = lane->received;
 		rc = rc ? rc : capture(r, slot, false, true, 0, &lane->combine);
 		rc = rc ? rc : tern_moe_set_nr_tokens_at(r->moe, slot, NULL);
-		rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+		rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 	}
 	return rc;
 }
@@ -304,221 +289,6 @@ int device_rounds_open(struct device_rounds *r, tern_group *group, const struct 
 	return rc ? rc : device_rounds_agree(r, capture_lanes(r));
 }
 
-/* ---- verified rounds ----------------------------------------------------------------------------------------- */
-
-static uint8_t *staging(struct device_rounds *r, uint64_t bytes)
-{
-	uint8_t *here = r->host + r->host_used;
-
-	r->host_used += (bytes + 63) / 64 * 64;
-	if (r->host_used > r->host_bytes) {
-		fail(TERN_ERR_NOMEM, "%llu bytes of staging memory are too few", (unsigned long long)r->host_bytes);
-		return NULL;
-	}
-	return here;
-}
-
-static int upload(struct device_rounds *r, struct device_lane *lane, void *to, const void *from, uint64_t bytes)
-{
-	return passed_on(r, r->ops->copy(to, from, bytes, lane->stream));
-}
-
-/* What the library has read by now may be anything. */
-static int poison_inputs(struct device_rounds *r, struct device_lane *lane)
-{
-	struct sizes s = lane_sizes(r);
-	int rc = r->ops->fill(lane->x, POISON, s.x, lane->stream);
-
-	rc = rc ? rc : r->ops->fill(lane->scales, POISON, s.scales, lane->stream);
-	rc = rc ? rc : r->ops->fill(lane->ids, POISON, s.ids, lane->stream);
-	rc = rc ? rc : r->ops->fill(lane->weights, POISON, s.weights, lane->stream);
-	return passed_on(r, rc);
-}
-
-static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint64_t round, const struct manner *m)
-{
-	const struct job *job = r->job;
-	uint32_t n = job_nr_tokens(job, round, r->rank), *nr;
-	size_t routes = (size_t)n * job->config.topk, x_stride = job_x_bytes(job) + m->x_gap;
-	size_t scales_stride = job_x_scales_bytes(job) ? job_x_scales_bytes(job) + m->scales_gap : 0;
-	uint8_t *x, *scales;
-	int64_t *wide;
-	int32_t *ids;
-	float *weights;
-	int rc;
-
-	r->host_used = 0;
-	x = staging(r, n * x_stride + 64);
-	scales = staging(r, n * scales_stride + 64);
-	wide = (int64_t *)staging(r, routes * 8 + 64);
-	ids = (int32_t *)staging(r, routes * 4 + 64);
-	weights = (float *)staging(r, routes * 4 + 64);
-	nr = (uint32_t *)staging(r, 64);
-	if (!nr)
-		return TERN_ERR_NOMEM;
-	job_x(job, round, r->rank, x, x_stride, scales_stride ? scales : NULL, scales_stride);
-	job_routes(job, round, r->rank, ids, weights);
-	for (size_t i = 0; i < routes; i++)
-		wide[i] = ids[i];
-	*nr = n;
-	rc = upload(r, lane, lane->x, x, n * x_stride);
-	rc = rc ? rc : upload(r, lane, lane->scales, scales, n * scales_stride);
-	rc = rc ? rc : upload(r, lane, lane->ids, m->wide_ids ? (void *)wide : (void *)ids, routes * (m->wide_ids ? 8 : 4));
-	rc = rc ? rc : upload(r, lane, lane->weights, weights, routes * 4);
-	rc = rc ? rc : upload(r, lane, lane->nr_tokens, nr, 4);
-	return rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
-}
-
-int device_rounds_upload(struct device_rounds *r, uint64_t round)
-{
-	const struct manner plain = {.graphs = true};
-
-	return upload_inputs(r, &r->lanes[0], round, &plain);
-}
-
-/* Wherever rows may go. */
-static int poison_outputs(struct device_rounds *r, struct device_lane *lane, uint64_t round)
-{
-	const struct job *job = r->job;
-	int with = round & 1 ? 0xa5 : 0xff, rc;
-	const struct tern_received *d = &lane->captured; /* nr_rows: as many as there is room for */
-
-	rc = r->ops->fill(d->x, with, d->nr_rows * job_received_bytes(job), lane->stream);
-	rc = rc ? rc : r->ops->fill(lane->into_x, with, r->positions * job_received_bytes(job), lane->stream);
-	rc = rc || !d->scales ? rc : r->ops->fill(d->scales, with, d->nr_rows * job_received_scales_bytes(job), lane->stream);
-	rc = rc ? rc : r->ops->fill(lane->into_scales, with, r->positions * job_received_scales_bytes(job), lane->stream);
-	rc = rc ? rc : r->ops->fill((void *)d->rows, with, d->nr_rows * sizeof(*d->rows), lane->stream);
-	rc = rc ? rc : r->ops->fill((void *)d->counts, with, r->reference->nr_local[r->rank] * sizeof(*d->counts), lane->stream);
-	return passed_on(r, rc);
-}
-
-static int put_round(struct device_rounds *r, uint32_t slot, uint64_t round)
-{
-	struct device_lane *lane = &r->lanes[slot];
-	struct manner m = choose_manner(r, round);
-	int rc = upload_inputs(r, lane, round, &m);
-
-	rc = rc ? rc : poison_outputs(r, lane, round);
-	if (rc || !m.graphs)
-		return rc ? rc : put_dispatch(r, slot, &m, job_nr_tokens(r->job, round, r->rank));
-	lane->received = lane->captured;
-	return passed_on(r, r->ops->graph_launch(lane->dispatch, lane->stream));
-}
-
-static void *fetch(struct device_rounds *r, struct device_lane *lane, const void *from, uint64_t bytes)
-{
-	uint8_t *at = staging(r, bytes + 64);
-
-	if (at && bytes && passed_on(r, r->ops->copy(at, from, bytes, lane->stream)))
-		return NULL;
-	return at;
-}
-
-/* The received rows as the host sees them. */
-static int fetch_received(struct device_rounds *r, struct device_lane *lane, struct tern_received *host)
-{
-	const struct job *job = r->job;
-	const struct tern_received *d = &lane->received;
-	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks : r->reference->nr_local[r->rank], topk = job->config.topk;
-	int rc;
-
-	r->host_used = 0;
-	*host = (struct tern_received){.size = sizeof(*host)};
-	host->counts = fetch(r, lane, d->counts, lists * sizeof(*d->counts));
-	host->offsets = fetch(r, lane, d->offsets, (lists + 2) * sizeof(*d->offsets));
-	rc = host->counts && host->offsets ? passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
-	rc = rc ? rc : tern_moe_status(r->moe);
-	if (rc)
-		return rc;
-	host->nr_rows = host->offsets[lists];
-	host->extent = host->offsets[lists + 1];
-	if (host->extent > r->positions)
-		return fail(TERN_ERR_PROTOCOL, "the device says that rows span %llu positions of %llu", (unsigned long long)host->extent,
-			(unsigned long long)r->positions);
-	host->x = fetch(r, lane, d->x, host->extent * job_received_bytes(job));
-	host->scales = d->scales ? fetch(r, lane, d->scales, host->extent * job_received_scales_bytes(job)) : NULL;
-	host->rows = fetch(r, lane, d->rows, host->extent * sizeof(*d->rows));
-	host->topk_ids = d->topk_ids ? fetch(r, lane, d->topk_ids, host->extent * topk * sizeof(int32_t)) : NULL;
-	host->topk_weights = d->topk_weights ? fetch(r, lane, d->topk_weights, host->extent * topk * sizeof(float)) : NULL;
-	return passed_on(r, r->ops->stream_wait(lane->stream));
-}
-
-static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
-{
-	struct device_lane *lane = &r->lanes[slot];
-	struct manner m = choose_manner(r, round);
-	struct tern_received host;
-	uint64_t y_stride = job_y_bytes(r->job) + m.y_gap, y_bytes;
-	int rc;
-
-	reference_set_round(r->reference, round);
-	rc = fetch_received(r, lane, &host);
-	if (rc || verify_received(r->reference, r->rank, &host, &r->difference))
-		return rc ? rc : TERN_ERR_NOMEM;
-	rc = poison_inputs(r, lane);
-	y_bytes = host.extent * y_stride;
-	r->host_used = 0;
-	if (rc || !staging(r, y_bytes + 64))
-		return rc ? rc : TERN_ERR_NOMEM;
-	memset(r->host, POISON, y_bytes);
-	if (fill_y(r->reference, r->rank, r->host, y_stride))
-		return TERN_ERR_NOMEM;
-	rc = upload(r, lane, lane->y, r->host, y_bytes);
-	rc = rc ? rc : passed_on(r, r->ops->fill(lane->out, POISON, lane_sizes(r).out, lane->stream));
-	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream)); /* host memory is used again */
-	if (rc || m.graphs)
-		return rc ? rc : passed_on(r, r->ops->graph_launch(lane->combine, lane->stream));
-	return put_combine(r, slot, &m);
-}
-
-/* Bytes between rows, and after the last one, are the caller's. */
-static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_tokens, size_t row_bytes, size_t stride)
-{
-	for (uint32_t token = 0; token <= nr_tokens; token++)
-		for (size_t i = token < nr_tokens ? row_bytes : 0; i < (token < nr_tokens ? stride : 48); i++)
-			if (out[token * stride + i] != POISON && !r->difference.nr++)
-				strcpy(r->difference.first, "combine wrote beyond a row of out");
-}
-
-static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
-{
-	struct device_lane *lane = &r->lanes[slot];
-	struct manner m = choose_manner(r, round);
-	uint32_t n = job_nr_tokens(r->job, round, r->rank);
-	size_t row = job_y_bytes(r->job), stride = row + m.out_gap;
-	const uint8_t *out;
-	int rc;
-
-	r->host_used = 0;
-	out = fetch(r, lane, lane->out, n * stride + 48);
-	rc = out ? passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
-	rc = rc ? rc : tern_moe_status(r->moe);
-	if (rc || m.release)
-		return rc;
-	reference_set_round(r->reference, round);
-	check_gaps(r, out, n, row, stride);
-	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM : 0;
-}
-
-int device_rounds_step(struct device_rounds *r, uint32_t step, uint64_t round)
-{
-	static int (*const steps[DEVICE_ROUNDS_STEPS])(struct device_rounds *, uint32_t, uint64_t) = {put_round, put_results, take_results};
-	int rc = 0;
-
-	for (uint32_t slot = 0; slot < r->job->config.nr_slots && !rc; slot++)
-		rc = steps[step](r, slot, round + slot);
-	return rc;
-}
-
-int device_rounds_verify(struct device_rounds *r, uint64_t round)
-{
-	int rc = 0;
-
-	for (uint32_t step = 0; step < DEVICE_ROUNDS_STEPS && !rc; step++)
-		rc = device_rounds_step(r, step, round);
-	return rc;
-}
-
 /* ---- timed rounds -------------------------------------------------------------------------------------------- */
 
 int device_rounds_prepare(struct device_rounds *r)
@@ -531,11 +301,11 @@ int device_rounds_prepare(struct device_rounds *r)
 	r->ops->graph_destroy(lane->combine);
 	lane->dispatch = lane->combine = NULL;
 	/* Rows of y are only moved and summed here: what they hold costs nothing, but for power. */
-	rc = rc ? rc : passed_on(r, r->ops->fill(lane->y, 0x3c, lane_sizes(r).y, lane->stream));
+	rc = rc ? rc : device_passed_on(r, r->ops->fill(lane->y, 0x3c, device_lane_sizes(r).y, lane->stream));
 	rc = rc ? rc : capture(r, 0, true, false, n, &lane->dispatch);
 	rc = rc ? rc : capture(r, 0, false, true, n, &lane->combine);
 	rc = rc ? rc : capture(r, 0, true, true, n, &lane->pair);
-	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 	return device_rounds_agree(r, rc);
 }
 
@@ -546,7 +316,7 @@ int device_rounds_start(struct device_rounds *r)
 	int rc = tern_dispatch(r->barrier, &args, &received);
 
 	rc = rc ? rc : tern_release(r->barrier, 0);
-	return rc ? rc : passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
+	return rc ? rc : device_passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
 }
 
 int device_rounds_time(struct device_rounds *r, struct times *times, uint32_t i)
@@ -559,12 +329,12 @@ int device_rounds_time(struct device_rounds *r, struct times *times, uint32_t i)
 
 	for (int g = 0; g < NR_MEASURES && !rc; g++) {
 		rc = device_rounds_start(r);
-		rc = rc ? rc : passed_on(r, r->ops->graph_launch(graphs[g], lane->stream));
+		rc = rc ? rc : device_passed_on(r, r->ops->graph_launch(graphs[g], lane->stream));
 	}
-	rc = rc ? rc : passed_on(r, r->ops->stream_wait(lane->stream));
+	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 	rc = rc ? rc : tern_moe_status(r->moe);
 	for (int g = 0; g < NR_MEASURES && !rc; g++) {
-		rc = passed_on(r, r->ops->graph_time(graphs[g], &us));
+		rc = device_passed_on(r, r->ops->graph_time(graphs[g], &us));
 		if (times)
 			times->us[g][i] = us;
 	}

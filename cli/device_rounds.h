@@ -22,7 +22,6 @@ struct device_rounds {
 	const struct device_ops *ops;
 	tern_group *group;
 	tern_moe *moe, *barrier;
-	void *barrier_stream;
 	const struct job *job;
 	struct reference *reference;
 	uint32_t rank;
@@ -46,11 +45,11 @@ int device_rounds_verify(struct device_rounds *rounds, uint64_t round);
 
 /* The same in steps: what a step waits for, all ranks' steps before it have put on their streams. So one thread can do each step for all ranks in turn. */
 #define DEVICE_ROUNDS_STEPS 3
+int device_rounds_step(struct device_rounds *rounds, uint32_t step, uint64_t round);
+
 /* Whether that round is released: nothing comes home. The same on all ranks. And whether this rank replays graphs in it. */
 bool device_rounds_release(const struct device_rounds *rounds, uint64_t round);
 bool device_rounds_replay(const struct device_rounds *rounds, uint64_t round);
-
-int device_rounds_step(struct device_rounds *rounds, uint32_t step, uint64_t round);
 
 /* Captures graphs on slot 0, with the inputs of one round; then times[...][i] receives each measure's time of one replay by the device's clock. All
  * ranks' devices start together. */
