@@ -52,19 +52,19 @@ template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
-template <int FORMAT, bool PLAIN, bool FAR>
+template <int FORMAT, int CASE, bool FAR>
 static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
-	int32_t id = lane_id() < e->topk ? expert_id<PLAIN>(d, index) : -1;
+	int32_t id = lane_id() < e->topk ? expert_id<CASE>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
-	uint32_t to_all = destinations<PLAIN>(e, id, index, &rank);
-	bool mine = is_mine<PLAIN>(e, token);
+	uint32_t to_all = destinations<CASE>(e, id, index, &rank);
+	bool mine = is_mine<CASE>(e, token);
 
 	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
-		uint32_t to = first_destination<PLAIN>(left, rank);
+		uint32_t to = first_destination<CASE>(left, rank);
 
 		if (in_head<FORMAT>(e))
 			piece_store(part_to<FAR>(e, FAR_ROWS, to) + offset, head);
@@ -72,12 +72,12 @@ static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, ui
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
-	check_ids<PLAIN>(d, epoch, token, id);
+	check_ids<CASE>(d, epoch, token, id);
 	if (mine)
-		tally_token(e, id, rank, __popc(to_all), __popc(destinations_away<PLAIN>(e, to_all, rank)));
+		tally_token(e, id, rank, __popc(to_all), __popc(destinations_away<CASE>(e, to_all, rank)));
 }
 
-template <int FORMAT, int X, int ND, bool PLAIN, bool FAR>
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void send_segment(
 	const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<X, ND> &raw)
@@ -89,11 +89,11 @@ static __device__ __forceinline__ void send_segment(
 	uint32_t rank, left;
 	segment<FORMAT, x_kind<X>::SCALED, ND> s;
 
-	left = destinations<PLAIN>(e, raw.id, token * e->topk + lane_id(), &rank);
+	left = destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank);
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
 	for (; left; left &= left - 1) {
-		uint32_t to = first_destination<PLAIN>(left, rank);
+		uint32_t to = first_destination<CASE>(left, rank);
 
 		if (to - ll_div(to, d->by_share) * d->by_share.d == share)
 			segment_send(s, x, part_to<FAR>(e, FAR_ROWS, to) + offset);
@@ -102,14 +102,14 @@ static __device__ __forceinline__ void send_segment(
 
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
  * buffers hold nr_tokens. */
-template <int FORMAT, int X, int ND, bool PLAIN, bool FAR>
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d);
 
 	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
-		send_plan<FORMAT, PLAIN, FAR>(d, epoch, state.w, nr_tokens, four);
+		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, nr_tokens, four);
 	nr_tokens = state.w ? 0 : nr_tokens;
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
@@ -120,15 +120,15 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 			break;
 		if (which == e->row.nr_segments) {
 			if (token < nr_tokens && i == part * d->by_share.d)
-				send_head<FORMAT, PLAIN, FAR>(d, epoch, token);
+				send_head<FORMAT, CASE, FAR>(d, epoch, token);
 			continue;
 		}
-		if (!is_mine<PLAIN>(e, token))
+		if (!is_mine<CASE>(e, token))
 			continue;
-		load_raw<PLAIN>(d, token, which, raw);
+		load_raw<CASE>(d, token, which, raw);
 		if (token >= nr_tokens)
 			break;
-		send_segment<FORMAT, X, ND, PLAIN, FAR>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		send_segment<FORMAT, X, ND, CASE, FAR>(d, epoch, token, which, i - part * d->by_share.d, raw);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
@@ -244,13 +244,13 @@ static __device__ __forceinline__ void store_rows(
 }
 
 /* Lane k's local expert, if its route ends here; else UINT32_MAX. */
-template <bool PLAIN> static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
+template <int CASE> static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
 {
 	uint32_t physical = LL_NO_EXPERT;
 
 	if (lane_id() < e->topk)
 		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
-	return local_of<PLAIN>(e, physical);
+	return local_of<CASE>(e, physical);
 }
 
 /* What is known of a row as soon as all plans are there: lane k's local expert, and, of its source's rows for that
@@ -260,13 +260,13 @@ struct found {
 	bool here; /* does any of the row's routes end here? */
 };
 
-template <bool PLAIN> static __device__ __forceinline__ struct found find_row(const struct ll_dispatch *d, const struct positions *p, struct share a)
+template <int CASE> static __device__ __forceinline__ struct found find_row(const struct ll_dispatch *d, const struct positions *p, struct share a)
 {
 	const struct ll_exchange *e = &d->exchange;
-	struct found f = {local_expert<PLAIN>(e, p, a), 0, false};
+	struct found f = {local_expert<CASE>(e, p, a), 0, false};
 
 	f.here = p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1;
-	if (!PLAIN && d->by_source)
+	if (CASE != LL_PLAIN && d->by_source)
 		f.before = bits_before(p, p->present + a.source * p->token_words, a.token);
 	else if (f.local != UINT32_MAX)
 		f.before = bits_before(p, p->bits + (a.source * e->nr_local + f.local) * p->token_words, a.token);
@@ -274,10 +274,10 @@ template <bool PLAIN> static __device__ __forceinline__ struct found find_row(co
 }
 
 /* The position of lane k's row; by_source the first route has it for all. */
-template <bool PLAIN>
+template <int CASE>
 static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch *d, const struct positions *p, struct share a, struct found f)
 {
-	if (!PLAIN && d->by_source) {
+	if (CASE != LL_PLAIN && d->by_source) {
 		uint32_t here = __ballot_sync(ALL_LANES, f.local != UINT32_MAX);
 
 		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + f.before : UINT32_MAX;
@@ -286,13 +286,13 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch 
 }
 
 /* What the caller is told of a row. */
-template <bool PLAIN>
+template <int CASE>
 static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t at;
 
-	if (PLAIN || !d->by_source) {
+	if (CASE == LL_PLAIN || !d->by_source) {
 		if (position != UINT32_MAX)
 			d->out_rows[position] = make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
 		return;
@@ -307,13 +307,13 @@ static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, str
 }
 
 /* For the combine, and for the caller: one piece of work with a row's head. */
-template <int FORMAT, bool PLAIN>
+template <int FORMAT, int CASE>
 static __device__ __forceinline__ bool describe_row(
 	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t row = a.source * e->max_tokens + bits_before(p, p->present + a.source * p->token_words, a.token), weight;
-	uint32_t position = position_of<PLAIN>(d, p, a, f);
+	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct patience patience = {0, 0};
 
 	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
@@ -330,18 +330,18 @@ static __device__ __forceinline__ bool describe_row(
 		e->row_tokens[row] = a.token;
 	if (lane_id() < e->topk)
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
-	tell_row<PLAIN>(d, a, f.local, position, weight);
+	tell_row<CASE>(d, a, f.local, position, weight);
 	return true;
 }
 
 /* The pieces have been looked for already. */
-template <int FORMAT, bool SCALED, int ND, bool PLAIN>
+template <int FORMAT, bool SCALED, int ND, int CASE>
 static __device__ __forceinline__ bool receive_segment(
 	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
-	uint32_t position = position_of<PLAIN>(d, p, a, f);
+	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
 
 	if (!segment_await(
@@ -364,7 +364,7 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 }
 
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
-template <int FORMAT, bool SCALED, int ND, bool PLAIN, bool FAR>
+template <int FORMAT, bool SCALED, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
 	uint32_t nr_warps)
 {
@@ -376,17 +376,17 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 
 	positions_clear(p, thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
-	take_plans<FORMAT, PLAIN, FAR>(e, p, epoch, failed, warp, nr_warps);
+	take_plans<FORMAT, CASE, FAR>(e, p, epoch, failed, warp, nr_warps);
 	if (warp == 0)
 		stamp(e, 4);
 	if (*p->failed)
 		return;
 	if (a.token < e->max_tokens) { /* what needs no positions, while they are made */
 		look_for(e, a, s);
-		f = find_row<PLAIN>(d, p, a);
+		f = find_row<CASE>(d, p, a);
 	}
-	if (PLAIN || !d->by_source) /* the last warps have the fewest rows */
-		place_experts<PLAIN>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0);
+	if (CASE == LL_PLAIN || !d->by_source) /* the last warps have the fewest rows */
+		place_experts<CASE>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0);
 	else if (warp == 0)
 		place_sources(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == 0)
@@ -399,15 +399,15 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	nr_parts = most * e->nr_ranks * e->by_row_parts.d;
 	while (i < nr_parts) {
 		if (f.here)
-			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, PLAIN>(d, p, epoch, a, f, s.v[0])
-							  : !receive_segment<FORMAT, SCALED, ND, PLAIN>(d, p, epoch, a, f, s))
+			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
+							  : !receive_segment<FORMAT, SCALED, ND, CASE>(d, p, epoch, a, f, s))
 				return;
 		i += step;
 		if (i >= nr_parts)
 			break;
 		a = share_of<FAR>(e, i);
 		look_for(e, a, s);
-		f = find_row<PLAIN>(d, p, a);
+		f = find_row<CASE>(d, p, a);
 	}
 	if (warp == 0)
 		stamp(e, 6);
@@ -417,8 +417,8 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	}
 }
 
-/* FAR: some ranks are on other nodes (far.h); not PLAIN then. */
-template <int FORMAT, int X, int ND, bool PLAIN = false, bool FAR = false>
+/* FAR: some ranks are on other nodes (far.h); LL_ANY then. */
+template <int FORMAT, int X, int ND, int CASE = LL_ANY, bool FAR = false>
 static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
 {
 	BLOCK_MEMORY(shared);
@@ -434,7 +434,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 	if (warp < send_warps) {
 		if (FAR && state.w)
 			return;
-		send_all<FORMAT, X, ND, PLAIN, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_all<FORMAT, X, ND, CASE, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && far_last(e, send_warps * gridDim.x))
 			ring_far_rows(&d, state.x, this_rounds_tokens(&d));
 		if (warp == 0)
@@ -442,7 +442,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, x_kind<X>::SCALED, ND, PLAIN, FAR>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

@@ -7,15 +7,15 @@ template <int FORMAT, int COPIED> static ll_kernel<struct ll_dispatch> choose(en
 {
 	switch (kind) {
 	case LL_X_COPY:
-		return dispatch_ll<FORMAT, LL_X_COPY, COPIED, false, true>;
+		return dispatch_ll<FORMAT, LL_X_COPY, COPIED, LL_ANY, true>;
 	case LL_X_GIVEN:
-		return dispatch_ll<FORMAT, LL_X_GIVEN, 2, false, true>;
+		return dispatch_ll<FORMAT, LL_X_GIVEN, 2, LL_ANY, true>;
 	case LL_X_BF16:
-		return dispatch_ll<FORMAT, LL_X_BF16, 2, false, true>;
+		return dispatch_ll<FORMAT, LL_X_BF16, 2, LL_ANY, true>;
 	case LL_X_FP16:
-		return dispatch_ll<FORMAT, LL_X_FP16, 2, false, true>;
+		return dispatch_ll<FORMAT, LL_X_FP16, 2, LL_ANY, true>;
 	case LL_X_FP32:
-		return dispatch_ll<FORMAT, LL_X_FP32, 2, false, true>;
+		return dispatch_ll<FORMAT, LL_X_FP32, 2, LL_ANY, true>;
 	}
 	return NULL;
 }

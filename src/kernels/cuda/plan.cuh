@@ -11,30 +11,37 @@
 #include "tally.cuh"
 #include "wait.cuh"
 
+/* What a low-latency dispatch need not test for, as it is compiled for each. */
+enum ll_case {
+	LL_ANY,	   /* nothing: replicas, experts anywhere, more ranks than a warp has lanes */
+	LL_PLACED, /* none of these; any layout, ids of either width */
+	LL_PLAIN   /* nor that: contiguous rows without gaps, ids of 32 bits */
+};
+
 /* ---- experts ------------------------------------------------------------------------------------------------- */
 
 /* rank << 16 | local expert */
-template <bool PLAIN = false> __device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
+template <int CASE = LL_ANY> __device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
 {
 	uint32_t rank;
 
-	if (!PLAIN && !p->per_rank)
+	if (CASE == LL_ANY && !p->per_rank)
 		return p->place[physical];
 	rank = ll_div(physical, p->by_per_rank);
 	return rank << 16 | (physical - rank * p->per_rank);
 }
 
-template <bool PLAIN = false> __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
+template <int CASE = LL_ANY> __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
 {
-	return PLAIN || p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
+	return CASE != LL_ANY || p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
 }
 
 /* Its number among the experts here; UINT32_MAX: it is elsewhere, or none. */
-template <bool PLAIN> __device__ __forceinline__ uint32_t local_of(const struct ll_exchange *e, uint32_t physical)
+template <int CASE> __device__ __forceinline__ uint32_t local_of(const struct ll_exchange *e, uint32_t physical)
 {
 	uint32_t place;
 
-	if (PLAIN) {
+	if (CASE != LL_ANY) {
 		place = physical - e->rank * e->placement.per_rank;
 		return place < e->placement.per_rank ? place : UINT32_MAX;
 	}
@@ -59,9 +66,9 @@ __device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, ui
 	return sender_among(e, e->rank, token);
 }
 
-template <bool PLAIN = false> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
+template <int CASE = LL_ANY> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
 {
-	return PLAIN || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
+	return CASE != LL_ANY || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
 }
 
 /* A replica on the source's rank if there is one, else number (source + token) % replicas. */
@@ -76,22 +83,20 @@ static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange 
 	return p->replicas[first + (source + token) % nr];
 }
 
-/* index: token * K + k */
-template <bool PLAIN = false> __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
+/* index: token * K + k. Ids of either width without a branch, which would have each of several wait for the last. */
+template <int CASE = LL_ANY> __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
 {
-	int64_t id;
+	const int32_t *at = (const int32_t *)d->topk_ids + (CASE == LL_PLAIN ? index : (uint64_t)index << d->ids_64);
+	int32_t low = at[0], high = CASE == LL_PLAIN ? 0 : at[d->ids_64];
 
-	if (PLAIN || !d->ids_64)
-		return ((const int32_t *)d->topk_ids)[index];
-	id = ((const int64_t *)d->topk_ids)[index];
-	return id == (int32_t)id ? (int32_t)id : INT32_MAX; /* more than there can be */
+	return CASE == LL_PLAIN || !d->ids_64 || high == low >> 31 ? low : INT32_MAX; /* more than there can be */
 }
 
-template <bool PLAIN = false> __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
+template <int CASE = LL_ANY> __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
 {
 	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
 		return LL_NO_EXPERT;
-	return !PLAIN && e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
+	return CASE == LL_ANY && e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
 }
 
 __device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
@@ -143,7 +148,7 @@ template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uin
 
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
  * is known which round it is, and whether an earlier one has failed. */
-template <int FORMAT, bool PLAIN, bool FAR>
+template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
@@ -157,13 +162,13 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<PLAIN>(d, first + i) : UINT32_MAX;
+		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<CASE>(d, first + i) : UINT32_MAX;
 	drop_rest<N>(nr, first, ids);
-	if (!PLAIN && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
+	if (CASE == LL_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
 		drop_others<N>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		words[i / 2] |= physical_expert<PLAIN>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
+		words[i / 2] |= physical_expert<CASE>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
 	v = head ? make_uint4(0, 0, nr_tokens, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
 	if (failed || !line_needed<FORMAT>(line, nr))
 		return;

@@ -65,10 +65,10 @@ static __device__ __noinline__ void report_routes(const struct ll_exchange *e, u
 		report_broken(e, LL_BROKEN_EXPERT, source, end / e->topk, LL_NO_EXPERT, e->placement.nr_physical - 1, epoch);
 }
 
-template <bool PLAIN>
+template <int CASE>
 __device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
 {
-	uint32_t local = local_of<PLAIN>(e, physical), place = source * e->nr_local + local;
+	uint32_t local = local_of<CASE>(e, physical), place = source * e->nr_local + local;
 
 	if (local == UINT32_MAX)
 		return;
@@ -140,7 +140,7 @@ template <uint32_t N> __device__ __forceinline__ bool name_no_expert(const struc
 }
 
 /* To shared memory as they came, then one a lane. */
-template <int FORMAT, bool PLAIN>
+template <int FORMAT, int CASE>
 __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS, STEPS = (IDS + LANES - 1) / LANES;
@@ -148,7 +148,7 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
 	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
-	bool bad = PLAIN && line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) && name_no_expert<N>(e, v);
+	bool bad = CASE != LL_ANY && line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) && name_no_expert<N>(e, v);
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++)
@@ -158,7 +158,7 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS; i++)
 		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : LL_NO_EXPERT;
-	if (!PLAIN) {
+	if (CASE == LL_ANY) {
 #pragma unroll
 		for (uint32_t i = 0; i < STEPS; i++)
 			bad |= !is_good_route(e, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
@@ -169,11 +169,11 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 	}
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS && piece->four * IDS + i * LANES < end; i++)
-		note_route<PLAIN>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+		note_route<CASE>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
 	return true;
 }
 
-template <int FORMAT, bool PLAIN, bool FAR>
+template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
 {
 	uint32_t nr_tokens;
@@ -184,11 +184,11 @@ __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const st
 		stamp(e, 3);
 	if (lane_id() == 0 && piece->four == 0)
 		p->nr_tokens[piece->source] = nr_tokens;
-	return note_piece<FORMAT, PLAIN>(e, p, epoch, piece, nr_tokens * e->topk);
+	return note_piece<FORMAT, CASE>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
 /* By all receiving warps, the next two pieces of each under way together. */
-template <int FORMAT, bool PLAIN, bool FAR>
+template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	uint32_t nr = e->nr_ranks * ll_ceil(ll_plan_lines((enum ll_format)FORMAT, e->max_tokens * e->topk), 4);
@@ -201,7 +201,7 @@ __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const st
 		look_at_plan<FAR>(e, &a);
 		if (j < nr)
 			look_at_plan<FAR>(e, &b);
-		good = take_piece<FORMAT, PLAIN, FAR>(e, p, epoch, &a) && (j >= nr || take_piece<FORMAT, PLAIN, FAR>(e, p, epoch, &b));
+		good = take_piece<FORMAT, CASE, FAR>(e, p, epoch, &a) && (j >= nr || take_piece<FORMAT, CASE, FAR>(e, p, epoch, &b));
 	}
 	if (!good && lane_id() == 0)
 		atomicOr(p->failed, 1u); /* maybe by all at once */
@@ -325,19 +325,19 @@ __device__ __forceinline__ void place_expert(
 
 /* The first position of each expert, by a thread each; of the threads before, sums tell. What an expert takes is a
  * whole number of alignments. */
-template <bool PLAIN> __device__ __forceinline__ uint32_t span_of(const struct ll_dispatch *d, uint32_t rows)
+template <int CASE> __device__ __forceinline__ uint32_t span_of(const struct ll_dispatch *d, uint32_t rows)
 {
-	return PLAIN ? rows : round_to_alignment(d, rows);
+	return CASE == LL_PLAIN ? rows : round_to_alignment(d, rows);
 }
 
 /* By all receiving warps, a thread an expert; those without one have nothing to wait for here. publish: to the caller as well. */
-template <bool PLAIN>
+template <int CASE>
 __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
 	uint32_t nr_sums = min(nr_threads / LANES, ll_ceil(nr, LANES));
-	bool padded = !PLAIN && d->padded;
+	bool padded = CASE != LL_PLAIN && d->padded;
 
 	for (uint32_t first = 0; first < nr && warp < nr_sums; first += nr_threads) {
 		uint32_t expert = first + thread, all, start;
@@ -346,10 +346,10 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 		if (expert < nr)
 			rows = count_expert(e, p, expert);
 
-		start = before + lanes_before(span_of<PLAIN>(d, rows.all), &all);
+		start = before + lanes_before(span_of<CASE>(d, rows.all), &all);
 		if (lane_id() == 0)
 			p->sums[warp] = all;
-		if (!PLAIN) {
+		if (CASE != LL_PLAIN) {
 			all = __reduce_add_sync(ALL_LANES, rows.all);
 			if (lane_id() == 0)
 				p->sums[LL_MAX_WARPS + warp] = all;
@@ -361,7 +361,7 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 
 			start += w < warp ? sum : 0;
 			before += sum;
-			all_rows += p->sums[PLAIN ? w : LL_MAX_WARPS + w];
+			all_rows += p->sums[CASE == LL_PLAIN ? w : LL_MAX_WARPS + w];
 		}
 		start = padded ? (uint32_t)(expert * d->capacity) : start;
 		if (expert < nr)

@@ -13,7 +13,7 @@ template <int X, int ND> struct raw_segment {
 	int32_t id; /* of lane k's route */
 };
 
-template <bool PLAIN = 0, int X, int ND>
+template <int CASE = LL_ANY, int X, int ND>
 static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uint32_t token, uint32_t which, raw_segment<X, ND> &raw)
 {
 	const struct ll_exchange *e = &d->exchange;
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uin
 	struct extent x = segment_extent(&e->row, which);
 	constexpr int LOADS = x_kind<X>::LOADS;
 
-	raw.id = lane_id() < e->topk ? expert_id<PLAIN>(d, token * e->topk + lane_id()) : -1;
+	raw.id = lane_id() < e->topk ? expert_id<CASE>(d, token * e->topk + lane_id()) : -1;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
@@ -63,31 +63,31 @@ static __device__ __forceinline__ void store_scale(const struct ll_dispatch *d, 
 		scales[at] = (uint8_t)scale;
 }
 
-/* Lane k's destination, and a bit for each different one: PLAIN the rank's, else that of the first lane which has it.
+/* Lane k's destination, and a bit for each different one: the rank's, and if LL_ANY that of the first lane which has it.
  */
-template <bool PLAIN = false> static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
+template <int CASE = LL_ANY> static __device__ __forceinline__ uint32_t destinations(const struct ll_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
 {
-	uint32_t physical = lane_id() < e->topk ? physical_expert<PLAIN>(e, id, index) : LL_NO_EXPERT, same;
+	uint32_t physical = lane_id() < e->topk ? physical_expert<CASE>(e, id, index) : LL_NO_EXPERT, same;
 
-	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank<PLAIN>(&e->placement, physical);
-	if (PLAIN)
+	*rank = physical == LL_NO_EXPERT ? UINT32_MAX : expert_rank<CASE>(&e->placement, physical);
+	if (CASE != LL_ANY)
 		return __reduce_or_sync(ALL_LANES, *rank == UINT32_MAX ? 0 : 1u << *rank);
 	same = __match_any_sync(ALL_LANES, *rank);
 	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
 }
 
 /* Those of the bits that do not stand for this rank. */
-template <bool PLAIN> static __device__ __forceinline__ uint32_t destinations_away(const struct ll_exchange *e, uint32_t bits, uint32_t rank)
+template <int CASE> static __device__ __forceinline__ uint32_t destinations_away(const struct ll_exchange *e, uint32_t bits, uint32_t rank)
 {
-	return bits & (PLAIN ? ~(1u << e->rank) : __ballot_sync(ALL_LANES, rank != e->rank));
+	return bits & (CASE != LL_ANY ? ~(1u << e->rank) : __ballot_sync(ALL_LANES, rank != e->rank));
 }
 
 /* The rank that the lowest bit stands for. */
-template <bool PLAIN> static __device__ __forceinline__ uint32_t first_destination(uint32_t bits, uint32_t rank)
+template <int CASE> static __device__ __forceinline__ uint32_t first_destination(uint32_t bits, uint32_t rank)
 {
 	uint32_t lowest = __ffs(bits) - 1;
 
-	return PLAIN ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
+	return CASE != LL_ANY ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
 }
 
 /* By one warp, when all have stored what far ranks get: rows in runs, and the head. home_routes is this round's. */
@@ -117,7 +117,7 @@ static __device__ __noinline__ void ring_far_rows(const struct ll_dispatch *d, u
 }
 
 /* Ids that no caller should pass. */
-template <bool PLAIN = false> static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
+template <int CASE = LL_ANY> static __device__ __forceinline__ void check_ids(const struct ll_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
 {
 	const struct ll_exchange *e = &d->exchange;
 	bool none = lane_id() >= e->topk || id == -1, far = !none && (uint32_t)id >= e->placement.nr_experts;
@@ -127,7 +127,7 @@ template <bool PLAIN = false> static __device__ __forceinline__ void check_ids(c
 
 	if (bad && lane_id() == __ffs(bad) - 1)
 		complain(e, far ? LL_ID_RANGE : LL_ID_TWICE, token, lane_id(),
-			!PLAIN && d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
+			CASE != LL_PLAIN && d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
 }
 
 #endif
