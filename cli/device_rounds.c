@@ -313,10 +313,10 @@ int device_rounds_start(struct device_rounds *r)
 {
 	struct tern_dispatch args = {.size = sizeof(args)};
 	struct tern_received received = {.size = sizeof(received)};
-	int rc = tern_dispatch(r->barrier, &args, &received);
+	int rc = device_passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
 
-	rc = rc ? rc : tern_release(r->barrier, 0);
-	return rc ? rc : device_passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
+	rc = rc ? rc : tern_dispatch(r->barrier, &args, &received);
+	return rc ? rc : tern_release(r->barrier, 0);
 }
 
 int device_rounds_time(struct device_rounds *r, struct times *times, uint32_t i)

@@ -60,7 +60,7 @@ int device_rounds_time(struct device_rounds *rounds, struct times *times, uint32
 #define DEVICE_TIMED_ROUND (UINT64_C(1) << 40) /* whose inputs are timed */
 /* That round's inputs, rows without gaps and ids of 32 bits, into lane 0. */
 int device_rounds_upload(struct device_rounds *rounds, uint64_t round);
-/* On lane 0's stream: a barrier of all devices, and time for the hosts to queue what follows. */
+/* On lane 0's stream: time for the hosts to queue what follows, and then a barrier of all devices. */
 int device_rounds_start(struct device_rounds *rounds);
 /* Collective: 0, or this rank's failure, or that of another. */
 int device_rounds_agree(const struct device_rounds *rounds, int rc);
