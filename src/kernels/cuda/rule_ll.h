@@ -28,7 +28,7 @@ static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens)
 
 static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks)
 {
-	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 10, 0};
+	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 12, 0};
 
 	return nr_tokens <= 2 ? one : nr_tokens <= 16 || (nr_tokens > 64 && nr_ranks > 2) ? few : nr_tokens <= 64 ? some : many;
 }
