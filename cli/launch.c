@@ -2,6 +2,7 @@
 #include "cli/launch.h"
 #include "cli/gather.h"
 #include "cli/output.h"
+#include "cli/signals.h"
 #include "cli/spawn.h"
 #include "boot/launch_wire.h"
 
@@ -14,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ struct job {
 	struct output *outputs; /* two a rank, with label */
 	struct pollfd *polls;
 	struct gather *gather;
-	int signal_fd;
+	struct signals signals;
 	int nr_alive;
 	int exit_code;
 	int interrupted; /* the signal that ended the job, 0: none */
@@ -163,27 +163,27 @@ static void reap(struct job *j)
 
 /* The ranks are in our process group, so what a terminal sends (Ctrl-C) has reached them already; a signal that one
  * process sends to us has not. */
-static void interrupt(struct job *j, const struct signalfd_siginfo *info)
+static void interrupt(struct job *j, const struct signal_taken *taken)
 {
 	bool again = j->interrupted;
 
-	j->interrupted = (int)info->ssi_signo;
+	j->interrupted = taken->signo;
 	if (again) {
 		enter_stage(j, STAGE_KILL, -1);
 		return;
 	}
-	if (info->ssi_code != SI_KERNEL)
+	if (taken->code != SI_KERNEL)
 		signal_ranks(j, j->interrupted);
 	enter_stage(j, STAGE_GRACE, j->options->grace_ms);
 }
 
 static void take_signals(struct job *j)
 {
-	struct signalfd_siginfo info;
+	struct signal_taken taken;
 
-	while (read(j->signal_fd, &info, sizeof(info)) == sizeof(info))
-		if (info.ssi_signo != SIGCHLD)
-			interrupt(j, &info);
+	while (signals_take(&j->signals, &taken))
+		if (taken.signo != SIGCHLD)
+			interrupt(j, &taken);
 	reap(j);
 }
 
@@ -193,7 +193,7 @@ static int fill_polls(struct job *j)
 {
 	int n = j->options->nr_ranks;
 
-	j->polls[0] = (struct pollfd){.fd = j->signal_fd, .events = POLLIN};
+	j->polls[0] = (struct pollfd){.fd = j->signals.fd, .events = POLLIN};
 	for (int r = 0; r < n; r++)
 		j->polls[1 + r] = (struct pollfd){.fd = gather_fd(j->gather, r), .events = gather_events(j->gather, r)};
 	for (int i = 0; j->outputs && i < 2 * n; i++)
@@ -271,26 +271,7 @@ static bool has_children(void)
 	return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-/* What the caller ignores stays ignored: nohup, and shells that start us in the background, mean it. SIGCHLD must not
- * be: children would vanish unseen. */
-static int open_signals(struct job *j, sigset_t *old)
-{
-	static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
-	struct sigaction action;
-	sigset_t set;
-
-	sigemptyset(&set);
-	sigaddset(&set, SIGCHLD);
-	signal(SIGCHLD, SIG_DFL);
-	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-		if (!sigaction(ends[i], NULL, &action) && action.sa_handler != SIG_IGN)
-			sigaddset(&set, ends[i]);
-	sigprocmask(SIG_BLOCK, &set, old);
-	j->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-	return j->signal_fd < 0 ? -1 : 0;
-}
-
-static int start(struct job *j, const sigset_t *mask, char *const argv[])
+static int start(struct job *j, char *const argv[])
 {
 	int n = j->options->nr_ranks, rc = 0;
 	int *fds = malloc((size_t)n * sizeof(*fds));
@@ -298,7 +279,9 @@ static int start(struct job *j, const sigset_t *mask, char *const argv[])
 	if (!fds)
 		return LAUNCH_EXIT_ERROR;
 	for (int r = 0; r < n && !rc; r++) {
-		rc = spawn_rank(j->options, r, mask, argv, &j->ranks[r]);
+		signals_hold(&j->signals);
+		rc = spawn_rank(j->options, r, &j->signals.old_mask, argv, &j->ranks[r]);
+		signals_resume(&j->signals);
 		fds[r] = j->ranks[r].socket;
 		j->nr_alive += !rc;
 		if (!rc && j->outputs) {
@@ -353,9 +336,9 @@ static void finish(struct job *j)
 	free(j->ranks);
 }
 
-static int run_job(struct job *j, const sigset_t *mask, char *const argv[])
+static int run_job(struct job *j, char *const argv[])
 {
-	int rc = start(j, mask, argv);
+	int rc = start(j, argv);
 
 	if (rc)
 		return rc;
@@ -372,8 +355,7 @@ void launch_options_init(struct launch_options *options)
 
 int launch_ranks(const struct launch_options *options, char *const argv[])
 {
-	struct job j = {.options = options, .signal_fd = -1, .sweep = !has_children()};
-	sigset_t old;
+	struct job j = {.options = options, .sweep = !has_children()};
 	int rc = LAUNCH_EXIT_ERROR;
 
 	if (options->nr_ranks < 1 || options->nr_ranks > LAUNCH_MAX_RANKS || allocate(&j)) {
@@ -381,13 +363,13 @@ int launch_ranks(const struct launch_options *options, char *const argv[])
 		goto out;
 	}
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
-	if (open_signals(&j, &old))
-		fprintf(stderr, "%s: signalfd: %s\n", options->name, strerror(errno));
-	else
-		rc = run_job(&j, &old, argv);
+	if (signals_open(&j.signals)) {
+		fprintf(stderr, "%s: signals: %s\n", options->name, strerror(errno));
+		goto out;
+	}
+	rc = run_job(&j, argv);
 	finish(&j);
-	close(j.signal_fd);
-	sigprocmask(SIG_SETMASK, &old, NULL);
+	signals_close(&j.signals);
 	return rc;
 out:
 	free(j.ranks);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/spawn.h"
+#include "cli/signals.h"
 #include "boot/launch_wire.h"
 
 #include <errno.h>
@@ -123,7 +124,7 @@ static _Noreturn void be_rank(const struct launch_options *options, int rank, pi
 	set_environment(options, rank, e->socket[1]);
 	if (options->bind)
 		bind_to_cores(options, rank);
-	sigprocmask(SIG_SETMASK, mask, NULL);
+	signals_leave(mask);
 	if (!options->hosts || !hosts_enter(options->hosts, hosts_of_rank(options->hosts, rank, options->nr_ranks)))
 		execvp(argv[0], argv);
 	cause = errno;

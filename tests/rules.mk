@@ -60,7 +60,13 @@ $(BUILD)/tests/rank: $(BUILD)/obj/tests/cli/rank.o $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-tests: $(TESTS) $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank
+# Put into a program by the loader, beside what it has.
+$(BUILD)/tests/thread.so: $(BUILD)/obj/tests/cli/thread.o
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) -shared $(LDFLAGS) $^ -o $@ -lpthread
+
+tests: $(TESTS) $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank $(BUILD)/tests/thread.so
 fuzzers: $(FUZZERS)
 
 check:

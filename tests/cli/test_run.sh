@@ -164,6 +164,14 @@ kill -HUP $pid
 wait $pid || bad "$name: exit code $?"
 has out bye
 try 5 "SIGCHLD ignored by the caller" sh -c "trap '' CHLD; exec $tern run -n 2 sh -c 'exit 5'"
+# Tools put threads into a process, and signals go to any thread that takes them.
+name="another thread in the launcher"
+try 0 "$name" env LD_PRELOAD="$PWD/$BUILD/tests/thread.so" sh -c "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do timeout 20 $tern run -n 3 true || exit; done"
+LD_PRELOAD=$PWD/$BUILD/tests/thread.so
+export LD_PRELOAD
+interrupt TERM 143 'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.1; done'
+unset LD_PRELOAD
+has out bye
 name="nothing outlives a killed launcher"
 interrupt KILL 137 "echo ready; exec sleep 5678.$$"
 gone "sleep 5678.$$"
