@@ -22,6 +22,9 @@ mkdir -p "$LOGS"
 now() { date +%s%N; }
 seconds() { printf '%d.%d' $((($2 - $1) / 1000000000)) $((($2 - $1) / 100000000 % 10)); }
 
+# Seconds of CPU, out of what `times` has said: it speaks of the shell that calls it, so not at the start of a pipe.
+cpu() { awk 'NR == 2 {split($0, t, /[ms ]+/); printf "%.1f", t[1] * 60 + t[2] + t[3] * 60 + t[4]}' "$1"; }
+
 # outcome PASSED FAILED SKIPPED NAME [TEXT]: one line for the reader, one for the sum.
 outcome() {
 	local word=ok
@@ -53,9 +56,10 @@ test_now() {
 	from=$(now)
 	CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "$bound" "$@" >"$log" 2>&1 </dev/null
 	rc=$?
+	times >"$log.times"
 	judge $rc "$log"
 	{
-		outcome "$passed" "$failed" "$skipped" "$name" "$(seconds "$from" "$(now)") s$([ $rc -eq 77 ] && echo ": $(tail -1 "$log")")"
+		outcome "$passed" "$failed" "$skipped" "$name" "$(seconds "$from" "$(now)") s, CPU $(cpu "$log.times")$([ $rc -eq 77 ] && echo ": $(tail -1 "$log")")"
 		if [ "$failed" -gt 0 ]; then
 			[ $rc -eq 124 ] && echo "    longer than $bound s"
 			echo "    exit code $rc; repeat: $*"
@@ -335,7 +339,8 @@ for stage in $STAGES; do
 	from=$(now)
 	echo "---- $stage"
 	"stage_$stage"
-	echo "---- $stage took $(seconds "$from" "$(now)") s"
+	times >"$LOGS/times"
+	echo "---- $stage took $(seconds "$from" "$(now)") s; CPU so far $(cpu "$LOGS/times")"
 done
 wait
 awk '{p += $1; f += $2; s += $3}
