@@ -6,9 +6,9 @@
 mkdir "$tmp/bin"
 cat >"$tmp/bin/compute-sanitizer" <<'END'
 #!/bin/bash
-# compute-sanitizer --tool TOOL --target-processes all --error-exitcode 9 COMMAND...: FOUND: how many errors it says to have found; none: it ends without a summary.
+# compute-sanitizer --tool TOOL --target-processes all --error-exitcode 9 --num-cuda-barriers 512 COMMAND...: FOUND: how many errors it says to have found; none: it ends without a summary.
 echo "========= COMPUTE-SANITIZER"
-"${@:7}" || exit
+"${@:9}" || exit
 case $2-$FOUND in
 *-none) exit 0 ;;
 racecheck-*) echo "========= RACECHECK SUMMARY: $FOUND hazards displayed ($FOUND errors, 0 warnings)" ;;
@@ -38,4 +38,11 @@ gpus "1 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=2 TOOLS=racecheck && 
 judge sanitize_finds_hazards $?
 gpus "0 passed, 3 failed, 0 skipped" STAGES=sanitize FOUND=none TOOLS=synccheck && grep -q 'no summary' "$tmp/out"
 judge sanitize_without_summary $?
+# What a machine lacks is not failed.
+mkdir "$tmp/libs"
+: >"$tmp/libs/libthere.so.1"
+sed -n '/^with_library()/,/^}/p' scripts/gpus.sh >"$tmp/with_library"
+LIBS=$tmp/libs LD_LIBRARY_PATH=$tmp/libs bash -c '. "$1"; with_library libthere.so.1 true && ! with_library libthere.so.1 false && { with_library libnowhere.so.1 true; [ $? -eq 77 ]; }' _ "$tmp/with_library" >"$tmp/out" 2>"$tmp/err" &&
+	grep -q '^skip: no libnowhere.so.1 here' "$tmp/out"
+judge with_library $?
 exit $bad
