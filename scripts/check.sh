@@ -4,7 +4,8 @@
 #
 #   BUILD=dir          where to build (build)
 #   STAGES="a b ..."   only these: plain python thread address vm models memory fuzz (all)
-#   JOBS=n             tests at a time (the number of cores, at most 4)
+#   JOBS=n             tests at a time (one more than cores, as many tests wait for something now and then; at most 4)
+#   CUDA_ARCH="80 90a" what the GPU kernels are compiled for: the oldest and one of those with a copy engine. make soak compiles them for all
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
 # speak TAP are counted by case. What a failed test said, and the command that repeats it, are shown.
@@ -13,7 +14,8 @@ cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 STAGES=${STAGES:-plain python thread address vm models memory fuzz}
 cores=$(nproc)
-JOBS=${JOBS:-$((cores < 4 ? cores : 4))}
+JOBS=${JOBS:-$((cores < 4 ? cores + 1 : 4))}
+CUDA_ARCH=${CUDA_ARCH:-80 90a}
 LOGS=$PWD/$BUILD/check
 rm -rf "$LOGS"
 mkdir -p "$LOGS"
@@ -131,7 +133,7 @@ emulated() {
 }
 
 stage_plain() {
-	build plain BUILD="$BUILD" all tests
+	build plain BUILD="$BUILD" CUDA_ARCH="$CUDA_ARCH" all tests
 	every plain 240 "$BUILD" 'unit/test_*'
 	every plain 240 "$BUILD" 'exchange/test_*'
 	every plain 240 "$BUILD" 'faults/test_*'
@@ -208,23 +210,23 @@ over_engine() {
 
 # The Python package, installed from the tree.
 stage_python() {
-	build python BUILD="$BUILD" all
+	build python BUILD="$BUILD" CUDA_ARCH="$CUDA_ARCH" all
 	test python/tests 240 env BUILD="$BUILD" python/check.sh
 	finish
 }
 
 # Ranks are threads here, so the sanitizer sees every byte that passes between them.
 stage_thread() {
-	build thread BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests
+	build thread BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g1" tests
 	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
-	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=6 \
+	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=4 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
-	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=4 \
+	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=3 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes"
 	# Not sockets: it has threads, and TSan has none after the fork of a process with threads. Nor tcp: libfabric 1.17 runs it as tcp;ofi_rxm.
@@ -234,7 +236,7 @@ stage_thread() {
 stage_address() {
 	local options="ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1"
 
-	build address BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g" all tests
+	build address BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g1" all tests
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options
 	# shellcheck disable=SC2086
@@ -288,7 +290,7 @@ sanitized_vm() {
 	finish
 }
 
-# Memcheck knows uninitialised memory, which the sanitizers do not.
+# Memcheck knows uninitialised memory, which the sanitizers do not. One core is busy with this for most of a minute: it runs beside what follows.
 stage_memory() {
 	local memcheck="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes --sim-hints=no-nptl-pthread-stackcache"
 
@@ -300,7 +302,7 @@ stage_memory() {
 	every memory 300 "$BUILD" 'exchange/test_shapes' env TERN_TEST_DIVISOR=40 $memcheck
 	# shellcheck disable=SC2086
 	every memory 300 "$BUILD" 'unit/test_plan' env TERN_TEST_DIVISOR=20 $memcheck
-	finish
+	mine=()
 }
 
 stage_fuzz() {
@@ -310,13 +312,13 @@ stage_fuzz() {
 		outcome 0 0 1 fuzz "clang is not installed"
 		return
 	fi
-	build fuzz BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers
+	build fuzz BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g1" fuzzers
 	for fuzzer in "$BUILD"/fuzz/tests/fuzz/fuzz_*; do
 		[ -x "$fuzzer" ] || continue
 		name=${fuzzer##*/}
 		mkdir -p "$LOGS/$name"
 		# A directory of its own takes the crash files; a committed corpus, where there is one, is read.
-		test "fuzz/$name" 180 "$fuzzer" -runs="${FUZZ_RUNS:-200000}" -max_total_time="${FUZZ_SECONDS:-20}" -timeout=20 \
+		test "fuzz/$name" 180 "$fuzzer" -runs="${FUZZ_RUNS:-200000}" -max_total_time="${FUZZ_SECONDS:-10}" -timeout=20 \
 			-seed=1 -print_final_stats=0 -verbosity=0 -artifact_prefix="$LOGS/$name/" "$LOGS/$name" \
 			$(ls -d tests/fuzz/corpus/"${name#fuzz_}" 2>/dev/null)
 	done
