@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exchanges on GPUs, between threads of one process, with a peer that writes what no correct one does: each kind of word in a window that kernels follow is
  * overwritten, and has to become a report and an error; then any words with any values, which must not lead a kernel out of its memory (AddressSanitizer
- * sees that on emulated GPUs, compute-sanitizer on real ones). Skipped where there is no GPU.
- * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many words at random (40). TERN_TEST_WITHOUT: leaves out tests whose names contain this. */
+ * sees that on emulated GPUs, compute-sanitizer on real ones). Then all of it again with the ranks on two nodes, where what is followed lies in pinned memory, and
+ * the engine writes there. Skipped where there is no GPU.
+ * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many words at random (40), and half as many on two nodes. TERN_TEST_WITHOUT: leaves out tests whose names contain this. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "bench/random.h"
+#include "clock.h"
+#include "device_far.h"
 #include "device_inside.h"
+#include "kernels/cuda/far.h"
 #include "tests/device/devices.h"
 
 #define NR_TOKENS 4
@@ -33,6 +38,7 @@ enum words {
 	COUNTS,	    /* of all experts of rank 1 */
 	POSITION,
 	LOCAL,
+	ARRIVAL,  /* of a dispatch from another node: the word that the proxy makes of a head's epoch */
 	ANYTHING /* index: the seed */
 };
 
@@ -45,31 +51,43 @@ struct attack {
 	int rc; /* what rank 1 is told */
 	const char *text;
 	uint32_t index;
-	bool spread, by_source, replicas;
+	bool spread, by_source, replicas, only_far;
 };
 
 struct scene {
 	struct job job;
 	const struct attack *attack;
+	bool far;
+	const struct far_table *table; /* rank 1's, if so */
 };
 
 /* ---- what the peer writes ------------------------------------------------------------------------------------- */
 
-static int poke(struct device_rounds *r, uint64_t offset, const void *value, uint64_t bytes)
+/* Where rank 0 writes: rank 1's window, or what the engine writes for it. */
+static uint8_t *place(const struct device_rounds *r, const struct far_table *far, enum far_part part, uint64_t offset)
 {
-	uint8_t *window = r->moe->device->windows[1];
-	int rc = ops->copy(window + offset, value, bytes, r->lanes[0].stream);
+	return far ? far->from[part][0] + offset : (uint8_t *)r->moe->device->windows[1] + offset;
+}
+
+static int poke(struct device_rounds *r, uint8_t *to, const void *value, uint64_t bytes)
+{
+	int rc = ops->copy(to, value, bytes, r->lanes[0].stream);
 
 	return rc ? rc : ops->stream_wait(r->lanes[0].stream);
 }
 
-static int poke_word(struct device_rounds *r, uint64_t offset, uint32_t value)
+static int poke_word(struct device_rounds *r, uint8_t *to, uint32_t value)
 {
-	return poke(r, offset, &value, sizeof(value));
+	return poke(r, to, &value, sizeof(value));
+}
+
+static uint8_t *arrival_word(const struct far_table *far, enum far_kind kind)
+{
+	return (uint8_t *)far->words + (uint64_t)kind * 2 * LL_LINE_BYTES;
 }
 
 /* Rank 0's counts of the first round: zeros but for some; then their word. */
-static int poke_counts(struct device_rounds *r, const struct attack *a)
+static int poke_counts(struct device_rounds *r, const struct far_table *far, const struct attack *a)
 {
 	const struct ht_window *w = &r->moe->device->layout.ht;
 	uint32_t counts[NR_EXPERTS + 2 + 1] = {0};
@@ -79,44 +97,61 @@ static int poke_counts(struct device_rounds *r, const struct attack *a)
 		counts[e] = e < NR_LOCAL ? 0 : a->value;
 	if (a->word == COUNT)
 		counts[a->index] = a->value;
-	rc = poke(r, w->counts + 2 * w->counts_bytes, counts, sizeof(counts));
-	return rc ? rc : poke_word(r, w->count_words + 2 * LL_LINE_BYTES, 1);
+	rc = poke(r, place(r, far, FAR_ODD_COUNTS, w->counts + 2 * w->counts_bytes), counts, sizeof(counts));
+	return rc ? rc : poke_word(r, far ? arrival_word(far, FAR_COUNTS_ODD) : place(r, NULL, FAR_PLAN, w->count_words + 2 * LL_LINE_BYTES), 1);
 }
 
-static int poke_anything(struct device_rounds *r, const struct attack *a)
+static int poke_anything(struct device_rounds *r, const struct far_table *far, const struct attack *a)
 {
 	const struct device_layout *l = &r->moe->device->layout;
-	uint64_t end = a->mode == TERN_LOW_LATENCY ? l->window.results : l->ht.x, state = hash2(a->index, 0x686f7374);
-	uint64_t most = a->mode == TERN_LOW_LATENCY && random_below(&state, 2) ? l->window.rows : end; /* plans are few bytes of many */
-	uint64_t offset = random_below(&state, (uint32_t)(most / 4)) * 4ull;
+	bool low = a->mode == TERN_LOW_LATENCY;
+	uint64_t end = low ? l->window.results : l->ht.x, state = hash2(a->index, 0x686f7374);
+	uint64_t most = low && random_below(&state, 2) ? l->window.rows : end; /* plans are few bytes of many */
+	uint64_t offset = random_below(&state, (uint32_t)((far ? far->head_bytes[FAR_DISPATCH] : most) / 4)) * 4ull;
 	const uint32_t values[] = {0, 1, random_below(&state, 64), UINT32_MAX, (uint32_t)random_next(&state), 0x7fffffff, 0x00080008, random_below(&state, 4096)};
+	uint64_t message = (low ? l->window.plans : l->ht.heads) - FAR_HEAD_BYTES; /* a far rank's begins before what lies there in a window */
 
-	return poke_word(r, offset, values[random_below(&state, 8)]);
+	return poke_word(r, place(r, far, low ? FAR_PLAN : FAR_HEADS, far ? message + offset : offset), values[random_below(&state, 8)]);
 }
 
-static int strike(struct device_rounds *r, const struct attack *a)
+static int strike(struct device_rounds *r, const struct far_table *far, const struct attack *a)
 {
 	const struct device_layout *l = &r->moe->device->layout;
 	uint16_t id = (uint16_t)a->value;
 
 	switch (a->word) {
 	case PLAN_TOKENS:
-		return poke_word(r, l->window.plans + 7 * 16 + 8, a->value);
+		return poke_word(r, place(r, far, FAR_PLAN, l->window.plans + 7 * 16 + 8), a->value);
 	case PLAN_ID:
-		return poke(r, l->window.plans, &id, sizeof(id));
+		return poke(r, place(r, far, FAR_PLAN, l->window.plans), &id, sizeof(id));
 	case PLAN_OTHER:
-		return poke(r, l->window.plans + TOPK * sizeof(id), &id, sizeof(id));
+		return poke(r, place(r, far, FAR_PLAN, l->window.plans + TOPK * sizeof(id)), &id, sizeof(id));
 	case COUNT:
 	case COUNTS:
-		return poke_counts(r, a);
+		return poke_counts(r, far, a);
 	case POSITION:
-		return poke_word(r, l->ht.heads, a->value);
+		return poke_word(r, place(r, far, FAR_HEADS, l->ht.heads), a->value);
 	case LOCAL:
-		return poke_word(r, l->ht.heads + 8, a->value);
+		return poke_word(r, place(r, far, FAR_HEADS, l->ht.heads + 8), a->value);
+	case ARRIVAL:
+		return poke_word(r, arrival_word(far, FAR_DISPATCH), a->value);
 	case ANYTHING:
-		return poke_anything(r, a);
+		return poke_anything(r, far, a);
 	}
 	return -1;
+}
+
+/* What rank 0 has sent to another node is there when its engine, the network and rank 1's proxy have done their part. */
+static bool has_arrived(const struct far_table *far)
+{
+	uint64_t end = clock_ns() + 5000000000ull;
+
+	while (__atomic_load_n((uint32_t *)arrival_word(far, FAR_DISPATCH), __ATOMIC_ACQUIRE) != 1)
+		if (clock_ns() > end)
+			return false;
+		else
+			usleep(100);
+	return true;
 }
 
 /* ---- a round around it ---------------------------------------------------------------------------------------- */
@@ -133,18 +168,29 @@ static int prepare(struct device_rounds *r)
 	return rc ? rc : ops->stream_wait(lane->stream);
 }
 
-/* Half by half, the stroke between two of them; what was told first. */
-static int play(struct rank *rank, struct device_rounds *r, const struct attack *a)
+static void let_strike(struct rank *rank, struct device_rounds *r, const struct scene *scene)
 {
+	const struct attack *a = scene->attack;
+
+	ranks_meet(rank);
+	if (rank->rank == 0 && scene->table && a->moment != INSTEAD && !has_arrived(scene->table))
+		rank_fails(rank, "nothing arrives on the other node");
+	if (rank->rank == 0 && strike(r, scene->table, a))
+		rank_fails(rank, "the window cannot be written: %s", ops->error_text());
+	ranks_meet(rank);
+}
+
+/* Half by half, the stroke between two of them; what was told first. */
+static int play(struct rank *rank, struct device_rounds *r, struct scene *scene)
+{
+	const struct attack *a = scene->attack;
 	int rc = prepare(r);
 
+	if (rank->rank == 1 && scene->far)
+		scene->table = device_far_tables(r->moe->device->far);
 	for (uint32_t half = 0; half < 4; half++) {
-		if (half == (uint32_t)a->moment) {
-			ranks_meet(rank);
-			if (rank->rank == 0 && strike(r, a))
-				rank_fails(rank, "the window cannot be written: %s", ops->error_text());
-			ranks_meet(rank);
-		}
+		if (half == (uint32_t)a->moment)
+			let_strike(rank, r, scene);
 		if (!rc && (rank->rank || half || a->moment != INSTEAD))
 			rc = devices_half(r, half, NR_TOKENS);
 	}
@@ -163,7 +209,7 @@ static void judge(struct rank *rank, const struct attack *a, int rc)
 
 static void body(struct rank *rank)
 {
-	const struct scene *scene = rank->ctx;
+	struct scene *scene = rank->ctx;
 	struct device_rounds rounds = {0};
 	int rc = device_choose(ops, (uint32_t)rank->rank);
 
@@ -171,13 +217,13 @@ static void body(struct rank *rank)
 	if (rc)
 		rank_fails(rank, "open: %s", tern_last_error());
 	else
-		judge(rank, scene->attack, play(rank, &rounds, scene->attack));
+		judge(rank, scene->attack, play(rank, &rounds, scene));
 	devices_close(rank, &rounds);
 }
 
-static const char *run(const struct attack *a)
+static const char *run(const struct attack *a, bool far)
 {
-	struct scene scene = {.attack = a};
+	struct scene scene = {.attack = a, .far = far};
 	struct job *job = &scene.job;
 	const char *failure;
 	struct reason why;
@@ -200,6 +246,7 @@ static const char *run(const struct attack *a)
 	}
 	if (job_open(job, &why))
 		return "no job";
+	setenv("TERN_TEST_NODES", far ? "ab" : "", 1);
 	failure = run_ranks(2, body, &scene);
 	job_close(job);
 	return failure;
@@ -207,9 +254,9 @@ static const char *run(const struct attack *a)
 
 /* ---- which ---------------------------------------------------------------------------------------------------- */
 
-static int words_at_random(void)
+static int words_at_random(bool far)
 {
-	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), cases = devices_setting("TERN_TEST_CASES", 40), done = 0;
+	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), cases = devices_setting("TERN_TEST_CASES", 40) / (far ? 2 : 1), done = 0;
 	const char *failure = NULL;
 
 	for (; done < cases && !failure; done++) {
@@ -219,13 +266,13 @@ static int words_at_random(void)
 		a.moment = a.mode == TERN_HIGH_THROUGHPUT && random_below(&state, 3) == 0 ? RECEIVED : SENT;
 		a.spread = random_below(&state, 2);
 		a.by_source = random_below(&state, 2);
-		a.replicas = random_below(&state, 2);
-		failure = run(&a);
+		a.replicas = random_below(&state, 2) && !far; /* these have to be on one node */
+		failure = run(&a, far);
 		if (failure)
-			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1\n", (unsigned long long)(seed + done), failure,
+			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=2\n", (unsigned long long)(seed + done), failure,
 				(unsigned long long)(seed + done));
 	}
-	printf("# seeds %llu to %llu\n%s - words_at_random\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), failure ? "not ok" : "ok");
+	printf("# seeds %llu to %llu\n%s - words_at_random%s\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), failure ? "not ok" : "ok", far ? "_far" : "");
 	return failure != NULL;
 }
 
@@ -250,22 +297,37 @@ static const struct attack attacks[] = {
 	{.name = "position_next", .mode = HT, .moment = SENT, .word = POSITION, .value = 8, .rc = BROKEN, .text = "8, where 7 is the most (token or column 0"},
 	{.name = "position_by_source", .mode = HT, .moment = SENT, .word = POSITION, .value = UINT32_MAX - 1, .rc = BROKEN, .text = "4294967294, where 5 is the most", .by_source = true},
 	{.name = "local_expert", .mode = HT, .moment = SENT, .word = LOCAL, .value = 4, .rc = BROKEN, .text = "a local expert, for a token, by rank 0 that no correct peer has: 4, where 3 is the most", .by_source = true},
+	{.name = "arrival", .mode = LL, .moment = INSTEAD, .word = ARRIVAL, .value = 7, .rc = TERN_ERR_TIMEOUT, .text = "rank 0", .only_far = true},
 	{.name = "position_later", .mode = HT, .moment = RECEIVED, .word = POSITION, .value = 1u << 20, .rc = BROKEN, .text = "1048576, where 7 is the most"},
 };
 
-int main(void)
+static int named_words(bool far)
 {
 	const char *without = getenv("TERN_TEST_WITHOUT");
+	int bad = 0;
+
+	for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
+		const char *failure;
+
+		if ((without && strstr(attacks[i].name, without)) || (far ? attacks[i].replicas : attacks[i].only_far))
+			continue;
+		failure = run(&attacks[i], far);
+		printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", attacks[i].name, far ? "_far" : "", failure ? ": " : "", failure ? failure : "");
+		bad |= failure != NULL;
+	}
+	return bad;
+}
+
+int main(void)
+{
 	int bad = 0, nr = 0;
 
 	ops = devices_open(&nr);
 	if (!ops)
 		return 77;
-	for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
-		const char *failure = without && strstr(attacks[i].name, without) ? NULL : run(&attacks[i]);
-
-		printf("%s - %s%s%s\n", failure ? "not ok" : "ok", attacks[i].name, failure ? ": " : "", failure ? failure : "");
-		bad |= failure != NULL;
+	for (int far = 0; far < 2; far++) {
+		bad |= named_words(far);
+		bad |= words_at_random(far);
 	}
-	return bad | words_at_random();
+	return bad;
 }
