@@ -48,7 +48,7 @@ share emulated-device env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TE
 	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
 share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) "$BUILD/tests/emulated/test_schedules"
 share flow until_time $part "$BUILD/tests/exchange/test_flow"
-share models tests/models/run.sh --all
+! command -v spin >/dev/null || share models tests/models/run.sh --all
 share emulated-hostile env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=300 "$BUILD/tests/device/test_hostile"
 share emulated-device-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 \
 	TERN_TEST_CASES=6 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
