@@ -3,6 +3,7 @@
 #include "lab_ll.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void shape_job(const struct shape *s, uint32_t nr_ranks, struct job *job)
@@ -41,36 +42,73 @@ struct shape target_shape(const struct target *t)
 	return (struct shape){t->name, t->hidden, t->experts, t->topk, t->tokens, t->tokens, .fp8 = t->fp8, .input = INPUT_RANDOM};
 }
 
+#define TRACE_BLOCKS 160
+#define TRACE_BYTES (TRACE_BLOCKS * LL_TRACE * sizeof(uint64_t))
+#define TRACE_ROUNDS 9
+
 static uint64_t set_trace(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
-	long long *trace = NULL;
+	uint64_t *trace = NULL;
 
 	(void)lab;
-	if (ctx) {
-		CHECK(cudaMallocHost((void **)&trace, LL_TRACE * sizeof(*trace)));
-		memset(trace, 0, LL_TRACE * sizeof(*trace));
-	}
+	if (ctx)
+		CHECK(cudaMalloc((void **)&trace, TRACE_BYTES));
+	else
+		CHECK(cudaFree(rank->dispatch.exchange.trace));
 	rank->dispatch.exchange.trace = rank->combine.exchange.trace = trace;
 	return 0;
 }
 
+/* Each round's to the rank's staging. */
 static uint64_t trace_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
 	(void)ctx;
 	lab_inputs(lab, rank, 1);
-	for (int i = 0; i < 5; i++) {
+	for (int i = 0; i < TRACE_ROUNDS; i++) {
+		CHECK(cudaMemsetAsync(rank->dispatch.exchange.trace, 0, TRACE_BYTES, rank->stream));
 		lab_gate(lab, rank, LAB_HOLD_NS);
 		CHECK(ll_dispatch_launch(&rank->dispatch, &lab->way.dispatch, rank->stream));
 		CHECK(ll_combine_launch(&rank->combine, &lab->way.combine, rank->stream));
+		CHECK(cudaMemcpyAsync(rank->host + i * TRACE_BYTES, rank->dispatch.exchange.trace, TRACE_BYTES, cudaMemcpyDeviceToHost, rank->stream));
 	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	return 0;
 }
 
-static void print_event(const char *what, long long at, long long start)
+static int by_size(const void *a, const void *b)
 {
-	if (at)
-		printf("      %s after %lld\n", what, at - start);
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* When the first, the middle and the last of the blocks came there, after the first block's start: medians of all rounds. */
+static void print_event(const uint64_t *rounds, const char *what, uint32_t which, uint32_t start)
+{
+	uint64_t at[3][TRACE_ROUNDS];
+	uint32_t nr = 0;
+
+	for (uint32_t i = 0; i < TRACE_ROUNDS; i++) {
+		const uint64_t *trace = rounds + (size_t)i * TRACE_BLOCKS * LL_TRACE;
+		uint64_t of[TRACE_BLOCKS], first = UINT64_MAX;
+
+		nr = 0;
+		for (uint32_t b = 0; b < TRACE_BLOCKS; b++) {
+			if (trace[b * LL_TRACE + start] && trace[b * LL_TRACE + start] < first)
+				first = trace[b * LL_TRACE + start];
+			if (trace[b * LL_TRACE + which])
+				of[nr++] = trace[b * LL_TRACE + which];
+		}
+		if (!nr)
+			return;
+		qsort(of, nr, sizeof(of[0]), by_size);
+		at[0][i] = of[0] - first;
+		at[1][i] = of[nr / 2] - first;
+		at[2][i] = of[nr - 1] - first;
+	}
+	for (int j = 0; j < 3; j++)
+		qsort(at[j], TRACE_ROUNDS, sizeof(at[j][0]), by_size);
+	printf(" %s %.2f/%.2f/%.2f", what, at[0][TRACE_ROUNDS / 2] / 1e3, at[1][TRACE_ROUNDS / 2] / 1e3, at[2][TRACE_ROUNDS / 2] / 1e3);
 }
 
 void print_trace(struct lab *lab, const struct lab_way *way)
@@ -78,11 +116,24 @@ void print_trace(struct lab *lab, const struct lab_way *way)
 	lab_setup(lab, lab->job, way);
 	lab_run(lab, set_trace, lab);
 	lab_run(lab, trace_rank, NULL);
-	const long long *t = lab->ranks[0].dispatch.exchange.trace;
-	printf("    block 0, clocks: dispatch sent %lld, plans %lld, positions %lld, rows %lld; combine sent %lld, received %lld\n", t[1] - t[0], t[4] - t[0],
-		t[5] - t[0], t[6] - t[0], t[9] - t[8], t[10] - t[8]);
-	print_event("the last rank's plan here", t[3], t[0]);
-	print_event("first segment of results sent", t[11], t[8]);
-	print_event("first segment summed at home", t[12], t[8]);
+	const uint64_t *t = (const uint64_t *)lab->ranks[0].host;
+
+	printf("    us, first/median/last block: dispatch");
+	print_event(t, "starts", 0, 0);
+	print_event(t, "first row sent", 2, 0);
+	print_event(t, "all sent", 1, 0);
+	print_event(t, "last plan", 3, 0);
+	print_event(t, "plans", 4, 0);
+	print_event(t, "positions", 5, 0);
+	print_event(t, "rows", 6, 0);
+	printf("\n      combine");
+	print_event(t, "starts", 8, 8);
+	print_event(t, "may", 13, 8);
+	print_event(t, "first sent", 11, 8);
+	print_event(t, "all sent", 9, 8);
+	print_event(t, "first home", 12, 8);
+	print_event(t, "home", 10, 8);
+	print_event(t, "(after the dispatch: ends", 10, 0);
+	printf(")\n");
 	lab_run(lab, set_trace, NULL);
 }

@@ -38,7 +38,6 @@ uint64_t storm_case(struct lab *lab, struct job *job, const struct lab_way *way,
 struct lab_times {
 	double dispatch, dispatch_p99, combine, combine_p99, pair, pair_p99;
 	double chained; /* of a pair, in a graph of several */
-	long long clocks[LL_TRACE];
 };
 
 /* Replays graphs. pairs: also both halves as one. */
@@ -49,10 +48,10 @@ void time_floors(struct lab *lab, uint32_t rounds, struct lab_times *empty, stru
 /* Of each round the slowest rank's time: the median, and the 99th percentile unless NULL. */
 void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99);
 
-/* Where a pair's time goes in block 0. */
+/* When blocks of a pair come where. */
 void print_trace(struct lab *lab, const struct lab_way *way);
 
-/* All kernels and launches of a target (or of all) side by side. */
+/* All kernels and launches side by side, of the targets whose bits are set. */
 int sweep(uint32_t nr_ranks, uint32_t only);
 
 #endif

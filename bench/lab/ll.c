@@ -2,7 +2,7 @@
 /* tern-lab-ll: the low-latency GPU kernels, verified and measured.
  *
  *   tern-lab-ll verify [factor]   hundreds of rounds of many shapes, times factor
- *   tern-lab-ll sweep [case]      looks for the best kernel and launch of each case (or of number `case`, from 0), then times them as pairs
+ *   tern-lab-ll sweep [cases]     looks for the best kernel and launch of each case (or of those that are bits of `cases`), then times them as pairs
  */
 #include "lab_ll.h"
 
@@ -121,7 +121,7 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "verify"))
 		return verify((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
 	if (argc > 1 && !strcmp(argv[1], "sweep"))
-		return sweep((uint32_t)nr_gpus, argc > 2 ? (uint32_t)atoi(argv[2]) : NR_TARGETS);
-	fprintf(stderr, "usage: %s verify [factor] | sweep [case]\n", argv[0]);
+		return sweep((uint32_t)nr_gpus, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : ~0u);
+	fprintf(stderr, "usage: %s verify [factor] | sweep [cases]\n", argv[0]);
 	return 2;
 }

@@ -195,6 +195,8 @@ static void time_pairs(struct lab *lab, const struct target *t, const struct way
 	printf("  empty: D %.2f, D+C %.2f us; copy: D %.2f, C %.2f, D+C %.2f us\n", empty.dispatch, empty.pair, copy.dispatch, copy.combine, copy.pair);
 	print_pair(lab, "library", &way);
 	print_trace(lab, &way);
+	way.dispatch.early = way.combine.early = 1;
+	print_pair(lab, "library, early", &way);
 	way = (struct lab_way){.row_vectors = best[0].vectors,
 		.result_vectors = best[1].vectors,
 		.share = best[0].share,
@@ -204,6 +206,7 @@ static void time_pairs(struct lab *lab, const struct target *t, const struct way
 	print_trace(lab, &way);
 	way.dispatch.early = way.combine.early = 1;
 	print_pair(lab, "best, early", &way);
+	print_trace(lab, &way);
 }
 
 static uint64_t sweep_target(struct lab *lab, const struct target *t)
@@ -255,7 +258,7 @@ int sweep(uint32_t nr_ranks, uint32_t only)
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	lab_open(&lab, nr_ranks, 1200u << 20, 160u << 20);
 	for (uint32_t i = 0; i < NR_TARGETS && !bad; i++) {
-		if (only < NR_TARGETS && only != i)
+		if (!(only >> i & 1))
 			continue;
 		printf("%s, %u tokens, %u ranks\n", targets[i].name, targets[i].tokens, nr_ranks);
 		bad = sweep_target(&lab, &targets[i]);

@@ -176,7 +176,7 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 		more = look_up(e, i, &next);
 		if (now.row < now.nr)
 			send_result<FORMAT, Y, ND, FAR>(c, state.y, now.source, now.token, now.route, now.which);
-		if (i == nr_warps) /* warp 0's first */
+		if (i - nr_warps < gridDim.x) /* the first warps' first */
 			stamp(e, 11);
 	}
 }
@@ -333,7 +333,7 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 
 		if (!sum_at_home<FORMAT, Y, ND, FAR>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
-		if (i == 0)
+		if (i < gridDim.x)
 			stamp(e, 12);
 	}
 	if (warp == nr_warps - 1 && await_arrivals<FAR>(e, epoch) && lane_id() == 0)
@@ -349,6 +349,8 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 	if (warp == 0)
 		stamp(e, 8);
 	wait_for_previous();
+	if (warp == 0)
+		stamp(e, 13);
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
@@ -358,12 +360,10 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 		send_results<FORMAT, Y, ND, FAR>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && far_last(e, send_warps * gridDim.x))
 			ring_far_results(&c, state.y);
-		if (warp == 0)
-			stamp(e, 9);
+		stamp(e, 9);
 	} else if (far_arrived<FAR>(e, FAR_COMBINE, state.y, c.release ? LL_WAIT_ARRIVAL : LL_WAIT_RESULT, state.w, warp - send_warps, nr_warps - send_warps) && !state.w) {
 		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
-		if (warp == send_warps)
-			stamp(e, 10);
+		stamp(e, 10);
 	}
 }
 

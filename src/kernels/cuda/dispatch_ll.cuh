@@ -129,6 +129,8 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 		if (token >= nr_tokens)
 			break;
 		send_segment<FORMAT, X, ND, CASE, FAR>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		if (i < gridDim.x)
+			stamp(e, 2);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
@@ -409,8 +411,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		look_for(e, a, s);
 		f = find_row<CASE>(d, p, a);
 	}
-	if (warp == 0)
-		stamp(e, 6);
+	stamp(e, 6);
 	if (blockIdx.x == 0 && thread == 0) {
 		e->state->epoch_combine = epoch;
 		tally_round(e);
@@ -437,8 +438,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 		send_all<FORMAT, X, ND, CASE, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && far_last(e, send_warps * gridDim.x))
 			ring_far_rows(&d, state.x, this_rounds_tokens(&d));
-		if (warp == 0)
-			stamp(e, 1);
+		stamp(e, 1);
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 

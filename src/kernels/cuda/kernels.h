@@ -57,7 +57,7 @@ struct ll_exchange {
 	uint32_t *row_tokens;		/* [R][T] the tokens of a source that came here, in order */
 	uint2 *row_routes;		/* [R][T][K] likewise: position (UINT32_MAX: not here), weight */
 	uint2 *home_routes;		/* [T][K] rank (UINT32_MAX: none), weight */
-	long long *trace;		/* NULL, or [LL_TRACE] clocks of block 0 */
+	uint64_t *trace;		/* NULL, or [blocks][LL_TRACE] nanoseconds */
 };
 #define LL_TRACE 16
 
