@@ -180,8 +180,8 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 	return (struct lab_way){.row_vectors = ll_rule_row_vectors(t->fp8, t->tokens),
 		.result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks),
 		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks),
-		.dispatch = ll_rule_dispatch(t->tokens),
-		.combine = ll_rule_combine(t->tokens, lab->nr_ranks)};
+		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks),
+		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, (uint32_t)job_y_bytes(lab->job))};
 }
 
 /* The library's, the best halves together, and those with the combine launched early. */

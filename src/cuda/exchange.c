@@ -414,7 +414,7 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	if (c->mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
 	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks));
-	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens));
+	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
@@ -437,9 +437,9 @@ static int put_far_combine(struct device_exchange *x, const struct device_call *
 static int launch_combine(struct device_exchange *x, const struct device_call *call)
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
-	uint32_t nr_tokens = x->slots[call->slot].dispatch.nr_tokens;
-	struct ll_launch launch = fit_launch(x, call, ll_rule_combine(nr_tokens, x->slots[call->slot].dispatch.exchange.nr_ranks));
+	struct ll_launch launch = ll_rule_combine(x->slots[call->slot].dispatch.nr_tokens, c->exchange.nr_ranks, c->exchange.result.row_bytes);
 
+	launch = fit_launch(x, call, launch);
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {

@@ -18,19 +18,23 @@ static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens, uint32_t nr_r
 	return max_tokens <= 16 || (max_tokens <= 64 && nr_ranks > 2) ? 1 : 2;
 }
 
-/* With few rows, few blocks, which start and end sooner. With many, not all SMs: they would only wait for NVLink. */
-static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens)
+/* With few rows, few blocks, which start and end sooner. With many, not all SMs: they would only wait for NVLink; but between two ranks own memory is as busy. */
+static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks)
 {
-	static const struct ll_launch one = {24, 8, 4, 0}, few = {96, 16, 8, 0}, many = {96, 16, 4, 0};
+	static const struct ll_launch one = {24, 8, 4, 0}, few = {96, 16, 8, 0}, many = {96, 16, 4, 0}, all = {132, 16, 6, 0};
 
-	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : many;
+	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : nr_tokens > 64 && nr_ranks <= 2 ? all : many;
 }
 
-static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks)
+static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, uint32_t row_bytes)
 {
-	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 12, 0};
+	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 10, 0}, large = {132, 16, 12, 0};
 
-	return nr_tokens <= 2 ? one : nr_tokens <= 16 || (nr_tokens > 64 && nr_ranks > 2) ? few : nr_tokens <= 64 ? some : many;
+	if (nr_tokens <= 2)
+		return one;
+	if (nr_tokens <= 16 || (nr_tokens > 64 && nr_ranks > 2))
+		return few;
+	return nr_tokens <= 64 ? some : row_bytes > 8192 ? large : many;
 }
 
 /* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */
@@ -38,7 +42,9 @@ static inline uint32_t ll_rule_share(int scaled, uint32_t nr_tokens, uint32_t nr
 {
 	uint32_t most = nr_tokens <= 2 || (!scaled && nr_tokens > 32) ? 4 : nr_tokens <= 16 ? 1 : 2;
 
-	return nr_ranks <= 2 && nr_tokens > 2 ? 1 : nr_ranks < most ? nr_ranks : most;
+	if (nr_ranks <= 2 && nr_tokens > 2)
+		most = nr_tokens > 64 ? 2 : 1;
+	return nr_ranks < most ? nr_ranks : most;
 }
 
 #endif
