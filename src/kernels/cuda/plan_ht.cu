@@ -8,67 +8,141 @@
 #include "launch.cuh"
 #include "rows.cuh"
 
-#define COUNT_THREADS 256
+#define COUNT_THREADS 1024
+#define CHUNK_WORDS (HT_CHUNK / 32) /* a bit for each token */
 #define PLACE_THREADS 1024
 
 /* ---- counting ------------------------------------------------------------------------------------------------ */
 
-/* One token by one warp: what the combine has to know at home, and which chunk bits it has. */
-static __device__ __forceinline__ uint32_t note_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, uint32_t *bits,
-	uint32_t *nr_away)
+#define COUNT_STEPS (HT_CHUNK * LANES / COUNT_THREADS) /* routes that a thread may have */
+
+/* Of a token with a bad id, the first of them. By whichever of its routes has noticed. */
+static __device__ __noinline__ void complain_of(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t index = token * e->topk + lane_id(), rank, physical = LL_NO_EXPERT;
-	int32_t id = lane_id() < e->topk ? expert_id(d, index) : -1;
-	float weight = lane_id() < e->topk && d->topk_weights ? d->topk_weights[index] : 1.0f;
 
-	destinations(e, id, index, &rank);
-	check_ids(d, epoch, token, id);
-	*nr_away += is_mine(e, token) && __any_sync(ALL_LANES, rank != UINT32_MAX && rank != e->rank);
-	if (lane_id() >= e->topk)
-		return LL_NO_EXPERT;
+	for (uint32_t k = 0; k < e->topk; k++) {
+		uint32_t index = token * e->topk + k;
+		int32_t id = expert_id(d, index);
+		bool far = id != -1 && (uint32_t)id >= e->placement.nr_experts, twice = false;
+
+		for (uint32_t before = token * e->topk; before < index && id != -1 && !far; before++)
+			twice |= expert_id(d, before) == id;
+		if (!far && !twice)
+			continue;
+		complain(e, far ? LL_ID_RANGE : LL_ID_TWICE, token, k, d->ids_64 ? ((const int64_t *)d->topk_ids)[index] : id, epoch);
+		return;
+	}
+}
+
+/* One route: what the combine has to know at home, and its token's bit with its expert and its rank. */
+static __device__ __forceinline__ uint32_t note_id(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t index, int32_t id, float weight,
+	uint32_t *bits)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t token = ll_div(index, e->by_topk), bit = 1u << token % 32, word = token / 32 % CHUNK_WORDS, rank = UINT32_MAX;
+	uint32_t physical = physical_expert(e, id, index);
+	bool bad = physical == LL_NO_EXPERT && id != -1;
+
+	if (physical != LL_NO_EXPERT) {
+		rank = expert_rank(&e->placement, physical);
+		bad = atomicOr(&bits[physical * CHUNK_WORDS + word], bit) & bit; /* an expert named twice */
+		atomicOr(&bits[(h->nr_physical + rank) * CHUNK_WORDS + word], bit);
+	}
 	e->home_routes[index] = make_uint2(rank, __float_as_uint(weight));
-	if (rank == UINT32_MAX || !is_mine(e, token))
-		return LL_NO_EXPERT;
-	physical = physical_expert(e, id, index);
-	atomicOr(&bits[physical], 1u << token % HT_CHUNK);
-	atomicOr(&bits[h->nr_physical + rank], 1u << token % HT_CHUNK);
+	if (bad)
+		complain_of(d, epoch, token);
 	return physical;
 }
 
+/* Takes out those of tokens that this rank does not send, of all columns; then all of the block may read them. */
+static __device__ __forceinline__ void keep_own(const struct ll_exchange *e, uint32_t *bits, uint32_t nr_columns)
+{
+	__syncthreads();
+	if (e->by_replicas.d == 1)
+		return;
+	for (uint32_t i = threadIdx.x; i < nr_columns * CHUNK_WORDS; i += COUNT_THREADS) {
+		uint32_t first = blockIdx.x * HT_CHUNK + i % CHUNK_WORDS * 32;
+
+		for (uint32_t left = bits[i]; left; left &= left - 1)
+			if (!is_mine(e, first + __ffs(left) - 1))
+				bits[i] &= ~(left & -left);
+	}
+	__syncthreads();
+}
+
+/* Of a column, tokens below this one. */
+static __device__ __forceinline__ uint32_t count_below(const uint32_t *column, uint32_t token)
+{
+	uint32_t nr = 0;
+
+#pragma unroll
+	for (uint32_t w = 0; w < CHUNK_WORDS; w++)
+		nr += __popc(column[w] & (token >= (w + 1) * 32 ? UINT32_MAX : token < w * 32 ? 0 : (1u << token % 32) - 1));
+	return nr;
+}
+
+/* By one warp. */
+static __device__ __forceinline__ void count_away(const struct ll_exchange *e, const uint32_t *ranks)
+{
+	uint32_t nr = 0;
+
+	for (uint32_t w = 0; w < CHUNK_WORDS; w++) {
+		uint32_t away = 0;
+
+		for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
+			away |= r == e->rank ? 0 : ranks[r * CHUNK_WORDS + w];
+		nr += __popc(__reduce_or_sync(ALL_LANES, away));
+	}
+	if (lane_id() == 0 && nr)
+		atomicAdd(&e->state->nr_away, nr);
+}
+
+/* A thread has a route, or several with more than 8 of a token. */
 static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
-	BLOCK_MEMORY(bits); /* [P + R] tokens of the chunk */
+	BLOCK_MEMORY(bits); /* [P + R][CHUNK_WORDS] tokens of the chunk */
 	const struct ll_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, first = blockIdx.x * HT_CHUNK, physical[HT_CHUNK / (COUNT_THREADS / LANES)], nr_away = 0;
+	uint32_t first = blockIdx.x * HT_CHUNK * e->topk + threadIdx.x, end, physical[COUNT_STEPS];
+	float weight[COUNT_STEPS];
+	int32_t id[COUNT_STEPS];
 
+	for (uint32_t i = threadIdx.x; i < h.nr_columns * CHUNK_WORDS; i += COUNT_THREADS)
+		bits[i] = 0;
 	wait_for_previous();
 	let_next_start();
-	uint32_t nr_tokens = e->state->failed ? 0 : this_rounds_tokens(&d);
+	uint32_t nr_tokens = e->state->failed ? 0 : this_rounds_tokens(&d), epoch = e->state->epoch_dispatch;
 
-	for (uint32_t i = threadIdx.x; i < h.nr_columns; i += COUNT_THREADS)
-		bits[i] = 0;
-	__syncthreads();
+	end = min(nr_tokens, (blockIdx.x + 1) * HT_CHUNK) * e->topk;
 #pragma unroll
-	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
-		uint32_t token = first + warp + i * (COUNT_THREADS / LANES);
+	for (uint32_t i = 0; i < COUNT_STEPS; i++) {
+		uint32_t index = first + i * COUNT_THREADS;
 
-		physical[i] = token < nr_tokens ? note_token(&d, &h, e->state->epoch_dispatch, token, bits, &nr_away) : LL_NO_EXPERT;
+		id[i] = index < end ? expert_id(&d, index) : -1;
+		weight[i] = index < end && d.topk_weights ? d.topk_weights[index] : 1.0f;
 	}
-	if (lane_id() == 0 && nr_away)
-		atomicAdd(&e->state->nr_away, nr_away);
 	__syncthreads();
 #pragma unroll
-	for (uint32_t i = 0; i < HT_CHUNK / (COUNT_THREADS / LANES); i++) {
-		uint32_t token = first + warp + i * (COUNT_THREADS / LANES), below = (1u << token % HT_CHUNK) - 1, of;
+	for (uint32_t i = 0; i < COUNT_STEPS; i++)
+		if (first + i * COUNT_THREADS < end)
+			physical[i] = note_id(&d, &h, epoch, first + i * COUNT_THREADS, id[i], weight[i], bits);
+	keep_own(e, bits, h.nr_columns);
+#pragma unroll
+	for (uint32_t i = 0; i < COUNT_STEPS; i++) {
+		uint32_t index = first + i * COUNT_THREADS, token = ll_div(index, e->by_topk), column;
 
-		if (token >= nr_tokens || lane_id() >= e->topk)
+		if (index >= end)
 			continue;
-		of = physical[i] == LL_NO_EXPERT ? 0 : d.by_source ? bits[h.nr_physical + expert_rank(&e->placement, physical[i])] : bits[physical[i]];
-		h.routes[token * e->topk + lane_id()] = make_uint2(physical[i] == LL_NO_EXPERT ? UINT32_MAX : physical[i], __popc(of & below));
+		column = d.by_source && physical[i] != LL_NO_EXPERT ? h.nr_physical + expert_rank(&e->placement, physical[i]) : physical[i];
+		if (physical[i] == LL_NO_EXPERT || !is_mine(e, token))
+			h.routes[index] = make_uint2(UINT32_MAX, 0);
+		else
+			h.routes[index] = make_uint2(physical[i], count_below(bits + column * CHUNK_WORDS, token % HT_CHUNK));
 	}
 	for (uint32_t i = threadIdx.x; i < h.nr_columns; i += COUNT_THREADS)
-		h.chunks[blockIdx.x * h.nr_columns + i] = __popc(bits[i]);
+		h.chunks[blockIdx.x * h.nr_columns + i] = count_below(bits + i * CHUNK_WORDS, HT_CHUNK);
+	if (threadIdx.x < LANES)
+		count_away(e, bits + h.nr_physical * CHUNK_WORDS);
 }
 
 /* ---- placing ------------------------------------------------------------------------------------------------- */
@@ -88,6 +162,15 @@ static __host__ __device__ __forceinline__ uint32_t nr_groups_of(uint32_t nr_col
 	return nr_columns < PLACE_THREADS ? PLACE_THREADS / nr_columns : 1;
 }
 
+#define AT_ONCE 16 /* chunks whose counts are under way together */
+
+static __device__ __forceinline__ void load_chunks(const struct ht_exchange *h, uint32_t column, uint32_t first, uint32_t end, uint32_t (&counts)[AT_ONCE])
+{
+#pragma unroll
+	for (uint32_t j = 0; j < AT_ONCE; j++)
+		counts[j] = first + j < end ? h->chunks[(first + j) * h->nr_columns + column] : 0;
+}
+
 static __device__ __forceinline__ void sum_chunks(const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
 {
 	uint32_t each = (nr_chunks + s->nr_groups - 1) / s->nr_groups;
@@ -95,9 +178,14 @@ static __device__ __forceinline__ void sum_chunks(const struct ht_exchange *h, c
 	for (uint32_t i = threadIdx.x; i < s->nr_groups * h->nr_columns; i += PLACE_THREADS) {
 		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns, end = min((group + 1) * each, nr_chunks), sum = 0;
 
-#pragma unroll 8
-		for (uint32_t c = group * each; c < end; c++)
-			sum += h->chunks[c * h->nr_columns + column];
+		for (uint32_t c = group * each; c < end; c += AT_ONCE) {
+			uint32_t here[AT_ONCE];
+
+			load_chunks(h, column, c, end, here);
+#pragma unroll
+			for (uint32_t j = 0; j < AT_ONCE; j++)
+				sum += here[j];
+		}
 		s->part[i] = sum;
 	}
 	__syncthreads();
@@ -131,8 +219,8 @@ static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange 
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += PLACE_THREADS) {
 		if (on_other_node(e, r))
 			continue;
-		__threadfence_system(); /* after the barrier: all threads' counts, not only this one's */
-		word_release(e->windows[r] + count_word_at(e, h, epoch, e->rank), epoch);
+		stores_before(); /* after the barrier: all threads' counts, not only this one's */
+		word_store(e->windows[r] + count_word_at(e, h, epoch, e->rank), epoch);
 	}
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks && good; r += PLACE_THREADS) {
 		uint32_t seen;
@@ -199,6 +287,17 @@ static __device__ __forceinline__ uint32_t aligned(const struct ll_dispatch *d, 
 	return d->by_alignment.d == 1 ? rows : (rows + d->by_alignment.d - 1) / d->by_alignment.d * d->by_alignment.d;
 }
 
+/* Experts by rank: a rank's first, and which one is there. In blocks they are in order, and no table is looked at. */
+static __device__ __forceinline__ uint32_t first_of(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t rank)
+{
+	return e->placement.per_rank ? rank * e->placement.per_rank : h->first[rank];
+}
+
+static __device__ __forceinline__ uint32_t expert_at(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t i)
+{
+	return e->placement.per_rank ? i : h->order[i];
+}
+
 /* A rank's received rows, by one warp. */
 struct rank_rows {
 	uint64_t rows, extent;
@@ -208,9 +307,9 @@ struct rank_rows {
 /* Where a rank's experts begin; a lane has neighbouring ones. */
 static __device__ __forceinline__ struct rank_rows place_rank(const struct ll_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t rank)
 {
-	uint32_t nr = h->first[rank + 1] - h->first[rank], each = (nr + LANES - 1) / LANES, begin = min(lane_id() * each, nr), end = min(begin + each, nr);
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t first = first_of(e, h, rank), nr = first_of(e, h, rank + 1) - first, each = (nr + LANES - 1) / LANES, begin = min(lane_id() * each, nr), end = min(begin + each, nr);
 	uint32_t span = 0, rows = 0, most = 0, last = 0, all, offset;
-	const uint32_t *order = h->order + h->first[rank];
 	struct rank_rows r;
 
 	if (d->by_source) {
@@ -219,7 +318,7 @@ static __device__ __forceinline__ struct rank_rows place_rank(const struct ll_di
 		return r;
 	}
 	for (uint32_t i = begin; i < end; i++) {
-		uint32_t here = s->all[order[i]];
+		uint32_t here = s->all[expert_at(e, h, first + i)];
 
 		rows += here;
 		most = max(most, here);
@@ -227,7 +326,7 @@ static __device__ __forceinline__ struct rank_rows place_rank(const struct ll_di
 	}
 	offset = lanes_before(span, &all);
 	for (uint32_t i = begin; i < end; i++) {
-		uint32_t p = order[i];
+		uint32_t p = expert_at(e, h, first + i);
 
 		s->at[p] = d->padded ? (uint32_t)(i * d->capacity) : offset;
 		last = offset + s->all[p];
@@ -250,7 +349,7 @@ static __device__ __forceinline__ void publish_counts(const struct ll_dispatch *
 
 	if (!d->by_source) {
 		for (uint32_t l = threadIdx.x; l < e->nr_local; l += PLACE_THREADS) {
-			uint32_t p = h->order[h->first[e->rank] + l];
+			uint32_t p = expert_at(e, h, first_of(e, h, e->rank) + l);
 
 			d->out_counts[l] = abandoned ? 0 : s->all[p];
 			d->out_offsets[l] = s->at[p];
@@ -276,12 +375,16 @@ static __device__ __forceinline__ void place_chunks(const struct ll_dispatch *d,
 		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns, end = min((group + 1) * each, nr_chunks);
 		uint32_t at = s->part[i] + s->before[column] + (column < h->nr_physical ? s->at[column] : 0);
 
-#pragma unroll 8
-		for (uint32_t c = group * each; c < end; c++) {
-			uint32_t here = h->chunks[c * h->nr_columns + column];
+		for (uint32_t c = group * each; c < end; c += AT_ONCE) {
+			uint32_t here[AT_ONCE];
 
-			h->chunks[c * h->nr_columns + column] = at;
-			at += here;
+			load_chunks(h, column, c, end, here);
+#pragma unroll
+			for (uint32_t j = 0; j < AT_ONCE; j++) {
+				if (c + j < end)
+					h->chunks[(c + j) * h->nr_columns + column] = at;
+				at += here[j];
+			}
 		}
 	}
 }
@@ -376,6 +479,11 @@ static uint32_t place_shared(const struct ht_exchange *h)
 	return 4 * (nr_groups_of(h->nr_columns) + 4) * h->nr_columns;
 }
 
+static uint32_t count_shared(const struct ht_exchange *h)
+{
+	return 4 * CHUNK_WORDS * h->nr_columns;
+}
+
 cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 {
 	cudaFuncAttributes attributes;
@@ -383,15 +491,15 @@ cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 
 	if (!rc && place_shared(h) > 48 * 1024)
 		rc = cudaFuncSetAttribute((const void *)ht_place, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)place_shared(h));
-	if (!rc && 4 * h->nr_columns > 48 * 1024)
-		rc = cudaFuncSetAttribute((const void *)ht_count, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(4 * h->nr_columns));
+	if (!rc && count_shared(h) > 48 * 1024)
+		rc = cudaFuncSetAttribute((const void *)ht_count, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)count_shared(h));
 	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)ht_place);
 }
 
 cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	uint32_t nr_chunks = (args->nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
-	cudaLaunchConfig_t count = launch_config(nr_chunks, COUNT_THREADS, 4 * h->nr_columns, stream);
+	cudaLaunchConfig_t count = launch_config(nr_chunks, COUNT_THREADS, count_shared(h), stream);
 	cudaLaunchConfig_t place = launch_config(1, PLACE_THREADS, place_shared(h), stream);
 	cudaLaunchAttribute early[2] = {};
 	cudaError_t rc = ht_plan_prepare(h);

@@ -18,7 +18,7 @@
 
 #include "wire_ll.h"
 
-#define HT_CHUNK 32 /* tokens that are counted together */
+#define HT_CHUNK 128 /* tokens that are counted together */
 
 struct ht_window {
 	uint64_t count_words, counts, heads, result_words, x, scales, results, bytes; /* offsets */
