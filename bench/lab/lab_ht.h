@@ -41,10 +41,10 @@ void put_dispatch(struct lab_rank *rank, const struct ht_way *w);
 void put_combine(struct lab_rank *rank, const struct ht_way *w);
 
 enum ht_timed {
+	TIME_PLAN, /* before the dispatch: what it leaves in this epoch, the dispatch leaves too */
 	TIME_DISPATCH,
 	TIME_COMBINE,
 	TIME_PAIR,
-	TIME_PLAN,
 	NR_TIMED
 };
 
