@@ -81,7 +81,7 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 	return 0;
 }
 
-static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
 {
 	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
 
@@ -93,8 +93,8 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 	d->result = ht_cut_row(l->combine_row_bytes, 4);
 	d->row_wire_bytes = (uint64_t)c->topk * 16 + l->payload_bytes + l->scales_bytes;
 	d->result_wire_bytes = l->combine_row_bytes;
-	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME, l->positions * l->payload_bytes,
-		l->positions * l->scales_bytes, l->combine_row_bytes);
+	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME, l->positions, l->payload_bytes, l->scales_bytes,
+		l->combine_row_bytes, far ? 0 : ht_early_slots(l->nr_ranks, c->max_tokens, l->payload_bytes));
 	d->slot_window_bytes = d->ht.bytes;
 	d->output_bytes += c->nr_slots * output;
 	return 0;
@@ -113,7 +113,7 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 	if (!low && c->caller_output)
 		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in high-throughput mode rows arrive in library memory");
 	lay_out_slot(d, c, l);
-	rc = low ? lay_out_low_latency(d, c, l, far) : lay_out_high_throughput(d, c, l);
+	rc = low ? lay_out_low_latency(d, c, l, far) : lay_out_high_throughput(d, c, l, far);
 	d->window_bytes = c->nr_slots * d->slot_window_bytes;
 	return rc;
 }

@@ -59,7 +59,8 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
 	m->x_bytes = m->positions * row;
 	m->scales_bytes = m->positions * e->row.nr_lines * scale;
-	m->ht = (struct ht_exchange){.window = ht_window_of(lab->nr_ranks, shape->experts, TOKENS, shape->topk, 0, m->x_bytes, m->scales_bytes, 2 * shape->hidden),
+	m->ht = (struct ht_exchange){.window = ht_window_of(lab->nr_ranks, shape->experts, TOKENS, shape->topk, 0, m->positions, row, e->row.nr_lines * scale,
+					    2 * shape->hidden, ht_early_slots(lab->nr_ranks, TOKENS, row)),
 		.nr_physical = shape->experts,
 		.nr_columns = shape->experts + lab->nr_ranks,
 		.block_bytes = 227 * 1024};
@@ -198,7 +199,7 @@ void put_combine(struct lab_rank *rank, const struct ht_way *w)
 
 void put_plan(struct lab_rank *rank, const struct ht_way *w)
 {
-	struct ll_launch launch = {.early = w->early};
+	struct ll_launch launch = {w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
 
 	CHECK(ht_plan_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
 }

@@ -78,6 +78,28 @@ static void parts_do_not_overlap(void **state)
 		}
 }
 
+/* Room for early rows is bounded, whatever the shape. */
+static void early_rows_are_few(void **state)
+{
+	struct tern_moe_config c = deepseek(4096);
+	struct device_layout d;
+
+	(void)state;
+	c.caller_output = 0;
+	c.mode = TERN_HIGH_THROUGHPUT;
+	for (uint32_t ranks = 1; ranks <= LL_MAX_RANKS; ranks += 7)
+		for (c.max_tokens = 1; c.max_tokens <= 4096; c.max_tokens *= 8) {
+			uint64_t early;
+
+			assert_int_equal(lay_out(&d, &c, ranks, LL_LINES), 0);
+			early = (uint64_t)ranks * d.ht.nr_early;
+			assert_true(d.ht.nr_early <= c.max_tokens && early * 7168 <= HT_EARLY_BYTES);
+			assert_true(d.ht.nr_early == c.max_tokens || (early + ranks) * 7168 > HT_EARLY_BYTES);
+			assert_true(d.ht.early_x >= d.ht.results && d.ht.early_scales >= d.ht.early_x + early * 7168);
+			assert_true(d.ht.bytes >= d.ht.early_scales + early * 56 * 4);
+		}
+}
+
 /* Lane by lane and vector by vector, as kernels store a segment. */
 static uint64_t stored(enum ll_format format, bool scaled, const struct ll_cut *cut)
 {
@@ -137,6 +159,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sixty_four_ranks_fit),
 		cmocka_unit_test(parts_do_not_overlap),
+		cmocka_unit_test(early_rows_are_few),
 		cmocka_unit_test(bytes_on_the_wire),
 		cmocka_unit_test(too_much_is_refused),
 	};

@@ -2,7 +2,8 @@
 /* High-throughput dispatch: each token once to every rank that has one of its experts, straight into its final place there; the receiver copies it to
  * further experts' places.
  *
- *   sending warps     a token each: x -> (quantise) -> rows in the destinations' x; then its heads to all ranks
+ *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots of the other ranks that have one of its experts.
+ *                     Then a token each: rows in the destinations' x; then its heads to all ranks
  *   receiving warps   a token of a source each: waits for its head, describes its rows, copies
  *
  * Floor: the rows' bytes over NVLink; the copies run beside (4 x H200, deepseek-v3: a third of the time in a GPU's own memory).
@@ -22,7 +23,7 @@ static __device__ __forceinline__ void send_part(const struct ll_dispatch *d, co
 	for (uint32_t left = lanes; left; left &= left - 1) {
 		uint32_t lane = __ffs(left) - 1, rank = __shfl_sync(ALL_LANES, to.rank, lane);
 
-		store_part(d, h, w, &p, d->exchange.windows[rank], __shfl_sync(ALL_LANES, to.position, lane), tray);
+		store_part(d, w, &p, d->exchange.windows[rank], placed_rows(h), __shfl_sync(ALL_LANES, to.position, lane), tray);
 	}
 	copies_close();
 }
@@ -52,6 +53,13 @@ static __device__ __forceinline__ void send_heads(const struct ll_dispatch *d, c
 	o->there = false;
 }
 
+static __device__ __forceinline__ uint32_t load_weight(const struct ll_dispatch *d, uint32_t token, uint32_t nr_tokens)
+{
+	const struct ll_exchange *e = &d->exchange;
+
+	return __float_as_uint(lane_id() < e->topk && token < nr_tokens && d->topk_weights ? d->topk_weights[token * e->topk + lane_id()] : 1.0f);
+}
+
 /* What is known of the tokens behind, each step a load ahead: a ticket, then a token's routes, then their places. */
 struct ahead {
 	uint32_t *tickets, ticket; /* lane 0's */
@@ -71,24 +79,29 @@ static __device__ __forceinline__ void look_ahead(const struct ll_dispatch *d, c
 			a->ticket = atomicAdd(a->tickets, 1u);
 	} while (a->token < a->nr_tokens && !is_mine(e, a->token));
 	a->route = a->token < a->nr_tokens ? load_route(d, h, a->token) : make_uint2(UINT32_MAX, 0);
-	a->weight = lane_id() < e->topk && a->token < a->nr_tokens && d->topk_weights ? __float_as_uint(d->topk_weights[a->token * e->topk + lane_id()])
-										     : __float_as_uint(1.0f);
+	a->weight = load_weight(d, a->token, a->nr_tokens);
+}
+
+/* What is to be stored, now that places are known. */
+static __device__ __forceinline__ void choose_lanes(const struct ll_exchange *e, struct outgoing *o)
+{
+	uint32_t below = (1u << lane_id()) - 1, same, twice;
+
+	same = __match_any_sync(ALL_LANES, o->to.rank);
+	o->first = o->to.rank != UINT32_MAX && (same & below) == 0;
+	twice = __match_any_sync(ALL_LANES, o->to.rank == e->rank ? o->to.position : UINT32_MAX); /* an expert named twice has one place */
+	o->lanes = __ballot_sync(ALL_LANES, o->to.rank == e->rank ? (twice & below) == 0 : o->first);
 }
 
 static __device__ __forceinline__ struct outgoing next_token(const struct ll_dispatch *d, const struct ahead *a)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t below = (1u << lane_id()) - 1, same, twice;
 	struct outgoing o;
 
 	o.token = a->token;
 	o.there = a->token < a->nr_tokens;
 	o.to = a->to;
 	o.weight = a->weight;
-	same = __match_any_sync(ALL_LANES, o.to.rank);
-	o.first = o.to.rank != UINT32_MAX && (same & below) == 0;
-	twice = __match_any_sync(ALL_LANES, o.to.rank == e->rank ? o.to.position : UINT32_MAX); /* an expert named twice has one place */
-	o.lanes = __ballot_sync(ALL_LANES, o.to.rank == e->rank ? (twice & below) == 0 : o.first);
+	choose_lanes(&d->exchange, &o);
 	return o;
 }
 
@@ -125,19 +138,120 @@ static __device__ __forceinline__ shared_at end_part(const struct ll_dispatch *d
 	return tray;
 }
 
+/* ---- before places are known --------------------------------------------------------------------------------- */
+
+/* May x and ids be read? This kernel may have been started while the plan was not even counted, and its own wait is for the plan's end. But the plan waits for what was ahead of it
+ * in the stream, the last round's combine among that, and then says so in `begun`: released there, acquired here by every lane. It is of this round if it is the epoch to come, which
+ * only the combine moves on. False: it did not come, or an earlier round has failed. */
+static __device__ __forceinline__ bool plan_has_begun(const struct ll_exchange *e, uint32_t *epoch)
+{
+	struct patience patience = {0, 0};
+	uint32_t begun;
+
+	do {
+		begun = word_acquire(&e->state->begun);
+		*epoch = word_load(&e->state->epoch_dispatch);
+		if (__all_sync(ALL_LANES, begun == *epoch)) {
+			copy_in_ready();
+			__syncwarp();
+			return !__any_sync(ALL_LANES, word_load(&e->state->failed));
+		}
+	} while (may_wait(&patience, e->wait_ns));
+	if (lane_id() == 0)
+		report_wait(e, LL_WAIT_PLAN, e->rank, 0, *epoch, begun, patience.start_ns);
+	return false;
+}
+
+static __device__ __forceinline__ shared_at early_tray(const struct dispatch_warp *w, uint32_t number)
+{
+	return w->stream.trays + number * w->stream.bytes;
+}
+
+/* Are the counts of all here, so that slots are free? The plan's kernel acquires them and releases `exchanged`. It is also the right time: behind rows counts would wait for those, and the
+ * plan with them. False: they did not come; the plan says so. */
+static __device__ __forceinline__ bool counts_are_here(const struct ll_exchange *e, uint32_t epoch)
+{
+	struct patience patience = {0, 0};
+
+	do
+		if (__all_sync(ALL_LANES, word_acquire(&e->state->exchanged) == epoch)) {
+			__syncwarp();
+			return true;
+		}
+	while (may_wait(&patience, e->wait_ns));
+	return false;
+}
+
+/* To other ranks' early slots. All of it stays in this warp's trays, from the first on: what this rank itself gets of it is stored from there. */
+template <int X, int ND>
+static __device__ __forceinline__ struct outgoing send_early(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t token)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t epoch, index = token * e->topk + lane_id(), rank, away;
+	struct outgoing o = {};
+	raw_segment<X, ND> raw;
+
+	if (!plan_has_begun(e, &epoch) || token >= this_rounds_tokens(d) || !is_mine(e, token))
+		return o;
+	o.lanes = destinations(e, lane_id() < e->topk ? expert_id(d, index) : -1, index, &rank);
+	away = o.lanes & __ballot_sync(ALL_LANES, rank != e->rank);
+	for (uint32_t number = 0; number < w->parts && o.lanes; number++) {
+		begin_part<X, ND>(d, w, token, number, raw);
+		end_part<X, ND>(d, w, token, number, raw);
+	}
+	if (!counts_are_here(e, epoch))
+		return o;
+	for (uint32_t number = 0; number < w->parts; number++) {
+		struct part p = part_of(d, w, number);
+
+#pragma unroll 1
+		for (uint32_t left = away; left; left &= left - 1)
+			store_part(d, w, &p, e->windows[__shfl_sync(ALL_LANES, rank, __ffs(left) - 1)], early_rows(d, h, e->rank), token, early_tray(w, number));
+		copies_close();
+	}
+	o.token = token;
+	o.there = true;
+	return o;
+}
+
+/* Its places here, from its trays. */
+static __device__ __forceinline__ void place_early(const struct ll_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, struct outgoing *o)
+{
+	choose_lanes(&d->exchange, o);
+	for (uint32_t number = 0; number < w->parts; number++)
+		send_part(d, h, w, number, o->to, o->lanes & __ballot_sync(ALL_LANES, o->to.rank == d->exchange.rank), early_tray(w, number));
+}
+
+/* No row moves in this round: heads without places say that none is under way any more. */
+static __device__ __forceinline__ void drop_early(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, struct outgoing *o)
+{
+	o->to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
+	if (o->there)
+		send_heads(d, h, epoch, o);
+}
+
+/* ---- all others ---------------------------------------------------------------------------------------------- */
+
 /* A token's heads leave when its rows have arrived, which is known when the next one's are on their way. */
 template <int X, int ND>
-static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch, uint32_t nr_tokens)
+static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch, uint32_t nr_tokens,
+	struct outgoing last)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, 0, nr_tokens, {}, 0, {}};
-	struct outgoing now, last = {};
+	struct outgoing now;
 	raw_segment<X, ND> raw;
+
+	uint2 route = last.there ? load_route(d, h, last.token) : make_uint2(UINT32_MAX, 0);
 
 	if (lane_id() == 0)
 		ahead.ticket = atomicAdd(ahead.tickets, 1u);
+	last.weight = load_weight(d, last.token, last.there ? nr_tokens : 0);
 	look_ahead(d, h, &ahead);
+	last.to = find_place(d, h, last.token, route);
 	ahead.to = find_place(d, h, ahead.token, ahead.route);
+	if (last.there)
+		place_early(d, h, w, &last);
 	now = next_token(d, &ahead);
 	if (now.lanes)
 		begin_part<X, ND>(d, w, now.token, 0, raw);
@@ -177,32 +291,42 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 /* ---- the kernel ---------------------------------------------------------------------------------------------- */
 
 template <int X, int ND>
-static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps)
+static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps,
+	uint32_t nr_early)
 {
 	const struct ll_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, part_bytes = ht_part_bytes(e->row.row_bytes);
 	BLOCK_MEMORY(shared);
+	uint32_t number = warp * gridDim.x + blockIdx.x; /* among all sending warps */
+	struct outgoing early = {};
 	struct dispatch_warp w;
 
 	w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_TRAYS, ht_part_tray(e->row.row_bytes, d.scale_bytes));
 	w.part_bytes = part_bytes;
 	w.parts = ll_ceil(e->row.row_bytes, part_bytes);
 	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 && (w.parts == 1 || part_bytes / LL_LINE_BYTES * d.scale_bytes % 16 == 0);
+	if (warp < send_warps && number < nr_early)
+		early = send_early<X, ND>(&d, &h, &w, number);
 	wait_for_previous();
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+	bool abandoned = e->state->abandoned;
 
-	if (state.w || e->state->abandoned)
+	if (state.w || abandoned)
+		copies_done<0>();
+	if (state.w)
 		return;
-	if (warp < send_warps)
-		send_all<X, ND>(&d, &h, &w, state.y, state.z);
+	if (abandoned)
+		drop_early(&d, &h, state.y, &early);
+	if (warp < send_warps && !abandoned)
+		send_all<X, ND>(&d, &h, &w, state.y, state.z, early);
 	if (d.roles & LL_RECEIVE)
-		receive_all(&d, &h, &w, state.y);
+		receive_all(&d, &h, &w, state.y, abandoned);
 }
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*dispatch_kernel)(const struct ll_dispatch, const struct ht_exchange, uint32_t);
+typedef void (*dispatch_kernel)(const struct ll_dispatch, const struct ht_exchange, uint32_t, uint32_t);
 
 static dispatch_kernel choose(const struct ll_dispatch *d)
 {
@@ -240,14 +364,32 @@ cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exch
 	return rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(per_sm, choose(d), (int)nr_warps * LANES, shared_bytes(d, nr_warps));
 }
 
+static uint32_t senders(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch)
+{
+	uint32_t nr_warps = warps_of(d, h, launch->nr_warps);
+
+	return d->roles == LL_SEND ? nr_warps : d->roles == LL_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
+}
+
+/* The rows stay in the warp's trays until places are known. */
+uint32_t ht_early_tokens(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t most = min(h->window.nr_early, d->nr_tokens);
+
+	if (!launch->early || e->far || e->row.row_bytes > DISPATCH_TRAYS * ht_part_bytes(e->row.row_bytes))
+		return 0;
+	return min(most, launch->nr_blocks * senders(d, h, launch));
+}
+
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	uint32_t nr_warps = warps_of(d, h, launch->nr_warps);
-	uint32_t send_warps = d->roles == LL_SEND ? nr_warps : d->roles == LL_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
+	uint32_t nr_early = d->roles & LL_SEND ? ht_early_tokens(d, h, launch) : 0;
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, nr_warps * LANES, shared_bytes(d, nr_warps), stream);
 	cudaLaunchAttribute early = {};
 	cudaError_t rc = cudaFuncSetAttribute((const void *)choose(d), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes(d, nr_warps));
 
 	launch_early(&config, &early, launch->early);
-	return rc ? rc : cudaLaunchKernelEx(&config, choose(d), *d, *h, send_warps);
+	return rc ? rc : cudaLaunchKernelEx(&config, choose(d), *d, *h, senders(d, h, launch), nr_early);
 }

@@ -79,13 +79,13 @@ static __device__ __forceinline__ void store_scales(const struct ll_dispatch *d,
 }
 
 /* From a tray to a row of a window, this rank's or another's. */
-static __device__ __forceinline__ void store_part(const struct ll_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, const struct part *p,
-	uint8_t *window, uint64_t position, shared_at tray)
+static __device__ __forceinline__ void store_part(const struct ll_dispatch *d, const struct dispatch_warp *w, const struct part *p, uint8_t *window, struct ht_rows rows,
+	uint64_t position, shared_at tray)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint8_t *scales = window + h->window.scales + position * e->row.nr_lines * d->scale_bytes + p->scales_at;
+	uint8_t *scales = window + rows.scales + position * e->row.nr_lines * d->scale_bytes + p->scales_at;
 
-	copy_out(window + h->window.x + position * e->row.row_bytes + p->at, tray, p->bytes, 0);
+	copy_out(window + rows.x + position * e->row.row_bytes + p->at, tray, p->bytes, 0);
 	if (!p->scales_bytes)
 		return;
 	if (w->whole_scales)

@@ -25,6 +25,36 @@ __device__ __forceinline__ uint64_t count_word_at(const struct ll_exchange *e, c
 	return h->window.count_words + ((epoch & 1) * (uint64_t)e->nr_ranks + source) * LL_LINE_BYTES;
 }
 
+/* Counts' columns behind those of experts and ranks. */
+__device__ __forceinline__ uint32_t tokens_column(const struct ht_exchange *h)
+{
+	return h->nr_columns;
+}
+
+__device__ __forceinline__ uint32_t early_column(const struct ht_exchange *h)
+{
+	return h->nr_columns + 1;
+}
+
+/* Rows in a window, each with its scales; offsets of the first. */
+struct ht_rows {
+	uint64_t x, scales;
+};
+
+__device__ __forceinline__ struct ht_rows placed_rows(const struct ht_exchange *h)
+{
+	return {h->window.x, h->window.scales};
+}
+
+/* A source's, in the order of its tokens. */
+__device__ __forceinline__ struct ht_rows early_rows(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t source)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint64_t first = (uint64_t)source * h->window.nr_early;
+
+	return {h->window.early_x + first * e->row.row_bytes, h->window.early_scales + first * e->row.nr_lines * d->scale_bytes};
+}
+
 /* This lane's part of a token's head. */
 __device__ __forceinline__ uint64_t head_at(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t source, uint32_t token)
 {
@@ -112,6 +142,8 @@ __device__ __forceinline__ uint32_t lane_in_group(uint32_t shift, uint32_t i)
 
 /* Host: what these kernels need before their first launch; and how many blocks of so many warps an SM holds. */
 extern "C" cudaError_t ht_plan_prepare(const struct ht_exchange *h);
+/* How many tokens leave early: one of each sending warp. */
+extern "C" uint32_t ht_early_tokens(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch);
 extern "C" cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t nr_warps, int *per_sm);
 extern "C" cudaError_t ht_combine_blocks(const struct ll_combine *c, const struct ht_exchange *h, int *per_sm);
 

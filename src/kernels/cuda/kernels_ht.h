@@ -29,7 +29,7 @@ struct ht_exchange {
 	uint2 *routes;			 /* [T][K] physical expert (UINT32_MAX: none, or another rank sends it), number in its chunk */
 };
 
-/* launch: early alone counts. */
+/* launch: the dispatch's, as it says how many tokens leave early. */
 cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);

@@ -7,7 +7,7 @@
 
 #include "wire_ll.h"
 
-/* High throughput: what warps draw tokens from. Set to 0 by the plan. */
+/* High throughput: what warps draw tokens from. Set by the plan: to 0, that of rows to the number of early ones. */
 enum ht_tickets {
 	HT_TICKETS_ROWS = 0, /* of the dispatch's senders */
 	HT_TICKETS_RESULTS = 1, /* of the combine's */
@@ -28,6 +28,8 @@ struct ll_state {
 	uint32_t nr_rows;	 /* received in this round */
 	uint32_t nr_arrived;	 /* (token, rank) pairs of these: where a token has several experts, one */
 	uint32_t extent;	 /* high throughput: row positions here that this round's rows span; no head may name another */
+	uint32_t begun;		 /* high throughput: the epoch whose plan has begun, so that all that was ahead of it in the stream is there */
+	uint32_t exchanged;	 /* high throughput: the epoch whose counts of all have come */
 	uint32_t nr_away;	 /* high throughput: tokens of the round to come with a row for another rank; counted one by one, then taken */
 	uint32_t tickets[HT_TICKETS];
 };

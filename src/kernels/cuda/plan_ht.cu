@@ -121,6 +121,8 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 		id[i] = index < end ? expert_id(&d, index) : -1;
 		weight[i] = index < end && d.topk_weights ? d.topk_weights[index] : 1.0f;
 	}
+	if (blockIdx.x == 0 && threadIdx.x == COUNT_THREADS - 1)
+		word_release(&e->state->begun, epoch); /* for early rows: dispatch_ht.cu */
 	__syncthreads();
 #pragma unroll
 	for (uint32_t i = 0; i < COUNT_STEPS; i++)
@@ -204,7 +206,7 @@ static __device__ __forceinline__ void sum_chunks(const struct ht_exchange *h, c
 
 /* To all ranks, and from all. False: somebody's did not come. */
 static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
-	uint32_t nr_tokens)
+	uint32_t nr_tokens, uint32_t nr_early)
 {
 	struct patience patience = {0, 0};
 	bool good = !e->far || far_send_counts(e, h, s->mine, epoch, nr_tokens);
@@ -212,8 +214,8 @@ static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange 
 	for (uint32_t r = 0; r < e->nr_ranks; r++) {
 		uint32_t *to = (uint32_t *)(e->windows[r] + counts_at(e, h, epoch, e->rank));
 
-		for (uint32_t i = threadIdx.x; i <= h->nr_columns && !on_other_node(e, r); i += PLACE_THREADS)
-			word_store(to + i, i < h->nr_columns ? s->mine[i] : nr_tokens);
+		for (uint32_t i = threadIdx.x; i <= early_column(h) && !on_other_node(e, r); i += PLACE_THREADS)
+			word_store(to + i, i < h->nr_columns ? s->mine[i] : i == tokens_column(h) ? nr_tokens : nr_early);
 	}
 	__syncthreads();
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += PLACE_THREADS) {
@@ -247,8 +249,8 @@ static __device__ __forceinline__ uint32_t most_tokens(const struct ll_exchange 
 static __device__ __forceinline__ bool take_count(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column,
 	uint32_t *count)
 {
-	bool tokens = column == h->nr_columns;
-	uint32_t most = tokens ? e->max_tokens : most_tokens(e);
+	bool tokens = column == tokens_column(h);
+	uint32_t most = tokens ? e->max_tokens : column == early_column(h) ? h->window.nr_early : most_tokens(e);
 
 	*count = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, source)) + column);
 	if (*count <= most)
@@ -261,7 +263,7 @@ static __device__ __forceinline__ bool sum_sources(const struct ll_exchange *e, 
 {
 	bool good = true;
 
-	for (uint32_t column = threadIdx.x; column <= h->nr_columns; column += PLACE_THREADS) {
+	for (uint32_t column = threadIdx.x; column <= early_column(h); column += PLACE_THREADS) {
 		uint32_t all = 0, before = 0;
 
 #pragma unroll 4
@@ -418,7 +420,8 @@ static __device__ __forceinline__ void tally_round_of(const struct ll_exchange *
 	tally_add(&t->tokens_away, e->state->nr_away);
 }
 
-static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h,
+	uint32_t nr_early)
 {
 	BLOCK_MEMORY(shared);
 	const struct ll_exchange *e = &d.exchange;
@@ -426,8 +429,8 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 	struct sums s = {shared, shared + groups * columns, shared + (groups + 1) * columns, shared + (groups + 2) * columns, shared + (groups + 3) * columns, groups};
 	struct rank_rows mine = {0, 0, 0};
 
+	let_next_start(); /* early rows need no more of it than two words */
 	wait_for_previous();
-	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(&d), nr_chunks = (nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
 
@@ -435,8 +438,10 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 		return;
 	sum_chunks(&h, &s, nr_chunks);
 	__syncthreads();
-	if (!exchange_counts(e, &h, &s, epoch, nr_tokens))
+	if (!exchange_counts(e, &h, &s, epoch, nr_tokens, nr_early))
 		return;
+	if (threadIdx.x == PLACE_THREADS - 1) /* it has no column */
+		word_release(&e->state->exchanged, epoch);
 	if (!sum_sources(e, &h, &s, epoch))
 		return;
 	for (uint32_t r = threadIdx.x / LANES; r < e->nr_ranks; r += PLACE_THREADS / LANES) {
@@ -468,7 +473,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 		e->state->nr_arrived = s.all[h.nr_physical + e->rank];
 		e->state->nr_away = 0;
 		for (uint32_t i = 0; i < HT_TICKETS; i++)
-			e->state->tickets[i] = 0;
+			e->state->tickets[i] = i == HT_TICKETS_ROWS ? nr_early : 0;
 	}
 }
 
@@ -508,7 +513,7 @@ cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_excha
 	launch_early(&place, &early[1], launch->early);
 	if (!rc && nr_chunks)
 		rc = cudaLaunchKernelEx(&count, ht_count, *args, *h);
-	return rc ? rc : cudaLaunchKernelEx(&place, ht_place, *args, *h);
+	return rc ? rc : cudaLaunchKernelEx(&place, ht_place, *args, *h, ht_early_tokens(args, h, launch));
 }
 
 cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *h, uint32_t *nr_blocks)
