@@ -352,10 +352,11 @@ static struct ll_launch ht_launch(const struct device_exchange *x, const struct 
 }
 
 /* Warps of a block: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
- * copied last. Measured, docs/benchmarks.md. */
+ * copied last. More where a warp has to quantise, and a row leaves once. Measured, docs/benchmarks.md. */
 static uint32_t ht_senders(const struct ll_dispatch *d, uint32_t nr_blocks)
 {
-	uint32_t wanted = (3700000 / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = d->kind == LL_X_COPY ? 6 : nr_blocks > 48 ? 8 : 12;
+	uint32_t bytes = d->kind != LL_X_COPY && d->exchange.nr_ranks <= 2 ? 5700000 : 3700000;
+	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = d->kind == LL_X_COPY ? 6 : nr_blocks > 48 ? 8 : 12;
 
 	return wanted < 3 ? 3 : least(wanted, most);
 }
