@@ -371,7 +371,7 @@ static uint32_t senders(const struct ll_dispatch *d, const struct ht_exchange *h
 	return d->roles == LL_SEND ? nr_warps : d->roles == LL_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
 }
 
-/* The rows stay in the warp's trays until places are known. */
+/* The rows stay in the warp's trays until places are known. No more of them where all warps send: what comes when places are known is only copied once more. */
 uint32_t ht_early_tokens(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch)
 {
 	const struct ll_exchange *e = &d->exchange;
@@ -379,7 +379,7 @@ uint32_t ht_early_tokens(const struct ll_dispatch *d, const struct ht_exchange *
 
 	if (!launch->early || e->far || e->row.row_bytes > DISPATCH_TRAYS * ht_part_bytes(e->row.row_bytes))
 		return 0;
-	return min(most, launch->nr_blocks * senders(d, h, launch));
+	return min(most, launch->nr_blocks * min(launch->send_warps, senders(d, h, launch)));
 }
 
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
