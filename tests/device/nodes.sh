@@ -40,22 +40,25 @@ generate() {
 generate cpu && generate cuda && [ -s "$tmp/cpu" ] && cmp -s "$tmp/cpu" "$tmp/cuda" && grep -q 'in the memory of GPUs' "$tmp/out"
 judge demo $?
 
-# rounds_with_a_death SECONDS RANKS VICTIM AFTER MODE ARGUMENTS...: ranks on two nodes exchange without end, and one is killed.
+# rounds_with_a_death SECONDS RANKS VICTIM MODE ARGUMENTS...: ranks on two nodes exchange without end, and one is killed when some rounds are over.
 rounds_with_a_death() {
-	VICTIM=$3 AFTER=$4 timeout "$1" "$BUILD/tern" run -n "$2" -N 2 --by-name -l -k -- bash -c '
+	VICTIM=$3 TOLD=$tmp/err timeout "$1" "$BUILD/tern" run -n "$2" -N 2 --by-name -l -k -- bash -c '
 		"$0" "$@" & pid=$!
-		[ "$TERN_RANK" = "$VICTIM" ] && sleep "$AFTER" && kill -KILL $pid
-		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --mode "$5" "${@:6}" \
+		if [ "$TERN_RANK" = "$VICTIM" ]; then
+			until grep -q "verifying, round [1-9]" "$TOLD" || ! kill -0 $pid; do sleep 0.05; done
+			kill -KILL $pid
+		fi
+		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --progress --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --mode "$4" "${@:5}" \
 		>"$tmp/out" 2>"$tmp/err" </dev/null
 }
 # killed MODE: rank 3 ends in the middle of its rounds; the ranks on its node and on the other name it.
 killed() {
-	rounds_with_a_death 60 4 3 1.5 "$1" --wait 3000
+	rounds_with_a_death 60 4 3 "$1" --wait 3000
 	[ $? -ne 0 ] && for rank in 0 1 2; do grep -q "^\[$rank\].*rank 3 died while rank $rank's kernel waited" "$tmp/out" "$tmp/err" || return 1; done
 }
 # missed MODE: of two ranks, each on a node, one ends: the other learns of it from its network, long before its kernels' time is over.
 missed() {
-	rounds_with_a_death 25 2 1 1 "$1" --wait 60000
+	rounds_with_a_death 40 2 1 "$1" --wait 60000
 	[ $? -ne 124 ] && grep -q "rank 1 died while rank 0's kernel waited for rank 1" "$tmp/err"
 }
 for mode in ll ht; do
