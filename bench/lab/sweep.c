@@ -181,7 +181,7 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 		.result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks),
 		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks),
 		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks),
-		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, (uint32_t)job_y_bytes(lab->job))};
+		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, (uint32_t)job_y_bytes(lab->job), 1)};
 }
 
 /* The library's, the best halves together, and those with the combine launched early. */

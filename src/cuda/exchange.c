@@ -438,7 +438,8 @@ static int put_far_combine(struct device_exchange *x, const struct device_call *
 static int launch_combine(struct device_exchange *x, const struct device_call *call)
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
-	struct ll_launch launch = ll_rule_combine(x->slots[call->slot].dispatch.nr_tokens, c->exchange.nr_ranks, c->exchange.result.row_bytes);
+	const struct ll_dispatch *d = &x->slots[call->slot].dispatch;
+	struct ll_launch launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, c->exchange.result.row_bytes, !d->by_source && !c->exchange.at_home);
 
 	launch = fit_launch(x, call, launch);
 	c->roles = call->roles;

@@ -26,7 +26,8 @@ static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_
 	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : nr_tokens > 64 && nr_ranks <= 2 ? all : many;
 }
 
-static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, uint32_t row_bytes)
+/* summed: a result is a sum of several rows here, each of row_bytes. */
+static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, uint32_t row_bytes, int summed)
 {
 	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 10, 0}, large = {132, 16, 12, 0};
 
@@ -34,7 +35,7 @@ static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_r
 		return one;
 	if (nr_tokens <= 16 || (nr_tokens > 64 && nr_ranks > 2))
 		return few;
-	return nr_tokens <= 64 ? some : row_bytes > 8192 ? large : many;
+	return nr_tokens <= 64 ? some : summed && row_bytes > 8192 ? large : many;
 }
 
 /* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */
