@@ -223,10 +223,10 @@ stage_thread() {
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
-	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=4 \
+	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=4 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
-	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=3 \
+	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=3 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes"
 	# Not sockets: it has threads, and TSan has none after the fork of a process with threads. Nor tcp: libfabric 1.17 runs it as tcp;ofi_rxm.

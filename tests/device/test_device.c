@@ -2,7 +2,7 @@
 /* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed, and what callers do wrong. Ranks share GPUs when there are
  * fewer of these. Skipped where there is none.
  * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
- * TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
+ * TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank that is late (1). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -246,11 +246,12 @@ static void stalled_in_combine(struct rank *rank)
 /* A rank that comes late, within the bound: nothing is lost. */
 static void slow_rank(struct rank *rank)
 {
+	uint64_t nr = 24 / devices_setting("TERN_TEST_DIVISOR", 1);
 	struct small s;
 	int rc = 0;
 
 	if (!small_open(&s, rank)) {
-		for (uint64_t i = 0; i < 24 && !rc; i++) {
+		for (uint64_t i = 0; i < nr && !rc; i++) {
 			if (i % (uint64_t)rank->nr_ranks == (uint64_t)rank->rank)
 				rc = ops->spin(20000000, s.rounds.lanes[0].stream);
 			rc = rc ? rc : device_rounds_verify(&s.rounds, i);
