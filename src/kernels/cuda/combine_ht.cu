@@ -225,7 +225,7 @@ static __device__ __forceinline__ struct item find_sent(const struct ll_combine 
 			return item;
 		source = source >= e->nr_ranks ? source - e->nr_ranks : source;
 		if (lane_id() < e->topk)
-			head = piece_load(e->windows[e->rank] + head_at(e, h, source, token));
+			head = piece_load(e->windows[e->rank] + head_at(e, h, source, token, lane_id()));
 		if (head.w != epoch) /* of an earlier round: nothing came */
 			head.x = head.z = UINT32_MAX;
 		if (!check_head(e, e->state->extent, epoch, source, token, head)) /* it may have changed since */

@@ -47,7 +47,7 @@ static __device__ __forceinline__ void send_heads(const struct ll_dispatch *d, c
 		uint32_t r = e->rank + i >= e->nr_ranks ? e->rank + i - e->nr_ranks : e->rank + i;
 		bool here = o->to.rank == r;
 
-		piece_store(e->windows[r] + head_at(e, h, e->rank, o->token),
+		piece_store(e->windows[r] + head_at(e, h, e->rank, o->token, lane_id()),
 			make_uint4(here && (o->first || !d->by_source) ? o->to.position : UINT32_MAX, o->weight, here ? o->to.local : UINT32_MAX, epoch));
 	}
 	o->there = false;
@@ -239,10 +239,9 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, 0, nr_tokens, {}, 0, {}};
+	uint2 route = last.there ? load_route(d, h, last.token) : make_uint2(UINT32_MAX, 0);
 	struct outgoing now;
 	raw_segment<X, ND> raw;
-
-	uint2 route = last.there ? load_route(d, h, last.token) : make_uint2(UINT32_MAX, 0);
 
 	if (lane_id() == 0)
 		ahead.ticket = atomicAdd(ahead.tickets, 1u);
@@ -345,15 +344,15 @@ static dispatch_kernel choose(const struct ll_dispatch *d)
 	return NULL;
 }
 
-/* Of a block: as many as have room for their trays. */
-static uint32_t warps_of(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted)
-{
-	return min(wanted, h->block_bytes / stream_shared_bytes(1, DISPATCH_TRAYS, ht_part_tray(d->exchange.row.row_bytes, d->scale_bytes)));
-}
-
 static uint32_t shared_bytes(const struct ll_dispatch *d, uint32_t nr_warps)
 {
 	return stream_shared_bytes(nr_warps, DISPATCH_TRAYS, ht_part_tray(d->exchange.row.row_bytes, d->scale_bytes));
+}
+
+/* Of a block: as many as have room for their trays. */
+static uint32_t warps_of(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted)
+{
+	return min(wanted, h->block_bytes / shared_bytes(d, 1));
 }
 
 cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)

@@ -58,7 +58,7 @@ static __device__ __forceinline__ void stage_heads(const struct ll_dispatch *d, 
 		uint32_t r = e->far->ranks[i].rank;
 		bool here = to.rank == r;
 
-		piece_store(part_to<true>(e, FAR_HEADS, r) + head_at(e, h, e->rank, token),
+		piece_store(part_to<true>(e, FAR_HEADS, r) + head_at(e, h, e->rank, token, lane_id()),
 			make_uint4(here && (first || !d->by_source) ? to.position : UINT32_MAX, weight, here ? to.local : UINT32_MAX, epoch));
 	}
 }

@@ -39,7 +39,7 @@ static __device__ __forceinline__ bool await_heads(const struct ll_dispatch *d, 
 	struct incoming *in)
 {
 	const struct ll_exchange *e = &d->exchange;
-	const uint8_t *from = e->windows[e->rank] + h->window.heads + (((uint64_t)all->source * e->max_tokens + all->token) * e->topk + lane_of_group(all->shift)) * 16;
+	const uint8_t *from = e->windows[e->rank] + head_at(e, h, all->source, all->token, lane_of_group(all->shift));
 	struct patience patience = {0, 0};
 	uint32_t missing;
 

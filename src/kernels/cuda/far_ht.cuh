@@ -47,7 +47,7 @@ __device__ __forceinline__ uint4 far_token_head(const struct ll_exchange *e, con
 	uint4 head = make_uint4(UINT32_MAX, 0, UINT32_MAX, epoch);
 
 	if (lane_id() < e->topk)
-		head = piece_load(part_from<true>(e, FAR_HEADS, source) + head_at(e, h, source, token));
+		head = piece_load(part_from<true>(e, FAR_HEADS, source) + head_at(e, h, source, token, lane_id()));
 	if (head.w != epoch)
 		head.x = head.z = UINT32_MAX;
 	return head;

@@ -55,10 +55,10 @@ __device__ __forceinline__ struct ht_rows early_rows(const struct ll_dispatch *d
 	return {h->window.early_x + first * e->row.row_bytes, h->window.early_scales + first * e->row.nr_lines * d->scale_bytes};
 }
 
-/* This lane's part of a token's head. */
-__device__ __forceinline__ uint64_t head_at(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t source, uint32_t token)
+/* A token's head, the part of its k-th route. */
+__device__ __forceinline__ uint64_t head_at(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t source, uint32_t token, uint32_t k)
 {
-	return h->window.heads + (((uint64_t)source * e->max_tokens + token) * e->topk + threadIdx.x % 32) * 16;
+	return h->window.heads + (((uint64_t)source * e->max_tokens + token) * e->topk + k) * 16;
 }
 
 /* What a head says of this rank, before it is followed; by the warp. extent: ll_state's. */
