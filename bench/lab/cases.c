@@ -82,8 +82,30 @@ static int by_size(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
+struct event {
+	const char *before, *what;
+	uint32_t which, start; /* stamps: the event's, and that of the kernel's start after which it is told */
+};
+
+static const struct event events[] = {
+	{"    us, first/median/last block: dispatch", "starts", 0, 0},
+	{"", "first row sent", 2, 0},
+	{"", "all sent", 1, 0},
+	{"", "last plan", 3, 0},
+	{"", "plans", 4, 0},
+	{"", "positions", 5, 0},
+	{"", "rows", 6, 0},
+	{"\n      combine", "starts", 8, 8},
+	{"", "may", 13, 8},
+	{"", "first sent", 11, 8},
+	{"", "all sent", 9, 8},
+	{"", "first home", 12, 8},
+	{"", "home", 10, 8},
+	{"", "(after the dispatch: ends", 10, 0},
+};
+
 /* When the first, the middle and the last of the blocks came there, after the first block's start: medians of all rounds. */
-static void print_event(const uint64_t *rounds, const char *what, uint32_t which, uint32_t start)
+static void print_event(const uint64_t *rounds, const struct event *event)
 {
 	uint64_t at[3][TRACE_ROUNDS];
 	uint32_t nr = 0;
@@ -94,10 +116,10 @@ static void print_event(const uint64_t *rounds, const char *what, uint32_t which
 
 		nr = 0;
 		for (uint32_t b = 0; b < TRACE_BLOCKS; b++) {
-			if (trace[b * LL_TRACE + start] && trace[b * LL_TRACE + start] < first)
-				first = trace[b * LL_TRACE + start];
-			if (trace[b * LL_TRACE + which])
-				of[nr++] = trace[b * LL_TRACE + which];
+			if (trace[b * LL_TRACE + event->start] && trace[b * LL_TRACE + event->start] < first)
+				first = trace[b * LL_TRACE + event->start];
+			if (trace[b * LL_TRACE + event->which])
+				of[nr++] = trace[b * LL_TRACE + event->which];
 		}
 		if (!nr)
 			return;
@@ -108,7 +130,7 @@ static void print_event(const uint64_t *rounds, const char *what, uint32_t which
 	}
 	for (int j = 0; j < 3; j++)
 		qsort(at[j], TRACE_ROUNDS, sizeof(at[j][0]), by_size);
-	printf(" %s %.2f/%.2f/%.2f", what, at[0][TRACE_ROUNDS / 2] / 1e3, at[1][TRACE_ROUNDS / 2] / 1e3, at[2][TRACE_ROUNDS / 2] / 1e3);
+	printf(" %s %.2f/%.2f/%.2f", event->what, at[0][TRACE_ROUNDS / 2] / 1e3, at[1][TRACE_ROUNDS / 2] / 1e3, at[2][TRACE_ROUNDS / 2] / 1e3);
 }
 
 void print_trace(struct lab *lab, const struct lab_way *way)
@@ -118,22 +140,10 @@ void print_trace(struct lab *lab, const struct lab_way *way)
 	lab_run(lab, trace_rank, NULL);
 	const uint64_t *t = (const uint64_t *)lab->ranks[0].host;
 
-	printf("    us, first/median/last block: dispatch");
-	print_event(t, "starts", 0, 0);
-	print_event(t, "first row sent", 2, 0);
-	print_event(t, "all sent", 1, 0);
-	print_event(t, "last plan", 3, 0);
-	print_event(t, "plans", 4, 0);
-	print_event(t, "positions", 5, 0);
-	print_event(t, "rows", 6, 0);
-	printf("\n      combine");
-	print_event(t, "starts", 8, 8);
-	print_event(t, "may", 13, 8);
-	print_event(t, "first sent", 11, 8);
-	print_event(t, "all sent", 9, 8);
-	print_event(t, "first home", 12, 8);
-	print_event(t, "home", 10, 8);
-	print_event(t, "(after the dispatch: ends", 10, 0);
+	for (uint32_t i = 0; i < sizeof(events) / sizeof(events[0]); i++) {
+		fputs(events[i].before, stdout);
+		print_event(t, &events[i]);
+	}
 	printf(")\n");
 	lab_run(lab, set_trace, NULL);
 }

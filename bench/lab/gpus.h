@@ -79,6 +79,12 @@ cudaGraphExec_t lab_captured(struct lab_rank *rank);
 /* The graph behind a gate of LAB_HOLD_NS, between two events. */
 void lab_replay(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t graph, cudaEvent_t events[2]);
 
+/* Between these two, when the stream has been waited for. */
+float lab_elapsed_us(cudaEvent_t events[2]);
+
+/* Of each round the slowest rank's time: the median, and the 99th percentile unless NULL. */
+void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99);
+
 /* Memory of a rank's GPU, until the next setup. */
 void *lab_take(struct lab_rank *rank, size_t bytes);
 

@@ -183,9 +183,21 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
+static struct ll_launch dispatch_launch(const struct ht_way *w)
+{
+	return (struct ll_launch){w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
+}
+
+void put_plan(struct lab_rank *rank, const struct ht_way *w)
+{
+	struct ll_launch launch = dispatch_launch(w);
+
+	CHECK(ht_plan_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
+}
+
 void put_dispatch(struct lab_rank *rank, const struct ht_way *w)
 {
-	struct ll_launch launch = {w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
+	struct ll_launch launch = dispatch_launch(w);
 
 	CHECK(ht_dispatch_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
 }
@@ -195,13 +207,6 @@ void put_combine(struct lab_rank *rank, const struct ht_way *w)
 	struct ll_launch launch = {w->combine_blocks, LL_MAX_WARPS, w->combine_send, w->early};
 
 	CHECK(ht_combine_launch(&rank->combine, &more[rank->rank].ht, &launch, rank->stream));
-}
-
-void put_plan(struct lab_rank *rank, const struct ht_way *w)
-{
-	struct ll_launch launch = {w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
-
-	CHECK(ht_plan_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
 }
 
 /* ---- comparing ----------------------------------------------------------------------------------------------- */

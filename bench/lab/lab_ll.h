@@ -45,9 +45,6 @@ void time_case(struct lab *lab, const struct lab_way *way, uint32_t rounds, bool
 /* The same for kernels that only start and end, and for those that only store the bytes. */
 void time_floors(struct lab *lab, uint32_t rounds, struct lab_times *empty, struct lab_times *copy);
 
-/* Of each round the slowest rank's time: the median, and the 99th percentile unless NULL. */
-void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99);
-
 /* When blocks of a pair come where. */
 void print_trace(struct lab *lab, const struct lab_way *way);
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make lab        what measures the GPU kernels by themselves; needs nvcc, and is not part of `make`
-LAB_HT    := bench/lab/ht.c bench/lab/time_ht.c bench/lab/gpus.c
+LAB_HT    := bench/lab/ht.c bench/lab/time_ht.c bench/lab/gpus.c bench/lab/times.c
 LAB_SRC   := $(filter-out bench/lab/ht.c bench/lab/time_ht.c,$(wildcard bench/lab/*.c))
 LAB_CU    := $(wildcard bench/lab/*.cu src/kernels/cuda/*.cu)
 

@@ -93,14 +93,6 @@ static cudaGraphExec_t capture(struct lab_rank *rank, const struct way *way)
 
 /* ---- timing -------------------------------------------------------------------------------------------------- */
 
-static float elapsed_us(cudaEvent_t *events)
-{
-	float ms;
-
-	CHECK(cudaEventElapsedTime(&ms, events[0], events[1]));
-	return ms * 1000;
-}
-
 /* Number i of the dispatch's ways with number i of the combine's; the shorter list goes round. */
 static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
@@ -125,7 +117,7 @@ static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
 					lab_replay(lab, rank, graphs[half][i % ways[half].nr], events[half]);
 				CHECK(cudaStreamSynchronize(rank->stream));
 				for (int half = 0; half < 2 && b >= DROPPED; half++)
-					ways[half].way[i % ways[half].nr].us[rank->rank][turn * BURST + b - DROPPED] = elapsed_us(events[half]);
+					ways[half].way[i % ways[half].nr].us[rank->rank][turn * BURST + b - DROPPED] = lab_elapsed_us(events[half]);
 			}
 	for (int half = 0; half < 2; half++) {
 		for (uint32_t i = 0; i < ways[half].nr; i++)

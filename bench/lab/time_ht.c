@@ -3,7 +3,6 @@
 #include "lab_ht.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #define ROUNDS 12
 #define WARM_UP 3
@@ -12,22 +11,15 @@
 
 static float times[NR_TIMED][LAB_MAX_GPUS][ROUNDS];
 
-static int compare_floats(const void *a, const void *b)
+static double slowest(const struct lab *lab, float (*us)[ROUNDS])
 {
-	return *(const float *)a < *(const float *)b ? -1 : *(const float *)a > *(const float *)b;
-}
+	float *of_rank[LAB_MAX_GPUS];
+	double p50;
 
-static double slowest(uint32_t nr_ranks, float (*us)[ROUNDS])
-{
-	float most[ROUNDS];
-
-	for (uint32_t i = 0; i < ROUNDS; i++) {
-		most[i] = 0;
-		for (uint32_t r = 0; r < nr_ranks; r++)
-			most[i] = us[r][i] > most[i] ? us[r][i] : most[i];
-	}
-	qsort(most, ROUNDS, sizeof(float), compare_floats);
-	return most[ROUNDS / 2];
+	for (uint32_t r = 0; r < lab->nr_ranks; r++)
+		of_rank[r] = us[r];
+	lab_slowest(lab, of_rank, ROUNDS, &p50, NULL);
+	return p50;
 }
 
 /* The plan by itself changes nothing: the dispatch behind it, which has its own, comes to the same. */
@@ -60,12 +52,8 @@ static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 		for (int g = 0; g < NR_TIMED; g++)
 			lab_replay(lab, rank, graphs[g], events[g]);
 		CHECK(cudaStreamSynchronize(rank->stream));
-		for (int g = 0; g < NR_TIMED && i >= 0; g++) {
-			float ms;
-
-			CHECK(cudaEventElapsedTime(&ms, events[g][0], events[g][1]));
-			times[g][rank->rank][i] = ms * 1000;
-		}
+		for (int g = 0; g < NR_TIMED && i >= 0; g++)
+			times[g][rank->rank][i] = lab_elapsed_us(events[g]);
 	}
 	for (int g = 0; g < NR_TIMED; g++) {
 		CHECK(cudaGraphExecDestroy(graphs[g]));
@@ -80,7 +68,7 @@ uint64_t time_way(struct lab *lab, double us[NR_TIMED])
 	uint64_t expired = lab_run(lab, time_rank, NULL);
 
 	for (int t = 0; t < NR_TIMED; t++)
-		us[t] = slowest(lab->nr_ranks, times[t]);
+		us[t] = slowest(lab, times[t]);
 	return expired;
 }
 
@@ -119,19 +107,26 @@ static const struct floor floors[] = {
 static const struct floor *floor_now;
 static uint32_t floor_row;
 
-static uint64_t floor_bytes(const struct lab *lab, uint32_t rank, uint32_t to)
-{
-	uint64_t bytes = to == rank ? 0 : remote_rows[rank][to] * floor_row;
+#define WHOLE 14336 /* bytes: of the largest chunk, and a multiple of all */
 
-	(void)lab;
-	return bytes / 14336 * 14336;
+static uint64_t remote_bytes(uint32_t rank, uint32_t to)
+{
+	return to == rank ? 0 : remote_rows[rank][to] * floor_row / WHOLE * WHOLE;
+}
+
+/* In the own memory: a quarter of the rows that a rank receives in deepseek-v3's BF16, if there is as much. */
+static uint64_t local_bytes(uint32_t rank)
+{
+	uint64_t wanted = 32768ull * 14336 / 4, most = more[rank].x_bytes / WHOLE * WHOLE;
+
+	return wanted < most ? wanted : most;
 }
 
 static void put_floor(struct lab *lab, struct lab_rank *rank)
 {
 	const struct floor *f = floor_now;
 	uint32_t R = lab->nr_ranks, other = (rank->rank + 1) % R;
-	uint64_t bytes = floor_bytes(lab, rank->rank, other);
+	uint64_t bytes = remote_bytes(rank->rank, other);
 	struct lab_bulk bulk = {.from = rank->y, .bytes = bytes, .nr_to = R - 1, .chunk_bytes = f->chunk, .from_memory = f->from_memory};
 
 	if (!f->chunk) {
@@ -150,10 +145,9 @@ static void put_floor(struct lab *lab, struct lab_rank *rank)
 		bulk.to[i] = more[r].sink + (r > rank->rank ? rank->rank : rank->rank - 1) * bytes;
 	}
 	if (f->local) {
-		bulk.bytes = 32768ull * 14336 / 4;
+		bulk.bytes = local_bytes(rank->rank);
 		bulk.nr_to = !f->read_only;
 		bulk.to[0] = more[rank->rank].window + more[rank->rank].ht.window.x;
-		bulk.bytes = bulk.bytes < more[rank->rank].x_bytes / 14336 * 14336 ? bulk.bytes : more[rank->rank].x_bytes / 14336 * 14336;
 	}
 	bulk.bytes = bulk.bytes / f->chunk * f->chunk;
 	CHECK(lab_bulk_launch(&bulk, f->blocks, f->warps, rank->stream));
@@ -171,13 +165,10 @@ static uint64_t floor_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	put_floor(lab, rank);
 	graph = lab_captured(rank);
 	for (int i = -WARM_UP; i < ROUNDS; i++) {
-		float ms;
-
 		lab_replay(lab, rank, graph, events);
 		CHECK(cudaStreamSynchronize(rank->stream));
-		CHECK(cudaEventElapsedTime(&ms, events[0], events[1]));
 		if (i >= 0)
-			times[0][rank->rank][i] = ms * 1000;
+			times[0][rank->rank][i] = lab_elapsed_us(events);
 	}
 	CHECK(cudaGraphExecDestroy(graph));
 	CHECK(cudaEventDestroy(events[0]));
@@ -190,7 +181,7 @@ static double time_floor(struct lab *lab, const struct floor *f, uint32_t row)
 	floor_now = f;
 	floor_row = row;
 	lab_run(lab, floor_rank, NULL);
-	return slowest(lab->nr_ranks, times[0]);
+	return slowest(lab, times[0]);
 }
 
 void time_bytes(struct lab *lab, double us[2][2])
@@ -208,7 +199,7 @@ void print_floors(struct lab *lab)
 	for (uint32_t i = 0; i < NR(floors); i++) {
 		const struct floor *f = &floors[i];
 		double us = time_floor(lab, f, 2 * shape->hidden);
-		uint64_t bytes = f->local ? 32768ull * 14336 / 4 : (lab->nr_ranks - 1) * floor_bytes(lab, 0, 1);
+		uint64_t bytes = f->local ? local_bytes(0) : (lab->nr_ranks - 1) * remote_bytes(0, 1);
 
 		printf("  floor: %-20s %3u blocks, %2u warps, chunks of %5u: %7.1f us, %6.1f GB/s a GPU%s\n", f->name, f->blocks, f->warps, f->chunk, us,
 			(double)bytes / (us - 4.5) / 1e3, f->local ? " (own memory)" : "");

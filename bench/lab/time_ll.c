@@ -74,10 +74,7 @@ static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 			lab_replay(lab, rank, graphs[g], events[g]);
 		CHECK(cudaStreamSynchronize(rank->stream));
 		for (int g = 0; g < last && i >= WARM_UP; g++) {
-			float ms;
-
-			CHECK(cudaEventElapsedTime(&ms, events[g][0], events[g][1]));
-			timing->us[g][rank->rank][i - WARM_UP] = ms * 1000 / (g == GRAPH_CHAIN ? CHAIN : 1);
+			timing->us[g][rank->rank][i - WARM_UP] = lab_elapsed_us(events[g]) / (g == GRAPH_CHAIN ? CHAIN : 1);
 		}
 	}
 	for (int g = 0; g < last; g++) {
@@ -86,29 +83,6 @@ static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 		CHECK(cudaEventDestroy(events[g][1]));
 	}
 	return lab_expired(rank);
-}
-
-static int by_value(const void *a, const void *b)
-{
-	float x = *(const float *)a, y = *(const float *)b;
-
-	return (x > y) - (x < y);
-}
-
-void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99)
-{
-	float *us = malloc(rounds * sizeof(*us));
-
-	for (uint32_t i = 0; i < rounds; i++) {
-		us[i] = 0;
-		for (uint32_t r = 0; r < lab->nr_ranks; r++)
-			us[i] = of_rank[r][i] > us[i] ? of_rank[r][i] : us[i];
-	}
-	qsort(us, rounds, sizeof(*us), by_value);
-	*p50 = us[rounds / 2];
-	if (p99)
-		*p99 = us[rounds * 99 / 100];
-	free(us);
 }
 
 static void time_all(struct lab *lab, struct timing *timing, struct lab_times *times)
