@@ -4,7 +4,7 @@
 # Checks the models of the protocol with spin: every state of each, none sampled. A model with a BREAK_x must fail, and in
 # the way that is expected: a mistake that goes unnoticed would mean that the model proves nothing. docs/protocol.md says what is proved.
 #
-# run.sh [--all] [NAME-PATTERN]: exits 0 if all is as expected, 1 if not, 77 without spin or a C compiler. Without --all, the four that
+# run.sh [--all] [NAME-PATTERN]: exits 0 if all is as expected, 1 if not, 77 without spin or a C compiler. Without --all, the six that
 # take longest are left out; make soak runs them.
 
 models=$(cd "$(dirname "$0")" && pwd)
@@ -249,6 +249,24 @@ done
 for broken in FAILED_UNCOUNTED SILENT_LOSS; do
 	expect hangs far -DBREAK_$broken -DDEATH=1
 done
+
+# GPUs: rows that leave before places are known
+expect holds early
+expect_large holds early -DLATE_WORDS
+expect holds early -DFAIL=1 -DROUNDS=1
+expect_large holds early -DFAIL=1 -DROUNDS=2 -DABANDON=0 -DRELEASE=0
+expect asserts early -DWITNESS -DROUNDS=2
+for broken in NO_ACQUIRE NOT_BEGUN LET_FIRST HEAD_BEFORE_ROW DROPPED_SILENTLY; do
+	expect asserts early -DBREAK_$broken -DROUNDS=2
+done
+expect hangs early -DBREAK_DROPPED_UNSENT -DROUNDS=2
+expect asserts early -DBREAK_ONE_PARITY -DROUNDS=2 -DABANDON=0 -DRELEASE=0
+expect asserts early -DBREAK_GIVE_BACK_FAILED -DFAIL=1 -DROUNDS=1
+# Who waits for results of rows that came knows that they were read: only where none come is it the counts that guard the slots.
+for broken in NO_COUNTS_WAIT EXCHANGED_FIRST; do
+	expect asserts early -DBREAK_$broken -DROUNDS=2
+done
+expect holds early -DBREAK_NO_COUNTS_WAIT -DRELEASE=0 -DROUNDS=2
 
 # One on each core.
 export CC
