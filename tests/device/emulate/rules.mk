@@ -2,7 +2,7 @@
 # libtern_cuda.so for emulated GPUs: the backend and the kernels as they are, compiled for the CPU; CUDA's runtime is tests/device/emulate/. Needs g++, no nvcc.
 CXX          ?= g++
 EMULATE      := tests/device/emulate
-EMULATED_SRC := $(wildcard src/cuda/*.c bench/nccl/*.c) $(filter-out %/test_schedules.c,$(wildcard $(EMULATE)/*.c)) src/layout.c
+EMULATED_SRC := $(wildcard src/cuda/*.c bench/nccl/*.c) $(filter-out %/seeded.c $(EMULATE)/test_%.c,$(wildcard $(EMULATE)/*.c)) src/layout.c
 EMULATED_CU  := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu) $(EMULATE)/nccl.cu
 EMULATED_OBJ := $(patsubst %,$(BUILD)/emulated/obj/%.o,$(EMULATED_SRC) $(EMULATED_CU))
 # C++ has neither unused kernels nor unrolling by pragma.
@@ -29,7 +29,8 @@ emulated: $(BUILD)/emulated/libtern_cuda.so $(BUILD)/tests/emulated/test_schedul
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
 
-$(BUILD)/tests/emulated/test_schedules: $(BUILD)/obj/$(EMULATE)/test_schedules.o $(INSIDE)
+EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules
+$(EMULATED_TESTS): $(BUILD)/tests/emulated/%: $(BUILD)/obj/$(EMULATE)/%.o $(BUILD)/obj/$(EMULATE)/seeded.o $(INSIDE)
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)

@@ -2,22 +2,16 @@
 /* Exchanges on emulated GPUs whose every step follows from a seed: one thread makes all ranks' calls, so what fails once fails again. Each rank has a device of
  * its own. Skipped on real GPUs, which follow no seed.
  * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (20); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (6). */
-#include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "bench/draw.h"
 #include "bench/random.h"
-#include "cli/device_rounds.h"
-#include "tests/exchange/ranks.h"
+#include "seeded.h"
 
 #define MOST_RANKS 4
 
-static const struct device_ops *ops;
-static void (*reseed)(uint64_t seed);
-static uint64_t (*history_of)(void);
+static struct seeded seeded;
 
 struct run {
 	const struct job *job;
@@ -25,25 +19,18 @@ struct run {
 	struct device_rounds rounds[MOST_RANKS];
 };
 
-static uint64_t setting(const char *name, uint64_t otherwise)
-{
-	const char *text = getenv(name);
-
-	return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 /* One thread, all ranks. */
 static void drive(struct rank *rank, struct run *run)
 {
-	uint64_t nr = setting("TERN_TEST_ROUNDS", 6);
+	uint64_t nr = devices_setting("TERN_TEST_ROUNDS", 6);
 	uint32_t nr_ranks = run->job->nr_ranks;
 
-	reseed(run->seed);
+	seeded.reseed(run->seed);
 	for (uint64_t round = 0; round < nr; round += run->job->config.nr_slots)
 		for (uint32_t i = 0; i < DEVICE_ROUNDS_STEPS * nr_ranks; i++) {
 			struct device_rounds *r = &run->rounds[i % nr_ranks];
 
-			if (device_choose(ops, r->rank) || device_rounds_step(r, i / nr_ranks, round)) {
+			if (device_choose(seeded.ops, r->rank) || device_rounds_step(r, i / nr_ranks, round)) {
 				rank_fails(rank, "rank %u, step %u of round %llu: %s", r->rank, i / nr_ranks, (unsigned long long)round, tern_last_error());
 				return;
 			}
@@ -52,16 +39,16 @@ static void drive(struct rank *rank, struct run *run)
 				return;
 			}
 		}
-	run->history = history_of();
+	run->history = seeded.history();
 }
 
 static void body(struct rank *rank)
 {
 	struct run *run = rank->ctx;
 	struct device_rounds *rounds = &run->rounds[rank->rank];
-	int rc = device_choose(ops, (uint32_t)rank->rank);
+	int rc = device_choose(seeded.ops, (uint32_t)rank->rank);
 
-	rc = rc ? rc : device_rounds_open(rounds, rank->group, run->job, ops);
+	rc = rc ? rc : device_rounds_open(rounds, rank->group, run->job, seeded.ops);
 	if (rc)
 		rank_fails(rank, "open: %s", tern_last_error());
 	if (ranks_meet(rank) || rc)
@@ -69,7 +56,7 @@ static void body(struct rank *rank)
 	if (rank->rank == 0)
 		drive(rank, run);
 	ranks_meet(rank);
-	device_choose(ops, (uint32_t)rank->rank);
+	device_choose(seeded.ops, (uint32_t)rank->rank);
 	device_rounds_close(rounds);
 }
 
@@ -123,35 +110,16 @@ static int same_again(uint64_t seed)
 	return bad;
 }
 
-static int schedules(uint64_t seed)
+static int is_bad(uint64_t seed)
 {
-	uint64_t seconds = setting("TERN_TEST_SECONDS", 0), cases = setting("TERN_TEST_CASES", 20), done = 0, history;
-	time_t end = time(NULL) + (time_t)seconds;
-	int bad = 0;
+	uint64_t history;
 
-	for (; !bad && (seconds ? time(NULL) < end : done < cases); done++)
-		bad = run_case(seed + done, &history) != NULL;
-	if (bad)
-		printf("repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1, and the same TERN_TEST_ROUNDS and TERN_EMULATED_...\n", (unsigned long long)(seed + done - 1));
-	printf("# seeds %llu to %llu\n%s - schedules\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), bad ? "not ok" : "ok");
-	return bad;
+	return run_case(seed, &history) != NULL;
 }
 
 int main(void)
 {
-	const char *path = getenv("TERN_CUDA_LIBRARY");
-	uint64_t seed = setting("TERN_TEST_SEED", 1);
-	void *library;
-	int nr = 0;
-
-	setvbuf(stdout, NULL, _IOLBF, 0);
-	ops = device_ops_load();
-	library = ops && path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
-	reseed = library ? (void (*)(uint64_t))dlsym(library, "emulated_reseed") : NULL;
-	history_of = library ? (uint64_t(*)(void))dlsym(library, "emulated_history") : NULL;
-	if (!reseed || !history_of || ops->nr_devices(&nr) || nr < MOST_RANKS) {
-		printf("TERN_CUDA_LIBRARY names no emulated GPUs, or fewer than %d\n", MOST_RANKS);
+	if (!seeded_open(&seeded, MOST_RANKS))
 		return 77;
-	}
-	return same_again(seed) | schedules(seed);
+	return same_again(devices_setting("TERN_TEST_SEED", 1)) | seeded_cases("schedules", 20, is_bad);
 }

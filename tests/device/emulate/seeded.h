@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tests need whose every step follows from a seed: emulated GPUs, and one thread that makes all ranks' calls. */
+#ifndef TERN_TEST_SEEDED_H
+#define TERN_TEST_SEEDED_H
+
+#include "tests/device/devices.h"
+
+struct seeded {
+	const struct device_ops *ops;
+	void (*reseed)(uint64_t seed);
+	uint64_t (*history)(void);
+};
+
+/* To be called first in main. False: TERN_CUDA_LIBRARY names no emulated GPUs, or too few, which has been printed: exit with 77. */
+bool seeded_open(struct seeded *seeded, int nr_devices);
+
+/* Seeds from TERN_TEST_SEED (1) on, as many as TERN_TEST_CASES says, or for TERN_TEST_SECONDS; up to the first that is bad. Prints how to repeat that one, and what came out. */
+int seeded_cases(const char *name, uint64_t cases, int (*is_bad)(uint64_t seed));
+
+#endif
