@@ -16,6 +16,8 @@ void *__tsan_create_fiber(unsigned flags);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_acquire(void *of);
 void __tsan_release(void *of);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
 #define NO_ORDER 1u /* a switch orders nothing: lanes of a GPU know of no switch */
 
 static void *tsan_current(void)
@@ -42,6 +44,14 @@ void order_acquire(void *of)
 {
 	__tsan_acquire(of);
 }
+
+void order_ignore(bool on)
+{
+	if (on)
+		AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+	else
+		AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+}
 #else
 static void *tsan_current(void)
 {
@@ -66,6 +76,11 @@ void order_release(void *of)
 void order_acquire(void *of)
 {
 	(void)of;
+}
+
+void order_ignore(bool on)
+{
+	(void)on;
 }
 #endif
 

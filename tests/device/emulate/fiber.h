@@ -3,6 +3,7 @@
 #ifndef EMULATED_FIBER_H
 #define EMULATED_FIBER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct fiber {
@@ -26,5 +27,6 @@ int fiber_overrun(const struct fiber *fiber);
 /* For ThreadSanitizer, which does not know what orders lanes: all before a release of `of` happens before all after a later acquire. */
 void order_release(void *of);
 void order_acquire(void *of);
+void order_ignore(bool on); /* what this thread stores meanwhile is nobody's: it makes no race, and orders nothing */
 
 #endif

@@ -61,6 +61,7 @@ struct operation {
 	size_t bytes;
 	int byte;
 	struct emulated_event *event;
+	char put; /* for ThreadSanitizer: what the host did before it put this on the stream */
 };
 
 struct emulated_event {
@@ -79,7 +80,7 @@ struct emulated_stream {
 	struct operation *first, **end;
 	struct emulated_graph *capture;
 	struct emulated_lane *free_lanes;
-	char order; /* for ThreadSanitizer: all of the stream, one after the other */
+	char order; /* for ThreadSanitizer: all of the stream, one after the other; who is started early has yet to wait for it */
 };
 
 struct emulated_device {

@@ -168,6 +168,7 @@ void stream_put(struct emulated_stream *stream, const struct operation *op)
 	struct operation *copy = copy_of(op);
 
 	copy->stream = stream;
+	order_release(&copy->put);
 	if (stream->capture) {
 		*stream->capture->end = copy;
 		stream->capture->end = &copy->next;

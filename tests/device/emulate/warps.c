@@ -100,7 +100,9 @@ static void lane_main(void *arg)
 	struct emulated_lane *lane = arg;
 	struct operation *op = lane->warp->block->launch;
 
-	order_acquire(&op->stream->order);
+	order_acquire(&op->put);
+	if (!op->early)
+		order_acquire(&op->stream->order);
 	op->run(op->call);
 	order_release(&op->stream->order);
 	leave(LANE_ENDED);
@@ -367,7 +369,7 @@ static void lane_init(struct emulated_lane *lane, struct emulated_warp *w, uint3
 	fiber_start(&lane->fiber, lane_main, lane);
 }
 
-void block_start(struct operation *launch, uint32_t number)
+static void block_make(struct operation *launch, uint32_t number)
 {
 	struct emulated_block *block = calloc(1, sizeof(*block));
 	uint32_t nr = launch->block.x;
@@ -386,7 +388,14 @@ void block_start(struct operation *launch, uint32_t number)
 		w->lanes[w->nr++] = lane;
 		lane_init(lane, w, i, number);
 	}
-	order_release(&launch->stream->order); /* of shared memory */
 	for (uint32_t i = 0; i < block->nr_warps; i++)
 		can_run(&block->warps[i]);
+}
+
+/* What a kernel needs to run at all is no news of what ran before. */
+void block_start(struct operation *launch, uint32_t number)
+{
+	order_ignore(true);
+	block_make(launch, number);
+	order_ignore(false);
 }
