@@ -147,6 +147,7 @@ stage_plain() {
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" "$BUILD/tests/device/test_processes"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=40 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
+	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_ahead"
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
 	test emulated/nccl 120 env BUILD="$BUILD" tests/device/nccl.sh
 	test emulated/gpus.sh 240 env BUILD="$BUILD" tests/device/gpus.sh
@@ -225,6 +226,8 @@ stage_thread() {
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
 	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=4 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
+	emulated thread/emulated/ahead "$BUILD/thread" TERN_TEST_CASES=1 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" \
+		"$BUILD/thread/tests/emulated/test_ahead"
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=3 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"

@@ -47,6 +47,9 @@ share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTI
 share emulated-device env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_SEED="$seed" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) \
 	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
 share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) "$BUILD/tests/emulated/test_schedules"
+share emulated-ahead env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) "$BUILD/tests/emulated/test_ahead"
+share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=10 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct \
+	TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_ahead"
 share flow until_time $part "$BUILD/tests/exchange/test_flow"
 ! command -v spin >/dev/null || share models tests/models/run.sh --all
 share emulated-hostile env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=300 "$BUILD/tests/device/test_hostile"

@@ -25,11 +25,11 @@ $(BUILD)/emulated/libtern_cuda.so: $(EMULATED_OBJ)
 	@echo '  LINK $@'
 	$(Q)$(CXX) -shared -Wl,-soname,libtern_cuda.so $(LDFLAGS) $^ -o $@ -lpthread
 
-emulated: $(BUILD)/emulated/libtern_cuda.so $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_divide
+emulated: $(BUILD)/emulated/libtern_cuda.so $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_divide
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
 
-EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules
+EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead
 $(EMULATED_TESTS): $(BUILD)/tests/emulated/%: $(BUILD)/obj/$(EMULATE)/%.o $(BUILD)/obj/$(EMULATE)/seeded.o $(INSIDE)
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
