@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine's operations, each on networks that are ordered or not, have fences or not, refuse each post, or cut writes into pieces; stepped in the test's own thread. */
+/* The engine's operations: writes, pages, slices, barriers, counts and messages, each on all networks of tests/engine/networks.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -7,120 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "tests/engine/world.h"
-#include "tests/exchange/ranks.h"
-
-#define WAIT 1000 /* ms of the world's time */
-
-static const struct {
-	const char *name;
-	uint32_t caps, again, slowest, nics, depth, inline_bytes;
-	uint64_t write_bytes;
-	uint32_t beside; /* 0: none; else which network leads from and to rank 2 in its place */
-} networks[] = {
-	{"unordered", 0, 0, 5, 1, 64, 0, 1 << 20, 0},
-	{"ordered", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 0},
-	{"fences, again at each post", TRANSPORT_FENCE, 2, 5, 1, 16, 8, 1 << 20, 0},
-	{"ordered, again, short writes", TRANSPORT_ORDERED, 1, 3, 1, 8, 0, 1000, 0},
-	{"unordered, short writes, one at a time", 0, 1, 2, 1, 1, 0, 777, 0},
-	{"3 NICs with fences", TRANSPORT_FENCE, 0, 5, 3, 16, 32, 50000, 0},
-	{"4 NICs, unordered, again", 0, 1, 5, 4, 4, 0, 1 << 20, 0},
-	{"ordered, beside 3 NICs with fences", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 5},
-	{"3 NICs with fences, beside ordered, again, short writes", TRANSPORT_FENCE, 0, 5, 3, 16, 32, 50000, 3},
-	{"2 NICs, unordered, beside ordered", 0, 1, 5, 2, 4, 0, 1 << 20, 1},
-	{"ordered, beside unordered, short writes, one at a time", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 4},
-};
-#define NETWORKS (sizeof(networks) / sizeof(networks[0]))
-
-static struct loop_settings settings_of(size_t which)
-{
-	struct tern_engine_config unused;
-	struct loop_settings settings;
-
-	world_settings(&settings, &unused);
-	settings.caps = networks[which].caps;
-	settings.again_first = networks[which].again;
-	settings.slowest = networks[which].slowest;
-	settings.depth = networks[which].depth;
-	settings.inline_bytes = networks[which].inline_bytes;
-	settings.write_bytes = networks[which].write_bytes;
-	return settings;
-}
-
-static void open_network(struct world *world, size_t which, int nr)
-{
-	struct loop_settings settings = settings_of(which), other = settings_of(networks[which].beside);
-	struct tern_engine_config config;
-	struct loop_settings unused;
-
-	world_settings(&unused, &config);
-	config.nr_nics = networks[which].nics;
-	config.stripe_bytes = 20000;
-	if (networks[which].beside)
-		world_open_mixed(world, nr, &settings, &other, networks[networks[which].beside].nics, 2, &config, true);
-	else
-		world_open(world, nr, &settings, &config, true);
-}
-
-static void close_network(struct world *world)
-{
-	assert_int_equal(world->net.nr_changed, 0);
-	assert_int_equal(world->other.nr_changed, 0);
-	world_close(world);
-}
-
-/* The network from rank 0 to this one: which of `networks`. */
-static size_t network_to(size_t which, int rank)
-{
-	return rank == 2 && networks[which].beside ? networks[which].beside : which;
-}
-
-/* Runs a test on each network, with three ranks. */
-static void on_all(void (*test)(struct world *world, size_t which))
-{
-	for (size_t i = 0; i < NETWORKS; i++) {
-		struct world *world = malloc(sizeof(*world));
-
-		open_network(world, i, 3);
-		test(world, i);
-		close_network(world);
-		free(world);
-	}
-}
-
-static void settle(struct world *world, int rounds)
-{
-	for (int i = 0; i < rounds; i++)
-		world_round(world);
-}
-
-static void expect_bytes(struct world *world, int at, uint64_t offset, int from, uint64_t from_offset, uint64_t bytes)
-{
-	for (uint64_t i = 0; i < bytes; i++)
-		if (world->memory[at][offset + i] != world_byte(from, from_offset + i))
-			fail_msg("byte %llu of rank %d is %u, not rank %d's %u", (unsigned long long)(offset + i), at, world->memory[at][offset + i], from,
-				world_byte(from, from_offset + i));
-}
-
-static tern_op expect_immediates(struct world *world, int rank, uint32_t value, uint64_t count)
-{
-	struct tern_expect expect = {.size = sizeof(expect), .immediate = value, .count = count};
-	tern_op op;
-
-	assert_int_equal(tern_engine_expect(world->engines[rank], &expect, &op), 0);
-	return op;
-}
-
-static struct tern_write write_args(struct world *world, int from, int to, uint64_t local, uint64_t remote, uint64_t bytes)
-{
-	return (struct tern_write){.size = sizeof(struct tern_write),
-		.peer = (uint32_t)to,
-		.local = world->regions[from],
-		.remote = world->remotes[from][to],
-		.local_offset = local,
-		.remote_offset = remote,
-		.bytes = bytes};
-}
+#include "tests/engine/networks.h"
 
 /* ---- writes ------------------------------------------------------------------------------------------------------- */
 
@@ -316,15 +203,6 @@ static void barriers(struct world *world, size_t which)
 	}
 }
 
-static void send_immediate(struct world *world, int from, int to, uint32_t value)
-{
-	struct tern_write w = write_args(world, from, to, 0, 0, 0);
-
-	w.flags = TERN_IMMEDIATE;
-	w.immediate = value;
-	assert_int_equal(tern_engine_write(world->engines[from], &w, NULL), 0);
-}
-
 static void counts(struct world *world, size_t which)
 {
 	tern_op first, second, none;
@@ -386,120 +264,6 @@ static void many_values(void **state)
 	free(world);
 }
 
-/* ---- put with signal ------------------------------------------------------------------------------------------------------- */
-
-#define PUTS 24
-#define SIGNALS 900000 /* where the words lie */
-
-struct puts {
-	uint64_t bytes[PUTS];
-	int nr_seen;
-	bool seen[PUTS];
-};
-
-/* After each round: whoever sees a signal sees all of its put. */
-static void watch_signals(struct world *world)
-{
-	struct puts *puts = world->watch_ctx;
-
-	for (int i = 0; i < PUTS; i++) {
-		int to = 1 + i % 2;
-		uint64_t word;
-
-		memcpy(&word, world->memory[to] + SIGNALS + 8 * i, sizeof(word));
-		if (word != 1000u + (uint64_t)i)
-			continue;
-		if (!puts->seen[i])
-			expect_bytes(world, to, 10000u * (uint64_t)i, 0, 300u * (uint64_t)i, puts->bytes[i]);
-		puts->nr_seen += !puts->seen[i];
-		puts->seen[i] = true;
-	}
-}
-
-static void put_all(struct world *world, enum tern_signal_policy policy, const struct puts *puts, tern_op group)
-{
-	for (int i = 0; i < PUTS; i++) {
-		int to = 1 + i % 2;
-		struct tern_put put = {.peer = (uint32_t)to, .local = world->regions[0], .remote = world->remotes[0][to], .local_offset = 300u * (uint64_t)i,
-			.remote_offset = 10000u * (uint64_t)i, .bytes = puts->bytes[i], .signal_remote = world->remotes[0][to],
-			.signal_offset = SIGNALS + 8u * (uint64_t)i, .signal = policy == TERN_SIGNAL_IMMEDIATE ? 42 : 1000u + (uint64_t)i};
-
-		assert_int_equal(tern_engine_put(world->engines[0], group, &put, 0), 0);
-	}
-}
-
-static void put_with_policy(struct world *world, size_t which, enum tern_signal_policy policy)
-{
-	struct puts puts = {.nr_seen = 0};
-	bool fenced = policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS, refused = false;
-	uint64_t nr_fences = 0;
-	struct tern_put extra = {.peer = 1, .signal_remote = world->remotes[0][1]};
-	struct tern_engine_stats stats = {.size = sizeof(stats)};
-	tern_op group;
-
-	for (int i = 0; i < PUTS; i++) {
-		puts.bytes[i] = i % 5 ? (uint64_t)i * 400 : 0; /* empty ones signal all the same */
-		memset(world->memory[1 + i % 2] + 10000u * (uint64_t)i, 0, 10000);
-	}
-	memset(world->memory[1] + SIGNALS, 0, 8 * PUTS);
-	memset(world->memory[2] + SIGNALS, 0, 8 * PUTS);
-	world->watch = watch_signals;
-	world->watch_ctx = &puts;
-	for (int to = 1; to <= 2; to++) {
-		uint32_t caps = networks[network_to(which, to)].caps;
-
-		refused = refused || !(caps & (TRANSPORT_FENCE | TRANSPORT_ORDERED));
-		nr_fences += !(caps & TRANSPORT_ORDERED);
-	}
-	if (fenced && refused) {
-		assert_int_equal(tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group), TERN_ERR_UNSUPPORTED);
-		return;
-	}
-	world->net.nr_fenced = world->other.nr_fenced = 0;
-	assert_int_equal(tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group), 0);
-	put_all(world, policy, &puts, group);
-	assert_int_equal(tern_engine_put(world->engines[0], group, &extra, 0), TERN_ERR_STATE);
-	assert_int_equal(tern_op_wait(world->engines[0], group, WAIT), 0);
-	watch_signals(world);
-	assert_int_equal(puts.nr_seen, policy == TERN_SIGNAL_PUT_ONLY || policy == TERN_SIGNAL_IMMEDIATE ? 0 : PUTS);
-	for (int i = 0; i < PUTS; i++)
-		expect_bytes(world, 1 + i % 2, 10000u * (uint64_t)i, 0, 300u * (uint64_t)i, puts.bytes[i]);
-	if (policy == TERN_SIGNAL_IMMEDIATE)
-		assert_int_equal(tern_op_wait(world->engines[1], expect_immediates(world, 1, 42, PUTS / 2), WAIT), 0);
-	if (policy == TERN_SIGNAL_PERSEUS) /* one fence for each peer */
-		assert_int_equal(world->net.nr_fenced + world->other.nr_fenced, nr_fences);
-	assert_int_equal(tern_engine_stats(world->engines[0], &stats), 0);
-	if (policy == TERN_SIGNAL_COUPLED || policy == TERN_SIGNAL_COUPLED_ALL_PEERS)
-		assert_true(stats.drains >= PUTS);
-	world->watch = NULL;
-}
-
-static void signals(struct world *world, size_t which)
-{
-	for (int policy = TERN_SIGNAL_PUT_ONLY; policy <= TERN_SIGNAL_IMMEDIATE; policy++)
-		put_with_policy(world, which, (enum tern_signal_policy)policy);
-}
-
-/* Two groups at once, their puts mixed. */
-static void mixed_groups(struct world *world, size_t which)
-{
-	tern_op groups[2];
-
-	(void)which;
-	for (int g = 0; g < 2; g++)
-		assert_int_equal(tern_engine_put_group(world->engines[0], TERN_SIGNAL_DECOUPLED, 10, NULL, NULL, &groups[g]), 0);
-	for (uint64_t i = 0; i < 20; i++) {
-		struct tern_put put = {.peer = 1, .local = world->regions[0], .remote = world->remotes[0][1], .local_offset = i, .remote_offset = i * 100, .bytes = 100,
-			.signal_remote = world->remotes[0][1], .signal_offset = SIGNALS + 8 * i, .signal = i};
-
-		assert_int_equal(tern_engine_put(world->engines[0], groups[i % 2], &put, 0), 0);
-	}
-	assert_int_equal(tern_op_wait(world->engines[0], groups[1], WAIT), 0);
-	assert_int_equal(tern_op_wait(world->engines[0], groups[0], WAIT), 0);
-	for (uint64_t i = 0; i < 20; i++)
-		assert_memory_equal(world->memory[1] + SIGNALS + 8 * i, &i, 8);
-}
-
 /* ---- messages ------------------------------------------------------------------------------------------------------------------ */
 
 static void messages(struct world *world, size_t which)
@@ -532,170 +296,6 @@ static void messages(struct world *world, size_t which)
 	assert_int_equal(tern_engine_recv(to, &peer, &value, &bytes, 5), TERN_ERR_TIMEOUT);
 }
 
-/* ---- limits --------------------------------------------------------------------------------------------------------------------- */
-
-/* A ring that nobody reads fills up; then TERN_TRY and a bounded wait say so, and nothing was begun. */
-static void full_ring(struct world *world, size_t which)
-{
-	struct tern_write w = write_args(world, 0, 1, 0, 0, 8);
-	uint32_t begun = 0;
-	int rc;
-
-	(void)which;
-	world->frozen[0] = true;
-	w.flags = TERN_TRY;
-	while (!(rc = tern_engine_write(world->engines[0], &w, NULL)))
-		begun++;
-	assert_int_equal(rc, TERN_ERR_TIMEOUT);
-	assert_int_equal(begun, 256);
-	world->pace_ns = 10000000;
-	w.flags = 0;
-	assert_int_equal(tern_engine_write(world->engines[0], &w, NULL), TERN_ERR_TIMEOUT);
-	world->pace_ns = 1000;
-	world->frozen[0] = false;
-	settle(world, 5000);
-	assert_true(world->net.nr_writes == begun);
-}
-
-static void too_many_operations(struct world *world, size_t which)
-{
-	struct tern_write w = write_args(world, 0, 1, 0, 0, 8);
-	tern_op ops[1024], one_more;
-
-	(void)which;
-	w.flags = TERN_TRY;
-	for (int i = 0; i < 1024; i++) {
-		while (tern_engine_write(world->engines[0], &w, &ops[i]))
-			settle(world, 1);
-	}
-	assert_int_equal(tern_engine_write(world->engines[0], &w, &one_more), TERN_ERR_TIMEOUT);
-	assert_non_null(strstr(tern_last_error(), "nr_operations"));
-	for (int i = 0; i < 1024; i++)
-		if (i % 2)
-			assert_int_equal(tern_op_forget(world->engines[0], ops[i]), 0);
-		else
-			assert_int_equal(tern_op_wait(world->engines[0], ops[i], WAIT), 0);
-	settle(world, 300);
-	assert_int_equal(tern_engine_write(world->engines[0], &w, &one_more), 0);
-	assert_int_equal(tern_op_wait(world->engines[0], one_more, WAIT), 0);
-}
-
-static void deregister_while_busy(struct world *world, size_t which)
-{
-	struct tern_write w = write_args(world, 0, 1, 0, 0, 50000);
-	tern_op op;
-
-	(void)which;
-	assert_int_equal(tern_engine_write(world->engines[0], &w, &op), 0);
-	world->frozen[0] = true; /* time passes, the write does not */
-	world->pace_ns = 1000000;
-	assert_int_equal(tern_region_deregister(world->regions[0], 5), TERN_ERR_TIMEOUT);
-	assert_int_equal(tern_remote_forget(world->remotes[0][1], 0), TERN_ERR_TIMEOUT);
-	world->frozen[0] = false;
-	world->pace_ns = 1000;
-	world_round(world);
-	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0); /* waits until it is over */
-	assert_int_equal(tern_remote_forget(world->remotes[0][1], WAIT), 0);
-	assert_int_equal(tern_op_poll(world->engines[0], op), 0);
-	expect_bytes(world, 1, 0, 0, 0, 50000);
-}
-
-/* ---- the exchange's path ------------------------------------------------------------------------------------------------------------ */
-
-struct claimed {
-	uint32_t nr, last;
-};
-
-static void take_immediate(void *ctx, uint32_t peer, uint32_t immediate)
-{
-	struct claimed *claimed = ctx;
-
-	(void)peer;
-	claimed->nr++;
-	claimed->last = immediate;
-}
-
-static void counters_and_claims(struct world *world, size_t which)
-{
-	static const struct engine_counter zero;
-	struct engine_counter each[2] = {zero, zero};
-	struct engine_counters counters = {.first = each, .nr = 2};
-	struct claimed claimed = {0, 0};
-	struct engine_claim claim = {.immediate = take_immediate, .ctx = &claimed};
-	uint64_t count;
-
-	(void)which;
-	assert_int_equal(engine_counters_open(world->engines[0], &counters), 0);
-	assert_int_equal(engine_claim(world->engines[1], 0xab, &claim), 0);
-	assert_int_equal(engine_claim(world->engines[1], 0xab, &claim), TERN_ERR_STATE);
-	for (uint32_t i = 0; i < 50; i++) {
-		struct engine_write w = {.peer = 1, .flags = TERN_IMMEDIATE, .immediate = 0xab000000u + i, .counter = counters.id + i % 2, .local = world->regions[0],
-			.remote = world->remotes[0][1], .local_offset = i * 1000, .remote_offset = 400000 + i * 1000, .bytes = i * 20};
-
-		assert_int_equal(engine_write(world->engines[0], &w), 0);
-	}
-	for (int i = 0; i < 5000 && engine_counter_ended(&each[0]) + engine_counter_ended(&each[1]) < 50; i++)
-		world_round(world);
-	settle(world, 20);
-	for (int i = 0; i < 2; i++) {
-		assert_int_equal(each[i].done, 25);
-		assert_int_equal(each[i].failed, 0);
-	}
-	assert_int_equal(claimed.nr, 50);
-	for (uint32_t i = 0; i < 50; i++)
-		expect_bytes(world, 1, 400000 + i * 1000, 0, i * 1000, i * 20);
-	assert_int_equal(engine_unclaim(world->engines[1], 0xab), 0);
-	send_immediate(world, 0, 1, 0xab000001u);
-	settle(world, 100);
-	assert_int_equal(claimed.nr, 50);
-	assert_int_equal(tern_engine_count(world->engines[1], 0xab000001u, &count), 0);
-	assert_int_equal(count, 1);
-	engine_counters_close(world->engines[0], &counters);
-}
-
-/* Lists of counters stand side by side; a number that is in none of them is refused, and nothing is counted or sent. */
-static void counters_by_number(struct world *world, size_t which)
-{
-	static const struct engine_counter zero;
-	struct engine_counter each[5] = {zero, zero, zero, zero, zero};
-	struct engine_counters first = {.first = each, .nr = 2}, second = {.first = each + 2, .nr = 3}, none = {.first = each, .nr = 0};
-	struct tern_engine_stats stats = {.size = sizeof(stats)};
-	uint32_t numbers[6];
-
-	(void)which;
-	assert_int_equal(engine_counters_open(world->engines[0], &none), TERN_ERR_CAPACITY);
-	none.nr = UINT32_MAX;
-	assert_int_equal(engine_counters_open(world->engines[0], &none), TERN_ERR_CAPACITY);
-	assert_int_equal(engine_counters_open(world->engines[0], &first), 0);
-	assert_int_equal(engine_counters_open(world->engines[0], &second), 0);
-	numbers[0] = first.id + 1;
-	numbers[1] = second.id + 2;
-	numbers[2] = first.id + 2;
-	numbers[3] = second.id + 3;
-	numbers[4] = 0;
-	numbers[5] = UINT32_MAX - 1;
-	for (int i = 0; i < 6; i++) {
-		struct engine_write w = {.peer = 1, .flags = TERN_IMMEDIATE, .immediate = 77, .counter = numbers[i]};
-
-		assert_int_equal(engine_write(world->engines[0], &w), 0);
-	}
-	settle(world, 200);
-	for (int i = 0; i < 5; i++) {
-		assert_int_equal(each[i].done, i == 1 || i == 4);
-		assert_int_equal(each[i].failed, 0);
-	}
-	assert_int_equal(tern_engine_stats(world->engines[0], &stats), 0);
-	assert_int_equal(stats.failed, 4);
-	engine_counters_close(world->engines[0], &first);
-	engine_counters_close(world->engines[0], &second);
-}
-
-#define ON_ALL(name)                          \
-	static void name##_on_all(void **state) \
-	{                                     \
-		(void)state;                  \
-		on_all(name);                 \
-	}
 ON_ALL(writes)
 ON_ALL(each_on_its_network)
 ON_ALL(nothing_at_all)
@@ -704,14 +304,7 @@ ON_ALL(pages)
 ON_ALL(scatters)
 ON_ALL(barriers)
 ON_ALL(counts)
-ON_ALL(signals)
-ON_ALL(mixed_groups)
 ON_ALL(messages)
-ON_ALL(full_ring)
-ON_ALL(too_many_operations)
-ON_ALL(deregister_while_busy)
-ON_ALL(counters_and_claims)
-ON_ALL(counters_by_number)
 
 int main(void)
 {
@@ -725,14 +318,7 @@ int main(void)
 		cmocka_unit_test(barriers_on_all),
 		cmocka_unit_test(counts_on_all),
 		cmocka_unit_test(many_values),
-		cmocka_unit_test(signals_on_all),
-		cmocka_unit_test(mixed_groups_on_all),
 		cmocka_unit_test(messages_on_all),
-		cmocka_unit_test(full_ring_on_all),
-		cmocka_unit_test(too_many_operations_on_all),
-		cmocka_unit_test(deregister_while_busy_on_all),
-		cmocka_unit_test(counters_and_claims_on_all),
-		cmocka_unit_test(counters_by_number_on_all),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
