@@ -335,7 +335,7 @@ TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *
  *
  * Halves are put on the slot's stream and return at once. The order of calls is the same; so is the order on all streams together, per slot. Pointers are to
  *             device memory (or pinned host memory), are kept until the work on the stream is done, and are read then: x, topk_ids, topk_weights,
- *             scales and y belong to the library until the half has run.
+ *             scales and y belong to the library until the half has run. Where one call does both halves, into_x may not overlap x, nor out y.
  * Graphs.     All halves may be captured in a CUDA graph, also apart from each other, and replayed with other x, ids, weights and y at the same
  *             addresses. The epoch lives on the device. Replays of a slot's halves have to alternate as calls do.
  * Counts.     The host does not know them. All of tern_received's pointers are to device memory. offsets has two more entries: offsets[L]

@@ -354,6 +354,8 @@ int tern_moe_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_t
 	int rc = check_device(moe, "tern_moe_set_nr_tokens_at");
 
 	rc = rc ? rc : slot_check(moe, slot, "tern_moe_set_nr_tokens_at");
+	if (!rc && (uintptr_t)nr_tokens % sizeof(*nr_tokens))
+		rc = fail(TERN_ERR_INVALID, "tern_moe_set_nr_tokens_at: %p is not aligned to 4 bytes", (const void *)nr_tokens);
 	rc = rc || !nr_tokens ? rc : passed_on(moe->device, moe->device->ops->pointer_check(nr_tokens));
 	if (!rc)
 		moe->device->streams[slot].nr_tokens_at = nr_tokens;
@@ -440,8 +442,29 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 		return fail(TERN_ERR_INVALID, "%s: into_x is given, but in high-throughput mode rows arrive in library memory", call);
 	if (received->into_x && ((uintptr_t)received->into_x % 16 || (fp8 && !received->into_scales)))
 		return fail(TERN_ERR_INVALID, "%s: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8", call);
+	if (received->into_x && fp8 && (uintptr_t)received->into_scales % scale_bytes(moe->config.scale))
+		return fail(TERN_ERR_INVALID, "%s: into_scales at %p has to be aligned to %u bytes", call, received->into_scales, scale_bytes(moe->config.scale));
 	rc = check_reachable(moe, "into_x", received->into_x);
 	return rc || !fp8 ? rc : check_reachable(moe, "into_scales", received->into_scales);
+}
+
+static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
+{
+	return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+/* One kernel reads x and writes into_x, in no order. */
+static int check_apart(const tern_moe *moe, const struct tern_dispatch *args, const struct tern_received *received)
+{
+	uint64_t x_bytes = x_row_bytes(moe), into_bytes = moe->layout.positions * moe->layout.payload_bytes;
+
+	if (!received->into_x || !args->nr_tokens)
+		return 0;
+	x_bytes += (args->nr_tokens - 1) * (uint64_t)(args->x_stride ? args->x_stride : x_bytes);
+	if (!overlap(args->x, x_bytes, received->into_x, into_bytes))
+		return 0;
+	return fail(TERN_ERR_INVALID, "tern_dispatch: x, %llu bytes at %p, overlaps into_x, %llu bytes at %p", (unsigned long long)x_bytes, args->x,
+		(unsigned long long)into_bytes, received->into_x);
 }
 
 static int put_dispatch(
@@ -480,6 +503,7 @@ int device_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern
 	int rc = check_dispatch(moe, args, "tern_dispatch");
 
 	rc = rc ? rc : check_received(moe, received, "tern_dispatch");
+	rc = rc ? rc : check_apart(moe, args, received);
 	return rc ? rc : put_dispatch(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, received, SLOT_RECEIVED);
 }
 

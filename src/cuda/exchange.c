@@ -28,6 +28,7 @@ struct device_exchange {
 	struct device_layout layout;
 	uint64_t positions;
 	uint32_t nr_sharing;
+	int device; /* that was current when it was made, and has to be for each half */
 	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
 	uint32_t block_bytes; /* shared memory that a block may have */
 	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
@@ -257,10 +258,10 @@ static int count_blocks(struct device_exchange *x)
 /* early: it waits for the kernel ahead before it touches anything, so only the room it takes could harm. */
 static int ask_device(struct device_exchange *x)
 {
-	int device = 0, major = 0, bytes = 0, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+	int major = 0, bytes = 0, rc = cuda_check(cudaGetDevice(&x->device), "cudaGetDevice");
 
-	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, x->device), "cudaDeviceGetAttribute");
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, x->device), "cudaDeviceGetAttribute");
 	x->early = major >= 9 && x->nr_sharing == 1;
 	x->block_bytes = (uint32_t)bytes;
 	return rc;
@@ -323,6 +324,16 @@ void device_exchange_close(struct device_exchange *x)
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
+/* On another one kernels would not find their streams, or run where no peer looks for them. */
+static int check_current(const struct device_exchange *x)
+{
+	int device = -1, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+
+	if (!rc && device != x->device)
+		rc = fail(TERN_ERR_INVALID, "device %d is current for this thread; the exchange was made on device %d", device, x->device);
+	return rc;
+}
+
 static uint32_t least(uint32_t a, uint32_t b)
 {
 	return a < b ? a : b;
@@ -378,41 +389,54 @@ static int put_ht_dispatch(struct device_exchange *x, const struct device_call *
 	return rc;
 }
 
+/* What this rank sends. */
+static void take_sent(const struct tern_moe_config *c, const struct device_call *call, const struct tern_dispatch *args, struct ll_dispatch *d)
+{
+	uint32_t x_bytes = c->x_dtype == TERN_BYTES ? c->payload_bytes : c->hidden * dtype_bytes(c->x_dtype);
+
+	d->nr_tokens = args->nr_tokens;
+	d->nr_tokens_at = call->nr_tokens_at;
+	d->x = args->x;
+	d->x_stride = args->x_stride ? args->x_stride : x_bytes;
+	d->scales = args->scales;
+	d->scales_stride = args->scales_stride ? args->scales_stride : (c->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK * d->scale_bytes;
+	d->topk_ids = args->topk_ids;
+	d->ids_64 = args->topk_ids_bits == 64;
+	d->topk_weights = args->topk_weights;
+}
+
+/* Where it receives. */
+static void give_received(const struct device_exchange *x, const struct device_slot *s, struct ll_dispatch *d, struct tern_received *received)
+{
+	d->out_x = received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
+	d->out_scales = received->into_x ? received->into_scales : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
+	received->x = d->out_x;
+	received->scales = d->scale_bytes ? d->out_scales : NULL;
+	received->counts = d->out_counts;
+	received->offsets = d->out_offsets;
+	received->rows = (const struct tern_row *)d->out_rows;
+	received->topk_ids = d->by_source ? d->out_ids : NULL;
+	received->topk_weights = d->by_source ? d->out_weights : NULL;
+	received->nr_rows = received->extent = x->positions;
+}
+
 int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call, const struct tern_dispatch *args,
 	struct tern_received *received)
 {
 	struct device_slot *s = &x->slots[call->slot];
 	struct ll_dispatch *d = &s->dispatch;
-	const struct tern_moe_config *c = &x->config;
 	struct ll_launch launch;
-	uint32_t x_bytes = c->x_dtype == TERN_BYTES ? c->payload_bytes : c->hidden * dtype_bytes(c->x_dtype);
+	int rc = check_current(x);
 
+	if (rc)
+		return rc;
 	d->roles = call->roles;
 	d->exchange.wait_ns = call->wait_ns;
-	if (call->roles & DEVICE_SEND) {
-		d->nr_tokens = args->nr_tokens;
-		d->nr_tokens_at = call->nr_tokens_at;
-		d->x = args->x;
-		d->x_stride = args->x_stride ? args->x_stride : x_bytes;
-		d->scales = args->scales;
-		d->scales_stride = args->scales_stride ? args->scales_stride : (c->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK * d->scale_bytes;
-		d->topk_ids = args->topk_ids;
-		d->ids_64 = args->topk_ids_bits == 64;
-		d->topk_weights = args->topk_weights;
-	}
-	if (call->roles & DEVICE_RECEIVE) {
-		d->out_x = received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
-		d->out_scales = received->into_x ? received->into_scales : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
-		received->x = d->out_x;
-		received->scales = d->scale_bytes ? d->out_scales : NULL;
-		received->counts = d->out_counts;
-		received->offsets = d->out_offsets;
-		received->rows = (const struct tern_row *)d->out_rows;
-		received->topk_ids = d->by_source ? d->out_ids : NULL;
-		received->topk_weights = d->by_source ? d->out_weights : NULL;
-		received->nr_rows = received->extent = x->positions;
-	}
-	if (c->mode == TERN_HIGH_THROUGHPUT)
+	if (call->roles & DEVICE_SEND)
+		take_sent(&x->config, call, args, d);
+	if (call->roles & DEVICE_RECEIVE)
+		give_received(x, s, d, received);
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
 	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks));
 	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks));
@@ -462,7 +486,10 @@ int device_exchange_combine(struct device_exchange *x, const struct device_call 
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
 	uint32_t row_bytes = x->layout.result.row_bytes;
+	int rc = check_current(x);
 
+	if (rc)
+		return rc;
 	c->release = 0;
 	if (call->roles & DEVICE_SEND) {
 		c->y = args->y;
@@ -477,6 +504,10 @@ int device_exchange_combine(struct device_exchange *x, const struct device_call 
 
 int device_exchange_release(struct device_exchange *x, const struct device_call *call)
 {
+	int rc = check_current(x);
+
+	if (rc)
+		return rc;
 	x->slots[call->slot].combine.release = 1;
 	return launch_combine(x, call);
 }
