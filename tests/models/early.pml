@@ -106,6 +106,12 @@ bool expired; /* ghost: some wait has. The first is one of rank 1's: they are al
 #define AT_REST (!failed[r])
 #endif
 
+#ifdef BREAK_OWN_PATIENCE
+#define GIVES_UP MAY_EXPIRE
+#else
+#define GIVES_UP failed[r]
+#endif
+
 #ifdef BREAK_LET_FIRST
 #define LETS_FIRST true
 #else
@@ -173,7 +179,7 @@ inline read_token()
 	fi
 }
 
-/* counts_are_here, then the row is stored. */
+/* counts_are_here, then the row is stored. It gives up when the plan has: else the token would be sent by nobody. */
 inline store_row()
 {
 	if
@@ -182,7 +188,7 @@ inline store_row()
 		:: tokens[r] == TOKEN_LEAVES -> put(row_flies[1 - r], epoch)
 		:: else
 		fi }
-	:: atomic { MAY_EXPIRE -> expired = true; there = false }
+	:: atomic { GIVES_UP -> there = false }
 	fi
 }
 
@@ -204,7 +210,7 @@ proctype sending(byte r)
 		:: there -> store_row()
 		:: else
 		fi;
-		atomic { planned[r] > round -> view = FIRST + round }; /* wait_for_previous */
+		atomic { planned[r] > round -> view = FIRST + round; assert(failed[r] || there == (tokens[r] != NO_TOKEN)) }; /* wait_for_previous */
 		if
 		:: failed[r] -> row_flies[1 - r] == 0
 		:: !failed[r] && there && !abandoned[r] -> send_head(tokens[r] == TOKEN_LEAVES)

@@ -261,7 +261,9 @@ for broken in NO_ACQUIRE NOT_BEGUN LET_FIRST HEAD_BEFORE_ROW DROPPED_SILENTLY; d
 done
 expect hangs early -DBREAK_DROPPED_UNSENT -DROUNDS=2
 expect asserts early -DBREAK_ONE_PARITY -DROUNDS=2 -DABANDON=0 -DRELEASE=0
-expect asserts early -DBREAK_GIVE_BACK_FAILED -DFAIL=1 -DROUNDS=1
+for broken in GIVE_BACK_FAILED OWN_PATIENCE; do
+	expect asserts early -DBREAK_$broken -DFAIL=1 -DROUNDS=1
+done
 # Who waits for results of rows that came knows that they were read: only where none come is it the counts that guard the slots.
 for broken in NO_COUNTS_WAIT EXCHANGED_FIRST; do
 	expect asserts early -DBREAK_$broken -DROUNDS=2

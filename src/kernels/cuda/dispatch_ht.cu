@@ -168,17 +168,19 @@ static __device__ __forceinline__ shared_at early_tray(const struct dispatch_war
 }
 
 /* Are the counts of all here, so that slots are free? The plan's kernel acquires them and releases `exchanged`. It is also the right time: behind rows counts would wait for those, and the
- * plan with them. False: they did not come; the plan says so. */
+ * plan with them. False: they did not come; the plan says so, whose patience ends before this one's. It is not to go on when this has given up: then nobody would send the token. */
 static __device__ __forceinline__ bool counts_are_here(const struct ll_exchange *e, uint32_t epoch)
 {
 	struct patience patience = {0, 0};
 
-	do
+	do {
 		if (__all_sync(ALL_LANES, word_acquire(&e->state->exchanged) == epoch)) {
 			__syncwarp();
 			return true;
 		}
-	while (may_wait(&patience, e->wait_ns));
+		if (__any_sync(ALL_LANES, word_load(&e->state->failed)))
+			return false;
+	} while (may_wait(&patience, 2 * e->wait_ns));
 	return false;
 }
 
