@@ -171,6 +171,8 @@ __device__ __forceinline__ void some_warps_sync(uint32_t nr_threads)
  *   copy_in_ready    likewise what it has acquired from others' kernels */
 typedef uint32_t shared_at; /* an address in the block's shared memory */
 
+#define COPY_BARRIER_BYTES 8
+
 __device__ __forceinline__ shared_at in_shared(const void *pointer)
 {
 	return (uint32_t)__cvta_generic_to_shared(pointer);
@@ -209,6 +211,31 @@ __device__ __forceinline__ bool copy_there(shared_at barrier, uint32_t parity)
 		     : "r"(barrier), "r"(parity)
 		     : "memory");
 	return there;
+}
+
+/* Has its phase ended? Does not wait, where copy_there may for a while. */
+__device__ __forceinline__ bool barrier_passed(shared_at barrier, uint32_t parity)
+{
+	uint32_t passed;
+
+	asm volatile("{ .reg .pred p;\n\t"
+		     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\t"
+		     "selp.u32 %0, 1, 0, p; }"
+		     : "=r"(passed)
+		     : "r"(barrier), "r"(parity)
+		     : "memory");
+	return passed;
+}
+
+/* Of as many arrivals, for warps that pass something on. What a lane has done before it arrives comes before what others do that see the phase ended. */
+__device__ __forceinline__ void barrier_open(shared_at barrier, uint32_t arrivals)
+{
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(shared_at barrier)
+{
+	asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
 }
 
 #if __CUDA_ARCH__ >= 900

@@ -7,8 +7,6 @@
 #include "memory.cuh"
 #include "segment.cuh"
 
-#define COPY_BARRIER_BYTES 8
-
 /* A warp's trays, one after the other, are filled and taken in turn. */
 struct stream {
 	shared_at trays, barriers;

@@ -9,12 +9,12 @@
 #define MOST_COPIES 65536
 #define MOST_PIECE 2048 /* done at once */
 
-/* In an mbarrier's 8 bytes. */
+/* In an mbarrier's 8 bytes. A phase ends when all have arrived and all bytes are there. */
 struct copy_barrier {
-	uint32_t phases; /* that have ended */
-	int32_t bytes;	 /* expected, and not there; below 0: there before they were expected. CLOSED more until then */
+	uint16_t phases; /* that have ended */
+	uint8_t arrivals, awaited; /* of a phase; of this one, still to come */
+	int32_t bytes;	 /* expected, and not there; below 0: there before they were expected */
 };
-#define CLOSED (1 << 30)
 
 struct copy {
 	const struct operation *launch;
@@ -43,25 +43,30 @@ static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
 	return c;
 }
 
-void emulated_copy_barrier(uint64_t *barrier)
+void emulated_barrier_open(uint64_t *barrier, uint32_t arrivals)
 {
-	*(struct copy_barrier *)barrier = (struct copy_barrier){.bytes = CLOSED};
+	*(struct copy_barrier *)barrier = (struct copy_barrier){.arrivals = (uint8_t)arrivals, .awaited = (uint8_t)arrivals};
 }
 
-static void arrived(struct copy_barrier *b, int32_t bytes)
+static void look_at(struct copy_barrier *b)
 {
-	b->bytes -= bytes;
-	if (b->bytes)
+	if (b->bytes || b->awaited)
 		return;
-	b->bytes = CLOSED;
+	b->awaited = b->arrivals;
 	b->phases++;
 	emulated_moves();
+}
+
+static void copied(struct copy_barrier *b, uint32_t bytes)
+{
+	b->bytes -= (int32_t)bytes;
+	look_at(b);
 }
 
 void emulated_copied_in(uint64_t *barrier, uint32_t bytes)
 {
 	order_release(barrier);
-	arrived((struct copy_barrier *)barrier, (int32_t)bytes);
+	copied((struct copy_barrier *)barrier, bytes);
 }
 
 void emulated_copy_in(void *shared, const void *from, uint32_t bytes, uint64_t *barrier)
@@ -70,10 +75,15 @@ void emulated_copy_in(void *shared, const void *from, uint32_t bytes, uint64_t *
 	memset(shared, 0xa7, bytes);
 }
 
-void emulated_copy_in_close(uint64_t *barrier, uint32_t bytes)
+void emulated_arrive(uint64_t *barrier, uint32_t bytes)
 {
+	struct copy_barrier *b = (struct copy_barrier *)barrier;
+
 	order_release(barrier);
-	arrived((struct copy_barrier *)barrier, CLOSED - (int32_t)bytes);
+	if (!b->awaited--)
+		emulated_die("more have arrived at a barrier than it is for");
+	b->bytes += (int32_t)bytes;
+	look_at(b);
 }
 
 uint32_t emulated_copy_there(const uint64_t *barrier, uint32_t parity)
@@ -117,7 +127,7 @@ static bool go_on(struct copy *c, uint32_t most)
 	if (c->done < c->bytes)
 		return false;
 	if (c->barrier)
-		arrived(c->barrier, (int32_t)c->bytes);
+		copied(c->barrier, c->bytes);
 	if (c->lane)
 		c->lane->copies_out--;
 	free(c->held);

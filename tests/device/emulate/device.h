@@ -144,6 +144,8 @@ static inline void some_warps_sync(uint32_t nr_threads)
 
 typedef uintptr_t shared_at;
 
+#define COPY_BARRIER_BYTES 8
+
 static inline shared_at in_shared(const void *pointer)
 {
 	return (uintptr_t)pointer;
@@ -164,9 +166,19 @@ static inline void shared_store(shared_at to, uint4 v)
 	*(uint4 *)to = v;
 }
 
+static inline void barrier_open(shared_at barrier, uint32_t arrivals)
+{
+	emulated_barrier_open((uint64_t *)barrier, arrivals);
+}
+
+static inline void barrier_arrive(shared_at barrier)
+{
+	emulated_arrive((uint64_t *)barrier, 0);
+}
+
 static inline void copy_barrier(shared_at barrier)
 {
-	emulated_copy_barrier((uint64_t *)barrier);
+	barrier_open(barrier, 1);
 }
 
 /* What the engine may see of a lane's stores is not emulated. */
@@ -194,7 +206,7 @@ static inline void copy_in(shared_at to, const void *from, uint32_t bytes, share
 static inline void copy_in_close(shared_at barrier, uint32_t bytes, uint32_t by)
 {
 	if (emulated_lane->index == by)
-		emulated_copy_in_close((uint64_t *)barrier, bytes);
+		emulated_arrive((uint64_t *)barrier, bytes);
 }
 
 static inline bool copy_there(shared_at barrier, uint32_t parity)
@@ -203,6 +215,11 @@ static inline bool copy_there(shared_at barrier, uint32_t parity)
 		return true;
 	emulated_yield();
 	return false;
+}
+
+static inline bool barrier_passed(shared_at barrier, uint32_t parity)
+{
+	return copy_there(barrier, parity);
 }
 
 static inline void copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)

@@ -97,10 +97,10 @@ void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole)
 /* All that comes before, of this lane and of lanes it has met in __syncwarp or at a barrier, is there. */
 void emulated_fence(void);
 /* The copy engine. but: groups of this lane's copies, not counting the open one; only_reads: have they read? */
-void emulated_copy_barrier(uint64_t *barrier);
+void emulated_barrier_open(uint64_t *barrier, uint32_t arrivals);
 void emulated_copy_in(void *shared, const void *from, uint32_t bytes, uint64_t *barrier);
 void emulated_copied_in(uint64_t *barrier, uint32_t bytes); /* it is there already */
-void emulated_copy_in_close(uint64_t *barrier, uint32_t bytes);
+void emulated_arrive(uint64_t *barrier, uint32_t bytes); /* after it, so many more bytes are expected */
 uint32_t emulated_copy_there(const uint64_t *barrier, uint32_t parity);
 void emulated_copy_out(void *to, const void *shared, uint32_t bytes);
 uint32_t emulated_copies_left(uint32_t but, uint32_t only_reads);
