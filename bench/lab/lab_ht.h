@@ -18,7 +18,7 @@ struct ht_shape {
 struct ht_way {
 	bool early;
 	uint32_t blocks, combine_blocks;
-	uint32_t dispatch_warps, dispatch_send, combine_send; /* warps of a block, and how many of them send */
+	uint32_t dispatch_warps, dispatch_send; /* warps of a block, and how many of them send */
 };
 
 /* A rank of the current shape, beside what gpus.h has. */

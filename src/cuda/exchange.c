@@ -470,7 +470,6 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 	c->exchange.wait_ns = call->wait_ns;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
 		launch = ht_launch(x, call);
-		launch.send_warps = HT_COMBINE_SENDERS;
 		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs than the dispatch's */
 	}
 	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->far && !c->release)

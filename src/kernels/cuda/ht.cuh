@@ -115,7 +115,7 @@ static __device__ __forceinline__ void describe_rows(const struct ll_dispatch *d
 }
 
 /* A warp's lanes in groups, each as large as a token's routes: 1 << shift. Which group a lane is of, and which of its lanes it is. */
-__device__ __forceinline__ uint32_t token_shift(uint32_t topk)
+LL_BOTH uint32_t token_shift(uint32_t topk)
 {
 	uint32_t shift = 0;
 
@@ -132,6 +132,11 @@ __device__ __forceinline__ uint32_t group_of_lane(uint32_t shift)
 __device__ __forceinline__ uint32_t lane_of_group(uint32_t shift)
 {
 	return threadIdx.x & ((1u << shift) - 1);
+}
+
+__device__ __forceinline__ uint32_t lanes_of_group(uint32_t shift, uint32_t group)
+{
+	return (shift == 5 ? ALL_LANES : (1u << (1u << shift)) - 1) << (group << shift);
 }
 
 /* The lane with which this one shares its number, in group i; of lanes behind the first group: any. */

@@ -15,8 +15,6 @@
 extern "C" {
 #endif
 
-#define HT_COMBINE_SENDERS 14 /* of a block's 16 warps */
-
 struct ht_exchange {
 	struct ht_window window;
 	uint32_t nr_physical;
@@ -29,7 +27,7 @@ struct ht_exchange {
 	uint2 *routes;			 /* [T][K] physical expert (UINT32_MAX: none, or another rank sends it), number in its chunk */
 };
 
-/* launch: the dispatch's, as it says how many tokens leave early. */
+/* launch: the dispatch's, as it says how many tokens leave early. The combine looks only at the number of blocks, and at early. */
 cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);

@@ -54,6 +54,11 @@ struct ll_cut {
 	uint32_t segment_bytes;
 };
 
+LL_BOTH uint32_t ll_least(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
 LL_BOTH uint32_t ll_ceil(uint32_t a, uint32_t b)
 {
 	return (a + b - 1) / b;
