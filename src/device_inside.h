@@ -25,4 +25,10 @@ struct device {
 	struct ll_tally *tally, *since; /* as kernels have counted, when it was last asked; and at the last reset */
 };
 
+/* 0, or rc with what the device's library says of it. */
+int device_outcome(const struct device *d, int rc);
+
+/* A kernel of this slot has ended early: what the exchange has failed with from here on. */
+int device_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *report);
+
 #endif
