@@ -305,24 +305,38 @@ void lab_gate(struct lab *lab, struct lab_rank *rank, uint64_t hold_ns)
 	CHECK(lab_gate_launch(&gate, rank->stream));
 }
 
-cudaGraphExec_t lab_captured(struct lab_rank *rank)
+void lab_capture(struct lab_rank *rank)
 {
-	cudaGraph_t graph;
-	cudaGraphExec_t exec;
-
-	CHECK(cudaStreamEndCapture(rank->stream, &graph));
-	CHECK(cudaGraphInstantiate(&exec, graph, 0));
-	CHECK(cudaGraphDestroy(graph));
-	CHECK(cudaGraphUpload(exec, rank->stream));
-	return exec;
+	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
 }
 
-void lab_replay(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t graph, cudaEvent_t events[2])
+struct lab_graph lab_captured(struct lab_rank *rank)
+{
+	struct lab_graph g;
+	cudaGraph_t graph;
+
+	CHECK(cudaStreamEndCapture(rank->stream, &graph));
+	CHECK(cudaGraphInstantiate(&g.exec, graph, 0));
+	CHECK(cudaGraphDestroy(graph));
+	CHECK(cudaGraphUpload(g.exec, rank->stream));
+	CHECK(cudaEventCreate(&g.begin));
+	CHECK(cudaEventCreate(&g.end));
+	return g;
+}
+
+void lab_graph_close(struct lab_graph *graph)
+{
+	CHECK(cudaGraphExecDestroy(graph->exec));
+	CHECK(cudaEventDestroy(graph->begin));
+	CHECK(cudaEventDestroy(graph->end));
+}
+
+void lab_replay(struct lab *lab, struct lab_rank *rank, const struct lab_graph *graph)
 {
 	lab_gate(lab, rank, LAB_HOLD_NS);
-	CHECK(cudaEventRecord(events[0], rank->stream));
-	CHECK(cudaGraphLaunch(graph, rank->stream));
-	CHECK(cudaEventRecord(events[1], rank->stream));
+	CHECK(cudaEventRecord(graph->begin, rank->stream));
+	CHECK(cudaGraphLaunch(graph->exec, rank->stream));
+	CHECK(cudaEventRecord(graph->end, rank->stream));
 }
 
 bool lab_expired(const struct lab_rank *rank)

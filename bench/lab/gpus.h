@@ -73,14 +73,22 @@ void lab_inputs(struct lab *lab, struct lab_rank *rank, uint64_t round);
 #define LAB_HOLD_NS 30000
 void lab_gate(struct lab *lab, struct lab_rank *rank, uint64_t hold_ns);
 
-/* Ends the capture of the rank's stream. The caller destroys the graph. */
-cudaGraphExec_t lab_captured(struct lab_rank *rank);
+/* What is replayed, and the events before and behind it. */
+struct lab_graph {
+	cudaGraphExec_t exec;
+	cudaEvent_t begin, end;
+};
 
-/* The graph behind a gate of LAB_HOLD_NS, between two events. */
-void lab_replay(struct lab *lab, struct lab_rank *rank, cudaGraphExec_t graph, cudaEvent_t events[2]);
+/* From one to the other the rank's stream is captured. */
+void lab_capture(struct lab_rank *rank);
+struct lab_graph lab_captured(struct lab_rank *rank);
+void lab_graph_close(struct lab_graph *graph);
 
-/* Between these two, when the stream has been waited for. */
-float lab_elapsed_us(cudaEvent_t events[2]);
+/* Behind a gate of LAB_HOLD_NS, between its events. */
+void lab_replay(struct lab *lab, struct lab_rank *rank, const struct lab_graph *graph);
+
+/* Of its last replay, when the stream has been waited for. */
+float lab_elapsed_us(const struct lab_graph *graph);
 
 /* Of each round the slowest rank's time: the median, and the 99th percentile unless NULL. */
 void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99);

@@ -84,9 +84,9 @@ static void put_half(const struct lab_rank *rank, const struct way *w)
 	CHECK(w->dispatch ? ll_dispatch_launch(&d, &w->launch, rank->stream) : ll_combine_launch(&rank->combine, &w->launch, rank->stream));
 }
 
-static cudaGraphExec_t capture(struct lab_rank *rank, const struct way *way)
+static struct lab_graph capture(struct lab_rank *rank, const struct way *way)
 {
-	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
+	lab_capture(rank);
 	put_half(rank, way);
 	return lab_captured(rank);
 }
@@ -98,33 +98,26 @@ static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
 	struct ways *ways = ctx; /* [2] */
 	uint32_t most = ways[0].nr > ways[1].nr ? ways[0].nr : ways[1].nr;
-	cudaGraphExec_t graphs[2][MOST_WAYS];
-	cudaEvent_t events[2][2];
+	struct lab_graph graphs[2][MOST_WAYS];
 
 	lab_inputs(lab, rank, 1);
-	for (int half = 0; half < 2; half++) {
+	for (int half = 0; half < 2; half++)
 		for (uint32_t i = 0; i < ways[half].nr; i++)
 			graphs[half][i] = capture(rank, &ways[half].way[i]);
-		CHECK(cudaEventCreate(&events[half][0]));
-		CHECK(cudaEventCreate(&events[half][1]));
-	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	pthread_barrier_wait(&lab->barrier);
 	for (uint32_t turn = 0; turn < TURNS; turn++)
 		for (uint32_t i = 0; i < most; i++)
 			for (uint32_t b = 0; b < DROPPED + BURST; b++) {
 				for (int half = 0; half < 2; half++)
-					lab_replay(lab, rank, graphs[half][i % ways[half].nr], events[half]);
+					lab_replay(lab, rank, &graphs[half][i % ways[half].nr]);
 				CHECK(cudaStreamSynchronize(rank->stream));
 				for (int half = 0; half < 2 && b >= DROPPED; half++)
-					ways[half].way[i % ways[half].nr].us[rank->rank][turn * BURST + b - DROPPED] = lab_elapsed_us(events[half]);
+					ways[half].way[i % ways[half].nr].us[rank->rank][turn * BURST + b - DROPPED] = lab_elapsed_us(&graphs[half][i % ways[half].nr]);
 			}
-	for (int half = 0; half < 2; half++) {
+	for (int half = 0; half < 2; half++)
 		for (uint32_t i = 0; i < ways[half].nr; i++)
-			CHECK(cudaGraphExecDestroy(graphs[half][i]));
-		CHECK(cudaEventDestroy(events[half][0]));
-		CHECK(cudaEventDestroy(events[half][1]));
-	}
+			lab_graph_close(&graphs[half][i]);
 	return lab_expired(rank);
 }
 

@@ -23,9 +23,9 @@ static double slowest(const struct lab *lab, float (*us)[ROUNDS])
 }
 
 /* The plan by itself changes nothing: the dispatch behind it, which has its own, comes to the same. */
-static cudaGraphExec_t capture(struct lab_rank *rank, const struct ht_way *w, enum ht_timed what)
+static struct lab_graph capture(struct lab_rank *rank, const struct ht_way *w, enum ht_timed what)
 {
-	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
+	lab_capture(rank);
 	if (what != TIME_COMBINE)
 		put_plan(rank, w);
 	if (what == TIME_DISPATCH || what == TIME_PAIR)
@@ -37,29 +37,22 @@ static cudaGraphExec_t capture(struct lab_rank *rank, const struct ht_way *w, en
 
 static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
-	cudaGraphExec_t graphs[NR_TIMED];
-	cudaEvent_t events[NR_TIMED][2];
+	struct lab_graph graphs[NR_TIMED];
 
 	(void)ctx;
-	for (int g = 0; g < NR_TIMED; g++) {
+	for (int g = 0; g < NR_TIMED; g++)
 		graphs[g] = capture(rank, way_now, g);
-		CHECK(cudaEventCreate(&events[g][0]));
-		CHECK(cudaEventCreate(&events[g][1]));
-	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	pthread_barrier_wait(&lab->barrier);
 	for (int i = -WARM_UP; i < ROUNDS; i++) {
 		for (int g = 0; g < NR_TIMED; g++)
-			lab_replay(lab, rank, graphs[g], events[g]);
+			lab_replay(lab, rank, &graphs[g]);
 		CHECK(cudaStreamSynchronize(rank->stream));
 		for (int g = 0; g < NR_TIMED && i >= 0; g++)
-			times[g][rank->rank][i] = lab_elapsed_us(events[g]);
+			times[g][rank->rank][i] = lab_elapsed_us(&graphs[g]);
 	}
-	for (int g = 0; g < NR_TIMED; g++) {
-		CHECK(cudaGraphExecDestroy(graphs[g]));
-		CHECK(cudaEventDestroy(events[g][0]));
-		CHECK(cudaEventDestroy(events[g][1]));
-	}
+	for (int g = 0; g < NR_TIMED; g++)
+		lab_graph_close(&graphs[g]);
 	return lab_expired(rank);
 }
 
@@ -155,24 +148,19 @@ static void put_floor(struct lab *lab, struct lab_rank *rank)
 
 static uint64_t floor_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
-	cudaGraphExec_t graph;
-	cudaEvent_t events[2];
+	struct lab_graph graph;
 
 	(void)ctx;
-	CHECK(cudaEventCreate(&events[0]));
-	CHECK(cudaEventCreate(&events[1]));
-	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
+	lab_capture(rank);
 	put_floor(lab, rank);
 	graph = lab_captured(rank);
 	for (int i = -WARM_UP; i < ROUNDS; i++) {
-		lab_replay(lab, rank, graph, events);
+		lab_replay(lab, rank, &graph);
 		CHECK(cudaStreamSynchronize(rank->stream));
 		if (i >= 0)
-			times[0][rank->rank][i] = lab_elapsed_us(events);
+			times[0][rank->rank][i] = lab_elapsed_us(&graph);
 	}
-	CHECK(cudaGraphExecDestroy(graph));
-	CHECK(cudaEventDestroy(events[0]));
-	CHECK(cudaEventDestroy(events[1]));
+	lab_graph_close(&graph);
 	return 0;
 }
 

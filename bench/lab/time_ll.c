@@ -39,11 +39,11 @@ static void launch_half(struct lab *lab, struct lab_rank *rank, const struct tim
 		CHECK(ll_combine_launch(&rank->combine, &launch, rank->stream));
 }
 
-static cudaGraphExec_t capture(struct lab *lab, struct lab_rank *rank, const struct timing *timing, enum graph_kind kind)
+static struct lab_graph capture(struct lab *lab, struct lab_rank *rank, const struct timing *timing, enum graph_kind kind)
 {
 	int nr = kind == GRAPH_CHAIN ? CHAIN : 1;
 
-	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
+	lab_capture(rank);
 	for (int i = 0; i < nr; i++) {
 		if (kind != GRAPH_COMBINE)
 			launch_half(lab, rank, timing, true, i > 0);
@@ -56,32 +56,24 @@ static cudaGraphExec_t capture(struct lab *lab, struct lab_rank *rank, const str
 static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
 	struct timing *timing = ctx;
-	cudaGraphExec_t graphs[NR_GRAPHS];
-	cudaEvent_t events[NR_GRAPHS][2];
+	struct lab_graph graphs[NR_GRAPHS];
 	int last = timing->pairs ? NR_GRAPHS : GRAPH_PAIR;
 
 	if (!timing->floor)
 		lab_inputs(lab, rank, 1);
-	for (int g = 0; g < last; g++) {
+	for (int g = 0; g < last; g++)
 		graphs[g] = capture(lab, rank, timing, g);
-		CHECK(cudaEventCreate(&events[g][0]));
-		CHECK(cudaEventCreate(&events[g][1]));
-	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	pthread_barrier_wait(&lab->barrier);
 	for (uint32_t i = 0; i < WARM_UP + timing->rounds; i++) {
 		for (int g = 0; g < last; g++)
-			lab_replay(lab, rank, graphs[g], events[g]);
+			lab_replay(lab, rank, &graphs[g]);
 		CHECK(cudaStreamSynchronize(rank->stream));
-		for (int g = 0; g < last && i >= WARM_UP; g++) {
-			timing->us[g][rank->rank][i - WARM_UP] = lab_elapsed_us(events[g]) / (g == GRAPH_CHAIN ? CHAIN : 1);
-		}
+		for (int g = 0; g < last && i >= WARM_UP; g++)
+			timing->us[g][rank->rank][i - WARM_UP] = lab_elapsed_us(&graphs[g]) / (g == GRAPH_CHAIN ? CHAIN : 1);
 	}
-	for (int g = 0; g < last; g++) {
-		CHECK(cudaGraphExecDestroy(graphs[g]));
-		CHECK(cudaEventDestroy(events[g][0]));
-		CHECK(cudaEventDestroy(events[g][1]));
-	}
+	for (int g = 0; g < last; g++)
+		lab_graph_close(&graphs[g]);
 	return lab_expired(rank);
 }
 

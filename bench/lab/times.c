@@ -3,11 +3,11 @@
 
 #include <stdlib.h>
 
-float lab_elapsed_us(cudaEvent_t events[2])
+float lab_elapsed_us(const struct lab_graph *graph)
 {
 	float ms;
 
-	CHECK(cudaEventElapsedTime(&ms, events[0], events[1]));
+	CHECK(cudaEventElapsedTime(&ms, graph->begin, graph->end));
 	return ms * 1000;
 }
 

@@ -10,27 +10,21 @@
 #include "bench/random.h"
 #include "bench/verify.h"
 
-static cudaGraphExec_t capture(struct lab_rank *rank, bool dispatch, const struct lab_way *way)
+static struct lab_graph capture(struct lab_rank *rank, bool dispatch, const struct lab_way *way)
 {
-	cudaGraph_t graph;
-	cudaGraphExec_t exec;
-
-	CHECK(cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeThreadLocal));
+	lab_capture(rank);
 	if (dispatch)
 		CHECK(ll_dispatch_launch(&rank->dispatch, &way->dispatch, rank->stream));
 	else
 		CHECK(ll_combine_launch(&rank->combine, &way->combine, rank->stream));
-	CHECK(cudaStreamEndCapture(rank->stream, &graph));
-	CHECK(cudaGraphInstantiate(&exec, graph, 0));
-	CHECK(cudaGraphDestroy(graph));
-	return exec;
+	return lab_captured(rank);
 }
 
 /* One half, or its two roles one after the other. */
-static void run_half(struct lab_rank *rank, bool dispatch, const struct lab_way *way, cudaGraphExec_t exec, bool apart)
+static void run_half(struct lab_rank *rank, bool dispatch, const struct lab_way *way, const struct lab_graph *graph, bool apart)
 {
 	if (!apart) {
-		CHECK(cudaGraphLaunch(exec, rank->stream));
+		CHECK(cudaGraphLaunch(graph->exec, rank->stream));
 		return;
 	}
 	for (uint32_t role = LL_SEND; role <= LL_RECEIVE; role++) {
@@ -91,7 +85,7 @@ static void poison(struct lab_rank *rank, uint64_t round)
 	CHECK(cudaMemsetAsync(rank->out, with, rank->combine.out_stride * rank->dispatch.exchange.max_tokens, rank->stream));
 }
 
-static uint64_t verify_round(struct lab *lab, struct lab_rank *rank, struct reference *reference, uint64_t round, cudaGraphExec_t *graphs,
+static uint64_t verify_round(struct lab *lab, struct lab_rank *rank, struct reference *reference, uint64_t round, const struct lab_graph *graphs,
 	struct difference *difference)
 {
 	uint64_t bytes;
@@ -101,7 +95,7 @@ static uint64_t verify_round(struct lab *lab, struct lab_rank *rank, struct refe
 
 	lab_inputs(lab, rank, round);
 	poison(rank, round);
-	run_half(rank, true, &lab->way, graphs[0], apart);
+	run_half(rank, true, &lab->way, &graphs[0], apart);
 	reference_set_round(reference, round);
 	fetch_received(rank, &received);
 	if (lab_expired(rank))
@@ -113,7 +107,7 @@ static uint64_t verify_round(struct lab *lab, struct lab_rank *rank, struct refe
 	memset(rank->host, 0xee, bytes);
 	fill_y(reference, rank->rank, rank->host, rank->combine.y_stride);
 	CHECK(cudaMemcpyAsync(rank->y, rank->host, bytes, cudaMemcpyHostToDevice, rank->stream));
-	run_half(rank, false, &lab->way, graphs[1], apart);
+	run_half(rank, false, &lab->way, &graphs[1], apart);
 	const void *out = fetch(rank, &used, rank->out, rank->combine.out_stride * reference->nr_tokens[rank->rank] + 16);
 	CHECK(cudaStreamSynchronize(rank->stream));
 	if (lab_expired(rank))
@@ -127,14 +121,14 @@ static uint64_t verify_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	uint64_t rounds = *(uint64_t *)ctx, bad = 0;
 	struct reference *reference = reference_create(lab->job);
 	struct difference difference = {0};
-	cudaGraphExec_t graphs[2] = {capture(rank, true, &lab->way), capture(rank, false, &lab->way)};
+	struct lab_graph graphs[2] = {capture(rank, true, &lab->way), capture(rank, false, &lab->way)};
 
 	for (uint64_t round = 0; round < rounds && !bad; round++)
 		bad = verify_round(lab, rank, reference, round, graphs, &difference);
 	if (difference.nr)
 		printf("  %llu differences; the first: %s\n", (unsigned long long)difference.nr, difference.first);
-	CHECK(cudaGraphExecDestroy(graphs[0]));
-	CHECK(cudaGraphExecDestroy(graphs[1]));
+	lab_graph_close(&graphs[0]);
+	lab_graph_close(&graphs[1]);
 	reference_destroy(reference);
 	return bad != 0;
 }
