@@ -7,12 +7,13 @@
 #
 #   STAGES="a b ..."   only these, in this order (all):
 #     check       random exchanges and what callers do wrong, hostile words, ranks that are late, stay away or are killed, presets, layouts
-#     demo        the same text on the CPU and on 1, 2, 4 and 8 GPUs
+#     demo        the same text on the CPU and on 1, 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     lab         the low-latency kernels by themselves, verified; and which launch is the best
 #     bench       times of presets, by graph replay, and NCCL's beside them
-#     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs
+#     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     sanitize    compute-sanitizer's TOOLS: a planted fault, which each has to find; one rank, all dtypes and layouts; a process on each of two GPUs
 #     python      the package's tests on GPUs
+#   STEPS=glob         of these only the steps whose names match: STAGES="check long" STEPS="*/@(nodes|ll-4)" (all)
 #   BUILD=dir   what was built (build)                 LOGS=dir    where all output goes (BUILD/gpus)
 #   GPUS=n      how many there are (nvidia-smi -L)     CASES=n     random exchanges of the check (40)
 #   ROUNDS=n    of the long runs (10000)               TOOLS="..." of compute-sanitizer (memcheck racecheck initcheck synccheck)
@@ -26,6 +27,7 @@ cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 LOGS=${LOGS:-$BUILD/gpus}
 STAGES=${STAGES:-check demo lab bench long sanitize python}
+STEPS=${STEPS:-*}
 CASES=${CASES:-40}
 ROUNDS=${ROUNDS:-10000}
 TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck}
@@ -40,6 +42,7 @@ gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')}
 # step NAME BOUND COMMAND...: 77 is a skip, as in scripts/check.sh.
 step() {
 	local name=$1 bound=$2 log=$LOGS/${1//\//-}.log from=$SECONDS rc
+	[[ $name == $STEPS ]] || return 0
 	shift 2
 	timeout -k 5 "$bound" bash -c '"$0" "$@"' "$@" >"$log" 2>&1 </dev/null # a function, or a program
 	rc=$?
@@ -77,6 +80,8 @@ with_library() {
 
 # Numbers of GPUs to try: 1, 2, 4, as far as there are.
 counts() { for n in 1 2 4 8; do [ "$n" -le "$gpus" ] && echo "$n"; done; }
+# And ranks: 4 at least, which share GPUs where there are fewer.
+rank_counts() { counts; [ "$gpus" -ge 4 ] || echo 4; }
 
 verify() { "$BUILD/tern" bench --device cuda --ranks "$1" --only-verify "${@:2}"; }
 
@@ -97,7 +102,7 @@ stage_check() {
 	wait
 }
 
-# The same text on the CPU and on 1, 2 and 4 GPUs.
+# The same text by one rank on the CPU and by some on GPUs.
 generate() {
 	"$BUILD/tern" run -n "$1" -- "$BUILD/generate" -n 32 --device "$2" | sed -n '/^---/,/^ranks/p' | sed 's/, rank [0-9]*//; /^ranks/d'
 }
@@ -109,7 +114,7 @@ same_text() {
 stage_demo() {
 	local n
 
-	for n in $(counts); do
+	for n in $(rank_counts); do
 		step "demo/$n" 90 same_text "$n"
 	done
 }
@@ -143,7 +148,7 @@ long() { step "long/$1-$2" 120 env TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN
 stage_long() {
 	local n
 
-	for n in $(counts | grep -v '^1$'); do
+	for n in $(rank_counts | grep -v '^1$'); do
 		if [ "$n" -eq 2 ] && [ "$gpus" -ge 4 ]; then
 			long ll 2 CUDA_VISIBLE_DEVICES=0,1 &
 			long ht 2 CUDA_VISIBLE_DEVICES=2,3
@@ -152,7 +157,7 @@ stage_long() {
 			long ll "$n"
 			long ht "$n"
 		fi
-		grep -h '^# ' "$LOGS/long-ll-$n.log" "$LOGS/long-ht-$n.log" | sed 's/^# */    /'
+		grep -hs '^# ' "$LOGS/long-ll-$n.log" "$LOGS/long-ht-$n.log" | sed 's/^# */    /'
 	done
 }
 

@@ -26,8 +26,10 @@ gpus() {
 	[ "$(tail -n 1 "$tmp/out")" = "$1" ] || { cat "$tmp/out"; return 1; }
 }
 
-gpus "2 passed, 0 failed, 0 skipped" STAGES=long ROUNDS=20 TERN_TEST_SHARING=7 TERN_TEST_ROUNDS=4 && grep -q '2 ranks on 4 devices: 2[0-9] rounds of [0-9]* shapes' "$tmp/out"
-judge long $?
+# Of its steps those of 4 ranks, which share two GPUs.
+gpus "2 passed, 0 failed, 0 skipped" STAGES="demo long" STEPS="long/*-4" ROUNDS=14 TERN_EMULATED_GPUS=2 TERN_TEST_SHARING=7 TERN_TEST_ROUNDS=4 &&
+	[ "$(grep -c '[lh][lt], 4 ranks on 2 devices: 1[4-9] rounds of [0-9]* shapes' "$tmp/out")" -eq 2 ]
+judge long_shared $?
 # What is planted is not found, and that is wrong; all else is clean.
 gpus "4 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=0 TOOLS="memcheck racecheck" &&
 	grep -q '^FAIL (1).*sanitize/memcheck-planted' "$tmp/out" && grep -q '^    ERROR SUMMARY: 0 errors' "$tmp/out" && grep -q '^    RACECHECK SUMMARY: 0 hazards' "$tmp/out"
