@@ -10,42 +10,23 @@
 #define CHUNK_WORDS (HT_CHUNK / 32) /* a bit for each token */
 #define COUNT_STEPS (HT_CHUNK * LANES / COUNT_THREADS) /* routes that a thread may have */
 
-/* Of a token with a bad id, the first of them. By whichever of its routes has noticed. */
-static __device__ __noinline__ void complain_of(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
-{
-	const struct ll_exchange *e = &d->exchange;
-
-	for (uint32_t k = 0; k < e->topk; k++) {
-		uint32_t index = token * e->topk + k;
-		int32_t id = expert_id(d, index);
-		bool far = id != -1 && (uint32_t)id >= e->placement.nr_experts, twice = false;
-
-		for (uint32_t before = token * e->topk; before < index && id != -1 && !far; before++)
-			twice |= expert_id(d, before) == id;
-		if (!far && !twice)
-			continue;
-		complain(e, far ? LL_ID_RANGE : LL_ID_TWICE, token, k, d->ids_64 ? ((const int64_t *)d->topk_ids)[index] : id, epoch);
-		return;
-	}
-}
-
-/* One route: what the combine has to know at home, and its token's bit with its expert and its rank. */
-static __device__ __forceinline__ uint32_t note_id(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t index, int32_t id, float weight,
-	uint32_t *bits)
+/* One route: what the combine has to know at home, and its token's bit with its expert and its rank. bad: the first token of whose ids one is wrong. */
+static __device__ __forceinline__ uint32_t note_id(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t index, int32_t id, float weight, uint32_t *bits,
+	uint32_t *bad)
 {
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t token = ll_div(index, e->by_topk), bit = 1u << token % 32, word = token / 32 % CHUNK_WORDS, rank = UINT32_MAX;
 	uint32_t physical = physical_expert(e, id, index);
-	bool bad = physical == LL_NO_EXPERT && id != -1;
+	bool wrong = physical == LL_NO_EXPERT && id != -1;
 
 	if (physical != LL_NO_EXPERT) {
 		rank = expert_rank(&e->placement, physical);
-		bad = atomicOr(&bits[physical * CHUNK_WORDS + word], bit) & bit; /* an expert named twice */
+		wrong = atomicOr(&bits[physical * CHUNK_WORDS + word], bit) & bit; /* an expert named twice */
 		atomicOr(&bits[(h->nr_physical + rank) * CHUNK_WORDS + word], bit);
 	}
 	e->home_routes[index] = make_uint2(rank, __float_as_uint(weight));
-	if (bad)
-		complain_of(d, epoch, token);
+	if (wrong)
+		atomicMin(bad, token);
 	return physical;
 }
 
@@ -95,14 +76,16 @@ static __device__ __forceinline__ void count_away(const struct ll_exchange *e, c
 /* A thread has a route, or several with more than 8 of a token. */
 static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
-	BLOCK_MEMORY(bits); /* [P + R][CHUNK_WORDS] tokens of the chunk */
+	BLOCK_MEMORY(bits); /* [P + R][CHUNK_WORDS] tokens of the chunk; behind them the first with a wrong id */
 	const struct ll_exchange *e = &d.exchange;
-	uint32_t first = blockIdx.x * HT_CHUNK * e->topk + threadIdx.x, end, physical[COUNT_STEPS];
+	uint32_t first = blockIdx.x * HT_CHUNK * e->topk + threadIdx.x, *bad = bits + h.nr_columns * CHUNK_WORDS, end, physical[COUNT_STEPS];
 	float weight[COUNT_STEPS];
 	int32_t id[COUNT_STEPS];
 
 	for (uint32_t i = threadIdx.x; i < h.nr_columns * CHUNK_WORDS; i += COUNT_THREADS)
 		bits[i] = 0;
+	if (threadIdx.x == 0)
+		*bad = UINT32_MAX;
 	wait_for_previous();
 	let_next_start();
 	uint32_t nr_tokens = e->state->failed ? 0 : this_rounds_tokens(&d), epoch = e->state->epoch_dispatch;
@@ -121,7 +104,7 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 #pragma unroll
 	for (uint32_t i = 0; i < COUNT_STEPS; i++)
 		if (first + i * COUNT_THREADS < end)
-			physical[i] = note_id(&d, &h, epoch, first + i * COUNT_THREADS, id[i], weight[i], bits);
+			physical[i] = note_id(&d, &h, first + i * COUNT_THREADS, id[i], weight[i], bits, bad);
 	keep_own(e, bits, h.nr_columns);
 #pragma unroll
 	for (uint32_t i = 0; i < COUNT_STEPS; i++) {
@@ -137,6 +120,8 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 	}
 	for (uint32_t i = threadIdx.x; i < h.nr_columns; i += COUNT_THREADS)
 		h.chunks[blockIdx.x * h.nr_columns + i] = count_below(bits + i * CHUNK_WORDS, HT_CHUNK);
+	if (threadIdx.x < LANES && *bad != UINT32_MAX)
+		check_ids(&d, epoch, *bad, lane_id() < e->topk ? expert_id(&d, *bad * e->topk + lane_id()) : -1);
 	if (threadIdx.x < LANES)
 		count_away(e, bits + h.nr_physical * CHUNK_WORDS);
 }

@@ -349,7 +349,7 @@ static uint32_t place_shared(const struct ht_exchange *h)
 
 static uint32_t count_shared(const struct ht_exchange *h)
 {
-	return 4 * CHUNK_WORDS * h->nr_columns;
+	return 4 * CHUNK_WORDS * h->nr_columns + 4;
 }
 
 cudaError_t ht_plan_prepare(const struct ht_exchange *h)
