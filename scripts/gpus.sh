@@ -166,7 +166,7 @@ stage_long() {
 under() { compute-sanitizer --tool "$1" --target-processes all --error-exitcode 9 --num-cuda-barriers 512 "${@:2}"; }
 
 # Each tool ends with a line of its own; without one, nobody knows what it has seen.
-summaries() { grep -hE '(ERROR|RACECHECK) SUMMARY: ' "$1"; }
+summaries() { grep -hE '(ERROR|RACECHECK) SUMMARY: ' "$@"; }
 without_fault() { grep -E 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards displayed \(0 errors, 0 warnings\)'; }
 
 has_sanitizer() { command -v compute-sanitizer >/dev/null || { echo "skip: compute-sanitizer is not installed"; return 77; }; }
@@ -184,13 +184,13 @@ sanitize() {
 	[ $rc -eq 0 ] && [ "$nr" -gt 0 ] && [ "$nr" -eq "$(summaries "$all" | without_fault | wc -l)" ]
 }
 
-# planted TOOL: it finds the fault that is there for it, in a process that the command starts.
+# planted FAULT: the tool that it is named for finds it, in a process that the command starts.
 planted() {
 	local all=$LOGS/planted.$1
 
 	has_sanitizer || return
 	[ -x "$PLANTED" ] || { echo "skip: $PLANTED is not there: make lab"; return 77; }
-	under "$1" "$BUILD/tern" run -n 1 -- "$PLANTED" "$1" >"$all" 2>&1
+	under "${1%-copy}" "$BUILD/tern" run -n 1 -- "$PLANTED" "$1" >"$all" 2>&1
 	cat "$all"
 	grep -q '^planted: ' "$all" && summaries "$all" | grep -qvE ': 0 (errors|hazards)'
 }
@@ -201,6 +201,7 @@ stage_sanitize() {
 
 	for tool in $TOOLS; do
 		step "sanitize/$tool-planted" 30 planted "$tool"
+		[ "$tool" != racecheck ] || step "sanitize/$tool-planted-copy" 30 planted "$tool-copy"
 		step "sanitize/$tool-1" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 1 "${small[@]}" --dtype fp8,bf16,fp16,fp32 --tokens 33 --layout contiguous,padded,source --reduce home,expert --iters 4
 		[ "$gpus" -lt 2 ] ||
 			step "sanitize/$tool-2" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 2 "${small[@]}" --dtype fp8,bf16 --tokens 9 --uneven --drop 0.2 --reduce home,expert --iters 4

@@ -17,7 +17,7 @@ $(BUILD)/tern-lab-ht: $(call obj,$(LAB_HT) $(filter-out bench/signal%,$(BENCH_SR
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-$(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
+$(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh)
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $< -o $@

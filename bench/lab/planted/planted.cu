@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-lab-planted memcheck | racecheck | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here would find
- * nothing elsewhere: its silence about Tern's kernels is worth no more than what it says here. */
+/* tern-lab-planted memcheck | racecheck | racecheck-copy | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here
+ * would find nothing elsewhere: its silence about Tern's kernels is worth no more than what it says here. */
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/cuda/stream.cuh"
+
 #define NR_WORDS 64
+#define TRAY_BYTES 128
+#define NR_TRAYS 2
+#define NR_WARPS (NR_WORDS / LANES)
 
 /* One word behind the allocation. */
 static __global__ void beyond(uint32_t *words)
@@ -21,6 +26,21 @@ static __global__ void race(uint32_t *words)
 
 	*(volatile uint32_t *)&word = threadIdx.x;
 	words[threadIdx.x] = *(volatile uint32_t *)&word;
+}
+
+/* A tray is read before its copy has been waited for. */
+static __global__ void unwaited(uint32_t *words)
+{
+	BLOCK_MEMORY(shared);
+	uint32_t warp = threadIdx.x / LANES;
+	struct stream s = stream_open(in_shared(shared), warp, NR_WARPS, NR_TRAYS, TRAY_BYTES);
+	uint4 v;
+
+	stream_fetch(&s, 0, words + warp * LANES, TRAY_BYTES, 0);
+	stream_fetched(&s, TRAY_BYTES, 0);
+	v = shared_load(s.trays + lane_id() % 8 * 16);
+	stream_take(&s); /* so that the block does not end before the copy */
+	words[threadIdx.x] = v.x;
 }
 
 /* Nobody has ever stored what this reads. */
@@ -40,22 +60,22 @@ static __global__ void apart(uint32_t *words)
 int main(int argc, char **argv)
 {
 	static const struct {
-		const char *tool;
+		const char *name;
 		void (*kernel)(uint32_t *words);
-	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"initcheck", unset}, {"synccheck", apart}};
+	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"racecheck-copy", unwaited}, {"initcheck", unset}, {"synccheck", apart}};
 	uint32_t *words;
 
 	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-		if (argc < 2 || strcmp(argv[1], faults[i].tool))
+		if (argc < 2 || strcmp(argv[1], faults[i].name))
 			continue;
 		if (cudaMalloc((void **)&words, NR_WORDS * sizeof(*words)) != cudaSuccess) {
 			printf("no GPU, or no memory there\n");
 			return 1;
 		}
-		faults[i].kernel<<<1, NR_WORDS>>>(words);
+		faults[i].kernel<<<1, NR_WORDS, stream_shared_bytes(NR_WARPS, NR_TRAYS, TRAY_BYTES)>>>(words);
 		printf("planted: %s\n", cudaGetErrorString(cudaDeviceSynchronize()));
 		return 0;
 	}
-	fprintf(stderr, "usage: %s memcheck | racecheck | initcheck | synccheck\n", argv[0]);
+	fprintf(stderr, "usage: %s memcheck | racecheck | racecheck-copy | initcheck | synccheck\n", argv[0]);
 	return 2;
 }
