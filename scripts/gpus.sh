@@ -11,7 +11,7 @@
 #     lab         the low-latency kernels by themselves, verified; and which launch is the best
 #     bench       times of presets, by graph replay, and NCCL's beside them
 #     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
-#     sanitize    compute-sanitizer's TOOLS: a planted fault, which each has to find; one rank, all dtypes and layouts; a process on each of two GPUs
+#     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of two GPUs
 #     python      the package's tests on GPUs
 #   STEPS=glob         of these only the steps whose names match: STAGES="check long" STEPS="*/@(nodes|ll-4)" (all)
 #   BUILD=dir   what was built (build)                 LOGS=dir    where all output goes (BUILD/gpus)
@@ -19,7 +19,7 @@
 #   ROUNDS=n    of the long runs (10000)               TOOLS="..." of compute-sanitizer (memcheck racecheck initcheck synccheck)
 #   LIBS=dir    libraries that the machine lacks (BUILD/lib): libcmocka.so.0 for check/processes, libfabric.so.1 for check/nodes; without them these are skipped
 #
-# Where the machine is there for a few minutes only: STAGES="check demo long bench", about three minutes on 2 GPUs.
+# Where the machine is there for a few minutes only: STAGES="check demo long bench", about four minutes on 2 GPUs.
 # Each step has a bound and a line of its own: its time, its outcome, and its log. Ends with "N passed, N failed, N skipped"; 1 if any failed.
 set -u
 [ "${1:-}" != --help ] || { sed -n '3,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "$0"; exit 0; }
@@ -224,5 +224,6 @@ echo "$gpus GPUs, $(git rev-parse --short HEAD 2>/dev/null || echo 'no commit kn
 for stage in $STAGES; do
 	"stage_$stage"
 done
+[ -s "$LOGS/outcomes" ] || { echo "no step of $STAGES is called $STEPS"; exit 2; }
 echo "$(nr_outcomes ok) passed, $(nr_outcomes FAIL) failed, $(nr_outcomes skip) skipped"
 [ "$(nr_outcomes FAIL)" -eq 0 ]

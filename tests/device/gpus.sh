@@ -30,6 +30,8 @@ gpus() {
 gpus "2 passed, 0 failed, 0 skipped" STAGES="demo long" STEPS="long/*-4" ROUNDS=14 TERN_EMULATED_GPUS=2 TERN_TEST_SHARING=7 TERN_TEST_ROUNDS=4 &&
 	[ "$(grep -c '[lh][lt], 4 ranks on 2 devices: 1[4-9] rounds of [0-9]* shapes' "$tmp/out")" -eq 2 ]
 judge long_shared $?
+gpus "no step of long is called nothing" STAGES=long STEPS=nothing
+judge no_such_step $?
 # What is planted is not found, and that is wrong; all else is clean.
 gpus "4 passed, 3 failed, 0 skipped" STAGES=sanitize FOUND=0 TOOLS="memcheck racecheck" &&
 	grep -q '^FAIL (1).*sanitize/memcheck-planted' "$tmp/out" && grep -q '^FAIL (1).*sanitize/racecheck-planted-copy' "$tmp/out" && grep -q '^    ERROR SUMMARY: 0 errors' "$tmp/out" && grep -q '^    RACECHECK SUMMARY: 0 hazards' "$tmp/out"
