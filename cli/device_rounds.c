@@ -4,7 +4,9 @@
 
 #include "bench/random.h"
 #include "cli/device_rounds_inside.h"
+#include "device_inside.h"
 #include "error.h"
+#include "exchange.h"
 
 #define MOST_GAP 48
 #define HOLD_NS 40000
@@ -309,12 +311,24 @@ int device_rounds_prepare(struct device_rounds *r)
 	return device_rounds_agree(r, rc);
 }
 
+/* Are all ranks' windows mapped? The barrier's exchange has no rounds then. */
+static bool all_mapped(const struct device_rounds *r)
+{
+	for (uint32_t i = 0; i < r->job->nr_ranks; i++)
+		if (!r->barrier->device->windows[i])
+			return false;
+	return true;
+}
+
 int device_rounds_start(struct device_rounds *r)
 {
 	struct tern_dispatch args = {.size = sizeof(args)};
 	struct tern_received received = {.size = sizeof(received)};
 	int rc = device_passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
 
+	if (!rc && all_mapped(r))
+		return device_passed_on(r, r->ops->barrier(r->barrier->device->windows, r->rank, r->job->nr_ranks, ++r->nr_barriers,
+			(uint64_t)r->job->config.wait_ms * 1000000, r->lanes[0].stream));
 	rc = rc ? rc : tern_dispatch(r->barrier, &args, &received);
 	return rc ? rc : tern_release(r->barrier, 0);
 }

@@ -24,7 +24,7 @@ struct device_rounds {
 	tern_moe *moe, *barrier;
 	const struct job *job;
 	struct reference *reference;
-	uint32_t rank;
+	uint32_t rank, nr_barriers;
 	uint64_t positions;
 	uint8_t *memory, *host; /* host: pinned, for one slot's inputs or results */
 	uint64_t host_bytes, host_used;

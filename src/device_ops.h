@@ -15,7 +15,7 @@
 #include "placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 3
+#define DEVICE_OPS_VERSION 4
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -95,6 +95,8 @@ struct device_ops {
 	void (*stream_destroy)(void *stream);
 	int (*stream_wait)(void *stream);
 	int (*spin)(uint64_t ns, void *stream);
+	/* Waits on the stream until those of all ranks have come there, by a word in windows of an exchange that has no rounds. number: 1 for the first, and so on. */
+	int (*barrier)(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number, uint64_t wait_ns, void *stream);
 	int (*capture_begin)(void *stream);
 	int (*capture_end)(void *stream, struct device_graph **graph);
 	int (*graph_launch)(struct device_graph *graph, void *stream);

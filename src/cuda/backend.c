@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libtern_cuda.so: devices, memory and streams through CUDA's runtime, and the table that libtern loads. */
 #include "backend.h"
+#include "spin.h"
 #include "error.h"
 
 #include <stdarg.h>
@@ -213,6 +214,15 @@ static int spin(uint64_t ns, void *stream)
 	return cuda_check(spin_launch(ns, stream), "spin");
 }
 
+static int barrier(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number, uint64_t wait_ns, void *stream)
+{
+	struct stream_barrier m = {.rank = rank, .nr_ranks = nr_ranks, .number = number, .wait_ns = wait_ns};
+
+	for (uint32_t r = 0; r < nr_ranks; r++)
+		m.windows[r] = windows[r];
+	return cuda_check(barrier_launch(&m, stream), "the kernel of a barrier");
+}
+
 static int capture_begin(void *stream)
 {
 	return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -301,6 +311,7 @@ __attribute__((visibility("default"))) const struct device_ops *tern_cuda_ops(vo
 		.stream_destroy = stream_destroy,
 		.stream_wait = stream_wait,
 		.spin = spin,
+		.barrier = barrier,
 		.capture_begin = capture_begin,
 		.capture_end = capture_end,
 		.graph_launch = graph_launch,

@@ -26,6 +26,5 @@ int device_exchange_tally(struct device_exchange *exchange, struct ll_tally *tal
 extern const struct records_ops records_ops;
 
 /* A kernel that does nothing for so long. */
-cudaError_t spin_launch(uint64_t ns, cudaStream_t stream);
 
 #endif
