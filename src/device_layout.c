@@ -47,6 +47,7 @@ static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *
 	d->chunks = take(&end, low ? 0 : ((uint64_t)c->max_tokens + HT_CHUNK - 1) / HT_CHUNK * (l->nr_physical + l->nr_ranks) * sizeof(uint32_t));
 	d->routes = take(&end, low ? 0 : routes * 8);
 	d->home_routes = take(&end, routes * 8);
+	d->own_positions = take(&end, low ? routes * sizeof(uint32_t) : 0);
 	d->counts = take(&end, lists * sizeof(uint32_t));
 	d->offsets = take(&end, (lists + 2) * sizeof(uint64_t));
 	output = end;

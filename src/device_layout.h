@@ -24,7 +24,7 @@ struct device_layout {
 	uint64_t slot_window_bytes;
 	uint64_t window_bytes;	 /* of all slots */
 	/* One slot's memory: */
-	uint64_t state, row_tokens, row_routes, chunks, routes, home_routes, counts, offsets, rows, ids, weights, x, scales, slot_bytes;
+	uint64_t state, row_tokens, row_routes, chunks, routes, home_routes, own_positions, counts, offsets, rows, ids, weights, x, scales, slot_bytes;
 	uint64_t tally, tally_bytes;	      /* of the exchange */
 	uint64_t output_bytes, private_bytes; /* of all slots, and the tally */
 	uint64_t shared_bytes;		      /* of a receiving block */

@@ -185,6 +185,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->result = ll_cut_row(way->format, 0, (uint32_t)job_y_bytes(lab->job), way->result_vectors);
 	e->by_topk = ll_divisor_of(c->topk);
 	e->by_ranks = ll_divisor_of(lab->nr_ranks);
+	e->by_others = ll_divisor_of(lab->nr_ranks > 1 ? lab->nr_ranks - 1 : 1);
 	e->by_row_parts = ll_divisor_of(e->row.nr_segments + 1);
 	e->by_replicas = ll_divisor_of(1);
 	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
@@ -200,6 +201,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->row_tokens = lab_take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
 	e->row_routes = lab_take(rank, lab->nr_ranks * routes * sizeof(uint2));
 	e->home_routes = lab_take(rank, routes * sizeof(uint2));
+	e->own_positions = lab_take(rank, routes * sizeof(uint32_t));
 }
 
 static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct ll_exchange *e, struct ll_dispatch *d)
@@ -213,6 +215,7 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct l
 	d->kind = c->dispatch_dtype == TERN_FP8_E4M3 ? LL_X_BF16 : LL_X_COPY;
 	d->scale_bytes = d->kind == LL_X_BF16 ? 4 : 0;
 	d->by_share = ll_divisor_of(lab->way.share ? lab->way.share : 1);
+	d->keeps_own = lab->way.keeps_own;
 	d->padded = c->layout == TERN_PADDED;
 	d->by_alignment = ll_divisor_of(c->alignment);
 	d->capacity = (uint64_t)lab->nr_ranks * c->max_tokens;

@@ -143,6 +143,7 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->result = l->result;
 	e->by_topk = ll_divisor_of(c->topk);
 	e->by_ranks = ll_divisor_of(plan->nr_ranks);
+	e->by_others = ll_divisor_of(plan->nr_ranks > 1 ? plan->nr_ranks - 1 : 1);
 	e->by_result_segments = ll_divisor_of(l->result.nr_segments);
 	e->by_row_parts = ll_divisor_of(l->row.nr_segments + 1);
 	e->by_replicas = ll_divisor_of(c->replica_ranks);
@@ -157,6 +158,7 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->row_tokens = (uint32_t *)(memory + l->row_tokens);
 	e->row_routes = (uint2 *)(memory + l->row_routes);
 	e->home_routes = (uint2 *)(memory + l->home_routes);
+	e->own_positions = (uint32_t *)(memory + l->own_positions);
 }
 
 static void make_dispatch(struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
@@ -438,7 +440,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		give_received(x, s, d, received);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks));
+	d->keeps_own = call->roles == (DEVICE_SEND | DEVICE_RECEIVE) && ll_rule_keeps_own(d->scale_bytes > 0, d->nr_tokens, d->exchange.nr_ranks);
+	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks, (int)d->keeps_own));
 	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
@@ -463,11 +466,12 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 {
 	struct ll_combine *c = &x->slots[call->slot].combine;
 	const struct ll_dispatch *d = &x->slots[call->slot].dispatch;
-	struct ll_launch launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, c->exchange.result.row_bytes, !d->by_source && !c->exchange.at_home);
+	struct ll_launch launch;
 
-	launch = fit_launch(x, call, launch);
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
+	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, c->exchange.result.row_bytes, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
+	launch = fit_launch(x, call, launch);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
 		launch = ht_launch(x, call);
 		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs than the dispatch's */

@@ -67,7 +67,8 @@ static void parts_do_not_overlap(void **state)
 			assert_true(d.state + sizeof(struct ll_state) <= d.row_tokens);
 			assert_true(d.row_tokens + ranks * 33ull * 4 <= d.row_routes);
 			assert_true(d.row_routes + ranks * routes * 8 <= d.home_routes);
-			assert_true(d.home_routes + routes * 8 <= d.counts);
+			assert_true(d.home_routes + routes * 8 <= d.own_positions);
+			assert_true(d.own_positions + routes * 4 <= d.counts);
 			assert_true(d.counts < d.offsets && d.offsets < d.rows && d.rows < d.x && d.x < d.scales && d.scales < d.slot_bytes);
 			assert_true(d.window.plans >= ranks * (uint64_t)LL_LINE_BYTES);
 			assert_true(d.window.rows >= d.window.plans + ranks * d.window.plan_bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency combine: which kernel, and its launch. */
-#include "combine_ll.cuh"
+#include "combine_ll_own.cuh"
 #include "launch_ll.cuh"
 
 typedef ll_kernel<struct ll_combine> combine_kernel;
@@ -19,6 +19,25 @@ static combine_kernel choose_lines(enum ll_y kind, uint32_t nr_vectors)
 				 : NULL;
 }
 
+int ll_combine_whole(const struct ll_combine *c)
+{
+	const struct ll_exchange *e = &c->exchange;
+
+	return c->roles == (LL_SEND | LL_RECEIVE) && !c->release && !e->at_home && !e->far && e->format == LL_LINES && e->by_replicas.d == 1;
+}
+
+/* Where ll_combine_whole. */
+static combine_kernel choose_own(const struct ll_combine *c)
+{
+	uint32_t nr_vectors = c->exchange.result.nr_vectors;
+
+	if (c->kind == LL_Y_BF16 && nr_vectors == 1)
+		return combine_ll_own<LL_Y_BF16, 1>;
+	if (nr_vectors != 2)
+		return NULL;
+	return c->kind == LL_Y_BF16 ? combine_ll_own<LL_Y_BF16, 2> : c->kind == LL_Y_FP16 ? combine_ll_own<LL_Y_FP16, 2> : combine_ll_own<LL_Y_FP32, 2>;
+}
+
 static combine_kernel choose(const struct ll_combine *c)
 {
 	if (c->exchange.far)
@@ -34,10 +53,18 @@ static combine_kernel choose(const struct ll_combine *c)
 
 cudaError_t ll_combine_launch(const struct ll_combine *args, const struct ll_launch *launch, cudaStream_t stream)
 {
-	return launch_half(choose(args), args, launch, 0, stream);
+	bool whole = launch->send_warps == launch->nr_warps && ll_combine_whole(args);
+
+	return launch_half(whole ? choose_own(args) : choose(args), args, launch, whole, 0, stream);
 }
 
 cudaError_t ll_combine_most_blocks(const struct ll_combine *args, const struct ll_launch *launch, uint32_t *nr_blocks)
 {
-	return most_blocks(choose(args), launch, 0, nr_blocks);
+	uint32_t nr = UINT32_MAX;
+	cudaError_t rc = most_blocks(choose(args), launch, 0, nr_blocks);
+
+	if (!rc && ll_combine_whole(args))
+		rc = most_blocks(choose_own(args), launch, 0, &nr);
+	*nr_blocks = rc ? 0 : min(*nr_blocks, nr);
+	return rc;
 }

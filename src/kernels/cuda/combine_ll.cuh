@@ -238,11 +238,11 @@ static __device__ __forceinline__ const uint8_t *result_from(const struct ll_exc
 	return part_from<FAR>(e, FAR_RESULTS, peer) + e->window.results + result_offset(e, result_number<FAR>(e, peer, token, column, e->topk), which);
 }
 
-/* The next results of a token, RESULTS at a time, so that their loads are under way together. */
-template <int FORMAT, int Y, int ND, int RESULTS, bool FAR>
+/* The next results of a token, RESULTS at a time, so that their loads are under way together. OWN: this rank's has not been stored, but is in own. */
+template <int FORMAT, int Y, int ND, int RESULTS, bool FAR, bool OWN = false>
 static __device__ __forceinline__ bool add_results(
 	const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
-	uint32_t which, uint2 route, uint32_t *next, sums<Y, ND> &sum)
+	uint32_t which, uint2 route, uint32_t *next, sums<Y, ND> &sum, const uint4 *own = NULL)
 {
 	const struct ll_exchange *e = &c->exchange;
 	segment<FORMAT, false, ND> s[RESULTS];
@@ -255,7 +255,8 @@ static __device__ __forceinline__ bool add_results(
 		from[r] = result_from<FAR>(e, results, route, *next, token, which);
 		if (*next == UINT32_MAX)
 			continue;
-		segment_look(s[r], from[r], 0);
+		if (!OWN || *next != e->rank)
+			segment_look(s[r], from[r], 0);
 		*next = next_result(e, route, *next);
 	}
 #pragma unroll
@@ -265,14 +266,34 @@ static __device__ __forceinline__ bool add_results(
 
 		if (result[r] == UINT32_MAX)
 			break;
-		if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
-			return false;
-		segment_unpack(s[r]);
+		if (!OWN || result[r] != e->rank) {
+			if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
+				return false;
+			segment_unpack(s[r]);
+		}
 #pragma unroll
 		for (int i = 0; i < ND; i++)
-			add_vector<Y>(sum.of[i], s[r].v[i], e->at_home && c->weighted, weight);
+			add_vector<Y>(sum.of[i], OWN && result[r] == e->rank ? own[i] : s[r].v[i], e->at_home && c->weighted, weight);
 	}
 	return true;
+}
+
+template <int Y, int ND>
+static __device__ __forceinline__ void store_sum(const struct ll_combine *c, uint32_t token, struct extent x, const sums<Y, ND> &sum)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		uint32_t offset;
+
+		if (in_row(&c->exchange.result, x, i, &offset))
+			row_store(c->out + token * c->out_stride + offset, round_vector<Y>(sum.of[i]));
+	}
+}
+
+/* Where a token's results come, in this rank's window: that segment of the first. */
+static __device__ __forceinline__ const uint8_t *results_here(const struct ll_exchange *e, uint32_t token, uint32_t which)
+{
+	return e->windows[e->rank] + e->window.results + (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
 }
 
 template <int FORMAT, int Y, int ND, bool FAR>
@@ -281,8 +302,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 	const struct ll_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
 	uint2 route = make_uint2(UINT32_MAX, 0);
-	const uint8_t *results = e->windows[e->rank] + e->window.results + (uint64_t)token * e->topk * e->window.result_bytes +
-				 (uint64_t)which * e->result.segment_bytes;
+	const uint8_t *results = results_here(e, token, which);
 	sums<Y, ND> sum = {};
 	uint32_t next;
 
@@ -292,13 +312,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 	while (next != UINT32_MAX)
 		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2), FAR>(c, epoch, token, x, results, which, route, &next, sum))
 			return false;
-#pragma unroll
-	for (int i = 0; i < ND; i++) {
-		uint32_t offset;
-
-		if (in_row(&e->result, x, i, &offset))
-			row_store(c->out + token * c->out_stride + offset, round_vector<Y>(sum.of[i]));
-	}
+	store_sum(c, token, x, sum);
 	return true;
 }
 

@@ -74,7 +74,7 @@ static dispatch_kernel choose(const struct ll_dispatch *d, int which)
 
 cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_launch *launch, cudaStream_t stream)
 {
-	return launch_half(choose(args, case_of(args)), args, launch, dispatch_shared_bytes(args), stream);
+	return launch_half(choose(args, case_of(args)), args, launch, false, dispatch_shared_bytes(args), stream);
 }
 
 /* Of all kernels: which one it will be is known when there are ids. */

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency dispatch: each token once to every rank that has one of its experts; there to all its positions in expert-major order.
  *
- *   sending warps     ids, x -> (quantise) -> pieces in the destinations' windows          no counting: rows lie by token receiving warps   plans of all sources -> positions;  pieces -> rows at their positions
+ *   sending warps     ids, x -> (quantise) -> pieces in the destinations' windows          no counting: rows lie by token
+ *   receiving warps   plans of all sources -> positions;  pieces -> rows at their positions
+ *
+ * With keeps_own a rank's own rows pass through no window: receiving warps make them while plans are on their way.
  *
  * On the way of a single row: one load of ids and x, one store over NVLink, the poll that sees it, one store. The plan travels beside the
  * row, and positions are ready when it is there. Floor: that store and poll (targets: 3.1 us above an empty kernel); for many rows, bytes over NVLink's rate.
@@ -12,43 +15,20 @@
 #ifndef TERN_CUDA_DISPATCH_LL_CUH
 #define TERN_CUDA_DISPATCH_LL_CUH
 
+#include "head_ll.cuh"
 #include "positions.cuh"
 #include "rows.cuh"
 
-/* A row's weights, in front of its segments: four (cells: three) a lane. */
-template <int FORMAT>
-static __device__ __forceinline__ uint4 load_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
+/* Are own rows not sent, but made by the receiving warps? */
+template <int CASE, bool FAR> static __device__ __forceinline__ bool keeps_own(const struct ll_dispatch *d)
 {
-	constexpr uint32_t N = FORMAT == LL_LINES ? 4 : 3, LINE = FORMAT == LL_LINES ? 28 : 24;
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t words[4];
-
-#pragma unroll
-	for (uint32_t i = 0; i < 4; i++) {
-		uint32_t k = lane_id() / 8 * LINE + lane_id() % 8 * N + i;
-
-		words[i] = __float_as_uint(1.0f);
-		if (d->topk_weights && i < N && k < e->topk)
-			words[i] = __float_as_uint(d->topk_weights[token * e->topk + k]);
-	}
-	return make_uint4(words[0], words[1], words[2], has_epoch<FORMAT>() ? epoch : words[3]);
+	return CASE != LL_ANY && !FAR && d->keeps_own && d->roles == (LL_SEND | LL_RECEIVE);
 }
 
-/* Lanes of a head that travel. */
-template <int FORMAT> static __device__ __forceinline__ bool in_head(const struct ll_exchange *e)
+/* Of the destinations' bits those to which a row is sent. */
+template <int CASE, bool FAR> static __device__ __forceinline__ uint32_t sent_to(const struct ll_dispatch *d, uint32_t to_all)
 {
-	return lane_id() < 8 || (lane_id() < 16 && e->topk > (FORMAT == LL_LINES ? 28 : 24));
-}
-
-/* Lane k's weight out of all lanes' heads. */
-template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(uint4 head)
-{
-	constexpr uint32_t N = FORMAT == LL_LINES ? 4 : 3, LINE = FORMAT == LL_LINES ? 28 : 24;
-	uint32_t line = lane_id() / LINE, at = lane_id() - line * LINE, from = line * 8 + at / N;
-	uint32_t x = __shfl_sync(ALL_LANES, head.x, from), y = __shfl_sync(ALL_LANES, head.y, from);
-	uint32_t z = __shfl_sync(ALL_LANES, head.z, from), w = __shfl_sync(ALL_LANES, head.w, from);
-
-	return at % N == 0 ? x : at % N == 1 ? y : at % N == 2 ? z : w;
+	return keeps_own<CASE, FAR>(d) ? to_all & ~(1u << d->exchange.rank) : to_all;
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
@@ -63,7 +43,7 @@ static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, ui
 	uint32_t to_all = destinations<CASE>(e, id, index, &rank);
 	bool mine = is_mine<CASE>(e, token);
 
-	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
+	for (uint32_t left = mine ? sent_to<CASE, FAR>(d, to_all) : 0; left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
 
 		if (in_head<FORMAT>(e))
@@ -75,6 +55,15 @@ static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, ui
 	check_ids<CASE>(d, epoch, token, id);
 	if (mine)
 		tally_token(e, id, rank, __popc(to_all), __popc(destinations_away<CASE>(e, to_all, rank)));
+}
+
+/* Destinations are numbered from the next rank on, this one last. */
+static __device__ __forceinline__ uint32_t share_of_destination(const struct ll_dispatch *d, uint32_t to)
+{
+	uint32_t number = to + d->exchange.nr_ranks - d->exchange.rank - 1;
+
+	number -= number >= d->exchange.nr_ranks ? d->exchange.nr_ranks : 0;
+	return number - ll_div(number, d->by_share) * d->by_share.d;
 }
 
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
@@ -89,13 +78,13 @@ static __device__ __forceinline__ void send_segment(
 	uint32_t rank, left;
 	segment<FORMAT, x_kind<X>::SCALED, ND> s;
 
-	left = destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank);
+	left = sent_to<CASE, FAR>(d, destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank));
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
 	for (; left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
 
-		if (to - ll_div(to, d->by_share) * d->by_share.d == share)
+		if (share_of_destination(d, to) == share)
 			segment_send(s, x, part_to<FAR>(e, FAR_ROWS, to) + offset);
 	}
 }
@@ -138,20 +127,29 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 
 /* ---- receiving ----------------------------------------------------------------------------------------------- */
 
-/* A warp's share of the receiving: a segment of a row that may or may not come. Rows of all sources alternate. */
+/* A warp's share of the receiving: a segment of a row that may or may not come. Own rows first; then those of all others alternate. */
 struct share {
+	bool own;
 	uint32_t source, token, which;
 	const uint8_t *row;
 };
 
-template <bool FAR> static __device__ __forceinline__ struct share share_of(const struct ll_exchange *e, uint32_t i)
+/* A kernel that only receives need not have been launched, or captured, with as many tokens as have been sent. */
+static __device__ __forceinline__ uint32_t own_shares(const struct ll_dispatch *d)
 {
-	struct share a;
-	uint32_t row = ll_div(i, e->by_row_parts);
+	return (d->roles & LL_SEND ? d->nr_tokens : d->exchange.max_tokens) * d->exchange.by_row_parts.d;
+}
 
-	a.which = i - row * e->by_row_parts.d;
-	a.token = ll_div(row, e->by_ranks);
-	a.source = e->rank + row - a.token * e->nr_ranks;
+template <bool FAR> static __device__ __forceinline__ struct share share_of(const struct ll_dispatch *d, uint32_t i)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = ll_div(j, e->by_row_parts), token = ll_div(row, e->by_others);
+	struct share a;
+
+	a.own = i < own;
+	a.which = j - row * e->by_row_parts.d;
+	a.token = a.own ? row : token;
+	a.source = a.own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
 	a.row = part_from<FAR>(e, FAR_ROWS, a.source) + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
@@ -332,25 +330,29 @@ static __device__ __forceinline__ bool describe_row(
 		e->row_tokens[row] = a.token;
 	if (lane_id() < e->topk)
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
+	if (lane_id() < e->topk && a.source == e->rank)
+		e->own_positions[a.token * e->topk + lane_id()] = position;
 	tell_row<CASE>(d, a, f.local, position, weight);
 	return true;
 }
 
-/* The pieces have been looked for already. */
+/* The pieces have been looked for already; or made here. */
 template <int FORMAT, bool SCALED, int ND, int CASE>
 static __device__ __forceinline__ bool receive_segment(
-	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
+	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, bool made, segment<FORMAT, SCALED, ND> &s)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
 	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
 
-	if (!segment_await(
-		    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
-		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
-		return false;
-	segment_unpack(s);
+	if (!made) {
+		if (!segment_await(
+			    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
+			    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
+			return false;
+		segment_unpack(s);
+	}
 	store_rows(d, s, x, targets, position);
 	return true;
 }
@@ -365,51 +367,84 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
 }
 
-/* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
-template <int FORMAT, bool SCALED, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
-	uint32_t nr_warps)
+/* Of an own row, from what the caller has passed: what would come of it. */
+template <int FORMAT, int X, int ND, int CASE>
+static __device__ __forceinline__ void make_share(const struct ll_dispatch *d, uint32_t epoch, struct share a, segment<FORMAT, x_kind<X>::SCALED, ND> &s)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t thread = warp * LANES + lane_id(), i = warp * gridDim.x + blockIdx.x, step = nr_warps * gridDim.x, most = 0, nr_parts;
-	segment<FORMAT, SCALED, ND> s;
-	struct share a = share_of<FAR>(e, i);
-	struct found f = {};
+	raw_segment<X, ND> raw;
 
-	positions_clear(p, thread, nr_warps * LANES);
-	warps_sync(nr_warps * LANES);
-	take_plans<FORMAT, CASE, FAR>(e, p, epoch, failed, warp, nr_warps);
-	if (warp == 0)
-		stamp(e, 4);
-	if (*p->failed)
+	if (a.which == d->exchange.row.nr_segments) {
+		s.v[0] = load_head<FORMAT>(d, epoch, a.token);
 		return;
-	if (a.token < e->max_tokens) { /* what needs no positions, while they are made */
-		look_for(e, a, s);
-		f = find_row<CASE>(d, p, a);
 	}
+	load_raw<CASE>(d, a.token, a.which, raw);
+	make_segment<X, ND>(d, raw, s);
+}
+
+/* All plans are noted: positions, and for the caller and the combine how many rows there are. */
+template <int CASE>
+static __device__ __forceinline__ void place_rows(const struct ll_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
+{
 	if (CASE == LL_PLAIN || !d->by_source) /* the last warps have the fewest rows */
 		place_experts<CASE>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0);
 	else if (warp == 0)
 		place_sources(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == 0)
-		count_rows(e, p);
+		count_rows(&d->exchange, p);
 	warps_sync(nr_warps * LANES);
 	if (warp == 0)
-		stamp(e, 5);
+		stamp(&d->exchange, 5);
+}
+
+/* Of own rows and of all others', as far as any source has tokens. */
+static __device__ __forceinline__ uint32_t count_shares(const struct ll_dispatch *d, const struct positions *p)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t most = 0;
+
 	for (uint32_t r = 0; r < e->nr_ranks; r++)
-		most = max(most, p->nr_tokens[r]);
-	nr_parts = most * e->nr_ranks * e->by_row_parts.d;
-	while (i < nr_parts) {
-		if (f.here)
-			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
-							  : !receive_segment<FORMAT, SCALED, ND, CASE>(d, p, epoch, a, f, s))
+		most = r == e->rank ? most : max(most, p->nr_tokens[r]);
+	return own_shares(d) + most * e->by_others.d * e->by_row_parts.d;
+}
+
+/* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
+static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
+	uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x, nr_shares = 0;
+
+	positions_clear(p, thread, nr_warps * LANES);
+	warps_sync(nr_warps * LANES);
+#pragma unroll 1
+	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
+		segment<FORMAT, x_kind<X>::SCALED, ND> s;
+		struct share a = share_of<FAR>(d, i);
+		bool made = keeps_own<CASE, FAR>(d) && a.own, there = a.token < e->max_tokens;
+		struct found f = {};
+
+		if (made)
+			make_share<FORMAT, X, ND, CASE>(d, epoch, a, s);
+		if (i == first) {
+			take_plans<FORMAT, CASE, FAR>(e, p, epoch, failed, warp, nr_warps);
+			if (warp == 0)
+				stamp(e, 4);
+			if (*p->failed)
 				return;
-		i += step;
-		if (i >= nr_parts)
-			break;
-		a = share_of<FAR>(e, i);
-		look_for(e, a, s);
-		f = find_row<CASE>(d, p, a);
+		}
+		if (there && !made)
+			look_for(e, a, s);
+		if (there) /* needs no positions: while they are made */
+			f = find_row<CASE>(d, p, a);
+		if (i == first) {
+			place_rows<CASE>(d, p, warp, nr_warps);
+			nr_shares = count_shares(d, p);
+		}
+		if (f.here && i < nr_shares)
+			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
+							  : !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(d, p, epoch, a, f, made, s))
+				return;
 	}
 	stamp(e, 6);
 	if (blockIdx.x == 0 && thread == 0) {
@@ -442,7 +477,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, X, ND, CASE, FAR>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

@@ -43,6 +43,7 @@ struct ll_exchange {
 	struct ll_placement placement;
 	struct ll_cut row, result;
 	struct ll_divisor by_topk, by_ranks, by_result_segments;
+	struct ll_divisor by_others;	/* ranks but this one; at least 1 */
 	struct ll_divisor by_row_parts; /* segments, and the head */
 	struct ll_divisor by_replicas;	/* ranks that pass the same tokens: each sends its share, all are home */
 	struct ll_window window;
@@ -57,6 +58,7 @@ struct ll_exchange {
 	uint32_t *row_tokens;		/* [R][T] the tokens of a source that came here, in order */
 	uint2 *row_routes;		/* [R][T][K] likewise: position (UINT32_MAX: not here), weight */
 	uint2 *home_routes;		/* [T][K] rank (UINT32_MAX: none), weight */
+	uint32_t *own_positions;	/* [T][K] of this rank's tokens: position, where the route ends here; undefined for tokens without any such route */
 	uint64_t *trace;		/* NULL, or [blocks][LL_TRACE] nanoseconds */
 };
 #define LL_TRACE 16
@@ -85,6 +87,7 @@ struct ll_dispatch {
 	uint64_t capacity;
 	struct ll_divisor by_alignment;
 	struct ll_divisor by_share;	/* how many warps share a segment's destinations, 1 to R */
+	uint32_t keeps_own;		/* own rows pass through no window, where a kernel has both roles and is compiled for it (LL_PLACED, LL_PLAIN) */
 	uint8_t *out_x;
 	uint8_t *out_scales;
 	int4 *out_rows;			/* struct tern_row */
@@ -111,13 +114,16 @@ struct ll_combine {
 struct ll_launch {
 	uint32_t nr_blocks;
 	uint32_t nr_warps;	/* of a block, at most LL_MAX_WARPS */
-	uint32_t send_warps;	/* of these; 1 to nr_warps - 1. Both roles only */
+	uint32_t send_warps;	/* of these; 1 to nr_warps - 1. nr_warps: all send, and then all receive; where ll_combine_whole. Both roles only */
 	uint32_t early;		/* may be scheduled before the kernel ahead of it has ended (programmatic dependent launch) */
 };
 
 /* cudaErrorInvalidValue: no such variant of nr_vectors, or too much shared memory for R, L and T. */
 cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ll_combine_launch(const struct ll_combine *args, const struct ll_launch *launch, cudaStream_t stream);
+
+/* Can all warps of this combine send, and then receive? */
+int ll_combine_whole(const struct ll_combine *args);
 
 /* Blocks of that size that the current device holds at once, of any kernel that could be chosen. */
 cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct ll_launch *launch, uint32_t *nr_blocks);

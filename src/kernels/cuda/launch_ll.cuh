@@ -34,15 +34,15 @@ static inline uint32_t dispatch_shared_bytes(const struct ll_dispatch *d)
 	return d->roles & LL_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
 }
 
-/* kernel: NULL is refused. */
+/* kernel: NULL is refused. whole: it is one whose warps all send, and then receive. */
 template <typename Args>
-static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const struct ll_launch *launch, uint32_t shared_bytes, cudaStream_t stream)
+static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const struct ll_launch *launch, bool whole, uint32_t shared_bytes, cudaStream_t stream)
 {
 	cudaLaunchAttribute early = {};
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, shared_bytes, stream);
 	cudaError_t rc;
 
-	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && launch->send_warps >= launch->nr_warps))
+	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && !whole && launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
 	launch_early(&config, &early, launch->early);
 	rc = allow_shared(kernel, shared_bytes);

@@ -63,10 +63,16 @@ static void body(struct rank *rank)
 static void draw_case(uint64_t seed, struct job *job)
 {
 	static const struct draw_limits limits = {.nr_ranks = MOST_RANKS, .hidden = 640, .nr_experts = 33, .nr_tokens = 33};
+	static const struct draw_limits two = {.nr_ranks = 2, .hidden = 256, .nr_experts = 33, .nr_tokens = 33};
 	uint64_t state = hash2(seed, 0x736368);
 	struct tern_moe_config *c = &job->config;
 
-	draw_job(&state, &limits, job);
+	draw_job(&state, seed % 8 == 3 ? &two : &limits, job);
+	if (seed % 8 == 3) { /* so many that low latency keeps own rows between two ranks (rule_ll.h) */
+		c->mode = TERN_LOW_LATENCY;
+		c->max_tokens = 65 + (uint32_t)random_below(&state, 16);
+		job->nr_tokens = c->max_tokens - (uint32_t)random_below(&state, 3);
+	}
 	c->capacity = 0;
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
