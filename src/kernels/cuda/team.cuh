@@ -183,12 +183,20 @@ __device__ __forceinline__ void pass_tray(shared_at barriers, uint32_t at)
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
+/* By all of the loading warp: only when all lanes have seen the tray free may one use it. Else the tray could be free once more before the last one looks, to which that
+ * phase would seem not to have ended. */
+__device__ __forceinline__ void await_next(const struct trays *in)
+{
+	await_free(in);
+	__syncwarp();
+}
+
 /* A row into the next tray; by: the lane that has its ticket and its address. */
 __device__ __forceinline__ void team_load(struct trays *in, uint4 ticket, const uint8_t *row, uint32_t bytes, uint32_t by)
 {
 	shared_at full = in->full + in->at * COPY_BARRIER_BYTES;
 
-	await_free(in);
+	await_next(in);
 	if (lane_id() == by)
 		shared_store(in->tickets + in->at * 16, ticket);
 	copy_in(in->trays + in->at * in->tray_bytes, row, bytes, full, by);
@@ -199,7 +207,7 @@ __device__ __forceinline__ void team_load(struct trays *in, uint4 ticket, const 
 /* A ticket without a row. */
 __device__ __forceinline__ void team_tell(struct trays *in, uint4 ticket, uint32_t by)
 {
-	await_free(in);
+	await_next(in);
 	if (lane_id() == by)
 		shared_store(in->tickets + in->at * 16, ticket);
 	copy_in_close(in->full + in->at * COPY_BARRIER_BYTES, 0, by);
