@@ -225,12 +225,12 @@ stage_thread() {
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
-	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=4 \
+	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=2 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	emulated thread/emulated/ahead "$BUILD/thread" TERN_TEST_CASES=1 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" \
 		"$BUILD/thread/tests/emulated/test_ahead"
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
-	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=3 \
+	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=2 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes"
 	# Not sockets: it has threads, and TSan has none after the fork of a process with threads. Nor tcp: libfabric 1.17 runs it as tcp;ofi_rxm.
@@ -249,11 +249,11 @@ stage_address() {
 	every address 300 "$BUILD/address" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4 $options
 	# Lanes outlive the threads that run them, and with these their fake stacks.
 	# shellcheck disable=SC2086
-	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=6 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=3 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	# shellcheck disable=SC2086
-	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=100 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
+	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=30 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
 	# shellcheck disable=SC2086
-	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_CASES=4 TERN_TEST_SEED=900 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_CASES=2 TERN_TEST_SEED=900 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	# shellcheck disable=SC2086
 	test address/emulated/generate 120 env BUILD="$BUILD/address" $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/generate.sh
 	# shellcheck disable=SC2086
