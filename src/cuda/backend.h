@@ -25,6 +25,4 @@ int device_exchange_tally(struct device_exchange *exchange, struct ll_tally *tal
 /* What is compared with: bench/nccl/. */
 extern const struct records_ops records_ops;
 
-/* A kernel that does nothing for so long. */
-
 #endif

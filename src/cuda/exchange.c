@@ -336,14 +336,9 @@ static int check_current(const struct device_exchange *x)
 	return rc;
 }
 
-static uint32_t least(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
-}
-
 static struct ll_launch fit_launch(const struct device_exchange *x, const struct device_call *call, struct ll_launch launch)
 {
-	launch.nr_blocks = least(launch.nr_blocks, call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks);
+	launch.nr_blocks = ll_least(launch.nr_blocks, call->nr_sms ? ll_least(call->nr_sms, x->most_blocks) : x->most_blocks);
 	launch.early = x->early;
 	return launch;
 }
@@ -359,7 +354,7 @@ static uint8_t *own_rows(const struct device_exchange *x, const struct device_sl
 /* All blocks that fit, unless the caller wants fewer: bytes are what counts here. */
 static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call)
 {
-	uint32_t most = call->nr_sms ? least(call->nr_sms, x->most_blocks) : x->most_blocks;
+	uint32_t most = call->nr_sms ? ll_least(call->nr_sms, x->most_blocks) : x->most_blocks;
 
 	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .early = x->early};
 }
@@ -371,7 +366,7 @@ static uint32_t ht_senders(const struct ll_dispatch *d, uint32_t nr_blocks)
 	uint32_t bytes = d->kind != LL_X_COPY && d->exchange.nr_ranks <= 2 ? 5700000 : 3700000;
 	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = d->kind == LL_X_COPY ? 6 : nr_blocks > 48 ? 8 : 12;
 
-	return wanted < 3 ? 3 : least(wanted, most);
+	return wanted < 3 ? 3 : ll_least(wanted, most);
 }
 
 static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)

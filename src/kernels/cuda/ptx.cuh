@@ -196,23 +196,6 @@ __device__ __forceinline__ void shared_store(shared_at to, uint4 v)
 	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-__device__ __forceinline__ bool copy_there(shared_at barrier, uint32_t parity)
-{
-	uint32_t there;
-
-	asm volatile("{ .reg .pred p;\n\t"
-#if __CUDA_ARCH__ >= 900
-		     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-#else
-		     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\t"
-#endif
-		     "selp.u32 %0, 1, 0, p; }"
-		     : "=r"(there)
-		     : "r"(barrier), "r"(parity)
-		     : "memory");
-	return there;
-}
-
 /* Has its phase ended? Does not wait, where copy_there may for a while. */
 __device__ __forceinline__ bool barrier_passed(shared_at barrier, uint32_t parity)
 {
@@ -239,10 +222,23 @@ __device__ __forceinline__ void barrier_arrive(shared_at barrier)
 }
 
 #if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ bool copy_there(shared_at barrier, uint32_t parity)
+{
+	uint32_t there;
+
+	asm volatile("{ .reg .pred p;\n\t"
+		     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+		     "selp.u32 %0, 1, 0, p; }"
+		     : "=r"(there)
+		     : "r"(barrier), "r"(parity)
+		     : "memory");
+	return there;
+}
+
 /* By one lane; then copy_out_ready and a barrier of those that use it. */
 __device__ __forceinline__ void copy_barrier(shared_at barrier)
 {
-	asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+	barrier_open(barrier, 1);
 	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
@@ -292,9 +288,14 @@ template <int N> __device__ __forceinline__ void copies_done()
 	asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 #else
+__device__ __forceinline__ bool copy_there(shared_at barrier, uint32_t parity)
+{
+	return barrier_passed(barrier, parity);
+}
+
 __device__ __forceinline__ void copy_barrier(shared_at barrier)
 {
-	asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(barrier) : "memory");
+	barrier_open(barrier, 32);
 }
 
 __device__ __forceinline__ void copy_out_ready()

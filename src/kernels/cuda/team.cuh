@@ -183,12 +183,14 @@ __device__ __forceinline__ void pass_tray(shared_at barriers, uint32_t at)
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* By all of the loading warp: only when all lanes have seen the tray free may one use it. Else the tray could be free once more before the last one looks, to which that
- * phase would seem not to have ended. */
-__device__ __forceinline__ void await_next(const struct trays *in)
+/* A ticket for the next tray; by: the lane that has it. Only when all lanes have seen the tray free may one use it. Else the tray could be free once more before the last
+ * one looks, to which that phase would seem not to have ended. */
+__device__ __forceinline__ void put_ticket(const struct trays *in, uint4 ticket, uint32_t by)
 {
 	await_free(in);
 	__syncwarp();
+	if (lane_id() == by)
+		shared_store(in->tickets + in->at * 16, ticket);
 }
 
 /* A row into the next tray; by: the lane that has its ticket and its address. */
@@ -196,9 +198,7 @@ __device__ __forceinline__ void team_load(struct trays *in, uint4 ticket, const 
 {
 	shared_at full = in->full + in->at * COPY_BARRIER_BYTES;
 
-	await_next(in);
-	if (lane_id() == by)
-		shared_store(in->tickets + in->at * 16, ticket);
+	put_ticket(in, ticket, by);
 	copy_in(in->trays + in->at * in->tray_bytes, row, bytes, full, by);
 	copy_in_close(full, bytes, by);
 	next_tray(in);
@@ -207,9 +207,7 @@ __device__ __forceinline__ void team_load(struct trays *in, uint4 ticket, const 
 /* A ticket without a row. */
 __device__ __forceinline__ void team_tell(struct trays *in, uint4 ticket, uint32_t by)
 {
-	await_next(in);
-	if (lane_id() == by)
-		shared_store(in->tickets + in->at * 16, ticket);
+	put_ticket(in, ticket, by);
 	copy_in_close(in->full + in->at * COPY_BARRIER_BYTES, 0, by);
 	next_tray(in);
 }
