@@ -190,18 +190,20 @@ planted() {
 
 	has_sanitizer || return
 	[ -x "$PLANTED" ] || { echo "skip: $PLANTED is not there: make lab"; return 77; }
-	under "${1%-copy}" "$BUILD/tern" run -n 1 -- "$PLANTED" "$1" >"$all" 2>&1
+	under "${1%%-*}" "$BUILD/tern" run -n 1 -- "$PLANTED" "$1" >"$all" 2>&1
 	cat "$all"
 	grep -q '^planted: ' "$all" && summaries "$all" | grep -qvE ': 0 (errors|hazards)'
 }
 
 # Kernels that wait for each other cannot run under these tools in one process, where launches wait for what was launched before. Half of the rounds are replayed graphs.
 stage_sanitize() {
-	local tool small=(--only-verify --hidden 512 --experts 8 --topk 4 --mode "ll,ht")
+	local tool fault small=(--only-verify --hidden 512 --experts 8 --topk 4 --mode "ll,ht")
 
 	for tool in $TOOLS; do
 		step "sanitize/$tool-planted" 30 planted "$tool"
-		[ "$tool" != racecheck ] || step "sanitize/$tool-planted-copy" 30 planted "$tool-copy"
+		for fault in copy tray; do
+			[ "$tool" != racecheck ] || step "sanitize/$tool-planted-$fault" 30 planted "$tool-$fault"
+		done
 		step "sanitize/$tool-1" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 1 "${small[@]}" --dtype fp8,bf16,fp16,fp32 --tokens 33 --layout contiguous,padded,source --reduce home,expert --iters 4
 		[ "$gpus" -lt 2 ] ||
 			step "sanitize/$tool-2" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 2 "${small[@]}" --dtype fp8,bf16 --tokens 9 --uneven --drop 0.2 --reduce home,expert --iters 4

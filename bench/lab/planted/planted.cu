@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-lab-planted memcheck | racecheck | racecheck-copy | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here
+/* tern-lab-planted memcheck | racecheck | racecheck-copy | racecheck-tray | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here
  * would find nothing elsewhere: its silence about Tern's kernels is worth no more than what it says here. */
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -43,6 +43,27 @@ static __global__ void unwaited(uint32_t *words)
 	words[threadIdx.x] = v.x;
 }
 
+/* What one warp passes to the other is read before that has been waited for. */
+static __global__ void unpassed(uint32_t *words)
+{
+	BLOCK_MEMORY(shared);
+	shared_at full = in_shared(shared), tray = full + 16 + lane_id() * 16;
+	uint4 v = {};
+
+	if (threadIdx.x == 0)
+		barrier_open(full, LANES);
+	__syncthreads();
+	if (threadIdx.x < LANES) {
+		shared_store(tray, v);
+		barrier_arrive(full);
+		return;
+	}
+	v = shared_load(tray);
+	while (!copy_there(full, 0))
+		;
+	words[threadIdx.x] = v.x;
+}
+
 /* Nobody has ever stored what this reads. */
 static __global__ void unset(uint32_t *words)
 {
@@ -62,7 +83,7 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*kernel)(uint32_t *words);
-	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"racecheck-copy", unwaited}, {"initcheck", unset}, {"synccheck", apart}};
+	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"racecheck-copy", unwaited}, {"racecheck-tray", unpassed}, {"initcheck", unset}, {"synccheck", apart}};
 	uint32_t *words;
 
 	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
@@ -76,6 +97,6 @@ int main(int argc, char **argv)
 		printf("planted: %s\n", cudaGetErrorString(cudaDeviceSynchronize()));
 		return 0;
 	}
-	fprintf(stderr, "usage: %s memcheck | racecheck | racecheck-copy | initcheck | synccheck\n", argv[0]);
+	fprintf(stderr, "usage: %s memcheck | racecheck | racecheck-copy | racecheck-tray | initcheck | synccheck\n", argv[0]);
 	return 2;
 }

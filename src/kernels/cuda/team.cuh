@@ -143,11 +143,11 @@ __device__ __forceinline__ void trays_open(struct team_shape s, shared_at team)
 
 	if (lane_id() < in.nr) {
 		copy_barrier(in.full + at);
-		barrier_open(in.free + at, s.nr_summing);
+		barrier_open(in.free + at, s.nr_summing * LANES);
 	}
 	if (lane_id() < out.nr) {
-		barrier_open(out.full + at, s.nr_summing);
-		barrier_open(out.free + at, 1);
+		barrier_open(out.full + at, s.nr_summing * LANES);
+		barrier_open(out.free + at, LANES);
 	}
 	copy_out_ready();
 }
@@ -173,12 +173,10 @@ __device__ __forceinline__ void await_free(const struct trays *t)
 		;
 }
 
-/* All of the warp have done with a tray; the others of the team may not have. */
+/* By all of a warp, each lane for itself: it has done with a tray. One lane behind a __syncwarp would do, but racecheck does not follow that, and it is no faster (docs/benchmarks.md). */
 __device__ __forceinline__ void pass_tray(shared_at barriers, uint32_t at)
 {
-	__syncwarp();
-	if (lane_id() == 0)
-		barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
+	barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
@@ -288,7 +286,7 @@ template <int Y> static __device__ __forceinline__ void team_sum(struct team_sha
 /* Results on their way: of the last ones lane n % 32 knows the n-th. */
 struct storing {
 	uint32_t issued, freed, told;
-	uint32_t tray, rank, cell;
+	uint32_t rank, cell;
 	bool tells; /* the result is complete */
 };
 #define MOST_UNTOLD 16 /* a fence for many: it takes as long as for one */
@@ -309,10 +307,8 @@ template <int N> static __device__ __forceinline__ void free_trays(const struct 
 	uint32_t to = s->issued - N;
 
 	copies_read<N>();
-	__syncwarp();
-	if (number_of_lane(s->freed, to) != to)
-		barrier_arrive(t->free + s->tray * COPY_BARRIER_BYTES);
-	s->freed = to;
+	for (; s->freed != to; s->freed++)
+		pass_tray(t->free, s->freed % TEAM_OUT);
 }
 
 /* All but the last N are where they belong, and their words go behind them. */
@@ -349,7 +345,6 @@ static __device__ __forceinline__ void store_result(const struct ll_exchange *e,
 		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes + part * part_bytes, out->trays + out->at * out->tray_bytes, ticket->bytes, 0);
 	copies_close();
 	if (lane_id() == s->issued % LANES) {
-		s->tray = out->at;
 		s->rank = ticket->rank;
 		s->cell = cell;
 		s->tells = ticket->flags & TICKET_TELL;
