@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench: starts ranks if there are none yet; every rank runs all cases, and rank 0 reports. */
-#include "cli/bench_raw.h"
-#include "cli/bench_report.h"
-#include "cli/bench_rounds.h"
+#include "cli/bench_case.h"
 #include "cli/bench_start.h"
 #include "cli/cmd.h"
-#include "cli/device_rounds.h"
-#include "cli/nccl_rounds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,37 +11,7 @@
 
 /* ---- one case on one rank ---------------------------------------------------------------------------------- */
 
-struct bench {
-	const struct bench_args *args;
-	tern_group *group;
-	int rank;
-	bool progress; /* this rank tells it */
-	double last_progress_us;
-	unsigned int nr_cases;
-	struct report report;
-};
-
-/* What the ranks tell each other about a case. */
-struct outcome {
-	int64_t rc;
-	uint64_t nr_wrong;
-	struct tern_stats stats;
-	struct tern_memory memory;
-	double raw_bytes;
-	uint64_t nr_raw_wrong, nr_nccl_wrong;
-	char wrong[384];
-	char error[640];
-};
-
-/* What a case times. */
-struct timing {
-	struct rounds *rounds;
-	struct times times;
-	struct raw_rounds raw;
-	struct times nccl[NR_NCCL_WAYS];
-};
-
-static void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total)
+void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total)
 {
 	double now = now_us();
 
@@ -144,8 +110,7 @@ static void describe_error(struct outcome *outcome, int rank, const char *text)
 	snprintf(outcome->error, sizeof(outcome->error), "rank %d: %s", rank, text);
 }
 
-/* Before anything is closed, which could change the text. */
-static void describe_failure(const struct bench *bench, struct outcome *outcome)
+void describe_failure(const struct bench *bench, struct outcome *outcome)
 {
 	char text[600];
 
@@ -169,105 +134,6 @@ static void run_on_cpu(struct bench *bench, struct timing *t, struct bench_resul
 	raw_rounds_close(&t->raw);
 	rounds_close(&rounds);
 	t->rounds = NULL;
-}
-
-/* ---- the same on a device ---------------------------------------------------------------------------------- */
-
-struct device_timing {
-	struct device_rounds rounds;
-	struct nccl_rounds nccl;
-};
-
-/* Round i of the exchange and, if asked for, of the same over NCCL; who goes first changes. */
-static int device_time_round(struct device_timing *d, struct timing *t, uint32_t i, bool counts)
-{
-	int rc = 0;
-
-	for (uint32_t k = 0; k < 2 && !rc; k++) {
-		bool nccl = (i + k) % 2;
-
-		if (!nccl)
-			rc = device_rounds_time(&d->rounds, counts ? &t->times : NULL, i);
-		else if (d->nccl.device)
-			rc = nccl_rounds_time(&d->nccl, counts ? t->nccl : NULL, i);
-	}
-	return rc;
-}
-
-static int device_time_rounds(struct bench *bench, struct device_timing *d, struct timing *t)
-{
-	uint32_t i, total = bench->args->iters;
-	int rc = tern_moe_set_sms(d->rounds.moe, bench->args->nr_sms);
-
-	rc = rc ? rc : device_rounds_prepare(&d->rounds);
-	for (i = 0; i < bench->args->warmup && !rc; i++)
-		rc = device_time_round(d, t, i, false);
-	rc = rc ? rc : tern_moe_stats_reset(d->rounds.moe);
-	for (i = 0; i < total && !rc; i++) {
-		tell_progress(bench, "timing", i, total);
-		rc = device_time_round(d, t, i, true);
-	}
-	return rc;
-}
-
-/* One round is always compared: what is wrong need not be timed. */
-static int verify_nccl(struct bench *bench, struct device_timing *d)
-{
-	uint32_t i, total = bench->args->verify ? bench->args->iters : 1;
-	int rc = nccl_rounds_open(&d->nccl, &d->rounds);
-
-	for (i = 0; i < total && !rc; i++) {
-		tell_progress(bench, "verifying NCCL", i, total);
-		rc = nccl_rounds_verify(&d->nccl, i);
-	}
-	return rc;
-}
-
-static int device_run_rounds(struct bench *bench, struct device_timing *d, struct timing *t, struct bench_result *result, struct outcome *outcome)
-{
-	uint32_t round, slots = result->bench_case.job.config.nr_slots;
-	int rc = 0;
-
-	for (round = 0; round < bench->args->iters && bench->args->verify && !rc; round += slots) {
-		tell_progress(bench, "verifying", round, bench->args->iters);
-		rc = device_rounds_verify(&d->rounds, round);
-		result->nr_verified = round + slots;
-	}
-	if (!rc && is_against(bench->args, "nccl"))
-		rc = verify_nccl(bench, d);
-	if (!rc && !bench->args->only_verify)
-		rc = device_time_rounds(bench, d, t);
-	outcome->memory.size = sizeof(outcome->memory);
-	outcome->stats.size = sizeof(outcome->stats);
-	rc = rc ? rc : tern_moe_stats(d->rounds.moe, &outcome->stats);
-	return rc ? rc : tern_moe_memory(d->rounds.moe, &outcome->memory);
-}
-
-static void describe_difference(struct outcome *outcome, const struct device_timing *d)
-{
-	outcome->nr_wrong = d->rounds.difference.nr;
-	outcome->nr_nccl_wrong = d->nccl.difference.nr;
-	if (outcome->nr_wrong)
-		memcpy(outcome->wrong, d->rounds.difference.first, sizeof(outcome->wrong));
-	else if (outcome->nr_nccl_wrong)
-		snprintf(outcome->wrong, sizeof(outcome->wrong), "over NCCL: %.370s", d->nccl.difference.first);
-}
-
-static void run_on_device(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
-{
-	const struct device_ops *ops = device_ops_load();
-	struct device_timing d = {0};
-
-	outcome->rc = ops ? device_choose(ops, (uint32_t)bench->rank) : TERN_ERR_UNSUPPORTED;
-	if (!outcome->rc)
-		outcome->rc = device_rounds_open(&d.rounds, bench->group, &result->bench_case.job, ops);
-	if (!outcome->rc)
-		outcome->rc = device_run_rounds(bench, &d, t, result, outcome);
-	describe_failure(bench, outcome);
-	describe_difference(outcome, &d);
-	nccl_rounds_close(&d.nccl);
-	if (d.rounds.ops)
-		device_rounds_close(&d.rounds);
 }
 
 /* Everything that this rank alone can do; the ranks compare notes afterwards. */
