@@ -81,7 +81,7 @@ static int make_lanes(struct device_rounds *r)
 		lane->out = next(&at, s.out);
 		lane->into_x = next(&at, s.into_x);
 		lane->into_scales = next(&at, s.into_scales);
-		rc = device_passed_on(r, r->ops->stream_create(&lane->stream));
+		rc = device_passed_on(r, r->ops->stream_create(&lane->stream, false));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
 	}
 	return rc;

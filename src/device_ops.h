@@ -15,7 +15,7 @@
 #include "placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 4
+#define DEVICE_OPS_VERSION 5
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -91,9 +91,13 @@ struct device_ops {
 	void (*host_free)(void *memory);
 	int (*copy)(void *to, const void *from, uint64_t bytes, void *stream);
 	int (*fill)(void *to, int byte, uint64_t bytes, void *stream);
-	int (*stream_create)(void **stream);
+	int (*stream_create)(void **stream, bool urgent); /* urgent: blocks of its kernels start before those of other streams */
 	void (*stream_destroy)(void *stream);
 	int (*stream_wait)(void *stream);
+	/* What is put on the stream from now on runs behind all that is on the other now. Where that is captured, the stream is too from now on. */
+	int (*stream_follow)(void *stream, void *other);
+	/* Stands for what a model computes: keeps all SMs busy for so many waves of blocks, of some two microseconds each, and reads from that memory. */
+	int (*work)(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream);
 	int (*spin)(uint64_t ns, void *stream);
 	/* Waits on the stream until those of all ranks have come there, by a word in windows of an exchange that has no rounds. number: 1 for the first, and so on. */
 	int (*barrier)(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number, uint64_t wait_ns, void *stream);

@@ -2,6 +2,7 @@
 /* libtern_cuda.so: devices, memory and streams through CUDA's runtime, and the table that libtern loads. */
 #include "backend.h"
 #include "spin.h"
+#include "work.h"
 #include "error.h"
 
 #include <stdarg.h>
@@ -194,9 +195,11 @@ static int fill(void *to, int byte, uint64_t bytes, void *stream)
 	return bytes ? cuda_check(cudaMemsetAsync(to, byte, bytes, stream), "cudaMemsetAsync") : 0;
 }
 
-static int stream_create(void **stream)
+static int stream_create(void **stream, bool urgent)
 {
-	return cuda_check(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+	int least = 0, greatest = 0, rc = cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+
+	return rc ? rc : cuda_check(cudaStreamCreateWithPriority((cudaStream_t *)stream, cudaStreamNonBlocking, urgent ? greatest : least), "cudaStreamCreateWithPriority");
 }
 
 static void stream_destroy(void *stream)
@@ -207,6 +210,28 @@ static void stream_destroy(void *stream)
 static int stream_wait(void *stream)
 {
 	return cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
+static int stream_follow(void *stream, void *other)
+{
+	cudaEvent_t event = NULL;
+	int rc = cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+
+	rc = rc ? rc : cuda_check(cudaEventRecord(event, other), "cudaEventRecord");
+	rc = rc ? rc : cuda_check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
+	if (event)
+		(void)cudaEventDestroy(event);
+	return rc;
+}
+
+static int work(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream)
+{
+	int device = 0, nr_sms = 0, shared_bytes = 0, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+	shared_bytes = shared_bytes / 2 + 1024; /* an SM has no room for two */
+	return rc ? rc : cuda_check(work_launch(memory, bytes, nr_waves * (uint32_t)nr_sms, (uint32_t)shared_bytes, stream), "the kernel of work");
 }
 
 static int spin(uint64_t ns, void *stream)
@@ -249,7 +274,7 @@ static int capture_end(void *stream, struct device_graph **out)
 
 	if (!rc && !g)
 		rc = fail(TERN_ERR_NOMEM, "no memory for a graph");
-	rc = rc ? rc : cuda_check(cudaGraphInstantiate(&g->exec, graph, 0), "cudaGraphInstantiate");
+	rc = rc ? rc : cuda_check(cudaGraphInstantiate(&g->exec, graph, cudaGraphInstantiateFlagUseNodePriority), "cudaGraphInstantiate");
 	rc = rc ? rc : cuda_check(cudaEventCreate(&g->begin), "cudaEventCreate");
 	rc = rc ? rc : cuda_check(cudaEventCreate(&g->end), "cudaEventCreate");
 	rc = rc ? rc : cuda_check(cudaGraphUpload(g->exec, stream), "cudaGraphUpload");
@@ -310,6 +335,8 @@ __attribute__((visibility("default"))) const struct device_ops *tern_cuda_ops(vo
 		.stream_create = stream_create,
 		.stream_destroy = stream_destroy,
 		.stream_wait = stream_wait,
+		.stream_follow = stream_follow,
+		.work = work,
 		.spin = spin,
 		.barrier = barrier,
 		.capture_begin = capture_begin,

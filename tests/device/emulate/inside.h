@@ -38,7 +38,8 @@ enum operation_kind {
 	OPERATION_KERNEL,
 	OPERATION_COPY,
 	OPERATION_FILL,
-	OPERATION_EVENT
+	OPERATION_EVENT,
+	OPERATION_FOLLOW
 };
 
 /* What lies in a stream, or in a graph. */
@@ -61,16 +62,21 @@ struct operation {
 	size_t bytes;
 	int byte;
 	struct emulated_event *event;
+	uint32_t number; /* follow: of the record that is waited for */
 	char put; /* for ThreadSanitizer: what the host did before it put this on the stream */
 };
 
 struct emulated_event {
 	uint64_t ns;
-	bool under_way; /* recorded, and not reached */
+	uint32_t nr_put, nr_reached; /* records */
+	uint32_t refs;		     /* the caller's, and operations' */
+	struct emulated_graph *capture; /* last recorded while that was captured */
+	char order;		     /* for ThreadSanitizer */
 };
 
 struct emulated_graph {
 	struct operation *first, **end;
+	struct emulated_stream *origin; /* on which the capture began */
 	uint32_t refs;
 };
 
@@ -145,6 +151,8 @@ void devices_run(void); /* for a while, if nobody else does */
 void stream_add(struct emulated_stream *stream);
 void stream_remove(struct emulated_stream *stream);
 void operation_free(struct operation *operation);
+void event_drop(struct emulated_event *event); /* under the lock */
+void capture_end(struct emulated_graph *graph);
 void emulated_enter(void);
 bool emulated_one_thread(void); /* under the lock: only one thread has ever been here */
 void emulated_leave(void);

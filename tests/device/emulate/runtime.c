@@ -208,6 +208,18 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 	return cudaSuccess;
 }
 
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+{
+	(void)priority; /* blocks start in the order of launches */
+	return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+	*least = *greatest = 0;
+	return cudaSuccess;
+}
+
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
 	struct emulated_stream *s = stream_of(stream);
@@ -277,7 +289,10 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 	return result(kernel ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-/* ---- graphs and events: a graph is what was put on its one stream --------------------------------------------- */
+/* ---- graphs and events ------------------------------------------------------------------------------------------
+ *
+ * A graph is what was put on its streams, in one order. What was put on the stream where the capture began is launched where the caller says; the rest on the
+ * stream that it was captured from, which waits for whatever else is there: one of the orders that a GPU may choose. */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
@@ -288,6 +303,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 	if (!g)
 		return result(cudaErrorMemoryAllocation);
 	g->end = &g->first;
+	g->origin = s;
 	g->refs = 1;
 	emulated_enter();
 	s->capture = g;
@@ -301,7 +317,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 
 	emulated_enter();
 	*graph = s->capture;
-	s->capture = NULL;
+	if (*graph)
+		capture_end(*graph);
 	emulated_leave();
 	return result(*graph ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
 }
@@ -326,7 +343,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
 	emulated_enter();
 	for (const struct operation *op = exec->first; op; op = op->next)
-		stream_put(stream_of(stream), op);
+		stream_put(op->stream == exec->origin ? stream_of(stream) : op->stream, op);
 	emulated_leave();
 	return cudaSuccess;
 }
@@ -337,11 +354,11 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 
 	emulated_enter();
 	last_one = --graph->refs == 0;
-	emulated_leave();
 	for (struct operation *op = last_one ? graph->first : NULL, *next; op; op = next) {
 		next = op->next;
 		operation_free(op);
 	}
+	emulated_leave();
 	if (last_one)
 		free(graph);
 	return cudaSuccess;
@@ -355,21 +372,50 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 cudaError_t cudaEventCreate(cudaEvent_t *event)
 {
 	*event = calloc(1, sizeof(**event));
+	if (*event)
+		(*event)->refs = 1;
 	return result(*event ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
+{
+	(void)flags;
+	return cudaEventCreate(event);
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-	free(event);
+	emulated_enter();
+	event_drop(event);
+	emulated_leave();
 	return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
 	emulated_enter();
-	event->under_way = true;
+	event->capture = stream_of(stream)->capture;
+	stream_put(stream_of(stream), &(struct operation){.kind = OPERATION_EVENT, .event = event});
 	emulated_leave();
-	return put(stream, &(struct operation){.kind = OPERATION_EVENT, .event = event});
+	return cudaSuccess;
+}
+
+/* Behind an event of a capture the stream belongs to it. */
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+	struct emulated_stream *s = stream_of(stream);
+	cudaError_t rc = cudaSuccess;
+
+	(void)flags;
+	emulated_enter();
+	if (event->capture && !s->capture)
+		s->capture = event->capture;
+	if (s->capture != event->capture)
+		rc = cudaErrorStreamCaptureUnsupported;
+	else
+		stream_put(s, &(struct operation){.kind = OPERATION_FOLLOW, .event = event});
+	emulated_leave();
+	return result(rc);
 }
 
 /* On GPUs work goes on while somebody asks: so it does here. */
@@ -378,9 +424,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 	bool under_way;
 
 	emulated_enter();
-	if (event->under_way)
+	if (event->nr_put != event->nr_reached)
 		devices_run();
-	under_way = event->under_way;
+	under_way = event->nr_put != event->nr_reached;
 	emulated_leave();
 	return result(under_way ? cudaErrorNotReady : cudaSuccess);
 }

@@ -104,8 +104,15 @@ void emulated_reseed(uint64_t seed)
 
 /* ---- what streams hold --------------------------------------------------------------------------------------- */
 
+void event_drop(struct emulated_event *event)
+{
+	if (event && --event->refs == 0)
+		free(event);
+}
+
 void operation_free(struct operation *op)
 {
+	event_drop(op->event);
 	free(op->call);
 	free(op);
 }
@@ -145,6 +152,14 @@ void stream_remove(struct emulated_stream *stream)
 	}
 }
 
+/* On all streams that it has come to. */
+void capture_end(struct emulated_graph *graph)
+{
+	for (struct emulated_stream *s = streams; s; s = s->next)
+		if (s->capture == graph)
+			s->capture = NULL;
+}
+
 static struct operation *copy_of(const struct operation *op)
 {
 	struct operation *copy = malloc(sizeof(*copy));
@@ -153,6 +168,8 @@ static struct operation *copy_of(const struct operation *op)
 		emulated_die("no memory for a stream");
 	*copy = *op;
 	copy->next = NULL;
+	if (op->event)
+		op->event->refs++;
 	if (op->call_bytes) {
 		copy->call = aligned_alloc(64, (op->call_bytes + 63) / 64 * 64);
 		if (!copy->call)
@@ -174,6 +191,10 @@ void stream_put(struct emulated_stream *stream, const struct operation *op)
 		stream->capture->end = &copy->next;
 		return;
 	}
+	if (copy->kind == OPERATION_EVENT)
+		copy->event->nr_put++;
+	else if (copy->kind == OPERATION_FOLLOW)
+		copy->number = copy->event->nr_put;
 	*stream->end = copy;
 	stream->end = &copy->next;
 	changed = true;
@@ -207,15 +228,27 @@ static void start_blocks(struct emulated_device *device)
 	}
 }
 
+static void reach(struct emulated_event *event)
+{
+	event->nr_reached++;
+	event->ns = emulated_clock_ns;
+	order_release(&event->order);
+	changed = true; /* for streams that wait for it */
+}
+
 static void run_at_once(struct operation *op)
 {
+	if (op->kind == OPERATION_FOLLOW && (int32_t)(op->event->nr_reached - op->number) < 0)
+		return;
 	order_acquire(&op->stream->order);
 	if (op->kind == OPERATION_COPY)
 		memmove(op->to, op->from, op->bytes);
 	else if (op->kind == OPERATION_FILL)
 		memset(op->to, op->byte, op->bytes);
+	else if (op->kind == OPERATION_EVENT)
+		reach(op->event);
 	else
-		*op->event = (struct emulated_event){.ns = emulated_clock_ns};
+		order_acquire(&op->event->order);
 	order_release(&op->stream->order);
 	op->done = true;
 }
