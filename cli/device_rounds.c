@@ -127,6 +127,8 @@ void device_rounds_close(struct device_rounds *r)
 		r->ops->graph_destroy(lane->dispatch);
 		r->ops->graph_destroy(lane->combine);
 		r->ops->graph_destroy(lane->pair);
+		if (lane->kept_memory)
+			r->ops->memory_free(lane->kept_memory);
 	}
 	tern_moe_destroy(r->barrier);
 	tern_moe_destroy(r->moe);
@@ -171,72 +173,6 @@ bool device_rounds_replay(const struct device_rounds *r, uint64_t round)
 	return device_manner(r, round).graphs;
 }
 
-static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
-{
-	const struct job *job = r->job;
-	const struct device_lane *lane = &r->lanes[slot];
-	bool scaled = job_x_scales_bytes(job) > 0;
-
-	return (struct tern_dispatch){.size = sizeof(struct tern_dispatch),
-		.slot = slot,
-		.nr_tokens = nr_tokens,
-		.x = lane->x,
-		.x_stride = m->x_gap ? job_x_bytes(job) + m->x_gap : 0,
-		.scales = scaled ? lane->scales : NULL,
-		.scales_stride = scaled && m->scales_gap ? job_x_scales_bytes(job) + m->scales_gap : 0,
-		.topk_ids = lane->ids,
-		.topk_ids_bits = m->wide_ids ? 64 : 0,
-		.topk_weights = job->no_weights ? NULL : (const float *)lane->weights};
-}
-
-int device_put_dispatch(struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
-{
-	struct device_lane *lane = &r->lanes[slot];
-	struct tern_dispatch args = dispatch_args(r, slot, m, nr_tokens);
-	int rc;
-
-	lane->received = (struct tern_received){.size = sizeof(lane->received)};
-	if (m->own_buffers || r->job->config.caller_output) {
-		lane->received.into_x = lane->into_x;
-		lane->received.into_scales = lane->into_scales;
-	}
-	if (!m->apart)
-		return tern_dispatch(r->moe, &args, &lane->received);
-	rc = tern_dispatch_send(r->moe, &args);
-	return rc ? rc : tern_dispatch_recv(r->moe, slot, &lane->received);
-}
-
-int device_put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m)
-{
-	struct device_lane *lane = &r->lanes[slot];
-	size_t row = job_y_bytes(r->job);
-	struct tern_combine args = {.size = sizeof(args), .slot = slot, .y = lane->y, .y_stride = m->y_gap ? row + m->y_gap : 0};
-	size_t out_stride = m->out_gap ? row + m->out_gap : 0;
-	int rc;
-
-	if (m->release)
-		return tern_release(r->moe, slot);
-	if (!m->apart)
-		return tern_combine(r->moe, &args, lane->out, out_stride);
-	rc = tern_combine_send(r->moe, &args);
-	return rc ? rc : tern_combine_recv(r->moe, slot, lane->out, out_stride);
-}
-
-/* Graphs are for as many tokens as there can be; kernels read how many there are. */
-static int capture(struct device_rounds *r, uint32_t slot, bool dispatch, bool combine, uint32_t nr_tokens, struct device_graph **graph)
-{
-	const struct manner plain = {.graphs = true};
-	int rc = device_passed_on(r, r->ops->capture_begin(r->lanes[slot].stream)), end;
-
-	if (rc)
-		return rc;
-	rc = dispatch ? device_put_dispatch(r, slot, &plain, nr_tokens) : 0;
-	if (!rc && combine)
-		rc = device_put_combine(r, slot, &plain);
-	end = r->ops->capture_end(r->lanes[slot].stream, graph);
-	return rc ? rc : device_passed_on(r, end);
-}
-
 /* Graphs are made before the first round: that may wait for all kernels on a device, and these for this rank. */
 static int capture_lanes(struct device_rounds *r)
 {
@@ -246,9 +182,9 @@ static int capture_lanes(struct device_rounds *r)
 		struct device_lane *lane = &r->lanes[slot];
 
 		rc = tern_moe_set_nr_tokens_at(r->moe, slot, (const uint32_t *)lane->nr_tokens);
-		rc = rc ? rc : capture(r, slot, true, false, r->job->config.max_tokens, &lane->dispatch);
+		rc = rc ? rc : device_capture(r, &(struct step){.piece = PIECE_DISPATCH, .slot = slot}, 1, NULL, r->job->config.max_tokens, &lane->dispatch);
 		lane->captured = lane->received;
-		rc = rc ? rc : capture(r, slot, false, true, 0, &lane->combine);
+		rc = rc ? rc : device_capture(r, &(struct step){.piece = PIECE_COMBINE, .slot = slot}, 1, NULL, 0, &lane->combine);
 		rc = rc ? rc : tern_moe_set_nr_tokens_at(r->moe, slot, NULL);
 		rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 	}
@@ -295,18 +231,19 @@ int device_rounds_open(struct device_rounds *r, tern_group *group, const struct 
 
 int device_rounds_prepare(struct device_rounds *r)
 {
+	static const struct step pair[] = {{.piece = PIECE_DISPATCH}, {.piece = PIECE_COMBINE}};
 	struct device_lane *lane = &r->lanes[0];
 	uint32_t n = job_nr_tokens(r->job, DEVICE_TIMED_ROUND, r->rank);
-	int rc = device_rounds_upload(r, DEVICE_TIMED_ROUND);
+	int rc = device_rounds_upload(r, 0, DEVICE_TIMED_ROUND);
 
 	r->ops->graph_destroy(lane->dispatch);
 	r->ops->graph_destroy(lane->combine);
 	lane->dispatch = lane->combine = NULL;
 	/* Rows of y are only moved and summed here: what they hold costs nothing, but for power. */
 	rc = rc ? rc : device_passed_on(r, r->ops->fill(lane->y, 0x3c, device_lane_sizes(r).y, lane->stream));
-	rc = rc ? rc : capture(r, 0, true, false, n, &lane->dispatch);
-	rc = rc ? rc : capture(r, 0, false, true, n, &lane->combine);
-	rc = rc ? rc : capture(r, 0, true, true, n, &lane->pair);
+	rc = rc ? rc : device_capture(r, &pair[0], 1, NULL, n, &lane->dispatch);
+	rc = rc ? rc : device_capture(r, &pair[1], 1, NULL, n, &lane->combine);
+	rc = rc ? rc : device_capture(r, pair, 2, NULL, n, &lane->pair);
 	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 	return device_rounds_agree(r, rc);
 }

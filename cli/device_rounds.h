@@ -15,6 +15,8 @@ struct device_lane {
 	uint8_t *x, *scales, *ids, *weights, *nr_tokens, *y, *out, *into_x, *into_scales;
 	struct tern_received received; /* of the round under way, on the device */
 	struct tern_received captured; /* of rounds by graph */
+	struct tern_received kept;     /* copies of these, made by a graph */
+	uint8_t *kept_memory;
 	struct device_graph *dispatch, *combine, *pair;
 };
 
@@ -58,8 +60,8 @@ int device_rounds_time(struct device_rounds *rounds, struct times *times, uint32
 
 /* For who is compared with: */
 #define DEVICE_TIMED_ROUND (UINT64_C(1) << 40) /* whose inputs are timed */
-/* That round's inputs, rows without gaps and ids of 32 bits, into lane 0. */
-int device_rounds_upload(struct device_rounds *rounds, uint64_t round);
+/* That round's inputs, rows without gaps and ids of 32 bits, into a slot's lane. */
+int device_rounds_upload(struct device_rounds *rounds, uint32_t slot, uint64_t round);
 /* On lane 0's stream: time for the hosts to queue what follows, and then a barrier of all devices. */
 int device_rounds_start(struct device_rounds *rounds);
 /* Collective: 0, or this rank's failure, or that of another. */

@@ -71,11 +71,11 @@ static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint
 	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 }
 
-int device_rounds_upload(struct device_rounds *r, uint64_t round)
+int device_rounds_upload(struct device_rounds *r, uint32_t slot, uint64_t round)
 {
 	const struct manner plain = {.graphs = true};
 
-	return upload_inputs(r, &r->lanes[0], round, &plain);
+	return upload_inputs(r, &r->lanes[slot], round, &plain);
 }
 
 /* Wherever rows may go. */
@@ -145,29 +145,44 @@ static int fetch_received(struct device_rounds *r, struct device_lane *lane, str
 	return device_passed_on(r, r->ops->stream_wait(lane->stream));
 }
 
-static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+/* extent: positions that its rows span. */
+static int verify_rows(struct device_rounds *r, struct device_lane *lane, uint64_t round, uint64_t *extent)
 {
-	struct device_lane *lane = &r->lanes[slot];
-	struct manner m = device_manner(r, round);
 	struct tern_received host;
-	uint64_t y_stride = job_y_bytes(r->job) + m.y_gap, y_bytes;
 	int rc;
 
 	reference_set_round(r->reference, round);
 	rc = fetch_received(r, lane, &host);
-	if (rc || verify_received(r->reference, r->rank, &host, &r->difference))
-		return rc ? rc : TERN_ERR_NOMEM;
-	rc = poison_inputs(r, lane);
-	y_bytes = host.extent * y_stride;
+	*extent = host.extent;
+	return rc || !verify_received(r->reference, r->rank, &host, &r->difference) ? rc : TERN_ERR_NOMEM;
+}
+
+/* What the experts make of the reference's round. */
+static int put_y(struct device_rounds *r, struct device_lane *lane, uint64_t extent, uint32_t gap)
+{
+	uint64_t stride = job_y_bytes(r->job) + gap, bytes = extent * stride;
+	int rc;
+
 	r->host_used = 0;
-	if (rc || !staging(r, y_bytes + 64))
-		return rc ? rc : TERN_ERR_NOMEM;
-	memset(r->host, POISON, y_bytes);
-	if (fill_y(r->reference, r->rank, r->host, y_stride))
+	if (!staging(r, bytes + 64))
 		return TERN_ERR_NOMEM;
-	rc = upload(r, lane, lane->y, r->host, y_bytes);
+	memset(r->host, POISON, bytes);
+	if (fill_y(r->reference, r->rank, r->host, stride))
+		return TERN_ERR_NOMEM;
+	rc = upload(r, lane, lane->y, r->host, bytes);
 	rc = rc ? rc : device_passed_on(r, r->ops->fill(lane->out, POISON, device_lane_sizes(r).out, lane->stream));
-	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream)); /* host memory is used again */
+	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream)); /* host memory is used again */
+}
+
+static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct manner m = device_manner(r, round);
+	uint64_t extent;
+	int rc = verify_rows(r, lane, round, &extent);
+
+	rc = rc ? rc : poison_inputs(r, lane);
+	rc = rc ? rc : put_y(r, lane, extent, m.y_gap);
 	if (rc || m.graphs)
 		return rc ? rc : device_passed_on(r, r->ops->graph_launch(lane->combine, lane->stream));
 	return device_put_combine(r, slot, &m);
@@ -182,12 +197,11 @@ static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_
 				strcpy(r->difference.first, "combine wrote beyond a row of out");
 }
 
-static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+static int verify_results(struct device_rounds *r, uint32_t slot, uint64_t round, const struct manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
-	struct manner m = device_manner(r, round);
 	uint32_t n = job_nr_tokens(r->job, round, r->rank);
-	size_t row = job_y_bytes(r->job), stride = row + m.out_gap;
+	size_t row = job_y_bytes(r->job), stride = row + m->out_gap;
 	const uint8_t *out;
 	int rc;
 
@@ -195,11 +209,18 @@ static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
 	out = fetch(r, lane, lane->out, n * stride + 48);
 	rc = out ? device_passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
 	rc = rc ? rc : tern_moe_status(r->moe);
-	if (rc || m.release)
+	if (rc || m->release)
 		return rc;
 	reference_set_round(r->reference, round);
 	check_gaps(r, out, n, row, stride);
 	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM : 0;
+}
+
+static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct manner m = device_manner(r, round);
+
+	return verify_results(r, slot, round, &m);
 }
 
 int device_rounds_step(struct device_rounds *r, uint32_t step, uint64_t round)
@@ -218,5 +239,44 @@ int device_rounds_verify(struct device_rounds *r, uint64_t round)
 
 	for (uint32_t step = 0; step < DEVICE_ROUNDS_STEPS && !rc; step++)
 		rc = device_rounds_step(r, step, round);
+	return rc;
+}
+
+/* ---- rounds that are one graph, with what a model does between its halves ------------------------------------ */
+
+/* Before the graph runs, so that it need not stop for the host: where rows will be is the reference's. */
+static int put_all(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct received_layout layout;
+	uint64_t extent;
+	int rc = device_rounds_upload(r, slot, round);
+
+	rc = rc ? rc : poison_outputs(r, lane, round);
+	if (rc)
+		return rc;
+	reference_set_round(r->reference, round);
+	if (received_layout_create(r->reference, r->rank, &layout))
+		return TERN_ERR_NOMEM;
+	extent = layout.end;
+	received_layout_destroy(&layout);
+	return put_y(r, lane, extent, 0);
+}
+
+int device_verify_graph(struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round)
+{
+	const struct manner plain = {.graphs = true};
+	uint64_t extent;
+	int rc = 0;
+
+	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
+		rc = put_all(r, slot, round + slot);
+	rc = rc ? rc : device_passed_on(r, r->ops->graph_launch(graph, r->lanes[0].stream));
+	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(r->lanes[0].stream));
+	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++) {
+		r->lanes[slot].received = r->lanes[slot].kept;
+		rc = verify_rows(r, &r->lanes[slot], round + slot, &extent);
+		rc = rc ? rc : verify_results(r, slot, round + slot, &plain);
+	}
 	return rc;
 }

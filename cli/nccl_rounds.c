@@ -181,7 +181,7 @@ static int verify_combine(struct nccl_rounds *n, struct nccl_contender *c, uint3
 int nccl_rounds_verify(struct nccl_rounds *n, uint64_t round)
 {
 	uint32_t nr_tokens = job_nr_tokens(n->device->job, round, n->device->rank);
-	int rc = device_rounds_upload(n->device, round);
+	int rc = device_rounds_upload(n->device, 0, round);
 
 	for (int way = 0; way < NR_NCCL_WAYS && !rc; way++) {
 		reference_set_round(n->ways[way].reference, round);

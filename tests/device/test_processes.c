@@ -47,7 +47,7 @@ static int enter(struct rank *rank, struct device_rounds *rounds)
 		rc = device_rounds_verify(rounds, i);
 	if (rc || rounds->difference.nr)
 		return rank_fails(rank, "undisturbed rounds: %s%s", rc ? tern_last_error() : "", rounds->difference.first);
-	rc = device_rounds_upload(rounds, ROUNDS);
+	rc = device_rounds_upload(rounds, 0, ROUNDS);
 	rc = rc ? rc : ops->fill(rounds->lanes[0].y, 0, rounds->positions * job_y_bytes(&job), rounds->lanes[0].stream);
 	return rc ? rank_fails(rank, "inputs: %s", ops->error_text()) : 0;
 }
