@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define MOST_TOKENS (1u << 20)
+#define MOST_WORK_US 100000
 
 /* ---- flags ------------------------------------------------------------------------------------------------- */
 
@@ -52,6 +53,7 @@ enum flag {
 	FLAG_AGAINST,
 	FLAG_DEVICE,
 	FLAG_SMS,
+	FLAG_OVERLAP,
 	FLAG_JSON,
 	FLAG_PROGRESS,
 	FLAG_QUIET,
@@ -99,6 +101,7 @@ static const struct option flags[] = {
 	{"against", required_argument, NULL, FLAG_AGAINST},
 	{"device", required_argument, NULL, FLAG_DEVICE},
 	{"sms", required_argument, NULL, FLAG_SMS},
+	{"overlap", required_argument, NULL, FLAG_OVERLAP},
 	{"json", required_argument, NULL, FLAG_JSON},
 	{"progress", no_argument, NULL, FLAG_PROGRESS},
 	{"quiet", no_argument, NULL, FLAG_QUIET},
@@ -145,6 +148,8 @@ static int take_list(struct bench_args *args, int flag, const char *name, const 
 		return value_presets(args, text);
 	case FLAG_TOKENS:
 		return value_numbers(args, name, text, MOST_TOKENS, &args->tokens);
+	case FLAG_OVERLAP:
+		return value_numbers(args, name, text, MOST_WORK_US, &args->overlap);
 	case FLAG_MODE:
 		return value_words(args, name, text, mode_words, &args->modes);
 	case FLAG_DTYPE:
@@ -288,6 +293,10 @@ static int check(struct bench_args *args)
 
 	if (args->against && !strcmp(args->against, "nccl") != (config->device == TERN_DEVICE_CUDA))
 		return args_wrong(args, config->device == TERN_DEVICE_CUDA ? "--device cuda is compared with nccl alone" : "--against nccl needs --device cuda");
+	if (args->overlap.nr && config->device != TERN_DEVICE_CUDA)
+		return args_wrong(args, "--overlap needs --device cuda");
+	if (args->overlap.nr > ARGS_MAX_OVERLAP)
+		return args_wrong(args, "--overlap has more than %d values", ARGS_MAX_OVERLAP);
 	for (i = 0; i < args->nr_shapes; i++) {
 		struct bench_shape *shape = &args->shapes[i];
 

@@ -7,6 +7,7 @@
 #include "bench/job.h"
 
 #define ARGS_MAX_LIST 64
+#define ARGS_MAX_OVERLAP 8
 
 struct bench_shape {
 	const char *name; /* a preset's, or "custom" */
@@ -33,6 +34,7 @@ struct bench_args {
 	uint32_t max_tokens;			/* 0: the tokens of the case */
 	struct job job;				/* the rest of the settings */
 	uint32_t nr_sms; /* on a device; 0: the library's choice */
+	struct int_list overlap; /* on a device: microseconds of work beside rounds */
 	uint32_t iters;
 	uint32_t warmup;
 	uint32_t jitter_us;

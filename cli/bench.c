@@ -204,12 +204,14 @@ static void merge(const struct outcome *all, int nr_ranks, struct bench_result *
 	}
 }
 
-static int create_times(struct timing *t, uint32_t nr)
+static int create_times(struct timing *t, uint32_t nr, uint32_t nr_overlap)
 {
 	int rc = times_create(&t->times, nr) || times_create(&t->raw.times, nr);
 
 	for (int way = 0; way < NR_NCCL_WAYS && !rc; way++)
 		rc = times_create(&t->nccl[way], nr);
+	for (uint32_t row = 0; row < nr_overlap && !rc; row++)
+		rc = times_create(&t->overlap[row], nr);
 	return rc ? TERN_ERR_NOMEM : 0;
 }
 
@@ -219,6 +221,8 @@ static void destroy_times(struct timing *t)
 	times_destroy(&t->raw.times);
 	for (int way = 0; way < NR_NCCL_WAYS; way++)
 		times_destroy(&t->nccl[way]);
+	for (uint32_t row = 0; row < OVERLAP_MOST_ROWS; row++)
+		times_destroy(&t->overlap[row]);
 }
 
 static int gather_times(const struct bench *bench, const struct timing *t, struct bench_result *result)
@@ -230,6 +234,8 @@ static int gather_times(const struct bench *bench, const struct timing *t, struc
 	rc = measure_gather(&t->times, nr_ranks, gather, bench->group, result->spreads);
 	if (!rc && result->against_raw)
 		rc = measure_gather(&t->raw.times, nr_ranks, gather, bench->group, result->raw_spreads);
+	for (uint32_t row = 0; row < result->nr_overlap && !rc; row++)
+		rc = measure_gather(&t->overlap[row], nr_ranks, gather, bench->group, result->overlap_spreads[row]);
 	for (int way = 0; way < NR_NCCL_WAYS && result->against_nccl && !rc; way++)
 		rc = measure_gather(&t->nccl[way], nr_ranks, gather, bench->group, result->nccl_spreads[way]);
 	return rc;
@@ -243,7 +249,8 @@ static int run_case(struct bench *bench, struct bench_result *result)
 	struct outcome *mine = outcomes ? &outcomes[nr_ranks] : NULL;
 	struct timing t = {0};
 
-	if (!outcomes || create_times(&t, bench->args->iters)) {
+	result->nr_overlap = overlap_rows(bench->args, result->overlap);
+	if (!outcomes || create_times(&t, bench->args->iters, result->nr_overlap)) {
 		free(outcomes);
 		destroy_times(&t);
 		return TERN_ERR_NOMEM;

@@ -35,6 +35,7 @@ struct timing {
 	struct times times;
 	struct raw_rounds raw;
 	struct times nccl[NR_NCCL_WAYS];
+	struct times overlap[OVERLAP_MOST_ROWS]; /* as many as the result says */
 };
 
 void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total);

@@ -10,9 +10,13 @@
 struct device_timing {
 	struct device_rounds rounds;
 	struct nccl_rounds nccl;
+	struct device_overlap overlap;
 };
 
-/* Round i of the exchange and, if asked for, of the same over NCCL; who goes first changes. */
+/* Rounds of other inputs than those that are verified without work between the halves. */
+#define OVERLAP_ROUND (UINT64_C(1) << 39)
+
+/* Round i of the exchange, with work beside it if asked for, and of the same over NCCL; who goes first changes. */
 static int device_time_round(struct device_timing *d, struct timing *t, uint32_t i, bool counts)
 {
 	int rc = 0;
@@ -25,15 +29,18 @@ static int device_time_round(struct device_timing *d, struct timing *t, uint32_t
 		else if (d->nccl.device)
 			rc = nccl_rounds_time(&d->nccl, counts ? t->nccl : NULL, i);
 	}
+	if (!rc && d->overlap.rounds)
+		rc = device_overlap_time(&d->overlap, counts ? t->overlap : NULL, i);
 	return rc;
 }
 
 static int device_time_rounds(struct bench *bench, struct device_timing *d, struct timing *t)
 {
 	uint32_t i, total = bench->args->iters;
-	int rc = tern_moe_set_sms(d->rounds.moe, bench->args->nr_sms);
+	int rc = device_rounds_prepare(&d->rounds);
 
-	rc = rc ? rc : device_rounds_prepare(&d->rounds);
+	if (!rc && d->overlap.rounds)
+		rc = device_overlap_prepare(&d->overlap);
 	for (i = 0; i < bench->args->warmup && !rc; i++)
 		rc = device_time_round(d, t, i, false);
 	rc = rc ? rc : tern_moe_stats_reset(d->rounds.moe);
@@ -57,6 +64,21 @@ static int verify_nccl(struct bench *bench, struct device_timing *d)
 	return rc;
 }
 
+static int verify_overlap(struct bench *bench, struct device_timing *d, struct bench_result *result)
+{
+	uint32_t done = 0, total = bench->args->verify ? bench->args->iters : 0;
+	int nr, rc = device_overlap_open(&d->overlap, &d->rounds, bench->args);
+
+	while (done < total && !rc) {
+		tell_progress(bench, "verifying rounds with work beside them", done, total);
+		nr = device_overlap_verify(&d->overlap, OVERLAP_ROUND + done);
+		rc = nr < 0 ? nr : 0;
+		done += nr > 0 ? (uint32_t)nr : 0;
+	}
+	result->nr_verified += done;
+	return rc;
+}
+
 static int device_run_rounds(struct bench *bench, struct device_timing *d, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	uint32_t round, slots = result->bench_case.job.config.nr_slots;
@@ -67,6 +89,9 @@ static int device_run_rounds(struct bench *bench, struct device_timing *d, struc
 		rc = device_rounds_verify(&d->rounds, round);
 		result->nr_verified = round + slots;
 	}
+	rc = rc ? rc : tern_moe_set_sms(d->rounds.moe, bench->args->nr_sms);
+	if (!rc && result->nr_overlap)
+		rc = verify_overlap(bench, d, result);
 	if (!rc && is_against(bench->args, "nccl"))
 		rc = verify_nccl(bench, d);
 	if (!rc && !bench->args->only_verify)
@@ -100,6 +125,7 @@ void run_on_device(struct bench *bench, struct timing *t, struct bench_result *r
 	describe_failure(bench, outcome);
 	describe_difference(outcome, &d);
 	nccl_rounds_close(&d.nccl);
+	device_overlap_close(&d.overlap);
 	if (d.rounds.ops)
 		device_rounds_close(&d.rounds);
 }

@@ -57,6 +57,8 @@ void report_head(const struct report *report)
 		routing_text(&args->job.routing, text, sizeof(text)), (unsigned long long)args->job.seed, args->iters,
 		args->warmup, args->verify ? ", verified" : "");
 	printf("# from rank 0: %s\n", report->paths);
+	if (args->overlap.nr)
+		printf("# below a case: times of other graphs, p50 and p99, in the same columns, three to a row as it says\n");
 	printf("#\n# %65s %19s %19s\n", "dispatch us", "combine us", "pair us");
 	printf("# %-15s %-4s %-5s %-10s %-6s %6s %9s %9s %9s %9s %9s %9s %11s %7s %9s %6s\n", "preset", "mode", "dtype", "layout",
 		"reduce", "tokens", "p50", "p99", "p50", "p99", "p50", "p99", "bytes/rank", "GB/s", "MB/rank", "#wrong");
@@ -123,6 +125,28 @@ static void print_nccl(const struct bench_result *result)
 	}
 }
 
+/* A row's three times under the three columns. */
+static void print_overlap(const struct bench_result *result)
+{
+	char what[64];
+
+	for (uint32_t i = 0; i < result->nr_overlap && result->nr_timed; i++) {
+		const struct overlap_row *row = &result->overlap[i];
+
+		switch (row->kind) {
+		case OVERLAP_DISPATCH:
+		case OVERLAP_COMBINE:
+			snprintf(what, sizeof(what), "%s: send, receive, both", row->kind == OVERLAP_DISPATCH ? "dispatch" : "combine");
+			break;
+		default:
+			snprintf(what, sizeof(what), "%u x %u us work, with %s, exposed", overlap_plans[row->kind].nr_works, row->work_us,
+				row->kind == OVERLAP_HALVES ? "halves between" : "2 batches beside");
+		}
+		print_other_times(what, result->overlap_spreads[i]);
+		printf("\n");
+	}
+}
+
 void report_row(const struct report *report, const struct bench_result *result)
 {
 	const struct tern_moe_config *config = &result->bench_case.job.config;
@@ -155,6 +179,7 @@ void report_row(const struct report *report, const struct bench_result *result)
 		print_raw(result);
 	if (result->against_nccl)
 		print_nccl(result);
+	print_overlap(result);
 	fflush(stdout);
 }
 
@@ -302,6 +327,30 @@ static void put_nccl(struct json *json, const struct bench_result *result)
 		}
 }
 
+/* Under each kind's name its rows. */
+static void put_overlap(struct json *json, const struct bench_result *result)
+{
+	static const char *const keys[2][NR_MEASURES] = {{"send_us", "receive_us", "both_us"}, {"work_alone_us", "with_exchange_us", "exposed_us"}};
+
+	for (uint32_t i = 0; i < result->nr_overlap && result->nr_timed; i++) {
+		const struct overlap_plan *plan = &overlap_plans[result->overlap[i].kind];
+
+		if (!i || result->overlap[i].kind != result->overlap[i - 1].kind)
+			begin(json, plan->name, '[');
+		fprintf(json->file, json->first ? "{" : ", {");
+		json->first = true;
+		if (plan->nr_works) {
+			key_number(json, "works", plan->nr_works);
+			key_number(json, "work_us", result->overlap[i].work_us);
+		}
+		for (int m = 0; m < NR_MEASURES; m++)
+			put_spread(json, keys[plan->nr_works > 0][m], &result->overlap_spreads[i][m]);
+		end(json, '}');
+		if (i + 1 == result->nr_overlap || result->overlap[i].kind != result->overlap[i + 1].kind)
+			end(json, ']');
+	}
+}
+
 static void put_result(struct json *json, const struct bench_result *result)
 {
 	put_case(json, &result->bench_case);
@@ -323,6 +372,7 @@ static void put_result(struct json *json, const struct bench_result *result)
 		put_raw(json, result);
 	if (result->against_nccl)
 		put_nccl(json, result);
+	put_overlap(json, result);
 	key_number(json, "window_bytes", (double)result->memory.window_bytes);
 	key_number(json, "output_bytes", (double)result->memory.output_bytes);
 	key_number(json, "private_bytes", (double)result->memory.private_bytes);
@@ -353,6 +403,7 @@ static void put_settings(struct json *json, const struct report *report)
 	key_number(json, "seed", (double)job->seed);
 	key_text(json, "input", input_name(job->input));
 	key_number(json, "slots", job->config.nr_slots);
+	key_number(json, "sms", args->nr_sms);
 	key_number(json, "replicas", job->nr_redundant);
 	key_number(json, "replica_ranks", job->config.replica_ranks);
 	key_bool(json, "spread", job->spread);

@@ -5,6 +5,7 @@
 
 #include "bench/args.h"
 #include "bench/measure.h"
+#include "cli/device_overlap.h"
 #include "cli/nccl_rounds.h"
 
 struct bench_result {
@@ -16,6 +17,9 @@ struct bench_result {
 	bool against_nccl;
 	struct spread nccl_spreads[NR_NCCL_WAYS][NR_MEASURES];
 	uint64_t nr_nccl_wrong; /* of all ranks */
+	uint32_t nr_overlap;
+	struct overlap_row overlap[OVERLAP_MOST_ROWS];
+	struct spread overlap_spreads[OVERLAP_MOST_ROWS][NR_MEASURES]; /* a row's three times */
 	uint64_t nr_raw_wrong;	 /* writes of all ranks */
 	uint32_t nr_timed;	 /* rounds, of each measure */
 	uint64_t nr_verified;	 /* rounds with fresh inputs */

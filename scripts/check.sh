@@ -151,6 +151,7 @@ stage_plain() {
 	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_ahead"
 	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
 	test emulated/nccl 120 env BUILD="$BUILD" tests/device/nccl.sh
+	test emulated/overlap 120 env BUILD="$BUILD" tests/device/overlap.sh
 	test emulated/gpus.sh 240 env BUILD="$BUILD" tests/device/gpus.sh
 	test emulated/nodes 180 env BUILD="$BUILD" tests/device/nodes.sh
 	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_SEED=1000 TERN_TEST_CASES=8 "$BUILD/tests/device/test_device"
