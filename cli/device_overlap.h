@@ -37,7 +37,7 @@ struct device_overlap {
 	struct device_rounds *rounds; /* NULL: not open */
 	struct device_works works;
 	void *urgent; /* the exchange's stream where works are beside */
-	double wave_us;
+	double work_us, wave_us; /* what a work takes: by itself, and more for each wave */
 	uint32_t nr_rows;
 	struct overlap_row rows[OVERLAP_MOST_ROWS];
 	struct device_graph *timed[OVERLAP_MOST_ROWS][2];

@@ -6,6 +6,7 @@
 #include "work.h"
 
 #define THREADS 512
+#define READS 4 /* of 8 bytes, all under way while the block computes */
 #define STEPS 4
 #define CHAINS 4
 #define STEP_ADDS 64 /* of each chain */
@@ -22,18 +23,22 @@ static __global__ void work(uint2 *memory, uint32_t nr_reads)
 {
 	float sum[CHAINS] = {1.0f, 2.0f, 3.0f, 4.0f};
 	uint32_t first = somewhere(nr_reads);
+	uint2 v[READS];
 
+#pragma unroll
+	for (uint32_t i = 0; i < READS; i++)
+		v[i] = memory[(uint64_t)((first + i) % nr_reads) * THREADS + threadIdx.x];
 #pragma unroll 1
-	for (uint32_t step = 0; step < STEPS; step++) {
-		uint2 v = memory[(uint64_t)((first + step) % nr_reads) * THREADS + threadIdx.x];
-
+	for (uint32_t step = 0; step < STEPS; step++)
 #pragma unroll
 		for (uint32_t i = 0; i < STEP_ADDS; i++)
 #pragma unroll
 			for (uint32_t c = 0; c < CHAINS; c++)
 				sum[c] = __fmaf_rn(sum[c], 0.5f, 1.0f);
-		sum[0] += __uint_as_float(v.x & 0x3fffffff);
-		sum[1] += __uint_as_float(v.y & 0x3fffffff);
+#pragma unroll
+	for (uint32_t i = 0; i < READS; i++) {
+		sum[0] += __uint_as_float(v[i].x & 0x3fffffff);
+		sum[1] += __uint_as_float(v[i].y & 0x3fffffff);
 	}
 	if (sum[0] + sum[1] + sum[2] + sum[3] < 0) /* never: so that it has to be computed */
 		memory[threadIdx.x] = make_uint2(0, 0);
