@@ -9,7 +9,7 @@
 #     check       random exchanges and what callers do wrong, hostile words, ranks that are late, stay away or are killed, presets, layouts
 #     demo        the same text on the CPU and on 1, 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     lab         the low-latency kernels by themselves, verified; and which launch is the best
-#     bench       times of presets, by graph replay, and NCCL's beside them
+#     bench       times of presets, by graph replay, around and beside work too, and NCCL's beside them
 #     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of two GPUs
 #     python      the package's tests on GPUs
@@ -137,6 +137,7 @@ stage_bench() {
 	step bench/ll 120 measure ll --verify --preset $PRESETS --tokens 1,8,32,128 --mode ll --iters 200
 	step bench/ll-bf16 60 measure ll-bf16 --verify --preset deepseek-v3 --dtype bf16 --tokens 1,8,128 --mode ll --iters 200
 	step bench/ht 120 measure ht --verify --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 20
+	step bench/overlap 120 measure overlap --verify --preset deepseek-v3 --tokens 128 --mode ll,ht --iters 20 --slots 2 --sms 24 --overlap 20,100
 	step bench/nccl 120 beside_nccl
 	step bench/ht-24-sms 120 measure ht-24-sms --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 30 --sms 24
 }
