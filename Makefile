@@ -29,12 +29,13 @@ OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo 
 NVCC      ?= nvcc
 CUDA      ?= $(if $(SANITIZE),0,$(if $(shell command -v $(NVCC) 2>/dev/null),1,0))
 CUDA_ARCH ?= 80 90a 100
+CUDA_PTX  ?= $(filter 100,$(CUDA_ARCH))
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 comma     := ,
 CUDA_SRC  := $(wildcard src/cuda/*.c bench/nccl/*.c) src/layout.c
 CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
-	     $(foreach a,$(filter 100,$(CUDA_ARCH)),-gencode=arch=compute_$a$(comma)code=compute_$a)
+	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
 LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi% src/transport/verbs%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
