@@ -8,6 +8,7 @@
 #include "error.h"
 #include "kernels/cuda/kernels_ht.h"
 #include "kernels/cuda/rule_ll.h"
+#include "spin.h"
 
 #define MAX_SLOTS 16
 
@@ -257,14 +258,14 @@ static int count_blocks(struct device_exchange *x)
 	return 0;
 }
 
-/* early: it waits for the kernel ahead before it touches anything, so only the room it takes could harm. */
+/* early: it waits for the kernel ahead before it touches anything, so only the room it takes could harm. The code for older GPUs has no such wait, on whatever device it runs. */
 static int ask_device(struct device_exchange *x)
 {
-	int major = 0, bytes = 0, rc = cuda_check(cudaGetDevice(&x->device), "cudaGetDevice");
+	int version = 0, bytes = 0, rc = cuda_check(cudaGetDevice(&x->device), "cudaGetDevice");
 
-	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, x->device), "cudaDeviceGetAttribute");
+	rc = rc ? rc : cuda_check(code_version(&version), "cudaFuncGetAttributes");
 	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, x->device), "cudaDeviceGetAttribute");
-	x->early = major >= 9 && x->nr_sharing == 1;
+	x->early = version >= 90 && x->nr_sharing == 1;
 	x->block_bytes = (uint32_t)bytes;
 	return rc;
 }

@@ -12,6 +12,16 @@ static __global__ void spin(uint64_t ns)
 		;
 }
 
+/* All kernels are built for the same architectures. */
+cudaError_t code_version(int *version)
+{
+	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)spin);
+
+	*version = rc ? 0 : attributes.ptxVersion;
+	return rc;
+}
+
 cudaError_t spin_launch(uint64_t ns, cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = launch_config(1, 1, 0, stream);

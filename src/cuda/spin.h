@@ -18,6 +18,8 @@ struct stream_barrier {
 extern "C" {
 #endif
 
+/* Whose branches of ptx.cuh the current device runs, as __CUDA_ARCH__ / 10: 80, 90, 100. It may be newer than its code, which the driver has then compiled for it. */
+cudaError_t code_version(int *version);
 cudaError_t spin_launch(uint64_t ns, cudaStream_t stream);
 cudaError_t barrier_launch(const struct stream_barrier *at, cudaStream_t stream);
 

@@ -65,7 +65,6 @@ struct cudaDeviceProp {
 
 enum cudaDeviceAttr {
 	cudaDevAttrMultiProcessorCount,
-	cudaDevAttrComputeCapabilityMajor,
 	cudaDevAttrMaxSharedMemoryPerBlockOptin
 };
 
@@ -95,7 +94,7 @@ typedef struct cudaIpcMemHandle {
 } cudaIpcMemHandle_t;
 
 struct cudaFuncAttributes {
-	int maxThreadsPerBlock;
+	int maxThreadsPerBlock, ptxVersion;
 };
 
 enum cudaFuncAttribute {

@@ -176,9 +176,10 @@ static inline void barrier_arrive(shared_at barrier)
 	emulated_arrive((uint64_t *)barrier, 0);
 }
 
+/* Of code for sm_80 all lanes arrive at it. */
 static inline void copy_barrier(shared_at barrier)
 {
-	barrier_open(barrier, 1);
+	barrier_open(barrier, emulated_has_copy_engine() ? 1 : WARP_LANES);
 }
 
 /* What the engine may see of a lane's stores is not emulated. */
@@ -205,8 +206,8 @@ static inline void copy_in(shared_at to, const void *from, uint32_t bytes, share
 
 static inline void copy_in_close(shared_at barrier, uint32_t bytes, uint32_t by)
 {
-	if (emulated_lane->index == by)
-		emulated_arrive((uint64_t *)barrier, bytes);
+	if (emulated_lane->index == by || !emulated_has_copy_engine())
+		emulated_arrive((uint64_t *)barrier, emulated_lane->index == by ? bytes : 0);
 }
 
 static inline bool copy_there(shared_at barrier, uint32_t parity)
@@ -222,8 +223,21 @@ static inline bool barrier_passed(shared_at barrier, uint32_t parity)
 	return copy_there(barrier, parity);
 }
 
+/* Without a copy engine these are stores like others. */
+static inline void lanes_copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)
+{
+	uint8_t *all = (uint8_t *)emulated_meet(MEET_SHUFFLE, 0xffffffffu, (uint64_t)(uintptr_t)to, by, __LINE__);
+
+	for (uint32_t at = emulated_lane->index * 16; at < bytes; at += WARP_LANES * 16)
+		row_store(all + at, shared_load(from + at));
+}
+
 static inline void copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)
 {
+	if (!emulated_has_copy_engine()) {
+		lanes_copy_out(to, from, bytes, by);
+		return;
+	}
 	if (emulated_lane->index != by)
 		return;
 	emulated_moves();
@@ -240,6 +254,8 @@ static inline void copies_close()
 
 template <int N> static inline void copies_read()
 {
+	if (!emulated_has_copy_engine())
+		__syncwarp();
 	while (emulated_copies_left(N, 1))
 		emulated_yield();
 }

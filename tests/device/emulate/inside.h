@@ -99,6 +99,7 @@ struct settings {
 	uint32_t nr_devices, nr_sms;
 	uint64_t seed;
 	bool delayed, lines;
+	uint32_t code;
 };
 
 extern struct emulated_device emulated_devices[MAX_DEVICES];

@@ -44,6 +44,7 @@ static void load_settings(void)
 	settings.nr_sms = (uint32_t)setting("TERN_EMULATED_SMS", 8, 1024);
 	settings.seed = setting("TERN_EMULATED_SEED", 1, UINT64_MAX);
 	settings.lines = setting("TERN_EMULATED_LINES", 1, 1);
+	settings.code = (uint32_t)setting("TERN_EMULATED_CODE", 90, 100);
 	settings.delayed = !stores || strcmp(stores, "direct") != 0;
 	random_state = settings.seed;
 	if (processes && *processes)
@@ -158,7 +159,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 	if (!rc)
 		*value = attribute == cudaDevAttrMultiProcessorCount	       ? prop.multiProcessorCount
 			 : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024
-										: prop.major;
+										: 0;
 	return rc;
 }
 
@@ -285,7 +286,7 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
 {
-	attributes->maxThreadsPerBlock = 1024;
+	*attributes = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024, .ptxVersion = (int)emulated_settings()->code};
 	return result(kernel ? cudaSuccess : cudaErrorInvalidValue);
 }
 

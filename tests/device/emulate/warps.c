@@ -264,11 +264,17 @@ uint32_t emulated_barrier(uint32_t id, uint32_t nr_threads, uint32_t value)
 
 /* ---- kernels that follow ------------------------------------------------------------------------------------- */
 
+uint32_t emulated_has_copy_engine(void)
+{
+	return emulated_settings()->code >= 90;
+}
+
+/* Code for sm_80 does neither. */
 void emulated_let_next_start(void)
 {
 	struct emulated_block *block = emulated_lane->warp->block;
 
-	if (++block->nr_let == block->nr_lanes)
+	if (emulated_settings()->code >= 90 && ++block->nr_let == block->nr_lanes)
 		block->launch->nr_let++;
 }
 
@@ -276,6 +282,8 @@ void emulated_wait_for_previous(void)
 {
 	struct emulated_stream *stream = emulated_lane->warp->block->launch->stream;
 
+	if (emulated_settings()->code < 90)
+		return;
 	while (stream->first != emulated_lane->warp->block->launch)
 		leave(LANE_YIELDS);
 	order_acquire(&stream->order);
