@@ -21,6 +21,23 @@ int device_outcome(const struct device *d, int rc)
 	return rc ? fail(rc, "%s", d->ops->error_text()) : 0;
 }
 
+/* For tests: TERN_FORCE_BLOCK_KIB, less shared memory for a block, as other GPUs than those here have it. */
+static uint32_t forced_block_bytes(uint32_t bytes)
+{
+	const char *text = getenv("TERN_FORCE_BLOCK_KIB");
+	unsigned long kib = text ? strtoul(text, NULL, 0) : 0;
+
+	return kib && kib < bytes / 1024 ? (uint32_t)kib * 1024 : bytes;
+}
+
+static int identify(const struct device *d, struct device_identity *identity)
+{
+	int rc = device_outcome(d, d->ops->identify(identity));
+
+	identity->block_bytes = forced_block_bytes(identity->block_bytes);
+	return rc;
+}
+
 static int device_begin(tern_moe *moe, struct device_card *card)
 {
 	const struct tern_moe_config *c = &moe->config;
@@ -37,7 +54,7 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	if (c->wait_ms <= 0)
 		return fail(TERN_ERR_INVALID, "wait_ms is %d; kernels cannot poll once and go on later: it has to be more than 0", c->wait_ms);
 	d->ops = device_ops_load();
-	return d->ops ? device_outcome(d, d->ops->identify(&card->identity)) : TERN_ERR_UNSUPPORTED;
+	return d->ops ? identify(d, &card->identity) : TERN_ERR_UNSUPPORTED;
 }
 
 static int same_device(const struct device_card *a, const struct device_card *b)
@@ -77,12 +94,15 @@ static int reach_all(tern_moe *moe, const struct device_card *cards, struct devi
 static int make_window(tern_moe *moe, const struct device_card *cards, struct device_card *mine)
 {
 	struct device *d = moe->device;
+	uint32_t block_bytes = UINT32_MAX;
 	bool lines = true;
 	int rc;
 
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
 		lines &= cards[r].lines;
-	rc = device_layout_init(&d->layout, &moe->config, &moe->layout, lines ? LL_LINES : LL_CELLS, moe->nodes.nr_nodes > 1);
+		block_bytes = ll_least(block_bytes, cards[r].identity.block_bytes);
+	}
+	rc = device_layout_init(&d->layout, &moe->config, &moe->layout, lines ? LL_LINES : LL_CELLS, moe->nodes.nr_nodes > 1, block_bytes);
 	rc = rc ? rc : device_outcome(d, d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
 	mine->address = (uintptr_t)d->window;
 	return rc;
@@ -115,6 +135,7 @@ static int open_exchange(tern_moe *moe, const struct device_card *cards)
 		.device_layout = &d->layout,
 		.rank = moe->rank,
 		.nr_ranks = moe->nr_ranks,
+		.block_bytes = cards[moe->rank].identity.block_bytes,
 		.nr_sharing = count_sharing(moe, cards),
 		.windows = d->windows,
 		.far = d->far ? device_far_tables(d->far) : NULL};

@@ -68,11 +68,11 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
 	d->shared_bytes = positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
-	if (c->max_tokens > 65536 || d->shared_bytes > DEVICE_MAX_SHARED_BYTES)
+	if (c->max_tokens > 65536 || d->shared_bytes > d->block_bytes)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where %u are possible; "
+			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where a block may have %u; "
 			"high-throughput mode has no such bound",
-			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, DEVICE_MAX_SHARED_BYTES);
+			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, d->block_bytes);
 	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format, far));
 	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, l->nr_ranks, d->format, far));
 	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + ll_wire_bytes(d->format, scaled, &d->row);
@@ -87,7 +87,7 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
 
 	d->shared_bytes = 4ull * 5 * (l->nr_physical + l->nr_ranks);
-	if (d->shared_bytes > DEVICE_MAX_SHARED_BYTES || ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) * (l->max_local ? l->max_local : 1) > UINT32_MAX / 2)
+	if (d->shared_bytes > d->block_bytes || ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) * (l->max_local ? l->max_local : 1) > UINT32_MAX / 2)
 		return fail(TERN_ERR_UNSUPPORTED, "%u physical experts, %u ranks, %u tokens, %u rows of alignment are more than a GPU's plan takes", l->nr_physical, l->nr_ranks,
 			c->max_tokens, c->alignment);
 	d->row = ht_cut_row(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
@@ -101,13 +101,14 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 	return 0;
 }
 
-int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far)
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far, uint32_t block_bytes)
 {
 	bool low = c->mode == TERN_LOW_LATENCY;
 	int rc;
 
 	memset(d, 0, sizeof(*d));
 	d->format = format;
+	d->block_bytes = block_bytes;
 	if (l->nr_ranks > LL_MAX_RANKS || l->nr_physical >= LL_NO_EXPERT)
 		return fail(TERN_ERR_UNSUPPORTED, "%u ranks and %u physical experts; GPUs take %u and %u", l->nr_ranks, l->nr_physical,
 			LL_MAX_RANKS, LL_NO_EXPERT - 1);

@@ -14,8 +14,6 @@
 #include "layout.h"
 #include "tern.h"
 
-#define DEVICE_MAX_SHARED_BYTES (160u * 1024) /* of a block, on every GPU that is supported */
-
 struct device_layout {
 	enum ll_format format;
 	struct ll_cut row, result;
@@ -27,11 +25,12 @@ struct device_layout {
 	uint64_t state, row_tokens, row_routes, chunks, routes, home_routes, own_positions, counts, offsets, rows, ids, weights, x, scales, slot_bytes;
 	uint64_t tally, tally_bytes;	      /* of the exchange */
 	uint64_t output_bytes, private_bytes; /* of all slots, and the tally */
-	uint64_t shared_bytes;		      /* of a receiving block */
+	uint32_t block_bytes;		      /* shared memory that a block may have, on the device that has least */
+	uint64_t shared_bytes;		      /* that a receiving block takes */
 	uint64_t row_wire_bytes, result_wire_bytes; /* that are stored for another rank: of a row, its head included, and of a result */
 };
 
-/* config is valid, and l its layout. far: some ranks are on other nodes. TERN_ERR_UNSUPPORTED: more than a GPU's kernels take; the text has the figures. */
-int device_layout_init(struct device_layout *d, const struct tern_moe_config *config, const struct layout *l, enum ll_format format, bool far);
+/* config is valid, and l its layout. far: some ranks are on other nodes. block_bytes: as in struct device_layout. TERN_ERR_UNSUPPORTED: more than a GPU's kernels take; the text has the figures. */
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *config, const struct layout *l, enum ll_format format, bool far, uint32_t block_bytes);
 
 #endif

@@ -15,7 +15,7 @@
 #include "placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 5
+#define DEVICE_OPS_VERSION 6
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -23,6 +23,7 @@ struct device_identity {
 	int32_t ordinal; /* in its process */
 	uint8_t uuid[16];
 	char name[64];
+	uint32_t block_bytes; /* shared memory that a block may have */
 };
 
 /* An exchange as kernels see it. */
@@ -32,6 +33,7 @@ struct device_plan {
 	const struct layout *layout;
 	const struct device_layout *device_layout;
 	uint32_t rank, nr_ranks;
+	uint32_t block_bytes;	 /* shared memory that a block of this device may have */
 	uint32_t nr_sharing;	 /* exchanges' slots whose kernels have to fit on this device at once */
 	void *const *windows;	 /* [R] as mapped here; NULL: on another node */
 	const struct far_table *far; /* [slots]; NULL: no rank is on another node */

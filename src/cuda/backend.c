@@ -65,6 +65,7 @@ static int identify(struct device_identity *identity)
 	if (prop.major < 8)
 		return fail(TERN_ERR_UNSUPPORTED, "%s is of compute capability %d.%d; 8.0 is the least", prop.name, prop.major, prop.minor);
 	memcpy(identity->uuid, &prop.uuid, sizeof(identity->uuid));
+	identity->block_bytes = (uint32_t)prop.sharedMemPerBlockOptin;
 	snprintf(identity->name, sizeof(identity->name), "%.63s", prop.name);
 	return 0;
 }

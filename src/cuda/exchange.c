@@ -261,12 +261,10 @@ static int count_blocks(struct device_exchange *x)
 /* early: it waits for the kernel ahead before it touches anything, so only the room it takes could harm. The code for older GPUs has no such wait, on whatever device it runs. */
 static int ask_device(struct device_exchange *x)
 {
-	int version = 0, bytes = 0, rc = cuda_check(cudaGetDevice(&x->device), "cudaGetDevice");
+	int version = 0, rc = cuda_check(cudaGetDevice(&x->device), "cudaGetDevice");
 
 	rc = rc ? rc : cuda_check(code_version(&version), "cudaFuncGetAttributes");
-	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, x->device), "cudaDeviceGetAttribute");
 	x->early = version >= 90 && x->nr_sharing == 1;
-	x->block_bytes = (uint32_t)bytes;
 	return rc;
 }
 
@@ -304,6 +302,7 @@ int device_exchange_open(const struct device_plan *plan, struct device_exchange 
 	x->layout = *plan->device_layout;
 	x->positions = plan->layout->positions;
 	x->nr_sharing = plan->nr_sharing;
+	x->block_bytes = plan->block_bytes;
 	rc = fill_exchange(x, plan);
 	if (rc)
 		device_exchange_close(x);

@@ -24,12 +24,14 @@ static struct tern_moe_config deepseek(uint32_t max_tokens)
 	return c;
 }
 
+static uint32_t block_bytes = 227 * 1024;
+
 static int lay_out(struct device_layout *d, const struct tern_moe_config *c, uint32_t nr_ranks, enum ll_format format)
 {
 	struct layout l;
 
 	layout_init(&l, c, nr_ranks, c->nr_experts, (c->nr_experts + nr_ranks - 1) / nr_ranks, NULL);
-	return device_layout_init(d, c, &l, format, false);
+	return device_layout_init(d, c, &l, format, false, block_bytes);
 }
 
 /* The goal: everything that the library takes on each GPU, where the caller brings the memory for received rows. */
@@ -153,6 +155,15 @@ static void too_much_is_refused(void **state)
 	c = deepseek(1024);
 	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
 	assert_non_null(strstr(tern_last_error(), "1024 tokens"));
+	/* What fits on a GPU of sm_80 may not on one of sm_86. */
+	c = deepseek(128);
+	block_bytes = 163 * 1024;
+	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), 0);
+	block_bytes = 99 * 1024;
+	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_non_null(strstr(tern_last_error(), "where a block may have 101376"));
+	assert_int_equal(lay_out(&d, &c, 32, LL_LINES), 0);
+	block_bytes = 227 * 1024;
 }
 
 int main(void)

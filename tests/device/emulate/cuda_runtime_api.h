@@ -60,6 +60,7 @@ struct cudaDeviceProp {
 	char name[256];
 	cudaUUID_t uuid;
 	size_t totalGlobalMem;
+	size_t sharedMemPerBlockOptin;
 	int major, minor, multiProcessorCount;
 };
 

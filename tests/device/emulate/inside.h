@@ -100,6 +100,7 @@ struct settings {
 	uint64_t seed;
 	bool delayed, lines;
 	uint32_t code;
+	size_t block_bytes; /* shared memory of a block */
 };
 
 extern struct emulated_device emulated_devices[MAX_DEVICES];

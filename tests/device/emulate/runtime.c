@@ -44,6 +44,7 @@ static void load_settings(void)
 	settings.nr_sms = (uint32_t)setting("TERN_EMULATED_SMS", 8, 1024);
 	settings.seed = setting("TERN_EMULATED_SEED", 1, UINT64_MAX);
 	settings.lines = setting("TERN_EMULATED_LINES", 1, 1);
+	settings.block_bytes = (size_t)setting("TERN_EMULATED_BLOCK_KIB", 227, 227) * 1024;
 	settings.code = (uint32_t)setting("TERN_EMULATED_CODE", 90, 100);
 	settings.delayed = !stores || strcmp(stores, "direct") != 0;
 	random_state = settings.seed;
@@ -146,6 +147,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 	memcpy(prop->uuid.bytes, "emulated", 8);
 	prop->uuid.bytes[15] = (char)device;
 	prop->totalGlobalMem = (size_t)1 << 32;
+	prop->sharedMemPerBlockOptin = emulated_settings()->block_bytes;
 	prop->major = 9;
 	prop->multiProcessorCount = (int)emulated_settings()->nr_sms;
 	return cudaSuccess;
@@ -157,9 +159,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 	cudaError_t rc = cudaGetDeviceProperties(&prop, device);
 
 	if (!rc)
-		*value = attribute == cudaDevAttrMultiProcessorCount	       ? prop.multiProcessorCount
-			 : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024
-										: 0;
+		*value = attribute == cudaDevAttrMultiProcessorCount ? prop.multiProcessorCount : (int)prop.sharedMemPerBlockOptin;
 	return rc;
 }
 
@@ -270,7 +270,7 @@ cudaError_t emulated_launch(const cudaLaunchConfig_t *c, emulated_run run, const
 		.shared_bytes = c->dynamicSmemBytes, .nr_blocks = c->gridDim.x};
 
 	if (!c->gridDim.x || !c->blockDim.x || c->blockDim.x > 1024 || c->gridDim.y * c->gridDim.z != 1 || c->blockDim.y * c->blockDim.z != 1 ||
-		c->dynamicSmemBytes > 227 * 1024)
+		c->dynamicSmemBytes > emulated_settings()->block_bytes)
 		return result(cudaErrorInvalidValue);
 	for (unsigned i = 0; i < c->numAttrs; i++)
 		op.early |= c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization && c->attrs[i].val.programmaticStreamSerializationAllowed;
@@ -281,7 +281,7 @@ cudaError_t emulated_launch(const cudaLaunchConfig_t *c, emulated_run run, const
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
 {
 	(void)attribute;
-	return result(kernel && value <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue);
+	return result(kernel && value >= 0 && (size_t)value <= emulated_settings()->block_bytes ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
