@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "device_ops.h"
 #include "tern.h"
 #include "transport/list.h"
 
@@ -154,6 +155,21 @@ static void show_gpu(const struct cuda_library *l, int device, int nr)
 	printf("\n");
 }
 
+/* Does this build have code for it? */
+static void show_kernels(void)
+{
+	const struct device_ops *ops = device_ops_load();
+	char text[256];
+	int nr = 0;
+
+	if (!ops || ops->nr_devices(&nr)) {
+		printf("kernels                none: %s\n", ops ? ops->error_text() : tern_last_error());
+		return;
+	}
+	for (int i = 0; i < nr; i++)
+		printf("kernels on GPU %-7d %s\n", i, ops->use(i) || ops->describe(text, sizeof(text)) ? ops->error_text() : text);
+}
+
 static void show_gpus(void)
 {
 	struct cuda_library l;
@@ -250,5 +266,6 @@ int cmd_doctor(int argc, char **argv)
 	show_ports();
 	show_providers();
 	show_gpus();
+	show_kernels();
 	return quick ? 0 : show_trials();
 }

@@ -64,7 +64,7 @@ struct device_ops {
 	int (*nr_devices)(int *nr);
 	int (*use)(int ordinal);
 	int (*identify)(struct device_identity *identity);
-	int (*describe)(int ordinal, char *text, size_t bytes);
+	int (*describe)(char *text, size_t bytes); /* the device, and whose code kernels have there */
 	/* Can that device's memory be mapped here, and do whole 128-byte lines arrive there (NVLink)? */
 	int (*reach)(const uint8_t uuid[16], bool *lines);
 

@@ -70,14 +70,16 @@ static int identify(struct device_identity *identity)
 	return 0;
 }
 
-static int describe(int ordinal, char *to, size_t bytes)
+static int describe(char *to, size_t bytes)
 {
 	struct cudaDeviceProp prop;
-	int rc = cuda_check(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
+	int ordinal, version, rc = cuda_check(cudaGetDevice(&ordinal), "cudaGetDevice");
 
+	rc = rc ? rc : cuda_check(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
+	rc = rc ? rc : cuda_check(code_version(&version), "cudaFuncGetAttributes");
 	if (!rc)
-		snprintf(to, bytes, "%s, compute capability %d.%d, %d SMs, %.0f GiB", prop.name, prop.major, prop.minor,
-			prop.multiProcessorCount, (double)prop.totalGlobalMem / (1 << 30));
+		snprintf(to, bytes, "%s, compute capability %d.%d, runs code for %d.%d; %d SMs, %.0f GiB, %zu KiB of shared memory for a block", prop.name, prop.major, prop.minor,
+			version / 10, version % 10, prop.multiProcessorCount, (double)prop.totalGlobalMem / (1 << 30), prop.sharedMemPerBlockOptin / 1024);
 	return rc;
 }
 
