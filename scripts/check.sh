@@ -155,6 +155,7 @@ stage_plain() {
 	test emulated/gpus.sh 240 env BUILD="$BUILD" tests/device/gpus.sh
 	test emulated/nodes 180 env BUILD="$BUILD" tests/device/nodes.sh
 	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_SEED=1000 TERN_TEST_CASES=8 "$BUILD/tests/device/test_device"
+	emulated emulated/islands "$BUILD" TERN_EMULATED_ISLAND=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=8 "$BUILD/tests/device/test_device"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"

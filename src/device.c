@@ -6,15 +6,9 @@
 #include <string.h>
 
 #include "device_far.h"
+#include "device_reach.h"
 #include "error.h"
-
-/* What a rank tells the others, in two steps. */
-struct device_card {
-	struct device_identity identity;
-	uint8_t lines; /* second: whole lines arrive at all peers from here */
-	uint8_t handle[DEVICE_HANDLE_BYTES];
-	uint64_t address;
-};
+#include "tern_engine.h"
 
 int device_outcome(const struct device *d, int rc)
 {
@@ -72,22 +66,14 @@ static uint32_t count_sharing(const tern_moe *moe, const struct device_card *car
 	return nr * moe->config.nr_slots;
 }
 
-static int reach_all(tern_moe *moe, const struct device_card *cards, struct device_card *mine)
+static int enable_peers(tern_moe *moe, const struct device_card *cards)
 {
 	struct device *d = moe->device;
 	int rc = 0;
 
-	mine->lines = 1;
-	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
-		bool lines = true;
-
-		if (is_far(moe, r))
-			continue;
-		rc = device_outcome(d, d->ops->reach(cards[r].identity.uuid, &lines));
-		if (!rc && moe->group->peers[r].same_process)
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
+		if (!is_far(moe, r) && moe->group->peers[r].same_process)
 			rc = device_outcome(d, d->ops->peer_enable(cards[r].identity.ordinal));
-		mine->lines &= lines;
-	}
 	return rc;
 }
 
@@ -95,14 +81,11 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 {
 	struct device *d = moe->device;
 	uint32_t block_bytes = UINT32_MAX;
-	bool lines = true;
-	int rc;
+	int rc = enable_peers(moe, cards);
 
-	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		lines &= cards[r].lines;
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		block_bytes = ll_least(block_bytes, cards[r].identity.block_bytes);
-	}
-	rc = device_layout_init(&d->layout, &moe->config, &moe->layout, lines ? LL_LINES : LL_CELLS, moe->nodes.nr_nodes > 1, block_bytes);
+	rc = rc ? rc : device_layout_init(&d->layout, &moe->config, &moe->layout, d->format, moe->nodes.nr_nodes > 1, block_bytes);
 	rc = rc ? rc : device_outcome(d, d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
 	mine->address = (uintptr_t)d->window;
 	return rc;
@@ -151,9 +134,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 
 	rc = group_agree_status(group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
-	if (!rc)
-		rc = group_agree_status(group, reach_all(moe, cards, mine), "tern_moe_create");
-	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
+	rc = rc ? rc : device_reach(moe, cards);
 	if (!rc)
 		rc = group_agree_status(group, make_window(moe, cards, mine), "tern_moe_create");
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
@@ -168,7 +149,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 
 int device_open(tern_moe *moe)
 {
-	struct device_card mine = {.lines = 0}, *cards = calloc(moe->nr_ranks, sizeof(*cards));
+	struct device_card mine = {.address = 0}, *cards = calloc(moe->nr_ranks, sizeof(*cards));
 	int rc;
 
 	moe->device = calloc(1, sizeof(*moe->device));
@@ -206,6 +187,7 @@ void device_close(tern_moe *moe)
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
 	device_far_close(moe, d->far);
+	tern_engine_destroy(d->engine);
 	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */
 		d->ops->memory_free(d->window);
 	free(d->windows);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging, landing, commands' ring and arrival words of a device's exchange with ranks on other nodes; and, on the engine's proxy, what makes an arrival word of immediates. */
 #include "device_far.h"
+#include "device_inside.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -311,7 +312,7 @@ static int check_homes(const tern_moe *moe)
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (moe->nodes.node_of[r] != moe->nodes.node_of[r / n * n])
-			return fail(TERN_ERR_UNSUPPORTED, "replica ranks %u and %u are on different nodes; on devices they have to be on one", r / n * n, r);
+			return fail(TERN_ERR_UNSUPPORTED, "replica ranks %u and %u are on different nodes, or their devices do not reach each other's memory: they have to", r / n * n, r);
 	return 0;
 }
 
@@ -359,13 +360,13 @@ int device_far_open(tern_moe *moe, const struct device_ops *ops, const struct de
 
 	*out = far;
 	if (far) {
-		*far = (struct device_far){.ops = ops, .engine = moe->group->engine, .sizes = sizes_of(moe, layout), .moe = moe};
+		*far = (struct device_far){.ops = ops, .engine = device_engine(moe), .sizes = sizes_of(moe, layout), .moe = moe};
 		far->prefix = (uint8_t)++moe->group->round; /* the same on all ranks */
 	}
 	rc = group_agree_status(moe->group, rc ? rc : open_local(far), "tern_moe_create");
 	if (rc)
 		return rc;
-	engine_bear_silence(moe->group->engine, moe->wait_ms);
+	engine_bear_silence(far->engine, moe->wait_ms);
 	rc = group_agree_status(moe->group, exchange_descriptors(far), "tern_moe_create");
 	for (uint32_t slot = 0; slot < moe->config.nr_slots && !rc; slot++)
 		set_table(far, layout, windows, slot);

@@ -11,10 +11,19 @@ struct device_stream {
 	const uint32_t *nr_tokens_at;
 };
 
+/* What a rank tells the others, in two steps. */
+struct device_card {
+	struct device_identity identity;
+	uint8_t handle[DEVICE_HANDLE_BYTES]; /* second */
+	uint64_t address;
+};
+
 struct device {
 	const struct device_ops *ops;
 	struct device_exchange *exchange;
 	struct device_layout layout;
+	enum ll_format format; /* that all links bear */
+	struct tern_engine *engine; /* the exchange's own, where devices of a node do not reach each other and the group has none; else NULL */
 	struct device_far *far; /* NULL: no rank is on another node */
 	void **windows; /* [R] as mapped here; NULL: on another node */
 	bool *opened;	/* [R] by a handle from another process */
@@ -24,6 +33,12 @@ struct device {
 	struct device_stream *streams; /* [slots] */
 	struct ll_tally *tally, *since; /* as kernels have counted, when it was last asked; and at the last reset */
 };
+
+/* What writes to ranks on other nodes. */
+static inline struct tern_engine *device_engine(const tern_moe *moe)
+{
+	return moe->device->engine ? moe->device->engine : moe->group->engine;
+}
 
 /* 0, or rc with what the device's library says of it. */
 int device_outcome(const struct device *d, int rc);

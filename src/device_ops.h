@@ -53,6 +53,13 @@ struct device_call {
 	uint64_t wait_ns;
 };
 
+/* How kernels on one device may store into another's memory. */
+enum device_link {
+	DEVICE_LINK_NONE = 0,  /* not at all */
+	DEVICE_LINK_CELLS = 1, /* 16 bytes arrive together, as over PCIe */
+	DEVICE_LINK_LINES = 2  /* whole lines of 128 bytes do: NVLink, or the same device */
+};
+
 struct device_exchange;
 struct device_graph;
 struct records_ops; /* bench/nccl/rows.h */
@@ -65,8 +72,7 @@ struct device_ops {
 	int (*use)(int ordinal);
 	int (*identify)(struct device_identity *identity);
 	int (*describe)(char *text, size_t bytes); /* the device, and whose code kernels have there */
-	/* Can that device's memory be mapped here, and do whole 128-byte lines arrive there (NVLink)? */
-	int (*reach)(const uint8_t uuid[16], bool *lines);
+	int (*reach)(const uint8_t uuid[16], enum device_link *link);
 
 	int (*window_create)(uint64_t bytes, void **window, uint8_t handle[DEVICE_HANDLE_BYTES]);
 	int (*window_open)(const uint8_t handle[DEVICE_HANDLE_BYTES], void **window); /* of another process */

@@ -13,7 +13,7 @@ static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
 {
 	*cause = "";
 	if (is_far(moe, rank))
-		return engine_peer_down(moe->group->engine, rank, cause);
+		return engine_peer_down(device_engine(moe), rank, cause);
 	return group_has_died(moe->group, rank) ? TERN_ERR_PEER_DEAD : 0;
 }
 

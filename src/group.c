@@ -220,17 +220,30 @@ static bool engine_is_forced(const struct tern_group_config *config)
 	return config->force_engine || (text && strcmp(text, "0"));
 }
 
-static int make_engine(tern_group *group, const struct choice *choice, bool needed)
+static int make_engine_over(tern_group *group, const struct choice *choice, tern_engine **out)
 {
 	struct tern_engine_config engine;
-	int rc;
 
 	tern_engine_config_init(&engine);
 	engine.transport = choice->transport;
 	engine.devices[0] = choice->device;
 	engine.wait_ms = group->wait_ms;
 	engine.timeout_ms = group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms : LEAST_SILENCE_MS;
-	rc = tern_engine_create(group, &engine, &group->engine);
+	return tern_engine_create(group, &engine, out);
+}
+
+int group_make_engine(tern_group *group, tern_engine **engine)
+{
+	struct choice choice;
+
+	choose_networks(group->transport, &choice);
+	return make_engine_over(group, &choice, engine);
+}
+
+static int make_engine(tern_group *group, const struct choice *choice, bool needed)
+{
+	int rc = make_engine_over(group, choice, &group->engine);
+
 	if (!rc || needed)
 		return rc;
 	snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1, tern_last_error());
@@ -274,7 +287,7 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	return rc;
 }
 
-static int introduce(tern_group *group, const char *node)
+static int introduce(tern_group *group, const struct tern_group_config *config)
 {
 	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
 		.pid = (uint64_t)getpid(),
@@ -282,8 +295,9 @@ static int introduce(tern_group *group, const char *node)
 	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
 	int rc;
 
-	node_identity(me.node, sizeof(me.node), node);
-	rc = all ? meeting_open(&group->meeting) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	node_identity(me.node, sizeof(me.node), config->node);
+	group->transport = config->transport ? strdup(config->transport) : NULL;
+	rc = all && (group->transport || !config->transport) ? meeting_open(&group->meeting) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
 	if (!rc)
 		meeting_address(group->meeting, &me.address);
 	rc = group_agree_status(group, rc, "joining");
@@ -329,6 +343,7 @@ static void group_free(tern_group *group)
 	meeting_close(group->meeting);
 	if (group->boot.close)
 		group->boot.close(group->boot.ctx);
+	free(group->transport);
 	free(group->peers);
 	free(group);
 }
@@ -370,7 +385,7 @@ int group_create_driven(const struct tern_group_config *config, const struct dri
 	group->lifeline = -1;
 	for (int r = 0; r < group->nr_ranks; r++)
 		group->peers[r].lifeline = -1;
-	rc = introduce(group, config->node);
+	rc = introduce(group, config);
 	rc = rc ? rc : open_engine(group, config);
 	if (rc) {
 		group_free(group);

@@ -30,12 +30,16 @@ struct tern_group {
 	bool engine_forced;	 /* each rank is a node of its own to an exchange */
 	char no_engine[512];	 /* why there is none though there should be */
 	char description[1024];	 /* how peers are reached, and why so */
+	char *transport;	 /* the networks that the caller has asked for; NULL: none in particular */
 	int nr_engines;		 /* alive */
 	uint32_t round;		 /* of sharing windows; 0 was joining */
 };
 
 /* tern_group_create for a rank that a driver runs; it has to outlive the group. */
 int group_create_driven(const struct tern_group_config *config, const struct driver *driver, tern_group **group);
+
+/* Collective: an engine over the networks that the group's own has, or would have. The caller destroys it. */
+int group_make_engine(tern_group *group, struct tern_engine **engine);
 
 /* The bootstrap's allgather, with its failure turned into TERN_ERR_BOOTSTRAP. Collective. */
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes);

@@ -83,12 +83,12 @@ static int describe(char *to, size_t bytes)
 	return rc;
 }
 
-static int reach(const uint8_t uuid[16], bool *lines)
+static int reach(const uint8_t uuid[16], enum device_link *link)
 {
 	struct cudaDeviceProp prop;
 	int nr = 0, here = 0, can = 0, atomics = 0, rc = nr_devices(&nr);
 
-	*lines = true;
+	*link = DEVICE_LINK_LINES;
 	rc = rc ? rc : cuda_check(cudaGetDevice(&here), "cudaGetDevice");
 	for (int d = 0; d < nr && !rc; d++) {
 		rc = cuda_check(cudaGetDeviceProperties(&prop, d), "cudaGetDeviceProperties");
@@ -98,8 +98,8 @@ static int reach(const uint8_t uuid[16], bool *lines)
 			return 0;
 		rc = cuda_check(cudaDeviceCanAccessPeer(&can, here, d), "cudaDeviceCanAccessPeer");
 		rc = rc ? rc : cuda_check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, here, d), "cudaDeviceGetP2PAttribute");
-		*lines = atomics != 0;
-		return rc || can ? rc : fail(TERN_ERR_UNSUPPORTED, "devices %d and %d cannot reach each other's memory", here, d);
+		*link = !can ? DEVICE_LINK_NONE : atomics ? DEVICE_LINK_LINES : DEVICE_LINK_CELLS;
+		return rc;
 	}
 	return rc ? rc : fail(TERN_ERR_UNSUPPORTED, "a peer's device is not visible here (CUDA_VISIBLE_DEVICES)");
 }

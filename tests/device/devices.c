@@ -45,14 +45,15 @@ void devices_close(struct rank *rank, struct device_rounds *rounds)
 static void check_engine_bytes(struct rank *rank, const struct device_rounds *rounds)
 {
 	struct tern_stats stats = {.size = sizeof(stats)};
+	struct tern_engine *engine = device_engine(rounds->moe);
 	struct engine_traffic all[64];
 	uint64_t end_ns = clock_ns() + 5000000000u, bytes;
 
-	if (!rank->group->engine)
+	if (!engine)
 		return;
 	do {
 		bytes = 0;
-		if (engine_traffic(rank->group->engine, all) || tern_moe_stats(rounds->moe, &stats))
+		if (engine_traffic(engine, all) || tern_moe_stats(rounds->moe, &stats))
 			rank_fails(rank, "%s", tern_last_error());
 		for (int r = 0; r < rank->nr_ranks; r++)
 			bytes += all[r].bytes;

@@ -40,9 +40,10 @@ generate() {
 generate cpu && generate cuda && [ -s "$tmp/cpu" ] && cmp -s "$tmp/cpu" "$tmp/cuda" && grep -q 'in the memory of GPUs' "$tmp/out"
 judge demo $?
 
+nodes="-N 2 --by-name"
 # rounds_with_a_death SECONDS RANKS VICTIM MODE ARGUMENTS...: ranks on two nodes exchange without end, and one is killed when some rounds are over.
 rounds_with_a_death() {
-	VICTIM=$3 TOLD=$tmp/err timeout "$1" "$BUILD/tern" run -n "$2" -N 2 --by-name -l -k -- bash -c '
+	VICTIM=$3 TOLD=$tmp/err timeout "$1" "$BUILD/tern" run -n "$2" $nodes -l -k -- bash -c '
 		"$0" "$@" & pid=$!
 		if [ "$TERN_RANK" = "$VICTIM" ]; then
 			until grep -q "verifying, round [1-9]" "$TOLD" || ! kill -0 $pid; do sleep 0.05; done
@@ -67,4 +68,19 @@ for mode in ll ht; do
 	killed $mode
 	judge killed_$mode $?
 done
+
+# One node whose GPUs do not reach each other's memory: what two of them send each other goes the same way. Without a network there is none.
+nodes=
+export TERN_FORCE_LINK=none
+islands() {
+	timeout 60 "$BUILD/tern" run -n 3 -- "$BUILD/tern" bench --device cuda --only-verify --iters 4 --preset custom --hidden 640 --experts 12 --topk 3 --tokens 5 --mode all --dtype fp8,bf16 --reduce all \
+		--wait 20000 >"$tmp/out" 2>"$tmp/err" </dev/null && grep -q ', 0 wrong values' "$tmp/out" && grep -q 'on 1 node' "$tmp/out"
+}
+islands
+judge islands $?
+TERN_TRANSPORT=ofi:nothing islands
+[ $? -ne 0 ] && grep -q "some GPUs of a node do not reach each other's memory.*no network could be opened for that" "$tmp/err"
+judge islands_without_network $?
+missed ht
+judge missed_between_islands $?
 exit $bad

@@ -2,7 +2,7 @@
 /* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed, and what kernels find wrong with ids and capacities. Ranks share GPUs when there are
  * fewer of these. Skipped where there is none.
  * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
- * TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank that is late (1). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
+ * TERN_TEST_REPLICAS (1; 0: no replica ranks, where devices do not all reach each other). TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank that is late (1). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +51,8 @@ static void draw_device_job(uint64_t seed, struct job *job)
 
 	draw_job(&state, &limits, job);
 	keep_homes_together(job);
+	if (!devices_setting("TERN_TEST_REPLICAS", 1))
+		c->replica_ranks = 1;
 	c->capacity = 0;
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;

@@ -44,6 +44,7 @@ static void load_settings(void)
 	settings.nr_sms = (uint32_t)setting("TERN_EMULATED_SMS", 8, 1024);
 	settings.seed = setting("TERN_EMULATED_SEED", 1, UINT64_MAX);
 	settings.lines = setting("TERN_EMULATED_LINES", 1, 1);
+	settings.island = (uint32_t)setting("TERN_EMULATED_ISLAND", 0, MAX_DEVICES);
 	settings.block_bytes = (size_t)setting("TERN_EMULATED_BLOCK_KIB", 227, 227) * 1024;
 	settings.code = (uint32_t)setting("TERN_EMULATED_CODE", 90, 100);
 	settings.delayed = !stores || strcmp(stores, "direct") != 0;
@@ -165,7 +166,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
-	*can = is_device(device) && is_device(peer) && device != peer;
+	uint32_t island = emulated_settings()->island;
+
+	*can = is_device(device) && is_device(peer) && device != peer && (!island || (uint32_t)device / island == (uint32_t)peer / island);
 	return cudaSuccess;
 }
 
@@ -179,7 +182,10 @@ cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attribu
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
 	(void)flags;
-	return result(is_device(peer) && peer != current ? cudaSuccess : cudaErrorInvalidDevice);
+	int can;
+
+	cudaDeviceCanAccessPeer(&can, current, peer);
+	return result(can ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
 cudaError_t cudaDeviceSynchronize(void)

@@ -99,11 +99,23 @@ static bool keeps_lines(const void *to)
 	return emulated_settings()->lines || memory_device(to) == emulated_lane->warp->block->launch->stream->device;
 }
 
+static void check_reach(const void *to)
+{
+	int here = emulated_lane->warp->block->launch->stream->device, there = memory_device(to), can = 1;
+
+	if (there >= 0 && there != here)
+		cudaDeviceCanAccessPeer(&can, here, there);
+	if (!can)
+		emulated_die("a kernel of device %d stores to %p, in the memory of device %d", here, to, there);
+}
+
 void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole)
 {
 	uint32_t lane = emulated_lane->index;
 	struct group *g;
 
+	if (emulated_settings()->island)
+		check_reach(to);
 	overtakes_none(to, bytes);
 	g = group_for((uint8_t *)to - (uintptr_t)to % LINE_BYTES, whole && keeps_lines(to));
 	g->of[g->nr].to = to;
