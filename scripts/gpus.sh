@@ -6,6 +6,7 @@
 #   scripts/gpus.sh             where the GPUs are
 #
 #   STAGES="a b ..."   only these, in this order (all):
+#     load        whose code kernels have here; where the library has PTX alone the driver compiles it now, and later steps find it in its cache
 #     check       random exchanges and what callers do wrong, hostile words, ranks that are late, stay away or are killed, presets, layouts
 #     demo        the same text on the CPU and on 1, 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     lab         the low-latency kernels by themselves, verified; and which launch is the best
@@ -18,6 +19,10 @@
 #   GPUS=n      how many there are (nvidia-smi -L)     CASES=n     random exchanges of the check (40)
 #   ROUNDS=n    of the long runs (10000)               TOOLS="..." of compute-sanitizer (memcheck racecheck initcheck synccheck)
 #   LIBS=dir    libraries that the machine lacks (BUILD/lib): libcmocka.so.0 for check/processes, libfabric.so.1 for check/nodes; without them these are skipped
+#   TERN_CUDA_LIBRARY=file   in place of BUILD's, for example one with nothing but PTX of the code for sm_80, which the driver compiles for the GPU that is there:
+#                            make CUDA=1 CUDA_ARCH= CUDA_PTX=80 BUILD=build-ptx80 build-ptx80/libtern_cuda.so
+#   TERN_FORCE_LINK=cells    the format of links that keep no lines whole, as over PCIe; =none: no GPU reaches another's memory
+#   TERN_FORCE_BLOCK_KIB=n   less shared memory for a block: 163 as on sm_80, 99 as on sm_86
 #
 # Where the machine is there for a few minutes only: STAGES="check demo long bench", about four minutes on 2 GPUs.
 # Each step has a bound and a line of its own: its time, its outcome, and its log. Ends with "N passed, N failed, N skipped"; 1 if any failed.
@@ -26,7 +31,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 LOGS=${LOGS:-$BUILD/gpus}
-STAGES=${STAGES:-check demo lab bench long sanitize python}
+STAGES=${STAGES:-load check demo lab bench long sanitize python}
 STEPS=${STEPS:-*}
 CASES=${CASES:-40}
 ROUNDS=${ROUNDS:-10000}
@@ -84,6 +89,12 @@ counts() { for n in 1 2 4 8; do [ "$n" -le "$gpus" ] && echo "$n"; done; }
 rank_counts() { counts; [ "$gpus" -ge 4 ] || echo 4; }
 
 verify() { "$BUILD/tern" bench --device cuda --ranks "$1" --only-verify "${@:2}"; }
+
+stage_load() {
+	step load/code 30 "$BUILD/tern" doctor --quick
+	grep -hs "^kernels" "$LOGS/load-code.log" | sed "s/^/    /"
+	step load/all 180 env CUDA_MODULE_LOADING=EAGER "$BUILD/tern" bench --device cuda --ranks 1 --only-verify --hidden 512 --experts 8 --topk 4 --tokens 4 --iters 2
+}
 
 stage_check() {
 	local n

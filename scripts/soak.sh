@@ -46,6 +46,8 @@ share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/ex
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
 share emulated-device env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_SEED="$seed" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) \
 	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
+share emulated-device-80 env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_EMULATED_LINES=0 TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) \
+	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
 share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) "$BUILD/tests/emulated/test_schedules"
 share emulated-ahead env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) "$BUILD/tests/emulated/test_ahead"
 share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=10 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct \
@@ -57,6 +59,8 @@ share emulated-device-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libte
 	TERN_TEST_CASES=6 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 share emulated-nodes-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 \
 	TERN_TEST_RANKS=3 TERN_TEST_CASES=4 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
+share emulated-device-80-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_EMULATED_CODE=80 TERN_TEST_SEED="$seed" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 \
+	TERN_TEST_CASES=3 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 share sim "$BUILD/tern" soak --quiet --seconds $part --most-ranks 32 --seed "$seed"
 share sim-deaths "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault kill --seed "$seed"
 share sim-cuts "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault cut --seed "$seed"
