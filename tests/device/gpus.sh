@@ -35,12 +35,12 @@ judge load $?
 gpus "no step of long is called nothing" STAGES=long STEPS=nothing
 judge no_such_step $?
 # What is planted is not found, and that is wrong; all else is clean.
-gpus "4 passed, 3 failed, 0 skipped" STAGES=sanitize FOUND=0 TOOLS="memcheck racecheck" &&
+gpus "4 passed, 4 failed, 0 skipped" STAGES=sanitize FOUND=0 TOOLS="memcheck racecheck" &&
 	grep -q '^FAIL (1).*sanitize/memcheck-planted' "$tmp/out" && grep -q '^FAIL (1).*sanitize/racecheck-planted-copy' "$tmp/out" && grep -q '^    ERROR SUMMARY: 0 errors' "$tmp/out" && grep -q '^    RACECHECK SUMMARY: 0 hazards' "$tmp/out"
 judge sanitize $?
 gpus "1 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=3 TOOLS=memcheck && grep -q '^ok .*sanitize/memcheck-planted' "$tmp/out"
 judge sanitize_finds $?
-gpus "2 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=2 TOOLS=racecheck && [ "$(grep -c '^ok .*sanitize/racecheck-planted' "$tmp/out")" -eq 2 ]
+gpus "3 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=2 TOOLS=racecheck && [ "$(grep -c '^ok .*sanitize/racecheck-planted' "$tmp/out")" -eq 3 ]
 judge sanitize_finds_hazards $?
 gpus "0 passed, 3 failed, 0 skipped" STAGES=sanitize FOUND=none TOOLS=synccheck && grep -q 'no summary' "$tmp/out"
 judge sanitize_without_summary $?
