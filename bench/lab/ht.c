@@ -17,6 +17,8 @@ static const struct ht_shape shapes[] = {
 	{"dsv3 bf16", 7168, 256, 8, false},
 	{"qwen3-30b fp8", 2048, 128, 8, true},
 	{"gpt-oss bf16", 2880, 128, 4, false},
+	{"dsv3 fp8 source", 7168, 256, 8, true, true},
+	{"dsv3 bf16 source", 7168, 256, 8, false, true},
 };
 
 /* The first is what all others are compared with. */
@@ -53,6 +55,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->result = ht_cut_row(2 * shape->hidden, 4);
 	e->by_topk = ll_divisor_of(e->topk);
 	e->by_ranks = ll_divisor_of(e->nr_ranks);
+	e->by_others = ll_divisor_of(e->nr_ranks > 1 ? e->nr_ranks - 1 : 1);
 	e->by_row_parts = ll_divisor_of(e->row.nr_segments + 1);
 	e->by_replicas = ll_divisor_of(1);
 	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
@@ -100,6 +103,9 @@ static void make_dispatch(struct lab_rank *rank, const struct ll_exchange *e, st
 	d->roles = LL_SEND | LL_RECEIVE;
 	d->kind = shape->fp8 ? LL_X_BF16 : LL_X_COPY;
 	d->scale_bytes = shape->fp8 ? 4 : 0;
+	d->by_source = shape->by_source;
+	d->out_ids = lab_take(rank, m->positions * shape->topk * 4);
+	d->out_weights = lab_take(rank, m->positions * shape->topk * 4);
 	d->by_alignment = ll_divisor_of(1);
 	d->capacity = m->positions;
 	d->nr_tokens = TOKENS;
@@ -122,7 +128,7 @@ static void make_combine(struct lab_rank *rank, const struct ll_exchange *e, str
 	memset(c, 0, sizeof(*c));
 	c->exchange = *e;
 	c->roles = LL_SEND | LL_RECEIVE;
-	c->weighted = 1;
+	c->weighted = !shape->by_source;
 	c->y_stride = c->out_stride = e->result.row_bytes;
 	c->y = rank->y = lab_take(rank, m->positions * c->y_stride);
 	c->out = rank->out = lab_take(rank, TOKENS * c->out_stride);
@@ -243,6 +249,7 @@ static uint64_t expect_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	CHECK(cudaMemcpy(m->expected_scales, m->window + m->ht.window.scales, m->scales_bytes, cudaMemcpyDeviceToDevice));
 	CHECK(cudaMemcpy(m->expected_rows, rank->out_rows, m->positions * sizeof(int4), cudaMemcpyDeviceToDevice));
 	CHECK(cudaMemcpy(m->expected_out, rank->out, (size_t)TOKENS * 2 * shape->hidden, cudaMemcpyDeviceToDevice));
+	CHECK(cudaDeviceSynchronize()); /* copies within a device return early, and the stream does not wait for them */
 	return lab_expired(rank);
 }
 

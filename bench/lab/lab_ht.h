@@ -11,7 +11,7 @@
 struct ht_shape {
 	const char *name;
 	uint32_t hidden, experts, topk;
-	bool fp8;
+	bool fp8, by_source;
 };
 
 /* How it is launched. */
