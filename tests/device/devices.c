@@ -108,6 +108,16 @@ int devices_half(struct device_rounds *r, uint32_t half, uint32_t nr_tokens)
 	return rc ? rc : tern_moe_status(r->moe);
 }
 
+int devices_combine(struct device_rounds *r)
+{
+	struct device_lane *lane = &r->lanes[0];
+	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+	int rc = tern_combine(r->moe, &combine, lane->out, 0);
+
+	rc = rc ? rc : r->ops->stream_wait(lane->stream);
+	return rc ? rc : tern_moe_status(r->moe);
+}
+
 void devices_print_job(const struct job *job)
 {
 	const struct tern_moe_config *c = &job->config;

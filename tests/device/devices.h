@@ -22,6 +22,9 @@ void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr,
 /* One of the four halves of a round on lane 0, of its rows without gaps, ids of 32 bits, and no weights; waits for its stream. What the call returned, or tern_moe_status. */
 int devices_half(struct device_rounds *rounds, uint32_t half, uint32_t nr_tokens);
 
+/* A combine in one call. */
+int devices_combine(struct device_rounds *r);
+
 /* A job that a failure is about, in a line. */
 void devices_print_job(const struct job *job);
 

@@ -23,11 +23,12 @@
 
 static const struct device_ops *ops;
 
-/* When rank 0 writes into rank 1's window. */
+/* When rank 0 writes into rank 1's window. Before half 0, 1 or 2. */
 enum moment {
 	INSTEAD,  /* of its dispatch */
 	SENT,	  /* both have sent their rows, and none has received */
 	RECEIVED, /* and before any result is sent */
+	WHOLE	  /* likewise, before a combine that is one call */
 };
 
 enum words {
@@ -38,6 +39,8 @@ enum words {
 	COUNTS,	    /* of all experts of rank 1 */
 	POSITION,
 	LOCAL,
+	OWN_POSITION, /* of rank 1's own head */
+	OWN_EPOCH,
 	ARRIVAL,  /* of a dispatch from another node: the word that the proxy makes of a head's epoch */
 	ANYTHING /* index: the seed */
 };
@@ -117,6 +120,7 @@ static int poke_anything(struct device_rounds *r, const struct far_table *far, c
 static int strike(struct device_rounds *r, const struct far_table *far, const struct attack *a)
 {
 	const struct device_layout *l = &r->moe->device->layout;
+	uint64_t own_head = l->ht.heads + NR_TOKENS * TOPK * 16;
 	uint16_t id = (uint16_t)a->value;
 
 	switch (a->word) {
@@ -133,6 +137,10 @@ static int strike(struct device_rounds *r, const struct far_table *far, const st
 		return poke_word(r, place(r, far, FAR_HEADS, l->ht.heads), a->value);
 	case LOCAL:
 		return poke_word(r, place(r, far, FAR_HEADS, l->ht.heads + 8), a->value);
+	case OWN_POSITION:
+		return poke_word(r, place(r, far, FAR_HEADS, own_head), a->value);
+	case OWN_EPOCH:
+		return poke_word(r, place(r, far, FAR_HEADS, own_head + 12), a->value);
 	case ARRIVAL:
 		return poke_word(r, arrival_word(far, FAR_DISPATCH), a->value);
 	case ANYTHING:
@@ -189,8 +197,10 @@ static int play(struct rank *rank, struct device_rounds *r, struct scene *scene)
 	if (rank->rank == 1 && scene->far)
 		scene->table = device_far_tables(r->moe->device->far);
 	for (uint32_t half = 0; half < 4; half++) {
-		if (half == (uint32_t)a->moment)
+		if (half == (a->moment == WHOLE ? 2 : (uint32_t)a->moment))
 			let_strike(rank, r, scene);
+		if (a->moment == WHOLE && half == 2)
+			return rc ? rc : devices_combine(r);
 		if (!rc && (rank->rank || half || a->moment != INSTEAD))
 			rc = devices_half(r, half, NR_TOKENS);
 	}
@@ -263,7 +273,7 @@ static int words_at_random(bool far)
 		struct attack a = {.mode = (seed + done) % 2 ? TERN_HIGH_THROUGHPUT : TERN_LOW_LATENCY, .moment = SENT, .word = ANYTHING, .index = (uint32_t)(seed + done)};
 		uint64_t state = hash2(a.index, 0x776f7264);
 
-		a.moment = a.mode == TERN_HIGH_THROUGHPUT && random_below(&state, 3) == 0 ? RECEIVED : SENT;
+		a.moment = a.mode == TERN_HIGH_THROUGHPUT && random_below(&state, 3) == 0 ? random_below(&state, 2) ? WHOLE : RECEIVED : SENT;
 		a.spread = random_below(&state, 2);
 		a.by_source = random_below(&state, 2);
 		a.replicas = random_below(&state, 2) && !far; /* these have to be on one node */
@@ -300,6 +310,10 @@ static const struct attack attacks[] = {
 	{.name = "local_expert", .mode = HT, .moment = SENT, .word = LOCAL, .value = 4, .rc = BROKEN, .text = "a local expert, for a token, by rank 0 that no correct peer has: 4, where 3 is the most", .by_source = true},
 	{.name = "arrival", .mode = LL, .moment = INSTEAD, .word = ARRIVAL, .value = 7, .rc = TERN_ERR_TIMEOUT, .text = "rank 0", .only_far = true},
 	{.name = "position_later", .mode = HT, .moment = RECEIVED, .word = POSITION, .value = 1u << 20, .rc = BROKEN, .text = "1048576, where 7 is the most"},
+	{.name = "own_position", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = 8, .rc = BROKEN, .text = "by rank 1 that no correct peer has: 8, where 7 is the most", .only_near = true},
+	{.name = "own_position_by_source", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = UINT32_MAX - 1, .rc = BROKEN, .text = "4294967294, where 5 is the most", .by_source = true, .only_near = true},
+	{.name = "own_row_lost", .mode = HT, .moment = WHOLE, .word = OWN_EPOCH, .value = 77, .rc = TERN_ERR_TIMEOUT, .text = "a result of rank 1, token 0", .only_near = true},
+	{.name = "own_row_lost_by_source", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = UINT32_MAX, .rc = TERN_ERR_TIMEOUT, .text = "a result of rank 1, token 0", .by_source = true, .only_near = true},
 };
 
 static int named_words(bool far)

@@ -1,17 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput combine: what the experts here made of a token is summed (at_home: each row as it is), stored in the home's window, and summed there.
  *
- *   sent        a token of a source: its head -> y rows -> a result in the home's window
- *   come home   a token of this rank: the words of its results -> their rows -> out
+ *   sent        a token of another source: its head -> y rows -> a result in the home's window
+ *   come home   a token of this rank: the words of its results -> their rows, and rows of y that are its own -> out
  *
+ * Own rows pass through no window, but where halves are called apart, or ranks have replicas. Then own tokens are sent like others.
  * Both are sums of rows, by teams of warps (team.cuh). Here is what a team's loading warp does: it finds out which rows there are. It looks at several tokens at a time, at those that
  * come home between those that are sent, and at the next ones while rows of these are loaded.
+ * NVLink is what all wait for, so what is sent comes first; but only as long as it finds a place to go. What comes home would wait behind it in the same trays.
  * Floor: the results' bytes over NVLink.
  */
 #include "launch.cuh"
 #include "team.cuh"
 
 #define MOST_TOKENS 4 /* that are looked at together */
+
+struct combine_launch {
+	struct team_shape shape;
+	uint32_t nr_tokens; /* that a loading warp looks at together */
+	uint32_t sends, receives;
+	uint32_t keeps_own;	      /* own rows pass through no window */
+	struct ll_divisor by_sources; /* whose tokens are sent: others' alone, or all ranks' */
+};
 
 /* ---- tokens are dealt out as warps ask for them -------------------------------------------------------------- */
 
@@ -96,12 +106,12 @@ struct sent {
 	bool any; /* token is one */
 };
 
-static __device__ __forceinline__ struct sent look_at_sent(const struct ll_exchange *e, const struct ht_exchange *h, struct dealer *d)
+static __device__ __forceinline__ struct sent look_at_sent(const struct ll_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, struct dealer *d)
 {
 	uint32_t i = use_drawn(d) + group_of_lane(d->shift);
-	struct sent s = {ll_div(i, e->by_ranks), 0, make_uint4(UINT32_MAX, 0, UINT32_MAX, 0), false};
+	struct sent s = {ll_div(i, l->by_sources), 0, make_uint4(UINT32_MAX, 0, UINT32_MAX, 0), false};
 
-	s.source = e->rank + 1 + i - s.token * e->nr_ranks;
+	s.source = e->rank + 1 + i - s.token * l->by_sources.d;
 	s.source = s.source >= e->nr_ranks ? s.source - e->nr_ranks : s.source;
 	s.any = group_of_lane(d->shift) < d->nr && s.token < e->max_tokens;
 	if (s.any && lane_of_group(d->shift) < e->topk)
@@ -111,7 +121,7 @@ static __device__ __forceinline__ struct sent look_at_sent(const struct ll_excha
 
 /* False: a head is broken. extent: ll_state's. */
 static __device__ __forceinline__ bool load_sent(const struct ll_combine *c, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
-	struct trays *in, const struct dealer *d, struct sent *s)
+	struct trays *in, uint32_t *put, const struct dealer *d, struct sent *s)
 {
 	const struct ll_exchange *e = &c->exchange;
 	uint32_t group = group_of_lane(d->shift), here, of_group;
@@ -127,7 +137,10 @@ static __device__ __forceinline__ bool load_sent(const struct ll_combine *c, con
 	a.weight = c->weighted ? __uint_as_float(s->head.y) : 1;
 	here = __ballot_sync(ALL_LANES, a.there);
 	of_group = here & lanes_of_group(d->shift, group);
+	if (!c->weighted && __popc(of_group) == 1) /* a sum of one row; which zero and which NaN it is, is lost at home */
+		sum.flags = TICKET_AS_IS;
 	a.place = __popc(of_group & ((1u << lane_id()) - 1));
+	*put += __popc(e->at_home ? here : __ballot_sync(ALL_LANES, a.there && a.place == 0)) * shape.nr_parts;
 	sum.to = s->token * h->window.nr_columns;
 	sum.to += !e->at_home && h->window.rank_columns ? e->rank : lane_of_group(d->shift);
 	if (!e->at_home && !h->window.rank_columns) /* in the column of the first route */
@@ -143,42 +156,79 @@ static __device__ __forceinline__ bool load_sent(const struct ll_combine *c, con
 struct home {
 	uint32_t token;
 	uint2 route;
+	uint4 head; /* of this rank's own, if it keeps them: its k-th part */
 	bool any;
-	bool shared_out, awaits; /* awaits: this lane looks after a result, its route's */
+	bool shared_out;
+	bool awaits, own; /* this lane looks after a result, its route's, that comes; or after a row of y. Neither: another lane does, or nobody has to */
+	bool lost;	  /* there is no such row */
 	uint64_t cell;
 	uint32_t place;
+	uint32_t flags; /* of this lane's ticket */
 };
 
-/* Which lanes look after a result: summed at the expert, the first of a token that names a rank. And in which order results are summed: of ranks, or of k. */
-static __device__ __forceinline__ void share_out(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t shift, struct home *home)
+/* Is this lane's route the first of its token that names that rank? */
+static __device__ __forceinline__ bool names_first(const struct ll_exchange *e, uint32_t shift, uint2 route)
 {
-	uint32_t group = group_of_lane(shift), lane = lane_of_group(shift), firsts;
-	bool first = home->route.x != UINT32_MAX;
+	bool first = route.x != UINT32_MAX;
 
-	home->shared_out = true;
-	home->cell = (uint64_t)home->token * h->window.nr_columns + (h->window.rank_columns ? home->route.x : lane);
-	for (uint32_t k = 0; k < e->topk && !e->at_home; k++) {
-		uint32_t other = __shfl_sync(ALL_LANES, home->route.x, (group << shift) + k);
+	for (uint32_t k = 0; k < e->topk; k++) {
+		uint32_t other = __shfl_sync(ALL_LANES, route.x, (group_of_lane(shift) << shift) + k);
 
-		first = first && (k >= lane || other != home->route.x);
+		first = first && (k >= lane_of_group(shift) || other != route.x);
 	}
-	home->awaits = first;
-	firsts = __ballot_sync(ALL_LANES, first) & lanes_of_group(shift, group);
-	home->place = e->at_home ? __popc(firsts & ((1u << lane_id()) - 1)) : 0;
-	for (uint32_t k = 0; k < e->topk && !e->at_home; k++) {
-		uint32_t other = __shfl_sync(ALL_LANES, home->route.x, (group << shift) + k);
+	return first;
+}
 
-		home->place += firsts >> ((group << shift) + k) & 1 && other < home->route.x;
+/* Summed at the expert, own rows come first, since their sum is held until its turn; then results in the order of ranks. */
+static __device__ __forceinline__ void place_results(const struct ll_exchange *e, uint32_t shift, uint32_t rows, uint32_t results, struct home *home)
+{
+	uint32_t below = (1u << lane_id()) - 1, first_lane = group_of_lane(shift) << shift;
+
+	home->place = home->own ? __popc(rows & below) : __popc(rows);
+	home->flags |= home->own && __popc(rows & below) + 1 == __popc(rows) ? TICKET_HOLD : 0;
+	home->flags |= home->awaits && home->route.x > e->rank ? TICKET_BEHIND : 0;
+	for (uint32_t k = 0; k < e->topk; k++) {
+		uint32_t other = __shfl_sync(ALL_LANES, home->route.x, first_lane + k);
+
+		home->place += home->awaits && results >> (first_lane + k) & 1 && other < home->route.x;
 	}
 }
 
-static __device__ __forceinline__ struct home look_at_home(const struct ll_exchange *e, const struct ht_exchange *h, struct dealer *d, uint32_t nr_tokens, bool abandoned)
+/* Which lanes look after a result or a row: summed at the expert, the first of a token that names a rank; but after own rows each. And in which order they are summed: summed at home, of k. */
+static __device__ __forceinline__ void share_out(const struct ll_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, uint32_t epoch, uint32_t shift,
+	struct home *home)
 {
-	struct home home = {use_drawn(d) + group_of_lane(d->shift), make_uint2(UINT32_MAX, 0), false, false, false, 0, 0};
+	uint32_t of_group = lanes_of_group(shift, group_of_lane(shift)), rows, results;
+	bool mine = l->keeps_own && home->route.x == e->rank;
+	bool first = e->at_home ? home->route.x != UINT32_MAX : names_first(e, shift, home->route);
 
+	home->shared_out = true;
+	home->cell = (uint64_t)home->token * h->window.nr_columns + (h->window.rank_columns ? home->route.x : lane_of_group(shift));
+	home->own = mine && home->head.w == epoch && home->head.x != UINT32_MAX;
+	home->lost = mine && first && !home->own;
+	home->awaits = first && !mine;
+	home->flags = TICKET_HOME;
+	rows = __ballot_sync(ALL_LANES, home->own) & of_group;
+	results = __ballot_sync(ALL_LANES, home->awaits) & of_group;
+	if (e->at_home)
+		home->place = __popc((rows | results) & ((1u << lane_id()) - 1));
+	else
+		place_results(e, shift, rows, results, home);
+}
+
+static __device__ __forceinline__ struct home look_at_home(const struct ll_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, struct dealer *d,
+	uint32_t nr_tokens, bool abandoned)
+{
+	struct home home = {};
+
+	home.token = use_drawn(d) + group_of_lane(d->shift);
+	home.route.x = home.head.x = home.head.z = UINT32_MAX;
 	home.any = group_of_lane(d->shift) < d->nr && home.token < nr_tokens;
-	if (home.any && lane_of_group(d->shift) < e->topk && !abandoned)
+	if (home.any && lane_of_group(d->shift) < e->topk && !abandoned) {
 		home.route = e->home_routes[home.token * e->topk + lane_of_group(d->shift)];
+		if (l->keeps_own)
+			home.head = piece_load(e->windows[e->rank] + head_at(e, h, e->rank, home.token, lane_of_group(d->shift)));
+	}
 	return home;
 }
 
@@ -208,34 +258,47 @@ static __device__ __forceinline__ bool await_results(const struct ll_exchange *e
 	return false;
 }
 
-static __device__ __forceinline__ void load_home(const struct ll_combine *c, const struct ht_exchange *h, struct team_shape shape, struct trays *in, const struct dealer *d,
-	const struct home *home)
+/* False: a head of this rank's own is broken, or is not there. */
+static __device__ __forceinline__ bool check_own(const struct ll_exchange *e, uint32_t extent, uint32_t epoch, const struct home *home)
+{
+	uint32_t lost = __ballot_sync(ALL_LANES, home->lost);
+	uint4 head = home->own ? home->head : make_uint4(UINT32_MAX, 0, UINT32_MAX, 0);
+
+	if (lost && lane_id() == __ffs(lost) - 1)
+		report_wait(e, LL_WAIT_RESULT, e->rank, home->token, epoch, home->head.w, now_ns());
+	return !lost && check_head(e, extent, epoch, e->rank, home->token, head);
+}
+
+static __device__ __forceinline__ bool load_home(const struct ll_combine *c, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
+	struct trays *in, const struct dealer *d, const struct home *home)
 {
 	const struct ll_exchange *e = &c->exchange;
-	uint32_t group = group_of_lane(d->shift), firsts = __ballot_sync(ALL_LANES, home->awaits) & lanes_of_group(d->shift, group);
-	struct summed sum = {e->rank, (uint64_t)(c->out + home->token * c->out_stride), shape.part_bytes, TICKET_HOME, home->any && !firsts && lane_of_group(d->shift) == 0};
+	uint32_t group = group_of_lane(d->shift), there = __ballot_sync(ALL_LANES, home->awaits || home->own) & lanes_of_group(d->shift, group);
+	struct summed sum = {e->rank, (uint64_t)(c->out + home->token * c->out_stride), shape.part_bytes, home->flags, home->any && !there && lane_of_group(d->shift) == 0};
 	struct addend a = {e->windows[e->rank] + h->window.results + home->cell * e->result.row_bytes,
-		e->at_home && c->weighted ? __uint_as_float(home->route.y) : 1, home->place, home->awaits};
+		e->at_home && c->weighted ? __uint_as_float(home->route.y) : 1, home->place, home->awaits || home->own};
 
+	if (!check_own(e, extent, epoch, home))
+		return false;
+	if (home->own) {
+		a.row = c->y + home->head.x * c->y_stride;
+		a.weight = c->weighted ? __uint_as_float(home->head.y) : 1;
+	}
 	for (uint32_t g = 0; g < d->nr; g++)
 		load_group(e, shape, in, &a, &sum, group == g);
+	return true;
 }
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------- */
-
-struct combine_launch {
-	struct team_shape shape;
-	uint32_t nr_tokens; /* that a loading warp looks at together */
-	uint32_t sends, receives;
-};
 
 static __device__ __forceinline__ void team_load_all(const struct ll_combine *c, const struct ht_exchange *h, const struct combine_launch *l, shared_at team, uint32_t epoch,
 	uint32_t nr_tokens)
 {
 	const struct ll_exchange *e = &c->exchange;
-	struct trays in = trays_of(l->shape, team, false);
+	struct trays in = trays_of(l->shape, team, false), out = trays_of(l->shape, team, true);
+	uint32_t put = 0; /* results */
 	uint32_t shift = token_shift(e->topk);
-	bool abandoned = e->state->abandoned, sends = l->sends && !abandoned, receives = l->receives;
+	bool abandoned = e->state->abandoned, sends = l->sends && !abandoned && !(l->keeps_own && e->nr_ranks == 1), receives = l->receives;
 	uint32_t extent = e->state->extent;
 	struct dealer results = {}, homes = {};
 	struct sent sent = {};
@@ -243,33 +306,33 @@ static __device__ __forceinline__ void team_load_all(const struct ll_combine *c,
 
 	if (sends) {
 		results = dealer_of(&e->state->tickets[HT_TICKETS_RESULTS], l->nr_tokens, shift);
-		sent = look_at_sent(e, h, &results);
+		sent = look_at_sent(e, h, l, &results);
 	}
 	if (receives) {
 		homes = dealer_of(&e->state->tickets[HT_TICKETS_HOME], l->nr_tokens, shift);
-		home = look_at_home(e, h, &homes, nr_tokens, abandoned);
+		home = look_at_home(e, h, l, &homes, nr_tokens, abandoned);
 	}
 	while (sends || receives) {
 		uint32_t seen = epoch;
 
 		receives = receives && __any_sync(ALL_LANES, home.any);
 		if (receives && !home.shared_out)
-			share_out(e, h, shift, &home);
+			share_out(e, h, l, epoch, shift, &home);
 		sends = sends && __any_sync(ALL_LANES, sent.any);
-		if (sends) {
-			struct sent next = look_at_sent(e, h, &results);
+		if (sends && (!receives || l->nr_tokens > 1 || tray_is_free(&out, put))) {
+			struct sent next = look_at_sent(e, h, l, &results);
 
 			if (receives)
 				seen = glance_at_result(e, h, epoch, &home);
-			sends = load_sent(c, h, l->shape, epoch, extent, &in, &results, &sent);
+			sends = load_sent(c, h, l->shape, epoch, extent, &in, &put, &results, &sent);
 			sent = next;
 		}
 		if (sends && !__all_sync(ALL_LANES, seen == epoch))
 			continue;
 		if (receives && await_results(e, h, epoch, &home, sends)) {
-			struct home next = look_at_home(e, h, &homes, nr_tokens, abandoned);
+			struct home next = look_at_home(e, h, l, &homes, nr_tokens, abandoned);
 
-			load_home(c, h, l->shape, &in, &homes, &home);
+			receives = load_home(c, h, l->shape, epoch, extent, &in, &homes, &home);
 			home = next;
 		} else if (!sends) {
 			break;
@@ -324,9 +387,12 @@ static combine_kernel choose(const struct ll_combine *c)
 static struct combine_launch division(const struct ll_combine *c, const struct ht_exchange *h, uint32_t nr_blocks)
 {
 	const struct ll_exchange *e = &c->exchange;
-	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks), 0, c->roles & LL_SEND, c->roles & LL_RECEIVE};
+	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks), 0, c->roles & LL_SEND, c->roles & LL_RECEIVE, 0, e->by_ranks};
 	uint32_t of_team = e->max_tokens * e->nr_ranks / (nr_blocks * l.shape.nr_teams), together = ll_least(MOST_TOKENS, LANES >> token_shift(e->topk));
 
+	l.keeps_own = c->roles == (LL_SEND | LL_RECEIVE) && e->by_replicas.d == 1;
+	if (l.keeps_own)
+		l.by_sources = e->by_others;
 	l.nr_tokens = of_team < 32 ? 1 : ll_least(together, of_team / 32);
 	return l;
 }

@@ -96,7 +96,9 @@ enum ticket_flags {
 	TICKET_EMPTY = 4, /* no row: the sum is 0 */
 	TICKET_AS_IS = 8, /* no sum: the row itself */
 	TICKET_TELL = 16, /* the result's last part */
-	TICKET_STOP = 32
+	TICKET_STOP = 32,
+	TICKET_HOLD = 64,   /* the last row of a part of the sum: rounded, that part is held until its turn */
+	TICKET_BEHIND = 128 /* what is held comes before this row; else behind all */
 };
 
 struct ticket {
@@ -179,6 +181,12 @@ __device__ __forceinline__ void pass_tray(shared_at barriers, uint32_t at)
 	barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
 }
 
+/* Would a sum find its tray free now, that goes out behind `put` others? Orders nothing, and is exact only where no more are under way than there are trays. */
+__device__ __forceinline__ bool tray_is_free(const struct trays *out, uint32_t put)
+{
+	return __all_sync(ALL_LANES, barrier_passed(out->free + put % TEAM_OUT * COPY_BARRIER_BYTES, (put / TEAM_OUT & 1) ^ 1));
+}
+
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
 /* A ticket for the next tray; by: the lane that has it. Only when all lanes have seen the tray free may one use it. Else the tray could be free once more before the last
@@ -245,11 +253,48 @@ static __device__ __forceinline__ void put_out(struct trays *out, uint32_t which
 	next_tray(out);
 }
 
-template <int Y> static __device__ __forceinline__ void team_sum(struct team_shape s, shared_at team, uint32_t which)
+/* A lane's part of the sum under way, and of one that waits for its turn in it. */
+template <int Y> struct team_sums {
+	sums<Y, TEAM_VECTORS> sum;
+	uint4 held[TEAM_VECTORS];
+	bool holds;
+};
+
+template <int Y> static __device__ __forceinline__ void add_held(struct team_sums<Y> *s)
 {
-	struct trays in = trays_of(s, team, false), out = trays_of(s, team, true);
+#pragma unroll
+	for (int i = 0; i < TEAM_VECTORS; i++)
+		add_vector<Y>(s->sum.of[i], s->held[i], false, 1);
+	s->holds = false;
+}
+
+template <int Y> static __device__ __forceinline__ void round_sum(struct team_sums<Y> *s, uint4 (&v)[TEAM_VECTORS])
+{
+#pragma unroll
+	for (int i = 0; i < TEAM_VECTORS; i++)
+		v[i] = round_vector<Y>(s->sum.of[i]);
+	s->sum = {};
+}
+
+template <int Y> static __device__ __forceinline__ void add_row(struct team_sums<Y> *s, const struct ticket *ticket, const uint4 (&v)[TEAM_VECTORS])
+{
+	if (s->holds && ticket->flags & TICKET_BEHIND)
+		add_held(s);
+	if (!(ticket->flags & (TICKET_EMPTY | TICKET_AS_IS | TICKET_STOP)))
+#pragma unroll
+		for (int i = 0; i < TEAM_VECTORS; i++)
+			add_vector<Y>(s->sum.of[i], v[i], true, ticket->weight);
+	if (ticket->flags & TICKET_HOLD) {
+		round_sum(s, s->held);
+		s->holds = true;
+	}
+}
+
+template <int Y> static __device__ __forceinline__ void team_sum(struct team_shape shape, shared_at team, uint32_t which)
+{
+	struct trays in = trays_of(shape, team, false), out = trays_of(shape, team, true);
 	uint32_t offset = which * TEAM_PART_BYTES + lane_id() * 16;
-	sums<Y, TEAM_VECTORS> sum = {};
+	struct team_sums<Y> s = {};
 	struct ticket ticket;
 
 	do {
@@ -263,17 +308,13 @@ template <int Y> static __device__ __forceinline__ void team_sum(struct team_sha
 			v[i] = shared_load(from + i * LANES * 16);
 		pass_tray(in.free, in.at);
 		next_tray(&in);
-		if (!(ticket.flags & (TICKET_EMPTY | TICKET_AS_IS | TICKET_STOP)))
-#pragma unroll
-			for (int i = 0; i < TEAM_VECTORS; i++)
-				add_vector<Y>(sum.of[i], v[i], true, ticket.weight);
+		add_row(&s, &ticket, v);
 		if (!(ticket.flags & (TICKET_LAST | TICKET_STOP)))
 			continue;
+		if (s.holds)
+			add_held(&s);
 		if (!(ticket.flags & TICKET_AS_IS))
-#pragma unroll
-			for (int i = 0; i < TEAM_VECTORS; i++)
-				v[i] = round_vector<Y>(sum.of[i]);
-		sum = {};
+			round_sum(&s, v);
 		if (ticket.flags & TICKET_HOME)
 			put_home(&ticket, offset, v);
 		else
@@ -289,8 +330,8 @@ struct storing {
 	uint32_t rank, cell;
 	bool tells; /* the result is complete */
 };
-#define MOST_UNTOLD 16 /* a fence for many: it takes as long as for one */
-#define LEFT_UNTOLD 4  /* those are still on their way */
+#define MOST_UNTOLD 4 /* a fence for several takes as long as for one; but with more of them homes begin late, and are not ready when the last result comes */
+#define LEFT_UNTOLD 1 /* that one is still on its way */
 #define IDLE_POLLS 8   /* before the last ones are told */
 
 /* The number of this lane's, if it is one of those from `from` on, before `to`; else `to`. */
