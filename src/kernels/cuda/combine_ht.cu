@@ -19,6 +19,7 @@ struct combine_launch {
 	struct team_shape shape;
 	uint32_t nr_tokens; /* that a loading warp looks at together */
 	uint32_t sends, receives;
+	uint32_t yields;	      /* what is sent, to what comes home, while it would find no place to go */
 	uint32_t keeps_own;	      /* own rows pass through no window */
 	struct ll_divisor by_sources; /* whose tokens are sent: others' alone, or all ranks' */
 };
@@ -319,7 +320,7 @@ static __device__ __forceinline__ void team_load_all(const struct ll_combine *c,
 		if (receives && !home.shared_out)
 			share_out(e, h, l, epoch, shift, &home);
 		sends = sends && __any_sync(ALL_LANES, sent.any);
-		if (sends && (!receives || l->nr_tokens > 1 || tray_is_free(&out, put))) {
+		if (sends && (!receives || !l->yields || tray_is_free(&out, put))) {
 			struct sent next = look_at_sent(e, h, l, &results);
 
 			if (receives)
@@ -383,17 +384,18 @@ static combine_kernel choose(const struct ll_combine *c)
 	return c->kind == LL_Y_BF16 ? combine_ht<LL_Y_BF16> : c->kind == LL_Y_FP16 ? combine_ht<LL_Y_FP16> : combine_ht<LL_Y_FP32>;
 }
 
-/* Few tokens at a time where there are few for each team: the last ones decide when all have ended. */
+/* One token at a time where there are few for each team, as the last ones decide when all have ended; and with many blocks, where NVLink and memory are waited for, not loading warps. */
 static struct combine_launch division(const struct ll_combine *c, const struct ht_exchange *h, uint32_t nr_blocks)
 {
 	const struct ll_exchange *e = &c->exchange;
-	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks), 0, c->roles & LL_SEND, c->roles & LL_RECEIVE, 0, e->by_ranks};
+	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks), 0, c->roles & LL_SEND, c->roles & LL_RECEIVE, 0, 0, e->by_ranks};
 	uint32_t of_team = e->max_tokens * e->nr_ranks / (nr_blocks * l.shape.nr_teams), together = ll_least(MOST_TOKENS, LANES >> token_shift(e->topk));
 
 	l.keeps_own = c->roles == (LL_SEND | LL_RECEIVE) && e->by_replicas.d == 1;
 	if (l.keeps_own)
 		l.by_sources = e->by_others;
-	l.nr_tokens = of_team < 32 ? 1 : ll_least(together, of_team / 32);
+	l.nr_tokens = of_team < 32 || nr_blocks > TEAM_MANY_BLOCKS ? 1 : ll_least(together, of_team / 32);
+	l.yields = l.nr_tokens == 1;
 	return l;
 }
 

@@ -10,7 +10,7 @@
  *   early     rows of a source's first tokens (at most S): they leave before any place is known, and the receiver copies them from here to all their
  *             places. Their heads are like any other's, and leave when places are known; in an abandoned round, without places.
  *   results   of token t, in column c: as many columns as there can be results of a token (ranks, or k). Their word, the epoch, is released
- *             behind each.
+ *             behind each. This rank's own are there only where halves are called apart or ranks have replicas: else they are summed from y.
  *
  * Why rows, early ones too, and results of the next round may overwrite these: they are stored by a rank that has the counts of all for that round, and a rank sends
  * those behind its combine of this one. Why counts have two places: docs/protocol.md, abandoned rounds.
