@@ -2,7 +2,8 @@
 /* High-throughput dispatch: each token once to every rank that has one of its experts, straight into its final place there; the receiver copies it to
  * further experts' places.
  *
- *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots of the other ranks that have one of its experts.
+ *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots of the other ranks that have one of its experts; where trays hold
+ *                     another row, that is made, too, and leaves first when places are known.
  *                     Then a token each: rows in the destinations' x; then its heads to all ranks
  *   receiving warps   a token of a source each: waits for its head, describes its rows, copies
  *
@@ -34,6 +35,7 @@ struct outgoing {
 	uint32_t weight;       /* lane k's */
 	uint32_t token, lanes; /* lanes: whose places are stored to */
 	bool first, there;     /* first: of this lane's rank */
+	uint32_t tray;	       /* its first, of one that has been made before places are known */
 };
 
 /* Behind the row's stores, by every lane's fence: who sees all of a head sees the row. */
@@ -63,6 +65,7 @@ static __device__ __forceinline__ uint32_t load_weight(const struct ll_dispatch 
 /* What is known of the tokens behind, each step a load ahead: a ticket, then a token's routes, then their places. */
 struct ahead {
 	uint32_t *tickets, ticket; /* lane 0's */
+	uint32_t dealt;		   /* tokens that need none */
 	uint32_t token, nr_tokens;
 	uint2 route;
 	uint32_t weight;
@@ -74,7 +77,7 @@ static __device__ __forceinline__ void look_ahead(const struct ll_dispatch *d, c
 	const struct ll_exchange *e = &d->exchange;
 
 	do {
-		a->token = __shfl_sync(ALL_LANES, a->ticket, 0);
+		a->token = __shfl_sync(ALL_LANES, a->ticket, 0) + a->dealt;
 		if (lane_id() == 0)
 			a->ticket = atomicAdd(a->tickets, 1u);
 	} while (a->token < a->nr_tokens && !is_mine(e, a->token));
@@ -162,9 +165,9 @@ static __device__ __forceinline__ bool plan_has_begun(const struct ll_exchange *
 	return false;
 }
 
-static __device__ __forceinline__ shared_at early_tray(const struct dispatch_warp *w, uint32_t number)
+static __device__ __forceinline__ shared_at made_tray(const struct dispatch_warp *w, const struct outgoing *o, uint32_t number)
 {
-	return w->stream.trays + number * w->stream.bytes;
+	return w->stream.trays + (o->tray + number) * w->stream.bytes;
 }
 
 /* Are the counts of all here, so that slots are free? The plan's kernel acquires them and releases `exchanged`. It is also the right time: behind rows counts would wait for those, and the
@@ -184,36 +187,57 @@ static __device__ __forceinline__ bool counts_are_here(const struct ll_exchange 
 	return false;
 }
 
-/* To other ranks' early slots. All of it stays in this warp's trays, from the first on: what this rank itself gets of it is stored from there. */
+/* What a warp does before places are known. */
+struct before {
+	struct outgoing early; /* a token that leaves for other ranks' early slots */
+	struct outgoing made;  /* where trays have room for another: the one behind it, so that it can leave at once when places are known */
+};
+
+/* Into the warp's trays. */
 template <int X, int ND>
-static __device__ __forceinline__ struct outgoing send_early(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t token)
+static __device__ __forceinline__ struct outgoing make_token(const struct ll_dispatch *d, struct dispatch_warp *w, uint32_t token)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t epoch, index = token * e->topk + lane_id(), rank, away;
 	struct outgoing o = {};
 	raw_segment<X, ND> raw;
 
-	if (!plan_has_begun(e, &epoch) || token >= this_rounds_tokens(d) || !is_mine(e, token))
+	if (token >= this_rounds_tokens(d) || !is_mine(&d->exchange, token))
 		return o;
-	o.lanes = destinations(e, lane_id() < e->topk ? expert_id(d, index) : -1, index, &rank);
-	away = o.lanes & __ballot_sync(ALL_LANES, rank != e->rank);
-	for (uint32_t number = 0; number < w->parts && o.lanes; number++) {
+	o.token = token;
+	o.there = true;
+	o.tray = w->stream.fill;
+	for (uint32_t number = 0; number < w->parts; number++) {
 		begin_part<X, ND>(d, w, token, number, raw);
 		end_part<X, ND>(d, w, token, number, raw);
 	}
+	return o;
+}
+
+/* To other ranks' early slots. All of it stays in this warp's trays: what this rank itself gets of it is stored from there. dealt: how far behind it the token is that is made as well. */
+template <int X, int ND>
+static __device__ __forceinline__ struct before send_early(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t token, uint32_t dealt)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t epoch, index = token * e->topk + lane_id(), rank = e->rank, away;
+	struct before none = {}, b = {};
+
+	if (!plan_has_begun(e, &epoch))
+		return none;
+	b.early = make_token<X, ND>(d, w, token);
+	b.early.lanes = b.early.there ? destinations(e, lane_id() < e->topk ? expert_id(d, index) : -1, index, &rank) : 0;
+	away = b.early.lanes & __ballot_sync(ALL_LANES, rank != e->rank);
 	if (!counts_are_here(e, epoch))
-		return o;
+		return none;
 	for (uint32_t number = 0; number < w->parts; number++) {
 		struct part p = part_of(d, w, number);
 
 #pragma unroll 1
 		for (uint32_t left = away; left; left &= left - 1)
-			store_part(d, w, &p, e->windows[__shfl_sync(ALL_LANES, rank, __ffs(left) - 1)], early_rows(d, h, e->rank), token, early_tray(w, number));
+			store_part(d, w, &p, e->windows[__shfl_sync(ALL_LANES, rank, __ffs(left) - 1)], early_rows(d, h, e->rank), token, made_tray(w, &b.early, number));
 		copies_close();
 	}
-	o.token = token;
-	o.there = true;
-	return o;
+	if (dealt)
+		b.made = make_token<X, ND>(d, w, token + dealt);
+	return b;
 }
 
 /* Its places here, from its trays. */
@@ -221,7 +245,7 @@ static __device__ __forceinline__ void place_early(const struct ll_dispatch *d, 
 {
 	choose_lanes(&d->exchange, o);
 	for (uint32_t number = 0; number < w->parts; number++)
-		send_part(d, h, w, number, o->to, o->lanes & __ballot_sync(ALL_LANES, o->to.rank == d->exchange.rank), early_tray(w, number));
+		send_part(d, h, w, number, o->to, o->lanes & __ballot_sync(ALL_LANES, o->to.rank == d->exchange.rank), made_tray(w, o, number));
 }
 
 /* No row moves in this round: heads without places say that none is under way any more. */
@@ -234,32 +258,50 @@ static __device__ __forceinline__ void drop_early(const struct ll_dispatch *d, c
 
 /* ---- all others ---------------------------------------------------------------------------------------------- */
 
+/* The early token's places, and the token with which a warp goes on: `made` says whether it is in a tray. */
+template <int X, int ND>
+static __device__ __forceinline__ struct outgoing find_first(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct before *before,
+	struct ahead *ahead)
+{
+	struct outgoing *early = &before->early, now;
+	uint2 route = early->there ? load_route(d, h, early->token) : make_uint2(UINT32_MAX, 0);
+
+	if (lane_id() == 0)
+		ahead->ticket = atomicAdd(ahead->tickets, 1u);
+	early->weight = load_weight(d, early->token, early->there ? ahead->nr_tokens : 0);
+	if (before->made.there) {
+		ahead->token = before->made.token;
+		ahead->route = load_route(d, h, ahead->token);
+		ahead->weight = load_weight(d, ahead->token, ahead->nr_tokens);
+	} else {
+		look_ahead(d, h, ahead);
+	}
+	early->to = find_place(d, h, early->token, route);
+	ahead->to = find_place(d, h, ahead->token, ahead->route);
+	if (early->there)
+		place_early(d, h, w, early);
+	now = next_token(d, ahead);
+	now.tray = before->made.tray;
+	return now;
+}
+
 /* A token's heads leave when its rows have arrived, which is known when the next one's are on their way. */
 template <int X, int ND>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch, uint32_t nr_tokens,
-	struct outgoing last)
+	struct before *before, uint32_t dealt)
 {
 	const struct ll_exchange *e = &d->exchange;
-	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, 0, nr_tokens, {}, 0, {}};
-	uint2 route = last.there ? load_route(d, h, last.token) : make_uint2(UINT32_MAX, 0);
-	struct outgoing now;
+	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, dealt, 0, nr_tokens, {}, 0, {}};
+	struct outgoing now = find_first<X, ND>(d, h, w, before, &ahead), last = before->early;
+	bool made = before->made.there;
 	raw_segment<X, ND> raw;
 
-	if (lane_id() == 0)
-		ahead.ticket = atomicAdd(ahead.tickets, 1u);
-	last.weight = load_weight(d, last.token, last.there ? nr_tokens : 0);
-	look_ahead(d, h, &ahead);
-	last.to = find_place(d, h, last.token, route);
-	ahead.to = find_place(d, h, ahead.token, ahead.route);
-	if (last.there)
-		place_early(d, h, w, &last);
-	now = next_token(d, &ahead);
-	if (now.lanes)
+	if (now.lanes && !made)
 		begin_part<X, ND>(d, w, now.token, 0, raw);
 	while (now.there) {
 		look_ahead(d, h, &ahead);
 		for (uint32_t number = 0; number < w->parts && now.lanes; number++) {
-			shared_at tray = end_part<X, ND>(d, w, now.token, number, raw);
+			shared_at tray = made ? made_tray(w, &now, number) : end_part<X, ND>(d, w, now.token, number, raw);
 
 			if (number + 1 == w->parts)
 				ahead.to = find_place(d, h, ahead.token, ahead.route);
@@ -268,9 +310,10 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 				send_heads(d, h, epoch, &last);
 			}
 			send_part(d, h, w, number, now.to, now.lanes, tray);
-			if (number + 1 < w->parts)
+			if (number + 1 < w->parts && !made)
 				begin_part<X, ND>(d, w, now.token, number + 1, raw);
 		}
+		made = false;
 		if (last.there) { /* this token has no row */
 			copies_done<0>();
 			send_heads(d, h, epoch, &last);
@@ -289,6 +332,12 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 		w->stream.fill = 0; /* no barrier has been used */
 }
 
+/* Tokens behind the early ones that need no ticket, since each sending warp makes one of them early: if it has one that leaves early, and room for another. */
+static __device__ __forceinline__ uint32_t dealt_tokens(const struct dispatch_warp *w, uint32_t nr_senders, uint32_t nr_early)
+{
+	return nr_early == nr_senders && 2 * w->parts <= DISPATCH_TRAYS ? nr_senders : 0;
+}
+
 /* ---- the kernel ---------------------------------------------------------------------------------------------- */
 
 template <int X, int ND>
@@ -299,15 +348,17 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_consta
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, part_bytes = ht_part_bytes(e->row.row_bytes);
 	BLOCK_MEMORY(shared);
 	uint32_t number = warp * gridDim.x + blockIdx.x; /* among all sending warps */
-	struct outgoing early = {};
+	struct before before = {};
 	struct dispatch_warp w;
+	uint32_t dealt;
 
 	w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_TRAYS, ht_part_tray(e->row.row_bytes, d.scale_bytes));
 	w.part_bytes = part_bytes;
 	w.parts = ll_ceil(e->row.row_bytes, part_bytes);
 	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 && (w.parts == 1 || part_bytes / LL_LINE_BYTES * d.scale_bytes % 16 == 0);
+	dealt = dealt_tokens(&w, gridDim.x * send_warps, nr_early);
 	if (warp < send_warps && number < nr_early)
-		early = send_early<X, ND>(&d, &h, &w, number);
+		before = send_early<X, ND>(&d, &h, &w, number, dealt);
 	wait_for_previous();
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
@@ -318,9 +369,9 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_consta
 	if (state.w)
 		return;
 	if (abandoned)
-		drop_early(&d, &h, state.y, &early);
+		drop_early(&d, &h, state.y, &before.early);
 	if (warp < send_warps && !abandoned)
-		send_all<X, ND>(&d, &h, &w, state.y, state.z, early);
+		send_all<X, ND>(&d, &h, &w, state.y, state.z, &before, dealt);
 	if (d.roles & LL_RECEIVE)
 		receive_all(&d, &h, &w, state.y, abandoned);
 }
