@@ -61,9 +61,9 @@ static __device__ __forceinline__ void send_sum(
 	struct summation<Y> sum;
 
 	sum.a.nr = (int)__popc(here);
-	sum.a.more = find_rows<0>(c, route, here, sum.a);
+	sum.a.more = find_rows<0>(c, route, here, here, sum.a);
 	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
-	sum.a.more = find_rows<BATCH>(c, route, sum.a.more, sum.a);
+	sum.a.more = find_rows<BATCH>(c, route, here, sum.a.more, sum.a);
 	find_weights(route, here, sum.a);
 #pragma unroll
 	for (int i = 0; i < ND; i++) {

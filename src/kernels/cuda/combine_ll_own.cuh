@@ -66,24 +66,21 @@ static __device__ __forceinline__ void find_portion(const struct ll_exchange *e,
 		find_own(e, i - nr_away, p);
 }
 
-/* The rows here are summed vector by vector. Another rank's sum leaves so; this rank's is kept, and others' results are added in the order of ranks. */
+/* The rows here, of which there is at least one, summed vector by vector. Another rank's sum leaves so; this rank's is kept. */
 template <int Y, int ND>
-static __device__ __forceinline__ bool sum_portion(const struct ll_combine *c, uint32_t epoch, const struct portion *p)
+static __device__ __forceinline__ void sum_rows(
+	const struct ll_combine *c, uint32_t epoch, const struct portion *p, uint32_t here, struct extent x, segment<LL_LINES, false, ND> &s)
 {
 	const struct ll_exchange *e = &c->exchange;
-	struct extent x = segment_extent(&e->result, p->which);
-	uint32_t here = __ballot_sync(ALL_LANES, p->route.x != UINT32_MAX), next;
 	uint64_t offset = ((uint64_t)p->token * e->topk + __ffs(here) - 1) * e->window.result_bytes + (uint64_t)p->which * e->result.segment_bytes;
 	uint8_t *to = e->windows[p->source] + e->window.results + offset;
 	uint4 words = make_uint4(0, 0, 0, 0);
-	segment<LL_LINES, false, ND> s;
 	struct summation<Y> sum;
-	sums<Y, ND> all = {};
 
 	sum.a.nr = (int)__popc(here);
-	sum.a.more = find_rows<0>(c, p->route, here, sum.a);
+	sum.a.more = find_rows<0>(c, p->route, here, here, sum.a);
 	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
-	sum.a.more = find_rows<BATCH>(c, p->route, sum.a.more, sum.a);
+	sum.a.more = find_rows<BATCH>(c, p->route, here, sum.a.more, sum.a);
 	find_weights(p->route, here, sum.a);
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -93,6 +90,20 @@ static __device__ __forceinline__ bool sum_portion(const struct ll_combine *c, u
 		lines_pack_vector(s, i, epoch, &words);
 		vector_send(s, x, i, to);
 	}
+}
+
+/* To this rank's sum others' results are added in the order of ranks. */
+template <int Y, int ND>
+static __device__ __forceinline__ bool sum_portion(const struct ll_combine *c, uint32_t epoch, const struct portion *p)
+{
+	const struct ll_exchange *e = &c->exchange;
+	struct extent x = segment_extent(&e->result, p->which);
+	uint32_t here = __ballot_sync(ALL_LANES, p->route.x != UINT32_MAX), next;
+	segment<LL_LINES, false, ND> s = {};
+	sums<Y, ND> all = {};
+
+	if (here) /* an own token need not have any */
+		sum_rows<Y, ND>(c, epoch, p, here, x, s);
 	if (p->away)
 		return true;
 	next = next_result(e, p->home, UINT32_MAX);

@@ -8,6 +8,8 @@
 
 #define CHUNK(ND) ((ND) < 4 ? (ND) : 4) /* vectors summed at a time: what registers hold */
 
+/* No load here is under a condition: the compiler would have the warp wait for it before what else could be under way. A lane without anything in the row
+ * loads its first bytes, which nobody uses. */
 template <int N> static __device__ __forceinline__ void load_part(const struct ll_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
 {
 	const uint8_t *row = c->y + position * c->y_stride;
@@ -15,8 +17,9 @@ template <int N> static __device__ __forceinline__ void load_part(const struct l
 #pragma unroll
 	for (int i = 0; i < N; i++) {
 		uint32_t offset;
+		bool in = in_row(&c->exchange.result, x, first + i, &offset);
 
-		v[i] = in_row(&c->exchange.result, x, first + i, &offset) ? row_load(row + offset) : make_uint4(0, 0, 0, 0);
+		v[i] = row_load(row + (in ? offset : 0));
 	}
 }
 
@@ -64,12 +67,13 @@ struct addends {
 	uint32_t more;
 };
 
-/* Rows FIRST to FIRST + BATCH - 1; left: the lanes that know of them and of those behind. */
-template <int FIRST> static __device__ __forceinline__ uint32_t find_rows(const struct ll_combine *c, uint2 route, uint32_t left, struct addends &a)
+/* Rows FIRST to FIRST + BATCH - 1; left: the lanes that know of them and of those behind; here: of any, and there is one. Where there are no so many, the first. */
+template <int FIRST>
+static __device__ __forceinline__ uint32_t find_rows(const struct ll_combine *c, uint2 route, uint32_t here, uint32_t left, struct addends &a)
 {
 #pragma unroll
 	for (int r = FIRST; r < FIRST + BATCH; r++) {
-		a.row[r] = c->y + __shfl_sync(ALL_LANES, route.x, __ffs(left) - 1) * c->y_stride;
+		a.row[r] = c->y + __shfl_sync(ALL_LANES, route.x, __ffs(left ? left : here) - 1) * c->y_stride;
 		left &= left - 1;
 	}
 	return left;
@@ -84,7 +88,7 @@ static __device__ __forceinline__ void find_weights(uint2 route, uint32_t here, 
 	}
 }
 
-/* Vector i of rows FIRST to FIRST + BATCH - 1, as far as there are so many. */
+/* Vector i of rows FIRST to FIRST + BATCH - 1. Where there are no so many, the first bytes of one, as in load_part. */
 template <int FIRST>
 static __device__ __forceinline__ void load_batch(const struct ll_combine *c, const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
 {
@@ -93,7 +97,7 @@ static __device__ __forceinline__ void load_batch(const struct ll_combine *c, co
 
 #pragma unroll
 	for (int r = 0; r < BATCH; r++)
-		v[r] = in && FIRST + r < a.nr ? row_load(a.row[FIRST + r] + offset) : make_uint4(0, 0, 0, 0);
+		v[r] = row_load(a.row[FIRST + r] + (in && FIRST + r < a.nr ? offset : 0));
 }
 
 template <int Y, int FIRST>
