@@ -35,6 +35,12 @@ const struct target targets[NR_TARGETS] = {
 	{"dsv3 fp8", 7168, 256, 8, 1, true},	{"dsv3 fp8", 7168, 256, 8, 8, true},	 {"dsv3 fp8", 7168, 256, 8, 32, true},
 	{"dsv3 fp8", 7168, 256, 8, 64, true},	{"dsv3 fp8", 7168, 256, 8, 128, true},	 {"dsv3 bf16", 7168, 256, 8, 128, false},
 	{"qwen3-30b fp8", 2048, 128, 8, 128, true}, {"gpt-oss bf16", 2880, 128, 4, 128, false},
+	/* Between these, and other presets: does the launch rule hold there? */
+	{"dsv3 fp8", 7168, 256, 8, 16, true},	{"dsv3 fp8", 7168, 256, 8, 24, true},	 {"dsv3 fp8", 7168, 256, 8, 48, true},
+	{"dsv3 fp8", 7168, 256, 8, 96, true},	{"dsv3 bf16", 7168, 256, 8, 32, false},	 {"dsv3 bf16", 7168, 256, 8, 64, false},
+	{"qwen3-30b fp8", 2048, 128, 8, 8, true}, {"qwen3-30b fp8", 2048, 128, 8, 32, true}, {"qwen3-30b fp8", 2048, 128, 8, 64, true},
+	{"gpt-oss bf16", 2880, 128, 4, 32, false}, {"kimi-k2 fp8", 7168, 384, 8, 32, true}, {"kimi-k2 fp8", 7168, 384, 8, 128, true},
+	{"qwen3-235b fp8", 4096, 128, 8, 32, true}, {"qwen3-235b fp8", 4096, 128, 8, 128, true},
 };
 
 struct shape target_shape(const struct target *t)

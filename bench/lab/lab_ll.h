@@ -24,7 +24,7 @@ struct target {
 	uint32_t hidden, experts, topk, tokens;
 	bool fp8;
 };
-#define NR_TARGETS 8
+#define NR_TARGETS 22
 extern const struct target targets[NR_TARGETS];
 struct shape target_shape(const struct target *t);
 
