@@ -415,7 +415,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	const struct ll_exchange *e = &d->exchange;
 	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x, nr_shares = 0;
 
-	positions_clear(p, thread, nr_warps * LANES);
+	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
 #pragma unroll 1
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {

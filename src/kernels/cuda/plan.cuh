@@ -116,13 +116,7 @@ template <int FORMAT> __device__ __forceinline__ bool line_needed(uint32_t line,
 	return line == 0 || line * plan_line<FORMAT>::IDS < nr_ids;
 }
 
-/* The end of line 0: how many tokens, and the epoch. */
-__device__ __forceinline__ uint2 load_plan_head(const uint8_t *plan)
-{
-	return piece_end_load(plan + 7 * 16);
-}
-
-/* Out of line 0 itself, if a warp has loaded it. */
+/* The end of line 0, by the warp that has loaded it: how many tokens, and the epoch. */
 __device__ __forceinline__ uint2 plan_head_of(uint4 v)
 {
 	return make_uint2(__shfl_sync(ALL_LANES, v.z, 7), __shfl_sync(ALL_LANES, v.w, 7));

@@ -5,6 +5,9 @@
 
 #include "plan.cuh"
 
+#define NOT_YET UINT32_MAX
+#define NEVER (UINT32_MAX - 1) /* it did not come, or says what cannot be: reported */
+
 struct positions {
 	uint32_t token_words; /* of 32 tokens each */
 	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
@@ -12,7 +15,7 @@ struct positions {
 	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first; by_source: [R] position of its first row */
 	uint32_t *failed;     /* some plan did not come, or was none */
 	uint32_t *sums;	      /* [2 LL_MAX_WARPS] of warps */
-	uint32_t *nr_tokens;  /* [R] */
+	uint32_t *nr_tokens;  /* [R] as line 0 of each plan says; until then NOT_YET, or NEVER */
 	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
 	uint32_t ids_stride;  /* of whole warps' pieces */
 };
@@ -33,10 +36,12 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	return p;
 }
 
-__device__ __forceinline__ void positions_clear(const struct positions *p, uint32_t thread, uint32_t nr_threads)
+__device__ __forceinline__ void positions_clear(const struct positions *p, uint32_t nr_ranks, uint32_t thread, uint32_t nr_threads)
 {
 	for (uint32_t *at = p->bits + thread; at < p->base; at += nr_threads)
 		*at = 0;
+	for (uint32_t s = thread; s < nr_ranks; s += nr_threads)
+		p->nr_tokens[s] = NOT_YET;
 	if (thread == 0)
 		*p->failed = 0;
 }
@@ -76,10 +81,9 @@ __device__ __forceinline__ void note_route(const struct ll_exchange *e, const st
 	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
 }
 
-/* Four lines of a source's plan, and its line 0, which says how many lines there are. */
+/* Four lines of a source's plan. */
 struct plan_piece {
 	uint32_t source, four;
-	uint2 head;
 	uint4 v;
 };
 
@@ -88,7 +92,6 @@ template <bool FAR> __device__ __forceinline__ void look_at_plan(const struct ll
 	const uint8_t *plan = part_from<FAR>(e, FAR_PLAN, piece->source) + e->window.plans + piece->source * e->window.plan_bytes;
 
 	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * LL_LINE_BYTES + lane_id() * 16);
-	piece->head = piece->four ? load_plan_head(plan) : make_uint2(0, 0);
 }
 
 /* This lane's piece of a line has come, or is not needed; of a plan whose head says what cannot be, none is. */
@@ -108,24 +111,43 @@ __device__ __forceinline__ bool check_tokens(const struct ll_exchange *e, uint32
 	return !bad;
 }
 
-/* After a look. False: it did not come in time, or is no plan. */
-template <int FORMAT, bool FAR>
-__device__ __forceinline__ bool await_plan(const struct ll_exchange *e, uint32_t epoch, struct plan_piece *piece, uint32_t *nr_tokens)
+/* How many tokens the piece's plan has, if its line 0 has come: its own warp sees that and tells the block's others. All of a GPU's warps polling one line of 128
+ * bytes keep a store to it waiting, now and then for 5 us. */
+__device__ __forceinline__ bool tokens_are_known(const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t *nr_tokens)
 {
-	uint32_t line = 4 * piece->four + lane_id() / 8;
+	uint2 head;
+
+	if (piece->four) {
+		*nr_tokens = __shfl_sync(ALL_LANES, lane_id() == 0 ? atomicAdd(&p->nr_tokens[piece->source], 0u) : 0, 0);
+		return *nr_tokens != NOT_YET;
+	}
+	head = plan_head_of(piece->v);
+	*nr_tokens = head.x;
+	return head.y == epoch;
+}
+
+/* After a look. NEVER: it did not come in time, or is no plan. */
+template <int FORMAT, bool FAR>
+__device__ __forceinline__ uint32_t await_plan(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
+{
+	uint32_t line = 4 * piece->four + lane_id() / 8, nr_tokens;
 	struct patience patience = {0, 0};
 
-	for (;; look_at_plan<FAR>(e, piece)) {
-		piece->head = piece->four ? piece->head : plan_head_of(piece->v);
-		*nr_tokens = piece->head.x;
-		if (__all_sync(ALL_LANES, piece->head.y == epoch && plan_line_there<FORMAT>(e, epoch, line, *nr_tokens, piece->v)))
-			return check_tokens(e, epoch, piece->source, *nr_tokens);
-		if (may_wait(&patience, e->wait_ns))
-			continue;
-		if (lane_id() == 7)
-			report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->head.y, patience.start_ns);
-		return false;
+	for (;;) {
+		bool known = tokens_are_known(p, epoch, piece, &nr_tokens);
+
+		if (piece->four && nr_tokens == NEVER)
+			return NEVER;
+		if (__all_sync(ALL_LANES, known && plan_line_there<FORMAT>(e, epoch, line, nr_tokens, piece->v)))
+			return check_tokens(e, epoch, piece->source, nr_tokens) ? nr_tokens : NEVER;
+		if (!may_wait(&patience, e->wait_ns))
+			break;
+		if (!__all_sync(ALL_LANES, !has_epoch<FORMAT>() || piece->v.w == epoch)) /* else line 0 alone is missing */
+			look_at_plan<FAR>(e, piece);
 	}
+	if (lane_id() == 7)
+		report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->v.w, patience.start_ns);
+	return NEVER;
 }
 
 /* Does any of this lane's ids, two a word, name an expert that there is not? Added to 1, none is 0. Ids that are left of an earlier round are good. */
@@ -176,18 +198,18 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
 {
-	uint32_t nr_tokens;
+	uint32_t nr_tokens = await_plan<FORMAT, FAR>(e, p, epoch, piece);
 
-	if (!await_plan<FORMAT, FAR>(e, epoch, piece, &nr_tokens))
-		return false;
 	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
 		stamp(e, 3);
 	if (lane_id() == 0 && piece->four == 0)
-		p->nr_tokens[piece->source] = nr_tokens;
+		atomicExch(&p->nr_tokens[piece->source], nr_tokens);
+	if (nr_tokens == NEVER)
+		return false;
 	return note_piece<FORMAT, CASE>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
-/* By all receiving warps, the next two pieces of each under way together. */
+/* By all receiving warps, the next two pieces of each under way together. Pieces with a line 0 come first, so nobody waits for one that is behind its own. */
 template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
@@ -196,7 +218,7 @@ __device__ __forceinline__ void take_plans(const struct ll_exchange *e, const st
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
 		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
-		struct plan_piece a = {i - four * e->nr_ranks, four, {}, {}}, b = {j - next * e->nr_ranks, next, {}, {}};
+		struct plan_piece a = {i - four * e->nr_ranks, four, {}}, b = {j - next * e->nr_ranks, next, {}};
 
 		look_at_plan<FAR>(e, &a);
 		if (j < nr)

@@ -34,19 +34,6 @@ __device__ __forceinline__ uint4 piece_load(const void *from)
 	return v;
 }
 
-/* The last 8 bytes of a piece, for who needs no more of it. Not piece_load: ptxas makes of a load whose middle nobody uses two of 4 bytes (CUDA 13.0),
- * between which a piece may arrive, and the epoch would be newer than what it stands for. */
-__device__ __forceinline__ uint2 piece_end_load(const void *piece)
-{
-	uint2 v;
-
-	asm volatile("{ .reg .b64 v; ld.relaxed.sys.global.b64 v, [%2]; mov.b64 {%0, %1}, v; }"
-		     : "=r"(v.x), "=r"(v.y)
-		     : "l"((const uint8_t *)piece + 8)
-		     : "memory");
-	return v;
-}
-
 /* Arrival words announce what an earlier kernel of this stream has finished: its end was the release. */
 __device__ __forceinline__ void word_store(void *to, uint32_t v)
 {

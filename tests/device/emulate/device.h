@@ -44,14 +44,6 @@ static inline uint4 piece_load(const void *from)
 		__atomic_load_n(words + 3, __ATOMIC_RELAXED)};
 }
 
-static inline uint2 piece_end_load(const void *piece)
-{
-	const uint32_t *words = (const uint32_t *)piece + 2;
-
-	emulated_loads(words, 8);
-	return {__atomic_load_n(words, __ATOMIC_RELAXED), __atomic_load_n(words + 1, __ATOMIC_RELAXED)};
-}
-
 static inline void word_store(void *to, uint32_t v)
 {
 	emulated_moves();
