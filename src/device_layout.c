@@ -18,13 +18,13 @@ static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format form
 	return far ? 2 : ll_rule_row_vectors(scaled, c->max_tokens);
 }
 
-static uint32_t result_vectors(const struct tern_moe_config *c, uint32_t nr_ranks, enum ll_format format, bool far)
+static uint32_t result_vectors(const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far)
 {
 	if (format == LL_CELLS)
 		return 3;
 	if (far || c->combine_dtype != TERN_BF16)
 		return 2;
-	return ll_rule_result_vectors(c->max_tokens, nr_ranks);
+	return ll_rule_result_vectors(c->max_tokens, l->nr_ranks, l->combine_row_bytes);
 }
 
 static uint64_t take(uint64_t *end, uint64_t bytes)
@@ -74,7 +74,7 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 			"high-throughput mode has no such bound",
 			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, d->block_bytes);
 	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format, far));
-	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, l->nr_ranks, d->format, far));
+	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, l, d->format, far));
 	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + ll_wire_bytes(d->format, scaled, &d->row);
 	d->result_wire_bytes = ll_wire_bytes(d->format, 0, &d->result);
 	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);

@@ -170,12 +170,15 @@ static void print_pair(struct lab *lab, const char *what, const struct lab_way *
 
 static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 {
-	return (struct lab_way){.row_vectors = ll_rule_row_vectors(t->fp8, t->tokens),
-		.result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks),
-		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks, ll_rule_keeps_own(t->fp8, t->tokens, lab->nr_ranks)),
-		.keeps_own = (uint32_t)ll_rule_keeps_own(t->fp8, t->tokens, lab->nr_ranks),
-		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks),
-		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, (uint32_t)job_y_bytes(lab->job), 1, ll_combine_whole(&lab->ranks[0].combine))};
+	uint32_t y_bytes = (uint32_t)job_y_bytes(lab->job), row_vectors = ll_rule_row_vectors(t->fp8, t->tokens);
+	uint32_t result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks, y_bytes);
+	struct ll_cut row = ll_cut_row(LL_LINES, t->fp8, (uint32_t)job_received_bytes(lab->job), row_vectors), result = ll_cut_row(LL_LINES, 0, y_bytes, result_vectors);
+
+	return (struct lab_way){.row_vectors = row_vectors,
+		.result_vectors = result_vectors,
+		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks),
+		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks, &row),
+		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, &result, 1, ll_combine_whole(&lab->ranks[0].combine))};
 }
 
 /* The library's, the best halves together, and those with the combine launched early. */

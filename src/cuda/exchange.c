@@ -435,9 +435,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		give_received(x, s, d, received);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->keeps_own = call->roles == (DEVICE_SEND | DEVICE_RECEIVE) && ll_rule_keeps_own(d->scale_bytes > 0, d->nr_tokens, d->exchange.nr_ranks);
-	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks, (int)d->keeps_own));
-	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks));
+	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks));
+	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
@@ -465,7 +464,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
-	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, c->exchange.result.row_bytes, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
+	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, &c->exchange.result, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
 	launch = fit_launch(x, call, launch);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
 		launch = ht_launch(x, call);

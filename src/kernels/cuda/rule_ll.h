@@ -13,47 +13,55 @@ static inline uint32_t ll_rule_row_vectors(int scaled, uint32_t max_tokens)
 	return scaled || max_tokens <= 64 ? 2 : 4;
 }
 
-static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens, uint32_t nr_ranks)
+/* Of a result of row_bytes. Between two ranks what counts is how much there is to sum. */
+static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens, uint32_t nr_ranks, uint32_t row_bytes)
 {
-	return max_tokens <= 16 || (max_tokens <= 64 && nr_ranks > 2) ? 1 : 2;
+	if (nr_ranks <= 2)
+		return (uint64_t)max_tokens * row_bytes <= 512 << 10 ? 1 : 2;
+	return max_tokens <= 64 ? 1 : 2;
 }
 
 /* With few rows, few blocks, which start and end sooner. With many, not all SMs: they would only wait for NVLink; but between two ranks own memory is as busy. */
-static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks)
+static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks, const struct ll_cut *row)
 {
-	static const struct ll_launch one = {24, 8, 4, 0}, few = {96, 16, 8, 0}, many = {96, 16, 4, 0}, all = {132, 16, 6, 0};
+	static const struct ll_launch one = {24, 8, 4, 0}, little = {48, 8, 4, 0}, few = {96, 16, 8, 0}, many = {96, 16, 4, 0}, all = {132, 16, 6, 0};
 
-	return nr_tokens <= 2 ? one : nr_tokens <= 16 ? few : nr_tokens > 64 && nr_ranks <= 2 ? all : many;
+	if (nr_tokens <= 2)
+		return one;
+	if (nr_ranks <= 2 && nr_tokens * (row->nr_segments + 1) <= 96)
+		return little;
+	return nr_tokens <= 16 ? few : nr_tokens > 64 && nr_ranks <= 2 ? all : many;
 }
 
-/* summed: a result is a sum of several rows here, each of row_bytes. whole: all warps can send, and then receive; with few tokens others receive meanwhile. */
-static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, uint32_t row_bytes, int summed, int whole)
+/* Where all warps send, and then receive: about as many as there are segments of sums, of other ranks' tokens and of this rank's. */
+static inline struct ll_launch ll_rule_whole(uint32_t nr_segments)
+{
+	static const struct ll_launch one = {24, 8, 8, 0}, few = {64, 16, 16, 0}, some = {96, 16, 16, 0}, all = {132, 16, 16, 0};
+
+	return nr_segments <= 256 ? one : nr_segments <= 800 ? few : nr_segments <= 1500 ? some : all;
+}
+
+/* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can send, and then receive. */
+static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, const struct ll_cut *result, int summed, int whole)
 {
 	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 10, 0}, large = {132, 16, 12, 0};
-	static const struct ll_launch all = {132, 16, 16, 0};
 
-	if (whole && nr_tokens > 8 && nr_ranks <= 2)
-		return all;
+	if (whole && nr_ranks <= 2)
+		return ll_rule_whole(2 * nr_tokens * result->nr_segments);
 	if (nr_tokens <= 2)
 		return one;
 	if (nr_tokens <= 16 || (nr_tokens > 64 && nr_ranks > 2))
 		return few;
-	return nr_tokens <= 64 ? some : summed && row_bytes > 8192 ? large : many;
+	return nr_tokens <= 64 ? some : summed && result->row_bytes > 8192 ? large : many;
 }
 
-/* With fewer tokens, or rows that travel as they are, there are warps enough to send own rows too, and making them delays the warps that take plans. */
-static inline int ll_rule_keeps_own(int scaled, uint32_t nr_tokens, uint32_t nr_ranks)
-{
-	return scaled && nr_tokens > 64 && nr_ranks <= 2;
-}
-
-/* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. Between two ranks with own rows kept there is one. */
-static inline uint32_t ll_rule_share(int scaled, uint32_t nr_tokens, uint32_t nr_ranks, int keeps_own)
+/* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */
+static inline uint32_t ll_rule_share(int scaled, uint32_t nr_tokens, uint32_t nr_ranks)
 {
 	uint32_t most = nr_tokens <= 2 || (!scaled && nr_tokens > 32) ? 4 : nr_tokens <= 16 ? 1 : 2;
 
 	if (nr_ranks <= 2 && nr_tokens > 2)
-		most = nr_tokens > 64 && !keeps_own ? 2 : 1;
+		most = nr_tokens > 64 && !scaled ? 2 : 1;
 	return nr_ranks < most ? nr_ranks : most;
 }
 
