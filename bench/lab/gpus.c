@@ -215,7 +215,6 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct l
 	d->kind = c->dispatch_dtype == TERN_FP8_E4M3 ? LL_X_BF16 : LL_X_COPY;
 	d->scale_bytes = d->kind == LL_X_BF16 ? 4 : 0;
 	d->by_share = ll_divisor_of(lab->way.share ? lab->way.share : 1);
-	d->keeps_own = lab->way.keeps_own;
 	d->padded = c->layout == TERN_PADDED;
 	d->by_alignment = ll_divisor_of(c->alignment);
 	d->capacity = (uint64_t)lab->nr_ranks * c->max_tokens;

@@ -14,7 +14,7 @@
 struct lab_way {
 	enum ll_format format;
 	uint32_t row_vectors, result_vectors;
-	uint32_t share, keeps_own;
+	uint32_t share;
 	struct ll_launch dispatch, combine;
 };
 

@@ -13,10 +13,10 @@
 #define WAIT_NS 2000000000ull
 
 static const struct ht_shape shapes[] = {
-	{"dsv3 fp8", 7168, 256, 8, true},
-	{"dsv3 bf16", 7168, 256, 8, false},
-	{"qwen3-30b fp8", 2048, 128, 8, true},
-	{"gpt-oss bf16", 2880, 128, 4, false},
+	{"dsv3 fp8", 7168, 256, 8, true, false},
+	{"dsv3 bf16", 7168, 256, 8, false, false},
+	{"qwen3-30b fp8", 2048, 128, 8, true, false},
+	{"gpt-oss bf16", 2880, 128, 4, false, false},
 	{"dsv3 fp8 source", 7168, 256, 8, true, true},
 	{"dsv3 bf16 source", 7168, 256, 8, false, true},
 };

@@ -61,7 +61,6 @@ static struct lab_way shape_way(const struct shape *s, enum ll_format format, ui
 		way.result_vectors = cell_vectors[0];
 	}
 	way.share = turn % 2 ? nr_ranks : 1;
-	way.keeps_own = turn / 2 % 2;
 	way.dispatch = way.combine = (struct ll_launch){s->blocks, s->warps, s->send, s->early};
 	if (format == LL_LINES && way.result_vectors <= 2 && !s->at_home && turn % 2)
 		way.combine.send_warps = s->warps; /* all send, and then receive */

@@ -25,7 +25,7 @@ static const uint32_t vectors[] = {1, 2, 4};
 /* One half, one way. */
 struct way {
 	bool dispatch;
-	uint32_t vectors, share, keeps_own;
+	uint32_t vectors, share;
 	struct ll_launch launch;
 	float *us[LAB_MAX_GPUS]; /* [TURNS * BURST] */
 	double p50;
@@ -36,13 +36,13 @@ struct ways {
 	uint32_t nr;
 };
 
-static void add_way(const struct lab *lab, struct ways *ways, bool dispatch, uint32_t nr_vectors, struct ll_launch launch, uint32_t share, uint32_t keeps_own)
+static void add_way(const struct lab *lab, struct ways *ways, bool dispatch, uint32_t nr_vectors, struct ll_launch launch, uint32_t share)
 {
 	struct way *w = &ways->way[ways->nr];
 
 	if (ways->nr == MOST_WAYS)
 		return;
-	*w = (struct way){.dispatch = dispatch, .vectors = nr_vectors, .share = share, .keeps_own = keeps_own, .launch = launch};
+	*w = (struct way){.dispatch = dispatch, .vectors = nr_vectors, .share = share, .launch = launch};
 	for (uint32_t r = 0; r < lab->nr_ranks; r++)
 		w->us[r] = calloc(TURNS * BURST, sizeof(float));
 	ways->nr++;
@@ -69,17 +69,15 @@ static void add_launches(const struct lab *lab, struct ways *ways, const struct 
 	for (uint32_t i = 0; i < (t->tokens <= 16 ? NR(few) : NR(many)); i++) {
 		struct ll_launch launch = {grid[i][0], grid[i][1], grid[i][2], 0};
 
-		add_way(lab, ways, dispatch, nr_vectors, launch, 1, 0);
-		if (dispatch && t->tokens > 16)
-			add_way(lab, ways, dispatch, nr_vectors, launch, 1, 1);
+		add_way(lab, ways, dispatch, nr_vectors, launch, 1);
 		launch.send_warps = launch.nr_warps;
 		if (!dispatch && nr_vectors <= 2 && (i == 0 || memcmp(grid[i - 1], grid[i], 2 * sizeof(grid[0][0])))) /* all send, and then receive */
-			add_way(lab, ways, dispatch, nr_vectors, launch, 1, 0);
+			add_way(lab, ways, dispatch, nr_vectors, launch, 1);
 		launch.send_warps = grid[i][2];
 		if (dispatch && nr_vectors > 1)
-			add_way(lab, ways, dispatch, nr_vectors, launch, 2, 0);
+			add_way(lab, ways, dispatch, nr_vectors, launch, 2);
 		if (dispatch && nr_vectors > 1 && lab->nr_ranks > 2)
-			add_way(lab, ways, dispatch, nr_vectors, launch, lab->nr_ranks, 0);
+			add_way(lab, ways, dispatch, nr_vectors, launch, lab->nr_ranks);
 	}
 }
 
@@ -88,7 +86,6 @@ static void put_half(const struct lab_rank *rank, const struct way *w)
 	struct ll_dispatch d = rank->dispatch;
 
 	d.by_share = ll_divisor_of(w->share);
-	d.keeps_own = w->keeps_own;
 	CHECK(w->dispatch ? ll_dispatch_launch(&d, &w->launch, rank->stream) : ll_combine_launch(&rank->combine, &w->launch, rank->stream));
 }
 
@@ -133,8 +130,8 @@ static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
 
 static void print_way(const struct way *w)
 {
-	printf("%c %u vectors, %3u blocks, %2u of %2u warps send, share %u%s: %6.2f us", w->dispatch ? 'D' : 'C', w->vectors, w->launch.nr_blocks,
-		w->launch.send_warps, w->launch.nr_warps, w->share, w->keeps_own ? ", own rows kept" : "", w->p50);
+	printf("%c %u vectors, %3u blocks, %2u of %2u warps send, share %u: %6.2f us", w->dispatch ? 'D' : 'C', w->vectors, w->launch.nr_blocks,
+		w->launch.send_warps, w->launch.nr_warps, w->share, w->p50);
 }
 
 /* The best three; the best of all goes to best. */
@@ -197,7 +194,6 @@ static void time_pairs(struct lab *lab, const struct target *t, const struct way
 	way = (struct lab_way){.row_vectors = best[0].vectors,
 		.result_vectors = best[1].vectors,
 		.share = best[0].share,
-		.keeps_own = best[0].keeps_own,
 		.dispatch = best[0].launch,
 		.combine = best[1].launch};
 	print_pair(lab, "best", &way);

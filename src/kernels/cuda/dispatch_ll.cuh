@@ -4,8 +4,6 @@
  *   sending warps     ids, x -> (quantise) -> pieces in the destinations' windows          no counting: rows lie by token
  *   receiving warps   plans of all sources -> positions;  pieces -> rows at their positions
  *
- * With keeps_own a rank's own rows pass through no window: receiving warps make them while plans are on their way.
- *
  * On the way of a single row: one load of ids and x, one store over NVLink, the poll that sees it, one store. The plan travels beside the
  * row, and positions are ready when it is there. Floor: that store and poll (targets: 3.1 us above an empty kernel); for many rows, bytes over NVLink's rate.
  *
@@ -19,18 +17,6 @@
 #include "positions.cuh"
 #include "rows.cuh"
 
-/* Are own rows not sent, but made by the receiving warps? */
-template <int CASE, bool FAR> static __device__ __forceinline__ bool keeps_own(const struct ll_dispatch *d)
-{
-	return CASE != LL_ANY && !FAR && d->keeps_own && d->roles == (LL_SEND | LL_RECEIVE);
-}
-
-/* Of the destinations' bits those to which a row is sent. */
-template <int CASE, bool FAR> static __device__ __forceinline__ uint32_t sent_to(const struct ll_dispatch *d, uint32_t to_all)
-{
-	return keeps_own<CASE, FAR>(d) ? to_all & ~(1u << d->exchange.rank) : to_all;
-}
-
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
 template <int FORMAT, int CASE, bool FAR>
 static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
@@ -43,7 +29,7 @@ static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, ui
 	uint32_t to_all = destinations<CASE>(e, id, index, &rank);
 	bool mine = is_mine<CASE>(e, token);
 
-	for (uint32_t left = mine ? sent_to<CASE, FAR>(d, to_all) : 0; left; left &= left - 1) {
+	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
 
 		if (in_head<FORMAT>(e))
@@ -75,10 +61,9 @@ static __device__ __forceinline__ void send_segment(
 	struct extent x = segment_extent(&e->row, which);
 	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
 	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
-	uint32_t rank, left;
+	uint32_t rank, left = destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank);
 	segment<FORMAT, x_kind<X>::SCALED, ND> s;
 
-	left = sent_to<CASE, FAR>(d, destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank));
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
 	for (; left; left &= left - 1) {
@@ -129,7 +114,6 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 
 /* A warp's share of the receiving: a segment of a row that may or may not come. Own rows first; then those of all others alternate. */
 struct share {
-	bool own;
 	uint32_t source, token, which;
 	const uint8_t *row;
 };
@@ -146,10 +130,9 @@ template <bool FAR> static __device__ __forceinline__ struct share share_of(cons
 	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = ll_div(j, e->by_row_parts), token = ll_div(row, e->by_others);
 	struct share a;
 
-	a.own = i < own;
 	a.which = j - row * e->by_row_parts.d;
-	a.token = a.own ? row : token;
-	a.source = a.own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
+	a.token = i < own ? row : token;
+	a.source = i < own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
 	a.row = part_from<FAR>(e, FAR_ROWS, a.source) + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
@@ -336,23 +319,21 @@ static __device__ __forceinline__ bool describe_row(
 	return true;
 }
 
-/* The pieces have been looked for already; or made here. */
+/* The pieces have been looked for already. */
 template <int FORMAT, bool SCALED, int ND, int CASE>
 static __device__ __forceinline__ bool receive_segment(
-	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, bool made, segment<FORMAT, SCALED, ND> &s)
+	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
 	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
 
-	if (!made) {
-		if (!segment_await(
-			    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
-			    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
-			return false;
-		segment_unpack(s);
-	}
+	if (!segment_await(
+		    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
+		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
+		return false;
+	segment_unpack(s);
 	store_rows(d, s, x, targets, position);
 	return true;
 }
@@ -365,20 +346,6 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 		segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
 	else
 		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
-}
-
-/* Of an own row, from what the caller has passed: what would come of it. */
-template <int FORMAT, int X, int ND, int CASE>
-static __device__ __forceinline__ void make_share(const struct ll_dispatch *d, uint32_t epoch, struct share a, segment<FORMAT, x_kind<X>::SCALED, ND> &s)
-{
-	raw_segment<X, ND> raw;
-
-	if (a.which == d->exchange.row.nr_segments) {
-		s.v[0] = load_head<FORMAT>(d, epoch, a.token);
-		return;
-	}
-	load_raw<CASE>(d, a.token, a.which, raw);
-	make_segment<X, ND>(d, raw, s);
 }
 
 /* All plans are noted: positions, and for the caller and the combine how many rows there are. */
@@ -421,11 +388,9 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
 		segment<FORMAT, x_kind<X>::SCALED, ND> s;
 		struct share a = share_of<FAR>(d, i);
-		bool made = keeps_own<CASE, FAR>(d) && a.own, there = a.token < e->max_tokens;
+		bool there = a.token < e->max_tokens;
 		struct found f = {};
 
-		if (made)
-			make_share<FORMAT, X, ND, CASE>(d, epoch, a, s);
 		if (i == first) {
 			take_plans<FORMAT, CASE, FAR>(e, p, epoch, failed, warp, nr_warps);
 			if (warp == 0)
@@ -433,7 +398,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 			if (*p->failed)
 				return;
 		}
-		if (there && !made)
+		if (there)
 			look_for(e, a, s);
 		if (there) /* needs no positions: while they are made */
 			f = find_row<CASE>(d, p, a);
@@ -443,7 +408,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		}
 		if (f.here && i < nr_shares)
 			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
-							  : !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(d, p, epoch, a, f, made, s))
+							  : !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(d, p, epoch, a, f, s))
 				return;
 	}
 	stamp(e, 6);

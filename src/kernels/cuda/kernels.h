@@ -87,7 +87,6 @@ struct ll_dispatch {
 	uint64_t capacity;
 	struct ll_divisor by_alignment;
 	struct ll_divisor by_share;	/* how many warps share a segment's destinations, 1 to R */
-	uint32_t keeps_own;		/* own rows pass through no window, where a kernel has both roles and is compiled for it (LL_PLACED, LL_PLAIN). The lab alone asks for it */
 	uint8_t *out_x;
 	uint8_t *out_scales;
 	int4 *out_rows;			/* struct tern_row */
