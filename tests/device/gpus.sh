@@ -38,11 +38,11 @@ judge no_such_step $?
 gpus "4 passed, 4 failed, 0 skipped" STAGES=sanitize FOUND=0 TOOLS="memcheck racecheck" &&
 	grep -q '^FAIL (1).*sanitize/memcheck-planted' "$tmp/out" && grep -q '^FAIL (1).*sanitize/racecheck-planted-copy' "$tmp/out" && grep -q '^    ERROR SUMMARY: 0 errors' "$tmp/out" && grep -q '^    RACECHECK SUMMARY: 0 hazards' "$tmp/out"
 judge sanitize $?
-gpus "1 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=3 TOOLS=memcheck && grep -q '^ok .*sanitize/memcheck-planted' "$tmp/out"
+gpus "1 passed, 1 failed, 0 skipped" STAGES=sanitize STEPS="*-@(planted|2)" FOUND=3 TOOLS=memcheck && grep -q '^ok .*sanitize/memcheck-planted' "$tmp/out"
 judge sanitize_finds $?
-gpus "3 passed, 2 failed, 0 skipped" STAGES=sanitize FOUND=2 TOOLS=racecheck && [ "$(grep -c '^ok .*sanitize/racecheck-planted' "$tmp/out")" -eq 3 ]
+gpus "3 passed, 1 failed, 0 skipped" STAGES=sanitize STEPS="*-@(planted*|2)" FOUND=2 TOOLS=racecheck && [ "$(grep -c '^ok .*sanitize/racecheck-planted' "$tmp/out")" -eq 3 ]
 judge sanitize_finds_hazards $?
-gpus "0 passed, 3 failed, 0 skipped" STAGES=sanitize FOUND=none TOOLS=synccheck && grep -q 'no summary' "$tmp/out"
+gpus "0 passed, 2 failed, 0 skipped" STAGES=sanitize STEPS="*-@(planted|2)" FOUND=none TOOLS=synccheck && grep -q 'no summary' "$tmp/out"
 judge sanitize_without_summary $?
 # What a machine lacks is not failed.
 mkdir "$tmp/libs"

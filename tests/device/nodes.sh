@@ -13,7 +13,7 @@ export TERN_TRANSPORT=ofi
 
 # right NAME NODES RANKS ARGUMENTS...: no bit is wrong, and some ranks are reached over libfabric.
 right() {
-	timeout 60 "$BUILD/tern" run -n "$3" -N "$2" --by-name -- "$BUILD/tern" bench --device cuda --only-verify --iters 6 --preset custom --hidden 640 --experts 12 --topk 3 \
+	timeout 60 "$BUILD/tern" run -n "$3" -N "$2" --by-name -- "$BUILD/tern" bench --device cuda --only-verify --iters 4 --preset custom --hidden 640 --experts 12 --topk 3 \
 		--tokens 5 --wait 20000 "${@:4}" >"$tmp/out" 2>"$tmp/err" </dev/null && grep -q ', 0 wrong values' "$tmp/out" && grep -q 'on [2-9] nodes' "$tmp/out" &&
 		grep -q 'ofi:tcp;ofi_rxm, ' "$tmp/out"
 	judge "$1" $?
