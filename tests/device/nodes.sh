@@ -11,11 +11,15 @@ else
 fi
 export TERN_TRANSPORT=ofi
 
-# right NAME NODES RANKS ARGUMENTS...: no bit is wrong, and some ranks are reached over libfabric.
+# verified RANKS NODES ARGUMENTS...: no bit is wrong. NODES: flags of tern run.
+verified() {
+	timeout 60 "$BUILD/tern" run -n "$1" $2 -- "$BUILD/tern" bench --device cuda --only-verify --iters 4 --preset custom --hidden 640 --experts 12 --topk 3 --tokens 5 --wait 20000 "${@:3}" \
+		>"$tmp/out" 2>"$tmp/err" </dev/null && grep -q ', 0 wrong values' "$tmp/out"
+}
+
+# right NAME NODES RANKS ARGUMENTS...: the same, and some ranks are reached over libfabric.
 right() {
-	timeout 60 "$BUILD/tern" run -n "$3" -N "$2" --by-name -- "$BUILD/tern" bench --device cuda --only-verify --iters 4 --preset custom --hidden 640 --experts 12 --topk 3 \
-		--tokens 5 --wait 20000 "${@:4}" >"$tmp/out" 2>"$tmp/err" </dev/null && grep -q ', 0 wrong values' "$tmp/out" && grep -q 'on [2-9] nodes' "$tmp/out" &&
-		grep -q 'ofi:tcp;ofi_rxm, ' "$tmp/out"
+	verified "$3" "-N $2 --by-name" "${@:4}" && grep -q 'on [2-9] nodes' "$tmp/out" && grep -q 'ofi:tcp;ofi_rxm, ' "$tmp/out"
 	judge "$1" $?
 }
 
@@ -72,10 +76,7 @@ done
 # One node whose GPUs do not reach each other's memory: what two of them send each other goes the same way. Without a network there is none.
 nodes=
 export TERN_FORCE_LINK=none
-islands() {
-	timeout 60 "$BUILD/tern" run -n 3 -- "$BUILD/tern" bench --device cuda --only-verify --iters 4 --preset custom --hidden 640 --experts 12 --topk 3 --tokens 5 --mode all --dtype fp8,bf16 --reduce all \
-		--wait 20000 >"$tmp/out" 2>"$tmp/err" </dev/null && grep -q ', 0 wrong values' "$tmp/out" && grep -q 'on 1 node' "$tmp/out"
-}
+islands() { verified 3 "" --mode all --dtype fp8,bf16 --reduce all && grep -q 'on 1 node' "$tmp/out"; }
 islands
 judge islands $?
 TERN_TRANSPORT=ofi:nothing islands
