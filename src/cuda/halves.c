@@ -113,7 +113,7 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		give_received(x, s, d, received);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks));
+	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
 	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
