@@ -107,7 +107,7 @@ $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
-$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h bench/nccl/*.h bench/nccl/*.cuh)
+$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@

@@ -9,10 +9,10 @@
 #     load        whose code kernels have here; where the library has PTX alone the driver compiles it now, and later steps find it in its cache
 #     check       random exchanges and what callers do wrong, hostile words, ranks that are late, stay away or are killed, presets, layouts
 #     demo        the same text on the CPU and on 1, 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
-#     lab         the low-latency kernels by themselves, verified; and which launch is the best
+#     lab         the low-latency kernels by themselves, verified; which launch is the best; and rows alone, stored or fetched in all ways
 #     bench       times of presets, by graph replay, around and beside work too, and NCCL's beside them
 #     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
-#     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of two GPUs
+#     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of 2, 4 and 8 GPUs
 #     python      the package's tests on GPUs
 #   STEPS=glob         of these only the steps whose names match: STAGES="check long" STEPS="*/@(nodes|ll-4)" (all)
 #   BUILD=dir   what was built (build)                 LOGS=dir    where all output goes (BUILD/gpus)
@@ -133,6 +133,7 @@ stage_demo() {
 stage_lab() {
 	step lab/verify 120 "$BUILD/tern-lab-ll" verify 0.5
 	step lab/sweep 120 "$BUILD/tern-lab-ll" sweep
+	step lab/ways 60 "$BUILD/tern-lab-ways"
 }
 
 measure() { "$BUILD/tern" bench --device cuda --ranks "$gpus" --reduce expert "${@:2}" --json "$LOGS/$1.json"; }
@@ -209,7 +210,7 @@ planted() {
 
 # Kernels that wait for each other cannot run under these tools in one process, where launches wait for what was launched before. Half of the rounds are replayed graphs.
 stage_sanitize() {
-	local tool fault small=(--only-verify --hidden 512 --experts 8 --topk 4 --mode "ll,ht")
+	local tool fault n small=(--only-verify --hidden 512 --experts 8 --topk 4 --mode "ll,ht")
 
 	for tool in $TOOLS; do
 		step "sanitize/$tool-planted" 30 planted "$tool"
@@ -217,8 +218,9 @@ stage_sanitize() {
 			[ "$tool" != racecheck ] || step "sanitize/$tool-planted-$fault" 30 planted "$tool-$fault"
 		done
 		step "sanitize/$tool-1" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 1 "${small[@]}" --dtype fp8,bf16,fp16,fp32 --tokens 33 --layout contiguous,padded,source --reduce home,expert --iters 4
-		[ "$gpus" -lt 2 ] ||
-			step "sanitize/$tool-2" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 2 "${small[@]}" --dtype fp8,bf16 --tokens 9 --uneven --drop 0.2 --reduce home,expert --iters 4
+		for n in $(counts | grep -v '^1$'); do
+			step "sanitize/$tool-$n" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks "$n" "${small[@]}" --dtype fp8,bf16 --tokens 9 --uneven --drop 0.2 --reduce home,expert --iters 4
+		done
 		summaries "$LOGS/sanitize-$tool"-*.log | sed 's/^=*/   /'
 	done
 }

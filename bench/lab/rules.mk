@@ -2,18 +2,23 @@
 # make lab        what measures the GPU kernels by themselves; needs nvcc, and is not part of `make`
 LAB_HT    := bench/lab/ht.c bench/lab/time_ht.c bench/lab/gpus.c bench/lab/times.c
 LAB_SRC   := $(filter-out bench/lab/ht.c bench/lab/time_ht.c,$(wildcard bench/lab/*.c))
+LAB_WAYS  := bench/lab/ways/ways.c bench/lab/gpus.c bench/lab/times.c
 LAB_CU    := $(wildcard bench/lab/*.cu src/kernels/cuda/*.cu)
 
-$(call obj,$(LAB_SRC) $(LAB_HT)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
-$(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu)): NVFLAGS += -Ibench/lab
+$(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
+$(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu bench/lab/ways/*.cu)): NVFLAGS += -Ibench/lab
 
-lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-planted
+lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-planted
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
 $(BUILD)/tern-lab-ht: $(call obj,$(LAB_HT) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
+	@echo '  LINK $@'
+	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
+
+$(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU) bench/lab/ways/transfer.cu) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
