@@ -76,7 +76,8 @@ static void parts_do_not_overlap(void **state)
 			assert_true(d.window.rows >= d.window.plans + ranks * d.window.plan_bytes);
 			assert_true(d.window.results >= d.window.rows + ranks * 33ull * d.window.row_bytes);
 			assert_true(d.window.bytes >= d.window.results + routes * d.window.result_bytes);
-			assert_true((uint64_t)d.row.nr_segments * d.row.segment_lines >= d.row.nr_lines);
+			assert_true((uint64_t)d.row.nr_segments * d.row.segment_pieces * 16 >= d.row.row_bytes);
+			assert_true((uint64_t)(d.row.nr_segments - 1) * d.row.segment_pieces * 16 < d.row.row_bytes);
 			assert_int_equal(d.window.bytes % 128 + d.window.rows % 128 + d.window.results % 128, 0);
 		}
 }
@@ -109,13 +110,13 @@ static uint64_t stored(enum ll_format format, bool scaled, const struct ll_cut *
 	uint64_t bytes = 0;
 
 	for (uint32_t segment = 0; segment < cut->nr_segments; segment++) {
-		uint32_t first = segment * cut->segment_lines, left = cut->nr_lines - first;
-		uint32_t lines = left < cut->segment_lines ? left : cut->segment_lines;
+		uint32_t first = segment * cut->segment_pieces, left = cut->row_bytes / 16 - first;
+		uint32_t lines = ((left < cut->segment_pieces ? left : cut->segment_pieces) + 7) / 8;
 
 		for (uint32_t i = 0; i < ll_all_vectors(format, scaled, cut->nr_vectors); i++)
 			for (uint32_t lane = 0; lane < 32; lane++) {
 				uint32_t line = 4 * i + lane / 8;
-				bool held = lane % 8 < (scaled ? 2 : 1) * cut->nr_vectors; /* of the extra line */
+				bool held = !scaled || lane % 8 < 2 * cut->nr_vectors; /* of the extra line */
 				bool extra = format == LL_LINES ? line == 4 * cut->nr_vectors - 1 && held : i >= cut->nr_vectors;
 
 				bytes += line < lines || extra ? 16 : 0;

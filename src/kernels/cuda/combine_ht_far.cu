@@ -26,7 +26,7 @@ static __device__ __forceinline__ void stage_segment(const struct ll_exchange *e
 		for (int i = 0; i < ND; i++) {
 			uint32_t offset;
 
-			if (in_row(&e->result, x, i, &offset))
+			if (in_row(x, i, &offset))
 				row_store(staged_result(e, h, r, token, k) + offset, v[i]);
 		}
 }

@@ -285,7 +285,7 @@ static __device__ __forceinline__ void store_sum(const struct ll_combine *c, uin
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
 
-		if (in_row(&c->exchange.result, x, i, &offset))
+		if (in_row(x, i, &offset))
 			row_store(c->out + token * c->out_stride + offset, round_vector<Y>(sum.of[i]));
 	}
 }

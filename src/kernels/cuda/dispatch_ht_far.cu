@@ -19,11 +19,11 @@ static __device__ __forceinline__ void stage_piece(const struct ll_dispatch *d, 
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
 
-		if (!in_row(&e->row, x, i, &offset))
+		if (!in_row(x, i, &offset))
 			continue;
 		row_store(part_to<true>(e, FAR_X, rank) + h->window.x + token * e->row.row_bytes + offset, s.v[i]);
 		if constexpr (x_kind<X>::SCALED)
-			store_scale(d, part_to<true>(e, FAR_SCALES, rank) + h->window.scales, token * e->row.nr_lines + x.first_line + line_of(i), s.scale[i]);
+			store_scale(d, part_to<true>(e, FAR_SCALES, rank) + h->window.scales, token * e->row.nr_lines + first_line(x) + line_of(i), s.scale[i]);
 	}
 }
 

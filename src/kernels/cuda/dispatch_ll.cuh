@@ -150,7 +150,7 @@ struct row_targets {
 /* Vector 0's place in a row; the next ones' are 512 bytes further on. */
 static __device__ __forceinline__ uint8_t *place_in_row(const struct ll_dispatch *d, struct extent x, uint32_t position)
 {
-	return d->out_x + (uint64_t)position * d->exchange.row.row_bytes + (x.first_line + line_of(0)) * LL_LINE_BYTES + lane_id() % 8 * 16;
+	return d->out_x + (uint64_t)position * d->exchange.row.row_bytes + (x.first + piece_of(0)) * 16;
 }
 
 /* All lanes of a line have its scale, and each stores it for another route: number `first` + lane % 8. */
@@ -160,7 +160,7 @@ static __device__ __forceinline__ uint8_t *place_of_scale(const struct ll_dispat
 
 	if (here == UINT32_MAX)
 		return NULL;
-	return d->out_scales + ((uint64_t)here * d->exchange.row.nr_lines + x.first_line + line_of(0)) * d->scale_bytes;
+	return d->out_scales + ((uint64_t)here * d->exchange.row.nr_lines + first_line(x) + line_of(0)) * d->scale_bytes;
 }
 
 template <bool SCALED, int ND>
@@ -182,7 +182,7 @@ static __device__ __forceinline__ struct row_targets find_targets(const struct l
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
 
-		t.in |= (uint32_t)in_row(&d->exchange.row, x, i, &offset) << i;
+		t.in |= (uint32_t)in_row(x, i, &offset) << i;
 	}
 	return t;
 }
@@ -192,7 +192,7 @@ static __device__ __forceinline__ void store_scales(const struct ll_dispatch *d,
 {
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		if (!to || line_of(i) >= x.nr_lines)
+		if (!to || !has_line(x, i))
 			continue;
 		if (d->scale_bytes == 4)
 			*(uint32_t *)(to + i * 16) = s.scale[i];

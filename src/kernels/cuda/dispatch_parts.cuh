@@ -59,8 +59,8 @@ static __device__ __forceinline__ void make_part(const struct ll_dispatch *d, co
 #pragma unroll
 		for (int i = 0; i < ND; i++) {
 			shared_store(tray + (which - first) * e->row.segment_bytes + (i * LANES + lane_id()) * 16, s.v[i]);
-			if (x_kind<X>::SCALED && line_of(i) < x.nr_lines)
-				store_scale(d, shared_pointer(tray + w->part_bytes), (which - first) * e->row.segment_lines + line_of(i), s.scale[x_kind<X>::SCALED ? i : 0]);
+			if (x_kind<X>::SCALED && has_line(x, i))
+				store_scale(d, shared_pointer(tray + w->part_bytes), (which - first) * e->row.segment_pieces / 8 + line_of(i), s.scale[x_kind<X>::SCALED ? i : 0]);
 		}
 		raw = next;
 	}

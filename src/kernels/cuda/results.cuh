@@ -17,7 +17,7 @@ template <int N> static __device__ __forceinline__ void load_part(const struct l
 #pragma unroll
 	for (int i = 0; i < N; i++) {
 		uint32_t offset;
-		bool in = in_row(&c->exchange.result, x, first + i, &offset);
+		bool in = in_row(x, first + i, &offset);
 
 		v[i] = row_load(row + (in ? offset : 0));
 	}
@@ -93,7 +93,7 @@ template <int FIRST>
 static __device__ __forceinline__ void load_batch(const struct ll_combine *c, const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
 {
 	uint32_t offset;
-	bool in = in_row(&c->exchange.result, x, i, &offset);
+	bool in = in_row(x, i, &offset);
 
 #pragma unroll
 	for (int r = 0; r < BATCH; r++)

@@ -25,15 +25,15 @@ static __device__ __forceinline__ void load_raw(const struct ll_dispatch *d, uin
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
-		bool in = in_row(&e->row, x, i, &offset);
+		bool in = in_row(x, i, &offset);
 
 #pragma unroll
 		for (int h = 0; h < LOADS; h++)
 			raw.x[i][h] = in ? row_load(row + offset * LOADS + h * 16) : make_uint4(0, 0, 0, 0);
 		if (X == LL_X_GIVEN)
-			raw.scale[i] = line_of(i) >= x.nr_lines ? 0 /* all lanes of the line have it */
-				     : d->scale_bytes == 4 ? ((const uint32_t *)scales)[x.first_line + line_of(i)]
-							   : scales[x.first_line + line_of(i)];
+			raw.scale[i] = !has_line(x, i) ? 0 /* all lanes of the line have it */
+				     : d->scale_bytes == 4 ? ((const uint32_t *)scales)[first_line(x) + line_of(i)]
+							   : scales[first_line(x) + line_of(i)];
 	}
 }
 

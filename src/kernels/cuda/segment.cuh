@@ -11,7 +11,7 @@
 template <int FORMAT, bool SCALED, int ND> struct segment {
 	static constexpr int PER_EXTRA = SCALED ? 2 : 3;
 	static constexpr int NV = FORMAT == LL_LINES ? ND : ND + (ND + PER_EXTRA - 1) / PER_EXTRA;
-	static_assert(FORMAT != LL_LINES || ND <= (SCALED ? 4 : 8), "an extra line has 31 words");
+	static_assert(FORMAT != LL_LINES || ND <= (SCALED ? 4 : 8), "the line has 31 words");
 	static_assert(FORMAT != LL_CELLS || ND % PER_EXTRA == 0, "extra cells are full");
 
 	uint4 v[NV];
@@ -24,25 +24,43 @@ __device__ __forceinline__ uint32_t line_of(int i)
 	return 4 * i + lane_id() / 8;
 }
 
-/* Where a segment lies in its row. */
+/* Of the segment's pieces of 16 bytes. */
+__device__ __forceinline__ uint32_t piece_of(int i)
+{
+	return LANES * i + lane_id();
+}
+
+/* Where a segment lies in its row, in pieces of 16 bytes. */
 struct extent {
-	uint32_t first_line, nr_lines;
+	uint32_t first, nr;
 };
+
+/* With scales, which are of whole lines. */
+__device__ __forceinline__ uint32_t first_line(struct extent x)
+{
+	return x.first / 8;
+}
+
+__device__ __forceinline__ bool has_line(struct extent x, int i)
+{
+	return line_of(i) * 8 < x.nr;
+}
 
 __device__ __forceinline__ struct extent segment_extent(const struct ll_cut *cut, uint32_t segment)
 {
+	uint32_t nr_pieces = cut->row_bytes / 16;
 	struct extent x;
 
-	x.first_line = segment * cut->segment_lines;
-	x.nr_lines = min(cut->segment_lines, cut->nr_lines - min(cut->nr_lines, x.first_line));
+	x.first = segment * cut->segment_pieces;
+	x.nr = min(cut->segment_pieces, nr_pieces - min(nr_pieces, x.first));
 	return x;
 }
 
 /* This lane's offset in the row, if vector i has something there. */
-__device__ __forceinline__ bool in_row(const struct ll_cut *cut, struct extent x, int i, uint32_t *offset)
+__device__ __forceinline__ bool in_row(struct extent x, int i, uint32_t *offset)
 {
-	*offset = (x.first_line + line_of(i)) * LL_LINE_BYTES + lane_id() % 8 * 16;
-	return line_of(i) < x.nr_lines && *offset < cut->row_bytes;
+	*offset = (x.first + piece_of(i)) * 16;
+	return piece_of(i) < x.nr;
 }
 
 __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
@@ -52,29 +70,34 @@ __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
 
 /* ---- lines --------------------------------------------------------------------------------------------------- */
 
-/* The extra line lies where lanes 24 to 31 of the last vector would be; of its lanes only as many travel as hold something. In the last of those the last
- * word belongs to a line that is not there, the extra one itself: so it holds the epoch. */
+/* With scales the extra line lies where lanes 24 to 31 of the last vector would be; of its lanes only as many travel as hold something. In the last of those the last
+ * word belongs to a line that is not there, the extra one itself: so it holds the epoch. Without scales the last lanes of the last vector are enough, and the last word of
+ * all is its line's epoch, as everywhere: nothing is displaced by it. */
+template <bool SCALED, int ND> __device__ __forceinline__ uint32_t first_of_extra()
+{
+	return SCALED ? 24 : LANES - ll_extra_lanes(SCALED, ND);
+}
+
 template <bool SCALED, int ND> __device__ __forceinline__ bool in_extra(int i)
 {
-	return i == ND - 1 && lane_id() >= 24;
+	return i == ND - 1 && lane_id() >= first_of_extra<SCALED, ND>();
 }
 
 template <bool SCALED, int ND> __device__ __forceinline__ uint32_t last_of_extra()
 {
-	return 24 + ll_extra_lanes(SCALED, ND) - 1;
+	return first_of_extra<SCALED, ND>() + ll_extra_lanes(SCALED, ND) - 1;
 }
 
 /* Has this lane's piece of vector i an epoch? */
 template <bool SCALED, int ND> __device__ __forceinline__ bool line_epoch(int i)
 {
-	return in_extra<SCALED, ND>(i) ? lane_id() == last_of_extra<SCALED, ND>() : lane_id() % 8 == 7;
+	return SCALED && in_extra<SCALED, ND>(i) ? lane_id() == last_of_extra<SCALED, ND>() : lane_id() % 8 == 7;
 }
 
-/* Vector i: its displaced words to the extra line's, which lanes 24 to 31 of the last vector hold; its epochs. Vectors
- * in turn: each may leave at once. */
+/* Vector i: its displaced words to those that the last vector's extra lanes hold; its epochs. Vectors in turn: each may leave at once. */
 template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector(segment<LL_LINES, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
 {
-	uint32_t lane = lane_id(), extra = lane - 24, w = s.v[i].w;
+	uint32_t lane = lane_id(), extra = lane - first_of_extra<SCALED, ND>(), w = s.v[i].w;
 
 	if constexpr (SCALED) {
 		uint32_t from = 16 * (lane & 1) + 7, bits = s.scale[i];
@@ -89,7 +112,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector
 		*words = pick(extra == i, v, *words);
 	}
 	if (i == ND - 1)
-		s.v[i] = pick(lane >= 24, *words, s.v[i]);
+		s.v[i] = pick(in_extra<SCALED, ND>(i), *words, s.v[i]);
 	s.v[i].w = line_epoch<SCALED, ND>(i) ? epoch : s.v[i].w;
 }
 
@@ -109,7 +132,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segm
 
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		uint32_t from = SCALED ? 24 + 2 * i + group / 2 : 24 + i, displaced;
+		uint32_t from = first_of_extra<SCALED, ND>() + (SCALED ? 2 * i + group / 2 : i), displaced;
 		uint4 w = make_uint4(__shfl_sync(ALL_LANES, extra.x, from), __shfl_sync(ALL_LANES, extra.y, from),
 			__shfl_sync(ALL_LANES, extra.z, from), __shfl_sync(ALL_LANES, extra.w, from));
 
@@ -177,12 +200,12 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segme
 		cells_unpack(s);
 }
 
-/* Does this lane's piece of vector i travel? */
+/* Does this lane's piece of vector i travel? Whole lines do. */
 template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, struct extent x, int i)
 {
 	if (FORMAT == LL_LINES)
-		return line_of(i) < x.nr_lines || (in_extra<SCALED, ND>(i) && lane_id() <= last_of_extra<SCALED, ND>());
-	return i >= ND || line_of(i) < x.nr_lines;
+		return has_line(x, i) || (SCALED ? in_extra<SCALED, ND>(i) && lane_id() <= last_of_extra<SCALED, ND>() : i == ND - 1 && lane_id() >= 24);
+	return i >= ND || has_line(x, i);
 }
 
 template <int FORMAT, bool SCALED, int ND>

@@ -79,7 +79,7 @@ LL_BOTH struct ll_cut ht_cut_row(uint32_t row_bytes, uint32_t nr_vectors)
 	cut.nr_lines = ll_ceil(row_bytes, LL_LINE_BYTES);
 	cut.nr_vectors = nr_vectors;
 	cut.nr_segments = ll_ceil(cut.nr_lines, 4 * nr_vectors);
-	cut.segment_lines = 4 * nr_vectors;
+	cut.segment_pieces = 32 * nr_vectors;
 	cut.segment_bytes = nr_vectors * 512;
 	return cut;
 }

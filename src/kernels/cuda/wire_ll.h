@@ -11,9 +11,10 @@
  * A row (or result) is cut into segments, one for a warp. The words that epochs displaced, and scales, travel in words at the segment's end, so that
  * each lane's 16 bytes are aligned as they are in the caller's row:
  *
- *   LL_LINES   | line 0 | line 1 | ... | line n-1 | (unused) | extra line |      n <= 4 nr_vectors - 1; vector i of a warp is lines 4i .. 4i+3
- *                line:  31 words of the row, epoch      extra line: the n displaced words (FP8: scale, displaced word for each line), epoch;
- *                                                       no longer than that: 16 bytes a vector, FP8 32
+ *   LL_LINES   | line 0 | line 1 | ... | (unused) | last line |      vector i of a warp is lines 4i .. 4i+3
+ *                line:  31 words of the row, epoch      last line: of the row as well; its last nr_vectors pieces of 16 bytes hold the displaced words, epoch
+ *   with FP8   | line 0 | line 1 | ... | line n-1 | (unused) | extra line |      n <= 4 nr_vectors - 1
+ *                line:  31 words of the row, epoch      extra line: scale, displaced word for each line, epoch; no longer than that: 32 bytes a vector
  *   LL_CELLS   | vector 0 of 32 lanes | vector 1 | ... | extra vectors |
  *                cell:  3 words of the row, epoch       extra cell: the same lane's displaced words (3; FP8: 2, and scales), epoch
  *
@@ -49,7 +50,7 @@ struct ll_cut {
 	uint32_t row_bytes;	/* as the receiver stores it, without scales; a multiple of 16 */
 	uint32_t nr_lines;	/* 128-byte pieces of it; FP8: blocks */
 	uint32_t nr_vectors;	/* data vectors of a lane in a segment */
-	uint32_t segment_lines; /* the last segment may have fewer */
+	uint32_t segment_pieces; /* of 16 bytes each; the last segment may have fewer */
 	uint32_t nr_segments;
 	uint32_t segment_bytes;
 };
@@ -70,6 +71,8 @@ LL_BOTH uint32_t ll_all_vectors(enum ll_format format, int scaled, uint32_t nr_v
 	return format == LL_LINES ? nr_vectors : nr_vectors + ll_ceil(nr_vectors, scaled ? 2 : 3);
 }
 
+/* Scales are of whole lines, of which segments have about as many each. Without them all lines of a segment are full but those of the last one: a line that is not
+ * costs NVLink as much as one that is. */
 LL_BOTH struct ll_cut ll_cut_row(enum ll_format format, int scaled, uint32_t row_bytes, uint32_t nr_vectors)
 {
 	struct ll_cut cut;
@@ -79,7 +82,11 @@ LL_BOTH struct ll_cut ll_cut_row(enum ll_format format, int scaled, uint32_t row
 	cut.nr_lines = ll_ceil(row_bytes, LL_LINE_BYTES);
 	cut.nr_vectors = nr_vectors;
 	cut.nr_segments = ll_ceil(cut.nr_lines, most);
-	cut.segment_lines = ll_ceil(cut.nr_lines, cut.nr_segments);
+	cut.segment_pieces = ll_ceil(cut.nr_lines, cut.nr_segments) * (LL_LINE_BYTES / 16);
+	if (format == LL_LINES && !scaled) {
+		cut.segment_pieces = 31 * nr_vectors;
+		cut.nr_segments = ll_ceil(row_bytes / 16, cut.segment_pieces);
+	}
 	cut.segment_bytes = ll_all_vectors(format, scaled, nr_vectors) * 512;
 	return cut;
 }
@@ -126,17 +133,23 @@ LL_BOTH uint32_t ll_head_wire_bytes(enum ll_format format, uint32_t topk)
 	return topk > (format == LL_LINES ? 28u : 24u) ? 2 * LL_LINE_BYTES : LL_LINE_BYTES;
 }
 
-/* Lanes whose pieces make up the extra line of LL_LINES. */
+/* Lanes whose pieces hold what epochs displaced, and scales: FP8, of an extra line from its first lane on; else of a segment's last line, its last lanes. */
 LL_BOTH uint32_t ll_extra_lanes(int scaled, uint32_t nr_vectors)
 {
 	return (scaled ? 2 : 1) * nr_vectors;
 }
 
-/* What is stored of a row's segments, or a result's: its lines, and what a segment has besides. */
+/* What is stored of a row's segments, or a result's: its lines, and what a segment has besides. The last line of LL_LINES, without scales, is there whether or not it
+ * has anything of the row. */
 LL_BOTH uint64_t ll_wire_bytes(enum ll_format format, int scaled, const struct ll_cut *cut)
 {
-	uint32_t cells = 512 * (ll_all_vectors(format, scaled, cut->nr_vectors) - cut->nr_vectors);
+	uint32_t cells = 512 * (ll_all_vectors(format, scaled, cut->nr_vectors) - cut->nr_vectors), lines, last;
 
+	if (format == LL_LINES && !scaled) {
+		last = cut->row_bytes / 16 - (cut->nr_segments - 1) * cut->segment_pieces;
+		lines = (cut->nr_segments - 1) * 4 * cut->nr_vectors + ll_least(ll_ceil(last, 8) + 1, 4 * cut->nr_vectors);
+		return (uint64_t)LL_LINE_BYTES * lines;
+	}
 	return (uint64_t)LL_LINE_BYTES * cut->nr_lines + (uint64_t)cut->nr_segments * (format == LL_LINES ? ll_extra_lanes(scaled, cut->nr_vectors) * 16 : cells);
 }
 
