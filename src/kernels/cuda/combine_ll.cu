@@ -55,16 +55,16 @@ cudaError_t ll_combine_launch(const struct ll_combine *args, const struct ll_lau
 {
 	bool whole = launch->send_warps == launch->nr_warps && ll_combine_whole(args);
 
-	return launch_half(whole ? choose_own(args) : choose(args), args, launch, whole, 0, stream);
+	return launch_half(whole ? choose_own(args) : choose(args), args, launch, whole, LL_DEAL_BYTES, stream);
 }
 
 cudaError_t ll_combine_most_blocks(const struct ll_combine *args, const struct ll_launch *launch, uint32_t *nr_blocks)
 {
 	uint32_t nr = UINT32_MAX;
-	cudaError_t rc = most_blocks(choose(args), launch, 0, nr_blocks);
+	cudaError_t rc = most_blocks(choose(args), launch, LL_DEAL_BYTES, nr_blocks);
 
 	if (!rc && ll_combine_whole(args))
-		rc = most_blocks(choose_own(args), launch, 0, &nr);
+		rc = most_blocks(choose_own(args), launch, LL_DEAL_BYTES, &nr);
 	*nr_blocks = rc ? 0 : min(*nr_blocks, nr);
 	return rc;
 }

@@ -119,15 +119,39 @@ struct outgoing {
 	uint2 route;	    /* lane k's */
 };
 
-/* Homes alternate, and each rank begins with another one, so that they do not all write to one. False: there cannot be such a row. */
-static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, uint32_t i, struct outgoing *o)
-{
-	uint32_t at = ll_div(i, e->by_result_segments);
+/* How shares are dealt. To blocks in turn; to a block's warps by tickets, as they come for the next one: sums are of one row or of eight, and this rank's own leave at once
+ * where others wait for NVLink. */
+#define LL_DEAL_BYTES 16 /* of shared memory */
+struct deal {
+	uint32_t *ticket;	    /* in the block's shared memory */
+	struct ll_divisor by_turn; /* segments of all homes in which each block has a share */
+};
 
-	o->row = ll_div(at, e->by_ranks);
-	o->source = e->rank + 1 + at - o->row * e->nr_ranks;
+/* By one thread, and a barrier of the block before the first is drawn: each warp that sends has one share without a ticket. */
+static __device__ __forceinline__ struct deal open_deal(const struct ll_exchange *e, uint32_t *shared, uint32_t send_warps)
+{
+	uint32_t turn = ll_div(gridDim.x, e->by_ranks);
+
+	if (threadIdx.x == 0)
+		*shared = send_warps;
+	return {shared, ll_divisor_of(turn ? turn : 1)};
+}
+
+static __device__ __forceinline__ uint32_t draw_share(const struct deal *deal)
+{
+	return __shfl_sync(ALL_LANES, lane_id() == 0 ? atomicAdd(deal->ticket, 1u) : 0, 0);
+}
+
+/* A block's share number n. Homes alternate, and each rank begins with another one, so that they do not all write to one; with each turn a block's share is another home's.
+ * False: there cannot be such a row. */
+static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, const struct deal *deal, uint32_t n, struct outgoing *o)
+{
+	uint32_t i = n * gridDim.x + blockIdx.x, at = ll_div(i, e->by_ranks), home = i - at * e->nr_ranks + ll_div(at, deal->by_turn) * (e->nr_ranks - 1);
+
+	o->row = ll_div(at, e->by_result_segments);
+	o->source = e->rank + 1 + home - ll_div(home, e->by_ranks) * e->nr_ranks;
 	o->source = o->source >= e->nr_ranks ? o->source - e->nr_ranks : o->source;
-	o->which = i - at * e->result.nr_segments;
+	o->which = at - o->row * e->result.nr_segments;
 	o->route = make_uint2(UINT32_MAX, 0);
 	if (o->row >= e->max_tokens)
 		return false;
@@ -153,30 +177,30 @@ template <bool FAR> static __device__ __forceinline__ void tell_arrival(const st
 /* The first segment's routes are under way before it is known which round it is, and whether an earlier one has failed;
  * the next one's while this one is sent. */
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint4 state, const struct deal *deal, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &c->exchange;
 	uint32_t most = 0;
 	struct outgoing next;
-	bool more = look_up(e, warp, &next);
+	bool more = look_up(e, deal, warp, &next), first = true;
 
 	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
 		most = max(most, e->state->nr_from[s]);
 	if (state.w)
 		return;
-	if (warp == nr_warps - 1)
+	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
 		tell_arrival<FAR>(c, state.y);
 	most = __reduce_max_sync(ALL_LANES, most);
 #pragma unroll 1
-	for (uint32_t i = warp + nr_warps; more && !c->release; i += nr_warps) {
+	for (; more && !c->release; first = false) {
 		struct outgoing now = next;
 
 		if (now.row >= most)
 			return;
-		more = look_up(e, i, &next);
+		more = look_up(e, deal, draw_share(deal), &next);
 		if (now.row < now.nr)
 			send_result<FORMAT, Y, ND, FAR>(c, state.y, now.source, now.token, now.route, now.which);
-		if (i - nr_warps < gridDim.x) /* the first warps' first */
+		if (first && warp == 0)
 			stamp(e, 11);
 	}
 }
@@ -357,9 +381,12 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 template <int FORMAT, int Y, int ND, bool FAR = false>
 static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
 {
+	BLOCK_MEMORY(shared);
 	const struct ll_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+	struct deal deal = open_deal(e, shared, send_warps);
 
+	__syncthreads();
 	if (warp == 0)
 		stamp(e, 8);
 	wait_for_previous();
@@ -371,7 +398,7 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 	if (warp < send_warps) {
 		if (FAR && state.w)
 			return;
-		send_results<FORMAT, Y, ND, FAR>(&c, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_results<FORMAT, Y, ND, FAR>(&c, state, &deal, warp, send_warps);
 		if (FAR && far_last(e, send_warps * gridDim.x))
 			ring_far_results(&c, state.y);
 		stamp(e, 9);
