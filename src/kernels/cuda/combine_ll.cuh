@@ -127,13 +127,13 @@ struct deal {
 	struct ll_divisor by_turn; /* segments of all homes in which each block has a share */
 };
 
-/* By one thread, and a barrier of the block before the first is drawn: each warp that sends has one share without a ticket. */
+/* By one thread, and a barrier of the block before the first is drawn: each warp that sends has two shares without a ticket. */
 static __device__ __forceinline__ struct deal open_deal(const struct ll_exchange *e, uint32_t *shared, uint32_t send_warps)
 {
 	uint32_t turn = ll_div(gridDim.x, e->by_ranks);
 
 	if (threadIdx.x == 0)
-		*shared = send_warps;
+		*shared = 2 * send_warps;
 	return {shared, ll_divisor_of(turn ? turn : 1)};
 }
 
@@ -142,16 +142,22 @@ static __device__ __forceinline__ uint32_t draw_share(const struct deal *deal)
 	return __shfl_sync(ALL_LANES, lane_id() == 0 ? atomicAdd(deal->ticket, 1u) : 0, 0);
 }
 
-/* A block's share number n. Homes alternate, and each rank begins with another one, so that they do not all write to one; with each turn a block's share is another home's.
- * False: there cannot be such a row. */
-static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, const struct deal *deal, uint32_t n, struct outgoing *o)
+/* A block's share number n. Homes alternate, and each rank begins with another one, so that they do not all write to one; with each turn a block's share is another home's. */
+static __device__ __forceinline__ struct outgoing find_share(const struct ll_exchange *e, const struct deal *deal, uint32_t n)
 {
+	struct outgoing o;
 	uint32_t i = n * gridDim.x + blockIdx.x, at = ll_div(i, e->by_ranks), home = i - at * e->nr_ranks + ll_div(at, deal->by_turn) * (e->nr_ranks - 1);
 
-	o->row = ll_div(at, e->by_result_segments);
-	o->source = e->rank + 1 + home - ll_div(home, e->by_ranks) * e->nr_ranks;
-	o->source = o->source >= e->nr_ranks ? o->source - e->nr_ranks : o->source;
-	o->which = at - o->row * e->result.nr_segments;
+	o.row = ll_div(at, e->by_result_segments);
+	o.source = e->rank + 1 + home - ll_div(home, e->by_ranks) * e->nr_ranks;
+	o.source = o.source >= e->nr_ranks ? o.source - e->nr_ranks : o.source;
+	o.which = at - o.row * e->result.nr_segments;
+	return o;
+}
+
+/* False: there cannot be such a row. */
+static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, struct outgoing *o)
+{
 	o->route = make_uint2(UINT32_MAX, 0);
 	if (o->row >= e->max_tokens)
 		return false;
@@ -181,8 +187,8 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 {
 	const struct ll_exchange *e = &c->exchange;
 	uint32_t most = 0;
-	struct outgoing next;
-	bool more = look_up(e, deal, warp, &next), first = true;
+	struct outgoing next = find_share(e, deal, warp), after = find_share(e, deal, warp + nr_warps);
+	bool more = look_up(e, &next), first = true;
 
 	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
 		most = max(most, e->state->nr_from[s]);
@@ -197,9 +203,11 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 
 		if (now.row >= most)
 			return;
-		more = look_up(e, deal, draw_share(deal), &next);
+		next = after;
+		more = look_up(e, &next);
 		if (now.row < now.nr)
 			send_result<FORMAT, Y, ND, FAR>(c, state.y, now.source, now.token, now.route, now.which);
+		after = find_share(e, deal, draw_share(deal)); /* so that nothing is in the way of the next loads */
 		if (first && warp == 0)
 			stamp(e, 11);
 	}
