@@ -388,7 +388,7 @@ static combine_kernel choose(const struct ll_combine *c)
 static struct combine_launch division(const struct ll_combine *c, const struct ht_exchange *h, uint32_t nr_blocks)
 {
 	const struct ll_exchange *e = &c->exchange;
-	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks), 0, c->roles & LL_SEND, c->roles & LL_RECEIVE, 0, 0, e->by_ranks};
+	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks, e->nr_ranks), 0, c->roles & LL_SEND, c->roles & LL_RECEIVE, 0, 0, e->by_ranks};
 	uint32_t of_team = e->max_tokens * e->nr_ranks / (nr_blocks * l.shape.nr_teams), together = ll_least(MOST_TOKENS, LANES >> token_shift(e->topk));
 
 	l.keeps_own = c->roles == (LL_SEND | LL_RECEIVE) && e->by_replicas.d == 1;

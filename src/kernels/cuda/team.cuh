@@ -36,6 +36,7 @@ struct team_shape {
 	uint32_t nr_teams, nr_summing;
 	uint32_t nr_in, tray_bytes; /* trays of a team for rows that come, beside TEAM_OUT */
 	uint32_t nr_parts, part_bytes;
+	uint32_t most_untold; /* results */
 };
 
 LL_BOTH uint32_t team_warps(struct team_shape shape)
@@ -48,11 +49,17 @@ LL_BOTH uint32_t team_bytes(struct team_shape shape)
 	return (shape.nr_in + TEAM_OUT) * (shape.tray_bytes + TEAM_BESIDE_TRAY);
 }
 
+/* A fence for several results takes as long as for one; but with more of them homes begin late, and are not ready when the last result comes. Few blocks gain more than they lose where
+ * most results leave: a team has two trays for those, and while its storing warp fences none is freed. */
+#define TEAM_FEW_BLOCKS 32
+#define TEAM_UNTOLD_FEW 8
+#define TEAM_UNTOLD 4
+
 /* With many blocks a team less, and more trays for each: rows are under way enough, and of more results at once each takes longer (docs/benchmarks.md). */
 #define TEAM_MANY_BLOCKS 64
 
 /* block_bytes: shared memory that a block may have. */
-LL_BOTH struct team_shape team_shape_of(uint32_t row_bytes, uint32_t block_bytes, uint32_t nr_blocks)
+LL_BOTH struct team_shape team_shape_of(uint32_t row_bytes, uint32_t block_bytes, uint32_t nr_blocks, uint32_t nr_ranks)
 {
 	uint32_t most_summing = ll_least(TEAM_MOST_SUMMING, block_bytes / (TEAM_LEAST_TRAYS * (TEAM_PART_BYTES + TEAM_BESIDE_TRAY)));
 	struct team_shape s;
@@ -63,6 +70,7 @@ LL_BOTH struct team_shape team_shape_of(uint32_t row_bytes, uint32_t block_bytes
 	s.nr_teams = ll_least(TEAM_MOST_WARPS / (s.nr_summing + 2), block_bytes / (TEAM_LEAST_TRAYS * (s.tray_bytes + TEAM_BESIDE_TRAY)));
 	s.nr_teams -= nr_blocks > TEAM_MANY_BLOCKS && s.nr_teams > 2;
 	s.nr_in = ll_least(TEAM_MOST_IN, block_bytes / s.nr_teams / (s.tray_bytes + TEAM_BESIDE_TRAY) - TEAM_OUT);
+	s.most_untold = nr_ranks > 2 && nr_blocks <= TEAM_FEW_BLOCKS ? TEAM_UNTOLD_FEW : TEAM_UNTOLD;
 	return s;
 }
 
@@ -330,8 +338,7 @@ struct storing {
 	uint32_t rank, cell;
 	bool tells; /* the result is complete */
 };
-#define MOST_UNTOLD 4 /* a fence for several takes as long as for one; but with more of them homes begin late, and are not ready when the last result comes */
-#define LEFT_UNTOLD 1 /* that one is still on its way */
+#define LEFT_UNTOLD 1 /* when others are told: that one is still on its way */
 #define IDLE_POLLS 8   /* before the last ones are told */
 
 /* The number of this lane's, if it is one of those from `from` on, before `to`; else `to`. */
@@ -377,13 +384,13 @@ static __device__ __forceinline__ void await_sum(const struct ll_exchange *e, co
 	}
 }
 
-static __device__ __forceinline__ void store_result(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t part_bytes, uint32_t epoch, const struct trays *out,
-	const struct ticket *ticket, struct storing *s)
+static __device__ __forceinline__ void store_result(const struct ll_exchange *e, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch,
+	const struct trays *out, const struct ticket *ticket, struct storing *s)
 {
 	uint32_t home = home_first(e, ticket->rank), cell = (uint32_t)ticket->to, part = (uint32_t)(ticket->to >> 32);
 
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes + part * part_bytes, out->trays + out->at * out->tray_bytes, ticket->bytes, 0);
+		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes + part * shape.part_bytes, out->trays + out->at * out->tray_bytes, ticket->bytes, 0);
 	copies_close();
 	if (lane_id() == s->issued % LANES) {
 		s->rank = ticket->rank;
@@ -393,7 +400,7 @@ static __device__ __forceinline__ void store_result(const struct ll_exchange *e,
 	s->issued++;
 	if (s->issued - s->freed == TEAM_OUT)
 		free_trays<TEAM_OUT - 1>(out, s);
-	if (s->issued - s->told == MOST_UNTOLD)
+	if (s->issued - s->told == shape.most_untold)
 		tell_results<LEFT_UNTOLD>(e, h, epoch, s);
 }
 
@@ -409,7 +416,7 @@ static __device__ __forceinline__ void team_store(const struct ll_exchange *e, c
 		ticket = ticket_unpack(shared_load(out.tickets + out.at * 16));
 		if (ticket.flags & TICKET_STOP)
 			break;
-		store_result(e, h, shape.part_bytes, epoch, &out, &ticket, &s);
+		store_result(e, h, shape, epoch, &out, &ticket, &s);
 	}
 	tell_results<0>(e, h, epoch, &s);
 }
