@@ -80,6 +80,7 @@ void emulated_arrive(uint64_t *barrier, uint32_t bytes)
 	struct copy_barrier *b = (struct copy_barrier *)barrier;
 
 	order_release(barrier);
+	stores_arrive();
 	if (!b->awaited--)
 		emulated_die("more have arrived at a barrier than it is for");
 	b->bytes += (int32_t)bytes;

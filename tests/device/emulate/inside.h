@@ -135,6 +135,7 @@ int memory_device(const void *pointer);
 /* stores.c */
 void stores_met(const struct emulated_warp *warp);
 void stores_at_barrier(const struct emulated_block *block);
+void stores_arrive(void); /* this lane's, at a barrier of the block's */
 void stores_without_block(const struct emulated_block *block); /* it has ended, and they are still under way */
 void stores_of_kernel(const struct operation *launch);
 void stores_trim(void); /* after a pass */

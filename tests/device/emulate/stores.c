@@ -13,7 +13,7 @@
 enum scope {
 	SCOPE_LANE,
 	SCOPE_WARP,  /* met in __syncwarp */
-	SCOPE_BLOCK  /* met at a barrier */
+	SCOPE_BLOCK  /* met at a barrier, or by all of its lanes handed on through one */
 };
 
 /* What arrives together: of one line, from one pass of a warp. */
@@ -22,7 +22,7 @@ struct group {
 	const struct emulated_block *block;
 	const struct operation *launch;
 	uint8_t *line;
-	uint32_t pass, lanes, nr;
+	uint32_t pass, lanes, arrived, nr; /* arrived: lanes that have passed a barrier of their block's since */
 	enum scope scope;
 	bool whole;
 	struct {
@@ -82,7 +82,7 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 
 	for (uint32_t i = whole && *line_count(line) ? nr : 0; i--;) {
 		g = &under_way[i];
-		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole && g->nr < LINE_BYTES / 16)
+		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole && !g->arrived && g->nr < LINE_BYTES / 16)
 			return g;
 	}
 	if (nr == MOST_UNDER_WAY)
@@ -160,6 +160,22 @@ void stores_at_barrier(const struct emulated_block *block)
 	for (uint32_t i = 0; i < nr; i++)
 		if (under_way[i].block == block)
 			under_way[i].scope = SCOPE_BLOCK;
+}
+
+/* This lane's, at a barrier in shared memory. Who waits there hands them on with a fence of its own. */
+void stores_arrive(void)
+{
+	uint32_t lane = 1u << emulated_lane->index;
+
+	for (uint32_t i = 0; i < nr && emulated_lane->nr_delayed; i++) {
+		struct group *g = &under_way[i];
+
+		if (g->warp != emulated_lane->warp || !(g->lanes & lane))
+			continue;
+		g->arrived |= lane;
+		if (g->arrived == g->lanes)
+			g->scope = SCOPE_BLOCK;
+	}
 }
 
 void stores_without_block(const struct emulated_block *block)
