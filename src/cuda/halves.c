@@ -37,12 +37,13 @@ static struct ll_launch ht_launch(const struct device_exchange *x, const struct 
 	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .early = x->early};
 }
 
-/* Warps of a block: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
- * copied last. More where a warp has to quantise, and a row leaves once. Measured, docs/benchmarks.md. */
+/* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
+ * copied last. With few blocks none of them waits for fences. Measured, docs/benchmarks.md. */
 static uint32_t ht_senders(const struct ll_dispatch *d, uint32_t nr_blocks)
 {
-	uint32_t bytes = d->kind != LL_X_COPY && d->exchange.nr_ranks <= 2 ? 5700000 : 3700000;
-	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = d->kind == LL_X_COPY ? 6 : nr_blocks > 48 ? 8 : 12;
+	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2, copied = d->kind == LL_X_COPY;
+	uint32_t bytes = few ? (once ? 4600000 : 1370000) : once && !copied ? 5700000 : 3700000;
+	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = few ? (once ? 12 : 8) : copied ? 6 : 8;
 
 	return wanted < 3 ? 3 : ll_least(wanted, most);
 }

@@ -4,11 +4,13 @@
  *
  *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots of the other ranks that have one of its experts; where trays hold
  *                     another row, that is made, too, and leaves first when places are known.
- *                     Then a token each: rows in the destinations' x; then its heads to all ranks
+ *                     Then a token each: rows in the destinations' x; then its heads to all ranks, or with few blocks a note of them for
+ *   a telling warp    which stores them (dispatch_heads.cuh)
  *   receiving warps   a token of a source each: waits for its head, describes its rows, copies
  *
  * Floor: the rows' bytes over NVLink; the copies run beside (4 x H200, deepseek-v3: a third of the time in a GPU's own memory).
  */
+#include "dispatch_heads.cuh"
 #include "dispatch_receive.cuh"
 #include "launch.cuh"
 
@@ -38,21 +40,27 @@ struct outgoing {
 	uint32_t tray;	       /* its first, of one that has been made before places are known */
 };
 
-/* Behind the row's stores, by every lane's fence: who sees all of a head sees the row. */
-static __device__ __forceinline__ void send_heads(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, struct outgoing *o)
-{
-	const struct ll_exchange *e = &d->exchange;
+/* How a warp's heads leave. */
+struct heads_way {
+	struct note_turns notes;
+	bool noted; /* else by the warp itself */
+	uint32_t epoch;
+};
 
+/* Its rows are where they belong. By the warp itself: behind every lane's fence, so who sees all of a head sees the row. */
+static __device__ __forceinline__ void pass_heads(const struct ll_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
+{
+	uint4 head = make_uint4(o->first || !d->by_source ? o->to.position : UINT32_MAX, o->weight, o->to.local, way->epoch);
+
+	o->there = false;
+	if (way->noted) {
+		put_note(&way->notes, o->token, head, o->to.rank);
+		return;
+	}
 	__syncwarp();
 	stores_before();
-	for (uint32_t i = 1; i <= e->nr_ranks && lane_id() < e->topk; i++) {
-		uint32_t r = e->rank + i >= e->nr_ranks ? e->rank + i - e->nr_ranks : e->rank + i;
-		bool here = o->to.rank == r;
-
-		piece_store(e->windows[r] + head_at(e, h, e->rank, o->token, lane_id()),
-			make_uint4(here && (o->first || !d->by_source) ? o->to.position : UINT32_MAX, o->weight, here ? o->to.local : UINT32_MAX, epoch));
-	}
-	o->there = false;
+	if (lane_id() < d->exchange.topk)
+		store_heads(&d->exchange, h, o->token, lane_id(), head, o->to.rank);
 }
 
 static __device__ __forceinline__ uint32_t load_weight(const struct ll_dispatch *d, uint32_t token, uint32_t nr_tokens)
@@ -249,11 +257,11 @@ static __device__ __forceinline__ void place_early(const struct ll_dispatch *d, 
 }
 
 /* No row moves in this round: heads without places say that none is under way any more. */
-static __device__ __forceinline__ void drop_early(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, struct outgoing *o)
+static __device__ __forceinline__ void drop_early(const struct ll_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
 {
 	o->to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
 	if (o->there)
-		send_heads(d, h, epoch, o);
+		pass_heads(d, h, way, o);
 }
 
 /* ---- all others ---------------------------------------------------------------------------------------------- */
@@ -285,10 +293,10 @@ static __device__ __forceinline__ struct outgoing find_first(const struct ll_dis
 	return now;
 }
 
-/* A token's heads leave when its rows have arrived, which is known when the next one's are on their way. */
+/* A token's heads may leave when its rows have arrived, which is known when the next one's are on their way. */
 template <int X, int ND>
-static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch, uint32_t nr_tokens,
-	struct before *before, uint32_t dealt)
+static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct heads_way *way,
+	uint32_t nr_tokens, struct before *before, uint32_t dealt)
 {
 	const struct ll_exchange *e = &d->exchange;
 	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, dealt, 0, nr_tokens, {}, 0, {}};
@@ -307,7 +315,7 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 				ahead.to = find_place(d, h, ahead.token, ahead.route);
 			if (last.there) {
 				copies_done<0>(); /* before the next are under way, for which the fence might wait */
-				send_heads(d, h, epoch, &last);
+				pass_heads(d, h, way, &last);
 			}
 			send_part(d, h, w, number, now.to, now.lanes, tray);
 			if (number + 1 < w->parts && !made)
@@ -316,7 +324,7 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 		made = false;
 		if (last.there) { /* this token has no row */
 			copies_done<0>();
-			send_heads(d, h, epoch, &last);
+			pass_heads(d, h, way, &last);
 		}
 		if (!now.lanes)
 			ahead.to = find_place(d, h, ahead.token, ahead.route);
@@ -327,7 +335,7 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 	}
 	copies_done<0>();
 	if (last.there)
-		send_heads(d, h, epoch, &last);
+		pass_heads(d, h, way, &last);
 	if (X != LL_X_COPY)
 		w->stream.fill = 0; /* no barrier has been used */
 }
@@ -338,21 +346,31 @@ static __device__ __forceinline__ uint32_t dealt_tokens(const struct dispatch_wa
 	return nr_early == nr_senders && 2 * w->parts <= DISPATCH_TRAYS ? nr_senders : 0;
 }
 
+/* Trays of a block's warps. */
+LL_BOTH uint32_t trays_bytes(const struct ll_dispatch *d, uint32_t nr_warps)
+{
+	return stream_shared_bytes(nr_warps, DISPATCH_TRAYS, ht_part_tray(d->exchange.row.row_bytes, d->scale_bytes));
+}
+
 /* ---- the kernel ---------------------------------------------------------------------------------------------- */
 
 template <int X, int ND>
 static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps,
-	uint32_t nr_early)
+	uint32_t nr_early, uint32_t noted)
 {
 	const struct ll_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, part_bytes = ht_part_bytes(e->row.row_bytes);
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES - noted, part_bytes = ht_part_bytes(e->row.row_bytes);
 	BLOCK_MEMORY(shared);
 	uint32_t number = warp * gridDim.x + blockIdx.x; /* among all sending warps */
+	struct heads_way way = {{head_notes_at(in_shared(shared) + trays_bytes(&d, nr_warps), e->topk), warp * NOTES_OF_WARP, 0}, noted != 0, 0};
 	struct before before = {};
 	struct dispatch_warp w;
 	uint32_t dealt;
 
-	w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_TRAYS, ht_part_tray(e->row.row_bytes, d.scale_bytes));
+	if (warp == nr_warps)
+		head_notes_open(&way.notes.notes);
+	else
+		w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_TRAYS, ht_part_tray(e->row.row_bytes, d.scale_bytes));
 	w.part_bytes = part_bytes;
 	w.parts = ll_ceil(e->row.row_bytes, part_bytes);
 	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 && (w.parts == 1 || part_bytes / LL_LINE_BYTES * d.scale_bytes % 16 == 0);
@@ -362,23 +380,30 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_consta
 	wait_for_previous();
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
-	bool abandoned = e->state->abandoned;
+	bool abandoned = e->state->abandoned, failed = noted ? __syncthreads_or(state.w) : state.w; /* another block may just have failed: all warps or none, where they wait for each other */
 
-	if (state.w || abandoned)
+	if (failed || abandoned)
 		copies_done<0>();
-	if (state.w)
+	if (failed)
 		return;
+	if (warp == nr_warps) {
+		tell_heads(e, &h, &way.notes.notes, send_warps, state.y);
+		return;
+	}
+	way.epoch = state.y;
 	if (abandoned)
-		drop_early(&d, &h, state.y, &before.early);
-	if (warp < send_warps && !abandoned)
-		send_all<X, ND>(&d, &h, &w, state.y, state.z, &before, dealt);
+		drop_early(&d, &h, &way, &before.early);
+	else if (warp < send_warps)
+		send_all<X, ND>(&d, &h, &w, &way, state.z, &before, dealt);
+	if (noted && warp < send_warps)
+		stop_notes(&way.notes);
 	if (d.roles & LL_RECEIVE)
 		receive_all(&d, &h, &w, state.y, abandoned);
 }
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*dispatch_kernel)(const struct ll_dispatch, const struct ht_exchange, uint32_t, uint32_t);
+typedef void (*dispatch_kernel)(const struct ll_dispatch, const struct ht_exchange, uint32_t, uint32_t, uint32_t);
 
 static dispatch_kernel choose(const struct ll_dispatch *d)
 {
@@ -397,28 +422,46 @@ static dispatch_kernel choose(const struct ll_dispatch *d)
 	return NULL;
 }
 
-static uint32_t shared_bytes(const struct ll_dispatch *d, uint32_t nr_warps)
+/* Is there a telling warp? */
+static bool is_noted(const struct ll_dispatch *d, uint32_t nr_blocks)
 {
-	return stream_shared_bytes(nr_warps, DISPATCH_TRAYS, ht_part_tray(d->exchange.row.row_bytes, d->scale_bytes));
+	return d->roles & LL_SEND && nr_blocks <= HT_FEW_BLOCKS;
 }
 
-/* Of a block: as many as have room for their trays. */
-static uint32_t warps_of(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted)
+static uint32_t notes_bytes(const struct ll_dispatch *d, bool noted)
 {
-	return min(wanted, h->block_bytes / shared_bytes(d, 1));
+	return noted ? head_notes_bytes(d->exchange.topk) : 0;
+}
+
+/* Of a block, beside a telling one: as many as have room for their trays. */
+static uint32_t warps_of(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted, bool noted)
+{
+	return min(noted ? min(wanted, DISPATCH_MOST_WARPS) : wanted, (h->block_bytes - notes_bytes(d, noted)) / trays_bytes(d, 1));
+}
+
+static cudaError_t allow_shared(const struct ll_dispatch *d, uint32_t shared_bytes)
+{
+	return cudaFuncSetAttribute((const void *)choose(d), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
 }
 
 cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)
 {
-	uint32_t nr_warps = warps_of(d, h, wanted);
-	cudaError_t rc = cudaFuncSetAttribute((const void *)choose(d), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes(d, nr_warps));
+	int of[2] = {0, 0};
+	cudaError_t rc = cudaSuccess;
 
-	return rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(per_sm, choose(d), (int)nr_warps * LANES, shared_bytes(d, nr_warps));
+	for (int noted = 0; noted < 2; noted++) {
+		uint32_t nr_warps = warps_of(d, h, wanted, noted), shared = trays_bytes(d, nr_warps) + notes_bytes(d, noted);
+
+		rc = rc ? rc : allow_shared(d, shared);
+		rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of[noted], choose(d), (int)(nr_warps + noted) * LANES, shared);
+	}
+	*per_sm = of[0] < of[1] ? of[0] : of[1];
+	return rc;
 }
 
 static uint32_t senders(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch)
 {
-	uint32_t nr_warps = warps_of(d, h, launch->nr_warps);
+	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, is_noted(d, launch->nr_blocks));
 
 	return d->roles == LL_SEND ? nr_warps : d->roles == LL_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
 }
@@ -436,12 +479,13 @@ uint32_t ht_early_tokens(const struct ll_dispatch *d, const struct ht_exchange *
 
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
-	uint32_t nr_warps = warps_of(d, h, launch->nr_warps);
+	bool noted = is_noted(d, launch->nr_blocks);
+	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, noted), shared = trays_bytes(d, nr_warps) + notes_bytes(d, noted);
 	uint32_t nr_early = d->roles & LL_SEND ? ht_early_tokens(d, h, launch) : 0;
-	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, nr_warps * LANES, shared_bytes(d, nr_warps), stream);
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, (nr_warps + noted) * LANES, shared, stream);
 	cudaLaunchAttribute early = {};
-	cudaError_t rc = cudaFuncSetAttribute((const void *)choose(d), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes(d, nr_warps));
+	cudaError_t rc = allow_shared(d, shared);
 
 	launch_early(&config, &early, launch->early);
-	return rc ? rc : cudaLaunchKernelEx(&config, choose(d), *d, *h, senders(d, h, launch), nr_early);
+	return rc ? rc : cudaLaunchKernelEx(&config, choose(d), *d, *h, senders(d, h, launch), nr_early, (uint32_t)noted);
 }

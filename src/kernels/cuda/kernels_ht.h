@@ -32,6 +32,9 @@ cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_excha
 cudaError_t ht_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 cudaError_t ht_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
 
+/* With so many blocks or fewer the dispatch has a telling warp (dispatch_heads.cuh). */
+#define HT_FEW_BLOCKS 48
+
 /* Beside them where some ranks are on other nodes (far_ht.cuh): role LL_SEND before the kernel that sends to the others; LL_RECEIVE behind the dispatch's that receives, and before the
  * combine's that sums. */
 cudaError_t far_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream);
