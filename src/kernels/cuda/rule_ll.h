@@ -54,17 +54,16 @@ static inline struct ll_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_r
 /* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can send, and then receive. */
 static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, const struct ll_cut *result, int summed, int whole)
 {
-	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 9, 0}, more = {132, 16, 10, 0},
-				      large = {132, 16, 12, 0};
-	int sums = summed && ll_rule_large(result);
+	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 9, 0}, small = {112, 16, 10, 0},
+				      two_small = {132, 16, 10, 0}, two_large = {132, 16, 12, 0};
 
 	if (whole && (nr_ranks <= 2 || nr_tokens * result->nr_segments <= 900))
 		return ll_rule_whole(nr_ranks * nr_tokens * result->nr_segments, nr_ranks);
 	if (nr_tokens <= 16)
 		return nr_tokens <= 2 ? one : few;
 	if (nr_ranks > 2)
-		return sums ? more : many;
-	return nr_tokens <= 64 ? some : sums ? large : more;
+		return nr_tokens <= 64 || ll_rule_large(result) ? many : small;
+	return nr_tokens <= 64 ? some : summed && ll_rule_large(result) ? two_large : two_small;
 }
 
 /* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */
