@@ -8,6 +8,8 @@
 #define LINE_BYTES 128
 #define MOST_UNDER_WAY 4096 /* within a pass */
 #define MOST_LEFT 512	    /* after it */
+#define ONE_RESTS 64	    /* of so many one waits, for so many turns at most: what may not overtake it has time to */
+#define MOST_REST 2048
 #define LINE_SLOTS 4096
 
 enum scope {
@@ -25,6 +27,7 @@ struct group {
 	uint32_t pass, lanes, arrived, nr; /* arrived: lanes that have passed a barrier of their block's since */
 	enum scope scope;
 	bool whole;
+	uint64_t not_before; /* turn */
 	struct {
 		uint8_t *to;
 		uint32_t bytes;
@@ -34,6 +37,7 @@ struct group {
 
 static struct group under_way[MOST_UNDER_WAY];
 static uint32_t nr;
+static uint64_t turns;
 static uint16_t of_line[LINE_SLOTS]; /* groups under way to lines of this hash */
 
 static uint16_t *line_count(const uint8_t *line)
@@ -90,6 +94,7 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 	g = &under_way[nr++];
 	++*line_count(line);
 	*g = (struct group){.warp = w, .block = w->block, .launch = w->block->launch, .line = line, .pass = w->pass, .whole = whole};
+	g->not_before = turns + (emulated_random(ONE_RESTS) ? 0 : emulated_random(MOST_REST));
 	return g;
 }
 
@@ -204,6 +209,13 @@ void stores_trim(void)
 
 void stores_some(void)
 {
-	for (uint32_t some = nr ? emulated_random(4) + nr / 256 : 0; some && nr; some--)
-		arrive(emulated_random(nr));
+	turns++;
+	for (uint32_t some = nr ? emulated_random(4) + nr / 256 : 0; some && nr; some--) {
+		uint32_t i = emulated_random(nr);
+
+		if (turns < under_way[i].not_before)
+			emulated_moves(); /* the clock does not run for who waits for it */
+		else
+			arrive(i);
+	}
 }
