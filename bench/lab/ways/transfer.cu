@@ -45,12 +45,9 @@ static __device__ __forceinline__ bool find_unit(const struct transfer *t, uint3
 
 /* ---- words --------------------------------------------------------------------------------------------------- */
 
-static __device__ bool in_time(const struct transfer *t, uint64_t start)
+static __device__ __forceinline__ bool in_time(uint64_t start)
 {
-	if (now_ns() - start < TRANSFER_WAIT_NS)
-		return true;
-	*t->expired = 1;
-	return false;
+	return now_ns() - start < TRANSFER_WAIT_NS;
 }
 
 /* Behind what all lanes of this warp have stored. */
@@ -68,7 +65,7 @@ static __device__ __forceinline__ bool await_flag(const struct transfer *t, cons
 	uint64_t start = now_ns();
 
 	while (word_acquire(flag) != t->epoch)
-		if (!in_time(t, start))
+		if (!in_time(start))
 			return false;
 	return true;
 }
@@ -143,7 +140,7 @@ static __device__ __forceinline__ bool take_lines(const struct transfer *t, uint
 #pragma unroll
 			for (int i = 0; i < UNDER_WAY; i++)
 				there &= first + i * LANES * 16 >= t->row_bytes || lane_id() % 8 != 7 || v[i].w == t->epoch;
-			if (!in_time(t, start))
+			if (!in_time(start))
 				return false;
 		} while (!__all_sync(ALL_LANES, there));
 		for (uint32_t n = 0; n < t->copies; n++)

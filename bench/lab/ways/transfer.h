@@ -23,7 +23,7 @@ enum transfer_way {
 #define TRANSFER_WARPS 16 /* of a block; half of them send where there is something to send */
 #define TRANSFER_TRAYS 3
 #define TRANSFER_FLAG_BYTES 16
-#define TRANSFER_WAIT_NS 1000000000ull
+#define TRANSFER_WAIT_NS 1000000000ull /* then a wait ends, and rows are missing */
 
 struct transfer {
 	enum transfer_way way;
@@ -36,7 +36,6 @@ struct transfer {
 	uint8_t *places[LAB_MAX_GPUS];		     /* [copies][R][nr_rows], by source */
 	uint8_t *flags[LAB_MAX_GPUS];		     /* [R][nr_rows + 1], TRANSFER_FLAG_BYTES each, by source; the last one is for all */
 	uint32_t *blocks_done;			     /* own; 0 between rounds */
-	uint32_t *expired;			     /* own; set where a wait took TRANSFER_WAIT_NS */
 };
 
 cudaError_t transfer_launch(const struct transfer *t, uint32_t nr_blocks, cudaStream_t stream);

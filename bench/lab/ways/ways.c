@@ -47,6 +47,7 @@ struct run {
 	struct transfer t;
 	uint32_t nr_blocks;
 	struct transfer of[LAB_MAX_GPUS];
+	unsigned long long *different[LAB_MAX_GPUS]; /* on each GPU */
 	float us[LAB_MAX_GPUS][ROUNDS];
 };
 
@@ -67,9 +68,8 @@ static uint64_t place_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	t->places[rank->rank] = lab_take(rank, rows * ROW_BYTES * COPIES);
 	t->flags[rank->rank] = lab_take(rank, flags);
 	t->blocks_done = lab_take(rank, sizeof(uint32_t));
-	t->expired = lab_take(rank, sizeof(uint32_t));
+	run->different[rank->rank] = lab_take(rank, sizeof(unsigned long long));
 	CHECK(cudaMemset(t->blocks_done, 0, sizeof(uint32_t)));
-	CHECK(cudaMemset(t->expired, 0, sizeof(uint32_t)));
 	CHECK(cudaMemset(t->flags[rank->rank], 0, flags));
 	CHECK(cudaDeviceSynchronize());
 	return 0;
@@ -98,20 +98,18 @@ static void fill(struct lab *lab, struct lab_rank *rank, const struct transfer *
 	pthread_barrier_wait(&lab->barrier);
 }
 
-/* How many pieces are wrong. A wait that has expired leaves some. */
-static uint64_t wrong(struct lab *lab, struct lab_rank *rank, const struct transfer *t)
+/* How many pieces are wrong, or missing. */
+static uint64_t wrong(struct lab *lab, struct lab_rank *rank, const struct run *run)
 {
-	unsigned long long *different = (unsigned long long *)rank->host, *at;
-	size_t bytes = sizeof(*different);
+	unsigned long long *on_gpu = run->different[rank->rank], different;
 
 	pthread_barrier_wait(&lab->barrier);
-	at = (unsigned long long *)(t->expired + 2);
-	CHECK(cudaMemsetAsync(at, 0, bytes, rank->stream));
-	CHECK(transfer_compare(t, at, rank->stream));
-	CHECK(cudaMemcpyAsync(different, at, bytes, cudaMemcpyDeviceToHost, rank->stream));
+	CHECK(cudaMemsetAsync(on_gpu, 0, sizeof(different), rank->stream));
+	CHECK(transfer_compare(&run->of[rank->rank], on_gpu, rank->stream));
+	CHECK(cudaMemcpyAsync(&different, on_gpu, sizeof(different), cudaMemcpyDeviceToHost, rank->stream));
 	CHECK(cudaStreamSynchronize(rank->stream));
 	pthread_barrier_wait(&lab->barrier);
-	return *different;
+	return different;
 }
 
 static float run_round(struct lab *lab, struct lab_rank *rank, const struct run *run, const cudaEvent_t between[2])
@@ -149,7 +147,7 @@ static uint64_t run_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	run_round(lab, rank, run, between);
 	for (int i = 0; i < 2; i++)
 		CHECK(cudaEventDestroy(between[i]));
-	return wrong(lab, rank, t);
+	return wrong(lab, rank, run);
 }
 
 static uint64_t time_way(struct lab *lab, struct run *run, const struct shape *s, uint32_t way, uint32_t nr_blocks, double *p50, double *p99)
