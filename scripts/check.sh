@@ -3,7 +3,7 @@
 # make check: installs what the tests need, builds, and runs everything. Its last line is "N passed, N failed".
 #
 #   BUILD=dir          where to build (build)
-#   STAGES="a b ..."   only these: models plain python thread address vm memory fuzz (all)
+#   STAGES="a b ..."   only these: models plain python thread address memory fuzz vm (all)
 #   JOBS=n             tests at a time (one more than cores, as many tests wait for something now and then; at most 4)
 #   CUDA_ARCH="80 90a" what the GPU kernels are compiled for: the oldest and one of those with a copy engine. make soak compiles them for all
 #
@@ -12,7 +12,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
-STAGES=${STAGES:-models plain python thread address vm memory fuzz}
+STAGES=${STAGES:-models plain python thread address memory fuzz vm}
 cores=$(nproc)
 JOBS=${JOBS:-$((cores < 4 ? cores + 1 : 4))}
 CUDA_ARCH=${CUDA_ARCH:-80 90a}
@@ -73,11 +73,17 @@ test_now() {
 
 # test NAME BOUND COMMAND...: the same, beside others.
 mine=()
-models=none # the process that checks them, which takes what others leave
+leftovers=(none) # processes that take what others leave
 test() {
-	while [ "$(jobs -rp | grep -vxc "$models")" -ge "$JOBS" ]; do wait -n; done
+	while [ "$(jobs -rp | grep -vxcF "$(printf '%s\n' "${leftovers[@]}")")" -ge "$JOBS" ]; do wait -n; done
 	test_now "$@" &
 	mine+=($!)
+}
+
+# This stage's tests: whoever begins them has made them nice.
+take_what_is_left() {
+	leftovers+=("${mine[@]}")
+	mine=()
 }
 
 # Waits for this stage's tests.
@@ -141,8 +147,7 @@ stage_models() {
 		return
 	fi
 	test models 2400 nice -n 19 env BUILD="$BUILD" tests/models/run.sh
-	models=$!
-	mine=()
+	take_what_is_left
 }
 
 stage_plain() {
@@ -309,39 +314,47 @@ sanitized_vm() {
 	finish
 }
 
-# Memcheck knows uninitialised memory, which the sanitizers do not. One core is busy with this for most of a minute: it runs beside what follows.
+# Memcheck knows uninitialised memory, which the sanitizers do not.
 stage_memory() {
-	local memcheck="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes --sim-hints=no-nptl-pthread-stackcache"
+	local memcheck="nice -n 19 valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes --sim-hints=no-nptl-pthread-stackcache"
 
 	if ! command -v valgrind >/dev/null; then
 		outcome 0 0 1 memory "valgrind is not installed"
 		return
 	fi
 	# shellcheck disable=SC2086
-	every memory 300 "$BUILD" 'exchange/test_shapes' env TERN_TEST_DIVISOR=60 $memcheck
+	every memory 600 "$BUILD" 'exchange/test_shapes' env TERN_TEST_DIVISOR=60 $memcheck
 	# shellcheck disable=SC2086
-	every memory 300 "$BUILD" 'unit/test_plan' env TERN_TEST_DIVISOR=20 $memcheck
-	mine=()
+	every memory 600 "$BUILD" 'unit/test_plan' env TERN_TEST_DIVISOR=20 $memcheck
+	take_what_is_left
 }
 
-stage_fuzz() {
+# In a shell of its own, which builds them first. A minute of what an emulated machine leaves is some 5 seconds.
+fuzz() {
 	local fuzzer name
 
-	if ! command -v clang >/dev/null; then
-		outcome 0 0 1 fuzz "clang is not installed"
-		return
-	fi
+	renice -n 19 -p "$BASHPID" >/dev/null
+	mine=()
 	build fuzz BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g1" fuzzers
 	for fuzzer in "$BUILD"/fuzz/tests/fuzz/fuzz_*; do
 		[ -x "$fuzzer" ] || continue
 		name=${fuzzer##*/}
 		mkdir -p "$LOGS/$name"
 		# A directory of its own takes the crash files; a committed corpus, where there is one, is read.
-		test "fuzz/$name" 180 "$fuzzer" -runs="${FUZZ_RUNS:-200000}" -max_total_time="${FUZZ_SECONDS:-7}" -timeout=20 \
+		test "fuzz/$name" 180 "$fuzzer" -runs="${FUZZ_RUNS:-200000}" -max_total_time="${FUZZ_SECONDS:-60}" -timeout=20 \
 			-seed=1 -print_final_stats=0 -verbosity=0 -artifact_prefix="$LOGS/$name/" "$LOGS/$name" \
 			$(ls -d tests/fuzz/corpus/"${name#fuzz_}" 2>/dev/null)
 	done
 	finish
+}
+
+stage_fuzz() {
+	if ! command -v clang >/dev/null; then
+		outcome 0 0 1 fuzz "clang is not installed"
+		return
+	fi
+	fuzz &
+	leftovers+=($!)
 }
 
 : >"$LOGS/outcomes"
