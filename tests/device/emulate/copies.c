@@ -8,8 +8,7 @@
 
 #define MOST_COPIES 65536
 #define MOST_PIECE 2048 /* done at once */
-#define ONE_RESTS 8	/* of so many copies out one waits, for so many turns at most: what may not overtake it has time to */
-#define MOST_REST 2048
+#define ONE_RESTS 8	/* of so many copies out */
 
 /* In an mbarrier's 8 bytes. A phase ends when all have arrived and all bytes are there. */
 struct copy_barrier {
@@ -31,7 +30,6 @@ struct copy {
 
 static struct copy copies[MOST_COPIES];
 static uint32_t nr;
-static uint64_t turns;
 
 static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
 {
@@ -104,7 +102,7 @@ void emulated_copy_out(void *to, const void *shared, uint32_t bytes)
 	c->lane = emulated_lane;
 	c->lane->copies_out++;
 	c->group = emulated_lane->copy_group;
-	c->not_before = turns + (emulated_random(ONE_RESTS) ? 0 : emulated_random(MOST_REST));
+	c->not_before = rest_until(ONE_RESTS);
 	*(volatile uint8_t *)to = *(volatile uint8_t *)to; /* a bad address shows here */
 }
 
@@ -143,13 +141,12 @@ static bool go_on(struct copy *c, uint32_t most)
 
 void copies_some(void)
 {
-	turns++;
 	for (uint32_t some = nr ? 1 + emulated_random(4) + nr / 8 : 0; some && nr; some--) {
 		uint32_t i = emulated_random(nr);
 
-		if (turns < copies[i].not_before && copies[i].held)
-			emulated_moves(); /* the clock does not run for who waits for it */
-		else if (go_on(&copies[i], 16 + 16 * emulated_random(MOST_PIECE / 16)))
+		if (copies[i].held && rests(copies[i].not_before))
+			continue;
+		if (go_on(&copies[i], 16 + 16 * emulated_random(MOST_PIECE / 16)))
 			copies[i] = copies[--nr];
 	}
 }

@@ -132,6 +132,10 @@ extern uint64_t emulated_clock_ns;
 /* memory.c; -1: of none */
 int memory_device(const void *pointer);
 
+/* warps.c: one store or copy of so many rests for some turns of warps, so that what may not overtake it has time to; the clock does not run for who waits for it. */
+uint64_t rest_until(uint32_t one_of);
+bool rests(uint64_t until);
+
 /* stores.c */
 void stores_met(const struct emulated_warp *warp);
 void stores_at_barrier(const struct emulated_block *block);

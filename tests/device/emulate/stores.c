@@ -8,8 +8,7 @@
 #define LINE_BYTES 128
 #define MOST_UNDER_WAY 4096 /* within a pass */
 #define MOST_LEFT 512	    /* after it */
-#define ONE_RESTS 64	    /* of so many one waits, for so many turns at most: what may not overtake it has time to */
-#define MOST_REST 2048
+#define ONE_RESTS 64	    /* of so many groups */
 #define LINE_SLOTS 4096
 
 enum scope {
@@ -37,7 +36,6 @@ struct group {
 
 static struct group under_way[MOST_UNDER_WAY];
 static uint32_t nr;
-static uint64_t turns;
 static uint16_t of_line[LINE_SLOTS]; /* groups under way to lines of this hash */
 
 static uint16_t *line_count(const uint8_t *line)
@@ -94,7 +92,7 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 	g = &under_way[nr++];
 	++*line_count(line);
 	*g = (struct group){.warp = w, .block = w->block, .launch = w->block->launch, .line = line, .pass = w->pass, .whole = whole};
-	g->not_before = turns + (emulated_random(ONE_RESTS) ? 0 : emulated_random(MOST_REST));
+	g->not_before = rest_until(ONE_RESTS);
 	return g;
 }
 
@@ -209,13 +207,10 @@ void stores_trim(void)
 
 void stores_some(void)
 {
-	turns++;
 	for (uint32_t some = nr ? emulated_random(4) + nr / 256 : 0; some && nr; some--) {
 		uint32_t i = emulated_random(nr);
 
-		if (turns < under_way[i].not_before)
-			emulated_moves(); /* the clock does not run for who waits for it */
-		else
+		if (!rests(under_way[i].not_before))
 			arrive(i);
 	}
 }

@@ -49,6 +49,9 @@ static void cannot_run(struct emulated_warp *w)
 	w->at = 0;
 }
 
+#define MOST_REST 2048
+static uint64_t turns;
+
 static uint64_t idle_ns(void)
 {
 	static uint64_t before;
@@ -67,6 +70,19 @@ static uint64_t idle_ns(void)
 void emulated_moves(void)
 {
 	nr_idle = 0;
+}
+
+uint64_t rest_until(uint32_t one_of)
+{
+	return turns + (emulated_random(one_of) ? 0 : emulated_random(MOST_REST));
+}
+
+bool rests(uint64_t until)
+{
+	if (turns >= until)
+		return false;
+	emulated_moves();
+	return true;
 }
 
 uint64_t emulated_now_ns(void)
@@ -354,6 +370,7 @@ bool warps_turn(void)
 	fiber_adopt(&executor);
 	next = emulated_random(nr_ready);
 	turn(ready[next]);
+	turns++;
 	stores_some();
 	copies_some();
 	history = (history ^ next ^ (uint64_t)nr_ready << 32) * 0x9e3779b97f4a7c15ull;
