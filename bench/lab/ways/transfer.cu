@@ -28,14 +28,9 @@ struct unit {
 	uint32_t peer, first, end;
 };
 
-static __device__ __forceinline__ uint32_t rows_of_unit(const struct transfer *t)
-{
-	return t->unit ? t->unit : 1;
-}
-
 static __device__ __forceinline__ bool find_unit(const struct transfer *t, uint32_t i, struct unit *u)
 {
-	uint32_t others = t->nr_ranks - 1, each = rows_of_unit(t);
+	uint32_t others = t->nr_ranks - 1, each = t->unit ? t->unit : 1;
 
 	u->peer = (t->rank + 1 + i % others) % t->nr_ranks;
 	u->first = i / others * each;
@@ -85,21 +80,32 @@ static __device__ void tell_all(const struct transfer *t, uint32_t nr_senders)
 
 /* ---- rows ---------------------------------------------------------------------------------------------------- */
 
-/* One row, read once, to each of nr places that lie `apart`. */
+/* This lane's next pieces of a row, from `first` on; and to each of nr places that lie `apart`. */
+static __device__ __forceinline__ void load_pieces(uint4 (&v)[UNDER_WAY], const uint8_t *from, uint32_t first, uint32_t bytes)
+{
+#pragma unroll
+	for (int i = 0; i < UNDER_WAY; i++)
+		if (first + i * LANES * 16 < bytes)
+			v[i] = row_load(from + first + i * LANES * 16);
+}
+
+static __device__ __forceinline__ void store_pieces(uint8_t *to, uint64_t apart, uint32_t nr, const uint4 (&v)[UNDER_WAY], uint32_t first, uint32_t bytes)
+{
+	for (uint32_t n = 0; n < nr; n++)
+#pragma unroll
+		for (int i = 0; i < UNDER_WAY; i++)
+			if (first + i * LANES * 16 < bytes)
+				row_store(to + n * apart + first + i * LANES * 16, v[i]);
+}
+
+/* One row, read once, to each of nr places. */
 static __device__ __forceinline__ void copy_row(uint8_t *to, uint64_t apart, uint32_t nr, const uint8_t *from, uint32_t bytes)
 {
 	for (uint32_t first = lane_id() * 16; first < bytes; first += UNDER_WAY * LANES * 16) {
 		uint4 v[UNDER_WAY];
 
-#pragma unroll
-		for (int i = 0; i < UNDER_WAY; i++)
-			if (first + i * LANES * 16 < bytes)
-				v[i] = row_load(from + first + i * LANES * 16);
-		for (uint32_t n = 0; n < nr; n++)
-#pragma unroll
-			for (int i = 0; i < UNDER_WAY; i++)
-				if (first + i * LANES * 16 < bytes)
-					row_store(to + n * apart + first + i * LANES * 16, v[i]);
+		load_pieces(v, from, first, bytes);
+		store_pieces(to, apart, nr, v, first, bytes);
 	}
 }
 
@@ -109,10 +115,7 @@ static __device__ __forceinline__ void send_lines(uint8_t *to, const uint8_t *fr
 	for (uint32_t first = lane_id() * 16; first < bytes; first += UNDER_WAY * LANES * 16) {
 		uint4 v[UNDER_WAY];
 
-#pragma unroll
-		for (int i = 0; i < UNDER_WAY; i++)
-			if (first + i * LANES * 16 < bytes)
-				v[i] = row_load(from + first + i * LANES * 16);
+		load_pieces(v, from, first, bytes);
 #pragma unroll
 		for (int i = 0; i < UNDER_WAY; i++) {
 			v[i].w = lane_id() % 8 == 7 ? epoch : v[i].w;
@@ -143,11 +146,7 @@ static __device__ __forceinline__ bool take_lines(const struct transfer *t, uint
 			if (!in_time(start))
 				return false;
 		} while (!__all_sync(ALL_LANES, there));
-		for (uint32_t n = 0; n < t->copies; n++)
-#pragma unroll
-			for (int i = 0; i < UNDER_WAY; i++)
-				if (first + i * LANES * 16 < t->row_bytes)
-					row_store(to + n * apart + first + i * LANES * 16, v[i]);
+		store_pieces(to, apart, t->copies, v, first, t->row_bytes);
 	}
 	return true;
 }
