@@ -97,6 +97,7 @@ static const struct event events[] = {
 	{"    us, first/median/last block: dispatch", "starts", 0, 0},
 	{"", "first row sent", 2, 0},
 	{"", "all sent", 1, 0},
+	{"", "plans sent", 7, 0},
 	{"", "last plan", 3, 0},
 	{"", "plans", 4, 0},
 	{"", "positions", 5, 0},

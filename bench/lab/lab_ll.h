@@ -49,6 +49,6 @@ void time_floors(struct lab *lab, uint32_t rounds, struct lab_times *empty, stru
 void print_trace(struct lab *lab, const struct lab_way *way);
 
 /* All kernels and launches side by side, of the targets whose bits are set. */
-int sweep(uint32_t nr_ranks, uint32_t only);
+int sweep(uint32_t nr_ranks, uint32_t only, bool whole);
 
 #endif

@@ -3,6 +3,7 @@
  *
  *   tern-lab-ll verify [factor]   hundreds of rounds of many shapes, times factor
  *   tern-lab-ll sweep [cases]     looks for the best kernel and launch of each case (or of those that are bits of `cases`), then times them as pairs
+ *   tern-lab-ll trace [cases]     what the library launches: times, and when its blocks come where
  */
 #include "lab_ll.h"
 
@@ -122,8 +123,8 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc > 1 && !strcmp(argv[1], "verify"))
 		return verify((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
-	if (argc > 1 && !strcmp(argv[1], "sweep"))
-		return sweep((uint32_t)nr_gpus, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : ~0u);
-	fprintf(stderr, "usage: %s verify [factor] | sweep [cases]\n", argv[0]);
+	if (argc > 1 && (!strcmp(argv[1], "sweep") || !strcmp(argv[1], "trace")))
+		return sweep((uint32_t)nr_gpus, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : ~0u, !strcmp(argv[1], "sweep"));
+	fprintf(stderr, "usage: %s verify [factor] | sweep [cases] | trace [cases]\n", argv[0]);
 	return 2;
 }

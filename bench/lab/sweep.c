@@ -235,6 +235,25 @@ static uint64_t sweep_target(struct lab *lab, const struct target *t)
 	return bad;
 }
 
+/* The library's launch alone, and when its blocks come where. */
+static uint64_t trace_target(struct lab *lab, const struct target *t)
+{
+	struct lab_way way = {.row_vectors = 2, .result_vectors = 2, .share = 1};
+	struct shape s = target_shape(t);
+	struct job job;
+
+	shape_job(&s, lab->nr_ranks, &job);
+	if (job_open(&job, NULL))
+		return 1;
+	lab_setup(lab, &job, &way); /* the rule asks for what a combine can do */
+	way = rule_way(lab, t);
+	way.dispatch.early = way.combine.early = 1;
+	print_pair(lab, "library, early", &way);
+	print_trace(lab, &way);
+	job_close(&job);
+	return 0;
+}
+
 static double seconds_since(const struct timespec *start)
 {
 	struct timespec now;
@@ -243,7 +262,7 @@ static double seconds_since(const struct timespec *start)
 	return (double)(now.tv_sec - start->tv_sec) + 1e-9 * (double)(now.tv_nsec - start->tv_nsec);
 }
 
-int sweep(uint32_t nr_ranks, uint32_t only)
+int sweep(uint32_t nr_ranks, uint32_t only, bool whole)
 {
 	struct timespec start;
 	struct lab lab;
@@ -255,7 +274,7 @@ int sweep(uint32_t nr_ranks, uint32_t only)
 		if (!(only >> i & 1))
 			continue;
 		printf("%s, %u tokens, %u ranks\n", targets[i].name, targets[i].tokens, nr_ranks);
-		bad = sweep_target(&lab, &targets[i]);
+		bad = whole ? sweep_target(&lab, &targets[i]) : trace_target(&lab, &targets[i]);
 		printf("  %.1f s since the start\n", seconds_since(&start));
 		fflush(stdout);
 	}
