@@ -17,11 +17,18 @@
 #include "positions.cuh"
 #include "rows.cuh"
 
+/* Not looked at before the first loads are under way. None when an earlier round has failed. */
+static __device__ __forceinline__ uint32_t tokens_to_send(const struct ll_dispatch *d, uint4 state, uint32_t callers)
+{
+	return not_before(state.w) ? 0 : min(not_before(callers), d->nr_tokens);
+}
+
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
 template <int FORMAT, int CASE, bool FAR>
-static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint32_t epoch, uint32_t token)
+static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
 {
 	const struct ll_exchange *e = &d->exchange;
+	uint32_t epoch = state.x;
 	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
 	int32_t id = lane_id() < e->topk ? expert_id<CASE>(d, index) : -1;
@@ -29,6 +36,8 @@ static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, ui
 	uint32_t to_all = destinations<CASE>(e, id, index, &rank);
 	bool mine = is_mine<CASE>(e, token);
 
+	if (token >= tokens_to_send(d, state, callers))
+		return;
 	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
 
@@ -80,11 +89,10 @@ template <int FORMAT, int X, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(d);
+	uint32_t epoch = state.x, callers = callers_tokens(d), nr_tokens;
 
 	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
-		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, nr_tokens, four);
-	nr_tokens = state.w ? 0 : nr_tokens;
+		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, callers, four);
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
 		uint32_t part = ll_div(i, d->by_share), token = ll_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
@@ -93,19 +101,20 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 		if (token >= d->nr_tokens)
 			break;
 		if (which == e->row.nr_segments) {
-			if (token < nr_tokens && i == part * d->by_share.d)
-				send_head<FORMAT, CASE, FAR>(d, epoch, token);
+			if (i == part * d->by_share.d)
+				send_head<FORMAT, CASE, FAR>(d, state, callers, token);
 			continue;
 		}
 		if (!is_mine<CASE>(e, token))
 			continue;
 		load_raw<CASE>(d, token, which, raw);
-		if (token >= nr_tokens)
+		if (token >= tokens_to_send(d, state, callers))
 			break;
 		send_segment<FORMAT, X, ND, CASE, FAR>(d, epoch, token, which, i - part * d->by_share.d, raw);
 		if (i < gridDim.x)
 			stamp(e, 2);
 	}
+	nr_tokens = tokens_to_send(d, state, callers);
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = nr_tokens;
 }
@@ -265,7 +274,7 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch 
 
 		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + f.before : UINT32_MAX;
 	}
-	return f.local == UINT32_MAX ? UINT32_MAX : p->base[a.source * d->exchange.nr_local + f.local] + f.before;
+	return f.local == UINT32_MAX ? UINT32_MAX : p->start[f.local] + p->base[a.source * d->exchange.nr_local + f.local] + f.before;
 }
 
 /* What the caller is told of a row. */
@@ -348,6 +357,12 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
 }
 
+/* Does this warp help place_rows? Then it does that first. */
+template <int CASE> static __device__ __forceinline__ bool places_rows(const struct ll_dispatch *d, uint32_t warp, uint32_t nr_warps)
+{
+	return CASE == LL_PLAIN || !d->by_source ? (nr_warps - 1 - warp) * LANES < d->exchange.nr_local : warp == 0;
+}
+
 /* All plans are noted: positions, and for the caller and the combine how many rows there are. */
 template <int CASE>
 static __device__ __forceinline__ void place_rows(const struct ll_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
@@ -361,17 +376,6 @@ static __device__ __forceinline__ void place_rows(const struct ll_dispatch *d, c
 	warps_sync(nr_warps * LANES);
 	if (warp == 0)
 		stamp(&d->exchange, 5);
-}
-
-/* Of own rows and of all others', as far as any source has tokens. */
-static __device__ __forceinline__ uint32_t count_shares(const struct ll_dispatch *d, const struct positions *p)
-{
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t most = 0;
-
-	for (uint32_t r = 0; r < e->nr_ranks; r++)
-		most = r == e->rank ? most : max(most, p->nr_tokens[r]);
-	return own_shares(d) + most * e->by_others.d * e->by_row_parts.d;
 }
 
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
@@ -388,7 +392,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
 		segment<FORMAT, x_kind<X>::SCALED, ND> s;
 		struct share a = share_of<FAR>(d, i);
-		bool there = a.token < e->max_tokens;
+		bool there = a.token < e->max_tokens, places = i == first && places_rows<CASE>(d, warp, nr_warps);
 		struct found f = {};
 
 		if (i == first) {
@@ -400,12 +404,14 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 		}
 		if (there)
 			look_for(e, a, s);
-		if (there) /* needs no positions: while they are made */
+		if (there && !places) /* needs no positions: while others make them */
 			f = find_row<CASE>(d, p, a);
 		if (i == first) {
 			place_rows<CASE>(d, p, warp, nr_warps);
-			nr_shares = count_shares(d, p);
+			nr_shares = own_shares(d) + *p->most_tokens * e->by_others.d * e->by_row_parts.d;
 		}
+		if (there && places)
+			f = find_row<CASE>(d, p, a);
 		if (f.here && i < nr_shares)
 			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
 							  : !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(d, p, epoch, a, f, s))

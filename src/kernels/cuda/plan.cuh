@@ -99,9 +99,15 @@ template <int CASE = LL_ANY> __device__ __forceinline__ uint32_t physical_expert
 	return CASE == LL_ANY && e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
 }
 
+/* As the caller has it, who may have more than he said. */
+__device__ __forceinline__ uint32_t callers_tokens(const struct ll_dispatch *d)
+{
+	return d->nr_tokens_at ? *d->nr_tokens_at : d->nr_tokens;
+}
+
 __device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
 {
-	return d->nr_tokens_at ? min(*d->nr_tokens_at, d->nr_tokens) : d->nr_tokens;
+	return min(callers_tokens(d), d->nr_tokens);
 }
 
 /* ---- a plan's lines ------------------------------------------------------------------------------------------ */
@@ -141,13 +147,13 @@ template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uin
 }
 
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
- * is known which round it is, and whether an earlier one has failed. */
+ * is known which round it is, how many tokens it has (callers_tokens) and whether an earlier one has failed. */
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, bool failed, uint32_t nr_tokens, uint32_t four)
+__device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, uint32_t failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr = nr_tokens * e->topk;
+	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr;
 	uint32_t nr_loaded = d->nr_tokens * e->topk;
 	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16;
 	bool head = lane_id() % 8 == 7;
@@ -157,6 +163,8 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<CASE>(d, first + i) : UINT32_MAX;
+	nr_tokens = min(not_before(nr_tokens), d->nr_tokens);
+	nr = nr_tokens * e->topk;
 	drop_rest<N>(nr, first, ids);
 	if (CASE == LL_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
 		drop_others<N>(e, first, ids);
@@ -164,7 +172,7 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert<CASE>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
 	v = head ? make_uint4(0, 0, nr_tokens, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
-	if (failed || !line_needed<FORMAT>(line, nr))
+	if (not_before(failed) || !line_needed<FORMAT>(line, nr))
 		return;
 #pragma unroll 1
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
@@ -172,6 +180,7 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 
 		piece_store(part_to<FAR>(e, FAR_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) + offset, v);
 	}
+	stamp(e, 7);
 }
 
 #endif

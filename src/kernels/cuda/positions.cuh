@@ -12,7 +12,9 @@ struct positions {
 	uint32_t token_words; /* of 32 tokens each */
 	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
-	uint32_t *base;	      /* [R][L] rows of a source for an expert, then the position of the first; by_source: [R] position of its first row */
+	uint32_t *base;	      /* [R][L] rows for an expert of the sources before; by_source: [R] position of a source's first row */
+	uint32_t *start;      /* [L] position of an expert's first row */
+	uint32_t *most_tokens; /* that any other rank has */
 	uint32_t *failed;     /* some plan did not come, or was none */
 	uint32_t *sums;	      /* [2 LL_MAX_WARPS] of warps */
 	uint32_t *nr_tokens;  /* [R] as line 0 of each plan says; until then NOT_YET, or NEVER */
@@ -28,7 +30,9 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	p.bits = shared;
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
 	p.base = p.present + e->nr_ranks * p.token_words;
-	p.failed = p.base + e->nr_ranks * max(e->nr_local, 1u);
+	p.start = p.base + e->nr_ranks * max(e->nr_local, 1u);
+	p.most_tokens = p.start + e->nr_local;
+	p.failed = p.most_tokens + 1;
 	p.sums = p.failed + 1;
 	p.nr_tokens = p.sums + 2 * LL_MAX_WARPS;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
@@ -43,7 +47,7 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 	for (uint32_t s = thread; s < nr_ranks; s += nr_threads)
 		p->nr_tokens[s] = NOT_YET;
 	if (thread == 0)
-		*p->failed = 0;
+		*p->failed = *p->most_tokens = 0;
 }
 
 /* Tables are as large as correct peers need them: what would lead out of them is not followed. */
@@ -206,6 +210,8 @@ __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const st
 		atomicExch(&p->nr_tokens[piece->source], nr_tokens);
 	if (nr_tokens == NEVER)
 		return false;
+	if (lane_id() == 0 && piece->four == 0 && piece->source != e->rank)
+		atomicMax(p->most_tokens, nr_tokens);
 	return note_piece<FORMAT, CASE>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
@@ -284,33 +290,29 @@ template <int WORDS> __device__ __forceinline__ uint32_t count_bits(const uint32
 	}
 }
 
-/* One expert's rows from each source, by one thread: of the first FEW in registers, of the others in p->base. An expert named twice gets one. */
-#define FEW_SOURCES 8
-struct expert_rows {
-	uint32_t of[FEW_SOURCES], all;
-};
-
-template <int WORDS> __device__ __forceinline__ struct expert_rows count_sources(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+/* One expert's rows, by one thread: those of the sources before each to base, the sum returned. An expert named twice gets one. The loads of four sources are under way together. */
+template <int WORDS> __device__ __forceinline__ uint32_t count_sources(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
 {
-	struct expert_rows rows;
+	uint32_t all = 0;
 
-	rows.all = 0;
-#pragma unroll
-	for (uint32_t s = 0; s < FEW_SOURCES && s < e->nr_ranks; s++) {
-		rows.of[s] = count_bits<WORDS>(p->bits + (s * e->nr_local + expert) * p->token_words, p->token_words);
-		rows.all += rows.of[s];
-	}
 #pragma unroll 1
-	for (uint32_t s = FEW_SOURCES; s < e->nr_ranks; s++) {
-		uint32_t here = count_bits<WORDS>(p->bits + (s * e->nr_local + expert) * p->token_words, p->token_words);
+	for (uint32_t first = 0; first < e->nr_ranks; first += 4) {
+		uint32_t rows[4];
 
-		p->base[s * e->nr_local + expert] = here;
-		rows.all += here;
+#pragma unroll
+		for (uint32_t i = 0; i < 4; i++)
+			rows[i] = count_bits<WORDS>(p->bits + (min(first + i, e->nr_ranks - 1) * e->nr_local + expert) * p->token_words, p->token_words);
+#pragma unroll
+		for (uint32_t i = 0; i < 4; i++) {
+			if (first + i < e->nr_ranks)
+				p->base[(first + i) * e->nr_local + expert] = all;
+			all += first + i < e->nr_ranks ? rows[i] : 0;
+		}
 	}
-	return rows;
+	return all;
 }
 
-__device__ __forceinline__ struct expert_rows count_expert(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+__device__ __forceinline__ uint32_t count_expert(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
 {
 	return p->token_words == 4 ? count_sources<4>(e, p, expert) : p->token_words == 1 ? count_sources<1>(e, p, expert) : count_sources<0>(e, p, expert);
 }
@@ -318,31 +320,6 @@ __device__ __forceinline__ struct expert_rows count_expert(const struct ll_excha
 __device__ __forceinline__ uint32_t round_to_alignment(const struct ll_dispatch *d, uint32_t rows)
 {
 	return ll_div(rows + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
-}
-
-/* An expert's first position is known: so are its sources'. */
-__device__ __forceinline__ void place_expert(
-	const struct ll_dispatch *d, const struct positions *p, uint32_t expert, uint32_t start, const struct expert_rows *rows, bool publish)
-{
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t at = start;
-
-#pragma unroll
-	for (uint32_t s = 0; s < FEW_SOURCES && s < e->nr_ranks; s++) {
-		p->base[s * e->nr_local + expert] = at;
-		at += rows->of[s];
-	}
-#pragma unroll 1
-	for (uint32_t s = FEW_SOURCES; s < e->nr_ranks; s++) {
-		uint32_t here = p->base[s * e->nr_local + expert];
-
-		p->base[s * e->nr_local + expert] = at;
-		at += here;
-	}
-	if (publish) {
-		d->out_counts[expert] = rows->all;
-		d->out_offsets[expert] = start;
-	}
 }
 
 /* The first position of each expert, by a thread each; of the threads before, sums tell. What an expert takes is a
@@ -362,17 +339,13 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 	bool padded = CASE != LL_PLAIN && d->padded;
 
 	for (uint32_t first = 0; first < nr && warp < nr_sums; first += nr_threads) {
-		uint32_t expert = first + thread, all, start;
-		struct expert_rows rows = {};
+		uint32_t expert = first + thread, rows = expert < nr ? count_expert(e, p, expert) : 0, all;
+		uint32_t start = before + lanes_before(span_of<CASE>(d, rows), &all);
 
-		if (expert < nr)
-			rows = count_expert(e, p, expert);
-
-		start = before + lanes_before(span_of<CASE>(d, rows.all), &all);
 		if (lane_id() == 0)
 			p->sums[warp] = all;
 		if (CASE != LL_PLAIN) {
-			all = __reduce_add_sync(ALL_LANES, rows.all);
+			all = __reduce_add_sync(ALL_LANES, rows);
 			if (lane_id() == 0)
 				p->sums[LL_MAX_WARPS + warp] = all;
 		}
@@ -387,9 +360,13 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 		}
 		start = padded ? (uint32_t)(expert * d->capacity) : start;
 		if (expert < nr)
-			place_expert(d, p, expert, start, &rows, publish);
+			p->start[expert] = start;
+		if (publish && expert < nr) {
+			d->out_counts[expert] = rows;
+			d->out_offsets[expert] = start;
+		}
 		if (publish && expert == nr - 1)
-			d->out_sums[1] = padded ? nr * d->capacity : start + rows.all;
+			d->out_sums[1] = padded ? nr * d->capacity : start + rows;
 		if (first + nr_threads < nr)
 			some_warps_sync(nr_sums * LANES); /* sums are used again */
 	}

@@ -34,6 +34,13 @@ __device__ __forceinline__ uint4 piece_load(const void *from)
 	return v;
 }
 
+/* The value, of which nothing is made ahead of what stands ahead of this: it may still be on its way, and compilers would wait for it as early as they can. */
+__device__ __forceinline__ uint32_t not_before(uint32_t v)
+{
+	asm volatile("" : "+r"(v)::"memory");
+	return v;
+}
+
 /* Arrival words announce what an earlier kernel of this stream has finished: its end was the release. */
 __device__ __forceinline__ void word_store(void *to, uint32_t v)
 {

@@ -18,7 +18,7 @@ LL_BOTH uint64_t positions_bytes(enum ll_format format, uint32_t nr_ranks, uint3
 {
 	uint64_t words = ll_ceil(max_tokens, 32), local = nr_local ? nr_local : 1;
 
-	return 4 * (nr_ranks * (nr_local * words + local) + nr_ranks * (words + 1) + 1 + 2 * 16) +
+	return 4 * (nr_ranks * (nr_local * words + local) + nr_ranks * (words + 1) + nr_local + 2 + 2 * 16) +
 	       2ull * nr_ranks * positions_ids(format, max_tokens * topk);
 }
 

@@ -245,6 +245,15 @@ static inline uint32_t atomicMin(uint32_t *at, uint32_t value)
 	return seen;
 }
 
+static inline uint32_t atomicMax(uint32_t *at, uint32_t value)
+{
+	uint32_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
+
+	while (value > seen && !__atomic_compare_exchange_n(at, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		;
+	return seen;
+}
+
 /* Between fences, as kernels use it: ThreadSanitizer knows no fences, so it is given what the two make of the addition. */
 template <typename Word> static inline Word atomicAdd(Word *at, Word value)
 {

@@ -44,6 +44,11 @@ static inline uint4 piece_load(const void *from)
 		__atomic_load_n(words + 3, __ATOMIC_RELAXED)};
 }
 
+static inline uint32_t not_before(uint32_t v)
+{
+	return v;
+}
+
 static inline void word_store(void *to, uint32_t v)
 {
 	emulated_moves();
