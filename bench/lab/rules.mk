@@ -8,7 +8,7 @@ LAB_CU    := $(wildcard bench/lab/*.cu src/kernels/cuda/*.cu)
 $(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
 $(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu bench/lab/ways/*.cu)): NVFLAGS += -Ibench/lab
 
-lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-planted
+lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
@@ -22,9 +22,12 @@ $(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(filter-out bench/signal%,$(BENC
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-$(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh)
+# Each is one file, of kernels and host code.
+$(BUILD)/tern-lab-notes: bench/lab/notes/notes.cu
+$(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
+$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh)
 	@mkdir -p $(@D)
-	@echo '  NVCC $<'
-	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $< -o $@
+	@echo '  NVCC $(filter %.cu,$^)'
+	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $(filter %.cu,$^) -o $@
 
 .PHONY: lab
