@@ -77,6 +77,8 @@ fi
 if scripts/vm.sh prepare; then
 	share verbs scripts/vm.sh run -t $((1600 + part)) tests/vm/guest.sh soak "$seed" $part
 	share verbs-thread env BUILD="$BUILD/thread" TERN_VM_CACHE="$BUILD/vm" TSAN_OPTIONS=halt_on_error=1 scripts/vm.sh run -t 900 tests/vm/guest.sh sanitized
+	make -s -j"$(nproc)" BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g" tests >/dev/null || exit 1
+	share verbs-address env BUILD="$BUILD/address" TERN_VM_CACHE="$BUILD/vm" ASAN_OPTIONS=detect_leaks=1 scripts/vm.sh run -t 900 tests/vm/guest.sh sanitized
 fi
 share faults until_time $part "$BUILD/tests/faults/test_faults"
 if command -v clang >/dev/null && make -s -j"$(nproc)" BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers >/dev/null; then
