@@ -9,7 +9,7 @@
 #     load        whose code kernels have here; where the library has PTX alone the driver compiles it now, and later steps find it in its cache
 #     check       random exchanges and what callers do wrong, hostile words, ranks that are late, stay away or are killed, presets, layouts
 #     demo        the same text on the CPU and on 1, 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
-#     lab         the low-latency kernels by themselves, verified; which launch is the best; and rows alone, stored or fetched in all ways
+#     lab         the low-latency kernels by themselves, verified; which launch is the best; rows alone, stored or fetched in all ways; and plans alone
 #     bench       times of presets, by graph replay, around and beside work too, and NCCL's beside them
 #     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of 2, 4 or 8 GPUs
@@ -134,6 +134,7 @@ stage_lab() {
 	step lab/verify 120 "$BUILD/tern-lab-ll" verify 0.5
 	step lab/sweep 120 "$BUILD/tern-lab-ll" sweep
 	step lab/ways 60 "$BUILD/tern-lab-ways"
+	step lab/notes 30 "$BUILD/tern-lab-notes"
 }
 
 measure() { "$BUILD/tern" bench --device cuda --ranks "$gpus" --reduce expert "${@:2}" --json "$LOGS/$1.json"; }
