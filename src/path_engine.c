@@ -34,6 +34,9 @@
  * same reason. */
 #define PEACE_NS 100000000u
 
+/* How long a parting word may take. What was sent to a rank that has died, or is cut off, ends with an error, maybe later than that. */
+#define PART_NS 50000000u
+
 static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
 {
 	return &path->pieces.each[slot * NR_WORD_KINDS + kind];
@@ -476,6 +479,12 @@ void engine_path_settle(tern_moe *moe)
 	wait_until(moe, farewell_ns(moe), look_settled, moe);
 }
 
+static int look_parted(void *ctx)
+{
+	return sent_has_ended(ctx);
+}
+
+/* Who gives up waits until the word is there, as its process may end now: without it, others would take this rank for the one that died. */
 void engine_path_part(tern_moe *moe, uint64_t parting)
 {
 	uint32_t part[NR_PARTS] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting),
@@ -492,6 +501,8 @@ void engine_path_part(tern_moe *moe, uint64_t parting)
 
 			pieces->begun += !engine_write(moe->engine->engine, &write);
 		}
+	if (parting_error(parting))
+		wait_until(moe, PART_NS, look_parted, pieces);
 }
 
 static bool in_peace(const tern_moe *moe, uint32_t rank)
