@@ -41,6 +41,7 @@ until_time() {
 echo "seed $seed, $limit s"
 make -s -j"$(nproc)" BUILD="$BUILD" all tests >/dev/null || exit 1
 make -s -j"$(nproc)" BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests >/dev/null || exit 1
+make -s -j"$(nproc)" BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g" all tests >/dev/null || exit 1
 part=$((limit / 8))
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
@@ -52,6 +53,12 @@ share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so"
 share emulated-ahead env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) "$BUILD/tests/emulated/test_ahead"
 share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=10 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct \
 	TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_ahead"
+for script in generate nccl; do
+	share emulated-$script-address env BUILD="$BUILD/address" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/$script.sh
+done
+share over-engine-thread env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=16 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_shapes"
+! command -v valgrind >/dev/null || share memory env TERN_TEST_DIVISOR=40 valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes \
+	--sim-hints=no-nptl-pthread-stackcache "$BUILD/tests/exchange/test_shapes"
 share flow until_time $part "$BUILD/tests/exchange/test_flow"
 ! command -v spin >/dev/null || share models tests/models/run.sh --all
 share emulated-hostile env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=300 "$BUILD/tests/device/test_hostile"
@@ -77,7 +84,6 @@ fi
 if scripts/vm.sh prepare; then
 	share verbs scripts/vm.sh run -t $((1600 + part)) tests/vm/guest.sh soak "$seed" $part
 	share verbs-thread env BUILD="$BUILD/thread" TERN_VM_CACHE="$BUILD/vm" TSAN_OPTIONS=halt_on_error=1 scripts/vm.sh run -t 900 tests/vm/guest.sh sanitized
-	make -s -j"$(nproc)" BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g" tests >/dev/null || exit 1
 	share verbs-address env BUILD="$BUILD/address" TERN_VM_CACHE="$BUILD/vm" ASAN_OPTIONS=detect_leaks=1 scripts/vm.sh run -t 900 tests/vm/guest.sh sanitized
 fi
 share faults until_time $part "$BUILD/tests/faults/test_faults"

@@ -177,6 +177,7 @@ part_soak() {
 	for end in veth0 veth1; do
 		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
 	done
+	step soak/lossy-2-ranks bench 2 "$end_of_wire" --dtype fp8,bf16
 	TERN_TEST_TRANSPORTS="verbs@rxe1 verbs@rxe2" TERN_TEST_SEED=$seed TERN_TEST_SECONDS=$seconds step soak/random timeout $((seconds + 200)) "$BUILD/tests/exchange/test_random"
 }
 
