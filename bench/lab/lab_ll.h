@@ -48,7 +48,7 @@ void time_floors(struct lab *lab, uint32_t rounds, struct lab_times *empty, stru
 /* When blocks of a pair come where. */
 void print_trace(struct lab *lab, const struct lab_way *way);
 
-/* All kernels and launches side by side, of the targets whose bits are set. */
+/* Of the targets whose bits are set: all kernels and launches side by side; without whole, what the library launches alone. */
 int sweep(uint32_t nr_ranks, uint32_t only, bool whole);
 
 #endif

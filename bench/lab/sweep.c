@@ -203,23 +203,18 @@ static void time_pairs(struct lab *lab, const struct target *t, const struct way
 	print_trace(lab, &way);
 }
 
-static uint64_t sweep_target(struct lab *lab, const struct target *t)
+static uint64_t sweep_target(struct lab *lab, const struct job *job, const struct target *t)
 {
 	struct way best[2] = {{.p50 = 0}, {.p50 = 0}};
 	struct ways *ways = calloc(2, sizeof(*ways));
-	struct shape s = target_shape(t);
 	uint64_t bad = 0;
-	struct job job;
 
-	shape_job(&s, lab->nr_ranks, &job);
-	if (job_open(&job, NULL))
-		return 1;
 	for (uint32_t v = 0; v < NR(vectors); v++) {
 		struct lab_way way = {.row_vectors = vectors[v] == 1 ? 2 : vectors[v], .result_vectors = vectors[v], .share = 1};
 
 		if ((vectors[v] == 4 && t->tokens <= 8))
 			continue;
-		lab_setup(lab, &job, &way);
+		lab_setup(lab, job, &way);
 		add_launches(lab, &ways[0], t, true, way.row_vectors);
 		add_launches(lab, &ways[1], t, false, way.result_vectors);
 		bad += lab_run(lab, time_halves, ways);
@@ -231,27 +226,36 @@ static uint64_t sweep_target(struct lab *lab, const struct target *t)
 	free(ways);
 	if (!bad)
 		time_pairs(lab, t, best);
-	job_close(&job);
 	return bad;
 }
 
 /* The library's launch alone, and when its blocks come where. */
-static uint64_t trace_target(struct lab *lab, const struct target *t)
+static void trace_target(struct lab *lab, const struct job *job, const struct target *t)
 {
 	struct lab_way way = {.row_vectors = 2, .result_vectors = 2, .share = 1};
+
+	lab_setup(lab, job, &way); /* the rule asks for what a combine can do */
+	way = rule_way(lab, t);
+	way.dispatch.early = way.combine.early = 1;
+	print_pair(lab, "library, early", &way);
+	print_trace(lab, &way);
+}
+
+static uint64_t run_target(struct lab *lab, const struct target *t, bool whole)
+{
 	struct shape s = target_shape(t);
+	uint64_t bad = 0;
 	struct job job;
 
 	shape_job(&s, lab->nr_ranks, &job);
 	if (job_open(&job, NULL))
 		return 1;
-	lab_setup(lab, &job, &way); /* the rule asks for what a combine can do */
-	way = rule_way(lab, t);
-	way.dispatch.early = way.combine.early = 1;
-	print_pair(lab, "library, early", &way);
-	print_trace(lab, &way);
+	if (whole)
+		bad = sweep_target(lab, &job, t);
+	else
+		trace_target(lab, &job, t);
 	job_close(&job);
-	return 0;
+	return bad;
 }
 
 static double seconds_since(const struct timespec *start)
@@ -274,7 +278,7 @@ int sweep(uint32_t nr_ranks, uint32_t only, bool whole)
 		if (!(only >> i & 1))
 			continue;
 		printf("%s, %u tokens, %u ranks\n", targets[i].name, targets[i].tokens, nr_ranks);
-		bad = whole ? sweep_target(&lab, &targets[i]) : trace_target(&lab, &targets[i]);
+		bad = run_target(&lab, &targets[i], whole);
 		printf("  %.1f s since the start\n", seconds_since(&start));
 		fflush(stdout);
 	}

@@ -203,14 +203,12 @@ static void open_scene(struct scene *s, const struct shape *shape)
 /* Are all tables right? */
 static bool time_notes(const struct scene *s, const char *what, kernel run, uint32_t cluster, uint32_t nr_warps)
 {
-	uint32_t blocks = s->nr_sms / cluster * cluster;
+	uint32_t blocks = cluster > 1 ? s->nr_sms - s->nr_sms % 16 : s->nr_sms; /* some of a GPU's processors have no neighbours left */
 	std::vector<uint32_t> clocks, one(blocks), tables(s->want.size());
 	cudaLaunchAttribute attribute = {};
 	cudaLaunchConfig_t config = {};
 	bool right = true;
 
-	if (cluster > 1) /* some of a GPU's processors have no neighbours left */
-		blocks -= blocks % 16;
 	attribute.id = cudaLaunchAttributeClusterDimension;
 	attribute.val.clusterDim = {cluster, 1, 1};
 	config.gridDim = blocks;
