@@ -89,7 +89,7 @@ template <int FORMAT, int X, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct ll_exchange *e = &d->exchange;
-	uint32_t epoch = state.x, callers = callers_tokens(d), nr_tokens;
+	uint32_t epoch = state.x, callers = callers_tokens(d);
 
 	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
 		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, callers, four);
@@ -114,9 +114,8 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uin
 		if (i < gridDim.x)
 			stamp(e, 2);
 	}
-	nr_tokens = tokens_to_send(d, state, callers);
 	if (warp == 0 && lane_id() == 0 && !state.w)
-		e->state->nr_tokens = nr_tokens;
+		e->state->nr_tokens = tokens_to_send(d, state, callers);
 }
 
 /* ---- receiving ----------------------------------------------------------------------------------------------- */
