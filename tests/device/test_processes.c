@@ -12,6 +12,7 @@
 
 #include "tests/device/devices.h"
 #include "tests/faults/processes.h"
+#include "tests/late.h"
 
 #define ROUNDS 3 /* undisturbed ones */
 #define WAIT_MS 1500
@@ -67,7 +68,7 @@ static void expect(struct rank *rank, struct device_rounds *rounds, int rc, int 
 {
 	const struct scene *scene = rank->ctx;
 	struct tern_wait_report report = {.size = sizeof(report)};
-	unsigned long long took = now_ns() - atomic_load(&scene->fate_ns);
+	unsigned long long took = passed_ns(atomic_load(&scene->fate_ns));
 
 	if (rc != wanted || !strstr(tern_last_error(), text))
 		rank_fails(rank, "returned %d, \"%s\", not %d with \"%s\"", rc, tern_last_error(), wanted, text);
@@ -117,7 +118,7 @@ static void stalled(struct rank *rank)
 		return;
 	if (rank->rank == scene->victim) {
 		to_its_fate(rank, &rounds);
-		while (atomic_load(&scene->nr_told) < scene->nr_ranks - 1 && now_ns() - atomic_load(&scene->fate_ns) < 2 * MOST_NS)
+		while (atomic_load(&scene->nr_told) < scene->nr_ranks - 1 && now_ns() - atomic_load(&scene->fate_ns) < SCENE_LIMIT_NS)
 			usleep(1000);
 	} else {
 		snprintf(text, sizeof(text), "of rank %d", scene->victim);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 #include <cmocka.h>
+#include "tests/late.h"
 
 #define RANKS 4
 #define SHORT_MS 20
@@ -293,8 +294,8 @@ static int expect_departure(struct round *r, uint64_t from_ns, int rc)
 
 	if (rc != TERN_ERR_PEER_LEFT)
 		return rank_fails(r->rank, "returned %d, not TERN_ERR_PEER_LEFT (%s)", rc, tern_last_error());
-	if (now_ns() - from_ns > WELL_BEFORE_NS)
-		return rank_fails(r->rank, "noticed after %llu ms", (unsigned long long)(now_ns() - from_ns) / 1000000);
+	if (passed_ns(from_ns) > WELL_BEFORE_NS)
+		return rank_fails(r->rank, "noticed after %llu ms", passed_ns(from_ns) / 1000000);
 	if (tern_moe_wait_report(r->moe, &report) || report.error != TERN_ERR_PEER_LEFT || report.epoch_expected != EPOCH)
 		return rank_fails(r->rank, "report of error %d, epoch %u", report.error, report.epoch_expected);
 	/* Rank 1 left of its own will; a rank may see first that another one gave up because of it. */

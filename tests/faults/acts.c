@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "cli/hosts.h"
+#include "tests/late.h"
 
 int enter(struct rank *rank, struct round *r)
 {
@@ -63,7 +64,7 @@ int rounds_and_halves(struct round *r, uint64_t nr_rounds, int nr_halves)
 int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
 {
 	struct tern_wait_report report = {.size = sizeof(report)};
-	unsigned long long took = now_ns() - atomic_load(&s->fate_ns);
+	unsigned long long took = passed_ns(atomic_load(&s->fate_ns));
 	char text[32];
 
 	if (*rank->failure)
@@ -128,7 +129,7 @@ const char *play_together(struct scene *const *scenes, int nr, rank_main body, i
 {
 	static char text[1200];
 	pid_t pids[MAX_SCENES][MAX_PROCESSES];
-	unsigned long long end = now_ns() + 60000000000ull;
+	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
 	bool struck;
 
 	*text = 0;

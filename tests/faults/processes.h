@@ -38,6 +38,9 @@ struct scene {
 	char failure[MAX_PROCESSES][600];
 };
 
+/* What ends a scene that hangs outside of tests/within, on any machine. */
+#define SCENE_LIMIT_NS 180000000000ull
+
 unsigned long long now_ns(void);
 
 /* The scene in shared memory, for nr_ranks ranks; scene_close also checks that nothing is left of it on this machine: no process, and in /dev/shm no file, where this process
@@ -48,7 +51,7 @@ void scene_close(struct scene *scene);
 /* Starts the ranks, each of which calls body and ends: cmocka's process stays the parent. */
 void scene_start(struct scene *scene, rank_main body, pid_t *pids);
 
-/* Waits until all have ended, at most a minute, and fails the test if one noted a failure or ended by itself otherwise than it should: the
+/* Waits until all have ended, at most three minutes, and fails the test if one noted a failure or ended by itself otherwise than it should: the
  * victim by the signal `fate` (0: orderly), the others orderly. */
 void scene_finish(struct scene *scene, const pid_t *pids, int fate);
 /* The same, but returns what is wrong, or NULL. */

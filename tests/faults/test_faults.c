@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "bench/random.h"
+#include "tests/late.h"
 
 static void killed_body(struct rank *rank)
 {
@@ -86,7 +87,7 @@ static void killed_anywhere(void **state)
 	for (int i = 0; i < scaled(24); i++) {
 		struct scene *s = scene_open(3, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
 		struct timespec delay = {.tv_nsec = 50000 + random_below(&random, 4000000)};
-		unsigned long long end = now_ns() + 60000000000ull;
+		unsigned long long end = now_ns() + SCENE_LIMIT_NS;
 		pid_t pids[MAX_PROCESSES];
 
 		s->victim = i % 3;
@@ -274,7 +275,7 @@ static void stopped_and_continued(void **state)
 	BOTH_MODES(mode)
 		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
 			struct scene *s = scene_open(3, mode);
-			unsigned long long end = now_ns() + 60000000000ull;
+			unsigned long long end = now_ns() + SCENE_LIMIT_NS;
 			pid_t pids[MAX_PROCESSES];
 
 			s->halves = nr_halves;
@@ -368,8 +369,8 @@ static void left_body(struct rank *rank)
 	snprintf(text, sizeof(text), "rank %d left the exchange", s->victim);
 	if (!*rank->failure && (rc != TERN_ERR_PEER_LEFT || !strstr(tern_last_error(), text)))
 		rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_LEFT with \"%s\"", rc, tern_last_error(), text);
-	if (now_ns() - atomic_load(&s->fate_ns) > NOTICED_WITHIN_NS)
-		rank_fails(rank, "noticed after %llu ms", (now_ns() - atomic_load(&s->fate_ns)) / 1000000);
+	if (passed_ns(atomic_load(&s->fate_ns)) > NOTICED_WITHIN_NS)
+		rank_fails(rank, "noticed after %llu ms", passed_ns(atomic_load(&s->fate_ns)) / 1000000);
 	round_close(&r);
 	carry_on(rank, s);
 }

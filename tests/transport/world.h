@@ -74,7 +74,7 @@ struct world {
 
 #define WORLD_DEPTH 256
 #define WORLD_MESSAGE 1024
-#define CASE_WAIT_MS 20000
+#define CASE_WAIT_MS 60000
 
 /* Ends the case as failed with this text, unless ok. */
 void expect(bool ok, const char *format, ...) __attribute__((format(printf, 2, 3)));
