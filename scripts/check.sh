@@ -1,31 +1,29 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # make check: installs what the tests need, builds, and runs everything. Its last line is "N passed, N failed".
+# make test: after an edit, in two minutes: builds, and runs what finds most mistakes soonest.
 #
 #   BUILD=dir          where to build (build)
-#   STAGES="a b ..."   only these: models plain python thread address memory fuzz vm (all)
+#   STAGES="a b ..."   only these: models plain python thread address memory fuzz vm (all), or quick
 #   JOBS=n             tests at a time (one more than cores, as many tests wait for something now and then; at most 4)
-#   CUDA_ARCH=90a      what the GPU kernels are compiled for: one of those with a copy engine. make soak compiles them for all
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
-# speak TAP are counted by case. What a failed test said, and the command that repeats it, are shown.
+# speak TAP are counted by case. What a failed test said, and the command that repeats it, are shown. Its bound is no
+# time on the clock, which a busy machine breaks: tests/within.c says what is counted.
 set -u
+export LC_ALL=C.UTF-8 # figures with points
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 STAGES=${STAGES:-models plain python thread address memory fuzz vm}
 cores=$(nproc)
 JOBS=${JOBS:-$((cores < 4 ? cores + 1 : 4))}
-CUDA_ARCH=${CUDA_ARCH:-90a}
 LOGS=$PWD/$BUILD/check
 rm -rf "$LOGS"
 mkdir -p "$LOGS"
 . scripts/needs.sh
-
-now() { date +%s%N; }
-seconds() { printf '%d.%d' $((($2 - $1) / 1000000000)) $((($2 - $1) / 100000000 % 10)); }
-
-# Seconds of CPU, out of what `times` has said: it speaks of the shell that calls it, so not at the start of a pipe.
-cpu() { awk 'NR == 2 {split($0, t, /[ms ]+/); printf "%.1f", t[1] * 60 + t[2] + t[3] * 60 + t[4]}' "$1"; }
+. scripts/sanitized.sh
+export WITHIN=$BUILD/tests/within
+make -s BUILD="$BUILD" "$WITHIN" || exit 1
 
 # outcome PASSED FAILED SKIPPED NAME [TEXT]: one line for the reader, one for the sum.
 outcome() {
@@ -33,7 +31,7 @@ outcome() {
 	[ "$3" -gt 0 ] && [ "$1" -eq 0 ] && word=skip
 	[ "$2" -gt 0 ] && word=FAIL
 	printf '%-4s %4d  %s%s\n' "$word" $(($1 + $2 + $3)) "$4" "${5:+  $5}"
-	echo "$1 $2 $3" >>"$LOGS/outcomes"
+	echo "$stage $1 $2 $3" >>"$LOGS/outcomes"
 }
 
 # judge RC LOG: sets passed, failed, skipped.
@@ -51,20 +49,29 @@ judge() {
 	fi
 }
 
-# test_now NAME BOUND COMMAND...: runs one test for at most BOUND seconds.
-test_now() {
-	local name=$1 bound=$2 log=$LOGS/${1//\//-}.log from rc passed failed skipped
+# timed LOG BOUND COMMAND...: sets wall and cpu, in seconds. They go into the table of stages, too.
+timed() {
+	local log=$1 bound=$2 from=$EPOCHREALTIME asleep rc
 	shift 2
-	from=$(now)
-	CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "$bound" "$@" >"$log" 2>&1 </dev/null
+	"$WITHIN" "$bound" -o "$log.times" "$@" >"$log" 2>&1 </dev/null
 	rc=$?
-	times >"$log.times"
+	wall=0 cpu=0
+	read -r wall cpu asleep <"$log.times"
+	echo "$stage $from $EPOCHREALTIME $cpu" >>"$LOGS/times"
+	return $rc
+}
+
+# test_now NAME BOUND COMMAND...: runs one test within BOUND seconds.
+test_now() {
+	local name=$1 bound=$2 log=$LOGS/${1//\//-}.log rc wall cpu passed failed skipped
+	shift 2
+	CMOCKA_MESSAGE_OUTPUT=TAP timed "$log" "$bound" "$@"
+	rc=$?
 	judge $rc "$log"
 	{
-		outcome "$passed" "$failed" "$skipped" "$name" "$(seconds "$from" "$(now)") s, CPU $(cpu "$log.times")$([ $rc -eq 77 ] && echo ": $(tail -1 "$log")")"
+		outcome "$passed" "$failed" "$skipped" "$name" "$wall s, CPU $cpu$([ $rc -eq 77 ] && echo ": $(tail -1 "$log")")"
 		if [ "$failed" -gt 0 ]; then
-			[ $rc -eq 124 ] && echo "    longer than $bound s"
-			echo "    exit code $rc; repeat: $*"
+			echo "    exit code $rc; repeat:$(printf ' %q' "$@")"
 			grep -v '^ok ' "$log" | tail -n 60 | cut -c 1-400 | sed 's/^/    /'
 		fi
 	} >"$log.report"
@@ -106,18 +113,17 @@ transports() {
 
 # build NAME TARGETS-AND-SETTINGS...: quietly, unless it fails.
 build() {
-	local log=$LOGS/build-$1.log from rc
-	from=$(now)
-	make -k -j"$JOBS" "${@:2}" >"$log" 2>&1 </dev/null
+	local log=$LOGS/build-$1.log rc wall cpu
+	timed "$log" 1800 make -k -j"$JOBS" "${@:2}"
 	rc=$?
 	if [ $rc -ne 0 ]; then
-		outcome 0 1 0 "$1/build" "make ${*:2}"
+		outcome 0 1 0 "$1/build" "repeat: make$(printf ' %q' "${@:2}")"
 		grep -E 'error|undefined|\*\*\*|warning' "$log" | head -n 40 | sed 's/^/    /'
 	elif grep -q 'warning:' "$log"; then
 		outcome 0 1 0 "$1/build" "warnings"
 		grep -A 3 'warning:' "$log" | head -n 40 | sed 's/^/    /'
 	else
-		outcome 1 0 0 "$1/build" "$(seconds "$from" "$(now)") s"
+		outcome 1 0 0 "$1/build" "$wall s, CPU $cpu"
 	fi
 	return $rc
 }
@@ -146,20 +152,21 @@ stage_models() {
 		outcome 0 0 1 models "spin is not installed"
 		return
 	fi
-	test models 2400 nice -n 19 env BUILD="$BUILD" tests/models/run.sh
+	test models 600 nice -n 19 env BUILD="$BUILD" tests/models/run.sh
 	take_what_is_left
 }
 
 stage_plain() {
-	build plain BUILD="$BUILD" CUDA_ARCH="$CUDA_ARCH" all tests
+	# GPU kernels are compiled, as far as their PTX: nothing runs them here. make soak goes as far as machine code.
+	build plain BUILD="$BUILD" CUDA_ARCH= CUDA_PTX=90a all tests
 	every plain 240 "$BUILD" 'unit/test_*'
 	every plain 240 "$BUILD" 'exchange/test_*'
 	every plain 240 "$BUILD" 'faults/test_*'
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$BUILD/libtern_cuda.so"
-	emulated emulated/device "$BUILD" TERN_TEST_CASES=12 "$BUILD/tests/device/test_device"
+	emulated emulated/device "$BUILD" TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
-	emulated emulated/hostile "$BUILD" "$BUILD/tests/device/test_hostile"
-	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/device/test_hostile"
+	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=15 "$BUILD/tests/device/test_hostile"
+	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=60 "$BUILD/tests/device/test_long"
 	: >"$LOGS/emulated-processes" # whose turn it is
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" "$BUILD/tests/device/test_processes"
@@ -167,18 +174,17 @@ stage_plain() {
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/calls "$BUILD" "$BUILD/tests/device/test_calls"
 	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_ahead"
-	test emulated/generate 120 env BUILD="$BUILD" tests/device/generate.sh
-	test emulated/nccl 120 env BUILD="$BUILD" tests/device/nccl.sh
-	test emulated/overlap 120 env BUILD="$BUILD" tests/device/overlap.sh
-	test emulated/gpus.sh 240 env BUILD="$BUILD" tests/device/gpus.sh
-	test emulated/nodes 180 env BUILD="$BUILD" tests/device/nodes.sh
-	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_SEED=1000 TERN_TEST_CASES=5 "$BUILD/tests/device/test_device"
+	for script in generate nccl overlap gpus nodes; do
+		test "emulated/$script.sh" 240 env BUILD="$BUILD" tests/device/$script.sh
+	done
+	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_SEED=1000 TERN_TEST_CASES=2 "$BUILD/tests/device/test_device"
 	emulated emulated/islands "$BUILD" TERN_EMULATED_ISLAND=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
-	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=5 "$BUILD/tests/device/test_device"
+	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
-	transports plain "$BUILD" . env
+	transports plain "$BUILD" '^shm|^sim|tcp;ofi_rxm|verbs' env
+	transports plain "$BUILD" 'ofi:tcp$|ofi:shm|udp|sockets' env TERN_TEST_DIVISOR=4
 	over_engine
 	on_simulation
 }
@@ -206,9 +212,9 @@ mixed_networks() {
 	local name networks="shm+ofi:tcp;ofi_rxm shm+ofi:tcp;ofi_rxm ofi"
 
 	for name in exchange/test_random faults/test_faults; do
-		test "mixed-networks/${name#*/}" 240 env TERN_FORCE_ENGINE=1 TERN_TEST_TRANSPORTS="$networks" TERN_TEST_DIVISOR=4 "$BUILD/tests/$name"
+		test "mixed-networks/${name#*/}" 240 env TERN_FORCE_ENGINE=1 TERN_TEST_TRANSPORTS="$networks" TERN_TEST_DIVISOR=8 "$BUILD/tests/$name"
 	done
-	test mixed-networks/between-nodes 240 env TERN_TEST_NODES=aabc TERN_TEST_TRANSPORTS="$networks" TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
+	test mixed-networks/between-nodes 240 env TERN_TEST_NODES=aabc TERN_TEST_TRANSPORTS="$networks" TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TEST_DIVISOR=16 "$BUILD/tests/exchange/test_random"
 }
 
 # The exchange again, with the engine where windows were mapped: everywhere, and between virtual nodes.
@@ -216,13 +222,13 @@ over_engine() {
 	local name
 
 	for name in shapes flow waits random figures lifetime; do
-		test "over-engine/test_$name" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_$name"
+		test "over-engine/test_$name" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_$name"
 	done
 	for name in shm "ofi:tcp;ofi_rxm"; do
-		test "over-${name//[:;]/-}/test_faults" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="$name" TERN_TEST_DIVISOR=4 "$BUILD/tests/faults/test_faults"
+		test "over-${name//[:;]/-}/test_faults" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="$name" TERN_TEST_DIVISOR=8 "$BUILD/tests/faults/test_faults"
 	done
 	mixed_networks
-	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
+	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=16 "$BUILD/tests/exchange/test_random"
 	test between-nodes/test_random_uneven 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_random"
 	test between-nodes/test_chunks 240 env TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_chunks"
 	test between-nodes/bench 120 "$BUILD/tern" bench --nodes 2 --ranks 4 --preset all --tokens 5 --mode ll,ht --dtype fp8,bf16 --only-verify --iters 3
@@ -230,20 +236,36 @@ over_engine() {
 	finish
 }
 
+# After an edit: what finds most mistakes soonest, in the build that make check goes on from.
+stage_quick() {
+	build quick BUILD="$BUILD" "$BUILD/tern" "$BUILD/libtern.a" "$BUILD/libtern.so" "$BUILD/generate" tests
+	every quick 240 "$BUILD" 'unit/test_*'
+	every quick 240 "$BUILD" 'exchange/test_*' env TERN_TEST_DIVISOR=4
+	every quick 240 "$BUILD" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4
+	emulated quick/emulated/device "$BUILD" TERN_TEST_CASES=2 "$BUILD/tests/device/test_device"
+	emulated quick/emulated/schedules "$BUILD" TERN_TEST_CASES=8 "$BUILD/tests/emulated/test_schedules"
+	emulated quick/emulated/calls "$BUILD" "$BUILD/tests/device/test_calls"
+	for script in cli/test_run cli/test_signal cli/test_soak; do
+		test "quick/$script" 240 env BUILD="$BUILD" "tests/$script.sh"
+	done
+	test quick/over-engine/test_random 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=8 "$BUILD/tests/exchange/test_random"
+	test quick/sim 240 "$BUILD/tern" soak --quiet --rounds 500
+	transports quick "$BUILD" '^shm|^sim' env TERN_TEST_DIVISOR=8
+}
+
 # The Python package, installed from the tree.
 stage_python() {
-	build python BUILD="$BUILD" CUDA_ARCH="$CUDA_ARCH" all
 	test python/tests 240 env BUILD="$BUILD" python/check.sh
 	finish
 }
 
 # Ranks are threads here, so the sanitizer sees every byte that passes between them.
 stage_thread() {
-	build thread BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g1" tests
-	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
+	build thread "${THREAD[@]}" tests
+	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
-	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
+	every thread 300 "$BUILD/thread" 'unit/test_engine_*' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS=halt_on_error=1
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
 	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=4 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=2 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
@@ -253,14 +275,13 @@ stage_thread() {
 	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=2 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	test thread/over-engine/test_shapes 200 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes" '*_counts'
-	# Not sockets: it has threads, and TSan has none after the fork of a process with threads. Nor tcp: libfabric 1.17 runs it as tcp;ofi_rxm.
-	transports thread "$BUILD/thread" '^shm|^sim|tcp;ofi_rxm|ofi:shm|udp' env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
+	transports thread "$BUILD/thread" '^shm|^sim|ofi:shm' env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 }
 
 stage_address() {
 	local options="ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1"
 
-	build address BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g1" all tests
+	build address "${ADDRESS[@]}" "$BUILD/address/tern" tests
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options
 	# shellcheck disable=SC2086
@@ -269,9 +290,9 @@ stage_address() {
 	every address 300 "$BUILD/address" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4 $options
 	# Lanes outlive the threads that run them, and with these their fake stacks.
 	# shellcheck disable=SC2086
-	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=3 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=2 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	# shellcheck disable=SC2086
-	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=10 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
+	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=5 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
 	# shellcheck disable=SC2086
 	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_WITHOUT=_ TERN_TEST_CASES=2 TERN_TEST_SEED=900 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	if [ -x "$BUILD/address/tern" ]; then
@@ -284,7 +305,7 @@ stage_address() {
 		test address/sim 240 env $options "$BUILD/address/tern" soak --quiet --rounds 800
 	fi
 	# shellcheck disable=SC2086
-	transports address "$BUILD/address" . env TERN_TEST_DIVISOR=16 $options
+	transports address "$BUILD/address" '^shm|^sim|tcp;ofi_rxm' env TERN_TEST_DIVISOR=16 $options
 }
 
 # The verbs transport on a kernel's RDMA device, in a virtual machine. One machine at a time: each keeps both cores busy. make soak has it with sanitizers.
@@ -317,21 +338,29 @@ stage_memory() {
 	take_what_is_left
 }
 
-# In a shell of its own, which builds them first. A minute of what an emulated machine leaves is some 5 seconds.
+# Some seconds of processor time each.
+runs_of() {
+	case $1 in
+	fuzz_api) echo 10000 ;;
+	fuzz_chunk | fuzz_peer) echo 4000 ;;
+	*) echo 100000 ;;
+	esac
+}
+
+# In a shell of its own: they take what others leave. A number of runs is a bound that no busy machine changes.
 fuzz() {
 	local fuzzer name
 
 	renice -n 19 -p "$BASHPID" >/dev/null
 	mine=()
-	build fuzz BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g1" fuzzers
-	for fuzzer in "$BUILD"/fuzz/tests/fuzz/fuzz_*; do
+	build fuzz "${ADDRESS[@]}" fuzzers
+	for fuzzer in "$BUILD"/address/tests/fuzz/fuzz_*; do
 		[ -x "$fuzzer" ] || continue
 		name=${fuzzer##*/}
 		mkdir -p "$LOGS/$name"
 		# A directory of its own takes the crash files; a committed corpus, where there is one, is read.
-		test "fuzz/$name" 180 "$fuzzer" -runs="${FUZZ_RUNS:-200000}" -max_total_time="${FUZZ_SECONDS:-60}" -timeout=20 \
-			-seed=1 -print_final_stats=0 -verbosity=0 -artifact_prefix="$LOGS/$name/" "$LOGS/$name" \
-			$(ls -d tests/fuzz/corpus/"${name#fuzz_}" 2>/dev/null)
+		test "fuzz/$name" 240 "$fuzzer" -runs="$(runs_of "$name")" -timeout=0 -seed=1 -print_final_stats=0 -verbosity=0 \
+			-artifact_prefix="$LOGS/$name/" "$LOGS/$name" $(ls -d tests/fuzz/corpus/"${name#fuzz_}" 2>/dev/null)
 	done
 	finish
 }
@@ -345,14 +374,32 @@ stage_fuzz() {
 	leftovers+=($!)
 }
 
+# The table of stages: what each counted, how long it took from its first test to the end of its last, and how much of
+# processors. Some run beside each other.
+table() {
+	awk '
+		FNR == NR {n[$1] += 0; p[$1] += $2; f[$1] += $3; k[$1] += $4; if (!seen[$1]++) order[++nr] = $1; next}
+		{cpu[$1] += $4; if (!($1 in from) || $2 < from[$1]) from[$1] = $2; if ($3 > to[$1]) to[$1] = $3}
+		END {
+			printf "\n%-10s %7s %7s %8s %9s %9s\n", "stage", "passed", "failed", "skipped", "time s", "CPU s"
+			for (i = 1; i <= nr; i++) {
+				s = order[i]
+				printf "%-10s %7d %7d %8d %9.1f %9.1f\n", s, p[s], f[s], k[s], to[s] - from[s], cpu[s]
+				all += cpu[s]
+				if (!first || (from[s] && from[s] < first)) first = from[s]
+				if (to[s] > last) last = to[s]
+			}
+			printf "%-10s %7s %7s %8s %9.1f %9.1f\n\n", "all", "", "", "", last - first, all
+		}' "$LOGS/outcomes" "$LOGS/times"
+}
+
 : >"$LOGS/outcomes"
+: >"$LOGS/times"
 for stage in $STAGES; do
-	from=$(now)
 	echo "---- $stage"
 	"stage_$stage"
-	times >"$LOGS/times"
-	echo "---- $stage took $(seconds "$from" "$(now)") s; CPU so far $(cpu "$LOGS/times")"
 done
 wait
-awk '{p += $1; f += $2; s += $3}
+table
+awk '{p += $2; f += $3; s += $4}
 	END {printf "%d passed, %d failed%s\n", p, f, s ? ", " s " skipped" : ""; exit f > 0 || p == 0}' "$LOGS/outcomes"

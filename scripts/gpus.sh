@@ -30,6 +30,7 @@ set -u
 [ "${1:-}" != --help ] || { sed -n '3,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "$0"; exit 0; }
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
+WITHIN=${WITHIN:-$BUILD/tests/within}
 LOGS=${LOGS:-$BUILD/gpus}
 STAGES=${STAGES:-load check demo lab bench long sanitize python}
 STEPS=${STEPS:-*}
@@ -49,7 +50,7 @@ step() {
 	local name=$1 bound=$2 log=$LOGS/${1//\//-}.log from=$SECONDS rc
 	[[ $name == $STEPS ]] || return 0
 	shift 2
-	timeout -k 5 "$bound" bash -c '"$0" "$@"' "$@" >"$log" 2>&1 </dev/null # a function, or a program
+	"$WITHIN" "$bound" bash -c '"$0" "$@"' "$@" >"$log" 2>&1 </dev/null # a function, or a program
 	rc=$?
 	case $rc in
 	0) word=ok ;;

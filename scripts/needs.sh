@@ -16,6 +16,7 @@ missing_packages() {
 	command -v mpirun >/dev/null || echo openmpi-bin
 	command -v mpicc >/dev/null || echo libopenmpi-dev
 	command -v spin >/dev/null || echo spin
+	command -v tcc >/dev/null || echo tcc
 	command -v valgrind >/dev/null || echo valgrind
 	command -v python3 >/dev/null || echo python3
 	missing_python

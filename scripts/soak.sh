@@ -9,15 +9,25 @@ limit=${SOAK_SECONDS:-600}
 seed=${SEED:-$(date +%s)}
 LOGS=$BUILD/soak
 mkdir -p "$LOGS"
+export WITHIN=$BUILD/tests/within
 passed=0
 failed=0
+
+# bounded COMMAND...: a program, or a function of this script that bounds what it runs.
+bounded() {
+	if [ "$(type -t "$1")" = function ]; then
+		"$@"
+	else
+		"$WITHIN" 3600 "$@"
+	fi
+}
 
 # share NAME COMMAND...: one part; its output is shown when it fails.
 share() {
 	local name=$1
 	shift
 	echo "---- $name: $*"
-	if "$@" >"$LOGS/$name.log" 2>&1 </dev/null; then
+	if bounded "$@" >"$LOGS/$name.log" 2>&1 </dev/null; then
 		passed=$((passed + 1))
 		grep -E '^# |^(scenarios|rounds|time|peak memory)  ' "$LOGS/$name.log" | tail -4
 	else
@@ -32,16 +42,18 @@ until_time() {
 	local end=$(($(date +%s) + $1)) times=0
 	shift
 	while [ "$(date +%s)" -lt $end ]; do
-		"$@" || return 1
+		bounded "$@" || return 1
 		times=$((times + 1))
 	done
 	echo "# $times times"
 }
 
 echo "seed $seed, $limit s"
+. scripts/needs.sh
+. scripts/sanitized.sh
 make -s -j"$(nproc)" BUILD="$BUILD" all tests >/dev/null || exit 1
-make -s -j"$(nproc)" BUILD="$BUILD/thread" SANITIZE=thread OPT="-O1 -g" tests >/dev/null || exit 1
-make -s -j"$(nproc)" BUILD="$BUILD/address" SANITIZE=address,undefined OPT="-O1 -g" all tests >/dev/null || exit 1
+make -s -j"$(nproc)" "${THREAD[@]}" tests >/dev/null || exit 1
+make -s -j"$(nproc)" "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/generate" tests >/dev/null || exit 1
 part=$((limit / 8))
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
@@ -53,8 +65,18 @@ share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so"
 share emulated-ahead env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) "$BUILD/tests/emulated/test_ahead"
 share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=10 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct \
 	TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_ahead"
+share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 for script in generate nccl; do
 	share emulated-$script-address env BUILD="$BUILD/address" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/$script.sh
+done
+# The conformance suite where make check runs less of it, or none.
+for network in $("$BUILD/tests/transport/test_transport" --list | grep '^ofi'); do
+	share "transport-$network" "$BUILD/tests/transport/test_transport" "$network"
+	case $network in
+	*sockets | ofi:tcp) ;; # sockets has threads, and TSan has none after the fork of a process with threads; tcp is tcp;ofi_rxm
+	*) share "transport-$network-thread" env TERN_TEST_DIVISOR=16 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/transport/test_transport" "$network" ;;
+	esac
+	share "transport-$network-address" env TERN_TEST_DIVISOR=8 ASAN_OPTIONS=detect_leaks=1 "$BUILD/address/tests/transport/test_transport" "$network"
 done
 share over-engine-thread env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=16 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_shapes"
 ! command -v valgrind >/dev/null || share memory env TERN_TEST_DIVISOR=40 valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --fair-sched=yes \
@@ -87,12 +109,12 @@ if scripts/vm.sh prepare; then
 	share verbs-address env BUILD="$BUILD/address" TERN_VM_CACHE="$BUILD/vm" ASAN_OPTIONS=detect_leaks=1 scripts/vm.sh run -t 900 tests/vm/guest.sh sanitized
 fi
 share faults until_time $part "$BUILD/tests/faults/test_faults"
-if command -v clang >/dev/null && make -s -j"$(nproc)" BUILD="$BUILD/fuzz" CC=clang SANITIZE=fuzzer-no-link,address,undefined OPT="-O1 -g" fuzzers >/dev/null; then
-	set -- "$BUILD"/fuzz/tests/fuzz/fuzz_*
+if command -v clang >/dev/null && make -s -j"$(nproc)" "${ADDRESS[@]}" fuzzers >/dev/null; then
+	set -- "$BUILD"/address/tests/fuzz/fuzz_*
 	for fuzzer; do
 		corpus=$LOGS/${fuzzer##*/}
 		mkdir -p "$corpus"
-		share "${fuzzer##*/}" "$fuzzer" -max_total_time=$((part / $# + 1)) -timeout=20 -seed=$((seed & 0x7fffffff)) -verbosity=0 \
+		share "${fuzzer##*/}" "$fuzzer" -max_total_time=$((part / $# + 1)) -timeout=0 -seed=$((seed & 0x7fffffff)) -verbosity=0 \
 			-artifact_prefix="$corpus/" "$corpus"
 	done
 fi

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ranks that mpirun starts find each other over PMIx. Exit code 77: no mpirun, or a build without PMIx.
 BUILD=${BUILD:-build}
+WITHIN=${WITHIN:-$BUILD/tests/within}
 rank=$BUILD/tests/rank
 here=$(dirname "$0")
 out=$(mktemp) || exit 1
@@ -21,7 +22,7 @@ fi
 try() {
 	name=$1 expected=$2 nr=$3
 	shift 3
-	timeout 60 mpirun --oversubscribe -n "$nr" "$rank" "$@" >"$out" 2>&1 </dev/null
+	"$WITHIN" 60 mpirun --oversubscribe -n "$nr" "$rank" "$@" >"$out" 2>&1 </dev/null
 	rc=$?
 	[ "$rc" = 124 ] && rc="time limit"
 	{ [ "$rc" = 0 ] && [ "$expected" = well ]; } || { [ "$rc" != 0 ] && [ "$rc" != "time limit" ] && [ "$expected" = badly ]; } || bad "ends with $rc"

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `tern run` promises: exit codes, labels, signals, dead ranks, nothing left behind. BUILD=dir tests/cli/test_run.sh
 BUILD=${BUILD:-build}
+WITHIN=${WITHIN:-$BUILD/tests/within}
 tern=$BUILD/tern
 rank=$BUILD/tests/rank
 here=$(dirname "$0")
@@ -26,7 +27,7 @@ bad() {
 try() {
 	code=$1 name=$2
 	shift 2
-	timeout 60 "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+	"$WITHIN" 60 "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
 	rc=$?
 	[ $rc = "$code" ] || bad "$name: exit code $rc, expected $code"
 }
@@ -92,7 +93,7 @@ has out "^1/2 1234 bar a=b$"
 try 0 "cores" "$tern" run -n 2 --bind sh -c 'grep Cpus_allowed_list /proc/self/status'
 lines out 2
 echo typed >"$tmp/in"
-timeout 20 "$tern" run -n 2 --label cat <"$tmp/in" >"$tmp/out" 2>"$tmp/err"
+"$WITHIN" 20 "$tern" run -n 2 --label cat <"$tmp/in" >"$tmp/out" 2>"$tmp/err"
 name="only rank 0 reads stdin"
 has out "^\[0\] typed$"
 lines out 1
@@ -166,7 +167,7 @@ has out bye
 try 5 "SIGCHLD ignored by the caller" sh -c "trap '' CHLD; exec $tern run -n 2 sh -c 'exit 5'"
 # Tools put threads into a process, and signals go to any thread that takes them.
 name="another thread in the launcher"
-try 0 "$name" env LD_PRELOAD="$PWD/$BUILD/tests/thread.so" sh -c "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do timeout 20 $tern run -n 3 true || exit; done"
+try 0 "$name" env LD_PRELOAD="$PWD/$BUILD/tests/thread.so" sh -c "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \"$WITHIN\" 20 $tern run -n 3 true || exit; done"
 LD_PRELOAD=$PWD/$BUILD/tests/thread.so
 export LD_PRELOAD
 interrupt TERM 143 'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.1; done'

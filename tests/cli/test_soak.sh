@@ -17,7 +17,7 @@ fails() {
 expect() {
 	local want=$1 what=$2 rc
 	shift 2
-	timeout 100 "$@" >"$work/out" 2>"$work/err"
+	"$WITHIN" 100 "$@" >"$work/out" 2>"$work/err"
 	rc=$?
 	[ $rc -eq "$want" ] || { fails "$what: exit code $rc, not $want: $*"; cat "$work/out" "$work/err"; }
 }

@@ -10,7 +10,7 @@ generate() {
 	local ranks=$1
 	shift
 	rm -f "$tmp/json"
-	timeout 60 "$BUILD/tern" run -n "$ranks" -- "$BUILD/generate" -n 4 -p 'Blessed is ' -p 'Sea, n. ' -p 'E' --json "$tmp/json" "$@" \
+	"$WITHIN" 60 "$BUILD/tern" run -n "$ranks" -- "$BUILD/generate" -n 4 -p 'Blessed is ' -p 'Sea, n. ' -p 'E' --json "$tmp/json" "$@" \
 		>"$tmp/out" 2>"$tmp/err" </dev/null
 }
 

@@ -2,6 +2,7 @@
 # What tests of programs on GPUs share. Sourced; sets BUILD, tmp and bad.
 set -u
 BUILD=${BUILD:-build}
+export WITHIN=${WITHIN:-$BUILD/tests/within}
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 bad=0

@@ -6,7 +6,7 @@
 export TERN_NCCL_LIBRARY=$emulated
 small=(--device cuda --against nccl --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1)
 
-bench() { timeout 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
+bench() { "$WITHIN" 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
 
 # right NAME ARGUMENTS...: every element.
 right() {

@@ -5,7 +5,7 @@
 . "${BASH_SOURCE%/*}/emulated.sh"
 small=(--device cuda --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1 --overlap 0,5)
 
-bench() { timeout 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
+bench() { "$WITHIN" 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
 
 # right NAME ROUNDS ARGUMENTS...: so many rounds, of which some have work in them, and no wrong value.
 right() {
