@@ -5,12 +5,14 @@
 #   scripts/vm.sh prepare                        fetch and unpack what it takes; exit code 77 and a reason where that cannot be had
 #   scripts/vm.sh run [-t SECONDS] COMMAND...    run a command in it; its output and exit code come out
 #
-# Inside, / is the host's, read only; /tmp, /run and /dev/shm are the guest's own. Its RDMA devices are rxe0 on the loopback, and rxe1 and rxe2 on the ends of a veth pair.
+# Inside, / is the host's, read only; /tmp, /run and /dev/shm are the guest's own, but for this tree, where it lies below
+# one of them. Its RDMA devices are rxe0 on the loopback, and rxe1 and rxe2 on the ends of a veth pair.
 # BUILD is the folder of the build; downloads go into BUILD/vm.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 CACHE=$(realpath -m "${TERN_VM_CACHE:-$BUILD/vm}")
+export WITHIN=${WITHIN:-$BUILD/tests/within}
 MODULES="virtio_pci 9pnet_virtio 9p crc32_generic crc32c_generic rdma_rxe rdma_ucm veth sch_netem sch_prio cls_u32 dummy"
 
 give_up() {
@@ -102,10 +104,11 @@ write_job() {
 	local shared=$1
 
 	shift
+	printf '%s\n' "$PWD" "$(realpath -m "$BUILD")" "$CACHE" >"$shared/places"
 	{
-		echo "cd '$PWD'"
+		printf 'cd %q\n' "$PWD"
 		export -p | grep -E '^declare -x (TERN_|BUILD|[A-Z]+SAN_OPTIONS|CMOCKA_)'
-		echo "export LD_LIBRARY_PATH='$CACHE/root/usr/lib/x86_64-linux-gnu' PATH=\"\$PATH:$CACHE/root/usr/bin\""
+		printf 'export LD_LIBRARY_PATH=%q PATH=$PATH:%q\n' "$CACHE/root/usr/lib/x86_64-linux-gnu" "$CACHE/root/usr/bin"
 		printf '%q ' "$@"
 		echo
 	} >"$shared/job"
@@ -116,10 +119,11 @@ run() {
 
 	[ "${1:-}" = -t ] && seconds=$2 && shift 2
 	(prepare) || exit $?
+	make -s BUILD="$BUILD" "$WITHIN" || exit 1
 	shared=$(mktemp -d)
 	: >"$shared/output"
 	write_job "$shared" "$@"
-	timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
+	"$WITHIN" "$seconds" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
 		-no-user-config -no-reboot -display none -serial "file:$shared/console" -kernel "$CACHE/vmlinux" -initrd "$CACHE/initramfs.cpio" \
 		-append "console=ttyS0 panic=-1 quiet mitigations=off tsc=reliable clocksource=tsc" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
 		-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
@@ -131,7 +135,7 @@ run() {
 	if [ -e "$shared/rc" ]; then
 		rc=$(cat "$shared/rc")
 	elif [ $rc -eq 124 ]; then
-		echo "the virtual machine took longer than $seconds s; its last words:"
+		echo "the virtual machine took longer than $seconds s of an idle host; its last words:"
 		tail -n 20 "$shared/console"
 	else
 		echo "the virtual machine ended (qemu's exit code is $rc) without a verdict; its last words:"
