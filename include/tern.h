@@ -124,7 +124,7 @@ struct tern_group_config {
 	struct tern_boot boot;
 	int wait_ms;	      /* longest wait during creation, ms; default 30000. A rank on another node that is silent for longer than this (at least 2000),
 				 and than the longest wait_ms of any exchange, counts as dead */
-	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE */
+	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE. At most 64 bytes */
 	const char *transport; /* networks that this rank offers to peers whose window cannot be mapped, the best first: see tern_engine_config; NULL: TERN_TRANSPORT, else "verbs+ofi". Each pair
 				  of ranks uses one that both have; ranks may offer different ones */
 	int force_engine;     /* not 0: no window is mapped, all go through the engine, for tests; TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
@@ -133,7 +133,8 @@ struct tern_group_config {
 
 TERN_API void tern_group_config_init(struct tern_group_config *config);
 
-/* Collective. Takes over config->boot, also when it fails. *group is set only on success. */
+/* Collective. Takes over config->boot, also when it fails; only where config->size is none that includes boot (config was not initialised) boot stays the caller's.
+ * *group is set only on success. */
 TERN_API int tern_group_create(const struct tern_group_config *config, tern_group **group);
 
 /* Local. Destroy the group's exchanges first: TERN_ERR_STATE otherwise. NULL is fine. Ranks may leave in any order. */
