@@ -20,7 +20,8 @@ int device_outcome(const struct device *d, int rc)
 /* For tests: TERN_FORCE_BLOCK_KIB, less shared memory for a block, as other GPUs than those here have it. */
 static int force_block_bytes(uint32_t *bytes)
 {
-	int most = (int)(*bytes / 1024), kib = most, rc = environment_number("TERN_FORCE_BLOCK_KIB", 1, INT_MAX, &kib);
+	int most = (int)(*bytes / 1024), kib = most;
+	int rc = environment_number("TERN_FORCE_BLOCK_KIB", 1, INT_MAX, &kib);
 
 	*bytes = kib < most ? (uint32_t)kib * 1024 : *bytes;
 	return rc;

@@ -44,7 +44,8 @@ static int forced_link(enum device_link *most)
 	else if (!strcmp(text, "cells"))
 		*most = DEVICE_LINK_CELLS;
 	else
-		return fail(TERN_ERR_INVALID, "TERN_FORCE_LINK is \"%.64s\"; cells and none are known", text);
+		return fail(TERN_ERR_INVALID,
+			"TERN_FORCE_LINK is \"%.64s\"; cells and none are known", text);
 	return 0;
 }
 
@@ -56,12 +57,14 @@ static int ask_links(const tern_moe *moe, const struct device_card *cards, uint8
 
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
 		enum device_link link = DEVICE_LINK_NONE;
-		bool shared = !memcmp(cards[r].identity.uuid, cards[moe->rank].identity.uuid, sizeof(cards[r].identity.uuid));
+		const uint8_t *here = cards[moe->rank].identity.uuid;
+		bool shared = !memcmp(cards[r].identity.uuid, here, sizeof(cards[r].identity.uuid));
 
 		if (is_far(moe, r))
 			continue;
 		rc = device_outcome(d, d->ops->reach(cards[r].identity.uuid, &link));
-		if (link > most && !(shared && most == DEVICE_LINK_NONE)) /* none does not part ranks that share a device */
+		/* none does not part ranks that share a device */
+		if (link > most && !(shared && most == DEVICE_LINK_NONE))
 			link = most;
 		mine[r] = (uint8_t)link;
 	}

@@ -30,7 +30,8 @@ int environment_number(const char *name, int least, int most, int *number)
 	if (!text)
 		return 0;
 	if (!parse(text, &value) || value < least || value > most)
-		return fail(TERN_ERR_INVALID, "%s is \"%.64s\"; it has to be a whole number from %d to %d", name, text,
+		return fail(TERN_ERR_INVALID,
+			"%s is \"%.64s\"; it has to be a whole number from %d to %d", name, text,
 			least, most);
 	*number = (int)value;
 	return 0;

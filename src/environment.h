@@ -3,8 +3,8 @@
 #ifndef TERN_ENVIRONMENT_H
 #define TERN_ENVIRONMENT_H
 
-/* A whole number, decimal or behind 0x, from least to most. *number stays as it is where the variable is not set;
- * everything else, "" too, is TERN_ERR_INVALID, with name, value and range. */
+/* A whole number, decimal or behind 0x, from least to most. *number stays as it is where the
+ * variable is not set; everything else, "" too, is TERN_ERR_INVALID, with name, value and range. */
 int environment_number(const char *name, int least, int most, int *number);
 
 #endif

@@ -14,6 +14,7 @@
 #include "environment.h"
 #include "error.h"
 #include "path.h"
+#include "struct_size.h"
 #include "wait.h"
 
 #define MAX_SLOTS 16
@@ -24,9 +25,9 @@
 #define MAX_CHUNKS 512
 #define MAX_WINDOW_BYTES (1ull << 46)
 
-void tern_moe_config_init(struct tern_moe_config *config)
+void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size)
 {
-	*config = (struct tern_moe_config){.size = sizeof(*config),
+	static const struct tern_moe_config initial = {
 		.mode = TERN_LOW_LATENCY,
 		.layout = TERN_CONTIGUOUS,
 		.reduce = TERN_REDUCE_HOME,
@@ -39,19 +40,13 @@ void tern_moe_config_init(struct tern_moe_config *config)
 		.replica_ranks = 1,
 		.wait_ms = 30000,
 		.first_epoch = 1};
+
+	struct_init(&kind_moe_config, config, size, &initial);
 }
 
 static bool is_float(enum tern_dtype dtype)
 {
 	return dtype == TERN_BF16 || dtype == TERN_FP16 || dtype == TERN_FP32;
-}
-
-static int check_range(const char *name, int64_t value, int64_t least, int64_t most)
-{
-	if (value >= least && value <= most)
-		return 0;
-	return fail(TERN_ERR_INVALID, "%s is %lld; %lld to %lld are possible", name, (long long)value, (long long)least,
-		(long long)most);
 }
 
 /* An enum's, whose type may have no sign. */
@@ -139,7 +134,8 @@ static int check_dtypes(const struct tern_moe_config *c)
 	return rc ? rc : check_row("y", c->combine_dtype, (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
 }
 
-/* What an exchange takes, in numbers that cannot overflow: window_bytes is to be believed where this is not too much. */
+/* What an exchange takes, in numbers that cannot overflow: window_bytes is to be believed where
+ * this is not too much. */
 static double space_needed(const struct layout *l)
 {
 	double rows = (double)l->positions *
@@ -156,7 +152,8 @@ static int check_layout(const struct layout *l)
 	double bytes = space_needed(l), most = (double)MAX_WINDOW_BYTES;
 
 	if (l->capacity > UINT32_MAX) /* positions may be more than 64 bits hold */
-		return fail(TERN_ERR_INVALID, "a capacity of %llu rows (0: the worst case); at most %u have a place",
+		return fail(TERN_ERR_INVALID,
+			"a capacity of %llu rows (0: the worst case); at most %u have a place",
 			(unsigned long long)l->capacity, UINT32_MAX);
 	if (l->positions > UINT32_MAX)
 		return fail(TERN_ERR_INVALID, "%llu row positions in the received x; at most %u. Set a capacity",
@@ -164,7 +161,9 @@ static int check_layout(const struct layout *l)
 	if (bytes <= most && l->window_bytes > MAX_WINDOW_BYTES)
 		bytes = (double)l->window_bytes;
 	if (bytes > most)
-		return fail(TERN_ERR_INVALID, "these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9, most / 1e9);
+		return fail(TERN_ERR_INVALID,
+			"these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9,
+			most / 1e9);
 	return 0;
 }
 
@@ -198,7 +197,9 @@ static int choose_chunks(struct tern_moe_config *c, uint32_t nr_nodes)
 {
 	int rc = choose_number(&c->nr_chunks, "TERN_CHUNKS", 2, MAX_CHUNKS, usual_chunks(nr_nodes));
 
-	rc = rc ? rc : choose_number(&c->chunk_bytes, "TERN_CHUNK_BYTES", 1, MAX_CHUNK_BYTES, usual_chunk_bytes(nr_nodes));
+	if (!rc)
+		rc = choose_number(&c->chunk_bytes, "TERN_CHUNK_BYTES", 1, MAX_CHUNK_BYTES,
+			usual_chunk_bytes(nr_nodes));
 	rc = rc ? rc : check_range("nr_chunks", c->nr_chunks, 2, MAX_CHUNKS);
 	return rc ? rc : check_range("chunk_bytes", c->chunk_bytes, 1, MAX_CHUNK_BYTES);
 }
@@ -373,14 +374,14 @@ static int plan_layout(tern_moe *moe)
 }
 
 /* Local part: nothing here depends on other ranks. */
-static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
+static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 {
+	const struct tern_moe_config *config = &moe->config;
 	int rc;
 
-	if (!config || config->size != sizeof(*config))
-		return fail(TERN_ERR_INVALID, "config is NULL or was not set by tern_moe_config_init");
-	moe->config = *config;
-	rc = check_choices(config);
+	tern_moe_config_init(&moe->config);
+	rc = struct_read(&kind_moe_config, theirs, &moe->config);
+	rc = rc ? rc : check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
 	rc = rc ? rc : placement_init(&moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);

@@ -17,12 +17,12 @@
 #include "environment.h"
 #include "error.h"
 #include "meeting.h"
+#include "struct_size.h"
 #include "tern_engine.h"
 
 #define LONGEST_NODE 64
 #define NODE_TEXT 160 /* boot id, namespace and node: assign_nodes compares them whole */
 #define STATUS_TEXT 256
-#define LARGEST_CONFIG 4096
 #define DEFAULT_WAIT_MS 30000
 #define LEAST_SILENCE_MS 2000 /* some heartbeats */
 
@@ -34,9 +34,11 @@ struct introduction {
 	struct meeting_address address;
 };
 
-void tern_group_config_init(struct tern_group_config *config)
+void tern_group_config_init_sized(struct tern_group_config *config, size_t size)
 {
-	*config = (struct tern_group_config){.size = sizeof(*config), .wait_ms = DEFAULT_WAIT_MS};
+	static const struct tern_group_config initial = {.wait_ms = DEFAULT_WAIT_MS};
+
+	struct_init(&kind_group_config, config, size, &initial);
 }
 
 static uint64_t namespace_inode(const char *path)
@@ -102,7 +104,7 @@ int group_agree_status(tern_group *group, int rc, const char *what)
 		snprintf(mine.text, sizeof(mine.text), "%.*s", STATUS_TEXT - 1, tern_last_error());
 	failed = group_allgather(group, &mine, all, sizeof(mine));
 	if (failed && rc)
-		failed = fail(rc, "%s: %s", what, mine.text); /* what this rank knows is the nearer cause */
+		failed = fail(rc, "%s: %s", what, mine.text); /* the nearer cause */
 	for (int r = 0; r < group->nr_ranks && !failed; r++) {
 		all[r].text[STATUS_TEXT - 1] = 0;
 		if (all[r].rc && r == group->rank)
@@ -296,13 +298,13 @@ static int read_settings(tern_group *group, const struct tern_group_config *conf
 	int forced = 0, rc = environment_number("TERN_FORCE_ENGINE", 0, 1, &forced);
 
 	group->engine_forced = config->force_engine || forced;
+	rc = rc ? rc : check_range("wait_ms", config->wait_ms, 0, INT_MAX);
 	if (rc)
 		return rc;
-	if (config->wait_ms < 0)
-		return fail(TERN_ERR_INVALID, "wait_ms is %d; it cannot be negative", config->wait_ms);
 	if (node && strlen(node) > LONGEST_NODE)
-		return fail(TERN_ERR_INVALID, "%s is \"%.*s...\", of %zu bytes; at most %d are possible", by, LONGEST_NODE, node,
-			strlen(node), LONGEST_NODE);
+		return fail(TERN_ERR_INVALID,
+			"%s is \"%.*s...\", of %zu bytes; at most %d are possible", by, LONGEST_NODE,
+			node, strlen(node), LONGEST_NODE);
 	return 0;
 }
 
@@ -317,8 +319,9 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 
 	node_identity(me.node, sizeof(me.node), node_name(config, &by));
 	group->transport = config->transport ? strdup(config->transport) : NULL;
-	if (!rc)
-		rc = all && (group->transport || !config->transport) ? meeting_open(&group->meeting) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	if (!rc && (!all || (config->transport && !group->transport)))
+		rc = fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	rc = rc ? rc : meeting_open(&group->meeting);
 	if (!rc)
 		meeting_address(group->meeting, &me.address);
 	rc = group_agree_status(group, rc, "joining");
@@ -374,49 +377,55 @@ static int check_driver(const struct driver *d)
 			    : "engine");
 }
 
-/* The bootstrap is taken over all the same, where the config's size says that it has one: what was not initialised may
- * hold anything. */
+/* The bootstrap is taken over all the same, where the config's size says that it has one: what was
+ * not initialised may hold anything. */
 static int refuse(const struct tern_group_config *config, int rc)
 {
-	if (config && config->size >= offsetof(struct tern_group_config, wait_ms) && config->size <= LARGEST_CONFIG &&
-		config->boot.close)
+	if (config && config->size >= STRUCT_END(tern_group_config, boot) &&
+		config->size <= STRUCT_MOST && config->boot.close)
 		config->boot.close(config->boot.ctx);
 	return rc;
 }
 
-static int check_arguments(const struct tern_group_config *config, const struct driver *driver, tern_group **out)
+static int read_arguments(const struct tern_group_config *theirs, const struct driver *driver,
+	tern_group **out, struct tern_group_config *config)
 {
 	int rc;
 
-	if (!config || !out || config->size != sizeof(*config))
-		return fail(
-			TERN_ERR_INVALID, "config or group is NULL, or config was not set by tern_group_config_init");
-	rc = check_boot(&config->boot);
+	tern_group_config_init(config);
+	rc = struct_read(&kind_group_config, theirs, config);
+	if (!rc && !out)
+		rc = fail(TERN_ERR_INVALID, "group is NULL");
+	rc = rc ? rc : check_boot(&config->boot);
 	return rc ? rc : check_driver(driver);
 }
 
-int group_create_driven(const struct tern_group_config *config, const struct driver *driver, tern_group **out)
+int group_create_driven(
+	const struct tern_group_config *theirs, const struct driver *driver, tern_group **out)
 {
-	int rc = check_arguments(config, driver, out);
+	struct tern_group_config config;
+	int rc = read_arguments(theirs, driver, out, &config);
 	tern_group *group = rc ? NULL : calloc(1, sizeof(*group));
 
 	if (group)
-		group->peers = calloc((size_t)config->boot.nr_ranks, sizeof(*group->peers));
+		group->peers = calloc((size_t)config.boot.nr_ranks, sizeof(*group->peers));
 	if (!group || !group->peers) {
 		free(group);
-		rc = rc ? rc : fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks", config->boot.nr_ranks);
-		return refuse(config, rc);
+		if (!rc)
+			rc = fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks",
+				config.boot.nr_ranks);
+		return refuse(theirs, rc);
 	}
-	group->rank = config->boot.rank;
-	group->nr_ranks = config->boot.nr_ranks;
-	group->boot = config->boot;
+	group->rank = config.boot.rank;
+	group->nr_ranks = config.boot.nr_ranks;
+	group->boot = config.boot;
 	group->driver = driver;
-	group->wait_ms = config->wait_ms;
+	group->wait_ms = config.wait_ms;
 	group->lifeline = -1;
 	for (int r = 0; r < group->nr_ranks; r++)
 		group->peers[r].lifeline = -1;
-	rc = introduce(group, config);
-	rc = rc ? rc : open_engine(group, config);
+	rc = introduce(group, &config);
+	rc = rc ? rc : open_engine(group, &config);
 	if (rc) {
 		group_free(group);
 		return rc;

@@ -19,7 +19,9 @@ int64_t boot_now_ms(void)
 
 static int number(const char *name, int least, int most, int *value)
 {
-	return environment_number(name, least, most, value) ? fail(TERN_ERR_BOOTSTRAP, "%s", tern_last_error()) : 0;
+	if (!environment_number(name, least, most, value))
+		return 0;
+	return fail(TERN_ERR_BOOTSTRAP, "%s", tern_last_error());
 }
 
 /* One that `tern run` sets. */

@@ -85,14 +85,17 @@ static void bad_configs(void **state)
 	assert_int_equal(tern_group_create(&config, &group), TERN_ERR_INVALID);
 }
 
-/* It is closed wherever the config says that it has one, and nowhere else: what says nothing may hold anything. */
+/* It is closed wherever the config says that it has one, and nowhere else: what says nothing may
+ * hold anything. */
 static void refused_configs_close_their_boot(void **state)
 {
 	static const struct {
 		size_t size;
 		int times;
-	} cases[] = {{sizeof(struct tern_group_config) + 4, 1}, {offsetof(struct tern_group_config, wait_ms) + 4, 1},
-		{offsetof(struct tern_group_config, wait_ms) - 1, 0}, {0, 0}, {3, 0}, {1u << 20, 0}, {SIZE_MAX, 0}};
+	} cases[] = {{sizeof(struct tern_group_config) + 4, 1},
+		{offsetof(struct tern_group_config, wait_ms) + 4, 1},
+		{offsetof(struct tern_group_config, wait_ms) - 1, 0}, {0, 0}, {3, 0}, {1u << 20, 0},
+		{SIZE_MAX, 0}};
 	struct tern_group_config config;
 	tern_group *group = NULL;
 
@@ -105,7 +108,8 @@ static void refused_configs_close_their_boot(void **state)
 		assert_int_equal(tern_group_create(&config, &group), TERN_ERR_INVALID);
 		assert_null(group);
 		if (closed != cases[i].times)
-			fail_msg("a size of %zu: closed %d times, not %d", cases[i].size, closed, cases[i].times);
+			fail_msg("a size of %zu: closed %d times, not %d", cases[i].size, closed,
+				cases[i].times);
 	}
 	tern_group_config_init(&config);
 	config.boot = (struct tern_boot){.nr_ranks = 1, .close = count_close};
@@ -137,7 +141,7 @@ static void driver_without_engine(void **state)
 	assert_int_equal(closed, 1);
 }
 
-/* ---- one rank's bad setting ------------------------------------------------------------------------------------------------ */
+/* ---- one rank's bad setting -------------------------------------------------------------------- */
 
 #define LONG_NODE "a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-want-to-read"
 
@@ -145,7 +149,7 @@ static void driver_without_engine(void **state)
 struct bad_setting {
 	struct tern_threads *threads;
 	const char *node, *text;
-	const char *name, *value; /* in the environment, while the groups that the test runs in are not being made */
+	const char *name, *value; /* in the environment, when the test's own groups have been made */
 	int wait_ms, culprit;
 };
 
@@ -162,7 +166,8 @@ static void bad_setting_body(struct rank *rank)
 		config.node = bad->node;
 		config.wait_ms = bad->wait_ms;
 	}
-	snprintf(text, sizeof(text), "joining: %s%s", bad->name || rank->rank == bad->culprit ? "" : "rank 1: ", bad->text);
+	snprintf(text, sizeof(text), "joining: %s%s",
+		bad->name || rank->rank == bad->culprit ? "" : "rank 1: ", bad->text);
 	ranks_meet(rank);
 	if (bad->name && rank->rank == 0)
 		setenv(bad->name, bad->value, 1);
@@ -170,7 +175,8 @@ static void bad_setting_body(struct rank *rank)
 	rc = tern_threads_boot(bad->threads, rank->rank, &config.boot);
 	rc = rc ? rc : tern_group_create(&config, &group);
 	if (rc != TERN_ERR_INVALID || !strstr(tern_last_error(), text))
-		rank_fails(rank, "returned %d, \"%s\", which does not say \"%s\"", rc, tern_last_error(), text);
+		rank_fails(rank, "returned %d, \"%s\", which does not say \"%s\"", rc,
+			tern_last_error(), text);
 	ranks_meet(rank);
 	if (bad->name && rank->rank == 0)
 		unsetenv(bad->name);
@@ -191,8 +197,14 @@ static void refused_on_all_ranks(struct bad_setting bad)
 static void bad_settings_of_one_rank(void **state)
 {
 	(void)state;
-	refused_on_all_ranks((struct bad_setting){.culprit = 1, .wait_ms = 30000, .node = LONG_NODE, .text = "node is \"a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-wan...\", of 73 bytes; at most 64"});
-	refused_on_all_ranks((struct bad_setting){.culprit = 1, .wait_ms = -5, .text = "wait_ms is -5"});
+	refused_on_all_ranks((struct bad_setting){
+		.culprit = 1,
+		.wait_ms = 30000,
+		.node = LONG_NODE,
+		.text = "node is \"a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-wan...\", "
+			"of 73 bytes; at most 64"});
+	refused_on_all_ranks(
+		(struct bad_setting){.culprit = 1, .wait_ms = -5, .text = "wait_ms is -5"});
 }
 
 static void bad_environment(void **state)
@@ -203,7 +215,8 @@ static void bad_environment(void **state)
 	memset(node, 'n', sizeof(node) - 1);
 	node[sizeof(node) - 1] = 0;
 	snprintf(text, sizeof(text), "TERN_NODE is \"%.64s...\", of 159 bytes; at most 64", node);
-	refused_on_all_ranks((struct bad_setting){.culprit = -1, .name = "TERN_NODE", .value = node, .text = text});
+	refused_on_all_ranks((struct bad_setting){
+		.culprit = -1, .name = "TERN_NODE", .value = node, .text = text});
 	refused_on_all_ranks((struct bad_setting){.culprit = -1,
 		.name = "TERN_FORCE_ENGINE",
 		.value = "maybe",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Settings that are refused: from the environment, or of an exchange. The text names what was set, and its figures tell
- * why it is refused. */
+/* Settings that are refused: from the environment, or of an exchange. The text names what was set,
+ * and its figures tell why it is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "tern.h"
+#include "tern_engine.h"
 
 static tern_group *group;
 
@@ -64,7 +64,7 @@ static void taken(const struct tern_moe_config *config)
 	assert_int_equal(tern_moe_destroy(moe), 0);
 }
 
-/* ---- numbers in the environment -------------------------------------------------------------------------------- */
+/* ---- numbers in the environment -------------------------------------------------------------- */
 
 static void refuses_number(const char *name, const char *value, const char *range)
 {
@@ -72,7 +72,8 @@ static void refuses_number(const char *name, const char *value, const char *rang
 	char text[256];
 
 	small_config(&config);
-	snprintf(text, sizeof(text), "%s is \"%s\"; it has to be a whole number from %s", name, value, range);
+	snprintf(text, sizeof(text), "%s is \"%s\"; it has to be a whole number from %s", name,
+		value, range);
 	setenv(name, value, 1);
 	refused(&config, text);
 	unsetenv(name);
@@ -80,8 +81,8 @@ static void refuses_number(const char *name, const char *value, const char *rang
 
 static void numbers_that_are_none(void **state)
 {
-	static const char *const odd[] = {
-		"4294967312", "abc", "-1", "12x", "", " 16", "16 ", "+16", "1.5", "0x", "-", "99999999999999999999"};
+	static const char *const odd[] = {"4294967312", "abc", "-1", "12x", "", " 16", "16 ", "+16",
+		"1.5", "0x", "-", "99999999999999999999"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
@@ -111,7 +112,7 @@ static void numbers_that_are_good(void **state)
 	unsetenv("TERN_CHUNKS");
 }
 
-/* ---- figures of a refusal -------------------------------------------------------------------------------------- */
+/* ---- figures of a refusal -------------------------------------------------------------------- */
 
 static void figures_have_signs(void **state)
 {
@@ -122,11 +123,33 @@ static void figures_have_signs(void **state)
 	config.wait_ms = -1;
 	refused(&config, "wait_ms is -1; 0 to 2147483647 are possible");
 	small_config(&config);
-	config.mode = (enum tern_mode)-1;
+	config.mode = (enum tern_mode) - 1;
 	refused(&config, "mode is -1; 1 to 2 are possible");
 	small_config(&config);
 	config.max_tokens = UINT32_MAX;
 	refused(&config, "max_tokens is 4294967295; 1 to 16777216 are possible");
+}
+
+static void figures_of_an_engine(void **state)
+{
+	static const struct {
+		int wait_ms, heartbeat_ms, timeout_ms;
+		const char *text;
+	} cases[] = {{-1, 0, 1, "wait_ms is -1; 0 to 2147483647 are possible"},
+		{0, -2, 1, "heartbeat_ms is -2; -1 to 2147483647 are possible"},
+		{0, 0, 0, "timeout_ms is 0; 1 to 2147483647 are possible"}};
+	struct tern_engine_config config;
+	tern_engine *engine = NULL;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		tern_engine_config_init(&config);
+		config.wait_ms = cases[i].wait_ms;
+		config.heartbeat_ms = cases[i].heartbeat_ms;
+		config.timeout_ms = cases[i].timeout_ms;
+		assert_int_equal(tern_engine_create(group, &config, &engine), TERN_ERR_INVALID);
+		assert_says(cases[i].text);
+	}
 }
 
 /* Results alone are too much here: rows, which are few, do not explain it. */
@@ -144,7 +167,8 @@ static void sizes_explain_themselves(void **state)
 	config.capacity = 8;
 	refused(&config, "these sizes need ");
 	figures = strstr(tern_last_error(), "need ");
-	assert_int_equal(sscanf(figures, "need %lf GB of address space; at most %lf", &need, &most), 2);
+	assert_int_equal(
+		sscanf(figures, "need %lf GB of address space; at most %lf", &need, &most), 2);
 	if (need <= most)
 		fail_msg("%s", tern_last_error());
 }
@@ -171,6 +195,7 @@ int main(void)
 		cmocka_unit_test(numbers_that_are_none),
 		cmocka_unit_test(numbers_that_are_good),
 		cmocka_unit_test(figures_have_signs),
+		cmocka_unit_test(figures_of_an_engine),
 		cmocka_unit_test(sizes_explain_themselves),
 		cmocka_unit_test(sizes_that_overflow),
 	};
