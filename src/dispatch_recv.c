@@ -23,8 +23,8 @@ static int check_words(tern_moe *moe, uint32_t slot)
 
 		if (rows > l->share_tokens || (known && rows != s->rows_from[r])) {
 			fail(TERN_ERR_PROTOCOL,
-				"rank %u announced %u rows to rank %u; %u were possible (slot %u, epoch %u)", r, rows,
-				moe->rank, known ? s->rows_from[r] : l->share_tokens, slot, s->epoch);
+				"rank %u announced %u rows to rank %u; %u were %s (slot %u, epoch %u)", r, rows, moe->rank,
+				known ? s->rows_from[r] : l->share_tokens, known ? "due" : "possible", slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
 		s->rows_from[r] = rows;
