@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench: starts ranks if there are none yet; every rank runs all cases, and rank 0 reports. */
+#include "bench/args_values.h"
 #include "cli/bench_case.h"
 #include "cli/bench_start.h"
 #include "cli/cmd.h"
@@ -197,6 +198,7 @@ static void merge(const struct outcome *all, int nr_ranks, struct bench_result *
 			result->memory = all[r].memory;
 	}
 	memcpy(result->error, failed->error, sizeof(result->error));
+	result->code = (int)failed->rc;
 	if (rounds > 0) {
 		result->dispatch_bytes /= rounds;
 		result->combine_bytes /= rounds;
@@ -310,7 +312,7 @@ static int run_and_report(struct bench *bench)
 	if (!rc && !report->nr_results)
 		rc = EXIT_USAGE;
 	else if (bench->rank == 0)
-		rc = report_end(report) || rc;
+		rc = rc ? rc : report_end(report);
 	if (bench->rank == 0 && bench->args->json && report_json(report))
 		rc = 1;
 	free(report->results);
@@ -368,6 +370,10 @@ int cmd_bench(int argc, char **argv)
 		return 1;
 	memcpy(copy, argv, (size_t)argc * sizeof(*copy));
 	rc = args_parse(&args, "tern bench", argc, copy) ? EXIT_USAGE : 0;
+	if (!rc && args.transport && transport_check(args.transport)) {
+		args_wrong(&args, "--transport: %s", tern_last_error());
+		rc = EXIT_USAGE;
+	}
 	if (!rc && args.json && !strcmp(args.json, "-"))
 		args.quiet = true;
 	if (!rc && args.help)

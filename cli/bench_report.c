@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/bench_report.h"
+#include "cli/cmd.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -185,11 +186,12 @@ void report_row(const struct report *report, const struct bench_result *result)
 
 int report_end(const struct report *report)
 {
-	unsigned int i, nr_failed = 0;
+	unsigned int i, nr_failed = 0, nr_refused = 0;
 	unsigned long long nr_wrong = 0, nr_verified = 0;
 
 	for (i = 0; i < report->nr_results; i++) {
 		nr_failed += report->results[i].error[0] != 0;
+		nr_refused += report->results[i].code == TERN_ERR_INVALID;
 		nr_wrong += report->results[i].nr_wrong + report->results[i].nr_raw_wrong + report->results[i].nr_nccl_wrong;
 		nr_verified += report->results[i].nr_verified;
 	}
@@ -201,7 +203,9 @@ int report_end(const struct report *report)
 			printf(", %llu rounds verified, %llu wrong values", nr_verified, nr_wrong);
 		printf("\n");
 	}
-	return nr_failed || nr_wrong;
+	if (nr_wrong || nr_failed > nr_refused)
+		return 1;
+	return nr_refused ? EXIT_USAGE : 0;
 }
 
 /* ---- JSON -------------------------------------------------------------------------------------------------- */

@@ -27,6 +27,7 @@ struct bench_result {
 	uint64_t nr_wrong;	 /* of all ranks */
 	char wrong[384];	 /* the first difference */
 	char error[640];	 /* why the case could not be run; "" */
+	int code;		 /* enum tern_error of that */
 	struct tern_memory memory; /* of the rank with the most */
 	double dispatch_bytes;	 /* a rank and round, on average */
 	double combine_bytes;
@@ -44,7 +45,8 @@ struct report {
 
 void report_head(const struct report *report);
 void report_row(const struct report *report, const struct bench_result *result);
-/* Returns the exit code: 1 when a case failed or anything was wrong. */
+/* Returns the exit code: EXIT_USAGE where flags were refused and nothing else was wrong, 1 where
+ * something was. */
 int report_end(const struct report *report);
 
 /* 0, or -1 with a message on stderr. */

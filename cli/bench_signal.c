@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench signal: what it costs to send a signal behind a put, by policy. */
 #include "cli/cmd.h"
+#include "cli/bench_start.h"
 #include "bench/signal.h"
 #include "tern.h"
 
@@ -119,19 +120,18 @@ static void usage(void)
 static int parse_whole(const char *text, uint64_t most, uint64_t *value)
 {
 	unsigned long long number;
+	int shift = 0;
 	char *end;
 
 	errno = 0;
 	number = strtoull(text, &end, 10);
-	if (*end == 'K')
-		number <<= 10, end++;
-	else if (*end == 'M')
-		number <<= 20, end++;
-	if (errno || *end || end == text || *text == '-' || number > most) {
+	if (*end == 'K' || *end == 'M')
+		shift = *end++ == 'K' ? 10 : 20;
+	if (errno || *end || end == text || *text == '-' || number > most >> shift) {
 		fprintf(stderr, NAME ": \"%.40s\" is not a number from 0 to %llu\n", text, (unsigned long long)most);
 		return -1;
 	}
-	*value = number;
+	*value = number << shift;
 	return 0;
 }
 
@@ -291,6 +291,10 @@ static int check(struct arguments *args)
 {
 	struct reason why;
 
+	if (is_real(args) && transport_check(args->transport)) {
+		fprintf(stderr, NAME ": --transport: %s\n", tern_last_error());
+		return -1;
+	}
 	if (is_real(args))
 		make_real(args);
 	if (!args->job.iters || args->nr_nodes < 2 || args->nr_nodes > 256 || args->job.ranks_per_node > 256) {
@@ -317,6 +321,7 @@ static int parse(struct arguments *args, int argc, char **argv)
 	args->transport = "sim";
 	args->nr_nodes = 8;
 	parse_policies(args, "all");
+	argv[0] = (char *)NAME; /* for getopt's messages */
 	optind = 0;
 	while ((flag = getopt_long(argc, argv, "", options, NULL)) != -1)
 		if (parse_flag(args, flag, optarg))

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/bench_start.h"
+#include "cli/cmd.h"
 #include "cli/launch.h"
+#include "engine/offers.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,7 +21,20 @@ bool is_against(const struct bench_args *args, const char *what)
 int fail_with(const struct bench_args *args, const char *what, int rc)
 {
 	fprintf(stderr, "%s: %s: %s: %s\n", args->program, what, tern_strerror(rc), tern_last_error());
-	return 1;
+	return rc == TERN_ERR_INVALID ? EXIT_USAGE : 1;
+}
+
+int transport_check(const char *transport)
+{
+	struct tern_engine_config config;
+	struct network_list list = {0};
+	int rc;
+
+	tern_engine_config_init(&config);
+	config.transport = transport;
+	rc = network_list_parse(&config, &list);
+	free(list.texts);
+	return rc;
 }
 
 /* ---- starting ranks ---------------------------------------------------------------------------------------- */

@@ -8,9 +8,12 @@
 /* The exit code. */
 int bench_start(const struct bench_args *args, int argc, char **argv);
 
+/* Whether an engine would understand it: 0, or an error with its text. */
+int transport_check(const char *transport);
+
 bool is_against(const struct bench_args *args, const char *what);
 
-/* Says what failed, and why, on stderr; returns 1. */
+/* Says what failed, and why, on stderr; returns the exit code. */
 int fail_with(const struct bench_args *args, const char *what, int rc);
 
 #endif

@@ -40,7 +40,9 @@ static int cmd_help(int argc, char **argv)
 		tern_version());
 	for (size_t i = 0; i < NR_COMMANDS; i++)
 		printf("  %-8s %s\n", commands[i].name, commands[i].what);
-	printf("\n'tern <command> --help' tells a command's options.\n");
+	printf("\n'tern <command> --help' tells a command's options. The exit code is 0 when all went\n"
+	       "well, 1 when something failed, 2 when the command line was wrong; 'tern run' has those of\n"
+	       "its ranks.\n");
 	return 0;
 }
 

@@ -28,6 +28,8 @@
  *             After TERN_ERR_PEER_DEAD, TERN_ERR_PEER_LEFT or TERN_ERR_PROTOCOL an exchange only reports that error again; destroy it.
  * Ownership.  Arguments belong to the caller and are read during the call alone. Received rows belong to the library
  *             (or to the caller's, see tern_received) and stay valid until combine_send or release of that slot returns.
+ * Sizes.      Structs that begin with their size may be those of an older header, or of a newer
+ *             one, than the library's: docs/api.md, between versions.
  * Output.     The library never prints, exits, aborts or installs signal handlers.
  *
  * Words: token, one row of x with its top-k; row, one token on its way to one rank; route, one (token, k); R ranks,
@@ -52,6 +54,13 @@ extern "C" {
 #define TERN_API __attribute__((visibility("default")))
 #else
 #define TERN_API
+#endif
+
+/* Of a size that callers set: {.size = sizeof(d)} in C, or `struct tern_dispatch d{};` in C++. */
+#ifdef __cplusplus
+#define TERN_SIZE_OF(type) = sizeof(struct type)
+#else
+#define TERN_SIZE_OF(type)
 #endif
 
 /* ---- errors ------------------------------------------------------------------------------------------------ */
@@ -124,16 +133,23 @@ struct tern_group_config {
 	struct tern_boot boot;
 	int wait_ms;	      /* longest wait during creation, ms; default 30000. A rank on another node that is silent for longer than this (at least 2000),
 				 and than the longest wait_ms of any exchange, counts as dead */
-	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE */
+	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE.
+				 At most 64 bytes */
 	const char *transport; /* networks that this rank offers to peers whose window cannot be mapped, the best first: see tern_engine_config; NULL: TERN_TRANSPORT, else "verbs+ofi". Each pair
 				  of ranks uses one that both have; ranks may offer different ones */
 	int force_engine;     /* not 0: no window is mapped, all go through the engine, for tests; TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
 	int reserved;
 };
 
-TERN_API void tern_group_config_init(struct tern_group_config *config);
+TERN_API void tern_group_config_init_sized(struct tern_group_config *config, size_t size);
+static inline void tern_group_config_init(struct tern_group_config *config)
+{
+	tern_group_config_init_sized(config, sizeof(*config));
+}
 
-/* Collective. Takes over config->boot, also when it fails. *group is set only on success. */
+/* Collective. Takes over config->boot, also when it fails; but not where config->size, smaller than
+ * that of any version or above 4096, says that config was not initialised. *group is set only on
+ * success. */
 TERN_API int tern_group_create(const struct tern_group_config *config, tern_group **group);
 
 /* Local. Destroy the group's exchanges first: TERN_ERR_STATE otherwise. NULL is fine. Ranks may leave in any order. */
@@ -236,7 +252,11 @@ struct tern_moe_config {
 	uint16_t caller_output;	   /* not 0, devices only: rows always go into the caller's into_x, and no memory is taken for them */
 };
 
-TERN_API void tern_moe_config_init(struct tern_moe_config *config);
+TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
+static inline void tern_moe_config_init(struct tern_moe_config *config)
+{
+	tern_moe_config_init_sized(config, sizeof(*config));
+}
 
 /* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and values. wait_ms may differ. */
 TERN_API int tern_moe_create(tern_group *group, const struct tern_moe_config *config, tern_moe **moe);
@@ -255,7 +275,7 @@ TERN_API int tern_moe_nr_local(const tern_moe *moe);			   /* L */
 TERN_API int tern_moe_local_expert(const tern_moe *moe, uint32_t local); /* its logical id, or a negative code */
 
 struct tern_memory {
-	size_t size;		 /* set by the caller: sizeof(struct tern_memory) */
+	size_t size TERN_SIZE_OF(tern_memory); /* set by the caller: sizeof(struct tern_memory) */
 	uint64_t window_bytes;	 /* shared with peers: staging, regions, flags. Address space: pages are taken when first written */
 	uint64_t output_bytes;	 /* received rows, in the window or beside it, address space likewise */
 	uint64_t private_bytes;	 /* plans and bookkeeping */
@@ -266,7 +286,7 @@ TERN_API int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory);
 /* ---- the halves -------------------------------------------------------------------------------------------- */
 
 struct tern_dispatch {
-	size_t size;		/* sizeof(struct tern_dispatch) */
+	size_t size TERN_SIZE_OF(tern_dispatch); /* sizeof(struct tern_dispatch) */
 	uint32_t slot;
 	uint32_t nr_tokens;	/* n, 0 to T */
 	const void *x;		/* [n][H] of x_dtype, or [n][payload_bytes]; 16-byte aligned */
@@ -288,7 +308,7 @@ struct tern_row {
 };
 
 struct tern_received {
-	size_t size;	   /* sizeof(struct tern_received) */
+	size_t size TERN_SIZE_OF(tern_received); /* sizeof(struct tern_received) */
 	void *into_x;	   /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as many row positions as the worst case has; NULL: library memory */
 	void *into_scales; /* in: goes with into_x for FP8 */
 	void *x;	   /* out, like all below: the rows */
@@ -303,7 +323,7 @@ struct tern_received {
 };
 
 struct tern_combine {
-	size_t size;   /* sizeof(struct tern_combine) */
+	size_t size TERN_SIZE_OF(tern_combine); /* sizeof(struct tern_combine) */
 	uint32_t slot;
 	uint32_t reserved;
 	const void *y;	 /* rows of combine_dtype at the positions of the received x rows; 16-byte aligned; may be NULL with no rows */
@@ -373,7 +393,7 @@ TERN_API int tern_moe_status(tern_moe *moe);
 
 /* Who was waited for when the last wait of this exchange failed. */
 struct tern_wait_report {
-	size_t size;	       /* sizeof(struct tern_wait_report) */
+	size_t size TERN_SIZE_OF(tern_wait_report); /* sizeof(struct tern_wait_report) */
 	int32_t rank;	       /* who waited */
 	int32_t peer;	       /* for whom: the first one missing; -1: no wait has failed */
 	uint32_t nr_missing;   /* how many ranks had not arrived */
@@ -392,7 +412,7 @@ TERN_API int tern_moe_wait_report(const tern_moe *moe, struct tern_wait_report *
 
 /* Since creation or the last reset, on this rank. */
 struct tern_stats {
-	size_t size;		    /* sizeof(struct tern_stats) */
+	size_t size TERN_SIZE_OF(tern_stats); /* sizeof(struct tern_stats) */
 	uint64_t rounds;	    /* dispatches completed */
 	uint64_t tokens;	    /* passed to dispatch, own share only with replica_ranks */
 	uint64_t routes;	    /* (token, k) pairs with an expert */

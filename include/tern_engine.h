@@ -76,7 +76,11 @@ struct tern_engine_config {
 	void *immediate_ctx;
 };
 
-TERN_API void tern_engine_config_init(struct tern_engine_config *config);
+TERN_API void tern_engine_config_init_sized(struct tern_engine_config *config, size_t size);
+static inline void tern_engine_config_init(struct tern_engine_config *config)
+{
+	tern_engine_config_init_sized(config, sizeof(*config));
+}
 
 /* Collective. *engine is set only on success. The group has to outlive it. */
 TERN_API int tern_engine_create(tern_group *group, const struct tern_engine_config *config, tern_engine **engine);
@@ -95,7 +99,7 @@ TERN_API const char *tern_engine_describe(const tern_engine *engine);
 TERN_API int tern_engine_peer(const tern_engine *engine, uint32_t peer);
 
 struct tern_engine_stats {
-	size_t size;		  /* sizeof(struct tern_engine_stats) */
+	size_t size TERN_SIZE_OF(tern_engine_stats); /* set by the caller, as in all below */
 	uint64_t operations;	  /* taken from the ring */
 	uint64_t failed;	  /* of these, ended with an error */
 	uint64_t writes;	  /* posted to transports */
@@ -144,7 +148,7 @@ enum tern_op_flags {
 
 /* bytes from local + local_offset to remote + remote_offset; with no bytes local and remote may be NULL. */
 struct tern_write {
-	size_t size;
+	size_t size TERN_SIZE_OF(tern_write);
 	uint32_t peer, flags, immediate, reserved;
 	tern_region *local;
 	tern_remote *remote;
@@ -156,7 +160,7 @@ TERN_API int tern_engine_write(tern_engine *engine, const struct tern_write *wri
 
 /* Page i: page_bytes from local_offset + local_pages[i] * local_stride to remote_offset + remote_pages[i] * remote_stride. One immediate in all. */
 struct tern_paged_write {
-	size_t size;
+	size_t size TERN_SIZE_OF(tern_paged_write);
 	uint32_t peer, flags, immediate, nr_pages;
 	tern_region *local;
 	tern_remote *remote;
@@ -173,7 +177,7 @@ struct tern_slice {
 	uint32_t immediate, reserved;
 };
 struct tern_scatter {
-	size_t size;
+	size_t size TERN_SIZE_OF(tern_scatter);
 	uint32_t flags, reserved;
 	tern_peers *peers;
 	tern_region *local;
@@ -187,7 +191,7 @@ TERN_API int tern_engine_scatter(tern_engine *engine, const struct tern_scatter 
  * expected. There is room for as many different values at once as nr_operations; if peers send more, counts are
  * lost, and expectations end with TERN_ERR_CAPACITY from then on. With peers, the end of one of them ends the expectation. */
 struct tern_expect {
-	size_t size;
+	size_t size TERN_SIZE_OF(tern_expect);
 	uint32_t flags, immediate;
 	uint64_t count;
 	tern_peers *peers; /* NULL: whoever */
@@ -201,7 +205,7 @@ TERN_API int tern_engine_count(tern_engine *engine, uint32_t immediate, uint64_t
 
 /* Sends the immediate to all of peers and ends when one from each has come. Two barriers of one value at the same time would share their counts. */
 struct tern_barrier {
-	size_t size;
+	size_t size TERN_SIZE_OF(tern_barrier);
 	uint32_t flags, immediate;
 	tern_peers *peers;
 	tern_done_fn done;
@@ -243,7 +247,7 @@ TERN_API int tern_engine_put(tern_engine *engine, tern_op group, const struct te
 
 /* At most message_bytes, copied; in order for each peer. Done when the peer's engine has room for it and the transport took it, which does not say that it was read. */
 struct tern_send {
-	size_t size;
+	size_t size TERN_SIZE_OF(tern_send);
 	uint32_t peer, flags;
 	const void *data;
 	uint32_t bytes, reserved;

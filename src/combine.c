@@ -10,6 +10,7 @@
 #include "plan.h"
 #include "results.h"
 #include "rows.h"
+#include "struct_size.h"
 #include "wait.h"
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
@@ -198,9 +199,7 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 static int check_combine(tern_moe *moe, const struct tern_combine *args)
 {
 	const struct slot *s;
-	int rc = args && args->size == sizeof(*args)
-			 ? slot_check(moe, args->slot, "tern_combine_send")
-			 : fail(TERN_ERR_INVALID, "tern_combine_send: args is NULL or args.size is wrong");
+	int rc = slot_check(moe, args->slot, "tern_combine_send");
 
 	if (rc)
 		return rc;
@@ -234,8 +233,12 @@ static int begin_results(tern_moe *moe, uint32_t slot)
 /* Called again after a time-out, it goes on where it was. */
 int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 {
+	struct tern_combine room;
 	int rc;
 
+	args = struct_in(&kind_combine, args, &room);
+	if (!args)
+		return TERN_ERR_INVALID;
 	if (moe && moe->device)
 		return device_combine_send(moe, args);
 	rc = check_combine(moe, args);
@@ -365,12 +368,16 @@ int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride
 
 int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride)
 {
+	struct tern_combine room;
 	int rc = 0;
 
-	if (moe && moe->device)
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "tern_combine: moe is NULL");
+	args = struct_in(&kind_combine, args, &room);
+	if (!args)
+		return TERN_ERR_INVALID;
+	if (moe->device)
 		return device_combine(moe, args, out, out_stride);
-	if (!moe || !args || args->size != sizeof(*args))
-		return fail(TERN_ERR_INVALID, "tern_combine: moe or args is NULL, or args.size is wrong");
 	/* Called again after a time-out in its second half, it goes on there. */
 	if (moe->failed || args->slot >= moe->config.nr_slots || moe->slots[args->slot].state != SLOT_COMBINED)
 		rc = tern_combine_send(moe, args);

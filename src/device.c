@@ -2,11 +2,13 @@
 /* Making and ending exchanges on a device: what ranks can reach, and windows shared between them. */
 #include "device_inside.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device_far.h"
 #include "device_reach.h"
+#include "environment.h"
 #include "error.h"
 #include "tern_engine.h"
 
@@ -16,20 +18,20 @@ int device_outcome(const struct device *d, int rc)
 }
 
 /* For tests: TERN_FORCE_BLOCK_KIB, less shared memory for a block, as other GPUs than those here have it. */
-static uint32_t forced_block_bytes(uint32_t bytes)
+static int force_block_bytes(uint32_t *bytes)
 {
-	const char *text = getenv("TERN_FORCE_BLOCK_KIB");
-	unsigned long kib = text ? strtoul(text, NULL, 0) : 0;
+	int most = (int)(*bytes / 1024), kib = most;
+	int rc = environment_number("TERN_FORCE_BLOCK_KIB", 1, INT_MAX, &kib);
 
-	return kib && kib < bytes / 1024 ? (uint32_t)kib * 1024 : bytes;
+	*bytes = kib < most ? (uint32_t)kib * 1024 : *bytes;
+	return rc;
 }
 
 static int identify(const struct device *d, struct device_identity *identity)
 {
 	int rc = device_outcome(d, d->ops->identify(identity));
 
-	identity->block_bytes = forced_block_bytes(identity->block_bytes);
-	return rc;
+	return rc ? rc : force_block_bytes(&identity->block_bytes);
 }
 
 static int device_begin(tern_moe *moe, struct device_card *card)

@@ -91,9 +91,8 @@ static int check_rows(const tern_moe *moe, const char *name, const void *rows, s
 
 static int check_dispatch(tern_moe *moe, const struct tern_dispatch *args, const char *call)
 {
-	int rc = args && args->size == sizeof(*args) ? 0 : fail(TERN_ERR_INVALID, "%s: args is NULL or args.size is wrong", call);
+	int rc = check_slot(moe, args->slot, SLOT_IDLE, call);
 
-	rc = rc ? rc : check_slot(moe, args->slot, SLOT_IDLE, call);
 	rc = rc ? rc : routes_check(moe, args);
 	if (rc || !args->nr_tokens)
 		return rc;
@@ -108,8 +107,6 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 	bool fp8 = moe->layout.scales_bytes != 0;
 	int rc;
 
-	if (!received || received->size != sizeof(*received))
-		return fail(TERN_ERR_INVALID, "%s: received is NULL or received.size is wrong", call);
 	if (!received->into_x && moe->config.caller_output)
 		return fail(TERN_ERR_INVALID, "%s: into_x is NULL, and caller_output was set", call);
 	if (received->into_x && moe->config.mode == TERN_HIGH_THROUGHPUT)
@@ -183,9 +180,8 @@ int device_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern
 
 static int check_combine(tern_moe *moe, const struct tern_combine *args, const char *call)
 {
-	int rc = args && args->size == sizeof(*args) ? 0 : fail(TERN_ERR_INVALID, "%s: args is NULL or args.size is wrong", call);
+	int rc = check_slot(moe, args->slot, SLOT_RECEIVED, call);
 
-	rc = rc ? rc : check_slot(moe, args->slot, SLOT_RECEIVED, call);
 	return rc ? rc : check_rows(moe, "y", args->y, args->y_stride);
 }
 

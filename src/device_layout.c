@@ -9,6 +9,8 @@
 #include "kernels/cuda/rule_ll.h"
 #include "kernels/cuda/sizes.h"
 
+#define LL_MOST_TOKENS 65536u /* a plan has 16 bits for one */
+
 static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format format, bool far)
 {
 	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
@@ -68,7 +70,11 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
 	d->shared_bytes = positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
-	if (c->max_tokens > 65536 || d->shared_bytes > d->block_bytes)
+	if (c->max_tokens > LL_MOST_TOKENS)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u tokens; a GPU takes %u in low-latency mode, and more in high-throughput mode",
+			c->max_tokens, LL_MOST_TOKENS);
+	if (d->shared_bytes > d->block_bytes)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where a block may have %u; "
 			"high-throughput mode has no such bound",
@@ -85,11 +91,21 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
 {
 	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
+	uint64_t rows = ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) *
+			(l->max_local ? l->max_local : 1);
 
 	d->shared_bytes = 4ull * 5 * (l->nr_physical + l->nr_ranks);
-	if (d->shared_bytes > d->block_bytes || ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) * (l->max_local ? l->max_local : 1) > UINT32_MAX / 2)
-		return fail(TERN_ERR_UNSUPPORTED, "%u physical experts, %u ranks, %u tokens, %u rows of alignment are more than a GPU's plan takes", l->nr_physical, l->nr_ranks,
-			c->max_tokens, c->alignment);
+	if (d->shared_bytes > d->block_bytes)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u physical experts and %u ranks: their plan takes %llu bytes of a GPU's shared "
+			"memory, where a block may have %u",
+			l->nr_physical, l->nr_ranks, (unsigned long long)d->shared_bytes, d->block_bytes);
+	if (rows > UINT32_MAX / 2)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u tokens of %u ranks, aligned to %u, for %u experts: up to %llu rows of a GPU; its "
+			"plan counts to %u",
+			c->max_tokens, l->nr_ranks, c->alignment, l->max_local, (unsigned long long)rows,
+			UINT32_MAX / 2);
 	d->row = ht_cut_row(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
 	d->result = ht_cut_row(l->combine_row_bytes, 4);
 	d->row_wire_bytes = (uint64_t)c->topk * 16 + l->payload_bytes + l->scales_bytes;

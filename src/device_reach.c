@@ -31,28 +31,42 @@ void device_islands(const uint8_t *links, const uint32_t *node_of, uint32_t nr_r
 
 /* ---- links ------------------------------------------------------------------------------------------------------- */
 
-/* For tests: TERN_FORCE_LINK=cells or none, no link between ranks counts as better; none does not part ranks that share a device. */
-static enum device_link forced_link(enum device_link link, bool same_device)
+/* For tests: TERN_FORCE_LINK=cells or none, no link between ranks counts as better. */
+static int forced_link(enum device_link *most)
 {
 	const char *text = getenv("TERN_FORCE_LINK");
 
-	if (text && !strcmp(text, "none") && !same_device)
-		return DEVICE_LINK_NONE;
-	return text && !strcmp(text, "cells") && link > DEVICE_LINK_CELLS ? DEVICE_LINK_CELLS : link;
+	*most = DEVICE_LINK_LINES;
+	if (!text)
+		return 0;
+	if (!strcmp(text, "none"))
+		*most = DEVICE_LINK_NONE;
+	else if (!strcmp(text, "cells"))
+		*most = DEVICE_LINK_CELLS;
+	else
+		return fail(TERN_ERR_INVALID,
+			"TERN_FORCE_LINK is \"%.64s\"; cells and none are known", text);
+	return 0;
 }
 
 static int ask_links(const tern_moe *moe, const struct device_card *cards, uint8_t *mine)
 {
 	const struct device *d = moe->device;
-	int rc = 0;
+	enum device_link most;
+	int rc = forced_link(&most);
 
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
 		enum device_link link = DEVICE_LINK_NONE;
+		const uint8_t *here = cards[moe->rank].identity.uuid;
+		bool shared = !memcmp(cards[r].identity.uuid, here, sizeof(cards[r].identity.uuid));
 
 		if (is_far(moe, r))
 			continue;
 		rc = device_outcome(d, d->ops->reach(cards[r].identity.uuid, &link));
-		mine[r] = (uint8_t)forced_link(link, !memcmp(cards[r].identity.uuid, cards[moe->rank].identity.uuid, sizeof(cards[r].identity.uuid)));
+		/* none does not part ranks that share a device */
+		if (link > most && !(shared && most == DEVICE_LINK_NONE))
+			link = most;
+		mine[r] = (uint8_t)link;
 	}
 	return rc;
 }

@@ -7,6 +7,7 @@
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
 #include "rows.h"
+#include "struct_size.h"
 #include "wait.h"
 
 /* How many rows each source announced; high throughput knows already. */
@@ -22,8 +23,8 @@ static int check_words(tern_moe *moe, uint32_t slot)
 
 		if (rows > l->share_tokens || (known && rows != s->rows_from[r])) {
 			fail(TERN_ERR_PROTOCOL,
-				"rank %u announced %u rows to rank %u; %u were possible (slot %u, epoch %u)", r, rows,
-				moe->rank, known ? s->rows_from[r] : l->share_tokens, slot, s->epoch);
+				"rank %u announced %u rows to rank %u; %u were %s (slot %u, epoch %u)", r, rows, moe->rank,
+				known ? s->rows_from[r] : l->share_tokens, known ? "due" : "possible", slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
 		s->rows_from[r] = rows;
@@ -181,7 +182,7 @@ static void describe_received(const tern_moe *moe, const struct slot *s, struct 
 	received->extent = s->extent;
 }
 
-int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
+static int dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
 {
 	struct slot *s;
 	int rc;
@@ -189,8 +190,6 @@ int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *recei
 	if (moe && moe->device)
 		return device_dispatch_recv(moe, slot, received);
 	rc = slot_check(moe, slot, "tern_dispatch_recv");
-	if (!rc && (!received || received->size != sizeof(*received)))
-		rc = fail(TERN_ERR_INVALID, "tern_dispatch_recv: received is NULL or received.size is wrong");
 	if (rc)
 		return rc;
 	s = &moe->slots[slot];
@@ -218,18 +217,35 @@ int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *recei
 	return 0;
 }
 
-int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received)
+int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *theirs)
+{
+	struct tern_received room, *received = struct_in(&kind_received, theirs, &room);
+	int rc = received ? dispatch_recv(moe, slot, received) : TERN_ERR_INVALID;
+
+	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
+}
+
+static int dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received)
 {
 	int rc = 0;
 
-	if (moe && moe->device)
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "tern_dispatch: moe is NULL");
+	if (moe->device)
 		return device_dispatch(moe, args, received);
-	if (!moe || !args || args->size != sizeof(*args))
-		return fail(TERN_ERR_INVALID, "tern_dispatch: moe or args is NULL, or args.size is wrong");
-	if (!received || received->size != sizeof(*received))
-		return fail(TERN_ERR_INVALID, "tern_dispatch: received is NULL or received.size is wrong");
 	/* Called again after a time-out in its second half, it goes on there. */
 	if (moe->failed || args->slot >= moe->config.nr_slots || moe->slots[args->slot].state != SLOT_DISPATCHED)
 		rc = tern_dispatch_send(moe, args);
-	return rc ? rc : tern_dispatch_recv(moe, args->slot, received);
+	return rc ? rc : dispatch_recv(moe, args->slot, received);
+}
+
+int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *theirs)
+{
+	struct tern_received room, *received = struct_in(&kind_received, theirs, &room);
+	struct tern_dispatch args_room;
+	int rc;
+
+	args = received ? struct_in(&kind_dispatch, args, &args_room) : NULL;
+	rc = args ? dispatch(moe, args, received) : TERN_ERR_INVALID;
+	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }

@@ -13,6 +13,7 @@
 #include "plan.h"
 #include "routes.h"
 #include "rows.h"
+#include "struct_size.h"
 #include "wait.h"
 
 struct row_source dispatch_payload(
@@ -329,9 +330,7 @@ static bool is_under_way(const struct slot *s)
 static int check_state(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct slot *s;
-	int rc = moe && args && args->size == sizeof(*args)
-			 ? slot_check(moe, args->slot, "tern_dispatch_send")
-			 : fail(TERN_ERR_INVALID, "tern_dispatch_send: moe or args is NULL, or args.size is wrong");
+	int rc = slot_check(moe, args->slot, "tern_dispatch_send");
 
 	if (rc)
 		return rc;
@@ -401,9 +400,13 @@ static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
 /* Called again after a time-out, it goes on where it was. */
 int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
+	struct tern_dispatch room;
 	struct slot *s;
 	int rc;
 
+	args = struct_in(&kind_dispatch, args, &room);
+	if (!args)
+		return TERN_ERR_INVALID;
 	if (moe && moe->device)
 		return device_dispatch_send(moe, args);
 	rc = check_state(moe, args);

@@ -30,6 +30,14 @@ int fail(int code, const char *format, ...)
 	return code;
 }
 
+int check_range(const char *name, int64_t value, int64_t least, int64_t most)
+{
+	if (value >= least && value <= most)
+		return 0;
+	return fail(TERN_ERR_INVALID, "%s is %lld; %lld to %lld are possible", name, (long long)value,
+		(long long)least, (long long)most);
+}
+
 int fail_errno(const char *format, ...)
 {
 	int cause = errno;

@@ -11,6 +11,9 @@ int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3))
 /* The same for a failed system call: appends errno's text; TERN_ERR_NOMEM for ENOMEM, EMFILE and ENFILE, else TERN_ERR_SYSTEM. */
 int fail_errno(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* 0, or TERN_ERR_INVALID with name, value and range. */
+int check_range(const char *name, int64_t value, int64_t least, int64_t most);
+
 /* For who runs several ranks in one thread: the text that belongs to the one that goes on. */
 void error_put_back(const char *text);
 

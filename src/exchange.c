@@ -11,20 +11,23 @@
 
 #include "device.h"
 #include "dispatch_send.h"
+#include "environment.h"
 #include "error.h"
 #include "path.h"
+#include "struct_size.h"
 #include "wait.h"
 
 #define MAX_SLOTS 16
 #define MAX_TOKENS (1u << 24)
 #define MAX_HIDDEN (1u << 24)
+#define MAX_PAYLOAD_BYTES (MAX_HIDDEN * 4)
 #define MAX_CHUNK_BYTES (64u << 20)
 #define MAX_CHUNKS 512
 #define MAX_WINDOW_BYTES (1ull << 46)
 
-void tern_moe_config_init(struct tern_moe_config *config)
+void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size)
 {
-	*config = (struct tern_moe_config){.size = sizeof(*config),
+	static const struct tern_moe_config initial = {
 		.mode = TERN_LOW_LATENCY,
 		.layout = TERN_CONTIGUOUS,
 		.reduce = TERN_REDUCE_HOME,
@@ -37,6 +40,8 @@ void tern_moe_config_init(struct tern_moe_config *config)
 		.replica_ranks = 1,
 		.wait_ms = 30000,
 		.first_epoch = 1};
+
+	struct_init(&kind_moe_config, config, size, &initial);
 }
 
 static bool is_float(enum tern_dtype dtype)
@@ -44,25 +49,23 @@ static bool is_float(enum tern_dtype dtype)
 	return dtype == TERN_BF16 || dtype == TERN_FP16 || dtype == TERN_FP32;
 }
 
-static int check_range(const char *name, uint64_t value, uint64_t least, uint64_t most)
+/* An enum's, whose type may have no sign. */
+static int check_choice(const char *name, int value, int least, int most)
 {
-	if (value >= least && value <= most)
-		return 0;
-	return fail(TERN_ERR_INVALID, "%s is %llu; %llu to %llu are possible", name, (unsigned long long)value,
-		(unsigned long long)least, (unsigned long long)most);
+	return check_range(name, value, least, most);
 }
 
 static int check_choices(const struct tern_moe_config *c)
 {
-	int rc = check_range("mode", c->mode, TERN_LOW_LATENCY, TERN_HIGH_THROUGHPUT);
+	int rc = check_choice("mode", (int)c->mode, TERN_LOW_LATENCY, TERN_HIGH_THROUGHPUT);
 
-	rc = rc ? rc : check_range("layout", c->layout, TERN_PADDED, TERN_BY_SOURCE);
-	rc = rc ? rc : check_range("reduce", c->reduce, TERN_REDUCE_HOME, TERN_REDUCE_EXPERT);
-	rc = rc ? rc : check_range("weights", c->weights, TERN_WEIGHTS_COMBINE, TERN_WEIGHTS_PASS);
-	rc = rc ? rc : check_range("x_dtype", c->x_dtype, TERN_BF16, TERN_BYTES);
-	rc = rc ? rc : check_range("dispatch_dtype", c->dispatch_dtype, TERN_BF16, TERN_BYTES);
-	rc = rc ? rc : check_range("scale", c->scale, TERN_SCALE_NONE, TERN_SCALE_UE8M0);
-	rc = rc ? rc : check_range("combine_dtype", c->combine_dtype, TERN_BF16, TERN_FP32);
+	rc = rc ? rc : check_choice("layout", (int)c->layout, TERN_PADDED, TERN_BY_SOURCE);
+	rc = rc ? rc : check_choice("reduce", (int)c->reduce, TERN_REDUCE_HOME, TERN_REDUCE_EXPERT);
+	rc = rc ? rc : check_choice("weights", (int)c->weights, TERN_WEIGHTS_COMBINE, TERN_WEIGHTS_PASS);
+	rc = rc ? rc : check_choice("x_dtype", (int)c->x_dtype, TERN_BF16, TERN_BYTES);
+	rc = rc ? rc : check_choice("dispatch_dtype", (int)c->dispatch_dtype, TERN_BF16, TERN_BYTES);
+	rc = rc ? rc : check_choice("scale", (int)c->scale, TERN_SCALE_NONE, TERN_SCALE_UE8M0);
+	rc = rc ? rc : check_choice("combine_dtype", (int)c->combine_dtype, TERN_BF16, TERN_FP32);
 	rc = rc ? rc : check_range("device", c->device, TERN_DEVICE_CPU, TERN_DEVICE_CUDA);
 	if (rc)
 		return rc;
@@ -85,10 +88,11 @@ static int check_sizes(const struct tern_moe_config *c, uint32_t nr_ranks)
 	rc = rc ? rc : check_range("nr_experts", c->nr_experts, 1, UINT16_MAX * 16u);
 	rc = rc ? rc : check_range("topk", c->topk, 1, TERN_MAX_TOPK);
 	rc = rc ? rc : check_range("max_tokens", c->max_tokens, 1, MAX_TOKENS);
+	rc = rc ? rc : check_range("payload_bytes", c->payload_bytes, 0, MAX_PAYLOAD_BYTES);
 	rc = rc ? rc : check_range("nr_slots", c->nr_slots, 1, MAX_SLOTS);
 	rc = rc ? rc : check_range("alignment", c->alignment, 1, 1u << 16);
 	rc = rc ? rc : check_range("replica_ranks", c->replica_ranks, 1, nr_ranks);
-	rc = rc ? rc : check_range("wait_ms", (uint64_t)(int64_t)c->wait_ms, 0, INT_MAX);
+	rc = rc ? rc : check_range("wait_ms", c->wait_ms, 0, INT_MAX);
 	if (rc)
 		return rc;
 	if (c->topk > c->nr_experts)
@@ -130,26 +134,49 @@ static int check_dtypes(const struct tern_moe_config *c)
 	return rc ? rc : check_row("y", c->combine_dtype, (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
 }
 
-static int check_layout(const struct layout *l)
+/* What an exchange takes, in numbers that cannot overflow: window_bytes is to be believed where
+ * this is not too much. */
+static double space_needed(const struct layout *l)
 {
 	double rows = (double)l->positions *
 		      ((double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) + 8.0 * l->topk);
-	double bytes = l->nr_slots * (rows + (double)l->nr_ranks * (double)l->region_bytes);
+	double regions = (double)l->nr_ranks * (double)l->region_bytes;
+	double results = (double)l->combine_rows * l->combine_row_bytes;
+	double chunks = (double)l->nr_lanes * l->nr_chunks * l->chunk_bytes;
 
+	return l->nr_slots * (rows + regions + results) + chunks;
+}
+
+static int check_layout(const struct layout *l)
+{
+	double bytes = space_needed(l), most = (double)MAX_WINDOW_BYTES;
+
+	if (l->capacity > UINT32_MAX) /* positions may be more than 64 bits hold */
+		return fail(TERN_ERR_INVALID,
+			"a capacity of %llu rows (0: the worst case); at most %u have a place",
+			(unsigned long long)l->capacity, UINT32_MAX);
 	if (l->positions > UINT32_MAX)
 		return fail(TERN_ERR_INVALID, "%llu row positions in the received x; at most %u. Set a capacity",
 			(unsigned long long)l->positions, UINT32_MAX);
-	if (bytes > (double)MAX_WINDOW_BYTES || l->window_bytes > MAX_WINDOW_BYTES)
-		return fail(TERN_ERR_INVALID, "these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9,
-			(double)MAX_WINDOW_BYTES / 1e9);
+	if (bytes <= most && l->window_bytes > MAX_WINDOW_BYTES)
+		bytes = (double)l->window_bytes;
+	if (bytes > most)
+		return fail(TERN_ERR_INVALID,
+			"these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9,
+			most / 1e9);
 	return 0;
 }
 
-static uint32_t setting_or(uint32_t value, const char *name, uint32_t otherwise)
+/* The caller's setting, else the environment's, else the usual one. */
+static int choose_number(uint32_t *setting, const char *name, int least, int most, uint32_t usual)
 {
-	const char *text = value ? NULL : getenv(name);
+	int number = (int)usual, rc;
 
-	return value ? value : text && *text ? (uint32_t)strtoul(text, NULL, 0) : otherwise;
+	if (*setting)
+		return 0;
+	rc = environment_number(name, least, most, &number);
+	*setting = (uint32_t)number;
+	return rc;
 }
 
 /* Enough under way to keep a link busy while this rank and the gateway are off their processors; less where there are
@@ -168,11 +195,12 @@ static uint32_t usual_chunk_bytes(uint32_t nr_nodes)
 
 static int choose_chunks(struct tern_moe_config *c, uint32_t nr_nodes)
 {
-	int rc;
+	int rc = choose_number(&c->nr_chunks, "TERN_CHUNKS", 2, MAX_CHUNKS, usual_chunks(nr_nodes));
 
-	c->nr_chunks = setting_or(c->nr_chunks, "TERN_CHUNKS", usual_chunks(nr_nodes));
-	c->chunk_bytes = setting_or(c->chunk_bytes, "TERN_CHUNK_BYTES", usual_chunk_bytes(nr_nodes));
-	rc = check_range("nr_chunks", c->nr_chunks, 2, MAX_CHUNKS);
+	if (!rc)
+		rc = choose_number(&c->chunk_bytes, "TERN_CHUNK_BYTES", 1, MAX_CHUNK_BYTES,
+			usual_chunk_bytes(nr_nodes));
+	rc = rc ? rc : check_range("nr_chunks", c->nr_chunks, 2, MAX_CHUNKS);
 	return rc ? rc : check_range("chunk_bytes", c->chunk_bytes, 1, MAX_CHUNK_BYTES);
 }
 
@@ -346,14 +374,14 @@ static int plan_layout(tern_moe *moe)
 }
 
 /* Local part: nothing here depends on other ranks. */
-static int exchange_plan(tern_moe *moe, const struct tern_moe_config *config)
+static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 {
+	const struct tern_moe_config *config = &moe->config;
 	int rc;
 
-	if (!config || config->size != sizeof(*config))
-		return fail(TERN_ERR_INVALID, "config is NULL or was not set by tern_moe_config_init");
-	moe->config = *config;
-	rc = check_choices(config);
+	tern_moe_config_init(&moe->config);
+	rc = struct_read(&kind_moe_config, theirs, &moe->config);
+	rc = rc ? rc : check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
 	rc = rc ? rc : placement_init(&moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);

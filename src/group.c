@@ -14,11 +14,14 @@
 #include <unistd.h>
 
 #include "choose.h"
+#include "environment.h"
 #include "error.h"
 #include "meeting.h"
+#include "struct_size.h"
 #include "tern_engine.h"
 
-#define NODE_TEXT 160
+#define LONGEST_NODE 64
+#define NODE_TEXT 160 /* boot id, namespace and node: assign_nodes compares them whole */
 #define STATUS_TEXT 256
 #define DEFAULT_WAIT_MS 30000
 #define LEAST_SILENCE_MS 2000 /* some heartbeats */
@@ -31,9 +34,11 @@ struct introduction {
 	struct meeting_address address;
 };
 
-void tern_group_config_init(struct tern_group_config *config)
+void tern_group_config_init_sized(struct tern_group_config *config, size_t size)
 {
-	*config = (struct tern_group_config){.size = sizeof(*config), .wait_ms = DEFAULT_WAIT_MS};
+	static const struct tern_group_config initial = {.wait_ms = DEFAULT_WAIT_MS};
+
+	struct_init(&kind_group_config, config, size, &initial);
 }
 
 static uint64_t namespace_inode(const char *path)
@@ -41,6 +46,13 @@ static uint64_t namespace_inode(const char *path)
 	struct stat st;
 
 	return stat(path, &st) ? 0 : st.st_ino;
+}
+
+/* The config's, else the environment's; NULL: neither. *by: who says so. */
+static const char *node_name(const struct tern_group_config *config, const char **by)
+{
+	*by = config->node ? "node" : "TERN_NODE";
+	return config->node ? config->node : getenv("TERN_NODE");
 }
 
 /* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong
@@ -57,8 +69,6 @@ static void node_identity(char *text, size_t bytes, const char *node)
 		boot_id[strcspn(boot_id, "\n")] = 0;
 		close(fd);
 	}
-	if (!node)
-		node = getenv("TERN_NODE");
 	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"),
 		node ? node : "");
 }
@@ -93,6 +103,8 @@ int group_agree_status(tern_group *group, int rc, const char *what)
 	if (rc)
 		snprintf(mine.text, sizeof(mine.text), "%.*s", STATUS_TEXT - 1, tern_last_error());
 	failed = group_allgather(group, &mine, all, sizeof(mine));
+	if (failed && rc)
+		failed = fail(rc, "%s: %s", what, mine.text); /* the nearer cause */
 	for (int r = 0; r < group->nr_ranks && !failed; r++) {
 		all[r].text[STATUS_TEXT - 1] = 0;
 		if (all[r].rc && r == group->rank)
@@ -213,13 +225,6 @@ static int exchange_lifelines(tern_group *group, const struct introduction *all)
 	return rc;
 }
 
-static bool engine_is_forced(const struct tern_group_config *config)
-{
-	const char *text = getenv("TERN_FORCE_ENGINE");
-
-	return config->force_engine || (text && strcmp(text, "0"));
-}
-
 static int make_engine_over(tern_group *group, const struct choice *choice, tern_engine **out)
 {
 	struct tern_engine_config engine;
@@ -267,12 +272,11 @@ static int agree_whether_any(tern_group *group, bool mine, bool *any)
  */
 static int open_engine(tern_group *group, const struct tern_group_config *config)
 {
-	struct setting forced = {"force_engine", engine_is_forced(config)};
+	struct setting forced = {"force_engine", group->engine_forced};
 	struct choice choice;
 	bool needed, wanted;
 	int rc = group_agree_settings(group, &forced, 1);
 
-	group->engine_forced = forced.value;
 	wanted = group->nr_nodes > 1 || group->engine_forced;
 	if (!rc && wanted) {
 		choose_networks(config->transport, &choice);
@@ -287,17 +291,37 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	return rc;
 }
 
+/* What may be wrong on one rank and is for all to know. */
+static int read_settings(tern_group *group, const struct tern_group_config *config)
+{
+	const char *by, *node = node_name(config, &by);
+	int forced = 0, rc = environment_number("TERN_FORCE_ENGINE", 0, 1, &forced);
+
+	group->engine_forced = config->force_engine || forced;
+	rc = rc ? rc : check_range("wait_ms", config->wait_ms, 0, INT_MAX);
+	if (rc)
+		return rc;
+	if (node && strlen(node) > LONGEST_NODE)
+		return fail(TERN_ERR_INVALID,
+			"%s is \"%.*s...\", of %zu bytes; at most %d are possible", by, LONGEST_NODE,
+			node, strlen(node), LONGEST_NODE);
+	return 0;
+}
+
 static int introduce(tern_group *group, const struct tern_group_config *config)
 {
 	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
 		.pid = (uint64_t)getpid(),
 		.pid_namespace = namespace_inode("/proc/self/ns/pid")};
 	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
-	int rc;
+	const char *by;
+	int rc = read_settings(group, config);
 
-	node_identity(me.node, sizeof(me.node), config->node);
+	node_identity(me.node, sizeof(me.node), node_name(config, &by));
 	group->transport = config->transport ? strdup(config->transport) : NULL;
-	rc = all && (group->transport || !config->transport) ? meeting_open(&group->meeting) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	if (!rc && (!all || (config->transport && !group->transport)))
+		rc = fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	rc = rc ? rc : meeting_open(&group->meeting);
 	if (!rc)
 		meeting_address(group->meeting, &me.address);
 	rc = group_agree_status(group, rc, "joining");
@@ -315,20 +339,15 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 	return rc;
 }
 
-static int check_group_config(const struct tern_group_config *config)
+/* Without a bootstrap that works nobody can be told. */
+static int check_boot(const struct tern_boot *boot)
 {
-	const struct tern_boot *boot = &config->boot;
-
 	if (boot->nr_ranks < 1 || boot->nr_ranks > UINT16_MAX)
 		return fail(TERN_ERR_INVALID, "boot.nr_ranks is %d; 1 to %d are possible", boot->nr_ranks, UINT16_MAX);
 	if (boot->rank < 0 || boot->rank >= boot->nr_ranks)
 		return fail(TERN_ERR_INVALID, "boot.rank is %d of %d ranks", boot->rank, boot->nr_ranks);
 	if (!boot->allgather && boot->nr_ranks > 1)
 		return fail(TERN_ERR_INVALID, "boot.allgather is NULL for %d ranks", boot->nr_ranks);
-	if (config->wait_ms < 0)
-		return fail(TERN_ERR_INVALID, "wait_ms is %d", config->wait_ms);
-	if (config->node && strlen(config->node) > 64)
-		return fail(TERN_ERR_INVALID, "node is longer than 64 bytes");
 	return 0;
 }
 
@@ -358,35 +377,55 @@ static int check_driver(const struct driver *d)
 			    : "engine");
 }
 
-int group_create_driven(const struct tern_group_config *config, const struct driver *driver, tern_group **out)
+/* The bootstrap is taken over all the same, where the config's size says that it has one: what was
+ * not initialised may hold anything. */
+static int refuse(const struct tern_group_config *config, int rc)
 {
-	tern_group *group;
+	if (config && config->size >= STRUCT_END(tern_group_config, boot) &&
+		config->size <= STRUCT_MOST && config->boot.close)
+		config->boot.close(config->boot.ctx);
+	return rc;
+}
+
+static int read_arguments(const struct tern_group_config *theirs, const struct driver *driver,
+	tern_group **out, struct tern_group_config *config)
+{
 	int rc;
 
-	if (!config || !out || config->size != sizeof(*config))
-		return fail(
-			TERN_ERR_INVALID, "config or group is NULL, or config was not set by tern_group_config_init");
-	rc = check_group_config(config);
-	rc = rc ? rc : check_driver(driver);
-	group = rc ? NULL : calloc(1, sizeof(*group));
+	tern_group_config_init(config);
+	rc = struct_read(&kind_group_config, theirs, config);
+	if (!rc && !out)
+		rc = fail(TERN_ERR_INVALID, "group is NULL");
+	rc = rc ? rc : check_boot(&config->boot);
+	return rc ? rc : check_driver(driver);
+}
+
+int group_create_driven(
+	const struct tern_group_config *theirs, const struct driver *driver, tern_group **out)
+{
+	struct tern_group_config config;
+	int rc = read_arguments(theirs, driver, out, &config);
+	tern_group *group = rc ? NULL : calloc(1, sizeof(*group));
+
 	if (group)
-		group->peers = calloc((size_t)config->boot.nr_ranks, sizeof(*group->peers));
+		group->peers = calloc((size_t)config.boot.nr_ranks, sizeof(*group->peers));
 	if (!group || !group->peers) {
-		if (config->boot.close)
-			config->boot.close(config->boot.ctx);
 		free(group);
-		return rc ? rc : fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks", config->boot.nr_ranks);
+		if (!rc)
+			rc = fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks",
+				config.boot.nr_ranks);
+		return refuse(theirs, rc);
 	}
-	group->rank = config->boot.rank;
-	group->nr_ranks = config->boot.nr_ranks;
-	group->boot = config->boot;
+	group->rank = config.boot.rank;
+	group->nr_ranks = config.boot.nr_ranks;
+	group->boot = config.boot;
 	group->driver = driver;
-	group->wait_ms = config->wait_ms;
+	group->wait_ms = config.wait_ms;
 	group->lifeline = -1;
 	for (int r = 0; r < group->nr_ranks; r++)
 		group->peers[r].lifeline = -1;
-	rc = introduce(group, config);
-	rc = rc ? rc : open_engine(group, config);
+	rc = introduce(group, &config);
+	rc = rc ? rc : open_engine(group, &config);
 	if (rc) {
 		group_free(group);
 		return rc;

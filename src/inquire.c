@@ -6,6 +6,7 @@
 #include "error.h"
 #include "exchange.h"
 #include "path.h"
+#include "struct_size.h"
 
 int tern_moe_nr_local(const tern_moe *moe)
 {
@@ -23,15 +24,6 @@ int tern_moe_local_expert(const tern_moe *moe, uint32_t local)
 	return fail(TERN_ERR_INVALID, "local expert %u is in no table", local);
 }
 
-/* Copies the part of a struct that both sides know: the caller's size is the one it was compiled with. */
-static int hand_out(void *to, size_t to_size, const void *from, size_t from_size, const char *name)
-{
-	if (to_size < sizeof(size_t) + sizeof(uint64_t) || to_size > from_size)
-		return fail(TERN_ERR_INVALID, "%s.size is %zu; this library knows %zu", name, to_size, from_size);
-	memcpy((char *)to + sizeof(size_t), (const char *)from + sizeof(size_t), to_size - sizeof(size_t));
-	return 0;
-}
-
 int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory)
 {
 	struct tern_memory now;
@@ -47,14 +39,14 @@ int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory)
 		device_memory(moe, &now);
 	else if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		now.window_bytes -= now.output_bytes;
-	return hand_out(memory, memory->size, &now, sizeof(now), "tern_memory");
+	return struct_out(&kind_memory, memory, &now);
 }
 
 int tern_moe_wait_report(const tern_moe *moe, struct tern_wait_report *report)
 {
 	if (!moe || !report)
 		return fail(TERN_ERR_INVALID, "moe or report is NULL");
-	return hand_out(report, report->size, &moe->report, sizeof(moe->report), "tern_wait_report");
+	return struct_out(&kind_wait_report, report, &moe->report);
 }
 
 int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats)
@@ -66,7 +58,7 @@ int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats)
 		return fail(TERN_ERR_INVALID, "moe or stats is NULL");
 	now = moe->stats;
 	rc = moe->device ? device_stats(moe, &now) : 0;
-	return rc ? rc : hand_out(stats, stats->size, &now, sizeof(now), "tern_stats");
+	return rc ? rc : struct_out(&kind_stats, stats, &now);
 }
 
 int tern_moe_expert_load(const tern_moe *moe, uint64_t *counts, uint32_t nr)

@@ -64,18 +64,11 @@ class Library:
         version = self.version()
         if version.split(".")[:2] != __version__.split(".")[:2]:
             raise LibraryError(f"{self.path} is Tern {version}; this package is {__version__}")
-        self.initial(_abi.tern_group_config, self.tern_group_config_init)
-        self.initial(_abi.tern_moe_config, self.tern_moe_config_init)
 
-    def initial(self, struct: Any, init: Any) -> Any:
-        """A config struct with the library's defaults, if both sides agree on its size."""
-        room = ctypes.create_string_buffer(ctypes.sizeof(struct) + 4096)  # a newer library's may be longer
-        config = struct.from_buffer(room)
-        init(ctypes.byref(config))
-        if config.size != ctypes.sizeof(struct):
-            raise LibraryError(
-                f"{self.path} has a {struct.__name__} of {config.size} bytes; this package knows one of {ctypes.sizeof(struct)}"
-            )
+    def initial(self, struct: Any) -> Any:
+        """A config struct with the library's defaults, as far as this package knows it."""
+        config = struct()
+        getattr(self, struct.__name__ + "_init_sized")(ctypes.byref(config), ctypes.sizeof(struct))
         return config
 
     def version(self) -> str:

@@ -127,7 +127,7 @@ class Config:
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""
         lib = library()
-        struct = lib.initial(_abi.tern_moe_config, lib.tern_moe_config_init)
+        struct = lib.initial(_abi.tern_moe_config)
         sizes = {name: field for name, field in struct._fields_}
         for field in fields(self):
             value = getattr(self, field.name)

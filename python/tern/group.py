@@ -86,7 +86,7 @@ class Group:
         force_engine: bool = False,
     ):
         lib = library()
-        config = lib.initial(_abi.tern_group_config, lib.tern_group_config_init)
+        config = lib.initial(_abi.tern_group_config)
         config.boot = boot.struct
         config.wait_ms = wait_ms
         config.node = node.encode() if node is not None else None

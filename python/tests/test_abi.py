@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -24,7 +24,7 @@ if not HEADER.exists():
 
 def source() -> str:
     text = re.sub(r"/\*.*?\*/", " ", HEADER.read_text(), flags=re.S)
-    return re.sub(r"//.*", " ", text)
+    return re.sub(r"TERN_SIZE_OF\(\w+\)|//.*", " ", text)
 
 
 SOURCE = source()
@@ -150,10 +150,22 @@ def test_constants(told: Dict[str, int]) -> None:
 
 def test_defaults_are_the_librarys() -> None:
     lib = tern._library.library()
-    ours, theirs = tern.Config().struct(), lib.initial(_abi.tern_moe_config, lib.tern_moe_config_init)
+    ours, theirs = tern.Config().struct(), lib.initial(_abi.tern_moe_config)
     for field, _ in _abi.tern_moe_config._fields_:
         if field != "placement":
             assert getattr(ours, field) == getattr(theirs, field), field
+
+
+@pytest.mark.parametrize("struct", [_abi.tern_group_config, _abi.tern_moe_config])
+@pytest.mark.parametrize("known", [64, -8, 0, 16])
+def test_init_writes_what_the_package_knows(struct: Any, known: int) -> None:
+    """Also where the library knows more, or less: 64 bytes of it, or 8 less or 16 more than it does."""
+    bytes_known = known if known > 16 else ctypes.sizeof(struct) + known
+    room = (ctypes.c_ubyte * (ctypes.sizeof(struct) + 64))(*[0xA5] * (ctypes.sizeof(struct) + 64))
+    config = struct.from_buffer(room)
+    getattr(tern._library.library(), struct.__name__ + "_init_sized")(ctypes.byref(config), bytes_known)
+    assert config.size == bytes_known
+    assert all(byte == 0xA5 for byte in room[bytes_known:])
 
 
 def test_dtype_tables_are_complete() -> None:

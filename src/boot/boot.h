@@ -17,10 +17,6 @@ int boot_socket(int rank, int nr_ranks, int fd, int wait_ms, struct tern_boot *b
 bool boot_pmix_present(void);
 int boot_pmix(int wait_ms, struct tern_boot *boot);
 
-/* Reads a whole decimal number from the environment, between min and max. TERN_ERR_BOOTSTRAP with the value if it is
- * none. */
-int boot_env_number(const char *name, long min, long max, int *number);
-
 /* CLOCK_MONOTONIC, in milliseconds. */
 int64_t boot_now_ms(void);
 

@@ -2,9 +2,9 @@
 /* Who this process is, as its environment tells it. */
 #include "boot/boot.h"
 #include "boot/launch_wire.h"
+#include "environment.h"
 #include "error.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <time.h>
@@ -17,49 +17,40 @@ int64_t boot_now_ms(void)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-int boot_env_number(const char *name, long min, long max, int *number)
+static int number(const char *name, int least, int most, int *value)
 {
-	const char *text = getenv(name);
-	char *end;
-	long value;
-
-	if (!text)
-		return fail(TERN_ERR_BOOTSTRAP, "%s is not set, though other variables of `tern run` are", name);
-	errno = 0;
-	value = strtol(text, &end, 10);
-	if (end == text || *end || errno)
-		return fail(TERN_ERR_BOOTSTRAP, "%s is \"%.64s\", not a number", name, text);
-	if (value < min || value > max)
-		return fail(TERN_ERR_BOOTSTRAP, "%s is %ld, not within %ld to %ld", name, value, min, max);
-	*number = (int)value;
-	return 0;
+	if (!environment_number(name, least, most, value))
+		return 0;
+	return fail(TERN_ERR_BOOTSTRAP, "%s", tern_last_error());
 }
 
-static int wait_ms_of_env(int *wait_ms)
+/* One that `tern run` sets. */
+static int launch_number(const char *name, int least, int most, int *value)
 {
-	*wait_ms = BOOT_WAIT_MS;
-	return getenv(LAUNCH_ENV_WAIT_MS) ? boot_env_number(LAUNCH_ENV_WAIT_MS, 0, INT_MAX, wait_ms) : 0;
+	if (!getenv(name))
+		return fail(TERN_ERR_BOOTSTRAP, "%s is not set, though other variables of `tern run` are", name);
+	return number(name, least, most, value);
 }
 
 static int boot_launched(int wait_ms, struct tern_boot *boot)
 {
 	int rank, nr_ranks, fd, rc;
 
-	rc = boot_env_number(LAUNCH_ENV_NR_RANKS, 1, LAUNCH_MAX_RANKS, &nr_ranks);
+	rc = launch_number(LAUNCH_ENV_NR_RANKS, 1, LAUNCH_MAX_RANKS, &nr_ranks);
 	if (!rc)
-		rc = boot_env_number(LAUNCH_ENV_RANK, 0, nr_ranks - 1, &rank);
+		rc = launch_number(LAUNCH_ENV_RANK, 0, nr_ranks - 1, &rank);
 	if (!rc)
-		rc = boot_env_number(LAUNCH_ENV_FD, 0, INT_MAX, &fd);
+		rc = launch_number(LAUNCH_ENV_FD, 0, INT_MAX, &fd);
 	return rc ? rc : boot_socket(rank, nr_ranks, fd, wait_ms, boot);
 }
 
 int tern_boot_env(struct tern_boot *boot)
 {
-	int wait_ms, rc;
+	int wait_ms = BOOT_WAIT_MS, rc;
 
 	if (!boot)
 		return fail(TERN_ERR_INVALID, "tern_boot_env: boot is NULL");
-	rc = wait_ms_of_env(&wait_ms);
+	rc = number(LAUNCH_ENV_WAIT_MS, 0, INT_MAX, &wait_ms);
 	if (rc)
 		return rc;
 	if (getenv(LAUNCH_ENV_RANK) || getenv(LAUNCH_ENV_NR_RANKS) || getenv(LAUNCH_ENV_FD))

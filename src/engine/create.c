@@ -13,7 +13,6 @@ static int agree(tern_group *group, const struct tern_engine_config *config)
 	const struct setting settings[] = {
 		{"message_bytes", config->message_bytes},
 		{"message_credits", config->message_credits},
-		{"the size of tern_engine_config", config->size},
 	};
 
 	return group_agree_settings(group, settings, sizeof(settings) / sizeof(settings[0]));
@@ -191,9 +190,12 @@ int tern_engine_create(tern_group *group, const struct tern_engine_config *confi
 	struct creation c = {.group = group};
 	int rc;
 
-	if (!group || !config || !out || config->size != sizeof(*config))
-		return fail(TERN_ERR_INVALID, "group, config or engine is NULL, or config was not set by tern_engine_config_init");
-	c.config = *config;
+	if (!group || !out)
+		return fail(TERN_ERR_INVALID, "group or engine is NULL");
+	tern_engine_config_init(&c.config);
+	rc = struct_read(&kind_engine_config, config, &c.config);
+	if (rc)
+		return rc;
 	c.setup = (struct engine_setup){.group = group, .self = (uint32_t)group->rank, .nr_peers = (uint32_t)group->nr_ranks, .driver = group->driver};
 	if (group->driver && group->driver->configure)
 		group->driver->configure(group->driver->ctx, &c.config);

@@ -2,6 +2,7 @@
 /* Making and ending an engine. */
 #include "inside.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +12,9 @@
 #define LONGEST_LOOK_NS 20000000u
 #define SHORTEST_LOOK_NS 1000000u
 
-void tern_engine_config_init(struct tern_engine_config *config)
+void tern_engine_config_init_sized(struct tern_engine_config *config, size_t size)
 {
-	*config = (struct tern_engine_config){.size = sizeof(*config),
+	static const struct tern_engine_config initial = {
 		.transport = "shm",
 		.nr_nics = 1,
 		.ring_entries = 1024,
@@ -27,17 +28,11 @@ void tern_engine_config_init(struct tern_engine_config *config)
 		.heartbeat_ms = -1,
 		.timeout_ms = 10000,
 		.stripe_bytes = 256 << 10};
+
+	struct_init(&kind_engine_config, config, size, &initial);
 }
 
 /* ---- settings ---------------------------------------------------------------------------------------------------------- */
-
-static int check_range(const char *name, uint64_t value, uint64_t least, uint64_t most)
-{
-	if (value >= least && value <= most)
-		return 0;
-	return fail(TERN_ERR_INVALID, "%s is %llu; %llu to %llu are possible", name, (unsigned long long)value, (unsigned long long)least,
-		(unsigned long long)most);
-}
 
 static int check_core(int core)
 {
@@ -68,8 +63,12 @@ static int check_config(const struct tern_engine_config *c)
 		rc = check_range("message_bytes", c->message_bytes, 8, 1 << 20);
 	if (!rc)
 		rc = check_range("message_credits", c->message_credits, 1, 1024);
-	if (!rc && (c->wait_ms < 0 || c->heartbeat_ms < -1 || c->timeout_ms < 1))
-		rc = fail(TERN_ERR_INVALID, "wait_ms is %d, heartbeat_ms %d, timeout_ms %d", c->wait_ms, c->heartbeat_ms, c->timeout_ms);
+	if (!rc)
+		rc = check_range("wait_ms", c->wait_ms, 0, INT_MAX);
+	if (!rc)
+		rc = check_range("heartbeat_ms", c->heartbeat_ms, -1, INT_MAX);
+	if (!rc)
+		rc = check_range("timeout_ms", c->timeout_ms, 1, INT_MAX);
 	if (!rc && !c->stripe_bytes)
 		rc = fail(TERN_ERR_INVALID, "stripe_bytes is 0");
 	return rc ? rc : check_core(c->core);

@@ -24,6 +24,7 @@
 #include "group.h"
 #include "pool.h"
 #include "ring.h"
+#include "struct_size.h"
 
 #define NONE UINT32_MAX
 #define CAUSE_TEXT 192

@@ -479,9 +479,13 @@ int engine_traffic(tern_engine *engine, struct engine_traffic *all)
 
 int tern_engine_stats(const tern_engine *engine, struct tern_engine_stats *stats)
 {
-	if (!engine || !stats || stats->size != sizeof(*stats))
-		return fail(TERN_ERR_INVALID, "engine or stats is NULL, or stats.size is not set");
-	return engine_call((tern_engine *)(uintptr_t)engine, copy_stats, stats);
+	struct tern_engine_stats now;
+	int rc;
+
+	if (!engine)
+		return fail(TERN_ERR_INVALID, "engine is NULL");
+	rc = engine_call((tern_engine *)(uintptr_t)engine, copy_stats, &now);
+	return rc ? rc : struct_out(&kind_engine_stats, stats, &now);
 }
 
 struct asked_count {

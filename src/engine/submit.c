@@ -95,20 +95,27 @@ static uint16_t id_of_remote(const tern_remote *remote)
 	return remote ? (uint16_t)remote->id : COMMAND_NO_MEMORY;
 }
 
-static int check_struct(const tern_engine *engine, const void *args, size_t size, size_t expected, const char *name)
+/* NULL where it is refused. */
+static inline const void *take_struct(
+	const tern_engine *engine, const struct struct_kind *kind, const void *args, void *room)
 {
-	if (!engine || !args)
-		return fail(TERN_ERR_INVALID, "engine or %s is NULL", name);
-	return size == expected ? 0 : fail(TERN_ERR_INVALID, "%s.size is %zu; this library knows %zu", name, size, expected);
+	if (engine)
+		return struct_in(kind, args, room);
+	(void)fail(TERN_ERR_INVALID, "engine is NULL");
+	return NULL;
 }
 
 int tern_engine_write(tern_engine *engine, const struct tern_write *w, tern_op *op)
 {
+	struct tern_write room;
 	struct command command = {.kind = COMMAND_WRITE, .completion = NONE};
-	int rc = check_struct(engine, w, w ? w->size : 0, sizeof(*w), "write");
+	int rc;
 
-	if (!rc)
-		rc = check_memory(engine, w->peer, w->local, w->remote, w->local_offset, w->remote_offset, w->bytes);
+	w = take_struct(engine, &kind_write, w, &room);
+	if (!w)
+		return TERN_ERR_INVALID;
+	rc = check_memory(
+		engine, w->peer, w->local, w->remote, w->local_offset, w->remote_offset, w->bytes);
 	if (!rc)
 		rc = tern_engine_peer(engine, w->peer);
 	if (!rc && (op || w->done))
@@ -170,11 +177,14 @@ static int check_pages(const tern_engine *engine, const struct tern_paged_write 
 
 int tern_engine_write_pages(tern_engine *engine, const struct tern_paged_write *w, tern_op *op)
 {
+	struct tern_paged_write room;
 	struct command command = {.kind = COMMAND_PAGES};
-	int rc = check_struct(engine, w, w ? w->size : 0, sizeof(*w), "write");
+	int rc;
 
-	if (!rc)
-		rc = check_pages(engine, w);
+	w = take_struct(engine, &kind_paged_write, w, &room);
+	if (!w)
+		return TERN_ERR_INVALID;
+	rc = check_pages(engine, w);
 	if (!rc)
 		rc = tern_engine_peer(engine, w->peer);
 	if (!rc)
@@ -203,11 +213,14 @@ static int check_scatter(const tern_engine *engine, const struct tern_scatter *s
 
 int tern_engine_scatter(tern_engine *engine, const struct tern_scatter *s, tern_op *op)
 {
+	struct tern_scatter room;
 	struct command command = {.kind = COMMAND_SCATTER};
-	int rc = check_struct(engine, s, s ? s->size : 0, sizeof(*s), "scatter");
+	int rc;
 
-	if (!rc)
-		rc = check_scatter(engine, s);
+	s = take_struct(engine, &kind_scatter, s, &room);
+	if (!s)
+		return TERN_ERR_INVALID;
+	rc = check_scatter(engine, s);
 	if (!rc)
 		rc = take_number(engine, OPERATION_SCATTER, s->done, s->ctx, op, s->flags, &command.completion);
 	if (rc)
@@ -238,18 +251,20 @@ static int submit_expectation(tern_engine *engine, enum command_kind kind, const
 
 int tern_engine_expect(tern_engine *engine, const struct tern_expect *e, tern_op *op)
 {
-	int rc = check_struct(engine, e, e ? e->size : 0, sizeof(*e), "expect");
+	struct tern_expect room;
 
-	return rc ? rc : submit_expectation(engine, COMMAND_EXPECT, e, op);
+	e = take_struct(engine, &kind_expect, e, &room);
+	return e ? submit_expectation(engine, COMMAND_EXPECT, e, op) : TERN_ERR_INVALID;
 }
 
 int tern_engine_barrier(tern_engine *engine, const struct tern_barrier *b, tern_op *op)
 {
-	int rc = check_struct(engine, b, b ? b->size : 0, sizeof(*b), "barrier");
+	struct tern_barrier room;
 	struct tern_expect expect;
 
-	if (rc)
-		return rc;
+	b = take_struct(engine, &kind_barrier, b, &room);
+	if (!b)
+		return TERN_ERR_INVALID;
 	if (!b->peers)
 		return fail(TERN_ERR_INVALID, "peers is NULL");
 	expect = (struct tern_expect){.flags = b->flags, .immediate = b->immediate, .count = b->peers->nr, .peers = b->peers, .done = b->done, .ctx = b->ctx};
@@ -365,12 +380,17 @@ static int take_message(tern_engine *engine, uint32_t flags, uint32_t *number)
 
 int tern_engine_send(tern_engine *engine, const struct tern_send *s, tern_op *op)
 {
+	struct tern_send room;
 	struct command command = {.kind = COMMAND_SEND, .completion = NONE};
 	struct outgoing *message;
 	uint32_t number;
-	int rc = check_struct(engine, s, s ? s->size : 0, sizeof(*s), "send");
+	int rc = 0;
 
-	if (!rc && (s->peer >= engine->setup.nr_peers || s->bytes > engine->config.message_bytes || (!s->data && s->bytes)))
+	s = take_struct(engine, &kind_send, s, &room);
+	if (!s)
+		return TERN_ERR_INVALID;
+	if (s->peer >= engine->setup.nr_peers || s->bytes > engine->config.message_bytes ||
+		(!s->data && s->bytes))
 		rc = fail(TERN_ERR_INVALID, "a message of %u bytes to peer %u; message_bytes is %u, nr_peers %u", s->bytes, s->peer,
 			engine->config.message_bytes, engine->setup.nr_peers);
 	if (!rc)

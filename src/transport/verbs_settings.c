@@ -2,40 +2,24 @@
 /* What a RoCE or InfiniBand site may have to set, from the environment. */
 #include "transport/verbs.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "environment.h"
 #include "error.h"
-
-static int read_number(const char *name, int least, int most, int *value)
-{
-	const char *text = getenv(name);
-	char *end;
-	long number;
-
-	if (!text || !*text)
-		return 0;
-	errno = 0;
-	number = strtol(text, &end, 0);
-	if (errno || *end || number < least || number > most)
-		return fail(TERN_ERR_INVALID, "%s is \"%s\"; it has to be a number from %d to %d", name, text, least, most);
-	*value = (int)number;
-	return 0;
-}
 
 static int read_post(enum verbs_post *post)
 {
 	const char *text = getenv("TERN_VERBS_POST");
 
-	if (!text || !*text || !strcmp(text, "best"))
+	if (!text || !strcmp(text, "best"))
 		*post = VERBS_POST_BEST;
 	else if (!strcmp(text, "classic"))
 		*post = VERBS_POST_CLASSIC;
 	else if (!strcmp(text, "extended"))
 		*post = VERBS_POST_EXTENDED;
 	else
-		return fail(TERN_ERR_INVALID, "TERN_VERBS_POST is \"%s\"; best, classic and extended are known", text);
+		return fail(TERN_ERR_INVALID, "TERN_VERBS_POST is \"%.64s\"; best, classic and extended are known", text);
 	return 0;
 }
 
@@ -59,19 +43,19 @@ int verbs_settings_read(struct verbs_settings *s)
 		.min_rnr_timer = 12,
 		.chain = VERBS_CHAIN,
 		.connect_ms = 60000};
-	rc = read_number("TERN_VERBS_PORT", 1, 255, &s->port);
-	rc = rc ? rc : read_number("TERN_VERBS_GID_INDEX", 0, 255, &s->gid_index);
-	rc = rc ? rc : read_number("TERN_VERBS_MTU", 256, 4096, &s->mtu);
+	rc = environment_number("TERN_VERBS_PORT", 1, 255, &s->port);
+	rc = rc ? rc : environment_number("TERN_VERBS_GID_INDEX", 0, 255, &s->gid_index);
+	rc = rc ? rc : environment_number("TERN_VERBS_MTU", 256, 4096, &s->mtu);
 	rc = rc ? rc : check_mtu(s->mtu);
-	rc = rc ? rc : read_number("TERN_VERBS_TRAFFIC_CLASS", 0, 255, &s->traffic_class);
-	rc = rc ? rc : read_number("TERN_VERBS_SERVICE_LEVEL", 0, 15, &s->service_level);
-	rc = rc ? rc : read_number("TERN_VERBS_PKEY_INDEX", 0, 65535, &s->pkey_index);
-	rc = rc ? rc : read_number("TERN_VERBS_TIMEOUT", 1, 31, &s->timeout);
-	rc = rc ? rc : read_number("TERN_VERBS_RETRY", 0, 7, &s->retry);
-	rc = rc ? rc : read_number("TERN_VERBS_RNR_RETRY", 0, 7, &s->rnr_retry);
-	rc = rc ? rc : read_number("TERN_VERBS_MIN_RNR_TIMER", 0, 31, &s->min_rnr_timer);
-	rc = rc ? rc : read_number("TERN_VERBS_RELAXED_ORDERING", 0, 1, &s->relaxed_ordering);
-	rc = rc ? rc : read_number("TERN_VERBS_CHAIN", 1, VERBS_CHAIN, &s->chain);
-	rc = rc ? rc : read_number("TERN_VERBS_CONNECT_MS", 1, 3600000, &s->connect_ms);
+	rc = rc ? rc : environment_number("TERN_VERBS_TRAFFIC_CLASS", 0, 255, &s->traffic_class);
+	rc = rc ? rc : environment_number("TERN_VERBS_SERVICE_LEVEL", 0, 15, &s->service_level);
+	rc = rc ? rc : environment_number("TERN_VERBS_PKEY_INDEX", 0, 65535, &s->pkey_index);
+	rc = rc ? rc : environment_number("TERN_VERBS_TIMEOUT", 1, 31, &s->timeout);
+	rc = rc ? rc : environment_number("TERN_VERBS_RETRY", 0, 7, &s->retry);
+	rc = rc ? rc : environment_number("TERN_VERBS_RNR_RETRY", 0, 7, &s->rnr_retry);
+	rc = rc ? rc : environment_number("TERN_VERBS_MIN_RNR_TIMER", 0, 31, &s->min_rnr_timer);
+	rc = rc ? rc : environment_number("TERN_VERBS_RELAXED_ORDERING", 0, 1, &s->relaxed_ordering);
+	rc = rc ? rc : environment_number("TERN_VERBS_CHAIN", 1, VERBS_CHAIN, &s->chain);
+	rc = rc ? rc : environment_number("TERN_VERBS_CONNECT_MS", 1, 3600000, &s->connect_ms);
 	return rc ? rc : read_post(&s->post);
 }

@@ -52,5 +52,7 @@ refused "bytes" --bytes 8
 refused "garbage" --bytes 4x
 refused "more peers than ranks" --nodes 2 --peers 5
 refused "stray word" now
+refused "unknown transport" --transport carrier-pigeon
+refused "more bytes than 64 bits hold" --seed 18014398509481985K
 echo "1..$nr"
 [ $failed -eq 0 ]

@@ -53,7 +53,7 @@ struct spoil {
 #define FIELD(type, name) offsetof(struct type, name), sizeof(((struct type *)0)->name)
 
 static const struct spoil of_dispatch[] = {
-	{"no size", FIELD(tern_dispatch, size), SET, 0, "args.size is wrong"},
+	{"no size", FIELD(tern_dispatch, size), SET, 0, "tern_dispatch.size is 0"},
 	{"slot", FIELD(tern_dispatch, slot), SET, 1, "slot is 1 of 1"},
 	{"one token more", FIELD(tern_dispatch, nr_tokens), SET, TOKENS + 1, "5 tokens"},
 	{"all tokens", FIELD(tern_dispatch, nr_tokens), SET, UINT32_MAX, "4294967295 tokens"},
@@ -82,7 +82,7 @@ static const struct spoil of_no_scales[] = {
 	{NULL, 0, 0, SET, 0, NULL}};
 
 static const struct spoil of_received[] = {
-	{"no size of received", FIELD(tern_received, size), SET, 0, "received.size is wrong"},
+	{"no size of received", FIELD(tern_received, size), SET, 0, "tern_received.size is 0"},
 	{NULL, 0, 0, SET, 0, NULL}};
 
 static const struct spoil of_library_rows[] = {
@@ -101,7 +101,7 @@ static const struct spoil of_own_scales[] = {
 	{NULL, 0, 0, SET, 0, NULL}};
 
 static const struct spoil of_combine[] = {
-	{"no size of combine", FIELD(tern_combine, size), SET, 0, "args.size is wrong"},
+	{"no size of combine", FIELD(tern_combine, size), SET, 0, "tern_combine.size is 0"},
 	{"slot of combine", FIELD(tern_combine, slot), SET, UINT32_MAX, "slot is 4294967295 of 1"},
 	{"y not aligned", FIELD(tern_combine, y), ADD, 4, "y at"},
 	{"y on the host", FIELD(tern_combine, y), HOST, 0, "y: "},
@@ -191,13 +191,13 @@ static void nothing_given(struct calls *c)
 	struct tern_received received = c->received;
 	tern_moe *moe = c->rounds.moe;
 
-	refused(c, IDLE, tern_dispatch(moe, NULL, &received), "tern_dispatch", "no args", "args is NULL");
+	refused(c, IDLE, tern_dispatch(moe, NULL, &received), "tern_dispatch", "no args", "tern_dispatch is NULL");
 	refused(c, IDLE, tern_dispatch(moe, &c->dispatch, NULL), "tern_dispatch", "no received", "received is NULL");
-	refused(c, IDLE, tern_dispatch_send(moe, NULL), "tern_dispatch_send", "no args", "args is NULL");
+	refused(c, IDLE, tern_dispatch_send(moe, NULL), "tern_dispatch_send", "no args", "tern_dispatch is NULL");
 	refused(c, DISPATCHED, tern_dispatch_recv(moe, 0, NULL), "tern_dispatch_recv", "no received", "received is NULL");
 	refused(c, DISPATCHED, tern_dispatch_recv(moe, 1, &received), "tern_dispatch_recv", "slot", "slot is 1 of 1");
-	refused(c, RECEIVED, tern_combine(moe, NULL, c->results.out, 0), "tern_combine", "no args", "args is NULL");
-	refused(c, RECEIVED, tern_combine_send(moe, NULL), "tern_combine_send", "no args", "args is NULL");
+	refused(c, RECEIVED, tern_combine(moe, NULL, c->results.out, 0), "tern_combine", "no args", "tern_combine is NULL");
+	refused(c, RECEIVED, tern_combine_send(moe, NULL), "tern_combine_send", "no args", "tern_combine is NULL");
 	refused(c, COMBINED, tern_combine_recv(moe, 1, c->results.out, 0), "tern_combine_recv", "slot", "slot is 1 of 1");
 	refused(c, RECEIVED, tern_release(moe, 1), "tern_release", "slot", "slot is 1 of 1");
 }
@@ -284,7 +284,7 @@ static void settings_and_questions(struct calls *c)
 	refused(c, here, tern_moe_status(NULL), "tern_moe_status", "no moe", "moe is NULL");
 	refused(c, here, tern_moe_wait_report(moe, &report), "tern_moe_wait_report", "size", "size is 1");
 	refused(c, here, tern_moe_wait_report(moe, NULL), "tern_moe_wait_report", "no report", "report is NULL");
-	refused(c, here, tern_moe_memory(moe, &memory), "tern_moe_memory", "size", "this library knows");
+	refused(c, here, tern_moe_memory(moe, &memory), "tern_moe_memory", "size", "which no version");
 	refused(c, here, tern_moe_stats(moe, &stats), "tern_moe_stats", "size", "size is 0");
 	refused(c, here, tern_moe_stats(moe, NULL), "tern_moe_stats", "no stats", "stats is NULL");
 	refused(c, here, tern_moe_stats_reset(NULL), "tern_moe_stats_reset", "no moe", "moe is NULL");

@@ -507,7 +507,7 @@ static void disagreements(void **state)
 static void questions_body(struct rank *rank)
 {
 	struct tern_memory memory = {.size = 4};
-	struct tern_stats stats = {.size = sizeof(stats) + 8};
+	struct tern_stats stats = {.size = sizeof(stats) + 4};
 	struct tern_wait_report report = {.size = 0};
 	uint64_t load[11];
 	struct round r;

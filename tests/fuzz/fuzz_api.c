@@ -203,8 +203,8 @@ static void call_send(struct world *w, uint32_t slot)
 	}
 	switch (spoil) {
 	case 1:
-		args.size = take_byte(&w->b);
-		good &= args.size == sizeof(args);
+		args.size = take_byte(&w->b) % offsetof(struct tern_dispatch, topk_ids_bits);
+		good = false;
 		break;
 	case 2:
 		args.nr_tokens = odd_number(&w->b, w->c.max_tokens + 1);

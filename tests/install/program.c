@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <tern.h>
+#include <tern_engine.h>
 
 enum {
 	HIDDEN = 8,
@@ -22,20 +23,19 @@ static int go(const char *what, int rc)
 static int round_trip(tern_moe *moe)
 {
 	static const int32_t ids[TOKENS * 2] = {0, 1, 3, -1, 2, 0};
-	struct tern_dispatch dispatch;
-	struct tern_received received;
-	struct tern_combine combine;
+	struct tern_dispatch dispatch = {};
+	struct tern_received received = {};
+	struct tern_combine combine = {};
 	int rc;
 
-	memset(&dispatch, 0, sizeof(dispatch));
-	memset(&received, 0, sizeof(received));
-	memset(&combine, 0, sizeof(combine));
+#ifndef __cplusplus
 	dispatch.size = sizeof(dispatch);
+	received.size = sizeof(received);
+	combine.size = sizeof(combine);
+#endif
 	dispatch.nr_tokens = TOKENS;
 	dispatch.x = x;
 	dispatch.topk_ids = ids;
-	received.size = sizeof(received);
-	combine.size = sizeof(combine);
 	rc = go("dispatch", tern_dispatch(moe, &dispatch, &received));
 	combine.y = received.x;
 	rc = rc ? rc : go("combine", tern_combine(moe, &combine, out, 0));
@@ -45,6 +45,40 @@ static int round_trip(tern_moe *moe)
 			rc = 1;
 		}
 	return rc;
+}
+
+#ifdef __cplusplus
+template <typename T> static bool has_size()
+{
+	return T{}.size == sizeof(T);
+}
+
+/* Of what the engine takes; the others are used below. */
+static bool have_sizes()
+{
+	return has_size<struct tern_engine_stats>() && has_size<struct tern_write>() &&
+	       has_size<struct tern_paged_write>() && has_size<struct tern_scatter>() &&
+	       has_size<struct tern_expect>() && has_size<struct tern_barrier>() &&
+	       has_size<struct tern_send>();
+}
+#endif
+
+static int figures(const tern_moe *moe)
+{
+	struct tern_memory memory = {};
+	struct tern_stats stats = {};
+	struct tern_wait_report report = {};
+#ifdef __cplusplus
+	if (!have_sizes())
+		return 1;
+#else
+	memory.size = sizeof(memory);
+	stats.size = sizeof(stats);
+	report.size = sizeof(report);
+#endif
+	return go("memory", tern_moe_memory(moe, &memory)) ||
+	       go("stats", tern_moe_stats(moe, &stats)) ||
+	       go("report", tern_moe_wait_report(moe, &report)) || stats.rounds != 1;
 }
 
 int main(void)
@@ -74,6 +108,7 @@ int main(void)
 	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
 	rc = rc ? rc : go("exchange", tern_moe_create(group, &config, &moe));
 	rc = rc ? rc : round_trip(moe);
+	rc = rc ? rc : figures(moe);
 	tern_moe_destroy(moe);
 	tern_group_destroy(group);
 	return rc ? 1 : 0;

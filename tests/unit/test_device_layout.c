@@ -156,6 +156,16 @@ static void too_much_is_refused(void **state)
 	c = deepseek(1024);
 	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
 	assert_non_null(strstr(tern_last_error(), "1024 tokens"));
+	/* More than the plan counts to, where it would fit for its size. */
+	c = deepseek(65537);
+	c.topk = 1;
+	assert_int_equal(lay_out(&d, &c, 1, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_non_null(strstr(tern_last_error(), "65537 tokens; a GPU takes 65536 in low-latency mode"));
+	c = deepseek(1u << 24);
+	c.caller_output = 0;
+	c.mode = TERN_HIGH_THROUGHPUT;
+	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_non_null(strstr(tern_last_error(), "of a GPU; its plan counts to 2147483647"));
 	/* What fits on a GPU of sm_80 may not on one of sm_86. */
 	c = deepseek(128);
 	block_bytes = 163 * 1024;

@@ -76,13 +76,46 @@ static void bad_configs(void **state)
 	REFUSED(TERN_ERR_INVALID, "wait_ms is -5", config.wait_ms = -5);
 	memset(long_name, 'n', sizeof(long_name) - 1);
 	long_name[sizeof(long_name) - 1] = 0;
-	REFUSED(TERN_ERR_INVALID, "longer than 64", config.node = long_name);
+	REFUSED(TERN_ERR_INVALID, "of 79 bytes; at most 64", config.node = long_name);
 	REFUSED(TERN_ERR_BOOTSTRAP, "returned 42 on rank 0", (void)0);
 #undef REFUSED
 	assert_int_equal(tern_group_create(NULL, &group), TERN_ERR_INVALID);
 	assert_int_equal(tern_group_create(&config, NULL), TERN_ERR_INVALID);
 	config.size = 3;
 	assert_int_equal(tern_group_create(&config, &group), TERN_ERR_INVALID);
+}
+
+/* It is closed wherever the config says that it has one, and nowhere else: what says nothing may
+ * hold anything. */
+static void refused_configs_close_their_boot(void **state)
+{
+	static const struct {
+		size_t size;
+		int times;
+	} cases[] = {{sizeof(struct tern_group_config) + 4, 1},
+		{offsetof(struct tern_group_config, wait_ms) + 4, 1},
+		{offsetof(struct tern_group_config, wait_ms) - 1, 0}, {0, 0}, {3, 0}, {1u << 20, 0},
+		{SIZE_MAX, 0}};
+	struct tern_group_config config;
+	tern_group *group = NULL;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		tern_group_config_init(&config);
+		config.boot = (struct tern_boot){.nr_ranks = 1, .close = count_close};
+		config.size = cases[i].size;
+		closed = 0;
+		assert_int_equal(tern_group_create(&config, &group), TERN_ERR_INVALID);
+		assert_null(group);
+		if (closed != cases[i].times)
+			fail_msg("a size of %zu: closed %d times, not %d", cases[i].size, closed,
+				cases[i].times);
+	}
+	tern_group_config_init(&config);
+	config.boot = (struct tern_boot){.nr_ranks = 1, .close = count_close};
+	closed = 0;
+	assert_int_equal(tern_group_create(&config, NULL), TERN_ERR_INVALID);
+	assert_int_equal(closed, 1);
 }
 
 static void wakes_nobody(void *ctx, uint32_t rank)
@@ -106,6 +139,88 @@ static void driver_without_engine(void **state)
 	assert_non_null(strstr(tern_last_error(), "lacks engine"));
 	assert_null(group);
 	assert_int_equal(closed, 1);
+}
+
+/* ---- one rank's bad setting -------------------------------------------------------------------- */
+
+#define LONG_NODE "a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-want-to-read"
+
+/* The culprit's is bad, or all ranks', from the environment: all are told, and by whom. */
+struct bad_setting {
+	struct tern_threads *threads;
+	const char *node, *text;
+	const char *name, *value; /* in the environment, when the test's own groups have been made */
+	int wait_ms, culprit;
+};
+
+static void bad_setting_body(struct rank *rank)
+{
+	const struct bad_setting *bad = rank->ctx;
+	struct tern_group_config config;
+	tern_group *group = NULL;
+	char text[256];
+	int rc;
+
+	tern_group_config_init(&config);
+	if (rank->rank == bad->culprit) {
+		config.node = bad->node;
+		config.wait_ms = bad->wait_ms;
+	}
+	snprintf(text, sizeof(text), "joining: %s%s",
+		bad->name || rank->rank == bad->culprit ? "" : "rank 1: ", bad->text);
+	ranks_meet(rank);
+	if (bad->name && rank->rank == 0)
+		setenv(bad->name, bad->value, 1);
+	ranks_meet(rank);
+	rc = tern_threads_boot(bad->threads, rank->rank, &config.boot);
+	rc = rc ? rc : tern_group_create(&config, &group);
+	if (rc != TERN_ERR_INVALID || !strstr(tern_last_error(), text))
+		rank_fails(rank, "returned %d, \"%s\", which does not say \"%s\"", rc,
+			tern_last_error(), text);
+	ranks_meet(rank);
+	if (bad->name && rank->rank == 0)
+		unsetenv(bad->name);
+	tern_group_destroy(group);
+}
+
+static void refused_on_all_ranks(struct bad_setting bad)
+{
+	const char *failure;
+
+	assert_int_equal(tern_threads_create(3, 30000, &bad.threads), 0);
+	failure = run_ranks(3, bad_setting_body, &bad);
+	tern_threads_destroy(bad.threads);
+	if (failure)
+		fail_msg("%s", failure);
+}
+
+static void bad_settings_of_one_rank(void **state)
+{
+	(void)state;
+	refused_on_all_ranks((struct bad_setting){
+		.culprit = 1,
+		.wait_ms = 30000,
+		.node = LONG_NODE,
+		.text = "node is \"a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-wan...\", "
+			"of 73 bytes; at most 64"});
+	refused_on_all_ranks(
+		(struct bad_setting){.culprit = 1, .wait_ms = -5, .text = "wait_ms is -5"});
+}
+
+static void bad_environment(void **state)
+{
+	char text[256], node[160];
+
+	(void)state;
+	memset(node, 'n', sizeof(node) - 1);
+	node[sizeof(node) - 1] = 0;
+	snprintf(text, sizeof(text), "TERN_NODE is \"%.64s...\", of 159 bytes; at most 64", node);
+	refused_on_all_ranks((struct bad_setting){
+		.culprit = -1, .name = "TERN_NODE", .value = node, .text = text});
+	refused_on_all_ranks((struct bad_setting){.culprit = -1,
+		.name = "TERN_FORCE_ENGINE",
+		.value = "maybe",
+		.text = "TERN_FORCE_ENGINE is \"maybe\"; it has to be a whole number from 0 to 1"});
 }
 
 /* ---- virtual nodes -------------------------------------------------------------------------------------------------------- */
@@ -439,7 +554,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bad_configs),
+		cmocka_unit_test(refused_configs_close_their_boot),
 		cmocka_unit_test(driver_without_engine),
+		cmocka_unit_test(bad_settings_of_one_rank),
+		cmocka_unit_test(bad_environment),
 		cmocka_unit_test(virtual_nodes),
 		cmocka_unit_test(transport_is_chosen),
 		cmocka_unit_test(paths_are_described),
