@@ -290,7 +290,7 @@ struct tern_row {
 struct tern_received {
 	size_t size;	   /* sizeof(struct tern_received) */
 	void *into_x;	   /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as many row positions as the worst case has; NULL: library memory */
-	void *into_scales; /* in: goes with into_x for FP8 */
+	void *into_scales; /* in: goes with into_x for FP8, aligned to one scale */
 	void *x;	   /* out, like all below: the rows */
 	void *scales;	   /* [rows][ceil(H/128)]; NULL unless FP8 */
 	const uint32_t *counts;	     /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each source */
@@ -323,7 +323,8 @@ TERN_API int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t o
 /* Instead of both combine halves: gives the received rows back. All ranks do so in the same round. The slot's next dispatch waits for all to have done it. */
 TERN_API int tern_release(tern_moe *moe, uint32_t slot);
 
-/* Send and receive in one call. */
+/* Send and receive in one call. The arguments of both are checked before anything is sent. After
+ * TERN_ERR_TIMEOUT it goes on where it was when called again with the same arguments. */
 TERN_API int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
 TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 
