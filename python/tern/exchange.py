@@ -171,13 +171,11 @@ class Exchange:
             struct, views = self._received_args(into_x, into_scales)
             self._use(state, slot, stream, views)
             self._check(library().tern_dispatch_recv(self.native, slot, ctypes.byref(struct)))
-            return self._received(state, slot, struct, into_x, into_scales)
+            return self._received(state, slot, struct, views)
 
-    def _received(self, state: _Slot, slot: int, struct: Any, into_x: Optional[Array], into_scales: Optional[Array]) -> Received:
+    def _received(self, state: _Slot, slot: int, struct: Any, into: Dict[str, View]) -> Received:
         state.extent = struct.extent
-        x = None if into_x is None else into_x[: struct.extent]
-        scales = None if into_scales is None else into_scales[: struct.extent]
-        state.received = Received(self, slot, struct, x, scales)
+        state.received = Received(self, slot, struct, into)
         return state.received
 
     def combine_send(self, y: Optional[Array], *, slot: int = 0, stream: Optional[int] = None) -> None:
@@ -253,7 +251,7 @@ class Exchange:
             self._use(state, slot, stream, views)
             code = library().tern_dispatch(self.native, ctypes.byref(args), ctypes.byref(struct))
             self._begun(state, code, args, views)
-            return self._received(state, slot, struct, into_x, into_scales)
+            return self._received(state, slot, struct, into)
 
     def combine(self, y: Optional[Array], *, slot: int = 0, out: Optional[Array] = None, stream: Optional[int] = None) -> Any:
         """combine_send and combine_recv. All arguments are checked before anything is sent. After
