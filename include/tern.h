@@ -212,19 +212,20 @@ struct tern_moe_config {
 	enum tern_layout layout;   /* default TERN_CONTIGUOUS */
 	enum tern_reduce reduce;   /* default TERN_REDUCE_HOME */
 	enum tern_weights weights; /* default TERN_WEIGHTS_COMBINE. TERN_BY_SOURCE needs TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS: there the caller has reduced */
-	uint32_t hidden;	   /* H, elements; every row a multiple of 16 bytes */
+	uint32_t hidden;	   /* H, elements, at most 2^24; every row a multiple of 16 bytes */
 	uint32_t nr_experts;	   /* E, logical */
 	uint32_t topk;		   /* K, 1 to TERN_MAX_TOPK */
 	uint32_t max_tokens;	   /* T: most tokens that a rank may pass to one dispatch; the same on all ranks */
 	enum tern_dtype x_dtype;   /* what the caller passes; default TERN_BF16 */
 	enum tern_dtype dispatch_dtype; /* what travels and is received; default TERN_BF16. Equal to x_dtype, or TERN_FP8_E4M3 with x_dtype BF16, FP16 or FP32: quantised on the way out */
 	enum tern_scale scale;	   /* for TERN_FP8_E4M3; default TERN_SCALE_NONE, refused there */
-	uint32_t payload_bytes;	   /* for TERN_BYTES: bytes of a row, a multiple of 16 */
+	uint32_t payload_bytes;	   /* for TERN_BYTES: bytes of a row, a multiple of 16; to 64 MiB */
 	enum tern_dtype combine_dtype; /* BF16, FP16 or FP32, of y, on the way, and of out; sums are fp32. Default TERN_BF16 */
 	uint32_t nr_slots;	   /* micro-batches in flight, 1 to 16; default 1 */
 	uint32_t alignment;	   /* TERN_CONTIGUOUS: rows; default 1 */
 	uint64_t capacity;	   /* most rows received: of one expert (PADDED), of all with alignment (CONTIGUOUS), of all (BY_SOURCE). 0: the
-				      worst case. Low-latency mode takes only 0 */
+				      worst case. Low-latency mode takes only 0. A rank has at most
+				      2^32 - 1 row positions */
 	struct tern_placement placement; /* default: contiguous blocks, no replicas */
 	uint32_t replica_ranks;	   /* tensor-parallel replicas: ranks [g*n, (g+1)*n) pass the same tokens, each sends its share, all get all results. Default 1; divides R */
 	int wait_ms;		   /* longest wait of one call, ms; 0 polls once; default 30000 */

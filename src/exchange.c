@@ -18,6 +18,7 @@
 #define MAX_SLOTS 16
 #define MAX_TOKENS (1u << 24)
 #define MAX_HIDDEN (1u << 24)
+#define MAX_ROW_BYTES (4 * MAX_HIDDEN) /* with all that goes with a row its bytes fit 32 bits */
 #define MAX_CHUNK_BYTES (64u << 20)
 #define MAX_CHUNKS 512
 #define MAX_WINDOW_BYTES (1ull << 46)
@@ -86,6 +87,8 @@ static int check_sizes(const struct tern_moe_config *c, uint32_t nr_ranks)
 	rc = rc ? rc : check_range("topk", c->topk, 1, TERN_MAX_TOPK);
 	rc = rc ? rc : check_range("max_tokens", c->max_tokens, 1, MAX_TOKENS);
 	rc = rc ? rc : check_range("nr_slots", c->nr_slots, 1, MAX_SLOTS);
+	rc = rc ? rc : check_range("payload_bytes", c->payload_bytes, 0, MAX_ROW_BYTES);
+	rc = rc ? rc : check_range("capacity", c->capacity, 0, UINT32_MAX);
 	rc = rc ? rc : check_range("alignment", c->alignment, 1, 1u << 16);
 	rc = rc ? rc : check_range("replica_ranks", c->replica_ranks, 1, nr_ranks);
 	rc = rc ? rc : check_range("wait_ms", (uint64_t)(int64_t)c->wait_ms, 0, INT_MAX);
@@ -130,16 +133,26 @@ static int check_dtypes(const struct tern_moe_config *c)
 	return rc ? rc : check_row("y", c->combine_dtype, (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
 }
 
+/* In floating point, which no product of settings exceeds. */
+static double slot_bytes_of(const struct layout *l)
+{
+	double row = (double)l->payload_bytes + l->scales_bytes;
+
+	return (double)l->positions * (row + sizeof(struct tern_row) + 8.0 * l->topk) +
+	       (double)l->nr_ranks * (double)l->region_bytes +
+	       (double)l->combine_rows * l->combine_row_bytes;
+}
+
 static int check_layout(const struct layout *l)
 {
-	double rows = (double)l->positions *
-		      ((double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) + 8.0 * l->topk);
-	double bytes = l->nr_slots * (rows + (double)l->nr_ranks * (double)l->region_bytes);
+	double bytes = l->nr_slots * slot_bytes_of(l);
 
 	if (l->positions > UINT32_MAX)
 		return fail(TERN_ERR_INVALID, "%llu row positions in the received x; at most %u. Set a capacity",
 			(unsigned long long)l->positions, UINT32_MAX);
-	if (bytes > (double)MAX_WINDOW_BYTES || l->window_bytes > MAX_WINDOW_BYTES)
+	if (bytes < (double)l->window_bytes)
+		bytes = (double)l->window_bytes;
+	if (bytes > (double)MAX_WINDOW_BYTES)
 		return fail(TERN_ERR_INVALID, "these sizes need %.0f GB of address space; at most %.0f", bytes / 1e9,
 			(double)MAX_WINDOW_BYTES / 1e9);
 	return 0;

@@ -26,10 +26,10 @@ struct shape {
 	bool fp8;
 };
 
-static void make_job(struct job *job, const struct shape *shape)
+static void make_job(struct job *job, int nr_ranks, const struct shape *shape)
 {
 	job_init(job);
-	job->nr_ranks = 2;
+	job->nr_ranks = (uint32_t)nr_ranks;
 	job->nr_tokens = job->config.max_tokens = 8;
 	job->config.hidden = 64;
 	job->config.nr_experts = 10;
@@ -50,13 +50,13 @@ static void make_job(struct job *job, const struct shape *shape)
 		fail_msg("no memory");
 }
 
-static void run_on_shape(rank_main body, const struct shape *shape)
+static void run_on_shape(rank_main body, int nr_ranks, const struct shape *shape)
 {
 	struct job job;
 	const char *failure;
 
-	make_job(&job, shape);
-	failure = run_ranks(2, body, &job);
+	make_job(&job, nr_ranks, shape);
+	failure = run_ranks(nr_ranks, body, &job);
 	if (failure)
 		fail_msg("mode %d, layout %d%s: %s", (int)shape->mode, (int)shape->layout,
 			shape->fp8 ? ", FP8" : "", failure);
@@ -66,7 +66,7 @@ static void run_on_shape(rank_main body, const struct shape *shape)
 static void run_on_both_modes(rank_main body)
 {
 	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
-		run_on_shape(body, &(struct shape){mode, TERN_CONTIGUOUS, false});
+		run_on_shape(body, 2, &(struct shape){mode, TERN_CONTIGUOUS, false});
 }
 
 /* ---- routing ------------------------------------------------------------------------------------------------- */
@@ -468,7 +468,7 @@ static void run_on_all_shapes(rank_main body)
 	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 		for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++)
 			for (int fp8 = 0; fp8 < 2; fp8++)
-				run_on_shape(body, &(struct shape){mode, layout, fp8});
+				run_on_shape(body, 2, &(struct shape){mode, layout, fp8});
 }
 
 static void refused_in_the_second_half(void **state)
@@ -619,6 +619,14 @@ static int try_configs(struct rank *rank, const struct tern_moe_config *good)
 	TRY("expert 2 is on no rank", c.placement = (struct tern_placement){.nr_physical = 2, .logical = (const int32_t[]){0, 1}});
 	TRY("no table", c.placement = (struct tern_placement){.nr_physical = 11});
 	TRY("address space", c.max_tokens = 1u << 24; c.hidden = 1u << 24);
+	/* Of results alone: 2 slots of 3 * 2^24, 2^26 bytes each. */
+	TRY("need 67554", c.max_tokens = 1u << 24; c.combine_dtype = TERN_FP32; c.hidden = 1u << 24;
+		c.x_dtype = c.dispatch_dtype = TERN_BYTES; c.payload_bytes = 16);
+	/* Times five experts it is 4. */
+	TRY("capacity is 3689348814741910324; 0 to", c.capacity = UINT64_MAX / 5 + 1;
+		c.mode = TERN_HIGH_THROUGHPUT; c.layout = TERN_PADDED);
+	TRY("payload_bytes is 4294967280; 0 to", c.payload_bytes = UINT32_MAX - 15;
+		c.x_dtype = c.dispatch_dtype = TERN_BYTES);
 #undef TRY
 	if (!rc && moe)
 		rc = rank_fails(rank, "a refused tern_moe_create has set moe");
@@ -632,6 +640,97 @@ static void settings_body(struct rank *rank)
 
 	if (!try_configs(rank, &job->config))
 		run_rounds(rank, job, 2); /* the group is none the worse for it */
+}
+
+/* What is taken has room for all that was asked for, and works. */
+static int try_taken(struct rank *rank, tern_moe *moe, const struct tern_moe_config *c)
+{
+	static uint8_t x[64 << 20] __attribute__((aligned(64)));
+	const int32_t ids[TERN_MAX_TOPK] = {0, 1, 2};
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 1, .x = x, .topk_ids = ids};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_memory memory = {.size = sizeof(memory)};
+	bool opaque = c->x_dtype == TERN_BYTES;
+	double row = opaque ? c->payload_bytes : 2.0 * c->hidden, tokens = c->max_tokens;
+	double lists = c->layout == TERN_PADDED ? 10 : 1;
+	double rows = c->capacity ? (double)c->capacity * lists : tokens;
+	double results = tokens * (c->reduce == TERN_REDUCE_HOME ? 3 : 1) * c->hidden * 2;
+	bool low = c->mode == TERN_LOW_LATENCY;
+
+	if (tern_moe_memory(moe, &memory))
+		return rank_fails(rank, "memory: %s", tern_last_error());
+	if ((double)memory.output_bytes < c->nr_slots * rows * row ||
+		(double)memory.window_bytes < c->nr_slots * (results + (low ? tokens * row : 0)))
+		return rank_fails(rank, "taken, with too little memory: %s", tern_last_error());
+	if (tern_dispatch(moe, &args, &received) == TERN_ERR_CAPACITY)
+		return 0;
+	if (received.nr_rows != (c->layout == TERN_BY_SOURCE ? 1 : 3) || tern_release(moe, 0))
+		return rank_fails(rank, "%llu rows came: %s", (unsigned long long)received.nr_rows,
+			tern_last_error());
+	return 0;
+}
+
+static int try_size(struct rank *rank, const struct tern_moe_config *c)
+{
+	tern_moe *moe = NULL;
+	int rc = tern_moe_create(rank->group, c, &moe);
+
+	if (!rc)
+		rc = try_taken(rank, moe, c);
+	else if (rc == TERN_ERR_INVALID && !strpbrk(tern_last_error(), "0123456789"))
+		rc = rank_fails(rank, "refused without figures: %s", tern_last_error());
+	else if (rc == TERN_ERR_INVALID || rc == TERN_ERR_NOMEM || rc == TERN_ERR_SYSTEM)
+		rc = 0;
+	tern_moe_destroy(moe);
+	return rc;
+}
+
+/* Near where 16, 24, 32 and 64 bits end, in each setting that is a size. */
+static int try_sizes(struct rank *rank, const struct tern_moe_config *good)
+{
+	static const uint64_t sizes[] = {1ull << 16, 1ull << 24, 1ull << 26, 1ull << 31,
+		1ull << 32, 1ull << 63, 0, UINT64_MAX / 10 + 1};
+	struct tern_moe_config c;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]) && !rc; i++) {
+		uint64_t size = sizes[i / 2] - 16 * (i % 2);
+
+#define TRY(set) (c = *good, (set), rc = rc ? rc : try_size(rank, &c))
+		TRY(c.capacity = size);
+		TRY((c.capacity = size, c.nr_slots = 16));
+		TRY(c.payload_bytes = c.x_dtype == TERN_BYTES ? (uint32_t)size : 0);
+		TRY(c.hidden = (uint32_t)size);
+		TRY(c.max_tokens = (uint32_t)size);
+		TRY(c.nr_experts = (uint32_t)size);
+		TRY(c.alignment = (uint32_t)size);
+		TRY(c.topk = (uint32_t)size);
+		TRY((c.chunk_bytes = (uint32_t)size, c.nr_chunks = 512));
+#undef TRY
+	}
+	return rc;
+}
+
+static void sizes_body(struct rank *rank)
+{
+	const struct job *job = rank->ctx;
+	struct tern_moe_config c = job->config;
+
+	c.placement = (struct tern_placement){0};
+	if (try_sizes(rank, &c))
+		return;
+	c.x_dtype = c.dispatch_dtype = TERN_BYTES;
+	c.payload_bytes = 48;
+	if (!try_sizes(rank, &c))
+		run_rounds(rank, job, 2);
+}
+
+static void large_sizes(void **state)
+{
+	(void)state;
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++)
+			run_on_shape(sizes_body, 1, &(struct shape){mode, layout, false});
 }
 
 static void bad_settings(void **state)
@@ -765,6 +864,7 @@ int main(void)
 		cmocka_unit_test(refused_while_going_on),
 		cmocka_unit_test(halves_out_of_order),
 		cmocka_unit_test(bad_settings),
+		cmocka_unit_test(large_sizes),
 		cmocka_unit_test(one_bad_setting),
 		cmocka_unit_test(disagreements),
 		cmocka_unit_test(bad_questions),
