@@ -206,7 +206,7 @@ static void divisions_are_exact(void **state)
 	(void)state;
 	for (uint32_t ranks = 2; ranks <= LL_MAX_RANKS; ranks += 5)
 		for (uint32_t tokens = 1; tokens <= 1024; tokens *= 4)
-			for (uint32_t hidden = 1024; hidden < 1 << 24; hidden = hidden / 256 * 640) {
+			for (uint32_t hidden = 1024; hidden < 1 << 24; hidden *= 3) {
 				nr_taken += is_taken(ranks, tokens, hidden);
 				nr++;
 			}
