@@ -228,19 +228,20 @@ struct tern_moe_config {
 	enum tern_layout layout;   /* default TERN_CONTIGUOUS */
 	enum tern_reduce reduce;   /* default TERN_REDUCE_HOME */
 	enum tern_weights weights; /* default TERN_WEIGHTS_COMBINE. TERN_BY_SOURCE needs TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS: there the caller has reduced */
-	uint32_t hidden;	   /* H, elements; every row a multiple of 16 bytes */
+	uint32_t hidden;	   /* H, elements, at most 2^24; every row a multiple of 16 bytes */
 	uint32_t nr_experts;	   /* E, logical */
 	uint32_t topk;		   /* K, 1 to TERN_MAX_TOPK */
 	uint32_t max_tokens;	   /* T: most tokens that a rank may pass to one dispatch; the same on all ranks */
 	enum tern_dtype x_dtype;   /* what the caller passes; default TERN_BF16 */
 	enum tern_dtype dispatch_dtype; /* what travels and is received; default TERN_BF16. Equal to x_dtype, or TERN_FP8_E4M3 with x_dtype BF16, FP16 or FP32: quantised on the way out */
 	enum tern_scale scale;	   /* for TERN_FP8_E4M3; default TERN_SCALE_NONE, refused there */
-	uint32_t payload_bytes;	   /* for TERN_BYTES: bytes of a row, a multiple of 16 */
+	uint32_t payload_bytes;	   /* for TERN_BYTES: bytes of a row, a multiple of 16; to 64 MiB */
 	enum tern_dtype combine_dtype; /* BF16, FP16 or FP32, of y, on the way, and of out; sums are fp32. Default TERN_BF16 */
 	uint32_t nr_slots;	   /* micro-batches in flight, 1 to 16; default 1 */
 	uint32_t alignment;	   /* TERN_CONTIGUOUS: rows; default 1 */
 	uint64_t capacity;	   /* most rows received: of one expert (PADDED), of all with alignment (CONTIGUOUS), of all (BY_SOURCE). 0: the
-				      worst case. Low-latency mode takes only 0 */
+				      worst case. Low-latency mode takes only 0. A rank has at most
+				      2^32 - 1 row positions */
 	struct tern_placement placement; /* default: contiguous blocks, no replicas */
 	uint32_t replica_ranks;	   /* tensor-parallel replicas: ranks [g*n, (g+1)*n) pass the same tokens, each sends its share, all get all results. Default 1; divides R */
 	int wait_ms;		   /* longest wait of one call, ms; 0 polls once; default 30000 */
@@ -310,7 +311,7 @@ struct tern_row {
 struct tern_received {
 	size_t size TERN_SIZE_OF(tern_received); /* sizeof(struct tern_received) */
 	void *into_x;	   /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as many row positions as the worst case has; NULL: library memory */
-	void *into_scales; /* in: goes with into_x for FP8 */
+	void *into_scales; /* in: goes with into_x for FP8, aligned to one scale */
 	void *x;	   /* out, like all below: the rows */
 	void *scales;	   /* [rows][ceil(H/128)]; NULL unless FP8 */
 	const uint32_t *counts;	     /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each source */
@@ -343,7 +344,8 @@ TERN_API int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t o
 /* Instead of both combine halves: gives the received rows back. All ranks do so in the same round. The slot's next dispatch waits for all to have done it. */
 TERN_API int tern_release(tern_moe *moe, uint32_t slot);
 
-/* Send and receive in one call. */
+/* Send and receive in one call. The arguments of both are checked before anything is sent. After
+ * TERN_ERR_TIMEOUT it goes on where it was when called again with the same arguments. */
 TERN_API int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
 TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 

@@ -2,6 +2,7 @@
 /* The combine halves: results from the experts' ranks home, and their sum there. */
 #include <string.h>
 
+#include "arguments.h"
 #include "device.h"
 #include "error.h"
 #include "exchange.h"
@@ -196,25 +197,21 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 	return flushed ? flushed : rc;
 }
 
-static int check_combine(tern_moe *moe, const struct tern_combine *args)
+/* joined: the second half is called with the first, and goes on if that is done. */
+static int check_combine(tern_moe *moe, const struct tern_combine *args, bool joined)
 {
-	const struct slot *s;
-	int rc = slot_check(moe, args->slot, "tern_combine_send");
+	const char *call = joined ? "tern_combine" : "tern_combine_send";
+	enum slot_state state;
+	int rc;
 
+	rc = slot_check(moe, args->slot, call);
 	if (rc)
 		return rc;
-	s = &moe->slots[args->slot];
-	if (s->state != SLOT_RECEIVED && s->state != SLOT_COMBINING)
-		return slot_wrong_state(moe, args->slot, "tern_combine_send");
-	if (s->nr_rows && !args->y)
-		return fail(TERN_ERR_INVALID, "combine: y is NULL for %llu rows", (unsigned long long)s->nr_rows);
-	if ((uintptr_t)args->y % 16 || args->y_stride % 16)
-		return fail(TERN_ERR_INVALID, "combine: y at %p, stride %zu, has to be aligned to 16 bytes", args->y,
-			args->y_stride);
-	if (args->y_stride && args->y_stride < moe->layout.combine_row_bytes)
-		return fail(TERN_ERR_INVALID, "combine: y has a stride of %zu bytes for rows of %u", args->y_stride,
-			moe->layout.combine_row_bytes);
-	return 0;
+	state = moe->slots[args->slot].state;
+	if (state != SLOT_RECEIVED && state != SLOT_COMBINING &&
+		!(joined && state == SLOT_COMBINED))
+		return slot_wrong_state(moe, args->slot, call);
+	return arguments_y(moe, args);
 }
 
 static int begin_results(tern_moe *moe, uint32_t slot)
@@ -230,7 +227,21 @@ static int begin_results(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
-/* Called again after a time-out, it goes on where it was. */
+/* Arguments have been checked. Called again after a time-out, it goes on where it was. */
+static int send_all_home(tern_moe *moe, const struct tern_combine *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	int rc = s->state == SLOT_RECEIVED ? begin_results(moe, args->slot) : 0;
+
+	rc = rc ? rc : send_results(moe, args);
+	if (!rc && moe->config.mode == TERN_HIGH_THROUGHPUT)
+		rc = publish_results(moe, args->slot, false);
+	if (rc)
+		return rc;
+	s->state = SLOT_COMBINED;
+	return 0;
+}
+
 int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 {
 	struct tern_combine room;
@@ -241,16 +252,8 @@ int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 		return TERN_ERR_INVALID;
 	if (moe && moe->device)
 		return device_combine_send(moe, args);
-	rc = check_combine(moe, args);
-	if (!rc && moe->slots[args->slot].state == SLOT_RECEIVED)
-		rc = begin_results(moe, args->slot);
-	rc = rc ? rc : send_results(moe, args);
-	if (!rc && moe->config.mode == TERN_HIGH_THROUGHPUT)
-		rc = publish_results(moe, args->slot, false);
-	if (rc)
-		return rc;
-	moe->slots[args->slot].state = SLOT_COMBINED;
-	return 0;
+	rc = check_combine(moe, args, false);
+	return rc ? rc : send_all_home(moe, args);
 }
 
 int tern_release(tern_moe *moe, uint32_t slot)
@@ -338,38 +341,39 @@ static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t strid
 	}
 }
 
-int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
+/* Arguments have been checked. */
+static int receive_results(tern_moe *moe, uint32_t slot, void *out, size_t stride)
 {
-	struct slot *s;
-	int rc;
+	struct slot *s = &moe->slots[slot];
+	int rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
 
-	if (moe && moe->device)
-		return device_combine_recv(moe, slot, out, out_stride);
-	rc = slot_check(moe, slot, "tern_combine_recv");
-	if (rc)
-		return rc;
-	s = &moe->slots[slot];
-	if (s->state != SLOT_COMBINED)
-		return slot_wrong_state(moe, slot, "tern_combine_recv");
-	if ((!out && s->nr_tokens) || (uintptr_t)out % 16 || out_stride % 16 ||
-		(out_stride && out_stride < moe->layout.combine_row_bytes))
-		return fail(TERN_ERR_INVALID,
-			"combine: out at %p with a stride of %zu bytes for %u rows of %u; 16-byte alignment", out,
-			out_stride, s->nr_tokens, moe->layout.combine_row_bytes);
-	rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
 	rc = rc ? rc : check_results(moe, slot);
 	if (rc)
 		return rc;
-	sum_at_home(moe, slot, out, out_stride ? out_stride : moe->layout.combine_row_bytes);
+	sum_at_home(moe, slot, out, stride ? stride : moe->layout.combine_row_bytes);
 	s->epoch++;
 	s->state = SLOT_IDLE;
 	return 0;
 }
 
+int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
+{
+	int rc;
+
+	if (moe && moe->device)
+		return device_combine_recv(moe, slot, out, out_stride);
+	rc = slot_check(moe, slot, "tern_combine_recv");
+	if (!rc && moe->slots[slot].state != SLOT_COMBINED)
+		rc = slot_wrong_state(moe, slot, "tern_combine_recv");
+	rc = rc ? rc : arguments_out(moe, slot, out, out_stride);
+	return rc ? rc : receive_results(moe, slot, out, out_stride);
+}
+
+/* Called again after a time-out in its second half, it goes on there. */
 int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride)
 {
 	struct tern_combine room;
-	int rc = 0;
+	int rc;
 
 	if (!moe)
 		return fail(TERN_ERR_INVALID, "tern_combine: moe is NULL");
@@ -378,8 +382,9 @@ int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size
 		return TERN_ERR_INVALID;
 	if (moe->device)
 		return device_combine(moe, args, out, out_stride);
-	/* Called again after a time-out in its second half, it goes on there. */
-	if (moe->failed || args->slot >= moe->config.nr_slots || moe->slots[args->slot].state != SLOT_COMBINED)
-		rc = tern_combine_send(moe, args);
-	return rc ? rc : tern_combine_recv(moe, args->slot, out, out_stride);
+	rc = check_combine(moe, args, true);
+	rc = rc ? rc : arguments_out(moe, args->slot, out, out_stride);
+	if (!rc && moe->slots[args->slot].state != SLOT_COMBINED)
+		rc = send_all_home(moe, args);
+	return rc ? rc : receive_results(moe, args->slot, out, out_stride);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The halves of an exchange on a device: arguments checked, and kernels put on streams. */
+#include "arguments.h"
 #include "device_inside.h"
 #include "error.h"
-#include "routes.h"
 
 /* ---- settings ------------------------------------------------------------------------------------------------ */
 
@@ -81,19 +81,11 @@ static int check_reachable(const tern_moe *moe, const char *name, const void *po
 	return rc ? fail(rc, "%s: %s", name, moe->device->ops->error_text()) : 0;
 }
 
-static int check_rows(const tern_moe *moe, const char *name, const void *rows, size_t stride)
-{
-	if ((uintptr_t)rows % 16 || stride % 16 || (stride && stride < moe->layout.combine_row_bytes))
-		return fail(TERN_ERR_INVALID, "combine: %s at %p with a stride of %zu bytes for rows of %u; 16-byte alignment", name, rows, stride,
-			moe->layout.combine_row_bytes);
-	return check_reachable(moe, name, rows);
-}
-
 static int check_dispatch(tern_moe *moe, const struct tern_dispatch *args, const char *call)
 {
 	int rc = check_slot(moe, args->slot, SLOT_IDLE, call);
 
-	rc = rc ? rc : routes_check(moe, args);
+	rc = rc ? rc : arguments_dispatch(moe, args);
 	if (rc || !args->nr_tokens)
 		return rc;
 	rc = check_reachable(moe, "x", args->x);
@@ -104,19 +96,14 @@ static int check_dispatch(tern_moe *moe, const struct tern_dispatch *args, const
 
 static int check_received(tern_moe *moe, const struct tern_received *received, const char *call)
 {
-	bool fp8 = moe->layout.scales_bytes != 0;
-	int rc;
+	int rc = arguments_received(moe, received, call);
 
-	if (!received->into_x && moe->config.caller_output)
-		return fail(TERN_ERR_INVALID, "%s: into_x is NULL, and caller_output was set", call);
-	if (received->into_x && moe->config.mode == TERN_HIGH_THROUGHPUT)
-		return fail(TERN_ERR_INVALID, "%s: into_x is given, but in high-throughput mode rows arrive in library memory", call);
-	if (received->into_x && ((uintptr_t)received->into_x % 16 || (fp8 && !received->into_scales)))
-		return fail(TERN_ERR_INVALID, "%s: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8", call);
-	if (received->into_x && fp8 && (uintptr_t)received->into_scales % scale_bytes(moe->config.scale))
-		return fail(TERN_ERR_INVALID, "%s: into_scales at %p has to be aligned to %u bytes", call, received->into_scales, scale_bytes(moe->config.scale));
-	rc = check_reachable(moe, "into_x", received->into_x);
-	return rc || !fp8 ? rc : check_reachable(moe, "into_scales", received->into_scales);
+	if (!rc && !received->into_x && moe->config.caller_output)
+		rc = fail(TERN_ERR_INVALID, "%s: into_x is NULL, and caller_output was set", call);
+	rc = rc ? rc : check_reachable(moe, "into_x", received->into_x);
+	if (rc || !moe->layout.scales_bytes)
+		return rc;
+	return check_reachable(moe, "into_scales", received->into_scales);
 }
 
 static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
@@ -182,14 +169,15 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 {
 	int rc = check_slot(moe, args->slot, SLOT_RECEIVED, call);
 
-	return rc ? rc : check_rows(moe, "y", args->y, args->y_stride);
+	rc = rc ? rc : arguments_y(moe, args);
+	return rc ? rc : check_reachable(moe, "y", args->y);
 }
 
 static int check_out(const tern_moe *moe, uint32_t slot, const void *out, size_t stride)
 {
-	if (!out && moe->slots[slot].nr_tokens)
-		return fail(TERN_ERR_INVALID, "combine: out is NULL for %u tokens", moe->slots[slot].nr_tokens);
-	return check_rows(moe, "out", out, stride);
+	int rc = arguments_out(moe, slot, out, stride);
+
+	return rc ? rc : check_reachable(moe, "out", out);
 }
 
 static int put_combine(

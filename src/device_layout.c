@@ -65,6 +65,32 @@ static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *
 	d->output_bytes = (end - output) * c->nr_slots;
 }
 
+/* Whether kernels divide numbers up to n right: the reciprocal of d is too large by so little. */
+static bool divides(uint64_t n, uint32_t d)
+{
+	return n <= UINT32_MAX && n * (ll_divisor_of(d).factor * d) <= UINT32_MAX;
+}
+
+/* Kernels number what warps do, and find token, rank and part by division. */
+static int check_numbers(
+	const struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+{
+	bool low = c->mode == TERN_LOW_LATENCY;
+	uint32_t of_row = low ? d->row.nr_segments + 1 : 1;
+	uint32_t of_result = low ? d->result.nr_segments : 1;
+	uint64_t rows = (uint64_t)c->max_tokens * l->nr_ranks;
+	uint64_t parts = rows * (of_row > of_result ? of_row : of_result);
+
+	if (parts * l->nr_ranks <= UINT32_MAX && divides(parts, of_row) &&
+		divides(parts, of_result) && divides((uint64_t)c->max_tokens * c->topk, c->topk) &&
+		(!low || divides(rows + c->alignment, c->alignment)))
+		return 0;
+	return fail(TERN_ERR_UNSUPPORTED,
+		"%u tokens, top-%u, %u ranks, rows in %u parts, results in %u, %u rows of "
+		"alignment: more than a GPU's kernels can number",
+		c->max_tokens, c->topk, l->nr_ranks, of_row, of_result, c->alignment);
+}
+
 static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
 {
 	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
@@ -133,5 +159,5 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 	lay_out_slot(d, c, l);
 	rc = low ? lay_out_low_latency(d, c, l, far) : lay_out_high_throughput(d, c, l, far);
 	d->window_bytes = c->nr_slots * d->slot_window_bytes;
-	return rc;
+	return rc ? rc : check_numbers(d, c, l);
 }

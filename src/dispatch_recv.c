@@ -2,7 +2,9 @@
 /* The second half: rows from all sources in the layout that experts want. */
 #include <string.h>
 
+#include "arguments.h"
 #include "device.h"
+#include "dispatch_send.h"
 #include "error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
@@ -151,19 +153,10 @@ static int unpack_rows(tern_moe *moe, uint32_t slot)
 	return check_complete(moe, slot);
 }
 
-static int choose_output(tern_moe *moe, struct slot *s, const struct tern_received *received)
+static void choose_output(const tern_moe *moe, struct slot *s, const struct tern_received *received)
 {
-	bool fp8 = moe->layout.scales_bytes != 0;
-
-	if (received->into_x && moe->config.mode == TERN_HIGH_THROUGHPUT)
-		return fail(TERN_ERR_INVALID,
-			"dispatch_recv: into_x is given, but in high-throughput mode rows arrive in library memory");
-	if (received->into_x && ((uintptr_t)received->into_x % 16 || (fp8 && !received->into_scales)))
-		return fail(TERN_ERR_INVALID,
-			"dispatch_recv: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8");
 	s->x = received->into_x ? received->into_x : s->output + moe->layout.output.x;
 	s->scales = received->into_x ? received->into_scales : s->output + moe->layout.output.scales;
-	return 0;
 }
 
 static void describe_received(const tern_moe *moe, const struct slot *s, struct tern_received *received)
@@ -182,24 +175,16 @@ static void describe_received(const tern_moe *moe, const struct slot *s, struct 
 	received->extent = s->extent;
 }
 
-static int dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
+/* Arguments have been checked. */
+static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 {
-	struct slot *s;
-	int rc;
+	struct slot *s = &moe->slots[slot];
+	int rc = wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);
 
-	if (moe && moe->device)
-		return device_dispatch_recv(moe, slot, received);
-	rc = slot_check(moe, slot, "tern_dispatch_recv");
-	if (rc)
-		return rc;
-	s = &moe->slots[slot];
-	if (s->state != SLOT_DISPATCHED)
-		return slot_wrong_state(moe, slot, "tern_dispatch_recv");
-	rc = choose_output(moe, s, received);
-	rc = rc ? rc : wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);
 	rc = rc ? rc : check_words(moe, slot);
 	if (rc)
 		return rc;
+	choose_output(moe, s, received);
 	if (moe->config.mode == TERN_LOW_LATENCY && moe->config.layout != TERN_BY_SOURCE)
 		add_up_experts(moe, slot);
 	if (!set_offsets(moe, s)) {
@@ -217,6 +202,19 @@ static int dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *rec
 	return 0;
 }
 
+static int dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
+{
+	int rc;
+
+	if (moe && moe->device)
+		return device_dispatch_recv(moe, slot, received);
+	rc = slot_check(moe, slot, "tern_dispatch_recv");
+	if (!rc && moe->slots[slot].state != SLOT_DISPATCHED)
+		rc = slot_wrong_state(moe, slot, "tern_dispatch_recv");
+	rc = rc ? rc : arguments_received(moe, received, "tern_dispatch_recv");
+	return rc ? rc : receive(moe, slot, received);
+}
+
 int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *theirs)
 {
 	struct tern_received room, *received = struct_in(&kind_received, theirs, &room);
@@ -225,18 +223,20 @@ int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *their
 	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }
 
+/* Called again after a time-out in its second half, it goes on there. */
 static int dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received)
 {
-	int rc = 0;
+	int rc;
 
 	if (!moe)
 		return fail(TERN_ERR_INVALID, "tern_dispatch: moe is NULL");
 	if (moe->device)
 		return device_dispatch(moe, args, received);
-	/* Called again after a time-out in its second half, it goes on there. */
-	if (moe->failed || args->slot >= moe->config.nr_slots || moe->slots[args->slot].state != SLOT_DISPATCHED)
-		rc = tern_dispatch_send(moe, args);
-	return rc ? rc : dispatch_recv(moe, args->slot, received);
+	rc = dispatch_check(moe, args, true);
+	rc = rc ? rc : arguments_received(moe, received, "tern_dispatch");
+	if (!rc && moe->slots[args->slot].state != SLOT_DISPATCHED)
+		rc = dispatch_send(moe, args);
+	return rc ? rc : receive(moe, args->slot, received);
 }
 
 int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *theirs)

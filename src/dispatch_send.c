@@ -2,6 +2,7 @@
 /* The first half: tokens to the ranks of their experts. */
 #include <string.h>
 
+#include "arguments.h"
 #include "chunk.h"
 #include "device.h"
 #include "dispatch_send.h"
@@ -321,26 +322,30 @@ static int send_counts_first(tern_moe *moe, uint32_t slot)
 	return rc ? rc : place_all_rows(moe, slot);
 }
 
-/* Timed out before, and to be called again. */
-static bool is_under_way(const struct slot *s)
+/* Timed out before, and called again. */
+static bool goes_on(const struct slot *s, bool joined)
 {
-	return s->state == SLOT_COUNTED || s->state == SLOT_SENDING || s->state == SLOT_FINISHING;
+	return s->state == SLOT_COUNTED || s->state == SLOT_SENDING || s->state == SLOT_FINISHING ||
+	       (joined && s->state == SLOT_DISPATCHED);
 }
 
-static int check_state(tern_moe *moe, const struct tern_dispatch *args)
+int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 {
-	struct slot *s;
-	int rc = slot_check(moe, args->slot, "tern_dispatch_send");
+	const char *call = joined ? "tern_dispatch" : "tern_dispatch_send";
+	const struct slot *s;
+	int rc;
 
+	rc = slot_check(moe, args->slot, call);
 	if (rc)
 		return rc;
 	s = &moe->slots[args->slot];
-	if (is_under_way(s) && s->nr_tokens != args->nr_tokens)
-		return fail(TERN_ERR_INVALID, "dispatch: called again with %u tokens; its counts announced %u",
+	if (goes_on(s, joined) && s->nr_tokens != args->nr_tokens)
+		return fail(TERN_ERR_INVALID,
+			"dispatch: called again with %u tokens; it was begun with %u",
 			args->nr_tokens, s->nr_tokens);
-	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && !is_under_way(s))
-		return slot_wrong_state(moe, args->slot, "tern_dispatch_send");
-	return routes_check(moe, args);
+	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && !goes_on(s, joined))
+		return slot_wrong_state(moe, args->slot, call);
+	return arguments_dispatch(moe, args);
 }
 
 /* To ranks that are mapped: rows for the others left by lanes. */
@@ -398,21 +403,11 @@ static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
 }
 
 /* Called again after a time-out, it goes on where it was. */
-int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+int dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
-	struct tern_dispatch room;
-	struct slot *s;
-	int rc;
+	struct slot *s = &moe->slots[args->slot];
+	int rc = 0;
 
-	args = struct_in(&kind_dispatch, args, &room);
-	if (!args)
-		return TERN_ERR_INVALID;
-	if (moe && moe->device)
-		return device_dispatch_send(moe, args);
-	rc = check_state(moe, args);
-	if (rc)
-		return rc;
-	s = &moe->slots[args->slot];
 	if (s->state != SLOT_SENDING && s->state != SLOT_FINISHING)
 		rc = prepare_round(moe, s, args);
 	if (!rc && moe->config.mode == TERN_LOW_LATENCY)
@@ -424,4 +419,18 @@ int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	routes_account(moe, s);
 	s->state = SLOT_DISPATCHED;
 	return 0;
+}
+
+int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct tern_dispatch room;
+	int rc;
+
+	args = struct_in(&kind_dispatch, args, &room);
+	if (!args)
+		return TERN_ERR_INVALID;
+	if (moe && moe->device)
+		return device_dispatch_send(moe, args);
+	rc = dispatch_check(moe, args, false);
+	return rc ? rc : dispatch_send(moe, args);
 }

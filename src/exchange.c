@@ -20,7 +20,7 @@
 #define MAX_SLOTS 16
 #define MAX_TOKENS (1u << 24)
 #define MAX_HIDDEN (1u << 24)
-#define MAX_PAYLOAD_BYTES (MAX_HIDDEN * 4)
+#define MAX_ROW_BYTES (4 * MAX_HIDDEN) /* with all that goes with a row its bytes fit 32 bits */
 #define MAX_CHUNK_BYTES (64u << 20)
 #define MAX_CHUNKS 512
 #define MAX_WINDOW_BYTES (1ull << 46)
@@ -88,13 +88,17 @@ static int check_sizes(const struct tern_moe_config *c, uint32_t nr_ranks)
 	rc = rc ? rc : check_range("nr_experts", c->nr_experts, 1, UINT16_MAX * 16u);
 	rc = rc ? rc : check_range("topk", c->topk, 1, TERN_MAX_TOPK);
 	rc = rc ? rc : check_range("max_tokens", c->max_tokens, 1, MAX_TOKENS);
-	rc = rc ? rc : check_range("payload_bytes", c->payload_bytes, 0, MAX_PAYLOAD_BYTES);
 	rc = rc ? rc : check_range("nr_slots", c->nr_slots, 1, MAX_SLOTS);
+	rc = rc ? rc : check_range("payload_bytes", c->payload_bytes, 0, MAX_ROW_BYTES);
 	rc = rc ? rc : check_range("alignment", c->alignment, 1, 1u << 16);
 	rc = rc ? rc : check_range("replica_ranks", c->replica_ranks, 1, nr_ranks);
 	rc = rc ? rc : check_range("wait_ms", c->wait_ms, 0, INT_MAX);
 	if (rc)
 		return rc;
+	if (c->capacity > UINT32_MAX)
+		return fail(TERN_ERR_INVALID,
+			"capacity is %llu; 0 (the worst case) to %u are possible",
+			(unsigned long long)c->capacity, UINT32_MAX);
 	if (c->topk > c->nr_experts)
 		return fail(TERN_ERR_INVALID, "topk is %u of %u experts", c->topk, c->nr_experts);
 	if (nr_ranks % c->replica_ranks)
@@ -134,27 +138,23 @@ static int check_dtypes(const struct tern_moe_config *c)
 	return rc ? rc : check_row("y", c->combine_dtype, (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
 }
 
-/* What an exchange takes, in numbers that cannot overflow: window_bytes is to be believed where
- * this is not too much. */
+/* What an exchange takes, in floating point, which no product of settings exceeds: window_bytes is
+ * to be believed where this is not too much. */
 static double space_needed(const struct layout *l)
 {
-	double rows = (double)l->positions *
-		      ((double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) + 8.0 * l->topk);
+	double row = (double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) +
+		     8.0 * l->topk;
 	double regions = (double)l->nr_ranks * (double)l->region_bytes;
 	double results = (double)l->combine_rows * l->combine_row_bytes;
 	double chunks = (double)l->nr_lanes * l->nr_chunks * l->chunk_bytes;
 
-	return l->nr_slots * (rows + regions + results) + chunks;
+	return l->nr_slots * ((double)l->positions * row + regions + results) + chunks;
 }
 
 static int check_layout(const struct layout *l)
 {
 	double bytes = space_needed(l), most = (double)MAX_WINDOW_BYTES;
 
-	if (l->capacity > UINT32_MAX) /* positions may be more than 64 bits hold */
-		return fail(TERN_ERR_INVALID,
-			"a capacity of %llu rows (0: the worst case); at most %u have a place",
-			(unsigned long long)l->capacity, UINT32_MAX);
 	if (l->positions > UINT32_MAX)
 		return fail(TERN_ERR_INVALID, "%llu row positions in the received x; at most %u. Set a capacity",
 			(unsigned long long)l->positions, UINT32_MAX);

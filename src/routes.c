@@ -6,49 +6,6 @@
 #include "error.h"
 #include "plan.h"
 
-static int check_pointer(const char *name, const void *pointer, size_t stride, uint64_t row_bytes, uint32_t alignment)
-{
-	if (!pointer)
-		return fail(TERN_ERR_INVALID, "dispatch: %s is NULL", name);
-	if ((uintptr_t)pointer % alignment || stride % alignment)
-		return fail(TERN_ERR_INVALID, "dispatch: %s at %p, stride %zu, has to be aligned to %u bytes", name,
-			pointer, stride, alignment);
-	if (stride && stride < row_bytes)
-		return fail(TERN_ERR_INVALID, "dispatch: %s has a stride of %zu bytes for rows of %llu", name, stride,
-			(unsigned long long)row_bytes);
-	return 0;
-}
-
-uint64_t x_row_bytes(const tern_moe *moe)
-{
-	const struct tern_moe_config *c = &moe->config;
-
-	return c->x_dtype == TERN_BYTES ? c->payload_bytes : (uint64_t)c->hidden * dtype_bytes(c->x_dtype);
-}
-
-int routes_check(const tern_moe *moe, const struct tern_dispatch *args)
-{
-	bool fp8 = moe->config.x_dtype == TERN_FP8_E4M3;
-	int rc;
-
-	if (args->nr_tokens > moe->config.max_tokens)
-		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; this exchange was made for at most %u",
-			args->nr_tokens, moe->config.max_tokens);
-	if (args->topk_ids_bits != 0 && args->topk_ids_bits != 32 && args->topk_ids_bits != 64)
-		return fail(
-			TERN_ERR_INVALID, "dispatch: topk_ids_bits is %u; 32 or 64 are possible", args->topk_ids_bits);
-	if (!fp8 && args->scales)
-		return fail(TERN_ERR_INVALID, "dispatch: scales are given, but x is not FP8");
-	if (args->nr_tokens == 0)
-		return 0;
-	rc = check_pointer("x", args->x, args->x_stride, x_row_bytes(moe), 16);
-	if (!rc && fp8)
-		rc = check_pointer("scales", args->scales, args->scales_stride, moe->layout.scales_bytes,
-			scale_bytes(moe->config.scale));
-	rc = rc ? rc : check_pointer("topk_ids", args->topk_ids, 0, 0, args->topk_ids_bits == 64 ? 8 : 4);
-	return rc || !args->topk_weights ? rc : check_pointer("topk_weights", args->topk_weights, 0, 0, 4);
-}
-
 static int64_t topk_id(const struct tern_dispatch *args, size_t index)
 {
 	return args->topk_ids_bits == 64 ? ((const int64_t *)args->topk_ids)[index]

@@ -5,12 +5,6 @@
 
 #include "exchange.h"
 
-/* Bytes from row to row of a dense x. */
-uint64_t x_row_bytes(const tern_moe *moe);
-
-/* Everything about args but the ids. */
-int routes_check(const tern_moe *moe, const struct tern_dispatch *args);
-
 /* Reads and checks all ids, and chooses replicas. Fills slot->physical, which means nothing until the slot's state
  * moves on. */
 int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args);

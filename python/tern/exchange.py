@@ -16,7 +16,7 @@ from ._handles import Handle, opened
 from ._library import library
 from .arrays import Array, Dtype, View
 from .config import Config, Device, Mode, Scale
-from .errors import InvalidError, UnsupportedError, WaitReport, check, wait_report
+from .errors import InvalidError, UnsupportedError, WaitReport, WaitTimeoutError, check, wait_report
 from .group import Group, OneAtATime
 from .received import Received
 
@@ -54,8 +54,6 @@ class _Slot:
     """What Python has to remember of a slot, so that no array is too small for what the library does with it."""
 
     def __init__(self) -> None:
-        self.dispatching = False  # dispatch_send is done, dispatch_recv is not
-        self.combining = False
         self.nr_tokens = 0
         self.extent = 0
         self.received: Optional[Received] = None
@@ -150,18 +148,18 @@ class Exchange:
         for all 1, scales [n][ceil(H / 128)] if x_dtype is FP8. All may be overwritten when it returns. Waits only in high-throughput mode.
         """
         with self._busy:
-            self._send(slot, *self._dispatch_args(x, topk_ids, topk_weights, scales, slot), stream)
+            state = self._slot(slot)
+            args, views = self._dispatch_args(x, topk_ids, topk_weights, scales, slot)
+            self._use(state, slot, stream, views)
+            code = library().tern_dispatch_send(self.native, ctypes.byref(args))
+            self._begun(state, code, args, views)
 
-    def _send(self, slot: int, args: Any, nr_tokens: int, views: Dict[str, View], stream: Optional[int]) -> None:
-        state = self._slot(slot)
-        self._use(state, slot, stream, views)
-        self._check(library().tern_dispatch_send(self.native, ctypes.byref(args)))
-        self._sent(state, nr_tokens, views)
-        state.dispatching = True
-
-    def _sent(self, state: _Slot, nr_tokens: int, views: Dict[str, View]) -> None:
-        state.nr_tokens = nr_tokens
-        state.kept = list(views.values()) if self.on_device else []
+    def _begun(self, state: _Slot, code: int, args: Any, views: Dict[str, View]) -> None:
+        """After a time-out the tokens may be on their way."""
+        if code in (0, WaitTimeoutError.code):
+            state.nr_tokens = args.nr_tokens
+            state.kept = list(views.values()) if self.on_device else []
+        self._check(code)
 
     def dispatch_recv(
         self, slot: int = 0, *, into_x: Optional[Array] = None, into_scales: Optional[Array] = None, stream: Optional[int] = None
@@ -169,36 +167,26 @@ class Exchange:
         """Waits for all sources, and shows the rows. In low-latency mode they may go into the caller's into_x [max_rows][H] (and
         into_scales)."""
         with self._busy:
-            return self._recv(slot, into_x, into_scales, stream)
+            state = self._slot(slot)
+            struct, views = self._received_args(into_x, into_scales)
+            self._use(state, slot, stream, views)
+            self._check(library().tern_dispatch_recv(self.native, slot, ctypes.byref(struct)))
+            return self._received(state, slot, struct, views)
 
-    def _recv(self, slot: int, into_x: Optional[Array], into_scales: Optional[Array], stream: Optional[int]) -> Received:
-        state = self._slot(slot)
-        struct, views = self._received_args(into_x, into_scales)
-        self._use(state, slot, stream, views)
-        self._check(library().tern_dispatch_recv(self.native, slot, ctypes.byref(struct)))
-        state.dispatching = False
-        return self._received(state, slot, struct, into_x, into_scales)
-
-    def _received(self, state: _Slot, slot: int, struct: Any, into_x: Optional[Array], into_scales: Optional[Array]) -> Received:
+    def _received(self, state: _Slot, slot: int, struct: Any, into: Dict[str, View]) -> Received:
         state.extent = struct.extent
-        x = None if into_x is None else into_x[: struct.extent]
-        scales = None if into_scales is None else into_scales[: struct.extent]
-        state.received = Received(self, slot, struct, x, scales)
+        state.received = Received(self, slot, struct, into)
         return state.received
 
     def combine_send(self, y: Optional[Array], *, slot: int = 0, stream: Optional[int] = None) -> None:
         """Sends the experts' results home: y [extent or more][H] of combine_dtype, rows at the positions of the received x rows. None is
         possible with no rows. Gives the received rows back."""
         with self._busy:
-            self._send_home(y, slot, stream)
-
-    def _send_home(self, y: Optional[Array], slot: int, stream: Optional[int]) -> None:
-        state = self._slot(slot)
-        args, views = self._combine_args(state, y, slot)
-        self._use(state, slot, stream, views)
-        self._check(library().tern_combine_send(self.native, ctypes.byref(args)))
-        state.combining = True
-        state.give_back()
+            state = self._slot(slot)
+            args, views = self._combine_args(state, y, slot)
+            self._use(state, slot, stream, views)
+            self._check(library().tern_combine_send(self.native, ctypes.byref(args)))
+            state.give_back()
 
     def _combine_args(self, state: _Slot, y: Optional[Array], slot: int) -> Tuple[Any, Dict[str, View]]:
         args = _abi.sized(_abi.tern_combine)
@@ -217,15 +205,11 @@ class Exchange:
     def combine_recv(self, slot: int = 0, *, out: Optional[Array] = None, stream: Optional[int] = None) -> Any:
         """Waits for all ranks, and returns the weighted sums [n][H] of combine_dtype: in out, or in a new array."""
         with self._busy:
-            return self._recv_home(slot, out, stream)
-
-    def _recv_home(self, slot: int, out: Optional[Array], stream: Optional[int]) -> Any:
-        state = self._slot(slot)
-        out, rows = self._out(state, out)
-        self._use(state, slot, stream, {"out": rows.view})
-        self._check(library().tern_combine_recv(self.native, slot, rows.address, rows.stride))
-        state.combining = False
-        return out
+            state = self._slot(slot)
+            out, rows = self._out(state, out)
+            self._use(state, slot, stream, {"out": rows.view})
+            self._check(library().tern_combine_recv(self.native, slot, rows.address, rows.stride))
+            return out
 
     def _out(self, state: _Slot, out: Optional[Array]) -> Tuple[Any, memory.Rows]:
         if out is None:
@@ -257,46 +241,36 @@ class Exchange:
         into_x: Optional[Array] = None,
         into_scales: Optional[Array] = None,
     ) -> Received:
-        """dispatch_send and dispatch_recv. After WaitTimeoutError the same call goes on waiting."""
+        """dispatch_send and dispatch_recv. All arguments are checked before anything is sent. After
+        WaitTimeoutError the same call goes on waiting."""
         with self._busy:
-            if self.on_device:
-                return self._dispatch_at_once(slot, self._dispatch_args(x, topk_ids, topk_weights, scales, slot), into_x, into_scales, stream)
-            if not self._slot(slot).dispatching:
-                self._send(slot, *self._dispatch_args(x, topk_ids, topk_weights, scales, slot), stream)
-            return self._recv(slot, into_x, into_scales, stream)
-
-    def _dispatch_at_once(self, slot: int, given: Any, into_x: Optional[Array], into_scales: Optional[Array], stream: Optional[int]) -> Received:
-        """One launch. Nothing waits here, so there is nothing to go on with."""
-        state, (args, nr_tokens, views) = self._slot(slot), given
-        struct, into = self._received_args(into_x, into_scales)
-        self._use(state, slot, stream, views)
-        self._check(library().tern_dispatch(self.native, ctypes.byref(args), ctypes.byref(struct)))
-        self._sent(state, nr_tokens, {**views, **into})
-        return self._received(state, slot, struct, into_x, into_scales)
+            state = self._slot(slot)
+            args, views = self._dispatch_args(x, topk_ids, topk_weights, scales, slot)
+            struct, into = self._received_args(into_x, into_scales)
+            views.update(into)
+            self._use(state, slot, stream, views)
+            code = library().tern_dispatch(self.native, ctypes.byref(args), ctypes.byref(struct))
+            self._begun(state, code, args, views)
+            return self._received(state, slot, struct, into)
 
     def combine(self, y: Optional[Array], *, slot: int = 0, out: Optional[Array] = None, stream: Optional[int] = None) -> Any:
-        """combine_send and combine_recv. After WaitTimeoutError the same call goes on waiting."""
+        """combine_send and combine_recv. All arguments are checked before anything is sent. After
+        WaitTimeoutError the same call goes on waiting."""
         with self._busy:
-            if self.on_device:
-                return self._combine_at_once(y, slot, out, stream)
-            if not self._slot(slot).combining:
-                self._send_home(y, slot, stream)
-            return self._recv_home(slot, out, stream)
-
-    def _combine_at_once(self, y: Optional[Array], slot: int, out: Optional[Array], stream: Optional[int]) -> Any:
-        state = self._slot(slot)
-        args, views = self._combine_args(state, y, slot)
-        out, rows = self._out(state, out)
-        self._use(state, slot, stream, {**views, "out": rows.view})
-        self._check(library().tern_combine(self.native, ctypes.byref(args), rows.address, rows.stride))
-        state.give_back()
-        return out
+            state = self._slot(slot)
+            args, views = self._combine_args(state, y, slot)
+            out, rows = self._out(state, out)
+            views["out"] = rows.view
+            self._use(state, slot, stream, views)
+            self._check(library().tern_combine(self.native, ctypes.byref(args), rows.address, rows.stride))
+            state.give_back()
+            return out
 
     # ---- arguments ----
 
     def _dispatch_args(
         self, x: Array, topk_ids: Array, topk_weights: Optional[Array], scales: Optional[Array], slot: int
-    ) -> Tuple[Any, int, Dict[str, View]]:
+    ) -> Tuple[Any, Dict[str, View]]:
         config = self.config
         self._slot(slot)
         args = _abi.sized(_abi.tern_dispatch)
@@ -314,7 +288,7 @@ class Exchange:
                 raise InvalidError("scales are given, but x is not FP8")
             keep["scales"] = memory.table("scales", scales, rows.nr, config.nr_blocks, _SCALES[Scale(config.scale)])
             args.scales = keep["scales"].address
-        return args, rows.nr, keep
+        return args, keep
 
     def _received_args(self, into_x: Optional[Array], into_scales: Optional[Array]) -> Tuple[Any, Dict[str, View]]:
         struct = _abi.sized(_abi.tern_received)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from .arrays import Dtype
+from .arrays import Dtype, View
 from .config import Config, Layout, Scale
 from .errors import StateError
 
@@ -19,14 +19,15 @@ ROW = np.dtype([("rank", np.int32), ("token", np.int32), ("k", np.int32), ("weig
 
 
 class Received:
-    """The rows of one dispatch. Everything here shows the library's memory (or the caller's into_x) without a copy.
+    """The rows of one dispatch. Everything here shows the library's memory without a copy, or the
+    caller's into_x and into_scales, in the same form.
 
     The rows are there until combine_send, combine or release of this slot; from then on the properties raise StateError, and arrays
     that were taken from them before are still readable memory, but the next round writes there. What has to live longer has to be
     copied.
     """
 
-    def __init__(self, moe: "Exchange", slot: int, struct: Any, x: Any, scales: Any):
+    def __init__(self, moe: "Exchange", slot: int, struct: Any, into: Dict[str, View]):
         self.slot = slot
         self.nr_rows: int = struct.nr_rows
         """Rows received, without padding. On a device, where the host does not know, the most there can be; so is extent."""
@@ -34,24 +35,23 @@ class Received:
         """Row positions spanned, padding included."""
         self._moe: Optional["Exchange"] = moe
         self._struct = struct
-        self._given = {"x": x, "scales": scales}
+        self._into = into
         self._shown: Dict[str, Any] = {}
 
     def _end(self) -> None:
         self._moe = None
         self._shown.clear()
-        self._given.clear()
+        self._into = {}
 
     def _show(self, name: str, shape: Tuple[int, ...], dtype: Any) -> Any:
         if self._moe is None:
             raise StateError(f"received.{name}: these rows were given back by combine or release of slot {self.slot}")
-        if self._given.get(name) is not None:
-            return self._given[name]
         if name not in self._shown:
             kind = self._moe.kind
             const = kind.const and name not in ("x", "scales")
             typed = kind.dtype(dtype) if isinstance(dtype, Dtype) else dtype
-            array = kind.show(getattr(self._struct, name), shape, typed, self._moe.handle, const)
+            owner = self._into.get(f"into_{name}", self._moe.handle)
+            array = kind.show(getattr(self._struct, name), shape, typed, owner, const)
             self._shown[name] = kind.of(array, dtype) if isinstance(dtype, Dtype) else array if dtype is ROW else kind.plain(array)
         return self._shown[name]
 

@@ -13,7 +13,7 @@ import pytest
 from reference import World, fill_results, judge_combined, judge_received
 
 import tern
-from tern import Config, Dtype, Mode, Phase, Placement, Scale
+from tern import Config, Dtype, Layout, Mode, Phase, Placement, Reduce, Scale, Weights
 
 PLAIN = Config(hidden=64, nr_experts=8, topk=2, max_tokens=6, combine_dtype=Dtype.FP32)
 X = np.zeros((3, 64), np.uint16)
@@ -115,6 +115,78 @@ def test_results_too_few_or_of_the_wrong_kind(group: tern.Group) -> None:
             with pytest.raises(tern.InvalidError, match=words):
                 moe.combine_recv(out=out)
         assert moe.combine_recv().shape == (3, 64)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("mode", list(Mode))
+def test_refused_in_the_second_half(mode: Mode, layout: Layout) -> None:
+    """Nothing of a refused call comes out of the next one: neither its x nor its results."""
+    by_source = layout == Layout.BY_SOURCE
+    weights = Weights.PASS if by_source else Weights.COMBINE
+    config = changed(mode=mode, layout=layout, reduce=Reduce.EXPERT, weights=weights)
+    old, world = World(config, 2, [5, 4], 7), World(config, 2, [5, 4], 8)
+
+    def given(world: World, rank: int) -> Any:
+        return world.x[rank], world.ids[rank], world.weights[rank]
+
+    def body(group: tern.Group) -> None:
+        rank = group.rank
+        with tern.Exchange(group, config) as moe:
+            for _ in range(3):
+                before = moe.stats()
+                for into in (np.zeros((11, 64), np.uint16), bytes(12 * 128), np.zeros((24, 32))):
+                    with pytest.raises(tern.InvalidError, match="into_x"):
+                        moe.dispatch(*given(old, rank), into_x=into)
+                assert moe.stats() == before
+                received = moe.dispatch(*given(world, rank))
+                judge_received(world, rank, received)
+                y, before = moe.empty_y(received), moe.stats()
+                y[:] = 1000
+                for out in (np.zeros((3, 64), np.float32), bytes(len(world.x[rank]) * 256)):
+                    with pytest.raises(tern.InvalidError, match="out"):
+                        moe.combine(y, out=out)
+                assert moe.stats() == before
+                fill_results(world, rank, y)
+                judge_combined(world, rank, moe.combine(y))
+
+    tern.run_threads(2, body)
+
+
+def test_refused_while_going_on() -> None:
+    """What was begun goes on with its own arguments, and no others."""
+    config = changed(wait_ms=0)
+    world, begun = World(config, 2, [5, 4], 3), [threading.Event(), threading.Event()]
+
+    def body(group: tern.Group) -> None:
+        rank = group.rank
+        x, ids, weights = world.x[rank], world.ids[rank], world.weights[rank]
+        with tern.Exchange(group, config) as moe:
+            if rank == 0:
+                with pytest.raises(tern.WaitTimeoutError):
+                    moe.dispatch(x, ids, weights)
+                with pytest.raises(tern.InvalidError, match="4 tokens; it was begun with 5"):
+                    moe.dispatch(x[:4], ids[:4], weights[:4])
+                begun[0].set()
+            moe.set_wait(20000)
+            assert begun[0].wait(20)
+            received = moe.dispatch(x, ids, weights)
+            judge_received(world, rank, received)
+            y = moe.empty_y(received)
+            fill_results(world, rank, y)
+            if rank == 0:
+                moe.set_wait(0)
+                with pytest.raises(tern.WaitTimeoutError):
+                    moe.combine(y)
+                with pytest.raises(tern.InvalidError, match="y has"):
+                    moe.combine(y[1:])
+                with pytest.raises(tern.InvalidError, match="out has 4 rows"):
+                    moe.combine(y, out=np.zeros((4, 64), np.float32))
+                moe.set_wait(20000)
+                begun[1].set()
+            assert begun[1].wait(20)
+            judge_combined(world, rank, moe.combine(y))
+
+    tern.run_threads(2, body)
 
 
 def test_devices_and_streams_are_refused(group: tern.Group) -> None:
@@ -330,7 +402,8 @@ def test_fp8_needs_scales(group: tern.Group) -> None:
             moe.dispatch(x, IDS, scales=np.zeros((3, 1), np.float32))
         with pytest.raises(tern.InvalidError, match="without into_scales"):
             moe.dispatch(x, IDS, scales=np.zeros((3, 1), np.uint8), into_x=np.zeros((12, 64), np.uint8))
-        moe.release() if moe.dispatch_recv() else None
+        with pytest.raises(tern.StateError):  # none of them has sent
+            moe.dispatch_recv()
 
 
 def test_every_code_has_its_class() -> None:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import itertools
-from typing import Any, List
+from typing import Any, Callable, List
 
 import numpy as np
 import pytest
@@ -227,6 +228,51 @@ def test_into_the_callers_memory(layout: Layout, dtype: Dtype) -> None:
             moe.release()
 
     tern.run_threads(3, body)
+
+
+def in_one_piece(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+FORMS: List[Callable[[np.ndarray], Any]] = [
+    in_one_piece,
+    lambda array: memoryview(in_one_piece(array)),
+    lambda array: (ctypes.c_uint8 * array.nbytes).from_buffer(array),
+    lambda array: in_one_piece(array).view(np.int8).reshape(len(array), -1),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["bytes", "memoryview", "ctypes", "rows of bytes"])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32, Dtype.FP8_E4M3, Dtype.BYTES])
+def test_into_the_callers_bytes(dtype: Dtype, form: Callable[[np.ndarray], Any]) -> None:
+    """In whatever form the caller's memory is, rows are shown as they are in the library's."""
+    fp8 = dtype == Dtype.FP8_E4M3
+    config = dataclasses.replace(
+        PLAIN,
+        x_dtype=Dtype.BF16 if fp8 else dtype,
+        dispatch_dtype=dtype,
+        scale=Scale.UE8M0 if fp8 else Scale.NONE,
+        payload_bytes=48 if dtype == Dtype.BYTES else 0,
+    )
+    world = World(config, 2, [6, 4], 6)
+
+    def body(group: tern.Group) -> None:
+        with tern.Exchange(group, config) as moe:
+            memory, scales = moe.empty_x()
+            given = form(memory)
+            x, ids, weights = (of[group.rank] for of in (world.x, world.ids, world.weights))
+            received = moe.dispatch(x, ids, weights, into_x=given, into_scales=scales)
+            assert received.x.shape == (received.extent, config.received_width)
+            assert received.x.dtype == memory.dtype
+            assert np.shares_memory(received.x, memory)
+            judge_received(world, group.rank, received)
+            rows = received.x
+            before = rows.copy()
+            del memory, given, scales
+            moe.release()
+        assert np.array_equal(rows, before)
+
+    tern.run_threads(2, body)
 
 
 def test_two_exchanges_and_release() -> None:

@@ -422,6 +422,12 @@ static void wrong_exchanges(struct rank *rank)
 		int rc;
 	} cases[] = {{"wait_ms is 0", {"wait 0", FIELD(tern_moe_config, wait_ms), SET, 0, NULL}, TERN_LOW_LATENCY, TERN_ERR_INVALID},
 		{"device", {"device 2", FIELD(tern_moe_config, device), SET, 2, NULL}, TERN_LOW_LATENCY, TERN_ERR_INVALID},
+		{"capacity is 9223372036854775808",
+			{"2^63 rows", FIELD(tern_moe_config, capacity), SET, 1ull << 63, NULL},
+			TERN_HIGH_THROUGHPUT, TERN_ERR_INVALID},
+		{"payload_bytes is 67108880",
+			{"long rows", FIELD(tern_moe_config, payload_bytes), SET, 67108880, NULL},
+			TERN_LOW_LATENCY, TERN_ERR_INVALID},
 		{"caller_output", {"caller's output", FIELD(tern_moe_config, caller_output), SET, 1, NULL}, TERN_HIGH_THROUGHPUT, TERN_ERR_INVALID},
 		{"65537 tokens", {"many tokens", FIELD(tern_moe_config, max_tokens), SET, 65537, NULL}, TERN_LOW_LATENCY, TERN_ERR_UNSUPPORTED},
 		{"60000 physical experts", {"many experts", FIELD(tern_moe_config, nr_experts), SET, 60000, NULL}, TERN_HIGH_THROUGHPUT, TERN_ERR_UNSUPPORTED},

@@ -317,7 +317,7 @@ int round_dispatch_recv(struct round *r)
 	return rc ? failed(r, rc, "dispatch_recv") : round_check_received(r);
 }
 
-static int joined_dispatch(struct round *r)
+int round_dispatch(struct round *r)
 {
 	struct tern_dispatch args;
 	int rc;
@@ -331,7 +331,7 @@ static int joined_dispatch(struct round *r)
 	return rc ? failed(r, rc, "dispatch") : round_check_received(r);
 }
 
-static int make_y(struct round *r, struct tern_combine *args)
+int round_results(struct round *r, struct tern_combine *args)
 {
 	struct buffers *b = r->buffers;
 	size_t stride = job_y_bytes(r->job) + b->rows_apart, need = r->received.extent * stride;
@@ -355,7 +355,7 @@ int round_combine_send(struct round *r)
 	struct tern_combine args;
 	int rc;
 
-	if (make_y(r, &args))
+	if (round_results(r, &args))
 		return -1;
 	do
 		rc = tern_combine_send(r->moe, &args);
@@ -412,13 +412,13 @@ int round_combine_recv(struct round *r)
 	return rc ? failed(r, rc, "combine_recv") : round_check_combined(r);
 }
 
-static int joined_combine(struct round *r)
+int round_combine(struct round *r)
 {
 	struct tern_combine args;
 	size_t stride = spoil_out(r);
 	int rc;
 
-	if (make_y(r, &args))
+	if (round_results(r, &args))
 		return -1;
 	do
 		rc = tern_combine(r->moe, &args, r->buffers->out, stride);
@@ -440,7 +440,7 @@ int run_round(struct round *r, uint64_t number)
 	r->number = number;
 	r->slot = (uint32_t)(number % r->job->config.nr_slots);
 	if (r->manner.joined) {
-		rc = joined_dispatch(r);
+		rc = round_dispatch(r);
 	} else {
 		rc = round_dispatch_send(r);
 		rc = rc ? rc : round_dispatch_recv(r);
@@ -450,7 +450,7 @@ int run_round(struct round *r, uint64_t number)
 	if (r->manner.release)
 		return round_release(r);
 	if (r->manner.joined)
-		return joined_combine(r);
+		return round_combine(r);
 	rc = round_combine_send(r);
 	return rc ? rc : round_combine_recv(r);
 }

@@ -78,9 +78,14 @@ int round_dispatch_recv(struct round *round);
 int round_combine_send(struct round *round);
 int round_combine_recv(struct round *round);
 int round_release(struct round *round);
+/* Both halves in one call. */
+int round_dispatch(struct round *round);
+int round_combine(struct round *round);
 
 /* Fills the round's buffers and sets the arguments, without a call: for tests that change something. */
 void round_arguments(struct round *round, struct tern_dispatch *args);
+/* Likewise for the results of the received rows. */
+int round_results(struct round *round, struct tern_combine *args);
 /* Whether received is what the round should bring. */
 int round_check_received(struct round *round);
 int round_check_combined(struct round *round);

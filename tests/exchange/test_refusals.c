@@ -20,33 +20,53 @@ static int refused(struct rank *rank, const char *call, int rc, int want, const 
 	return 0;
 }
 
-static void make_job(struct job *job, enum tern_mode mode)
+struct shape {
+	enum tern_mode mode;
+	enum tern_layout layout;
+	bool fp8;
+};
+
+static void make_job(struct job *job, int nr_ranks, const struct shape *shape)
 {
 	job_init(job);
-	job->nr_ranks = 2;
+	job->nr_ranks = (uint32_t)nr_ranks;
 	job->nr_tokens = job->config.max_tokens = 8;
 	job->config.hidden = 64;
 	job->config.nr_experts = 10;
 	job->config.topk = 3;
-	job->config.mode = mode;
+	job->config.mode = shape->mode;
+	job->config.layout = shape->layout;
 	job->config.nr_slots = 2;
+	if (shape->layout == TERN_BY_SOURCE) {
+		job->config.reduce = TERN_REDUCE_EXPERT;
+		job->config.weights = TERN_WEIGHTS_PASS;
+	}
+	if (shape->fp8) {
+		job->config.dispatch_dtype = TERN_FP8_E4M3;
+		job->config.scale = TERN_SCALE_FP32;
+	}
 	job->input = INPUT_RANDOM;
 	if (job_open(job, NULL))
 		fail_msg("no memory");
 }
 
+static void run_on_shape(rank_main body, int nr_ranks, const struct shape *shape)
+{
+	struct job job;
+	const char *failure;
+
+	make_job(&job, nr_ranks, shape);
+	failure = run_ranks(nr_ranks, body, &job);
+	if (failure)
+		fail_msg("mode %d, layout %d%s: %s", (int)shape->mode, (int)shape->layout,
+			shape->fp8 ? ", FP8" : "", failure);
+	job_close(&job);
+}
+
 static void run_on_both_modes(rank_main body)
 {
-	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++) {
-		struct job job;
-		const char *failure;
-
-		make_job(&job, mode);
-		failure = run_ranks(2, body, &job);
-		if (failure)
-			fail_msg("mode %d: %s", (int)mode, failure);
-		job_close(&job);
-	}
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		run_on_shape(body, 2, &(struct shape){mode, TERN_CONTIGUOUS, false});
 }
 
 /* ---- routing ------------------------------------------------------------------------------------------------- */
@@ -246,7 +266,7 @@ static int try_outs(struct round *r)
 	char *out = r->buffers->out;
 	int rc = refused(r->rank, "slot", tern_combine_recv(r->moe, 2, out, 0), TERN_ERR_INVALID, "slot");
 
-	rc = rc ? rc : refused(r->rank, "out NULL", tern_combine_recv(r->moe, r->slot, NULL, 0), TERN_ERR_INVALID, "out at");
+	rc = rc ? rc : refused(r->rank, "out", tern_combine_recv(r->moe, r->slot, NULL, 0), TERN_ERR_INVALID, "NULL");
 	rc = rc ? rc : refused(r->rank, "out odd", tern_combine_recv(r->moe, r->slot, out + 2, 0), TERN_ERR_INVALID, "out at");
 	rc = rc ? rc : refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 64), TERN_ERR_INVALID, "stride of 64");
 	return rc ? rc : refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 130), TERN_ERR_INVALID, "stride of 130");
@@ -276,6 +296,191 @@ static void bad_arguments(void **state)
 {
 	(void)state;
 	run_on_both_modes(arguments_body);
+}
+
+/* ---- both halves in one call ---------------------------------------------------------------- */
+
+/* Between two calls of this nothing was sent, and nothing received. */
+static int no_news(struct round *r, struct tern_stats *before)
+{
+	struct tern_stats now = {.size = sizeof(now)};
+
+	if (tern_moe_stats(r->moe, &now))
+		return rank_fails(r->rank, "stats: %s", tern_last_error());
+	if (before->size && memcmp(before, &now, sizeof(now)))
+		return rank_fails(r->rank, "round %d: a refused call was counted", (int)r->number);
+	*before = now;
+	return 0;
+}
+
+static int not_dispatched(struct round *r, const struct tern_dispatch *args,
+	struct tern_received *received, const char *text)
+{
+	int rc = tern_dispatch(r->moe, args, received);
+
+	return refused(r->rank, "dispatch", rc, TERN_ERR_INVALID, text);
+}
+
+static int not_combined(struct round *r, const struct tern_combine *args, size_t at, size_t stride,
+	const char *text)
+{
+	int rc = tern_combine(r->moe, args, (char *)r->buffers->out + at, stride);
+
+	return refused(r->rank, "combine", rc, TERN_ERR_INVALID, text);
+}
+
+/* Of another round's tokens, which no later call may bring. */
+static int try_dispatch(struct round *r)
+{
+	struct round old = *r;
+	struct buffers *b = r->buffers;
+	bool low = r->job->config.mode == TERN_LOW_LATENCY;
+	char *scales = b->into_scales;
+	struct tern_received small = {.size = sizeof(small) - 1}, into = {.size = sizeof(into)};
+	struct tern_dispatch args;
+	struct tern_stats stats = {0};
+	int rc = no_news(r, &stats);
+
+	old.number += 1000;
+	round_arguments(&old, &args);
+	rc = rc ? rc : not_dispatched(r, &args, NULL, "received");
+	rc = rc ? rc : not_dispatched(r, &args, &small, "size");
+	into.into_x = (char *)b->out + (low ? 8 : 0);
+	rc = rc ? rc : not_dispatched(r, &args, &into, "into_x");
+	into.into_x = b->into;
+	if (low && job_received_scales_bytes(r->job)) {
+		rc = rc ? rc : not_dispatched(r, &args, &into, "into_scales");
+		into.into_scales = scales + 2;
+		rc = rc ? rc : not_dispatched(r, &args, &into, "into_scales");
+	}
+	return rc ? rc : no_news(r, &stats);
+}
+
+/* With results that nobody made: no sum may have them. */
+static int try_combine(struct round *r)
+{
+	struct tern_combine args, other;
+	struct tern_stats stats = {0};
+	size_t bytes = job_y_bytes(r->job);
+	int rc = round_results(r, &args) || no_news(r, &stats);
+
+	if (rc)
+		return rc;
+	memset(r->buffers->y, 0x3f, r->received.extent * bytes);
+	rc = tern_combine(r->moe, &args, NULL, 0);
+	rc = refused(r->rank, "out NULL", rc, TERN_ERR_INVALID, "out is NULL for");
+	rc = rc ? rc : not_combined(r, &args, 2, 0, "out at");
+	rc = rc ? rc : not_combined(r, &args, 0, bytes - 16, "out at");
+	rc = rc ? rc : not_combined(r, &args, 0, bytes + 2, "out at");
+	other = args;
+	other.y = (const char *)args.y + 4;
+	rc = rc ? rc : not_combined(r, &other, 0, 0, "y at");
+	other.y = NULL;
+	if (r->received.nr_rows)
+		rc = rc ? rc : not_combined(r, &other, 0, 0, "y is NULL");
+	return rc ? rc : no_news(r, &stats);
+}
+
+static void joined_body(struct rank *rank)
+{
+	struct round r;
+	const struct job *job = rank->ctx;
+	struct manner manner = {.into = job->config.mode == TERN_LOW_LATENCY};
+	int rc = round_open(&r, rank, job, &manner);
+
+	for (uint64_t i = 0; i < 6 && !rc; i++) {
+		r.number = i;
+		r.slot = i & 1;
+		rc = try_dispatch(&r);
+		rc = rc ? rc : round_dispatch(&r);
+		rc = rc ? rc : try_combine(&r);
+		rc = rc ? rc : i == 2 ? round_release(&r) : round_combine(&r);
+	}
+	round_close(&r);
+}
+
+static int expired(struct round *r, int rc)
+{
+	return refused(r->rank, "a call without rank 1", rc, TERN_ERR_TIMEOUT, "rank 1");
+}
+
+/* Refused after it has begun; the right call goes on. */
+static int begin_dispatch(struct round *r)
+{
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_dispatch args, other;
+	struct tern_stats stats = {0};
+	int rc;
+
+	round_arguments(r, &args);
+	rc = expired(r, tern_dispatch(r->moe, &args, &received));
+	rc = rc ? rc : no_news(r, &stats);
+	other = args;
+	other.nr_tokens--;
+	rc = rc ? rc : not_dispatched(r, &other, &received, "7 tokens");
+	other = args;
+	other.x = (const char *)args.x + 8;
+	rc = rc ? rc : not_dispatched(r, &other, &received, "x at");
+	received.size--;
+	rc = rc ? rc : not_dispatched(r, &args, &received, "size");
+	return rc ? rc : no_news(r, &stats);
+}
+
+static int begin_combine(struct round *r)
+{
+	struct tern_combine args, other;
+	int rc = round_results(r, &args);
+
+	rc = rc ? rc : expired(r, tern_combine(r->moe, &args, r->buffers->out, 0));
+	rc = rc ? rc : not_combined(r, &args, 4, 0, "out at");
+	other = args;
+	other.y = (const char *)args.y + 4;
+	return rc ? rc : not_combined(r, &other, 0, 0, "y at");
+}
+
+static void going_on_body(struct rank *rank)
+{
+	struct round r;
+	int rc = round_open(&r, rank, rank->ctx, NULL);
+
+	if (!rc && rank->rank == 0) {
+		rc = tern_moe_set_wait(r.moe, 0);
+		r.polls = true;
+	}
+	for (uint64_t i = 0; i < 4 && !rc; i++) {
+		r.number = i;
+		r.slot = i & 1;
+		if (rank->rank == 0)
+			rc = begin_dispatch(&r);
+		rc = ranks_meet(rank) || rc;
+		rc = rc ? rc : round_dispatch(&r);
+		rc = ranks_meet(rank) || rc;
+		if (!rc && rank->rank == 0)
+			rc = begin_combine(&r);
+		rc = ranks_meet(rank) || rc;
+		rc = rc ? rc : round_combine(&r);
+	}
+	round_close(&r);
+}
+
+static void run_on_all_shapes(rank_main body)
+{
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++)
+			for (int fp8 = 0; fp8 < 2; fp8++)
+				run_on_shape(body, 2, &(struct shape){mode, layout, fp8});
+}
+
+static void refused_in_the_second_half(void **state)
+{
+	(void)state;
+	run_on_all_shapes(joined_body);
+}
+
+static void refused_while_going_on(void **state)
+{
+	(void)state;
+	run_on_all_shapes(going_on_body);
 }
 
 /* ---- order ----------------------------------------------------------------------------------------------------- */
@@ -414,6 +619,14 @@ static int try_configs(struct rank *rank, const struct tern_moe_config *good)
 	TRY("expert 2 is on no rank", c.placement = (struct tern_placement){.nr_physical = 2, .logical = (const int32_t[]){0, 1}});
 	TRY("no table", c.placement = (struct tern_placement){.nr_physical = 11});
 	TRY("address space", c.max_tokens = 1u << 24; c.hidden = 1u << 24);
+	/* Of results alone: 2 slots of 3 * 2^24, 2^26 bytes each. */
+	TRY("need 67554", c.max_tokens = 1u << 24; c.combine_dtype = TERN_FP32; c.hidden = 1u << 24;
+		c.x_dtype = c.dispatch_dtype = TERN_BYTES; c.payload_bytes = 16);
+	/* Times five experts it is 4. */
+	TRY("capacity is 3689348814741910324; 0 (the worst case) to 4294967295", c.capacity = UINT64_MAX / 5 + 1;
+		c.mode = TERN_HIGH_THROUGHPUT; c.layout = TERN_PADDED);
+	TRY("payload_bytes is 4294967280; 0 to", c.payload_bytes = UINT32_MAX - 15;
+		c.x_dtype = c.dispatch_dtype = TERN_BYTES);
 #undef TRY
 	if (!rc && moe)
 		rc = rank_fails(rank, "a refused tern_moe_create has set moe");
@@ -427,6 +640,97 @@ static void settings_body(struct rank *rank)
 
 	if (!try_configs(rank, &job->config))
 		run_rounds(rank, job, 2); /* the group is none the worse for it */
+}
+
+/* What is taken has room for all that was asked for, and works. */
+static int try_taken(struct rank *rank, tern_moe *moe, const struct tern_moe_config *c)
+{
+	static uint8_t x[64 << 20] __attribute__((aligned(64)));
+	const int32_t ids[TERN_MAX_TOPK] = {0, 1, 2};
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 1, .x = x, .topk_ids = ids};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_memory memory = {.size = sizeof(memory)};
+	bool opaque = c->x_dtype == TERN_BYTES;
+	double row = opaque ? c->payload_bytes : 2.0 * c->hidden, tokens = c->max_tokens;
+	double lists = c->layout == TERN_PADDED ? 10 : 1;
+	double rows = c->capacity ? (double)c->capacity * lists : tokens;
+	double results = tokens * (c->reduce == TERN_REDUCE_HOME ? 3 : 1) * c->hidden * 2;
+	bool low = c->mode == TERN_LOW_LATENCY;
+
+	if (tern_moe_memory(moe, &memory))
+		return rank_fails(rank, "memory: %s", tern_last_error());
+	if ((double)memory.output_bytes < c->nr_slots * rows * row ||
+		(double)memory.window_bytes < c->nr_slots * (results + (low ? tokens * row : 0)))
+		return rank_fails(rank, "taken, with too little memory: %s", tern_last_error());
+	if (tern_dispatch(moe, &args, &received) == TERN_ERR_CAPACITY)
+		return 0;
+	if (received.nr_rows != (c->layout == TERN_BY_SOURCE ? 1 : 3) || tern_release(moe, 0))
+		return rank_fails(rank, "%llu rows came: %s", (unsigned long long)received.nr_rows,
+			tern_last_error());
+	return 0;
+}
+
+static int try_size(struct rank *rank, const struct tern_moe_config *c)
+{
+	tern_moe *moe = NULL;
+	int rc = tern_moe_create(rank->group, c, &moe);
+
+	if (!rc)
+		rc = try_taken(rank, moe, c);
+	else if (rc == TERN_ERR_INVALID && !strpbrk(tern_last_error(), "0123456789"))
+		rc = rank_fails(rank, "refused without figures: %s", tern_last_error());
+	else if (rc == TERN_ERR_INVALID || rc == TERN_ERR_NOMEM || rc == TERN_ERR_SYSTEM)
+		rc = 0;
+	tern_moe_destroy(moe);
+	return rc;
+}
+
+/* Near where 16, 24, 32 and 64 bits end, in each setting that is a size. */
+static int try_sizes(struct rank *rank, const struct tern_moe_config *good)
+{
+	static const uint64_t sizes[] = {1ull << 16, 1ull << 24, 1ull << 26, 1ull << 31,
+		1ull << 32, 1ull << 63, 0, UINT64_MAX / 10 + 1};
+	struct tern_moe_config c;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]) && !rc; i++) {
+		uint64_t size = sizes[i / 2] - 16 * (i % 2);
+
+#define TRY(set) (c = *good, (set), rc = rc ? rc : try_size(rank, &c))
+		TRY(c.capacity = size);
+		TRY((c.capacity = size, c.nr_slots = 16));
+		TRY(c.payload_bytes = c.x_dtype == TERN_BYTES ? (uint32_t)size : 0);
+		TRY(c.hidden = (uint32_t)size);
+		TRY(c.max_tokens = (uint32_t)size);
+		TRY(c.nr_experts = (uint32_t)size);
+		TRY(c.alignment = (uint32_t)size);
+		TRY(c.topk = (uint32_t)size);
+		TRY((c.chunk_bytes = (uint32_t)size, c.nr_chunks = 512));
+#undef TRY
+	}
+	return rc;
+}
+
+static void sizes_body(struct rank *rank)
+{
+	const struct job *job = rank->ctx;
+	struct tern_moe_config c = job->config;
+
+	c.placement = (struct tern_placement){0};
+	if (try_sizes(rank, &c))
+		return;
+	c.x_dtype = c.dispatch_dtype = TERN_BYTES;
+	c.payload_bytes = 48;
+	if (!try_sizes(rank, &c))
+		run_rounds(rank, job, 2);
+}
+
+static void large_sizes(void **state)
+{
+	(void)state;
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++)
+			run_on_shape(sizes_body, 1, &(struct shape){mode, layout, false});
 }
 
 static void bad_settings(void **state)
@@ -556,8 +860,11 @@ int main(void)
 		cmocka_unit_test(duplicate_ids),
 		cmocka_unit_test(not_duplicates),
 		cmocka_unit_test(bad_arguments),
+		cmocka_unit_test(refused_in_the_second_half),
+		cmocka_unit_test(refused_while_going_on),
 		cmocka_unit_test(halves_out_of_order),
 		cmocka_unit_test(bad_settings),
+		cmocka_unit_test(large_sizes),
 		cmocka_unit_test(one_bad_setting),
 		cmocka_unit_test(disagreements),
 		cmocka_unit_test(bad_questions),

@@ -177,6 +177,69 @@ static void too_much_is_refused(void **state)
 	block_bytes = 227 * 1024;
 }
 
+static void divides(uint32_t n, uint32_t d)
+{
+	struct ll_divisor by = ll_divisor_of(d);
+
+	/* Just below and at the last multiples, where a reciprocal fails first. */
+	for (uint32_t i = 0, at = n - n % d; i < 1000 && at >= d; i++, at -= d) {
+		assert_int_equal(ll_div(at - 1, by), at / d - 1);
+		assert_int_equal(ll_div(at, by), at / d);
+	}
+}
+
+/* What kernels number goes up to all tokens' rows of all ranks in all their parts. */
+static bool is_taken(uint32_t ranks, uint32_t tokens, uint32_t hidden)
+{
+	struct tern_moe_config c = deepseek(tokens);
+	struct device_layout d;
+	uint32_t parts, results;
+
+	c.hidden = hidden;
+	c.topk = 1;
+	if (lay_out(&d, &c, ranks, LL_LINES))
+		return false;
+	assert_true((uint64_t)ranks * tokens * (d.row.nr_segments + 1) <= UINT32_MAX);
+	parts = ranks * tokens * (d.row.nr_segments + 1);
+	results = ranks * tokens * d.result.nr_segments;
+	divides(parts, d.row.nr_segments + 1);
+	divides(parts, ranks);
+	divides(results, d.result.nr_segments);
+	divides(results, ranks);
+	return true;
+}
+
+static void divisions_are_exact(void **state)
+{
+	int nr_taken = 0, nr = 0;
+
+	(void)state;
+	for (uint32_t ranks = 2; ranks <= LL_MAX_RANKS; ranks += 5)
+		for (uint32_t tokens = 1; tokens <= 1024; tokens *= 4)
+			for (uint32_t hidden = 1024; hidden < 1 << 24; hidden *= 3) {
+				nr_taken += is_taken(ranks, tokens, hidden);
+				nr++;
+			}
+	assert_true(nr_taken > nr / 2 && nr_taken < nr);
+	assert_true(is_taken(8, 1024, 16384));
+}
+
+static void aligned_lists_are_exact(void **state)
+{
+	struct tern_moe_config c = deepseek(40000);
+	struct device_layout d;
+
+	(void)state;
+	c.nr_experts = 2;
+	c.topk = 1;
+	c.hidden = 128;
+	for (c.alignment = 65536; c.alignment > 60000; c.alignment -= 7)
+		if (!lay_out(&d, &c, 2, LL_LINES))
+			divides(2 * c.max_tokens + c.alignment, c.alignment);
+		else
+			assert_true(c.alignment % 65536);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -185,6 +248,8 @@ int main(void)
 		cmocka_unit_test(early_rows_are_few),
 		cmocka_unit_test(bytes_on_the_wire),
 		cmocka_unit_test(too_much_is_refused),
+		cmocka_unit_test(divisions_are_exact),
+		cmocka_unit_test(aligned_lists_are_exact),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -182,7 +182,7 @@ static void sizes_that_overflow(void **state)
 	small_config(&config);
 	config.layout = TERN_PADDED;
 	config.capacity = 1ull << 62; /* of 4 experts */
-	refused(&config, "a capacity of 4611686018427387904 rows");
+	refused(&config, "capacity is 4611686018427387904; 0");
 	small_config(&config);
 	config.x_dtype = config.dispatch_dtype = TERN_BYTES;
 	config.payload_bytes = UINT32_MAX - 15;
