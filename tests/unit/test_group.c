@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -435,6 +436,107 @@ static void window_of_another_size(void **state)
 	scene_close(s);
 }
 
+/* ---- a rank without descriptors -------------------------------------------------------------- */
+
+#define TIGHT_RANKS 3
+#define TIGHT_MOST 9 /* with so many descriptors there is always enough */
+
+/* What came of it where rank 1 has `left` descriptors left. */
+struct tight {
+	struct board boards[TIGHT_MOST + 1];
+	int codes[2][TIGHT_MOST + 1][TIGHT_RANKS];
+	char texts[2][TIGHT_MOST + 1][TIGHT_RANKS][512];
+};
+
+static struct tight *tight;
+
+static void leave_descriptors(int nr)
+{
+	struct rlimit now;
+	int lowest = dup(0);
+
+	close(lowest);
+	getrlimit(RLIMIT_NOFILE, &now);
+	now.rlim_cur = (rlim_t)(lowest + nr);
+	setrlimit(RLIMIT_NOFILE, &now);
+}
+
+/* Joining, or sharing windows, with few descriptors on rank 1. */
+static int try_tight(struct rank *rank, int windows, int left)
+{
+	struct window *shared[TIGHT_RANKS] = {NULL};
+	struct rlimit before;
+	int rc;
+
+	getrlimit(RLIMIT_NOFILE, &before);
+	if (rank->rank == 1)
+		leave_descriptors(left);
+	rc = windows ? windows_create(rank->group, WINDOW_BYTES, (uint32_t)left + 1, shared)
+		     : try_join(rank, &tight->boards[left], rank->rank);
+	setrlimit(RLIMIT_NOFILE, &before);
+	tight->codes[windows][left][rank->rank] = rc;
+	snprintf(tight->texts[windows][left][rank->rank], 512, "%s", rc ? tern_last_error() : "");
+	if (!rc && windows)
+		windows_destroy(rank->group, shared);
+	return rc;
+}
+
+static void tight_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+
+	for (int left = 0; left <= TIGHT_MOST; left++)
+		if (!try_tight(rank, 0, left))
+			tern_group_destroy(rank->group);
+	if (join(rank, &s->first, rank->rank))
+		return;
+	for (int left = 0; left <= TIGHT_MOST; left++)
+		try_tight(rank, 1, left);
+	tern_group_destroy(rank->group);
+}
+
+/* It says so itself, and all others say that it was this one. */
+static void check_tight(int windows, int left)
+{
+	const int *codes = tight->codes[windows][left];
+
+	for (int r = 0; r < TIGHT_RANKS; r++) {
+		const char *text = tight->texts[windows][left][r];
+
+		if (codes[r] != codes[1] || (codes[r] && codes[r] != TERN_ERR_NOMEM))
+			fail_msg("%d left, windows %d: rank %d got %d, rank 1 %d: %s", left,
+				windows, r, codes[r], codes[1], text);
+		if (codes[r] && r != 1 && !strstr(text, "rank 1: "))
+			fail_msg("%d left, windows %d: rank %d does not name rank 1: %s", left,
+				windows, r, text);
+	}
+}
+
+static void few_descriptors(void **state)
+{
+	struct scene *s = scene_open(TIGHT_RANKS, TERN_LOW_LATENCY);
+	pid_t pids[MAX_PROCESSES];
+
+	(void)state;
+	tight = mmap(NULL, sizeof(*tight), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		-1, 0);
+	assert_true(tight != MAP_FAILED);
+	for (int left = 0; left <= TIGHT_MOST; left++)
+		tight->boards[left] = s->first;
+	s->victim = -1;
+	s->wait_ms = 3000;
+	scene_start(s, tight_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+	for (int windows = 0; windows < 2; windows++) {
+		for (int left = 0; left <= TIGHT_MOST; left++)
+			check_tight(windows, left);
+		assert_int_equal(tight->codes[windows][0][1], TERN_ERR_NOMEM);
+		assert_int_equal(tight->codes[windows][TIGHT_MOST][1], 0);
+	}
+	munmap(tight, sizeof(*tight));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -448,6 +550,7 @@ int main(void)
 		cmocka_unit_test(windows_of_threads),
 		cmocka_unit_test(windows_of_processes),
 		cmocka_unit_test(window_of_another_size),
+		cmocka_unit_test(few_descriptors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
