@@ -45,11 +45,14 @@ static uint64_t namespace_inode(const char *path)
 
 /* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong
  * to it), and not told apart by setting. */
-static void node_identity(char *text, size_t bytes, const char *node)
+static int node_identity(char *text, size_t bytes, const char *node)
 {
+	const char *path = "/proc/sys/kernel/random/boot_id";
 	char boot_id[40] = "";
-	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
+	if (fd < 0 && error_of_errno(errno) == TERN_ERR_NOMEM)
+		return fail_errno("opening %s", path);
 	if (fd >= 0) {
 		ssize_t length = read(fd, boot_id, sizeof(boot_id) - 1);
 
@@ -61,6 +64,7 @@ static void node_identity(char *text, size_t bytes, const char *node)
 		node = getenv("TERN_NODE");
 	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"),
 		node ? node : "");
+	return 0;
 }
 
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
@@ -295,9 +299,11 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
 	int rc;
 
-	node_identity(me.node, sizeof(me.node), config->node);
 	group->transport = config->transport ? strdup(config->transport) : NULL;
-	rc = all && (group->transport || !config->transport) ? meeting_open(&group->meeting) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	rc = all && (group->transport || !config->transport)
+		     ? node_identity(me.node, sizeof(me.node), config->node)
+		     : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	rc = rc ? rc : meeting_open(&group->meeting);
 	if (!rc)
 		meeting_address(group->meeting, &me.address);
 	rc = group_agree_status(group, rc, "joining");

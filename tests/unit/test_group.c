@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups and windows: who is on which node, what is refused, what other processes can see of a window. */
+#include "error.h"
 #include "group.h"
 
 #include <dirent.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -20,6 +22,18 @@
 #include "tests/exchange/ranks.h"
 #include "tests/faults/processes.h"
 #include "window.h"
+
+/* What the library opens by name; where it is `no_file` there are no descriptors left. */
+static const char *no_file;
+
+int open(const char *path, int flags, ...)
+{
+	if (no_file && !strcmp(path, no_file)) {
+		errno = EMFILE;
+		return -1;
+	}
+	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0);
+}
 
 /* ---- settings of a group ------------------------------------------------------------------------------------------------ */
 
@@ -311,6 +325,36 @@ static void alone(void **state)
 	assert_int_equal(tern_group_destroy(group), 0);
 }
 
+static void exhaustion_is_nomem(void **state)
+{
+	static const int causes[] = {ENOMEM, EMFILE, ENFILE, ENOBUFS};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
+		errno = causes[i];
+		assert_int_equal(fail_errno("call %zu", i), TERN_ERR_NOMEM);
+		assert_non_null(strstr(tern_last_error(), strerror(causes[i])));
+	}
+	errno = EACCES;
+	assert_int_equal(fail_errno("a call"), TERN_ERR_SYSTEM);
+}
+
+/* A rank that cannot read who it is does not guess that it is alone on its node. */
+static void unknown_node(void **state)
+{
+	struct tern_group_config config;
+	tern_group *group = NULL;
+
+	(void)state;
+	tern_group_config_init(&config);
+	config.boot = (struct tern_boot){.nr_ranks = 1};
+	no_file = "/proc/sys/kernel/random/boot_id";
+	assert_int_equal(tern_group_create(&config, &group), TERN_ERR_NOMEM);
+	no_file = NULL;
+	assert_null(group);
+	assert_non_null(strstr(tern_last_error(), "boot_id: Too many open files"));
+}
+
 /* ---- windows ------------------------------------------------------------------------------------------------------------------ */
 
 #define WINDOW_BYTES (5 * 4096)
@@ -547,6 +591,8 @@ int main(void)
 		cmocka_unit_test(paths_are_described),
 		cmocka_unit_test(gathering),
 		cmocka_unit_test(alone),
+		cmocka_unit_test(exhaustion_is_nomem),
+		cmocka_unit_test(unknown_node),
 		cmocka_unit_test(windows_of_threads),
 		cmocka_unit_test(windows_of_processes),
 		cmocka_unit_test(window_of_another_size),
