@@ -6,9 +6,12 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -27,13 +30,52 @@
 struct introduction {
 	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows */
 	char node[NODE_TEXT];
-	uint64_t pid, pid_namespace;
+	uint64_t process[2], pid;
 	struct meeting_address address;
 };
 
 void tern_group_config_init(struct tern_group_config *config)
 {
 	*config = (struct tern_group_config){.size = sizeof(*config), .wait_ms = DEFAULT_WAIT_MS};
+}
+
+/* Two words that a child finds empty when it was forked; made when first asked for, and never given
+ * back. NULL: no address space. */
+static _Atomic uint64_t *words_of_process(void)
+{
+	static _Atomic(_Atomic uint64_t *) known;
+	_Atomic uint64_t *words = atomic_load(&known), *mine;
+	size_t bytes = 2 * sizeof(*mine);
+
+	if (words)
+		return words;
+	mine = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (mine == MAP_FAILED)
+		return NULL;
+	madvise(mine, bytes, MADV_WIPEONFORK); /* where it is refused the pid tells a child */
+	if (atomic_compare_exchange_strong(&known, &words, mine))
+		return mine;
+	munmap(mine, bytes); /* another thread was first */
+	return words;
+}
+
+/* A random number for this process. Pids and the inodes of their name spaces may be the same for
+ * others, which would follow pointers of this one. Each word is set once, by who comes first. */
+static int process_identity(uint64_t *process)
+{
+	_Atomic uint64_t *words = words_of_process();
+	uint64_t random[2];
+
+	if (!words)
+		return fail_errno("a page for what this process is known by");
+	if (getrandom(random, sizeof(random), 0) != sizeof(random))
+		return fail_errno("getrandom");
+	for (int i = 0; i < 2; i++) {
+		process[i] = 0;
+		if (atomic_compare_exchange_strong(&words[i], &process[i], random[i] | 1))
+			process[i] = random[i] | 1;
+	}
+	return 0;
 }
 
 static uint64_t namespace_inode(const char *path)
@@ -168,8 +210,8 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 			first++;
 		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
 		peer->path = r == group->rank ? TERN_PATH_SELF : same_node ? TERN_PATH_MAPPED : TERN_PATH_NONE;
-		peer->beside = !strncmp(all[r].node, me->node, strcspn(me->node, "/")) && all[r].pid == me->pid &&
-			       all[r].pid_namespace == me->pid_namespace;
+		peer->beside = !memcmp(all[r].process, me->process, sizeof(me->process)) &&
+			       all[r].pid == me->pid;
 		peer->same_process = same_node && peer->beside;
 		peer->lifeline = -1;
 	}
@@ -294,8 +336,7 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 static int introduce(tern_group *group, const struct tern_group_config *config)
 {
 	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
-		.pid = (uint64_t)getpid(),
-		.pid_namespace = namespace_inode("/proc/self/ns/pid")};
+		.pid = (uint64_t)getpid()};
 	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
 	int rc;
 
@@ -303,6 +344,7 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 	rc = all && (group->transport || !config->transport)
 		     ? node_identity(me.node, sizeof(me.node), config->node)
 		     : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	rc = rc ? rc : process_identity(me.process);
 	rc = rc ? rc : meeting_open(&group->meeting);
 	if (!rc)
 		meeting_address(group->meeting, &me.address);

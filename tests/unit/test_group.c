@@ -35,6 +35,13 @@ int open(const char *path, int flags, ...)
 	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0);
 }
 
+static bool same_pid;
+
+pid_t getpid(void)
+{
+	return same_pid ? 1 : (pid_t)syscall(SYS_getpid);
+}
+
 /* ---- settings of a group ------------------------------------------------------------------------------------------------ */
 
 static int closed;
@@ -581,6 +588,60 @@ static void few_descriptors(void **state)
 	munmap(tight, sizeof(*tight));
 }
 
+/* ---- who is in this process ------------------------------------------------------------------ */
+
+static void threads_body(struct rank *rank)
+{
+	for (int r = 0; r < rank->nr_ranks; r++)
+		if (!rank->group->peers[r].same_process)
+			rank_fails(rank, "rank %d is a thread beside this one", r);
+}
+
+static void threads_are_known(void **state)
+{
+	const char *failure = run_ranks(3, threads_body, NULL);
+
+	(void)state;
+	if (failure)
+		fail_msg("%s", failure);
+}
+
+/* In containers of their own two processes can have the same number, and nothing to tell their name
+ * spaces apart by. */
+static void same_pid_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+
+	same_pid = true;
+	if (join(rank, &s->first, rank->rank))
+		return;
+	for (int r = 0; r < rank->nr_ranks; r++)
+		if (rank->group->peers[r].beside != (r == rank->rank))
+			rank_fails(rank, "rank %d counts as a thread of this process", r);
+	if (!*rank->failure)
+		window_body(rank);
+	tern_group_destroy(rank->group);
+}
+
+static void processes_with_one_pid(void **state)
+{
+	struct scene *s = scene_open(3, TERN_LOW_LATENCY);
+	struct tern_group_config config;
+	pid_t pids[MAX_PROCESSES];
+	tern_group *group;
+
+	(void)state;
+	/* The ranks inherit whatever their parent knows itself by. */
+	tern_group_config_init(&config);
+	config.boot = (struct tern_boot){.nr_ranks = 1};
+	assert_int_equal(tern_group_create(&config, &group), 0);
+	s->victim = -1;
+	scene_start(s, same_pid_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+	tern_group_destroy(group);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -597,6 +658,8 @@ int main(void)
 		cmocka_unit_test(windows_of_processes),
 		cmocka_unit_test(window_of_another_size),
 		cmocka_unit_test(few_descriptors),
+		cmocka_unit_test(threads_are_known),
+		cmocka_unit_test(processes_with_one_pid),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
