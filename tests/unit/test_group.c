@@ -21,6 +21,7 @@
 
 #include "tests/exchange/ranks.h"
 #include "tests/faults/processes.h"
+#include "transport/mailbox.h"
 #include "window.h"
 
 /* What the library opens by name; where it is `no_file` there are no descriptors left. */
@@ -642,6 +643,48 @@ static void processes_with_one_pid(void **state)
 	tern_group_destroy(group);
 }
 
+/* ---- a limit on the size of files ------------------------------------------------------------ */
+
+/* Rank 1 may make no file as long as a window, or a mailbox: it lives, says so, and is named. */
+static void short_files_body(struct rank *rank)
+{
+	struct rlimit limit = {WINDOW_BYTES - 1, RLIM_INFINITY};
+	struct mailbox_shape shape = {.nr_lanes = 8, .nr_immediates = 4096, .message_bytes = 4096};
+	struct window *windows[3] = {NULL};
+	struct mailbox *mailbox = NULL;
+	struct scene *s = rank->ctx;
+	int rc;
+
+	if (join(rank, &s->first, rank->rank))
+		return;
+	if (rank->rank == 1)
+		setrlimit(RLIMIT_FSIZE, &limit);
+	rc = windows_create(rank->group, WINDOW_BYTES, 1, windows);
+	if (rc != TERN_ERR_NOMEM ||
+		!strstr(tern_last_error(), "20480 bytes: the limit on files is 20479"))
+		rank_fails(rank, "returned %d, %s", rc, tern_last_error());
+	rc = mailbox_make(&shape, &mailbox);
+	if (rc != (rank->rank == 1 ? TERN_ERR_NOMEM : 0))
+		rank_fails(rank, "a mailbox: %d, %s", rc, tern_last_error());
+	mailbox_release(mailbox);
+	limit.rlim_cur = WINDOW_BYTES;
+	setrlimit(RLIMIT_FSIZE, &limit);
+	window_body(rank);
+	tern_group_destroy(rank->group);
+}
+
+static void short_files(void **state)
+{
+	struct scene *s = scene_open(3, TERN_LOW_LATENCY);
+	pid_t pids[MAX_PROCESSES];
+
+	(void)state;
+	s->victim = -1;
+	scene_start(s, short_files_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -660,6 +703,7 @@ int main(void)
 		cmocka_unit_test(few_descriptors),
 		cmocka_unit_test(threads_are_known),
 		cmocka_unit_test(processes_with_one_pid),
+		cmocka_unit_test(short_files),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
