@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "boot/boot.h"
 #include "choose.h"
 #include "error.h"
 #include "meeting.h"
@@ -29,6 +30,7 @@
 /* What the ranks tell each other on joining. */
 struct introduction {
 	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows */
+	int32_t rank, nr_ranks;
 	char node[NODE_TEXT];
 	uint64_t process[2], pid;
 	struct meeting_address address;
@@ -333,9 +335,24 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	return rc;
 }
 
+static int check_introduction(
+	const struct introduction *me, const struct introduction *other, int rank)
+{
+	if (other->abi != me->abi)
+		return fail(TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d",
+			rank, me->rank);
+	if (other->rank == rank && other->nr_ranks == me->nr_ranks)
+		return 0;
+	return fail(TERN_ERR_MISMATCH,
+		"rank %d of %d: in the place of rank %d is one that says it is rank %d of %d",
+		me->rank, me->nr_ranks, rank, other->rank, other->nr_ranks);
+}
+
 static int introduce(tern_group *group, const struct tern_group_config *config)
 {
 	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
+		.rank = group->rank,
+		.nr_ranks = group->nr_ranks,
 		.pid = (uint64_t)getpid()};
 	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
 	int rc;
@@ -352,9 +369,7 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 	if (!rc)
 		rc = group_allgather(group, &me, all, sizeof(me));
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		if (all[r].abi != me.abi)
-			rc = fail(
-				TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d", r, group->rank);
+		rc = check_introduction(&me, &all[r], r);
 	if (!rc) {
 		assign_nodes(group, all);
 		rc = exchange_lifelines(group, all);
@@ -366,7 +381,10 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 static int check_group_config(const struct tern_group_config *config)
 {
 	const struct tern_boot *boot = &config->boot;
+	int rc = boot_check(boot);
 
+	if (rc)
+		return rc;
 	if (boot->nr_ranks < 1 || boot->nr_ranks > UINT16_MAX)
 		return fail(TERN_ERR_INVALID, "boot.nr_ranks is %d; 1 to %d are possible", boot->nr_ranks, UINT16_MAX);
 	if (boot->rank < 0 || boot->rank >= boot->nr_ranks)
@@ -414,6 +432,9 @@ int group_create_driven(const struct tern_group_config *config, const struct dri
 	if (!config || !out || config->size != sizeof(*config))
 		return fail(
 			TERN_ERR_INVALID, "config or group is NULL, or config was not set by tern_group_config_init");
+	rc = boot_take(&config->boot);
+	if (rc)
+		return rc;
 	rc = check_group_config(config);
 	rc = rc ? rc : check_driver(driver);
 	group = rc ? NULL : calloc(1, sizeof(*group));
