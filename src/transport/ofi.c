@@ -278,6 +278,8 @@ static int open_all(struct ofi *o, const struct transport_options *options)
 	int rc = ofi_load(&o->library);
 
 	if (!rc)
+		rc = ofi_draw(&o->secret);
+	if (!rc)
 		rc = choose(o, options);
 	if (!rc)
 		rc = open_objects(o, options->depth);
