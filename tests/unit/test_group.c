@@ -29,11 +29,17 @@ static const char *no_file;
 
 int open(const char *path, int flags, ...)
 {
+	va_list args;
+	int mode;
+
+	va_start(args, flags);
+	mode = flags & O_CREAT ? va_arg(args, int) : 0;
+	va_end(args);
 	if (no_file && !strcmp(path, no_file)) {
 		errno = EMFILE;
 		return -1;
 	}
-	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0);
+	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
 static bool same_pid;
