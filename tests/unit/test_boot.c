@@ -303,7 +303,7 @@ static void threads_rank_twice(void **state)
 	struct rank ranks[2];
 
 	(void)state;
-	boot_threads(&threads, ranks, 2, 5000, 1);
+	boot_threads(&threads, ranks, 2, 30000, 1);
 	ranks[0].boot.close(ranks[0].boot.ctx);
 	assert_int_equal(tern_threads_boot(threads, 1, &ranks[0].boot), 0);
 	start_rank(&ranks[0]);

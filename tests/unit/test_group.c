@@ -582,7 +582,6 @@ static void few_descriptors(void **state)
 	for (int left = 0; left <= TIGHT_MOST; left++)
 		tight->boards[left] = s->first;
 	s->victim = -1;
-	s->wait_ms = 3000;
 	scene_start(s, tight_body, pids);
 	scene_finish(s, pids, 0);
 	scene_close(s);
