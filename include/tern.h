@@ -95,6 +95,9 @@ TERN_API const char *tern_version(void); /* "0.1.0" */
  * else ends the creating call with TERN_ERR_BOOTSTRAP. Called by create calls only, on the calling thread. */
 typedef int (*tern_allgather_fn)(void *ctx, const void *mine, void *all, size_t bytes);
 
+/* Of those that the library makes rank and nr_ranks may not be changed, and each may be given to
+ * one group: creation refuses another with TERN_ERR_INVALID, and does not close what is another
+ * group's. Ranks whose places and numbers do not fit together get TERN_ERR_MISMATCH. */
 struct tern_boot {
 	int rank;
 	int nr_ranks;

@@ -38,6 +38,13 @@ int check_range(const char *name, int64_t value, int64_t least, int64_t most)
 		(long long)least, (long long)most);
 }
 
+int error_of_errno(int cause)
+{
+	return cause == ENOMEM || cause == EMFILE || cause == ENFILE || cause == ENOBUFS
+		       ? TERN_ERR_NOMEM
+		       : TERN_ERR_SYSTEM;
+}
+
 int fail_errno(const char *format, ...)
 {
 	int cause = errno;
@@ -47,8 +54,7 @@ int fail_errno(const char *format, ...)
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	fail(TERN_ERR_SYSTEM, "%s: %s", text, strerror(cause));
-	return cause == ENOMEM || cause == EMFILE || cause == ENFILE ? TERN_ERR_NOMEM : TERN_ERR_SYSTEM;
+	return fail(error_of_errno(cause), "%s: %s", text, strerror(cause));
 }
 
 const char *tern_strerror(int code)

@@ -8,7 +8,10 @@
 /* Sets this thread's text, printf-like, and returns code: `return fail(TERN_ERR_INVALID, "hidden is %u", hidden);` */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The same for a failed system call: appends errno's text; TERN_ERR_NOMEM for ENOMEM, EMFILE and ENFILE, else TERN_ERR_SYSTEM. */
+/* TERN_ERR_NOMEM where memory or descriptors have run out, else TERN_ERR_SYSTEM. */
+int error_of_errno(int cause);
+
+/* The same as fail for a failed system call: appends errno's text. */
 int fail_errno(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* 0, or TERN_ERR_INVALID with name, value and range. */

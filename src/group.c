@@ -6,13 +6,17 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "boot/boot.h"
 #include "choose.h"
 #include "environment.h"
 #include "error.h"
@@ -29,8 +33,9 @@
 /* What the ranks tell each other on joining. */
 struct introduction {
 	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows */
+	int32_t rank, nr_ranks;
 	char node[NODE_TEXT];
-	uint64_t pid, pid_namespace;
+	uint64_t process[2], pid;
 	struct meeting_address address;
 };
 
@@ -39,6 +44,45 @@ void tern_group_config_init_sized(struct tern_group_config *config, size_t size)
 	static const struct tern_group_config initial = {.wait_ms = DEFAULT_WAIT_MS};
 
 	struct_init(&kind_group_config, config, size, &initial);
+}
+
+/* Two words that a child finds empty when it was forked; made when first asked for, and never given
+ * back. NULL: no address space. */
+static _Atomic uint64_t *words_of_process(void)
+{
+	static _Atomic(_Atomic uint64_t *) known;
+	_Atomic uint64_t *words = atomic_load(&known), *mine;
+	size_t bytes = 2 * sizeof(*mine);
+
+	if (words)
+		return words;
+	mine = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (mine == MAP_FAILED)
+		return NULL;
+	madvise(mine, bytes, MADV_WIPEONFORK); /* where it is refused the pid tells a child */
+	if (atomic_compare_exchange_strong(&known, &words, mine))
+		return mine;
+	munmap(mine, bytes); /* another thread was first */
+	return words;
+}
+
+/* A random number for this process. Pids and the inodes of their name spaces may be the same for
+ * others, which would follow pointers of this one. Each word is set once, by who comes first. */
+static int process_identity(uint64_t *process)
+{
+	_Atomic uint64_t *words = words_of_process();
+	uint64_t random[2];
+
+	if (!words)
+		return fail_errno("a page for what this process is known by");
+	if (getrandom(random, sizeof(random), 0) != sizeof(random))
+		return fail_errno("getrandom");
+	for (int i = 0; i < 2; i++) {
+		process[i] = 0;
+		if (atomic_compare_exchange_strong(&words[i], &process[i], random[i] | 1))
+			process[i] = random[i] | 1;
+	}
+	return 0;
 }
 
 static uint64_t namespace_inode(const char *path)
@@ -57,11 +101,14 @@ static const char *node_name(const struct tern_group_config *config, const char 
 
 /* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong
  * to it), and not told apart by setting. */
-static void node_identity(char *text, size_t bytes, const char *node)
+static int node_identity(char *text, size_t bytes, const char *node)
 {
+	const char *path = "/proc/sys/kernel/random/boot_id";
 	char boot_id[40] = "";
-	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
+	if (fd < 0 && error_of_errno(errno) == TERN_ERR_NOMEM)
+		return fail_errno("opening %s", path);
 	if (fd >= 0) {
 		ssize_t length = read(fd, boot_id, sizeof(boot_id) - 1);
 
@@ -71,6 +118,7 @@ static void node_identity(char *text, size_t bytes, const char *node)
 	}
 	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"),
 		node ? node : "");
+	return 0;
 }
 
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
@@ -176,8 +224,8 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 			first++;
 		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
 		peer->path = r == group->rank ? TERN_PATH_SELF : same_node ? TERN_PATH_MAPPED : TERN_PATH_NONE;
-		peer->beside = !strncmp(all[r].node, me->node, strcspn(me->node, "/")) && all[r].pid == me->pid &&
-			       all[r].pid_namespace == me->pid_namespace;
+		peer->beside = !memcmp(all[r].process, me->process, sizeof(me->process)) &&
+			       all[r].pid == me->pid;
 		peer->same_process = same_node && peer->beside;
 		peer->lifeline = -1;
 	}
@@ -308,19 +356,34 @@ static int read_settings(tern_group *group, const struct tern_group_config *conf
 	return 0;
 }
 
+static int check_introduction(
+	const struct introduction *me, const struct introduction *other, int rank)
+{
+	if (other->abi != me->abi)
+		return fail(TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d",
+			rank, me->rank);
+	if (other->rank == rank && other->nr_ranks == me->nr_ranks)
+		return 0;
+	return fail(TERN_ERR_MISMATCH,
+		"rank %d of %d: in the place of rank %d is one that says it is rank %d of %d",
+		me->rank, me->nr_ranks, rank, other->rank, other->nr_ranks);
+}
+
 static int introduce(tern_group *group, const struct tern_group_config *config)
 {
 	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
-		.pid = (uint64_t)getpid(),
-		.pid_namespace = namespace_inode("/proc/self/ns/pid")};
+		.rank = group->rank,
+		.nr_ranks = group->nr_ranks,
+		.pid = (uint64_t)getpid()};
 	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
 	const char *by;
 	int rc = read_settings(group, config);
 
-	node_identity(me.node, sizeof(me.node), node_name(config, &by));
 	group->transport = config->transport ? strdup(config->transport) : NULL;
 	if (!rc && (!all || (config->transport && !group->transport)))
 		rc = fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	rc = rc ? rc : node_identity(me.node, sizeof(me.node), node_name(config, &by));
+	rc = rc ? rc : process_identity(me.process);
 	rc = rc ? rc : meeting_open(&group->meeting);
 	if (!rc)
 		meeting_address(group->meeting, &me.address);
@@ -328,9 +391,7 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 	if (!rc)
 		rc = group_allgather(group, &me, all, sizeof(me));
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		if (all[r].abi != me.abi)
-			rc = fail(
-				TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d", r, group->rank);
+		rc = check_introduction(&me, &all[r], r);
 	if (!rc) {
 		assign_nodes(group, all);
 		rc = exchange_lifelines(group, all);
@@ -342,6 +403,10 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 /* Without a bootstrap that works nobody can be told. */
 static int check_boot(const struct tern_boot *boot)
 {
+	int rc = boot_check(boot);
+
+	if (rc)
+		return rc;
 	if (boot->nr_ranks < 1 || boot->nr_ranks > UINT16_MAX)
 		return fail(TERN_ERR_INVALID, "boot.nr_ranks is %d; 1 to %d are possible", boot->nr_ranks, UINT16_MAX);
 	if (boot->rank < 0 || boot->rank >= boot->nr_ranks)
@@ -377,14 +442,26 @@ static int check_driver(const struct driver *d)
 			    : "engine");
 }
 
+static int close_boot(const struct tern_boot *boot, int rc)
+{
+	if (boot->close)
+		boot->close(boot->ctx);
+	return rc;
+}
+
 /* The bootstrap is taken over all the same, where the config's size says that it has one: what was
  * not initialised may hold anything. */
 static int refuse(const struct tern_group_config *config, int rc)
 {
-	if (config && config->size >= STRUCT_END(tern_group_config, boot) &&
-		config->size <= STRUCT_MOST && config->boot.close)
-		config->boot.close(config->boot.ctx);
-	return rc;
+	char text[256];
+
+	if (!config || config->size < STRUCT_END(tern_group_config, boot) ||
+		config->size > STRUCT_MOST)
+		return rc;
+	snprintf(text, sizeof(text), "%s", tern_last_error());
+	if (!boot_take(&config->boot))
+		close_boot(&config->boot, rc);
+	return fail(rc, "%s", text);
 }
 
 static int read_arguments(const struct tern_group_config *theirs, const struct driver *driver,
@@ -394,10 +471,14 @@ static int read_arguments(const struct tern_group_config *theirs, const struct d
 
 	tern_group_config_init(config);
 	rc = struct_read(&kind_group_config, theirs, config);
-	if (!rc && !out)
-		rc = fail(TERN_ERR_INVALID, "group is NULL");
-	rc = rc ? rc : check_boot(&config->boot);
-	return rc ? rc : check_driver(driver);
+	if (rc)
+		return refuse(theirs, rc);
+	rc = boot_take(&config->boot);
+	if (rc)
+		return rc; /* it stays another group's */
+	rc = out ? check_boot(&config->boot) : fail(TERN_ERR_INVALID, "group is NULL");
+	rc = rc ? rc : check_driver(driver);
+	return rc ? close_boot(&config->boot, rc) : 0;
 }
 
 int group_create_driven(
@@ -407,14 +488,14 @@ int group_create_driven(
 	int rc = read_arguments(theirs, driver, out, &config);
 	tern_group *group = rc ? NULL : calloc(1, sizeof(*group));
 
+	if (rc)
+		return rc;
 	if (group)
 		group->peers = calloc((size_t)config.boot.nr_ranks, sizeof(*group->peers));
 	if (!group || !group->peers) {
 		free(group);
-		if (!rc)
-			rc = fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks",
-				config.boot.nr_ranks);
-		return refuse(theirs, rc);
+		rc = fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks", config.boot.nr_ranks);
+		return close_boot(&config.boot, rc);
 	}
 	group->rank = config.boot.rank;
 	group->nr_ranks = config.boot.nr_ranks;

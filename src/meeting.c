@@ -2,9 +2,11 @@
 #include "meeting.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -16,23 +18,41 @@
 #include "error.h"
 
 #define NAME_PREFIX "tern-"
+#define CAUSE_TEXT 132
+#define ACCEPTS_A_TURN 256 /* then the clock is looked at, however many more have come */
+#define CALLERS_MOST 64	   /* that have said nothing yet: the most silent makes room for the next */
 
 struct meeting {
 	int listener;
+	int spare; /* given up to tell the others that there are no descriptors left; or -1 */
 	struct meeting_address address;
 };
 
-/* What comes with each descriptor. */
+/* What comes with each descriptor, or, with an error, in its place. */
 struct hello {
 	uint8_t secret[MEETING_KEY_BYTES]; /* the receiver's */
 	uint32_t rank;                     /* the sender's */
 	uint32_t round;
+	int32_t error;
+	char cause[CAUSE_TEXT];
 };
 
-/* A connection that has been taken and has not said hello yet. */
-struct caller {
-	int socket;
-	struct caller *next;
+/* What was read from a caller. */
+struct message {
+	struct hello hello;
+	int fd;	    /* the one that came along, or -1 */
+	bool whole; /* a hello, from its first byte to its last */
+	bool cut;   /* something came along that has no place in this process */
+};
+
+/* One rank's part in one exchange. */
+struct visit {
+	struct meeting *meeting;
+	struct meeting_guest *guests;
+	int rank, nr_ranks, fd;
+	uint32_t round, nr_kept;
+	int to_call, to_hear;
+	int callers[CALLERS_MOST]; /* -1: none */
 };
 
 static socklen_t socket_address(struct sockaddr_un *un, const uint8_t *name)
@@ -73,6 +93,11 @@ int meeting_open(struct meeting **out)
 		rc = fail_errno("binding a Unix socket");
 		goto err_close;
 	}
+	meeting->spare = fcntl(meeting->listener, F_DUPFD_CLOEXEC, 0);
+	if (meeting->spare < 0) {
+		rc = fail_errno("duplicating a socket");
+		goto err_close;
+	}
 	*out = meeting;
 	return 0;
 
@@ -87,6 +112,8 @@ void meeting_close(struct meeting *meeting)
 {
 	if (!meeting)
 		return;
+	if (meeting->spare >= 0)
+		close(meeting->spare);
 	close(meeting->listener);
 	free(meeting);
 }
@@ -114,18 +141,19 @@ static int hello_send(int socket, const struct hello *hello, int fd)
 {
 	struct iovec iov = {.iov_base = (void *)hello, .iov_len = sizeof(*hello)};
 	union fd_control control;
-	struct msghdr msg = {.msg_iov = &iov,
-		.msg_iovlen = 1,
-		.msg_control = control.bytes,
-		.msg_controllen = sizeof(control.bytes)};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
 	struct cmsghdr *cmsg;
 
-	memset(&control, 0, sizeof(control));
-	cmsg = CMSG_FIRSTHDR(&msg);
-	cmsg->cmsg_level = SOL_SOCKET;
-	cmsg->cmsg_type = SCM_RIGHTS;
-	cmsg->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
+	if (fd >= 0) {
+		msg.msg_control = control.bytes;
+		msg.msg_controllen = sizeof(control.bytes);
+		memset(&control, 0, sizeof(control));
+		cmsg = CMSG_FIRSTHDR(&msg);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
+	}
 	return sendmsg(socket, &msg, MSG_NOSIGNAL) == sizeof(*hello) ? 0 : -1;
 }
 
@@ -149,10 +177,10 @@ static int take_descriptor(struct msghdr *msg)
 	return -1;
 }
 
-/* -1: nothing to read yet. Else 0, and *fd is -1 when what came is not a hello. */
-static int hello_receive(int socket, struct hello *hello, int *fd)
+/* False: nothing to read yet. */
+static bool message_receive(int socket, struct message *message)
 {
-	struct iovec iov = {.iov_base = hello, .iov_len = sizeof(*hello)};
+	struct iovec iov = {.iov_base = &message->hello, .iov_len = sizeof(message->hello)};
 	union fd_control control;
 	struct msghdr msg = {.msg_iov = &iov,
 		.msg_iovlen = 1,
@@ -160,156 +188,250 @@ static int hello_receive(int socket, struct hello *hello, int *fd)
 		.msg_controllen = sizeof(control.bytes)};
 	ssize_t length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
 
-	*fd = -1;
-	/* The kernel looks for a message first and for the end after that: who says hello and hangs up in between seems to have said nothing (seen on Linux 6.1). What was said
-	 * before the end is there by now. */
+	message->fd = -1;
+	message->whole = message->cut = false;
+	/* The kernel looks for a message first and for the end after that: who says hello and hangs
+	 * up in between seems to have said nothing (seen on Linux 6.1). What was said before the
+	 * end is there by now. */
 	if (length == 0 && !msg.msg_controllen) {
 		msg.msg_controllen = sizeof(control.bytes);
 		length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
 	}
 	if (length < 0)
-		return errno == EAGAIN || errno == EINTR ? -1 : 0;
-	*fd = take_descriptor(&msg);
-	if (*fd >= 0 && (length != sizeof(*hello) || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))) {
-		close(*fd);
-		*fd = -1;
-	}
-	return 0;
+		return errno != EAGAIN && errno != EINTR;
+	message->fd = take_descriptor(&msg);
+	message->whole = length == sizeof(message->hello) && !(msg.msg_flags & MSG_TRUNC);
+	message->cut = msg.msg_flags & MSG_CTRUNC;
+	message->hello.cause[CAUSE_TEXT - 1] = 0;
+	return true;
 }
 
 _Static_assert(sizeof(union fd_control) - sizeof(struct cmsghdr) <= 2 * sizeof(int), "take_descriptor closes two");
 
-/* 0: sent; 1: the other's queue is full, try again; negative: an error. */
-static int call_guest(const struct meeting_guest *guest, int guest_rank, int rank, uint32_t round, int fd)
+/* ---- calling --------------------------------------------------------------------------------- */
+
+/* Why a hello was not sent that may be the next time: the other has no room, or has shown this
+ * caller out among those that were silent. */
+static bool passes(int cause)
 {
-	struct hello hello = {.rank = (uint32_t)rank, .round = round};
+	return cause == EAGAIN || cause == EPIPE || cause == ECONNRESET || cause == ECONNREFUSED ||
+	       cause == ETOOMANYREFS;
+}
+
+/* 0: sent; 1: try again; negative: an error. */
+static int call_guest(
+	const struct meeting_guest *guest, int guest_rank, struct hello *hello, int fd)
+{
 	struct sockaddr_un un;
 	socklen_t length = socket_address(&un, guest->address.name);
 	int rc = 0, s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	if (s < 0)
-		return fail_errno("socket");
-	memcpy(hello.secret, guest->address.secret, sizeof(hello.secret));
+		return fail_errno("a socket to call rank %d", guest_rank);
+	memcpy(hello->secret, guest->address.secret, sizeof(hello->secret));
 	if (connect(s, (struct sockaddr *)&un, length))
 		rc = errno == EAGAIN ? 1 : fail_errno("connecting to rank %d on this machine", guest_rank);
 	else if (!same_user(s))
 		rc = fail(TERN_ERR_BOOTSTRAP, "rank %d runs as another user", guest_rank);
-	else if (hello_send(s, &hello, fd))
-		rc = fail_errno("sending a descriptor to rank %d", guest_rank);
+	else if (hello_send(s, hello, fd))
+		rc = passes(errno) ? 1 : fail_errno("sending a descriptor to rank %d", guest_rank);
 	close(s); /* what was sent stays readable */
 	return rc;
 }
 
-static void take_callers(struct meeting *meeting, struct caller **callers)
+/* All that have not been called yet: one whose queue is full keeps nobody else waiting. */
+static int call_guests(struct visit *v)
 {
-	for (;;) {
-		int s = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		struct caller *caller;
+	struct hello hello = {.rank = (uint32_t)v->rank, .round = v->round};
 
+	for (int r = 0; r < v->nr_ranks && v->to_call > 0; r++) {
+		struct meeting_guest *guest = &v->guests[r];
+		int rc = guest->wanted && !guest->called ? call_guest(guest, r, &hello, v->fd) : 1;
+
+		if (rc < 0)
+			return rc;
+		guest->called |= rc == 0;
+		v->to_call -= rc == 0;
+	}
+	return 0;
+}
+
+/* Tells the others why this rank gives up, so that they need not wait for it; whose queue is full
+ * is not told. This thread's text stays. */
+static void tell_guests(struct visit *v, int error)
+{
+	struct hello hello = {.rank = (uint32_t)v->rank, .round = v->round, .error = error};
+	char cause[1024];
+
+	snprintf(cause, sizeof(cause), "%s", tern_last_error());
+	snprintf(hello.cause, sizeof(hello.cause), "%.*s", CAUSE_TEXT - 1, cause);
+	if (v->meeting->spare >= 0)
+		close(v->meeting->spare);
+	for (int r = 0; r < v->nr_ranks; r++)
+		if (v->guests[r].wanted)
+			call_guest(&v->guests[r], r, &hello, -1);
+	v->meeting->spare = fcntl(v->meeting->listener, F_DUPFD_CLOEXEC, 0);
+	error_put_back(cause);
+}
+
+/* ---- hearing --------------------------------------------------------------------------------- */
+
+static bool is_guest(const struct visit *v, const struct message *m)
+{
+	const struct hello *hello = &m->hello;
+
+	return m->whole &&
+	       !memcmp(hello->secret, v->meeting->address.secret, MEETING_KEY_BYTES) &&
+	       hello->round == v->round && hello->rank < (uint32_t)v->nr_ranks &&
+	       v->guests[hello->rank].wanted;
+}
+
+/* Puts the descriptor in its place; ignores strangers, and whoever sends twice. */
+static int admit(struct visit *v, const struct message *m)
+{
+	bool guest = is_guest(v, m), missing = guest && v->guests[m->hello.rank].fd < 0;
+	bool fits = missing && m->fd >= 0 && !m->cut && !m->hello.error;
+
+	if (fits) {
+		v->guests[m->hello.rank].fd = m->fd;
+		v->to_hear--;
+		return 0;
+	}
+	if (m->fd >= 0)
+		close(m->fd);
+	if (guest && m->hello.error < 0)
+		return fail(m->hello.error, "rank %u: %s", m->hello.rank, m->hello.cause);
+	if (missing && m->cut && m->fd < 0)
+		return fail(TERN_ERR_NOMEM,
+			"this process has no place for the descriptor that rank %u passes",
+			m->hello.rank);
+	return 0;
+}
+
+/* 1: the caller has spoken and is done with; 0: not yet; negative: an error. */
+static int hear_caller(struct visit *v, int socket)
+{
+	struct message message;
+	int rc;
+
+	if (!message_receive(socket, &message))
+		return 0;
+	close(socket);
+	rc = admit(v, &message);
+	return rc ? rc : 1;
+}
+
+static int hear_callers(struct visit *v)
+{
+	for (int i = 0; i < CALLERS_MOST; i++) {
+		int rc = v->callers[i] >= 0 ? hear_caller(v, v->callers[i]) : 0;
+
+		if (rc)
+			v->callers[i] = -1;
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* Who has been silent for so many callers goes. The door is closed before the last look: what is
+ * said after that comes back to who says it. */
+static int keep_caller(struct visit *v, int socket)
+{
+	int *place = &v->callers[v->nr_kept++ % CALLERS_MOST], old = *place, rc;
+
+	*place = socket;
+	if (old < 0)
+		return 0;
+	shutdown(old, SHUT_RD);
+	rc = hear_caller(v, old);
+	if (rc == 0)
+		close(old);
+	return rc < 0 ? rc : 0;
+}
+
+static int take_callers(struct visit *v)
+{
+	for (int i = 0; i < ACCEPTS_A_TURN && v->to_hear > 0; i++) {
+		int rc, s = accept4(v->meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (s < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
+			return 0;
 		if (s < 0)
-			return;
-		caller = same_user(s) ? malloc(sizeof(*caller)) : NULL;
-		if (!caller) {
+			return fail_errno("taking a connection of a rank on this machine");
+		if (!same_user(s)) {
 			close(s);
 			continue;
 		}
-		*caller = (struct caller){.socket = s, .next = *callers};
-		*callers = caller;
+		rc = hear_caller(v, s);
+		if (rc == 0)
+			rc = keep_caller(v, s);
+		if (rc < 0)
+			return rc;
 	}
+	return 0;
 }
 
-/* Puts the descriptor in its place; refuses strangers, and whoever sends twice. */
-static int admit(const struct meeting *meeting, const struct hello *hello, int fd, uint32_t round, int nr_ranks,
-	struct meeting_guest *guests)
-{
-	bool fits = fd >= 0 && !memcmp(hello->secret, meeting->address.secret, MEETING_KEY_BYTES) &&
-		    hello->round == round && hello->rank < (uint32_t)nr_ranks && guests[hello->rank].wanted &&
-		    guests[hello->rank].fd < 0;
+/* ---- the exchange ---------------------------------------------------------------------------- */
 
-	if (!fits) {
-		if (fd >= 0)
-			close(fd);
-		return 0;
-	}
-	guests[hello->rank].fd = fd;
-	return 1;
+static int fail_waiting(const struct visit *v, int wait_ms)
+{
+	int r = 0;
+
+	while (r < v->nr_ranks && !(v->guests[r].wanted && v->guests[r].fd < 0))
+		r++;
+	if (r < v->nr_ranks)
+		return fail(TERN_ERR_BOOTSTRAP, "waited %d ms for rank %d to pass its descriptor",
+			wait_ms, r);
+	for (r = 0; !(v->guests[r].wanted && !v->guests[r].called);)
+		r++;
+	return fail(TERN_ERR_BOOTSTRAP,
+		"waited %d ms for rank %d to take a descriptor: its queue is full", wait_ms, r);
 }
 
-/* How many descriptors came from the callers that have spoken; those are done with. */
-static int hear_callers(
-	struct meeting *meeting, struct caller **callers, uint32_t round, int nr_ranks, struct meeting_guest *guests)
+/* Whoever is missing nobody has not waited in vain, however late it is. */
+static int visit_all(struct visit *v, int wait_ms)
 {
-	int nr = 0;
+	uint64_t deadline = clock_ns() + (uint64_t)wait_ms * 1000000;
 
-	while (*callers) {
-		struct caller *caller = *callers;
-		struct hello hello;
-		int fd;
+	for (;;) {
+		struct pollfd pfd = {.fd = v->meeting->listener, .events = POLLIN};
+		int rc = call_guests(v);
 
-		if (hello_receive(caller->socket, &hello, &fd) < 0) {
-			callers = &caller->next;
-			continue;
-		}
-		nr += admit(meeting, &hello, fd, round, nr_ranks, guests);
-		*callers = caller->next;
-		close(caller->socket);
-		free(caller);
+		rc = rc ? rc : hear_callers(v);
+		rc = rc ? rc : take_callers(v);
+		if (rc || (v->to_call == 0 && v->to_hear == 0))
+			return rc;
+		if (clock_ns() > deadline)
+			return fail_waiting(v, wait_ms);
+		/* Callers send right after they connect, so a short slice serves those that have connected and not yet
+		 * sent. */
+		poll(&pfd, 1, v->nr_kept || v->to_call ? 1 : 20);
 	}
-	return nr;
-}
-
-static void drop_callers(struct caller *callers)
-{
-	while (callers) {
-		struct caller *next = callers->next;
-
-		close(callers->socket);
-		free(callers);
-		callers = next;
-	}
-}
-
-static int missing_guest(const struct meeting_guest *guests, int nr_ranks)
-{
-	for (int r = 0; r < nr_ranks; r++)
-		if (guests[r].wanted && guests[r].fd < 0)
-			return r;
-	return -1;
 }
 
 int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t round, int fd,
 	struct meeting_guest *guests, int wait_ms)
 {
-	struct caller *callers = NULL;
-	uint64_t deadline = clock_ns() + (uint64_t)wait_ms * 1000000;
-	int to_call = 0, to_hear = 0, rc = 0;
+	struct visit v = {.meeting = meeting,
+		.guests = guests,
+		.rank = rank,
+		.nr_ranks = nr_ranks,
+		.fd = fd,
+		.round = round};
+	int rc;
 
-	for (int r = 0; r < nr_ranks; r++)
-		to_hear += guests[r].wanted;
-	while (to_call < nr_ranks || to_hear > 0) {
-		struct pollfd pfd = {.fd = meeting->listener, .events = POLLIN};
-
-		while (to_call < nr_ranks && rc == 0) {
-			if (guests[to_call].wanted)
-				rc = call_guest(&guests[to_call], to_call, rank, round, fd);
-			to_call += rc == 0;
-		}
-		if (rc < 0)
-			break;
-		rc = 0;
-		take_callers(meeting, &callers);
-		to_hear -= hear_callers(meeting, &callers, round, nr_ranks, guests);
-		if (to_call == nr_ranks && to_hear <= 0)
-			break;
-		if (clock_ns() > deadline) {
-			rc = fail(TERN_ERR_BOOTSTRAP, "waited %d ms for rank %d to pass its window", wait_ms,
-				missing_guest(guests, nr_ranks));
-			break;
-		}
-		/* Callers send right after they connect, so a short slice serves those that have connected and not yet
-		 * sent. */
-		poll(&pfd, 1, callers || to_call < nr_ranks ? 1 : 20);
+	for (int r = 0; r < nr_ranks; r++) {
+		guests[r].called = 0;
+		v.to_call += guests[r].wanted;
 	}
-	drop_callers(callers);
+	v.to_hear = v.to_call;
+	memset(v.callers, -1, sizeof(v.callers));
+	rc = visit_all(&v, wait_ms);
+	for (int i = 0; i < CALLERS_MOST; i++)
+		if (v.callers[i] >= 0)
+			close(v.callers[i]);
+	if (rc)
+		tell_guests(&v, rc);
 	return rc;
 }

@@ -26,10 +26,13 @@ struct meeting_guest {
 	int wanted; /* 1: exchange descriptors with this rank */
 	struct meeting_address address;
 	int fd; /* out: what the rank sent; -1 before, the caller closes it */
+	int called; /* out: 1: it was sent what it is to have */
 };
 
-/* Sends `fd` to every wanted rank and receives one from each, within wait_ms. All of them do the same. On failure
- * received descriptors stay in guests. `round` tells one exchange from the next. */
+/* Sends `fd` to every wanted rank and receives one from each, within wait_ms. All of them do the
+ * same. On failure received descriptors stay in guests, and the others are told the cause, so that
+ * they fail with it and do not wait. `round` tells one exchange from the next. Strangers that
+ * connect can use up wait_ms, and hold few descriptors. */
 int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t round, int fd,
 	struct meeting_guest *guests, int wait_ms);
 

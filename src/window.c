@@ -9,6 +9,7 @@
 
 #include "error.h"
 #include "meeting.h"
+#include "sealed.h"
 
 static uint8_t *map_shared(int fd, uint64_t bytes)
 {
@@ -66,20 +67,17 @@ static int window_alloc(uint64_t bytes, int fd, struct window **out)
 	return 0;
 }
 
-/* The size is sealed, so that no peer can shrink it under another's feet (which would be SIGBUS there). */
 static int window_make(uint64_t bytes, struct window **out)
 {
-	int rc, fd = memfd_create("tern-window", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd, rc = sealed_memory("tern-window", bytes, &fd);
 
-	if (fd < 0)
-		return fail_errno("memfd_create");
+	if (rc)
+		return rc;
 	rc = window_alloc(bytes, fd, out);
 	if (rc) {
 		close(fd);
 		return rc;
 	}
-	if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-		return fail_errno("sizing a window of %llu bytes", (unsigned long long)bytes);
 	(*out)->base = map_shared(fd, bytes);
 	if (!(*out)->base)
 		return fail_errno("mapping a window of %llu bytes", (unsigned long long)bytes);

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank and its launcher (`tern run`) say to each other over the Unix stream socket that the rank inherited.
- *
- *   rank 0  --- GATHER   | payload ------------>  launcher     one gathering at a time on a socket: a rank asks, and
- *   rank 1  --- GATHER   | payload ------------>               asks nothing more until it has its answer. The launcher
- *   rank 0 <--- GATHERED | payloads 0, 1, ... --               answers when all ranks have asked, or refuses with a
- *   rank 1 <--- REFUSED  | text ----------------               text for people.
- *
- * Several boots of one process share the socket. The first request of a boot says boot 0; the launcher numbers it, and
- * all answers carry the number. Ranks whose boots or sequences differ have called in different orders: refused.
- *
- * A rank that stops waiting leaves the stream at an unknown place, so it shuts the socket down: its process can gather
- * no more, and the launcher refuses the others. Both ends are on one machine, so fields are in its byte order. */
+/* What a rank and its launcher (`tern run`) say to each other over the Unix stream socket that the
+ * rank inherited.    rank 0  --- GATHER   | payload ------------>  launcher     one gathering at a
+ * time on a socket: a rank asks, and   rank 1  --- GATHER   | payload ------------>
+ * asks nothing more until it has its answer. The launcher   rank 0 <--- GATHERED | payloads 0, 1,
+ * ... --               answers when all ranks have asked, or refuses with a   rank 1 <--- REFUSED
+ * | text ----------------               text for people.  Several boots of one process share the
+ * socket. The first request of a boot says boot 0; the launcher numbers it, and all answers carry
+ * the number. Ranks whose boots or sequences differ have called in different orders: refused.  A
+ * rank that stops waiting leaves the stream at an unknown place, so it shuts the socket down: its
+ * process can gather no more, and the launcher refuses the others. Both ends are on one machine, so
+ * fields are in its byte order. */
 #ifndef TERN_LAUNCH_WIRE_H
 #define TERN_LAUNCH_WIRE_H
 

@@ -27,10 +27,9 @@ struct pmix_api {
 };
 
 struct pmix_boot {
+	struct boot_seat seat;
 	struct pmix_api api;
 	pmix_proc_t me;
-	int rank;
-	int nr_ranks;
 	int wait_ms;
 	bool broken; /* a fence was given up: nobody knows whether it will still complete */
 };
@@ -45,8 +44,9 @@ bool boot_pmix_present(void)
 
 static int fail_pmix(const struct pmix_boot *p, const char *what, uint64_t number, pmix_status_t status)
 {
-	return fail(TERN_ERR_BOOTSTRAP, "rank %d: %s of gathering %llu: %s (PMIx status %d)", p->rank, what,
-		(unsigned long long)number, p->api.error_string(status), status);
+	return fail(TERN_ERR_BOOTSTRAP, "rank %d: %s of gathering %llu: %s (PMIx status %d)",
+		p->seat.rank, what, (unsigned long long)number, p->api.error_string(status),
+		status);
 }
 
 /* ---- a fence that can be given up ------------------------------------------------------------------------ */
@@ -178,12 +178,14 @@ static int cross_fence(struct pmix_boot *p, uint64_t number)
 	if (!fence_wait(f, p->wait_ms, &status)) {
 		p->broken = true;
 		return fail(TERN_ERR_BOOTSTRAP,
-			"rank %d: gathering %llu: not all of the %d ranks came to the fence within %d ms", p->rank,
-			(unsigned long long)number, p->nr_ranks, p->wait_ms);
+			"rank %d: gathering %llu: not all of the %d ranks came to the fence within "
+			"%d ms",
+			p->seat.rank, (unsigned long long)number, p->seat.nr_ranks, p->wait_ms);
 	}
 	if (status == PMIX_ERR_PARTIAL_SUCCESS)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d: gathering %llu: some of the %d ranks have ended", p->rank,
-			(unsigned long long)number, p->nr_ranks);
+		return fail(TERN_ERR_BOOTSTRAP,
+			"rank %d: gathering %llu: some of the %d ranks have ended", p->seat.rank,
+			(unsigned long long)number, p->seat.nr_ranks);
 	return status == PMIX_SUCCESS ? 0 : fail_pmix(p, "fence", number, status);
 }
 
@@ -198,11 +200,12 @@ static int fetch(struct pmix_boot *p, const char *key, uint64_t number, int rank
 
 	if (status != PMIX_SUCCESS)
 		return fail(TERN_ERR_BOOTSTRAP, "rank %d: gathering %llu: nothing from rank %d: %s (PMIx status %d)",
-			p->rank, (unsigned long long)number, rank, p->api.error_string(status), status);
+			p->seat.rank, (unsigned long long)number, rank,
+			p->api.error_string(status), status);
 	got = value->type == PMIX_BYTE_OBJECT ? value->data.bo.size : 0;
 	if (got != (bytes ? bytes : 1))
 		rc = fail(TERN_ERR_BOOTSTRAP, "gathering %llu: rank %d passes %zu bytes, rank %d passes %zu",
-			(unsigned long long)number, p->rank, bytes, rank, got);
+			(unsigned long long)number, p->seat.rank, bytes, rank, got);
 	else if (bytes)
 		memcpy(to, value->data.bo.bytes, bytes);
 	if (value->type == PMIX_BYTE_OBJECT)
@@ -211,7 +214,7 @@ static int fetch(struct pmix_boot *p, const char *key, uint64_t number, int rank
 	return rc;
 }
 
-static int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
+int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 {
 	struct pmix_boot *p = ctx;
 	uint64_t number = atomic_fetch_add(&nr_gatherings, 1) + 1;
@@ -219,12 +222,13 @@ static int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	int rc;
 
 	if (p->broken)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d gave up an earlier gathering", p->rank);
+		return fail(TERN_ERR_BOOTSTRAP, "rank %d gave up an earlier gathering",
+			p->seat.rank);
 	snprintf(key, sizeof(key), "tern.gathering.%llu", (unsigned long long)number);
 	rc = publish(p, key, number, mine, bytes);
 	if (!rc)
 		rc = cross_fence(p, number);
-	for (int r = 0; r < p->nr_ranks && !rc; r++)
+	for (int r = 0; r < p->seat.nr_ranks && !rc; r++)
 		rc = fetch(p, key, number, r, (char *)all + (size_t)r * bytes, bytes);
 	return rc;
 }
@@ -276,11 +280,12 @@ static int read_job_size(struct pmix_boot *p)
 	if (status != PMIX_SUCCESS)
 		return fail(
 			TERN_ERR_BOOTSTRAP, "PMIx does not tell the number of ranks: %s", p->api.error_string(status));
-	p->nr_ranks = value->type == PMIX_UINT32 ? (int)value->data.uint32 : 0;
+	p->seat.nr_ranks = value->type == PMIX_UINT32 ? (int)value->data.uint32 : 0;
 	free(value);
-	p->rank = (int)p->me.rank;
-	if (p->nr_ranks < 1 || p->rank < 0 || p->rank >= p->nr_ranks)
-		return fail(TERN_ERR_BOOTSTRAP, "PMIx says rank %d of %d", p->rank, p->nr_ranks);
+	p->seat.rank = (int)p->me.rank;
+	if (p->seat.nr_ranks < 1 || p->seat.rank < 0 || p->seat.rank >= p->seat.nr_ranks)
+		return fail(TERN_ERR_BOOTSTRAP, "PMIx says rank %d of %d", p->seat.rank,
+			p->seat.nr_ranks);
 	return 0;
 }
 
@@ -321,9 +326,10 @@ int boot_pmix(int wait_ms, struct tern_boot *boot)
 		free(p);
 		return rc;
 	}
+	atomic_init(&p->seat.nr_free, 1);
 	*boot = (struct tern_boot){
-		.rank = p->rank,
-		.nr_ranks = p->nr_ranks,
+		.rank = p->seat.rank,
+		.nr_ranks = p->seat.nr_ranks,
 		.allgather = pmix_allgather,
 		.ctx = p,
 		.close = pmix_close,

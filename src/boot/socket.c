@@ -12,9 +12,8 @@
 #include <unistd.h>
 
 struct socket_boot {
+	struct boot_seat seat;
 	int fd;
-	int rank;
-	int nr_ranks;
 	int wait_ms;
 	uint64_t boot;     /* 0 until the launcher has numbered it */
 	uint64_t sequence; /* of the latest gathering */
@@ -33,18 +32,21 @@ static int wait_ready(struct socket_boot *s, short events, int64_t deadline_ms)
 		n = poll(&p, 1, left_ms > 0 ? (int)left_ms : 0);
 	} while (n < 0 && errno == EINTR);
 	if (n < 0)
-		return fail_errno("rank %d: poll on the launcher's socket", s->rank);
+		return fail_errno("rank %d: poll on the launcher's socket", s->seat.rank);
 	if (n == 0)
 		return fail(TERN_ERR_BOOTSTRAP,
 			"rank %d: gathering %llu was not answered within %d ms: not all of the %d ranks have come",
-			s->rank, (unsigned long long)s->sequence, s->wait_ms, s->nr_ranks);
+			s->seat.rank, (unsigned long long)s->sequence, s->wait_ms,
+			s->seat.nr_ranks);
 	return 0;
 }
 
 static int fail_gone(struct socket_boot *s)
 {
 	return fail(TERN_ERR_BOOTSTRAP,
-		"rank %d: the launcher has closed its socket, or this process gave up an earlier gathering", s->rank);
+		"rank %d: the launcher has closed its socket, or this process gave up an earlier "
+		"gathering",
+		s->seat.rank);
 }
 
 static int send_all(struct socket_boot *s, const void *data, size_t bytes, int more, int64_t deadline_ms)
@@ -62,7 +64,7 @@ static int send_all(struct socket_boot *s, const void *data, size_t bytes, int m
 		} else if (n < 0 && (errno == EPIPE || errno == ECONNRESET)) {
 			return fail_gone(s);
 		} else if (n < 0 && errno != EINTR) {
-			return fail_errno("rank %d: send to the launcher", s->rank);
+			return fail_errno("rank %d: send to the launcher", s->seat.rank);
 		} else if (n > 0) {
 			at += n;
 			bytes -= (size_t)n;
@@ -86,7 +88,7 @@ static int recv_all(struct socket_boot *s, void *data, size_t bytes, int64_t dea
 			if (rc)
 				return rc;
 		} else if (n < 0 && errno != EINTR) {
-			return fail_errno("rank %d: receive from the launcher", s->rank);
+			return fail_errno("rank %d: receive from the launcher", s->seat.rank);
 		} else if (n > 0) {
 			at += n;
 			bytes -= (size_t)n;
@@ -101,8 +103,8 @@ static int send_request(struct socket_boot *s, const void *mine, size_t bytes, i
 		.magic = LAUNCH_MAGIC,
 		.version = LAUNCH_VERSION,
 		.kind = LAUNCH_GATHER,
-		.rank = s->rank,
-		.nr_ranks = s->nr_ranks,
+		.rank = s->seat.rank,
+		.nr_ranks = s->seat.nr_ranks,
 		.boot = s->boot,
 		.sequence = s->sequence,
 		.bytes = bytes,
@@ -117,21 +119,24 @@ static int check_answer(struct socket_boot *s, const struct launch_header *h, si
 	if (h->magic != LAUNCH_MAGIC || h->version != LAUNCH_VERSION)
 		return fail(TERN_ERR_BOOTSTRAP,
 			"rank %d: the launcher's answer begins with %08x, version %u; expected %08x, version %u",
-			s->rank, h->magic, h->version, LAUNCH_MAGIC, LAUNCH_VERSION);
-	if (h->rank != s->rank || h->nr_ranks != s->nr_ranks || h->sequence != s->sequence || !h->boot ||
+			s->seat.rank, h->magic, h->version, LAUNCH_MAGIC, LAUNCH_VERSION);
+	if (h->rank != s->seat.rank || h->nr_ranks != s->seat.nr_ranks ||
+		h->sequence != s->sequence || !h->boot ||
 		(s->boot && h->boot != s->boot))
 		return fail(TERN_ERR_BOOTSTRAP,
 			"rank %d of %d: the launcher answers rank %d of %d, boot %llu, gathering %llu; expected boot "
 			"%llu, gathering %llu",
-			s->rank, s->nr_ranks, h->rank, h->nr_ranks, (unsigned long long)h->boot,
+			s->seat.rank, s->seat.nr_ranks, h->rank, h->nr_ranks,
+			(unsigned long long)h->boot,
 			(unsigned long long)h->sequence, (unsigned long long)s->boot, (unsigned long long)s->sequence);
 	if (h->kind == LAUNCH_REFUSED && h->bytes < LAUNCH_MAX_TEXT)
 		return 0;
 	if (h->kind == LAUNCH_GATHERED && h->bytes == bytes)
 		return 0;
 	return fail(TERN_ERR_BOOTSTRAP,
-		"rank %d: the launcher's answer is of kind %u with %llu bytes a rank; asked with %zu", s->rank, h->kind,
-		(unsigned long long)h->bytes, bytes);
+		"rank %d: the launcher's answer is of kind %u with %llu bytes a rank; asked with "
+		"%zu",
+		s->seat.rank, h->kind, (unsigned long long)h->bytes, bytes);
 }
 
 /* *in_step: the stream stands at the end of an answer, so that another request may follow. */
@@ -148,7 +153,7 @@ static int recv_answer(struct socket_boot *s, void *all, size_t bytes, int64_t d
 		return rc;
 	s->boot = header.boot;
 	if (header.kind == LAUNCH_GATHERED)
-		rc = recv_all(s, all, bytes * (size_t)s->nr_ranks, deadline_ms);
+		rc = recv_all(s, all, bytes * (size_t)s->seat.nr_ranks, deadline_ms);
 	else
 		rc = recv_all(s, text, header.bytes, deadline_ms);
 	if (rc)
@@ -157,17 +162,18 @@ static int recv_answer(struct socket_boot *s, void *all, size_t bytes, int64_t d
 	return header.kind == LAUNCH_GATHERED ? 0 : fail(TERN_ERR_BOOTSTRAP, "%s", text);
 }
 
-static int socket_allgather(void *ctx, const void *mine, void *all, size_t bytes)
+int socket_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 {
 	struct socket_boot *s = ctx;
 	int64_t deadline_ms = boot_now_ms() + s->wait_ms;
 	bool in_step = false;
 	int rc;
 
-	if (bytes > LAUNCH_MAX_ALL / (uint64_t)s->nr_ranks)
+	if (bytes > LAUNCH_MAX_ALL / (uint64_t)s->seat.nr_ranks)
 		return fail(TERN_ERR_BOOTSTRAP,
-			"rank %d gathers %zu bytes from each of %d ranks; the launcher takes %llu in all", s->rank,
-			bytes, s->nr_ranks, (unsigned long long)LAUNCH_MAX_ALL);
+			"rank %d gathers %zu bytes from each of %d ranks; the launcher takes %llu "
+			"in all",
+			s->seat.rank, bytes, s->seat.nr_ranks, (unsigned long long)LAUNCH_MAX_ALL);
 	s->sequence++;
 	rc = send_request(s, mine, bytes, deadline_ms);
 	if (!rc)
@@ -212,7 +218,7 @@ int boot_socket(int rank, int nr_ranks, int fd, int wait_ms, struct tern_boot *b
 	s = malloc(sizeof(*s));
 	if (!s)
 		return fail(TERN_ERR_NOMEM, "no memory for the bootstrap of rank %d", rank);
-	*s = (struct socket_boot){.rank = rank, .nr_ranks = nr_ranks, .wait_ms = wait_ms};
+	*s = (struct socket_boot){.seat = {rank, nr_ranks, 1}, .wait_ms = wait_ms};
 	s->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 	if (s->fd < 0) {
 		rc = fail_errno("duplicating the launcher's socket %d", fd);

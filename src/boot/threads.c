@@ -2,7 +2,7 @@
 /* Ranks as threads of one process. A gathering is one turn of a barrier: who comes last hands out all payloads, while
  * the others still wait inside their calls, so that their buffers are known to be alive. The first failure poisons the
  * object: a rank that has given up cannot be waited for by anyone else. */
-#include "tern.h"
+#include "boot/boot.h"
 #include "error.h"
 
 #include <pthread.h>
@@ -20,9 +20,9 @@ struct visitor { /* a rank inside its call; guarded by the lock */
 	bool present;
 };
 
-struct seat { /* what a boot's ctx points to */
+struct seat { /* what the ctx of a rank's boots points to */
+	struct boot_seat base;
 	struct tern_threads *threads;
-	int rank;
 };
 
 struct tern_threads {
@@ -47,6 +47,16 @@ static int poison_mismatch(struct tern_threads *t, int a, int b)
 {
 	snprintf(t->poison, sizeof(t->poison), "gathering %llu: rank %d passes %zu bytes, rank %d passes %zu",
 		(unsigned long long)t->turn + 1, a, t->visitors[a].bytes, b, t->visitors[b].bytes);
+	pthread_cond_broadcast(&t->turned);
+	return poisoned(t);
+}
+
+/* Another rank's turn would never come, as one thread is here in its place. */
+static int poison_twice(struct tern_threads *t, int rank)
+{
+	snprintf(t->poison, sizeof(t->poison),
+		"gathering %llu: rank %d has come twice, from two threads; %d of %d ranks had come",
+		(unsigned long long)t->turn + 1, rank, t->nr_present, t->nr_ranks);
 	pthread_cond_broadcast(&t->turned);
 	return poisoned(t);
 }
@@ -118,19 +128,19 @@ static int gather_locked(struct tern_threads *t, int rank, const struct visitor 
 	if (t->poison[0])
 		return poisoned(t);
 	if (t->visitors[rank].present)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d is in a gathering already, from another thread", rank);
+		return poison_twice(t, rank);
 	t->visitors[rank] = *visitor;
 	return ++t->nr_present == t->nr_ranks ? complete_turn(t) : wait_turn(t, rank);
 }
 
-static int threads_allgather(void *ctx, const void *mine, void *all, size_t bytes)
+int threads_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 {
 	struct seat *seat = ctx;
 	struct visitor visitor = {.mine = mine, .all = all, .bytes = bytes, .present = true};
 	int rc;
 
 	pthread_mutex_lock(&seat->threads->lock);
-	rc = gather_locked(seat->threads, seat->rank, &visitor);
+	rc = gather_locked(seat->threads, seat->base.rank, &visitor);
 	pthread_mutex_unlock(&seat->threads->lock);
 	return rc;
 }
@@ -198,7 +208,7 @@ int tern_threads_create(int nr_ranks, int wait_ms, struct tern_threads **threads
 	t->wait_ms = wait_ms;
 	t->nr_users = 1;
 	for (int r = 0; r < nr_ranks; r++)
-		t->seats[r] = (struct seat){.threads = t, .rank = r};
+		t->seats[r] = (struct seat){.base = {r, nr_ranks, 0}, .threads = t};
 	*threads = t;
 	return 0;
 }
@@ -212,6 +222,7 @@ int tern_threads_boot(struct tern_threads *t, int rank, struct tern_boot *boot)
 	pthread_mutex_lock(&t->lock);
 	t->nr_users++;
 	pthread_mutex_unlock(&t->lock);
+	atomic_fetch_add(&t->seats[rank].base.nr_free, 1);
 	*boot = (struct tern_boot){
 		.rank = rank,
 		.nr_ranks = t->nr_ranks,

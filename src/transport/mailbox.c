@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "sealed.h"
 
 /* The mailboxes that ranks of this process own. Taken on opening, connecting and closing only. */
 static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,12 +45,8 @@ static int mailbox_fill(struct mailbox *m)
 
 	if (getrandom(m->nonce, sizeof(m->nonce), 0) != sizeof(m->nonce))
 		return fail_errno("getrandom");
-	m->fd = memfd_create("tern-mailbox", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (m->fd < 0)
-		return fail_errno("memfd_create");
-	if (ftruncate(m->fd, (off_t)m->bytes) || fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-		return fail_errno("sizing a mailbox of %llu bytes", (unsigned long long)m->bytes);
-	rc = mailbox_map(m);
+	rc = sealed_memory("tern-mailbox", m->bytes, &m->fd);
+	rc = rc ? rc : mailbox_map(m);
 	if (rc)
 		return rc;
 	m->head->shape = m->shape;

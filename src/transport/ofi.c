@@ -25,9 +25,10 @@
 
 int ofi_fail(const struct ofi *o, int64_t rc, const char *what)
 {
-	int code = rc == -FI_ENOMEM || rc == -FI_EMFILE ? TERN_ERR_NOMEM : TERN_ERR_SYSTEM;
+	const char *provider = o->info ? o->info->fabric_attr->prov_name : "?";
 
-	return fail(code, "libfabric (%s), %s: %s", o->info ? o->info->fabric_attr->prov_name : "?", what, o->library.strerror((int)-rc));
+	return fail(error_of_errno((int)-rc), "libfabric (%s), %s: %s", provider, what,
+		o->library.strerror((int)-rc));
 }
 
 bool ofi_is_death(int64_t err)
@@ -276,6 +277,8 @@ static int open_all(struct ofi *o, const struct transport_options *options)
 {
 	int rc = ofi_load(&o->library);
 
+	if (!rc)
+		rc = ofi_draw(&o->secret);
 	if (!rc)
 		rc = choose(o, options);
 	if (!rc)

@@ -96,6 +96,7 @@ enum ofi_state { OFI_UNKNOWN, OFI_GREETING, OFI_UP, OFI_DOWN };
 struct ofi_header {
 	uint32_t kind; /* OFI_SEND */
 	uint32_t sender;
+	uint64_t secret; /* of the receiver's address: anybody on the network can send a message */
 };
 
 struct ofi_key {
@@ -105,6 +106,7 @@ struct ofi_key {
 struct ofi_peer {
 	fi_addr_t address;
 	struct ofi_key landing; /* where greetings and writes without bytes go */
+	uint64_t secret;
 	enum ofi_state state;
 	bool greeted;  /* the hello has been posted */
 	bool moved;    /* something completed since the last look */
@@ -137,7 +139,7 @@ struct ofi {
 	struct ofi_peer *peers;
 	uint32_t self, nr_peers, nr_greeting, nr_down;
 	uint32_t message_bytes, nr_under_way, nr_polls;
-	uint64_t next_key, looked_ns;
+	uint64_t secret, looked_ns;
 	struct ofi_pool writes, sends, greetings, receives;
 	struct ofi_op *to_post; /* receives that were given out or could not be posted */
 	struct transport_region *regions;
@@ -170,6 +172,7 @@ int ofi_connect(struct transport *transport, uint32_t peer, const void *address,
 int ofi_disconnect(struct transport *transport, uint32_t peer);
 int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region, struct transport_key *key);
 void ofi_dereg(struct transport *transport, struct transport_region *region);
+int ofi_draw(uint64_t *secret); /* 64 random bits */
 int ofi_reg_mr(struct ofi *o, void *base, uint64_t bytes, uint64_t access, struct fid_mr **mr);
 void ofi_peer_fails(struct ofi *o, uint32_t peer, int error, const char *text);
 

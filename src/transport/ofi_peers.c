@@ -5,15 +5,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "error.h"
+
+#define KEY_DRAWS 16
 
 struct ofi_wire_address {
 	char provider[32]; /* both ends have to speak the same */
 	struct ofi_key landing;
+	uint64_t secret;
 	uint32_t name_bytes;
 	uint32_t reserved;
-	uint8_t name[TRANSPORT_ADDRESS_BYTES - 56];
+	uint8_t name[TRANSPORT_ADDRESS_BYTES - 64];
 };
 
 _Static_assert(sizeof(struct ofi_wire_address) <= TRANSPORT_ADDRESS_BYTES, "an address fits");
@@ -23,7 +27,9 @@ _Static_assert(sizeof(struct ofi_wire_address) <= TRANSPORT_ADDRESS_BYTES, "an a
 int ofi_address(struct transport *transport, void *address, uint32_t *bytes)
 {
 	struct ofi *o = ofi_of(transport);
-	struct ofi_wire_address a = {.landing = {.address = o->landing_key.address, .key = o->landing_key.key}};
+	struct ofi_wire_address a = {
+		.landing = {.address = o->landing_key.address, .key = o->landing_key.key},
+		.secret = o->secret};
 	size_t name_bytes = sizeof(a.name);
 	uint32_t used;
 	int rc = fi_getname(&o->ep->fid, a.name, &name_bytes);
@@ -85,6 +91,7 @@ int ofi_connect(struct transport *transport, uint32_t p, const void *address, ui
 	if (rc != 1)
 		return rc < 0 ? ofi_fail(o, rc, "adding a peer's address") : fail(TERN_ERR_INVALID, "peer %u: libfabric does not take its address", p);
 	peer->landing = a.landing;
+	peer->secret = a.secret;
 	peer->state = OFI_GREETING;
 	o->nr_greeting++;
 	return 0;
@@ -146,14 +153,41 @@ int ofi_disconnect(struct transport *transport, uint32_t p)
 	return rc ? ofi_fail(o, rc, "removing a peer's address") : 0;
 }
 
+int ofi_draw(uint64_t *secret)
+{
+	if (getrandom(secret, sizeof(*secret), 0) == sizeof(*secret))
+		return 0;
+	return fail_errno("getrandom");
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Whoever can reach the endpoint and knows a key can write. So keys are drawn, as wide as the
+ * provider takes them, and again when one is in use; providers that choose keys ignore it. */
+static int register_drawn(
+	struct ofi *o, void *base, uint64_t bytes, uint64_t access, struct fid_mr **mr)
+{
+	size_t key_bytes = o->info->domain_attr->mr_key_size;
+	uint64_t mask = key_bytes < sizeof(mask) ? (1ull << 8 * key_bytes) - 1 : UINT64_MAX, key;
+	int rc = -FI_ENOKEY;
+
+	for (int i = 0; i < KEY_DRAWS && rc == -FI_ENOKEY; i++) {
+		rc = ofi_draw(&key);
+		if (rc)
+			return rc;
+		rc = fi_mr_reg(o->domain, base, bytes, access, 0, key & mask, 0, mr, NULL);
+	}
+	return rc ? ofi_fail(o, rc, "registering memory") : 0;
+}
 
 int ofi_reg_mr(struct ofi *o, void *base, uint64_t bytes, uint64_t access, struct fid_mr **out)
 {
 	struct fid_mr *mr;
-	int rc = fi_mr_reg(o->domain, base, bytes, access, 0, ++o->next_key, 0, &mr, NULL);
+	int rc = register_drawn(o, base, bytes, access, &mr);
 
-	if (!rc && (o->info->domain_attr->mr_mode & FI_MR_ENDPOINT)) {
+	if (rc)
+		return rc;
+	if (o->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
 		rc = fi_mr_bind(mr, &o->ep->fid, 0);
 		if (!rc)
 			rc = fi_mr_enable(mr);

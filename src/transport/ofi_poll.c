@@ -89,7 +89,8 @@ static int message_arrived(struct ofi *o, struct ofi_op *op, uint64_t bytes, str
 	repost_later(o, op); /* on the next poll */
 	if (bytes >= sizeof(header))
 		memcpy(&header, op->buffer, sizeof(header));
-	if (header.kind != OFI_SEND || header.sender >= o->nr_peers || bytes - sizeof(header) > o->message_bytes)
+	if (header.kind != OFI_SEND || header.secret != o->secret || header.sender >= o->nr_peers ||
+		bytes - sizeof(header) > o->message_bytes)
 		return 0;
 	*event = (struct transport_event){.kind = EVENT_MESSAGE,
 		.peer = header.sender,

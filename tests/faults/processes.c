@@ -66,7 +66,7 @@ static int board_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	return 0;
 }
 
-int join(struct rank *rank, struct board *board, int number)
+int try_join(struct rank *rank, struct board *board, int number)
 {
 	const struct scene *scene = rank->ctx;
 	struct seat *seat = calloc(1, sizeof(*seat));
@@ -81,7 +81,14 @@ int join(struct rank *rank, struct board *board, int number)
 	config.wait_ms = scene->wait_ms ? scene->wait_ms : config.wait_ms;
 	rank->rank = number;
 	rank->nr_ranks = board->nr_ranks;
-	return tern_group_create(&config, &rank->group) ? rank_fails(rank, "joining: %s", tern_last_error()) : 0;
+	return tern_group_create(&config, &rank->group);
+}
+
+int join(struct rank *rank, struct board *board, int number)
+{
+	if (!try_join(rank, board, number))
+		return 0;
+	return rank_fails(rank, "joining: %s", tern_last_error());
 }
 
 bool transport_is_there(const char *transport)

@@ -65,5 +65,7 @@ bool transport_is_there(const char *transport);
 
 /* Joins the ranks of a board: rank->group. rank->ctx is the scene. */
 int join(struct rank *rank, struct board *board, int number);
+/* The same, but a failure is returned as it is, and not noted. */
+int try_join(struct rank *rank, struct board *board, int number);
 
 #endif

@@ -322,7 +322,73 @@ static void run_reopened(const struct network *n)
 	expect(after <= before, "%d descriptors became %d", before, after);
 }
 
+/* Who can reach an endpoint needs nothing else than a key to write: so none follows from another,
+ * or from the order of registering. */
+static void run_secret_keys(const struct network *n)
+{
+	enum { nr = 16 };
+	struct transport_region *regions[2][nr];
+	struct transport_key keys[2][nr];
+	uint32_t nr_small = 0, nr_steps = 0;
+	struct world w;
+
+	world_open(&w, n, 2, 4096);
+	for (uint32_t i = 0; i < 2 * nr; i++) {
+		struct peer *p = &w.peers[i / nr];
+
+		expect_ok(p->transport->ops->reg(p->transport, p->to, 4096,
+				  &regions[i / nr][i % nr], &keys[i / nr][i % nr]),
+			"reg");
+	}
+	for (uint32_t i = 0; i < nr; i++) {
+		uint64_t key = keys[0][i].key;
+
+		nr_small += key >> 32 == 0;
+		nr_steps += i > 1 && key - keys[0][i - 1].key == keys[0][1].key - keys[0][0].key;
+		expect(key != keys[1][i].key, "both have key %llx", (unsigned long long)key);
+	}
+	expect(nr_small < 2 && nr_steps < 2, "keys follow one another: %llx, %llx, %llx",
+		(unsigned long long)keys[0][0].key, (unsigned long long)keys[0][1].key,
+		(unsigned long long)keys[0][2].key);
+	for (uint32_t i = 0; i < 2 * nr; i++) {
+		struct peer *p = &w.peers[i / nr];
+
+		p->transport->ops->dereg(p->transport, regions[i / nr][i % nr]);
+	}
+	expect_works(&w);
+	world_close(&w);
+}
+
+/* A message that does not carry the secret of the address it went to is from nobody that was told
+ * that address. */
+static void run_stranger(const struct network *n)
+{
+	enum { secret_at = 48 };
+	uint8_t address[TRANSPORT_ADDRESS_BYTES];
+	struct transport_event event;
+	uint32_t bytes = sizeof(address);
+	struct transport *t;
+	struct world w;
+
+	world_open(&w, n, 3, 4096);
+	t = w.peers[1].transport;
+	expect_ok(t->ops->address(t, address, &bytes), "address");
+	address[secret_at] ^= 1;
+	t = w.peers[2].transport;
+	expect_ok(t->ops->disconnect(t, 1), "disconnect");
+	expect_ok(t->ops->connect(t, 1, address, bytes), "connect");
+	for (int i = 0; i < 100; i++) /* more than there are buffers: they are given back */
+		post_message(&w, 2, 1, "guess", 6);
+	expect_silence(&w, 1, EVENT_MESSAGE, 300);
+	post_message(&w, 0, 1, "friend", 7);
+	event = take_event(&w, 1, EVENT_MESSAGE);
+	expect(event.peer == 0 && event.bytes == 7, "%u bytes from %u", event.bytes, event.peer);
+	world_close(&w);
+}
+
 const struct transport_case trouble_cases[] = {
+	{.name = "secret_keys", .run = run_secret_keys, .only = &transport_ofi},
+	{.name = "stranger", .run = run_stranger, .only = &transport_ofi},
 	{.name = "refusals", .run = run_refusals},
 	{.name = "bad_options", .run = run_bad_options},
 	{.name = "bad_key", .run = run_bad_key},

@@ -228,6 +228,162 @@ static void threads_bad_arguments(void **state)
 	tern_threads_destroy(NULL);
 }
 
+/* ---- a boot that a caller has changed, or given twice ---------------------------------------- */
+
+static void expect_refused(const struct tern_boot *boot, int code, const char *part)
+{
+	struct tern_group_config config;
+	tern_group *group = NULL;
+
+	tern_group_config_init(&config);
+	config.boot = *boot;
+	assert_int_equal(tern_group_create(&config, &group), code);
+	assert_null(group);
+	assert_last_error(part);
+}
+
+/* Nothing is gathered into room for fewer ranks than there are. */
+static void changed_boots(void **state)
+{
+	struct tern_threads *threads;
+	struct tern_boot boot;
+	int pair[2];
+
+	(void)state;
+	assert_int_equal(tern_threads_create(2, 100, &threads), 0);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	for (int by_socket = 0; by_socket < 2; by_socket++)
+		for (int change = 0; change < 3; change++) {
+			static const char *const said[] = {
+				"rank 0 of 1", "rank 0 of 3", "rank 1 of 2"};
+			static const int changed[][2] = {{0, 1}, {0, 3}, {1, 2}};
+
+			assert_int_equal(by_socket ? boot_socket(0, 2, pair[1], 100, &boot)
+						   : tern_threads_boot(threads, 0, &boot), 0);
+			boot.rank = changed[change][0];
+			boot.nr_ranks = changed[change][1];
+			expect_refused(&boot, TERN_ERR_INVALID, said[change]);
+			assert_last_error("made for rank 0 of 2");
+		}
+	assert_int_equal(tern_boot_self(&boot), 0);
+	boot.nr_ranks = 2;
+	expect_refused(&boot, TERN_ERR_INVALID, "made for rank 0 of 1");
+	tern_threads_destroy(threads);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* The first group lives on with it, and is the one that closes it. */
+static void boot_given_twice(void **state)
+{
+	struct tern_group_config config;
+	struct tern_threads *threads;
+	tern_group *group;
+	int mine = 5, all = 0;
+
+	(void)state;
+	tern_group_config_init(&config);
+	assert_int_equal(tern_threads_create(1, 100, &threads), 0);
+	assert_int_equal(tern_threads_boot(threads, 0, &config.boot), 0);
+	tern_threads_destroy(threads);
+	assert_int_equal(tern_group_create(&config, &group), 0);
+	expect_refused(&config.boot, TERN_ERR_INVALID, "rank 0 of 1 belongs to another group");
+	assert_int_equal(tern_group_allgather(group, &mine, &all, sizeof(mine)), 0);
+	assert_int_equal(all, 5);
+	assert_int_equal(tern_group_destroy(group), 0);
+	assert_int_equal(tern_boot_self(&config.boot), 0); /* as many as one likes */
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(tern_group_create(&config, &group), 0);
+		assert_int_equal(tern_group_destroy(group), 0);
+	}
+}
+
+/* Two threads that are both rank 1: both are told, and nobody waits for rank 0. */
+static void threads_rank_twice(void **state)
+{
+	struct tern_threads *threads;
+	struct rank ranks[2];
+
+	(void)state;
+	boot_threads(&threads, ranks, 2, 30000, 1);
+	ranks[0].boot.close(ranks[0].boot.ctx);
+	assert_int_equal(tern_threads_boot(threads, 1, &ranks[0].boot), 0);
+	start_rank(&ranks[0]);
+	start_rank(&ranks[1]);
+	for (int r = 0; r < 2; r++) {
+		join_rank(&ranks[r]);
+		assert_text(&ranks[r], TERN_ERR_BOOTSTRAP, "rank 1 has come twice");
+	}
+	close_ranks(ranks, 2);
+	tern_threads_destroy(threads);
+}
+
+/* A caller's own gathering, which says who is who in its own way. */
+struct claim {
+	struct tern_boot boot; /* who it is */
+	int rank, nr_ranks;    /* and who it says it is */
+	int rc;
+	char text[256];
+};
+
+static int claim_allgather(void *ctx, const void *mine, void *all, size_t bytes)
+{
+	struct claim *claim = ctx;
+
+	return claim->boot.allgather(claim->boot.ctx, mine, all, bytes);
+}
+
+static void *claim_main(void *arg)
+{
+	struct claim *claim = arg;
+	struct tern_group_config config;
+	tern_group *group = NULL;
+
+	tern_group_config_init(&config);
+	config.wait_ms = 1000;
+	config.boot = (struct tern_boot){.rank = claim->rank,
+		.nr_ranks = claim->nr_ranks,
+		.allgather = claim_allgather,
+		.ctx = claim};
+	claim->rc = tern_group_create(&config, &group);
+	snprintf(claim->text, sizeof(claim->text), "%s", claim->rc ? tern_last_error() : "");
+	tern_group_destroy(group);
+	return NULL;
+}
+
+static void false_claims(void **state)
+{
+	static const struct {
+		int rank, nr_ranks;
+		const char *text;
+	} claims[] = {
+		{0, 2, "in the place of rank 1 is one that says it is rank 0 of 2"},
+		{1, 3, "in the place of rank 1 is one that says it is rank 1 of 3"},
+	};
+	struct tern_threads *threads;
+	pthread_t thread;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(claims) / sizeof(claims[0]); i++) {
+		struct claim one = {.rank = 0, .nr_ranks = 2},
+			     other = {.rank = claims[i].rank, .nr_ranks = claims[i].nr_ranks};
+
+		assert_int_equal(tern_threads_create(2, 30000, &threads), 0);
+		assert_int_equal(tern_threads_boot(threads, 0, &one.boot), 0);
+		assert_int_equal(tern_threads_boot(threads, 1, &other.boot), 0);
+		assert_int_equal(pthread_create(&thread, NULL, claim_main, &one), 0);
+		claim_main(&other);
+		pthread_join(thread, NULL);
+		assert_int_equal(one.rc, TERN_ERR_MISMATCH);
+		assert_int_equal(other.rc, TERN_ERR_MISMATCH);
+		if (!strstr(one.text, claims[i].text))
+			fail_msg("\"%s\" is not in \"%s\"", claims[i].text, one.text);
+		one.boot.close(one.boot.ctx);
+		other.boot.close(other.boot.ctx);
+		tern_threads_destroy(threads);
+	}
+}
+
 /* ---- the environment ------------------------------------------------------------------------------------- */
 
 static int clear_environment(void **state)
@@ -747,6 +903,10 @@ int main(void)
 		cmocka_unit_test(threads_mismatch),
 		cmocka_unit_test(threads_missing_rank),
 		cmocka_unit_test(threads_bad_arguments),
+		cmocka_unit_test(changed_boots),
+		cmocka_unit_test(boot_given_twice),
+		cmocka_unit_test(threads_rank_twice),
+		cmocka_unit_test(false_claims),
 		cmocka_unit_test_setup(env_alone, clear_environment),
 		cmocka_unit_test_teardown(env_bad_values, clear_environment),
 		cmocka_unit_test(env_wrong_descriptor),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups and windows: who is on which node, what is refused, what other processes can see of a window. */
+#include "error.h"
 #include "group.h"
 
 #include <dirent.h>
@@ -12,13 +13,41 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 #include "tests/exchange/ranks.h"
 #include "tests/faults/processes.h"
+#include "transport/mailbox.h"
 #include "window.h"
+
+/* What the library opens by name; where it is `no_file` there are no descriptors left. */
+static const char *no_file;
+
+int open(const char *path, int flags, ...)
+{
+	va_list args;
+	int mode;
+
+	va_start(args, flags);
+	mode = flags & O_CREAT ? va_arg(args, int) : 0;
+	va_end(args);
+	if (no_file && !strcmp(path, no_file)) {
+		errno = EMFILE;
+		return -1;
+	}
+	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+static bool same_pid;
+
+pid_t getpid(void)
+{
+	return same_pid ? 1 : (pid_t)syscall(SYS_getpid);
+}
 
 /* ---- settings of a group ------------------------------------------------------------------------------------------------ */
 
@@ -425,6 +454,36 @@ static void alone(void **state)
 	assert_int_equal(tern_group_destroy(group), 0);
 }
 
+static void exhaustion_is_nomem(void **state)
+{
+	static const int causes[] = {ENOMEM, EMFILE, ENFILE, ENOBUFS};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
+		errno = causes[i];
+		assert_int_equal(fail_errno("call %zu", i), TERN_ERR_NOMEM);
+		assert_non_null(strstr(tern_last_error(), strerror(causes[i])));
+	}
+	errno = EACCES;
+	assert_int_equal(fail_errno("a call"), TERN_ERR_SYSTEM);
+}
+
+/* A rank that cannot read who it is does not guess that it is alone on its node. */
+static void unknown_node(void **state)
+{
+	struct tern_group_config config;
+	tern_group *group = NULL;
+
+	(void)state;
+	tern_group_config_init(&config);
+	config.boot = (struct tern_boot){.nr_ranks = 1};
+	no_file = "/proc/sys/kernel/random/boot_id";
+	assert_int_equal(tern_group_create(&config, &group), TERN_ERR_NOMEM);
+	no_file = NULL;
+	assert_null(group);
+	assert_non_null(strstr(tern_last_error(), "boot_id: Too many open files"));
+}
+
 /* ---- windows ------------------------------------------------------------------------------------------------------------------ */
 
 #define WINDOW_BYTES (5 * 4096)
@@ -550,6 +609,202 @@ static void window_of_another_size(void **state)
 	scene_close(s);
 }
 
+/* ---- a rank without descriptors -------------------------------------------------------------- */
+
+#define TIGHT_RANKS 3
+#define TIGHT_MOST 9 /* with so many descriptors there is always enough */
+
+/* What came of it where rank 1 has `left` descriptors left. */
+struct tight {
+	struct board boards[TIGHT_MOST + 1];
+	int codes[2][TIGHT_MOST + 1][TIGHT_RANKS];
+	char texts[2][TIGHT_MOST + 1][TIGHT_RANKS][512];
+};
+
+static struct tight *tight;
+
+static void leave_descriptors(int nr)
+{
+	struct rlimit now;
+	int lowest = dup(0);
+
+	close(lowest);
+	getrlimit(RLIMIT_NOFILE, &now);
+	now.rlim_cur = (rlim_t)(lowest + nr);
+	setrlimit(RLIMIT_NOFILE, &now);
+}
+
+/* Joining, or sharing windows, with few descriptors on rank 1. */
+static int try_tight(struct rank *rank, int windows, int left)
+{
+	struct window *shared[TIGHT_RANKS] = {NULL};
+	struct rlimit before;
+	int rc;
+
+	getrlimit(RLIMIT_NOFILE, &before);
+	if (rank->rank == 1)
+		leave_descriptors(left);
+	rc = windows ? windows_create(rank->group, WINDOW_BYTES, (uint32_t)left + 1, shared)
+		     : try_join(rank, &tight->boards[left], rank->rank);
+	setrlimit(RLIMIT_NOFILE, &before);
+	tight->codes[windows][left][rank->rank] = rc;
+	snprintf(tight->texts[windows][left][rank->rank], 512, "%s", rc ? tern_last_error() : "");
+	if (!rc && windows)
+		windows_destroy(rank->group, shared);
+	return rc;
+}
+
+static void tight_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+
+	for (int left = 0; left <= TIGHT_MOST; left++)
+		if (!try_tight(rank, 0, left))
+			tern_group_destroy(rank->group);
+	if (join(rank, &s->first, rank->rank))
+		return;
+	for (int left = 0; left <= TIGHT_MOST; left++)
+		try_tight(rank, 1, left);
+	tern_group_destroy(rank->group);
+}
+
+/* It says so itself, and all others say that it was this one. */
+static void check_tight(int windows, int left)
+{
+	const int *codes = tight->codes[windows][left];
+
+	for (int r = 0; r < TIGHT_RANKS; r++) {
+		const char *text = tight->texts[windows][left][r];
+
+		if (codes[r] != codes[1] || (codes[r] && codes[r] != TERN_ERR_NOMEM))
+			fail_msg("%d left, windows %d: rank %d got %d, rank 1 %d: %s", left,
+				windows, r, codes[r], codes[1], text);
+		if (codes[r] && r != 1 && !strstr(text, "rank 1: "))
+			fail_msg("%d left, windows %d: rank %d does not name rank 1: %s", left,
+				windows, r, text);
+	}
+}
+
+static void few_descriptors(void **state)
+{
+	struct scene *s = scene_open(TIGHT_RANKS, TERN_LOW_LATENCY);
+	pid_t pids[MAX_PROCESSES];
+
+	(void)state;
+	tight = mmap(NULL, sizeof(*tight), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		-1, 0);
+	assert_true(tight != MAP_FAILED);
+	for (int left = 0; left <= TIGHT_MOST; left++)
+		tight->boards[left] = s->first;
+	s->victim = -1;
+	scene_start(s, tight_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+	for (int windows = 0; windows < 2; windows++) {
+		for (int left = 0; left <= TIGHT_MOST; left++)
+			check_tight(windows, left);
+		assert_int_equal(tight->codes[windows][0][1], TERN_ERR_NOMEM);
+		assert_int_equal(tight->codes[windows][TIGHT_MOST][1], 0);
+	}
+	munmap(tight, sizeof(*tight));
+}
+
+/* ---- who is in this process ------------------------------------------------------------------ */
+
+static void threads_body(struct rank *rank)
+{
+	for (int r = 0; r < rank->nr_ranks; r++)
+		if (!rank->group->peers[r].same_process)
+			rank_fails(rank, "rank %d is a thread beside this one", r);
+}
+
+static void threads_are_known(void **state)
+{
+	const char *failure = run_ranks(3, threads_body, NULL);
+
+	(void)state;
+	if (failure)
+		fail_msg("%s", failure);
+}
+
+/* In containers of their own two processes can have the same number, and nothing to tell their name
+ * spaces apart by. */
+static void same_pid_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+
+	same_pid = true;
+	if (join(rank, &s->first, rank->rank))
+		return;
+	for (int r = 0; r < rank->nr_ranks; r++)
+		if (rank->group->peers[r].beside != (r == rank->rank))
+			rank_fails(rank, "rank %d counts as a thread of this process", r);
+	if (!*rank->failure)
+		window_body(rank);
+	tern_group_destroy(rank->group);
+}
+
+static void processes_with_one_pid(void **state)
+{
+	struct scene *s = scene_open(3, TERN_LOW_LATENCY);
+	struct tern_group_config config;
+	pid_t pids[MAX_PROCESSES];
+	tern_group *group;
+
+	(void)state;
+	/* The ranks inherit whatever their parent knows itself by. */
+	tern_group_config_init(&config);
+	config.boot = (struct tern_boot){.nr_ranks = 1};
+	assert_int_equal(tern_group_create(&config, &group), 0);
+	s->victim = -1;
+	scene_start(s, same_pid_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+	tern_group_destroy(group);
+}
+
+/* ---- a limit on the size of files ------------------------------------------------------------ */
+
+/* Rank 1 may make no file as long as a window, or a mailbox: it lives, says so, and is named. */
+static void short_files_body(struct rank *rank)
+{
+	struct rlimit limit = {WINDOW_BYTES - 1, RLIM_INFINITY};
+	struct mailbox_shape shape = {.nr_lanes = 8, .nr_immediates = 4096, .message_bytes = 4096};
+	struct window *windows[3] = {NULL};
+	struct mailbox *mailbox = NULL;
+	struct scene *s = rank->ctx;
+	int rc;
+
+	if (join(rank, &s->first, rank->rank))
+		return;
+	if (rank->rank == 1)
+		setrlimit(RLIMIT_FSIZE, &limit);
+	rc = windows_create(rank->group, WINDOW_BYTES, 1, windows);
+	if (rc != TERN_ERR_NOMEM ||
+		!strstr(tern_last_error(), "20480 bytes: the limit on files is 20479"))
+		rank_fails(rank, "returned %d, %s", rc, tern_last_error());
+	rc = mailbox_make(&shape, &mailbox);
+	if (rc != (rank->rank == 1 ? TERN_ERR_NOMEM : 0))
+		rank_fails(rank, "a mailbox: %d, %s", rc, tern_last_error());
+	mailbox_release(mailbox);
+	limit.rlim_cur = WINDOW_BYTES;
+	setrlimit(RLIMIT_FSIZE, &limit);
+	window_body(rank);
+	tern_group_destroy(rank->group);
+}
+
+static void short_files(void **state)
+{
+	struct scene *s = scene_open(3, TERN_LOW_LATENCY);
+	pid_t pids[MAX_PROCESSES];
+
+	(void)state;
+	s->victim = -1;
+	scene_start(s, short_files_body, pids);
+	scene_finish(s, pids, 0);
+	scene_close(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -563,9 +818,15 @@ int main(void)
 		cmocka_unit_test(paths_are_described),
 		cmocka_unit_test(gathering),
 		cmocka_unit_test(alone),
+		cmocka_unit_test(exhaustion_is_nomem),
+		cmocka_unit_test(unknown_node),
 		cmocka_unit_test(windows_of_threads),
 		cmocka_unit_test(windows_of_processes),
 		cmocka_unit_test(window_of_another_size),
+		cmocka_unit_test(few_descriptors),
+		cmocka_unit_test(threads_are_known),
+		cmocka_unit_test(processes_with_one_pid),
+		cmocka_unit_test(short_files),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Passing descriptors between ranks of one machine, with strangers at the door: garbage, wrong secrets, wrong rounds, silence. */
+/* Passing descriptors between ranks of one machine, with strangers at the door: garbage, wrong
+ * secrets, wrong rounds, silence, storms. Some system calls pass through this file, so that what a
+ * stranger does in the least favourable moment is done in it every time. */
 #include "meeting.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -165,16 +172,30 @@ static void selected_guests(void **state)
 
 /* ---- strangers ---------------------------------------------------------------------------------------------------------- */
 
-static int knock(const struct meeting_address *address)
+/* -1: the queue is full, or this process. */
+static int try_knock(const struct meeting_address *address, int flags)
 {
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
-	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
 	int length = 5;
 
 	memcpy(un.sun_path + 1, "tern-", 5);
 	for (int i = 0; i < MEETING_KEY_BYTES; i++)
 		length += snprintf(un.sun_path + 1 + length, 3, "%02x", address->name[i]);
-	assert_int_equal(connect(s, (struct sockaddr *)&un, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)), 0);
+	if (s < 0)
+		return -1;
+	if (!connect(s, (struct sockaddr *)&un, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)))
+		return s;
+	assert_int_equal(errno, EAGAIN);
+	close(s);
+	return -1;
+}
+
+static int knock(const struct meeting_address *address)
+{
+	int s = try_knock(address, 0);
+
+	assert_true(s >= 0);
 	return s;
 }
 
@@ -202,16 +223,34 @@ static void say(int s, const void *bytes, size_t size, int nr_fds)
 struct words { /* as in meeting.c */
 	uint8_t secret[MEETING_KEY_BYTES];
 	uint32_t rank, round;
+	int32_t error;
+	char text[132];
 };
+
+static struct words words_of(const struct meeting_address *address, uint32_t rank)
+{
+	struct words words = {.rank = rank, .round = ROUND};
+
+	memcpy(words.secret, address->secret, sizeof(words.secret));
+	return words;
+}
+
+/* Says what rank 1 would say to that address. */
+static void say_rank_1(int s, const struct meeting_address *address)
+{
+	struct words words = words_of(address, 1);
+
+	say(s, &words, sizeof(words), 1);
+	close(s);
+}
 
 /* Each stranger says something else; connections stay open in `sockets`. */
 static int send_strangers(const struct meeting_address *address, int *sockets)
 {
-	struct words good = {.rank = 1, .round = ROUND}, words;
+	struct words good = words_of(address, 1), words;
 	char garbage[4096];
 	int nr = 0;
 
-	memcpy(good.secret, address->secret, sizeof(good.secret));
 	memset(garbage, 0x77, sizeof(garbage));
 #define STRANGER(size, nr_fds, ...)                                 \
 	do {                                                        \
@@ -223,6 +262,9 @@ static int send_strangers(const struct meeting_address *address, int *sockets)
 	sockets[nr++] = knock(address); /* says nothing */
 	STRANGER(sizeof(words), 1, words.secret[3] ^= 1);
 	STRANGER(sizeof(words), 1, words.round++);
+	STRANGER(sizeof(words), 0, words.secret[3] ^= 1, words.error = TERN_ERR_NOMEM);
+	STRANGER(sizeof(words), 0, words.round++, words.error = TERN_ERR_NOMEM);
+	STRANGER(sizeof(words), 0, words.error = 1); /* no error has this number */
 	STRANGER(sizeof(words), 1, words.rank = 0); /* nobody calls himself */
 	STRANGER(sizeof(words), 1, words.rank = 77);
 	STRANGER(sizeof(words), 1, words.rank = UINT32_MAX);
@@ -262,13 +304,13 @@ static void says_it_twice(void **state)
 {
 	struct member members[2];
 	struct meeting_address address;
-	struct words words = {.rank = 1, .round = ROUND};
+	struct words words;
 	int sockets[2], files = open_files();
 
 	(void)state;
 	open_members(members, 2, 30000);
 	meeting_address(members[0].meeting, &address);
-	memcpy(words.secret, address.secret, sizeof(words.secret));
+	words = words_of(&address, 1);
 	for (int i = 0; i < 2; i++) {
 		sockets[i] = knock(&address);
 		say(sockets[i], &words, sizeof(words), 1);
@@ -288,6 +330,291 @@ static double seconds(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* ---- storms ---------------------------------------------------------------------------------- */
+
+#define MOST_LATE 20000 /* then a storm dies down: who waits for calm fails and does not hang */
+#define FEW_LATE 2000
+
+static struct storm {
+	bool watched;			  /* by one thread; the others' calls are left alone */
+	const struct meeting_address *on; /* NULL: calm */
+	bool foreign;			  /* strangers of another user */
+	int wait_ms;
+	int nr_guests;	 /* that have connected before it began */
+	int stranger;	 /* the one that was taken last */
+	int nr, nr_late; /* taken, and of these after the deadline */
+	double deadline;
+	int highest; /* descriptor of all */
+	const struct meeting_address *last_word; /* where a silent one speaks at the last moment */
+	int silent;				 /* its end */
+	_Atomic int broken_sends;		 /* so many are answered by `cause` */
+	int cause;
+} storm;
+
+static void storm_begins(const struct meeting_address *on, bool foreign, int wait_ms, int nr_guests)
+{
+	storm = (struct storm){.watched = true,
+		.on = on,
+		.foreign = foreign,
+		.wait_ms = wait_ms,
+		.nr_guests = nr_guests,
+		.stranger = -1};
+}
+
+/* In a storm another has connected before this one is taken. The deadline is counted from the
+ * first: the meeting's own is not later. */
+int accept4(int listener, struct sockaddr *address, socklen_t *length, int flags)
+{
+	int s;
+
+	if (storm.on && storm.nr_late < MOST_LATE) {
+		s = try_knock(storm.on, SOCK_NONBLOCK);
+		if (s >= 0)
+			close(s);
+		if (!storm.nr++)
+			storm.deadline = seconds() + storm.wait_ms * 1e-3;
+		storm.nr_late += seconds() > storm.deadline;
+	}
+	s = (int)syscall(SYS_accept4, listener, address, length, flags);
+	if (!storm.watched)
+		return s;
+	storm.stranger = storm.nr > storm.nr_guests ? s : -1;
+	storm.highest = s > storm.highest ? s : storm.highest;
+	return s;
+}
+
+int getsockopt(int s, int level, int name, void *value, socklen_t *length)
+{
+	int rc = (int)syscall(SYS_getsockopt, s, level, name, value, length);
+
+	if (storm.on && storm.foreign && name == SO_PEERCRED && s == storm.stranger) {
+		((struct ucred *)value)->uid++;
+		storm.stranger = -1;
+	}
+	return rc;
+}
+
+int shutdown(int s, int how)
+{
+	const struct meeting_address *address = storm.last_word;
+
+	if (address) {
+		storm.last_word = NULL;
+		say_rank_1(storm.silent, address);
+	}
+	return (int)syscall(SYS_shutdown, s, how);
+}
+
+ssize_t sendmsg(int s, const struct msghdr *msg, int flags)
+{
+	if (atomic_fetch_sub(&storm.broken_sends, 1) > 0) {
+		errno = storm.cause;
+		return -1;
+	}
+	return syscall(SYS_sendmsg, s, msg, flags);
+}
+
+/* Somebody connects, again and again, faster than he can be turned away: the wait ends all the
+ * same. */
+static void storm_is_bounded(void **state)
+{
+	struct member members[2];
+	struct meeting_address address;
+
+	(void)state;
+	for (int foreign = 0; foreign < 2; foreign++) {
+		open_members(members, 2, 50);
+		meeting_address(members[0].meeting, &address);
+		storm_begins(&address, foreign, 50, 0);
+		meet(&members[0]);
+		storm.on = NULL;
+		storm.watched = false;
+		assert_int_equal(members[0].rc, TERN_ERR_BOOTSTRAP);
+		assert_non_null(strstr(tern_last_error(), "waited 50 ms for rank 1"));
+		assert_in_range(storm.nr_late, 0, FEW_LATE);
+		assert_in_range(storm.highest, 0, MOST_LATE / 2);
+		close_members(members, 2);
+	}
+}
+
+/* Whom nobody is missing does not wait for calm. */
+static void storm_and_all_are_there(void **state)
+{
+	struct member members[2];
+	struct meeting_address address;
+
+	(void)state;
+	for (int foreign = 0; foreign < 2; foreign++) {
+		open_members(members, 2, 30);
+		meeting_address(members[0].meeting, &address);
+		say_rank_1(knock(&address), &address);
+		storm_begins(&address, foreign, 30, 1);
+		meet(&members[0]);
+		storm.on = NULL;
+		storm.watched = false;
+		assert_int_equal(members[0].rc, 0);
+		assert_int_equal(owner_of(members[0].guests[1].fd), 99);
+		assert_in_range(storm.nr, 0, FEW_LATE);
+		close_members(members, 2);
+	}
+}
+
+/* Connections that say nothing take few descriptors, and nobody's place. */
+static void silent_crowd(void **state)
+{
+	struct member members[2];
+	struct meeting_address address;
+	int sockets[400], files = open_files();
+
+	(void)state;
+	open_members(members, 2, 30000);
+	meeting_address(members[0].meeting, &address);
+	for (int i = 0; i < 400; i++)
+		sockets[i] = knock(&address);
+	say_rank_1(knock(&address), &address);
+	storm = (struct storm){.watched = true};
+	meet(&members[0]);
+	assert_int_equal(members[0].rc, 0);
+	assert_int_equal(owner_of(members[0].guests[1].fd), 99);
+	assert_in_range(storm.highest, sockets[399], sockets[399] + 100);
+	for (int i = 0; i < 400; i++)
+		close(sockets[i]);
+	close_members(members, 2);
+	assert_int_equal(open_files(), files);
+}
+
+/* A peer that is slow to speak is shown out with the crowd. What it says while the door closes is
+ * heard; what it says to the closed door it says again. */
+static void slow_among_silent(void **state)
+{
+	struct member members[2];
+	struct meeting_address address;
+	int sockets[400], files = open_files();
+
+	(void)state;
+	open_members(members, 2, 1000);
+	meeting_address(members[0].meeting, &address);
+	storm = (struct storm){.watched = true, .last_word = &address, .silent = knock(&address)};
+	for (int i = 0; i < 400; i++)
+		sockets[i] = knock(&address);
+	meet(&members[0]);
+	assert_null(storm.last_word);
+	assert_int_equal(members[0].rc, 0);
+	assert_int_equal(owner_of(members[0].guests[1].fd), 99);
+	for (int i = 0; i < 400; i++)
+		close(sockets[i]);
+	close_members(members, 2);
+	assert_int_equal(open_files(), files);
+}
+
+static void says_it_again(void **state)
+{
+	static const int causes[] = {EPIPE, ECONNRESET, ECONNREFUSED, ETOOMANYREFS};
+	struct member members[2];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
+		open_members(members, 2, 30000);
+		storm = (struct storm){.broken_sends = 3, .cause = causes[i]};
+		run_members(members, 2);
+		assert_true(storm.broken_sends <= 0);
+		check_members(members, 2);
+		close_members(members, 2);
+	}
+}
+
+/* Rank 1's queue is full of strangers: it is named, not nobody, and rank 2 has been served. */
+static void full_queue(void **state)
+{
+	struct member members[3];
+	struct meeting_address address;
+	int nr = 0, files = open_files();
+
+	(void)state;
+	open_members(members, 3, 100);
+	meeting_address(members[1].meeting, &address);
+	for (int s; nr < 10000; nr++) {
+		s = try_knock(&address, SOCK_NONBLOCK);
+		if (s < 0)
+			break;
+		close(s);
+	}
+	assert_in_range(nr, 1, 9999);
+	meeting_address(members[0].meeting, &address);
+	for (uint32_t r = 1; r < 3; r++) {
+		struct words words = words_of(&address, r);
+		int s = knock(&address);
+
+		say(s, &words, sizeof(words), 1);
+		close(s);
+	}
+	meet(&members[0]);
+	assert_int_equal(members[0].rc, TERN_ERR_BOOTSTRAP);
+	assert_non_null(strstr(tern_last_error(), "waited 100 ms for rank 1"));
+	members[2].guests[1].wanted = 0;
+	meet(&members[2]);
+	assert_int_equal(owner_of(members[2].guests[0].fd), 0);
+	close_members(members, 3);
+	assert_int_equal(open_files(), files);
+}
+
+/* ---- out of descriptors ---------------------------------------------------------------------- */
+
+/* The process has `nr` descriptors left from now on. */
+static struct rlimit leave_descriptors(int nr)
+{
+	struct rlimit before, now;
+	int lowest = dup(0);
+
+	close(lowest);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	now = (struct rlimit){(rlim_t)(lowest + nr), before.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &now), 0);
+	return before;
+}
+
+/* In each place where it can happen: without one to call with, to take a caller with, to take what
+ * it passes. This rank says so, and tells the other. */
+static void no_descriptors(void **state)
+{
+	static const char *const places[] = {"a socket to call rank 1", "taking a connection",
+		"no place for the descriptor that rank 1 passes"};
+	struct member members[2];
+	struct meeting_address address;
+	struct rlimit before;
+	int files = open_files(), fd, silent;
+
+	(void)state;
+	storm = (struct storm){0};
+	for (int place = 0; place < 3; place++) {
+		open_members(members, 2, 3000);
+		meeting_address(members[0].meeting, &address);
+		silent = knock(&address);
+		if (place == 2) {
+			close(silent);
+			say_rank_1(knock(&address), &address);
+		}
+		fd = token_of(0);
+		before = leave_descriptors(place ? 1 : 0);
+		members[0].rc = meeting_exchange(
+			members[0].meeting, 0, 2, ROUND, fd, members[0].guests, 3000);
+		setrlimit(RLIMIT_NOFILE, &before);
+		close(fd);
+		assert_int_equal(members[0].rc, TERN_ERR_NOMEM);
+		if (!strstr(tern_last_error(), places[place]))
+			fail_msg("\"%s\" is not in \"%s\"", places[place], tern_last_error());
+		meet(&members[1]);
+		/* The last has been served by then, and may be content. */
+		assert_int_equal(members[1].rc, place ? 0 : TERN_ERR_NOMEM);
+		if (!place)
+			assert_non_null(strstr(tern_last_error(), "rank 0: a socket to call"));
+		if (place != 2)
+			close(silent);
+		close_members(members, 2);
+	}
+	assert_int_equal(open_files(), files);
 }
 
 /* A guest who never comes is waited for as long as was said, silent strangers or not, and named. */
@@ -363,6 +690,13 @@ int main(void)
 		cmocka_unit_test(selected_guests),
 		cmocka_unit_test(strangers),
 		cmocka_unit_test(says_it_twice),
+		cmocka_unit_test(storm_is_bounded),
+		cmocka_unit_test(storm_and_all_are_there),
+		cmocka_unit_test(silent_crowd),
+		cmocka_unit_test(slow_among_silent),
+		cmocka_unit_test(says_it_again),
+		cmocka_unit_test(full_queue),
+		cmocka_unit_test(no_descriptors),
 		cmocka_unit_test(bounded_wait),
 		cmocka_unit_test(nobody_there),
 		cmocka_unit_test(no_name),
