@@ -183,6 +183,7 @@ stage_plain() {
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
+	test plain/links 60 scripts/links.sh
 	transports plain "$BUILD" '^shm|^sim|tcp;ofi_rxm|verbs' env
 	transports plain "$BUILD" 'ofi:tcp$|ofi:shm|udp|sockets' env TERN_TEST_DIVISOR=4
 	over_engine
