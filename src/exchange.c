@@ -180,7 +180,7 @@ static int choose_number(uint32_t *setting, const char *name, int least, int mos
 }
 
 /* Enough under way to keep a link busy while this rank and the gateway are off their processors; less where there are
- * many nodes. docs/benchmarks.md, chunks. */
+ * many nodes. docs/notebook/chunks.md. */
 static uint32_t usual_chunks(uint32_t nr_nodes)
 {
 	uint32_t nr = nr_nodes > 1 ? 512 / (nr_nodes - 1) : 16;
@@ -278,7 +278,7 @@ static void slot_free(tern_moe *moe, struct slot *s)
 }
 
 /* What a half writes is read next by another rank, or by the experts: from a cache, if all ranks' rows fit there beside
- * what else is in use. docs/benchmarks.md, streaming. */
+ * what else is in use. docs/notebook/cpu-exchange.md#streaming. */
 static void choose_streaming(tern_moe *moe)
 {
 	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -287,7 +287,8 @@ static void choose_streaming(tern_moe *moe)
 }
 
 /* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running
- * that one waits for, and yielding to them is faster than a sleep and a wake-up. docs/benchmarks.md, patience. */
+ * that one waits for, and yielding to them is faster than a sleep and a wake-up.
+ * docs/notebook/cpu-exchange.md#patience. */
 static void choose_patience(tern_moe *moe)
 {
 	cpu_set_t cpus;

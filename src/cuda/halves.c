@@ -38,7 +38,7 @@ static struct ll_launch ht_launch(const struct device_exchange *x, const struct 
 }
 
 /* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
- * copied last. With few blocks none of them waits for fences. Measured, docs/benchmarks.md. */
+ * copied last. With few blocks none of them waits for fences. Measured, docs/notebook/gpu-high-throughput.md. */
 static uint32_t ht_senders(const struct ll_dispatch *d, uint32_t nr_blocks)
 {
 	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2, copied = d->kind == LL_X_COPY;

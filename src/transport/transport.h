@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the transfer engine asks of a network. A transport is one file with one ops table; it moves bytes and does nothing else:
- * backlog, credits, sharding over NICs, counting, retries and time-outs are the engine's.
+/* What the transfer engine asks of a network. A transport is one ops table and the files behind it; it moves bytes and
+ * does nothing else: backlog, credits, sharding over NICs, counting, retries and time-outs are the engine's.
  *
  *   open ── address ── connect(peer, its address) ──┬── write ── poll ─┬── disconnect ── close
  *                      reg ─ key ─► to the peers    └── send           └── dereg

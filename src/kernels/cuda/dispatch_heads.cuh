@@ -124,7 +124,7 @@ static __device__ __forceinline__ uint32_t share_notes(uint32_t shift, uint32_t 
 	return mine;
 }
 
-/* Until all warps that send have stopped. A lane looks at a sending warp's next note: looks at 32 barriers take 500 clocks, which the block's others lack (docs/benchmarks.md). */
+/* Until all warps that send have stopped. A lane looks at a sending warp's next note: looks at 32 barriers take 500 clocks, which the block's others lack (docs/notebook/gpu-high-throughput.md). */
 static __device__ __forceinline__ void tell_heads(const struct ll_exchange *e, const struct ht_exchange *h, const struct head_notes *n, uint32_t nr_senders, uint32_t epoch)
 {
 	uint32_t shift = token_shift(e->topk), turn = 0, stopped = 0;

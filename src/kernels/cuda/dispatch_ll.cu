@@ -19,7 +19,7 @@ template <int X, int ND> static dispatch_kernel choose_case(int which)
 	return which == LL_PLAIN ? dispatch_ll<LL_LINES, X, ND, LL_PLAIN> : which == LL_PLACED ? dispatch_ll<LL_LINES, X, ND, LL_PLACED> : dispatch_ll<LL_LINES, X, ND, LL_ANY>;
 }
 
-/* Variants that measurements chose (docs/benchmarks.md); the kinds of x that few callers have come for all arguments alone. */
+/* Variants that measurements chose (docs/notebook/gpu-low-latency.md); the kinds of x that few callers have come for all arguments alone. */
 static dispatch_kernel choose_lines(enum ll_x kind, int which, uint32_t nr_vectors)
 {
 	if (kind == LL_X_COPY && nr_vectors == 4)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a low-latency exchange is cut and launched, as measured on 2 and 4 x H200 (docs/benchmarks.md): pure arithmetic, for the library and for the lab. */
+/* How a low-latency exchange is cut and launched, as measured on 2 and 4 x H200 (docs/notebook/gpu-low-latency.md): pure arithmetic, for the library and for the lab. */
 #ifndef TERN_CUDA_RULE_LL_H
 #define TERN_CUDA_RULE_LL_H
 

@@ -55,7 +55,7 @@ LL_BOTH uint32_t team_bytes(struct team_shape shape)
 #define TEAM_UNTOLD_FEW 8
 #define TEAM_UNTOLD 4
 
-/* With many blocks a team less, and more trays for each: rows are under way enough, and of more results at once each takes longer (docs/benchmarks.md). */
+/* With many blocks a team less, and more trays for each: rows are under way enough, and of more results at once each takes longer (docs/notebook/gpu-high-throughput.md). */
 #define TEAM_MANY_BLOCKS 64
 
 /* block_bytes: shared memory that a block may have. */
@@ -86,7 +86,7 @@ struct team_place {
 };
 
 /* Storing warps are a block's last. So of rows that are as long as can be, the two loading warps, which all others wait for, share a scheduler with each other and with two summing warps,
- * where the others have four: C 368 us in place of 402 (docs/benchmarks.md). */
+ * where the others have four: C 368 us in place of 402 (docs/notebook/gpu-high-throughput.md). */
 __device__ __forceinline__ struct team_place team_place_of(struct team_shape s, uint32_t warp)
 {
 	uint32_t without_storing = s.nr_summing + 1, team = warp / without_storing, which = warp - team * without_storing;
@@ -183,7 +183,7 @@ __device__ __forceinline__ void await_free(const struct trays *t)
 		;
 }
 
-/* By all of a warp, each lane for itself: it has done with a tray. One lane behind a __syncwarp would do, but racecheck does not follow that, and it is no faster (docs/benchmarks.md). */
+/* By all of a warp, each lane for itself: it has done with a tray. One lane behind a __syncwarp would do, but racecheck does not follow that, and it is no faster (docs/notebook/gpu-checks.md). */
 __device__ __forceinline__ void pass_tray(shared_at barriers, uint32_t at)
 {
 	barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
