@@ -163,10 +163,13 @@ enum tern_dtype {
 	TERN_BYTES = 5	   /* opaque: payload_bytes a row, not looked at */
 };
 
-/* Scales of FP8 rows, one for each block of 128 elements of a row (the last block may be shorter): ceil(H / 128) a row. */
+/* Scales of FP8 rows, one for each block of 128 elements of a row (the last block may be shorter):
+ * ceil(H / 128) a row. Quantising: amax is the block's largest magnitude, where NaN does not count and
+ * infinity counts as the largest number. Where amax / 448 is below 2^-126 the scale is 2^-126, and that
+ * of a block of zeros is 1: no scale is subnormal. */
 enum tern_scale {
 	TERN_SCALE_NONE = 0,
-	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448, at least 2^-126, 1 for a block of zeros */
+	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448 */
 	TERN_SCALE_UE8M0 = 2 /* one byte e: scale 2^(e-127); quantising: the smallest power of two >= amax / 448 */
 };
 

@@ -11,6 +11,7 @@
 #include "bench/draw.h"
 #include "bench/random.h"
 #include "tests/device/devices.h"
+#include "tests/exchange/scale_edges.h"
 
 static const struct device_ops *ops;
 static int nr_devices;
@@ -265,6 +266,71 @@ static void over_capacity(struct rank *rank)
 	devices_close(rank, &s.rounds);
 }
 
+/* ---- scales -------------------------------------------------------------------------------------------------- */
+
+#define EDGE_ELEMENTS (SCALE_EDGES * 128)
+
+/* One token for this rank's first expert, through memory of the device: x, its id, the received row and scales. */
+static int send_edges(tern_moe *moe, uint8_t *memory, enum tern_dtype dtype, uint8_t *elements, float *scales)
+{
+	int32_t ids[2] = {tern_moe_local_expert(moe, 0), -1};
+	uint8_t row[EDGE_ELEMENTS * 4];
+	uint64_t offset;
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 1, .x = memory, .topk_ids = memory + sizeof(row)};
+	struct tern_received received = {.size = sizeof(received)};
+	int rc;
+
+	scale_edges_fill(dtype, row);
+	rc = ops->copy(memory, row, sizeof(row), NULL);
+	rc = rc ? rc : ops->copy(memory + sizeof(row), ids, sizeof(ids), NULL);
+	rc = rc ? rc : tern_dispatch(moe, &args, &received);
+	rc = rc ? rc : tern_release(moe, 0);
+	rc = rc ? rc : ops->copy(&offset, received.offsets, sizeof(offset), NULL);
+	rc = rc ? rc : ops->stream_wait(NULL);
+	rc = rc ? rc : ops->copy(elements, (uint8_t *)received.x + offset * EDGE_ELEMENTS, EDGE_ELEMENTS, NULL);
+	rc = rc ? rc : ops->copy(scales, received.scales, SCALE_EDGES * sizeof(*scales), NULL);
+	return rc ? rc : ops->stream_wait(NULL);
+}
+
+static void send_edges_as(struct rank *rank, uint8_t *memory, enum tern_dtype dtype, enum tern_scale scale)
+{
+	struct tern_moe_config config = ((const struct job *)rank->ctx)->config;
+	uint8_t elements[EDGE_ELEMENTS];
+	float scales[SCALE_EDGES];
+	const char *wrong = "call";
+	tern_moe *moe = NULL;
+	int rc;
+
+	config.hidden = EDGE_ELEMENTS;
+	config.x_dtype = dtype;
+	config.dispatch_dtype = TERN_FP8_E4M3;
+	config.scale = scale;
+	rc = tern_moe_create(rank->group, &config, &moe);
+	rc = rc ? rc : send_edges(moe, memory, dtype, elements, scales);
+	if (!rc)
+		wrong = scale_edges_wrong(dtype, scale, elements, scales);
+	if (wrong)
+		rank_fails(rank, "x_dtype %d, scale %d: a wrong %s (%d, %s)", (int)dtype, (int)scale, wrong, rc, tern_last_error());
+	ranks_meet(rank);
+	tern_moe_destroy(moe);
+}
+
+static void scales_at_edges(struct rank *rank)
+{
+	void *memory = NULL;
+	int rc = device_choose(ops, (uint32_t)rank->rank);
+
+	rc = rc ? rc : ops->memory_create(EDGE_ELEMENTS * 4 + 64, &memory);
+	if (rc) {
+		rank_fails(rank, "memory: %s", ops->error_text());
+		return;
+	}
+	for (enum tern_dtype dtype = TERN_BF16; dtype <= TERN_FP32; dtype++)
+		for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++)
+			send_edges_as(rank, memory, dtype, scale);
+	ops->memory_free(memory);
+}
+
 struct test {
 	const char *name;
 	rank_main body;
@@ -297,7 +363,8 @@ int main(void)
 		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0}, {"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0},
 		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0}, {"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
 		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0}, {"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
-		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11}};
+		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11},
+		{"scales_at_edges", scales_at_edges, TERN_LOW_LATENCY, 0}, {"ht_scales_at_edges", scales_at_edges, TERN_HIGH_THROUGHPUT, 0}};
 	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0;
 
