@@ -241,7 +241,10 @@ struct tern_moe_config {
 
 TERN_API void tern_moe_config_init(struct tern_moe_config *config);
 
-/* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and values. wait_ms may differ. */
+/* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and
+ * values. wait_ms may differ. Any number of exchanges may be made one after the other, and be alive as
+ * memory and descriptors allow; where a transfer engine is between ranks, 256 of a group, and one more
+ * is refused with TERN_ERR_NOMEM. */
 TERN_API int tern_moe_create(tern_group *group, const struct tern_moe_config *config, tern_moe **moe);
 
 /* Local, in any order on the ranks. NULL is fine. */

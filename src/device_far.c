@@ -359,11 +359,12 @@ int device_far_open(tern_moe *moe, const struct device_ops *ops, const struct de
 	int rc = far ? 0 : fail(TERN_ERR_NOMEM, "no memory for ranks on other nodes");
 
 	*out = far;
-	if (far) {
-		*far = (struct device_far){.ops = ops, .engine = device_engine(moe), .sizes = sizes_of(moe, layout), .moe = moe};
-		far->prefix = (uint8_t)++moe->group->round; /* the same on all ranks */
-	}
-	rc = group_agree_status(moe->group, rc ? rc : open_local(far), "tern_moe_create");
+	rc = group_agree_status(moe->group, rc, "tern_moe_create");
+	if (rc)
+		return rc;
+	*far = (struct device_far){.ops = ops, .engine = device_engine(moe), .sizes = sizes_of(moe, layout), .moe = moe};
+	rc = engine_agree_prefix(moe->group, far->engine, &far->prefix);
+	rc = rc ? rc : group_agree_status(moe->group, open_local(far), "tern_moe_create");
 	if (rc)
 		return rc;
 	engine_bear_silence(far->engine, moe->wait_ms);

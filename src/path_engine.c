@@ -265,7 +265,7 @@ static int open_parts(tern_moe *moe)
 	return rc ? rc : relay_open(moe);
 }
 
-static int open_local(tern_moe *moe)
+static int open_local(tern_moe *moe, uint8_t prefix)
 {
 	struct engine_path *path = calloc(1, sizeof(*path));
 	struct engine_claim claim = {.immediate = on_immediate, .more = relay_more, .ctx = moe};
@@ -275,7 +275,7 @@ static int open_local(tern_moe *moe)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path");
 	moe->engine = path;
 	path->engine = moe->group->engine;
-	path->prefix = (uint8_t)moe->group->round; /* the same on all ranks */
+	path->prefix = prefix;
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
 	path->partings = calloc(moe->nr_ranks, sizeof(*path->partings));
 	path->parted_ns = calloc(moe->nr_ranks, sizeof(*path->parted_ns));
@@ -315,8 +315,10 @@ void engine_path_bear_silence(const tern_moe *moe)
 
 int engine_path_open(tern_moe *moe)
 {
-	int rc = group_agree_status(moe->group, open_local(moe), "tern_moe_create");
+	uint8_t prefix;
+	int rc = engine_agree_prefix(moe->group, moe->group->engine, &prefix);
 
+	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
 	engine_path_bear_silence(moe);
 	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }
