@@ -4,7 +4,7 @@
 # with its #anchor. Anchors are made of headings as GitHub makes them.
 command -v python3 >/dev/null || { echo "python3 is not installed"; exit 77; }
 cd "$(dirname "$0")/.." && exec python3 - <<'END'
-import os, re, sys
+import os, re, subprocess, sys
 
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^]]+\]:\s*(\S+)", re.M)
 NAMED = re.compile(r"(?<![\w/.-])docs/(?:[\w-]+/)*[\w-]+\.\w+(?:#[\w-]+)?")
@@ -27,6 +27,20 @@ def anchors(text, known={}):
         known[text] = found
     return known[text]
 
+def pages():
+    """What git knows or would take; without git, all but hidden folders and builds, which have a file "features"."""
+    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(git, capture_output=True, check=True, text=True).stdout.split("\0")
+        return [page for page in sorted(set(listed)) if os.path.isfile(page)]
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    found = []
+    for folder, folders, files in os.walk("."):
+        folders[:] = [n for n in folders if n[0] != "." and not os.path.exists(os.path.join(folder, n, "features"))]
+        found += [os.path.normpath(os.path.join(folder, name)) for name in files]
+    return sorted(found)
+
 def read(path):
     try:
         with open(path, encoding="utf-8") as file:
@@ -43,21 +57,19 @@ def fault(target, folder, page):
         return f"{path} has no such heading"
 
 links = faults = 0
-for folder, folders, files in os.walk("."):
-    folders[:] = [name for name in folders if not name.startswith((".", "build"))]
-    for page in sorted(os.path.normpath(os.path.join(folder, name)) for name in files):
-        text = read(page)
-        targets = [(m, m[0], ".") for m in NAMED.finditer(text)]
-        if page.endswith(".md"):
-            text = without_code(text)
-            targets += [(m, m[1] or m[2], folder) for m in LINK.finditer(text) if ":" not in (m[1] or m[2])]
-        for match, target, base in targets:
-            links += 1
-            why = fault(target, base, page)
-            if why:
-                faults += 1
-                line = match.string.count("\n", 0, match.start()) + 1
-                print(f"{page}:{line}: {target}: {why}")
+for page in pages():
+    text = read(page)
+    targets = [(m, m[0], ".") for m in NAMED.finditer(text)]
+    if page.endswith(".md"):
+        text = without_code(text)
+        targets += [(m, m[1] or m[2], os.path.dirname(page)) for m in LINK.finditer(text) if ":" not in (m[1] or m[2])]
+    for match, target, base in targets:
+        links += 1
+        why = fault(target, base, page)
+        if why:
+            faults += 1
+            line = match.string.count("\n", 0, match.start()) + 1
+            print(f"{page}:{line}: {target}: {why}")
 print(f"{links} links, {faults} broken")
-sys.exit(faults > 0)
+sys.exit(faults > 0 or links == 0)
 END
