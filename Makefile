@@ -38,7 +38,7 @@ NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hi
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi% src/transport/verbs%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
+LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi% src/transport/verbs%,$(wildcard src/*.c src/base/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
 	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c) \
 	    $(if $(VERBS),$(filter-out %_none.c,$(wildcard src/transport/verbs*.c)),src/transport/verbs_none.c)

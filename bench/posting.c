@@ -3,7 +3,7 @@
  * for. One thread is caller and proxy in turn. Prints, of ROUNDS rounds, the 10th, 50th and 90th percentile in
  * nanoseconds. */
 #include "bench/measure.h"
-#include "driver.h"
+#include "base/scheduler.h"
 #include "engine/engine.h"
 
 #include <stdio.h>

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
+#include "base/clock.h"
 #include "engine/engine.h"
-#include "error.h"
+#include "base/error.h"
 #include "group.h"
 #include "transport/ofi.h"
 #include "window.h"

@@ -2,7 +2,7 @@
 /* The experiment on a network of this machine, in real time: ranks are threads with an engine each; rank 0 sends, the others are there. */
 #include "bench/signal.h"
 #include "bench/signal_send.h"
-#include "clock.h"
+#include "base/clock.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 #define WORK_BYTES (256u << 20)	 /* several times what a GPU caches */
 #define VERIFIED_BYTES (1u << 20) /* where time does not count */

@@ -5,7 +5,7 @@
 #include "bench/random.h"
 #include "cli/device_rounds_inside.h"
 #include "device_inside.h"
-#include "error.h"
+#include "base/error.h"
 #include "exchange.h"
 
 #define MOST_GAP 48

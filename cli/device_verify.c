@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cli/device_rounds_inside.h"
-#include "error.h"
+#include "base/error.h"
 
 #define POISON 0xa5
 

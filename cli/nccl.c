@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/nccl.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #include "cli/nccl_exchange.h"
 #include "bench/measure.h"
 #include "cuda/dtypes.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <stdlib.h>
 #include <string.h>

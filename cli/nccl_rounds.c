@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/nccl_rounds.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -14,7 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-#include "clock.h"
+#include "base/clock.h"
 
 #define NAME "tern soak"
 

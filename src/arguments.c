@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arguments.h"
 
-#include "error.h"
+#include "base/error.h"
 
 static int check_pointer(const char *name, const void *pointer, size_t stride, uint64_t row_bytes, uint32_t alignment)
 {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "rank_list.h"
+#include "base/rank_list.h"
 
 #define BY_DEFAULT "verbs+ofi"
 #define MOST_WAYS 16 /* told apart */

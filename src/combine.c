@@ -4,14 +4,14 @@
 
 #include "arguments.h"
 #include "device.h"
-#include "error.h"
+#include "base/error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
 #include "path.h"
 #include "plan.h"
 #include "results.h"
 #include "rows.h"
-#include "struct_size.h"
+#include "base/struct_size.h"
 #include "wait.h"
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)

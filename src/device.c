@@ -8,8 +8,8 @@
 
 #include "device_far.h"
 #include "device_reach.h"
-#include "environment.h"
-#include "error.h"
+#include "base/environment.h"
+#include "base/error.h"
 #include "tern_engine.h"
 
 int device_outcome(const struct device *d, int rc)

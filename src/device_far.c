@@ -9,7 +9,7 @@
 #include "engine/command.h"
 #include "engine/engine.h"
 #include "engine/ring.h"
-#include "error.h"
+#include "base/error.h"
 #include "kernels/cuda/far.h"
 
 /* The same on all ranks. */

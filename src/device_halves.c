@@ -2,7 +2,7 @@
 /* The halves of an exchange on a device: arguments checked, and kernels put on streams. */
 #include "arguments.h"
 #include "device_inside.h"
-#include "error.h"
+#include "base/error.h"
 
 /* ---- settings ------------------------------------------------------------------------------------------------ */
 

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 #include "kernels/cuda/kernels_state.h"
 #include "kernels/cuda/rule_ll.h"
 #include "kernels/cuda/sizes.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "device_ops.h"
-#include "error.h"
+#include "base/error.h"
 
 #define NAME "libtern_cuda.so"
 

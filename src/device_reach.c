@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "device_far.h"
-#include "error.h"
+#include "base/error.h"
 
 /* ---- islands ----------------------------------------------------------------------------------------------------- */
 

@@ -5,7 +5,7 @@
 #include "device_far.h"
 #include "device_inside.h"
 #include "engine/engine.h"
-#include "error.h"
+#include "base/error.h"
 #include "kernels/cuda/far.h"
 
 /* 0, or how that rank went; *cause: the engine's, "" where there is none. */

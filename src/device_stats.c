@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "device_inside.h"
-#include "error.h"
+#include "base/error.h"
 
 struct ll_tally *device_tally_create(const tern_moe *moe)
 {

@@ -5,11 +5,11 @@
 #include "arguments.h"
 #include "device.h"
 #include "dispatch_send.h"
-#include "error.h"
+#include "base/error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
 #include "rows.h"
-#include "struct_size.h"
+#include "base/struct_size.h"
 #include "wait.h"
 
 /* How many rows each source announced; high throughput knows already. */

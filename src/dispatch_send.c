@@ -6,7 +6,7 @@
 #include "chunk.h"
 #include "device.h"
 #include "dispatch_send.h"
-#include "error.h"
+#include "base/error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
 #include "lanes.h"
@@ -14,7 +14,7 @@
 #include "plan.h"
 #include "routes.h"
 #include "rows.h"
-#include "struct_size.h"
+#include "base/struct_size.h"
 #include "wait.h"
 
 struct row_source dispatch_payload(

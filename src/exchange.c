@@ -11,10 +11,10 @@
 
 #include "device.h"
 #include "dispatch_send.h"
-#include "environment.h"
-#include "error.h"
+#include "base/environment.h"
+#include "base/error.h"
 #include "path.h"
-#include "struct_size.h"
+#include "base/struct_size.h"
 #include "wait.h"
 
 #define MAX_SLOTS 16

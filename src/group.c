@@ -18,10 +18,10 @@
 
 #include "boot/boot.h"
 #include "choose.h"
-#include "environment.h"
-#include "error.h"
+#include "base/environment.h"
+#include "base/error.h"
 #include "meeting.h"
-#include "struct_size.h"
+#include "base/struct_size.h"
 #include "tern_engine.h"
 
 #define LONGEST_NODE 64

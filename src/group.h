@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "driver.h"
+#include "base/scheduler.h"
 #include "tern.h"
 
 /* What a rank knows of another. */

@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "device.h"
-#include "error.h"
+#include "base/error.h"
 #include "exchange.h"
 #include "path.h"
-#include "struct_size.h"
+#include "base/struct_size.h"
 
 int tern_moe_nr_local(const tern_moe *moe)
 {

@@ -9,13 +9,13 @@
 #include <string.h>
 
 #include "chunk.h"
-#include "error.h"
+#include "base/error.h"
 #include "path_inside.h"
 #include "wait.h"
 
 struct chunk_state {
 	struct sent *sent;
-	_Atomic uint32_t busy; /* sync.h, chunk_take */
+	_Atomic uint32_t busy; /* ordering.h, chunk_take */
 };
 
 struct lane {

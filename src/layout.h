@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "sync.h"
+#include "base/ordering.h"
 #include "tern.h"
 #include "wire.h"
 

@@ -7,8 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "driver.h"
-#include "error.h"
+#include "base/scheduler.h"
+#include "base/error.h"
 #include "path_engine.h"
 
 void path_deliver(struct arrival *arrival, struct doorbell *bell, uint64_t word)

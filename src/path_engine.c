@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "driver.h"
+#include "base/scheduler.h"
 #include "engine/engine.h"
-#include "error.h"
+#include "base/error.h"
 #include "path_inside.h"
 #include "results.h"
 #include "wait.h"

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "chunk.h"
-#include "error.h"
+#include "base/error.h"
 #include "path_inside.h"
 
 /* What has come of one round of one source. */

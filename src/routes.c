@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 #include "plan.h"
 
 static int64_t topk_id(const struct tern_dispatch *args, size_t index)

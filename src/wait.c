@@ -10,8 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "driver.h"
-#include "error.h"
+#include "base/scheduler.h"
+#include "base/error.h"
 #include "path.h"
 
 /* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the

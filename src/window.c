@@ -7,9 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "base/error.h"
 #include "meeting.h"
-#include "sealed.h"
+#include "base/sealed.h"
 
 static uint8_t *map_shared(int fd, uint64_t bytes)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "boot/boot.h"
-#include "error.h"
+#include "base/error.h"
 
 /* NULL: the caller's own boot, of which nothing is known. */
 static struct boot_seat *seat_of(const struct tern_boot *boot)

@@ -2,8 +2,8 @@
 /* Who this process is, as its environment tells it. */
 #include "boot/boot.h"
 #include "boot/launch_wire.h"
-#include "environment.h"
-#include "error.h"
+#include "base/environment.h"
+#include "base/error.h"
 
 #include <limits.h>
 #include <stdlib.h>

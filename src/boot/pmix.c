@@ -3,7 +3,7 @@
  * collects, and one get for each rank. PMIx is one for the process and counts its users, so this works inside an MPI
  * program as well. libpmix is loaded when it is needed: libtern does not depend on it. */
 #include "boot/boot.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <dlfcn.h>
 #include <pmix.h>

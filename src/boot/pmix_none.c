@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands in for pmix.c where pmix.h was not found at build time. */
 #include "boot/boot.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One rank alone. */
 #include "boot/boot.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <string.h>
 

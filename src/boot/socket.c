@@ -2,7 +2,7 @@
 /* A rank's end of the socket to its launcher; launch_wire.h tells what is said on it. */
 #include "boot/boot.h"
 #include "boot/launch_wire.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
  * the others still wait inside their calls, so that their buffers are known to be alive. The first failure poisons the
  * object: a rank that has given up cannot be waited for by anyone else. */
 #include "boot/boot.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <pthread.h>
 #include <stdbool.h>

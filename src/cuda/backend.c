@@ -3,7 +3,7 @@
 #include "backend.h"
 #include "spin.h"
 #include "work.h"
-#include "error.h"
+#include "base/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>

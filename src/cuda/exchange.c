@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "dtypes.h"
-#include "error.h"
+#include "base/error.h"
 #include "exchange_inside.h"
 #include "spin.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Halves of an exchange put on a stream: the arguments of a round, and with how many blocks. */
-#include "error.h"
+#include "base/error.h"
 #include "exchange_inside.h"
 #include "kernels/cuda/rule_ll.h"
 

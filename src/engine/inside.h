@@ -20,11 +20,11 @@
 #include "bell.h"
 #include "command.h"
 #include "engine.h"
-#include "error.h"
+#include "base/error.h"
 #include "group.h"
 #include "pool.h"
 #include "ring.h"
-#include "struct_size.h"
+#include "base/struct_size.h"
 
 #define NONE UINT32_MAX
 #define CAUSE_TEXT 192

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rank_list.h"
+#include "base/rank_list.h"
 
 /* Which network leads to which peer, and where its NICs are. */
 void number_networks(tern_engine *engine)

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "clock.h"
+#include "base/clock.h"
 
 #define COMMANDS_PER_STEP 64
 #define POSTS_PER_STEP 256

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "error.h"
+#include "base/error.h"
 
 int ring_open(struct ring *ring, uint32_t entries)
 {

@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error.h"
-#include "sealed.h"
+#include "base/error.h"
+#include "base/sealed.h"
 
 /* The mailboxes that ranks of this process own. Taken on opening, connecting and closing only. */
 static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "sync.h"
+#include "base/ordering.h"
 
 #define MAILBOX_REGIONS 1024 /* most that a rank has registered at once */
 #define MAILBOX_MESSAGES 32  /* slots for messages in each lane; a power of two */

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "error.h"
+#include "base/error.h"
 #include "transport/list.h"
 
 #define CQ_LEAST 4096

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "clock.h"
-#include "error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 /* 0, AGAIN while the greeting is under way, or negative. */
 static int check_peer(const struct ofi *o, uint32_t p)

@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 #define OFI_LIBRARY "libfabric.so.1"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What libfabric offers here. */
-#include "error.h"
+#include "base/error.h"
 #include "transport/list.h"
 #include "transport/ofi.h"
 

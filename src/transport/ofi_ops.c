@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "error.h"
+#include "base/error.h"
 #include "window.h"
 
 static void slab_free(struct ofi_slab *slab)

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "error.h"
+#include "base/error.h"
 
 #define KEY_DRAWS 16
 

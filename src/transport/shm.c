@@ -24,7 +24,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "base/error.h"
 #include "transport/list.h"
 
 struct shm_address {

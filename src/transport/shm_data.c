@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "clock.h"
-#include "error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 #define LOOK_NS 1000000u
 #define LOOK_POLLS 16 /* the clock is read once in so many polls */

@@ -15,8 +15,8 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 
-#include "clock.h"
-#include "error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 #define SENDS 64u
 #define PAGE 4096u

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 /* ---- posting ------------------------------------------------------------------------------------------------------ */
 

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 static const uint8_t mapped_prefix[12] = {[10] = 0xff, [11] = 0xff};
 

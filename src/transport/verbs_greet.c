@@ -16,8 +16,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "clock.h"
-#include "error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 #define MAGIC 0x6e726574u
 #define VERSION 1u

@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 #define LIBRARY "libibverbs.so.1"
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "base/error.h"
 
 /* Relaxed ordering lets the target's PCIe bus pass a write's bytes by another's. What is promised then is what a completion says: a device writes completions strictly behind
  * all bytes that came before them. See docs/transports.md. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands in for verbs.c where infiniband/verbs.h was not found at build time. */
-#include "error.h"
+#include "base/error.h"
 #include "transport/list.h"
 #include "transport/transport.h"
 

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "clock.h"
-#include "error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 #define ADDRESS_MAGIC 0x76726574u
 #define ADDRESS_VERSION 1u

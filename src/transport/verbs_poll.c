@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "clock.h"
-#include "error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 #define BATCH 32
 #define LOOK_POLLS 64 /* the clock and the greetings are looked at once in so many polls */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "environment.h"
-#include "error.h"
+#include "base/environment.h"
+#include "base/error.h"
 
 static int read_post(enum verbs_post *post)
 {

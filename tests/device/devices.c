@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
+#include "base/clock.h"
 #include "device_inside.h"
 #include "engine/engine.h"
 #include "group.h"

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "bench/random.h"
-#include "clock.h"
+#include "base/clock.h"
 #include "device_far.h"
 #include "device_inside.h"
 #include "kernels/cuda/far.h"

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "cases.h"
-#include "clock.h"
+#include "base/clock.h"
 
 #define SLOTS 64
 #define SLOT_BYTES 4096

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "base/clock.h"
 
 #define POISON 0xa5
 #define IDLE_TURNS 200

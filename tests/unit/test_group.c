@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups and windows: who is on which node, what is refused, what other processes can see of a window. */
-#include "error.h"
+#include "base/error.h"
 #include "group.h"
 
 #include <dirent.h>

@@ -9,7 +9,7 @@
 
 #include "bench/random.h"
 #include "engine/offers.h"
-#include "rank_list.h"
+#include "base/rank_list.h"
 #include "tests/exchange/ranks.h"
 
 #define MOST_RANKS 9

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rank_list.h"
+#include "base/rank_list.h"
 
 #include <stdio.h>
 

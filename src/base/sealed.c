@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sealed.h"
+#include "base/sealed.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "base/error.h"
 
 /* A file that grows past this limit costs its process a signal, which by default kills it. */
 static int check_limit(const char *name, uint64_t bytes)

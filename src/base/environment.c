@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "environment.h"
+#include "base/environment.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 /* strtoll takes more than numbers: blanks and signs before them, and 0 before octal ones. */
 static bool parse(const char *text, long long *value)

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "clock.h"
+#include "base/clock.h"
 
 struct transport_ops;
 struct tern_engine;

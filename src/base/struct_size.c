@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "struct_size.h"
+#include "base/struct_size.h"
 
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 static size_t lesser(size_t a, size_t b)
 {

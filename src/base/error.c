@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "error.h"
+#include "base/error.h"
 
 #include <errno.h>
 #include <stdarg.h>
