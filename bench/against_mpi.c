@@ -4,7 +4,7 @@
 #include "bench/against_bench.h"
 #include "bench/measure.h"
 #include "bench/verify.h"
-#include "group.h"
+#include "group/group.h"
 
 #include <stdarg.h>
 #include <stdio.h>

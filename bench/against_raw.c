@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/against_bench.h"
-#include "group.h"
+#include "group/group.h"
 
 void raw_dispatch(struct bench *b)
 {

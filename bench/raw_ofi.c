@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "base/error.h"
-#include "group.h"
+#include "group/group.h"
 #include "transport/ofi.h"
 #include "window.h"
 

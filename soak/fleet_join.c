@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "group.h"
+#include "group/group.h"
 
 /* ---- the driver ------------------------------------------------------------------------------------------ */
 

@@ -6,9 +6,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "group.h"
+#include "group/group.h"
 #include "layout.h"
-#include "nodes.h"
+#include "group/nodes.h"
 #include "placement.h"
 #include "tern.h"
 #include "window.h"

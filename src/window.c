@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "meeting.h"
+#include "group/meeting.h"
 #include "base/sealed.h"
 
 static uint8_t *map_shared(int fd, uint64_t bytes)

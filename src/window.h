@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "group.h"
+#include "group/group.h"
 
 struct window {
 	uint8_t *base;

@@ -21,7 +21,7 @@
 #include "command.h"
 #include "engine.h"
 #include "base/error.h"
-#include "group.h"
+#include "group/group.h"
 #include "pool.h"
 #include "ring.h"
 #include "base/struct_size.h"

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "device_inside.h"
 #include "engine/engine.h"
-#include "group.h"
+#include "group/group.h"
 #include "tests/exchange/tally.h"
 
 const struct device_ops *devices_open(int *nr_devices)

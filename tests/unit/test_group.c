@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups and windows: who is on which node, what is refused, what other processes can see of a window. */
 #include "base/error.h"
-#include "group.h"
+#include "group/group.h"
 
 #include <dirent.h>
 #include <errno.h>

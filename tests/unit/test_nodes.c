@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "bench/random.h"
-#include "nodes.h"
+#include "group/nodes.h"
 
 static void uneven_nodes(void **state)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rank's end of the socket to its launcher; launch_wire.h tells what is said on it. */
-#include "boot/boot.h"
-#include "boot/launch_wire.h"
+#include "group/boot/boot.h"
+#include "group/boot/launch_wire.h"
 #include "base/error.h"
 
 #include <errno.h>

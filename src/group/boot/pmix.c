@@ -2,7 +2,7 @@
 /* Ranks that a PMIx launcher has started (mpirun, prterun, srun --mpi=pmix). A gathering is put, commit, a fence that
  * collects, and one get for each rank. PMIx is one for the process and counts its users, so this works inside an MPI
  * program as well. libpmix is loaded when it is needed: libtern does not depend on it. */
-#include "boot/boot.h"
+#include "group/boot/boot.h"
 #include "base/error.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "nodes.h"
+#include "group/nodes.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who this process is, as its environment tells it. */
-#include "boot/boot.h"
-#include "boot/launch_wire.h"
+#include "group/boot/boot.h"
+#include "group/boot/launch_wire.h"
 #include "base/environment.h"
 #include "base/error.h"
 

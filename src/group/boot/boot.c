@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "boot/boot.h"
+#include "group/boot/boot.h"
 #include "base/error.h"
 
 /* NULL: the caller's own boot, of which nothing is known. */

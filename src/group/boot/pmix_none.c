@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands in for pmix.c where pmix.h was not found at build time. */
-#include "boot/boot.h"
+#include "group/boot/boot.h"
 #include "base/error.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One rank alone. */
-#include "boot/boot.h"
+#include "group/boot/boot.h"
 #include "base/error.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Joining and leaving: who is on which node, and which path leads to whom. */
-#include "group.h"
+#include "group/group.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,11 +16,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "boot/boot.h"
-#include "choose.h"
+#include "group/boot/boot.h"
+#include "group/choose.h"
 #include "base/environment.h"
 #include "base/error.h"
-#include "meeting.h"
+#include "group/meeting.h"
 #include "base/struct_size.h"
 #include "tern_engine.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which networks this rank offers to ranks whose memory cannot be mapped, and what has come of it, in words. */
-#include "choose.h"
+#include "group/choose.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "group.h"
+#include "group/group.h"
 
 /* The networks that this rank offers; which of them leads to whom, the ranks' engines work out together
  * (engine/offers.h). */

@@ -2,7 +2,7 @@
 /* Ranks as threads of one process. A gathering is one turn of a barrier: who comes last hands out all payloads, while
  * the others still wait inside their calls, so that their buffers are known to be alive. The first failure poisons the
  * object: a rank that has given up cannot be waited for by anyone else. */
-#include "boot/boot.h"
+#include "group/boot/boot.h"
 #include "base/error.h"
 
 #include <pthread.h>
