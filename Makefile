@@ -38,11 +38,11 @@ NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hi
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_DIRS := base group group/boot kernels/cpu engine transport
-LIB_SRC  := $(filter-out src/group/boot/pmix% src/transport/ofi% src/transport/verbs%,$(wildcard src/*.c $(foreach d,$(LIB_DIRS),src/$d/*.c))) \
+LIB_DIRS := base group group/boot kernels/cpu engine transport transport/shm transport/sim
+LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(wildcard src/*.c $(foreach d,$(LIB_DIRS),src/$d/*.c))) \
 	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
-	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c) \
-	    $(if $(VERBS),$(filter-out %_none.c,$(wildcard src/transport/verbs*.c)),src/transport/verbs_none.c)
+	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
+	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
 BENCH_SRC := $(filter-out bench/against_% bench/raw_% bench/posting%,$(wildcard bench/*.c))
 SOAK_SRC := $(wildcard soak/*.c)
 RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
@@ -63,7 +63,7 @@ $(BUILD)/obj/%.o: %.c
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/group/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
-$(BUILD)/obj/src/transport/ofi%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
+$(BUILD)/obj/src/transport/ofi/%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # What was found can change between two makes, and what was built with it then has to follow.

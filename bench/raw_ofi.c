@@ -9,7 +9,7 @@
 #include "engine/engine.h"
 #include "base/error.h"
 #include "group/group.h"
-#include "transport/ofi.h"
+#include "transport/ofi/ofi.h"
 #include "window.h"
 
 #define BATCH 16

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "bench/reason.h"
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 enum signal_policy {
 	SIGNAL_PUT_ONLY,

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "tern_engine.h"
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 struct fleet;
 

@@ -4,7 +4,7 @@
 #define TERN_TEST_TRANSPORT_CASES_VERBS_H
 
 #include "cases.h"
-#include "transport/verbs.h"
+#include "transport/verbs/verbs.h"
 
 struct verbs *inside(struct world *world, uint32_t who);
 
