@@ -6,7 +6,7 @@
 #include "dispatch_send.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
-#include "path.h"
+#include "path/path.h"
 #include "routes.h"
 
 /* How many rows the destination and each of its experts get, in front of its region. */

@@ -3,14 +3,14 @@
 #include <string.h>
 
 #include "arguments.h"
-#include "chunk.h"
+#include "path/chunk.h"
 #include "device.h"
 #include "dispatch_send.h"
 #include "base/error.h"
 #include "exchange.h"
 #include "kernels/cpu/kernels.h"
-#include "lanes.h"
-#include "path.h"
+#include "path/lanes.h"
+#include "path/path.h"
 #include "plan.h"
 #include "routes.h"
 #include "rows.h"

@@ -13,7 +13,7 @@
 #include "dispatch_send.h"
 #include "base/environment.h"
 #include "base/error.h"
-#include "path.h"
+#include "path/path.h"
 #include "base/struct_size.h"
 #include "wait.h"
 

@@ -5,7 +5,7 @@
 #include "device.h"
 #include "base/error.h"
 #include "exchange.h"
-#include "path.h"
+#include "path/path.h"
 #include "base/struct_size.h"
 
 int tern_moe_nr_local(const tern_moe *moe)

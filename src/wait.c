@@ -12,7 +12,7 @@
 
 #include "base/scheduler.h"
 #include "base/error.h"
-#include "path.h"
+#include "path/path.h"
 
 /* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the
  * sleeper asleep. Between live ranks no wake-up depends on it. */

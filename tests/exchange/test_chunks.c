@@ -13,7 +13,7 @@
 #include <time.h>
 #include <cmocka.h>
 
-#include "path_inside.h"
+#include "path/inside.h"
 
 #define ROUNDS 5
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "bytes.h"
-#include "chunk.h"
-#include "path_inside.h"
+#include "path/chunk.h"
+#include "path/inside.h"
 
 #define NR_RANKS 4
 #define GATEWAY 1

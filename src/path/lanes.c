@@ -3,14 +3,14 @@
  * window. A chunk is taken, filled, written with one immediate, and free again when the gateway has given it back and
  * the write has been reported as landed. Which chunks are taken in which order means nothing: each says what it is.
  * Slots share lanes. A chunk holds rows of one slot, and none is left half full when a call returns. */
-#include "lanes.h"
+#include "path/lanes.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "chunk.h"
+#include "path/chunk.h"
 #include "base/error.h"
-#include "path_inside.h"
+#include "path/inside.h"
 #include "wait.h"
 
 struct chunk_state {

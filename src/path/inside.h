@@ -9,7 +9,7 @@
 #define TERN_PATH_INSIDE_H
 
 #include "engine/engine.h"
-#include "path_engine.h"
+#include "path/path_engine.h"
 
 #define IMMEDIATE_BITS 9 /* a kind's own */
 #define EPOCH_BITS 4

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "chunk.h"
+#include "path/chunk.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "path.h"
+#include "path/path.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -9,7 +9,7 @@
 
 #include "base/scheduler.h"
 #include "base/error.h"
-#include "path_engine.h"
+#include "path/path_engine.h"
 
 void path_deliver(struct arrival *arrival, struct doorbell *bell, uint64_t word)
 {

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "chunk.h"
+#include "path/chunk.h"
 #include "base/error.h"
-#include "path_inside.h"
+#include "path/inside.h"
 
 /* What has come of one round of one source. */
 struct relay_round {

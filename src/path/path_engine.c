@@ -8,7 +8,7 @@
  *   chunk, credit      number of the chunk in its lane
  *   parting            which (2) | 6 bits of the error, or of the rank that caused it: three immediates in any order
  */
-#include "path_engine.h"
+#include "path/path_engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@
 #include "base/scheduler.h"
 #include "engine/engine.h"
 #include "base/error.h"
-#include "path_inside.h"
-#include "results.h"
+#include "path/inside.h"
+#include "path/results.h"
 #include "wait.h"
 #include "window.h"
 

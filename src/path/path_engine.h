@@ -3,7 +3,7 @@
 #ifndef TERN_PATH_ENGINE_H
 #define TERN_PATH_ENGINE_H
 
-#include "path.h"
+#include "path/path.h"
 
 int engine_path_open(tern_moe *moe);
 void engine_path_bear_silence(const tern_moe *moe); /* after a change of wait_ms */

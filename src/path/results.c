@@ -5,13 +5,13 @@
  * staged as a whole, since they leave in one write.
  *
  * All homes of a group of replicas get the same results at the same places, so one copy is written to each. */
-#include "results.h"
+#include "path/results.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "path_inside.h"
+#include "path/inside.h"
 #include "wait.h"
 
 /* At the home: what has come of one slot's results from one rank. The proxy's own. */
