@@ -32,13 +32,13 @@ CUDA_ARCH ?= 80 90a 100
 CUDA_PTX  ?= $(filter 100,$(CUDA_ARCH))
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 comma     := ,
-CUDA_SRC  := $(wildcard src/cuda/*.c bench/nccl/*.c) src/layout.c
+CUDA_SRC  := $(wildcard src/cuda/*.c bench/nccl/*.c) src/exchange/layout.c
 CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_DIRS := base group group/boot kernels/cpu path engine transport transport/shm transport/sim
+LIB_DIRS := base group group/boot exchange exchange/cpu/kernels path engine transport transport/shm transport/sim
 LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(wildcard src/*.c $(foreach d,$(LIB_DIRS),src/$d/*.c))) \
 	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/against_exchange.h"
-#include "kernels/cpu/kernels.h"
+#include "exchange/cpu/kernels/kernels.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #include "cli/device_rounds_inside.h"
 #include "device_inside.h"
 #include "base/error.h"
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 #define MOST_GAP 48
 #define HOLD_NS 40000

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "bench/random.h"
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 #define POISON 0xa5
 #define MS 1000000ull

@@ -3,7 +3,7 @@
 #ifndef TERN_DEVICE_H
 #define TERN_DEVICE_H
 
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 /* Collective. The settings have been checked and compared; what a device cannot do is refused here, on all ranks. */
 int device_open(tern_moe *moe);

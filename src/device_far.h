@@ -5,7 +5,7 @@
 #define TERN_DEVICE_FAR_H
 
 #include "device_ops.h"
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 struct device_far;
 

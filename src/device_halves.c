@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The halves of an exchange on a device: arguments checked, and kernels put on streams. */
-#include "arguments.h"
+#include "exchange/arguments.h"
 #include "device_inside.h"
 #include "base/error.h"
 

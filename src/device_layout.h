@@ -11,7 +11,7 @@
 #define TERN_DEVICE_LAYOUT_H
 
 #include "kernels/cuda/wire_ht.h"
-#include "layout.h"
+#include "exchange/layout.h"
 #include "tern.h"
 
 struct device_layout {

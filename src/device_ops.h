@@ -12,7 +12,7 @@
 
 #include "device_layout.h"
 #include "kernels/cuda/kernels_state.h"
-#include "placement.h"
+#include "exchange/placement.h"
 #include "tern.h"
 
 #define DEVICE_OPS_VERSION 6

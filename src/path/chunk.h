@@ -4,7 +4,7 @@
 #ifndef TERN_CHUNK_H
 #define TERN_CHUNK_H
 
-#include "rows.h"
+#include "exchange/rows.h"
 
 struct chunk_writer {
 	uint8_t *base;

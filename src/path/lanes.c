@@ -11,7 +11,7 @@
 #include "path/chunk.h"
 #include "base/error.h"
 #include "path/inside.h"
-#include "wait.h"
+#include "exchange/wait.h"
 
 struct chunk_state {
 	struct sent *sent;

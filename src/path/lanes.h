@@ -5,8 +5,8 @@
 #ifndef TERN_LANES_H
 #define TERN_LANES_H
 
-#include "plan.h"
-#include "rows.h"
+#include "exchange/plan.h"
+#include "exchange/rows.h"
 
 /* Room for a row of so many bytes on the way to a node. */
 int lanes_room(tern_moe *moe, uint32_t slot, uint32_t node, uint32_t bytes);

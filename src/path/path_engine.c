@@ -19,8 +19,8 @@
 #include "base/error.h"
 #include "path/inside.h"
 #include "path/results.h"
-#include "wait.h"
-#include "window.h"
+#include "exchange/wait.h"
+#include "exchange/window.h"
 
 #define MOST_RANKS 4096
 #define PART_BITS 6

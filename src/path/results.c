@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "path/inside.h"
-#include "wait.h"
+#include "exchange/wait.h"
 
 /* At the home: what has come of one slot's results from one rank. The proxy's own. */
 struct coming {

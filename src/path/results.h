@@ -4,7 +4,7 @@
 #ifndef TERN_RESULTS_H
 #define TERN_RESULTS_H
 
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 /* True if one of the homes [first, first + replica_ranks) is not mapped. */
 bool results_are_staged(const tern_moe *moe, uint32_t first);

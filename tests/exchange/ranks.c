@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "bench/random.h"
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 #define POISON 0xa5
 

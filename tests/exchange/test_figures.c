@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "wire.h"
+#include "exchange/wire.h"
 
 #define ROUNDS 9
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "bytes.h"
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 #define NR_RANKS 2
 #define HIDDEN 16

@@ -22,7 +22,7 @@
 #include "tests/exchange/ranks.h"
 #include "tests/faults/processes.h"
 #include "transport/shm/mailbox.h"
-#include "window.h"
+#include "exchange/window.h"
 
 /* What the library opens by name; where it is `no_file` there are no descriptors left. */
 static const char *no_file;

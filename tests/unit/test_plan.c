@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans, placements and layouts against a search through all possibilities, on random shapes. */
-#include "plan.h"
+#include "exchange/plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "bench/random.h"
-#include "layout.h"
+#include "exchange/layout.h"
 
 static int scaled_cases(int full)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of x to FP8 with a scale for each block of 128, the same bits as src/kernels/cpu/quantise.c. Eight neighbouring lanes hold a block. */
+/* Rows of x to FP8 with a scale for each block of 128, the same bits as src/exchange/cpu/kernels/quantise.c. Eight neighbouring lanes hold a block. */
 #ifndef TERN_CUDA_QUANTISE_CUH
 #define TERN_CUDA_QUANTISE_CUH
 
@@ -14,7 +14,7 @@ template <int X> struct x_kind {
 	static constexpr int LOADS = X == LL_X_FP32 ? 4 : X == LL_X_BF16 || X == LL_X_FP16 ? 2 : 1;
 };
 
-/* e4m3, saturating at 448, NaN with its sign; as in src/kernels/cpu/convert.h. */
+/* e4m3, saturating at 448, NaN with its sign; as in src/exchange/cpu/kernels/convert.h. */
 __device__ __forceinline__ uint32_t float_to_e4m3(float value)
 {
 	uint32_t bits = __float_as_uint(value), sign = bits >> 24 & 0x80, rest = bits & 0x7fffffff;

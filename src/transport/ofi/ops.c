@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "window.h"
+#include "exchange/window.h"
 
 static void slab_free(struct ofi_slab *slab)
 {

@@ -2,15 +2,15 @@
 /* The second half: rows from all sources in the layout that experts want. */
 #include <string.h>
 
-#include "arguments.h"
+#include "exchange/arguments.h"
 #include "device.h"
-#include "dispatch_send.h"
+#include "exchange/dispatch_send.h"
 #include "base/error.h"
-#include "exchange.h"
-#include "kernels/cpu/kernels.h"
-#include "rows.h"
+#include "exchange/exchange.h"
+#include "exchange/cpu/kernels/kernels.h"
+#include "exchange/rows.h"
 #include "base/struct_size.h"
-#include "wait.h"
+#include "exchange/wait.h"
 
 /* How many rows each source announced; high throughput knows already. */
 static int check_words(tern_moe *moe, uint32_t slot)

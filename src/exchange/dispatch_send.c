@@ -2,20 +2,20 @@
 /* The first half: tokens to the ranks of their experts. */
 #include <string.h>
 
-#include "arguments.h"
+#include "exchange/arguments.h"
 #include "path/chunk.h"
 #include "device.h"
-#include "dispatch_send.h"
+#include "exchange/dispatch_send.h"
 #include "base/error.h"
-#include "exchange.h"
-#include "kernels/cpu/kernels.h"
+#include "exchange/exchange.h"
+#include "exchange/cpu/kernels/kernels.h"
 #include "path/lanes.h"
 #include "path/path.h"
-#include "plan.h"
-#include "routes.h"
-#include "rows.h"
+#include "exchange/plan.h"
+#include "exchange/routes.h"
+#include "exchange/rows.h"
 #include "base/struct_size.h"
-#include "wait.h"
+#include "exchange/wait.h"
 
 struct row_source dispatch_payload(
 	const tern_moe *moe, const struct tern_dispatch *args, uint32_t token, const struct row_place *converted)

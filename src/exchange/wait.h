@@ -2,7 +2,7 @@
 #ifndef TERN_WAIT_H
 #define TERN_WAIT_H
 
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 /* Waits until every rank's word of this kind carries the slot's epoch: first by spinning, then asleep on the phase's
  * doorbell. TERN_ERR_TIMEOUT after the exchange's wait_ms; sooner, and for good, when a missing peer has died or left.

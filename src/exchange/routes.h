@@ -3,7 +3,7 @@
 #ifndef TERN_ROUTES_H
 #define TERN_ROUTES_H
 
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 /* Reads and checks all ids, and chooses replicas. Fills slot->physical, which means nothing until the slot's state
  * moves on. */

@@ -3,8 +3,8 @@
 #ifndef TERN_DISPATCH_SEND_H
 #define TERN_DISPATCH_SEND_H
 
-#include "plan.h"
-#include "rows.h"
+#include "exchange/plan.h"
+#include "exchange/rows.h"
 
 struct row_place {
 	uint8_t *payload, *scales;

@@ -3,11 +3,11 @@
  * first are on the wire while others are packed. */
 #include <string.h>
 
-#include "dispatch_send.h"
-#include "exchange.h"
-#include "kernels/cpu/kernels.h"
+#include "exchange/dispatch_send.h"
+#include "exchange/exchange.h"
+#include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
-#include "routes.h"
+#include "exchange/routes.h"
 
 /* How many rows the destination and each of its experts get, in front of its region. */
 static void fill_region_heads(tern_moe *moe, uint32_t slot)

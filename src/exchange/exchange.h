@@ -7,11 +7,11 @@
 #include <stdint.h>
 
 #include "group/group.h"
-#include "layout.h"
+#include "exchange/layout.h"
 #include "group/nodes.h"
-#include "placement.h"
+#include "exchange/placement.h"
 #include "tern.h"
-#include "window.h"
+#include "exchange/window.h"
 
 enum slot_state {
 	SLOT_IDLE,       /* next: dispatch_send */

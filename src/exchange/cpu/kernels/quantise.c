@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels.h"
+#include "exchange/cpu/kernels/kernels.h"
 
 #include <float.h>
 
-#include "convert.h"
+#include "exchange/cpu/kernels/convert.h"
 
 #define BLOCK 128
 #define E4M3_MAX 448.0f

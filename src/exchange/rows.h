@@ -3,7 +3,7 @@
 #ifndef TERN_ROWS_H
 #define TERN_ROWS_H
 
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 struct row_source {
 	const uint8_t *payload, *scales;

@@ -4,7 +4,7 @@
 #ifndef TERN_ARGUMENTS_H
 #define TERN_ARGUMENTS_H
 
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 /* Bytes from row to row of a dense x. */
 uint64_t x_row_bytes(const tern_moe *moe);

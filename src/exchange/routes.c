@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "routes.h"
+#include "exchange/routes.h"
 
 #include <string.h>
 
 #include "base/error.h"
-#include "plan.h"
+#include "exchange/plan.h"
 
 static int64_t topk_id(const struct tern_dispatch *args, size_t index)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan.h"
+#include "exchange/plan.h"
 
 #include <string.h>
 
-#include "layout.h"
+#include "exchange/layout.h"
 
 void plan_token(const struct placement *placement, const int32_t *physical, uint32_t topk, struct token_rows *out)
 {

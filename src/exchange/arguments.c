@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "arguments.h"
+#include "exchange/arguments.h"
 
 #include "base/error.h"
 

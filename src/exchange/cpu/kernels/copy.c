@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels.h"
+#include "exchange/cpu/kernels/kernels.h"
 
 #include <string.h>
 

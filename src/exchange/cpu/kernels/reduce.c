@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels.h"
+#include "exchange/cpu/kernels/kernels.h"
 
-#include "convert.h"
+#include "exchange/cpu/kernels/convert.h"
 
 /* Nothing here is called from elsewhere, so how vectors are passed does not matter. */
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -10,18 +10,18 @@
 #define LANES 4
 #define TARGET
 #define NAME(x) x##_x4
-#include "reduce_lanes.h"
+#include "exchange/cpu/kernels/reduce_lanes.h"
 
 #if defined(__x86_64__)
 #define LANES 8
 #define TARGET __attribute__((target("avx2")))
 #define NAME(x) x##_x8
-#include "reduce_lanes.h"
+#include "exchange/cpu/kernels/reduce_lanes.h"
 
 #define LANES 16
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
 #define NAME(x) x##_x16
-#include "reduce_lanes.h"
+#include "exchange/cpu/kernels/reduce_lanes.h"
 #endif
 
 typedef void (*reduce_fn)(const uint8_t *const *rows, const float *weights, uint32_t nr_rows, uint32_t nr_bytes, uint8_t *out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and ending an exchange: settings checked, compared between the ranks, and turned into windows and slots. */
-#include "exchange.h"
+#include "exchange/exchange.h"
 
 #include <limits.h>
 #include <sched.h>
@@ -10,12 +10,12 @@
 #include <unistd.h>
 
 #include "device.h"
-#include "dispatch_send.h"
+#include "exchange/dispatch_send.h"
 #include "base/environment.h"
 #include "base/error.h"
 #include "path/path.h"
 #include "base/struct_size.h"
-#include "wait.h"
+#include "exchange/wait.h"
 
 #define MAX_SLOTS 16
 #define MAX_TOKENS (1u << 24)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "window.h"
+#include "exchange/window.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a rank waits for others: bounded, without starving them of the processor, and with an account of whom it missed.
  */
-#include "wait.h"
+#include "exchange/wait.h"
 
 #include <linux/futex.h>
 #include <sched.h>

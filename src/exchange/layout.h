@@ -18,7 +18,7 @@
 
 #include "base/ordering.h"
 #include "tern.h"
-#include "wire.h"
+#include "exchange/wire.h"
 
 enum word_kind {
 	WORD_COUNTS_EVEN, /* two sets of counts, by the epoch's parity: see docs/protocol.md, abandoned rounds */

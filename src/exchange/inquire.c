@@ -4,7 +4,7 @@
 
 #include "device.h"
 #include "base/error.h"
-#include "exchange.h"
+#include "exchange/exchange.h"
 #include "path/path.h"
 #include "base/struct_size.h"
 

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "placement.h"
+#include "exchange/placement.h"
 #include "tern.h"
 
 /* One token's rows: its routes grouped by destination rank, ranks ascending, k ascending within a rank. */

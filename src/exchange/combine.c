@@ -2,17 +2,17 @@
 /* The combine halves: results from the experts' ranks home, and their sum there. */
 #include <string.h>
 
-#include "arguments.h"
+#include "exchange/arguments.h"
 #include "device.h"
 #include "base/error.h"
-#include "exchange.h"
-#include "kernels/cpu/kernels.h"
+#include "exchange/exchange.h"
+#include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
-#include "plan.h"
+#include "exchange/plan.h"
 #include "path/results.h"
-#include "rows.h"
+#include "exchange/rows.h"
 #include "base/struct_size.h"
-#include "wait.h"
+#include "exchange/wait.h"
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "placement.h"
+#include "exchange/placement.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "layout.h"
+#include "exchange/layout.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rows.h"
+#include "exchange/rows.h"
 
 #include <string.h>
 
-#include "kernels/cpu/kernels.h"
+#include "exchange/cpu/kernels/kernels.h"
 
 bool header_take_within(const tern_moe *moe, const void *shared, uint64_t room, union header_copy *copy)
 {
