@@ -43,11 +43,12 @@ LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(wildcard src/*.c $(foreach d,$
 	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
 	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
+TESTKIT_SRC := $(wildcard testkit/*.c)
 BENCH_SRC := $(filter-out bench/against_% bench/raw_% bench/posting%,$(wildcard bench/*.c))
 SOAK_SRC := $(wildcard soak/*.c)
 RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
 AGAINST_SRC := $(wildcard bench/against_*.c)
-CLI_SRC  := $(wildcard cli/*.c) $(RAW_SRC)
+CLI_SRC  := $(wildcard cli/*.c testkit/device/*.c) $(RAW_SRC)
 GEN_SRC  := $(wildcard examples/generate/*.c)
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
@@ -64,7 +65,7 @@ $(BUILD)/obj/%.o: %.c
 
 $(BUILD)/obj/src/group/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
 $(BUILD)/obj/src/transport/ofi/%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
-$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
+$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o $(BUILD)/obj/testkit/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # What was found can change between two makes, and what was built with it then has to follow.
 FEATURES := pmix=$(PMIX) ofi=$(OFI) verbs=$(VERBS) cuda=$(CUDA)
@@ -89,12 +90,12 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 	$(Q)ln -sf libtern.so.$(SOVERSION) $@
 
 # The command drives parts that the library does not export, such as the simulated network.
-$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(SOAK_SRC) $(LIB_SRC))
+$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SOAK_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
 # What the engine itself costs.
-$(BUILD)/tern-posting: $(call obj,bench/posting.c bench/measure.c $(LIB_SRC))
+$(BUILD)/tern-posting: $(call obj,bench/posting.c testkit/measure.c $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
@@ -104,7 +105,7 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs, and asks its engine what it sends.
 $(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(RAW_SRC) $(LIB_SRC)) $(BUILD)/features
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(TESTKIT_SRC) $(RAW_SRC) $(LIB_SRC)) $(BUILD)/features
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 

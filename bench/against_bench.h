@@ -8,7 +8,7 @@
 #include "bench/against_report.h"
 #include "bench/args.h"
 #include "bench/raw.h"
-#include "bench/reference.h"
+#include "testkit/reference.h"
 
 struct bench {
 	const struct bench_args *args;

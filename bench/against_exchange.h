@@ -4,7 +4,7 @@
 #ifndef TERN_BENCH_AGAINST_EXCHANGE_H
 #define TERN_BENCH_AGAINST_EXCHANGE_H
 
-#include "bench/job.h"
+#include "testkit/job.h"
 
 #include <mpi.h>
 

@@ -2,8 +2,8 @@
 /* tern-against-mpi: Tern, the same exchange over MPI_Alltoallv, and plain memcpy, in one run: interleaved on the same
  * ranks, with the same routing and the same inputs. Takes the flags of `tern bench`; start it with mpirun. */
 #include "bench/against_bench.h"
-#include "bench/measure.h"
-#include "bench/verify.h"
+#include "testkit/measure.h"
+#include "testkit/verify.h"
 #include "group/group.h"
 
 #include <stdarg.h>

@@ -4,7 +4,7 @@
 #define TERN_BENCH_AGAINST_REPORT_H
 
 #include "bench/args.h"
-#include "bench/measure.h"
+#include "testkit/measure.h"
 
 #include <stdio.h>
 

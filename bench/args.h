@@ -4,7 +4,7 @@
 #ifndef TERN_BENCH_ARGS_H
 #define TERN_BENCH_ARGS_H
 
-#include "bench/job.h"
+#include "testkit/job.h"
 
 #define ARGS_MAX_LIST 64
 #define ARGS_MAX_OVERLAP 8

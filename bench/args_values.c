@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/args_values.h"
-#include "bench/presets.h"
+#include "testkit/presets.h"
 
 #include <ctype.h>
 #include <stdarg.h>

@@ -4,7 +4,7 @@
 #define TERN_BENCH_ARGS_VALUES_H
 
 #include "bench/args.h"
-#include "bench/words.h"
+#include "testkit/words.h"
 
 /* With several ranks, one of them speaks for all: each sees the same flags. */
 bool args_silent(void);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/signal.h"
-#include "bench/random.h"
+#include "testkit/random.h"
 
 #include <math.h>
 #include <stdlib.h>

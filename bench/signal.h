@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "bench/reason.h"
+#include "testkit/reason.h"
 #include "transport/sim/sim.h"
 
 enum signal_policy {

@@ -2,7 +2,7 @@
 /* tern bench: one case on one rank's device. */
 #include "cli/bench_case.h"
 #include "cli/bench_start.h"
-#include "cli/device_rounds.h"
+#include "testkit/device/rounds.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #define TERN_CLI_BENCH_REPORT_H
 
 #include "bench/args.h"
-#include "bench/measure.h"
+#include "testkit/measure.h"
 #include "cli/device_overlap.h"
 #include "cli/nccl_rounds.h"
 

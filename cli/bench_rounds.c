@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/bench_rounds.h"
-#include "bench/random.h"
+#include "testkit/random.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
 #ifndef TERN_CLI_BENCH_ROUNDS_H
 #define TERN_CLI_BENCH_ROUNDS_H
 
-#include "bench/measure.h"
-#include "bench/verify.h"
+#include "testkit/measure.h"
+#include "testkit/verify.h"
 
 #define MOST_SLOTS 16
 #define MOST_SETS 4

@@ -4,7 +4,7 @@
 #define TERN_CLI_DEVICE_OVERLAP_H
 
 #include "bench/args.h"
-#include "cli/device_rounds_inside.h"
+#include "testkit/device/inside.h"
 
 /* What a row of results times: two graphs, and what the two make together. */
 enum overlap_kind {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/nccl_exchange.h"
-#include "bench/measure.h"
+#include "testkit/measure.h"
 #include "cuda/dtypes.h"
 #include "base/error.h"
 

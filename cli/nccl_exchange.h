@@ -5,8 +5,8 @@
 #define TERN_CLI_NCCL_EXCHANGE_H
 
 #include "bench/nccl/rows.h"
-#include "bench/reference.h"
-#include "cli/device_rounds.h"
+#include "testkit/reference.h"
+#include "testkit/device/rounds.h"
 #include "cli/nccl.h"
 
 /* Of all exchanges of this rank. */

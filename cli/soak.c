@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern soak: exchanges on the simulated network, each drawn from a seed and judged. */
-#include "bench/presets.h"
+#include "testkit/presets.h"
 #include "cli/cmd.h"
 #include "soak/soak.h"
 #include "tern.h"

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "engine/engine.h"
 #include "base/error.h"
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "exchange/exchange.h"
 
 #define POISON 0xa5

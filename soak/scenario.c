@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "bench/args.h"
-#include "bench/draw.h"
-#include "bench/random.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
 
 const char *const soak_fault_names[] = {"none", "kill", "cut", "drawn"};
 const char *const soak_phase_names[] = {

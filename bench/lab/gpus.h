@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "bench/job.h"
+#include "testkit/job.h"
 #include "floor.h"
 #include "kernels/cuda/kernels.h"
 

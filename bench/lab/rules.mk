@@ -10,15 +10,15 @@ $(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu bench/lab/ways/*.cu)): N
 
 lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted
 
-$(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
+$(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-$(BUILD)/tern-lab-ht: $(call obj,$(LAB_HT) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
+$(BUILD)/tern-lab-ht: $(call obj,$(LAB_HT) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-$(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU) bench/lab/ways/transfer.cu) $(BUILD)/libtern.a
+$(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU) bench/lab/ways/transfer.cu) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "bench/draw.h"
-#include "bench/random.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
 #include "tests/device/devices.h"
 
 static const struct device_ops *ops;

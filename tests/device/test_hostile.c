@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "base/clock.h"
 #include "device_far.h"
 #include "device_inside.h"

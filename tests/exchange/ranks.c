@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "exchange/exchange.h"
 
 #define POISON 0xa5

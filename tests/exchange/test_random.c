@@ -12,8 +12,8 @@
 #include <time.h>
 #include <cmocka.h>
 
-#include "bench/draw.h"
-#include "bench/random.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
 
 #define ROUNDS 12
 

@@ -19,7 +19,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "tests/late.h"
 
 static void killed_body(struct rank *rank)

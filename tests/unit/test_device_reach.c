@@ -5,7 +5,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "device_reach.h"
 
 #define MOST 16

@@ -12,8 +12,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/convert.h"
-#include "bench/random.h"
+#include "testkit/convert.h"
+#include "testkit/random.h"
 
 static float from_bits(uint32_t bits)
 {

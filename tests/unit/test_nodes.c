@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "group/nodes.h"
 
 static void uneven_nodes(void **state)

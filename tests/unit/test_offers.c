@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "engine/offers.h"
 #include "base/rank_list.h"
 #include "tests/exchange/ranks.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "exchange/layout.h"
 
 static int scaled_cases(int full)

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "seeded.h"
 
 #define NR_RANKS 2

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/draw.h"
-#include "bench/random.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
 #include "seeded.h"
 
 #define MOST_RANKS 4

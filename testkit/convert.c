@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/convert.h"
+#include "testkit/convert.h"
 
 #include <float.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #ifndef TERN_BENCH_NPY_H
 #define TERN_BENCH_NPY_H
 
-#include "bench/reason.h"
+#include "testkit/reason.h"
 
 #include <stddef.h>
 #include <stdint.h>

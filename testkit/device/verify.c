@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/device_rounds_inside.h"
+#include "testkit/device/inside.h"
 #include "base/error.h"
 
 #define POISON 0xa5

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/presets.h"
+#include "testkit/presets.h"
 
 #include <string.h>
 

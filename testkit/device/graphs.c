@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The calls of a round on a device, and graphs of them. */
-#include "cli/device_rounds_inside.h"
+#include "testkit/device/inside.h"
 #include "device_inside.h"
 
 /* ---- calls --------------------------------------------------------------------------------------------------- */

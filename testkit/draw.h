@@ -3,7 +3,7 @@
 #ifndef TERN_BENCH_DRAW_H
 #define TERN_BENCH_DRAW_H
 
-#include "bench/job.h"
+#include "testkit/job.h"
 
 /* What is drawn stays at or below these. */
 struct draw_limits {

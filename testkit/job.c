@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/job.h"
-#include "bench/convert.h"
-#include "bench/pool.h"
-#include "bench/random.h"
+#include "testkit/job.h"
+#include "testkit/convert.h"
+#include "testkit/pool.h"
+#include "testkit/random.h"
 
 #include <stdlib.h>
 #include <string.h>

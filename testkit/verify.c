@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/verify.h"
-#include "bench/convert.h"
+#include "testkit/verify.h"
+#include "testkit/convert.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/pool.h"
-#include "bench/convert.h"
-#include "bench/random.h"
+#include "testkit/pool.h"
+#include "testkit/convert.h"
+#include "testkit/random.h"
 
 #include <math.h>
 #include <stdlib.h>

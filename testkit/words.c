@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/args.h"
-#include "bench/words.h"
+#include "testkit/words.h"
 
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/routing.h"
-#include "bench/npy.h"
-#include "bench/random.h"
+#include "testkit/routing.h"
+#include "testkit/npy.h"
+#include "testkit/random.h"
 
 #include <math.h>
 #include <stdlib.h>

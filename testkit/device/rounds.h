@@ -3,8 +3,8 @@
 #ifndef TERN_CLI_DEVICE_ROUNDS_H
 #define TERN_CLI_DEVICE_ROUNDS_H
 
-#include "bench/measure.h"
-#include "bench/verify.h"
+#include "testkit/measure.h"
+#include "testkit/verify.h"
 #include "device_ops.h"
 
 #define DEVICE_ROUNDS_SLOTS 16

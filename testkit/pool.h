@@ -3,7 +3,7 @@
 #ifndef TERN_BENCH_POOL_H
 #define TERN_BENCH_POOL_H
 
-#include "bench/job.h"
+#include "testkit/job.h"
 
 #define POOL_STARTS (1u << 17) /* places where a row can start; a pool is that many elements longer than a row */
 

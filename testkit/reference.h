@@ -4,7 +4,7 @@
 #ifndef TERN_BENCH_REFERENCE_H
 #define TERN_BENCH_REFERENCE_H
 
-#include "bench/job.h"
+#include "testkit/job.h"
 
 struct reference {
 	const struct job *job;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/measure.h"
+#include "testkit/measure.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by device_rounds.c (memory, timed rounds), device_graphs.c (calls and graphs), device_verify.c (verified rounds) and device_overlap.c (work beside rounds). */
+/* Shared by rounds.c (memory, timed rounds), graphs.c (calls and graphs), verify.c (verified rounds) and device_overlap.c (work beside rounds). */
 #ifndef TERN_CLI_DEVICE_ROUNDS_INSIDE_H
 #define TERN_CLI_DEVICE_ROUNDS_INSIDE_H
 
-#include "cli/device_rounds.h"
+#include "testkit/device/rounds.h"
 
 /* Bytes of a lane's buffers, each with room to see what is written beyond it. */
 struct device_sizes {

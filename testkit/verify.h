@@ -3,7 +3,7 @@
 #ifndef TERN_BENCH_VERIFY_H
 #define TERN_BENCH_VERIFY_H
 
-#include "bench/reference.h"
+#include "testkit/reference.h"
 
 /* Adds up over calls; starts as all zeros. */
 struct difference {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/reference.h"
-#include "bench/convert.h"
+#include "testkit/reference.h"
+#include "testkit/convert.h"
 
 #include <stdlib.h>
 #include <string.h>

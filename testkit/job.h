@@ -6,8 +6,8 @@
 #define TERN_BENCH_JOB_H
 
 #include "tern.h"
-#include "bench/reason.h"
-#include "bench/routing.h"
+#include "testkit/reason.h"
+#include "testkit/routing.h"
 
 #include <stdbool.h>
 

@@ -4,7 +4,7 @@
 #ifndef TERN_BENCH_ROUTING_H
 #define TERN_BENCH_ROUTING_H
 
-#include "bench/reason.h"
+#include "testkit/reason.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/reason.h"
+#include "testkit/reason.h"
 
 #include <stdarg.h>
 #include <stdio.h>

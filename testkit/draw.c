@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/draw.h"
+#include "testkit/draw.h"
 
-#include "bench/random.h"
+#include "testkit/random.h"
 
 /* One of ascending values that does not exceed `most`; the first always may be. */
 static uint32_t one_below(uint64_t *state, const uint32_t *values, uint32_t nr, uint32_t most)

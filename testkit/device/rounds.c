@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/random.h"
-#include "cli/device_rounds_inside.h"
+#include "testkit/random.h"
+#include "testkit/device/inside.h"
 #include "device_inside.h"
 #include "base/error.h"
 #include "exchange/exchange.h"
