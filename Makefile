@@ -44,11 +44,12 @@ LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(wildcard src/*.c $(foreach d,$
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
 	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
 TESTKIT_SRC := $(wildcard testkit/*.c)
-BENCH_SRC := $(filter-out bench/against_% bench/raw_% bench/posting%,$(wildcard bench/*.c))
 SOAK_SRC := $(wildcard soak/*.c)
 RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
-AGAINST_SRC := $(wildcard bench/against_*.c)
-CLI_SRC  := $(wildcard cli/*.c testkit/device/*.c) $(RAW_SRC)
+FLAGS_SRC := $(addprefix bench/command/,args.c args_values.c cases.c)
+BENCH_SRC := $(wildcard bench/command/*.c bench/signal/*.c testkit/device/*.c) $(RAW_SRC)
+AGAINST_SRC := $(wildcard bench/mpi/*.c) $(FLAGS_SRC) $(RAW_SRC)
+CLI_SRC  := $(wildcard cli/*.c)
 GEN_SRC  := $(wildcard examples/generate/*.c)
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
@@ -104,8 +105,8 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs, and asks its engine what it sends.
-$(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(TESTKIT_SRC) $(RAW_SRC) $(LIB_SRC)) $(BUILD)/features
+$(BUILD)/obj/bench/mpi/%.o: override CC = $(MPICC)
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(TESTKIT_SRC) $(LIB_SRC)) $(BUILD)/features
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 

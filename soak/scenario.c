@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/args.h"
+#include "bench/command/args.h"
 #include "testkit/draw.h"
 #include "testkit/random.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/args.h"
+#include "bench/command/args.h"
 #include "testkit/words.h"
 
 #include <stddef.h>
