@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/command/args.h"
 #include "testkit/words.h"
 
 #include <stddef.h>

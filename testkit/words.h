@@ -3,6 +3,8 @@
 #ifndef TERN_BENCH_WORDS_H
 #define TERN_BENCH_WORDS_H
 
+#include "testkit/job.h"
+
 struct word {
 	const char *name;
 	int value;
@@ -18,5 +20,14 @@ extern const struct word scale_words[];
 extern const struct word input_words[];
 extern const struct word against_words[];
 extern const struct word device_words[];
+
+/* What the flags call a setting. */
+const char *mode_name(enum tern_mode mode);
+const char *dtype_name(enum tern_dtype dtype);
+const char *layout_name(enum tern_layout layout);
+const char *reduce_name(enum tern_reduce reduce);
+const char *weights_name(enum tern_weights weights);
+const char *scale_name(enum tern_scale scale);
+const char *input_name(enum job_input input);
 
 #endif

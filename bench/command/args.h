@@ -5,6 +5,7 @@
 #define TERN_BENCH_ARGS_H
 
 #include "testkit/job.h"
+#include "testkit/words.h"
 
 #define ARGS_MAX_LIST 64
 #define ARGS_MAX_OVERLAP 8
@@ -60,14 +61,5 @@ unsigned int args_nr_cases(const struct bench_args *args);
 
 /* Case i for that many ranks: 0, or -1 for a combination that the contract excludes. */
 int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks, struct bench_case *bench_case);
-
-/* What the flags call a setting. */
-const char *mode_name(enum tern_mode mode);
-const char *dtype_name(enum tern_dtype dtype);
-const char *layout_name(enum tern_layout layout);
-const char *reduce_name(enum tern_reduce reduce);
-const char *weights_name(enum tern_weights weights);
-const char *scale_name(enum tern_scale scale);
-const char *input_name(enum job_input input);
 
 #endif
