@@ -17,13 +17,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "bell.h"
-#include "command.h"
-#include "engine.h"
+#include "engine/bell.h"
+#include "engine/command.h"
+#include "engine/engine.h"
 #include "base/error.h"
 #include "group/group.h"
-#include "pool.h"
-#include "ring.h"
+#include "engine/pool.h"
+#include "engine/ring.h"
 #include "base/struct_size.h"
 
 #define NONE UINT32_MAX

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "offers.h"
+#include "engine/offers.h"
 #include "transport/list.h"
 
 /* ---- the setting ------------------------------------------------------------------------------------------- */

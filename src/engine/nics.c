@@ -2,7 +2,7 @@
 /* The networks of an engine and their NICs. NICs are numbered through, network after network, and so on all ranks, as
  * descriptors and addresses are by NIC. A network that leads to no peer of this rank keeps its numbers, and its NICs
  * stay closed. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offers.h"
+#include "engine/offers.h"
 
 #include <stdio.h>
 #include <string.h>

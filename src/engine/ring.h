@@ -18,7 +18,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "command.h"
+#include "engine/command.h"
 #include "base/ordering.h"
 
 struct ring {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "devices.h"
+#include "tests/device/devices.h"
 
 #include <stdio.h>
 #include <stdlib.h>

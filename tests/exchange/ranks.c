@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <pthread.h>
 #include <sched.h>

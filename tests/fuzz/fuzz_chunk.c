@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bytes.h"
+#include "tests/fuzz/bytes.h"
 #include "path/chunk.h"
 #include "path/inside.h"
 

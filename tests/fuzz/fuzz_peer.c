@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "bytes.h"
+#include "tests/fuzz/bytes.h"
 #include "exchange/exchange.h"
 
 #define NR_RANKS 2

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cases.h"
+#include "tests/transport/cases.h"
 #include "base/clock.h"
 
 #define SLOTS 64

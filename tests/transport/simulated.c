@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "simulated.h"
+#include "tests/transport/simulated.h"
 
 #include "transport/sim/sim.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "world.h"
+#include "tests/transport/world.h"
 
 #include <dirent.h>
 #include <sched.h>
