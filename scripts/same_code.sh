@@ -4,10 +4,11 @@
 # data, and what the linker is told. For commits that only move files. RENAMED has lines "old.c new.c" with the names of
 # files that are called otherwise in BUILD_B. Both have to be built alike and without -g: make OPT=-O2.
 #
-# An object is compared with the one at the same place, else with each of that name in BUILD_B. libtern_cuda.so is
-# compared where both builds have it and cuobjdump is there. Exits 1 if anything differs or is in one build alone.
+# An object is compared with the one at the same place, else with each of that name in BUILD_B. nvcc's objects hold
+# random names: in place of them libtern_cuda.so is compared, kernel by kernel, where both builds have it and cuobjdump
+# is there. Exits 1 if anything differs or is in one build alone.
 set -u
-[ $# -ge 2 ] || { sed -n '3,8s/^# \?//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '3,10s/^# \?//p' "$0"; exit 2; }
 a=$1 b=$2 renamed=${3:-/dev/null}
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -23,7 +24,7 @@ code() {
 
 # index BUILD: "hash path", where the path is within the build.
 index() {
-	(cd "$1" && find . -name '*.o' ! -path './libtern.o' ! -path './check/*' | sort) | while read -r path; do
+	(cd "$1" && find . -name '*.o' ! -path './libtern.o' ! -path './check/*' ! -path './obj/*.cu.o' | sort) | while read -r path; do
 		echo "$(code "$1/$path" | md5sum | cut -c 1-32) ${path#./}"
 	done
 }
@@ -67,16 +68,20 @@ awk -v renamed="$renamed" '
 	}' "$work/b" "$work/a"
 rc=$?
 
-# sass BUILD: the GPU code, kernels in the order of their names.
+# sass BUILD: the GPU code, a kernel a line, without their names.
 sass() {
-	cuobjdump -sass "$1/libtern_cuda.so" | grep -vE '^(Fatbin|=====|host|compile_size|producer|identifier)'
+	cuobjdump -sass "$1/libtern_cuda.so" | awk '
+		/^\tcode for/ {print line; line = ""; arch = $3; next}
+		/^\t\tFunction :/ {print line; line = arch; next}
+		/^ +\/\*|^ +@|\.headerflags/ {line = line "|" $0}
+		END {print line}' | grep . | sort
 }
 
 if [ -e "$a/libtern_cuda.so" ] && [ -e "$b/libtern_cuda.so" ] && command -v cuobjdump >/dev/null; then
 	sass "$a" >"$work/sass-a"
 	sass "$b" >"$work/sass-b"
 	if cmp -s "$work/sass-a" "$work/sass-b"; then
-		echo "libtern_cuda.so: $(grep -c 'Function :' "$work/sass-a") kernels, the same"
+		echo "libtern_cuda.so: $(wc -l <"$work/sass-a") kernels, the same"
 	else
 		echo "libtern_cuda.so: kernels differ"
 		rc=1
