@@ -182,10 +182,13 @@ enum tern_dtype {
 	TERN_BYTES = 5	   /* opaque: payload_bytes a row, not looked at */
 };
 
-/* Scales of FP8 rows, one for each block of 128 elements of a row (the last block may be shorter): ceil(H / 128) a row. */
+/* Scales of FP8 rows, one for each block of 128 elements of a row (the last block may be shorter):
+ * ceil(H / 128) a row. Quantising: amax is the block's largest magnitude, where NaN does not count and
+ * infinity counts as the largest number. Where amax / 448 is below 2^-126 the scale is 2^-126, and that
+ * of a block of zeros is 1: no scale is subnormal. */
 enum tern_scale {
 	TERN_SCALE_NONE = 0,
-	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448, at least 2^-126, 1 for a block of zeros */
+	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448 */
 	TERN_SCALE_UE8M0 = 2 /* one byte e: scale 2^(e-127); quantising: the smallest power of two >= amax / 448 */
 };
 
@@ -262,7 +265,10 @@ static inline void tern_moe_config_init(struct tern_moe_config *config)
 	tern_moe_config_init_sized(config, sizeof(*config));
 }
 
-/* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and values. wait_ms may differ. */
+/* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and
+ * values. wait_ms may differ. Any number of exchanges may be made one after the other, and be alive as
+ * memory and descriptors allow; where a transfer engine is between ranks, 256 of a group, and one more
+ * is refused with TERN_ERR_NOMEM. */
 TERN_API int tern_moe_create(tern_group *group, const struct tern_moe_config *config, tern_moe **moe);
 
 /* Local, in any order on the ranks. NULL is fine. */
@@ -367,11 +373,16 @@ TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *
  *             (TERN_BY_SOURCE: offsets[R]) is nr_rows, the next one extent. The fields nr_rows and extent say how many there can be at most.
  * Ids.        Are read by kernels alone. One out of range gets no route, and one named twice in a row gets two results from one row; the round
  *             goes on, and tern_moe_status returns TERN_ERR_INVALID, once.
- * Waiting.    Happens in kernels, for at most wait_ms each. One that expires ends the exchange: all kernels from then on return at once, outputs are
- *             undefined, and every call returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended, or the network to it.
+ * Waiting.    Happens in kernels, for at most wait_ms each. One that expires ends the exchange: all kernels
+ *             from then on return at once, and outputs are undefined. The next call on the exchange, of
+ *             whatever kind that tells of rounds or begins one or changes a setting, returns
+ *             TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended, or the network to it;
+ *             halves and tern_moe_status go on to return it. A wait for a peer that left, or whose call
+ *             has returned an error, ends at once, with TERN_ERR_PEER_LEFT. The death of a process on the
+ *             same node is noticed when wait_ms is over.
  *             A release where a peer combines is such a wait, too.
  * Peers.      What a peer has written is looked at before a kernel follows it: a number that no correct peer writes ends the exchange in the same way, with TERN_ERR_PROTOCOL; its
- *             peers wait in vain then.
+ *             peers get TERN_ERR_PEER_LEFT.
  * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device has got, so wait for the streams first. Asking waits for no kernel, and copies a
  *             few KB from the device. Bytes are those that are stored for rows and results, with what they carry besides, without plans and counts. A round over its capacity is none.
  * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process share a device, when all of them have. An exchange destroyed in the middle of a round or after a failure keeps its window

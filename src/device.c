@@ -123,7 +123,8 @@ static int open_exchange(tern_moe *moe, const struct device_card *cards)
 		.block_bytes = cards[moe->rank].identity.block_bytes,
 		.nr_sharing = count_sharing(moe, cards),
 		.windows = d->windows,
-		.far = d->far ? device_far_tables(d->far) : NULL};
+		.far = d->far ? device_far_tables(d->far) : NULL,
+		.partings = d->board_there};
 
 	return device_outcome(d, d->ops->exchange_open(&plan, &d->exchange));
 }
@@ -137,6 +138,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	rc = group_agree_status(group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
 	rc = rc ? rc : device_reach(moe, cards);
+	rc = rc ? rc : device_board_open(moe);
 	if (!rc)
 		rc = group_agree_status(group, make_window(moe, cards, mine), "tern_moe_create");
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
@@ -168,13 +170,19 @@ static bool is_at_rest(const tern_moe *moe)
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
 		if (moe->slots[slot].state != SLOT_IDLE)
 			return false;
-	return !moe->failed;
+	return true;
 }
 
-void device_leave(tern_moe *moe)
+int device_leave(tern_moe *moe)
 {
-	if (moe->device)
-		moe->device->busy = !is_at_rest(moe);
+	int rc = device_look(moe);
+
+	if (rc)
+		return rc;
+	moe->device->busy = !is_at_rest(moe);
+	if (moe->device->far)
+		device_far_settle(moe->device->far);
+	return 0;
 }
 
 void device_close(tern_moe *moe)
@@ -188,6 +196,7 @@ void device_close(tern_moe *moe)
 			d->ops->window_close(d->windows[r]);
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
+	device_board_close(d);
 	device_far_close(moe, d->far);
 	tern_engine_destroy(d->engine);
 	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */

@@ -7,8 +7,15 @@
 
 /* Collective. The settings have been checked and compared; what a device cannot do is refused here, on all ranks. */
 int device_open(tern_moe *moe);
-void device_leave(tern_moe *moe); /* before it is known as left; nothing on the CPU, like the next */
-void device_close(tern_moe *moe);
+/* Before it is known as left. Not 0: it had failed, and its peers know. */
+int device_leave(tern_moe *moe);
+void device_close(tern_moe *moe); /* nothing on the CPU */
+
+/* What kernels have reported since it was last asked: 0, or the error that ended the exchange, as all calls
+ * return it. */
+int device_look(tern_moe *moe);
+/* Peers that wait for this rank are told that it has left. */
+void device_part(tern_moe *moe, uint64_t parting);
 
 int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);

@@ -11,6 +11,12 @@
 #include "engine/ring.h"
 #include "base/error.h"
 #include "kernels/cuda/far.h"
+#include "path/partings.h"
+#include "exchange/wait.h"
+#include "exchange/wire.h"
+
+/* How long parting words may take. What is sent to a rank that has died ends with an error, maybe later. */
+#define PART_NS 50000000u
 
 /* The same on all ranks. */
 struct far_sizes {
@@ -38,13 +44,14 @@ struct device_far {
 	uint8_t *landing;
 	uint64_t messages_bytes, staging_bytes;
 	uint8_t *words;		 /* [slot][kind][R] lines */
-	struct engine_counters counters; /* [slot][kind] */
+	struct engine_counters counters; /* [slot][kind], and one of parting words */
 	struct ring ring;
-	uint64_t nr_commands;
+	uint64_t nr_commands, nr_partings;
 	tern_region *staging_region, *landing_region;
 	tern_remote **remotes;	 /* [nr_far] their landings */
 	struct far_table *tables;
 	struct coming *coming;	 /* [slot][kind][R] */
+	struct partings partings;
 	uint32_t first_lost;	 /* the first rank that the engine lost, on any node, + 1; set by the proxy */
 	bool counted, claimed, attached;
 	tern_moe *moe;
@@ -120,20 +127,33 @@ static void far_word_publish(uint8_t *word, uint32_t epoch)
 }
 
 /* Release: what came of the rank was published before. Pairs with far_collect in kernels. */
-static void far_lost_publish(uint8_t *word)
+static void far_gone_publish(uint8_t *word, enum far_gone how)
 {
-	__atomic_store_n((uint32_t *)(word + FAR_LOST_OFFSET), 1, __ATOMIC_RELEASE);
+	__atomic_store_n((uint32_t *)(word + FAR_GONE_OFFSET), how, __ATOMIC_RELEASE);
+}
+
+static void publish_gone(struct device_far *far, uint32_t rank, enum far_gone how)
+{
+	uint32_t nr_kinds = far->moe->config.nr_slots * NR_FAR_KINDS;
+
+	for (uint32_t i = 0; i < nr_kinds; i++)
+		far_gone_publish(far->words + ((uint64_t)i * far->moe->nr_ranks + rank) * LL_LINE_BYTES, how);
 }
 
 static void on_peer_down(void *ctx, uint32_t peer, int error)
 {
 	struct device_far *far = ctx;
-	uint32_t nr_kinds = far->moe->config.nr_slots * NR_FAR_KINDS;
 
-	if (error == TERN_ERR_PEER_DEAD && !far->first_lost)
+	if (error == TERN_ERR_PEER_DEAD && !far->first_lost && !partings_told(&far->partings, peer))
 		__atomic_store_n(&far->first_lost, peer + 1, __ATOMIC_RELEASE);
-	for (uint32_t i = 0; i < nr_kinds; i++)
-		far_lost_publish(far->words + ((uint64_t)i * far->moe->nr_ranks + peer) * LL_LINE_BYTES);
+	publish_gone(far, peer, FAR_LOST);
+}
+
+static void part_arrived(struct device_far *far, uint32_t source, uint32_t bits)
+{
+	partings_note(&far->partings, source, bits, driver_now(far->moe->group->driver));
+	if (partings_told(&far->partings, source))
+		publish_gone(far, source, parting_error(partings_word(&far->partings, source)) ? FAR_LOST : FAR_LEFT);
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
@@ -145,7 +165,11 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	uint64_t at;
 
 	(void)peer; /* not every network can tell */
-	if (kind >= NR_FAR_KINDS || source >= nr_ranks || far->number_of[source] == UINT32_MAX || slot >= far->moe->config.nr_slots)
+	if (source >= nr_ranks || far->number_of[source] == UINT32_MAX)
+		return;
+	if (kind == FAR_PART)
+		part_arrived(far, source, immediate & 0x1ff);
+	if (kind >= NR_FAR_KINDS || slot >= far->moe->config.nr_slots)
 		return;
 	at = ((uint64_t)slot * NR_FAR_KINDS + kind) * nr_ranks + source;
 	coming = &far->coming[at];
@@ -277,7 +301,7 @@ static int open_memory(struct device_far *far)
 	far->nr_commands = c->nr_slots * far_most_commands(far->nr_far, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME);
 	while (entries <= far->nr_commands)
 		entries *= 2;
-	counters = take(&end, nr_kinds * sizeof(struct engine_counter));
+	counters = take(&end, (nr_kinds + 1) * sizeof(struct engine_counter));
 	words = take(&end, (uint64_t)nr_kinds * far->moe->nr_ranks * LL_LINE_BYTES);
 	ring = take(&end, entries * sizeof(struct command));
 	far->staging_bytes = end;
@@ -285,7 +309,7 @@ static int open_memory(struct device_far *far)
 	rc = rc ? rc : create_pinned(far, far->messages_bytes, &far->landing);
 	if (rc)
 		return rc;
-	far->counters = (struct engine_counters){.first = (struct engine_counter *)(far->staging + counters), .nr = nr_kinds};
+	far->counters = (struct engine_counters){.first = (struct engine_counter *)(far->staging + counters), .nr = nr_kinds + 1};
 	far->words = far->staging + words;
 	ring_open_over(&far->ring, (struct command *)(far->staging + ring), (uint32_t)entries);
 	return 0;
@@ -334,7 +358,8 @@ static int open_local(struct device_far *far)
 		if (is_far(moe, r))
 			far->ranks[far->nr_far++] = r;
 	}
-	rc = check_homes(moe);
+	rc = partings_open(&far->partings, moe->nr_ranks);
+	rc = rc ? rc : check_homes(moe);
 	rc = rc ? rc : open_memory(far);
 	return rc ? rc : open_at_engine(far);
 }
@@ -359,11 +384,12 @@ int device_far_open(tern_moe *moe, const struct device_ops *ops, const struct de
 	int rc = far ? 0 : fail(TERN_ERR_NOMEM, "no memory for ranks on other nodes");
 
 	*out = far;
-	if (far) {
-		*far = (struct device_far){.ops = ops, .engine = device_engine(moe), .sizes = sizes_of(moe, layout), .moe = moe};
-		far->prefix = (uint8_t)++moe->group->round; /* the same on all ranks */
-	}
-	rc = group_agree_status(moe->group, rc ? rc : open_local(far), "tern_moe_create");
+	rc = group_agree_status(moe->group, rc, "tern_moe_create");
+	if (rc)
+		return rc;
+	*far = (struct device_far){.ops = ops, .engine = device_engine(moe), .sizes = sizes_of(moe, layout), .moe = moe};
+	rc = engine_agree_prefix(moe->group, far->engine, &far->prefix);
+	rc = rc ? rc : group_agree_status(moe->group, open_local(far), "tern_moe_create");
 	if (rc)
 		return rc;
 	engine_bear_silence(far->engine, moe->wait_ms);
@@ -372,6 +398,67 @@ int device_far_open(tern_moe *moe, const struct device_ops *ops, const struct de
 		set_table(far, layout, windows, slot);
 	return rc;
 }
+
+/* ---- parting --------------------------------------------------------------------------------------------------- */
+
+/* Writes that have ended, of those that kernels had put into the ring. */
+static uint64_t nr_ended(const struct device_far *far)
+{
+	uint64_t nr = 0;
+
+	for (uint32_t i = 0; i + 1 < far->counters.nr; i++)
+		nr += engine_counter_ended(&far->counters.first[i]);
+	return nr;
+}
+
+static int look_settled(void *ctx)
+{
+	const struct device_far *far = ctx;
+
+	return nr_ended(far) == far->ring.head;
+}
+
+void device_far_settle(struct device_far *far)
+{
+	uint64_t wait_ms = (uint64_t)(far->moe->wait_ms < 1000 ? 1000 : far->moe->wait_ms);
+
+	if (far->attached)
+		engine_ring_detach(far->engine, &far->ring);
+	far->attached = false;
+	wait_until(far->moe, wait_ms * 1000000, look_settled, far);
+}
+
+void device_far_part(struct device_far *far, uint64_t parting)
+{
+	uint32_t bits[PARTING_IMMEDIATES], counter = far->counters.id + far->counters.nr - 1;
+
+	if (!far->claimed)
+		return;
+	partings_bits(parting, bits);
+	for (uint32_t r = 0; r < far->nr_far; r++)
+		for (uint32_t i = 0; i < PARTING_IMMEDIATES; i++) {
+			struct engine_write write = {.peer = far->ranks[r],
+				.flags = TERN_IMMEDIATE,
+				.immediate = far_immediate(far->prefix, FAR_PART, far->moe->rank, 0) | bits[i],
+				.counter = counter};
+
+			far->nr_partings += !engine_write(far->engine, &write);
+		}
+}
+
+uint64_t device_far_parting(const struct device_far *far, uint32_t rank)
+{
+	return partings_word(&far->partings, rank);
+}
+
+static int look_parted(void *ctx)
+{
+	const struct device_far *far = ctx;
+
+	return engine_counter_ended(&far->counters.first[far->counters.nr - 1]) == far->nr_partings;
+}
+
+/* ---- closing --------------------------------------------------------------------------------------------------- */
 
 static void release_pinned(void *ctx, void *base, uint64_t bytes)
 {
@@ -397,6 +484,8 @@ void device_far_close(tern_moe *moe, struct device_far *far)
 	if (far->attached)
 		engine_ring_detach(far->engine, &far->ring);
 	if (far->claimed)
+		wait_until(moe, PART_NS, look_parted, far);
+	if (far->claimed)
 		engine_unclaim(far->engine, far->prefix);
 	for (uint32_t i = 0; far->remotes && i < far->nr_far; i++)
 		tern_remote_forget(far->remotes[i], wait_ms);
@@ -409,6 +498,7 @@ void device_far_close(tern_moe *moe, struct device_far *far)
 	free(far->remotes);
 	free(far->tables);
 	free(far->coming);
+	partings_close(&far->partings);
 	free(far);
 }
 

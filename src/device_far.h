@@ -23,6 +23,13 @@ void device_far_close(tern_moe *moe, struct device_far *far);
 const struct far_table *device_far_tables(const struct device_far *far); /* [slots] */
 uint64_t device_far_bytes(const struct device_far *far);		 /* of pinned memory */
 
+/* Before this rank leaves with all well: what its kernels have sent has landed, or time is over. None may
+ * run any more. */
+void device_far_settle(struct device_far *far);
+/* To all ranks on other nodes; and the word of one of these, 0 while it takes part. */
+void device_far_part(struct device_far *far, uint64_t parting);
+uint64_t device_far_parting(const struct device_far *far, uint32_t rank);
+
 /* The first rank of all whose death the engine has seen: others may have ended since because of it. -1: none. */
 int device_far_first_lost(const struct device_far *far);
 

@@ -10,7 +10,9 @@ static int check_device(tern_moe *moe, const char *call)
 {
 	if (!moe)
 		return fail(TERN_ERR_INVALID, "%s: moe is NULL", call);
-	return moe->device ? 0 : fail(TERN_ERR_INVALID, "%s: this exchange is not on a device", call);
+	if (!moe->device)
+		return fail(TERN_ERR_INVALID, "%s: this exchange is not on a device", call);
+	return exchange_look(moe);
 }
 
 int tern_moe_set_stream(tern_moe *moe, uint32_t slot, void *stream)
@@ -62,13 +64,9 @@ static struct device_call call_of(const tern_moe *moe, uint32_t slot, uint32_t r
 /* What was found wrong with earlier ids is tern_moe_status's to tell. */
 static int check_slot(tern_moe *moe, uint32_t slot, enum slot_state state, const char *call)
 {
-	struct ll_report report = {0};
 	int rc = slot_check(moe, slot, call);
 
-	for (uint32_t i = 0; i < (rc ? 0 : moe->config.nr_slots) && !rc; i++) {
-		moe->device->ops->read_report(moe->device->exchange, i, &report);
-		rc = report.reason ? device_has_failed(moe, i, &report) : 0;
-	}
+	rc = rc ? rc : device_look(moe);
 	if (!rc && moe->slots[slot].state != state)
 		rc = slot_wrong_state(moe, slot, call);
 	return rc;

@@ -28,6 +28,8 @@ struct device {
 	void **windows; /* [R] as mapped here; NULL: on another node */
 	bool *opened;	/* [R] by a handle from another process */
 	void *window;	/* this rank's */
+	_Atomic uint64_t *board; /* [R] parting words of this node's ranks; device_parting.c */
+	void *board_there;	 /* as the device finds them; NULL: it does not know them */
 	bool busy; /* peers may still store into the window */
 	uint32_t nr_sms;
 	struct device_stream *streams; /* [slots] */
@@ -43,7 +45,11 @@ static inline struct tern_engine *device_engine(const tern_moe *moe)
 /* 0, or rc with what the device's library says of it. */
 int device_outcome(const struct device *d, int rc);
 
-/* A kernel of this slot has ended early: what the exchange has failed with from here on. */
-int device_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *report);
+/* Collective, once it is known which ranks' devices reach each other. Closing is fine after any failure. */
+int device_board_open(tern_moe *moe);
+void device_board_close(struct device *d);
+
+/* The parting word of a rank, 0 while it takes part. */
+uint64_t device_parting(const tern_moe *moe, uint32_t rank);
 
 #endif

@@ -15,7 +15,7 @@
 #include "exchange/placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 6
+#define DEVICE_OPS_VERSION 7
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -37,6 +37,7 @@ struct device_plan {
 	uint32_t nr_sharing;	 /* exchanges' slots whose kernels have to fit on this device at once */
 	void *const *windows;	 /* [R] as mapped here; NULL: on another node */
 	const struct far_table *far; /* [slots]; NULL: no rank is on another node */
+	const void *partings;	 /* [R] of ranks of this node, as kernels find them */
 };
 
 enum device_roles {
@@ -79,6 +80,8 @@ struct device_ops {
 	void (*window_close)(void *window);
 	int (*peer_enable)(int ordinal); /* of this process */
 	void (*memory_free)(void *memory);
+	int (*host_register)(void *memory, uint64_t bytes, void **there); /* memory of the host, for kernels: where they find it */
+	void (*host_unregister)(void *memory);
 	int (*pointer_check)(const void *pointer); /* TERN_ERR_INVALID: no kernel can reach it */
 
 	int (*exchange_open)(const struct device_plan *plan, struct device_exchange **exchange);

@@ -14,8 +14,11 @@ struct ll_tally *device_tally_create(const tern_moe *moe)
 static int read_tally(const tern_moe *moe)
 {
 	const struct device *d = moe->device;
-	int rc = d->ops->read_tally(d->exchange, d->tally);
+	int rc = exchange_look(moe);
 
+	if (rc)
+		return rc;
+	rc = d->ops->read_tally(d->exchange, d->tally);
 	return rc ? fail(rc, "statistics: %s", d->ops->error_text()) : 0;
 }
 

@@ -69,7 +69,7 @@ def quantise(scale: Scale, values: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
             scales.append(np.float32(1) if amax == 0 else np.float32(2.0**-126) if tiny else ratio)
             inverse = np.float32(1) if amax == 0 else np.float32(2.0**126) if tiny else np.float32(np.float32(448) / amax)
         else:
-            mantissa, exponent = np.frexp(np.float64(np.float32(amax / np.float32(448))))
+            mantissa, exponent = np.frexp(np.float64(amax) / 448)
             power = 0 if amax == 0 else int(exponent) - (1 if mantissa == 0.5 else 0)  # the smallest power of two that is not less
             power = max(power, -126)
             scales.append(np.uint8(power + 127))

@@ -10,7 +10,7 @@ from typing import Any, Callable, List
 
 import numpy as np
 import pytest
-from reference import World, fill_results, judge_combined, judge_received
+from reference import World, bf16_encode, decode, fill_results, judge_combined, judge_received, quantise
 
 import tern
 from tern import Config, Dtype, Layout, Mode, Placement, Reduce, Scale, Weights
@@ -70,6 +70,29 @@ TYPES = [
 def test_types(mode: Mode, x: Dtype, dispatch: Dtype, scale: Scale) -> None:
     config = dataclasses.replace(PLAIN, mode=mode, hidden=272, x_dtype=x, dispatch_dtype=dispatch, scale=scale)
     run_worlds(config, 2, [[4, 6]])
+
+
+@pytest.mark.parametrize("x", [Dtype.BF16, Dtype.FP16, Dtype.FP32])
+@pytest.mark.parametrize("scale", [Scale.FP32, Scale.UE8M0])
+def test_scales_at_edges(x: Dtype, scale: Scale) -> None:
+    """A block for each number: 448 times a power of two, where FP16 has it, and its neighbours; the smallest; zeros."""
+    powers = (-127, -126, -125, -15, 0) if x != Dtype.FP16 else (-14, -15, 0)
+    numbers = np.array([448 * 2.0**power for power in powers], np.float32)
+    codes = bf16_encode(numbers) if x == Dtype.BF16 else numbers.astype(np.float16 if x == Dtype.FP16 else np.float32).view(np.uint16 if x == Dtype.FP16 else np.uint32)
+    codes = np.concatenate([codes - 1, codes, codes + 1, [1, 0]]).astype(codes.dtype)
+    config = dataclasses.replace(PLAIN, hidden=128 * len(codes), max_tokens=1, x_dtype=x, dispatch_dtype=Dtype.FP8_E4M3, scale=scale)
+    world = World(config, 1, [1], 1)
+    row = world.x[0].view(codes.dtype)
+    row[:] = 0
+    row[0, 1::128] = codes
+    tern.run_threads(1, lambda group: run_round(world, tern.Exchange(group, config), 0))
+    amax = decode(x, world.x[0][0])[1::128].astype(np.float64)
+    _, scales = quantise(scale, decode(x, world.x[0][0]))
+    if scale == Scale.UE8M0:
+        scales = 2.0 ** (scales.astype(np.float64) - 127)
+        assert all(s == 1 if a == 0 else s == 2.0**-126 or s / 2 < a / 448 for s, a in zip(scales, amax))
+    assert scales[-1] == 1 and scales.min() >= 2.0**-126
+    assert all(448 * s >= a * (1 - 2.0**-23) for s, a in zip(scales.astype(np.float64), amax))
 
 
 @pytest.mark.parametrize("mode", list(Mode))

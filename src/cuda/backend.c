@@ -156,6 +156,24 @@ static void memory_free(void *memory)
 	(void)cudaGetLastError();
 }
 
+static int host_register(void *memory, uint64_t bytes, void **there)
+{
+	int rc = cuda_check(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "cudaHostRegister");
+
+	if (rc)
+		return rc;
+	rc = cuda_check(cudaHostGetDevicePointer(there, memory, 0), "cudaHostGetDevicePointer");
+	if (rc)
+		(void)cudaHostUnregister(memory);
+	return rc;
+}
+
+static void host_unregister(void *memory)
+{
+	(void)cudaHostUnregister(memory);
+	(void)cudaGetLastError();
+}
+
 static int pointer_check(const void *pointer)
 {
 	struct cudaPointerAttributes attributes;
@@ -321,6 +339,8 @@ __attribute__((visibility("default"))) const struct device_ops *tern_cuda_ops(vo
 		.window_close = window_close,
 		.peer_enable = peer_enable,
 		.memory_free = memory_free,
+		.host_register = host_register,
+		.host_unregister = host_unregister,
 		.pointer_check = pointer_check,
 		.exchange_open = device_exchange_open,
 		.exchange_close = device_exchange_close,

@@ -117,6 +117,7 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->state = (struct ll_state *)(memory + l->state);
 	e->report = &x->reports[slot].report;
 	e->complaint = &x->reports[slot].complaint;
+	e->partings = plan->partings;
 	e->tally = x->tally;
 	e->row_tokens = (uint32_t *)(memory + l->row_tokens);
 	e->row_routes = (uint2 *)(memory + l->row_routes);

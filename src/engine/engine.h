@@ -112,8 +112,13 @@ struct engine_claim {
 	void (*more)(void *ctx);				/* may be NULL */
 	void *ctx;
 };
+#define NR_PREFIXES 256
 int engine_claim(tern_engine *engine, uint8_t prefix, const struct engine_claim *claim);
 int engine_unclaim(tern_engine *engine, uint8_t prefix);
+
+/* Collective: a prefix that is free on all ranks, and of which no immediate is on its way any more; to
+ * be claimed before the next is agreed. prefix.c tells how. */
+int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix);
 
 /* From a claimant's function, on the proxy: what it began with TERN_TRY found no room, so `more` is called once more, when commands have been taken. */
 void engine_ask_again(tern_engine *engine, uint8_t prefix);

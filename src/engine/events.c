@@ -68,6 +68,7 @@ static void immediate_arrived(tern_engine *engine, uint32_t peer, uint32_t immed
 	const struct engine_claim *claim = &engine->claims[immediate >> 24];
 
 	engine->stats.immediates++;
+	engine->on_their_way[immediate >> 24]--;
 	heard_from(engine, peer);
 	if (claim->immediate)
 		claim->immediate(claim->ctx, peer, immediate);

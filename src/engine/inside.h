@@ -329,8 +329,9 @@ struct tern_engine {
 	struct immediate_count *counts;
 	uint32_t counts_mask, nr_counts;
 	bool counts_lost;
-	struct engine_claim claims[256];
-	bool asked_again[256]; /* of claims */
+	struct engine_claim claims[NR_PREFIXES];
+	uint32_t on_their_way[NR_PREFIXES]; /* immediates of writes: sent from here, less those that came here */
+	bool asked_again[NR_PREFIXES]; /* of claims */
 	uint32_t nr_asked_again;
 	struct pollfd *processes; /* of peers on this machine */
 	uint32_t *process_peers, nr_processes;

@@ -90,6 +90,7 @@ static bool take_write(tern_engine *engine, const struct command *c)
 	if (c->flags & COMMAND_IMMEDIATE) {
 		item->flags |= ITEM_IMMEDIATE;
 		item->immediate = (uint32_t)c->value;
+		engine->on_their_way[item->immediate >> 24]++;
 	}
 	item_queue(engine, item);
 	return true;

@@ -487,27 +487,40 @@ int tern_moe_leave(tern_moe *moe)
 		return fail(TERN_ERR_INVALID, "moe is NULL");
 	if (moe->failed)
 		return 0;
-	if (moe->device)
-		device_leave(moe);
-	else
+	if (moe->device && device_leave(moe))
+		return 0;
+	if (!moe->device)
 		path_settle(moe);
 	moe->failed = TERN_ERR_STATE;
 	snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %u left this exchange: it called tern_moe_leave",
 		moe->rank);
-	if (!moe->device)
+	if (moe->device)
+		device_part(moe, parting_make(0, -1));
+	else
 		path_part(moe, parting_make(0, -1)); /* peers that still wait for this rank learn of it */
 	return 0;
 }
 
 int tern_moe_set_wait(tern_moe *moe, int wait_ms)
 {
+	int rc;
+
 	if (!moe || wait_ms < 0)
 		return fail(TERN_ERR_INVALID, "moe is NULL or wait_ms is negative (%d)", wait_ms);
 	if (moe->device && !wait_ms)
 		return fail(TERN_ERR_INVALID, "wait_ms is 0; kernels cannot poll once and go on later");
+	rc = exchange_look(moe);
+	if (rc)
+		return rc;
 	moe->wait_ms = wait_ms;
 	path_bear_silence(moe);
 	return 0;
+}
+
+/* Whoever holds a const exchange may be told, too: none is made const. */
+int exchange_look(const tern_moe *moe)
+{
+	return moe->device && !moe->failed ? device_look((tern_moe *)(uintptr_t)moe) : 0;
 }
 
 int slot_check(tern_moe *moe, uint32_t slot, const char *call)

@@ -111,6 +111,10 @@ static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
 	return moe->windows[moe->rank]->base + offset;
 }
 
+/* For calls that go on after a failure: 0, or the error that kernels have reported since the last call. Sets
+ * what tern_moe_wait_report says. */
+int exchange_look(const tern_moe *moe);
+
 /* Checks slot number and order of calls; a failed exchange reports its error again. */
 int slot_check(tern_moe *moe, uint32_t slot, const char *call);
 int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call);

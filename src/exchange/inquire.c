@@ -46,6 +46,7 @@ int tern_moe_wait_report(const tern_moe *moe, struct tern_wait_report *report)
 {
 	if (!moe || !report)
 		return fail(TERN_ERR_INVALID, "moe or report is NULL");
+	exchange_look(moe); /* what it says is what is asked for */
 	return struct_out(&kind_wait_report, report, &moe->report);
 }
 

@@ -9,6 +9,7 @@
 #define TERN_PATH_INSIDE_H
 
 #include "engine/engine.h"
+#include "path/partings.h"
 #include "path/path_engine.h"
 
 #define IMMEDIATE_BITS 9 /* a kind's own */
@@ -54,9 +55,7 @@ struct engine_path {
 	tern_remote **windows;    /* [R]; NULL: mapped */
 	struct sent_list pieces;  /* [slots][NR_WORD_KINDS] */
 	struct sent_list credits; /* one: the proxy's own until it is unclaimed */
-	/* What ranks have told of their parting: error + 1 | low << 8 | high << 16, and a bit for each of the three. */
-	_Atomic uint32_t *partings;  /* [R] */
-	_Atomic uint64_t *parted_ns; /* [R] when the last of them came */
+	struct partings partings;
 	_Atomic uint32_t breach;    /* the rank that sent something broken + 1 */
 	char breach_text[160];
 	struct lanes *lanes;

@@ -23,17 +23,6 @@
 #include "exchange/window.h"
 
 #define MOST_RANKS 4096
-#define PART_BITS 6
-#define PART_MASK ((1u << PART_BITS) - 1)
-#define NR_PARTS 3
-
-#define PARTED (7u << 24)
-
-/* A parting in peace counts so much later. All that the rank has sent had landed before, but a network may report
- * immediates in any order, also long after the bytes; the engine's own goodbye waits one look (20 ms at most) for the
- * same reason. */
-#define PEACE_NS 100000000u
-
 /* How long a parting word may take. What was sent to a rank that has died, or is cut off, ends with an error, maybe later than that. */
 #define PART_NS 50000000u
 
@@ -53,18 +42,6 @@ uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
 }
 
 /* ---- on the engine's thread -------------------------------------------------------------------------------- */
-
-static void note_parting(const tern_moe *moe, uint32_t source, uint32_t bits)
-{
-	struct engine_path *path = moe->engine;
-	uint32_t which = bits >> PART_BITS;
-
-	if (which >= NR_PARTS)
-		return;
-	atomic_store_explicit(&path->parted_ns[source], driver_now(moe->group->driver), memory_order_relaxed);
-	atomic_fetch_or_explicit(&path->partings[source], 1u << (24 + which) | (bits & PART_MASK) << (8 * which),
-		memory_order_release);
-}
 
 static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source)
 {
@@ -143,7 +120,7 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	if (source >= moe->nr_ranks || moe->windows[source])
 		return;
 	if (kind == IMMEDIATE_PART)
-		note_parting(moe, source, bits);
+		partings_note(&moe->engine->partings, source, bits, driver_now(moe->group->driver));
 	else if (kind == IMMEDIATE_CHUNK)
 		relay_chunk(moe, source, bits);
 	else if (kind == IMMEDIATE_CREDIT)
@@ -265,7 +242,7 @@ static int open_parts(tern_moe *moe)
 	return rc ? rc : relay_open(moe);
 }
 
-static int open_local(tern_moe *moe)
+static int open_local(tern_moe *moe, uint8_t prefix)
 {
 	struct engine_path *path = calloc(1, sizeof(*path));
 	struct engine_claim claim = {.immediate = on_immediate, .more = relay_more, .ctx = moe};
@@ -275,12 +252,11 @@ static int open_local(tern_moe *moe)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path");
 	moe->engine = path;
 	path->engine = moe->group->engine;
-	path->prefix = (uint8_t)moe->group->round; /* the same on all ranks */
+	path->prefix = prefix;
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
-	path->partings = calloc(moe->nr_ranks, sizeof(*path->partings));
-	path->parted_ns = calloc(moe->nr_ranks, sizeof(*path->parted_ns));
 	path->number_of = calloc(moe->nr_ranks, sizeof(*path->number_of));
-	if (!path->windows || !path->partings || !path->parted_ns || !path->number_of)
+	rc = partings_open(&path->partings, moe->nr_ranks);
+	if (rc || !path->windows || !path->number_of)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
 	if (moe->nr_ranks > MOST_RANKS)
 		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks,
@@ -315,8 +291,10 @@ void engine_path_bear_silence(const tern_moe *moe)
 
 int engine_path_open(tern_moe *moe)
 {
-	int rc = group_agree_status(moe->group, open_local(moe), "tern_moe_create");
+	uint8_t prefix;
+	int rc = engine_agree_prefix(moe->group, moe->group->engine, &prefix);
 
+	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
 	engine_path_bear_silence(moe);
 	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }
@@ -379,8 +357,7 @@ void engine_path_close(tern_moe *moe)
 			tern_remote_forget(path->windows[r], moe->wait_ms);
 	give_up_memory(moe);
 	free(path->windows);
-	free(path->partings);
-	free(path->parted_ns);
+	partings_close(&path->partings);
 	free(path->number_of);
 	free(path);
 	moe->engine = NULL;
@@ -487,16 +464,15 @@ static int look_parted(void *ctx)
 /* Who gives up waits until the word is there, as its process may end now: without it, others would take this rank for the one that died. */
 void engine_path_part(tern_moe *moe, uint64_t parting)
 {
-	uint32_t part[NR_PARTS] = {(uint32_t)-parting_error(parting), (uint32_t)parting_peer(parting),
-		(uint32_t)parting_peer(parting) >> PART_BITS};
+	uint32_t bits[PARTING_IMMEDIATES];
 	struct sent *pieces = &moe->engine->pieces.each[0];
 
+	partings_bits(parting, bits);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		for (uint32_t i = 0; i < NR_PARTS && moe->engine->windows[r]; i++) {
+		for (uint32_t i = 0; i < PARTING_IMMEDIATES && moe->engine->windows[r]; i++) {
 			struct engine_write write = {.peer = r,
 				.flags = TERN_IMMEDIATE,
-				.immediate =
-					immediate_make(moe, IMMEDIATE_PART, i << PART_BITS | (part[i] & PART_MASK)),
+				.immediate = immediate_make(moe, IMMEDIATE_PART, bits[i]),
 				.counter = pieces->id};
 
 			pieces->begun += !engine_write(moe->engine->engine, &write);
@@ -505,26 +481,14 @@ void engine_path_part(tern_moe *moe, uint64_t parting)
 		wait_until(moe, PART_NS, look_parted, pieces);
 }
 
-static bool in_peace(const tern_moe *moe, uint32_t rank)
-{
-	uint64_t since = atomic_load_explicit(&moe->engine->parted_ns[rank], memory_order_relaxed);
-
-	return driver_now(moe->group->driver) - since < PEACE_NS;
-}
-
 uint64_t engine_path_parting(const tern_moe *moe, uint32_t rank)
 {
-	uint32_t told = atomic_load_explicit(&moe->engine->partings[rank], memory_order_acquire);
-	uint32_t peer = (told >> 8 & PART_MASK) | (told >> 16 & PART_MASK) << PART_BITS;
-
-	if ((told & PARTED) != PARTED || (!(told & PART_MASK) && in_peace(moe, rank)))
-		return 0;
-	return parting_make(-(int)(told & PART_MASK), peer == MOST_RANKS - 1 ? -1 : (int)peer);
+	return partings_of(&moe->engine->partings, rank, driver_now(moe->group->driver));
 }
 
 bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
-	uint32_t told = atomic_load_explicit(&moe->engine->partings[rank], memory_order_acquire);
+	const struct engine_path *path = moe->engine;
 
-	return (told & PARTED) != PARTED && engine_peer_down(moe->engine->engine, rank, text) != 0;
+	return !partings_told(&path->partings, rank) && engine_peer_down(path->engine, rank, text) != 0;
 }

@@ -10,7 +10,9 @@
 
 #include "testkit/draw.h"
 #include "testkit/random.h"
+#include "device_inside.h"
 #include "tests/device/devices.h"
+#include "tests/exchange/scale_edges.h"
 
 static const struct device_ops *ops;
 static int nr_devices;
@@ -218,6 +220,183 @@ static void stalled_in_combine(struct rank *rank)
 	stalled(rank, true);
 }
 
+/* ---- ranks that leave ---------------------------------------------------------------------------------------- */
+
+/* So long that only a machine that does nothing for us for a minute and more would come to it. */
+#define LONG_MS 90000
+
+/* Calls of one kind each, which learn what kernels have found if they are the first to be made. */
+static int ask_status(tern_moe *moe)
+{
+	return tern_moe_status(moe);
+}
+
+static int ask_stats(tern_moe *moe)
+{
+	struct tern_stats stats = {.size = sizeof(stats)};
+
+	return tern_moe_stats(moe, &stats);
+}
+
+static int ask_load(tern_moe *moe)
+{
+	uint64_t counts[8];
+
+	return tern_moe_expert_load(moe, counts, 8);
+}
+
+static int ask_stream(tern_moe *moe)
+{
+	return tern_moe_set_stream(moe, 0, NULL);
+}
+
+static int ask_nr_tokens(tern_moe *moe)
+{
+	return tern_moe_set_nr_tokens_at(moe, 0, NULL);
+}
+
+static int ask_sms(tern_moe *moe)
+{
+	return tern_moe_set_sms(moe, 0);
+}
+
+static int ask_wait(tern_moe *moe)
+{
+	return tern_moe_set_wait(moe, LONG_MS);
+}
+
+/* Its answer is its report. */
+static int ask_report(tern_moe *moe)
+{
+	struct tern_wait_report report = {.size = sizeof(report)};
+	int rc = tern_moe_wait_report(moe, &report);
+
+	return rc ? rc : report.error;
+}
+
+static int ask_release(tern_moe *moe)
+{
+	return tern_release(moe, 0);
+}
+
+static int (*const questions[])(tern_moe *moe) = {
+	ask_status, tern_moe_stats_reset, ask_stats, ask_load, ask_stream, ask_nr_tokens, ask_sms, ask_wait, ask_report, ask_release, tern_moe_leave};
+#define NR_QUESTIONS (sizeof(questions) / sizeof(questions[0]))
+
+/* A half, or both, of rank 0's that are the last before it leaves, and what the others go on with: they wait for it in vain. */
+struct departure {
+	const char *name;
+	uint32_t nr_halves; /* rank 0's */
+	bool release;
+	bool before; /* it has left when they begin */
+};
+
+static int put_half(struct small *s, uint32_t half, bool release)
+{
+	struct device_lane *lane = &s->rounds.lanes[0];
+	tern_moe *moe = s->rounds.moe;
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 4, .x = lane->x, .topk_ids = lane->ids};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+
+	if (half == 0)
+		return tern_dispatch(moe, &args, &received);
+	return release ? tern_release(moe, 0) : tern_combine(moe, &combine, lane->out, 0);
+}
+
+static int put_inputs(struct small *s)
+{
+	static const int32_t ids[] = {0, 7, 1, 6, 2, 5, 3, 4};
+	struct device_lane *lane = &s->rounds.lanes[0];
+	int rc = ops->copy(lane->ids, ids, sizeof(ids), lane->stream);
+
+	rc = rc ? rc : ops->fill(lane->x, 0, 4 * 512, lane->stream);
+	rc = rc ? rc : ops->fill(lane->y, 0, s->rounds.positions * 512, lane->stream);
+	return rc ? rc : ops->stream_wait(lane->stream);
+}
+
+/* The first call after the kernel tells, whatever it is, and so do the halves from then on. */
+static void expect_left(struct small *s, const struct departure *d, int (*ask)(tern_moe *moe))
+{
+	struct tern_wait_report report = {.size = sizeof(report)};
+	tern_moe *moe = s->rounds.moe;
+	int rc = ask(moe);
+
+	if (rc != TERN_ERR_PEER_LEFT || (ask != ask_report && !strstr(tern_last_error(), "left the exchange")))
+		rank_fails(s->rank, "%s: the first question got %d (%s)", d->name, rc, tern_last_error());
+	expect(s, d->name, tern_moe_status(moe), TERN_ERR_PEER_LEFT, "left the exchange");
+	expect(s, "a half", put_half(s, 0, false), TERN_ERR_PEER_LEFT, "left the exchange");
+	expect(s, "report", tern_moe_wait_report(moe, &report), 0, NULL);
+	if (report.error != TERN_ERR_PEER_LEFT || report.peer == s->rank->rank || report.peer < 0)
+		rank_fails(s->rank, "%s: the report has error %d, peer %d", d->name, report.error, report.peer);
+}
+
+static int leave(struct small *s, const struct departure *d)
+{
+	int rc = 0;
+
+	for (uint32_t half = 0; half < d->nr_halves && !rc; half++)
+		rc = put_half(s, half, d->release);
+	if (d->before)
+		rc = rc ? rc : ops->stream_wait(s->rounds.lanes[0].stream);
+	else
+		ranks_meet(s->rank);
+	rc = rc ? rc : tern_moe_leave(s->rounds.moe);
+	if (d->before)
+		ranks_meet(s->rank);
+	return rc;
+}
+
+/* High throughput's release waits for nobody; the counts of the next round do. */
+static int go_on(struct small *s, const struct departure *d)
+{
+	bool in_vain = d->release && d->nr_halves == 1 && s->rounds.job->config.mode == TERN_HIGH_THROUGHPUT;
+	int rc = 0;
+
+	for (uint32_t half = 0; half < d->nr_halves && !rc; half++)
+		rc = put_half(s, half, d->release);
+	ranks_meet(s->rank);
+	rc = rc ? rc : put_half(s, d->nr_halves % 2, d->release);
+	rc = rc || !in_vain ? rc : put_half(s, 0, false);
+	return rc ? rc : ops->stream_wait(s->rounds.lanes[0].stream);
+}
+
+static void depart(struct rank *rank, const struct departure *d, size_t question)
+{
+	struct small s;
+	void *window;
+	int rc;
+
+	if (small_open(&s, rank))
+		return;
+	window = s.rounds.moe->device->window;
+	rc = put_inputs(&s) || tern_moe_set_wait(s.rounds.moe, LONG_MS);
+	rc = rc ? rc : rank->rank ? go_on(&s, d) : leave(&s, d);
+	if (rc)
+		rank_fails(rank, "%s: %s", d->name, tern_last_error());
+	else if (rank->rank && questions[question] == tern_moe_leave)
+		expect(&s, d->name, tern_moe_leave(s.rounds.moe), 0, NULL); /* of a slot that is idle, as far as calls go */
+	else if (rank->rank)
+		expect_left(&s, d, questions[question]);
+	devices_close(rank, &s.rounds);
+	if (rank->rank && ops->pointer_check(window))
+		rank_fails(rank, "%s: peers may still store into a window that is no more", d->name);
+	ranks_meet(rank); /* nobody else's memory has come to lie there */
+}
+
+static void peer_left(struct rank *rank)
+{
+	static const struct departure departures[] = {{"before a dispatch", 0, false, true}, {"during a dispatch", 0, false, false},
+		{"before a combine", 1, false, true}, {"during a combine", 1, false, false}, {"before a release", 1, true, true},
+		{"after a round", 2, false, true}, {"after a released round", 2, true, false}};
+	size_t nr = sizeof(departures) / sizeof(departures[0]);
+
+	for (size_t i = 0; i < NR_QUESTIONS && !*rank->failure; i++)
+		depart(rank, &departures[i % nr], i);
+	if (*rank->failure)
+		printf("# %s\n", rank->failure);
+}
+
 /* A rank that comes late, within the bound: nothing is lost. */
 static void slow_rank(struct rank *rank)
 {
@@ -265,6 +444,71 @@ static void over_capacity(struct rank *rank)
 	devices_close(rank, &s.rounds);
 }
 
+/* ---- scales -------------------------------------------------------------------------------------------------- */
+
+#define EDGE_ELEMENTS (SCALE_EDGES * 128)
+
+/* One token for this rank's first expert, through memory of the device: x, its id, the received row and scales. */
+static int send_edges(tern_moe *moe, uint8_t *memory, enum tern_dtype dtype, uint8_t *elements, float *scales)
+{
+	int32_t ids[2] = {tern_moe_local_expert(moe, 0), -1};
+	uint8_t row[EDGE_ELEMENTS * 4];
+	uint64_t offset;
+	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 1, .x = memory, .topk_ids = memory + sizeof(row)};
+	struct tern_received received = {.size = sizeof(received)};
+	int rc;
+
+	scale_edges_fill(dtype, row);
+	rc = ops->copy(memory, row, sizeof(row), NULL);
+	rc = rc ? rc : ops->copy(memory + sizeof(row), ids, sizeof(ids), NULL);
+	rc = rc ? rc : tern_dispatch(moe, &args, &received);
+	rc = rc ? rc : tern_release(moe, 0);
+	rc = rc ? rc : ops->copy(&offset, received.offsets, sizeof(offset), NULL);
+	rc = rc ? rc : ops->stream_wait(NULL);
+	rc = rc ? rc : ops->copy(elements, (uint8_t *)received.x + offset * EDGE_ELEMENTS, EDGE_ELEMENTS, NULL);
+	rc = rc ? rc : ops->copy(scales, received.scales, SCALE_EDGES * sizeof(*scales), NULL);
+	return rc ? rc : ops->stream_wait(NULL);
+}
+
+static void send_edges_as(struct rank *rank, uint8_t *memory, enum tern_dtype dtype, enum tern_scale scale)
+{
+	struct tern_moe_config config = ((const struct job *)rank->ctx)->config;
+	uint8_t elements[EDGE_ELEMENTS];
+	float scales[SCALE_EDGES];
+	const char *wrong = "call";
+	tern_moe *moe = NULL;
+	int rc;
+
+	config.hidden = EDGE_ELEMENTS;
+	config.x_dtype = dtype;
+	config.dispatch_dtype = TERN_FP8_E4M3;
+	config.scale = scale;
+	rc = tern_moe_create(rank->group, &config, &moe);
+	rc = rc ? rc : send_edges(moe, memory, dtype, elements, scales);
+	if (!rc)
+		wrong = scale_edges_wrong(dtype, scale, elements, scales);
+	if (wrong)
+		rank_fails(rank, "x_dtype %d, scale %d: a wrong %s (%d, %s)", (int)dtype, (int)scale, wrong, rc, tern_last_error());
+	ranks_meet(rank);
+	tern_moe_destroy(moe);
+}
+
+static void scales_at_edges(struct rank *rank)
+{
+	void *memory = NULL;
+	int rc = device_choose(ops, (uint32_t)rank->rank);
+
+	rc = rc ? rc : ops->memory_create(EDGE_ELEMENTS * 4 + 64, &memory);
+	if (rc) {
+		rank_fails(rank, "memory: %s", ops->error_text());
+		return;
+	}
+	for (enum tern_dtype dtype = TERN_BF16; dtype <= TERN_FP32; dtype++)
+		for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++)
+			send_edges_as(rank, memory, dtype, scale);
+	ops->memory_free(memory);
+}
+
 struct test {
 	const char *name;
 	rank_main body;
@@ -295,9 +539,11 @@ int main(void)
 {
 	static const struct test tests[] = {{"bad_ids", bad_ids, TERN_LOW_LATENCY, 0},
 		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0}, {"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0},
+		{"peer_left", peer_left, TERN_LOW_LATENCY, 0}, {"ht_peer_left", peer_left, TERN_HIGH_THROUGHPUT, 0},
 		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0}, {"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
 		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0}, {"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
-		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11}};
+		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11},
+		{"scales_at_edges", scales_at_edges, TERN_LOW_LATENCY, 0}, {"ht_scales_at_edges", scales_at_edges, TERN_HIGH_THROUGHPUT, 0}};
 	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0;
 

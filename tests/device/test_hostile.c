@@ -207,11 +207,17 @@ static int play(struct rank *rank, struct device_rounds *r, struct scene *scene)
 	return rc;
 }
 
+/* After any word. Who was told so has given up, and the other one may learn of that. */
+static bool is_answer(int rc)
+{
+	return !rc || rc == TERN_ERR_PROTOCOL || rc == TERN_ERR_TIMEOUT || rc == TERN_ERR_CAPACITY || rc == TERN_ERR_PEER_LEFT;
+}
+
 static void judge(struct rank *rank, const struct attack *a, int rc)
 {
 	bool any = a->word == ANYTHING;
 
-	if (any && rc && rc != TERN_ERR_PROTOCOL && rc != TERN_ERR_TIMEOUT && rc != TERN_ERR_CAPACITY)
+	if (any && !is_answer(rc))
 		rank_fails(rank, "%d: %s", rc, tern_last_error());
 	if (!any && rank->rank == 1 && (rc != a->rc || !strstr(tern_last_error(), a->text)))
 		rank_fails(rank, "got %d (%s), wanted %d (...%s...)", rc, rc ? tern_last_error() : "", a->rc, a->text);

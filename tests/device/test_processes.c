@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exchanges on GPUs between processes, a GPU each, of which one is killed in any half of a round, or does not come: the others are told who, within their bound. Skipped
+/* Exchanges on GPUs between processes, a GPU each, of which one is killed in any half of a round, does not come, or leaves: the others are told who, within their bound. Skipped
  * where there are fewer than two GPUs. */
 #include <setjmp.h>
 #include <signal.h>
@@ -16,6 +16,7 @@
 
 #define ROUNDS 3 /* undisturbed ones */
 #define WAIT_MS 1500
+#define LONG_MS 60000
 #define MOST_NS ((WAIT_MS + 8000) * 1000000ull)
 
 /* The parent of processes that use devices may not have used one. */
@@ -72,7 +73,7 @@ static void expect(struct rank *rank, struct device_rounds *rounds, int rc, int 
 
 	if (rc != wanted || !strstr(tern_last_error(), text))
 		rank_fails(rank, "returned %d, \"%s\", not %d with \"%s\"", rc, tern_last_error(), wanted, text);
-	else if (took > MOST_NS)
+	else if (scene->job.config.wait_ms == WAIT_MS && took > MOST_NS)
 		rank_fails(rank, "noticed after %llu ms", took / 1000000);
 	else if (tern_moe_wait_report(rounds->moe, &report) || report.peer != scene->victim || report.error != wanted)
 		rank_fails(rank, "report of peer %d, error %d", report.peer, report.error);
@@ -107,8 +108,8 @@ static void killed(struct rank *rank)
 	device_rounds_close(&rounds);
 }
 
-/* It lives on, and does nothing until all others have been told. */
-static void stalled(struct rank *rank)
+/* It lives on, and does nothing more until all others have been told. */
+static void lives_on(struct rank *rank, bool leaves, int error, const char *format)
 {
 	struct scene *scene = rank->ctx;
 	struct device_rounds rounds;
@@ -118,22 +119,34 @@ static void stalled(struct rank *rank)
 		return;
 	if (rank->rank == scene->victim) {
 		to_its_fate(rank, &rounds);
+		if (leaves && tern_moe_leave(rounds.moe))
+			rank_fails(rank, "leaving: %s", tern_last_error());
 		while (atomic_load(&scene->nr_told) < scene->nr_ranks - 1 && now_ns() - atomic_load(&scene->fate_ns) < SCENE_LIMIT_NS)
 			usleep(1000);
 	} else {
-		snprintf(text, sizeof(text), "of rank %d", scene->victim);
-		expect(rank, &rounds, go_on(&rounds, -1), TERN_ERR_TIMEOUT, text);
+		snprintf(text, sizeof(text), format, scene->victim);
+		expect(rank, &rounds, go_on(&rounds, -1), error, text);
 		atomic_fetch_add(&scene->nr_told, 1);
 	}
 	device_rounds_close(&rounds);
 }
 
-static void play(enum tern_mode mode, int halves, rank_main body, int fate)
+static void stalled(struct rank *rank)
+{
+	lives_on(rank, false, TERN_ERR_TIMEOUT, "of rank %d");
+}
+
+static void left(struct rank *rank)
+{
+	lives_on(rank, true, TERN_ERR_PEER_LEFT, "rank %d left the exchange");
+}
+
+static void play(enum tern_mode mode, int halves, int wait_ms, rank_main body, int fate)
 {
 	struct scene *scene = scene_open(2, mode);
 
 	scene->job.config.device = TERN_DEVICE_CUDA;
-	scene->job.config.wait_ms = WAIT_MS;
+	scene->job.config.wait_ms = wait_ms;
 	scene->halves = halves;
 	scene_play(scene, body, fate);
 }
@@ -143,7 +156,7 @@ static void rank_killed(void **state)
 	(void)state;
 	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 		for (int halves = 0; halves < 4; halves++)
-			play(mode, halves, killed, SIGKILL);
+			play(mode, halves, WAIT_MS, killed, SIGKILL);
 }
 
 static void peer_stalled(void **state)
@@ -151,7 +164,16 @@ static void peer_stalled(void **state)
 	(void)state;
 	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 		for (int halves = 0; halves < 4; halves += 2)
-			play(mode, halves, stalled, 0);
+			play(mode, halves, WAIT_MS, stalled, 0);
+}
+
+/* It is told long before a wait expires. */
+static void peer_left(void **state)
+{
+	(void)state;
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		for (int halves = 0; halves < 4; halves++)
+			play(mode, halves, LONG_MS, left, 0);
 }
 
 int main(void)
@@ -159,6 +181,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rank_killed),
 		cmocka_unit_test(peer_stalled),
+		cmocka_unit_test(peer_left),
 	};
 
 	if (count_devices() < 2) {

@@ -139,6 +139,79 @@ static void a_thousand_groups(void **state)
 	assert_int_equal(windows_mapped(), 0);
 }
 
+/* More than a byte counts, made and destroyed beside one that lives. */
+static void beside_a_living_one_body(struct rank *rank)
+{
+	const struct job *job = rank->ctx;
+	struct round living;
+	int rc = round_open(&living, rank, job, NULL);
+
+	for (uint64_t i = 0; i < 300 && !rc; i++) {
+		rc = run_rounds(rank, job, i % 100 == 0);
+		rc = rc || i % 50 ? rc : run_round(&living, i / 50);
+	}
+	round_close(&living);
+}
+
+static void hundreds_beside_a_living_one(void **state)
+{
+	(void)state;
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++) {
+		struct job job;
+		const char *failure;
+
+		small_job(&job, 2, mode);
+		failure = run_ranks(2, beside_a_living_one_body, &job);
+		job_close(&job);
+		if (failure)
+			fail_msg("mode %d: %s", (int)mode, failure);
+	}
+}
+
+#define MOST_OVER_ENGINE 256
+
+/* As many as can be alive at once: one more is refused where an engine has to tell them apart, and taken again when ranks have each destroyed two,
+ * of which one is the same. */
+static void very_many_body(struct rank *rank)
+{
+	static const int doomed[2][2] = {{7, 200}, {90, 7}};
+	const struct job *job = rank->ctx;
+	bool engine = tern_group_path(rank->group, 1 - rank->rank) == TERN_PATH_ENGINE;
+	tern_moe *all[MOST_OVER_ENGINE + 2] = {NULL}, **last = &all[MOST_OVER_ENGINE];
+	int rc = 0;
+
+	for (int i = 0; i < MOST_OVER_ENGINE && !rc; i++)
+		rc = tern_moe_create(rank->group, &job->config, &all[i]);
+	if (rc)
+		rank_fails(rank, "many: %s", tern_last_error());
+	rc = tern_moe_create(rank->group, &job->config, last);
+	if (rc != (engine ? TERN_ERR_NOMEM : 0) || (rc && !strstr(tern_last_error(), "256 exchanges")))
+		rank_fails(rank, "one more: got %d, %s", rc, tern_last_error());
+	for (int i = 0; i < 2; i++) {
+		tern_moe_destroy(all[doomed[rank->rank][i]]);
+		all[doomed[rank->rank][i]] = NULL;
+	}
+	if (tern_moe_create(rank->group, &job->config, &last[1]))
+		rank_fails(rank, "after two were destroyed: %s", tern_last_error());
+	for (int i = 0; i < MOST_OVER_ENGINE + 2; i++)
+		tern_moe_destroy(all[i]);
+	run_rounds(rank, job, 1);
+}
+
+static void very_many_at_once(void **state)
+{
+	struct job job;
+	const char *failure;
+
+	(void)state;
+	small_job(&job, 2, TERN_LOW_LATENCY);
+	failure = run_ranks(2, very_many_body, &job);
+	job_close(&job);
+	if (failure)
+		fail_msg("%s", failure);
+	assert_int_equal(windows_mapped(), 0);
+}
+
 /* Refused creations give back everything, too. */
 static void refused_body(struct rank *rank)
 {
@@ -213,6 +286,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_thousand_exchanges),
 		cmocka_unit_test(a_thousand_groups),
+		cmocka_unit_test(hundreds_beside_a_living_one),
+		cmocka_unit_test(very_many_at_once),
 		cmocka_unit_test(refused_creations),
 		cmocka_unit_test(torn_down_in_any_order),
 	};

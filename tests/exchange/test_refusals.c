@@ -690,10 +690,11 @@ static int try_sizes(struct rank *rank, const struct tern_moe_config *good)
 {
 	static const uint64_t sizes[] = {1ull << 16, 1ull << 24, 1ull << 26, 1ull << 31,
 		1ull << 32, 1ull << 63, 0, UINT64_MAX / 10 + 1};
+	int nr = scaled(2 * sizeof(sizes) / sizeof(sizes[0])); /* a sanitizer's memory is slow */
 	struct tern_moe_config c;
 	int rc = 0;
 
-	for (uint32_t i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]) && !rc; i++) {
+	for (int i = 0; i < nr && !rc; i++) {
 		uint64_t size = sizes[i / 2] - 16 * (i % 2);
 
 #define TRY(set) (c = *good, (set), rc = rc ? rc : try_size(rank, &c))

@@ -14,6 +14,7 @@
 
 #include "testkit/convert.h"
 #include "testkit/random.h"
+#include "tests/exchange/scale_edges.h"
 
 static float from_bits(uint32_t bits)
 {
@@ -223,6 +224,24 @@ static void block_maxima(void **state)
 			}
 }
 
+static void scales_at_edges(void **state)
+{
+	float row[SCALE_EDGES * 128], scales[SCALE_EDGES];
+	uint8_t elements[SCALE_EDGES * 128];
+
+	(void)state;
+	for (enum tern_dtype dtype = TERN_BF16; dtype <= TERN_FP32; dtype++)
+		for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++) {
+			const char *wrong;
+
+			scale_edges_fill(dtype, row);
+			quantise_row(row, dtype, SCALE_EDGES * 128, scale, elements, scales);
+			wrong = scale_edges_wrong(dtype, scale, elements, scales);
+			if (wrong)
+				fail_msg("dtype %d, scale %d: a wrong %s", (int)dtype, (int)scale, wrong);
+		}
+}
+
 /* ---- this version ---------------------------------------------------------------------------------------------------------- */
 
 static bool can_run(const char *program)
@@ -247,6 +266,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(all_codes_quantised),
 		cmocka_unit_test(random_rows_quantised),
 		cmocka_unit_test(block_maxima),
+		cmocka_unit_test(scales_at_edges),
 	};
 
 	if (argc > 0 && !can_run(argv[0])) {

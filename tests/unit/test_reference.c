@@ -11,6 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "tests/exchange/scale_edges.h"
+
 static uint32_t bits_of(float value)
 {
 	uint32_t bits;
@@ -204,6 +206,21 @@ static void test_quantise_odd_blocks(void **state)
 	assert_int_equal(exponents[0], 127);
 	assert_int_equal(exponents[3], 1);
 	assert_int_equal(elements[385], 0);
+}
+
+static void test_quantise_edges(void **state)
+{
+	float row[SCALE_EDGES * 128], values[SCALE_EDGES * 128], scales[SCALE_EDGES];
+	uint8_t elements[SCALE_EDGES * 128];
+
+	(void)state;
+	for (enum tern_dtype dtype = TERN_BF16; dtype <= TERN_FP32; dtype++)
+		for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++) {
+			scale_edges_fill(dtype, row);
+			decode_row(dtype, row, values, SCALE_EDGES * 128);
+			reference_quantise(scale, values, SCALE_EDGES * 128, elements, scales);
+			assert_null(scale_edges_wrong(dtype, scale, elements, scales));
+		}
 }
 
 /* ---- placement, layout, sums ------------------------------------------------------------------------------- */
@@ -415,6 +432,7 @@ int main(void)
 		cmocka_unit_test(test_quantise_fp32),
 		cmocka_unit_test(test_quantise_ue8m0),
 		cmocka_unit_test(test_quantise_odd_blocks),
+		cmocka_unit_test(test_quantise_edges),
 		cmocka_unit_test(test_blocks),
 		cmocka_unit_test(test_replicas),
 		cmocka_unit_test(test_order_and_alignment),

@@ -253,8 +253,8 @@ static __device__ __forceinline__ bool await_results(const struct ll_exchange *e
 			__syncwarp(); /* a vote orders nothing: only now may all lanes have copied what those that waited have acquired */
 			return true;
 		}
-	} while (!once && __all_sync(ALL_LANES, may_wait(&patience, e->wait_ns))); /* all of the warp go on or none: it has a team that waits for it */
-	if (seen != epoch && !once)
+	} while (!once && warp_may_wait(&patience, e, seen == epoch ? e->rank : home->route.x, e->wait_ns)); /* all of the warp go on or none: it has a team that waits for it */
+	if (!once && is_to_report(e, seen != epoch, home->route.x))
 		report_wait(e, LL_WAIT_RESULT, home->route.x, home->token, epoch, seen, patience.start_ns);
 	return false;
 }

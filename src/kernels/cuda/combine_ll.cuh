@@ -360,7 +360,7 @@ template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const 
 		uint32_t seen;
 
 		while (good && !is_far<FAR>(e, r) && (seen = word_load(words + (uint64_t)r * LL_LINE_BYTES)) != epoch)
-			if (!may_wait(&patience, e->wait_ns)) {
+			if (!may_wait(&patience, e, r, e->wait_ns)) {
 				report_wait(e, LL_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}

@@ -167,7 +167,7 @@ static __device__ __forceinline__ bool plan_has_begun(const struct ll_exchange *
 			__syncwarp();
 			return !__any_sync(ALL_LANES, word_load(&e->state->failed));
 		}
-	} while (may_wait(&patience, e->wait_ns));
+	} while (warp_may_wait(&patience, e, e->rank, e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, LL_WAIT_PLAN, e->rank, 0, *epoch, begun, patience.start_ns);
 	return false;
@@ -191,7 +191,7 @@ static __device__ __forceinline__ bool counts_are_here(const struct ll_exchange 
 		}
 		if (__any_sync(ALL_LANES, word_load(&e->state->failed)))
 			return false;
-	} while (may_wait(&patience, 2 * e->wait_ns));
+	} while (warp_may_wait(&patience, e, e->rank, 2 * e->wait_ns));
 	return false;
 }
 

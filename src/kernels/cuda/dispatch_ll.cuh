@@ -310,7 +310,7 @@ static __device__ __forceinline__ bool describe_row(
 	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
 		if (in_head<FORMAT>(e))
 			head = piece_load(a.row + lane_id() * 16);
-		if (may_wait(&patience, e->wait_ns))
+		if (warp_may_wait(&patience, e, a.source, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
 			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, patience.start_ns);

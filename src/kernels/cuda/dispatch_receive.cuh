@@ -54,8 +54,8 @@ static __device__ __forceinline__ bool await_heads(const struct ll_dispatch *d, 
 			return true;
 		}
 		store_copies(d, h, w, in);
-	} while (may_wait(&patience, e->wait_ns));
-	if (lane_id() == __ffs(missing) - 1)
+	} while (warp_may_wait(&patience, e, all->head.w == epoch ? e->rank : all->source, e->wait_ns));
+	if (is_to_report(e, all->head.w != epoch, all->source))
 		report_wait(e, LL_WAIT_ROW, all->source, all->token, epoch, all->head.w, patience.start_ns);
 	return false;
 }

@@ -5,7 +5,7 @@
  *   far_ring              release: a message's bytes come before the command's turn.      Pairs with ring_peek, which the proxy's copy of the command follows.
  *   far_staging_free      acquire: pairs with counter_add. The network has read what was sent, so kernels behind this one may store to staging; and the proxy has copied those commands.
  *                         By the warp that collects, for the other phase; and by the plan of high throughput.
- *   far_collect           acquire: pairs with far_word_publish, which the proxy calls when a whole message is visible to it; and with far_lost_publish: who sees that a rank is lost
+ *   far_collect           acquire: pairs with far_word_publish, which the proxy calls when a whole message is visible to it; and with far_gone_publish: who sees that a rank is gone
  *                         sees all of its words that came.
  *   far_arrived           acquire: pairs with the release at the end of far_collect: what one warp has acquired is all blocks'.
  *   far_last              all warps' stores come before what the last one does: each fences, then adds; the last one has added, then fences.
@@ -58,7 +58,7 @@ static __device__ __noinline__ bool far_staging_free(const struct ll_exchange *e
 			__syncwarp();
 			return true;
 		}
-	} while (may_wait(&patience, e->wait_ns));
+	} while (warp_may_wait(&patience, e, e->rank, e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, LL_WAIT_SENT, e->rank, kind, begun, ended, patience.start_ns);
 	return false;
@@ -68,13 +68,20 @@ static __device__ __noinline__ bool far_staging_free(const struct ll_exchange *e
 static __device__ __noinline__ bool far_await_word(const struct ll_exchange *e, enum far_kind kind, uint32_t epoch, enum ll_wait reason, uint32_t rank)
 {
 	const uint8_t *word = e->far->words + ((uint64_t)kind * e->nr_ranks + rank) * LL_LINE_BYTES;
-	struct patience patience = {0, now_ns()};
+	uint64_t start_ns = now_ns(), limit_ns = e->wait_ns;
+	struct patience patience = {0, start_ns};
 	uint32_t seen;
 
 	while ((seen = word_acquire(word)) != epoch) {
-		if (word_acquire(word + FAR_LOST_OFFSET) ? word_acquire(word) == epoch : may_wait(&patience, e->wait_ns))
+		uint32_t gone = word_acquire(word + FAR_GONE_OFFSET);
+
+		if (gone == FAR_LEFT && limit_ns > FAR_PEACE_NS) {
+			patience = {0, now_ns()};
+			limit_ns = FAR_PEACE_NS;
+		}
+		if (gone == FAR_LOST ? word_acquire(word) == epoch : may_wait(&patience, e, e->rank, limit_ns))
 			continue;
-		report_wait(e, reason, rank, 0, epoch, seen, patience.start_ns);
+		report_wait(e, reason, rank, 0, epoch, seen, start_ns);
 		return false;
 	}
 	return true;
@@ -109,7 +116,7 @@ static __device__ __noinline__ void far_await(const struct ll_exchange *e, enum 
 			return;
 		if (patience.polls % POLLS_PER_FAILURE == 0 && __any_sync(ALL_LANES, word_load(&e->state->failed) != 0))
 			return;
-	} while (may_wait(&patience, 2 * e->wait_ns));
+	} while (warp_may_wait(&patience, e, e->rank, 2 * e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, reason, e->rank, 0, epoch, seen, patience.start_ns);
 }

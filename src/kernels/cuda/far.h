@@ -24,7 +24,8 @@ enum far_kind {
 	FAR_COUNTS_ODD = 1,
 	FAR_DISPATCH = 2,
 	FAR_COMBINE = 3,
-	NR_FAR_KINDS
+	NR_FAR_KINDS,
+	FAR_PART = NR_FAR_KINDS /* not a message: a parting word, in three immediates (partings.h) */
 };
 
 /* What a message consists of; each is found as in a window, from a base of its own. */
@@ -46,10 +47,19 @@ struct far_head {
 	uint32_t epoch, nr_runs;
 };
 
-/* A line for each kind, slot and source, in pinned memory: the arrival word, and whether the source has been lost. */
-#define FAR_LOST_OFFSET 64
+/* A line for each kind, slot and source, in pinned memory: the arrival word, and whether the source is gone. */
+#define FAR_GONE_OFFSET 64
 
-/* An immediate: prefix of the exchange (8) | kind (3) | source (12) | slot (4) | is a run (1) | 0 (4) */
+/* Its words come no more; or those that are under way may still come, for that long: a network may report
+ * immediates in any order. */
+enum far_gone {
+	FAR_HERE = 0,
+	FAR_LOST = 1,
+	FAR_LEFT = 2
+};
+#define FAR_PEACE_NS 100000000u
+
+/* An immediate: prefix of the exchange (8) | kind (3) | source (12) | slot (4) | is a run (1) | 0 (4). FAR_PART: 9 bits in place of the last three */
 #define FAR_IMMEDIATE_RUN (1u << 4)
 
 LL_BOTH uint32_t far_immediate(uint32_t prefix, enum far_kind kind, uint32_t source, uint32_t slot)

@@ -52,6 +52,7 @@ struct ll_exchange {
 	struct ll_state *state;
 	struct ll_report *report;
 	struct ll_complaint *complaint;
+	const uint8_t *partings;	/* [R] parting words of this node's ranks (wire.h), in memory of the host; NULL: not looked at */
 	struct ll_tally *tally;		/* NULL: nothing is counted */
 	uint64_t wait_ns;
 	/* What the dispatch leaves for the combine, in private memory: */

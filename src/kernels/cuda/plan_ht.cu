@@ -93,7 +93,7 @@ static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange 
 		if (on_other_node(e, r))
 			continue;
 		while (good && (seen = word_acquire(e->windows[e->rank] + count_word_at(e, h, epoch, r))) != epoch)
-			if (!may_wait(&patience, e->wait_ns)) {
+			if (!may_wait(&patience, e, r, e->wait_ns)) {
 				report_wait(e, LL_WAIT_COUNTS, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}

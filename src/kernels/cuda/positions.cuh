@@ -144,7 +144,7 @@ __device__ __forceinline__ uint32_t await_plan(const struct ll_exchange *e, cons
 			return NEVER;
 		if (__all_sync(ALL_LANES, known && plan_line_there<FORMAT>(e, epoch, line, nr_tokens, piece->v)))
 			return check_tokens(e, epoch, piece->source, nr_tokens) ? nr_tokens : NEVER;
-		if (!may_wait(&patience, e->wait_ns))
+		if (!warp_may_wait(&patience, e, piece->source, e->wait_ns))
 			break;
 		if (!__all_sync(ALL_LANES, !has_epoch<FORMAT>() || piece->v.w == epoch)) /* else line 0 alone is missing */
 			look_at_plan<FAR>(e, piece);

@@ -273,7 +273,7 @@ __device__ __forceinline__ bool segment_await(
 	while ((done = segment_check(s, x, epoch)) != all) {
 		uint32_t seen = __shfl_sync(ALL_LANES, s.v[0].w, 7);
 
-		if (!may_wait(&patience, e->wait_ns)) {
+		if (!warp_may_wait(&patience, e, what.peer, e->wait_ns)) {
 			if (lane_id() == 7)
 				report_wait(e, what.reason, what.peer, what.token, epoch, seen, patience.start_ns);
 			return false;

@@ -1,26 +1,63 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bounded waiting. A wait that expires stores a report and gives up; the kernel then returns, and those after it return at once. */
+/* Bounded waiting. A wait that expires, or is in vain, stores a report and gives up; the kernel then returns, and those after it return at once. */
 #ifndef TERN_CUDA_WAIT_CUH
 #define TERN_CUDA_WAIT_CUH
 
 #include "kernels.h"
 #include "memory.cuh"
 
-#define POLLS_PER_LOOK 256 /* at the clock */
+#define POLLS_PER_LOOK 256 /* at the clock, and at who has left */
+#define HAD_PARTED 1ull	   /* in start_ns: at the last look the peer had left */
 
 struct patience {
 	uint32_t polls;
 	uint64_t start_ns;
 };
 
-/* False when the wait has lasted too long. */
-__device__ __forceinline__ bool may_wait(struct patience *p, uint64_t limit_ns)
+/* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with parting_publish,
+ * so that what it had stored before is there for who sees it gone. Over PCIe. */
+__device__ __forceinline__ bool has_parted(const struct ll_exchange *e, uint32_t peer)
 {
-	if (++p->polls % POLLS_PER_LOOK)
-		return true;
+	return e->partings && word_acquire(e->partings + peer * 8 + 4);
+}
+
+/* A wait's look at all but what it waits for. False: it has lasted too long, or is in vain, as another
+ * warp has given up, or the peer had left at this look and at the one before: between them what it waits
+ * for was looked at once more, since a peer may leave when it has sent all that it owes. */
+__device__ __forceinline__ bool look_around(
+	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+{
+	bool parted = has_parted(e, peer), in_vain = parted && p->start_ns & HAD_PARTED;
+
 	if (!p->start_ns)
 		p->start_ns = now_ns();
-	return now_ns() - p->start_ns < limit_ns;
+	p->start_ns = (p->start_ns & ~HAD_PARTED) | (parted ? HAD_PARTED : 0);
+	return !in_vain && !word_load(&e->state->failed) && now_ns() - p->start_ns < limit_ns;
+}
+
+/* By one lane. */
+__device__ __forceinline__ bool may_wait(
+	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+{
+	return ++p->polls % POLLS_PER_LOOK || look_around(p, e, peer, limit_ns);
+}
+
+/* By a warp, whose lanes may wait for several peers: all of it goes on, or none. A lane that waits for
+ * nobody names this rank. */
+__device__ __forceinline__ bool warp_may_wait(
+	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+{
+	return ++p->polls % POLLS_PER_LOOK || __all_sync(ALL_LANES, look_around(p, e, peer, limit_ns));
+}
+
+/* By a warp that has given up: true for one of the lanes that miss something, whose peer has left if any
+ * has. */
+static __device__ __noinline__ bool is_to_report(const struct ll_exchange *e, bool missing, uint32_t peer)
+{
+	uint32_t all = __ballot_sync(ALL_LANES, missing);
+	uint32_t in_vain = __ballot_sync(ALL_LANES, missing && has_parted(e, peer));
+
+	return lane_id() == __ffs(in_vain ? in_vain : all) - 1;
 }
 
 /* The first report counts: NULL for others. What it is about is told before its reason, by close_report. */

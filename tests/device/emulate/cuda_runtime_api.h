@@ -44,7 +44,8 @@ typedef enum cudaError {
 	cudaErrorPeerAccessNotEnabled,
 	cudaErrorStreamCaptureUnsupported,
 	cudaErrorNotSupported,
-	cudaErrorNotReady
+	cudaErrorNotReady,
+	cudaErrorHostMemoryAlreadyRegistered
 } cudaError_t;
 
 typedef struct emulated_stream *cudaStream_t;
@@ -154,6 +155,10 @@ cudaError_t cudaMalloc(void **memory, size_t bytes);
 cudaError_t cudaFree(void *memory);
 cudaError_t cudaMallocHost(void **memory, size_t bytes);
 cudaError_t cudaFreeHost(void *memory);
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void *memory);
+cudaError_t cudaHostGetDevicePointer(void **there, void *memory, unsigned flags);
+#define cudaHostRegisterMapped 2
 cudaError_t cudaMemset(void *to, int byte, size_t bytes);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream);

@@ -10,7 +10,7 @@ struct allocation {
 	uint8_t *memory;
 	size_t bytes;
 	int device;
-	int fd; /* -1: of the heap */
+	int fd; /* -1: of the heap; -2: the caller's */
 	enum cudaMemoryType type;
 };
 
@@ -49,9 +49,9 @@ static cudaError_t allocate(void **memory, size_t bytes, enum cudaMemoryType typ
 
 static void give_back(struct allocation *a)
 {
-	if (a->fd < 0)
+	if (a->fd == -1)
 		free(a->memory);
-	else
+	else if (a->fd >= 0)
 		processes_free(a->memory, a->bytes, a->fd);
 	free(a);
 }
@@ -107,6 +107,38 @@ cudaError_t cudaFree(void *memory)
 cudaError_t cudaFreeHost(void *memory)
 {
 	return release(memory);
+}
+
+static bool is_registered(const uint8_t *memory, size_t bytes)
+{
+	bool is = false;
+
+	emulated_enter();
+	for (const struct allocation *a = allocations; a; a = a->next)
+		is |= memory < a->memory + a->bytes && a->memory < memory + bytes;
+	emulated_leave();
+	return is;
+}
+
+/* As CUDA does, each address once. */
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+	struct allocation a = {.memory = memory, .bytes = bytes, .fd = -2, .type = cudaMemoryTypeHost};
+
+	(void)flags;
+	return is_registered(memory, bytes) ? cudaErrorHostMemoryAlreadyRegistered : keep(&a);
+}
+
+cudaError_t cudaHostUnregister(void *memory)
+{
+	return release(memory);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **there, void *memory, unsigned flags)
+{
+	(void)flags;
+	*there = memory;
+	return is_registered(memory, 1) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaMemset(void *to, int byte, size_t bytes)

@@ -102,7 +102,8 @@ const char *cudaGetErrorName(cudaError_t rc)
 {
 	static const char *const names[] = {"cudaSuccess", "cudaErrorInvalidValue", "cudaErrorMemoryAllocation", "cudaErrorNoDevice",
 		"cudaErrorInsufficientDriver", "cudaErrorNoKernelImageForDevice", "cudaErrorInvalidDevice", "cudaErrorInvalidResourceHandle",
-		"cudaErrorPeerAccessAlreadyEnabled", "cudaErrorPeerAccessNotEnabled", "cudaErrorStreamCaptureUnsupported", "cudaErrorNotSupported", "cudaErrorNotReady"};
+		"cudaErrorPeerAccessAlreadyEnabled", "cudaErrorPeerAccessNotEnabled", "cudaErrorStreamCaptureUnsupported", "cudaErrorNotSupported", "cudaErrorNotReady",
+		"cudaErrorHostMemoryAlreadyRegistered"};
 
 	return rc < sizeof(names) / sizeof(names[0]) ? names[rc] : "unknown";
 }

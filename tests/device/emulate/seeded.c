@@ -2,9 +2,12 @@
 #include "seeded.h"
 
 #include <dlfcn.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+
+static sem_t driven; /* once for each rank that waits */
 
 bool seeded_open(struct seeded *s, int nr_devices)
 {
@@ -13,6 +16,7 @@ bool seeded_open(struct seeded *s, int nr_devices)
 	int nr = 0;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	sem_init(&driven, 0, 0);
 	s->ops = device_ops_load();
 	library = s->ops && path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
 	s->reseed = library ? (void (*)(uint64_t))dlsym(library, "emulated_reseed") : NULL;
@@ -21,6 +25,18 @@ bool seeded_open(struct seeded *s, int nr_devices)
 		return true;
 	printf("TERN_CUDA_LIBRARY names no emulated GPUs, or fewer than %d\n", nr_devices);
 	return false;
+}
+
+void seeded_drive(struct rank *rank, void (*drive)(struct rank *rank, void *ctx), void *ctx)
+{
+	if (rank->rank) {
+		while (sem_wait(&driven))
+			;
+		return;
+	}
+	drive(rank, ctx);
+	for (int r = 1; r < rank->nr_ranks; r++)
+		sem_post(&driven);
 }
 
 int seeded_cases(const char *name, uint64_t cases, int (*is_bad)(uint64_t seed))

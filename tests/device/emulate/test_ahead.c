@@ -97,8 +97,9 @@ static int look_at_rows(struct rank *rank, const struct run *run, uint32_t of)
 }
 
 /* One thread, all ranks. */
-static void drive(struct rank *rank, struct run *run)
+static void drive(struct rank *rank, void *ctx)
 {
+	struct run *run = ctx;
 	int rc = 0;
 
 	for (uint32_t r = 0; r < NR_RANKS && !rc; r++)
@@ -129,9 +130,7 @@ static void body(struct rank *rank)
 		rank_fails(rank, "open: %s", tern_last_error());
 	if (ranks_meet(rank) || rc)
 		return;
-	if (rank->rank == 0)
-		drive(rank, run);
-	ranks_meet(rank);
+	seeded_drive(rank, drive, run);
 	device_choose(seeded.ops, (uint32_t)rank->rank);
 	device_rounds_close(rounds);
 	seeded.ops->host_free(*received);

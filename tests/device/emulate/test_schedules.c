@@ -20,8 +20,9 @@ struct run {
 };
 
 /* One thread, all ranks. */
-static void drive(struct rank *rank, struct run *run)
+static void drive(struct rank *rank, void *ctx)
 {
+	struct run *run = ctx;
 	uint64_t nr = devices_setting("TERN_TEST_ROUNDS", 6);
 	uint32_t nr_ranks = run->job->nr_ranks;
 
@@ -53,9 +54,7 @@ static void body(struct rank *rank)
 		rank_fails(rank, "open: %s", tern_last_error());
 	if (ranks_meet(rank) || rc)
 		return;
-	if (rank->rank == 0)
-		drive(rank, run);
-	ranks_meet(rank);
+	seeded_drive(rank, drive, run);
 	device_choose(seeded.ops, (uint32_t)rank->rank);
 	device_rounds_close(rounds);
 }
