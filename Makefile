@@ -38,8 +38,8 @@ NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hi
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_DIRS := base group group/boot exchange exchange/cpu/kernels path engine transport transport/shm transport/sim
-LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(wildcard src/*.c $(foreach d,$(LIB_DIRS),src/$d/*.c))) \
+LIB_DIRS := base group group/boot exchange exchange/cpu/kernels path engine transport transport/shm transport/sim gpu/host
+LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildcard src/$d/*.c))) \
 	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
 	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
@@ -110,7 +110,7 @@ $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(TESTKIT_SRC) $(LIB_SRC)) 
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
-$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
+$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/gpu/wire/*.h src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@

@@ -25,7 +25,7 @@ $(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(TESTKIT_SRC)) $(patsubst %,$(BU
 # Each is one file, of kernels and host code.
 $(BUILD)/tern-lab-notes: bench/lab/notes/notes.cu
 $(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
-$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh)
+$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(wildcard src/gpu/wire/*.h src/kernels/cuda/*.h src/kernels/cuda/*.cuh)
 	@mkdir -p $(@D)
 	@echo '  NVCC $(filter %.cu,$^)'
 	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $(filter %.cu,$^) -o $@

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "device_ops.h"
+#include "gpu/host/ops.h"
 
 /* 0, or the enum tern_error for rc, with a text of this thread that names the call. */
 int cuda_check(cudaError_t rc, const char *call);

@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
-#include "kernels/cuda/wire_ll.h"
+#include "gpu/wire/ll.h"
 
 /* Each rank stores the number of the barrier into everybody's window, where otherwise nothing happens, and waits for the others' there. Who has waited for too long goes on. */
 struct stream_barrier {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "exchange/arguments.h"
-#include "device.h"
+#include "gpu/host/device.h"
 #include "base/error.h"
 #include "exchange/exchange.h"
 #include "exchange/cpu/kernels/kernels.h"

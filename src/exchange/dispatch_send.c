@@ -4,7 +4,7 @@
 
 #include "exchange/arguments.h"
 #include "path/chunk.h"
-#include "device.h"
+#include "gpu/host/device.h"
 #include "exchange/dispatch_send.h"
 #include "base/error.h"
 #include "exchange/exchange.h"

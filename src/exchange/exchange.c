@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "device.h"
+#include "gpu/host/device.h"
 #include "exchange/dispatch_send.h"
 #include "base/environment.h"
 #include "base/error.h"

@@ -2,7 +2,7 @@
 /* What a caller may ask an exchange: experts, memory, reports and statistics. */
 #include <string.h>
 
-#include "device.h"
+#include "gpu/host/device.h"
 #include "base/error.h"
 #include "exchange/exchange.h"
 #include "path/path.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The calls of a round on a device, and graphs of them. */
 #include "testkit/device/inside.h"
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 
 /* ---- calls --------------------------------------------------------------------------------------------------- */
 

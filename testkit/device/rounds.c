@@ -4,7 +4,7 @@
 
 #include "testkit/random.h"
 #include "testkit/device/inside.h"
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 #include "base/error.h"
 #include "exchange/exchange.h"
 

@@ -5,7 +5,7 @@
 
 #include "testkit/measure.h"
 #include "testkit/verify.h"
-#include "device_ops.h"
+#include "gpu/host/ops.h"
 
 #define DEVICE_ROUNDS_SLOTS 16
 

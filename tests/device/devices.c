@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 #include "engine/engine.h"
 #include "group/group.h"
 #include "tests/exchange/tally.h"

@@ -10,7 +10,7 @@
 
 #include "testkit/draw.h"
 #include "testkit/random.h"
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 #include "tests/device/devices.h"
 #include "tests/exchange/scale_edges.h"
 

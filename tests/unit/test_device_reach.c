@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "testkit/random.h"
-#include "device_reach.h"
+#include "gpu/host/reach.h"
 
 #define MOST 16
 

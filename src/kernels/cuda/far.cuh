@@ -13,7 +13,7 @@
 #ifndef TERN_CUDA_FAR_CUH
 #define TERN_CUDA_FAR_CUH
 
-#include "far.h"
+#include "gpu/wire/far.h"
 #include "kernels.h"
 #include "memory.cuh"
 #include "wait.cuh"

@@ -16,10 +16,10 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
-#include "far.h"
-#include "kernels_state.h"
+#include "gpu/wire/far.h"
+#include "gpu/wire/state.h"
 #include "kinds.h"
-#include "wire_ll.h"
+#include "gpu/wire/ll.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -9,7 +9,7 @@
 #define TERN_CUDA_KERNELS_HT_H
 
 #include "kernels.h"
-#include "wire_ht.h"
+#include "gpu/wire/ht.h"
 
 #ifdef __cplusplus
 extern "C" {

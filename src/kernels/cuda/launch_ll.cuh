@@ -6,7 +6,7 @@
 #include "kernels.h"
 #include "launch.cuh"
 #include "memory.cuh"
-#include "sizes.h"
+#include "gpu/wire/sizes.h"
 
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
 

@@ -7,7 +7,7 @@
 #include "kernels.h"
 #include "memory.cuh"
 #include "segment.cuh"
-#include "sizes.h"
+#include "gpu/wire/sizes.h"
 #include "tally.cuh"
 #include "wait.cuh"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A warp's share of a row, in registers: 16 bytes a lane and vector, aligned as in the caller's row; and its form on the wire (wire_ll.h). */
+/* A warp's share of a row, in registers: 16 bytes a lane and vector, aligned as in the caller's row; and its form on the wire (wire/ll.h). */
 #ifndef TERN_CUDA_SEGMENT_CUH
 #define TERN_CUDA_SEGMENT_CUH
 
 #include "memory.cuh"
 #include "wait.cuh"
-#include "wire_ll.h"
+#include "gpu/wire/ll.h"
 
 /* ND: data vectors. SCALED: one scale for each line (a block of 128 FP8 elements) goes along. */
 template <int FORMAT, bool SCALED, int ND> struct segment {

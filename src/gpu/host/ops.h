@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "device_layout.h"
-#include "kernels/cuda/kernels_state.h"
+#include "gpu/host/layout.h"
+#include "gpu/wire/state.h"
 #include "exchange/placement.h"
 #include "tern.h"
 

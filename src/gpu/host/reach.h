@@ -4,7 +4,7 @@
 #ifndef TERN_DEVICE_REACH_H
 #define TERN_DEVICE_REACH_H
 
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 
 /* Collective, behind the exchange of cards: finds links, divides moe->nodes, chooses the format, and opens an engine where one is needed that the group does not have. */
 int device_reach(tern_moe *moe, const struct device_card *cards);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "device_ops.h"
+#include "gpu/host/ops.h"
 #include "base/error.h"
 
 #define NAME "libtern_cuda.so"

@@ -3,7 +3,7 @@
 #ifndef TERN_CUDA_SIZES_H
 #define TERN_CUDA_SIZES_H
 
-#include "wire_ll.h"
+#include "gpu/wire/ll.h"
 
 /* Ids of a plan in shared memory: whole warps' pieces. */
 LL_BOTH uint32_t positions_ids(enum ll_format format, uint32_t nr_ids)

@@ -18,7 +18,7 @@
 #ifndef TERN_WIRE_HT_H
 #define TERN_WIRE_HT_H
 
-#include "wire_ll.h"
+#include "gpu/wire/ll.h"
 
 #define HT_CHUNK 128 /* tokens that are counted together */
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device_reach.h"
+#include "gpu/host/reach.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "device_far.h"
+#include "gpu/host/far.h"
 #include "base/error.h"
 
 /* ---- islands ----------------------------------------------------------------------------------------------------- */

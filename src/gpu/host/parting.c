@@ -6,12 +6,12 @@
  * and a store there would end the process. Kernels that wait look at the word of whom they wait for
  * wherever they look at the clock (kernels/cuda/wait.cuh). To other nodes the word goes over the engine,
  * as between CPUs. */
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "device_far.h"
+#include "gpu/host/far.h"
 #include "base/error.h"
 #include "base/ordering.h"
 #include "exchange/window.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging, landing, commands' ring and arrival words of a device's exchange with ranks on other nodes; and, on the engine's proxy, what makes an arrival word of immediates. */
-#include "device_far.h"
-#include "device_inside.h"
+#include "gpu/host/far.h"
+#include "gpu/host/inside.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "engine/ring.h"
 #include "base/error.h"
-#include "kernels/cuda/far.h"
+#include "gpu/wire/far.h"
 #include "path/partings.h"
 #include "exchange/wait.h"
 #include "exchange/wire.h"

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "wire_ll.h"
+#include "gpu/wire/ll.h"
 
 /* High throughput: what warps draw tokens from. Set by the plan: to 0, that of rows to the number of early ones. */
 enum ht_tickets {

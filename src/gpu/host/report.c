@@ -2,11 +2,11 @@
 /* What kernels have reported, turned into errors: which wait expired and who is to blame, which number of a peer was not followed, what was wrong with the caller's ids. */
 #include <stdio.h>
 
-#include "device_far.h"
-#include "device_inside.h"
+#include "gpu/host/far.h"
+#include "gpu/host/inside.h"
 #include "engine/engine.h"
 #include "base/error.h"
-#include "kernels/cuda/far.h"
+#include "gpu/wire/far.h"
 #include "exchange/wire.h"
 
 /* 0, or how that rank went without a word; *cause: the engine's, "" where there is none. */

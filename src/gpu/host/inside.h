@@ -3,8 +3,8 @@
 #ifndef TERN_DEVICE_INSIDE_H
 #define TERN_DEVICE_INSIDE_H
 
-#include "device.h"
-#include "device_ops.h"
+#include "gpu/host/device.h"
+#include "gpu/host/ops.h"
 
 struct device_stream {
 	void *stream;
@@ -28,7 +28,7 @@ struct device {
 	void **windows; /* [R] as mapped here; NULL: on another node */
 	bool *opened;	/* [R] by a handle from another process */
 	void *window;	/* this rank's */
-	_Atomic uint64_t *board; /* [R] parting words of this node's ranks; device_parting.c */
+	_Atomic uint64_t *board; /* [R] parting words of this node's ranks; host/parting.c */
 	void *board_there;	 /* as the device finds them; NULL: it does not know them */
 	bool busy; /* peers may still store into the window */
 	uint32_t nr_sms;

@@ -2,7 +2,7 @@
 /* Where everything of an exchange on a GPU lies, in its window and beside it. Pure arithmetic over the CPU's layout and the kernels'
  * wire format; shared by libtern and libtern_cuda.
  *
- *   window    slot 0 | slot 1 | ...          each as in kernels/cuda/wire_ll.h, or wire_ht.h
+ *   window    slot 0 | slot 1 | ...          each as in gpu/wire/ll.h, or wire/ht.h
  *   memory    slot 0: state | row tokens, row routes (low latency) | chunks, routes (high throughput) | home routes | counts | offsets |
  *             rows | ids | weights | x, scales (low latency)
  *             behind all slots: the tally, which is the exchange's
@@ -10,7 +10,7 @@
 #ifndef TERN_DEVICE_LAYOUT_H
 #define TERN_DEVICE_LAYOUT_H
 
-#include "kernels/cuda/wire_ht.h"
+#include "gpu/wire/ht.h"
 #include "exchange/layout.h"
 #include "tern.h"
 

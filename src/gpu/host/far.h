@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device's exchange with ranks on other nodes: pinned memory on both sides, the engine's writes between them, and what kernels need to know of it. kernels/cuda/far.h
+/* A device's exchange with ranks on other nodes: pinned memory on both sides, the engine's writes between them, and what kernels need to know of it. gpu/wire/far.h
  * has the messages. */
 #ifndef TERN_DEVICE_FAR_H
 #define TERN_DEVICE_FAR_H
 
-#include "device_ops.h"
+#include "gpu/host/ops.h"
 #include "exchange/exchange.h"
 
 struct device_far;

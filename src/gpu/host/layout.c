@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device_layout.h"
+#include "gpu/host/layout.h"
 
 #include <stdbool.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "kernels/cuda/kernels_state.h"
+#include "gpu/wire/state.h"
 #include "kernels/cuda/rule_ll.h"
-#include "kernels/cuda/sizes.h"
+#include "gpu/wire/sizes.h"
 
 #define LL_MOST_TOKENS 65536u /* a plan has 16 bits for one */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The halves of an exchange on a device: arguments checked, and kernels put on streams. */
 #include "exchange/arguments.h"
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 #include "base/error.h"
 
 /* ---- settings ------------------------------------------------------------------------------------------------ */

@@ -17,7 +17,7 @@
 #ifndef TERN_CUDA_FAR_H
 #define TERN_CUDA_FAR_H
 
-#include "wire_ht.h"
+#include "gpu/wire/ht.h"
 
 enum far_kind {
 	FAR_COUNTS_EVEN = 0,

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 #include "base/error.h"
 
 struct ll_tally *device_tally_create(const tern_moe *moe)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and ending exchanges on a device: what ranks can reach, and windows shared between them. */
-#include "device_inside.h"
+#include "gpu/host/inside.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "device_far.h"
-#include "device_reach.h"
+#include "gpu/host/far.h"
+#include "gpu/host/reach.h"
 #include "base/environment.h"
 #include "base/error.h"
 #include "tern_engine.h"
