@@ -32,8 +32,10 @@ CUDA_ARCH ?= 80 90a 100
 CUDA_PTX  ?= $(filter 100,$(CUDA_ARCH))
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 comma     := ,
-CUDA_SRC  := $(wildcard src/cuda/*.c bench/nccl/*.c) src/exchange/layout.c
-CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu)
+CUDA_SRC  := $(wildcard src/gpu/cuda/*.c bench/nccl/*.c) src/exchange/layout.c
+KERNELS_CU := $(foreach d,ll ht internode common,$(wildcard src/gpu/cuda/$d/*.cu))
+KERNELS_H := $(wildcard src/gpu/wire/*.h src/gpu/cuda/*.h src/gpu/cuda/*/*.h src/gpu/cuda/*/*.cuh)
+CUDA_CU   := $(wildcard src/gpu/cuda/*.cu bench/nccl/*.cu) $(KERNELS_CU)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
@@ -110,13 +112,13 @@ $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(TESTKIT_SRC) $(LIB_SRC)) 
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
-$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/gpu/wire/*.h src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
+$(BUILD)/obj/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
 # CUDA's runtime is inside, so that only the driver is needed where it runs.
-$(call obj,$(wildcard src/cuda/*.c bench/nccl/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
+$(call obj,$(wildcard src/gpu/cuda/*.c bench/nccl/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
 $(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(CUDA_CU))
 	@echo '  LINK $@'
 	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,libtern_cuda.so $^ -o $@

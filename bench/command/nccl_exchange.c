@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/command/nccl_exchange.h"
 #include "testkit/measure.h"
-#include "cuda/dtypes.h"
+#include "gpu/cuda/dtypes.h"
 #include "base/error.h"
 
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #define TERN_LAB_FLOOR_HT_H
 
 #include "floor.h"
-#include "kernels/cuda/kernels_ht.h"
+#include "gpu/cuda/ht/kernels.h"
 
 #ifdef __cplusplus
 extern "C" {

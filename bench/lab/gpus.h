@@ -8,7 +8,7 @@
 
 #include "testkit/job.h"
 #include "floor.h"
-#include "kernels/cuda/kernels.h"
+#include "gpu/cuda/common/kernels.h"
 
 /* How an exchange is run. */
 struct lab_way {

@@ -3,7 +3,7 @@
 LAB_HT    := bench/lab/ht.c bench/lab/time_ht.c bench/lab/gpus.c bench/lab/times.c
 LAB_SRC   := $(filter-out bench/lab/ht.c bench/lab/time_ht.c,$(wildcard bench/lab/*.c))
 LAB_WAYS  := bench/lab/ways/ways.c bench/lab/gpus.c bench/lab/times.c
-LAB_CU    := $(wildcard bench/lab/*.cu src/kernels/cuda/*.cu)
+LAB_CU    := $(wildcard bench/lab/*.cu) $(KERNELS_CU)
 
 $(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
 $(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu bench/lab/ways/*.cu)): NVFLAGS += -Ibench/lab
@@ -25,7 +25,7 @@ $(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(TESTKIT_SRC)) $(patsubst %,$(BU
 # Each is one file, of kernels and host code.
 $(BUILD)/tern-lab-notes: bench/lab/notes/notes.cu
 $(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
-$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(wildcard src/gpu/wire/*.h src/kernels/cuda/*.h src/kernels/cuda/*.cuh)
+$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(KERNELS_H)
 	@mkdir -p $(@D)
 	@echo '  NVCC $(filter %.cu,$^)'
 	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $(filter %.cu,$^) -o $@

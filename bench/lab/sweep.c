@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/cuda/rule_ll.h"
+#include "gpu/cuda/tuning.h"
 
 #define MOST_WAYS 160
 #define TURNS 7

@@ -4,7 +4,7 @@
  * On a node the words lie together in memory of the host that all its ranks map, each for itself, and its
  * devices read: the board. A window could not hold them, since a peer's is gone when it has left before,
  * and a store there would end the process. Kernels that wait look at the word of whom they wait for
- * wherever they look at the clock (kernels/cuda/wait.cuh). To other nodes the word goes over the engine,
+ * wherever they look at the clock (gpu/cuda/common/wait.cuh). To other nodes the word goes over the engine,
  * as between CPUs. */
 #include "gpu/host/inside.h"
 
