@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "floor.h"
+#include "bench/lab/floor.h"
 
 #include "gpu/cuda/common/memory.cuh"
 

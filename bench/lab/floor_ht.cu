@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "floor_ht.h"
+#include "bench/lab/floor_ht.h"
 
 #include "gpu/cuda/ht/kernels.h"
 #include "gpu/cuda/common/stream.cuh"

@@ -3,7 +3,7 @@
 #ifndef TERN_LAB_FLOOR_HT_H
 #define TERN_LAB_FLOOR_HT_H
 
-#include "floor.h"
+#include "bench/lab/floor.h"
 #include "gpu/cuda/ht/kernels.h"
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 #include "testkit/job.h"
-#include "floor.h"
+#include "bench/lab/floor.h"
 #include "gpu/cuda/common/kernels.h"
 
 /* How an exchange is run. */

@@ -5,8 +5,7 @@ LAB_SRC   := $(filter-out bench/lab/ht.c bench/lab/time_ht.c,$(wildcard bench/la
 LAB_WAYS  := bench/lab/ways/ways.c bench/lab/gpus.c bench/lab/times.c
 LAB_CU    := $(wildcard bench/lab/*.cu) $(KERNELS_CU)
 
-$(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
-$(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu bench/lab/ways/*.cu)): NVFLAGS += -Ibench/lab
+$(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -isystem $(CUDA_HOME)/include
 
 lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted
 

@@ -2,7 +2,7 @@
 /* Which kernel and which launch is the best for each case: every kernel that fits, with several launches, in the same
  * buffers and rounds of the same inputs. In each turn every way gets a burst of rounds, so that what changes with time
  * hits all alike. */
-#include "lab_ll.h"
+#include "bench/lab/lab_ll.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Verifies the low-latency kernels bit for bit against testkit/reference, by replaying graphs with other routing and inputs each time, in poisoned buffers. */
-#include "lab_ll.h"
+#include "bench/lab/lab_ll.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transfer.h"
+#include "bench/lab/ways/transfer.h"
 
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/stream.cuh"

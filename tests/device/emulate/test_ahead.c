@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "testkit/random.h"
-#include "seeded.h"
+#include "tests/device/emulate/seeded.h"
 
 #define NR_RANKS 2
 #define NR_LOCAL 4 /* experts of a rank, each of which gets every token of the other one */

@@ -7,7 +7,7 @@
 
 #include "testkit/draw.h"
 #include "testkit/random.h"
-#include "seeded.h"
+#include "tests/device/emulate/seeded.h"
 
 #define MOST_RANKS 4
 
