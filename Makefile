@@ -32,21 +32,26 @@ CUDA_ARCH ?= 80 90a 100
 CUDA_PTX  ?= $(filter 100,$(CUDA_ARCH))
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 comma     := ,
-CUDA_SRC  := $(wildcard src/cuda/*.c bench/nccl/*.c) src/layout.c
-CUDA_CU   := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu)
+CUDA_SRC  := $(wildcard src/gpu/cuda/*.c bench/nccl/*.c) src/exchange/layout.c
+KERNELS_CU := $(foreach d,ll ht internode common,$(wildcard src/gpu/cuda/$d/*.cu))
+KERNELS_H := $(wildcard src/gpu/wire/*.h src/gpu/cuda/*.h src/gpu/cuda/*/*.h src/gpu/cuda/*/*.cuh)
+CUDA_CU   := $(wildcard src/gpu/cuda/*.cu bench/nccl/*.cu) $(KERNELS_CU)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_SRC  := $(filter-out src/boot/pmix% src/transport/ofi% src/transport/verbs%,$(wildcard src/*.c src/boot/*.c src/kernels/cpu/*.c src/engine/*.c src/transport/*.c)) \
-	    $(if $(PMIX),src/boot/pmix.c,src/boot/pmix_none.c) \
-	    $(if $(OFI),$(filter-out %_none.c,$(wildcard src/transport/ofi*.c)),src/transport/ofi_none.c) \
-	    $(if $(VERBS),$(filter-out %_none.c,$(wildcard src/transport/verbs*.c)),src/transport/verbs_none.c)
-BENCH_SRC := $(filter-out bench/against_% bench/raw_% bench/posting%,$(wildcard bench/*.c))
+LIB_DIRS := base group group/boot exchange exchange/cpu/kernels path engine transport transport/shm transport/sim gpu/host
+LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildcard src/$d/*.c))) \
+	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
+	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
+	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
+TESTKIT_SRC := $(wildcard testkit/*.c)
 SOAK_SRC := $(wildcard soak/*.c)
 RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
-AGAINST_SRC := $(wildcard bench/against_*.c)
-CLI_SRC  := $(wildcard cli/*.c) $(RAW_SRC)
+FLAGS_SRC := $(addprefix bench/command/,args.c args_values.c cases.c)
+BENCH_SRC := $(wildcard bench/command/*.c bench/signal/*.c testkit/device/*.c) $(RAW_SRC)
+AGAINST_SRC := $(wildcard bench/mpi/*.c) $(FLAGS_SRC) $(RAW_SRC)
+CLI_SRC  := $(wildcard cli/*.c)
 GEN_SRC  := $(wildcard examples/generate/*.c)
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
@@ -61,9 +66,9 @@ $(BUILD)/obj/%.o: %.c
 	@echo '  CC   $<'
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
-$(BUILD)/obj/src/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
-$(BUILD)/obj/src/transport/ofi%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
-$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
+$(BUILD)/obj/src/group/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
+$(BUILD)/obj/src/transport/ofi/%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
+$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o $(BUILD)/obj/testkit/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # What was found can change between two makes, and what was built with it then has to follow.
 FEATURES := pmix=$(PMIX) ofi=$(OFI) verbs=$(VERBS) cuda=$(CUDA)
@@ -88,12 +93,12 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 	$(Q)ln -sf libtern.so.$(SOVERSION) $@
 
 # The command drives parts that the library does not export, such as the simulated network.
-$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(SOAK_SRC) $(LIB_SRC))
+$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SOAK_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
 # What the engine itself costs.
-$(BUILD)/tern-posting: $(call obj,bench/posting.c bench/measure.c $(LIB_SRC))
+$(BUILD)/tern-posting: $(call obj,bench/posting.c testkit/measure.c $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
@@ -102,18 +107,18 @@ $(BUILD)/generate: $(call obj,$(GEN_SRC)) $(BUILD)/libtern.a
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # It quantises and sums with the library's own kernels, so that only the way there and back differs, and asks its engine what it sends.
-$(BUILD)/obj/bench/against_%.o: override CC = $(MPICC)
-$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(filter-out bench/signal%,$(BENCH_SRC)) $(RAW_SRC) $(LIB_SRC)) $(BUILD)/features
+$(BUILD)/obj/bench/mpi/%.o: override CC = $(MPICC)
+$(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(TESTKIT_SRC) $(LIB_SRC)) $(BUILD)/features
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
-$(BUILD)/obj/%.cu.o: %.cu $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
+$(BUILD)/obj/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
 # CUDA's runtime is inside, so that only the driver is needed where it runs.
-$(call obj,$(wildcard src/cuda/*.c bench/nccl/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
+$(call obj,$(wildcard src/gpu/cuda/*.c bench/nccl/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
 $(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(CUDA_CU))
 	@echo '  LINK $@'
 	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,libtern_cuda.so $^ -o $@

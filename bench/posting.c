@@ -2,8 +2,8 @@
 /* tern-posting: what the engine itself costs, over a transport that does nothing: writes end as soon as they are polled
  * for. One thread is caller and proxy in turn. Prints, of ROUNDS rounds, the 10th, 50th and 90th percentile in
  * nanoseconds. */
-#include "bench/measure.h"
-#include "driver.h"
+#include "testkit/measure.h"
+#include "base/scheduler.h"
 #include "engine/engine.h"
 
 #include <stdio.h>

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
+#include "base/clock.h"
 #include "engine/engine.h"
-#include "error.h"
-#include "group.h"
-#include "transport/ofi.h"
-#include "window.h"
+#include "base/error.h"
+#include "group/group.h"
+#include "transport/ofi/ofi.h"
+#include "exchange/window.h"
 
 #define BATCH 16
 #define LEAST_BYTES 8 /* of a write: not every provider takes none */

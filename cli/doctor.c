@@ -13,7 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "device_ops.h"
+#include "gpu/host/ops.h"
 #include "tern.h"
 #include "transport/list.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "clock.h"
+#include "base/clock.h"
 #include "tern.h"
 
 #define BYTES 8192u

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/gather.h"
-#include "boot/launch_wire.h"
+#include "group/boot/launch_wire.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launcher's end of the ranks' sockets: serves their gatherings. src/boot/launch_wire.h tells what is said. */
+/* The launcher's end of the ranks' sockets: serves their gatherings. src/group/boot/launch_wire.h tells what is said. */
 #ifndef TERN_CLI_GATHER_H
 #define TERN_CLI_GATHER_H
 

@@ -4,7 +4,7 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/spawn.h"
-#include "boot/launch_wire.h"
+#include "group/boot/launch_wire.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/cmd.h"
 #include "cli/launch.h"
-#include "boot/launch_wire.h"
+#include "group/boot/launch_wire.h"
 
 #include <errno.h>
 #include <getopt.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern soak: exchanges on the simulated network, each drawn from a seed and judged. */
-#include "bench/presets.h"
+#include "testkit/presets.h"
 #include "cli/cmd.h"
 #include "soak/soak.h"
 #include "tern.h"
@@ -14,7 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-#include "clock.h"
+#include "base/clock.h"
 
 #define NAME "tern soak"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/spawn.h"
 #include "cli/signals.h"
-#include "boot/launch_wire.h"
+#include "group/boot/launch_wire.h"
 
 #include <errno.h>
 #include <fcntl.h>

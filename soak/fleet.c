@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "engine/engine.h"
-#include "error.h"
+#include "base/error.h"
 
 #define STACK_BYTES (256u << 10)
 #define MOST_IDLE_TURNS 20000000u /* without time going on: somebody goes round in a circle */

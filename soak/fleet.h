@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many ranks in one thread and in virtual time. Each is a coroutine that calls the library as any program does; its
- * waits come out at the fleet (src/driver.h), which steps engines and the simulated network and resumes who may go on,
+ * waits come out at the fleet (src/base/scheduler.h), which steps engines and the simulated network and resumes who may go on,
  * in an order drawn from the seed. The same settings give the same run, to the last nanosecond.
  *
  *   fleet_create ── fleet_run: until all bodies have returned, or the limit ── fleet_destroy
@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "tern_engine.h"
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 struct fleet;
 

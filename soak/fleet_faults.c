@@ -2,7 +2,7 @@
 /* Deaths and cuts at their time; burials. */
 #include "soak/fleet_inside.h"
 
-#include "error.h"
+#include "base/error.h"
 
 static void strike(struct fleet *fleet, struct fault *fault)
 {

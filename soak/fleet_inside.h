@@ -6,7 +6,7 @@
 #ifndef TERN_SOAK_FLEET_INSIDE_H
 #define TERN_SOAK_FLEET_INSIDE_H
 
-#include "driver.h"
+#include "base/scheduler.h"
 #include "soak/coroutine.h"
 #include "soak/fleet.h"
 

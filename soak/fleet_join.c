@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "group.h"
+#include "base/error.h"
+#include "group/group.h"
 
 /* ---- the driver ------------------------------------------------------------------------------------------ */
 

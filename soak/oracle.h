@@ -3,7 +3,7 @@
 #ifndef TERN_SOAK_ORACLE_H
 #define TERN_SOAK_ORACLE_H
 
-#include "bench/verify.h"
+#include "testkit/verify.h"
 
 struct oracle;
 

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/random.h"
-#include "exchange.h"
+#include "testkit/random.h"
+#include "exchange/exchange.h"
 
 #define POISON 0xa5
 #define MS 1000000ull

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/args.h"
-#include "bench/draw.h"
-#include "bench/random.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
+#include "testkit/words.h"
 
 const char *const soak_fault_names[] = {"none", "kill", "cut", "drawn"};
 const char *const soak_phase_names[] = {

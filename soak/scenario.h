@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-#include "bench/job.h"
+#include "testkit/job.h"
 #include "soak/fleet.h"
 
 enum soak_fault {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests. `make tests` builds what runs as it is, `make fuzzers` what libFuzzer drives; scripts/check.sh runs them.
-# A test sees everything that has no main(): the library's inside, the benchmark's reference, the command, the model.
-INSIDE_SRC := $(LIB_SRC) $(BENCH_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
+# A test sees everything that has no main(): the library's inside, the test kit, the command, the model.
+INSIDE_SRC := $(LIB_SRC) $(TESTKIT_SRC) $(BENCH_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
 	      $(filter-out tests/exchange/test_% tests/faults/test_% tests/device/test_%,\
 	      tests/late.c $(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c tests/device/*.c))
 TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) \
@@ -42,14 +42,14 @@ $(BUILD)/tests/vm/rate: $(BUILD)/obj/tests/vm/rate.o $(INSIDE)
 # The kernels as each instruction set has them; the loader picks one of these.
 KERNEL_VERSIONS := $(if $(filter x86_64,$(shell uname -m)),x86-64 x86-64-v3 x86-64-v4)
 KERNEL_TESTS    := $(addprefix $(BUILD)/tests/unit/test_kernels_,$(KERNEL_VERSIONS))
-$(BUILD)/obj/versions/%/quantise.o: src/kernels/cpu/quantise.c
+$(BUILD)/obj/kernels/%/quantise.o: src/exchange/cpu/kernels/quantise.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
-$(BUILD)/obj/versions/%/reduce.o: src/kernels/cpu/reduce.c
+$(BUILD)/obj/kernels/%/reduce.o: src/exchange/cpu/kernels/reduce.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
-$(KERNEL_TESTS): $(BUILD)/tests/unit/test_kernels_%: $(BUILD)/obj/tests/unit/test_kernels.o $(BUILD)/obj/versions/%/quantise.o \
-	$(BUILD)/obj/versions/%/reduce.o $(INSIDE)
+$(KERNEL_TESTS): $(BUILD)/tests/unit/test_kernels_%: $(BUILD)/obj/tests/unit/test_kernels.o $(BUILD)/obj/kernels/%/quantise.o \
+	$(BUILD)/obj/kernels/%/reduce.o $(INSIDE)
 	@mkdir -p $(@D)
 	@echo "  LINK $@"
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ -lcmocka $(LDLIBS)

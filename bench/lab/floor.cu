@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "floor.h"
+#include "bench/lab/floor.h"
 
-#include "kernels/cuda/memory.cuh"
+#include "gpu/cuda/common/memory.cuh"
 
 #define GATE_LIMIT_NS 4000000000ull
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "floor_ht.h"
+#include "bench/lab/floor_ht.h"
 
-#include "kernels/cuda/kernels_ht.h"
-#include "kernels/cuda/stream.cuh"
+#include "gpu/cuda/ht/kernels.h"
+#include "gpu/cuda/common/stream.cuh"
 
 /* Each warp takes chunks in turns, the destinations round robin; two trays at least, so that one fills while the other drains. */
 static __global__ void __launch_bounds__(1024) bulk_kernel(const __grid_constant__ struct lab_bulk c)

@@ -3,8 +3,8 @@
 #ifndef TERN_LAB_FLOOR_HT_H
 #define TERN_LAB_FLOOR_HT_H
 
-#include "floor.h"
-#include "kernels/cuda/kernels_ht.h"
+#include "bench/lab/floor.h"
+#include "gpu/cuda/ht/kernels.h"
 
 #ifdef __cplusplus
 extern "C" {

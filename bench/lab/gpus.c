@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpus.h"
+#include "bench/lab/gpus.h"
 
 #include <stdio.h>
 #include <stdlib.h>

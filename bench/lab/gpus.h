@@ -6,9 +6,9 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "bench/job.h"
-#include "floor.h"
-#include "kernels/cuda/kernels.h"
+#include "testkit/job.h"
+#include "bench/lab/floor.h"
+#include "gpu/cuda/common/kernels.h"
 
 /* How an exchange is run. */
 struct lab_way {

@@ -4,7 +4,7 @@
  *
  *   tern-lab-ht [case [ranks [floors]]]     all cases without an argument; floors: all of them as well
  */
-#include "lab_ht.h"
+#include "bench/lab/lab_ht.h"
 
 #include <stdio.h>
 #include <stdlib.h>

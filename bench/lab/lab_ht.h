@@ -2,8 +2,8 @@
 #ifndef TERN_LAB_HT_H
 #define TERN_LAB_HT_H
 
-#include "floor_ht.h"
-#include "gpus.h"
+#include "bench/lab/floor_ht.h"
+#include "bench/lab/gpus.h"
 
 #define TOKENS 4096
 #define NR(array) ((uint32_t)(sizeof(array) / sizeof((array)[0])))

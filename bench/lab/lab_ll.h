@@ -2,7 +2,7 @@
 #ifndef TERN_LAB_LL_H
 #define TERN_LAB_LL_H
 
-#include "gpus.h"
+#include "bench/lab/gpus.h"
 
 struct shape {
 	const char *name;

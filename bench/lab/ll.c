@@ -5,7 +5,7 @@
  *   tern-lab-ll sweep [cases]     looks for the best kernel and launch of each case (or of those that are bits of `cases`), then times them as pairs
  *   tern-lab-ll trace [cases]     what the library launches: times, and when its blocks come where
  */
-#include "lab_ll.h"
+#include "bench/lab/lab_ll.h"
 
 #include <stdio.h>
 #include <stdlib.h>

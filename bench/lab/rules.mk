@@ -3,29 +3,28 @@
 LAB_HT    := bench/lab/ht.c bench/lab/time_ht.c bench/lab/gpus.c bench/lab/times.c
 LAB_SRC   := $(filter-out bench/lab/ht.c bench/lab/time_ht.c,$(wildcard bench/lab/*.c))
 LAB_WAYS  := bench/lab/ways/ways.c bench/lab/gpus.c bench/lab/times.c
-LAB_CU    := $(wildcard bench/lab/*.cu src/kernels/cuda/*.cu)
+LAB_CU    := $(wildcard bench/lab/*.cu) $(KERNELS_CU)
 
-$(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -Ibench/lab -isystem $(CUDA_HOME)/include
-$(patsubst %,$(BUILD)/obj/%.o,$(wildcard bench/lab/*.cu bench/lab/ways/*.cu)): NVFLAGS += -Ibench/lab
+$(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -isystem $(CUDA_HOME)/include
 
 lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted
 
-$(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
+$(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-$(BUILD)/tern-lab-ht: $(call obj,$(LAB_HT) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
+$(BUILD)/tern-lab-ht: $(call obj,$(LAB_HT) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-$(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(filter-out bench/signal%,$(BENCH_SRC))) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU) bench/lab/ways/transfer.cu) $(BUILD)/libtern.a
+$(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU) bench/lab/ways/transfer.cu) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
 # Each is one file, of kernels and host code.
 $(BUILD)/tern-lab-notes: bench/lab/notes/notes.cu
 $(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
-$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(wildcard src/kernels/cuda/*.h src/kernels/cuda/*.cuh)
+$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(KERNELS_H)
 	@mkdir -p $(@D)
 	@echo '  NVCC $(filter %.cu,$^)'
 	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $(filter %.cu,$^) -o $@

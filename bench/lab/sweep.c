@@ -2,14 +2,14 @@
 /* Which kernel and which launch is the best for each case: every kernel that fits, with several launches, in the same
  * buffers and rounds of the same inputs. In each turn every way gets a burst of rounds, so that what changes with time
  * hits all alike. */
-#include "lab_ll.h"
+#include "bench/lab/lab_ll.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "kernels/cuda/rule_ll.h"
+#include "gpu/cuda/tuning.h"
 
 #define MOST_WAYS 160
 #define TURNS 7

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times high throughput by graph replay, and what it is measured against. A gate lets all GPUs start together; the time of a round is the slowest GPU's. */
-#include "lab_ht.h"
+#include "bench/lab/lab_ht.h"
 
 #include <stdio.h>
 

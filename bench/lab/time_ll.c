@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times halves and pairs by graph replay. A gate lets all GPUs start together; the time of a round is the slowest GPU's. */
-#include "lab_ll.h"
+#include "bench/lab/lab_ll.h"
 
 #include <stdlib.h>
 #include <string.h>

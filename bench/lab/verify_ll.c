@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verifies the low-latency kernels bit for bit against bench/reference, by replaying graphs with other routing and inputs each time, in poisoned buffers. */
-#include "lab_ll.h"
+/* Verifies the low-latency kernels bit for bit against testkit/reference, by replaying graphs with other routing and inputs each time, in poisoned buffers. */
+#include "bench/lab/lab_ll.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/convert.h"
-#include "bench/random.h"
-#include "bench/verify.h"
+#include "testkit/convert.h"
+#include "testkit/random.h"
+#include "testkit/verify.h"
 
 static struct lab_graph capture(struct lab_rank *rank, bool dispatch, const struct lab_way *way)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Records on their way out, and what came of them. */
 #include "bench/nccl/records.cuh"
-#include "kernels/cuda/quantise.cuh"
+#include "gpu/cuda/common/quantise.cuh"
 
 /* ---- counting ------------------------------------------------------------------------------------------------ */
 

@@ -4,8 +4,8 @@
 #define TERN_BENCH_NCCL_RECORDS_CUH
 
 #include "bench/nccl/launches.h"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/numbers.cuh"
+#include "gpu/cuda/common/launch.cuh"
+#include "gpu/cuda/common/numbers.cuh"
 
 #define THREADS RECORDS_TILE
 #define WARPS (THREADS / LANES)

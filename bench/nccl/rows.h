@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench --against nccl: what somebody writes around ncclSend and ncclRecv. These kernels count a rank's records, pack them by destination, place what came by
- * expert, and sum the results; the host moves records between them (cli/nccl_exchange.c). In libtern_cuda.so, as part of the table that it exports.
+ * expert, and sum the results; the host moves records between them (bench/command/nccl_exchange.c). In libtern_cuda.so, as part of the table that it exports.
  *
  *   a record     header, routes, scales, row: all of a token that goes to a rank, or (usual) that goes to one of its experts
  *   home row     a row of results on its way back: of each route, or the sum of a record's

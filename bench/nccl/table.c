@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/nccl/launches.h"
-#include "cuda/backend.h"
-#include "error.h"
+#include "gpu/cuda/backend.h"
+#include "base/error.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sleeping until somebody has done something, with any number of sleepers; the same argument as the doorbell of sync.h. */
+/* Sleeping until somebody has done something, with any number of sleepers; the same argument as the doorbell of ordering.h. */
 #ifndef TERN_ENGINE_BELL_H
 #define TERN_ENGINE_BELL_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Immediates by value: how many have come, and who expects how many. A hash table of fixed size with linear probing; an entry lives while it
  * has a count or an expectation, and its going closes the gap that it leaves. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An engine over a group: settings compared, addresses gathered, everybody heard from once before anybody returns. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "offers.h"
+#include "engine/offers.h"
 
 static int agree(tern_group *group, const struct tern_engine_config *config)
 {

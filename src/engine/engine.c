@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and ending an engine. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <limits.h>
 #include <sched.h>

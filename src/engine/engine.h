@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "driver.h"
+#include "base/scheduler.h"
 #include "tern_engine.h"
 #include "transport/transport.h"
 

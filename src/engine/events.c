@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What transports report. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 

@@ -17,14 +17,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "bell.h"
-#include "command.h"
-#include "engine.h"
-#include "error.h"
-#include "group.h"
-#include "pool.h"
-#include "ring.h"
-#include "struct_size.h"
+#include "engine/bell.h"
+#include "engine/command.h"
+#include "engine/engine.h"
+#include "base/error.h"
+#include "group/group.h"
+#include "engine/pool.h"
+#include "engine/ring.h"
+#include "base/struct_size.h"
 
 #define NONE UINT32_MAX
 #define CAUSE_TEXT 192

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Items: one peer's part of an operation, from the peer's queue to its last completion. */
-#include "inside.h"
+#include "engine/inside.h"
 
 struct item *item_take(tern_engine *engine, uint32_t peer, enum item_kind kind)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Leaving: what was begun is finished, peers are told, and what cannot end any more is ended. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers that go: seen by the transport, by the end of their process, by their silence, by a write that does not end, or announced by themselves. However it is
  * found, it is told once, and what needs the peer ends with the same cause. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Registered memory, peers' descriptors, lists of peers, counters and claims. Control calls: they take a lock, wait for the proxy, and may allocate. Transports are
  * touched on the proxy alone, so that is where registering happens. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  *
  * Credits. A peer may have message_credits messages unread here; the inbox has room for that many from everybody. Those that were read go back in the header of
  * whatever is sent next, or in a heartbeat of their own once half of them are waiting. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
-#include "offers.h"
+#include "base/error.h"
+#include "engine/offers.h"
 #include "transport/list.h"
 
 /* ---- the setting ------------------------------------------------------------------------------------------- */

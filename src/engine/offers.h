@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine.h"
+#include "engine/engine.h"
 
 #define OFFER_NAME 48
 #define OFFER_WHY 320 /* room for offers_why */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations: given out, ended once, waited for, given back. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <sched.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@
  * Again. What a transport puts off stays at the head of its queue and is built anew from the item the next time, with the same arguments: the fence stays in the item's
  * flags, and put_off keeps the NIC and whether it is signalled.
  */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 

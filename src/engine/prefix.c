@@ -7,7 +7,7 @@
  * immediates it has sent than it got. Nobody sends under a prefix that nobody claims: when these
  * numbers of all ranks add up to nothing, all that was sent has come, and what comes from now on is
  * new. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdlib.h>
 #include <string.h>

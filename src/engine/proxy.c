@@ -7,13 +7,13 @@
  * Slices.  Networks have no bell: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS it does not even land before. So no sleep is longer than a slice,
  *          and a slice is short. It grows while nothing comes, and what is under way keeps it at its shortest. Devices that write rings have no bell either.
  */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <sched.h>
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "clock.h"
+#include "base/clock.h"
 
 #define COMMANDS_PER_STEP 64
 #define POSTS_PER_STEP 256

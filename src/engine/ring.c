@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ring.h"
+#include "engine/ring.h"
 
 #include <stdlib.h>
 
-#include "error.h"
+#include "base/error.h"
 
 int ring_open(struct ring *ring, uint32_t entries)
 {

@@ -18,8 +18,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "command.h"
-#include "sync.h"
+#include "engine/command.h"
+#include "base/ordering.h"
 
 struct ring {
 	_Atomic int64_t room __attribute__((aligned(CACHE_LINE)));  /* entries that nobody has asked for; below 0 while writers that found none put it back */

@@ -20,7 +20,7 @@
  *
  * When a put fails, its parked signal is not sent. A signal that was posted behind a fence cannot be called back.
  */
-#include "inside.h"
+#include "engine/inside.h"
 
 static bool parks(enum tern_signal_policy policy)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What callers do: check, take an operation if somebody wants to know its end, put a command into the ring. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <string.h>
 

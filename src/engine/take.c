@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the ring to items. Whoever wrote a command may be a GPU kernel: every number is checked before it is followed. A command for which there are no items
  * left is held, with how far it has come, and so are those behind it. */
-#include "inside.h"
+#include "engine/inside.h"
 
 #include <stdio.h>
 #include <string.h>

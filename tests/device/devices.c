@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "devices.h"
+#include "tests/device/devices.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
-#include "device_inside.h"
+#include "base/clock.h"
+#include "gpu/host/inside.h"
 #include "engine/engine.h"
-#include "group.h"
+#include "group/group.h"
 #include "tests/exchange/tally.h"
 
 const struct device_ops *devices_open(int *nr_devices)

@@ -3,7 +3,7 @@
 #ifndef TERN_TEST_DEVICES_H
 #define TERN_TEST_DEVICES_H
 
-#include "cli/device_rounds.h"
+#include "testkit/device/rounds.h"
 #include "tests/exchange/ranks.h"
 
 /* To be called first in main. NULL: there is no GPU, and the reason has been printed: exit with 77. */

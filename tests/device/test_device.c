@@ -8,9 +8,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "bench/draw.h"
-#include "bench/random.h"
-#include "device_inside.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
+#include "gpu/host/inside.h"
 #include "tests/device/devices.h"
 #include "tests/exchange/scale_edges.h"
 

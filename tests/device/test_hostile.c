@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/random.h"
-#include "clock.h"
-#include "device_far.h"
-#include "device_inside.h"
-#include "kernels/cuda/far.h"
+#include "testkit/random.h"
+#include "base/clock.h"
+#include "gpu/host/far.h"
+#include "gpu/host/inside.h"
+#include "gpu/wire/far.h"
 #include "tests/device/devices.h"
 
 #define NR_TOKENS 4

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "bench/draw.h"
-#include "bench/random.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
 #include "tests/device/devices.h"
 
 #define MOST_LATE_NS 1000000

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "bench/random.h"
-#include "exchange.h"
+#include "testkit/random.h"
+#include "exchange/exchange.h"
 
 #define POISON 0xa5
 

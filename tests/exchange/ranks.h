@@ -3,7 +3,7 @@
 #ifndef TERN_TEST_RANKS_H
 #define TERN_TEST_RANKS_H
 
-#include "bench/verify.h"
+#include "testkit/verify.h"
 #include "tern.h"
 
 struct rank {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "bench/convert.h"
+#include "testkit/convert.h"
 
 #define SCALE_EDGES 17 /* blocks */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tally.h"
+#include "tests/exchange/tally.h"
 
 static void tally_token(struct tally *tally, const struct reference *ref, uint32_t sender, const int32_t *physical)
 {

@@ -3,7 +3,7 @@
 #ifndef TERN_TEST_TALLY_H
 #define TERN_TEST_TALLY_H
 
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #define TALLY_MOST_EXPERTS 256
 

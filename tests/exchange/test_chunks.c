@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High throughput between nodes: rows in chunks to gateways, results in pieces. Chunks are so small that each round takes many of them and
  * waits for credits all the time. TERN_TRANSPORT: the network (shm). */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <cmocka.h>
 
-#include "path_inside.h"
+#include "path/inside.h"
 
 #define ROUNDS 5
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Figures that the library gives of itself, against a count of every route and a look at the process. */
-#include "tally.h"
+#include "tests/exchange/tally.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "wire.h"
+#include "exchange/wire.h"
 
 #define ROUNDS 9
 

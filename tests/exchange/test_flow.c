@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many rounds without a barrier between them: slots in flight, released rounds, slow ranks, polling, epochs that wrap, and capacities
  * that are exceeded now and then. */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Made and destroyed, over and over and in any order: nothing is left behind. */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <dirent.h>
 #include <setjmp.h>

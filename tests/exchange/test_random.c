@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random exchanges over all settings at once, from a seed. TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (150);
  * TERN_TEST_SECONDS: go on for so long instead. A failure prints the command that repeats it. */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -12,8 +12,8 @@
 #include <time.h>
 #include <cmocka.h>
 
-#include "bench/draw.h"
-#include "bench/random.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
 
 #define ROUNDS 12
 

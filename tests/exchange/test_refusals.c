@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bad input gets a clear error before anything is sent, and changes nothing: after every refusal the same exchange goes through
  * verified rounds, on all ranks. */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

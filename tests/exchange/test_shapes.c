@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every shape that a model or a router may come with, in both modes, against the reference, bit for bit. */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A wait that expires says who waited for whom, in which phase and epoch, with which counts, and goes on when it is repeated. A
  * peer that leaves is named at once. */
-#include "ranks.h"
+#include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

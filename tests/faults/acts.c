@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "acts.h"
+#include "tests/faults/acts.h"
 
 #include <errno.h>
 #include <signal.h>

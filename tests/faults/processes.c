@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "processes.h"
+#include "tests/faults/processes.h"
 
 #include "tern_engine.h"
 

@@ -3,7 +3,7 @@
  *
  * Each rank is in a network namespace of its own, on a bridge. All scenes of one direction play at the same time: when every victim stands at its place, the node that all
  * victims are on is cut off, by a queue of no length. */
-#include "acts.h"
+#include "tests/faults/acts.h"
 
 #include <setjmp.h>
 #include <signal.h>

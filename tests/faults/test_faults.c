@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that are killed, stopped or gone: the others learn who, long before their time is over, and carry on. */
-#include "acts.h"
+#include "tests/faults/acts.h"
 
 #include <errno.h>
 #include <linux/filter.h>
@@ -19,7 +19,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "tests/late.h"
 
 static void killed_body(struct rank *rank)

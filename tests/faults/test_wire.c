@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wire to a rank is pulled in each phase of both modes, over verbs: the network answers with errors, and every other rank learns who is gone, long before its time is over. */
-#include "acts.h"
+#include "tests/faults/acts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "wire.h"
+#include "tests/faults/wire.h"
 
 #define RANKS 3
 #define VICTIM 2 /* at the other end */

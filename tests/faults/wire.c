@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "wire.h"
+#include "tests/faults/wire.h"
 
 #include <stdlib.h>
 #include <unistd.h>

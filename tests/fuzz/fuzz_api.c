@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "bytes.h"
+#include "tests/fuzz/bytes.h"
 #include "tern.h"
 
 #define MAX_SLOTS 3

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bytes.h"
-#include "chunk.h"
-#include "path_inside.h"
+#include "tests/fuzz/bytes.h"
+#include "path/chunk.h"
+#include "path/inside.h"
 
 #define NR_RANKS 4
 #define GATEWAY 1

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* clang -fsanitize=fuzzer,address: the .npy reader on any bytes. What it accepts must lie within them. */
-#include "bench/npy.h"
+#include "testkit/npy.h"
 
 #include <stdlib.h>
 

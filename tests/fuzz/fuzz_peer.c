@@ -4,8 +4,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "bytes.h"
-#include "exchange.h"
+#include "tests/fuzz/bytes.h"
+#include "exchange/exchange.h"
 
 #define NR_RANKS 2
 #define HIDDEN 16

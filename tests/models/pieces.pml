@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results between nodes in high-throughput mode (src/results.c): from an expert's rank to one home, over all slots. Results
+ * Results between nodes in high-throughput mode (src/path/results.c): from an expert's rank to one home, over all slots. Results
  * leave staging in pieces from a small pool, each with an immediate; a note says how many there were. The home's proxy counts
  * pieces, and stores the combine word when the note is there and as many have landed. The network delivers pieces, notes and
  * reports in any order.

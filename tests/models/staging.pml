@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The exchange's path through an engine (src/path_engine.c), between two ranks. What a rank sends in a phase leaves a staging
+ * The exchange's path through an engine (src/path/path_engine.c), between two ranks. What a rank sends in a phase leaves a staging
  * copy as one write, which the network may read until it reports its end; an immediate with a few bits of the epoch follows
  * the bytes; the receiver's proxy makes the whole arrival word from it. Proves that staging is not stored to while the network
  * may read it, that a reader finds the bytes of its epoch, and that the proxy adds the right upper bits, however many rounds

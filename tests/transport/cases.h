@@ -2,7 +2,7 @@
 #ifndef TERN_TEST_TRANSPORT_CASES_H
 #define TERN_TEST_TRANSPORT_CASES_H
 
-#include "world.h"
+#include "tests/transport/world.h"
 
 struct transport_case {
 	const char *name;

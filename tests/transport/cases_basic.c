@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases.h"
+#include "tests/transport/cases.h"
 
 #define EDGE 64 /* poison on both sides of what is written */
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases.h"
+#include "tests/transport/cases.h"
 
 #define SLOT 1024u
 #define NR_SLOTS 256u

@@ -10,8 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cases.h"
-#include "clock.h"
+#include "tests/transport/cases.h"
+#include "base/clock.h"
 
 #define SLOTS 64
 #define SLOT_BYTES 4096

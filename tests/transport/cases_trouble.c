@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases.h"
+#include "tests/transport/cases.h"
 
 static int try_write(struct world *w, const struct transport_write *write)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases_verbs.h"
+#include "tests/transport/cases_verbs.h"
 
 struct verbs *inside(struct world *w, uint32_t who)
 {

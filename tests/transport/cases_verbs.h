@@ -3,8 +3,8 @@
 #ifndef TERN_TEST_TRANSPORT_CASES_VERBS_H
 #define TERN_TEST_TRANSPORT_CASES_VERBS_H
 
-#include "cases.h"
-#include "transport/verbs.h"
+#include "tests/transport/cases.h"
+#include "transport/verbs/verbs.h"
 
 struct verbs *inside(struct world *world, uint32_t who);
 

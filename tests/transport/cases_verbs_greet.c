@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases_verbs.h"
+#include "tests/transport/cases_verbs.h"
 
 static void run_unanswered(const struct network *n)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "simulated.h"
+#include "tests/transport/simulated.h"
 
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 #define EVENTS_PER_PUMP 8
 

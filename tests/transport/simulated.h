@@ -3,7 +3,7 @@
 #ifndef TERN_TEST_TRANSPORT_SIMULATED_H
 #define TERN_TEST_TRANSPORT_SIMULATED_H
 
-#include "world.h"
+#include "tests/transport/world.h"
 
 void *make_fair(const struct network *network, uint32_t nr_peers);
 void *make_foul(const struct network *network, uint32_t nr_peers);

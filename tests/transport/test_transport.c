@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cases.h"
+#include "tests/transport/cases.h"
 
 #define CASE_LIMIT_MS 180000 /* what hangs is ended sooner by tests/within */
 

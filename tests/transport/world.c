@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "world.h"
+#include "tests/transport/world.h"
 
 #include <dirent.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "base/clock.h"
 
 #define POISON 0xa5
 #define IDLE_TURNS 200

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bootstraps: ranks as threads, the rank's end of the launcher's socket against a scripted launcher, and both ends of
  * it. */
-#include "boot/boot.h"
-#include "boot/launch_wire.h"
+#include "group/boot/boot.h"
+#include "group/boot/launch_wire.h"
 #include "cli/gather.h"
 
 #include <fcntl.h>

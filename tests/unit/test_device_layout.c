@@ -5,8 +5,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "device_layout.h"
-#include "kernels/cuda/kernels_state.h"
+#include "gpu/host/layout.h"
+#include "gpu/wire/state.h"
 
 static struct tern_moe_config deepseek(uint32_t max_tokens)
 {

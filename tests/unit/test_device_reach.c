@@ -5,8 +5,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
-#include "device_reach.h"
+#include "testkit/random.h"
+#include "gpu/host/reach.h"
 
 #define MOST 16
 

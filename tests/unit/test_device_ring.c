@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "engine/ring.h"
-#include "sync.h"
+#include "base/ordering.h"
 #include "tests/engine/world.h"
 #include "tests/exchange/ranks.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "engine/inside.h"
 #include <cmocka.h>
 

@@ -9,7 +9,7 @@
 
 #include "engine/engine.h"
 #include "tests/exchange/ranks.h"
-#include "transport/sim.h"
+#include "transport/sim/sim.h"
 
 #define MOST 256
 #define SLICE 512u

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "tests/engine/shared.h"
 #include "tests/engine/world.h"
 #include "tests/exchange/ranks.h"

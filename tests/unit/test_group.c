@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups and windows: who is on which node, what is refused, what other processes can see of a window. */
-#include "error.h"
-#include "group.h"
+#include "base/error.h"
+#include "group/group.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -21,8 +21,8 @@
 
 #include "tests/exchange/ranks.h"
 #include "tests/faults/processes.h"
-#include "transport/mailbox.h"
-#include "window.h"
+#include "transport/shm/mailbox.h"
+#include "exchange/window.h"
 
 /* What the library opens by name; where it is `no_file` there are no descriptors left. */
 static const char *no_file;

@@ -2,7 +2,7 @@
 /* The library's number formats and sums against the reference's, which are written element by element and share nothing with them.
  * The
  * loader picks a version of the kernels for the processor; this program is also linked with each version by itself. */
-#include "kernels/cpu/kernels.h"
+#include "exchange/cpu/kernels/kernels.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -12,8 +12,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/convert.h"
-#include "bench/random.h"
+#include "testkit/convert.h"
+#include "testkit/random.h"
 #include "tests/exchange/scale_edges.h"
 
 static float from_bits(uint32_t bits)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/measure.h"
+#include "testkit/measure.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

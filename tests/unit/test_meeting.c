@@ -2,7 +2,7 @@
 /* Passing descriptors between ranks of one machine, with strangers at the door: garbage, wrong
  * secrets, wrong rounds, silence, storms. Some system calls pass through this file, so that what a
  * stranger does in the least favourable moment is done in it every time. */
-#include "meeting.h"
+#include "group/meeting.h"
 
 #include <errno.h>
 #include <fcntl.h>

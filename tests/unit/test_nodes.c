@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
-#include "nodes.h"
+#include "testkit/random.h"
+#include "group/nodes.h"
 
 static void uneven_nodes(void **state)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/npy.h"
+#include "testkit/npy.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
+#include "testkit/random.h"
 #include "engine/offers.h"
-#include "rank_list.h"
+#include "base/rank_list.h"
 #include "tests/exchange/ranks.h"
 
 #define MOST_RANKS 9

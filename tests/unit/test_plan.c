@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans, placements and layouts against a search through all possibilities, on random shapes. */
-#include "plan.h"
+#include "exchange/plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "bench/random.h"
-#include "layout.h"
+#include "testkit/random.h"
+#include "exchange/layout.h"
 
 static int scaled_cases(int full)
 {

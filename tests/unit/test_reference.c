@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reference is what everything else is measured against, so its parts are tested against other definitions:
  * tables by search, sums by hand. */
-#include "bench/convert.h"
-#include "bench/verify.h"
+#include "testkit/convert.h"
+#include "testkit/verify.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/job.h"
-#include "bench/npy.h"
+#include "testkit/job.h"
+#include "testkit/npy.h"
 
 #include <math.h>
 #include <setjmp.h>

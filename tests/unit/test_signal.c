@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Put-with-signal in the simulated network: no policy lets a signal be seen before its data, in whatever weather; and the engine takes exactly as long
  * as the same policy written out by hand. */
-#include "bench/signal.h"
+#include "bench/signal/signal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every public struct as an older header has it, and as a newer one: what the library reads of it,
  * and that it writes no byte behind it. */
-#include "struct_size.h"
+#include "base/struct_size.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

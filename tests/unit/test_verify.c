@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A comparison that never fails is worth nothing: a perfect exchange, made by hand, has no differences, and each damage is found. */
-#include "bench/convert.h"
-#include "bench/verify.h"
+#include "testkit/convert.h"
+#include "testkit/verify.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

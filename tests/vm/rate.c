@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <signal.h>
 
-#include "clock.h"
+#include "base/clock.h"
 #include "transport/transport.h"
 
 #define DEPTH 128u

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/positions.cuh"
+#include "gpu/cuda/ll/positions.cuh"
 
 #define SOURCES 4
 #define TOKENS 128

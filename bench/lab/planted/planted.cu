@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cuda/stream.cuh"
+#include "gpu/cuda/common/stream.cuh"
 
 #define NR_WORDS 64
 #define TRAY_BYTES 128

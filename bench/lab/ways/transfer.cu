@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transfer.h"
+#include "bench/lab/ways/transfer.h"
 
-#include "kernels/cuda/kernels.h"
-#include "kernels/cuda/stream.cuh"
+#include "gpu/cuda/common/kernels.h"
+#include "gpu/cuda/common/stream.cuh"
 
 #define UNDER_WAY 7 /* pieces of a row that a lane has under way: a row of 7168 bytes in two turns */
 

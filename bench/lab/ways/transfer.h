@@ -3,7 +3,7 @@
 #ifndef TERN_LAB_TRANSFER_H
 #define TERN_LAB_TRANSFER_H
 
-#include "floor.h"
+#include "bench/lab/floor.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern-lab-ways: should rows be stored or fetched, once a rank or once an expert, with an epoch in each line or a flag behind so many rows, by lanes or by the copy engine?
  * Each way by itself, with no plan and nothing to compute: from the start of all GPUs until every row is where it belongs on the slowest. Every row is compared. */
-#include "gpus.h"
+#include "bench/lab/gpus.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "floor_ht.h"
-#include "transfer.h"
+#include "bench/lab/floor_ht.h"
+#include "bench/lab/ways/transfer.h"
 
 #define ROUNDS 60
 #define WARM_UP 5

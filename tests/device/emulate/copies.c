@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "inside.h"
+#include "tests/device/emulate/inside.h"
 
 #define MOST_COPIES 65536
 #define MOST_PIECE 2048 /* done at once */

@@ -4,7 +4,7 @@
 #define EMULATED_CUDA_RUNTIME_H
 
 #include "cuda_runtime_api.h"
-#include "emulate.h"
+#include "tests/device/emulate/emulate.h"
 
 #include <math.h>
 #include <string.h>
@@ -266,5 +266,5 @@ static inline long long clock64()
 	return (long long)emulated_now_ns();
 }
 
-#include "device.h"
+#include "tests/device/emulate/device.h"
 #endif

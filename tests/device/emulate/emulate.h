@@ -18,7 +18,7 @@
 #define EMULATE_H
 
 #include "cuda_runtime_api.h"
-#include "fiber.h"
+#include "tests/device/emulate/fiber.h"
 
 #define WARP_LANES 32
 

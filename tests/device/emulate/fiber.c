@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fiber.h"
+#include "tests/device/emulate/fiber.h"
 
 #include <stdint.h>
 #include <stdlib.h>

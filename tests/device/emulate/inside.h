@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "emulate.h"
+#include "tests/device/emulate/emulate.h"
 
 #define MAX_DEVICES 64
 

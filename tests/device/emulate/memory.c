@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "inside.h"
+#include "tests/device/emulate/inside.h"
 
 struct allocation {
 	struct allocation *next;

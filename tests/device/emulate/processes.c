@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "inside.h"
+#include "tests/device/emulate/inside.h"
 
 /* Bytes of the file: who waits to be next has the first, who runs has the second. Without the first, whoever has just run would mostly be next again. */
 enum turnstile {

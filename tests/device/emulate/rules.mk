@@ -2,8 +2,8 @@
 # libtern_cuda.so for emulated GPUs: the backend and the kernels as they are, compiled for the CPU; CUDA's runtime is tests/device/emulate/. Needs g++, no nvcc.
 CXX          ?= g++
 EMULATE      := tests/device/emulate
-EMULATED_SRC := $(wildcard src/cuda/*.c bench/nccl/*.c) $(filter-out %/seeded.c $(EMULATE)/test_%.c,$(wildcard $(EMULATE)/*.c)) src/layout.c
-EMULATED_CU  := $(wildcard src/cuda/*.cu src/kernels/cuda/*.cu bench/nccl/*.cu) $(EMULATE)/nccl.cu
+EMULATED_SRC := $(wildcard src/gpu/cuda/*.c bench/nccl/*.c) $(filter-out %/seeded.c $(EMULATE)/test_%.c,$(wildcard $(EMULATE)/*.c)) src/exchange/layout.c
+EMULATED_CU  := $(CUDA_CU) $(EMULATE)/nccl.cu
 EMULATED_OBJ := $(patsubst %,$(BUILD)/emulated/obj/%.o,$(EMULATED_SRC) $(EMULATED_CU))
 # C++ has neither unused kernels nor unrolling by pragma; clang++ says so of each loop. What it checks of calls through
 # pointers needs a runtime of C++, which programs in C that load this do not have.

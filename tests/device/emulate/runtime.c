@@ -6,7 +6,7 @@
 #include <string.h>
 #include <pthread.h>
 
-#include "inside.h"
+#include "tests/device/emulate/inside.h"
 
 static _Thread_local int current;
 static _Thread_local cudaError_t last;

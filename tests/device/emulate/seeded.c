@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "seeded.h"
+#include "tests/device/emulate/seeded.h"
 
 #include <dlfcn.h>
 #include <semaphore.h>

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "inside.h"
+#include "tests/device/emulate/inside.h"
 
 #define LINE_BYTES 128
 #define MOST_UNDER_WAY 4096 /* within a pass */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "inside.h"
+#include "tests/device/emulate/inside.h"
 
 #define TURNS 64 /* between looks at who else wants in */
 

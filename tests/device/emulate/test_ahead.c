@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/random.h"
-#include "seeded.h"
+#include "testkit/random.h"
+#include "tests/device/emulate/seeded.h"
 
 #define NR_RANKS 2
 #define NR_LOCAL 4 /* experts of a rank, each of which gets every token of the other one */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The divisions by which usual blocks are scaled, for every mantissa: exponents only move the point. A GPU's reciprocal is not the CPU's, so it may be off
  * by 2 units in its last place. */
-#include "kernels/cuda/quantise.cuh"
+#include "gpu/cuda/common/quantise.cuh"
 
 #include <stdio.h>
 

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/draw.h"
-#include "bench/random.h"
-#include "seeded.h"
+#include "testkit/draw.h"
+#include "testkit/random.h"
+#include "tests/device/emulate/seeded.h"
 
 #define MOST_RANKS 4
 
@@ -67,7 +67,7 @@ static void draw_case(uint64_t seed, struct job *job)
 	struct tern_moe_config *c = &job->config;
 
 	draw_job(&state, seed % 8 == 3 ? &two : &limits, job);
-	if (seed % 8 == 3) { /* so many that low latency keeps own rows between two ranks (rule_ll.h) */
+	if (seed % 8 == 3) { /* so many that low latency keeps own rows between two ranks (cuda/tuning.h) */
 		c->mode = TERN_LOW_LATENCY;
 		c->max_tokens = 65 + (uint32_t)random_below(&state, 16);
 		job->nr_tokens = c->max_tokens - (uint32_t)random_below(&state, 3);

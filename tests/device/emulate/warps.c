@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "inside.h"
+#include "tests/device/emulate/inside.h"
 
 #define STACK_BYTES (64 << 10) /* touched as needed */
 #define BUSY_NS 20	       /* a turn */

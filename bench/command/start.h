@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tern bench where no launcher has started its ranks: starts them, and then the program that it is compared with. */
+#ifndef TERN_CLI_BENCH_START_H
+#define TERN_CLI_BENCH_START_H
+
+#include "bench/command/args.h"
+
+/* The exit code. */
+int bench_start(const struct bench_args *args, int argc, char **argv);
+
+/* Whether an engine would understand it: 0, or an error with its text. */
+int transport_check(const char *transport);
+
+bool is_against(const struct bench_args *args, const char *what);
+
+/* Says what failed, and why, on stderr; returns the exit code. */
+int fail_with(const struct bench_args *args, const char *what, int rc);
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a caller passes to a half, checked: on the CPU and for devices alike, and for both halves of
+ * a call before the first of them sends anything. */
+#ifndef TERN_ARGUMENTS_H
+#define TERN_ARGUMENTS_H
+
+#include "exchange/exchange.h"
+
+/* Bytes from row to row of a dense x. */
+uint64_t x_row_bytes(const tern_moe *moe);
+
+/* Everything about a dispatch but the ids, which routes_read looks at. */
+int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args);
+
+/* Where its rows are to go. */
+int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call);
+
+/* Results of the received rows. How many came the host knows on the CPU alone. */
+int arguments_y(const tern_moe *moe, const struct tern_combine *args);
+
+/* Where the sums are to go. */
+int arguments_out(const tern_moe *moe, uint32_t slot, const void *out, size_t stride);
+
+#endif

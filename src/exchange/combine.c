@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The combine halves: results from the experts' ranks home, and their sum there. */
+#include <string.h>
+
+#include "exchange/arguments.h"
+#include "gpu/host/device.h"
+#include "base/error.h"
+#include "exchange/exchange.h"
+#include "exchange/cpu/kernels/kernels.h"
+#include "path/path.h"
+#include "exchange/plan.h"
+#include "path/results.h"
+#include "exchange/rows.h"
+#include "base/struct_size.h"
+#include "exchange/wait.h"
+
+static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
+{
+	return (const uint8_t *)args->y +
+	       (uint64_t)position * (args->y_stride ? args->y_stride : moe->layout.combine_row_bytes);
+}
+
+/* Whether some home of the source's tokens is not mapped. */
+static bool is_staged(const tern_moe *moe, uint32_t source)
+{
+	return moe->engine && results_are_staged(moe, home_first(moe, source));
+}
+
+/* One result to the same place on every rank that is home to the source's tokens. */
+static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row, const void *row)
+{
+	uint64_t offset = layout_combine_row(&moe->layout, slot, home_row);
+	uint32_t first = home_first(moe, source);
+	uint8_t *staged = NULL;
+	int rc = is_staged(moe, source) ? results_place(moe, slot, first, home_row, &staged) : 0;
+
+	if (rc)
+		return rc;
+	if (staged)
+		memcpy(staged, row, moe->layout.combine_row_bytes);
+	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
+		if (moe->windows[first + i])
+			copy_row(path_window(moe, first + i, offset), row, moe->layout.combine_row_bytes, stream);
+	return 0;
+}
+
+/* Summed straight into the home's window or staging, or, if it has to be copied on, into scratch memory. */
+static int send_sum_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
+	const struct row_header *header)
+{
+	bool straight = !stream && moe->config.replica_ranks == 1;
+	uint8_t *sum = moe->scratch;
+	const void *rows[TERN_MAX_TOPK];
+	float weights[TERN_MAX_TOPK];
+	int rc = 0;
+
+	if (straight && is_staged(moe, source))
+		rc = results_place(moe, slot, source, header->home_row, &sum);
+	else if (straight)
+		sum = path_window(moe, source, layout_combine_row(&moe->layout, slot, header->home_row));
+	if (rc)
+		return rc;
+	for (uint32_t i = 0; i < header->nr_routes; i++) {
+		rows[i] = y_row(moe, args, header->routes[i].position);
+		weights[i] = header->routes[i].weight;
+	}
+	reduce_rows(moe->config.combine_dtype, rows, moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL,
+		header->nr_routes, moe->config.hidden, sum);
+	return straight ? 0 : send_home(moe, slot, stream, source, header->home_row, sum);
+}
+
+/* Goes on at the result where it timed out. */
+static int send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
+	const struct row_header *header)
+{
+	struct combine_at *at = &moe->slots[slot].combine_at;
+	int rc = 0;
+
+	if (moe->config.layout == TERN_BY_SOURCE)
+		return send_home(
+			moe, slot, stream, source, header->home_row, y_row(moe, args, header->routes[0].position));
+	if (moe->config.reduce == TERN_REDUCE_EXPERT)
+		return send_sum_home(moe, slot, stream, source, args, header);
+	while (at->result < header->nr_routes && !rc) {
+		rc = send_home(moe, slot, stream, source, header->home_row + at->result,
+			y_row(moe, args, header->routes[at->result].position));
+		at->result += !rc;
+	}
+	return rc;
+}
+
+/* What goes to one home lies together there: that of a correct peer's header follows the one before. */
+static bool follows(const struct slot *s, uint32_t first, const struct row_header *header)
+{
+	struct sent_results *sent = &s->sent[first];
+
+	if (!sent->nr)
+		sent->first = header->home_row;
+	return header->home_row == sent->first + sent->nr;
+}
+
+static int send_next_row(tern_moe *moe, bool stream, uint32_t source, const struct tern_combine *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
+	uint32_t row = s->combine_at.row, first = home_first(moe, source);
+	union header_copy copy;
+	int rc;
+
+	if (!header_take(moe, header_at(moe, region, row), &copy) || !positions_fit(s, &copy.header) ||
+		!follows(s, first, &copy.header)) {
+		fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)", row, source,
+			args->slot, s->epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
+	}
+	rc = send_row_home(moe, args->slot, stream, source, args, &copy.header);
+	if (rc)
+		return rc;
+	s->sent[first].nr += results_of_row(moe, copy.header.nr_routes);
+	s->combine_at.row++;
+	s->combine_at.result = 0;
+	return 0;
+}
+
+/* To the homes of one group of replicas. */
+static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool released)
+{
+	const struct slot *s = &moe->slots[slot];
+	uint32_t rows = 0;
+	int rc = 0;
+
+	for (uint32_t r = first; r < first + moe->config.replica_ranks; r++)
+		rows += s->rows_from[r];
+	for (uint32_t home = first; home < first + moe->config.replica_ranks && !rc; home++) {
+		struct publication p = {.slot = slot, .kind = WORD_COMBINE, .phase = TERN_PHASE_COMBINE};
+
+		p.count = released ? WORD_RELEASED : rows;
+		if (!released)
+			moe->stats.combine_bytes += (uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
+		if (!released && !moe->windows[home])
+			results_publication(moe, slot, home, &p);
+		rc = path_publish(moe, home, &p);
+	}
+	return rc;
+}
+
+/* Starting after this rank's own, so that not all ranks serve the same home first, and the own one, which needs no
+ * network, last. */
+static uint32_t nth_source(const tern_moe *moe, uint32_t i)
+{
+	return (home_first(moe, moe->rank) + moe->config.replica_ranks + i) % moe->nr_ranks;
+}
+
+static int publish_results(tern_moe *moe, uint32_t slot, bool released)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i += moe->config.replica_ranks)
+		rc = publish_group(moe, slot, nth_source(moe, i), released);
+	return rc;
+}
+
+/* In low latency a home gets its word as soon as its own results are stored, so that they travel while the next are
+ * summed: the word gives the home's region back and nothing else, and of that all headers have been read. In high
+ * throughput the home's next rows land where the caller's y may lie, so all of y has to be read first. */
+static int source_done(tern_moe *moe, uint32_t slot, bool stream)
+{
+	struct combine_at *at = &moe->slots[slot].combine_at;
+	uint32_t source = nth_source(moe, at->nr_sources);
+
+	at->nr_sources++;
+	at->row = 0;
+	if (moe->config.mode != TERN_LOW_LATENCY || at->nr_sources % moe->config.replica_ranks)
+		return 0;
+	if (stream)
+		stream_fence();
+	return publish_group(moe, slot, home_first(moe, source), false);
+}
+
+/* A group of replicas is one home. */
+static int send_results(tern_moe *moe, const struct tern_combine *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	bool stream = s->nr_rows * moe->layout.combine_row_bytes > moe->stream_bytes;
+	int rc = 0, flushed;
+
+	while (s->combine_at.nr_sources < moe->nr_ranks && !rc) {
+		uint32_t source = nth_source(moe, s->combine_at.nr_sources);
+
+		while (s->combine_at.row < s->rows_from[source] && !rc)
+			rc = send_next_row(moe, stream, source, args);
+		rc = rc ? rc : source_done(moe, args->slot, stream);
+	}
+	if (stream)
+		stream_fence();
+	flushed = rc && rc != TERN_ERR_TIMEOUT ? 0 : results_flush(moe, args->slot);
+	return flushed ? flushed : rc;
+}
+
+/* joined: the second half is called with the first, and goes on if that is done. */
+static int check_combine(tern_moe *moe, const struct tern_combine *args, bool joined)
+{
+	const char *call = joined ? "tern_combine" : "tern_combine_send";
+	enum slot_state state;
+	int rc;
+
+	rc = slot_check(moe, args->slot, call);
+	if (rc)
+		return rc;
+	state = moe->slots[args->slot].state;
+	if (state != SLOT_RECEIVED && state != SLOT_COMBINING &&
+		!(joined && state == SLOT_COMBINED))
+		return slot_wrong_state(moe, args->slot, call);
+	return arguments_y(moe, args);
+}
+
+static int begin_results(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = path_begin(moe, slot, WORD_COMBINE);
+
+	if (rc)
+		return rc;
+	memset(s->sent, 0, moe->nr_ranks * sizeof(*s->sent));
+	memset(&s->combine_at, 0, sizeof(s->combine_at));
+	s->state = SLOT_COMBINING;
+	return 0;
+}
+
+/* Arguments have been checked. Called again after a time-out, it goes on where it was. */
+static int send_all_home(tern_moe *moe, const struct tern_combine *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	int rc = s->state == SLOT_RECEIVED ? begin_results(moe, args->slot) : 0;
+
+	rc = rc ? rc : send_results(moe, args);
+	if (!rc && moe->config.mode == TERN_HIGH_THROUGHPUT)
+		rc = publish_results(moe, args->slot, false);
+	if (rc)
+		return rc;
+	s->state = SLOT_COMBINED;
+	return 0;
+}
+
+int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
+{
+	struct tern_combine room;
+	int rc;
+
+	args = struct_in(&kind_combine, args, &room);
+	if (!args)
+		return TERN_ERR_INVALID;
+	if (moe && moe->device)
+		return device_combine_send(moe, args);
+	rc = check_combine(moe, args, false);
+	return rc ? rc : send_all_home(moe, args);
+}
+
+int tern_release(tern_moe *moe, uint32_t slot)
+{
+	int rc;
+
+	if (moe && moe->device)
+		return device_release(moe, slot);
+	rc = slot_check(moe, slot, "tern_release");
+	if (rc)
+		return rc;
+	if (moe->slots[slot].state != SLOT_RECEIVED)
+		return slot_wrong_state(moe, slot, "tern_release");
+	rc = publish_results(moe, slot, true);
+	if (rc)
+		return rc;
+	moe->slots[slot].state = SLOT_RELEASED;
+	return 0;
+}
+
+static int check_results(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint32_t rows = word_count(
+			arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r))));
+
+		if (rows == s->rows_home[r] || rows == WORD_UNCOUNTED)
+			continue;
+		if (rows == WORD_RELEASED)
+			fail(TERN_ERR_PROTOCOL, "rank %u released what rank %u combines (slot %u, epoch %u)", r,
+				moe->rank, slot, s->epoch);
+		else
+			fail(TERN_ERR_PROTOCOL, "rank %u sent %u rows home to rank %u; %u were due (slot %u, epoch %u)",
+				r, rows, moe->rank, s->rows_home[r], slot, s->epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+	}
+	return 0;
+}
+
+/* The results that came home for one token, in the order of their sum: of ranks, or of k. */
+static uint32_t results_of_token(
+	tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token, const void **results, float *weights)
+{
+	uint32_t topk = moe->config.topk, nr = 0;
+	const int32_t *physical = s->physical + (size_t)token * topk;
+	const void *of_k[TERN_MAX_TOPK];
+	struct token_rows rows;
+
+	plan_token(&moe->placement, physical, topk, &rows);
+	for (uint32_t i = 0; i < rows.nr_rows; i++) {
+		uint32_t *next = home_counter(moe, moe->home_next, rows.rows[i].rank, token);
+
+		if (moe->config.reduce == TERN_REDUCE_EXPERT) {
+			results[nr++] = own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
+			continue;
+		}
+		for (uint32_t j = 0; j < rows.rows[i].nr; j++)
+			of_k[rows.k[rows.rows[i].first + j]] =
+				own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
+	}
+	for (uint32_t k = 0; k < topk && moe->config.reduce == TERN_REDUCE_HOME; k++)
+		if (physical[k] >= 0) {
+			results[nr] = of_k[k];
+			weights[nr++] = s->weights[(size_t)token * topk + k];
+		}
+	return nr;
+}
+
+static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t stride)
+{
+	const struct slot *s = &moe->slots[slot];
+	bool weighted = moe->config.reduce == TERN_REDUCE_HOME && moe->config.weights == TERN_WEIGHTS_COMBINE;
+	const void *rows[TERN_MAX_TOPK];
+	float weights[TERN_MAX_TOPK];
+
+	memcpy(moe->home_next, s->home_start,
+		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
+	for (uint32_t t = 0; t < s->nr_tokens; t++) {
+		uint32_t nr = results_of_token(moe, s, slot, t, rows, weights);
+
+		reduce_rows(moe->config.combine_dtype, rows, weighted ? weights : NULL, nr, moe->config.hidden,
+			out + t * stride);
+	}
+}
+
+/* Arguments have been checked. */
+static int receive_results(tern_moe *moe, uint32_t slot, void *out, size_t stride)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
+
+	rc = rc ? rc : check_results(moe, slot);
+	if (rc)
+		return rc;
+	sum_at_home(moe, slot, out, stride ? stride : moe->layout.combine_row_bytes);
+	s->epoch++;
+	s->state = SLOT_IDLE;
+	return 0;
+}
+
+int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
+{
+	int rc;
+
+	if (moe && moe->device)
+		return device_combine_recv(moe, slot, out, out_stride);
+	rc = slot_check(moe, slot, "tern_combine_recv");
+	if (!rc && moe->slots[slot].state != SLOT_COMBINED)
+		rc = slot_wrong_state(moe, slot, "tern_combine_recv");
+	rc = rc ? rc : arguments_out(moe, slot, out, out_stride);
+	return rc ? rc : receive_results(moe, slot, out, out_stride);
+}
+
+/* Called again after a time-out in its second half, it goes on there. */
+int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride)
+{
+	struct tern_combine room;
+	int rc;
+
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "tern_combine: moe is NULL");
+	args = struct_in(&kind_combine, args, &room);
+	if (!args)
+		return TERN_ERR_INVALID;
+	if (moe->device)
+		return device_combine(moe, args, out, out_stride);
+	rc = check_combine(moe, args, true);
+	rc = rc ? rc : arguments_out(moe, args->slot, out, out_stride);
+	if (!rc && moe->slots[args->slot].state != SLOT_COMBINED)
+		rc = send_all_home(moe, args);
+	return rc ? rc : receive_results(moe, args->slot, out, out_stride);
+}

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The second half: rows from all sources in the layout that experts want. */
+#include <string.h>
+
+#include "exchange/arguments.h"
+#include "gpu/host/device.h"
+#include "exchange/dispatch_send.h"
+#include "base/error.h"
+#include "exchange/exchange.h"
+#include "exchange/cpu/kernels/kernels.h"
+#include "exchange/rows.h"
+#include "base/struct_size.h"
+#include "exchange/wait.h"
+
+/* How many rows each source announced; high throughput knows already. */
+static int check_words(tern_moe *moe, uint32_t slot)
+{
+	const struct layout *l = &moe->layout;
+	struct slot *s = &moe->slots[slot];
+	bool known = moe->config.mode == TERN_HIGH_THROUGHPUT;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint32_t rows =
+			word_count(arrival_observe((struct arrival *)own(moe, layout_word(l, slot, WORD_DISPATCH, r))));
+
+		if (rows > l->share_tokens || (known && rows != s->rows_from[r])) {
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u announced %u rows to rank %u; %u were %s (slot %u, epoch %u)", r, rows, moe->rank,
+				known ? s->rows_from[r] : l->share_tokens, known ? "due" : "possible", slot, s->epoch);
+			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+		}
+		s->rows_from[r] = rows;
+	}
+	return 0;
+}
+
+static void add_up_experts(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+
+	memset(s->counts, 0, moe->nr_local * sizeof(*s->counts));
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		const struct region_head *head =
+			(const struct region_head *)own(moe, layout_region(&moe->layout, slot, r));
+
+		for (uint32_t e = 0; e < moe->nr_local; e++)
+			s->counts[e] += head->rows_of[e];
+	}
+}
+
+/* counts are known (BY_SOURCE: rows_from); from them offsets, rows and extent. False: more rows than correct peers
+ * could send. */
+static bool set_offsets(tern_moe *moe, struct slot *s)
+{
+	uint32_t nr = moe->nr_local;
+	uint64_t end = 0;
+	bool fits = true;
+
+	if (moe->config.layout == TERN_BY_SOURCE) {
+		nr = moe->nr_ranks;
+		memcpy(s->counts, s->rows_from, nr * sizeof(*s->counts));
+	}
+	s->nr_rows = 0;
+	for (uint32_t i = 0; i < nr; i++) {
+		s->nr_rows += s->counts[i];
+		fits &= s->counts[i] <= moe->layout.capacity;
+		if (moe->config.layout == TERN_PADDED)
+			s->offsets[i] = i * moe->layout.capacity;
+		else
+			s->offsets[i] =
+				moe->config.layout == TERN_CONTIGUOUS ? align_up(end, moe->config.alignment) : end;
+		end = s->offsets[i] + s->counts[i];
+	}
+	s->extent = moe->config.layout == TERN_PADDED ? nr * moe->layout.capacity : end;
+	return fits && s->extent <= moe->layout.positions;
+}
+
+static int bad_row(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t row)
+{
+	fail(TERN_ERR_PROTOCOL, "row %u from rank %u contradicts its counts (slot %u, epoch %u)", row, source, slot,
+		moe->slots[slot].epoch);
+	return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
+}
+
+/* Low latency: one row from its region to its positions, which combine finds in the header. */
+static bool unpack_row(
+	tern_moe *moe, struct slot *s, bool stream, uint32_t source, struct row_header *shared, uint64_t *next_row)
+{
+	const struct layout *l = &moe->layout;
+	const uint8_t *payload = (const uint8_t *)shared + l->header_bytes;
+	struct row_source row = {payload, payload + l->payload_bytes};
+	union header_copy copy;
+
+	if (!header_take(moe, shared, &copy))
+		return false;
+	for (uint32_t i = 0; i < copy.header.nr_routes; i++) {
+		const struct route *route = &copy.header.routes[i];
+		uint64_t position;
+
+		if (route->expert >= moe->nr_local)
+			return false;
+		if (moe->config.layout == TERN_BY_SOURCE) {
+			shared->routes[i].position = (uint32_t)*next_row;
+			continue;
+		}
+		if (moe->cursor[route->expert] >= s->counts[route->expert])
+			return false;
+		position = s->offsets[route->expert] + moe->cursor[route->expert]++;
+		shared->routes[i].position = (uint32_t)position;
+		row_store(moe, stream, s->x, s->scales, position, &row);
+		row_describe(moe, s->output, position, source, &copy.header, route);
+	}
+	if (moe->config.layout == TERN_BY_SOURCE) {
+		row_store(moe, stream, s->x, s->scales, *next_row, &row);
+		row_describe(moe, s->output, *next_row, source, &copy.header, NULL);
+	}
+	++*next_row;
+	return true;
+}
+
+/* Rows that were counted and did not come would leave holes in what the caller gets. */
+static int check_complete(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	for (uint32_t e = 0; e < moe->nr_local && moe->config.layout != TERN_BY_SOURCE; e++) {
+		if (moe->cursor[e] == s->counts[e])
+			continue;
+		fail(TERN_ERR_PROTOCOL,
+			"%u rows came for local expert %u of rank %u; its peers had counted %u (slot %u, epoch %u)",
+			moe->cursor[e], e, moe->rank, s->counts[e], slot, s->epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
+	}
+	return 0;
+}
+
+static int unpack_rows(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	uint64_t next_row = 0;
+	bool stream = s->nr_rows * moe->layout.payload_bytes > moe->stream_bytes;
+
+	memset(moe->cursor, 0, moe->layout.max_local * sizeof(*moe->cursor));
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint8_t *region = own(moe, layout_region(&moe->layout, slot, r));
+
+		for (uint32_t i = 0; i < s->rows_from[r]; i++)
+			if (!unpack_row(moe, s, stream, r, header_at(moe, region, i), &next_row))
+				return bad_row(moe, slot, r, i);
+	}
+	if (stream)
+		stream_fence();
+	return check_complete(moe, slot);
+}
+
+static void choose_output(const tern_moe *moe, struct slot *s, const struct tern_received *received)
+{
+	s->x = received->into_x ? received->into_x : s->output + moe->layout.output.x;
+	s->scales = received->into_x ? received->into_scales : s->output + moe->layout.output.scales;
+}
+
+static void describe_received(const tern_moe *moe, const struct slot *s, struct tern_received *received)
+{
+	const struct output_layout *o = &moe->layout.output;
+	bool by_source = moe->config.layout == TERN_BY_SOURCE;
+
+	received->x = s->x;
+	received->scales = moe->layout.scales_bytes ? s->scales : NULL;
+	received->counts = s->counts;
+	received->offsets = s->offsets;
+	received->rows = (const struct tern_row *)(s->output + o->rows);
+	received->topk_ids = by_source ? (const int32_t *)(s->output + o->topk_ids) : NULL;
+	received->topk_weights = by_source ? (const float *)(s->output + o->topk_weights) : NULL;
+	received->nr_rows = s->nr_rows;
+	received->extent = s->extent;
+}
+
+/* Arguments have been checked. */
+static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);
+
+	rc = rc ? rc : check_words(moe, slot);
+	if (rc)
+		return rc;
+	choose_output(moe, s, received);
+	if (moe->config.mode == TERN_LOW_LATENCY && moe->config.layout != TERN_BY_SOURCE)
+		add_up_experts(moe, slot);
+	if (!set_offsets(moe, s)) {
+		fail(TERN_ERR_PROTOCOL, "%llu rows came to rank %u, more than its peers may send (slot %u, epoch %u)",
+			(unsigned long long)s->nr_rows, moe->rank, slot, s->epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
+	}
+	if (moe->config.mode == TERN_LOW_LATENCY)
+		rc = unpack_rows(moe, slot);
+	if (rc)
+		return rc;
+	moe->stats.rows_received += s->nr_rows;
+	describe_received(moe, s, received);
+	s->state = SLOT_RECEIVED;
+	return 0;
+}
+
+static int dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
+{
+	int rc;
+
+	if (moe && moe->device)
+		return device_dispatch_recv(moe, slot, received);
+	rc = slot_check(moe, slot, "tern_dispatch_recv");
+	if (!rc && moe->slots[slot].state != SLOT_DISPATCHED)
+		rc = slot_wrong_state(moe, slot, "tern_dispatch_recv");
+	rc = rc ? rc : arguments_received(moe, received, "tern_dispatch_recv");
+	return rc ? rc : receive(moe, slot, received);
+}
+
+int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *theirs)
+{
+	struct tern_received room, *received = struct_in(&kind_received, theirs, &room);
+	int rc = received ? dispatch_recv(moe, slot, received) : TERN_ERR_INVALID;
+
+	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
+}
+
+/* Called again after a time-out in its second half, it goes on there. */
+static int dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received)
+{
+	int rc;
+
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "tern_dispatch: moe is NULL");
+	if (moe->device)
+		return device_dispatch(moe, args, received);
+	rc = dispatch_check(moe, args, true);
+	rc = rc ? rc : arguments_received(moe, received, "tern_dispatch");
+	if (!rc && moe->slots[args->slot].state != SLOT_DISPATCHED)
+		rc = dispatch_send(moe, args);
+	return rc ? rc : receive(moe, args->slot, received);
+}
+
+int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *theirs)
+{
+	struct tern_received room, *received = struct_in(&kind_received, theirs, &room);
+	struct tern_dispatch args_room;
+	int rc;
+
+	args = received ? struct_in(&kind_dispatch, args, &args_room) : NULL;
+	rc = args ? dispatch(moe, args, received) : TERN_ERR_INVALID;
+	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
+}

@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first half: tokens to the ranks of their experts. */
+#include <string.h>
+
+#include "exchange/arguments.h"
+#include "path/chunk.h"
+#include "gpu/host/device.h"
+#include "exchange/dispatch_send.h"
+#include "base/error.h"
+#include "exchange/exchange.h"
+#include "exchange/cpu/kernels/kernels.h"
+#include "path/lanes.h"
+#include "path/path.h"
+#include "exchange/plan.h"
+#include "exchange/routes.h"
+#include "exchange/rows.h"
+#include "base/struct_size.h"
+#include "exchange/wait.h"
+
+struct row_source dispatch_payload(
+	const tern_moe *moe, const struct tern_dispatch *args, uint32_t token, const struct row_place *converted)
+{
+	const struct tern_moe_config *c = &moe->config;
+	const uint8_t *x =
+		(const uint8_t *)args->x + (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
+
+	if (c->x_dtype != c->dispatch_dtype) {
+		quantise_row(x, c->x_dtype, c->hidden, c->scale, converted->payload, converted->scales);
+		return (struct row_source){converted->payload, converted->scales};
+	}
+	return (struct row_source){x,
+		args->scales
+			? (const uint8_t *)args->scales +
+				  (size_t)token * (args->scales_stride ? args->scales_stride : moe->layout.scales_bytes)
+			: NULL};
+}
+
+void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows,
+	uint32_t row, struct row_header *header)
+{
+	uint32_t *home_next = home_counter(moe, s->home_next, rows->rows[row].rank, token);
+
+	header->token = token;
+	header->nr_routes = rows->rows[row].nr;
+	header->home_row = *home_next;
+	*home_next += results_of_row(moe, header->nr_routes);
+	for (uint32_t i = 0; i < rows->rows[row].nr; i++) {
+		uint32_t k = rows->k[rows->rows[row].first + i];
+		size_t index = (size_t)token * moe->config.topk + k;
+
+		header->routes[i] = (struct route){.expert = (uint16_t)moe->placement.local[s->physical[index]],
+			.k = (uint16_t)k,
+			.weight = s->weights[index]};
+	}
+}
+
+/* Where the row goes, as the counts of all have settled it. */
+static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, const struct token_rows *rows,
+	uint32_t row, struct row_header *header)
+{
+	bool by_source = moe->config.layout == TERN_BY_SOURCE;
+	uint64_t position = by_source ? s->place[rank]++ : 0;
+
+	for (uint32_t i = 0; i < header->nr_routes; i++) {
+		size_t index = (size_t)header->token * moe->config.topk + rows->k[rows->rows[row].first + i];
+
+		header->routes[i].position = (uint32_t)(by_source ? position : s->place[s->physical[index]]++);
+	}
+}
+
+/* Not mapped, and reached through its node's gateway. */
+static bool goes_by_lane(const tern_moe *moe, uint32_t rank)
+{
+	return !moe->windows[rank];
+}
+
+static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows, uint32_t row,
+	uint32_t token, const struct row_source *source)
+{
+	struct slot *s = &moe->slots[slot];
+	uint32_t rank = rows->rows[row].rank;
+	struct row_header *shared = header_at(moe, path_region(moe, slot, rank), s->row_of[rank]++);
+	union header_copy copy;
+
+	dispatch_header(moe, s, token, rows, row, &copy.header);
+	take_places(moe, s, rank, rows, row, &copy.header);
+	rows_place(moe, stream, path_window(moe, rank, layout_output(&moe->layout, slot)), moe->rank, &copy.header,
+		source);
+	memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
+}
+
+/* The next of a token's rows, from `row` on, for a rank of that node; nr_rows: none. */
+static uint32_t next_to_node(const tern_moe *moe, const struct token_rows *rows, uint32_t row, uint32_t node)
+{
+	while (row < rows->nr_rows && moe->nodes.node_of[rows->rows[row].rank] != node)
+		row++;
+	return row;
+}
+
+/* Whether `row` goes by a lane and is the first of its token to that node. */
+static bool leads_to_node(const tern_moe *moe, const struct token_rows *rows, uint32_t row)
+{
+	uint32_t rank = rows->rows[row].rank;
+
+	return goes_by_lane(moe, rank) && next_to_node(moe, rows, 0, moe->nodes.node_of[rank]) == row;
+}
+
+/* Once for all ranks of a node: `row` is the first of them. */
+static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *rows, uint32_t row, uint32_t token,
+	const struct row_source *source)
+{
+	struct slot *s = &moe->slots[slot];
+	uint32_t node = moe->nodes.node_of[rows->rows[row].rank];
+	struct chunk_writer *writer = lanes_writer(moe, node);
+	union header_copy copy;
+
+	chunk_row_begin(writer);
+	for (; row < rows->nr_rows; row = next_to_node(moe, rows, row + 1, node)) {
+		uint32_t rank = rows->rows[row].rank;
+
+		dispatch_header(moe, s, token, rows, row, &copy.header);
+		take_places(moe, s, rank, rows, row, &copy.header);
+		chunk_row_place(writer, rank, s->row_of[rank]++, &copy.header);
+	}
+	chunk_row_end(writer, &moe->layout, source);
+}
+
+/* Room for a token's rows to all nodes, before any of them is stored: a time-out leaves no token half sent. */
+static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < rows->nr_rows && !rc; i++) {
+		uint32_t node = moe->nodes.node_of[rows->rows[i].rank], nr_places = 0, nr_routes = 0;
+
+		if (!leads_to_node(moe, rows, i))
+			continue;
+		for (uint32_t j = i; j < rows->nr_rows; j = next_to_node(moe, rows, j + 1, node)) {
+			nr_places++;
+			nr_routes += rows->rows[j].nr;
+		}
+		rc = lanes_room(moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
+	}
+	return rc;
+}
+
+static int send_token(tern_moe *moe, uint32_t slot, bool stream, const struct tern_dispatch *args, uint32_t token)
+{
+	struct token_rows rows;
+	struct row_place scratch = {moe->scratch, moe->scratch + align_up(moe->layout.payload_bytes, 16)};
+	struct row_source source;
+	int rc = 0;
+
+	plan_token(
+		&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk, moe->config.topk, &rows);
+	if (moe->engine)
+		rc = make_room(moe, slot, &rows);
+	if (rc)
+		return rc;
+	if (rows.nr_rows)
+		source = dispatch_payload(moe, args, token, &scratch);
+	for (uint32_t i = 0; i < rows.nr_rows; i++)
+		if (!goes_by_lane(moe, rows.rows[i].rank))
+			send_row(moe, slot, stream, &rows, i, token, &source);
+		else if (leads_to_node(moe, &rows, i))
+			send_to_node(moe, slot, &rows, i, token, &source);
+	return 0;
+}
+
+static void begin_rows(tern_moe *moe, struct slot *s)
+{
+	memset(s->row_of, 0, moe->nr_ranks * sizeof(*s->row_of));
+	memset(s->chunks_to, 0, moe->nodes.nr_nodes * sizeof(*s->chunks_to));
+	memcpy(s->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_next));
+	s->next_token = moe->rank - home_first(moe, moe->rank);
+	s->next_node = 0;
+	s->state = SLOT_SENDING;
+}
+
+static int send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *args)
+{
+	struct slot *s = &moe->slots[slot];
+	bool stream = routes_bytes(moe, s) > moe->stream_bytes;
+	int rc = 0, flushed;
+
+	while (s->next_token < s->nr_tokens && !rc) {
+		rc = send_token(moe, slot, stream, args, s->next_token);
+		s->next_token += rc ? 0 : moe->config.replica_ranks;
+	}
+	if (stream)
+		stream_fence();
+	flushed = rc == TERN_ERR_TIMEOUT ? lanes_flush(moe, slot) : 0;
+	return flushed ? flushed : rc;
+}
+
+static enum word_kind counts_word(uint32_t epoch)
+{
+	return epoch & 1 ? WORD_COUNTS_ODD : WORD_COUNTS_EVEN;
+}
+
+/* All are filled in before one is sent: ranks that are not mapped share a place. */
+static int send_all_counts(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+	struct publication p = {.slot = slot,
+		.kind = counts_word(s->epoch),
+		.phase = TERN_PHASE_COUNTS,
+		.offset = layout_counts(&moe->layout, slot, s->epoch, moe->rank),
+		.bytes = moe->layout.counts_bytes};
+	int rc = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint32_t *counts = (uint32_t *)path_counts(moe, slot, r);
+
+		memcpy(counts, s->routes_to, moe->placement.nr_physical * sizeof(*counts));
+		memcpy(counts + moe->placement.nr_physical, s->rows_to, moe->nr_ranks * sizeof(*counts));
+	}
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+		p.from = path_counts(moe, slot, r);
+		p.count = s->rows_to[r];
+		rc = path_publish(moe, r, &p);
+	}
+	return rc;
+}
+
+/* Copies all counts out of shared memory, where peers could still change them, and holds them against what is possible:
+ * rows are placed in peers' windows by them. */
+static int take_counts(tern_moe *moe, uint32_t slot)
+{
+	const struct layout *l = &moe->layout;
+	struct slot *s = &moe->slots[slot];
+	const uint32_t *mine = (const uint32_t *)(moe->all_counts + moe->rank * l->counts_bytes);
+
+	memcpy(moe->all_counts, own(moe, layout_counts(l, slot, s->epoch, 0)), l->nr_ranks * l->counts_bytes);
+	for (uint32_t r = 0; r < l->nr_ranks; r++) {
+		const uint32_t *counts = (const uint32_t *)(moe->all_counts + r * l->counts_bytes);
+		uint32_t most = 0;
+
+		for (uint32_t i = 0; i < l->nr_physical + l->nr_ranks; i++)
+			most = counts[i] > most ? counts[i] : most;
+		if (most > l->share_tokens) {
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u counted %u rows for one expert or rank; %u are possible (slot %u, epoch %u)",
+				r, most, l->share_tokens, slot, s->epoch);
+			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+		}
+	}
+	if (!memcmp(mine, s->routes_to, l->nr_physical * sizeof(*mine)) &&
+		!memcmp(mine + l->nr_physical, s->rows_to, l->nr_ranks * sizeof(*mine)))
+		return 0;
+	fail(TERN_ERR_PROTOCOL, "rank %u's own counts were overwritten (slot %u, epoch %u)", moe->rank, slot, s->epoch);
+	return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
+}
+
+/* All counts are here: where this rank's rows go, and what it will receive. Every rank adds up the same numbers, so all
+ * come to the same verdict on capacity. */
+static int place_all_rows(tern_moe *moe, uint32_t slot)
+{
+	const struct layout *l = &moe->layout;
+	struct slot *s = &moe->slots[slot];
+	uint64_t *spans = moe->totals + l->nr_physical;
+	struct plan_counts counts = {moe->all_counts, l->counts_bytes, l->nr_ranks, l->nr_physical};
+	struct plan_limits limits = {moe->config.layout, moe->config.alignment, l->capacity};
+	int over, rc = take_counts(moe, slot);
+
+	if (rc)
+		return rc;
+	over = plan_places(&moe->placement, &counts, &limits, moe->rank, s->place, moe->totals);
+	if (over >= 0) {
+		s->epoch++;
+		s->state = SLOT_IDLE;
+		return fail(TERN_ERR_CAPACITY,
+			"rank %d would receive more than its capacity of %llu rows%s (slot %u, epoch %u); no row was "
+			"sent",
+			over, (unsigned long long)l->capacity,
+			moe->config.layout == TERN_PADDED ? " for one expert" : "", slot, s->epoch - 1);
+	}
+	s->extent = spans[moe->rank];
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		s->rows_from[r] = ((const uint32_t *)(counts.counts + r * counts.stride))[l->nr_physical + moe->rank];
+	for (uint32_t p = 0; p < l->nr_physical && moe->config.layout != TERN_BY_SOURCE; p++)
+		if (moe->placement.rank[p] == moe->rank)
+			s->counts[moe->placement.local[p]] = (uint32_t)moe->totals[p];
+	return 0;
+}
+
+static int wait_for_released(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
+
+	if (rc)
+		return rc;
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint64_t word =
+			arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r)));
+
+		if (word_count(word) != WORD_RELEASED) {
+			fail(TERN_ERR_PROTOCOL, "rank %u combined what rank %u released (slot %u, epoch %u)", r,
+				moe->rank, slot, s->epoch);
+			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+		}
+	}
+	s->epoch++;
+	s->state = SLOT_IDLE;
+	return 0;
+}
+
+static int send_counts_first(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = 0;
+
+	if (s->state == SLOT_IDLE) {
+		rc = path_begin(moe, slot, counts_word(s->epoch));
+		rc = rc ? rc : send_all_counts(moe, slot);
+		if (rc)
+			return rc;
+		s->state = SLOT_COUNTED;
+	}
+	rc = wait_for_all(moe, slot, counts_word(s->epoch), TERN_PHASE_COUNTS);
+	return rc ? rc : place_all_rows(moe, slot);
+}
+
+/* Timed out before, and called again. */
+static bool goes_on(const struct slot *s, bool joined)
+{
+	return s->state == SLOT_COUNTED || s->state == SLOT_SENDING || s->state == SLOT_FINISHING ||
+	       (joined && s->state == SLOT_DISPATCHED);
+}
+
+int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
+{
+	const char *call = joined ? "tern_dispatch" : "tern_dispatch_send";
+	const struct slot *s;
+	int rc;
+
+	rc = slot_check(moe, args->slot, call);
+	if (rc)
+		return rc;
+	s = &moe->slots[args->slot];
+	if (goes_on(s, joined) && s->nr_tokens != args->nr_tokens)
+		return fail(TERN_ERR_INVALID,
+			"dispatch: called again with %u tokens; it was begun with %u",
+			args->nr_tokens, s->nr_tokens);
+	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && !goes_on(s, joined))
+		return slot_wrong_state(moe, args->slot, call);
+	return arguments_dispatch(moe, args);
+}
+
+/* To ranks that are mapped: rows for the others left by lanes. */
+static int publish_rows(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+	struct publication p = {.slot = slot, .kind = WORD_DISPATCH, .phase = TERN_PHASE_DISPATCH};
+	int rc = 0;
+
+	/* Starting after itself, so that the ranks do not all ring the same one. */
+	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
+		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
+
+		if (goes_by_lane(moe, r))
+			continue;
+		p.count = s->rows_to[r];
+		rc = path_publish(moe, r, &p);
+	}
+	return rc;
+}
+
+/* What has to be waited for before anything is stored for other ranks. */
+static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
+{
+	int rc = 0;
+
+	if (s->state != SLOT_COUNTED) {
+		rc = routes_read(moe, s, args);
+		if (!rc && s->state == SLOT_RELEASED)
+			rc = wait_for_released(moe, args->slot);
+		rc = rc ? rc : path_begin(moe, args->slot, WORD_DISPATCH);
+		if (rc)
+			return rc;
+		routes_count(moe, s, args);
+	}
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+		rc = send_counts_first(moe, args->slot);
+	if (!rc)
+		begin_rows(moe, s);
+	return rc;
+}
+
+/* High throughput: every row to its final place, or on its way there. */
+static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	int rc = 0;
+
+	if (s->state == SLOT_SENDING) {
+		rc = send_rows(moe, args->slot, args);
+		rc = rc ? rc : publish_rows(moe, args->slot);
+		s->state = rc ? s->state : SLOT_FINISHING;
+	}
+	return rc || !moe->engine ? rc : lanes_finish(moe, args->slot);
+}
+
+/* Called again after a time-out, it goes on where it was. */
+int dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+	int rc = 0;
+
+	if (s->state != SLOT_SENDING && s->state != SLOT_FINISHING)
+		rc = prepare_round(moe, s, args);
+	if (!rc && moe->config.mode == TERN_LOW_LATENCY)
+		rc = dispatch_send_ll(moe, args);
+	else if (!rc)
+		rc = send_placed_rows(moe, args);
+	if (rc)
+		return rc;
+	routes_account(moe, s);
+	s->state = SLOT_DISPATCHED;
+	return 0;
+}
+
+int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct tern_dispatch room;
+	int rc;
+
+	args = struct_in(&kind_dispatch, args, &room);
+	if (!args)
+		return TERN_ERR_INVALID;
+	if (moe && moe->device)
+		return device_dispatch_send(moe, args);
+	rc = dispatch_check(moe, args, false);
+	return rc ? rc : dispatch_send(moe, args);
+}

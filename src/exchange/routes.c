@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "exchange/routes.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "exchange/plan.h"
+
+static int64_t topk_id(const struct tern_dispatch *args, size_t index)
+{
+	return args->topk_ids_bits == 64 ? ((const int64_t *)args->topk_ids)[index]
+					 : ((const int32_t *)args->topk_ids)[index];
+}
+
+int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
+{
+	uint32_t topk = moe->config.topk;
+
+	memset(moe->seen, 0, moe->config.nr_experts * sizeof(*moe->seen));
+	for (uint32_t t = 0; t < args->nr_tokens; t++)
+		for (uint32_t k = 0; k < topk; k++) {
+			size_t index = (size_t)t * topk + k;
+			int64_t id = topk_id(args, index);
+
+			if (id < -1 || id >= (int64_t)moe->config.nr_experts)
+				return fail(TERN_ERR_INVALID,
+					"dispatch: topk_ids[%u][%u] is %lld; experts are 0 to %u, or -1", t, k,
+					(long long)id, moe->config.nr_experts - 1);
+			s->physical[index] = -1;
+			if (id < 0)
+				continue;
+			if (moe->seen[id] == t + 1)
+				return fail(TERN_ERR_INVALID,
+					"dispatch: topk_ids[%u] names expert %lld twice, again at column %u", t,
+					(long long)id, k);
+			moe->seen[id] = t + 1;
+			s->physical[index] =
+				(int32_t)placement_choose(&moe->placement, (uint32_t)id, token_source(moe, t), t);
+		}
+	return 0;
+}
+
+static void count_rows(tern_moe *moe, struct slot *s)
+{
+	struct token_rows rows;
+	uint32_t topk = moe->config.topk;
+
+	memset(s->rows_to, 0, moe->nr_ranks * sizeof(*s->rows_to));
+	memset(s->rows_home, 0, moe->nr_ranks * sizeof(*s->rows_home));
+	memset(s->home_start, 0, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_start));
+	memset(s->routes_to, 0, moe->placement.nr_physical * sizeof(*s->routes_to));
+	for (uint32_t t = 0; t < s->nr_tokens; t++) {
+		const int32_t *physical = s->physical + (size_t)t * topk;
+		bool mine = token_source(moe, t) == moe->rank;
+
+		plan_token(&moe->placement, physical, topk, &rows);
+		for (uint32_t i = 0; i < rows.nr_rows; i++) {
+			s->rows_home[rows.rows[i].rank]++;
+			s->rows_to[rows.rows[i].rank] += mine;
+			*home_counter(moe, s->home_start, rows.rows[i].rank, t) += results_of_row(moe, rows.rows[i].nr);
+		}
+		for (uint32_t k = 0; k < topk && mine; k++)
+			if (physical[k] >= 0)
+				s->routes_to[physical[k]]++;
+	}
+}
+
+/* From how many results to where they begin: by expert's rank, then by the replica that sent the token. So what comes
+ * from one rank lies together, in the order of its tokens. */
+static void place_results(tern_moe *moe, struct slot *s)
+{
+	uint32_t next = 0;
+
+	for (uint32_t i = 0; i < moe->nr_ranks * moe->config.replica_ranks; i++) {
+		uint32_t results = s->home_start[i];
+
+		s->home_start[i] = next;
+		next += results;
+	}
+}
+
+void routes_count(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
+{
+	size_t routes = (size_t)args->nr_tokens * moe->config.topk;
+
+	s->nr_tokens = args->nr_tokens;
+	for (size_t i = 0; i < routes; i++)
+		s->weights[i] = args->topk_weights ? args->topk_weights[i] : 1.0f;
+	count_rows(moe, s);
+	place_results(moe, s);
+}
+
+/* A row is stored once for each rank, or straight into every place where it belongs. */
+uint64_t routes_bytes(const tern_moe *moe, const struct slot *s)
+{
+	const struct layout *l = &moe->layout;
+	bool in_place = moe->config.mode == TERN_HIGH_THROUGHPUT && moe->config.layout != TERN_BY_SOURCE;
+	uint64_t rows = 0, routes = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		rows += s->rows_to[r];
+	for (uint32_t p = 0; p < moe->placement.nr_physical; p++)
+		routes += s->routes_to[p];
+	return rows * l->header_bytes + (in_place ? routes : rows) * ((uint64_t)l->payload_bytes + l->scales_bytes);
+}
+
+void routes_account(tern_moe *moe, const struct slot *s)
+{
+	struct tern_stats *stats = &moe->stats;
+	uint32_t topk = moe->config.topk;
+	uint64_t rows = 0, routes = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		rows += s->rows_to[r];
+	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
+		routes += s->routes_to[p];
+		moe->expert_load[moe->placement.logical[p]] += s->routes_to[p];
+	}
+	stats->rounds++;
+	stats->routes += routes;
+	stats->rows += rows;
+	stats->rows_away += rows - s->rows_to[moe->rank];
+	stats->dispatch_bytes += routes_bytes(moe, s);
+	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
+		bool away = false;
+
+		for (uint32_t k = 0; k < topk; k++) {
+			int32_t p = s->physical[(size_t)t * topk + k];
+
+			away |= p >= 0 && moe->placement.rank[p] != moe->rank;
+		}
+		stats->tokens++;
+		stats->tokens_away += away;
+	}
+}

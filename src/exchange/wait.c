@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a rank waits for others: bounded, without starving them of the processor, and with an account of whom it missed.
+ */
+#include "exchange/wait.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/scheduler.h"
+#include "base/error.h"
+#include "path/path.h"
+
+/* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the
+ * sleeper asleep. Between live ranks no wake-up depends on it. */
+#define FIRST_SLICE_NS 2000000u
+#define LONGEST_SLICE_NS 50000000u
+
+struct wait {
+	tern_moe *moe;
+	uint32_t slot, epoch;
+	enum word_kind kind;
+	enum tern_phase phase;
+	struct doorbell *bell;
+	uint32_t next; /* ranks below it have arrived */
+	uint32_t wake_at;
+	uint64_t start_ns;
+};
+
+static uint64_t word_of(const struct wait *w, uint32_t rank)
+{
+	return arrival_observe(
+		(const struct arrival *)own(w->moe, layout_word(&w->moe->layout, w->slot, w->kind, rank)));
+}
+
+/* Each rank is looked at until it has arrived, and never again: polling costs one load. */
+static bool all_arrived(struct wait *w)
+{
+	while (w->next < w->moe->nr_ranks && word_epoch(word_of(w, w->next)) == w->epoch)
+		w->next++;
+	return w->next == w->moe->nr_ranks;
+}
+
+static const char *phase_name(enum tern_phase phase)
+{
+	static const char *const names[NR_PHASES] = {"counts", "dispatch", "combine"};
+
+	return names[phase];
+}
+
+static void fill_report(struct wait *w, int error, uint32_t peer)
+{
+	struct tern_wait_report *report = &w->moe->report;
+	uint64_t word = word_of(w, peer);
+
+	*report = (struct tern_wait_report){.size = sizeof(*report),
+		.rank = (int32_t)w->moe->rank,
+		.peer = (int32_t)peer,
+		.slot = w->slot,
+		.phase = w->phase,
+		.epoch_expected = w->epoch,
+		.epoch_seen = word_epoch(word),
+		.count_seen = word_epoch(word) == w->epoch ? word_count(word) : 0,
+		.expected = w->moe->nr_ranks,
+		.waited_ns = driver_now(w->moe->group->driver) - w->start_ns,
+		.error = error};
+	for (uint32_t r = 0; r < w->moe->nr_ranks; r++)
+		report->nr_missing += word_epoch(word_of(w, r)) != w->epoch;
+	report->arrived = report->expected - report->nr_missing;
+}
+
+/* "rank 0 waited 30000 ms in dispatch (slot 0, epoch 5) with 2 of 4 ranks missing: rank 1 (at epoch 4), rank 3 (at
+ * epoch 4)" */
+static int wait_expired(struct wait *w)
+{
+	char text[480];
+	size_t at = 0;
+	uint32_t told = 0;
+
+	fill_report(w, TERN_ERR_TIMEOUT, w->next);
+	for (uint32_t r = 0; r < w->moe->nr_ranks && told < 8; r++) {
+		uint64_t word = word_of(w, r);
+
+		if (word_epoch(word) == w->epoch)
+			continue;
+		at += (size_t)snprintf(text + at, sizeof(text) - at, "%srank %u (at epoch %u)", told++ ? ", " : "", r,
+			word_epoch(word));
+	}
+	return fail(TERN_ERR_TIMEOUT,
+		"rank %u waited %.3f ms in %s (slot %u, epoch %u) with %u of %u ranks missing: %s%s", w->moe->rank,
+		(double)w->moe->report.waited_ns / 1e6, phase_name(w->phase), w->slot, w->epoch,
+		w->moe->report.nr_missing, w->moe->nr_ranks, text, told < w->moe->report.nr_missing ? ", ..." : "");
+}
+
+/* `witness` is the rank that left because `peer` had died, or the peer itself. */
+static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness, uint64_t parting, const char *text)
+{
+	char cause[160] = "";
+
+	fill_report(w, error, peer);
+	if (witness != peer)
+		snprintf(cause, sizeof(cause), ", as rank %u found,", witness);
+	else if (error == TERN_ERR_PEER_LEFT && parting_error(parting))
+		snprintf(cause, sizeof(cause), " after %s", tern_strerror(parting_error(parting)));
+	else if (text)
+		snprintf(cause, sizeof(cause), " (%s)", text);
+	fail(error, "rank %u %s%s while rank %u waited for rank %u in %s (slot %u, epoch %u; rank %u was at epoch %u)",
+		peer, error == TERN_ERR_PEER_DEAD ? "died" : "left the exchange", cause, w->moe->rank, witness,
+		phase_name(w->phase), w->slot, w->epoch, peer, w->moe->report.epoch_seen);
+	return exchange_fail(w->moe, error, (int)peer);
+}
+
+static int peer_parted(struct wait *w, uint32_t peer, uint64_t parting)
+{
+	int named = parting_peer(parting);
+
+	if (parting_error(parting) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)w->moe->nr_ranks)
+		return wait_lost(w, TERN_ERR_PEER_DEAD, (uint32_t)named, peer, parting, NULL);
+	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, parting, NULL);
+}
+
+static bool is_missing(const struct wait *w, uint32_t peer)
+{
+	return word_epoch(word_of(w, peer)) != w->epoch;
+}
+
+/* What came from this rank cannot have come from a correct one. */
+static int peer_broke(tern_moe *moe)
+{
+	const char *text;
+	int source = path_broken(moe, &text);
+
+	if (source < 0)
+		return 0;
+	fail(TERN_ERR_PROTOCOL, "rank %d sent rank %u %s", source, moe->rank, text);
+	return exchange_fail(moe, TERN_ERR_PROTOCOL, source);
+}
+
+/* A gateway through which the word of a missing rank would come. It is gone before it has passed on what it got, so the
+ * word will not come, whether or not its source lives. */
+static bool relay_is_gone(const struct wait *w, uint32_t missing, bool parted)
+{
+	uint32_t relay = w->kind == WORD_DISPATCH ? path_relay_of(w->moe, missing) : missing;
+	const char *text;
+
+	if (relay == missing || relay == w->moe->rank)
+		return false;
+	if (parted)
+		return path_parting(w->moe, relay) != 0;
+	return path_is_lost(w->moe, relay, &text) && !path_parting(w->moe, relay);
+}
+
+/* A missing peer that is gone will not come any more; what it published before it went counts, so its word is looked at
+ * once more. Who left a parting word was not taken by surprise, even if its process has ended since. A death without
+ * one explains the departures, so deaths are reported first. */
+static int look_after_deaths(struct wait *w)
+{
+	const char *text;
+
+	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++) {
+		if (!is_missing(w, r))
+			continue;
+		if (path_is_lost(w->moe, r, &text) && !path_parting(w->moe, r) && is_missing(w, r))
+			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0, text);
+		if (relay_is_gone(w, r, false) && is_missing(w, r)) {
+			uint32_t relay = path_relay_of(w->moe, r);
+
+			return wait_lost(w, TERN_ERR_PEER_DEAD, relay, relay, 0, NULL);
+		}
+	}
+	return 0;
+}
+
+static int look_after_peers(struct wait *w)
+{
+	int rc = peer_broke(w->moe);
+
+	rc = rc ? rc : look_after_deaths(w);
+	for (uint32_t r = w->next; r < w->moe->nr_ranks && !rc; r++) {
+		uint64_t parting = path_parting(w->moe, r);
+
+		if (parting && is_missing(w, r))
+			rc = peer_parted(w, r, parting);
+		else if (is_missing(w, r) && relay_is_gone(w, r, true) && is_missing(w, r))
+			rc = peer_parted(w, path_relay_of(w->moe, r), path_parting(w->moe, path_relay_of(w->moe, r)));
+	}
+	return rc;
+}
+
+static bool wait_awake(struct wait *w)
+{
+	if (w->moe->group->driver)
+		return all_arrived(w); /* nobody runs while this rank does */
+	for (int i = 0; i < w->moe->spin_rounds; i++) {
+		if (all_arrived(w))
+			return true;
+		spin_pause();
+	}
+	for (int i = 0; i < w->moe->yield_rounds; i++) {
+		if (all_arrived(w))
+			return true;
+		sched_yield();
+	}
+	return all_arrived(w);
+}
+
+static void sleep_slice(struct wait *w, uint64_t now_ns, uint64_t slice_ns)
+{
+	const struct driver *driver = w->moe->group->driver;
+	struct timespec timeout = {
+		.tv_sec = (time_t)(slice_ns / 1000000000u), .tv_nsec = (long)(slice_ns % 1000000000u)};
+	uint32_t rung = doorbell_listen(w->bell, w->wake_at);
+
+	if (driver)
+		driver->idle(driver->ctx, now_ns + slice_ns);
+	else if (!all_arrived(w))
+		syscall(SYS_futex, &w->bell->rung, FUTEX_WAIT, rung, &timeout, NULL, 0);
+	doorbell_leave(w->bell);
+}
+
+static int wait_asleep(struct wait *w)
+{
+	uint64_t slice = FIRST_SLICE_NS, limit_ns = (uint64_t)w->moe->wait_ms * 1000000;
+	int rc;
+
+	while (!all_arrived(w)) {
+		uint64_t now = driver_now(w->moe->group->driver), waited = now - w->start_ns;
+
+		rc = look_after_peers(w);
+		if (rc)
+			return rc;
+		if (waited >= limit_ns)
+			return all_arrived(w) ? 0 : wait_expired(w);
+		sleep_slice(w, now, slice < limit_ns - waited ? slice : limit_ns - waited);
+		slice = slice * 2 < LONGEST_SLICE_NS ? slice * 2 : LONGEST_SLICE_NS;
+	}
+	return 0;
+}
+
+int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase)
+{
+	struct wait w = {.moe = moe,
+		.slot = slot,
+		.epoch = moe->slots[slot].epoch,
+		.kind = kind,
+		.phase = phase,
+		.start_ns = driver_now(moe->group->driver)};
+	int rc = 0;
+
+	w.bell = (struct doorbell *)own(moe, layout_doorbell(&moe->layout, slot, phase));
+	w.wake_at = (moe->slots[slot].rounds[phase] + 1) * moe->nr_ranks;
+	if (!all_arrived(&w) && (moe->wait_ms == 0 || !wait_awake(&w)))
+		rc = wait_asleep(&w);
+	rc = rc ? rc : peer_broke(moe);
+	if (!rc)
+		moe->slots[slot].rounds[phase]++;
+	return rc;
+}
+
+/* ---- for what no doorbell tells --------------------------------------------------------------------------- */
+
+#define FIRST_NAP_NS 20000u
+#define LONGEST_NAP_NS 200000u
+
+int wait_until(const tern_moe *moe, uint64_t limit_ns, int (*look)(void *ctx), void *ctx)
+{
+	const struct driver *driver = moe->group->driver;
+	uint64_t start_ns = driver_now(driver), nap_ns = FIRST_NAP_NS;
+	int said = look(ctx), rounds = 0;
+
+	while (!said && driver_now(driver) - start_ns < limit_ns) {
+		struct timespec nap = {.tv_nsec = (long)nap_ns};
+
+		if (driver || rounds++ < moe->yield_rounds)
+			driver_yield(driver, driver_now(driver) + nap_ns);
+		else
+			nanosleep(&nap, NULL);
+		if (driver || rounds > moe->yield_rounds)
+			nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
+		said = look(ctx);
+	}
+	return said;
+}
+
+struct room {
+	struct wait wait;
+	uint32_t peer;
+	bool (*ready)(void *ctx);
+	void *ctx;
+};
+
+static int look_for_room(void *ctx)
+{
+	struct room *room = ctx;
+	tern_moe *moe = room->wait.moe;
+	const char *text;
+	uint64_t parting;
+	int rc;
+
+	if (room->ready(room->ctx))
+		return 1;
+	rc = peer_broke(moe);
+	parting = path_parting(moe, room->peer);
+	if (rc)
+		return rc;
+	if (parting)
+		return peer_parted(&room->wait, room->peer, parting);
+	if (path_is_lost(moe, room->peer, &text))
+		return wait_lost(&room->wait, TERN_ERR_PEER_DEAD, room->peer, room->peer, 0, text);
+	return 0;
+}
+
+int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(void *ctx), void *ctx)
+{
+	struct room room = {.wait = {.moe = moe,
+				    .slot = slot,
+				    .epoch = moe->slots[slot].epoch,
+				    .kind = WORD_DISPATCH,
+				    .phase = TERN_PHASE_DISPATCH,
+				    .start_ns = driver_now(moe->group->driver)},
+		.peer = peer,
+		.ready = ready,
+		.ctx = ctx};
+	int said = wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_for_room, &room);
+
+	if (said)
+		return said < 0 ? said : 0;
+	fill_report(&room.wait, TERN_ERR_TIMEOUT, peer);
+	return fail(TERN_ERR_TIMEOUT,
+		"rank %u waited %.3f ms in dispatch (slot %u, epoch %u) for rank %u to make room for more rows",
+		moe->rank, (double)moe->report.waited_ns / 1e6, slot, moe->slots[slot].epoch, peer);
+}
+
+int exchange_fail(tern_moe *moe, int code, int peer)
+{
+	moe->failed = code;
+	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
+	path_part(moe, parting_make(code, peer));
+	return code;
+}

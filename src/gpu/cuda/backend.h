@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the files of libtern_cuda. */
+#ifndef TERN_CUDA_BACKEND_H
+#define TERN_CUDA_BACKEND_H
+
+#include <cuda_runtime_api.h>
+
+#include "gpu/host/ops.h"
+
+/* 0, or the enum tern_error for rc, with a text of this thread that names the call. */
+int cuda_check(cudaError_t rc, const char *call);
+
+int device_exchange_open(const struct device_plan *plan, struct device_exchange **exchange);
+void device_exchange_close(struct device_exchange *exchange);
+int device_exchange_dispatch(struct device_exchange *exchange, const struct device_call *call, const struct tern_dispatch *args,
+	struct tern_received *received);
+int device_exchange_combine(struct device_exchange *exchange, const struct device_call *call, const struct tern_combine *args, void *out,
+	size_t out_stride);
+int device_exchange_release(struct device_exchange *exchange, const struct device_call *call);
+void device_exchange_report(const struct device_exchange *exchange, uint32_t slot, struct ll_report *report);
+void device_exchange_complaint(struct device_exchange *exchange, uint32_t slot, struct ll_complaint *complaint);
+
+int device_exchange_tally(struct device_exchange *exchange, struct ll_tally *tally);
+
+/* What is compared with: bench/nccl/. */
+extern const struct records_ops records_ops;
+
+#endif

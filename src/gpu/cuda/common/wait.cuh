@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bounded waiting. A wait that expires, or is in vain, stores a report and gives up; the kernel then returns, and those after it return at once. */
+#ifndef TERN_CUDA_WAIT_CUH
+#define TERN_CUDA_WAIT_CUH
+
+#include "gpu/cuda/common/kernels.h"
+#include "gpu/cuda/common/memory.cuh"
+
+#define POLLS_PER_LOOK 256 /* at the clock, and at who has left */
+#define HAD_PARTED 1ull	   /* in start_ns: at the last look the peer had left */
+
+struct patience {
+	uint32_t polls;
+	uint64_t start_ns;
+};
+
+/* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with parting_publish,
+ * so that what it had stored before is there for who sees it gone. Over PCIe. */
+__device__ __forceinline__ bool has_parted(const struct ll_exchange *e, uint32_t peer)
+{
+	return e->partings && word_acquire(e->partings + peer * 8 + 4);
+}
+
+/* A wait's look at all but what it waits for. False: it has lasted too long, or is in vain, as another
+ * warp has given up, or the peer had left at this look and at the one before: between them what it waits
+ * for was looked at once more, since a peer may leave when it has sent all that it owes. */
+__device__ __forceinline__ bool look_around(
+	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+{
+	bool parted = has_parted(e, peer), in_vain = parted && p->start_ns & HAD_PARTED;
+
+	if (!p->start_ns)
+		p->start_ns = now_ns();
+	p->start_ns = (p->start_ns & ~HAD_PARTED) | (parted ? HAD_PARTED : 0);
+	return !in_vain && !word_load(&e->state->failed) && now_ns() - p->start_ns < limit_ns;
+}
+
+/* By one lane. */
+__device__ __forceinline__ bool may_wait(
+	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+{
+	return ++p->polls % POLLS_PER_LOOK || look_around(p, e, peer, limit_ns);
+}
+
+/* By a warp, whose lanes may wait for several peers: all of it goes on, or none. A lane that waits for
+ * nobody names this rank. */
+__device__ __forceinline__ bool warp_may_wait(
+	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+{
+	return ++p->polls % POLLS_PER_LOOK || __all_sync(ALL_LANES, look_around(p, e, peer, limit_ns));
+}
+
+/* By a warp that has given up: true for one of the lanes that miss something, whose peer has left if any
+ * has. */
+static __device__ __noinline__ bool is_to_report(const struct ll_exchange *e, bool missing, uint32_t peer)
+{
+	uint32_t all = __ballot_sync(ALL_LANES, missing);
+	uint32_t in_vain = __ballot_sync(ALL_LANES, missing && has_parted(e, peer));
+
+	return lane_id() == __ffs(in_vain ? in_vain : all) - 1;
+}
+
+/* The first report counts: NULL for others. What it is about is told before its reason, by close_report. */
+__device__ __forceinline__ struct ll_report *open_report(const struct ll_exchange *e, uint32_t peer, uint32_t token)
+{
+	struct ll_report *r = e->report;
+
+	if (atomicExch(&e->state->failed, 1u))
+		return NULL;
+	r->rank = e->rank;
+	r->peer = peer;
+	r->token = token;
+	return r;
+}
+
+__device__ __forceinline__ void close_report(struct ll_report *r, uint32_t reason)
+{
+	__threadfence_system();
+	*(volatile uint32_t *)&r->reason = reason;
+}
+
+/* Called by one lane. */
+static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
+	uint32_t seen, uint64_t start_ns)
+{
+	struct ll_report *r = open_report(e, peer, token);
+
+	if (!r)
+		return;
+	r->epoch_expected = expected;
+	r->epoch_seen = seen;
+	r->waited_ns = now_ns() - start_ns;
+	close_report(r, reason);
+}
+
+/* Called by one lane or by several. */
+static __device__ __noinline__ void report_broken(const struct ll_exchange *e, enum ll_wait reason, uint32_t peer, uint32_t token, uint32_t value, uint32_t most,
+	uint32_t epoch)
+{
+	struct ll_report *r = open_report(e, peer, token);
+
+	if (!r)
+		return;
+	r->value = value;
+	r->most = most;
+	r->epoch_expected = r->epoch_seen = epoch;
+	close_report(r, reason);
+}
+
+/* Called by one lane. The first complaint stays until the host has read it. */
+static __device__ __noinline__ void complain(const struct ll_exchange *e, enum ll_bad_id reason, uint32_t token, uint32_t k, int64_t id, uint32_t epoch)
+{
+	struct ll_complaint *c = e->complaint;
+
+	if (atomicExch(&e->state->complaining, 1u))
+		return;
+	if (!*(volatile uint32_t *)&c->reason) {
+		c->token = token;
+		c->k = k;
+		c->id = id;
+		c->epoch = epoch;
+		__threadfence_system();
+		*(volatile uint32_t *)&c->reason = reason;
+	}
+	__threadfence();
+	atomicExch(&e->state->complaining, 0u);
+}
+
+/* When each block comes to a place, for the lab. By a warp. */
+__device__ __forceinline__ void stamp(const struct ll_exchange *e, uint32_t which)
+{
+	if (e->trace && threadIdx.x % LANES == 0)
+		e->trace[blockIdx.x * LL_TRACE + which] = now_ns();
+}
+
+#endif

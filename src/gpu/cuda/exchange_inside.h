@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An exchange as the host keeps it for its kernels. */
+#ifndef TERN_CUDA_EXCHANGE_INSIDE_H
+#define TERN_CUDA_EXCHANGE_INSIDE_H
+
+#include "gpu/cuda/backend.h"
+#include "gpu/cuda/ht/kernels.h"
+
+#define MAX_SLOTS 16
+
+struct reports {
+	struct ll_report report;
+	struct ll_complaint complaint;
+};
+
+struct device_slot {
+	uint8_t *memory;
+	struct ll_dispatch dispatch; /* with what does not change from round to round */
+	struct ll_combine combine;
+	struct ht_exchange ht; /* high throughput */
+};
+
+struct device_exchange {
+	struct tern_moe_config config;
+	struct device_layout layout;
+	uint64_t positions;
+	uint32_t nr_sharing;
+	int device; /* that was current when it was made, and has to be for each half */
+	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
+	uint32_t block_bytes; /* shared memory that a block may have */
+	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
+	uint8_t *memory, *tables;
+	struct far_table *far; /* [slots] NULL: no rank is on another node */
+	uint8_t *sink;	       /* high throughput: heads for ranks on other nodes, which nobody reads */
+	const uint32_t *order, *first, *logical; /* experts by rank; whom they serve */
+	struct ll_tally *tally;
+	cudaStream_t reader; /* of the tally; made when it is first asked for */
+	struct reports *reports; /* [slots] pinned */
+	struct ll_tally *read;	 /* behind them */
+	struct device_slot slots[MAX_SLOTS];
+};
+
+#endif

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Halves of an exchange put on a stream: the arguments of a round, and with how many blocks. */
+#include "base/error.h"
+#include "gpu/cuda/exchange_inside.h"
+#include "gpu/cuda/tuning.h"
+
+/* On another one kernels would not find their streams, or run where no peer looks for them. */
+static int check_current(const struct device_exchange *x)
+{
+	int device = -1, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+
+	if (!rc && device != x->device)
+		rc = fail(TERN_ERR_INVALID, "device %d is current for this thread; the exchange was made on device %d", device, x->device);
+	return rc;
+}
+
+static struct ll_launch fit_launch(const struct device_exchange *x, const struct device_call *call, struct ll_launch launch)
+{
+	launch.nr_blocks = ll_least(launch.nr_blocks, call->nr_sms ? ll_least(call->nr_sms, x->most_blocks) : x->most_blocks);
+	launch.early = x->early;
+	return launch;
+}
+
+/* Where the library's own received rows lie. */
+static uint8_t *own_rows(const struct device_exchange *x, const struct device_slot *s, uint64_t in_memory, uint64_t in_window)
+{
+	const struct ll_exchange *e = &s->dispatch.exchange;
+
+	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window : s->memory + in_memory;
+}
+
+/* All blocks that fit, unless the caller wants fewer: bytes are what counts here. */
+static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call)
+{
+	uint32_t most = call->nr_sms ? ll_least(call->nr_sms, x->most_blocks) : x->most_blocks;
+
+	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .early = x->early};
+}
+
+/* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
+ * copied last. With few blocks none of them waits for fences. Measured, docs/notebook/gpu-high-throughput.md. */
+static uint32_t ht_senders(const struct ll_dispatch *d, uint32_t nr_blocks)
+{
+	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2, copied = d->kind == LL_X_COPY;
+	uint32_t bytes = few ? (once ? 4600000 : 1370000) : once && !copied ? 5700000 : 3700000;
+	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = few ? (once ? 12 : 8) : copied ? 6 : 8;
+
+	return wanted < 3 ? 3 : ll_least(wanted, most);
+}
+
+static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	struct ll_launch launch = ht_launch(x, call);
+	int rc = 0;
+
+	launch.send_warps = ht_senders(&s->dispatch, launch.nr_blocks);
+	if (call->roles & DEVICE_SEND)
+		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, &launch, call->stream), "the plan's kernels");
+	if (!rc && x->far && call->roles & DEVICE_SEND)
+		rc = cuda_check(far_dispatch_launch(&s->dispatch, &s->ht, &launch, LL_SEND, call->stream), "the far dispatch's kernel");
+	rc = rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
+	if (!rc && x->far && call->roles & DEVICE_RECEIVE)
+		rc = cuda_check(far_dispatch_launch(&s->dispatch, &s->ht, &launch, LL_RECEIVE, call->stream), "the far dispatch's kernel");
+	return rc;
+}
+
+/* What this rank sends. */
+static void take_sent(const struct tern_moe_config *c, const struct device_call *call, const struct tern_dispatch *args, struct ll_dispatch *d)
+{
+	uint32_t x_bytes = c->x_dtype == TERN_BYTES ? c->payload_bytes : c->hidden * dtype_bytes(c->x_dtype);
+
+	d->nr_tokens = args->nr_tokens;
+	d->nr_tokens_at = call->nr_tokens_at;
+	d->x = args->x;
+	d->x_stride = args->x_stride ? args->x_stride : x_bytes;
+	d->scales = args->scales;
+	d->scales_stride = args->scales_stride ? args->scales_stride : (c->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK * d->scale_bytes;
+	d->topk_ids = args->topk_ids;
+	d->ids_64 = args->topk_ids_bits == 64;
+	d->topk_weights = args->topk_weights;
+}
+
+/* Where it receives. */
+static void give_received(const struct device_exchange *x, const struct device_slot *s, struct ll_dispatch *d, struct tern_received *received)
+{
+	d->out_x = received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
+	d->out_scales = received->into_x ? received->into_scales : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
+	received->x = d->out_x;
+	received->scales = d->scale_bytes ? d->out_scales : NULL;
+	received->counts = d->out_counts;
+	received->offsets = d->out_offsets;
+	received->rows = (const struct tern_row *)d->out_rows;
+	received->topk_ids = d->by_source ? d->out_ids : NULL;
+	received->topk_weights = d->by_source ? d->out_weights : NULL;
+	received->nr_rows = received->extent = x->positions;
+}
+
+int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call, const struct tern_dispatch *args,
+	struct tern_received *received)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	struct ll_dispatch *d = &s->dispatch;
+	struct ll_launch launch;
+	int rc = check_current(x);
+
+	if (rc)
+		return rc;
+	d->roles = call->roles;
+	d->exchange.wait_ns = call->wait_ns;
+	if (call->roles & DEVICE_SEND)
+		take_sent(&x->config, call, args, d);
+	if (call->roles & DEVICE_RECEIVE)
+		give_received(x, s, d, received);
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		return put_ht_dispatch(x, call);
+	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
+	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
+	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
+}
+
+/* One role after the other: results from other nodes are in the window before the kernel begins that sums them. */
+static int put_far_combine(struct device_exchange *x, const struct device_call *call, const struct ll_launch *launch)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	int rc = 0;
+
+	for (enum ll_roles role = LL_SEND; role <= LL_RECEIVE && !rc; role++) {
+		if (!(call->roles & role))
+			continue;
+		s->combine.roles = role;
+		rc = cuda_check(far_combine_launch(&s->combine, &s->ht, launch, role, call->stream), "the far combine's kernel");
+		rc = rc ? rc : cuda_check(ht_combine_launch(&s->combine, &s->ht, launch, call->stream), "the combine kernel");
+	}
+	return rc;
+}
+
+static int launch_combine(struct device_exchange *x, const struct device_call *call)
+{
+	struct ll_combine *c = &x->slots[call->slot].combine;
+	const struct ll_dispatch *d = &x->slots[call->slot].dispatch;
+	struct ll_launch launch;
+
+	c->roles = call->roles;
+	c->exchange.wait_ns = call->wait_ns;
+	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, &c->exchange.result, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
+	launch = fit_launch(x, call, launch);
+	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
+		launch = ht_launch(x, call);
+		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs than the dispatch's */
+	}
+	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->far && !c->release)
+		return put_far_combine(x, call, &launch);
+	if (c->release)
+		launch.nr_blocks = 1;
+	if (x->config.mode == TERN_HIGH_THROUGHPUT)
+		return cuda_check(ht_combine_launch(c, &x->slots[call->slot].ht, &launch, call->stream), "the combine kernel");
+	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
+}
+
+int device_exchange_combine(struct device_exchange *x, const struct device_call *call, const struct tern_combine *args, void *out, size_t out_stride)
+{
+	struct ll_combine *c = &x->slots[call->slot].combine;
+	uint32_t row_bytes = x->layout.result.row_bytes;
+	int rc = check_current(x);
+
+	if (rc)
+		return rc;
+	c->release = 0;
+	if (call->roles & DEVICE_SEND) {
+		c->y = args->y;
+		c->y_stride = args->y_stride ? args->y_stride : row_bytes;
+	}
+	if (call->roles & DEVICE_RECEIVE) {
+		c->out = out;
+		c->out_stride = out_stride ? out_stride : row_bytes;
+	}
+	return launch_combine(x, call);
+}
+
+int device_exchange_release(struct device_exchange *x, const struct device_call *call)
+{
+	int rc = check_current(x);
+
+	if (rc)
+		return rc;
+	x->slots[call->slot].combine.release = 1;
+	return launch_combine(x, call);
+}

@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums of rows by teams of warps, through a block's shared memory.
+ *
+ *   loading warp   has rows copied into the team's trays, one after the other, each with a ticket that says what becomes of it
+ *   summing warps  each adds its part of every row; a complete sum goes into a tray on its way out, or to its place in this GPU's memory
+ *   storing warp   has sums copied to the ranks that they are for; then releases their words behind them
+ *
+ * So as many rows are under way as trays hold, however few SMs there are, and nobody who sums waits for anything else. A tray is passed on by two barriers in shared memory:
+ *
+ *             arrives                               waits               so that
+ *   in, full  a copy into it; its ticket's lane     summing warps       they read that row
+ *   in, free  summing warps, when they have read    loading warp        the next row's copy overwrites nothing that is still read
+ *             the row
+ *   out, full summing warps, when they have         storing warp        its copy takes the whole sum
+ *             written the sum
+ *   out, free storing warp, when its copy has       summing warps       they overwrite nothing that is still copied
+ *             read the sum (copies_read)
+ */
+#ifndef TERN_CUDA_TEAM_CUH
+#define TERN_CUDA_TEAM_CUH
+
+#include "gpu/cuda/ht/ht.cuh"
+#include "gpu/cuda/common/results.cuh"
+
+#define TEAM_VECTORS 4 /* of a lane: what a summing warp has of each row */
+#define TEAM_PART_BYTES (TEAM_VECTORS * LANES * 16)
+#define TEAM_MOST_SUMMING 7
+#define TEAM_MOST_WARPS 20 /* of a block, for which each thread has registers enough */
+#define TEAM_MOST_IN 16 /* trays of a team */
+#define TEAM_OUT 2
+#define TEAM_LEAST_TRAYS (TEAM_OUT + 2)
+#define TEAM_BESIDE_TRAY (16 + 2 * COPY_BARRIER_BYTES) /* ticket, barriers */
+
+/* A block's division. Rows that are longer than the summing warps of a team hold go in parts. */
+struct team_shape {
+	uint32_t nr_teams, nr_summing;
+	uint32_t nr_in, tray_bytes; /* trays of a team for rows that come, beside TEAM_OUT */
+	uint32_t nr_parts, part_bytes;
+	uint32_t most_untold; /* results */
+};
+
+LL_BOTH uint32_t team_warps(struct team_shape shape)
+{
+	return shape.nr_summing + 2;
+}
+
+LL_BOTH uint32_t team_bytes(struct team_shape shape)
+{
+	return (shape.nr_in + TEAM_OUT) * (shape.tray_bytes + TEAM_BESIDE_TRAY);
+}
+
+/* A fence for several results takes as long as for one; but with more of them homes begin late, and are not ready when the last result comes. Few blocks gain more than they lose where
+ * most results leave: a team has two trays for those, and while its storing warp fences none is freed. */
+#define TEAM_FEW_BLOCKS 32
+#define TEAM_UNTOLD_FEW 8
+#define TEAM_UNTOLD 4
+
+/* With many blocks a team less, and more trays for each: rows are under way enough, and of more results at once each takes longer (docs/notebook/gpu-high-throughput.md). */
+#define TEAM_MANY_BLOCKS 64
+
+/* block_bytes: shared memory that a block may have. */
+LL_BOTH struct team_shape team_shape_of(uint32_t row_bytes, uint32_t block_bytes, uint32_t nr_blocks, uint32_t nr_ranks)
+{
+	uint32_t most_summing = ll_least(TEAM_MOST_SUMMING, block_bytes / (TEAM_LEAST_TRAYS * (TEAM_PART_BYTES + TEAM_BESIDE_TRAY)));
+	struct team_shape s;
+
+	s.nr_parts = ll_ceil(row_bytes, most_summing * TEAM_PART_BYTES);
+	s.nr_summing = ll_ceil(ll_ceil(row_bytes, s.nr_parts), TEAM_PART_BYTES);
+	s.tray_bytes = s.part_bytes = s.nr_summing * TEAM_PART_BYTES;
+	s.nr_teams = ll_least(TEAM_MOST_WARPS / (s.nr_summing + 2), block_bytes / (TEAM_LEAST_TRAYS * (s.tray_bytes + TEAM_BESIDE_TRAY)));
+	s.nr_teams -= nr_blocks > TEAM_MANY_BLOCKS && s.nr_teams > 2;
+	s.nr_in = ll_least(TEAM_MOST_IN, block_bytes / s.nr_teams / (s.tray_bytes + TEAM_BESIDE_TRAY) - TEAM_OUT);
+	s.most_untold = nr_ranks > 2 && nr_blocks <= TEAM_FEW_BLOCKS ? TEAM_UNTOLD_FEW : TEAM_UNTOLD;
+	return s;
+}
+
+enum team_role {
+	TEAM_LOADS,
+	TEAM_SUMS,
+	TEAM_STORES
+};
+
+struct team_place {
+	uint32_t team, which; /* which: of the summing warps */
+	enum team_role role;
+};
+
+/* Storing warps are a block's last. So of rows that are as long as can be, the two loading warps, which all others wait for, share a scheduler with each other and with two summing warps,
+ * where the others have four: C 368 us in place of 402 (docs/notebook/gpu-high-throughput.md). */
+__device__ __forceinline__ struct team_place team_place_of(struct team_shape s, uint32_t warp)
+{
+	uint32_t without_storing = s.nr_summing + 1, team = warp / without_storing, which = warp - team * without_storing;
+
+	if (team >= s.nr_teams)
+		return {warp - s.nr_teams * without_storing, 0, TEAM_STORES};
+	return {team, which - 1, which ? TEAM_SUMS : TEAM_LOADS};
+}
+
+/* ---- tickets ------------------------------------------------------------------------------------------------- */
+
+enum ticket_flags {
+	TICKET_LAST = 1,  /* of a sum */
+	TICKET_HOME = 2,  /* to: an address of this GPU's. Else: the result's cell, and which part of it */
+	TICKET_EMPTY = 4, /* no row: the sum is 0 */
+	TICKET_AS_IS = 8, /* no sum: the row itself */
+	TICKET_TELL = 16, /* the result's last part */
+	TICKET_STOP = 32,
+	TICKET_HOLD = 64,   /* the last row of a part of the sum: rounded, that part is held until its turn */
+	TICKET_BEHIND = 128 /* what is held comes before this row; else behind all */
+};
+
+struct ticket {
+	float weight;
+	uint32_t flags, rank, bytes; /* rank: whose result it is */
+	uint64_t to;
+};
+
+__device__ __forceinline__ uint4 ticket_pack(struct ticket t)
+{
+	return make_uint4(__float_as_uint(t.weight), t.flags | t.rank << 8 | t.bytes / 16 << 16, (uint32_t)t.to, (uint32_t)(t.to >> 32));
+}
+
+__device__ __forceinline__ struct ticket ticket_unpack(uint4 v)
+{
+	return {__uint_as_float(v.x), v.y & 0xff, v.y >> 8 & 0xff, (v.y >> 16) * 16, (uint64_t)v.w << 32 | v.z};
+}
+
+static_assert(LL_MAX_RANKS <= 256 && TEAM_MOST_SUMMING * TEAM_PART_BYTES / 16 < 65536, "a ticket has a byte for a rank, and two for 16 bytes each");
+
+/* ---- trays --------------------------------------------------------------------------------------------------- */
+
+/* Used in turn. */
+struct trays {
+	shared_at trays, tickets, full, free;
+	uint32_t nr, tray_bytes;
+	uint32_t at, parity; /* parity: of the phase that ends when tray `at` is full */
+};
+
+/* A team's: those for rows that come, then those for sums on their way out. */
+__device__ __forceinline__ struct trays trays_of(struct team_shape s, shared_at team, bool out)
+{
+	uint32_t first = out ? s.nr_in : 0, nr = s.nr_in + TEAM_OUT;
+	shared_at tickets = team + nr * s.tray_bytes, full = tickets + nr * 16, free = full + nr * COPY_BARRIER_BYTES;
+
+	return {team + first * s.tray_bytes, tickets + first * 16, full + first * COPY_BARRIER_BYTES, free + first * COPY_BARRIER_BYTES, out ? TEAM_OUT : s.nr_in, s.tray_bytes, 0, 0};
+}
+
+/* By a warp of the team; then a barrier of the block. */
+__device__ __forceinline__ void trays_open(struct team_shape s, shared_at team)
+{
+	struct trays in = trays_of(s, team, false), out = trays_of(s, team, true);
+	uint32_t at = lane_id() * COPY_BARRIER_BYTES;
+
+	if (lane_id() < in.nr) {
+		copy_barrier(in.full + at);
+		barrier_open(in.free + at, s.nr_summing * LANES);
+	}
+	if (lane_id() < out.nr) {
+		barrier_open(out.full + at, s.nr_summing * LANES);
+		barrier_open(out.free + at, LANES);
+	}
+	copy_out_ready();
+}
+
+__device__ __forceinline__ void next_tray(struct trays *t)
+{
+	if (++t->at < t->nr)
+		return;
+	t->at = 0;
+	t->parity ^= 1;
+}
+
+__device__ __forceinline__ void await_full(const struct trays *t)
+{
+	while (!copy_there(t->full + t->at * COPY_BARRIER_BYTES, t->parity))
+		;
+}
+
+/* A barrier that nobody has arrived at counts as one whose odd phase has ended, so the first turn does not wait. */
+__device__ __forceinline__ void await_free(const struct trays *t)
+{
+	while (!copy_there(t->free + t->at * COPY_BARRIER_BYTES, t->parity ^ 1))
+		;
+}
+
+/* By all of a warp, each lane for itself: it has done with a tray. One lane behind a __syncwarp would do, but racecheck does not follow that, and it is no faster (docs/notebook/gpu-checks.md). */
+__device__ __forceinline__ void pass_tray(shared_at barriers, uint32_t at)
+{
+	barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
+}
+
+/* Would a sum find its tray free now, that goes out behind `put` others? Orders nothing, and is exact only where no more are under way than there are trays. */
+__device__ __forceinline__ bool tray_is_free(const struct trays *out, uint32_t put)
+{
+	return __all_sync(ALL_LANES, barrier_passed(out->free + put % TEAM_OUT * COPY_BARRIER_BYTES, (put / TEAM_OUT & 1) ^ 1));
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------------- */
+
+/* A ticket for the next tray; by: the lane that has it. Only when all lanes have seen the tray free may one use it. Else the tray could be free once more before the last
+ * one looks, to which that phase would seem not to have ended. */
+__device__ __forceinline__ void put_ticket(const struct trays *in, uint4 ticket, uint32_t by)
+{
+	await_free(in);
+	__syncwarp();
+	if (lane_id() == by)
+		shared_store(in->tickets + in->at * 16, ticket);
+}
+
+/* A row into the next tray; by: the lane that has its ticket and its address. */
+__device__ __forceinline__ void team_load(struct trays *in, uint4 ticket, const uint8_t *row, uint32_t bytes, uint32_t by)
+{
+	shared_at full = in->full + in->at * COPY_BARRIER_BYTES;
+
+	put_ticket(in, ticket, by);
+	copy_in(in->trays + in->at * in->tray_bytes, row, bytes, full, by);
+	copy_in_close(full, bytes, by);
+	next_tray(in);
+}
+
+/* A ticket without a row. */
+__device__ __forceinline__ void team_tell(struct trays *in, uint4 ticket, uint32_t by)
+{
+	put_ticket(in, ticket, by);
+	copy_in_close(in->full + in->at * COPY_BARRIER_BYTES, 0, by);
+	next_tray(in);
+}
+
+__device__ __forceinline__ void team_stop(struct trays *in)
+{
+	team_tell(in, ticket_pack({0, TICKET_STOP, 0, 0, 0}), 0);
+}
+
+/* ---- summing ------------------------------------------------------------------------------------------------- */
+
+/* v: this lane's part of a sum, which begins at offset. */
+static __device__ __forceinline__ void put_home(const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
+{
+	uint8_t *home = (uint8_t *)ticket->to + offset;
+
+#pragma unroll
+	for (int i = 0; i < TEAM_VECTORS; i++)
+		if (offset + i * LANES * 16 < ticket->bytes)
+			row_store(home + i * LANES * 16, v[i]);
+}
+
+/* which: of the summing warps. */
+static __device__ __forceinline__ void put_out(struct trays *out, uint32_t which, const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
+{
+	shared_at to = out->trays + out->at * out->tray_bytes + offset;
+
+	await_free(out);
+	if (!(ticket->flags & TICKET_STOP))
+#pragma unroll
+		for (int i = 0; i < TEAM_VECTORS; i++)
+			shared_store(to + i * LANES * 16, v[i]);
+	if (which == 0 && lane_id() == 0)
+		shared_store(out->tickets + out->at * 16, ticket_pack(*ticket));
+	copy_out_ready();
+	pass_tray(out->full, out->at);
+	next_tray(out);
+}
+
+/* A lane's part of the sum under way, and of one that waits for its turn in it. */
+template <int Y> struct team_sums {
+	sums<Y, TEAM_VECTORS> sum;
+	uint4 held[TEAM_VECTORS];
+	bool holds;
+};
+
+template <int Y> static __device__ __forceinline__ void add_held(struct team_sums<Y> *s)
+{
+#pragma unroll
+	for (int i = 0; i < TEAM_VECTORS; i++)
+		add_vector<Y>(s->sum.of[i], s->held[i], false, 1);
+	s->holds = false;
+}
+
+template <int Y> static __device__ __forceinline__ void round_sum(struct team_sums<Y> *s, uint4 (&v)[TEAM_VECTORS])
+{
+#pragma unroll
+	for (int i = 0; i < TEAM_VECTORS; i++)
+		v[i] = round_vector<Y>(s->sum.of[i]);
+	s->sum = {};
+}
+
+template <int Y> static __device__ __forceinline__ void add_row(struct team_sums<Y> *s, const struct ticket *ticket, const uint4 (&v)[TEAM_VECTORS])
+{
+	if (s->holds && ticket->flags & TICKET_BEHIND)
+		add_held(s);
+	if (!(ticket->flags & (TICKET_EMPTY | TICKET_AS_IS | TICKET_STOP)))
+#pragma unroll
+		for (int i = 0; i < TEAM_VECTORS; i++)
+			add_vector<Y>(s->sum.of[i], v[i], true, ticket->weight);
+	if (ticket->flags & TICKET_HOLD) {
+		round_sum(s, s->held);
+		s->holds = true;
+	}
+}
+
+template <int Y> static __device__ __forceinline__ void team_sum(struct team_shape shape, shared_at team, uint32_t which)
+{
+	struct trays in = trays_of(shape, team, false), out = trays_of(shape, team, true);
+	uint32_t offset = which * TEAM_PART_BYTES + lane_id() * 16;
+	struct team_sums<Y> s = {};
+	struct ticket ticket;
+
+	do {
+		shared_at from = in.trays + in.at * in.tray_bytes + offset;
+		uint4 v[TEAM_VECTORS];
+
+		await_full(&in);
+		ticket = ticket_unpack(shared_load(in.tickets + in.at * 16));
+#pragma unroll
+		for (int i = 0; i < TEAM_VECTORS; i++)
+			v[i] = shared_load(from + i * LANES * 16);
+		pass_tray(in.free, in.at);
+		next_tray(&in);
+		add_row(&s, &ticket, v);
+		if (!(ticket.flags & (TICKET_LAST | TICKET_STOP)))
+			continue;
+		if (s.holds)
+			add_held(&s);
+		if (!(ticket.flags & TICKET_AS_IS))
+			round_sum(&s, v);
+		if (ticket.flags & TICKET_HOME)
+			put_home(&ticket, offset, v);
+		else
+			put_out(&out, which, &ticket, offset, v);
+	} while (!(ticket.flags & TICKET_STOP));
+}
+
+/* ---- storing ------------------------------------------------------------------------------------------------- */
+
+/* Results on their way: of the last ones lane n % 32 knows the n-th. */
+struct storing {
+	uint32_t issued, freed, told;
+	uint32_t rank, cell;
+	bool tells; /* the result is complete */
+};
+#define LEFT_UNTOLD 1 /* when others are told: that one is still on its way */
+#define IDLE_POLLS 8   /* before the last ones are told */
+
+/* The number of this lane's, if it is one of those from `from` on, before `to`; else `to`. */
+__device__ __forceinline__ uint32_t number_of_lane(uint32_t from, uint32_t to)
+{
+	uint32_t n = from + ((lane_id() - from) & (LANES - 1));
+
+	return n - from < to - from ? n : to;
+}
+
+/* All but the last N have been read. */
+template <int N> static __device__ __forceinline__ void free_trays(const struct trays *t, struct storing *s)
+{
+	uint32_t to = s->issued - N;
+
+	copies_read<N>();
+	for (; s->freed != to; s->freed++)
+		pass_tray(t->free, s->freed % TEAM_OUT);
+}
+
+/* All but the last N are where they belong, and their words go behind them. */
+template <int N> static __device__ __forceinline__ void tell_results(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, struct storing *s)
+{
+	uint32_t to = s->issued - N, home = home_first(e, s->rank);
+
+	copies_done<N>();
+	__syncwarp();
+	stores_before();
+	if (number_of_lane(s->told, to) != to && s->tells)
+		for (uint32_t r = home; r < home + e->by_replicas.d; r++)
+			word_store(e->windows[r] + h->window.result_words + s->cell * 4ull, epoch);
+	s->told = to;
+}
+
+/* Until a sum is in the next tray. Meanwhile trays are freed, and after a while what is left is told. */
+static __device__ __forceinline__ void await_sum(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct trays *out, struct storing *s)
+{
+	for (uint32_t idle = 0; !__all_sync(ALL_LANES, barrier_passed(out->full + out->at * COPY_BARRIER_BYTES, out->parity)); idle++) {
+		if (s->freed != s->issued)
+			free_trays<0>(out, s);
+		if (idle == IDLE_POLLS && s->told != s->issued)
+			tell_results<0>(e, h, epoch, s);
+	}
+}
+
+static __device__ __forceinline__ void store_result(const struct ll_exchange *e, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch,
+	const struct trays *out, const struct ticket *ticket, struct storing *s)
+{
+	uint32_t home = home_first(e, ticket->rank), cell = (uint32_t)ticket->to, part = (uint32_t)(ticket->to >> 32);
+
+	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
+		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes + part * shape.part_bytes, out->trays + out->at * out->tray_bytes, ticket->bytes, 0);
+	copies_close();
+	if (lane_id() == s->issued % LANES) {
+		s->rank = ticket->rank;
+		s->cell = cell;
+		s->tells = ticket->flags & TICKET_TELL;
+	}
+	s->issued++;
+	if (s->issued - s->freed == TEAM_OUT)
+		free_trays<TEAM_OUT - 1>(out, s);
+	if (s->issued - s->told == shape.most_untold)
+		tell_results<LEFT_UNTOLD>(e, h, epoch, s);
+}
+
+static __device__ __forceinline__ void team_store(const struct ll_exchange *e, const struct ht_exchange *h, struct team_shape shape, shared_at team, uint32_t epoch)
+{
+	struct trays out = trays_of(shape, team, true);
+	struct storing s = {};
+
+	for (;; next_tray(&out)) {
+		struct ticket ticket;
+
+		await_sum(e, h, epoch, &out, &s);
+		ticket = ticket_unpack(shared_load(out.tickets + out.at * 16));
+		if (ticket.flags & TICKET_STOP)
+			break;
+		store_result(e, h, shape, epoch, &out, &ticket, &s);
+	}
+	tell_results<0>(e, h, epoch, &s);
+}
+
+#endif

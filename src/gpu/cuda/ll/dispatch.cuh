@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low-latency dispatch: each token once to every rank that has one of its experts; there to all its positions in expert-major order.
+ *
+ *   sending warps     ids, x -> (quantise) -> pieces in the destinations' windows          no counting: rows lie by token
+ *   receiving warps   plans of all sources -> positions;  pieces -> rows at their positions
+ *
+ * On the way of a single row: one load of ids and x, one store over NVLink, the poll that sees it, one store. The plan travels beside the
+ * row, and positions are ready when it is there. Floor: that store and poll (targets: 3.1 us above an empty kernel); for many rows, bytes over NVLink's rate.
+ *
+ * Why rows of the next round may overwrite these: a peer's dispatch of round e+1 follows its combine of e, which has seen my arrival word e, which my
+ * combine of e stored, behind this kernel. So this kernel's reads are over.
+ */
+#ifndef TERN_CUDA_DISPATCH_LL_CUH
+#define TERN_CUDA_DISPATCH_LL_CUH
+
+#include "gpu/cuda/ll/head.cuh"
+#include "gpu/cuda/ll/positions.cuh"
+#include "gpu/cuda/common/rows.cuh"
+
+/* Not looked at before the first loads are under way. None when an earlier round has failed. */
+static __device__ __forceinline__ uint32_t tokens_to_send(const struct ll_dispatch *d, uint4 state, uint32_t callers)
+{
+	return not_before(state.w) ? 0 : min(not_before(callers), d->nr_tokens);
+}
+
+/* The head is a piece of work of its own; with it goes what the combine has to know at home. */
+template <int FORMAT, int CASE, bool FAR>
+static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t epoch = state.x;
+	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
+	uint32_t index = token * e->topk + lane_id(), rank, weight;
+	int32_t id = lane_id() < e->topk ? expert_id<CASE>(d, index) : -1;
+	uint4 head = load_head<FORMAT>(d, epoch, token);
+	uint32_t to_all = destinations<CASE>(e, id, index, &rank);
+	bool mine = is_mine<CASE>(e, token);
+
+	if (token >= tokens_to_send(d, state, callers))
+		return;
+	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
+		uint32_t to = first_destination<CASE>(left, rank);
+
+		if (in_head<FORMAT>(e))
+			piece_store(part_to<FAR>(e, FAR_ROWS, to) + offset, head);
+	}
+	weight = weight_of_head<FORMAT>(head);
+	if (lane_id() < e->topk)
+		e->home_routes[index] = make_uint2(rank, weight);
+	check_ids<CASE>(d, epoch, token, id);
+	if (mine)
+		tally_token(e, id, rank, __popc(to_all), __popc(destinations_away<CASE>(e, to_all, rank)));
+}
+
+/* Destinations are numbered from the next rank on, this one last. */
+static __device__ __forceinline__ uint32_t share_of_destination(const struct ll_dispatch *d, uint32_t to)
+{
+	uint32_t number = to + d->exchange.nr_ranks - d->exchange.rank - 1;
+
+	number -= number >= d->exchange.nr_ranks ? d->exchange.nr_ranks : 0;
+	return number - ll_div(number, d->by_share) * d->by_share.d;
+}
+
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
+static __device__ __forceinline__ void send_segment(
+	const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
+	const raw_segment<X, ND> &raw)
+{
+	const struct ll_exchange *e = &d->exchange;
+	struct extent x = segment_extent(&e->row, which);
+	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
+	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
+	uint32_t rank, left = destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank);
+	segment<FORMAT, x_kind<X>::SCALED, ND> s;
+
+	make_segment<X, ND>(d, raw, s);
+	segment_pack(s, epoch);
+	for (; left; left &= left - 1) {
+		uint32_t to = first_destination<CASE>(left, rank);
+
+		if (share_of_destination(d, to) == share)
+			segment_send(s, x, part_to<FAR>(e, FAR_ROWS, to) + offset);
+	}
+}
+
+/* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
+ * buffers hold nr_tokens. */
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
+static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t epoch = state.x, callers = callers_tokens(d);
+
+	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
+		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, callers, four);
+#pragma unroll 1
+	for (uint32_t i = warp;; i += nr_warps) {
+		uint32_t part = ll_div(i, d->by_share), token = ll_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
+		raw_segment<X, ND> raw;
+
+		if (token >= d->nr_tokens)
+			break;
+		if (which == e->row.nr_segments) {
+			if (i == part * d->by_share.d)
+				send_head<FORMAT, CASE, FAR>(d, state, callers, token);
+			continue;
+		}
+		if (!is_mine<CASE>(e, token))
+			continue;
+		load_raw<CASE>(d, token, which, raw);
+		if (token >= tokens_to_send(d, state, callers))
+			break;
+		send_segment<FORMAT, X, ND, CASE, FAR>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		if (i < gridDim.x)
+			stamp(e, 2);
+	}
+	if (warp == 0 && lane_id() == 0 && !state.w)
+		e->state->nr_tokens = tokens_to_send(d, state, callers);
+}
+
+/* ---- receiving ----------------------------------------------------------------------------------------------- */
+
+/* A warp's share of the receiving: a segment of a row that may or may not come. Own rows first; then those of all others alternate. */
+struct share {
+	uint32_t source, token, which;
+	const uint8_t *row;
+};
+
+/* A kernel that only receives need not have been launched, or captured, with as many tokens as have been sent. */
+static __device__ __forceinline__ uint32_t own_shares(const struct ll_dispatch *d)
+{
+	return (d->roles & LL_SEND ? d->nr_tokens : d->exchange.max_tokens) * d->exchange.by_row_parts.d;
+}
+
+template <bool FAR> static __device__ __forceinline__ struct share share_of(const struct ll_dispatch *d, uint32_t i)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = ll_div(j, e->by_row_parts), token = ll_div(row, e->by_others);
+	struct share a;
+
+	a.which = j - row * e->by_row_parts.d;
+	a.token = i < own ? row : token;
+	a.source = i < own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
+	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
+	a.row = part_from<FAR>(e, FAR_ROWS, a.source) + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
+	return a;
+}
+
+/* Where a warp's segment goes, known before the segment is there: a lane's place in the first few rows, and lanes whose
+ * rows are more. */
+#define FIRST_ROWS 4
+struct row_targets {
+	uint8_t *row[FIRST_ROWS];
+	uint8_t *scale;        /* of route lane % 8, this lane's line; NULL: not here */
+	uint32_t nr, more, in; /* in: a bit for each vector that has something in the row */
+};
+
+/* Vector 0's place in a row; the next ones' are 512 bytes further on. */
+static __device__ __forceinline__ uint8_t *place_in_row(const struct ll_dispatch *d, struct extent x, uint32_t position)
+{
+	return d->out_x + (uint64_t)position * d->exchange.row.row_bytes + (x.first + piece_of(0)) * 16;
+}
+
+/* All lanes of a line have its scale, and each stores it for another route: number `first` + lane % 8. */
+static __device__ __forceinline__ uint8_t *place_of_scale(const struct ll_dispatch *d, struct extent x, uint32_t position, uint32_t first)
+{
+	uint32_t here = __shfl_sync(ALL_LANES, position, first + lane_id() % 8);
+
+	if (here == UINT32_MAX)
+		return NULL;
+	return d->out_scales + ((uint64_t)here * d->exchange.row.nr_lines + first_line(x) + line_of(0)) * d->scale_bytes;
+}
+
+template <bool SCALED, int ND>
+static __device__ __forceinline__ struct row_targets find_targets(const struct ll_dispatch *d, struct extent x, uint32_t position)
+{
+	uint32_t here = __ballot_sync(ALL_LANES, position != UINT32_MAX);
+	struct row_targets t;
+
+	t.nr = __popc(here);
+	t.in = 0;
+	t.scale = SCALED ? place_of_scale(d, x, position, 0) : NULL;
+#pragma unroll
+	for (int r = 0; r < FIRST_ROWS; r++) {
+		t.row[r] = place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1));
+		here &= here - 1;
+	}
+	t.more = here;
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		uint32_t offset;
+
+		t.in |= (uint32_t)in_row(x, i, &offset) << i;
+	}
+	return t;
+}
+
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void store_scales(const struct ll_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i++) {
+		if (!to || !has_line(x, i))
+			continue;
+		if (d->scale_bytes == 4)
+			*(uint32_t *)(to + i * 16) = s.scale[i];
+		else
+			to[i * 4] = (uint8_t)s.scale[i];
+	}
+}
+
+template <int FORMAT, bool SCALED, int ND> static __device__ __forceinline__ void store_row(const segment<FORMAT, SCALED, ND> &s, uint32_t in, uint8_t *row)
+{
+#pragma unroll
+	for (int i = 0; i < ND; i++)
+		if (in >> i & 1)
+			row_store(row + i * 512, s.v[i]);
+}
+
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void store_rows(
+	const struct ll_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, const struct row_targets &t, uint32_t position)
+{
+#pragma unroll
+	for (int r = 0; r < FIRST_ROWS; r++)
+		if (r < t.nr)
+			store_row(s, t.in, t.row[r]);
+	if constexpr (SCALED) {
+		store_scales(d, s, x, t.scale);
+		for (uint32_t first = 8; first < d->exchange.topk; first += 8)
+			store_scales(d, s, x, place_of_scale(d, x, position, first));
+	}
+	for (uint32_t here = t.more; here; here &= here - 1)
+		store_row(s, t.in, place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1)));
+}
+
+/* Lane k's local expert, if its route ends here; else UINT32_MAX. */
+template <int CASE> static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
+{
+	uint32_t physical = LL_NO_EXPERT;
+
+	if (lane_id() < e->topk)
+		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
+	return local_of<CASE>(e, physical);
+}
+
+/* What is known of a row as soon as all plans are there: lane k's local expert, and, of its source's rows for that
+ * expert, how many come before it. */
+struct found {
+	uint32_t local, before;
+	bool here; /* does any of the row's routes end here? */
+};
+
+template <int CASE> static __device__ __forceinline__ struct found find_row(const struct ll_dispatch *d, const struct positions *p, struct share a)
+{
+	const struct ll_exchange *e = &d->exchange;
+	struct found f = {local_expert<CASE>(e, p, a), 0, false};
+
+	f.here = p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1;
+	if (CASE != LL_PLAIN && d->by_source)
+		f.before = bits_before(p, p->present + a.source * p->token_words, a.token);
+	else if (f.local != UINT32_MAX)
+		f.before = bits_before(p, p->bits + (a.source * e->nr_local + f.local) * p->token_words, a.token);
+	return f;
+}
+
+/* The position of lane k's row; by_source the first route has it for all. */
+template <int CASE>
+static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch *d, const struct positions *p, struct share a, struct found f)
+{
+	if (CASE != LL_PLAIN && d->by_source) {
+		uint32_t here = __ballot_sync(ALL_LANES, f.local != UINT32_MAX);
+
+		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + f.before : UINT32_MAX;
+	}
+	return f.local == UINT32_MAX ? UINT32_MAX : p->start[f.local] + p->base[a.source * d->exchange.nr_local + f.local] + f.before;
+}
+
+/* What the caller is told of a row. */
+template <int CASE>
+static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t at;
+
+	if (CASE == LL_PLAIN || !d->by_source) {
+		if (position != UINT32_MAX)
+			d->out_rows[position] = make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
+		return;
+	}
+	at = __reduce_min_sync(ALL_LANES, position);
+	if (lane_id() < e->topk) {
+		d->out_ids[(uint64_t)at * e->topk + lane_id()] = (int32_t)local;
+		d->out_weights[(uint64_t)at * e->topk + lane_id()] = __uint_as_float(local == UINT32_MAX ? 0 : weight);
+	}
+	if (lane_id() == 0)
+		d->out_rows[at] = make_int4((int)a.source, (int)a.token, -1, 0);
+}
+
+/* For the combine, and for the caller: one piece of work with a row's head. */
+template <int FORMAT, int CASE>
+static __device__ __forceinline__ bool describe_row(
+	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t row = a.source * e->max_tokens + bits_before(p, p->present + a.source * p->token_words, a.token), weight;
+	uint32_t position = position_of<CASE>(d, p, a, f);
+	struct patience patience = {0, 0};
+
+	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
+		if (in_head<FORMAT>(e))
+			head = piece_load(a.row + lane_id() * 16);
+		if (warp_may_wait(&patience, e, a.source, e->wait_ns))
+			continue;
+		if (lane_id() == 7)
+			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, patience.start_ns);
+		return false;
+	}
+	weight = weight_of_head<FORMAT>(head);
+	if (lane_id() == 0)
+		e->row_tokens[row] = a.token;
+	if (lane_id() < e->topk)
+		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
+	if (lane_id() < e->topk && a.source == e->rank)
+		e->own_positions[a.token * e->topk + lane_id()] = position;
+	tell_row<CASE>(d, a, f.local, position, weight);
+	return true;
+}
+
+/* The pieces have been looked for already. */
+template <int FORMAT, bool SCALED, int ND, int CASE>
+static __device__ __forceinline__ bool receive_segment(
+	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
+{
+	const struct ll_exchange *e = &d->exchange;
+	struct extent x = segment_extent(&e->row, a.which);
+	uint32_t position = position_of<CASE>(d, p, a, f);
+	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
+
+	if (!segment_await(
+		    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
+		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
+		return false;
+	segment_unpack(s);
+	store_rows(d, s, x, targets, position);
+	return true;
+}
+
+/* A head's pieces go where those of a segment's first vector would. */
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void look_for(const struct ll_exchange *e, struct share a, segment<FORMAT, SCALED, ND> &s)
+{
+	if (a.which < e->row.nr_segments)
+		segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
+	else
+		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
+}
+
+/* Does this warp help place_rows? Then it does that first. */
+template <int CASE> static __device__ __forceinline__ bool places_rows(const struct ll_dispatch *d, uint32_t warp, uint32_t nr_warps)
+{
+	return CASE == LL_PLAIN || !d->by_source ? (nr_warps - 1 - warp) * LANES < d->exchange.nr_local : warp == 0;
+}
+
+/* All plans are noted: positions, and for the caller and the combine how many rows there are. */
+template <int CASE>
+static __device__ __forceinline__ void place_rows(const struct ll_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
+{
+	if (CASE == LL_PLAIN || !d->by_source) /* the last warps have the fewest rows */
+		place_experts<CASE>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0);
+	else if (warp == 0)
+		place_sources(d, p, blockIdx.x == 0);
+	if (blockIdx.x == gridDim.x - 1 && warp == 0)
+		count_rows(&d->exchange, p);
+	warps_sync(nr_warps * LANES);
+	if (warp == 0)
+		stamp(&d->exchange, 5);
+}
+
+/* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
+static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
+	uint32_t nr_warps)
+{
+	const struct ll_exchange *e = &d->exchange;
+	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x, nr_shares = 0;
+
+	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
+	warps_sync(nr_warps * LANES);
+#pragma unroll 1
+	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
+		segment<FORMAT, x_kind<X>::SCALED, ND> s;
+		struct share a = share_of<FAR>(d, i);
+		bool there = a.token < e->max_tokens, places = i == first && places_rows<CASE>(d, warp, nr_warps);
+		struct found f = {};
+
+		if (i == first) {
+			take_plans<FORMAT, CASE, FAR>(e, p, epoch, failed, warp, nr_warps);
+			if (warp == 0)
+				stamp(e, 4);
+			if (*p->failed)
+				return;
+		}
+		if (there)
+			look_for(e, a, s);
+		if (there && !places) /* needs no positions: while others make them */
+			f = find_row<CASE>(d, p, a);
+		if (i == first) {
+			place_rows<CASE>(d, p, warp, nr_warps);
+			nr_shares = own_shares(d) + *p->most_tokens * e->by_others.d * e->by_row_parts.d;
+		}
+		if (there && places)
+			f = find_row<CASE>(d, p, a);
+		if (f.here && i < nr_shares)
+			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
+							  : !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(d, p, epoch, a, f, s))
+				return;
+	}
+	stamp(e, 6);
+	if (blockIdx.x == 0 && thread == 0) {
+		e->state->epoch_combine = epoch;
+		tally_round(e);
+	}
+}
+
+/* FAR: some ranks are on other nodes (far.h); LL_ANY then. */
+template <int FORMAT, int X, int ND, int CASE = LL_ANY, bool FAR = false>
+static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
+{
+	BLOCK_MEMORY(shared);
+	const struct ll_exchange *e = &d.exchange;
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+
+	if (warp == 0)
+		stamp(e, 0);
+	wait_for_previous();
+	let_next_start();
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+
+	if (warp < send_warps) {
+		if (FAR && state.w)
+			return;
+		send_all<FORMAT, X, ND, CASE, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (FAR && far_last(e, send_warps * gridDim.x))
+			ring_far_rows(&d, state.x, this_rounds_tokens(&d));
+		stamp(e, 1);
+	} else {
+		struct positions p = positions_in<FORMAT>(shared, e);
+
+		receive_all<FORMAT, X, ND, CASE, FAR>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
+	}
+}
+
+#endif

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the low-latency kernels of both halves are launched: one argument struct and how many warps send. */
+#ifndef TERN_CUDA_LAUNCH_LL_CUH
+#define TERN_CUDA_LAUNCH_LL_CUH
+
+#include "gpu/cuda/common/kernels.h"
+#include "gpu/cuda/common/launch.cuh"
+#include "gpu/cuda/common/memory.cuh"
+#include "gpu/wire/sizes.h"
+
+template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
+
+/* Where some ranks are on other nodes. */
+ll_kernel<struct ll_dispatch> far_dispatch_kernel(const struct ll_dispatch *d);
+ll_kernel<struct ll_combine> far_combine_kernel(const struct ll_combine *c);
+
+/* More than 48 KiB are given only to who asks. */
+template <typename Args> static cudaError_t allow_shared(ll_kernel<Args> kernel, uint32_t bytes)
+{
+	if (bytes <= 48 * 1024)
+		return cudaSuccess;
+	return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+static inline uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
+{
+	return roles == LL_SEND ? launch->nr_warps : roles == LL_RECEIVE ? 0 : launch->send_warps;
+}
+
+static inline uint32_t dispatch_shared_bytes(const struct ll_dispatch *d)
+{
+	const struct ll_exchange *e = &d->exchange;
+
+	return d->roles & LL_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
+}
+
+/* kernel: NULL is refused. whole: it is one whose warps all send, and then receive. */
+template <typename Args>
+static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const struct ll_launch *launch, bool whole, uint32_t shared_bytes, cudaStream_t stream)
+{
+	cudaLaunchAttribute early = {};
+	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, shared_bytes, stream);
+	cudaError_t rc;
+
+	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && !whole && launch->send_warps >= launch->nr_warps))
+		return cudaErrorInvalidValue;
+	launch_early(&config, &early, launch->early);
+	rc = allow_shared(kernel, shared_bytes);
+	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
+}
+
+/* Blocks that the current device runs at once. */
+template <typename Args>
+static cudaError_t most_blocks(ll_kernel<Args> kernel, const struct ll_launch *launch, uint32_t shared_bytes, uint32_t *nr_blocks)
+{
+	int device, nr_sms, per_sm;
+	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;
+
+	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
+	rc = rc ? rc : allow_shared(kernel, shared_bytes);
+	rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)launch->nr_warps * LANES, shared_bytes);
+	if (!rc)
+		*nr_blocks = (uint32_t)(nr_sms * per_sm);
+	return rc;
+}
+
+#endif

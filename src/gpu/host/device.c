@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making and ending exchanges on a device: what ranks can reach, and windows shared between them. */
+#include "gpu/host/inside.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/host/far.h"
+#include "gpu/host/reach.h"
+#include "base/environment.h"
+#include "base/error.h"
+#include "tern_engine.h"
+
+int device_outcome(const struct device *d, int rc)
+{
+	return rc ? fail(rc, "%s", d->ops->error_text()) : 0;
+}
+
+/* For tests: TERN_FORCE_BLOCK_KIB, less shared memory for a block, as other GPUs than those here have it. */
+static int force_block_bytes(uint32_t *bytes)
+{
+	int most = (int)(*bytes / 1024), kib = most;
+	int rc = environment_number("TERN_FORCE_BLOCK_KIB", 1, INT_MAX, &kib);
+
+	*bytes = kib < most ? (uint32_t)kib * 1024 : *bytes;
+	return rc;
+}
+
+static int identify(const struct device *d, struct device_identity *identity)
+{
+	int rc = device_outcome(d, d->ops->identify(identity));
+
+	return rc ? rc : force_block_bytes(&identity->block_bytes);
+}
+
+static int device_begin(tern_moe *moe, struct device_card *card)
+{
+	const struct tern_moe_config *c = &moe->config;
+	struct device *d = moe->device;
+
+	d->windows = calloc(moe->nr_ranks, sizeof(*d->windows));
+	d->opened = calloc(moe->nr_ranks, sizeof(*d->opened));
+	d->streams = calloc(c->nr_slots, sizeof(*d->streams));
+	d->tally = device_tally_create(moe);
+	d->since = device_tally_create(moe);
+	moe->slots = calloc(c->nr_slots, sizeof(*moe->slots));
+	if (!d->windows || !d->opened || !d->streams || !d->tally || !d->since || !moe->slots)
+		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks, c->nr_slots);
+	if (c->wait_ms <= 0)
+		return fail(TERN_ERR_INVALID, "wait_ms is %d; kernels cannot poll once and go on later: it has to be more than 0", c->wait_ms);
+	d->ops = device_ops_load();
+	return d->ops ? identify(d, &card->identity) : TERN_ERR_UNSUPPORTED;
+}
+
+static int same_device(const struct device_card *a, const struct device_card *b)
+{
+	return !memcmp(a->identity.uuid, b->identity.uuid, sizeof(a->identity.uuid));
+}
+
+/* Ranks of one process on one device, be it as several nodes: their kernels wait for each other there. */
+static uint32_t count_sharing(const tern_moe *moe, const struct device_card *cards)
+{
+	uint32_t nr = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		nr += same_device(&cards[r], &cards[moe->rank]) && (r == moe->rank || moe->group->peers[r].beside);
+	return nr * moe->config.nr_slots;
+}
+
+static int enable_peers(tern_moe *moe, const struct device_card *cards)
+{
+	struct device *d = moe->device;
+	int rc = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
+		if (!is_far(moe, r) && moe->group->peers[r].same_process)
+			rc = device_outcome(d, d->ops->peer_enable(cards[r].identity.ordinal));
+	return rc;
+}
+
+static int make_window(tern_moe *moe, const struct device_card *cards, struct device_card *mine)
+{
+	struct device *d = moe->device;
+	uint32_t block_bytes = UINT32_MAX;
+	int rc = enable_peers(moe, cards);
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		block_bytes = ll_least(block_bytes, cards[r].identity.block_bytes);
+	rc = rc ? rc : device_layout_init(&d->layout, &moe->config, &moe->layout, d->format, moe->nodes.nr_nodes > 1, block_bytes);
+	rc = rc ? rc : device_outcome(d, d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
+	mine->address = (uintptr_t)d->window;
+	return rc;
+}
+
+static int open_windows(tern_moe *moe, const struct device_card *cards)
+{
+	struct device *d = moe->device;
+	int rc = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+		if (is_far(moe, r))
+			continue;
+		if (r == moe->rank || moe->group->peers[r].same_process) {
+			d->windows[r] = (void *)(uintptr_t)cards[r].address;
+			continue;
+		}
+		rc = device_outcome(d, d->ops->window_open(cards[r].handle, &d->windows[r]));
+		d->opened[r] = !rc;
+	}
+	return rc;
+}
+
+static int open_exchange(tern_moe *moe, const struct device_card *cards)
+{
+	struct device *d = moe->device;
+	struct device_plan plan = {.config = &moe->config,
+		.placement = &moe->placement,
+		.layout = &moe->layout,
+		.device_layout = &d->layout,
+		.rank = moe->rank,
+		.nr_ranks = moe->nr_ranks,
+		.block_bytes = cards[moe->rank].identity.block_bytes,
+		.nr_sharing = count_sharing(moe, cards),
+		.windows = d->windows,
+		.far = d->far ? device_far_tables(d->far) : NULL,
+		.partings = d->board_there};
+
+	return device_outcome(d, d->ops->exchange_open(&plan, &d->exchange));
+}
+
+/* Each step is local, and its outcome is compared before anybody relies on it. */
+static int share(tern_moe *moe, struct device_card *cards, struct device_card *mine)
+{
+	tern_group *group = moe->group;
+	int rc = device_begin(moe, mine);
+
+	rc = group_agree_status(group, rc, "tern_moe_create");
+	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
+	rc = rc ? rc : device_reach(moe, cards);
+	rc = rc ? rc : device_board_open(moe);
+	if (!rc)
+		rc = group_agree_status(group, make_window(moe, cards, mine), "tern_moe_create");
+	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
+	if (!rc)
+		rc = group_agree_status(group, open_windows(moe, cards), "tern_moe_create");
+	if (!rc && moe->nodes.nr_nodes > 1)
+		rc = device_far_open(moe, moe->device->ops, &moe->device->layout, moe->device->windows, &moe->device->far);
+	if (!rc)
+		rc = group_agree_status(group, open_exchange(moe, cards), "tern_moe_create");
+	return rc;
+}
+
+int device_open(tern_moe *moe)
+{
+	struct device_card mine = {.address = 0}, *cards = calloc(moe->nr_ranks, sizeof(*cards));
+	int rc;
+
+	moe->device = calloc(1, sizeof(*moe->device));
+	rc = cards && moe->device ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
+	rc = group_agree_status(moe->group, rc, "tern_moe_create");
+	rc = rc ? rc : share(moe, cards, &mine);
+	free(cards);
+	return rc;
+}
+
+/* All rounds are over on this rank: what peers store here for them has come, since this rank's last kernels waited for it. */
+static bool is_at_rest(const tern_moe *moe)
+{
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
+		if (moe->slots[slot].state != SLOT_IDLE)
+			return false;
+	return true;
+}
+
+int device_leave(tern_moe *moe)
+{
+	int rc = device_look(moe);
+
+	if (rc)
+		return rc;
+	moe->device->busy = !is_at_rest(moe);
+	if (moe->device->far)
+		device_far_settle(moe->device->far);
+	return 0;
+}
+
+void device_close(tern_moe *moe)
+{
+	struct device *d = moe->device;
+
+	if (!d)
+		return;
+	for (uint32_t r = 0; d->opened && r < moe->nr_ranks; r++)
+		if (d->opened[r])
+			d->ops->window_close(d->windows[r]);
+	if (d->exchange)
+		d->ops->exchange_close(d->exchange);
+	device_board_close(d);
+	device_far_close(moe, d->far);
+	tern_engine_destroy(d->engine);
+	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */
+		d->ops->memory_free(d->window);
+	free(d->windows);
+	free(d->opened);
+	free(d->streams);
+	free(d->tally);
+	free(d->since);
+	free(d);
+	moe->device = NULL;
+}
+
+void device_memory(const tern_moe *moe, struct tern_memory *memory)
+{
+	const struct device_layout *l = &moe->device->layout;
+
+	uint64_t inside = moe->config.mode == TERN_HIGH_THROUGHPUT ? moe->config.nr_slots * (l->ht.results - l->ht.x) : 0; /* rows, as far as they lie in the window */
+
+	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside, .output_bytes = l->output_bytes, .private_bytes = l->private_bytes,
+		.staging_bytes = device_far_bytes(moe->device->far)};
+}

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The halves of an exchange on a device: arguments checked, and kernels put on streams. */
+#include "exchange/arguments.h"
+#include "gpu/host/inside.h"
+#include "base/error.h"
+
+/* ---- settings ------------------------------------------------------------------------------------------------ */
+
+static int check_device(tern_moe *moe, const char *call)
+{
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "%s: moe is NULL", call);
+	if (!moe->device)
+		return fail(TERN_ERR_INVALID, "%s: this exchange is not on a device", call);
+	return exchange_look(moe);
+}
+
+int tern_moe_set_stream(tern_moe *moe, uint32_t slot, void *stream)
+{
+	int rc = check_device(moe, "tern_moe_set_stream");
+
+	rc = rc ? rc : slot_check(moe, slot, "tern_moe_set_stream");
+	if (!rc)
+		moe->device->streams[slot].stream = stream;
+	return rc;
+}
+
+int tern_moe_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens)
+{
+	int rc = check_device(moe, "tern_moe_set_nr_tokens_at");
+
+	rc = rc ? rc : slot_check(moe, slot, "tern_moe_set_nr_tokens_at");
+	if (!rc && (uintptr_t)nr_tokens % sizeof(*nr_tokens))
+		rc = fail(TERN_ERR_INVALID, "tern_moe_set_nr_tokens_at: %p is not aligned to 4 bytes", (const void *)nr_tokens);
+	rc = rc || !nr_tokens ? rc : device_outcome(moe->device, moe->device->ops->pointer_check(nr_tokens));
+	if (!rc)
+		moe->device->streams[slot].nr_tokens_at = nr_tokens;
+	return rc;
+}
+
+int tern_moe_set_sms(tern_moe *moe, uint32_t nr_sms)
+{
+	int rc = check_device(moe, "tern_moe_set_sms");
+
+	if (!rc)
+		moe->device->nr_sms = nr_sms;
+	return rc;
+}
+
+/* ---- the halves ---------------------------------------------------------------------------------------------- */
+
+static struct device_call call_of(const tern_moe *moe, uint32_t slot, uint32_t roles)
+{
+	const struct device *d = moe->device;
+
+	return (struct device_call){.slot = slot,
+		.roles = roles,
+		.stream = d->streams[slot].stream,
+		.nr_tokens_at = d->streams[slot].nr_tokens_at,
+		.nr_sms = d->nr_sms,
+		.wait_ns = (uint64_t)moe->wait_ms * 1000000};
+}
+
+/* What was found wrong with earlier ids is tern_moe_status's to tell. */
+static int check_slot(tern_moe *moe, uint32_t slot, enum slot_state state, const char *call)
+{
+	int rc = slot_check(moe, slot, call);
+
+	rc = rc ? rc : device_look(moe);
+	if (!rc && moe->slots[slot].state != state)
+		rc = slot_wrong_state(moe, slot, call);
+	return rc;
+}
+
+static int check_reachable(const tern_moe *moe, const char *name, const void *pointer)
+{
+	int rc = pointer ? moe->device->ops->pointer_check(pointer) : 0;
+
+	return rc ? fail(rc, "%s: %s", name, moe->device->ops->error_text()) : 0;
+}
+
+static int check_dispatch(tern_moe *moe, const struct tern_dispatch *args, const char *call)
+{
+	int rc = check_slot(moe, args->slot, SLOT_IDLE, call);
+
+	rc = rc ? rc : arguments_dispatch(moe, args);
+	if (rc || !args->nr_tokens)
+		return rc;
+	rc = check_reachable(moe, "x", args->x);
+	rc = rc ? rc : check_reachable(moe, "scales", args->scales);
+	rc = rc ? rc : check_reachable(moe, "topk_ids", args->topk_ids);
+	return rc ? rc : check_reachable(moe, "topk_weights", args->topk_weights);
+}
+
+static int check_received(tern_moe *moe, const struct tern_received *received, const char *call)
+{
+	int rc = arguments_received(moe, received, call);
+
+	if (!rc && !received->into_x && moe->config.caller_output)
+		rc = fail(TERN_ERR_INVALID, "%s: into_x is NULL, and caller_output was set", call);
+	rc = rc ? rc : check_reachable(moe, "into_x", received->into_x);
+	if (rc || !moe->layout.scales_bytes)
+		return rc;
+	return check_reachable(moe, "into_scales", received->into_scales);
+}
+
+static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
+{
+	return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+/* One kernel reads x and writes into_x, in no order. */
+static int check_apart(const tern_moe *moe, const struct tern_dispatch *args, const struct tern_received *received)
+{
+	uint64_t x_bytes = x_row_bytes(moe), into_bytes = moe->layout.positions * moe->layout.payload_bytes;
+
+	if (!received->into_x || !args->nr_tokens)
+		return 0;
+	x_bytes += (args->nr_tokens - 1) * (uint64_t)(args->x_stride ? args->x_stride : x_bytes);
+	if (!overlap(args->x, x_bytes, received->into_x, into_bytes))
+		return 0;
+	return fail(TERN_ERR_INVALID, "tern_dispatch: x, %llu bytes at %p, overlaps into_x, %llu bytes at %p", (unsigned long long)x_bytes, args->x,
+		(unsigned long long)into_bytes, received->into_x);
+}
+
+static int put_dispatch(
+	tern_moe *moe, uint32_t slot, uint32_t roles, const struct tern_dispatch *args, struct tern_received *received, enum slot_state next)
+{
+	struct device_call call = call_of(moe, slot, roles);
+	int rc;
+
+	moe->device->busy = true;
+	rc = device_outcome(moe->device, moe->device->ops->dispatch(moe->device->exchange, &call, args, received));
+	if (rc)
+		return rc;
+	moe->slots[slot].state = next;
+	if (args)
+		moe->slots[slot].nr_tokens = args->nr_tokens;
+	return 0;
+}
+
+int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+{
+	int rc = check_dispatch(moe, args, "tern_dispatch_send");
+
+	return rc ? rc : put_dispatch(moe, args->slot, DEVICE_SEND, args, NULL, SLOT_DISPATCHED);
+}
+
+int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
+{
+	int rc = check_slot(moe, slot, SLOT_DISPATCHED, "tern_dispatch_recv");
+
+	rc = rc ? rc : check_received(moe, received, "tern_dispatch_recv");
+	return rc ? rc : put_dispatch(moe, slot, DEVICE_RECEIVE, NULL, received, SLOT_RECEIVED);
+}
+
+int device_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received)
+{
+	int rc = check_dispatch(moe, args, "tern_dispatch");
+
+	rc = rc ? rc : check_received(moe, received, "tern_dispatch");
+	rc = rc ? rc : check_apart(moe, args, received);
+	return rc ? rc : put_dispatch(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, received, SLOT_RECEIVED);
+}
+
+static int check_combine(tern_moe *moe, const struct tern_combine *args, const char *call)
+{
+	int rc = check_slot(moe, args->slot, SLOT_RECEIVED, call);
+
+	rc = rc ? rc : arguments_y(moe, args);
+	return rc ? rc : check_reachable(moe, "y", args->y);
+}
+
+static int check_out(const tern_moe *moe, uint32_t slot, const void *out, size_t stride)
+{
+	int rc = arguments_out(moe, slot, out, stride);
+
+	return rc ? rc : check_reachable(moe, "out", out);
+}
+
+static int put_combine(
+	tern_moe *moe, uint32_t slot, uint32_t roles, const struct tern_combine *args, void *out, size_t stride, enum slot_state next)
+{
+	struct device_call call = call_of(moe, slot, roles);
+	int rc = device_outcome(moe->device, moe->device->ops->combine(moe->device->exchange, &call, args, out, stride));
+
+	if (!rc)
+		moe->slots[slot].state = next;
+	return rc;
+}
+
+int device_combine_send(tern_moe *moe, const struct tern_combine *args)
+{
+	int rc = check_combine(moe, args, "tern_combine_send");
+
+	return rc ? rc : put_combine(moe, args->slot, DEVICE_SEND, args, NULL, 0, SLOT_COMBINED);
+}
+
+int device_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
+{
+	int rc = check_slot(moe, slot, SLOT_COMBINED, "tern_combine_recv");
+
+	rc = rc ? rc : check_out(moe, slot, out, out_stride);
+	return rc ? rc : put_combine(moe, slot, DEVICE_RECEIVE, NULL, out, out_stride, SLOT_IDLE);
+}
+
+int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride)
+{
+	int rc = check_combine(moe, args, "tern_combine");
+
+	rc = rc ? rc : check_out(moe, args->slot, out, out_stride);
+	return rc ? rc : put_combine(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, out, out_stride, SLOT_IDLE);
+}
+
+/* The kernel waits for everybody's word itself, so the slot is free behind it. */
+int device_release(tern_moe *moe, uint32_t slot)
+{
+	struct device_call call;
+	int rc = check_slot(moe, slot, SLOT_RECEIVED, "tern_release");
+
+	if (rc)
+		return rc;
+	call = call_of(moe, slot, DEVICE_SEND | DEVICE_RECEIVE);
+	rc = device_outcome(moe->device, moe->device->ops->release(moe->device->exchange, &call));
+	if (!rc)
+		moe->slots[slot].state = SLOT_IDLE;
+	return rc;
+}

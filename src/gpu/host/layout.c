@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/host/layout.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "gpu/wire/state.h"
+#include "gpu/cuda/tuning.h"
+#include "gpu/wire/sizes.h"
+
+#define LL_MOST_TOKENS 65536u /* a plan has 16 bits for one */
+
+static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format format, bool far)
+{
+	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
+
+	if (format == LL_CELLS)
+		return scaled ? 2 : 3;
+	return far ? 2 : ll_rule_row_vectors(scaled, c->max_tokens);
+}
+
+static uint32_t result_vectors(const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far)
+{
+	if (format == LL_CELLS)
+		return 3;
+	if (far || c->combine_dtype != TERN_BF16)
+		return 2;
+	return ll_rule_result_vectors(c->max_tokens, l->nr_ranks, l->combine_row_bytes);
+}
+
+static uint64_t take(uint64_t *end, uint64_t bytes)
+{
+	uint64_t offset = *end;
+
+	*end = align_up(offset + bytes, 256);
+	return offset;
+}
+
+static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+{
+	uint64_t end = 0, routes = (uint64_t)c->max_tokens * c->topk, lists = l->nr_ranks > l->max_local ? l->nr_ranks : l->max_local;
+	uint64_t of_source = c->layout == TERN_BY_SOURCE ? l->positions * c->topk : 0, output;
+	bool low = c->mode == TERN_LOW_LATENCY, own_rows = low && !c->caller_output;
+
+	d->state = take(&end, sizeof(struct ll_state));
+	d->row_tokens = take(&end, low ? (uint64_t)l->nr_ranks * c->max_tokens * sizeof(uint32_t) : 0);
+	d->row_routes = take(&end, low ? l->nr_ranks * routes * 8 : 0);
+	d->chunks = take(&end, low ? 0 : ((uint64_t)c->max_tokens + HT_CHUNK - 1) / HT_CHUNK * (l->nr_physical + l->nr_ranks) * sizeof(uint32_t));
+	d->routes = take(&end, low ? 0 : routes * 8);
+	d->home_routes = take(&end, routes * 8);
+	d->own_positions = take(&end, low ? routes * sizeof(uint32_t) : 0);
+	d->counts = take(&end, lists * sizeof(uint32_t));
+	d->offsets = take(&end, (lists + 2) * sizeof(uint64_t));
+	output = end;
+	d->rows = take(&end, l->positions * sizeof(struct tern_row));
+	d->ids = take(&end, of_source * sizeof(int32_t));
+	d->weights = take(&end, of_source * sizeof(float));
+	d->x = take(&end, own_rows ? l->positions * l->payload_bytes : 0);
+	d->scales = take(&end, own_rows ? l->positions * l->scales_bytes : 0);
+	d->slot_bytes = end;
+	d->tally = align_up(end * c->nr_slots, 256);
+	d->tally_bytes = sizeof(struct ll_tally) + c->nr_experts * sizeof(uint64_t);
+	d->private_bytes = output * c->nr_slots + d->tally_bytes;
+	d->output_bytes = (end - output) * c->nr_slots;
+}
+
+/* Whether kernels divide numbers up to n right: the reciprocal of d is too large by so little. */
+static bool divides(uint64_t n, uint32_t d)
+{
+	return n <= UINT32_MAX && n * (ll_divisor_of(d).factor * d) <= UINT32_MAX;
+}
+
+/* Kernels number what warps do, and find token, rank and part by division. */
+static int check_numbers(
+	const struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+{
+	bool low = c->mode == TERN_LOW_LATENCY;
+	uint32_t of_row = low ? d->row.nr_segments + 1 : 1;
+	uint32_t of_result = low ? d->result.nr_segments : 1;
+	uint64_t rows = (uint64_t)c->max_tokens * l->nr_ranks;
+	uint64_t parts = rows * (of_row > of_result ? of_row : of_result);
+
+	if (parts * l->nr_ranks <= UINT32_MAX && divides(parts, of_row) &&
+		divides(parts, of_result) && divides((uint64_t)c->max_tokens * c->topk, c->topk) &&
+		(!low || divides(rows + c->alignment, c->alignment)))
+		return 0;
+	return fail(TERN_ERR_UNSUPPORTED,
+		"%u tokens, top-%u, %u ranks, rows in %u parts, results in %u, %u rows of "
+		"alignment: more than a GPU's kernels can number",
+		c->max_tokens, c->topk, l->nr_ranks, of_row, of_result, c->alignment);
+}
+
+static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
+{
+	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
+
+	d->shared_bytes = positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
+	if (c->max_tokens > LL_MOST_TOKENS)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u tokens; a GPU takes %u in low-latency mode, and more in high-throughput mode",
+			c->max_tokens, LL_MOST_TOKENS);
+	if (d->shared_bytes > d->block_bytes)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where a block may have %u; "
+			"high-throughput mode has no such bound",
+			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, d->block_bytes);
+	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format, far));
+	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, l, d->format, far));
+	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + ll_wire_bytes(d->format, scaled, &d->row);
+	d->result_wire_bytes = ll_wire_bytes(d->format, 0, &d->result);
+	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
+	d->slot_window_bytes = align_up(d->window.bytes, 256);
+	return 0;
+}
+
+static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
+{
+	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
+	uint64_t rows = ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) *
+			(l->max_local ? l->max_local : 1);
+
+	d->shared_bytes = 4ull * 5 * (l->nr_physical + l->nr_ranks);
+	if (d->shared_bytes > d->block_bytes)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u physical experts and %u ranks: their plan takes %llu bytes of a GPU's shared "
+			"memory, where a block may have %u",
+			l->nr_physical, l->nr_ranks, (unsigned long long)d->shared_bytes, d->block_bytes);
+	if (rows > UINT32_MAX / 2)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u tokens of %u ranks, aligned to %u, for %u experts: up to %llu rows of a GPU; its "
+			"plan counts to %u",
+			c->max_tokens, l->nr_ranks, c->alignment, l->max_local, (unsigned long long)rows,
+			UINT32_MAX / 2);
+	d->row = ht_cut_row(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
+	d->result = ht_cut_row(l->combine_row_bytes, 4);
+	d->row_wire_bytes = (uint64_t)c->topk * 16 + l->payload_bytes + l->scales_bytes;
+	d->result_wire_bytes = l->combine_row_bytes;
+	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME, l->positions, l->payload_bytes, l->scales_bytes,
+		l->combine_row_bytes, far ? 0 : ht_early_slots(l->nr_ranks, c->max_tokens, l->payload_bytes));
+	d->slot_window_bytes = d->ht.bytes;
+	d->output_bytes += c->nr_slots * output;
+	return 0;
+}
+
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far, uint32_t block_bytes)
+{
+	bool low = c->mode == TERN_LOW_LATENCY;
+	int rc;
+
+	memset(d, 0, sizeof(*d));
+	d->format = format;
+	d->block_bytes = block_bytes;
+	if (l->nr_ranks > LL_MAX_RANKS || l->nr_physical >= LL_NO_EXPERT)
+		return fail(TERN_ERR_UNSUPPORTED, "%u ranks and %u physical experts; GPUs take %u and %u", l->nr_ranks, l->nr_physical,
+			LL_MAX_RANKS, LL_NO_EXPERT - 1);
+	if (!low && c->caller_output)
+		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in high-throughput mode rows arrive in library memory");
+	lay_out_slot(d, c, l);
+	rc = low ? lay_out_low_latency(d, c, l, far) : lay_out_high_throughput(d, c, l, far);
+	d->window_bytes = c->nr_slots * d->slot_window_bytes;
+	return rc ? rc : check_numbers(d, c, l);
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding libtern_cuda.so: TERN_CUDA_LIBRARY, else beside the program or library that holds this code, else wherever the loader looks. */
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu/host/ops.h"
+#include "base/error.h"
+
+#define NAME "libtern_cuda.so"
+
+static const struct device_ops *ops;
+static char cause[512];
+
+static void try_load(const char *path)
+{
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	device_ops_fn get = library ? (device_ops_fn)dlsym(library, DEVICE_OPS_SYMBOL) : NULL;
+
+	if (!get) {
+		size_t at = strlen(cause);
+
+		snprintf(cause + at, sizeof(cause) - at, "%s%.200s", at ? "; " : "", dlerror());
+		return;
+	}
+	if (get()->version != DEVICE_OPS_VERSION)
+		snprintf(cause, sizeof(cause), "%.300s is of version %u; this library needs %u", path, get()->version, DEVICE_OPS_VERSION);
+	else
+		ops = get();
+}
+
+static void beside(const char *file)
+{
+	char path[PATH_MAX];
+	const char *slash = strrchr(file, '/');
+
+	if (!slash)
+		return;
+	snprintf(path, sizeof(path), "%.*s" NAME, (int)(slash - file + 1), file);
+	if (!access(path, R_OK))
+		try_load(path);
+}
+
+static void load(void)
+{
+	const char *setting = getenv("TERN_CUDA_LIBRARY");
+	char program[PATH_MAX] = "";
+	Dl_info here;
+
+	if (setting) {
+		try_load(setting);
+		return;
+	}
+	if (dladdr((void *)device_ops_load, &here) && here.dli_fname)
+		beside(here.dli_fname);
+	if (!ops && readlink("/proc/self/exe", program, sizeof(program) - 1) > 0)
+		beside(program);
+	if (!ops)
+		try_load(NAME);
+}
+
+const struct device_ops *device_ops_load(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, load);
+	if (!ops)
+		fail(TERN_ERR_UNSUPPORTED, "no GPUs here: %s", cause);
+	return ops;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How ranks of an exchange on devices learn that one has left or given up: a parting word of each rank.
+ *
+ * On a node the words lie together in memory of the host that all its ranks map, each for itself, and its
+ * devices read: the board. A window could not hold them, since a peer's is gone when it has left before,
+ * and a store there would end the process. Kernels that wait look at the word of whom they wait for
+ * wherever they look at the clock (gpu/cuda/common/wait.cuh). To other nodes the word goes over the engine,
+ * as between CPUs. */
+#include "gpu/host/inside.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "gpu/host/far.h"
+#include "base/error.h"
+#include "base/ordering.h"
+#include "exchange/window.h"
+#include "exchange/wire.h"
+
+#define BOARD_BYTES 4096
+
+/* Of the lowest rank of this node; a mapping of this rank's own, as devices want to know each once. */
+static int map_board(tern_moe *moe, struct window **windows)
+{
+	struct device *d = moe->device;
+	const struct nodes *nodes = &moe->nodes;
+	const struct window *window = windows[nodes->ranks[nodes->first[nodes->node_of[moe->rank]]]];
+	void *board = window ? mremap(window->base, 0, BOARD_BYTES, MREMAP_MAYMOVE) : MAP_FAILED;
+
+	if (board == MAP_FAILED)
+		return fail_errno("mapping the parting words of a node");
+	d->board = board;
+	return device_outcome(d, d->ops->host_register(board, BOARD_BYTES, &d->board_there));
+}
+
+int device_board_open(tern_moe *moe)
+{
+	tern_group *group = moe->group;
+	struct window **windows = calloc(moe->nr_ranks, sizeof(*windows));
+	int rc = windows ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
+
+	rc = group_agree_status(group, rc, "tern_moe_create");
+	rc = rc ? rc : windows_create(group, BOARD_BYTES, ++group->round, windows);
+	if (!rc) {
+		rc = group_agree_status(group, map_board(moe, windows), "tern_moe_create");
+		windows_destroy(group, windows);
+	}
+	free(windows);
+	return rc;
+}
+
+void device_board_close(struct device *d)
+{
+	if (d->board_there)
+		d->ops->host_unregister(d->board);
+	if (d->board)
+		munmap(d->board, BOARD_BYTES);
+}
+
+/* Nothing is sent before the board is there, and it is there until the exchange is closed. */
+void device_part(tern_moe *moe, uint64_t parting)
+{
+	struct device *d = moe->device;
+
+	if (d->board)
+		parting_publish(&d->board[moe->rank], parting);
+	if (d->far)
+		device_far_part(d->far, parting);
+}
+
+uint64_t device_parting(const tern_moe *moe, uint32_t rank)
+{
+	const struct device *d = moe->device;
+
+	return is_far(moe, rank) ? device_far_parting(d->far, rank) : parting_observe(&d->board[rank]);
+}

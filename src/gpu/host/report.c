@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kernels have reported, turned into errors: which wait expired and who is to blame, which number of a peer was not followed, what was wrong with the caller's ids. */
+#include <stdio.h>
+
+#include "gpu/host/far.h"
+#include "gpu/host/inside.h"
+#include "engine/engine.h"
+#include "base/error.h"
+#include "gpu/wire/far.h"
+#include "exchange/wire.h"
+
+/* 0, or how that rank went without a word; *cause: the engine's, "" where there is none. */
+static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
+{
+	*cause = "";
+	if (device_parting(moe, rank))
+		return 0;
+	if (is_far(moe, rank))
+		return engine_peer_down(device_engine(moe), rank, cause);
+	return group_has_died(moe->group, rank) ? TERN_ERR_PEER_DEAD : 0;
+}
+
+struct blame {
+	int error, peer;   /* enum tern_error; who it is about */
+	const char *cause; /* "" where there is none */
+};
+
+/* The one that was waited for, or whoever that one may have waited for: others end when they have found somebody dead. */
+static bool blame_death(const tern_moe *moe, uint32_t awaited, struct blame *blame)
+{
+	int first = moe->device->far ? device_far_first_lost(moe->device->far) : -1;
+
+	blame->peer = first >= 0 ? first : (int)awaited;
+	blame->error = is_gone(moe, (uint32_t)blame->peer, &blame->cause);
+	for (uint32_t r = 0; r < moe->nr_ranks && !blame->error; r++) {
+		blame->peer = (int)r;
+		blame->error = is_gone(moe, r, &blame->cause);
+	}
+	return blame->error != 0;
+}
+
+/* A death explains departures, so deaths are looked for first; then what the one that was waited for said when it left. */
+static struct blame find_blame(const tern_moe *moe, uint32_t awaited)
+{
+	struct blame blame = {.cause = ""};
+	uint64_t parting = device_parting(moe, awaited);
+	int named = parting_peer(parting);
+
+	if (blame_death(moe, awaited, &blame))
+		return blame;
+	blame = (struct blame){parting ? TERN_ERR_PEER_LEFT : TERN_ERR_TIMEOUT, (int)awaited, ""};
+	if (parting_error(parting) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)moe->nr_ranks)
+		blame = (struct blame){TERN_ERR_PEER_DEAD, named, "as the latter found"};
+	else if (parting_error(parting))
+		blame.cause = tern_strerror(parting_error(parting));
+	return blame;
+}
+
+static enum tern_phase phase_of(const struct ll_report *r)
+{
+	static const enum tern_phase of_kind[NR_FAR_KINDS] = {TERN_PHASE_COUNTS, TERN_PHASE_COUNTS, TERN_PHASE_DISPATCH, TERN_PHASE_COMBINE};
+
+	if (r->reason == LL_WAIT_SENT)
+		return of_kind[r->token % NR_FAR_KINDS];
+	return r->reason == LL_WAIT_COUNTS ? TERN_PHASE_COUNTS : r->reason <= LL_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
+}
+
+/* Returns who is to blame, like the next. */
+static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+{
+	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word", "the counts", "what the engine has not sent"};
+	static const char *const names[] = {"counts", "dispatch", "combine"};
+	enum tern_phase phase = phase_of(r);
+	struct blame blame = find_blame(moe, r->peer);
+
+	moe->failed = blame.error;
+	moe->report = (struct tern_wait_report){.size = sizeof(moe->report),
+		.rank = (int32_t)moe->rank,
+		.peer = blame.peer,
+		.nr_missing = 1,
+		.slot = slot,
+		.phase = phase,
+		.epoch_expected = r->epoch_expected,
+		.epoch_seen = r->epoch_seen,
+		.arrived = moe->nr_ranks - 1,
+		.expected = moe->nr_ranks,
+		.waited_ns = r->waited_ns,
+		.error = moe->failed};
+	if (blame.error != TERN_ERR_TIMEOUT)
+		snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %d %s while rank %u's kernel waited for rank %u in %s (slot %u, epoch %u)%s%s",
+			blame.peer, blame.error == TERN_ERR_PEER_LEFT ? "left the exchange" : "died", moe->rank, r->peer, names[phase], slot,
+			r->epoch_expected, *blame.cause ? ": " : "", blame.cause);
+	else
+		snprintf(moe->failed_text, sizeof(moe->failed_text),
+			"rank %u's kernel waited %.3f ms in %s for %s of rank %u, token %u (slot %u, epoch %u; saw epoch %u)", moe->rank,
+			(double)r->waited_ns / 1e6, names[phase], what[r->reason % 7], r->peer, r->token, slot,
+			r->epoch_expected, r->epoch_seen);
+	return blame.peer;
+}
+
+/* A number of a peer's that was not followed. */
+static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+{
+	static const char *const what[] = {"tokens", "an expert, for a token,", "a token that another rank sends", "rows, in a column of its counts,",
+		"a row's position, of a token,", "a local expert, for a token,"};
+
+	moe->failed = TERN_ERR_PROTOCOL;
+	snprintf(moe->failed_text, sizeof(moe->failed_text),
+		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is the most (token or column %u; slot %u, epoch %u)", moe->rank,
+		what[(r->reason - LL_BROKEN_TOKENS) % 6], r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
+	return (int)r->peer;
+}
+
+/* A kernel of this slot has ended early. Peers are told. */
+static int has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+{
+	int peer = r->reason >= LL_BROKEN_TOKENS ? peer_has_broken(moe, slot, r) : wait_has_failed(moe, slot, r);
+
+	device_part(moe, parting_make(moe->failed, peer));
+	return fail(moe->failed, "%s", moe->failed_text);
+}
+
+int device_look(tern_moe *moe)
+{
+	const struct device *d = moe->device;
+	struct ll_report report = {0};
+
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
+		d->ops->read_report(d->exchange, slot, &report);
+		if (report.reason)
+			return has_failed(moe, slot, &report);
+	}
+	return 0;
+}
+
+static int look_at_complaints(tern_moe *moe)
+{
+	struct device *d = moe->device;
+	struct ll_complaint complaint;
+	int rc = 0;
+
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
+		d->ops->take_complaint(d->exchange, slot, &complaint);
+		if (complaint.reason == LL_ID_RANGE)
+			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 (slot %u, epoch %u)", complaint.token,
+				complaint.k, (long long)complaint.id, moe->config.nr_experts - 1, slot, complaint.epoch);
+		else if (complaint.reason == LL_OVER_CAPACITY)
+			rc = fail(TERN_ERR_CAPACITY, "rank %u would receive %lld rows; its capacity is %llu (slot %u, epoch %u)", complaint.token,
+				(long long)complaint.id, (unsigned long long)moe->layout.capacity, slot, complaint.epoch);
+		else if (complaint.reason)
+			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u] named expert %lld twice, again at column %u (slot %u, epoch %u)", complaint.token,
+				(long long)complaint.id, complaint.k, slot, complaint.epoch);
+	}
+	return rc;
+}
+
+int tern_moe_status(tern_moe *moe)
+{
+	int rc;
+
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "moe is NULL");
+	if (moe->failed)
+		return fail(moe->failed, "%s", moe->failed_text);
+	if (!moe->device)
+		return 0;
+	rc = device_look(moe);
+	return rc ? rc : look_at_complaints(moe);
+}

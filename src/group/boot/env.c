@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who this process is, as its environment tells it. */
+#include "group/boot/boot.h"
+#include "group/boot/launch_wire.h"
+#include "base/environment.h"
+#include "base/error.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <time.h>
+
+int64_t boot_now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static int number(const char *name, int least, int most, int *value)
+{
+	if (!environment_number(name, least, most, value))
+		return 0;
+	return fail(TERN_ERR_BOOTSTRAP, "%s", tern_last_error());
+}
+
+/* One that `tern run` sets. */
+static int launch_number(const char *name, int least, int most, int *value)
+{
+	if (!getenv(name))
+		return fail(TERN_ERR_BOOTSTRAP, "%s is not set, though other variables of `tern run` are", name);
+	return number(name, least, most, value);
+}
+
+static int boot_launched(int wait_ms, struct tern_boot *boot)
+{
+	int rank, nr_ranks, fd, rc;
+
+	rc = launch_number(LAUNCH_ENV_NR_RANKS, 1, LAUNCH_MAX_RANKS, &nr_ranks);
+	if (!rc)
+		rc = launch_number(LAUNCH_ENV_RANK, 0, nr_ranks - 1, &rank);
+	if (!rc)
+		rc = launch_number(LAUNCH_ENV_FD, 0, INT_MAX, &fd);
+	return rc ? rc : boot_socket(rank, nr_ranks, fd, wait_ms, boot);
+}
+
+int tern_boot_env(struct tern_boot *boot)
+{
+	int wait_ms = BOOT_WAIT_MS, rc;
+
+	if (!boot)
+		return fail(TERN_ERR_INVALID, "tern_boot_env: boot is NULL");
+	rc = number(LAUNCH_ENV_WAIT_MS, 0, INT_MAX, &wait_ms);
+	if (rc)
+		return rc;
+	if (getenv(LAUNCH_ENV_RANK) || getenv(LAUNCH_ENV_NR_RANKS) || getenv(LAUNCH_ENV_FD))
+		return boot_launched(wait_ms, boot);
+	if (boot_pmix_present())
+		return boot_pmix(wait_ms, boot);
+	return tern_boot_self(boot);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TERN_CHOOSE_H
+#define TERN_CHOOSE_H
+
+#include <stddef.h>
+
+#include "group/group.h"
+
+/* The networks that this rank offers; which of them leads to whom, the ranks' engines work out together
+ * (engine/offers.h). */
+struct choice {
+	const char *transport; /* for tern_engine_config.transport */
+	const char *device;    /* for its devices[0], where a network is named without one; or NULL */
+	const char *by;        /* who has set it: "by TERN_TRANSPORT" */
+};
+
+/* The setting, else TERN_TRANSPORT, else verbs and ofi. */
+void choose_networks(const char *setting, struct choice *choice);
+
+/* For people: how each peer is reached, and why so. choice: NULL where no engine was called for. */
+void describe_paths(const tern_group *group, const struct choice *choice, char *text, size_t bytes);
+
+#endif

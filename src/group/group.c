@@ -1,0 +1,593 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Joining and leaving: who is on which node, and which path leads to whom. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "group/boot/boot.h"
+#include "group/choose.h"
+#include "base/environment.h"
+#include "base/error.h"
+#include "group/meeting.h"
+#include "base/struct_size.h"
+#include "tern_engine.h"
+
+#define LONGEST_NODE 64
+#define NODE_TEXT 160 /* boot id, namespace and node: assign_nodes compares them whole */
+#define STATUS_TEXT 256
+#define DEFAULT_WAIT_MS 30000
+#define LEAST_SILENCE_MS 2000 /* some heartbeats */
+
+/* What the ranks tell each other on joining. */
+struct introduction {
+	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows */
+	int32_t rank, nr_ranks;
+	char node[NODE_TEXT];
+	uint64_t process[2], pid;
+	struct meeting_address address;
+};
+
+void tern_group_config_init_sized(struct tern_group_config *config, size_t size)
+{
+	static const struct tern_group_config initial = {.wait_ms = DEFAULT_WAIT_MS};
+
+	struct_init(&kind_group_config, config, size, &initial);
+}
+
+/* Two words that a child finds empty when it was forked; made when first asked for, and never given
+ * back. NULL: no address space. */
+static _Atomic uint64_t *words_of_process(void)
+{
+	static _Atomic(_Atomic uint64_t *) known;
+	_Atomic uint64_t *words = atomic_load(&known), *mine;
+	size_t bytes = 2 * sizeof(*mine);
+
+	if (words)
+		return words;
+	mine = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (mine == MAP_FAILED)
+		return NULL;
+	madvise(mine, bytes, MADV_WIPEONFORK); /* where it is refused the pid tells a child */
+	if (atomic_compare_exchange_strong(&known, &words, mine))
+		return mine;
+	munmap(mine, bytes); /* another thread was first */
+	return words;
+}
+
+/* A random number for this process. Pids and the inodes of their name spaces may be the same for
+ * others, which would follow pointers of this one. Each word is set once, by who comes first. */
+static int process_identity(uint64_t *process)
+{
+	_Atomic uint64_t *words = words_of_process();
+	uint64_t random[2];
+
+	if (!words)
+		return fail_errno("a page for what this process is known by");
+	if (getrandom(random, sizeof(random), 0) != sizeof(random))
+		return fail_errno("getrandom");
+	for (int i = 0; i < 2; i++) {
+		process[i] = 0;
+		if (atomic_compare_exchange_strong(&words[i], &process[i], random[i] | 1))
+			process[i] = random[i] | 1;
+	}
+	return 0;
+}
+
+static uint64_t namespace_inode(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) ? 0 : st.st_ino;
+}
+
+/* The config's, else the environment's; NULL: neither. *by: who says so. */
+static const char *node_name(const struct tern_group_config *config, const char **by)
+{
+	*by = config->node ? "node" : "TERN_NODE";
+	return config->node ? config->node : getenv("TERN_NODE");
+}
+
+/* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong
+ * to it), and not told apart by setting. */
+static int node_identity(char *text, size_t bytes, const char *node)
+{
+	const char *path = "/proc/sys/kernel/random/boot_id";
+	char boot_id[40] = "";
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0 && error_of_errno(errno) == TERN_ERR_NOMEM)
+		return fail_errno("opening %s", path);
+	if (fd >= 0) {
+		ssize_t length = read(fd, boot_id, sizeof(boot_id) - 1);
+
+		boot_id[length > 0 ? length : 0] = 0;
+		boot_id[strcspn(boot_id, "\n")] = 0;
+		close(fd);
+	}
+	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"),
+		node ? node : "");
+	return 0;
+}
+
+int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
+{
+	int rc;
+
+	if (group->nr_ranks == 1 && !group->boot.allgather) {
+		memcpy(all, mine, bytes);
+		return 0;
+	}
+	fail(0, "%s", "");
+	rc = group->boot.allgather(group->boot.ctx, mine, all, bytes);
+	if (!rc)
+		return 0;
+	if (*tern_last_error())
+		return fail(TERN_ERR_BOOTSTRAP, "allgather: %s", tern_last_error());
+	return fail(TERN_ERR_BOOTSTRAP, "the allgather of the bootstrap returned %d on rank %d", rc, group->rank);
+}
+
+int group_agree_status(tern_group *group, int rc, const char *what)
+{
+	struct status {
+		int32_t rc;
+		char text[STATUS_TEXT];
+	} mine = {.rc = rc}, *all = calloc((size_t)group->nr_ranks, sizeof(*all));
+	int failed = 0;
+
+	if (!all)
+		return fail(TERN_ERR_NOMEM, "no memory for the status of %d ranks", group->nr_ranks);
+	if (rc)
+		snprintf(mine.text, sizeof(mine.text), "%.*s", STATUS_TEXT - 1, tern_last_error());
+	failed = group_allgather(group, &mine, all, sizeof(mine));
+	if (failed && rc)
+		failed = fail(rc, "%s: %s", what, mine.text); /* the nearer cause */
+	for (int r = 0; r < group->nr_ranks && !failed; r++) {
+		all[r].text[STATUS_TEXT - 1] = 0;
+		if (all[r].rc && r == group->rank)
+			failed = fail(all[r].rc, "%s: %s", what, all[r].text);
+	}
+	for (int r = 0; r < group->nr_ranks && !failed; r++)
+		if (all[r].rc)
+			failed = fail(all[r].rc, "%s: rank %d: %s", what, r, all[r].text);
+	free(all);
+	return failed;
+}
+
+/* "7168 on ranks 0, 1, 3; 4096 on rank 2" */
+static void describe_values(char *text, size_t bytes, const uint64_t *all, int nr_ranks, int nr_settings, int which)
+{
+	size_t at = 0;
+
+	for (int r = 0; r < nr_ranks && at < bytes - 48; r++) {
+		uint64_t value = all[(size_t)r * nr_settings + which];
+		int first = 0, nr = 0;
+
+		while (all[(size_t)first * nr_settings + which] != value)
+			first++;
+		if (first < r)
+			continue; /* told with that rank */
+		at += (size_t)snprintf(
+			text + at, bytes - at, "%s%llu on rank", at ? "; " : "", (unsigned long long)value);
+		for (int s = r; s < nr_ranks && at < bytes - 48; s++)
+			if (all[(size_t)s * nr_settings + which] == value)
+				at += (size_t)snprintf(text + at, bytes - at, "%s %d", nr++ ? "," : "", s);
+	}
+	if (at >= bytes - 48)
+		snprintf(text + at, bytes - at, " ...");
+}
+
+int group_agree_settings(tern_group *group, const struct setting *settings, int nr_settings)
+{
+	uint64_t *mine = calloc((size_t)nr_settings * ((size_t)group->nr_ranks + 1), sizeof(*mine)),
+		 *all = mine + nr_settings;
+	char text[512];
+	int rc;
+
+	if (!mine)
+		return fail(TERN_ERR_NOMEM, "no memory to compare the settings of %d ranks", group->nr_ranks);
+	for (int i = 0; i < nr_settings; i++)
+		mine[i] = settings[i].value;
+	rc = group_allgather(group, mine, all, (size_t)nr_settings * sizeof(*mine));
+	for (int i = 0; i < nr_settings && !rc; i++)
+		for (int r = 1; r < group->nr_ranks && !rc; r++)
+			if (all[(size_t)r * nr_settings + i] != all[i]) {
+				describe_values(text, sizeof(text), all, group->nr_ranks, nr_settings, i);
+				rc = fail(TERN_ERR_MISMATCH, "ranks disagree on %s: %s", settings[i].name, text);
+			}
+	free(mine);
+	return rc;
+}
+
+/* Nodes are numbered in the order of their lowest ranks. */
+static void assign_nodes(tern_group *group, const struct introduction *all)
+{
+	const struct introduction *me = &all[group->rank];
+
+	for (int r = 0; r < group->nr_ranks; r++) {
+		struct peer *peer = &group->peers[r];
+		bool same_node = !strncmp(all[r].node, me->node, NODE_TEXT);
+		int first = 0;
+
+		while (strncmp(all[first].node, all[r].node, NODE_TEXT))
+			first++;
+		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
+		peer->path = r == group->rank ? TERN_PATH_SELF : same_node ? TERN_PATH_MAPPED : TERN_PATH_NONE;
+		peer->beside = !memcmp(all[r].process, me->process, sizeof(me->process)) &&
+			       all[r].pid == me->pid;
+		peer->same_process = same_node && peer->beside;
+		peer->lifeline = -1;
+	}
+}
+
+/* A descriptor that becomes readable, or hung up, for others when this process ends; passed on to peers, so that
+ * process namespaces do not matter. Where there are no pidfds (old kernels, some sandboxes) it is the end of a pipe
+ * whose other end this process holds. */
+static int own_lifeline(tern_group *group)
+{
+	int ends[2], fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+	if (fd >= 0)
+		return fd;
+	if (pipe2(ends, O_CLOEXEC))
+		return -1;
+	group->lifeline = ends[1];
+	return ends[0];
+}
+
+static int exchange_lifelines(tern_group *group, const struct introduction *all)
+{
+	struct meeting_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
+	int rc, own = own_lifeline(group);
+
+	if (!guests)
+		rc = fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
+	else
+		rc = own < 0 ? fail_errno("pidfd_open and pipe") : 0;
+	rc = group_agree_status(group, rc, "joining");
+	for (int r = 0; r < group->nr_ranks && !rc; r++)
+		guests[r] = (struct meeting_guest){
+			.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
+			.address = all[r].address,
+			.fd = -1};
+	if (!rc) {
+		rc = meeting_exchange(group->meeting, group->rank, group->nr_ranks, 0, own, guests, group->wait_ms);
+		for (int r = 0; r < group->nr_ranks; r++)
+			group->peers[r].lifeline = guests[r].fd;
+		rc = group_agree_status(group, rc, "joining");
+	}
+	if (own >= 0)
+		close(own);
+	free(guests);
+	return rc;
+}
+
+static int make_engine_over(tern_group *group, const struct choice *choice, tern_engine **out)
+{
+	struct tern_engine_config engine;
+
+	tern_engine_config_init(&engine);
+	engine.transport = choice->transport;
+	engine.devices[0] = choice->device;
+	engine.wait_ms = group->wait_ms;
+	engine.timeout_ms = group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms : LEAST_SILENCE_MS;
+	return tern_engine_create(group, &engine, out);
+}
+
+int group_make_engine(tern_group *group, tern_engine **engine)
+{
+	struct choice choice;
+
+	choose_networks(group->transport, &choice);
+	return make_engine_over(group, &choice, engine);
+}
+
+static int make_engine(tern_group *group, const struct choice *choice, bool needed)
+{
+	int rc = make_engine_over(group, choice, &group->engine);
+
+	if (!rc || needed)
+		return rc;
+	snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1, tern_last_error());
+	return 0;
+}
+
+/* True on all ranks where it is on one. */
+static int agree_whether_any(tern_group *group, bool mine, bool *any)
+{
+	uint8_t *all = calloc((size_t)group->nr_ranks, sizeof(*all)), here = mine;
+	int rc = all ? group_allgather(group, &here, all, sizeof(here)) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+
+	*any = false;
+	for (int r = 0; r < group->nr_ranks && !rc; r++)
+		*any = *any || all[r];
+	free(all);
+	return rc;
+}
+
+/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them, unless a caller has asked for a network.
+ */
+static int open_engine(tern_group *group, const struct tern_group_config *config)
+{
+	struct setting forced = {"force_engine", group->engine_forced};
+	struct choice choice;
+	bool needed, wanted;
+	int rc = group_agree_settings(group, &forced, 1);
+
+	wanted = group->nr_nodes > 1 || group->engine_forced;
+	if (!rc && wanted) {
+		choose_networks(config->transport, &choice);
+		rc = agree_whether_any(group, config->transport, &needed);
+		rc = rc ? rc : make_engine(group, &choice, needed || group->engine_forced);
+	}
+	for (int r = 0; r < group->nr_ranks && !rc && group->engine; r++)
+		if (group->peers[r].path == TERN_PATH_NONE || (group->engine_forced && r != group->rank))
+			group->peers[r].path = TERN_PATH_ENGINE;
+	if (!rc)
+		describe_paths(group, wanted ? &choice : NULL, group->description, sizeof(group->description));
+	return rc;
+}
+
+/* What may be wrong on one rank and is for all to know. */
+static int read_settings(tern_group *group, const struct tern_group_config *config)
+{
+	const char *by, *node = node_name(config, &by);
+	int forced = 0, rc = environment_number("TERN_FORCE_ENGINE", 0, 1, &forced);
+
+	group->engine_forced = config->force_engine || forced;
+	rc = rc ? rc : check_range("wait_ms", config->wait_ms, 0, INT_MAX);
+	if (rc)
+		return rc;
+	if (node && strlen(node) > LONGEST_NODE)
+		return fail(TERN_ERR_INVALID,
+			"%s is \"%.*s...\", of %zu bytes; at most %d are possible", by, LONGEST_NODE,
+			node, strlen(node), LONGEST_NODE);
+	return 0;
+}
+
+static int check_introduction(
+	const struct introduction *me, const struct introduction *other, int rank)
+{
+	if (other->abi != me->abi)
+		return fail(TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d",
+			rank, me->rank);
+	if (other->rank == rank && other->nr_ranks == me->nr_ranks)
+		return 0;
+	return fail(TERN_ERR_MISMATCH,
+		"rank %d of %d: in the place of rank %d is one that says it is rank %d of %d",
+		me->rank, me->nr_ranks, rank, other->rank, other->nr_ranks);
+}
+
+static int introduce(tern_group *group, const struct tern_group_config *config)
+{
+	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
+		.rank = group->rank,
+		.nr_ranks = group->nr_ranks,
+		.pid = (uint64_t)getpid()};
+	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
+	const char *by;
+	int rc = read_settings(group, config);
+
+	group->transport = config->transport ? strdup(config->transport) : NULL;
+	if (!rc && (!all || (config->transport && !group->transport)))
+		rc = fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	rc = rc ? rc : node_identity(me.node, sizeof(me.node), node_name(config, &by));
+	rc = rc ? rc : process_identity(me.process);
+	rc = rc ? rc : meeting_open(&group->meeting);
+	if (!rc)
+		meeting_address(group->meeting, &me.address);
+	rc = group_agree_status(group, rc, "joining");
+	if (!rc)
+		rc = group_allgather(group, &me, all, sizeof(me));
+	for (int r = 0; r < group->nr_ranks && !rc; r++)
+		rc = check_introduction(&me, &all[r], r);
+	if (!rc) {
+		assign_nodes(group, all);
+		rc = exchange_lifelines(group, all);
+	}
+	free(all);
+	return rc;
+}
+
+/* Without a bootstrap that works nobody can be told. */
+static int check_boot(const struct tern_boot *boot)
+{
+	int rc = boot_check(boot);
+
+	if (rc)
+		return rc;
+	if (boot->nr_ranks < 1 || boot->nr_ranks > UINT16_MAX)
+		return fail(TERN_ERR_INVALID, "boot.nr_ranks is %d; 1 to %d are possible", boot->nr_ranks, UINT16_MAX);
+	if (boot->rank < 0 || boot->rank >= boot->nr_ranks)
+		return fail(TERN_ERR_INVALID, "boot.rank is %d of %d ranks", boot->rank, boot->nr_ranks);
+	if (!boot->allgather && boot->nr_ranks > 1)
+		return fail(TERN_ERR_INVALID, "boot.allgather is NULL for %d ranks", boot->nr_ranks);
+	return 0;
+}
+
+static void group_free(tern_group *group)
+{
+	for (int r = 0; group->peers && r < group->nr_ranks; r++)
+		if (group->peers[r].lifeline >= 0)
+			close(group->peers[r].lifeline);
+	if (group->lifeline >= 0)
+		close(group->lifeline);
+	tern_engine_destroy(group->engine);
+	meeting_close(group->meeting);
+	if (group->boot.close)
+		group->boot.close(group->boot.ctx);
+	free(group->transport);
+	free(group->peers);
+	free(group);
+}
+
+static int check_driver(const struct driver *d)
+{
+	if (!d || (d->wake && d->has_died && d->engine))
+		return 0;
+	return fail(TERN_ERR_INVALID, "the driver of a group lacks %s",
+		!d->wake    ? "wake"
+		: d->engine ? "has_died"
+			    : "engine");
+}
+
+static int close_boot(const struct tern_boot *boot, int rc)
+{
+	if (boot->close)
+		boot->close(boot->ctx);
+	return rc;
+}
+
+/* The bootstrap is taken over all the same, where the config's size says that it has one: what was
+ * not initialised may hold anything. */
+static int refuse(const struct tern_group_config *config, int rc)
+{
+	char text[256];
+
+	if (!config || config->size < STRUCT_END(tern_group_config, boot) ||
+		config->size > STRUCT_MOST)
+		return rc;
+	snprintf(text, sizeof(text), "%s", tern_last_error());
+	if (!boot_take(&config->boot))
+		close_boot(&config->boot, rc);
+	return fail(rc, "%s", text);
+}
+
+static int read_arguments(const struct tern_group_config *theirs, const struct driver *driver,
+	tern_group **out, struct tern_group_config *config)
+{
+	int rc;
+
+	tern_group_config_init(config);
+	rc = struct_read(&kind_group_config, theirs, config);
+	if (rc)
+		return refuse(theirs, rc);
+	rc = boot_take(&config->boot);
+	if (rc)
+		return rc; /* it stays another group's */
+	rc = out ? check_boot(&config->boot) : fail(TERN_ERR_INVALID, "group is NULL");
+	rc = rc ? rc : check_driver(driver);
+	return rc ? close_boot(&config->boot, rc) : 0;
+}
+
+int group_create_driven(
+	const struct tern_group_config *theirs, const struct driver *driver, tern_group **out)
+{
+	struct tern_group_config config;
+	int rc = read_arguments(theirs, driver, out, &config);
+	tern_group *group = rc ? NULL : calloc(1, sizeof(*group));
+
+	if (rc)
+		return rc;
+	if (group)
+		group->peers = calloc((size_t)config.boot.nr_ranks, sizeof(*group->peers));
+	if (!group || !group->peers) {
+		free(group);
+		rc = fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks", config.boot.nr_ranks);
+		return close_boot(&config.boot, rc);
+	}
+	group->rank = config.boot.rank;
+	group->nr_ranks = config.boot.nr_ranks;
+	group->boot = config.boot;
+	group->driver = driver;
+	group->wait_ms = config.wait_ms;
+	group->lifeline = -1;
+	for (int r = 0; r < group->nr_ranks; r++)
+		group->peers[r].lifeline = -1;
+	rc = introduce(group, &config);
+	rc = rc ? rc : open_engine(group, &config);
+	if (rc) {
+		group_free(group);
+		return rc;
+	}
+	*out = group;
+	return 0;
+}
+
+int tern_group_create(const struct tern_group_config *config, tern_group **out)
+{
+	return group_create_driven(config, NULL, out);
+}
+
+int tern_group_destroy(tern_group *group)
+{
+	if (!group)
+		return 0;
+	if (group->nr_exchanges)
+		return fail(TERN_ERR_STATE, "the group still has %d exchanges", group->nr_exchanges);
+	if (group->nr_engines > (group->engine != NULL))
+		return fail(TERN_ERR_STATE, "the group still has %d engines", group->nr_engines);
+	group_free(group);
+	return 0;
+}
+
+bool group_has_died(const tern_group *group, uint32_t rank)
+{
+	const struct peer *peer = &group->peers[rank];
+	struct pollfd pfd = {.fd = peer->lifeline, .events = POLLIN};
+
+	if (group->driver)
+		return group->driver->has_died(group->driver->ctx, rank);
+	return peer->lifeline >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & (POLLIN | POLLHUP));
+}
+
+int tern_group_rank(const tern_group *group)
+{
+	return group ? group->rank : fail(TERN_ERR_INVALID, "group is NULL");
+}
+
+int tern_group_nr_ranks(const tern_group *group)
+{
+	return group ? group->nr_ranks : fail(TERN_ERR_INVALID, "group is NULL");
+}
+
+int tern_group_nr_nodes(const tern_group *group)
+{
+	return group ? group->nr_nodes : fail(TERN_ERR_INVALID, "group is NULL");
+}
+
+static int check_rank(const tern_group *group, int rank)
+{
+	if (!group)
+		return fail(TERN_ERR_INVALID, "group is NULL");
+	if (rank < 0 || rank >= group->nr_ranks)
+		return fail(TERN_ERR_INVALID, "rank %d of %d", rank, group->nr_ranks);
+	return 0;
+}
+
+int tern_group_node(const tern_group *group, int rank)
+{
+	int rc = check_rank(group, rank);
+
+	return rc ? rc : group->peers[rank].node;
+}
+
+int tern_group_path(const tern_group *group, int rank)
+{
+	int rc = check_rank(group, rank);
+
+	return rc ? rc : (int)group->peers[rank].path;
+}
+
+const char *tern_group_describe(const tern_group *group)
+{
+	return group ? group->description : "";
+}
+
+int tern_group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
+{
+	if (!group || ((!mine || !all) && bytes))
+		return fail(TERN_ERR_INVALID, "group, mine or all is NULL");
+	return group_allgather(group, mine, all, bytes);
+}

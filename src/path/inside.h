@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inside of the engine path, shared by the files that make it:
+ *   path_engine.c  opening and closing, immediates, words in one write
+ *   lanes.c        rows in chunks to other nodes' gateways (high throughput)
+ *   relay.c        the gateway: rows out of chunks to the ranks of its node, on the proxy thread
+ *   results.c      results home in pieces (high throughput), or staged as a whole (low latency)
+ */
+#ifndef TERN_PATH_INSIDE_H
+#define TERN_PATH_INSIDE_H
+
+#include "engine/engine.h"
+#include "path/partings.h"
+#include "path/path_engine.h"
+
+#define IMMEDIATE_BITS 9 /* a kind's own */
+#define EPOCH_BITS 4
+
+enum immediate_kind {
+	IMMEDIATE_DISPATCH,
+	IMMEDIATE_COMBINE,
+	IMMEDIATE_COUNTS_EVEN,
+	IMMEDIATE_COUNTS_ODD,
+	IMMEDIATE_PART,
+	IMMEDIATE_CHUNK,
+	IMMEDIATE_CREDIT,
+	IMMEDIATE_PIECE,
+	NR_IMMEDIATE_KINDS
+};
+
+/* Writes begun by one thread and ended by the engine: how many of each. */
+struct sent {
+	const struct engine_counter *ended;
+	uint32_t id; /* of that counter */
+	uint64_t begun;
+};
+
+/* So many of these, which take one place in the engine's table together. */
+struct sent_list {
+	struct sent *each; /* [counters.nr] */
+	struct engine_counters counters;
+	bool open;
+};
+
+struct engine_path {
+	tern_engine *engine;
+	uint8_t prefix;
+	bool claimed;
+	uint8_t *staging; /* what this rank sends lies here until it has landed */
+	uint64_t staging_bytes;
+	uint64_t counts, notes, regions, results_at, lanes_at; /* offsets in it */
+	uint64_t results_bytes;                                /* low latency: of one home's */
+	uint32_t *number_of;                                   /* [R] of a rank that is not mapped, among these */
+	uint32_t nr_far;                                       /* ranks that are not mapped */
+	tern_region *staging_region, *window_region;
+	tern_remote **windows;    /* [R]; NULL: mapped */
+	struct sent_list pieces;  /* [slots][NR_WORD_KINDS] */
+	struct sent_list credits; /* one: the proxy's own until it is unclaimed */
+	struct partings partings;
+	_Atomic uint32_t breach;    /* the rank that sent something broken + 1 */
+	char breach_text[160];
+	struct lanes *lanes;
+	struct relay *relay;
+	struct results *results;
+};
+
+int sent_open(tern_engine *engine, struct sent_list *list, uint32_t nr);
+/* What was begun has ended, or time is over: then the counters are closed. Also after a failed sent_open, or none. */
+void sent_close(const tern_moe *moe, struct sent_list *list, uint64_t deadline_ns);
+
+static inline bool sent_has_ended(const struct sent *sent)
+{
+	return engine_counter_ended(sent->ended) == sent->begun;
+}
+
+static inline bool sent_have_ended(const struct sent_list *list)
+{
+	for (uint32_t i = 0; i < list->counters.nr; i++)
+		if (!sent_has_ended(&list->each[i]))
+			return false;
+	return true;
+}
+
+uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits);
+uint32_t immediate_round(const tern_moe *moe, uint32_t slot); /* own bits: slot and low bits of its epoch */
+
+/* One write of staged bytes into `rank`'s window with an immediate, counted by sent. A failure ends the exchange. */
+int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate, const uint8_t *from,
+	uint64_t offset, uint64_t bytes);
+
+/* On the proxy: what `source` sent cannot come from a correct peer; the exchange ends. The first one is told. */
+void path_breach(tern_moe *moe, uint32_t source, const char *what);
+
+/* On the proxy: stores source's arrival word in this rank's window and rings. */
+void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source, uint64_t word);
+
+/* lanes.c */
+uint64_t lanes_bytes(const tern_moe *moe); /* of staging */
+int lanes_open(tern_moe *moe);
+void lanes_close(tern_moe *moe, uint64_t deadline_ns);
+void lanes_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk); /* on the proxy */
+bool lanes_settled(const tern_moe *moe); /* every chunk to a gateway that still takes part has been given back */
+
+/* relay.c; on the proxy but for open and close */
+int relay_open(tern_moe *moe);
+void relay_close(tern_moe *moe, uint64_t deadline_ns);
+void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk);
+bool relay_take(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk); /* its rows; false: broken */
+void relay_more(void *moe);
+
+/* results.c */
+uint64_t results_bytes(const tern_moe *moe); /* of staging */
+int results_open(tern_moe *moe);
+bool results_settled(const tern_moe *moe); /* every piece has landed */
+void results_close(tern_moe *moe, uint64_t deadline_ns);
+/* On the proxy: a piece has landed; or its note has, with the word's epoch. */
+void results_piece(tern_moe *moe, uint32_t slot, uint32_t source);
+void results_announced(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t epoch);
+
+#endif

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "path/path.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/scheduler.h"
+#include "base/error.h"
+#include "path/path_engine.h"
+
+void path_deliver(struct arrival *arrival, struct doorbell *bell, uint64_t word)
+{
+	arrival_publish(arrival, word);
+	if (doorbell_ring(bell))
+		syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
+{
+	if (!moe->windows[rank])
+		return engine_path_region(moe, slot, rank);
+	return path_window(moe, rank, layout_region(&moe->layout, slot, moe->rank));
+}
+
+uint8_t *path_counts(const tern_moe *moe, uint32_t slot, uint32_t rank)
+{
+	uint32_t epoch = moe->slots[slot].epoch;
+
+	if (!moe->windows[rank])
+		return engine_path_counts(moe, slot, epoch);
+	return path_window(moe, rank, layout_counts(&moe->layout, slot, epoch, moe->rank));
+}
+
+int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
+{
+	const struct layout *l = &moe->layout;
+
+	if (!moe->windows[rank])
+		return engine_path_publish(moe, rank, p);
+	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
+		(struct doorbell *)path_window(moe, rank, layout_doorbell(l, p->slot, p->phase)),
+		word_make(moe->slots[p->slot].epoch, p->count));
+	driver_wake(moe->group->driver, rank);
+	return 0;
+}
+
+int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
+{
+	return moe->engine ? engine_path_begin(moe, slot, kind) : 0;
+}
+
+bool path_lane_shape(const tern_moe *moe, struct lane_shape *shape)
+{
+	*shape = (struct lane_shape){.nr_lanes = nodes_most_lanes(&moe->nodes),
+		.nr_chunks = moe->config.nr_chunks,
+		.chunk_bytes = moe->config.chunk_bytes};
+	return moe->group->engine != NULL;
+}
+
+/* An engine serves all ranks or none: where one rank has peers that are not mapped, all make their part. */
+int paths_open(tern_moe *moe)
+{
+	return moe->group->engine ? engine_path_open(moe) : 0;
+}
+
+void paths_close(tern_moe *moe)
+{
+	if (moe->engine)
+		engine_path_close(moe);
+}
+
+void path_settle(tern_moe *moe)
+{
+	if (moe->engine)
+		engine_path_settle(moe);
+}
+
+void path_part(tern_moe *moe, uint64_t parting)
+{
+	parting_publish(&((struct window_head *)own(moe, 0))->parting, parting);
+	if (moe->engine)
+		engine_path_part(moe, parting);
+}
+
+uint64_t path_parting(const tern_moe *moe, uint32_t rank)
+{
+	if (!moe->windows[rank])
+		return engine_path_parting(moe, rank);
+	return parting_observe(&((const struct window_head *)moe->windows[rank]->base)->parting);
+}
+
+/* The engine watches processes too, and reports an end only after what was sent before it. */
+bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
+{
+	*text = NULL;
+	if (!moe->windows[rank])
+		return engine_path_is_lost(moe, rank, text);
+	return group_has_died(moe->group, rank);
+}
+
+void path_bear_silence(const tern_moe *moe)
+{
+	if (moe->group->engine)
+		engine_path_bear_silence(moe);
+}
+
+uint32_t path_relay_of(const tern_moe *moe, uint32_t source)
+{
+	if (moe->windows[source] || moe->config.mode == TERN_LOW_LATENCY)
+		return source;
+	return nodes_gateway(&moe->nodes, source, moe->nodes.node_of[moe->rank]);
+}
+
+int path_broken(const tern_moe *moe, const char **text)
+{
+	return moe->engine ? engine_path_broken(moe, text) : -1;
+}
+
+uint64_t path_staging_bytes(const tern_moe *moe)
+{
+	const struct layout *l = &moe->layout;
+
+	return (uint64_t)l->nr_lanes * l->nr_chunks * l->chunk_bytes + (moe->engine ? engine_path_bytes(moe) : 0);
+}

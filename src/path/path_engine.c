@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What belongs to a rank that is not mapped is staged and leaves in writes with immediates, which the rank's engine
+ * turns into the arrival words that a mapped rank would have stored. So waits, receive halves and layouts know nothing
+ * of the path.
+ *
+ * Immediate:  prefix of the exchange (8 bits) | kind (3) | source (12) | kind's own (9)
+ *   words and pieces   slot (4) | released (1) | epoch (4 low bits)
+ *   chunk, credit      number of the chunk in its lane
+ *   parting            which (2) | 6 bits of the error, or of the rank that caused it: three immediates in any order
+ */
+#include "path/path_engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/scheduler.h"
+#include "engine/engine.h"
+#include "base/error.h"
+#include "path/inside.h"
+#include "path/results.h"
+#include "exchange/wait.h"
+#include "exchange/window.h"
+
+#define MOST_RANKS 4096
+/* How long a parting word may take. What was sent to a rank that has died, or is cut off, ends with an error, maybe later than that. */
+#define PART_NS 50000000u
+
+static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
+{
+	return &path->pieces.each[slot * NR_WORD_KINDS + kind];
+}
+
+uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits)
+{
+	return (uint32_t)moe->engine->prefix << 24 | (uint32_t)kind << 21 | moe->rank << 9 | own_bits;
+}
+
+uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
+{
+	return slot << 5 | (moe->slots[slot].epoch & ((1u << EPOCH_BITS) - 1));
+}
+
+/* ---- on the engine's thread -------------------------------------------------------------------------------- */
+
+static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source)
+{
+	return word_epoch(
+		arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
+}
+
+/* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits that is nearest to an
+ * epoch of the source's that is known here: that of its last word of the kind, or, where any number of rounds may have
+ * been abandoned since, of its last counts. What comes is two ahead of those at most, and one behind: networks may
+ * deliver counts before the counts of an abandoned round or the results of a full one that were sent earlier. Four
+ * bits tell seven ahead from eight behind, and tests/models/staging.pml shows that three would do. */
+static uint32_t epoch_near(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
+{
+	uint32_t reached = epoch_of(moe, slot, kind, source), ahead;
+
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
+		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source),
+			 odd = epoch_of(moe, slot, WORD_COUNTS_ODD, source);
+
+		reached = (int32_t)(even - odd) > 0 ? even : odd;
+	}
+	ahead = (low_bits - reached) & ((1u << EPOCH_BITS) - 1);
+	return reached + ahead - (ahead >= 1u << (EPOCH_BITS - 1) ? 1u << EPOCH_BITS : 0);
+}
+
+static enum tern_phase phase_of(enum word_kind kind)
+{
+	return kind == WORD_DISPATCH  ? TERN_PHASE_DISPATCH
+	       : kind == WORD_COMBINE ? TERN_PHASE_COMBINE
+				      : TERN_PHASE_COUNTS;
+}
+
+/* The bytes that it announces are visible to this thread, or were stored by it; the release in path_deliver hands them
+ * on to the one that waits. */
+void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source, uint64_t word)
+{
+	const struct layout *l = &moe->layout;
+
+	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, slot, kind, source)),
+		(struct doorbell *)path_window(moe, rank, layout_doorbell(l, slot, phase_of(kind))), word);
+	driver_wake(moe->group->driver, rank);
+}
+
+static const enum word_kind announces[] = {[IMMEDIATE_DISPATCH] = WORD_DISPATCH,
+	[IMMEDIATE_COMBINE] = WORD_COMBINE,
+	[IMMEDIATE_COUNTS_EVEN] = WORD_COUNTS_EVEN,
+	[IMMEDIATE_COUNTS_ODD] = WORD_COUNTS_ODD};
+
+static void word_arrived(tern_moe *moe, enum immediate_kind kind, uint32_t source, uint32_t bits)
+{
+	uint32_t slot = bits >> 5, count = WORD_UNCOUNTED;
+	uint32_t epoch = epoch_near(moe, slot, announces[kind], source, bits);
+	bool low_latency = moe->config.mode == TERN_LOW_LATENCY;
+
+	if (kind == IMMEDIATE_DISPATCH && !low_latency) {
+		path_breach(moe, source, "rows that did not come through its gateway");
+		return;
+	}
+	if (kind == IMMEDIATE_DISPATCH)
+		count = ((const struct region_head *)own(moe, layout_region(&moe->layout, slot, source)))->nr_rows;
+	else if (bits & 1u << EPOCH_BITS)
+		count = WORD_RELEASED;
+	if (kind == IMMEDIATE_COMBINE && !low_latency && count != WORD_RELEASED)
+		results_announced(moe, slot, source, epoch);
+	else
+		path_arrived(moe, moe->rank, slot, announces[kind], source, word_make(epoch, count));
+}
+
+static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
+{
+	tern_moe *moe = ctx;
+	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & (MOST_RANKS - 1), bits = immediate & 0x1ff;
+
+	(void)peer; /* not every network can tell */
+	if (source >= moe->nr_ranks || moe->windows[source])
+		return;
+	if (kind == IMMEDIATE_PART)
+		partings_note(&moe->engine->partings, source, bits, driver_now(moe->group->driver));
+	else if (kind == IMMEDIATE_CHUNK)
+		relay_chunk(moe, source, bits);
+	else if (kind == IMMEDIATE_CREDIT)
+		lanes_credit(moe, source, bits);
+	else if (bits >> 5 >= moe->layout.nr_slots)
+		path_breach(moe, source, "an immediate of no slot");
+	else if (kind == IMMEDIATE_PIECE)
+		results_piece(moe, bits >> 5, source);
+	else
+		word_arrived(moe, (enum immediate_kind)kind, source, bits);
+}
+
+void path_breach(tern_moe *moe, uint32_t source, const char *what)
+{
+	struct engine_path *path = moe->engine;
+
+	if (breach_observe(&path->breach))
+		return;
+	snprintf(path->breach_text, sizeof(path->breach_text), "%s", what);
+	breach_publish(&path->breach, source + 1);
+}
+
+int engine_path_broken(const tern_moe *moe, const char **text)
+{
+	*text = moe->engine->breach_text;
+	return (int)breach_observe(&moe->engine->breach) - 1;
+}
+
+/* ---- opening and closing ----------------------------------------------------------------------------------- */
+
+int sent_open(tern_engine *engine, struct sent_list *list, uint32_t nr)
+{
+	struct engine_counters *counters = &list->counters;
+	int rc;
+
+	list->each = calloc(nr, sizeof(*list->each));
+	counters->first = aligned_alloc(CACHE_LINE, nr * sizeof(*counters->first));
+	if (!list->each || !counters->first)
+		return fail(TERN_ERR_NOMEM, "no memory to count %u writes", nr);
+	memset(counters->first, 0, nr * sizeof(*counters->first));
+	counters->nr = nr;
+	rc = engine_counters_open(engine, counters);
+	list->open = !rc;
+	for (uint32_t i = 0; i < nr; i++)
+		list->each[i] = (struct sent){.ended = &counters->first[i], .id = counters->id + i};
+	return rc;
+}
+
+void sent_close(const tern_moe *moe, struct sent_list *list, uint64_t deadline_ns)
+{
+	const struct driver *driver = moe->group->driver;
+
+	while (list->open && !sent_have_ended(list) && driver_now(driver) < deadline_ns)
+		driver_yield(driver, deadline_ns);
+	if (list->open)
+		engine_counters_close(moe->engine->engine, &list->counters);
+	free(list->counters.first);
+	free(list->each);
+	*list = (struct sent_list){0};
+}
+
+static uint64_t take(uint64_t *end, uint64_t bytes)
+{
+	uint64_t offset = *end;
+
+	*end = align_up(offset + bytes, CACHE_LINE);
+	return offset;
+}
+
+/* In low-latency mode a region for each rank that is not mapped, and the results for each home; in high-throughput mode
+ * nothing that depends on the number of tokens. */
+static uint64_t plan_staging(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+	const struct layout *l = &moe->layout;
+	uint64_t end = 0;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		path->number_of[r] = moe->windows[r] ? 0 : path->nr_far++;
+	if (moe->config.mode == TERN_LOW_LATENCY)
+		path->regions = take(&end, l->nr_slots * path->nr_far * align_up(l->region_bytes, CACHE_LINE));
+	else
+		path->counts = take(&end, l->nr_slots * 2 * l->counts_bytes);
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
+		path->notes = take(&end, (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note));
+		path->lanes_at = take(&end, lanes_bytes(moe));
+	}
+	path->results_at = take(&end, results_bytes(moe));
+	return align_up(end, 4096);
+}
+
+static int open_memory(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+	int rc;
+
+	path->staging_bytes = plan_staging(moe);
+	path->staging = path->nr_far ? private_map(path->staging_bytes) : NULL;
+	if (!path->staging && path->nr_far)
+		return fail(TERN_ERR_NOMEM, "no address space for %llu bytes of staging for %u ranks",
+			(unsigned long long)path->staging_bytes, path->nr_far);
+	rc = tern_engine_register(path->engine, own(moe, 0), moe->layout.window_bytes, &path->window_region);
+	if (rc || !path->nr_far)
+		return rc;
+	return tern_engine_register(path->engine, path->staging, path->staging_bytes, &path->staging_region);
+}
+
+static int open_parts(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+	int rc = open_memory(moe);
+
+	rc = rc ? rc : sent_open(path->engine, &path->pieces, moe->config.nr_slots * NR_WORD_KINDS);
+	rc = rc ? rc : sent_open(path->engine, &path->credits, 1);
+	rc = rc ? rc : results_open(moe);
+	if (rc || moe->config.mode == TERN_LOW_LATENCY)
+		return rc;
+	rc = lanes_open(moe);
+	return rc ? rc : relay_open(moe);
+}
+
+static int open_local(tern_moe *moe, uint8_t prefix)
+{
+	struct engine_path *path = calloc(1, sizeof(*path));
+	struct engine_claim claim = {.immediate = on_immediate, .more = relay_more, .ctx = moe};
+	int rc;
+
+	if (!path)
+		return fail(TERN_ERR_NOMEM, "no memory for an engine path");
+	moe->engine = path;
+	path->engine = moe->group->engine;
+	path->prefix = prefix;
+	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
+	path->number_of = calloc(moe->nr_ranks, sizeof(*path->number_of));
+	rc = partings_open(&path->partings, moe->nr_ranks);
+	if (rc || !path->windows || !path->number_of)
+		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
+	if (moe->nr_ranks > MOST_RANKS)
+		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks,
+			MOST_RANKS);
+	rc = open_parts(moe);
+	rc = rc ? rc : engine_claim(path->engine, path->prefix, &claim);
+	path->claimed = !rc;
+	return rc;
+}
+
+static int exchange_descriptors(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+	struct tern_descriptor mine, *all = calloc(moe->nr_ranks, sizeof(*all));
+	int rc = all ? tern_region_descriptor(path->window_region, &mine)
+		     : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
+
+	rc = group_agree_status(moe->group, rc, "tern_moe_create");
+	rc = rc ? rc : group_allgather(moe->group, &mine, all, sizeof(mine));
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
+		if (!moe->windows[r])
+			rc = tern_engine_import(path->engine, &all[r], &path->windows[r]);
+	free(all);
+	return rc;
+}
+
+/* A rank that is stopped and goes on within the wait is not dead. */
+void engine_path_bear_silence(const tern_moe *moe)
+{
+	engine_bear_silence(moe->group->engine, moe->wait_ms);
+}
+
+int engine_path_open(tern_moe *moe)
+{
+	uint8_t prefix;
+	int rc = engine_agree_prefix(moe->group, moe->group->engine, &prefix);
+
+	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
+	engine_path_bear_silence(moe);
+	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
+}
+
+/* What was sent has to be there before the windows go; a peer that died ends its writes too. */
+static uint64_t farewell_ns(const tern_moe *moe)
+{
+	return (uint64_t)(moe->wait_ms < 1000 ? 1000 : moe->wait_ms) * 1000000;
+}
+
+static void close_parts(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+	uint64_t deadline_ns = driver_now(moe->group->driver) + farewell_ns(moe);
+
+	if (path->claimed)
+		engine_unclaim(path->engine, path->prefix);
+	relay_close(moe, deadline_ns);
+	lanes_close(moe, deadline_ns);
+	results_close(moe, deadline_ns);
+	sent_close(moe, &path->pieces, deadline_ns);
+	sent_close(moe, &path->credits, deadline_ns);
+}
+
+static void release_staging(void *ctx, void *base, uint64_t bytes)
+{
+	(void)ctx;
+	private_unmap(base, bytes);
+}
+
+static void release_window(void *ctx, void *base, uint64_t bytes)
+{
+	(void)base;
+	(void)bytes;
+	window_drop(ctx);
+}
+
+/* What the network has not finished with stays until the engine has ended. */
+static void give_up_memory(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+
+	if (path->staging_region)
+		engine_region_give_up(path->staging_region, moe->wait_ms, release_staging, NULL);
+	else
+		private_unmap(path->staging, path->staging_bytes);
+	if (!path->window_region)
+		return;
+	window_keep(moe->windows[moe->rank]);
+	engine_region_give_up(path->window_region, moe->wait_ms, release_window, moe->windows[moe->rank]);
+}
+
+void engine_path_close(tern_moe *moe)
+{
+	struct engine_path *path = moe->engine;
+
+	close_parts(moe);
+	for (uint32_t r = 0; path->windows && r < moe->nr_ranks; r++)
+		if (path->windows[r])
+			tern_remote_forget(path->windows[r], moe->wait_ms);
+	give_up_memory(moe);
+	free(path->windows);
+	partings_close(&path->partings);
+	free(path->number_of);
+	free(path);
+	moe->engine = NULL;
+}
+
+uint64_t engine_path_bytes(const tern_moe *moe)
+{
+	return moe->engine->nr_far ? moe->engine->staging_bytes : 0;
+}
+
+/* ---- the halves -------------------------------------------------------------------------------------------- */
+
+uint8_t *engine_path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
+{
+	const struct engine_path *path = moe->engine;
+	uint64_t number = (uint64_t)slot * path->nr_far + path->number_of[rank];
+
+	return path->staging + path->regions + number * align_up(moe->layout.region_bytes, CACHE_LINE);
+}
+
+uint8_t *engine_path_counts(const tern_moe *moe, uint32_t slot, uint32_t epoch)
+{
+	const struct engine_path *path = moe->engine;
+
+	return path->staging + path->counts + ((uint64_t)slot * 2 + (epoch & 1)) * moe->layout.counts_bytes;
+}
+
+static int look_at_sent(void *ctx)
+{
+	return sent_has_ended(ctx);
+}
+
+/* The pieces of the slot's last round have been answered, or this round would not begin, so this waits for completions
+ * that are on their way. */
+int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
+{
+	struct sent *sent = pieces_of(moe->engine, slot, kind);
+	uint64_t start = driver_now(moe->group->driver);
+
+	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
+		return 0;
+	return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
+		moe->rank, (double)(driver_now(moe->group->driver) - start) / 1e6, slot, moe->slots[slot].epoch);
+}
+
+int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate, const uint8_t *from,
+	uint64_t offset, uint64_t bytes)
+{
+	struct engine_path *path = moe->engine;
+	struct engine_write write = {.peer = rank,
+		.flags = TERN_IMMEDIATE,
+		.immediate = immediate,
+		.counter = sent->id,
+		.local = bytes ? path->staging_region : NULL,
+		.remote = bytes ? path->windows[rank] : NULL,
+		.local_offset = bytes ? (uint64_t)(from - path->staging) : 0,
+		.remote_offset = offset,
+		.bytes = bytes};
+	int rc = engine_write(path->engine, &write);
+
+	if (rc)
+		return exchange_fail(moe, rc, (int)rank);
+	sent->begun++;
+	moe->stats.engine_bytes += bytes;
+	return 0;
+}
+
+static enum immediate_kind immediate_of(enum word_kind word)
+{
+	uint32_t kind = IMMEDIATE_DISPATCH;
+
+	while (announces[kind] != word)
+		kind++;
+	return (enum immediate_kind)kind;
+}
+
+int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
+{
+	uint32_t bits = immediate_round(moe, p->slot) | (uint32_t)(p->count == WORD_RELEASED) << EPOCH_BITS;
+
+	return path_write(moe, pieces_of(moe->engine, p->slot, p->kind), rank,
+		immediate_make(moe, immediate_of(p->kind), bits), p->from, p->offset, p->bytes);
+}
+
+static int look_settled(void *ctx)
+{
+	const tern_moe *moe = ctx;
+
+	return sent_have_ended(&moe->engine->pieces) && lanes_settled(moe) && results_settled(moe);
+}
+
+/* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would
+ * take a parting that comes first for a rank that left them alone. Who gives up owes nothing. */
+void engine_path_settle(tern_moe *moe)
+{
+	wait_until(moe, farewell_ns(moe), look_settled, moe);
+}
+
+static int look_parted(void *ctx)
+{
+	return sent_has_ended(ctx);
+}
+
+/* Who gives up waits until the word is there, as its process may end now: without it, others would take this rank for the one that died. */
+void engine_path_part(tern_moe *moe, uint64_t parting)
+{
+	uint32_t bits[PARTING_IMMEDIATES];
+	struct sent *pieces = &moe->engine->pieces.each[0];
+
+	partings_bits(parting, bits);
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		for (uint32_t i = 0; i < PARTING_IMMEDIATES && moe->engine->windows[r]; i++) {
+			struct engine_write write = {.peer = r,
+				.flags = TERN_IMMEDIATE,
+				.immediate = immediate_make(moe, IMMEDIATE_PART, bits[i]),
+				.counter = pieces->id};
+
+			pieces->begun += !engine_write(moe->engine->engine, &write);
+		}
+	if (parting_error(parting))
+		wait_until(moe, PART_NS, look_parted, pieces);
+}
+
+uint64_t engine_path_parting(const tern_moe *moe, uint32_t rank)
+{
+	return partings_of(&moe->engine->partings, rank, driver_now(moe->group->driver));
+}
+
+bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
+{
+	const struct engine_path *path = moe->engine;
+
+	return !partings_told(&path->partings, rank) && engine_peer_down(path->engine, rank, text) != 0;
+}

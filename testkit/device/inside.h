@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared by rounds.c (memory, timed rounds), graphs.c (calls and graphs), verify.c (verified rounds) and device_overlap.c (work beside rounds). */
+#ifndef TERN_CLI_DEVICE_ROUNDS_INSIDE_H
+#define TERN_CLI_DEVICE_ROUNDS_INSIDE_H
+
+#include "testkit/device/rounds.h"
+
+/* Bytes of a lane's buffers, each with room to see what is written beyond it. */
+struct device_sizes {
+	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, all;
+};
+
+struct device_sizes device_lane_sizes(const struct device_rounds *r);
+
+/* How a round is made. */
+struct manner {
+	bool graphs;	     /* replayed; else called */
+	bool apart;	     /* halves as calls of their own */
+	bool release;	     /* the same on all ranks */
+	bool wide_ids, own_buffers;
+	uint32_t x_gap, scales_gap, y_gap, out_gap;
+};
+
+struct manner device_manner(const struct device_rounds *r, uint64_t round);
+
+/* The calls, on a slot's stream. */
+int device_put_dispatch(struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens);
+int device_put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m);
+
+/* Graphs hold steps, one after the other: a part of a slot's round, and work. */
+enum piece {
+	PIECE_NONE,
+	PIECE_DISPATCH,
+	PIECE_DISPATCH_SEND,
+	PIECE_DISPATCH_RECEIVE,
+	PIECE_COMBINE,
+	PIECE_COMBINE_SEND,
+	PIECE_COMBINE_RECEIVE
+};
+
+enum work_place {
+	WORK_NONE,
+	WORK_BEHIND, /* the piece, on the same stream */
+	WORK_BESIDE  /* the piece; the next step waits for both */
+};
+
+struct step {
+	enum piece piece;
+	uint32_t slot;
+	enum work_place work;
+};
+
+/* What steps with work need. */
+struct device_works {
+	void *stream; /* for work beside pieces */
+	void *memory; /* that it reads */
+	uint64_t bytes;
+	uint32_t nr_waves; /* of each work */
+	bool keep;	   /* received rows are copied, to lane->kept, where a model would begin to read them */
+};
+
+/* The graph is for as many tokens as there can be; kernels read how many there are. works: NULL where no step has any. */
+int device_capture(struct device_rounds *r, const struct step *steps, uint32_t nr_steps, const struct device_works *works, uint32_t nr_tokens, struct device_graph **graph);
+
+/* Before a capture that keeps rows: takes the memory. */
+int device_keep_open(struct device_rounds *r, uint32_t slot);
+
+/* Rounds with the graph, fresh inputs for each of the first nr_slots slots; what was kept and what came home is compared. */
+int device_verify_graph(struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round);
+
+/* An operation's outcome with the driver's cause. */
+int device_passed_on(const struct device_rounds *r, int rc);
+
+#endif

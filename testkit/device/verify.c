@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Verified rounds: fresh inputs, poisoned buffers, every element compared with the reference. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "testkit/device/inside.h"
+#include "base/error.h"
+
+#define POISON 0xa5
+
+static uint8_t *staging(struct device_rounds *r, uint64_t bytes)
+{
+	uint8_t *here = r->host + r->host_used;
+
+	r->host_used += (bytes + 63) / 64 * 64;
+	if (r->host_used > r->host_bytes) {
+		fail(TERN_ERR_NOMEM, "%llu bytes of staging memory are too few", (unsigned long long)r->host_bytes);
+		return NULL;
+	}
+	return here;
+}
+
+static int upload(struct device_rounds *r, struct device_lane *lane, void *to, const void *from, uint64_t bytes)
+{
+	return device_passed_on(r, r->ops->copy(to, from, bytes, lane->stream));
+}
+
+/* What the library has read by now may be anything. */
+static int poison_inputs(struct device_rounds *r, struct device_lane *lane)
+{
+	struct device_sizes s = device_lane_sizes(r);
+	int rc = r->ops->fill(lane->x, POISON, s.x, lane->stream);
+
+	rc = rc ? rc : r->ops->fill(lane->scales, POISON, s.scales, lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->ids, POISON, s.ids, lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->weights, POISON, s.weights, lane->stream);
+	return device_passed_on(r, rc);
+}
+
+static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint64_t round, const struct manner *m)
+{
+	const struct job *job = r->job;
+	uint32_t n = job_nr_tokens(job, round, r->rank), *nr;
+	size_t routes = (size_t)n * job->config.topk, x_stride = job_x_bytes(job) + m->x_gap;
+	size_t scales_stride = job_x_scales_bytes(job) ? job_x_scales_bytes(job) + m->scales_gap : 0;
+	uint8_t *x, *scales;
+	int64_t *wide;
+	int32_t *ids;
+	float *weights;
+	int rc;
+
+	r->host_used = 0;
+	x = staging(r, n * x_stride + 64);
+	scales = staging(r, n * scales_stride + 64);
+	wide = (int64_t *)staging(r, routes * 8 + 64);
+	ids = (int32_t *)staging(r, routes * 4 + 64);
+	weights = (float *)staging(r, routes * 4 + 64);
+	nr = (uint32_t *)staging(r, 64);
+	if (!nr)
+		return TERN_ERR_NOMEM;
+	job_x(job, round, r->rank, x, x_stride, scales_stride ? scales : NULL, scales_stride);
+	job_routes(job, round, r->rank, ids, weights);
+	for (size_t i = 0; i < routes; i++)
+		wide[i] = ids[i];
+	*nr = n;
+	rc = upload(r, lane, lane->x, x, n * x_stride);
+	rc = rc ? rc : upload(r, lane, lane->scales, scales, n * scales_stride);
+	rc = rc ? rc : upload(r, lane, lane->ids, m->wide_ids ? (void *)wide : (void *)ids, routes * (m->wide_ids ? 8 : 4));
+	rc = rc ? rc : upload(r, lane, lane->weights, weights, routes * 4);
+	rc = rc ? rc : upload(r, lane, lane->nr_tokens, nr, 4);
+	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
+}
+
+int device_rounds_upload(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	const struct manner plain = {.graphs = true};
+
+	return upload_inputs(r, &r->lanes[slot], round, &plain);
+}
+
+/* Wherever rows may go. */
+static int poison_outputs(struct device_rounds *r, struct device_lane *lane, uint64_t round)
+{
+	const struct job *job = r->job;
+	int with = round & 1 ? 0xa5 : 0xff, rc;
+	const struct tern_received *d = &lane->captured; /* nr_rows: as many as there is room for */
+
+	rc = r->ops->fill(d->x, with, d->nr_rows * job_received_bytes(job), lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->into_x, with, r->positions * job_received_bytes(job), lane->stream);
+	rc = rc || !d->scales ? rc : r->ops->fill(d->scales, with, d->nr_rows * job_received_scales_bytes(job), lane->stream);
+	rc = rc ? rc : r->ops->fill(lane->into_scales, with, r->positions * job_received_scales_bytes(job), lane->stream);
+	rc = rc ? rc : r->ops->fill((void *)d->rows, with, d->nr_rows * sizeof(*d->rows), lane->stream);
+	rc = rc ? rc : r->ops->fill((void *)d->counts, with, r->reference->nr_local[r->rank] * sizeof(*d->counts), lane->stream);
+	return device_passed_on(r, rc);
+}
+
+static int put_round(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct manner m = device_manner(r, round);
+	int rc = upload_inputs(r, lane, round, &m);
+
+	rc = rc ? rc : poison_outputs(r, lane, round);
+	if (rc || !m.graphs)
+		return rc ? rc : device_put_dispatch(r, slot, &m, job_nr_tokens(r->job, round, r->rank));
+	lane->received = lane->captured;
+	return device_passed_on(r, r->ops->graph_launch(lane->dispatch, lane->stream));
+}
+
+static void *fetch(struct device_rounds *r, struct device_lane *lane, const void *from, uint64_t bytes)
+{
+	uint8_t *at = staging(r, bytes + 64);
+
+	if (at && bytes && device_passed_on(r, r->ops->copy(at, from, bytes, lane->stream)))
+		return NULL;
+	return at;
+}
+
+/* The received rows as the host sees them. */
+static int fetch_received(struct device_rounds *r, struct device_lane *lane, struct tern_received *host)
+{
+	const struct job *job = r->job;
+	const struct tern_received *d = &lane->received;
+	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks : r->reference->nr_local[r->rank], topk = job->config.topk;
+	int rc;
+
+	r->host_used = 0;
+	*host = (struct tern_received){.size = sizeof(*host)};
+	host->counts = fetch(r, lane, d->counts, lists * sizeof(*d->counts));
+	host->offsets = fetch(r, lane, d->offsets, (lists + 2) * sizeof(*d->offsets));
+	rc = host->counts && host->offsets ? device_passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
+	rc = rc ? rc : tern_moe_status(r->moe);
+	if (rc)
+		return rc;
+	host->nr_rows = host->offsets[lists];
+	host->extent = host->offsets[lists + 1];
+	if (host->extent > r->positions)
+		return fail(TERN_ERR_PROTOCOL, "the device says that rows span %llu positions of %llu", (unsigned long long)host->extent,
+			(unsigned long long)r->positions);
+	host->x = fetch(r, lane, d->x, host->extent * job_received_bytes(job));
+	host->scales = d->scales ? fetch(r, lane, d->scales, host->extent * job_received_scales_bytes(job)) : NULL;
+	host->rows = fetch(r, lane, d->rows, host->extent * sizeof(*d->rows));
+	host->topk_ids = d->topk_ids ? fetch(r, lane, d->topk_ids, host->extent * topk * sizeof(int32_t)) : NULL;
+	host->topk_weights = d->topk_weights ? fetch(r, lane, d->topk_weights, host->extent * topk * sizeof(float)) : NULL;
+	return device_passed_on(r, r->ops->stream_wait(lane->stream));
+}
+
+/* extent: positions that its rows span. */
+static int verify_rows(struct device_rounds *r, struct device_lane *lane, uint64_t round, uint64_t *extent)
+{
+	struct tern_received host;
+	int rc;
+
+	reference_set_round(r->reference, round);
+	rc = fetch_received(r, lane, &host);
+	*extent = host.extent;
+	return rc || !verify_received(r->reference, r->rank, &host, &r->difference) ? rc : TERN_ERR_NOMEM;
+}
+
+/* What the experts make of the reference's round. */
+static int put_y(struct device_rounds *r, struct device_lane *lane, uint64_t extent, uint32_t gap)
+{
+	uint64_t stride = job_y_bytes(r->job) + gap, bytes = extent * stride;
+	int rc;
+
+	r->host_used = 0;
+	if (!staging(r, bytes + 64))
+		return TERN_ERR_NOMEM;
+	memset(r->host, POISON, bytes);
+	if (fill_y(r->reference, r->rank, r->host, stride))
+		return TERN_ERR_NOMEM;
+	rc = upload(r, lane, lane->y, r->host, bytes);
+	rc = rc ? rc : device_passed_on(r, r->ops->fill(lane->out, POISON, device_lane_sizes(r).out, lane->stream));
+	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream)); /* host memory is used again */
+}
+
+static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct manner m = device_manner(r, round);
+	uint64_t extent;
+	int rc = verify_rows(r, lane, round, &extent);
+
+	rc = rc ? rc : poison_inputs(r, lane);
+	rc = rc ? rc : put_y(r, lane, extent, m.y_gap);
+	if (rc || m.graphs)
+		return rc ? rc : device_passed_on(r, r->ops->graph_launch(lane->combine, lane->stream));
+	return device_put_combine(r, slot, &m);
+}
+
+/* Bytes between rows, and after the last one, are the caller's. */
+static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_tokens, size_t row_bytes, size_t stride)
+{
+	for (uint32_t token = 0; token <= nr_tokens; token++)
+		for (size_t i = token < nr_tokens ? row_bytes : 0; i < (token < nr_tokens ? stride : 48); i++)
+			if (out[token * stride + i] != POISON && !r->difference.nr++)
+				strcpy(r->difference.first, "combine wrote beyond a row of out");
+}
+
+static int verify_results(struct device_rounds *r, uint32_t slot, uint64_t round, const struct manner *m)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	uint32_t n = job_nr_tokens(r->job, round, r->rank);
+	size_t row = job_y_bytes(r->job), stride = row + m->out_gap;
+	const uint8_t *out;
+	int rc;
+
+	r->host_used = 0;
+	out = fetch(r, lane, lane->out, n * stride + 48);
+	rc = out ? device_passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
+	rc = rc ? rc : tern_moe_status(r->moe);
+	if (rc || m->release)
+		return rc;
+	reference_set_round(r->reference, round);
+	check_gaps(r, out, n, row, stride);
+	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM : 0;
+}
+
+static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct manner m = device_manner(r, round);
+
+	return verify_results(r, slot, round, &m);
+}
+
+int device_rounds_step(struct device_rounds *r, uint32_t step, uint64_t round)
+{
+	static int (*const steps[DEVICE_ROUNDS_STEPS])(struct device_rounds *, uint32_t, uint64_t) = {put_round, put_results, take_results};
+	int rc = 0;
+
+	for (uint32_t slot = 0; slot < r->job->config.nr_slots && !rc; slot++)
+		rc = steps[step](r, slot, round + slot);
+	return rc;
+}
+
+int device_rounds_verify(struct device_rounds *r, uint64_t round)
+{
+	int rc = 0;
+
+	for (uint32_t step = 0; step < DEVICE_ROUNDS_STEPS && !rc; step++)
+		rc = device_rounds_step(r, step, round);
+	return rc;
+}
+
+/* ---- rounds that are one graph, with what a model does between its halves ------------------------------------ */
+
+/* Before the graph runs, so that it need not stop for the host: where rows will be is the reference's. */
+static int put_all(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_lane *lane = &r->lanes[slot];
+	struct received_layout layout;
+	uint64_t extent;
+	int rc = device_rounds_upload(r, slot, round);
+
+	rc = rc ? rc : poison_outputs(r, lane, round);
+	if (rc)
+		return rc;
+	reference_set_round(r->reference, round);
+	if (received_layout_create(r->reference, r->rank, &layout))
+		return TERN_ERR_NOMEM;
+	extent = layout.end;
+	received_layout_destroy(&layout);
+	return put_y(r, lane, extent, 0);
+}
+
+int device_verify_graph(struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round)
+{
+	const struct manner plain = {.graphs = true};
+	uint64_t extent;
+	int rc = 0;
+
+	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
+		rc = put_all(r, slot, round + slot);
+	rc = rc ? rc : device_passed_on(r, r->ops->graph_launch(graph, r->lanes[0].stream));
+	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(r->lanes[0].stream));
+	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++) {
+		r->lanes[slot].received = r->lanes[slot].kept;
+		rc = verify_rows(r, &r->lanes[slot], round + slot, &extent);
+		rc = rc ? rc : verify_results(r, slot, round + slot, &plain);
+	}
+	return rc;
+}
