@@ -449,7 +449,8 @@ static void over_capacity(struct rank *rank)
 #define EDGE_ELEMENTS (SCALE_EDGES * 128)
 
 /* One token for this rank's first expert, through memory of the device: x, its id, the received row and scales. */
-static int send_edges(tern_moe *moe, uint8_t *memory, enum tern_dtype dtype, uint8_t *elements, float *scales)
+static int send_edges(tern_moe *moe, uint8_t *memory, void *stream, enum tern_dtype dtype, uint8_t *elements,
+	float *scales)
 {
 	int32_t ids[2] = {tern_moe_local_expert(moe, 0), -1};
 	uint8_t row[EDGE_ELEMENTS * 4];
@@ -459,18 +460,20 @@ static int send_edges(tern_moe *moe, uint8_t *memory, enum tern_dtype dtype, uin
 	int rc;
 
 	scale_edges_fill(dtype, row);
-	rc = ops->copy(memory, row, sizeof(row), NULL);
-	rc = rc ? rc : ops->copy(memory + sizeof(row), ids, sizeof(ids), NULL);
+	rc = tern_moe_set_stream(moe, 0, stream);
+	rc = rc ? rc : ops->copy(memory, row, sizeof(row), stream);
+	rc = rc ? rc : ops->copy(memory + sizeof(row), ids, sizeof(ids), stream);
 	rc = rc ? rc : tern_dispatch(moe, &args, &received);
 	rc = rc ? rc : tern_release(moe, 0);
-	rc = rc ? rc : ops->copy(&offset, received.offsets, sizeof(offset), NULL);
-	rc = rc ? rc : ops->stream_wait(NULL);
-	rc = rc ? rc : ops->copy(elements, (uint8_t *)received.x + offset * EDGE_ELEMENTS, EDGE_ELEMENTS, NULL);
-	rc = rc ? rc : ops->copy(scales, received.scales, SCALE_EDGES * sizeof(*scales), NULL);
-	return rc ? rc : ops->stream_wait(NULL);
+	rc = rc ? rc : ops->copy(&offset, received.offsets, sizeof(offset), stream);
+	rc = rc ? rc : ops->stream_wait(stream);
+	rc = rc ? rc : ops->copy(elements, (uint8_t *)received.x + offset * EDGE_ELEMENTS, EDGE_ELEMENTS, stream);
+	rc = rc ? rc : ops->copy(scales, received.scales, SCALE_EDGES * sizeof(*scales), stream);
+	return rc ? rc : ops->stream_wait(stream);
 }
 
-static void send_edges_as(struct rank *rank, uint8_t *memory, enum tern_dtype dtype, enum tern_scale scale)
+static void send_edges_as(
+	struct rank *rank, uint8_t *memory, void *stream, enum tern_dtype dtype, enum tern_scale scale)
 {
 	struct tern_moe_config config = ((const struct job *)rank->ctx)->config;
 	uint8_t elements[EDGE_ELEMENTS];
@@ -484,7 +487,7 @@ static void send_edges_as(struct rank *rank, uint8_t *memory, enum tern_dtype dt
 	config.dispatch_dtype = TERN_FP8_E4M3;
 	config.scale = scale;
 	rc = tern_moe_create(rank->group, &config, &moe);
-	rc = rc ? rc : send_edges(moe, memory, dtype, elements, scales);
+	rc = rc ? rc : send_edges(moe, memory, stream, dtype, elements, scales);
 	if (!rc)
 		wrong = scale_edges_wrong(dtype, scale, elements, scales);
 	if (wrong)
@@ -495,17 +498,19 @@ static void send_edges_as(struct rank *rank, uint8_t *memory, enum tern_dtype dt
 
 static void scales_at_edges(struct rank *rank)
 {
-	void *memory = NULL;
+	void *memory = NULL, *stream = NULL; /* ranks that share a device share its default stream */
 	int rc = device_choose(ops, (uint32_t)rank->rank);
 
 	rc = rc ? rc : ops->memory_create(EDGE_ELEMENTS * 4 + 64, &memory);
+	rc = rc ? rc : ops->stream_create(&stream, false);
 	if (rc) {
 		rank_fails(rank, "memory: %s", ops->error_text());
 		return;
 	}
 	for (enum tern_dtype dtype = TERN_BF16; dtype <= TERN_FP32; dtype++)
 		for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++)
-			send_edges_as(rank, memory, dtype, scale);
+			send_edges_as(rank, memory, stream, dtype, scale);
+	ops->stream_destroy(stream);
 	ops->memory_free(memory);
 }
 

@@ -47,7 +47,7 @@ static __global__ void work(uint2 *memory, uint32_t nr_reads)
 cudaError_t work_launch(void *memory, uint64_t bytes, uint32_t nr_blocks, uint32_t shared_bytes, cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = launch_config(nr_blocks, THREADS, shared_bytes, stream);
-	cudaError_t rc = cudaFuncSetAttribute((const void *)work, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+	cudaError_t rc = allow_shared((const void *)work);
 
 	return rc ? rc : cudaLaunchKernelEx(&config, work, (uint2 *)memory, (uint32_t)(bytes / (THREADS * sizeof(uint2))));
 }

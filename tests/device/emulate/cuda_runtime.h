@@ -44,14 +44,16 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
 {
 	emulated_call<Params...> call = {kernel, {given...}};
 
+	if (config->dynamicSmemBytes > emulated_shared_bytes((const void *)kernel))
+		return cudaErrorInvalidValue;
 	return emulated_launch(config, emulated_call<Params...>::run, &call, sizeof(call));
 }
 
 /* An SM holds one block. */
 template <typename Kernel>
-static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *nr, Kernel, int nr_threads, size_t shared_bytes)
+static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *nr, Kernel kernel, int nr_threads, size_t shared_bytes)
 {
-	*nr = nr_threads <= 1024 && shared_bytes <= 227 * 1024 ? 1 : 0;
+	*nr = nr_threads <= 1024 && shared_bytes <= emulated_shared_bytes((const void *)kernel) ? 1 : 0;
 	return cudaSuccess;
 }
 

@@ -111,6 +111,7 @@ void emulated_loads(const void *from, uint32_t bytes);
 void emulated_moves(void);
 
 typedef void (*emulated_run)(const void *call);
+size_t emulated_shared_bytes(const void *kernel);
 cudaError_t emulated_launch(const cudaLaunchConfig_t *config, emulated_run run, const void *call, size_t bytes);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* CUDA's runtime: devices, streams, graphs and events. Memory is in memory.c. */
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <pthread.h>
 
 #include "tests/device/emulate/inside.h"
 
@@ -284,11 +284,56 @@ cudaError_t emulated_launch(const cudaLaunchConfig_t *c, emulated_run run, const
 	return put(c->stream, &op);
 }
 
-/* More than 48 KiB of shared memory are there for all who launch with them: that they were asked for is not checked. */
+/* What a kernel's blocks may have of shared memory: one setting for all of the process. Who lowers it takes from other
+ * threads what they are about to launch with; a GPU lets him, and here it is an error. */
+#define USUAL_SHARED_BYTES (48 * 1024)
+#define MOST_KERNELS 256
+
+static struct allowance {
+	const void *kernel;
+	size_t bytes;
+} allowances[MOST_KERNELS];
+static pthread_mutex_t allowances_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Of a kernel; NULL: there is no place for one more. */
+static struct allowance *allowance_of(const void *kernel)
+{
+	for (int i = 0; i < MOST_KERNELS; i++) {
+		struct allowance *a = &allowances[i];
+
+		if (!a->kernel)
+			*a = (struct allowance){kernel, USUAL_SHARED_BYTES};
+		if (a->kernel == kernel)
+			return a;
+	}
+	return NULL;
+}
+
+size_t emulated_shared_bytes(const void *kernel)
+{
+	struct allowance *a;
+	size_t bytes;
+
+	pthread_mutex_lock(&allowances_lock);
+	a = allowance_of(kernel);
+	bytes = a ? a->bytes : 0;
+	pthread_mutex_unlock(&allowances_lock);
+	return bytes;
+}
+
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
 {
+	struct allowance *a;
+	bool good;
+
 	(void)attribute;
-	return result(kernel && value >= 0 && (size_t)value <= emulated_settings()->block_bytes ? cudaSuccess : cudaErrorInvalidValue);
+	pthread_mutex_lock(&allowances_lock);
+	a = kernel ? allowance_of(kernel) : NULL;
+	good = a && value >= 0 && (size_t)value <= emulated_settings()->block_bytes && (size_t)value >= a->bytes;
+	if (good)
+		a->bytes = (size_t)value;
+	pthread_mutex_unlock(&allowances_lock);
+	return result(good ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)

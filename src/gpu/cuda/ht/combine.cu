@@ -404,17 +404,12 @@ static uint32_t shared_bytes(const struct combine_launch *l)
 	return l->shape.nr_teams * team_bytes(l->shape);
 }
 
-static cudaError_t allow_shared(const struct ll_combine *c, const struct combine_launch *l)
-{
-	return cudaFuncSetAttribute((const void *)choose(c), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes(l));
-}
-
 cudaError_t ht_combine_launch(const struct ll_combine *c, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
 {
 	struct combine_launch l = division(c, h, launch->nr_blocks);
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, l.shape.nr_teams * team_warps(l.shape) * LANES, shared_bytes(&l), stream);
 	cudaLaunchAttribute early = {};
-	cudaError_t rc = allow_shared(c, &l);
+	cudaError_t rc = allow_shared((const void *)choose(c));
 
 	launch_early(&config, &early, launch->early);
 	return rc ? rc : cudaLaunchKernelEx(&config, choose(c), *c, *h, l);
@@ -423,7 +418,7 @@ cudaError_t ht_combine_launch(const struct ll_combine *c, const struct ht_exchan
 cudaError_t ht_combine_blocks(const struct ll_combine *c, const struct ht_exchange *h, int *per_sm)
 {
 	struct combine_launch l = division(c, h, 1);
-	cudaError_t rc = allow_shared(c, &l);
+	cudaError_t rc = allow_shared((const void *)choose(c));
 
 	return rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(per_sm, choose(c), (int)l.shape.nr_teams * team_warps(l.shape) * LANES, shared_bytes(&l));
 }

@@ -439,20 +439,14 @@ static uint32_t warps_of(const struct ll_dispatch *d, const struct ht_exchange *
 	return min(noted ? min(wanted, DISPATCH_MOST_WARPS) : wanted, (h->block_bytes - notes_bytes(d, noted)) / trays_bytes(d, 1));
 }
 
-static cudaError_t allow_shared(const struct ll_dispatch *d, uint32_t shared_bytes)
-{
-	return cudaFuncSetAttribute((const void *)choose(d), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-}
-
 cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)
 {
 	int of[2] = {0, 0};
-	cudaError_t rc = cudaSuccess;
+	cudaError_t rc = allow_shared((const void *)choose(d));
 
 	for (int noted = 0; noted < 2; noted++) {
 		uint32_t nr_warps = warps_of(d, h, wanted, noted), shared = trays_bytes(d, nr_warps) + notes_bytes(d, noted);
 
-		rc = rc ? rc : allow_shared(d, shared);
 		rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of[noted], choose(d), (int)(nr_warps + noted) * LANES, shared);
 	}
 	*per_sm = of[0] < of[1] ? of[0] : of[1];
@@ -484,7 +478,7 @@ cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exch
 	uint32_t nr_early = d->roles & LL_SEND ? ht_early_tokens(d, h, launch) : 0;
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, (nr_warps + noted) * LANES, shared, stream);
 	cudaLaunchAttribute early = {};
-	cudaError_t rc = allow_shared(d, shared);
+	cudaError_t rc = allow_shared((const void *)choose(d));
 
 	launch_early(&config, &early, launch->early);
 	return rc ? rc : cudaLaunchKernelEx(&config, choose(d), *d, *h, senders(d, h, launch), nr_early, (uint32_t)noted);

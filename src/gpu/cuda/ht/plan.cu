@@ -358,9 +358,9 @@ cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)ht_count);
 
 	if (!rc && place_shared(h) > 48 * 1024)
-		rc = cudaFuncSetAttribute((const void *)ht_place, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)place_shared(h));
+		rc = allow_shared((const void *)ht_place);
 	if (!rc && count_shared(h) > 48 * 1024)
-		rc = cudaFuncSetAttribute((const void *)ht_count, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)count_shared(h));
+		rc = allow_shared((const void *)ht_count);
 	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)ht_place);
 }
 

@@ -15,11 +15,9 @@ ll_kernel<struct ll_dispatch> far_dispatch_kernel(const struct ll_dispatch *d);
 ll_kernel<struct ll_combine> far_combine_kernel(const struct ll_combine *c);
 
 /* More than 48 KiB are given only to who asks. */
-template <typename Args> static cudaError_t allow_shared(ll_kernel<Args> kernel, uint32_t bytes)
+template <typename Args> static cudaError_t allow_half(ll_kernel<Args> kernel, uint32_t bytes)
 {
-	if (bytes <= 48 * 1024)
-		return cudaSuccess;
-	return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+	return bytes <= 48 * 1024 ? cudaSuccess : allow_shared((const void *)kernel);
 }
 
 static inline uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
@@ -45,7 +43,7 @@ static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const s
 	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && !whole && launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
 	launch_early(&config, &early, launch->early);
-	rc = allow_shared(kernel, shared_bytes);
+	rc = allow_half(kernel, shared_bytes);
 	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
 }
 
@@ -57,7 +55,7 @@ static cudaError_t most_blocks(ll_kernel<Args> kernel, const struct ll_launch *l
 	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;
 
 	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
-	rc = rc ? rc : allow_shared(kernel, shared_bytes);
+	rc = rc ? rc : allow_half(kernel, shared_bytes);
 	rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)launch->nr_warps * LANES, shared_bytes);
 	if (!rc)
 		*nr_blocks = (uint32_t)(nr_sms * per_sm);
