@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # For tests of programs on GPUs that are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs. Sourced; sets emulated, tmp and bad, and skips where there is no emulation.
 . "${BASH_SOURCE%/*}/judge.sh"
-emulated=$PWD/$BUILD/emulated/libtern_cuda.so
+emulated=$(realpath -m "$BUILD")/emulated/libtern_cuda.so
 
 if [ ! -e "$emulated" ]; then
 	echo "$emulated is not there: make emulated"

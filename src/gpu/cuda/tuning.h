@@ -5,7 +5,17 @@
 
 #include <stdint.h>
 
-#include "gpu/cuda/common/kernels.h"
+#include "gpu/wire/ll.h"
+
+#define LL_MAX_WARPS 16
+struct ll_launch {
+	uint32_t nr_blocks;
+	uint32_t nr_warps;	/* of a block, at most LL_MAX_WARPS */
+	uint32_t send_warps;	/* of these; 1 to nr_warps - 1. nr_warps: all send, and then all receive; where
+				 * ll_combine_whole. Both roles only */
+	uint32_t early;		/* may be scheduled before the kernel ahead of it has ended (programmatic
+				 * dependent launch) */
+};
 
 /* So large that rows, and not their number, decide what is best. */
 static inline int ll_rule_large(const struct ll_cut *row)

@@ -19,6 +19,7 @@
 #include "gpu/wire/far.h"
 #include "gpu/wire/state.h"
 #include "gpu/cuda/common/kinds.h"
+#include "gpu/cuda/tuning.h"
 #include "gpu/wire/ll.h"
 
 #ifdef __cplusplus
@@ -108,14 +109,6 @@ struct ll_combine {
 	uint64_t y_stride;
 	uint8_t *out;
 	uint64_t out_stride;
-};
-
-#define LL_MAX_WARPS 16
-struct ll_launch {
-	uint32_t nr_blocks;
-	uint32_t nr_warps;	/* of a block, at most LL_MAX_WARPS */
-	uint32_t send_warps;	/* of these; 1 to nr_warps - 1. nr_warps: all send, and then all receive; where ll_combine_whole. Both roles only */
-	uint32_t early;		/* may be scheduled before the kernel ahead of it has ended (programmatic dependent launch) */
 };
 
 /* cudaErrorInvalidValue: no such variant of nr_vectors, or too much shared memory for R, L and T. */
