@@ -65,6 +65,9 @@ share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so"
 share emulated-ahead env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) "$BUILD/tests/emulated/test_ahead"
 share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=10 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct \
 	TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_ahead"
+share blackhole env LONG=1 "$BUILD/tests/faults/test_blackhole"
+share faults-over-tcp env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="ofi:tcp;ofi_rxm" "$BUILD/tests/faults/test_faults"
+share chunks-over-tcp env TERN_TRANSPORT=ofi "$BUILD/tests/exchange/test_chunks"
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 for script in generate nccl; do
 	share emulated-$script-address env BUILD="$BUILD/address" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/$script.sh

@@ -147,7 +147,7 @@ expect holds doorbell -DAHEAD=0
 expect holds doorbell -DSLICES=1
 expect_large holds doorbell -DSENDERS=3 -DROUNDS=2
 expect_large holds doorbell -DSENDERS=3 -DROUNDS=2 -DAHEAD=0
-expect holds doorbell -DDEATH=1 -DSLICES=1
+expect_large holds doorbell -DDEATH=1 -DSLICES=1
 # Who stops between its word and its wake-up wakes nobody: after a death, the end of the slice does.
 expect hangs doorbell -DDEATH=1
 for broken in READ_WAITERS_FIRST RING_BEFORE_WORD BASE_FROM_DOORBELL NO_LAST_LOOK COUNT_AFTER_LOOK WEAK_WAITERS; do
@@ -245,10 +245,10 @@ expect hangs pieces -DBREAK_RESULTS_BEFORE_DISPATCH
 expect holds far
 expect holds far -DROUNDS=3 -DRUNS=0
 expect holds far -DCOUNTS=1 -DRUNS=0
-expect holds far -DSLOTS=2 -DROUNDS=1 -DRUNS=0 -DTOGETHER=1
+expect_large holds far -DSLOTS=2 -DROUNDS=1 -DRUNS=0 -DTOGETHER=1
 expect_large holds far -DDEATH=1 -DROUNDS=1
 expect holds far -DDEATH=1 -DRUNS=0
-expect holds far -DDEATH=1 -DCOUNTS=1 -DROUNDS=1 -DRUNS=0
+expect_large holds far -DDEATH=1 -DCOUNTS=1 -DROUNDS=1 -DRUNS=0
 expect asserts far -DWITNESS
 # Entries are as many as the slots' last messages have parts: one less is too few.
 expect asserts far -DENTRIES=2
@@ -268,7 +268,7 @@ done
 # GPUs: rows that leave before places are known
 expect holds early
 expect_large holds early -DLATE_WORDS
-expect holds early -DFAIL=1 -DROUNDS=1
+expect_large holds early -DFAIL=1 -DROUNDS=1
 expect_large holds early -DFAIL=1 -DROUNDS=2 -DABANDON=0 -DRELEASE=0
 expect asserts early -DWITNESS -DROUNDS=2
 for broken in NO_ACQUIRE NOT_BEGUN LET_FIRST HEAD_BEFORE_ROW DROPPED_SILENTLY; do
