@@ -68,6 +68,7 @@ share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libter
 share blackhole env LONG=1 "$BUILD/tests/faults/test_blackhole"
 share faults-over-tcp env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="ofi:tcp;ofi_rxm" "$BUILD/tests/faults/test_faults"
 share chunks-over-tcp env TERN_TRANSPORT=ofi "$BUILD/tests/exchange/test_chunks"
+share engine-mixed-thread env TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_mixed"
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 for script in generate nccl; do
 	share emulated-$script-address env BUILD="$BUILD/address" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/$script.sh

@@ -24,11 +24,11 @@ right() {
 }
 
 right 2_nodes_of_2 2 4 --mode all --dtype fp8,bf16 --reduce all --uneven --drop 0.2
-right 2_nodes_of_2_layouts 2 4 --mode all --dtype fp16 --layout padded,source --spread
+[ -z "${LONG:-}${GPUS:-}" ] || right 2_nodes_of_2_layouts 2 4 --mode all --dtype fp16 --layout padded,source --spread
 right 2_nodes_of_1 2 2 --mode all --dtype fp32 --combine-dtype fp32 --slots 2
 right 3_ranks_on_2_nodes 2 3 --mode all --dtype fp8 --x-dtype fp8 --scale ue8m0 --weights pass --routing zipf:1.2
 right 3_nodes 3 3 --mode all --dtype bytes --routing one --first-epoch 4294967292
-right replica_ranks 2 4 --mode all --dtype bf16 --replica-ranks 2 --reduce all
+[ -z "${LONG:-}${GPUS:-}" ] || right replica_ranks 2 4 --mode all --dtype bf16 --replica-ranks 2 --reduce all
 
 "$WITHIN" 60 "$BUILD/tern" run -n 3 -N 2 --by-name -- "$BUILD/tern" bench --device cuda --only-verify --preset custom --hidden 64 --experts 6 --topk 2 --tokens 3 --replica-ranks 3 \
 	>"$tmp/out" 2>"$tmp/err" </dev/null

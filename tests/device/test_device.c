@@ -2,7 +2,7 @@
 /* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed, and what kernels find wrong with ids and capacities. Ranks share GPUs when there are
  * fewer of these. Skipped where there is none.
  * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
- * TERN_TEST_REPLICAS (1; 0: no replica ranks, where devices do not all reach each other). TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank that is late (1). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
+ * TERN_TEST_REPLICAS (1; 0: no replica ranks, where devices do not all reach each other). TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank that is late, and questions after one has left (1). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -390,8 +390,11 @@ static void peer_left(struct rank *rank)
 		{"before a combine", 1, false, true}, {"during a combine", 1, false, false}, {"before a release", 1, true, true},
 		{"after a round", 2, false, true}, {"after a released round", 2, true, false}};
 	size_t nr = sizeof(departures) / sizeof(departures[0]);
+	size_t nr_questions = NR_QUESTIONS / devices_setting("TERN_TEST_DIVISOR", 1);
 
-	for (size_t i = 0; i < NR_QUESTIONS && !*rank->failure; i++)
+	if (nr_questions < nr)
+		nr_questions = nr;
+	for (size_t i = 0; i < nr_questions && !*rank->failure; i++)
 		depart(rank, &departures[i % nr], i);
 	if (*rank->failure)
 		printf("# %s\n", rank->failure);

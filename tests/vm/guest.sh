@@ -133,12 +133,9 @@ same_texts() {
 # Dispatch and combine, all of whose rows go through the device.
 part_exchange() {
 	step "exchange/2-ranks" bench 2 verbs:rxe0 --dtype fp8,bf16
-	step "exchange/two-devices" two_devices
-	step "signal" "$BUILD/tern" bench signal --transport verbs:rxe0 --peers 2 --concurrency 4 --bytes 4K --iters 3 --policy all
 	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0 TERN_TEST_CASES=${RANDOM_CASES:-3} suite "$BUILD/tests/exchange/test_random"
 	suite "$BUILD/tests/unit/test_engine_threads" 'over_verbs*'
 	step "group-chooses-verbs" chooses_verbs
-	step "mixed-networks" mixed_networks
 }
 
 # Ranks that are killed, and wires that are pulled, in every phase of both modes.
@@ -164,9 +161,12 @@ part_sanitized() {
 part_soak() {
 	local seed=$1 seconds=$2
 
+	step "signal" "$BUILD/tern" bench signal --transport verbs:rxe0 --peers 2 --concurrency 4 --bytes 4K --iters 3 --policy all
+	step "mixed-networks" mixed_networks
 	# That it runs; how fast is for quiet hours.
 	step "rate" bash -c "tests/vm/rate.sh 1 8 | tee /dev/stderr | awk '/^write/ && \$NF > 0 {n++} END {exit n != 2}'"
 	export TERN_FORCE_ENGINE=1
+	step "exchange/two-devices" two_devices
 	step "exchange/4-ranks" bench 4 verbs:rxe0 --dtype fp8,bf16
 	TERN_TRANSPORT=verbs step "generate" same_texts
 	TERN_TRANSPORT=verbs:rxe0 step soak/faults "$BUILD/tests/faults/test_faults"
