@@ -392,8 +392,6 @@ static void peer_left(struct rank *rank)
 	size_t nr = sizeof(departures) / sizeof(departures[0]);
 	size_t nr_questions = NR_QUESTIONS / devices_setting("TERN_TEST_DIVISOR", 1);
 
-	if (nr_questions < nr)
-		nr_questions = nr;
 	for (size_t i = 0; i < nr_questions && !*rank->failure; i++)
 		depart(rank, &departures[i % nr], i);
 	if (*rank->failure)

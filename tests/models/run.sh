@@ -96,7 +96,7 @@ expect_large holds exchange_ll -DRANKS=3 -DROUNDS=1 -DEARLY_DATA=1
 expect_large holds exchange_ll -DRANKS=3 -DEARLY_DATA=1
 expect_large holds exchange_ll -DSLOTS=2 -DROUNDS=1 -DEARLY_DATA=1
 expect_large holds exchange_ll -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1
-expect holds exchange_ll -DDEATH=1
+expect_large holds exchange_ll -DDEATH=1
 expect_large holds exchange_ll -DRANKS=3 -DROUNDS=1 -DDEATH=1 -DVICTIM=1 -DEARLY_DATA=1 -DRELEASE=0
 expect asserts exchange_ll -DWITNESS
 expect asserts exchange_ll -DBREAK_WORD_BEFORE_DATA
@@ -216,7 +216,7 @@ expect_large holds lanes
 expect_large holds lanes -DCHUNKS=1
 expect holds lanes -DCHUNKS=1 -DROUNDS=1 -DROWS=2
 expect_large holds lanes -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
-expect holds lanes -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=BEHIND
+expect_large holds lanes -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=BEHIND
 for victim in GATEWAY SOURCE; do
 	expect_large holds lanes -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=$victim
 done
@@ -234,7 +234,7 @@ expect hangs lanes -DBREAK_CALLER_RELAYS -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
 expect hangs lanes -DBREAK_TRUST_GATEWAY -DCHUNKS=1 -DROUNDS=1 -DDEATH=1
 expect holds pieces
 expect holds pieces -DPOOL=1
-expect holds pieces -DSLOTS=2
+expect_large holds pieces -DSLOTS=2
 expect asserts pieces -DWITNESS
 expect asserts pieces -DBREAK_NO_COMPLETION
 expect asserts pieces -DBREAK_WORD_AT_NOTE
