@@ -270,6 +270,7 @@ stage_quick() {
 
 # The Python package, installed from the tree.
 stage_python() {
+	build_plain
 	test python/tests 240 env BUILD="$BUILD" python/check.sh
 	finish
 }

@@ -2,7 +2,9 @@
 /* Passing descriptors between ranks of one machine, with strangers at the door: garbage, wrong
  * secrets, wrong rounds, silence, storms. Some system calls pass through this file, so that what a
  * stranger does in the least favourable moment is done in it every time. */
+#include "base/clock.h"
 #include "group/meeting.h"
+#include "tests/late.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -324,14 +326,6 @@ static void says_it_twice(void **state)
 	assert_int_equal(open_files(), files);
 }
 
-static double seconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 /* ---- storms ---------------------------------------------------------------------------------- */
 
 #define MOST_LATE 20000 /* then a storm dies down: who waits for calm fails and does not hang */
@@ -345,7 +339,7 @@ static struct storm {
 	int nr_guests;	 /* that have connected before it began */
 	int stranger;	 /* the one that was taken last */
 	int nr, nr_late; /* taken, and of these after the deadline */
-	double deadline;
+	unsigned long long deadline_ns;
 	int highest; /* descriptor of all */
 	const struct meeting_address *last_word; /* where a silent one speaks at the last moment */
 	int silent;				 /* its end */
@@ -374,8 +368,8 @@ int accept4(int listener, struct sockaddr *address, socklen_t *length, int flags
 		if (s >= 0)
 			close(s);
 		if (!storm.nr++)
-			storm.deadline = seconds() + storm.wait_ms * 1e-3;
-		storm.nr_late += seconds() > storm.deadline;
+			storm.deadline_ns = clock_ns() + (unsigned long long)storm.wait_ms * 1000000;
+		storm.nr_late += clock_ns() > storm.deadline_ns;
 	}
 	s = (int)syscall(SYS_accept4, listener, address, length, flags);
 	if (!storm.watched)
@@ -623,16 +617,17 @@ static void bounded_wait(void **state)
 	struct member members[3];
 	struct meeting_address address;
 	int sockets[32], nr, files = open_files();
-	double start;
+	unsigned long long start;
 
 	(void)state;
 	open_members(members, 3, 100);
 	meeting_address(members[0].meeting, &address);
 	nr = send_strangers(&address, sockets);
-	start = seconds();
+	start = clock_ns();
 	meet(&members[0]);
 	assert_int_equal(members[0].rc, TERN_ERR_BOOTSTRAP);
-	assert_true(seconds() - start >= 0.1 && seconds() - start < 20);
+	assert_true(clock_ns() - start >= 100 * 1000000ULL);
+	assert_true(passed_ns(start) < 20 * 1000000000ULL);
 	assert_non_null(strstr(tern_last_error(), "waited 100 ms for rank 1"));
 	for (int i = 0; i < nr; i++)
 		close(sockets[i]);
