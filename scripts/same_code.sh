@@ -1,25 +1,34 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # scripts/same_code.sh BUILD_A BUILD_B [RENAMED]: whether two builds are the same code, object by object: instructions,
-# data, and what the linker is told. For commits that only move files. RENAMED has lines "old.c new.c" with the names of
-# files that are called otherwise in BUILD_B. Both have to be built alike and without -g: make OPT=-O2.
+# data, and what the linker is told, up to the names of symbols. For commits that only move and rename. RENAMED has lines
+# "old.c new.c" with the names of files that are called otherwise in BUILD_B. Both have to be built alike and without -g:
+# make OPT=-O2. A test's object holds the words of what it asserts, so it differs where one of them was renamed.
 #
 # An object is compared with the one at the same place, else with each of that name in BUILD_B. nvcc's objects hold
 # random names: in place of them libtern_cuda.so is compared, kernel by kernel, where both builds have it and cuobjdump
 # is there. Exits 1 if anything differs or is in one build alone.
 set -u
-[ $# -ge 2 ] || { sed -n '3,10s/^# \?//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '3,11s/^# \?//p' "$0"; exit 2; }
 a=$1 b=$2 renamed=${3:-/dev/null}
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 
-# code FILE: a number for all that is in an object but the name of its source.
+# code FILE: what is in an object, where symbols are numbered in the order in which relocations name them.
 code() {
-	local name=${1##*/} out=$work/object.$BASHPID
-	name=${name%.o}
-	[[ $name == *.* ]] || name=$name.c
-	objcopy --strip-debug -R .comment -N "$name" "$1" "$out" || echo "$1: objcopy fails" >&2
-	md5sum <"$out" | cut -c 1-32
+	local out=$work/object.$BASHPID
+	objcopy --strip-debug -R .comment "$1" "$out" || echo "$1: objcopy fails" >&2
+	objdump -sr "$out" | tail -n +4 | awk '
+		/^RELOCATION/ {relocations = 1; print; next}
+		/^Contents/ {relocations = 0}
+		relocations && NF == 3 {
+			symbol = $3; sub(/[+-]0x[0-9a-f]+$/, "", symbol)
+			addend = substr($3, length(symbol) + 1)
+			if (symbol !~ /^\./) {if (!(symbol in number)) number[symbol] = ++nr; symbol = "#" number[symbol]}
+			print $1, $2, symbol addend
+			next
+		}
+		{print}'
 }
 
 # index BUILD: "hash path", where the path is within the build.
