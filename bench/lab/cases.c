@@ -49,7 +49,7 @@ struct shape target_shape(const struct target *t)
 }
 
 #define TRACE_BLOCKS 160
-#define TRACE_BYTES (TRACE_BLOCKS * LL_TRACE * sizeof(uint64_t))
+#define TRACE_BYTES (TRACE_BLOCKS * GPU_TRACE * sizeof(uint64_t))
 #define TRACE_ROUNDS 9
 
 static uint64_t set_trace(struct lab *lab, struct lab_rank *rank, void *ctx)
@@ -118,15 +118,15 @@ static void print_event(const uint64_t *rounds, const struct event *event)
 	uint32_t nr = 0;
 
 	for (uint32_t i = 0; i < TRACE_ROUNDS; i++) {
-		const uint64_t *trace = rounds + (size_t)i * TRACE_BLOCKS * LL_TRACE;
+		const uint64_t *trace = rounds + (size_t)i * TRACE_BLOCKS * GPU_TRACE;
 		uint64_t of[TRACE_BLOCKS], first = UINT64_MAX;
 
 		nr = 0;
 		for (uint32_t b = 0; b < TRACE_BLOCKS; b++) {
-			if (trace[b * LL_TRACE + event->start] && trace[b * LL_TRACE + event->start] < first)
-				first = trace[b * LL_TRACE + event->start];
-			if (trace[b * LL_TRACE + event->which])
-				of[nr++] = trace[b * LL_TRACE + event->which];
+			if (trace[b * GPU_TRACE + event->start] && trace[b * GPU_TRACE + event->start] < first)
+				first = trace[b * GPU_TRACE + event->start];
+			if (trace[b * GPU_TRACE + event->which])
+				of[nr++] = trace[b * GPU_TRACE + event->which];
 		}
 		if (!nr)
 			return;

@@ -4,34 +4,34 @@
 #include "gpu/cuda/ht/kernels.h"
 #include "gpu/cuda/common/stream.cuh"
 
-/* Each warp takes chunks in turns, the destinations round robin; two trays at least, so that one fills while the other drains. */
+/* Each warp takes chunks in turns, the destinations round robin; two buffers at least, so that one fills while the other drains. */
 static __global__ void __launch_bounds__(1024) bulk_kernel(const __grid_constant__ struct lab_bulk c)
 {
 	BLOCK_MEMORY(shared);
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
-	struct stream s = stream_open(in_shared(shared), warp, nr_warps, LAB_BULK_TRAYS, c.chunk_bytes);
-	uint32_t ahead = 0, nr = c.from_memory ? LAB_BULK_TRAYS - 1 : 0;
+	struct stream s = stream_open(in_shared(shared), warp, nr_warps, LAB_BULK_BUFFERS, c.chunk_bytes);
+	uint32_t ahead = 0, nr = c.from_memory ? LAB_BULK_BUFFERS - 1 : 0;
 	uint64_t step = (uint64_t)gridDim.x * nr_warps * c.chunk_bytes, at = (uint64_t)(warp * gridDim.x + blockIdx.x) * c.chunk_bytes, fetch = at;
 
 	for (; at < c.bytes; at += step) {
 		for (; ahead < nr && fetch < c.bytes; fetch += step, ahead++) {
-			copies_read<LAB_BULK_TRAYS - 2>();
+			copies_read<LAB_BULK_BUFFERS - 2>();
 			__syncwarp();
 			stream_fetch(&s, 0, c.from + fetch, c.chunk_bytes, 0);
 			stream_fetched(&s, c.chunk_bytes, 0);
 		}
-		shared_at tray = s.trays + s.take * s.bytes;
+		shared_at buffer = s.buffers + s.take * s.bytes;
 
 		if (c.from_memory) {
 			stream_take(&s);
 			__syncwarp();
 			ahead--;
 		} else {
-			copies_read<LAB_BULK_TRAYS - 1>();
+			copies_read<LAB_BULK_BUFFERS - 1>();
 			s.take = s.take + 1 == s.nr ? 0 : s.take + 1;
 		}
 		for (uint32_t i = 0; i < c.nr_to; i++)
-			copy_out(c.to[i] + at, tray, c.chunk_bytes, 0);
+			copy_out(c.to[i] + at, buffer, c.chunk_bytes, 0);
 		copies_close();
 	}
 	copies_done<0>();
@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(1024) bulk_kernel(const __grid_constant
 
 cudaError_t lab_bulk_launch(const struct lab_bulk *bulk, uint32_t nr_blocks, uint32_t nr_warps, cudaStream_t stream)
 {
-	uint32_t shared = stream_shared_bytes(nr_warps, LAB_BULK_TRAYS, bulk->chunk_bytes);
+	uint32_t shared = stream_shared_bytes(nr_warps, LAB_BULK_BUFFERS, bulk->chunk_bytes);
 	cudaError_t rc = cudaFuncSetAttribute(bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
 
 	if (rc)

@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* Chunks through shared memory: read from own memory (or not), stored to nr_to places (0: read only). */
-#define LAB_BULK_TRAYS 3
+#define LAB_BULK_BUFFERS 3
 struct lab_bulk {
 	const uint8_t *from;
 	uint8_t *to[LAB_MAX_GPUS];

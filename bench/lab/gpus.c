@@ -128,11 +128,11 @@ static void *take_copy(struct lab_rank *rank, const void *from, size_t bytes)
 }
 
 /* The tables of tern.h's placement, as kernels want them. */
-static struct ll_placement make_placement(struct lab *lab, struct lab_rank *rank, uint32_t *nr_local)
+static struct gpu_placement make_placement(struct lab *lab, struct lab_rank *rank, uint32_t *nr_local)
 {
 	const struct tern_moe_config *c = &lab->job->config;
 	uint32_t nr = c->placement.nr_physical ? c->placement.nr_physical : c->nr_experts, R = lab->nr_ranks;
-	struct ll_placement p = {.nr_experts = c->nr_experts, .nr_physical = nr};
+	struct gpu_placement p = {.nr_experts = c->nr_experts, .nr_physical = nr};
 	uint32_t *place = calloc(nr, sizeof(*place)), *start = calloc(c->nr_experts + 2, sizeof(*start)), *replicas = calloc(nr, sizeof(*replicas));
 	uint32_t locals[LAB_MAX_GPUS] = {0}, q = nr / R, more = nr % R;
 
@@ -151,7 +151,7 @@ static struct ll_placement make_placement(struct lab *lab, struct lab_rank *rank
 	*nr_local = locals[rank->rank];
 	if (!c->placement.rank && !more) {
 		p.per_rank = q;
-		p.by_per_rank = ll_divisor_of(q);
+		p.by_per_rank = gpu_divisor_of(q);
 	}
 	p.place = take_copy(rank, place, nr * sizeof(*place));
 	if (c->placement.logical) {
@@ -165,13 +165,13 @@ static struct ll_placement make_placement(struct lab *lab, struct lab_rank *rank
 	return p;
 }
 
-static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exchange *e)
+static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exchange *e)
 {
 	const struct tern_moe_config *c = &lab->job->config;
 	const struct lab_way *way = &lab->way;
 	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 	size_t routes = (size_t)c->max_tokens * c->topk;
-	struct ll_state first = {.epoch_dispatch = c->first_epoch};
+	struct gpu_state first = {.epoch_dispatch = c->first_epoch};
 
 	memset(e, 0, sizeof(*e));
 	e->rank = rank->rank;
@@ -181,22 +181,22 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->at_home = c->reduce == TERN_REDUCE_HOME;
 	e->format = way->format;
 	e->placement = make_placement(lab, rank, &e->nr_local);
-	e->row = ll_cut_row(way->format, scaled, (uint32_t)job_received_bytes(lab->job), way->row_vectors);
-	e->result = ll_cut_row(way->format, 0, (uint32_t)job_y_bytes(lab->job), way->result_vectors);
-	e->by_topk = ll_divisor_of(c->topk);
-	e->by_ranks = ll_divisor_of(lab->nr_ranks);
-	e->by_others = ll_divisor_of(lab->nr_ranks > 1 ? lab->nr_ranks - 1 : 1);
-	e->by_row_parts = ll_divisor_of(e->row.nr_segments + 1);
-	e->by_replicas = ll_divisor_of(1);
-	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
+	e->row = row_geometry_of(way->format, scaled, (uint32_t)job_received_bytes(lab->job), way->row_vectors);
+	e->result = row_geometry_of(way->format, 0, (uint32_t)job_y_bytes(lab->job), way->result_vectors);
+	e->by_topk = gpu_divisor_of(c->topk);
+	e->by_ranks = gpu_divisor_of(lab->nr_ranks);
+	e->by_others = gpu_divisor_of(lab->nr_ranks > 1 ? lab->nr_ranks - 1 : 1);
+	e->by_row_parts = gpu_divisor_of(e->row.nr_segments + 1);
+	e->by_replicas = gpu_divisor_of(1);
+	e->by_result_segments = gpu_divisor_of(e->result.nr_segments);
 	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk);
 	rank->window = lab_take(rank, e->window.bytes);
 	CHECK(cudaMemset(rank->window, 0, e->window.bytes));
 	rank->state = e->state = take_copy(rank, &first, sizeof(first));
 	memset(rank->report, 0, sizeof(*rank->report));
 	e->report = &rank->report->report;
-	e->complaint = &rank->report->complaint;
-	e->tally = lab_take(rank, sizeof(*e->tally) + c->nr_experts * sizeof(uint64_t));
+	e->input_error = &rank->report->input_error;
+	e->counters = lab_take(rank, sizeof(*e->counters) + c->nr_experts * sizeof(uint64_t));
 	e->wait_ns = WAIT_NS;
 	e->row_tokens = lab_take(rank, (size_t)lab->nr_ranks * c->max_tokens * sizeof(uint32_t));
 	e->row_routes = lab_take(rank, lab->nr_ranks * routes * sizeof(uint2));
@@ -204,19 +204,19 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->own_positions = lab_take(rank, routes * sizeof(uint32_t));
 }
 
-static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct ll_exchange *e, struct ll_dispatch *d)
+static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_dispatch *d)
 {
 	const struct tern_moe_config *c = &lab->job->config;
 	uint32_t each = c->topk < e->nr_local ? c->topk : e->nr_local;
 
 	memset(d, 0, sizeof(*d));
 	d->exchange = *e;
-	d->roles = LL_SEND | LL_RECEIVE;
-	d->kind = c->dispatch_dtype == TERN_FP8_E4M3 ? LL_X_BF16 : LL_X_COPY;
-	d->scale_bytes = d->kind == LL_X_BF16 ? 4 : 0;
-	d->by_share = ll_divisor_of(lab->way.share ? lab->way.share : 1);
+	d->roles = GPU_SEND | GPU_RECEIVE;
+	d->kind = c->dispatch_dtype == TERN_FP8_E4M3 ? GPU_X_BF16 : GPU_X_COPY;
+	d->scale_bytes = d->kind == GPU_X_BF16 ? 4 : 0;
+	d->by_share = gpu_divisor_of(lab->way.share ? lab->way.share : 1);
 	d->padded = c->layout == TERN_PADDED;
-	d->by_alignment = ll_divisor_of(c->alignment);
+	d->by_alignment = gpu_divisor_of(c->alignment);
 	d->capacity = (uint64_t)lab->nr_ranks * c->max_tokens;
 	rank->positions = d->padded ? d->capacity * e->nr_local : d->capacity * each + (uint64_t)e->nr_local * (c->alignment - 1);
 	d->nr_tokens = lab->job->nr_tokens;
@@ -233,11 +233,11 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct l
 	d->out_sums = rank->sums = lab_take(rank, 16);
 }
 
-static void make_combine(struct lab *lab, struct lab_rank *rank, const struct ll_exchange *e, struct ll_combine *c)
+static void make_combine(struct lab *lab, struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_combine *c)
 {
 	memset(c, 0, sizeof(*c));
 	c->exchange = *e;
-	c->roles = LL_SEND | LL_RECEIVE;
+	c->roles = GPU_SEND | GPU_RECEIVE;
 	c->weighted = lab->job->config.weights == TERN_WEIGHTS_COMBINE;
 	c->y_stride = c->out_stride = e->result.row_bytes;
 	c->y = rank->y = lab_take(rank, rank->positions * c->y_stride + 16);
@@ -246,7 +246,7 @@ static void make_combine(struct lab *lab, struct lab_rank *rank, const struct ll
 
 static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
-	struct ll_exchange e;
+	struct gpu_exchange e;
 
 	(void)ctx;
 	CHECK(cudaStreamSynchronize(rank->stream));
@@ -344,10 +344,10 @@ void lab_replay(struct lab *lab, struct lab_rank *rank, const struct lab_graph *
 bool lab_expired(const struct lab_rank *rank)
 {
 	static const char *const reasons[] = {"nothing", "the plan", "a row", "a result", "the arrival word"};
-	const struct ll_report *r = &rank->report->report;
+	const struct gpu_report *r = &rank->report->report;
 
-	if (rank->report->complaint.reason)
-		printf("rank %u complains of id %lld\n", rank->rank, (long long)rank->report->complaint.id);
+	if (rank->report->input_error.reason)
+		printf("rank %u complains of id %lld\n", rank->rank, (long long)rank->report->input_error.id);
 	if (!r->reason)
 		return false;
 	printf("rank %u waited %.1f ms for %s of rank %u, token %u: epoch %u, saw %u\n", r->rank, (double)r->waited_ns / 1e6, reasons[r->reason % 5],

@@ -12,15 +12,15 @@
 
 /* How an exchange is run. */
 struct lab_way {
-	enum ll_format format;
+	enum gpu_format format;
 	uint32_t row_vectors, result_vectors;
 	uint32_t share;
-	struct ll_launch dispatch, combine;
+	struct gpu_launch dispatch, combine;
 };
 
 struct lab_reports {
-	struct ll_report report;
-	struct ll_complaint complaint;
+	struct gpu_report report;
+	struct gpu_input_error input_error;
 };
 
 struct lab_rank {
@@ -32,7 +32,7 @@ struct lab_rank {
 	uint32_t gate_number;
 	/* Of the current case: */
 	uint8_t *window;
-	struct ll_state *state;
+	struct gpu_state *state;
 	struct lab_reports *report; /* pinned */
 	uint8_t *x, *y, *out, *ids, *out_x;
 	float *weights;
@@ -41,8 +41,8 @@ struct lab_rank {
 	uint32_t *counts, *nr_tokens_at;
 	uint64_t *offsets, *sums;
 	uint64_t positions;
-	struct ll_dispatch dispatch;
-	struct ll_combine combine;
+	struct gpu_dispatch dispatch;
+	struct gpu_combine combine;
 };
 
 struct lab {

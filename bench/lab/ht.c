@@ -35,10 +35,10 @@ static struct job job;
 
 /* ---- one case's memory --------------------------------------------------------------------------------------- */
 
-static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exchange *e)
+static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exchange *e)
 {
 	struct ht_rank *m = &more[rank->rank];
-	struct ll_state first = {.epoch_dispatch = 1};
+	struct gpu_state first = {.epoch_dispatch = 1};
 	uint32_t row = shape->fp8 ? shape->hidden : 2 * shape->hidden, scale = shape->fp8 ? 4 : 0;
 
 	memset(e, 0, sizeof(*e));
@@ -50,15 +50,15 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	e->nr_local = shape->experts / lab->nr_ranks;
 	e->placement.nr_experts = shape->experts;
 	e->placement.per_rank = e->nr_local;
-	e->placement.by_per_rank = ll_divisor_of(e->nr_local);
-	e->row = ht_cut_row(row, shape->fp8 ? 2 : 4);
-	e->result = ht_cut_row(2 * shape->hidden, 4);
-	e->by_topk = ll_divisor_of(e->topk);
-	e->by_ranks = ll_divisor_of(e->nr_ranks);
-	e->by_others = ll_divisor_of(e->nr_ranks > 1 ? e->nr_ranks - 1 : 1);
-	e->by_row_parts = ll_divisor_of(e->row.nr_segments + 1);
-	e->by_replicas = ll_divisor_of(1);
-	e->by_result_segments = ll_divisor_of(e->result.nr_segments);
+	e->placement.by_per_rank = gpu_divisor_of(e->nr_local);
+	e->row = ht_row_geometry(row, shape->fp8 ? 2 : 4);
+	e->result = ht_row_geometry(2 * shape->hidden, 4);
+	e->by_topk = gpu_divisor_of(e->topk);
+	e->by_ranks = gpu_divisor_of(e->nr_ranks);
+	e->by_others = gpu_divisor_of(e->nr_ranks > 1 ? e->nr_ranks - 1 : 1);
+	e->by_row_parts = gpu_divisor_of(e->row.nr_segments + 1);
+	e->by_replicas = gpu_divisor_of(1);
+	e->by_result_segments = gpu_divisor_of(e->result.nr_segments);
 	m->x_bytes = m->positions * row;
 	m->scales_bytes = m->positions * e->row.nr_lines * scale;
 	m->ht = (struct ht_exchange){.window = ht_window_of(lab->nr_ranks, shape->experts, TOKENS, shape->topk, 0, m->positions, row, e->row.nr_lines * scale,
@@ -72,7 +72,7 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct ll_exch
 	CHECK(cudaMemcpy(e->state, &first, sizeof(first), cudaMemcpyHostToDevice));
 	memset(rank->report, 0, sizeof(*rank->report));
 	e->report = &rank->report->report;
-	e->complaint = &rank->report->complaint;
+	e->input_error = &rank->report->input_error;
 	e->wait_ns = WAIT_NS;
 	e->home_routes = lab_take(rank, TOKENS * shape->topk * sizeof(uint2));
 }
@@ -94,19 +94,19 @@ static void make_tables(struct lab *lab, struct lab_rank *rank)
 	m->ht.routes = lab_take(rank, TOKENS * shape->topk * sizeof(uint2));
 }
 
-static void make_dispatch(struct lab_rank *rank, const struct ll_exchange *e, struct ll_dispatch *d)
+static void make_dispatch(struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_dispatch *d)
 {
 	struct ht_rank *m = &more[rank->rank];
 
 	memset(d, 0, sizeof(*d));
 	d->exchange = *e;
-	d->roles = LL_SEND | LL_RECEIVE;
-	d->kind = shape->fp8 ? LL_X_BF16 : LL_X_COPY;
+	d->roles = GPU_SEND | GPU_RECEIVE;
+	d->kind = shape->fp8 ? GPU_X_BF16 : GPU_X_COPY;
 	d->scale_bytes = shape->fp8 ? 4 : 0;
 	d->by_source = shape->by_source;
 	d->out_ids = lab_take(rank, m->positions * shape->topk * 4);
 	d->out_weights = lab_take(rank, m->positions * shape->topk * 4);
-	d->by_alignment = ll_divisor_of(1);
+	d->by_alignment = gpu_divisor_of(1);
 	d->capacity = m->positions;
 	d->nr_tokens = TOKENS;
 	d->x_stride = 2 * shape->hidden;
@@ -121,13 +121,13 @@ static void make_dispatch(struct lab_rank *rank, const struct ll_exchange *e, st
 	d->out_sums = rank->sums = lab_take(rank, 16);
 }
 
-static void make_combine(struct lab_rank *rank, const struct ll_exchange *e, struct ll_combine *c)
+static void make_combine(struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_combine *c)
 {
 	struct ht_rank *m = &more[rank->rank];
 
 	memset(c, 0, sizeof(*c));
 	c->exchange = *e;
-	c->roles = LL_SEND | LL_RECEIVE;
+	c->roles = GPU_SEND | GPU_RECEIVE;
 	c->weighted = !shape->by_source;
 	c->y_stride = c->out_stride = e->result.row_bytes;
 	c->y = rank->y = lab_take(rank, m->positions * c->y_stride);
@@ -156,7 +156,7 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
 	int32_t *ids = calloc(TOKENS * shape->topk, 4);
 	float *weights = calloc(TOKENS * shape->topk, 4);
-	struct ll_exchange e;
+	struct gpu_exchange e;
 
 	(void)ctx;
 	rank->next = rank->arena;
@@ -188,28 +188,28 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-static struct ll_launch dispatch_launch(const struct ht_way *w)
+static struct gpu_launch dispatch_launch(const struct ht_way *w)
 {
-	return (struct ll_launch){w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
+	return (struct gpu_launch){w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
 }
 
 void put_plan(struct lab_rank *rank, const struct ht_way *w)
 {
-	struct ll_launch launch = dispatch_launch(w);
+	struct gpu_launch launch = dispatch_launch(w);
 
 	CHECK(ht_plan_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
 }
 
 void put_dispatch(struct lab_rank *rank, const struct ht_way *w)
 {
-	struct ll_launch launch = dispatch_launch(w);
+	struct gpu_launch launch = dispatch_launch(w);
 
 	CHECK(ht_dispatch_launch(&rank->dispatch, &more[rank->rank].ht, &launch, rank->stream));
 }
 
 void put_combine(struct lab_rank *rank, const struct ht_way *w)
 {
-	struct ll_launch launch = {w->combine_blocks, 0, 0, w->early};
+	struct gpu_launch launch = {w->combine_blocks, 0, 0, w->early};
 
 	CHECK(ht_combine_launch(&rank->combine, &more[rank->rank].ht, &launch, rank->stream));
 }

@@ -50,11 +50,11 @@ static const struct shape shapes[] = {
 
 static const uint32_t row_vectors[] = {2, 4, 2}, result_vectors[] = {2, 4, 1}, cell_vectors[2] = {3, 2}; /* FP8: 2 */
 
-static struct lab_way shape_way(const struct shape *s, enum ll_format format, uint32_t turn, uint32_t nr_ranks)
+static struct lab_way shape_way(const struct shape *s, enum gpu_format format, uint32_t turn, uint32_t nr_ranks)
 {
 	struct lab_way way = {.format = format};
 
-	if (format == LL_LINES) {
+	if (format == GPU_FLAG128) {
 		way.row_vectors = row_vectors[turn % 3];
 		way.result_vectors = result_vectors[turn % 3];
 	} else {
@@ -62,8 +62,8 @@ static struct lab_way shape_way(const struct shape *s, enum ll_format format, ui
 		way.result_vectors = cell_vectors[0];
 	}
 	way.share = turn % 2 ? nr_ranks : 1;
-	way.dispatch = way.combine = (struct ll_launch){s->blocks, s->warps, s->send, s->early};
-	if (format == LL_LINES && way.result_vectors <= 2 && !s->at_home && turn % 2)
+	way.dispatch = way.combine = (struct gpu_launch){s->blocks, s->warps, s->send, s->early};
+	if (format == GPU_FLAG128 && way.result_vectors <= 2 && !s->at_home && turn % 2)
 		way.combine.send_warps = s->warps; /* all send, and then receive */
 	return way;
 }
@@ -79,7 +79,7 @@ static int verify(uint32_t most_ranks, double factor)
 		lab_open(&lab, ranks, 1200u << 20, 160u << 20);
 		for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && !bad; i++)
 			for (uint32_t turn = 0; turn < 4 && !bad; turn++) {
-				enum ll_format format = turn == 3 ? LL_CELLS : LL_LINES;
+				enum gpu_format format = turn == 3 ? GPU_FLAG16 : GPU_FLAG128;
 				uint64_t rounds = 1 + (uint64_t)(shapes[i].rounds * factor / (ranks == most_ranks ? 4 : 16));
 				struct lab_way way = shape_way(&shapes[i], format, turn + i, ranks);
 				struct job job;
@@ -89,13 +89,13 @@ static int verify(uint32_t most_ranks, double factor)
 				bad = verify_case(&lab, &job, &way, rounds);
 				total += rounds;
 				printf("verify %u ranks, %-30s %s, vectors %u and %u, share %u: %llu rounds %s, %.1f s\n", ranks, shapes[i].name,
-					format == LL_LINES ? "lines" : "cells", way.row_vectors, way.result_vectors, way.share,
+					format == GPU_FLAG128 ? "lines" : "cells", way.row_vectors, way.result_vectors, way.share,
 					(unsigned long long)rounds, bad ? "WRONG" : "right", seconds() - begin);
 				fflush(stdout);
 			}
 		for (uint32_t turn = 0; turn < 4 && !bad; turn++) {
 			struct shape s = {"storm", 2048, 128, 8, 24, 24, .input = INPUT_EXACT, .uneven = true, .drop = 0.1, .blocks = 16, .warps = 8, .send = 4, .early = turn & 1};
-			struct lab_way way = shape_way(&s, turn == 3 ? LL_CELLS : LL_LINES, turn, ranks);
+			struct lab_way way = shape_way(&s, turn == 3 ? GPU_FLAG16 : GPU_FLAG128, turn, ranks);
 			struct job job;
 
 			shape_job(&s, ranks, &job);

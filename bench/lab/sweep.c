@@ -26,7 +26,7 @@ static const uint32_t vectors[] = {1, 2, 4};
 struct way {
 	bool dispatch;
 	uint32_t vectors, share;
-	struct ll_launch launch;
+	struct gpu_launch launch;
 	float *us[LAB_MAX_GPUS]; /* [TURNS * BURST] */
 	double p50;
 };
@@ -36,7 +36,7 @@ struct ways {
 	uint32_t nr;
 };
 
-static void add_way(const struct lab *lab, struct ways *ways, bool dispatch, uint32_t nr_vectors, struct ll_launch launch, uint32_t share)
+static void add_way(const struct lab *lab, struct ways *ways, bool dispatch, uint32_t nr_vectors, struct gpu_launch launch, uint32_t share)
 {
 	struct way *w = &ways->way[ways->nr];
 
@@ -67,7 +67,7 @@ static void add_launches(const struct lab *lab, struct ways *ways, const struct 
 	const uint32_t(*grid)[3] = t->tokens <= 16 ? few : many;
 
 	for (uint32_t i = 0; i < (t->tokens <= 16 ? NR(few) : NR(many)); i++) {
-		struct ll_launch launch = {grid[i][0], grid[i][1], grid[i][2], 0};
+		struct gpu_launch launch = {grid[i][0], grid[i][1], grid[i][2], 0};
 
 		add_way(lab, ways, dispatch, nr_vectors, launch, 1);
 		launch.send_warps = launch.nr_warps;
@@ -83,9 +83,9 @@ static void add_launches(const struct lab *lab, struct ways *ways, const struct 
 
 static void put_half(const struct lab_rank *rank, const struct way *w)
 {
-	struct ll_dispatch d = rank->dispatch;
+	struct gpu_dispatch d = rank->dispatch;
 
-	d.by_share = ll_divisor_of(w->share);
+	d.by_share = gpu_divisor_of(w->share);
 	CHECK(w->dispatch ? ll_dispatch_launch(&d, &w->launch, rank->stream) : ll_combine_launch(&rank->combine, &w->launch, rank->stream));
 }
 
@@ -169,7 +169,7 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 {
 	uint32_t y_bytes = (uint32_t)job_y_bytes(lab->job), row_vectors = ll_rule_row_vectors(t->fp8, t->tokens);
 	uint32_t result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks, y_bytes);
-	struct ll_cut row = ll_cut_row(LL_LINES, t->fp8, (uint32_t)job_received_bytes(lab->job), row_vectors), result = ll_cut_row(LL_LINES, 0, y_bytes, result_vectors);
+	struct row_geometry row = row_geometry_of(GPU_FLAG128, t->fp8, (uint32_t)job_received_bytes(lab->job), row_vectors), result = row_geometry_of(GPU_FLAG128, 0, y_bytes, result_vectors);
 
 	return (struct lab_way){.row_vectors = row_vectors,
 		.result_vectors = result_vectors,

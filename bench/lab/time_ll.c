@@ -26,7 +26,7 @@ struct timing {
 
 static void launch_half(struct lab *lab, struct lab_rank *rank, const struct timing *timing, bool dispatch, bool early)
 {
-	struct ll_launch launch = dispatch ? lab->way.dispatch : lab->way.combine;
+	struct gpu_launch launch = dispatch ? lab->way.dispatch : lab->way.combine;
 
 	launch.early = launch.early && early;
 	if (timing->floor == 1)

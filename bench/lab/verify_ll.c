@@ -27,7 +27,7 @@ static void run_half(struct lab_rank *rank, bool dispatch, const struct lab_way 
 		CHECK(cudaGraphLaunch(graph->exec, rank->stream));
 		return;
 	}
-	for (uint32_t role = LL_SEND; role <= LL_RECEIVE; role++) {
+	for (uint32_t role = GPU_SEND; role <= GPU_RECEIVE; role++) {
 		rank->dispatch.roles = rank->combine.roles = role;
 		if (dispatch)
 			CHECK(ll_dispatch_launch(&rank->dispatch, &way->dispatch, rank->stream));
@@ -51,7 +51,7 @@ static void *fetch(struct lab_rank *rank, size_t *used, const void *from, size_t
 
 static void fetch_received(struct lab_rank *rank, struct tern_received *received)
 {
-	const struct ll_exchange *e = &rank->dispatch.exchange;
+	const struct gpu_exchange *e = &rank->dispatch.exchange;
 	size_t used = 0;
 	uint64_t *sums = fetch(rank, &used, rank->sums, 16);
 
@@ -227,8 +227,8 @@ static uint64_t storm_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	for (uint64_t round = 0; round < storm->rounds; round++) {
 		uint64_t draw = hash4(lab->job->seed, 77, round, rank->rank);
 		uint32_t i = round % STORM_INPUTS;
-		struct ll_dispatch d = rank->dispatch;
-		struct ll_combine c = rank->combine;
+		struct gpu_dispatch d = rank->dispatch;
+		struct gpu_combine c = rank->combine;
 
 		d.x = x[i];
 		d.topk_ids = ids[i];

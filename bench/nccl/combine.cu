@@ -39,9 +39,9 @@ cudaError_t records_results_launch(const struct records *r, uint32_t nr_records,
 
 	if (r->at_home)
 		return cudaLaunchKernelEx(&config, copy_results, *r);
-	return r->y_kind == LL_Y_BF16 ? cudaLaunchKernelEx(&config, sum_records<LL_Y_BF16>, *r)
-	       : r->y_kind == LL_Y_FP16 ? cudaLaunchKernelEx(&config, sum_records<LL_Y_FP16>, *r)
-					: cudaLaunchKernelEx(&config, sum_records<LL_Y_FP32>, *r);
+	return r->y_kind == GPU_Y_BF16 ? cudaLaunchKernelEx(&config, sum_records<GPU_Y_BF16>, *r)
+	       : r->y_kind == GPU_Y_FP16 ? cudaLaunchKernelEx(&config, sum_records<GPU_Y_FP16>, *r)
+					: cudaLaunchKernelEx(&config, sum_records<GPU_Y_FP32>, *r);
 }
 
 /* ---- at home ------------------------------------------------------------------------------------------------- */
@@ -94,7 +94,7 @@ cudaError_t records_sum_launch(const struct records *r, cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = launch_config(r->nr_tokens, THREADS, SHARED_BYTES, stream);
 
-	return r->y_kind == LL_Y_BF16 ? cudaLaunchKernelEx(&config, sum_results<LL_Y_BF16>, *r)
-	       : r->y_kind == LL_Y_FP16 ? cudaLaunchKernelEx(&config, sum_results<LL_Y_FP16>, *r)
-					: cudaLaunchKernelEx(&config, sum_results<LL_Y_FP32>, *r);
+	return r->y_kind == GPU_Y_BF16 ? cudaLaunchKernelEx(&config, sum_results<GPU_Y_BF16>, *r)
+	       : r->y_kind == GPU_Y_FP16 ? cudaLaunchKernelEx(&config, sum_results<GPU_Y_FP16>, *r)
+					: cudaLaunchKernelEx(&config, sum_results<GPU_Y_FP32>, *r);
 }

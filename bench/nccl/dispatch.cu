@@ -135,7 +135,7 @@ template <int X> static __global__ void __launch_bounds__(THREADS) pack_records(
 		opened[lane()] = write_route(&r, blockIdx.x);
 	__syncthreads();
 	write_row<X>(&r, blockIdx.x, opened);
-	if (X == LL_X_GIVEN)
+	if (X == GPU_X_GIVEN)
 		copy_scales(&r, blockIdx.x, opened);
 }
 
@@ -144,16 +144,16 @@ cudaError_t records_pack_launch(const struct records *r, cudaStream_t stream)
 	cudaLaunchConfig_t config = launch_config(r->nr_tokens, THREADS, SHARED_BYTES, stream);
 
 	switch (r->x_kind) {
-	case LL_X_GIVEN:
-		return cudaLaunchKernelEx(&config, pack_records<LL_X_GIVEN>, *r);
-	case LL_X_BF16:
-		return cudaLaunchKernelEx(&config, pack_records<LL_X_BF16>, *r);
-	case LL_X_FP16:
-		return cudaLaunchKernelEx(&config, pack_records<LL_X_FP16>, *r);
-	case LL_X_FP32:
-		return cudaLaunchKernelEx(&config, pack_records<LL_X_FP32>, *r);
+	case GPU_X_GIVEN:
+		return cudaLaunchKernelEx(&config, pack_records<GPU_X_GIVEN>, *r);
+	case GPU_X_BF16:
+		return cudaLaunchKernelEx(&config, pack_records<GPU_X_BF16>, *r);
+	case GPU_X_FP16:
+		return cudaLaunchKernelEx(&config, pack_records<GPU_X_FP16>, *r);
+	case GPU_X_FP32:
+		return cudaLaunchKernelEx(&config, pack_records<GPU_X_FP32>, *r);
 	}
-	return cudaLaunchKernelEx(&config, pack_records<LL_X_COPY>, *r);
+	return cudaLaunchKernelEx(&config, pack_records<GPU_X_COPY>, *r);
 }
 
 /* ---- what came ----------------------------------------------------------------------------------------------- */

@@ -53,7 +53,7 @@ struct records {
 	uint32_t at_home;    /* results are summed there; else those of a record before they leave */
 	uint32_t weighted;
 	uint32_t record_bytes, scales_at, row_at, row_bytes, scales_bytes, scale_bytes, x_bytes, y_bytes;
-	uint32_t x_kind, y_kind; /* enum ll_x, ll_y */
+	uint32_t x_kind, y_kind; /* enum gpu_x, gpu_y */
 	const struct record_expert *experts; /* [E] */
 	/* The caller's: */
 	uint32_t nr_tokens;

@@ -50,7 +50,7 @@ struct engine_path {
 	uint64_t counts, notes, regions, results_at, lanes_at; /* offsets in it */
 	uint64_t results_bytes;                                /* low latency: of one home's */
 	uint32_t *number_of;                                   /* [R] of a rank that is not mapped, among these */
-	uint32_t nr_far;                                       /* ranks that are not mapped */
+	uint32_t nr_internode;                                       /* ranks that are not mapped */
 	tern_region *staging_region, *window_region;
 	tern_remote **windows;    /* [R]; NULL: mapped */
 	struct sent_list pieces;  /* [slots][NR_WORD_KINDS] */

@@ -33,7 +33,7 @@ struct lanes {
 	struct sent_list sent; /* [nodes - 1][nr_chunks] */
 };
 
-static bool is_far(const tern_moe *moe, uint32_t node)
+static bool is_internode(const tern_moe *moe, uint32_t node)
 {
 	return node != moe->nodes.node_of[moe->rank];
 }
@@ -64,7 +64,7 @@ static int lane_open(tern_moe *moe, uint32_t node, struct lane *lane)
 int lanes_open(tern_moe *moe)
 {
 	struct lanes *lanes = calloc(1, sizeof(*lanes));
-	uint32_t nr_far = moe->nodes.nr_nodes - 1;
+	uint32_t nr_internode = moe->nodes.nr_nodes - 1;
 	int rc;
 
 	moe->engine->lanes = lanes;
@@ -73,9 +73,9 @@ int lanes_open(tern_moe *moe)
 	if (!lanes || !lanes->of)
 		return fail(TERN_ERR_NOMEM, "no memory for lanes to %u nodes", moe->nodes.nr_nodes);
 	lanes->nr_chunks = moe->layout.nr_chunks;
-	rc = nr_far ? sent_open(moe->engine->engine, &lanes->sent, nr_far * lanes->nr_chunks) : 0;
+	rc = nr_internode ? sent_open(moe->engine->engine, &lanes->sent, nr_internode * lanes->nr_chunks) : 0;
 	for (uint32_t node = 0; node < moe->nodes.nr_nodes && !rc; node++)
-		if (is_far(moe, node))
+		if (is_internode(moe, node))
 			rc = lane_open(moe, node, &lanes->of[node]);
 	return rc;
 }
@@ -150,7 +150,7 @@ bool lanes_settled(const tern_moe *moe)
 	const struct lanes *lanes = moe->engine->lanes;
 
 	for (uint32_t node = 0; lanes && node < moe->nodes.nr_nodes; node++)
-		if (is_far(moe, node) && !is_settled(moe, &lanes->of[node]))
+		if (is_internode(moe, node) && !is_settled(moe, &lanes->of[node]))
 			return false;
 	return true;
 }
@@ -209,7 +209,7 @@ int lanes_finish(tern_moe *moe, uint32_t slot)
 	while (s->next_node < moe->nodes.nr_nodes && !rc) {
 		uint32_t node = (moe->nodes.node_of[moe->rank] + 1 + s->next_node) % moe->nodes.nr_nodes;
 
-		if (is_far(moe, node)) {
+		if (is_internode(moe, node)) {
 			rc = lanes_room(moe, slot, node, 0);
 			rc = rc ? rc : send_chunk(moe, slot, &moe->engine->lanes->of[node], ++s->chunks_to[node]);
 		}

@@ -199,9 +199,9 @@ static uint64_t plan_staging(tern_moe *moe)
 	uint64_t end = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		path->number_of[r] = moe->windows[r] ? 0 : path->nr_far++;
+		path->number_of[r] = moe->windows[r] ? 0 : path->nr_internode++;
 	if (moe->config.mode == TERN_LOW_LATENCY)
-		path->regions = take(&end, l->nr_slots * path->nr_far * align_up(l->region_bytes, CACHE_LINE));
+		path->regions = take(&end, l->nr_slots * path->nr_internode * align_up(l->region_bytes, CACHE_LINE));
 	else
 		path->counts = take(&end, l->nr_slots * 2 * l->counts_bytes);
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
@@ -218,12 +218,12 @@ static int open_memory(tern_moe *moe)
 	int rc;
 
 	path->staging_bytes = plan_staging(moe);
-	path->staging = path->nr_far ? private_map(path->staging_bytes) : NULL;
-	if (!path->staging && path->nr_far)
+	path->staging = path->nr_internode ? private_map(path->staging_bytes) : NULL;
+	if (!path->staging && path->nr_internode)
 		return fail(TERN_ERR_NOMEM, "no address space for %llu bytes of staging for %u ranks",
-			(unsigned long long)path->staging_bytes, path->nr_far);
+			(unsigned long long)path->staging_bytes, path->nr_internode);
 	rc = tern_engine_register(path->engine, own(moe, 0), moe->layout.window_bytes, &path->window_region);
-	if (rc || !path->nr_far)
+	if (rc || !path->nr_internode)
 		return rc;
 	return tern_engine_register(path->engine, path->staging, path->staging_bytes, &path->staging_region);
 }
@@ -365,7 +365,7 @@ void engine_path_close(tern_moe *moe)
 
 uint64_t engine_path_bytes(const tern_moe *moe)
 {
-	return moe->engine->nr_far ? moe->engine->staging_bytes : 0;
+	return moe->engine->nr_internode ? moe->engine->staging_bytes : 0;
 }
 
 /* ---- the halves -------------------------------------------------------------------------------------------- */
@@ -373,7 +373,7 @@ uint64_t engine_path_bytes(const tern_moe *moe)
 uint8_t *engine_path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
 	const struct engine_path *path = moe->engine;
-	uint64_t number = (uint64_t)slot * path->nr_far + path->number_of[rank];
+	uint64_t number = (uint64_t)slot * path->nr_internode + path->number_of[rank];
 
 	return path->staging + path->regions + number * align_up(moe->layout.region_bytes, CACHE_LINE);
 }

@@ -9,7 +9,7 @@
 #include "gpu/host/inside.h"
 #include "engine/engine.h"
 #include "group/group.h"
-#include "tests/exchange/tally.h"
+#include "tests/exchange/expected_stats.h"
 
 const struct device_ops *devices_open(int *nr_devices)
 {
@@ -66,17 +66,17 @@ static void check_engine_bytes(struct rank *rank, const struct device_rounds *ro
 static void check_stats(struct rank *rank, struct device_rounds *rounds, uint64_t nr)
 {
 	const struct device_layout *layout = &rounds->moe->device->layout;
-	struct tally tally = {0};
+	struct expected_stats counters = {0};
 
 	for (uint64_t i = 0; i < nr; i++) {
 		reference_set_round(rounds->reference, i);
-		tally_round(&tally, rounds->reference, (uint32_t)rank->rank, device_rounds_release(rounds, i));
+		expected_round(&counters, rounds->reference, (uint32_t)rank->rank, device_rounds_release(rounds, i));
 	}
-	tally_bytes(&tally, layout->row_wire_bytes, 0, layout->result_wire_bytes);
-	tally_compare(&tally, rank, rounds->moe, rounds->job->config.nr_experts);
-	memset(&tally, 0, sizeof(tally));
+	expected_bytes(&counters, layout->row_wire_bytes, 0, layout->result_wire_bytes);
+	expected_compare(&counters, rank, rounds->moe, rounds->job->config.nr_experts);
+	memset(&counters, 0, sizeof(counters));
 	if (!tern_moe_stats_reset(rounds->moe))
-		tally_compare(&tally, rank, rounds->moe, rounds->job->config.nr_experts);
+		expected_compare(&counters, rank, rounds->moe, rounds->job->config.nr_experts);
 }
 
 void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr, int rc)

@@ -82,14 +82,14 @@ done
 # One node whose GPUs do not reach each other's memory: what two of them send each other goes the same way. Without a network there is none.
 nodes=
 export TERN_FORCE_LINK=none
-islands() { verified 3 "" --mode all --dtype fp8,bf16 --reduce all && grep -q 'on 1 node' "$tmp/out"; }
+NVLink domains() { verified 3 "" --mode all --dtype fp8,bf16 --reduce all && grep -q 'on 1 node' "$tmp/out"; }
 if [ -n "${LONG:-}${GPUS:-}" ]; then
-	islands
-	judge islands $?
+	NVLink domains
+	judge NVLink domains $?
 fi
-TERN_TRANSPORT=ofi:nothing islands
+TERN_TRANSPORT=ofi:nothing NVLink domains
 [ $? -ne 0 ] && grep -q "some GPUs of a node do not reach each other's memory.*no network could be opened for that" "$tmp/err"
-judge islands_without_network $?
+judge domains_without_network $?
 missed ht
-judge missed_between_islands $?
+judge missed_between_domains $?
 exit $bad

@@ -154,13 +154,13 @@ static void expect(struct small *s, const char *what, int rc, int wanted, const 
 
 static void bad_ids(struct rank *rank)
 {
-	static const int32_t good[] = {0, 1, -1, 7, 3, -1, -1, -1}, far[] = {0, 1, 8, 2, 3, 4, 5, 6}, below[] = {0, 1, 1, 2, 3, 4, -5, 6},
+	static const int32_t good[] = {0, 1, -1, 7, 3, -1, -1, -1}, too_large[] = {0, 1, 8, 2, 3, 4, 5, 6}, below[] = {0, 1, 1, 2, 3, 4, -5, 6},
 			     twice[] = {0, 1, 2, 2, 3, 4, 5, 6}, several[] = {0, 1, 3, 9, 2, 2, -7, 6};
 	struct small s;
 
 	if (!small_open(&s, rank)) {
 		expect(&s, "good ids", round_with_ids(&s, good, 4), 0, NULL);
-		expect(&s, "too large", round_with_ids(&s, far, 4), TERN_ERR_INVALID, "topk_ids[1][0] was 8");
+		expect(&s, "too large", round_with_ids(&s, too_large, 4), TERN_ERR_INVALID, "topk_ids[1][0] was 8");
 		expect(&s, "told once", tern_moe_status(s.rounds.moe), 0, NULL);
 		expect(&s, "below -1", round_with_ids(&s, below, 4), TERN_ERR_INVALID, "topk_ids[3][0] was -5");
 		expect(&s, "twice", round_with_ids(&s, twice, 4), TERN_ERR_INVALID, "topk_ids[1] named expert 2 twice, again at column 1");

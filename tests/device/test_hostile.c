@@ -11,9 +11,9 @@
 
 #include "testkit/random.h"
 #include "base/clock.h"
-#include "gpu/host/far.h"
+#include "gpu/host/internode.h"
 #include "gpu/host/inside.h"
-#include "gpu/wire/far.h"
+#include "gpu/wire/internode.h"
 #include "tests/device/devices.h"
 
 #define NR_TOKENS 4
@@ -54,22 +54,22 @@ struct attack {
 	int rc; /* what rank 1 is told */
 	const char *text;
 	uint32_t index;
-	bool spread, by_source, replicas, only_far, only_near;
+	bool spread, by_source, replicas, only_internode, only_near;
 };
 
 struct scene {
 	struct job job;
 	const struct attack *attack;
-	bool far;
-	const struct far_table *table; /* rank 1's, if so */
+	bool internode;
+	const struct internode_table *table; /* rank 1's, if so */
 };
 
 /* ---- what the peer writes ------------------------------------------------------------------------------------- */
 
 /* Where rank 0 writes: rank 1's window, or what the engine writes for it. */
-static uint8_t *place(const struct device_rounds *r, const struct far_table *far, enum far_part part, uint64_t offset)
+static uint8_t *place(const struct device_rounds *r, const struct internode_table *internode, enum internode_part part, uint64_t offset)
 {
-	return far ? far->from[part][0] + offset : (uint8_t *)r->moe->device->windows[1] + offset;
+	return internode ? internode->from[part][0] + offset : (uint8_t *)r->moe->device->windows[1] + offset;
 }
 
 static int poke(struct device_rounds *r, uint8_t *to, const void *value, uint64_t bytes)
@@ -84,13 +84,13 @@ static int poke_word(struct device_rounds *r, uint8_t *to, uint32_t value)
 	return poke(r, to, &value, sizeof(value));
 }
 
-static uint8_t *arrival_word(const struct far_table *far, enum far_kind kind)
+static uint8_t *arrival_word(const struct internode_table *internode, enum internode_kind kind)
 {
-	return (uint8_t *)far->words + (uint64_t)kind * 2 * LL_LINE_BYTES;
+	return (uint8_t *)internode->words + (uint64_t)kind * 2 * GPU_LINE_BYTES;
 }
 
 /* Rank 0's counts of the first round: zeros but for some; then their word. */
-static int poke_counts(struct device_rounds *r, const struct far_table *far, const struct attack *a)
+static int poke_counts(struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
 {
 	const struct ht_window *w = &r->moe->device->layout.ht;
 	uint32_t counts[NR_EXPERTS + 2 + 2] = {0};
@@ -100,24 +100,24 @@ static int poke_counts(struct device_rounds *r, const struct far_table *far, con
 		counts[e] = e < NR_LOCAL ? 0 : a->value;
 	if (a->word == COUNT)
 		counts[a->index] = a->value;
-	rc = poke(r, place(r, far, FAR_ODD_COUNTS, w->counts + 2 * w->counts_bytes), counts, sizeof(counts));
-	return rc ? rc : poke_word(r, far ? arrival_word(far, FAR_COUNTS_ODD) : place(r, NULL, FAR_PLAN, w->count_words + 2 * LL_LINE_BYTES), 1);
+	rc = poke(r, place(r, internode, INTERNODE_ODD_COUNTS, w->counts + 2 * w->counts_bytes), counts, sizeof(counts));
+	return rc ? rc : poke_word(r, internode ? arrival_word(internode, INTERNODE_COUNTS_ODD) : place(r, NULL, INTERNODE_PLAN, w->count_words + 2 * GPU_LINE_BYTES), 1);
 }
 
-static int poke_anything(struct device_rounds *r, const struct far_table *far, const struct attack *a)
+static int poke_anything(struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
 {
 	const struct device_layout *l = &r->moe->device->layout;
 	bool low = a->mode == TERN_LOW_LATENCY;
 	uint64_t end = low ? l->window.results : l->ht.x, state = hash2(a->index, 0x686f7374);
 	uint64_t most = low && random_below(&state, 2) ? l->window.rows : end; /* plans are few bytes of many */
-	uint64_t offset = random_below(&state, (uint32_t)((far ? far->head_bytes[FAR_DISPATCH] : most) / 4)) * 4ull;
+	uint64_t offset = random_below(&state, (uint32_t)((internode ? internode->head_bytes[INTERNODE_DISPATCH] : most) / 4)) * 4ull;
 	const uint32_t values[] = {0, 1, random_below(&state, 64), UINT32_MAX, (uint32_t)random_next(&state), 0x7fffffff, 0x00080008, random_below(&state, 4096)};
-	uint64_t message = (low ? l->window.plans : l->ht.heads) - FAR_HEAD_BYTES; /* a far rank's begins before what lies there in a window */
+	uint64_t message = (low ? l->window.plans : l->ht.heads) - INTERNODE_HEAD_BYTES; /* an internode rank's begins before what lies there in a window */
 
-	return poke_word(r, place(r, far, low ? FAR_PLAN : FAR_HEADS, far ? message + offset : offset), values[random_below(&state, 8)]);
+	return poke_word(r, place(r, internode, low ? INTERNODE_PLAN : INTERNODE_HEADS, internode ? message + offset : offset), values[random_below(&state, 8)]);
 }
 
-static int strike(struct device_rounds *r, const struct far_table *far, const struct attack *a)
+static int strike(struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
 {
 	const struct device_layout *l = &r->moe->device->layout;
 	uint64_t own_head = l->ht.heads + NR_TOKENS * TOPK * 16;
@@ -125,36 +125,36 @@ static int strike(struct device_rounds *r, const struct far_table *far, const st
 
 	switch (a->word) {
 	case PLAN_TOKENS:
-		return poke_word(r, place(r, far, FAR_PLAN, l->window.plans + 7 * 16 + 8), a->value);
+		return poke_word(r, place(r, internode, INTERNODE_PLAN, l->window.plans + 7 * 16 + 8), a->value);
 	case PLAN_ID:
-		return poke(r, place(r, far, FAR_PLAN, l->window.plans), &id, sizeof(id));
+		return poke(r, place(r, internode, INTERNODE_PLAN, l->window.plans), &id, sizeof(id));
 	case PLAN_OTHER:
-		return poke(r, place(r, far, FAR_PLAN, l->window.plans + TOPK * sizeof(id)), &id, sizeof(id));
+		return poke(r, place(r, internode, INTERNODE_PLAN, l->window.plans + TOPK * sizeof(id)), &id, sizeof(id));
 	case COUNT:
 	case COUNTS:
-		return poke_counts(r, far, a);
+		return poke_counts(r, internode, a);
 	case POSITION:
-		return poke_word(r, place(r, far, FAR_HEADS, l->ht.heads), a->value);
+		return poke_word(r, place(r, internode, INTERNODE_HEADS, l->ht.heads), a->value);
 	case LOCAL:
-		return poke_word(r, place(r, far, FAR_HEADS, l->ht.heads + 8), a->value);
+		return poke_word(r, place(r, internode, INTERNODE_HEADS, l->ht.heads + 8), a->value);
 	case OWN_POSITION:
-		return poke_word(r, place(r, far, FAR_HEADS, own_head), a->value);
+		return poke_word(r, place(r, internode, INTERNODE_HEADS, own_head), a->value);
 	case OWN_EPOCH:
-		return poke_word(r, place(r, far, FAR_HEADS, own_head + 12), a->value);
+		return poke_word(r, place(r, internode, INTERNODE_HEADS, own_head + 12), a->value);
 	case ARRIVAL:
-		return poke_word(r, arrival_word(far, FAR_DISPATCH), a->value);
+		return poke_word(r, arrival_word(internode, INTERNODE_DISPATCH), a->value);
 	case ANYTHING:
-		return poke_anything(r, far, a);
+		return poke_anything(r, internode, a);
 	}
 	return -1;
 }
 
 /* What rank 0 has sent to another node is there when its engine, the network and rank 1's proxy have done their part. */
-static bool has_arrived(const struct far_table *far)
+static bool has_arrived(const struct internode_table *internode)
 {
 	uint64_t end = clock_ns() + 5000000000ull;
 
-	while (__atomic_load_n((uint32_t *)arrival_word(far, FAR_DISPATCH), __ATOMIC_ACQUIRE) != 1)
+	while (__atomic_load_n((uint32_t *)arrival_word(internode, INTERNODE_DISPATCH), __ATOMIC_ACQUIRE) != 1)
 		if (clock_ns() > end)
 			return false;
 		else
@@ -194,8 +194,8 @@ static int play(struct rank *rank, struct device_rounds *r, struct scene *scene)
 	const struct attack *a = scene->attack;
 	int rc = prepare(r);
 
-	if (rank->rank == 1 && scene->far)
-		scene->table = device_far_tables(r->moe->device->far);
+	if (rank->rank == 1 && scene->internode)
+		scene->table = device_internode_tables(r->moe->device->internode);
 	for (uint32_t half = 0; half < 4; half++) {
 		if (half == (a->moment == WHOLE ? 2 : (uint32_t)a->moment))
 			let_strike(rank, r, scene);
@@ -237,9 +237,9 @@ static void body(struct rank *rank)
 	devices_close(rank, &rounds);
 }
 
-static const char *run(const struct attack *a, bool far)
+static const char *run(const struct attack *a, bool internode)
 {
-	struct scene scene = {.attack = a, .far = far};
+	struct scene scene = {.attack = a, .internode = internode};
 	struct job *job = &scene.job;
 	const char *failure;
 	struct reason why;
@@ -262,7 +262,7 @@ static const char *run(const struct attack *a, bool far)
 	}
 	if (job_open(job, &why))
 		return "no job";
-	setenv("TERN_TEST_NODES", far ? "ab" : "", 1);
+	setenv("TERN_TEST_NODES", internode ? "ab" : "", 1);
 	failure = run_ranks(2, body, &scene);
 	job_close(job);
 	return failure;
@@ -270,9 +270,9 @@ static const char *run(const struct attack *a, bool far)
 
 /* ---- which ---------------------------------------------------------------------------------------------------- */
 
-static int words_at_random(bool far)
+static int words_at_random(bool internode)
 {
-	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), cases = devices_setting("TERN_TEST_CASES", 40) / (far ? 2 : 1), done = 0;
+	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), cases = devices_setting("TERN_TEST_CASES", 40) / (internode ? 2 : 1), done = 0;
 	const char *failure = NULL;
 
 	for (; done < cases && !failure; done++) {
@@ -282,13 +282,13 @@ static int words_at_random(bool far)
 		a.moment = a.mode == TERN_HIGH_THROUGHPUT && random_below(&state, 3) == 0 ? random_below(&state, 2) ? WHOLE : RECEIVED : SENT;
 		a.spread = random_below(&state, 2);
 		a.by_source = random_below(&state, 2);
-		a.replicas = random_below(&state, 2) && !far; /* these have to be on one node */
-		failure = run(&a, far);
+		a.replicas = random_below(&state, 2) && !internode; /* these have to be on one node */
+		failure = run(&a, internode);
 		if (failure)
 			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=2\n", (unsigned long long)(seed + done), failure,
 				(unsigned long long)(seed + done));
 	}
-	printf("# seeds %llu to %llu\n%s - words_at_random%s\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), failure ? "not ok" : "ok", far ? "_far" : "");
+	printf("# seeds %llu to %llu\n%s - words_at_random%s\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), failure ? "not ok" : "ok", internode ? "_internode" : "");
 	return failure != NULL;
 }
 
@@ -314,7 +314,7 @@ static const struct attack attacks[] = {
 	{.name = "position_next", .mode = HT, .moment = SENT, .word = POSITION, .value = 8, .rc = BROKEN, .text = "8, where 7 is the most (token or column 0"},
 	{.name = "position_by_source", .mode = HT, .moment = SENT, .word = POSITION, .value = UINT32_MAX - 1, .rc = BROKEN, .text = "4294967294, where 5 is the most", .by_source = true},
 	{.name = "local_expert", .mode = HT, .moment = SENT, .word = LOCAL, .value = 4, .rc = BROKEN, .text = "a local expert, for a token, by rank 0 that no correct peer has: 4, where 3 is the most", .by_source = true},
-	{.name = "arrival", .mode = LL, .moment = INSTEAD, .word = ARRIVAL, .value = 7, .rc = TERN_ERR_TIMEOUT, .text = "rank 0", .only_far = true},
+	{.name = "arrival", .mode = LL, .moment = INSTEAD, .word = ARRIVAL, .value = 7, .rc = TERN_ERR_TIMEOUT, .text = "rank 0", .only_internode = true},
 	{.name = "position_later", .mode = HT, .moment = RECEIVED, .word = POSITION, .value = 1u << 20, .rc = BROKEN, .text = "1048576, where 7 is the most"},
 	{.name = "own_position", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = 8, .rc = BROKEN, .text = "by rank 1 that no correct peer has: 8, where 7 is the most", .only_near = true},
 	{.name = "own_position_by_source", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = UINT32_MAX - 1, .rc = BROKEN, .text = "4294967294, where 5 is the most", .by_source = true, .only_near = true},
@@ -322,7 +322,7 @@ static const struct attack attacks[] = {
 	{.name = "own_row_lost_by_source", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = UINT32_MAX, .rc = TERN_ERR_TIMEOUT, .text = "a result of rank 1, token 0", .by_source = true, .only_near = true},
 };
 
-static int named_words(bool far)
+static int named_words(bool internode)
 {
 	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0;
@@ -330,10 +330,10 @@ static int named_words(bool far)
 	for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
 		const char *failure;
 
-		if ((without && strstr(attacks[i].name, without)) || (far ? attacks[i].replicas || attacks[i].only_near : attacks[i].only_far))
+		if ((without && strstr(attacks[i].name, without)) || (internode ? attacks[i].replicas || attacks[i].only_near : attacks[i].only_internode))
 			continue;
-		failure = run(&attacks[i], far);
-		printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", attacks[i].name, far ? "_far" : "", failure ? ": " : "", failure ? failure : "");
+		failure = run(&attacks[i], internode);
+		printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", attacks[i].name, internode ? "_internode" : "", failure ? ": " : "", failure ? failure : "");
 		bad |= failure != NULL;
 	}
 	return bad;
@@ -346,9 +346,9 @@ int main(void)
 	ops = devices_open(&nr);
 	if (!ops)
 		return 77;
-	for (int far = 0; far < 2; far++) {
-		bad |= named_words(far);
-		bad |= words_at_random(far);
+	for (int internode = 0; internode < 2; internode++) {
+		bad |= named_words(internode);
+		bad |= words_at_random(internode);
 	}
 	return bad;
 }

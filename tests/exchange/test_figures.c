@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Figures that the library gives of itself, against a count of every route and a look at the process. */
-#include "tests/exchange/tally.h"
+#include "tests/exchange/expected_stats.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,33 +39,33 @@ static void make_job(struct job *job, enum tern_mode mode, enum tern_layout layo
 
 /* ---- statistics -------------------------------------------------------------------------------------------------- */
 
-static void weigh(struct tally *tally, const struct job *job)
+static void weigh(struct expected_stats *expected, const struct job *job)
 {
 	const struct tern_moe_config *c = &job->config;
 	uint64_t header = (sizeof(struct row_header) + c->topk * sizeof(struct route) + 63) / 64 * 64;
 	uint64_t payload = job_received_bytes(job) + job_received_scales_bytes(job);
 	bool copies = c->mode == TERN_HIGH_THROUGHPUT && c->layout != TERN_BY_SOURCE;
 
-	tally_bytes(tally, header + (copies ? 0 : payload), copies ? payload : 0, job_y_bytes(job));
+	expected_bytes(expected, header + (copies ? 0 : payload), copies ? payload : 0, job_y_bytes(job));
 }
 
 static void stats_body(struct rank *rank)
 {
-	struct tally tally = {0};
+	struct expected_stats expected = {0};
 	struct round r;
 	int rc = round_open(&r, rank, rank->ctx, NULL);
 
 	for (uint64_t i = 0; i < ROUNDS && !rc; i++) {
 		if (i == 5) {
-			memset(&tally, 0, sizeof(tally));
+			memset(&expected, 0, sizeof(expected));
 			rc = tern_moe_stats_reset(r.moe);
 		}
 		rc = rc ? rc : run_round(&r, i);
-		tally_round(&tally, r.reference, (uint32_t)rank->rank, false);
-		weigh(&tally, rank->ctx);
-		rc = rc ? rc : tally_compare(&tally, rank, r.moe, 10);
+		expected_round(&expected, r.reference, (uint32_t)rank->rank, false);
+		weigh(&expected, rank->ctx);
+		rc = rc ? rc : expected_compare(&expected, rank, r.moe, 10);
 	}
-	if (!rc && !tally.stats.rows_away)
+	if (!rc && !expected.stats.rows_away)
 		rank_fails(rank, "nothing was counted");
 	round_close(&r);
 }

@@ -44,7 +44,7 @@ bool places_fly[2];
 byte early_flies[4];
 bool given_back[2];
 
-/* Of rank r's own memory: struct ll_state, and x with its ids. */
+/* Of rank r's own memory: struct gpu_state, and x with its ids. */
 byte epoch_dispatch[2], begun[2], exchanged[2];
 bool failed[2], abandoned[2];
 byte made[2], tokens[2];

@@ -242,27 +242,27 @@ expect asserts pieces -DBREAK_KEEP_COUNT
 expect hangs pieces -DBREAK_RESULTS_BEFORE_DISPATCH
 
 # GPUs and ranks on other nodes
-expect holds far
-expect holds far -DROUNDS=3 -DRUNS=0
-expect holds far -DCOUNTS=1 -DRUNS=0
-expect_large holds far -DSLOTS=2 -DROUNDS=1 -DRUNS=0 -DTOGETHER=1
-expect_large holds far -DDEATH=1 -DROUNDS=1
-expect holds far -DDEATH=1 -DRUNS=0
-expect_large holds far -DDEATH=1 -DCOUNTS=1 -DROUNDS=1 -DRUNS=0
-expect asserts far -DWITNESS
+expect holds internode
+expect holds internode -DROUNDS=3 -DRUNS=0
+expect holds internode -DCOUNTS=1 -DRUNS=0
+expect_large holds internode -DSLOTS=2 -DROUNDS=1 -DRUNS=0 -DTOGETHER=1
+expect_large holds internode -DDEATH=1 -DROUNDS=1
+expect holds internode -DDEATH=1 -DRUNS=0
+expect_large holds internode -DDEATH=1 -DCOUNTS=1 -DROUNDS=1 -DRUNS=0
+expect asserts internode -DWITNESS
 # Entries are as many as the slots' last messages have parts: one less is too few.
-expect asserts far -DENTRIES=2
-expect asserts far -DSLOTS=2 -DROUNDS=2 -DRUNS=0 -DTOGETHER=1 -DENTRIES=3
+expect asserts internode -DENTRIES=2
+expect asserts internode -DSLOTS=2 -DROUNDS=2 -DRUNS=0 -DTOGETHER=1 -DENTRIES=3
 for broken in NO_STAGING_WAIT COMBINE_NOT_WAITED WORD_AT_HEAD KEEP_COUNT NO_WORD IMMEDIATE_FIRST TURN_FIRST NEXT_ROUND_EARLY; do
-	expect asserts far -DBREAK_$broken
+	expect asserts internode -DBREAK_$broken
 done
-expect asserts far -DBREAK_ONE_PARITY -DCOUNTS=1 -DRUNS=0
-expect hangs far -DBREAK_SILENCE_FOR_NOTHING
+expect asserts internode -DBREAK_ONE_PARITY -DCOUNTS=1 -DRUNS=0
+expect hangs internode -DBREAK_SILENCE_FOR_NOTHING
 for broken in NO_SECOND_LOOK LOST_FIRST; do
-	expect asserts far -DBREAK_$broken -DDEATH=1 -DRUNS=0
+	expect asserts internode -DBREAK_$broken -DDEATH=1 -DRUNS=0
 done
 for broken in FAILED_UNCOUNTED SILENT_LOSS; do
-	expect hangs far -DBREAK_$broken -DDEATH=1
+	expect hangs internode -DBREAK_$broken -DDEATH=1
 done
 
 # GPUs: rows that leave before places are known

@@ -26,7 +26,7 @@ static struct tern_moe_config deepseek(uint32_t max_tokens)
 
 static uint32_t block_bytes = 227 * 1024;
 
-static int lay_out(struct device_layout *d, const struct tern_moe_config *c, uint32_t nr_ranks, enum ll_format format)
+static int lay_out(struct device_layout *d, const struct tern_moe_config *c, uint32_t nr_ranks, enum gpu_format format)
 {
 	struct layout l;
 
@@ -42,7 +42,7 @@ static void sixty_four_ranks_fit(void **state)
 	uint64_t all;
 
 	(void)state;
-	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), 0);
+	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), 0);
 	all = d.window_bytes + d.private_bytes + d.output_bytes;
 	print_message("# 64 ranks, 128 tokens of deepseek-v3: window %.1f MB, private %.1f, output %.1f\n", (double)d.window_bytes * 1e-6,
 		(double)d.private_bytes * 1e-6, (double)d.output_bytes * 1e-6);
@@ -50,7 +50,7 @@ static void sixty_four_ranks_fit(void **state)
 	/* At least the rows that may come, and the results: nothing is forgotten. */
 	assert_true(d.window_bytes > 64ull * 128 * (7168 + 56 * 4) + 128ull * 8 * 14336);
 	c.caller_output = 0;
-	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), 0);
+	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), 0);
 	assert_true(d.output_bytes >= 64ull * 128 * 4 * (7168 + 56 * 4 + sizeof(struct tern_row)));
 }
 
@@ -61,18 +61,18 @@ static void parts_do_not_overlap(void **state)
 
 	(void)state;
 	c.caller_output = 0;
-	for (uint32_t ranks = 1; ranks <= LL_MAX_RANKS; ranks += 7)
-		for (int format = LL_LINES; format <= LL_CELLS; format++) {
+	for (uint32_t ranks = 1; ranks <= GPU_MAX_RANKS; ranks += 7)
+		for (int format = GPU_FLAG128; format <= GPU_FLAG16; format++) {
 			uint64_t routes = 33ull * 8;
 
-			assert_int_equal(lay_out(&d, &c, ranks, (enum ll_format)format), 0);
-			assert_true(d.state + sizeof(struct ll_state) <= d.row_tokens);
+			assert_int_equal(lay_out(&d, &c, ranks, (enum gpu_format)format), 0);
+			assert_true(d.state + sizeof(struct gpu_state) <= d.row_tokens);
 			assert_true(d.row_tokens + ranks * 33ull * 4 <= d.row_routes);
 			assert_true(d.row_routes + ranks * routes * 8 <= d.home_routes);
 			assert_true(d.home_routes + routes * 8 <= d.own_positions);
 			assert_true(d.own_positions + routes * 4 <= d.counts);
 			assert_true(d.counts < d.offsets && d.offsets < d.rows && d.rows < d.x && d.x < d.scales && d.scales < d.slot_bytes);
-			assert_true(d.window.plans >= ranks * (uint64_t)LL_LINE_BYTES);
+			assert_true(d.window.plans >= ranks * (uint64_t)GPU_LINE_BYTES);
 			assert_true(d.window.rows >= d.window.plans + ranks * d.window.plan_bytes);
 			assert_true(d.window.results >= d.window.rows + ranks * 33ull * d.window.row_bytes);
 			assert_true(d.window.bytes >= d.window.results + routes * d.window.result_bytes);
@@ -91,11 +91,11 @@ static void early_rows_are_few(void **state)
 	(void)state;
 	c.caller_output = 0;
 	c.mode = TERN_HIGH_THROUGHPUT;
-	for (uint32_t ranks = 1; ranks <= LL_MAX_RANKS; ranks += 7)
+	for (uint32_t ranks = 1; ranks <= GPU_MAX_RANKS; ranks += 7)
 		for (c.max_tokens = 1; c.max_tokens <= 4096; c.max_tokens *= 8) {
 			uint64_t early;
 
-			assert_int_equal(lay_out(&d, &c, ranks, LL_LINES), 0);
+			assert_int_equal(lay_out(&d, &c, ranks, GPU_FLAG128), 0);
 			early = (uint64_t)ranks * d.ht.nr_early;
 			assert_true(d.ht.nr_early <= c.max_tokens && early * 7168 <= HT_EARLY_BYTES);
 			assert_true(d.ht.nr_early == c.max_tokens || (early + ranks) * 7168 > HT_EARLY_BYTES);
@@ -105,7 +105,7 @@ static void early_rows_are_few(void **state)
 }
 
 /* Lane by lane and vector by vector, as kernels store a segment. */
-static uint64_t stored(enum ll_format format, bool scaled, const struct ll_cut *cut)
+static uint64_t stored(enum gpu_format format, bool scaled, const struct row_geometry *cut)
 {
 	uint64_t bytes = 0;
 
@@ -113,11 +113,11 @@ static uint64_t stored(enum ll_format format, bool scaled, const struct ll_cut *
 		uint32_t first = segment * cut->segment_pieces, left = cut->row_bytes / 16 - first;
 		uint32_t lines = ((left < cut->segment_pieces ? left : cut->segment_pieces) + 7) / 8;
 
-		for (uint32_t i = 0; i < ll_all_vectors(format, scaled, cut->nr_vectors); i++)
+		for (uint32_t i = 0; i < gpu_all_vectors(format, scaled, cut->nr_vectors); i++)
 			for (uint32_t lane = 0; lane < 32; lane++) {
 				uint32_t line = 4 * i + lane / 8;
 				bool held = !scaled || lane % 8 < 2 * cut->nr_vectors; /* of the extra line */
-				bool extra = format == LL_LINES ? line == 4 * cut->nr_vectors - 1 && held : i >= cut->nr_vectors;
+				bool extra = format == GPU_FLAG128 ? line == 4 * cut->nr_vectors - 1 && held : i >= cut->nr_vectors;
 
 				bytes += line < lines || extra ? 16 : 0;
 			}
@@ -130,16 +130,16 @@ static void bytes_on_the_wire(void **state)
 	(void)state;
 	for (uint32_t topk = 1; topk <= TERN_MAX_TOPK; topk += 3)
 		for (uint32_t hidden = 16; hidden <= 7168; hidden += 304)
-			for (int format = LL_LINES; format <= LL_CELLS; format++) {
+			for (int format = GPU_FLAG128; format <= GPU_FLAG16; format++) {
 				struct tern_moe_config c = deepseek(33);
 				struct device_layout d;
-				uint64_t head = topk > (format == LL_LINES ? 28 : 24) ? 256 : 128;
+				uint64_t head = topk > (format == GPU_FLAG128 ? 28 : 24) ? 256 : 128;
 
 				c.hidden = hidden;
 				c.topk = topk;
-				assert_int_equal(lay_out(&d, &c, 4, (enum ll_format)format), 0);
-				assert_int_equal(d.row_wire_bytes, head + stored((enum ll_format)format, true, &d.row));
-				assert_int_equal(d.result_wire_bytes, stored((enum ll_format)format, false, &d.result));
+				assert_int_equal(lay_out(&d, &c, 4, (enum gpu_format)format), 0);
+				assert_int_equal(d.row_wire_bytes, head + stored((enum gpu_format)format, true, &d.row));
+				assert_int_equal(d.result_wire_bytes, stored((enum gpu_format)format, false, &d.result));
 				assert_true(d.row_wire_bytes > hidden && d.result_wire_bytes > 2 * hidden);
 			}
 }
@@ -150,41 +150,41 @@ static void too_much_is_refused(void **state)
 	struct device_layout d;
 
 	(void)state;
-	assert_int_equal(lay_out(&d, &c, LL_MAX_RANKS + 1, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_int_equal(lay_out(&d, &c, GPU_MAX_RANKS + 1, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
 	c.max_tokens = 1u << 20;
-	assert_int_equal(lay_out(&d, &c, 4, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_int_equal(lay_out(&d, &c, 4, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
 	c = deepseek(1024);
-	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
 	assert_non_null(strstr(tern_last_error(), "1024 tokens"));
 	/* More than the plan counts to, where it would fit for its size. */
 	c = deepseek(65537);
 	c.topk = 1;
-	assert_int_equal(lay_out(&d, &c, 1, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_int_equal(lay_out(&d, &c, 1, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
 	assert_non_null(strstr(tern_last_error(), "65537 tokens; a GPU takes 65536 in low-latency mode"));
 	c = deepseek(1u << 24);
 	c.caller_output = 0;
 	c.mode = TERN_HIGH_THROUGHPUT;
-	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
 	assert_non_null(strstr(tern_last_error(), "of a GPU; its plan counts to 2147483647"));
 	/* What fits on a GPU of sm_80 may not on one of sm_86. */
 	c = deepseek(128);
 	block_bytes = 163 * 1024;
-	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), 0);
+	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), 0);
 	block_bytes = 99 * 1024;
-	assert_int_equal(lay_out(&d, &c, 64, LL_LINES), TERN_ERR_UNSUPPORTED);
+	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
 	assert_non_null(strstr(tern_last_error(), "where a block may have 101376"));
-	assert_int_equal(lay_out(&d, &c, 32, LL_LINES), 0);
+	assert_int_equal(lay_out(&d, &c, 32, GPU_FLAG128), 0);
 	block_bytes = 227 * 1024;
 }
 
 static void divides(uint32_t n, uint32_t d)
 {
-	struct ll_divisor by = ll_divisor_of(d);
+	struct gpu_divisor by = gpu_divisor_of(d);
 
 	/* Just below and at the last multiples, where a reciprocal fails first. */
 	for (uint32_t i = 0, at = n - n % d; i < 1000 && at >= d; i++, at -= d) {
-		assert_int_equal(ll_div(at - 1, by), at / d - 1);
-		assert_int_equal(ll_div(at, by), at / d);
+		assert_int_equal(gpu_div(at - 1, by), at / d - 1);
+		assert_int_equal(gpu_div(at, by), at / d);
 	}
 }
 
@@ -197,7 +197,7 @@ static bool is_taken(uint32_t ranks, uint32_t tokens, uint32_t hidden)
 
 	c.hidden = hidden;
 	c.topk = 1;
-	if (lay_out(&d, &c, ranks, LL_LINES))
+	if (lay_out(&d, &c, ranks, GPU_FLAG128))
 		return false;
 	assert_true((uint64_t)ranks * tokens * (d.row.nr_segments + 1) <= UINT32_MAX);
 	parts = ranks * tokens * (d.row.nr_segments + 1);
@@ -214,7 +214,7 @@ static void divisions_are_exact(void **state)
 	int nr_taken = 0, nr = 0;
 
 	(void)state;
-	for (uint32_t ranks = 2; ranks <= LL_MAX_RANKS; ranks += 5)
+	for (uint32_t ranks = 2; ranks <= GPU_MAX_RANKS; ranks += 5)
 		for (uint32_t tokens = 1; tokens <= 1024; tokens *= 4)
 			for (uint32_t hidden = 1024; hidden < 1 << 24; hidden *= 3) {
 				nr_taken += is_taken(ranks, tokens, hidden);
@@ -234,7 +234,7 @@ static void aligned_lists_are_exact(void **state)
 	c.topk = 1;
 	c.hidden = 128;
 	for (c.alignment = 65536; c.alignment > 60000; c.alignment -= 7)
-		if (!lay_out(&d, &c, 2, LL_LINES))
+		if (!lay_out(&d, &c, 2, GPU_FLAG128))
 			divides(2 * c.max_tokens + c.alignment, c.alignment);
 		else
 			assert_true(c.alignment % 65536);

@@ -35,10 +35,10 @@ static __device__ void tell(const struct positions *p, uint32_t clocks, uint32_t
 		tables[at - p->bits] = *at;
 }
 
-static __global__ void __launch_bounds__(512, 1) alone(const __grid_constant__ struct ll_exchange e, uint32_t nr_warps, uint32_t *out, uint32_t *tables)
+static __global__ void __launch_bounds__(512, 1) alone(const __grid_constant__ struct gpu_exchange e, uint32_t nr_warps, uint32_t *out, uint32_t *tables)
 {
 	BLOCK_MEMORY(shared);
-	struct positions p = positions_in<LL_LINES>(shared, &e);
+	struct positions p = positions_in<GPU_FLAG128>(shared, &e);
 	uint32_t warp = threadIdx.x / LANES, start, clocks;
 
 	if (warp >= nr_warps)
@@ -46,7 +46,7 @@ static __global__ void __launch_bounds__(512, 1) alone(const __grid_constant__ s
 	positions_clear(&p, e.nr_ranks, threadIdx.x, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
 	start = clock();
-	take_plans<LL_LINES, LL_PLAIN, false>(&e, &p, EPOCH, false, warp, nr_warps);
+	take_plans<GPU_FLAG128, GPU_PLAIN, false>(&e, &p, EPOCH, false, warp, nr_warps);
 	clocks = clock() - start;
 	tell(&p, clocks, out, tables, threadIdx.x, nr_warps * LANES);
 }
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(512, 1) alone(const __grid_constant__ s
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 /* Bits, present and ids of a source, to all other blocks of the cluster. */
 template <uint32_t SIZE>
-static __device__ void hand_out(cooperative_groups::cluster_group cluster, const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t nr_threads)
+static __device__ void hand_out(cooperative_groups::cluster_group cluster, const struct gpu_exchange *e, const struct positions *p, uint32_t source, uint32_t nr_threads)
 {
 	uint32_t nr_bits = e->nr_local * p->token_words, nr_ids = p->ids_stride / 2, me = cluster.block_rank();
 
@@ -73,24 +73,24 @@ static __device__ void hand_out(cooperative_groups::cluster_group cluster, const
 }
 
 /* Number i of the pieces of those sources that this block notes. */
-template <uint32_t SIZE> static __device__ bool take_own(const struct ll_exchange *e, const struct positions *p, uint32_t me, uint32_t i)
+template <uint32_t SIZE> static __device__ bool take_own(const struct gpu_exchange *e, const struct positions *p, uint32_t me, uint32_t i)
 {
 	constexpr uint32_t OWN = SOURCES / SIZE;
 	struct plan_piece piece = {i % OWN * SIZE + me, i / OWN, {}};
 
 	look_at_plan<false>(e, &piece);
-	return take_piece<LL_LINES, LL_PLAIN, false>(e, p, EPOCH, &piece);
+	return take_piece<GPU_FLAG128, GPU_PLAIN, false>(e, p, EPOCH, &piece);
 }
 #endif
 
 template <uint32_t SIZE>
-static __global__ void __launch_bounds__(512, 1) clustered(const __grid_constant__ struct ll_exchange e, uint32_t nr_warps, uint32_t *out, uint32_t *tables)
+static __global__ void __launch_bounds__(512, 1) clustered(const __grid_constant__ struct gpu_exchange e, uint32_t nr_warps, uint32_t *out, uint32_t *tables)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 	BLOCK_MEMORY(shared);
 	cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-	struct positions p = positions_in<LL_LINES>(shared, &e);
-	uint32_t warp = threadIdx.x / LANES, nr = SOURCES / SIZE * ll_ceil(ll_plan_lines(LL_LINES, TOKENS * e.topk), 4), start, clocks;
+	struct positions p = positions_in<GPU_FLAG128>(shared, &e);
+	uint32_t warp = threadIdx.x / LANES, nr = SOURCES / SIZE * gpu_ceil(ll_plan_lines(GPU_FLAG128, TOKENS * e.topk), 4), start, clocks;
 	bool works = warp < nr_warps;
 
 	if (works)
@@ -112,10 +112,10 @@ static __global__ void __launch_bounds__(512, 1) clustered(const __grid_constant
 #endif
 }
 
-static __global__ void fill(const __grid_constant__ struct ll_dispatch d)
+static __global__ void fill(const __grid_constant__ struct gpu_dispatch d)
 {
-	for (uint32_t four = 0; line_needed<LL_LINES>(4 * four, TOKENS * d.exchange.topk); four++)
-		send_plan<LL_LINES, LL_PLAIN, false>(&d, EPOCH, 0, TOKENS, four);
+	for (uint32_t four = 0; line_needed<GPU_FLAG128>(4 * four, TOKENS * d.exchange.topk); four++)
+		send_plan<GPU_FLAG128, GPU_PLAIN, false>(&d, EPOCH, 0, TOKENS, four);
 }
 
 struct shape {
@@ -123,10 +123,10 @@ struct shape {
 	uint32_t experts, topk;
 };
 
-typedef void (*kernel)(const struct ll_exchange, uint32_t, uint32_t *, uint32_t *);
+typedef void (*kernel)(const struct gpu_exchange, uint32_t, uint32_t *, uint32_t *);
 
 struct scene {
-	struct ll_exchange e;
+	struct gpu_exchange e;
 	std::vector<uint32_t> want; /* bits, and present */
 	uint32_t *out, *tables, bytes, nr_sms;
 };
@@ -136,7 +136,7 @@ static void fill_source(struct scene *s, uint32_t source, int32_t *ids)
 {
 	uint32_t topk = s->e.topk, nr_local = s->e.nr_local, words = TOKENS / 32;
 	std::vector<int32_t> here(TOKENS * topk);
-	struct ll_dispatch d = {};
+	struct gpu_dispatch d = {};
 
 	for (uint32_t i = 0; i < TOKENS * topk; i++) {
 		uint32_t token = i / topk, local;
@@ -161,8 +161,8 @@ static void fill_source(struct scene *s, uint32_t source, int32_t *ids)
 
 static void open_scene(struct scene *s, const struct shape *shape)
 {
-	struct ll_exchange *e = &s->e;
-	struct ll_cut row = ll_cut_row(LL_LINES, 1, 2048, 2), result = ll_cut_row(LL_LINES, 0, 4096, 1);
+	struct gpu_exchange *e = &s->e;
+	struct row_geometry row = row_geometry_of(GPU_FLAG128, 1, 2048, 2), result = row_geometry_of(GPU_FLAG128, 0, 4096, 1);
 	uint8_t *window;
 	int32_t *ids;
 	int nr_sms;
@@ -173,14 +173,14 @@ static void open_scene(struct scene *s, const struct shape *shape)
 	e->topk = shape->topk;
 	e->max_tokens = TOKENS;
 	e->nr_local = shape->experts / SOURCES;
-	e->format = LL_LINES;
+	e->format = GPU_FLAG128;
 	e->placement.nr_experts = e->placement.nr_physical = shape->experts;
 	e->placement.per_rank = e->nr_local;
-	e->placement.by_per_rank = ll_divisor_of(e->nr_local);
-	e->by_topk = ll_divisor_of(shape->topk);
-	e->by_ranks = ll_divisor_of(SOURCES);
-	e->by_replicas = ll_divisor_of(1);
-	e->window = ll_window_of(LL_LINES, &row, &result, SOURCES, TOKENS, shape->topk);
+	e->placement.by_per_rank = gpu_divisor_of(e->nr_local);
+	e->by_topk = gpu_divisor_of(shape->topk);
+	e->by_ranks = gpu_divisor_of(SOURCES);
+	e->by_replicas = gpu_divisor_of(1);
+	e->window = ll_window_of(GPU_FLAG128, &row, &result, SOURCES, TOKENS, shape->topk);
 	e->wait_ns = 1000000000;
 	CHECK(cudaMalloc(&window, e->window.bytes));
 	CHECK(cudaMemset(window, 0, e->window.bytes));
@@ -192,7 +192,7 @@ static void open_scene(struct scene *s, const struct shape *shape)
 	CHECK(cudaMalloc(&ids, TOKENS * shape->topk * 4));
 	CHECK(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, 0));
 	s->nr_sms = (uint32_t)nr_sms;
-	s->bytes = (uint32_t)positions_bytes(LL_LINES, SOURCES, e->nr_local, TOKENS, shape->topk);
+	s->bytes = (uint32_t)positions_bytes(GPU_FLAG128, SOURCES, e->nr_local, TOKENS, shape->topk);
 	s->want.assign(SOURCES * (e->nr_local + 1) * (TOKENS / 32), 0);
 	CHECK(cudaMalloc(&s->out, s->nr_sms * 4));
 	CHECK(cudaMalloc(&s->tables, s->want.size() * 4));

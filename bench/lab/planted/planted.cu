@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-lab-planted memcheck | racecheck | racecheck-copy | racecheck-tray | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here
+/* tern-lab-planted memcheck | racecheck | racecheck-copy | racecheck-buffer | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here
  * would find nothing elsewhere: its silence about Tern's kernels is worth no more than what it says here. */
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -9,8 +9,8 @@
 #include "gpu/cuda/common/stream.cuh"
 
 #define NR_WORDS 64
-#define TRAY_BYTES 128
-#define NR_TRAYS 2
+#define BUFFER_BYTES 128
+#define NR_BUFFERS 2
 #define NR_WARPS (NR_WORDS / LANES)
 
 /* One word behind the allocation. */
@@ -28,17 +28,17 @@ static __global__ void race(uint32_t *words)
 	words[threadIdx.x] = *(volatile uint32_t *)&word;
 }
 
-/* A tray is read before its copy has been waited for. */
+/* A buffer is read before its copy has been waited for. */
 static __global__ void unwaited(uint32_t *words)
 {
 	BLOCK_MEMORY(shared);
 	uint32_t warp = threadIdx.x / LANES;
-	struct stream s = stream_open(in_shared(shared), warp, NR_WARPS, NR_TRAYS, TRAY_BYTES);
+	struct stream s = stream_open(in_shared(shared), warp, NR_WARPS, NR_BUFFERS, BUFFER_BYTES);
 	uint4 v;
 
-	stream_fetch(&s, 0, words + warp * LANES, TRAY_BYTES, 0);
-	stream_fetched(&s, TRAY_BYTES, 0);
-	v = shared_load(s.trays + lane_id() % 8 * 16);
+	stream_fetch(&s, 0, words + warp * LANES, BUFFER_BYTES, 0);
+	stream_fetched(&s, BUFFER_BYTES, 0);
+	v = shared_load(s.buffers + lane_id() % 8 * 16);
 	stream_take(&s); /* so that the block does not end before the copy */
 	words[threadIdx.x] = v.x;
 }
@@ -47,18 +47,18 @@ static __global__ void unwaited(uint32_t *words)
 static __global__ void unpassed(uint32_t *words)
 {
 	BLOCK_MEMORY(shared);
-	shared_at full = in_shared(shared), tray = full + 16 + lane_id() * 16;
+	shared_at full = in_shared(shared), buffer = full + 16 + lane_id() * 16;
 	uint4 v = {};
 
 	if (threadIdx.x == 0)
 		barrier_open(full, LANES);
 	__syncthreads();
 	if (threadIdx.x < LANES) {
-		shared_store(tray, v);
+		shared_store(buffer, v);
 		barrier_arrive(full);
 		return;
 	}
-	v = shared_load(tray);
+	v = shared_load(buffer);
 	while (!copy_there(full, 0))
 		;
 	words[threadIdx.x] = v.x;
@@ -83,7 +83,7 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*kernel)(uint32_t *words);
-	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"racecheck-copy", unwaited}, {"racecheck-tray", unpassed}, {"initcheck", unset}, {"synccheck", apart}};
+	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"racecheck-copy", unwaited}, {"racecheck-buffer", unpassed}, {"initcheck", unset}, {"synccheck", apart}};
 	uint32_t *words;
 
 	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
@@ -93,10 +93,10 @@ int main(int argc, char **argv)
 			printf("no GPU, or no memory there\n");
 			return 1;
 		}
-		faults[i].kernel<<<1, NR_WORDS, stream_shared_bytes(NR_WARPS, NR_TRAYS, TRAY_BYTES)>>>(words);
+		faults[i].kernel<<<1, NR_WORDS, stream_shared_bytes(NR_WARPS, NR_BUFFERS, BUFFER_BYTES)>>>(words);
 		printf("planted: %s\n", cudaGetErrorString(cudaDeviceSynchronize()));
 		return 0;
 	}
-	fprintf(stderr, "usage: %s memcheck | racecheck | racecheck-copy | racecheck-tray | initcheck | synccheck\n", argv[0]);
+	fprintf(stderr, "usage: %s memcheck | racecheck | racecheck-copy | racecheck-buffer | initcheck | synccheck\n", argv[0]);
 	return 2;
 }

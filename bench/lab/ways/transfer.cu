@@ -151,24 +151,24 @@ static __device__ __forceinline__ bool take_lines(const struct transfer *t, uint
 	return true;
 }
 
-/* A unit's rows through trays: rows come in while the one before goes out, to nr places. */
+/* A unit's rows through buffers: rows come in while the one before goes out, to nr places. */
 static __device__ void stream_rows(struct stream *s, uint8_t *to, uint64_t apart, uint32_t nr, const uint8_t *from, uint32_t bytes, uint32_t nr_rows)
 {
 	uint32_t fetched = 0;
 
 	for (uint32_t row = 0; row < nr_rows; row++) {
-		shared_at tray;
+		shared_at buffer;
 
-		for (; fetched < nr_rows && fetched < row + TRANSFER_TRAYS - 1; fetched++) {
-			copies_read<TRANSFER_TRAYS - 2>();
+		for (; fetched < nr_rows && fetched < row + TRANSFER_BUFFERS - 1; fetched++) {
+			copies_read<TRANSFER_BUFFERS - 2>();
 			__syncwarp();
 			stream_fetch(s, 0, from + (uint64_t)fetched * bytes, bytes, 0);
 			stream_fetched(s, bytes, 0);
 		}
-		tray = stream_take(s);
+		buffer = stream_take(s);
 		__syncwarp();
 		for (uint32_t n = 0; n < nr; n++)
-			copy_out(to + n * apart + (uint64_t)row * bytes, tray, bytes, 0);
+			copy_out(to + n * apart + (uint64_t)row * bytes, buffer, bytes, 0);
 		copies_close();
 	}
 }
@@ -250,7 +250,7 @@ static __global__ void __launch_bounds__(TRANSFER_WARPS *LANES, 1) transfer_kern
 	struct unit u;
 
 	if (is_bulk(&t) && warp < senders) /* rows pass through shared memory on one side */
-		s = stream_open(in_shared(shared), warp, senders, TRANSFER_TRAYS, t.row_bytes);
+		s = stream_open(in_shared(shared), warp, senders, TRANSFER_BUFFERS, t.row_bytes);
 	if (pull && blockIdx.x == 0 && warp == 0 && lane_id() < t.nr_ranks) /* an earlier kernel made the rows */
 		word_store(flag_at(&t, lane_id(), t.rank, t.nr_rows), t.epoch);
 	if (!pull && warp < senders) {
@@ -269,7 +269,7 @@ static __global__ void __launch_bounds__(TRANSFER_WARPS *LANES, 1) transfer_kern
 
 cudaError_t transfer_launch(const struct transfer *t, uint32_t nr_blocks, cudaStream_t stream)
 {
-	uint32_t shared = stream_shared_bytes(TRANSFER_WARPS / 2, TRANSFER_TRAYS, t->row_bytes);
+	uint32_t shared = stream_shared_bytes(TRANSFER_WARPS / 2, TRANSFER_BUFFERS, t->row_bytes);
 	cudaError_t rc = cudaFuncSetAttribute(transfer_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
 
 	if (rc)

@@ -21,7 +21,7 @@ enum transfer_way {
 };
 
 #define TRANSFER_WARPS 16 /* of a block; half of them send where there is something to send */
-#define TRANSFER_TRAYS 3
+#define TRANSFER_BUFFERS 3
 #define TRANSFER_FLAG_BYTES 16
 #define TRANSFER_WAIT_NS 1000000000ull /* then a wait ends, and rows are missing */
 

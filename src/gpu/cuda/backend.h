@@ -17,10 +17,10 @@ int device_exchange_dispatch(struct device_exchange *exchange, const struct devi
 int device_exchange_combine(struct device_exchange *exchange, const struct device_call *call, const struct tern_combine *args, void *out,
 	size_t out_stride);
 int device_exchange_release(struct device_exchange *exchange, const struct device_call *call);
-void device_exchange_report(const struct device_exchange *exchange, uint32_t slot, struct ll_report *report);
-void device_exchange_complaint(struct device_exchange *exchange, uint32_t slot, struct ll_complaint *complaint);
+void device_exchange_report(const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
+void device_exchange_input_error(struct device_exchange *exchange, uint32_t slot, struct gpu_input_error *input_error);
 
-int device_exchange_tally(struct device_exchange *exchange, struct ll_tally *tally);
+int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
 
 /* What is compared with: bench/nccl/. */
 extern const struct records_ops records_ops;

@@ -9,7 +9,7 @@
 #include "gpu/cuda/spin.h"
 
 /* The placement's tables, one after the other, as kernels want them. */
-static int upload_placement(struct device_exchange *x, const struct placement *p, struct ll_placement *out)
+static int upload_placement(struct device_exchange *x, const struct placement *p, struct gpu_placement *out)
 {
 	uint32_t nr = p->nr_physical;
 	size_t words = 4 * (size_t)nr + p->nr_experts + p->nr_ranks + 2, bytes = words * sizeof(uint32_t);
@@ -40,10 +40,10 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 	free(host);
 	if (rc)
 		return rc;
-	*out = (struct ll_placement){.nr_experts = p->nr_experts, .nr_physical = nr, .place = table};
+	*out = (struct gpu_placement){.nr_experts = p->nr_experts, .nr_physical = nr, .place = table};
 	if (blocks) {
 		out->per_rank = nr / p->nr_ranks;
-		out->by_per_rank = ll_divisor_of(out->per_rank);
+		out->by_per_rank = gpu_divisor_of(out->per_rank);
 	}
 	if (!plain) {
 		out->replicas = table + nr;
@@ -53,30 +53,30 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 }
 
 /* Behind them the ring's tickets, what each slot notes of its results, and the sink. */
-static int upload_far(struct device_exchange *x, const struct device_plan *plan)
+static int upload_internode(struct device_exchange *x, const struct device_plan *plan)
 {
 	const struct tern_moe_config *c = plan->config;
-	uint32_t nr = plan->far ? c->nr_slots : 0, high = c->mode == TERN_HIGH_THROUGHPUT;
-	uint64_t tables = align_up(nr * sizeof(*x->far), 256), results = nr ? (uint64_t)high * plan->far->nr_far * c->max_tokens * sizeof(uint32_t) : 0;
+	uint32_t nr = plan->internode ? c->nr_slots : 0, high = c->mode == TERN_HIGH_THROUGHPUT;
+	uint64_t tables = align_up(nr * sizeof(*x->internode), 256), results = nr ? (uint64_t)high * plan->internode->nr_internode * c->max_tokens * sizeof(uint32_t) : 0;
 	uint64_t sink = tables + 256 + align_up(nr * results, 256), bytes = sink + (uint64_t)high * c->max_tokens * c->topk * 16;
 	uint8_t *memory;
 	int rc;
 
 	if (!nr)
 		return 0;
-	rc = cuda_check(cudaMalloc((void **)&memory, bytes), "cudaMalloc of far ranks' tables");
+	rc = cuda_check(cudaMalloc((void **)&memory, bytes), "cudaMalloc of internode ranks' tables");
 	if (rc)
 		return rc;
-	x->far = (struct far_table *)memory;
+	x->internode = (struct internode_table *)memory;
 	x->sink = memory + sink;
 	rc = cuda_check(cudaMemset(memory, 0, bytes), "cudaMemset");
 	for (uint32_t slot = 0; slot < nr && !rc; slot++) {
-		struct far_table table = plan->far[slot];
+		struct internode_table table = plan->internode[slot];
 
 		table.tickets = (unsigned long long *)(memory + tables);
-		table.bytes = (unsigned long long *)&x->tally->engine_bytes;
+		table.bytes = (unsigned long long *)&x->counters->engine_bytes;
 		table.results = (uint32_t *)(memory + tables + 256 + slot * results);
-		rc = cuda_check(cudaMemcpy(x->far + slot, &table, sizeof(table), cudaMemcpyHostToDevice), "cudaMemcpy of far ranks' tables");
+		rc = cuda_check(cudaMemcpy(x->internode + slot, &table, sizeof(table), cudaMemcpyHostToDevice), "cudaMemcpy of internode ranks' tables");
 	}
 	return rc;
 }
@@ -89,7 +89,7 @@ static uint8_t *no_window(const struct device_exchange *x, const struct device_p
 	return c->mode == TERN_HIGH_THROUGHPUT ? x->sink - x->layout.ht.heads - (uint64_t)plan->rank * c->max_tokens * c->topk * 16 : NULL;
 }
 
-static void make_exchange(struct device_exchange *x, const struct device_plan *plan, uint32_t slot, struct ll_exchange *e)
+static void make_exchange(struct device_exchange *x, const struct device_plan *plan, uint32_t slot, struct gpu_exchange *e)
 {
 	const struct tern_moe_config *c = plan->config;
 	const struct device_layout *l = &x->layout;
@@ -104,21 +104,21 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->format = l->format;
 	e->row = l->row;
 	e->result = l->result;
-	e->by_topk = ll_divisor_of(c->topk);
-	e->by_ranks = ll_divisor_of(plan->nr_ranks);
-	e->by_others = ll_divisor_of(plan->nr_ranks > 1 ? plan->nr_ranks - 1 : 1);
-	e->by_result_segments = ll_divisor_of(l->result.nr_segments);
-	e->by_row_parts = ll_divisor_of(l->row.nr_segments + 1);
-	e->by_replicas = ll_divisor_of(c->replica_ranks);
+	e->by_topk = gpu_divisor_of(c->topk);
+	e->by_ranks = gpu_divisor_of(plan->nr_ranks);
+	e->by_others = gpu_divisor_of(plan->nr_ranks > 1 ? plan->nr_ranks - 1 : 1);
+	e->by_result_segments = gpu_divisor_of(l->result.nr_segments);
+	e->by_row_parts = gpu_divisor_of(l->row.nr_segments + 1);
+	e->by_replicas = gpu_divisor_of(c->replica_ranks);
 	e->window = l->window;
 	for (uint32_t r = 0; r < plan->nr_ranks; r++)
 		e->windows[r] = plan->windows[r] ? (uint8_t *)plan->windows[r] + slot * l->slot_window_bytes : no_window(x, plan);
-	e->far = x->far ? x->far + slot : NULL;
-	e->state = (struct ll_state *)(memory + l->state);
+	e->internode = x->internode ? x->internode + slot : NULL;
+	e->state = (struct gpu_state *)(memory + l->state);
 	e->report = &x->reports[slot].report;
-	e->complaint = &x->reports[slot].complaint;
+	e->input_error = &x->reports[slot].input_error;
 	e->partings = plan->partings;
-	e->tally = x->tally;
+	e->counters = x->counters;
 	e->row_tokens = (uint32_t *)(memory + l->row_tokens);
 	e->row_routes = (uint2 *)(memory + l->row_routes);
 	e->home_routes = (uint2 *)(memory + l->home_routes);
@@ -129,15 +129,15 @@ static void make_dispatch(struct device_exchange *x, const struct device_plan *p
 {
 	const struct tern_moe_config *c = plan->config;
 	const struct device_layout *l = &x->layout;
-	struct ll_dispatch *d = &s->dispatch;
+	struct gpu_dispatch *d = &s->dispatch;
 	uint32_t lists = c->layout == TERN_BY_SOURCE ? plan->nr_ranks : d->exchange.nr_local;
 
-	d->kind = ll_x_kind(c);
+	d->kind = gpu_x_kind(c);
 	d->scale_bytes = scale_bytes(c->scale);
 	d->padded = c->layout == TERN_PADDED;
 	d->by_source = c->layout == TERN_BY_SOURCE;
 	d->capacity = plan->layout->capacity;
-	d->by_alignment = ll_divisor_of(c->layout == TERN_CONTIGUOUS ? c->alignment : 1);
+	d->by_alignment = gpu_divisor_of(c->layout == TERN_CONTIGUOUS ? c->alignment : 1);
 	d->out_rows = (int4 *)(s->memory + l->rows);
 	d->out_ids = (int32_t *)(s->memory + l->ids);
 	d->out_weights = (float *)(s->memory + l->weights);
@@ -159,11 +159,11 @@ static void make_ht(struct device_exchange *x, const struct device_plan *plan, s
 		.routes = (uint2 *)(s->memory + x->layout.routes)};
 }
 
-static int make_slot(struct device_exchange *x, const struct device_plan *plan, const struct ll_placement *placement, uint32_t slot)
+static int make_slot(struct device_exchange *x, const struct device_plan *plan, const struct gpu_placement *placement, uint32_t slot)
 {
 	struct device_slot *s = &x->slots[slot];
 	const struct tern_moe_config *c = plan->config;
-	struct ll_state first = {.epoch_dispatch = c->first_epoch ? c->first_epoch : 1}; /* fresh windows hold zeros */
+	struct gpu_state first = {.epoch_dispatch = c->first_epoch ? c->first_epoch : 1}; /* fresh windows hold zeros */
 
 	s->memory = x->memory + slot * x->layout.slot_bytes;
 	s->dispatch.exchange.placement = *placement;
@@ -171,7 +171,7 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan, 
 	s->combine.exchange = s->dispatch.exchange;
 	make_dispatch(x, plan, s);
 	make_ht(x, plan, s);
-	s->combine.kind = ll_y_kind(c);
+	s->combine.kind = gpu_y_kind(c);
 	/* BY_SOURCE: the caller has reduced and weighted. */
 	s->combine.weighted = c->weights == TERN_WEIGHTS_COMBINE;
 	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first), cudaMemcpyHostToDevice), "cudaMemcpy of a slot's state");
@@ -185,10 +185,10 @@ static int count_ht_blocks(struct device_exchange *x)
 
 	rc = rc ? rc : cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-	if (!rc && x->far)
-		rc = cuda_check(far_dispatch_prepare(&s->dispatch), "the far dispatch's kernels");
-	if (!rc && x->far)
-		rc = cuda_check(far_combine_prepare(&s->combine), "the far combine's kernels");
+	if (!rc && x->internode)
+		rc = cuda_check(internode_dispatch_prepare(&s->dispatch), "the internode dispatch's kernels");
+	if (!rc && x->internode)
+		rc = cuda_check(internode_combine_prepare(&s->combine), "the internode combine's kernels");
 	if (rc)
 		return rc;
 	if (x->most_blocks > (uint32_t)nr_sms)
@@ -202,12 +202,12 @@ static int count_ht_blocks(struct device_exchange *x)
  * so all are asked for here. */
 static int count_blocks(struct device_exchange *x)
 {
-	struct ll_launch launch = {.nr_warps = LL_MAX_WARPS, .send_warps = 1};
+	struct gpu_launch launch = {.nr_warps = GPU_MAX_WARPS, .send_warps = 1};
 	struct device_slot *s = &x->slots[0];
 	uint32_t dispatch = 0, combine = 0;
 	int rc;
 
-	s->dispatch.roles = s->combine.roles = LL_SEND | LL_RECEIVE;
+	s->dispatch.roles = s->combine.roles = GPU_SEND | GPU_RECEIVE;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return count_ht_blocks(x);
 	rc = cuda_check(ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
@@ -233,21 +233,21 @@ static int ask_device(struct device_exchange *x)
 
 static int fill_exchange(struct device_exchange *x, const struct device_plan *plan)
 {
-	struct ll_placement placement;
+	struct gpu_placement placement;
 	uint32_t nr_slots = plan->config->nr_slots;
-	uint64_t bytes = x->layout.tally + x->layout.tally_bytes;
+	uint64_t bytes = x->layout.counters + x->layout.counters_bytes;
 	int rc = cuda_check(cudaMalloc((void **)&x->memory, bytes), "cudaMalloc of an exchange");
 
 	rc = rc ? rc : cuda_check(cudaMemset(x->memory, 0, bytes), "cudaMemset");
-	rc = rc ? rc : cuda_check(cudaMallocHost((void **)&x->reports, nr_slots * sizeof(*x->reports) + x->layout.tally_bytes), "cudaMallocHost");
+	rc = rc ? rc : cuda_check(cudaMallocHost((void **)&x->reports, nr_slots * sizeof(*x->reports) + x->layout.counters_bytes), "cudaMallocHost");
 	if (!rc) {
 		memset(x->reports, 0, nr_slots * sizeof(*x->reports));
-		x->read = (struct ll_tally *)(x->reports + nr_slots);
-		x->tally = (struct ll_tally *)(x->memory + x->layout.tally);
+		x->read = (struct gpu_counters *)(x->reports + nr_slots);
+		x->counters = (struct gpu_counters *)(x->memory + x->layout.counters);
 	}
 	rc = rc ? rc : ask_device(x);
 	rc = rc ? rc : upload_placement(x, plan->placement, &placement);
-	rc = rc ? rc : upload_far(x, plan);
+	rc = rc ? rc : upload_internode(x, plan);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
 		rc = make_slot(x, plan, &placement, slot);
 	rc = rc ? rc : count_blocks(x);
@@ -280,7 +280,7 @@ void device_exchange_close(struct device_exchange *x)
 		(void)cudaStreamDestroy(x->reader);
 	(void)cudaFree(x->memory);
 	(void)cudaFree(x->tables);
-	(void)cudaFree(x->far);
+	(void)cudaFree(x->internode);
 	if (x->reports)
 		(void)cudaFreeHost(x->reports);
 	(void)cudaGetLastError();
@@ -289,34 +289,34 @@ void device_exchange_close(struct device_exchange *x)
 
 /* ---- what kernels have said ---------------------------------------------------------------------------------- */
 
-void device_exchange_report(const struct device_exchange *x, uint32_t slot, struct ll_report *report)
+void device_exchange_report(const struct device_exchange *x, uint32_t slot, struct gpu_report *report)
 {
-	const struct ll_report *r = &x->reports[slot].report;
+	const struct gpu_report *r = &x->reports[slot].report;
 
 	report->reason = __atomic_load_n(&r->reason, __ATOMIC_ACQUIRE);
 	if (report->reason)
 		*report = *r;
 }
 
-void device_exchange_complaint(struct device_exchange *x, uint32_t slot, struct ll_complaint *complaint)
+void device_exchange_input_error(struct device_exchange *x, uint32_t slot, struct gpu_input_error *input_error)
 {
-	struct ll_complaint *c = &x->reports[slot].complaint;
+	struct gpu_input_error *c = &x->reports[slot].input_error;
 
-	complaint->reason = __atomic_load_n(&c->reason, __ATOMIC_ACQUIRE);
-	if (!complaint->reason)
+	input_error->reason = __atomic_load_n(&c->reason, __ATOMIC_ACQUIRE);
+	if (!input_error->reason)
 		return;
-	*complaint = *c;
+	*input_error = *c;
 	__atomic_store_n(&c->reason, 0, __ATOMIC_RELEASE);
 }
 
 /* On a stream of its own, which waits for no kernel. To pinned memory, so that it may be asked while the caller's streams are being captured. */
-int device_exchange_tally(struct device_exchange *x, struct ll_tally *tally)
+int device_exchange_counters(struct device_exchange *x, struct gpu_counters *counters)
 {
 	int rc = x->reader ? 0 : cuda_check(cudaStreamCreateWithFlags(&x->reader, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 
-	rc = rc ? rc : cuda_check(cudaMemcpyAsync(x->read, x->tally, x->layout.tally_bytes, cudaMemcpyDeviceToHost, x->reader), "cudaMemcpyAsync of statistics");
+	rc = rc ? rc : cuda_check(cudaMemcpyAsync(x->read, x->counters, x->layout.counters_bytes, cudaMemcpyDeviceToHost, x->reader), "cudaMemcpyAsync of statistics");
 	rc = rc ? rc : cuda_check(cudaStreamSynchronize(x->reader), "cudaStreamSynchronize");
 	if (!rc)
-		memcpy(tally, x->read, x->layout.tally_bytes);
+		memcpy(counters, x->read, x->layout.counters_bytes);
 	return rc;
 }

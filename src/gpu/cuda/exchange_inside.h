@@ -9,14 +9,14 @@
 #define MAX_SLOTS 16
 
 struct reports {
-	struct ll_report report;
-	struct ll_complaint complaint;
+	struct gpu_report report;
+	struct gpu_input_error input_error;
 };
 
 struct device_slot {
 	uint8_t *memory;
-	struct ll_dispatch dispatch; /* with what does not change from round to round */
-	struct ll_combine combine;
+	struct gpu_dispatch dispatch; /* with what does not change from round to round */
+	struct gpu_combine combine;
 	struct ht_exchange ht; /* high throughput */
 };
 
@@ -30,13 +30,13 @@ struct device_exchange {
 	uint32_t block_bytes; /* shared memory that a block may have */
 	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
 	uint8_t *memory, *tables;
-	struct far_table *far; /* [slots] NULL: no rank is on another node */
+	struct internode_table *internode; /* [slots] NULL: no rank is on another node */
 	uint8_t *sink;	       /* high throughput: heads for ranks on other nodes, which nobody reads */
 	const uint32_t *order, *first, *logical; /* experts by rank; whom they serve */
-	struct ll_tally *tally;
-	cudaStream_t reader; /* of the tally; made when it is first asked for */
+	struct gpu_counters *counters;
+	cudaStream_t reader; /* of the counters; made when it is first asked for */
 	struct reports *reports; /* [slots] pinned */
-	struct ll_tally *read;	 /* behind them */
+	struct gpu_counters *read;	 /* behind them */
 	struct device_slot slots[MAX_SLOTS];
 };
 

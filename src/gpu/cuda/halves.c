@@ -14,9 +14,9 @@ static int check_current(const struct device_exchange *x)
 	return rc;
 }
 
-static struct ll_launch fit_launch(const struct device_exchange *x, const struct device_call *call, struct ll_launch launch)
+static struct gpu_launch fit_launch(const struct device_exchange *x, const struct device_call *call, struct gpu_launch launch)
 {
-	launch.nr_blocks = ll_least(launch.nr_blocks, call->nr_sms ? ll_least(call->nr_sms, x->most_blocks) : x->most_blocks);
+	launch.nr_blocks = gpu_least(launch.nr_blocks, call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks);
 	launch.early = x->early;
 	return launch;
 }
@@ -24,49 +24,49 @@ static struct ll_launch fit_launch(const struct device_exchange *x, const struct
 /* Where the library's own received rows lie. */
 static uint8_t *own_rows(const struct device_exchange *x, const struct device_slot *s, uint64_t in_memory, uint64_t in_window)
 {
-	const struct ll_exchange *e = &s->dispatch.exchange;
+	const struct gpu_exchange *e = &s->dispatch.exchange;
 
 	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window : s->memory + in_memory;
 }
 
 /* All blocks that fit, unless the caller wants fewer: bytes are what counts here. */
-static struct ll_launch ht_launch(const struct device_exchange *x, const struct device_call *call)
+static struct gpu_launch ht_launch(const struct device_exchange *x, const struct device_call *call)
 {
-	uint32_t most = call->nr_sms ? ll_least(call->nr_sms, x->most_blocks) : x->most_blocks;
+	uint32_t most = call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks;
 
-	return (struct ll_launch){.nr_blocks = most, .nr_warps = LL_MAX_WARPS, .early = x->early};
+	return (struct gpu_launch){.nr_blocks = most, .nr_warps = GPU_MAX_WARPS, .early = x->early};
 }
 
 /* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
  * copied last. With few blocks none of them waits for fences. Measured, docs/notebook/gpu-high-throughput.md. */
-static uint32_t ht_senders(const struct ll_dispatch *d, uint32_t nr_blocks)
+static uint32_t ht_senders(const struct gpu_dispatch *d, uint32_t nr_blocks)
 {
-	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2, copied = d->kind == LL_X_COPY;
+	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2, copied = d->kind == GPU_X_COPY;
 	uint32_t bytes = few ? (once ? 4600000 : 1370000) : once && !copied ? 5700000 : 3700000;
 	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = few ? (once ? 12 : 8) : copied ? 6 : 8;
 
-	return wanted < 3 ? 3 : ll_least(wanted, most);
+	return wanted < 3 ? 3 : gpu_least(wanted, most);
 }
 
 static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)
 {
 	struct device_slot *s = &x->slots[call->slot];
-	struct ll_launch launch = ht_launch(x, call);
+	struct gpu_launch launch = ht_launch(x, call);
 	int rc = 0;
 
 	launch.send_warps = ht_senders(&s->dispatch, launch.nr_blocks);
 	if (call->roles & DEVICE_SEND)
 		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, &launch, call->stream), "the plan's kernels");
-	if (!rc && x->far && call->roles & DEVICE_SEND)
-		rc = cuda_check(far_dispatch_launch(&s->dispatch, &s->ht, &launch, LL_SEND, call->stream), "the far dispatch's kernel");
+	if (!rc && x->internode && call->roles & DEVICE_SEND)
+		rc = cuda_check(internode_dispatch_launch(&s->dispatch, &s->ht, &launch, GPU_SEND, call->stream), "the internode dispatch's kernel");
 	rc = rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
-	if (!rc && x->far && call->roles & DEVICE_RECEIVE)
-		rc = cuda_check(far_dispatch_launch(&s->dispatch, &s->ht, &launch, LL_RECEIVE, call->stream), "the far dispatch's kernel");
+	if (!rc && x->internode && call->roles & DEVICE_RECEIVE)
+		rc = cuda_check(internode_dispatch_launch(&s->dispatch, &s->ht, &launch, GPU_RECEIVE, call->stream), "the internode dispatch's kernel");
 	return rc;
 }
 
 /* What this rank sends. */
-static void take_sent(const struct tern_moe_config *c, const struct device_call *call, const struct tern_dispatch *args, struct ll_dispatch *d)
+static void take_sent(const struct tern_moe_config *c, const struct device_call *call, const struct tern_dispatch *args, struct gpu_dispatch *d)
 {
 	uint32_t x_bytes = c->x_dtype == TERN_BYTES ? c->payload_bytes : c->hidden * dtype_bytes(c->x_dtype);
 
@@ -82,7 +82,7 @@ static void take_sent(const struct tern_moe_config *c, const struct device_call 
 }
 
 /* Where it receives. */
-static void give_received(const struct device_exchange *x, const struct device_slot *s, struct ll_dispatch *d, struct tern_received *received)
+static void give_received(const struct device_exchange *x, const struct device_slot *s, struct gpu_dispatch *d, struct tern_received *received)
 {
 	d->out_x = received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
 	d->out_scales = received->into_x ? received->into_scales : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
@@ -100,8 +100,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	struct tern_received *received)
 {
 	struct device_slot *s = &x->slots[call->slot];
-	struct ll_dispatch *d = &s->dispatch;
-	struct ll_launch launch;
+	struct gpu_dispatch *d = &s->dispatch;
+	struct gpu_launch launch;
 	int rc = check_current(x);
 
 	if (rc)
@@ -114,22 +114,22 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		give_received(x, s, d, received);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = ll_divisor_of(ll_rule_share(d->kind != LL_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
+	d->by_share = gpu_divisor_of(ll_rule_share(d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
 	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
 /* One role after the other: results from other nodes are in the window before the kernel begins that sums them. */
-static int put_far_combine(struct device_exchange *x, const struct device_call *call, const struct ll_launch *launch)
+static int put_internode_combine(struct device_exchange *x, const struct device_call *call, const struct gpu_launch *launch)
 {
 	struct device_slot *s = &x->slots[call->slot];
 	int rc = 0;
 
-	for (enum ll_roles role = LL_SEND; role <= LL_RECEIVE && !rc; role++) {
+	for (enum gpu_roles role = GPU_SEND; role <= GPU_RECEIVE && !rc; role++) {
 		if (!(call->roles & role))
 			continue;
 		s->combine.roles = role;
-		rc = cuda_check(far_combine_launch(&s->combine, &s->ht, launch, role, call->stream), "the far combine's kernel");
+		rc = cuda_check(internode_combine_launch(&s->combine, &s->ht, launch, role, call->stream), "the internode combine's kernel");
 		rc = rc ? rc : cuda_check(ht_combine_launch(&s->combine, &s->ht, launch, call->stream), "the combine kernel");
 	}
 	return rc;
@@ -137,9 +137,9 @@ static int put_far_combine(struct device_exchange *x, const struct device_call *
 
 static int launch_combine(struct device_exchange *x, const struct device_call *call)
 {
-	struct ll_combine *c = &x->slots[call->slot].combine;
-	const struct ll_dispatch *d = &x->slots[call->slot].dispatch;
-	struct ll_launch launch;
+	struct gpu_combine *c = &x->slots[call->slot].combine;
+	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
+	struct gpu_launch launch;
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
@@ -149,8 +149,8 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 		launch = ht_launch(x, call);
 		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs than the dispatch's */
 	}
-	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->far && !c->release)
-		return put_far_combine(x, call, &launch);
+	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->internode && !c->release)
+		return put_internode_combine(x, call, &launch);
 	if (c->release)
 		launch.nr_blocks = 1;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
@@ -160,7 +160,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 
 int device_exchange_combine(struct device_exchange *x, const struct device_call *call, const struct tern_combine *args, void *out, size_t out_stride)
 {
-	struct ll_combine *c = &x->slots[call->slot].combine;
+	struct gpu_combine *c = &x->slots[call->slot].combine;
 	uint32_t row_bytes = x->layout.result.row_bytes;
 	int rc = check_current(x);
 

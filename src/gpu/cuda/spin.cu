@@ -35,9 +35,9 @@ static __global__ void barrier(const __grid_constant__ struct stream_barrier m)
 	uint64_t start = now_ns();
 
 	for (uint32_t r = threadIdx.x; r < m.nr_ranks; r += LANES)
-		word_release(m.windows[r] + (uint64_t)m.rank * LL_LINE_BYTES, m.number);
+		word_release(m.windows[r] + (uint64_t)m.rank * GPU_LINE_BYTES, m.number);
 	for (uint32_t r = threadIdx.x; r < m.nr_ranks; r += LANES)
-		while ((int32_t)(word_acquire(m.windows[m.rank] + (uint64_t)r * LL_LINE_BYTES) - m.number) < 0 && now_ns() - start < m.wait_ns)
+		while ((int32_t)(word_acquire(m.windows[m.rank] + (uint64_t)r * GPU_LINE_BYTES) - m.number) < 0 && now_ns() - start < m.wait_ns)
 			;
 }
 

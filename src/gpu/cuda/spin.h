@@ -9,7 +9,7 @@
 
 /* Each rank stores the number of the barrier into everybody's window, where otherwise nothing happens, and waits for the others' there. Who has waited for too long goes on. */
 struct stream_barrier {
-	uint8_t *windows[LL_MAX_RANKS]; /* as mapped here; all of them */
+	uint8_t *windows[GPU_MAX_RANKS]; /* as mapped here; all of them */
 	uint32_t rank, nr_ranks, number;
 	uint64_t wait_ns;
 };

@@ -7,10 +7,10 @@
 
 #include "gpu/wire/ll.h"
 
-#define LL_MAX_WARPS 16
-struct ll_launch {
+#define GPU_MAX_WARPS 16
+struct gpu_launch {
 	uint32_t nr_blocks;
-	uint32_t nr_warps;	/* of a block, at most LL_MAX_WARPS */
+	uint32_t nr_warps;	/* of a block, at most GPU_MAX_WARPS */
 	uint32_t send_warps;	/* of these; 1 to nr_warps - 1. nr_warps: all send, and then all receive; where
 				 * ll_combine_whole. Both roles only */
 	uint32_t early;		/* may be scheduled before the kernel ahead of it has ended (programmatic
@@ -18,7 +18,7 @@ struct ll_launch {
 };
 
 /* So large that rows, and not their number, decide what is best. */
-static inline int ll_rule_large(const struct ll_cut *row)
+static inline int ll_rule_large(const struct row_geometry *row)
 {
 	return row->row_bytes > 8192;
 }
@@ -37,9 +37,9 @@ static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens, uint32_t nr_r
 
 /* With few rows, few blocks, which start and end sooner. With many, few warps that send: more would only wait for NVLink, and take the place of
  * those that receive; but large rows that travel as they are, and two ranks, ask for more. */
-static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks, const struct ll_cut *row)
+static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
 {
-	static const struct ll_launch one = {24, 8, 4, 0}, little = {48, 8, 4, 0}, few = {96, 16, 8, 0}, some = {96, 16, 4, 0}, more = {112, 16, 4, 0},
+	static const struct gpu_launch one = {24, 8, 4, 0}, little = {48, 8, 4, 0}, few = {96, 16, 8, 0}, some = {96, 16, 4, 0}, more = {112, 16, 4, 0},
 				      many = {132, 16, 2, 0}, large = {132, 16, 6, 0};
 
 	if (nr_tokens <= 2)
@@ -54,17 +54,17 @@ static inline struct ll_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_
 }
 
 /* Where all warps send, and then receive: about as many as there are segments of sums, of other ranks' tokens and of this rank's. */
-static inline struct ll_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
+static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
 {
-	static const struct ll_launch one = {24, 8, 8, 0}, few = {64, 16, 16, 0}, some = {96, 16, 16, 0}, all = {132, 16, 16, 0};
+	static const struct gpu_launch one = {24, 8, 8, 0}, few = {64, 16, 16, 0}, some = {96, 16, 16, 0}, all = {132, 16, 16, 0};
 
 	return nr_segments <= (nr_ranks <= 2 ? 256 : 128) ? one : nr_segments <= 800 ? few : nr_segments <= 1500 ? some : all;
 }
 
 /* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can send, and then receive. */
-static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, const struct ll_cut *result, int summed, int whole)
+static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *result, int summed, int whole)
 {
-	static const struct ll_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 9, 0}, small = {112, 16, 10, 0},
+	static const struct gpu_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 9, 0}, small = {112, 16, 10, 0},
 				      two_small = {132, 16, 10, 0}, two_large = {132, 16, 12, 0};
 
 	if (whole && (nr_ranks <= 2 || nr_tokens * result->nr_segments <= 900))
@@ -77,7 +77,7 @@ static inline struct ll_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_r
 }
 
 /* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */
-static inline uint32_t ll_rule_share(int scaled, uint32_t nr_tokens, uint32_t nr_ranks, const struct ll_cut *row)
+static inline uint32_t ll_rule_share(int scaled, uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
 {
 	uint32_t most = nr_tokens <= 2 ? 4 : nr_tokens <= 16 ? 1 : nr_tokens <= 64 ? 2 : ll_rule_large(row) ? 4 : scaled ? 1 : 2;
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/host/far.h"
+#include "gpu/host/internode.h"
 #include "gpu/host/reach.h"
 #include "base/environment.h"
 #include "base/error.h"
@@ -42,10 +42,10 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	d->windows = calloc(moe->nr_ranks, sizeof(*d->windows));
 	d->opened = calloc(moe->nr_ranks, sizeof(*d->opened));
 	d->streams = calloc(c->nr_slots, sizeof(*d->streams));
-	d->tally = device_tally_create(moe);
-	d->since = device_tally_create(moe);
+	d->counters = device_counters_create(moe);
+	d->since = device_counters_create(moe);
 	moe->slots = calloc(c->nr_slots, sizeof(*moe->slots));
-	if (!d->windows || !d->opened || !d->streams || !d->tally || !d->since || !moe->slots)
+	if (!d->windows || !d->opened || !d->streams || !d->counters || !d->since || !moe->slots)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks, c->nr_slots);
 	if (c->wait_ms <= 0)
 		return fail(TERN_ERR_INVALID, "wait_ms is %d; kernels cannot poll once and go on later: it has to be more than 0", c->wait_ms);
@@ -74,7 +74,7 @@ static int enable_peers(tern_moe *moe, const struct device_card *cards)
 	int rc = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
-		if (!is_far(moe, r) && moe->group->peers[r].same_process)
+		if (!is_internode(moe, r) && moe->group->peers[r].same_process)
 			rc = device_outcome(d, d->ops->peer_enable(cards[r].identity.ordinal));
 	return rc;
 }
@@ -86,7 +86,7 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 	int rc = enable_peers(moe, cards);
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		block_bytes = ll_least(block_bytes, cards[r].identity.block_bytes);
+		block_bytes = gpu_least(block_bytes, cards[r].identity.block_bytes);
 	rc = rc ? rc : device_layout_init(&d->layout, &moe->config, &moe->layout, d->format, moe->nodes.nr_nodes > 1, block_bytes);
 	rc = rc ? rc : device_outcome(d, d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
 	mine->address = (uintptr_t)d->window;
@@ -99,7 +99,7 @@ static int open_windows(tern_moe *moe, const struct device_card *cards)
 	int rc = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
-		if (is_far(moe, r))
+		if (is_internode(moe, r))
 			continue;
 		if (r == moe->rank || moe->group->peers[r].same_process) {
 			d->windows[r] = (void *)(uintptr_t)cards[r].address;
@@ -123,7 +123,7 @@ static int open_exchange(tern_moe *moe, const struct device_card *cards)
 		.block_bytes = cards[moe->rank].identity.block_bytes,
 		.nr_sharing = count_sharing(moe, cards),
 		.windows = d->windows,
-		.far = d->far ? device_far_tables(d->far) : NULL,
+		.internode = d->internode ? device_internode_tables(d->internode) : NULL,
 		.partings = d->board_there};
 
 	return device_outcome(d, d->ops->exchange_open(&plan, &d->exchange));
@@ -145,7 +145,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	if (!rc)
 		rc = group_agree_status(group, open_windows(moe, cards), "tern_moe_create");
 	if (!rc && moe->nodes.nr_nodes > 1)
-		rc = device_far_open(moe, moe->device->ops, &moe->device->layout, moe->device->windows, &moe->device->far);
+		rc = device_internode_open(moe, moe->device->ops, &moe->device->layout, moe->device->windows, &moe->device->internode);
 	if (!rc)
 		rc = group_agree_status(group, open_exchange(moe, cards), "tern_moe_create");
 	return rc;
@@ -180,8 +180,8 @@ int device_leave(tern_moe *moe)
 	if (rc)
 		return rc;
 	moe->device->busy = !is_at_rest(moe);
-	if (moe->device->far)
-		device_far_settle(moe->device->far);
+	if (moe->device->internode)
+		device_internode_settle(moe->device->internode);
 	return 0;
 }
 
@@ -197,14 +197,14 @@ void device_close(tern_moe *moe)
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
 	device_board_close(d);
-	device_far_close(moe, d->far);
+	device_internode_close(moe, d->internode);
 	tern_engine_destroy(d->engine);
 	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */
 		d->ops->memory_free(d->window);
 	free(d->windows);
 	free(d->opened);
 	free(d->streams);
-	free(d->tally);
+	free(d->counters);
 	free(d->since);
 	free(d);
 	moe->device = NULL;
@@ -217,5 +217,5 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory)
 	uint64_t inside = moe->config.mode == TERN_HIGH_THROUGHPUT ? moe->config.nr_slots * (l->ht.results - l->ht.x) : 0; /* rows, as far as they lie in the window */
 
 	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside, .output_bytes = l->output_bytes, .private_bytes = l->private_bytes,
-		.staging_bytes = device_far_bytes(moe->device->far)};
+		.staging_bytes = device_internode_bytes(moe->device->internode)};
 }

@@ -31,6 +31,6 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory);
 int device_stats(const tern_moe *moe, struct tern_stats *stats);
 int device_expert_load(const tern_moe *moe, uint64_t *counts);
 int device_stats_reset(tern_moe *moe);
-struct ll_tally *device_tally_create(const tern_moe *moe); /* zeros; NULL: no memory */
+struct gpu_counters *device_counters_create(const tern_moe *moe); /* zeros; NULL: no memory */
 
 #endif

@@ -22,9 +22,9 @@ struct device {
 	const struct device_ops *ops;
 	struct device_exchange *exchange;
 	struct device_layout layout;
-	enum ll_format format; /* that all links bear */
+	enum gpu_format format; /* that all links bear */
 	struct tern_engine *engine; /* the exchange's own, where devices of a node do not reach each other and the group has none; else NULL */
-	struct device_far *far; /* NULL: no rank is on another node */
+	struct device_internode *internode; /* NULL: no rank is on another node */
 	void **windows; /* [R] as mapped here; NULL: on another node */
 	bool *opened;	/* [R] by a handle from another process */
 	void *window;	/* this rank's */
@@ -33,7 +33,7 @@ struct device {
 	bool busy; /* peers may still store into the window */
 	uint32_t nr_sms;
 	struct device_stream *streams; /* [slots] */
-	struct ll_tally *tally, *since; /* as kernels have counted, when it was last asked; and at the last reset */
+	struct gpu_counters *counters, *since; /* as kernels have counted, when it was last asked; and at the last reset */
 };
 
 /* What writes to ranks on other nodes. */

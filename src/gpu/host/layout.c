@@ -11,20 +11,20 @@
 
 #define LL_MOST_TOKENS 65536u /* a plan has 16 bits for one */
 
-static uint32_t row_vectors(const struct tern_moe_config *c, enum ll_format format, bool far)
+static uint32_t row_vectors(const struct tern_moe_config *c, enum gpu_format format, bool internode)
 {
 	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
-	if (format == LL_CELLS)
+	if (format == GPU_FLAG16)
 		return scaled ? 2 : 3;
-	return far ? 2 : ll_rule_row_vectors(scaled, c->max_tokens);
+	return internode ? 2 : ll_rule_row_vectors(scaled, c->max_tokens);
 }
 
-static uint32_t result_vectors(const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far)
+static uint32_t result_vectors(const struct tern_moe_config *c, const struct layout *l, enum gpu_format format, bool internode)
 {
-	if (format == LL_CELLS)
+	if (format == GPU_FLAG16)
 		return 3;
-	if (far || c->combine_dtype != TERN_BF16)
+	if (internode || c->combine_dtype != TERN_BF16)
 		return 2;
 	return ll_rule_result_vectors(c->max_tokens, l->nr_ranks, l->combine_row_bytes);
 }
@@ -43,7 +43,7 @@ static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *
 	uint64_t of_source = c->layout == TERN_BY_SOURCE ? l->positions * c->topk : 0, output;
 	bool low = c->mode == TERN_LOW_LATENCY, own_rows = low && !c->caller_output;
 
-	d->state = take(&end, sizeof(struct ll_state));
+	d->state = take(&end, sizeof(struct gpu_state));
 	d->row_tokens = take(&end, low ? (uint64_t)l->nr_ranks * c->max_tokens * sizeof(uint32_t) : 0);
 	d->row_routes = take(&end, low ? l->nr_ranks * routes * 8 : 0);
 	d->chunks = take(&end, low ? 0 : ((uint64_t)c->max_tokens + HT_CHUNK - 1) / HT_CHUNK * (l->nr_physical + l->nr_ranks) * sizeof(uint32_t));
@@ -59,16 +59,16 @@ static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *
 	d->x = take(&end, own_rows ? l->positions * l->payload_bytes : 0);
 	d->scales = take(&end, own_rows ? l->positions * l->scales_bytes : 0);
 	d->slot_bytes = end;
-	d->tally = align_up(end * c->nr_slots, 256);
-	d->tally_bytes = sizeof(struct ll_tally) + c->nr_experts * sizeof(uint64_t);
-	d->private_bytes = output * c->nr_slots + d->tally_bytes;
+	d->counters = align_up(end * c->nr_slots, 256);
+	d->counters_bytes = sizeof(struct gpu_counters) + c->nr_experts * sizeof(uint64_t);
+	d->private_bytes = output * c->nr_slots + d->counters_bytes;
 	d->output_bytes = (end - output) * c->nr_slots;
 }
 
 /* Whether kernels divide numbers up to n right: the reciprocal of d is too large by so little. */
 static bool divides(uint64_t n, uint32_t d)
 {
-	return n <= UINT32_MAX && n * (ll_divisor_of(d).factor * d) <= UINT32_MAX;
+	return n <= UINT32_MAX && n * (gpu_divisor_of(d).factor * d) <= UINT32_MAX;
 }
 
 /* Kernels number what warps do, and find token, rank and part by division. */
@@ -91,7 +91,7 @@ static int check_numbers(
 		c->max_tokens, c->topk, l->nr_ranks, of_row, of_result, c->alignment);
 }
 
-static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
+static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool internode)
 {
 	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
@@ -105,16 +105,16 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where a block may have %u; "
 			"high-throughput mode has no such bound",
 			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, d->block_bytes);
-	d->row = ll_cut_row(d->format, scaled, l->payload_bytes, row_vectors(c, d->format, far));
-	d->result = ll_cut_row(d->format, 0, l->combine_row_bytes, result_vectors(c, l, d->format, far));
-	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + ll_wire_bytes(d->format, scaled, &d->row);
-	d->result_wire_bytes = ll_wire_bytes(d->format, 0, &d->result);
+	d->row = row_geometry_of(d->format, scaled, l->payload_bytes, row_vectors(c, d->format, internode));
+	d->result = row_geometry_of(d->format, 0, l->combine_row_bytes, result_vectors(c, l, d->format, internode));
+	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + gpu_wire_bytes(d->format, scaled, &d->row);
+	d->result_wire_bytes = gpu_wire_bytes(d->format, 0, &d->result);
 	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
 	d->slot_window_bytes = align_up(d->window.bytes, 256);
 	return 0;
 }
 
-static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool far)
+static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool internode)
 {
 	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
 	uint64_t rows = ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) *
@@ -132,18 +132,18 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 			"plan counts to %u",
 			c->max_tokens, l->nr_ranks, c->alignment, l->max_local, (unsigned long long)rows,
 			UINT32_MAX / 2);
-	d->row = ht_cut_row(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
-	d->result = ht_cut_row(l->combine_row_bytes, 4);
+	d->row = ht_row_geometry(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
+	d->result = ht_row_geometry(l->combine_row_bytes, 4);
 	d->row_wire_bytes = (uint64_t)c->topk * 16 + l->payload_bytes + l->scales_bytes;
 	d->result_wire_bytes = l->combine_row_bytes;
 	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME, l->positions, l->payload_bytes, l->scales_bytes,
-		l->combine_row_bytes, far ? 0 : ht_early_slots(l->nr_ranks, c->max_tokens, l->payload_bytes));
+		l->combine_row_bytes, internode ? 0 : ht_early_slots(l->nr_ranks, c->max_tokens, l->payload_bytes));
 	d->slot_window_bytes = d->ht.bytes;
 	d->output_bytes += c->nr_slots * output;
 	return 0;
 }
 
-int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum ll_format format, bool far, uint32_t block_bytes)
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum gpu_format format, bool internode, uint32_t block_bytes)
 {
 	bool low = c->mode == TERN_LOW_LATENCY;
 	int rc;
@@ -151,13 +151,13 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 	memset(d, 0, sizeof(*d));
 	d->format = format;
 	d->block_bytes = block_bytes;
-	if (l->nr_ranks > LL_MAX_RANKS || l->nr_physical >= LL_NO_EXPERT)
+	if (l->nr_ranks > GPU_MAX_RANKS || l->nr_physical >= GPU_NO_EXPERT)
 		return fail(TERN_ERR_UNSUPPORTED, "%u ranks and %u physical experts; GPUs take %u and %u", l->nr_ranks, l->nr_physical,
-			LL_MAX_RANKS, LL_NO_EXPERT - 1);
+			GPU_MAX_RANKS, GPU_NO_EXPERT - 1);
 	if (!low && c->caller_output)
 		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in high-throughput mode rows arrive in library memory");
 	lay_out_slot(d, c, l);
-	rc = low ? lay_out_low_latency(d, c, l, far) : lay_out_high_throughput(d, c, l, far);
+	rc = low ? lay_out_low_latency(d, c, l, internode) : lay_out_high_throughput(d, c, l, internode);
 	d->window_bytes = c->nr_slots * d->slot_window_bytes;
 	return rc ? rc : check_numbers(d, c, l);
 }

@@ -36,7 +36,7 @@ struct device_plan {
 	uint32_t block_bytes;	 /* shared memory that a block of this device may have */
 	uint32_t nr_sharing;	 /* exchanges' slots whose kernels have to fit on this device at once */
 	void *const *windows;	 /* [R] as mapped here; NULL: on another node */
-	const struct far_table *far; /* [slots]; NULL: no rank is on another node */
+	const struct internode_table *internode; /* [slots]; NULL: no rank is on another node */
 	const void *partings;	 /* [R] of ranks of this node, as kernels find them */
 };
 
@@ -90,11 +90,11 @@ struct device_ops {
 		struct tern_received *received);
 	int (*combine)(struct device_exchange *exchange, const struct device_call *call, const struct tern_combine *args, void *out, size_t out_stride);
 	int (*release)(struct device_exchange *exchange, const struct device_call *call);
-	/* What kernels have reported, or a reason of 0; a complaint is handed out once. */
-	void (*read_report)(const struct device_exchange *exchange, uint32_t slot, struct ll_report *report);
-	void (*take_complaint)(struct device_exchange *exchange, uint32_t slot, struct ll_complaint *complaint);
+	/* What kernels have reported, or a reason of 0; a input_error is handed out once. */
+	void (*read_report)(const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
+	void (*take_input_error)(struct device_exchange *exchange, uint32_t slot, struct gpu_input_error *input_error);
 	/* What kernels have counted so far; waits for none of them. Behind the struct, config.nr_experts counts. */
-	int (*read_tally)(struct device_exchange *exchange, struct ll_tally *tally);
+	int (*read_counters)(struct device_exchange *exchange, struct gpu_counters *counters);
 
 	/* For benchmarks and tests. Host memory is pinned; copies and fills are put on the stream. */
 	int (*memory_create)(uint64_t bytes, void **memory);

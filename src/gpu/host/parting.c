@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "gpu/host/far.h"
+#include "gpu/host/internode.h"
 #include "base/error.h"
 #include "base/ordering.h"
 #include "exchange/window.h"
@@ -64,13 +64,13 @@ void device_part(tern_moe *moe, uint64_t parting)
 
 	if (d->board)
 		parting_publish(&d->board[moe->rank], parting);
-	if (d->far)
-		device_far_part(d->far, parting);
+	if (d->internode)
+		device_internode_part(d->internode, parting);
 }
 
 uint64_t device_parting(const tern_moe *moe, uint32_t rank)
 {
 	const struct device *d = moe->device;
 
-	return is_far(moe, rank) ? device_far_parting(d->far, rank) : parting_observe(&d->board[rank]);
+	return is_internode(moe, rank) ? device_internode_parting(d->internode, rank) : parting_observe(&d->board[rank]);
 }

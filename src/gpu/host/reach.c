@@ -5,27 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/host/far.h"
+#include "gpu/host/internode.h"
 #include "base/error.h"
 
-/* ---- islands ----------------------------------------------------------------------------------------------------- */
+/* ---- NVLink domains ----------------------------------------------------------------------------------------------------- */
 
-static bool reaches_all(const uint8_t *links, const int *island_of, uint32_t nr_ranks, uint32_t rank, uint32_t island)
+static bool reaches_all(const uint8_t *links, const int *nvlink_domain_of, uint32_t nr_ranks, uint32_t rank, uint32_t nvlink_domain)
 {
-	for (uint32_t r = island; r < rank; r++)
-		if (island_of[r] == (int)island && (!links[r * nr_ranks + rank] || !links[rank * nr_ranks + r]))
+	for (uint32_t r = nvlink_domain; r < rank; r++)
+		if (nvlink_domain_of[r] == (int)nvlink_domain && (!links[r * nr_ranks + rank] || !links[rank * nr_ranks + r]))
 			return false;
 	return true;
 }
 
-void device_islands(const uint8_t *links, const uint32_t *node_of, uint32_t nr_ranks, int *island_of)
+void device_nvlink_domains(const uint8_t *links, const uint32_t *node_of, uint32_t nr_ranks, int *nvlink_domain_of)
 {
 	for (uint32_t r = 0; r < nr_ranks; r++) {
-		uint32_t island = 0;
+		uint32_t nvlink_domain = 0;
 
-		while (island < r && (island_of[island] != (int)island || node_of[island] != node_of[r] || !reaches_all(links, island_of, nr_ranks, r, island)))
-			island++;
-		island_of[r] = (int)island;
+		while (nvlink_domain < r && (nvlink_domain_of[nvlink_domain] != (int)nvlink_domain || node_of[nvlink_domain] != node_of[r] || !reaches_all(links, nvlink_domain_of, nr_ranks, r, nvlink_domain)))
+			nvlink_domain++;
+		nvlink_domain_of[r] = (int)nvlink_domain;
 	}
 }
 
@@ -60,7 +60,7 @@ static int ask_links(const tern_moe *moe, const struct device_card *cards, uint8
 		const uint8_t *here = cards[moe->rank].identity.uuid;
 		bool shared = !memcmp(cards[r].identity.uuid, here, sizeof(cards[r].identity.uuid));
 
-		if (is_far(moe, r))
+		if (is_internode(moe, r))
 			continue;
 		rc = device_outcome(d, d->ops->reach(cards[r].identity.uuid, &link));
 		/* none does not part ranks that share a device */
@@ -71,15 +71,15 @@ static int ask_links(const tern_moe *moe, const struct device_card *cards, uint8
 	return rc;
 }
 
-static enum ll_format choose_format(const uint8_t *links, const struct nodes *nodes)
+static enum gpu_format choose_format(const uint8_t *links, const struct nodes *nodes)
 {
 	uint32_t nr = nodes->nr_ranks;
 
 	for (uint32_t a = 0; a < nr; a++)
 		for (uint32_t b = 0; b < nr; b++)
 			if (nodes->node_of[a] == nodes->node_of[b] && links[a * nr + b] < DEVICE_LINK_LINES)
-				return LL_CELLS;
-	return LL_LINES;
+				return GPU_FLAG16;
+	return GPU_FLAG128;
 }
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
@@ -87,14 +87,14 @@ static enum ll_format choose_format(const uint8_t *links, const struct nodes *no
 /* True in *divided: there are more nodes now. */
 static int divide_nodes(tern_moe *moe, const uint8_t *links, bool *divided)
 {
-	int *island_of = calloc(moe->nr_ranks, sizeof(*island_of)), rc;
+	int *nvlink_domain_of = calloc(moe->nr_ranks, sizeof(*nvlink_domain_of)), rc;
 	struct nodes nodes = {0};
 
-	if (!island_of)
+	if (!nvlink_domain_of)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
-	device_islands(links, moe->nodes.node_of, moe->nr_ranks, island_of);
-	rc = nodes_init(&nodes, island_of, moe->nr_ranks);
-	free(island_of);
+	device_nvlink_domains(links, moe->nodes.node_of, moe->nr_ranks, nvlink_domain_of);
+	rc = nodes_init(&nodes, nvlink_domain_of, moe->nr_ranks);
+	free(nvlink_domain_of);
 	*divided = !rc && nodes.nr_nodes > moe->nodes.nr_nodes;
 	if (*divided) {
 		nodes_free(&moe->nodes);

@@ -2,11 +2,11 @@
 /* What kernels have reported, turned into errors: which wait expired and who is to blame, which number of a peer was not followed, what was wrong with the caller's ids. */
 #include <stdio.h>
 
-#include "gpu/host/far.h"
+#include "gpu/host/internode.h"
 #include "gpu/host/inside.h"
 #include "engine/engine.h"
 #include "base/error.h"
-#include "gpu/wire/far.h"
+#include "gpu/wire/internode.h"
 #include "exchange/wire.h"
 
 /* 0, or how that rank went without a word; *cause: the engine's, "" where there is none. */
@@ -15,7 +15,7 @@ static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
 	*cause = "";
 	if (device_parting(moe, rank))
 		return 0;
-	if (is_far(moe, rank))
+	if (is_internode(moe, rank))
 		return engine_peer_down(device_engine(moe), rank, cause);
 	return group_has_died(moe->group, rank) ? TERN_ERR_PEER_DEAD : 0;
 }
@@ -28,7 +28,7 @@ struct blame {
 /* The one that was waited for, or whoever that one may have waited for: others end when they have found somebody dead. */
 static bool blame_death(const tern_moe *moe, uint32_t awaited, struct blame *blame)
 {
-	int first = moe->device->far ? device_far_first_lost(moe->device->far) : -1;
+	int first = moe->device->internode ? device_internode_first_lost(moe->device->internode) : -1;
 
 	blame->peer = first >= 0 ? first : (int)awaited;
 	blame->error = is_gone(moe, (uint32_t)blame->peer, &blame->cause);
@@ -56,17 +56,17 @@ static struct blame find_blame(const tern_moe *moe, uint32_t awaited)
 	return blame;
 }
 
-static enum tern_phase phase_of(const struct ll_report *r)
+static enum tern_phase phase_of(const struct gpu_report *r)
 {
-	static const enum tern_phase of_kind[NR_FAR_KINDS] = {TERN_PHASE_COUNTS, TERN_PHASE_COUNTS, TERN_PHASE_DISPATCH, TERN_PHASE_COMBINE};
+	static const enum tern_phase of_kind[NR_INTERNODE_KINDS] = {TERN_PHASE_COUNTS, TERN_PHASE_COUNTS, TERN_PHASE_DISPATCH, TERN_PHASE_COMBINE};
 
-	if (r->reason == LL_WAIT_SENT)
-		return of_kind[r->token % NR_FAR_KINDS];
-	return r->reason == LL_WAIT_COUNTS ? TERN_PHASE_COUNTS : r->reason <= LL_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
+	if (r->reason == GPU_WAIT_SENT)
+		return of_kind[r->token % NR_INTERNODE_KINDS];
+	return r->reason == GPU_WAIT_COUNTS ? TERN_PHASE_COUNTS : r->reason <= GPU_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
 }
 
 /* Returns who is to blame, like the next. */
-static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
 	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word", "the counts", "what the engine has not sent"};
 	static const char *const names[] = {"counts", "dispatch", "combine"};
@@ -99,7 +99,7 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct ll_report 
 }
 
 /* A number of a peer's that was not followed. */
-static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
 	static const char *const what[] = {"tokens", "an expert, for a token,", "a token that another rank sends", "rows, in a column of its counts,",
 		"a row's position, of a token,", "a local expert, for a token,"};
@@ -107,14 +107,14 @@ static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct ll_report 
 	moe->failed = TERN_ERR_PROTOCOL;
 	snprintf(moe->failed_text, sizeof(moe->failed_text),
 		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is the most (token or column %u; slot %u, epoch %u)", moe->rank,
-		what[(r->reason - LL_BROKEN_TOKENS) % 6], r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
+		what[(r->reason - GPU_BROKEN_TOKENS) % 6], r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
 	return (int)r->peer;
 }
 
 /* A kernel of this slot has ended early. Peers are told. */
-static int has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
+static int has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
-	int peer = r->reason >= LL_BROKEN_TOKENS ? peer_has_broken(moe, slot, r) : wait_has_failed(moe, slot, r);
+	int peer = r->reason >= GPU_BROKEN_TOKENS ? peer_has_broken(moe, slot, r) : wait_has_failed(moe, slot, r);
 
 	device_part(moe, parting_make(moe->failed, peer));
 	return fail(moe->failed, "%s", moe->failed_text);
@@ -123,7 +123,7 @@ static int has_failed(tern_moe *moe, uint32_t slot, const struct ll_report *r)
 int device_look(tern_moe *moe)
 {
 	const struct device *d = moe->device;
-	struct ll_report report = {0};
+	struct gpu_report report = {0};
 
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
 		d->ops->read_report(d->exchange, slot, &report);
@@ -133,23 +133,23 @@ int device_look(tern_moe *moe)
 	return 0;
 }
 
-static int look_at_complaints(tern_moe *moe)
+static int look_at_input_errors(tern_moe *moe)
 {
 	struct device *d = moe->device;
-	struct ll_complaint complaint;
+	struct gpu_input_error input_error;
 	int rc = 0;
 
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
-		d->ops->take_complaint(d->exchange, slot, &complaint);
-		if (complaint.reason == LL_ID_RANGE)
-			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 (slot %u, epoch %u)", complaint.token,
-				complaint.k, (long long)complaint.id, moe->config.nr_experts - 1, slot, complaint.epoch);
-		else if (complaint.reason == LL_OVER_CAPACITY)
-			rc = fail(TERN_ERR_CAPACITY, "rank %u would receive %lld rows; its capacity is %llu (slot %u, epoch %u)", complaint.token,
-				(long long)complaint.id, (unsigned long long)moe->layout.capacity, slot, complaint.epoch);
-		else if (complaint.reason)
-			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u] named expert %lld twice, again at column %u (slot %u, epoch %u)", complaint.token,
-				(long long)complaint.id, complaint.k, slot, complaint.epoch);
+		d->ops->take_input_error(d->exchange, slot, &input_error);
+		if (input_error.reason == GPU_ID_RANGE)
+			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 (slot %u, epoch %u)", input_error.token,
+				input_error.k, (long long)input_error.id, moe->config.nr_experts - 1, slot, input_error.epoch);
+		else if (input_error.reason == GPU_OVER_CAPACITY)
+			rc = fail(TERN_ERR_CAPACITY, "rank %u would receive %lld rows; its capacity is %llu (slot %u, epoch %u)", input_error.token,
+				(long long)input_error.id, (unsigned long long)moe->layout.capacity, slot, input_error.epoch);
+		else if (input_error.reason)
+			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u] named expert %lld twice, again at column %u (slot %u, epoch %u)", input_error.token,
+				(long long)input_error.id, input_error.k, slot, input_error.epoch);
 	}
 	return rc;
 }
@@ -165,5 +165,5 @@ int tern_moe_status(tern_moe *moe)
 	if (!moe->device)
 		return 0;
 	rc = device_look(moe);
-	return rc ? rc : look_at_complaints(moe);
+	return rc ? rc : look_at_input_errors(moe);
 }

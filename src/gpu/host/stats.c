@@ -6,27 +6,27 @@
 #include "gpu/host/inside.h"
 #include "base/error.h"
 
-struct ll_tally *device_tally_create(const tern_moe *moe)
+struct gpu_counters *device_counters_create(const tern_moe *moe)
 {
-	return calloc(1, sizeof(struct ll_tally) + moe->config.nr_experts * sizeof(uint64_t));
+	return calloc(1, sizeof(struct gpu_counters) + moe->config.nr_experts * sizeof(uint64_t));
 }
 
-static int read_tally(const tern_moe *moe)
+static int read_counters(const tern_moe *moe)
 {
 	const struct device *d = moe->device;
 	int rc = exchange_look(moe);
 
 	if (rc)
 		return rc;
-	rc = d->ops->read_tally(d->exchange, d->tally);
+	rc = d->ops->read_counters(d->exchange, d->counters);
 	return rc ? fail(rc, "statistics: %s", d->ops->error_text()) : 0;
 }
 
 int device_stats(const tern_moe *moe, struct tern_stats *stats)
 {
 	const struct device *d = moe->device;
-	const struct ll_tally *now = d->tally, *then = d->since;
-	int rc = read_tally(moe);
+	const struct gpu_counters *now = d->counters, *then = d->since;
+	int rc = read_counters(moe);
 
 	if (rc)
 		return rc;
@@ -46,19 +46,19 @@ int device_stats(const tern_moe *moe, struct tern_stats *stats)
 
 int device_expert_load(const tern_moe *moe, uint64_t *counts)
 {
-	int rc = read_tally(moe);
+	int rc = read_counters(moe);
 
 	for (uint32_t e = 0; e < moe->config.nr_experts && !rc; e++)
-		counts[e] = moe->device->tally->load[e] - moe->device->since->load[e];
+		counts[e] = moe->device->counters->load[e] - moe->device->since->load[e];
 	return rc;
 }
 
 int device_stats_reset(tern_moe *moe)
 {
 	struct device *d = moe->device;
-	int rc = read_tally(moe);
+	int rc = read_counters(moe);
 
 	if (!rc)
-		memcpy(d->since, d->tally, sizeof(*d->since) + moe->config.nr_experts * sizeof(uint64_t));
+		memcpy(d->since, d->counters, sizeof(*d->since) + moe->config.nr_experts * sizeof(uint64_t));
 	return rc;
 }

@@ -31,7 +31,7 @@ struct ht_window {
 	uint32_t rank_columns; /* a column is a rank; else a k */
 };
 
-LL_BOTH uint64_t ht_align(uint64_t bytes)
+HOST_DEVICE uint64_t ht_align(uint64_t bytes)
 {
 	return (bytes + 255) / 256 * 256;
 }
@@ -39,7 +39,7 @@ LL_BOTH uint64_t ht_align(uint64_t bytes)
 /* From all sources together: what NVLink carries while a plan is made, several times over. */
 #define HT_EARLY_BYTES (32u << 20)
 
-LL_BOTH uint32_t ht_early_slots(uint32_t nr_ranks, uint32_t max_tokens, uint32_t row_bytes)
+HOST_DEVICE uint32_t ht_early_slots(uint32_t nr_ranks, uint32_t max_tokens, uint32_t row_bytes)
 {
 	uint32_t most = HT_EARLY_BYTES / nr_ranks / row_bytes;
 
@@ -47,7 +47,7 @@ LL_BOTH uint32_t ht_early_slots(uint32_t nr_ranks, uint32_t max_tokens, uint32_t
 }
 
 /* nr_early: slots for them; row_bytes, row_scales_bytes: of one row. */
-LL_BOTH struct ht_window ht_window_of(uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_tokens, uint32_t topk, int at_home, uint64_t positions,
+HOST_DEVICE struct ht_window ht_window_of(uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_tokens, uint32_t topk, int at_home, uint64_t positions,
 	uint32_t row_bytes, uint32_t row_scales_bytes, uint32_t result_bytes, uint32_t nr_early)
 {
 	uint64_t early = (uint64_t)nr_ranks * nr_early;
@@ -57,7 +57,7 @@ LL_BOTH struct ht_window ht_window_of(uint32_t nr_ranks, uint32_t nr_physical, u
 	w.nr_columns = w.rank_columns ? nr_ranks : topk;
 	w.counts_bytes = ht_align(4ull * (nr_physical + nr_ranks + 2));
 	w.count_words = 0;
-	w.counts = w.count_words + 2ull * nr_ranks * LL_LINE_BYTES;
+	w.counts = w.count_words + 2ull * nr_ranks * GPU_LINE_BYTES;
 	w.heads = w.counts + 2 * nr_ranks * w.counts_bytes;
 	w.result_words = w.heads + ht_align((uint64_t)nr_ranks * max_tokens * topk * 16);
 	w.x = w.result_words + ht_align(4ull * max_tokens * w.nr_columns);
@@ -71,14 +71,14 @@ LL_BOTH struct ht_window ht_window_of(uint32_t nr_ranks, uint32_t nr_physical, u
 }
 
 /* In whole vectors: no word is displaced by an epoch here. */
-LL_BOTH struct ll_cut ht_cut_row(uint32_t row_bytes, uint32_t nr_vectors)
+HOST_DEVICE struct row_geometry ht_row_geometry(uint32_t row_bytes, uint32_t nr_vectors)
 {
-	struct ll_cut cut;
+	struct row_geometry cut;
 
 	cut.row_bytes = row_bytes;
-	cut.nr_lines = ll_ceil(row_bytes, LL_LINE_BYTES);
+	cut.nr_lines = gpu_ceil(row_bytes, GPU_LINE_BYTES);
 	cut.nr_vectors = nr_vectors;
-	cut.nr_segments = ll_ceil(cut.nr_lines, 4 * nr_vectors);
+	cut.nr_segments = gpu_ceil(cut.nr_lines, 4 * nr_vectors);
 	cut.segment_pieces = 32 * nr_vectors;
 	cut.segment_bytes = nr_vectors * 512;
 	return cut;
@@ -87,14 +87,14 @@ LL_BOTH struct ll_cut ht_cut_row(uint32_t row_bytes, uint32_t nr_vectors)
 /* Through a block's shared memory rows go in parts, with the parts' scales behind them. Whole segments of 1024 bytes. */
 #define HT_PART_BYTES 7168
 
-LL_BOTH uint32_t ht_part_bytes(uint32_t row_bytes)
+HOST_DEVICE uint32_t ht_part_bytes(uint32_t row_bytes)
 {
-	return ll_ceil(ll_ceil(row_bytes, ll_ceil(row_bytes, HT_PART_BYTES)), 1024) * 1024;
+	return gpu_ceil(gpu_ceil(row_bytes, gpu_ceil(row_bytes, HT_PART_BYTES)), 1024) * 1024;
 }
 
-LL_BOTH uint32_t ht_part_tray(uint32_t row_bytes, uint32_t scale_bytes)
+HOST_DEVICE uint32_t ht_part_buffer(uint32_t row_bytes, uint32_t scale_bytes)
 {
-	return ht_part_bytes(row_bytes) + ll_ceil(ht_part_bytes(row_bytes) / LL_LINE_BYTES * scale_bytes, LL_LINE_BYTES) * LL_LINE_BYTES;
+	return ht_part_bytes(row_bytes) + gpu_ceil(ht_part_bytes(row_bytes) / GPU_LINE_BYTES * scale_bytes, GPU_LINE_BYTES) * GPU_LINE_BYTES;
 }
 
 #endif

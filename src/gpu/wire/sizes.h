@@ -6,17 +6,17 @@
 #include "gpu/wire/ll.h"
 
 /* Ids of a plan in shared memory: whole warps' pieces. */
-LL_BOTH uint32_t positions_ids(enum ll_format format, uint32_t nr_ids)
+HOST_DEVICE uint32_t positions_ids(enum gpu_format format, uint32_t nr_ids)
 {
 	uint32_t warp = 4 * 7 * ll_lane_ids(format);
 
-	return ll_ceil(nr_ids, warp) * warp;
+	return gpu_ceil(nr_ids, warp) * warp;
 }
 
 /* Shared memory of a block that receives: struct positions. */
-LL_BOTH uint64_t positions_bytes(enum ll_format format, uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
+HOST_DEVICE uint64_t positions_bytes(enum gpu_format format, uint32_t nr_ranks, uint32_t nr_local, uint32_t max_tokens, uint32_t topk)
 {
-	uint64_t words = ll_ceil(max_tokens, 32), local = nr_local ? nr_local : 1;
+	uint64_t words = gpu_ceil(max_tokens, 32), local = nr_local ? nr_local : 1;
 
 	return 4 * (nr_ranks * (nr_local * words + local) + nr_ranks * (words + 1) + nr_local + 2 + 2 * 16) +
 	       2ull * nr_ranks * positions_ids(format, max_tokens * topk);

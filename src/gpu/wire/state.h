@@ -17,13 +17,13 @@ enum ht_tickets {
 };
 
 /* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as one. */
-struct ll_state {
+struct gpu_state {
 	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
 	uint32_t epoch_combine;	 /* of the round under way; set by the dispatch */
 	uint32_t nr_tokens;	 /* dispatched from here in this round */
 	uint32_t failed;	 /* a wait expired: kernels return at once */
-	uint32_t nr_from[LL_MAX_RANKS]; /* rows received from each source in this round */
-	uint32_t complaining;	 /* somebody writes a complaint */
+	uint32_t nr_from[GPU_MAX_RANKS]; /* rows received from each source in this round */
+	uint32_t complaining;	 /* somebody writes a input_error */
 	uint32_t abandoned;	 /* high throughput: some rank is over its capacity, and no row moves in this round */
 	uint32_t nr_rows;	 /* received in this round */
 	uint32_t nr_arrived;	 /* (token, rank) pairs of these: where a token has several experts, one */
@@ -35,9 +35,9 @@ struct ll_state {
 };
 
 /* What all rounds of an exchange add up to; nothing ever takes from it. Of all slots together, so only added to by atomics. In the order of struct tern_stats. */
-struct ll_tally {
+struct gpu_counters {
 	uint64_t rounds;
-	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for tally_token */
+	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for counters_token */
 	uint64_t rows_received;
 	uint64_t engine_bytes; /* for ranks on other nodes, into the ring */
 	uint64_t results; /* that left for homes: of routes, or summed here */
@@ -45,42 +45,42 @@ struct ll_tally {
 };
 
 /* Who waited for what when the first wait expired, or what a peer has sent that no correct one does: numbers that say where rows lie are looked at before they are followed. */
-enum ll_wait {
-	LL_WAIT_NONE = 0,
-	LL_WAIT_PLAN = 1,
-	LL_WAIT_ROW = 2,
-	LL_WAIT_RESULT = 3,
-	LL_WAIT_ARRIVAL = 4,
-	LL_WAIT_COUNTS = 5,
-	LL_WAIT_SENT = 6, /* that the engine has sent what was staged before; token: enum far_kind; epochs: writes begun, and ended */
-	LL_BROKEN_TOKENS = 7,	/* more tokens than there can be */
-	LL_BROKEN_EXPERT = 8,	/* a physical expert that there is not */
-	LL_BROKEN_SENDER = 9,	/* a token that a replica sends; most: that one */
-	LL_BROKEN_ROWS = 10,	/* more rows for an expert, or a rank, than the source has tokens. token: the column */
-	LL_BROKEN_POSITION = 11, /* a row's, outside of this round's */
-	LL_BROKEN_LOCAL = 12	/* a local expert that is not here */
+enum gpu_wait {
+	GPU_WAIT_NONE = 0,
+	GPU_WAIT_PLAN = 1,
+	GPU_WAIT_ROW = 2,
+	GPU_WAIT_RESULT = 3,
+	GPU_WAIT_ARRIVAL = 4,
+	GPU_WAIT_COUNTS = 5,
+	GPU_WAIT_SENT = 6, /* that the engine has sent what was staged before; token: enum internode_kind; epochs: writes begun, and ended */
+	GPU_BROKEN_TOKENS = 7,	/* more tokens than there can be */
+	GPU_BROKEN_EXPERT = 8,	/* a physical expert that there is not */
+	GPU_BROKEN_SENDER = 9,	/* a token that a replica sends; most: that one */
+	GPU_BROKEN_ROWS = 10,	/* more rows for an expert, or a rank, than the source has tokens. token: the column */
+	GPU_BROKEN_POSITION = 11, /* a row's, outside of this round's */
+	GPU_BROKEN_LOCAL = 12	/* a local expert that is not here */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */
-struct ll_report {
-	uint32_t reason; /* enum ll_wait; set last */
+struct gpu_report {
+	uint32_t reason; /* enum gpu_wait; set last */
 	uint32_t rank, peer;
 	uint32_t token;
 	uint32_t epoch_expected, epoch_seen;
 	uint64_t waited_ns;
-	uint32_t value, most; /* LL_BROKEN...: what came, and the most that can be */
+	uint32_t value, most; /* GPU_BROKEN...: what came, and the most that can be */
 };
 
 /* An id that no correct caller passes. The route is dropped (an id named twice is a route like any other), and the round goes on. */
-enum ll_bad_id {
-	LL_ID_GOOD = 0,
-	LL_ID_RANGE = 1,
-	LL_ID_TWICE = 2,
-	LL_OVER_CAPACITY = 3 /* token: the rank; id: rows that it would receive. The round is empty on all ranks */
+enum gpu_bad_id {
+	GPU_ID_GOOD = 0,
+	GPU_ID_RANGE = 1,
+	GPU_ID_TWICE = 2,
+	GPU_OVER_CAPACITY = 3 /* token: the rank; id: rows that it would receive. The round is empty on all ranks */
 };
 
-struct ll_complaint {
-	uint32_t reason; /* enum ll_bad_id; set last, cleared by the host */
+struct gpu_input_error {
+	uint32_t reason; /* enum gpu_bad_id; set last, cleared by the host */
 	uint32_t token, k;
 	uint32_t epoch;
 	int64_t id;

@@ -5,7 +5,7 @@
  * One thread at a time runs all devices: whoever waits for a stream. What runs next is drawn from TERN_EMULATED_SEED, so with one thread a run repeats exactly.
  *
  *   a pass       each lane of a warp that can run does so until it meets the others (shuffles, votes), waits at a barrier, yields, or ends. Nothing
- *                else runs within: what a warp's lanes store in one instruction, and load in one, is whole, as LL_LINES needs it.
+ *                else runs within: what a warp's lanes store in one instruction, and load in one, is whole, as GPU_FLAG128 needs it.
  *   a turn       some passes of one warp; then another warp of any block of any device
  *   stores       through the named functions of ptx.cuh are delayed, each by itself, and arrive in any order (TERN_EMULATED_STORES=delayed), but for
  *                what fences, releases and a kernel's end say; or are there at once (=direct), which ThreadSanitizer understands
@@ -13,7 +13,7 @@
  *
  * Settings of the environment: TERN_EMULATED_GPUS (4), TERN_EMULATED_SMS (8), each of which holds one block; TERN_EMULATED_SEED (1); TERN_EMULATED_STORES;
  * TERN_EMULATED_LINES (1; 0: no whole lines arrive at peers, as over PCIe); TERN_EMULATED_PROCESSES (none): a file that all processes name whose devices
- * map each other's memory; TERN_EMULATED_ISLAND (0: all devices reach each other's memory; else so many in a row); TERN_EMULATED_BLOCK_KIB (227): shared memory of a block; TERN_EMULATED_CODE (90; 80: kernels do what their code for sm_80 does: lanes store what the copy engine would, and no kernel waits for the one ahead). */
+ * map each other's memory; TERN_EMULATED_NVLINK_DOMAIN (0: all devices reach each other's memory; else so many in a row); TERN_EMULATED_BLOCK_KIB (227): shared memory of a block; TERN_EMULATED_CODE (90; 80: kernels do what their code for sm_80 does: lanes store what the copy engine would, and no kernel waits for the one ahead). */
 #ifndef EMULATE_H
 #define EMULATE_H
 

@@ -100,7 +100,7 @@ struct settings {
 	uint64_t seed;
 	bool delayed, lines;
 	uint32_t code;
-	uint32_t island; /* so many devices in a row reach each other's memory; 0: all */
+	uint32_t nvlink_domain; /* so many devices in a row reach each other's memory; 0: all */
 	size_t block_bytes; /* shared memory of a block */
 };
 

@@ -44,7 +44,7 @@ static void load_settings(void)
 	settings.nr_sms = (uint32_t)setting("TERN_EMULATED_SMS", 8, 1024);
 	settings.seed = setting("TERN_EMULATED_SEED", 1, UINT64_MAX);
 	settings.lines = setting("TERN_EMULATED_LINES", 1, 1);
-	settings.island = (uint32_t)setting("TERN_EMULATED_ISLAND", 0, MAX_DEVICES);
+	settings.nvlink_domain = (uint32_t)setting("TERN_EMULATED_NVLINK_DOMAIN", 0, MAX_DEVICES);
 	settings.block_bytes = (size_t)setting("TERN_EMULATED_BLOCK_KIB", 227, 227) * 1024;
 	settings.code = (uint32_t)setting("TERN_EMULATED_CODE", 90, 100);
 	settings.delayed = !stores || strcmp(stores, "direct") != 0;
@@ -167,9 +167,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
-	uint32_t island = emulated_settings()->island;
+	uint32_t nvlink_domain = emulated_settings()->nvlink_domain;
 
-	*can = is_device(device) && is_device(peer) && device != peer && (!island || (uint32_t)device / island == (uint32_t)peer / island);
+	*can = is_device(device) && is_device(peer) && device != peer && (!nvlink_domain || (uint32_t)device / nvlink_domain == (uint32_t)peer / nvlink_domain);
 	return cudaSuccess;
 }
 

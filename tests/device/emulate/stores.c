@@ -117,7 +117,7 @@ void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole)
 	uint32_t lane = emulated_lane->index;
 	struct group *g;
 
-	if (emulated_settings()->island)
+	if (emulated_settings()->nvlink_domain)
 		check_reach(to);
 	overtakes_none(to, bytes);
 	g = group_for((uint8_t *)to - (uintptr_t)to % LINE_BYTES, whole && keeps_lines(to));

@@ -4,7 +4,7 @@
  *   dispatch_ll   x, topk_ids, topk_weights -> rows in expert-major order, counts, offsets, descriptions
  *   combine_ll    y at the same positions   -> out, each token's weighted sum
  *
- * Each is one kernel, and may be captured in a graph: the epoch lives in device memory (struct ll_state), the dispatch hands it to the combine, and
+ * Each is one kernel, and may be captured in a graph: the epoch lives in device memory (struct gpu_state), the dispatch hands it to the combine, and
  * the combine moves it on. Every replay may bring other tokens, ids and weights, and, through nr_tokens_at, another number of them.
  *
  * In a kernel some warps of each block send and the others receive; with only one role all warps have it, so that the halves can be
@@ -16,7 +16,7 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
-#include "gpu/wire/far.h"
+#include "gpu/wire/internode.h"
 #include "gpu/wire/state.h"
 #include "gpu/cuda/common/kinds.h"
 #include "gpu/cuda/tuning.h"
@@ -27,59 +27,59 @@ extern "C" {
 #endif
 
 /* Which rank has an expert. No tables for contiguous blocks of equal size without replicas. */
-struct ll_placement {
+struct gpu_placement {
 	uint32_t nr_experts;		/* logical */
 	uint32_t nr_physical;
 	uint32_t per_rank;		/* physical experts of each rank; 0: look into place */
-	struct ll_divisor by_per_rank;
+	struct gpu_divisor by_per_rank;
 	const uint32_t *place;		/* [P] rank << 16 | local expert */
 	const uint32_t *replica_start;	/* [E + 1]; NULL: physical = logical */
 	const uint32_t *replicas;	/* [P] */
 };
 
-struct ll_exchange {
+struct gpu_exchange {
 	uint32_t rank, nr_ranks, topk, max_tokens, nr_local;
 	uint32_t at_home;		/* results are summed at home; else at the expert */
-	enum ll_format format;
-	struct ll_placement placement;
-	struct ll_cut row, result;
-	struct ll_divisor by_topk, by_ranks, by_result_segments;
-	struct ll_divisor by_others;	/* ranks but this one; at least 1 */
-	struct ll_divisor by_row_parts; /* segments, and the head */
-	struct ll_divisor by_replicas;	/* ranks that pass the same tokens: each sends its share, all are home */
+	enum gpu_format format;
+	struct gpu_placement placement;
+	struct row_geometry row, result;
+	struct gpu_divisor by_topk, by_ranks, by_result_segments;
+	struct gpu_divisor by_others;	/* ranks but this one; at least 1 */
+	struct gpu_divisor by_row_parts; /* segments, and the head */
+	struct gpu_divisor by_replicas;	/* ranks that pass the same tokens: each sends its share, all are home */
 	struct ll_window window;
-	uint8_t *windows[LL_MAX_RANKS]; /* as mapped here; NULL: on another node */
-	struct far_table *far;		/* NULL: no rank is on another node */
-	struct ll_state *state;
-	struct ll_report *report;
-	struct ll_complaint *complaint;
+	uint8_t *windows[GPU_MAX_RANKS]; /* as mapped here; NULL: on another node */
+	struct internode_table *internode;		/* NULL: no rank is on another node */
+	struct gpu_state *state;
+	struct gpu_report *report;
+	struct gpu_input_error *input_error;
 	const uint8_t *partings;	/* [R] parting words of this node's ranks (wire.h), in memory of the host; NULL: not looked at */
-	struct ll_tally *tally;		/* NULL: nothing is counted */
+	struct gpu_counters *counters;		/* NULL: nothing is counted */
 	uint64_t wait_ns;
 	/* What the dispatch leaves for the combine, in private memory: */
 	uint32_t *row_tokens;		/* [R][T] the tokens of a source that came here, in order */
 	uint2 *row_routes;		/* [R][T][K] likewise: position (UINT32_MAX: not here), weight */
 	uint2 *home_routes;		/* [T][K] rank (UINT32_MAX: none), weight */
 	uint32_t *own_positions;	/* [T][K] of this rank's tokens: position, where the route ends here; undefined for tokens without any such route */
-	uint64_t *trace;		/* NULL, or [blocks][LL_TRACE] nanoseconds */
+	uint64_t *trace;		/* NULL, or [blocks][GPU_TRACE] nanoseconds */
 };
-#define LL_TRACE 16
+#define GPU_TRACE 16
 
-enum ll_roles {
-	LL_SEND = 1,
-	LL_RECEIVE = 2
+enum gpu_roles {
+	GPU_SEND = 1,
+	GPU_RECEIVE = 2
 };
 
-struct ll_dispatch {
-	struct ll_exchange exchange;
-	uint32_t roles;			/* enum ll_roles */
-	enum ll_x kind;
+struct gpu_dispatch {
+	struct gpu_exchange exchange;
+	uint32_t roles;			/* enum gpu_roles */
+	enum gpu_x kind;
 	uint32_t scale_bytes;		/* of one scale, as the caller has it: 4 (a float), 1 (UE8M0), 0: none */
 	uint32_t nr_tokens;		/* the caller's buffers hold as many */
 	const uint32_t *nr_tokens_at;	/* how many there are; NULL: nr_tokens */
 	const uint8_t *x;
 	uint64_t x_stride;
-	const uint8_t *scales;		/* LL_X_GIVEN */
+	const uint8_t *scales;		/* GPU_X_GIVEN */
 	uint64_t scales_stride;
 	const void *topk_ids;
 	uint32_t ids_64;
@@ -87,8 +87,8 @@ struct ll_dispatch {
 	/* Output; positions as in tern.h: */
 	uint32_t padded, by_source;
 	uint64_t capacity;
-	struct ll_divisor by_alignment;
-	struct ll_divisor by_share;	/* how many warps share a segment's destinations, 1 to R */
+	struct gpu_divisor by_alignment;
+	struct gpu_divisor by_share;	/* how many warps share a segment's destinations, 1 to R */
 	uint8_t *out_x;
 	uint8_t *out_scales;
 	int4 *out_rows;			/* struct tern_row */
@@ -99,11 +99,11 @@ struct ll_dispatch {
 	uint64_t *out_sums;		/* nr_rows, extent */
 };
 
-struct ll_combine {
-	struct ll_exchange exchange;
+struct gpu_combine {
+	struct gpu_exchange exchange;
 	uint32_t roles;
 	uint32_t weighted;
-	enum ll_y kind;
+	enum gpu_y kind;
 	uint32_t release;		/* nothing comes home: only the arrival words */
 	const uint8_t *y;
 	uint64_t y_stride;
@@ -112,15 +112,15 @@ struct ll_combine {
 };
 
 /* cudaErrorInvalidValue: no such variant of nr_vectors, or too much shared memory for R, L and T. */
-cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_launch *launch, cudaStream_t stream);
-cudaError_t ll_combine_launch(const struct ll_combine *args, const struct ll_launch *launch, cudaStream_t stream);
+cudaError_t ll_dispatch_launch(const struct gpu_dispatch *args, const struct gpu_launch *launch, cudaStream_t stream);
+cudaError_t ll_combine_launch(const struct gpu_combine *args, const struct gpu_launch *launch, cudaStream_t stream);
 
 /* Can all warps of this combine send, and then receive? */
-int ll_combine_whole(const struct ll_combine *args);
+int ll_combine_whole(const struct gpu_combine *args);
 
 /* Blocks of that size that the current device holds at once, of any kernel that could be chosen. */
-cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct ll_launch *launch, uint32_t *nr_blocks);
-cudaError_t ll_combine_most_blocks(const struct ll_combine *args, const struct ll_launch *launch, uint32_t *nr_blocks);
+cudaError_t ll_dispatch_most_blocks(const struct gpu_dispatch *args, const struct gpu_launch *launch, uint32_t *nr_blocks);
+cudaError_t ll_combine_most_blocks(const struct gpu_combine *args, const struct gpu_launch *launch, uint32_t *nr_blocks);
 
 #ifdef __cplusplus
 }

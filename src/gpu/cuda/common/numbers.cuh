@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t fp16_bits(uint32_t h)
 }
 
 template <int Y> struct y_kind {
-	static constexpr int PER_VECTOR = Y == LL_Y_FP32 ? 4 : 8;
+	static constexpr int PER_VECTOR = Y == GPU_Y_FP32 ? 4 : 8;
 };
 
 template <int Y> __device__ __forceinline__ void y_numbers(uint4 v, float (&x)[y_kind<Y>::PER_VECTOR])
@@ -36,11 +36,11 @@ template <int Y> __device__ __forceinline__ void y_numbers(uint4 v, float (&x)[y
 
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		if constexpr (Y == LL_Y_FP32) {
+		if constexpr (Y == GPU_Y_FP32) {
 			x[i] = __uint_as_float(word[i]);
 		} else {
-			x[2 * i] = Y == LL_Y_BF16 ? bf16_low(word[i]) : fp16_number(word[i] & 0xffff);
-			x[2 * i + 1] = Y == LL_Y_BF16 ? bf16_high(word[i]) : fp16_number(word[i] >> 16);
+			x[2 * i] = Y == GPU_Y_BF16 ? bf16_low(word[i]) : fp16_number(word[i] & 0xffff);
+			x[2 * i + 1] = Y == GPU_Y_BF16 ? bf16_high(word[i]) : fp16_number(word[i] >> 16);
 		}
 	}
 }
@@ -58,12 +58,12 @@ __device__ __forceinline__ void add_vector(float (&sum)[y_kind<Y>::PER_VECTOR], 
 
 template <int Y> __device__ __forceinline__ uint32_t round_pair(float low, float high)
 {
-	return Y == LL_Y_BF16 ? bf16_pair(low, high) : fp16_pair(low, high);
+	return Y == GPU_Y_BF16 ? bf16_pair(low, high) : fp16_pair(low, high);
 }
 
 template <int Y> __device__ __forceinline__ uint4 round_vector(const float (&sum)[y_kind<Y>::PER_VECTOR])
 {
-	if constexpr (Y == LL_Y_FP32)
+	if constexpr (Y == GPU_Y_FP32)
 		return make_uint4(__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(sum[2]), __float_as_uint(sum[3]));
 	else
 		return make_uint4(round_pair<Y>(sum[0], sum[1]), round_pair<Y>(sum[2], sum[3]), round_pair<Y>(sum[4], sum[5]),

@@ -3,78 +3,78 @@
 #ifndef TERN_CUDA_PLAN_CUH
 #define TERN_CUDA_PLAN_CUH
 
-#include "gpu/cuda/internode/far.cuh"
+#include "gpu/cuda/internode/internode.cuh"
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/memory.cuh"
 #include "gpu/cuda/common/segment.cuh"
 #include "gpu/wire/sizes.h"
-#include "gpu/cuda/common/tally.cuh"
+#include "gpu/cuda/common/counters.cuh"
 #include "gpu/cuda/common/wait.cuh"
 
 /* What a low-latency dispatch need not test for, as it is compiled for each. */
-enum ll_case {
-	LL_ANY,	   /* nothing: replicas, experts anywhere, more ranks than a warp has lanes */
-	LL_PLACED, /* none of these; any layout, ids of either width */
-	LL_PLAIN   /* nor that: contiguous rows without gaps, ids of 32 bits */
+enum gpu_case {
+	GPU_ANY,	   /* nothing: replicas, experts anywhere, more ranks than a warp has lanes */
+	GPU_PLACED, /* none of these; any layout, ids of either width */
+	GPU_PLAIN   /* nor that: contiguous rows without gaps, ids of 32 bits */
 };
 
 /* ---- experts ------------------------------------------------------------------------------------------------- */
 
 /* rank << 16 | local expert */
-template <int CASE = LL_ANY> __device__ __forceinline__ uint32_t expert_place(const struct ll_placement *p, uint32_t physical)
+template <int CASE = GPU_ANY> __device__ __forceinline__ uint32_t expert_place(const struct gpu_placement *p, uint32_t physical)
 {
 	uint32_t rank;
 
-	if (CASE == LL_ANY && !p->per_rank)
+	if (CASE == GPU_ANY && !p->per_rank)
 		return p->place[physical];
-	rank = ll_div(physical, p->by_per_rank);
+	rank = gpu_div(physical, p->by_per_rank);
 	return rank << 16 | (physical - rank * p->per_rank);
 }
 
-template <int CASE = LL_ANY> __device__ __forceinline__ uint32_t expert_rank(const struct ll_placement *p, uint32_t physical)
+template <int CASE = GPU_ANY> __device__ __forceinline__ uint32_t expert_rank(const struct gpu_placement *p, uint32_t physical)
 {
-	return CASE != LL_ANY || p->per_rank ? ll_div(physical, p->by_per_rank) : p->place[physical] >> 16;
+	return CASE != GPU_ANY || p->per_rank ? gpu_div(physical, p->by_per_rank) : p->place[physical] >> 16;
 }
 
 /* Its number among the experts here; UINT32_MAX: it is elsewhere, or none. */
-template <int CASE> __device__ __forceinline__ uint32_t local_of(const struct ll_exchange *e, uint32_t physical)
+template <int CASE> __device__ __forceinline__ uint32_t local_of(const struct gpu_exchange *e, uint32_t physical)
 {
 	uint32_t place;
 
-	if (CASE != LL_ANY) {
+	if (CASE != GPU_ANY) {
 		place = physical - e->rank * e->placement.per_rank;
 		return place < e->placement.per_rank ? place : UINT32_MAX;
 	}
-	place = physical == LL_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
+	place = physical == GPU_NO_EXPERT ? UINT32_MAX : expert_place(&e->placement, physical);
 	return place >> 16 == e->rank ? place & 0xffff : UINT32_MAX;
 }
 
 /* The first of the ranks that pass the same tokens as `rank`, and get the same results. */
-__device__ __forceinline__ uint32_t home_first(const struct ll_exchange *e, uint32_t rank)
+__device__ __forceinline__ uint32_t home_first(const struct gpu_exchange *e, uint32_t rank)
 {
-	return ll_div(rank, e->by_replicas) * e->by_replicas.d;
+	return gpu_div(rank, e->by_replicas) * e->by_replicas.d;
 }
 
 /* Which of them sends a token. */
-__device__ __forceinline__ uint32_t sender_among(const struct ll_exchange *e, uint32_t rank, uint32_t token)
+__device__ __forceinline__ uint32_t sender_among(const struct gpu_exchange *e, uint32_t rank, uint32_t token)
 {
-	return home_first(e, rank) + token - ll_div(token, e->by_replicas) * e->by_replicas.d;
+	return home_first(e, rank) + token - gpu_div(token, e->by_replicas) * e->by_replicas.d;
 }
 
-__device__ __forceinline__ uint32_t token_source(const struct ll_exchange *e, uint32_t token)
+__device__ __forceinline__ uint32_t token_source(const struct gpu_exchange *e, uint32_t token)
 {
 	return sender_among(e, e->rank, token);
 }
 
-template <int CASE = LL_ANY> __device__ __forceinline__ bool is_mine(const struct ll_exchange *e, uint32_t token)
+template <int CASE = GPU_ANY> __device__ __forceinline__ bool is_mine(const struct gpu_exchange *e, uint32_t token)
 {
-	return CASE != LL_ANY || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
+	return CASE != GPU_ANY || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
 }
 
 /* A replica on the source's rank if there is one, else number (source + token) % replicas. */
-static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange *e, uint32_t logical, uint32_t token)
+static __device__ __noinline__ uint32_t choose_replica(const struct gpu_exchange *e, uint32_t logical, uint32_t token)
 {
-	const struct ll_placement *p = &e->placement;
+	const struct gpu_placement *p = &e->placement;
 	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first, source = token_source(e, token);
 
 	for (uint32_t i = 0; i < nr; i++)
@@ -84,28 +84,28 @@ static __device__ __noinline__ uint32_t choose_replica(const struct ll_exchange 
 }
 
 /* index: token * K + k. Ids of either width without a branch, which would have each of several wait for the last. */
-template <int CASE = LL_ANY> __device__ __forceinline__ int32_t expert_id(const struct ll_dispatch *d, uint32_t index)
+template <int CASE = GPU_ANY> __device__ __forceinline__ int32_t expert_id(const struct gpu_dispatch *d, uint32_t index)
 {
-	const int32_t *at = (const int32_t *)d->topk_ids + (CASE == LL_PLAIN ? index : (uint64_t)index << d->ids_64);
-	int32_t low = at[0], high = CASE == LL_PLAIN ? 0 : at[d->ids_64];
+	const int32_t *at = (const int32_t *)d->topk_ids + (CASE == GPU_PLAIN ? index : (uint64_t)index << d->ids_64);
+	int32_t low = at[0], high = CASE == GPU_PLAIN ? 0 : at[d->ids_64];
 
-	return CASE == LL_PLAIN || !d->ids_64 || high == low >> 31 ? low : INT32_MAX; /* more than there can be */
+	return CASE == GPU_PLAIN || !d->ids_64 || high == low >> 31 ? low : INT32_MAX; /* more than there can be */
 }
 
-template <int CASE = LL_ANY> __device__ __forceinline__ uint32_t physical_expert(const struct ll_exchange *e, int32_t id, uint32_t index)
+template <int CASE = GPU_ANY> __device__ __forceinline__ uint32_t physical_expert(const struct gpu_exchange *e, int32_t id, uint32_t index)
 {
 	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
-		return LL_NO_EXPERT;
-	return CASE == LL_ANY && e->placement.replica_start ? choose_replica(e, (uint32_t)id, ll_div(index, e->by_topk)) : (uint32_t)id;
+		return GPU_NO_EXPERT;
+	return CASE == GPU_ANY && e->placement.replica_start ? choose_replica(e, (uint32_t)id, gpu_div(index, e->by_topk)) : (uint32_t)id;
 }
 
 /* As the caller has it, who may have more than he said. */
-__device__ __forceinline__ uint32_t callers_tokens(const struct ll_dispatch *d)
+__device__ __forceinline__ uint32_t callers_tokens(const struct gpu_dispatch *d)
 {
 	return d->nr_tokens_at ? *d->nr_tokens_at : d->nr_tokens;
 }
 
-__device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch *d)
+__device__ __forceinline__ uint32_t this_rounds_tokens(const struct gpu_dispatch *d)
 {
 	return min(callers_tokens(d), d->nr_tokens);
 }
@@ -113,7 +113,7 @@ __device__ __forceinline__ uint32_t this_rounds_tokens(const struct ll_dispatch 
 /* ---- a plan's lines ------------------------------------------------------------------------------------------ */
 
 template <int FORMAT> struct plan_line {
-	static constexpr uint32_t LANE_IDS = FORMAT == LL_LINES ? 8 : 6, IDS = 7 * LANE_IDS;
+	static constexpr uint32_t LANE_IDS = FORMAT == GPU_FLAG128 ? 8 : 6, IDS = 7 * LANE_IDS;
 };
 
 /* Is line needed for that many ids? Line 0 always is. */
@@ -129,11 +129,11 @@ __device__ __forceinline__ uint2 plan_head_of(uint4 v)
 }
 
 /* Ids of tokens that a replica of this rank sends. */
-template <uint32_t N> __device__ __forceinline__ void drop_others(const struct ll_exchange *e, uint32_t first, uint32_t (&ids)[8])
+template <uint32_t N> __device__ __forceinline__ void drop_others(const struct gpu_exchange *e, uint32_t first, uint32_t (&ids)[8])
 {
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		if (!is_mine(e, ll_div(first + i, e->by_topk)))
+		if (!is_mine(e, gpu_div(first + i, e->by_topk)))
 			ids[i] = UINT32_MAX;
 }
 
@@ -149,13 +149,13 @@ template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uin
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
  * is known which round it is, how many tokens it has (callers_tokens) and whether an earlier one has failed. */
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t epoch, uint32_t failed, uint32_t nr_tokens, uint32_t four)
+__device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t epoch, uint32_t failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr;
 	uint32_t nr_loaded = d->nr_tokens * e->topk;
-	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * LL_LINE_BYTES + lane_id() * 16;
+	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * GPU_LINE_BYTES + lane_id() * 16;
 	bool head = lane_id() % 8 == 7;
 	uint32_t ids[8], words[4] = {};
 	uint4 v;
@@ -166,19 +166,19 @@ __device__ __forceinline__ void send_plan(const struct ll_dispatch *d, uint32_t 
 	nr_tokens = min(not_before(nr_tokens), d->nr_tokens);
 	nr = nr_tokens * e->topk;
 	drop_rest<N>(nr, first, ids);
-	if (CASE == LL_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
+	if (CASE == GPU_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
 		drop_others<N>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert<CASE>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
-	v = head ? make_uint4(0, 0, nr_tokens, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == LL_CELLS ? epoch : words[3]);
+	v = head ? make_uint4(0, 0, nr_tokens, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == GPU_FLAG16 ? epoch : words[3]);
 	if (not_before(failed) || !line_needed<FORMAT>(line, nr))
 		return;
 #pragma unroll 1
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t to = e->rank + i;
 
-		piece_store(part_to<FAR>(e, FAR_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) + offset, v);
+		piece_store(part_to<FAR>(e, INTERNODE_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) + offset, v);
 	}
 	stamp(e, 7);
 }

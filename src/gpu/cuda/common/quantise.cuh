@@ -10,8 +10,8 @@
 
 /* 16-byte loads that 16 bytes of a travelling row come from. */
 template <int X> struct x_kind {
-	static constexpr bool SCALED = X != LL_X_COPY;
-	static constexpr int LOADS = X == LL_X_FP32 ? 4 : X == LL_X_BF16 || X == LL_X_FP16 ? 2 : 1;
+	static constexpr bool SCALED = X != GPU_X_COPY;
+	static constexpr int LOADS = X == GPU_X_FP32 ? 4 : X == GPU_X_BF16 || X == GPU_X_FP16 ? 2 : 1;
 };
 
 /* e4m3, saturating at 448, NaN with its sign; as in src/exchange/cpu/kernels/convert.h. */
@@ -47,19 +47,19 @@ __device__ __forceinline__ uint32_t pair_to_e4m3(float low, float high)
 /* 16 elements as floats' bits. */
 template <int X> __device__ __forceinline__ void widen(const uint4 (&raw)[x_kind<X>::LOADS], uint32_t (&x)[16])
 {
-	constexpr int PER_WORD = X == LL_X_FP32 ? 1 : 2;
+	constexpr int PER_WORD = X == GPU_X_FP32 ? 1 : 2;
 
 #pragma unroll
 	for (int i = 0; i < 16 / PER_WORD; i++) {
 		const uint4 v = raw[i / 4];
 		uint32_t word = i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
 
-		if (X == LL_X_FP32) {
+		if (X == GPU_X_FP32) {
 			x[i] = word;
 			continue;
 		}
-		x[PER_WORD * i] = X == LL_X_BF16 ? word << 16 : fp16_bits(word & 0xffff);
-		x[PER_WORD * i + PER_WORD - 1] = X == LL_X_BF16 ? word & 0xffff0000u : fp16_bits(word >> 16);
+		x[PER_WORD * i] = X == GPU_X_BF16 ? word << 16 : fp16_bits(word & 0xffff);
+		x[PER_WORD * i + PER_WORD - 1] = X == GPU_X_BF16 ? word & 0xffff0000u : fp16_bits(word >> 16);
 	}
 }
 
@@ -140,12 +140,12 @@ template <int X> __device__ __forceinline__ uint32_t most_of_lane(const uint4 (&
 
 #pragma unroll
 		for (int w = 0; w < 4; w++)
-			most = X == LL_X_FP32 ? max(most, words[w] & 0x7fffffff) : max_of_halves(most, words[w] & 0x7fff7fff);
+			most = X == GPU_X_FP32 ? max(most, words[w] & 0x7fffffff) : max_of_halves(most, words[w] & 0x7fff7fff);
 	}
-	if (X == LL_X_FP32)
+	if (X == GPU_X_FP32)
 		return most;
 	most = max(most & 0xffff, most >> 16);
-	return X == LL_X_BF16 ? most << 16 : fp16_bits(most);
+	return X == GPU_X_BF16 ? most << 16 : fp16_bits(most);
 }
 
 /* a / b, correctly rounded: near is 1 / b within 2 units in its last place, and nothing is near the ends of the range.

@@ -10,7 +10,7 @@
 
 /* No load here is under a condition: the compiler would have the warp wait for it before what else could be under way. A lane without anything in the row
  * loads its first bytes, which nobody uses. */
-template <int N> static __device__ __forceinline__ void load_part(const struct ll_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
+template <int N> static __device__ __forceinline__ void load_part(const struct gpu_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
 {
 	const uint8_t *row = c->y + position * c->y_stride;
 
@@ -25,7 +25,7 @@ template <int N> static __device__ __forceinline__ void load_part(const struct l
 
 /* N vectors of a token's rows here, weighted and summed. Several rows are loaded before the first is needed. */
 template <int Y, int N, int ROWS>
-static __device__ __forceinline__ void sum_part(const struct ll_combine *c, uint2 route, struct extent x, int first, uint4 *out)
+static __device__ __forceinline__ void sum_part(const struct gpu_combine *c, uint2 route, struct extent x, int first, uint4 *out)
 {
 	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
 	float sum[N][y_kind<Y>::PER_VECTOR] = {};
@@ -69,7 +69,7 @@ struct addends {
 
 /* Rows FIRST to FIRST + BATCH - 1; left: the lanes that know of them and of those behind; here: of any, and there is one. Where there are no so many, the first. */
 template <int FIRST>
-static __device__ __forceinline__ uint32_t find_rows(const struct ll_combine *c, uint2 route, uint32_t here, uint32_t left, struct addends &a)
+static __device__ __forceinline__ uint32_t find_rows(const struct gpu_combine *c, uint2 route, uint32_t here, uint32_t left, struct addends &a)
 {
 #pragma unroll
 	for (int r = FIRST; r < FIRST + BATCH; r++) {
@@ -90,7 +90,7 @@ static __device__ __forceinline__ void find_weights(uint2 route, uint32_t here, 
 
 /* Vector i of rows FIRST to FIRST + BATCH - 1. Where there are no so many, the first bytes of one, as in load_part. */
 template <int FIRST>
-static __device__ __forceinline__ void load_batch(const struct ll_combine *c, const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
+static __device__ __forceinline__ void load_batch(const struct gpu_combine *c, const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
 {
 	uint32_t offset;
 	bool in = in_row(x, i, &offset);
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void load_batch(const struct ll_combine *c, co
 
 template <int Y, int FIRST>
 static __device__ __forceinline__ void add_batch(
-	const struct ll_combine *c, const struct addends &a, const uint4 (&v)[BATCH], float (&sum)[y_kind<Y>::PER_VECTOR])
+	const struct gpu_combine *c, const struct addends &a, const uint4 (&v)[BATCH], float (&sum)[y_kind<Y>::PER_VECTOR])
 {
 #pragma unroll
 	for (int r = 0; r < BATCH; r++)
@@ -118,7 +118,7 @@ template <int Y> struct summation {
 
 /* Vector i, while the next one's first rows are on their way (LAST: there is no next one). */
 template <int Y, bool LAST>
-static __device__ __forceinline__ uint4 sum_vector(const struct ll_combine *c, struct summation<Y> &s, uint2 route, struct extent x, int i)
+static __device__ __forceinline__ uint4 sum_vector(const struct gpu_combine *c, struct summation<Y> &s, uint2 route, struct extent x, int i)
 {
 	float sum[y_kind<Y>::PER_VECTOR] = {};
 	uint4 second[BATCH], next[BATCH];
@@ -144,7 +144,7 @@ static __device__ __forceinline__ uint4 sum_vector(const struct ll_combine *c, s
 }
 
 /* The next result of a token in the order of its sum, after `last`; UINT32_MAX: none. At the expert: a rank. At home: a k. */
-static __device__ __forceinline__ uint32_t next_result(const struct ll_exchange *e, uint2 route, uint32_t last)
+static __device__ __forceinline__ uint32_t next_result(const struct gpu_exchange *e, uint2 route, uint32_t last)
 {
 	uint32_t mine = route.x == UINT32_MAX ? UINT32_MAX : e->at_home ? lane_id() : route.x;
 
@@ -152,7 +152,7 @@ static __device__ __forceinline__ uint32_t next_result(const struct ll_exchange 
 }
 
 /* The column in which that result lies. */
-static __device__ __forceinline__ uint32_t column_of(const struct ll_exchange *e, uint2 route, uint32_t result)
+static __device__ __forceinline__ uint32_t column_of(const struct gpu_exchange *e, uint2 route, uint32_t result)
 {
 	uint32_t same = __ballot_sync(ALL_LANES, route.x == result);
 

@@ -10,9 +10,9 @@
 /* ND: data vectors. SCALED: one scale for each line (a block of 128 FP8 elements) goes along. */
 template <int FORMAT, bool SCALED, int ND> struct segment {
 	static constexpr int PER_EXTRA = SCALED ? 2 : 3;
-	static constexpr int NV = FORMAT == LL_LINES ? ND : ND + (ND + PER_EXTRA - 1) / PER_EXTRA;
-	static_assert(FORMAT != LL_LINES || ND <= (SCALED ? 4 : 8), "the line has 31 words");
-	static_assert(FORMAT != LL_CELLS || ND % PER_EXTRA == 0, "extra cells are full");
+	static constexpr int NV = FORMAT == GPU_FLAG128 ? ND : ND + (ND + PER_EXTRA - 1) / PER_EXTRA;
+	static_assert(FORMAT != GPU_FLAG128 || ND <= (SCALED ? 4 : 8), "the line has 31 words");
+	static_assert(FORMAT != GPU_FLAG16 || ND % PER_EXTRA == 0, "extra cells are full");
 
 	uint4 v[NV];
 	uint32_t scale[SCALED ? ND : 1]; /* of this lane's line: a float's bits, or UE8M0's byte */
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool has_line(struct extent x, int i)
 	return line_of(i) * 8 < x.nr;
 }
 
-__device__ __forceinline__ struct extent segment_extent(const struct ll_cut *cut, uint32_t segment)
+__device__ __forceinline__ struct extent segment_extent(const struct row_geometry *cut, uint32_t segment)
 {
 	uint32_t nr_pieces = cut->row_bytes / 16;
 	struct extent x;
@@ -75,7 +75,7 @@ __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
  * all is its line's epoch, as everywhere: nothing is displaced by it. */
 template <bool SCALED, int ND> __device__ __forceinline__ uint32_t first_of_extra()
 {
-	return SCALED ? 24 : LANES - ll_extra_lanes(SCALED, ND);
+	return SCALED ? 24 : LANES - gpu_extra_lanes(SCALED, ND);
 }
 
 template <bool SCALED, int ND> __device__ __forceinline__ bool in_extra(int i)
@@ -85,7 +85,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ bool in_extra(int i)
 
 template <bool SCALED, int ND> __device__ __forceinline__ uint32_t last_of_extra()
 {
-	return first_of_extra<SCALED, ND>() + ll_extra_lanes(SCALED, ND) - 1;
+	return first_of_extra<SCALED, ND>() + gpu_extra_lanes(SCALED, ND) - 1;
 }
 
 /* Has this lane's piece of vector i an epoch? */
@@ -95,7 +95,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ bool line_epoch(int i)
 }
 
 /* Vector i: its displaced words to those that the last vector's extra lanes hold; its epochs. Vectors in turn: each may leave at once. */
-template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector(segment<LL_LINES, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
+template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector(segment<GPU_FLAG128, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
 {
 	uint32_t lane = lane_id(), extra = lane - first_of_extra<SCALED, ND>(), w = s.v[i].w;
 
@@ -116,7 +116,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector
 	s.v[i].w = line_epoch<SCALED, ND>(i) ? epoch : s.v[i].w;
 }
 
-template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segment<LL_LINES, SCALED, ND> &s, uint32_t epoch)
+template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segment<GPU_FLAG128, SCALED, ND> &s, uint32_t epoch)
 {
 	uint4 words = make_uint4(0, 0, 0, 0);
 
@@ -125,7 +125,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segmen
 		lines_pack_vector(s, i, epoch, &words);
 }
 
-template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segment<LL_LINES, SCALED, ND> &s)
+template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segment<GPU_FLAG128, SCALED, ND> &s)
 {
 	uint32_t lane = lane_id(), group = lane / 8;
 	uint4 extra = s.v[ND - 1];
@@ -148,28 +148,28 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segm
 
 /* ---- cells --------------------------------------------------------------------------------------------------- */
 
-template <bool SCALED, int ND> __device__ __forceinline__ void cells_pack(segment<LL_CELLS, SCALED, ND> &s, uint32_t epoch)
+template <bool SCALED, int ND> __device__ __forceinline__ void cells_pack(segment<GPU_FLAG16, SCALED, ND> &s, uint32_t epoch)
 {
 #pragma unroll
-	for (int i = 0; i < ND; i += segment<LL_CELLS, SCALED, ND>::PER_EXTRA) {
+	for (int i = 0; i < ND; i += segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA) {
 		uint32_t third;
 
 		if constexpr (SCALED)
 			third = lane_id() % 8 == 0 ? s.scale[i] : s.scale[i + 1];
 		else
 			third = s.v[i + 2].w;
-		s.v[ND + i / segment<LL_CELLS, SCALED, ND>::PER_EXTRA] = make_uint4(s.v[i].w, s.v[i + 1].w, third, epoch);
+		s.v[ND + i / segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA] = make_uint4(s.v[i].w, s.v[i + 1].w, third, epoch);
 	}
 #pragma unroll
 	for (int i = 0; i < ND; i++)
 		s.v[i].w = epoch;
 }
 
-template <bool SCALED, int ND> __device__ __forceinline__ void cells_unpack(segment<LL_CELLS, SCALED, ND> &s)
+template <bool SCALED, int ND> __device__ __forceinline__ void cells_unpack(segment<GPU_FLAG16, SCALED, ND> &s)
 {
 #pragma unroll
-	for (int i = 0; i < ND; i += segment<LL_CELLS, SCALED, ND>::PER_EXTRA) {
-		uint4 extra = s.v[ND + i / segment<LL_CELLS, SCALED, ND>::PER_EXTRA];
+	for (int i = 0; i < ND; i += segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA) {
+		uint4 extra = s.v[ND + i / segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA];
 
 		s.v[i].w = extra.x;
 		s.v[i + 1].w = extra.y;
@@ -186,7 +186,7 @@ template <bool SCALED, int ND> __device__ __forceinline__ void cells_unpack(segm
 
 template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_pack(segment<FORMAT, SCALED, ND> &s, uint32_t epoch)
 {
-	if constexpr (FORMAT == LL_LINES)
+	if constexpr (FORMAT == GPU_FLAG128)
 		lines_pack(s, epoch);
 	else
 		cells_pack(s, epoch);
@@ -194,7 +194,7 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segme
 
 template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_unpack(segment<FORMAT, SCALED, ND> &s)
 {
-	if constexpr (FORMAT == LL_LINES)
+	if constexpr (FORMAT == GPU_FLAG128)
 		lines_unpack(s);
 	else
 		cells_unpack(s);
@@ -203,7 +203,7 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segme
 /* Does this lane's piece of vector i travel? Whole lines do. */
 template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, struct extent x, int i)
 {
-	if (FORMAT == LL_LINES)
+	if (FORMAT == GPU_FLAG128)
 		return has_line(x, i) || (SCALED ? in_extra<SCALED, ND>(i) && lane_id() <= last_of_extra<SCALED, ND>() : i == ND - 1 && lane_id() >= 24);
 	return i >= ND || has_line(x, i);
 }
@@ -224,12 +224,12 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segme
 
 template <int FORMAT> __device__ __forceinline__ bool has_epoch()
 {
-	return FORMAT == LL_CELLS || lane_id() % 8 == 7;
+	return FORMAT == GPU_FLAG16 || lane_id() % 8 == 7;
 }
 
 template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool has_epoch(const segment<FORMAT, SCALED, ND> &, int i)
 {
-	return FORMAT == LL_CELLS || line_epoch<SCALED, ND>(i);
+	return FORMAT == GPU_FLAG16 || line_epoch<SCALED, ND>(i);
 }
 
 /* Loads the vectors that are not complete, a bit each. Does not wait for them: several segments may be on their way. */
@@ -263,7 +263,7 @@ struct awaited {
 /* After a look. */
 template <int FORMAT, bool SCALED, int ND>
 __device__ __forceinline__ bool segment_await(
-	const struct ll_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
+	const struct gpu_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
 	uint32_t epoch, struct awaited what)
 {
 	constexpr uint32_t all = (1u << segment<FORMAT, SCALED, ND>::NV) - 1;

@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows that pass through a block's shared memory on their way: each warp has trays there, which a copy fills while the warp works on others. So as many
- * bytes are under way as trays hold, however few SMs there are. */
+/* Rows that pass through a block's shared memory on their way: each warp has buffers there, which a copy fills while the warp works on others. So as many
+ * bytes are under way as buffers hold, however few SMs there are. */
 #ifndef TERN_CUDA_STREAM_CUH
 #define TERN_CUDA_STREAM_CUH
 
 #include "gpu/cuda/common/memory.cuh"
 #include "gpu/cuda/common/segment.cuh"
 
-/* A warp's trays, one after the other, are filled and taken in turn. */
+/* A warp's buffers, one after the other, are filled and taken in turn. */
 struct stream {
-	shared_at trays, barriers;
-	uint32_t nr, bytes; /* trays, and of each */
+	shared_at buffers, barriers;
+	uint32_t nr, bytes; /* buffers, and of each */
 	uint32_t fill, take;
-	uint32_t parity; /* of the phase that ends when tray take is full */
+	uint32_t parity; /* of the phase that ends when buffer take is full */
 };
 
-LL_BOTH uint32_t stream_shared_bytes(uint32_t nr_warps, uint32_t nr, uint32_t bytes)
+HOST_DEVICE uint32_t stream_shared_bytes(uint32_t nr_warps, uint32_t nr, uint32_t bytes)
 {
 	return nr_warps * nr * (bytes + COPY_BARRIER_BYTES);
 }
 
-/* By all of a warp: its trays of `bytes` in the block's shared memory, behind them all barriers. */
+/* By all of a warp: its buffers of `bytes` in the block's shared memory, behind them all barriers. */
 __device__ __forceinline__ struct stream stream_open(shared_at shared, uint32_t warp, uint32_t nr_warps, uint32_t nr, uint32_t bytes)
 {
 	struct stream s;
 
-	s.trays = shared + warp * nr * bytes;
+	s.buffers = shared + warp * nr * bytes;
 	s.barriers = shared + nr_warps * nr * bytes + warp * nr * COPY_BARRIER_BYTES;
 	s.nr = nr;
 	s.bytes = bytes;
@@ -38,15 +38,15 @@ __device__ __forceinline__ struct stream stream_open(shared_at shared, uint32_t 
 }
 
 /* The one that is filled next. */
-__device__ __forceinline__ shared_at stream_tray(const struct stream *s)
+__device__ __forceinline__ shared_at stream_buffer(const struct stream *s)
 {
-	return s->trays + s->fill * s->bytes;
+	return s->buffers + s->fill * s->bytes;
 }
 
 /* Into it. It is free: what was in it has been read by all lanes, or by copies that copies_read has waited for. by: the lane that has the address. */
 __device__ __forceinline__ void stream_fetch(const struct stream *s, uint32_t at, const void *from, uint32_t bytes, uint32_t by)
 {
-	copy_in(stream_tray(s) + at, from, bytes, s->barriers + s->fill * COPY_BARRIER_BYTES, by);
+	copy_in(stream_buffer(s) + at, from, bytes, s->barriers + s->fill * COPY_BARRIER_BYTES, by);
 }
 
 __device__ __forceinline__ void stream_filled(struct stream *s)
@@ -61,10 +61,10 @@ __device__ __forceinline__ void stream_fetched(struct stream *s, uint32_t bytes,
 	stream_filled(s);
 }
 
-/* Waits for the tray that was filled first, as one waits for a load. */
+/* Waits for the buffer that was filled first, as one waits for a load. */
 __device__ __forceinline__ shared_at stream_take(struct stream *s)
 {
-	shared_at tray = s->trays + s->take * s->bytes, barrier = s->barriers + s->take * COPY_BARRIER_BYTES;
+	shared_at buffer = s->buffers + s->take * s->bytes, barrier = s->barriers + s->take * COPY_BARRIER_BYTES;
 
 	while (!copy_there(barrier, s->parity))
 		;
@@ -73,7 +73,7 @@ __device__ __forceinline__ shared_at stream_take(struct stream *s)
 		s->take = 0;
 		s->parity ^= 1;
 	}
-	return tray;
+	return buffer;
 }
 
 #endif

@@ -16,7 +16,7 @@ struct patience {
 
 /* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with parting_publish,
  * so that what it had stored before is there for who sees it gone. Over PCIe. */
-__device__ __forceinline__ bool has_parted(const struct ll_exchange *e, uint32_t peer)
+__device__ __forceinline__ bool has_parted(const struct gpu_exchange *e, uint32_t peer)
 {
 	return e->partings && word_acquire(e->partings + peer * 8 + 4);
 }
@@ -25,7 +25,7 @@ __device__ __forceinline__ bool has_parted(const struct ll_exchange *e, uint32_t
  * warp has given up, or the peer had left at this look and at the one before: between them what it waits
  * for was looked at once more, since a peer may leave when it has sent all that it owes. */
 __device__ __forceinline__ bool look_around(
-	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
 	bool parted = has_parted(e, peer), in_vain = parted && p->start_ns & HAD_PARTED;
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool look_around(
 
 /* By one lane. */
 __device__ __forceinline__ bool may_wait(
-	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
 	return ++p->polls % POLLS_PER_LOOK || look_around(p, e, peer, limit_ns);
 }
@@ -45,14 +45,14 @@ __device__ __forceinline__ bool may_wait(
 /* By a warp, whose lanes may wait for several peers: all of it goes on, or none. A lane that waits for
  * nobody names this rank. */
 __device__ __forceinline__ bool warp_may_wait(
-	struct patience *p, const struct ll_exchange *e, uint32_t peer, uint64_t limit_ns)
+	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
 	return ++p->polls % POLLS_PER_LOOK || __all_sync(ALL_LANES, look_around(p, e, peer, limit_ns));
 }
 
 /* By a warp that has given up: true for one of the lanes that miss something, whose peer has left if any
  * has. */
-static __device__ __noinline__ bool is_to_report(const struct ll_exchange *e, bool missing, uint32_t peer)
+static __device__ __noinline__ bool is_to_report(const struct gpu_exchange *e, bool missing, uint32_t peer)
 {
 	uint32_t all = __ballot_sync(ALL_LANES, missing);
 	uint32_t in_vain = __ballot_sync(ALL_LANES, missing && has_parted(e, peer));
@@ -61,9 +61,9 @@ static __device__ __noinline__ bool is_to_report(const struct ll_exchange *e, bo
 }
 
 /* The first report counts: NULL for others. What it is about is told before its reason, by close_report. */
-__device__ __forceinline__ struct ll_report *open_report(const struct ll_exchange *e, uint32_t peer, uint32_t token)
+__device__ __forceinline__ struct gpu_report *open_report(const struct gpu_exchange *e, uint32_t peer, uint32_t token)
 {
-	struct ll_report *r = e->report;
+	struct gpu_report *r = e->report;
 
 	if (atomicExch(&e->state->failed, 1u))
 		return NULL;
@@ -73,17 +73,17 @@ __device__ __forceinline__ struct ll_report *open_report(const struct ll_exchang
 	return r;
 }
 
-__device__ __forceinline__ void close_report(struct ll_report *r, uint32_t reason)
+__device__ __forceinline__ void close_report(struct gpu_report *r, uint32_t reason)
 {
 	__threadfence_system();
 	*(volatile uint32_t *)&r->reason = reason;
 }
 
 /* Called by one lane. */
-static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
+static __device__ __noinline__ void report_wait(const struct gpu_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
 	uint32_t seen, uint64_t start_ns)
 {
-	struct ll_report *r = open_report(e, peer, token);
+	struct gpu_report *r = open_report(e, peer, token);
 
 	if (!r)
 		return;
@@ -94,10 +94,10 @@ static __device__ __noinline__ void report_wait(const struct ll_exchange *e, uin
 }
 
 /* Called by one lane or by several. */
-static __device__ __noinline__ void report_broken(const struct ll_exchange *e, enum ll_wait reason, uint32_t peer, uint32_t token, uint32_t value, uint32_t most,
+static __device__ __noinline__ void report_broken(const struct gpu_exchange *e, enum gpu_wait reason, uint32_t peer, uint32_t token, uint32_t value, uint32_t most,
 	uint32_t epoch)
 {
-	struct ll_report *r = open_report(e, peer, token);
+	struct gpu_report *r = open_report(e, peer, token);
 
 	if (!r)
 		return;
@@ -107,10 +107,10 @@ static __device__ __noinline__ void report_broken(const struct ll_exchange *e, e
 	close_report(r, reason);
 }
 
-/* Called by one lane. The first complaint stays until the host has read it. */
-static __device__ __noinline__ void complain(const struct ll_exchange *e, enum ll_bad_id reason, uint32_t token, uint32_t k, int64_t id, uint32_t epoch)
+/* Called by one lane. The first input_error stays until the host has read it. */
+static __device__ __noinline__ void complain(const struct gpu_exchange *e, enum gpu_bad_id reason, uint32_t token, uint32_t k, int64_t id, uint32_t epoch)
 {
-	struct ll_complaint *c = e->complaint;
+	struct gpu_input_error *c = e->input_error;
 
 	if (atomicExch(&e->state->complaining, 1u))
 		return;
@@ -127,10 +127,10 @@ static __device__ __noinline__ void complain(const struct ll_exchange *e, enum l
 }
 
 /* When each block comes to a place, for the lab. By a warp. */
-__device__ __forceinline__ void stamp(const struct ll_exchange *e, uint32_t which)
+__device__ __forceinline__ void stamp(const struct gpu_exchange *e, uint32_t which)
 {
 	if (e->trace && threadIdx.x % LANES == 0)
-		e->trace[blockIdx.x * LL_TRACE + which] = now_ns();
+		e->trace[blockIdx.x * GPU_TRACE + which] = now_ns();
 }
 
 #endif

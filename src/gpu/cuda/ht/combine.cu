@@ -7,7 +7,7 @@
  * Own rows pass through no window, but where halves are called apart, or ranks have replicas. Then own tokens are sent like others.
  * Both are sums of rows, by teams of warps (team.cuh). Here is what a team's loading warp does: it finds out which rows there are. It looks at several tokens at a time, at those that
  * come home between those that are sent, and at the next ones while rows of these are loaded.
- * NVLink is what all wait for, so what is sent comes first; but only as long as it finds a place to go. What comes home would wait behind it in the same trays.
+ * NVLink is what all wait for, so what is sent comes first; but only as long as it finds a place to go. What comes home would wait behind it in the same buffers.
  * Floor: the results' bytes over NVLink.
  */
 #include "gpu/cuda/common/launch.cuh"
@@ -21,7 +21,7 @@ struct combine_launch {
 	uint32_t sends, receives;
 	uint32_t yields;	      /* what is sent, to what comes home, while it would find no place to go */
 	uint32_t keeps_own;	      /* own rows pass through no window */
-	struct ll_divisor by_sources; /* whose tokens are sent: others' alone, or all ranks' */
+	struct gpu_divisor by_sources; /* whose tokens are sent: others' alone, or all ranks' */
 };
 
 /* ---- tokens are dealt out as warps ask for them -------------------------------------------------------------- */
@@ -75,7 +75,7 @@ struct summed {
 };
 
 /* All sums of a group: part by part, of each all rows in order. */
-static __device__ __forceinline__ void load_group(const struct ll_exchange *e, struct team_shape s, struct trays *in, const struct addend *a, const struct summed *sum, bool in_group)
+static __device__ __forceinline__ void load_group(const struct gpu_exchange *e, struct team_shape s, struct buffers *in, const struct addend *a, const struct summed *sum, bool in_group)
 {
 	bool mine = in_group && a->there, alone = sum->flags & TICKET_AS_IS;
 	uint32_t nr = __popc(__ballot_sync(ALL_LANES, mine));
@@ -107,10 +107,10 @@ struct sent {
 	bool any; /* token is one */
 };
 
-static __device__ __forceinline__ struct sent look_at_sent(const struct ll_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, struct dealer *d)
+static __device__ __forceinline__ struct sent look_at_sent(const struct gpu_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, struct dealer *d)
 {
 	uint32_t i = use_drawn(d) + group_of_lane(d->shift);
-	struct sent s = {ll_div(i, l->by_sources), 0, make_uint4(UINT32_MAX, 0, UINT32_MAX, 0), false};
+	struct sent s = {gpu_div(i, l->by_sources), 0, make_uint4(UINT32_MAX, 0, UINT32_MAX, 0), false};
 
 	s.source = e->rank + 1 + i - s.token * l->by_sources.d;
 	s.source = s.source >= e->nr_ranks ? s.source - e->nr_ranks : s.source;
@@ -120,11 +120,11 @@ static __device__ __forceinline__ struct sent look_at_sent(const struct ll_excha
 	return s;
 }
 
-/* False: a head is broken. extent: ll_state's. */
-static __device__ __forceinline__ bool load_sent(const struct ll_combine *c, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
-	struct trays *in, uint32_t *put, const struct dealer *d, struct sent *s)
+/* False: a head is broken. extent: gpu_state's. */
+static __device__ __forceinline__ bool load_sent(const struct gpu_combine *c, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
+	struct buffers *in, uint32_t *put, const struct dealer *d, struct sent *s)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t group = group_of_lane(d->shift), here, of_group;
 	struct summed sum = {s->source, 0, 1ull << 32, e->at_home ? (uint32_t)TICKET_AS_IS : 0, false};
 	struct addend a;
@@ -168,7 +168,7 @@ struct home {
 };
 
 /* Is this lane's route the first of its token that names that rank? */
-static __device__ __forceinline__ bool names_first(const struct ll_exchange *e, uint32_t shift, uint2 route)
+static __device__ __forceinline__ bool names_first(const struct gpu_exchange *e, uint32_t shift, uint2 route)
 {
 	bool first = route.x != UINT32_MAX;
 
@@ -181,7 +181,7 @@ static __device__ __forceinline__ bool names_first(const struct ll_exchange *e, 
 }
 
 /* Summed at the expert, own rows come first, since their sum is held until its turn; then results in the order of ranks. */
-static __device__ __forceinline__ void place_results(const struct ll_exchange *e, uint32_t shift, uint32_t rows, uint32_t results, struct home *home)
+static __device__ __forceinline__ void place_results(const struct gpu_exchange *e, uint32_t shift, uint32_t rows, uint32_t results, struct home *home)
 {
 	uint32_t below = (1u << lane_id()) - 1, first_lane = group_of_lane(shift) << shift;
 
@@ -196,7 +196,7 @@ static __device__ __forceinline__ void place_results(const struct ll_exchange *e
 }
 
 /* Which lanes look after a result or a row: summed at the expert, the first of a token that names a rank; but after own rows each. And in which order they are summed: summed at home, of k. */
-static __device__ __forceinline__ void share_out(const struct ll_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, uint32_t epoch, uint32_t shift,
+static __device__ __forceinline__ void share_out(const struct gpu_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, uint32_t epoch, uint32_t shift,
 	struct home *home)
 {
 	uint32_t of_group = lanes_of_group(shift, group_of_lane(shift)), rows, results;
@@ -217,7 +217,7 @@ static __device__ __forceinline__ void share_out(const struct ll_exchange *e, co
 		place_results(e, shift, rows, results, home);
 }
 
-static __device__ __forceinline__ struct home look_at_home(const struct ll_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, struct dealer *d,
+static __device__ __forceinline__ struct home look_at_home(const struct gpu_exchange *e, const struct ht_exchange *h, const struct combine_launch *l, struct dealer *d,
 	uint32_t nr_tokens, bool abandoned)
 {
 	struct home home = {};
@@ -234,13 +234,13 @@ static __device__ __forceinline__ struct home look_at_home(const struct ll_excha
 }
 
 /* The word of this lane's result, as it is now. Orders nothing: what it is good for is not to wait where it has not come. */
-static __device__ __forceinline__ uint32_t glance_at_result(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct home *home)
+static __device__ __forceinline__ uint32_t glance_at_result(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct home *home)
 {
 	return home->awaits ? word_load(e->windows[e->rank] + h->window.result_words + home->cell * 4) : epoch;
 }
 
 /* Are all their results here? once: a look, no wait. */
-static __device__ __forceinline__ bool await_results(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct home *home, bool once)
+static __device__ __forceinline__ bool await_results(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct home *home, bool once)
 {
 	struct patience patience = {0, 0};
 	uint32_t seen = epoch;
@@ -255,25 +255,25 @@ static __device__ __forceinline__ bool await_results(const struct ll_exchange *e
 		}
 	} while (!once && warp_may_wait(&patience, e, seen == epoch ? e->rank : home->route.x, e->wait_ns)); /* all of the warp go on or none: it has a team that waits for it */
 	if (!once && is_to_report(e, seen != epoch, home->route.x))
-		report_wait(e, LL_WAIT_RESULT, home->route.x, home->token, epoch, seen, patience.start_ns);
+		report_wait(e, GPU_WAIT_RESULT, home->route.x, home->token, epoch, seen, patience.start_ns);
 	return false;
 }
 
 /* False: a head of this rank's own is broken, or is not there. */
-static __device__ __forceinline__ bool check_own(const struct ll_exchange *e, uint32_t extent, uint32_t epoch, const struct home *home)
+static __device__ __forceinline__ bool check_own(const struct gpu_exchange *e, uint32_t extent, uint32_t epoch, const struct home *home)
 {
 	uint32_t lost = __ballot_sync(ALL_LANES, home->lost);
 	uint4 head = home->own ? home->head : make_uint4(UINT32_MAX, 0, UINT32_MAX, 0);
 
 	if (lost && lane_id() == __ffs(lost) - 1)
-		report_wait(e, LL_WAIT_RESULT, e->rank, home->token, epoch, home->head.w, now_ns());
+		report_wait(e, GPU_WAIT_RESULT, e->rank, home->token, epoch, home->head.w, now_ns());
 	return !lost && check_head(e, extent, epoch, e->rank, home->token, head);
 }
 
-static __device__ __forceinline__ bool load_home(const struct ll_combine *c, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
-	struct trays *in, const struct dealer *d, const struct home *home)
+static __device__ __forceinline__ bool load_home(const struct gpu_combine *c, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
+	struct buffers *in, const struct dealer *d, const struct home *home)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t group = group_of_lane(d->shift), there = __ballot_sync(ALL_LANES, home->awaits || home->own) & lanes_of_group(d->shift, group);
 	struct summed sum = {e->rank, (uint64_t)(c->out + home->token * c->out_stride), shape.part_bytes, home->flags, home->any && !there && lane_of_group(d->shift) == 0};
 	struct addend a = {e->windows[e->rank] + h->window.results + home->cell * e->result.row_bytes,
@@ -292,11 +292,11 @@ static __device__ __forceinline__ bool load_home(const struct ll_combine *c, con
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void team_load_all(const struct ll_combine *c, const struct ht_exchange *h, const struct combine_launch *l, shared_at team, uint32_t epoch,
+static __device__ __forceinline__ void team_load_all(const struct gpu_combine *c, const struct ht_exchange *h, const struct combine_launch *l, shared_at team, uint32_t epoch,
 	uint32_t nr_tokens)
 {
-	const struct ll_exchange *e = &c->exchange;
-	struct trays in = trays_of(l->shape, team, false), out = trays_of(l->shape, team, true);
+	const struct gpu_exchange *e = &c->exchange;
+	struct buffers in = buffers_of(l->shape, team, false), out = buffers_of(l->shape, team, true);
 	uint32_t put = 0; /* results */
 	uint32_t shift = token_shift(e->topk);
 	bool abandoned = e->state->abandoned, sends = l->sends && !abandoned && !(l->keeps_own && e->nr_ranks == 1), receives = l->receives;
@@ -320,7 +320,7 @@ static __device__ __forceinline__ void team_load_all(const struct ll_combine *c,
 		if (receives && !home.shared_out)
 			share_out(e, h, l, epoch, shift, &home);
 		sends = sends && __any_sync(ALL_LANES, sent.any);
-		if (sends && (!receives || !l->yields || tray_is_free(&out, put))) {
+		if (sends && (!receives || !l->yields || buffer_is_free(&out, put))) {
 			struct sent next = look_at_sent(e, h, l, &results);
 
 			if (receives)
@@ -343,16 +343,16 @@ static __device__ __forceinline__ void team_load_all(const struct ll_combine *c,
 }
 
 template <int Y>
-static __global__ void __launch_bounds__(TEAM_MOST_WARPS * LANES, 1) combine_ht(const __grid_constant__ struct ll_combine c, const __grid_constant__ struct ht_exchange h,
+static __global__ void __launch_bounds__(TEAM_MOST_WARPS * LANES, 1) combine_ht(const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h,
 	const __grid_constant__ struct combine_launch l)
 {
 	BLOCK_MEMORY(shared);
-	const struct ll_exchange *e = &c.exchange;
+	const struct gpu_exchange *e = &c.exchange;
 	struct team_place place = team_place_of(l.shape, threadIdx.x / LANES);
 	shared_at of_team = in_shared(shared) + place.team * team_bytes(l.shape);
 
 	if (place.role == TEAM_LOADS)
-		trays_open(l.shape, of_team);
+		buffers_open(l.shape, of_team);
 	__syncthreads();
 	wait_for_previous();
 	let_next_start();
@@ -363,7 +363,7 @@ static __global__ void __launch_bounds__(TEAM_MOST_WARPS * LANES, 1) combine_ht(
 	if (blockIdx.x == 0 && threadIdx.x == 0) {
 		e->state->epoch_dispatch = ht_epoch_after(state.y); /* read by kernels behind this one */
 		if (l.sends && !c.release && !e->state->abandoned)
-			tally_results(e);
+			counters_results(e);
 	}
 	if (c.release)
 		return;
@@ -377,24 +377,24 @@ static __global__ void __launch_bounds__(TEAM_MOST_WARPS * LANES, 1) combine_ht(
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*combine_kernel)(const struct ll_combine, const struct ht_exchange, const struct combine_launch);
+typedef void (*combine_kernel)(const struct gpu_combine, const struct ht_exchange, const struct combine_launch);
 
-static combine_kernel choose(const struct ll_combine *c)
+static combine_kernel choose(const struct gpu_combine *c)
 {
-	return c->kind == LL_Y_BF16 ? combine_ht<LL_Y_BF16> : c->kind == LL_Y_FP16 ? combine_ht<LL_Y_FP16> : combine_ht<LL_Y_FP32>;
+	return c->kind == GPU_Y_BF16 ? combine_ht<GPU_Y_BF16> : c->kind == GPU_Y_FP16 ? combine_ht<GPU_Y_FP16> : combine_ht<GPU_Y_FP32>;
 }
 
 /* One token at a time where there are few for each team, as the last ones decide when all have ended; and with many blocks, where NVLink and memory are waited for, not loading warps. */
-static struct combine_launch division(const struct ll_combine *c, const struct ht_exchange *h, uint32_t nr_blocks)
+static struct combine_launch division(const struct gpu_combine *c, const struct ht_exchange *h, uint32_t nr_blocks)
 {
-	const struct ll_exchange *e = &c->exchange;
-	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks, e->nr_ranks), 0, c->roles & LL_SEND, c->roles & LL_RECEIVE, 0, 0, e->by_ranks};
-	uint32_t of_team = e->max_tokens * e->nr_ranks / (nr_blocks * l.shape.nr_teams), together = ll_least(MOST_TOKENS, LANES >> token_shift(e->topk));
+	const struct gpu_exchange *e = &c->exchange;
+	struct combine_launch l = {team_shape_of(e->result.row_bytes, h->block_bytes, nr_blocks, e->nr_ranks), 0, c->roles & GPU_SEND, c->roles & GPU_RECEIVE, 0, 0, e->by_ranks};
+	uint32_t of_team = e->max_tokens * e->nr_ranks / (nr_blocks * l.shape.nr_teams), together = gpu_least(MOST_TOKENS, LANES >> token_shift(e->topk));
 
-	l.keeps_own = c->roles == (LL_SEND | LL_RECEIVE) && e->by_replicas.d == 1;
+	l.keeps_own = c->roles == (GPU_SEND | GPU_RECEIVE) && e->by_replicas.d == 1;
 	if (l.keeps_own)
 		l.by_sources = e->by_others;
-	l.nr_tokens = of_team < 32 || nr_blocks > TEAM_MANY_BLOCKS ? 1 : ll_least(together, of_team / 32);
+	l.nr_tokens = of_team < 32 || nr_blocks > TEAM_MANY_BLOCKS ? 1 : gpu_least(together, of_team / 32);
 	l.yields = l.nr_tokens == 1;
 	return l;
 }
@@ -404,7 +404,7 @@ static uint32_t shared_bytes(const struct combine_launch *l)
 	return l->shape.nr_teams * team_bytes(l->shape);
 }
 
-cudaError_t ht_combine_launch(const struct ll_combine *c, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
+cudaError_t ht_combine_launch(const struct gpu_combine *c, const struct ht_exchange *h, const struct gpu_launch *launch, cudaStream_t stream)
 {
 	struct combine_launch l = division(c, h, launch->nr_blocks);
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, l.shape.nr_teams * team_warps(l.shape) * LANES, shared_bytes(&l), stream);
@@ -415,7 +415,7 @@ cudaError_t ht_combine_launch(const struct ll_combine *c, const struct ht_exchan
 	return rc ? rc : cudaLaunchKernelEx(&config, choose(c), *c, *h, l);
 }
 
-cudaError_t ht_combine_blocks(const struct ll_combine *c, const struct ht_exchange *h, int *per_sm)
+cudaError_t ht_combine_blocks(const struct gpu_combine *c, const struct ht_exchange *h, int *per_sm)
 {
 	struct combine_launch l = division(c, h, 1);
 	cudaError_t rc = allow_shared((const void *)choose(c));

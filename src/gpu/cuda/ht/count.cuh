@@ -11,15 +11,15 @@
 #define COUNT_STEPS (HT_CHUNK * LANES / COUNT_THREADS) /* routes that a thread may have */
 
 /* One route: what the combine has to know at home, and its token's bit with its expert and its rank. bad: the first token of whose ids one is wrong. */
-static __device__ __forceinline__ uint32_t note_id(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t index, int32_t id, float weight, uint32_t *bits,
+static __device__ __forceinline__ uint32_t note_id(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t index, int32_t id, float weight, uint32_t *bits,
 	uint32_t *bad)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t token = ll_div(index, e->by_topk), bit = 1u << token % 32, word = token / 32 % CHUNK_WORDS, rank = UINT32_MAX;
+	const struct gpu_exchange *e = &d->exchange;
+	uint32_t token = gpu_div(index, e->by_topk), bit = 1u << token % 32, word = token / 32 % CHUNK_WORDS, rank = UINT32_MAX;
 	uint32_t physical = physical_expert(e, id, index);
-	bool wrong = physical == LL_NO_EXPERT && id != -1;
+	bool wrong = physical == GPU_NO_EXPERT && id != -1;
 
-	if (physical != LL_NO_EXPERT) {
+	if (physical != GPU_NO_EXPERT) {
 		rank = expert_rank(&e->placement, physical);
 		wrong = atomicOr(&bits[physical * CHUNK_WORDS + word], bit) & bit; /* an expert named twice */
 		atomicOr(&bits[(h->nr_physical + rank) * CHUNK_WORDS + word], bit);
@@ -31,7 +31,7 @@ static __device__ __forceinline__ uint32_t note_id(const struct ll_dispatch *d, 
 }
 
 /* Takes out those of tokens that this rank does not send, of all columns; then all of the block may read them. */
-static __device__ __forceinline__ void keep_own(const struct ll_exchange *e, uint32_t *bits, uint32_t nr_columns)
+static __device__ __forceinline__ void keep_own(const struct gpu_exchange *e, uint32_t *bits, uint32_t nr_columns)
 {
 	__syncthreads();
 	if (e->by_replicas.d == 1)
@@ -58,7 +58,7 @@ static __device__ __forceinline__ uint32_t count_below(const uint32_t *column, u
 }
 
 /* By one warp. */
-static __device__ __forceinline__ void count_away(const struct ll_exchange *e, const uint32_t *ranks)
+static __device__ __forceinline__ void count_away(const struct gpu_exchange *e, const uint32_t *ranks)
 {
 	uint32_t nr = 0;
 
@@ -74,10 +74,10 @@ static __device__ __forceinline__ void count_away(const struct ll_exchange *e, c
 }
 
 /* A thread has a route, or several with more than 8 of a token. */
-static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
 	BLOCK_MEMORY(bits); /* [P + R][CHUNK_WORDS] tokens of the chunk; behind them the first with a wrong id */
-	const struct ll_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d.exchange;
 	uint32_t first = blockIdx.x * HT_CHUNK * e->topk + threadIdx.x, *bad = bits + h.nr_columns * CHUNK_WORDS, end, physical[COUNT_STEPS];
 	float weight[COUNT_STEPS];
 	int32_t id[COUNT_STEPS];
@@ -108,12 +108,12 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(const __grid_co
 	keep_own(e, bits, h.nr_columns);
 #pragma unroll
 	for (uint32_t i = 0; i < COUNT_STEPS; i++) {
-		uint32_t index = first + i * COUNT_THREADS, token = ll_div(index, e->by_topk), column;
+		uint32_t index = first + i * COUNT_THREADS, token = gpu_div(index, e->by_topk), column;
 
 		if (index >= end)
 			continue;
-		column = d.by_source && physical[i] != LL_NO_EXPERT ? h.nr_physical + expert_rank(&e->placement, physical[i]) : physical[i];
-		if (physical[i] == LL_NO_EXPERT || !is_mine(e, token))
+		column = d.by_source && physical[i] != GPU_NO_EXPERT ? h.nr_physical + expert_rank(&e->placement, physical[i]) : physical[i];
+		if (physical[i] == GPU_NO_EXPERT || !is_mine(e, token))
 			h.routes[index] = make_uint2(UINT32_MAX, 0);
 		else
 			h.routes[index] = make_uint2(physical[i], count_below(bits + column * CHUNK_WORDS, token % HT_CHUNK));

@@ -2,7 +2,7 @@
 /* High-throughput dispatch: each token once to every rank that has one of its experts, straight into its final place there; the receiver copies it to
  * further experts' places.
  *
- *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots of the other ranks that have one of its experts; where trays hold
+ *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots of the other ranks that have one of its experts; where buffers hold
  *                     another row, that is made, too, and leaves first when places are known.
  *                     Then a token each: rows in the destinations' x; then its heads to all ranks, or with few blocks a note of them for
  *   a telling warp    which stores them (dispatch_heads.cuh)
@@ -17,8 +17,8 @@
 /* ---- sending ------------------------------------------------------------------------------------------------- */
 
 /* To the first place on each rank, and on this rank to all; in rank order from the next on, as lanes stand for routes. */
-static __device__ __forceinline__ void send_part(const struct ll_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, uint32_t number,
-	struct destination to, uint32_t lanes, shared_at tray)
+static __device__ __forceinline__ void send_part(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, uint32_t number,
+	struct destination to, uint32_t lanes, shared_at buffer)
 {
 	struct part p = part_of(d, w, number);
 
@@ -26,18 +26,18 @@ static __device__ __forceinline__ void send_part(const struct ll_dispatch *d, co
 	for (uint32_t left = lanes; left; left &= left - 1) {
 		uint32_t lane = __ffs(left) - 1, rank = __shfl_sync(ALL_LANES, to.rank, lane);
 
-		store_part(d, w, &p, d->exchange.windows[rank], placed_rows(h), __shfl_sync(ALL_LANES, to.position, lane), tray);
+		store_part(d, w, &p, d->exchange.windows[rank], placed_rows(h), __shfl_sync(ALL_LANES, to.position, lane), buffer);
 	}
 	copies_close();
 }
 
-/* A token on its way through the trays. */
+/* A token on its way through the buffers. */
 struct outgoing {
 	struct destination to;
 	uint32_t weight;       /* lane k's */
 	uint32_t token, lanes; /* lanes: whose places are stored to */
 	bool first, there;     /* first: of this lane's rank */
-	uint32_t tray;	       /* its first, of one that has been made before places are known */
+	uint32_t buffer;	       /* its first, of one that has been made before places are known */
 };
 
 /* How a warp's heads leave. */
@@ -48,7 +48,7 @@ struct heads_way {
 };
 
 /* Its rows are where they belong. By the warp itself: behind every lane's fence, so who sees all of a head sees the row. */
-static __device__ __forceinline__ void pass_heads(const struct ll_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
+static __device__ __forceinline__ void pass_heads(const struct gpu_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
 {
 	uint4 head = make_uint4(o->first || !d->by_source ? o->to.position : UINT32_MAX, o->weight, o->to.local, way->epoch);
 
@@ -63,9 +63,9 @@ static __device__ __forceinline__ void pass_heads(const struct ll_dispatch *d, c
 		store_heads(&d->exchange, h, o->token, lane_id(), head, o->to.rank);
 }
 
-static __device__ __forceinline__ uint32_t load_weight(const struct ll_dispatch *d, uint32_t token, uint32_t nr_tokens)
+static __device__ __forceinline__ uint32_t load_weight(const struct gpu_dispatch *d, uint32_t token, uint32_t nr_tokens)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 
 	return __float_as_uint(lane_id() < e->topk && token < nr_tokens && d->topk_weights ? d->topk_weights[token * e->topk + lane_id()] : 1.0f);
 }
@@ -80,9 +80,9 @@ struct ahead {
 	struct destination to;
 };
 
-static __device__ __forceinline__ void look_ahead(const struct ll_dispatch *d, const struct ht_exchange *h, struct ahead *a)
+static __device__ __forceinline__ void look_ahead(const struct gpu_dispatch *d, const struct ht_exchange *h, struct ahead *a)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 
 	do {
 		a->token = __shfl_sync(ALL_LANES, a->ticket, 0) + a->dealt;
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void look_ahead(const struct ll_dispatch *d, c
 }
 
 /* What is to be stored, now that places are known. */
-static __device__ __forceinline__ void choose_lanes(const struct ll_exchange *e, struct outgoing *o)
+static __device__ __forceinline__ void choose_lanes(const struct gpu_exchange *e, struct outgoing *o)
 {
 	uint32_t below = (1u << lane_id()) - 1, same, twice;
 
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void choose_lanes(const struct ll_exchange *e,
 	o->lanes = __ballot_sync(ALL_LANES, o->to.rank == e->rank ? (twice & below) == 0 : o->first);
 }
 
-static __device__ __forceinline__ struct outgoing next_token(const struct ll_dispatch *d, const struct ahead *a)
+static __device__ __forceinline__ struct outgoing next_token(const struct gpu_dispatch *d, const struct ahead *a)
 {
 	struct outgoing o;
 
@@ -116,37 +116,37 @@ static __device__ __forceinline__ struct outgoing next_token(const struct ll_dis
 	return o;
 }
 
-/* Its first bytes are on their way, while what is in the other tray is stored. */
+/* Its first bytes are on their way, while what is in the other buffer is stored. */
 template <int X, int ND>
-static __device__ __forceinline__ void begin_part(const struct ll_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
+static __device__ __forceinline__ void begin_part(const struct gpu_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
 {
-	if (X != LL_X_COPY) {
+	if (X != GPU_X_COPY) {
 		load_raw(d, token, first_segment(&d->exchange, w, number), raw);
 		return;
 	}
-	copies_read<DISPATCH_TRAYS - 1>();
+	copies_read<DISPATCH_BUFFERS - 1>();
 	__syncwarp();
 	stream_fetch(&w->stream, 0, d->x + token * d->x_stride + number * w->part_bytes, part_of(d, w, number).bytes, 0);
 	stream_fetched(&w->stream, part_of(d, w, number).bytes, 0);
 }
 
-/* All of it is in a tray. */
+/* All of it is in a buffer. */
 template <int X, int ND>
-static __device__ __forceinline__ shared_at end_part(const struct ll_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
+static __device__ __forceinline__ shared_at end_part(const struct gpu_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
 {
-	shared_at tray;
+	shared_at buffer;
 
-	if (X == LL_X_COPY) {
-		tray = stream_take(&w->stream);
+	if (X == GPU_X_COPY) {
+		buffer = stream_take(&w->stream);
 		__syncwarp();
-		return tray;
+		return buffer;
 	}
-	tray = stream_tray(&w->stream);
+	buffer = stream_buffer(&w->stream);
 	stream_filled(&w->stream);
-	copies_read<DISPATCH_TRAYS - 1>();
+	copies_read<DISPATCH_BUFFERS - 1>();
 	__syncwarp();
-	make_part<X, ND>(d, w, token, number, tray, raw);
-	return tray;
+	make_part<X, ND>(d, w, token, number, buffer, raw);
+	return buffer;
 }
 
 /* ---- before places are known --------------------------------------------------------------------------------- */
@@ -154,7 +154,7 @@ static __device__ __forceinline__ shared_at end_part(const struct ll_dispatch *d
 /* May x and ids be read? This kernel may have been started while the plan was not even counted, and its own wait is for the plan's end. But the plan waits for what was ahead of it
  * in the stream, the last round's combine among that, and then says so in `begun`: released there, acquired here by every lane. It is of this round if it is the epoch to come, which
  * only the combine moves on. False: it did not come, or an earlier round has failed. */
-static __device__ __forceinline__ bool plan_has_begun(const struct ll_exchange *e, uint32_t *epoch)
+static __device__ __forceinline__ bool plan_has_begun(const struct gpu_exchange *e, uint32_t *epoch)
 {
 	struct patience patience = {0, 0};
 	uint32_t begun;
@@ -169,18 +169,18 @@ static __device__ __forceinline__ bool plan_has_begun(const struct ll_exchange *
 		}
 	} while (warp_may_wait(&patience, e, e->rank, e->wait_ns));
 	if (lane_id() == 0)
-		report_wait(e, LL_WAIT_PLAN, e->rank, 0, *epoch, begun, patience.start_ns);
+		report_wait(e, GPU_WAIT_PLAN, e->rank, 0, *epoch, begun, patience.start_ns);
 	return false;
 }
 
-static __device__ __forceinline__ shared_at made_tray(const struct dispatch_warp *w, const struct outgoing *o, uint32_t number)
+static __device__ __forceinline__ shared_at made_buffer(const struct dispatch_warp *w, const struct outgoing *o, uint32_t number)
 {
-	return w->stream.trays + (o->tray + number) * w->stream.bytes;
+	return w->stream.buffers + (o->buffer + number) * w->stream.bytes;
 }
 
 /* Are the counts of all here, so that slots are free? The plan's kernel acquires them and releases `exchanged`. It is also the right time: behind rows counts would wait for those, and the
  * plan with them. False: they did not come; the plan says so, whose patience ends before this one's. It is not to go on when this has given up: then nobody would send the token. */
-static __device__ __forceinline__ bool counts_are_here(const struct ll_exchange *e, uint32_t epoch)
+static __device__ __forceinline__ bool counts_are_here(const struct gpu_exchange *e, uint32_t epoch)
 {
 	struct patience patience = {0, 0};
 
@@ -198,12 +198,12 @@ static __device__ __forceinline__ bool counts_are_here(const struct ll_exchange 
 /* What a warp does before places are known. */
 struct before {
 	struct outgoing early; /* a token that leaves for other ranks' early slots */
-	struct outgoing made;  /* where trays have room for another: the one behind it, so that it can leave at once when places are known */
+	struct outgoing made;  /* where buffers have room for another: the one behind it, so that it can leave at once when places are known */
 };
 
-/* Into the warp's trays. */
+/* Into the warp's buffers. */
 template <int X, int ND>
-static __device__ __forceinline__ struct outgoing make_token(const struct ll_dispatch *d, struct dispatch_warp *w, uint32_t token)
+static __device__ __forceinline__ struct outgoing make_token(const struct gpu_dispatch *d, struct dispatch_warp *w, uint32_t token)
 {
 	struct outgoing o = {};
 	raw_segment<X, ND> raw;
@@ -212,7 +212,7 @@ static __device__ __forceinline__ struct outgoing make_token(const struct ll_dis
 		return o;
 	o.token = token;
 	o.there = true;
-	o.tray = w->stream.fill;
+	o.buffer = w->stream.fill;
 	for (uint32_t number = 0; number < w->parts; number++) {
 		begin_part<X, ND>(d, w, token, number, raw);
 		end_part<X, ND>(d, w, token, number, raw);
@@ -220,11 +220,11 @@ static __device__ __forceinline__ struct outgoing make_token(const struct ll_dis
 	return o;
 }
 
-/* To other ranks' early slots. All of it stays in this warp's trays: what this rank itself gets of it is stored from there. dealt: how far behind it the token is that is made as well. */
+/* To other ranks' early slots. All of it stays in this warp's buffers: what this rank itself gets of it is stored from there. dealt: how far behind it the token is that is made as well. */
 template <int X, int ND>
-static __device__ __forceinline__ struct before send_early(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t token, uint32_t dealt)
+static __device__ __forceinline__ struct before send_early(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t token, uint32_t dealt)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch, index = token * e->topk + lane_id(), rank = e->rank, away;
 	struct before none = {}, b = {};
 
@@ -240,7 +240,7 @@ static __device__ __forceinline__ struct before send_early(const struct ll_dispa
 
 #pragma unroll 1
 		for (uint32_t left = away; left; left &= left - 1)
-			store_part(d, w, &p, e->windows[__shfl_sync(ALL_LANES, rank, __ffs(left) - 1)], early_rows(d, h, e->rank), token, made_tray(w, &b.early, number));
+			store_part(d, w, &p, e->windows[__shfl_sync(ALL_LANES, rank, __ffs(left) - 1)], early_rows(d, h, e->rank), token, made_buffer(w, &b.early, number));
 		copies_close();
 	}
 	if (dealt)
@@ -248,16 +248,16 @@ static __device__ __forceinline__ struct before send_early(const struct ll_dispa
 	return b;
 }
 
-/* Its places here, from its trays. */
-static __device__ __forceinline__ void place_early(const struct ll_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, struct outgoing *o)
+/* Its places here, from its buffers. */
+static __device__ __forceinline__ void place_early(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, struct outgoing *o)
 {
 	choose_lanes(&d->exchange, o);
 	for (uint32_t number = 0; number < w->parts; number++)
-		send_part(d, h, w, number, o->to, o->lanes & __ballot_sync(ALL_LANES, o->to.rank == d->exchange.rank), made_tray(w, o, number));
+		send_part(d, h, w, number, o->to, o->lanes & __ballot_sync(ALL_LANES, o->to.rank == d->exchange.rank), made_buffer(w, o, number));
 }
 
 /* No row moves in this round: heads without places say that none is under way any more. */
-static __device__ __forceinline__ void drop_early(const struct ll_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
+static __device__ __forceinline__ void drop_early(const struct gpu_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
 {
 	o->to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
 	if (o->there)
@@ -266,9 +266,9 @@ static __device__ __forceinline__ void drop_early(const struct ll_dispatch *d, c
 
 /* ---- all others ---------------------------------------------------------------------------------------------- */
 
-/* The early token's places, and the token with which a warp goes on: `made` says whether it is in a tray. */
+/* The early token's places, and the token with which a warp goes on: `made` says whether it is in a buffer. */
 template <int X, int ND>
-static __device__ __forceinline__ struct outgoing find_first(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct before *before,
+static __device__ __forceinline__ struct outgoing find_first(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct before *before,
 	struct ahead *ahead)
 {
 	struct outgoing *early = &before->early, now;
@@ -289,16 +289,16 @@ static __device__ __forceinline__ struct outgoing find_first(const struct ll_dis
 	if (early->there)
 		place_early(d, h, w, early);
 	now = next_token(d, ahead);
-	now.tray = before->made.tray;
+	now.buffer = before->made.buffer;
 	return now;
 }
 
 /* A token's heads may leave when its rows have arrived, which is known when the next one's are on their way. */
 template <int X, int ND>
-static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct heads_way *way,
+static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct heads_way *way,
 	uint32_t nr_tokens, struct before *before, uint32_t dealt)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, dealt, 0, nr_tokens, {}, 0, {}};
 	struct outgoing now = find_first<X, ND>(d, h, w, before, &ahead), last = before->early;
 	bool made = before->made.there;
@@ -309,7 +309,7 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 	while (now.there) {
 		look_ahead(d, h, &ahead);
 		for (uint32_t number = 0; number < w->parts && now.lanes; number++) {
-			shared_at tray = made ? made_tray(w, &now, number) : end_part<X, ND>(d, w, now.token, number, raw);
+			shared_at buffer = made ? made_buffer(w, &now, number) : end_part<X, ND>(d, w, now.token, number, raw);
 
 			if (number + 1 == w->parts)
 				ahead.to = find_place(d, h, ahead.token, ahead.route);
@@ -317,7 +317,7 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 				copies_done<0>(); /* before the next are under way, for which the fence might wait */
 				pass_heads(d, h, way, &last);
 			}
-			send_part(d, h, w, number, now.to, now.lanes, tray);
+			send_part(d, h, w, number, now.to, now.lanes, buffer);
 			if (number + 1 < w->parts && !made)
 				begin_part<X, ND>(d, w, now.token, number + 1, raw);
 		}
@@ -336,33 +336,33 @@ static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, con
 	copies_done<0>();
 	if (last.there)
 		pass_heads(d, h, way, &last);
-	if (X != LL_X_COPY)
+	if (X != GPU_X_COPY)
 		w->stream.fill = 0; /* no barrier has been used */
 }
 
 /* Tokens behind the early ones that need no ticket, since each sending warp makes one of them early: if it has one that leaves early, and room for another. */
 static __device__ __forceinline__ uint32_t dealt_tokens(const struct dispatch_warp *w, uint32_t nr_senders, uint32_t nr_early)
 {
-	return nr_early == nr_senders && 2 * w->parts <= DISPATCH_TRAYS ? nr_senders : 0;
+	return nr_early == nr_senders && 2 * w->parts <= DISPATCH_BUFFERS ? nr_senders : 0;
 }
 
-/* Trays of a block's warps. */
-LL_BOTH uint32_t trays_bytes(const struct ll_dispatch *d, uint32_t nr_warps)
+/* Buffers of a block's warps. */
+HOST_DEVICE uint32_t buffers_bytes(const struct gpu_dispatch *d, uint32_t nr_warps)
 {
-	return stream_shared_bytes(nr_warps, DISPATCH_TRAYS, ht_part_tray(d->exchange.row.row_bytes, d->scale_bytes));
+	return stream_shared_bytes(nr_warps, DISPATCH_BUFFERS, ht_part_buffer(d->exchange.row.row_bytes, d->scale_bytes));
 }
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------- */
 
 template <int X, int ND>
-static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps,
+static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps,
 	uint32_t nr_early, uint32_t noted)
 {
-	const struct ll_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES - noted, part_bytes = ht_part_bytes(e->row.row_bytes);
 	BLOCK_MEMORY(shared);
 	uint32_t number = warp * gridDim.x + blockIdx.x; /* among all sending warps */
-	struct heads_way way = {{head_notes_at(in_shared(shared) + trays_bytes(&d, nr_warps), e->topk), warp * NOTES_OF_WARP, 0}, noted != 0, 0};
+	struct heads_way way = {{head_notes_at(in_shared(shared) + buffers_bytes(&d, nr_warps), e->topk), warp * NOTES_OF_WARP, 0}, noted != 0, 0};
 	struct before before = {};
 	struct dispatch_warp w;
 	uint32_t dealt;
@@ -370,10 +370,10 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_consta
 	if (warp == nr_warps)
 		head_notes_open(&way.notes.notes);
 	else
-		w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_TRAYS, ht_part_tray(e->row.row_bytes, d.scale_bytes));
+		w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_BUFFERS, ht_part_buffer(e->row.row_bytes, d.scale_bytes));
 	w.part_bytes = part_bytes;
-	w.parts = ll_ceil(e->row.row_bytes, part_bytes);
-	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 && (w.parts == 1 || part_bytes / LL_LINE_BYTES * d.scale_bytes % 16 == 0);
+	w.parts = gpu_ceil(e->row.row_bytes, part_bytes);
+	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 && (w.parts == 1 || part_bytes / GPU_LINE_BYTES * d.scale_bytes % 16 == 0);
 	dealt = dealt_tokens(&w, gridDim.x * send_warps, nr_early);
 	if (warp < send_warps && number < nr_early)
 		before = send_early<X, ND>(&d, &h, &w, number, dealt);
@@ -397,55 +397,55 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_consta
 		send_all<X, ND>(&d, &h, &w, &way, state.z, &before, dealt);
 	if (noted && warp < send_warps)
 		stop_notes(&way.notes);
-	if (d.roles & LL_RECEIVE)
+	if (d.roles & GPU_RECEIVE)
 		receive_all(&d, &h, &w, state.y, abandoned);
 }
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-typedef void (*dispatch_kernel)(const struct ll_dispatch, const struct ht_exchange, uint32_t, uint32_t, uint32_t);
+typedef void (*dispatch_kernel)(const struct gpu_dispatch, const struct ht_exchange, uint32_t, uint32_t, uint32_t);
 
-static dispatch_kernel choose(const struct ll_dispatch *d)
+static dispatch_kernel choose(const struct gpu_dispatch *d)
 {
 	switch (d->kind) {
-	case LL_X_COPY:
-		return dispatch_ht<LL_X_COPY, 4>;
-	case LL_X_GIVEN:
-		return dispatch_ht<LL_X_GIVEN, 2>;
-	case LL_X_BF16:
-		return dispatch_ht<LL_X_BF16, 2>;
-	case LL_X_FP16:
-		return dispatch_ht<LL_X_FP16, 2>;
-	case LL_X_FP32:
-		return dispatch_ht<LL_X_FP32, 2>;
+	case GPU_X_COPY:
+		return dispatch_ht<GPU_X_COPY, 4>;
+	case GPU_X_GIVEN:
+		return dispatch_ht<GPU_X_GIVEN, 2>;
+	case GPU_X_BF16:
+		return dispatch_ht<GPU_X_BF16, 2>;
+	case GPU_X_FP16:
+		return dispatch_ht<GPU_X_FP16, 2>;
+	case GPU_X_FP32:
+		return dispatch_ht<GPU_X_FP32, 2>;
 	}
 	return NULL;
 }
 
 /* Is there a telling warp? */
-static bool is_noted(const struct ll_dispatch *d, uint32_t nr_blocks)
+static bool is_noted(const struct gpu_dispatch *d, uint32_t nr_blocks)
 {
-	return d->roles & LL_SEND && nr_blocks <= HT_FEW_BLOCKS;
+	return d->roles & GPU_SEND && nr_blocks <= HT_FEW_BLOCKS;
 }
 
-static uint32_t notes_bytes(const struct ll_dispatch *d, bool noted)
+static uint32_t notes_bytes(const struct gpu_dispatch *d, bool noted)
 {
 	return noted ? head_notes_bytes(d->exchange.topk) : 0;
 }
 
-/* Of a block, beside a telling one: as many as have room for their trays. */
-static uint32_t warps_of(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted, bool noted)
+/* Of a block, beside a telling one: as many as have room for their buffers. */
+static uint32_t warps_of(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t wanted, bool noted)
 {
-	return min(noted ? min(wanted, DISPATCH_MOST_WARPS) : wanted, (h->block_bytes - notes_bytes(d, noted)) / trays_bytes(d, 1));
+	return min(noted ? min(wanted, DISPATCH_MOST_WARPS) : wanted, (h->block_bytes - notes_bytes(d, noted)) / buffers_bytes(d, 1));
 }
 
-cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)
+cudaError_t ht_dispatch_blocks(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)
 {
 	int of[2] = {0, 0};
 	cudaError_t rc = allow_shared((const void *)choose(d));
 
 	for (int noted = 0; noted < 2; noted++) {
-		uint32_t nr_warps = warps_of(d, h, wanted, noted), shared = trays_bytes(d, nr_warps) + notes_bytes(d, noted);
+		uint32_t nr_warps = warps_of(d, h, wanted, noted), shared = buffers_bytes(d, nr_warps) + notes_bytes(d, noted);
 
 		rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of[noted], choose(d), (int)(nr_warps + noted) * LANES, shared);
 	}
@@ -453,29 +453,29 @@ cudaError_t ht_dispatch_blocks(const struct ll_dispatch *d, const struct ht_exch
 	return rc;
 }
 
-static uint32_t senders(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch)
+static uint32_t senders(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch)
 {
 	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, is_noted(d, launch->nr_blocks));
 
-	return d->roles == LL_SEND ? nr_warps : d->roles == LL_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
+	return d->roles == GPU_SEND ? nr_warps : d->roles == GPU_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
 }
 
-/* The rows stay in the warp's trays until places are known. No more of them where all warps send: what comes when places are known is only copied once more. */
-uint32_t ht_early_tokens(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch)
+/* The rows stay in the warp's buffers until places are known. No more of them where all warps send: what comes when places are known is only copied once more. */
+uint32_t ht_early_tokens(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t most = min(h->window.nr_early, d->nr_tokens);
 
-	if (!launch->early || e->far || e->row.row_bytes > DISPATCH_TRAYS * ht_part_bytes(e->row.row_bytes))
+	if (!launch->early || e->internode || e->row.row_bytes > DISPATCH_BUFFERS * ht_part_bytes(e->row.row_bytes))
 		return 0;
 	return min(most, launch->nr_blocks * min(launch->send_warps, senders(d, h, launch)));
 }
 
-cudaError_t ht_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
+cudaError_t ht_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch, cudaStream_t stream)
 {
 	bool noted = is_noted(d, launch->nr_blocks);
-	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, noted), shared = trays_bytes(d, nr_warps) + notes_bytes(d, noted);
-	uint32_t nr_early = d->roles & LL_SEND ? ht_early_tokens(d, h, launch) : 0;
+	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, noted), shared = buffers_bytes(d, nr_warps) + notes_bytes(d, noted);
+	uint32_t nr_early = d->roles & GPU_SEND ? ht_early_tokens(d, h, launch) : 0;
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, (nr_warps + noted) * LANES, shared, stream);
 	cudaLaunchAttribute early = {};
 	cudaError_t rc = allow_shared((const void *)choose(d));

@@ -19,15 +19,15 @@
 #include "gpu/cuda/ht/dispatch_parts.cuh"
 
 #define NOTES_OF_WARP 2
-#define DISPATCH_MOST_WARPS (LL_MAX_WARPS - 1) /* of a block, beside the telling one */
+#define DISPATCH_MOST_WARPS (GPU_MAX_WARPS - 1) /* of a block, beside the telling one */
 #define MOST_NOTES (NOTES_OF_WARP * DISPATCH_MOST_WARPS)
 
 /* A token and, lane by lane, where a route of its leads. These ranks are none. */
 #define NOTE_NO_RANK 0xffffu
 #define NOTE_STOP 0xfffeu
-static_assert(LL_MAX_RANKS < NOTE_STOP, "a rank has 16 bits, and so has a token");
+static_assert(GPU_MAX_RANKS < NOTE_STOP, "a rank has 16 bits, and so has a token");
 
-LL_BOTH uint32_t head_notes_bytes(uint32_t topk)
+HOST_DEVICE uint32_t head_notes_bytes(uint32_t topk)
 {
 	return MOST_NOTES * (topk * 16 + 2 * COPY_BARRIER_BYTES);
 }
@@ -56,7 +56,7 @@ __device__ __forceinline__ void head_notes_open(const struct head_notes *n)
 }
 
 /* A token's, to all ranks, from the next one on; behind a fence. This lane has the part of its k-th route. head: that part for the rank to which the route leads. */
-static __device__ __forceinline__ void store_heads(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t token, uint32_t k, uint4 head, uint32_t rank)
+static __device__ __forceinline__ void store_heads(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t token, uint32_t k, uint4 head, uint32_t rank)
 {
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t r = e->rank + i >= e->nr_ranks ? e->rank + i - e->nr_ranks : e->rank + i;
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void stop_notes(struct note_turns *t)
 /* ---- telling ------------------------------------------------------------------------------------------------- */
 
 /* A group's note; parity: of the phase that has ended with it. True: no token, that warp sends no more. */
-static __device__ __forceinline__ bool tell_note(const struct ll_exchange *e, const struct ht_exchange *h, const struct head_notes *n, uint32_t epoch, uint32_t note, uint32_t parity, uint32_t k)
+static __device__ __forceinline__ bool tell_note(const struct gpu_exchange *e, const struct ht_exchange *h, const struct head_notes *n, uint32_t epoch, uint32_t note, uint32_t parity, uint32_t k)
 {
 	uint32_t rank;
 	uint4 head;
@@ -125,7 +125,7 @@ static __device__ __forceinline__ uint32_t share_notes(uint32_t shift, uint32_t 
 }
 
 /* Until all warps that send have stopped. A lane looks at a sending warp's next note: looks at 32 barriers take 500 clocks, which the block's others lack (docs/notebook/gpu-high-throughput.md). */
-static __device__ __forceinline__ void tell_heads(const struct ll_exchange *e, const struct ht_exchange *h, const struct head_notes *n, uint32_t nr_senders, uint32_t epoch)
+static __device__ __forceinline__ void tell_heads(const struct gpu_exchange *e, const struct ht_exchange *h, const struct head_notes *n, uint32_t nr_senders, uint32_t epoch)
 {
 	uint32_t shift = token_shift(e->topk), turn = 0, stopped = 0;
 

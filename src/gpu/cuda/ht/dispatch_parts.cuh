@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High-throughput dispatch: rows pass through a warp's trays in parts, with the parts' scales. */
+/* High-throughput dispatch: rows pass through a warp's buffers in parts, with the parts' scales. */
 #ifndef TERN_CUDA_DISPATCH_PARTS_CUH
 #define TERN_CUDA_DISPATCH_PARTS_CUH
 
@@ -7,9 +7,9 @@
 #include "gpu/cuda/common/rows.cuh"
 #include "gpu/cuda/common/stream.cuh"
 
-#define DISPATCH_TRAYS 2 /* of a warp */
+#define DISPATCH_BUFFERS 2 /* of a warp */
 
-/* A warp's trays: a part of a row each, behind it that part's scales. */
+/* A warp's buffers: a part of a row each, behind it that part's scales. */
 struct dispatch_warp {
 	struct stream stream;
 	uint32_t parts, part_bytes; /* of a row */
@@ -22,35 +22,35 @@ struct part {
 	uint64_t at, scales_at; /* offsets from row 0 of a window, less the row's own */
 };
 
-static __device__ __forceinline__ struct part part_of(const struct ll_dispatch *d, const struct dispatch_warp *w, uint32_t number)
+static __device__ __forceinline__ struct part part_of(const struct gpu_dispatch *d, const struct dispatch_warp *w, uint32_t number)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	struct part p;
 
 	p.at = number * w->part_bytes;
 	p.bytes = min(w->part_bytes, e->row.row_bytes - number * w->part_bytes);
-	p.scales_at = number * (w->part_bytes / LL_LINE_BYTES) * d->scale_bytes;
-	p.scales_bytes = ll_ceil(p.bytes, LL_LINE_BYTES) * d->scale_bytes;
+	p.scales_at = number * (w->part_bytes / GPU_LINE_BYTES) * d->scale_bytes;
+	p.scales_bytes = gpu_ceil(p.bytes, GPU_LINE_BYTES) * d->scale_bytes;
 	return p;
 }
 
-static __device__ __forceinline__ uint32_t first_segment(const struct ll_exchange *e, const struct dispatch_warp *w, uint32_t number)
+static __device__ __forceinline__ uint32_t first_segment(const struct gpu_exchange *e, const struct dispatch_warp *w, uint32_t number)
 {
 	return number * (w->part_bytes / e->row.segment_bytes);
 }
 
-/* The part as it travels, to a tray, through registers. raw: its first segment. */
+/* The part as it travels, to a buffer, through registers. raw: its first segment. */
 template <int X, int ND>
-static __device__ __forceinline__ void make_part(const struct ll_dispatch *d, const struct dispatch_warp *w, uint32_t token, uint32_t number, shared_at tray,
+static __device__ __forceinline__ void make_part(const struct gpu_dispatch *d, const struct dispatch_warp *w, uint32_t token, uint32_t number, shared_at buffer,
 	raw_segment<X, ND> &raw)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t first = first_segment(e, w, number), end = min(e->row.nr_segments, first_segment(e, w, number + 1));
 
 #pragma unroll 1
 	for (uint32_t which = first; which < end; which++) {
 		struct extent x = segment_extent(&e->row, which);
-		segment<LL_LINES, x_kind<X>::SCALED, ND> s;
+		segment<GPU_FLAG128, x_kind<X>::SCALED, ND> s;
 		raw_segment<X, ND> next;
 
 		if (which + 1 < end)
@@ -58,9 +58,9 @@ static __device__ __forceinline__ void make_part(const struct ll_dispatch *d, co
 		make_segment<X, ND>(d, raw, s);
 #pragma unroll
 		for (int i = 0; i < ND; i++) {
-			shared_store(tray + (which - first) * e->row.segment_bytes + (i * LANES + lane_id()) * 16, s.v[i]);
+			shared_store(buffer + (which - first) * e->row.segment_bytes + (i * LANES + lane_id()) * 16, s.v[i]);
 			if (x_kind<X>::SCALED && has_line(x, i))
-				store_scale(d, shared_pointer(tray + w->part_bytes), (which - first) * e->row.segment_pieces / 8 + line_of(i), s.scale[x_kind<X>::SCALED ? i : 0]);
+				store_scale(d, shared_pointer(buffer + w->part_bytes), (which - first) * e->row.segment_pieces / 8 + line_of(i), s.scale[x_kind<X>::SCALED ? i : 0]);
 		}
 		raw = next;
 	}
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void make_part(const struct ll_dispatch *d, co
 }
 
 /* Scales that are no whole vectors. */
-static __device__ __forceinline__ void store_scales(const struct ll_dispatch *d, uint8_t *to, const uint8_t *scales, uint32_t bytes)
+static __device__ __forceinline__ void store_scales(const struct gpu_dispatch *d, uint8_t *to, const uint8_t *scales, uint32_t bytes)
 {
 	for (uint32_t i = lane_id(); i * d->scale_bytes < bytes; i += LANES)
 		if (d->scale_bytes == 4)
@@ -78,20 +78,20 @@ static __device__ __forceinline__ void store_scales(const struct ll_dispatch *d,
 			to[i] = scales[i];
 }
 
-/* From a tray to a row of a window, this rank's or another's. */
-static __device__ __forceinline__ void store_part(const struct ll_dispatch *d, const struct dispatch_warp *w, const struct part *p, uint8_t *window, struct ht_rows rows,
-	uint64_t position, shared_at tray)
+/* From a buffer to a row of a window, this rank's or another's. */
+static __device__ __forceinline__ void store_part(const struct gpu_dispatch *d, const struct dispatch_warp *w, const struct part *p, uint8_t *window, struct ht_rows rows,
+	uint64_t position, shared_at buffer)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint8_t *scales = window + rows.scales + position * e->row.nr_lines * d->scale_bytes + p->scales_at;
 
-	copy_out(window + rows.x + position * e->row.row_bytes + p->at, tray, p->bytes, 0);
+	copy_out(window + rows.x + position * e->row.row_bytes + p->at, buffer, p->bytes, 0);
 	if (!p->scales_bytes)
 		return;
 	if (w->whole_scales)
-		copy_out(scales, tray + w->part_bytes, p->scales_bytes, 0);
+		copy_out(scales, buffer + w->part_bytes, p->scales_bytes, 0);
 	else
-		store_scales(d, scales, shared_pointer(tray + w->part_bytes), p->scales_bytes);
+		store_scales(d, scales, shared_pointer(buffer + w->part_bytes), p->scales_bytes);
 }
 
 #endif

@@ -12,16 +12,16 @@ struct incoming {
 };
 
 /* What was fetched last is stored. */
-static __device__ __forceinline__ void store_copies(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct incoming *in)
+static __device__ __forceinline__ void store_copies(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct incoming *in)
 {
-	shared_at tray;
+	shared_at buffer;
 
 	if (!in->lanes)
 		return;
-	tray = stream_take(&w->stream);
+	buffer = stream_take(&w->stream);
 	__syncwarp();
 	for (uint32_t left = in->lanes; left; left &= left - 1)
-		store_part(d, w, &in->part, d->exchange.windows[d->exchange.rank], placed_rows(h), __shfl_sync(ALL_LANES, in->position, __ffs(left) - 1), tray);
+		store_part(d, w, &in->part, d->exchange.windows[d->exchange.rank], placed_rows(h), __shfl_sync(ALL_LANES, in->position, __ffs(left) - 1), buffer);
 	copies_close();
 	in->lanes = 0;
 }
@@ -35,10 +35,10 @@ struct heads {
 };
 
 /* Waits for all of them, and uses the time. */
-static __device__ __forceinline__ bool await_heads(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, struct heads *all, struct dispatch_warp *w,
+static __device__ __forceinline__ bool await_heads(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, struct heads *all, struct dispatch_warp *w,
 	struct incoming *in)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	const uint8_t *from = e->windows[e->rank] + head_at(e, h, all->source, all->token, lane_of_group(all->shift));
 	struct patience patience = {0, 0};
 	uint32_t missing;
@@ -56,26 +56,26 @@ static __device__ __forceinline__ bool await_heads(const struct ll_dispatch *d, 
 		store_copies(d, h, w, in);
 	} while (warp_may_wait(&patience, e, all->head.w == epoch ? e->rank : all->source, e->wait_ns));
 	if (is_to_report(e, all->head.w != epoch, all->source))
-		report_wait(e, LL_WAIT_ROW, all->source, all->token, epoch, all->head.w, patience.start_ns);
+		report_wait(e, GPU_WAIT_ROW, all->source, all->token, epoch, all->head.w, patience.start_ns);
 	return false;
 }
 
 /* Its parts one after the other; the last one is left under way. */
-static __device__ __forceinline__ void copy_row(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct ht_rows rows, uint32_t from,
+static __device__ __forceinline__ void copy_row(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct ht_rows rows, uint32_t from,
 	uint32_t lanes, uint32_t position, struct incoming *in)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	const uint8_t *window = e->windows[e->rank], *row = window + rows.x + (uint64_t)from * e->row.row_bytes;
 	const uint8_t *scales = window + rows.scales + (uint64_t)from * e->row.nr_lines * d->scale_bytes;
 
 	for (uint32_t number = 0; number < w->parts; number++) {
 		struct part p = part_of(d, w, number);
-		shared_at tray = stream_tray(&w->stream);
+		shared_at buffer = stream_buffer(&w->stream);
 
-		copies_read<DISPATCH_TRAYS - 2>();
+		copies_read<DISPATCH_BUFFERS - 2>();
 		__syncwarp();
 		if (p.scales_bytes && !w->whole_scales)
-			store_scales(d, shared_pointer(tray + w->part_bytes), scales + p.scales_at, p.scales_bytes);
+			store_scales(d, shared_pointer(buffer + w->part_bytes), scales + p.scales_at, p.scales_bytes);
 		stream_fetch(&w->stream, 0, row + p.at, p.bytes, 0);
 		if (w->whole_scales)
 			stream_fetch(&w->stream, w->part_bytes, scales + p.scales_at, p.scales_bytes, 0);
@@ -88,10 +88,10 @@ static __device__ __forceinline__ void copy_row(const struct ll_dispatch *d, con
 }
 
 /* Describes its rows, and begins to copy. */
-static __device__ __forceinline__ void take_row(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t source, uint32_t token,
+static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t source, uint32_t token,
 	bool early, uint4 head, struct incoming *in)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t here = __ballot_sync(ALL_LANES, head.x != UINT32_MAX), from, same, lanes;
 
 	if (!here)
@@ -108,22 +108,22 @@ static __device__ __forceinline__ void take_row(const struct ll_dispatch *d, con
 
 /* Lane i's number of tokens of source i, i + 32, ... */
 struct source_tokens {
-	uint32_t nr[(LL_MAX_RANKS + LANES - 1) / LANES], most;
+	uint32_t nr[(GPU_MAX_RANKS + LANES - 1) / LANES], most;
 };
 
 /* A source's count of one column, of which all have seen that it is none too large. */
-static __device__ __forceinline__ uint32_t count_of(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column)
+static __device__ __forceinline__ uint32_t count_of(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column)
 {
 	return word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, source)) + column);
 }
 
 /* Of an abandoned round those alone that left before anybody knew: when their heads are here, nothing is under way any more. */
-static __device__ __forceinline__ struct source_tokens count_tokens(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, bool abandoned)
+static __device__ __forceinline__ struct source_tokens count_tokens(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, bool abandoned)
 {
 	struct source_tokens t = {};
 
 #pragma unroll
-	for (uint32_t i = 0; i < (LL_MAX_RANKS + LANES - 1) / LANES; i++) {
+	for (uint32_t i = 0; i < (GPU_MAX_RANKS + LANES - 1) / LANES; i++) {
 		uint32_t s = i * LANES + lane_id();
 
 		t.nr[i] = s < e->nr_ranks ? min(e->max_tokens, count_of(e, h, epoch, s, tokens_column(h))) : 0;
@@ -135,16 +135,16 @@ static __device__ __forceinline__ struct source_tokens count_tokens(const struct
 }
 
 /* This lane's of the heads from number `first` on. */
-static __device__ __forceinline__ void choose_heads(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct source_tokens *tokens,
+static __device__ __forceinline__ void choose_heads(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct source_tokens *tokens,
 	uint32_t first, struct heads *all)
 {
 	uint32_t i = first + group_of_lane(all->shift), nr = 0, here;
 
-	all->token = ll_div(i, e->by_ranks);
+	all->token = gpu_div(i, e->by_ranks);
 	all->source = e->rank + i - all->token * e->nr_ranks;
 	all->source = all->source >= e->nr_ranks ? all->source - e->nr_ranks : all->source;
 #pragma unroll
-	for (uint32_t j = 0; j < (LL_MAX_RANKS + LANES - 1) / LANES; j++) {
+	for (uint32_t j = 0; j < (GPU_MAX_RANKS + LANES - 1) / LANES; j++) {
 		here = __shfl_sync(ALL_LANES, tokens->nr[j], all->source % LANES);
 		nr = all->source / LANES == j ? here : nr;
 	}
@@ -153,10 +153,10 @@ static __device__ __forceinline__ void choose_heads(const struct ll_exchange *e,
 	all->early = all->awaited && all->token < h->window.nr_early && all->token < count_of(e, h, epoch, all->source, early_column(h));
 }
 
-static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch,
+static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch,
 	bool abandoned)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t *tickets = &e->state->tickets[HT_TICKETS_COPIES], ticket = lane_id() == 0 ? atomicAdd(tickets, 1u) : 0, extent = e->state->extent;
 	bool good = true;
 	struct source_tokens tokens = count_tokens(e, h, epoch, abandoned);
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	while (good) {
 		uint32_t first = __shfl_sync(ALL_LANES, ticket, 0) * all.nr;
 
-		if (ll_div(first, e->by_ranks) >= tokens.most)
+		if (gpu_div(first, e->by_ranks) >= tokens.most)
 			break;
 		if (lane_id() == 0)
 			ticket = atomicAdd(tickets, 1u);

@@ -28,22 +28,22 @@ struct ht_exchange {
 };
 
 /* launch: the dispatch's, as it says how many tokens leave early. The combine looks only at the number of blocks, and at early. */
-cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
-cudaError_t ht_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
-cudaError_t ht_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, cudaStream_t stream);
+cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exchange *ht, const struct gpu_launch *launch, cudaStream_t stream);
+cudaError_t ht_dispatch_launch(const struct gpu_dispatch *args, const struct ht_exchange *ht, const struct gpu_launch *launch, cudaStream_t stream);
+cudaError_t ht_combine_launch(const struct gpu_combine *args, const struct ht_exchange *ht, const struct gpu_launch *launch, cudaStream_t stream);
 
 /* With so many blocks or fewer the dispatch has a telling warp (dispatch_heads.cuh). */
 #define HT_FEW_BLOCKS 48
 
-/* Beside them where some ranks are on other nodes (far_ht.cuh): role LL_SEND before the kernel that sends to the others; LL_RECEIVE behind the dispatch's that receives, and before the
+/* Beside them where some ranks are on other nodes (internode_ht.cuh): role GPU_SEND before the kernel that sends to the others; GPU_RECEIVE behind the dispatch's that receives, and before the
  * combine's that sums. */
-cudaError_t far_dispatch_launch(const struct ll_dispatch *args, const struct ht_exchange *ht, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream);
-cudaError_t far_combine_launch(const struct ll_combine *args, const struct ht_exchange *ht, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream);
-cudaError_t far_dispatch_prepare(const struct ll_dispatch *args);
-cudaError_t far_combine_prepare(const struct ll_combine *args);
+cudaError_t internode_dispatch_launch(const struct gpu_dispatch *args, const struct ht_exchange *ht, const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream);
+cudaError_t internode_combine_launch(const struct gpu_combine *args, const struct ht_exchange *ht, const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream);
+cudaError_t internode_dispatch_prepare(const struct gpu_dispatch *args);
+cudaError_t internode_combine_prepare(const struct gpu_combine *args);
 
 /* Blocks that fit on the device at once, of the kernel that fits worst; loads all. */
-cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *ht, uint32_t *nr_blocks);
+cudaError_t ht_most_blocks(const struct gpu_dispatch *dispatch, const struct gpu_combine *combine, const struct ht_exchange *ht, uint32_t *nr_blocks);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,7 @@
  *   ht_place   one block: sums over chunks -> counts to all; counts of all -> capacity, offsets, and where each chunk's rows begin
  */
 #include "gpu/cuda/ht/count.cuh"
-#include "gpu/cuda/internode/far_ht.cuh"
+#include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/launch.cuh"
 
 #define PLACE_THREADS 1024
@@ -68,11 +68,11 @@ static __device__ __forceinline__ void sum_chunks(const struct ht_exchange *h, c
 }
 
 /* To all ranks, and from all. False: somebody's did not come. */
-static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
+static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
 	uint32_t nr_tokens, uint32_t nr_early)
 {
 	struct patience patience = {0, 0};
-	bool good = !e->far || far_send_counts(e, h, s->mine, epoch, nr_tokens);
+	bool good = !e->internode || internode_send_counts(e, h, s->mine, epoch, nr_tokens);
 
 	for (uint32_t r = 0; r < e->nr_ranks; r++) {
 		uint32_t *to = (uint32_t *)(e->windows[r] + counts_at(e, h, epoch, e->rank));
@@ -94,22 +94,22 @@ static __device__ __forceinline__ bool exchange_counts(const struct ll_exchange 
 			continue;
 		while (good && (seen = word_acquire(e->windows[e->rank] + count_word_at(e, h, epoch, r))) != epoch)
 			if (!may_wait(&patience, e, r, e->wait_ns)) {
-				report_wait(e, LL_WAIT_COUNTS, r, 0, epoch, seen, patience.start_ns);
+				report_wait(e, GPU_WAIT_COUNTS, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}
 	}
 	good = __syncthreads_and(good);
-	return good && e->far ? far_take_counts(e, h, epoch) : good;
+	return good && e->internode ? internode_take_counts(e, h, epoch) : good;
 }
 
 /* The most tokens that a rank sends. */
-static __device__ __forceinline__ uint32_t most_tokens(const struct ll_exchange *e)
+static __device__ __forceinline__ uint32_t most_tokens(const struct gpu_exchange *e)
 {
-	return ll_div(e->max_tokens + e->by_replicas.d - 1, e->by_replicas);
+	return gpu_div(e->max_tokens + e->by_replicas.d - 1, e->by_replicas);
 }
 
 /* A source's count for one column; what no correct peer has counted would lead rows anywhere. */
-static __device__ __forceinline__ bool take_count(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column,
+static __device__ __forceinline__ bool take_count(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column,
 	uint32_t *count)
 {
 	bool tokens = column == tokens_column(h);
@@ -118,11 +118,11 @@ static __device__ __forceinline__ bool take_count(const struct ll_exchange *e, c
 	*count = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, source)) + column);
 	if (*count <= most)
 		return true;
-	report_broken(e, tokens ? LL_BROKEN_TOKENS : LL_BROKEN_ROWS, source, column, *count, most, epoch);
+	report_broken(e, tokens ? GPU_BROKEN_TOKENS : GPU_BROKEN_ROWS, source, column, *count, most, epoch);
 	return false;
 }
 
-static __device__ __forceinline__ bool sum_sources(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
+static __device__ __forceinline__ bool sum_sources(const struct gpu_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
 {
 	bool good = true;
 
@@ -147,18 +147,18 @@ static __device__ __forceinline__ bool sum_sources(const struct ll_exchange *e, 
 	return __syncthreads_and(good);
 }
 
-static __device__ __forceinline__ uint32_t aligned(const struct ll_dispatch *d, uint32_t rows)
+static __device__ __forceinline__ uint32_t aligned(const struct gpu_dispatch *d, uint32_t rows)
 {
 	return d->by_alignment.d == 1 ? rows : (rows + d->by_alignment.d - 1) / d->by_alignment.d * d->by_alignment.d;
 }
 
 /* Experts by rank: a rank's first, and which one is there. In blocks they are in order, and no table is looked at. */
-static __device__ __forceinline__ uint32_t first_of(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t rank)
+static __device__ __forceinline__ uint32_t first_of(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t rank)
 {
 	return e->placement.per_rank ? rank * e->placement.per_rank : h->first[rank];
 }
 
-static __device__ __forceinline__ uint32_t expert_at(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t i)
+static __device__ __forceinline__ uint32_t expert_at(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t i)
 {
 	return e->placement.per_rank ? i : h->order[i];
 }
@@ -170,9 +170,9 @@ struct rank_rows {
 };
 
 /* Where a rank's experts begin; a lane has neighbouring ones. */
-static __device__ __forceinline__ struct rank_rows place_rank(const struct ll_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t rank)
+static __device__ __forceinline__ struct rank_rows place_rank(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t rank)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t first = first_of(e, h, rank), nr = first_of(e, h, rank + 1) - first, each = (nr + LANES - 1) / LANES, begin = min(lane_id() * each, nr), end = min(begin + each, nr);
 	uint32_t span = 0, rows = 0, most = 0, last = 0, all, offset;
 	struct rank_rows r;
@@ -206,10 +206,10 @@ static __device__ __forceinline__ struct rank_rows place_rank(const struct ll_di
 }
 
 /* What tern_received says of this rank. */
-static __device__ __forceinline__ void publish_counts(const struct ll_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
+static __device__ __forceinline__ void publish_counts(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
 	bool abandoned)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t rows = 0;
 
 	if (!d->by_source) {
@@ -232,7 +232,7 @@ static __device__ __forceinline__ void publish_counts(const struct ll_dispatch *
 	}
 }
 
-static __device__ __forceinline__ void place_chunks(const struct ll_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
+static __device__ __forceinline__ void place_chunks(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
 {
 	uint32_t each = (nr_chunks + s->nr_groups - 1) / s->nr_groups;
 
@@ -255,39 +255,39 @@ static __device__ __forceinline__ void place_chunks(const struct ll_dispatch *d,
 }
 
 /* Tokens below nr that this rank sends. */
-static __device__ __forceinline__ uint32_t own_tokens(const struct ll_exchange *e, uint32_t nr)
+static __device__ __forceinline__ uint32_t own_tokens(const struct gpu_exchange *e, uint32_t nr)
 {
 	return (nr + e->by_replicas.d - 1 - (e->rank - home_first(e, e->rank))) / e->by_replicas.d;
 }
 
 /* By all threads; a thread has a column. */
-static __device__ __forceinline__ void tally_round_of(const struct ll_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t nr_tokens)
+static __device__ __forceinline__ void counters_round_of(const struct gpu_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t nr_tokens)
 {
-	struct ll_tally *t = e->tally;
+	struct gpu_counters *t = e->counters;
 
 	for (uint32_t column = threadIdx.x; t && column < h->nr_columns; column += PLACE_THREADS) {
 		uint32_t nr = s->mine[column];
 
 		if (!nr)
 			continue;
-		tally_add(column < h->nr_physical ? &t->routes : &t->rows, nr);
+		counters_add(column < h->nr_physical ? &t->routes : &t->rows, nr);
 		if (column < h->nr_physical)
-			tally_add(&t->load[h->logical[column]], nr);
+			counters_add(&t->load[h->logical[column]], nr);
 		else if (column != h->nr_physical + e->rank)
-			tally_add(&t->rows_away, nr);
+			counters_add(&t->rows_away, nr);
 	}
 	if (!t || threadIdx.x)
 		return;
-	tally_round(e);
-	tally_add(&t->tokens, own_tokens(e, nr_tokens));
-	tally_add(&t->tokens_away, e->state->nr_away);
+	counters_round(e);
+	counters_add(&t->tokens, own_tokens(e, nr_tokens));
+	counters_add(&t->tokens_away, e->state->nr_away);
 }
 
-static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h,
+static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h,
 	uint32_t nr_early)
 {
 	BLOCK_MEMORY(shared);
-	const struct ll_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d.exchange;
 	uint32_t columns = h.nr_columns, groups = nr_groups_of(columns), over = 0;
 	struct sums s = {shared, shared + groups * columns, shared + (groups + 1) * columns, shared + (groups + 2) * columns, shared + (groups + 3) * columns, groups};
 	struct rank_rows mine = {0, 0, 0};
@@ -314,21 +314,21 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 		if (r == e->rank)
 			mine = rank;
 		if (rank.over && lane_id() == 0)
-			complain(e, LL_OVER_CAPACITY, r, 0, rank.over, epoch);
+			complain(e, GPU_OVER_CAPACITY, r, 0, rank.over, epoch);
 	}
 	over = __syncthreads_or(over);
 	publish_counts(&d, &h, &s, epoch, over);
 	if (threadIdx.x == e->rank % (PLACE_THREADS / LANES) * LANES) {
 		d.out_sums[0] = over ? 0 : mine.rows;
 		d.out_sums[1] = over ? 0 : mine.extent;
-		tally_received(e, over ? 0 : mine.rows);
+		counters_received(e, over ? 0 : mine.rows);
 		e->state->extent = over ? 0 : mine.extent;
 	}
 	place_chunks(&d, &h, &s, nr_chunks);
 	if (!over)
-		tally_round_of(e, &h, &s, nr_tokens);
-	if (e->far)
-		far_hide_tokens(e, &h, epoch);
+		counters_round_of(e, &h, &s, nr_tokens);
+	if (e->internode)
+		internode_hide_tokens(e, &h, epoch);
 	if (threadIdx.x == 0) {
 		e->state->epoch_combine = epoch;
 		e->state->nr_tokens = nr_tokens;
@@ -364,7 +364,7 @@ cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)ht_place);
 }
 
-cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_exchange *h, const struct ll_launch *launch, cudaStream_t stream)
+cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exchange *h, const struct gpu_launch *launch, cudaStream_t stream)
 {
 	uint32_t nr_chunks = (args->nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
 	cudaLaunchConfig_t count = launch_config(nr_chunks, COUNT_THREADS, count_shared(h), stream);
@@ -379,14 +379,14 @@ cudaError_t ht_plan_launch(const struct ll_dispatch *args, const struct ht_excha
 	return rc ? rc : cudaLaunchKernelEx(&place, ht_place, *args, *h, ht_early_tokens(args, h, launch));
 }
 
-cudaError_t ht_most_blocks(const struct ll_dispatch *dispatch, const struct ll_combine *combine, const struct ht_exchange *h, uint32_t *nr_blocks)
+cudaError_t ht_most_blocks(const struct gpu_dispatch *dispatch, const struct gpu_combine *combine, const struct ht_exchange *h, uint32_t *nr_blocks)
 {
 	int device, nr_sms, of_dispatch, of_combine;
 	cudaError_t rc = cudaGetDevice(&device);
 
 	rc = rc ? rc : ht_plan_prepare(h);
 	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
-	rc = rc ? rc : ht_dispatch_blocks(dispatch, h, LL_MAX_WARPS, &of_dispatch);
+	rc = rc ? rc : ht_dispatch_blocks(dispatch, h, GPU_MAX_WARPS, &of_dispatch);
 	rc = rc ? rc : ht_combine_blocks(combine, h, &of_combine);
 	if (!rc)
 		*nr_blocks = (uint32_t)nr_sms * (uint32_t)(of_dispatch < of_combine ? of_dispatch : of_combine);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums of rows by teams of warps, through a block's shared memory.
  *
- *   loading warp   has rows copied into the team's trays, one after the other, each with a ticket that says what becomes of it
- *   summing warps  each adds its part of every row; a complete sum goes into a tray on its way out, or to its place in this GPU's memory
+ *   loading warp   has rows copied into the team's buffers, one after the other, each with a ticket that says what becomes of it
+ *   summing warps  each adds its part of every row; a complete sum goes into a buffer on its way out, or to its place in this GPU's memory
  *   storing warp   has sums copied to the ranks that they are for; then releases their words behind them
  *
- * So as many rows are under way as trays hold, however few SMs there are, and nobody who sums waits for anything else. A tray is passed on by two barriers in shared memory:
+ * So as many rows are under way as buffers hold, however few SMs there are, and nobody who sums waits for anything else. A buffer is passed on by two barriers in shared memory:
  *
  *             arrives                               waits               so that
  *   in, full  a copy into it; its ticket's lane     summing warps       they read that row
@@ -26,50 +26,50 @@
 #define TEAM_PART_BYTES (TEAM_VECTORS * LANES * 16)
 #define TEAM_MOST_SUMMING 7
 #define TEAM_MOST_WARPS 20 /* of a block, for which each thread has registers enough */
-#define TEAM_MOST_IN 16 /* trays of a team */
+#define TEAM_MOST_IN 16 /* buffers of a team */
 #define TEAM_OUT 2
-#define TEAM_LEAST_TRAYS (TEAM_OUT + 2)
-#define TEAM_BESIDE_TRAY (16 + 2 * COPY_BARRIER_BYTES) /* ticket, barriers */
+#define TEAM_LEAST_BUFFERS (TEAM_OUT + 2)
+#define TEAM_BESIDE_BUFFER (16 + 2 * COPY_BARRIER_BYTES) /* ticket, barriers */
 
 /* A block's division. Rows that are longer than the summing warps of a team hold go in parts. */
 struct team_shape {
 	uint32_t nr_teams, nr_summing;
-	uint32_t nr_in, tray_bytes; /* trays of a team for rows that come, beside TEAM_OUT */
+	uint32_t nr_in, buffer_bytes; /* buffers of a team for rows that come, beside TEAM_OUT */
 	uint32_t nr_parts, part_bytes;
 	uint32_t most_untold; /* results */
 };
 
-LL_BOTH uint32_t team_warps(struct team_shape shape)
+HOST_DEVICE uint32_t team_warps(struct team_shape shape)
 {
 	return shape.nr_summing + 2;
 }
 
-LL_BOTH uint32_t team_bytes(struct team_shape shape)
+HOST_DEVICE uint32_t team_bytes(struct team_shape shape)
 {
-	return (shape.nr_in + TEAM_OUT) * (shape.tray_bytes + TEAM_BESIDE_TRAY);
+	return (shape.nr_in + TEAM_OUT) * (shape.buffer_bytes + TEAM_BESIDE_BUFFER);
 }
 
 /* A fence for several results takes as long as for one; but with more of them homes begin late, and are not ready when the last result comes. Few blocks gain more than they lose where
- * most results leave: a team has two trays for those, and while its storing warp fences none is freed. */
+ * most results leave: a team has two buffers for those, and while its storing warp fences none is freed. */
 #define TEAM_FEW_BLOCKS 32
 #define TEAM_UNTOLD_FEW 8
 #define TEAM_UNTOLD 4
 
-/* With many blocks a team less, and more trays for each: rows are under way enough, and of more results at once each takes longer (docs/notebook/gpu-high-throughput.md). */
+/* With many blocks a team less, and more buffers for each: rows are under way enough, and of more results at once each takes longer (docs/notebook/gpu-high-throughput.md). */
 #define TEAM_MANY_BLOCKS 64
 
 /* block_bytes: shared memory that a block may have. */
-LL_BOTH struct team_shape team_shape_of(uint32_t row_bytes, uint32_t block_bytes, uint32_t nr_blocks, uint32_t nr_ranks)
+HOST_DEVICE struct team_shape team_shape_of(uint32_t row_bytes, uint32_t block_bytes, uint32_t nr_blocks, uint32_t nr_ranks)
 {
-	uint32_t most_summing = ll_least(TEAM_MOST_SUMMING, block_bytes / (TEAM_LEAST_TRAYS * (TEAM_PART_BYTES + TEAM_BESIDE_TRAY)));
+	uint32_t most_summing = gpu_least(TEAM_MOST_SUMMING, block_bytes / (TEAM_LEAST_BUFFERS * (TEAM_PART_BYTES + TEAM_BESIDE_BUFFER)));
 	struct team_shape s;
 
-	s.nr_parts = ll_ceil(row_bytes, most_summing * TEAM_PART_BYTES);
-	s.nr_summing = ll_ceil(ll_ceil(row_bytes, s.nr_parts), TEAM_PART_BYTES);
-	s.tray_bytes = s.part_bytes = s.nr_summing * TEAM_PART_BYTES;
-	s.nr_teams = ll_least(TEAM_MOST_WARPS / (s.nr_summing + 2), block_bytes / (TEAM_LEAST_TRAYS * (s.tray_bytes + TEAM_BESIDE_TRAY)));
+	s.nr_parts = gpu_ceil(row_bytes, most_summing * TEAM_PART_BYTES);
+	s.nr_summing = gpu_ceil(gpu_ceil(row_bytes, s.nr_parts), TEAM_PART_BYTES);
+	s.buffer_bytes = s.part_bytes = s.nr_summing * TEAM_PART_BYTES;
+	s.nr_teams = gpu_least(TEAM_MOST_WARPS / (s.nr_summing + 2), block_bytes / (TEAM_LEAST_BUFFERS * (s.buffer_bytes + TEAM_BESIDE_BUFFER)));
 	s.nr_teams -= nr_blocks > TEAM_MANY_BLOCKS && s.nr_teams > 2;
-	s.nr_in = ll_least(TEAM_MOST_IN, block_bytes / s.nr_teams / (s.tray_bytes + TEAM_BESIDE_TRAY) - TEAM_OUT);
+	s.nr_in = gpu_least(TEAM_MOST_IN, block_bytes / s.nr_teams / (s.buffer_bytes + TEAM_BESIDE_BUFFER) - TEAM_OUT);
 	s.most_untold = nr_ranks > 2 && nr_blocks <= TEAM_FEW_BLOCKS ? TEAM_UNTOLD_FEW : TEAM_UNTOLD;
 	return s;
 }
@@ -125,30 +125,30 @@ __device__ __forceinline__ struct ticket ticket_unpack(uint4 v)
 	return {__uint_as_float(v.x), v.y & 0xff, v.y >> 8 & 0xff, (v.y >> 16) * 16, (uint64_t)v.w << 32 | v.z};
 }
 
-static_assert(LL_MAX_RANKS <= 256 && TEAM_MOST_SUMMING * TEAM_PART_BYTES / 16 < 65536, "a ticket has a byte for a rank, and two for 16 bytes each");
+static_assert(GPU_MAX_RANKS <= 256 && TEAM_MOST_SUMMING * TEAM_PART_BYTES / 16 < 65536, "a ticket has a byte for a rank, and two for 16 bytes each");
 
-/* ---- trays --------------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------------------------- */
 
 /* Used in turn. */
-struct trays {
-	shared_at trays, tickets, full, free;
-	uint32_t nr, tray_bytes;
-	uint32_t at, parity; /* parity: of the phase that ends when tray `at` is full */
+struct buffers {
+	shared_at buffers, tickets, full, free;
+	uint32_t nr, buffer_bytes;
+	uint32_t at, parity; /* parity: of the phase that ends when buffer `at` is full */
 };
 
 /* A team's: those for rows that come, then those for sums on their way out. */
-__device__ __forceinline__ struct trays trays_of(struct team_shape s, shared_at team, bool out)
+__device__ __forceinline__ struct buffers buffers_of(struct team_shape s, shared_at team, bool out)
 {
 	uint32_t first = out ? s.nr_in : 0, nr = s.nr_in + TEAM_OUT;
-	shared_at tickets = team + nr * s.tray_bytes, full = tickets + nr * 16, free = full + nr * COPY_BARRIER_BYTES;
+	shared_at tickets = team + nr * s.buffer_bytes, full = tickets + nr * 16, free = full + nr * COPY_BARRIER_BYTES;
 
-	return {team + first * s.tray_bytes, tickets + first * 16, full + first * COPY_BARRIER_BYTES, free + first * COPY_BARRIER_BYTES, out ? TEAM_OUT : s.nr_in, s.tray_bytes, 0, 0};
+	return {team + first * s.buffer_bytes, tickets + first * 16, full + first * COPY_BARRIER_BYTES, free + first * COPY_BARRIER_BYTES, out ? TEAM_OUT : s.nr_in, s.buffer_bytes, 0, 0};
 }
 
 /* By a warp of the team; then a barrier of the block. */
-__device__ __forceinline__ void trays_open(struct team_shape s, shared_at team)
+__device__ __forceinline__ void buffers_open(struct team_shape s, shared_at team)
 {
-	struct trays in = trays_of(s, team, false), out = trays_of(s, team, true);
+	struct buffers in = buffers_of(s, team, false), out = buffers_of(s, team, true);
 	uint32_t at = lane_id() * COPY_BARRIER_BYTES;
 
 	if (lane_id() < in.nr) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void trays_open(struct team_shape s, shared_at team)
 	copy_out_ready();
 }
 
-__device__ __forceinline__ void next_tray(struct trays *t)
+__device__ __forceinline__ void next_buffer(struct buffers *t)
 {
 	if (++t->at < t->nr)
 		return;
@@ -170,36 +170,36 @@ __device__ __forceinline__ void next_tray(struct trays *t)
 	t->parity ^= 1;
 }
 
-__device__ __forceinline__ void await_full(const struct trays *t)
+__device__ __forceinline__ void await_full(const struct buffers *t)
 {
 	while (!copy_there(t->full + t->at * COPY_BARRIER_BYTES, t->parity))
 		;
 }
 
 /* A barrier that nobody has arrived at counts as one whose odd phase has ended, so the first turn does not wait. */
-__device__ __forceinline__ void await_free(const struct trays *t)
+__device__ __forceinline__ void await_free(const struct buffers *t)
 {
 	while (!copy_there(t->free + t->at * COPY_BARRIER_BYTES, t->parity ^ 1))
 		;
 }
 
-/* By all of a warp, each lane for itself: it has done with a tray. One lane behind a __syncwarp would do, but racecheck does not follow that, and it is no faster (docs/notebook/gpu-checks.md). */
-__device__ __forceinline__ void pass_tray(shared_at barriers, uint32_t at)
+/* By all of a warp, each lane for itself: it has done with a buffer. One lane behind a __syncwarp would do, but racecheck does not follow that, and it is no faster (docs/notebook/gpu-checks.md). */
+__device__ __forceinline__ void pass_buffer(shared_at barriers, uint32_t at)
 {
 	barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
 }
 
-/* Would a sum find its tray free now, that goes out behind `put` others? Orders nothing, and is exact only where no more are under way than there are trays. */
-__device__ __forceinline__ bool tray_is_free(const struct trays *out, uint32_t put)
+/* Would a sum find its buffer free now, that goes out behind `put` others? Orders nothing, and is exact only where no more are under way than there are buffers. */
+__device__ __forceinline__ bool buffer_is_free(const struct buffers *out, uint32_t put)
 {
 	return __all_sync(ALL_LANES, barrier_passed(out->free + put % TEAM_OUT * COPY_BARRIER_BYTES, (put / TEAM_OUT & 1) ^ 1));
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* A ticket for the next tray; by: the lane that has it. Only when all lanes have seen the tray free may one use it. Else the tray could be free once more before the last
+/* A ticket for the next buffer; by: the lane that has it. Only when all lanes have seen the buffer free may one use it. Else the buffer could be free once more before the last
  * one looks, to which that phase would seem not to have ended. */
-__device__ __forceinline__ void put_ticket(const struct trays *in, uint4 ticket, uint32_t by)
+__device__ __forceinline__ void put_ticket(const struct buffers *in, uint4 ticket, uint32_t by)
 {
 	await_free(in);
 	__syncwarp();
@@ -207,26 +207,26 @@ __device__ __forceinline__ void put_ticket(const struct trays *in, uint4 ticket,
 		shared_store(in->tickets + in->at * 16, ticket);
 }
 
-/* A row into the next tray; by: the lane that has its ticket and its address. */
-__device__ __forceinline__ void team_load(struct trays *in, uint4 ticket, const uint8_t *row, uint32_t bytes, uint32_t by)
+/* A row into the next buffer; by: the lane that has its ticket and its address. */
+__device__ __forceinline__ void team_load(struct buffers *in, uint4 ticket, const uint8_t *row, uint32_t bytes, uint32_t by)
 {
 	shared_at full = in->full + in->at * COPY_BARRIER_BYTES;
 
 	put_ticket(in, ticket, by);
-	copy_in(in->trays + in->at * in->tray_bytes, row, bytes, full, by);
+	copy_in(in->buffers + in->at * in->buffer_bytes, row, bytes, full, by);
 	copy_in_close(full, bytes, by);
-	next_tray(in);
+	next_buffer(in);
 }
 
 /* A ticket without a row. */
-__device__ __forceinline__ void team_tell(struct trays *in, uint4 ticket, uint32_t by)
+__device__ __forceinline__ void team_tell(struct buffers *in, uint4 ticket, uint32_t by)
 {
 	put_ticket(in, ticket, by);
 	copy_in_close(in->full + in->at * COPY_BARRIER_BYTES, 0, by);
-	next_tray(in);
+	next_buffer(in);
 }
 
-__device__ __forceinline__ void team_stop(struct trays *in)
+__device__ __forceinline__ void team_stop(struct buffers *in)
 {
 	team_tell(in, ticket_pack({0, TICKET_STOP, 0, 0, 0}), 0);
 }
@@ -245,9 +245,9 @@ static __device__ __forceinline__ void put_home(const struct ticket *ticket, uin
 }
 
 /* which: of the summing warps. */
-static __device__ __forceinline__ void put_out(struct trays *out, uint32_t which, const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
+static __device__ __forceinline__ void put_out(struct buffers *out, uint32_t which, const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
 {
-	shared_at to = out->trays + out->at * out->tray_bytes + offset;
+	shared_at to = out->buffers + out->at * out->buffer_bytes + offset;
 
 	await_free(out);
 	if (!(ticket->flags & TICKET_STOP))
@@ -257,8 +257,8 @@ static __device__ __forceinline__ void put_out(struct trays *out, uint32_t which
 	if (which == 0 && lane_id() == 0)
 		shared_store(out->tickets + out->at * 16, ticket_pack(*ticket));
 	copy_out_ready();
-	pass_tray(out->full, out->at);
-	next_tray(out);
+	pass_buffer(out->full, out->at);
+	next_buffer(out);
 }
 
 /* A lane's part of the sum under way, and of one that waits for its turn in it. */
@@ -300,13 +300,13 @@ template <int Y> static __device__ __forceinline__ void add_row(struct team_sums
 
 template <int Y> static __device__ __forceinline__ void team_sum(struct team_shape shape, shared_at team, uint32_t which)
 {
-	struct trays in = trays_of(shape, team, false), out = trays_of(shape, team, true);
+	struct buffers in = buffers_of(shape, team, false), out = buffers_of(shape, team, true);
 	uint32_t offset = which * TEAM_PART_BYTES + lane_id() * 16;
 	struct team_sums<Y> s = {};
 	struct ticket ticket;
 
 	do {
-		shared_at from = in.trays + in.at * in.tray_bytes + offset;
+		shared_at from = in.buffers + in.at * in.buffer_bytes + offset;
 		uint4 v[TEAM_VECTORS];
 
 		await_full(&in);
@@ -314,8 +314,8 @@ template <int Y> static __device__ __forceinline__ void team_sum(struct team_sha
 #pragma unroll
 		for (int i = 0; i < TEAM_VECTORS; i++)
 			v[i] = shared_load(from + i * LANES * 16);
-		pass_tray(in.free, in.at);
-		next_tray(&in);
+		pass_buffer(in.free, in.at);
+		next_buffer(&in);
 		add_row(&s, &ticket, v);
 		if (!(ticket.flags & (TICKET_LAST | TICKET_STOP)))
 			continue;
@@ -350,17 +350,17 @@ __device__ __forceinline__ uint32_t number_of_lane(uint32_t from, uint32_t to)
 }
 
 /* All but the last N have been read. */
-template <int N> static __device__ __forceinline__ void free_trays(const struct trays *t, struct storing *s)
+template <int N> static __device__ __forceinline__ void free_buffers(const struct buffers *t, struct storing *s)
 {
 	uint32_t to = s->issued - N;
 
 	copies_read<N>();
 	for (; s->freed != to; s->freed++)
-		pass_tray(t->free, s->freed % TEAM_OUT);
+		pass_buffer(t->free, s->freed % TEAM_OUT);
 }
 
 /* All but the last N are where they belong, and their words go behind them. */
-template <int N> static __device__ __forceinline__ void tell_results(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, struct storing *s)
+template <int N> static __device__ __forceinline__ void tell_results(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, struct storing *s)
 {
 	uint32_t to = s->issued - N, home = home_first(e, s->rank);
 
@@ -373,24 +373,24 @@ template <int N> static __device__ __forceinline__ void tell_results(const struc
 	s->told = to;
 }
 
-/* Until a sum is in the next tray. Meanwhile trays are freed, and after a while what is left is told. */
-static __device__ __forceinline__ void await_sum(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct trays *out, struct storing *s)
+/* Until a sum is in the next buffer. Meanwhile buffers are freed, and after a while what is left is told. */
+static __device__ __forceinline__ void await_sum(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct buffers *out, struct storing *s)
 {
 	for (uint32_t idle = 0; !__all_sync(ALL_LANES, barrier_passed(out->full + out->at * COPY_BARRIER_BYTES, out->parity)); idle++) {
 		if (s->freed != s->issued)
-			free_trays<0>(out, s);
+			free_buffers<0>(out, s);
 		if (idle == IDLE_POLLS && s->told != s->issued)
 			tell_results<0>(e, h, epoch, s);
 	}
 }
 
-static __device__ __forceinline__ void store_result(const struct ll_exchange *e, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch,
-	const struct trays *out, const struct ticket *ticket, struct storing *s)
+static __device__ __forceinline__ void store_result(const struct gpu_exchange *e, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch,
+	const struct buffers *out, const struct ticket *ticket, struct storing *s)
 {
 	uint32_t home = home_first(e, ticket->rank), cell = (uint32_t)ticket->to, part = (uint32_t)(ticket->to >> 32);
 
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes + part * shape.part_bytes, out->trays + out->at * out->tray_bytes, ticket->bytes, 0);
+		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes + part * shape.part_bytes, out->buffers + out->at * out->buffer_bytes, ticket->bytes, 0);
 	copies_close();
 	if (lane_id() == s->issued % LANES) {
 		s->rank = ticket->rank;
@@ -399,17 +399,17 @@ static __device__ __forceinline__ void store_result(const struct ll_exchange *e,
 	}
 	s->issued++;
 	if (s->issued - s->freed == TEAM_OUT)
-		free_trays<TEAM_OUT - 1>(out, s);
+		free_buffers<TEAM_OUT - 1>(out, s);
 	if (s->issued - s->told == shape.most_untold)
 		tell_results<LEFT_UNTOLD>(e, h, epoch, s);
 }
 
-static __device__ __forceinline__ void team_store(const struct ll_exchange *e, const struct ht_exchange *h, struct team_shape shape, shared_at team, uint32_t epoch)
+static __device__ __forceinline__ void team_store(const struct gpu_exchange *e, const struct ht_exchange *h, struct team_shape shape, shared_at team, uint32_t epoch)
 {
-	struct trays out = trays_of(shape, team, true);
+	struct buffers out = buffers_of(shape, team, true);
 	struct storing s = {};
 
-	for (;; next_tray(&out)) {
+	for (;; next_buffer(&out)) {
 		struct ticket ticket;
 
 		await_sum(e, h, epoch, &out, &s);

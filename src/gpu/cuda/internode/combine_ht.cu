@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High-throughput combine to and from ranks on other nodes (far_ht.cuh).
+/* High-throughput combine to and from ranks on other nodes (internode_ht.cuh).
  *
- *   far_results_out   a token of a far source by a warp: its head -> y rows -> (sum) -> staging; then commands for runs of results
- *   far_results_in    a token by a warp: its far results, landing -> this rank's window, where the combine's own kernel sums them with all others
+ *   internode_results_out   a token of an internode source by a warp: its head -> y rows -> (sum) -> staging; then commands for runs of results
+ *   internode_results_in    a token by a warp: its internode results, landing -> this rank's window, where the combine's own kernel sums them with all others
  */
-#include "gpu/cuda/internode/far_ht.cuh"
+#include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/results.cuh"
 
 #define ND 4 /* vectors of a lane in a segment */
 
 /* ---- sending ------------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint8_t *staged_result(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t home, uint32_t token, uint32_t k)
+static __device__ __forceinline__ uint8_t *staged_result(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t home, uint32_t token, uint32_t k)
 {
-	return part_to<true>(e, FAR_RESULTS, home) + h->window.results + result_number<true>(e, home, token, k, h->window.nr_columns) * e->result.row_bytes;
+	return part_to<true>(e, INTERNODE_RESULTS, home) + h->window.results + result_number<true>(e, home, token, k, h->window.nr_columns) * e->result.row_bytes;
 }
 
-static __device__ __forceinline__ void stage_segment(const struct ll_exchange *e, const struct ht_exchange *h, struct extent x, uint32_t source, uint32_t token, uint32_t k,
+static __device__ __forceinline__ void stage_segment(const struct gpu_exchange *e, const struct ht_exchange *h, struct extent x, uint32_t source, uint32_t token, uint32_t k,
 	const uint4 (&v)[ND])
 {
 	uint32_t home = home_first(e, source);
@@ -32,9 +32,9 @@ static __device__ __forceinline__ void stage_segment(const struct ll_exchange *e
 }
 
 template <int Y>
-static __device__ __forceinline__ void stage_results(const struct ll_combine *c, const struct ht_exchange *h, uint32_t source, uint32_t token, uint2 route, uint32_t here)
+static __device__ __forceinline__ void stage_results(const struct gpu_combine *c, const struct ht_exchange *h, uint32_t source, uint32_t token, uint2 route, uint32_t here)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 
 	for (uint32_t which = 0; which < e->result.nr_segments && here; which++) {
 		struct extent x = segment_extent(&e->result, which);
@@ -54,71 +54,71 @@ static __device__ __forceinline__ void stage_results(const struct ll_combine *c,
 	}
 }
 
-/* By one warp, when all have stored what far ranks get. */
-static __device__ __noinline__ void ring_far_results(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch)
+/* By one warp, when all have stored what internode ranks get. */
+static __device__ __noinline__ void ring_internode_results(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch)
 {
-	struct far_table *far = e->far;
+	struct internode_table *internode = e->internode;
 	uint32_t begun = 0;
 
-	for (uint32_t i = 0; i < far->nr_far; i++) {
-		const struct far_rank *home = &far->ranks[i];
+	for (uint32_t i = 0; i < internode->nr_internode; i++) {
+		const struct internode_rank *home = &internode->ranks[i];
 		uint32_t runs = 0;
 
 		for (uint32_t first = 0; first < e->max_tokens; first += LANES) {
-			uint32_t token = first + lane_id(), bits = token < e->max_tokens ? far->results[i * e->max_tokens + token] : 0, mine = 0;
+			uint32_t token = first + lane_id(), bits = token < e->max_tokens ? internode->results[i * e->max_tokens + token] : 0, mine = 0;
 
 			if (!e->at_home)
-				runs += far_ring_runs(far, home, FAR_COMBINE, first, __ballot_sync(ALL_LANES, bits != 0));
+				runs += internode_ring_runs(internode, home, INTERNODE_COMBINE, first, __ballot_sync(ALL_LANES, bits != 0));
 			else if (bits)
-				mine = far_ring_bits(far, home, FAR_COMBINE, (uint64_t)token * e->topk, bits);
+				mine = internode_ring_bits(internode, home, INTERNODE_COMBINE, (uint64_t)token * e->topk, bits);
 			runs += __reduce_add_sync(ALL_LANES, mine);
 		}
 		if (lane_id() == 0)
-			far_ring_head(far, home, FAR_COMBINE, epoch, runs);
+			internode_ring_head(internode, home, INTERNODE_COMBINE, epoch, runs);
 		begun += runs + 1;
 	}
 	if (lane_id() == 0)
-		far_has_begun(far, FAR_COMBINE, begun);
+		internode_has_begun(internode, INTERNODE_COMBINE, begun);
 }
 
 /* All tokens that there can be, of a home and not of a source: those that did not come have no bits. False: a head names what there is not. */
 template <int Y>
-static __device__ __forceinline__ bool send_home(const struct ll_combine *c, const struct ht_exchange *h, uint32_t epoch, uint32_t number, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ bool send_home(const struct gpu_combine *c, const struct ht_exchange *h, uint32_t epoch, uint32_t number, uint32_t warp, uint32_t nr_warps)
 {
-	const struct ll_exchange *e = &c->exchange;
-	uint32_t home = e->far->ranks[number].rank, nr = far_nr_tokens(e, h, epoch, home); /* the same of all its replicas */
+	const struct gpu_exchange *e = &c->exchange;
+	uint32_t home = e->internode->ranks[number].rank, nr = internode_nr_tokens(e, h, epoch, home); /* the same of all its replicas */
 
 	for (uint32_t token = warp; token < e->max_tokens; token += nr_warps) {
-		uint32_t source = home_first(e, home) + token - ll_div(token, e->by_replicas) * e->by_replicas.d, here = 0;
+		uint32_t source = home_first(e, home) + token - gpu_div(token, e->by_replicas) * e->by_replicas.d, here = 0;
 		uint4 head = make_uint4(UINT32_MAX, 0, UINT32_MAX, 0);
 
 		if (token < nr)
-			head = far_token_head(e, h, source, token, epoch);
+			head = internode_token_head(e, h, source, token, epoch);
 		if (!check_head(e, e->state->extent, epoch, source, token, head)) /* it may have changed since */
 			return false;
 		here = __ballot_sync(ALL_LANES, head.x != UINT32_MAX);
 		if (source == home) /* once for all of its replicas */
 			stage_results<Y>(c, h, source, token, make_uint2(head.x, head.y), here);
 		if (lane_id() == 0)
-			e->far->results[number * e->max_tokens + token] = here;
+			e->internode->results[number * e->max_tokens + token] = here;
 	}
 	return true;
 }
 
 template <int Y>
-static __global__ void __launch_bounds__(512) far_results_out(const __grid_constant__ struct ll_combine c, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(512) internode_results_out(const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h)
 {
-	const struct ll_exchange *e = &c.exchange;
+	const struct gpu_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
 	if (state.w || e->state->abandoned)
 		return;
-	for (uint32_t i = 0; i < e->far->nr_far; i++)
+	for (uint32_t i = 0; i < e->internode->nr_internode; i++)
 		if (!send_home<Y>(&c, &h, state.y, i, warp, nr_warps))
 			return;
-	if (far_last(e, nr_warps))
-		ring_far_results(e, &h, state.y);
+	if (internode_last(e, nr_warps))
+		ring_internode_results(e, &h, state.y);
 }
 
 /* ---- at home ------------------------------------------------------------------------------------------------- */
@@ -130,11 +130,11 @@ static __device__ __forceinline__ void fetch_result(const uint8_t *from, uint8_t
 		row_store(to + at, row_load(from + at));
 }
 
-static __device__ __forceinline__ void fetch_token(const struct ll_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
+static __device__ __forceinline__ void fetch_token(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
 {
 	uint2 route = lane_id() < e->topk ? e->home_routes[token * e->topk + lane_id()] : make_uint2(UINT32_MAX, 0);
 	uint32_t same = __match_any_sync(ALL_LANES, route.x);
-	bool comes = route.x != UINT32_MAX && is_far<true>(e, route.x) && (e->at_home || (same & ((1u << lane_id()) - 1)) == 0);
+	bool comes = route.x != UINT32_MAX && is_internode<true>(e, route.x) && (e->at_home || (same & ((1u << lane_id()) - 1)) == 0);
 	uint64_t cell = (uint64_t)token * h->window.nr_columns + (h->window.rank_columns ? route.x : lane_id());
 	uint8_t *window = e->windows[e->rank];
 
@@ -143,20 +143,20 @@ static __device__ __forceinline__ void fetch_token(const struct ll_exchange *e, 
 		uint64_t result = result_number<true>(e, rank, token, k, h->window.nr_columns);
 		uint64_t to = (uint64_t)token * h->window.nr_columns + (h->window.rank_columns ? rank : k);
 
-		fetch_result(part_from<true>(e, FAR_RESULTS, rank) + h->window.results + result * e->result.row_bytes,
+		fetch_result(part_from<true>(e, INTERNODE_RESULTS, rank) + h->window.results + result * e->result.row_bytes,
 			window + h->window.results + to * e->result.row_bytes, e->result.row_bytes);
 	}
 	if (comes) /* read behind this kernel's end */
 		word_store(window + h->window.result_words + cell * 4, epoch);
 }
 
-static __global__ void __launch_bounds__(512) far_results_in(const __grid_constant__ struct ll_combine c, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(512) internode_results_in(const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h)
 {
-	const struct ll_exchange *e = &c.exchange;
+	const struct gpu_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state;
 
-	if (e->state->abandoned || !far_arrived<true>(e, FAR_COMBINE, state.y, LL_WAIT_RESULT, state.w, threadIdx.x / LANES, blockDim.x / LANES) || state.w)
+	if (e->state->abandoned || !internode_arrived<true>(e, INTERNODE_COMBINE, state.y, GPU_WAIT_RESULT, state.w, threadIdx.x / LANES, blockDim.x / LANES) || state.w)
 		return;
 	for (uint32_t token = warp; token < state.z; token += nr_warps)
 		fetch_token(e, &h, state.y, token);
@@ -164,17 +164,17 @@ static __global__ void __launch_bounds__(512) far_results_in(const __grid_consta
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-static far_kernel<struct ll_combine> choose(const struct ll_combine *c)
+static internode_kernel<struct gpu_combine> choose(const struct gpu_combine *c)
 {
-	return c->kind == LL_Y_BF16 ? far_results_out<LL_Y_BF16> : c->kind == LL_Y_FP16 ? far_results_out<LL_Y_FP16> : far_results_out<LL_Y_FP32>;
+	return c->kind == GPU_Y_BF16 ? internode_results_out<GPU_Y_BF16> : c->kind == GPU_Y_FP16 ? internode_results_out<GPU_Y_FP16> : internode_results_out<GPU_Y_FP32>;
 }
 
-cudaError_t far_combine_prepare(const struct ll_combine *c)
+cudaError_t internode_combine_prepare(const struct gpu_combine *c)
 {
-	return far_prepare<struct ll_combine>(choose(c), far_results_in);
+	return internode_prepare<struct gpu_combine>(choose(c), internode_results_in);
 }
 
-cudaError_t far_combine_launch(const struct ll_combine *c, const struct ht_exchange *h, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream)
+cudaError_t internode_combine_launch(const struct gpu_combine *c, const struct ht_exchange *h, const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream)
 {
-	return far_launch(role == LL_SEND ? choose(c) : far_results_in, c, h, launch, stream);
+	return internode_launch(role == GPU_SEND ? choose(c) : internode_results_in, c, h, launch, stream);
 }

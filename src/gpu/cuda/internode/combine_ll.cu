@@ -3,18 +3,18 @@
 #include "gpu/cuda/ll/combine.cuh"
 #include "gpu/cuda/ll/launch.cuh"
 
-template <int FORMAT, int ND> static ll_kernel<struct ll_combine> choose(enum ll_y kind)
+template <int FORMAT, int ND> static ll_kernel<struct gpu_combine> choose(enum gpu_y kind)
 {
-	return kind == LL_Y_BF16   ? combine_ll<FORMAT, LL_Y_BF16, ND, true>
-	       : kind == LL_Y_FP16 ? combine_ll<FORMAT, LL_Y_FP16, ND, true>
-				   : combine_ll<FORMAT, LL_Y_FP32, ND, true>;
+	return kind == GPU_Y_BF16   ? combine_ll<FORMAT, GPU_Y_BF16, ND, true>
+	       : kind == GPU_Y_FP16 ? combine_ll<FORMAT, GPU_Y_FP16, ND, true>
+				   : combine_ll<FORMAT, GPU_Y_FP32, ND, true>;
 }
 
-ll_kernel<struct ll_combine> far_combine_kernel(const struct ll_combine *c)
+ll_kernel<struct gpu_combine> internode_combine_kernel(const struct gpu_combine *c)
 {
-	bool lines = c->exchange.format == LL_LINES;
+	bool lines = c->exchange.format == GPU_FLAG128;
 
 	if (c->exchange.result.nr_vectors != (lines ? 2 : 3))
 		return NULL;
-	return lines ? choose<LL_LINES, 2>(c->kind) : choose<LL_CELLS, 3>(c->kind);
+	return lines ? choose<GPU_FLAG128, 2>(c->kind) : choose<GPU_FLAG16, 3>(c->kind);
 }

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High-throughput dispatch to and from ranks on other nodes (far_ht.cuh).
+/* High-throughput dispatch to and from ranks on other nodes (internode_ht.cuh).
  *
- *   far_rows_out   a token by a warp: x -> (quantise) -> staging, at the token's place; its heads; then commands for runs of rows
- *   far_rows_in    a token of a far source by a warp: landing -> the final places of its rows, descriptions
+ *   internode_rows_out   a token by a warp: x -> (quantise) -> staging, at the token's place; its heads; then commands for runs of rows
+ *   internode_rows_in    a token of an internode source by a warp: landing -> the final places of its rows, descriptions
  */
-#include "gpu/cuda/internode/far_ht.cuh"
+#include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/rows.cuh"
 
 /* ---- sending ------------------------------------------------------------------------------------------------- */
 
 template <int X, int ND>
-static __device__ __forceinline__ void stage_piece(const struct ll_dispatch *d, const struct ht_exchange *h, struct extent x, uint32_t rank, uint64_t token,
-	const segment<LL_LINES, x_kind<X>::SCALED, ND> &s)
+static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d, const struct ht_exchange *h, struct extent x, uint32_t rank, uint64_t token,
+	const segment<GPU_FLAG128, x_kind<X>::SCALED, ND> &s)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -21,22 +21,22 @@ static __device__ __forceinline__ void stage_piece(const struct ll_dispatch *d, 
 
 		if (!in_row(x, i, &offset))
 			continue;
-		row_store(part_to<true>(e, FAR_X, rank) + h->window.x + token * e->row.row_bytes + offset, s.v[i]);
+		row_store(part_to<true>(e, INTERNODE_X, rank) + h->window.x + token * e->row.row_bytes + offset, s.v[i]);
 		if constexpr (x_kind<X>::SCALED)
-			store_scale(d, part_to<true>(e, FAR_SCALES, rank) + h->window.scales, token * e->row.nr_lines + first_line(x) + line_of(i), s.scale[i]);
+			store_scale(d, part_to<true>(e, INTERNODE_SCALES, rank) + h->window.scales, token * e->row.nr_lines + first_line(x) + line_of(i), s.scale[i]);
 	}
 }
 
-/* first: the lanes whose routes are the first to their far ranks. */
+/* first: the lanes whose routes are the first to their internode ranks. */
 template <int X, int ND>
-static __device__ __forceinline__ void stage_row(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t token, struct destination to, uint32_t first)
+static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t token, struct destination to, uint32_t first)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 
 #pragma unroll 1
 	for (uint32_t which = 0; which < e->row.nr_segments && first; which++) {
 		raw_segment<X, ND> raw;
-		segment<LL_LINES, x_kind<X>::SCALED, ND> s;
+		segment<GPU_FLAG128, x_kind<X>::SCALED, ND> s;
 
 		load_raw(d, token, which, raw);
 		make_segment<X, ND>(d, raw, s);
@@ -46,40 +46,40 @@ static __device__ __forceinline__ void stage_row(const struct ll_dispatch *d, co
 	}
 }
 
-/* Every far rank gets one of every token: nobody counts which are missing. */
-static __device__ __forceinline__ void stage_heads(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, struct destination to, bool first)
+/* Every internode rank gets one of every token: nobody counts which are missing. */
+static __device__ __forceinline__ void stage_heads(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, struct destination to, bool first)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t weight = __float_as_uint(1.0f);
 
 	if (lane_id() < e->topk && d->topk_weights)
 		weight = __float_as_uint(d->topk_weights[token * e->topk + lane_id()]);
-	for (uint32_t i = 0; i < e->far->nr_far && lane_id() < e->topk; i++) {
-		uint32_t r = e->far->ranks[i].rank;
+	for (uint32_t i = 0; i < e->internode->nr_internode && lane_id() < e->topk; i++) {
+		uint32_t r = e->internode->ranks[i].rank;
 		bool here = to.rank == r;
 
-		piece_store(part_to<true>(e, FAR_HEADS, r) + head_at(e, h, e->rank, token, lane_id()),
+		piece_store(part_to<true>(e, INTERNODE_HEADS, r) + head_at(e, h, e->rank, token, lane_id()),
 			make_uint4(here && (first || !d->by_source) ? to.position : UINT32_MAX, weight, here ? to.local : UINT32_MAX, epoch));
 	}
 }
 
-template <int X, int ND> static __device__ __forceinline__ void stage_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
+template <int X, int ND> static __device__ __forceinline__ void stage_token(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	struct destination to = find_place(d, h, token, load_route(d, h, token));
-	bool far = to.rank != UINT32_MAX && is_far<true>(e, to.rank);
-	uint32_t same = __match_any_sync(ALL_LANES, to.rank), first = __ballot_sync(ALL_LANES, far && (same & ((1u << lane_id()) - 1)) == 0);
+	bool internode = to.rank != UINT32_MAX && is_internode<true>(e, to.rank);
+	uint32_t same = __match_any_sync(ALL_LANES, to.rank), first = __ballot_sync(ALL_LANES, internode && (same & ((1u << lane_id()) - 1)) == 0);
 
 	stage_row<X, ND>(d, h, token, to, first);
 	stage_heads(d, h, epoch, token, to, first >> lane_id() & 1);
-	if (far)
+	if (internode)
 		h->routes[token * e->topk + lane_id()].x = UINT32_MAX;
 }
 
 template <int X, int ND>
-static __global__ void __launch_bounds__(512) far_rows_out(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(512) internode_rows_out(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
-	const struct ll_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
 
@@ -88,15 +88,15 @@ static __global__ void __launch_bounds__(512) far_rows_out(const __grid_constant
 	for (uint32_t token = warp; token < state.z; token += nr_warps)
 		if (is_mine(e, token))
 			stage_token<X, ND>(&d, &h, state.y, token);
-	if (far_last(e, nr_warps))
-		ring_far_rows(&d, state.y, state.z);
+	if (internode_last(e, nr_warps))
+		ring_internode_rows(&d, state.y, state.z);
 }
 
 /* ---- receiving ----------------------------------------------------------------------------------------------- */
 
 #define COPY_VECTORS 7 /* of a lane, under way together */
 
-static __device__ __forceinline__ void take_scales(const struct ll_dispatch *d, const uint8_t *scales, uint64_t to)
+static __device__ __forceinline__ void take_scales(const struct gpu_dispatch *d, const uint8_t *scales, uint64_t to)
 {
 	uint32_t nr = d->exchange.row.nr_lines;
 
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void take_scales(const struct ll_dispatch *d, 
 }
 
 /* To all of its places here. */
-static __device__ __forceinline__ void place_row(const struct ll_dispatch *d, const uint8_t *row, const uint8_t *scales, uint32_t to_lanes, uint32_t position)
+static __device__ __forceinline__ void place_row(const struct gpu_dispatch *d, const uint8_t *row, const uint8_t *scales, uint32_t to_lanes, uint32_t position)
 {
 	uint32_t bytes = d->exchange.row.row_bytes;
 
@@ -134,10 +134,10 @@ static __device__ __forceinline__ void place_row(const struct ll_dispatch *d, co
 }
 
 /* False: it names what there is not. */
-static __device__ __forceinline__ bool take_token(const struct ll_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
+static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint4 head = far_token_head(e, h, source, token, epoch);
+	const struct gpu_exchange *e = &d->exchange;
+	uint4 head = internode_token_head(e, h, source, token, epoch);
 	uint32_t same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
 	uint32_t lanes = __ballot_sync(ALL_LANES, head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
 
@@ -146,21 +146,21 @@ static __device__ __forceinline__ bool take_token(const struct ll_dispatch *d, c
 	if (!lanes)
 		return true;
 	describe_rows(d, source, token, head, __shfl_sync(ALL_LANES, head.x, __ffs(lanes) - 1));
-	place_row(d, part_from<true>(e, FAR_X, source) + h->window.x + (uint64_t)token * e->row.row_bytes,
-		part_from<true>(e, FAR_SCALES, source) + h->window.scales + (uint64_t)token * e->row.nr_lines * d->scale_bytes, lanes, head.x);
+	place_row(d, part_from<true>(e, INTERNODE_X, source) + h->window.x + (uint64_t)token * e->row.row_bytes,
+		part_from<true>(e, INTERNODE_SCALES, source) + h->window.scales + (uint64_t)token * e->row.nr_lines * d->scale_bytes, lanes, head.x);
 	return true;
 }
 
-static __global__ void __launch_bounds__(512) far_rows_in(const __grid_constant__ struct ll_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(512) internode_rows_in(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
-	const struct ll_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state;
 
-	if (e->state->abandoned || !far_arrived<true>(e, FAR_DISPATCH, state.y, LL_WAIT_ROW, state.w, threadIdx.x / LANES, blockDim.x / LANES) || state.w)
+	if (e->state->abandoned || !internode_arrived<true>(e, INTERNODE_DISPATCH, state.y, GPU_WAIT_ROW, state.w, threadIdx.x / LANES, blockDim.x / LANES) || state.w)
 		return;
-	for (uint32_t i = 0; i < e->far->nr_far; i++) {
-		uint32_t source = e->far->ranks[i].rank, nr = far_nr_tokens(e, &h, state.y, source);
+	for (uint32_t i = 0; i < e->internode->nr_internode; i++) {
+		uint32_t source = e->internode->ranks[i].rank, nr = internode_nr_tokens(e, &h, state.y, source);
 
 		for (uint32_t token = warp; token < nr; token += nr_warps)
 			if (sends_token(e, source, token) && !take_token(&d, &h, state.y, source, token))
@@ -170,29 +170,29 @@ static __global__ void __launch_bounds__(512) far_rows_in(const __grid_constant_
 
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
-static far_kernel<struct ll_dispatch> choose(const struct ll_dispatch *d)
+static internode_kernel<struct gpu_dispatch> choose(const struct gpu_dispatch *d)
 {
 	switch (d->kind) {
-	case LL_X_COPY:
-		return far_rows_out<LL_X_COPY, 4>;
-	case LL_X_GIVEN:
-		return far_rows_out<LL_X_GIVEN, 2>;
-	case LL_X_BF16:
-		return far_rows_out<LL_X_BF16, 2>;
-	case LL_X_FP16:
-		return far_rows_out<LL_X_FP16, 2>;
-	case LL_X_FP32:
-		return far_rows_out<LL_X_FP32, 2>;
+	case GPU_X_COPY:
+		return internode_rows_out<GPU_X_COPY, 4>;
+	case GPU_X_GIVEN:
+		return internode_rows_out<GPU_X_GIVEN, 2>;
+	case GPU_X_BF16:
+		return internode_rows_out<GPU_X_BF16, 2>;
+	case GPU_X_FP16:
+		return internode_rows_out<GPU_X_FP16, 2>;
+	case GPU_X_FP32:
+		return internode_rows_out<GPU_X_FP32, 2>;
 	}
 	return NULL;
 }
 
-cudaError_t far_dispatch_prepare(const struct ll_dispatch *d)
+cudaError_t internode_dispatch_prepare(const struct gpu_dispatch *d)
 {
-	return far_prepare<struct ll_dispatch>(choose(d), far_rows_in);
+	return internode_prepare<struct gpu_dispatch>(choose(d), internode_rows_in);
 }
 
-cudaError_t far_dispatch_launch(const struct ll_dispatch *d, const struct ht_exchange *h, const struct ll_launch *launch, enum ll_roles role, cudaStream_t stream)
+cudaError_t internode_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream)
 {
-	return far_launch(role == LL_SEND ? choose(d) : far_rows_in, d, h, launch, stream);
+	return internode_launch(role == GPU_SEND ? choose(d) : internode_rows_in, d, h, launch, stream);
 }

@@ -3,29 +3,29 @@
 #include "gpu/cuda/ll/dispatch.cuh"
 #include "gpu/cuda/ll/launch.cuh"
 
-template <int FORMAT, int COPIED> static ll_kernel<struct ll_dispatch> choose(enum ll_x kind)
+template <int FORMAT, int COPIED> static ll_kernel<struct gpu_dispatch> choose(enum gpu_x kind)
 {
 	switch (kind) {
-	case LL_X_COPY:
-		return dispatch_ll<FORMAT, LL_X_COPY, COPIED, LL_ANY, true>;
-	case LL_X_GIVEN:
-		return dispatch_ll<FORMAT, LL_X_GIVEN, 2, LL_ANY, true>;
-	case LL_X_BF16:
-		return dispatch_ll<FORMAT, LL_X_BF16, 2, LL_ANY, true>;
-	case LL_X_FP16:
-		return dispatch_ll<FORMAT, LL_X_FP16, 2, LL_ANY, true>;
-	case LL_X_FP32:
-		return dispatch_ll<FORMAT, LL_X_FP32, 2, LL_ANY, true>;
+	case GPU_X_COPY:
+		return dispatch_ll<FORMAT, GPU_X_COPY, COPIED, GPU_ANY, true>;
+	case GPU_X_GIVEN:
+		return dispatch_ll<FORMAT, GPU_X_GIVEN, 2, GPU_ANY, true>;
+	case GPU_X_BF16:
+		return dispatch_ll<FORMAT, GPU_X_BF16, 2, GPU_ANY, true>;
+	case GPU_X_FP16:
+		return dispatch_ll<FORMAT, GPU_X_FP16, 2, GPU_ANY, true>;
+	case GPU_X_FP32:
+		return dispatch_ll<FORMAT, GPU_X_FP32, 2, GPU_ANY, true>;
 	}
 	return NULL;
 }
 
-ll_kernel<struct ll_dispatch> far_dispatch_kernel(const struct ll_dispatch *d)
+ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d)
 {
 	uint32_t nr_vectors = d->exchange.row.nr_vectors;
-	bool lines = d->exchange.format == LL_LINES;
+	bool lines = d->exchange.format == GPU_FLAG128;
 
-	if (nr_vectors != (lines || d->kind != LL_X_COPY ? 2 : 3))
+	if (nr_vectors != (lines || d->kind != GPU_X_COPY ? 2 : 3))
 		return NULL;
-	return lines ? choose<LL_LINES, 2>(d->kind) : choose<LL_CELLS, 3>(d->kind);
+	return lines ? choose<GPU_FLAG128, 2>(d->kind) : choose<GPU_FLAG16, 3>(d->kind);
 }

@@ -22,24 +22,24 @@ struct result_place {
 	uint64_t offset; /* in a mapped home's results */
 };
 
-static __device__ __forceinline__ uint64_t result_offset(const struct ll_exchange *e, uint64_t number, uint32_t which)
+static __device__ __forceinline__ uint64_t result_offset(const struct gpu_exchange *e, uint64_t number, uint32_t which)
 {
 	return number * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
 }
 
-template <bool FAR> static __device__ __forceinline__ uint8_t *place_at(const struct ll_exchange *e, uint32_t home, const struct result_place &p)
+template <bool FAR> static __device__ __forceinline__ uint8_t *place_at(const struct gpu_exchange *e, uint32_t home, const struct result_place &p)
 {
 	uint64_t offset = p.offset;
 
-	if (is_far<FAR>(e, home))
+	if (is_internode<FAR>(e, home))
 		offset = result_offset(e, result_number<FAR>(e, home, p.token, p.column, e->topk), p.which);
-	return part_to<FAR>(e, FAR_RESULTS, home) + e->window.results + offset;
+	return part_to<FAR>(e, INTERNODE_RESULTS, home) + e->window.results + offset;
 }
 
 /* To the home of the source's tokens: every rank that passes them. */
 template <int FORMAT, int ND, bool FAR>
 static __device__ __forceinline__ void send_home(
-	const struct ll_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
+	const struct gpu_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
 	const struct result_place &p)
 {
 	uint32_t home = home_first(e, source);
@@ -52,12 +52,12 @@ static __device__ __forceinline__ void send_home(
  * way: NVLink has work from the first vector on. */
 template <int Y, int ND, bool FAR>
 static __device__ __forceinline__ void send_sum(
-	const struct ll_combine *c, uint32_t epoch, uint32_t source, const struct result_place &p, uint2 route, uint32_t here, struct extent x)
+	const struct gpu_combine *c, uint32_t epoch, uint32_t source, const struct result_place &p, uint2 route, uint32_t here, struct extent x)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t home = home_first(e, source);
 	uint4 words = make_uint4(0, 0, 0, 0);
-	segment<LL_LINES, false, ND> s;
+	segment<GPU_FLAG128, false, ND> s;
 	struct summation<Y> sum;
 
 	sum.a.nr = (int)__popc(here);
@@ -76,17 +76,17 @@ static __device__ __forceinline__ void send_sum(
 
 /* One segment of what the experts here made of one token. */
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_result(const struct ll_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
+static __device__ __forceinline__ void send_result(const struct gpu_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
 	uint32_t which)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
 	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
 	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX), first = __ffs(here) - 1;
 	struct result_place sum = {token, first, which, offset + first * e->window.result_bytes};
 	segment<FORMAT, false, ND> s;
 
-	if (!e->at_home && FORMAT == LL_LINES) {
+	if (!e->at_home && FORMAT == GPU_FLAG128) {
 		send_sum<Y, ND, FAR>(c, epoch, source, sum, route, here, x);
 		return;
 	}
@@ -124,17 +124,17 @@ struct outgoing {
 #define LL_DEAL_BYTES 16 /* of shared memory */
 struct deal {
 	uint32_t *ticket;	    /* in the block's shared memory */
-	struct ll_divisor by_turn; /* segments of all homes in which each block has a share */
+	struct gpu_divisor by_turn; /* segments of all homes in which each block has a share */
 };
 
 /* By one thread, and a barrier of the block before the first is drawn: each warp that sends has two shares without a ticket. */
-static __device__ __forceinline__ struct deal open_deal(const struct ll_exchange *e, uint32_t *shared, uint32_t send_warps)
+static __device__ __forceinline__ struct deal open_deal(const struct gpu_exchange *e, uint32_t *shared, uint32_t send_warps)
 {
-	uint32_t turn = ll_div(gridDim.x, e->by_ranks);
+	uint32_t turn = gpu_div(gridDim.x, e->by_ranks);
 
 	if (threadIdx.x == 0)
 		*shared = 2 * send_warps;
-	return {shared, ll_divisor_of(turn ? turn : 1)};
+	return {shared, gpu_divisor_of(turn ? turn : 1)};
 }
 
 static __device__ __forceinline__ uint32_t draw_share(const struct deal *deal)
@@ -143,20 +143,20 @@ static __device__ __forceinline__ uint32_t draw_share(const struct deal *deal)
 }
 
 /* A block's share number n. Homes alternate, and each rank begins with another one, so that they do not all write to one; with each turn a block's share is another home's. */
-static __device__ __forceinline__ struct outgoing find_share(const struct ll_exchange *e, const struct deal *deal, uint32_t n)
+static __device__ __forceinline__ struct outgoing find_share(const struct gpu_exchange *e, const struct deal *deal, uint32_t n)
 {
 	struct outgoing o;
-	uint32_t i = n * gridDim.x + blockIdx.x, at = ll_div(i, e->by_ranks), home = i - at * e->nr_ranks + ll_div(at, deal->by_turn) * (e->nr_ranks - 1);
+	uint32_t i = n * gridDim.x + blockIdx.x, at = gpu_div(i, e->by_ranks), home = i - at * e->nr_ranks + gpu_div(at, deal->by_turn) * (e->nr_ranks - 1);
 
-	o.row = ll_div(at, e->by_result_segments);
-	o.source = e->rank + 1 + home - ll_div(home, e->by_ranks) * e->nr_ranks;
+	o.row = gpu_div(at, e->by_result_segments);
+	o.source = e->rank + 1 + home - gpu_div(home, e->by_ranks) * e->nr_ranks;
 	o.source = o.source >= e->nr_ranks ? o.source - e->nr_ranks : o.source;
 	o.which = at - o.row * e->result.nr_segments;
 	return o;
 }
 
 /* False: there cannot be such a row. */
-static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, struct outgoing *o)
+static __device__ __forceinline__ bool look_up(const struct gpu_exchange *e, struct outgoing *o)
 {
 	o->route = make_uint2(UINT32_MAX, 0);
 	if (o->row >= e->max_tokens)
@@ -168,24 +168,24 @@ static __device__ __forceinline__ bool look_up(const struct ll_exchange *e, stru
 	return true;
 }
 
-/* My arrival word, to all; by one warp. A far rank has it from the head of my results. */
-template <bool FAR> static __device__ __forceinline__ void tell_arrival(const struct ll_combine *c, uint32_t epoch)
+/* My arrival word, to all; by one warp. An internode rank has it from the head of my results. */
+template <bool FAR> static __device__ __forceinline__ void tell_arrival(const struct gpu_combine *c, uint32_t epoch)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 
 	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
-		if (!is_far<FAR>(e, r))
-			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * LL_LINE_BYTES, epoch);
+		if (!is_internode<FAR>(e, r))
+			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * GPU_LINE_BYTES, epoch);
 	if (lane_id() == 0 && !c->release)
-		tally_results(e);
+		counters_results(e);
 }
 
 /* The first segment's routes are under way before it is known which round it is, and whether an earlier one has failed;
  * the next one's while this one is sent. */
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_results(const struct ll_combine *c, uint4 state, const struct deal *deal, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void send_results(const struct gpu_combine *c, uint4 state, const struct deal *deal, uint32_t warp, uint32_t nr_warps)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t most = 0;
 	struct outgoing next = find_share(e, deal, warp), after = find_share(e, deal, warp + nr_warps);
 	bool more = look_up(e, &next), first = true;
@@ -213,8 +213,8 @@ static __device__ __forceinline__ void send_results(const struct ll_combine *c, 
 	}
 }
 
-/* Runs of results that one far home gets of one source's tokens. By a warp. */
-static __device__ __noinline__ uint32_t ring_results_of(const struct ll_exchange *e, const struct far_rank *home, uint32_t source)
+/* Runs of results that one internode home gets of one source's tokens. By a warp. */
+static __device__ __noinline__ uint32_t ring_results_of(const struct gpu_exchange *e, const struct internode_rank *home, uint32_t source)
 {
 	uint32_t nr = e->state->nr_from[source], runs = 0;
 
@@ -223,7 +223,7 @@ static __device__ __noinline__ uint32_t ring_results_of(const struct ll_exchange
 
 		for (uint32_t k = 0; k < e->topk && first + lane_id() < nr; k++)
 			bits |= (uint32_t)(e->row_routes[at * e->topk + k].x != UINT32_MAX) << k;
-		bits = bits ? far_ring_bits(e->far, home, FAR_COMBINE, (uint64_t)e->row_tokens[at] * e->topk, bits) : 0;
+		bits = bits ? internode_ring_bits(e->internode, home, INTERNODE_COMBINE, (uint64_t)e->row_tokens[at] * e->topk, bits) : 0;
 		runs += __reduce_add_sync(ALL_LANES, bits);
 	}
 	for (uint32_t row = 0; row < nr && !e->at_home;) { /* as many rows as there are within 32 tokens */
@@ -231,52 +231,52 @@ static __device__ __noinline__ uint32_t ring_results_of(const struct ll_exchange
 		uint32_t token = mine < nr ? e->row_tokens[source * e->max_tokens + mine] - first : LANES;
 		uint32_t used = __reduce_or_sync(ALL_LANES, token < LANES ? 1u << token : 0);
 
-		runs += far_ring_runs(e->far, home, FAR_COMBINE, first, used);
+		runs += internode_ring_runs(e->internode, home, INTERNODE_COMBINE, first, used);
 		row += __popc(used);
 	}
 	return runs;
 }
 
 /* By one warp, when all have stored what they send. With a release the head alone. */
-static __device__ __noinline__ void ring_far_results(const struct ll_combine *c, uint32_t epoch)
+static __device__ __noinline__ void ring_internode_results(const struct gpu_combine *c, uint32_t epoch)
 {
-	const struct ll_exchange *e = &c->exchange;
-	struct far_table *far = e->far;
+	const struct gpu_exchange *e = &c->exchange;
+	struct internode_table *internode = e->internode;
 	uint32_t begun = 0;
 
-	for (uint32_t i = 0; i < far->nr_far; i++) {
-		uint32_t home = home_first(e, far->ranks[i].rank), runs = 0;
+	for (uint32_t i = 0; i < internode->nr_internode; i++) {
+		uint32_t home = home_first(e, internode->ranks[i].rank), runs = 0;
 
 		for (uint32_t source = home; source < home + e->by_replicas.d && !c->release; source++)
-			runs += ring_results_of(e, &far->ranks[i], source);
+			runs += ring_results_of(e, &internode->ranks[i], source);
 		if (lane_id() == 0)
-			far_ring_head(far, &far->ranks[i], FAR_COMBINE, epoch, runs);
+			internode_ring_head(internode, &internode->ranks[i], INTERNODE_COMBINE, epoch, runs);
 		begun += runs + 1;
 	}
 	if (lane_id() == 0)
-		far_has_begun(far, FAR_COMBINE, begun);
+		internode_has_begun(internode, INTERNODE_COMBINE, begun);
 }
 
 /* ---- at home ------------------------------------------------------------------------------------------------- */
 
 /* Where that result of a token comes. results: of the token's segment, in the window. */
 template <bool FAR>
-static __device__ __forceinline__ const uint8_t *result_from(const struct ll_exchange *e, const uint8_t *results, uint2 route, uint32_t result, uint32_t token, uint32_t which)
+static __device__ __forceinline__ const uint8_t *result_from(const struct gpu_exchange *e, const uint8_t *results, uint2 route, uint32_t result, uint32_t token, uint32_t which)
 {
 	uint32_t column = column_of(e, route, result), peer = FAR && e->at_home ? __shfl_sync(ALL_LANES, route.x, result % LANES) : result;
 
-	if (!FAR || result == UINT32_MAX || !is_far<FAR>(e, peer))
+	if (!FAR || result == UINT32_MAX || !is_internode<FAR>(e, peer))
 		return results + column * e->window.result_bytes;
-	return part_from<FAR>(e, FAR_RESULTS, peer) + e->window.results + result_offset(e, result_number<FAR>(e, peer, token, column, e->topk), which);
+	return part_from<FAR>(e, INTERNODE_RESULTS, peer) + e->window.results + result_offset(e, result_number<FAR>(e, peer, token, column, e->topk), which);
 }
 
 /* The next results of a token, RESULTS at a time, so that their loads are under way together. OWN: this rank's has not been stored, but is in own. */
 template <int FORMAT, int Y, int ND, int RESULTS, bool FAR, bool OWN = false>
 static __device__ __forceinline__ bool add_results(
-	const struct ll_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
+	const struct gpu_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
 	uint32_t which, uint2 route, uint32_t *next, sums<Y, ND> &sum, const uint4 *own = NULL)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	segment<FORMAT, false, ND> s[RESULTS];
 	uint32_t result[RESULTS];
 	const uint8_t *from[RESULTS];
@@ -299,7 +299,7 @@ static __device__ __forceinline__ bool add_results(
 		if (result[r] == UINT32_MAX)
 			break;
 		if (!OWN || result[r] != e->rank) {
-			if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){LL_WAIT_RESULT, peer, token}))
+			if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){GPU_WAIT_RESULT, peer, token}))
 				return false;
 			segment_unpack(s[r]);
 		}
@@ -311,7 +311,7 @@ static __device__ __forceinline__ bool add_results(
 }
 
 template <int Y, int ND>
-static __device__ __forceinline__ void store_sum(const struct ll_combine *c, uint32_t token, struct extent x, const sums<Y, ND> &sum)
+static __device__ __forceinline__ void store_sum(const struct gpu_combine *c, uint32_t token, struct extent x, const sums<Y, ND> &sum)
 {
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -323,15 +323,15 @@ static __device__ __forceinline__ void store_sum(const struct ll_combine *c, uin
 }
 
 /* Where a token's results come, in this rank's window: that segment of the first. */
-static __device__ __forceinline__ const uint8_t *results_here(const struct ll_exchange *e, uint32_t token, uint32_t which)
+static __device__ __forceinline__ const uint8_t *results_here(const struct gpu_exchange *e, uint32_t token, uint32_t which)
 {
 	return e->windows[e->rank] + e->window.results + (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
 }
 
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
+static __device__ __forceinline__ bool sum_at_home(const struct gpu_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
 	uint2 route = make_uint2(UINT32_MAX, 0);
 	const uint8_t *results = results_here(e, token, which);
@@ -349,7 +349,7 @@ static __device__ __forceinline__ bool sum_at_home(const struct ll_combine *c, u
 }
 
 /* By one warp: every rank has read my rows of this round. Far ones' words have come. */
-template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const struct ll_exchange *e, uint32_t epoch)
+template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const struct gpu_exchange *e, uint32_t epoch)
 {
 	const uint8_t *words = e->windows[e->rank] + e->window.arrivals;
 
@@ -359,9 +359,9 @@ template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const 
 		struct patience patience = {0, 0};
 		uint32_t seen;
 
-		while (good && !is_far<FAR>(e, r) && (seen = word_load(words + (uint64_t)r * LL_LINE_BYTES)) != epoch)
+		while (good && !is_internode<FAR>(e, r) && (seen = word_load(words + (uint64_t)r * GPU_LINE_BYTES)) != epoch)
 			if (!may_wait(&patience, e, r, e->wait_ns)) {
-				report_wait(e, LL_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
+				report_wait(e, GPU_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}
 	}
@@ -369,13 +369,13 @@ template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const 
 }
 
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void receive_results(const struct ll_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void receive_results(const struct gpu_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t nr = c->release ? 0 : nr_tokens * e->result.nr_segments;
 
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
-		uint32_t token = ll_div(i, e->by_result_segments);
+		uint32_t token = gpu_div(i, e->by_result_segments);
 
 		if (!sum_at_home<FORMAT, Y, ND, FAR>(c, epoch, token, i - token * e->result.nr_segments))
 			return;
@@ -387,10 +387,10 @@ static __device__ __forceinline__ void receive_results(const struct ll_combine *
 }
 
 template <int FORMAT, int Y, int ND, bool FAR = false>
-static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constant__ struct ll_combine c, uint32_t send_warps)
+static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
 {
 	BLOCK_MEMORY(shared);
-	const struct ll_exchange *e = &c.exchange;
+	const struct gpu_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
 	struct deal deal = open_deal(e, shared, send_warps);
 
@@ -407,10 +407,10 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 		if (FAR && state.w)
 			return;
 		send_results<FORMAT, Y, ND, FAR>(&c, state, &deal, warp, send_warps);
-		if (FAR && far_last(e, send_warps * gridDim.x))
-			ring_far_results(&c, state.y);
+		if (FAR && internode_last(e, send_warps * gridDim.x))
+			ring_internode_results(&c, state.y);
 		stamp(e, 9);
-	} else if (far_arrived<FAR>(e, FAR_COMBINE, state.y, c.release ? LL_WAIT_ARRIVAL : LL_WAIT_RESULT, state.w, warp - send_warps, nr_warps - send_warps) && !state.w) {
+	} else if (internode_arrived<FAR>(e, INTERNODE_COMBINE, state.y, c.release ? GPU_WAIT_ARRIVAL : GPU_WAIT_RESULT, state.w, warp - send_warps, nr_warps - send_warps) && !state.w) {
 		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
 		stamp(e, 10);
 	}

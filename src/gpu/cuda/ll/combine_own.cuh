@@ -22,12 +22,12 @@ struct portion {
 };
 
 /* Others' rows: homes alternate, and each rank begins with another one. All under way before it is known whether there is such a row. */
-static __device__ __forceinline__ void find_away(const struct ll_exchange *e, uint32_t i, struct portion *p)
+static __device__ __forceinline__ void find_away(const struct gpu_exchange *e, uint32_t i, struct portion *p)
 {
-	uint32_t at = ll_div(i, e->by_result_segments);
+	uint32_t at = gpu_div(i, e->by_result_segments);
 
 	p->away = true;
-	p->row = ll_div(at, e->by_others);
+	p->row = gpu_div(at, e->by_others);
 	p->source = e->rank + 1 + at - p->row * e->by_others.d;
 	p->source = p->source >= e->nr_ranks ? p->source - e->nr_ranks : p->source;
 	p->which = i - at * e->result.nr_segments;
@@ -42,13 +42,13 @@ static __device__ __forceinline__ void find_away(const struct ll_exchange *e, ui
 }
 
 /* This rank's tokens, whether or not they have rows here. */
-static __device__ __forceinline__ void find_own(const struct ll_exchange *e, uint32_t i, struct portion *p)
+static __device__ __forceinline__ void find_own(const struct gpu_exchange *e, uint32_t i, struct portion *p)
 {
 	uint32_t position = UINT32_MAX;
 
 	p->away = false;
 	p->source = e->rank;
-	p->token = ll_div(i, e->by_result_segments);
+	p->token = gpu_div(i, e->by_result_segments);
 	p->which = i - p->token * e->result.nr_segments;
 	p->home = make_uint2(UINT32_MAX, 0);
 	if (lane_id() < e->topk) {
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void find_own(const struct ll_exchange *e, uin
 	p->route = make_uint2(p->home.x == e->rank ? position : UINT32_MAX, p->home.y);
 }
 
-static __device__ __forceinline__ void find_portion(const struct ll_exchange *e, uint32_t i, uint32_t nr_away, struct portion *p)
+static __device__ __forceinline__ void find_portion(const struct gpu_exchange *e, uint32_t i, uint32_t nr_away, struct portion *p)
 {
 	if (i < nr_away)
 		find_away(e, i, p);
@@ -69,9 +69,9 @@ static __device__ __forceinline__ void find_portion(const struct ll_exchange *e,
 /* The rows here, of which there is at least one, summed vector by vector. Another rank's sum leaves so; this rank's is kept. */
 template <int Y, int ND>
 static __device__ __forceinline__ void sum_rows(
-	const struct ll_combine *c, uint32_t epoch, const struct portion *p, uint32_t here, struct extent x, segment<LL_LINES, false, ND> &s)
+	const struct gpu_combine *c, uint32_t epoch, const struct portion *p, uint32_t here, struct extent x, segment<GPU_FLAG128, false, ND> &s)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint64_t offset = ((uint64_t)p->token * e->topk + __ffs(here) - 1) * e->window.result_bytes + (uint64_t)p->which * e->result.segment_bytes;
 	uint8_t *to = e->windows[p->source] + e->window.results + offset;
 	uint4 words = make_uint4(0, 0, 0, 0);
@@ -94,12 +94,12 @@ static __device__ __forceinline__ void sum_rows(
 
 /* To this rank's sum others' results are added in the order of ranks. */
 template <int Y, int ND>
-static __device__ __forceinline__ bool sum_portion(const struct ll_combine *c, uint32_t epoch, const struct portion *p)
+static __device__ __forceinline__ bool sum_portion(const struct gpu_combine *c, uint32_t epoch, const struct portion *p)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, p->which);
 	uint32_t here = __ballot_sync(ALL_LANES, p->route.x != UINT32_MAX), next;
-	segment<LL_LINES, false, ND> s = {};
+	segment<GPU_FLAG128, false, ND> s = {};
 	sums<Y, ND> all = {};
 
 	if (here) /* an own token need not have any */
@@ -108,7 +108,7 @@ static __device__ __forceinline__ bool sum_portion(const struct ll_combine *c, u
 		return true;
 	next = next_result(e, p->home, UINT32_MAX);
 	while (next != UINT32_MAX)
-		if (!add_results<LL_LINES, Y, ND, (ND < 2 ? 3 : 2), false, true>(c, epoch, p->token, x, results_here(e, p->token, p->which), p->which, p->home, &next, all, s.v))
+		if (!add_results<GPU_FLAG128, Y, ND, (ND < 2 ? 3 : 2), false, true>(c, epoch, p->token, x, results_here(e, p->token, p->which), p->which, p->home, &next, all, s.v))
 			return false;
 	store_sum(c, p->token, x, all);
 	return true;
@@ -116,9 +116,9 @@ static __device__ __forceinline__ bool sum_portion(const struct ll_combine *c, u
 
 /* The first portion's routes are under way before it is known which round it is; the next one's while this one is summed. */
 template <int Y, int ND>
-static __device__ __forceinline__ void sum_portions(const struct ll_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void sum_portions(const struct gpu_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
-	const struct ll_exchange *e = &c->exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t most = 0, nr_away, nr;
 	struct portion next;
 
@@ -152,9 +152,9 @@ static __device__ __forceinline__ void sum_portions(const struct ll_combine *c, 
 }
 
 template <int Y, int ND>
-static __global__ void __launch_bounds__(512, 1) combine_ll_own(const __grid_constant__ struct ll_combine c, uint32_t)
+static __global__ void __launch_bounds__(512, 1) combine_ll_own(const __grid_constant__ struct gpu_combine c, uint32_t)
 {
-	const struct ll_exchange *e = &c.exchange;
+	const struct gpu_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
 
 	if (warp == 0)

@@ -3,87 +3,87 @@
 #include "gpu/cuda/ll/dispatch.cuh"
 #include "gpu/cuda/ll/launch.cuh"
 
-typedef ll_kernel<struct ll_dispatch> dispatch_kernel;
+typedef ll_kernel<struct gpu_dispatch> dispatch_kernel;
 
-static int case_of(const struct ll_dispatch *d)
+static int case_of(const struct gpu_dispatch *d)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 
 	if (!e->placement.per_rank || e->placement.replica_start || e->by_replicas.d != 1 || e->nr_ranks > LANES)
-		return LL_ANY;
-	return d->ids_64 || d->by_source || d->padded || d->by_alignment.d != 1 ? LL_PLACED : LL_PLAIN;
+		return GPU_ANY;
+	return d->ids_64 || d->by_source || d->padded || d->by_alignment.d != 1 ? GPU_PLACED : GPU_PLAIN;
 }
 
 template <int X, int ND> static dispatch_kernel choose_case(int which)
 {
-	return which == LL_PLAIN ? dispatch_ll<LL_LINES, X, ND, LL_PLAIN> : which == LL_PLACED ? dispatch_ll<LL_LINES, X, ND, LL_PLACED> : dispatch_ll<LL_LINES, X, ND, LL_ANY>;
+	return which == GPU_PLAIN ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN> : which == GPU_PLACED ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLACED> : dispatch_ll<GPU_FLAG128, X, ND, GPU_ANY>;
 }
 
 /* Variants that measurements chose (docs/notebook/gpu-low-latency.md); the kinds of x that few callers have come for all arguments alone. */
-static dispatch_kernel choose_lines(enum ll_x kind, int which, uint32_t nr_vectors)
+static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vectors)
 {
-	if (kind == LL_X_COPY && nr_vectors == 4)
-		return choose_case<LL_X_COPY, 4>(which);
-	if (kind == LL_X_BF16 && nr_vectors == 4) /* for the lab alone */
-		return which == LL_PLAIN ? dispatch_ll<LL_LINES, LL_X_BF16, 4, LL_PLAIN> : dispatch_ll<LL_LINES, LL_X_BF16, 4>;
+	if (kind == GPU_X_COPY && nr_vectors == 4)
+		return choose_case<GPU_X_COPY, 4>(which);
+	if (kind == GPU_X_BF16 && nr_vectors == 4) /* for the lab alone */
+		return which == GPU_PLAIN ? dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4, GPU_PLAIN> : dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4>;
 	if (nr_vectors != 2)
 		return NULL;
 	switch (kind) {
-	case LL_X_COPY:
-		return choose_case<LL_X_COPY, 2>(which);
-	case LL_X_GIVEN:
-		return choose_case<LL_X_GIVEN, 2>(which);
-	case LL_X_BF16:
-		return choose_case<LL_X_BF16, 2>(which);
-	case LL_X_FP16:
-		return dispatch_ll<LL_LINES, LL_X_FP16, 2>;
-	case LL_X_FP32:
-		return dispatch_ll<LL_LINES, LL_X_FP32, 2>;
+	case GPU_X_COPY:
+		return choose_case<GPU_X_COPY, 2>(which);
+	case GPU_X_GIVEN:
+		return choose_case<GPU_X_GIVEN, 2>(which);
+	case GPU_X_BF16:
+		return choose_case<GPU_X_BF16, 2>(which);
+	case GPU_X_FP16:
+		return dispatch_ll<GPU_FLAG128, GPU_X_FP16, 2>;
+	case GPU_X_FP32:
+		return dispatch_ll<GPU_FLAG128, GPU_X_FP32, 2>;
 	}
 	return NULL;
 }
 
-static dispatch_kernel choose_cells(enum ll_x kind, uint32_t nr_vectors)
+static dispatch_kernel choose_cells(enum gpu_x kind, uint32_t nr_vectors)
 {
-	if (nr_vectors != (kind == LL_X_COPY ? 3 : 2))
+	if (nr_vectors != (kind == GPU_X_COPY ? 3 : 2))
 		return NULL;
 	switch (kind) {
-	case LL_X_COPY:
-		return dispatch_ll<LL_CELLS, LL_X_COPY, 3>;
-	case LL_X_GIVEN:
-		return dispatch_ll<LL_CELLS, LL_X_GIVEN, 2>;
-	case LL_X_BF16:
-		return dispatch_ll<LL_CELLS, LL_X_BF16, 2>;
-	case LL_X_FP16:
-		return dispatch_ll<LL_CELLS, LL_X_FP16, 2>;
-	case LL_X_FP32:
-		return dispatch_ll<LL_CELLS, LL_X_FP32, 2>;
+	case GPU_X_COPY:
+		return dispatch_ll<GPU_FLAG16, GPU_X_COPY, 3>;
+	case GPU_X_GIVEN:
+		return dispatch_ll<GPU_FLAG16, GPU_X_GIVEN, 2>;
+	case GPU_X_BF16:
+		return dispatch_ll<GPU_FLAG16, GPU_X_BF16, 2>;
+	case GPU_X_FP16:
+		return dispatch_ll<GPU_FLAG16, GPU_X_FP16, 2>;
+	case GPU_X_FP32:
+		return dispatch_ll<GPU_FLAG16, GPU_X_FP32, 2>;
 	}
 	return NULL;
 }
 
 /* NULL: there is none. */
-static dispatch_kernel choose(const struct ll_dispatch *d, int which)
+static dispatch_kernel choose(const struct gpu_dispatch *d, int which)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 
-	if (e->far)
-		return far_dispatch_kernel(d);
-	return e->format == LL_LINES ? choose_lines(d->kind, which, e->row.nr_vectors) : choose_cells(d->kind, e->row.nr_vectors);
+	if (e->internode)
+		return internode_dispatch_kernel(d);
+	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors) : choose_cells(d->kind, e->row.nr_vectors);
 }
 
-cudaError_t ll_dispatch_launch(const struct ll_dispatch *args, const struct ll_launch *launch, cudaStream_t stream)
+cudaError_t ll_dispatch_launch(const struct gpu_dispatch *args, const struct gpu_launch *launch, cudaStream_t stream)
 {
 	return launch_half(choose(args, case_of(args)), args, launch, false, dispatch_shared_bytes(args), stream);
 }
 
 /* Of all kernels: which one it will be is known when there are ids. */
-cudaError_t ll_dispatch_most_blocks(const struct ll_dispatch *args, const struct ll_launch *launch, uint32_t *nr_blocks)
+cudaError_t ll_dispatch_most_blocks(const struct gpu_dispatch *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
 {
 	cudaError_t rc = cudaSuccess;
 
 	*nr_blocks = UINT32_MAX;
-	for (int which = LL_ANY; which <= LL_PLAIN && !rc; which++) {
+	for (int which = GPU_ANY; which <= GPU_PLAIN && !rc; which++) {
 		uint32_t nr = 0;
 
 		rc = most_blocks(choose(args, which), launch, dispatch_shared_bytes(args), &nr);

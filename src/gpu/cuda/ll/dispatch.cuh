@@ -18,16 +18,16 @@
 #include "gpu/cuda/common/rows.cuh"
 
 /* Not looked at before the first loads are under way. None when an earlier round has failed. */
-static __device__ __forceinline__ uint32_t tokens_to_send(const struct ll_dispatch *d, uint4 state, uint32_t callers)
+static __device__ __forceinline__ uint32_t tokens_to_send(const struct gpu_dispatch *d, uint4 state, uint32_t callers)
 {
 	return not_before(state.w) ? 0 : min(not_before(callers), d->nr_tokens);
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
 template <int FORMAT, int CASE, bool FAR>
-static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
+static __device__ __forceinline__ void send_head(const struct gpu_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch = state.x;
 	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
@@ -42,31 +42,31 @@ static __device__ __forceinline__ void send_head(const struct ll_dispatch *d, ui
 		uint32_t to = first_destination<CASE>(left, rank);
 
 		if (in_head<FORMAT>(e))
-			piece_store(part_to<FAR>(e, FAR_ROWS, to) + offset, head);
+			piece_store(part_to<FAR>(e, INTERNODE_ROWS, to) + offset, head);
 	}
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
 	check_ids<CASE>(d, epoch, token, id);
 	if (mine)
-		tally_token(e, id, rank, __popc(to_all), __popc(destinations_away<CASE>(e, to_all, rank)));
+		counters_token(e, id, rank, __popc(to_all), __popc(destinations_away<CASE>(e, to_all, rank)));
 }
 
 /* Destinations are numbered from the next rank on, this one last. */
-static __device__ __forceinline__ uint32_t share_of_destination(const struct ll_dispatch *d, uint32_t to)
+static __device__ __forceinline__ uint32_t share_of_destination(const struct gpu_dispatch *d, uint32_t to)
 {
 	uint32_t number = to + d->exchange.nr_ranks - d->exchange.rank - 1;
 
 	number -= number >= d->exchange.nr_ranks ? d->exchange.nr_ranks : 0;
-	return number - ll_div(number, d->by_share) * d->by_share.d;
+	return number - gpu_div(number, d->by_share) * d->by_share.d;
 }
 
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void send_segment(
-	const struct ll_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
+	const struct gpu_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<X, ND> &raw)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, which);
 	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
 	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
@@ -79,23 +79,23 @@ static __device__ __forceinline__ void send_segment(
 		uint32_t to = first_destination<CASE>(left, rank);
 
 		if (share_of_destination(d, to) == share)
-			segment_send(s, x, part_to<FAR>(e, FAR_ROWS, to) + offset);
+			segment_send(s, x, part_to<FAR>(e, INTERNODE_ROWS, to) + offset);
 	}
 }
 
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
  * buffers hold nr_tokens. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void send_all(const struct ll_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch = state.x, callers = callers_tokens(d);
 
 	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
 		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, callers, four);
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
-		uint32_t part = ll_div(i, d->by_share), token = ll_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
+		uint32_t part = gpu_div(i, d->by_share), token = gpu_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
 		raw_segment<X, ND> raw;
 
 		if (token >= d->nr_tokens)
@@ -127,22 +127,22 @@ struct share {
 };
 
 /* A kernel that only receives need not have been launched, or captured, with as many tokens as have been sent. */
-static __device__ __forceinline__ uint32_t own_shares(const struct ll_dispatch *d)
+static __device__ __forceinline__ uint32_t own_shares(const struct gpu_dispatch *d)
 {
-	return (d->roles & LL_SEND ? d->nr_tokens : d->exchange.max_tokens) * d->exchange.by_row_parts.d;
+	return (d->roles & GPU_SEND ? d->nr_tokens : d->exchange.max_tokens) * d->exchange.by_row_parts.d;
 }
 
-template <bool FAR> static __device__ __forceinline__ struct share share_of(const struct ll_dispatch *d, uint32_t i)
+template <bool FAR> static __device__ __forceinline__ struct share share_of(const struct gpu_dispatch *d, uint32_t i)
 {
-	const struct ll_exchange *e = &d->exchange;
-	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = ll_div(j, e->by_row_parts), token = ll_div(row, e->by_others);
+	const struct gpu_exchange *e = &d->exchange;
+	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = gpu_div(j, e->by_row_parts), token = gpu_div(row, e->by_others);
 	struct share a;
 
 	a.which = j - row * e->by_row_parts.d;
 	a.token = i < own ? row : token;
 	a.source = i < own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
-	a.row = part_from<FAR>(e, FAR_ROWS, a.source) + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
+	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
 }
 
@@ -156,13 +156,13 @@ struct row_targets {
 };
 
 /* Vector 0's place in a row; the next ones' are 512 bytes further on. */
-static __device__ __forceinline__ uint8_t *place_in_row(const struct ll_dispatch *d, struct extent x, uint32_t position)
+static __device__ __forceinline__ uint8_t *place_in_row(const struct gpu_dispatch *d, struct extent x, uint32_t position)
 {
 	return d->out_x + (uint64_t)position * d->exchange.row.row_bytes + (x.first + piece_of(0)) * 16;
 }
 
 /* All lanes of a line have its scale, and each stores it for another route: number `first` + lane % 8. */
-static __device__ __forceinline__ uint8_t *place_of_scale(const struct ll_dispatch *d, struct extent x, uint32_t position, uint32_t first)
+static __device__ __forceinline__ uint8_t *place_of_scale(const struct gpu_dispatch *d, struct extent x, uint32_t position, uint32_t first)
 {
 	uint32_t here = __shfl_sync(ALL_LANES, position, first + lane_id() % 8);
 
@@ -172,7 +172,7 @@ static __device__ __forceinline__ uint8_t *place_of_scale(const struct ll_dispat
 }
 
 template <bool SCALED, int ND>
-static __device__ __forceinline__ struct row_targets find_targets(const struct ll_dispatch *d, struct extent x, uint32_t position)
+static __device__ __forceinline__ struct row_targets find_targets(const struct gpu_dispatch *d, struct extent x, uint32_t position)
 {
 	uint32_t here = __ballot_sync(ALL_LANES, position != UINT32_MAX);
 	struct row_targets t;
@@ -196,7 +196,7 @@ static __device__ __forceinline__ struct row_targets find_targets(const struct l
 }
 
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void store_scales(const struct ll_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+static __device__ __forceinline__ void store_scales(const struct gpu_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
 {
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -219,7 +219,7 @@ template <int FORMAT, bool SCALED, int ND> static __device__ __forceinline__ voi
 
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ void store_rows(
-	const struct ll_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, const struct row_targets &t, uint32_t position)
+	const struct gpu_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, const struct row_targets &t, uint32_t position)
 {
 #pragma unroll
 	for (int r = 0; r < FIRST_ROWS; r++)
@@ -235,9 +235,9 @@ static __device__ __forceinline__ void store_rows(
 }
 
 /* Lane k's local expert, if its route ends here; else UINT32_MAX. */
-template <int CASE> static __device__ __forceinline__ uint32_t local_expert(const struct ll_exchange *e, const struct positions *p, struct share a)
+template <int CASE> static __device__ __forceinline__ uint32_t local_expert(const struct gpu_exchange *e, const struct positions *p, struct share a)
 {
-	uint32_t physical = LL_NO_EXPERT;
+	uint32_t physical = GPU_NO_EXPERT;
 
 	if (lane_id() < e->topk)
 		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
@@ -251,13 +251,13 @@ struct found {
 	bool here; /* does any of the row's routes end here? */
 };
 
-template <int CASE> static __device__ __forceinline__ struct found find_row(const struct ll_dispatch *d, const struct positions *p, struct share a)
+template <int CASE> static __device__ __forceinline__ struct found find_row(const struct gpu_dispatch *d, const struct positions *p, struct share a)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	struct found f = {local_expert<CASE>(e, p, a), 0, false};
 
 	f.here = p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1;
-	if (CASE != LL_PLAIN && d->by_source)
+	if (CASE != GPU_PLAIN && d->by_source)
 		f.before = bits_before(p, p->present + a.source * p->token_words, a.token);
 	else if (f.local != UINT32_MAX)
 		f.before = bits_before(p, p->bits + (a.source * e->nr_local + f.local) * p->token_words, a.token);
@@ -266,9 +266,9 @@ template <int CASE> static __device__ __forceinline__ struct found find_row(cons
 
 /* The position of lane k's row; by_source the first route has it for all. */
 template <int CASE>
-static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch *d, const struct positions *p, struct share a, struct found f)
+static __device__ __forceinline__ uint32_t position_of(const struct gpu_dispatch *d, const struct positions *p, struct share a, struct found f)
 {
-	if (CASE != LL_PLAIN && d->by_source) {
+	if (CASE != GPU_PLAIN && d->by_source) {
 		uint32_t here = __ballot_sync(ALL_LANES, f.local != UINT32_MAX);
 
 		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + f.before : UINT32_MAX;
@@ -278,12 +278,12 @@ static __device__ __forceinline__ uint32_t position_of(const struct ll_dispatch 
 
 /* What the caller is told of a row. */
 template <int CASE>
-static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
+static __device__ __forceinline__ void tell_row(const struct gpu_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t at;
 
-	if (CASE == LL_PLAIN || !d->by_source) {
+	if (CASE == GPU_PLAIN || !d->by_source) {
 		if (position != UINT32_MAX)
 			d->out_rows[position] = make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
 		return;
@@ -300,9 +300,9 @@ static __device__ __forceinline__ void tell_row(const struct ll_dispatch *d, str
 /* For the combine, and for the caller: one piece of work with a row's head. */
 template <int FORMAT, int CASE>
 static __device__ __forceinline__ bool describe_row(
-	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
+	const struct gpu_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t row = a.source * e->max_tokens + bits_before(p, p->present + a.source * p->token_words, a.token), weight;
 	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct patience patience = {0, 0};
@@ -313,7 +313,7 @@ static __device__ __forceinline__ bool describe_row(
 		if (warp_may_wait(&patience, e, a.source, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
-			report_wait(e, LL_WAIT_ROW, a.source, a.token, epoch, head.w, patience.start_ns);
+			report_wait(e, GPU_WAIT_ROW, a.source, a.token, epoch, head.w, patience.start_ns);
 		return false;
 	}
 	weight = weight_of_head<FORMAT>(head);
@@ -330,16 +330,16 @@ static __device__ __forceinline__ bool describe_row(
 /* The pieces have been looked for already. */
 template <int FORMAT, bool SCALED, int ND, int CASE>
 static __device__ __forceinline__ bool receive_segment(
-	const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
+	const struct gpu_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
 	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
 
 	if (!segment_await(
 		    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
-		    (struct awaited){LL_WAIT_ROW, a.source, a.token}))
+		    (struct awaited){GPU_WAIT_ROW, a.source, a.token}))
 		return false;
 	segment_unpack(s);
 	store_rows(d, s, x, targets, position);
@@ -348,7 +348,7 @@ static __device__ __forceinline__ bool receive_segment(
 
 /* A head's pieces go where those of a segment's first vector would. */
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void look_for(const struct ll_exchange *e, struct share a, segment<FORMAT, SCALED, ND> &s)
+static __device__ __forceinline__ void look_for(const struct gpu_exchange *e, struct share a, segment<FORMAT, SCALED, ND> &s)
 {
 	if (a.which < e->row.nr_segments)
 		segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
@@ -357,16 +357,16 @@ static __device__ __forceinline__ void look_for(const struct ll_exchange *e, str
 }
 
 /* Does this warp help place_rows? Then it does that first. */
-template <int CASE> static __device__ __forceinline__ bool places_rows(const struct ll_dispatch *d, uint32_t warp, uint32_t nr_warps)
+template <int CASE> static __device__ __forceinline__ bool places_rows(const struct gpu_dispatch *d, uint32_t warp, uint32_t nr_warps)
 {
-	return CASE == LL_PLAIN || !d->by_source ? (nr_warps - 1 - warp) * LANES < d->exchange.nr_local : warp == 0;
+	return CASE == GPU_PLAIN || !d->by_source ? (nr_warps - 1 - warp) * LANES < d->exchange.nr_local : warp == 0;
 }
 
 /* All plans are noted: positions, and for the caller and the combine how many rows there are. */
 template <int CASE>
-static __device__ __forceinline__ void place_rows(const struct ll_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void place_rows(const struct gpu_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
 {
-	if (CASE == LL_PLAIN || !d->by_source) /* the last warps have the fewest rows */
+	if (CASE == GPU_PLAIN || !d->by_source) /* the last warps have the fewest rows */
 		place_experts<CASE>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0);
 	else if (warp == 0)
 		place_sources(d, p, blockIdx.x == 0);
@@ -379,10 +379,10 @@ static __device__ __forceinline__ void place_rows(const struct ll_dispatch *d, c
 
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
+static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
 	uint32_t nr_warps)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x, nr_shares = 0;
 
 	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
@@ -419,16 +419,16 @@ static __device__ __forceinline__ void receive_all(const struct ll_dispatch *d, 
 	stamp(e, 6);
 	if (blockIdx.x == 0 && thread == 0) {
 		e->state->epoch_combine = epoch;
-		tally_round(e);
+		counters_round(e);
 	}
 }
 
-/* FAR: some ranks are on other nodes (far.h); LL_ANY then. */
-template <int FORMAT, int X, int ND, int CASE = LL_ANY, bool FAR = false>
-static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_constant__ struct ll_dispatch d, uint32_t send_warps)
+/* FAR: some ranks are on other nodes (internode.h); GPU_ANY then. */
+template <int FORMAT, int X, int ND, int CASE = GPU_ANY, bool FAR = false>
+static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_constant__ struct gpu_dispatch d, uint32_t send_warps)
 {
 	BLOCK_MEMORY(shared);
-	const struct ll_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
 
 	if (warp == 0)
@@ -441,8 +441,8 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 		if (FAR && state.w)
 			return;
 		send_all<FORMAT, X, ND, CASE, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
-		if (FAR && far_last(e, send_warps * gridDim.x))
-			ring_far_rows(&d, state.x, this_rounds_tokens(&d));
+		if (FAR && internode_last(e, send_warps * gridDim.x))
+			ring_internode_rows(&d, state.x, this_rounds_tokens(&d));
 		stamp(e, 1);
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);

@@ -11,8 +11,8 @@
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
 
 /* Where some ranks are on other nodes. */
-ll_kernel<struct ll_dispatch> far_dispatch_kernel(const struct ll_dispatch *d);
-ll_kernel<struct ll_combine> far_combine_kernel(const struct ll_combine *c);
+ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d);
+ll_kernel<struct gpu_combine> internode_combine_kernel(const struct gpu_combine *c);
 
 /* More than 48 KiB are given only to who asks. */
 template <typename Args> static cudaError_t allow_half(ll_kernel<Args> kernel, uint32_t bytes)
@@ -20,27 +20,27 @@ template <typename Args> static cudaError_t allow_half(ll_kernel<Args> kernel, u
 	return bytes <= 48 * 1024 ? cudaSuccess : allow_shared((const void *)kernel);
 }
 
-static inline uint32_t send_warps(uint32_t roles, const struct ll_launch *launch)
+static inline uint32_t send_warps(uint32_t roles, const struct gpu_launch *launch)
 {
-	return roles == LL_SEND ? launch->nr_warps : roles == LL_RECEIVE ? 0 : launch->send_warps;
+	return roles == GPU_SEND ? launch->nr_warps : roles == GPU_RECEIVE ? 0 : launch->send_warps;
 }
 
-static inline uint32_t dispatch_shared_bytes(const struct ll_dispatch *d)
+static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 
-	return d->roles & LL_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
+	return d->roles & GPU_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
 }
 
 /* kernel: NULL is refused. whole: it is one whose warps all send, and then receive. */
 template <typename Args>
-static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const struct ll_launch *launch, bool whole, uint32_t shared_bytes, cudaStream_t stream)
+static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const struct gpu_launch *launch, bool whole, uint32_t shared_bytes, cudaStream_t stream)
 {
 	cudaLaunchAttribute early = {};
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, shared_bytes, stream);
 	cudaError_t rc;
 
-	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > LL_MAX_WARPS || (args->roles == (LL_SEND | LL_RECEIVE) && !whole && launch->send_warps >= launch->nr_warps))
+	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > GPU_MAX_WARPS || (args->roles == (GPU_SEND | GPU_RECEIVE) && !whole && launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
 	launch_early(&config, &early, launch->early);
 	rc = allow_half(kernel, shared_bytes);
@@ -49,7 +49,7 @@ static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const s
 
 /* Blocks that the current device runs at once. */
 template <typename Args>
-static cudaError_t most_blocks(ll_kernel<Args> kernel, const struct ll_launch *launch, uint32_t shared_bytes, uint32_t *nr_blocks)
+static cudaError_t most_blocks(ll_kernel<Args> kernel, const struct gpu_launch *launch, uint32_t shared_bytes, uint32_t *nr_blocks)
 {
 	int device, nr_sms, per_sm;
 	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;

@@ -16,17 +16,17 @@ struct positions {
 	uint32_t *start;      /* [L] position of an expert's first row */
 	uint32_t *most_tokens; /* that any other rank has */
 	uint32_t *failed;     /* some plan did not come, or was none */
-	uint32_t *sums;	      /* [2 LL_MAX_WARPS] of warps */
+	uint32_t *sums;	      /* [2 GPU_MAX_WARPS] of warps */
 	uint32_t *nr_tokens;  /* [R] as line 0 of each plan says; until then NOT_YET, or NEVER */
 	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
 	uint32_t ids_stride;  /* of whole warps' pieces */
 };
 
-template <int FORMAT> __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct ll_exchange *e)
+template <int FORMAT> __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct gpu_exchange *e)
 {
 	struct positions p;
 
-	p.token_words = ll_ceil(e->max_tokens, 32);
+	p.token_words = gpu_ceil(e->max_tokens, 32);
 	p.bits = shared;
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
 	p.base = p.present + e->nr_ranks * p.token_words;
@@ -34,9 +34,9 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	p.most_tokens = p.start + e->nr_local;
 	p.failed = p.most_tokens + 1;
 	p.sums = p.failed + 1;
-	p.nr_tokens = p.sums + 2 * LL_MAX_WARPS;
+	p.nr_tokens = p.sums + 2 * GPU_MAX_WARPS;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
-	p.ids_stride = positions_ids((enum ll_format)FORMAT, e->max_tokens * e->topk);
+	p.ids_stride = positions_ids((enum gpu_format)FORMAT, e->max_tokens * e->topk);
 	return p;
 }
 
@@ -51,31 +51,31 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 }
 
 /* Tables are as large as correct peers need them: what would lead out of them is not followed. */
-__device__ __forceinline__ bool is_good_route(const struct ll_exchange *e, uint32_t source, uint32_t token, uint32_t physical)
+__device__ __forceinline__ bool is_good_route(const struct gpu_exchange *e, uint32_t source, uint32_t token, uint32_t physical)
 {
-	if (physical == LL_NO_EXPERT)
+	if (physical == GPU_NO_EXPERT)
 		return true;
 	return physical < e->placement.nr_physical && (e->by_replicas.d == 1 || sender_among(e, source, token) == source);
 }
 
 /* By a warp that has seen an id which is not. */
-static __device__ __noinline__ void report_routes(const struct ll_exchange *e, uint32_t epoch, uint32_t source, const uint16_t *ids, uint32_t first, uint32_t end)
+static __device__ __noinline__ void report_routes(const struct gpu_exchange *e, uint32_t epoch, uint32_t source, const uint16_t *ids, uint32_t first, uint32_t end)
 {
 	for (uint32_t i = first; i < end; i += LANES) {
-		uint32_t physical = ids[i], token = ll_div(i, e->by_topk);
+		uint32_t physical = ids[i], token = gpu_div(i, e->by_topk);
 
-		if (physical != LL_NO_EXPERT && physical >= e->placement.nr_physical)
-			report_broken(e, LL_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
+		if (physical != GPU_NO_EXPERT && physical >= e->placement.nr_physical)
+			report_broken(e, GPU_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
 		else if (!is_good_route(e, source, token, physical))
-			report_broken(e, LL_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
+			report_broken(e, GPU_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
 	}
 	__syncwarp();
 	if (lane_id() == 0) /* the first report counts; this one if the id is behind the last token's */
-		report_broken(e, LL_BROKEN_EXPERT, source, end / e->topk, LL_NO_EXPERT, e->placement.nr_physical - 1, epoch);
+		report_broken(e, GPU_BROKEN_EXPERT, source, end / e->topk, GPU_NO_EXPERT, e->placement.nr_physical - 1, epoch);
 }
 
 template <int CASE>
-__device__ __forceinline__ void note_route(const struct ll_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+__device__ __forceinline__ void note_route(const struct gpu_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
 {
 	uint32_t local = local_of<CASE>(e, physical), place = source * e->nr_local + local;
 
@@ -91,27 +91,27 @@ struct plan_piece {
 	uint4 v;
 };
 
-template <bool FAR> __device__ __forceinline__ void look_at_plan(const struct ll_exchange *e, struct plan_piece *piece)
+template <bool FAR> __device__ __forceinline__ void look_at_plan(const struct gpu_exchange *e, struct plan_piece *piece)
 {
-	const uint8_t *plan = part_from<FAR>(e, FAR_PLAN, piece->source) + e->window.plans + piece->source * e->window.plan_bytes;
+	const uint8_t *plan = part_from<FAR>(e, INTERNODE_PLAN, piece->source) + e->window.plans + piece->source * e->window.plan_bytes;
 
-	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * LL_LINE_BYTES + lane_id() * 16);
+	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * GPU_LINE_BYTES + lane_id() * 16);
 }
 
 /* This lane's piece of a line has come, or is not needed; of a plan whose head says what cannot be, none is. */
 template <int FORMAT>
-__device__ __forceinline__ bool plan_line_there(const struct ll_exchange *e, uint32_t epoch, uint32_t line, uint32_t nr_tokens, uint4 v)
+__device__ __forceinline__ bool plan_line_there(const struct gpu_exchange *e, uint32_t epoch, uint32_t line, uint32_t nr_tokens, uint4 v)
 {
 	return !has_epoch<FORMAT>() || v.w == epoch || nr_tokens > e->max_tokens || !line_needed<FORMAT>(line, nr_tokens * e->topk);
 }
 
 /* No more tokens than there can be? By the warp. */
-__device__ __forceinline__ bool check_tokens(const struct ll_exchange *e, uint32_t epoch, uint32_t source, uint32_t nr_tokens)
+__device__ __forceinline__ bool check_tokens(const struct gpu_exchange *e, uint32_t epoch, uint32_t source, uint32_t nr_tokens)
 {
 	uint32_t bad = __ballot_sync(ALL_LANES, nr_tokens > e->max_tokens);
 
 	if (bad && lane_id() == __ffs(bad) - 1)
-		report_broken(e, LL_BROKEN_TOKENS, source, 0, nr_tokens, e->max_tokens, epoch);
+		report_broken(e, GPU_BROKEN_TOKENS, source, 0, nr_tokens, e->max_tokens, epoch);
 	return !bad;
 }
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ bool tokens_are_known(const struct positions *p, uint
 
 /* After a look. NEVER: it did not come in time, or is no plan. */
 template <int FORMAT, bool FAR>
-__device__ __forceinline__ uint32_t await_plan(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
+__device__ __forceinline__ uint32_t await_plan(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
 {
 	uint32_t line = 4 * piece->four + lane_id() / 8, nr_tokens;
 	struct patience patience = {0, 0};
@@ -150,12 +150,12 @@ __device__ __forceinline__ uint32_t await_plan(const struct ll_exchange *e, cons
 			look_at_plan<FAR>(e, piece);
 	}
 	if (lane_id() == 7)
-		report_wait(e, LL_WAIT_PLAN, piece->source, piece->four, epoch, piece->v.w, patience.start_ns);
+		report_wait(e, GPU_WAIT_PLAN, piece->source, piece->four, epoch, piece->v.w, patience.start_ns);
 	return NEVER;
 }
 
 /* Does any of this lane's ids, two a word, name an expert that there is not? Added to 1, none is 0. Ids that are left of an earlier round are good. */
-template <uint32_t N> __device__ __forceinline__ bool name_no_expert(const struct ll_exchange *e, const uint32_t (&words)[4])
+template <uint32_t N> __device__ __forceinline__ bool name_no_expert(const struct gpu_exchange *e, const uint32_t (&words)[4])
 {
 	uint32_t most = 0;
 
@@ -167,14 +167,14 @@ template <uint32_t N> __device__ __forceinline__ bool name_no_expert(const struc
 
 /* To shared memory as they came, then one a lane. */
 template <int FORMAT, int CASE>
-__device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
+__device__ __forceinline__ bool note_piece(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS, STEPS = (IDS + LANES - 1) / LANES;
 	uint16_t *ids = p->ids + piece->source * p->ids_stride;
 	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
 	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
-	bool bad = CASE != LL_ANY && line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) && name_no_expert<N>(e, v);
+	bool bad = CASE != GPU_ANY && line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) && name_no_expert<N>(e, v);
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++)
@@ -183,11 +183,11 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 	__syncwarp();
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS; i++)
-		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : LL_NO_EXPERT;
-	if (CASE == LL_ANY) {
+		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : GPU_NO_EXPERT;
+	if (CASE == GPU_ANY) {
 #pragma unroll
 		for (uint32_t i = 0; i < STEPS; i++)
-			bad |= !is_good_route(e, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+			bad |= !is_good_route(e, piece->source, gpu_div(first + i * LANES, e->by_topk), physical[i]);
 	}
 	if (__any_sync(ALL_LANES, bad)) {
 		report_routes(e, epoch, piece->source, ids, first, end);
@@ -195,12 +195,12 @@ __device__ __forceinline__ bool note_piece(const struct ll_exchange *e, const st
 	}
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS && piece->four * IDS + i * LANES < end; i++)
-		note_route<CASE>(e, p, piece->source, ll_div(first + i * LANES, e->by_topk), physical[i]);
+		note_route<CASE>(e, p, piece->source, gpu_div(first + i * LANES, e->by_topk), physical[i]);
 	return true;
 }
 
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
+__device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
 {
 	uint32_t nr_tokens = await_plan<FORMAT, FAR>(e, p, epoch, piece);
 
@@ -217,13 +217,13 @@ __device__ __forceinline__ bool take_piece(const struct ll_exchange *e, const st
 
 /* By all receiving warps, the next two pieces of each under way together. Pieces with a line 0 come first, so nobody waits for one that is behind its own. */
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ void take_plans(const struct ll_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
+__device__ __forceinline__ void take_plans(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
-	uint32_t nr = e->nr_ranks * ll_ceil(ll_plan_lines((enum ll_format)FORMAT, e->max_tokens * e->topk), 4);
-	bool good = far_arrived<FAR>(e, FAR_DISPATCH, epoch, LL_WAIT_PLAN, failed, warp, nr_warps) && !failed;
+	uint32_t nr = e->nr_ranks * gpu_ceil(ll_plan_lines((enum gpu_format)FORMAT, e->max_tokens * e->topk), 4);
+	bool good = internode_arrived<FAR>(e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) && !failed;
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
-		uint32_t j = i + nr_warps, four = ll_div(i, e->by_ranks), next = ll_div(j, e->by_ranks);
+		uint32_t j = i + nr_warps, four = gpu_div(i, e->by_ranks), next = gpu_div(j, e->by_ranks);
 		struct plan_piece a = {i - four * e->nr_ranks, four, {}}, b = {j - next * e->nr_ranks, next, {}};
 
 		look_at_plan<FAR>(e, &a);
@@ -247,9 +247,9 @@ __device__ __forceinline__ uint32_t rows_of_source(const struct positions *p, ui
 }
 
 /* By one warp: each token once, source after source. */
-__device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const struct positions *p, bool publish)
+__device__ __forceinline__ void place_sources(const struct gpu_dispatch *d, const struct positions *p, bool publish)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t first = 0;
 
 	for (uint32_t s = 0; s < e->nr_ranks; s += LANES) {
@@ -267,7 +267,7 @@ __device__ __forceinline__ void place_sources(const struct ll_dispatch *d, const
 	}
 	if (publish && lane_id() == 0) {
 		d->out_sums[0] = d->out_sums[1] = first;
-		tally_received(e, first);
+		counters_received(e, first);
 	}
 }
 
@@ -291,7 +291,7 @@ template <int WORDS> __device__ __forceinline__ uint32_t count_bits(const uint32
 }
 
 /* One expert's rows, by one thread: those of the sources before each to base, the sum returned. An expert named twice gets one. The loads of four sources are under way together. */
-template <int WORDS> __device__ __forceinline__ uint32_t count_sources(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+template <int WORDS> __device__ __forceinline__ uint32_t count_sources(const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
 {
 	uint32_t all = 0;
 
@@ -312,31 +312,31 @@ template <int WORDS> __device__ __forceinline__ uint32_t count_sources(const str
 	return all;
 }
 
-__device__ __forceinline__ uint32_t count_expert(const struct ll_exchange *e, const struct positions *p, uint32_t expert)
+__device__ __forceinline__ uint32_t count_expert(const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
 {
 	return p->token_words == 4 ? count_sources<4>(e, p, expert) : p->token_words == 1 ? count_sources<1>(e, p, expert) : count_sources<0>(e, p, expert);
 }
 
-__device__ __forceinline__ uint32_t round_to_alignment(const struct ll_dispatch *d, uint32_t rows)
+__device__ __forceinline__ uint32_t round_to_alignment(const struct gpu_dispatch *d, uint32_t rows)
 {
-	return ll_div(rows + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
+	return gpu_div(rows + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
 }
 
 /* The first position of each expert, by a thread each; of the threads before, sums tell. What an expert takes is a
  * whole number of alignments. */
-template <int CASE> __device__ __forceinline__ uint32_t span_of(const struct ll_dispatch *d, uint32_t rows)
+template <int CASE> __device__ __forceinline__ uint32_t span_of(const struct gpu_dispatch *d, uint32_t rows)
 {
-	return CASE == LL_PLAIN ? rows : round_to_alignment(d, rows);
+	return CASE == GPU_PLAIN ? rows : round_to_alignment(d, rows);
 }
 
 /* By all receiving warps, a thread an expert; those without one have nothing to wait for here. publish: to the caller as well. */
 template <int CASE>
-__device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
+__device__ __forceinline__ void place_experts(const struct gpu_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
 {
-	const struct ll_exchange *e = &d->exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
-	uint32_t nr_sums = min(nr_threads / LANES, ll_ceil(nr, LANES));
-	bool padded = CASE != LL_PLAIN && d->padded;
+	uint32_t nr_sums = min(nr_threads / LANES, gpu_ceil(nr, LANES));
+	bool padded = CASE != GPU_PLAIN && d->padded;
 
 	for (uint32_t first = 0; first < nr && warp < nr_sums; first += nr_threads) {
 		uint32_t expert = first + thread, rows = expert < nr ? count_expert(e, p, expert) : 0, all;
@@ -344,10 +344,10 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 
 		if (lane_id() == 0)
 			p->sums[warp] = all;
-		if (CASE != LL_PLAIN) {
+		if (CASE != GPU_PLAIN) {
 			all = __reduce_add_sync(ALL_LANES, rows);
 			if (lane_id() == 0)
-				p->sums[LL_MAX_WARPS + warp] = all;
+				p->sums[GPU_MAX_WARPS + warp] = all;
 		}
 		some_warps_sync(nr_sums * LANES);
 #pragma unroll 4
@@ -356,7 +356,7 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 
 			start += w < warp ? sum : 0;
 			before += sum;
-			all_rows += p->sums[CASE == LL_PLAIN ? w : LL_MAX_WARPS + w];
+			all_rows += p->sums[CASE == GPU_PLAIN ? w : GPU_MAX_WARPS + w];
 		}
 		start = padded ? (uint32_t)(expert * d->capacity) : start;
 		if (expert < nr)
@@ -372,14 +372,14 @@ __device__ __forceinline__ void place_experts(const struct ll_dispatch *d, const
 	}
 	if (publish && thread == 0) {
 		d->out_sums[0] = all_rows;
-		tally_received(e, all_rows);
+		counters_received(e, all_rows);
 	}
 	if (publish && thread == 0 && nr == 0)
 		d->out_sums[1] = 0;
 }
 
 /* By one warp, of one block: rows from each source, for the combine. */
-__device__ __forceinline__ void count_rows(const struct ll_exchange *e, const struct positions *p)
+__device__ __forceinline__ void count_rows(const struct gpu_exchange *e, const struct positions *p)
 {
 	uint32_t all = 0;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ranks on other nodes as GPUs reach them (src/gpu/cuda/internode/far.cuh, src/gpu/host/far.c), between two ranks: kernels store a message to staging, in parts, and commands for them to a ring
+ * Ranks on other nodes as GPUs reach them (src/gpu/cuda/internode/internode.cuh, src/gpu/host/internode.c), between two ranks: kernels store a message to staging, in parts, and commands for them to a ring
  * that tells them nothing back; the engine's proxy takes these and writes each part from staging to the other rank's landing; that rank's proxy counts what came, and stores an arrival
  * word when the head and as many runs as it says are there; kernels wait for the word, then read. A round's kernels run one after the other; the slots' streams beside each other. The
  * network lands, tells and reports parts in any order; a part's bytes come before it is told.
