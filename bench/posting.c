@@ -146,13 +146,13 @@ static void idle(void *ctx, uint64_t until_ns)
 	engine_step(p->engine, p->time_ns);
 }
 
-static void open_engine(struct posting *p, struct driver *driver)
+static void open_engine(struct posting *p, struct scheduler *scheduler)
 {
 	static uint8_t memory[REGION_BYTES];
 	static struct engine_address all[PEERS];
 	struct tern_engine_config config;
 	struct engine_setup setup = {.nr_peers = PEERS, .nr_networks = 1,
-		.networks = {{.ops = &transport_nothing, .nr_nics = 1}}, .driver = driver};
+		.networks = {{.ops = &transport_nothing, .nr_nics = 1}}, .scheduler = scheduler};
 	struct tern_descriptor descriptor;
 	uint32_t ranks[PEERS];
 
@@ -264,9 +264,9 @@ static void measure(struct posting *p, const char *what, void (*one)(struct post
 int main(void)
 {
 	static struct posting p = {.time_ns = 1000000};
-	struct driver driver = {.ctx = &p, .now = time_now, .idle = idle};
+	struct scheduler scheduler = {.ctx = &p, .now = time_now, .idle = idle};
 
-	open_engine(&p, &driver);
+	open_engine(&p, &scheduler);
 	printf("%-46s %7s %7s %7s\n", "ns", "p10", "p50", "p90");
 	measure(&p, "a write without handle", writes);
 	measure(&p, "a slice of a scatter to 64 with immediates", scatter);

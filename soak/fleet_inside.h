@@ -2,7 +2,7 @@
 /* A fleet's own structures; fleet.h is for everybody else.
  *   fleet.c         who runs next, and when time goes on
  *   fleet_faults.c  deaths and cuts at their time, and burials
- *   fleet_join.c    the bootstrap, the driver that a rank's group gets */
+ *   fleet_join.c    the bootstrap, the scheduler that a rank's group gets */
 #ifndef TERN_SOAK_FLEET_INSIDE_H
 #define TERN_SOAK_FLEET_INSIDE_H
 
@@ -17,7 +17,7 @@ struct member {
 	struct fleet *fleet;
 	uint32_t rank;
 	struct coroutine *coroutine;
-	struct driver driver;
+	struct scheduler scheduler;
 	tern_engine *engine; /* NULL: none runs */
 	const char *doing;
 	uint64_t since_ns;  /* it has been doing that */

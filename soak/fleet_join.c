@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How ranks of a fleet find each other, and the driver that their groups get. */
+/* How ranks of a fleet find each other, and the scheduler that their groups get. */
 #include "soak/fleet_inside.h"
 
 #include <stdio.h>
@@ -8,16 +8,16 @@
 #include "base/error.h"
 #include "group/group.h"
 
-/* ---- the driver ------------------------------------------------------------------------------------------ */
+/* ---- the scheduler ------------------------------------------------------------------------------------------ */
 
-static uint64_t driver_time(void *ctx)
+static uint64_t scheduler_time(void *ctx)
 {
 	const struct member *member = ctx;
 
 	return member->buried ? member->buried_ns : sim_now(member->fleet->network);
 }
 
-static void driver_idle(void *ctx, uint64_t until_ns)
+static void scheduler_idle(void *ctx, uint64_t until_ns)
 {
 	struct member *member = ctx;
 
@@ -28,7 +28,7 @@ static void driver_idle(void *ctx, uint64_t until_ns)
 			until_ns > member->buried_ns && until_ns < NEVER / 2 ? until_ns : member->buried_ns + 1000;
 }
 
-static void driver_stored(void *ctx, uint32_t rank)
+static void scheduler_stored(void *ctx, uint32_t rank)
 {
 	struct member *member = ctx;
 
@@ -36,7 +36,7 @@ static void driver_stored(void *ctx, uint32_t rank)
 		fleet_wake(member->fleet, &member->fleet->members[rank]);
 }
 
-static void driver_engine(void *ctx, tern_engine *engine, bool runs)
+static void scheduler_engine(void *ctx, tern_engine *engine, bool runs)
 {
 	struct member *member = ctx;
 
@@ -46,14 +46,14 @@ static void driver_engine(void *ctx, tern_engine *engine, bool runs)
 		fleet_queue(member->fleet, member);
 }
 
-static bool driver_has_died(void *ctx, uint32_t rank)
+static bool scheduler_has_died(void *ctx, uint32_t rank)
 {
 	const struct member *member = ctx;
 
 	return fleet_is_dead(member->fleet, rank);
 }
 
-static void driver_configure(void *ctx, struct tern_engine_config *config)
+static void scheduler_configure(void *ctx, struct tern_engine_config *config)
 {
 	const struct tern_engine_config *wanted = &((const struct member *)ctx)->fleet->settings.engine;
 	const char *transport = config->transport;
@@ -140,13 +140,13 @@ int fleet_join(struct fleet *fleet, uint32_t rank, tern_group **group)
 	struct tern_group_config config;
 	char node[16];
 
-	member->driver = (struct driver){.ctx = member,
-		.now = driver_time,
-		.idle = driver_idle,
-		.wake = driver_stored,
-		.has_died = driver_has_died,
-		.engine = driver_engine,
-		.configure = driver_configure,
+	member->scheduler = (struct scheduler){.ctx = member,
+		.now = scheduler_time,
+		.idle = scheduler_idle,
+		.wake = scheduler_stored,
+		.has_died = scheduler_has_died,
+		.engine = scheduler_engine,
+		.configure = scheduler_configure,
 		.transport = &transport_sim,
 		.network = fleet->network};
 	tern_group_config_init(&config);
@@ -156,13 +156,13 @@ int fleet_join(struct fleet *fleet, uint32_t rank, tern_group **group)
 	config.wait_ms = fleet->settings.wait_ms;
 	config.boot = (struct tern_boot){
 		.rank = (int)rank, .nr_ranks = (int)fleet->settings.nr_ranks, .allgather = allgather, .ctx = member};
-	return group_create_driven(&config, &member->driver, group);
+	return group_create_scheduled(&config, &member->scheduler, group);
 }
 
 void fleet_pause(struct fleet *fleet, uint32_t rank, uint64_t ns)
 {
 	struct member *member = &fleet->members[rank];
-	uint64_t until_ns = driver_time(member) + ns;
+	uint64_t until_ns = scheduler_time(member) + ns;
 
 	while (!member->buried && sim_now(fleet->network) < until_ns)
 		fleet_wait(member, until_ns);

@@ -401,12 +401,12 @@ static void check_deliveries(struct rider *r)
 		for (int phase = 0; phase < NR_PHASES; phase++) {
 			const struct slot *s = &r->moe->slots[slot];
 			uint32_t most = s->rounds[phase] + (phase == TERN_PHASE_COMBINE && s->state == SLOT_RELEASED);
-			const struct doorbell *bell = (const struct doorbell *)(const void *)own(
-				r->moe, layout_doorbell(&r->moe->layout, slot, (enum tern_phase)phase));
-			uint32_t rung = atomic_load_explicit(&bell->rung, memory_order_relaxed);
+			const struct event_count *events = (const struct event_count *)(const void *)own(
+				r->moe, layout_event_count(&r->moe->layout, slot, (enum tern_phase)phase));
+			uint32_t count = atomic_load_explicit(&events->count, memory_order_relaxed);
 
-			if (rung > most * r->moe->nr_ranks)
-				broken(r, "slot %u, phase %d: %u arrivals in %u rounds of %u ranks", slot, phase, rung,
+			if (count > most * r->moe->nr_ranks)
+				broken(r, "slot %u, phase %d: %u arrivals in %u rounds of %u ranks", slot, phase, count,
 					most, r->moe->nr_ranks);
 		}
 }

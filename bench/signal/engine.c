@@ -20,7 +20,7 @@ struct player {
 struct theatre {
 	const struct signal_job *job;
 	struct sim_network *network;
-	struct driver driver;
+	struct scheduler scheduler;
 	struct player *players;
 	struct signal_result *result;
 	uint64_t word; /* this iteration's signal */
@@ -253,7 +253,7 @@ static int open_player(struct theatre *theatre, uint32_t rank)
 	const struct signal_job *job = theatre->job;
 	struct player *player = &theatre->players[rank];
 	struct engine_setup setup = {.self = rank, .nr_peers = job->nr_ranks, .nr_networks = 1,
-		.networks = {{.ops = &metered, .simulated = theatre->network, .nr_nics = 1}}, .driver = &theatre->driver};
+		.networks = {{.ops = &metered, .simulated = theatre->network, .nr_nics = 1}}, .scheduler = &theatre->scheduler};
 	struct tern_engine_config config;
 
 	player->sender.remotes = calloc(job->nr_ranks, sizeof(tern_remote *));
@@ -314,7 +314,7 @@ static int open_theatre(struct theatre *theatre)
 	metered.open = meter_open;
 	metered.write = meter_write;
 	now_playing = theatre;
-	theatre->driver = (struct driver){.ctx = theatre, .now = now, .idle = idle};
+	theatre->scheduler = (struct scheduler){.ctx = theatre, .now = now, .idle = idle};
 	theatre->players = calloc(theatre->job->nr_ranks, sizeof(*theatre->players));
 	if (!theatre->players)
 		return TERN_ERR_NOMEM;

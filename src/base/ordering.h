@@ -8,15 +8,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* An arrival word and a doorbell each have a cache line of their own: every one has a single writer or a single sleeper. */
+/* An arrival word and an event count each have a cache line of their own: every one has a single writer or a single sleeper. */
 #define CACHE_LINE 64
 
 struct arrival {
 	_Atomic uint64_t word;
 } __attribute__((aligned(CACHE_LINE)));
 
-struct doorbell {
-	_Atomic uint32_t rung;	  /* arrivals so far, of one (slot, phase), modulo 2^32; the futex */
+struct event_count {
+	_Atomic uint32_t count;	  /* arrivals so far, of one (slot, phase), modulo 2^32; the futex */
 	_Atomic uint32_t waiters; /* 1 while the owner sleeps or is about to */
 	_Atomic uint32_t wake_at; /* the count of arrivals that completes what the owner waits for */
 } __attribute__((aligned(CACHE_LINE)));
@@ -35,31 +35,31 @@ static inline uint64_t arrival_observe(const struct arrival *arrival)
 }
 
 /* The sender's half of not losing a wake-up, after arrival_publish. The increment and the load of waiters are sequentially
- * consistent, and so are the sleeper's store of waiters and the kernel's comparison of rung: either the sender sees the
+ * consistent, and so are the sleeper's store of waiters and the kernel's comparison of count: either the sender sees the
  * waiter, or the sleeper's futex sees the increment and does not sleep. True: the owner has to be woken. */
-static inline bool doorbell_ring(struct doorbell *bell)
+static inline bool event_count_advance(struct event_count *events)
 {
-	uint32_t rung = atomic_fetch_add_explicit(&bell->rung, 1, memory_order_seq_cst) + 1;
+	uint32_t count = atomic_fetch_add_explicit(&events->count, 1, memory_order_seq_cst) + 1;
 
-	if (!atomic_load_explicit(&bell->waiters, memory_order_seq_cst))
+	if (!atomic_load_explicit(&events->waiters, memory_order_seq_cst))
 		return false;
-	return (int32_t)(rung - atomic_load_explicit(&bell->wake_at, memory_order_relaxed)) >= 0;
+	return (int32_t)(count - atomic_load_explicit(&events->wake_at, memory_order_relaxed)) >= 0;
 }
 
 /* The sleeper's half: take the count first, announce the wait, then look at the words once more, then sleep on the count. The
  * store of waiters orders wake_at before itself: a sender that sees the waiter sees when to wake it. */
-static inline uint32_t doorbell_listen(struct doorbell *bell, uint32_t wake_at)
+static inline uint32_t event_count_listen(struct event_count *events, uint32_t wake_at)
 {
-	uint32_t rung = atomic_load_explicit(&bell->rung, memory_order_seq_cst);
+	uint32_t count = atomic_load_explicit(&events->count, memory_order_seq_cst);
 
-	atomic_store_explicit(&bell->wake_at, wake_at, memory_order_relaxed);
-	atomic_store_explicit(&bell->waiters, 1, memory_order_seq_cst);
-	return rung;
+	atomic_store_explicit(&events->wake_at, wake_at, memory_order_relaxed);
+	atomic_store_explicit(&events->waiters, 1, memory_order_seq_cst);
+	return count;
 }
 
-static inline void doorbell_leave(struct doorbell *bell)
+static inline void event_count_leave(struct event_count *events)
 {
-	atomic_store_explicit(&bell->waiters, 0, memory_order_relaxed);
+	atomic_store_explicit(&events->waiters, 0, memory_order_relaxed);
 }
 
 /* A chunk of a lane is taken by the source's thread and given back by its proxy when the gateway's credit has come. Release and

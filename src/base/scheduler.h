@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who moves time. Without a driver (NULL) that is the kernel: waits spin, yield and sleep on the real clock, and an
- * engine has a thread. A driver runs many ranks in one thread and in a time that it counts; waits call it in place of
+/* Who moves time. Without a scheduler (NULL) that is the kernel: waits spin, yield and sleep on the real clock, and an
+ * engine has a thread. A scheduler runs many ranks in one thread and in a time that it counts; waits call it in place of
  * sleeping, and it steps the engines. Nothing else of the library knows which of the two it is. */
-#ifndef TERN_DRIVER_H
-#define TERN_DRIVER_H
+#ifndef TERN_SCHEDULER_H
+#define TERN_SCHEDULER_H
 
 #include <sched.h>
 #include <stdbool.h>
@@ -16,15 +16,15 @@ struct tern_engine;
 struct tern_engine_config;
 
 /* Of one rank. */
-struct driver {
+struct scheduler {
 	void *ctx;
 	uint64_t (*now)(void *ctx);
 	/* A wait has found nothing. Lets the others go on; returns when there may be news, at until_ns at the latest.
 	 */
 	void (*idle)(void *ctx, uint64_t until_ns);
 
-	/* For groups, whose ranks run inside idle: group_create_driven refuses a driver that lacks one of the first three.
-	 * NULL where a driver has engines alone, and steps them. */
+	/* For groups, whose ranks run inside idle: group_create_scheduled refuses a scheduler that lacks one of the first three.
+	 * NULL where a scheduler has engines alone, and steps them. */
 	void (*wake)(void *ctx, uint32_t rank);     /* something was stored for a rank that is mapped */
 	bool (*has_died)(void *ctx, uint32_t rank); /* of a rank that is mapped: in place of its process's end */
 	void (*engine)(void *ctx, struct tern_engine *engine, bool runs); /* step it from now on, or no more */
@@ -33,24 +33,24 @@ struct driver {
 	void *network;                                                    /* transport_options.network */
 };
 
-static inline uint64_t driver_now(const struct driver *driver)
+static inline uint64_t scheduler_now(const struct scheduler *scheduler)
 {
-	return driver ? driver->now(driver->ctx) : clock_ns();
+	return scheduler ? scheduler->now(scheduler->ctx) : clock_ns();
 }
 
 /* Between two looks of a wait that does not sleep. */
-static inline void driver_yield(const struct driver *driver, uint64_t until_ns)
+static inline void scheduler_yield(const struct scheduler *scheduler, uint64_t until_ns)
 {
-	if (driver)
-		driver->idle(driver->ctx, until_ns);
+	if (scheduler)
+		scheduler->idle(scheduler->ctx, until_ns);
 	else
 		sched_yield();
 }
 
-static inline void driver_wake(const struct driver *driver, uint32_t rank)
+static inline void scheduler_wake(const struct scheduler *scheduler, uint32_t rank)
 {
-	if (driver)
-		driver->wake(driver->ctx, rank);
+	if (scheduler)
+		scheduler->wake(scheduler->ctx, rank);
 }
 
 #endif

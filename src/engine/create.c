@@ -97,12 +97,12 @@ struct creation {
 
 static int list_networks(struct creation *c)
 {
-	const struct driver *driver = c->group->driver;
+	const struct scheduler *scheduler = c->group->scheduler;
 
-	if (!driver)
+	if (!scheduler)
 		return network_list_parse(&c->config, &c->list);
 	c->list.nr = 1;
-	c->list.each[0] = (struct engine_network){.ops = driver->transport, .simulated = driver->network, .nr_nics = c->config.nr_nics};
+	c->list.each[0] = (struct engine_network){.ops = scheduler->transport, .simulated = scheduler->network, .nr_nics = c->config.nr_nics};
 	memcpy(c->list.name[0], "simulated", sizeof("simulated"));
 	return 0;
 }
@@ -196,9 +196,9 @@ int tern_engine_create(tern_group *group, const struct tern_engine_config *confi
 	rc = struct_read(&kind_engine_config, config, &c.config);
 	if (rc)
 		return rc;
-	c.setup = (struct engine_setup){.group = group, .self = (uint32_t)group->rank, .nr_peers = (uint32_t)group->nr_ranks, .driver = group->driver};
-	if (group->driver && group->driver->configure)
-		group->driver->configure(group->driver->ctx, &c.config);
+	c.setup = (struct engine_setup){.group = group, .self = (uint32_t)group->rank, .nr_peers = (uint32_t)group->nr_ranks, .scheduler = group->scheduler};
+	if (group->scheduler && group->scheduler->configure)
+		group->scheduler->configure(group->scheduler->ctx, &c.config);
 	rc = create(&c);
 	if (rc)
 		return rc;

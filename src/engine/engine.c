@@ -208,12 +208,12 @@ int engine_open(const struct tern_engine_config *config, const struct engine_set
 
 int engine_start(tern_engine *engine)
 {
-	const struct driver *driver = engine->setup.driver;
+	const struct scheduler *scheduler = engine->setup.scheduler;
 	int rc;
 
-	if (driver) { /* one without this steps its engines by itself */
-		if (driver->engine)
-			driver->engine(driver->ctx, engine, true);
+	if (scheduler) { /* one without this steps its engines by itself */
+		if (scheduler->engine)
+			scheduler->engine(scheduler->ctx, engine, true);
 		return 0;
 	}
 	engine->thread_runs = true; /* before it does */
@@ -248,31 +248,31 @@ void engine_close(tern_engine *engine)
 	free(engine);
 }
 
-/* The driver of a group runs the other ranks in this one's waits; others do so only when this returns. */
+/* The scheduler of a group runs the other ranks in this one's waits; others do so only when this returns. */
 static void leave_stepped(tern_engine *engine)
 {
-	const struct driver *driver = engine->setup.driver;
+	const struct scheduler *scheduler = engine->setup.scheduler;
 
-	if (!driver->engine)
+	if (!scheduler->engine)
 		engine->config.wait_ms = 0;
 	engine_step(engine, engine_now(engine));
-	while (!leave_done(engine) && driver->engine) {
-		driver->idle(driver->ctx, engine_next_ns(engine));
+	while (!leave_done(engine) && scheduler->engine) {
+		scheduler->idle(scheduler->ctx, engine_next_ns(engine));
 		engine_step(engine, engine_now(engine));
 	}
 	engine_step(engine, engine_now(engine));
-	if (driver->engine)
-		driver->engine(driver->ctx, engine, false);
+	if (scheduler->engine)
+		scheduler->engine(scheduler->ctx, engine, false);
 }
 
 static void stop(tern_engine *engine)
 {
 	atomic_store_explicit(&engine->leaving, 1, memory_order_release);
 	if (engine->thread_runs) {
-		bell_ring(&engine->bell);
+		wakeup_signal(&engine->wakeup);
 		pthread_join(engine->thread, NULL);
 		engine->thread_runs = false;
-	} else if (engine->setup.driver && engine->connected) {
+	} else if (engine->setup.scheduler && engine->connected) {
 		leave_stepped(engine);
 	}
 }

@@ -3,7 +3,7 @@
  * exchange. The inside is in inside.h.
  *
  *   open ─ address ─(all ranks' addresses)─ connect ─┬─ start ── the proxy thread steps ──┬─ destroy
- *                                                    └─ step, step, ... by a driver ──────┘
+ *                                                    └─ step, step, ... by a scheduler ──────┘
  */
 #ifndef TERN_ENGINE_ENGINE_H
 #define TERN_ENGINE_ENGINE_H
@@ -31,7 +31,7 @@ struct engine_setup {
 	uint32_t self, nr_peers, nr_networks;
 	struct engine_network networks[TERN_MAX_NICS]; /* the same ones, in the same order, on all ranks; TERN_MAX_NICS NICs at most. What they point to has to outlive the engine */
 	const uint8_t *network_of; /* [nr_peers], read by engine_open alone: which of them leads to each; NULL: the first */
-	const struct driver *driver;	 /* no thread: the driver calls engine_step; its clock is that of time-outs and waits, and its idle is called by waits
+	const struct scheduler *scheduler;	 /* no thread: the scheduler calls engine_step; its clock is that of time-outs and waits, and its idle is called by waits
 					  * (for room, for completion) between looks and should step all engines and let time pass. NULL: a thread */
 	tern_group *group; /* whose processes are watched; NULL: nobody's */
 };
@@ -50,7 +50,7 @@ int engine_start(tern_engine *engine);					   /* the proxy thread */
 /* One bounded round at time now_ns: polls, takes commands, posts, looks after peers. True: something happened. */
 bool engine_step(tern_engine *engine, uint64_t now_ns);
 
-/* When engine_step next has something to do though nothing arrives (heartbeats, time-outs); UINT64_MAX: never. For drivers that skip idle time. */
+/* When engine_step next has something to do though nothing arrives (heartbeats, time-outs); UINT64_MAX: never. For schedulers that skip idle time. */
 uint64_t engine_next_ns(const tern_engine *engine);
 
 /* What was posted to each peer since the engine was made. [nr_peers] */
@@ -129,7 +129,7 @@ typedef void (*engine_release_fn)(void *ctx, void *base, uint64_t bytes);
 void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn release, void *ctx);
 
 /* Rings that devices write, in memory that both reach: the proxy takes their commands behind its own ring's, and sleeps for short slices alone, since a device
- * rings no bell. The caller keeps ring and entries until it has detached them; what was in the ring by then is taken first, if that can be done
+ * wakes nobody. The caller keeps ring and entries until it has detached them; what was in the ring by then is taken first, if that can be done
  * within the engine's time-out. */
 struct ring;
 int engine_ring_attach(tern_engine *engine, struct ring *ring);

@@ -5,7 +5,7 @@
  *   operation (what the caller asked) ──────► command ──► items ──► transport writes ──► completions ──► items ──► operation ends
  *                                                         one peer each   (records)                       operation.c: wakes, calls
  *
- * Everything below `the proxy's own` is touched by the proxy alone (or the driver of a stepped engine). The pools of operations and messages, the ring, the inbox
+ * Everything below `the proxy's own` is touched by the proxy alone (or the scheduler of a stepped engine). The pools of operations and messages, the ring, the inbox
  * and the flags of lost peers are shared, and what orders them is said where they stand.
  */
 #ifndef TERN_ENGINE_INSIDE_H
@@ -17,7 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/bell.h"
+#include "engine/wakeup.h"
 #include "engine/command.h"
 #include "engine/engine.h"
 #include "base/error.h"
@@ -50,7 +50,7 @@ struct operation {
 	_Atomic uint32_t generation;
 	_Atomic uint32_t holders;
 	_Atomic uint32_t ended; /* 1: error and cause stand. Release and acquire: operation_end, operation_has_ended */
-	struct bell bell;
+	struct wakeup wakeup;
 	enum operation_kind kind;
 	int error;
 	tern_done_fn done;
@@ -275,14 +275,14 @@ struct inbox {
 	uint64_t mask;
 	struct inbox_slot *slots;
 	uint8_t *memory;
-	struct bell bell;
+	struct wakeup wakeup;
 };
 
 /* ---- engine ------------------------------------------------------------------------------------------------- */
 
 struct tern_engine {
 	struct ring ring;
-	struct bell bell; /* the proxy sleeps on it */
+	struct wakeup wakeup; /* the proxy sleeps on it */
 	struct pool free_operations, free_messages;
 	_Atomic uint64_t parked_room; /* signals that may still be parked: submit.c, put_group */
 	_Atomic uint32_t nr_down;

@@ -277,7 +277,7 @@ static void forgive_own_absence(tern_engine *engine)
 {
 	uint64_t gap = engine->now_ns - engine->last_look_ns;
 
-	if (engine->setup.driver || gap < timeout_ns(engine) / 2)
+	if (engine->setup.scheduler || gap < timeout_ns(engine) / 2)
 		return;
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
 		engine->peers[p].heard_ns = engine->now_ns;

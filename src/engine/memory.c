@@ -58,7 +58,7 @@ static int remove_unused(tern_engine *engine, void *ctx)
 {
 	struct removal *removal = ctx;
 
-	bool begun = engine->setup.driver && (engine->command_held || ring_peek(&engine->ring)); /* else this call came through the ring, behind them */
+	bool begun = engine->setup.scheduler && (engine->command_held || ring_peek(&engine->ring)); /* else this call came through the ring, behind them */
 
 	if (*removal->uses || begun)
 		return fail(TERN_ERR_TIMEOUT, "%u parts of operations that are under way use it, and others may", *removal->uses);

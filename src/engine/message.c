@@ -204,7 +204,7 @@ static void keep(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32
 	memcpy(slot->data, data, bytes);
 	slot_fill(slot, inbox->tail++);
 	engine->stats.messages_received++;
-	bell_ring(&inbox->bell);
+	wakeup_signal(&inbox->wakeup);
 }
 
 void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes)
@@ -279,7 +279,7 @@ static void give_credit(tern_engine *engine, uint32_t peer)
 	uint32_t due = atomic_fetch_add_explicit(&engine->peers[peer].unread_returned, 1, memory_order_relaxed) + 1;
 
 	if (due == (engine->config.message_credits + 1) / 2 && engine->thread_runs)
-		bell_ring(&engine->bell);
+		wakeup_signal(&engine->wakeup);
 }
 
 int tern_engine_recv(tern_engine *engine, uint32_t *peer, void *data, uint32_t *bytes, int wait_ms)
@@ -294,13 +294,13 @@ int tern_engine_recv(tern_engine *engine, uint32_t *peer, void *data, uint32_t *
 	while ((rc = try_receive(engine, &from, data, bytes)) == TERN_ERR_TIMEOUT) {
 		if (!patience_left(&patience))
 			return fail(TERN_ERR_TIMEOUT, "no message came within %d ms", wait_ms);
-		if (!engine->setup.driver && patience.rounds > 500) {
-			uint32_t rung = bell_listen(&engine->inbox.bell);
+		if (!engine->setup.scheduler && patience.rounds > 500) {
+			uint32_t count = wakeup_listen(&engine->inbox.wakeup);
 
 			rc = try_receive(engine, &from, data, bytes);
 			if (rc == TERN_ERR_TIMEOUT)
-				bell_sleep(&engine->inbox.bell, rung, SLEEP_SLICE_NS);
-			bell_leave(&engine->inbox.bell);
+				wakeup_sleep(&engine->inbox.wakeup, count, SLEEP_SLICE_NS);
+			wakeup_leave(&engine->inbox.wakeup);
 			if (rc != TERN_ERR_TIMEOUT)
 				break;
 		}

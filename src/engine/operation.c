@@ -8,7 +8,7 @@
 
 #define SPIN_ROUNDS 200
 #define YIELD_ROUNDS 50
-#define FIRST_LOOK_NS 1000ull /* with a driver, doubled so many times */
+#define FIRST_LOOK_NS 1000ull /* with a scheduler, doubled so many times */
 #define LOOK_DOUBLINGS 10
 #define SLEEP_SLICE_NS 50000000u
 #define MOST_ROUNDS_AT_ONE_TIME 1000000 /* of a stepped engine whose clock nobody moves */
@@ -17,12 +17,12 @@
 
 uint64_t engine_now(const tern_engine *engine)
 {
-	return driver_now(engine->setup.driver);
+	return scheduler_now(engine->setup.scheduler);
 }
 
 bool engine_on_proxy(const tern_engine *engine)
 {
-	return engine->setup.driver ? engine->inside_step : engine->thread_runs && pthread_equal(engine->thread, pthread_self());
+	return engine->setup.scheduler ? engine->inside_step : engine->thread_runs && pthread_equal(engine->thread, pthread_self());
 }
 
 struct patience patience_for(tern_engine *engine, uint64_t wait_ns)
@@ -47,10 +47,10 @@ bool patience_left(struct patience *p)
 	if (now >= p->deadline_ns || engine_on_proxy(p->engine))
 		return false;
 	p->rounds++;
-	if (p->engine->setup.driver) {
+	if (p->engine->setup.scheduler) {
 		p->stuck = now == p->last_ns ? p->stuck + 1 : 0;
 		p->last_ns = now;
-		driver_yield(p->engine->setup.driver, next_look_ns(p, now));
+		scheduler_yield(p->engine->setup.scheduler, next_look_ns(p, now));
 		return p->stuck < MOST_ROUNDS_AT_ONE_TIME;
 	}
 	if (p->rounds < SPIN_ROUNDS)
@@ -124,7 +124,7 @@ void operation_fail(struct operation *operation, int error, const char *cause)
 static void publish_end(struct operation *operation)
 {
 	atomic_store_explicit(&operation->ended, 1, memory_order_release);
-	bell_ring(&operation->bell);
+	wakeup_signal(&operation->wakeup);
 }
 
 static bool has_ended(const struct operation *operation)
@@ -188,11 +188,11 @@ void completion_end(tern_engine *engine, uint32_t completion, bool counted, int 
 
 static void sleep_for_end(struct operation *operation, uint64_t left_ns)
 {
-	uint32_t rung = bell_listen(&operation->bell);
+	uint32_t count = wakeup_listen(&operation->wakeup);
 
 	if (!has_ended(operation))
-		bell_sleep(&operation->bell, rung, left_ns < SLEEP_SLICE_NS ? left_ns : SLEEP_SLICE_NS);
-	bell_leave(&operation->bell);
+		wakeup_sleep(&operation->wakeup, count, left_ns < SLEEP_SLICE_NS ? left_ns : SLEEP_SLICE_NS);
+	wakeup_leave(&operation->wakeup);
 }
 
 /* The operation's outcome, or TERN_ERR_TIMEOUT. */
@@ -210,7 +210,7 @@ int operation_wait(tern_engine *engine, uint32_t number, uint64_t wait_ns)
 			return fail(TERN_ERR_TIMEOUT, "the operation is still under way after %.3f ms", (double)wait_ns / 1e6);
 		}
 		now = engine_now(engine);
-		if (!engine->setup.driver && patience.rounds > SPIN_ROUNDS + YIELD_ROUNDS && now < patience.deadline_ns)
+		if (!engine->setup.scheduler && patience.rounds > SPIN_ROUNDS + YIELD_ROUNDS && now < patience.deadline_ns)
 			sleep_for_end(operation, patience.deadline_ns - now);
 	}
 	return operation->error ? fail(operation->error, "%s", operation->cause) : 0;

@@ -85,7 +85,7 @@ static int count_on_their_way(tern_group *group, tern_engine *engine, const uint
 
 int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix)
 {
-	uint64_t end_ns = driver_now(group->driver) + (uint64_t)group->wait_ms * 1000000;
+	uint64_t end_ns = scheduler_now(group->scheduler) + (uint64_t)group->wait_ms * 1000000;
 	uint8_t free_ones[CANDIDATES];
 	struct on_their_way sum;
 	uint32_t nr;
@@ -95,7 +95,7 @@ int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix)
 		return fail(TERN_ERR_NOMEM, "%d exchanges of this group are alive, the most over an engine",
 			NR_PREFIXES);
 	while (!rc) {
-		bool expired = driver_now(group->driver) >= end_ns;
+		bool expired = scheduler_now(group->scheduler) >= end_ns;
 
 		rc = count_on_their_way(group, engine, free_ones, nr, expired, &sum);
 		for (uint32_t i = 0; i < nr && !rc; i++) {
@@ -107,7 +107,7 @@ int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix)
 			rc = fail(TERN_ERR_TIMEOUT,
 				"what exchanges that are gone have sent did not come within %d ms",
 				group->wait_ms);
-		driver_yield(group->driver, driver_now(group->driver) + NAP_NS);
+		scheduler_yield(group->scheduler, scheduler_now(group->scheduler) + NAP_NS);
 	}
 	return rc;
 }

@@ -2,10 +2,10 @@
 /* The proxy: one bounded round after the other, and when it sleeps.
  *
  * Awake.   While anything happens, and SPIN_NS after it, the proxy goes round without a pause; then it yields, so that ranks which share its core get on.
- * Asleep.  After YIELD_NS without news it sleeps on its bell. Whoever puts a command into the ring rings it: entry first, then the bell. The proxy listens
- *          first, then looks at the ring once more, then sleeps (bell.h): it sees the entry, or is woken.
- * Slices.  Networks have no bell: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS it does not even land before. So no sleep is longer than a slice,
- *          and a slice is short. It grows while nothing comes, and what is under way keeps it at its shortest. Devices that write rings have no bell either.
+ * Asleep.  After YIELD_NS without news it sleeps on its wakeup. Whoever puts a command into the ring signals it: entry first, then the bell. The proxy listens
+ *          first, then looks at the ring once more, then sleeps (wakeup.h): it sees the entry, or is woken.
+ * Slices.  Networks wake nobody: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS it does not even land before. So no sleep is longer than a slice,
+ *          and a slice is short. It grows while nothing comes, and what is under way keeps it at its shortest. Devices that write rings wake nobody either.
  */
 #include "engine/inside.h"
 
@@ -85,14 +85,14 @@ static bool is_busy(const tern_engine *engine)
 static uint64_t sleep_slice(tern_engine *engine, uint64_t slice_ns)
 {
 	uint64_t longest = engine->nr_rings || engine->caps & TRANSPORT_TARGET_POLLS ? LONGEST_SLICE_POLLED_NS : LONGEST_SLICE_NS;
-	uint32_t rung = bell_listen(&engine->bell);
+	uint32_t count = wakeup_listen(&engine->wakeup);
 
 	slice_ns = slice_ns < longest ? slice_ns : longest;
 	if (!commands_wait(engine) && !atomic_load_explicit(&engine->leaving, memory_order_acquire)) {
 		engine->stats.sleeps++;
-		bell_sleep(&engine->bell, rung, is_busy(engine) ? FIRST_SLICE_NS : slice_ns);
+		wakeup_sleep(&engine->wakeup, count, is_busy(engine) ? FIRST_SLICE_NS : slice_ns);
 	}
-	bell_leave(&engine->bell);
+	wakeup_leave(&engine->wakeup);
 	return slice_ns * 2 < longest ? slice_ns * 2 : longest;
 }
 

@@ -12,7 +12,7 @@ static uint64_t wait_ns_of(const tern_engine *engine, uint32_t flags)
 static void wake(tern_engine *engine)
 {
 	if (engine->thread_runs)
-		bell_ring(&engine->bell);
+		wakeup_signal(&engine->wakeup);
 }
 
 int submit(tern_engine *engine, const struct command *command, uint32_t flags)
@@ -421,7 +421,7 @@ int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), 
 	int rc;
 
 	if (!engine->thread_runs || engine_on_proxy(engine))
-		return fn(engine, ctx); /* before the proxy runs, after it, and where a driver steps in this very thread */
+		return fn(engine, ctx); /* before the proxy runs, after it, and where a scheduler steps in this very thread */
 	rc = take_number(engine, OPERATION_CALL, NULL, NULL, true, 0, &command.completion);
 	if (rc)
 		return rc;

@@ -40,7 +40,7 @@ struct combine_at {
 struct slot {
 	enum slot_state state;
 	uint32_t epoch;             /* of the round under way, or of the next one when idle */
-	uint32_t rounds[NR_PHASES]; /* that completed each phase: what the doorbells have counted, over nr_ranks */
+	uint32_t rounds[NR_PHASES]; /* that completed each phase: what the event_counts have counted, over nr_ranks */
 	uint32_t nr_tokens;
 	int32_t *physical;    /* [T * K] the expert of each route, -1: none */
 	float *weights;       /* [T * K] */

@@ -123,8 +123,8 @@ void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_
 	layout_slot_init(l, config);
 	l->words = end;
 	end += (uint64_t)l->nr_slots * NR_WORD_KINDS * nr_ranks * sizeof(struct arrival);
-	l->doorbells = end;
-	end += (uint64_t)l->nr_slots * NR_PHASES * sizeof(struct doorbell);
+	l->event_counts = end;
+	end += (uint64_t)l->nr_slots * NR_PHASES * sizeof(struct event_count);
 	if (lanes && config->mode == TERN_HIGH_THROUGHPUT)
 		layout_lanes(l, lanes, &end);
 	l->slots = align_up(end, 4096);

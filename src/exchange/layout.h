@@ -2,7 +2,7 @@
 /* Where everything lies in a window. All ranks compute the same layout from the same settings, so an offset means the same
  * place in every rank's window.
  *
- *   window   head | arrival words [slot][kind][rank] | doorbells [slot][phase] | notes | lanes | slot 0 | slot 1 | ...
+ *   window   head | arrival words [slot][kind][rank] | event_counts [slot][phase] | notes | lanes | slot 0 | slot 1 | ...
  *   slot     low latency:     region of source 0 | ... | region R-1 | combine rows
  *            high throughput: counts [2][R] | headers of source 0 | ... | R-1 | output | combine rows
  *   lanes    high throughput, some ranks not mapped: [lane][chunk]; notes [slot][rank] likewise
@@ -61,7 +61,7 @@ struct layout {
 	uint32_t nr_lanes, nr_chunks;
 	uint32_t chunk_bytes;	    /* from chunk to chunk of a lane */
 	uint32_t piece_rows;	    /* results that go home in one piece */
-	uint64_t words, doorbells, notes, lanes, slots, slot_bytes; /* offsets in the window */
+	uint64_t words, event_counts, notes, lanes, slots, slot_bytes; /* offsets in the window */
 	uint64_t counts, regions, output_offset, combine; /* offsets in a slot */
 	struct output_layout output;
 	uint64_t window_bytes;
@@ -81,9 +81,9 @@ static inline uint64_t layout_word(const struct layout *l, uint32_t slot, enum w
 	return l->words + (((uint64_t)slot * NR_WORD_KINDS + kind) * l->nr_ranks + source) * sizeof(struct arrival);
 }
 
-static inline uint64_t layout_doorbell(const struct layout *l, uint32_t slot, enum tern_phase phase)
+static inline uint64_t layout_event_count(const struct layout *l, uint32_t slot, enum tern_phase phase)
 {
-	return l->doorbells + ((uint64_t)slot * NR_PHASES + phase) * sizeof(struct doorbell);
+	return l->event_counts + ((uint64_t)slot * NR_PHASES + phase) * sizeof(struct event_count);
 }
 
 /* Where a source tells how many pieces of results it sent. */

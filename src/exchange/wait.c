@@ -24,7 +24,7 @@ struct wait {
 	uint32_t slot, epoch;
 	enum word_kind kind;
 	enum tern_phase phase;
-	struct doorbell *bell;
+	struct event_count *events;
 	uint32_t next; /* ranks below it have arrived */
 	uint32_t wake_at;
 	uint64_t start_ns;
@@ -65,7 +65,7 @@ static void fill_report(struct wait *w, int error, uint32_t peer)
 		.epoch_seen = word_epoch(word),
 		.count_seen = word_epoch(word) == w->epoch ? word_count(word) : 0,
 		.expected = w->moe->nr_ranks,
-		.waited_ns = driver_now(w->moe->group->driver) - w->start_ns,
+		.waited_ns = scheduler_now(w->moe->group->scheduler) - w->start_ns,
 		.error = error};
 	for (uint32_t r = 0; r < w->moe->nr_ranks; r++)
 		report->nr_missing += word_epoch(word_of(w, r)) != w->epoch;
@@ -192,7 +192,7 @@ static int look_after_peers(struct wait *w)
 
 static bool wait_awake(struct wait *w)
 {
-	if (w->moe->group->driver)
+	if (w->moe->group->scheduler)
 		return all_arrived(w); /* nobody runs while this rank does */
 	for (int i = 0; i < w->moe->spin_rounds; i++) {
 		if (all_arrived(w))
@@ -209,16 +209,16 @@ static bool wait_awake(struct wait *w)
 
 static void sleep_slice(struct wait *w, uint64_t now_ns, uint64_t slice_ns)
 {
-	const struct driver *driver = w->moe->group->driver;
+	const struct scheduler *scheduler = w->moe->group->scheduler;
 	struct timespec timeout = {
 		.tv_sec = (time_t)(slice_ns / 1000000000u), .tv_nsec = (long)(slice_ns % 1000000000u)};
-	uint32_t rung = doorbell_listen(w->bell, w->wake_at);
+	uint32_t count = event_count_listen(w->events, w->wake_at);
 
-	if (driver)
-		driver->idle(driver->ctx, now_ns + slice_ns);
+	if (scheduler)
+		scheduler->idle(scheduler->ctx, now_ns + slice_ns);
 	else if (!all_arrived(w))
-		syscall(SYS_futex, &w->bell->rung, FUTEX_WAIT, rung, &timeout, NULL, 0);
-	doorbell_leave(w->bell);
+		syscall(SYS_futex, &w->events->count, FUTEX_WAIT, count, &timeout, NULL, 0);
+	event_count_leave(w->events);
 }
 
 static int wait_asleep(struct wait *w)
@@ -227,7 +227,7 @@ static int wait_asleep(struct wait *w)
 	int rc;
 
 	while (!all_arrived(w)) {
-		uint64_t now = driver_now(w->moe->group->driver), waited = now - w->start_ns;
+		uint64_t now = scheduler_now(w->moe->group->scheduler), waited = now - w->start_ns;
 
 		rc = look_after_peers(w);
 		if (rc)
@@ -247,10 +247,10 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 		.epoch = moe->slots[slot].epoch,
 		.kind = kind,
 		.phase = phase,
-		.start_ns = driver_now(moe->group->driver)};
+		.start_ns = scheduler_now(moe->group->scheduler)};
 	int rc = 0;
 
-	w.bell = (struct doorbell *)own(moe, layout_doorbell(&moe->layout, slot, phase));
+	w.events = (struct event_count *)own(moe, layout_event_count(&moe->layout, slot, phase));
 	w.wake_at = (moe->slots[slot].rounds[phase] + 1) * moe->nr_ranks;
 	if (!all_arrived(&w) && (moe->wait_ms == 0 || !wait_awake(&w)))
 		rc = wait_asleep(&w);
@@ -260,25 +260,25 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 	return rc;
 }
 
-/* ---- for what no doorbell tells --------------------------------------------------------------------------- */
+/* ---- for what no event count tells --------------------------------------------------------------------------- */
 
 #define FIRST_NAP_NS 20000u
 #define LONGEST_NAP_NS 200000u
 
 int wait_until(const tern_moe *moe, uint64_t limit_ns, int (*look)(void *ctx), void *ctx)
 {
-	const struct driver *driver = moe->group->driver;
-	uint64_t start_ns = driver_now(driver), nap_ns = FIRST_NAP_NS;
+	const struct scheduler *scheduler = moe->group->scheduler;
+	uint64_t start_ns = scheduler_now(scheduler), nap_ns = FIRST_NAP_NS;
 	int said = look(ctx), rounds = 0;
 
-	while (!said && driver_now(driver) - start_ns < limit_ns) {
+	while (!said && scheduler_now(scheduler) - start_ns < limit_ns) {
 		struct timespec nap = {.tv_nsec = (long)nap_ns};
 
-		if (driver || rounds++ < moe->yield_rounds)
-			driver_yield(driver, driver_now(driver) + nap_ns);
+		if (scheduler || rounds++ < moe->yield_rounds)
+			scheduler_yield(scheduler, scheduler_now(scheduler) + nap_ns);
 		else
 			nanosleep(&nap, NULL);
-		if (driver || rounds > moe->yield_rounds)
+		if (scheduler || rounds > moe->yield_rounds)
 			nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
 		said = look(ctx);
 	}
@@ -320,7 +320,7 @@ int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(voi
 				    .epoch = moe->slots[slot].epoch,
 				    .kind = WORD_DISPATCH,
 				    .phase = TERN_PHASE_DISPATCH,
-				    .start_ns = driver_now(moe->group->driver)},
+				    .start_ns = scheduler_now(moe->group->scheduler)},
 		.peer = peer,
 		.ready = ready,
 		.ctx = ctx};

@@ -5,11 +5,11 @@
 #include "exchange/exchange.h"
 
 /* Waits until every rank's word of this kind carries the slot's epoch: first by spinning, then asleep on the phase's
- * doorbell. TERN_ERR_TIMEOUT after the exchange's wait_ms; sooner, and for good, when a missing peer has died or left.
+ * event_count. TERN_ERR_TIMEOUT after the exchange's wait_ms; sooner, and for good, when a missing peer has died or left.
  * Fills in moe->report. */
 int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase);
 
-/* Asks look(ctx) until it is not 0, for what no doorbell tells: yields first, then naps. Returns what it said; 0: limit_ns
+/* Asks look(ctx) until it is not 0, for what no event count tells: yields first, then naps. Returns what it said; 0: limit_ns
  * is over. */
 int wait_until(const tern_moe *moe, uint64_t limit_ns, int (*look)(void *ctx), void *ctx);
 

@@ -432,11 +432,11 @@ static void group_free(tern_group *group)
 	free(group);
 }
 
-static int check_driver(const struct driver *d)
+static int check_scheduler(const struct scheduler *d)
 {
 	if (!d || (d->wake && d->has_died && d->engine))
 		return 0;
-	return fail(TERN_ERR_INVALID, "the driver of a group lacks %s",
+	return fail(TERN_ERR_INVALID, "the scheduler of a group lacks %s",
 		!d->wake    ? "wake"
 		: d->engine ? "has_died"
 			    : "engine");
@@ -464,7 +464,7 @@ static int refuse(const struct tern_group_config *config, int rc)
 	return fail(rc, "%s", text);
 }
 
-static int read_arguments(const struct tern_group_config *theirs, const struct driver *driver,
+static int read_arguments(const struct tern_group_config *theirs, const struct scheduler *scheduler,
 	tern_group **out, struct tern_group_config *config)
 {
 	int rc;
@@ -477,15 +477,15 @@ static int read_arguments(const struct tern_group_config *theirs, const struct d
 	if (rc)
 		return rc; /* it stays another group's */
 	rc = out ? check_boot(&config->boot) : fail(TERN_ERR_INVALID, "group is NULL");
-	rc = rc ? rc : check_driver(driver);
+	rc = rc ? rc : check_scheduler(scheduler);
 	return rc ? close_boot(&config->boot, rc) : 0;
 }
 
-int group_create_driven(
-	const struct tern_group_config *theirs, const struct driver *driver, tern_group **out)
+int group_create_scheduled(
+	const struct tern_group_config *theirs, const struct scheduler *scheduler, tern_group **out)
 {
 	struct tern_group_config config;
-	int rc = read_arguments(theirs, driver, out, &config);
+	int rc = read_arguments(theirs, scheduler, out, &config);
 	tern_group *group = rc ? NULL : calloc(1, sizeof(*group));
 
 	if (rc)
@@ -500,7 +500,7 @@ int group_create_driven(
 	group->rank = config.boot.rank;
 	group->nr_ranks = config.boot.nr_ranks;
 	group->boot = config.boot;
-	group->driver = driver;
+	group->scheduler = scheduler;
 	group->wait_ms = config.wait_ms;
 	group->lifeline = -1;
 	for (int r = 0; r < group->nr_ranks; r++)
@@ -517,7 +517,7 @@ int group_create_driven(
 
 int tern_group_create(const struct tern_group_config *config, tern_group **out)
 {
-	return group_create_driven(config, NULL, out);
+	return group_create_scheduled(config, NULL, out);
 }
 
 int tern_group_destroy(tern_group *group)
@@ -537,8 +537,8 @@ bool group_has_died(const tern_group *group, uint32_t rank)
 	const struct peer *peer = &group->peers[rank];
 	struct pollfd pfd = {.fd = peer->lifeline, .events = POLLIN};
 
-	if (group->driver)
-		return group->driver->has_died(group->driver->ctx, rank);
+	if (group->scheduler)
+		return group->scheduler->has_died(group->scheduler->ctx, rank);
 	return peer->lifeline >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & (POLLIN | POLLHUP));
 }
 

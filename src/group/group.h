@@ -22,7 +22,7 @@ struct tern_group {
 	int wait_ms;
 	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else -1 */
 	struct tern_boot boot;
-	const struct driver *driver; /* NULL: the real clock */
+	const struct scheduler *scheduler; /* NULL: the real clock */
 	struct meeting *meeting; /* where peers on this machine pass descriptors */
 	struct peer *peers;	 /* [nr_ranks] */
 	int nr_exchanges;	 /* alive */
@@ -35,8 +35,8 @@ struct tern_group {
 	uint32_t round;		 /* of sharing windows; 0 was joining */
 };
 
-/* tern_group_create for a rank that a driver runs; it has to outlive the group. */
-int group_create_driven(const struct tern_group_config *config, const struct driver *driver, tern_group **group);
+/* tern_group_create for a rank that a scheduler runs; it has to outlive the group. */
+int group_create_scheduled(const struct tern_group_config *config, const struct scheduler *scheduler, tern_group **group);
 
 /* Collective: an engine over the networks that the group's own has, or would have. The caller destroys it. */
 int group_make_engine(tern_group *group, struct tern_engine **engine);

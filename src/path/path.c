@@ -11,11 +11,11 @@
 #include "base/error.h"
 #include "path/path_engine.h"
 
-void path_deliver(struct arrival *arrival, struct doorbell *bell, uint64_t word)
+void path_deliver(struct arrival *arrival, struct event_count *events, uint64_t word)
 {
 	arrival_publish(arrival, word);
-	if (doorbell_ring(bell))
-		syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+	if (event_count_advance(events))
+		syscall(SYS_futex, &events->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
@@ -41,9 +41,9 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 	if (!moe->windows[rank])
 		return engine_path_publish(moe, rank, p);
 	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
-		(struct doorbell *)path_window(moe, rank, layout_doorbell(l, p->slot, p->phase)),
+		(struct event_count *)path_window(moe, rank, layout_event_count(l, p->slot, p->phase)),
 		word_make(moe->slots[p->slot].epoch, p->count));
-	driver_wake(moe->group->driver, rank);
+	scheduler_wake(moe->group->scheduler, rank);
 	return 0;
 }
 

@@ -82,8 +82,8 @@ void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind ki
 	const struct layout *l = &moe->layout;
 
 	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, slot, kind, source)),
-		(struct doorbell *)path_window(moe, rank, layout_doorbell(l, slot, phase_of(kind))), word);
-	driver_wake(moe->group->driver, rank);
+		(struct event_count *)path_window(moe, rank, layout_event_count(l, slot, phase_of(kind))), word);
+	scheduler_wake(moe->group->scheduler, rank);
 }
 
 static const enum word_kind announces[] = {[IMMEDIATE_DISPATCH] = WORD_DISPATCH,
@@ -120,7 +120,7 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	if (source >= moe->nr_ranks || moe->windows[source])
 		return;
 	if (kind == IMMEDIATE_PART)
-		partings_note(&moe->engine->partings, source, bits, driver_now(moe->group->driver));
+		partings_note(&moe->engine->partings, source, bits, scheduler_now(moe->group->scheduler));
 	else if (kind == IMMEDIATE_CHUNK)
 		relay_chunk(moe, source, bits);
 	else if (kind == IMMEDIATE_CREDIT)
@@ -171,10 +171,10 @@ int sent_open(tern_engine *engine, struct sent_list *list, uint32_t nr)
 
 void sent_close(const tern_moe *moe, struct sent_list *list, uint64_t deadline_ns)
 {
-	const struct driver *driver = moe->group->driver;
+	const struct scheduler *scheduler = moe->group->scheduler;
 
-	while (list->open && !sent_have_ended(list) && driver_now(driver) < deadline_ns)
-		driver_yield(driver, deadline_ns);
+	while (list->open && !sent_have_ended(list) && scheduler_now(scheduler) < deadline_ns)
+		scheduler_yield(scheduler, deadline_ns);
 	if (list->open)
 		engine_counters_close(moe->engine->engine, &list->counters);
 	free(list->counters.first);
@@ -308,7 +308,7 @@ static uint64_t farewell_ns(const tern_moe *moe)
 static void close_parts(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
-	uint64_t deadline_ns = driver_now(moe->group->driver) + farewell_ns(moe);
+	uint64_t deadline_ns = scheduler_now(moe->group->scheduler) + farewell_ns(moe);
 
 	if (path->claimed)
 		engine_unclaim(path->engine, path->prefix);
@@ -395,12 +395,12 @@ static int look_at_sent(void *ctx)
 int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 {
 	struct sent *sent = pieces_of(moe->engine, slot, kind);
-	uint64_t start = driver_now(moe->group->driver);
+	uint64_t start = scheduler_now(moe->group->scheduler);
 
 	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
-		moe->rank, (double)(driver_now(moe->group->driver) - start) / 1e6, slot, moe->slots[slot].epoch);
+		moe->rank, (double)(scheduler_now(moe->group->scheduler) - start) / 1e6, slot, moe->slots[slot].epoch);
 }
 
 int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate, const uint8_t *from,
@@ -483,7 +483,7 @@ void engine_path_part(tern_moe *moe, uint64_t parting)
 
 uint64_t engine_path_parting(const tern_moe *moe, uint32_t rank)
 {
-	return partings_of(&moe->engine->partings, rank, driver_now(moe->group->driver));
+	return partings_of(&moe->engine->partings, rank, scheduler_now(moe->group->scheduler));
 }
 
 bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)

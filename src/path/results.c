@@ -137,12 +137,12 @@ static int find_piece(void *ctx)
 static int open_piece(tern_moe *moe, uint32_t slot)
 {
 	struct results *results = moe->engine->results;
-	uint64_t start = driver_now(moe->group->driver);
+	uint64_t start = scheduler_now(moe->group->scheduler);
 
 	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms for its engine to send results (slot %u, epoch %u)",
-		moe->rank, (double)(driver_now(moe->group->driver) - start) / 1e6, slot, moe->slots[slot].epoch);
+		moe->rank, (double)(scheduler_now(moe->group->scheduler) - start) / 1e6, slot, moe->slots[slot].epoch);
 }
 
 int results_flush(tern_moe *moe, uint32_t slot)

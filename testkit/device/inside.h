@@ -68,7 +68,7 @@ int device_keep_open(struct device_rounds *r, uint32_t slot);
 /* Rounds with the graph, fresh inputs for each of the first nr_slots slots; what was kept and what came home is compared. */
 int device_verify_graph(struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round);
 
-/* An operation's outcome with the driver's cause. */
+/* An operation's outcome with the scheduler's cause. */
 int device_passed_on(const struct device_rounds *r, int rc);
 
 #endif

@@ -74,8 +74,8 @@ static void open_one(struct world *world, int r, const struct tern_engine_config
 	setup.networks[0] = (struct engine_network){.ops = r == world->apart ? NULL : &transport_loop, .simulated = &world->net, .nr_nics = config->nr_nics};
 	setup.networks[1] = (struct engine_network){.ops = &transport_loop, .simulated = &world->other, .nr_nics = other_nics};
 	if (stepped) {
-		world->driver = (struct driver){.ctx = world, .now = world_clock, .idle = world_idle};
-		setup.driver = &world->driver;
+		world->scheduler = (struct scheduler){.ctx = world, .now = world_clock, .idle = world_idle};
+		setup.scheduler = &world->scheduler;
 	}
 	must(engine_open(config, &setup, &world->engines[r]), "engine_open");
 	world->memory[r] = malloc(WORLD_BYTES);

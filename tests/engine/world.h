@@ -12,7 +12,7 @@ struct world {
 	struct loop_net net;
 	struct loop_net other; /* where `apart` is a rank: leads from it to all and from all to it */
 	int nr, apart;
-	struct driver driver; /* of stepped engines */
+	struct scheduler scheduler; /* of stepped engines */
 	uint64_t now_ns;
 	uint64_t pace_ns; /* time that passes in each round of idle */
 	bool frozen[LOOP_RANKS]; /* not stepped */

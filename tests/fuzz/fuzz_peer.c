@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A peer that writes anything into this rank's window between the halves: counts, headers, words, doorbells. The library answers with
+/* A peer that writes anything into this rank's window between the halves: counts, headers, words, event_counts. The library answers with
  * TERN_ERR_PROTOCOL, or goes on waiting, or goes on; it never follows a number out of bounds. Two ranks in one thread, polling. */
 #include <pthread.h>
 #include <string.h>
@@ -117,7 +117,7 @@ static uint64_t target(const tern_moe *moe, uint8_t kind, uint32_t source, uint3
 			       ? layout_counts(l, 0, moe->slots[0].epoch, source) + index * 4 % l->counts_bytes
 			       : layout_region(l, 0, source);
 	case 4:
-		return layout_doorbell(l, 0, (enum tern_phase)(index % NR_PHASES)) + index / 4 % 3 * 4;
+		return layout_event_count(l, 0, (enum tern_phase)(index % NR_PHASES)) + index / 4 % 3 * 4;
 	default:
 		return layout_slot(l, 0) + index * 64ull % l->slot_bytes;
 	}

@@ -142,18 +142,18 @@ expect hangs exchange_ht -DBREAK_SILENT_SURVIVOR -DRANKS=3 -DROUNDS=1 -DDEATH=1 
 expect hangs exchange_ht -DBREAK_SLOT_ORDER -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
 
 # sleeping and waking
-expect holds doorbell
-expect holds doorbell -DAHEAD=0
-expect holds doorbell -DSLICES=1
-expect_large holds doorbell -DSENDERS=3 -DROUNDS=2
-expect_large holds doorbell -DSENDERS=3 -DROUNDS=2 -DAHEAD=0
-expect_large holds doorbell -DDEATH=1 -DSLICES=1
+expect holds event_count
+expect holds event_count -DAHEAD=0
+expect holds event_count -DSLICES=1
+expect_large holds event_count -DSENDERS=3 -DROUNDS=2
+expect_large holds event_count -DSENDERS=3 -DROUNDS=2 -DAHEAD=0
+expect_large holds event_count -DDEATH=1 -DSLICES=1
 # Who stops between its word and its wake-up wakes nobody: after a death, the end of the slice does.
-expect hangs doorbell -DDEATH=1
+expect hangs event_count -DDEATH=1
 for broken in READ_WAITERS_FIRST RING_BEFORE_WORD BASE_FROM_DOORBELL NO_LAST_LOOK COUNT_AFTER_LOOK WEAK_WAITERS; do
-	expect hangs doorbell -DBREAK_$broken
+	expect hangs event_count -DBREAK_$broken
 done
-expect hangs doorbell -DBREAK_READ_WAITERS_FIRST -DSENDERS=3 -DROUNDS=2
+expect hangs event_count -DBREAK_READ_WAITERS_FIRST -DSENDERS=3 -DROUNDS=2
 
 # the engine: ring, credits, messages, the exchange's staging
 expect holds ring

@@ -41,7 +41,7 @@ static void expect_refused_as_dead(struct world *w)
 	expect(peer->lanes[VERBS_DATA]->posted == posted, "something was posted to a dead queue pair");
 }
 
-/* A write with a wrong key, and three behind it on one doorbell: the first is told why, the others that they were flushed, then the peer is down; another peer goes on. */
+/* A write with a wrong key, and three behind it on one event_count: the first is told why, the others that they were flushed, then the peer is down; another peer goes on. */
 static void run_flushed(const struct network *n)
 {
 	struct transport_event event;

@@ -20,7 +20,7 @@
 struct fleet {
 	struct sim_network *network;
 	uint32_t nr;
-	struct driver driver;
+	struct scheduler scheduler;
 	tern_engine *engines[MOST];
 	uint8_t *memory[MOST];
 	tern_region *regions[MOST];
@@ -53,7 +53,7 @@ static void *must(void *pointer)
 static void join_network(struct fleet *f, uint32_t r, const struct tern_engine_config *config)
 {
 	struct engine_setup setup = {.self = r, .nr_peers = f->nr, .nr_networks = 1,
-		.networks = {{.ops = &transport_sim, .simulated = f->network, .nr_nics = config->nr_nics}}, .driver = &f->driver};
+		.networks = {{.ops = &transport_sim, .simulated = f->network, .nr_nics = config->nr_nics}}, .scheduler = &f->scheduler};
 
 	if (engine_open(config, &setup, &f->engines[r]))
 		fail_msg("rank %u: %s", r, tern_last_error());
@@ -85,7 +85,7 @@ static struct fleet *fleet_open(uint32_t nr, const struct sim_settings *settings
 	struct tern_engine_config config;
 
 	f->nr = nr;
-	f->driver = (struct driver){.ctx = f, .now = fleet_now, .idle = go_on};
+	f->scheduler = (struct scheduler){.ctx = f, .now = fleet_now, .idle = go_on};
 	assert_int_equal(sim_network_create(settings, &f->network), 0);
 	tern_engine_config_init(&config);
 	config.timeout_ms = 20;

@@ -153,10 +153,10 @@ static void wakes_nobody(void *ctx, uint32_t rank)
 	(void)rank;
 }
 
-/* A driver that is for engines alone. */
-static void driver_without_engine(void **state)
+/* A scheduler that is for engines alone. */
+static void scheduler_without_engine(void **state)
 {
-	static const struct driver driver = {.wake = wakes_nobody};
+	static const struct scheduler scheduler = {.wake = wakes_nobody};
 	struct tern_group_config config;
 	tern_group *group = NULL;
 
@@ -164,7 +164,7 @@ static void driver_without_engine(void **state)
 	tern_group_config_init(&config);
 	config.boot = (struct tern_boot){.nr_ranks = 1, .allgather = failing_allgather, .close = count_close};
 	closed = 0;
-	assert_int_equal(group_create_driven(&config, &driver, &group), TERN_ERR_INVALID);
+	assert_int_equal(group_create_scheduled(&config, &scheduler, &group), TERN_ERR_INVALID);
 	assert_non_null(strstr(tern_last_error(), "lacks engine"));
 	assert_null(group);
 	assert_int_equal(closed, 1);
@@ -810,7 +810,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bad_configs),
 		cmocka_unit_test(refused_configs_close_their_boot),
-		cmocka_unit_test(driver_without_engine),
+		cmocka_unit_test(scheduler_without_engine),
 		cmocka_unit_test(bad_settings_of_one_rank),
 		cmocka_unit_test(bad_environment),
 		cmocka_unit_test(virtual_nodes),

@@ -353,7 +353,7 @@ static void add_slot(struct areas *areas, const struct layout *l, const struct t
 			asks ? (uint64_t)l->share_tokens * l->region_stride : l->counts_bytes + (uint64_t)l->share_tokens * l->row_bytes, 16, "region");
 	}
 	for (uint32_t phase = 0; phase < NR_PHASES; phase++)
-		add_area(areas, layout_doorbell(l, slot, (enum tern_phase)phase), sizeof(struct doorbell), CACHE_LINE, "doorbell");
+		add_area(areas, layout_event_count(l, slot, (enum tern_phase)phase), sizeof(struct event_count), CACHE_LINE, "event_count");
 	if (asks)
 		add_area(areas, layout_output(l, slot), l->output.bytes, 4096, "output");
 	for (uint32_t row = 0; row < l->combine_rows; row++)
@@ -462,22 +462,22 @@ static void words(void **state)
 }
 
 /* A ring is answered when the count that the sleeper waits for is reached, also across 2^32. */
-static void doorbells(void **state)
+static void event_counts(void **state)
 {
 	static const uint32_t starts[] = {0, 5, UINT32_MAX - 2, UINT32_MAX};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(starts) / sizeof(starts[0]); i++) {
-		struct doorbell bell = {.rung = starts[i]};
+		struct event_count events = {.count = starts[i]};
 
-		assert_false(doorbell_ring(&bell)); /* nobody sleeps */
-		assert_int_equal(doorbell_listen(&bell, starts[i] + 4), starts[i] + 1);
-		assert_false(doorbell_ring(&bell));
-		assert_false(doorbell_ring(&bell));
-		assert_true(doorbell_ring(&bell));
-		assert_true(doorbell_ring(&bell)); /* and later ones, in case the first was lost on it */
-		doorbell_leave(&bell);
-		assert_false(doorbell_ring(&bell));
+		assert_false(event_count_advance(&events)); /* nobody sleeps */
+		assert_int_equal(event_count_listen(&events, starts[i] + 4), starts[i] + 1);
+		assert_false(event_count_advance(&events));
+		assert_false(event_count_advance(&events));
+		assert_true(event_count_advance(&events));
+		assert_true(event_count_advance(&events)); /* and later ones, in case the first was lost on it */
+		event_count_leave(&events);
+		assert_false(event_count_advance(&events));
 	}
 }
 
@@ -491,7 +491,7 @@ int main(void)
 		cmocka_unit_test(places),
 		cmocka_unit_test(layouts),
 		cmocka_unit_test(words),
-		cmocka_unit_test(doorbells),
+		cmocka_unit_test(event_counts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring of commands, the pools and the bell: many writers, one reader, and nothing lost, doubled or torn. */
+/* The ring of commands, the pools and the wakeup: many writers, one reader, and nothing lost, doubled or torn. */
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#include "engine/bell.h"
+#include "engine/wakeup.h"
 #include "engine/pool.h"
 #include "engine/ring.h"
 #include "tests/exchange/ranks.h"
@@ -16,7 +16,7 @@
 
 struct stress {
 	struct ring ring;
-	struct bell bell;
+	struct wakeup wakeup;
 	uint32_t writer, nr;
 };
 
@@ -79,7 +79,7 @@ static void *write_many(void *arg)
 		command.bytes = command.local_offset = command.remote_offset = command.signal_offset = i * 3 + writer;
 		while (!ring_put(&stress->ring, &command))
 			sched_yield();
-		bell_ring(&stress->bell);
+		wakeup_signal(&stress->wakeup);
 	}
 	return NULL;
 }
@@ -104,11 +104,11 @@ static void many_writers(void **state)
 			assert_true(c.bytes == c.value * 3 + c.peer && c.signal_offset == c.bytes && c.local_offset == c.bytes && c.remote_offset == c.bytes);
 			left--;
 		} else {
-			uint32_t rung = bell_listen(&stress.bell);
+			uint32_t count = wakeup_listen(&stress.wakeup);
 
 			if (!ring_peek(&stress.ring))
-				bell_sleep(&stress.bell, rung, 100000000000u);
-			bell_leave(&stress.bell);
+				wakeup_sleep(&stress.wakeup, count, 100000000000u);
+			wakeup_leave(&stress.wakeup);
 		}
 	}
 	for (int i = 0; i < WRITERS; i++)

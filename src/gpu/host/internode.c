@@ -151,7 +151,7 @@ static void on_peer_down(void *ctx, uint32_t peer, int error)
 
 static void part_arrived(struct device_internode *internode, uint32_t source, uint32_t bits)
 {
-	partings_note(&internode->partings, source, bits, driver_now(internode->moe->group->driver));
+	partings_note(&internode->partings, source, bits, scheduler_now(internode->moe->group->scheduler));
 	if (partings_told(&internode->partings, source))
 		publish_gone(internode, source, parting_error(partings_word(&internode->partings, source)) ? INTERNODE_LOST : INTERNODE_LEFT);
 }

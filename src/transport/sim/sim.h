@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A network in virtual time, for tests and for scale: its driver makes it, transports join it (transport_options.network), and nothing
- * happens in it but what the driver steps through. The same seed, settings and calls give the same run, to the last nanosecond.
+/* A network in virtual time, for tests and for scale: its scheduler makes it, transports join it (transport_options.network), and nothing
+ * happens in it but what the scheduler steps through. The same seed, settings and calls give the same run, to the last nanosecond.
  *
  *   sim_network_create ── transport_sim.open (each rank) ── ... ──┬── the ranks write and poll ──┬── close ── sim_network_destroy
  *                                                                └── sim_step / sim_run_until ──┘
@@ -59,7 +59,7 @@ struct sim_settings {
 	/* Trouble. Per mille of draws, so 1000 is always. */
 	uint32_t again_per_mille;     /* of writes and sends that are answered AGAIN for no reason */
 	uint32_t again_first;	      /* so many times is every write and send refused before it is taken */
-	uint64_t again_ns;	      /* a refused one may be tried again after this long; drivers are woken then */
+	uint64_t again_ns;	      /* a refused one may be tried again after this long; schedulers are woken then */
 	uint32_t duplicate_per_mille; /* of acknowledgements that come twice; the second is dropped, unless */
 	bool duplicates_pass;	      /* (to test tests) the engine sees it too */
 	uint32_t stall_per_mille;     /* of writes before which the NIC stands still for stall_ns */
@@ -101,7 +101,7 @@ void sim_wake_at(struct sim_network *network, uint64_t ns);   /* an event in whi
 bool sim_next(const struct sim_network *network, uint64_t *ns); /* when the next event is */
 
 /* A rank whose transport may have something to poll, or room after an AGAIN; each at most once until something new comes.
- * A driver of many ranks steps these after each event, instead of all. */
+ * A scheduler of many ranks steps these after each event, instead of all. */
 bool sim_take_ready(struct sim_network *network, uint32_t *rank);
 
 uint32_t sim_rank(const struct transport *transport); /* whose it is: transport_options.self */
@@ -122,6 +122,6 @@ uint32_t sim_kill_random(struct sim_network *network, uint32_t nr_ranks, uint64_
 /* ---- what happened ---- */
 uint64_t sim_trace_hash(const struct sim_network *network); /* of all events so far, with their times */
 void sim_stats(const struct sim_network *network, struct sim_stats *stats);
-uint64_t sim_random(struct sim_network *network, uint64_t below); /* from the network's own sequence, for drivers; 0 for below 2 */
+uint64_t sim_random(struct sim_network *network, uint64_t below); /* from the network's own sequence, for schedulers; 0 for below 2 */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sleeping and waking: one rank waits for the words of SENDERS others, asleep on the doorbell of one slot and phase. Proves
+ * Sleeping and waking: one rank waits for the words of SENDERS others, asleep on the event count of one slot and phase. Proves
  * that no wake-up is lost (claim 5): nobody ends asleep, without any time-out.
  *
  * AHEAD=1: a sender may be one round ahead of the receiver, as counts of an abandoned round allow. AHEAD=0: a sender starts
@@ -67,7 +67,7 @@ bool killed;
 #define RING_FIRST false
 #endif
 
-/* The wait counts from where the doorbell stands when it begins, and misses who came before. */
+/* The wait counts from where the event count stands when it begins, and misses who came before. */
 #ifdef BREAK_BASE_FROM_DOORBELL
 #define TARGET(epoch) (rung + SENDERS)
 #else
@@ -104,7 +104,7 @@ end:
 #define SET_WAITERS(value) waiters = value
 #endif
 
-/* ---- the sender: path_publish, arrival_publish and doorbell_ring ---- */
+/* ---- the sender: path_publish, arrival_publish and event_count_advance ---- */
 
 #define PUBLISH WORD(epoch, me) = epoch; sender_at[me] = epoch
 
@@ -148,7 +148,7 @@ over:
 	skip
 }
 
-/* ---- the receiver: wait_asleep, sleep_slice, doorbell_listen and doorbell_leave ---- */
+/* ---- the receiver: wait_asleep, sleep_slice, event_count_listen and event_count_leave ---- */
 
 proctype receiver()
 {
