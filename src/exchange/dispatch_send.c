@@ -92,7 +92,7 @@ static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct tok
 /* The next of a token's rows, from `row` on, for a rank of that node; nr_rows: none. */
 static uint32_t next_to_node(const tern_moe *moe, const struct token_rows *rows, uint32_t row, uint32_t node)
 {
-	while (row < rows->nr_rows && moe->nodes.node_of[rows->rows[row].rank] != node)
+	while (row < rows->nr_rows && moe->topology.node_of[rows->rows[row].rank] != node)
 		row++;
 	return row;
 }
@@ -102,7 +102,7 @@ static bool leads_to_node(const tern_moe *moe, const struct token_rows *rows, ui
 {
 	uint32_t rank = rows->rows[row].rank;
 
-	return goes_by_lane(moe, rank) && next_to_node(moe, rows, 0, moe->nodes.node_of[rank]) == row;
+	return goes_by_lane(moe, rank) && next_to_node(moe, rows, 0, moe->topology.node_of[rank]) == row;
 }
 
 /* Once for all ranks of a node: `row` is the first of them. */
@@ -110,7 +110,7 @@ static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *
 	const struct row_source *source)
 {
 	struct slot *s = &moe->slots[slot];
-	uint32_t node = moe->nodes.node_of[rows->rows[row].rank];
+	uint32_t node = moe->topology.node_of[rows->rows[row].rank];
 	struct chunk_writer *writer = lanes_writer(moe, node);
 	union header_copy copy;
 
@@ -131,7 +131,7 @@ static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows
 	int rc = 0;
 
 	for (uint32_t i = 0; i < rows->nr_rows && !rc; i++) {
-		uint32_t node = moe->nodes.node_of[rows->rows[i].rank], nr_places = 0, nr_routes = 0;
+		uint32_t node = moe->topology.node_of[rows->rows[i].rank], nr_places = 0, nr_routes = 0;
 
 		if (!leads_to_node(moe, rows, i))
 			continue;
@@ -170,7 +170,7 @@ static int send_token(tern_moe *moe, uint32_t slot, bool stream, const struct te
 static void begin_rows(tern_moe *moe, struct slot *s)
 {
 	memset(s->row_of, 0, moe->nr_ranks * sizeof(*s->row_of));
-	memset(s->chunks_to, 0, moe->nodes.nr_nodes * sizeof(*s->chunks_to));
+	memset(s->chunks_to, 0, moe->topology.nr_nodes * sizeof(*s->chunks_to));
 	memcpy(s->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_next));
 	s->next_token = moe->rank - home_first(moe, moe->rank);
 	s->next_node = 0;

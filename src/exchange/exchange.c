@@ -242,7 +242,7 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 	s->home_start = take(moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_start));
 	s->home_next = take(moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_next));
 	s->row_of = take(moe, moe->nr_ranks, sizeof(*s->row_of));
-	s->chunks_to = take(moe, moe->nodes.nr_nodes, sizeof(*s->chunks_to));
+	s->chunks_to = take(moe, moe->topology.nr_nodes, sizeof(*s->chunks_to));
 	s->sent = take(moe, moe->nr_ranks, sizeof(*s->sent));
 	s->place = take(moe, moe->placement.nr_physical + moe->nr_ranks, sizeof(*s->place));
 	s->rows_from = take(moe, moe->nr_ranks, sizeof(*s->rows_from));
@@ -356,7 +356,7 @@ static int find_nodes(tern_moe *moe)
 
 	for (uint32_t r = 0; node_of && r < moe->nr_ranks; r++)
 		node_of[r] = group->engine_forced ? (int)r : group->peers[r].node;
-	rc = node_of ? nodes_init(&moe->nodes, node_of, moe->nr_ranks) : fail(TERN_ERR_NOMEM, "no memory for nodes");
+	rc = node_of ? topology_init(&moe->topology, node_of, moe->nr_ranks) : fail(TERN_ERR_NOMEM, "no memory for nodes");
 	free(node_of);
 	return rc;
 }
@@ -366,7 +366,7 @@ static int plan_layout(tern_moe *moe)
 	struct lane_shape lanes;
 	int rc = find_nodes(moe);
 
-	rc = rc ? rc : choose_chunks(&moe->config, moe->nodes.nr_nodes);
+	rc = rc ? rc : choose_chunks(&moe->config, moe->topology.nr_nodes);
 	if (rc)
 		return rc;
 	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local,
@@ -432,7 +432,7 @@ static void exchange_free(tern_moe *moe)
 	if (moe->windows)
 		windows_destroy(moe->group, moe->windows);
 	placement_free(&moe->placement);
-	nodes_free(&moe->nodes);
+	topology_free(&moe->topology);
 	free(moe->windows);
 	free(moe->slots);
 	free(moe->outgoing.plans);

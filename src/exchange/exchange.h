@@ -8,7 +8,7 @@
 
 #include "group/group.h"
 #include "exchange/layout.h"
-#include "group/nodes.h"
+#include "group/topology.h"
 #include "exchange/placement.h"
 #include "tern.h"
 #include "exchange/window.h"
@@ -82,7 +82,7 @@ struct tern_moe {
 	struct placement placement;
 	struct layout layout;
 	struct window **windows;    /* [R]; NULL where not mapped */
-	struct nodes nodes;         /* as the paths see them: with a forced engine each rank is alone */
+	struct topology topology;         /* as the paths see them: with a forced engine each rank is alone */
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;

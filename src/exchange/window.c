@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "group/meeting.h"
+#include "group/fd_passing.h"
 #include "base/sealed.h"
 
 static uint8_t *map_shared(int fd, uint64_t bytes)
@@ -111,20 +111,20 @@ static void share_in_process(tern_group *group, const uint64_t *records, struct 
 }
 
 static int share_by_descriptor(
-	tern_group *group, const struct meeting_address *addresses, uint32_t round, struct window **windows)
+	tern_group *group, const struct fd_passing_address *addresses, uint32_t round, struct window **windows)
 {
-	struct meeting_guest *guests = calloc((uint32_t)group->nr_ranks, sizeof(*guests));
+	struct fd_passing_guest *guests = calloc((uint32_t)group->nr_ranks, sizeof(*guests));
 	struct window *own = windows[group->rank];
 	int rc;
 
 	if (!guests)
 		return fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
 	for (int r = 0; r < group->nr_ranks; r++)
-		guests[r] = (struct meeting_guest){
+		guests[r] = (struct fd_passing_guest){
 			.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
 			.address = addresses[r],
 			.fd = -1};
-	rc = meeting_exchange(group->meeting, group->rank, group->nr_ranks, round, own->fd, guests, group->wait_ms);
+	rc = fd_passing_exchange(group->passing, group->rank, group->nr_ranks, round, own->fd, guests, group->wait_ms);
 	for (int r = 0; r < group->nr_ranks; r++) {
 		if (guests[r].fd < 0)
 			continue;
@@ -142,15 +142,15 @@ int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct win
 {
 	struct handover {
 		uint64_t record;
-		struct meeting_address address;
+		struct fd_passing_address address;
 	} mine, *all = calloc((uint32_t)group->nr_ranks, sizeof(*all));
 	uint64_t *records = calloc((uint32_t)group->nr_ranks, sizeof(*records));
-	struct meeting_address *addresses = calloc((uint32_t)group->nr_ranks, sizeof(*addresses));
+	struct fd_passing_address *addresses = calloc((uint32_t)group->nr_ranks, sizeof(*addresses));
 	int rc = all && records && addresses ? window_make(bytes, &windows[group->rank])
 					     : fail(TERN_ERR_NOMEM, "no memory for %d windows", group->nr_ranks);
 
 	mine.record = (uintptr_t)windows[group->rank];
-	meeting_address(group->meeting, &mine.address);
+	fd_passing_address(group->passing, &mine.address);
 	rc = group_agree_status(group, rc, "making windows");
 	if (!rc)
 		rc = group_allgather(group, &mine, all, sizeof(mine));

@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #include "group/boot/boot.h"
-#include "group/choose.h"
+#include "group/select_network.h"
 #include "base/environment.h"
 #include "base/error.h"
-#include "group/meeting.h"
+#include "group/fd_passing.h"
 #include "base/struct_size.h"
 #include "tern_engine.h"
 
@@ -36,7 +36,7 @@ struct introduction {
 	int32_t rank, nr_ranks;
 	char node[NODE_TEXT];
 	uint64_t process[2], pid;
-	struct meeting_address address;
+	struct fd_passing_address address;
 };
 
 void tern_group_config_init_sized(struct tern_group_config *config, size_t size)
@@ -248,7 +248,7 @@ static int own_lifeline(tern_group *group)
 
 static int exchange_lifelines(tern_group *group, const struct introduction *all)
 {
-	struct meeting_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
+	struct fd_passing_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
 	int rc, own = own_lifeline(group);
 
 	if (!guests)
@@ -257,12 +257,12 @@ static int exchange_lifelines(tern_group *group, const struct introduction *all)
 		rc = own < 0 ? fail_errno("pidfd_open and pipe") : 0;
 	rc = group_agree_status(group, rc, "joining");
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		guests[r] = (struct meeting_guest){
+		guests[r] = (struct fd_passing_guest){
 			.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
 			.address = all[r].address,
 			.fd = -1};
 	if (!rc) {
-		rc = meeting_exchange(group->meeting, group->rank, group->nr_ranks, 0, own, guests, group->wait_ms);
+		rc = fd_passing_exchange(group->passing, group->rank, group->nr_ranks, 0, own, guests, group->wait_ms);
 		for (int r = 0; r < group->nr_ranks; r++)
 			group->peers[r].lifeline = guests[r].fd;
 		rc = group_agree_status(group, rc, "joining");
@@ -289,7 +289,7 @@ int group_make_engine(tern_group *group, tern_engine **engine)
 {
 	struct choice choice;
 
-	choose_networks(group->transport, &choice);
+	select_networks(group->transport, &choice);
 	return make_engine_over(group, &choice, engine);
 }
 
@@ -327,7 +327,7 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 
 	wanted = group->nr_nodes > 1 || group->engine_forced;
 	if (!rc && wanted) {
-		choose_networks(config->transport, &choice);
+		select_networks(config->transport, &choice);
 		rc = agree_whether_any(group, config->transport, &needed);
 		rc = rc ? rc : make_engine(group, &choice, needed || group->engine_forced);
 	}
@@ -384,9 +384,9 @@ static int introduce(tern_group *group, const struct tern_group_config *config)
 		rc = fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
 	rc = rc ? rc : node_identity(me.node, sizeof(me.node), node_name(config, &by));
 	rc = rc ? rc : process_identity(me.process);
-	rc = rc ? rc : meeting_open(&group->meeting);
+	rc = rc ? rc : fd_passing_open(&group->passing);
 	if (!rc)
-		meeting_address(group->meeting, &me.address);
+		fd_passing_address(group->passing, &me.address);
 	rc = group_agree_status(group, rc, "joining");
 	if (!rc)
 		rc = group_allgather(group, &me, all, sizeof(me));
@@ -424,7 +424,7 @@ static void group_free(tern_group *group)
 	if (group->lifeline >= 0)
 		close(group->lifeline);
 	tern_engine_destroy(group->engine);
-	meeting_close(group->meeting);
+	fd_passing_close(group->passing);
 	if (group->boot.close)
 		group->boot.close(group->boot.ctx);
 	free(group->transport);

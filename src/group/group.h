@@ -23,7 +23,7 @@ struct tern_group {
 	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else -1 */
 	struct tern_boot boot;
 	const struct scheduler *scheduler; /* NULL: the real clock */
-	struct meeting *meeting; /* where peers on this machine pass descriptors */
+	struct fd_passing *passing; /* where peers on this machine pass descriptors */
 	struct peer *peers;	 /* [nr_ranks] */
 	int nr_exchanges;	 /* alive */
 	struct tern_engine *engine; /* where some peers are not mapped; else NULL */

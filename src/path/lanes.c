@@ -35,12 +35,12 @@ struct lanes {
 
 static bool is_internode(const tern_moe *moe, uint32_t node)
 {
-	return node != moe->nodes.node_of[moe->rank];
+	return node != moe->topology.node_of[moe->rank];
 }
 
 uint64_t lanes_bytes(const tern_moe *moe)
 {
-	return (uint64_t)(moe->nodes.nr_nodes - 1) * moe->layout.nr_chunks * moe->layout.chunk_bytes;
+	return (uint64_t)(moe->topology.nr_nodes - 1) * moe->layout.nr_chunks * moe->layout.chunk_bytes;
 }
 
 /* ---- opening and closing ----------------------------------------------------------------------------------- */
@@ -48,10 +48,10 @@ uint64_t lanes_bytes(const tern_moe *moe)
 static int lane_open(tern_moe *moe, uint32_t node, struct lane *lane)
 {
 	const struct layout *l = &moe->layout;
-	uint32_t number = node - (node > moe->nodes.node_of[moe->rank]);
+	uint32_t number = node - (node > moe->topology.node_of[moe->rank]);
 
-	lane->gateway = nodes_gateway(&moe->nodes, moe->rank, node);
-	lane->number = nodes_lane(&moe->nodes, moe->rank, node);
+	lane->gateway = topology_gateway(&moe->topology, moe->rank, node);
+	lane->number = topology_lane(&moe->topology, moe->rank, node);
 	lane->staging = moe->engine->staging + moe->engine->lanes_at + (uint64_t)number * l->nr_chunks * l->chunk_bytes;
 	lane->chunks = calloc(l->nr_chunks, sizeof(*lane->chunks));
 	if (!lane->chunks)
@@ -64,17 +64,17 @@ static int lane_open(tern_moe *moe, uint32_t node, struct lane *lane)
 int lanes_open(tern_moe *moe)
 {
 	struct lanes *lanes = calloc(1, sizeof(*lanes));
-	uint32_t nr_internode = moe->nodes.nr_nodes - 1;
+	uint32_t nr_internode = moe->topology.nr_nodes - 1;
 	int rc;
 
 	moe->engine->lanes = lanes;
 	if (lanes)
-		lanes->of = calloc(moe->nodes.nr_nodes, sizeof(*lanes->of));
+		lanes->of = calloc(moe->topology.nr_nodes, sizeof(*lanes->of));
 	if (!lanes || !lanes->of)
-		return fail(TERN_ERR_NOMEM, "no memory for lanes to %u nodes", moe->nodes.nr_nodes);
+		return fail(TERN_ERR_NOMEM, "no memory for lanes to %u nodes", moe->topology.nr_nodes);
 	lanes->nr_chunks = moe->layout.nr_chunks;
 	rc = nr_internode ? sent_open(moe->engine->engine, &lanes->sent, nr_internode * lanes->nr_chunks) : 0;
-	for (uint32_t node = 0; node < moe->nodes.nr_nodes && !rc; node++)
+	for (uint32_t node = 0; node < moe->topology.nr_nodes && !rc; node++)
 		if (is_internode(moe, node))
 			rc = lane_open(moe, node, &lanes->of[node]);
 	return rc;
@@ -87,7 +87,7 @@ void lanes_close(tern_moe *moe, uint64_t deadline_ns)
 	if (!lanes)
 		return;
 	sent_close(moe, &lanes->sent, deadline_ns);
-	for (uint32_t node = 0; lanes->of && node < moe->nodes.nr_nodes; node++)
+	for (uint32_t node = 0; lanes->of && node < moe->topology.nr_nodes; node++)
 		free(lanes->of[node].chunks);
 	free(lanes->of);
 	free(lanes);
@@ -98,7 +98,7 @@ void lanes_close(tern_moe *moe, uint64_t deadline_ns)
 void lanes_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk)
 {
 	struct lanes *lanes = moe->engine->lanes;
-	struct lane *lane = lanes ? &lanes->of[moe->nodes.node_of[gateway]] : NULL;
+	struct lane *lane = lanes ? &lanes->of[moe->topology.node_of[gateway]] : NULL;
 
 	if (lane && lane->chunks && lane->gateway == gateway && chunk < lanes->nr_chunks)
 		chunk_give_back(&lane->chunks[chunk].busy);
@@ -149,7 +149,7 @@ bool lanes_settled(const tern_moe *moe)
 {
 	const struct lanes *lanes = moe->engine->lanes;
 
-	for (uint32_t node = 0; lanes && node < moe->nodes.nr_nodes; node++)
+	for (uint32_t node = 0; lanes && node < moe->topology.nr_nodes; node++)
 		if (is_internode(moe, node) && !is_settled(moe, &lanes->of[node]))
 			return false;
 	return true;
@@ -206,8 +206,8 @@ int lanes_finish(tern_moe *moe, uint32_t slot)
 	struct slot *s = &moe->slots[slot];
 	int rc = 0;
 
-	while (s->next_node < moe->nodes.nr_nodes && !rc) {
-		uint32_t node = (moe->nodes.node_of[moe->rank] + 1 + s->next_node) % moe->nodes.nr_nodes;
+	while (s->next_node < moe->topology.nr_nodes && !rc) {
+		uint32_t node = (moe->topology.node_of[moe->rank] + 1 + s->next_node) % moe->topology.nr_nodes;
 
 		if (is_internode(moe, node)) {
 			rc = lanes_room(moe, slot, node, 0);
@@ -222,7 +222,7 @@ int lanes_flush(tern_moe *moe, uint32_t slot)
 {
 	int rc = 0;
 
-	for (uint32_t node = 0; node < moe->nodes.nr_nodes && !rc; node++) {
+	for (uint32_t node = 0; node < moe->topology.nr_nodes && !rc; node++) {
 		struct lane *lane = &moe->engine->lanes->of[node];
 
 		if (lane->open && lane->writer.nr_rows) {

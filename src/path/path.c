@@ -54,7 +54,7 @@ int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 
 bool path_lane_shape(const tern_moe *moe, struct lane_shape *shape)
 {
-	*shape = (struct lane_shape){.nr_lanes = nodes_most_lanes(&moe->nodes),
+	*shape = (struct lane_shape){.nr_lanes = topology_most_lanes(&moe->topology),
 		.nr_chunks = moe->config.nr_chunks,
 		.chunk_bytes = moe->config.chunk_bytes};
 	return moe->group->engine != NULL;
@@ -111,7 +111,7 @@ uint32_t path_relay_of(const tern_moe *moe, uint32_t source)
 {
 	if (moe->windows[source] || moe->config.mode == TERN_LOW_LATENCY)
 		return source;
-	return nodes_gateway(&moe->nodes, source, moe->nodes.node_of[moe->rank]);
+	return topology_gateway(&moe->topology, source, moe->topology.node_of[moe->rank]);
 }
 
 int path_broken(const tern_moe *moe, const char **text)

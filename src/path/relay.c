@@ -33,7 +33,7 @@ struct relay {
 
 static uint32_t own_node(const tern_moe *moe)
 {
-	return moe->nodes.node_of[moe->rank];
+	return moe->topology.node_of[moe->rank];
 }
 
 /* ---- opening and closing ----------------------------------------------------------------------------------- */
@@ -41,7 +41,7 @@ static uint32_t own_node(const tern_moe *moe)
 int relay_open(tern_moe *moe)
 {
 	struct relay *relay = calloc(1, sizeof(*relay));
-	uint32_t nr_here = moe->nodes.size[own_node(moe)];
+	uint32_t nr_here = moe->topology.size[own_node(moe)];
 
 	moe->engine->relay = relay;
 	if (!relay)
@@ -131,7 +131,7 @@ void relay_close(tern_moe *moe, uint64_t deadline_ns)
 
 static bool place_is_possible(const tern_moe *moe, const struct chunk_place *place, const struct row_header *header)
 {
-	if (place->rank >= moe->nr_ranks || moe->nodes.node_of[place->rank] != own_node(moe) ||
+	if (place->rank >= moe->nr_ranks || moe->topology.node_of[place->rank] != own_node(moe) ||
 		place->row >= moe->layout.share_tokens)
 		return false;
 	for (uint32_t i = 0; i < header->nr_routes; i++)
@@ -166,7 +166,7 @@ static bool store_rows(tern_moe *moe, uint32_t source, struct chunk_reader *r, u
 			if (!chunk_next_place(moe, r, &place, &copy) || !place_is_possible(moe, &place, &copy.header))
 				return false;
 			store_row(moe, r->head.slot, source, &place, &copy.header, &r->source);
-			rows_for[moe->nodes.index_of[place.rank]]++;
+			rows_for[moe->topology.index_of[place.rank]]++;
 		}
 	}
 	return r->at == r->head.bytes;
@@ -175,7 +175,7 @@ static bool store_rows(tern_moe *moe, uint32_t source, struct chunk_reader *r, u
 /* This rank's own word is the last: when its caller sees it, all others have theirs, so it may leave. */
 static void publish_round(tern_moe *moe, uint32_t slot, uint32_t source, struct relay_round *round)
 {
-	const struct nodes *n = &moe->nodes;
+	const struct topology *n = &moe->topology;
 	uint32_t node = own_node(moe), nr = n->size[node];
 
 	for (uint32_t i = 0; i < nr; i++) {
@@ -221,11 +221,11 @@ void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk)
 	uint32_t node = own_node(moe), lane;
 
 	if (!moe->engine->relay || chunk >= moe->layout.nr_chunks ||
-		nodes_gateway(&moe->nodes, source, node) != moe->rank) {
+		topology_gateway(&moe->topology, source, node) != moe->rank) {
 		path_breach(moe, source, "a chunk that is not for it");
 		return;
 	}
-	lane = nodes_lane(&moe->nodes, source, node);
+	lane = topology_lane(&moe->topology, source, node);
 	if (relay_take(moe, source, lane, chunk))
 		give_credit(moe, source, lane, chunk);
 	else

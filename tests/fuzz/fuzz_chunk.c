@@ -57,8 +57,8 @@ static void gateway_open(struct gateway *g, struct bytes *b)
 	moe->nr_ranks = NR_RANKS;
 	moe->rank = GATEWAY;
 	MUST(!placement_init(&moe->placement, &moe->config.placement, NR_EXPERTS, NR_RANKS));
-	MUST(!nodes_init(&moe->nodes, node_of, NR_RANKS));
-	lanes.nr_lanes = nodes_most_lanes(&moe->nodes);
+	MUST(!topology_init(&moe->topology, node_of, NR_RANKS));
+	lanes.nr_lanes = topology_most_lanes(&moe->topology);
 	layout_init(&moe->layout, &moe->config, NR_RANKS, NR_EXPERTS, moe->placement.max_local, &lanes);
 	for (int r = GATEWAY; r <= BESIDE; r++) {
 		g->windows[r].base = aligned_alloc(4096, moe->layout.window_bytes); /* exact, so that AddressSanitizer sees its end */
@@ -72,7 +72,7 @@ static void gateway_open(struct gateway *g, struct bytes *b)
 static void gateway_close(struct gateway *g)
 {
 	relay_close(&g->moe, 0);
-	nodes_free(&g->moe.nodes);
+	topology_free(&g->moe.topology);
 	placement_free(&g->moe.placement);
 	for (int r = GATEWAY; r <= BESIDE; r++)
 		free(g->windows[r].base);
@@ -169,7 +169,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	uint32_t lane;
 
 	gateway_open(&g, &b);
-	lane = nodes_lane(&g.moe.nodes, SOURCE, g.moe.nodes.node_of[GATEWAY]);
+	lane = topology_lane(&g.moe.topology, SOURCE, g.moe.topology.node_of[GATEWAY]);
 	for (uint32_t i = 0; i < 4 && b.left; i++) {
 		uint8_t *chunk = own(&g.moe, layout_chunk(&g.moe.layout, lane, i % 2));
 

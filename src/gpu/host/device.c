@@ -87,7 +87,7 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		block_bytes = gpu_least(block_bytes, cards[r].identity.block_bytes);
-	rc = rc ? rc : device_layout_init(&d->layout, &moe->config, &moe->layout, d->format, moe->nodes.nr_nodes > 1, block_bytes);
+	rc = rc ? rc : device_layout_init(&d->layout, &moe->config, &moe->layout, d->format, moe->topology.nr_nodes > 1, block_bytes);
 	rc = rc ? rc : device_outcome(d, d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
 	mine->address = (uintptr_t)d->window;
 	return rc;
@@ -144,7 +144,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
 	if (!rc)
 		rc = group_agree_status(group, open_windows(moe, cards), "tern_moe_create");
-	if (!rc && moe->nodes.nr_nodes > 1)
+	if (!rc && moe->topology.nr_nodes > 1)
 		rc = device_internode_open(moe, moe->device->ops, &moe->device->layout, moe->device->windows, &moe->device->internode);
 	if (!rc)
 		rc = group_agree_status(group, open_exchange(moe, cards), "tern_moe_create");

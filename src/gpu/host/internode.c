@@ -105,7 +105,7 @@ static uint32_t number_at(const tern_moe *moe, uint32_t rank, uint32_t of, uint3
 
 	*nr_internode = 0;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		bool internode = moe->nodes.node_of[r] != moe->nodes.node_of[rank];
+		bool internode = moe->topology.node_of[r] != moe->topology.node_of[rank];
 
 		number += internode && r < of;
 		*nr_internode += internode;
@@ -335,7 +335,7 @@ static int check_homes(const tern_moe *moe)
 	uint32_t n = moe->config.replica_ranks;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (moe->nodes.node_of[r] != moe->nodes.node_of[r / n * n])
+		if (moe->topology.node_of[r] != moe->topology.node_of[r / n * n])
 			return fail(TERN_ERR_UNSUPPORTED, "replica ranks %u and %u are on different nodes, or their devices do not reach each other's memory: they have to", r / n * n, r);
 	return 0;
 }

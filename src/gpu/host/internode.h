@@ -12,7 +12,7 @@ struct device_internode;
 /* Is this rank on another node, so that no window leads to it? */
 static inline bool is_internode(const tern_moe *moe, uint32_t rank)
 {
-	return moe->nodes.node_of[rank] != moe->nodes.node_of[moe->rank];
+	return moe->topology.node_of[rank] != moe->topology.node_of[moe->rank];
 }
 
 /* Collective, where nodes are several: before this, layouts and windows. *internode is set where something has to be closed. */

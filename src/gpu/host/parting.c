@@ -23,7 +23,7 @@
 static int map_board(tern_moe *moe, struct window **windows)
 {
 	struct device *d = moe->device;
-	const struct nodes *nodes = &moe->nodes;
+	const struct topology *nodes = &moe->topology;
 	const struct window *window = windows[nodes->ranks[nodes->first[nodes->node_of[moe->rank]]]];
 	void *board = window ? mremap(window->base, 0, BOARD_BYTES, MREMAP_MAYMOVE) : MAP_FAILED;
 

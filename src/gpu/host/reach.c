@@ -71,7 +71,7 @@ static int ask_links(const tern_moe *moe, const struct device_card *cards, uint8
 	return rc;
 }
 
-static enum gpu_format choose_format(const uint8_t *links, const struct nodes *nodes)
+static enum gpu_format choose_format(const uint8_t *links, const struct topology *nodes)
 {
 	uint32_t nr = nodes->nr_ranks;
 
@@ -88,21 +88,21 @@ static enum gpu_format choose_format(const uint8_t *links, const struct nodes *n
 static int divide_nodes(tern_moe *moe, const uint8_t *links, bool *divided)
 {
 	int *nvlink_domain_of = calloc(moe->nr_ranks, sizeof(*nvlink_domain_of)), rc;
-	struct nodes nodes = {0};
+	struct topology nodes = {0};
 
 	if (!nvlink_domain_of)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
-	device_nvlink_domains(links, moe->nodes.node_of, moe->nr_ranks, nvlink_domain_of);
-	rc = nodes_init(&nodes, nvlink_domain_of, moe->nr_ranks);
+	device_nvlink_domains(links, moe->topology.node_of, moe->nr_ranks, nvlink_domain_of);
+	rc = topology_init(&nodes, nvlink_domain_of, moe->nr_ranks);
 	free(nvlink_domain_of);
-	*divided = !rc && nodes.nr_nodes > moe->nodes.nr_nodes;
+	*divided = !rc && nodes.nr_nodes > moe->topology.nr_nodes;
 	if (*divided) {
-		nodes_free(&moe->nodes);
-		moe->nodes = nodes;
+		topology_free(&moe->topology);
+		moe->topology = nodes;
 	} else {
-		nodes_free(&nodes);
+		topology_free(&nodes);
 	}
-	moe->device->format = choose_format(links, &moe->nodes);
+	moe->device->format = choose_format(links, &moe->topology);
 	return rc;
 }
 

@@ -6,7 +6,7 @@
 
 #include "gpu/host/inside.h"
 
-/* Collective, behind the exchange of cards: finds links, divides moe->nodes, chooses the format, and opens an engine where one is needed that the group does not have. */
+/* Collective, behind the exchange of cards: finds links, divides moe->topology, chooses the format, and opens an engine where one is needed that the group does not have. */
 int device_reach(tern_moe *moe, const struct device_card *cards);
 
 /* Each rank is put on the first nvlink_domain of its node whose ranks it reaches, and they it. links[a * nr_ranks + b]: enum device_link, from a to b's memory; between nodes it is not

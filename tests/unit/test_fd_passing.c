@@ -3,7 +3,7 @@
  * secrets, wrong rounds, silence, storms. Some system calls pass through this file, so that what a
  * stranger does in the least favourable moment is done in it every time. */
 #include "base/clock.h"
-#include "group/meeting.h"
+#include "group/fd_passing.h"
 #include "tests/late.h"
 
 #include <errno.h>
@@ -49,10 +49,10 @@ static int owner_of(int fd)
 }
 
 struct member {
-	struct meeting *meeting;
+	struct fd_passing *passing;
 	int rank, nr_ranks, wait_ms, rc;
 	uint32_t round;
-	struct meeting_guest guests[MAX_GUESTS];
+	struct fd_passing_guest guests[MAX_GUESTS];
 };
 
 static void *meet(void *arg)
@@ -60,7 +60,7 @@ static void *meet(void *arg)
 	struct member *m = arg;
 	int fd = token_of(m->rank);
 
-	m->rc = meeting_exchange(m->meeting, m->rank, m->nr_ranks, m->round, fd, m->guests, m->wait_ms);
+	m->rc = fd_passing_exchange(m->passing, m->rank, m->nr_ranks, m->round, fd, m->guests, m->wait_ms);
 	close(fd);
 	return NULL;
 }
@@ -69,7 +69,7 @@ static void open_members(struct member *members, int nr, int wait_ms)
 {
 	memset(members, 0, sizeof(*members) * (size_t)nr);
 	for (int i = 0; i < nr; i++) {
-		assert_int_equal(meeting_open(&members[i].meeting), 0);
+		assert_int_equal(fd_passing_open(&members[i].passing), 0);
 		members[i].rank = i;
 		members[i].nr_ranks = nr;
 		members[i].wait_ms = wait_ms;
@@ -77,8 +77,8 @@ static void open_members(struct member *members, int nr, int wait_ms)
 	}
 	for (int i = 0; i < nr; i++)
 		for (int j = 0; j < nr; j++) {
-			members[i].guests[j] = (struct meeting_guest){.wanted = i != j, .fd = -1};
-			meeting_address(members[j].meeting, &members[i].guests[j].address);
+			members[i].guests[j] = (struct fd_passing_guest){.wanted = i != j, .fd = -1};
+			fd_passing_address(members[j].passing, &members[i].guests[j].address);
 		}
 }
 
@@ -107,7 +107,7 @@ static void close_members(struct member *members, int nr)
 		for (int j = 0; j < nr; j++)
 			if (members[i].guests[j].fd >= 0)
 				close(members[i].guests[j].fd);
-		meeting_close(members[i].meeting);
+		fd_passing_close(members[i].passing);
 	}
 }
 
@@ -175,14 +175,14 @@ static void selected_guests(void **state)
 /* ---- strangers ---------------------------------------------------------------------------------------------------------- */
 
 /* -1: the queue is full, or this process. */
-static int try_knock(const struct meeting_address *address, int flags)
+static int try_knock(const struct fd_passing_address *address, int flags)
 {
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
 	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
 	int length = 5;
 
 	memcpy(un.sun_path + 1, "tern-", 5);
-	for (int i = 0; i < MEETING_KEY_BYTES; i++)
+	for (int i = 0; i < FD_PASSING_KEY_BYTES; i++)
 		length += snprintf(un.sun_path + 1 + length, 3, "%02x", address->name[i]);
 	if (s < 0)
 		return -1;
@@ -193,7 +193,7 @@ static int try_knock(const struct meeting_address *address, int flags)
 	return -1;
 }
 
-static int knock(const struct meeting_address *address)
+static int knock(const struct fd_passing_address *address)
 {
 	int s = try_knock(address, 0);
 
@@ -222,14 +222,14 @@ static void say(int s, const void *bytes, size_t size, int nr_fds)
 	close(fd);
 }
 
-struct words { /* as in meeting.c */
-	uint8_t secret[MEETING_KEY_BYTES];
+struct words { /* as in fd_passing.c */
+	uint8_t secret[FD_PASSING_KEY_BYTES];
 	uint32_t rank, round;
 	int32_t error;
 	char text[132];
 };
 
-static struct words words_of(const struct meeting_address *address, uint32_t rank)
+static struct words words_of(const struct fd_passing_address *address, uint32_t rank)
 {
 	struct words words = {.rank = rank, .round = ROUND};
 
@@ -238,7 +238,7 @@ static struct words words_of(const struct meeting_address *address, uint32_t ran
 }
 
 /* Says what rank 1 would say to that address. */
-static void say_rank_1(int s, const struct meeting_address *address)
+static void say_rank_1(int s, const struct fd_passing_address *address)
 {
 	struct words words = words_of(address, 1);
 
@@ -247,7 +247,7 @@ static void say_rank_1(int s, const struct meeting_address *address)
 }
 
 /* Each stranger says something else; connections stay open in `sockets`. */
-static int send_strangers(const struct meeting_address *address, int *sockets)
+static int send_strangers(const struct fd_passing_address *address, int *sockets)
 {
 	struct words good = words_of(address, 1), words;
 	char garbage[4096];
@@ -285,13 +285,13 @@ static int send_strangers(const struct meeting_address *address, int *sockets)
 
 static void strangers(void **state)
 {
-	struct meeting_address address;
+	struct fd_passing_address address;
 	struct member members[2];
 	int sockets[32], nr, files = open_files();
 
 	(void)state;
 	open_members(members, 2, 30000);
-	meeting_address(members[0].meeting, &address);
+	fd_passing_address(members[0].passing, &address);
 	nr = send_strangers(&address, sockets);
 	run_members(members, 2);
 	check_members(members, 2);
@@ -305,13 +305,13 @@ static void strangers(void **state)
 static void says_it_twice(void **state)
 {
 	struct member members[2];
-	struct meeting_address address;
+	struct fd_passing_address address;
 	struct words words;
 	int sockets[2], files = open_files();
 
 	(void)state;
 	open_members(members, 2, 30000);
-	meeting_address(members[0].meeting, &address);
+	fd_passing_address(members[0].passing, &address);
 	words = words_of(&address, 1);
 	for (int i = 0; i < 2; i++) {
 		sockets[i] = knock(&address);
@@ -333,7 +333,7 @@ static void says_it_twice(void **state)
 
 static struct storm {
 	bool watched;			  /* by one thread; the others' calls are left alone */
-	const struct meeting_address *on; /* NULL: calm */
+	const struct fd_passing_address *on; /* NULL: calm */
 	bool foreign;			  /* strangers of another user */
 	int wait_ms;
 	int nr_guests;	 /* that have connected before it began */
@@ -341,13 +341,13 @@ static struct storm {
 	int nr, nr_late; /* taken, and of these after the deadline */
 	unsigned long long deadline_ns;
 	int highest; /* descriptor of all */
-	const struct meeting_address *last_word; /* where a silent one speaks at the last moment */
+	const struct fd_passing_address *last_word; /* where a silent one speaks at the last moment */
 	int silent;				 /* its end */
 	_Atomic int broken_sends;		 /* so many are answered by `cause` */
 	int cause;
 } storm;
 
-static void storm_begins(const struct meeting_address *on, bool foreign, int wait_ms, int nr_guests)
+static void storm_begins(const struct fd_passing_address *on, bool foreign, int wait_ms, int nr_guests)
 {
 	storm = (struct storm){.watched = true,
 		.on = on,
@@ -358,7 +358,7 @@ static void storm_begins(const struct meeting_address *on, bool foreign, int wai
 }
 
 /* In a storm another has connected before this one is taken. The deadline is counted from the
- * first: the meeting's own is not later. */
+ * first: its own is not later. */
 int accept4(int listener, struct sockaddr *address, socklen_t *length, int flags)
 {
 	int s;
@@ -392,7 +392,7 @@ int getsockopt(int s, int level, int name, void *value, socklen_t *length)
 
 int shutdown(int s, int how)
 {
-	const struct meeting_address *address = storm.last_word;
+	const struct fd_passing_address *address = storm.last_word;
 
 	if (address) {
 		storm.last_word = NULL;
@@ -415,12 +415,12 @@ ssize_t sendmsg(int s, const struct msghdr *msg, int flags)
 static void storm_is_bounded(void **state)
 {
 	struct member members[2];
-	struct meeting_address address;
+	struct fd_passing_address address;
 
 	(void)state;
 	for (int foreign = 0; foreign < 2; foreign++) {
 		open_members(members, 2, 50);
-		meeting_address(members[0].meeting, &address);
+		fd_passing_address(members[0].passing, &address);
 		storm_begins(&address, foreign, 50, 0);
 		meet(&members[0]);
 		storm.on = NULL;
@@ -437,12 +437,12 @@ static void storm_is_bounded(void **state)
 static void storm_and_all_are_there(void **state)
 {
 	struct member members[2];
-	struct meeting_address address;
+	struct fd_passing_address address;
 
 	(void)state;
 	for (int foreign = 0; foreign < 2; foreign++) {
 		open_members(members, 2, 30);
-		meeting_address(members[0].meeting, &address);
+		fd_passing_address(members[0].passing, &address);
 		say_rank_1(knock(&address), &address);
 		storm_begins(&address, foreign, 30, 1);
 		meet(&members[0]);
@@ -459,12 +459,12 @@ static void storm_and_all_are_there(void **state)
 static void silent_crowd(void **state)
 {
 	struct member members[2];
-	struct meeting_address address;
+	struct fd_passing_address address;
 	int sockets[400], files = open_files();
 
 	(void)state;
 	open_members(members, 2, 30000);
-	meeting_address(members[0].meeting, &address);
+	fd_passing_address(members[0].passing, &address);
 	for (int i = 0; i < 400; i++)
 		sockets[i] = knock(&address);
 	say_rank_1(knock(&address), &address);
@@ -484,12 +484,12 @@ static void silent_crowd(void **state)
 static void slow_among_silent(void **state)
 {
 	struct member members[2];
-	struct meeting_address address;
+	struct fd_passing_address address;
 	int sockets[400], files = open_files();
 
 	(void)state;
 	open_members(members, 2, 1000);
-	meeting_address(members[0].meeting, &address);
+	fd_passing_address(members[0].passing, &address);
 	storm = (struct storm){.watched = true, .last_word = &address, .silent = knock(&address)};
 	for (int i = 0; i < 400; i++)
 		sockets[i] = knock(&address);
@@ -523,12 +523,12 @@ static void says_it_again(void **state)
 static void full_queue(void **state)
 {
 	struct member members[3];
-	struct meeting_address address;
+	struct fd_passing_address address;
 	int nr = 0, files = open_files();
 
 	(void)state;
 	open_members(members, 3, 100);
-	meeting_address(members[1].meeting, &address);
+	fd_passing_address(members[1].passing, &address);
 	for (int s; nr < 10000; nr++) {
 		s = try_knock(&address, SOCK_NONBLOCK);
 		if (s < 0)
@@ -536,7 +536,7 @@ static void full_queue(void **state)
 		close(s);
 	}
 	assert_in_range(nr, 1, 9999);
-	meeting_address(members[0].meeting, &address);
+	fd_passing_address(members[0].passing, &address);
 	for (uint32_t r = 1; r < 3; r++) {
 		struct words words = words_of(&address, r);
 		int s = knock(&address);
@@ -576,7 +576,7 @@ static void no_descriptors(void **state)
 	static const char *const places[] = {"a socket to call rank 1", "taking a connection",
 		"no place for the descriptor that rank 1 passes"};
 	struct member members[2];
-	struct meeting_address address;
+	struct fd_passing_address address;
 	struct rlimit before;
 	int files = open_files(), fd, silent;
 
@@ -584,7 +584,7 @@ static void no_descriptors(void **state)
 	storm = (struct storm){0};
 	for (int place = 0; place < 3; place++) {
 		open_members(members, 2, 3000);
-		meeting_address(members[0].meeting, &address);
+		fd_passing_address(members[0].passing, &address);
 		silent = knock(&address);
 		if (place == 2) {
 			close(silent);
@@ -592,8 +592,8 @@ static void no_descriptors(void **state)
 		}
 		fd = token_of(0);
 		before = leave_descriptors(place ? 1 : 0);
-		members[0].rc = meeting_exchange(
-			members[0].meeting, 0, 2, ROUND, fd, members[0].guests, 3000);
+		members[0].rc = fd_passing_exchange(
+			members[0].passing, 0, 2, ROUND, fd, members[0].guests, 3000);
 		setrlimit(RLIMIT_NOFILE, &before);
 		close(fd);
 		assert_int_equal(members[0].rc, TERN_ERR_NOMEM);
@@ -615,13 +615,13 @@ static void no_descriptors(void **state)
 static void bounded_wait(void **state)
 {
 	struct member members[3];
-	struct meeting_address address;
+	struct fd_passing_address address;
 	int sockets[32], nr, files = open_files();
 	unsigned long long start;
 
 	(void)state;
 	open_members(members, 3, 100);
-	meeting_address(members[0].meeting, &address);
+	fd_passing_address(members[0].passing, &address);
 	nr = send_strangers(&address, sockets);
 	start = clock_ns();
 	meet(&members[0]);
@@ -641,8 +641,8 @@ static void nobody_there(void **state)
 
 	(void)state;
 	open_members(members, 2, 1000);
-	meeting_close(members[1].meeting);
-	members[1].meeting = NULL;
+	fd_passing_close(members[1].passing);
+	members[1].passing = NULL;
 	meet(&members[0]);
 	assert_true(members[0].rc < 0);
 	assert_non_null(strstr(tern_last_error(), "rank 1"));
@@ -652,7 +652,7 @@ static void nobody_there(void **state)
 /* The name is in no file system: only in the abstract space, which goes with the process. */
 static void no_name(void **state)
 {
-	struct meeting_address address;
+	struct fd_passing_address address;
 	struct member member[1];
 	char name[80] = "tern-", line[512];
 	FILE *list;
@@ -660,8 +660,8 @@ static void no_name(void **state)
 
 	(void)state;
 	open_members(member, 1, 0);
-	meeting_address(member[0].meeting, &address);
-	for (int i = 0; i < MEETING_KEY_BYTES; i++)
+	fd_passing_address(member[0].passing, &address);
+	for (int i = 0; i < FD_PASSING_KEY_BYTES; i++)
 		snprintf(name + 5 + 2 * i, 3, "%02x", address.name[i]);
 	list = fopen("/proc/net/unix", "r");
 	while (list && fgets(line, sizeof(line), list)) {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/nodes.h"
+#include "group/topology.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 
-static void number_nodes(struct nodes *n, const int *node_of)
+static void number_nodes(struct topology *n, const int *node_of)
 {
 	for (uint32_t r = 0; r < n->nr_ranks; r++) {
 		uint32_t first = 0;
@@ -22,7 +22,7 @@ static void number_nodes(struct nodes *n, const int *node_of)
 		n->ranks[n->first[n->node_of[r]] + n->index_of[r]] = r;
 }
 
-int nodes_init(struct nodes *n, const int *node_of, uint32_t nr_ranks)
+int topology_init(struct topology *n, const int *node_of, uint32_t nr_ranks)
 {
 	memset(n, 0, sizeof(*n));
 	n->nr_ranks = nr_ranks;
@@ -37,7 +37,7 @@ int nodes_init(struct nodes *n, const int *node_of, uint32_t nr_ranks)
 	return 0;
 }
 
-void nodes_free(struct nodes *n)
+void topology_free(struct topology *n)
 {
 	free(n->node_of);
 	free(n->index_of);
@@ -47,7 +47,7 @@ void nodes_free(struct nodes *n)
 	memset(n, 0, sizeof(*n));
 }
 
-uint32_t nodes_gateway(const struct nodes *n, uint32_t source, uint32_t node)
+uint32_t topology_gateway(const struct topology *n, uint32_t source, uint32_t node)
 {
 	return n->ranks[n->first[node] + n->index_of[source] % n->size[node]];
 }
@@ -59,7 +59,7 @@ static uint32_t same_index(uint32_t size, uint32_t index, uint32_t modulus)
 }
 
 /* Sources on nodes below `below` that share the gateway `index` of `node`. */
-static uint32_t lanes_below(const struct nodes *n, uint32_t below, uint32_t node, uint32_t index)
+static uint32_t lanes_below(const struct topology *n, uint32_t below, uint32_t node, uint32_t index)
 {
 	uint32_t nr = 0;
 
@@ -68,7 +68,7 @@ static uint32_t lanes_below(const struct nodes *n, uint32_t below, uint32_t node
 	return nr;
 }
 
-uint32_t nodes_lane(const struct nodes *n, uint32_t source, uint32_t node)
+uint32_t topology_lane(const struct topology *n, uint32_t source, uint32_t node)
 {
 	uint32_t index = n->index_of[source];
 
@@ -76,7 +76,7 @@ uint32_t nodes_lane(const struct nodes *n, uint32_t source, uint32_t node)
 }
 
 /* The gateway with index 0 has the most of its node. */
-uint32_t nodes_most_lanes(const struct nodes *n)
+uint32_t topology_most_lanes(const struct topology *n)
 {
 	uint32_t most = 0;
 

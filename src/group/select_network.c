@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which networks this rank offers to ranks whose memory cannot be mapped, and what has come of it, in words. */
-#include "group/choose.h"
+#include "group/select_network.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static bool leaves_a_device_open(const char *transport)
 	return false;
 }
 
-void choose_networks(const char *setting, struct choice *choice)
+void select_networks(const char *setting, struct choice *choice)
 {
 	const char *environment = getenv("TERN_TRANSPORT");
 

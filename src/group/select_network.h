@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_CHOOSE_H
-#define TERN_CHOOSE_H
+#ifndef TERN_SELECT_NETWORK_H
+#define TERN_SELECT_NETWORK_H
 
 #include <stddef.h>
 
@@ -15,7 +15,7 @@ struct choice {
 };
 
 /* The setting, else TERN_TRANSPORT, else verbs and ofi. */
-void choose_networks(const char *setting, struct choice *choice);
+void select_networks(const char *setting, struct choice *choice);
 
 /* For people: how each peer is reached, and why so. choice: NULL where no engine was called for. */
 void describe_paths(const tern_group *group, const struct choice *choice, char *text, size_t bytes);

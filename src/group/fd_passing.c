@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/meeting.h"
+#include "group/fd_passing.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,15 +22,15 @@
 #define ACCEPTS_A_TURN 256 /* then the clock is looked at, however many more have come */
 #define CALLERS_MOST 64	   /* that have said nothing yet: the most silent makes room for the next */
 
-struct meeting {
+struct fd_passing {
 	int listener;
 	int spare; /* given up to tell the others that there are no descriptors left; or -1 */
-	struct meeting_address address;
+	struct fd_passing_address address;
 };
 
 /* What comes with each descriptor, or, with an error, in its place. */
 struct hello {
-	uint8_t secret[MEETING_KEY_BYTES]; /* the receiver's */
+	uint8_t secret[FD_PASSING_KEY_BYTES]; /* the receiver's */
 	uint32_t rank;                     /* the sender's */
 	uint32_t round;
 	int32_t error;
@@ -47,8 +47,8 @@ struct message {
 
 /* One rank's part in one exchange. */
 struct visit {
-	struct meeting *meeting;
-	struct meeting_guest *guests;
+	struct fd_passing *passing;
+	struct fd_passing_guest *guests;
 	int rank, nr_ranks, fd;
 	uint32_t round, nr_kept;
 	int to_call, to_hear;
@@ -64,63 +64,63 @@ static socklen_t socket_address(struct sockaddr_un *un, const uint8_t *name)
 	un->sun_family = AF_UNIX;
 	memcpy(at, NAME_PREFIX, strlen(NAME_PREFIX));
 	at += strlen(NAME_PREFIX);
-	for (int i = 0; i < MEETING_KEY_BYTES; i++) {
+	for (int i = 0; i < FD_PASSING_KEY_BYTES; i++) {
 		*at++ = digits[name[i] >> 4];
 		*at++ = digits[name[i] & 15];
 	}
 	return (socklen_t)(at - (char *)un);
 }
 
-int meeting_open(struct meeting **out)
+int fd_passing_open(struct fd_passing **out)
 {
-	struct meeting *meeting = calloc(1, sizeof(*meeting));
+	struct fd_passing *passing = calloc(1, sizeof(*passing));
 	struct sockaddr_un un;
 	int rc;
 
-	if (!meeting)
-		return fail(TERN_ERR_NOMEM, "no memory for a meeting");
-	if (getrandom(&meeting->address, sizeof(meeting->address), 0) != sizeof(meeting->address)) {
+	if (!passing)
+		return fail(TERN_ERR_NOMEM, "no memory to pass descriptors");
+	if (getrandom(&passing->address, sizeof(passing->address), 0) != sizeof(passing->address)) {
 		rc = fail_errno("getrandom");
 		goto err_free;
 	}
-	meeting->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (meeting->listener < 0) {
+	passing->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (passing->listener < 0) {
 		rc = fail_errno("socket");
 		goto err_free;
 	}
-	if (bind(meeting->listener, (struct sockaddr *)&un, socket_address(&un, meeting->address.name)) ||
-		listen(meeting->listener, 4096)) {
+	if (bind(passing->listener, (struct sockaddr *)&un, socket_address(&un, passing->address.name)) ||
+		listen(passing->listener, 4096)) {
 		rc = fail_errno("binding a Unix socket");
 		goto err_close;
 	}
-	meeting->spare = fcntl(meeting->listener, F_DUPFD_CLOEXEC, 0);
-	if (meeting->spare < 0) {
+	passing->spare = fcntl(passing->listener, F_DUPFD_CLOEXEC, 0);
+	if (passing->spare < 0) {
 		rc = fail_errno("duplicating a socket");
 		goto err_close;
 	}
-	*out = meeting;
+	*out = passing;
 	return 0;
 
 err_close:
-	close(meeting->listener);
+	close(passing->listener);
 err_free:
-	free(meeting);
+	free(passing);
 	return rc;
 }
 
-void meeting_close(struct meeting *meeting)
+void fd_passing_close(struct fd_passing *passing)
 {
-	if (!meeting)
+	if (!passing)
 		return;
-	if (meeting->spare >= 0)
-		close(meeting->spare);
-	close(meeting->listener);
-	free(meeting);
+	if (passing->spare >= 0)
+		close(passing->spare);
+	close(passing->listener);
+	free(passing);
 }
 
-void meeting_address(const struct meeting *meeting, struct meeting_address *address)
+void fd_passing_address(const struct fd_passing *passing, struct fd_passing_address *address)
 {
-	*address = meeting->address;
+	*address = passing->address;
 }
 
 /* Both ends belong to one user, or the connection is not ours. */
@@ -220,7 +220,7 @@ static bool passes(int cause)
 
 /* 0: sent; 1: try again; negative: an error. */
 static int call_guest(
-	const struct meeting_guest *guest, int guest_rank, struct hello *hello, int fd)
+	const struct fd_passing_guest *guest, int guest_rank, struct hello *hello, int fd)
 {
 	struct sockaddr_un un;
 	socklen_t length = socket_address(&un, guest->address.name);
@@ -245,7 +245,7 @@ static int call_guests(struct visit *v)
 	struct hello hello = {.rank = (uint32_t)v->rank, .round = v->round};
 
 	for (int r = 0; r < v->nr_ranks && v->to_call > 0; r++) {
-		struct meeting_guest *guest = &v->guests[r];
+		struct fd_passing_guest *guest = &v->guests[r];
 		int rc = guest->wanted && !guest->called ? call_guest(guest, r, &hello, v->fd) : 1;
 
 		if (rc < 0)
@@ -265,12 +265,12 @@ static void tell_guests(struct visit *v, int error)
 
 	snprintf(cause, sizeof(cause), "%s", tern_last_error());
 	snprintf(hello.cause, sizeof(hello.cause), "%.*s", CAUSE_TEXT - 1, cause);
-	if (v->meeting->spare >= 0)
-		close(v->meeting->spare);
+	if (v->passing->spare >= 0)
+		close(v->passing->spare);
 	for (int r = 0; r < v->nr_ranks; r++)
 		if (v->guests[r].wanted)
 			call_guest(&v->guests[r], r, &hello, -1);
-	v->meeting->spare = fcntl(v->meeting->listener, F_DUPFD_CLOEXEC, 0);
+	v->passing->spare = fcntl(v->passing->listener, F_DUPFD_CLOEXEC, 0);
 	error_put_back(cause);
 }
 
@@ -281,7 +281,7 @@ static bool is_guest(const struct visit *v, const struct message *m)
 	const struct hello *hello = &m->hello;
 
 	return m->whole &&
-	       !memcmp(hello->secret, v->meeting->address.secret, MEETING_KEY_BYTES) &&
+	       !memcmp(hello->secret, v->passing->address.secret, FD_PASSING_KEY_BYTES) &&
 	       hello->round == v->round && hello->rank < (uint32_t)v->nr_ranks &&
 	       v->guests[hello->rank].wanted;
 }
@@ -353,7 +353,7 @@ static int keep_caller(struct visit *v, int socket)
 static int take_callers(struct visit *v)
 {
 	for (int i = 0; i < ACCEPTS_A_TURN && v->to_hear > 0; i++) {
-		int rc, s = accept4(v->meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int rc, s = accept4(v->passing->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 		if (s < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
 			return 0;
@@ -395,7 +395,7 @@ static int visit_all(struct visit *v, int wait_ms)
 	uint64_t deadline = clock_ns() + (uint64_t)wait_ms * 1000000;
 
 	for (;;) {
-		struct pollfd pfd = {.fd = v->meeting->listener, .events = POLLIN};
+		struct pollfd pfd = {.fd = v->passing->listener, .events = POLLIN};
 		int rc = call_guests(v);
 
 		rc = rc ? rc : hear_callers(v);
@@ -410,10 +410,10 @@ static int visit_all(struct visit *v, int wait_ms)
 	}
 }
 
-int meeting_exchange(struct meeting *meeting, int rank, int nr_ranks, uint32_t round, int fd,
-	struct meeting_guest *guests, int wait_ms)
+int fd_passing_exchange(struct fd_passing *passing, int rank, int nr_ranks, uint32_t round, int fd,
+	struct fd_passing_guest *guests, int wait_ms)
 {
-	struct visit v = {.meeting = meeting,
+	struct visit v = {.passing = passing,
 		.guests = guests,
 		.rank = rank,
 		.nr_ranks = nr_ranks,

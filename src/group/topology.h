@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which ranks are together on which node, and which of them takes rows for its node from which source. Pure functions:
  * all ranks have the same map. */
-#ifndef TERN_NODES_H
-#define TERN_NODES_H
+#ifndef TERN_TOPOLOGY_H
+#define TERN_TOPOLOGY_H
 
 #include <stdint.h>
 
-struct nodes {
+struct topology {
 	uint32_t nr_ranks, nr_nodes;
 	uint32_t *node_of;  /* [R] numbered in the order of their lowest ranks */
 	uint32_t *index_of; /* [R] within the node, by rank */
@@ -16,16 +16,16 @@ struct nodes {
 };
 
 /* node_of[nr_ranks]: numbers of any kind, the same for ranks of one node. 0, or TERN_ERR_NOMEM. */
-int nodes_init(struct nodes *nodes, const int *node_of, uint32_t nr_ranks);
-void nodes_free(struct nodes *nodes);
+int topology_init(struct topology *topology, const int *node_of, uint32_t nr_ranks);
+void topology_free(struct topology *topology);
 
 /* The gateway of a source to another node: its rank with the source's own index, modulo its number of ranks. */
-uint32_t nodes_gateway(const struct nodes *nodes, uint32_t source, uint32_t node);
+uint32_t topology_gateway(const struct topology *topology, uint32_t source, uint32_t node);
 
 /* The sources of one gateway are numbered: the lane of `source` at its gateway to that node. */
-uint32_t nodes_lane(const struct nodes *nodes, uint32_t source, uint32_t node);
+uint32_t topology_lane(const struct topology *topology, uint32_t source, uint32_t node);
 
 /* The most lanes that any gateway has. */
-uint32_t nodes_most_lanes(const struct nodes *nodes);
+uint32_t topology_most_lanes(const struct topology *topology);
 
 #endif
