@@ -19,12 +19,12 @@ code() {
 	local out=$work/object.$BASHPID
 	objcopy --strip-debug -R .comment "$1" "$out" || echo "$1: objcopy fails" >&2
 	objdump -sr "$out" | tail -n +4 | awk '
-		/^RELOCATION/ {relocations = 1; print; next}
-		/^Contents/ {relocations = 0}
+		/^RELOCATION/ {relocations = 1; sub(/\._Z.*\]/, "]"); print; next}
+		/^Contents/ {relocations = 0; sub(/\._Z.*/, "")} # a section of one function of C++
 		relocations && NF == 3 {
 			symbol = $3; sub(/[+-]0x[0-9a-f]+$/, "", symbol)
 			addend = substr($3, length(symbol) + 1)
-			if (symbol !~ /^\./) {if (!(symbol in number)) number[symbol] = ++nr; symbol = "#" number[symbol]}
+			if (symbol !~ /^\./ || symbol ~ /\._Z/) {if (!(symbol in number)) number[symbol] = ++nr; symbol = "#" number[symbol]}
 			print $1, $2, symbol addend
 			next
 		}
