@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "exchange/exchange.h"
 #include "exchange/cpu/kernels/kernels.h"
-#include "path/lanes.h"
+#include "path/channels.h"
 #include "path/path.h"
 #include "exchange/plan.h"
 #include "exchange/routes.h"
@@ -69,7 +69,7 @@ static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, con
 }
 
 /* Not mapped, and reached through its node's gateway. */
-static bool goes_by_lane(const tern_moe *moe, uint32_t rank)
+static bool goes_by_channel(const tern_moe *moe, uint32_t rank)
 {
 	return !moe->windows[rank];
 }
@@ -97,12 +97,12 @@ static uint32_t next_to_node(const tern_moe *moe, const struct token_rows *rows,
 	return row;
 }
 
-/* Whether `row` goes by a lane and is the first of its token to that node. */
+/* Whether `row` goes by a channel and is the first of its token to that node. */
 static bool leads_to_node(const tern_moe *moe, const struct token_rows *rows, uint32_t row)
 {
 	uint32_t rank = rows->rows[row].rank;
 
-	return goes_by_lane(moe, rank) && next_to_node(moe, rows, 0, moe->topology.node_of[rank]) == row;
+	return goes_by_channel(moe, rank) && next_to_node(moe, rows, 0, moe->topology.node_of[rank]) == row;
 }
 
 /* Once for all ranks of a node: `row` is the first of them. */
@@ -111,7 +111,7 @@ static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *
 {
 	struct slot *s = &moe->slots[slot];
 	uint32_t node = moe->topology.node_of[rows->rows[row].rank];
-	struct chunk_writer *writer = lanes_writer(moe, node);
+	struct chunk_writer *writer = channels_writer(moe, node);
 	union header_copy copy;
 
 	chunk_row_begin(writer);
@@ -139,7 +139,7 @@ static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows
 			nr_places++;
 			nr_routes += rows->rows[j].nr;
 		}
-		rc = lanes_room(moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
+		rc = channels_room(moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
 	}
 	return rc;
 }
@@ -160,7 +160,7 @@ static int send_token(tern_moe *moe, uint32_t slot, bool stream, const struct te
 	if (rows.nr_rows)
 		source = dispatch_payload(moe, args, token, &scratch);
 	for (uint32_t i = 0; i < rows.nr_rows; i++)
-		if (!goes_by_lane(moe, rows.rows[i].rank))
+		if (!goes_by_channel(moe, rows.rows[i].rank))
 			send_row(moe, slot, stream, &rows, i, token, &source);
 		else if (leads_to_node(moe, &rows, i))
 			send_to_node(moe, slot, &rows, i, token, &source);
@@ -189,7 +189,7 @@ static int send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *a
 	}
 	if (stream)
 		stream_fence();
-	flushed = rc == TERN_ERR_TIMEOUT ? lanes_flush(moe, slot) : 0;
+	flushed = rc == TERN_ERR_TIMEOUT ? channels_flush(moe, slot) : 0;
 	return flushed ? flushed : rc;
 }
 
@@ -348,7 +348,7 @@ int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 	return arguments_dispatch(moe, args);
 }
 
-/* To ranks that are mapped: rows for the others left by lanes. */
+/* To ranks that are mapped: rows for the others left by channels. */
 static int publish_rows(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
@@ -359,7 +359,7 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
 
-		if (goes_by_lane(moe, r))
+		if (goes_by_channel(moe, r))
 			continue;
 		p.count = s->rows_to[r];
 		rc = path_publish(moe, r, &p);
@@ -399,7 +399,7 @@ static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
 		rc = rc ? rc : publish_rows(moe, args->slot);
 		s->state = rc ? s->state : SLOT_FINISHING;
 	}
-	return rc || !moe->engine ? rc : lanes_finish(moe, args->slot);
+	return rc || !moe->engine ? rc : channels_finish(moe, args->slot);
 }
 
 /* Called again after a time-out, it goes on where it was. */

@@ -146,7 +146,7 @@ static double space_needed(const struct layout *l)
 		     8.0 * l->topk;
 	double regions = (double)l->nr_ranks * (double)l->region_bytes;
 	double results = (double)l->combine_rows * l->combine_row_bytes;
-	double chunks = (double)l->nr_lanes * l->nr_chunks * l->chunk_bytes;
+	double chunks = (double)l->nr_channels * l->nr_chunks * l->chunk_bytes;
 
 	return l->nr_slots * ((double)l->positions * row + regions + results) + chunks;
 }
@@ -363,14 +363,14 @@ static int find_nodes(tern_moe *moe)
 
 static int plan_layout(tern_moe *moe)
 {
-	struct lane_shape lanes;
+	struct channel_shape channels;
 	int rc = find_nodes(moe);
 
 	rc = rc ? rc : choose_chunks(&moe->config, moe->topology.nr_nodes);
 	if (rc)
 		return rc;
 	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local,
-		path_lane_shape(moe, &lanes) ? &lanes : NULL);
+		path_channel_shape(moe, &channels) ? &channels : NULL);
 	return check_layout(&moe->layout);
 }
 

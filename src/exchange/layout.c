@@ -56,20 +56,20 @@ static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 }
 
 /* Pieces of results are as large as chunks, and hold whole results. */
-static void layout_lanes(struct layout *l, const struct lane_shape *lanes, uint64_t *end)
+static void layout_channels(struct layout *l, const struct channel_shape *channels, uint64_t *end)
 {
 	uint64_t payload = align_up((uint64_t)l->payload_bytes + l->scales_bytes, CHUNK_ALIGNMENT);
 	uint64_t place = sizeof(struct chunk_place) + sizeof(struct row_header) + sizeof(struct route);
 	uint64_t heads = sizeof(struct chunk_row) + l->topk * place;
 	uint64_t least = sizeof(struct chunk_head) + align_up(heads, CHUNK_ALIGNMENT) + payload;
 
-	l->nr_lanes = lanes->nr_lanes;
-	l->nr_chunks = lanes->nr_chunks;
-	l->chunk_bytes = (uint32_t)align_up(least > lanes->chunk_bytes ? least : lanes->chunk_bytes, CACHE_LINE);
+	l->nr_channels = channels->nr_channels;
+	l->nr_chunks = channels->nr_chunks;
+	l->chunk_bytes = (uint32_t)align_up(least > channels->chunk_bytes ? least : channels->chunk_bytes, CACHE_LINE);
 	l->piece_rows = l->chunk_bytes > l->combine_row_bytes ? l->chunk_bytes / l->combine_row_bytes : 1;
 	l->notes = align_up(*end, CACHE_LINE);
 	*end = l->notes + (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note);
-	l->lanes = take(end, (uint64_t)l->nr_lanes * l->nr_chunks * l->chunk_bytes);
+	l->channels = take(end, (uint64_t)l->nr_channels * l->nr_chunks * l->chunk_bytes);
 }
 
 static void layout_output_init(struct layout *l, const struct tern_moe_config *config)
@@ -106,7 +106,7 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 }
 
 void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical,
-	uint32_t max_local, const struct lane_shape *lanes)
+	uint32_t max_local, const struct channel_shape *channels)
 {
 	uint64_t end = sizeof(struct window_head);
 
@@ -125,8 +125,8 @@ void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_
 	end += (uint64_t)l->nr_slots * NR_WORD_KINDS * nr_ranks * sizeof(struct arrival);
 	l->event_counts = end;
 	end += (uint64_t)l->nr_slots * NR_PHASES * sizeof(struct event_count);
-	if (lanes && config->mode == TERN_HIGH_THROUGHPUT)
-		layout_lanes(l, lanes, &end);
+	if (channels && config->mode == TERN_HIGH_THROUGHPUT)
+		layout_channels(l, channels, &end);
 	l->slots = align_up(end, 4096);
 	l->window_bytes = l->slots + l->nr_slots * l->slot_bytes;
 }

@@ -2,10 +2,10 @@
 /* Where everything lies in a window. All ranks compute the same layout from the same settings, so an offset means the same
  * place in every rank's window.
  *
- *   window   head | arrival words [slot][kind][rank] | event_counts [slot][phase] | notes | lanes | slot 0 | slot 1 | ...
+ *   window   head | arrival words [slot][kind][rank] | event_counts [slot][phase] | notes | channels | slot 0 | slot 1 | ...
  *   slot     low latency:     region of source 0 | ... | region R-1 | combine rows
  *            high throughput: counts [2][R] | headers of source 0 | ... | R-1 | output | combine rows
- *   lanes    high throughput, some ranks not mapped: [lane][chunk]; notes [slot][rank] likewise
+ *   channels    high throughput, some ranks not mapped: [channel][chunk]; notes [slot][rank] likewise
  *   region   number of rows, rows of each local expert [max_local] | row | row | ...        row: header, payload, scales
  *   output   x | scales | rows | topk_ids | topk_weights    (low latency: the same, in private memory)
  */
@@ -38,9 +38,9 @@ struct output_layout {
 };
 
 /* How rows travel to ranks that are not mapped, in high-throughput mode. */
-struct lane_shape {
-	uint32_t nr_lanes;    /* sources of one gateway, at most */
-	uint32_t nr_chunks;   /* of a lane */
+struct channel_shape {
+	uint32_t nr_channels;    /* sources of one gateway, at most */
+	uint32_t nr_chunks;   /* of a channel */
 	uint32_t chunk_bytes; /* at least; a row fits */
 };
 
@@ -58,18 +58,18 @@ struct layout {
 	uint64_t positions;	    /* row positions in the output */
 	uint64_t counts_bytes;	    /* high throughput: one source's counts: [nr_physical] routes, [nr_ranks] rows */
 	uint64_t region_bytes;	    /* one source's region or headers */
-	uint32_t nr_lanes, nr_chunks;
-	uint32_t chunk_bytes;	    /* from chunk to chunk of a lane */
+	uint32_t nr_channels, nr_chunks;
+	uint32_t chunk_bytes;	    /* from chunk to chunk of a channel */
 	uint32_t piece_rows;	    /* results that go home in one piece */
-	uint64_t words, event_counts, notes, lanes, slots, slot_bytes; /* offsets in the window */
+	uint64_t words, event_counts, notes, channels, slots, slot_bytes; /* offsets in the window */
 	uint64_t counts, regions, output_offset, combine; /* offsets in a slot */
 	struct output_layout output;
 	uint64_t window_bytes;
 };
 
-/* What the sizes depend on, besides the group: config is valid. lanes: NULL where all ranks are mapped. */
+/* What the sizes depend on, besides the group: config is valid. channels: NULL where all ranks are mapped. */
 void layout_init(struct layout *layout, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical,
-	uint32_t max_local, const struct lane_shape *lanes);
+	uint32_t max_local, const struct channel_shape *channels);
 
 static inline uint64_t align_up(uint64_t value, uint64_t alignment)
 {
@@ -92,9 +92,9 @@ static inline uint64_t layout_note(const struct layout *l, uint32_t slot, uint32
 	return l->notes + ((uint64_t)slot * l->nr_ranks + source) * sizeof(struct results_note);
 }
 
-static inline uint64_t layout_chunk(const struct layout *l, uint32_t lane, uint32_t chunk)
+static inline uint64_t layout_chunk(const struct layout *l, uint32_t channel, uint32_t chunk)
 {
-	return l->lanes + ((uint64_t)lane * l->nr_chunks + chunk) * l->chunk_bytes;
+	return l->channels + ((uint64_t)channel * l->nr_chunks + chunk) * l->chunk_bytes;
 }
 
 static inline uint64_t layout_slot(const struct layout *l, uint32_t slot)

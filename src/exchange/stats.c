@@ -34,7 +34,7 @@ int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory)
 		.output_bytes = moe->layout.output.bytes * moe->layout.nr_slots,
 		.private_bytes = moe->private_bytes,
 		.staging_bytes = moe->device ? 0 : path_staging_bytes(moe)};
-	now.window_bytes -= (uint64_t)moe->layout.nr_lanes * moe->layout.nr_chunks * moe->layout.chunk_bytes;
+	now.window_bytes -= (uint64_t)moe->layout.nr_channels * moe->layout.nr_chunks * moe->layout.chunk_bytes;
 	if (moe->device)
 		device_memory(moe, &now);
 	else if (moe->config.mode == TERN_HIGH_THROUGHPUT)

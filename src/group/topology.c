@@ -59,7 +59,7 @@ static uint32_t same_index(uint32_t size, uint32_t index, uint32_t modulus)
 }
 
 /* Sources on nodes below `below` that share the gateway `index` of `node`. */
-static uint32_t lanes_below(const struct topology *n, uint32_t below, uint32_t node, uint32_t index)
+static uint32_t channels_below(const struct topology *n, uint32_t below, uint32_t node, uint32_t index)
 {
 	uint32_t nr = 0;
 
@@ -68,20 +68,20 @@ static uint32_t lanes_below(const struct topology *n, uint32_t below, uint32_t n
 	return nr;
 }
 
-uint32_t topology_lane(const struct topology *n, uint32_t source, uint32_t node)
+uint32_t topology_channel(const struct topology *n, uint32_t source, uint32_t node)
 {
 	uint32_t index = n->index_of[source];
 
-	return lanes_below(n, n->node_of[source], node, index % n->size[node]) + index / n->size[node];
+	return channels_below(n, n->node_of[source], node, index % n->size[node]) + index / n->size[node];
 }
 
 /* The gateway with index 0 has the most of its node. */
-uint32_t topology_most_lanes(const struct topology *n)
+uint32_t topology_most_channels(const struct topology *n)
 {
 	uint32_t most = 0;
 
 	for (uint32_t node = 0; node < n->nr_nodes; node++) {
-		uint32_t nr = lanes_below(n, n->nr_nodes, node, 0);
+		uint32_t nr = channels_below(n, n->nr_nodes, node, 0);
 
 		most = nr > most ? nr : most;
 	}

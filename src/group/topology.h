@@ -22,10 +22,10 @@ void topology_free(struct topology *topology);
 /* The gateway of a source to another node: its rank with the source's own index, modulo its number of ranks. */
 uint32_t topology_gateway(const struct topology *topology, uint32_t source, uint32_t node);
 
-/* The sources of one gateway are numbered: the lane of `source` at its gateway to that node. */
-uint32_t topology_lane(const struct topology *topology, uint32_t source, uint32_t node);
+/* The sources of one gateway are numbered: the channel of `source` at its gateway to that node. */
+uint32_t topology_channel(const struct topology *topology, uint32_t source, uint32_t node);
 
-/* The most lanes that any gateway has. */
-uint32_t topology_most_lanes(const struct topology *topology);
+/* The most channels that any gateway has. */
+uint32_t topology_most_channels(const struct topology *topology);
 
 #endif

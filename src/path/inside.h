@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of the engine path, shared by the files that make it:
  *   path_engine.c  opening and closing, immediates, words in one write
- *   lanes.c        rows in chunks to other nodes' gateways (high throughput)
+ *   channels.c        rows in chunks to other nodes' gateways (high throughput)
  *   relay.c        the gateway: rows out of chunks to the ranks of its node, on the proxy thread
  *   results.c      results home in pieces (high throughput), or staged as a whole (low latency)
  */
@@ -47,7 +47,7 @@ struct engine_path {
 	bool claimed;
 	uint8_t *staging; /* what this rank sends lies here until it has landed */
 	uint64_t staging_bytes;
-	uint64_t counts, notes, regions, results_at, lanes_at; /* offsets in it */
+	uint64_t counts, notes, regions, results_at, channels_at; /* offsets in it */
 	uint64_t results_bytes;                                /* low latency: of one home's */
 	uint32_t *number_of;                                   /* [R] of a rank that is not mapped, among these */
 	uint32_t nr_internode;                                       /* ranks that are not mapped */
@@ -58,7 +58,7 @@ struct engine_path {
 	struct partings partings;
 	_Atomic uint32_t breach;    /* the rank that sent something broken + 1 */
 	char breach_text[160];
-	struct lanes *lanes;
+	struct channels *channels;
 	struct relay *relay;
 	struct results *results;
 };
@@ -93,18 +93,18 @@ void path_breach(tern_moe *moe, uint32_t source, const char *what);
 /* On the proxy: stores source's arrival word in this rank's window and rings. */
 void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source, uint64_t word);
 
-/* lanes.c */
-uint64_t lanes_bytes(const tern_moe *moe); /* of staging */
-int lanes_open(tern_moe *moe);
-void lanes_close(tern_moe *moe, uint64_t deadline_ns);
-void lanes_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk); /* on the proxy */
-bool lanes_settled(const tern_moe *moe); /* every chunk to a gateway that still takes part has been given back */
+/* channels.c */
+uint64_t channels_bytes(const tern_moe *moe); /* of staging */
+int channels_open(tern_moe *moe);
+void channels_close(tern_moe *moe, uint64_t deadline_ns);
+void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk); /* on the proxy */
+bool channels_settled(const tern_moe *moe); /* every chunk to a gateway that still takes part has been given back */
 
 /* relay.c; on the proxy but for open and close */
 int relay_open(tern_moe *moe);
 void relay_close(tern_moe *moe, uint64_t deadline_ns);
 void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk);
-bool relay_take(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk); /* its rows; false: broken */
+bool relay_take(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk); /* its rows; false: broken */
 void relay_more(void *moe);
 
 /* results.c */

@@ -52,9 +52,9 @@ int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 	return moe->engine ? engine_path_begin(moe, slot, kind) : 0;
 }
 
-bool path_lane_shape(const tern_moe *moe, struct lane_shape *shape)
+bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape)
 {
-	*shape = (struct lane_shape){.nr_lanes = topology_most_lanes(&moe->topology),
+	*shape = (struct channel_shape){.nr_channels = topology_most_channels(&moe->topology),
 		.nr_chunks = moe->config.nr_chunks,
 		.chunk_bytes = moe->config.chunk_bytes};
 	return moe->group->engine != NULL;
@@ -123,5 +123,5 @@ uint64_t path_staging_bytes(const tern_moe *moe)
 {
 	const struct layout *l = &moe->layout;
 
-	return (uint64_t)l->nr_lanes * l->nr_chunks * l->chunk_bytes + (moe->engine ? engine_path_bytes(moe) : 0);
+	return (uint64_t)l->nr_channels * l->nr_chunks * l->chunk_bytes + (moe->engine ? engine_path_bytes(moe) : 0);
 }

@@ -2,7 +2,7 @@
 /* The seam between the protocol and what moves the bytes. A half asks where bytes for a peer go, stores them there, and
  * publishes the arrival word of the phase when all are stored. On the mapped path that place is the peer's window
  * itself. On the engine path it is staging, which publishing sends. In high-throughput mode rows and results for ranks
- * that are not mapped leave in bounded pieces meanwhile: lanes.h, results.h. */
+ * that are not mapped leave in bounded pieces meanwhile: channels.h, results.h. */
 #ifndef TERN_PATH_H
 #define TERN_PATH_H
 
@@ -42,7 +42,7 @@ int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind);
 void path_deliver(struct arrival *arrival, struct event_count *events, uint64_t word);
 
 /* How rows travel between nodes; false: all ranks are mapped, or rows go through regions. */
-bool path_lane_shape(const tern_moe *moe, struct lane_shape *shape);
+bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape);
 
 /* Collective: the ways to all ranks, once windows are mapped. Undone by paths_close. */
 int paths_open(tern_moe *moe);

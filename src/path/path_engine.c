@@ -5,7 +5,7 @@
  *
  * Immediate:  prefix of the exchange (8 bits) | kind (3) | source (12) | kind's own (9)
  *   words and pieces   slot (4) | released (1) | epoch (4 low bits)
- *   chunk, credit      number of the chunk in its lane
+ *   chunk, credit      number of the chunk in its channel
  *   parting            which (2) | 6 bits of the error, or of the rank that caused it: three immediates in any order
  */
 #include "path/path_engine.h"
@@ -124,7 +124,7 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	else if (kind == IMMEDIATE_CHUNK)
 		relay_chunk(moe, source, bits);
 	else if (kind == IMMEDIATE_CREDIT)
-		lanes_credit(moe, source, bits);
+		channels_credit(moe, source, bits);
 	else if (bits >> 5 >= moe->layout.nr_slots)
 		path_breach(moe, source, "an immediate of no slot");
 	else if (kind == IMMEDIATE_PIECE)
@@ -206,7 +206,7 @@ static uint64_t plan_staging(tern_moe *moe)
 		path->counts = take(&end, l->nr_slots * 2 * l->counts_bytes);
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
 		path->notes = take(&end, (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note));
-		path->lanes_at = take(&end, lanes_bytes(moe));
+		path->channels_at = take(&end, channels_bytes(moe));
 	}
 	path->results_at = take(&end, results_bytes(moe));
 	return align_up(end, 4096);
@@ -238,7 +238,7 @@ static int open_parts(tern_moe *moe)
 	rc = rc ? rc : results_open(moe);
 	if (rc || moe->config.mode == TERN_LOW_LATENCY)
 		return rc;
-	rc = lanes_open(moe);
+	rc = channels_open(moe);
 	return rc ? rc : relay_open(moe);
 }
 
@@ -313,7 +313,7 @@ static void close_parts(tern_moe *moe)
 	if (path->claimed)
 		engine_unclaim(path->engine, path->prefix);
 	relay_close(moe, deadline_ns);
-	lanes_close(moe, deadline_ns);
+	channels_close(moe, deadline_ns);
 	results_close(moe, deadline_ns);
 	sent_close(moe, &path->pieces, deadline_ns);
 	sent_close(moe, &path->credits, deadline_ns);
@@ -446,7 +446,7 @@ static int look_settled(void *ctx)
 {
 	const tern_moe *moe = ctx;
 
-	return sent_have_ended(&moe->engine->pieces) && lanes_settled(moe) && results_settled(moe);
+	return sent_have_ended(&moe->engine->pieces) && channels_settled(moe) && results_settled(moe);
 }
 
 /* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would

@@ -23,10 +23,10 @@ struct relay_round {
 };
 
 struct relay {
-	struct relay_round *rounds; /* [lanes][slots] */
+	struct relay_round *rounds; /* [channels][slots] */
 	uint32_t *rows_for;
 	uint32_t nr_rounds;
-	/* Credits that found no room in the engine's ring: [lanes][chunks], the source + 1. */
+	/* Credits that found no room in the engine's ring: [channels][chunks], the source + 1. */
 	uint32_t *owed;
 	uint32_t nr_owed;
 };
@@ -46,12 +46,12 @@ int relay_open(tern_moe *moe)
 	moe->engine->relay = relay;
 	if (!relay)
 		return fail(TERN_ERR_NOMEM, "no memory for a relay");
-	relay->nr_rounds = moe->layout.nr_lanes * moe->layout.nr_slots;
+	relay->nr_rounds = moe->layout.nr_channels * moe->layout.nr_slots;
 	relay->rounds = calloc(relay->nr_rounds + 1, sizeof(*relay->rounds));
 	relay->rows_for = calloc((size_t)relay->nr_rounds * nr_here + 1, sizeof(*relay->rows_for));
-	relay->owed = calloc((size_t)moe->layout.nr_lanes * moe->layout.nr_chunks + 1, sizeof(*relay->owed));
+	relay->owed = calloc((size_t)moe->layout.nr_channels * moe->layout.nr_chunks + 1, sizeof(*relay->owed));
 	if (!relay->rounds || !relay->rows_for || !relay->owed)
-		return fail(TERN_ERR_NOMEM, "no memory for a relay of %u lanes", moe->layout.nr_lanes);
+		return fail(TERN_ERR_NOMEM, "no memory for a relay of %u channels", moe->layout.nr_channels);
 	for (uint32_t i = 0; i < relay->nr_rounds; i++)
 		relay->rounds[i].rows_for = relay->rows_for + (size_t)i * nr_here;
 	return 0;
@@ -72,13 +72,13 @@ static int send_credit(tern_moe *moe, uint32_t source, uint32_t chunk, uint32_t 
 	return rc;
 }
 
-static void give_credit(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk)
+static void give_credit(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk)
 {
 	struct relay *relay = moe->engine->relay;
 
 	if (!send_credit(moe, source, chunk, TERN_TRY))
 		return;
-	relay->owed[lane * moe->layout.nr_chunks + chunk] = source + 1;
+	relay->owed[channel * moe->layout.nr_chunks + chunk] = source + 1;
 	relay->nr_owed++;
 	engine_ask_again(moe->engine->engine, moe->engine->prefix);
 }
@@ -87,7 +87,7 @@ static void give_credit(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t 
 static void pay_credits(tern_moe *moe, uint32_t flags)
 {
 	struct relay *relay = moe->engine->relay;
-	uint32_t nr = moe->layout.nr_lanes * moe->layout.nr_chunks;
+	uint32_t nr = moe->layout.nr_channels * moe->layout.nr_chunks;
 
 	for (uint32_t i = 0; i < nr && relay->nr_owed; i++) {
 		if (!relay->owed[i])
@@ -201,14 +201,14 @@ static bool join_round(struct relay_round *round, const struct chunk_head *head)
 	return !round->nr_chunks || round->nr_came <= round->nr_chunks;
 }
 
-bool relay_take(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk)
+bool relay_take(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk)
 {
 	struct relay_round *round;
 	struct chunk_reader r;
 
-	if (!chunk_read(&moe->layout, own(moe, layout_chunk(&moe->layout, lane, chunk)), &r))
+	if (!chunk_read(&moe->layout, own(moe, layout_chunk(&moe->layout, channel, chunk)), &r))
 		return false;
-	round = &moe->engine->relay->rounds[lane * moe->layout.nr_slots + r.head.slot];
+	round = &moe->engine->relay->rounds[channel * moe->layout.nr_slots + r.head.slot];
 	if (!join_round(round, &r.head) || !store_rows(moe, source, &r, round->rows_for))
 		return false;
 	if (round->nr_came == round->nr_chunks)
@@ -218,16 +218,16 @@ bool relay_take(tern_moe *moe, uint32_t source, uint32_t lane, uint32_t chunk)
 
 void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk)
 {
-	uint32_t node = own_node(moe), lane;
+	uint32_t node = own_node(moe), channel;
 
 	if (!moe->engine->relay || chunk >= moe->layout.nr_chunks ||
 		topology_gateway(&moe->topology, source, node) != moe->rank) {
 		path_breach(moe, source, "a chunk that is not for it");
 		return;
 	}
-	lane = topology_lane(&moe->topology, source, node);
-	if (relay_take(moe, source, lane, chunk))
-		give_credit(moe, source, lane, chunk);
+	channel = topology_channel(&moe->topology, source, node);
+	if (relay_take(moe, source, channel, chunk))
+		give_credit(moe, source, channel, chunk);
 	else
 		path_breach(moe, source, "a broken chunk of rows");
 }

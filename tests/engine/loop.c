@@ -26,7 +26,7 @@ struct flight {
 struct loop {
 	struct transport transport;
 	struct loop_net *net;
-	uint32_t self, lane, nr_peers, depth;
+	uint32_t self, connection, nr_peers, depth;
 	struct flight *flights; /* in order of posting */
 	uint32_t nr_flights;
 	struct loop_news *news;
@@ -68,8 +68,8 @@ uint32_t loop_under_way(struct loop_net *net, uint32_t rank)
 	uint32_t nr = 0;
 
 	pthread_mutex_lock(&net->lock);
-	for (uint32_t lane = 0; lane < LOOP_LANES; lane++)
-		nr += net->members[rank][lane] ? net->members[rank][lane]->nr_flights : 0;
+	for (uint32_t connection = 0; connection < LOOP_LANES; connection++)
+		nr += net->members[rank][connection] ? net->members[rank][connection]->nr_flights : 0;
 	pthread_mutex_unlock(&net->lock);
 	return nr;
 }
@@ -93,8 +93,8 @@ static int loop_open(const struct transport_options *options, struct transport *
 	l->flights = calloc(l->depth, sizeof(*l->flights));
 	l->news = calloc(NEWS, sizeof(*l->news));
 	pthread_mutex_lock(&net->lock);
-	l->lane = net->nr_open[l->self]++;
-	net->members[l->self][l->lane] = l;
+	l->connection = net->nr_open[l->self]++;
+	net->members[l->self][l->connection] = l;
 	pthread_mutex_unlock(&net->lock);
 	*info = (struct transport_info){.name = "loop",
 		.provider = "test",
@@ -117,7 +117,7 @@ static void loop_close(struct transport *transport)
 	struct loop *l = loop_of(transport);
 
 	pthread_mutex_lock(&l->net->lock);
-	l->net->members[l->self][l->lane] = NULL;
+	l->net->members[l->self][l->connection] = NULL;
 	pthread_mutex_unlock(&l->net->lock);
 	free(l->flights);
 	free(l->news);
@@ -249,8 +249,8 @@ static int loop_send(struct transport *transport, uint32_t peer, const void *dat
 		rc = fail(TERN_ERR_PEER_DEAD, "rank %u is gone", peer);
 	else if (net->settings.again_first && draw(net, net->settings.again_first + 1))
 		rc = TRANSPORT_AGAIN;
-	else if (!net->dead[peer] && !net->dead[l->self] && net->members[peer][l->lane]) {
-		news = add_news(net->members[peer][l->lane]);
+	else if (!net->dead[peer] && !net->dead[l->self] && net->members[peer][l->connection]) {
+		news = add_news(net->members[peer][l->connection]);
 		rc = news ? 0 : TRANSPORT_AGAIN;
 	}
 	if (news) {
@@ -278,7 +278,7 @@ static bool held_back(const struct loop *l, uint32_t number)
 
 static void land(struct loop *l, struct flight *f)
 {
-	struct loop *target = l->net->members[f->write.peer][l->lane];
+	struct loop *target = l->net->members[f->write.peer][l->connection];
 	struct loop_news *news;
 
 	if (!target || l->net->dead[f->write.peer] || f->fate == LOOP_VANISHES)
@@ -316,7 +316,7 @@ static void move_flights(struct loop *l)
 			f->due--;
 			continue;
 		}
-		landed[i] = !held_back(l, i) && room_for_news(l, l->net->members[f->write.peer][l->lane]);
+		landed[i] = !held_back(l, i) && room_for_news(l, l->net->members[f->write.peer][l->connection]);
 		if (landed[i])
 			land(l, f);
 	}

@@ -251,7 +251,7 @@ static void staging_is_bounded(void **state)
 	uint64_t few = sums_of(TERN_HIGH_THROUGHPUT, 20).staging_bytes, many = sums_of(TERN_HIGH_THROUGHPUT, 400).staging_bytes;
 
 	(void)state;
-	assert_true(few > 2 * 2 * 20000); /* a lane's chunks here and at the gateway; pieces beside them */
+	assert_true(few > 2 * 2 * 20000); /* a channel's chunks here and at the gateway; pieces beside them */
 	assert_int_equal(few, many);
 	assert_true(many < 1 << 20);
 	assert_true(sums_of(TERN_LOW_LATENCY, 400).staging_bytes > 400 * 1024 * 2); /* says something else where it does depend */
@@ -272,7 +272,7 @@ static void one_copy_for_a_node(void **state)
 static int send_noise(struct rank *rank, tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
-	uint8_t *from = path->staging + path->lanes_at;
+	uint8_t *from = path->staging + path->channels_at;
 
 	memset(from, 0xee, 256);
 	if (path_write(moe, path->pieces.each, SLOW, immediate_make(moe, IMMEDIATE_CHUNK, 1), from, layout_chunk(&moe->layout, 0, 1), 256))

@@ -11,7 +11,7 @@
 #define NR_RANKS 4
 #define GATEWAY 1
 #define BESIDE 2
-#define SOURCE 3 /* its second lane */
+#define SOURCE 3 /* its second channel */
 #define NR_EXPERTS 7
 
 static const int node_of[NR_RANKS] = {0, 1, 1, 2};
@@ -46,7 +46,7 @@ static void draw_config(struct bytes *b, struct tern_moe_config *c)
 
 static void gateway_open(struct gateway *g, struct bytes *b)
 {
-	struct lane_shape lanes = {.nr_chunks = 2, .chunk_bytes = take_from(b, 1, 700)};
+	struct channel_shape channels = {.nr_chunks = 2, .chunk_bytes = take_from(b, 1, 700)};
 	tern_moe *moe = &g->moe;
 
 	memset(g, 0, sizeof(*g));
@@ -58,8 +58,8 @@ static void gateway_open(struct gateway *g, struct bytes *b)
 	moe->rank = GATEWAY;
 	MUST(!placement_init(&moe->placement, &moe->config.placement, NR_EXPERTS, NR_RANKS));
 	MUST(!topology_init(&moe->topology, node_of, NR_RANKS));
-	lanes.nr_lanes = topology_most_lanes(&moe->topology);
-	layout_init(&moe->layout, &moe->config, NR_RANKS, NR_EXPERTS, moe->placement.max_local, &lanes);
+	channels.nr_channels = topology_most_channels(&moe->topology);
+	layout_init(&moe->layout, &moe->config, NR_RANKS, NR_EXPERTS, moe->placement.max_local, &channels);
 	for (int r = GATEWAY; r <= BESIDE; r++) {
 		g->windows[r].base = aligned_alloc(4096, moe->layout.window_bytes); /* exact, so that AddressSanitizer sees its end */
 		MUST(g->windows[r].base);
@@ -146,7 +146,7 @@ static void check_windows(const struct gateway *g)
 
 	for (int r = GATEWAY; r <= BESIDE; r++) {
 		expect_untouched(g, r, 0, l->words);
-		expect_untouched(g, r, l->notes, l->lanes - l->notes);
+		expect_untouched(g, r, l->notes, l->channels - l->notes);
 		for (uint32_t slot = 0; slot < l->nr_slots; slot++) {
 			check_output(g, r, layout_output(l, slot));
 			expect_untouched(g, r, layout_counts(l, slot, 0, 0), 2 * l->nr_ranks * l->counts_bytes);
@@ -166,16 +166,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct bytes b = {data, size};
 	struct gateway g;
-	uint32_t lane;
+	uint32_t channel;
 
 	gateway_open(&g, &b);
-	lane = topology_lane(&g.moe.topology, SOURCE, g.moe.topology.node_of[GATEWAY]);
+	channel = topology_channel(&g.moe.topology, SOURCE, g.moe.topology.node_of[GATEWAY]);
 	for (uint32_t i = 0; i < 4 && b.left; i++) {
-		uint8_t *chunk = own(&g.moe, layout_chunk(&g.moe.layout, lane, i % 2));
+		uint8_t *chunk = own(&g.moe, layout_chunk(&g.moe.layout, channel, i % 2));
 
 		write_chunk(&b, &g.moe.layout, chunk);
 		spoil(&b, &g.moe.layout, chunk);
-		if (!relay_take(&g.moe, SOURCE, lane, i % 2))
+		if (!relay_take(&g.moe, SOURCE, channel, i % 2))
 			break;
 	}
 	check_windows(&g);

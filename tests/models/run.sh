@@ -212,26 +212,26 @@ expect asserts staging -DBREAK_OWN_WORD -DCOUNTS=1 -DROUNDS=6
 expect asserts staging -DBREAK_NEVER_BACK -DCOUNTS=1
 
 # rows and results between nodes
-expect_large holds lanes
-expect_large holds lanes -DCHUNKS=1
-expect holds lanes -DCHUNKS=1 -DROUNDS=1 -DROWS=2
-expect_large holds lanes -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
-expect_large holds lanes -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=BEHIND
+expect_large holds channels
+expect_large holds channels -DCHUNKS=1
+expect holds channels -DCHUNKS=1 -DROUNDS=1 -DROWS=2
+expect_large holds channels -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
+expect_large holds channels -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=BEHIND
 for victim in GATEWAY SOURCE; do
-	expect_large holds lanes -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=$victim
+	expect_large holds channels -DCHUNKS=1 -DROUNDS=1 -DDEATH=1 -DVICTIM=$victim
 done
-expect asserts lanes -DWITNESS
+expect asserts channels -DWITNESS
 for broken in NO_CREDIT NO_COMPLETION CREDIT_FIRST WORD_BEFORE_ROWS OWN_WORD_FIRST LEAVE_UNSETTLED; do
-	expect asserts lanes -DBREAK_$broken -DCHUNKS=1
+	expect asserts channels -DBREAK_$broken -DCHUNKS=1
 done
-expect asserts lanes -DBREAK_WORD_AT_LAST
+expect asserts channels -DBREAK_WORD_AT_LAST
 # Output rows are guarded twice here too.
-expect_large holds lanes -DBREAK_ROWS_BEFORE_COUNTS -DCHUNKS=1
-expect_large holds lanes -DBREAK_EARLY_RESULTS_WORD -DCHUNKS=1
-expect asserts lanes -DBREAK_ROWS_BEFORE_COUNTS -DBREAK_EARLY_RESULTS_WORD -DCHUNKS=1
-expect hangs lanes -DBREAK_SILENCE_FOR_NOTHING -DCHUNKS=1
-expect hangs lanes -DBREAK_CALLER_RELAYS -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
-expect hangs lanes -DBREAK_TRUST_GATEWAY -DCHUNKS=1 -DROUNDS=1 -DDEATH=1
+expect_large holds channels -DBREAK_ROWS_BEFORE_COUNTS -DCHUNKS=1
+expect_large holds channels -DBREAK_EARLY_RESULTS_WORD -DCHUNKS=1
+expect asserts channels -DBREAK_ROWS_BEFORE_COUNTS -DBREAK_EARLY_RESULTS_WORD -DCHUNKS=1
+expect hangs channels -DBREAK_SILENCE_FOR_NOTHING -DCHUNKS=1
+expect hangs channels -DBREAK_CALLER_RELAYS -DCHUNKS=1 -DROUNDS=1 -DSLOTS=2
+expect hangs channels -DBREAK_TRUST_GATEWAY -DCHUNKS=1 -DROUNDS=1 -DDEATH=1
 expect holds pieces
 expect holds pieces -DPOOL=1
 expect_large holds pieces -DSLOTS=2

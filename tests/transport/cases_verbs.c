@@ -34,11 +34,11 @@ static void expect_refused_as_dead(struct world *w)
 	struct transport *t = w->peers[0].transport;
 	struct transport_write write = a_write(w, 0, 1, 0, 0, 8);
 	const struct verbs_peer *peer = &inside(w, 0)->peers[1];
-	uint32_t posted = peer->lanes[VERBS_DATA]->posted;
+	uint32_t posted = peer->connections[VERBS_DATA]->posted;
 
 	expect(t->ops->write(t, &write) == TERN_ERR_PEER_DEAD, "a write to a peer that is down was not refused");
 	expect(t->ops->send(t, 1, "x", 1) == TERN_ERR_PEER_DEAD, "a message to a peer that is down was not refused");
-	expect(peer->lanes[VERBS_DATA]->posted == posted, "something was posted to a dead queue pair");
+	expect(peer->connections[VERBS_DATA]->posted == posted, "something was posted to a dead queue pair");
 }
 
 /* A write with a wrong key, and three behind it on one event_count: the first is told why, the others that they were flushed, then the peer is down; another peer goes on. */

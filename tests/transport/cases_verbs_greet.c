@@ -163,7 +163,7 @@ static void run_stale_greeting(const struct network *n)
 	world_close(&w);
 }
 
-/* Nobody polls between partings: lanes that are given up do not pile up. */
+/* Nobody polls between partings: connections that are given up do not pile up. */
 static void run_storm(const struct network *n)
 {
 	struct transport_write write = {.peer = 1, .flags = WRITE_IMMEDIATE};
@@ -175,10 +175,10 @@ static void run_storm(const struct network *n)
 		w.peers[0].transport->ops->write(w.peers[0].transport, &write);
 		reconnect(&w);
 	}
-	expect(inside(&w, 0)->nr_lanes <= inside(&w, 0)->nr_lookup / 2 + 1, "%u lanes", inside(&w, 0)->nr_lanes);
+	expect(inside(&w, 0)->nr_connections <= inside(&w, 0)->nr_lookup / 2 + 1, "%u connections", inside(&w, 0)->nr_connections);
 	expect_works(&w, 0, 1);
 	for (uint64_t end = now_ms() + CASE_WAIT_MS; inside(&w, 0)->nr_retired;) {
-		expect(now_ms() < end, "%u lanes were not given back", inside(&w, 0)->nr_retired);
+		expect(now_ms() < end, "%u connections were not given back", inside(&w, 0)->nr_retired);
 		world_turn(&w);
 	}
 	expect(inside(&w, 0)->nr_under_way == 0, "%u requests are under way", inside(&w, 0)->nr_under_way);

@@ -769,7 +769,7 @@ static void processes_with_one_pid(void **state)
 static void short_files_body(struct rank *rank)
 {
 	struct rlimit limit = {WINDOW_BYTES - 1, RLIM_INFINITY};
-	struct mailbox_shape shape = {.nr_lanes = 8, .nr_immediates = 4096, .message_bytes = 4096};
+	struct mailbox_shape shape = {.nr_connections = 8, .nr_immediates = 4096, .message_bytes = 4096};
 	struct window *windows[3] = {NULL};
 	struct mailbox *mailbox = NULL;
 	struct scene *s = rank->ctx;

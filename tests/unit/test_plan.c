@@ -360,11 +360,11 @@ static void add_slot(struct areas *areas, const struct layout *l, const struct t
 		add_area(areas, layout_combine_row(l, slot, row), l->combine_row_bytes, 16, "combine row");
 }
 
-static void add_lanes(struct areas *areas, const struct layout *l)
+static void add_channels(struct areas *areas, const struct layout *l)
 {
-	for (uint32_t lane = 0; lane < l->nr_lanes; lane++)
+	for (uint32_t channel = 0; channel < l->nr_channels; channel++)
 		for (uint32_t chunk = 0; chunk < l->nr_chunks; chunk++)
-			add_area(areas, layout_chunk(l, lane, chunk), l->chunk_bytes, CACHE_LINE, "chunk");
+			add_area(areas, layout_chunk(l, channel, chunk), l->chunk_bytes, CACHE_LINE, "chunk");
 	for (uint32_t slot = 0; l->nr_chunks && slot < l->nr_slots; slot++)
 		for (uint32_t r = 0; r < l->nr_ranks; r++)
 			add_area(areas, layout_note(l, slot, r), sizeof(struct results_note), CACHE_LINE, "note");
@@ -420,21 +420,21 @@ static void layouts(void **state)
 	assert_non_null(areas);
 	for (int i = 0; i < scaled_cases(1500); i++) {
 		uint32_t nr_ranks = 1 + random_below(&random, 8);
-		struct lane_shape shape = {random_below(&random, 4), 2 + random_below(&random, 4), 1 + random_below(&random, 5000)};
-		const struct lane_shape *lanes = random_below(&random, 2) ? &shape : NULL;
+		struct channel_shape shape = {random_below(&random, 4), 2 + random_below(&random, 4), 1 + random_below(&random, 5000)};
+		const struct channel_shape *channels = random_below(&random, 2) ? &shape : NULL;
 		struct tern_moe_config c;
 		struct layout l, same;
 
 		draw_config(&random, &c);
 		c.replica_ranks = random_below(&random, 2) ? 1 : nr_ranks;
-		layout_init(&l, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, lanes);
-		layout_init(&same, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, lanes);
+		layout_init(&l, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, channels);
+		layout_init(&same, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, channels);
 		assert_memory_equal(&l, &same, sizeof(l));
 		areas->nr = 0;
 		add_area(areas, 0, sizeof(struct window_head), CACHE_LINE, "head");
 		for (uint32_t slot = 0; slot < c.nr_slots; slot++)
 			add_slot(areas, &l, &c, slot);
-		add_lanes(areas, &l);
+		add_channels(areas, &l);
 		check_areas(areas, l.window_bytes);
 		check_output(areas, &l);
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The map of nodes, gateways and lanes, against a count by hand over random nodes. */
+/* The map of nodes, gateways and channels, against a count by hand over random nodes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -21,13 +21,13 @@ static void uneven_nodes(void **state)
 	assert_int_equal(n.index_of[1], 1);
 	assert_int_equal(topology_gateway(&n, 0, 1), 2); /* a lone rank takes from both */
 	assert_int_equal(topology_gateway(&n, 1, 1), 2);
-	assert_int_equal(topology_lane(&n, 0, 1), 0);
-	assert_int_equal(topology_lane(&n, 1, 1), 1);
-	assert_int_equal(topology_lane(&n, 3, 1), 2);
+	assert_int_equal(topology_channel(&n, 0, 1), 0);
+	assert_int_equal(topology_channel(&n, 1, 1), 1);
+	assert_int_equal(topology_channel(&n, 3, 1), 2);
 	assert_int_equal(topology_gateway(&n, 2, 0), 0); /* both lone ones come to the first of the pair */
 	assert_int_equal(topology_gateway(&n, 3, 0), 0);
-	assert_int_equal(topology_lane(&n, 3, 0), 1);
-	assert_int_equal(topology_most_lanes(&n), 3);
+	assert_int_equal(topology_channel(&n, 3, 0), 1);
+	assert_int_equal(topology_most_channels(&n), 3);
 	topology_free(&n);
 }
 
@@ -39,7 +39,7 @@ static void one_node(void **state)
 	(void)state;
 	assert_int_equal(topology_init(&n, node_of, 3), 0);
 	assert_int_equal(n.nr_nodes, 1);
-	assert_int_equal(topology_most_lanes(&n), 0);
+	assert_int_equal(topology_most_channels(&n), 0);
 	topology_free(&n);
 }
 
@@ -57,9 +57,9 @@ static void check_gateway(const struct topology *n, uint32_t gateway, uint32_t *
 			assert_int_equal(n->index_of[topology_gateway(n, s, node)], n->index_of[s]);
 		if (topology_gateway(n, s, node) != gateway)
 			continue;
-		assert_in_range(topology_lane(n, s, node), 0, n->nr_ranks - 1);
-		assert_false(seen >> topology_lane(n, s, node) & 1);
-		seen |= 1ull << topology_lane(n, s, node);
+		assert_in_range(topology_channel(n, s, node), 0, n->nr_ranks - 1);
+		assert_false(seen >> topology_channel(n, s, node) & 1);
+		seen |= 1ull << topology_channel(n, s, node);
 		nr++;
 	}
 	assert_true(seen == (nr ? ~0ull >> (64 - nr) : 0));
@@ -83,7 +83,7 @@ static void random_nodes(void **state)
 			assert_int_equal(n.ranks[n.first[n.node_of[r]] + n.index_of[r]], r);
 			check_gateway(&n, r, &most);
 		}
-		assert_int_equal(topology_most_lanes(&n), most);
+		assert_int_equal(topology_most_channels(&n), most);
 		topology_free(&n);
 	}
 }

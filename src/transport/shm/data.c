@@ -113,7 +113,7 @@ static int move_bytes(struct shm *s, const struct transport_write *w)
 
 static bool has_room(const struct shm *s, const struct shm_peer *peer, uint32_t flags)
 {
-	uint32_t waiting = peer->immediates_put - lane_retired(&peer->lane->immediates);
+	uint32_t waiting = peer->immediates_put - connection_retired(&peer->connection->immediates);
 
 	if ((flags & WRITE_IMMEDIATE) && waiting >= peer->mailbox->shape.nr_immediates)
 		return false;
@@ -135,8 +135,8 @@ int shm_write(struct transport *transport, const struct transport_write *w)
 	if (rc)
 		return rc;
 	if (w->flags & WRITE_IMMEDIATE) {
-		*lane_immediate(peer->mailbox, peer->lane, peer->immediates_put) = w->immediate;
-		lane_publish(&peer->lane->immediates, ++peer->immediates_put);
+		*connection_immediate(peer->mailbox, peer->connection, peer->immediates_put) = w->immediate;
+		connection_publish(&peer->connection->immediates, ++peer->immediates_put);
 	}
 	if (w->flags & WRITE_SIGNALLED)
 		s->completions[s->completions_put++ & (s->nr_completions - 1)] =
@@ -156,13 +156,13 @@ int shm_send(struct transport *transport, uint32_t p, const void *data, uint32_t
 	peer = &s->peers[p];
 	if (bytes > peer->mailbox->shape.message_bytes || bytes > s->mailbox->shape.message_bytes)
 		return fail(TERN_ERR_INVALID, "a message of %u bytes; peer %u takes %u", bytes, p, peer->mailbox->shape.message_bytes);
-	if (peer->messages_put - lane_retired(&peer->lane->messages) >= MAILBOX_MESSAGES)
+	if (peer->messages_put - connection_retired(&peer->connection->messages) >= MAILBOX_MESSAGES)
 		return TRANSPORT_AGAIN;
-	message = lane_message(peer->mailbox, peer->lane, peer->messages_put);
+	message = connection_message(peer->mailbox, peer->connection, peer->messages_put);
 	message->bytes = bytes;
 	if (bytes)
 		memcpy(message->data, data, bytes);
-	lane_publish(&peer->lane->messages, ++peer->messages_put);
+	connection_publish(&peer->connection->messages, ++peer->messages_put);
 	return 0;
 }
 
@@ -179,9 +179,9 @@ static int take_completions(struct shm *s, struct transport_event *events, int m
 
 static int take_immediates(struct shm *s, uint32_t p, struct transport_event *events, int max)
 {
-	struct lane *lane = s->peers[p].inbox;
-	uint32_t tail = atomic_load_explicit(&lane->immediates.tail, memory_order_relaxed);
-	uint32_t waiting = lane_observe(&lane->immediates) - tail;
+	struct connection *connection = s->peers[p].inbox;
+	uint32_t tail = atomic_load_explicit(&connection->immediates.tail, memory_order_relaxed);
+	uint32_t waiting = connection_observe(&connection->immediates) - tail;
 	int nr = 0;
 
 	if (!waiting)
@@ -192,8 +192,8 @@ static int take_immediates(struct shm *s, uint32_t p, struct transport_event *ev
 	}
 	for (; waiting && nr < max; waiting--)
 		events[nr++] = (struct transport_event){
-			.kind = EVENT_IMMEDIATE, .peer = p, .immediate = *lane_immediate(s->mailbox, lane, tail++)};
-	lane_retire(&lane->immediates, tail);
+			.kind = EVENT_IMMEDIATE, .peer = p, .immediate = *connection_immediate(s->mailbox, connection, tail++)};
+	connection_retire(&connection->immediates, tail);
 	return nr;
 }
 
@@ -201,18 +201,18 @@ static int take_immediates(struct shm *s, uint32_t p, struct transport_event *ev
 static int take_messages(struct shm *s, uint32_t p, struct transport_event *events, int max)
 {
 	struct shm_peer *peer = &s->peers[p];
-	struct lane_ring *ring = &peer->inbox->messages;
-	uint32_t waiting = lane_observe(ring) - peer->messages_read;
+	struct connection_ring *ring = &peer->inbox->messages;
+	uint32_t waiting = connection_observe(ring) - peer->messages_read;
 	int nr = 0;
 
 	if (atomic_load_explicit(&ring->tail, memory_order_relaxed) != peer->messages_read)
-		lane_retire(ring, peer->messages_read);
+		connection_retire(ring, peer->messages_read);
 	if (waiting > MAILBOX_MESSAGES) {
 		peer_fails(s, p, TERN_ERR_PROTOCOL, "its count of messages is impossible");
 		return 0;
 	}
 	for (; waiting && nr < max; waiting--) {
-		struct mailbox_message *message = lane_message(s->mailbox, peer->inbox, peer->messages_read);
+		struct mailbox_message *message = connection_message(s->mailbox, peer->inbox, peer->messages_read);
 		uint32_t bytes = *(volatile uint32_t *)&message->bytes;
 
 		if (bytes > s->mailbox->shape.message_bytes) {
@@ -255,8 +255,8 @@ static int report_failed(struct shm *s, struct transport_event *events, int max)
 		bool broken = peer->error == TERN_ERR_PROTOCOL;
 
 		if (!peer->failed || peer->reported ||
-			(!broken && (lane_observe(&peer->inbox->messages) != peer->messages_read ||
-					    lane_observe(&peer->inbox->immediates) != lane_retired(&peer->inbox->immediates))))
+			(!broken && (connection_observe(&peer->inbox->messages) != peer->messages_read ||
+					    connection_observe(&peer->inbox->immediates) != connection_retired(&peer->inbox->immediates))))
 			continue;
 		peer->reported = true;
 		events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN, .peer = p, .error = peer->error, .text = peer->text};

@@ -96,7 +96,7 @@ static struct mailbox *find_here(int32_t pid, const uint64_t *nonce)
 
 static int shape_is_sane(const struct mailbox_shape *s)
 {
-	return s->nr_lanes && s->nr_lanes <= 1u << 20 && s->nr_immediates && s->nr_immediates <= 1u << 24 &&
+	return s->nr_connections && s->nr_connections <= 1u << 20 && s->nr_immediates && s->nr_immediates <= 1u << 24 &&
 	       !(s->nr_immediates & (s->nr_immediates - 1)) && s->message_bytes <= 1u << 24;
 }
 

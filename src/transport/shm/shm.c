@@ -6,7 +6,7 @@
  * it is memcpy. When write returns the bytes have landed; so writes are ordered, a fence costs nothing, every write may be inline, and the only queues
  * are the immediates' and messages' rings and the completions that nobody has polled yet.
  *
- * A peer's death is seen by its pidfd, its leaving by a word in its mailbox; both are looked at every millisecond of polling, after its lane has been
+ * A peer's death is seen by its pidfd, its leaving by a word in its mailbox; both are looked at every millisecond of polling, after its connection has been
  * emptied. The kernel's copy names its target by pid: a pid is reused only after its parent has reaped it and all others have been used, the
  * mailbox's nonce is checked on connecting and the pidfd on polling.
  *
@@ -70,7 +70,7 @@ static void shm_close(struct transport *transport)
 
 static int shm_fill(struct shm *s, const struct transport_options *options)
 {
-	struct mailbox_shape shape = {.nr_lanes = options->nr_peers,
+	struct mailbox_shape shape = {.nr_connections = options->nr_peers,
 		.nr_immediates = power_of_two(options->depth),
 		.message_bytes = options->message_bytes};
 
@@ -106,7 +106,7 @@ static int shm_open_transport(const struct transport_options *options, struct tr
 		return rc;
 	}
 	for (uint32_t p = 0; p < s->nr_peers; p++)
-		s->peers[p].inbox = mailbox_lane(s->mailbox, p);
+		s->peers[p].inbox = mailbox_connection(s->mailbox, p);
 	*info = (struct transport_info){.name = "shm",
 		.provider = "process_vm_writev",
 		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_SEES_DEATH,
@@ -175,11 +175,11 @@ static int shm_address(struct transport *transport, void *address, uint32_t *byt
 	return 0;
 }
 
-/* The copy that all writes will use, tried on the lane's probe. */
+/* The copy that all writes will use, tried on the connection's probe. */
 static int try_copy(struct shm *s, struct shm_peer *peer, const struct shm_address *a)
 {
 	uint64_t word = s->mailbox->nonce[0] | 1;
-	uint64_t offset = (uint64_t)((uint8_t *)&peer->lane->probe - (uint8_t *)peer->mailbox->head);
+	uint64_t offset = (uint64_t)((uint8_t *)&peer->connection->probe - (uint8_t *)peer->mailbox->head);
 	struct iovec from = {.iov_base = &word, .iov_len = sizeof(word)};
 	struct iovec to = {.iov_base = (void *)(uintptr_t)(a->probe_base + offset), .iov_len = sizeof(word)};
 
@@ -194,7 +194,7 @@ static int try_copy(struct shm *s, struct shm_peer *peer, const struct shm_addre
 					 tern_last_error())
 			       : rc;
 	}
-	if (atomic_load_explicit(&peer->lane->probe, memory_order_acquire) != word)
+	if (atomic_load_explicit(&peer->connection->probe, memory_order_acquire) != word)
 		return fail(TERN_ERR_PROTOCOL, "what was copied into process %d is not in its mailbox", a->pid);
 	return 0;
 }
@@ -206,13 +206,13 @@ static int attach_peer(struct shm *s, uint32_t p, const struct shm_address *a)
 
 	if (rc)
 		return rc;
-	if (peer->mailbox->shape.nr_lanes <= s->self)
-		return fail(TERN_ERR_MISMATCH, "peer %u knows %u ranks, this is rank %u", p, peer->mailbox->shape.nr_lanes, s->self);
+	if (peer->mailbox->shape.nr_connections <= s->self)
+		return fail(TERN_ERR_MISMATCH, "peer %u knows %u ranks, this is rank %u", p, peer->mailbox->shape.nr_connections, s->self);
 	if (atomic_load_explicit(&peer->mailbox->head->closed, memory_order_acquire))
 		return fail(TERN_ERR_PEER_LEFT, "peer %u has closed its transport", p);
-	peer->lane = mailbox_lane(peer->mailbox, s->self);
-	peer->immediates_put = lane_observe(&peer->lane->immediates);
-	peer->messages_put = lane_observe(&peer->lane->messages);
+	peer->connection = mailbox_connection(peer->mailbox, s->self);
+	peer->immediates_put = connection_observe(&peer->connection->immediates);
+	peer->messages_put = connection_observe(&peer->connection->messages);
 	return try_copy(s, peer, a);
 }
 
@@ -260,14 +260,14 @@ static int shm_connect(struct transport *transport, uint32_t p, const void *addr
 static int shm_disconnect(struct transport *transport, uint32_t p)
 {
 	struct shm *s = shm_of(transport);
-	struct lane *inbox;
+	struct connection *inbox;
 
 	if (p >= s->nr_peers)
 		return fail(TERN_ERR_INVALID, "peer %u of %u", p, s->nr_peers);
 	inbox = s->peers[p].inbox;
-	s->peers[p].messages_read = lane_observe(&inbox->messages);
-	lane_retire(&inbox->messages, s->peers[p].messages_read);
-	lane_retire(&inbox->immediates, lane_observe(&inbox->immediates));
+	s->peers[p].messages_read = connection_observe(&inbox->messages);
+	connection_retire(&inbox->messages, s->peers[p].messages_read);
+	connection_retire(&inbox->immediates, connection_observe(&inbox->immediates));
 	drop_peer(s, p);
 	return 0;
 }

@@ -18,8 +18,8 @@ struct transport_region {
 
 struct shm_peer {
 	struct mailbox *mailbox; /* NULL: not connected */
-	struct lane *lane;	 /* mine, in the peer's mailbox */
-	struct lane *inbox;	 /* the peer's, in mine */
+	struct connection *connection;	 /* mine, in the peer's mailbox */
+	struct connection *inbox;	 /* the peer's, in mine */
 	uint32_t immediates_put, messages_put, messages_read;
 	bool failed;   /* nothing more is written to it */
 	bool reported; /* and the engine knows */

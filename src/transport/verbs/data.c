@@ -7,7 +7,7 @@
  *
  * One doorbell. Writes to a peer wait until a small one (inline: a signal, or something urgent), a full chain or the next poll posts them together.
  *
- * Reports. A request that nobody wants to hear of is not reported, but one in a quarter of a lane is all the same, so that its slots come back; and as soon as half of the depth
+ * Reports. A request that nobody wants to hear of is not reported, but one in a quarter of a connection is all the same, so that its slots come back; and as soon as half of the depth
  * that all peers share is held by such requests, every further one is. */
 #include "transport/verbs/verbs.h"
 
@@ -37,66 +37,66 @@ static void build_extended(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr)
 		ibv_wr_set_sge_list(qp, (size_t)wr->num_sge, wr->sg_list);
 }
 
-static int post_extended(struct verbs_lane *lane, const struct ibv_send_wr *wr)
+static int post_extended(struct verbs_connection *connection, const struct ibv_send_wr *wr)
 {
-	ibv_wr_start(lane->extended);
+	ibv_wr_start(connection->extended);
 	for (; wr; wr = wr->next)
-		build_extended(lane->extended, wr);
-	return ibv_wr_complete(lane->extended);
+		build_extended(connection->extended, wr);
+	return ibv_wr_complete(connection->extended);
 }
 
 /* A chain, one doorbell. Slots are accounted for, so what is refused is refused for good. */
-static void post_chain(struct verbs *v, struct verbs_lane *lane, struct ibv_send_wr *first)
+static void post_chain(struct verbs *v, struct verbs_connection *connection, struct ibv_send_wr *first)
 {
 	struct ibv_send_wr *bad;
 	char text[160];
-	int rc = lane->extended ? post_extended(lane, first) : ibv_post_send(lane->qp, first, &bad);
+	int rc = connection->extended ? post_extended(connection, first) : ibv_post_send(connection->qp, first, &bad);
 
 	if (!rc)
 		return;
 	snprintf(text, sizeof(text), "its queue pair refuses requests: %s", strerror(rc));
-	verbs_peer_fails(v, lane->peer, TERN_ERR_PEER_DEAD, text);
+	verbs_peer_fails(v, connection->peer, TERN_ERR_PEER_DEAD, text);
 }
 
-void verbs_flush_lane(struct verbs *v, struct verbs_lane *lane)
+void verbs_flush_connection(struct verbs *v, struct verbs_connection *connection)
 {
-	uint32_t nr = lane->nr_held;
+	uint32_t nr = connection->nr_held;
 
 	if (!nr)
 		return;
-	verbs_lane_unhold(v, lane);
+	verbs_connection_unhold(v, connection);
 	for (uint32_t i = 0; i < nr; i++)
-		lane->held[i].next = i + 1 < nr ? &lane->held[i + 1] : NULL;
-	lane->nr_held = 0;
-	post_chain(v, lane, lane->held);
+		connection->held[i].next = i + 1 < nr ? &connection->held[i + 1] : NULL;
+	connection->nr_held = 0;
+	post_chain(v, connection, connection->held);
 }
 
 void verbs_flush(struct verbs *v)
 {
-	while (v->nr_held_lanes)
-		verbs_flush_lane(v, v->held_lanes[v->nr_held_lanes - 1]);
+	while (v->nr_held_connections)
+		verbs_flush_connection(v, v->held_connections[v->nr_held_connections - 1]);
 }
 
-static bool has_room(const struct verbs_lane *lane)
+static bool has_room(const struct verbs_connection *connection)
 {
-	return lane->posted - lane->ended < lane->nr_slots;
+	return connection->posted - connection->ended < connection->nr_slots;
 }
 
-static bool has_to_report(const struct verbs *v, const struct verbs_lane *lane, const struct verbs_slot *slot)
+static bool has_to_report(const struct verbs *v, const struct verbs_connection *connection, const struct verbs_slot *slot)
 {
-	return slot->signalled || slot->kind != VERBS_WRITE || lane->nr_unsignalled + 1 >= lane->nr_slots / 4 || v->nr_unsignalled + 1 >= v->depth / 2;
+	return slot->signalled || slot->kind != VERBS_WRITE || connection->nr_unsignalled + 1 >= connection->nr_slots / 4 || v->nr_unsignalled + 1 >= v->depth / 2;
 }
 
 /* A new request's place; whether it will be reported. */
-static uint32_t take_slot(struct verbs *v, struct verbs_lane *lane, const struct verbs_slot *slot, bool *reported)
+static uint32_t take_slot(struct verbs *v, struct verbs_connection *connection, const struct verbs_slot *slot, bool *reported)
 {
-	uint32_t number = lane->posted++;
+	uint32_t number = connection->posted++;
 
-	*reported = has_to_report(v, lane, slot);
-	v->nr_unsignalled -= lane->nr_unsignalled;
-	lane->nr_unsignalled = *reported ? 0 : lane->nr_unsignalled + 1;
-	v->nr_unsignalled += lane->nr_unsignalled;
-	lane->slots[number % lane->nr_slots] = *slot;
+	*reported = has_to_report(v, connection, slot);
+	v->nr_unsignalled -= connection->nr_unsignalled;
+	connection->nr_unsignalled = *reported ? 0 : connection->nr_unsignalled + 1;
+	v->nr_unsignalled += connection->nr_unsignalled;
+	connection->slots[number % connection->nr_slots] = *slot;
 	return number;
 }
 
@@ -166,11 +166,11 @@ static bool may_send_message(struct verbs *v, struct verbs_peer *peer)
 
 /* ---- writes ------------------------------------------------------------------------------------------------------- */
 
-static void build_write(const struct verbs_lane *lane, const struct transport_write *w, uint32_t number, bool reported, struct ibv_send_wr *wr,
+static void build_write(const struct verbs_connection *connection, const struct transport_write *w, uint32_t number, bool reported, struct ibv_send_wr *wr,
 	struct ibv_sge *sge)
 {
 	*sge = (struct ibv_sge){(uintptr_t)w->from, (uint32_t)w->bytes, w->bytes && w->region ? w->region->mr->lkey : 0};
-	*wr = (struct ibv_send_wr){.wr_id = verbs_wr_id(lane, number),
+	*wr = (struct ibv_send_wr){.wr_id = verbs_wr_id(connection, number),
 		.sg_list = sge,
 		.num_sge = w->bytes > 0,
 		.opcode = w->flags & WRITE_IMMEDIATE ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
@@ -190,7 +190,7 @@ int verbs_write(struct transport *transport, const struct transport_write *w)
 {
 	struct verbs *v = verbs_of(transport);
 	int rc = check_peer(v, w->peer);
-	struct verbs_lane *lane;
+	struct verbs_connection *connection;
 	uint32_t number, at;
 	bool reported;
 
@@ -201,32 +201,32 @@ int verbs_write(struct transport *transport, const struct transport_write *w)
 	}
 	if (rc)
 		return rc;
-	lane = v->peers[w->peer].lanes[VERBS_DATA];
-	if (v->nr_under_way == v->depth || !has_room(lane))
+	connection = v->peers[w->peer].connections[VERBS_DATA];
+	if (v->nr_under_way == v->depth || !has_room(connection))
 		return TRANSPORT_AGAIN;
 	if ((w->flags & WRITE_IMMEDIATE) && !may_send_immediate(v, &v->peers[w->peer]))
 		return TRANSPORT_AGAIN;
-	number = take_slot(v, lane, &(struct verbs_slot){.cookie = w->cookie, .kind = VERBS_WRITE, .signalled = w->flags & WRITE_SIGNALLED}, &reported);
+	number = take_slot(v, connection, &(struct verbs_slot){.cookie = w->cookie, .kind = VERBS_WRITE, .signalled = w->flags & WRITE_SIGNALLED}, &reported);
 	v->nr_under_way++;
 	v->peers[w->peer].immediates_out += (w->flags & WRITE_IMMEDIATE) != 0;
-	at = lane->nr_held++;
-	build_write(lane, w, number, reported, &lane->held[at], &lane->held_sges[at]);
+	at = connection->nr_held++;
+	build_write(connection, w, number, reported, &connection->held[at], &connection->held_sges[at]);
 	if (!at)
-		v->held_lanes[v->nr_held_lanes++] = lane;
-	if ((w->flags & WRITE_INLINE) || lane->nr_held >= (uint32_t)v->settings.chain)
-		verbs_flush_lane(v, lane);
+		v->held_connections[v->nr_held_connections++] = connection;
+	if ((w->flags & WRITE_INLINE) || connection->nr_held >= (uint32_t)v->settings.chain)
+		verbs_flush_connection(v, connection);
 	return 0;
 }
 
 /* ---- messages and credits ----------------------------------------------------------------------------------------- */
 
-static void post_control(struct verbs *v, struct verbs_lane *lane, const struct verbs_slot *slot, struct ibv_send_wr *wr)
+static void post_control(struct verbs *v, struct verbs_connection *connection, const struct verbs_slot *slot, struct ibv_send_wr *wr)
 {
 	bool reported;
 
-	wr->wr_id = verbs_wr_id(lane, take_slot(v, lane, slot, &reported));
+	wr->wr_id = verbs_wr_id(connection, take_slot(v, connection, slot, &reported));
 	wr->send_flags |= IBV_SEND_SIGNALED;
-	post_chain(v, lane, wr);
+	post_chain(v, connection, wr);
 }
 
 int verbs_send(struct transport *transport, uint32_t p, const void *data, uint32_t bytes)
@@ -245,7 +245,7 @@ int verbs_send(struct transport *transport, uint32_t p, const void *data, uint32
 	peer = &v->peers[p];
 	if (bytes > peer->message_bytes)
 		return fail(TERN_ERR_INVALID, "a message of %u bytes; peer %u takes %u", bytes, p, peer->message_bytes);
-	if (!v->nr_free_sends || !has_room(peer->lanes[VERBS_CONTROL]) || !may_send_message(v, peer))
+	if (!v->nr_free_sends || !has_room(peer->connections[VERBS_CONTROL]) || !may_send_message(v, peer))
 		return TRANSPORT_AGAIN;
 	slot.message = v->free_sends[--v->nr_free_sends];
 	sge = (struct ibv_sge){(uintptr_t)v->messages_out + (uint64_t)slot.message * v->buffer_bytes, bytes, v->pinned_mr->lkey};
@@ -253,7 +253,7 @@ int verbs_send(struct transport *transport, uint32_t p, const void *data, uint32
 	if (bytes)
 		memcpy(v->messages_out + (uint64_t)slot.message * v->buffer_bytes, data, bytes);
 	peer->messages_out++;
-	post_control(v, peer->lanes[VERBS_CONTROL], &slot, &wr);
+	post_control(v, peer->connections[VERBS_CONTROL], &slot, &wr);
 	return 0;
 }
 
@@ -284,7 +284,7 @@ static void return_credit(struct verbs *v, uint32_t p)
 	peer->credit_due = false;
 	v->nr_credits_due--;
 	peer->credit_under_way = true;
-	post_control(v, peer->lanes[VERBS_CONTROL], &(struct verbs_slot){.kind = VERBS_CREDIT}, &wr);
+	post_control(v, peer->connections[VERBS_CONTROL], &(struct verbs_slot){.kind = VERBS_CREDIT}, &wr);
 }
 
 /* One at a time for each peer, as its source may not change under way. HALF: the peer's queue pairs can receive, else nothing would have come from it. */
@@ -294,7 +294,7 @@ void verbs_return_credits(struct verbs *v)
 		struct verbs_peer *peer = &v->peers[p];
 		bool alive = peer->state == VERBS_UP || peer->state == VERBS_HALF;
 
-		if (peer->credit_due && alive && !peer->broken && !peer->credit_under_way && has_room(peer->lanes[VERBS_CONTROL]))
+		if (peer->credit_due && alive && !peer->broken && !peer->credit_under_way && has_room(peer->connections[VERBS_CONTROL]))
 			return_credit(v, p);
 	}
 }

@@ -105,9 +105,9 @@ static void fill_hello(const struct verbs *v, uint32_t p, struct verbs_hello *h)
 		.message_bytes = v->message_bytes,
 		.credit_key = v->pinned_mr->rkey,
 		.credit_address = (uintptr_t)&v->credits_in[p]};
-	for (uint32_t kind = 0; kind < VERBS_LANES; kind++) {
-		h->qpn[kind] = peer->lanes[kind]->qp->qp_num;
-		h->psn[kind] = verbs_psn(v, peer->session, (enum verbs_lane_kind)kind);
+	for (uint32_t kind = 0; kind < VERBS_CONNECTIONS; kind++) {
+		h->qpn[kind] = peer->connections[kind]->qp->qp_num;
+		h->psn[kind] = verbs_psn(v, peer->session, (enum verbs_connection_kind)kind);
 	}
 }
 
@@ -138,8 +138,8 @@ static int take_ends(struct verbs *v, uint32_t p, const struct verbs_hello *h)
 	struct verbs_peer *peer = &v->peers[p];
 	int rc = 0;
 
-	for (uint32_t kind = 0; kind < VERBS_LANES && !rc; kind++)
-		rc = verbs_lane_bring_up(v, peer->lanes[kind], h, verbs_psn(v, peer->session, (enum verbs_lane_kind)kind));
+	for (uint32_t kind = 0; kind < VERBS_CONNECTIONS && !rc; kind++)
+		rc = verbs_connection_bring_up(v, peer->connections[kind], h, verbs_psn(v, peer->session, (enum verbs_connection_kind)kind));
 	peer->session_theirs = h->session_from;
 	peer->credit_address = h->credit_address;
 	peer->credit_key = h->credit_key;
@@ -160,7 +160,7 @@ static int begin_anew(struct verbs *v, uint32_t p)
 	struct verbs_peer *peer = &v->peers[p];
 	int rc;
 
-	if (peer->lanes[VERBS_DATA]->posted != peer->lanes[VERBS_DATA]->ended) {
+	if (peer->connections[VERBS_DATA]->posted != peer->connections[VERBS_DATA]->ended) {
 		verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, "it began a new connection while writes to it were under way");
 		return TERN_ERR_PEER_DEAD;
 	}

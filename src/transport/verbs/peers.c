@@ -55,14 +55,14 @@ static int read_address(const struct verbs *v, uint32_t peer, const void *addres
 
 /* ---- connecting --------------------------------------------------------------------------------------------------- */
 
-static void retire_lanes(struct verbs *v, struct verbs_peer *peer, bool forget)
+static void retire_connections(struct verbs *v, struct verbs_peer *peer, bool forget)
 {
-	for (uint32_t kind = 0; kind < VERBS_LANES; kind++) {
-		if (!peer->lanes[kind])
+	for (uint32_t kind = 0; kind < VERBS_CONNECTIONS; kind++) {
+		if (!peer->connections[kind])
 			continue;
-		verbs_lane_retire(v, peer->lanes[kind]);
-		peer->lanes[kind]->forgotten = forget;
-		peer->lanes[kind] = NULL;
+		verbs_connection_retire(v, peer->connections[kind]);
+		peer->connections[kind]->forgotten = forget;
+		peer->connections[kind] = NULL;
 	}
 }
 
@@ -77,21 +77,21 @@ static void reset_counts(struct verbs *v, struct verbs_peer *peer)
 	v->credits_in[p] = (struct verbs_credit){0, 0, UINT32_MAX, UINT32_MAX};
 }
 
-/* A new pair of lanes to a peer whose address is known; whatever it had before is given up. */
+/* A new pair of connections to a peer whose address is known; whatever it had before is given up. */
 int verbs_peer_begin(struct verbs *v, uint32_t p)
 {
 	struct verbs_peer *peer = &v->peers[p];
 	int rc = 0;
 
-	retire_lanes(v, peer, false);
+	retire_connections(v, peer, false);
 	reset_counts(v, peer);
 	peer->session = ++v->next_session;
 	peer->session_theirs = 0;
 	peer->broken = NULL;
-	for (uint32_t kind = 0; kind < VERBS_LANES && !rc; kind++)
-		rc = verbs_lane_make(v, p, (enum verbs_lane_kind)kind, &peer->lanes[kind]);
+	for (uint32_t kind = 0; kind < VERBS_CONNECTIONS && !rc; kind++)
+		rc = verbs_connection_make(v, p, (enum verbs_connection_kind)kind, &peer->connections[kind]);
 	if (rc) {
-		retire_lanes(v, peer, true);
+		retire_connections(v, peer, true);
 		peer->state = VERBS_UNKNOWN;
 		return rc;
 	}
@@ -140,11 +140,11 @@ void verbs_peer_fails(struct verbs *v, uint32_t p, int error, const char *text)
 	if (peer->state == VERBS_UNKNOWN || peer->state == VERBS_DOWN)
 		return;
 	v->nr_waiting -= peer->state != VERBS_UP;
-	for (uint32_t kind = 0; kind < VERBS_LANES; kind++)
-		if (peer->lanes[kind]) {
-			verbs_lane_unhold(v, peer->lanes[kind]);
-			peer->lanes[kind]->told = peer->lanes[kind]->ended;
-			v->library.modify_qp(peer->lanes[kind]->qp, &attr, IBV_QP_STATE);
+	for (uint32_t kind = 0; kind < VERBS_CONNECTIONS; kind++)
+		if (peer->connections[kind]) {
+			verbs_connection_unhold(v, peer->connections[kind]);
+			peer->connections[kind]->told = peer->connections[kind]->ended;
+			v->library.modify_qp(peer->connections[kind]->qp, &attr, IBV_QP_STATE);
 		}
 	peer->state = VERBS_DOWN;
 	peer->error = error;
@@ -174,7 +174,7 @@ int verbs_disconnect(struct transport *transport, uint32_t p)
 		return 0;
 	v->nr_waiting -= peer->state == VERBS_GREETING || peer->state == VERBS_HALF;
 	v->nr_down -= peer->state == VERBS_DOWN && !peer->reported;
-	retire_lanes(v, peer, true);
+	retire_connections(v, peer, true);
 	reset_counts(v, peer);
 	if (peer->ah)
 		v->library.destroy_ah(peer->ah);

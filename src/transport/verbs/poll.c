@@ -40,27 +40,27 @@ static const char *kind_name(const struct verbs_slot *slot)
 	return slot->kind == VERBS_WRITE ? "a write" : slot->kind == VERBS_MESSAGE ? "a message" : "a credit";
 }
 
-static void describe(const struct verbs *v, const struct verbs_lane *lane, const struct verbs_slot *slot, const struct ibv_wc *wc, char *text, size_t bytes)
+static void describe(const struct verbs *v, const struct verbs_connection *connection, const struct verbs_slot *slot, const struct ibv_wc *wc, char *text, size_t bytes)
 {
-	snprintf(text, bytes, "%s to peer %u: %s%s%s (%s; vendor error 0x%x, queue pair 0x%x, request %u)", kind_name(slot), lane->peer,
+	snprintf(text, bytes, "%s to peer %u: %s%s%s (%s; vendor error 0x%x, queue pair 0x%x, request %u)", kind_name(slot), connection->peer,
 		v->library.wc_status_str(wc->status), v->port_trouble ? " while " : "", v->port_trouble ? v->port_trouble : "", explain(wc->status),
-		wc->vendor_err, lane->qp->qp_num, (uint32_t)wc->wr_id);
+		wc->vendor_err, connection->qp->qp_num, (uint32_t)wc->wr_id);
 }
 
 /* ---- the device's own events -------------------------------------------------------------------------------------- */
 
 static void queue_pair_event(struct verbs *v, const struct ibv_async_event *event)
 {
-	struct verbs_lane *lane;
+	struct verbs_connection *connection;
 
-	for (lane = v->lanes; lane && lane->qp != event->element.qp; lane = lane->next)
+	for (connection = v->connections; connection && connection->qp != event->element.qp; connection = connection->next)
 		;
-	if (!lane || lane->retired || event->event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event->event_type == IBV_EVENT_COMM_EST)
+	if (!connection || connection->retired || event->event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event->event_type == IBV_EVENT_COMM_EST)
 		return;
 	if (event->event_type == IBV_EVENT_QP_ACCESS_ERR)
-		v->peers[lane->peer].broken = "it wrote with a wrong key, which broke the connection (access error)";
+		v->peers[connection->peer].broken = "it wrote with a wrong key, which broke the connection (access error)";
 	else
-		v->peers[lane->peer].broken = "the device gave up its queue pair (fatal or request error)";
+		v->peers[connection->peer].broken = "the device gave up its queue pair (fatal or request error)";
 }
 
 /* Nothing that waits is posted to a queue pair that an event has called dead; what is under way comes back as failed. */
@@ -102,42 +102,42 @@ static void ask_device(struct verbs *v)
 
 /* ---- what was sent ------------------------------------------------------------------------------------------------ */
 
-static struct verbs_lane *find_lane(struct verbs *v, const struct ibv_wc *wc)
+static struct verbs_connection *find_connection(struct verbs *v, const struct ibv_wc *wc)
 {
-	struct verbs_lane *lane = verbs_lane_find(v, wc->qp_num);
+	struct verbs_connection *connection = verbs_connection_find(v, wc->qp_num);
 
-	if (!lane || wc->wr_id >> 32 != verbs_wr_id(lane, 0) >> 32)
+	if (!connection || wc->wr_id >> 32 != verbs_wr_id(connection, 0) >> 32)
 		return NULL;
-	return (uint32_t)wc->wr_id - lane->ended < lane->posted - lane->ended ? lane : NULL;
+	return (uint32_t)wc->wr_id - connection->ended < connection->posted - connection->ended ? connection : NULL;
 }
 
-static void slot_ends(struct verbs *v, struct verbs_lane *lane)
+static void slot_ends(struct verbs *v, struct verbs_connection *connection)
 {
-	const struct verbs_slot *slot = &lane->slots[lane->ended++ % lane->nr_slots];
+	const struct verbs_slot *slot = &connection->slots[connection->ended++ % connection->nr_slots];
 
-	v->nr_under_way -= lane->kind == VERBS_DATA;
+	v->nr_under_way -= connection->kind == VERBS_DATA;
 	if (slot->kind == VERBS_MESSAGE)
 		v->free_sends[v->nr_free_sends++] = slot->message;
-	if (slot->kind == VERBS_CREDIT && !lane->retired)
-		v->peers[lane->peer].credit_under_way = false;
+	if (slot->kind == VERBS_CREDIT && !connection->retired)
+		v->peers[connection->peer].credit_under_way = false;
 }
 
 /* 1 or 0 events. The first failure is the cause of all others of that peer; its text is the peer's own, as others may fail in the same poll. */
-static int request_failed(struct verbs *v, struct verbs_lane *lane, const struct verbs_slot *slot, bool tell, const struct ibv_wc *wc,
+static int request_failed(struct verbs *v, struct verbs_connection *connection, const struct verbs_slot *slot, bool tell, const struct ibv_wc *wc,
 	struct transport_event *event)
 {
 	bool death = wc->status == IBV_WC_WR_FLUSH_ERR || wc->status == IBV_WC_RETRY_EXC_ERR;
-	struct verbs_peer *peer = &v->peers[lane->peer];
+	struct verbs_peer *peer = &v->peers[connection->peer];
 	char text[sizeof(peer->text)];
 
 	if (peer->state != VERBS_DOWN) {
 		ask_device(v); /* what it knows of its port belongs to the cause */
-		describe(v, lane, slot, wc, text, sizeof(text));
-		verbs_peer_fails(v, lane->peer, TERN_ERR_PEER_DEAD, text);
+		describe(v, connection, slot, wc, text, sizeof(text));
+		verbs_peer_fails(v, connection->peer, TERN_ERR_PEER_DEAD, text);
 	}
 	if (tell)
 		*event = (struct transport_event){.kind = EVENT_FAILED,
-			.peer = lane->peer,
+			.peer = connection->peer,
 			.cookie = slot->cookie,
 			.error = death ? TERN_ERR_PEER_DEAD : TERN_ERR_SYSTEM,
 			.text = peer->text};
@@ -147,42 +147,42 @@ static int request_failed(struct verbs *v, struct verbs_lane *lane, const struct
 /* Requests end in order: those before this one that were not to be reported have ended too. */
 static int sent(struct verbs *v, const struct ibv_wc *wc, struct transport_event *event)
 {
-	struct verbs_lane *lane = find_lane(v, wc);
+	struct verbs_connection *connection = find_connection(v, wc);
 	uint32_t number = (uint32_t)wc->wr_id;
 	struct verbs_slot slot;
 	bool tell;
 
-	if (!lane)
+	if (!connection)
 		return 0;
-	slot = lane->slots[number % lane->nr_slots];
-	tell = slot.kind == VERBS_WRITE && slot.signalled && !lane->retired;
-	if (v->peers[lane->peer].state == VERBS_DOWN && (int32_t)(number - lane->told) < 0)
+	slot = connection->slots[number % connection->nr_slots];
+	tell = slot.kind == VERBS_WRITE && slot.signalled && !connection->retired;
+	if (v->peers[connection->peer].state == VERBS_DOWN && (int32_t)(number - connection->told) < 0)
 		tell = false;
-	while (lane->ended != number + 1)
-		slot_ends(v, lane);
+	while (connection->ended != number + 1)
+		slot_ends(v, connection);
 	if (wc->status != IBV_WC_SUCCESS)
-		return lane->retired ? 0 : request_failed(v, lane, &slot, tell, wc, event);
+		return connection->retired ? 0 : request_failed(v, connection, &slot, tell, wc, event);
 	if (tell)
-		*event = (struct transport_event){.kind = EVENT_WRITTEN, .peer = lane->peer, .cookie = slot.cookie};
+		*event = (struct transport_event){.kind = EVENT_WRITTEN, .peer = connection->peer, .cookie = slot.cookie};
 	return tell;
 }
 
 /* ---- what came ---------------------------------------------------------------------------------------------------- */
 
-static int immediate_came(struct verbs *v, const struct verbs_lane *lane, const struct ibv_wc *wc, struct transport_event *event)
+static int immediate_came(struct verbs *v, const struct verbs_connection *connection, const struct ibv_wc *wc, struct transport_event *event)
 {
-	*event = (struct transport_event){.kind = EVENT_IMMEDIATE, .peer = lane->peer, .immediate = ntohl(wc->imm_data)};
-	if (!lane->retired) {
-		v->peers[lane->peer].immediates_in++;
-		verbs_credit_is_due(v, lane->peer);
+	*event = (struct transport_event){.kind = EVENT_IMMEDIATE, .peer = connection->peer, .immediate = ntohl(wc->imm_data)};
+	if (!connection->retired) {
+		v->peers[connection->peer].immediates_in++;
+		verbs_credit_is_due(v, connection->peer);
 	}
 	return 1;
 }
 
-static int message_came(struct verbs *v, const struct verbs_lane *lane, const struct ibv_wc *wc, struct transport_event *event)
+static int message_came(struct verbs *v, const struct verbs_connection *connection, const struct ibv_wc *wc, struct transport_event *event)
 {
 	*event = (struct transport_event){.kind = EVENT_MESSAGE,
-		.peer = lane->peer,
+		.peer = connection->peer,
 		.data = v->messages_in + wc->wr_id * v->buffer_bytes,
 		.bytes = wc->byte_len};
 	return 1;
@@ -191,16 +191,16 @@ static int message_came(struct verbs *v, const struct verbs_lane *lane, const st
 /* 1 or 0 events. A receive is posted again whatever came of it. */
 static int received(struct verbs *v, const struct ibv_wc *wc, struct transport_event *event)
 {
-	struct verbs_lane *lane = verbs_lane_find(v, wc->qp_num);
-	bool good = lane && !lane->forgotten && wc->status == IBV_WC_SUCCESS;
+	struct verbs_connection *connection = verbs_connection_find(v, wc->qp_num);
+	bool good = connection && !connection->forgotten && wc->status == IBV_WC_SUCCESS;
 
 	if (wc->wr_id == UINT64_MAX) {
 		v->nr_immediates_used++;
-		return good && (wc->wc_flags & IBV_WC_WITH_IMM) ? immediate_came(v, lane, wc, event) : 0;
+		return good && (wc->wc_flags & IBV_WC_WITH_IMM) ? immediate_came(v, connection, wc, event) : 0;
 	}
 	v->given_out[v->nr_given_out++] = (struct verbs_given){
-		(uint32_t)wc->wr_id, lane ? lane->peer : 0, lane ? lane->session : 0, lane && !lane->retired};
-	return good ? message_came(v, lane, wc, event) : 0;
+		(uint32_t)wc->wr_id, connection ? connection->peer : 0, connection ? connection->session : 0, connection && !connection->retired};
+	return good ? message_came(v, connection, wc, event) : 0;
 }
 
 /* Before credits go back, so that there is a receive for each of them. */
@@ -223,7 +223,7 @@ static int take_back_buffers(struct verbs *v)
 		const struct verbs_given *given = &v->given_out[i];
 		struct verbs_peer *peer = &v->peers[given->peer];
 
-		if (!given->counts || (uint16_t)peer->session != given->session || !peer->lanes[VERBS_CONTROL])
+		if (!given->counts || (uint16_t)peer->session != given->session || !peer->connections[VERBS_CONTROL])
 			continue; /* the peer counts anew since */
 		peer->messages_in++;
 		verbs_credit_is_due(v, given->peer);
@@ -236,13 +236,13 @@ static int take_back_buffers(struct verbs *v)
 
 static int fail_under_way(struct verbs *v, struct verbs_peer *peer, struct transport_event *events, int max)
 {
-	struct verbs_lane *lane = peer->lanes[VERBS_DATA];
+	struct verbs_connection *connection = peer->connections[VERBS_DATA];
 	int nr = 0;
 
-	if (lane && (int32_t)(lane->told - lane->ended) < 0)
-		lane->told = lane->ended;
-	for (; lane && lane->told != lane->posted && nr < max; lane->told++) {
-		const struct verbs_slot *slot = &lane->slots[lane->told % lane->nr_slots];
+	if (connection && (int32_t)(connection->told - connection->ended) < 0)
+		connection->told = connection->ended;
+	for (; connection && connection->told != connection->posted && nr < max; connection->told++) {
+		const struct verbs_slot *slot = &connection->slots[connection->told % connection->nr_slots];
 
 		if (slot->signalled)
 			events[nr++] = (struct transport_event){.kind = EVENT_FAILED,
@@ -287,7 +287,7 @@ static void look_around(struct verbs *v, bool empty)
 	if (v->nr_waiting)
 		verbs_greet_timers(v, now);
 	if (v->nr_retired && empty)
-		verbs_lanes_reap(v, now);
+		verbs_connections_reap(v, now);
 	if (now - v->asked_ns > ASK_NS) {
 		v->asked_ns = now;
 		ask_device(v);

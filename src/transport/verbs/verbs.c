@@ -29,7 +29,7 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* Messages have so many buffers, and each lane one credit under way, those included that are given up. */
+/* Messages have so many buffers, and each connection one credit under way, those included that are given up. */
 static uint32_t sends_beside_writes(const struct verbs *v)
 {
 	return SENDS + v->nr_lookup / 2;
@@ -46,7 +46,7 @@ static int size_queues(struct verbs *v, const struct transport_options *options)
 		return fail(TERN_ERR_UNSUPPORTED, "%s's completion queues hold %d; %u peers need %u at least", v->port.device, v->device.max_cqe,
 			v->nr_peers, sends_beside_writes(v) + 64);
 	v->depth = least(options->depth < 64 ? 64 : options->depth, (uint32_t)v->device.max_cqe - sends_beside_writes(v));
-	v->nr_slots = least(least(v->depth, VERBS_LANE_SLOTS), (uint32_t)v->device.max_qp_wr);
+	v->nr_slots = least(least(v->depth, VERBS_CONNECTION_SLOTS), (uint32_t)v->device.max_qp_wr);
 	if (receives < messages + 4 * v->nr_peers)
 		return fail(TERN_ERR_UNSUPPORTED, "%s has room for %u receives; %u peers need %u at least", v->port.device, receives, v->nr_peers,
 			messages + 4 * v->nr_peers);
@@ -97,10 +97,10 @@ static int open_tables(struct verbs *v)
 {
 	v->peers = calloc(v->nr_peers, sizeof(*v->peers));
 	v->lookup = calloc(v->nr_lookup, sizeof(*v->lookup));
-	v->held_lanes = calloc(v->nr_lookup, sizeof(struct verbs_lane *));
+	v->held_connections = calloc(v->nr_lookup, sizeof(struct verbs_connection *));
 	v->free_sends = calloc(v->nr_sends, sizeof(uint32_t));
 	v->given_out = calloc(v->nr_receives, sizeof(*v->given_out));
-	if (!v->peers || !v->lookup || !v->held_lanes || !v->free_sends || !v->given_out)
+	if (!v->peers || !v->lookup || !v->held_connections || !v->free_sends || !v->given_out)
 		return fail(TERN_ERR_NOMEM, "no memory for %u peers", v->nr_peers);
 	for (; v->nr_free_sends < v->nr_sends; v->nr_free_sends++)
 		v->free_sends[v->nr_free_sends] = v->nr_free_sends;
@@ -163,10 +163,10 @@ static int open_queues(struct verbs *v)
 }
 
 /* How much a request can carry, and which post functions there are, shows when a queue pair is made. */
-static int try_lane(struct verbs *v)
+static int try_connection(struct verbs *v)
 {
 	static const uint32_t sizes[] = {192, 64, 16, 0};
-	struct verbs_lane *lane;
+	struct verbs_connection *connection;
 	int rc = -1;
 
 	for (uint32_t i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]) && rc; i++) {
@@ -174,12 +174,12 @@ static int try_lane(struct verbs *v)
 		v->extended = i % 2 == 0;
 		if (v->settings.post == (v->extended ? VERBS_POST_CLASSIC : VERBS_POST_EXTENDED))
 			continue;
-		rc = verbs_lane_make(v, v->self, VERBS_DATA, &lane);
+		rc = verbs_connection_make(v, v->self, VERBS_DATA, &connection);
 	}
 	if (rc)
 		return rc;
-	v->inline_bytes = least(lane->inline_bytes, 512);
-	verbs_lane_free(v, lane);
+	v->inline_bytes = least(connection->inline_bytes, 512);
+	verbs_connection_free(v, connection);
 	return 0;
 }
 
@@ -198,8 +198,8 @@ static void verbs_close(struct transport *transport)
 {
 	struct verbs *v = verbs_of(transport);
 
-	while (v->lanes)
-		verbs_lane_free(v, v->lanes);
+	while (v->connections)
+		verbs_connection_free(v, v->connections);
 	for (uint32_t p = 0; v->peers && p < v->nr_peers; p++)
 		if (v->peers[p].ah)
 			v->library.destroy_ah(v->peers[p].ah);
@@ -231,7 +231,7 @@ static void verbs_close(struct transport *transport)
 		v->library.close_device(v->context);
 	free(v->peers);
 	free(v->lookup);
-	free(v->held_lanes);
+	free(v->held_connections);
 	free(v->free_sends);
 	free(v->given_out);
 	free(v);
@@ -254,7 +254,7 @@ static int open_all(struct verbs *v, const struct transport_options *options)
 	open_thread_domain(v);
 	rc = open_queues(v);
 	rc = rc ? rc : verbs_greet_open(v);
-	rc = rc ? rc : try_lane(v);
+	rc = rc ? rc : try_connection(v);
 	return rc ? rc : post_all(v);
 }
 

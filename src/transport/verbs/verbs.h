@@ -5,7 +5,7 @@
  *   load.c      libibverbs, loaded when it is needed
  *   settings.c  what a site may have to set
  *   device.c    which device, port and GID
- *   lane.c      queue pairs: made, brought up, given up
+ *   connection.c      queue pairs: made, brought up, given up
  *   greet.c     how two ranks tell each other of their queue pairs: datagrams
  *   peers.c     addresses, connecting
  *   memory.c    registered memory
@@ -20,7 +20,7 @@
 #include "transport/list.h"
 #include "transport/transport.h"
 
-#define VERBS_LANE_SLOTS 256u /* most requests of a lane under way */
+#define VERBS_CONNECTION_SLOTS 256u /* most requests of a connection under way */
 #define VERBS_CHAIN 8u	      /* most requests that wait for one doorbell */
 #define VERBS_MESSAGES 16u    /* messages to a peer that it has not yet taken */
 #define VERBS_GREETINGS 32u
@@ -95,9 +95,9 @@ void verbs_port_ask(const struct verbs_library *library, struct ibv_context *con
 int verbs_device_open(const struct verbs_library *library, const char *name, const struct verbs_settings *settings, struct ibv_context **context,
 	struct verbs_port *port);
 
-/* ---- lanes -------------------------------------------------------------------------------------------------------- */
+/* ---- connections -------------------------------------------------------------------------------------------------------- */
 
-/* What was posted on a lane and has not been reported. Requests of a lane end in the order of posting. */
+/* What was posted on a connection and has not been reported. Requests of a connection end in the order of posting. */
 struct verbs_slot {
 	uint64_t cookie;
 	uint32_t message; /* the buffer, for a message */
@@ -108,16 +108,16 @@ struct verbs_slot {
 enum verbs_kind { VERBS_WRITE = 1, VERBS_CREDIT, VERBS_MESSAGE };
 
 /* A peer's two: messages and credits may not wait behind bulk. */
-enum verbs_lane_kind { VERBS_DATA, VERBS_CONTROL, VERBS_LANES };
+enum verbs_connection_kind { VERBS_DATA, VERBS_CONTROL, VERBS_CONNECTIONS };
 
 /* One reliable queue pair. */
-struct verbs_lane {
-	struct verbs_lane *next; /* all of the transport's */
+struct verbs_connection {
+	struct verbs_connection *next; /* all of the transport's */
 	struct ibv_qp *qp;
 	struct ibv_qp_ex *extended; /* NULL: classic post */
 	uint32_t peer;
 	uint16_t session; /* in each wr_id */
-	enum verbs_lane_kind kind;
+	enum verbs_connection_kind kind;
 	bool retired;		   /* its peer has none or another now */
 	bool forgotten;		   /* and what still comes through it is of nobody */
 	uint64_t retired_ns;
@@ -154,7 +154,7 @@ struct verbs_hello {
 	uint32_t from, is_up;
 	uint64_t identity_from, identity_to; /* of the ranks: a successor has another */
 	uint64_t session_from, session_to;   /* of the connection, ascending; to: 0 as long as it is not known */
-	uint32_t qpn[VERBS_LANES], psn[VERBS_LANES];
+	uint32_t qpn[VERBS_CONNECTIONS], psn[VERBS_CONNECTIONS];
 	uint32_t mtu, window, message_bytes, credit_key;
 	uint64_t credit_address;
 };
@@ -173,7 +173,7 @@ struct verbs_peer {
 	enum verbs_state state;
 	struct verbs_address address;
 	struct ibv_ah *ah;
-	struct verbs_lane *lanes[VERBS_LANES];
+	struct verbs_connection *connections[VERBS_CONNECTIONS];
 	uint64_t session, session_theirs;
 	uint64_t began_ns, greet_ns, greet_pause_ns;
 	uint64_t credit_address; /* where the peer reads its credits */
@@ -206,7 +206,7 @@ struct verbs_given {
 
 struct verbs_lookup {
 	uint32_t qpn;
-	struct verbs_lane *lane;
+	struct verbs_connection *connection;
 };
 
 struct verbs {
@@ -225,9 +225,9 @@ struct verbs {
 	uint32_t self, nr_peers, depth, nr_slots, inline_bytes, message_bytes, buffer_bytes, window;
 	bool extended;
 	struct verbs_peer *peers;
-	struct verbs_lane *lanes;
+	struct verbs_connection *connections;
 	struct verbs_lookup *lookup; /* by queue pair number, open addressing */
-	uint32_t nr_lookup, nr_lanes, nr_retired;
+	uint32_t nr_lookup, nr_connections, nr_retired;
 
 	struct transport_region *regions;
 	uint8_t *pinned; /* one registered block: greetings, messages out, messages in, credits */
@@ -244,9 +244,9 @@ struct verbs {
 	uint32_t greetings_posted, greetings_done;
 	bool greet_broken; /* a datagram found no way out, and took its queue pair with it */
 
-	uint32_t nr_unsignalled; /* of all lanes */
-	uint32_t nr_under_way, nr_waiting, nr_down, nr_held_lanes, nr_credits_due, nr_polls;
-	struct verbs_lane **held_lanes;
+	uint32_t nr_unsignalled; /* of all connections */
+	uint32_t nr_under_way, nr_waiting, nr_down, nr_held_connections, nr_credits_due, nr_polls;
+	struct verbs_connection **held_connections;
 	uint64_t looked_ns, asked_ns;
 	const char *port_trouble;
 };
@@ -256,25 +256,25 @@ static inline struct verbs *verbs_of(struct transport *transport)
 	return (struct verbs *)transport;
 }
 
-/* The number of a request: lane's peer, session and kind, and its place. */
-static inline uint64_t verbs_wr_id(const struct verbs_lane *lane, uint32_t number)
+/* The number of a request: connection's peer, session and kind, and its place. */
+static inline uint64_t verbs_wr_id(const struct verbs_connection *connection, uint32_t number)
 {
-	return (uint64_t)lane->peer << 48 | (uint64_t)(lane->session & 0x7fff) << 33 | (uint64_t)lane->kind << 32 | number;
+	return (uint64_t)connection->peer << 48 | (uint64_t)(connection->session & 0x7fff) << 33 | (uint64_t)connection->kind << 32 | number;
 }
 
 /* device.c */
 void verbs_address_text(const union ibv_gid *gid, char *text, size_t room);
 
-/* lane.c */
-int verbs_lane_make(struct verbs *v, uint32_t peer, enum verbs_lane_kind kind, struct verbs_lane **out);
-int verbs_lane_bring_up(struct verbs *v, struct verbs_lane *lane, const struct verbs_hello *theirs, uint32_t psn_ours);
-void verbs_lane_retire(struct verbs *v, struct verbs_lane *lane);
-void verbs_lane_unhold(struct verbs *v, struct verbs_lane *lane);
-void verbs_lane_free(struct verbs *v, struct verbs_lane *lane);
-void verbs_lanes_reap(struct verbs *v, uint64_t now);
-struct verbs_lane *verbs_lane_find(const struct verbs *v, uint32_t qpn);
+/* connection.c */
+int verbs_connection_make(struct verbs *v, uint32_t peer, enum verbs_connection_kind kind, struct verbs_connection **out);
+int verbs_connection_bring_up(struct verbs *v, struct verbs_connection *connection, const struct verbs_hello *theirs, uint32_t psn_ours);
+void verbs_connection_retire(struct verbs *v, struct verbs_connection *connection);
+void verbs_connection_unhold(struct verbs *v, struct verbs_connection *connection);
+void verbs_connection_free(struct verbs *v, struct verbs_connection *connection);
+void verbs_connections_reap(struct verbs *v, uint64_t now);
+struct verbs_connection *verbs_connection_find(const struct verbs *v, uint32_t qpn);
 void verbs_fill_route(const struct verbs *v, const struct verbs_address *to, struct ibv_ah_attr *ah);
-uint32_t verbs_psn(const struct verbs *v, uint64_t session, enum verbs_lane_kind kind);
+uint32_t verbs_psn(const struct verbs *v, uint64_t session, enum verbs_connection_kind kind);
 
 /* greet.c */
 int verbs_greet_open(struct verbs *v);
@@ -298,7 +298,7 @@ void verbs_dereg(struct transport *transport, struct transport_region *region);
 int verbs_write(struct transport *transport, const struct transport_write *write);
 int verbs_send(struct transport *transport, uint32_t peer, const void *data, uint32_t bytes);
 void verbs_flush(struct verbs *v);
-void verbs_flush_lane(struct verbs *v, struct verbs_lane *lane);
+void verbs_flush_connection(struct verbs *v, struct verbs_connection *connection);
 void verbs_return_credits(struct verbs *v);
 void verbs_credit_is_due(struct verbs *v, uint32_t peer);
 int verbs_post_immediates(struct verbs *v, uint32_t nr);
