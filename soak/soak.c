@@ -14,7 +14,7 @@ static int open_show(const struct scenario *scenario, struct show *show)
 		.fates = calloc(scenario->job.nr_ranks, sizeof(*show->fates))};
 	if (!show->oracle || !show->fates)
 		return -1;
-	return fleet_create(&scenario->fleet, ride, show, &show->fleet);
+	return fleet_create(&scenario->fleet, rank_script, show, &show->fleet);
 }
 
 static void close_show(struct show *show)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*   soak.c   one scenario from its beginning to its end
- *   ride.c   what a rank does: halves over all slots, each result compared
+ *   rank_script.c   what a rank does: halves over all slots, each result compared
  *   judge.c  what must have become of the ranks */
 #ifndef TERN_SOAK_SOAK_INSIDE_H
 #define TERN_SOAK_SOAK_INSIDE_H
@@ -27,7 +27,7 @@ struct show {
 	bool struck;        /* the trigger was pulled */
 };
 
-void ride(struct fleet *fleet, uint32_t rank, void *show); /* a fleet_body */
+void rank_script(struct fleet *fleet, uint32_t rank, void *show); /* a fleet_body */
 void judge(const struct show *show, const struct sim_stats *stats, struct soak_outcome *outcome);
 
 #endif

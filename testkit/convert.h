@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Number formats, bit by bit: the reference's own conversions, which share nothing with the library's. */
-#ifndef TERN_BENCH_CONVERT_H
-#define TERN_BENCH_CONVERT_H
+#ifndef TERN_TESTKIT_CONVERT_H
+#define TERN_TESTKIT_CONVERT_H
 
 #include "tern.h"
 

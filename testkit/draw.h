@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs drawn from a seed, over all settings at once, for random tests. */
-#ifndef TERN_BENCH_DRAW_H
-#define TERN_BENCH_DRAW_H
+#ifndef TERN_TESTKIT_DRAW_H
+#define TERN_TESTKIT_DRAW_H
 
 #include "testkit/job.h"
 

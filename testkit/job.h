@@ -2,8 +2,8 @@
 /* A job: the settings of one exchange and the inputs of all ranks, all of it a pure function of the seed. Rows of x, of
  * scales and of y are windows into pools of prepared values, at a place drawn from what the row stands for: so a row costs
  * a hash, and a reference can look at any row of any rank. */
-#ifndef TERN_BENCH_JOB_H
-#define TERN_BENCH_JOB_H
+#ifndef TERN_TESTKIT_JOB_H
+#define TERN_TESTKIT_JOB_H
 
 #include "tern.h"
 #include "testkit/reason.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times of rounds, over ranks and rounds. A round is as slow as its slowest rank; percentiles are over rounds. */
-#ifndef TERN_BENCH_MEASURE_H
-#define TERN_BENCH_MEASURE_H
+#ifndef TERN_TESTKIT_MEASURE_H
+#define TERN_TESTKIT_MEASURE_H
 
 #include "tern.h"
 

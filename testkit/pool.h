@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pools of prepared values that a job's rows are windows into. */
-#ifndef TERN_BENCH_POOL_H
-#define TERN_BENCH_POOL_H
+#ifndef TERN_TESTKIT_POOL_H
+#define TERN_TESTKIT_POOL_H
 
 #include "testkit/job.h"
 

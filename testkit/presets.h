@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shapes of well-known models, by name. */
-#ifndef TERN_BENCH_PRESETS_H
-#define TERN_BENCH_PRESETS_H
+#ifndef TERN_TESTKIT_PRESETS_H
+#define TERN_TESTKIT_PRESETS_H
 
 #include <stdint.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random numbers that are a pure function of what they stand for, so that every rank can make every other rank's
  * inputs without being sent them. */
-#ifndef TERN_BENCH_RANDOM_H
-#define TERN_BENCH_RANDOM_H
+#ifndef TERN_TESTKIT_RANDOM_H
+#define TERN_TESTKIT_RANDOM_H
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Why something was refused, for the caller to print: the benchmark's own counterpart of the library's error text. */
-#ifndef TERN_BENCH_REASON_H
-#define TERN_BENCH_REASON_H
+#ifndef TERN_TESTKIT_REASON_H
+#define TERN_TESTKIT_REASON_H
 
 struct reason {
 	char text[384];

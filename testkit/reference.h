@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The whole exchange in plain C: written from the contract in tern.h, one value after the other, with nothing of the library in it. From
  * the inputs of all ranks it says what one rank must receive and what must come home. */
-#ifndef TERN_BENCH_REFERENCE_H
-#define TERN_BENCH_REFERENCE_H
+#ifndef TERN_TESTKIT_REFERENCE_H
+#define TERN_TESTKIT_REFERENCE_H
 
 #include "testkit/job.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which experts each token goes to: a pure function of (seed, round, home), so that every rank knows all ranks' routing.
  * A home is a rank, or a group of tensor-parallel replicas, which pass the same tokens. */
-#ifndef TERN_BENCH_ROUTING_H
-#define TERN_BENCH_ROUTING_H
+#ifndef TERN_TESTKIT_ROUTING_H
+#define TERN_TESTKIT_ROUTING_H
 
 #include "testkit/reason.h"
 

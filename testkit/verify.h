@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compares what a rank got with the reference, bit for bit. */
-#ifndef TERN_BENCH_VERIFY_H
-#define TERN_BENCH_VERIFY_H
+#ifndef TERN_TESTKIT_VERIFY_H
+#define TERN_TESTKIT_VERIFY_H
 
 #include "testkit/reference.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the flags call the values of the settings. A table ends with a NULL name. */
-#ifndef TERN_BENCH_WORDS_H
-#define TERN_BENCH_WORDS_H
+#ifndef TERN_TESTKIT_WORDS_H
+#define TERN_TESTKIT_WORDS_H
 
 #include "testkit/job.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a busy machine has kept from a process: tests that judge how long Tern waited allow for it. */
-#ifndef TERN_TEST_LATE_H
-#define TERN_TEST_LATE_H
+#ifndef TERN_TESTS_LATE_H
+#define TERN_TESTS_LATE_H
 
 #include <sys/types.h>
 

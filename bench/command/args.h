@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The flags of `tern bench`, which the programs that it is compared with take, too: a template of a job, and lists of what
  * varies. One case is one combination of the lists. */
-#ifndef TERN_BENCH_ARGS_H
-#define TERN_BENCH_ARGS_H
+#ifndef TERN_BENCH_COMMAND_ARGS_H
+#define TERN_BENCH_COMMAND_ARGS_H
 
 #include "testkit/job.h"
 #include "testkit/words.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What flags are given: words, numbers, lists. Each returns 0, or -1 when it is wrong, which has been said on stderr with the flag's name. */
-#ifndef TERN_BENCH_ARGS_VALUES_H
-#define TERN_BENCH_ARGS_VALUES_H
+#ifndef TERN_BENCH_COMMAND_ARGS_VALUES_H
+#define TERN_BENCH_COMMAND_ARGS_VALUES_H
 
 #include "bench/command/args.h"
 #include "testkit/words.h"

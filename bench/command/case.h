@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One case on one rank: between bench.c (on the CPU, and all ranks together) and device.c. */
-#ifndef TERN_CLI_BENCH_CASE_H
-#define TERN_CLI_BENCH_CASE_H
+#ifndef TERN_BENCH_COMMAND_CASE_H
+#define TERN_BENCH_COMMAND_CASE_H
 
 #include "bench/command/raw.h"
 #include "bench/command/report.h"

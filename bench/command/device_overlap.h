@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Work beside rounds on a device: how much of an exchange is exposed where a model computes meanwhile. */
-#ifndef TERN_CLI_DEVICE_OVERLAP_H
-#define TERN_CLI_DEVICE_OVERLAP_H
+#ifndef TERN_BENCH_COMMAND_DEVICE_OVERLAP_H
+#define TERN_BENCH_COMMAND_DEVICE_OVERLAP_H
 
 #include "bench/command/args.h"
 #include "testkit/device/inside.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL as far as it is called here: loaded when --against nccl asks for it, declared as its documentation does, so that no build needs it. */
-#ifndef TERN_CLI_NCCL_H
-#define TERN_CLI_NCCL_H
+#ifndef TERN_BENCH_COMMAND_NCCL_H
+#define TERN_BENCH_COMMAND_NCCL_H
 
 #include <stddef.h>
 

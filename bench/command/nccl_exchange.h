@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One rank's dispatch and combine over NCCL's grouped send and receive, as somebody without Tern would write them: counts are exchanged and copied to the host, which
  * needs them to call ncclSend; meanwhile records are packed; those are exchanged, and placed by expert. Kernels: bench/nccl/rows.h. */
-#ifndef TERN_CLI_NCCL_EXCHANGE_H
-#define TERN_CLI_NCCL_EXCHANGE_H
+#ifndef TERN_BENCH_COMMAND_NCCL_EXCHANGE_H
+#define TERN_BENCH_COMMAND_NCCL_EXCHANGE_H
 
 #include "bench/nccl/rows.h"
 #include "testkit/reference.h"

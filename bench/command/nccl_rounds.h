@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench --against nccl: between Tern's rounds on a device, rounds of the same over NCCL, compared with the reference and timed. */
-#ifndef TERN_CLI_NCCL_ROUNDS_H
-#define TERN_CLI_NCCL_ROUNDS_H
+#ifndef TERN_BENCH_COMMAND_NCCL_ROUNDS_H
+#define TERN_BENCH_COMMAND_NCCL_ROUNDS_H
 
 #include "bench/command/nccl_exchange.h"
 

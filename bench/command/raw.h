@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench --against libfabric: between the exchange's timed rounds, rounds of raw writes of the same bytes. */
-#ifndef TERN_CLI_BENCH_RAW_H
-#define TERN_CLI_BENCH_RAW_H
+#ifndef TERN_BENCH_COMMAND_RAW_H
+#define TERN_BENCH_COMMAND_RAW_H
 
 #include "bench/raw.h"
 #include "bench/command/rounds.h"

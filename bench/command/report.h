@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a benchmark found, as a table for people and as JSON for programs. */
-#ifndef TERN_CLI_BENCH_REPORT_H
-#define TERN_CLI_BENCH_REPORT_H
+#ifndef TERN_BENCH_COMMAND_REPORT_H
+#define TERN_BENCH_COMMAND_REPORT_H
 
 #include "bench/command/args.h"
 #include "testkit/measure.h"

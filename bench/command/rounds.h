@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs the rounds of one case on this rank: verified ones, with fresh inputs each, and timed ones. */
-#ifndef TERN_CLI_BENCH_ROUNDS_H
-#define TERN_CLI_BENCH_ROUNDS_H
+#ifndef TERN_BENCH_COMMAND_ROUNDS_H
+#define TERN_BENCH_COMMAND_ROUNDS_H
 
 #include "testkit/measure.h"
 #include "testkit/verify.h"

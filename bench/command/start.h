@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench where no launcher has started its ranks: starts them, and then the program that it is compared with. */
-#ifndef TERN_CLI_BENCH_START_H
-#define TERN_CLI_BENCH_START_H
+#ifndef TERN_BENCH_COMMAND_START_H
+#define TERN_BENCH_COMMAND_START_H
 
 #include "bench/command/args.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What exchanges are measured against, and what a measurement needs. */
-#ifndef TERN_LAB_FLOOR_H
-#define TERN_LAB_FLOOR_H
+#ifndef TERN_BENCH_LAB_FLOOR_H
+#define TERN_BENCH_LAB_FLOOR_H
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What high throughput is measured against: bytes through the copy engine of few or many SMs. */
-#ifndef TERN_LAB_FLOOR_HT_H
-#define TERN_LAB_FLOOR_HT_H
+#ifndef TERN_BENCH_LAB_FLOOR_HT_H
+#define TERN_BENCH_LAB_FLOOR_HT_H
 
 #include "bench/lab/floor.h"
 #include "gpu/cuda/ht/kernels.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The lab's ranks: one thread and one GPU each, in one process, with peer access; and an exchange's buffers on them. */
-#ifndef TERN_LAB_GPUS_H
-#define TERN_LAB_GPUS_H
+#ifndef TERN_BENCH_LAB_GPUS_H
+#define TERN_BENCH_LAB_GPUS_H
 
 #include <pthread.h>
 #include <stdbool.h>

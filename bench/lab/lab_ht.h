@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_LAB_HT_H
-#define TERN_LAB_HT_H
+#ifndef TERN_BENCH_LAB_LAB_HT_H
+#define TERN_BENCH_LAB_LAB_HT_H
 
 #include "bench/lab/floor_ht.h"
 #include "bench/lab/gpus.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_LAB_LL_H
-#define TERN_LAB_LL_H
+#ifndef TERN_BENCH_LAB_LAB_LL_H
+#define TERN_BENCH_LAB_LAB_LL_H
 
 #include "bench/lab/gpus.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One case of tern-against-mpi on one rank, and what its files share. */
-#ifndef TERN_BENCH_AGAINST_BENCH_H
-#define TERN_BENCH_AGAINST_BENCH_H
+#ifndef TERN_BENCH_MPI_BENCH_H
+#define TERN_BENCH_MPI_BENCH_H
 
 #include "bench/mpi/exchange.h"
 #include "bench/mpi/floor.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The same exchange over MPI_Alltoallv, written as well as that call allows: the library's own kernels quantise and
  * sum, header, scales and row travel as one record in one call, and what was learnt in dispatch is kept for combine. */
-#ifndef TERN_BENCH_AGAINST_EXCHANGE_H
-#define TERN_BENCH_AGAINST_EXCHANGE_H
+#ifndef TERN_BENCH_MPI_EXCHANGE_H
+#define TERN_BENCH_MPI_EXCHANGE_H
 
 #include "testkit/job.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How fast this machine copies just the bytes of a job: all ranks at once, from memory to memory of their own, with
  * memcpy a row at a time. Nothing is found out, nobody is waited for. */
-#ifndef TERN_BENCH_AGAINST_FLOOR_H
-#define TERN_BENCH_AGAINST_FLOOR_H
+#ifndef TERN_BENCH_MPI_FLOOR_H
+#define TERN_BENCH_MPI_FLOOR_H
 
 #include "bench/mpi/exchange.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tern-against-mpi prints: a table for people, a JSON line for each method of each case. */
-#ifndef TERN_BENCH_AGAINST_REPORT_H
-#define TERN_BENCH_AGAINST_REPORT_H
+#ifndef TERN_BENCH_MPI_REPORT_H
+#define TERN_BENCH_MPI_REPORT_H
 
 #include "bench/command/args.h"
 #include "testkit/measure.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The put-with-signal experiment: every rank sends `concurrency` transfers, each a put and a word that says it has landed, under one of
  * several policies for keeping the word behind the put. See docs/signals.md. */
-#ifndef TERN_BENCH_SIGNAL_H
-#define TERN_BENCH_SIGNAL_H
+#ifndef TERN_BENCH_SIGNAL_SIGNAL_H
+#define TERN_BENCH_SIGNAL_SIGNAL_H
 
 #include <stdbool.h>
 #include <stdint.h>

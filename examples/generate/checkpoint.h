@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model's folder: config.json, and its tensors in model.safetensors or in the shards that model.safetensors.index.json
  * names. Files are mapped, so that a rank reads only the pages of the tensors that it asks for. */
-#ifndef GENERATE_CHECKPOINT_H
-#define GENERATE_CHECKPOINT_H
+#ifndef TERN_EXAMPLES_GENERATE_CHECKPOINT_H
+#define TERN_EXAMPLES_GENERATE_CHECKPOINT_H
 
 #include "safetensors.h"
 

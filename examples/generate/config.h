@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What config.json of a Qwen3-MoE checkpoint says, as far as inference needs it. */
-#ifndef GENERATE_CONFIG_H
-#define GENERATE_CONFIG_H
+#ifndef TERN_EXAMPLES_GENERATE_CONFIG_H
+#define TERN_EXAMPLES_GENERATE_CONFIG_H
 
 #include <stdbool.h>
 #include <stddef.h>

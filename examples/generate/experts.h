@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The experts that this rank holds: a contiguous range of ids, the same in every layer. */
-#ifndef GENERATE_EXPERTS_H
-#define GENERATE_EXPERTS_H
+#ifndef TERN_EXAMPLES_GENERATE_EXPERTS_H
+#define TERN_EXAMPLES_GENERATE_EXPERTS_H
 
 #include "checkpoint.h"
 #include "config.h"

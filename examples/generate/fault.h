@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What went wrong, in words for the person who started the program. Written once, where it is first seen. */
-#ifndef GENERATE_FAULT_H
-#define GENERATE_FAULT_H
+#ifndef TERN_EXAMPLES_GENERATE_FAULT_H
+#define TERN_EXAMPLES_GENERATE_FAULT_H
 
 struct fault {
 	char text[640];

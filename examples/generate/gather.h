@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What ranks tell each other besides tokens: that they do the same, what they have written so far, and what they measured. */
-#ifndef GENERATE_GATHER_H
-#define GENERATE_GATHER_H
+#ifndef TERN_EXAMPLES_GENERATE_GATHER_H
+#define TERN_EXAMPLES_GENERATE_GATHER_H
 
 #include <stdbool.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of rows: the CPU's, where Tern and the model work on the same bytes; or a GPU's, where Tern works, beside the CPU's, where the model does.
  * Of CUDA it needs the runtime library alone, and loads it when a GPU is wanted. */
-#ifndef GENERATE_GPU_H
-#define GENERATE_GPU_H
+#ifndef TERN_EXAMPLES_GENERATE_GPU_H
+#define TERN_EXAMPLES_GENERATE_GPU_H
 
 #include <stddef.h>
 

@@ -9,8 +9,8 @@
  *
  * and walking over members needs no pointers. Two passes over the text: the first counts, so there is one allocation.
  */
-#ifndef GENERATE_JSON_H
-#define GENERATE_JSON_H
+#ifndef TERN_EXAMPLES_GENERATE_JSON_H
+#define TERN_EXAMPLES_GENERATE_JSON_H
 
 #include <stdbool.h>
 #include <stddef.h>

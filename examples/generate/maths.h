@@ -2,8 +2,8 @@
 /* The arithmetic of the engine. A result never depends on what else is computed beside it: every sum runs in an order
  * that only its own length decides, so a token gets the same bits alone, in a batch and on any number of ranks. Build with
  * -ffp-contract=off, or compilers may fuse products into sums on some machines and not on others. */
-#ifndef GENERATE_MATHS_H
-#define GENERATE_MATHS_H
+#ifndef TERN_EXAMPLES_GENERATE_MATHS_H
+#define TERN_EXAMPLES_GENERATE_MATHS_H
 
 #include <stdint.h>
 

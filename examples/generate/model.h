@@ -8,8 +8,8 @@
  *
  * Attention is data-parallel: every rank has these weights, and serves its own sequences.
  */
-#ifndef GENERATE_MODEL_H
-#define GENERATE_MODEL_H
+#ifndef TERN_EXAMPLES_GENERATE_MODEL_H
+#define TERN_EXAMPLES_GENERATE_MODEL_H
 
 #include "checkpoint.h"
 #include "config.h"

@@ -9,8 +9,8 @@
  * what travels (x on the way out, y and the sum on the way home) and sum in the order of k, so their results are the same
  * bits.
  */
-#ifndef GENERATE_MOE_H
-#define GENERATE_MOE_H
+#ifndef TERN_EXAMPLES_GENERATE_MOE_H
+#define TERN_EXAMPLES_GENERATE_MOE_H
 
 #include <stdint.h>
 

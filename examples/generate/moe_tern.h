@@ -3,8 +3,8 @@
  * high-throughput mode (many tokens a call, counts first), decoding in low-latency mode (few tokens, sent without asking).
  * Rows arrive by expert, results come home one for each route and are summed there, in the order of k.
  * With a GPU, both take place in its memory, and rows are copied from and to the CPU's, where the model is. */
-#ifndef GENERATE_MOE_TERN_H
-#define GENERATE_MOE_TERN_H
+#ifndef TERN_EXAMPLES_GENERATE_MOE_TERN_H
+#define TERN_EXAMPLES_GENERATE_MOE_TERN_H
 
 #include "config.h"
 #include "gpu.h"

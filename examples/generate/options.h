@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line. */
-#ifndef GENERATE_OPTIONS_H
-#define GENERATE_OPTIONS_H
+#ifndef TERN_EXAMPLES_GENERATE_OPTIONS_H
+#define TERN_EXAMPLES_GENERATE_OPTIONS_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a person sees: texts while they grow, texts when they are done, and figures. */
-#ifndef GENERATE_REPORT_H
-#define GENERATE_REPORT_H
+#ifndef TERN_EXAMPLES_GENERATE_REPORT_H
+#define TERN_EXAMPLES_GENERATE_REPORT_H
 
 #include "gather.h"
 #include "options.h"

@@ -7,8 +7,8 @@
  * Everything is checked before any of it is used: a tensor's extent is exactly its shape times its element, and the
  * extents tile the data without holes or overlap, as the format demands.
  */
-#ifndef GENERATE_SAFETENSORS_H
-#define GENERATE_SAFETENSORS_H
+#ifndef TERN_EXAMPLES_GENERATE_SAFETENSORS_H
+#define TERN_EXAMPLES_GENERATE_SAFETENSORS_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of the next token from its logits. Each prompt has a random sequence of its own, seeded by the run's seed and the
  * prompt's number, so the text does not depend on which rank serves the prompt or what runs beside it. */
-#ifndef GENERATE_SAMPLE_H
-#define GENERATE_SAMPLE_H
+#ifndef TERN_EXAMPLES_GENERATE_SAMPLE_H
+#define TERN_EXAMPLES_GENERATE_SAMPLE_H
 
 #include <stdint.h>
 

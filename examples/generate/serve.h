@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Serving prompts: prompt i belongs to rank i % nr_ranks, and a rank's prompts run as one batch. All ranks make the same
  * number of calls of the exchange in the same order, a rank with nothing left to do with no tokens. */
-#ifndef GENERATE_SERVE_H
-#define GENERATE_SERVE_H
+#ifndef TERN_EXAMPLES_GENERATE_SERVE_H
+#define TERN_EXAMPLES_GENERATE_SERVE_H
 
 #include <stddef.h>
 #include <stdint.h>

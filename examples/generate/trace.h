@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes down the routing of a run: an exchange that notes ids and weights and passes the call on. */
-#ifndef GENERATE_TRACE_H
-#define GENERATE_TRACE_H
+#ifndef TERN_EXAMPLES_GENERATE_TRACE_H
+#define TERN_EXAMPLES_GENERATE_TRACE_H
 
 #include "moe.h"
 

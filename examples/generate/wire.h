@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a row becomes when it travels in fewer bits. Written from the formats' definitions and not from Tern's kernels, so
  * that comparing a run over Tern with one that never left the process checks those kernels too. */
-#ifndef GENERATE_WIRE_H
-#define GENERATE_WIRE_H
+#ifndef TERN_EXAMPLES_GENERATE_WIRE_H
+#define TERN_EXAMPLES_GENERATE_WIRE_H
 
 #include <stdint.h>
 

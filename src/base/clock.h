@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_CLOCK_H
-#define TERN_CLOCK_H
+#ifndef TERN_BASE_CLOCK_H
+#define TERN_BASE_CLOCK_H
 
 #include <stdint.h>
 #include <time.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a failure travels: the code is returned, the cause with its figures stays in a text of this thread. */
-#ifndef TERN_ERROR_H
-#define TERN_ERROR_H
+#ifndef TERN_BASE_ERROR_H
+#define TERN_BASE_ERROR_H
 
 #include "tern.h"
 

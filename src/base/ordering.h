@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory ordering between ranks, one named function for each use. Rows are plain stores and loads; only what stands here
  * orders them. The argument as a whole, and the models that check it: docs/protocol.md. */
-#ifndef TERN_SYNC_H
-#define TERN_SYNC_H
+#ifndef TERN_BASE_ORDERING_H
+#define TERN_BASE_ORDERING_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -80,25 +80,25 @@ static inline bool chunk_is_free(const _Atomic uint32_t *busy)
 }
 
 /* A proxy that found a peer's bytes broken notes it for the thread that calls: release and acquire of the text before it. 0: none. */
-static inline void breach_publish(_Atomic uint32_t *breach, uint32_t value)
+static inline void violation_publish(_Atomic uint32_t *violation, uint32_t value)
 {
-	atomic_store_explicit(breach, value, memory_order_release);
+	atomic_store_explicit(violation, value, memory_order_release);
 }
 
-static inline uint32_t breach_observe(const _Atomic uint32_t *breach)
+static inline uint32_t violation_observe(const _Atomic uint32_t *violation)
 {
-	return atomic_load_explicit(breach, memory_order_acquire);
+	return atomic_load_explicit(violation, memory_order_acquire);
 }
 
-/* Release and acquire of a rank's parting word in its window's head: what it sent before it left is visible to those who see it gone. */
-static inline void parting_publish(_Atomic uint64_t *parting, uint64_t value)
+/* Release and acquire of a rank's leave word in its window's head: what it sent before it left is visible to those who see it gone. */
+static inline void leave_status_publish(_Atomic uint64_t *leave_status, uint64_t value)
 {
-	atomic_store_explicit(parting, value, memory_order_release);
+	atomic_store_explicit(leave_status, value, memory_order_release);
 }
 
-static inline uint64_t parting_observe(const _Atomic uint64_t *parting)
+static inline uint64_t leave_status_observe(const _Atomic uint64_t *leave_status)
 {
-	return atomic_load_explicit(parting, memory_order_acquire);
+	return atomic_load_explicit(leave_status, memory_order_acquire);
 }
 
 static inline void spin_pause(void)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_RANK_LIST_H
-#define TERN_RANK_LIST_H
+#ifndef TERN_BASE_RANK_LIST_H
+#define TERN_BASE_RANK_LIST_H
 
 #include <stddef.h>
 #include <stdint.h>

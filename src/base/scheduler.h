@@ -2,8 +2,8 @@
 /* Who moves time. Without a scheduler (NULL) that is the kernel: waits spin, yield and sleep on the real clock, and an
  * engine has a thread. A scheduler runs many ranks in one thread and in a time that it counts; waits call it in place of
  * sleeping, and it steps the engines. Nothing else of the library knows which of the two it is. */
-#ifndef TERN_SCHEDULER_H
-#define TERN_SCHEDULER_H
+#ifndef TERN_BASE_SCHEDULER_H
+#define TERN_BASE_SCHEDULER_H
 
 #include <sched.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_SEALED_H
-#define TERN_SEALED_H
+#ifndef TERN_BASE_SEALED_H
+#define TERN_BASE_SEALED_H
 
 #include <stdint.h>
 

@@ -6,8 +6,8 @@
  *   read     what it lacks is the default  what is not known here has to be 0
  *   filled   only its bytes are written    what is not known here becomes 0
  */
-#ifndef TERN_STRUCT_SIZE_H
-#define TERN_STRUCT_SIZE_H
+#ifndef TERN_BASE_STRUCT_SIZE_H
+#define TERN_BASE_STRUCT_SIZE_H
 
 #include <stdbool.h>
 #include <stddef.h>

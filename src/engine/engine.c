@@ -76,24 +76,24 @@ static int check_config(const struct tern_engine_config *c)
 
 /* ---- opening -------------------------------------------------------------------------------------------------------------- */
 
-static int open_items(tern_engine *engine)
+static int open_requests(tern_engine *engine)
 {
-	engine->nr_items = engine->config.ring_entries * 2;
-	if (engine->nr_items < engine->setup.nr_peers * 4)
-		engine->nr_items = engine->setup.nr_peers * 4;
-	if (engine->nr_items < 256)
-		engine->nr_items = 256;
-	engine->items = calloc(engine->nr_items, sizeof(*engine->items));
+	engine->nr_requests = engine->config.ring_entries * 2;
+	if (engine->nr_requests < engine->setup.nr_peers * 4)
+		engine->nr_requests = engine->setup.nr_peers * 4;
+	if (engine->nr_requests < 256)
+		engine->nr_requests = 256;
+	engine->requests = calloc(engine->nr_requests, sizeof(*engine->requests));
 	engine->records = calloc(engine->nr_records, sizeof(*engine->records));
 	engine->words = aligned_alloc(4096, (engine->nr_records * sizeof(uint64_t) + 4095) / 4096 * 4096);
-	if (!engine->items || !engine->records || !engine->words)
-		return fail(TERN_ERR_NOMEM, "no memory for %u items and %u writes", engine->nr_items, engine->nr_records);
-	for (uint32_t i = 0; i < engine->nr_items; i++)
-		engine->items[i].next = i + 1 < engine->nr_items ? i + 1 : NONE;
+	if (!engine->requests || !engine->records || !engine->words)
+		return fail(TERN_ERR_NOMEM, "no memory for %u requests and %u writes", engine->nr_requests, engine->nr_records);
+	for (uint32_t i = 0; i < engine->nr_requests; i++)
+		engine->requests[i].next = i + 1 < engine->nr_requests ? i + 1 : NONE;
 	for (uint32_t i = 0; i < engine->nr_records; i++)
 		engine->records[i].next = i + 1 < engine->nr_records ? i + 1 : NONE;
-	engine->nr_free_items = engine->nr_items;
-	atomic_store_explicit(&engine->parked_room, engine->nr_items / 2, memory_order_relaxed);
+	engine->nr_free_requests = engine->nr_requests;
+	atomic_store_explicit(&engine->parked_room, engine->nr_requests / 2, memory_order_relaxed);
 	return 0;
 }
 
@@ -122,8 +122,8 @@ static int open_peers(tern_engine *engine)
 		peer->first_record = peer->last_record = peer->next_active = NONE;
 		peer->message_credits = engine->config.message_credits;
 	}
-	engine->first_active = engine->last_active = engine->free_items = NONE;
-	engine->free_items = 0;
+	engine->first_active = engine->last_active = engine->free_requests = NONE;
+	engine->free_requests = 0;
 	return 0;
 }
 
@@ -169,7 +169,7 @@ static int open_parts(tern_engine *engine)
 	if (!rc)
 		describe_networks(engine);
 	if (!rc)
-		rc = open_items(engine);
+		rc = open_requests(engine);
 	if (!rc)
 		rc = register_words(engine);
 	if (!rc)
@@ -239,7 +239,7 @@ void engine_close(tern_engine *engine)
 	pthread_mutex_destroy(&engine->tables_lock);
 	free(engine->operations);
 	free(engine->peers);
-	free(engine->items);
+	free(engine->requests);
 	free(engine->records);
 	free(engine->words);
 	free(engine->processes);

@@ -27,25 +27,25 @@ static struct record *record_of(tern_engine *engine, uint64_t cookie)
 
 static void record_ended(tern_engine *engine, struct record *record)
 {
-	struct item *item = &engine->items[record->item];
+	struct request *request = &engine->requests[record->request];
 	struct engine_peer *peer = &engine->peers[record->peer];
 
 	heard_from(engine, record->peer);
 	peer->progress_ns = engine->now_ns;
 	record_free(engine, record);
-	item->outstanding--;
-	item_check_ended(engine, item);
+	request->outstanding--;
+	request_check_ended(engine, request);
 	if (peer->writes.first != NONE)
 		peer_activate(engine, record->peer);
 }
 
-/* An unsignalled write that failed: its cookie names the item, whose later signalled write will end it. */
+/* An unsignalled write that failed: its cookie names the request, whose later signalled write will end it. */
 static void unsignalled_failed(tern_engine *engine, uint64_t cookie, int error, const char *cause)
 {
 	uint32_t number = (uint32_t)cookie & ~(1u << 31);
 
-	if (number < engine->nr_items && engine->items[number].generation == (uint32_t)(cookie >> 32))
-		item_fail(engine, &engine->items[number], error, cause);
+	if (number < engine->nr_requests && engine->requests[number].generation == (uint32_t)(cookie >> 32))
+		request_fail(engine, &engine->requests[number], error, cause);
 }
 
 static void write_failed(tern_engine *engine, const struct transport_event *event)
@@ -58,7 +58,7 @@ static void write_failed(tern_engine *engine, const struct transport_event *even
 	if (event->cookie & 1u << 31) {
 		unsignalled_failed(engine, event->cookie, error, cause);
 	} else if (record) {
-		item_fail(engine, &engine->items[record->item], error, cause);
+		request_fail(engine, &engine->requests[record->request], error, cause);
 		record_ended(engine, record);
 	}
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of an engine.
  *
- *   submit.c, memory.c, message.c (callers)      ring      take.c         post.c              events.c
- *   operation (what the caller asked) ──────► command ──► items ──► transport writes ──► completions ──► items ──► operation ends
+ *   submit.c, memory.c, message.c (callers)      ring      dequeue.c         post.c              events.c
+ *   operation (what the caller asked) ──────► command ──► requests ──► transport writes ──► completions ──► requests ──► operation ends
  *                                                         one peer each   (records)                       operation.c: wakes, calls
  *
  * Everything below `the proxy's own` is touched by the proxy alone (or the scheduler of a stepped engine). The pools of operations and messages, the ring, the inbox
@@ -74,9 +74,9 @@ struct operation {
 		} call;
 	};
 	/* the proxy's own */
-	uint32_t pending; /* items that have not ended, and one while they are being made */
+	uint32_t pending; /* requests that have not ended, and one while they are being made */
 	uint32_t puts_taken, puts_pending; /* group: puts that came, and that have not ended */
-	uint32_t parked, last_parked;	   /* group: items of signals that wait for their puts or for the others */
+	uint32_t parked, last_parked;	   /* group: requests of signals that wait for their puts or for the others */
 	uint32_t next_expecting;      /* of the same value */
 	bool expecting; /* never touched by operation_take: the proxy looks at those of free operations too */
 	char cause[CAUSE_TEXT];
@@ -91,7 +91,7 @@ struct tern_region {
 	struct transport_region *on[TERN_MAX_NICS];
 	struct transport_key keys[TERN_MAX_NICS];
 	uint32_t id;
-	uint32_t uses; /* the proxy's own: items that name it */
+	uint32_t uses; /* the proxy's own: requests that name it */
 	engine_release_fn release; /* it was given up, and could not be yet */
 	void *release_ctx;
 	struct tern_region *next_given_up; /* when the engine ends */
@@ -120,27 +120,27 @@ struct tern_peers {
 
 /* ---- work --------------------------------------------------------------------------------------------------- */
 
-enum item_kind {
-	ITEM_WRITE, /* bytes at local_offset to remote_offset */
-	ITEM_PAGES,
-	ITEM_SIGNAL /* the 8 bytes of `value` */
+enum request_kind {
+	REQUEST_WRITE, /* bytes at local_offset to remote_offset */
+	REQUEST_PAGES,
+	REQUEST_SIGNAL /* the 8 bytes of `value` */
 };
 
-enum item_flags {
-	ITEM_IMMEDIATE = 1, /* still to be sent */
-	ITEM_COUNTED = 2,   /* completion is a counter */
-	ITEM_PINNED = 4,    /* all of it on the peer's own NIC, for its order there */
-	ITEM_FENCE = 8,	    /* the next write carries WRITE_FENCE */
-	ITEM_PUT = 16,	    /* of a group: partner is its signal, or none */
-	ITEM_QUEUED = 32,
-	ITEM_LAST = 64,	    /* all of its bytes are posted; only an immediate is left, to go when they have landed */
-	ITEM_TOLD = 128	    /* its end was told; what is left is the network's */
+enum request_flags {
+	REQUEST_IMMEDIATE = 1, /* still to be sent */
+	REQUEST_COUNTED = 2,   /* completion is a counter */
+	REQUEST_PINNED = 4,    /* all of it on the peer's own NIC, for its order there */
+	REQUEST_FENCE = 8,	    /* the next write carries WRITE_FENCE */
+	REQUEST_PUT = 16,	    /* of a group: partner is its signal, or none */
+	REQUEST_QUEUED = 32,
+	REQUEST_LAST = 64,	    /* all of its bytes are posted; only an immediate is left, to go when they have landed */
+	REQUEST_TOLD = 128	    /* its end was told; what is left is the network's */
 };
 
 #define PUT_OFF_UNSIGNALLED 0x100 /* it was to go unsignalled, and still is: its place among the NIC's unsignalled writes is kept */
 
 /* A part of an operation that goes to one peer; in that peer's queue until all of it is posted, alive until all of it has landed. */
-struct item {
+struct request {
 	uint8_t kind, flags;
 	uint16_t put_off; /* its next write was: the NIC + 1, which is asked again, and PUT_OFF_UNSIGNALLED */
 	uint32_t generation;
@@ -154,16 +154,16 @@ struct item {
 	uint32_t page; /* next one */
 	struct tern_region *local;
 	struct tern_remote *remote;
-	struct tern_peers *peers; /* in use as long as the item is */
+	struct tern_peers *peers; /* in use as long as the request is */
 	uint64_t local_offset, remote_offset, bytes;
-	uint64_t at; /* bytes posted (ITEM_PAGES: of this page) */
+	uint64_t at; /* bytes posted (REQUEST_PAGES: of this page) */
 	uint64_t value;
 };
 
 /* A signalled write under way. */
 struct record {
 	uint32_t generation;
-	uint32_t item, peer, nic;
+	uint32_t request, peer, nic;
 	uint32_t next, previous; /* of the same peer, in order of posting; next: also of the free list */
 	uint32_t covers;	 /* unsignalled writes before it that end with it */
 	bool used, given_up;	 /* given up: its operation has been told; credit and memory are still in use */
@@ -314,8 +314,8 @@ struct tern_engine {
 	uint64_t now_ns, next_look_ns, look_every_ns, last_look_ns, leave_ns;
 	uint64_t heartbeat_ns;
 	struct nic nics[TERN_MAX_NICS];
-	struct item *items;
-	uint32_t nr_items, free_items, nr_free_items;
+	struct request *requests;
+	uint32_t nr_requests, free_requests, nr_free_requests;
 	struct record *records;
 	uint64_t *words; /* [nr_records] sources of signals */
 	uint32_t nr_records, free_records;
@@ -368,24 +368,24 @@ int memory_open(tern_engine *engine);
 void memory_close(tern_engine *engine);
 void memory_release(tern_engine *engine); /* once the transports are closed */
 
-/* take.c */
+/* dequeue.c */
 bool take_commands(tern_engine *engine, uint32_t budget);
 bool commands_wait(const tern_engine *engine); /* in some ring */
 bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes);
 bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes);
-void item_set_memory(struct item *item, struct tern_region *local, struct tern_remote *remote);
-void item_set_completion(tern_engine *engine, struct item *item, uint32_t completion, bool counted);
+void request_set_memory(struct request *request, struct tern_region *local, struct tern_remote *remote);
+void request_set_completion(tern_engine *engine, struct request *request, uint32_t completion, bool counted);
 
-/* item.c */
-struct item *item_take(tern_engine *engine, uint32_t peer, enum item_kind kind);
-uint32_t item_number(const tern_engine *engine, const struct item *item);
-void item_queue(tern_engine *engine, struct item *item);
-void item_end(tern_engine *engine, struct item *item);
-void item_fail(tern_engine *engine, struct item *item, int error, const char *cause); /* notes it; it ends when nothing of it is under way */
-void item_check_ended(tern_engine *engine, struct item *item);
-struct item *queue_first(tern_engine *engine, struct queue *queue);
+/* request.c */
+struct request *request_take(tern_engine *engine, uint32_t peer, enum request_kind kind);
+uint32_t request_number(const tern_engine *engine, const struct request *request);
+void request_queue(tern_engine *engine, struct request *request);
+void request_end(tern_engine *engine, struct request *request);
+void request_fail(tern_engine *engine, struct request *request, int error, const char *cause); /* notes it; it ends when nothing of it is under way */
+void request_check_ended(tern_engine *engine, struct request *request);
+struct request *queue_first(tern_engine *engine, struct queue *queue);
 void queue_pop(tern_engine *engine, struct queue *queue);
-void item_take_up_again(tern_engine *engine, struct item *item);
+void request_take_up_again(tern_engine *engine, struct request *request);
 void peer_activate(tern_engine *engine, uint32_t peer);
 
 /* post.c */
@@ -396,7 +396,7 @@ void record_unlink(tern_engine *engine, struct record *record);
 /* signal.c */
 bool signal_stalled(tern_engine *engine); /* true: the ring is held up */
 bool signal_take_put(tern_engine *engine, const struct command *command);
-void signal_put_ended(tern_engine *engine, struct item *put);
+void signal_put_ended(tern_engine *engine, struct request *put);
 
 /* events.c */
 bool poll_transports(tern_engine *engine);
@@ -422,7 +422,7 @@ void messages_peer_down(tern_engine *engine, uint32_t peer);
 bool message_control(tern_engine *engine, uint32_t peer, enum message_kind kind);
 void messages_return_credits(tern_engine *engine);
 
-/* lost.c */
+/* failure_detector.c */
 void peer_lost(tern_engine *engine, uint32_t peer, int error, const char *cause);
 void look_after_peers(tern_engine *engine);
 int watch_processes(tern_engine *engine);

@@ -8,7 +8,7 @@
 
 static bool is_quiet(const tern_engine *engine)
 {
-	return engine->nr_free_items == engine->nr_items && !engine->nr_messages_queued && !engine->command_held && !ring_peek(&engine->ring);
+	return engine->nr_free_requests == engine->nr_requests && !engine->nr_messages_queued && !engine->command_held && !ring_peek(&engine->ring);
 }
 
 /* True: all peers know, or are gone. */
@@ -46,12 +46,12 @@ bool leave_done(tern_engine *engine)
 static void end_parked(tern_engine *engine, struct operation *group, const char *cause)
 {
 	while (group->parked != NONE) {
-		struct item *signal = &engine->items[group->parked];
+		struct request *signal = &engine->requests[group->parked];
 
 		group->parked = signal->next;
 		signal->next = NONE;
-		item_fail(engine, signal, TERN_ERR_STATE, cause);
-		item_check_ended(engine, signal);
+		request_fail(engine, signal, TERN_ERR_STATE, cause);
+		request_check_ended(engine, signal);
 	}
 }
 

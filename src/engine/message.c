@@ -225,7 +225,7 @@ void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint3
 		keep(engine, peer, (const uint8_t *)data + sizeof(header), bytes - (uint32_t)sizeof(header));
 		break;
 	case MESSAGE_GOODBYE:
-		p->said_goodbye = true; /* lost.c ends it a little later: its last immediates may still be coming out of the network */
+		p->said_goodbye = true; /* failure_detector.c ends it a little later: its last immediates may still be coming out of the network */
 		message_control(engine, peer, MESSAGE_GOODBYE_SEEN);
 		break;
 	case MESSAGE_GOODBYE_SEEN:

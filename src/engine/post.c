@@ -5,10 +5,10 @@
  * reported: they end with the next signalled one to the same peer, which is allowed where writes are in order. At most half of a NIC's and
  * a peer's credits are held by them, so what is left always suffices to post a signalled write, whose end frees the others.
  *
- * Failed. Unsignalled writes are a part of the item at the head of their peer's queue: whatever is last of an item is signalled. If it fails before that, the network may
- * still read its source for some of them, so the item does not end before a closing write has: begin_closing.
+ * Failed. Unsignalled writes are a part of the request at the head of their peer's queue: whatever is last of an request is signalled. If it fails before that, the network may
+ * still read its source for some of them, so the request does not end before a closing write has: begin_closing.
  *
- * Again. What a transport puts off stays at the head of its queue and is built anew from the item the next time, with the same arguments: the fence stays in the item's
+ * Again. What a transport puts off stays at the head of its queue and is built anew from the request the next time, with the same arguments: the fence stays in the request's
  * flags, and put_off keeps the NIC and whether it is signalled.
  */
 #include "engine/inside.h"
@@ -65,15 +65,15 @@ void record_free(tern_engine *engine, struct record *record)
 	engine->free_records = (uint32_t)(record - engine->records);
 }
 
-/* ---- the next write of an item --------------------------------------------------------------------------------- */
+/* ---- the next write of an request --------------------------------------------------------------------------------- */
 
-/* The NIC for an item's next write: the one that put it off, its peer's own if pinned, else the next one of its peer's network with a credit. */
-static uint32_t choose_nic(tern_engine *engine, struct network *network, const struct item *item)
+/* The NIC for an request's next write: the one that put it off, its peer's own if pinned, else the next one of its peer's network with a credit. */
+static uint32_t choose_nic(tern_engine *engine, struct network *network, const struct request *request)
 {
 	uint32_t nr = network->nr_nics;
 
-	if (item->put_off || (item->flags & ITEM_PINNED)) {
-		uint32_t nic = item->put_off ? (item->put_off & 0xffu) - 1 : network->first_nic + item->peer % nr;
+	if (request->put_off || (request->flags & REQUEST_PINNED)) {
+		uint32_t nic = request->put_off ? (request->put_off & 0xffu) - 1 : network->first_nic + request->peer % nr;
 
 		return engine->nics[nic].under_way < engine->nics[nic].depth ? nic : NONE;
 	}
@@ -93,100 +93,100 @@ static uint64_t shorter(uint64_t a, uint64_t b)
 }
 
 /* How much of a run of bytes goes into one write. */
-static uint64_t piece_bytes(const tern_engine *engine, const struct item *item, const struct nic *nic, uint64_t total, uint64_t left)
+static uint64_t piece_bytes(const tern_engine *engine, const struct request *request, const struct nic *nic, uint64_t total, uint64_t left)
 {
 	uint64_t piece = shorter(left, nic->info.write_bytes);
 	uint32_t nr = nic->network->nr_nics;
 
-	if (nr > 1 && total >= engine->config.stripe_bytes && !(item->flags & ITEM_PINNED))
+	if (nr > 1 && total >= engine->config.stripe_bytes && !(request->flags & REQUEST_PINNED))
 		piece = shorter(piece, (total / nr + PAGE - 1) / PAGE * PAGE);
 	return piece;
 }
 
-/* Whether this piece is the last of the item's bytes. */
-static bool next_piece(tern_engine *engine, struct item *item, const struct nic *nic, struct transport_write *write)
+/* Whether this piece is the last of the request's bytes. */
+static bool next_piece(tern_engine *engine, struct request *request, const struct nic *nic, struct transport_write *write)
 {
-	uint64_t from = item->local_offset + item->at, to = item->remote_offset + item->at, total = item->bytes;
+	uint64_t from = request->local_offset + request->at, to = request->remote_offset + request->at, total = request->bytes;
 	bool last_run = true;
 
-	if (item->kind == ITEM_PAGES) {
-		const struct tern_paged_write *pages = &engine->operations[item->value].pages;
+	if (request->kind == REQUEST_PAGES) {
+		const struct tern_paged_write *pages = &engine->operations[request->value].pages;
 
-		from += pages->local_pages[item->page] * pages->local_stride;
-		to += pages->remote_pages[item->page] * pages->remote_stride;
-		last_run = item->page + 1 == pages->nr_pages;
+		from += pages->local_pages[request->page] * pages->local_stride;
+		to += pages->remote_pages[request->page] * pages->remote_stride;
+		last_run = request->page + 1 == pages->nr_pages;
 	}
-	write->bytes = piece_bytes(engine, item, nic, total, total - item->at);
+	write->bytes = piece_bytes(engine, request, nic, total, total - request->at);
 	write->offset = to;
 	if (write->bytes)
-		write->from = item->kind == ITEM_SIGNAL ? (const void *)&item->value : item->local->base + from;
-	return last_run && item->at + write->bytes == total;
+		write->from = request->kind == REQUEST_SIGNAL ? (const void *)&request->value : request->local->base + from;
+	return last_run && request->at + write->bytes == total;
 }
 
-static bool is_first_piece(const struct item *item)
+static bool is_first_piece(const struct request *request)
 {
-	return !item->at && !item->page;
+	return !request->at && !request->page;
 }
 
-static bool keeps_order(const struct network *network, const struct item *item)
+static bool keeps_order(const struct network *network, const struct request *request)
 {
-	return network->one_order || ((network->caps & TRANSPORT_ORDERED) && (item->flags & ITEM_PINNED));
+	return network->one_order || ((network->caps & TRANSPORT_ORDERED) && (request->flags & REQUEST_PINNED));
 }
 
 /* An immediate may travel with the last piece if that is the only one, or if pieces land in order. */
-static bool carries_immediate(const struct network *network, const struct item *item, bool last)
+static bool carries_immediate(const struct network *network, const struct request *request, bool last)
 {
-	if (!(item->flags & ITEM_IMMEDIATE))
+	if (!(request->flags & REQUEST_IMMEDIATE))
 		return false;
-	return (item->flags & ITEM_LAST) || (last && (is_first_piece(item) || keeps_order(network, item)));
+	return (request->flags & REQUEST_LAST) || (last && (is_first_piece(request) || keeps_order(network, request)));
 }
 
-static bool may_go_unsignalled(const tern_engine *engine, const struct item *item, const struct nic *nic, bool last)
+static bool may_go_unsignalled(const tern_engine *engine, const struct request *request, const struct nic *nic, bool last)
 {
-	const struct engine_peer *peer = &engine->peers[item->peer];
+	const struct engine_peer *peer = &engine->peers[request->peer];
 
-	if (item->put_off)
-		return item->put_off & PUT_OFF_UNSIGNALLED;
-	return !last && !item->error && nic->network->one_order && nic->unsignalled < nic->depth / 2 &&
+	if (request->put_off)
+		return request->put_off & PUT_OFF_UNSIGNALLED;
+	return !last && !request->error && nic->network->one_order && nic->unsignalled < nic->depth / 2 &&
 	       peer->unsignalled < engine->config.peer_depth / 2;
 }
 
 /* Where a write's bytes come from: a copy in the work request, a word of the engine's own, or the region. */
-static void set_source(tern_engine *engine, struct item *item, const struct nic *nic, uint32_t nic_number, struct transport_write *write)
+static void set_source(tern_engine *engine, struct request *request, const struct nic *nic, uint32_t nic_number, struct transport_write *write)
 {
 	if (!write->bytes)
 		return;
 	if (write->bytes <= nic->info.inline_bytes)
 		write->flags |= WRITE_INLINE;
-	if (item->kind != ITEM_SIGNAL) {
-		write->region = item->local->on[nic_number];
+	if (request->kind != REQUEST_SIGNAL) {
+		write->region = request->local->on[nic_number];
 	} else if (!(write->flags & WRITE_INLINE)) {
-		engine->words[engine->free_records] = item->value;
+		engine->words[engine->free_records] = request->value;
 		write->from = &engine->words[engine->free_records];
 		write->region = nic->words_region;
 	}
 }
 
-static bool build_write(tern_engine *engine, struct item *item, uint32_t nic_number, struct transport_write *write)
+static bool build_write(tern_engine *engine, struct request *request, uint32_t nic_number, struct transport_write *write)
 {
 	struct nic *nic = &engine->nics[nic_number];
 	bool last = true;
 
-	*write = (struct transport_write){.peer = item->peer, .flags = WRITE_SIGNALLED};
-	if (!(item->flags & ITEM_LAST) && item->bytes)
-		last = next_piece(engine, item, nic, write);
+	*write = (struct transport_write){.peer = request->peer, .flags = WRITE_SIGNALLED};
+	if (!(request->flags & REQUEST_LAST) && request->bytes)
+		last = next_piece(engine, request, nic, write);
 	if (write->bytes)
-		write->key = &item->remote->keys[nic_number];
-	if (carries_immediate(nic->network, item, last)) {
+		write->key = &request->remote->keys[nic_number];
+	if (carries_immediate(nic->network, request, last)) {
 		write->flags |= WRITE_IMMEDIATE;
-		write->immediate = item->immediate;
+		write->immediate = request->immediate;
 	}
-	if (item->flags & ITEM_FENCE)
+	if (request->flags & REQUEST_FENCE)
 		write->flags |= WRITE_FENCE;
-	set_source(engine, item, nic, nic_number, write);
-	if (may_go_unsignalled(engine, item, nic, last)) {
+	set_source(engine, request, nic, nic_number, write);
+	if (may_go_unsignalled(engine, request, nic, last)) {
 		write->flags &= ~(uint32_t)WRITE_SIGNALLED;
-		write->cookie = (uint64_t)item->generation << 32 | 1u << 31 | item_number(engine, item);
+		write->cookie = (uint64_t)request->generation << 32 | 1u << 31 | request_number(engine, request);
 	} else {
 		write->cookie = (uint64_t)engine->records[engine->free_records].generation << 32 | engine->free_records;
 	}
@@ -195,14 +195,14 @@ static bool build_write(tern_engine *engine, struct item *item, uint32_t nic_num
 
 /* ---- posted ----------------------------------------------------------------------------------------------------- */
 
-static void take_record(tern_engine *engine, struct item *item, uint32_t nic)
+static void take_record(tern_engine *engine, struct request *request, uint32_t nic)
 {
 	struct record *record = &engine->records[engine->free_records];
-	struct engine_peer *peer = &engine->peers[item->peer];
+	struct engine_peer *peer = &engine->peers[request->peer];
 
 	engine->free_records = record->next;
-	record->item = item_number(engine, item);
-	record->peer = item->peer;
+	record->request = request_number(engine, request);
+	record->peer = request->peer;
 	record->nic = nic;
 	record->covers = peer->unsignalled;
 	record->used = true;
@@ -211,24 +211,24 @@ static void take_record(tern_engine *engine, struct item *item, uint32_t nic)
 	engine->nics[nic].unsignalled -= peer->unsignalled;
 	peer->unsignalled = 0;
 	record_link(engine, record);
-	item->outstanding++;
+	request->outstanding++;
 }
 
-static void advance(struct item *item, const struct transport_write *write)
+static void advance(struct request *request, const struct transport_write *write)
 {
-	item->at += write->bytes;
-	if (item->kind == ITEM_PAGES && item->at == item->bytes) {
-		item->page++;
-		item->at = 0;
+	request->at += write->bytes;
+	if (request->kind == REQUEST_PAGES && request->at == request->bytes) {
+		request->page++;
+		request->at = 0;
 	}
-	item->flags &= (uint8_t)~ITEM_FENCE;
+	request->flags &= (uint8_t)~REQUEST_FENCE;
 	if (write->flags & WRITE_IMMEDIATE)
-		item->flags &= (uint8_t)~ITEM_IMMEDIATE;
+		request->flags &= (uint8_t)~REQUEST_IMMEDIATE;
 }
 
-static void note_posted(tern_engine *engine, struct item *item, uint32_t nic, const struct transport_write *write, bool last)
+static void note_posted(tern_engine *engine, struct request *request, uint32_t nic, const struct transport_write *write, bool last)
 {
-	struct engine_peer *peer = &engine->peers[item->peer];
+	struct engine_peer *peer = &engine->peers[request->peer];
 
 	engine->stats.writes++;
 	engine->stats.bytes += write->bytes;
@@ -238,92 +238,92 @@ static void note_posted(tern_engine *engine, struct item *item, uint32_t nic, co
 	peer->under_way++;
 	peer->progress_ns = engine->now_ns;
 	if (write->flags & WRITE_SIGNALLED) {
-		take_record(engine, item, nic);
+		take_record(engine, request, nic);
 	} else {
 		peer->unsignalled++;
 		engine->nics[nic].unsignalled++;
 	}
-	if (item->flags & ITEM_LAST)
-		item->flags &= (uint8_t)~ITEM_IMMEDIATE;
+	if (request->flags & REQUEST_LAST)
+		request->flags &= (uint8_t)~REQUEST_IMMEDIATE;
 	else
-		advance(item, write);
+		advance(request, write);
 	if (last) {
-		item->flags |= ITEM_LAST;
+		request->flags |= REQUEST_LAST;
 		queue_pop(engine, &peer->writes);
 	}
 }
 
-static void put_off(tern_engine *engine, struct item *item, uint32_t nic, const struct transport_write *write)
+static void put_off(tern_engine *engine, struct request *request, uint32_t nic, const struct transport_write *write)
 {
 	engine->stats.again++;
-	if (item->put_off)
+	if (request->put_off)
 		return;
-	item->put_off = (uint16_t)(nic + 1);
+	request->put_off = (uint16_t)(nic + 1);
 	if (!(write->flags & WRITE_SIGNALLED)) {
-		item->put_off |= PUT_OFF_UNSIGNALLED;
+		request->put_off |= PUT_OFF_UNSIGNALLED;
 		engine->nics[nic].unsignalled++;
 	}
 }
 
-/* What is left of an item that failed goes no further. True: nothing of it is unsignalled, so the rest of it ends by itself. Else its first piece, which the network has taken
+/* What is left of an request that failed goes no further. True: nothing of it is unsignalled, so the rest of it ends by itself. Else its first piece, which the network has taken
  * once, is to be written again with a signal; what a failed operation leaves at its target means nothing. */
-static bool begin_closing(tern_engine *engine, struct item *item)
+static bool begin_closing(tern_engine *engine, struct request *request)
 {
-	if (!engine->peers[item->peer].unsignalled)
+	if (!engine->peers[request->peer].unsignalled)
 		return true;
-	if (item->put_off & PUT_OFF_UNSIGNALLED)
-		item_take_up_again(engine, item);
-	item->at = item->page = 0;
-	item->flags &= (uint8_t) ~(ITEM_IMMEDIATE | ITEM_FENCE);
+	if (request->put_off & PUT_OFF_UNSIGNALLED)
+		request_take_up_again(engine, request);
+	request->at = request->page = 0;
+	request->flags &= (uint8_t) ~(REQUEST_IMMEDIATE | REQUEST_FENCE);
 	return false;
 }
 
-static void refused(tern_engine *engine, struct item *item, int rc)
+static void refused(tern_engine *engine, struct request *request, int rc)
 {
-	struct engine_peer *peer = &engine->peers[item->peer];
+	struct engine_peer *peer = &engine->peers[request->peer];
 	char cause[CAUSE_TEXT];
 
 	if (rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_PEER_LEFT) {
-		peer_lost(engine, item->peer, rc, tern_last_error());
-	} else if (item->error) { /* the closing write */
-		snprintf(cause, sizeof(cause), "writes to rank %u cannot be ended: %.120s", item->peer, tern_last_error());
-		peer_lost(engine, item->peer, TERN_ERR_PEER_DEAD, cause);
+		peer_lost(engine, request->peer, rc, tern_last_error());
+	} else if (request->error) { /* the closing write */
+		snprintf(cause, sizeof(cause), "writes to rank %u cannot be ended: %.120s", request->peer, tern_last_error());
+		peer_lost(engine, request->peer, TERN_ERR_PEER_DEAD, cause);
 	} else {
-		item_fail(engine, item, rc, tern_last_error());
+		request_fail(engine, request, rc, tern_last_error());
 		if (peer->unsignalled)
 			return;
 		queue_pop(engine, &peer->writes);
-		item_check_ended(engine, item);
+		request_check_ended(engine, request);
 	}
 }
 
-/* One write of the item at the head. False: nothing more goes to this peer for now. */
-static bool post_head(tern_engine *engine, struct engine_peer *peer, struct item *item)
+/* One write of the request at the head. False: nothing more goes to this peer for now. */
+static bool post_head(tern_engine *engine, struct engine_peer *peer, struct request *request)
 {
 	struct transport_write write;
 	uint32_t nic;
 	bool last;
 	int rc;
 
-	if (item->error && begin_closing(engine, item)) {
+	if (request->error && begin_closing(engine, request)) {
 		queue_pop(engine, &peer->writes);
-		item_check_ended(engine, item);
+		request_check_ended(engine, request);
 		return true;
 	}
-	nic = peer->under_way < engine->config.peer_depth ? choose_nic(engine, peer->network, item) : NONE;
+	nic = peer->under_way < engine->config.peer_depth ? choose_nic(engine, peer->network, request) : NONE;
 	if (nic == NONE)
 		return false;
-	last = build_write(engine, item, nic, &write);
+	last = build_write(engine, request, nic, &write);
 	rc = engine->nics[nic].transport->ops->write(engine->nics[nic].transport, &write);
 	if (rc == TRANSPORT_AGAIN) {
-		put_off(engine, item, nic, &write);
+		put_off(engine, request, nic, &write);
 		return false;
 	}
-	item_take_up_again(engine, item);
+	request_take_up_again(engine, request);
 	if (rc < 0)
-		refused(engine, item, rc);
+		refused(engine, request, rc);
 	else
-		note_posted(engine, item, nic, &write, last || item->error);
+		note_posted(engine, request, nic, &write, last || request->error);
 	return true;
 }
 
@@ -341,10 +341,10 @@ static uint32_t pop_active(tern_engine *engine)
 static uint32_t post_peer(tern_engine *engine, uint32_t number)
 {
 	struct engine_peer *peer = &engine->peers[number];
-	struct item *item;
+	struct request *request;
 	uint32_t posted = post_messages(engine, number);
 
-	while (posted < POSTS_PER_TURN && (item = queue_first(engine, &peer->writes)) && post_head(engine, peer, item))
+	while (posted < POSTS_PER_TURN && (request = queue_first(engine, &peer->writes)) && post_head(engine, peer, request))
 		posted++;
 	if (peer->writes.first != NONE || (peer->messages.first != NONE && peer->message_credits))
 		peer_activate(engine, number);

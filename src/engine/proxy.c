@@ -77,7 +77,7 @@ uint64_t engine_next_ns(const tern_engine *engine)
 
 static bool is_busy(const tern_engine *engine)
 {
-	return engine->nr_free_items != engine->nr_items || engine->nr_messages_queued || engine->command_held ||
+	return engine->nr_free_requests != engine->nr_requests || engine->nr_messages_queued || engine->command_held ||
 	       atomic_load_explicit(&engine->leaving, memory_order_relaxed);
 }
 

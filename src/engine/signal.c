@@ -39,25 +39,25 @@ static bool has_signal(enum tern_signal_policy policy)
 
 /* ---- signals on their way ------------------------------------------------------------------------------------- */
 
-static void send_signal(tern_engine *engine, struct item *signal)
+static void send_signal(tern_engine *engine, struct request *signal)
 {
 	struct engine_peer *peer = &engine->peers[signal->peer];
 
-	if ((signal->flags & ITEM_PINNED) && peer->fence_pending && !(peer->network->caps & TRANSPORT_ORDERED))
-		signal->flags |= ITEM_FENCE;
-	if (signal->flags & ITEM_PINNED)
+	if ((signal->flags & REQUEST_PINNED) && peer->fence_pending && !(peer->network->caps & TRANSPORT_ORDERED))
+		signal->flags |= REQUEST_FENCE;
+	if (signal->flags & REQUEST_PINNED)
 		peer->fence_pending = false;
-	item_queue(engine, signal);
+	request_queue(engine, signal);
 }
 
-static void park(tern_engine *engine, struct operation *group, struct item *signal)
+static void park(tern_engine *engine, struct operation *group, struct request *signal)
 {
-	uint32_t number = item_number(engine, signal);
+	uint32_t number = request_number(engine, signal);
 
 	if (group->last_parked == NONE)
 		group->parked = number;
 	else
-		engine->items[group->last_parked].next = number;
+		engine->requests[group->last_parked].next = number;
 	group->last_parked = number;
 }
 
@@ -67,15 +67,15 @@ static void send_parked(tern_engine *engine, struct operation *group)
 
 	group->parked = group->last_parked = NONE;
 	while (number != NONE) {
-		struct item *signal = &engine->items[number];
+		struct request *signal = &engine->requests[number];
 		struct engine_peer *peer = &engine->peers[signal->peer];
 
 		number = signal->next;
 		signal->next = NONE;
 		if (peer_observe_down(peer))
-			item_fail(engine, signal, peer_observe_down(peer), peer->cause);
+			request_fail(engine, signal, peer_observe_down(peer), peer->cause);
 		if (signal->error)
-			item_check_ended(engine, signal);
+			request_check_ended(engine, signal);
 		else
 			send_signal(engine, signal);
 	}
@@ -135,52 +135,52 @@ bool signal_stalled(tern_engine *engine)
 
 /* ---- puts --------------------------------------------------------------------------------------------------------- */
 
-static struct item *make_put(tern_engine *engine, const struct command *c, struct operation *group)
+static struct request *make_put(tern_engine *engine, const struct command *c, struct operation *group)
 {
 	bool immediate = group->group.policy == TERN_SIGNAL_IMMEDIATE;
-	struct item *put;
+	struct request *put;
 
 	if (!c->bytes && !immediate)
 		return NULL;
-	put = item_take(engine, c->peer, ITEM_WRITE);
-	item_set_memory(put, c->bytes ? engine->regions[c->local] : NULL, c->bytes ? engine->remotes[c->remote] : NULL);
-	item_set_completion(engine, put, c->completion, false);
+	put = request_take(engine, c->peer, REQUEST_WRITE);
+	request_set_memory(put, c->bytes ? engine->regions[c->local] : NULL, c->bytes ? engine->remotes[c->remote] : NULL);
+	request_set_completion(engine, put, c->completion, false);
 	put->local_offset = c->local_offset;
 	put->remote_offset = c->remote_offset;
 	put->bytes = c->bytes;
-	put->flags |= ITEM_PUT | (immediate ? ITEM_IMMEDIATE : 0) | (stays_on_one_nic(group->group.policy) ? ITEM_PINNED : 0);
+	put->flags |= REQUEST_PUT | (immediate ? REQUEST_IMMEDIATE : 0) | (stays_on_one_nic(group->group.policy) ? REQUEST_PINNED : 0);
 	put->immediate = (uint32_t)c->value;
 	group->puts_pending++;
 	return put;
 }
 
-static struct item *make_signal(tern_engine *engine, const struct command *c, struct operation *group)
+static struct request *make_signal(tern_engine *engine, const struct command *c, struct operation *group)
 {
-	struct item *signal;
+	struct request *signal;
 
 	if (!has_signal(group->group.policy))
 		return NULL;
-	signal = item_take(engine, c->peer, ITEM_SIGNAL);
-	item_set_memory(signal, NULL, engine->remotes[c->signal_remote]);
-	item_set_completion(engine, signal, c->completion, false);
+	signal = request_take(engine, c->peer, REQUEST_SIGNAL);
+	request_set_memory(signal, NULL, engine->remotes[c->signal_remote]);
+	request_set_completion(engine, signal, c->completion, false);
 	signal->remote_offset = c->signal_offset;
 	signal->bytes = sizeof(signal->value);
 	signal->value = c->value;
-	signal->flags |= stays_on_one_nic(group->group.policy) ? ITEM_PINNED : 0;
+	signal->flags |= stays_on_one_nic(group->group.policy) ? REQUEST_PINNED : 0;
 	return signal;
 }
 
-static void send_put(tern_engine *engine, struct item *put, struct item *signal)
+static void send_put(tern_engine *engine, struct request *put, struct request *signal)
 {
 	if (!put)
 		return;
 	if (signal) {
-		put->partner = item_number(engine, signal);
+		put->partner = request_number(engine, signal);
 		put->value = signal->generation;
 	}
-	if (put->flags & ITEM_PINNED)
+	if (put->flags & REQUEST_PINNED)
 		engine->peers[put->peer].fence_pending = true;
-	item_queue(engine, put);
+	request_queue(engine, put);
 }
 
 static bool is_bad(const tern_engine *engine, const struct command *c, const struct operation *group)
@@ -206,7 +206,7 @@ static void last_put(tern_engine *engine, uint32_t number, struct operation *gro
 
 static void take_good_put(tern_engine *engine, const struct command *c, struct operation *group)
 {
-	struct item *put = make_put(engine, c, group), *signal = make_signal(engine, c, group);
+	struct request *put = make_put(engine, c, group), *signal = make_signal(engine, c, group);
 
 	send_put(engine, put, signal);
 	if (!signal)
@@ -222,12 +222,12 @@ static void take_good_put(tern_engine *engine, const struct command *c, struct o
 		stall(engine, STALL_ALL_PEERS, 0, c->completion);
 }
 
-/* False: no items for it yet. */
+/* False: no requests for it yet. */
 bool signal_take_put(tern_engine *engine, const struct command *c)
 {
 	struct operation *group = &engine->operations[c->completion];
 
-	if (engine->nr_free_items < 2)
+	if (engine->nr_free_requests < 2)
 		return false;
 	if (!group->pending)
 		group->pending = 1; /* until the last put */
@@ -242,12 +242,12 @@ bool signal_take_put(tern_engine *engine, const struct command *c)
 	return true;
 }
 
-/* The signal may have gone and its item be another's by now: then the generation differs. */
-void signal_put_ended(tern_engine *engine, struct item *put)
+/* The signal may have gone and its request be another's by now: then the generation differs. */
+void signal_put_ended(tern_engine *engine, struct request *put)
 {
-	struct item *signal = put->partner == NONE ? NULL : &engine->items[put->partner];
+	struct request *signal = put->partner == NONE ? NULL : &engine->requests[put->partner];
 
 	engine->operations[put->completion].puts_pending--;
-	if (put->error && signal && signal->generation == (uint32_t)put->value && !(signal->flags & ITEM_QUEUED) && !signal->outstanding)
-		item_fail(engine, signal, put->error, engine->operations[put->completion].cause);
+	if (put->error && signal && signal->generation == (uint32_t)put->value && !(signal->flags & REQUEST_QUEUED) && !signal->outstanding)
+		request_fail(engine, signal, put->error, engine->operations[put->completion].cause);
 }

@@ -273,21 +273,21 @@ int tern_engine_barrier(tern_engine *engine, const struct tern_barrier *b, tern_
 
 /* ---- put with signal -------------------------------------------------------------------------------------------------------------- */
 
-/* Signals that are parked hold items while their group is not complete, and nothing else may be short of items because of that: half of them are theirs. */
+/* Signals that are parked hold requests while their group is not complete, and nothing else may be short of requests because of that: half of them are theirs. */
 static int reserve_parking(tern_engine *engine, uint32_t nr)
 {
 	struct patience patience = patience_for(engine, wait_ns_of(engine, 0));
 	uint64_t room = atomic_load_explicit(&engine->parked_room, memory_order_relaxed);
 
-	if (nr > engine->nr_items / 2)
-		return fail(TERN_ERR_INVALID, "a group of %u puts; this engine takes %u (as many as ring_entries)", nr, engine->nr_items / 2);
+	if (nr > engine->nr_requests / 2)
+		return fail(TERN_ERR_INVALID, "a group of %u puts; this engine takes %u (as many as ring_entries)", nr, engine->nr_requests / 2);
 	do {
 		while (room >= nr)
 			if (atomic_compare_exchange_weak_explicit(&engine->parked_room, &room, room - nr, memory_order_relaxed, memory_order_relaxed))
 				return 0;
 		room = atomic_load_explicit(&engine->parked_room, memory_order_relaxed);
 	} while (patience_left(&patience));
-	return fail(TERN_ERR_TIMEOUT, "groups that are not complete hold all but %llu of %u puts", (unsigned long long)room, engine->nr_items / 2);
+	return fail(TERN_ERR_TIMEOUT, "groups that are not complete hold all but %llu of %u puts", (unsigned long long)room, engine->nr_requests / 2);
 }
 
 int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts, tern_done_fn done, void *ctx, tern_op *group)
@@ -434,7 +434,7 @@ int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), 
 		operation_drop(engine, command.completion);
 		return rc;
 	}
-	/* fn's context is on the caller's stack, so there is no leaving before it has run. The proxy comes to it: what can hold up the ring, a drain or a lack of items, ends
+	/* fn's context is on the caller's stack, so there is no leaving before it has run. The proxy comes to it: what can hold up the ring, a drain or a lack of requests, ends
 	 * with its writes' time-outs. */
 	while (!atomic_load_explicit(&operation->ended, memory_order_acquire))
 		(void)operation_wait(engine, command.completion, 1000000000u);

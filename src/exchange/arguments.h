@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a caller passes to a half, checked: on the CPU and for devices alike, and for both halves of
  * a call before the first of them sends anything. */
-#ifndef TERN_ARGUMENTS_H
-#define TERN_ARGUMENTS_H
+#ifndef TERN_EXCHANGE_ARGUMENTS_H
+#define TERN_EXCHANGE_ARGUMENTS_H
 
 #include "exchange/exchange.h"
 

@@ -496,9 +496,9 @@ int tern_moe_leave(tern_moe *moe)
 	snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %u left this exchange: it called tern_moe_leave",
 		moe->rank);
 	if (moe->device)
-		device_part(moe, parting_make(0, -1));
+		device_publish_leave(moe, leave_status_make(0, -1));
 	else
-		path_part(moe, parting_make(0, -1)); /* peers that still wait for this rank learn of it */
+		path_leave(moe, leave_status_make(0, -1)); /* peers that still wait for this rank learn of it */
 	return 0;
 }
 

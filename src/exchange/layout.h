@@ -9,8 +9,8 @@
  *   region   number of rows, rows of each local expert [max_local] | row | row | ...        row: header, payload, scales
  *   output   x | scales | rows | topk_ids | topk_weights    (low latency: the same, in private memory)
  */
-#ifndef TERN_LAYOUT_H
-#define TERN_LAYOUT_H
+#ifndef TERN_EXCHANGE_LAYOUT_H
+#define TERN_EXCHANGE_LAYOUT_H
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -30,7 +30,7 @@ enum word_kind {
 #define NR_PHASES 3 /* enum tern_phase */
 
 struct window_head {
-	_Atomic uint64_t parting; /* wire.h; written by the owner alone */
+	_Atomic uint64_t leave_status; /* wire.h; written by the owner alone */
 } __attribute__((aligned(CACHE_LINE)));
 
 struct output_layout {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which rank holds which expert: the table behind every routing decision. Pure; the same on all ranks. */
-#ifndef TERN_PLACEMENT_H
-#define TERN_PLACEMENT_H
+#ifndef TERN_EXCHANGE_PLACEMENT_H
+#define TERN_EXCHANGE_PLACEMENT_H
 
 #include "tern.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Routing turned into rows. Pure functions: the same ids and tables give the same plan on every rank. */
-#ifndef TERN_PLAN_H
-#define TERN_PLAN_H
+#ifndef TERN_EXCHANGE_PLAN_H
+#define TERN_EXCHANGE_PLAN_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the caller's arguments to the plan of a round: what a dispatch does before it sends anything. */
-#ifndef TERN_ROUTES_H
-#define TERN_ROUTES_H
+#ifndef TERN_EXCHANGE_ROUTES_H
+#define TERN_EXCHANGE_ROUTES_H
 
 #include "exchange/exchange.h"
 

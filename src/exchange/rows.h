@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A received row in its place: written by the sender in high-throughput mode, by the receiver in low-latency mode. */
-#ifndef TERN_ROWS_H
-#define TERN_ROWS_H
+#ifndef TERN_EXCHANGE_ROWS_H
+#define TERN_EXCHANGE_ROWS_H
 
 #include "exchange/exchange.h"
 

@@ -96,15 +96,15 @@ static int wait_expired(struct wait *w)
 }
 
 /* `witness` is the rank that left because `peer` had died, or the peer itself. */
-static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness, uint64_t parting, const char *text)
+static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness, uint64_t leave_status, const char *text)
 {
 	char cause[160] = "";
 
 	fill_report(w, error, peer);
 	if (witness != peer)
 		snprintf(cause, sizeof(cause), ", as rank %u found,", witness);
-	else if (error == TERN_ERR_PEER_LEFT && parting_error(parting))
-		snprintf(cause, sizeof(cause), " after %s", tern_strerror(parting_error(parting)));
+	else if (error == TERN_ERR_PEER_LEFT && leave_status_error(leave_status))
+		snprintf(cause, sizeof(cause), " after %s", tern_strerror(leave_status_error(leave_status)));
 	else if (text)
 		snprintf(cause, sizeof(cause), " (%s)", text);
 	fail(error, "rank %u %s%s while rank %u waited for rank %u in %s (slot %u, epoch %u; rank %u was at epoch %u)",
@@ -113,13 +113,13 @@ static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness,
 	return exchange_fail(w->moe, error, (int)peer);
 }
 
-static int peer_parted(struct wait *w, uint32_t peer, uint64_t parting)
+static int peer_has_left(struct wait *w, uint32_t peer, uint64_t leave_status)
 {
-	int named = parting_peer(parting);
+	int named = leave_status_peer(leave_status);
 
-	if (parting_error(parting) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)w->moe->nr_ranks)
-		return wait_lost(w, TERN_ERR_PEER_DEAD, (uint32_t)named, peer, parting, NULL);
-	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, parting, NULL);
+	if (leave_status_error(leave_status) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)w->moe->nr_ranks)
+		return wait_lost(w, TERN_ERR_PEER_DEAD, (uint32_t)named, peer, leave_status, NULL);
+	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, leave_status, NULL);
 }
 
 static bool is_missing(const struct wait *w, uint32_t peer)
@@ -141,20 +141,20 @@ static int peer_broke(tern_moe *moe)
 
 /* A gateway through which the word of a missing rank would come. It is gone before it has passed on what it got, so the
  * word will not come, whether or not its source lives. */
-static bool relay_is_gone(const struct wait *w, uint32_t missing, bool parted)
+static bool relay_is_gone(const struct wait *w, uint32_t missing, bool left)
 {
 	uint32_t relay = w->kind == WORD_DISPATCH ? path_relay_of(w->moe, missing) : missing;
 	const char *text;
 
 	if (relay == missing || relay == w->moe->rank)
 		return false;
-	if (parted)
-		return path_parting(w->moe, relay) != 0;
-	return path_is_lost(w->moe, relay, &text) && !path_parting(w->moe, relay);
+	if (left)
+		return path_leave_status(w->moe, relay) != 0;
+	return path_is_lost(w->moe, relay, &text) && !path_leave_status(w->moe, relay);
 }
 
 /* A missing peer that is gone will not come any more; what it published before it went counts, so its word is looked at
- * once more. Who left a parting word was not taken by surprise, even if its process has ended since. A death without
+ * once more. Who left a leave word was not taken by surprise, even if its process has ended since. A death without
  * one explains the departures, so deaths are reported first. */
 static int look_after_deaths(struct wait *w)
 {
@@ -163,7 +163,7 @@ static int look_after_deaths(struct wait *w)
 	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++) {
 		if (!is_missing(w, r))
 			continue;
-		if (path_is_lost(w->moe, r, &text) && !path_parting(w->moe, r) && is_missing(w, r))
+		if (path_is_lost(w->moe, r, &text) && !path_leave_status(w->moe, r) && is_missing(w, r))
 			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0, text);
 		if (relay_is_gone(w, r, false) && is_missing(w, r)) {
 			uint32_t relay = path_relay_of(w->moe, r);
@@ -180,12 +180,12 @@ static int look_after_peers(struct wait *w)
 
 	rc = rc ? rc : look_after_deaths(w);
 	for (uint32_t r = w->next; r < w->moe->nr_ranks && !rc; r++) {
-		uint64_t parting = path_parting(w->moe, r);
+		uint64_t leave_status = path_leave_status(w->moe, r);
 
-		if (parting && is_missing(w, r))
-			rc = peer_parted(w, r, parting);
+		if (leave_status && is_missing(w, r))
+			rc = peer_has_left(w, r, leave_status);
 		else if (is_missing(w, r) && relay_is_gone(w, r, true) && is_missing(w, r))
-			rc = peer_parted(w, path_relay_of(w->moe, r), path_parting(w->moe, path_relay_of(w->moe, r)));
+			rc = peer_has_left(w, path_relay_of(w->moe, r), path_leave_status(w->moe, path_relay_of(w->moe, r)));
 	}
 	return rc;
 }
@@ -297,17 +297,17 @@ static int look_for_room(void *ctx)
 	struct room *room = ctx;
 	tern_moe *moe = room->wait.moe;
 	const char *text;
-	uint64_t parting;
+	uint64_t leave_status;
 	int rc;
 
 	if (room->ready(room->ctx))
 		return 1;
 	rc = peer_broke(moe);
-	parting = path_parting(moe, room->peer);
+	leave_status = path_leave_status(moe, room->peer);
 	if (rc)
 		return rc;
-	if (parting)
-		return peer_parted(&room->wait, room->peer, parting);
+	if (leave_status)
+		return peer_has_left(&room->wait, room->peer, leave_status);
 	if (path_is_lost(moe, room->peer, &text))
 		return wait_lost(&room->wait, TERN_ERR_PEER_DEAD, room->peer, room->peer, 0, text);
 	return 0;
@@ -338,6 +338,6 @@ int exchange_fail(tern_moe *moe, int code, int peer)
 {
 	moe->failed = code;
 	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
-	path_part(moe, parting_make(code, peer));
+	path_leave(moe, leave_status_make(code, peer));
 	return code;
 }

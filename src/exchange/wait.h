@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_WAIT_H
-#define TERN_WAIT_H
+#ifndef TERN_EXCHANGE_WAIT_H
+#define TERN_EXCHANGE_WAIT_H
 
 #include "exchange/exchange.h"
 

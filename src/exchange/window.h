@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rank's window: shared memory without a name, which only the peers that were handed its descriptor can map. It is
  * gone with the last process that maps it. */
-#ifndef TERN_WINDOW_H
-#define TERN_WINDOW_H
+#ifndef TERN_EXCHANGE_WINDOW_H
+#define TERN_EXCHANGE_WINDOW_H
 
 #include <stdatomic.h>
 #include <stdint.h>

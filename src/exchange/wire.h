@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one rank writes and another reads, byte for byte; native byte order (ranks of a group share it). */
-#ifndef TERN_WIRE_H
-#define TERN_WIRE_H
+#ifndef TERN_EXCHANGE_WIRE_H
+#define TERN_EXCHANGE_WIRE_H
 
 #include <stdint.h>
 
@@ -30,20 +30,20 @@ static inline uint32_t word_count(uint64_t word)
 	return (uint32_t)word;
 }
 
-/* Parting word of a rank that destroyed or gave up its exchange: 0 while it takes part. */
-static inline uint64_t parting_make(int error, int peer)
+/* Leave word of a rank that destroyed or gave up its exchange: 0 while it takes part. */
+static inline uint64_t leave_status_make(int error, int peer)
 {
 	return 1ull << 63 | (uint64_t)(uint16_t)(int16_t)error << 32 | (uint32_t)peer;
 }
 
-static inline int parting_error(uint64_t parting)
+static inline int leave_status_error(uint64_t leave_status)
 {
-	return (int16_t)(parting >> 32);
+	return (int16_t)(leave_status >> 32);
 }
 
-static inline int parting_peer(uint64_t parting)
+static inline int leave_status_peer(uint64_t leave_status)
 {
-	return (int32_t)(uint32_t)parting;
+	return (int32_t)(uint32_t)leave_status;
 }
 
 /* One route of a row to one local expert of its destination. */

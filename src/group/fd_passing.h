@@ -2,8 +2,8 @@
 /* How processes of one machine pass each other descriptors: each listens on an abstract Unix socket with a random name,
  * and takes only connections of its own user that know its secret. Nothing lies in a file system, nothing outlives the
  * processes. */
-#ifndef TERN_FD_PASSING_H
-#define TERN_FD_PASSING_H
+#ifndef TERN_GROUP_FD_PASSING_H
+#define TERN_GROUP_FD_PASSING_H
 
 #include <stdint.h>
 

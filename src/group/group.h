@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_GROUP_H
-#define TERN_GROUP_H
+#ifndef TERN_GROUP_GROUP_H
+#define TERN_GROUP_GROUP_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_SELECT_NETWORK_H
-#define TERN_SELECT_NETWORK_H
+#ifndef TERN_GROUP_SELECT_NETWORK_H
+#define TERN_GROUP_SELECT_NETWORK_H
 
 #include <stddef.h>
 

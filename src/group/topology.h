@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which ranks are together on which node, and which of them takes rows for its node from which source. Pure functions:
  * all ranks have the same map. */
-#ifndef TERN_TOPOLOGY_H
-#define TERN_TOPOLOGY_H
+#ifndef TERN_GROUP_TOPOLOGY_H
+#define TERN_GROUP_TOPOLOGY_H
 
 #include <stdint.h>
 

@@ -103,7 +103,7 @@ void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk)
 	if (channel && channel->chunks && channel->gateway == gateway && chunk < channels->nr_chunks)
 		chunk_give_back(&channel->chunks[chunk].busy);
 	else
-		path_breach(moe, gateway, "a credit for a chunk that it was not sent");
+		path_violation(moe, gateway, "a credit for a chunk that it was not sent");
 }
 
 /* Given back by the gateway; and reported as landed, since the engine reads the staging until then. */
@@ -141,7 +141,7 @@ static bool is_settled(const tern_moe *moe, const struct channel *channel)
 
 	for (uint32_t i = 0; i < moe->engine->channels->nr_chunks; i++)
 		if (!is_free(&channel->chunks[i]))
-			return path_parting(moe, channel->gateway) || path_is_lost(moe, channel->gateway, &text);
+			return path_leave_status(moe, channel->gateway) || path_is_lost(moe, channel->gateway, &text);
 	return true;
 }
 

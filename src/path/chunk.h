@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows into a chunk and out of it again: the format of wire.h. The reader trusts nothing: each number is copied out of
  * the window before it is checked and used. */
-#ifndef TERN_CHUNK_H
-#define TERN_CHUNK_H
+#ifndef TERN_PATH_CHUNK_H
+#define TERN_PATH_CHUNK_H
 
 #include "exchange/rows.h"
 

@@ -9,7 +9,7 @@
 #define TERN_PATH_INSIDE_H
 
 #include "engine/engine.h"
-#include "path/partings.h"
+#include "path/leave_status.h"
 #include "path/path_engine.h"
 
 #define IMMEDIATE_BITS 9 /* a kind's own */
@@ -55,9 +55,9 @@ struct engine_path {
 	tern_remote **windows;    /* [R]; NULL: mapped */
 	struct sent_list pieces;  /* [slots][NR_WORD_KINDS] */
 	struct sent_list credits; /* one: the proxy's own until it is unclaimed */
-	struct partings partings;
-	_Atomic uint32_t breach;    /* the rank that sent something broken + 1 */
-	char breach_text[160];
+	struct leave_statuses leave_statuses;
+	_Atomic uint32_t violation;    /* the rank that sent something broken + 1 */
+	char violation_text[160];
 	struct channels *channels;
 	struct relay *relay;
 	struct results *results;
@@ -88,7 +88,7 @@ int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immedia
 	uint64_t offset, uint64_t bytes);
 
 /* On the proxy: what `source` sent cannot come from a correct peer; the exchange ends. The first one is told. */
-void path_breach(tern_moe *moe, uint32_t source, const char *what);
+void path_violation(tern_moe *moe, uint32_t source, const char *what);
 
 /* On the proxy: stores source's arrival word in this rank's window and rings. */
 void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source, uint64_t word);

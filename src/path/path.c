@@ -78,18 +78,18 @@ void path_settle(tern_moe *moe)
 		engine_path_settle(moe);
 }
 
-void path_part(tern_moe *moe, uint64_t parting)
+void path_leave(tern_moe *moe, uint64_t leave_status)
 {
-	parting_publish(&((struct window_head *)own(moe, 0))->parting, parting);
+	leave_status_publish(&((struct window_head *)own(moe, 0))->leave_status, leave_status);
 	if (moe->engine)
-		engine_path_part(moe, parting);
+		engine_path_leave(moe, leave_status);
 }
 
-uint64_t path_parting(const tern_moe *moe, uint32_t rank)
+uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 {
 	if (!moe->windows[rank])
-		return engine_path_parting(moe, rank);
-	return parting_observe(&((const struct window_head *)moe->windows[rank]->base)->parting);
+		return engine_path_leave_status(moe, rank);
+	return leave_status_observe(&((const struct window_head *)moe->windows[rank]->base)->leave_status);
 }
 
 /* The engine watches processes too, and reports an end only after what was sent before it. */

@@ -3,8 +3,8 @@
  * publishes the arrival word of the phase when all are stored. On the mapped path that place is the peer's window
  * itself. On the engine path it is staging, which publishing sends. In high-throughput mode rows and results for ranks
  * that are not mapped leave in bounded pieces meanwhile: channels.h, results.h. */
-#ifndef TERN_PATH_H
-#define TERN_PATH_H
+#ifndef TERN_PATH_PATH_H
+#define TERN_PATH_PATH_H
 
 #include "exchange/exchange.h"
 
@@ -51,11 +51,11 @@ void paths_close(tern_moe *moe);
 /* Before this rank leaves with all well: what it sent has landed and been passed on, or wait_ms is over. */
 void path_settle(tern_moe *moe);
 
-/* This rank leaves, or gives up because of `peer`: parting word as in wire.h. */
-void path_part(tern_moe *moe, uint64_t parting);
+/* This rank leaves, or gives up because of `peer`: leave word as in wire.h. */
+void path_leave(tern_moe *moe, uint64_t leave_status);
 
-/* The parting word of a rank, 0 while it takes part. */
-uint64_t path_parting(const tern_moe *moe, uint32_t rank);
+/* The leave word of a rank, 0 while it takes part. */
+uint64_t path_leave_status(const tern_moe *moe, uint32_t rank);
 
 /* After a change of wait_ms: who is silent for that long is not yet dead. */
 void path_bear_silence(const tern_moe *moe);

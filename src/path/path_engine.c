@@ -6,7 +6,7 @@
  * Immediate:  prefix of the exchange (8 bits) | kind (3) | source (12) | kind's own (9)
  *   words and pieces   slot (4) | released (1) | epoch (4 low bits)
  *   chunk, credit      number of the chunk in its channel
- *   parting            which (2) | 6 bits of the error, or of the rank that caused it: three immediates in any order
+ *   leave_status            which (2) | 6 bits of the error, or of the rank that caused it: three immediates in any order
  */
 #include "path/path_engine.h"
 
@@ -23,7 +23,7 @@
 #include "exchange/window.h"
 
 #define MOST_RANKS 4096
-/* How long a parting word may take. What was sent to a rank that has died, or is cut off, ends with an error, maybe later than that. */
+/* How long a leave word may take. What was sent to a rank that has died, or is cut off, ends with an error, maybe later than that. */
 #define PART_NS 50000000u
 
 static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
@@ -98,7 +98,7 @@ static void word_arrived(tern_moe *moe, enum immediate_kind kind, uint32_t sourc
 	bool low_latency = moe->config.mode == TERN_LOW_LATENCY;
 
 	if (kind == IMMEDIATE_DISPATCH && !low_latency) {
-		path_breach(moe, source, "rows that did not come through its gateway");
+		path_violation(moe, source, "rows that did not come through its gateway");
 		return;
 	}
 	if (kind == IMMEDIATE_DISPATCH)
@@ -120,33 +120,33 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	if (source >= moe->nr_ranks || moe->windows[source])
 		return;
 	if (kind == IMMEDIATE_PART)
-		partings_note(&moe->engine->partings, source, bits, scheduler_now(moe->group->scheduler));
+		leave_statuses_note(&moe->engine->leave_statuses, source, bits, scheduler_now(moe->group->scheduler));
 	else if (kind == IMMEDIATE_CHUNK)
 		relay_chunk(moe, source, bits);
 	else if (kind == IMMEDIATE_CREDIT)
 		channels_credit(moe, source, bits);
 	else if (bits >> 5 >= moe->layout.nr_slots)
-		path_breach(moe, source, "an immediate of no slot");
+		path_violation(moe, source, "an immediate of no slot");
 	else if (kind == IMMEDIATE_PIECE)
 		results_piece(moe, bits >> 5, source);
 	else
 		word_arrived(moe, (enum immediate_kind)kind, source, bits);
 }
 
-void path_breach(tern_moe *moe, uint32_t source, const char *what)
+void path_violation(tern_moe *moe, uint32_t source, const char *what)
 {
 	struct engine_path *path = moe->engine;
 
-	if (breach_observe(&path->breach))
+	if (violation_observe(&path->violation))
 		return;
-	snprintf(path->breach_text, sizeof(path->breach_text), "%s", what);
-	breach_publish(&path->breach, source + 1);
+	snprintf(path->violation_text, sizeof(path->violation_text), "%s", what);
+	violation_publish(&path->violation, source + 1);
 }
 
 int engine_path_broken(const tern_moe *moe, const char **text)
 {
-	*text = moe->engine->breach_text;
-	return (int)breach_observe(&moe->engine->breach) - 1;
+	*text = moe->engine->violation_text;
+	return (int)violation_observe(&moe->engine->violation) - 1;
 }
 
 /* ---- opening and closing ----------------------------------------------------------------------------------- */
@@ -255,7 +255,7 @@ static int open_local(tern_moe *moe, uint8_t prefix)
 	path->prefix = prefix;
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
 	path->number_of = calloc(moe->nr_ranks, sizeof(*path->number_of));
-	rc = partings_open(&path->partings, moe->nr_ranks);
+	rc = leave_statuses_open(&path->leave_statuses, moe->nr_ranks);
 	if (rc || !path->windows || !path->number_of)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
 	if (moe->nr_ranks > MOST_RANKS)
@@ -357,7 +357,7 @@ void engine_path_close(tern_moe *moe)
 			tern_remote_forget(path->windows[r], moe->wait_ms);
 	give_up_memory(moe);
 	free(path->windows);
-	partings_close(&path->partings);
+	leave_statuses_close(&path->leave_statuses);
 	free(path->number_of);
 	free(path);
 	moe->engine = NULL;
@@ -450,7 +450,7 @@ static int look_settled(void *ctx)
 }
 
 /* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would
- * take a parting that comes first for a rank that left them alone. Who gives up owes nothing. */
+ * take a leave_status that comes first for a rank that left them alone. Who gives up owes nothing. */
 void engine_path_settle(tern_moe *moe)
 {
 	wait_until(moe, farewell_ns(moe), look_settled, moe);
@@ -462,14 +462,14 @@ static int look_parted(void *ctx)
 }
 
 /* Who gives up waits until the word is there, as its process may end now: without it, others would take this rank for the one that died. */
-void engine_path_part(tern_moe *moe, uint64_t parting)
+void engine_path_leave(tern_moe *moe, uint64_t leave_status)
 {
-	uint32_t bits[PARTING_IMMEDIATES];
+	uint32_t bits[LEAVE_IMMEDIATES];
 	struct sent *pieces = &moe->engine->pieces.each[0];
 
-	partings_bits(parting, bits);
+	leave_statuses_bits(leave_status, bits);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		for (uint32_t i = 0; i < PARTING_IMMEDIATES && moe->engine->windows[r]; i++) {
+		for (uint32_t i = 0; i < LEAVE_IMMEDIATES && moe->engine->windows[r]; i++) {
 			struct engine_write write = {.peer = r,
 				.flags = TERN_IMMEDIATE,
 				.immediate = immediate_make(moe, IMMEDIATE_PART, bits[i]),
@@ -477,18 +477,18 @@ void engine_path_part(tern_moe *moe, uint64_t parting)
 
 			pieces->begun += !engine_write(moe->engine->engine, &write);
 		}
-	if (parting_error(parting))
+	if (leave_status_error(leave_status))
 		wait_until(moe, PART_NS, look_parted, pieces);
 }
 
-uint64_t engine_path_parting(const tern_moe *moe, uint32_t rank)
+uint64_t engine_path_leave_status(const tern_moe *moe, uint32_t rank)
 {
-	return partings_of(&moe->engine->partings, rank, scheduler_now(moe->group->scheduler));
+	return leave_statuses_of(&moe->engine->leave_statuses, rank, scheduler_now(moe->group->scheduler));
 }
 
 bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
 	const struct engine_path *path = moe->engine;
 
-	return !partings_told(&path->partings, rank) && engine_peer_down(path->engine, rank, text) != 0;
+	return !leave_statuses_told(&path->leave_statuses, rank) && engine_peer_down(path->engine, rank, text) != 0;
 }

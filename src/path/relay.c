@@ -222,12 +222,12 @@ void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk)
 
 	if (!moe->engine->relay || chunk >= moe->layout.nr_chunks ||
 		topology_gateway(&moe->topology, source, node) != moe->rank) {
-		path_breach(moe, source, "a chunk that is not for it");
+		path_violation(moe, source, "a chunk that is not for it");
 		return;
 	}
 	channel = topology_channel(&moe->topology, source, node);
 	if (relay_take(moe, source, channel, chunk))
 		give_credit(moe, source, channel, chunk);
 	else
-		path_breach(moe, source, "a broken chunk of rows");
+		path_violation(moe, source, "a broken chunk of rows");
 }

@@ -231,7 +231,7 @@ static void deliver_complete(tern_moe *moe, uint32_t slot, uint32_t source, stru
 	if (!coming->announced)
 		return;
 	if (coming->nr_pieces > coming->note.nr_pieces)
-		path_breach(moe, source, "more pieces of results than it announced");
+		path_violation(moe, source, "more pieces of results than it announced");
 	if (coming->nr_pieces != coming->note.nr_pieces)
 		return;
 	coming->nr_pieces = 0;

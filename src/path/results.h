@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Results for homes that are not mapped: staged as a whole in low-latency mode, in pieces that leave when they are full
  * in high-throughput mode. */
-#ifndef TERN_RESULTS_H
-#define TERN_RESULTS_H
+#ifndef TERN_PATH_RESULTS_H
+#define TERN_PATH_RESULTS_H
 
 #include "exchange/exchange.h"
 

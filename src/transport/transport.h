@@ -19,8 +19,8 @@
  *            which all its writes that are under way have been reported as failed, and new ones are refused with TERN_ERR_PEER_DEAD.
  * Peers.     Numbered by the engine, 0 to nr_peers - 1, the same number in connect, write, send and events. A rank can connect to itself.
  */
-#ifndef TERN_TRANSPORT_H
-#define TERN_TRANSPORT_H
+#ifndef TERN_TRANSPORT_TRANSPORT_H
+#define TERN_TRANSPORT_TRANSPORT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by rounds.c (memory, timed rounds), graphs.c (calls and graphs), verify.c (verified rounds) and device_overlap.c (work beside rounds). */
-#ifndef TERN_CLI_DEVICE_ROUNDS_INSIDE_H
-#define TERN_CLI_DEVICE_ROUNDS_INSIDE_H
+#ifndef TERN_TESTKIT_DEVICE_INSIDE_H
+#define TERN_TESTKIT_DEVICE_INSIDE_H
 
 #include "testkit/device/rounds.h"
 

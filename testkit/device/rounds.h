@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rounds of one case on a device, through the public calls: verified ones, with fresh inputs each, by graph replay and without; and timed ones. */
-#ifndef TERN_CLI_DEVICE_ROUNDS_H
-#define TERN_CLI_DEVICE_ROUNDS_H
+#ifndef TERN_TESTKIT_DEVICE_ROUNDS_H
+#define TERN_TESTKIT_DEVICE_ROUNDS_H
 
 #include "testkit/measure.h"
 #include "testkit/verify.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of exchanges on GPUs have in common: ranks are threads of one process, and share GPUs when there are fewer of these. */
-#ifndef TERN_TEST_DEVICES_H
-#define TERN_TEST_DEVICES_H
+#ifndef TERN_TESTS_DEVICE_DEVICES_H
+#define TERN_TESTS_DEVICE_DEVICES_H
 
 #include "testkit/device/rounds.h"
 #include "tests/exchange/ranks.h"

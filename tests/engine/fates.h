@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of what goes wrong in the engine: worlds of stepped engines, where writes to one place of rank 1 meet a fate of the test's choice. With cmocka: what does not hold fails the test. */
-#ifndef TERN_TEST_FATES_H
-#define TERN_TEST_FATES_H
+#ifndef TERN_TESTS_ENGINE_FATES_H
+#define TERN_TESTS_ENGINE_FATES_H
 
 #include "tests/engine/world.h"
 

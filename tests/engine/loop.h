@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A network inside a test: transports that hand each other bytes under one lock, late, out of order, not at all, or only when asked again. It checks what the engine owes a
  * transport: refused posts come again unchanged, and no source changes before it was reported. */
-#ifndef TERN_TEST_LOOP_H
-#define TERN_TEST_LOOP_H
+#ifndef TERN_TESTS_ENGINE_LOOP_H
+#define TERN_TESTS_ENGINE_LOOP_H
 
 #include <pthread.h>
 #include <stdbool.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the engine on networks that are ordered or not, have fences or not, refuse each post, or cut writes into pieces; stepped in the test's own thread. With cmocka: what does not
  * hold fails the test. */
-#ifndef TERN_TEST_NETWORKS_H
-#define TERN_TEST_NETWORKS_H
+#ifndef TERN_TESTS_ENGINE_NETWORKS_H
+#define TERN_TESTS_ENGINE_NETWORKS_H
 
 #include "tests/engine/world.h"
 

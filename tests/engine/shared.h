@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_TEST_SHARED_H
-#define TERN_TEST_SHARED_H
+#ifndef TERN_TESTS_ENGINE_SHARED_H
+#define TERN_TESTS_ENGINE_SHARED_H
 
 #include "tern_engine.h"
 #include "tests/exchange/ranks.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engines of several ranks in one test, over loop: stepped by the test's own thread in a time of its own, or each with its proxy. */
-#ifndef TERN_TEST_WORLD_H
-#define TERN_TEST_WORLD_H
+#ifndef TERN_TESTS_ENGINE_WORLD_H
+#define TERN_TESTS_ENGINE_WORLD_H
 
 #include "engine/engine.h"
 #include "tests/engine/loop.h"

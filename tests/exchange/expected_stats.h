@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics as they should be: every route of every token, one after the other. */
-#ifndef TERN_TEST_TALLY_H
-#define TERN_TEST_TALLY_H
+#ifndef TERN_TESTS_EXCHANGE_EXPECTED_STATS_H
+#define TERN_TESTS_EXCHANGE_EXPECTED_STATS_H
 
 #include "tests/exchange/ranks.h"
 

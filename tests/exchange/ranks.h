@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks as threads of a test, so that ThreadSanitizer sees every byte that passes between them. */
-#ifndef TERN_TEST_RANKS_H
-#define TERN_TEST_RANKS_H
+#ifndef TERN_TESTS_EXCHANGE_RANKS_H
+#define TERN_TESTS_EXCHANGE_RANKS_H
 
 #include "testkit/verify.h"
 #include "tern.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks whose scales are at an edge of what tern.h promises: around 448 * 2^-127 to 448 * 2^-125, the smallest numbers, around 1, and zeros alone. */
-#ifndef TERN_TEST_SCALE_EDGES_H
-#define TERN_TEST_SCALE_EDGES_H
+#ifndef TERN_TESTS_EXCHANGE_SCALE_EDGES_H
+#define TERN_TESTS_EXCHANGE_SCALE_EDGES_H
 
 #include <math.h>
 #include <stdint.h>

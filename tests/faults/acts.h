@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What ranks do in scenes: rounds up to a place, their fate there, and what the others have to be told. */
-#ifndef TERN_TEST_ACTS_H
-#define TERN_TEST_ACTS_H
+#ifndef TERN_TESTS_FAULTS_ACTS_H
+#define TERN_TESTS_FAULTS_ACTS_H
 
 #include "tests/faults/processes.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks as processes of a test, that may be killed and stopped, with a gathering of the test's own that outlives them. */
-#ifndef TERN_TEST_PROCESSES_H
-#define TERN_TEST_PROCESSES_H
+#ifndef TERN_TESTS_FAULTS_PROCESSES_H
+#define TERN_TESTS_FAULTS_PROCESSES_H
 
 #include <stdatomic.h>
 #include <sys/types.h>

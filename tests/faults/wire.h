@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wire between two RDMA devices of the virtual machine, which a test may pull (scripts/vm/wire.sh). */
-#ifndef TERN_TEST_WIRE_H
-#define TERN_TEST_WIRE_H
+#ifndef TERN_TESTS_FAULTS_WIRE_H
+#define TERN_TESTS_FAULTS_WIRE_H
 
 #include <stdbool.h>
 

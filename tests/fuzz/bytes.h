@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A fuzzer's input, taken apart. Beyond its end everything is 0. */
-#ifndef TERN_FUZZ_BYTES_H
-#define TERN_FUZZ_BYTES_H
+#ifndef TERN_TESTS_FUZZ_BYTES_H
+#define TERN_TESTS_FUZZ_BYTES_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -425,7 +425,7 @@ inline combine_or_release()
 #define CHUNKS_SETTLED (IS_GONE(GATEWAY) || (IS_SETTLED(0) && IS_SETTLED(CHUNKS - 1)))
 #define COUNTS_LANDED (IS_GONE(GATEWAY) || (!sent_counts[AT(0, GATEWAY)] && !sent_counts[AT(SLOTS - 1, GATEWAY)]))
 
-/* path_settle, then the parting word. */
+/* path_settle, then the leave word. */
 inline leave()
 {
 	if

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_TEST_TRANSPORT_CASES_H
-#define TERN_TEST_TRANSPORT_CASES_H
+#ifndef TERN_TESTS_TRANSPORT_CASES_H
+#define TERN_TESTS_TRANSPORT_CASES_H
 
 #include "tests/transport/world.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the cases of verbs share. */
-#ifndef TERN_TEST_TRANSPORT_CASES_VERBS_H
-#define TERN_TEST_TRANSPORT_CASES_VERBS_H
+#ifndef TERN_TESTS_TRANSPORT_CASES_VERBS_H
+#define TERN_TESTS_TRANSPORT_CASES_VERBS_H
 
 #include "tests/transport/cases.h"
 #include "transport/verbs/verbs.h"

@@ -163,7 +163,7 @@ static void run_stale_greeting(const struct network *n)
 	world_close(&w);
 }
 
-/* Nobody polls between partings: connections that are given up do not pile up. */
+/* Nobody polls between leave_statuses: connections that are given up do not pile up. */
 static void run_storm(const struct network *n)
 {
 	struct transport_write write = {.peer = 1, .flags = WRITE_IMMEDIATE};

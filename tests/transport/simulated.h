@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Simulated networks for the suite: fair weather, foul weather, and foul weather in order with fences. */
-#ifndef TERN_TEST_TRANSPORT_SIMULATED_H
-#define TERN_TEST_TRANSPORT_SIMULATED_H
+#ifndef TERN_TESTS_TRANSPORT_SIMULATED_H
+#define TERN_TESTS_TRANSPORT_SIMULATED_H
 
 #include "tests/transport/world.h"
 

@@ -3,8 +3,8 @@
  *
  * A world has all its peers in one thread, polled in turn: so it also runs a network in virtual time, whose `pump` moves the time on. Cases that need
  * real concurrency or a death fork a second process (pair.h). Every case runs in a process of its own, killed when it takes too long. */
-#ifndef TERN_TEST_TRANSPORT_WORLD_H
-#define TERN_TEST_TRANSPORT_WORLD_H
+#ifndef TERN_TESTS_TRANSPORT_WORLD_H
+#define TERN_TESTS_TRANSPORT_WORLD_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -455,9 +455,9 @@ static void words(void **state)
 		}
 	for (int error = TERN_ERR_UNSUPPORTED; error <= 0; error++)
 		for (int peer = -1; peer < 70000; peer += 9999) {
-			assert_true(parting_make(error, peer) != 0);
-			assert_int_equal(parting_error(parting_make(error, peer)), error);
-			assert_int_equal(parting_peer(parting_make(error, peer)), peer);
+			assert_true(leave_status_make(error, peer) != 0);
+			assert_int_equal(leave_status_error(leave_status_make(error, peer)), error);
+			assert_int_equal(leave_status_peer(leave_status_make(error, peer)), peer);
 		}
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows from each rank's memory to each other one's, and there to where they belong: the ways that an exchange could choose from, without plans, ids or sums. */
-#ifndef TERN_LAB_TRANSFER_H
-#define TERN_LAB_TRANSFER_H
+#ifndef TERN_BENCH_LAB_WAYS_TRANSFER_H
+#define TERN_BENCH_LAB_WAYS_TRANSFER_H
 
 #include "bench/lab/floor.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Between the files of libtern_cuda. */
-#ifndef TERN_CUDA_BACKEND_H
-#define TERN_CUDA_BACKEND_H
+#ifndef TERN_GPU_CUDA_BACKEND_H
+#define TERN_GPU_CUDA_BACKEND_H
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the kernels call an exchange's dtypes. */
-#ifndef TERN_CUDA_DTYPES_H
-#define TERN_CUDA_DTYPES_H
+#ifndef TERN_GPU_CUDA_DTYPES_H
+#define TERN_GPU_CUDA_DTYPES_H
 
 #include "gpu/cuda/common/kinds.h"
 #include "tern.h"

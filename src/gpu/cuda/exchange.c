@@ -117,7 +117,7 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->state = (struct gpu_state *)(memory + l->state);
 	e->report = &x->reports[slot].report;
 	e->input_error = &x->reports[slot].input_error;
-	e->partings = plan->partings;
+	e->leave_statuses = plan->leave_statuses;
 	e->counters = x->counters;
 	e->row_tokens = (uint32_t *)(memory + l->row_tokens);
 	e->row_routes = (uint2 *)(memory + l->row_routes);

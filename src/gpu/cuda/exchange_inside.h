@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An exchange as the host keeps it for its kernels. */
-#ifndef TERN_CUDA_EXCHANGE_INSIDE_H
-#define TERN_CUDA_EXCHANGE_INSIDE_H
+#ifndef TERN_GPU_CUDA_EXCHANGE_INSIDE_H
+#define TERN_GPU_CUDA_EXCHANGE_INSIDE_H
 
 #include "gpu/cuda/backend.h"
 #include "gpu/cuda/ht/kernels.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a low-latency exchange is cut and launched, as measured on 2 and 4 x H200 (docs/notebook/gpu-low-latency.md): pure arithmetic, for the library and for the lab. */
-#ifndef TERN_CUDA_RULE_LL_H
-#define TERN_CUDA_RULE_LL_H
+#ifndef TERN_GPU_CUDA_TUNING_H
+#define TERN_GPU_CUDA_TUNING_H
 
 #include <stdint.h>
 

@@ -124,7 +124,7 @@ static int open_exchange(tern_moe *moe, const struct device_card *cards)
 		.nr_sharing = count_sharing(moe, cards),
 		.windows = d->windows,
 		.internode = d->internode ? device_internode_tables(d->internode) : NULL,
-		.partings = d->board_there};
+		.leave_statuses = d->board_there};
 
 	return device_outcome(d, d->ops->exchange_open(&plan, &d->exchange));
 }

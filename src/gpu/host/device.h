@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An exchange whose halves run on a device: tern.h, "on a device". The public halves turn to these when moe->device is set. */
-#ifndef TERN_DEVICE_H
-#define TERN_DEVICE_H
+#ifndef TERN_GPU_HOST_DEVICE_H
+#define TERN_GPU_HOST_DEVICE_H
 
 #include "exchange/exchange.h"
 
@@ -15,7 +15,7 @@ void device_close(tern_moe *moe); /* nothing on the CPU */
  * return it. */
 int device_look(tern_moe *moe);
 /* Peers that wait for this rank are told that it has left. */
-void device_part(tern_moe *moe, uint64_t parting);
+void device_publish_leave(tern_moe *moe, uint64_t leave_status);
 
 int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What an exchange has on a device; for the files that make one of it. */
-#ifndef TERN_DEVICE_INSIDE_H
-#define TERN_DEVICE_INSIDE_H
+#ifndef TERN_GPU_HOST_INSIDE_H
+#define TERN_GPU_HOST_INSIDE_H
 
 #include "gpu/host/device.h"
 #include "gpu/host/ops.h"
@@ -28,7 +28,7 @@ struct device {
 	void **windows; /* [R] as mapped here; NULL: on another node */
 	bool *opened;	/* [R] by a handle from another process */
 	void *window;	/* this rank's */
-	_Atomic uint64_t *board; /* [R] parting words of this node's ranks; host/parting.c */
+	_Atomic uint64_t *board; /* [R] leave words of this node's ranks; host/leave_status.c */
 	void *board_there;	 /* as the device finds them; NULL: it does not know them */
 	bool busy; /* peers may still store into the window */
 	uint32_t nr_sms;
@@ -49,7 +49,7 @@ int device_outcome(const struct device *d, int rc);
 int device_board_open(tern_moe *moe);
 void device_board_close(struct device *d);
 
-/* The parting word of a rank, 0 while it takes part. */
-uint64_t device_parting(const tern_moe *moe, uint32_t rank);
+/* The leave word of a rank, 0 while it takes part. */
+uint64_t device_leave_status(const tern_moe *moe, uint32_t rank);
 
 #endif

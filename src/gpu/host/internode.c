@@ -11,11 +11,11 @@
 #include "engine/ring.h"
 #include "base/error.h"
 #include "gpu/wire/internode.h"
-#include "path/partings.h"
+#include "path/leave_status.h"
 #include "exchange/wait.h"
 #include "exchange/wire.h"
 
-/* How long parting words may take. What is sent to a rank that has died ends with an error, maybe later. */
+/* How long leave words may take. What is sent to a rank that has died ends with an error, maybe later. */
 #define PART_NS 50000000u
 
 /* The same on all ranks. */
@@ -44,14 +44,14 @@ struct device_internode {
 	uint8_t *landing;
 	uint64_t messages_bytes, staging_bytes;
 	uint8_t *words;		 /* [slot][kind][R] lines */
-	struct engine_counters counters; /* [slot][kind], and one of parting words */
+	struct engine_counters counters; /* [slot][kind], and one of leave words */
 	struct ring ring;
-	uint64_t nr_commands, nr_partings;
+	uint64_t nr_commands, nr_leave_writes;
 	tern_region *staging_region, *landing_region;
 	tern_remote **remotes;	 /* [nr_internode] their landings */
 	struct internode_table *tables;
 	struct coming *coming;	 /* [slot][kind][R] */
-	struct partings partings;
+	struct leave_statuses leave_statuses;
 	uint32_t first_lost;	 /* the first rank that the engine lost, on any node, + 1; set by the proxy */
 	bool counted, claimed, attached;
 	tern_moe *moe;
@@ -144,16 +144,16 @@ static void on_peer_down(void *ctx, uint32_t peer, int error)
 {
 	struct device_internode *internode = ctx;
 
-	if (error == TERN_ERR_PEER_DEAD && !internode->first_lost && !partings_told(&internode->partings, peer))
+	if (error == TERN_ERR_PEER_DEAD && !internode->first_lost && !leave_statuses_told(&internode->leave_statuses, peer))
 		__atomic_store_n(&internode->first_lost, peer + 1, __ATOMIC_RELEASE);
 	publish_gone(internode, peer, INTERNODE_LOST);
 }
 
 static void part_arrived(struct device_internode *internode, uint32_t source, uint32_t bits)
 {
-	partings_note(&internode->partings, source, bits, scheduler_now(internode->moe->group->scheduler));
-	if (partings_told(&internode->partings, source))
-		publish_gone(internode, source, parting_error(partings_word(&internode->partings, source)) ? INTERNODE_LOST : INTERNODE_LEFT);
+	leave_statuses_note(&internode->leave_statuses, source, bits, scheduler_now(internode->moe->group->scheduler));
+	if (leave_statuses_told(&internode->leave_statuses, source))
+		publish_gone(internode, source, leave_status_error(leave_statuses_word(&internode->leave_statuses, source)) ? INTERNODE_LOST : INTERNODE_LEFT);
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
@@ -358,7 +358,7 @@ static int open_local(struct device_internode *internode)
 		if (is_internode(moe, r))
 			internode->ranks[internode->nr_internode++] = r;
 	}
-	rc = partings_open(&internode->partings, moe->nr_ranks);
+	rc = leave_statuses_open(&internode->leave_statuses, moe->nr_ranks);
 	rc = rc ? rc : check_homes(moe);
 	rc = rc ? rc : open_memory(internode);
 	return rc ? rc : open_at_engine(internode);
@@ -399,7 +399,7 @@ int device_internode_open(tern_moe *moe, const struct device_ops *ops, const str
 	return rc;
 }
 
-/* ---- parting --------------------------------------------------------------------------------------------------- */
+/* ---- leave_status --------------------------------------------------------------------------------------------------- */
 
 /* Writes that have ended, of those that kernels had put into the ring. */
 static uint64_t nr_ended(const struct device_internode *internode)
@@ -428,34 +428,34 @@ void device_internode_settle(struct device_internode *internode)
 	wait_until(internode->moe, wait_ms * 1000000, look_settled, internode);
 }
 
-void device_internode_part(struct device_internode *internode, uint64_t parting)
+void device_internode_leave(struct device_internode *internode, uint64_t leave_status)
 {
-	uint32_t bits[PARTING_IMMEDIATES], counter = internode->counters.id + internode->counters.nr - 1;
+	uint32_t bits[LEAVE_IMMEDIATES], counter = internode->counters.id + internode->counters.nr - 1;
 
 	if (!internode->claimed)
 		return;
-	partings_bits(parting, bits);
+	leave_statuses_bits(leave_status, bits);
 	for (uint32_t r = 0; r < internode->nr_internode; r++)
-		for (uint32_t i = 0; i < PARTING_IMMEDIATES; i++) {
+		for (uint32_t i = 0; i < LEAVE_IMMEDIATES; i++) {
 			struct engine_write write = {.peer = internode->ranks[r],
 				.flags = TERN_IMMEDIATE,
 				.immediate = internode_immediate(internode->prefix, INTERNODE_PART, internode->moe->rank, 0) | bits[i],
 				.counter = counter};
 
-			internode->nr_partings += !engine_write(internode->engine, &write);
+			internode->nr_leave_writes += !engine_write(internode->engine, &write);
 		}
 }
 
-uint64_t device_internode_parting(const struct device_internode *internode, uint32_t rank)
+uint64_t device_internode_leave_status(const struct device_internode *internode, uint32_t rank)
 {
-	return partings_word(&internode->partings, rank);
+	return leave_statuses_word(&internode->leave_statuses, rank);
 }
 
 static int look_parted(void *ctx)
 {
 	const struct device_internode *internode = ctx;
 
-	return engine_counter_ended(&internode->counters.first[internode->counters.nr - 1]) == internode->nr_partings;
+	return engine_counter_ended(&internode->counters.first[internode->counters.nr - 1]) == internode->nr_leave_writes;
 }
 
 /* ---- closing --------------------------------------------------------------------------------------------------- */
@@ -498,7 +498,7 @@ void device_internode_close(tern_moe *moe, struct device_internode *internode)
 	free(internode->remotes);
 	free(internode->tables);
 	free(internode->coming);
-	partings_close(&internode->partings);
+	leave_statuses_close(&internode->leave_statuses);
 	free(internode);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's exchange with ranks on other nodes: pinned memory on both sides, the engine's writes between them, and what kernels need to know of it. gpu/wire/internode.h
  * has the messages. */
-#ifndef TERN_DEVICE_INTERNODE_H
-#define TERN_DEVICE_INTERNODE_H
+#ifndef TERN_GPU_HOST_INTERNODE_H
+#define TERN_GPU_HOST_INTERNODE_H
 
 #include "gpu/host/ops.h"
 #include "exchange/exchange.h"
@@ -27,8 +27,8 @@ uint64_t device_internode_bytes(const struct device_internode *internode);		 /* 
  * run any more. */
 void device_internode_settle(struct device_internode *internode);
 /* To all ranks on other nodes; and the word of one of these, 0 while it takes part. */
-void device_internode_part(struct device_internode *internode, uint64_t parting);
-uint64_t device_internode_parting(const struct device_internode *internode, uint32_t rank);
+void device_internode_leave(struct device_internode *internode, uint64_t leave_status);
+uint64_t device_internode_leave_status(const struct device_internode *internode, uint32_t rank);
 
 /* The first rank of all whose death the engine has seen: others may have ended since because of it. -1: none. */
 int device_internode_first_lost(const struct device_internode *internode);

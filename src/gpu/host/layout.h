@@ -7,8 +7,8 @@
  *             rows | ids | weights | x, scales (low latency)
  *             behind all slots: the counters, which is the exchange's
  */
-#ifndef TERN_DEVICE_LAYOUT_H
-#define TERN_DEVICE_LAYOUT_H
+#ifndef TERN_GPU_HOST_LAYOUT_H
+#define TERN_GPU_HOST_LAYOUT_H
 
 #include "gpu/wire/ht.h"
 #include "exchange/layout.h"

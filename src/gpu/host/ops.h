@@ -3,8 +3,8 @@
  * libtern needs no CUDA, and is the same with and without.
  *
  * Functions return 0, or an enum tern_error whose cause is in error_text() of the calling thread. They work on the calling thread's current device. */
-#ifndef TERN_DEVICE_OPS_H
-#define TERN_DEVICE_OPS_H
+#ifndef TERN_GPU_HOST_OPS_H
+#define TERN_GPU_HOST_OPS_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,7 +37,7 @@ struct device_plan {
 	uint32_t nr_sharing;	 /* exchanges' slots whose kernels have to fit on this device at once */
 	void *const *windows;	 /* [R] as mapped here; NULL: on another node */
 	const struct internode_table *internode; /* [slots]; NULL: no rank is on another node */
-	const void *partings;	 /* [R] of ranks of this node, as kernels find them */
+	const void *leave_statuses;	 /* [R] of ranks of this node, as kernels find them */
 };
 
 enum device_roles {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which ranks' devices reach each other's memory. Those of a node that do not become nodes of their own to this exchange: NVLink domains, between which rows go through pinned host memory
  * and an engine, as between machines. */
-#ifndef TERN_DEVICE_REACH_H
-#define TERN_DEVICE_REACH_H
+#ifndef TERN_GPU_HOST_REACH_H
+#define TERN_GPU_HOST_REACH_H
 
 #include "gpu/host/inside.h"
 

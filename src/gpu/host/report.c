@@ -13,7 +13,7 @@
 static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
 {
 	*cause = "";
-	if (device_parting(moe, rank))
+	if (device_leave_status(moe, rank))
 		return 0;
 	if (is_internode(moe, rank))
 		return engine_peer_down(device_engine(moe), rank, cause);
@@ -43,16 +43,16 @@ static bool blame_death(const tern_moe *moe, uint32_t awaited, struct blame *bla
 static struct blame find_blame(const tern_moe *moe, uint32_t awaited)
 {
 	struct blame blame = {.cause = ""};
-	uint64_t parting = device_parting(moe, awaited);
-	int named = parting_peer(parting);
+	uint64_t leave_status = device_leave_status(moe, awaited);
+	int named = leave_status_peer(leave_status);
 
 	if (blame_death(moe, awaited, &blame))
 		return blame;
-	blame = (struct blame){parting ? TERN_ERR_PEER_LEFT : TERN_ERR_TIMEOUT, (int)awaited, ""};
-	if (parting_error(parting) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)moe->nr_ranks)
+	blame = (struct blame){leave_status ? TERN_ERR_PEER_LEFT : TERN_ERR_TIMEOUT, (int)awaited, ""};
+	if (leave_status_error(leave_status) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)moe->nr_ranks)
 		blame = (struct blame){TERN_ERR_PEER_DEAD, named, "as the latter found"};
-	else if (parting_error(parting))
-		blame.cause = tern_strerror(parting_error(parting));
+	else if (leave_status_error(leave_status))
+		blame.cause = tern_strerror(leave_status_error(leave_status));
 	return blame;
 }
 
@@ -116,7 +116,7 @@ static int has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
 	int peer = r->reason >= GPU_BROKEN_TOKENS ? peer_has_broken(moe, slot, r) : wait_has_failed(moe, slot, r);
 
-	device_part(moe, parting_make(moe->failed, peer));
+	device_publish_leave(moe, leave_status_make(moe->failed, peer));
 	return fail(moe->failed, "%s", moe->failed_text);
 }
 

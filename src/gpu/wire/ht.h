@@ -15,8 +15,8 @@
  * Why rows, early ones too, and results of the next round may overwrite these: they are stored by a rank that has the counts of all for that round, and a rank sends
  * those behind its combine of this one. Why counts have two places: docs/protocol.md, abandoned rounds.
  */
-#ifndef TERN_WIRE_HT_H
-#define TERN_WIRE_HT_H
+#ifndef TERN_GPU_WIRE_HT_H
+#define TERN_GPU_WIRE_HT_H
 
 #include "gpu/wire/ll.h"
 

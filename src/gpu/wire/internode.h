@@ -14,8 +14,8 @@
  *
  * Why no message meets the one before it, in staging or in landing, and no word overtakes another: docs/protocol.md, GPUs on several nodes.
  */
-#ifndef TERN_CUDA_INTERNODE_H
-#define TERN_CUDA_INTERNODE_H
+#ifndef TERN_GPU_WIRE_INTERNODE_H
+#define TERN_GPU_WIRE_INTERNODE_H
 
 #include "gpu/wire/ht.h"
 
@@ -25,7 +25,7 @@ enum internode_kind {
 	INTERNODE_DISPATCH = 2,
 	INTERNODE_COMBINE = 3,
 	NR_INTERNODE_KINDS,
-	INTERNODE_PART = NR_INTERNODE_KINDS /* not a message: a parting word, in three immediates (partings.h) */
+	INTERNODE_PART = NR_INTERNODE_KINDS /* not a message: a leave word, in three immediates (leave_statuses.h) */
 };
 
 /* What a message consists of; each is found as in a window, from a base of its own. */

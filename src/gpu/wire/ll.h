@@ -25,8 +25,8 @@
  *   results    [t][k]: of each route, or, summed at the expert, in the place of the first route that leads to its rank
  *   arrival    word of rank r: the epoch of the last round of which r has read all rows; stored by the combine
  */
-#ifndef TERN_WIRE_LL_H
-#define TERN_WIRE_LL_H
+#ifndef TERN_GPU_WIRE_LL_H
+#define TERN_GPU_WIRE_LL_H
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much a low-latency exchange takes on a GPU: pure arithmetic, the same on the host and in kernels. */
-#ifndef TERN_CUDA_SIZES_H
-#define TERN_CUDA_SIZES_H
+#ifndef TERN_GPU_WIRE_SIZES_H
+#define TERN_GPU_WIRE_SIZES_H
 
 #include "gpu/wire/ll.h"
 

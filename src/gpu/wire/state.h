@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What kernels keep between launches, and what they tell the host. */
-#ifndef TERN_CUDA_KERNELS_STATE_H
-#define TERN_CUDA_KERNELS_STATE_H
+#ifndef TERN_GPU_WIRE_STATE_H
+#define TERN_GPU_WIRE_STATE_H
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ways to find the other ranks, behind tern_boot_env(). */
-#ifndef TERN_BOOT_H
-#define TERN_BOOT_H
+#ifndef TERN_GROUP_BOOT_BOOT_H
+#define TERN_GROUP_BOOT_BOOT_H
 
 #include "tern.h"
 

@@ -10,8 +10,8 @@
  * rank that stops waiting leaves the stream at an unknown place, so it shuts the socket down: its
  * process can gather no more, and the launcher refuses the others. Both ends are on one machine, so
  * fields are in its byte order. */
-#ifndef TERN_LAUNCH_WIRE_H
-#define TERN_LAUNCH_WIRE_H
+#ifndef TERN_GROUP_BOOT_LAUNCH_WIRE_H
+#define TERN_GROUP_BOOT_LAUNCH_WIRE_H
 
 #include <stdint.h>
 

@@ -8,8 +8,8 @@
  *   data.c   write, send
  *   poll.c   completions, failures
  */
-#ifndef TERN_OFI_H
-#define TERN_OFI_H
+#ifndef TERN_TRANSPORT_OFI_OFI_H
+#define TERN_TRANSPORT_OFI_OFI_H
 
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>

@@ -7,8 +7,8 @@
  * A mailbox is a memfd of sealed size. Other processes of the same user open it through /proc/<pid>/fd, so nothing has a name that outlives the
  * process, and no handshake is needed; ranks of the same process share the mapping, so that each byte has one address. A reader takes counts
  * out of the shared memory before it uses them: the other side may be broken. */
-#ifndef TERN_MAILBOX_H
-#define TERN_MAILBOX_H
+#ifndef TERN_TRANSPORT_SHM_MAILBOX_H
+#define TERN_TRANSPORT_SHM_MAILBOX_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

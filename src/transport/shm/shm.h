@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the two halves of the shared-memory transport have in common: shm.c opens, connects and registers, data.c writes and polls. */
-#ifndef TERN_SHM_H
-#define TERN_SHM_H
+#ifndef TERN_TRANSPORT_SHM_SHM_H
+#define TERN_TRANSPORT_SHM_SHM_H
 
 #include <poll.h>
 

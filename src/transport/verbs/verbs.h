@@ -12,8 +12,8 @@
  *   data.c      write, send, credits
  *   poll.c      completions, failures
  */
-#ifndef TERN_VERBS_H
-#define TERN_VERBS_H
+#ifndef TERN_TRANSPORT_VERBS_VERBS_H
+#define TERN_TRANSPORT_VERBS_VERBS_H
 
 #include <infiniband/verbs.h>
 

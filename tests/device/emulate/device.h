@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ptx.cuh in C++: the same functions with the same ordering, and for the same reasons. */
-#ifndef EMULATED_DEVICE_H
-#define EMULATED_DEVICE_H
+#ifndef TERN_TESTS_DEVICE_EMULATE_DEVICE_H
+#define TERN_TESTS_DEVICE_EMULATE_DEVICE_H
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 

@@ -14,8 +14,8 @@
  * Settings of the environment: TERN_EMULATED_GPUS (4), TERN_EMULATED_SMS (8), each of which holds one block; TERN_EMULATED_SEED (1); TERN_EMULATED_STORES;
  * TERN_EMULATED_LINES (1; 0: no whole lines arrive at peers, as over PCIe); TERN_EMULATED_PROCESSES (none): a file that all processes name whose devices
  * map each other's memory; TERN_EMULATED_NVLINK_DOMAIN (0: all devices reach each other's memory; else so many in a row); TERN_EMULATED_BLOCK_KIB (227): shared memory of a block; TERN_EMULATED_CODE (90; 80: kernels do what their code for sm_80 does: lanes store what the copy engine would, and no kernel waits for the one ahead). */
-#ifndef EMULATE_H
-#define EMULATE_H
+#ifndef TERN_TESTS_DEVICE_EMULATE_EMULATE_H
+#define TERN_TESTS_DEVICE_EMULATE_EMULATE_H
 
 #include "cuda_runtime_api.h"
 #include "tests/device/emulate/fiber.h"

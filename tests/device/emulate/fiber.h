@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks of their own, and going from one to another. */
-#ifndef EMULATED_FIBER_H
-#define EMULATED_FIBER_H
+#ifndef TERN_TESTS_DEVICE_EMULATE_FIBER_H
+#define TERN_TESTS_DEVICE_EMULATE_FIBER_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Between the files of the emulation. All of it under one lock. */
-#ifndef EMULATED_INSIDE_H
-#define EMULATED_INSIDE_H
+#ifndef TERN_TESTS_DEVICE_EMULATE_INSIDE_H
+#define TERN_TESTS_DEVICE_EMULATE_INSIDE_H
 
 #include <stdbool.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tests need whose every step follows from a seed: emulated GPUs, and one thread that makes all ranks' calls. */
-#ifndef TERN_TEST_SEEDED_H
-#define TERN_TEST_SEEDED_H
+#ifndef TERN_TESTS_DEVICE_EMULATE_SEEDED_H
+#define TERN_TESTS_DEVICE_EMULATE_SEEDED_H
 
 #include "tests/device/devices.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Number formats, one element at a time, without branches so that loops over them vectorise. All round to nearest even. */
-#ifndef TERN_CONVERT_H
-#define TERN_CONVERT_H
+#ifndef TERN_EXCHANGE_CPU_KERNELS_CONVERT_H
+#define TERN_EXCHANGE_CPU_KERNELS_CONVERT_H
 
 #include <stdint.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is done to rows on a CPU. The compiler vectorises these for several instruction sets, and the loader picks one; results
  * are the same bits on all, because every operation is elementwise and none is contracted. */
-#ifndef TERN_KERNELS_H
-#define TERN_KERNELS_H
+#ifndef TERN_EXCHANGE_CPU_KERNELS_KERNELS_H
+#define TERN_EXCHANGE_CPU_KERNELS_KERNELS_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics, counted where a kernel knows them anyway. Added up in device memory by atomics that nothing waits for, so rounds that a graph replays count like others, and
  * the host reads them when it is asked. Order is none of their business: who reads them has waited for the stream. */
-#ifndef TERN_CUDA_COUNTERS_CUH
-#define TERN_CUDA_COUNTERS_CUH
+#ifndef TERN_GPU_CUDA_COMMON_COUNTERS_CUH
+#define TERN_GPU_CUDA_COMMON_COUNTERS_CUH
 
 #include "gpu/cuda/common/segment.cuh"
 

@@ -10,8 +10,8 @@
  * In a kernel some warps of each block send and the others receive; with only one role all warps have it, so that the halves can be
  * launched apart. Blocks wait for other GPUs, so all of a launch have to fit on the GPU at once: ll_dispatch_most_blocks.
  */
-#ifndef TERN_CUDA_KERNELS_H
-#define TERN_CUDA_KERNELS_H
+#ifndef TERN_GPU_CUDA_COMMON_KERNELS_H
+#define TERN_GPU_CUDA_COMMON_KERNELS_H
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
@@ -53,7 +53,7 @@ struct gpu_exchange {
 	struct gpu_state *state;
 	struct gpu_report *report;
 	struct gpu_input_error *input_error;
-	const uint8_t *partings;	/* [R] parting words of this node's ranks (wire.h), in memory of the host; NULL: not looked at */
+	const uint8_t *leave_statuses;	/* [R] leave words of this node's ranks (wire.h), in memory of the host; NULL: not looked at */
 	struct gpu_counters *counters;		/* NULL: nothing is counted */
 	uint64_t wait_ns;
 	/* What the dispatch leaves for the combine, in private memory: */

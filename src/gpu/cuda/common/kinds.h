@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_CUDA_KERNEL_KINDS_H
-#define TERN_CUDA_KERNEL_KINDS_H
+#ifndef TERN_GPU_CUDA_COMMON_KINDS_H
+#define TERN_GPU_CUDA_COMMON_KINDS_H
 
 /* What travels, and what x is: as it is; FP8 with its scales; or quantised on the way out. */
 enum gpu_x {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a kernel's launch is written: in plain C++, for any compiler. */
-#ifndef TERN_CUDA_LAUNCH_CUH
-#define TERN_CUDA_LAUNCH_CUH
+#ifndef TERN_GPU_CUDA_COMMON_LAUNCH_CUH
+#define TERN_GPU_CUDA_COMMON_LAUNCH_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Number formats in registers: what a 16-byte vector of y, or of out, holds; sums are fp32, each addition rounded. */
-#ifndef TERN_CUDA_NUMBERS_CUH
-#define TERN_CUDA_NUMBERS_CUH
+#ifndef TERN_GPU_CUDA_COMMON_NUMBERS_CUH
+#define TERN_GPU_CUDA_COMMON_NUMBERS_CUH
 
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/memory.cuh"

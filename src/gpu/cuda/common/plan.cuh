@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans: what each source tells everybody of its routing. What follows from all of them: positions.cuh. */
-#ifndef TERN_CUDA_PLAN_CUH
-#define TERN_CUDA_PLAN_CUH
+#ifndef TERN_GPU_CUDA_COMMON_PLAN_CUH
+#define TERN_GPU_CUDA_COMMON_PLAN_CUH
 
 #include "gpu/cuda/internode/internode.cuh"
 #include "gpu/cuda/common/kernels.h"

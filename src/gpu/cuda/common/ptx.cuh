@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What kernels say in PTX, or in words of CUDA that C++ does not have. All of it, so that the kernels can also be run on a CPU, where
  * tests/device/emulate/device.h says the same in C++. Loads and stores come with the ordering that the protocol needs, each named for its use. */
-#ifndef TERN_CUDA_PTX_CUH
-#define TERN_CUDA_PTX_CUH
+#ifndef TERN_GPU_CUDA_COMMON_PTX_CUH
+#define TERN_GPU_CUDA_COMMON_PTX_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>

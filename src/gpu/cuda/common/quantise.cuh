@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of x to FP8 with a scale for each block of 128, the same bits as src/exchange/cpu/kernels/quantise.c. Eight neighbouring lanes hold a block. */
-#ifndef TERN_CUDA_QUANTISE_CUH
-#define TERN_CUDA_QUANTISE_CUH
+#ifndef TERN_GPU_CUDA_COMMON_QUANTISE_CUH
+#define TERN_GPU_CUDA_COMMON_QUANTISE_CUH
 
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/numbers.cuh"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Results, in either mode: a warp's piece of what the experts made of a token, summed; and in which order a home sums what comes. */
-#ifndef TERN_CUDA_RESULTS_CUH
-#define TERN_CUDA_RESULTS_CUH
+#ifndef TERN_GPU_CUDA_COMMON_RESULTS_CUH
+#define TERN_GPU_CUDA_COMMON_RESULTS_CUH
 
 #include "gpu/cuda/common/numbers.cuh"
 #include "gpu/cuda/common/plan.cuh"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tokens on their way out, in either mode: a warp's piece of x as the caller has it and as it travels, and where it goes. */
-#ifndef TERN_CUDA_ROWS_CUH
-#define TERN_CUDA_ROWS_CUH
+#ifndef TERN_GPU_CUDA_COMMON_ROWS_CUH
+#define TERN_GPU_CUDA_COMMON_ROWS_CUH
 
 #include "gpu/cuda/common/plan.cuh"
 #include "gpu/cuda/common/quantise.cuh"

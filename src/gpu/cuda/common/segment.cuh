@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A warp's share of a row, in registers: 16 bytes a lane and vector, aligned as in the caller's row; and its form on the wire (wire/ll.h). */
-#ifndef TERN_CUDA_SEGMENT_CUH
-#define TERN_CUDA_SEGMENT_CUH
+#ifndef TERN_GPU_CUDA_COMMON_SEGMENT_CUH
+#define TERN_GPU_CUDA_COMMON_SEGMENT_CUH
 
 #include "gpu/cuda/common/memory.cuh"
 #include "gpu/cuda/common/wait.cuh"

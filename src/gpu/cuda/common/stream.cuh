@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows that pass through a block's shared memory on their way: each warp has buffers there, which a copy fills while the warp works on others. So as many
  * bytes are under way as buffers hold, however few SMs there are. */
-#ifndef TERN_CUDA_STREAM_CUH
-#define TERN_CUDA_STREAM_CUH
+#ifndef TERN_GPU_CUDA_COMMON_STREAM_CUH
+#define TERN_GPU_CUDA_COMMON_STREAM_CUH
 
 #include "gpu/cuda/common/memory.cuh"
 #include "gpu/cuda/common/segment.cuh"

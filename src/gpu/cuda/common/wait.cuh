@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bounded waiting. A wait that expires, or is in vain, stores a report and gives up; the kernel then returns, and those after it return at once. */
-#ifndef TERN_CUDA_WAIT_CUH
-#define TERN_CUDA_WAIT_CUH
+#ifndef TERN_GPU_CUDA_COMMON_WAIT_CUH
+#define TERN_GPU_CUDA_COMMON_WAIT_CUH
 
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/memory.cuh"
 
 #define POLLS_PER_LOOK 256 /* at the clock, and at who has left */
-#define HAD_PARTED 1ull	   /* in start_ns: at the last look the peer had left */
+#define HAD_LEFT 1ull	   /* in start_ns: at the last look the peer had left */
 
 struct patience {
 	uint32_t polls;
 	uint64_t start_ns;
 };
 
-/* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with parting_publish,
+/* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with leave_status_publish,
  * so that what it had stored before is there for who sees it gone. Over PCIe. */
-__device__ __forceinline__ bool has_parted(const struct gpu_exchange *e, uint32_t peer)
+__device__ __forceinline__ bool has_left(const struct gpu_exchange *e, uint32_t peer)
 {
-	return e->partings && word_acquire(e->partings + peer * 8 + 4);
+	return e->leave_statuses && word_acquire(e->leave_statuses + peer * 8 + 4);
 }
 
 /* A wait's look at all but what it waits for. False: it has lasted too long, or is in vain, as another
@@ -27,11 +27,11 @@ __device__ __forceinline__ bool has_parted(const struct gpu_exchange *e, uint32_
 __device__ __forceinline__ bool look_around(
 	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
-	bool parted = has_parted(e, peer), in_vain = parted && p->start_ns & HAD_PARTED;
+	bool left = has_left(e, peer), in_vain = left && p->start_ns & HAD_LEFT;
 
 	if (!p->start_ns)
 		p->start_ns = now_ns();
-	p->start_ns = (p->start_ns & ~HAD_PARTED) | (parted ? HAD_PARTED : 0);
+	p->start_ns = (p->start_ns & ~HAD_LEFT) | (left ? HAD_LEFT : 0);
 	return !in_vain && !word_load(&e->state->failed) && now_ns() - p->start_ns < limit_ns;
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ bool warp_may_wait(
 static __device__ __noinline__ bool is_to_report(const struct gpu_exchange *e, bool missing, uint32_t peer)
 {
 	uint32_t all = __ballot_sync(ALL_LANES, missing);
-	uint32_t in_vain = __ballot_sync(ALL_LANES, missing && has_parted(e, peer));
+	uint32_t in_vain = __ballot_sync(ALL_LANES, missing && has_left(e, peer));
 
 	return lane_id() == __ffs(in_vain ? in_vain : all) - 1;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High throughput: how many rows each chunk of tokens has for each expert and rank, and each route's number among those of its chunk. */
-#ifndef TERN_CUDA_COUNT_HT_CUH
-#define TERN_CUDA_COUNT_HT_CUH
+#ifndef TERN_GPU_CUDA_HT_COUNT_CUH
+#define TERN_GPU_CUDA_HT_COUNT_CUH
 
 #include "gpu/cuda/ht/ht.cuh"
 #include "gpu/cuda/common/rows.cuh"

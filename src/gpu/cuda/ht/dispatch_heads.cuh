@@ -13,8 +13,8 @@
  *         belong and the note is written                               cumulative), and the note is read whole
  *   free  telling lanes, when they have read it        sending warp    the next note overwrites nothing that is still read
  */
-#ifndef TERN_CUDA_DISPATCH_HEADS_CUH
-#define TERN_CUDA_DISPATCH_HEADS_CUH
+#ifndef TERN_GPU_CUDA_HT_DISPATCH_HEADS_CUH
+#define TERN_GPU_CUDA_HT_DISPATCH_HEADS_CUH
 
 #include "gpu/cuda/ht/dispatch_parts.cuh"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput dispatch: rows pass through a warp's buffers in parts, with the parts' scales. */
-#ifndef TERN_CUDA_DISPATCH_PARTS_CUH
-#define TERN_CUDA_DISPATCH_PARTS_CUH
+#ifndef TERN_GPU_CUDA_HT_DISPATCH_PARTS_CUH
+#define TERN_GPU_CUDA_HT_DISPATCH_PARTS_CUH
 
 #include "gpu/cuda/ht/ht.cuh"
 #include "gpu/cuda/common/rows.cuh"

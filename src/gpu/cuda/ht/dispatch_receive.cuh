@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput dispatch, the receiving warps: heads in, descriptions out, rows copied to this rank's further places. */
-#ifndef TERN_CUDA_DISPATCH_RECEIVE_CUH
-#define TERN_CUDA_DISPATCH_RECEIVE_CUH
+#ifndef TERN_GPU_CUDA_HT_DISPATCH_RECEIVE_CUH
+#define TERN_GPU_CUDA_HT_DISPATCH_RECEIVE_CUH
 
 #include "gpu/cuda/ht/dispatch_parts.cuh"
 

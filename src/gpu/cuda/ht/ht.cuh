@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the kernels of high-throughput mode. */
-#ifndef TERN_CUDA_HT_CUH
-#define TERN_CUDA_HT_CUH
+#ifndef TERN_GPU_CUDA_HT_HT_CUH
+#define TERN_GPU_CUDA_HT_HT_CUH
 
 #include "gpu/cuda/ht/kernels.h"
 #include "gpu/cuda/common/memory.cuh"

@@ -5,8 +5,8 @@
  *   dispatch_ht   x -> rows in their final places in the ranks' windows, copies for further experts there, descriptions
  *   combine_ht    y -> sums -> results at home -> out
  */
-#ifndef TERN_CUDA_KERNELS_HT_H
-#define TERN_CUDA_KERNELS_HT_H
+#ifndef TERN_GPU_CUDA_HT_KERNELS_H
+#define TERN_GPU_CUDA_HT_KERNELS_H
 
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/wire/ht.h"

@@ -16,8 +16,8 @@
  *   out, free storing warp, when its copy has       summing warps       they overwrite nothing that is still copied
  *             read the sum (copies_read)
  */
-#ifndef TERN_CUDA_TEAM_CUH
-#define TERN_CUDA_TEAM_CUH
+#ifndef TERN_GPU_CUDA_HT_TEAM_CUH
+#define TERN_GPU_CUDA_HT_TEAM_CUH
 
 #include "gpu/cuda/ht/ht.cuh"
 #include "gpu/cuda/common/results.cuh"

@@ -10,8 +10,8 @@
  *   internode_arrived           acquire: pairs with the release at the end of internode_collect: what one warp has acquired is all blocks'.
  *   internode_last              all warps' stores come before what the last one does: each fences, then adds; the last one has added, then fences.
  */
-#ifndef TERN_CUDA_INTERNODE_CUH
-#define TERN_CUDA_INTERNODE_CUH
+#ifndef TERN_GPU_CUDA_INTERNODE_INTERNODE_CUH
+#define TERN_GPU_CUDA_INTERNODE_INTERNODE_CUH
 
 #include "gpu/wire/internode.h"
 #include "gpu/cuda/common/kernels.h"

@@ -7,8 +7,8 @@
  *   tokens of internode sources   are 0 in this rank's window when the plan has ended; the number is in landing. Their heads are there, too: in the window they never have an epoch
  *   results of internode ranks    are copied into the window, words and all, before those at home are summed
  */
-#ifndef TERN_CUDA_INTERNODE_HT_CUH
-#define TERN_CUDA_INTERNODE_HT_CUH
+#ifndef TERN_GPU_CUDA_INTERNODE_INTERNODE_HT_CUH
+#define TERN_GPU_CUDA_INTERNODE_INTERNODE_HT_CUH
 
 #include "gpu/cuda/internode/internode.cuh"
 #include "gpu/cuda/ht/ht.cuh"

@@ -11,8 +11,8 @@
  * once. Without it a rank that is home to none of my tokens could start its next round while a third one's rows of this round are still awaited here.
  * Why results of the next round may overwrite these: they follow my dispatch of e+1, which is behind this kernel.
  */
-#ifndef TERN_CUDA_COMBINE_LL_CUH
-#define TERN_CUDA_COMBINE_LL_CUH
+#ifndef TERN_GPU_CUDA_LL_COMBINE_CUH
+#define TERN_GPU_CUDA_LL_COMBINE_CUH
 
 #include "gpu/cuda/common/results.cuh"
 

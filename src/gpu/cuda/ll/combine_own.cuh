@@ -7,8 +7,8 @@
  * Others' come first: NVLink and other ranks wait for them. While own rows are read the others' results come. This rank's own pass through no window, and nobody polls while
  * there are rows to be read. Nobody waits before it has sent all that others wait for, so no two ranks wait for each other.
  */
-#ifndef TERN_CUDA_COMBINE_LL_OWN_CUH
-#define TERN_CUDA_COMBINE_LL_OWN_CUH
+#ifndef TERN_GPU_CUDA_LL_COMBINE_OWN_CUH
+#define TERN_GPU_CUDA_LL_COMBINE_OWN_CUH
 
 #include "gpu/cuda/ll/combine.cuh"
 

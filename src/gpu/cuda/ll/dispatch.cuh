@@ -10,8 +10,8 @@
  * Why rows of the next round may overwrite these: a peer's dispatch of round e+1 follows its combine of e, which has seen my arrival word e, which my
  * combine of e stored, behind this kernel. So this kernel's reads are over.
  */
-#ifndef TERN_CUDA_DISPATCH_LL_CUH
-#define TERN_CUDA_DISPATCH_LL_CUH
+#ifndef TERN_GPU_CUDA_LL_DISPATCH_CUH
+#define TERN_GPU_CUDA_LL_DISPATCH_CUH
 
 #include "gpu/cuda/ll/head.cuh"
 #include "gpu/cuda/ll/positions.cuh"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low latency: a row's head, which holds the gate weights of its routes. */
-#ifndef TERN_CUDA_HEAD_LL_CUH
-#define TERN_CUDA_HEAD_LL_CUH
+#ifndef TERN_GPU_CUDA_LL_HEAD_CUH
+#define TERN_GPU_CUDA_LL_HEAD_CUH
 
 #include "gpu/cuda/common/plan.cuh"
 

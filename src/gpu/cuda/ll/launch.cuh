@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the low-latency kernels of both halves are launched: one argument struct and how many warps send. */
-#ifndef TERN_CUDA_LAUNCH_LL_CUH
-#define TERN_CUDA_LAUNCH_LL_CUH
+#ifndef TERN_GPU_CUDA_LL_LAUNCH_CUH
+#define TERN_GPU_CUDA_LL_LAUNCH_CUH
 
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/launch.cuh"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What follows from all plans, in a block's shared memory: which rows come, and where each goes. Low-latency mode. */
-#ifndef TERN_CUDA_POSITIONS_CUH
-#define TERN_CUDA_POSITIONS_CUH
+#ifndef TERN_GPU_CUDA_LL_POSITIONS_CUH
+#define TERN_GPU_CUDA_LL_POSITIONS_CUH
 
 #include "gpu/cuda/common/plan.cuh"
 

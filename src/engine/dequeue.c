@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the ring to items. Whoever wrote a command may be a GPU kernel: every number is checked before it is followed. A command for which there are no items
+/* From the ring to requests. Whoever wrote a command may be a GPU kernel: every number is checked before it is followed. A command for which there are no requests
  * left is held, with how far it has come, and so are those behind it. */
 #include "engine/inside.h"
 
@@ -44,28 +44,28 @@ static bool bad_numbers(const tern_engine *engine, const struct command *c)
 				   !in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes));
 }
 
-void item_set_memory(struct item *item, struct tern_region *local, struct tern_remote *remote)
+void request_set_memory(struct request *request, struct tern_region *local, struct tern_remote *remote)
 {
-	item->local = local;
-	item->remote = remote;
+	request->local = local;
+	request->remote = remote;
 	if (local)
 		local->uses++;
 	if (remote)
 		remote->uses++;
 }
 
-void item_set_completion(tern_engine *engine, struct item *item, uint32_t completion, bool counted)
+void request_set_completion(tern_engine *engine, struct request *request, uint32_t completion, bool counted)
 {
-	item->completion = completion;
+	request->completion = completion;
 	if (counted)
-		item->flags |= ITEM_COUNTED;
+		request->flags |= REQUEST_COUNTED;
 	else if (completion != NONE)
 		engine->operations[completion].pending++;
 }
 
 static bool take_write(tern_engine *engine, const struct command *c)
 {
-	struct item *item;
+	struct request *request;
 
 	if (bad_numbers(engine, c)) {
 		refuse(engine, c, TERN_ERR_INVALID, "a command names a peer, region, offset or completion that there is none of");
@@ -79,55 +79,55 @@ static bool take_write(tern_engine *engine, const struct command *c)
 		refuse(engine, c, 0, "");
 		return true;
 	}
-	item = item_take(engine, c->peer, ITEM_WRITE);
-	if (!item)
+	request = request_take(engine, c->peer, REQUEST_WRITE);
+	if (!request)
 		return false;
-	item_set_memory(item, c->bytes ? engine->regions[c->local] : NULL, c->bytes ? engine->remotes[c->remote] : NULL);
-	item_set_completion(engine, item, c->completion, c->flags & COMMAND_COUNTED);
-	item->local_offset = c->local_offset;
-	item->remote_offset = c->remote_offset;
-	item->bytes = c->bytes;
+	request_set_memory(request, c->bytes ? engine->regions[c->local] : NULL, c->bytes ? engine->remotes[c->remote] : NULL);
+	request_set_completion(engine, request, c->completion, c->flags & COMMAND_COUNTED);
+	request->local_offset = c->local_offset;
+	request->remote_offset = c->remote_offset;
+	request->bytes = c->bytes;
 	if (c->flags & COMMAND_IMMEDIATE) {
-		item->flags |= ITEM_IMMEDIATE;
-		item->immediate = (uint32_t)c->value;
-		engine->on_their_way[item->immediate >> 24]++;
+		request->flags |= REQUEST_IMMEDIATE;
+		request->immediate = (uint32_t)c->value;
+		engine->on_their_way[request->immediate >> 24]++;
 	}
-	item_queue(engine, item);
+	request_queue(engine, request);
 	return true;
 }
 
 static bool take_pages(tern_engine *engine, const struct command *c)
 {
 	const struct tern_paged_write *pages = &engine->operations[c->completion].pages;
-	struct item *item;
+	struct request *request;
 
 	if (peer_observe_down(&engine->peers[pages->peer])) {
 		refuse_peer(engine, c, pages->peer);
 		return true;
 	}
-	item = item_take(engine, pages->peer, ITEM_PAGES);
-	if (!item)
+	request = request_take(engine, pages->peer, REQUEST_PAGES);
+	if (!request)
 		return false;
-	item_set_memory(item, pages->local, pages->remote);
-	item_set_completion(engine, item, c->completion, false);
-	item->local_offset = pages->local_offset;
-	item->remote_offset = pages->remote_offset;
-	item->bytes = pages->page_bytes;
-	item->value = c->completion;
+	request_set_memory(request, pages->local, pages->remote);
+	request_set_completion(engine, request, c->completion, false);
+	request->local_offset = pages->local_offset;
+	request->remote_offset = pages->remote_offset;
+	request->bytes = pages->page_bytes;
+	request->value = c->completion;
 	if (pages->flags & TERN_IMMEDIATE) {
-		item->flags |= ITEM_IMMEDIATE;
-		item->immediate = pages->immediate;
+		request->flags |= REQUEST_IMMEDIATE;
+		request->immediate = pages->immediate;
 	}
-	item_queue(engine, item);
+	request_queue(engine, request);
 	return true;
 }
 
-/* One member's item, from its template. */
+/* One member's request, from its template. */
 static bool take_member(tern_engine *engine, uint32_t number, struct tern_peers *peers, uint32_t i, const struct tern_slice *slice, struct tern_region *local,
 	bool immediate)
 {
 	const struct work_template *member = &peers->members[i];
-	struct item *item;
+	struct request *request;
 
 	if (!slice->bytes && !immediate)
 		return true;
@@ -135,21 +135,21 @@ static bool take_member(tern_engine *engine, uint32_t number, struct tern_peers 
 		operation_fail(&engine->operations[number], peer_observe_down(&engine->peers[member->peer]), engine->peers[member->peer].cause);
 		return true;
 	}
-	item = item_take(engine, member->peer, ITEM_WRITE);
-	if (!item)
+	request = request_take(engine, member->peer, REQUEST_WRITE);
+	if (!request)
 		return false;
-	item_set_memory(item, slice->bytes ? local : NULL, slice->bytes ? member->remote : NULL);
-	item_set_completion(engine, item, number, false);
-	item->peers = peers;
+	request_set_memory(request, slice->bytes ? local : NULL, slice->bytes ? member->remote : NULL);
+	request_set_completion(engine, request, number, false);
+	request->peers = peers;
 	peers->uses++;
-	item->local_offset = slice->local_offset;
-	item->remote_offset = slice->remote_offset;
-	item->bytes = slice->bytes;
+	request->local_offset = slice->local_offset;
+	request->remote_offset = slice->remote_offset;
+	request->bytes = slice->bytes;
 	if (immediate) {
-		item->flags |= ITEM_IMMEDIATE;
-		item->immediate = slice->immediate;
+		request->flags |= REQUEST_IMMEDIATE;
+		request->immediate = slice->immediate;
 	}
-	item_queue(engine, item);
+	request_queue(engine, request);
 	return true;
 }
 

@@ -26,7 +26,7 @@ struct seat { /* of a slot */
 	struct tern_received received;
 };
 
-struct rider {
+struct rank_script {
 	struct show *show;
 	const struct scenario *scenario;
 	const struct job *job;
@@ -44,8 +44,8 @@ struct rider {
 
 /* ---- what goes wrong ------------------------------------------------------------------------------------- */
 
-static int broken(struct rider *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static int broken(struct rider *r, const char *format, ...)
+static int broken(struct rank_script *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int broken(struct rank_script *r, const char *format, ...)
 {
 	va_list args;
 
@@ -57,7 +57,7 @@ static int broken(struct rider *r, const char *format, ...)
 	return -1;
 }
 
-static int ended_by(struct rider *r, int rc, const char *call)
+static int ended_by(struct rank_script *r, int rc, const char *call)
 {
 	if (r->fate->rc || fleet_is_buried(r->show->fleet, r->rank))
 		return -1;
@@ -68,7 +68,7 @@ static int ended_by(struct rider *r, int rc, const char *call)
 	return -1;
 }
 
-static void *need(struct rider *r, size_t bytes)
+static void *need(struct rank_script *r, size_t bytes)
 {
 	void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
 
@@ -79,14 +79,14 @@ static void *need(struct rider *r, size_t bytes)
 
 /* ---- calls: bounded, repeated after a time-out, or the end ----------------------------------------------- */
 
-static void call_begins(struct rider *r, const char *call)
+static void call_begins(struct rank_script *r, const char *call)
 {
 	fleet_does(r->show->fleet, r->rank, call);
 	r->began_ns = fleet_now(r->show->fleet);
 }
 
 /* A call waits at most four times in the exchange, and once for room in the engine's ring. */
-static void check_bound(struct rider *r, const char *call)
+static void check_bound(struct rank_script *r, const char *call)
 {
 	uint64_t took = fleet_now(r->show->fleet) - r->began_ns;
 	uint64_t most = (4 * (uint64_t)r->job->config.wait_ms + (uint64_t)r->scenario->fleet.engine.wait_ms) * MS + MS;
@@ -97,7 +97,7 @@ static void check_bound(struct rider *r, const char *call)
 }
 
 /* True: it timed out as short waits do, and is to be called again. */
-static bool again(struct rider *r, const char *call, int rc, uint64_t *poll_ns)
+static bool again(struct rank_script *r, const char *call, int rc, uint64_t *poll_ns)
 {
 	check_bound(r, call);
 	r->fate->halves += rc == 0;
@@ -116,7 +116,7 @@ static bool again(struct rider *r, const char *call, int rc, uint64_t *poll_ns)
 
 /* ---- the fault ------------------------------------------------------------------------------------------- */
 
-static void pull(struct rider *r)
+static void pull(struct rank_script *r)
 {
 	const struct soak_trigger *t = &r->scenario->trigger;
 	uint64_t at = fleet_now(r->show->fleet) + t->delay_ns;
@@ -128,7 +128,7 @@ static void pull(struct rider *r)
 		fleet_cut(r->show->fleet, t->victim, t->other, t->both_ways, at);
 }
 
-static void meet_fault(struct rider *r, const struct seat *seat, enum soak_phase phase, bool after)
+static void meet_fault(struct rank_script *r, const struct seat *seat, enum soak_phase phase, bool after)
 {
 	const struct soak_trigger *t = &r->scenario->trigger;
 
@@ -139,7 +139,7 @@ static void meet_fault(struct rider *r, const struct seat *seat, enum soak_phase
 
 /* ---- dispatch -------------------------------------------------------------------------------------------- */
 
-static int try_dispatch(struct rider *r, uint32_t slot, const struct inputs *in)
+static int try_dispatch(struct rank_script *r, uint32_t slot, const struct inputs *in)
 {
 	const struct scenario *s = r->scenario;
 	struct tern_dispatch args = {.size = sizeof(args),
@@ -163,7 +163,7 @@ static int try_dispatch(struct rider *r, uint32_t slot, const struct inputs *in)
 }
 
 /* Over capacity: the reference says so, too, and the rank. */
-static int check_capacity(struct rider *r, struct seat *seat, int rc)
+static int check_capacity(struct rank_script *r, struct seat *seat, int rc)
 {
 	int over = oracle_over_capacity(r->show->oracle, seat->number);
 	char text[64];
@@ -180,7 +180,7 @@ static int check_capacity(struct rider *r, struct seat *seat, int rc)
 	return 0;
 }
 
-static int dispatch_send(struct rider *r, uint32_t slot)
+static int dispatch_send(struct rank_script *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	struct inputs in;
@@ -195,7 +195,7 @@ static int dispatch_send(struct rider *r, uint32_t slot)
 	return check_capacity(r, seat, rc);
 }
 
-static int check_received(struct rider *r, struct seat *seat, const char *when)
+static int check_received(struct rank_script *r, struct seat *seat, const char *when)
 {
 	struct reference *reference = oracle_round(r->show->oracle, seat->number);
 	struct difference difference = {0};
@@ -206,7 +206,7 @@ static int check_received(struct rider *r, struct seat *seat, const char *when)
 			     : 0;
 }
 
-static int dispatch_recv(struct rider *r, uint32_t slot)
+static int dispatch_recv(struct rank_script *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	uint64_t poll_ns = FIRST_POLL_NS;
@@ -228,7 +228,7 @@ static int dispatch_recv(struct rider *r, uint32_t slot)
 /* ---- combine --------------------------------------------------------------------------------------------- */
 
 /* A peer that stores for the next round before these rows were given back is found now, or later by the poison. */
-static int spoil_received(struct rider *r, struct seat *seat)
+static int spoil_received(struct rank_script *r, struct seat *seat)
 {
 	int rc = r->scenario->check_twice ? check_received(r, seat, "before they were given back") : 0;
 
@@ -237,7 +237,7 @@ static int spoil_received(struct rider *r, struct seat *seat)
 	return rc;
 }
 
-static int try_combine(struct rider *r, uint32_t slot, void *y, size_t stride)
+static int try_combine(struct rank_script *r, uint32_t slot, void *y, size_t stride)
 {
 	struct seat *seat = &r->seats[slot];
 	struct tern_combine args = {.size = sizeof(args), .slot = slot, .y = y, .y_stride = stride};
@@ -253,7 +253,7 @@ static int try_combine(struct rider *r, uint32_t slot, void *y, size_t stride)
 	return rc;
 }
 
-static int combine_send(struct rider *r, uint32_t slot)
+static int combine_send(struct rank_script *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	size_t bytes = job_y_bytes(r->job), stride = bytes + r->scenario->rows_apart;
@@ -276,7 +276,7 @@ static int combine_send(struct rider *r, uint32_t slot)
 	return 0;
 }
 
-static int release(struct rider *r, uint32_t slot)
+static int release(struct rank_script *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	int rc = spoil_received(r, seat);
@@ -293,7 +293,7 @@ static int release(struct rider *r, uint32_t slot)
 	return 0;
 }
 
-static int combine_recv(struct rider *r, uint32_t slot)
+static int combine_recv(struct rank_script *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	struct difference difference = {0};
@@ -320,12 +320,12 @@ static int combine_recv(struct rider *r, uint32_t slot)
 
 /* ---- the flow -------------------------------------------------------------------------------------------- */
 
-static bool may_start(const struct rider *r)
+static bool may_start(const struct rank_script *r)
 {
 	return r->scenario->trigger.fault != SOAK_NO_FAULT || r->started < r->scenario->rounds;
 }
 
-static int one_half(struct rider *r, uint32_t slot, bool released)
+static int one_half(struct rank_script *r, uint32_t slot, bool released)
 {
 	struct seat *seat = &r->seats[slot];
 	enum next_half half = seat->next;
@@ -357,7 +357,7 @@ static int one_half(struct rider *r, uint32_t slot, bool released)
 	return rc;
 }
 
-static bool all_idle(const struct rider *r)
+static bool all_idle(const struct rank_script *r)
 {
 	for (uint32_t i = 0; i < r->job->config.nr_slots; i++)
 		if (r->seats[i].next != NEXT_DISPATCH_SEND)
@@ -365,7 +365,7 @@ static bool all_idle(const struct rider *r)
 	return true;
 }
 
-static void doze(struct rider *r)
+static void doze(struct rank_script *r)
 {
 	const struct scenario *s = r->scenario;
 
@@ -376,7 +376,7 @@ static void doze(struct rider *r)
 		fleet_pause(r->show->fleet, r->rank, 60000 * MS);
 }
 
-static int flow(struct rider *r)
+static int flow(struct rank_script *r)
 {
 	const struct scenario *s = r->scenario;
 	int rc = 0;
@@ -395,7 +395,7 @@ static int flow(struct rider *r)
 
 /* Every rank arrives once in each phase of a round: more than that was delivered twice. A release may still be on its
  * way. */
-static void check_deliveries(struct rider *r)
+static void check_deliveries(struct rank_script *r)
 {
 	for (uint32_t slot = 0; slot < r->job->config.nr_slots; slot++)
 		for (int phase = 0; phase < NR_PHASES; phase++) {
@@ -411,7 +411,7 @@ static void check_deliveries(struct rider *r)
 		}
 }
 
-static void exchange(struct rider *r)
+static void exchange(struct rank_script *r)
 {
 	int rc;
 
@@ -430,17 +430,17 @@ static void exchange(struct rider *r)
 	tern_moe_destroy(r->moe);
 }
 
-void ride(struct fleet *fleet, uint32_t rank, void *ctx)
+void rank_script(struct fleet *fleet, uint32_t rank, void *ctx)
 {
 	struct show *show = ctx;
-	struct rider *r = calloc(1, sizeof(*r));
+	struct rank_script *r = calloc(1, sizeof(*r));
 	int rc;
 
 	if (!r) {
 		snprintf(show->fates[rank].wrong, sizeof(show->fates[rank].wrong), "no memory");
 		return;
 	}
-	*r = (struct rider){.show = show,
+	*r = (struct rank_script){.show = show,
 		.scenario = show->scenario,
 		.job = &show->scenario->job,
 		.fate = &show->fates[rank],

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How ranks of an exchange on devices learn that one has left or given up: a parting word of each rank.
+/* How ranks of an exchange on devices learn that one has left or given up: a leave word of each rank.
  *
  * On a node the words lie together in memory of the host that all its ranks map, each for itself, and its
  * devices read: the board. A window could not hold them, since a peer's is gone when it has left before,
@@ -28,7 +28,7 @@ static int map_board(tern_moe *moe, struct window **windows)
 	void *board = window ? mremap(window->base, 0, BOARD_BYTES, MREMAP_MAYMOVE) : MAP_FAILED;
 
 	if (board == MAP_FAILED)
-		return fail_errno("mapping the parting words of a node");
+		return fail_errno("mapping the leave words of a node");
 	d->board = board;
 	return device_outcome(d, d->ops->host_register(board, BOARD_BYTES, &d->board_there));
 }
@@ -58,19 +58,19 @@ void device_board_close(struct device *d)
 }
 
 /* Nothing is sent before the board is there, and it is there until the exchange is closed. */
-void device_part(tern_moe *moe, uint64_t parting)
+void device_publish_leave(tern_moe *moe, uint64_t leave_status)
 {
 	struct device *d = moe->device;
 
 	if (d->board)
-		parting_publish(&d->board[moe->rank], parting);
+		leave_status_publish(&d->board[moe->rank], leave_status);
 	if (d->internode)
-		device_internode_part(d->internode, parting);
+		device_internode_leave(d->internode, leave_status);
 }
 
-uint64_t device_parting(const tern_moe *moe, uint32_t rank)
+uint64_t device_leave_status(const tern_moe *moe, uint32_t rank)
 {
 	const struct device *d = moe->device;
 
-	return is_internode(moe, rank) ? device_internode_parting(d->internode, rank) : parting_observe(&d->board[rank]);
+	return is_internode(moe, rank) ? device_internode_leave_status(d->internode, rank) : leave_status_observe(&d->board[rank]);
 }

@@ -14,14 +14,14 @@ static void end_records(tern_engine *engine, uint32_t peer, int error, const cha
 {
 	for (uint32_t i = 0; i < engine->nr_records; i++) {
 		struct record *record = &engine->records[i];
-		struct item *item = &engine->items[record->item];
+		struct request *request = &engine->requests[record->request];
 
 		if (!record->used || record->peer != peer)
 			continue;
-		item_fail(engine, item, error, cause);
+		request_fail(engine, request, error, cause);
 		record_free(engine, record);
-		item->outstanding--;
-		item_check_ended(engine, item);
+		request->outstanding--;
+		request_check_ended(engine, request);
 	}
 }
 
@@ -38,12 +38,12 @@ static void give_back_unsignalled(tern_engine *engine, struct engine_peer *peer)
 
 static void end_queued(tern_engine *engine, struct engine_peer *peer, int error, const char *cause)
 {
-	struct item *item;
+	struct request *request;
 
-	while ((item = queue_first(engine, &peer->writes))) {
+	while ((request = queue_first(engine, &peer->writes))) {
 		queue_pop(engine, &peer->writes);
-		item_fail(engine, item, error, cause);
-		item_check_ended(engine, item);
+		request_fail(engine, request, error, cause);
+		request_check_ended(engine, request);
 	}
 }
 
@@ -173,20 +173,20 @@ static bool is_silent(const tern_engine *engine, const struct engine_peer *peer)
 /* Its operation is told, but the network may still read the source: record, credit and region stay in use until it does report, or the peer goes. */
 static void give_up(tern_engine *engine, struct record *record)
 {
-	struct item *item = &engine->items[record->item];
+	struct request *request = &engine->requests[record->request];
 	char cause[CAUSE_TEXT];
 
 	snprintf(cause, sizeof(cause), "a write to rank %u has not landed in %llu ms", record->peer,
 		(unsigned long long)ms_since(engine, record->posted_ns));
 	record_unlink(engine, record);
 	record->given_up = true;
-	item_fail(engine, item, TERN_ERR_SYSTEM, cause);
-	if (item->flags & ITEM_TOLD)
+	request_fail(engine, request, TERN_ERR_SYSTEM, cause);
+	if (request->flags & REQUEST_TOLD)
 		return;
-	item->flags |= ITEM_TOLD;
-	if (item->flags & ITEM_PUT)
-		signal_put_ended(engine, item);
-	completion_end(engine, item->completion, item->flags & ITEM_COUNTED, item->error, cause);
+	request->flags |= REQUEST_TOLD;
+	if (request->flags & REQUEST_PUT)
+		signal_put_ended(engine, request);
+	completion_end(engine, request->completion, request->flags & REQUEST_COUNTED, request->error, cause);
 }
 
 static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, uint64_t since_ns)
@@ -223,22 +223,22 @@ static bool is_refused(const tern_engine *engine, const struct engine_peer *peer
 
 static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 {
-	struct item *item = queue_first(engine, &peer->writes);
+	struct request *request = queue_first(engine, &peer->writes);
 
 	while (peer->first_record != NONE && is_stuck(engine, peer, engine->records[peer->first_record].posted_ns))
 		give_up(engine, &engine->records[peer->first_record]);
-	if (item && !item->outstanding && is_refused(engine, peer)) {
+	if (request && !request->outstanding && is_refused(engine, peer)) {
 		char cause[CAUSE_TEXT];
 
-		snprintf(cause, sizeof(cause), "the network has taken no write to rank %u for %llu ms", item->peer,
+		snprintf(cause, sizeof(cause), "the network has taken no write to rank %u for %llu ms", request->peer,
 			(unsigned long long)ms_since(engine, peer->progress_ns));
-		if (peer->unsignalled) { /* and none will end those of the item that it has taken: post.c */
-			peer_lost(engine, item->peer, TERN_ERR_PEER_DEAD, cause);
+		if (peer->unsignalled) { /* and none will end those of the request that it has taken: post.c */
+			peer_lost(engine, request->peer, TERN_ERR_PEER_DEAD, cause);
 			return;
 		}
 		queue_pop(engine, &peer->writes);
-		item_fail(engine, item, TERN_ERR_SYSTEM, cause);
-		item_check_ended(engine, item);
+		request_fail(engine, request, TERN_ERR_SYSTEM, cause);
+		request_check_ended(engine, request);
 		peer->progress_ns = engine->now_ns;
 	}
 }
