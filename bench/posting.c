@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-posting: what the engine itself costs, over a transport that does nothing: writes end as soon as they are polled
- * for. One thread is caller and proxy in turn. Prints, of ROUNDS rounds, the 10th, 50th and 90th percentile in
- * nanoseconds. */
+/* tern-posting: what the engine itself costs, over a transport that does nothing: writes end as
+ * soon as they are polled for. One thread is caller and proxy in turn. Prints, of ROUNDS rounds,
+ * the 10th, 50th and 90th percentile in nanoseconds. */
 #include "testkit/measure.h"
 #include "base/scheduler.h"
 #include "engine/engine.h"
@@ -16,7 +16,7 @@
 #define PAGES 256
 #define REGION_BYTES (1u << 20)
 
-/* ---- the transport --------------------------------------------------------------------------------------- */
+/* ---- the transport --------------------------------------------------------------------------- */
 
 static struct nothing {
 	struct transport base;
@@ -25,8 +25,8 @@ static struct nothing {
 	uint64_t nr_posted;
 } nothing;
 
-static int nothing_open(
-	const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int nothing_open(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	*info = (struct transport_info){.name = "nothing",
 		.caps = TRANSPORT_ORDERED | TRANSPORT_SEES_DEATH,
@@ -50,7 +50,8 @@ static int nothing_address(struct transport *transport, void *address, uint32_t 
 	return 0;
 }
 
-static int nothing_connect(struct transport *transport, uint32_t peer, const void *address, uint32_t bytes)
+static int nothing_connect(
+	struct transport *transport, uint32_t peer, const void *address, uint32_t bytes)
 {
 	(void)transport, (void)peer, (void)address, (void)bytes;
 	return 0;
@@ -62,8 +63,8 @@ static int nothing_disconnect(struct transport *transport, uint32_t peer)
 	return 0;
 }
 
-static int nothing_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region,
-	struct transport_key *key)
+static int nothing_reg(struct transport *transport, void *base, uint64_t bytes,
+	struct transport_region **region, struct transport_key *key)
 {
 	(void)base;
 	*region = (struct transport_region *)transport;
@@ -90,7 +91,8 @@ static int nothing_write(struct transport *transport, const struct transport_wri
 	return 0;
 }
 
-static int nothing_send(struct transport *transport, uint32_t peer, const void *data, uint32_t bytes)
+static int nothing_send(
+	struct transport *transport, uint32_t peer, const void *data, uint32_t bytes)
 {
 	(void)transport, (void)peer, (void)data, (void)bytes;
 	return 0;
@@ -110,10 +112,11 @@ static int nothing_poll(struct transport *transport, struct transport_event *eve
 	return nr;
 }
 
-static const struct transport_ops transport_nothing = {"nothing", nothing_open, nothing_close, nothing_address,
-	nothing_connect, nothing_disconnect, nothing_reg, nothing_dereg, nothing_write, nothing_send, nothing_poll};
+static const struct transport_ops transport_nothing = {"nothing", nothing_open, nothing_close,
+	nothing_address, nothing_connect, nothing_disconnect, nothing_reg, nothing_dereg,
+	nothing_write, nothing_send, nothing_poll};
 
-/* ---- the engine ------------------------------------------------------------------------------------------ */
+/* ---- the engine ------------------------------------------------------------------------------ */
 
 struct posting {
 	tern_engine *engine;
@@ -151,8 +154,10 @@ static void open_engine(struct posting *p, struct scheduler *scheduler)
 	static uint8_t memory[REGION_BYTES];
 	static struct engine_address all[PEERS];
 	struct tern_engine_config config;
-	struct engine_setup setup = {.nr_peers = PEERS, .nr_networks = 1,
-		.networks = {{.ops = &transport_nothing, .nr_nics = 1}}, .scheduler = scheduler};
+	struct engine_setup setup = {.nr_peers = PEERS,
+		.nr_networks = 1,
+		.networks = {{.ops = &transport_nothing, .nr_nics = 1}},
+		.scheduler = scheduler};
 	struct tern_descriptor descriptor;
 	uint32_t ranks[PEERS];
 
@@ -184,12 +189,15 @@ static double drain(struct posting *p, uint64_t nr_writes)
 	return (now_us() - start) * 1e3;
 }
 
-/* ---- what is measured ------------------------------------------------------------------------------------ */
+/* ---- what is measured ------------------------------------------------------------------------ */
 
 static void writes(struct posting *p, double *caller, double *proxy)
 {
-	struct tern_write write = {
-		.size = sizeof(write), .local = p->region, .remote = p->remotes[1], .peer = 1, .bytes = 4096};
+	struct tern_write write = {.size = sizeof(write),
+		.local = p->region,
+		.remote = p->remotes[1],
+		.peer = 1,
+		.bytes = 4096};
 	double start = now_us();
 
 	for (uint32_t i = 0; i < WRITES; i++)
@@ -200,12 +208,16 @@ static void writes(struct posting *p, double *caller, double *proxy)
 
 static void scatter(struct posting *p, double *caller, double *proxy)
 {
-	struct tern_scatter s = {
-		.size = sizeof(s), .flags = TERN_IMMEDIATE, .peers = p->peers, .local = p->region, .slices = p->slices};
+	struct tern_scatter s = {.size = sizeof(s),
+		.flags = TERN_IMMEDIATE,
+		.peers = p->peers,
+		.local = p->region,
+		.slices = p->slices};
 	double start;
 
 	for (uint32_t i = 0; i < PEERS; i++)
-		p->slices[i] = (struct tern_slice){.local_offset = 4096 * i, .bytes = 4096, .immediate = 7};
+		p->slices[i] = (struct tern_slice){
+			.local_offset = 4096 * i, .bytes = 4096, .immediate = 7};
 	start = now_us();
 	must(tern_engine_scatter(p->engine, &s, NULL), "scattering");
 	*caller = (now_us() - start) * 1e3 / PEERS;
@@ -244,11 +256,12 @@ static int ascending(const void *a, const void *b)
 static void print(const char *what, double *ns)
 {
 	qsort(ns, ROUNDS, sizeof(*ns), ascending);
-	printf("%-46s %7.1f %7.1f %7.1f\n", what, percentile(ns, ROUNDS, 0.1), percentile(ns, ROUNDS, 0.5),
-		percentile(ns, ROUNDS, 0.9));
+	printf("%-46s %7.1f %7.1f %7.1f\n", what, percentile(ns, ROUNDS, 0.1),
+		percentile(ns, ROUNDS, 0.5), percentile(ns, ROUNDS, 0.9));
 }
 
-static void measure(struct posting *p, const char *what, void (*one)(struct posting *, double *, double *))
+static void measure(
+	struct posting *p, const char *what, void (*one)(struct posting *, double *, double *))
 {
 	static double caller[ROUNDS], proxy[ROUNDS];
 	char line[64];

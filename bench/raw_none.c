@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands in for raw_ofi.c where rdma/fabric.h was not found at build time. Nothing but raw_open is ever called. */
+/* Stands in for raw_ofi.c where rdma/fabric.h was not found at build time. Nothing but raw_open is
+ * ever called. */
 #include "bench/raw.h"
 #include "base/error.h"
 
@@ -8,8 +9,8 @@ int raw_open(struct raw **raw, tern_group *group, uint32_t nr_sets)
 	(void)raw;
 	(void)group;
 	(void)nr_sets;
-	return fail(TERN_ERR_UNSUPPORTED,
-		"libfabric 1.17 or newer was not found when Tern was built: install libfabric-dev and build again");
+	return fail(TERN_ERR_UNSUPPORTED, "libfabric 1.17 or newer was not found when Tern was "
+					  "built: install libfabric-dev and build again");
 }
 
 void raw_close(struct raw *raw)

@@ -17,8 +17,8 @@
 #define POISON 0xa5
 #define LOOK_EVERY 256 /* empty polls between looks at the clock */
 
-/* The two halves of a round, and the barrier. Two parities each: who is through may begin the next of the kind before
- * everybody has seen all of this one. */
+/* The two halves of a round, and the barrier. Two parities each: who is through may begin the next
+ * of the kind before everybody has seen all of this one. */
 #define BARRIER NR_RAW_HALVES
 #define NR_KINDS (NR_RAW_HALVES + 1)
 
@@ -42,9 +42,11 @@ struct raw {
 	uint64_t round, nr_wrong;
 };
 
-static struct engine_traffic *traffic_of(const struct raw *raw, uint32_t source, uint32_t set, uint32_t half)
+static struct engine_traffic *traffic_of(
+	const struct raw *raw, uint32_t source, uint32_t set, uint32_t half)
 {
-	return raw->traffic + (((size_t)source * raw->nr_sets + set) * NR_RAW_HALVES + half) * raw->nr_ranks;
+	return raw->traffic +
+	       (((size_t)source * raw->nr_sets + set) * NR_RAW_HALVES + half) * raw->nr_ranks;
 }
 
 /* Whether this kind of write goes from source to destination, and how long it is. */
@@ -55,9 +57,11 @@ static bool is_sent(const struct raw *raw, uint32_t kind, uint32_t source, uint3
 	return traffic_of(raw, source, raw->set, kind)[destination].nr_writes > 0;
 }
 
-static uint64_t sent_bytes(const struct raw *raw, uint32_t kind, uint32_t source, uint32_t destination)
+static uint64_t sent_bytes(
+	const struct raw *raw, uint32_t kind, uint32_t source, uint32_t destination)
 {
-	uint64_t bytes = kind == BARRIER ? 0 : traffic_of(raw, source, raw->set, kind)[destination].bytes;
+	uint64_t bytes =
+		kind == BARRIER ? 0 : traffic_of(raw, source, raw->set, kind)[destination].bytes;
 
 	return bytes > LEAST_BYTES ? bytes : LEAST_BYTES;
 }
@@ -67,13 +71,14 @@ static uint64_t slot_at(const struct raw *raw, uint32_t kind, uint32_t rank)
 	return ((uint64_t)kind * raw->nr_ranks + rank) * raw->slot_bytes;
 }
 
-/* ---- learning -------------------------------------------------------------------------------------------- */
+/* ---- learning -------------------------------------------------------------------------------- */
 
 /* When all ranks are here all that they sent has arrived, so it has been posted. */
 static int read_traffic(struct raw *raw, struct engine_traffic *traffic)
 {
 	uint8_t here = 0, *all = malloc(raw->nr_ranks);
-	int rc = all ? group_allgather(raw->group, &here, all, 1) : fail(TERN_ERR_NOMEM, "no memory for a gathering");
+	int rc = all ? group_allgather(raw->group, &here, all, 1)
+		     : fail(TERN_ERR_NOMEM, "no memory for a gathering");
 
 	free(all);
 	return rc ? rc : engine_traffic(raw->group->engine, traffic);
@@ -90,13 +95,14 @@ int raw_learn(struct raw *raw, uint32_t set, enum raw_half half)
 	int rc = read_traffic(raw, raw->now);
 
 	for (uint32_t p = 0; p < raw->nr_ranks && !rc; p++)
-		traffic[p] = (struct engine_traffic){.nr_writes = raw->now[p].nr_writes - raw->marked[p].nr_writes,
+		traffic[p] = (struct engine_traffic){
+			.nr_writes = raw->now[p].nr_writes - raw->marked[p].nr_writes,
 			.bytes = raw->now[p].bytes - raw->marked[p].bytes};
 	memcpy(raw->marked, raw->now, raw->nr_ranks * sizeof(*raw->now));
 	return rc;
 }
 
-/* ---- opening --------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int allocate(struct raw *raw)
 {
@@ -118,11 +124,13 @@ static int open_beside(struct raw *raw)
 	int rc;
 
 	if (!raw->group->engine)
-		return fail(TERN_ERR_UNSUPPORTED, "nothing goes over a network: all ranks map each other's memory (try "
-						  "--nodes, or TERN_FORCE_ENGINE=1)");
+		return fail(TERN_ERR_UNSUPPORTED,
+			"nothing goes over a network: all ranks map each other's memory (try "
+			"--nodes, or TERN_FORCE_ENGINE=1)");
 	rc = engine_open_beside(raw->group->engine, &raw->transport, &info);
 	if (!rc && raw->transport->ops != &transport_ofi)
-		rc = fail(TERN_ERR_UNSUPPORTED, "the engine runs over %s, not over libfabric", info.name);
+		rc = fail(TERN_ERR_UNSUPPORTED, "the engine runs over %s, not over libfabric",
+			info.name);
 	return rc;
 }
 
@@ -163,7 +171,7 @@ void raw_close(struct raw *raw)
 	free(raw);
 }
 
-/* ---- memory and connections ------------------------------------------------------------------------------ */
+/* ---- memory and connections ------------------------------------------------------------------ */
 
 static int gather_traffic(struct raw *raw)
 {
@@ -191,15 +199,17 @@ static int make_memory(struct raw *raw, struct transport_key *key)
 	int rc;
 
 	if (raw->slot_bytes > ofi_of(raw->transport)->info->ep_attr->max_msg_size)
-		return fail(TERN_ERR_UNSUPPORTED, "a write of %llu bytes", (unsigned long long)raw->slot_bytes);
+		return fail(TERN_ERR_UNSUPPORTED, "a write of %llu bytes",
+			(unsigned long long)raw->slot_bytes);
 	raw->memory_bytes = NR_KINDS * raw->nr_ranks * raw->slot_bytes;
 	raw->send = private_map(raw->memory_bytes);
 	raw->recv = private_map(raw->memory_bytes);
 	if (!raw->send || !raw->recv)
-		return fail(
-			TERN_ERR_NOMEM, "no memory for raw writes: %llu bytes", (unsigned long long)raw->memory_bytes);
+		return fail(TERN_ERR_NOMEM, "no memory for raw writes: %llu bytes",
+			(unsigned long long)raw->memory_bytes);
 	rc = ops->reg(raw->transport, raw->send, raw->memory_bytes, &raw->send_region, &unused);
-	return rc ? rc : ops->reg(raw->transport, raw->recv, raw->memory_bytes, &raw->recv_region, key);
+	return rc ? rc
+		  : ops->reg(raw->transport, raw->recv, raw->memory_bytes, &raw->recv_region, key);
 }
 
 struct card {
@@ -211,8 +221,10 @@ struct card {
 static int exchange_cards(struct raw *raw)
 {
 	const struct transport_ops *ops = raw->transport->ops;
-	struct card mine = {.bytes = sizeof(mine.address)}, *all = calloc(raw->nr_ranks, sizeof(*all));
-	int rc = all ? make_memory(raw, &mine.key) : fail(TERN_ERR_NOMEM, "no memory for %u addresses", raw->nr_ranks);
+	struct card mine = {.bytes = sizeof(mine.address)},
+		    *all = calloc(raw->nr_ranks, sizeof(*all));
+	int rc = all ? make_memory(raw, &mine.key)
+		     : fail(TERN_ERR_NOMEM, "no memory for %u addresses", raw->nr_ranks);
 
 	rc = rc ? rc : ops->address(raw->transport, mine.address, &mine.bytes);
 	rc = group_agree_status(raw->group, rc, "raw libfabric");
@@ -226,8 +238,8 @@ static int exchange_cards(struct raw *raw)
 	return group_agree_status(raw->group, rc, "raw libfabric");
 }
 
-/* The transport's own greeting. Peers that are through go on polling in the barrier that follows, and their first
- * immediates come here. */
+/* The transport's own greeting. Peers that are through go on polling in the barrier that follows,
+ * and their first immediates come here. */
 static int connect_all(struct raw *raw)
 {
 	struct ofi *o = ofi_of(raw->transport);
@@ -241,7 +253,8 @@ static int connect_all(struct raw *raw)
 			if (events[i].kind == EVENT_IMMEDIATE && events[i].immediate < 2 * NR_KINDS)
 				raw->arrived[events[i].immediate]++;
 		if (rc >= 0 && clock_ns() > deadline)
-			rc = fail(TERN_ERR_TIMEOUT, "raw libfabric: %u peers cannot be reached", o->nr_greeting);
+			rc = fail(TERN_ERR_TIMEOUT, "raw libfabric: %u peers cannot be reached",
+				o->nr_greeting);
 		sched_yield();
 	}
 	return rc < 0 ? rc : 0;
@@ -279,7 +292,7 @@ int raw_prepare(struct raw *raw)
 	return rc ? rc : raw_barrier(raw);
 }
 
-/* ---- the writes ------------------------------------------------------------------------------------------ */
+/* ---- the writes ------------------------------------------------------------------------------ */
 
 static int queue_failed(struct raw *raw)
 {
@@ -301,7 +314,8 @@ static int poll_queue(struct raw *raw)
 	if (got == -FI_EAGAIN || got == -FI_EINTR)
 		return 0;
 	if (got < 0)
-		return got == -FI_EAVAIL ? queue_failed(raw) : ofi_fail(o, got, "raw: reading the completion queue");
+		return got == -FI_EAVAIL ? queue_failed(raw)
+					 : ofi_fail(o, got, "raw: reading the completion queue");
 	for (int64_t i = 0; i < got; i++) {
 		if (!(entries[i].flags & FI_REMOTE_WRITE))
 			raw->nr_under_way--;
@@ -319,8 +333,9 @@ static int post(struct raw *raw, uint32_t kind, uint32_t parity, uint32_t p)
 	int got = 0;
 
 	do {
-		rc = fi_writedata(o->ep, raw->send + slot_at(raw, kind, p), sent_bytes(raw, kind, raw->rank, p),
-			raw->send_region->desc, 2 * kind + parity, o->peers[p].address, raw->remotes[p].address + to,
+		rc = fi_writedata(o->ep, raw->send + slot_at(raw, kind, p),
+			sent_bytes(raw, kind, raw->rank, p), raw->send_region->desc,
+			2 * kind + parity, o->peers[p].address, raw->remotes[p].address + to,
 			raw->remotes[p].key, &raw->contexts[p]);
 		if (rc == -FI_EAGAIN)
 			got = poll_queue(raw);
@@ -331,8 +346,8 @@ static int post(struct raw *raw, uint32_t kind, uint32_t parity, uint32_t p)
 	return rc ? ofi_fail(o, rc, "raw: writing") : 0;
 }
 
-/* Until its own writes have ended and those of the others are here. Ranks may share cores: who finds nothing lets the
- * others run. */
+/* Until its own writes have ended and those of the others are here. Ranks may share cores: who
+ * finds nothing lets the others run. */
 static int await(struct raw *raw, uint32_t immediate, uint32_t expected)
 {
 	uint64_t deadline = 0;
@@ -348,9 +363,11 @@ static int await(struct raw *raw, uint32_t immediate, uint32_t expected)
 		sched_yield();
 		if (++nr_empty % LOOK_EVERY)
 			continue;
-		deadline = deadline ? deadline : clock_ns() + (uint64_t)raw->group->wait_ms * 1000000;
+		deadline =
+			deadline ? deadline : clock_ns() + (uint64_t)raw->group->wait_ms * 1000000;
 		if (clock_ns() > deadline)
-			return fail(TERN_ERR_TIMEOUT, "raw libfabric: %u of %u immediates, %u writes under way",
+			return fail(TERN_ERR_TIMEOUT,
+				"raw libfabric: %u of %u immediates, %u writes under way",
 				raw->arrived[immediate], expected, raw->nr_under_way);
 	}
 	raw->arrived[immediate] -= expected;
@@ -382,7 +399,7 @@ int raw_barrier(struct raw *raw)
 	return send_kind(raw, BARRIER);
 }
 
-/* ---- did they arrive? ------------------------------------------------------------------------------------ */
+/* ---- did they arrive? ------------------------------------------------------------------------ */
 
 /* The first and the last 8 bytes of each write carry the round's number. */
 static void stamp(struct raw *raw)
@@ -393,8 +410,8 @@ static void stamp(struct raw *raw)
 			uint8_t *slot = raw->send + slot_at(raw, kind, p);
 
 			memcpy(slot, &raw->round, sizeof(raw->round));
-			memcpy(slot + sent_bytes(raw, kind, raw->rank, p) - sizeof(raw->round), &raw->round,
-				sizeof(raw->round));
+			memcpy(slot + sent_bytes(raw, kind, raw->rank, p) - sizeof(raw->round),
+				&raw->round, sizeof(raw->round));
 		}
 }
 
@@ -409,20 +426,22 @@ static void look_at_stamps(struct raw *raw)
 	for (uint32_t kind = 0; kind < NR_RAW_HALVES && raw->round; kind++)
 		for (uint32_t p = 0; p < raw->nr_ranks; p++)
 			if (is_sent(raw, kind, p, raw->rank))
-				raw->nr_wrong += !is_stamped(
-					raw, raw->recv + slot_at(raw, kind, p), sent_bytes(raw, kind, p, raw->rank));
+				raw->nr_wrong += !is_stamped(raw, raw->recv + slot_at(raw, kind, p),
+					sent_bytes(raw, kind, p, raw->rank));
 }
 
-/* Sets are of different lengths: the last stamp of another one is in the middle of this one's words. */
+/* Sets are of different lengths: the last stamp of another one is in the middle of this one's
+ * words. */
 static void restore(struct raw *raw)
 {
 	for (uint32_t kind = 0; kind < NR_RAW_HALVES && raw->round; kind++)
 		for (uint32_t p = 0; p < raw->nr_ranks; p++) {
 			uint64_t last = sent_bytes(raw, kind, raw->rank, p) - sizeof(uint64_t);
-			uint64_t words[2] = {
-				word_at(kind, raw->rank, p, last / 8), word_at(kind, raw->rank, p, last / 8 + 1)};
+			uint64_t words[2] = {word_at(kind, raw->rank, p, last / 8),
+				word_at(kind, raw->rank, p, last / 8 + 1)};
 
-			memcpy(raw->send + slot_at(raw, kind, p) + last / 8 * 8, words, last % 8 ? 16 : 8);
+			memcpy(raw->send + slot_at(raw, kind, p) + last / 8 * 8, words,
+				last % 8 ? 16 : 8);
 		}
 }
 
@@ -465,7 +484,8 @@ int raw_check(struct raw *raw, uint64_t *nr_wrong)
 		rc = rc ? rc : raw_run(raw, RAW_COMBINE);
 		for (uint32_t kind = 0; kind < NR_RAW_HALVES && !rc; kind++)
 			for (uint32_t p = 0; p < raw->nr_ranks; p++)
-				raw->nr_wrong += is_sent(raw, kind, p, raw->rank) && !is_as_sent(raw, kind, p);
+				raw->nr_wrong += is_sent(raw, kind, p, raw->rank) &&
+						 !is_as_sent(raw, kind, p);
 	}
 	*nr_wrong = raw->nr_wrong;
 	return rc;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern doctor: what this machine has to move tokens with, whether each of it works, and if not, why and what to do. */
+/* tern doctor: what this machine has to move tokens with, whether each of it works, and if not, why
+ * and what to do. */
 #include "cli/cmd.h"
 #include "cli/doctor_try.h"
 
@@ -18,11 +19,13 @@
 #include "transport/list.h"
 
 static const char usage[] = "Usage: tern doctor [--quick]\n"
-			    "Lists networks, devices and limits, and tries each transport with a write to this process itself.\n"
+			    "Lists networks, devices and limits, and tries each transport with a "
+			    "write to this process itself.\n"
 			    "  --quick   do not try\n"
-			    "The exit code is 0 if ranks on different nodes can be reached by some transport, else 1.\n";
+			    "The exit code is 0 if ranks on different nodes can be reached by some "
+			    "transport, else 1.\n";
 
-/* ---- what is there ------------------------------------------------------------------------------------------------ */
+/* ---- what is there --------------------------------------------------------------------------- */
 
 static bool first_line(const char *path, char *text, int room)
 {
@@ -43,11 +46,13 @@ static void show_host(void)
 
 	gethostname(name, sizeof(name) - 1);
 	rc = getaddrinfo(name, NULL, &hints, &list);
-	printf("host                   %s%s%s\n", name, rc ? ", which has no address here: " : "", rc ? gai_strerror(rc) : "");
+	printf("host                   %s%s%s\n", name, rc ? ", which has no address here: " : "",
+		rc ? gai_strerror(rc) : "");
 	if (!rc)
 		freeaddrinfo(list);
 	if (getenv("TERN_NODE_ADDRESS"))
-		printf("address by setting     %s (TERN_NODE_ADDRESS)\n", getenv("TERN_NODE_ADDRESS"));
+		printf("address by setting     %s (TERN_NODE_ADDRESS)\n",
+			getenv("TERN_NODE_ADDRESS"));
 	if (first_line("/proc/sys/vm/nr_hugepages", line, sizeof(line)))
 		printf("huge pages             %s reserved\n", line);
 	if (first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", line, sizeof(line)))
@@ -64,16 +69,21 @@ static void show_locked_memory(void)
 		printf("locked memory          unlimited\n");
 		return;
 	}
-	printf("locked memory          %llu KiB; RDMA devices lock what they register%s\n", (unsigned long long)limit.rlim_cur / 1024,
-		geteuid() ? ": raise it with ulimit -l unlimited, or memlock in /etc/security/limits.conf" : " (root is exempt)");
+	printf("locked memory          %llu KiB; RDMA devices lock what they register%s\n",
+		(unsigned long long)limit.rlim_cur / 1024,
+		geteuid() ? ": raise it with ulimit -l unlimited, or memlock in "
+			    "/etc/security/limits.conf"
+			  : " (root is exempt)");
 }
 
 static void show_port(void *ctx, const struct verbs_facts *f)
 {
 	(void)ctx;
-	printf("RDMA port              %s:%u, %s%s%s", f->device, f->port, f->link, f->interface[0] ? ", interface " : "", f->interface);
+	printf("RDMA port              %s:%u, %s%s%s", f->device, f->port, f->link,
+		f->interface[0] ? ", interface " : "", f->interface);
 	if (f->address[0])
-		printf(", GID %u (%s, %s), MTU %u", f->gid_index, f->gid_type, f->address, f->mtu_bytes);
+		printf(", GID %u (%s, %s), MTU %u", f->gid_index, f->gid_type, f->address,
+			f->mtu_bytes);
 	if (f->numa_node >= 0)
 		printf(", NUMA node %d", f->numa_node);
 	printf("%s%s\n", f->reason[0] ? ": cannot be used: " : "", f->reason);
@@ -113,7 +123,7 @@ static void show_providers(void)
 		printf("libfabric              none: %s\n", tern_last_error());
 }
 
-/* ---- GPUs, through the driver's library if there is one ------------------------------------------------------------ */
+/* ---- GPUs, through the driver's library if there is one -------------------------------------- */
 
 struct cuda_library {
 	int (*init)(unsigned int);
@@ -128,8 +138,10 @@ struct cuda_library {
 static bool load_cuda(struct cuda_library *l)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	static const char *const names[] = {"cuInit", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDeviceCanAccessPeer"};
-	void **functions[] = {(void **)&l->init, (void **)&l->count, (void **)&l->name, (void **)&l->attribute, (void **)&l->peer};
+	static const char *const names[] = {"cuInit", "cuDeviceGetCount", "cuDeviceGetName",
+		"cuDeviceGetAttribute", "cuDeviceCanAccessPeer"};
+	void **functions[] = {(void **)&l->init, (void **)&l->count, (void **)&l->name,
+		(void **)&l->attribute, (void **)&l->peer};
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		void *symbol = library ? dlsym(library, names[i]) : NULL;
@@ -148,7 +160,8 @@ static void show_gpu(const struct cuda_library *l, int device, int nr)
 
 	l->name(name, sizeof(name), device);
 	l->attribute(&dma_buf, CUDA_DMA_BUF_SUPPORTED, device);
-	printf("GPU %-18d %s; memory for RDMA devices by dma-buf: %s; reaches GPUs:", device, name, dma_buf ? "yes" : "no");
+	printf("GPU %-18d %s; memory for RDMA devices by dma-buf: %s; reaches GPUs:", device, name,
+		dma_buf ? "yes" : "no");
 	for (int other = 0; other < nr; other++)
 		if (other != device && !l->peer(&can, device, other) && can)
 			printf(" %d", other);
@@ -163,11 +176,14 @@ static void show_kernels(void)
 	int nr = 0;
 
 	if (!ops || ops->nr_devices(&nr)) {
-		printf("kernels                none: %s\n", ops ? ops->error_text() : tern_last_error());
+		printf("kernels                none: %s\n",
+			ops ? ops->error_text() : tern_last_error());
 		return;
 	}
 	for (int i = 0; i < nr; i++)
-		printf("kernels on GPU %-7d %s\n", i, ops->use(i) || ops->describe(text, sizeof(text)) ? ops->error_text() : text);
+		printf("kernels on GPU %-7d %s\n", i,
+			ops->use(i) || ops->describe(text, sizeof(text)) ? ops->error_text()
+									 : text);
 }
 
 static void show_gpus(void)
@@ -176,7 +192,8 @@ static void show_gpus(void)
 	int nr = 0, rc;
 
 	if (!load_cuda(&l)) {
-		printf("GPUs                   none: the CUDA driver (libcuda.so.1) is not installed\n");
+		printf("GPUs                   none: the CUDA driver (libcuda.so.1) is not "
+		       "installed\n");
 		return;
 	}
 	rc = l.init(0);
@@ -186,7 +203,7 @@ static void show_gpus(void)
 		show_gpu(&l, i, nr);
 }
 
-/* ---- what works ---------------------------------------------------------------------------------------------------- */
+/* ---- what works ------------------------------------------------------------------------------ */
 
 struct advice {
 	const char *when, *what;
@@ -198,15 +215,21 @@ static const char *advise(const char *cause)
 		{"not found when Tern was built", "install what it names, then build Tern again"},
 		{"libibverbs cannot be loaded", "install libibverbs1 and ibverbs-providers"},
 		{"libfabric cannot be loaded", "install libfabric1"},
-		{"there is no RDMA device", "load the device's driver (modprobe mlx5_ib), or try without one: rdma link add rxe0 type rxe netdev eth0"},
-		{"tells of no RDMA devices", "load the device's driver and the access to it: modprobe mlx5_ib ib_uverbs; is there a device at all?"},
+		{"there is no RDMA device", "load the device's driver (modprobe mlx5_ib), or try "
+					    "without one: rdma link add rxe0 type rxe netdev eth0"},
+		{"tells of no RDMA devices",
+			"load the device's driver and the access to it: modprobe mlx5_ib "
+			"ib_uverbs; is there a device at all?"},
 		{"is down", "check the cable and the switch; ip link set ... up"},
-		{"has no GID", "give the port's interface an address, or unset TERN_VERBS_GID_INDEX"},
+		{"has no GID",
+			"give the port's interface an address, or unset TERN_VERBS_GID_INDEX"},
 		{"cannot be opened", "check the rights of /dev/infiniband/uverbs*"},
 		{"locked memory", "ulimit -l unlimited, or memlock in /etc/security/limits.conf"},
 		{"ptrace", "sysctl kernel.yama.ptrace_scope=0, or the capability CAP_SYS_PTRACE"},
-		{"process_vm", "sysctl kernel.yama.ptrace_scope=0, or the capability CAP_SYS_PTRACE"},
-		{"has no provider", "install libfabric's provider, or leave TERN_TRANSPORT to choose another"},
+		{"process_vm",
+			"sysctl kernel.yama.ptrace_scope=0, or the capability CAP_SYS_PTRACE"},
+		{"has no provider",
+			"install libfabric's provider, or leave TERN_TRANSPORT to choose another"},
 	};
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
@@ -222,7 +245,8 @@ static bool show_trial(const char *name, const struct transport_ops *ops, const 
 	bool works = !doctor_try(ops, provider, text, sizeof(text));
 	const char *what = works ? NULL : advise(text);
 
-	printf("%-22s %s%s%s\n", name, works ? "works" : "does not work: ", works ? ": " : "", text);
+	printf("%-22s %s%s%s\n", name, works ? "works" : "does not work: ", works ? ": " : "",
+		text);
 	if (what)
 		printf("%-22s to do: %s\n", "", what);
 	return works;
@@ -238,13 +262,16 @@ static int show_trials(void)
 	across |= show_trial("transport ofi (udp)", &transport_ofi, "udp;ofi_rxd");
 	show_trial("transport ofi (shm)", &transport_ofi, "shm");
 	printf("%-22s works everywhere: a network in virtual time, for tests\n", "transport sim");
-	printf("between nodes          %s\n", across ? "verbs where both ranks have it, else ofi; TERN_TRANSPORT decides otherwise" : "no transport works");
+	printf("between nodes          %s\n", across ? "verbs where both ranks have it, else ofi; "
+						       "TERN_TRANSPORT decides otherwise"
+						     : "no transport works");
 	return across ? 0 : 1;
 }
 
 int cmd_doctor(int argc, char **argv)
 {
-	static const struct option flags[] = {{"quick", no_argument, NULL, 'q'}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+	static const struct option flags[] = {{"quick", no_argument, NULL, 'q'},
+		{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
 	bool quick = false;
 	int flag;
 
@@ -258,7 +285,8 @@ int cmd_doctor(int argc, char **argv)
 		quick = true;
 	}
 	if (optind < argc) {
-		fprintf(stderr, "tern doctor: \"%s\" is one word too many\n%s", argv[optind], usage);
+		fprintf(stderr, "tern doctor: \"%s\" is one word too many\n%s", argv[optind],
+			usage);
 		return EXIT_USAGE;
 	}
 	show_host();

@@ -34,7 +34,8 @@ static int says(struct trial *t, const char *what)
 
 static int set_up(struct trial *t, const char *provider)
 {
-	struct transport_options options = {.provider = provider, .nr_peers = 1, .depth = 16, .message_bytes = 64};
+	struct transport_options options = {
+		.provider = provider, .nr_peers = 1, .depth = 16, .message_bytes = 64};
 	uint8_t address[TRANSPORT_ADDRESS_BYTES];
 	uint32_t bytes = sizeof(address);
 
@@ -45,7 +46,8 @@ static int set_up(struct trial *t, const char *provider)
 	}
 	if (t->ops->reg(t->transport, t->memory, BYTES, &t->region, &t->key))
 		return says(t, "memory cannot be registered");
-	if (t->ops->address(t->transport, address, &bytes) || t->ops->connect(t->transport, 0, address, bytes))
+	if (t->ops->address(t->transport, address, &bytes) ||
+		t->ops->connect(t->transport, 0, address, bytes))
 		return says(t, "it cannot be connected");
 	return 0;
 }
@@ -90,7 +92,9 @@ static int write_once(struct trial *t)
 	if (came < 0)
 		return -1;
 	if (!came || memcmp(t->memory, t->memory + BYTES / 2, SAMPLE)) {
-		snprintf(t->text, t->room, came ? "what was written did not arrive whole" : "a write to this process itself did not arrive within 2 s");
+		snprintf(t->text, t->room,
+			came ? "what was written did not arrive whole"
+			     : "a write to this process itself did not arrive within 2 s");
 		return -1;
 	}
 	return 0;

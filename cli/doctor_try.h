@@ -7,8 +7,9 @@
 
 #include "transport/transport.h"
 
-/* Opens the transport, registers memory, connects this process with itself and writes some bytes there, with an immediate. 0, or negative with the cause in `text`;
- * takes two seconds at most once the network is open. */
+/* Opens the transport, registers memory, connects this process with itself and writes some bytes
+ * there, with an immediate. 0, or negative with the cause in `text`; takes two seconds at most once
+ * the network is open. */
 int doctor_try(const struct transport_ops *ops, const char *provider, char *text, size_t room);
 
 #endif

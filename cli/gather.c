@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A process that ends closes its socket a moment before it can be waited for; only then is it known how it ended. */
+/* A process that ends closes its socket a moment before it can be waited for; only then is it known
+ * how it ended. */
 #define END_GRACE_MS 500
 
 struct conn {
@@ -35,7 +36,7 @@ struct conn {
 struct gather {
 	int nr_ranks;
 	int nr_asked;
-	char *all;                   /* the answer on its way: no rank asks again before it has read its own */
+	char *all; /* the answer on its way: no rank asks again before it has read its own */
 	char blame[LAUNCH_MAX_TEXT]; /* who can take part no more; "" while all can */
 	struct conn conns[];
 };
@@ -84,7 +85,8 @@ int gather_fd(const struct gather *g, int rank)
 {
 	const struct conn *c = &g->conns[rank];
 
-	return c->closed_ms && !c->answering ? -1 : c->fd; /* a closed one would wake poll for ever */
+	return c->closed_ms && !c->answering ? -1 : c->fd; /* a closed one would wake poll for ever
+							    */
 }
 
 short gather_events(const struct gather *g, int rank)
@@ -94,7 +96,7 @@ short gather_events(const struct gather *g, int rank)
 	return (c->asked || c->deaf || c->closed_ms ? 0 : POLLIN) | (c->answering ? POLLOUT : 0);
 }
 
-/* ---- answers --------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 /* Sends what fits; the rest goes when poll says so. */
 static void push_answer(struct conn *c)
@@ -102,7 +104,8 @@ static void push_answer(struct conn *c)
 	while (c->answering) {
 		size_t head = sizeof(c->out);
 		bool in_head = c->out_done < head;
-		const char *from = in_head ? (const char *)&c->out + c->out_done : c->body + (c->out_done - head);
+		const char *from = in_head ? (const char *)&c->out + c->out_done
+					   : c->body + (c->out_done - head);
 		size_t left = in_head ? head - c->out_done : head + c->body_bytes - c->out_done;
 		ssize_t n = left ? send(c->fd, from, left, MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
 
@@ -117,7 +120,8 @@ static void push_answer(struct conn *c)
 	}
 }
 
-static void answer(struct gather *g, int rank, enum launch_kind kind, const char *body, size_t bytes, size_t body_bytes)
+static void answer(struct gather *g, int rank, enum launch_kind kind, const char *body,
+	size_t bytes, size_t body_bytes)
 {
 	struct conn *c = &g->conns[rank];
 
@@ -165,7 +169,7 @@ static void blame(struct gather *g, int rank, const char *how)
 	refuse_all_asked(g, g->blame);
 }
 
-/* ---- a complete gathering -------------------------------------------------------------------------------- */
+/* ---- a complete gathering -------------------------------------------------------------------- */
 
 /* true, with the text: ranks 0 and r do not ask for the same. */
 static bool differs(const struct gather *g, int r, char *text, size_t size)
@@ -174,13 +178,16 @@ static bool differs(const struct gather *g, int r, char *text, size_t size)
 
 	if (a->boot != b->boot || a->sequence != b->sequence)
 		snprintf(text, size,
-			"ranks gather in different orders: rank 0 is at gathering %llu of its group %llu, rank %d at "
+			"ranks gather in different orders: rank 0 is at gathering %llu of its "
+			"group %llu, rank %d at "
 			"gathering %llu of its group %llu",
 			(unsigned long long)a->sequence, (unsigned long long)a->boot, r,
 			(unsigned long long)b->sequence, (unsigned long long)b->boot);
 	else if (a->bytes != b->bytes)
-		snprintf(text, size, "gathering %llu: rank 0 passes %llu bytes, rank %d passes %llu",
-			(unsigned long long)a->sequence, (unsigned long long)a->bytes, r, (unsigned long long)b->bytes);
+		snprintf(text, size,
+			"gathering %llu: rank 0 passes %llu bytes, rank %d passes %llu",
+			(unsigned long long)a->sequence, (unsigned long long)a->bytes, r,
+			(unsigned long long)b->bytes);
 	else
 		return false;
 	return true;
@@ -215,12 +222,13 @@ static void complete(struct gather *g)
 		answer(g, r, LAUNCH_GATHERED, g->all, bytes, (size_t)g->nr_ranks * bytes);
 }
 
-/* ---- requests -------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static bool header_is_sound(const struct gather *g, int rank, const struct launch_header *h)
 {
-	return h->magic == LAUNCH_MAGIC && h->version == LAUNCH_VERSION && h->kind == LAUNCH_GATHER &&
-	       h->rank == rank && h->nr_ranks == g->nr_ranks && h->bytes <= LAUNCH_MAX_ALL / (uint64_t)g->nr_ranks;
+	return h->magic == LAUNCH_MAGIC && h->version == LAUNCH_VERSION &&
+	       h->kind == LAUNCH_GATHER && h->rank == rank && h->nr_ranks == g->nr_ranks &&
+	       h->bytes <= LAUNCH_MAX_ALL / (uint64_t)g->nr_ranks;
 }
 
 /* Its stream cannot be followed any further. */
@@ -241,7 +249,8 @@ static void take_header(struct gather *g, int rank)
 
 	if (!header_is_sound(g, rank, &c->in)) {
 		snprintf(how, sizeof(how),
-			"sent a request that makes no sense to this launcher: magic %08x, version %u, kind %u, rank %d "
+			"sent a request that makes no sense to this launcher: magic %08x, version "
+			"%u, kind %u, rank %d "
 			"of %d, %llu bytes",
 			c->in.magic, c->in.version, c->in.kind, c->in.rank, c->in.nr_ranks,
 			(unsigned long long)c->in.bytes);
@@ -328,7 +337,8 @@ int gather_tick(struct gather *g)
 		if (c->fd < 0 || !c->closed_ms)
 			continue;
 		if (at <= now)
-			gather_rank_ended(g, r, "gave up waiting, or closed its socket to the launcher");
+			gather_rank_ended(
+				g, r, "gave up waiting, or closed its socket to the launcher");
 		else if (next < 0 || at - now < next)
 			next = at - now;
 	}

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launcher's end of the ranks' sockets: serves their gatherings. src/group/boot/launch_wire.h tells what is said. */
+/* The launcher's end of the ranks' sockets: serves their gatherings. src/group/boot/launch_wire.h
+ * tells what is said. */
 #ifndef TERN_CLI_GATHER_H
 #define TERN_CLI_GATHER_H
 
@@ -13,10 +14,12 @@ int gather_fd(const struct gather *g, int rank);             /* -1: nothing to w
 short gather_events(const struct gather *g, int rank);       /* what to poll it for */
 void gather_ready(struct gather *g, int rank, short events); /* what poll saw */
 
-/* The rank's process is gone: `how` continues the sentence "rank 3 ...". Who waits for it is refused, now and later. */
+/* The rank's process is gone: `how` continues the sentence "rank 3 ...". Who waits for it is
+ * refused, now and later. */
 void gather_rank_ended(struct gather *g, int rank, const char *how);
 
-/* Looks after ranks that closed their socket and still live. Returns the ms until it wants to be called again, or -1.
+/* Looks after ranks that closed their socket and still live. Returns the ms until it wants to be
+ * called again, or -1.
  */
 int gather_tick(struct gather *g);
 

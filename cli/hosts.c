@@ -16,7 +16,8 @@
 
 extern char **environ;
 
-/* Runs one ip(8) command, words separated by blanks; its own complaints are not shown. 0 when it succeeded. */
+/* Runs one ip(8) command, words separated by blanks; its own complaints are not shown. 0 when it
+ * succeeded. */
 static int ip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 static int ip(const char *format, ...)
@@ -31,7 +32,8 @@ static int ip(const char *format, ...)
 	vsnprintf(line, sizeof(line), format, args);
 	va_end(args);
 	words[nr++] = "ip";
-	for (char *word = strtok_r(line, " ", &save); word && nr < WORDS; word = strtok_r(NULL, " ", &save))
+	for (char *word = strtok_r(line, " ", &save); word && nr < WORDS;
+		word = strtok_r(NULL, " ", &save))
 		words[nr++] = word;
 	words[nr] = NULL;
 	posix_spawn_file_actions_init(&files);
@@ -44,13 +46,19 @@ static int ip(const char *format, ...)
 	return status;
 }
 
-/* The hub holds a bridge for each link; each node has one end of a pair, named eth0 and so on, and the hub the other. */
+/* The hub holds a bridge for each link; each node has one end of a pair, named eth0 and so on, and
+ * the hub the other. */
 static int add_link(const struct hosts *n, int node, int link)
 {
-	int rc = ip("-n tern-%d-hub link add port%d-%d type veth peer name eth%d netns tern-%d-%d", n->id, link, node, link, n->id, node);
+	int rc = ip("-n tern-%d-hub link add port%d-%d type veth peer name eth%d netns tern-%d-%d",
+		n->id, link, node, link, n->id, node);
 
-	rc = rc ? rc : ip("-n tern-%d-hub link set port%d-%d master bridge%d up", n->id, link, node, link);
-	rc = rc ? rc : ip("-n tern-%d-%d addr add 10.77.%d.%d/24 dev eth%d", n->id, node, link, node + 1, link);
+	rc = rc ? rc
+		: ip("-n tern-%d-hub link set port%d-%d master bridge%d up", n->id, link, node,
+			  link);
+	rc = rc ? rc
+		: ip("-n tern-%d-%d addr add 10.77.%d.%d/24 dev eth%d", n->id, node, link, node + 1,
+			  link);
 	return rc ? rc : ip("-n tern-%d-%d link set eth%d up", n->id, node, link);
 }
 
@@ -96,7 +104,10 @@ int hosts_open(struct hosts *hosts, int nr, int nr_links, bool namespaces, const
 	if (hosts->namespaces)
 		return 0;
 	drop_namespaces(hosts); /* whatever part of them was made */
-	fprintf(stderr, "%s: no network namespaces (they take root and iproute2); nodes are told apart by name alone\n", name);
+	fprintf(stderr,
+		"%s: no network namespaces (they take root and iproute2); nodes are told apart by "
+		"name alone\n",
+		name);
 	return 0;
 }
 

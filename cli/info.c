@@ -28,7 +28,7 @@
 static const char usage[] = "Usage: tern info [--json]\n"
 			    "Tells what this build has, and what it finds on this machine.\n";
 
-/* ---- printing: the same facts as lines for people or as one JSON object ---------------------------------- */
+/* ---- printing: the same facts as lines for people or as one JSON object ---------------------- */
 
 struct sheet {
 	bool json;
@@ -56,7 +56,8 @@ static void put_json_text(const char *text)
 	putchar('"');
 }
 
-static __attribute__((format(printf, 3, 4))) void put_text(struct sheet *s, const char *name, const char *format, ...)
+static __attribute__((format(printf, 3, 4))) void put_text(
+	struct sheet *s, const char *name, const char *format, ...)
 {
 	char text[512];
 	va_list args;
@@ -113,14 +114,15 @@ static void put_call(struct sheet *s, const char *name, bool works)
 		put_text(s, name, "no: %s", strerror(errno));
 }
 
-/* ---- facts ----------------------------------------------------------------------------------------------- */
+/* ---- facts ----------------------------------------------------------------------------------- */
 
 static const char *pmix_state(void)
 {
 	if (!TERN_WITH_PMIX)
 		return "not built in";
-	return dlopen("libpmix.so.2", RTLD_NOW | RTLD_LOCAL) ? "built in"
-							     : "built in, but libpmix.so.2 is not found here";
+	return dlopen("libpmix.so.2", RTLD_NOW | RTLD_LOCAL)
+		       ? "built in"
+		       : "built in, but libpmix.so.2 is not found here";
 }
 
 static bool read_line(const char *path, const char *start, char *text, int size)
@@ -139,18 +141,21 @@ static bool read_line(const char *path, const char *start, char *text, int size)
 /* Of all that the kernel lists, what matters to copying, converting and summing rows. */
 static void put_cpu_features(struct sheet *s)
 {
-	static const char *const known[] = {"avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl",
-		"avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16"};
+	static const char *const known[] = {"avx", "avx2", "f16c", "fma", "avx512f", "avx512bw",
+		"avx512vl", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "asimdhp", "sve",
+		"sve2", "bf16"};
 	char line[8192], found[256] = "";
 	size_t at = 0;
 
 	if (!read_line("/proc/cpuinfo", "flags", line, sizeof(line)) &&
 		!read_line("/proc/cpuinfo", "Features", line, sizeof(line)))
 		return;
-	for (char *save, *word = strtok_r(line, " \t:", &save); word; word = strtok_r(NULL, " \t:", &save))
+	for (char *save, *word = strtok_r(line, " \t:", &save); word;
+		word = strtok_r(NULL, " \t:", &save))
 		for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
 			if (!strcmp(word, known[i]) && at < sizeof(found) - 16)
-				at += (size_t)snprintf(found + at, sizeof(found) - at, "%s%s", at ? " " : "", word);
+				at += (size_t)snprintf(found + at, sizeof(found) - at, "%s%s",
+					at ? " " : "", word);
 	put_text(s, "cpu_features", "%s", found);
 }
 
@@ -204,10 +209,12 @@ static void put_network(struct sheet *s)
 	if (set)
 		put_text(s, "between_nodes", "%s, by TERN_TRANSPORT", set);
 	else if (verbs_probe(getenv("TERN_NODE_ADDRESS"), &facts))
-		put_text(s, "between_nodes", "ofi, as verbs cannot be used here: %s", tern_last_error());
+		put_text(s, "between_nodes", "ofi, as verbs cannot be used here: %s",
+			tern_last_error());
 	else
-		put_text(s, "between_nodes", "verbs on %s:%u (%s %s) to ranks that have an RDMA port too, ofi to others", facts.device, facts.port, facts.gid_type,
-			facts.address);
+		put_text(s, "between_nodes",
+			"verbs on %s:%u (%s %s) to ranks that have an RDMA port too, ofi to others",
+			facts.device, facts.port, facts.gid_type, facts.address);
 }
 
 static void put_build(struct sheet *s)
@@ -268,8 +275,8 @@ static void put_limits(struct sheet *s)
 
 int cmd_info(int argc, char **argv)
 {
-	static const struct option flags[] = {
-		{"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+	static const struct option flags[] = {{"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
 	struct sheet sheet = {0};
 	int flag;
 

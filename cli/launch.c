@@ -40,7 +40,8 @@ struct job {
 	int exit_code;
 	int interrupted; /* the signal that ended the job, 0: none */
 	enum stage stage;
-	int64_t stage_end_ms; /* when the next stage begins; of STAGE_RUN: the job's time limit. 0: never */
+	int64_t stage_end_ms; /* when the next stage begins; of STAGE_RUN: the job's time limit. 0:
+				 never */
 	bool sweep;           /* all children at the end are the ranks' */
 };
 
@@ -65,7 +66,7 @@ static __attribute__((format(printf, 2, 3))) void say(const struct job *j, const
 	fprintf(stderr, "%s: %s\n", j->options->name, text);
 }
 
-/* ---- ending the job -------------------------------------------------------------------------------------- */
+/* ---- ending the job -------------------------------------------------------------------------- */
 
 static void signal_ranks(struct job *j, int signal)
 {
@@ -91,7 +92,8 @@ static void say_who_is_left(struct job *j, const char *why)
 
 	for (int r = 0; r < j->options->nr_ranks && at < sizeof(list) - 16; r++)
 		if (j->ranks[r].pid > 0)
-			at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%d", at ? ", " : "", r);
+			at += (size_t)snprintf(
+				list + at, sizeof(list) - at, "%s%d", at ? ", " : "", r);
 	say(j, "%s; ending rank %s%s", why, list, at < sizeof(list) - 16 ? "" : " ...");
 }
 
@@ -107,8 +109,8 @@ static void end_stage(struct job *j)
 		enter_stage(j, STAGE_TERM, KILL_AFTER_MS);
 		break;
 	case STAGE_GRACE:
-		snprintf(why, sizeof(why), "%g s have passed since the %s", j->options->grace_ms / 1000.0,
-			j->interrupted ? "signal" : "failure");
+		snprintf(why, sizeof(why), "%g s have passed since the %s",
+			j->options->grace_ms / 1000.0, j->interrupted ? "signal" : "failure");
 		say_who_is_left(j, why);
 		enter_stage(j, STAGE_TERM, KILL_AFTER_MS);
 		break;
@@ -119,12 +121,13 @@ static void end_stage(struct job *j)
 	}
 }
 
-/* ---- what happens ---------------------------------------------------------------------------------------- */
+/* ---- what happens ---------------------------------------------------------------------------- */
 
 static void describe_end(int status, char *how, size_t size)
 {
 	if (WIFSIGNALED(status))
-		snprintf(how, size, "died (signal %d, %s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+		snprintf(how, size, "died (signal %d, %s)", WTERMSIG(status),
+			strsignal(WTERMSIG(status)));
 	else
 		snprintf(how, size, "ended (exit code %d)", WEXITSTATUS(status));
 }
@@ -161,8 +164,8 @@ static void reap(struct job *j)
 				rank_ended(j, r, status);
 }
 
-/* The ranks are in our process group, so what a terminal sends (Ctrl-C) has reached them already; a signal that one
- * process sends to us has not. */
+/* The ranks are in our process group, so what a terminal sends (Ctrl-C) has reached them already; a
+ * signal that one process sends to us has not. */
 static void interrupt(struct job *j, const struct signal_taken *taken)
 {
 	bool again = j->interrupted;
@@ -187,7 +190,7 @@ static void take_signals(struct job *j)
 	reap(j);
 }
 
-/* ---- the loop -------------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static int fill_polls(struct job *j)
 {
@@ -195,7 +198,8 @@ static int fill_polls(struct job *j)
 
 	j->polls[0] = (struct pollfd){.fd = j->signals.fd, .events = POLLIN};
 	for (int r = 0; r < n; r++)
-		j->polls[1 + r] = (struct pollfd){.fd = gather_fd(j->gather, r), .events = gather_events(j->gather, r)};
+		j->polls[1 + r] = (struct pollfd){
+			.fd = gather_fd(j->gather, r), .events = gather_events(j->gather, r)};
 	for (int i = 0; j->outputs && i < 2 * n; i++)
 		j->polls[1 + n + i] = (struct pollfd){.fd = j->outputs[i].fd, .events = POLLIN};
 	return 1 + n + (j->outputs ? 2 * n : 0);
@@ -233,7 +237,7 @@ static void step(struct job *j)
 		end_stage(j);
 }
 
-/* ---- what ranks leave behind ----------------------------------------------------------------------------- */
+/* ---- what ranks leave behind ----------------------------------------------------------------- */
 
 static bool kill_children_listed(void)
 {
@@ -253,8 +257,8 @@ static bool kill_children_listed(void)
 	return any;
 }
 
-/* A rank that is a shell dies without its children. We are their subreaper, so they have become ours. Each turn may
- * bring up a generation more. */
+/* A rank that is a shell dies without its children. We are their subreaper, so they have become
+ * ours. Each turn may bring up a generation more. */
 static void sweep_orphans(void)
 {
 	for (int turn = 0; turn < 64 && kill_children_listed(); turn++)
@@ -262,7 +266,7 @@ static void sweep_orphans(void)
 			;
 }
 
-/* ---- start ----------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static bool has_children(void)
 {
@@ -350,7 +354,8 @@ static int run_job(struct job *j, char *const argv[])
 
 void launch_options_init(struct launch_options *options)
 {
-	*options = (struct launch_options){.nr_ranks = 1, .wait_ms = -1, .grace_ms = GRACE_MS, .name = "tern run"};
+	*options = (struct launch_options){
+		.nr_ranks = 1, .wait_ms = -1, .grace_ms = GRACE_MS, .name = "tern run"};
 }
 
 int launch_ranks(const struct launch_options *options, char *const argv[])
@@ -359,7 +364,8 @@ int launch_ranks(const struct launch_options *options, char *const argv[])
 	int rc = LAUNCH_EXIT_ERROR;
 
 	if (options->nr_ranks < 1 || options->nr_ranks > LAUNCH_MAX_RANKS || allocate(&j)) {
-		fprintf(stderr, "%s: %d ranks are not possible\n", options->name, options->nr_ranks);
+		fprintf(stderr, "%s: %d ranks are not possible\n", options->name,
+			options->nr_ranks);
 		goto out;
 	}
 	prctl(PR_SET_CHILD_SUBREAPER, 1);

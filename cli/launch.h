@@ -20,19 +20,20 @@ struct launch_options {
 	bool quiet;       /* say nothing on stderr about ranks that fail */
 	int wait_ms;      /* TERN_WAIT_MS of the ranks; -1: theirs */
 	int timeout_ms;   /* longest run; 0: no limit */
-	int grace_ms;     /* how long the others may go on after a failure: long enough to report it themselves */
+	int grace_ms;     /* how long the others may go on after a failure: long enough to report it
+			     themselves */
 	char *const *env; /* nr_env texts K=V */
 	int nr_env;
 	const struct hosts *hosts; /* that the ranks are spread over; NULL: one */
-	const char *name; /* who speaks on stderr, such as "tern run" */
+	const char *name;          /* who speaks on stderr, such as "tern run" */
 };
 
 void launch_options_init(struct launch_options *options);
 
-/* Runs argv[0] with argv in nr_ranks processes. Returns 0 when all ended well, else the exit code of the first that
- * failed (128 + signal if it was killed), or one of LAUNCH_EXIT_*. Waits for all children of this process, and takes
- * SIGINT, SIGTERM, SIGHUP and SIGCHLD for itself while it runs: ranks that die with their launcher leave nothing
- * behind. */
+/* Runs argv[0] with argv in nr_ranks processes. Returns 0 when all ended well, else the exit code
+ * of the first that failed (128 + signal if it was killed), or one of LAUNCH_EXIT_*. Waits for all
+ * children of this process, and takes SIGINT, SIGTERM, SIGHUP and SIGCHLD for itself while it runs:
+ * ranks that die with their launcher leave nothing behind. */
 int launch_ranks(const struct launch_options *options, char *const argv[]);
 
 #endif

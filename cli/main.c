@@ -36,12 +36,15 @@ static int cmd_help(int argc, char **argv)
 {
 	(void)argc;
 	(void)argv;
-	printf("Tern %s: dispatch and combine for expert parallelism.\n\nUsage: tern <command> [options]\n\n",
+	printf("Tern %s: dispatch and combine for expert parallelism.\n\nUsage: tern <command> "
+	       "[options]\n\n",
 		tern_version());
 	for (size_t i = 0; i < NR_COMMANDS; i++)
 		printf("  %-8s %s\n", commands[i].name, commands[i].what);
-	printf("\n'tern <command> --help' tells a command's options. The exit code is 0 when all went\n"
-	       "well, 1 when something failed, 2 when the command line was wrong; 'tern run' has those of\n"
+	printf("\n'tern <command> --help' tells a command's options. The exit code is 0 when all "
+	       "went\n"
+	       "well, 1 when something failed, 2 when the command line was wrong; 'tern run' has "
+	       "those of\n"
 	       "its ranks.\n");
 	return 0;
 }

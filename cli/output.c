@@ -28,7 +28,8 @@ static void write_all(int fd, const char *text, size_t bytes)
 	}
 }
 
-/* One write for each line, so that lines of ranks do not mix on a terminal. The text has room for the newline. */
+/* One write for each line, so that lines of ranks do not mix on a terminal. The text has room for
+ * the newline. */
 static void put_line(const struct output *o, const char *line, size_t bytes)
 {
 	char prefix[16];

@@ -17,8 +17,10 @@ static const char usage[] =
 	"  -n, --ranks N      how many ranks\n"
 	"  -l, --label        put [rank] before each line of output\n"
 	"  -b, --bind         give each rank its share of the cores\n"
-	"  -N, --nodes N      spread the ranks over N nodes: network namespaces on a bridge, which takes root, else by name\n"
-	"      --links N      connect the nodes by N links, eth0 and so on, for transports such as ofi@eth0,eth1 (default 1)\n"
+	"  -N, --nodes N      spread the ranks over N nodes: network namespaces on a bridge, which "
+	"takes root, else by name\n"
+	"      --links N      connect the nodes by N links, eth0 and so on, for transports such as "
+	"ofi@eth0,eth1 (default 1)\n"
 	"      --by-name      tell nodes apart by name alone (TERN_NODE)\n"
 	"  -e, --env K=V      set a variable for the ranks; may be repeated\n"
 	"  -w, --wait MS      longest wait for other ranks at start (TERN_WAIT_MS; default 30000)\n"
@@ -27,7 +29,8 @@ static const char usage[] =
 	"  -k, --keep-going   let them go on for as long as they like\n"
 	"  -h, --help         this text\n"
 	"\n"
-	"The exit code is that of the first rank that failed (128 + signal if it was killed), 0 if none did,\n"
+	"The exit code is that of the first rank that failed (128 + signal if it was killed), 0 if "
+	"none did,\n"
 	"127 if the program is not there, 125 if the ranks cannot be started.\n";
 
 static const struct option flags[] = {
@@ -52,8 +55,10 @@ static int number(const char *flag, const char *text, double min, double max, in
 	char *end;
 	double value = strtod(text, &end);
 
-	if (end == text || *end || !(value >= min) || value > max || (scale == 1 && value != (int)value)) {
-		fprintf(stderr, "tern run: %s is \"%s\": a number from %g to %g is needed\n", flag, text, min, max);
+	if (end == text || *end || !(value >= min) || value > max ||
+		(scale == 1 && value != (int)value)) {
+		fprintf(stderr, "tern run: %s is \"%s\": a number from %g to %g is needed\n", flag,
+			text, min, max);
 		return -1;
 	}
 	return (int)(value * scale);
@@ -101,7 +106,8 @@ static int take_flag(struct settings *settings, char **env, int flag)
 	case 'w':
 		return options->wait_ms = number("--wait", optarg, 0, INT_MAX, 1);
 	case 't':
-		return options->timeout_ms = number("--timeout", optarg, 0.001, INT_MAX / 1000, 1000);
+		return options->timeout_ms =
+			       number("--timeout", optarg, 0.001, INT_MAX / 1000, 1000);
 	case 'g':
 		return options->grace_ms = number("--grace", optarg, 0, INT_MAX / 1000, 1000);
 	case 'k':
@@ -117,7 +123,8 @@ static int launch_on_nodes(struct settings *settings, char *const argv[])
 	struct hosts hosts;
 	int rc;
 
-	if (hosts_open(&hosts, settings->nr_nodes, settings->nr_links, !settings->by_name, settings->launch.name))
+	if (hosts_open(&hosts, settings->nr_nodes, settings->nr_links, !settings->by_name,
+		    settings->launch.name))
 		return LAUNCH_EXIT_ERROR;
 	settings->launch.hosts = &hosts;
 	rc = launch_ranks(&settings->launch, argv);

@@ -8,7 +8,8 @@
 static const int numbers[NR_SIGNALS] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
 static int pipe_ends[2] = {-1, -1}; /* a handler is told nothing but the signal */
 
-/* A pipe that is full tells enough: the reader looks at all children, and at all that is in the pipe. */
+/* A pipe that is full tells enough: the reader looks at all children, and at all that is in the
+ * pipe. */
 static void note(int signo, siginfo_t *info, void *context)
 {
 	const struct signal_taken taken = {.signo = signo, .code = info->si_code};
@@ -27,7 +28,8 @@ static bool is_left_ignored(const struct signals *signals, int i)
 
 int signals_open(struct signals *signals)
 {
-	struct sigaction action = {.sa_sigaction = note, .sa_flags = SA_SIGINFO | SA_RESTART | SA_NOCLDSTOP};
+	struct sigaction action = {
+		.sa_sigaction = note, .sa_flags = SA_SIGINFO | SA_RESTART | SA_NOCLDSTOP};
 
 	if (pipe2(pipe_ends, O_CLOEXEC | O_NONBLOCK))
 		return -1;

@@ -80,23 +80,30 @@ static const struct option options[] = {
 static void usage(void)
 {
 	printf("Usage: tern soak [options]\n\n"
-	       "Dispatch and combine of many ranks in one thread, on a simulated network in virtual time.\n"
-	       "Shape, network and faults of a scenario are drawn from its seed, and every result is compared\n"
-	       "with the reference. The first failure ends it and prints the command that repeats it.\n\n"
+	       "Dispatch and combine of many ranks in one thread, on a simulated network in "
+	       "virtual time.\n"
+	       "Shape, network and faults of a scenario are drawn from its seed, and every result "
+	       "is compared\n"
+	       "with the reference. The first failure ends it and prints the command that repeats "
+	       "it.\n\n"
 	       "  --seed N                the first scenario's; alone: only this one (1)\n"
 	       "  --rounds N --scenarios N --seconds S   when to stop (1000 rounds)\n"
-	       "  --most-ranks N          draw up to so many ranks (8)     --ranks N   exactly so many\n"
+	       "  --most-ranks N          draw up to so many ranks (8)     --ranks N   exactly so "
+	       "many\n"
 	       "  --ranks-per-node N      ranks of a node are mapped; 1: none (drawn)\n"
 	       "  --mode ll|ht            (drawn)\n"
-	       "  --fault none|kill|cut|drawn            a rank dies, or a link swallows everything (drawn)\n"
-	       "  --phase dispatch_send|dispatch_recv|combine_send|combine_recv|any|drawn   when (drawn)\n"
+	       "  --fault none|kill|cut|drawn            a rank dies, or a link swallows "
+	       "everything (drawn)\n"
+	       "  --phase dispatch_send|dispatch_recv|combine_send|combine_recv|any|drawn   when "
+	       "(drawn)\n"
 	       "  --length N              rounds of one scenario (drawn)\n"
 	       "  --preset NAME --tokens N --dtype bf16|fp8   a model's shape, on a fair network\n"
-	       "  --wrong network|blame|row|deaf         break something on purpose: a failure is what should come\n"
+	       "  --wrong network|blame|row|deaf         break something on purpose: a failure is "
+	       "what should come\n"
 	       "  --json FILE             - is standard output     --quiet   no progress\n");
 }
 
-/* ---- arguments ------------------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static int complain(const char *what, const char *text)
 {
@@ -112,7 +119,8 @@ static int parse_number(const char *text, uint64_t most, uint64_t *value)
 	errno = 0;
 	number = strtoull(text, &end, 10);
 	if (errno || *end || end == text || *text == '-' || number > most) {
-		fprintf(stderr, NAME ": \"%.40s\" is not a number from 0 to %llu\n", text, (unsigned long long)most);
+		fprintf(stderr, NAME ": \"%.40s\" is not a number from 0 to %llu\n", text,
+			(unsigned long long)most);
 		return -1;
 	}
 	*value = number;
@@ -230,8 +238,10 @@ static int parse(struct arguments *a, int argc, char **argv)
 {
 	int flag;
 
-	*a = (struct arguments){
-		.seed = 1, .nr_words = argc, .words = argv, .wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
+	*a = (struct arguments){.seed = 1,
+		.nr_words = argc,
+		.words = argv,
+		.wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
 	while ((flag = getopt_long(argc, argv, "", options, NULL)) != -1)
 		if (parse_one(a, flag, optarg))
 			return -1;
@@ -252,12 +262,13 @@ static int parse(struct arguments *a, int argc, char **argv)
 	return 0;
 }
 
-/* ---- running --------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* The flags that say what a scenario is are repeated; how many and how it is told are not. */
 static bool is_repeated(const char *flag)
 {
-	static const char *const others[] = {"--seed", "--rounds", "--scenarios", "--seconds", "--json", "--quiet"};
+	static const char *const others[] = {
+		"--seed", "--rounds", "--scenarios", "--seconds", "--json", "--quiet"};
 
 	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
 		if (!strncmp(flag, others[i], strlen(others[i])))
@@ -265,13 +276,15 @@ static bool is_repeated(const char *flag)
 	return true;
 }
 
-static void print_failure(const struct arguments *a, const struct scenario *s, const struct soak_outcome *o)
+static void print_failure(
+	const struct arguments *a, const struct scenario *s, const struct soak_outcome *o)
 {
 	char shape[1024];
 	bool repeated = true;
 
 	scenario_describe(s, shape, sizeof(shape));
-	printf("seed %llu failed:\n%s  %s\nrepeat: tern soak", (unsigned long long)s->seed, o->text, shape);
+	printf("seed %llu failed:\n%s  %s\nrepeat: tern soak", (unsigned long long)s->seed, o->text,
+		shape);
 	for (int i = 1; i < a->nr_words; i++) {
 		if (!strncmp(a->words[i], "--", 2))
 			repeated = is_repeated(a->words[i]);
@@ -315,8 +328,8 @@ static int run_one(const struct arguments *a, uint64_t seed, struct totals *t)
 
 static bool is_done(const struct arguments *a, const struct totals *t)
 {
-	return (a->scenarios && t->scenarios >= a->scenarios) || (a->rounds && t->rounds >= a->rounds) ||
-	       (a->seconds > 0 && t->wall_s >= a->seconds);
+	return (a->scenarios && t->scenarios >= a->scenarios) ||
+	       (a->rounds && t->rounds >= a->rounds) || (a->seconds > 0 && t->wall_s >= a->seconds);
 }
 
 static long peak_kilobytes(void)
@@ -329,14 +342,17 @@ static long peak_kilobytes(void)
 
 static void print_totals(const struct totals *t)
 {
-	printf("scenarios                 %llu, %llu of them with a fault\n", (unsigned long long)t->scenarios,
-		(unsigned long long)t->struck);
+	printf("scenarios                 %llu, %llu of them with a fault\n",
+		(unsigned long long)t->scenarios, (unsigned long long)t->struck);
 	printf("rounds                    %llu, %.0f a second; %llu halves of single ranks\n",
-		(unsigned long long)t->rounds, (double)t->rounds / t->wall_s, (unsigned long long)t->halves);
-	printf("writes, events            %llu, %llu\n", (unsigned long long)t->writes, (unsigned long long)t->events);
+		(unsigned long long)t->rounds, (double)t->rounds / t->wall_s,
+		(unsigned long long)t->halves);
+	printf("writes, events            %llu, %llu\n", (unsigned long long)t->writes,
+		(unsigned long long)t->events);
 	printf("slowest error             %.3f ms after its fault, in virtual time\n",
 		(double)t->slowest_error_ns / 1e6);
-	printf("time                      %.2f s, for %.3f s of virtual time\n", t->wall_s, t->virtual_s);
+	printf("time                      %.2f s, for %.3f s of virtual time\n", t->wall_s,
+		t->virtual_s);
 	printf("peak memory               %.1f MiB\n", (double)peak_kilobytes() / 1024);
 	printf("digest                    %016llx\n", (unsigned long long)t->digest);
 }
@@ -350,13 +366,17 @@ static int write_json(const struct arguments *a, const struct totals *t, bool go
 		return -1;
 	}
 	fprintf(file,
-		"{\"good\": %s, \"first_seed\": %llu, \"scenarios\": %llu, \"faults\": %llu, \"rounds\": %llu, "
-		"\"halves\": %llu, \"writes\": %llu, \"events\": %llu, \"slowest_error_ns\": %llu, \"wall_s\": %.3f, "
+		"{\"good\": %s, \"first_seed\": %llu, \"scenarios\": %llu, \"faults\": %llu, "
+		"\"rounds\": %llu, "
+		"\"halves\": %llu, \"writes\": %llu, \"events\": %llu, \"slowest_error_ns\": %llu, "
+		"\"wall_s\": %.3f, "
 		"\"virtual_s\": %.6f, \"peak_kib\": %ld, \"digest\": \"%016llx\"}\n",
-		good ? "true" : "false", (unsigned long long)a->seed, (unsigned long long)t->scenarios,
-		(unsigned long long)t->struck, (unsigned long long)t->rounds, (unsigned long long)t->halves,
-		(unsigned long long)t->writes, (unsigned long long)t->events, (unsigned long long)t->slowest_error_ns,
-		t->wall_s, t->virtual_s, peak_kilobytes(), (unsigned long long)t->digest);
+		good ? "true" : "false", (unsigned long long)a->seed,
+		(unsigned long long)t->scenarios, (unsigned long long)t->struck,
+		(unsigned long long)t->rounds, (unsigned long long)t->halves,
+		(unsigned long long)t->writes, (unsigned long long)t->events,
+		(unsigned long long)t->slowest_error_ns, t->wall_s, t->virtual_s, peak_kilobytes(),
+		(unsigned long long)t->digest);
 	return file == stdout || !fclose(file) ? 0 : -1;
 }
 
@@ -389,7 +409,8 @@ int cmd_soak(int argc, char **argv)
 		usage();
 		return 0;
 	}
-	/* Windows and staging of hundreds of ranks are touched here and there: with huge pages they would not fit. */
+	/* Windows and staging of hundreds of ranks are touched here and there: with huge pages they
+	 * would not fit. */
 	prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 	rc = run_all(&a, &t);
 	if (!a.json || strcmp(a.json, "-"))

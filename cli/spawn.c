@@ -41,14 +41,15 @@ static void close_ends(struct ends *e)
 static int open_ends(const struct launch_options *options, struct ends *e)
 {
 	*e = (struct ends){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, e->socket) || pipe2(e->failure, O_CLOEXEC))
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, e->socket) ||
+		pipe2(e->failure, O_CLOEXEC))
 		return -1;
 	if (options->label && (pipe2(e->out, O_CLOEXEC) || pipe2(e->err, O_CLOEXEC)))
 		return -1;
 	return 0;
 }
 
-/* ---- in the child ---------------------------------------------------------------------------------------- */
+/* ---- in the child ---------------------------------------------------------------------------- */
 
 static void set_number(const char *name, int value)
 {
@@ -111,8 +112,8 @@ static void set_files(const struct ends *e, int rank)
 	fcntl(e->socket[1], F_SETFD, 0); /* the only one of them that survives exec */
 }
 
-static _Noreturn void be_rank(const struct launch_options *options, int rank, pid_t launcher, const sigset_t *mask,
-	const struct ends *e, char *const argv[])
+static _Noreturn void be_rank(const struct launch_options *options, int rank, pid_t launcher,
+	const sigset_t *mask, const struct ends *e, char *const argv[])
 {
 	ssize_t n;
 	int cause;
@@ -125,14 +126,15 @@ static _Noreturn void be_rank(const struct launch_options *options, int rank, pi
 	if (options->bind)
 		bind_to_cores(options, rank);
 	signals_leave(mask);
-	if (!options->hosts || !hosts_enter(options->hosts, hosts_of_rank(options->hosts, rank, options->nr_ranks)))
+	if (!options->hosts || !hosts_enter(options->hosts,
+				       hosts_of_rank(options->hosts, rank, options->nr_ranks)))
 		execvp(argv[0], argv);
 	cause = errno;
 	n = write(e->failure[1], &cause, sizeof(cause));
 	_exit(n == sizeof(cause) ? LAUNCH_EXIT_NOT_FOUND : LAUNCH_EXIT_ERROR);
 }
 
-/* ---- in the launcher ------------------------------------------------------------------------------------- */
+/* ---- in the launcher ------------------------------------------------------------------------- */
 
 /* errno of the child's exec; 0: the program runs. */
 static int exec_failure(struct ends *e)
@@ -148,14 +150,15 @@ static int exec_failure(struct ends *e)
 	return n == sizeof(cause) ? cause : 0;
 }
 
-static int say_failure(const struct launch_options *options, int rank, const char *what, int cause, int code)
+static int say_failure(
+	const struct launch_options *options, int rank, const char *what, int cause, int code)
 {
 	fprintf(stderr, "%s: rank %d: %s: %s\n", options->name, rank, what, strerror(cause));
 	return code;
 }
 
-int spawn_rank(const struct launch_options *options, int rank, const sigset_t *mask, char *const argv[],
-	struct spawned *spawned)
+int spawn_rank(const struct launch_options *options, int rank, const sigset_t *mask,
+	char *const argv[], struct spawned *spawned)
 {
 	pid_t launcher = getpid(), pid;
 	struct ends e;
@@ -175,8 +178,8 @@ int spawn_rank(const struct launch_options *options, int rank, const sigset_t *m
 		if (pid < 0)
 			return say_failure(options, rank, "fork", cause, LAUNCH_EXIT_ERROR);
 		waitpid(pid, NULL, 0);
-		return say_failure(
-			options, rank, argv[0], cause, cause == ENOENT ? LAUNCH_EXIT_NOT_FOUND : LAUNCH_EXIT_NOT_RUN);
+		return say_failure(options, rank, argv[0], cause,
+			cause == ENOENT ? LAUNCH_EXIT_NOT_FOUND : LAUNCH_EXIT_NOT_RUN);
 	}
 	*spawned = (struct spawned){.pid = pid, .socket = e.socket[0], .out = {e.out[0], e.err[0]}};
 	e.socket[0] = e.out[0] = e.err[0] = -1;

@@ -15,7 +15,7 @@ struct spawned {
 };
 
 /* 0, or a LAUNCH_EXIT_* code, said on stderr. `mask`: the signals the rank starts with. */
-int spawn_rank(const struct launch_options *options, int rank, const sigset_t *mask, char *const argv[],
-	struct spawned *spawned);
+int spawn_rank(const struct launch_options *options, int rank, const sigset_t *mask,
+	char *const argv[], struct spawned *spawned);
 
 #endif

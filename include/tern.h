@@ -12,28 +12,34 @@
  *
  * THE CONTRACT
  *
- * Objects.    A tern_group is this rank's membership among nr_ranks ranks. A tern_moe is one exchange: shapes, dtypes,
- *             mode and layout, and the buffers for nr_slots micro-batches in flight; all MoE layers of a model can share one.
- * Collective. Creating a group or an exchange, and every half, is called by all ranks of the group. Per slot the
- *             order is dispatch_send, dispatch_recv, combine_send, combine_recv, and around again; tern_release takes
- *             the place of both combine halves where nothing comes home. Different slots of one exchange may be interleaved, in the same order on all ranks.
- *             A rank without tokens calls all the same, with nr_tokens 0.
- * Threads.    One thread at a time in calls on the same tern_group or tern_moe, any thread; different objects are
- *             independent. Ranks may be processes or threads of one process.
- * Waiting.    Halves named *_recv wait for other ranks, and so does dispatch_send in high-throughput mode. No wait outlives
- *             wait_ms. A call that returned TERN_ERR_TIMEOUT has changed nothing that its repetition would not
- *             finish: call it again with the same arguments to go on waiting. wait_ms = 0 polls once.
- * Errors.     Every call returns 0 or a negative enum tern_error. tern_last_error() tells the cause with its figures. A call refused with
- *             TERN_ERR_INVALID or TERN_ERR_STATE has sent nothing and changed nothing.
- *             After TERN_ERR_PEER_DEAD, TERN_ERR_PEER_LEFT or TERN_ERR_PROTOCOL an exchange only reports that error again; destroy it.
- * Ownership.  Arguments belong to the caller and are read during the call alone. Received rows belong to the library
- *             (or to the caller's, see tern_received) and stay valid until combine_send or release of that slot returns.
+ * Objects.    A tern_group is this rank's membership among nr_ranks ranks. A tern_moe is one
+ *             exchange: shapes, dtypes, mode and layout, and the buffers for nr_slots micro-batches
+ *             in flight; all MoE layers of a model can share one.
+ * Collective. Creating a group or an exchange, and every half, is called by all ranks of the group.
+ *             Per slot the order is dispatch_send, dispatch_recv, combine_send, combine_recv, and
+ *             around again; tern_release takes the place of both combine halves where nothing comes
+ *             home. Different slots of one exchange may be interleaved, in the same order on all
+ *             ranks. A rank without tokens calls all the same, with nr_tokens 0.
+ * Threads.    One thread at a time in calls on the same tern_group or tern_moe, any thread;
+ *             different objects are independent. Ranks may be processes or threads of one process.
+ * Waiting.    Halves named *_recv wait for other ranks, and so does dispatch_send in
+ *             high-throughput mode. No wait outlives wait_ms. A call that returned TERN_ERR_TIMEOUT
+ *             has changed nothing that its repetition would not finish: call it again with the same
+ *             arguments to go on waiting. wait_ms = 0 polls once.
+ * Errors.     Every call returns 0 or a negative enum tern_error. tern_last_error() tells the cause
+ *             with its figures. A call refused with TERN_ERR_INVALID or TERN_ERR_STATE has sent
+ *             nothing and changed nothing. After TERN_ERR_PEER_DEAD, TERN_ERR_PEER_LEFT or
+ *             TERN_ERR_PROTOCOL an exchange only reports that error again; destroy it.
+ * Ownership.  Arguments belong to the caller and are read during the call alone. Received rows
+ *             belong to the library (or to the caller's, see tern_received) and stay valid until
+ *             combine_send or release of that slot returns.
  * Sizes.      Structs that begin with their size may be those of an older header, or of a newer
  *             one, than the library's: docs/api.md, between versions.
  * Output.     The library never prints, exits, aborts or installs signal handlers.
  *
- * Words: token, one row of x with its top-k; row, one token on its way to one rank; route, one (token, k); R ranks,
- * E experts, P physical experts (E plus replicas), L physical experts on this rank, K top-k, T max_tokens, H hidden.
+ * Words: token, one row of x with its top-k; row, one token on its way to one rank; route, one
+ * (token, k); R ranks, E experts, P physical experts (E plus replicas), L physical experts on this
+ * rank, K top-k, T max_tokens, H hidden.
  */
 #ifndef TERN_H
 #define TERN_H
@@ -63,36 +69,41 @@ extern "C" {
 #define TERN_SIZE_OF(type)
 #endif
 
-/* ---- errors ------------------------------------------------------------------------------------------------ */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 enum tern_error {
 	TERN_OK = 0,
-	TERN_ERR_INVALID = -1,	   /* an argument or setting is wrong; nothing was sent */
-	TERN_ERR_STATE = -2,	   /* a half called out of order; nothing was sent */
-	TERN_ERR_MISMATCH = -3,	   /* ranks disagree on a setting; named in tern_last_error */
-	TERN_ERR_NOMEM = -4,	   /* no memory, address space or descriptors */
-	TERN_ERR_SYSTEM = -5,	   /* a system call failed; errno's text is in tern_last_error */
-	TERN_ERR_BOOTSTRAP = -6,   /* the ranks could not find each other */
-	TERN_ERR_TIMEOUT = -7,	   /* a wait expired: tern_moe_wait_report says who waits for whom */
-	TERN_ERR_PEER_DEAD = -8,   /* a peer's process ended without leaving */
-	TERN_ERR_PEER_LEFT = -9,   /* a peer destroyed its exchange, or gave it up, while others wait for it */
-	TERN_ERR_CAPACITY = -10,   /* more rows than a rank can take; every rank gets this, no row moved, and the slot is free for the next dispatch */
-	TERN_ERR_PROTOCOL = -11,   /* a peer did something that no correct peer does, such as combine against release */
+	TERN_ERR_INVALID = -1,   /* an argument or setting is wrong; nothing was sent */
+	TERN_ERR_STATE = -2,     /* a half called out of order; nothing was sent */
+	TERN_ERR_MISMATCH = -3,  /* ranks disagree on a setting; named in tern_last_error */
+	TERN_ERR_NOMEM = -4,     /* no memory, address space or descriptors */
+	TERN_ERR_SYSTEM = -5,    /* a system call failed; errno's text is in tern_last_error */
+	TERN_ERR_BOOTSTRAP = -6, /* the ranks could not find each other */
+	TERN_ERR_TIMEOUT = -7,   /* a wait expired: tern_moe_wait_report says who waits for whom */
+	TERN_ERR_PEER_DEAD = -8, /* a peer's process ended without leaving */
+	TERN_ERR_PEER_LEFT = -9, /* a peer destroyed its exchange, or gave it up, while others wait
+				    for it */
+	TERN_ERR_CAPACITY = -10, /* more rows than a rank can take; every rank gets this, no row
+				    moved, and the slot is free for the next dispatch */
+	TERN_ERR_PROTOCOL = -11, /* a peer did something that no correct peer does, such as combine
+				    against release */
 	TERN_ERR_UNSUPPORTED = -12 /* not built in, or not possible on this machine */
 };
 
 /* A code's name and meaning, such as "TERN_ERR_TIMEOUT: a wait expired". Never NULL. Any thread. */
 TERN_API const char *tern_strerror(int code);
 
-/* The cause of this thread's most recent failed call, with figures; "" before the first. Valid until the thread's next call. */
+/* The cause of this thread's most recent failed call, with figures; "" before the first. Valid
+ * until the thread's next call. */
 TERN_API const char *tern_last_error(void);
 
 TERN_API const char *tern_version(void); /* "0.1.0" */
 
-/* ---- bootstrap: how ranks find each other ------------------------------------------------------------------ */
+/* ---- bootstrap: how ranks find each other ---------------------------------------------------- */
 
-/* Gathers `bytes` bytes from every rank into all[nr_ranks * bytes], in rank order, on every rank. 0 on success; anything
- * else ends the creating call with TERN_ERR_BOOTSTRAP. Called by create calls only, on the calling thread. */
+/* Gathers `bytes` bytes from every rank into all[nr_ranks * bytes], in rank order, on every rank. 0
+ * on success; anything else ends the creating call with TERN_ERR_BOOTSTRAP. Called by create calls
+ * only, on the calling thread. */
 typedef int (*tern_allgather_fn)(void *ctx, const void *mine, void *all, size_t bytes);
 
 /* Of those that the library makes rank and nr_ranks may not be changed, and each may be given to
@@ -102,25 +113,28 @@ struct tern_boot {
 	int rank;
 	int nr_ranks;
 	tern_allgather_fn allgather; /* may be NULL for one rank */
-	void *ctx;		     /* passed to allgather; must live as long as the group */
-	void (*close)(void *ctx);    /* called once when the group goes, or its creation fails; NULL: nothing to do */
+	void *ctx;                   /* passed to allgather; must live as long as the group */
+	void (*close)(void *ctx); /* called once when the group goes, or its creation fails; NULL:
+				     nothing to do */
 };
 
-/* From the environment that `tern run` makes (TERN_RANK, TERN_NR_RANKS, TERN_BOOT_FD), else from PMIx (mpirun, prterun, srun) where built in, else
- * one rank alone. *boot is set only on success. */
+/* From the environment that `tern run` makes (TERN_RANK, TERN_NR_RANKS, TERN_BOOT_FD), else from
+ * PMIx (mpirun, prterun, srun) where built in, else one rank alone. *boot is set only on success.
+ */
 TERN_API int tern_boot_env(struct tern_boot *boot);
 
 /* One rank alone, whatever the environment says. */
 TERN_API int tern_boot_self(struct tern_boot *boot);
 
-/* Ranks as threads of this process: one tern_threads for all, one boot for each rank; wait_ms bounds each gathering. Every boot's close counts down;
- * destroy the tern_threads after the last group is gone. */
+/* Ranks as threads of this process: one tern_threads for all, one boot for each rank; wait_ms
+ * bounds each gathering. Every boot's close counts down; destroy the tern_threads after the last
+ * group is gone. */
 struct tern_threads;
 TERN_API int tern_threads_create(int nr_ranks, int wait_ms, struct tern_threads **threads);
 TERN_API int tern_threads_boot(struct tern_threads *threads, int rank, struct tern_boot *boot);
 TERN_API void tern_threads_destroy(struct tern_threads *threads);
 
-/* ---- group ------------------------------------------------------------------------------------------------- */
+/* ---- group ----------------------------------------------------------------------------------- */
 
 typedef struct tern_group tern_group;
 
@@ -132,15 +146,19 @@ enum tern_path {
 };
 
 struct tern_group_config {
-	size_t size;	      /* set by tern_group_config_init */
+	size_t size; /* set by tern_group_config_init */
 	struct tern_boot boot;
-	int wait_ms;	      /* longest wait during creation, ms; default 30000. A rank on another node that is silent for longer than this (at least 2000),
-				 and than the longest wait_ms of any exchange, counts as dead */
-	const char *node;     /* this rank's virtual node, for tests; NULL: by host identity, or TERN_NODE.
-				 At most 64 bytes */
-	const char *transport; /* networks that this rank offers to peers whose window cannot be mapped, the best first: see tern_engine_config; NULL: TERN_TRANSPORT, else "verbs+ofi". Each pair
-				  of ranks uses one that both have; ranks may offer different ones */
-	int force_engine;     /* not 0: no window is mapped, all go through the engine, for tests; TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
+	int wait_ms; /* longest wait during creation, ms; default 30000. A rank on another node that
+			is silent for longer than this (at least 2000), and than the longest wait_ms
+			of any exchange, counts as dead */
+	const char *node;      /* this rank's virtual node, for tests; NULL: by host identity, or
+				  TERN_NODE.      At most 64 bytes */
+	const char *transport; /* networks that this rank offers to peers whose window cannot be
+				  mapped, the best first: see tern_engine_config; NULL:
+				  TERN_TRANSPORT, else "verbs+ofi". Each pair of ranks uses one that
+				  both have; ranks may offer different ones */
+	int force_engine;      /* not 0: no window is mapped, all go through the engine, for tests;
+				  TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
 	int reserved;
 };
 
@@ -155,22 +173,26 @@ static inline void tern_group_config_init(struct tern_group_config *config)
  * success. */
 TERN_API int tern_group_create(const struct tern_group_config *config, tern_group **group);
 
-/* Local. Destroy the group's exchanges first: TERN_ERR_STATE otherwise. NULL is fine. Ranks may leave in any order. */
+/* Local. Destroy the group's exchanges first: TERN_ERR_STATE otherwise. NULL is fine. Ranks may
+ * leave in any order. */
 TERN_API int tern_group_destroy(tern_group *group);
 
 TERN_API int tern_group_rank(const tern_group *group);
 TERN_API int tern_group_nr_ranks(const tern_group *group);
 TERN_API int tern_group_nr_nodes(const tern_group *group);
-TERN_API int tern_group_node(const tern_group *group, int rank);	    /* 0-based; negative code for a bad rank */
-TERN_API int tern_group_path(const tern_group *group, int rank);	    /* enum tern_path; negative code for a bad rank */
-/* How each other rank is reached and why so, for people: "ranks 1-3: shared memory; rank 4: verbs, which both offer; rank 5: ofi:tcp;ofi_rxm, as verbs cannot be used
- * there: ...". Less than 1024 bytes. Lives as long as the group. */
+TERN_API int tern_group_node(const tern_group *group, int rank); /* 0-based; negative code for a bad
+								    rank */
+TERN_API int tern_group_path(const tern_group *group, int rank); /* enum tern_path; negative code
+								    for a bad rank */
+/* How each other rank is reached and why so, for people: "ranks 1-3: shared memory; rank 4: verbs,
+ * which both offer; rank 5: ofi:tcp;ofi_rxm, as verbs cannot be used there: ...". Less than 1024
+ * bytes. Lives as long as the group. */
 TERN_API const char *tern_group_describe(const tern_group *group);
 
 /* The group's own allgather, for the caller's use; collective. */
 TERN_API int tern_group_allgather(tern_group *group, const void *mine, void *all, size_t bytes);
 
-/* ---- exchange ---------------------------------------------------------------------------------------------- */
+/* ---- exchange -------------------------------------------------------------------------------- */
 
 typedef struct tern_moe tern_moe;
 
@@ -179,38 +201,45 @@ enum tern_dtype {
 	TERN_FP16 = 2,
 	TERN_FP32 = 3,
 	TERN_FP8_E4M3 = 4, /* the OCP "fn" format: no infinity, largest 448 */
-	TERN_BYTES = 5	   /* opaque: payload_bytes a row, not looked at */
+	TERN_BYTES = 5     /* opaque: payload_bytes a row, not looked at */
 };
 
 /* Scales of FP8 rows, one for each block of 128 elements of a row (the last block may be shorter):
- * ceil(H / 128) a row. Quantising: amax is the block's largest magnitude, where NaN does not count and
- * infinity counts as the largest number. Where amax / 448 is below 2^-126 the scale is 2^-126, and that
- * of a block of zeros is 1: no scale is subnormal. */
+ * ceil(H / 128) a row. Quantising: amax is the block's largest magnitude, where NaN does not count
+ * and infinity counts as the largest number. Where amax / 448 is below 2^-126 the scale is 2^-126,
+ * and that of a block of zeros is 1: no scale is subnormal. */
 enum tern_scale {
 	TERN_SCALE_NONE = 0,
 	TERN_SCALE_FP32 = 1, /* value = element * scale; quantising: scale = amax / 448 */
-	TERN_SCALE_UE8M0 = 2 /* one byte e: scale 2^(e-127); quantising: the smallest power of two >= amax / 448 */
+	TERN_SCALE_UE8M0 = 2 /* one byte e: scale 2^(e-127); quantising: the smallest power of two
+				>= amax / 448 */
 };
 
 enum tern_mode {
-	TERN_LOW_LATENCY = 1,	 /* send without asking: private regions for each source; memory R * T rows */
-	TERN_HIGH_THROUGHPUT = 2 /* ask, then send: counts first, then rows straight to their final place */
+	TERN_LOW_LATENCY = 1, /* send without asking: private regions for each source; memory R * T
+				 rows */
+	TERN_HIGH_THROUGHPUT = 2 /* ask, then send: counts first, then rows straight to their final
+				    place */
 };
 
 enum tern_layout {
 	TERN_PADDED = 1,     /* x [L][capacity][H], counts [L] */
-	TERN_CONTIGUOUS = 2, /* x [rows][H]: expert l's rows start at offsets[l], a multiple of `alignment`; counts [L] */
-	TERN_BY_SOURCE = 3   /* x [rows][H], each token once: source r's rows start at offsets[r]; local top-k ids and weights a row */
+	TERN_CONTIGUOUS = 2, /* x [rows][H]: expert l's rows start at offsets[l], a multiple of
+				`alignment`; counts [L] */
+	TERN_BY_SOURCE = 3   /* x [rows][H], each token once: source r's rows start at offsets[r];
+				local top-k ids and weights a row */
 };
 
 enum tern_reduce {
-	TERN_REDUCE_HOME = 1,  /* one row for each route comes home, summed there in k order: exact, more bytes */
-	TERN_REDUCE_EXPERT = 2 /* routes are summed on the expert's rank, in k order, one row for each (token, rank); home sums in rank order */
+	TERN_REDUCE_HOME = 1,  /* one row for each route comes home, summed there in k order: exact,
+				  more bytes */
+	TERN_REDUCE_EXPERT = 2 /* routes are summed on the expert's rank, in k order, one row for
+				  each (token, rank); home sums in rank order */
 };
 
 enum tern_weights {
 	TERN_WEIGHTS_COMBINE = 1, /* combine multiplies each y row by its gate weight */
-	TERN_WEIGHTS_PASS = 2	  /* weights are handed to the experts; combine only sums */
+	TERN_WEIGHTS_PASS = 2     /* weights are handed to the experts; combine only sums */
 };
 
 /* Where x, y, out and all that goes with them lie, and where the halves run. */
@@ -219,44 +248,57 @@ enum tern_device {
 	TERN_DEVICE_CUDA = 1
 };
 
-/* The layout of experts over ranks. Physical expert p serves logical expert logical[p] on rank rank[p]; a rank's local
- * experts are its physical experts in ascending order. Several p with one logical id are replicas: a token goes to one on its own rank if there is one, else to
- * number (source rank + token) % replicas. Tables are copied by tern_moe_create. */
+/* The layout of experts over ranks. Physical expert p serves logical expert logical[p] on rank
+ * rank[p]; a rank's local experts are its physical experts in ascending order. Several p with one
+ * logical id are replicas: a token goes to one on its own rank if there is one, else to number
+ * (source rank + token) % replicas. Tables are copied by tern_moe_create. */
 struct tern_placement {
-	uint32_t nr_physical;	/* 0: no replicas, nr_experts physical experts */
+	uint32_t nr_physical;   /* 0: no replicas, nr_experts physical experts */
 	const int32_t *logical; /* [nr_physical]; NULL: the identity */
-	const int32_t *rank;	/* [nr_physical]; NULL: contiguous blocks, the first nr_physical % R ranks one more */
+	const int32_t *rank;    /* [nr_physical]; NULL: contiguous blocks, the first nr_physical % R
+				   ranks one more */
 };
 
 struct tern_moe_config {
-	size_t size;		   /* set by tern_moe_config_init */
-	enum tern_mode mode;	   /* default TERN_LOW_LATENCY */
+	size_t size;               /* set by tern_moe_config_init */
+	enum tern_mode mode;       /* default TERN_LOW_LATENCY */
 	enum tern_layout layout;   /* default TERN_CONTIGUOUS */
 	enum tern_reduce reduce;   /* default TERN_REDUCE_HOME */
-	enum tern_weights weights; /* default TERN_WEIGHTS_COMBINE. TERN_BY_SOURCE needs TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS: there the caller has reduced */
-	uint32_t hidden;	   /* H, elements, at most 2^24; every row a multiple of 16 bytes */
-	uint32_t nr_experts;	   /* E, logical */
-	uint32_t topk;		   /* K, 1 to TERN_MAX_TOPK */
-	uint32_t max_tokens;	   /* T: most tokens that a rank may pass to one dispatch; the same on all ranks */
-	enum tern_dtype x_dtype;   /* what the caller passes; default TERN_BF16 */
-	enum tern_dtype dispatch_dtype; /* what travels and is received; default TERN_BF16. Equal to x_dtype, or TERN_FP8_E4M3 with x_dtype BF16, FP16 or FP32: quantised on the way out */
-	enum tern_scale scale;	   /* for TERN_FP8_E4M3; default TERN_SCALE_NONE, refused there */
-	uint32_t payload_bytes;	   /* for TERN_BYTES: bytes of a row, a multiple of 16; to 64 MiB */
-	enum tern_dtype combine_dtype; /* BF16, FP16 or FP32, of y, on the way, and of out; sums are fp32. Default TERN_BF16 */
-	uint32_t nr_slots;	   /* micro-batches in flight, 1 to 16; default 1 */
-	uint32_t alignment;	   /* TERN_CONTIGUOUS: rows; default 1 */
-	uint64_t capacity;	   /* most rows received: of one expert (PADDED), of all with alignment (CONTIGUOUS), of all (BY_SOURCE). 0: the
-				      worst case. Low-latency mode takes only 0. A rank has at most
-				      2^32 - 1 row positions */
+	enum tern_weights weights; /* default TERN_WEIGHTS_COMBINE. TERN_BY_SOURCE needs
+				      TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS: there the caller has
+				      reduced */
+	uint32_t hidden;           /* H, elements, at most 2^24; every row a multiple of 16 bytes */
+	uint32_t nr_experts;       /* E, logical */
+	uint32_t topk;             /* K, 1 to TERN_MAX_TOPK */
+	uint32_t max_tokens; /* T: most tokens that a rank may pass to one dispatch; the same on all
+				ranks */
+	enum tern_dtype x_dtype;        /* what the caller passes; default TERN_BF16 */
+	enum tern_dtype dispatch_dtype; /* what travels and is received; default TERN_BF16. Equal to
+					   x_dtype, or TERN_FP8_E4M3 with x_dtype BF16, FP16 or
+					   FP32: quantised on the way out */
+	enum tern_scale scale;  /* for TERN_FP8_E4M3; default TERN_SCALE_NONE, refused there */
+	uint32_t payload_bytes; /* for TERN_BYTES: bytes of a row, a multiple of 16; to 64 MiB */
+	enum tern_dtype combine_dtype; /* BF16, FP16 or FP32, of y, on the way, and of out; sums are
+					  fp32. Default TERN_BF16 */
+	uint32_t nr_slots;             /* micro-batches in flight, 1 to 16; default 1 */
+	uint32_t alignment;            /* TERN_CONTIGUOUS: rows; default 1 */
+	uint64_t capacity; /* most rows received: of one expert (PADDED), of all with alignment
+			      (CONTIGUOUS), of all (BY_SOURCE). 0: the worst case. Low-latency mode
+			      takes only 0. A rank has at most 2^32 - 1 row positions */
 	struct tern_placement placement; /* default: contiguous blocks, no replicas */
-	uint32_t replica_ranks;	   /* tensor-parallel replicas: ranks [g*n, (g+1)*n) pass the same tokens, each sends its share, all get all results. Default 1; divides R */
-	int wait_ms;		   /* longest wait of one call, ms; 0 polls once; default 30000 */
-	uint32_t first_epoch;	   /* number of the first round; default 1. For tests of wrap-around */
-	uint32_t nr_chunks;	   /* high throughput, between nodes: chunks of rows under way to each node, and as many pieces of results in all; 2 to 512.
-				      0: TERN_CHUNKS of the environment, or 16, less where there are many nodes */
-	uint32_t chunk_bytes;	   /* of each, at least: a row always fits; 0: TERN_CHUNK_BYTES of the environment, or 512 KiB, less where there are many nodes */
-	uint16_t device;	   /* enum tern_device; default TERN_DEVICE_CPU. See "on a device" below */
-	uint16_t caller_output;	   /* not 0, devices only: rows always go into the caller's into_x, and no memory is taken for them */
+	uint32_t replica_ranks; /* tensor-parallel replicas: ranks [g*n, (g+1)*n) pass the same
+				   tokens, each sends its share, all get all results. Default 1;
+				   divides R */
+	int wait_ms;            /* longest wait of one call, ms; 0 polls once; default 30000 */
+	uint32_t first_epoch;   /* number of the first round; default 1. For tests of wrap-around */
+	uint32_t nr_chunks;     /* high throughput, between nodes: chunks of rows under way to each
+				   node, and as many pieces of results in all; 2 to 512. 0: TERN_CHUNKS
+				   of the environment, or 16, less where there are many nodes */
+	uint32_t chunk_bytes;   /* of each, at least: a row always fits; 0: TERN_CHUNK_BYTES of the
+				   environment, or 512 KiB, less where there are many nodes */
+	uint16_t device; /* enum tern_device; default TERN_DEVICE_CPU. See "on a device" below */
+	uint16_t caller_output; /* not 0, devices only: rows always go into the caller's into_x, and
+				   no memory is taken for them */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -266,44 +308,53 @@ static inline void tern_moe_config_init(struct tern_moe_config *config)
 }
 
 /* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and
- * values. wait_ms may differ. Any number of exchanges may be made one after the other, and be alive as
- * memory and descriptors allow; where a transfer engine is between ranks, 256 of a group, and one more
- * is refused with TERN_ERR_NOMEM. */
-TERN_API int tern_moe_create(tern_group *group, const struct tern_moe_config *config, tern_moe **moe);
+ * values. wait_ms may differ. Any number of exchanges may be made one after the other, and be alive
+ * as memory and descriptors allow; where a transfer engine is between ranks, 256 of a group, and
+ * one more is refused with TERN_ERR_NOMEM. */
+TERN_API int tern_moe_create(
+	tern_group *group, const struct tern_moe_config *config, tern_moe **moe);
 
 /* Local, in any order on the ranks. NULL is fine. */
 TERN_API int tern_moe_destroy(tern_moe *moe);
 
-/* Local. Gives the exchange up and keeps its memory: peers that wait for this rank get TERN_ERR_PEER_LEFT, halves called from now on return
- * TERN_ERR_STATE, and received rows can be read until tern_moe_destroy. For bindings whose arrays may outlive the exchange. */
+/* Local. Gives the exchange up and keeps its memory: peers that wait for this rank get
+ * TERN_ERR_PEER_LEFT, halves called from now on return TERN_ERR_STATE, and received rows can be
+ * read until tern_moe_destroy. For bindings whose arrays may outlive the exchange. */
 TERN_API int tern_moe_leave(tern_moe *moe);
 
 TERN_API int tern_moe_set_wait(tern_moe *moe, int wait_ms);
 
 /* Where physical experts live, for engines that load weights: */
-TERN_API int tern_moe_nr_local(const tern_moe *moe);			   /* L */
-TERN_API int tern_moe_local_expert(const tern_moe *moe, uint32_t local); /* its logical id, or a negative code */
+TERN_API int tern_moe_nr_local(const tern_moe *moe);                     /* L */
+TERN_API int tern_moe_local_expert(const tern_moe *moe, uint32_t local); /* its logical id, or a
+									    negative code */
 
 struct tern_memory {
 	size_t size TERN_SIZE_OF(tern_memory); /* set by the caller: sizeof(struct tern_memory) */
-	uint64_t window_bytes;	 /* shared with peers: staging, regions, flags. Address space: pages are taken when first written */
-	uint64_t output_bytes;	 /* received rows, in the window or beside it, address space likewise */
-	uint64_t private_bytes;	 /* plans and bookkeeping */
-	uint64_t staging_bytes;	 /* between nodes: what waits to be sent, or to be passed on. In high-throughput mode on the CPU it does not depend on max_tokens; on devices it is pinned */
+	uint64_t window_bytes;  /* shared with peers: staging, regions, flags. Address space: pages
+				   are taken when first written */
+	uint64_t output_bytes;  /* received rows, in the window or beside it, address space likewise
+				 */
+	uint64_t private_bytes; /* plans and bookkeeping */
+	uint64_t staging_bytes; /* between nodes: what waits to be sent, or to be passed on. In
+				   high-throughput mode on the CPU it does not depend on max_tokens;
+				   on devices it is pinned */
 };
 TERN_API int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory);
 
-/* ---- the halves -------------------------------------------------------------------------------------------- */
+/* ---- the halves ------------------------------------------------------------------------------ */
 
 struct tern_dispatch {
 	size_t size TERN_SIZE_OF(tern_dispatch); /* sizeof(struct tern_dispatch) */
 	uint32_t slot;
-	uint32_t nr_tokens;	/* n, 0 to T */
-	const void *x;		/* [n][H] of x_dtype, or [n][payload_bytes]; 16-byte aligned */
-	size_t x_stride;	/* bytes from row to row, a multiple of 16; 0: dense */
-	const void *scales;	/* [n][ceil(H/128)] float or uint8_t when x_dtype is TERN_FP8_E4M3; else NULL */
-	size_t scales_stride;	/* bytes; 0: dense */
-	const void *topk_ids;	/* [n][K] logical expert ids, dense; -1: no expert; no id twice in a row */
+	uint32_t nr_tokens; /* n, 0 to T */
+	const void *x;      /* [n][H] of x_dtype, or [n][payload_bytes]; 16-byte aligned */
+	size_t x_stride;    /* bytes from row to row, a multiple of 16; 0: dense */
+	const void *scales; /* [n][ceil(H/128)] float or uint8_t when x_dtype is TERN_FP8_E4M3; else
+			       NULL */
+	size_t scales_stride;   /* bytes; 0: dense */
+	const void *topk_ids;   /* [n][K] logical expert ids, dense; -1: no expert; no id twice in a
+				   row */
 	uint32_t topk_ids_bits; /* 32 or 64; 0 means 32 */
 	uint32_t reserved;
 	const float *topk_weights; /* [n][K], dense; NULL: all 1 */
@@ -319,84 +370,111 @@ struct tern_row {
 
 struct tern_received {
 	size_t size TERN_SIZE_OF(tern_received); /* sizeof(struct tern_received) */
-	void *into_x;	   /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as many row positions as the worst case has; NULL: library memory */
-	void *into_scales; /* in: goes with into_x for FP8, aligned to one scale */
-	void *x;	   /* out, like all below: the rows */
-	void *scales;	   /* [rows][ceil(H/128)]; NULL unless FP8 */
-	const uint32_t *counts;	     /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each source */
-	const uint64_t *offsets;     /* [L] first row position of each local expert; TERN_BY_SOURCE: [R] of each source */
+	void *into_x; /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as
+			 many row positions as the worst case has; NULL: library memory */
+	void *into_scales;       /* in: goes with into_x for FP8, aligned to one scale */
+	void *x;                 /* out, like all below: the rows */
+	void *scales;            /* [rows][ceil(H/128)]; NULL unless FP8 */
+	const uint32_t *counts;  /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each
+				    source */
+	const uint64_t *offsets; /* [L] first row position of each local expert; TERN_BY_SOURCE: [R]
+				    of each source */
 	const struct tern_row *rows; /* by row position; only those that hold a row are set */
-	const int32_t *topk_ids;     /* TERN_BY_SOURCE: [rows][K] local expert ids, -1: not here; else NULL */
-	const float *topk_weights;   /* TERN_BY_SOURCE: [rows][K], 0 where the id is -1; else NULL */
-	uint64_t nr_rows;	     /* rows received, without padding */
-	uint64_t extent;	     /* row positions spanned, padding included: every row's position is below it */
+	const int32_t *topk_ids;   /* TERN_BY_SOURCE: [rows][K] local expert ids, -1: not here; else
+				      NULL */
+	const float *topk_weights; /* TERN_BY_SOURCE: [rows][K], 0 where the id is -1; else NULL */
+	uint64_t nr_rows;          /* rows received, without padding */
+	uint64_t extent; /* row positions spanned, padding included: every row's position is below
+			    it */
 };
 
 struct tern_combine {
 	size_t size TERN_SIZE_OF(tern_combine); /* sizeof(struct tern_combine) */
 	uint32_t slot;
 	uint32_t reserved;
-	const void *y;	 /* rows of combine_dtype at the positions of the received x rows; 16-byte aligned; may be NULL with no rows */
+	const void *y;   /* rows of combine_dtype at the positions of the received x rows; 16-byte
+			    aligned; may be NULL with no rows */
 	size_t y_stride; /* bytes; 0: dense */
 };
 
-/* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput mode: for all counts,
- * and between nodes for room for more rows. After TERN_ERR_TIMEOUT it goes on when called again with the same arguments. */
+/* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput
+ * mode: for all counts, and between nodes for room for more rows. After TERN_ERR_TIMEOUT it goes on
+ * when called again with the same arguments. */
 TERN_API int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 /* Waits for all sources, then describes the rows in *received. */
 TERN_API int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
-/* Sends the experts' results home. x and y may be overwritten when it returns 0. Between nodes it may wait until results that were sent before have left; after
- * TERN_ERR_TIMEOUT it goes on when called again with the same arguments. */
+/* Sends the experts' results home. x and y may be overwritten when it returns 0. Between nodes it
+ * may wait until results that were sent before have left; after TERN_ERR_TIMEOUT it goes on when
+ * called again with the same arguments. */
 TERN_API int tern_combine_send(tern_moe *moe, const struct tern_combine *args);
-/* Waits for all ranks, then writes out[n][H] of combine_dtype, out_stride bytes from row to row (0: dense), 16-byte aligned; tokens without experts get zeros. n: the tokens passed to dispatch_send. */
+/* Waits for all ranks, then writes out[n][H] of combine_dtype, out_stride bytes from row to row (0:
+ * dense), 16-byte aligned; tokens without experts get zeros. n: the tokens passed to dispatch_send.
+ */
 TERN_API int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
-/* Instead of both combine halves: gives the received rows back. All ranks do so in the same round. The slot's next dispatch waits for all to have done it. */
+/* Instead of both combine halves: gives the received rows back. All ranks do so in the same round.
+ * The slot's next dispatch waits for all to have done it. */
 TERN_API int tern_release(tern_moe *moe, uint32_t slot);
 
 /* Send and receive in one call. The arguments of both are checked before anything is sent. After
  * TERN_ERR_TIMEOUT it goes on where it was when called again with the same arguments. */
-TERN_API int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
-TERN_API int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
+TERN_API int tern_dispatch(
+	tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
+TERN_API int tern_combine(
+	tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 
-/* ---- on a device ------------------------------------------------------------------------------------------- *
+/* ---- on a device ------------------------------------------------------------------------------
  *
- * With tern_moe_config.device = TERN_DEVICE_CUDA the halves run on the device that is current for the calling thread when tern_moe_create is
- * called, and it has to be current for every later call too. It needs libtern_cuda.so, wait_ms > 0, and that the devices of ranks on one node can map each other's
- * memory. Ranks on other nodes are reached through pinned host memory and the engine; replica ranks have to be on one node. What differs:
+ * With tern_moe_config.device = TERN_DEVICE_CUDA the halves run on the device that is current for
+ * the calling thread when tern_moe_create is called, and it has to be current for every later call
+ * too. It needs libtern_cuda.so, wait_ms > 0, and that the devices of ranks on one node can map
+ * each other's memory. Ranks on other nodes are reached through pinned host memory and the engine;
+ * replica ranks have to be on one node. What differs:
  *
- * Halves are put on the slot's stream and return at once. The order of calls is the same; so is the order on all streams together, per slot. Pointers are to
- *             device memory (or pinned host memory), are kept until the work on the stream is done, and are read then: x, topk_ids, topk_weights,
- *             scales and y belong to the library until the half has run. Where one call does both halves, into_x may not overlap x, nor out y.
- * Graphs.     All halves may be captured in a CUDA graph, also apart from each other, and replayed with other x, ids, weights and y at the same
- *             addresses. The epoch lives on the device. Replays of a slot's halves have to alternate as calls do.
- * Counts.     The host does not know them. All of tern_received's pointers are to device memory. offsets has two more entries: offsets[L]
- *             (TERN_BY_SOURCE: offsets[R]) is nr_rows, the next one extent. The fields nr_rows and extent say how many there can be at most.
- * Ids.        Are read by kernels alone. One out of range gets no route, and one named twice in a row gets two results from one row; the round
- *             goes on, and tern_moe_status returns TERN_ERR_INVALID, once.
- * Waiting.    Happens in kernels, for at most wait_ms each. One that expires ends the exchange: all kernels
- *             from then on return at once, and outputs are undefined. The next call on the exchange, of
- *             whatever kind that tells of rounds or begins one or changes a setting, returns
- *             TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended, or the network to it;
- *             halves and tern_moe_status go on to return it. A wait for a peer that left, or whose call
- *             has returned an error, ends at once, with TERN_ERR_PEER_LEFT. The death of a process on the
- *             same node is noticed when wait_ms is over.
- *             A release where a peer combines is such a wait, too.
- * Peers.      What a peer has written is looked at before a kernel follows it: a number that no correct peer writes ends the exchange in the same way, with TERN_ERR_PROTOCOL; its
+ * Halves.     Are put on the slot's stream and return at once. The order of calls is the same; so
+ *             is the order on all streams together, per slot. Pointers are to device memory (or
+ *             pinned host memory), are kept until the work on the stream is done, and are read
+ *             then: x, topk_ids, topk_weights, scales and y belong to the library until the half
+ *             has run. Where one call does both halves, into_x may not overlap x, nor out y.
+ * Graphs.     All halves may be captured in a CUDA graph, also apart from each other, and replayed
+ *             with other x, ids, weights and y at the same addresses. The epoch lives on the
+ *             device. Replays of a slot's halves have to alternate as calls do.
+ * Counts.     The host does not know them. All of tern_received's pointers are to device memory.
+ *             offsets has two more entries: offsets[L] (TERN_BY_SOURCE: offsets[R]) is nr_rows, the
+ *             next one extent. The fields nr_rows and extent say how many there can be at most.
+ * Ids.        Are read by kernels alone. One out of range gets no route, and one named twice in a
+ *             row gets two results from one row; the round goes on, and tern_moe_status returns
+ *             TERN_ERR_INVALID, once.
+ * Waiting.    Happens in kernels, for at most wait_ms each. One that expires ends the exchange: all
+ *             kernels from then on return at once, and outputs are undefined. The next call on the
+ *             exchange, of whatever kind that tells of rounds or begins one or changes a setting,
+ *             returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended, or the
+ *             network to it; halves and tern_moe_status go on to return it. A wait for a peer that
+ *             left, or whose call has returned an error, ends at once, with TERN_ERR_PEER_LEFT. The
+ *             death of a process on the same node is noticed when wait_ms is over. A release where
+ *             a peer combines is such a wait, too.
+ * Peers.      What a peer has written is looked at before a kernel follows it: a number that no
+ *             correct peer writes ends the exchange in the same way, with TERN_ERR_PROTOCOL; its
  *             peers get TERN_ERR_PEER_LEFT.
- * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device has got, so wait for the streams first. Asking waits for no kernel, and copies a
- *             few KB from the device. Bytes are those that are stored for rows and results, with what they carry besides, without plans and counts. A round over its capacity is none.
- * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process share a device, when all of them have. An exchange destroyed in the middle of a round or after a failure keeps its window
- *             allocated until the process ends, since peers may still write to it.
+ * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device
+ *             has got, so wait for the streams first. Asking waits for no kernel, and copies a few
+ *             KB from the device. Bytes are those that are stored for rows and results, with what
+ *             they carry besides, without plans and counts. A round over its capacity is none.
+ * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process
+ *             share a device, when all of them have. An exchange destroyed in the middle of a round
+ *             or after a failure keeps its window allocated until the process ends, since peers may
+ *             still write to it.
  */
 
-/* The stream (cudaStream_t) for what is called next on that slot; NULL, the default: the legacy default stream. */
+/* The stream (cudaStream_t) for what is called next on that slot; NULL, the default: the legacy
+ * default stream. */
 TERN_API int tern_moe_set_stream(tern_moe *moe, uint32_t slot, void *stream);
-/* Where kernels find the number of tokens, on the device: at most what tern_dispatch.nr_tokens says, which sizes the launch. NULL, the default: exactly nr_tokens. */
+/* Where kernels find the number of tokens, on the device: at most what tern_dispatch.nr_tokens
+ * says, which sizes the launch. NULL, the default: exactly nr_tokens. */
 TERN_API int tern_moe_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
 /* Most SMs that a half may take. 0, the default: as many as are fastest. */
 TERN_API int tern_moe_set_sms(tern_moe *moe, uint32_t nr_sms);
 
-/* ---- what happened ----------------------------------------------------------------------------------------- */
+/* ---- what happened --------------------------------------------------------------------------- */
 
 enum tern_phase {
 	TERN_PHASE_COUNTS = 0,
@@ -404,24 +482,26 @@ enum tern_phase {
 	TERN_PHASE_COMBINE = 2
 };
 
-/* 0, or the error that ended the exchange, or, on a device, what kernels have found since: ids that are none (reported once). Waits for nothing. */
+/* 0, or the error that ended the exchange, or, on a device, what kernels have found since: ids that
+ * are none (reported once). Waits for nothing. */
 TERN_API int tern_moe_status(tern_moe *moe);
 
 /* Who was waited for when the last wait of this exchange failed. */
 struct tern_wait_report {
 	size_t size TERN_SIZE_OF(tern_wait_report); /* sizeof(struct tern_wait_report) */
-	int32_t rank;	       /* who waited */
-	int32_t peer;	       /* for whom: the first one missing; -1: no wait has failed */
-	uint32_t nr_missing;   /* how many ranks had not arrived */
+	int32_t rank;                               /* who waited */
+	int32_t peer;        /* for whom: the first one missing; -1: no wait has failed */
+	uint32_t nr_missing; /* how many ranks had not arrived */
 	uint32_t slot;
-	int32_t phase;	       /* enum tern_phase */
+	int32_t phase; /* enum tern_phase */
 	uint32_t epoch_expected;
-	uint32_t epoch_seen;   /* of that peer's word */
-	uint32_t count_seen;   /* rows that the peer's word announced, when epoch_seen == epoch_expected */
-	uint64_t arrived;      /* ranks that had arrived */
-	uint64_t expected;     /* ranks that should have */
+	uint32_t epoch_seen; /* of that peer's word */
+	uint32_t count_seen; /* rows that the peer's word announced, when epoch_seen ==
+				epoch_expected */
+	uint64_t arrived;    /* ranks that had arrived */
+	uint64_t expected;   /* ranks that should have */
 	uint64_t waited_ns;
-	int32_t error;	       /* enum tern_error that the wait returned */
+	int32_t error; /* enum tern_error that the wait returned */
 	int32_t reserved;
 };
 TERN_API int tern_moe_wait_report(const tern_moe *moe, struct tern_wait_report *report);
@@ -429,16 +509,18 @@ TERN_API int tern_moe_wait_report(const tern_moe *moe, struct tern_wait_report *
 /* Since creation or the last reset, on this rank. */
 struct tern_stats {
 	size_t size TERN_SIZE_OF(tern_stats); /* sizeof(struct tern_stats) */
-	uint64_t rounds;	    /* dispatches completed */
-	uint64_t tokens;	    /* passed to dispatch, own share only with replica_ranks */
-	uint64_t routes;	    /* (token, k) pairs with an expert */
-	uint64_t rows;		    /* (token, rank) pairs sent, self included */
-	uint64_t rows_away;	    /* of these, to other ranks */
-	uint64_t tokens_away;	    /* tokens with at least one row to another rank */
-	uint64_t dispatch_bytes;    /* stored for ranks' receive sides by dispatch, self included */
-	uint64_t combine_bytes;	    /* stored for homes by combine, self included */
+	uint64_t rounds;                      /* dispatches completed */
+	uint64_t tokens;         /* passed to dispatch, own share only with replica_ranks */
+	uint64_t routes;         /* (token, k) pairs with an expert */
+	uint64_t rows;           /* (token, rank) pairs sent, self included */
+	uint64_t rows_away;      /* of these, to other ranks */
+	uint64_t tokens_away;    /* tokens with at least one row to another rank */
+	uint64_t dispatch_bytes; /* stored for ranks' receive sides by dispatch, self included */
+	uint64_t combine_bytes;  /* stored for homes by combine, self included */
 	uint64_t rows_received;
-	uint64_t engine_bytes;	    /* written to ranks that are not mapped: rows once for each node in high-throughput mode (on a device once for each rank), headers and counts included */
+	uint64_t engine_bytes; /* written to ranks that are not mapped: rows once for each node in
+				  high-throughput mode (on a device once for each rank), headers and
+				  counts included */
 };
 TERN_API int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats);
 /* Routes that this rank's tokens took to each logical expert: counts[E]. nr must be E. */

@@ -40,8 +40,8 @@ static void prepare(struct coroutine *c)
 	c->inside.uc_stack.ss_sp = c->memory + c->guard_bytes;
 	c->inside.uc_stack.ss_size = c->memory_bytes - c->guard_bytes;
 	c->inside.uc_link = NULL;
-	makecontext(
-		&c->inside, (void (*)(void))begin, 2, (unsigned int)((uintptr_t)c >> 32), (unsigned int)(uintptr_t)c);
+	makecontext(&c->inside, (void (*)(void))begin, 2, (unsigned int)((uintptr_t)c >> 32),
+		(unsigned int)(uintptr_t)c);
 }
 
 struct coroutine *coroutine_create(size_t stack_bytes, void (*body)(void *ctx), void *ctx)
@@ -55,8 +55,8 @@ struct coroutine *coroutine_create(size_t stack_bytes, void (*body)(void *ctx), 
 	c->ctx = ctx;
 	c->guard_bytes = page;
 	c->memory_bytes = (stack_bytes + page - 1) / page * page + page;
-	c->memory =
-		mmap(NULL, c->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	c->memory = mmap(NULL, c->memory_bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (c->memory == MAP_FAILED) {
 		free(c);
 		return NULL;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AddressSanitizer keeps a picture of the stack; it is told when another stack is switched to. Without it, nothing. */
+/* AddressSanitizer keeps a picture of the stack; it is told when another stack is switched to.
+ * Without it, nothing. */
 #ifndef TERN_SOAK_FIBER_H
 #define TERN_SOAK_FIBER_H
 
@@ -12,8 +13,8 @@
 #if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
 #include <sanitizer/common_interface_defs.h>
 
-/* Before a switch to the stack [bottom, bottom + bytes). *keep: what the sanitizer has to be given when this stack goes
- * on; NULL when it never does. */
+/* Before a switch to the stack [bottom, bottom + bytes). *keep: what the sanitizer has to be given
+ * when this stack goes on; NULL when it never does. */
 static inline void fiber_leave(void **keep, const void *bottom, size_t bytes)
 {
 	__sanitizer_start_switch_fiber(keep, bottom, bytes);

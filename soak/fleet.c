@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who runs next, and when time goes on. A rank has something to do when its network has news, when its clock says so,
- * or when something was stored for it. Of all that have, one is drawn; when none has, time goes on to the next event.
+/* Who runs next, and when time goes on. A rank has something to do when its network has news, when
+ * its clock says so, or when something was stored for it. Of all that have, one is drawn; when none
+ * has, time goes on to the next event.
  */
 #include "soak/fleet_inside.h"
 
@@ -15,7 +16,7 @@
 #define STACK_BYTES (256u << 10)
 #define MOST_IDLE_TURNS 20000000u /* without time going on: somebody goes round in a circle */
 
-/* ---- small things ---------------------------------------------------------------------------------------- */
+/* ---- small things ---------------------------------------------------------------------------- */
 
 void fleet_note(struct fleet *fleet, uint64_t a, uint64_t b)
 {
@@ -24,7 +25,9 @@ void fleet_note(struct fleet *fleet, uint64_t a, uint64_t b)
 
 uint64_t fleet_draw(struct fleet *fleet, uint64_t below)
 {
-	return below < 2 ? 0 : random_below(&fleet->random, below > UINT32_MAX ? UINT32_MAX : (uint32_t)below);
+	return below < 2 ? 0
+			 : random_below(&fleet->random,
+				   below > UINT32_MAX ? UINT32_MAX : (uint32_t)below);
 }
 
 static void wants_clock(struct fleet *fleet, uint64_t at_ns)
@@ -47,7 +50,7 @@ void fleet_wake(struct fleet *fleet, struct member *member)
 	fleet_queue(fleet, member);
 }
 
-/* ---- a rank goes on -------------------------------------------------------------------------------------- */
+/* ---- a rank goes on -------------------------------------------------------------------------- */
 
 void fleet_resume(struct member *member)
 {
@@ -94,7 +97,8 @@ static void step_engine(struct fleet *fleet, struct member *member)
 	look_ns = engine_next_ns(member->engine);
 	member->step = engine_step(member->engine, sim_now(fleet->network));
 	wants_clock(fleet, engine_next_ns(member->engine));
-	if (member->step || engine_next_ns(member->engine) != look_ns) /* a look may have found a death */
+	if (member->step || engine_next_ns(member->engine) != look_ns) /* a look may have found a
+									  death */
 		wake_node(fleet, member);
 }
 
@@ -130,7 +134,7 @@ static void run_one(struct fleet *fleet)
 		fleet_queue(fleet, member);
 }
 
-/* ---- time goes on ---------------------------------------------------------------------------------------- */
+/* ---- time goes on ---------------------------------------------------------------------------- */
 
 /* Those whose time has come are queued; the others tell when theirs will. */
 static void ring_clock(struct fleet *fleet)
@@ -188,23 +192,24 @@ static bool pass_time(struct fleet *fleet)
 	return true;
 }
 
-/* ---- the end --------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void say_who_waits(struct fleet *fleet, const char *why)
 {
-	size_t at = (size_t)snprintf(fleet->failure, sizeof(fleet->failure), "%s after %.3f ms of virtual time:", why,
-		(double)sim_now(fleet->network) / 1e6);
+	size_t at = (size_t)snprintf(fleet->failure, sizeof(fleet->failure),
+		"%s after %.3f ms of virtual time:", why, (double)sim_now(fleet->network) / 1e6);
 
-	for (uint32_t r = 0; r < fleet->settings.nr_ranks && at < sizeof(fleet->failure) - 400; r++) {
+	for (uint32_t r = 0; r < fleet->settings.nr_ranks && at < sizeof(fleet->failure) - 400;
+		r++) {
 		struct member *m = &fleet->members[r];
 
 		if (m->dead)
-			at += (size_t)snprintf(
-				fleet->failure + at, sizeof(fleet->failure) - at, "\n  rank %u is dead", r);
+			at += (size_t)snprintf(fleet->failure + at, sizeof(fleet->failure) - at,
+				"\n  rank %u is dead", r);
 		else if (!coroutine_has_ended(m->coroutine))
 			at += (size_t)snprintf(fleet->failure + at, sizeof(fleet->failure) - at,
-				"\n  rank %u is in %s since %.3f ms (%.200s)", r, m->doing, (double)m->since_ns / 1e6,
-				m->error);
+				"\n  rank %u is in %s since %.3f ms (%.200s)", r, m->doing,
+				(double)m->since_ns / 1e6, m->error);
 	}
 }
 
@@ -234,7 +239,7 @@ const char *fleet_failure(const struct fleet *fleet)
 	return fleet->failure;
 }
 
-/* ---- making and ending ----------------------------------------------------------------------------------- */
+/* ---- making and ending ----------------------------------------------------------------------- */
 
 static int create_members(struct fleet *fleet)
 {
@@ -248,7 +253,8 @@ static int create_members(struct fleet *fleet)
 	for (uint32_t r = 0; r < nr; r++) {
 		struct member *member = &fleet->members[r];
 
-		*member = (struct member){.fleet = fleet, .rank = r, .doing = "nothing yet", .until_ns = NEVER};
+		*member = (struct member){
+			.fleet = fleet, .rank = r, .doing = "nothing yet", .until_ns = NEVER};
 		member->coroutine = coroutine_create(STACK_BYTES, run_body, member);
 		if (!member->coroutine)
 			return fail(TERN_ERR_NOMEM, "no memory for the stack of rank %u", r);
@@ -258,7 +264,8 @@ static int create_members(struct fleet *fleet)
 	return 0;
 }
 
-int fleet_create(const struct fleet_settings *settings, fleet_body body, void *ctx, struct fleet **out)
+int fleet_create(
+	const struct fleet_settings *settings, fleet_body body, void *ctx, struct fleet **out)
 {
 	struct fleet *fleet = calloc(1, sizeof(*fleet));
 	int rc;

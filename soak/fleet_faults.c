@@ -53,7 +53,8 @@ static void foresee(struct fleet *fleet, const struct fault *fault)
 		fleet->timer_ns = fault->at_ns;
 }
 
-/* Called by a body, which is the victim's own or not: a rank that is dead is not resumed before it is buried. */
+/* Called by a body, which is the victim's own or not: a rank that is dead is not resumed before it
+ * is buried. */
 void fleet_kill(struct fleet *fleet, uint32_t rank, uint64_t at_ns)
 {
 	struct member *victim = &fleet->members[rank];
@@ -65,8 +66,11 @@ void fleet_kill(struct fleet *fleet, uint32_t rank, uint64_t at_ns)
 
 void fleet_cut(struct fleet *fleet, uint32_t from, uint32_t to, bool both_ways, uint64_t at_ns)
 {
-	foresee(fleet,
-		&(struct fault){.kind = FAULT_CUT, .from = from, .to = to, .both_ways = both_ways, .at_ns = at_ns});
+	foresee(fleet, &(struct fault){.kind = FAULT_CUT,
+			       .from = from,
+			       .to = to,
+			       .both_ways = both_ways,
+			       .at_ns = at_ns});
 }
 
 uint64_t fleet_fault_ns(const struct fleet *fleet)
@@ -84,7 +88,8 @@ bool fleet_is_buried(const struct fleet *fleet, uint32_t rank)
 	return fleet->members[rank].buried;
 }
 
-/* The dead, and after a failure those that still wait: nobody else runs any more, so each comes to its end in one go.
+/* The dead, and after a failure those that still wait: nobody else runs any more, so each comes to
+ * its end in one go.
  */
 void fleet_bury_all(struct fleet *fleet)
 {

@@ -37,7 +37,10 @@ struct visitor { /* a rank inside an allgather */
 };
 
 struct fault {
-	enum { FAULT_KILL, FAULT_CUT } kind;
+	enum {
+		FAULT_KILL,
+		FAULT_CUT
+	} kind;
 	uint32_t from, to;
 	bool both_ways, done;
 	uint64_t at_ns;

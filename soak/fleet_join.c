@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "group/group.h"
 
-/* ---- the scheduler ------------------------------------------------------------------------------------------ */
+/* ---- the scheduler --------------------------------------------------------------------------- */
 
 static uint64_t scheduler_time(void *ctx)
 {
@@ -24,8 +24,9 @@ static void scheduler_idle(void *ctx, uint64_t until_ns)
 	if (!member->buried)
 		fleet_wait(member, until_ns);
 	else
-		member->buried_ns =
-			until_ns > member->buried_ns && until_ns < NEVER / 2 ? until_ns : member->buried_ns + 1000;
+		member->buried_ns = until_ns > member->buried_ns && until_ns < NEVER / 2
+					    ? until_ns
+					    : member->buried_ns + 1000;
 }
 
 static void scheduler_stored(void *ctx, uint32_t rank)
@@ -55,14 +56,15 @@ static bool scheduler_has_died(void *ctx, uint32_t rank)
 
 static void scheduler_configure(void *ctx, struct tern_engine_config *config)
 {
-	const struct tern_engine_config *wanted = &((const struct member *)ctx)->fleet->settings.engine;
+	const struct tern_engine_config *wanted =
+		&((const struct member *)ctx)->fleet->settings.engine;
 	const char *transport = config->transport;
 
 	*config = *wanted;
 	config->transport = transport;
 }
 
-/* ---- the allgather --------------------------------------------------------------------------------------- */
+/* ---- the allgather --------------------------------------------------------------------------- */
 
 static void hand_out(struct fleet *fleet)
 {
@@ -80,7 +82,8 @@ static int complete_turn(struct fleet *fleet)
 
 	for (uint32_t r = 1; r < nr; r++)
 		if (fleet->visitors[r].bytes != fleet->visitors[0].bytes) {
-			snprintf(fleet->poison, sizeof(fleet->poison), "rank %u gathers %zu bytes, rank 0 %zu", r,
+			snprintf(fleet->poison, sizeof(fleet->poison),
+				"rank %u gathers %zu bytes, rank 0 %zu", r,
 				fleet->visitors[r].bytes, fleet->visitors[0].bytes);
 			return fail(TERN_ERR_BOOTSTRAP, "%s", fleet->poison);
 		}
@@ -107,7 +110,8 @@ static void give_up(struct fleet *fleet, const struct member *member)
 
 static int wait_turn(struct fleet *fleet, struct member *member)
 {
-	uint64_t turn = fleet->turn, deadline = sim_now(fleet->network) + (uint64_t)fleet->settings.wait_ms * 1000000;
+	uint64_t turn = fleet->turn,
+		 deadline = sim_now(fleet->network) + (uint64_t)fleet->settings.wait_ms * 1000000;
 
 	while (fleet->turn == turn && !*fleet->poison && !member->buried) {
 		if (sim_now(fleet->network) >= deadline)
@@ -126,12 +130,15 @@ static int allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	struct fleet *fleet = member->fleet;
 
 	if (*fleet->poison || member->buried)
-		return fail(TERN_ERR_BOOTSTRAP, "%s", *fleet->poison ? fleet->poison : "this rank is dead");
-	fleet->visitors[member->rank] = (struct visitor){.mine = mine, .all = all, .bytes = bytes, .present = true};
-	return ++fleet->nr_present == fleet->settings.nr_ranks ? complete_turn(fleet) : wait_turn(fleet, member);
+		return fail(TERN_ERR_BOOTSTRAP, "%s",
+			*fleet->poison ? fleet->poison : "this rank is dead");
+	fleet->visitors[member->rank] =
+		(struct visitor){.mine = mine, .all = all, .bytes = bytes, .present = true};
+	return ++fleet->nr_present == fleet->settings.nr_ranks ? complete_turn(fleet)
+							       : wait_turn(fleet, member);
 }
 
-/* ---- for bodies ------------------------------------------------------------------------------------------ */
+/* ---- for bodies ------------------------------------------------------------------------------ */
 
 int fleet_join(struct fleet *fleet, uint32_t rank, tern_group **group)
 {
@@ -154,8 +161,10 @@ int fleet_join(struct fleet *fleet, uint32_t rank, tern_group **group)
 	config.node = node;
 	config.transport = "sim";
 	config.wait_ms = fleet->settings.wait_ms;
-	config.boot = (struct tern_boot){
-		.rank = (int)rank, .nr_ranks = (int)fleet->settings.nr_ranks, .allgather = allgather, .ctx = member};
+	config.boot = (struct tern_boot){.rank = (int)rank,
+		.nr_ranks = (int)fleet->settings.nr_ranks,
+		.allgather = allgather,
+		.ctx = member};
 	return group_create_scheduled(&config, &member->scheduler, group);
 }
 

@@ -15,7 +15,8 @@ struct inputs {
 };
 
 /* -1: no memory. inputs_free also then. */
-int inputs_make(const struct scenario *scenario, uint32_t rank, uint64_t round, struct inputs *inputs);
+int inputs_make(
+	const struct scenario *scenario, uint32_t rank, uint64_t round, struct inputs *inputs);
 void inputs_free(struct inputs *inputs);
 
 #endif

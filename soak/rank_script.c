@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank does: halves over all slots in an order that is the same on all ranks, with pauses of its own between
- * them. What it passes is overwritten as soon as the contract lets it; what it received, before it gives it back. */
+/* What a rank does: halves over all slots in an order that is the same on all ranks, with pauses of
+ * its own between them. What it passes is overwritten as soon as the contract lets it; what it
+ * received, before it gives it back. */
 #include "soak/inputs.h"
 #include "soak/soak_inside.h"
 
@@ -17,7 +18,12 @@
 #define FIRST_POLL_NS 1000u
 #define LONGEST_POLL_NS MS
 
-enum next_half { NEXT_DISPATCH_SEND, NEXT_DISPATCH_RECV, NEXT_COMBINE_SEND, NEXT_COMBINE_RECV };
+enum next_half {
+	NEXT_DISPATCH_SEND,
+	NEXT_DISPATCH_RECV,
+	NEXT_COMBINE_SEND,
+	NEXT_COMBINE_RECV
+};
 
 struct seat { /* of a slot */
 	enum next_half next;
@@ -42,9 +48,10 @@ struct rank_script {
 	size_t out_stride;
 };
 
-/* ---- what goes wrong ------------------------------------------------------------------------------------- */
+/* ---- what goes wrong ------------------------------------------------------------------------- */
 
-static int broken(struct rank_script *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int broken(struct rank_script *r, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 static int broken(struct rank_script *r, const char *format, ...)
 {
 	va_list args;
@@ -77,7 +84,7 @@ static void *need(struct rank_script *r, size_t bytes)
 	return memory;
 }
 
-/* ---- calls: bounded, repeated after a time-out, or the end ----------------------------------------------- */
+/* ---- calls: bounded, repeated after a time-out, or the end ----------------------------------- */
 
 static void call_begins(struct rank_script *r, const char *call)
 {
@@ -89,11 +96,14 @@ static void call_begins(struct rank_script *r, const char *call)
 static void check_bound(struct rank_script *r, const char *call)
 {
 	uint64_t took = fleet_now(r->show->fleet) - r->began_ns;
-	uint64_t most = (4 * (uint64_t)r->job->config.wait_ms + (uint64_t)r->scenario->fleet.engine.wait_ms) * MS + MS;
+	uint64_t most = (4 * (uint64_t)r->job->config.wait_ms +
+				(uint64_t)r->scenario->fleet.engine.wait_ms) *
+				MS +
+			MS;
 
 	if (took > most)
-		broken(r, "%s took %.3f ms of virtual time with wait_ms %d", call, (double)took / 1e6,
-			r->job->config.wait_ms);
+		broken(r, "%s took %.3f ms of virtual time with wait_ms %d", call,
+			(double)took / 1e6, r->job->config.wait_ms);
 }
 
 /* True: it timed out as short waits do, and is to be called again. */
@@ -103,7 +113,8 @@ static bool again(struct rank_script *r, const char *call, int rc, uint64_t *pol
 	r->fate->halves += rc == 0;
 	if (rc != TERN_ERR_TIMEOUT || fleet_is_buried(r->show->fleet, r->rank))
 		return false;
-	/* Silence is no death before it has lasted as long as the longest wait: that may be over first. */
+	/* Silence is no death before it has lasted as long as the longest wait: that may be over
+	 * first. */
 	if (r->scenario->trigger.fault == SOAK_NO_FAULT && r->job->config.wait_ms >= 1000)
 		return false;
 	if (!*tern_last_error())
@@ -114,7 +125,7 @@ static bool again(struct rank_script *r, const char *call, int rc, uint64_t *pol
 	return true;
 }
 
-/* ---- the fault ------------------------------------------------------------------------------------------- */
+/* ---- the fault ------------------------------------------------------------------------------- */
 
 static void pull(struct rank_script *r)
 {
@@ -128,16 +139,17 @@ static void pull(struct rank_script *r)
 		fleet_cut(r->show->fleet, t->victim, t->other, t->both_ways, at);
 }
 
-static void meet_fault(struct rank_script *r, const struct seat *seat, enum soak_phase phase, bool after)
+static void meet_fault(
+	struct rank_script *r, const struct seat *seat, enum soak_phase phase, bool after)
 {
 	const struct soak_trigger *t = &r->scenario->trigger;
 
-	if (t->fault != SOAK_NO_FAULT && !r->show->struck && t->phase == phase && t->after == after &&
-		t->victim == r->rank && seat->number >= t->round)
+	if (t->fault != SOAK_NO_FAULT && !r->show->struck && t->phase == phase &&
+		t->after == after && t->victim == r->rank && seat->number >= t->round)
 		pull(r);
 }
 
-/* ---- dispatch -------------------------------------------------------------------------------------------- */
+/* ---- dispatch -------------------------------------------------------------------------------- */
 
 static int try_dispatch(struct rank_script *r, uint32_t slot, const struct inputs *in)
 {
@@ -174,7 +186,9 @@ static int check_capacity(struct rank_script *r, struct seat *seat, int rc)
 	if (rc && rc != TERN_ERR_CAPACITY)
 		return ended_by(r, rc, "tern_dispatch_send");
 	if (rc != TERN_ERR_CAPACITY || !strstr(tern_last_error(), text))
-		return broken(r, "round %llu: dispatch_send returned %d (%s), and rank %d is over its capacity",
+		return broken(r,
+			"round %llu: dispatch_send returned %d (%s), and rank %d is over its "
+			"capacity",
 			(unsigned long long)seat->number, rc, rc ? tern_last_error() : "", over);
 	r->fate->rounds++;
 	return 0;
@@ -184,8 +198,9 @@ static int dispatch_send(struct rank_script *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	struct inputs in;
-	int rc = inputs_make(r->scenario, r->rank, seat->number, &in) ? broken(r, "no memory for what is passed")
-								      : try_dispatch(r, slot, &in);
+	int rc = inputs_make(r->scenario, r->rank, seat->number, &in)
+			 ? broken(r, "no memory for what is passed")
+			 : try_dispatch(r, slot, &in);
 
 	inputs_free(&in); /* gone as soon as they may be */
 	if (*r->fate->wrong)
@@ -202,7 +217,8 @@ static int check_received(struct rank_script *r, struct seat *seat, const char *
 
 	if (!reference || verify_received(reference, r->rank, &seat->received, &difference))
 		return broken(r, "no memory to verify");
-	return difference.nr ? broken(r, "%llu wrong %s: %s", (unsigned long long)difference.nr, when, difference.first)
+	return difference.nr ? broken(r, "%llu wrong %s: %s", (unsigned long long)difference.nr,
+				       when, difference.first)
 			     : 0;
 }
 
@@ -221,19 +237,23 @@ static int dispatch_recv(struct rank_script *r, uint32_t slot)
 		return ended_by(r, rc, "tern_dispatch_recv");
 	seat->next = NEXT_COMBINE_SEND;
 	if (r->scenario->wrong == SOAK_SPOILED_ROW && seat->received.nr_rows)
-		*(uint8_t *)((char *)seat->received.x + seat->received.offsets[0] * job_received_bytes(r->job)) ^= 1;
+		*(uint8_t *)((char *)seat->received.x +
+			     seat->received.offsets[0] * job_received_bytes(r->job)) ^= 1;
 	return check_received(r, seat, "after dispatch");
 }
 
-/* ---- combine --------------------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
-/* A peer that stores for the next round before these rows were given back is found now, or later by the poison. */
+/* A peer that stores for the next round before these rows were given back is found now, or later by
+ * the poison. */
 static int spoil_received(struct rank_script *r, struct seat *seat)
 {
-	int rc = r->scenario->check_twice ? check_received(r, seat, "before they were given back") : 0;
+	int rc = r->scenario->check_twice ? check_received(r, seat, "before they were given back")
+					  : 0;
 
 	if (!rc && seat->received.extent)
-		memset(seat->received.x, POISON, seat->received.extent * job_received_bytes(r->job));
+		memset(seat->received.x, POISON,
+			seat->received.extent * job_received_bytes(r->job));
 	return rc;
 }
 
@@ -313,12 +333,13 @@ static int combine_recv(struct rank_script *r, uint32_t slot)
 	if (!reference || verify_combined(reference, r->rank, r->out, r->out_stride, &difference))
 		return broken(r, "no memory to verify");
 	if (difference.nr)
-		return broken(r, "%llu wrong after combine: %s", (unsigned long long)difference.nr, difference.first);
+		return broken(r, "%llu wrong after combine: %s", (unsigned long long)difference.nr,
+			difference.first);
 	r->fate->rounds++;
 	return 0;
 }
 
-/* ---- the flow -------------------------------------------------------------------------------------------- */
+/* ---- the flow -------------------------------------------------------------------------------- */
 
 static bool may_start(const struct rank_script *r)
 {
@@ -391,23 +412,26 @@ static int flow(struct rank_script *r)
 	return rc;
 }
 
-/* ---- from joining to leaving ----------------------------------------------------------------------------- */
+/* ---- from joining to leaving ----------------------------------------------------------------- */
 
-/* Every rank arrives once in each phase of a round: more than that was delivered twice. A release may still be on its
- * way. */
+/* Every rank arrives once in each phase of a round: more than that was delivered twice. A release
+ * may still be on its way. */
 static void check_deliveries(struct rank_script *r)
 {
 	for (uint32_t slot = 0; slot < r->job->config.nr_slots; slot++)
 		for (int phase = 0; phase < NR_PHASES; phase++) {
 			const struct slot *s = &r->moe->slots[slot];
-			uint32_t most = s->rounds[phase] + (phase == TERN_PHASE_COMBINE && s->state == SLOT_RELEASED);
-			const struct event_count *events = (const struct event_count *)(const void *)own(
-				r->moe, layout_event_count(&r->moe->layout, slot, (enum tern_phase)phase));
+			uint32_t most = s->rounds[phase] +
+					(phase == TERN_PHASE_COMBINE && s->state == SLOT_RELEASED);
+			const struct event_count *events =
+				(const struct event_count *)(const void *)own(
+					r->moe, layout_event_count(&r->moe->layout, slot,
+							(enum tern_phase)phase));
 			uint32_t count = atomic_load_explicit(&events->count, memory_order_relaxed);
 
 			if (count > most * r->moe->nr_ranks)
-				broken(r, "slot %u, phase %d: %u arrivals in %u rounds of %u ranks", slot, phase, count,
-					most, r->moe->nr_ranks);
+				broken(r, "slot %u, phase %d: %u arrivals in %u rounds of %u ranks",
+					slot, phase, count, most, r->moe->nr_ranks);
 		}
 }
 
@@ -450,7 +474,8 @@ void rank_script(struct fleet *fleet, uint32_t rank, void *ctx)
 	r->fate->creating = true;
 	r->out_stride = job_y_bytes(r->job) + show->scenario->rows_apart;
 	r->out = need(r, r->job->config.max_tokens * r->out_stride);
-	if (rank == 0 && r->scenario->trigger.phase == SOAK_ANY_TIME && r->scenario->trigger.fault != SOAK_NO_FAULT)
+	if (rank == 0 && r->scenario->trigger.phase == SOAK_ANY_TIME &&
+		r->scenario->trigger.fault != SOAK_NO_FAULT)
 		pull(r);
 	fleet_does(fleet, rank, "tern_group_create");
 	rc = fleet_join(fleet, rank, &r->group);

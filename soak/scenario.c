@@ -20,7 +20,7 @@ static uint32_t draw(uint64_t *state, uint32_t below)
 	return random_below(state, below);
 }
 
-/* ---- network and engine ---------------------------------------------------------------------------------- */
+/* ---- network and engine ---------------------------------------------------------------------- */
 
 static void draw_network(uint64_t *state, struct sim_settings *network)
 {
@@ -59,7 +59,7 @@ static void draw_engine(uint64_t *state, struct tern_engine_config *engine)
 	engine->wait_ms = 2000;
 }
 
-/* ---- faults ---------------------------------------------------------------------------------------------- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 static uint64_t draw_delay(uint64_t *state)
 {
@@ -71,9 +71,11 @@ static void draw_trigger(uint64_t *state, const struct soak_wishes *wishes, stru
 	struct soak_trigger *t = &s->trigger;
 	uint32_t nr = s->job.nr_ranks;
 
-	t->fault = wishes->fault == SOAK_DRAWN ? (draw(state, 3) ? SOAK_NO_FAULT : SOAK_KILL + draw(state, 2))
-					       : wishes->fault;
-	t->phase = wishes->phase == SOAK_PHASE_DRAWN ? draw(state, SOAK_PHASE_DRAWN) : wishes->phase;
+	t->fault = wishes->fault == SOAK_DRAWN
+			   ? (draw(state, 3) ? SOAK_NO_FAULT : SOAK_KILL + draw(state, 2))
+			   : wishes->fault;
+	t->phase =
+		wishes->phase == SOAK_PHASE_DRAWN ? draw(state, SOAK_PHASE_DRAWN) : wishes->phase;
 	if (nr < 2)
 		t->fault = SOAK_NO_FAULT;
 	t->victim = draw(state, nr);
@@ -96,14 +98,14 @@ static void draw_trigger(uint64_t *state, const struct soak_wishes *wishes, stru
 			s->fleet.ranks_per_node = 1;
 		while (t->other / s->fleet.ranks_per_node == t->victim / s->fleet.ranks_per_node)
 			t->other = (t->other + 1) % nr;
-		/* A network that reports deaths is not asked for heartbeats, and a black hole is no death: without
-		 * heartbeats only a write that is not acknowledged tells. */
+		/* A network that reports deaths is not asked for heartbeats, and a black hole is no
+		 * death: without heartbeats only a write that is not acknowledged tells. */
 		s->fleet.engine.heartbeat_ms = s->fleet.engine.timeout_ms / 4;
 		s->fleet.network.retry_ns = draw(state, 2) ? 0 : 30 * MS;
 	}
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static void draw_manner(uint64_t *state, struct scenario *s)
 {
@@ -182,7 +184,8 @@ static void make_wrong(struct scenario *s)
 	s->fleet.engine.nr_nics = 1;
 }
 
-int scenario_open(struct scenario *s, uint64_t seed, const struct soak_wishes *wishes, struct reason *why)
+int scenario_open(
+	struct scenario *s, uint64_t seed, const struct soak_wishes *wishes, struct reason *why)
 {
 	struct draw_limits limits = {.nr_ranks = wishes->most_ranks ? wishes->most_ranks : 8,
 		.hidden = 272,
@@ -219,7 +222,7 @@ void scenario_close(struct scenario *s)
 	job_close(&s->job);
 }
 
-/* ---- in words -------------------------------------------------------------------------------------------- */
+/* ---- in words -------------------------------------------------------------------------------- */
 
 static int describe_fault(const struct scenario *s, char *text, size_t bytes)
 {
@@ -227,12 +230,15 @@ static int describe_fault(const struct scenario *s, char *text, size_t bytes)
 	const char *when = t->phase == SOAK_ANY_TIME ? "at some time" : t->after ? "after" : "in";
 
 	if (t->fault == SOAK_KILL)
-		return snprintf(text, bytes, "; rank %u dies %s %s of round %llu, %llu ns later", t->victim, when,
-			soak_phase_names[t->phase], (unsigned long long)t->round, (unsigned long long)t->delay_ns);
+		return snprintf(text, bytes, "; rank %u dies %s %s of round %llu, %llu ns later",
+			t->victim, when, soak_phase_names[t->phase], (unsigned long long)t->round,
+			(unsigned long long)t->delay_ns);
 	if (t->fault == SOAK_CUT)
-		return snprintf(text, bytes, "; link from %u to %u is cut%s %s %s of round %llu, %llu ns later",
-			t->victim, t->other, t->both_ways ? " both ways" : "", when, soak_phase_names[t->phase],
-			(unsigned long long)t->round, (unsigned long long)t->delay_ns);
+		return snprintf(text, bytes,
+			"; link from %u to %u is cut%s %s %s of round %llu, %llu ns later",
+			t->victim, t->other, t->both_ways ? " both ways" : "", when,
+			soak_phase_names[t->phase], (unsigned long long)t->round,
+			(unsigned long long)t->delay_ns);
 	return 0;
 }
 
@@ -242,19 +248,23 @@ void scenario_describe(const struct scenario *s, char *text, size_t bytes)
 	const struct sim_settings *n = &s->fleet.network;
 	const struct tern_engine_config *e = &s->fleet.engine;
 	size_t at = (size_t)snprintf(text, bytes,
-		"%u ranks, %u a node, replicas %u, %s, %s, reduce %s, hidden %u, experts %u + %u, topk %u, tokens %u "
+		"%u ranks, %u a node, replicas %u, %s, %s, reduce %s, hidden %u, experts %u + %u, "
+		"topk %u, tokens %u "
 		"of %u, dtypes %s %s %s, "
 		"slots %u, alignment %u, capacity %llu, wait_ms %d, %u rounds;\n"
-		"  network%s%s%s%s, writes of %llu, reorder %llu ns, again %u and %u per mille, depth %u;\n"
+		"  network%s%s%s%s, writes of %llu, reorder %llu ns, again %u and %u per mille, "
+		"depth %u;\n"
 		"  engine: ring %u, depth %u and %u, %u NICs, timeout %d ms",
-		s->job.nr_ranks, s->fleet.ranks_per_node, c->replica_ranks, mode_name(c->mode), layout_name(c->layout),
-		reduce_name(c->reduce), c->hidden, c->nr_experts, s->job.nr_redundant, c->topk, s->job.nr_tokens,
-		c->max_tokens, dtype_name(c->x_dtype), dtype_name(c->dispatch_dtype), dtype_name(c->combine_dtype),
+		s->job.nr_ranks, s->fleet.ranks_per_node, c->replica_ranks, mode_name(c->mode),
+		layout_name(c->layout), reduce_name(c->reduce), c->hidden, c->nr_experts,
+		s->job.nr_redundant, c->topk, s->job.nr_tokens, c->max_tokens,
+		dtype_name(c->x_dtype), dtype_name(c->dispatch_dtype), dtype_name(c->combine_dtype),
 		c->nr_slots, c->alignment, (unsigned long long)c->capacity, c->wait_ms, s->rounds,
 		n->ordered ? " ordered" : "", n->fence ? " with fences" : "",
-		n->target_polls ? " that targets poll" : "", n->sees_death ? " that sees deaths" : "",
-		(unsigned long long)n->write_bytes, (unsigned long long)n->reorder_ns, n->again_first,
-		n->again_per_mille, n->depth, e->ring_entries, e->depth, e->peer_depth, e->nr_nics, e->timeout_ms);
+		n->target_polls ? " that targets poll" : "",
+		n->sees_death ? " that sees deaths" : "", (unsigned long long)n->write_bytes,
+		(unsigned long long)n->reorder_ns, n->again_first, n->again_per_mille, n->depth,
+		e->ring_entries, e->depth, e->peer_depth, e->nr_nics, e->timeout_ms);
 
 	if (at < bytes)
 		describe_fault(s, text + at, bytes - at);

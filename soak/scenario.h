@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One run of an exchange on the simulated network, all of it drawn from one seed: shape, network, engine, pauses, and
- * perhaps a fault. */
+/* One run of an exchange on the simulated network, all of it drawn from one seed: shape, network,
+ * engine, pauses, and perhaps a fault. */
 #ifndef TERN_SOAK_SCENARIO_H
 #define TERN_SOAK_SCENARIO_H
 
@@ -76,7 +76,8 @@ struct scenario {
 };
 
 /* -1: the wishes fit no job, why says it. scenario_close also then. */
-int scenario_open(struct scenario *scenario, uint64_t seed, const struct soak_wishes *wishes, struct reason *why);
+int scenario_open(struct scenario *scenario, uint64_t seed, const struct soak_wishes *wishes,
+	struct reason *why);
 void scenario_close(struct scenario *scenario);
 
 /* Shape and troubles in a few lines. */

@@ -30,8 +30,8 @@ int soak_run(const struct scenario *scenario, struct soak_outcome *o)
 
 	memset(o, 0, sizeof(*o));
 	if (open_show(scenario, &show)) {
-		snprintf(o->text, sizeof(o->text), "no memory for %u ranks: %s", scenario->job.nr_ranks,
-			tern_last_error());
+		snprintf(o->text, sizeof(o->text), "no memory for %u ranks: %s",
+			scenario->job.nr_ranks, tern_last_error());
 		close_show(&show);
 		return -1;
 	}

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A scenario run, and judged:
  *
- *   - every bit that a rank received or got back is that of the reference, or the rank got an error;
- *   - without a fault nobody gets an error; with one, every rank that lives gets one that names the culprit, in time;
- *   - nothing is delivered twice, no wait outlives its bound, no buffer is used again early (all of them are poisoned).
+ *   - every bit that a rank received or got back is that of the reference, or the rank got an
+ * error;
+ *   - without a fault nobody gets an error; with one, every rank that lives gets one that names the
+ * culprit, in time;
+ *   - nothing is delivered twice, no wait outlives its bound, no buffer is used again early (all of
+ * them are poisoned).
  */
 #ifndef TERN_SOAK_SOAK_H
 #define TERN_SOAK_SOAK_H

@@ -51,7 +51,8 @@ float e4m3_decode(uint8_t code)
 	return float_of(sign | bits_of((float)mantissa * 0x1p-9f));
 }
 
-/* Drops the lowest `drop` bits of a magnitude, to nearest, ties to even. A carry runs into the exponent, as it should. */
+/* Drops the lowest `drop` bits of a magnitude, to nearest, ties to even. A carry runs into the
+ * exponent, as it should. */
 static inline uint32_t round_bits(uint32_t magnitude, int drop)
 {
 	uint32_t odd = magnitude >> drop & 1;
@@ -63,7 +64,8 @@ uint16_t bf16_encode(float value)
 {
 	uint32_t bits = bits_of(value);
 
-	return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : round_bits(bits, 16));
+	return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40
+							   : round_bits(bits, 16));
 }
 
 uint16_t fp16_encode(float value)
@@ -73,9 +75,11 @@ uint16_t fp16_encode(float value)
 
 	if (magnitude > 0x7f800000)
 		return (uint16_t)(sign | 0x7e00);
-	if (magnitude >= bits_of(65520.0f)) /* half-way from the largest number to 2^16, and that tie goes to infinity */
+	if (magnitude >= bits_of(65520.0f)) /* half-way from the largest number to 2^16, and that
+					       tie goes to infinity */
 		return (uint16_t)(sign | 0x7c00);
-	if (magnitude < bits_of(0x1p-14f)) /* below 1.0, an fp32 sum has steps of 2^-24: the subnormals' step */
+	if (magnitude < bits_of(0x1p-14f)) /* below 1.0, an fp32 sum has steps of 2^-24: the
+					      subnormals' step */
 		return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
 	return (uint16_t)(sign | (round_bits(magnitude, 13) - (112 << 10)));
 }
@@ -168,7 +172,8 @@ static uint32_t ue8m0_exponent(float amax)
 	return exponent < 1 ? 1 : exponent > 254 ? 254 : exponent;
 }
 
-/* The smallest normal number at least: the inverse of less is infinite, and would make NaN of a block's zeros. */
+/* The smallest normal number at least: the inverse of less is infinite, and would make NaN of a
+ * block's zeros. */
 static float fp32_scale(float amax)
 {
 	float scale = amax / 448.0f;
@@ -182,7 +187,8 @@ static float fp32_inverse(float amax)
 	return amax == 0 ? 1.0f : amax / 448.0f < FLT_MIN ? 0x1p126f : 448.0f / amax;
 }
 
-void reference_quantise(enum tern_scale scale, const float *values, uint32_t hidden, uint8_t *elements, void *scales)
+void reference_quantise(enum tern_scale scale, const float *values, uint32_t hidden,
+	uint8_t *elements, void *scales)
 {
 	float *scale_fp32 = scales;
 	uint8_t *scale_ue8m0 = scales;
@@ -192,7 +198,8 @@ void reference_quantise(enum tern_scale scale, const float *values, uint32_t hid
 		uint32_t n = hidden - start < SCALE_BLOCK ? hidden - start : SCALE_BLOCK;
 		float amax = block_amax(values + start, n);
 		uint32_t exponent = ue8m0_exponent(amax);
-		float inverse = scale == TERN_SCALE_FP32 ? fp32_inverse(amax) : float_of((254 - exponent) << 23);
+		float inverse = scale == TERN_SCALE_FP32 ? fp32_inverse(amax)
+							 : float_of((254 - exponent) << 23);
 
 		if (scale == TERN_SCALE_FP32)
 			scale_fp32[start / SCALE_BLOCK] = fp32_scale(amax);

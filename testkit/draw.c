@@ -20,7 +20,9 @@ static void draw_dtypes(uint64_t *state, struct tern_moe_config *c)
 	c->dispatch_dtype = c->x_dtype;
 	if (c->x_dtype <= TERN_FP32 && random_below(state, 2))
 		c->dispatch_dtype = TERN_FP8_E4M3;
-	c->scale = c->dispatch_dtype == TERN_FP8_E4M3 ? (enum tern_scale)(1 + random_below(state, 2)) : TERN_SCALE_NONE;
+	c->scale = c->dispatch_dtype == TERN_FP8_E4M3
+			   ? (enum tern_scale)(1 + random_below(state, 2))
+			   : TERN_SCALE_NONE;
 	c->payload_bytes = c->dispatch_dtype == TERN_BYTES ? 16 * (1 + random_below(state, 40)) : 0;
 	c->combine_dtype = (enum tern_dtype)(1 + random_below(state, 3));
 }
@@ -51,11 +53,13 @@ static void draw_sizes(uint64_t *state, const struct draw_limits *limits, struct
 	job->nr_ranks = ONE_BELOW(ranks, limits->nr_ranks);
 	c->hidden = ONE_BELOW(hidden, limits->hidden);
 	c->nr_experts = ONE_BELOW(experts, limits->nr_experts);
-	c->topk = 1 + random_below(state, c->nr_experts < TERN_MAX_TOPK ? c->nr_experts : TERN_MAX_TOPK);
+	c->topk = 1 + random_below(
+			      state, c->nr_experts < TERN_MAX_TOPK ? c->nr_experts : TERN_MAX_TOPK);
 	if (random_below(state, 2) && c->topk > 8)
 		c->topk = 8;
 	c->max_tokens = ONE_BELOW(tokens, limits->nr_tokens);
-	job->nr_tokens = random_below(state, 4) ? c->max_tokens : random_below(state, c->max_tokens + 1);
+	job->nr_tokens =
+		random_below(state, 4) ? c->max_tokens : random_below(state, c->max_tokens + 1);
 	c->nr_slots = ONE_OF(slots);
 	c->alignment = ONE_OF(alignment);
 	c->first_epoch = ONE_OF(epochs);

@@ -40,7 +40,7 @@ void job_init(struct job *job)
 	job->seed = 1;
 }
 
-/* ---- opening ----------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int check(const struct job *job, struct reason *why)
 {
@@ -49,16 +49,20 @@ static int check(const struct job *job, struct reason *why)
 	if (!job->nr_ranks)
 		return refuse(why, "the number of ranks is 0");
 	if (!config->hidden || config->hidden > 1u << 20)
-		return refuse(why, "hidden is %u: it must be from 1 to %u", config->hidden, 1u << 20);
+		return refuse(
+			why, "hidden is %u: it must be from 1 to %u", config->hidden, 1u << 20);
 	if (!config->nr_experts || config->nr_experts > 1u << 16)
-		return refuse(why, "the number of experts is %u: it must be from 1 to %u", config->nr_experts, 1u << 16);
+		return refuse(why, "the number of experts is %u: it must be from 1 to %u",
+			config->nr_experts, 1u << 16);
 	if (config->topk > TERN_MAX_TOPK)
-		return refuse(why, "topk is %u: it must be from 1 to %u", config->topk, TERN_MAX_TOPK);
+		return refuse(
+			why, "topk is %u: it must be from 1 to %u", config->topk, TERN_MAX_TOPK);
 	if (job->nr_tokens > config->max_tokens)
-		return refuse(why, "%u tokens a rank are more than max_tokens, %u", job->nr_tokens, config->max_tokens);
+		return refuse(why, "%u tokens a rank are more than max_tokens, %u", job->nr_tokens,
+			config->max_tokens);
 	if (!config->replica_ranks || job->nr_ranks % config->replica_ranks)
-		return refuse(why, "replica_ranks is %u: it must divide the number of ranks, %u", config->replica_ranks,
-			job->nr_ranks);
+		return refuse(why, "replica_ranks is %u: it must divide the number of ranks, %u",
+			config->replica_ranks, job->nr_ranks);
 	if (config->dispatch_dtype == TERN_FP8_E4M3 && !one_scale_bytes(config->scale))
 		return refuse(why, "fp8 rows need scales: fp32 or ue8m0");
 	if (config->x_dtype == TERN_BYTES && !config->payload_bytes)
@@ -78,7 +82,8 @@ static int make_placement(struct job *job, struct reason *why)
 	if (!job->logical || !job->rank)
 		return refuse(why, "out of memory for %u physical experts", nr);
 	for (p = 0; p < nr; p++) {
-		job->logical[p] = (int32_t)(p < nr_experts ? p : (uint64_t)(p - nr_experts) * 5 % nr_experts);
+		job->logical[p] =
+			(int32_t)(p < nr_experts ? p : (uint64_t)(p - nr_experts) * 5 % nr_experts);
 		job->rank[p] = (int32_t)(p % job->nr_ranks);
 	}
 	job->config.placement.nr_physical = nr;
@@ -97,9 +102,9 @@ static int open_routing(struct job *job, struct reason *why)
 	routing->nr_homes = job_nr_homes(job);
 	routing->nr_tokens = job->nr_tokens;
 	routing->nr_first = (job->config.nr_experts + job->nr_ranks - 1) / job->nr_ranks;
-	routing->weights = job->input == INPUT_EXACT ? WEIGHTS_EXACT
-		: job->input == INPUT_SPECIAL	     ? WEIGHTS_SPECIAL
-						     : WEIGHTS_SOFTMAX;
+	routing->weights = job->input == INPUT_EXACT     ? WEIGHTS_EXACT
+			   : job->input == INPUT_SPECIAL ? WEIGHTS_SPECIAL
+							 : WEIGHTS_SOFTMAX;
 	return routing_open(routing, why);
 }
 
@@ -112,7 +117,8 @@ int job_open(struct job *job, struct reason *why)
 		return -1;
 	job->x_pool = pool_elements(POOL_X, config->x_dtype, job->input, job->seed,
 		config->x_dtype == TERN_BYTES ? config->payload_bytes : config->hidden);
-	job->y_pool = pool_elements(POOL_Y, config->combine_dtype, job->input, job->seed, config->hidden);
+	job->y_pool =
+		pool_elements(POOL_Y, config->combine_dtype, job->input, job->seed, config->hidden);
 	job->scale_pool = scaled ? pool_scales(config->scale, job->seed, job_nr_blocks(job)) : NULL;
 	if (!job->x_pool || !job->y_pool || (scaled && !job->scale_pool))
 		return refuse(why, "out of memory for the pools of input values");
@@ -132,7 +138,7 @@ void job_close(struct job *job)
 	job->x_pool = job->scale_pool = job->y_pool = NULL;
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 uint32_t job_home(const struct job *job, uint32_t rank)
 {
@@ -156,12 +162,15 @@ uint32_t job_nr_blocks(const struct job *job)
 
 static size_t row_bytes(const struct job *job, enum tern_dtype dtype)
 {
-	return dtype == TERN_BYTES ? job->config.payload_bytes : (size_t)job->config.hidden * element_bytes(dtype);
+	return dtype == TERN_BYTES ? job->config.payload_bytes
+				   : (size_t)job->config.hidden * element_bytes(dtype);
 }
 
 static size_t scales_bytes(const struct job *job, enum tern_dtype dtype)
 {
-	return dtype == TERN_FP8_E4M3 ? (size_t)job_nr_blocks(job) * one_scale_bytes(job->config.scale) : 0;
+	return dtype == TERN_FP8_E4M3
+		       ? (size_t)job_nr_blocks(job) * one_scale_bytes(job->config.scale)
+		       : 0;
 }
 
 size_t job_x_bytes(const struct job *job)
@@ -189,7 +198,7 @@ size_t job_y_bytes(const struct job *job)
 	return row_bytes(job, job->config.combine_dtype);
 }
 
-/* ---- inputs ------------------------------------------------------------------------------------------------ */
+/* ---- inputs ---------------------------------------------------------------------------------- */
 
 uint32_t job_nr_tokens(const struct job *job, uint64_t round, uint32_t rank)
 {
@@ -202,36 +211,43 @@ void job_routes(const struct job *job, uint64_t round, uint32_t rank, int32_t *i
 	uint32_t token, k, nr = job_nr_tokens(job, round, rank);
 
 	for (token = 0; token < nr; token++)
-		routing_token(&job->routing, round, home, token, ids + (size_t)token * topk, weights + (size_t)token * topk);
+		routing_token(&job->routing, round, home, token, ids + (size_t)token * topk,
+			weights + (size_t)token * topk);
 	for (k = 0; job->no_weights && k < nr * topk; k++)
 		weights[k] = 1;
 }
 
-static uint64_t draw_start(const struct job *job, uint64_t purpose, uint64_t round, uint32_t home, uint32_t token)
+static uint64_t draw_start(
+	const struct job *job, uint64_t purpose, uint64_t round, uint32_t home, uint32_t token)
 {
 	return hash4(hash2(job->seed, purpose), round, home, token) % POOL_STARTS;
 }
 
 const void *job_x_row(const struct job *job, uint64_t round, uint32_t home, uint32_t token)
 {
-	uint32_t element = element_bytes(job->config.x_dtype) ? element_bytes(job->config.x_dtype) : 1;
+	uint32_t element =
+		element_bytes(job->config.x_dtype) ? element_bytes(job->config.x_dtype) : 1;
 
 	return job->x_pool + draw_start(job, FOR_X, round, home, token) * element;
 }
 
 const void *job_scales_row(const struct job *job, uint64_t round, uint32_t home, uint32_t token)
 {
-	return job->scale_pool + draw_start(job, FOR_SCALES, round, home, token) * one_scale_bytes(job->config.scale);
+	return job->scale_pool +
+	       draw_start(job, FOR_SCALES, round, home, token) * one_scale_bytes(job->config.scale);
 }
 
-const void *job_y_row(const struct job *job, uint64_t round, uint32_t expert, uint32_t home, uint32_t token)
+const void *job_y_row(
+	const struct job *job, uint64_t round, uint32_t expert, uint32_t home, uint32_t token)
 {
 	uint64_t purpose = FOR_Y + ((uint64_t)expert << 32);
 
-	return job->y_pool + draw_start(job, purpose, round, home, token) * element_bytes(job->config.combine_dtype);
+	return job->y_pool + draw_start(job, purpose, round, home, token) *
+				     element_bytes(job->config.combine_dtype);
 }
 
-void job_x(const struct job *job, uint64_t round, uint32_t rank, void *x, size_t stride, void *scales, size_t scales_stride)
+void job_x(const struct job *job, uint64_t round, uint32_t rank, void *x, size_t stride,
+	void *scales, size_t scales_stride)
 {
 	uint32_t token, home = job_home(job, rank), nr = job_nr_tokens(job, round, rank);
 	size_t bytes = job_x_bytes(job), scale_row = job_x_scales_bytes(job);
@@ -239,6 +255,7 @@ void job_x(const struct job *job, uint64_t round, uint32_t rank, void *x, size_t
 	for (token = 0; token < nr; token++) {
 		memcpy((char *)x + token * stride, job_x_row(job, round, home, token), bytes);
 		if (scales && scale_row)
-			memcpy((char *)scales + token * scales_stride, job_scales_row(job, round, home, token), scale_row);
+			memcpy((char *)scales + token * scales_stride,
+				job_scales_row(job, round, home, token), scale_row);
 	}
 }

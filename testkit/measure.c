@@ -52,7 +52,8 @@ double percentile(const double *sorted, uint32_t nr, double share)
 	return nr ? sorted[i < nr ? i : nr - 1] : 0;
 }
 
-void spread_of_slowest(const double *all, uint32_t nr_ranks, uint32_t nr, double *scratch, struct spread *spread)
+void spread_of_slowest(
+	const double *all, uint32_t nr_ranks, uint32_t nr, double *scratch, struct spread *spread)
 {
 	double sum = 0;
 	uint32_t i, rank;
@@ -68,8 +69,8 @@ void spread_of_slowest(const double *all, uint32_t nr_ranks, uint32_t nr, double
 		sum += scratch[i];
 	}
 	qsort(scratch, nr, sizeof(*scratch), ascending);
-	*spread = (struct spread){percentile(scratch, nr, 0.5), percentile(scratch, nr, 0.99), scratch[0], scratch[nr - 1],
-		sum / nr};
+	*spread = (struct spread){percentile(scratch, nr, 0.5), percentile(scratch, nr, 0.99),
+		scratch[0], scratch[nr - 1], sum / nr};
 }
 
 int measure_gather(const struct times *times, int nr_ranks, tern_allgather_fn allgather, void *ctx,

@@ -38,7 +38,8 @@ static int take_number(struct text *text, uint64_t *number, struct reason *why)
 	uint64_t n = 0;
 
 	skip_space(text);
-	for (start = text->at; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++) {
+	for (start = text->at; text->at < text->end && *text->at >= '0' && *text->at <= '9';
+		text->at++) {
 		if (n > UINT32_MAX)
 			return refuse(why, "the .npy shape has a dimension above 2^32");
 		n = n * 10 + (uint64_t)(*text->at - '0');
@@ -92,10 +93,10 @@ enum {
 
 static int take_item(struct text *text, struct npy *npy, unsigned int *seen, struct reason *why)
 {
-	unsigned int item = take(text, "'descr'") ? SEEN_TYPE
-		: take(text, "'fortran_order'")	  ? SEEN_ORDER
-		: take(text, "'shape'")		  ? SEEN_SHAPE
-						  : 0;
+	unsigned int item = take(text, "'descr'")           ? SEEN_TYPE
+			    : take(text, "'fortran_order'") ? SEEN_ORDER
+			    : take(text, "'shape'")         ? SEEN_SHAPE
+							    : 0;
 
 	if (!item || *seen & item)
 		return refuse(why, "the .npy header has an unknown or repeated key");
@@ -137,7 +138,8 @@ size_t npy_item_bytes(enum npy_type type)
 }
 
 /* Finds the header's text: its length has 2 bytes in version 1 and 4 in version 2. */
-static int find_header(const unsigned char *bytes, size_t size, struct text *text, struct reason *why)
+static int find_header(
+	const unsigned char *bytes, size_t size, struct text *text, struct reason *why)
 {
 	size_t start, length;
 
@@ -172,7 +174,8 @@ int npy_parse(const void *bytes, size_t size, struct npy *npy, struct reason *wh
 	if (found.nr_dims == 1)
 		found.shape[1] = 1;
 	/* Dimensions can be as large as 2^35: divide, a product could wrap. */
-	if (found.shape[0] && found.shape[1] && (found.shape[0] > items || found.shape[1] > items / found.shape[0]))
+	if (found.shape[0] && found.shape[1] &&
+		(found.shape[0] > items || found.shape[1] > items / found.shape[0]))
 		return refuse(why, "the .npy file ends before its last element");
 	if (found.shape[0] * found.shape[1] * npy_item_bytes(found.type) != found.data_bytes)
 		return refuse(why, "the .npy file has bytes beyond its last element");
@@ -242,12 +245,14 @@ int npy_write(const char *path, const struct npy *npy, struct reason *why)
 			(unsigned long long)npy->shape[1]);
 	memset(header, ' ', sizeof(header));
 	memcpy(header, magic, sizeof(magic));
-	memcpy(header + 6, "\1\0\166\0", 4); /* version 1.0, 118 bytes of text: 128 in all, so that the data is aligned */
-	length = (size_t)snprintf(header + 10, sizeof(header) - 10, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }",
-		types[npy->type], shape);
+	memcpy(header + 6, "\1\0\166\0", 4); /* version 1.0, 118 bytes of text: 128 in all, so that
+						the data is aligned */
+	length = (size_t)snprintf(header + 10, sizeof(header) - 10,
+		"{'descr': '%s', 'fortran_order': False, 'shape': %s, }", types[npy->type], shape);
 	header[10 + length] = ' '; /* was snprintf's 0 */
 	header[sizeof(header) - 1] = '\n';
-	data_bytes = npy->shape[0] * (npy->nr_dims == 2 ? npy->shape[1] : 1) * npy_item_bytes(npy->type);
+	data_bytes =
+		npy->shape[0] * (npy->nr_dims == 2 ? npy->shape[1] : 1) * npy_item_bytes(npy->type);
 
 	file = fopen(path, "wb");
 	if (!file)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NumPy's .npy files, as far as traces of routing need them: versions 1 and 2, little-endian int32, int64 and float32, in C
- * order, one or two dimensions. All else is refused with a reason. */
+/* NumPy's .npy files, as far as traces of routing need them: versions 1 and 2, little-endian int32,
+ * int64 and float32, in C order, one or two dimensions. All else is refused with a reason. */
 #ifndef TERN_TESTKIT_NPY_H
 #define TERN_TESTKIT_NPY_H
 

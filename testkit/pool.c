@@ -19,7 +19,8 @@ static float exact_value(enum pool_use use, uint64_t index, uint64_t *state)
 	return (float)random_below(state, 33) - 16;
 }
 
-/* Mostly around 1, now and then far from it. Sums of TERN_MAX_TOPK of them stay below FP16's 65504. */
+/* Mostly around 1, now and then far from it. Sums of TERN_MAX_TOPK of them stay below FP16's 65504.
+ */
 static float random_value(enum tern_dtype dtype, uint64_t *state)
 {
 	uint64_t number = random_next(state);
@@ -27,19 +28,22 @@ static float random_value(enum tern_dtype dtype, uint64_t *state)
 	float value = 1.0f + (float)(number >> 40) * 0x1p-24f;
 
 	if ((number >> 8 & 0xff) == 0)
-		exponent = dtype == TERN_FP16 ? -(int)random_below(state, 25) : 30 - (int)random_below(state, 61);
+		exponent = dtype == TERN_FP16 ? -(int)random_below(state, 25)
+					      : 30 - (int)random_below(state, 61);
 	return ldexpf(number >> 6 & 1 ? -value : value, exponent);
 }
 
 static float special_value(enum tern_dtype dtype, uint64_t *state)
 {
-	static const float values[] = {NAN, -NAN, INFINITY, -INFINITY, 0, -0.0f, 0x1p-24f, -0x1p-25f, 0x1p-133f, -0x1p-140f,
-		65504, -65504, 3e38f, -3e38f, 448, 464};
+	static const float values[] = {NAN, -NAN, INFINITY, -INFINITY, 0, -0.0f, 0x1p-24f,
+		-0x1p-25f, 0x1p-133f, -0x1p-140f, 65504, -65504, 3e38f, -3e38f, 448, 464};
 
-	return random_below(state, 32) ? random_value(dtype, state) : values[random_below(state, 16)];
+	return random_below(state, 32) ? random_value(dtype, state)
+				       : values[random_below(state, 16)];
 }
 
-static float pool_value(enum pool_use use, enum tern_dtype dtype, enum job_input input, uint64_t index, uint64_t *state)
+static float pool_value(enum pool_use use, enum tern_dtype dtype, enum job_input input,
+	uint64_t index, uint64_t *state)
 {
 	uint64_t run = index / RUN % 64;
 
@@ -63,7 +67,8 @@ static uint8_t random_e4m3(uint64_t *state)
 	return (code & 0x7f) == 0x7f ? code & 0xfe : code; /* not NaN */
 }
 
-unsigned char *pool_elements(enum pool_use use, enum tern_dtype dtype, enum job_input input, uint64_t seed, uint32_t row)
+unsigned char *pool_elements(
+	enum pool_use use, enum tern_dtype dtype, enum job_input input, uint64_t seed, uint32_t row)
 {
 	uint32_t bytes = element_bytes(dtype) ? element_bytes(dtype) : 1;
 	uint64_t i, nr = POOL_STARTS + (uint64_t)row;
@@ -76,7 +81,8 @@ unsigned char *pool_elements(enum pool_use use, enum tern_dtype dtype, enum job_
 		if (dtype == TERN_BYTES) {
 			pool[i] = (unsigned char)(random_next(&state) >> 32);
 		} else if (dtype == TERN_FP8_E4M3) {
-			pool[i] = input == INPUT_EXACT ? e4m3_encode(exact_value(use, i, &state)) : random_e4m3(&state);
+			pool[i] = input == INPUT_EXACT ? e4m3_encode(exact_value(use, i, &state))
+						       : random_e4m3(&state);
 		} else {
 			value = pool_value(use, dtype, input, i, &state);
 			encode_row(dtype, &value, pool + i * bytes, 1);

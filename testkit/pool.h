@@ -5,7 +5,9 @@
 
 #include "testkit/job.h"
 
-#define POOL_STARTS (1u << 17) /* places where a row can start; a pool is that many elements longer than a row */
+#define POOL_STARTS                                                                                \
+	(1u << 17) /* places where a row can start; a pool is that many elements longer than a row \
+		    */
 
 enum pool_use {
 	POOL_X = 1,
@@ -13,7 +15,8 @@ enum pool_use {
 };
 
 /* Elements of dtype, and fp8 rows' scales. NULL: out of memory. The caller frees. */
-unsigned char *pool_elements(enum pool_use use, enum tern_dtype dtype, enum job_input input, uint64_t seed, uint32_t row);
+unsigned char *pool_elements(enum pool_use use, enum tern_dtype dtype, enum job_input input,
+	uint64_t seed, uint32_t row);
 unsigned char *pool_scales(enum tern_scale scale, uint64_t seed, uint32_t row);
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random numbers that are a pure function of what they stand for, so that every rank can make every other rank's
- * inputs without being sent them. */
+/* Random numbers that are a pure function of what they stand for, so that every rank can make every
+ * other rank's inputs without being sent them. */
 #ifndef TERN_TESTKIT_RANDOM_H
 #define TERN_TESTKIT_RANDOM_H
 
 #include <stdint.h>
 
-/* The finaliser of splitmix64: a bijection in which every input bit changes half of the output bits. */
+/* The finaliser of splitmix64: a bijection in which every input bit changes half of the output
+ * bits. */
 static inline uint64_t mix64(uint64_t z)
 {
 	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- experts and routes ------------------------------------------------------------------------------------ */
+/* ---- experts and routes ---------------------------------------------------------------------- */
 
 /* Contiguous blocks, the first nr % R ranks one more. */
 static int32_t default_rank(uint32_t physical, uint32_t nr, uint32_t nr_ranks)
@@ -24,12 +24,15 @@ static void place_experts(struct reference *reference)
 	uint32_t p, expert, nr = 0;
 
 	for (p = 0; p < reference->nr_physical; p++) {
-		int32_t rank = placement->nr_physical && placement->rank
-			? placement->rank[p]
-			: default_rank(p, reference->nr_physical, reference->job->nr_ranks);
+		int32_t rank =
+			placement->nr_physical && placement->rank
+				? placement->rank[p]
+				: default_rank(p, reference->nr_physical, reference->job->nr_ranks);
 
 		reference->rank[p] = rank;
-		reference->logical[p] = placement->nr_physical && placement->logical ? placement->logical[p] : (int32_t)p;
+		reference->logical[p] = placement->nr_physical && placement->logical
+						? placement->logical[p]
+						: (int32_t)p;
 		reference->local[p] = (int32_t)reference->nr_local[rank]++;
 	}
 	for (expert = 0; expert < reference->job->config.nr_experts; expert++) {
@@ -42,9 +45,11 @@ static void place_experts(struct reference *reference)
 }
 
 /* The replica on the source's own rank if there is one, else number (source + token) % replicas. */
-static int32_t choose_replica(const struct reference *reference, int32_t expert, uint32_t source, uint32_t token)
+static int32_t choose_replica(
+	const struct reference *reference, int32_t expert, uint32_t source, uint32_t token)
 {
-	uint32_t start = reference->replica_start[expert], end = reference->replica_start[expert + 1];
+	uint32_t start = reference->replica_start[expert],
+		 end = reference->replica_start[expert + 1];
 	uint32_t i;
 
 	for (i = start; i < end; i++)
@@ -55,7 +60,8 @@ static int32_t choose_replica(const struct reference *reference, int32_t expert,
 
 static size_t route_index(const struct reference *reference, uint32_t home, uint32_t token)
 {
-	return ((size_t)home * reference->job->config.max_tokens + token) * reference->job->config.topk;
+	return ((size_t)home * reference->job->config.max_tokens + token) *
+	       reference->job->config.topk;
 }
 
 void reference_set_round(struct reference *reference, uint64_t round)
@@ -69,15 +75,18 @@ void reference_set_round(struct reference *reference, uint64_t round)
 		size_t start = route_index(reference, home, 0);
 
 		reference->nr_tokens[home] = job_nr_tokens(job, round, first_rank);
-		job_routes(job, round, first_rank, reference->ids + start, reference->weights + start);
+		job_routes(
+			job, round, first_rank, reference->ids + start, reference->weights + start);
 		for (token = 0; token < reference->nr_tokens[home]; token++) {
 			size_t route = route_index(reference, home, token);
 
 			for (k = 0; k < job->config.topk; k++)
-				reference->physical[route + k] = reference->ids[route + k] < 0
-					? -1
-					: choose_replica(reference, reference->ids[route + k],
-						  job_sender(job, home, token), token);
+				reference->physical[route + k] =
+					reference->ids[route + k] < 0
+						? -1
+						: choose_replica(reference,
+							  reference->ids[route + k],
+							  job_sender(job, home, token), token);
 		}
 	}
 }
@@ -97,19 +106,22 @@ static bool is_here(const struct reference *reference, int32_t physical, uint32_
 	return physical >= 0 && reference->rank[physical] == (int32_t)rank;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static bool allocate(struct reference *reference)
 {
 	const struct tern_moe_config *config = &reference->job->config;
 	uint32_t nr_homes = job_nr_homes(reference->job);
-	size_t routes = (size_t)nr_homes * config->max_tokens * config->topk + 1; /* not 0: calloc might return NULL */
+	size_t routes = (size_t)nr_homes * config->max_tokens * config->topk + 1; /* not 0: calloc
+										     might return
+										     NULL */
 
 	reference->logical = calloc(reference->nr_physical, sizeof(*reference->logical));
 	reference->rank = calloc(reference->nr_physical, sizeof(*reference->rank));
 	reference->local = calloc(reference->nr_physical, sizeof(*reference->local));
 	reference->replicas = calloc(reference->nr_physical, sizeof(*reference->replicas));
-	reference->replica_start = calloc(config->nr_experts + 1, sizeof(*reference->replica_start));
+	reference->replica_start =
+		calloc(config->nr_experts + 1, sizeof(*reference->replica_start));
 	reference->nr_local = calloc(reference->job->nr_ranks, sizeof(*reference->nr_local));
 	reference->nr_tokens = calloc(nr_homes, sizeof(*reference->nr_tokens));
 	reference->ids = calloc(routes, sizeof(*reference->ids));
@@ -122,9 +134,10 @@ static bool allocate(struct reference *reference)
 	reference->scales = calloc(job_nr_blocks(reference->job), sizeof(float));
 	reference->row = calloc(config->hidden, sizeof(float));
 	return reference->logical && reference->rank && reference->local && reference->replicas &&
-		reference->replica_start && reference->nr_local && reference->nr_tokens && reference->ids &&
-		reference->physical && reference->weights && reference->values && reference->partial &&
-		reference->sum && reference->elements && reference->scales && reference->row;
+	       reference->replica_start && reference->nr_local && reference->nr_tokens &&
+	       reference->ids && reference->physical && reference->weights && reference->values &&
+	       reference->partial && reference->sum && reference->elements && reference->scales &&
+	       reference->row;
 }
 
 struct reference *reference_create(const struct job *job)
@@ -168,7 +181,7 @@ void reference_destroy(struct reference *reference)
 	free(reference);
 }
 
-/* ---- layout ------------------------------------------------------------------------------------------------ */
+/* ---- layout ---------------------------------------------------------------------------------- */
 
 struct walk {
 	const struct reference *reference;
@@ -195,7 +208,8 @@ static int walk_token(const struct walk *walk, struct place *place)
 			continue;
 		place->group = by_source ? place->source : (uint32_t)reference->local[physical[k]];
 		place->k = by_source ? -1 : (int32_t)k;
-		place->expert = by_source ? config->nr_experts + walk->rank : (uint32_t)reference->logical[physical[k]];
+		place->expert = by_source ? config->nr_experts + walk->rank
+					  : (uint32_t)reference->logical[physical[k]];
 		place->weight = by_source ? 0 : weights[k];
 		place->position = walk->layout->next[place->group]++;
 		status = walk->visit(walk->ctx, place, first);
@@ -213,7 +227,8 @@ static int walk_all(const struct walk *walk)
 	for (source = 0; source < job->nr_ranks; source++) {
 		uint32_t home = job_home(job, source);
 
-		for (token = source % step; token < walk->reference->nr_tokens[home]; token += step) {
+		for (token = source % step; token < walk->reference->nr_tokens[home];
+			token += step) {
 			struct place place = {.source = source, .home = home, .token = token};
 
 			status = walk_token(walk, &place);
@@ -224,7 +239,8 @@ static int walk_all(const struct walk *walk)
 	return status;
 }
 
-int reference_walk(const struct reference *reference, uint32_t rank, struct received_layout *layout, place_visitor visit, void *ctx)
+int reference_walk(const struct reference *reference, uint32_t rank, struct received_layout *layout,
+	place_visitor visit, void *ctx)
 {
 	struct walk walk = {reference, rank, layout, visit, ctx};
 
@@ -269,17 +285,20 @@ static void place_groups(const struct job *job, struct received_layout *layout)
 			layout->offsets[i] = align_up(layout->end, job->config.alignment);
 		else
 			layout->offsets[i] = layout->end;
-		layout->end = layout->offsets[i] + (job->config.layout == TERN_PADDED ? capacity : layout->counts[i]);
+		layout->end = layout->offsets[i] +
+			      (job->config.layout == TERN_PADDED ? capacity : layout->counts[i]);
 	}
 }
 
-int received_layout_create(const struct reference *reference, uint32_t rank, struct received_layout *layout)
+int received_layout_create(
+	const struct reference *reference, uint32_t rank, struct received_layout *layout)
 {
 	const struct job *job = reference->job;
 	struct walk walk = {reference, rank, layout, count_place, layout};
 
 	memset(layout, 0, sizeof(*layout));
-	layout->nr_groups = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks : reference->nr_local[rank];
+	layout->nr_groups =
+		job->config.layout == TERN_BY_SOURCE ? job->nr_ranks : reference->nr_local[rank];
 	layout->counts = calloc(layout->nr_groups + 1, sizeof(*layout->counts));
 	layout->offsets = calloc(layout->nr_groups + 1, sizeof(*layout->offsets));
 	layout->next = calloc(layout->nr_groups + 1, sizeof(*layout->next));
@@ -300,33 +319,40 @@ void received_layout_destroy(struct received_layout *layout)
 	memset(layout, 0, sizeof(*layout));
 }
 
-void reference_received_row(struct reference *reference, uint32_t home, uint32_t token, const void **x, const void **scales)
+void reference_received_row(struct reference *reference, uint32_t home, uint32_t token,
+	const void **x, const void **scales)
 {
 	const struct job *job = reference->job;
 	const struct tern_moe_config *config = &job->config;
 
 	*x = job_x_row(job, reference->round, home, token);
-	*scales = config->x_dtype == TERN_FP8_E4M3 ? job_scales_row(job, reference->round, home, token) : NULL;
+	*scales = config->x_dtype == TERN_FP8_E4M3
+			  ? job_scales_row(job, reference->round, home, token)
+			  : NULL;
 	if (config->dispatch_dtype == config->x_dtype)
 		return;
 	decode_row(config->x_dtype, *x, reference->values, config->hidden);
-	reference_quantise(config->scale, reference->values, config->hidden, reference->elements, reference->scales);
+	reference_quantise(config->scale, reference->values, config->hidden, reference->elements,
+		reference->scales);
 	*x = reference->elements;
 	*scales = reference->scales;
 }
 
-void reference_local_ids(const struct reference *reference, uint32_t rank, uint32_t home, uint32_t token, int32_t *local)
+void reference_local_ids(const struct reference *reference, uint32_t rank, uint32_t home,
+	uint32_t token, int32_t *local)
 {
 	const int32_t *physical = reference_physical(reference, home, token);
 	uint32_t k;
 
 	for (k = 0; k < reference->job->config.topk; k++)
-		local[k] = is_here(reference, physical[k], rank) ? reference->local[physical[k]] : -1;
+		local[k] =
+			is_here(reference, physical[k], rank) ? reference->local[physical[k]] : -1;
 }
 
-/* ---- combine ----------------------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
-/* sum += weight * row: the product is rounded, then the sum (the build forbids a fused multiply-add). */
+/* sum += weight * row: the product is rounded, then the sum (the build forbids a fused
+ * multiply-add). */
 static void add_row(struct reference *reference, const void *row, const float *weight, float *sum)
 {
 	uint32_t i, hidden = reference->job->config.hidden;
@@ -338,8 +364,10 @@ static void add_row(struct reference *reference, const void *row, const float *w
 		sum[i] += reference->values[i];
 }
 
-/* The routes of one token that end on one rank, in k order; in TERN_REDUCE_HOME all routes, whatever their rank. */
-static void add_routes(struct reference *reference, uint32_t home, uint32_t token, int32_t rank, float *sum)
+/* The routes of one token that end on one rank, in k order; in TERN_REDUCE_HOME all routes,
+ * whatever their rank. */
+static void add_routes(
+	struct reference *reference, uint32_t home, uint32_t token, int32_t rank, float *sum)
 {
 	const struct job *job = reference->job;
 	const int32_t *physical = reference_physical(reference, home, token);
@@ -363,7 +391,8 @@ static void add_partial(struct reference *reference, uint32_t home, uint32_t tok
 	uint32_t hidden = job->config.hidden, expert = job->config.nr_experts + (uint32_t)rank;
 
 	if (job->config.layout == TERN_BY_SOURCE) { /* the caller has summed */
-		add_row(reference, job_y_row(job, reference->round, expert, home, token), NULL, reference->sum);
+		add_row(reference, job_y_row(job, reference->round, expert, home, token), NULL,
+			reference->sum);
 		return;
 	}
 	memset(reference->partial, 0, hidden * sizeof(float));

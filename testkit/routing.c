@@ -30,22 +30,28 @@ int routing_parse(struct routing *routing, const char *text, struct reason *why)
 		routing->kind = ROUTING_ZIPF;
 		routing->exponent = strtod(text + 5, &end);
 		if (end == text + 5 || *end || !(routing->exponent >= 0 && routing->exponent <= 10))
-			return refuse(why, "routing '%.100s': the exponent must be a number from 0 to 10", text);
+			return refuse(why,
+				"routing '%.100s': the exponent must be a number from 0 to 10",
+				text);
 	} else if (length > 4 && !strcmp(text + length - 4, ".npy")) {
 		if (length >= sizeof(routing->path))
-			return refuse(why, "routing: the file name is longer than %zu bytes", sizeof(routing->path) - 1);
+			return refuse(why, "routing: the file name is longer than %zu bytes",
+				sizeof(routing->path) - 1);
 		routing->kind = ROUTING_TRACE;
 		memcpy(routing->path, text, length + 1);
 	} else {
-		return refuse(why, "routing '%.100s' is none of uniform, zipf:S, grouped, one, IDS.npy and IDS.npy,WEIGHTS.npy",
+		return refuse(why,
+			"routing '%.100s' is none of uniform, zipf:S, grouped, one, IDS.npy and "
+			"IDS.npy,WEIGHTS.npy",
 			text);
 	}
 	return 0;
 }
 
-/* ---- popularity -------------------------------------------------------------------------------------------- */
+/* ---- popularity ------------------------------------------------------------------------------ */
 
-/* Which experts are popular is drawn from the seed: in order of their ids, all of them would sit on rank 0. */
+/* Which experts are popular is drawn from the seed: in order of their ids, all of them would sit on
+ * rank 0. */
 static void shuffle_experts(const struct routing *routing)
 {
 	uint64_t state = hash2(routing->seed, FOR_POPULARITY);
@@ -59,7 +65,8 @@ static void shuffle_experts(const struct routing *routing)
 	}
 }
 
-/* Thresholds are integers, so that an ulp more or less in some pow() does not make ranks disagree. */
+/* Thresholds are integers, so that an ulp more or less in some pow() does not make ranks disagree.
+ */
 static int open_zipf(struct routing *routing, struct reason *why)
 {
 	double total = 0, sum = 0;
@@ -95,7 +102,7 @@ static uint32_t popularity_rank(const struct routing *routing, uint32_t number)
 	return low;
 }
 
-/* ---- traces ------------------------------------------------------------------------------------------------ */
+/* ---- traces ---------------------------------------------------------------------------------- */
 
 static int check_trace_row(const struct routing *routing, uint64_t row, struct reason *why)
 {
@@ -104,12 +111,14 @@ static int check_trace_row(const struct routing *routing, uint64_t row, struct r
 
 	for (k = 0; k < routing->topk; k++) {
 		if (ids[k] < -1 || ids[k] >= (int64_t)routing->nr_experts)
-			return refuse(why, "routing trace: token %llu, k %u has expert %d; experts are 0 to %u, or -1",
+			return refuse(why,
+				"routing trace: token %llu, k %u has expert %d; experts are 0 to "
+				"%u, or -1",
 				(unsigned long long)row, k, ids[k], routing->nr_experts - 1);
 		for (other = 0; other < k; other++)
 			if (ids[k] >= 0 && ids[k] == ids[other])
-				return refuse(why, "routing trace: token %llu has expert %d twice", (unsigned long long)row,
-					ids[k]);
+				return refuse(why, "routing trace: token %llu has expert %d twice",
+					(unsigned long long)row, ids[k]);
 	}
 	return 0;
 }
@@ -118,19 +127,23 @@ static int copy_ids(struct routing *routing, const struct npy *npy, struct reaso
 {
 	uint64_t i, nr;
 
-	if (npy->type == NPY_FLOAT32 || npy->nr_dims != 2 || npy->shape[1] != routing->topk || !npy->shape[0])
-		return refuse(why, "routing trace: need integer ids of shape [tokens][%u]", routing->topk);
+	if (npy->type == NPY_FLOAT32 || npy->nr_dims != 2 || npy->shape[1] != routing->topk ||
+		!npy->shape[0])
+		return refuse(why, "routing trace: need integer ids of shape [tokens][%u]",
+			routing->topk);
 	nr = npy->shape[0] * routing->topk;
 	routing->trace_tokens = npy->shape[0];
 	routing->trace_ids = malloc(nr * sizeof(*routing->trace_ids));
 	if (!routing->trace_ids)
-		return refuse(why, "routing trace: out of memory for %llu ids", (unsigned long long)nr);
+		return refuse(
+			why, "routing trace: out of memory for %llu ids", (unsigned long long)nr);
 	for (i = 0; i < nr; i++) {
 		int64_t wide = 0;
 		int32_t narrow = 0;
 
 		memcpy(npy->type == NPY_INT64 ? (void *)&wide : (void *)&narrow,
-			(const char *)npy->data + i * npy_item_bytes(npy->type), npy_item_bytes(npy->type));
+			(const char *)npy->data + i * npy_item_bytes(npy->type),
+			npy_item_bytes(npy->type));
 		if (npy->type == NPY_INT32)
 			wide = narrow;
 		/* What does not fit in 32 bits is refused below as what it becomes here. */
@@ -146,7 +159,9 @@ static int copy_weights(struct routing *routing, const struct npy *npy, struct r
 {
 	if (npy->type != NPY_FLOAT32 || npy->nr_dims != 2 || npy->shape[1] != routing->topk ||
 		npy->shape[0] != routing->trace_tokens)
-		return refuse(why, "routing trace: need float32 weights of the same shape as the ids, [%llu][%u]",
+		return refuse(why,
+			"routing trace: need float32 weights of the same shape as the ids, "
+			"[%llu][%u]",
 			(unsigned long long)routing->trace_tokens, routing->topk);
 	routing->trace_weights = malloc(npy->data_bytes);
 	if (!routing->trace_weights)
@@ -180,19 +195,22 @@ static int open_trace(struct routing *routing, struct reason *why)
 	return status;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 int routing_open(struct routing *routing, struct reason *why)
 {
 	if (!routing->topk || routing->topk > routing->nr_experts)
-		return refuse(why, "topk is %u: it must be from 1 to the number of experts, %u", routing->topk,
-			routing->nr_experts);
+		return refuse(why, "topk is %u: it must be from 1 to the number of experts, %u",
+			routing->topk, routing->nr_experts);
 	if (!(routing->drop >= 0 && routing->drop <= 1))
-		return refuse(why, "the share of dropped routes is %g: it must be from 0 to 1", routing->drop);
+		return refuse(why, "the share of dropped routes is %g: it must be from 0 to 1",
+			routing->drop);
 	if (routing->kind == ROUTING_GROUPED &&
 		(routing->nr_experts % ROUTING_GROUPS ||
 			routing->topk > routing->nr_experts / ROUTING_GROUPS * ROUTING_TOP_GROUPS))
-		return refuse(why, "routing grouped: %u experts must be a multiple of %u, and top-%u fit in %u groups of them",
+		return refuse(why,
+			"routing grouped: %u experts must be a multiple of %u, and top-%u fit in "
+			"%u groups of them",
 			routing->nr_experts, ROUTING_GROUPS, routing->topk, ROUTING_TOP_GROUPS);
 	if (routing->kind == ROUTING_ZIPF)
 		return open_zipf(routing, why);
@@ -213,7 +231,7 @@ void routing_close(struct routing *routing)
 	routing->trace_weights = NULL;
 }
 
-/* ---- tokens ------------------------------------------------------------------------------------------------ */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
 uint32_t routing_nr_tokens(const struct routing *routing, uint64_t round, uint32_t home)
 {
@@ -242,7 +260,8 @@ static bool contains(const int32_t *ids, uint32_t nr, int32_t id)
 	return false;
 }
 
-/* nr different numbers below `below`, all sets equally likely (Floyd's way, which never has to draw again), then shuffled. */
+/* nr different numbers below `below`, all sets equally likely (Floyd's way, which never has to draw
+ * again), then shuffled. */
 static void draw_distinct(uint64_t *state, uint32_t below, uint32_t nr, int32_t *numbers)
 {
 	uint32_t i;
@@ -272,7 +291,8 @@ static void draw_zipf(const struct routing *routing, uint64_t *state, int32_t *i
 			if (!contains(ids, k, routing->expert[rank]))
 				break;
 		}
-		/* A steep law leaves next to nothing for the rest: take the most popular one that is left. */
+		/* A steep law leaves next to nothing for the rest: take the most popular one that
+		 * is left. */
 		for (rank = tries < 64 ? rank : 0; contains(ids, k, routing->expert[rank]); rank++)
 			;
 		ids[k] = routing->expert[rank];
@@ -288,7 +308,8 @@ static void draw_grouped(const struct routing *routing, uint64_t *state, int32_t
 	draw_distinct(state, ROUTING_GROUPS, ROUTING_TOP_GROUPS, groups);
 	draw_distinct(state, group_size * ROUTING_TOP_GROUPS, routing->topk, ids);
 	for (k = 0; k < routing->topk; k++)
-		ids[k] = groups[(uint32_t)ids[k] / group_size] * (int32_t)group_size + ids[k] % (int32_t)group_size;
+		ids[k] = groups[(uint32_t)ids[k] / group_size] * (int32_t)group_size +
+			 ids[k] % (int32_t)group_size;
 }
 
 static void draw_one(const struct routing *routing, int32_t *ids)
@@ -323,7 +344,8 @@ static void draw_weights(const struct routing *routing, uint64_t *state, float *
 		weights[k] /= sum;
 }
 
-void routing_token(const struct routing *routing, uint64_t round, uint32_t home, uint32_t token, int32_t *ids, float *weights)
+void routing_token(const struct routing *routing, uint64_t round, uint32_t home, uint32_t token,
+	int32_t *ids, float *weights)
 {
 	uint64_t state = hash2(hash4(routing->seed, FOR_IDS, round, home), token);
 	uint64_t weight_state = hash2(hash4(routing->seed, FOR_WEIGHTS, round, home), token);
@@ -345,10 +367,12 @@ void routing_token(const struct routing *routing, uint64_t round, uint32_t home,
 		draw_one(routing, ids);
 		break;
 	case ROUTING_TRACE:
-		row = ((round * routing->nr_homes + home) * routing->nr_tokens + token) % routing->trace_tokens;
+		row = ((round * routing->nr_homes + home) * routing->nr_tokens + token) %
+		      routing->trace_tokens;
 		memcpy(ids, routing->trace_ids + row * routing->topk, routing->topk * sizeof(*ids));
 		if (routing->trace_weights)
-			memcpy(weights, routing->trace_weights + row * routing->topk, routing->topk * sizeof(*weights));
+			memcpy(weights, routing->trace_weights + row * routing->topk,
+				routing->topk * sizeof(*weights));
 		break;
 	}
 	for (k = 0; k < routing->topk && routing->drop > 0; k++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which experts each token goes to: a pure function of (seed, round, home), so that every rank knows all ranks' routing.
- * A home is a rank, or a group of tensor-parallel replicas, which pass the same tokens. */
+/* Which experts each token goes to: a pure function of (seed, round, home), so that every rank
+ * knows all ranks' routing. A home is a rank, or a group of tensor-parallel replicas, which pass
+ * the same tokens. */
 #ifndef TERN_TESTKIT_ROUTING_H
 #define TERN_TESTKIT_ROUTING_H
 
@@ -29,10 +30,10 @@ enum routing_weights {
 struct routing {
 	/* Set by routing_parse or by hand: */
 	enum routing_kind kind;
-	double exponent;  /* of ROUTING_ZIPF */
-	char path[256];	  /* of ROUTING_TRACE */
-	double drop;	  /* share of routes without an expert: -1 */
-	bool uneven;	  /* token counts from 0 to the most, by home and round */
+	double exponent; /* of ROUTING_ZIPF */
+	char path[256];  /* of ROUTING_TRACE */
+	double drop;     /* share of routes without an expert: -1 */
+	bool uneven;     /* token counts from 0 to the most, by home and round */
 	/* Set by the caller of routing_open: */
 	uint64_t seed;
 	uint32_t nr_experts;
@@ -42,14 +43,16 @@ struct routing {
 	uint32_t nr_first;  /* experts of rank 0, for ROUTING_ONE */
 	enum routing_weights weights;
 	/* Set by routing_open: */
-	uint32_t *threshold; /* ROUTING_ZIPF: [nr_experts] upper bounds in 2^32 of the popularity ranks */
-	int32_t *expert;     /* ROUTING_ZIPF: [nr_experts] expert of each popularity rank */
-	int32_t *trace_ids;  /* ROUTING_TRACE: [trace_tokens][topk] */
+	uint32_t *threshold;  /* ROUTING_ZIPF: [nr_experts] upper bounds in 2^32 of the popularity
+				 ranks */
+	int32_t *expert;      /* ROUTING_ZIPF: [nr_experts] expert of each popularity rank */
+	int32_t *trace_ids;   /* ROUTING_TRACE: [trace_tokens][topk] */
 	float *trace_weights; /* likewise, or NULL */
 	uint64_t trace_tokens;
 };
 
-/* "uniform", "zipf:1.2", "grouped", "one", "ids.npy" or "ids.npy,weights.npy" into kind, exponent and path. */
+/* "uniform", "zipf:1.2", "grouped", "one", "ids.npy" or "ids.npy,weights.npy" into kind, exponent
+ * and path. */
 int routing_parse(struct routing *routing, const char *text, struct reason *why);
 
 /* Checks the settings, reads the trace. routing_close frees what it made, also after a failure. */
@@ -59,7 +62,9 @@ void routing_close(struct routing *routing);
 /* How many tokens that home passes in that round, 0 to nr_tokens. */
 uint32_t routing_nr_tokens(const struct routing *routing, uint64_t round, uint32_t home);
 
-/* One token's ids[topk] and weights[topk]. Ids are different from each other, or -1. Weights where the id is -1 are rubbish. */
-void routing_token(const struct routing *routing, uint64_t round, uint32_t home, uint32_t token, int32_t *ids, float *weights);
+/* One token's ids[topk] and weights[topk]. Ids are different from each other, or -1. Weights where
+ * the id is -1 are rubbish. */
+void routing_token(const struct routing *routing, uint64_t round, uint32_t home, uint32_t token,
+	int32_t *ids, float *weights);
 
 #endif

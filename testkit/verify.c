@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static void __attribute__((format(printf, 2, 3))) differ(struct difference *difference, const char *format, ...)
+static void __attribute__((format(printf, 2, 3)))
+differ(struct difference *difference, const char *format, ...)
 {
 	va_list args;
 
@@ -17,7 +18,7 @@ static void __attribute__((format(printf, 2, 3))) differ(struct difference *diff
 	va_end(args);
 }
 
-/* ---- received ---------------------------------------------------------------------------------------------- */
+/* ---- received -------------------------------------------------------------------------------- */
 
 struct check {
 	struct reference *reference;
@@ -29,17 +30,19 @@ struct check {
 };
 
 /* "rank 1, round 7: local expert 3, row 17 (from rank 0, token 5, k 2)" */
-static void name_place(const struct check *check, const struct place *place, char *name, size_t size)
+static void name_place(
+	const struct check *check, const struct place *place, char *name, size_t size)
 {
 	bool by_source = check->reference->job->config.layout == TERN_BY_SOURCE;
 
-	snprintf(name, size, "rank %u, round %llu: %s %u, row %llu (from rank %u, token %u, k %d)", check->rank,
-		(unsigned long long)check->reference->round, by_source ? "source" : "local expert", place->group,
+	snprintf(name, size, "rank %u, round %llu: %s %u, row %llu (from rank %u, token %u, k %d)",
+		check->rank, (unsigned long long)check->reference->round,
+		by_source ? "source" : "local expert", place->group,
 		(unsigned long long)place->position, place->source, place->token, place->k);
 }
 
-static void compare_bytes(const struct check *check, const struct place *place, const char *what, const void *want,
-	const void *got, size_t bytes, uint32_t step)
+static void compare_bytes(const struct check *check, const struct place *place, const char *what,
+	const void *want, const void *got, size_t bytes, uint32_t step)
 {
 	const unsigned char *w = want, *g = got;
 	uint32_t want_bits, got_bits;
@@ -55,8 +58,8 @@ static void compare_bytes(const struct check *check, const struct place *place, 
 		want_bits = got_bits = 0;
 		memcpy(&want_bits, w + i, step);
 		memcpy(&got_bits, g + i, step);
-		differ(check->difference, "%s: %s %zu is 0x%0*x, should be 0x%0*x", name, what, i / step,
-			(int)step * 2, got_bits, (int)step * 2, want_bits);
+		differ(check->difference, "%s: %s %zu is 0x%0*x, should be 0x%0*x", name, what,
+			i / step, (int)step * 2, got_bits, (int)step * 2, want_bits);
 	}
 }
 
@@ -65,12 +68,13 @@ static void check_row(const struct check *check, const struct place *place)
 	const struct tern_row *got = &check->received->rows[place->position];
 	char name[160];
 
-	if (got->rank == (int32_t)place->source && got->token == (int32_t)place->token && got->k == place->k &&
-		!memcmp(&got->weight, &place->weight, sizeof(got->weight)))
+	if (got->rank == (int32_t)place->source && got->token == (int32_t)place->token &&
+		got->k == place->k && !memcmp(&got->weight, &place->weight, sizeof(got->weight)))
 		return;
 	name_place(check, place, name, sizeof(name));
-	differ(check->difference, "%s: described as from rank %d, token %d, k %d, weight %a instead of %a", name, got->rank,
-		got->token, got->k, got->weight, place->weight);
+	differ(check->difference,
+		"%s: described as from rank %d, token %d, k %d, weight %a instead of %a", name,
+		got->rank, got->token, got->k, got->weight, place->weight);
 }
 
 static void check_local_ids(const struct check *check, const struct place *place)
@@ -88,10 +92,11 @@ static void check_local_ids(const struct check *check, const struct place *place
 	for (k = 0; k < topk; k++) {
 		weight = want[k] >= 0 ? weights[k] : 0;
 		if (got[k] != want[k])
-			differ(check->difference, "%s: topk_ids[%u] is %d, should be %d", name, k, got[k], want[k]);
+			differ(check->difference, "%s: topk_ids[%u] is %d, should be %d", name, k,
+				got[k], want[k]);
 		if (memcmp(&got_weights[k], &weight, sizeof(weight)))
-			differ(check->difference, "%s: topk_weights[%u] is %a, should be %a", name, k, got_weights[k],
-				weight);
+			differ(check->difference, "%s: topk_weights[%u] is %a, should be %a", name,
+				k, got_weights[k], weight);
 	}
 }
 
@@ -103,20 +108,22 @@ static int check_place(void *ctx, const struct place *place, bool first_of_token
 	uint32_t element = element_bytes(job->config.dispatch_dtype);
 
 	if (first_of_token)
-		reference_received_row(check->reference, place->home, place->token, &check->x, &check->scales);
+		reference_received_row(
+			check->reference, place->home, place->token, &check->x, &check->scales);
 	check_row(check, place);
-	compare_bytes(check, place, "element", check->x, (char *)check->received->x + place->position * bytes, bytes,
-		element ? element : 1);
+	compare_bytes(check, place, "element", check->x,
+		(char *)check->received->x + place->position * bytes, bytes, element ? element : 1);
 	if (scales_bytes)
 		compare_bytes(check, place, "scale", check->scales,
-			(char *)check->received->scales + place->position * scales_bytes, scales_bytes,
-			one_scale_bytes(job->config.scale));
+			(char *)check->received->scales + place->position * scales_bytes,
+			scales_bytes, one_scale_bytes(job->config.scale));
 	if (job->config.layout == TERN_BY_SOURCE)
 		check_local_ids(check, place);
 	return 0;
 }
 
-/* True when rows may be looked at: counts and offsets are as they should be, and the pointers are there. */
+/* True when rows may be looked at: counts and offsets are as they should be, and the pointers are
+ * there. */
 static bool check_layout(const struct check *check, const struct received_layout *layout)
 {
 	const struct tern_received *got = check->received;
@@ -128,33 +135,41 @@ static bool check_layout(const struct check *check, const struct received_layout
 
 	for (i = 0; i < layout->nr_groups; i++) {
 		if (got->counts[i] != layout->counts[i])
-			differ(difference, "rank %u, round %llu: counts[%u] is %u, should be %u", check->rank,
-				(unsigned long long)round, i, got->counts[i], layout->counts[i]);
+			differ(difference, "rank %u, round %llu: counts[%u] is %u, should be %u",
+				check->rank, (unsigned long long)round, i, got->counts[i],
+				layout->counts[i]);
 		else if (got->offsets[i] != layout->offsets[i])
-			differ(difference, "rank %u, round %llu: offsets[%u] is %llu, should be %llu", check->rank,
-				(unsigned long long)round, i, (unsigned long long)got->offsets[i],
+			differ(difference,
+				"rank %u, round %llu: offsets[%u] is %llu, should be %llu",
+				check->rank, (unsigned long long)round, i,
+				(unsigned long long)got->offsets[i],
 				(unsigned long long)layout->offsets[i]);
 	}
 	if (got->nr_rows != layout->nr_rows)
-		differ(difference, "rank %u, round %llu: nr_rows is %llu, should be %llu", check->rank,
-			(unsigned long long)round, (unsigned long long)got->nr_rows, (unsigned long long)layout->nr_rows);
+		differ(difference, "rank %u, round %llu: nr_rows is %llu, should be %llu",
+			check->rank, (unsigned long long)round, (unsigned long long)got->nr_rows,
+			(unsigned long long)layout->nr_rows);
 	if (got->extent < layout->end)
-		differ(difference, "rank %u, round %llu: extent is %llu, but rows end at %llu", check->rank,
-			(unsigned long long)round, (unsigned long long)got->extent, (unsigned long long)layout->end);
+		differ(difference, "rank %u, round %llu: extent is %llu, but rows end at %llu",
+			check->rank, (unsigned long long)round, (unsigned long long)got->extent,
+			(unsigned long long)layout->end);
 	if (layout->nr_rows && (!got->x || !got->rows || (fp8 && !got->scales) ||
-		(by_source && (!got->topk_ids || !got->topk_weights))))
-		differ(difference, "rank %u, round %llu: a pointer to received rows is NULL", check->rank,
-			(unsigned long long)round);
+				       (by_source && (!got->topk_ids || !got->topk_weights))))
+		differ(difference, "rank %u, round %llu: a pointer to received rows is NULL",
+			check->rank, (unsigned long long)round);
 	if (!by_source && (got->topk_ids || got->topk_weights))
-		differ(difference, "rank %u, round %llu: topk_ids or topk_weights is not NULL", check->rank,
-			(unsigned long long)round);
+		differ(difference, "rank %u, round %llu: topk_ids or topk_weights is not NULL",
+			check->rank, (unsigned long long)round);
 	return difference->nr == before;
 }
 
-int verify_received(struct reference *reference, uint32_t rank, const struct tern_received *received,
-	struct difference *difference)
+int verify_received(struct reference *reference, uint32_t rank,
+	const struct tern_received *received, struct difference *difference)
 {
-	struct check check = {.reference = reference, .received = received, .difference = difference, .rank = rank};
+	struct check check = {.reference = reference,
+		.received = received,
+		.difference = difference,
+		.rank = rank};
 	struct received_layout layout;
 
 	if (received_layout_create(reference, rank, &layout))
@@ -165,7 +180,7 @@ int verify_received(struct reference *reference, uint32_t rank, const struct ter
 	return 0;
 }
 
-/* ---- combined ---------------------------------------------------------------------------------------------- */
+/* ---- combined -------------------------------------------------------------------------------- */
 
 static float decode_element(enum tern_dtype dtype, const void *row, uint32_t i)
 {
@@ -175,8 +190,8 @@ static float decode_element(enum tern_dtype dtype, const void *row, uint32_t i)
 	return value;
 }
 
-static void compare_combined(const struct reference *reference, uint32_t rank, uint32_t token, const void *want,
-	const void *got, struct difference *difference)
+static void compare_combined(const struct reference *reference, uint32_t rank, uint32_t token,
+	const void *want, const void *got, struct difference *difference)
 {
 	enum tern_dtype dtype = reference->job->config.combine_dtype;
 	uint32_t i, bytes = element_bytes(dtype);
@@ -184,16 +199,19 @@ static void compare_combined(const struct reference *reference, uint32_t rank, u
 	for (i = 0; i < reference->job->config.hidden; i++) {
 		float w = decode_element(dtype, want, i), g = decode_element(dtype, got, i);
 
-		if (!memcmp((const char *)want + (size_t)i * bytes, (const char *)got + (size_t)i * bytes, bytes))
+		if (!memcmp((const char *)want + (size_t)i * bytes,
+			    (const char *)got + (size_t)i * bytes, bytes))
 			continue;
 		if (w != w && g != g)
 			continue;
-		differ(difference, "rank %u, round %llu: out, token %u, element %u is %a, should be %a", rank,
+		differ(difference,
+			"rank %u, round %llu: out, token %u, element %u is %a, should be %a", rank,
 			(unsigned long long)reference->round, token, i, g, w);
 	}
 }
 
-int verify_combined(struct reference *reference, uint32_t rank, const void *out, size_t stride, struct difference *difference)
+int verify_combined(struct reference *reference, uint32_t rank, const void *out, size_t stride,
+	struct difference *difference)
 {
 	const struct job *job = reference->job;
 	uint32_t token, home = job_home(job, rank);
@@ -209,7 +227,7 @@ int verify_combined(struct reference *reference, uint32_t rank, const void *out,
 	return 0;
 }
 
-/* ---- the experts' part ------------------------------------------------------------------------------------- */
+/* ---- the experts' part ----------------------------------------------------------------------- */
 
 struct fill {
 	const struct reference *reference;
@@ -224,7 +242,8 @@ static int fill_place(void *ctx, const struct place *place, bool first_of_token)
 
 	(void)first_of_token;
 	memcpy(fill->y + place->position * fill->stride,
-		job_y_row(job, fill->reference->round, place->expert, place->home, place->token), job_y_bytes(job));
+		job_y_row(job, fill->reference->round, place->expert, place->home, place->token),
+		job_y_bytes(job));
 	return 0;
 }
 

@@ -7,17 +7,20 @@
 
 /* Adds up over calls; starts as all zeros. */
 struct difference {
-	uint64_t nr;	 /* wrong elements, counts, offsets, row descriptions */
+	uint64_t nr;     /* wrong elements, counts, offsets, row descriptions */
 	char first[384]; /* what the first one was */
 };
 
-/* Both return 0, also when they find differences; -1: out of memory. The reference's round must be that of the data. */
-int verify_received(struct reference *reference, uint32_t rank, const struct tern_received *received,
-	struct difference *difference);
+/* Both return 0, also when they find differences; -1: out of memory. The reference's round must be
+ * that of the data. */
+int verify_received(struct reference *reference, uint32_t rank,
+	const struct tern_received *received, struct difference *difference);
 /* NaN equals NaN here, whatever its payload: which one survives a sum is left to the processor. */
-int verify_combined(struct reference *reference, uint32_t rank, const void *out, size_t stride, struct difference *difference);
+int verify_combined(struct reference *reference, uint32_t rank, const void *out, size_t stride,
+	struct difference *difference);
 
-/* What the experts would do: writes the rows of y for the rows that rank has received. stride in bytes. -1: out of memory. */
+/* What the experts would do: writes the rows of y for the rows that rank has received. stride in
+ * bytes. -1: out of memory. */
 int fill_y(const struct reference *reference, uint32_t rank, void *y, size_t stride);
 
 #endif

@@ -3,17 +3,24 @@
 
 #include <stddef.h>
 
-const struct word mode_words[] = {{"ll", TERN_LOW_LATENCY}, {"ht", TERN_HIGH_THROUGHPUT}, {NULL, 0}};
-const struct word dtype_words[] = {{"fp8", TERN_FP8_E4M3}, {"bf16", TERN_BF16}, {"fp16", TERN_FP16}, {"fp32", TERN_FP32},
-	{"bytes", TERN_BYTES}, {NULL, 0}};
-const struct word combine_dtype_words[] = {{"bf16", TERN_BF16}, {"fp16", TERN_FP16}, {"fp32", TERN_FP32}, {NULL, 0}};
-const struct word layout_words[] = {{"padded", TERN_PADDED}, {"contiguous", TERN_CONTIGUOUS}, {"source", TERN_BY_SOURCE},
-	{NULL, 0}};
-const struct word reduce_words[] = {{"home", TERN_REDUCE_HOME}, {"expert", TERN_REDUCE_EXPERT}, {NULL, 0}};
-const struct word weight_words[] = {{"combine", TERN_WEIGHTS_COMBINE}, {"pass", TERN_WEIGHTS_PASS}, {NULL, 0}};
-const struct word scale_words[] = {{"fp32", TERN_SCALE_FP32}, {"ue8m0", TERN_SCALE_UE8M0}, {NULL, 0}};
-const struct word input_words[] = {{"exact", INPUT_EXACT}, {"random", INPUT_RANDOM}, {"special", INPUT_SPECIAL}, {NULL, 0}};
-const struct word device_words[] = {{"cpu", TERN_DEVICE_CPU}, {"cuda", TERN_DEVICE_CUDA}, {NULL, 0}};
+const struct word mode_words[] = {
+	{"ll", TERN_LOW_LATENCY}, {"ht", TERN_HIGH_THROUGHPUT}, {NULL, 0}};
+const struct word dtype_words[] = {{"fp8", TERN_FP8_E4M3}, {"bf16", TERN_BF16}, {"fp16", TERN_FP16},
+	{"fp32", TERN_FP32}, {"bytes", TERN_BYTES}, {NULL, 0}};
+const struct word combine_dtype_words[] = {
+	{"bf16", TERN_BF16}, {"fp16", TERN_FP16}, {"fp32", TERN_FP32}, {NULL, 0}};
+const struct word layout_words[] = {{"padded", TERN_PADDED}, {"contiguous", TERN_CONTIGUOUS},
+	{"source", TERN_BY_SOURCE}, {NULL, 0}};
+const struct word reduce_words[] = {
+	{"home", TERN_REDUCE_HOME}, {"expert", TERN_REDUCE_EXPERT}, {NULL, 0}};
+const struct word weight_words[] = {
+	{"combine", TERN_WEIGHTS_COMBINE}, {"pass", TERN_WEIGHTS_PASS}, {NULL, 0}};
+const struct word scale_words[] = {
+	{"fp32", TERN_SCALE_FP32}, {"ue8m0", TERN_SCALE_UE8M0}, {NULL, 0}};
+const struct word input_words[] = {
+	{"exact", INPUT_EXACT}, {"random", INPUT_RANDOM}, {"special", INPUT_SPECIAL}, {NULL, 0}};
+const struct word device_words[] = {
+	{"cpu", TERN_DEVICE_CPU}, {"cuda", TERN_DEVICE_CUDA}, {NULL, 0}};
 const struct word against_words[] = {{"mpi", 1}, {"libfabric", 2}, {"nccl", 3}, {NULL, 0}};
 
 static const char *name_of(const struct word *words, int value)

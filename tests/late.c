@@ -48,6 +48,7 @@ unsigned long long passed_ns(unsigned long long from_ns)
 	struct timespec now;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	passed = (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec - from_ns;
+	passed = (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec -
+		 from_ns;
 	return passed > late ? passed - late : 0;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a busy machine has kept from a process: tests that judge how long Tern waited allow for it. */
+/* What a busy machine has kept from a process: tests that judge how long Tern waited allow for it.
+ */
 #ifndef TERN_TESTS_LATE_H
 #define TERN_TESTS_LATE_H
 
 #include <sys/types.h>
 
-/* How long the threads that this process has could have run and did not, in sum, since they began. 0 where the kernel
- * does not say (no /proc/PID/schedstat). */
+/* How long the threads that this process has could have run and did not, in sum, since they began.
+ * 0 where the kernel does not say (no /proc/PID/schedstat). */
 unsigned long long late_ns(void);
 unsigned long long late_of(pid_t pid);
 

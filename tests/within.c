@@ -2,16 +2,17 @@
  *
  * within SECONDS [-o FILE] COMMAND...: runs a test, and ends it when it hangs.
  *
- * A clock on the wall would end right tests on a busy machine. What a busy machine takes from a test is the time in
- * which one of its threads could run and none does: that is not counted. What is, over the command and all that it has
- * begun, is
+ * A clock on the wall would end right tests on a busy machine. What a busy machine takes from a
+ * test is the time in which one of its threads could run and none does: that is not counted. What
+ * is, over the command and all that it has begun, is
  *
- *   asleep      time in which none of its threads could run: what waits for a message that never comes
+ *   asleep      time in which none of its threads could run: what waits for a message that never
+ *               comes
  *   running     time on processors, at most as much as has gone by: what runs in circles
  *
- * On a quiet machine the two are the time on the wall. When they are SECONDS, the command is ended, and each process
- * told with what it waits in. The exit code is the command's, 128 and the signal's number, or 124 when it was ended.
- * FILE gets "wall processor asleep", in seconds.
+ * On a quiet machine the two are the time on the wall. When they are SECONDS, the command is ended,
+ * and each process told with what it waits in. The exit code is the command's, 128 and the signal's
+ * number, or 124 when it was ended. FILE gets "wall processor asleep", in seconds.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -27,9 +28,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_NS 100000000  /* between two looks */
-#define FAMILY_EVERY 5	   /* looks: who belongs to it is found out anew */
-#define GRACE_LOOKS 50	   /* from SIGTERM to SIGKILL */
+#define LOOK_NS 100000000 /* between two looks */
+#define FAMILY_EVERY 5    /* looks: who belongs to it is found out anew */
+#define GRACE_LOOKS 50    /* from SIGTERM to SIGKILL */
 #define MAX_PROCESSES 4096
 
 struct process {
@@ -44,7 +45,7 @@ struct family {
 };
 
 static sigset_t signals, as_it_was; /* SIGCHLD, and those that ask this program to end */
-static int told;		    /* which of them has */
+static int told;                    /* which of them has */
 
 /* Until a signal, or the next look. */
 static void pause_between_looks(void)
@@ -108,12 +109,14 @@ static bool look_at(struct process *p)
 	unsigned long user, system;
 	long of_children[2];
 	char stat[1024];
-	const char *at = slurp(stat, sizeof(stat), "/proc/%d/stat", p->pid, 0) ? after_name(stat) : NULL;
+	const char *at =
+		slurp(stat, sizeof(stat), "/proc/%d/stat", p->pid, 0) ? after_name(stat) : NULL;
 
-	if (!at || sscanf(at, "%*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld", &p->parent, &user, &system,
-			   &of_children[0], &of_children[1]) != 5)
+	if (!at || sscanf(at, "%*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld",
+			   &p->parent, &user, &system, &of_children[0], &of_children[1]) != 5)
 		return false;
-	p->cpu_s = (double)(user + system + (unsigned long)of_children[0] + (unsigned long)of_children[1]) /
+	p->cpu_s = (double)(user + system + (unsigned long)of_children[0] +
+			    (unsigned long)of_children[1]) /
 		   (double)sysconf(_SC_CLK_TCK);
 	return true;
 }
@@ -126,7 +129,8 @@ static struct process *find(struct family *f, int pid)
 	return NULL;
 }
 
-/* Orphans become children of this process (PR_SET_CHILD_SUBREAPER), so parents lead here from all that it has begun. */
+/* Orphans become children of this process (PR_SET_CHILD_SUBREAPER), so parents lead here from all
+ * that it has begun. */
 static void find_family(struct family *f)
 {
 	DIR *dir = opendir("/proc");
@@ -146,7 +150,8 @@ static void find_family(struct family *f)
 	while (more) {
 		more = false;
 		for (int i = 0; i < f->nr; i++) {
-			struct process *p = &f->list[i], *parent = p->ours ? NULL : find(f, p->parent);
+			struct process *p = &f->list[i],
+				       *parent = p->ours ? NULL : find(f, p->parent);
 
 			if (!p->ours && (p->parent == getpid() || (parent && parent->ours)))
 				p->ours = more = true;
@@ -168,7 +173,9 @@ static bool can_run(int pid)
 
 		if (!isdigit((unsigned char)entry->d_name[0]))
 			continue;
-		at = slurp(stat, sizeof(stat), "/proc/%d/task/%d/stat", pid, atoi(entry->d_name)) ? after_name(stat) : NULL;
+		at = slurp(stat, sizeof(stat), "/proc/%d/task/%d/stat", pid, atoi(entry->d_name))
+			     ? after_name(stat)
+			     : NULL;
 		any = at && (*at == 'R' || *at == 'D');
 	}
 	if (dir)
@@ -208,8 +215,11 @@ static void describe(const struct family *f)
 		slurp(call, sizeof(call), "/proc/%d/syscall", p->pid, 0);
 		slurp(place, sizeof(place), "/proc/%d/wchan", p->pid, 0);
 		name[strcspn(name, "\n")] = 0;
-		fprintf(stderr, "within: process %d (%s), state %c, %.1f s of processor, in %s, system call %.*s\n", p->pid,
-			name, at ? *at : '?', p->cpu_s, place, (int)strcspn(call, "\n"), call);
+		fprintf(stderr,
+			"within: process %d (%s), state %c, %.1f s of processor, in %s, system "
+			"call %.*s\n",
+			p->pid, name, at ? *at : '?', p->cpu_s, place, (int)strcspn(call, "\n"),
+			call);
 	}
 }
 
@@ -301,7 +311,9 @@ static bool watch(struct watch *w)
 static void end_all(struct watch *w)
 {
 	if (!told) {
-		fprintf(stderr, "within: ended after %.1f s asleep and %.1f s running, together more than %g s\n",
+		fprintf(stderr,
+			"within: ended after %.1f s asleep and %.1f s running, together more than "
+			"%g s\n",
 			w->asleep_s, w->running_s, w->limit_s);
 		describe(&w->family);
 	}
@@ -310,7 +322,8 @@ static void end_all(struct watch *w)
 		pause_between_looks();
 		reap(w->command, &w->status, &w->ended_cpu_s);
 		find_family(&w->family);
-		if (!cpu_of(&w->family) && !any_can_run(&w->family) && !find(&w->family, w->command))
+		if (!cpu_of(&w->family) && !any_can_run(&w->family) &&
+			!find(&w->family, w->command))
 			break;
 	}
 }
@@ -329,7 +342,8 @@ static void clear_away(struct watch *w)
 
 static int usage(void)
 {
-	fprintf(stderr, "within SECONDS [-o FILE] COMMAND...: runs a test, and ends it when it hangs\n");
+	fprintf(stderr,
+		"within SECONDS [-o FILE] COMMAND...: runs a test, and ends it when it hangs\n");
 	return 125;
 }
 

@@ -10,7 +10,7 @@
 #define MOST_TOKENS (1u << 20)
 #define MOST_WORK_US 100000
 
-/* ---- flags ------------------------------------------------------------------------------------------------- */
+/* ---- flags ----------------------------------------------------------------------------------- */
 
 enum flag {
 	FLAG_RANKS = 256,
@@ -227,7 +227,9 @@ static int take_flag(struct bench_args *args, int flag, const char *name, const 
 			fprintf(stderr, "Try '%s --help'.\n", args->program);
 		return -1;
 	case FLAG_ROUTING:
-		return routing_parse(&args->job.routing, text, &why) ? args_wrong(args, "--%s: %s", name, why.text) : 0;
+		return routing_parse(&args->job.routing, text, &why)
+			       ? args_wrong(args, "--%s: %s", name, why.text)
+			       : 0;
 	case FLAG_DROP:
 		return value_share(args, name, text, &args->job.routing.drop);
 	case FLAG_SEED:
@@ -272,7 +274,10 @@ static void set_defaults(struct bench_args *args, const char *program)
 	memset(args, 0, sizeof(*args));
 	args->program = program;
 	job_init(&args->job);
-	args->job.config.hidden = args->job.config.nr_experts = args->job.config.topk = 0; /* the preset's */
+	args->job.config.hidden = args->job.config.nr_experts = args->job.config.topk =
+		0; /* the
+		      preset's
+		    */
 	args->job.input = INPUT_RANDOM;
 	args->iters = 20;
 	args->warmup = 5;
@@ -292,7 +297,9 @@ static int check(struct bench_args *args)
 	unsigned int i;
 
 	if (args->against && !strcmp(args->against, "nccl") != (config->device == TERN_DEVICE_CUDA))
-		return args_wrong(args, config->device == TERN_DEVICE_CUDA ? "--device cuda is compared with nccl alone" : "--against nccl needs --device cuda");
+		return args_wrong(args, config->device == TERN_DEVICE_CUDA
+						? "--device cuda is compared with nccl alone"
+						: "--against nccl needs --device cuda");
 	if (args->overlap.nr && config->device != TERN_DEVICE_CUDA)
 		return args_wrong(args, "--overlap needs --device cuda");
 	if (args->overlap.nr > ARGS_MAX_OVERLAP)
@@ -300,19 +307,23 @@ static int check(struct bench_args *args)
 	for (i = 0; i < args->nr_shapes; i++) {
 		struct bench_shape *shape = &args->shapes[i];
 
-		if (!strcmp(shape->name, "custom") && !(config->hidden && config->nr_experts && config->topk))
-			return args_wrong(args, "--preset custom needs --hidden, --experts and --topk");
+		if (!strcmp(shape->name, "custom") &&
+			!(config->hidden && config->nr_experts && config->topk))
+			return args_wrong(
+				args, "--preset custom needs --hidden, --experts and --topk");
 		if (config->hidden || config->nr_experts || config->topk)
 			shape->name = "custom";
 		shape->hidden = config->hidden ? config->hidden : shape->hidden;
 		shape->nr_experts = config->nr_experts ? config->nr_experts : shape->nr_experts;
 		shape->topk = config->topk ? config->topk : shape->topk;
 		if (shape->topk > shape->nr_experts)
-			return args_wrong(args, "--topk is %u, more than the %u experts", shape->topk, shape->nr_experts);
+			return args_wrong(args, "--topk is %u, more than the %u experts",
+				shape->topk, shape->nr_experts);
 	}
 	for (i = 0; i < args->tokens.nr; i++)
 		if (args->max_tokens && (uint32_t)args->tokens.value[i] > args->max_tokens)
-			return args_wrong(args, "--tokens has %d, more than --max-tokens, %u", args->tokens.value[i], args->max_tokens);
+			return args_wrong(args, "--tokens has %d, more than --max-tokens, %u",
+				args->tokens.value[i], args->max_tokens);
 	return 0;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The flags of `tern bench`, which the programs that it is compared with take, too: a template of a job, and lists of what
- * varies. One case is one combination of the lists. */
+/* The flags of `tern bench`, which the programs that it is compared with take, too: a template of a
+ * job, and lists of what varies. One case is one combination of the lists. */
 #ifndef TERN_BENCH_COMMAND_ARGS_H
 #define TERN_BENCH_COMMAND_ARGS_H
 
@@ -21,20 +21,20 @@ struct int_list {
 };
 
 struct bench_args {
-	const char *program; /* who speaks on stderr */
-	uint32_t nr_ranks;   /* 0: not given */
-	uint32_t nr_nodes;   /* that they are spread over */
+	const char *program;   /* who speaks on stderr */
+	uint32_t nr_ranks;     /* 0: not given */
+	uint32_t nr_nodes;     /* that they are spread over */
 	const char *transport; /* between nodes; NULL: the library's choice */
 	unsigned int nr_shapes;
 	struct bench_shape shapes[ARGS_MAX_LIST];
 	struct int_list tokens, modes, dtypes, layouts, reduces, weights;
 	bool reduce_given, weights_given;
 	enum tern_dtype x_dtype, combine_dtype; /* 0: by the dispatch dtype */
-	enum tern_scale scale;			/* of fp8 */
-	uint32_t payload_bytes;			/* of bytes rows; 0: as bf16 */
-	uint32_t max_tokens;			/* 0: the tokens of the case */
-	struct job job;				/* the rest of the settings */
-	uint32_t nr_sms; /* on a device; 0: the library's choice */
+	enum tern_scale scale;                  /* of fp8 */
+	uint32_t payload_bytes;                 /* of bytes rows; 0: as bf16 */
+	uint32_t max_tokens;                    /* 0: the tokens of the case */
+	struct job job;                         /* the rest of the settings */
+	uint32_t nr_sms;                        /* on a device; 0: the library's choice */
 	struct int_list overlap; /* on a device: microseconds of work beside rounds */
 	uint32_t iters;
 	uint32_t warmup;
@@ -60,6 +60,7 @@ struct bench_case {
 unsigned int args_nr_cases(const struct bench_args *args);
 
 /* Case i for that many ranks: 0, or -1 for a combination that the contract excludes. */
-int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks, struct bench_case *bench_case);
+int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks,
+	struct bench_case *bench_case);
 
 #endif

@@ -29,18 +29,21 @@ int args_wrong(const struct bench_args *args, const char *format, ...)
 	return -1;
 }
 
-static int wrong_word(const struct bench_args *args, const char *flag, const char *text, const struct word *words, bool many)
+static int wrong_word(const struct bench_args *args, const char *flag, const char *text,
+	const struct word *words, bool many)
 {
 	char allowed[160] = "";
 	size_t at = 0;
 
 	for (; words->name; words++)
-		at += (size_t)snprintf(allowed + at, sizeof(allowed) - at, "%s%s", at ? ", " : "", words->name);
+		at += (size_t)snprintf(
+			allowed + at, sizeof(allowed) - at, "%s%s", at ? ", " : "", words->name);
 	return args_wrong(args, "--%s is \"%.100s\": allowed: %s%s", flag, text, allowed,
 		many ? ", several with commas between them, or all" : "");
 }
 
-int value_word(const struct bench_args *args, const char *flag, const char *text, const struct word *words, int *value)
+int value_word(const struct bench_args *args, const char *flag, const char *text,
+	const struct word *words, int *value)
 {
 	const struct word *word;
 
@@ -61,8 +64,8 @@ int list_add(struct int_list *list, int value)
 	return 0;
 }
 
-int value_words(const struct bench_args *args, const char *flag, const char *text, const struct word *words,
-	struct int_list *list)
+int value_words(const struct bench_args *args, const char *flag, const char *text,
+	const struct word *words, struct int_list *list)
 {
 	const struct word *word;
 	const char *at = text;
@@ -85,20 +88,23 @@ int value_words(const struct bench_args *args, const char *flag, const char *tex
 	return 0;
 }
 
-int value_number(const struct bench_args *args, const char *flag, const char *text, uint32_t min, uint32_t max,
-	uint32_t *number)
+int value_number(const struct bench_args *args, const char *flag, const char *text, uint32_t min,
+	uint32_t max, uint32_t *number)
 {
 	unsigned long long value;
 	char *end;
 
 	value = strtoull(text, &end, 10);
 	if (!isdigit((unsigned char)*text) || *end || value < min || value > max)
-		return args_wrong(args, "--%s is \"%.100s\": allowed are whole numbers from %u to %u", flag, text, min, max);
+		return args_wrong(args,
+			"--%s is \"%.100s\": allowed are whole numbers from %u to %u", flag, text,
+			min, max);
 	*number = (uint32_t)value;
 	return 0;
 }
 
-int value_numbers(const struct bench_args *args, const char *flag, const char *text, uint32_t most, struct int_list *list)
+int value_numbers(const struct bench_args *args, const char *flag, const char *text, uint32_t most,
+	struct int_list *list)
 {
 	const char *at = text;
 	char *end = NULL;
@@ -115,18 +121,22 @@ int value_numbers(const struct bench_args *args, const char *flag, const char *t
 			last = strtoul(end + 1, &end, 10);
 		if (*end == '*' && isdigit((unsigned char)end[1]))
 			factor = strtoul(end + 1, &end, 10);
-		if (first > last || last > most || factor < 2 || factor > most || (first < last && !first))
+		if (first > last || last > most || factor < 2 || factor > most ||
+			(first < last && !first))
 			break;
 		for (at = end; first <= last; first *= factor) {
 			if (list_add(list, (int)first))
-				return args_wrong(args, "--%s has more than %d values", flag, ARGS_MAX_LIST);
+				return args_wrong(
+					args, "--%s has more than %d values", flag, ARGS_MAX_LIST);
 			if (!first)
 				break;
 		}
 	}
 	if (!end || at != end || *end)
-		return args_wrong(args, "--%s is \"%.100s\": allowed are numbers from 0 to %u such as 1,8,32, and ranges such as 1-128 "
-				   "(doubling) or 1-4096*4",
+		return args_wrong(args,
+			"--%s is \"%.100s\": allowed are numbers from 0 to %u such as 1,8,32, and "
+			"ranges such as 1-128 "
+			"(doubling) or 1-4096*4",
 			flag, text, most);
 	return 0;
 }
@@ -139,7 +149,8 @@ static int add_shape(struct bench_args *args, const struct preset *preset)
 		return -1;
 	*shape = (struct bench_shape){.name = "custom"};
 	if (preset)
-		*shape = (struct bench_shape){preset->name, preset->hidden, preset->nr_experts, preset->topk};
+		*shape = (struct bench_shape){
+			preset->name, preset->hidden, preset->nr_experts, preset->topk};
 	args->nr_shapes++;
 	return 0;
 }
@@ -152,7 +163,10 @@ static int wrong_preset(const struct bench_args *args, const char *text)
 
 	for (i = 0; i < nr_presets; i++)
 		at += (size_t)snprintf(allowed + at, sizeof(allowed) - at, "%s, ", presets[i].name);
-	return args_wrong(args, "--preset is \"%.100s\": allowed are %scustom, several with commas between them, or all", text, allowed);
+	return args_wrong(args,
+		"--preset is \"%.100s\": allowed are %scustom, several with commas between them, "
+		"or all",
+		text, allowed);
 }
 
 int value_presets(struct bench_args *args, const char *text)
@@ -185,7 +199,8 @@ int value_share(const struct bench_args *args, const char *flag, const char *tex
 
 	*share = strtod(text, &end);
 	if (end == text || *end || !(*share >= 0 && *share <= 1))
-		return args_wrong(args, "--%s is \"%.100s\": allowed are numbers from 0 to 1", flag, text);
+		return args_wrong(
+			args, "--%s is \"%.100s\": allowed are numbers from 0 to 1", flag, text);
 	return 0;
 }
 

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- one case on one rank ---------------------------------------------------------------------------------- */
+/* ---- one case on one rank -------------------------------------------------------------------- */
 
 void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_t total)
 {
@@ -19,8 +19,8 @@ void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_
 	if (!bench->progress || now - bench->last_progress_us < 1e6)
 		return;
 	bench->last_progress_us = now;
-	fprintf(stderr, "%s: case %u of %u: %s, round %u of %u\n", bench->args->program, bench->report.nr_results + 1,
-		bench->nr_cases, what, done, total);
+	fprintf(stderr, "%s: case %u of %u: %s, round %u of %u\n", bench->args->program,
+		bench->report.nr_results + 1, bench->nr_cases, what, done, total);
 }
 
 static int verify_rounds(struct bench *bench, struct rounds *rounds, struct bench_result *result)
@@ -38,8 +38,8 @@ static int verify_rounds(struct bench *bench, struct rounds *rounds, struct benc
 	return rc;
 }
 
-/* The proxies of a round that has just ended still look for more: they get a moment to fall asleep, else the one that is
- * timed next would share the cores with them. */
+/* The proxies of a round that has just ended still look for more: they get a moment to fall asleep,
+ * else the one that is timed next would share the cores with them. */
 #define REST_US 1000
 
 /* Round i of the exchange, and, if asked for, of raw writes; who goes first changes. */
@@ -55,9 +55,11 @@ static int time_round(struct timing *t, uint32_t i, bool split, bool counts)
 		if (t->raw.raw)
 			usleep(REST_US);
 		if (raw)
-			rc = rounds_time(&raw_method, &t->raw, counts ? &t->raw.times : NULL, i, split);
+			rc = rounds_time(
+				&raw_method, &t->raw, counts ? &t->raw.times : NULL, i, split);
 		else
-			rc = rounds_time(&exchange_method, t->rounds, counts ? &t->times : NULL, i, split);
+			rc = rounds_time(
+				&exchange_method, t->rounds, counts ? &t->times : NULL, i, split);
 	}
 	return rc;
 }
@@ -82,7 +84,8 @@ static int time_rounds(struct bench *bench, struct timing *t)
 	return rc;
 }
 
-static int run_rounds(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+static int run_rounds(
+	struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	struct rounds *rounds = t->rounds;
 	int rc = 0;
@@ -117,11 +120,13 @@ void describe_failure(const struct bench *bench, struct outcome *outcome)
 
 	if (!outcome->rc)
 		return;
-	snprintf(text, sizeof(text), "%s: %.450s", tern_strerror((int)outcome->rc), tern_last_error());
+	snprintf(text, sizeof(text), "%s: %.450s", tern_strerror((int)outcome->rc),
+		tern_last_error());
 	describe_error(outcome, bench->rank, text);
 }
 
-static void run_on_cpu(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+static void run_on_cpu(
+	struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	struct rounds rounds;
 
@@ -138,7 +143,8 @@ static void run_on_cpu(struct bench *bench, struct timing *t, struct bench_resul
 }
 
 /* Everything that this rank alone can do; the ranks compare notes afterwards. */
-static void run_alone(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+static void run_alone(
+	struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	struct job *job = &result->bench_case.job;
 	struct reason why;
@@ -154,7 +160,7 @@ static void run_alone(struct bench *bench, struct timing *t, struct bench_result
 	job_close(job);
 }
 
-/* ---- all ranks together ------------------------------------------------------------------------------------ */
+/* ---- all ranks together ---------------------------------------------------------------------- */
 
 static int gather(void *ctx, const void *mine, void *all, size_t bytes)
 {
@@ -227,7 +233,8 @@ static void destroy_times(struct timing *t)
 		times_destroy(&t->overlap[row]);
 }
 
-static int gather_times(const struct bench *bench, const struct timing *t, struct bench_result *result)
+static int gather_times(
+	const struct bench *bench, const struct timing *t, struct bench_result *result)
 {
 	int rc, nr_ranks = bench->report.nr_ranks;
 
@@ -235,11 +242,14 @@ static int gather_times(const struct bench *bench, const struct timing *t, struc
 	result->against_raw = is_against(bench->args, "libfabric");
 	rc = measure_gather(&t->times, nr_ranks, gather, bench->group, result->spreads);
 	if (!rc && result->against_raw)
-		rc = measure_gather(&t->raw.times, nr_ranks, gather, bench->group, result->raw_spreads);
+		rc = measure_gather(
+			&t->raw.times, nr_ranks, gather, bench->group, result->raw_spreads);
 	for (uint32_t row = 0; row < result->nr_overlap && !rc; row++)
-		rc = measure_gather(&t->overlap[row], nr_ranks, gather, bench->group, result->overlap_spreads[row]);
+		rc = measure_gather(&t->overlap[row], nr_ranks, gather, bench->group,
+			result->overlap_spreads[row]);
 	for (int way = 0; way < NR_NCCL_WAYS && result->against_nccl && !rc; way++)
-		rc = measure_gather(&t->nccl[way], nr_ranks, gather, bench->group, result->nccl_spreads[way]);
+		rc = measure_gather(
+			&t->nccl[way], nr_ranks, gather, bench->group, result->nccl_spreads[way]);
 	return rc;
 }
 
@@ -307,7 +317,9 @@ static int run_and_report(struct bench *bench)
 	if (rc)
 		rc = fail_with(bench->args, "the ranks lost each other", rc);
 	else if (!report->nr_results && bench->rank == 0)
-		fprintf(stderr, "%s: layout source needs --reduce expert and --weights pass: there is nothing to do\n",
+		fprintf(stderr,
+			"%s: layout source needs --reduce expert and --weights pass: there is "
+			"nothing to do\n",
 			bench->args->program);
 	if (!rc && !report->nr_results)
 		rc = EXIT_USAGE;
@@ -332,8 +344,8 @@ static int run_rank(const struct bench_args *args)
 		return fail_with(args, "cannot find the other ranks", rc);
 	if (args->nr_ranks && args->nr_ranks != (uint32_t)config.boot.nr_ranks) {
 		if (config.boot.rank == 0)
-			fprintf(stderr, "%s: --ranks is %u, but the launcher has started %d\n", args->program, args->nr_ranks,
-				config.boot.nr_ranks);
+			fprintf(stderr, "%s: --ranks is %u, but the launcher has started %d\n",
+				args->program, args->nr_ranks, config.boot.nr_ranks);
 		if (config.boot.close)
 			config.boot.close(config.boot.ctx);
 		return EXIT_USAGE;
@@ -346,7 +358,8 @@ static int run_rank(const struct bench_args *args)
 	bench.report.nr_nodes = tern_group_nr_nodes(bench.group);
 	bench.report.paths = tern_group_describe(bench.group);
 	bench.nr_cases = args_nr_cases(args);
-	bench.progress = bench.rank == 0 && !args->quiet && (args->progress || isatty(STDERR_FILENO));
+	bench.progress =
+		bench.rank == 0 && !args->quiet && (args->progress || isatty(STDERR_FILENO));
 	rc = run_and_report(&bench);
 	tern_group_destroy(bench.group);
 	return rc;

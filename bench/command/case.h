@@ -44,6 +44,7 @@ void tell_progress(struct bench *bench, const char *what, uint32_t done, uint32_
 void describe_failure(const struct bench *bench, struct outcome *outcome);
 
 /* All that this rank does for a case on a device. */
-void run_on_device(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome);
+void run_on_device(struct bench *bench, struct timing *t, struct bench_result *result,
+	struct outcome *outcome);
 
 #endif

@@ -16,7 +16,8 @@ struct device_timing {
 /* Rounds of other inputs than those that are verified without work between the halves. */
 #define OVERLAP_ROUND (UINT64_C(1) << 39)
 
-/* Round i of the exchange, with work beside it if asked for, and of the same over NCCL; who goes first changes. */
+/* Round i of the exchange, with work beside it if asked for, and of the same over NCCL; who goes
+ * first changes. */
 static int device_time_round(struct device_timing *d, struct timing *t, uint32_t i, bool counts)
 {
 	int rc = 0;
@@ -79,7 +80,8 @@ static int verify_overlap(struct bench *bench, struct device_timing *d, struct b
 	return rc;
 }
 
-static int device_run_rounds(struct bench *bench, struct device_timing *d, struct timing *t, struct bench_result *result, struct outcome *outcome)
+static int device_run_rounds(struct bench *bench, struct device_timing *d, struct timing *t,
+	struct bench_result *result, struct outcome *outcome)
 {
 	uint32_t round, slots = result->bench_case.job.config.nr_slots;
 	int rc = 0;
@@ -109,17 +111,20 @@ static void describe_difference(struct outcome *outcome, const struct device_tim
 	if (outcome->nr_wrong)
 		memcpy(outcome->wrong, d->rounds.difference.first, sizeof(outcome->wrong));
 	else if (outcome->nr_nccl_wrong)
-		snprintf(outcome->wrong, sizeof(outcome->wrong), "over NCCL: %.370s", d->nccl.difference.first);
+		snprintf(outcome->wrong, sizeof(outcome->wrong), "over NCCL: %.370s",
+			d->nccl.difference.first);
 }
 
-void run_on_device(struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
+void run_on_device(
+	struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
 	const struct device_ops *ops = device_ops_load();
 	struct device_timing d = {0};
 
 	outcome->rc = ops ? device_choose(ops, (uint32_t)bench->rank) : TERN_ERR_UNSUPPORTED;
 	if (!outcome->rc)
-		outcome->rc = device_rounds_open(&d.rounds, bench->group, &result->bench_case.job, ops);
+		outcome->rc =
+			device_rounds_open(&d.rounds, bench->group, &result->bench_case.job, ops);
 	if (!outcome->rc)
 		outcome->rc = device_run_rounds(bench, &d, t, result, outcome);
 	describe_failure(bench, outcome);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL as far as it is called here: loaded when --against nccl asks for it, declared as its documentation does, so that no build needs it. */
+/* NCCL as far as it is called here: loaded when --against nccl asks for it, declared as its
+ * documentation does, so that no build needs it. */
 #ifndef TERN_BENCH_COMMAND_NCCL_H
 #define TERN_BENCH_COMMAND_NCCL_H
 
@@ -23,8 +24,10 @@ struct nccl {
 	int (*abort)(struct nccl_comm *comm);
 	int (*group_start)(void);
 	int (*group_end)(void);
-	int (*send)(const void *from, size_t count, int type, int peer, struct nccl_comm *comm, void *stream);
-	int (*recv)(void *to, size_t count, int type, int peer, struct nccl_comm *comm, void *stream);
+	int (*send)(const void *from, size_t count, int type, int peer, struct nccl_comm *comm,
+		void *stream);
+	int (*recv)(
+		void *to, size_t count, int type, int peer, struct nccl_comm *comm, void *stream);
 };
 
 /* TERN_NCCL_LIBRARY, else libnccl.so.2 wherever the loader looks. NULL with tern_last_error. */

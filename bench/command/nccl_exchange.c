@@ -17,21 +17,27 @@ static int from_nccl(const struct nccl_link *link, int rc, const char *call)
 	return rc ? fail(TERN_ERR_SYSTEM, "%s: %s", call, link->nccl->error_text(rc)) : 0;
 }
 
-/* ---- joining ------------------------------------------------------------------------------------------------- */
+/* ---- joining --------------------------------------------------------------------------------- */
 
 int nccl_link_open(struct nccl_link *link, const struct device_rounds *device)
 {
 	struct nccl_id mine = {{0}}, ids[device->job->nr_ranks];
 	int rc;
 
-	*link = (struct nccl_link){.nccl = nccl_load(), .ops = device->ops, .stream = device->lanes[0].stream, .wait_ms = device->job->config.wait_ms};
+	*link = (struct nccl_link){.nccl = nccl_load(),
+		.ops = device->ops,
+		.stream = device->lanes[0].stream,
+		.wait_ms = device->job->config.wait_ms};
 	rc = link->nccl ? 0 : TERN_ERR_UNSUPPORTED;
 	if (!rc && device->rank == 0)
 		rc = from_nccl(link, link->nccl->unique_id(&mine), "ncclGetUniqueId");
 	rc = device_rounds_agree(device, rc);
 	rc = rc ? rc : tern_group_allgather(device->group, &mine, ids, sizeof(mine));
 	if (!rc)
-		rc = from_nccl(link, link->nccl->init_rank(&link->comm, (int)device->job->nr_ranks, ids[0], (int)device->rank), "ncclCommInitRank");
+		rc = from_nccl(link,
+			link->nccl->init_rank(
+				&link->comm, (int)device->job->nr_ranks, ids[0], (int)device->rank),
+			"ncclCommInitRank");
 	return device_rounds_agree(device, rc);
 }
 
@@ -55,10 +61,11 @@ int nccl_wait(struct nccl_link *link, struct device_mark *mark)
 		return rc;
 	(void)link->nccl->abort(link->comm); /* else closing would wait for it */
 	link->comm = NULL;
-	return fail(TERN_ERR_TIMEOUT, "NCCL's part of a round did not end within %d ms", link->wait_ms);
+	return fail(
+		TERN_ERR_TIMEOUT, "NCCL's part of a round did not end within %d ms", link->wait_ms);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static uint64_t larger(uint64_t a, uint64_t b)
 {
@@ -70,12 +77,14 @@ static uint32_t round16(size_t bytes)
 	return (uint32_t)((bytes + 15) / 16 * 16);
 }
 
-static void set_shape(struct nccl_exchange *e, const struct device_rounds *device, const struct reference *reference, bool per_rank)
+static void set_shape(struct nccl_exchange *e, const struct device_rounds *device,
+	const struct reference *reference, bool per_rank)
 {
 	const struct job *job = e->job;
 	const struct tern_moe_config *c = &job->config;
 	uint32_t most_routes = per_rank ? c->topk : 1, local = reference->nr_local[e->rank];
-	uint32_t scales_at = (uint32_t)(sizeof(struct record_header) + most_routes * sizeof(struct record_route));
+	uint32_t scales_at = (uint32_t)(sizeof(struct record_header) +
+					most_routes * sizeof(struct record_route));
 	uint32_t row_at = scales_at + round16(job_received_scales_bytes(job));
 	const struct device_lane *lane = &device->lanes[0];
 
@@ -103,7 +112,10 @@ static void set_shape(struct nccl_exchange *e, const struct device_rounds *devic
 		.ids = (const int32_t *)lane->ids,
 		.weights = job->no_weights ? NULL : (const float *)lane->weights};
 	e->positions = device->positions;
-	e->most_received = (uint64_t)job->nr_ranks * c->max_tokens * (per_rank ? 1 : c->topk < local ? c->topk : local);
+	e->most_received = (uint64_t)job->nr_ranks * c->max_tokens *
+			   (per_rank                 ? 1
+				   : c->topk < local ? c->topk
+						     : local);
 }
 
 /* A buffer's place in e->memory; NULL as base: how much there is. */
@@ -124,15 +136,19 @@ static uint64_t place_buffers(struct nccl_exchange *e, uint8_t *base)
 {
 	struct records *r = &e->records;
 	const struct tern_moe_config *c = &e->job->config;
-	uint64_t used = 0, routes = (uint64_t)c->max_tokens * c->topk, places = e->most_received * r->most_routes;
+	uint64_t used = 0, routes = (uint64_t)c->max_tokens * c->topk,
+		 places = e->most_received * r->most_routes;
 
 	r->experts = take(base, &used, (uint64_t)c->nr_experts * sizeof(*r->experts));
 	r->sent = take(base, &used, 2 * (uint64_t)r->nr_ranks * sizeof(*r->sent));
-	r->received = r->sent ? r->sent + r->nr_ranks : NULL; /* behind it: both are copied to the host at once */
+	r->received = r->sent ? r->sent + r->nr_ranks : NULL; /* behind it: both are copied to the
+								 host at once */
 	r->record_index = take(base, &used, routes * 4);
 	r->record_tiles = take(base, &used, tiles_bytes(routes, r->nr_ranks));
 	r->home_index = r->per_rank && r->at_home ? take(base, &used, routes * 4) : r->record_index;
-	r->home_tiles = r->per_rank && r->at_home ? take(base, &used, tiles_bytes(routes, r->nr_ranks)) : r->record_tiles;
+	r->home_tiles = r->per_rank && r->at_home
+				? take(base, &used, tiles_bytes(routes, r->nr_ranks))
+				: r->record_tiles;
 	r->received_index = take(base, &used, places * 4);
 	r->received_tiles = take(base, &used, tiles_bytes(places, r->nr_local));
 	r->places = take(base, &used, places * sizeof(*r->places));
@@ -142,8 +158,11 @@ static uint64_t place_buffers(struct nccl_exchange *e, uint8_t *base)
 	r->rows_x = take(base, &used, e->positions * r->row_bytes);
 	r->rows_scales = take(base, &used, e->positions * r->scales_bytes);
 	r->out = take(base, &used, (uint64_t)c->max_tokens * r->y_bytes);
-	r->send = take(base, &used, larger(routes * r->record_bytes, (r->at_home ? e->positions : e->most_received) * r->y_bytes));
-	r->recv = take(base, &used, larger(e->most_received * r->record_bytes, routes * r->y_bytes));
+	r->send = take(base, &used,
+		larger(routes * r->record_bytes,
+			(r->at_home ? e->positions : e->most_received) * r->y_bytes));
+	r->recv =
+		take(base, &used, larger(e->most_received * r->record_bytes, routes * r->y_bytes));
 	return used;
 }
 
@@ -155,14 +174,18 @@ static int put_experts(struct nccl_exchange *e, const struct reference *referenc
 	int rc = experts ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u experts", nr);
 
 	for (uint32_t p = 0; p < nr && !rc; p++)
-		experts[reference->logical[p]] = (struct record_expert){(uint32_t)reference->rank[p], (uint32_t)reference->local[p]};
-	rc = rc ? rc : from_device(e->link, e->link->ops->copy((void *)e->records.experts, experts, nr * sizeof(*experts), e->link->stream));
+		experts[reference->logical[p]] = (struct record_expert){
+			(uint32_t)reference->rank[p], (uint32_t)reference->local[p]};
+	rc = rc ? rc
+		: from_device(e->link, e->link->ops->copy((void *)e->records.experts, experts,
+					       nr * sizeof(*experts), e->link->stream));
 	rc = rc ? rc : from_device(e->link, e->link->ops->stream_wait(e->link->stream));
 	free(experts);
 	return rc;
 }
 
-int nccl_exchange_open(struct nccl_exchange *e, struct nccl_link *link, const struct device_rounds *device, const struct reference *reference, bool per_rank)
+int nccl_exchange_open(struct nccl_exchange *e, struct nccl_link *link,
+	const struct device_rounds *device, const struct reference *reference, bool per_rank)
 {
 	const struct device_ops *ops = link->ops;
 	int rc;
@@ -170,13 +193,15 @@ int nccl_exchange_open(struct nccl_exchange *e, struct nccl_link *link, const st
 	*e = (struct nccl_exchange){.link = link, .job = reference->job, .rank = device->rank};
 	set_shape(e, device, reference, per_rank);
 	if (e->records.nr_local > RECORDS_MOST_KEYS || e->records.nr_ranks > RECORDS_MOST_KEYS)
-		return fail(TERN_ERR_UNSUPPORTED, "--against nccl: %u experts on rank %u, and %u ranks: %d at most", e->records.nr_local, e->rank,
-			e->records.nr_ranks, RECORDS_MOST_KEYS);
+		return fail(TERN_ERR_UNSUPPORTED,
+			"--against nccl: %u experts on rank %u, and %u ranks: %d at most",
+			e->records.nr_local, e->rank, e->records.nr_ranks, RECORDS_MOST_KEYS);
 	rc = from_device(link, ops->memory_create(place_buffers(e, NULL), (void **)&e->memory));
 	if (rc)
 		return rc;
 	place_buffers(e, e->memory);
-	rc = from_device(link, ops->host_create(2 * e->records.nr_ranks * sizeof(*e->counts), (void **)&e->counts));
+	rc = from_device(link, ops->host_create(2 * e->records.nr_ranks * sizeof(*e->counts),
+				       (void **)&e->counts));
 	rc = rc ? rc : from_device(link, ops->records->mark_create(&e->counted));
 	return rc ? rc : put_experts(e, reference);
 }
@@ -193,7 +218,7 @@ void nccl_exchange_close(struct nccl_exchange *e)
 	memset(e, 0, sizeof(*e));
 }
 
-/* ---- all to all ---------------------------------------------------------------------------------------------- */
+/* ---- all to all ------------------------------------------------------------------------------ */
 
 /* What goes to each rank and comes from it. */
 struct share {
@@ -201,7 +226,8 @@ struct share {
 };
 
 /* One group of sends and receives, this rank's own among them. Pieces lie rank by rank. */
-static int all_to_all(struct nccl_exchange *e, const uint8_t *send, uint8_t *recv, const struct share *bytes)
+static int all_to_all(
+	struct nccl_exchange *e, const uint8_t *send, uint8_t *recv, const struct share *bytes)
 {
 	const struct nccl *nccl = e->link->nccl;
 	struct nccl_comm *comm = e->link->comm;
@@ -212,9 +238,13 @@ static int all_to_all(struct nccl_exchange *e, const uint8_t *send, uint8_t *rec
 		return rc;
 	for (uint32_t r = 0; r < e->records.nr_ranks && !rc; r++) {
 		if (bytes[r].to)
-			rc = from_nccl(e->link, nccl->send(send, bytes[r].to, NCCL_BYTES, (int)r, comm, stream), "ncclSend");
+			rc = from_nccl(e->link,
+				nccl->send(send, bytes[r].to, NCCL_BYTES, (int)r, comm, stream),
+				"ncclSend");
 		if (!rc && bytes[r].from)
-			rc = from_nccl(e->link, nccl->recv(recv, bytes[r].from, NCCL_BYTES, (int)r, comm, stream), "ncclRecv");
+			rc = from_nccl(e->link,
+				nccl->recv(recv, bytes[r].from, NCCL_BYTES, (int)r, comm, stream),
+				"ncclRecv");
 		send += bytes[r].to;
 		recv += bytes[r].from;
 	}
@@ -232,8 +262,13 @@ static int exchange_counts(struct nccl_exchange *e)
 	for (uint32_t i = 0; i < r->nr_ranks; i++)
 		bytes[i] = (struct share){sizeof(*r->sent), sizeof(*r->received)};
 	rc = all_to_all(e, (const uint8_t *)r->sent, (uint8_t *)r->received, bytes);
-	rc = rc ? rc : from_device(e->link, e->link->ops->copy(e->counts, r->sent, 2 * r->nr_ranks * sizeof(*r->sent), e->link->stream));
-	return rc ? rc : from_device(e->link, e->link->ops->records->mark_put(e->counted, e->link->stream));
+	rc = rc ? rc
+		: from_device(
+			  e->link, e->link->ops->copy(e->counts, r->sent,
+					   2 * r->nr_ranks * sizeof(*r->sent), e->link->stream));
+	return rc ? rc
+		  : from_device(
+			    e->link, e->link->ops->records->mark_put(e->counted, e->link->stream));
 }
 
 static int exchange_records(struct nccl_exchange *e)
@@ -244,12 +279,14 @@ static int exchange_records(struct nccl_exchange *e)
 	uint64_t nr = 0;
 
 	for (uint32_t i = 0; i < r->nr_ranks; i++) {
-		bytes[i] = (struct share){(uint64_t)sent[i].nr_records * r->record_bytes, (uint64_t)received[i].nr_records * r->record_bytes};
+		bytes[i] = (struct share){(uint64_t)sent[i].nr_records * r->record_bytes,
+			(uint64_t)received[i].nr_records * r->record_bytes};
 		nr += received[i].nr_records;
 	}
 	if (nr > e->most_received)
-		return fail(TERN_ERR_PROTOCOL, "%llu records would come over NCCL, where there can be %llu", (unsigned long long)nr,
-			(unsigned long long)e->most_received);
+		return fail(TERN_ERR_PROTOCOL,
+			"%llu records would come over NCCL, where there can be %llu",
+			(unsigned long long)nr, (unsigned long long)e->most_received);
 	e->nr_received = (uint32_t)nr;
 	return all_to_all(e, r->send, r->recv, bytes);
 }
@@ -262,10 +299,14 @@ int nccl_dispatch(struct nccl_exchange *e, uint32_t nr_tokens)
 	e->records.nr_tokens = nr_tokens;
 	rc = from_device(e->link, ops->count(&e->records, e->link->stream));
 	rc = rc ? rc : exchange_counts(e);
-	rc = rc ? rc : from_device(e->link, ops->pack(&e->records, e->link->stream)); /* while the host waits for counts */
+	rc = rc ? rc : from_device(e->link, ops->pack(&e->records, e->link->stream)); /* while the
+											 host waits
+											 for counts
+										       */
 	rc = rc ? rc : nccl_wait(e->link, e->counted);
 	rc = rc ? rc : exchange_records(e);
-	return rc ? rc : from_device(e->link, ops->place(&e->records, e->nr_received, e->link->stream));
+	return rc ? rc
+		  : from_device(e->link, ops->place(&e->records, e->nr_received, e->link->stream));
 }
 
 int nccl_combine(struct nccl_exchange *e)
@@ -276,7 +317,8 @@ int nccl_combine(struct nccl_exchange *e)
 	int rc = from_device(e->link, ops->pack_results(r, e->nr_received, e->link->stream));
 
 	for (uint32_t i = 0; i < r->nr_ranks; i++)
-		bytes[i] = (struct share){(uint64_t)e->counts[r->nr_ranks + i].nr_home * r->y_bytes, (uint64_t)e->counts[i].nr_home * r->y_bytes};
+		bytes[i] = (struct share){(uint64_t)e->counts[r->nr_ranks + i].nr_home * r->y_bytes,
+			(uint64_t)e->counts[i].nr_home * r->y_bytes};
 	rc = rc ? rc : all_to_all(e, r->send, r->recv, bytes);
 	return rc ? rc : from_device(e->link, ops->sum(r, e->link->stream));
 }

@@ -10,7 +10,7 @@ static int from_device(const struct nccl_rounds *n, int rc)
 	return rc ? fail(rc, "%s", n->link.ops->error_text()) : 0;
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int check_job(const struct job *job)
 {
@@ -19,7 +19,8 @@ static int check_job(const struct job *job)
 	if (c->layout != TERN_CONTIGUOUS)
 		return fail(TERN_ERR_UNSUPPORTED, "--against nccl: layout contiguous only");
 	if (job->nr_redundant || c->replica_ranks != 1)
-		return fail(TERN_ERR_UNSUPPORTED, "--against nccl: no replicas of experts or ranks");
+		return fail(
+			TERN_ERR_UNSUPPORTED, "--against nccl: no replicas of experts or ranks");
 	return 0;
 }
 
@@ -33,7 +34,8 @@ static int open_way(struct nccl_rounds *n, enum nccl_way way)
 	c->reference = reference_create(&c->job);
 	if (!c->reference)
 		return fail(TERN_ERR_NOMEM, "no memory for the reference");
-	return nccl_exchange_open(&c->exchange, &n->link, n->device, c->reference, way == NCCL_PER_RANK);
+	return nccl_exchange_open(
+		&c->exchange, &n->link, n->device, c->reference, way == NCCL_PER_RANK);
 }
 
 int nccl_rounds_open(struct nccl_rounds *n, struct device_rounds *device)
@@ -66,7 +68,7 @@ void nccl_rounds_close(struct nccl_rounds *n)
 	memset(n, 0, sizeof(*n));
 }
 
-/* ---- verified rounds ----------------------------------------------------------------------------------------- */
+/* ---- verified rounds ------------------------------------------------------------------------- */
 
 /* To memory of its own; NULL with tern_last_error. */
 static void *fetch(struct nccl_rounds *n, const void *from, uint64_t bytes)
@@ -74,8 +76,10 @@ static void *fetch(struct nccl_rounds *n, const void *from, uint64_t bytes)
 	void *to = malloc(bytes + 1);
 
 	if (!to)
-		fail(TERN_ERR_NOMEM, "no memory for %llu bytes of results", (unsigned long long)bytes);
-	else if (from_device(n, n->link.ops->copy(to, from, bytes, n->link.stream)) || from_device(n, n->link.ops->stream_wait(n->link.stream))) {
+		fail(TERN_ERR_NOMEM, "no memory for %llu bytes of results",
+			(unsigned long long)bytes);
+	else if (from_device(n, n->link.ops->copy(to, from, bytes, n->link.stream)) ||
+		 from_device(n, n->link.ops->stream_wait(n->link.stream))) {
 		free(to);
 		return NULL;
 	}
@@ -91,7 +95,8 @@ static void free_received(struct tern_received *host)
 	free((void *)host->rows);
 }
 
-static int fetch_received(struct nccl_rounds *n, const struct nccl_exchange *e, struct tern_received *host)
+static int fetch_received(
+	struct nccl_rounds *n, const struct nccl_exchange *e, struct tern_received *host)
 {
 	const struct records *r = &e->records;
 
@@ -105,10 +110,12 @@ static int fetch_received(struct nccl_rounds *n, const struct nccl_exchange *e, 
 		host->extent = host->offsets[l] + host->counts[l];
 	}
 	if (host->extent > e->positions)
-		return fail(TERN_ERR_PROTOCOL, "rows that came over NCCL span %llu positions of %llu", (unsigned long long)host->extent,
-			(unsigned long long)e->positions);
+		return fail(TERN_ERR_PROTOCOL,
+			"rows that came over NCCL span %llu positions of %llu",
+			(unsigned long long)host->extent, (unsigned long long)e->positions);
 	host->x = fetch(n, r->rows_x, host->extent * r->row_bytes);
-	host->scales = r->scales_bytes ? fetch(n, r->rows_scales, host->extent * r->scales_bytes) : NULL;
+	host->scales =
+		r->scales_bytes ? fetch(n, r->rows_scales, host->extent * r->scales_bytes) : NULL;
 	host->rows = fetch(n, r->rows, host->extent * sizeof(*r->rows));
 	return host->x && host->rows && (!r->scales_bytes || host->scales) ? 0 : TERN_ERR_SYSTEM;
 }
@@ -120,9 +127,12 @@ static int poison(struct nccl_rounds *n, const struct nccl_exchange *e)
 	const struct device_ops *ops = n->link.ops;
 	int rc = ops->fill(r->rows_x, 0xa5, e->positions * r->row_bytes, n->link.stream);
 
-	rc = rc ? rc : ops->fill(r->rows_scales, 0xa5, e->positions * r->scales_bytes, n->link.stream);
+	rc = rc ? rc
+		: ops->fill(r->rows_scales, 0xa5, e->positions * r->scales_bytes, n->link.stream);
 	rc = rc ? rc : ops->fill(r->rows, 0xa5, e->positions * sizeof(*r->rows), n->link.stream);
-	rc = rc ? rc : ops->fill(r->out, 0xa5, (uint64_t)e->job->config.max_tokens * r->y_bytes, n->link.stream);
+	rc = rc ? rc
+		: ops->fill(r->out, 0xa5, (uint64_t)e->job->config.max_tokens * r->y_bytes,
+			  n->link.stream);
 	return from_device(n, rc);
 }
 
@@ -130,9 +140,13 @@ static int put_y(struct nccl_rounds *n, const struct nccl_contender *c, uint64_t
 {
 	size_t bytes = extent * c->exchange.records.y_bytes;
 	uint8_t *y = calloc(bytes + 1, 1);
-	int rc = y && !fill_y(c->reference, n->device->rank, y, c->exchange.records.y_bytes) ? 0 : fail(TERN_ERR_NOMEM, "no memory for the experts' results");
+	int rc = y && !fill_y(c->reference, n->device->rank, y, c->exchange.records.y_bytes)
+			 ? 0
+			 : fail(TERN_ERR_NOMEM, "no memory for the experts' results");
 
-	rc = rc ? rc : from_device(n, n->link.ops->copy((void *)c->exchange.records.y, y, bytes, n->link.stream));
+	rc = rc ? rc
+		: from_device(n, n->link.ops->copy(
+					 (void *)c->exchange.records.y, y, bytes, n->link.stream));
 	rc = rc ? rc : from_device(n, n->link.ops->stream_wait(n->link.stream)); /* y goes */
 	free(y);
 	return rc;
@@ -191,10 +205,12 @@ int nccl_rounds_verify(struct nccl_rounds *n, uint64_t round)
 	return rc;
 }
 
-/* ---- timed rounds -------------------------------------------------------------------------------------------- */
+/* ---- timed rounds ---------------------------------------------------------------------------- */
 
-/* By the device's clock, from the first kernel to the end of the last, what it waits for the host within. */
-static int time_measure(struct nccl_rounds *n, struct nccl_exchange *e, enum measure measure, uint32_t nr_tokens, double *us)
+/* By the device's clock, from the first kernel to the end of the last, what it waits for the host
+ * within. */
+static int time_measure(struct nccl_rounds *n, struct nccl_exchange *e, enum measure measure,
+	uint32_t nr_tokens, double *us)
 {
 	const struct records_ops *ops = n->link.ops->records;
 	int rc = device_rounds_start(n->device);

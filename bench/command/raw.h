@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern bench --against libfabric: between the exchange's timed rounds, rounds of raw writes of the same bytes. */
+/* tern bench --against libfabric: between the exchange's timed rounds, rounds of raw writes of the
+ * same bytes. */
 #ifndef TERN_BENCH_COMMAND_RAW_H
 #define TERN_BENCH_COMMAND_RAW_H
 

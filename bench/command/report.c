@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- the table --------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static double total_bytes(const struct bench_result *result)
 {
@@ -53,16 +53,20 @@ void report_head(const struct report *report)
 
 	if (args->quiet)
 		return;
-	printf("# tern %s, %d rank%s on %d node%s, routing %s, seed %llu, %u rounds after %u%s\n", tern_version(), report->nr_ranks,
-		report->nr_ranks == 1 ? "" : "s", report->nr_nodes, report->nr_nodes == 1 ? "" : "s",
-		routing_text(&args->job.routing, text, sizeof(text)), (unsigned long long)args->job.seed, args->iters,
-		args->warmup, args->verify ? ", verified" : "");
+	printf("# tern %s, %d rank%s on %d node%s, routing %s, seed %llu, %u rounds after %u%s\n",
+		tern_version(), report->nr_ranks, report->nr_ranks == 1 ? "" : "s",
+		report->nr_nodes, report->nr_nodes == 1 ? "" : "s",
+		routing_text(&args->job.routing, text, sizeof(text)),
+		(unsigned long long)args->job.seed, args->iters, args->warmup,
+		args->verify ? ", verified" : "");
 	printf("# from rank 0: %s\n", report->paths);
 	if (args->overlap.nr)
-		printf("# below a case: times of other graphs, p50 and p99, in the same columns, three to a row as it says\n");
+		printf("# below a case: times of other graphs, p50 and p99, in the same columns, "
+		       "three to a row as it says\n");
 	printf("#\n# %65s %19s %19s\n", "dispatch us", "combine us", "pair us");
-	printf("# %-15s %-4s %-5s %-10s %-6s %6s %9s %9s %9s %9s %9s %9s %11s %7s %9s %6s\n", "preset", "mode", "dtype", "layout",
-		"reduce", "tokens", "p50", "p99", "p50", "p99", "p50", "p99", "bytes/rank", "GB/s", "MB/rank", "#wrong");
+	printf("# %-15s %-4s %-5s %-10s %-6s %6s %9s %9s %9s %9s %9s %9s %11s %7s %9s %6s\n",
+		"preset", "mode", "dtype", "layout", "reduce", "tokens", "p50", "p99", "p50", "p99",
+		"p50", "p99", "bytes/rank", "GB/s", "MB/rank", "#wrong");
 	fflush(stdout);
 }
 
@@ -93,7 +97,8 @@ static void print_other_times(const char *what, const struct spread *spreads)
 		printf(" %9.1f %9.1f", spreads[i].p50, spreads[i].p99);
 }
 
-static void print_over(const char *what, const struct bench_result *result, const struct spread *spreads)
+static void print_over(
+	const char *what, const struct bench_result *result, const struct spread *spreads)
 {
 	unsigned int i;
 
@@ -106,14 +111,16 @@ static void print_over(const char *what, const struct bench_result *result, cons
 static void print_raw(const struct bench_result *result)
 {
 	print_other_times("raw libfabric writes of the same bytes", result->raw_spreads);
-	printf(" %11.0f %7s %9s %6llu\n", result->raw_bytes, "", "", (unsigned long long)result->nr_raw_wrong);
+	printf(" %11.0f %7s %9s %6llu\n", result->raw_bytes, "", "",
+		(unsigned long long)result->nr_raw_wrong);
 	print_over("over raw", result, result->raw_spreads);
 }
 
 static void print_nccl(const struct bench_result *result)
 {
 	static const char *const names[NR_NCCL_WAYS][2] = {
-		[NCCL_PER_ROUTE] = {"NCCL, a row for each route, all home", "over NCCL, a row for each route"},
+		[NCCL_PER_ROUTE] = {"NCCL, a row for each route, all home",
+			"over NCCL, a row for each route"},
 		[NCCL_PER_RANK] = {"NCCL, a row for each rank", "over NCCL, a row for each rank"}};
 	int way;
 
@@ -137,11 +144,14 @@ static void print_overlap(const struct bench_result *result)
 		switch (row->kind) {
 		case OVERLAP_DISPATCH:
 		case OVERLAP_COMBINE:
-			snprintf(what, sizeof(what), "%s: send, receive, both", row->kind == OVERLAP_DISPATCH ? "dispatch" : "combine");
+			snprintf(what, sizeof(what), "%s: send, receive, both",
+				row->kind == OVERLAP_DISPATCH ? "dispatch" : "combine");
 			break;
 		default:
-			snprintf(what, sizeof(what), "%u x %u us work, with %s, exposed", overlap_plans[row->kind].nr_works, row->work_us,
-				row->kind == OVERLAP_HALVES ? "halves between" : "2 batches beside");
+			snprintf(what, sizeof(what), "%u x %u us work, with %s, exposed",
+				overlap_plans[row->kind].nr_works, row->work_us,
+				row->kind == OVERLAP_HALVES ? "halves between"
+							    : "2 batches beside");
 		}
 		print_other_times(what, result->overlap_spreads[i]);
 		printf("\n");
@@ -158,8 +168,9 @@ void report_row(const struct report *report, const struct bench_result *result)
 		fprintf(stderr, "%s: %s\n", report->args->program, result->error);
 	if (report->args->quiet)
 		return;
-	printf("  %-15s %-4s %-5s %-10s %-6s %6u", result->bench_case.shape->name, mode_name(config->mode),
-		dtype_name(config->dispatch_dtype), layout_name(config->layout), reduce_name(config->reduce),
+	printf("  %-15s %-4s %-5s %-10s %-6s %6u", result->bench_case.shape->name,
+		mode_name(config->mode), dtype_name(config->dispatch_dtype),
+		layout_name(config->layout), reduce_name(config->reduce),
 		result->bench_case.job.nr_tokens);
 	if (result->error[0]) {
 		printf("  failed\n");
@@ -192,7 +203,8 @@ int report_end(const struct report *report)
 	for (i = 0; i < report->nr_results; i++) {
 		nr_failed += report->results[i].error[0] != 0;
 		nr_refused += report->results[i].code == TERN_ERR_INVALID;
-		nr_wrong += report->results[i].nr_wrong + report->results[i].nr_raw_wrong + report->results[i].nr_nccl_wrong;
+		nr_wrong += report->results[i].nr_wrong + report->results[i].nr_raw_wrong +
+			    report->results[i].nr_nccl_wrong;
 		nr_verified += report->results[i].nr_verified;
 	}
 	if (!report->args->quiet) {
@@ -208,7 +220,7 @@ int report_end(const struct report *report)
 	return nr_refused ? EXIT_USAGE : 0;
 }
 
-/* ---- JSON -------------------------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 /* Writes an object key by key, with commas where they belong. */
 struct json {
@@ -224,7 +236,8 @@ static void put_text(FILE *file, const char *text)
 
 		if (c == '"' || c == '\\')
 			fprintf(file, "\\%c", c);
-		else if (c < 0x20 || c > 0x7e) /* file names may be in any encoding: escape bytes as Latin-1 */
+		else if (c < 0x20 || c > 0x7e) /* file names may be in any encoding: escape bytes as
+						  Latin-1 */
 			fprintf(file, "\\u%04x", c);
 		else
 			fputc(c, file);
@@ -317,7 +330,8 @@ static void put_raw(struct json *json, const struct bench_result *result)
 
 static void put_nccl(struct json *json, const struct bench_result *result)
 {
-	static const char *const names[NR_NCCL_WAYS] = {[NCCL_PER_ROUTE] = "per_route", [NCCL_PER_RANK] = "per_rank"};
+	static const char *const names[NR_NCCL_WAYS] = {
+		[NCCL_PER_ROUTE] = "per_route", [NCCL_PER_RANK] = "per_rank"};
 	static const char *const measures[NR_MEASURES] = {"dispatch", "combine", "pair"};
 	char key[64];
 
@@ -327,14 +341,16 @@ static void put_nccl(struct json *json, const struct bench_result *result)
 			snprintf(key, sizeof(key), "nccl_%s_%s_us", names[way], measures[m]);
 			put_spread(json, key, &result->nccl_spreads[way][m]);
 			snprintf(key, sizeof(key), "%s_over_nccl_%s", measures[m], names[way]);
-			key_number(json, key, over(result, result->nccl_spreads[way], (enum measure)m));
+			key_number(json, key,
+				over(result, result->nccl_spreads[way], (enum measure)m));
 		}
 }
 
 /* Under each kind's name its rows. */
 static void put_overlap(struct json *json, const struct bench_result *result)
 {
-	static const char *const keys[2][NR_MEASURES] = {{"send_us", "receive_us", "both_us"}, {"work_alone_us", "with_exchange_us", "exposed_us"}};
+	static const char *const keys[2][NR_MEASURES] = {{"send_us", "receive_us", "both_us"},
+		{"work_alone_us", "with_exchange_us", "exposed_us"}};
 
 	for (uint32_t i = 0; i < result->nr_overlap && result->nr_timed; i++) {
 		const struct overlap_plan *plan = &overlap_plans[result->overlap[i].kind];
@@ -348,9 +364,11 @@ static void put_overlap(struct json *json, const struct bench_result *result)
 			key_number(json, "work_us", result->overlap[i].work_us);
 		}
 		for (int m = 0; m < NR_MEASURES; m++)
-			put_spread(json, keys[plan->nr_works > 0][m], &result->overlap_spreads[i][m]);
+			put_spread(
+				json, keys[plan->nr_works > 0][m], &result->overlap_spreads[i][m]);
 		end(json, '}');
-		if (i + 1 == result->nr_overlap || result->overlap[i].kind != result->overlap[i + 1].kind)
+		if (i + 1 == result->nr_overlap ||
+			result->overlap[i].kind != result->overlap[i + 1].kind)
 			end(json, ']');
 	}
 }
@@ -446,7 +464,8 @@ static void facts_find(struct facts *facts)
 	memset(facts, 0, sizeof(*facts));
 	if (!uname(&name)) {
 		snprintf(facts->host, sizeof(facts->host), "%s", name.nodename);
-		snprintf(facts->system, sizeof(facts->system), "%s %s %s", name.sysname, name.release, name.machine);
+		snprintf(facts->system, sizeof(facts->system), "%s %s %s", name.sysname,
+			name.release, name.machine);
 	}
 	find_cpu(facts->cpu, sizeof(facts->cpu));
 	facts->nr_cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -464,7 +483,8 @@ int report_json(const struct report *report)
 	bool bad;
 
 	if (!json.file) {
-		fprintf(stderr, "%s: --json %s: %s\n", report->args->program, path, strerror(errno));
+		fprintf(stderr, "%s: --json %s: %s\n", report->args->program, path,
+			strerror(errno));
 		return -1;
 	}
 	facts_find(&facts);

@@ -11,7 +11,8 @@
 struct bench_result {
 	struct bench_case bench_case;
 	struct spread spreads[NR_MEASURES];
-	bool against_raw; /* beside raw libfabric writes of the same bytes, raw_bytes a rank and round */
+	bool against_raw; /* beside raw libfabric writes of the same bytes, raw_bytes a rank and
+			     round */
 	struct spread raw_spreads[NR_MEASURES];
 	double raw_bytes;
 	bool against_nccl;
@@ -20,16 +21,16 @@ struct bench_result {
 	uint32_t nr_overlap;
 	struct overlap_row overlap[OVERLAP_MOST_ROWS];
 	struct spread overlap_spreads[OVERLAP_MOST_ROWS][NR_MEASURES]; /* a row's three times */
-	uint64_t nr_raw_wrong;	 /* writes of all ranks */
-	uint32_t nr_timed;	 /* rounds, of each measure */
-	uint64_t nr_verified;	 /* rounds with fresh inputs */
+	uint64_t nr_raw_wrong;                                         /* writes of all ranks */
+	uint32_t nr_timed;                                             /* rounds, of each measure */
+	uint64_t nr_verified; /* rounds with fresh inputs */
 	bool verified;
-	uint64_t nr_wrong;	 /* of all ranks */
-	char wrong[384];	 /* the first difference */
-	char error[640];	 /* why the case could not be run; "" */
-	int code;		 /* enum tern_error of that */
+	uint64_t nr_wrong;         /* of all ranks */
+	char wrong[384];           /* the first difference */
+	char error[640];           /* why the case could not be run; "" */
+	int code;                  /* enum tern_error of that */
 	struct tern_memory memory; /* of the rank with the most */
-	double dispatch_bytes;	 /* a rank and round, on average */
+	double dispatch_bytes;     /* a rank and round, on average */
 	double combine_bytes;
 	double rows_received;
 };

@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #define POISON 0xa5
-#define MOST_GAP 48		      /* bytes that a stride may add to a row */
+#define MOST_GAP 48                     /* bytes that a stride may add to a row */
 #define TIMED_ROUND (UINT64_C(1) << 40) /* timed rounds have inputs of their own */
 #define SETS_BYTES (UINT64_C(1) << 28)  /* of one rank's y rows in all sets, if several */
 
-/* ---- buffers ----------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 static size_t mapped_bytes(size_t bytes)
 {
@@ -21,7 +21,8 @@ static size_t mapped_bytes(size_t bytes)
 
 static void *map(size_t bytes)
 {
-	void *address = mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *address = mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	return address == MAP_FAILED ? NULL : address;
 }
@@ -37,17 +38,20 @@ static uint64_t worst_positions(const struct reference *reference)
 {
 	const struct job *job = reference->job;
 	const struct tern_moe_config *config = &job->config;
-	uint64_t tokens = (uint64_t)job->nr_ranks *
+	uint64_t tokens =
+		(uint64_t)job->nr_ranks *
 		((config->max_tokens + config->replica_ranks - 1) / config->replica_ranks);
 	uint64_t rank, most_local = 0;
 
 	for (rank = 0; rank < job->nr_ranks; rank++)
-		most_local = reference->nr_local[rank] > most_local ? reference->nr_local[rank] : most_local;
+		most_local = reference->nr_local[rank] > most_local ? reference->nr_local[rank]
+								    : most_local;
 	if (config->layout == TERN_BY_SOURCE)
 		return tokens;
 	if (config->layout == TERN_PADDED)
 		return (config->capacity ? config->capacity : tokens) * most_local;
-	return tokens * (config->topk < most_local ? config->topk : most_local) + most_local * config->alignment;
+	return tokens * (config->topk < most_local ? config->topk : most_local) +
+	       most_local * config->alignment;
 }
 
 struct sizes {
@@ -83,8 +87,8 @@ static bool map_all(struct rounds *rounds)
 	rounds->into_scales = map(sizes.into_scales);
 	rounds->ids = map(sizes.ids);
 	rounds->weights = map(sizes.weights);
-	return rounds->x && rounds->scales && rounds->y && rounds->out && rounds->into_x && rounds->into_scales &&
-		rounds->ids && rounds->weights;
+	return rounds->x && rounds->scales && rounds->y && rounds->out && rounds->into_x &&
+	       rounds->into_scales && rounds->ids && rounds->weights;
 }
 
 static void unmap_all(struct rounds *rounds)
@@ -108,7 +112,7 @@ static void unmap_all(struct rounds *rounds)
 	}
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int create_barrier(struct rounds *rounds)
 {
@@ -153,9 +157,10 @@ void rounds_close(struct rounds *rounds)
 	memset(rounds, 0, sizeof(*rounds));
 }
 
-/* ---- verified rounds --------------------------------------------------------------------------------------- */
+/* ---- verified rounds ------------------------------------------------------------------------- */
 
-/* How this rank makes its calls in this round: strides, width of the ids, whose buffers. Ranks may differ in all of it. */
+/* How this rank makes its calls in this round: strides, width of the ids, whose buffers. Ranks may
+ * differ in all of it. */
 struct manner {
 	size_t x_stride, scales_stride, y_stride, out_stride; /* 0: dense */
 	bool wide_ids;
@@ -177,7 +182,8 @@ static struct manner choose_manner(const struct rounds *rounds, uint64_t round)
 	struct manner manner;
 
 	manner.x_stride = choose_stride(&state, job_x_bytes(job), 16);
-	manner.scales_stride = choose_stride(&state, job_x_scales_bytes(job), job->config.scale == TERN_SCALE_FP32 ? 4 : 1);
+	manner.scales_stride = choose_stride(
+		&state, job_x_scales_bytes(job), job->config.scale == TERN_SCALE_FP32 ? 4 : 1);
 	manner.y_stride = choose_stride(&state, job_y_bytes(job), 16);
 	manner.out_stride = choose_stride(&state, job_y_bytes(job), 16);
 	manner.wide_ids = random_below(&state, 2);
@@ -209,7 +215,8 @@ static int send_tokens(struct rounds *rounds, uint32_t slot, uint64_t round)
 	const struct job *job = rounds->job;
 	struct manner manner = choose_manner(rounds, round);
 	size_t x_stride = manner.x_stride ? manner.x_stride : job_x_bytes(job);
-	size_t scales_stride = manner.scales_stride ? manner.scales_stride : job_x_scales_bytes(job);
+	size_t scales_stride =
+		manner.scales_stride ? manner.scales_stride : job_x_scales_bytes(job);
 	bool scaled = job_x_scales_bytes(job) > 0;
 	struct tern_dispatch args = {
 		.size = sizeof(args),
@@ -226,7 +233,8 @@ static int send_tokens(struct rounds *rounds, uint32_t slot, uint64_t round)
 	size_t routes = (size_t)args.nr_tokens * job->config.topk;
 	int rc;
 
-	job_x(job, round, rounds->rank, rounds->x, x_stride, scaled ? rounds->scales : NULL, scales_stride);
+	job_x(job, round, rounds->rank, rounds->x, x_stride, scaled ? rounds->scales : NULL,
+		scales_stride);
 	job_routes(job, round, rounds->rank, rounds->ids, rounds->weights);
 	if (manner.wide_ids)
 		widen(rounds->ids, routes);
@@ -272,7 +280,9 @@ static int receive_tokens(struct rounds *rounds, uint32_t slot, uint64_t round)
 	rc = tern_dispatch_recv(rounds->moe, slot, received);
 	if (rc)
 		return rc;
-	return verify_received(rounds->reference, rounds->rank, received, &rounds->difference) ? TERN_ERR_NOMEM : 0;
+	return verify_received(rounds->reference, rounds->rank, received, &rounds->difference)
+		       ? TERN_ERR_NOMEM
+		       : 0;
 }
 
 static int send_results(struct rounds *rounds, uint32_t slot, uint64_t round)
@@ -280,7 +290,8 @@ static int send_results(struct rounds *rounds, uint32_t slot, uint64_t round)
 	const struct job *job = rounds->job;
 	struct manner manner = choose_manner(rounds, round);
 	size_t stride = manner.y_stride ? manner.y_stride : job_y_bytes(job);
-	struct tern_combine args = {.size = sizeof(args), .slot = slot, .y = rounds->y, .y_stride = manner.y_stride};
+	struct tern_combine args = {
+		.size = sizeof(args), .slot = slot, .y = rounds->y, .y_stride = manner.y_stride};
 	int rc;
 
 	if (manner.release)
@@ -301,9 +312,12 @@ static void check_gaps(struct rounds *rounds, uint32_t nr_tokens, size_t row_byt
 	size_t i;
 
 	for (token = 0; token <= nr_tokens; token++)
-		for (i = token < nr_tokens ? row_bytes : 0; i < (token < nr_tokens ? stride : 64); i++)
-			if ((unsigned char)rounds->out[token * stride + i] != POISON && !rounds->difference.nr++)
-				strcpy(rounds->difference.first, "combine_recv wrote beyond a row of out");
+		for (i = token < nr_tokens ? row_bytes : 0; i < (token < nr_tokens ? stride : 64);
+			i++)
+			if ((unsigned char)rounds->out[token * stride + i] != POISON &&
+				!rounds->difference.nr++)
+				strcpy(rounds->difference.first,
+					"combine_recv wrote beyond a row of out");
 }
 
 static int receive_results(struct rounds *rounds, uint32_t slot, uint64_t round)
@@ -322,7 +336,10 @@ static int receive_results(struct rounds *rounds, uint32_t slot, uint64_t round)
 	if (rc)
 		return rc;
 	check_gaps(rounds, nr_tokens, job_y_bytes(job), stride);
-	return verify_combined(rounds->reference, rounds->rank, rounds->out, stride, &rounds->difference) ? TERN_ERR_NOMEM : 0;
+	return verify_combined(
+		       rounds->reference, rounds->rank, rounds->out, stride, &rounds->difference)
+		       ? TERN_ERR_NOMEM
+		       : 0;
 }
 
 /* Ranks drift apart, so that each of them is the one that comes late. */
@@ -336,8 +353,8 @@ static void sleep_a_little(const struct rounds *rounds, uint64_t round, uint32_t
 
 int rounds_verify(struct rounds *rounds, uint64_t round)
 {
-	static int (*const halves[])(struct rounds *, uint32_t, uint64_t) = {send_tokens, receive_tokens, send_results,
-		receive_results};
+	static int (*const halves[])(struct rounds *, uint32_t, uint64_t) = {
+		send_tokens, receive_tokens, send_results, receive_results};
 	uint32_t half, slot;
 	int rc = 0;
 
@@ -350,7 +367,7 @@ int rounds_verify(struct rounds *rounds, uint64_t round)
 	return rc;
 }
 
-/* ---- timed rounds ------------------------------------------------------------------------------------------ */
+/* ---- timed rounds ---------------------------------------------------------------------------- */
 
 static int prepare_set(struct rounds *rounds, struct round_set *set)
 {
@@ -367,25 +384,31 @@ static int prepare_set(struct rounds *rounds, struct round_set *set)
 	job_routes(job, set->round, rounds->rank, set->ids, set->weights);
 	set_round(rounds, set->round);
 	memset(set->out, POISON, set->nr_tokens * job_y_bytes(job));
-	/* Needed even if nobody compares: pages never written are all one page of zeros, fast beyond belief. */
+	/* Needed even if nobody compares: pages never written are all one page of zeros, fast
+	 * beyond belief. */
 	return fill_y(rounds->reference, rounds->rank, set->y, 0) ? TERN_ERR_NOMEM : 0;
 }
 
 int rounds_prepare(struct rounds *rounds, bool verify)
 {
 	const struct job *job = rounds->job;
-	uint64_t set_bytes = (uint64_t)job->config.max_tokens * job->config.topk * job_y_bytes(job) + 1;
+	uint64_t set_bytes =
+		(uint64_t)job->config.max_tokens * job->config.topk * job_y_bytes(job) + 1;
 	uint32_t i;
 	int rc = 0;
 
-	rounds->nr_sets = SETS_BYTES / set_bytes < MOST_SETS ? (uint32_t)(SETS_BYTES / set_bytes) : MOST_SETS;
-	rounds->nr_sets = rounds->nr_sets < 1 || (!verify && set_bytes > SETS_BYTES / 8) ? 1 : rounds->nr_sets;
+	rounds->nr_sets =
+		SETS_BYTES / set_bytes < MOST_SETS ? (uint32_t)(SETS_BYTES / set_bytes) : MOST_SETS;
+	rounds->nr_sets = rounds->nr_sets < 1 || (!verify && set_bytes > SETS_BYTES / 8)
+				  ? 1
+				  : rounds->nr_sets;
 	for (i = 0; i < rounds->nr_sets && !rc; i++) {
 		rounds->sets[i].round = TIMED_ROUND + i;
 		rc = prepare_set(rounds, &rounds->sets[i]);
 	}
 	/* Of x, one set will do: nothing compares it here. */
-	job_x(job, TIMED_ROUND, rounds->rank, rounds->x, job_x_bytes(job), rounds->scales, job_x_scales_bytes(job));
+	job_x(job, TIMED_ROUND, rounds->rank, rounds->x, job_x_bytes(job), rounds->scales,
+		job_x_scales_bytes(job));
 	return rc;
 }
 
@@ -450,7 +473,8 @@ static int exchange_combine(void *ctx, uint32_t i)
 const struct timed_method exchange_method = {
 	exchange_begin, exchange_barrier, exchange_dispatch, exchange_combine};
 
-int rounds_time(const struct timed_method *method, void *ctx, struct times *times, uint32_t i, bool split)
+int rounds_time(
+	const struct timed_method *method, void *ctx, struct times *times, uint32_t i, bool split)
 {
 	double start, middle, restart, end;
 	int rc = method->begin(ctx, i);
@@ -484,7 +508,8 @@ int rounds_check(struct rounds *rounds)
 		if (!rounds->sets[i].timed)
 			continue;
 		set_round(rounds, rounds->sets[i].round);
-		status = verify_combined(rounds->reference, rounds->rank, rounds->sets[i].out, 0, &rounds->difference);
+		status = verify_combined(rounds->reference, rounds->rank, rounds->sets[i].out, 0,
+			&rounds->difference);
 	}
 	return status ? TERN_ERR_NOMEM : 0;
 }

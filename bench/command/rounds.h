@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs the rounds of one case on this rank: verified ones, with fresh inputs each, and timed ones. */
+/* Runs the rounds of one case on this rank: verified ones, with fresh inputs each, and timed ones.
+ */
 #ifndef TERN_BENCH_COMMAND_ROUNDS_H
 #define TERN_BENCH_COMMAND_ROUNDS_H
 
@@ -35,11 +36,12 @@ struct rounds {
 	float *weights;
 	struct round_set sets[MOST_SETS];
 	struct tern_received received[MOST_SLOTS];
-	uint32_t jitter_us;	      /* longest sleep before each half of a verified round */
+	uint32_t jitter_us;           /* longest sleep before each half of a verified round */
 	struct difference difference; /* adds up over all rounds */
 };
 
-/* Collective. job is open. 0, a negative enum tern_error with tern_last_error, or -ENOMEM's stand-in TERN_ERR_NOMEM. */
+/* Collective. job is open. 0, a negative enum tern_error with tern_last_error, or -ENOMEM's
+ * stand-in TERN_ERR_NOMEM. */
 int rounds_open(struct rounds *rounds, tern_group *group, const struct job *job);
 void rounds_close(struct rounds *rounds);
 
@@ -62,8 +64,10 @@ struct timed_method {
 /* Tern's own, with the rounds as context. */
 extern const struct timed_method exchange_method;
 
-/* One round. times->us[...][i] receives its times; split: dispatch and combine apart, else the pair. */
-int rounds_time(const struct timed_method *method, void *ctx, struct times *times, uint32_t i, bool split);
+/* One round. times->us[...][i] receives its times; split: dispatch and combine apart, else the
+ * pair. */
+int rounds_time(
+	const struct timed_method *method, void *ctx, struct times *times, uint32_t i, bool split);
 
 /* Compares what the last timed rounds of each set brought home, after the clock has stopped. */
 int rounds_check(struct rounds *rounds);

@@ -88,34 +88,45 @@ static void usage(void)
 
 	signal_job_init(&job);
 	printf("Usage: tern bench signal [options]\n\n"
-	       "Every rank sends transfers to ranks of other nodes, each a put and the word that says it has landed.\n\n"
-	       "  --policy LIST          put-only, coupled, coupled-all-peers, decoupled, nic-fence, perseus, imm, or all (all)\n"
-	       "  --transport NAME       sim: virtual time; shm, ofi or ofi:PROVIDER: real time, rank 0 sends to --peers threads (sim)\n"
-	       "  --bare                 policies written out over the bare transport, without the engine\n"
+	       "Every rank sends transfers to ranks of other nodes, each a put and the word that "
+	       "says it has landed.\n\n"
+	       "  --policy LIST          put-only, coupled, coupled-all-peers, decoupled, "
+	       "nic-fence, perseus, imm, or all (all)\n"
+	       "  --transport NAME       sim: virtual time; shm, ofi or ofi:PROVIDER: real time, "
+	       "rank 0 sends to --peers threads (sim)\n"
+	       "  --bare                 policies written out over the bare transport, without the "
+	       "engine\n"
 	       "  --nodes N              (8)   --ranks-per-node N (%u)\n"
 	       "  --concurrency N        transfers of each rank (%u)\n"
 	       "  --bytes N              of a transfer; K and M are understood (%llu)\n"
-	       "  --spread all|remote    deal them to all ranks and send those for other nodes, or to remote ranks alone (all)\n"
+	       "  --spread all|remote    deal them to all ranks and send those for other nodes, or "
+	       "to remote ranks alone (all)\n"
 	       "  --peers N              deal them to so many remote ranks; 0: all (0)\n"
-	       "  --group N              peers that share one drain, under decoupled and perseus; 0: all (0)\n"
+	       "  --group N              peers that share one drain, under decoupled and perseus; "
+	       "0: all (0)\n"
 	       "  --zipf X               skew of the peers' popularity (0)\n"
-	       "  --drained N            ranks that each drain looks at; 0: one, or all others under coupled-all-peers (0)\n"
+	       "  --drained N            ranks that each drain looks at; 0: one, or all others "
+	       "under coupled-all-peers (0)\n"
 	       "  --one-sender           rank 0 sends alone\n"
 	       "  --seed N --iters N     (1, %u)\n"
 	       "  --json FILE            - is standard output\n\n"
 	       "The model, explained in docs/signals.md:\n"
-	       "  --post-ns %llu --signal-post-ns %llu --drain-ns %llu   the proxy, for a put, a signal, and each look of a drain\n"
-	       "  --latency-ns %llu --jitter-ns %llu --completion-ns %llu --bytes-per-second %llu --request-ns %llu\n"
+	       "  --post-ns %llu --signal-post-ns %llu --drain-ns %llu   the proxy, for a put, a "
+	       "signal, and each look of a drain\n"
+	       "  --latency-ns %llu --jitter-ns %llu --completion-ns %llu --bytes-per-second %llu "
+	       "--request-ns %llu\n"
 	       "  --queue-pairs %u        peers are pinned to so many queue pairs; 0: one each\n",
 		job.ranks_per_node, job.concurrency, (unsigned long long)job.bytes, job.iters,
-		(unsigned long long)job.network.nic.post_ns, (unsigned long long)job.network.nic.inline_post_ns,
+		(unsigned long long)job.network.nic.post_ns,
+		(unsigned long long)job.network.nic.inline_post_ns,
 		(unsigned long long)job.drain_ns, (unsigned long long)job.network.far.latency_ns,
-		(unsigned long long)job.network.far.jitter_ns, (unsigned long long)job.network.nic.completion_ns,
-		(unsigned long long)job.network.nic.bytes_per_second, (unsigned long long)job.network.nic.request_ns,
-		job.network.nic.nr_queue_pairs);
+		(unsigned long long)job.network.far.jitter_ns,
+		(unsigned long long)job.network.nic.completion_ns,
+		(unsigned long long)job.network.nic.bytes_per_second,
+		(unsigned long long)job.network.nic.request_ns, job.network.nic.nr_queue_pairs);
 }
 
-/* ---- arguments --------------------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static int parse_whole(const char *text, uint64_t most, uint64_t *value)
 {
@@ -128,7 +139,8 @@ static int parse_whole(const char *text, uint64_t most, uint64_t *value)
 	if (*end == 'K' || *end == 'M')
 		shift = *end++ == 'K' ? 10 : 20;
 	if (errno || *end || end == text || *text == '-' || number > most >> shift) {
-		fprintf(stderr, NAME ": \"%.40s\" is not a number from 0 to %llu\n", text, (unsigned long long)most);
+		fprintf(stderr, NAME ": \"%.40s\" is not a number from 0 to %llu\n", text,
+			(unsigned long long)most);
 		return -1;
 	}
 	*value = number << shift;
@@ -169,7 +181,8 @@ static int parse_policy(struct arguments *args, const char *name, size_t length)
 		args->policies[i] = known = true;
 	}
 	if (!known)
-		fprintf(stderr, NAME ": there is no policy \"%.*s\"\n", (int)(length < 40 ? length : 40), name);
+		fprintf(stderr, NAME ": there is no policy \"%.*s\"\n",
+			(int)(length < 40 ? length : 40), name);
 	return known ? 0 : -1;
 }
 
@@ -277,7 +290,8 @@ static bool is_real(const struct arguments *args)
 	return strcmp(args->transport, "sim") != 0;
 }
 
-/* Each rank is a node of its own, and as few of them as there are peers: they share this machine's cores. */
+/* Each rank is a node of its own, and as few of them as there are peers: they share this machine's
+ * cores. */
 static void make_real(struct arguments *args)
 {
 	args->job.nr_peers = args->job.nr_peers ? args->job.nr_peers : 2;
@@ -297,13 +311,16 @@ static int check(struct arguments *args)
 	}
 	if (is_real(args))
 		make_real(args);
-	if (!args->job.iters || args->nr_nodes < 2 || args->nr_nodes > 256 || args->job.ranks_per_node > 256) {
-		fprintf(stderr, NAME ": at least 1 iteration, 2 to 256 nodes and at most 256 ranks on each are needed\n");
+	if (!args->job.iters || args->nr_nodes < 2 || args->nr_nodes > 256 ||
+		args->job.ranks_per_node > 256) {
+		fprintf(stderr, NAME ": at least 1 iteration, 2 to 256 nodes and at most 256 ranks "
+				     "on each are needed\n");
 		return -1;
 	}
 	args->job.nr_ranks = args->nr_nodes * args->job.ranks_per_node;
 	if (is_real(args) && args->job.nr_ranks > 64) {
-		fprintf(stderr, NAME ": at most 63 peers on real networks, as all ranks are threads of this process\n");
+		fprintf(stderr, NAME ": at most 63 peers on real networks, as all ranks are "
+				     "threads of this process\n");
 		return -1;
 	}
 	if (!signal_job_check(&args->job, &why))
@@ -333,23 +350,27 @@ static int parse(struct arguments *args, int argc, char **argv)
 	return args->help ? 0 : check(args);
 }
 
-/* ---- results ----------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static void print_head(const struct arguments *args)
 {
 	const struct signal_job *job = &args->job;
 
-	printf("# tern %s, %s: %u nodes of %u ranks, %u transfers of %llu bytes a rank%s, group %u, zipf %g, seed %llu, %u iterations\n",
-		tern_version(), is_real(args) ? args->transport : "simulated", args->nr_nodes, job->ranks_per_node, job->concurrency,
-		(unsigned long long)job->bytes, job->spread_all && !job->nr_peers ? " dealt to all ranks" : "", job->group, job->zipf, (unsigned long long)job->seed, job->iters);
-	printf("# %-18s %9s %11s %11s %11s %11s %8s %8s %7s\n", "policy", "transfers", "time us", "min", "max", "fences us", "drains",
-		"held", "#wrong");
+	printf("# tern %s, %s: %u nodes of %u ranks, %u transfers of %llu bytes a rank%s, group "
+	       "%u, zipf %g, seed %llu, %u iterations\n",
+		tern_version(), is_real(args) ? args->transport : "simulated", args->nr_nodes,
+		job->ranks_per_node, job->concurrency, (unsigned long long)job->bytes,
+		job->spread_all && !job->nr_peers ? " dealt to all ranks" : "", job->group,
+		job->zipf, (unsigned long long)job->seed, job->iters);
+	printf("# %-18s %9s %11s %11s %11s %11s %8s %8s %7s\n", "policy", "transfers", "time us",
+		"min", "max", "fences us", "drains", "held", "#wrong");
 }
 
 static void print_result(enum signal_policy policy, const struct signal_result *result)
 {
-	printf("  %-18s %9.1f %11.1f %11.1f %11.1f %11.1f %8.1f %8.1f %7llu\n", signal_policy_name(policy), result->transfers,
-		result->time_us, result->min_us, result->max_us, result->fence_us, result->drains, result->fences_waited,
+	printf("  %-18s %9.1f %11.1f %11.1f %11.1f %11.1f %8.1f %8.1f %7llu\n",
+		signal_policy_name(policy), result->transfers, result->time_us, result->min_us,
+		result->max_us, result->fence_us, result->drains, result->fences_waited,
 		(unsigned long long)(result->nr_wrong + result->early));
 	fflush(stdout);
 }
@@ -359,27 +380,43 @@ static void json_settings(FILE *file, const struct arguments *args)
 	const struct signal_job *job = &args->job;
 	const struct sim_nic *nic = &job->network.nic;
 
-	fprintf(file, "{\"tern\": \"%s\", \"transport\": \"%s\", \"virtual_time\": %s, \"engine\": %s, \"settings\": {\"nodes\": %u, \"ranks_per_node\": %u, "
-		      "\"concurrency\": %u, \"bytes\": %llu, \"spread\": \"%s\", \"peers\": %u, \"group\": %u, \"zipf\": %.6g, \"seed\": %llu, "
-		      "\"iters\": %u, \"one_sender\": %s, \"drained\": %u}, ",
-		tern_version(), args->transport, is_real(args) ? "false" : "true", args->bare ? "false" : "true", args->nr_nodes, job->ranks_per_node, job->concurrency,
-		(unsigned long long)job->bytes, job->spread_all ? "all" : "remote", job->nr_peers, job->group, job->zipf, (unsigned long long)job->seed, job->iters,
-		job->one_sender ? "true" : "false", job->nr_drained);
-	fprintf(file, "\"model\": {\"post_ns\": %llu, \"signal_post_ns\": %llu, \"drain_ns\": %llu, \"latency_ns\": %llu, \"jitter_ns\": %llu, "
-		      "\"completion_ns\": %llu, \"bytes_per_second\": %llu, \"request_ns\": %llu, \"queue_pairs\": %u}, \"results\": [",
-		(unsigned long long)nic->post_ns, (unsigned long long)nic->inline_post_ns, (unsigned long long)job->drain_ns,
-		(unsigned long long)job->network.far.latency_ns, (unsigned long long)job->network.far.jitter_ns,
-		(unsigned long long)nic->completion_ns, (unsigned long long)nic->bytes_per_second, (unsigned long long)nic->request_ns,
-		nic->nr_queue_pairs);
+	fprintf(file,
+		"{\"tern\": \"%s\", \"transport\": \"%s\", \"virtual_time\": %s, \"engine\": %s, "
+		"\"settings\": {\"nodes\": %u, \"ranks_per_node\": %u, "
+		"\"concurrency\": %u, \"bytes\": %llu, \"spread\": \"%s\", \"peers\": %u, "
+		"\"group\": %u, \"zipf\": %.6g, \"seed\": %llu, "
+		"\"iters\": %u, \"one_sender\": %s, \"drained\": %u}, ",
+		tern_version(), args->transport, is_real(args) ? "false" : "true",
+		args->bare ? "false" : "true", args->nr_nodes, job->ranks_per_node,
+		job->concurrency, (unsigned long long)job->bytes,
+		job->spread_all ? "all" : "remote", job->nr_peers, job->group, job->zipf,
+		(unsigned long long)job->seed, job->iters, job->one_sender ? "true" : "false",
+		job->nr_drained);
+	fprintf(file,
+		"\"model\": {\"post_ns\": %llu, \"signal_post_ns\": %llu, \"drain_ns\": %llu, "
+		"\"latency_ns\": %llu, \"jitter_ns\": %llu, "
+		"\"completion_ns\": %llu, \"bytes_per_second\": %llu, \"request_ns\": %llu, "
+		"\"queue_pairs\": %u}, \"results\": [",
+		(unsigned long long)nic->post_ns, (unsigned long long)nic->inline_post_ns,
+		(unsigned long long)job->drain_ns, (unsigned long long)job->network.far.latency_ns,
+		(unsigned long long)job->network.far.jitter_ns,
+		(unsigned long long)nic->completion_ns, (unsigned long long)nic->bytes_per_second,
+		(unsigned long long)nic->request_ns, nic->nr_queue_pairs);
 }
 
-static void json_result(FILE *file, enum signal_policy policy, const struct signal_result *result, bool first)
+static void json_result(
+	FILE *file, enum signal_policy policy, const struct signal_result *result, bool first)
 {
-	fprintf(file, "%s\n{\"policy\": \"%s\", \"transfers\": %.6g, \"time_us\": %.9g, \"min_us\": %.9g, \"max_us\": %.9g, "
-		      "\"fence_us\": %.9g, \"drains\": %.6g, \"fences_held\": %.6g, \"writes\": %.6g, \"wrong\": %llu, \"trace\": \"%016llx\"}",
-		first ? "" : ",", signal_policy_name(policy), result->transfers, result->time_us, result->min_us, result->max_us,
-		result->fence_us, result->drains, result->fences_waited, result->writes,
-		(unsigned long long)(result->nr_wrong + result->early), (unsigned long long)result->trace);
+	fprintf(file,
+		"%s\n{\"policy\": \"%s\", \"transfers\": %.6g, \"time_us\": %.9g, \"min_us\": "
+		"%.9g, \"max_us\": %.9g, "
+		"\"fence_us\": %.9g, \"drains\": %.6g, \"fences_held\": %.6g, \"writes\": %.6g, "
+		"\"wrong\": %llu, \"trace\": \"%016llx\"}",
+		first ? "" : ",", signal_policy_name(policy), result->transfers, result->time_us,
+		result->min_us, result->max_us, result->fence_us, result->drains,
+		result->fences_waited, result->writes,
+		(unsigned long long)(result->nr_wrong + result->early),
+		(unsigned long long)result->trace);
 }
 
 static FILE *json_open(const struct arguments *args)
@@ -403,11 +440,13 @@ static int json_close(FILE *file)
 	return bad;
 }
 
-static int run_policy(const struct arguments *args, struct signal_result *result, struct reason *why)
+static int run_policy(
+	const struct arguments *args, struct signal_result *result, struct reason *why)
 {
 	if (is_real(args))
 		return signal_measure(&args->job, args->transport, result, why);
-	return (args->bare ? signal_simulate_steps : signal_simulate_engine)(&args->job, result, why);
+	return (args->bare ? signal_simulate_steps : signal_simulate_engine)(
+		&args->job, result, why);
 }
 
 static int run(struct arguments *args)
@@ -429,7 +468,8 @@ static int run(struct arguments *args)
 			continue;
 		args->job.policy = (enum signal_policy)i;
 		if (run_policy(args, &result, &why)) {
-			fprintf(stderr, NAME ": %s: %s\n", signal_policy_name(args->job.policy), why.text);
+			fprintf(stderr, NAME ": %s: %s\n", signal_policy_name(args->job.policy),
+				why.text);
 			bad = true;
 			continue;
 		}

@@ -20,7 +20,8 @@ bool is_against(const struct bench_args *args, const char *what)
 
 int fail_with(const struct bench_args *args, const char *what, int rc)
 {
-	fprintf(stderr, "%s: %s: %s: %s\n", args->program, what, tern_strerror(rc), tern_last_error());
+	fprintf(stderr, "%s: %s: %s: %s\n", args->program, what, tern_strerror(rc),
+		tern_last_error());
 	return rc == TERN_ERR_INVALID ? EXIT_USAGE : 1;
 }
 
@@ -37,7 +38,7 @@ int transport_check(const char *transport)
 	return rc;
 }
 
-/* ---- starting ranks ---------------------------------------------------------------------------------------- */
+/* ---- starting ranks -------------------------------------------------------------------------- */
 
 static int find_self(const struct bench_args *args, char *path, size_t size)
 {
@@ -85,7 +86,7 @@ static int launch_self(const struct bench_args *args, uint32_t nr_ranks, int arg
 	return rc;
 }
 
-/* ---- against another library ------------------------------------------------------------------------------- */
+/* ---- against another library ----------------------------------------------------------------- */
 
 static bool in_path(const char *program)
 {
@@ -116,12 +117,15 @@ static int find_against(const struct bench_args *args, char *program, size_t siz
 	if (snprintf(program, size, "%.3900s/tern-against-mpi", self) >= (int)size)
 		return -1;
 	if (access(program, X_OK)) {
-		fprintf(stderr, "%s: --against mpi needs %s: %s. `make` builds it where it finds mpicc\n", args->program, program,
-			strerror(errno));
+		fprintf(stderr,
+			"%s: --against mpi needs %s: %s. `make` builds it where it finds mpicc\n",
+			args->program, program, strerror(errno));
 		return -1;
 	}
 	if (!in_path("mpirun")) {
-		fprintf(stderr, "%s: --against mpi needs mpirun, which is not in PATH; install an MPI such as Open MPI\n",
+		fprintf(stderr,
+			"%s: --against mpi needs mpirun, which is not in PATH; install an MPI such "
+			"as Open MPI\n",
 			args->program);
 		return -1;
 	}
@@ -145,7 +149,8 @@ static bool is_ours(const char *word, int *skip)
 	return false;
 }
 
-static int exec_against(const struct bench_args *args, const char *program, uint32_t nr_ranks, int argc, char **argv)
+static int exec_against(const struct bench_args *args, const char *program, uint32_t nr_ranks,
+	int argc, char **argv)
 {
 	char number[16];
 	char **command = calloc((size_t)argc + 8, sizeof(*command));

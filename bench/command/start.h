@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern bench where no launcher has started its ranks: starts them, and then the program that it is compared with. */
+/* tern bench where no launcher has started its ranks: starts them, and then the program that it is
+ * compared with. */
 #ifndef TERN_BENCH_COMMAND_START_H
 #define TERN_BENCH_COMMAND_START_H
 

@@ -32,20 +32,35 @@ void shape_job(const struct shape *s, uint32_t nr_ranks, struct job *job)
 }
 
 const struct target targets[NR_TARGETS] = {
-	{"dsv3 fp8", 7168, 256, 8, 1, true},	{"dsv3 fp8", 7168, 256, 8, 8, true},	 {"dsv3 fp8", 7168, 256, 8, 32, true},
-	{"dsv3 fp8", 7168, 256, 8, 64, true},	{"dsv3 fp8", 7168, 256, 8, 128, true},	 {"dsv3 bf16", 7168, 256, 8, 128, false},
-	{"qwen3-30b fp8", 2048, 128, 8, 128, true}, {"gpt-oss bf16", 2880, 128, 4, 128, false},
+	{"dsv3 fp8", 7168, 256, 8, 1, true},
+	{"dsv3 fp8", 7168, 256, 8, 8, true},
+	{"dsv3 fp8", 7168, 256, 8, 32, true},
+	{"dsv3 fp8", 7168, 256, 8, 64, true},
+	{"dsv3 fp8", 7168, 256, 8, 128, true},
+	{"dsv3 bf16", 7168, 256, 8, 128, false},
+	{"qwen3-30b fp8", 2048, 128, 8, 128, true},
+	{"gpt-oss bf16", 2880, 128, 4, 128, false},
 	/* Between these, and other presets: does the launch rule hold there? */
-	{"dsv3 fp8", 7168, 256, 8, 16, true},	{"dsv3 fp8", 7168, 256, 8, 24, true},	 {"dsv3 fp8", 7168, 256, 8, 48, true},
-	{"dsv3 fp8", 7168, 256, 8, 96, true},	{"dsv3 bf16", 7168, 256, 8, 32, false},	 {"dsv3 bf16", 7168, 256, 8, 64, false},
-	{"qwen3-30b fp8", 2048, 128, 8, 8, true}, {"qwen3-30b fp8", 2048, 128, 8, 32, true}, {"qwen3-30b fp8", 2048, 128, 8, 64, true},
-	{"gpt-oss bf16", 2880, 128, 4, 32, false}, {"kimi-k2 fp8", 7168, 384, 8, 32, true}, {"kimi-k2 fp8", 7168, 384, 8, 128, true},
-	{"qwen3-235b fp8", 4096, 128, 8, 32, true}, {"qwen3-235b fp8", 4096, 128, 8, 128, true},
+	{"dsv3 fp8", 7168, 256, 8, 16, true},
+	{"dsv3 fp8", 7168, 256, 8, 24, true},
+	{"dsv3 fp8", 7168, 256, 8, 48, true},
+	{"dsv3 fp8", 7168, 256, 8, 96, true},
+	{"dsv3 bf16", 7168, 256, 8, 32, false},
+	{"dsv3 bf16", 7168, 256, 8, 64, false},
+	{"qwen3-30b fp8", 2048, 128, 8, 8, true},
+	{"qwen3-30b fp8", 2048, 128, 8, 32, true},
+	{"qwen3-30b fp8", 2048, 128, 8, 64, true},
+	{"gpt-oss bf16", 2880, 128, 4, 32, false},
+	{"kimi-k2 fp8", 7168, 384, 8, 32, true},
+	{"kimi-k2 fp8", 7168, 384, 8, 128, true},
+	{"qwen3-235b fp8", 4096, 128, 8, 32, true},
+	{"qwen3-235b fp8", 4096, 128, 8, 128, true},
 };
 
 struct shape target_shape(const struct target *t)
 {
-	return (struct shape){t->name, t->hidden, t->experts, t->topk, t->tokens, t->tokens, .fp8 = t->fp8, .input = INPUT_RANDOM};
+	return (struct shape){t->name, t->hidden, t->experts, t->topk, t->tokens, t->tokens,
+		.fp8 = t->fp8, .input = INPUT_RANDOM};
 }
 
 #define TRACE_BLOCKS 160
@@ -75,7 +90,8 @@ static uint64_t trace_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 		lab_gate(lab, rank, LAB_HOLD_NS);
 		CHECK(ll_dispatch_launch(&rank->dispatch, &lab->way.dispatch, rank->stream));
 		CHECK(ll_combine_launch(&rank->combine, &lab->way.combine, rank->stream));
-		CHECK(cudaMemcpyAsync(rank->host + i * TRACE_BYTES, rank->dispatch.exchange.trace, TRACE_BYTES, cudaMemcpyDeviceToHost, rank->stream));
+		CHECK(cudaMemcpyAsync(rank->host + i * TRACE_BYTES, rank->dispatch.exchange.trace,
+			TRACE_BYTES, cudaMemcpyDeviceToHost, rank->stream));
 	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	return 0;
@@ -90,7 +106,8 @@ static int by_size(const void *a, const void *b)
 
 struct event {
 	const char *before, *what;
-	uint32_t which, start; /* stamps: the event's, and that of the kernel's start after which it is told */
+	uint32_t which, start; /* stamps: the event's, and that of the kernel's start after which it
+				  is told */
 };
 
 static const struct event events[] = {
@@ -111,7 +128,8 @@ static const struct event events[] = {
 	{"", "(after the dispatch: ends", 10, 0},
 };
 
-/* When the first, the middle and the last of the blocks came there, after the first block's start: medians of all rounds. */
+/* When the first, the middle and the last of the blocks came there, after the first block's start:
+ * medians of all rounds. */
 static void print_event(const uint64_t *rounds, const struct event *event)
 {
 	uint64_t at[3][TRACE_ROUNDS];
@@ -123,7 +141,8 @@ static void print_event(const uint64_t *rounds, const struct event *event)
 
 		nr = 0;
 		for (uint32_t b = 0; b < TRACE_BLOCKS; b++) {
-			if (trace[b * GPU_TRACE + event->start] && trace[b * GPU_TRACE + event->start] < first)
+			if (trace[b * GPU_TRACE + event->start] &&
+				trace[b * GPU_TRACE + event->start] < first)
 				first = trace[b * GPU_TRACE + event->start];
 			if (trace[b * GPU_TRACE + event->which])
 				of[nr++] = trace[b * GPU_TRACE + event->which];
@@ -137,7 +156,8 @@ static void print_event(const uint64_t *rounds, const struct event *event)
 	}
 	for (int j = 0; j < 3; j++)
 		qsort(at[j], TRACE_ROUNDS, sizeof(at[j][0]), by_size);
-	printf(" %s %.2f/%.2f/%.2f", event->what, at[0][TRACE_ROUNDS / 2] / 1e3, at[1][TRACE_ROUNDS / 2] / 1e3, at[2][TRACE_ROUNDS / 2] / 1e3);
+	printf(" %s %.2f/%.2f/%.2f", event->what, at[0][TRACE_ROUNDS / 2] / 1e3,
+		at[1][TRACE_ROUNDS / 2] / 1e3, at[2][TRACE_ROUNDS / 2] / 1e3);
 }
 
 void print_trace(struct lab *lab, const struct lab_way *way)

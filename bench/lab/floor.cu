@@ -11,7 +11,8 @@ static __global__ void gate_kernel(const __grid_constant__ struct lab_gate g)
 
 	if (threadIdx.x < g.nr_ranks) {
 		word_store(g.flags[threadIdx.x] + g.rank, g.number);
-		while ((int32_t)(word_load(g.flags[g.rank] + threadIdx.x) - g.number) < 0 && now_ns() - start < GATE_LIMIT_NS)
+		while ((int32_t)(word_load(g.flags[g.rank] + threadIdx.x) - g.number) < 0 &&
+			now_ns() - start < GATE_LIMIT_NS)
 			;
 	}
 	__syncthreads();
@@ -52,7 +53,8 @@ cudaError_t lab_spin_launch(uint64_t ns, cudaStream_t stream)
 
 static __global__ void copy_kernel(const __grid_constant__ struct lab_copy c)
 {
-	uint64_t first = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) * 16, step = (uint64_t)gridDim.x * blockDim.x * 16;
+	uint64_t first = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) * 16,
+		 step = (uint64_t)gridDim.x * blockDim.x * 16;
 
 	for (uint64_t at = first;; at += step) {
 		bool more = false;
@@ -70,7 +72,8 @@ static __global__ void copy_kernel(const __grid_constant__ struct lab_copy c)
 	}
 }
 
-cudaError_t lab_copy_launch(const struct lab_copy *copy, uint32_t nr_blocks, uint32_t nr_threads, cudaStream_t stream)
+cudaError_t lab_copy_launch(
+	const struct lab_copy *copy, uint32_t nr_blocks, uint32_t nr_threads, cudaStream_t stream)
 {
 	copy_kernel<<<nr_blocks, nr_threads, 0, stream>>>(*copy);
 	return cudaGetLastError();

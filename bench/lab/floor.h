@@ -12,7 +12,8 @@ extern "C" {
 
 #define LAB_MAX_GPUS 8
 
-/* Lets all GPUs start together: waits until every rank is at this gate, then hold_ns more, so that hosts have queued what follows. */
+/* Lets all GPUs start together: waits until every rank is at this gate, then hold_ns more, so that
+ * hosts have queued what follows. */
 struct lab_gate {
 	uint32_t *flags[LAB_MAX_GPUS]; /* [R] on each rank */
 	uint32_t rank, nr_ranks, number;
@@ -30,7 +31,8 @@ struct lab_copy {
 	uint64_t bytes[LAB_MAX_GPUS];
 	uint32_t rank, nr_ranks;
 };
-cudaError_t lab_copy_launch(const struct lab_copy *copy, uint32_t nr_blocks, uint32_t nr_threads, cudaStream_t stream);
+cudaError_t lab_copy_launch(
+	const struct lab_copy *copy, uint32_t nr_blocks, uint32_t nr_threads, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

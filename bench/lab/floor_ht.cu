@@ -4,14 +4,18 @@
 #include "gpu/cuda/ht/kernels.h"
 #include "gpu/cuda/common/stream.cuh"
 
-/* Each warp takes chunks in turns, the destinations round robin; two buffers at least, so that one fills while the other drains. */
-static __global__ void __launch_bounds__(1024) bulk_kernel(const __grid_constant__ struct lab_bulk c)
+/* Each warp takes chunks in turns, the destinations round robin; two buffers at least, so that one
+ * fills while the other drains. */
+static __global__ void __launch_bounds__(1024)
+	bulk_kernel(const __grid_constant__ struct lab_bulk c)
 {
 	BLOCK_MEMORY(shared);
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
-	struct stream s = stream_open(in_shared(shared), warp, nr_warps, LAB_BULK_BUFFERS, c.chunk_bytes);
+	struct stream s =
+		stream_open(in_shared(shared), warp, nr_warps, LAB_BULK_BUFFERS, c.chunk_bytes);
 	uint32_t ahead = 0, nr = c.from_memory ? LAB_BULK_BUFFERS - 1 : 0;
-	uint64_t step = (uint64_t)gridDim.x * nr_warps * c.chunk_bytes, at = (uint64_t)(warp * gridDim.x + blockIdx.x) * c.chunk_bytes, fetch = at;
+	uint64_t step = (uint64_t)gridDim.x * nr_warps * c.chunk_bytes,
+		 at = (uint64_t)(warp * gridDim.x + blockIdx.x) * c.chunk_bytes, fetch = at;
 
 	for (; at < c.bytes; at += step) {
 		for (; ahead < nr && fetch < c.bytes; fetch += step, ahead++) {
@@ -37,10 +41,12 @@ static __global__ void __launch_bounds__(1024) bulk_kernel(const __grid_constant
 	copies_done<0>();
 }
 
-cudaError_t lab_bulk_launch(const struct lab_bulk *bulk, uint32_t nr_blocks, uint32_t nr_warps, cudaStream_t stream)
+cudaError_t lab_bulk_launch(
+	const struct lab_bulk *bulk, uint32_t nr_blocks, uint32_t nr_warps, cudaStream_t stream)
 {
 	uint32_t shared = stream_shared_bytes(nr_warps, LAB_BULK_BUFFERS, bulk->chunk_bytes);
-	cudaError_t rc = cudaFuncSetAttribute(bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+	cudaError_t rc = cudaFuncSetAttribute(
+		bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
 
 	if (rc)
 		return rc;
@@ -58,7 +64,8 @@ static __device__ __forceinline__ uint32_t mix(uint64_t x)
 /* BF16 of either sign, magnitudes from 2^-7 to 2. */
 static __global__ void fill_kernel(uint16_t *to, uint64_t nr, uint64_t seed)
 {
-	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < nr; i += (uint64_t)gridDim.x * blockDim.x) {
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < nr;
+		i += (uint64_t)gridDim.x * blockDim.x) {
 		uint32_t bits = mix(i + (seed << 40));
 
 		to[i] = (uint16_t)((bits & 0x8000) | (120 + (bits >> 16 & 7)) << 7 | (bits & 0x7f));
@@ -71,18 +78,22 @@ cudaError_t lab_fill_launch(void *to, uint64_t nr, uint64_t seed, cudaStream_t s
 	return cudaGetLastError();
 }
 
-static __global__ void compare_kernel(const uint32_t *a, const uint32_t *b, uint64_t nr, unsigned long long *different)
+static __global__ void compare_kernel(
+	const uint32_t *a, const uint32_t *b, uint64_t nr, unsigned long long *different)
 {
 	unsigned long long sum = 0;
 
-	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < nr; i += (uint64_t)gridDim.x * blockDim.x)
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < nr;
+		i += (uint64_t)gridDim.x * blockDim.x)
 		sum += a[i] != b[i];
 	if (sum)
 		atomicAdd(different, sum);
 }
 
-cudaError_t lab_compare_launch(const void *a, const void *b, uint64_t nr_words, unsigned long long *different, cudaStream_t stream)
+cudaError_t lab_compare_launch(const void *a, const void *b, uint64_t nr_words,
+	unsigned long long *different, cudaStream_t stream)
 {
-	compare_kernel<<<264, 512, 0, stream>>>((const uint32_t *)a, (const uint32_t *)b, nr_words, different);
+	compare_kernel<<<264, 512, 0, stream>>>(
+		(const uint32_t *)a, (const uint32_t *)b, nr_words, different);
 	return cudaGetLastError();
 }

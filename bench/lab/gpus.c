@@ -11,12 +11,13 @@ void lab_check(cudaError_t rc, const char *file, int line)
 {
 	if (rc == cudaSuccess)
 		return;
-	fprintf(stderr, "%s:%d: %s: %s\n", file, line, cudaGetErrorName(rc), cudaGetErrorString(rc));
+	fprintf(stderr, "%s:%d: %s: %s\n", file, line, cudaGetErrorName(rc),
+		cudaGetErrorString(rc));
 	fflush(stdout);
 	_Exit(1);
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 struct thread {
 	struct lab *lab;
@@ -105,7 +106,7 @@ void lab_close(struct lab *lab)
 	pthread_barrier_destroy(&lab->barrier);
 }
 
-/* ---- an exchange --------------------------------------------------------------------------------------------- */
+/* ---- an exchange ----------------------------------------------------------------------------- */
 
 void *lab_take(struct lab_rank *rank, size_t bytes)
 {
@@ -128,16 +129,22 @@ static void *take_copy(struct lab_rank *rank, const void *from, size_t bytes)
 }
 
 /* The tables of tern.h's placement, as kernels want them. */
-static struct gpu_placement make_placement(struct lab *lab, struct lab_rank *rank, uint32_t *nr_local)
+static struct gpu_placement make_placement(
+	struct lab *lab, struct lab_rank *rank, uint32_t *nr_local)
 {
 	const struct tern_moe_config *c = &lab->job->config;
-	uint32_t nr = c->placement.nr_physical ? c->placement.nr_physical : c->nr_experts, R = lab->nr_ranks;
+	uint32_t nr = c->placement.nr_physical ? c->placement.nr_physical : c->nr_experts,
+		 R = lab->nr_ranks;
 	struct gpu_placement p = {.nr_experts = c->nr_experts, .nr_physical = nr};
-	uint32_t *place = calloc(nr, sizeof(*place)), *start = calloc(c->nr_experts + 2, sizeof(*start)), *replicas = calloc(nr, sizeof(*replicas));
+	uint32_t *place = calloc(nr, sizeof(*place)),
+		 *start = calloc(c->nr_experts + 2, sizeof(*start)),
+		 *replicas = calloc(nr, sizeof(*replicas));
 	uint32_t locals[LAB_MAX_GPUS] = {0}, q = nr / R, more = nr % R;
 
 	for (uint32_t i = 0; i < nr; i++) {
-		uint32_t r = c->placement.rank ? (uint32_t)c->placement.rank[i] : i < more * (q + 1) ? i / (q + 1) : more + (i - more * (q + 1)) / q;
+		uint32_t r = c->placement.rank    ? (uint32_t)c->placement.rank[i]
+			     : i < more * (q + 1) ? i / (q + 1)
+						  : more + (i - more * (q + 1)) / q;
 
 		place[i] = r << 16 | locals[r]++;
 		start[(c->placement.logical ? (uint32_t)c->placement.logical[i] : i) + 1]++;
@@ -181,15 +188,18 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exc
 	e->at_home = c->reduce == TERN_REDUCE_HOME;
 	e->format = way->format;
 	e->placement = make_placement(lab, rank, &e->nr_local);
-	e->row = row_geometry_of(way->format, scaled, (uint32_t)job_received_bytes(lab->job), way->row_vectors);
-	e->result = row_geometry_of(way->format, 0, (uint32_t)job_y_bytes(lab->job), way->result_vectors);
+	e->row = row_geometry_of(
+		way->format, scaled, (uint32_t)job_received_bytes(lab->job), way->row_vectors);
+	e->result = row_geometry_of(
+		way->format, 0, (uint32_t)job_y_bytes(lab->job), way->result_vectors);
 	e->by_topk = gpu_divisor_of(c->topk);
 	e->by_ranks = gpu_divisor_of(lab->nr_ranks);
 	e->by_others = gpu_divisor_of(lab->nr_ranks > 1 ? lab->nr_ranks - 1 : 1);
 	e->by_row_parts = gpu_divisor_of(e->row.nr_segments + 1);
 	e->by_replicas = gpu_divisor_of(1);
 	e->by_result_segments = gpu_divisor_of(e->result.nr_segments);
-	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk);
+	e->window = ll_window_of(
+		way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk);
 	rank->window = lab_take(rank, e->window.bytes);
 	CHECK(cudaMemset(rank->window, 0, e->window.bytes));
 	rank->state = e->state = take_copy(rank, &first, sizeof(first));
@@ -204,7 +214,8 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exc
 	e->own_positions = lab_take(rank, routes * sizeof(uint32_t));
 }
 
-static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_dispatch *d)
+static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct gpu_exchange *e,
+	struct gpu_dispatch *d)
 {
 	const struct tern_moe_config *c = &lab->job->config;
 	uint32_t each = c->topk < e->nr_local ? c->topk : e->nr_local;
@@ -218,7 +229,9 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct g
 	d->padded = c->layout == TERN_PADDED;
 	d->by_alignment = gpu_divisor_of(c->alignment);
 	d->capacity = (uint64_t)lab->nr_ranks * c->max_tokens;
-	rank->positions = d->padded ? d->capacity * e->nr_local : d->capacity * each + (uint64_t)e->nr_local * (c->alignment - 1);
+	rank->positions = d->padded
+				  ? d->capacity * e->nr_local
+				  : d->capacity * each + (uint64_t)e->nr_local * (c->alignment - 1);
 	d->nr_tokens = lab->job->nr_tokens;
 	d->x_stride = job_x_bytes(lab->job);
 	d->x = rank->x = lab_take(rank, c->max_tokens * d->x_stride + 16);
@@ -226,14 +239,16 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct g
 	d->topk_weights = rank->weights = lab_take(rank, (size_t)c->max_tokens * c->topk * 4 + 16);
 	d->nr_tokens_at = rank->nr_tokens_at = lab_take(rank, 4);
 	d->out_x = rank->out_x = lab_take(rank, rank->positions * e->row.row_bytes + 16);
-	d->out_scales = rank->out_scales = lab_take(rank, rank->positions * e->row.nr_lines * 4 + 16);
+	d->out_scales = rank->out_scales =
+		lab_take(rank, rank->positions * e->row.nr_lines * 4 + 16);
 	d->out_rows = rank->out_rows = lab_take(rank, rank->positions * sizeof(int4) + 16);
 	d->out_counts = rank->counts = lab_take(rank, e->nr_local * 4 + 4);
 	d->out_offsets = rank->offsets = lab_take(rank, e->nr_local * 8 + 8);
 	d->out_sums = rank->sums = lab_take(rank, 16);
 }
 
-static void make_combine(struct lab *lab, struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_combine *c)
+static void make_combine(
+	struct lab *lab, struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_combine *c)
 {
 	memset(c, 0, sizeof(*c));
 	c->exchange = *e;
@@ -279,19 +294,24 @@ void lab_inputs(struct lab *lab, struct lab_rank *rank, uint64_t round)
 
 	job_routes(job, round, rank->rank, ids, weights);
 	job_x(job, round, rank->rank, host, job_x_bytes(job), NULL, 0);
-	CHECK(cudaMemcpyAsync(rank->x, host, n * job_x_bytes(job), cudaMemcpyHostToDevice, rank->stream));
-	CHECK(cudaMemcpyAsync(rank->weights, weights, nr * sizeof(*weights), cudaMemcpyHostToDevice, rank->stream));
-	CHECK(cudaMemcpyAsync(rank->nr_tokens_at, &n, sizeof(n), cudaMemcpyHostToDevice, rank->stream));
+	CHECK(cudaMemcpyAsync(
+		rank->x, host, n * job_x_bytes(job), cudaMemcpyHostToDevice, rank->stream));
+	CHECK(cudaMemcpyAsync(rank->weights, weights, nr * sizeof(*weights), cudaMemcpyHostToDevice,
+		rank->stream));
+	CHECK(cudaMemcpyAsync(
+		rank->nr_tokens_at, &n, sizeof(n), cudaMemcpyHostToDevice, rank->stream));
 	if (rank->dispatch.ids_64) {
 		int64_t *wide = calloc(nr + 1, sizeof(*wide));
 
 		for (uint32_t i = 0; i < nr; i++)
 			wide[i] = ids[i];
-		CHECK(cudaMemcpyAsync(rank->ids, wide, nr * sizeof(*wide), cudaMemcpyHostToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(
+			rank->ids, wide, nr * sizeof(*wide), cudaMemcpyHostToDevice, rank->stream));
 		CHECK(cudaStreamSynchronize(rank->stream));
 		free(wide);
 	} else {
-		CHECK(cudaMemcpyAsync(rank->ids, ids, nr * sizeof(*ids), cudaMemcpyHostToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(
+			rank->ids, ids, nr * sizeof(*ids), cudaMemcpyHostToDevice, rank->stream));
 	}
 	CHECK(cudaStreamSynchronize(rank->stream));
 	free(ids);
@@ -300,7 +320,10 @@ void lab_inputs(struct lab *lab, struct lab_rank *rank, uint64_t round)
 
 void lab_gate(struct lab *lab, struct lab_rank *rank, uint64_t hold_ns)
 {
-	struct lab_gate gate = {.rank = rank->rank, .nr_ranks = lab->nr_ranks, .number = ++rank->gate_number, .hold_ns = hold_ns};
+	struct lab_gate gate = {.rank = rank->rank,
+		.nr_ranks = lab->nr_ranks,
+		.number = ++rank->gate_number,
+		.hold_ns = hold_ns};
 
 	for (uint32_t r = 0; r < lab->nr_ranks; r++)
 		gate.flags[r] = lab->ranks[r].gate_flags;
@@ -343,14 +366,17 @@ void lab_replay(struct lab *lab, struct lab_rank *rank, const struct lab_graph *
 
 bool lab_expired(const struct lab_rank *rank)
 {
-	static const char *const reasons[] = {"nothing", "the plan", "a row", "a result", "the arrival word"};
+	static const char *const reasons[] = {
+		"nothing", "the plan", "a row", "a result", "the arrival word"};
 	const struct gpu_report *r = &rank->report->report;
 
 	if (rank->report->input_error.reason)
-		printf("rank %u complains of id %lld\n", rank->rank, (long long)rank->report->input_error.id);
+		printf("rank %u complains of id %lld\n", rank->rank,
+			(long long)rank->report->input_error.id);
 	if (!r->reason)
 		return false;
-	printf("rank %u waited %.1f ms for %s of rank %u, token %u: epoch %u, saw %u\n", r->rank, (double)r->waited_ns / 1e6, reasons[r->reason % 5],
-		r->peer, r->token, r->epoch_expected, r->epoch_seen);
+	printf("rank %u waited %.1f ms for %s of rank %u, token %u: epoch %u, saw %u\n", r->rank,
+		(double)r->waited_ns / 1e6, reasons[r->reason % 5], r->peer, r->token,
+		r->epoch_expected, r->epoch_seen);
 	return true;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lab's ranks: one thread and one GPU each, in one process, with peer access; and an exchange's buffers on them. */
+/* The lab's ranks: one thread and one GPU each, in one process, with peer access; and an exchange's
+ * buffers on them. */
 #ifndef TERN_BENCH_LAB_GPUS_H
 #define TERN_BENCH_LAB_GPUS_H
 
@@ -26,7 +27,8 @@ struct lab_reports {
 struct lab_rank {
 	uint32_t rank;
 	cudaStream_t stream;
-	uint8_t *arena, *next, *host; /* device memory, handed out for one case after the other; pinned staging */
+	uint8_t *arena, *next, *host; /* device memory, handed out for one case after the other;
+					 pinned staging */
 	size_t arena_bytes, host_bytes;
 	uint32_t *gate_flags;
 	uint32_t gate_number;
@@ -64,7 +66,8 @@ void lab_close(struct lab *lab);
 typedef uint64_t (*lab_body)(struct lab *lab, struct lab_rank *rank, void *ctx);
 uint64_t lab_run(struct lab *lab, lab_body body, void *ctx);
 
-/* Makes the buffers and arguments of job on all ranks, as way says. Called from no rank's thread. */
+/* Makes the buffers and arguments of job on all ranks, as way says. Called from no rank's thread.
+ */
 void lab_setup(struct lab *lab, const struct job *job, const struct lab_way *way);
 
 /* Puts one round's inputs in place. */
@@ -91,7 +94,8 @@ void lab_replay(struct lab *lab, struct lab_rank *rank, const struct lab_graph *
 float lab_elapsed_us(const struct lab_graph *graph);
 
 /* Of each round the slowest rank's time: the median, and the 99th percentile unless NULL. */
-void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99);
+void lab_slowest(
+	const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99);
 
 /* Memory of a rank's GPU, until the next setup. */
 void *lab_take(struct lab_rank *rank, size_t bytes);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-lab-ht: high throughput on GPUs, 4096 tokens: floors; every launch compared with the first, word for word, and timed side by side. That the first is
- * right, tern bench --mode ht --tokens 4096 --only-verify says.
+/* tern-lab-ht: high throughput on GPUs, 4096 tokens: floors; every launch compared with the first,
+ * word for word, and timed side by side. That the first is right, tern bench --mode ht --tokens
+ * 4096 --only-verify says.
  *
- *   tern-lab-ht [case [ranks [floors]]]     all cases without an argument; floors: all of them as well
+ *   tern-lab-ht [case [ranks [floors]]]     all cases without an argument; floors: all of them as
+ *                                           well
  */
 #include "bench/lab/lab_ht.h"
 
@@ -23,8 +25,17 @@ static const struct ht_shape shapes[] = {
 
 /* The first is what all others are compared with. */
 static const struct ht_way ways[] = {
-	{false, 132, 132, 15, 4}, {true, 132, 132, 15, 4}, {true, 132, 132, 15, 3}, {true, 132, 132, 15, 6}, {true, 132, 132, 15, 8}, {false, 24, 24, 15, 12},
-	{true, 24, 24, 15, 12},	  {true, 24, 24, 15, 10},  {true, 24, 24, 15, 6},   {true, 64, 64, 15, 6},   {true, 12, 12, 15, 12},
+	{false, 132, 132, 15, 4},
+	{true, 132, 132, 15, 4},
+	{true, 132, 132, 15, 3},
+	{true, 132, 132, 15, 6},
+	{true, 132, 132, 15, 8},
+	{false, 24, 24, 15, 12},
+	{true, 24, 24, 15, 12},
+	{true, 24, 24, 15, 10},
+	{true, 24, 24, 15, 6},
+	{true, 64, 64, 15, 6},
+	{true, 12, 12, 15, 12},
 };
 
 struct ht_rank more[LAB_MAX_GPUS];
@@ -33,7 +44,7 @@ const struct ht_way *way_now;
 uint64_t remote_rows[LAB_MAX_GPUS][LAB_MAX_GPUS];
 static struct job job;
 
-/* ---- one case's memory --------------------------------------------------------------------------------------- */
+/* ---- one case's memory ----------------------------------------------------------------------- */
 
 static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exchange *e)
 {
@@ -61,8 +72,10 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exc
 	e->by_result_segments = gpu_divisor_of(e->result.nr_segments);
 	m->x_bytes = m->positions * row;
 	m->scales_bytes = m->positions * e->row.nr_lines * scale;
-	m->ht = (struct ht_exchange){.window = ht_window_of(lab->nr_ranks, shape->experts, TOKENS, shape->topk, 0, m->positions, row, e->row.nr_lines * scale,
-					    2 * shape->hidden, ht_early_slots(lab->nr_ranks, TOKENS, row)),
+	m->ht = (struct ht_exchange){
+		.window = ht_window_of(lab->nr_ranks, shape->experts, TOKENS, shape->topk, 0,
+			m->positions, row, e->row.nr_lines * scale, 2 * shape->hidden,
+			ht_early_slots(lab->nr_ranks, TOKENS, row)),
 		.nr_physical = shape->experts,
 		.nr_columns = shape->experts + lab->nr_ranks,
 		.block_bytes = 227 * 1024};
@@ -80,7 +93,8 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exc
 static void make_tables(struct lab *lab, struct lab_rank *rank)
 {
 	struct ht_rank *m = &more[rank->rank];
-	uint32_t P = shape->experts, R = lab->nr_ranks, *order = calloc(P + R + 1, 4), *at = lab_take(rank, (P + R + 1) * 4);
+	uint32_t P = shape->experts, R = lab->nr_ranks, *order = calloc(P + R + 1, 4),
+		 *at = lab_take(rank, (P + R + 1) * 4);
 
 	for (uint32_t i = 0; i < P; i++)
 		order[i] = i;
@@ -94,7 +108,8 @@ static void make_tables(struct lab *lab, struct lab_rank *rank)
 	m->ht.routes = lab_take(rank, TOKENS * shape->topk * sizeof(uint2));
 }
 
-static void make_dispatch(struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_dispatch *d)
+static void make_dispatch(
+	struct lab_rank *rank, const struct gpu_exchange *e, struct gpu_dispatch *d)
 {
 	struct ht_rank *m = &more[rank->rank];
 
@@ -132,8 +147,10 @@ static void make_combine(struct lab_rank *rank, const struct gpu_exchange *e, st
 	c->y_stride = c->out_stride = e->result.row_bytes;
 	c->y = rank->y = lab_take(rank, m->positions * c->y_stride);
 	c->out = rank->out = lab_take(rank, TOKENS * c->out_stride);
-	CHECK(lab_fill_launch(rank->x, (uint64_t)TOKENS * shape->hidden, 1 + rank->rank, rank->stream));
-	CHECK(lab_fill_launch(rank->y, m->positions * shape->hidden, 11 + rank->rank, rank->stream));
+	CHECK(lab_fill_launch(
+		rank->x, (uint64_t)TOKENS * shape->hidden, 1 + rank->rank, rank->stream));
+	CHECK(lab_fill_launch(
+		rank->y, m->positions * shape->hidden, 11 + rank->rank, rank->stream));
 }
 
 static void make_expected(struct lab *lab, struct lab_rank *rank)
@@ -186,7 +203,7 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	return 0;
 }
 
-/* ---- launching ----------------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 static struct gpu_launch dispatch_launch(const struct ht_way *w)
 {
@@ -214,13 +231,14 @@ void put_combine(struct lab_rank *rank, const struct ht_way *w)
 	CHECK(ht_combine_launch(&rank->combine, &more[rank->rank].ht, &launch, rank->stream));
 }
 
-/* ---- comparing ----------------------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 static void poison(struct lab_rank *rank, int with)
 {
 	struct ht_rank *m = &more[rank->rank];
 
-	CHECK(cudaMemsetAsync(m->window + m->ht.window.x, with, m->ht.window.bytes - m->ht.window.x, rank->stream));
+	CHECK(cudaMemsetAsync(m->window + m->ht.window.x, with, m->ht.window.bytes - m->ht.window.x,
+		rank->stream));
 	CHECK(cudaMemsetAsync(rank->out_rows, with, m->positions * sizeof(int4), rank->stream));
 	CHECK(cudaMemsetAsync(rank->out, with, (size_t)TOKENS * 2 * shape->hidden, rank->stream));
 	CHECK(cudaStreamSynchronize(rank->stream));
@@ -245,11 +263,16 @@ static uint64_t expect_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	run_pair(lab, rank, &ways[0]);
 	CHECK(cudaMemcpy(m->sums, rank->sums, 16, cudaMemcpyDeviceToHost));
 	m->extent = m->sums[1];
-	CHECK(cudaMemcpy(m->expected_x, m->window + m->ht.window.x, m->x_bytes, cudaMemcpyDeviceToDevice));
-	CHECK(cudaMemcpy(m->expected_scales, m->window + m->ht.window.scales, m->scales_bytes, cudaMemcpyDeviceToDevice));
-	CHECK(cudaMemcpy(m->expected_rows, rank->out_rows, m->positions * sizeof(int4), cudaMemcpyDeviceToDevice));
-	CHECK(cudaMemcpy(m->expected_out, rank->out, (size_t)TOKENS * 2 * shape->hidden, cudaMemcpyDeviceToDevice));
-	CHECK(cudaDeviceSynchronize()); /* copies within a device return early, and the stream does not wait for them */
+	CHECK(cudaMemcpy(
+		m->expected_x, m->window + m->ht.window.x, m->x_bytes, cudaMemcpyDeviceToDevice));
+	CHECK(cudaMemcpy(m->expected_scales, m->window + m->ht.window.scales, m->scales_bytes,
+		cudaMemcpyDeviceToDevice));
+	CHECK(cudaMemcpy(m->expected_rows, rank->out_rows, m->positions * sizeof(int4),
+		cudaMemcpyDeviceToDevice));
+	CHECK(cudaMemcpy(m->expected_out, rank->out, (size_t)TOKENS * 2 * shape->hidden,
+		cudaMemcpyDeviceToDevice));
+	CHECK(cudaDeviceSynchronize()); /* copies within a device return early, and the stream does
+					   not wait for them */
 	return lab_expired(rank);
 }
 
@@ -260,25 +283,30 @@ static uint64_t compare_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 
 	(void)ctx;
 	run_pair(lab, rank, way_now);
-	const void *pairs[4][2] = {{m->expected_x, m->window + m->ht.window.x}, {m->expected_scales, m->window + m->ht.window.scales},
+	const void *pairs[4][2] = {{m->expected_x, m->window + m->ht.window.x},
+		{m->expected_scales, m->window + m->ht.window.scales},
 		{m->expected_rows, rank->out_rows}, {m->expected_out, rank->out}};
-	const uint64_t words[4] = {m->x_bytes / 4, m->scales_bytes / 4, m->positions * 4, (uint64_t)TOKENS * shape->hidden / 2};
+	const uint64_t words[4] = {m->x_bytes / 4, m->scales_bytes / 4, m->positions * 4,
+		(uint64_t)TOKENS * shape->hidden / 2};
 	uint64_t bad = lab_expired(rank);
 
 	for (int i = 0; i < 4; i++) {
 		*m->different = 0;
-		CHECK(lab_compare_launch(pairs[i][0], pairs[i][1], words[i], m->different, rank->stream));
+		CHECK(lab_compare_launch(
+			pairs[i][0], pairs[i][1], words[i], m->different, rank->stream));
 		CHECK(cudaStreamSynchronize(rank->stream));
 		counts[i] = *m->different;
 		bad += counts[i] != 0;
 	}
 	if (bad)
-		printf("  rank %u: words that differ: x %llu, scales %llu, rows %llu, out %llu (extent %llu)\n", rank->rank, counts[0], counts[1], counts[2], counts[3],
+		printf("  rank %u: words that differ: x %llu, scales %llu, rows %llu, out %llu "
+		       "(extent %llu)\n",
+			rank->rank, counts[0], counts[1], counts[2], counts[3],
 			(unsigned long long)m->extent);
 	return bad != 0;
 }
 
-/* ---- a case -------------------------------------------------------------------------------------------------- */
+/* ---- a case ---------------------------------------------------------------------------------- */
 
 static void run_way(struct lab *lab, const struct ht_way *w, const double floors[2], uint64_t *bad)
 {
@@ -288,9 +316,12 @@ static void run_way(struct lab *lab, const struct ht_way *w, const double floors
 	way_now = w;
 	wrong = lab_run(lab, compare_rank, NULL) + lab_run(lab, compare_rank, NULL);
 	*bad += wrong + time_way(lab, us);
-	printf("  %s D %3u blocks %2u/%2u, C %3u blocks: plan %5.1f  D %6.1f (%.2f)  C %6.1f (%.2f)  D+C %6.1f (%.2f of the floor)%s\n", w->early ? "early" : "     ",
-		w->blocks, w->dispatch_send, w->dispatch_warps, w->combine_blocks, us[TIME_PLAN], us[TIME_DISPATCH], us[TIME_DISPATCH] / floors[0], us[TIME_COMBINE],
-		us[TIME_COMBINE] / floors[1], us[TIME_PAIR], us[TIME_PAIR] / (floors[0] + floors[1]), wrong ? "  WRONG" : "");
+	printf("  %s D %3u blocks %2u/%2u, C %3u blocks: plan %5.1f  D %6.1f (%.2f)  C %6.1f "
+	       "(%.2f)  D+C %6.1f (%.2f of the floor)%s\n",
+		w->early ? "early" : "     ", w->blocks, w->dispatch_send, w->dispatch_warps,
+		w->combine_blocks, us[TIME_PLAN], us[TIME_DISPATCH], us[TIME_DISPATCH] / floors[0],
+		us[TIME_COMBINE], us[TIME_COMBINE] / floors[1], us[TIME_PAIR],
+		us[TIME_PAIR] / (floors[0] + floors[1]), wrong ? "  WRONG" : "");
 }
 
 static uint64_t run_shape(struct lab *lab, const struct ht_shape *s, bool all_floors)
@@ -314,8 +345,10 @@ static uint64_t run_shape(struct lab *lab, const struct ht_shape *s, bool all_fl
 	if (all_floors)
 		print_floors(lab);
 	time_bytes(lab, floors);
-	printf("%s, %u tokens, %u ranks: copies of the same bytes: D %.1f C %.1f; with 24 SMs D %.1f C %.1f us\n", s->name, TOKENS, lab->nr_ranks, floors[0][0],
-		floors[0][1], floors[1][0], floors[1][1]);
+	printf("%s, %u tokens, %u ranks: copies of the same bytes: D %.1f C %.1f; with 24 SMs D "
+	       "%.1f C %.1f us\n",
+		s->name, TOKENS, lab->nr_ranks, floors[0][0], floors[0][1], floors[1][0],
+		floors[1][1]);
 	way_now = &ways[0];
 	bad = lab_run(lab, expect_rank, NULL);
 	for (uint32_t i = 0; i < NR(ways) && !bad; i++)

@@ -34,7 +34,8 @@ struct ht_rank {
 extern struct ht_rank more[LAB_MAX_GPUS];
 extern const struct ht_shape *shape;
 extern const struct ht_way *way_now;
-extern uint64_t remote_rows[LAB_MAX_GPUS][LAB_MAX_GPUS]; /* of tokens that go from one rank to another */
+extern uint64_t remote_rows[LAB_MAX_GPUS][LAB_MAX_GPUS]; /* of tokens that go from one rank to
+							    another */
 
 void put_plan(struct lab_rank *rank, const struct ht_way *w);
 void put_dispatch(struct lab_rank *rank, const struct ht_way *w);

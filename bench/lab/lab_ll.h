@@ -28,10 +28,12 @@ struct target {
 extern const struct target targets[NR_TARGETS];
 struct shape target_shape(const struct target *t);
 
-/* Rounds with fresh routing and inputs, every element compared. Returns how many ranks found a difference. */
+/* Rounds with fresh routing and inputs, every element compared. Returns how many ranks found a
+ * difference. */
 uint64_t verify_case(struct lab *lab, struct job *job, const struct lab_way *way, uint64_t rounds);
 
-/* Rounds back to back, without the host between them and with random delays. Returns the number of wrong elements. */
+/* Rounds back to back, without the host between them and with random delays. Returns the number of
+ * wrong elements. */
 uint64_t storm_case(struct lab *lab, struct job *job, const struct lab_way *way, uint64_t rounds);
 
 /* Microseconds on the slowest GPU. */
@@ -41,14 +43,16 @@ struct lab_times {
 };
 
 /* Replays graphs. pairs: also both halves as one. */
-void time_case(struct lab *lab, const struct lab_way *way, uint32_t rounds, bool pairs, struct lab_times *times);
+void time_case(struct lab *lab, const struct lab_way *way, uint32_t rounds, bool pairs,
+	struct lab_times *times);
 /* The same for kernels that only start and end, and for those that only store the bytes. */
 void time_floors(struct lab *lab, uint32_t rounds, struct lab_times *empty, struct lab_times *copy);
 
 /* When blocks of a pair come where. */
 void print_trace(struct lab *lab, const struct lab_way *way);
 
-/* Of the targets whose bits are set: all kernels and launches side by side; without whole, what the library launches alone. */
+/* Of the targets whose bits are set: all kernels and launches side by side; without whole, what the
+ * library launches alone. */
 int sweep(uint32_t nr_ranks, uint32_t only, bool whole);
 
 #endif

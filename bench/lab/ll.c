@@ -2,7 +2,8 @@
 /* tern-lab-ll: the low-latency GPU kernels, verified and measured.
  *
  *   tern-lab-ll verify [factor]   hundreds of rounds of many shapes, times factor
- *   tern-lab-ll sweep [cases]     looks for the best kernel and launch of each case (or of those that are bits of `cases`), then times them as pairs
+ *   tern-lab-ll sweep [cases]     looks for the best kernel and launch of each case (or of those
+ *                                 that are bits of `cases`), then times them as pairs
  *   tern-lab-ll trace [cases]     what the library launches: times, and when its blocks come where
  */
 #include "bench/lab/lab_ll.h"
@@ -20,37 +21,68 @@ static double seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- verification -------------------------------------------------------------------------------------------- */
+/* ---- verification ---------------------------------------------------------------------------- */
 
 static const struct shape shapes[] = {
-	{"dsv3, 1 token", 7168, 256, 8, 1, 128, .fp8 = true, .input = INPUT_RANDOM, .blocks = 16, .warps = 8, .send = 4, .rounds = 200},
-	{"dsv3, 8 tokens", 7168, 256, 8, 8, 8, .fp8 = true, .input = INPUT_RANDOM, .blocks = 32, .warps = 8, .send = 4, .rounds = 100, .early = true},
-	{"dsv3, 128 tokens", 7168, 256, 8, 128, 128, .fp8 = true, .input = INPUT_RANDOM, .blocks = 132, .warps = 16, .send = 8, .rounds = 30},
-	{"dsv3, 128 bf16, uneven", 7168, 256, 8, 128, 128, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 64, .warps = 16, .send = 4, .rounds = 20},
-	{"dsv3, home, uneven, -1", 7168, 256, 8, 16, 40, .fp8 = true, .at_home = true, .input = INPUT_RANDOM, .uneven = true, .drop = 0.2, .blocks = 20, .warps = 8, .send = 3, .rounds = 100, .ids_64 = true},
-	{"qwen, padded, uneven", 2048, 128, 8, 32, 32, .fp8 = true, .padded = true, .input = INPUT_RANDOM, .uneven = true, .drop = 0.05, .blocks = 24, .warps = 12, .send = 5, .rounds = 200},
-	{"qwen, alignment 16, exact", 2048, 128, 8, 32, 33, .fp8 = true, .alignment = 16, .input = INPUT_EXACT, .uneven = true, .blocks = 7, .warps = 6, .send = 2, .rounds = 200},
-	{"gpt-oss bf16, uneven", 2880, 128, 4, 48, 48, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 33, .warps = 8, .send = 4, .rounds = 200},
-	{"gpt-oss fp8, short last block", 2880, 128, 4, 9, 70, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 3, .warps = 8, .send = 4, .rounds = 200},
-	{"special values, fp8", 2048, 64, 6, 12, 16, .fp8 = true, .input = INPUT_SPECIAL, .blocks = 9, .warps = 8, .send = 4, .rounds = 150},
-	{"special values, bf16, home", 1024, 64, 6, 12, 16, .at_home = true, .input = INPUT_SPECIAL, .blocks = 9, .warps = 4, .send = 1, .rounds = 150},
-	{"all to one rank", 2048, 128, 8, 24, 24, .fp8 = true, .input = INPUT_RANDOM, .routing = ROUTING_ONE, .blocks = 16, .warps = 8, .send = 4, .rounds = 100},
-	{"zipf, uneven, pass", 2048, 128, 8, 64, 64, .pass = true, .input = INPUT_RANDOM, .routing = ROUTING_ZIPF, .uneven = true, .blocks = 40, .warps = 8, .send = 4, .rounds = 100, .early = true},
-	{"replicas, spread, 1 block", 512, 60, 5, 7, 7, .fp8 = true, .input = INPUT_RANDOM, .redundant = 12, .spread = true, .uneven = true, .drop = 0.1, .blocks = 1, .warps = 2, .send = 1, .rounds = 200},
-	{"top-32, 70 experts", 256, 70, 32, 5, 6, .input = INPUT_RANDOM, .uneven = true, .drop = 0.3, .blocks = 5, .warps = 4, .send = 2, .rounds = 200},
-	{"hidden 16, top-1", 16, 8, 1, 40, 100, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 4, .warps = 4, .send = 2, .rounds = 200},
-	{"5 of 7, uneven, -1", 512, 64, 8, 5, 7, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .drop = 0.3, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
-	{"28 tokens, a piece of a plan", 256, 32, 8, 28, 28, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
-	{"29 tokens, one more", 256, 32, 8, 29, 29, .input = INPUT_RANDOM, .uneven = true, .drop = 0.1, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
-	{"top-32, 7 tokens", 256, 64, 32, 7, 7, .input = INPUT_RANDOM, .uneven = true, .drop = 0.4, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
-	{"top-2, 112 tokens", 128, 16, 2, 100, 112, .fp8 = true, .input = INPUT_RANDOM, .uneven = true, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
-	{"70 of 128, zipf", 2048, 128, 8, 70, 128, .fp8 = true, .input = INPUT_RANDOM, .routing = ROUTING_ZIPF, .uneven = true, .blocks = 60, .warps = 8, .send = 3, .rounds = 60},
-	{"no tokens at all", 2048, 128, 8, 0, 4, .fp8 = true, .input = INPUT_RANDOM, .blocks = 4, .warps = 4, .send = 2, .rounds = 20},
+	{"dsv3, 1 token", 7168, 256, 8, 1, 128, .fp8 = true, .input = INPUT_RANDOM, .blocks = 16,
+		.warps = 8, .send = 4, .rounds = 200},
+	{"dsv3, 8 tokens", 7168, 256, 8, 8, 8, .fp8 = true, .input = INPUT_RANDOM, .blocks = 32,
+		.warps = 8, .send = 4, .rounds = 100, .early = true},
+	{"dsv3, 128 tokens", 7168, 256, 8, 128, 128, .fp8 = true, .input = INPUT_RANDOM,
+		.blocks = 132, .warps = 16, .send = 8, .rounds = 30},
+	{"dsv3, 128 bf16, uneven", 7168, 256, 8, 128, 128, .input = INPUT_RANDOM, .uneven = true,
+		.drop = 0.1, .blocks = 64, .warps = 16, .send = 4, .rounds = 20},
+	{"dsv3, home, uneven, -1", 7168, 256, 8, 16, 40, .fp8 = true, .at_home = true,
+		.input = INPUT_RANDOM, .uneven = true, .drop = 0.2, .blocks = 20, .warps = 8,
+		.send = 3, .rounds = 100, .ids_64 = true},
+	{"qwen, padded, uneven", 2048, 128, 8, 32, 32, .fp8 = true, .padded = true,
+		.input = INPUT_RANDOM, .uneven = true, .drop = 0.05, .blocks = 24, .warps = 12,
+		.send = 5, .rounds = 200},
+	{"qwen, alignment 16, exact", 2048, 128, 8, 32, 33, .fp8 = true, .alignment = 16,
+		.input = INPUT_EXACT, .uneven = true, .blocks = 7, .warps = 6, .send = 2,
+		.rounds = 200},
+	{"gpt-oss bf16, uneven", 2880, 128, 4, 48, 48, .input = INPUT_RANDOM, .uneven = true,
+		.drop = 0.1, .blocks = 33, .warps = 8, .send = 4, .rounds = 200},
+	{"gpt-oss fp8, short last block", 2880, 128, 4, 9, 70, .fp8 = true, .input = INPUT_RANDOM,
+		.uneven = true, .blocks = 3, .warps = 8, .send = 4, .rounds = 200},
+	{"special values, fp8", 2048, 64, 6, 12, 16, .fp8 = true, .input = INPUT_SPECIAL,
+		.blocks = 9, .warps = 8, .send = 4, .rounds = 150},
+	{"special values, bf16, home", 1024, 64, 6, 12, 16, .at_home = true, .input = INPUT_SPECIAL,
+		.blocks = 9, .warps = 4, .send = 1, .rounds = 150},
+	{"all to one rank", 2048, 128, 8, 24, 24, .fp8 = true, .input = INPUT_RANDOM,
+		.routing = ROUTING_ONE, .blocks = 16, .warps = 8, .send = 4, .rounds = 100},
+	{"zipf, uneven, pass", 2048, 128, 8, 64, 64, .pass = true, .input = INPUT_RANDOM,
+		.routing = ROUTING_ZIPF, .uneven = true, .blocks = 40, .warps = 8, .send = 4,
+		.rounds = 100, .early = true},
+	{"replicas, spread, 1 block", 512, 60, 5, 7, 7, .fp8 = true, .input = INPUT_RANDOM,
+		.redundant = 12, .spread = true, .uneven = true, .drop = 0.1, .blocks = 1,
+		.warps = 2, .send = 1, .rounds = 200},
+	{"top-32, 70 experts", 256, 70, 32, 5, 6, .input = INPUT_RANDOM, .uneven = true,
+		.drop = 0.3, .blocks = 5, .warps = 4, .send = 2, .rounds = 200},
+	{"hidden 16, top-1", 16, 8, 1, 40, 100, .fp8 = true, .input = INPUT_RANDOM, .uneven = true,
+		.blocks = 4, .warps = 4, .send = 2, .rounds = 200},
+	{"5 of 7, uneven, -1", 512, 64, 8, 5, 7, .fp8 = true, .input = INPUT_RANDOM, .uneven = true,
+		.drop = 0.3, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"28 tokens, a piece of a plan", 256, 32, 8, 28, 28, .input = INPUT_RANDOM, .uneven = true,
+		.drop = 0.1, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"29 tokens, one more", 256, 32, 8, 29, 29, .input = INPUT_RANDOM, .uneven = true,
+		.drop = 0.1, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"top-32, 7 tokens", 256, 64, 32, 7, 7, .input = INPUT_RANDOM, .uneven = true, .drop = 0.4,
+		.blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"top-2, 112 tokens", 128, 16, 2, 100, 112, .fp8 = true, .input = INPUT_RANDOM,
+		.uneven = true, .blocks = 6, .warps = 8, .send = 3, .rounds = 200},
+	{"70 of 128, zipf", 2048, 128, 8, 70, 128, .fp8 = true, .input = INPUT_RANDOM,
+		.routing = ROUTING_ZIPF, .uneven = true, .blocks = 60, .warps = 8, .send = 3,
+		.rounds = 60},
+	{"no tokens at all", 2048, 128, 8, 0, 4, .fp8 = true, .input = INPUT_RANDOM, .blocks = 4,
+		.warps = 4, .send = 2, .rounds = 20},
 };
 
-static const uint32_t row_vectors[] = {2, 4, 2}, result_vectors[] = {2, 4, 1}, cell_vectors[2] = {3, 2}; /* FP8: 2 */
+static const uint32_t row_vectors[] = {2, 4, 2}, result_vectors[] = {2, 4, 1},
+		      cell_vectors[2] = {3, 2}; /* FP8: 2 */
 
-static struct lab_way shape_way(const struct shape *s, enum gpu_format format, uint32_t turn, uint32_t nr_ranks)
+static struct lab_way shape_way(
+	const struct shape *s, enum gpu_format format, uint32_t turn, uint32_t nr_ranks)
 {
 	struct lab_way way = {.format = format};
 
@@ -80,7 +112,8 @@ static int verify(uint32_t most_ranks, double factor)
 		for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && !bad; i++)
 			for (uint32_t turn = 0; turn < 4 && !bad; turn++) {
 				enum gpu_format format = turn == 3 ? GPU_FLAG16 : GPU_FLAG128;
-				uint64_t rounds = 1 + (uint64_t)(shapes[i].rounds * factor / (ranks == most_ranks ? 4 : 16));
+				uint64_t rounds = 1 + (uint64_t)(shapes[i].rounds * factor /
+								 (ranks == most_ranks ? 4 : 16));
 				struct lab_way way = shape_way(&shapes[i], format, turn + i, ranks);
 				struct job job;
 				double begin = seconds();
@@ -88,25 +121,33 @@ static int verify(uint32_t most_ranks, double factor)
 				shape_job(&shapes[i], ranks, &job);
 				bad = verify_case(&lab, &job, &way, rounds);
 				total += rounds;
-				printf("verify %u ranks, %-30s %s, vectors %u and %u, share %u: %llu rounds %s, %.1f s\n", ranks, shapes[i].name,
-					format == GPU_FLAG128 ? "lines" : "cells", way.row_vectors, way.result_vectors, way.share,
-					(unsigned long long)rounds, bad ? "WRONG" : "right", seconds() - begin);
+				printf("verify %u ranks, %-30s %s, vectors %u and %u, share %u: "
+				       "%llu rounds %s, %.1f s\n",
+					ranks, shapes[i].name,
+					format == GPU_FLAG128 ? "lines" : "cells", way.row_vectors,
+					way.result_vectors, way.share, (unsigned long long)rounds,
+					bad ? "WRONG" : "right", seconds() - begin);
 				fflush(stdout);
 			}
 		for (uint32_t turn = 0; turn < 4 && !bad; turn++) {
-			struct shape s = {"storm", 2048, 128, 8, 24, 24, .input = INPUT_EXACT, .uneven = true, .drop = 0.1, .blocks = 16, .warps = 8, .send = 4, .early = turn & 1};
-			struct lab_way way = shape_way(&s, turn == 3 ? GPU_FLAG16 : GPU_FLAG128, turn, ranks);
+			struct shape s = {"storm", 2048, 128, 8, 24, 24, .input = INPUT_EXACT,
+				.uneven = true, .drop = 0.1, .blocks = 16, .warps = 8, .send = 4,
+				.early = turn & 1};
+			struct lab_way way =
+				shape_way(&s, turn == 3 ? GPU_FLAG16 : GPU_FLAG128, turn, ranks);
 			struct job job;
 
 			shape_job(&s, ranks, &job);
 			bad = storm_case(&lab, &job, &way, 400);
 			total += 400;
-			printf("storm %u ranks, way %u: 400 rounds %s\n", ranks, turn, bad ? "WRONG" : "right");
+			printf("storm %u ranks, way %u: 400 rounds %s\n", ranks, turn,
+				bad ? "WRONG" : "right");
 			fflush(stdout);
 		}
 		lab_close(&lab);
 	}
-	printf("verify: %llu rounds, %s, %.1f s\n", (unsigned long long)total, bad ? "WRONG" : "all right", seconds() - start);
+	printf("verify: %llu rounds, %s, %.1f s\n", (unsigned long long)total,
+		bad ? "WRONG" : "all right", seconds() - start);
 	return bad ? 1 : 0;
 }
 
@@ -124,7 +165,9 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "verify"))
 		return verify((uint32_t)nr_gpus, argc > 2 ? atof(argv[2]) : 1);
 	if (argc > 1 && (!strcmp(argv[1], "sweep") || !strcmp(argv[1], "trace")))
-		return sweep((uint32_t)nr_gpus, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : ~0u, !strcmp(argv[1], "sweep"));
+		return sweep((uint32_t)nr_gpus,
+			argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : ~0u,
+			!strcmp(argv[1], "sweep"));
 	fprintf(stderr, "usage: %s verify [factor] | sweep [cases] | trace [cases]\n", argv[0]);
 	return 2;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which kernel and which launch is the best for each case: every kernel that fits, with several launches, in the same
- * buffers and rounds of the same inputs. In each turn every way gets a burst of rounds, so that what changes with time
- * hits all alike. */
+/* Which kernel and which launch is the best for each case: every kernel that fits, with several
+ * launches, in the same buffers and rounds of the same inputs. In each turn every way gets a burst
+ * of rounds, so that what changes with time hits all alike. */
 #include "bench/lab/lab_ll.h"
 
 #include <stdio.h>
@@ -20,7 +20,7 @@
 static const uint32_t vectors[] = {1, 2, 4};
 #define NR(array) ((uint32_t)(sizeof(array) / sizeof((array)[0])))
 
-/* ---- ways ---------------------------------------------------------------------------------------------------- */
+/* ---- ways ------------------------------------------------------------------------------------ */
 
 /* One half, one way. */
 struct way {
@@ -36,13 +36,15 @@ struct ways {
 	uint32_t nr;
 };
 
-static void add_way(const struct lab *lab, struct ways *ways, bool dispatch, uint32_t nr_vectors, struct gpu_launch launch, uint32_t share)
+static void add_way(const struct lab *lab, struct ways *ways, bool dispatch, uint32_t nr_vectors,
+	struct gpu_launch launch, uint32_t share)
 {
 	struct way *w = &ways->way[ways->nr];
 
 	if (ways->nr == MOST_WAYS)
 		return;
-	*w = (struct way){.dispatch = dispatch, .vectors = nr_vectors, .share = share, .launch = launch};
+	*w = (struct way){
+		.dispatch = dispatch, .vectors = nr_vectors, .share = share, .launch = launch};
 	for (uint32_t r = 0; r < lab->nr_ranks; r++)
 		w->us[r] = calloc(TURNS * BURST, sizeof(float));
 	ways->nr++;
@@ -57,13 +59,16 @@ static void free_ways(struct ways *ways)
 }
 
 /* Launches around what the number of segments asks for. */
-static void add_launches(const struct lab *lab, struct ways *ways, const struct target *t, bool dispatch, uint32_t nr_vectors)
+static void add_launches(const struct lab *lab, struct ways *ways, const struct target *t,
+	bool dispatch, uint32_t nr_vectors)
 {
-	static const uint32_t few[][3] = {
-		{12, 8, 2}, {24, 8, 2}, {24, 8, 4}, {48, 8, 2}, {48, 8, 4}, {48, 16, 4}, {64, 16, 4}, {96, 8, 4}, {96, 16, 8}, {132, 8, 4}, {132, 16, 4}, {64, 16, 8}, {132, 16, 8}};
-	static const uint32_t many[][3] = {
-		{132, 16, 2}, {132, 16, 4}, {132, 16, 6}, {132, 16, 8}, {132, 16, 10}, {132, 16, 12}, {132, 12, 6}, {132, 8, 4}, {96, 16, 8}, {96, 16, 6}, {96, 16, 4}, {112, 16, 4},
-		{112, 16, 6}, {112, 16, 8}, {64, 16, 8}, {64, 16, 4}, {132, 16, 14}};
+	static const uint32_t few[][3] = {{12, 8, 2}, {24, 8, 2}, {24, 8, 4}, {48, 8, 2},
+		{48, 8, 4}, {48, 16, 4}, {64, 16, 4}, {96, 8, 4}, {96, 16, 8}, {132, 8, 4},
+		{132, 16, 4}, {64, 16, 8}, {132, 16, 8}};
+	static const uint32_t many[][3] = {{132, 16, 2}, {132, 16, 4}, {132, 16, 6}, {132, 16, 8},
+		{132, 16, 10}, {132, 16, 12}, {132, 12, 6}, {132, 8, 4}, {96, 16, 8}, {96, 16, 6},
+		{96, 16, 4}, {112, 16, 4}, {112, 16, 6}, {112, 16, 8}, {64, 16, 8}, {64, 16, 4},
+		{132, 16, 14}};
 	const uint32_t(*grid)[3] = t->tokens <= 16 ? few : many;
 
 	for (uint32_t i = 0; i < (t->tokens <= 16 ? NR(few) : NR(many)); i++) {
@@ -71,7 +76,13 @@ static void add_launches(const struct lab *lab, struct ways *ways, const struct 
 
 		add_way(lab, ways, dispatch, nr_vectors, launch, 1);
 		launch.send_warps = launch.nr_warps;
-		if (!dispatch && nr_vectors <= 2 && (i == 0 || memcmp(grid[i - 1], grid[i], 2 * sizeof(grid[0][0])))) /* all send, and then receive */
+		if (!dispatch && nr_vectors <= 2 &&
+			(i == 0 || memcmp(grid[i - 1], grid[i], 2 * sizeof(grid[0][0])))) /* all
+											     send,
+											     and
+											     then
+											     receive
+											   */
 			add_way(lab, ways, dispatch, nr_vectors, launch, 1);
 		launch.send_warps = grid[i][2];
 		if (dispatch && nr_vectors > 1)
@@ -86,7 +97,8 @@ static void put_half(const struct lab_rank *rank, const struct way *w)
 	struct gpu_dispatch d = rank->dispatch;
 
 	d.by_share = gpu_divisor_of(w->share);
-	CHECK(w->dispatch ? ll_dispatch_launch(&d, &w->launch, rank->stream) : ll_combine_launch(&rank->combine, &w->launch, rank->stream));
+	CHECK(w->dispatch ? ll_dispatch_launch(&d, &w->launch, rank->stream)
+			  : ll_combine_launch(&rank->combine, &w->launch, rank->stream));
 }
 
 static struct lab_graph capture(struct lab_rank *rank, const struct way *way)
@@ -96,7 +108,7 @@ static struct lab_graph capture(struct lab_rank *rank, const struct way *way)
 	return lab_captured(rank);
 }
 
-/* ---- timing -------------------------------------------------------------------------------------------------- */
+/* ---- timing ---------------------------------------------------------------------------------- */
 
 /* Number i of the dispatch's ways with number i of the combine's; the shorter list goes round. */
 static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
@@ -118,7 +130,10 @@ static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
 					lab_replay(lab, rank, &graphs[half][i % ways[half].nr]);
 				CHECK(cudaStreamSynchronize(rank->stream));
 				for (int half = 0; half < 2 && b >= DROPPED; half++)
-					ways[half].way[i % ways[half].nr].us[rank->rank][turn * BURST + b - DROPPED] = lab_elapsed_us(&graphs[half][i % ways[half].nr]);
+					ways[half]
+						.way[i % ways[half].nr]
+						.us[rank->rank][turn * BURST + b - DROPPED] =
+						lab_elapsed_us(&graphs[half][i % ways[half].nr]);
 			}
 	for (int half = 0; half < 2; half++)
 		for (uint32_t i = 0; i < ways[half].nr; i++)
@@ -126,12 +141,13 @@ static uint64_t time_halves(struct lab *lab, struct lab_rank *rank, void *ctx)
 	return lab_expired(rank);
 }
 
-/* ---- a case -------------------------------------------------------------------------------------------------- */
+/* ---- a case ---------------------------------------------------------------------------------- */
 
 static void print_way(const struct way *w)
 {
-	printf("%c %u vectors, %3u blocks, %2u of %2u warps send, share %u: %6.2f us", w->dispatch ? 'D' : 'C', w->vectors, w->launch.nr_blocks,
-		w->launch.send_warps, w->launch.nr_warps, w->share, w->p50);
+	printf("%c %u vectors, %3u blocks, %2u of %2u warps send, share %u: %6.2f us",
+		w->dispatch ? 'D' : 'C', w->vectors, w->launch.nr_blocks, w->launch.send_warps,
+		w->launch.nr_warps, w->share, w->p50);
 }
 
 /* The best three; the best of all goes to best. */
@@ -161,21 +177,27 @@ static void print_pair(struct lab *lab, const char *what, const struct lab_way *
 	struct lab_times times;
 
 	time_case(lab, way, PAIR_ROUNDS, true, &times);
-	printf("  %-18s D %6.2f (p99 %6.2f)  C %6.2f (p99 %6.2f)  D+C %6.2f (p99 %6.2f)  chained %6.2f\n", what, times.dispatch, times.dispatch_p99,
-		times.combine, times.combine_p99, times.pair, times.pair_p99, times.chained);
+	printf("  %-18s D %6.2f (p99 %6.2f)  C %6.2f (p99 %6.2f)  D+C %6.2f (p99 %6.2f)  chained "
+	       "%6.2f\n",
+		what, times.dispatch, times.dispatch_p99, times.combine, times.combine_p99,
+		times.pair, times.pair_p99, times.chained);
 }
 
 static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 {
-	uint32_t y_bytes = (uint32_t)job_y_bytes(lab->job), row_vectors = ll_rule_row_vectors(t->fp8, t->tokens);
+	uint32_t y_bytes = (uint32_t)job_y_bytes(lab->job),
+		 row_vectors = ll_rule_row_vectors(t->fp8, t->tokens);
 	uint32_t result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks, y_bytes);
-	struct row_geometry row = row_geometry_of(GPU_FLAG128, t->fp8, (uint32_t)job_received_bytes(lab->job), row_vectors), result = row_geometry_of(GPU_FLAG128, 0, y_bytes, result_vectors);
+	struct row_geometry row = row_geometry_of(GPU_FLAG128, t->fp8,
+				    (uint32_t)job_received_bytes(lab->job), row_vectors),
+			    result = row_geometry_of(GPU_FLAG128, 0, y_bytes, result_vectors);
 
 	return (struct lab_way){.row_vectors = row_vectors,
 		.result_vectors = result_vectors,
 		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks, &row),
 		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks, &row),
-		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, &result, 1, ll_combine_whole(&lab->ranks[0].combine))};
+		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, &result, 1,
+			ll_combine_whole(&lab->ranks[0].combine))};
 }
 
 /* The library's, the best halves together, and those with the combine launched early. */
@@ -186,7 +208,8 @@ static void time_pairs(struct lab *lab, const struct target *t, const struct way
 
 	lab_setup(lab, lab->job, &way);
 	time_floors(lab, PAIR_ROUNDS, &empty, &copy);
-	printf("  empty: D %.2f, D+C %.2f us; copy: D %.2f, C %.2f, D+C %.2f us\n", empty.dispatch, empty.pair, copy.dispatch, copy.combine, copy.pair);
+	printf("  empty: D %.2f, D+C %.2f us; copy: D %.2f, C %.2f, D+C %.2f us\n", empty.dispatch,
+		empty.pair, copy.dispatch, copy.combine, copy.pair);
 	print_pair(lab, "library", &way);
 	print_trace(lab, &way);
 	way.dispatch.early = way.combine.early = 1;
@@ -210,7 +233,9 @@ static uint64_t sweep_target(struct lab *lab, const struct job *job, const struc
 	uint64_t bad = 0;
 
 	for (uint32_t v = 0; v < NR(vectors); v++) {
-		struct lab_way way = {.row_vectors = vectors[v] == 1 ? 2 : vectors[v], .result_vectors = vectors[v], .share = 1};
+		struct lab_way way = {.row_vectors = vectors[v] == 1 ? 2 : vectors[v],
+			.result_vectors = vectors[v],
+			.share = 1};
 
 		if ((vectors[v] == 4 && t->tokens <= 8))
 			continue;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times high throughput by graph replay, and what it is measured against. A gate lets all GPUs start together; the time of a round is the slowest GPU's. */
+/* Times high throughput by graph replay, and what it is measured against. A gate lets all GPUs
+ * start together; the time of a round is the slowest GPU's. */
 #include "bench/lab/lab_ht.h"
 
 #include <stdio.h>
@@ -7,7 +8,7 @@
 #define ROUNDS 12
 #define WARM_UP 3
 
-/* ---- timing -------------------------------------------------------------------------------------------------- */
+/* ---- timing ---------------------------------------------------------------------------------- */
 
 static float times[NR_TIMED][LAB_MAX_GPUS][ROUNDS];
 
@@ -22,7 +23,8 @@ static double slowest(const struct lab *lab, float (*us)[ROUNDS])
 	return p50;
 }
 
-/* The plan by itself changes nothing: the dispatch behind it, which has its own, comes to the same. */
+/* The plan by itself changes nothing: the dispatch behind it, which has its own, comes to the same.
+ */
 static struct lab_graph capture(struct lab_rank *rank, const struct ht_way *w, enum ht_timed what)
 {
 	lab_capture(rank);
@@ -65,7 +67,7 @@ uint64_t time_way(struct lab *lab, double us[NR_TIMED])
 	return expired;
 }
 
-/* ---- floors -------------------------------------------------------------------------------------------------- */
+/* ---- floors ---------------------------------------------------------------------------------- */
 
 struct floor {
 	const char *name;
@@ -107,7 +109,8 @@ static uint64_t remote_bytes(uint32_t rank, uint32_t to)
 	return to == rank ? 0 : remote_rows[rank][to] * floor_row / WHOLE * WHOLE;
 }
 
-/* In the own memory: a quarter of the rows that a rank receives in deepseek-v3's BF16, if there is as much. */
+/* In the own memory: a quarter of the rows that a rank receives in deepseek-v3's BF16, if there is
+ * as much. */
 static uint64_t local_bytes(uint32_t rank)
 {
 	uint64_t wanted = 32768ull * 14336 / 4, most = more[rank].x_bytes / WHOLE * WHOLE;
@@ -120,13 +123,18 @@ static void put_floor(struct lab *lab, struct lab_rank *rank)
 	const struct floor *f = floor_now;
 	uint32_t R = lab->nr_ranks, other = (rank->rank + 1) % R;
 	uint64_t bytes = remote_bytes(rank->rank, other);
-	struct lab_bulk bulk = {.from = rank->y, .bytes = bytes, .nr_to = R - 1, .chunk_bytes = f->chunk, .from_memory = f->from_memory};
+	struct lab_bulk bulk = {.from = rank->y,
+		.bytes = bytes,
+		.nr_to = R - 1,
+		.chunk_bytes = f->chunk,
+		.from_memory = f->from_memory};
 
 	if (!f->chunk) {
 		struct lab_copy copy = {.from = rank->y, .rank = rank->rank, .nr_ranks = R};
 
 		for (uint32_t r = 0; r < R; r++) {
-			copy.to[r] = more[r].sink + (r > rank->rank ? rank->rank : rank->rank - 1) * bytes;
+			copy.to[r] = more[r].sink +
+				     (r > rank->rank ? rank->rank : rank->rank - 1) * bytes;
 			copy.bytes[r] = r == rank->rank ? 0 : bytes;
 		}
 		CHECK(lab_copy_launch(&copy, f->blocks, f->warps * 32, rank->stream));
@@ -187,10 +195,12 @@ void print_floors(struct lab *lab)
 	for (uint32_t i = 0; i < NR(floors); i++) {
 		const struct floor *f = &floors[i];
 		double us = time_floor(lab, f, 2 * shape->hidden);
-		uint64_t bytes = f->local ? local_bytes(0) : (lab->nr_ranks - 1) * remote_bytes(0, 1);
+		uint64_t bytes =
+			f->local ? local_bytes(0) : (lab->nr_ranks - 1) * remote_bytes(0, 1);
 
-		printf("  floor: %-20s %3u blocks, %2u warps, chunks of %5u: %7.1f us, %6.1f GB/s a GPU%s\n", f->name, f->blocks, f->warps, f->chunk, us,
+		printf("  floor: %-20s %3u blocks, %2u warps, chunks of %5u: %7.1f us, %6.1f GB/s "
+		       "a GPU%s\n",
+			f->name, f->blocks, f->warps, f->chunk, us,
 			(double)bytes / (us - 4.5) / 1e3, f->local ? " (own memory)" : "");
 	}
 }
-

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times halves and pairs by graph replay. A gate lets all GPUs start together; the time of a round is the slowest GPU's. */
+/* Times halves and pairs by graph replay. A gate lets all GPUs start together; the time of a round
+ * is the slowest GPU's. */
 #include "bench/lab/lab_ll.h"
 
 #include <stdlib.h>
@@ -24,7 +25,8 @@ struct timing {
 	struct lab_copy copies[LAB_MAX_GPUS][2];
 };
 
-static void launch_half(struct lab *lab, struct lab_rank *rank, const struct timing *timing, bool dispatch, bool early)
+static void launch_half(struct lab *lab, struct lab_rank *rank, const struct timing *timing,
+	bool dispatch, bool early)
 {
 	struct gpu_launch launch = dispatch ? lab->way.dispatch : lab->way.combine;
 
@@ -32,14 +34,16 @@ static void launch_half(struct lab *lab, struct lab_rank *rank, const struct tim
 	if (timing->floor == 1)
 		CHECK(lab_empty_launch(launch.nr_blocks, launch.nr_warps * 32, rank->stream));
 	else if (timing->floor == 2)
-		CHECK(lab_copy_launch(&timing->copies[rank->rank][!dispatch], 132, 512, rank->stream));
+		CHECK(lab_copy_launch(
+			&timing->copies[rank->rank][!dispatch], 132, 512, rank->stream));
 	else if (dispatch)
 		CHECK(ll_dispatch_launch(&rank->dispatch, &launch, rank->stream));
 	else
 		CHECK(ll_combine_launch(&rank->combine, &launch, rank->stream));
 }
 
-static struct lab_graph capture(struct lab *lab, struct lab_rank *rank, const struct timing *timing, enum graph_kind kind)
+static struct lab_graph capture(
+	struct lab *lab, struct lab_rank *rank, const struct timing *timing, enum graph_kind kind)
 {
 	int nr = kind == GRAPH_CHAIN ? CHAIN : 1;
 
@@ -70,7 +74,8 @@ static uint64_t time_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 			lab_replay(lab, rank, &graphs[g]);
 		CHECK(cudaStreamSynchronize(rank->stream));
 		for (int g = 0; g < last && i >= WARM_UP; g++)
-			timing->us[g][rank->rank][i - WARM_UP] = lab_elapsed_us(&graphs[g]) / (g == GRAPH_CHAIN ? CHAIN : 1);
+			timing->us[g][rank->rank][i - WARM_UP] =
+				lab_elapsed_us(&graphs[g]) / (g == GRAPH_CHAIN ? CHAIN : 1);
 	}
 	for (int g = 0; g < last; g++)
 		lab_graph_close(&graphs[g]);
@@ -85,10 +90,13 @@ static void time_all(struct lab *lab, struct timing *timing, struct lab_times *t
 			timing->us[g][r] = calloc(timing->rounds, sizeof(float));
 	if (lab_run(lab, time_rank, timing))
 		exit(1);
-	lab_slowest(lab, timing->us[GRAPH_DISPATCH], timing->rounds, &times->dispatch, &times->dispatch_p99);
-	lab_slowest(lab, timing->us[GRAPH_COMBINE], timing->rounds, &times->combine, &times->combine_p99);
+	lab_slowest(lab, timing->us[GRAPH_DISPATCH], timing->rounds, &times->dispatch,
+		&times->dispatch_p99);
+	lab_slowest(lab, timing->us[GRAPH_COMBINE], timing->rounds, &times->combine,
+		&times->combine_p99);
 	if (timing->pairs) {
-		lab_slowest(lab, timing->us[GRAPH_PAIR], timing->rounds, &times->pair, &times->pair_p99);
+		lab_slowest(lab, timing->us[GRAPH_PAIR], timing->rounds, &times->pair,
+			&times->pair_p99);
 		lab_slowest(lab, timing->us[GRAPH_CHAIN], timing->rounds, &times->chained, NULL);
 	}
 	for (int g = 0; g < NR_GRAPHS; g++)
@@ -96,7 +104,8 @@ static void time_all(struct lab *lab, struct timing *timing, struct lab_times *t
 			free(timing->us[g][r]);
 }
 
-void time_case(struct lab *lab, const struct lab_way *way, uint32_t rounds, bool pairs, struct lab_times *times)
+void time_case(struct lab *lab, const struct lab_way *way, uint32_t rounds, bool pairs,
+	struct lab_times *times)
 {
 	struct timing timing = {.rounds = rounds, .pairs = pairs};
 
@@ -109,13 +118,15 @@ static void plan_copies(struct lab *lab, struct timing *timing)
 {
 	const struct job *job = lab->job;
 	uint32_t R = lab->nr_ranks, K = job->config.topk, each = job->config.nr_experts / R;
-	uint64_t row = job_received_bytes(job) + job_received_scales_bytes(job), result = job_y_bytes(job);
+	uint64_t row = job_received_bytes(job) + job_received_scales_bytes(job),
+		 result = job_y_bytes(job);
 	int32_t *ids = calloc((size_t)job->nr_tokens * K + 1, sizeof(*ids));
 	float *weights = calloc((size_t)job->nr_tokens * K + 1, sizeof(*weights));
 
 	for (uint32_t r = 0; r < R; r++)
 		for (int half = 0; half < 2; half++)
-			timing->copies[r][half] = (struct lab_copy){.from = lab->ranks[r].out_x, .rank = r, .nr_ranks = R};
+			timing->copies[r][half] = (struct lab_copy){
+				.from = lab->ranks[r].out_x, .rank = r, .nr_ranks = R};
 	for (uint32_t r = 0; r < R; r++) {
 		job_routes(job, 1, r, ids, weights);
 		for (uint32_t t = 0; t < job->nr_tokens; t++)
@@ -123,7 +134,8 @@ static void plan_copies(struct lab *lab, struct timing *timing)
 				bool goes = false;
 
 				for (uint32_t k = 0; k < K; k++)
-					goes |= ids[t * K + k] >= 0 && (uint32_t)ids[t * K + k] / each == q;
+					goes |= ids[t * K + k] >= 0 &&
+						(uint32_t)ids[t * K + k] / each == q;
 				if (!goes || q == r)
 					continue;
 				timing->copies[r][0].bytes[q] += row;
@@ -132,7 +144,9 @@ static void plan_copies(struct lab *lab, struct timing *timing)
 	}
 	for (uint32_t r = 0; r < R; r++)
 		for (uint32_t q = 0; q < R; q++) {
-			timing->copies[r][0].to[q] = lab->ranks[q].window + r * (lab->ranks[q].dispatch.exchange.window.bytes / R / 128 * 128);
+			timing->copies[r][0].to[q] =
+				lab->ranks[q].window +
+				r * (lab->ranks[q].dispatch.exchange.window.bytes / R / 128 * 128);
 			timing->copies[r][1].to[q] = timing->copies[r][0].to[q];
 		}
 	free(ids);

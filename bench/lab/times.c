@@ -18,7 +18,8 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-void lab_slowest(const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99)
+void lab_slowest(
+	const struct lab *lab, float *const *of_rank, uint32_t rounds, double *p50, double *p99)
 {
 	float *us = malloc(rounds * sizeof(*us));
 

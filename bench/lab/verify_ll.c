@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verifies the low-latency kernels bit for bit against testkit/reference, by replaying graphs with other routing and inputs each time, in poisoned buffers. */
+/* Verifies the low-latency kernels bit for bit against testkit/reference, by replaying graphs with
+ * other routing and inputs each time, in poisoned buffers. */
 #include "bench/lab/lab_ll.h"
 
 #include <stdio.h>
@@ -21,7 +22,8 @@ static struct lab_graph capture(struct lab_rank *rank, bool dispatch, const stru
 }
 
 /* One half, or its two roles one after the other. */
-static void run_half(struct lab_rank *rank, bool dispatch, const struct lab_way *way, const struct lab_graph *graph, bool apart)
+static void run_half(struct lab_rank *rank, bool dispatch, const struct lab_way *way,
+	const struct lab_graph *graph, bool apart)
 {
 	if (!apart) {
 		CHECK(cudaGraphLaunch(graph->exec, rank->stream));
@@ -66,7 +68,8 @@ static void fetch_received(struct lab_rank *rank, struct tern_received *received
 		return;
 	received->x = fetch(rank, &used, rank->out_x, sums[1] * e->row.row_bytes);
 	if (rank->dispatch.scale_bytes)
-		received->scales = fetch(rank, &used, rank->out_scales, sums[1] * e->row.nr_lines * 4);
+		received->scales =
+			fetch(rank, &used, rank->out_scales, sums[1] * e->row.nr_lines * 4);
 	received->rows = fetch(rank, &used, rank->out_rows, sums[1] * sizeof(int4));
 	CHECK(cudaStreamSynchronize(rank->stream));
 }
@@ -76,17 +79,22 @@ static void poison(struct lab_rank *rank, uint64_t round)
 	int with = round & 1 ? 0xa5 : 0xff;
 	uint64_t rows = rank->positions < 8192 ? rank->positions : 8192;
 
-	CHECK(cudaMemsetAsync(rank->out_x, with, rows * rank->dispatch.exchange.row.row_bytes, rank->stream));
-	CHECK(cudaMemsetAsync(rank->out_scales, with, rows * rank->dispatch.exchange.row.nr_lines * 4, rank->stream));
+	CHECK(cudaMemsetAsync(
+		rank->out_x, with, rows * rank->dispatch.exchange.row.row_bytes, rank->stream));
+	CHECK(cudaMemsetAsync(rank->out_scales, with,
+		rows * rank->dispatch.exchange.row.nr_lines * 4, rank->stream));
 	CHECK(cudaMemsetAsync(rank->out_rows, with, rows * sizeof(int4), rank->stream));
-	CHECK(cudaMemsetAsync(rank->counts, with, rank->dispatch.exchange.nr_local * 4, rank->stream));
-	CHECK(cudaMemsetAsync(rank->offsets, with, rank->dispatch.exchange.nr_local * 8, rank->stream));
+	CHECK(cudaMemsetAsync(
+		rank->counts, with, rank->dispatch.exchange.nr_local * 4, rank->stream));
+	CHECK(cudaMemsetAsync(
+		rank->offsets, with, rank->dispatch.exchange.nr_local * 8, rank->stream));
 	CHECK(cudaMemsetAsync(rank->sums, with, 16, rank->stream));
-	CHECK(cudaMemsetAsync(rank->out, with, rank->combine.out_stride * rank->dispatch.exchange.max_tokens, rank->stream));
+	CHECK(cudaMemsetAsync(rank->out, with,
+		rank->combine.out_stride * rank->dispatch.exchange.max_tokens, rank->stream));
 }
 
-static uint64_t verify_round(struct lab *lab, struct lab_rank *rank, struct reference *reference, uint64_t round, const struct lab_graph *graphs,
-	struct difference *difference)
+static uint64_t verify_round(struct lab *lab, struct lab_rank *rank, struct reference *reference,
+	uint64_t round, const struct lab_graph *graphs, struct difference *difference)
 {
 	uint64_t bytes;
 	size_t used = 0;
@@ -108,7 +116,8 @@ static uint64_t verify_round(struct lab *lab, struct lab_rank *rank, struct refe
 	fill_y(reference, rank->rank, rank->host, rank->combine.y_stride);
 	CHECK(cudaMemcpyAsync(rank->y, rank->host, bytes, cudaMemcpyHostToDevice, rank->stream));
 	run_half(rank, false, &lab->way, &graphs[1], apart);
-	const void *out = fetch(rank, &used, rank->out, rank->combine.out_stride * reference->nr_tokens[rank->rank] + 16);
+	const void *out = fetch(rank, &used, rank->out,
+		rank->combine.out_stride * reference->nr_tokens[rank->rank] + 16);
 	CHECK(cudaStreamSynchronize(rank->stream));
 	if (lab_expired(rank))
 		return 1;
@@ -121,19 +130,22 @@ static uint64_t verify_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	uint64_t rounds = *(uint64_t *)ctx, bad = 0;
 	struct reference *reference = reference_create(lab->job);
 	struct difference difference = {0};
-	struct lab_graph graphs[2] = {capture(rank, true, &lab->way), capture(rank, false, &lab->way)};
+	struct lab_graph graphs[2] = {
+		capture(rank, true, &lab->way), capture(rank, false, &lab->way)};
 
 	for (uint64_t round = 0; round < rounds && !bad; round++)
 		bad = verify_round(lab, rank, reference, round, graphs, &difference);
 	if (difference.nr)
-		printf("  %llu differences; the first: %s\n", (unsigned long long)difference.nr, difference.first);
+		printf("  %llu differences; the first: %s\n", (unsigned long long)difference.nr,
+			difference.first);
 	lab_graph_close(&graphs[0]);
 	lab_graph_close(&graphs[1]);
 	reference_destroy(reference);
 	return bad != 0;
 }
 
-static uint64_t run_case(struct lab *lab, struct job *job, const struct lab_way *way, lab_body body, void *ctx)
+static uint64_t run_case(
+	struct lab *lab, struct job *job, const struct lab_way *way, lab_body body, void *ctx)
 {
 	struct reason why;
 	uint64_t bad;
@@ -153,10 +165,11 @@ uint64_t verify_case(struct lab *lab, struct job *job, const struct lab_way *way
 	return run_case(lab, job, way, verify_rank, &rounds);
 }
 
-/* ---- rounds back to back ------------------------------------------------------------------------------------- */
+/* ---- rounds back to back --------------------------------------------------------------------- */
 
-/* Without the host between rounds, ranks pushed apart at random. The experts are the identity: y is the received x, and a rank's
- * result of a token is the token times the sum of its weights there. */
+/* Without the host between rounds, ranks pushed apart at random. The experts are the identity: y is
+ * the received x, and a rank's result of a token is the token times the sum of its weights there.
+ */
 #define STORM_INPUTS 16
 
 struct storm {
@@ -166,15 +179,18 @@ struct storm {
 /* Contiguous blocks of experts, the first ranks one more. */
 static uint32_t rank_of(const struct lab *lab, uint32_t expert)
 {
-	uint32_t q = lab->job->config.nr_experts / lab->nr_ranks, more = lab->job->config.nr_experts % lab->nr_ranks;
+	uint32_t q = lab->job->config.nr_experts / lab->nr_ranks,
+		 more = lab->job->config.nr_experts % lab->nr_ranks;
 
 	return expert < more * (q + 1) ? expert / (q + 1) : more + (expert - more * (q + 1)) / q;
 }
 
-static uint64_t storm_check(struct lab *lab, struct lab_rank *rank, uint64_t input, const uint16_t *out)
+static uint64_t storm_check(
+	struct lab *lab, struct lab_rank *rank, uint64_t input, const uint16_t *out)
 {
 	const struct job *job = lab->job;
-	uint32_t n = job_nr_tokens(job, input, rank->rank), K = job->config.topk, H = job->config.hidden;
+	uint32_t n = job_nr_tokens(job, input, rank->rank), K = job->config.topk,
+		 H = job->config.hidden;
 	int32_t *ids = calloc(n * K + 1, sizeof(*ids));
 	float *weights = calloc(n * K + 1, sizeof(*weights));
 	uint64_t bad = 0;
@@ -186,11 +202,14 @@ static uint64_t storm_check(struct lab *lab, struct lab_rank *rank, uint64_t inp
 
 		for (uint32_t k = 0; k < K; k++)
 			if (ids[t * K + k] >= 0)
-				weight_at[rank_of(lab, (uint32_t)ids[t * K + k])] += weights[t * K + k];
+				weight_at[rank_of(lab, (uint32_t)ids[t * K + k])] +=
+					weights[t * K + k];
 		for (uint32_t i = 0; i < H; i++) {
 			float sum = 0;
 
-			for (uint32_t r = 0; r < lab->nr_ranks; r++) /* inputs are such that a rank's sum is exact before it is rounded */
+			for (uint32_t r = 0; r < lab->nr_ranks; r++) /* inputs are such that a
+									rank's sum is exact before
+									it is rounded */
 				sum += bf16_decode(bf16_encode(weight_at[r] * bf16_decode(x[i])));
 			bad += bf16_decode(out[(size_t)t * H + i]) != bf16_decode(bf16_encode(sum));
 		}
@@ -204,8 +223,10 @@ static uint64_t storm_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
 	const struct storm *storm = ctx;
 	size_t out_bytes = rank->combine.out_stride * lab->job->config.max_tokens;
-	uint8_t *outs = NULL, *x[STORM_INPUTS], *ids[STORM_INPUTS], *weights[STORM_INPUTS], *nr[STORM_INPUTS];
-	size_t x_bytes = job_x_bytes(lab->job) * lab->job->config.max_tokens, routes = (size_t)lab->job->config.max_tokens * lab->job->config.topk;
+	uint8_t *outs = NULL, *x[STORM_INPUTS], *ids[STORM_INPUTS], *weights[STORM_INPUTS],
+		*nr[STORM_INPUTS];
+	size_t x_bytes = job_x_bytes(lab->job) * lab->job->config.max_tokens,
+	       routes = (size_t)lab->job->config.max_tokens * lab->job->config.topk;
 	uint64_t bad = 0;
 
 	CHECK(cudaMalloc((void **)&outs, out_bytes * storm->rounds));
@@ -216,10 +237,14 @@ static uint64_t storm_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 		ids[i] = x[i] + x_bytes;
 		weights[i] = ids[i] + routes * 4;
 		nr[i] = weights[i] + routes * 4;
-		CHECK(cudaMemcpyAsync(x[i], rank->x, x_bytes, cudaMemcpyDeviceToDevice, rank->stream));
-		CHECK(cudaMemcpyAsync(ids[i], rank->ids, routes * 4, cudaMemcpyDeviceToDevice, rank->stream));
-		CHECK(cudaMemcpyAsync(weights[i], rank->weights, routes * 4, cudaMemcpyDeviceToDevice, rank->stream));
-		CHECK(cudaMemcpyAsync(nr[i], rank->nr_tokens_at, 4, cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(
+			x[i], rank->x, x_bytes, cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(
+			ids[i], rank->ids, routes * 4, cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(weights[i], rank->weights, routes * 4,
+			cudaMemcpyDeviceToDevice, rank->stream));
+		CHECK(cudaMemcpyAsync(
+			nr[i], rank->nr_tokens_at, 4, cudaMemcpyDeviceToDevice, rank->stream));
 		CHECK(cudaStreamSynchronize(rank->stream));
 	}
 	CHECK(cudaDeviceSynchronize());
@@ -246,7 +271,8 @@ static uint64_t storm_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	CHECK(cudaStreamSynchronize(rank->stream));
 	bad += lab_expired(rank);
 	for (uint64_t round = 0; round < storm->rounds; round++) {
-		CHECK(cudaMemcpy(rank->host, outs + round * out_bytes, out_bytes, cudaMemcpyDeviceToHost));
+		CHECK(cudaMemcpy(
+			rank->host, outs + round * out_bytes, out_bytes, cudaMemcpyDeviceToHost));
 		bad += storm_check(lab, rank, round % STORM_INPUTS, (const uint16_t *)rank->host);
 	}
 	CHECK(cudaFree(outs));

@@ -46,8 +46,8 @@ void raw_combine(struct bench *b);
 /* compare.c: differences, on all ranks together; and the first touch of all memory. */
 uint64_t compare(struct bench *b);
 
-/* raw.c: after a compared round, learns what Tern sends over libfabric, if it does. Closing tells how many raw
- * writes did not arrive as they were sent, on all ranks together. */
+/* raw.c: after a compared round, learns what Tern sends over libfabric, if it does. Closing tells
+ * how many raw writes did not arrive as they were sent, on all ranks together. */
 void open_raw(struct bench *b);
 uint64_t close_raw(struct bench *b);
 

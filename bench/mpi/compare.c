@@ -15,18 +15,20 @@ static uint64_t compare_received(const struct bench *b, const struct exchange *e
 			wrong++;
 			continue;
 		}
-		wrong += memcmp((char *)b->received.x + at * e->row_bytes, b->buffers.x + at * e->row_bytes,
-				 n * e->row_bytes) != 0;
-		wrong += memcmp(b->received.rows + at, b->buffers.rows + at, n * sizeof(struct tern_row)) != 0;
+		wrong += memcmp((char *)b->received.x + at * e->row_bytes,
+				 b->buffers.x + at * e->row_bytes, n * e->row_bytes) != 0;
+		wrong += memcmp(b->received.rows + at, b->buffers.rows + at,
+				 n * sizeof(struct tern_row)) != 0;
 		if (e->scales_bytes)
 			wrong += memcmp((char *)b->received.scales + at * e->scales_bytes,
-					 b->buffers.scales + at * e->scales_bytes, n * e->scales_bytes) != 0;
+					 b->buffers.scales + at * e->scales_bytes,
+					 n * e->scales_bytes) != 0;
 	}
 	return wrong;
 }
 
-/* Sums at home are not those of sums on the experts' ranks, bit for bit: there some tokens are compared with the
- * reference. */
+/* Sums at home are not those of sums on the experts' ranks, bit for bit: there some tokens are
+ * compared with the reference. */
 static uint64_t compare_with_reference(const struct bench *b)
 {
 	struct job home = *b->job;
@@ -40,7 +42,8 @@ static uint64_t compare_with_reference(const struct bench *b)
 		die("out of memory for the reference");
 	for (uint32_t t = 0; t < b->input.nr_tokens; t += step)
 		wrong += memcmp(reference_combined_row(reference, (uint32_t)b->rank, t),
-				 b->buffers.out + (size_t)t * job_y_bytes(b->job), job_y_bytes(b->job)) != 0;
+				 b->buffers.out + (size_t)t * job_y_bytes(b->job),
+				 job_y_bytes(b->job)) != 0;
 	reference_destroy(reference);
 	return wrong;
 }

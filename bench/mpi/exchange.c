@@ -24,16 +24,17 @@ static size_t round16(size_t bytes)
 
 static size_t header_bytes(const struct job *job, enum records records)
 {
-	return round16(
-		sizeof(struct header) + (records == RECORD_PER_RANK ? job->config.topk : 1) * sizeof(struct route));
+	return round16(sizeof(struct header) +
+		       (records == RECORD_PER_RANK ? job->config.topk : 1) * sizeof(struct route));
 }
 
 size_t exchange_record_bytes(const struct job *job, enum records records)
 {
-	return header_bytes(job, records) + round16(job_received_scales_bytes(job)) + round16(job_received_bytes(job));
+	return header_bytes(job, records) + round16(job_received_scales_bytes(job)) +
+	       round16(job_received_bytes(job));
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void *zeroed(size_t nr, size_t bytes)
 {
@@ -43,8 +44,8 @@ static void *zeroed(size_t nr, size_t bytes)
 static bool allocate(struct exchange *e)
 {
 	size_t n = e->job->config.max_tokens, routes = n * e->topk * e->nr_ranks;
-	int **per_rank[] = {&e->nr_sent, &e->sent_at, &e->nr_received, &e->received_at, &e->nr_home, &e->home_at,
-		&e->nr_away, &e->away_at};
+	int **per_rank[] = {&e->nr_sent, &e->sent_at, &e->nr_received, &e->received_at, &e->nr_home,
+		&e->home_at, &e->nr_away, &e->away_at};
 	bool ok = true;
 
 	for (size_t i = 0; i < sizeof(per_rank) / sizeof(per_rank[0]); i++)
@@ -56,8 +57,8 @@ static bool allocate(struct exchange *e)
 	e->nr_routes = zeroed(routes, sizeof(*e->nr_routes));
 	e->counts = zeroed(e->experts->nr_local, sizeof(*e->counts));
 	e->offsets = zeroed(e->experts->nr_local, sizeof(*e->offsets));
-	return ok && e->home_row && e->partial_row && e->position && e->weight && e->nr_routes && e->counts &&
-	       e->offsets;
+	return ok && e->home_row && e->partial_row && e->position && e->weight && e->nr_routes &&
+	       e->counts && e->offsets;
 }
 
 static MPI_Datatype bytes_type(size_t bytes)
@@ -69,8 +70,9 @@ static MPI_Datatype bytes_type(size_t bytes)
 	return type;
 }
 
-int exchange_open(struct exchange *e, const struct job *job, enum records records, const struct experts *experts,
-	const struct input *input, const struct buffers *buffers, MPI_Comm comm)
+int exchange_open(struct exchange *e, const struct job *job, enum records records,
+	const struct experts *experts, const struct input *input, const struct buffers *buffers,
+	MPI_Comm comm)
 {
 	*e = (struct exchange){
 		.job = job,
@@ -78,7 +80,8 @@ int exchange_open(struct exchange *e, const struct job *job, enum records record
 		.experts = experts,
 		.buffers = buffers,
 		.records = records,
-		.reduce_home = records == RECORD_PER_ROUTE || job->config.reduce == TERN_REDUCE_HOME,
+		.reduce_home =
+			records == RECORD_PER_ROUTE || job->config.reduce == TERN_REDUCE_HOME,
 		.comm = comm,
 		.nr_ranks = job->nr_ranks,
 		.topk = job->config.topk,
@@ -96,8 +99,9 @@ int exchange_open(struct exchange *e, const struct job *job, enum records record
 
 void exchange_close(struct exchange *e)
 {
-	void *all[] = {e->nr_sent, e->sent_at, e->nr_received, e->received_at, e->nr_home, e->home_at, e->nr_away,
-		e->away_at, e->home_row, e->partial_row, e->position, e->weight, e->nr_routes, e->counts, e->offsets};
+	void *all[] = {e->nr_sent, e->sent_at, e->nr_received, e->received_at, e->nr_home,
+		e->home_at, e->nr_away, e->away_at, e->home_row, e->partial_row, e->position,
+		e->weight, e->nr_routes, e->counts, e->offsets};
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]);
@@ -105,7 +109,7 @@ void exchange_close(struct exchange *e)
 	MPI_Type_free(&e->y_type);
 }
 
-/* ---- dispatch: before the exchange ----------------------------------------------------------------------- */
+/* ---- dispatch: before the exchange ----------------------------------------------------------- */
 
 static int sum_before(const int *counts, int *starts, uint32_t n)
 {
@@ -152,21 +156,25 @@ static void write_row(const struct exchange *e, uint32_t token, char *record)
 	const char *x = e->input->x + (size_t)token * job_x_bytes(e->job);
 
 	if (c->dispatch_dtype != c->x_dtype) {
-		quantise_row(x, c->x_dtype, c->hidden, c->scale, (uint8_t *)record + e->row_at, record + e->scales_at);
+		quantise_row(x, c->x_dtype, c->hidden, c->scale, (uint8_t *)record + e->row_at,
+			record + e->scales_at);
 		return;
 	}
 	memcpy(record + e->row_at, x, e->row_bytes);
 	if (e->scales_bytes)
-		memcpy(record + e->scales_at, e->input->scales + (size_t)token * e->scales_bytes, e->scales_bytes);
+		memcpy(record + e->scales_at, e->input->scales + (size_t)token * e->scales_bytes,
+			e->scales_bytes);
 }
 
-struct packing { /* the places of the next record and of the next row of y, of each rank; and this token's records */
+struct packing { /* the places of the next record and of the next row of y, of each rank; and this
+		    token's records */
 	int next[AGAINST_MAX_RANKS];
 	int next_home[AGAINST_MAX_RANKS];
 	char *record[AGAINST_MAX_RANKS];
 };
 
-static char *open_record(struct exchange *e, struct packing *p, uint32_t token, int32_t rank, const char *first)
+static char *open_record(
+	struct exchange *e, struct packing *p, uint32_t token, int32_t rank, const char *first)
 {
 	int index = p->next[rank]++;
 	char *record = e->buffers->send + (size_t)index * e->record_bytes;
@@ -197,7 +205,8 @@ static void pack_token(struct exchange *e, struct packing *p, uint32_t token)
 			p->record[rank] = open_record(e, p, token, rank, first);
 		first = first ? first : p->record[rank];
 		h = (struct header *)p->record[rank];
-		h->routes[h->nr_routes++] = (struct route){e->experts->local[ids[k]], (int32_t)k, weights[k]};
+		h->routes[h->nr_routes++] =
+			(struct route){e->experts->local[ids[k]], (int32_t)k, weights[k]};
 		if (e->reduce_home)
 			e->home_row[(size_t)token * e->topk + k] = (uint32_t)p->next_home[rank]++;
 	}
@@ -210,12 +219,13 @@ static void pack(struct exchange *e)
 	memcpy(p.next, e->sent_at, e->nr_ranks * sizeof(int));
 	memcpy(p.next_home, e->home_at, e->nr_ranks * sizeof(int));
 	if (!e->reduce_home)
-		memset(e->partial_row, 0xff, (size_t)e->input->nr_tokens * e->nr_ranks * sizeof(*e->partial_row));
+		memset(e->partial_row, 0xff,
+			(size_t)e->input->nr_tokens * e->nr_ranks * sizeof(*e->partial_row));
 	for (uint32_t t = 0; t < e->input->nr_tokens; t++)
 		pack_token(e, &p, t);
 }
 
-/* ---- dispatch: after it ---------------------------------------------------------------------------------- */
+/* ---- dispatch: after it ---------------------------------------------------------------------- */
 
 static const struct header *received_header(const struct exchange *e, int i)
 {
@@ -250,7 +260,8 @@ static int place_record(struct exchange *e, int source, int i, uint64_t route)
 
 		memcpy(e->buffers->x + position * e->row_bytes, record + e->row_at, e->row_bytes);
 		if (e->scales_bytes)
-			memcpy(e->buffers->scales + position * e->scales_bytes, record + e->scales_at, e->scales_bytes);
+			memcpy(e->buffers->scales + position * e->scales_bytes,
+				record + e->scales_at, e->scales_bytes);
 		e->buffers->rows[position] = (struct tern_row){source, h->token, r->k, r->weight};
 		e->position[route + (uint64_t)j] = position;
 		e->weight[route + (uint64_t)j] = r->weight;
@@ -270,7 +281,8 @@ static void unpack(struct exchange *e, int nr_records)
 
 		for (int end = e->received_at[source] + e->nr_received[source]; i < end; i++)
 			route += (uint64_t)place_record(e, (int)source, i, route);
-		e->nr_away[source] = e->reduce_home ? (int)(route - before) : e->nr_received[source];
+		e->nr_away[source] =
+			e->reduce_home ? (int)(route - before) : e->nr_received[source];
 	}
 	sum_before(e->nr_away, e->away_at, e->nr_ranks);
 }
@@ -283,12 +295,12 @@ void exchange_dispatch(struct exchange *e)
 	MPI_Alltoall(e->nr_sent, 1, MPI_INT, e->nr_received, 1, MPI_INT, e->comm);
 	nr_records = sum_before(e->nr_received, e->received_at, e->nr_ranks);
 	pack(e);
-	MPI_Alltoallv(e->buffers->send, e->nr_sent, e->sent_at, e->record_type, e->buffers->recv, e->nr_received,
-		e->received_at, e->record_type, e->comm);
+	MPI_Alltoallv(e->buffers->send, e->nr_sent, e->sent_at, e->record_type, e->buffers->recv,
+		e->nr_received, e->received_at, e->record_type, e->comm);
 	unpack(e, nr_records);
 }
 
-/* ---- combine --------------------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
 static const void *y_at(const struct exchange *e, uint64_t route)
 {
@@ -324,8 +336,8 @@ static void pack_sums(struct exchange *e)
 	for (int i = 0; i < nr_records_here(e); i++) {
 		for (uint32_t j = 0; j < e->nr_routes[i]; j++)
 			rows[j] = y_at(e, route + j);
-		reduce_rows(c->combine_dtype, rows, if_used(e, e->weight + route), e->nr_routes[i], c->hidden,
-			e->buffers->send + (size_t)i * e->y_bytes);
+		reduce_rows(c->combine_dtype, rows, if_used(e, e->weight + route), e->nr_routes[i],
+			c->hidden, e->buffers->send + (size_t)i * e->y_bytes);
 		route += e->nr_routes[i];
 	}
 }
@@ -357,7 +369,8 @@ static void sum_partials(struct exchange *e, uint32_t token)
 	for (uint32_t r = 0; r < e->nr_ranks; r++)
 		if (partial[r] >= 0)
 			rows[nr++] = e->buffers->recv + (size_t)partial[r] * e->y_bytes;
-	reduce_rows(c->combine_dtype, rows, NULL, nr, c->hidden, e->buffers->out + (size_t)token * e->y_bytes);
+	reduce_rows(c->combine_dtype, rows, NULL, nr, c->hidden,
+		e->buffers->out + (size_t)token * e->y_bytes);
 }
 
 void exchange_combine(struct exchange *e)
@@ -366,8 +379,8 @@ void exchange_combine(struct exchange *e)
 		pack_routes(e);
 	else
 		pack_sums(e);
-	MPI_Alltoallv(e->buffers->send, e->nr_away, e->away_at, e->y_type, e->buffers->recv, e->nr_home, e->home_at,
-		e->y_type, e->comm);
+	MPI_Alltoallv(e->buffers->send, e->nr_away, e->away_at, e->y_type, e->buffers->recv,
+		e->nr_home, e->home_at, e->y_type, e->comm);
 	for (uint32_t t = 0; t < e->input->nr_tokens; t++)
 		if (e->reduce_home)
 			sum_routes(e, t);

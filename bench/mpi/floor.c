@@ -11,10 +11,11 @@ void floor_dispatch(struct floor *f)
 	for (uint32_t t = 0; t < f->nr_tokens; t++)
 		for (uint32_t i = 0; i < f->nr_copies[t]; i++, to += f->row_bytes)
 			memcpy(to, b->send + (size_t)t * f->row_bytes, f->row_bytes);
-	/* A row goes to several experts one after the other, so most of these reads are of a row just read, as in the
-	 * real thing. */
+	/* A row goes to several experts one after the other, so most of these reads are of a row
+	 * just read, as in the real thing. */
 	for (uint64_t i = 0; f->whole && i < f->nr_received && f->nr_sent; i++)
-		memcpy(b->x + i * f->row_bytes, b->recv + i * f->nr_sent / f->nr_received * f->row_bytes, f->row_bytes);
+		memcpy(b->x + i * f->row_bytes,
+			b->recv + i * f->nr_sent / f->nr_received * f->row_bytes, f->row_bytes);
 }
 
 void floor_combine(struct floor *f)
@@ -25,7 +26,8 @@ void floor_combine(struct floor *f)
 	for (uint64_t i = 0; i < f->nr_home; i++)
 		memcpy(b->recv + i * y_bytes, b->y + i * y_bytes, y_bytes);
 	for (uint32_t t = 0; f->whole && t < f->nr_tokens && f->nr_home; t++)
-		memcpy(b->out + (size_t)t * y_bytes, b->recv + t * f->nr_home / f->nr_tokens * y_bytes, y_bytes);
+		memcpy(b->out + (size_t)t * y_bytes,
+			b->recv + t * f->nr_home / f->nr_tokens * y_bytes, y_bytes);
 }
 
 uint64_t floor_bytes(const struct floor *f)

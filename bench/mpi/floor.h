@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast this machine copies just the bytes of a job: all ranks at once, from memory to memory of their own, with
- * memcpy a row at a time. Nothing is found out, nobody is waited for. */
+/* How fast this machine copies just the bytes of a job: all ranks at once, from memory to memory of
+ * their own, with memcpy a row at a time. Nothing is found out, nobody is waited for. */
 #ifndef TERN_BENCH_MPI_FLOOR_H
 #define TERN_BENCH_MPI_FLOOR_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-against-mpi: Tern, the same exchange over MPI_Alltoallv, and plain memcpy, in one run: interleaved on the same
- * ranks, with the same routing and the same inputs. Takes the flags of `tern bench`; start it with mpirun. */
+/* tern-against-mpi: Tern, the same exchange over MPI_Alltoallv, and plain memcpy, in one run:
+ * interleaved on the same ranks, with the same routing and the same inputs. Takes the flags of
+ * `tern bench`; start it with mpirun. */
 #include "bench/mpi/bench.h"
 #include "testkit/measure.h"
 #include "testkit/verify.h"
@@ -35,11 +36,13 @@ void check(int rc, const char *what)
 static int mpi_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 {
 	(void)ctx;
-	return MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD) == MPI_SUCCESS ? 0
-														   : -1;
+	return MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE,
+		       MPI_COMM_WORLD) == MPI_SUCCESS
+		       ? 0
+		       : -1;
 }
 
-/* ---- the methods ----------------------------------------------------------------------------------------- */
+/* ---- the methods ----------------------------------------------------------------------------- */
 
 void tern_method_dispatch(struct bench *b)
 {
@@ -115,12 +118,13 @@ static const struct method {
 	[METHOD_RAW] = {raw_dispatch, raw_combine},
 };
 
-/* ---- set up ---------------------------------------------------------------------------------------------- */
+/* ---- set up ---------------------------------------------------------------------------------- */
 
 /* Pages that are never written cost nothing. */
 static void *reserve(size_t bytes)
 {
-	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	if (memory == MAP_FAILED)
 		die("no address space for %zu bytes", bytes);
@@ -135,21 +139,23 @@ static size_t larger(size_t a, size_t b)
 static void make_buffers(struct bench *b)
 {
 	const struct tern_moe_config *c = &b->job->config;
-	size_t routes = (size_t)b->nr_ranks * c->max_tokens * c->topk + (size_t)c->nr_experts * c->alignment + 1;
+	size_t routes = (size_t)b->nr_ranks * c->max_tokens * c->topk +
+			(size_t)c->nr_experts * c->alignment + 1;
 	size_t record = larger(exchange_record_bytes(b->job, RECORD_PER_RANK), job_y_bytes(b->job));
 	size_t bytes[7] = {routes * record, routes * record, routes * record,
 		routes * (job_received_scales_bytes(b->job) + 1), routes * job_y_bytes(b->job),
-		((size_t)c->max_tokens + 1) * job_y_bytes(b->job), routes * sizeof(struct tern_row)};
+		((size_t)c->max_tokens + 1) * job_y_bytes(b->job),
+		routes * sizeof(struct tern_row)};
 
 	memcpy(b->buffer_bytes, bytes, sizeof(bytes));
-	b->buffers = (struct buffers){reserve(bytes[0]), reserve(bytes[1]), reserve(bytes[2]), reserve(bytes[3]),
-		reserve(bytes[4]), reserve(bytes[5]), reserve(bytes[6])};
+	b->buffers = (struct buffers){reserve(bytes[0]), reserve(bytes[1]), reserve(bytes[2]),
+		reserve(bytes[3]), reserve(bytes[4]), reserve(bytes[5]), reserve(bytes[6])};
 }
 
 static void free_buffers(struct bench *b)
 {
-	void *all[7] = {b->buffers.send, b->buffers.recv, b->buffers.x, b->buffers.scales, b->buffers.y, b->buffers.out,
-		b->buffers.rows};
+	void *all[7] = {b->buffers.send, b->buffers.recv, b->buffers.x, b->buffers.scales,
+		b->buffers.y, b->buffers.out, b->buffers.rows};
 
 	for (int i = 0; i < 7; i++)
 		munmap(all[i], b->buffer_bytes[i]);
@@ -205,7 +211,8 @@ static uint64_t count_copies(struct bench *b)
 			bool seen = ids[k] < 0;
 
 			for (uint32_t i = 0; i < k && !seen; i++)
-				seen = ids[i] >= 0 && b->experts.rank[ids[i]] == b->experts.rank[ids[k]];
+				seen = ids[i] >= 0 &&
+				       b->experts.rank[ids[i]] == b->experts.rank[ids[k]];
 			ranks += !seen;
 		}
 		b->nr_copies[t] = ranks;
@@ -241,10 +248,12 @@ static void open_exchanges(struct bench *b)
 	b->reference = reference_create(b->job);
 	if (!b->reference)
 		die("out of memory for the reference");
-	b->experts = (struct experts){b->reference->rank, b->reference->local, b->reference->nr_local[b->rank]};
-	if (exchange_open(&b->per_rank, b->job, RECORD_PER_RANK, &b->experts, &b->input, &b->buffers, MPI_COMM_WORLD) ||
-		exchange_open(
-			&b->per_route, b->job, RECORD_PER_ROUTE, &b->experts, &b->input, &b->buffers, MPI_COMM_WORLD))
+	b->experts = (struct experts){
+		b->reference->rank, b->reference->local, b->reference->nr_local[b->rank]};
+	if (exchange_open(&b->per_rank, b->job, RECORD_PER_RANK, &b->experts, &b->input,
+		    &b->buffers, MPI_COMM_WORLD) ||
+		exchange_open(&b->per_route, b->job, RECORD_PER_ROUTE, &b->experts, &b->input,
+			&b->buffers, MPI_COMM_WORLD))
 		die("out of memory for the MPI exchange");
 	check(tern_moe_create(b->group, &b->job->config, &b->moe), "tern_moe_create");
 	if (fill_y(b->reference, (uint32_t)b->rank, b->buffers.y, 0))
@@ -260,10 +269,10 @@ static void close_exchanges(struct bench *b)
 	free(b->nr_copies);
 }
 
-/* ---- measuring ------------------------------------------------------------------------------------------- */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
-/* An engine's proxy still looks for more after a round; it gets a moment to fall asleep, else the next method would share
- * the cores with it. */
+/* An engine's proxy still looks for more after a round; it gets a moment to fall asleep, else the
+ * next method would share the cores with it. */
 #define REST_US 1000
 
 static double begin(const struct bench *b)
@@ -274,9 +283,9 @@ static double begin(const struct bench *b)
 	return now_us();
 }
 
-/* From the first rank's begin to the last one's end: with fewer cores than ranks, a rank's own time leaves out its wait
- * for a core, and a floor that waits for nobody would look too low. The ranks are on one machine, so their clocks are
- * one. */
+/* From the first rank's begin to the last one's end: with fewer cores than ranks, a rank's own time
+ * leaves out its wait for a core, and a floor that waits for nobody would look too low. The ranks
+ * are on one machine, so their clocks are one. */
 static double elapsed(double start)
 {
 	double mine[2] = {-start, now_us()}, all[2];
@@ -332,7 +341,7 @@ static void measure_case(struct bench *b, struct report *report)
 	}
 }
 
-/* ---- a case ---------------------------------------------------------------------------------------------- */
+/* ---- a case ---------------------------------------------------------------------------------- */
 
 static const char *not_compared(const struct bench *b)
 {
@@ -405,7 +414,8 @@ static int run(struct bench *b)
 	if (b->nr_ranks > AGAINST_MAX_RANKS)
 		die("%d ranks: %d at most", b->nr_ranks, AGAINST_MAX_RANKS);
 	tern_group_config_init(&config);
-	config.boot = (struct tern_boot){.rank = b->rank, .nr_ranks = b->nr_ranks, .allgather = mpi_allgather};
+	config.boot = (struct tern_boot){
+		.rank = b->rank, .nr_ranks = b->nr_ranks, .allgather = mpi_allgather};
 	check(tern_group_create(&config, &b->group), "tern_group_create");
 	rc = run_cases(b);
 	check(tern_group_destroy(b->group), "tern_group_destroy");

@@ -20,7 +20,9 @@ int report_open(struct report *report)
 {
 	const char *path = report->args->json;
 
-	report->json = !path || !report->speaks ? NULL : strcmp(path, "-") ? fopen(path, "w") : stdout;
+	report->json = !path || !report->speaks ? NULL
+		       : strcmp(path, "-")      ? fopen(path, "w")
+						: stdout;
 	if (!path || !report->speaks || report->json)
 		return 0;
 	fprintf(stderr, "tern-against-mpi: %s: %s\n", path, strerror(errno));
@@ -33,12 +35,14 @@ void report_close(struct report *report)
 		fclose(report->json);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------------------ */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static void put_spread(FILE *file, const char *name, const struct spread *s)
 {
-	fprintf(file, ", \"%s_us\": {\"p50\": %.1f, \"p99\": %.1f, \"min\": %.1f, \"max\": %.1f, \"mean\": %.1f}", name,
-		s->p50, s->p99, s->min, s->max, s->mean);
+	fprintf(file,
+		", \"%s_us\": {\"p50\": %.1f, \"p99\": %.1f, \"min\": %.1f, \"max\": %.1f, "
+		"\"mean\": %.1f}",
+		name, s->p50, s->p99, s->min, s->max, s->mean);
 }
 
 static void put_method(const struct report *r, enum method_id m)
@@ -48,15 +52,20 @@ static void put_method(const struct report *r, enum method_id m)
 	FILE *file = r->json;
 
 	fprintf(file,
-		"{\"against\": \"mpi\", \"method\": \"%s\", \"preset\": \"%s\", \"ranks\": %d, \"hidden\": %u, "
+		"{\"against\": \"mpi\", \"method\": \"%s\", \"preset\": \"%s\", \"ranks\": %d, "
+		"\"hidden\": %u, "
 		"\"experts\": %u, \"topk\": %u",
-		names[m].name, r->bench_case->shape->name, r->nr_ranks, c->hidden, c->nr_experts, c->topk);
+		names[m].name, r->bench_case->shape->name, r->nr_ranks, c->hidden, c->nr_experts,
+		c->topk);
 	fprintf(file,
-		", \"tokens\": %u, \"mode\": \"%s\", \"dtype\": \"%s\", \"scale\": \"%s\", \"combine_dtype\": \"%s\", "
+		", \"tokens\": %u, \"mode\": \"%s\", \"dtype\": \"%s\", \"scale\": \"%s\", "
+		"\"combine_dtype\": \"%s\", "
 		"\"reduce\": \"%s\"",
-		job->nr_tokens, mode_name(c->mode), dtype_name(c->dispatch_dtype), scale_name(c->scale),
-		dtype_name(c->combine_dtype), reduce_name(c->reduce));
-	fprintf(file, ", \"seed\": %llu, \"iters\": %u, \"wrong\": %llu, \"wire_bytes\": %llu, \"job_bytes\": %llu",
+		job->nr_tokens, mode_name(c->mode), dtype_name(c->dispatch_dtype),
+		scale_name(c->scale), dtype_name(c->combine_dtype), reduce_name(c->reduce));
+	fprintf(file,
+		", \"seed\": %llu, \"iters\": %u, \"wrong\": %llu, \"wire_bytes\": %llu, "
+		"\"job_bytes\": %llu",
 		(unsigned long long)job->seed, r->args->iters, (unsigned long long)r->nr_wrong,
 		(unsigned long long)r->wire_bytes, (unsigned long long)r->job_bytes);
 	put_spread(file, "dispatch", &r->spreads[m][MEASURE_DISPATCH]);
@@ -65,17 +74,18 @@ static void put_method(const struct report *r, enum method_id m)
 	fprintf(file, "}\n");
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static void print_title(const struct report *r)
 {
 	const struct job *job = &r->bench_case->job;
 	const struct tern_moe_config *c = &job->config;
 
-	printf("%s: %d ranks, %u tokens each, hidden %u, %u experts, top-%u, %s rows, %s back, mode %s, reduce %s\n",
-		r->bench_case->shape->name, r->nr_ranks, job->nr_tokens, c->hidden, c->nr_experts, c->topk,
-		dtype_name(c->dispatch_dtype), dtype_name(c->combine_dtype), mode_name(c->mode),
-		reduce_name(c->reduce));
+	printf("%s: %d ranks, %u tokens each, hidden %u, %u experts, top-%u, %s rows, %s back, "
+	       "mode %s, reduce %s\n",
+		r->bench_case->shape->name, r->nr_ranks, job->nr_tokens, c->hidden, c->nr_experts,
+		c->topk, dtype_name(c->dispatch_dtype), dtype_name(c->combine_dtype),
+		mode_name(c->mode), reduce_name(c->reduce));
 }
 
 static void print_method(const struct report *r, enum method_id m)
@@ -88,7 +98,8 @@ static void print_method(const struct report *r, enum method_id m)
 	printf("\n");
 }
 
-static void print_ratio(const struct report *r, const char *title, enum method_id over, enum method_id under)
+static void print_ratio(
+	const struct report *r, const char *title, enum method_id over, enum method_id under)
 {
 	printf("  %-23s", title);
 	for (int i = 0; i < NR_MEASURES; i++)
@@ -110,11 +121,12 @@ static void print_table(const struct report *r)
 	enum method_id mpi = better_mpi(r);
 
 	print_title(r);
-	printf("  %-23s %10s %10s %10s %10s %10s %10s\n", "us, first to last rank", "dispatch", "p99", "combine", "p99",
-		"pair", "p99");
+	printf("  %-23s %10s %10s %10s %10s %10s %10s\n", "us, first to last rank", "dispatch",
+		"p99", "combine", "p99", "pair", "p99");
 	for (int m = 0; m < r->nr_methods; m++)
 		print_method(r, (enum method_id)m);
-	print_ratio(r, mpi == METHOD_MPI_RANK ? "mpi (per rank) / tern" : "mpi (per route) / tern", mpi, METHOD_TERN);
+	print_ratio(r, mpi == METHOD_MPI_RANK ? "mpi (per rank) / tern" : "mpi (per route) / tern",
+		mpi, METHOD_TERN);
 	print_ratio(r, "tern / memcpy sent", METHOD_TERN, METHOD_WIRE);
 	print_ratio(r, "tern / memcpy all", METHOD_TERN, METHOD_JOB);
 	if (r->nr_methods > METHOD_RAW)

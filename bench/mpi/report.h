@@ -21,9 +21,9 @@ enum method_id {
 struct report {
 	const struct bench_args *args;
 	int nr_ranks;
-	bool speaks; /* this rank is the one that prints */
+	bool speaks;    /* this rank is the one that prints */
 	int nr_methods; /* that are measured: all, or all but the last */
-	FILE *json;  /* NULL: none */
+	FILE *json;     /* NULL: none */
 	/* Of the case: */
 	const struct bench_case *bench_case;
 	uint64_t nr_wrong;

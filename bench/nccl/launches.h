@@ -13,7 +13,8 @@ extern "C" {
 cudaError_t records_count_launch(const struct records *r, cudaStream_t stream);
 cudaError_t records_pack_launch(const struct records *r, cudaStream_t stream);
 cudaError_t records_place_launch(const struct records *r, uint32_t nr_records, cudaStream_t stream);
-cudaError_t records_results_launch(const struct records *r, uint32_t nr_records, cudaStream_t stream);
+cudaError_t records_results_launch(
+	const struct records *r, uint32_t nr_records, cudaStream_t stream);
 cudaError_t records_sum_launch(const struct records *r, cudaStream_t stream);
 #ifdef __cplusplus
 }

@@ -22,7 +22,8 @@ static __device__ __forceinline__ uint32_t lanes_below()
 }
 
 /* UINT32_MAX: of no expert. */
-static __device__ __forceinline__ struct record_expert expert_of(const struct records *r, uint32_t token, uint32_t k)
+static __device__ __forceinline__ struct record_expert expert_of(
+	const struct records *r, uint32_t token, uint32_t k)
 {
 	struct record_expert none = {UINT32_MAX, 0};
 	int32_t id = k < r->topk ? r->ids[token * r->topk + k] : -1;
@@ -31,7 +32,8 @@ static __device__ __forceinline__ struct record_expert expert_of(const struct re
 }
 
 /* Where those of a rank begin. */
-static __device__ __forceinline__ struct record_counts start_of(const struct record_counts *counts, uint32_t rank)
+static __device__ __forceinline__ struct record_counts start_of(
+	const struct record_counts *counts, uint32_t rank)
 {
 	struct record_counts before = {0, 0};
 
@@ -59,25 +61,32 @@ static __device__ __forceinline__ uint32_t nr_tiles_of(uint32_t nr)
 }
 
 /* Items of a key that come before item i, which has it. */
-static __device__ __forceinline__ uint32_t number_of(const uint32_t *index, const uint32_t *tiles, uint32_t nr_tiles, uint32_t key, uint32_t i)
+static __device__ __forceinline__ uint32_t number_of(
+	const uint32_t *index, const uint32_t *tiles, uint32_t nr_tiles, uint32_t key, uint32_t i)
 {
 	return tiles[key * nr_tiles + i / THREADS] + index[i];
 }
 
-static __device__ __forceinline__ uint32_t record_number(const struct records *r, uint32_t rank, uint32_t i)
+static __device__ __forceinline__ uint32_t record_number(
+	const struct records *r, uint32_t rank, uint32_t i)
 {
-	return number_of(r->record_index, r->record_tiles, nr_tiles_of(r->nr_tokens * r->topk), rank, i);
+	return number_of(
+		r->record_index, r->record_tiles, nr_tiles_of(r->nr_tokens * r->topk), rank, i);
 }
 
-static __device__ __forceinline__ uint32_t home_number(const struct records *r, uint32_t rank, uint32_t i)
+static __device__ __forceinline__ uint32_t home_number(
+	const struct records *r, uint32_t rank, uint32_t i)
 {
-	return number_of(r->home_index, r->home_tiles, nr_tiles_of(r->nr_tokens * r->topk), rank, i);
+	return number_of(
+		r->home_index, r->home_tiles, nr_tiles_of(r->nr_tokens * r->topk), rank, i);
 }
 
-/* ---- counting by keys, in order ------------------------------------------------------------------------------ */
+/* ---- counting by keys, in order -------------------------------------------------------------- */
 
-/* A block a tile of THREADS items: each item's number among those of its key in the tile, and how many of each key the tile has. A key of UINT32_MAX: none. */
-static __device__ __forceinline__ void count_tile(uint32_t key, uint32_t i, uint32_t *index, uint32_t *of_tile, uint32_t nr_keys, uint32_t nr_tiles)
+/* A block a tile of THREADS items: each item's number among those of its key in the tile, and how
+ * many of each key the tile has. A key of UINT32_MAX: none. */
+static __device__ __forceinline__ void count_tile(uint32_t key, uint32_t i, uint32_t *index,
+	uint32_t *of_tile, uint32_t nr_keys, uint32_t nr_tiles)
 {
 	BLOCK_MEMORY(of_warp); /* [warps][keys] */
 	uint32_t warp = threadIdx.x / LANES, same, before = 0;
@@ -110,7 +119,8 @@ static __device__ __forceinline__ uint32_t sum_tiles(uint32_t *tiles, uint32_t n
 	uint32_t warp = threadIdx.x / LANES, base = 0;
 
 	for (uint32_t first = 0; first < nr_tiles; first += THREADS) {
-		uint32_t i = first + threadIdx.x, mine = i < nr_tiles ? tiles[i] : 0, sum = sum_to_lane(mine), before = 0, all = 0;
+		uint32_t i = first + threadIdx.x, mine = i < nr_tiles ? tiles[i] : 0,
+			 sum = sum_to_lane(mine), before = 0, all = 0;
 
 		if (lane() == LANES - 1)
 			of_warp[warp] = sum;

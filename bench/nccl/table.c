@@ -22,7 +22,9 @@ static int place(const struct records *r, uint32_t nr_records, void *stream)
 
 static int pack_results(const struct records *r, uint32_t nr_records, void *stream)
 {
-	return nr_records ? cuda_check(records_results_launch(r, nr_records, stream), "packing results") : 0;
+	return nr_records ? cuda_check(records_results_launch(r, nr_records, stream),
+				    "packing results")
+			  : 0;
 }
 
 static int sum(const struct records *r, void *stream)
@@ -30,7 +32,7 @@ static int sum(const struct records *r, void *stream)
 	return r->nr_tokens ? cuda_check(records_sum_launch(r, stream), "summing results") : 0;
 }
 
-/* ---- marks --------------------------------------------------------------------------------------------------- */
+/* ---- marks ----------------------------------------------------------------------------------- */
 
 struct device_mark {
 	cudaEvent_t event;
@@ -39,7 +41,8 @@ struct device_mark {
 static int mark_create(struct device_mark **out)
 {
 	struct device_mark *mark = calloc(1, sizeof(*mark));
-	int rc = mark ? cuda_check(cudaEventCreate(&mark->event), "cudaEventCreate") : fail(TERN_ERR_NOMEM, "no memory for an event");
+	int rc = mark ? cuda_check(cudaEventCreate(&mark->event), "cudaEventCreate")
+		      : fail(TERN_ERR_NOMEM, "no memory for an event");
 
 	if (rc)
 		free(mark);
@@ -74,7 +77,8 @@ static int mark_reached(struct device_mark *mark, bool *reached)
 static int mark_us(struct device_mark *begin, struct device_mark *end, double *us)
 {
 	float ms = 0;
-	int rc = cuda_check(cudaEventElapsedTime(&ms, begin->event, end->event), "cudaEventElapsedTime");
+	int rc = cuda_check(
+		cudaEventElapsedTime(&ms, begin->event, end->event), "cudaEventElapsedTime");
 
 	*us = (double)ms * 1000;
 	return rc;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The same experiment driven through the transfer engine: a stepped engine for each rank, on the simulated network. Between engine and network sits a meter that
- * charges drains to the proxy and measures fence time: the engine itself does not know what a look at a peer would cost elsewhere. */
+/* The same experiment driven through the transfer engine: a stepped engine for each rank, on the
+ * simulated network. Between engine and network sits a meter that charges drains to the proxy and
+ * measures fence time: the engine itself does not know what a look at a peer would cost elsewhere.
+ */
 #include "bench/signal/signal.h"
 #include "bench/signal/send.h"
 #include "engine/engine.h"
@@ -29,14 +31,17 @@ struct theatre {
 
 static struct theatre *now_playing; /* a transport's calls carry no context */
 
-/* ---- the meter --------------------------------------------------------------------------------------------- */
+/* ---- the meter ------------------------------------------------------------------------------- */
 
-/* Drains that the engine has begun and that nobody has paid for: the first signal behind them does. */
+/* Drains that the engine has begun and that nobody has paid for: the first signal behind them does.
+ */
 static bool owes_drain(const struct theatre *theatre, const struct player *player)
 {
 	struct tern_engine_stats stats = {.size = sizeof(stats)};
 
-	return signal_policy_drains(theatre->job->policy) && !tern_engine_stats(player->sender.engine, &stats) && stats.drains > player->nr_drains;
+	return signal_policy_drains(theatre->job->policy) &&
+	       !tern_engine_stats(player->sender.engine, &stats) &&
+	       stats.drains > player->nr_drains;
 }
 
 static int meter_write(struct transport *transport, const struct transport_write *write)
@@ -60,7 +65,8 @@ static int meter_write(struct transport *transport, const struct transport_write
 
 static struct transport_ops metered;
 
-static int meter_open(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int meter_open(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	int rc = transport_sim.open(options, transport, info);
 
@@ -69,13 +75,14 @@ static int meter_open(const struct transport_options *options, struct transport 
 	return rc;
 }
 
-/* ---- time -------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static void step_rank(struct theatre *theatre, uint32_t rank)
 {
 	struct player *player = &theatre->players[rank];
 
-	while (player->sender.engine && engine_step(player->sender.engine, sim_now(theatre->network)))
+	while (player->sender.engine &&
+		engine_step(player->sender.engine, sim_now(theatre->network)))
 		;
 }
 
@@ -89,8 +96,10 @@ static void watch(struct theatre *theatre)
 		const struct signal_memory *memory = &theatre->players[rank].sender.memory;
 
 		for (place = 0; place < memory->nr_places; place++) {
-			memcpy(&word, memory->base + memory->words_at + place * WORD_BYTES, WORD_BYTES);
-			theatre->result->early += word == theatre->word && !signal_has_data(theatre->job, memory, place);
+			memcpy(&word, memory->base + memory->words_at + place * WORD_BYTES,
+				WORD_BYTES);
+			theatre->result->early += word == theatre->word &&
+						  !signal_has_data(theatre->job, memory, place);
 		}
 	}
 }
@@ -124,7 +133,7 @@ static void idle(void *ctx, uint64_t until_ns)
 	pass_time(theatre);
 }
 
-/* ---- an iteration ------------------------------------------------------------------------------------------ */
+/* ---- an iteration ---------------------------------------------------------------------------- */
 
 static void group_done(void *ctx, int error, const char *text)
 {
@@ -158,7 +167,8 @@ static int send_all(struct theatre *theatre, uint32_t rank)
 	for (i = 0; i < plan.nr; i++)
 		theatre->players[plan.transfers[i].peer].nr_expected++;
 	player->nr_transfers += plan.nr;
-	rc = signal_send(theatre->job, &player->sender, &plan, theatre->word, group_done, player, &player->nr_groups);
+	rc = signal_send(theatre->job, &player->sender, &plan, theatre->word, group_done, player,
+		&player->nr_groups);
 	signal_plan_free(&plan);
 	return rc;
 }
@@ -171,7 +181,8 @@ static void wipe(struct theatre *theatre)
 		struct player *player = &theatre->players[rank];
 
 		memset(player->sender.memory.base, 0, player->sender.memory.source_at);
-		player->nr_expected = player->nr_immediates = player->nr_groups = player->nr_done = 0;
+		player->nr_expected = player->nr_immediates = player->nr_groups = player->nr_done =
+			0;
 		player->done_ns = sim_now(theatre->network);
 	}
 }
@@ -198,10 +209,13 @@ static void check_rank(struct theatre *theatre, uint32_t rank, uint32_t iter)
 		return;
 	}
 	for (i = 0; i < plan.nr; i++) {
-		const struct signal_memory *memory = &theatre->players[plan.transfers[i].peer].sender.memory;
+		const struct signal_memory *memory =
+			&theatre->players[plan.transfers[i].peer].sender.memory;
 		uint64_t word;
 
-		memcpy(&word, memory->base + memory->words_at + plan.transfers[i].place * sizeof(word), sizeof(word));
+		memcpy(&word,
+			memory->base + memory->words_at + plan.transfers[i].place * sizeof(word),
+			sizeof(word));
 		theatre->result->nr_wrong += !signal_has_data(job, memory, plan.transfers[i].place);
 		if (job->policy != SIGNAL_PUT_ONLY && job->policy != SIGNAL_IMM)
 			theatre->result->nr_wrong += word != iter + 1;
@@ -212,7 +226,8 @@ static void check_rank(struct theatre *theatre, uint32_t rank, uint32_t iter)
 	theatre->result->nr_wrong += player->nr_failed;
 }
 
-/* All ranks post at the same moment; what takes time afterwards is the proxies' and the network's. */
+/* All ranks post at the same moment; what takes time afterwards is the proxies' and the network's.
+ */
 static void run_iteration(struct theatre *theatre, uint32_t iter, double *us)
 {
 	uint64_t began = sim_now(theatre->network), latest = began;
@@ -227,7 +242,8 @@ static void run_iteration(struct theatre *theatre, uint32_t iter, double *us)
 	while (!theatre->rc && !all_done(theatre))
 		if (!pass_time(theatre))
 			theatre->rc = TERN_ERR_TIMEOUT;
-	while (!theatre->rc && pass_time(theatre)) /* immediates may come after the writer's completions */
+	while (!theatre->rc && pass_time(theatre)) /* immediates may come after the writer's
+						      completions */
 		;
 	for (rank = 0; rank < theatre->job->nr_ranks; rank++) {
 		if (theatre->players[rank].done_ns > latest)
@@ -237,7 +253,7 @@ static void run_iteration(struct theatre *theatre, uint32_t iter, double *us)
 	*us = (double)(latest - began) * 1e-3;
 }
 
-/* ---- setting up -------------------------------------------------------------------------------------------- */
+/* ---- setting up ------------------------------------------------------------------------------ */
 
 static uint32_t power_above(uint32_t n)
 {
@@ -252,8 +268,11 @@ static int open_player(struct theatre *theatre, uint32_t rank)
 {
 	const struct signal_job *job = theatre->job;
 	struct player *player = &theatre->players[rank];
-	struct engine_setup setup = {.self = rank, .nr_peers = job->nr_ranks, .nr_networks = 1,
-		.networks = {{.ops = &metered, .simulated = theatre->network, .nr_nics = 1}}, .scheduler = &theatre->scheduler};
+	struct engine_setup setup = {.self = rank,
+		.nr_peers = job->nr_ranks,
+		.nr_networks = 1,
+		.networks = {{.ops = &metered, .simulated = theatre->network, .nr_nics = 1}},
+		.scheduler = &theatre->scheduler};
 	struct tern_engine_config config;
 
 	player->sender.remotes = calloc(job->nr_ranks, sizeof(tern_remote *));
@@ -293,11 +312,13 @@ static int share_memory(struct theatre *theatre)
 	for (b = 0; b < nr && !rc; b++) {
 		struct player *player = &theatre->players[b];
 
-		rc = tern_engine_register(player->sender.engine, player->sender.memory.base, player->sender.memory.bytes, &player->sender.region);
+		rc = tern_engine_register(player->sender.engine, player->sender.memory.base,
+			player->sender.memory.bytes, &player->sender.region);
 		if (!rc)
 			rc = tern_region_descriptor(player->sender.region, &descriptor);
 		for (a = 0; a < nr && !rc; a++)
-			rc = tern_engine_import(theatre->players[a].sender.engine, &descriptor, &theatre->players[a].sender.remotes[b]);
+			rc = tern_engine_import(theatre->players[a].sender.engine, &descriptor,
+				&theatre->players[a].sender.remotes[b]);
 	}
 	return rc;
 }
@@ -333,7 +354,8 @@ static void close_theatre(struct theatre *theatre)
 	for (rank = 0; theatre->players && rank < theatre->job->nr_ranks; rank++) {
 		tern_engine *engine = theatre->players[rank].sender.engine;
 
-		theatre->players[rank].sender.engine = NULL; /* not to be stepped by others that wait */
+		theatre->players[rank].sender.engine = NULL; /* not to be stepped by others that
+								wait */
 		if (engine)
 			tern_engine_destroy(engine);
 	}
@@ -349,7 +371,8 @@ static void close_theatre(struct theatre *theatre)
 static void sum_up(struct theatre *theatre, const double *us)
 {
 	struct signal_result *result = theatre->result;
-	double per = 1.0 / ((theatre->job->one_sender ? 1 : theatre->job->nr_ranks) * (double)theatre->job->iters);
+	double per = 1.0 / ((theatre->job->one_sender ? 1 : theatre->job->nr_ranks) *
+				   (double)theatre->job->iters);
 	struct sim_stats stats;
 	uint32_t i;
 
@@ -370,7 +393,8 @@ static void sum_up(struct theatre *theatre, const double *us)
 	result->trace = sim_trace_hash(theatre->network);
 }
 
-int signal_simulate_engine(const struct signal_job *job, struct signal_result *result, struct reason *why)
+int signal_simulate_engine(
+	const struct signal_job *job, struct signal_result *result, struct reason *why)
 {
 	struct theatre theatre = {.job = job, .result = result};
 	double *us = calloc(job->iters, sizeof(*us));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The experiment on a network of this machine, in real time: ranks are threads with an engine each; rank 0 sends, the others are there. */
+/* The experiment on a network of this machine, in real time: ranks are threads with an engine each;
+ * rank 0 sends, the others are there. */
 #include "bench/signal/signal.h"
 #include "bench/signal/send.h"
 #include "base/clock.h"
@@ -56,21 +57,27 @@ static void group_done(void *ctx, int error, const char *text)
 	atomic_fetch_add_explicit(&fair->nr_done, 1, memory_order_release);
 }
 
-/* ---- what rank 0 does -------------------------------------------------------------------------------------- */
+/* ---- what rank 0 does ------------------------------------------------------------------------ */
 
-/* All ranks are threads of this process, so rank 0 may look into their memory once a round is over. */
+/* All ranks are threads of this process, so rank 0 may look into their memory once a round is over.
+ */
 static void check_round(struct fair *fair, const struct signal_plan *plan, uint64_t word)
 {
 	enum signal_policy policy = fair->job->policy;
 	uint32_t i;
 
 	for (i = 0; i < plan->nr; i++) {
-		const struct signal_memory *memory = &fair->stands[plan->transfers[i].peer].sender.memory;
+		const struct signal_memory *memory =
+			&fair->stands[plan->transfers[i].peer].sender.memory;
 		uint64_t got = atomic_load_explicit(
-			(_Atomic uint64_t *)(void *)(memory->base + memory->words_at + plan->transfers[i].place * WORD_BYTES), memory_order_acquire);
+			(_Atomic uint64_t *)(void *)(memory->base + memory->words_at +
+						     plan->transfers[i].place * WORD_BYTES),
+			memory_order_acquire);
 
-		fair->result->nr_wrong += policy != SIGNAL_PUT_ONLY && policy != SIGNAL_IMM && got != word;
-		fair->result->nr_wrong += !signal_has_data(fair->job, memory, plan->transfers[i].place);
+		fair->result->nr_wrong +=
+			policy != SIGNAL_PUT_ONLY && policy != SIGNAL_IMM && got != word;
+		fair->result->nr_wrong +=
+			!signal_has_data(fair->job, memory, plan->transfers[i].place);
 	}
 }
 
@@ -81,7 +88,8 @@ static int run_round(struct fair *fair, const struct signal_plan *plan, uint64_t
 	int rc;
 
 	atomic_store(&fair->nr_done, 0);
-	rc = signal_send(fair->job, &fair->stands[0].sender, plan, word, group_done, fair, &nr_groups);
+	rc = signal_send(
+		fair->job, &fair->stands[0].sender, plan, word, group_done, fair, &nr_groups);
 	while (!rc && atomic_load_explicit(&fair->nr_done, memory_order_acquire) < nr_groups) {
 		sched_yield(); /* the proxies may need this core */
 		if (clock_ns() > limit)
@@ -106,7 +114,8 @@ static int run_rounds(struct fair *fair)
 		if (i == WARMUP)
 			rc = tern_engine_stats(fair->stands[0].sender.engine, &before);
 		if (!rc)
-			rc = run_round(fair, &plan, i + 1, i < WARMUP ? &us : &fair->us[i - WARMUP]);
+			rc = run_round(
+				fair, &plan, i + 1, i < WARMUP ? &us : &fair->us[i - WARMUP]);
 		if (!rc)
 			check_round(fair, &plan, i + 1);
 	}
@@ -119,7 +128,7 @@ static int run_rounds(struct fair *fair)
 	return rc;
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 static int open_engine(struct stand *stand)
 {
@@ -138,7 +147,9 @@ static int share_memory(struct stand *stand)
 	uint32_t i, nr = stand->fair->job->nr_ranks;
 	struct signal_sender *sender = &stand->sender;
 	struct tern_descriptor mine, *all = calloc(nr, sizeof(*all));
-	int rc = all ? tern_engine_register(sender->engine, sender->memory.base, sender->memory.bytes, &sender->region) : TERN_ERR_NOMEM;
+	int rc = all ? tern_engine_register(sender->engine, sender->memory.base,
+			       sender->memory.bytes, &sender->region)
+		     : TERN_ERR_NOMEM;
 
 	memset(&mine, 0, sizeof(mine));
 	if (!rc)
@@ -215,7 +226,8 @@ static int run_stands(struct fair *fair, pthread_t *ids)
 	return nr < fair->job->nr_ranks ? TERN_ERR_SYSTEM : 0;
 }
 
-int signal_measure(const struct signal_job *job, const char *transport, struct signal_result *result, struct reason *why)
+int signal_measure(const struct signal_job *job, const char *transport,
+	struct signal_result *result, struct reason *why)
 {
 	struct fair fair = {.job = job, .transport = transport, .result = result};
 	pthread_t *ids = calloc(job->nr_ranks, sizeof(*ids));

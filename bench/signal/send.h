@@ -15,8 +15,10 @@ struct signal_sender {
 	struct signal_memory memory;
 };
 
-/* Begins all of a plan's transfers, whose signals are `word`; done is called for each group, and *nr_groups counts these. */
-int signal_send(const struct signal_job *job, const struct signal_sender *sender, const struct signal_plan *plan, uint64_t word,
-	tern_done_fn done, void *ctx, uint32_t *nr_groups);
+/* Begins all of a plan's transfers, whose signals are `word`; done is called for each group, and
+ * *nr_groups counts these. */
+int signal_send(const struct signal_job *job, const struct signal_sender *sender,
+	const struct signal_plan *plan, uint64_t word, tern_done_fn done, void *ctx,
+	uint32_t *nr_groups);
 
 #endif

@@ -9,7 +9,8 @@
 #define MOST_ROOM (4u << 20)
 #define MOST_RANKS 512
 
-static const char *const names[NR_SIGNAL_POLICIES] = {"put-only", "coupled", "coupled-all-peers", "decoupled", "nic-fence", "perseus", "imm"};
+static const char *const names[NR_SIGNAL_POLICIES] = {
+	"put-only", "coupled", "coupled-all-peers", "decoupled", "nic-fence", "perseus", "imm"};
 
 const char *signal_policy_name(enum signal_policy policy)
 {
@@ -18,7 +19,8 @@ const char *signal_policy_name(enum signal_policy policy)
 
 bool signal_policy_drains(enum signal_policy policy)
 {
-	return policy == SIGNAL_COUPLED || policy == SIGNAL_COUPLED_ALL_PEERS || policy == SIGNAL_DECOUPLED;
+	return policy == SIGNAL_COUPLED || policy == SIGNAL_COUPLED_ALL_PEERS ||
+	       policy == SIGNAL_DECOUPLED;
 }
 
 bool signal_policy_groups(enum signal_policy policy)
@@ -26,7 +28,7 @@ bool signal_policy_groups(enum signal_policy policy)
 	return policy == SIGNAL_DECOUPLED || policy == SIGNAL_PERSEUS;
 }
 
-/* ---- the model: docs/signals.md says where each number comes from ------------------------------------------ */
+/* ---- the model: docs/signals.md says where each number comes from ---------------------------- */
 
 void signal_job_init(struct signal_job *job)
 {
@@ -44,8 +46,12 @@ void signal_job_init(struct signal_job *job)
 	job->network.depth = 8192;
 	job->network.inline_bytes = 8; /* signals, and no puts */
 	job->network.far = (struct sim_link){.latency_ns = 2000, .jitter_ns = 200};
-	job->network.nic = (struct sim_nic){.post_ns = 1415, .inline_post_ns = 526, .request_ns = 50, .completion_ns = 500,
-		.bytes_per_second = 25000000000, .nr_queue_pairs = 0};
+	job->network.nic = (struct sim_nic){.post_ns = 1415,
+		.inline_post_ns = 526,
+		.request_ns = 50,
+		.completion_ns = 500,
+		.bytes_per_second = 25000000000,
+		.nr_queue_pairs = 0};
 }
 
 int signal_job_check(const struct signal_job *job, struct reason *why)
@@ -53,13 +59,16 @@ int signal_job_check(const struct signal_job *job, struct reason *why)
 	if (job->nr_ranks < 2 || job->nr_ranks > MOST_RANKS)
 		return refuse(why, "%u ranks: allowed are 2 to %u", job->nr_ranks, MOST_RANKS);
 	if (!job->ranks_per_node || job->ranks_per_node >= job->nr_ranks)
-		return refuse(why, "%u ranks a node leave no remote rank among %u", job->ranks_per_node, job->nr_ranks);
+		return refuse(why, "%u ranks a node leave no remote rank among %u",
+			job->ranks_per_node, job->nr_ranks);
 	if (job->bytes <= sizeof(uint64_t) || job->bytes > MOST_ROOM)
-		return refuse(why, "%llu bytes: allowed are 9 to %u", (unsigned long long)job->bytes, MOST_ROOM);
+		return refuse(why, "%llu bytes: allowed are 9 to %u",
+			(unsigned long long)job->bytes, MOST_ROOM);
 	if (!job->concurrency || job->concurrency > 65536)
 		return refuse(why, "concurrency is %u: allowed are 1 to 65536", job->concurrency);
 	if (job->nr_peers > signal_nr_remote(job))
-		return refuse(why, "%u peers, but there are %u remote ranks", job->nr_peers, signal_nr_remote(job));
+		return refuse(why, "%u peers, but there are %u remote ranks", job->nr_peers,
+			signal_nr_remote(job));
 	return 0;
 }
 
@@ -75,7 +84,7 @@ uint64_t signal_drain_cost(const struct signal_job *job)
 	return job->drain_ns * (job->nr_drained ? job->nr_drained : nr);
 }
 
-/* ---- who sends what to whom -------------------------------------------------------------------------------- */
+/* ---- who sends what to whom ------------------------------------------------------------------ */
 
 /* The peers' popularity, summed up; the order of popularity is the same for all ranks. */
 static void make_weights(const struct signal_job *job, double *sums)
@@ -118,7 +127,8 @@ static bool is_remote(const struct signal_job *job, uint32_t a, uint32_t b)
 	return a / job->ranks_per_node != b / job->ranks_per_node;
 }
 
-static uint32_t choose_peer(const struct signal_job *job, uint32_t rank, uint32_t i, const double *sums, uint64_t *state)
+static uint32_t choose_peer(const struct signal_job *job, uint32_t rank, uint32_t i,
+	const double *sums, uint64_t *state)
 {
 	uint32_t nr = job->nr_peers ? job->nr_peers : signal_nr_remote(job), peer;
 
@@ -133,7 +143,8 @@ static uint32_t choose_peer(const struct signal_job *job, uint32_t rank, uint32_
 	return remote_rank(job, rank, i % nr);
 }
 
-/* The peer's number counted from this rank: groups are made of neighbours in this order, so that ranks do not all begin with the same peer. */
+/* The peer's number counted from this rank: groups are made of neighbours in this order, so that
+ * ranks do not all begin with the same peer. */
 static uint32_t turn_of(const struct signal_job *job, uint32_t rank, uint32_t peer)
 {
 	uint32_t first = remote_rank(job, rank, 0);
@@ -144,7 +155,8 @@ static uint32_t turn_of(const struct signal_job *job, uint32_t rank, uint32_t pe
 /* Sorts by group, keeping the order otherwise: counting sort. */
 static int sort_by_group(const struct signal_job *job, uint32_t rank, struct signal_plan *plan)
 {
-	uint32_t size = job->group ? job->group : job->nr_ranks, nr_groups = (job->nr_ranks + size - 1) / size, g, i, at = 0;
+	uint32_t size = job->group ? job->group : job->nr_ranks,
+		 nr_groups = (job->nr_ranks + size - 1) / size, g, i, at = 0;
 	struct signal_transfer *sorted = calloc(plan->nr + 1, sizeof(*sorted));
 	bool seen[MOST_RANKS] = {false};
 
@@ -168,7 +180,8 @@ static int sort_by_group(const struct signal_job *job, uint32_t rank, struct sig
 	return 0;
 }
 
-int signal_plan_make(const struct signal_job *job, uint32_t rank, uint32_t iter, struct signal_plan *plan)
+int signal_plan_make(
+	const struct signal_job *job, uint32_t rank, uint32_t iter, struct signal_plan *plan)
 {
 	uint64_t state = hash4(job->seed, rank, iter, 0x51);
 	uint32_t i, nr_to[MOST_RANKS] = {0};
@@ -186,7 +199,8 @@ int signal_plan_make(const struct signal_job *job, uint32_t rank, uint32_t iter,
 
 		if (!is_remote(job, rank, peer))
 			continue;
-		plan->transfers[plan->nr++] = (struct signal_transfer){.peer = peer, .place = rank * job->concurrency + nr_to[peer]++};
+		plan->transfers[plan->nr++] = (struct signal_transfer){
+			.peer = peer, .place = rank * job->concurrency + nr_to[peer]++};
 	}
 	return sort_by_group(job, rank, plan);
 }
@@ -197,7 +211,7 @@ void signal_plan_free(struct signal_plan *plan)
 	plan->transfers = NULL;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static uint64_t round_up(uint64_t bytes)
 {
@@ -228,13 +242,16 @@ void signal_memory_free(struct signal_memory *memory)
 	memory->base = NULL;
 }
 
-uint64_t signal_data_at(const struct signal_job *job, const struct signal_memory *memory, uint32_t place)
+uint64_t signal_data_at(
+	const struct signal_job *job, const struct signal_memory *memory, uint32_t place)
 {
 	return place % (memory->room / round_up(job->bytes)) * round_up(job->bytes);
 }
 
-/* Every rank's source is the same, and data lands where it came from: places that share room do no harm. */
-bool signal_has_data(const struct signal_job *job, const struct signal_memory *memory, uint32_t place)
+/* Every rank's source is the same, and data lands where it came from: places that share room do no
+ * harm. */
+bool signal_has_data(
+	const struct signal_job *job, const struct signal_memory *memory, uint32_t place)
 {
 	uint64_t at = signal_data_at(job, memory, place);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The policies written out over the bare transport: each rank's proxy is given a list of steps, and takes them one by one in virtual time. */
+/* The policies written out over the bare transport: each rank's proxy is given a list of steps, and
+ * takes them one by one in virtual time. */
 #include "bench/signal/signal.h"
 
 #include <stdlib.h>
@@ -26,7 +27,7 @@ struct proxy {
 	struct step *steps;
 	uint32_t nr_steps, at, nr_transfers;
 	uint32_t nr_under_way, *under_way_to; /* [rank] */
-	uint64_t word;			      /* this iteration's signal: sent from here, inline */
+	uint64_t word;                        /* this iteration's signal: sent from here, inline */
 	uint32_t nr_expected, nr_immediates;
 	bool draining;
 	uint64_t drain_began_ns, fence_ns, done_ns, nr_drains;
@@ -40,31 +41,36 @@ struct stage {
 	int rc;
 };
 
-/* ---- a policy is an order of steps ------------------------------------------------------------------------- */
+/* ---- a policy is an order of steps ----------------------------------------------------------- */
 
-static void add(struct proxy *proxy, enum step_kind kind, const struct signal_transfer *transfer, uint32_t flags)
+static void add(struct proxy *proxy, enum step_kind kind, const struct signal_transfer *transfer,
+	uint32_t flags)
 {
-	proxy->steps[proxy->nr_steps++] =
-		(struct step){.kind = kind, .peer = transfer->peer, .place = transfer->place, .flags = flags};
+	proxy->steps[proxy->nr_steps++] = (struct step){
+		.kind = kind, .peer = transfer->peer, .place = transfer->place, .flags = flags};
 }
 
 /* One transfer after the other. */
-static void steps_single(struct proxy *proxy, enum signal_policy policy, const struct signal_plan *plan)
+static void steps_single(
+	struct proxy *proxy, enum signal_policy policy, const struct signal_plan *plan)
 {
 	uint32_t i;
 
 	for (i = 0; i < plan->nr; i++) {
-		add(proxy, STEP_PUT, &plan->transfers[i], policy == SIGNAL_IMM ? WRITE_IMMEDIATE : 0);
+		add(proxy, STEP_PUT, &plan->transfers[i],
+			policy == SIGNAL_IMM ? WRITE_IMMEDIATE : 0);
 		if (policy == SIGNAL_PUT_ONLY || policy == SIGNAL_IMM)
 			continue;
 		if (signal_policy_drains(policy))
 			add(proxy, STEP_DRAIN, &plan->transfers[i], 0);
-		add(proxy, STEP_SIGNAL, &plan->transfers[i], policy == SIGNAL_NIC_FENCE ? WRITE_FENCE : 0);
+		add(proxy, STEP_SIGNAL, &plan->transfers[i],
+			policy == SIGNAL_NIC_FENCE ? WRITE_FENCE : 0);
 	}
 }
 
 /* A group's puts, then its signals. Each peer has its own fence: the first signal to it. */
-static void steps_grouped(struct proxy *proxy, enum signal_policy policy, const struct signal_plan *plan)
+static void steps_grouped(
+	struct proxy *proxy, enum signal_policy policy, const struct signal_plan *plan)
 {
 	struct signal_transfer everybody = {.peer = EVERYBODY};
 	uint32_t i, from = 0, to;
@@ -77,7 +83,8 @@ static void steps_grouped(struct proxy *proxy, enum signal_policy policy, const 
 			add(proxy, STEP_DRAIN, &everybody, 0);
 		for (i = from; i < to; i++)
 			add(proxy, STEP_SIGNAL, &plan->transfers[i],
-				policy == SIGNAL_PERSEUS && plan->transfers[i].first ? WRITE_FENCE : 0);
+				policy == SIGNAL_PERSEUS && plan->transfers[i].first ? WRITE_FENCE
+										     : 0);
 	}
 }
 
@@ -102,15 +109,18 @@ static int make_steps(struct stage *stage, uint32_t rank, uint32_t iter)
 	return 0;
 }
 
-/* ---- the proxy's loop -------------------------------------------------------------------------------------- */
+/* ---- the proxy's loop ------------------------------------------------------------------------ */
 
 static int post(struct stage *stage, struct proxy *proxy, const struct step *step)
 {
 	const struct signal_job *job = stage->job;
 	const struct signal_memory *memory = &proxy->memory;
 	uint64_t data_at = signal_data_at(job, memory, step->place);
-	struct transport_write write = {.peer = step->peer, .flags = step->flags | WRITE_SIGNALLED, .immediate = step->place,
-		.key = &stage->proxies[step->peer].key, .cookie = step->peer};
+	struct transport_write write = {.peer = step->peer,
+		.flags = step->flags | WRITE_SIGNALLED,
+		.immediate = step->place,
+		.key = &stage->proxies[step->peer].key,
+		.cookie = step->peer};
 
 	if (step->kind == STEP_PUT) {
 		write.region = proxy->region;
@@ -174,7 +184,8 @@ static void take_events(struct stage *stage, uint32_t rank)
 		for (i = 0; i < nr; i++) {
 			if (events[i].kind == EVENT_IMMEDIATE) {
 				proxy->nr_immediates++;
-				stage->result->early += !signal_has_data(stage->job, &proxy->memory, events[i].immediate);
+				stage->result->early += !signal_has_data(
+					stage->job, &proxy->memory, events[i].immediate);
 				continue;
 			}
 			proxy->nr_under_way--;
@@ -185,7 +196,7 @@ static void take_events(struct stage *stage, uint32_t rank)
 		stage->rc = nr;
 }
 
-/* ---- iterations -------------------------------------------------------------------------------------------- */
+/* ---- iterations ------------------------------------------------------------------------------ */
 
 static void check_rank(struct stage *stage, uint32_t rank, uint32_t iter)
 {
@@ -202,14 +213,17 @@ static void check_rank(struct stage *stage, uint32_t rank, uint32_t iter)
 		const struct signal_memory *memory = &stage->proxies[plan.transfers[i].peer].memory;
 		uint64_t word;
 
-		memcpy(&word, memory->base + memory->words_at + plan.transfers[i].place * sizeof(word), sizeof(word));
+		memcpy(&word,
+			memory->base + memory->words_at + plan.transfers[i].place * sizeof(word),
+			sizeof(word));
 		result->nr_wrong += !signal_has_data(job, memory, plan.transfers[i].place);
 		if (job->policy != SIGNAL_PUT_ONLY && job->policy != SIGNAL_IMM)
 			result->nr_wrong += word != iter + 1;
 	}
 	signal_plan_free(&plan);
 	if (job->policy == SIGNAL_IMM)
-		result->nr_wrong += stage->proxies[rank].nr_immediates != stage->proxies[rank].nr_expected;
+		result->nr_wrong +=
+			stage->proxies[rank].nr_immediates != stage->proxies[rank].nr_expected;
 }
 
 static void wipe(struct stage *stage)
@@ -249,13 +263,14 @@ static void run_iteration(struct stage *stage, uint32_t iter, double *us)
 	*us = (double)(latest - began) * 1e-3;
 }
 
-/* ---- setting up -------------------------------------------------------------------------------------------- */
+/* ---- setting up ------------------------------------------------------------------------------ */
 
 static int open_proxy(struct stage *stage, uint32_t rank)
 {
 	const struct signal_job *job = stage->job;
 	struct proxy *proxy = &stage->proxies[rank];
-	struct transport_options options = {.network = stage->network, .self = rank, .nr_peers = job->nr_ranks};
+	struct transport_options options = {
+		.network = stage->network, .self = rank, .nr_peers = job->nr_ranks};
 	struct transport_info info;
 	int rc;
 
@@ -266,7 +281,8 @@ static int open_proxy(struct stage *stage, uint32_t rank)
 	rc = transport_sim.open(&options, &proxy->transport, &info);
 	if (rc)
 		return rc;
-	return transport_sim.reg(proxy->transport, proxy->memory.base, proxy->memory.bytes, &proxy->region, &proxy->key);
+	return transport_sim.reg(proxy->transport, proxy->memory.base, proxy->memory.bytes,
+		&proxy->region, &proxy->key);
 }
 
 static int connect_all(struct stage *stage)
@@ -321,7 +337,8 @@ static void close_stage(struct stage *stage)
 static void sum_up(struct stage *stage, const double *us)
 {
 	struct signal_result *result = stage->result;
-	double nr_senders = stage->job->one_sender ? 1 : stage->job->nr_ranks, per = 1 / (nr_senders * stage->job->iters);
+	double nr_senders = stage->job->one_sender ? 1 : stage->job->nr_ranks,
+	       per = 1 / (nr_senders * stage->job->iters);
 	struct sim_stats stats;
 	uint32_t i;
 
@@ -340,7 +357,8 @@ static void sum_up(struct stage *stage, const double *us)
 	result->trace = sim_trace_hash(stage->network);
 }
 
-int signal_simulate_steps(const struct signal_job *job, struct signal_result *result, struct reason *why)
+int signal_simulate_steps(
+	const struct signal_job *job, struct signal_result *result, struct reason *why)
 {
 	struct stage stage = {.job = job, .result = result};
 	double *us = calloc(job->iters, sizeof(*us));
@@ -351,7 +369,9 @@ int signal_simulate_steps(const struct signal_job *job, struct signal_result *re
 	for (i = 0; i < job->iters && !stage.rc; i++) {
 		run_iteration(&stage, i, &us[i]);
 		for (rank = 0; rank < job->nr_ranks; rank++)
-			result->transfers += stage.proxies[rank].nr_transfers / ((double)job->iters * (job->one_sender ? 1 : job->nr_ranks));
+			result->transfers +=
+				stage.proxies[rank].nr_transfers /
+				((double)job->iters * (job->one_sender ? 1 : job->nr_ranks));
 	}
 	if (!stage.rc)
 		sum_up(&stage, us);

@@ -49,7 +49,8 @@ void file_unmap(struct mapped_file *file)
 	*file = (struct mapped_file){0};
 }
 
-static int open_shard(const char *folder, const char *name, struct shard *shard, struct fault *fault)
+static int open_shard(
+	const char *folder, const char *name, struct shard *shard, struct fault *fault)
 {
 	char path[MAX_PATH];
 	struct fault cause;
@@ -64,9 +65,11 @@ static int open_shard(const char *folder, const char *name, struct shard *shard,
 	return 0;
 }
 
-static int add_shard(const char *folder, const char *name, struct checkpoint *checkpoint, struct fault *fault)
+static int add_shard(
+	const char *folder, const char *name, struct checkpoint *checkpoint, struct fault *fault)
 {
-	struct shard *shards = realloc(checkpoint->shards, (checkpoint->nr_shards + 1) * sizeof(*shards));
+	struct shard *shards =
+		realloc(checkpoint->shards, (checkpoint->nr_shards + 1) * sizeof(*shards));
 
 	if (!shards)
 		return fault_say(fault, "no memory for a shard");
@@ -77,26 +80,35 @@ static int add_shard(const char *folder, const char *name, struct checkpoint *ch
 	return 0;
 }
 
-/* The names of the files in weight_map, each once. A real index names a few files for thousands of tensors. */
-static int shard_names(const struct json *json, char (**names)[SAFETENSORS_MAX_NAME], uint32_t *nr_names, struct fault *fault)
+/* The names of the files in weight_map, each once. A real index names a few files for thousands of
+ * tensors. */
+static int shard_names(const struct json *json, char (**names)[SAFETENSORS_MAX_NAME],
+	uint32_t *nr_names, struct fault *fault)
 {
 	uint32_t map = json_member(json, 0, "weight_map");
 
-	for (uint32_t at = map + 1; map && at < json->values[map].next; at = json->values[at + 1].next) {
+	for (uint32_t at = map + 1; map && at < json->values[map].next;
+		at = json->values[at + 1].next) {
 		uint32_t seen = 0;
 
 		while (seen < *nr_names && !json_string_is(json, at + 1, (*names)[seen]))
 			seen++;
 		if (seen < *nr_names)
 			continue;
-		if (seen == MAX_SHARDS || !json_string(json, at + 1, (*names)[seen], sizeof((*names)[seen])) || strchr((*names)[seen], '/'))
-			return fault_say(fault, "model.safetensors.index.json: too many files, or a bad file name");
+		if (seen == MAX_SHARDS ||
+			!json_string(json, at + 1, (*names)[seen], sizeof((*names)[seen])) ||
+			strchr((*names)[seen], '/'))
+			return fault_say(fault,
+				"model.safetensors.index.json: too many files, or a bad file name");
 		++*nr_names;
 	}
-	return *nr_names ? 0 : fault_say(fault, "model.safetensors.index.json: no weight_map that names files");
+	return *nr_names ? 0
+			 : fault_say(fault,
+				   "model.safetensors.index.json: no weight_map that names files");
 }
 
-static int open_named(const char *folder, const struct json *index, struct checkpoint *checkpoint, struct fault *fault)
+static int open_named(const char *folder, const struct json *index, struct checkpoint *checkpoint,
+	struct fault *fault)
 {
 	char(*names)[SAFETENSORS_MAX_NAME] = calloc(MAX_SHARDS, sizeof(*names));
 	uint32_t nr_names = 0;
@@ -111,7 +123,8 @@ static int open_named(const char *folder, const struct json *index, struct check
 	return rc;
 }
 
-static int open_index(const char *folder, const char *path, struct checkpoint *checkpoint, struct fault *fault)
+static int open_index(
+	const char *folder, const char *path, struct checkpoint *checkpoint, struct fault *fault)
 {
 	struct mapped_file file;
 	struct json json;
@@ -137,7 +150,8 @@ int checkpoint_open(const char *folder, struct checkpoint *checkpoint, struct fa
 	if (strlen(folder) > MAX_PATH - 64)
 		return fault_say(fault, "the model's folder has too long a name");
 	snprintf(index, sizeof(index), "%s/model.safetensors.index.json", folder);
-	rc = access(index, R_OK) ? add_shard(folder, "model.safetensors", &opened, fault) : open_index(folder, index, &opened, fault);
+	rc = access(index, R_OK) ? add_shard(folder, "model.safetensors", &opened, fault)
+				 : open_index(folder, index, &opened, fault);
 	if (rc) {
 		checkpoint_close(&opened);
 		return -1;
@@ -159,7 +173,8 @@ void checkpoint_close(struct checkpoint *checkpoint)
 static const struct tensor *find(const struct checkpoint *checkpoint, const char *name)
 {
 	for (uint32_t i = 0; i < checkpoint->nr_shards; i++) {
-		const struct tensor *tensor = safetensors_find(&checkpoint->shards[i].tensors, name);
+		const struct tensor *tensor =
+			safetensors_find(&checkpoint->shards[i].tensors, name);
 
 		if (tensor)
 			return tensor;
@@ -167,16 +182,18 @@ static const struct tensor *find(const struct checkpoint *checkpoint, const char
 	return NULL;
 }
 
-int checkpoint_rows(const struct checkpoint *checkpoint, const char *name, uint64_t rows, uint64_t columns, uint64_t first_row,
-	uint64_t nr_rows, float *out, struct fault *fault)
+int checkpoint_rows(const struct checkpoint *checkpoint, const char *name, uint64_t rows,
+	uint64_t columns, uint64_t first_row, uint64_t nr_rows, float *out, struct fault *fault)
 {
 	const struct tensor *tensor = find(checkpoint, name);
 
 	if (!tensor)
 		return fault_say(fault, "%s is missing in the checkpoint", name);
-	if (tensor->nr_dims < 1 || tensor->nr_dims > 2 || tensor->shape[0] != rows || (tensor->nr_dims == 2 ? tensor->shape[1] : 1) != columns)
-		return fault_say(fault, "%s has not the shape [%llu, %llu] that config.json implies", name, (unsigned long long)rows,
-			(unsigned long long)columns);
+	if (tensor->nr_dims < 1 || tensor->nr_dims > 2 || tensor->shape[0] != rows ||
+		(tensor->nr_dims == 2 ? tensor->shape[1] : 1) != columns)
+		return fault_say(fault,
+			"%s has not the shape [%llu, %llu] that config.json implies", name,
+			(unsigned long long)rows, (unsigned long long)columns);
 	if (tensor_floats(tensor, first_row * columns, nr_rows * columns, out))
 		return fault_say(fault, "%s is not stored as BF16, F16 or F32", name);
 	return 0;

@@ -25,11 +25,12 @@ struct model_config {
 	float rope_theta;
 	float norm_eps;
 	bool norm_topk; /* gate weights of the chosen experts are divided by their sum */
-	bool tied;	/* the embedding is the output matrix too */
+	bool tied;      /* the embedding is the output matrix too */
 };
 
 /* Refuses architectures and settings that this program does not compute. */
-int config_parse(const char *text, size_t text_bytes, struct model_config *config, struct fault *fault);
+int config_parse(
+	const char *text, size_t text_bytes, struct model_config *config, struct fault *fault);
 
 /* From folder/config.json. */
 int config_read(const char *folder, struct model_config *config, struct fault *fault);

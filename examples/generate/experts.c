@@ -6,8 +6,8 @@
 
 #define SCRATCH_ROWS 64
 
-int matrix_load(const struct checkpoint *checkpoint, const char *name, uint32_t nr_out, uint32_t nr_in, struct matrix *matrix,
-	struct fault *fault)
+int matrix_load(const struct checkpoint *checkpoint, const char *name, uint32_t nr_out,
+	uint32_t nr_in, struct matrix *matrix, struct fault *fault)
 {
 	float *row = malloc(nr_in * sizeof(*row));
 	int rc = 0;
@@ -27,8 +27,8 @@ int matrix_load(const struct checkpoint *checkpoint, const char *name, uint32_t 
 	return rc;
 }
 
-static int load_expert(const struct checkpoint *checkpoint, uint32_t layer, uint32_t id, uint32_t hidden, uint32_t intermediate,
-	struct expert *expert, struct fault *fault)
+static int load_expert(const struct checkpoint *checkpoint, uint32_t layer, uint32_t id,
+	uint32_t hidden, uint32_t intermediate, struct expert *expert, struct fault *fault)
 {
 	const struct {
 		const char *name;
@@ -43,25 +43,29 @@ static int load_expert(const struct checkpoint *checkpoint, uint32_t layer, uint
 	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
 		char name[128];
 
-		snprintf(name, sizeof(name), "model.layers.%u.mlp.experts.%u.%s.weight", layer, id, parts[i].name);
-		if (matrix_load(checkpoint, name, parts[i].nr_out, parts[i].nr_in, parts[i].matrix, fault))
+		snprintf(name, sizeof(name), "model.layers.%u.mlp.experts.%u.%s.weight", layer, id,
+			parts[i].name);
+		if (matrix_load(checkpoint, name, parts[i].nr_out, parts[i].nr_in, parts[i].matrix,
+			    fault))
 			return -1;
 	}
 	return 0;
 }
 
-static int load_all(const struct checkpoint *checkpoint, struct experts *experts, struct fault *fault)
+static int load_all(
+	const struct checkpoint *checkpoint, struct experts *experts, struct fault *fault)
 {
 	for (uint32_t layer = 0; layer < experts->nr_layers; layer++)
 		for (uint32_t local = 0; local < experts->nr; local++)
-			if (load_expert(checkpoint, layer, experts->first + local, experts->hidden, experts->intermediate,
+			if (load_expert(checkpoint, layer, experts->first + local, experts->hidden,
+				    experts->intermediate,
 				    &experts->all[(size_t)layer * experts->nr + local], fault))
 				return -1;
 	return 0;
 }
 
-int experts_load(const struct checkpoint *checkpoint, const struct model_config *config, uint32_t first, uint32_t nr,
-	struct experts *experts, struct fault *fault)
+int experts_load(const struct checkpoint *checkpoint, const struct model_config *config,
+	uint32_t first, uint32_t nr, struct experts *experts, struct fault *fault)
 {
 	struct experts loaded = {
 		.first = first,
@@ -73,7 +77,9 @@ int experts_load(const struct checkpoint *checkpoint, const struct model_config 
 		.gate = malloc(sizeof(float) * SCRATCH_ROWS * config->intermediate),
 		.up = malloc(sizeof(float) * SCRATCH_ROWS * config->intermediate),
 	};
-	int rc = loaded.all && loaded.gate && loaded.up ? 0 : fault_say(fault, "no memory for %u experts", nr);
+	int rc = loaded.all && loaded.gate && loaded.up
+			 ? 0
+			 : fault_say(fault, "no memory for %u experts", nr);
 
 	rc = rc ? rc : load_all(checkpoint, &loaded, fault);
 	if (rc) {
@@ -97,15 +103,18 @@ void experts_destroy(struct experts *experts)
 	*experts = (struct experts){0};
 }
 
-void experts_run(struct experts *experts, uint32_t layer, uint32_t local, const float *x, uint32_t nr_rows, float *y)
+void experts_run(struct experts *experts, uint32_t layer, uint32_t local, const float *x,
+	uint32_t nr_rows, float *y)
 {
 	const struct expert *expert = &experts->all[(size_t)layer * experts->nr + local];
 
 	for (uint32_t row = 0, nr; row < nr_rows; row += nr) {
 		nr = nr_rows - row < SCRATCH_ROWS ? nr_rows - row : SCRATCH_ROWS;
-		matrix_multiply(&expert->gate, x + (size_t)row * experts->hidden, nr, experts->gate);
+		matrix_multiply(
+			&expert->gate, x + (size_t)row * experts->hidden, nr, experts->gate);
 		matrix_multiply(&expert->up, x + (size_t)row * experts->hidden, nr, experts->up);
 		silu_multiply(experts->gate, experts->up, (uint64_t)nr * experts->intermediate);
-		matrix_multiply(&expert->down, experts->gate, nr, y + (size_t)row * experts->hidden);
+		matrix_multiply(
+			&expert->down, experts->gate, nr, y + (size_t)row * experts->hidden);
 	}
 }

@@ -19,15 +19,16 @@ struct experts {
 };
 
 /* *experts is set only on success. */
-int experts_load(const struct checkpoint *checkpoint, const struct model_config *config, uint32_t first, uint32_t nr,
-	struct experts *experts, struct fault *fault);
+int experts_load(const struct checkpoint *checkpoint, const struct model_config *config,
+	uint32_t first, uint32_t nr, struct experts *experts, struct fault *fault);
 void experts_destroy(struct experts *experts);
 
 /* y = down(silu(gate(x)) * up(x)), row by row; x and y are [nr_rows][hidden]. */
-void experts_run(struct experts *experts, uint32_t layer, uint32_t local, const float *x, uint32_t nr_rows, float *y);
+void experts_run(struct experts *experts, uint32_t layer, uint32_t local, const float *x,
+	uint32_t nr_rows, float *y);
 
 /* A matrix of the checkpoint, in panels. */
-int matrix_load(const struct checkpoint *checkpoint, const char *name, uint32_t nr_out, uint32_t nr_in, struct matrix *matrix,
-	struct fault *fault);
+int matrix_load(const struct checkpoint *checkpoint, const char *name, uint32_t nr_out,
+	uint32_t nr_in, struct matrix *matrix, struct fault *fault);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What went wrong, in words for the person who started the program. Written once, where it is first seen. */
+/* What went wrong, in words for the person who started the program. Written once, where it is first
+ * seen. */
 #ifndef TERN_EXAMPLES_GENERATE_FAULT_H
 #define TERN_EXAMPLES_GENERATE_FAULT_H
 

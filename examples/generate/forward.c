@@ -8,16 +8,16 @@
 
 struct workspace {
 	uint32_t max_tokens;
-	float *x;	   /* [tokens][hidden]: the residual stream */
-	float *normed;	   /* [tokens][hidden] */
-	float *block;	   /* [tokens][hidden]: what a block adds */
-	float *q, *heads;  /* [tokens][heads][head_dim] */
-	float *k, *v;	   /* [tokens][kv heads][head_dim] */
-	float *scores;	   /* [max_positions] */
-	float *router;	   /* [tokens][experts] */
-	int32_t *ids;	   /* [tokens][topk] */
-	float *weights;	   /* [tokens][topk] */
-	float *logits;	   /* [tokens][vocab] */
+	float *x;         /* [tokens][hidden]: the residual stream */
+	float *normed;    /* [tokens][hidden] */
+	float *block;     /* [tokens][hidden]: what a block adds */
+	float *q, *heads; /* [tokens][heads][head_dim] */
+	float *k, *v;     /* [tokens][kv heads][head_dim] */
+	float *scores;    /* [max_positions] */
+	float *router;    /* [tokens][experts] */
+	int32_t *ids;     /* [tokens][topk] */
+	float *weights;   /* [tokens][topk] */
+	float *logits;    /* [tokens][vocab] */
 };
 
 /* What one batch's pass needs in every step. */
@@ -55,7 +55,8 @@ static float *rows(uint32_t nr, size_t size)
 
 struct workspace *workspace_create(const struct model_config *c, uint32_t max_tokens)
 {
-	size_t q_size = (size_t)c->nr_heads * c->head_dim, kv_size = (size_t)c->nr_kv_heads * c->head_dim;
+	size_t q_size = (size_t)c->nr_heads * c->head_dim,
+	       kv_size = (size_t)c->nr_kv_heads * c->head_dim;
 	struct workspace *w = calloc(1, sizeof(*w));
 
 	if (!w)
@@ -75,7 +76,8 @@ struct workspace *workspace_create(const struct model_config *c, uint32_t max_to
 		.weights = rows(max_tokens, c->topk),
 		.logits = rows(max_tokens, c->vocab),
 	};
-	if (w->x && w->normed && w->block && w->q && w->heads && w->k && w->v && w->scores && w->router && w->ids && w->weights && w->logits)
+	if (w->x && w->normed && w->block && w->q && w->heads && w->k && w->v && w->scores &&
+		w->router && w->ids && w->weights && w->logits)
 		return w;
 	workspace_destroy(w);
 	return NULL;
@@ -86,7 +88,8 @@ static void norm_rows(const struct pass *p, const float *weight)
 	uint32_t hidden = p->config->hidden;
 
 	for (uint32_t t = 0; t < p->nr_tokens; t++)
-		rms_norm(p->w->x + (size_t)t * hidden, weight, hidden, p->config->norm_eps, p->w->normed + (size_t)t * hidden);
+		rms_norm(p->w->x + (size_t)t * hidden, weight, hidden, p->config->norm_eps,
+			p->w->normed + (size_t)t * hidden);
 }
 
 static void add_block(const struct pass *p)
@@ -94,13 +97,14 @@ static void add_block(const struct pass *p)
 	add_scaled(p->w->x, 1.0f, p->w->block, p->nr_tokens * p->config->hidden);
 }
 
-/* ---- attention ---- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 /* Turns each pair (i, i + half) of a head by its position's angle. */
 static void rotate(const struct pass *p, float *head, uint32_t position)
 {
 	uint32_t half = p->config->head_dim / 2;
-	const float *cosines = p->model->cosines + (size_t)position * half, *sines = p->model->sines + (size_t)position * half;
+	const float *cosines = p->model->cosines + (size_t)position * half,
+		    *sines = p->model->sines + (size_t)position * half;
 
 	for (uint32_t i = 0; i < half; i++) {
 		float a = head[i], b = head[i + half];
@@ -110,7 +114,8 @@ static void rotate(const struct pass *p, float *head, uint32_t position)
 	}
 }
 
-static void norm_and_rotate(const struct pass *p, float *heads, uint32_t nr_heads, const float *weight, uint32_t position)
+static void norm_and_rotate(const struct pass *p, float *heads, uint32_t nr_heads,
+	const float *weight, uint32_t position)
 {
 	uint32_t size = p->config->head_dim;
 
@@ -121,9 +126,11 @@ static void norm_and_rotate(const struct pass *p, float *heads, uint32_t nr_head
 }
 
 /* Where this head's positions start in a cache. */
-static size_t cache_place(const struct pass *p, const struct cache *cache, uint32_t layer, uint32_t kv_head)
+static size_t cache_place(
+	const struct pass *p, const struct cache *cache, uint32_t layer, uint32_t kv_head)
 {
-	return ((size_t)layer * p->config->nr_kv_heads + kv_head) * cache->capacity * p->config->head_dim;
+	return ((size_t)layer * p->config->nr_kv_heads + kv_head) * cache->capacity *
+	       p->config->head_dim;
 }
 
 static void remember(const struct pass *p, uint32_t layer, uint32_t t)
@@ -132,7 +139,8 @@ static void remember(const struct pass *p, uint32_t layer, uint32_t t)
 	uint32_t size = p->config->head_dim, nr_heads = p->config->nr_kv_heads;
 
 	for (uint32_t h = 0; h < nr_heads; h++) {
-		size_t place = cache_place(p, token->cache, layer, h) + (size_t)token->position * size;
+		size_t place =
+			cache_place(p, token->cache, layer, h) + (size_t)token->position * size;
 		size_t from = ((size_t)t * nr_heads + h) * size;
 
 		memcpy(token->cache->keys + place, p->w->k + from, size * sizeof(float));
@@ -140,9 +148,11 @@ static void remember(const struct pass *p, uint32_t layer, uint32_t t)
 	}
 }
 
-static void attend_head(const struct pass *p, uint32_t layer, const struct batch_token *token, uint32_t head, const float *q, float *out)
+static void attend_head(const struct pass *p, uint32_t layer, const struct batch_token *token,
+	uint32_t head, const float *q, float *out)
 {
-	uint32_t size = p->config->head_dim, kv_head = head / (p->config->nr_heads / p->config->nr_kv_heads);
+	uint32_t size = p->config->head_dim,
+		 kv_head = head / (p->config->nr_heads / p->config->nr_kv_heads);
 	size_t place = cache_place(p, token->cache, layer, kv_head);
 	const float *keys = token->cache->keys + place, *values = token->cache->values + place;
 	float scale = 1.0f / sqrtf((float)size), *scores = p->w->scores;
@@ -158,7 +168,8 @@ static void attend_head(const struct pass *p, uint32_t layer, const struct batch
 static void attention(const struct pass *p, uint32_t index)
 {
 	const struct model_layer *layer = &p->model->layers[index];
-	uint32_t size = p->config->head_dim, nr_heads = p->config->nr_heads, nr_kv_heads = p->config->nr_kv_heads;
+	uint32_t size = p->config->head_dim, nr_heads = p->config->nr_heads,
+		 nr_kv_heads = p->config->nr_kv_heads;
 	struct workspace *w = p->w;
 
 	norm_rows(p, layer->input_norm);
@@ -168,8 +179,10 @@ static void attention(const struct pass *p, uint32_t index)
 	for (uint32_t t = 0; t < p->nr_tokens; t++) {
 		uint32_t position = p->tokens[t].position;
 
-		norm_and_rotate(p, w->q + (size_t)t * nr_heads * size, nr_heads, layer->q_norm, position);
-		norm_and_rotate(p, w->k + (size_t)t * nr_kv_heads * size, nr_kv_heads, layer->k_norm, position);
+		norm_and_rotate(
+			p, w->q + (size_t)t * nr_heads * size, nr_heads, layer->q_norm, position);
+		norm_and_rotate(p, w->k + (size_t)t * nr_kv_heads * size, nr_kv_heads,
+			layer->k_norm, position);
 		remember(p, index, t);
 	}
 	for (uint32_t t = 0; t < p->nr_tokens; t++)
@@ -182,7 +195,7 @@ static void attention(const struct pass *p, uint32_t index)
 	add_block(p);
 }
 
-/* ---- experts ---- */
+/* ---- experts --------------------------------------------------------------------------------- */
 
 /* The topk largest, largest first; of equals the one with the lowest id. */
 static void choose(const struct model_config *config, float *shares, int32_t *ids, float *weights)
@@ -204,7 +217,8 @@ static void choose(const struct model_config *config, float *shares, int32_t *id
 		weights[k] /= sum;
 }
 
-static int experts(const struct pass *p, uint32_t index, const struct moe_exchange *exchange, struct fault *fault)
+static int experts(const struct pass *p, uint32_t index, const struct moe_exchange *exchange,
+	struct fault *fault)
 {
 	const struct model_layer *layer = &p->model->layers[index];
 	const struct model_config *config = p->config;
@@ -224,7 +238,8 @@ static int experts(const struct pass *p, uint32_t index, const struct moe_exchan
 		float *shares = w->router + (size_t)t * config->nr_experts;
 
 		softmax(shares, config->nr_experts);
-		choose(config, shares, w->ids + (size_t)t * config->topk, w->weights + (size_t)t * config->topk);
+		choose(config, shares, w->ids + (size_t)t * config->topk,
+			w->weights + (size_t)t * config->topk);
 	}
 	if (exchange->run(exchange->ctx, &call, fault))
 		return -1;
@@ -232,22 +247,28 @@ static int experts(const struct pass *p, uint32_t index, const struct moe_exchan
 	return 0;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static int embed(const struct pass *p, struct fault *fault)
 {
 	const struct model_config *config = p->config;
 
 	if (p->nr_tokens > p->w->max_tokens)
-		return fault_say(fault, "a batch of %u tokens in a workspace for %u", p->nr_tokens, p->w->max_tokens);
+		return fault_say(fault, "a batch of %u tokens in a workspace for %u", p->nr_tokens,
+			p->w->max_tokens);
 	for (uint32_t t = 0; t < p->nr_tokens; t++) {
 		const struct batch_token *token = &p->tokens[t];
 
 		if (token->id < 0 || (uint32_t)token->id >= config->vocab)
-			return fault_say(fault, "token %d is outside of the vocabulary of %u", token->id, config->vocab);
-		if (token->position >= token->cache->capacity || token->position >= config->max_positions)
-			return fault_say(fault, "position %u is beyond the %u that there is room for", token->position, token->cache->capacity);
-		memcpy(p->w->x + (size_t)t * config->hidden, p->model->embedding + (size_t)token->id * config->hidden,
+			return fault_say(fault, "token %d is outside of the vocabulary of %u",
+				token->id, config->vocab);
+		if (token->position >= token->cache->capacity ||
+			token->position >= config->max_positions)
+			return fault_say(fault,
+				"position %u is beyond the %u that there is room for",
+				token->position, token->cache->capacity);
+		memcpy(p->w->x + (size_t)t * config->hidden,
+			p->model->embedding + (size_t)token->id * config->hidden,
 			config->hidden * sizeof(float));
 	}
 	return 0;
@@ -262,19 +283,26 @@ static void write_logits(const struct pass *p)
 
 	for (uint32_t t = 0; t < p->nr_tokens; t++)
 		if (p->tokens[t].logits)
-			rms_norm(w->x + (size_t)t * config->hidden, p->model->final_norm, config->hidden, config->norm_eps,
+			rms_norm(w->x + (size_t)t * config->hidden, p->model->final_norm,
+				config->hidden, config->norm_eps,
 				w->normed + (size_t)nr++ * config->hidden);
 	matrix_multiply(&p->model->head, w->normed, nr, w->logits);
 	nr = 0;
 	for (uint32_t t = 0; t < p->nr_tokens; t++)
 		if (p->tokens[t].logits)
-			memcpy(p->tokens[t].logits, w->logits + (size_t)nr++ * config->vocab, config->vocab * sizeof(float));
+			memcpy(p->tokens[t].logits, w->logits + (size_t)nr++ * config->vocab,
+				config->vocab * sizeof(float));
 }
 
-int model_forward(const struct model *model, struct workspace *workspace, const struct batch_token *tokens, uint32_t nr_tokens,
-	const struct moe_exchange *exchange, struct fault *fault)
+int model_forward(const struct model *model, struct workspace *workspace,
+	const struct batch_token *tokens, uint32_t nr_tokens, const struct moe_exchange *exchange,
+	struct fault *fault)
 {
-	struct pass pass = {.model = model, .config = &model->config, .tokens = tokens, .nr_tokens = nr_tokens, .w = workspace};
+	struct pass pass = {.model = model,
+		.config = &model->config,
+		.tokens = tokens,
+		.nr_tokens = nr_tokens,
+		.w = workspace};
 
 	if (embed(&pass, fault))
 		return -1;

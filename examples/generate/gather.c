@@ -7,7 +7,8 @@
 
 #define LIVE_MOST_PROMPTS 20 /* lines that fit on any terminal */
 
-static int allgather(tern_group *group, const void *mine, void *all, size_t bytes, struct fault *fault)
+static int allgather(
+	tern_group *group, const void *mine, void *all, size_t bytes, struct fault *fault)
 {
 	int rc = tern_group_allgather(group, mine, all, bytes);
 
@@ -24,7 +25,7 @@ static void *room_for_all(tern_group *group, size_t bytes, struct fault *fault)
 	return all;
 }
 
-/* ---- agreement ---- */
+/* ---- agreement ------------------------------------------------------------------------------- */
 
 struct hello {
 	uint64_t settings; /* a hash */
@@ -41,7 +42,8 @@ static uint64_t hash(uint64_t value, const void *bytes, size_t nr)
 static uint64_t hash_settings(const struct options *options)
 {
 	const struct serve_plan *plan = &options->plan;
-	const uint32_t numbers[] = {plan->nr_prompts, plan->nr_tokens, options->types.dispatch, options->types.combine, options->device};
+	const uint32_t numbers[] = {plan->nr_prompts, plan->nr_tokens, options->types.dispatch,
+		options->types.combine, options->device};
 	const float reals[] = {plan->temperature, plan->top_p};
 	uint64_t value = hash(0xcbf29ce484222325u, numbers, sizeof(numbers));
 
@@ -52,16 +54,20 @@ static uint64_t hash_settings(const struct options *options)
 	return value;
 }
 
-int gather_agreement(tern_group *group, const struct options *options, bool *live, struct fault *fault)
+int gather_agreement(
+	tern_group *group, const struct options *options, bool *live, struct fault *fault)
 {
 	bool fits = options->plan.nr_prompts <= LIVE_MOST_PROMPTS;
-	struct hello mine = {.settings = hash_settings(options), .live = options->live && fits && isatty(STDOUT_FILENO)};
+	struct hello mine = {.settings = hash_settings(options),
+		.live = options->live && fits && isatty(STDOUT_FILENO)};
 	struct hello *all = room_for_all(group, sizeof(mine), fault);
 	int rc = all ? allgather(group, &mine, all, sizeof(mine), fault) : -1;
 
 	for (int i = 1; !rc && i < tern_group_nr_ranks(group); i++)
 		if (all[i].settings != all[0].settings)
-			rc = fault_say(fault, "rank %d was started with other prompts or settings than rank 0", i);
+			rc = fault_say(fault,
+				"rank %d was started with other prompts or settings than rank 0",
+				i);
 	if (!rc)
 		*live = all[0].live;
 	free(all);
@@ -80,7 +86,7 @@ int gather_first_without(tern_group *group, bool mine, int *rank, struct fault *
 	return rc;
 }
 
-/* ---- texts ---- */
+/* ---- texts ----------------------------------------------------------------------------------- */
 
 int texts_create(const struct serve_plan *plan, struct texts *texts, struct fault *fault)
 {
@@ -112,7 +118,8 @@ void texts_take(struct texts *texts, const struct service *service)
 
 		texts->nr_bytes[s->prompt] = s->nr_bytes - s->prompt_bytes;
 		texts->fingerprints[s->prompt] = s->fingerprint;
-		memcpy(texts->bytes + (size_t)s->prompt * texts->nr_tokens, s->text + s->prompt_bytes, s->nr_bytes - s->prompt_bytes);
+		memcpy(texts->bytes + (size_t)s->prompt * texts->nr_tokens,
+			s->text + s->prompt_bytes, s->nr_bytes - s->prompt_bytes);
 	}
 }
 
@@ -124,10 +131,12 @@ struct parcel {
 
 static void pack(const struct texts *texts, uint32_t prompt, uint8_t *to)
 {
-	struct parcel parcel = {.fingerprint = texts->fingerprints[prompt], .nr_bytes = texts->nr_bytes[prompt]};
+	struct parcel parcel = {
+		.fingerprint = texts->fingerprints[prompt], .nr_bytes = texts->nr_bytes[prompt]};
 
 	memcpy(to, &parcel, sizeof(parcel));
-	memcpy(to + sizeof(parcel), texts->bytes + (size_t)prompt * texts->nr_tokens, texts->nr_tokens);
+	memcpy(to + sizeof(parcel), texts->bytes + (size_t)prompt * texts->nr_tokens,
+		texts->nr_tokens);
 }
 
 static void unpack(struct texts *texts, uint32_t prompt, const uint8_t *from)
@@ -137,10 +146,12 @@ static void unpack(struct texts *texts, uint32_t prompt, const uint8_t *from)
 	memcpy(&parcel, from, sizeof(parcel));
 	texts->fingerprints[prompt] = parcel.fingerprint;
 	texts->nr_bytes[prompt] = parcel.nr_bytes;
-	memcpy(texts->bytes + (size_t)prompt * texts->nr_tokens, from + sizeof(parcel), texts->nr_tokens);
+	memcpy(texts->bytes + (size_t)prompt * texts->nr_tokens, from + sizeof(parcel),
+		texts->nr_tokens);
 }
 
-int gather_texts(tern_group *group, const struct service *service, struct texts *texts, struct fault *fault)
+int gather_texts(
+	tern_group *group, const struct service *service, struct texts *texts, struct fault *fault)
 {
 	uint32_t nr_ranks = service->nr_ranks, most = serve_most_sequences(service->plan, nr_ranks);
 	size_t each = sizeof(struct parcel) + texts->nr_tokens, bytes = most * each;
@@ -158,7 +169,7 @@ int gather_texts(tern_group *group, const struct service *service, struct texts 
 	return rc;
 }
 
-/* ---- figures ---- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 struct account { /* of one rank */
 	uint64_t prefill_ns, decode_ns;
@@ -195,9 +206,11 @@ static void across_ranks(uint64_t *all, uint32_t nr_ranks, uint32_t nr, uint64_t
 }
 
 /* Every rank has made nr calls. */
-static int gather_latency(tern_group *group, const uint64_t *ns, uint32_t nr, struct latency *latency, struct fault *fault)
+static int gather_latency(tern_group *group, const uint64_t *ns, uint32_t nr,
+	struct latency *latency, struct fault *fault)
 {
-	uint64_t *all = room_for_all(group, nr * sizeof(*all), fault), *fastest = calloc(nr + 1, sizeof(*fastest));
+	uint64_t *all = room_for_all(group, nr * sizeof(*all), fault),
+		 *fastest = calloc(nr + 1, sizeof(*fastest));
 	int rc = !all ? -1 : !fastest ? fault_say(fault, "no memory for %u durations", nr) : 0;
 
 	*latency = (struct latency){0};
@@ -214,7 +227,8 @@ static int gather_latency(tern_group *group, const uint64_t *ns, uint32_t nr, st
 
 static void add_account(struct figures *figures, const struct account *account)
 {
-	double prefill_s = (double)account->prefill_ns / 1e9, decode_s = (double)account->decode_ns / 1e9;
+	double prefill_s = (double)account->prefill_ns / 1e9,
+	       decode_s = (double)account->decode_ns / 1e9;
 
 	figures->prefill_s = prefill_s > figures->prefill_s ? prefill_s : figures->prefill_s;
 	figures->decode_s = decode_s > figures->decode_s ? decode_s : figures->decode_s;
@@ -226,11 +240,12 @@ static void add_account(struct figures *figures, const struct account *account)
 	figures->tokens_away += account->stats.tokens_away;
 }
 
-int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe, struct figures *figures,
-	struct fault *fault)
+int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe,
+	struct figures *figures, struct fault *fault)
 {
 	const struct durations *durations = moe_tern_decode_durations(moe);
-	struct account mine = {service->prefill_ns, service->decode_ns, service->nr_prefilled, service->nr_decoded, {0}};
+	struct account mine = {service->prefill_ns, service->decode_ns, service->nr_prefilled,
+		service->nr_decoded, {0}};
 	struct account *all = room_for_all(group, sizeof(mine), fault);
 	int rc = all ? moe_tern_stats(moe, &mine.stats, fault) : -1;
 
@@ -239,6 +254,10 @@ int gather_figures(tern_group *group, const struct service *service, const struc
 	for (uint32_t i = 0; !rc && i < service->nr_ranks; i++)
 		add_account(figures, &all[i]);
 	free(all);
-	rc = rc ? rc : gather_latency(group, durations->dispatch_ns, durations->nr, &figures->dispatch, fault);
-	return rc ? rc : gather_latency(group, durations->combine_ns, durations->nr, &figures->combine, fault);
+	rc = rc ? rc
+		: gather_latency(
+			  group, durations->dispatch_ns, durations->nr, &figures->dispatch, fault);
+	return rc ? rc
+		  : gather_latency(
+			    group, durations->combine_ns, durations->nr, &figures->combine, fault);
 }

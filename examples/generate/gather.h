@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks tell each other besides tokens: that they do the same, what they have written so far, and what they measured. */
+/* What ranks tell each other besides tokens: that they do the same, what they have written so far,
+ * and what they measured. */
 #ifndef TERN_EXAMPLES_GENERATE_GATHER_H
 #define TERN_EXAMPLES_GENERATE_GATHER_H
 
@@ -10,8 +11,10 @@
 #include "serve.h"
 #include "tern.h"
 
-/* Fails on all ranks if they were started with different prompts or settings. *live is set if rank 0 shows texts. */
-int gather_agreement(tern_group *group, const struct options *options, bool *live, struct fault *fault);
+/* Fails on all ranks if they were started with different prompts or settings. *live is set if rank
+ * 0 shows texts. */
+int gather_agreement(
+	tern_group *group, const struct options *options, bool *live, struct fault *fault);
 
 /* Collective. *rank is the first one whose `mine` is false, -1: there is none. */
 int gather_first_without(tern_group *group, bool mine, int *rank, struct fault *fault);
@@ -19,9 +22,9 @@ int gather_first_without(tern_group *group, bool mine, int *rank, struct fault *
 /* All prompts' texts. */
 struct texts {
 	uint32_t nr_prompts, nr_tokens;
-	uint32_t *nr_bytes;	/* generated so far, of each prompt */
+	uint32_t *nr_bytes;     /* generated so far, of each prompt */
 	uint64_t *fingerprints; /* of its logits */
-	uint8_t *bytes;		/* [prompt][nr_tokens], without the prompts */
+	uint8_t *bytes;         /* [prompt][nr_tokens], without the prompts */
 };
 
 int texts_create(const struct serve_plan *plan, struct texts *texts, struct fault *fault);
@@ -31,10 +34,12 @@ void texts_destroy(struct texts *texts);
 void texts_take(struct texts *texts, const struct service *service);
 
 /* Of all ranks' prompts; collective. */
-int gather_texts(tern_group *group, const struct service *service, struct texts *texts, struct fault *fault);
+int gather_texts(
+	tern_group *group, const struct service *service, struct texts *texts, struct fault *fault);
 
-/* Over calls, in microseconds. A rank's time holds its waiting for ranks that are still computing, so of each call the slowest
- * rank is what the model waits for, and the fastest, which came last, is near to what the exchange itself takes. */
+/* Over calls, in microseconds. A rank's time holds its waiting for ranks that are still computing,
+ * so of each call the slowest rank is what the model waits for, and the fastest, which came last,
+ * is near to what the exchange itself takes. */
 struct latency {
 	double slowest_p50, slowest_p99;
 	double fastest_p50, fastest_p99;
@@ -43,16 +48,18 @@ struct latency {
 /* Of the whole run. Times are the slowest rank's. */
 struct figures {
 	uint32_t nr_ranks;
-	int nr_gpus; /* 0: on the CPU; else what is moved is not counted, and calls copy rows to GPUs and back, too */
+	int nr_gpus; /* 0: on the CPU; else what is moved is not counted, and calls copy rows to
+			GPUs and back, too */
 	uint64_t prefill_tokens, decode_tokens;
 	double prefill_s, decode_s;
 	struct latency dispatch, combine; /* of decoding */
 	uint64_t dispatch_bytes, combine_bytes;
-	uint64_t tokens, tokens_away; /* passed to dispatch, and those of them with a row to another rank */
+	uint64_t tokens, tokens_away; /* passed to dispatch, and those of them with a row to another
+					 rank */
 };
 
 /* Collective. */
-int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe, struct figures *figures,
-	struct fault *fault);
+int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe,
+	struct figures *figures, struct fault *fault);
 
 #endif

@@ -31,11 +31,12 @@ struct gpu {
 	void *stream;
 };
 
-/* ---- CUDA's runtime ---- */
+/* ---- CUDA's runtime -------------------------------------------------------------------------- */
 
 static void *load_library(struct fault *fault)
 {
-	static const char *const names[] = {"libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "/usr/local/cuda/lib64/libcudart.so"};
+	static const char *const names[] = {"libcudart.so", "libcudart.so.13", "libcudart.so.12",
+		"libcudart.so.11.0", "/usr/local/cuda/lib64/libcudart.so"};
 	const char *setting = getenv("TERN_CUDART_LIBRARY");
 	void *library = setting ? dlopen(setting, RTLD_NOW | RTLD_LOCAL) : NULL;
 
@@ -44,7 +45,8 @@ static void *load_library(struct fault *fault)
 	if (!library && setting)
 		fault_say(fault, "TERN_CUDART_LIBRARY: %.200s", dlerror());
 	else if (!library)
-		fault_say(fault, "CUDA's runtime, libcudart.so, is not where the loader looks; install it, or give its path in TERN_CUDART_LIBRARY");
+		fault_say(fault, "CUDA's runtime, libcudart.so, is not where the loader looks; "
+				 "install it, or give its path in TERN_CUDART_LIBRARY");
 	return library;
 }
 
@@ -81,7 +83,7 @@ static int check(const struct gpu *gpu, int error, const char *call, struct faul
 	return error ? fault_say(fault, "%s: %s", call, gpu->cuda.error_string(error)) : 0;
 }
 
-/* ---- the GPU ---- */
+/* ---- the GPU --------------------------------------------------------------------------------- */
 
 static int choose(struct gpu *gpu, int rank, struct fault *fault)
 {
@@ -90,8 +92,13 @@ static int choose(struct gpu *gpu, int rank, struct fault *fault)
 	if (!rc && gpu->nr <= 0)
 		rc = fault_say(fault, "CUDA's runtime sees no GPU (CUDA_VISIBLE_DEVICES?)");
 	rc = rc ? rc : check(gpu, gpu->cuda.set_device(rank % gpu->nr), "cudaSetDevice", fault);
-	rc = rc ? rc : check(gpu, gpu->cuda.free(NULL), "starting CUDA", fault); /* before version 12 the line above does not */
-	return rc ? rc : check(gpu, gpu->cuda.stream_create(&gpu->stream, NON_BLOCKING), "cudaStreamCreateWithFlags", fault);
+	rc = rc ? rc : check(gpu, gpu->cuda.free(NULL), "starting CUDA", fault); /* before version
+										    12 the line
+										    above does not
+										  */
+	return rc ? rc
+		  : check(gpu, gpu->cuda.stream_create(&gpu->stream, NON_BLOCKING),
+			    "cudaStreamCreateWithFlags", fault);
 }
 
 int gpu_open(int rank, struct gpu **gpu, struct fault *fault)
@@ -128,10 +135,12 @@ void *gpu_stream(const struct gpu *gpu)
 
 int gpu_wait(struct gpu *gpu, struct fault *fault)
 {
-	return gpu ? check(gpu, gpu->cuda.stream_synchronize(gpu->stream), "cudaStreamSynchronize", fault) : 0;
+	return gpu ? check(gpu, gpu->cuda.stream_synchronize(gpu->stream), "cudaStreamSynchronize",
+			     fault)
+		   : 0;
 }
 
-/* ---- buffers ---- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 void buffer_free(struct gpu *gpu, struct buffer *buffer)
 {
@@ -172,9 +181,12 @@ int buffer_grow(struct gpu *gpu, struct buffer *buffer, size_t bytes, struct fau
 	return 0;
 }
 
-static int copy(struct gpu *gpu, void *to, const void *from, size_t bytes, int kind, struct fault *fault)
+static int copy(
+	struct gpu *gpu, void *to, const void *from, size_t bytes, int kind, struct fault *fault)
 {
-	return bytes ? check(gpu, gpu->cuda.memcpy_async(to, from, bytes, kind, gpu->stream), "cudaMemcpyAsync", fault) : 0;
+	return bytes ? check(gpu, gpu->cuda.memcpy_async(to, from, bytes, kind, gpu->stream),
+			       "cudaMemcpyAsync", fault)
+		     : 0;
 }
 
 int buffer_send(struct gpu *gpu, const struct buffer *buffer, size_t bytes, struct fault *fault)
@@ -187,7 +199,8 @@ int buffer_fetch(struct gpu *gpu, const struct buffer *buffer, size_t bytes, str
 	return gpu ? copy(gpu, buffer->here, buffer->there, bytes, DEVICE_TO_HOST, fault) : 0;
 }
 
-int buffer_take(struct gpu *gpu, struct buffer *buffer, const void *from, size_t bytes, struct fault *fault)
+int buffer_take(
+	struct gpu *gpu, struct buffer *buffer, const void *from, size_t bytes, struct fault *fault)
 {
 	int rc = buffer_grow(gpu, buffer, bytes, fault);
 

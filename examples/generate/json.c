@@ -58,7 +58,7 @@ static int hex_digit(int c)
 	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* ---- strings ---- */
+/* ---- strings --------------------------------------------------------------------------------- */
 
 /* Four hex digits at text; -1 if they are not there. */
 static int32_t hex4(const uint8_t *text, uint32_t left)
@@ -77,7 +77,8 @@ static int32_t hex4(const uint8_t *text, uint32_t left)
 	return code;
 }
 
-/* The code point of the \u escape whose digits start at text; -1 if it is none. *used: bytes from there on. */
+/* The code point of the \u escape whose digits start at text; -1 if it is none. *used: bytes from
+ * there on. */
 static int32_t escaped_code(const uint8_t *text, uint32_t left, uint32_t *used)
 {
 	int32_t high = hex4(text, left), low;
@@ -89,14 +90,20 @@ static int32_t escaped_code(const uint8_t *text, uint32_t left, uint32_t *used)
 		return -1;
 	low = hex4(text + 6, left - 6);
 	*used = 10;
-	return low < 0xdc00 || low > 0xdfff ? -1 : 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+	return low < 0xdc00 || low > 0xdfff ? -1
+					    : 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
 }
 
-/* Bytes of the UTF-8 sequence at text: 0 if it is broken, overlong, a surrogate or beyond U+10FFFF. */
+/* Bytes of the UTF-8 sequence at text: 0 if it is broken, overlong, a surrogate or beyond U+10FFFF.
+ */
 static uint32_t utf8_length(const uint8_t *text, uint32_t left)
 {
 	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-	uint32_t length = text[0] < 0x80 ? 1 : text[0] >> 5 == 6 ? 2 : text[0] >> 4 == 14 ? 3 : text[0] >> 3 == 30 ? 4 : 0;
+	uint32_t length = text[0] < 0x80       ? 1
+			  : text[0] >> 5 == 6  ? 2
+			  : text[0] >> 4 == 14 ? 3
+			  : text[0] >> 3 == 30 ? 4
+					       : 0;
 	uint32_t code;
 
 	if (length <= 1 || length > left)
@@ -107,7 +114,9 @@ static uint32_t utf8_length(const uint8_t *text, uint32_t left)
 			return 0;
 		code = code << 6 | (text[i] & 0x3f);
 	}
-	return code < least[length] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff) ? 0 : length;
+	return code < least[length] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)
+		       ? 0
+		       : length;
 }
 
 /* Behind a backslash. */
@@ -147,7 +156,7 @@ static bool skip_string(struct reader *r)
 	return wrong(r, "a string without end");
 }
 
-/* ---- numbers ---- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static bool skip_digits(struct reader *r)
 {
@@ -173,7 +182,7 @@ static bool skip_number(struct reader *r)
 	return true;
 }
 
-/* ---- values ---- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static bool read_value(struct reader *r);
 
@@ -232,7 +241,8 @@ static bool read_member(struct reader *r)
 	return take(r, ':') ? read_value(r) : wrong(r, "a name without a colon");
 }
 
-static bool read_items(struct reader *r, char closing, bool (*read_item)(struct reader *), uint32_t *nr_items)
+static bool read_items(
+	struct reader *r, char closing, bool (*read_item)(struct reader *), uint32_t *nr_items)
 {
 	r->at++;
 	skip_space(r);
@@ -246,7 +256,8 @@ static bool read_items(struct reader *r, char closing, bool (*read_item)(struct 
 		if (take(r, closing))
 			return true;
 		if (!take(r, ','))
-			return wrong(r, closing == '}' ? "a comma or } is missing" : "a comma or ] is missing");
+			return wrong(r, closing == '}' ? "a comma or } is missing"
+						       : "a comma or ] is missing");
 	}
 }
 
@@ -296,7 +307,8 @@ static bool read_text(struct reader *r)
 
 int json_parse(const char *text, size_t text_bytes, struct json *json, struct fault *fault)
 {
-	struct reader count = {.text = (const uint8_t *)text, .end = (uint32_t)text_bytes}, fill = count;
+	struct reader count = {.text = (const uint8_t *)text, .end = (uint32_t)text_bytes},
+		      fill = count;
 
 	if (text_bytes > UINT32_MAX / 2)
 		return fault_say(fault, "JSON: %zu bytes are too many", text_bytes);
@@ -316,7 +328,7 @@ void json_free(struct json *json)
 	*json = (struct json){0};
 }
 
-/* ---- reading what was parsed ---- */
+/* ---- reading what was parsed ----------------------------------------------------------------- */
 
 static size_t put_utf8(int32_t code, uint8_t out[4])
 {

@@ -23,7 +23,7 @@ struct program {
 	struct options options;
 	tern_group *group;
 	bool live;
-	struct gpu *gpu;	 /* NULL: the CPU */
+	struct gpu *gpu;         /* NULL: the CPU */
 	struct fault why_no_gpu; /* if one was wanted */
 	struct model_config config;
 	struct checkpoint checkpoint;
@@ -41,7 +41,7 @@ static bool is_first(const struct program *p)
 	return tern_group_rank(p->group) == 0;
 }
 
-/* ---- set up ---- */
+/* ---- set up ---------------------------------------------------------------------------------- */
 
 static int join(struct program *p, struct fault *fault)
 {
@@ -79,8 +79,11 @@ static int choose_device(struct program *p, struct fault *fault)
 	if (p->options.device != DEVICE_CPU && try_gpu(p, fault))
 		return -1;
 	if (p->options.device == DEVICE_CUDA && !p->gpu)
-		return fault_say(fault, "--device cuda: %s. It needs GPUs that reach each other, CUDA's runtime, and libtern_cuda.so, which make builds where nvcc is; "
-			"--device cpu needs none of it", p->why_no_gpu.text);
+		return fault_say(fault,
+			"--device cuda: %s. It needs GPUs that reach each other, CUDA's runtime, "
+			"and libtern_cuda.so, which make builds where nvcc is; "
+			"--device cpu needs none of it",
+			p->why_no_gpu.text);
 	if (is_first(p))
 		show_where(tern_group_nr_ranks(p->group), gpu_nr(p->gpu), p->why_no_gpu.text);
 	return 0;
@@ -89,10 +92,15 @@ static int choose_device(struct program *p, struct fault *fault)
 static int load(struct program *p, struct fault *fault)
 {
 	const struct serve_plan *plan = &p->options.plan;
-	struct moe_tern_config moe = {.group = p->group, .gpu = p->gpu, .model = &p->config, .types = p->options.types, .wait_ms = p->options.wait_ms};
+	struct moe_tern_config moe = {.group = p->group,
+		.gpu = p->gpu,
+		.model = &p->config,
+		.types = p->options.types,
+		.wait_ms = p->options.wait_ms};
 	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), first, nr;
 
-	if (config_read(p->options.model, &p->config, fault) || checkpoint_open(p->options.model, &p->checkpoint, fault) ||
+	if (config_read(p->options.model, &p->config, fault) ||
+		checkpoint_open(p->options.model, &p->checkpoint, fault) ||
 		model_load(&p->checkpoint, &p->config, &p->model, fault))
 		return -1;
 	moe.prefill_tokens = SERVE_PREFILL_TOKENS;
@@ -103,7 +111,8 @@ static int load(struct program *p, struct fault *fault)
 	if (experts_load(&p->checkpoint, &p->config, first, nr, &p->experts, fault))
 		return -1;
 	moe_tern_use(p->moe, &p->experts);
-	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks, &p->service, fault) ||
+	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks,
+		    &p->service, fault) ||
 		texts_create(plan, &p->texts, fault))
 		return -1;
 	p->trace = p->options.trace ? trace_create(p->config.nr_layers, p->config.topk) : NULL;
@@ -124,7 +133,7 @@ static void tear_down(struct program *p)
 	options_free(&p->options);
 }
 
-/* ---- run ---- */
+/* ---- run ------------------------------------------------------------------------------------- */
 
 static int show(struct program *p, bool first, struct fault *fault)
 {
@@ -146,9 +155,11 @@ static int generate(struct program *p, struct fault *fault)
 		return -1;
 	through = p->trace ? trace_exchange(p->trace, &decode) : decode;
 	for (uint32_t i = 1; i < p->options.plan.nr_tokens; i++)
-		if (service_step(&p->service, &through, fault) || (i % STEPS_BETWEEN_SHOWS == 0 && show(p, false, fault)))
+		if (service_step(&p->service, &through, fault) ||
+			(i % STEPS_BETWEEN_SHOWS == 0 && show(p, false, fault)))
 			return -1;
-	if (gather_texts(p->group, &p->service, &p->texts, fault) || gather_figures(p->group, &p->service, p->moe, &p->figures, fault))
+	if (gather_texts(p->group, &p->service, &p->texts, fault) ||
+		gather_figures(p->group, &p->service, p->moe, &p->figures, fault))
 		return -1;
 	p->figures.nr_gpus = gpu_nr(p->gpu);
 	if (is_first(p)) {
@@ -160,7 +171,8 @@ static int generate(struct program *p, struct fault *fault)
 }
 
 /* The same prompts in one process, over no exchange at all. */
-static int run_alone(struct program *p, const struct moe_exchange *exchange, struct texts *texts, struct fault *fault)
+static int run_alone(struct program *p, const struct moe_exchange *exchange, struct texts *texts,
+	struct fault *fault)
 {
 	struct service alone;
 	int rc = service_create(&p->model, &p->options.plan, 0, 1, &alone, fault);
@@ -178,7 +190,8 @@ static int run_alone(struct program *p, const struct moe_exchange *exchange, str
 static enum verdict compare(const struct texts *a, const struct texts *b)
 {
 	bool same = !memcmp(a->nr_bytes, b->nr_bytes, a->nr_prompts * sizeof(*a->nr_bytes)) &&
-		    !memcmp(a->fingerprints, b->fingerprints, a->nr_prompts * sizeof(*a->fingerprints)) &&
+		    !memcmp(a->fingerprints, b->fingerprints,
+			    a->nr_prompts * sizeof(*a->fingerprints)) &&
 		    !memcmp(a->bytes, b->bytes, (size_t)a->nr_prompts * a->nr_tokens);
 
 	return same ? VERDICT_SAME : VERDICT_DIFFERENT;
@@ -186,7 +199,9 @@ static enum verdict compare(const struct texts *a, const struct texts *b)
 
 static int check(struct program *p, enum verdict *verdict, struct fault *fault)
 {
-	uint32_t most = p->options.plan.nr_prompts > SERVE_PREFILL_TOKENS ? p->options.plan.nr_prompts : SERVE_PREFILL_TOKENS;
+	uint32_t most = p->options.plan.nr_prompts > SERVE_PREFILL_TOKENS
+				? p->options.plan.nr_prompts
+				: SERVE_PREFILL_TOKENS;
 	struct moe_local *local = NULL;
 	struct moe_exchange exchange;
 	struct experts all = {0};
@@ -230,14 +245,18 @@ static int conclude(struct program *p, struct fault *fault)
 	if (p->options.check && check(p, &verdict, fault))
 		return -1;
 	show_figures(&p->options, &p->figures, verdict);
-	if (p->options.json && write_json(p->options.json, &p->options, &p->texts, &p->figures, verdict, fault))
+	if (p->options.json &&
+		write_json(p->options.json, &p->options, &p->texts, &p->figures, verdict, fault))
 		return -1;
-	return verdict == VERDICT_DIFFERENT ? fault_say(fault, "the ranks together did not do what one rank does") : 0;
+	return verdict == VERDICT_DIFFERENT
+		       ? fault_say(fault, "the ranks together did not do what one rank does")
+		       : 0;
 }
 
 static int run(struct program *p, struct fault *fault)
 {
-	if (join(p, fault) || choose_device(p, fault) || load(p, fault) || generate(p, fault) || write_trace(p, fault))
+	if (join(p, fault) || choose_device(p, fault) || load(p, fault) || generate(p, fault) ||
+		write_trace(p, fault))
 		return -1;
 	return is_first(p) ? conclude(p, fault) : 0;
 }

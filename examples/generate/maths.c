@@ -10,15 +10,17 @@
 
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 
-/* The compiler makes one version for each instruction set and the loader picks; operations are lane by lane, so results are
- * the same bits on all. Sanitizers run before the loader's choice is made, and get the plain version. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* The compiler makes one version for each instruction set and the loader picks; operations are lane
+ * by lane, so results are the same bits on all. Sanitizers run before the loader's choice is made,
+ * and get the plain version. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
+	!defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define CLONES
 #endif
 
-/* ---- matrices ---- */
+/* ---- matrices -------------------------------------------------------------------------------- */
 
 static uint32_t nr_panels(const struct matrix *matrix)
 {
@@ -52,9 +54,10 @@ void matrix_set_row(struct matrix *matrix, uint32_t out, const float *row)
 		place[(size_t)i * PANEL] = row[i];
 }
 
-/* One panel times nr_rows tokens. nr_rows is a constant at each call, so that the sums stay in registers. */
-static inline __attribute__((always_inline)) void panel_multiply(const float *panel, uint32_t nr_in, const float *x, uint32_t nr_rows,
-	float sums[ROWS][PANEL])
+/* One panel times nr_rows tokens. nr_rows is a constant at each call, so that the sums stay in
+ * registers. */
+static inline __attribute__((always_inline)) void panel_multiply(const float *panel, uint32_t nr_in,
+	const float *x, uint32_t nr_rows, float sums[ROWS][PANEL])
 {
 	lanes acc[ROWS][PANEL / LANES] = {0};
 
@@ -72,12 +75,14 @@ static inline __attribute__((always_inline)) void panel_multiply(const float *pa
 		memcpy(sums[t], acc[t], sizeof(acc[t]));
 }
 
-CLONES static void panel_times_4(const float *panel, uint32_t nr_in, const float *x, float sums[ROWS][PANEL])
+CLONES static void panel_times_4(
+	const float *panel, uint32_t nr_in, const float *x, float sums[ROWS][PANEL])
 {
 	panel_multiply(panel, nr_in, x, 4, sums);
 }
 
-CLONES static void panel_times_1(const float *panel, uint32_t nr_in, const float *x, float sums[ROWS][PANEL])
+CLONES static void panel_times_1(
+	const float *panel, uint32_t nr_in, const float *x, float sums[ROWS][PANEL])
 {
 	panel_multiply(panel, nr_in, x, 1, sums);
 }
@@ -86,21 +91,24 @@ void matrix_multiply(const struct matrix *matrix, const float *x, uint32_t nr_ro
 {
 	for (uint32_t p = 0; p < nr_panels(matrix); p++) {
 		const float *panel = matrix->panels + (size_t)p * matrix->nr_in * PANEL;
-		uint32_t first = p * PANEL, nr = matrix->nr_out - first < PANEL ? matrix->nr_out - first : PANEL;
+		uint32_t first = p * PANEL,
+			 nr = matrix->nr_out - first < PANEL ? matrix->nr_out - first : PANEL;
 
 		for (uint32_t row = 0, step; row < nr_rows; row += step) {
 			const float *rows = x + (size_t)row * matrix->nr_in;
 			float sums[ROWS][PANEL];
 
 			step = nr_rows - row >= ROWS ? ROWS : 1;
-			(step == ROWS ? panel_times_4 : panel_times_1)(panel, matrix->nr_in, rows, sums);
+			(step == ROWS ? panel_times_4 : panel_times_1)(
+				panel, matrix->nr_in, rows, sums);
 			for (uint32_t t = 0; t < step; t++)
-				memcpy(y + (size_t)(row + t) * matrix->nr_out + first, sums[t], nr * sizeof(float));
+				memcpy(y + (size_t)(row + t) * matrix->nr_out + first, sums[t],
+					nr * sizeof(float));
 		}
 	}
 }
 
-/* ---- vectors ---- */
+/* ---- vectors --------------------------------------------------------------------------------- */
 
 static float sum_lanes(float *partial)
 {
@@ -137,10 +145,12 @@ void rms_norm(const float *x, const float *weight, uint32_t nr, float eps, float
 		y[i] = weight[i] * (x[i] * scale);
 }
 
-/* e^x = 2^n * e^r with |r| <= ln(2) / 2; ln(2) in two parts, so that n * ln(2) is exact in the first. */
+/* e^x = 2^n * e^r with |r| <= ln(2) / 2; ln(2) in two parts, so that n * ln(2) is exact in the
+ * first. */
 static inline float exp_inline(float x)
 {
-	const float half_sum = 0x1.8p23f; /* adding it leaves the nearest integer in the low mantissa bits */
+	const float half_sum = 0x1.8p23f; /* adding it leaves the nearest integer in the low
+					     mantissa bits */
 	float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
 	float shifted = clamped * 0x1.715476p0f + half_sum, n = shifted - half_sum;
 	float r = clamped - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arithmetic of the engine. A result never depends on what else is computed beside it: every sum runs in an order
- * that only its own length decides, so a token gets the same bits alone, in a batch and on any number of ranks. Build with
- * -ffp-contract=off, or compilers may fuse products into sums on some machines and not on others. */
+/* The arithmetic of the engine. A result never depends on what else is computed beside it: every
+ * sum runs in an order that only its own length decides, so a token gets the same bits alone, in a
+ * batch and on any number of ranks. Build with -ffp-contract=off, or compilers may fuse products
+ * into sums on some machines and not on others. */
 #ifndef TERN_EXAMPLES_GENERATE_MATHS_H
 #define TERN_EXAMPLES_GENERATE_MATHS_H
 
@@ -9,8 +10,9 @@
 
 #define PANEL 32 /* outputs that a matrix keeps side by side */
 
-/* A weight matrix [nr_out][nr_in] of floats, stored as panels of PANEL outputs: [nr_out / PANEL][nr_in][PANEL]. Vector
- * units then work on neighbouring outputs, and each output is still summed over its inputs one after the other. */
+/* A weight matrix [nr_out][nr_in] of floats, stored as panels of PANEL outputs: [nr_out /
+ * PANEL][nr_in][PANEL]. Vector units then work on neighbouring outputs, and each output is still
+ * summed over its inputs one after the other. */
 struct matrix {
 	uint32_t nr_out, nr_in;
 	float *panels;
@@ -33,7 +35,8 @@ void add_scaled(float *y, float factor, const float *x, uint32_t nr);
 /* y = x / rms(x) * weight; y may be x. */
 void rms_norm(const float *x, const float *weight, uint32_t nr, float eps, float *y);
 
-/* Within 2 units in the last place of e^x; the same bits on every machine, which a C library's expf does not promise. */
+/* Within 2 units in the last place of e^x; the same bits on every machine, which a C library's expf
+ * does not promise. */
 float exponential(float x);
 
 /* gate = silu(gate) * up */

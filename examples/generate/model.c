@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int load_vector(const struct checkpoint *checkpoint, const char *name, uint32_t rows, uint32_t columns, float **vector,
-	struct fault *fault)
+static int load_vector(const struct checkpoint *checkpoint, const char *name, uint32_t rows,
+	uint32_t columns, float **vector, struct fault *fault)
 {
 	*vector = malloc((size_t)rows * columns * sizeof(float));
 	if (!*vector)
@@ -14,8 +14,8 @@ static int load_vector(const struct checkpoint *checkpoint, const char *name, ui
 	return checkpoint_rows(checkpoint, name, rows, columns, 0, rows, *vector, fault);
 }
 
-static int load_norms(const struct checkpoint *checkpoint, const struct model_config *config, uint32_t index, struct model_layer *layer,
-	struct fault *fault)
+static int load_norms(const struct checkpoint *checkpoint, const struct model_config *config,
+	uint32_t index, struct model_layer *layer, struct fault *fault)
 {
 	const struct {
 		const char *name;
@@ -38,17 +38,20 @@ static int load_norms(const struct checkpoint *checkpoint, const struct model_co
 	return 0;
 }
 
-static int load_layer(const struct checkpoint *checkpoint, const struct model_config *config, uint32_t index, struct model_layer *layer,
-	struct fault *fault)
+static int load_layer(const struct checkpoint *checkpoint, const struct model_config *config,
+	uint32_t index, struct model_layer *layer, struct fault *fault)
 {
-	uint32_t q_size = config->nr_heads * config->head_dim, kv_size = config->nr_kv_heads * config->head_dim;
+	uint32_t q_size = config->nr_heads * config->head_dim,
+		 kv_size = config->nr_kv_heads * config->head_dim;
 	const struct {
 		const char *name;
 		uint32_t nr_out, nr_in;
 		struct matrix *matrix;
 	} matrices[] = {
-		{"self_attn.q_proj", q_size, config->hidden, &layer->q}, {"self_attn.k_proj", kv_size, config->hidden, &layer->k},
-		{"self_attn.v_proj", kv_size, config->hidden, &layer->v}, {"self_attn.o_proj", config->hidden, q_size, &layer->o},
+		{"self_attn.q_proj", q_size, config->hidden, &layer->q},
+		{"self_attn.k_proj", kv_size, config->hidden, &layer->k},
+		{"self_attn.v_proj", kv_size, config->hidden, &layer->v},
+		{"self_attn.o_proj", config->hidden, q_size, &layer->o},
 		{"mlp.gate", config->nr_experts, config->hidden, &layer->router},
 	};
 
@@ -56,7 +59,8 @@ static int load_layer(const struct checkpoint *checkpoint, const struct model_co
 		char name[128];
 
 		snprintf(name, sizeof(name), "model.layers.%u.%s.weight", index, matrices[i].name);
-		if (matrix_load(checkpoint, name, matrices[i].nr_out, matrices[i].nr_in, matrices[i].matrix, fault))
+		if (matrix_load(checkpoint, name, matrices[i].nr_out, matrices[i].nr_in,
+			    matrices[i].matrix, fault))
 			return -1;
 	}
 	return load_norms(checkpoint, config, index, layer, fault);
@@ -73,7 +77,8 @@ static int make_rotations(struct model *model, struct fault *fault)
 	if (!model->cosines || !model->sines)
 		return fault_say(fault, "no memory for %u positions", model->config.max_positions);
 	for (size_t i = 0; i < nr; i++) {
-		double angle = (double)(i / half) * pow(model->config.rope_theta, -(double)(i % half) / half);
+		double angle = (double)(i / half) *
+			       pow(model->config.rope_theta, -(double)(i % half) / half);
 
 		model->cosines[i] = (float)cos(angle);
 		model->sines[i] = (float)sin(angle);
@@ -92,14 +97,17 @@ static int load(const struct checkpoint *checkpoint, struct model *model, struct
 	for (uint32_t i = 0; i < config->nr_layers; i++)
 		if (load_layer(checkpoint, config, i, &model->layers[i], fault))
 			return -1;
-	if (load_vector(checkpoint, "model.embed_tokens.weight", config->vocab, config->hidden, &model->embedding, fault) ||
-		load_vector(checkpoint, "model.norm.weight", config->hidden, 1, &model->final_norm, fault) ||
+	if (load_vector(checkpoint, "model.embed_tokens.weight", config->vocab, config->hidden,
+		    &model->embedding, fault) ||
+		load_vector(checkpoint, "model.norm.weight", config->hidden, 1, &model->final_norm,
+			fault) ||
 		matrix_load(checkpoint, head, config->vocab, config->hidden, &model->head, fault))
 		return -1;
 	return make_rotations(model, fault);
 }
 
-int model_load(const struct checkpoint *checkpoint, const struct model_config *config, struct model *model, struct fault *fault)
+int model_load(const struct checkpoint *checkpoint, const struct model_config *config,
+	struct model *model, struct fault *fault)
 {
 	struct model loaded = {.config = *config};
 
@@ -139,9 +147,11 @@ void model_destroy(struct model *model)
 
 int cache_create(const struct model_config *config, uint32_t capacity, struct cache *cache)
 {
-	size_t bytes = (size_t)config->nr_layers * config->nr_kv_heads * capacity * config->head_dim * sizeof(float);
+	size_t bytes = (size_t)config->nr_layers * config->nr_kv_heads * capacity *
+		       config->head_dim * sizeof(float);
 
-	*cache = (struct cache){.capacity = capacity, .keys = malloc(bytes), .values = malloc(bytes)};
+	*cache = (struct cache){
+		.capacity = capacity, .keys = malloc(bytes), .values = malloc(bytes)};
 	if (cache->keys && cache->values)
 		return 0;
 	cache_destroy(cache);

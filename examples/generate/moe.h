@@ -5,9 +5,9 @@
  *	                                     moe_tern.c    they are spread over the ranks of a Tern group
  *	                                     trace.c       writes down the routing, then passes the call on
  *
- * An exchange turns hidden[t] into out[t] = sum over k of weights[t][k] * expert[ids[t][k]](hidden[t]). Both kinds round
- * what travels (x on the way out, y and the sum on the way home) and sum in the order of k, so their results are the same
- * bits.
+ * An exchange turns hidden[t] into out[t] = sum over k of weights[t][k] *
+ *expert[ids[t][k]](hidden[t]). Both kinds round what travels (x on the way out, y and the sum on
+ *the way home) and sum in the order of k, so their results are the same bits.
  */
 #ifndef TERN_EXAMPLES_GENERATE_MOE_H
 #define TERN_EXAMPLES_GENERATE_MOE_H
@@ -24,7 +24,7 @@ struct moe_call {
 	const float *hidden;  /* [nr_tokens][hidden] */
 	const int32_t *ids;   /* [nr_tokens][topk] */
 	const float *weights; /* [nr_tokens][topk] */
-	float *out;	      /* [nr_tokens][hidden] */
+	float *out;           /* [nr_tokens][hidden] */
 };
 
 struct moe_exchange {
@@ -39,8 +39,10 @@ struct moe_types {
 
 struct moe_local;
 
-/* For up to max_tokens a call. experts must hold all of the model's, and outlive this. NULL: no memory. */
-struct moe_local *moe_local_create(struct experts *experts, uint32_t topk, uint32_t max_tokens, struct moe_types types);
+/* For up to max_tokens a call. experts must hold all of the model's, and outlive this. NULL: no
+ * memory. */
+struct moe_local *moe_local_create(
+	struct experts *experts, uint32_t topk, uint32_t max_tokens, struct moe_types types);
 void moe_local_destroy(struct moe_local *local);
 struct moe_exchange moe_local_exchange(struct moe_local *local);
 

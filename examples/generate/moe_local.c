@@ -10,10 +10,10 @@ struct moe_local {
 	struct experts *experts;
 	uint32_t topk, max_tokens, hidden;
 	struct moe_types types;
-	float *x;	  /* [tokens][hidden], as they would arrive */
-	float *rows;	  /* [tokens][hidden], one expert's */
-	float *results;	  /* [tokens][hidden], one expert's */
-	float *y;	  /* [tokens][topk][hidden] */
+	float *x;         /* [tokens][hidden], as they would arrive */
+	float *rows;      /* [tokens][hidden], one expert's */
+	float *results;   /* [tokens][hidden], one expert's */
+	float *y;         /* [tokens][topk][hidden] */
 	uint32_t *routes; /* [tokens], of one expert: token * topk + k */
 };
 
@@ -29,7 +29,8 @@ void moe_local_destroy(struct moe_local *local)
 	free(local);
 }
 
-struct moe_local *moe_local_create(struct experts *experts, uint32_t topk, uint32_t max_tokens, struct moe_types types)
+struct moe_local *moe_local_create(
+	struct experts *experts, uint32_t topk, uint32_t max_tokens, struct moe_types types)
 {
 	size_t rows = (size_t)max_tokens * experts->hidden * sizeof(float);
 	struct moe_local *local = calloc(1, sizeof(*local));
@@ -58,7 +59,8 @@ static void receive(struct moe_local *local, const struct moe_call *call)
 {
 	memcpy(local->x, call->hidden, (size_t)call->nr_tokens * local->hidden * sizeof(float));
 	for (uint32_t t = 0; t < call->nr_tokens; t++)
-		row_round(local->types.dispatch, local->x + (size_t)t * local->hidden, local->hidden);
+		row_round(
+			local->types.dispatch, local->x + (size_t)t * local->hidden, local->hidden);
 }
 
 /* The tokens that chose this expert; a token chooses it once at most. */
@@ -69,7 +71,8 @@ static uint32_t gather(struct moe_local *local, const struct moe_call *call, int
 	for (uint32_t route = 0; route < call->nr_tokens * local->topk; route++) {
 		if (call->ids[route] != id)
 			continue;
-		memcpy(local->rows + (size_t)nr * local->hidden, local->x + (size_t)(route / local->topk) * local->hidden,
+		memcpy(local->rows + (size_t)nr * local->hidden,
+			local->x + (size_t)(route / local->topk) * local->hidden,
 			local->hidden * sizeof(float));
 		local->routes[nr++] = route;
 	}
@@ -84,7 +87,8 @@ static void run_expert(struct moe_local *local, const struct moe_call *call, uin
 	for (uint32_t i = 0; i < nr; i++) {
 		float *y = local->y + (size_t)local->routes[i] * local->hidden;
 
-		memcpy(y, local->results + (size_t)i * local->hidden, local->hidden * sizeof(float));
+		memcpy(y, local->results + (size_t)i * local->hidden,
+			local->hidden * sizeof(float));
 		row_round(local->types.combine, y, local->hidden);
 	}
 }
@@ -96,7 +100,8 @@ static void combine(struct moe_local *local, const struct moe_call *call)
 		float *out = call->out + (size_t)t * local->hidden;
 
 		for (uint32_t route = t * local->topk; route < (t + 1) * local->topk; route++)
-			add_scaled(out, call->weights[route], local->y + (size_t)route * local->hidden, local->hidden);
+			add_scaled(out, call->weights[route],
+				local->y + (size_t)route * local->hidden, local->hidden);
 		row_round(local->types.combine, out, local->hidden);
 	}
 }
@@ -106,7 +111,8 @@ static int run(void *ctx, const struct moe_call *call, struct fault *fault)
 	struct moe_local *local = ctx;
 
 	if (call->nr_tokens > local->max_tokens)
-		return fault_say(fault, "%u tokens in an exchange made for %u", call->nr_tokens, local->max_tokens);
+		return fault_say(fault, "%u tokens in an exchange made for %u", call->nr_tokens,
+			local->max_tokens);
 	receive(local, call);
 	for (uint32_t id = 0; id < local->experts->nr; id++)
 		run_expert(local, call, id);

@@ -9,7 +9,7 @@
 struct lane {
 	struct moe_tern *moe;
 	tern_moe *tern;
-	struct buffer x, out;	    /* [max_tokens][hidden] in the types that Tern takes and gives */
+	struct buffer x, out; /* [max_tokens][hidden] in the types that Tern takes and gives */
 	struct buffer ids, weights; /* [max_tokens][topk] */
 	struct durations durations; /* kept of decoding */
 	bool measured;
@@ -23,9 +23,10 @@ struct moe_tern {
 	uint32_t first, nr;
 	struct lane prefill, decode;
 	float *rows, *results; /* one expert's, as floats */
-	uint64_t room;	       /* of these, in rows */
+	uint64_t room;         /* of these, in rows */
 	struct buffer y;       /* all experts' results, in the type that travels */
-	struct buffer counts, offsets, received, scales; /* what a GPU has received, as the CPU sees it */
+	struct buffer counts, offsets, received, scales; /* what a GPU has received, as the CPU sees
+							    it */
 };
 
 static uint64_t now_ns(void)
@@ -46,9 +47,10 @@ static enum tern_dtype dtype_of(enum wire_type type)
 	return type == WIRE_BF16 ? TERN_BF16 : type == WIRE_FP32 ? TERN_FP32 : TERN_FP8_E4M3;
 }
 
-/* ---- creating ---- */
+/* ---- creating -------------------------------------------------------------------------------- */
 
-static struct tern_moe_config lane_config(const struct moe_tern_config *config, enum tern_mode mode, uint32_t max_tokens)
+static struct tern_moe_config lane_config(
+	const struct moe_tern_config *config, enum tern_mode mode, uint32_t max_tokens)
 {
 	struct tern_moe_config tern;
 
@@ -69,10 +71,11 @@ static struct tern_moe_config lane_config(const struct moe_tern_config *config, 
 	return tern;
 }
 
-static int create_lane(const struct moe_tern_config *config, enum tern_mode mode, uint32_t max_tokens, struct lane *lane,
-	struct fault *fault)
+static int create_lane(const struct moe_tern_config *config, enum tern_mode mode,
+	uint32_t max_tokens, struct lane *lane, struct fault *fault)
 {
-	size_t rows = (size_t)max_tokens * config->model->hidden * sizeof(float), routes = (size_t)max_tokens * config->model->topk;
+	size_t rows = (size_t)max_tokens * config->model->hidden * sizeof(float),
+	       routes = (size_t)max_tokens * config->model->topk;
 	struct tern_moe_config tern = lane_config(config, mode, max_tokens);
 	int rc = buffer_grow(config->gpu, &lane->x, rows, fault);
 
@@ -114,7 +117,8 @@ static void destroy_lane(struct gpu *gpu, struct lane *lane)
 	free(lane->durations.combine_ns);
 }
 
-int moe_tern_create(const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault)
+int moe_tern_create(
+	const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault)
 {
 	struct moe_tern *made = calloc(1, sizeof(*made));
 
@@ -126,8 +130,10 @@ int moe_tern_create(const struct moe_tern_config *config, struct moe_tern **moe,
 	made->topk = config->model->topk;
 	made->prefill.moe = made->decode.moe = made;
 	made->decode.measured = true;
-	if (create_lane(config, TERN_HIGH_THROUGHPUT, config->prefill_tokens, &made->prefill, fault) ||
-		create_lane(config, TERN_LOW_LATENCY, config->decode_tokens, &made->decode, fault)) {
+	if (create_lane(
+		    config, TERN_HIGH_THROUGHPUT, config->prefill_tokens, &made->prefill, fault) ||
+		create_lane(
+			config, TERN_LOW_LATENCY, config->decode_tokens, &made->decode, fault)) {
 		moe_tern_destroy(made);
 		return -1;
 	}
@@ -165,7 +171,7 @@ void moe_tern_use(struct moe_tern *moe, struct experts *experts)
 	moe->experts = experts;
 }
 
-/* ---- a call ---- */
+/* ---- a call ---------------------------------------------------------------------------------- */
 
 /* Room for the rows that arrived; grows in powers of two, so that it soon stops growing. */
 static int make_room(struct moe_tern *moe, uint64_t most, uint64_t extent, struct fault *fault)
@@ -184,18 +190,22 @@ static int make_room(struct moe_tern *moe, uint64_t most, uint64_t extent, struc
 	return buffer_grow(moe->gpu, &moe->y, (extent < 64 ? 64 : extent) * row, fault);
 }
 
-static void rows_to_floats(const struct moe_tern *moe, const struct tern_received *received, uint64_t first, uint32_t nr)
+static void rows_to_floats(const struct moe_tern *moe, const struct tern_received *received,
+	uint64_t first, uint32_t nr)
 {
 	uint32_t hidden = moe->hidden, nr_scales = (hidden + WIRE_BLOCK - 1) / WIRE_BLOCK;
 
 	if (moe->types.dispatch == WIRE_FP32)
-		memcpy(moe->rows, (const float *)received->x + first * hidden, (size_t)nr * hidden * sizeof(float));
+		memcpy(moe->rows, (const float *)received->x + first * hidden,
+			(size_t)nr * hidden * sizeof(float));
 	else if (moe->types.dispatch == WIRE_BF16)
-		row_from_bf16((const uint16_t *)received->x + first * hidden, nr * hidden, moe->rows);
+		row_from_bf16(
+			(const uint16_t *)received->x + first * hidden, nr * hidden, moe->rows);
 	else
 		for (uint32_t i = 0; i < nr; i++)
-			row_from_e4m3((const uint8_t *)received->x + (first + i) * hidden, (const float *)received->scales + (first + i) * nr_scales,
-				hidden, moe->rows + (size_t)i * hidden);
+			row_from_e4m3((const uint8_t *)received->x + (first + i) * hidden,
+				(const float *)received->scales + (first + i) * nr_scales, hidden,
+				moe->rows + (size_t)i * hidden);
 }
 
 static void results_to_rows(const struct moe_tern *moe, uint64_t first, uint32_t nr)
@@ -205,10 +215,12 @@ static void results_to_rows(const struct moe_tern *moe, uint64_t first, uint32_t
 	if (moe->types.combine == WIRE_BF16)
 		row_to_bf16(moe->results, nr * moe->hidden, (uint16_t *)moe->y.here + at);
 	else
-		memcpy((float *)moe->y.here + at, moe->results, (size_t)nr * moe->hidden * sizeof(float));
+		memcpy((float *)moe->y.here + at, moe->results,
+			(size_t)nr * moe->hidden * sizeof(float));
 }
 
-static int run_experts(struct moe_tern *moe, uint32_t layer, const struct tern_received *received, struct fault *fault)
+static int run_experts(struct moe_tern *moe, uint32_t layer, const struct tern_received *received,
+	struct fault *fault)
 {
 	uint32_t most = 0;
 
@@ -233,7 +245,8 @@ static size_t wire_bytes(enum wire_type type)
 	return type == WIRE_FP32 ? sizeof(float) : type == WIRE_BF16 ? sizeof(uint16_t) : 1;
 }
 
-/* What Tern takes: bf16 made here, or the floats themselves, which it quantises on the way out for fp8. */
+/* What Tern takes: bf16 made here, or the floats themselves, which it quantises on the way out for
+ * fp8. */
 static int fill_inputs(const struct lane *lane, const struct moe_call *call, struct fault *fault)
 {
 	const struct moe_tern *moe = lane->moe;
@@ -249,7 +262,8 @@ static int fill_inputs(const struct lane *lane, const struct moe_call *call, str
 	memcpy(lane->weights.here, call->weights, routes * sizeof(*call->weights));
 	rc = buffer_send(moe->gpu, &lane->x, nr * (half ? sizeof(uint16_t) : sizeof(float)), fault);
 	rc = rc ? rc : buffer_send(moe->gpu, &lane->ids, routes * sizeof(*call->ids), fault);
-	return rc ? rc : buffer_send(moe->gpu, &lane->weights, routes * sizeof(*call->weights), fault);
+	return rc ? rc
+		  : buffer_send(moe->gpu, &lane->weights, routes * sizeof(*call->weights), fault);
 }
 
 static void read_out(const struct lane *lane, const struct moe_call *call)
@@ -273,15 +287,21 @@ static int settle(const struct lane *lane, const char *doing, struct fault *faul
 	return rc ? tern_failed(fault, doing, rc) : 0;
 }
 
-/* A GPU's counts say how many rows there are to copy; then *received is as it would be on the CPU. */
-static int take_received(const struct lane *lane, struct tern_received *received, struct fault *fault)
+/* A GPU's counts say how many rows there are to copy; then *received is as it would be on the CPU.
+ */
+static int take_received(
+	const struct lane *lane, struct tern_received *received, struct fault *fault)
 {
 	struct moe_tern *moe = lane->moe;
 	uint64_t most = received->extent, row = moe->hidden * wire_bytes(moe->types.dispatch);
-	uint64_t scales = received->scales ? (moe->hidden + WIRE_BLOCK - 1) / WIRE_BLOCK * sizeof(float) : 0;
-	int rc = buffer_take(moe->gpu, &moe->counts, received->counts, moe->nr * sizeof(*received->counts), fault);
+	uint64_t scales =
+		received->scales ? (moe->hidden + WIRE_BLOCK - 1) / WIRE_BLOCK * sizeof(float) : 0;
+	int rc = buffer_take(moe->gpu, &moe->counts, received->counts,
+		moe->nr * sizeof(*received->counts), fault);
 
-	rc = rc ? rc : buffer_take(moe->gpu, &moe->offsets, received->offsets, (moe->nr + 2) * sizeof(*received->offsets), fault);
+	rc = rc ? rc
+		: buffer_take(moe->gpu, &moe->offsets, received->offsets,
+			  (moe->nr + 2) * sizeof(*received->offsets), fault);
 	rc = rc ? rc : settle(lane, "dispatch", fault);
 	if (rc)
 		return rc;
@@ -289,15 +309,19 @@ static int take_received(const struct lane *lane, struct tern_received *received
 	received->offsets = moe->offsets.here;
 	received->extent = received->offsets[moe->nr + 1];
 	if (received->extent > most)
-		return fault_say(fault, "dispatch: rows span %llu positions of %llu", (unsigned long long)received->extent, (unsigned long long)most);
+		return fault_say(fault, "dispatch: rows span %llu positions of %llu",
+			(unsigned long long)received->extent, (unsigned long long)most);
 	rc = buffer_take(moe->gpu, &moe->received, received->x, received->extent * row, fault);
-	rc = rc || !scales ? rc : buffer_take(moe->gpu, &moe->scales, received->scales, received->extent * scales, fault);
+	rc = rc || !scales ? rc
+			   : buffer_take(moe->gpu, &moe->scales, received->scales,
+				     received->extent * scales, fault);
 	received->x = moe->received.here;
 	received->scales = moe->scales.here;
 	return rc ? rc : gpu_wait(moe->gpu, fault);
 }
 
-static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_received *received, struct fault *fault)
+static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_received *received,
+	struct fault *fault)
 {
 	struct tern_dispatch args = {
 		.size = sizeof(args),
@@ -317,7 +341,8 @@ static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_
 	return lane->moe->gpu ? take_received(lane, received, fault) : 0;
 }
 
-static int combine(struct lane *lane, const struct moe_call *call, uint64_t extent, struct fault *fault)
+static int combine(
+	struct lane *lane, const struct moe_call *call, uint64_t extent, struct fault *fault)
 {
 	struct moe_tern *moe = lane->moe;
 	struct tern_combine args = {.size = sizeof(args), .y = moe->y.there};
@@ -329,18 +354,21 @@ static int combine(struct lane *lane, const struct moe_call *call, uint64_t exte
 	rc = tern_combine(lane->tern, &args, lane->out.there, 0);
 	if (rc)
 		return tern_failed(fault, "combine", rc);
-	if (buffer_fetch(moe->gpu, &lane->out, call->nr_tokens * row, fault) || settle(lane, "combine", fault))
+	if (buffer_fetch(moe->gpu, &lane->out, call->nr_tokens * row, fault) ||
+		settle(lane, "combine", fault))
 		return -1;
 	read_out(lane, call);
 	return 0;
 }
 
-static int note_durations(struct durations *d, uint64_t dispatch_ns, uint64_t combine_ns, struct fault *fault)
+static int note_durations(
+	struct durations *d, uint64_t dispatch_ns, uint64_t combine_ns, struct fault *fault)
 {
 	if (d->nr == d->room) {
 		uint32_t room = d->room ? 2 * d->room : 1024;
 		uint64_t *dispatches = realloc(d->dispatch_ns, room * sizeof(*dispatches));
-		uint64_t *combines = dispatches ? realloc(d->combine_ns, room * sizeof(*combines)) : NULL;
+		uint64_t *combines =
+			dispatches ? realloc(d->combine_ns, room * sizeof(*combines)) : NULL;
 
 		d->dispatch_ns = dispatches ? dispatches : d->dispatch_ns;
 		d->combine_ns = combines ? combines : d->combine_ns;
@@ -367,7 +395,9 @@ static int run(void *ctx, const struct moe_call *call, struct fault *fault)
 	computed = now_ns();
 	if (combine(lane, call, received.extent, fault))
 		return -1;
-	return lane->measured ? note_durations(&lane->durations, arrived - start, now_ns() - computed, fault) : 0;
+	return lane->measured ? note_durations(&lane->durations, arrived - start,
+					now_ns() - computed, fault)
+			      : 0;
 }
 
 struct moe_exchange moe_tern_prefill(struct moe_tern *moe)

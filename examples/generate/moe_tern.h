@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exchange over a Tern group: experts are spread over its ranks in contiguous blocks. Prompts travel in
- * high-throughput mode (many tokens a call, counts first), decoding in low-latency mode (few tokens, sent without asking).
- * Rows arrive by expert, results come home one for each route and are summed there, in the order of k.
- * With a GPU, both take place in its memory, and rows are copied from and to the CPU's, where the model is. */
+/* The exchange over a Tern group: experts are spread over its ranks in contiguous blocks. Prompts
+ * travel in high-throughput mode (many tokens a call, counts first), decoding in low-latency mode
+ * (few tokens, sent without asking). Rows arrive by expert, results come home one for each route
+ * and are summed there, in the order of k. With a GPU, both take place in its memory, and rows are
+ * copied from and to the CPU's, where the model is. */
 #ifndef TERN_EXAMPLES_GENERATE_MOE_TERN_H
 #define TERN_EXAMPLES_GENERATE_MOE_TERN_H
 
@@ -21,18 +22,21 @@ struct moe_tern_config {
 	tern_group *group;
 	struct gpu *gpu; /* NULL: the CPU; the same on all ranks; it must outlive the exchange */
 	const struct model_config *model;
-	uint32_t prefill_tokens, decode_tokens; /* most that a rank passes to one call; the same on all ranks */
+	uint32_t prefill_tokens, decode_tokens; /* most that a rank passes to one call; the same on
+						   all ranks */
 	struct moe_types types;
 	int wait_ms;
 };
 
 struct moe_tern;
 
-/* Collective: can this group exchange in the memory of the GPUs that its ranks have opened? The same on all ranks; -1 says why not. */
+/* Collective: can this group exchange in the memory of the GPUs that its ranks have opened? The
+ * same on all ranks; -1 says why not. */
 int moe_tern_try_gpus(tern_group *group, struct fault *fault);
 
 /* Collective. *moe is set only on success. */
-int moe_tern_create(const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault);
+int moe_tern_create(
+	const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault);
 void moe_tern_destroy(struct moe_tern *moe);
 
 /* The experts that this rank has to load: [*first, *first + *nr). */

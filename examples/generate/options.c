@@ -10,20 +10,26 @@
 const char options_usage[] =
 	"Usage: generate [options]             on one rank\n"
 	"       tern run -n 4 generate ...     on four: experts are spread over them, prompts too\n"
-	"Continues prompts with a Mixture-of-Experts model whose experts exchange tokens through Tern.\n"
+	"Continues prompts with a Mixture-of-Experts model whose experts exchange tokens through "
+	"Tern.\n"
 	"\n"
-	"  -m, --model DIR       config.json and model.safetensors (default examples/generate/model)\n"
+	"  -m, --model DIR       config.json and model.safetensors (default "
+	"examples/generate/model)\n"
 	"  -p, --prompt TEXT     a prompt; may be repeated\n"
 	"  -f, --prompts FILE    one prompt a line; \\n in it is a new line\n"
 	"  -n, --tokens N        bytes to generate for each prompt (default 200)\n"
 	"  -t, --temperature T   0 always takes the most likely byte (default 0.8)\n"
-	"      --top-p P         choose among the most likely bytes that together reach P (default 0.9)\n"
+	"      --top-p P         choose among the most likely bytes that together reach P (default "
+	"0.9)\n"
 	"  -s, --seed S          of the random choices (default 4)\n"
 	"  -d, --dtype TYPE      what travels to experts: fp32, bf16 or fp8 (default bf16)\n"
 	"      --combine TYPE    what comes home: fp32 or bf16 (default bf16)\n"
-	"      --device WHERE    where rows are dispatched and combined: cpu, cuda (the memory of GPUs, rank r's of\n"
-	"                        number r modulo all) or auto (cuda if all ranks can, else cpu); default cpu.\n"
-	"                        The model's arithmetic is on the CPU always: rows are copied to the GPUs and back\n"
+	"      --device WHERE    where rows are dispatched and combined: cpu, cuda (the memory of "
+	"GPUs, rank r's of\n"
+	"                        number r modulo all) or auto (cuda if all ranks can, else cpu); "
+	"default cpu.\n"
+	"                        The model's arithmetic is on the CPU always: rows are copied to "
+	"the GPUs and back\n"
 	"      --no-check        do not run all prompts again on one rank to compare\n"
 	"      --no-live         do not show texts while they grow\n"
 	"  -w, --wait MS         longest wait for another rank (default 30000)\n"
@@ -32,8 +38,8 @@ const char options_usage[] =
 	"      --json FILE       write texts and figures\n"
 	"  -h, --help            this text\n";
 
-/* Beginnings that the demo model, which has read the King James Bible, Webster's dictionary of 1913 and The Devil's
- * Dictionary, continues in their manners. */
+/* Beginnings that the demo model, which has read the King James Bible, Webster's dictionary of 1913
+ * and The Devil's Dictionary, continues in their manners. */
 static const char *const default_prompts[] = {
 	"And it came to pass in those days, that ",
 	"Tern, n. (Zool.) Any one of numerous species of ",
@@ -56,18 +62,29 @@ enum {
 };
 
 static const struct option flags[] = {
-	{"model", required_argument, NULL, 'm'}, {"prompt", required_argument, NULL, 'p'}, {"prompts", required_argument, NULL, 'f'},
-	{"tokens", required_argument, NULL, 'n'}, {"temperature", required_argument, NULL, 't'}, {"top-p", required_argument, NULL, OPT_TOP_P},
-	{"seed", required_argument, NULL, 's'}, {"dtype", required_argument, NULL, 'd'}, {"combine", required_argument, NULL, OPT_COMBINE},
+	{"model", required_argument, NULL, 'm'},
+	{"prompt", required_argument, NULL, 'p'},
+	{"prompts", required_argument, NULL, 'f'},
+	{"tokens", required_argument, NULL, 'n'},
+	{"temperature", required_argument, NULL, 't'},
+	{"top-p", required_argument, NULL, OPT_TOP_P},
+	{"seed", required_argument, NULL, 's'},
+	{"dtype", required_argument, NULL, 'd'},
+	{"combine", required_argument, NULL, OPT_COMBINE},
 	{"device", required_argument, NULL, OPT_DEVICE},
-	{"no-check", no_argument, NULL, OPT_NO_CHECK}, {"no-live", no_argument, NULL, OPT_NO_LIVE}, {"wait", required_argument, NULL, 'w'},
-	{"trace", required_argument, NULL, OPT_TRACE}, {"json", required_argument, NULL, OPT_JSON}, {"help", no_argument, NULL, 'h'},
+	{"no-check", no_argument, NULL, OPT_NO_CHECK},
+	{"no-live", no_argument, NULL, OPT_NO_LIVE},
+	{"wait", required_argument, NULL, 'w'},
+	{"trace", required_argument, NULL, OPT_TRACE},
+	{"json", required_argument, NULL, OPT_JSON},
+	{"help", no_argument, NULL, 'h'},
 	{NULL, 0, NULL, 0},
 };
 
 static int add_prompt(struct options *options, const char *text, struct fault *fault)
 {
-	char **prompts = realloc(options->prompts, (options->plan.nr_prompts + 1) * sizeof(*prompts));
+	char **prompts =
+		realloc(options->prompts, (options->plan.nr_prompts + 1) * sizeof(*prompts));
 
 	if (!prompts)
 		return fault_say(fault, "no memory for a prompt");
@@ -112,28 +129,34 @@ static int add_lines(struct options *options, const char *path, struct fault *fa
 	return rc;
 }
 
-static int read_number(const char *flag, const char *text, double min, double max, double *number, struct fault *fault)
+static int read_number(const char *flag, const char *text, double min, double max, double *number,
+	struct fault *fault)
 {
 	char *end;
 	double value = strtod(text, &end);
 
 	if (end == text || *end || !(value >= min && value <= max))
-		return fault_say(fault, "%s is \"%s\": a number from %g to %g is needed", flag, text, min, max);
+		return fault_say(fault, "%s is \"%s\": a number from %g to %g is needed", flag,
+			text, min, max);
 	*number = value;
 	return 0;
 }
 
-static int read_whole(const char *flag, const char *text, double min, double max, uint64_t *number, struct fault *fault)
+static int read_whole(const char *flag, const char *text, double min, double max, uint64_t *number,
+	struct fault *fault)
 {
 	double value = 0;
 
 	if (read_number(flag, text, min, max, &value, fault))
 		return -1;
 	*number = (uint64_t)value;
-	return value == (double)*number ? 0 : fault_say(fault, "%s is \"%s\": a whole number is needed", flag, text);
+	return value == (double)*number
+		       ? 0
+		       : fault_say(fault, "%s is \"%s\": a whole number is needed", flag, text);
 }
 
-static int read_type(const char *flag, const char *text, enum wire_type most, enum wire_type *type, struct fault *fault)
+static int read_type(const char *flag, const char *text, enum wire_type most, enum wire_type *type,
+	struct fault *fault)
 {
 	for (int i = WIRE_FP32; i <= (int)most; i++) {
 		if (!strcmp(text, wire_name((enum wire_type)i))) {
@@ -141,12 +164,14 @@ static int read_type(const char *flag, const char *text, enum wire_type most, en
 			return 0;
 		}
 	}
-	return fault_say(fault, "%s is \"%s\": fp32%s is needed", flag, text, most == WIRE_FP8 ? ", bf16 or fp8" : " or bf16");
+	return fault_say(fault, "%s is \"%s\": fp32%s is needed", flag, text,
+		most == WIRE_FP8 ? ", bf16 or fp8" : " or bf16");
 }
 
 static int read_device(const char *text, enum device_choice *device, struct fault *fault)
 {
-	static const char *const names[] = {[DEVICE_CPU] = "cpu", [DEVICE_CUDA] = "cuda", [DEVICE_AUTO] = "auto"};
+	static const char *const names[] = {
+		[DEVICE_CPU] = "cpu", [DEVICE_CUDA] = "cuda", [DEVICE_AUTO] = "auto"};
 
 	for (int i = DEVICE_CPU; i <= DEVICE_AUTO; i++) {
 		if (!strcmp(text, names[i])) {
@@ -217,7 +242,8 @@ static int take_flag(struct options *options, int flag, struct fault *fault)
 		options->help = true;
 		return 0;
 	case '?':
-		return fault_say(fault, "the command line has a flag that is unknown or lacks its value; --help tells all");
+		return fault_say(fault, "the command line has a flag that is unknown or lacks its "
+					"value; --help tells all");
 	default:
 		return take_number(options, flag, fault);
 	}
@@ -240,8 +266,10 @@ int options_read(int argc, char **argv, struct options *options, struct fault *f
 		if (take_flag(options, flag, fault))
 			return -1;
 	if (optind < argc)
-		return fault_say(fault, "\"%s\" belongs to no flag; a prompt needs --prompt", argv[optind]);
-	for (size_t i = 0, none = !options->prompts; none && i < sizeof(default_prompts) / sizeof(default_prompts[0]); i++)
+		return fault_say(
+			fault, "\"%s\" belongs to no flag; a prompt needs --prompt", argv[optind]);
+	for (size_t i = 0, none = !options->prompts;
+		none && i < sizeof(default_prompts) / sizeof(default_prompts[0]); i++)
 		if (add_prompt(options, default_prompts[i], fault))
 			return -1;
 	options->plan.prompts = options->prompts;

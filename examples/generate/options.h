@@ -18,7 +18,7 @@ enum device_choice {
 
 struct options {
 	const char *model; /* folder */
-	char **prompts;	   /* malloc'd, each and all */
+	char **prompts;    /* malloc'd, each and all */
 	struct serve_plan plan;
 	struct moe_types types;
 	enum device_choice device;

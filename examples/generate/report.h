@@ -8,7 +8,7 @@
 
 enum verdict {
 	VERDICT_UNKNOWN, /* not checked */
-	VERDICT_SAME,	 /* all texts, and every bit of the logits they were chosen from */
+	VERDICT_SAME,    /* all texts, and every bit of the logits they were chosen from */
 	VERDICT_DIFFERENT
 };
 
@@ -22,9 +22,10 @@ void show_live(const struct options *options, const struct texts *texts, bool fi
 void clear_live(const struct options *options);
 
 void show_texts(const struct options *options, const struct texts *texts, uint32_t nr_ranks);
-void show_figures(const struct options *options, const struct figures *figures, enum verdict verdict);
+void show_figures(
+	const struct options *options, const struct figures *figures, enum verdict verdict);
 
-int write_json(const char *path, const struct options *options, const struct texts *texts, const struct figures *figures,
-	enum verdict verdict, struct fault *fault);
+int write_json(const char *path, const struct options *options, const struct texts *texts,
+	const struct figures *figures, enum verdict verdict, struct fault *fault);
 
 #endif

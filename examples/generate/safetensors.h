@@ -4,8 +4,8 @@
  *	| header bytes, u64 LE | JSON header | data                                   |
  *	                         {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
  *
- * Everything is checked before any of it is used: a tensor's extent is exactly its shape times its element, and the
- * extents tile the data without holes or overlap, as the format demands.
+ * Everything is checked before any of it is used: a tensor's extent is exactly its shape times its
+ *element, and the extents tile the data without holes or overlap, as the format demands.
  */
 #ifndef TERN_EXAMPLES_GENERATE_SAFETENSORS_H
 #define TERN_EXAMPLES_GENERATE_SAFETENSORS_H
@@ -46,7 +46,8 @@ struct safetensors {
 };
 
 /* Describes the file in bytes[size], which must outlive *file. *file is set only on success. */
-int safetensors_parse(const void *bytes, size_t size, struct safetensors *file, struct fault *fault);
+int safetensors_parse(
+	const void *bytes, size_t size, struct safetensors *file, struct fault *fault);
 void safetensors_free(struct safetensors *file);
 
 /* NULL if there is none of this name. */

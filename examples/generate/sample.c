@@ -44,7 +44,8 @@ static int by_probability(const void *a, const void *b, void *shares)
 }
 
 /* How many of the most likely tokens it takes to reach top_p; *sum is what they reach. */
-static uint32_t count_nucleus(const float *shares, const uint32_t *order, uint32_t vocab, float top_p, double *sum)
+static uint32_t count_nucleus(
+	const float *shares, const uint32_t *order, uint32_t vocab, float top_p, double *sum)
 {
 	uint32_t nr = 0;
 

@@ -33,23 +33,29 @@ static uint32_t prefill_batches(const struct serve_plan *plan, uint32_t nr_ranks
 	return (uint32_t)((most + SERVE_PREFILL_TOKENS - 1) / SERVE_PREFILL_TOKENS);
 }
 
-/* ---- creating ---- */
+/* ---- creating -------------------------------------------------------------------------------- */
 
-static int create_sequence(const struct service *service, uint32_t prompt, struct sequence *s, struct fault *fault)
+static int create_sequence(
+	const struct service *service, uint32_t prompt, struct sequence *s, struct fault *fault)
 {
 	const struct model_config *config = &service->model->config;
 	const struct serve_plan *plan = service->plan;
 	size_t bytes = strlen(plan->prompts[prompt]);
 
 	if (!bytes || bytes + plan->nr_tokens > config->max_positions)
-		return fault_say(fault, "prompt %u has %zu bytes; with %u generated the model has room for 1 to %u", prompt + 1, bytes,
-			plan->nr_tokens, config->max_positions > plan->nr_tokens ? config->max_positions - plan->nr_tokens : 0);
+		return fault_say(fault,
+			"prompt %u has %zu bytes; with %u generated the model has room for 1 to %u",
+			prompt + 1, bytes, plan->nr_tokens,
+			config->max_positions > plan->nr_tokens
+				? config->max_positions - plan->nr_tokens
+				: 0);
 	s->prompt = prompt;
 	s->prompt_bytes = s->nr_bytes = (uint32_t)bytes;
 	s->sampler = sampler_make(plan->seed, prompt, plan->temperature, plan->top_p);
 	s->text = malloc(bytes + plan->nr_tokens);
 	s->logits = malloc(config->vocab * sizeof(float));
-	if (!s->text || !s->logits || cache_create(config, (uint32_t)bytes + plan->nr_tokens, &s->cache))
+	if (!s->text || !s->logits ||
+		cache_create(config, (uint32_t)bytes + plan->nr_tokens, &s->cache))
 		return fault_say(fault, "no memory for prompt %u", prompt + 1);
 	memcpy(s->text, plan->prompts[prompt], bytes);
 	return 0;
@@ -62,7 +68,9 @@ static int create(struct service *service, struct fault *fault)
 	uint32_t room = most > SERVE_PREFILL_TOKENS ? most : SERVE_PREFILL_TOKENS;
 
 	if (service->model->config.vocab != 256)
-		return fault_say(fault, "the model has a vocabulary of %u: this program has no tokenizer and needs a model of bytes",
+		return fault_say(fault,
+			"the model has a vocabulary of %u: this program has no tokenizer and needs "
+			"a model of bytes",
 			service->model->config.vocab);
 	service->sequences = calloc(most, sizeof(*service->sequences));
 	service->batch = malloc(room * sizeof(*service->batch));
@@ -71,13 +79,14 @@ static int create(struct service *service, struct fault *fault)
 	if (!service->sequences || !service->batch || !service->order || !service->workspace)
 		return fault_say(fault, "no memory for %u prompts", most);
 	for (uint32_t i = service->rank; i < plan->nr_prompts; i += service->nr_ranks)
-		if (create_sequence(service, i, &service->sequences[service->nr_sequences++], fault))
+		if (create_sequence(
+			    service, i, &service->sequences[service->nr_sequences++], fault))
 			return -1;
 	return 0;
 }
 
-int service_create(const struct model *model, const struct serve_plan *plan, uint32_t rank, uint32_t nr_ranks, struct service *service,
-	struct fault *fault)
+int service_create(const struct model *model, const struct serve_plan *plan, uint32_t rank,
+	uint32_t nr_ranks, struct service *service, struct fault *fault)
 {
 	struct service made = {.model = model, .plan = plan, .rank = rank, .nr_ranks = nr_ranks};
 
@@ -103,7 +112,7 @@ void service_destroy(struct service *service)
 	*service = (struct service){0};
 }
 
-/* ---- running ---- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* FNV-1a over the bits, so that "the same" means every bit of every logit. */
 static void take_fingerprint(struct sequence *s, uint32_t vocab)
@@ -122,11 +131,13 @@ static void choose_tokens(struct service *service)
 		struct sequence *s = &service->sequences[i];
 
 		take_fingerprint(s, vocab);
-		s->text[s->nr_bytes++] = (uint8_t)sampler_choose(&s->sampler, s->logits, service->order, vocab);
+		s->text[s->nr_bytes++] =
+			(uint8_t)sampler_choose(&s->sampler, s->logits, service->order, vocab);
 	}
 }
 
-/* The next tokens of the prompts, up to a full batch. *sequence and *at tell where the last batch ended. */
+/* The next tokens of the prompts, up to a full batch. *sequence and *at tell where the last batch
+ * ended. */
 static uint32_t fill_prefill(struct service *service, uint32_t *sequence, uint32_t *at)
 {
 	uint32_t nr = 0;
@@ -135,22 +146,26 @@ static uint32_t fill_prefill(struct service *service, uint32_t *sequence, uint32
 		struct sequence *s = &service->sequences[*sequence];
 		bool last = *at + 1 == s->prompt_bytes;
 
-		service->batch[nr++] = (struct batch_token){s->text[*at], *at, &s->cache, last ? s->logits : NULL};
+		service->batch[nr++] =
+			(struct batch_token){s->text[*at], *at, &s->cache, last ? s->logits : NULL};
 		*sequence += last;
 		*at = last ? 0 : *at + 1;
 	}
 	return nr;
 }
 
-int service_prefill(struct service *service, const struct moe_exchange *exchange, struct fault *fault)
+int service_prefill(
+	struct service *service, const struct moe_exchange *exchange, struct fault *fault)
 {
-	uint32_t nr_batches = prefill_batches(service->plan, service->nr_ranks), sequence = 0, at = 0;
+	uint32_t nr_batches = prefill_batches(service->plan, service->nr_ranks), sequence = 0,
+		 at = 0;
 	uint64_t start = now_ns();
 
 	for (uint32_t i = 0; i < nr_batches; i++) {
 		uint32_t nr = fill_prefill(service, &sequence, &at);
 
-		if (model_forward(service->model, service->workspace, service->batch, nr, exchange, fault))
+		if (model_forward(service->model, service->workspace, service->batch, nr, exchange,
+			    fault))
 			return -1;
 		service->nr_prefilled += nr;
 	}
@@ -169,7 +184,8 @@ int service_step(struct service *service, const struct moe_exchange *exchange, s
 
 		service->batch[i] = (struct batch_token){s->text[last], last, &s->cache, s->logits};
 	}
-	if (model_forward(service->model, service->workspace, service->batch, service->nr_sequences, exchange, fault))
+	if (model_forward(service->model, service->workspace, service->batch, service->nr_sequences,
+		    exchange, fault))
 		return -1;
 	choose_tokens(service);
 	service->nr_decoded += service->nr_sequences;

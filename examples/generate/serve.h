@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Serving prompts: prompt i belongs to rank i % nr_ranks, and a rank's prompts run as one batch. All ranks make the same
- * number of calls of the exchange in the same order, a rank with nothing left to do with no tokens. */
+/* Serving prompts: prompt i belongs to rank i % nr_ranks, and a rank's prompts run as one batch.
+ * All ranks make the same number of calls of the exchange in the same order, a rank with nothing
+ * left to do with no tokens. */
 #ifndef TERN_EXAMPLES_GENERATE_SERVE_H
 #define TERN_EXAMPLES_GENERATE_SERVE_H
 
@@ -22,14 +23,14 @@ struct serve_plan {
 };
 
 struct sequence {
-	uint32_t prompt;       /* its number */
+	uint32_t prompt; /* its number */
 	uint32_t prompt_bytes;
-	uint32_t nr_bytes;     /* prompt and what was generated so far */
-	uint8_t *text;	       /* [prompt_bytes + nr_tokens] */
+	uint32_t nr_bytes; /* prompt and what was generated so far */
+	uint8_t *text;     /* [prompt_bytes + nr_tokens] */
 	struct cache cache;
 	struct sampler sampler;
-	float *logits;	       /* [vocab] */
-	uint64_t fingerprint;  /* of all logits that a token was chosen from */
+	float *logits;        /* [vocab] */
+	uint64_t fingerprint; /* of all logits that a token was chosen from */
 };
 
 struct service {
@@ -49,12 +50,13 @@ struct service {
 uint32_t serve_most_sequences(const struct serve_plan *plan, uint32_t nr_ranks);
 
 /* *service is set only on success. model and plan must outlive it. */
-int service_create(const struct model *model, const struct serve_plan *plan, uint32_t rank, uint32_t nr_ranks, struct service *service,
-	struct fault *fault);
+int service_create(const struct model *model, const struct serve_plan *plan, uint32_t rank,
+	uint32_t nr_ranks, struct service *service, struct fault *fault);
 void service_destroy(struct service *service);
 
 /* Reads the prompts and chooses the first token of each. */
-int service_prefill(struct service *service, const struct moe_exchange *exchange, struct fault *fault);
+int service_prefill(
+	struct service *service, const struct moe_exchange *exchange, struct fault *fault);
 
 /* Chooses one more token for each prompt; to be called plan->nr_tokens - 1 times. */
 int service_step(struct service *service, const struct moe_exchange *exchange, struct fault *fault);

@@ -53,7 +53,8 @@ static int make_room(struct track *track, uint64_t nr, struct fault *fault)
 	weights = realloc(track->weights, room * sizeof(*weights));
 	track->weights = weights ? weights : track->weights;
 	if (!ids || !weights)
-		return fault_say(fault, "no memory for a trace of %llu routes", (unsigned long long)room);
+		return fault_say(
+			fault, "no memory for a trace of %llu routes", (unsigned long long)room);
 	track->room = room;
 	return 0;
 }
@@ -78,12 +79,14 @@ struct moe_exchange trace_exchange(struct trace *trace, const struct moe_exchang
 	return (struct moe_exchange){.run = run, .ctx = trace};
 }
 
-/* NumPy's format, version 1: magic, length of the header, and the header padded so that data starts at a multiple of 64. */
+/* NumPy's format, version 1: magic, length of the header, and the header padded so that data starts
+ * at a multiple of 64. */
 static void write_header(FILE *file, const char *type, uint64_t rows, uint32_t columns)
 {
 	char header[118], text[100];
-	int length = snprintf(text, sizeof(text), "{'descr': '%s', 'fortran_order': False, 'shape': (%llu, %u), }", type, (unsigned long long)rows,
-		columns);
+	int length = snprintf(text, sizeof(text),
+		"{'descr': '%s', 'fortran_order': False, 'shape': (%llu, %u), }", type,
+		(unsigned long long)rows, columns);
 
 	memset(header, ' ', sizeof(header));
 	memcpy(header, text, (size_t)length);
@@ -92,7 +95,8 @@ static void write_header(FILE *file, const char *type, uint64_t rows, uint32_t c
 	fwrite(header, 1, sizeof(header), file);
 }
 
-static int write_file(const struct trace *trace, const char *name, bool weights, struct fault *fault)
+static int write_file(
+	const struct trace *trace, const char *name, bool weights, struct fault *fault)
 {
 	uint64_t routes = 0;
 	char path[4096];
@@ -118,5 +122,6 @@ static int write_file(const struct trace *trace, const char *name, bool weights,
 
 int trace_write(const struct trace *trace, const char *name, struct fault *fault)
 {
-	return write_file(trace, name, false, fault) || write_file(trace, name, true, fault) ? -1 : 0;
+	return write_file(trace, name, false, fault) || write_file(trace, name, true, fault) ? -1
+											     : 0;
 }

@@ -5,10 +5,11 @@
 #include <string.h>
 
 #define E4M3_MAX 448.0f
-#define SCALE_MIN 0x1p-126f /* a smaller scale would have an infinite inverse */
+#define SCALE_MIN 0x1p-126f    /* a smaller scale would have an infinite inverse */
 #define E4M3_MIN_EXPONENT (-6) /* of normal numbers; 3 bits of fraction below it */
 
-/* Round to nearest, ties to even: adds just less than half of the last kept bit, plus that bit. NaN stays NaN. */
+/* Round to nearest, ties to even: adds just less than half of the last kept bit, plus that bit. NaN
+ * stays NaN. */
 uint16_t bf16_from_float(float value)
 {
 	uint32_t bits;
@@ -31,7 +32,8 @@ float float_from_bf16(uint16_t half)
 float float_from_e4m3(uint8_t byte)
 {
 	int exponent = byte >> 3 & 15, fraction = byte & 7;
-	float magnitude = exponent ? ldexpf((float)(8 + fraction), exponent - 10) : ldexpf((float)fraction, -9);
+	float magnitude = exponent ? ldexpf((float)(8 + fraction), exponent - 10)
+				   : ldexpf((float)fraction, -9);
 
 	if ((byte & 0x7f) == 0x7f)
 		magnitude = NAN;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a row becomes when it travels in fewer bits. Written from the formats' definitions and not from Tern's kernels, so
- * that comparing a run over Tern with one that never left the process checks those kernels too. */
+/* What a row becomes when it travels in fewer bits. Written from the formats' definitions and not
+ * from Tern's kernels, so that comparing a run over Tern with one that never left the process
+ * checks those kernels too. */
 #ifndef TERN_EXAMPLES_GENERATE_WIRE_H
 #define TERN_EXAMPLES_GENERATE_WIRE_H
 

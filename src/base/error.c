@@ -34,8 +34,8 @@ int check_range(const char *name, int64_t value, int64_t least, int64_t most)
 {
 	if (value >= least && value <= most)
 		return 0;
-	return fail(TERN_ERR_INVALID, "%s is %lld; %lld to %lld are possible", name, (long long)value,
-		(long long)least, (long long)most);
+	return fail(TERN_ERR_INVALID, "%s is %lld; %lld to %lld are possible", name,
+		(long long)value, (long long)least, (long long)most);
 }
 
 int error_of_errno(int cause)

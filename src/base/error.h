@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a failure travels: the code is returned, the cause with its figures stays in a text of this thread. */
+/* How a failure travels: the code is returned, the cause with its figures stays in a text of this
+ * thread. */
 #ifndef TERN_BASE_ERROR_H
 #define TERN_BASE_ERROR_H
 
 #include "tern.h"
 
-/* Sets this thread's text, printf-like, and returns code: `return fail(TERN_ERR_INVALID, "hidden is %u", hidden);` */
+/* Sets this thread's text, printf-like, and returns code: `return fail(TERN_ERR_INVALID, "hidden is
+ * %u", hidden);` */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* TERN_ERR_NOMEM where memory or descriptors have run out, else TERN_ERR_SYSTEM. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory ordering between ranks, one named function for each use. Rows are plain stores and loads; only what stands here
- * orders them. The argument as a whole, and the models that check it: docs/protocol.md. */
+/* Memory ordering between ranks, one named function for each use. Rows are plain stores and loads;
+ * only what stands here orders them. The argument as a whole, and the models that check it:
+ * docs/protocol.md. */
 #ifndef TERN_BASE_ORDERING_H
 #define TERN_BASE_ORDERING_H
 
@@ -8,7 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* An arrival word and an event count each have a cache line of their own: every one has a single writer or a single sleeper. */
+/* An arrival word and an event count each have a cache line of their own: every one has a single
+ * writer or a single sleeper. */
 #define CACHE_LINE 64
 
 struct arrival {
@@ -16,27 +18,30 @@ struct arrival {
 } __attribute__((aligned(CACHE_LINE)));
 
 struct event_count {
-	_Atomic uint32_t count;	  /* arrivals so far, of one (slot, phase), modulo 2^32; the futex */
+	_Atomic uint32_t count; /* arrivals so far, of one (slot, phase), modulo 2^32; the futex */
 	_Atomic uint32_t waiters; /* 1 while the owner sleeps or is about to */
-	_Atomic uint32_t wake_at; /* the count of arrivals that completes what the owner waits for */
+	_Atomic uint32_t wake_at; /* the count of arrivals that completes what the owner waits for
+				   */
 } __attribute__((aligned(CACHE_LINE)));
 
-/* Release: all rows stored for this peer in this phase, and all reads of the peer's earlier rows, come before the word.
- * Pairs with arrival_observe. */
+/* Release: all rows stored for this peer in this phase, and all reads of the peer's earlier rows,
+ * come before the word. Pairs with arrival_observe. */
 static inline void arrival_publish(struct arrival *arrival, uint64_t word)
 {
 	atomic_store_explicit(&arrival->word, word, memory_order_release);
 }
 
-/* Acquire: whoever sees the word sees the rows that it announces, and may overwrite what the peer has thereby finished reading. */
+/* Acquire: whoever sees the word sees the rows that it announces, and may overwrite what the peer
+ * has thereby finished reading. */
 static inline uint64_t arrival_observe(const struct arrival *arrival)
 {
 	return atomic_load_explicit(&arrival->word, memory_order_acquire);
 }
 
-/* The sender's half of not losing a wake-up, after arrival_publish. The increment and the load of waiters are sequentially
- * consistent, and so are the sleeper's store of waiters and the kernel's comparison of count: either the sender sees the
- * waiter, or the sleeper's futex sees the increment and does not sleep. True: the owner has to be woken. */
+/* The sender's half of not losing a wake-up, after arrival_publish. The increment and the load of
+ * waiters are sequentially consistent, and so are the sleeper's store of waiters and the kernel's
+ * comparison of count: either the sender sees the waiter, or the sleeper's futex sees the increment
+ * and does not sleep. True: the owner has to be woken. */
 static inline bool event_count_advance(struct event_count *events)
 {
 	uint32_t count = atomic_fetch_add_explicit(&events->count, 1, memory_order_seq_cst) + 1;
@@ -46,8 +51,9 @@ static inline bool event_count_advance(struct event_count *events)
 	return (int32_t)(count - atomic_load_explicit(&events->wake_at, memory_order_relaxed)) >= 0;
 }
 
-/* The sleeper's half: take the count first, announce the wait, then look at the words once more, then sleep on the count. The
- * store of waiters orders wake_at before itself: a sender that sees the waiter sees when to wake it. */
+/* The sleeper's half: take the count first, announce the wait, then look at the words once more,
+ * then sleep on the count. The store of waiters orders wake_at before itself: a sender that sees
+ * the waiter sees when to wake it. */
 static inline uint32_t event_count_listen(struct event_count *events, uint32_t wake_at)
 {
 	uint32_t count = atomic_load_explicit(&events->count, memory_order_seq_cst);
@@ -62,8 +68,9 @@ static inline void event_count_leave(struct event_count *events)
 	atomic_store_explicit(&events->waiters, 0, memory_order_relaxed);
 }
 
-/* A chunk of a lane is taken by the source's thread and given back by its proxy when the gateway's credit has come. Release and
- * acquire: whoever sees the chunk free comes after all that the gateway did with it, as the credit's arrival tells. */
+/* A chunk of a lane is taken by the source's thread and given back by its proxy when the gateway's
+ * credit has come. Release and acquire: whoever sees the chunk free comes after all that the
+ * gateway did with it, as the credit's arrival tells. */
 static inline void chunk_take(_Atomic uint32_t *busy)
 {
 	atomic_store_explicit(busy, 1, memory_order_relaxed);
@@ -79,7 +86,8 @@ static inline bool chunk_is_free(const _Atomic uint32_t *busy)
 	return !atomic_load_explicit(busy, memory_order_acquire);
 }
 
-/* A proxy that found a peer's bytes broken notes it for the thread that calls: release and acquire of the text before it. 0: none. */
+/* A proxy that found a peer's bytes broken notes it for the thread that calls: release and acquire
+ * of the text before it. 0: none. */
 static inline void violation_publish(_Atomic uint32_t *violation, uint32_t value)
 {
 	atomic_store_explicit(violation, value, memory_order_release);
@@ -90,7 +98,8 @@ static inline uint32_t violation_observe(const _Atomic uint32_t *violation)
 	return atomic_load_explicit(violation, memory_order_acquire);
 }
 
-/* Release and acquire of a rank's leave word in its window's head: what it sent before it left is visible to those who see it gone. */
+/* Release and acquire of a rank's leave word in its window's head: what it sent before it left is
+ * visible to those who see it gone. */
 static inline void leave_status_publish(_Atomic uint64_t *leave_status, uint64_t value)
 {
 	atomic_store_explicit(leave_status, value, memory_order_release);

@@ -24,8 +24,10 @@ struct struct_kind {
 };
 
 #define STRUCT_END(type, field) (offsetof(struct type, field) + sizeof(((struct type *)0)->field))
-#define STRUCT_KIND_SET_BY(type, last, set_by) \
-	{#type, sizeof(struct type), STRUCT_END(type, last), set_by}
+#define STRUCT_KIND_SET_BY(type, last, set_by)                                                     \
+	{                                                                                          \
+#type, sizeof(struct type), STRUCT_END(type, last), set_by                         \
+	}
 #define STRUCT_KIND(type, last) STRUCT_KIND_SET_BY(type, last, "sizeof(struct " #type ")")
 #define STRUCT_KIND_CONFIG(type, last) STRUCT_KIND_SET_BY(type, last, #type "_init")
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Immediates by value: how many have come, and who expects how many. A hash table of fixed size with linear probing; an entry lives while it
- * has a count or an expectation, and its going closes the gap that it leaves. */
+/* Immediates by value: how many have come, and who expects how many. A hash table of fixed size
+ * with linear probing; an entry lives while it has a count or an expectation, and its going closes
+ * the gap that it leaves. */
 #include "engine/inside.h"
 
 #include <stdio.h>
@@ -14,7 +15,9 @@ int counts_open(tern_engine *engine)
 		nr *= 2;
 	engine->counts = calloc(nr, sizeof(*engine->counts));
 	engine->counts_mask = nr - 1;
-	return engine->counts ? 0 : fail(TERN_ERR_NOMEM, "no memory for the counts of %u immediates", nr);
+	return engine->counts
+		       ? 0
+		       : fail(TERN_ERR_NOMEM, "no memory for the counts of %u immediates", nr);
 }
 
 void counts_close(tern_engine *engine)
@@ -46,7 +49,8 @@ static struct immediate_count *find_or_add(tern_engine *engine, uint32_t value)
 	if (engine->nr_counts == engine->config.nr_operations)
 		return NULL;
 	engine->nr_counts++;
-	*entry = (struct immediate_count){.used = true, .value = value, .first = NONE, .last = NONE};
+	*entry =
+		(struct immediate_count){.used = true, .value = value, .first = NONE, .last = NONE};
 	return entry;
 }
 
@@ -83,10 +87,12 @@ static void pop_expecting(tern_engine *engine, struct immediate_count *entry)
 		entry->last = NONE;
 }
 
-/* Who expects first is served first. Ends may run callbacks, which do not come back here: they can only put commands into the ring. */
+/* Who expects first is served first. Ends may run callbacks, which do not come back here: they can
+ * only put commands into the ring. */
 static void serve(tern_engine *engine, struct immediate_count *entry)
 {
-	while (entry->first != NONE && engine->operations[entry->first].expect.count <= entry->count) {
+	while (entry->first != NONE &&
+		engine->operations[entry->first].expect.count <= entry->count) {
 		uint32_t number = entry->first;
 
 		entry->count -= engine->operations[number].expect.count;
@@ -144,7 +150,8 @@ static void end_lost(tern_engine *engine, uint32_t number)
 {
 	uint32_t lost = lost_member(engine, engine->operations[number].expect.peers);
 
-	end_expecting(engine, number, peer_observe_down(&engine->peers[lost]), engine->peers[lost].cause);
+	end_expecting(
+		engine, number, peer_observe_down(&engine->peers[lost]), engine->peers[lost].cause);
 }
 
 void counts_expect(tern_engine *engine, uint32_t number)
@@ -153,7 +160,9 @@ void counts_expect(tern_engine *engine, uint32_t number)
 	struct immediate_count *entry = find_or_add(engine, operation->expect.immediate);
 
 	if (!entry || engine->counts_lost) {
-		operation_fail(operation, TERN_ERR_CAPACITY, "immediates of more different values came than nr_operations has room for, and counts were lost");
+		operation_fail(operation, TERN_ERR_CAPACITY,
+			"immediates of more different values came than nr_operations has room for, "
+			"and counts were lost");
 		operation_part_ended(engine, number);
 		if (entry)
 			remove_if_empty(engine, entry);
@@ -171,11 +180,13 @@ void counts_expect(tern_engine *engine, uint32_t number)
 		end_lost(engine, number);
 }
 
-/* Ends the expectations that need a peer that is gone. `expecting` is the proxy's own, also of operations that are free. */
+/* Ends the expectations that need a peer that is gone. `expecting` is the proxy's own, also of
+ * operations that are free. */
 void counts_peer_down(tern_engine *engine)
 {
 	for (uint32_t i = 0; i < engine->config.nr_operations; i++)
-		if (engine->operations[i].expecting && lost_member(engine, engine->operations[i].expect.peers) != NONE)
+		if (engine->operations[i].expecting &&
+			lost_member(engine, engine->operations[i].expect.peers) != NONE)
 			end_lost(engine, i);
 }
 

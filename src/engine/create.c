@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine over a group: settings compared, addresses gathered, everybody heard from once before anybody returns. */
+/* An engine over a group: settings compared, addresses gathered, everybody heard from once before
+ * anybody returns. */
 #include "engine/inside.h"
 
 #include <stdio.h>
@@ -21,13 +22,15 @@ static int agree(tern_group *group, const struct tern_engine_config *config)
 static int connect_all(tern_engine *engine, tern_group *group)
 {
 	struct engine_address mine, *all = calloc((size_t)group->nr_ranks, sizeof(*all));
-	int rc = all ? engine_address(engine, &mine) : fail(TERN_ERR_NOMEM, "no memory for %d addresses", group->nr_ranks);
+	int rc = all ? engine_address(engine, &mine)
+		     : fail(TERN_ERR_NOMEM, "no memory for %d addresses", group->nr_ranks);
 
 	rc = group_agree_status(group, rc, "the engine's addresses");
 	if (!rc)
 		rc = group_allgather(group, &mine, all, sizeof(mine));
 	if (!rc)
-		rc = group_agree_status(group, engine_connect(engine, all), "the engine's connections");
+		rc = group_agree_status(
+			group, engine_connect(engine, all), "the engine's connections");
 	free(all);
 	return rc;
 }
@@ -49,10 +52,12 @@ static int missing_one(tern_engine *engine, void *ctx)
 
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
 		if (peer_observe_down(&engine->peers[p]))
-			return fail(peer_observe_down(&engine->peers[p]), "%s", engine->peers[p].cause);
+			return fail(
+				peer_observe_down(&engine->peers[p]), "%s", engine->peers[p].cause);
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
 		if (!greeted[p] || !engine->peers[p].spoke)
-			return fail(TERN_ERR_TIMEOUT, "rank %u %s within wait_ms over %s", p, greeted[p] ? "was not heard from" : "could not be reached",
+			return fail(TERN_ERR_TIMEOUT, "rank %u %s within wait_ms over %s", p,
+				greeted[p] ? "was not heard from" : "could not be reached",
 				engine->description);
 	}
 	return 0;
@@ -62,7 +67,8 @@ static int meet_all(tern_engine *engine)
 {
 	struct patience patience = patience_for(engine, (uint64_t)engine->config.wait_ms * 1000000);
 	bool *greeted = calloc(engine->setup.nr_peers, sizeof(*greeted));
-	int rc = greeted ? TERN_ERR_TIMEOUT : fail(TERN_ERR_NOMEM, "no memory for %u peers", engine->setup.nr_peers);
+	int rc = greeted ? TERN_ERR_TIMEOUT
+			 : fail(TERN_ERR_NOMEM, "no memory for %u peers", engine->setup.nr_peers);
 
 	while (rc == TERN_ERR_TIMEOUT && patience_left(&patience)) {
 		rc = engine_call(engine, greet, greeted);
@@ -82,7 +88,7 @@ static void give_up(tern_engine *engine)
 	tern_engine_destroy(engine);
 }
 
-/* ---- which networks ----------------------------------------------------------------------------------------- */
+/* ---- which networks -------------------------------------------------------------------------- */
 
 /* What one creation needs, and no engine after it. */
 struct creation {
@@ -102,7 +108,9 @@ static int list_networks(struct creation *c)
 	if (!scheduler)
 		return network_list_parse(&c->config, &c->list);
 	c->list.nr = 1;
-	c->list.each[0] = (struct engine_network){.ops = scheduler->transport, .simulated = scheduler->network, .nr_nics = c->config.nr_nics};
+	c->list.each[0] = (struct engine_network){.ops = scheduler->transport,
+		.simulated = scheduler->network,
+		.nr_nics = c->config.nr_nics};
 	memcpy(c->list.name[0], "simulated", sizeof("simulated"));
 	return 0;
 }
@@ -115,7 +123,8 @@ static int gather_offers(struct creation *c)
 	c->all = calloc((size_t)c->group->nr_ranks, sizeof(*c->all));
 	c->plan.network_of = calloc((size_t)c->group->nr_ranks, sizeof(*c->plan.network_of));
 	if (!rc && (!c->all || !c->plan.network_of))
-		rc = fail(TERN_ERR_NOMEM, "no memory for the networks of %d ranks", c->group->nr_ranks);
+		rc = fail(TERN_ERR_NOMEM, "no memory for the networks of %d ranks",
+			c->group->nr_ranks);
 	rc = group_agree_status(c->group, rc, "creating an engine");
 	if (rc)
 		return rc;
@@ -130,7 +139,8 @@ static void set_up_networks(struct creation *c)
 	c->setup.nr_networks = c->plan.nr;
 	c->setup.network_of = c->plan.network_of;
 	for (uint32_t n = 0; n < c->plan.nr; n++) {
-		c->setup.networks[n] = (struct engine_network){.nr_nics = c->plan.each[n].offer->nr_nics};
+		c->setup.networks[n] =
+			(struct engine_network){.nr_nics = c->plan.each[n].offer->nr_nics};
 		for (uint32_t i = 0; i < c->list.nr && c->plan.each[n].here; i++)
 			if (!strcmp(c->list.name[i], c->plan.each[n].offer->name))
 				c->setup.networks[n] = c->list.each[i];
@@ -146,7 +156,9 @@ static void keep_reasons(struct creation *c)
 		struct engine_peer *peer = &c->engine->peers[p];
 
 		offers_why(c->all, c->setup.self, p, text);
-		snprintf(peer->why, sizeof(peer->why), "%s, %.*s", c->plan.each[c->plan.network_of[p]].offer->name, WHY_TEXT - OFFER_NAME - 3, text);
+		snprintf(peer->why, sizeof(peer->why), "%s, %.*s",
+			c->plan.each[c->plan.network_of[p]].offer->name, WHY_TEXT - OFFER_NAME - 3,
+			text);
 	}
 }
 
@@ -157,7 +169,8 @@ static int open_engine(struct creation *c)
 	if (rc)
 		return rc; /* all ranks come to the same, and need not be told */
 	set_up_networks(c);
-	rc = group_agree_status(c->group, engine_open(&c->config, &c->setup, &c->engine), "creating an engine");
+	rc = group_agree_status(
+		c->group, engine_open(&c->config, &c->setup, &c->engine), "creating an engine");
 	if (!c->engine)
 		return rc;
 	c->engine->names = c->list.texts;
@@ -185,7 +198,8 @@ static int create(struct creation *c)
 	return rc;
 }
 
-int tern_engine_create(tern_group *group, const struct tern_engine_config *config, tern_engine **out)
+int tern_engine_create(
+	tern_group *group, const struct tern_engine_config *config, tern_engine **out)
 {
 	struct creation c = {.group = group};
 	int rc;
@@ -196,7 +210,10 @@ int tern_engine_create(tern_group *group, const struct tern_engine_config *confi
 	rc = struct_read(&kind_engine_config, config, &c.config);
 	if (rc)
 		return rc;
-	c.setup = (struct engine_setup){.group = group, .self = (uint32_t)group->rank, .nr_peers = (uint32_t)group->nr_ranks, .scheduler = group->scheduler};
+	c.setup = (struct engine_setup){.group = group,
+		.self = (uint32_t)group->rank,
+		.nr_peers = (uint32_t)group->nr_ranks,
+		.scheduler = group->scheduler};
 	if (group->scheduler && group->scheduler->configure)
 		group->scheduler->configure(group->scheduler->ctx, &c.config);
 	rc = create(&c);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the ring to requests. Whoever wrote a command may be a GPU kernel: every number is checked before it is followed. A command for which there are no requests
- * left is held, with how far it has come, and so are those behind it. */
+/* From the ring to requests. Whoever wrote a command may be a GPU kernel: every number is checked
+ * before it is followed. A command for which there are no requests left is held, with how far it
+ * has come, and so are those behind it. */
 #include "engine/inside.h"
 
 #include <stdio.h>
@@ -29,7 +30,8 @@ bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes
 
 bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes)
 {
-	return remote && remote->peer == peer && offset <= remote->bytes && bytes <= remote->bytes - offset;
+	return remote && remote->peer == peer && offset <= remote->bytes &&
+	       bytes <= remote->bytes - offset;
 }
 
 static bool bad_numbers(const tern_engine *engine, const struct command *c)
@@ -38,13 +40,17 @@ static bool bad_numbers(const tern_engine *engine, const struct command *c)
 
 	if (c->peer >= engine->setup.nr_peers)
 		return true;
-	if (c->completion != COMMAND_NONE && (counted ? !counter_of(engine, c->completion) : c->completion >= engine->config.nr_operations))
+	if (c->completion != COMMAND_NONE &&
+		(counted ? !counter_of(engine, c->completion)
+			 : c->completion >= engine->config.nr_operations))
 		return true;
-	return c->bytes && (!in_region(engine->regions[c->local], c->local_offset, c->bytes) ||
-				   !in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes));
+	return c->bytes &&
+	       (!in_region(engine->regions[c->local], c->local_offset, c->bytes) ||
+		       !in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes));
 }
 
-void request_set_memory(struct request *request, struct tern_region *local, struct tern_remote *remote)
+void request_set_memory(
+	struct request *request, struct tern_region *local, struct tern_remote *remote)
 {
 	request->local = local;
 	request->remote = remote;
@@ -54,7 +60,8 @@ void request_set_memory(struct request *request, struct tern_region *local, stru
 		remote->uses++;
 }
 
-void request_set_completion(tern_engine *engine, struct request *request, uint32_t completion, bool counted)
+void request_set_completion(
+	tern_engine *engine, struct request *request, uint32_t completion, bool counted)
 {
 	request->completion = completion;
 	if (counted)
@@ -68,7 +75,9 @@ static bool take_write(tern_engine *engine, const struct command *c)
 	struct request *request;
 
 	if (bad_numbers(engine, c)) {
-		refuse(engine, c, TERN_ERR_INVALID, "a command names a peer, region, offset or completion that there is none of");
+		refuse(engine, c, TERN_ERR_INVALID,
+			"a command names a peer, region, offset or completion that there is none "
+			"of");
 		return true;
 	}
 	if (peer_observe_down(&engine->peers[c->peer])) {
@@ -82,7 +91,8 @@ static bool take_write(tern_engine *engine, const struct command *c)
 	request = request_take(engine, c->peer, REQUEST_WRITE);
 	if (!request)
 		return false;
-	request_set_memory(request, c->bytes ? engine->regions[c->local] : NULL, c->bytes ? engine->remotes[c->remote] : NULL);
+	request_set_memory(request, c->bytes ? engine->regions[c->local] : NULL,
+		c->bytes ? engine->remotes[c->remote] : NULL);
 	request_set_completion(engine, request, c->completion, c->flags & COMMAND_COUNTED);
 	request->local_offset = c->local_offset;
 	request->remote_offset = c->remote_offset;
@@ -123,8 +133,8 @@ static bool take_pages(tern_engine *engine, const struct command *c)
 }
 
 /* One member's request, from its template. */
-static bool take_member(tern_engine *engine, uint32_t number, struct tern_peers *peers, uint32_t i, const struct tern_slice *slice, struct tern_region *local,
-	bool immediate)
+static bool take_member(tern_engine *engine, uint32_t number, struct tern_peers *peers, uint32_t i,
+	const struct tern_slice *slice, struct tern_region *local, bool immediate)
 {
 	const struct work_template *member = &peers->members[i];
 	struct request *request;
@@ -132,13 +142,16 @@ static bool take_member(tern_engine *engine, uint32_t number, struct tern_peers 
 	if (!slice->bytes && !immediate)
 		return true;
 	if (peer_observe_down(&engine->peers[member->peer])) {
-		operation_fail(&engine->operations[number], peer_observe_down(&engine->peers[member->peer]), engine->peers[member->peer].cause);
+		operation_fail(&engine->operations[number],
+			peer_observe_down(&engine->peers[member->peer]),
+			engine->peers[member->peer].cause);
 		return true;
 	}
 	request = request_take(engine, member->peer, REQUEST_WRITE);
 	if (!request)
 		return false;
-	request_set_memory(request, slice->bytes ? local : NULL, slice->bytes ? member->remote : NULL);
+	request_set_memory(
+		request, slice->bytes ? local : NULL, slice->bytes ? member->remote : NULL);
 	request_set_completion(engine, request, number, false);
 	request->peers = peers;
 	peers->uses++;
@@ -158,7 +171,8 @@ static bool take_scatter(tern_engine *engine, const struct command *c)
 	const struct tern_scatter *scatter = &engine->operations[c->completion].scatter;
 
 	for (; engine->command_at < scatter->peers->nr; engine->command_at++)
-		if (!take_member(engine, c->completion, scatter->peers, engine->command_at, &scatter->slices[engine->command_at], scatter->local,
+		if (!take_member(engine, c->completion, scatter->peers, engine->command_at,
+			    &scatter->slices[engine->command_at], scatter->local,
 			    scatter->flags & TERN_IMMEDIATE))
 			return false;
 	return true;
@@ -171,7 +185,8 @@ static bool take_barrier(tern_engine *engine, const struct command *c)
 	struct tern_slice nothing = {.immediate = operation->expect.immediate};
 
 	for (; engine->command_at < operation->expect.peers->nr; engine->command_at++)
-		if (!take_member(engine, c->completion, operation->expect.peers, engine->command_at, &nothing, NULL, true))
+		if (!take_member(engine, c->completion, operation->expect.peers, engine->command_at,
+			    &nothing, NULL, true))
 			return false;
 	operation->pending++;
 	counts_expect(engine, c->completion);
@@ -197,9 +212,11 @@ static bool take_call(tern_engine *engine, const struct command *c)
 
 static bool take_send(tern_engine *engine, const struct command *c)
 {
-	if (c->peer >= engine->setup.nr_peers || c->local_offset >= engine->nr_messages || (c->flags & COMMAND_COUNTED) ||
+	if (c->peer >= engine->setup.nr_peers || c->local_offset >= engine->nr_messages ||
+		(c->flags & COMMAND_COUNTED) ||
 		message_at(engine, (uint32_t)c->local_offset)->header.kind != MESSAGE_DATA) {
-		refuse(engine, c, TERN_ERR_INVALID, "a command names a peer or message that there is none of");
+		refuse(engine, c, TERN_ERR_INVALID,
+			"a command names a peer or message that there is none of");
 		return true;
 	}
 	if (peer_observe_down(&engine->peers[c->peer])) {
@@ -213,8 +230,10 @@ static bool take_send(tern_engine *engine, const struct command *c)
 	return true;
 }
 
-/* The operation's parts are counted while they are made, and one more, so that it does not end before all are. */
-static bool take_with_operation(tern_engine *engine, const struct command *c, bool (*take)(tern_engine *, const struct command *))
+/* The operation's parts are counted while they are made, and one more, so that it does not end
+ * before all are. */
+static bool take_with_operation(tern_engine *engine, const struct command *c,
+	bool (*take)(tern_engine *, const struct command *))
 {
 	uint32_t number = c->completion;
 
@@ -249,7 +268,8 @@ static bool has_operation(tern_engine *engine, const struct command *c)
 
 	if ((c->flags & COMMAND_COUNTED) || c->completion >= engine->config.nr_operations)
 		return false;
-	return atomic_load_explicit(&operation->holders, memory_order_relaxed) && operation->kind == kinds[c->kind].operation;
+	return atomic_load_explicit(&operation->holders, memory_order_relaxed) &&
+	       operation->kind == kinds[c->kind].operation;
 }
 
 static bool take_command(tern_engine *engine, const struct command *c)
@@ -259,12 +279,14 @@ static bool take_command(tern_engine *engine, const struct command *c)
 		return true;
 	}
 	if (!has_operation(engine, c)) {
-		if (kinds[c->kind].alone && ((c->flags & COMMAND_COUNTED) || c->completion == COMMAND_NONE))
+		if (kinds[c->kind].alone &&
+			((c->flags & COMMAND_COUNTED) || c->completion == COMMAND_NONE))
 			return kinds[c->kind].take(engine, c);
 		engine->stats.failed++;
 		return true;
 	}
-	return c->kind == COMMAND_PUT ? signal_take_put(engine, c) : take_with_operation(engine, c, kinds[c->kind].take);
+	return c->kind == COMMAND_PUT ? signal_take_put(engine, c)
+				      : take_with_operation(engine, c, kinds[c->kind].take);
 }
 
 bool commands_wait(const tern_engine *engine)
@@ -303,5 +325,7 @@ bool take_commands(tern_engine *engine, uint32_t budget)
 		engine->command_held = false;
 		taken = true;
 	}
-	return taken || engine->stall.peer != drained; /* a drain of all peers goes on by one a step: who steps until nothing happens must not stop */
+	return taken || engine->stall.peer != drained; /* a drain of all peers goes on by one a
+							  step: who steps until nothing happens must
+							  not stop */
 }

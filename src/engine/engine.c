@@ -14,8 +14,7 @@
 
 void tern_engine_config_init_sized(struct tern_engine_config *config, size_t size)
 {
-	static const struct tern_engine_config initial = {
-		.transport = "shm",
+	static const struct tern_engine_config initial = {.transport = "shm",
 		.nr_nics = 1,
 		.ring_entries = 1024,
 		.nr_operations = 1024,
@@ -32,7 +31,7 @@ void tern_engine_config_init_sized(struct tern_engine_config *config, size_t siz
 	struct_init(&kind_engine_config, config, size, &initial);
 }
 
-/* ---- settings ---------------------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 static int check_core(int core)
 {
@@ -40,7 +39,8 @@ static int check_core(int core)
 
 	if (core < 0)
 		return core == -1 ? 0 : fail(TERN_ERR_INVALID, "core is %d", core);
-	if (core >= CPU_SETSIZE || sched_getaffinity(0, sizeof(allowed), &allowed) || !CPU_ISSET((unsigned)core, &allowed))
+	if (core >= CPU_SETSIZE || sched_getaffinity(0, sizeof(allowed), &allowed) ||
+		!CPU_ISSET((unsigned)core, &allowed))
 		return fail(TERN_ERR_INVALID, "core is %d, where this process may not run", core);
 	return 0;
 }
@@ -52,7 +52,8 @@ static int check_config(const struct tern_engine_config *c)
 	if (!rc)
 		rc = check_range("ring_entries", c->ring_entries, 2, 1 << 20);
 	if (!rc && (c->ring_entries & (c->ring_entries - 1)))
-		rc = fail(TERN_ERR_INVALID, "ring_entries is %u, which is no power of two", c->ring_entries);
+		rc = fail(TERN_ERR_INVALID, "ring_entries is %u, which is no power of two",
+			c->ring_entries);
 	if (!rc)
 		rc = check_range("nr_operations", c->nr_operations, 1, 65535);
 	if (!rc)
@@ -74,7 +75,7 @@ static int check_config(const struct tern_engine_config *c)
 	return rc ? rc : check_core(c->core);
 }
 
-/* ---- opening -------------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int open_requests(tern_engine *engine)
 {
@@ -85,9 +86,11 @@ static int open_requests(tern_engine *engine)
 		engine->nr_requests = 256;
 	engine->requests = calloc(engine->nr_requests, sizeof(*engine->requests));
 	engine->records = calloc(engine->nr_records, sizeof(*engine->records));
-	engine->words = aligned_alloc(4096, (engine->nr_records * sizeof(uint64_t) + 4095) / 4096 * 4096);
+	engine->words =
+		aligned_alloc(4096, (engine->nr_records * sizeof(uint64_t) + 4095) / 4096 * 4096);
 	if (!engine->requests || !engine->records || !engine->words)
-		return fail(TERN_ERR_NOMEM, "no memory for %u requests and %u writes", engine->nr_requests, engine->nr_records);
+		return fail(TERN_ERR_NOMEM, "no memory for %u requests and %u writes",
+			engine->nr_requests, engine->nr_records);
 	for (uint32_t i = 0; i < engine->nr_requests; i++)
 		engine->requests[i].next = i + 1 < engine->nr_requests ? i + 1 : NONE;
 	for (uint32_t i = 0; i < engine->nr_records; i++)
@@ -100,8 +103,10 @@ static int open_requests(tern_engine *engine)
 static int open_operations(tern_engine *engine)
 {
 	engine->operations = calloc(engine->config.nr_operations, sizeof(*engine->operations));
-	if (!engine->operations || pool_open(&engine->free_operations, engine->config.nr_operations))
-		return fail(TERN_ERR_NOMEM, "no memory for %u operations", engine->config.nr_operations);
+	if (!engine->operations ||
+		pool_open(&engine->free_operations, engine->config.nr_operations))
+		return fail(TERN_ERR_NOMEM, "no memory for %u operations",
+			engine->config.nr_operations);
 	for (uint32_t i = 0; i < engine->config.nr_operations; i++) {
 		atomic_store_explicit(&engine->operations[i].generation, 1, memory_order_relaxed);
 		engine->operations[i].parked = NONE;
@@ -127,7 +132,8 @@ static int open_peers(tern_engine *engine)
 	return 0;
 }
 
-/* Each network for itself: whether a peer is to be heard from is then the same at both ends, whatever else they use. */
+/* Each network for itself: whether a peer is to be heard from is then the same at both ends,
+ * whatever else they use. */
 static int set_heartbeats(tern_engine *engine)
 {
 	int heartbeat_ms = engine->config.heartbeat_ms;
@@ -136,7 +142,8 @@ static int set_heartbeats(tern_engine *engine)
 	for (uint32_t i = 0; i < engine->nr_networks; i++) {
 		struct network *network = &engine->networks[i];
 
-		network->heartbeats = heartbeat_ms > 0 || (heartbeat_ms < 0 && !(network->caps & TRANSPORT_SEES_DEATH));
+		network->heartbeats = heartbeat_ms > 0 ||
+				      (heartbeat_ms < 0 && !(network->caps & TRANSPORT_SEES_DEATH));
 		any = any || (network->heartbeats && engine->setup.networks[i].ops);
 	}
 	return heartbeat_ms < 0 ? any * DEFAULT_HEARTBEAT_MS : heartbeat_ms;
@@ -148,12 +155,16 @@ static void set_times(tern_engine *engine)
 	int heartbeat_ms = set_heartbeats(engine);
 
 	if (heartbeat_ms > engine->config.timeout_ms / 3 && heartbeat_ms)
-		heartbeat_ms = engine->config.timeout_ms / 3 ? engine->config.timeout_ms / 3 : 1; /* several have to be lost */
+		heartbeat_ms = engine->config.timeout_ms / 3 ? engine->config.timeout_ms / 3
+							     : 1; /* several have to be lost */
 	engine->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000;
 	atomic_init(&engine->timeout_ns, timeout_ns);
-	shortest = engine->heartbeat_ns && engine->heartbeat_ns < timeout_ns ? engine->heartbeat_ns : timeout_ns;
+	shortest = engine->heartbeat_ns && engine->heartbeat_ns < timeout_ns ? engine->heartbeat_ns
+									     : timeout_ns;
 	shortest /= 4;
-	engine->look_every_ns = shortest > LONGEST_LOOK_NS ? LONGEST_LOOK_NS : shortest < SHORTEST_LOOK_NS ? SHORTEST_LOOK_NS : shortest;
+	engine->look_every_ns = shortest > LONGEST_LOOK_NS    ? LONGEST_LOOK_NS
+				: shortest < SHORTEST_LOOK_NS ? SHORTEST_LOOK_NS
+							      : shortest;
 }
 
 static int open_parts(tern_engine *engine)
@@ -181,14 +192,16 @@ static int open_parts(tern_engine *engine)
 	return rc ? rc : watch_processes(engine);
 }
 
-int engine_open(const struct tern_engine_config *config, const struct engine_setup *setup, tern_engine **out)
+int engine_open(const struct tern_engine_config *config, const struct engine_setup *setup,
+	tern_engine **out)
 {
 	tern_engine *engine;
 	int rc = check_config(config);
 
 	if (rc)
 		return rc;
-	engine = aligned_alloc(CACHE_LINE, (sizeof(*engine) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+	engine = aligned_alloc(
+		CACHE_LINE, (sizeof(*engine) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
 	if (!engine)
 		return fail(TERN_ERR_NOMEM, "no memory for an engine");
 	memset(engine, 0, sizeof(*engine));
@@ -224,7 +237,7 @@ int engine_start(tern_engine *engine)
 	return fail(TERN_ERR_SYSTEM, "the proxy thread: %s", strerror(rc));
 }
 
-/* ---- ending ------------------------------------------------------------------------------------------------------------------ */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 void engine_close(tern_engine *engine)
 {
@@ -248,7 +261,8 @@ void engine_close(tern_engine *engine)
 	free(engine);
 }
 
-/* The scheduler of a group runs the other ranks in this one's waits; others do so only when this returns. */
+/* The scheduler of a group runs the other ranks in this one's waits; others do so only when this
+ * returns. */
 static void leave_stepped(tern_engine *engine)
 {
 	const struct scheduler *scheduler = engine->setup.scheduler;

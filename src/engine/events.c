@@ -39,12 +39,14 @@ static void record_ended(tern_engine *engine, struct record *record)
 		peer_activate(engine, record->peer);
 }
 
-/* An unsignalled write that failed: its cookie names the request, whose later signalled write will end it. */
+/* An unsignalled write that failed: its cookie names the request, whose later signalled write will
+ * end it. */
 static void unsignalled_failed(tern_engine *engine, uint64_t cookie, int error, const char *cause)
 {
 	uint32_t number = (uint32_t)cookie & ~(1u << 31);
 
-	if (number < engine->nr_requests && engine->requests[number].generation == (uint32_t)(cookie >> 32))
+	if (number < engine->nr_requests &&
+		engine->requests[number].generation == (uint32_t)(cookie >> 32))
 		request_fail(engine, &engine->requests[number], error, cause);
 }
 
@@ -54,7 +56,8 @@ static void write_failed(tern_engine *engine, const struct transport_event *even
 	int error = event->error < 0 ? event->error : TERN_ERR_SYSTEM;
 	char cause[CAUSE_TEXT];
 
-	snprintf(cause, sizeof(cause), "a write to rank %u failed: %s", event->peer, event->text ? event->text : tern_strerror(error));
+	snprintf(cause, sizeof(cause), "a write to rank %u failed: %s", event->peer,
+		event->text ? event->text : tern_strerror(error));
 	if (event->cookie & 1u << 31) {
 		unsignalled_failed(engine, event->cookie, error, cause);
 	} else if (record) {
@@ -72,7 +75,8 @@ static void immediate_arrived(tern_engine *engine, uint32_t peer, uint32_t immed
 	heard_from(engine, peer);
 	if (claim->immediate)
 		claim->immediate(claim->ctx, peer, immediate);
-	else if (!engine->config.immediate || !engine->config.immediate(engine->config.immediate_ctx, peer, immediate))
+	else if (!engine->config.immediate ||
+		 !engine->config.immediate(engine->config.immediate_ctx, peer, immediate))
 		counts_arrive(engine, immediate);
 }
 
@@ -85,7 +89,8 @@ static void peer_went(tern_engine *engine, const struct transport_event *event)
 		return;
 	if (engine->peers[event->peer].said_goodbye)
 		error = TERN_ERR_PEER_LEFT;
-	snprintf(cause, sizeof(cause), "rank %u %s: %s", event->peer, error == TERN_ERR_PEER_LEFT ? "left" : "is gone",
+	snprintf(cause, sizeof(cause), "rank %u %s: %s", event->peer,
+		error == TERN_ERR_PEER_LEFT ? "left" : "is gone",
 		event->text ? event->text : "the network says so");
 	peer_lost(engine, event->peer, error, cause);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that go: seen by the transport, by the end of their process, by their silence, by a write that does not end, or announced by themselves. However it is
- * found, it is told once, and what needs the peer ends with the same cause. */
+/* Peers that go: seen by the transport, by the end of their process, by their silence, by a write
+ * that does not end, or announced by themselves. However it is found, it is told once, and what
+ * needs the peer ends with the same cause. */
 #include "engine/inside.h"
 
 #include <stdio.h>
@@ -8,7 +9,7 @@
 
 #define REFUSED_LOOKS 16 /* in the time of one */
 
-/* ---- the end of a peer ----------------------------------------------------------------------------------------------- */
+/* ---- the end of a peer ----------------------------------------------------------------------- */
 
 static void end_records(tern_engine *engine, uint32_t peer, int error, const char *cause)
 {
@@ -25,7 +26,8 @@ static void end_records(tern_engine *engine, uint32_t peer, int error, const cha
 	}
 }
 
-/* Unsignalled writes that no signalled one followed. There are none where its network has several NICs. */
+/* Unsignalled writes that no signalled one followed. There are none where its network has several
+ * NICs. */
 static void give_back_unsignalled(tern_engine *engine, struct engine_peer *peer)
 {
 	struct nic *nic = &engine->nics[peer->network->first_nic];
@@ -93,12 +95,13 @@ int tern_engine_peer(const tern_engine *engine, uint32_t peer)
 	int error;
 
 	if (!engine || peer >= engine->setup.nr_peers)
-		return fail(TERN_ERR_INVALID, "peer %u of %u", peer, engine ? engine->setup.nr_peers : 0);
+		return fail(TERN_ERR_INVALID, "peer %u of %u", peer,
+			engine ? engine->setup.nr_peers : 0);
 	error = peer_observe_down(&engine->peers[peer]);
 	return error ? fail(error, "%s", engine->peers[peer].cause) : 0;
 }
 
-/* ---- processes of this machine ---------------------------------------------------------------------------------------- */
+/* ---- processes of this machine --------------------------------------------------------------- */
 
 int watch_processes(tern_engine *engine)
 {
@@ -113,13 +116,15 @@ int watch_processes(tern_engine *engine)
 	for (int r = 0; r < group->nr_ranks; r++) {
 		if (group->peers[r].lifeline < 0)
 			continue;
-		engine->processes[engine->nr_processes] = (struct pollfd){.fd = group->peers[r].lifeline, .events = POLLIN};
+		engine->processes[engine->nr_processes] =
+			(struct pollfd){.fd = group->peers[r].lifeline, .events = POLLIN};
 		engine->process_peers[engine->nr_processes++] = (uint32_t)r;
 	}
 	return 0;
 }
 
-/* What a peer sent before it went may still be in the network's queues here, so it is suspected first, and gone one look later. */
+/* What a peer sent before it went may still be in the network's queues here, so it is suspected
+ * first, and gone one look later. */
 static bool is_gone_for_good(tern_engine *engine, struct engine_peer *peer)
 {
 	if (!peer->suspect_ns)
@@ -136,7 +141,9 @@ static void look_at_processes(tern_engine *engine)
 	for (uint32_t i = 0; i < engine->nr_processes; i++) {
 		uint32_t peer = engine->process_peers[i];
 
-		if (!(engine->processes[i].revents & (POLLIN | POLLHUP)) || engine->peers[peer].said_goodbye || !is_gone_for_good(engine, &engine->peers[peer]))
+		if (!(engine->processes[i].revents & (POLLIN | POLLHUP)) ||
+			engine->peers[peer].said_goodbye ||
+			!is_gone_for_good(engine, &engine->peers[peer]))
 			continue;
 		snprintf(cause, sizeof(cause), "rank %u's process has ended", peer);
 		engine->processes[i].fd = -1; /* poll passes it over */
@@ -144,7 +151,7 @@ static void look_at_processes(tern_engine *engine)
 	}
 }
 
-/* ---- silence, and writes that do not end -------------------------------------------------------------------------------- */
+/* ---- silence, and writes that do not end ----------------------------------------------------- */
 
 static uint64_t timeout_ns(const tern_engine *engine)
 {
@@ -155,8 +162,9 @@ void engine_bear_silence(tern_engine *engine, int ms)
 {
 	uint64_t wish_ns = (uint64_t)(ms > 0 ? ms : 0) * 1000000, now_ns = timeout_ns(engine);
 
-	while (wish_ns > now_ns && !atomic_compare_exchange_weak_explicit(&engine->timeout_ns, &now_ns, wish_ns,
-					   memory_order_relaxed, memory_order_relaxed))
+	while (wish_ns > now_ns &&
+		!atomic_compare_exchange_weak_explicit(&engine->timeout_ns, &now_ns, wish_ns,
+			memory_order_relaxed, memory_order_relaxed))
 		;
 }
 
@@ -170,7 +178,8 @@ static bool is_silent(const tern_engine *engine, const struct engine_peer *peer)
 	return peer->network->heartbeats && engine->now_ns - peer->heard_ns > timeout_ns(engine);
 }
 
-/* Its operation is told, but the network may still read the source: record, credit and region stay in use until it does report, or the peer goes. */
+/* Its operation is told, but the network may still read the source: record, credit and region stay
+ * in use until it does report, or the peer goes. */
 static void give_up(tern_engine *engine, struct record *record)
 {
 	struct request *request = &engine->requests[record->request];
@@ -186,14 +195,17 @@ static void give_up(tern_engine *engine, struct record *record)
 	request->flags |= REQUEST_TOLD;
 	if (request->flags & REQUEST_PUT)
 		signal_put_ended(engine, request);
-	completion_end(engine, request->completion, request->flags & REQUEST_COUNTED, request->error, cause);
+	completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
+		request->error, cause);
 }
 
 static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, uint64_t since_ns)
 {
 	uint64_t waited = engine->now_ns - since_ns;
 
-	return waited > timeout_ns(engine) && (engine->now_ns - peer->progress_ns > timeout_ns(engine) || waited / 4 > timeout_ns(engine));
+	return waited > timeout_ns(engine) &&
+	       (engine->now_ns - peer->progress_ns > timeout_ns(engine) ||
+		       waited / 4 > timeout_ns(engine));
 }
 
 static bool has_room(const tern_engine *engine, const struct network *network)
@@ -213,26 +225,32 @@ static void look_at_networks(tern_engine *engine)
 			engine->networks[i].starved_ns = engine->now_ns;
 }
 
-/* Its first write is not taken. Where others' writes hold all credits that is not this peer's doing: they end, or their peers go; but no wait is for ever. */
+/* Its first write is not taken. Where others' writes hold all credits that is not this peer's
+ * doing: they end, or their peers go; but no wait is for ever. */
 static bool is_refused(const tern_engine *engine, const struct engine_peer *peer)
 {
-	uint64_t waited = engine->now_ns - peer->progress_ns, room = engine->now_ns - peer->network->starved_ns;
+	uint64_t waited = engine->now_ns - peer->progress_ns,
+		 room = engine->now_ns - peer->network->starved_ns;
 
-	return waited / 4 > timeout_ns(engine) || (waited > timeout_ns(engine) && room > timeout_ns(engine));
+	return waited / 4 > timeout_ns(engine) ||
+	       (waited > timeout_ns(engine) && room > timeout_ns(engine));
 }
 
 static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 {
 	struct request *request = queue_first(engine, &peer->writes);
 
-	while (peer->first_record != NONE && is_stuck(engine, peer, engine->records[peer->first_record].posted_ns))
+	while (peer->first_record != NONE &&
+		is_stuck(engine, peer, engine->records[peer->first_record].posted_ns))
 		give_up(engine, &engine->records[peer->first_record]);
 	if (request && !request->outstanding && is_refused(engine, peer)) {
 		char cause[CAUSE_TEXT];
 
-		snprintf(cause, sizeof(cause), "the network has taken no write to rank %u for %llu ms", request->peer,
+		snprintf(cause, sizeof(cause),
+			"the network has taken no write to rank %u for %llu ms", request->peer,
 			(unsigned long long)ms_since(engine, peer->progress_ns));
-		if (peer->unsignalled) { /* and none will end those of the request that it has taken: post.c */
+		if (peer->unsignalled) { /* and none will end those of the request that it has
+					    taken: post.c */
 			peer_lost(engine, request->peer, TERN_ERR_PEER_DEAD, cause);
 			return;
 		}
@@ -243,7 +261,8 @@ static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 	}
 }
 
-/* One that the network refuses is due again soon: a few refusals in a row may not make this rank silent. */
+/* One that the network refuses is due again soon: a few refusals in a row may not make this rank
+ * silent. */
 static void say_something(tern_engine *engine, uint32_t number)
 {
 	if (!message_control(engine, number, MESSAGE_HEARTBEAT))
@@ -263,12 +282,14 @@ static void look_at_peer(tern_engine *engine, uint32_t number)
 		return;
 	}
 	if (number != engine->setup.self && is_silent(engine, peer)) {
-		snprintf(cause, sizeof(cause), "nothing was heard from rank %u for %llu ms", number, (unsigned long long)ms_since(engine, peer->heard_ns));
+		snprintf(cause, sizeof(cause), "nothing was heard from rank %u for %llu ms", number,
+			(unsigned long long)ms_since(engine, peer->heard_ns));
 		peer_lost(engine, number, TERN_ERR_PEER_DEAD, cause);
 		return;
 	}
 	look_at_writes(engine, peer);
-	if (peer->network->heartbeats && number != engine->setup.self && engine->now_ns - peer->told_ns >= engine->heartbeat_ns)
+	if (peer->network->heartbeats && number != engine->setup.self &&
+		engine->now_ns - peer->told_ns >= engine->heartbeat_ns)
 		say_something(engine, number);
 }
 

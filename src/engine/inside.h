@@ -5,8 +5,9 @@
  *   operation (what the caller asked) ──────► command ──► requests ──► transport writes ──► completions ──► requests ──► operation ends
  *                                                         one peer each   (records)                       operation.c: wakes, calls
  *
- * Everything below `the proxy's own` is touched by the proxy alone (or the scheduler of a stepped engine). The pools of operations and messages, the ring, the inbox
- * and the flags of lost peers are shared, and what orders them is said where they stand.
+ * Everything below `the proxy's own` is touched by the proxy alone (or the scheduler of a stepped
+ * engine). The pools of operations and messages, the ring, the inbox and the flags of lost peers
+ * are shared, and what orders them is said where they stand.
  */
 #ifndef TERN_ENGINE_INSIDE_H
 #define TERN_ENGINE_INSIDE_H
@@ -30,11 +31,13 @@
 #define CAUSE_TEXT 192
 #define WHY_TEXT 256
 #define MAX_TABLE 65536
-#define COUNTER_BITS 21 /* of a counter's number: its index among those that were opened together; above them their place in the table */
+#define COUNTER_BITS                                                                               \
+	21 /* of a counter's number: its index among those that were opened together; above them   \
+	      their place in the table */
 #define MAX_COUNTERS (1u << (32 - COUNTER_BITS))
 #define MAX_RINGS 32 /* of devices */
 
-/* ---- what callers asked for --------------------------------------------------------------------------------- */
+/* ---- what callers asked for ------------------------------------------------------------------ */
 
 enum operation_kind {
 	OPERATION_PLAIN, /* all is in the command */
@@ -45,11 +48,13 @@ enum operation_kind {
 	OPERATION_CALL
 };
 
-/* Given out by its number; the handle is generation and number + 1. It belongs to the proxy, and to the handle if there is one: who lets go last gives it back. */
+/* Given out by its number; the handle is generation and number + 1. It belongs to the proxy, and to
+ * the handle if there is one: who lets go last gives it back. */
 struct operation {
 	_Atomic uint32_t generation;
 	_Atomic uint32_t holders;
-	_Atomic uint32_t ended; /* 1: error and cause stand. Release and acquire: operation_end, operation_has_ended */
+	_Atomic uint32_t ended; /* 1: error and cause stand. Release and acquire: operation_end,
+				   operation_has_ended */
 	struct wakeup wakeup;
 	enum operation_kind kind;
 	int error;
@@ -76,13 +81,15 @@ struct operation {
 	/* the proxy's own */
 	uint32_t pending; /* requests that have not ended, and one while they are being made */
 	uint32_t puts_taken, puts_pending; /* group: puts that came, and that have not ended */
-	uint32_t parked, last_parked;	   /* group: requests of signals that wait for their puts or for the others */
+	uint32_t parked, last_parked; /* group: requests of signals that wait for their puts or for
+					 the others */
 	uint32_t next_expecting;      /* of the same value */
-	bool expecting; /* never touched by operation_take: the proxy looks at those of free operations too */
+	bool expecting; /* never touched by operation_take: the proxy looks at those of free
+			   operations too */
 	char cause[CAUSE_TEXT];
 };
 
-/* ---- memory ------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 struct tern_region {
 	tern_engine *engine;
@@ -91,7 +98,7 @@ struct tern_region {
 	struct transport_region *on[TERN_MAX_NICS];
 	struct transport_key keys[TERN_MAX_NICS];
 	uint32_t id;
-	uint32_t uses; /* the proxy's own: requests that name it */
+	uint32_t uses;             /* the proxy's own: requests that name it */
 	engine_release_fn release; /* it was given up, and could not be yet */
 	void *release_ctx;
 	struct tern_region *next_given_up; /* when the engine ends */
@@ -118,7 +125,7 @@ struct tern_peers {
 	struct work_template members[];
 };
 
-/* ---- work --------------------------------------------------------------------------------------------------- */
+/* ---- work ------------------------------------------------------------------------------------ */
 
 enum request_kind {
 	REQUEST_WRITE, /* bytes at local_offset to remote_offset */
@@ -130,19 +137,24 @@ enum request_flags {
 	REQUEST_IMMEDIATE = 1, /* still to be sent */
 	REQUEST_COUNTED = 2,   /* completion is a counter */
 	REQUEST_PINNED = 4,    /* all of it on the peer's own NIC, for its order there */
-	REQUEST_FENCE = 8,	    /* the next write carries WRITE_FENCE */
-	REQUEST_PUT = 16,	    /* of a group: partner is its signal, or none */
+	REQUEST_FENCE = 8,     /* the next write carries WRITE_FENCE */
+	REQUEST_PUT = 16,      /* of a group: partner is its signal, or none */
 	REQUEST_QUEUED = 32,
-	REQUEST_LAST = 64,	    /* all of its bytes are posted; only an immediate is left, to go when they have landed */
-	REQUEST_TOLD = 128	    /* its end was told; what is left is the network's */
+	REQUEST_LAST = 64, /* all of its bytes are posted; only an immediate is left, to go when
+			      they have landed */
+	REQUEST_TOLD = 128 /* its end was told; what is left is the network's */
 };
 
-#define PUT_OFF_UNSIGNALLED 0x100 /* it was to go unsignalled, and still is: its place among the NIC's unsignalled writes is kept */
+#define PUT_OFF_UNSIGNALLED                                                                        \
+	0x100 /* it was to go unsignalled, and still is: its place among the NIC's unsignalled     \
+		 writes is kept */
 
-/* A part of an operation that goes to one peer; in that peer's queue until all of it is posted, alive until all of it has landed. */
+/* A part of an operation that goes to one peer; in that peer's queue until all of it is posted,
+ * alive until all of it has landed. */
 struct request {
 	uint8_t kind, flags;
-	uint16_t put_off; /* its next write was: the NIC + 1, which is asked again, and PUT_OFF_UNSIGNALLED */
+	uint16_t put_off; /* its next write was: the NIC + 1, which is asked again, and
+			     PUT_OFF_UNSIGNALLED */
 	uint32_t generation;
 	uint32_t next; /* in a queue, a parking list or the free list */
 	uint32_t peer;
@@ -164,9 +176,11 @@ struct request {
 struct record {
 	uint32_t generation;
 	uint32_t request, peer, nic;
-	uint32_t next, previous; /* of the same peer, in order of posting; next: also of the free list */
-	uint32_t covers;	 /* unsignalled writes before it that end with it */
-	bool used, given_up;	 /* given up: its operation has been told; credit and memory are still in use */
+	uint32_t next, previous; /* of the same peer, in order of posting; next: also of the free
+				    list */
+	uint32_t covers;         /* unsignalled writes before it that end with it */
+	bool used, given_up; /* given up: its operation has been told; credit and memory are still
+				in use */
 	uint64_t posted_ns;
 };
 
@@ -177,41 +191,47 @@ struct queue {
 struct engine_peer {
 	_Atomic int down; /* 0, or why: peer_publish_down, peer_observe_down */
 	char cause[CAUSE_TEXT];
-	_Atomic uint32_t unread_returned; /* messages that were read and whose credits have not gone back */
-	struct network *network; /* that leads to it; set once */
+	_Atomic uint32_t unread_returned; /* messages that were read and whose credits have not gone
+					     back */
+	struct network *network;          /* that leads to it; set once */
 	/* the proxy's own */
 	struct queue writes, messages;
 	uint32_t next_active;
 	bool active, fence_pending, spoke; /* spoke: a message of its came */
-	uint32_t under_way;	    /* credits taken */
-	uint32_t unsignalled;	    /* of these, since the last signalled write */
+	uint32_t under_way;                /* credits taken */
+	uint32_t unsignalled;              /* of these, since the last signalled write */
 	uint32_t nr_records, first_record, last_record;
 	uint32_t message_credits;
 	uint64_t heard_ns, told_ns, progress_ns;
 	struct engine_traffic posted;
-	bool said_goodbye, goodbye_sent, knows_goodbye; /* it leaves; it was told that this rank does; it has answered */
-	uint64_t suspect_ns;		  /* when it was first seen gone; 0: it was not */
-	char why[WHY_TEXT];		  /* its network leads to it; set once */
+	bool said_goodbye, goodbye_sent, knows_goodbye; /* it leaves; it was told that this rank
+							   does; it has answered */
+	uint64_t suspect_ns; /* when it was first seen gone; 0: it was not */
+	char why[WHY_TEXT];  /* its network leads to it; set once */
 };
 
-/* A network that leads to some of the peers, and its NICs among the engine's: first_nic, nr_nics. */
+/* A network that leads to some of the peers, and its NICs among the engine's: first_nic, nr_nics.
+ */
 struct network {
 	uint32_t first_nic, nr_nics;
-	uint32_t caps;	 /* enum transport_caps that all of its NICs have; TRANSPORT_TARGET_POLLS: that one has */
-	bool one_order;	 /* all writes to a peer land in the order of posting, whichever they are */
+	uint32_t caps;   /* enum transport_caps that all of its NICs have; TRANSPORT_TARGET_POLLS:
+			    that one has */
+	bool one_order;  /* all writes to a peer land in the order of posting, whichever they are */
 	bool heartbeats; /* silence means something there */
 	/* the proxy's own */
-	bool failed;	     /* it could not be polled any more */
+	bool failed;         /* it could not be polled any more */
 	uint32_t next_nic;   /* of its own, whose turn it is */
 	uint64_t starved_ns; /* the last look at which none of its NICs had a credit left */
 };
 
 struct nic {
-	struct transport *transport; /* NULL: closed, as its network leads to no peer of this rank */
+	struct transport *transport; /* NULL: closed, as its network leads to no peer of this rank
+				      */
 	struct network *network;
 	struct transport_info info;
 	uint32_t depth, under_way;
-	uint32_t unsignalled; /* of these, since the last signalled write of their peer; and those that were put off */
+	uint32_t unsignalled; /* of these, since the last signalled write of their peer; and those
+				 that were put off */
 	struct transport_region *words_region;
 };
 
@@ -225,9 +245,10 @@ enum stall_kind {
 
 struct stall {
 	enum stall_kind kind;
-	uint32_t peer;	 /* STALL_ALL_PEERS: the one that is being waited for */
-	uint32_t group;	 /* operation */
-	uint64_t polled; /* step at which that peer's wait began: each is polled for at least once */
+	uint32_t peer;   /* STALL_ALL_PEERS: the one that is being waited for */
+	uint32_t group;  /* operation */
+	uint64_t polled; /* step at which that peer's wait began: each is polled for at least once
+			  */
 };
 
 /* Counts of one immediate value. */
@@ -238,7 +259,7 @@ struct immediate_count {
 	uint64_t count;
 };
 
-/* ---- messages ----------------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 enum message_kind {
 	MESSAGE_DATA = 1,
@@ -263,7 +284,7 @@ struct outgoing {
 };
 
 struct inbox_slot {
-	_Atomic uint64_t turn;	/* position: free for it; position + 1: filled */
+	_Atomic uint64_t turn;  /* position: free for it; position + 1: filled */
 	_Atomic uint32_t bytes; /* read by who may lose the slot to another reader */
 	uint32_t peer;
 	uint8_t *data;
@@ -278,7 +299,7 @@ struct inbox {
 	struct wakeup wakeup;
 };
 
-/* ---- engine ------------------------------------------------------------------------------------------------- */
+/* ---- engine ---------------------------------------------------------------------------------- */
 
 struct tern_engine {
 	struct ring ring;
@@ -287,7 +308,7 @@ struct tern_engine {
 	_Atomic uint64_t parked_room; /* signals that may still be parked: submit.c, put_group */
 	_Atomic uint32_t nr_down;
 	_Atomic uint64_t timeout_ns; /* engine_bear_silence; a number of its own, so relaxed */
-	_Atomic uint32_t leaving; /* the proxy is to finish and end */
+	_Atomic uint32_t leaving;    /* the proxy is to finish and end */
 	struct tern_engine_config config;
 	struct engine_setup setup;
 	char description[512];
@@ -304,7 +325,8 @@ struct tern_engine {
 	struct tern_remote **remotes;
 	struct tern_peers **lists;
 	struct engine_counters **counters;
-	uint32_t caps; /* what all networks that are open have. TRANSPORT_TARGET_POLLS: what one has; TRANSPORT_FENCE: also where none is needed, as writes are in order */
+	uint32_t caps; /* what all networks that are open have. TRANSPORT_TARGET_POLLS: what one
+			  has; TRANSPORT_FENCE: also where none is needed, as writes are in order */
 	uint32_t nr_networks, nr_nics;
 	struct network networks[TERN_MAX_NICS];
 	char *names; /* what the setup's networks point to, if it is the engine's to free */
@@ -330,8 +352,9 @@ struct tern_engine {
 	uint32_t counts_mask, nr_counts;
 	bool counts_lost;
 	struct engine_claim claims[NR_PREFIXES];
-	uint32_t on_their_way[NR_PREFIXES]; /* immediates of writes: sent from here, less those that came here */
-	bool asked_again[NR_PREFIXES]; /* of claims */
+	uint32_t on_their_way[NR_PREFIXES]; /* immediates of writes: sent from here, less those that
+					       came here */
+	bool asked_again[NR_PREFIXES];      /* of claims */
 	uint32_t nr_asked_again;
 	struct pollfd *processes; /* of peers on this machine */
 	uint32_t *process_peers, nr_processes;
@@ -340,16 +363,19 @@ struct tern_engine {
 };
 
 /* operation.c */
-uint32_t operation_take(tern_engine *engine, enum operation_kind kind, tern_done_fn done, void *ctx, bool with_handle);
+uint32_t operation_take(tern_engine *engine, enum operation_kind kind, tern_done_fn done, void *ctx,
+	bool with_handle);
 tern_op operation_handle(const tern_engine *engine, uint32_t number);
 struct operation *operation_of_handle(tern_engine *engine, tern_op op);
 void operation_drop(tern_engine *engine, uint32_t number);
-void operation_fail(struct operation *operation, int error, const char *cause); /* the first cause stands */
+void operation_fail(struct operation *operation, int error, const char *cause); /* the first cause
+										   stands */
 void operation_end(tern_engine *engine, uint32_t number);
 void operation_part_ended(tern_engine *engine, uint32_t number);
 int operation_wait(tern_engine *engine, uint32_t number, uint64_t deadline_ns);
 
-/* A bounded wait of a caller: spins, then yields, then gives time away; a stepped engine is stepped by it. */
+/* A bounded wait of a caller: spins, then yields, then gives time away; a stepped engine is stepped
+ * by it. */
 struct patience {
 	tern_engine *engine;
 	uint64_t deadline_ns, last_ns;
@@ -373,15 +399,29 @@ bool take_commands(tern_engine *engine, uint32_t budget);
 bool commands_wait(const tern_engine *engine); /* in some ring */
 bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes);
 bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes);
-void request_set_memory(struct request *request, struct tern_region *local, struct tern_remote *remote);
-void request_set_completion(tern_engine *engine, struct request *request, uint32_t completion, bool counted);
+void request_set_memory(
+	struct request *request, struct tern_region *local, struct tern_remote *remote);
+void request_set_completion(
+	tern_engine *engine, struct request *request, uint32_t completion, bool counted);
 
 /* request.c */
 struct request *request_take(tern_engine *engine, uint32_t peer, enum request_kind kind);
 uint32_t request_number(const tern_engine *engine, const struct request *request);
 void request_queue(tern_engine *engine, struct request *request);
 void request_end(tern_engine *engine, struct request *request);
-void request_fail(tern_engine *engine, struct request *request, int error, const char *cause); /* notes it; it ends when nothing of it is under way */
+void request_fail(
+	tern_engine *engine, struct request *request, int error, const char *cause); /* notes
+											it;
+											it
+											ends
+											when
+											nothing
+											of
+											it
+											is
+											under
+											way
+										      */
 void request_check_ended(tern_engine *engine, struct request *request);
 struct request *queue_first(tern_engine *engine, struct queue *queue);
 void queue_pop(tern_engine *engine, struct queue *queue);
@@ -442,8 +482,10 @@ bool leave_done(tern_engine *engine);
 void end_everything(tern_engine *engine);
 
 /* What became of something without an operation. */
-struct engine_counter *counter_of(const tern_engine *engine, uint32_t completion); /* NULL: none has this number */
-void completion_end(tern_engine *engine, uint32_t completion, bool counted, int error, const char *cause);
+struct engine_counter *counter_of(const tern_engine *engine, uint32_t completion); /* NULL: none has
+										      this number */
+void completion_end(
+	tern_engine *engine, uint32_t completion, bool counted, int error, const char *cause);
 
 /* proxy.c */
 void *proxy_main(void *engine);

@@ -8,7 +8,8 @@
 
 static bool is_quiet(const tern_engine *engine)
 {
-	return engine->nr_free_requests == engine->nr_requests && !engine->nr_messages_queued && !engine->command_held && !ring_peek(&engine->ring);
+	return engine->nr_free_requests == engine->nr_requests && !engine->nr_messages_queued &&
+	       !engine->command_held && !ring_peek(&engine->ring);
 }
 
 /* True: all peers know, or are gone. */
@@ -61,7 +62,8 @@ static void end_group(tern_engine *engine, uint32_t number, const char *cause)
 	struct operation *group = &engine->operations[number];
 
 	end_parked(engine, group, cause);
-	if (group->kind != OPERATION_GROUP || !atomic_load_explicit(&group->holders, memory_order_relaxed) ||
+	if (group->kind != OPERATION_GROUP ||
+		!atomic_load_explicit(&group->holders, memory_order_relaxed) ||
 		atomic_load_explicit(&group->ended, memory_order_relaxed))
 		return;
 	operation_fail(group, TERN_ERR_STATE, cause);

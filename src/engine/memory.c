@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Registered memory, peers' descriptors, lists of peers, counters and claims. Control calls: they take a lock, wait for the proxy, and may allocate. Transports are
- * touched on the proxy alone, so that is where registering happens. */
+/* Registered memory, peers' descriptors, lists of peers, counters and claims. Control calls: they
+ * take a lock, wait for the proxy, and may allocate. Transports are touched on the proxy alone, so
+ * that is where registering happens. */
 #include "engine/inside.h"
 
 #include <stdio.h>
@@ -38,19 +39,20 @@ static void note_used(tern_engine *engine, uint32_t id)
 		engine->table_end = id + 1;
 }
 
-/* ---- giving things up ------------------------------------------------------------------------------------------------------ */
+/* ---- giving things up ------------------------------------------------------------------------ */
 
 /* On the first nr NICs, those that are open. */
 static void deregister_on_nics(tern_engine *engine, tern_region *region, uint32_t nr)
 {
 	for (uint32_t i = 0; i < nr; i++)
 		if (engine->nics[i].transport)
-			engine->nics[i].transport->ops->dereg(engine->nics[i].transport, region->on[i]);
+			engine->nics[i].transport->ops->dereg(
+				engine->nics[i].transport, region->on[i]);
 }
 
 struct removal {
 	const uint32_t *uses;
-	void **entry;		/* of a table */
+	void **entry;        /* of a table */
 	tern_region *region; /* to be deregistered too */
 };
 
@@ -58,10 +60,15 @@ static int remove_unused(tern_engine *engine, void *ctx)
 {
 	struct removal *removal = ctx;
 
-	bool begun = engine->setup.scheduler && (engine->command_held || ring_peek(&engine->ring)); /* else this call came through the ring, behind them */
+	bool begun = engine->setup.scheduler &&
+		     (engine->command_held || ring_peek(&engine->ring)); /* else this call came
+									    through the ring, behind
+									    them */
 
 	if (*removal->uses || begun)
-		return fail(TERN_ERR_TIMEOUT, "%u parts of operations that are under way use it, and others may", *removal->uses);
+		return fail(TERN_ERR_TIMEOUT,
+			"%u parts of operations that are under way use it, and others may",
+			*removal->uses);
 	*removal->entry = NULL;
 	if (removal->region)
 		deregister_on_nics(engine, removal->region, engine->nr_nics);
@@ -71,15 +78,18 @@ static int remove_unused(tern_engine *engine, void *ctx)
 /* Commands that name it are ahead of this in the ring, or broke the contract. */
 static int remove_within(tern_engine *engine, struct removal *removal, int wait_ms)
 {
-	struct patience patience = patience_for(engine, (uint64_t)(wait_ms > 0 ? wait_ms : 0) * 1000000);
-	int rc = engine_on_proxy(engine) ? fail(TERN_ERR_STATE, "a callback of the engine may not give memory up") : engine_call(engine, remove_unused, removal);
+	struct patience patience =
+		patience_for(engine, (uint64_t)(wait_ms > 0 ? wait_ms : 0) * 1000000);
+	int rc = engine_on_proxy(engine)
+			 ? fail(TERN_ERR_STATE, "a callback of the engine may not give memory up")
+			 : engine_call(engine, remove_unused, removal);
 
 	while (rc == TERN_ERR_TIMEOUT && patience_left(&patience))
 		rc = engine_call(engine, remove_unused, removal);
 	return rc;
 }
 
-/* ---- regions ------------------------------------------------------------------------------------------------------------------ */
+/* ---- regions --------------------------------------------------------------------------------- */
 
 static int register_on_nics(tern_engine *engine, void *ctx)
 {
@@ -87,7 +97,9 @@ static int register_on_nics(tern_engine *engine, void *ctx)
 
 	for (uint32_t i = 0; i < engine->nr_nics; i++) {
 		struct transport *transport = engine->nics[i].transport;
-		int rc = transport ? transport->ops->reg(transport, region->base, region->bytes, &region->on[i], &region->keys[i]) : 0;
+		int rc = transport ? transport->ops->reg(transport, region->base, region->bytes,
+					     &region->on[i], &region->keys[i])
+				   : 0;
 
 		if (!rc)
 			continue;
@@ -122,7 +134,9 @@ int tern_engine_register(tern_engine *engine, void *base, uint64_t bytes, tern_r
 	note_used(engine, region->id);
 	pthread_mutex_unlock(&engine->tables_lock);
 	if (!region->id) {
-		struct removal removal = {.uses = &region->uses, .entry = (void **)&engine->regions[0], .region = region};
+		struct removal removal = {.uses = &region->uses,
+			.entry = (void **)&engine->regions[0],
+			.region = region};
 
 		engine_call(engine, remove_unused, &removal);
 		free(region);
@@ -157,7 +171,9 @@ int tern_region_deregister(tern_region *region, int wait_ms)
 	if (!region)
 		return 0;
 	engine = region->engine;
-	removal = (struct removal){.uses = &region->uses, .entry = (void **)&engine->regions[region->id], .region = region};
+	removal = (struct removal){.uses = &region->uses,
+		.entry = (void **)&engine->regions[region->id],
+		.region = region};
 	rc = remove_within(engine, &removal, wait_ms);
 	if (!rc)
 		free(region);
@@ -175,7 +191,7 @@ void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn r
 		release(ctx, base, bytes);
 }
 
-/* ---- remotes ------------------------------------------------------------------------------------------------------------------- */
+/* ---- remotes --------------------------------------------------------------------------------- */
 
 static int check_descriptor(const tern_engine *engine, const struct tern_descriptor *d)
 {
@@ -184,17 +200,23 @@ static int check_descriptor(const tern_engine *engine, const struct tern_descrip
 	if (d->magic != DESCRIPTOR_MAGIC)
 		return fail(TERN_ERR_INVALID, "these bytes are no descriptor");
 	if (d->rank >= engine->setup.nr_peers)
-		return fail(TERN_ERR_INVALID, "a descriptor of rank %u of %u", d->rank, engine->setup.nr_peers);
+		return fail(TERN_ERR_INVALID, "a descriptor of rank %u of %u", d->rank,
+			engine->setup.nr_peers);
 	if (d->nr_nics != engine->nr_nics)
-		return fail(TERN_ERR_MISMATCH, "rank %u's descriptor is for %u NICs, this engine has %u", d->rank, d->nr_nics, engine->nr_nics);
+		return fail(TERN_ERR_MISMATCH,
+			"rank %u's descriptor is for %u NICs, this engine has %u", d->rank,
+			d->nr_nics, engine->nr_nics);
 	network = engine->peers[d->rank].network;
 	for (uint32_t i = network->first_nic; i < network->first_nic + network->nr_nics; i++)
 		if (d->nic[i].bytes != d->bytes)
-			return fail(TERN_ERR_MISMATCH, "rank %u's descriptor has no key for NIC %u, which leads to it", d->rank, i);
+			return fail(TERN_ERR_MISMATCH,
+				"rank %u's descriptor has no key for NIC %u, which leads to it",
+				d->rank, i);
 	return 0;
 }
 
-int tern_engine_import(tern_engine *engine, const struct tern_descriptor *descriptor, tern_remote **out)
+int tern_engine_import(
+	tern_engine *engine, const struct tern_descriptor *descriptor, tern_remote **out)
 {
 	tern_remote *remote;
 	int rc;
@@ -207,9 +229,11 @@ int tern_engine_import(tern_engine *engine, const struct tern_descriptor *descri
 	remote = calloc(1, sizeof(*remote));
 	if (!remote)
 		return fail(TERN_ERR_NOMEM, "no memory for a descriptor");
-	*remote = (struct tern_remote){.engine = engine, .bytes = descriptor->bytes, .peer = descriptor->rank};
+	*remote = (struct tern_remote){
+		.engine = engine, .bytes = descriptor->bytes, .peer = descriptor->rank};
 	for (uint32_t i = 0; i < descriptor->nr_nics; i++)
-		remote->keys[i] = (struct transport_key){descriptor->nic[i].address, descriptor->nic[i].bytes, descriptor->nic[i].key};
+		remote->keys[i] = (struct transport_key){descriptor->nic[i].address,
+			descriptor->nic[i].bytes, descriptor->nic[i].key};
 	pthread_mutex_lock(&engine->tables_lock);
 	remote->id = find_free(engine->remotes, MAX_TABLE);
 	if (remote->id)
@@ -231,37 +255,45 @@ int tern_remote_forget(tern_remote *remote, int wait_ms)
 
 	if (!remote)
 		return 0;
-	removal = (struct removal){.uses = &remote->uses, .entry = (void **)&remote->engine->remotes[remote->id]};
+	removal = (struct removal){
+		.uses = &remote->uses, .entry = (void **)&remote->engine->remotes[remote->id]};
 	rc = remove_within(remote->engine, &removal, wait_ms);
 	if (!rc)
 		free(remote);
 	return rc;
 }
 
-/* ---- lists of peers --------------------------------------------------------------------------------------------------------------- */
+/* ---- lists of peers -------------------------------------------------------------------------- */
 
-static int check_members(const tern_engine *engine, const uint32_t *ranks, tern_remote *const *remotes, uint32_t nr)
+static int check_members(
+	const tern_engine *engine, const uint32_t *ranks, tern_remote *const *remotes, uint32_t nr)
 {
 	for (uint32_t i = 0; i < nr; i++) {
 		if (ranks[i] >= engine->setup.nr_peers)
-			return fail(TERN_ERR_INVALID, "ranks[%u] is %u of %u", i, ranks[i], engine->setup.nr_peers);
-		if (remotes && remotes[i] && (remotes[i]->engine != engine || remotes[i]->peer != ranks[i]))
-			return fail(TERN_ERR_INVALID, "remotes[%u] is rank %u's, not rank %u's", i, remotes[i]->peer, ranks[i]);
+			return fail(TERN_ERR_INVALID, "ranks[%u] is %u of %u", i, ranks[i],
+				engine->setup.nr_peers);
+		if (remotes && remotes[i] &&
+			(remotes[i]->engine != engine || remotes[i]->peer != ranks[i]))
+			return fail(TERN_ERR_INVALID, "remotes[%u] is rank %u's, not rank %u's", i,
+				remotes[i]->peer, ranks[i]);
 		for (uint32_t j = 0; j < i; j++)
 			if (ranks[j] == ranks[i])
-				return fail(TERN_ERR_INVALID, "rank %u is in the list twice", ranks[i]);
+				return fail(
+					TERN_ERR_INVALID, "rank %u is in the list twice", ranks[i]);
 	}
 	return 0;
 }
 
-int tern_peers_create(tern_engine *engine, const uint32_t *ranks, tern_remote *const *remotes, uint32_t nr, tern_peers **out)
+int tern_peers_create(tern_engine *engine, const uint32_t *ranks, tern_remote *const *remotes,
+	uint32_t nr, tern_peers **out)
 {
 	tern_peers *peers;
 	uint32_t id;
 	int rc;
 
 	if (!engine || !ranks || !nr || !out)
-		return fail(TERN_ERR_INVALID, "engine, ranks or peers is NULL, or the list is empty");
+		return fail(
+			TERN_ERR_INVALID, "engine, ranks or peers is NULL, or the list is empty");
 	rc = check_members(engine, ranks, remotes, nr);
 	if (rc)
 		return rc;
@@ -271,7 +303,8 @@ int tern_peers_create(tern_engine *engine, const uint32_t *ranks, tern_remote *c
 	peers->engine = engine;
 	peers->nr = nr;
 	for (uint32_t i = 0; i < nr; i++)
-		peers->members[i] = (struct work_template){.peer = ranks[i], .remote = remotes ? remotes[i] : NULL};
+		peers->members[i] = (struct work_template){
+			.peer = ranks[i], .remote = remotes ? remotes[i] : NULL};
 	pthread_mutex_lock(&engine->tables_lock);
 	id = find_free(engine->lists, MAX_TABLE);
 	if (id)
@@ -294,7 +327,8 @@ int tern_peers_destroy(tern_peers *peers, int wait_ms)
 
 	if (!peers)
 		return 0;
-	removal = (struct removal){.uses = &peers->uses, .entry = (void **)&peers->engine->lists[peers->id]};
+	removal = (struct removal){
+		.uses = &peers->uses, .entry = (void **)&peers->engine->lists[peers->id]};
 	rc = remove_within(peers->engine, &removal, wait_ms);
 	if (!rc)
 		free(peers);
@@ -335,21 +369,23 @@ void memory_release(tern_engine *engine)
 	}
 }
 
-/* ---- counters and claims ------------------------------------------------------------------------------------------------------------ */
+/* ---- counters and claims --------------------------------------------------------------------- */
 
 int engine_counters_open(tern_engine *engine, struct engine_counters *counters)
 {
 	uint32_t most = (1u << COUNTER_BITS) - 1, place;
 
 	if (!counters->nr || counters->nr > most)
-		return fail(TERN_ERR_CAPACITY, "%u counters; 1 to %u can be opened together", counters->nr, most);
+		return fail(TERN_ERR_CAPACITY, "%u counters; 1 to %u can be opened together",
+			counters->nr, most);
 	pthread_mutex_lock(&engine->tables_lock);
 	place = find_free(engine->counters, MAX_COUNTERS);
 	counters->id = place << COUNTER_BITS;
 	if (place)
 		engine->counters[place] = counters;
 	pthread_mutex_unlock(&engine->tables_lock);
-	return place ? 0 : fail(TERN_ERR_CAPACITY, "counters were opened %u times", MAX_COUNTERS - 1);
+	return place ? 0
+		     : fail(TERN_ERR_CAPACITY, "counters were opened %u times", MAX_COUNTERS - 1);
 }
 
 static int forget_counters(tern_engine *engine, void *ctx)
@@ -376,7 +412,8 @@ static int set_ring(tern_engine *engine, void *ctx)
 	uint32_t at = 0;
 
 	if (ringing->attach && engine->nr_rings == MAX_RINGS)
-		return fail(TERN_ERR_CAPACITY, "%d rings of devices; an engine has no more", MAX_RINGS);
+		return fail(
+			TERN_ERR_CAPACITY, "%d rings of devices; an engine has no more", MAX_RINGS);
 	if (ringing->attach) {
 		engine->rings[engine->nr_rings++] = ringing->ring;
 		return 0;
@@ -399,7 +436,8 @@ int engine_ring_attach(tern_engine *engine, struct ring *ring)
 void engine_ring_detach(tern_engine *engine, struct ring *ring)
 {
 	struct ringing ringing = {.ring = ring};
-	struct patience patience = patience_for(engine, atomic_load_explicit(&engine->timeout_ns, memory_order_relaxed));
+	struct patience patience = patience_for(
+		engine, atomic_load_explicit(&engine->timeout_ns, memory_order_relaxed));
 	int rc = engine_call(engine, set_ring, &ringing);
 
 	while (rc == TERN_ERR_TIMEOUT && patience_left(&patience))
@@ -430,7 +468,8 @@ static int set_claim(tern_engine *engine, void *ctx)
 	struct engine_claim *entry = &engine->claims[claiming->prefix];
 
 	if (claiming->claim && entry->immediate)
-		return fail(TERN_ERR_STATE, "immediates with prefix %u are claimed already", claiming->prefix);
+		return fail(TERN_ERR_STATE, "immediates with prefix %u are claimed already",
+			claiming->prefix);
 	*entry = claiming->claim ? *claiming->claim : (struct engine_claim){0};
 	return 0;
 }
@@ -455,7 +494,7 @@ int engine_unclaim(tern_engine *engine, uint8_t prefix)
 	return engine_call(engine, set_claim, &claiming);
 }
 
-/* ---- questions ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 static int copy_stats(tern_engine *engine, void *ctx)
 {

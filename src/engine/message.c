@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two-sided messages: small, in order for each peer, with credits, so that a reader who sleeps fills its inbox and no more. Heartbeats and goodbyes go the same
- * way, without credits: they are not kept.
+/* Two-sided messages: small, in order for each peer, with credits, so that a reader who sleeps
+ * fills its inbox and no more. Heartbeats and goodbyes go the same way, without credits: they are
+ * not kept.
  *
- * Credits. A peer may have message_credits messages unread here; the inbox has room for that many from everybody. Those that were read go back in the header of
- * whatever is sent next, or in a heartbeat of their own once half of them are waiting. */
+ * Credits. A peer may have message_credits messages unread here; the inbox has room for that many
+ * from everybody. Those that were read go back in the header of whatever is sent next, or in a
+ * heartbeat of their own once half of them are waiting. */
 #include "engine/inside.h"
 
 #include <stdio.h>
@@ -12,7 +14,7 @@
 
 #define SLEEP_SLICE_NS 20000000u
 
-/* ---- opening --------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int inbox_open(tern_engine *engine)
 {
@@ -35,8 +37,10 @@ static int inbox_open(tern_engine *engine)
 
 int messages_open(tern_engine *engine)
 {
-	engine->nr_messages = engine->config.ring_entries < 1024 ? engine->config.ring_entries : 1024;
-	engine->message_stride = (uint32_t)((sizeof(struct outgoing) + engine->config.message_bytes + 15) / 16 * 16);
+	engine->nr_messages =
+		engine->config.ring_entries < 1024 ? engine->config.ring_entries : 1024;
+	engine->message_stride =
+		(uint32_t)((sizeof(struct outgoing) + engine->config.message_bytes + 15) / 16 * 16);
 	engine->messages = calloc(engine->nr_messages, engine->message_stride);
 	if (!engine->messages || pool_open(&engine->free_messages, engine->nr_messages))
 		return fail(TERN_ERR_NOMEM, "no memory for %u messages", engine->nr_messages);
@@ -53,10 +57,11 @@ void messages_close(tern_engine *engine)
 
 struct outgoing *message_at(const tern_engine *engine, uint32_t number)
 {
-	return (struct outgoing *)(void *)(engine->messages + (size_t)number * engine->message_stride);
+	return (struct outgoing *)(void *)(engine->messages +
+					   (size_t)number * engine->message_stride);
 }
 
-/* ---- sending (on the proxy) -------------------------------------------------------------------------------------- */
+/* ---- sending (on the proxy) ------------------------------------------------------------------ */
 
 void message_queue(tern_engine *engine, uint32_t number, uint32_t peer, uint32_t completion)
 {
@@ -95,7 +100,8 @@ static void end_first(tern_engine *engine, uint32_t peer, int error, const char 
 }
 
 /* Sends with the credits that are due. 0, TRANSPORT_AGAIN or an error. */
-static int send_with_credits(tern_engine *engine, uint32_t peer, struct message_header *header, uint32_t bytes)
+static int send_with_credits(
+	tern_engine *engine, uint32_t peer, struct message_header *header, uint32_t bytes)
 {
 	struct engine_peer *p = &engine->peers[peer];
 	struct transport *transport = engine->nics[p->network->first_nic].transport;
@@ -104,7 +110,8 @@ static int send_with_credits(tern_engine *engine, uint32_t peer, struct message_
 	header->credits = atomic_exchange_explicit(&p->unread_returned, 0, memory_order_relaxed);
 	rc = transport->ops->send(transport, peer, header, (uint32_t)sizeof(*header) + bytes);
 	if (rc)
-		atomic_fetch_add_explicit(&p->unread_returned, header->credits, memory_order_relaxed);
+		atomic_fetch_add_explicit(
+			&p->unread_returned, header->credits, memory_order_relaxed);
 	else
 		p->told_ns = engine->now_ns;
 	return rc;
@@ -154,7 +161,9 @@ void messages_return_credits(tern_engine *engine)
 	uint32_t enough = (engine->config.message_credits + 1) / 2;
 
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
-		if (atomic_load_explicit(&engine->peers[p].unread_returned, memory_order_relaxed) >= enough && !peer_observe_down(&engine->peers[p]))
+		if (atomic_load_explicit(&engine->peers[p].unread_returned, memory_order_relaxed) >=
+				enough &&
+			!peer_observe_down(&engine->peers[p]))
 			message_control(engine, p, MESSAGE_HEARTBEAT);
 }
 
@@ -166,7 +175,7 @@ void messages_peer_down(tern_engine *engine, uint32_t peer)
 		end_first(engine, peer, peer_observe_down(p), p->cause);
 }
 
-/* ---- arriving (on the proxy) ---------------------------------------------------------------------------------------- */
+/* ---- arriving (on the proxy) ----------------------------------------------------------------- */
 
 /* Release: what is in the slot comes before its turn. Pairs with slot_is_filled. */
 static void slot_fill(struct inbox_slot *slot, uint64_t position)
@@ -196,7 +205,8 @@ static void keep(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32
 	struct inbox_slot *slot = &inbox->slots[inbox->tail & inbox->mask];
 
 	if (bytes > engine->config.message_bytes || !slot_is_free(slot, inbox->tail)) {
-		peer_lost(engine, peer, TERN_ERR_PROTOCOL, "a peer sent more or longer messages than it had credits for");
+		peer_lost(engine, peer, TERN_ERR_PROTOCOL,
+			"a peer sent more or longer messages than it had credits for");
 		return;
 	}
 	slot->peer = peer;
@@ -222,10 +232,12 @@ void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint3
 	}
 	switch (header.kind) {
 	case MESSAGE_DATA:
-		keep(engine, peer, (const uint8_t *)data + sizeof(header), bytes - (uint32_t)sizeof(header));
+		keep(engine, peer, (const uint8_t *)data + sizeof(header),
+			bytes - (uint32_t)sizeof(header));
 		break;
 	case MESSAGE_GOODBYE:
-		p->said_goodbye = true; /* failure_detector.c ends it a little later: its last immediates may still be coming out of the network */
+		p->said_goodbye = true; /* failure_detector.c ends it a little later: its last
+					   immediates may still be coming out of the network */
 		message_control(engine, peer, MESSAGE_GOODBYE_SEEN);
 		break;
 	case MESSAGE_GOODBYE_SEEN:
@@ -236,7 +248,7 @@ void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint3
 	}
 }
 
-/* ---- receiving (any thread) ------------------------------------------------------------------------------------------ */
+/* ---- receiving (any thread) ------------------------------------------------------------------ */
 
 /* 0: taken; TERN_ERR_TIMEOUT: nothing there; TERN_ERR_CAPACITY. */
 static int try_receive(tern_engine *engine, uint32_t *peer, void *data, uint32_t *bytes)
@@ -261,9 +273,11 @@ static int try_receive(tern_engine *engine, uint32_t *peer, void *data, uint32_t
 			uint32_t room = *bytes;
 
 			*bytes = length;
-			return fail(TERN_ERR_CAPACITY, "the message has %u bytes, the room %u", length, room);
+			return fail(TERN_ERR_CAPACITY, "the message has %u bytes, the room %u",
+				length, room);
 		}
-		if (!atomic_compare_exchange_strong_explicit(&inbox->head, &head, head + 1, memory_order_relaxed, memory_order_relaxed))
+		if (!atomic_compare_exchange_strong_explicit(&inbox->head, &head, head + 1,
+			    memory_order_relaxed, memory_order_relaxed))
 			continue;
 		*peer = slot->peer;
 		*bytes = length;
@@ -276,7 +290,9 @@ static int try_receive(tern_engine *engine, uint32_t *peer, void *data, uint32_t
 /* A peer that ran out of credits waits for half of them. */
 static void give_credit(tern_engine *engine, uint32_t peer)
 {
-	uint32_t due = atomic_fetch_add_explicit(&engine->peers[peer].unread_returned, 1, memory_order_relaxed) + 1;
+	uint32_t due = atomic_fetch_add_explicit(
+			       &engine->peers[peer].unread_returned, 1, memory_order_relaxed) +
+		       1;
 
 	if (due == (engine->config.message_credits + 1) / 2 && engine->thread_runs)
 		wakeup_signal(&engine->wakeup);

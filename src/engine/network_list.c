@@ -8,7 +8,7 @@
 #include "engine/offers.h"
 #include "transport/list.h"
 
-/* ---- the setting ------------------------------------------------------------------------------------------- */
+/* ---- the setting ----------------------------------------------------------------------------- */
 
 static const struct transport_ops *known_transport(const char *name, size_t length)
 {
@@ -28,29 +28,35 @@ static int take_devices(const char *setting, char *devices, struct engine_networ
 	network->nr_nics = 0;
 	while ((name = strsep(&devices, ","))) {
 		if (!*name)
-			return fail(TERN_ERR_INVALID, "transport is \"%s\": a device without a name", setting);
+			return fail(TERN_ERR_INVALID,
+				"transport is \"%s\": a device without a name", setting);
 		if (network->nr_nics < TERN_MAX_NICS)
 			network->devices[network->nr_nics] = name;
 		network->nr_nics++;
 	}
 	if (network->nr_nics > TERN_MAX_NICS)
-		return fail(TERN_ERR_INVALID, "transport is \"%s\": %u devices; %d are possible", setting,
-			network->nr_nics, TERN_MAX_NICS);
+		return fail(TERN_ERR_INVALID, "transport is \"%s\": %u devices; %d are possible",
+			setting, network->nr_nics, TERN_MAX_NICS);
 	return 0;
 }
 
-/* What follows the colon is libfabric's provider, which both ends have to share, or a device of verbs. */
+/* What follows the colon is libfabric's provider, which both ends have to share, or a device of
+ * verbs. */
 static int name_network(const struct engine_network *network, char *name)
 {
 	const char *provider = network->provider ? network->provider : OFI_DEFAULT_PROVIDER;
 	bool ofi = network->ops == &transport_ofi;
-	int length = snprintf(name, OFFER_NAME, "%s%s%s", network->ops->name, ofi ? ":" : "", ofi ? provider : "");
+	int length = snprintf(name, OFFER_NAME, "%s%s%s", network->ops->name, ofi ? ":" : "",
+		ofi ? provider : "");
 
-	return length < OFFER_NAME ? 0 : fail(TERN_ERR_INVALID, "\"%s\" is too long for a provider's name", provider);
+	return length < OFFER_NAME ? 0
+				   : fail(TERN_ERR_INVALID,
+					     "\"%s\" is too long for a provider's name", provider);
 }
 
 /* "ofi:tcp;ofi_rxm@eth0,eth1" is transport ofi with provider tcp;ofi_rxm on two devices. */
-static int take_network(const struct tern_engine_config *config, char *text, struct engine_network *network, char *name)
+static int take_network(const struct tern_engine_config *config, char *text,
+	struct engine_network *network, char *name)
 {
 	char *devices = text, *provider = strsep(&devices, "@");
 	size_t length = strcspn(provider, ":");
@@ -61,7 +67,8 @@ static int take_network(const struct tern_engine_config *config, char *text, str
 		.nr_nics = config->nr_nics};
 	if (!network->ops)
 		return fail(TERN_ERR_INVALID,
-			"transport is \"%.200s\"; shm, ofi, ofi:PROVIDER and verbs are known, @DEVICE,DEVICE behind "
+			"transport is \"%.200s\"; shm, ofi, ofi:PROVIDER and verbs are known, "
+			"@DEVICE,DEVICE behind "
 			"each, and + between several",
 			config->transport);
 	if (devices)
@@ -91,10 +98,11 @@ static int take_networks(const struct tern_engine_config *config, struct network
 		int rc = take_network(config, text, &network, name);
 
 		if (!rc && is_named_twice(list, name))
-			rc = fail(TERN_ERR_INVALID, "transport is \"%s\": %s twice", config->transport, name);
+			rc = fail(TERN_ERR_INVALID, "transport is \"%s\": %s twice",
+				config->transport, name);
 		if (!rc && list->nr == TERN_MAX_NICS)
-			rc = fail(TERN_ERR_INVALID, "transport is \"%s\"; %d networks are possible", config->transport,
-				TERN_MAX_NICS);
+			rc = fail(TERN_ERR_INVALID, "transport is \"%s\"; %d networks are possible",
+				config->transport, TERN_MAX_NICS);
 		if (rc)
 			return rc;
 		all_have_devices = all_have_devices && has_devices;
@@ -102,8 +110,9 @@ static int take_networks(const struct tern_engine_config *config, struct network
 		list->each[list->nr++] = network;
 	}
 	if (all_have_devices && (config->devices[0] || config->nr_nics > 1))
-		return fail(
-			TERN_ERR_INVALID, "transport is \"%s\", and devices or nr_nics are set too", config->transport);
+		return fail(TERN_ERR_INVALID,
+			"transport is \"%s\", and devices or nr_nics are set too",
+			config->transport);
 	return 0;
 }
 
@@ -115,7 +124,8 @@ int network_list_parse(const struct tern_engine_config *config, struct network_l
 	if (!list->texts)
 		return fail(TERN_ERR_NOMEM, "no memory for the names of networks");
 	if (config->nr_nics < 1 || config->nr_nics > TERN_MAX_NICS)
-		rc = fail(TERN_ERR_INVALID, "nr_nics is %u; 1 to %d are possible", config->nr_nics, TERN_MAX_NICS);
+		rc = fail(TERN_ERR_INVALID, "nr_nics is %u; 1 to %d are possible", config->nr_nics,
+			TERN_MAX_NICS);
 	else
 		rc = take_networks(config, list);
 	if (rc) {
@@ -125,7 +135,7 @@ int network_list_parse(const struct tern_engine_config *config, struct network_l
 	return rc;
 }
 
-/* ---- what can be used -------------------------------------------------------------------------------------- */
+/* ---- what can be used ------------------------------------------------------------------------ */
 
 static int probe_verbs(const char *device, struct offer *offer)
 {
@@ -162,7 +172,9 @@ static int find_out(const struct engine_network *network, bool last, struct offe
 		return shm_probe(offer->reaches, sizeof(offer->reaches));
 	for (uint32_t i = 0; i < network->nr_nics && !rc; i++) {
 		if (network->ops == &transport_verbs)
-			rc = probe_verbs(network->devices[i] ? network->devices[i] : network->provider, offer);
+			rc = probe_verbs(
+				network->devices[i] ? network->devices[i] : network->provider,
+				offer);
 		else if (!last)
 			rc = try_to_open(network, network->devices[i]);
 	}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The networks of an engine and their NICs. NICs are numbered through, network after network, and so on all ranks, as
- * descriptors and addresses are by NIC. A network that leads to no peer of this rank keeps its numbers, and its NICs
- * stay closed. */
+/* The networks of an engine and their NICs. NICs are numbered through, network after network, and
+ * so on all ranks, as descriptors and addresses are by NIC. A network that leads to no peer of this
+ * rank keeps its numbers, and its NICs stay closed. */
 #include "engine/inside.h"
 
 #include <stdio.h>
@@ -21,18 +21,19 @@ void number_networks(tern_engine *engine)
 		engine->nr_nics += setup->networks[n].nr_nics;
 	}
 	for (uint32_t p = 0; p < setup->nr_peers; p++)
-		engine->peers[p].network = &engine->networks[setup->network_of ? setup->network_of[p] : 0];
+		engine->peers[p].network =
+			&engine->networks[setup->network_of ? setup->network_of[p] : 0];
 }
 
-/* ---- opening --------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static uint32_t least_message(const tern_engine *engine)
 {
 	return engine->config.message_bytes + (uint32_t)sizeof(struct message_header);
 }
 
-static int open_transport(const tern_engine *engine, const struct engine_network *from, uint32_t number,
-	struct transport **transport, struct transport_info *info)
+static int open_transport(const tern_engine *engine, const struct engine_network *from,
+	uint32_t number, struct transport **transport, struct transport_info *info)
 {
 	struct transport_options options = {.provider = from->provider,
 		.device = from->devices[number],
@@ -45,15 +46,18 @@ static int open_transport(const tern_engine *engine, const struct engine_network
 	return from->ops->open(&options, transport, info);
 }
 
-int engine_open_beside(const tern_engine *engine, struct transport **transport, struct transport_info *info)
+int engine_open_beside(
+	const tern_engine *engine, struct transport **transport, struct transport_info *info)
 {
 	if (engine->nr_networks > 1)
-		return fail(TERN_ERR_UNSUPPORTED, "the engine reaches its peers over several networks: %s",
+		return fail(TERN_ERR_UNSUPPORTED,
+			"the engine reaches its peers over several networks: %s",
 			engine->description);
 	return open_transport(engine, &engine->setup.networks[0], 0, transport, info);
 }
 
-static int open_nic(tern_engine *engine, const struct engine_network *from, uint32_t number, struct nic *nic)
+static int open_nic(
+	tern_engine *engine, const struct engine_network *from, uint32_t number, struct nic *nic)
 {
 	const struct transport_info *info = &nic->info;
 	int rc = open_transport(engine, from, number, &nic->transport, &nic->info);
@@ -64,21 +68,24 @@ static int open_nic(tern_engine *engine, const struct engine_network *from, uint
 	}
 	if (!info->depth || !info->write_bytes || info->message_bytes < least_message(engine))
 		return fail(TERN_ERR_UNSUPPORTED,
-			"%s takes %u writes at a time, of %llu bytes, and messages of %u bytes; %u are needed",
-			info->name, info->depth, (unsigned long long)info->write_bytes, info->message_bytes,
-			least_message(engine));
+			"%s takes %u writes at a time, of %llu bytes, and messages of %u bytes; %u "
+			"are needed",
+			info->name, info->depth, (unsigned long long)info->write_bytes,
+			info->message_bytes, least_message(engine));
 	nic->depth = info->depth < engine->config.depth ? info->depth : engine->config.depth;
 	engine->nr_records += nic->depth;
 	return 0;
 }
 
-/* What both have. That bytes land only while the target polls is a burden: it is enough if one has that. */
+/* What both have. That bytes land only while the target polls is a burden: it is enough if one has
+ * that. */
 static uint32_t common_caps(uint32_t caps, uint32_t others)
 {
 	return (caps & others) | ((caps | others) & TRANSPORT_TARGET_POLLS);
 }
 
-static int open_network(tern_engine *engine, const struct engine_network *from, struct network *network)
+static int open_network(
+	tern_engine *engine, const struct engine_network *from, struct network *network)
 {
 	struct nic *nics = &engine->nics[network->first_nic];
 
@@ -88,7 +95,8 @@ static int open_network(tern_engine *engine, const struct engine_network *from, 
 		if (rc)
 			return rc;
 		nics[i].network = network;
-		network->caps = i ? common_caps(network->caps, nics[i].info.caps) : nics[i].info.caps;
+		network->caps =
+			i ? common_caps(network->caps, nics[i].info.caps) : nics[i].info.caps;
 	}
 	network->one_order = (network->caps & TRANSPORT_ORDERED) && network->nr_nics == 1;
 	return 0;
@@ -106,8 +114,8 @@ int open_networks(tern_engine *engine)
 		rc = open_network(engine, &engine->setup.networks[i], network);
 		if (rc)
 			return rc;
-		engine->caps = common_caps(
-			engine->caps, network->caps | (network->caps & TRANSPORT_ORDERED ? TRANSPORT_FENCE : 0));
+		engine->caps = common_caps(engine->caps,
+			network->caps | (network->caps & TRANSPORT_ORDERED ? TRANSPORT_FENCE : 0));
 	}
 	return 0;
 }
@@ -122,7 +130,8 @@ int register_words(tern_engine *engine)
 		int rc = !nic->transport || nic->info.inline_bytes >= sizeof(uint64_t)
 				 ? 0
 				 : nic->transport->ops->reg(nic->transport, engine->words,
-					   engine->nr_records * sizeof(uint64_t), &nic->words_region, &key);
+					   engine->nr_records * sizeof(uint64_t),
+					   &nic->words_region, &key);
 
 		if (rc)
 			return rc;
@@ -142,20 +151,21 @@ void close_networks(tern_engine *engine)
 	}
 }
 
-/* ---- for people ------------------------------------------------------------------------------------------------ */
+/* ---- for people ------------------------------------------------------------------------------ */
 
 /* "ofi (tcp;ofi_rxm), 1 NIC"; where there are several networks also to which ranks. */
 static size_t describe_network(const tern_engine *engine, uint8_t number, char *text, size_t bytes)
 {
 	const struct network *network = &engine->networks[number];
 	const struct transport_info *info = &engine->nics[network->first_nic].info;
-	size_t at = (size_t)snprintf(text, bytes, "%s (%s), %u NIC%s", info->name, info->provider, network->nr_nics,
-		network->nr_nics == 1 ? "" : "s");
+	size_t at = (size_t)snprintf(text, bytes, "%s (%s), %u NIC%s", info->name, info->provider,
+		network->nr_nics, network->nr_nics == 1 ? "" : "s");
 
 	if (!engine->setup.network_of || engine->nr_networks == 1 || at + 8 >= bytes)
 		return at < bytes ? at : bytes - 1;
 	at += (size_t)snprintf(text + at, bytes - at, ", to ");
-	return at + rank_list(text + at, bytes - at, engine->setup.network_of, engine->setup.nr_peers, number);
+	return at + rank_list(text + at, bytes - at, engine->setup.network_of,
+			    engine->setup.nr_peers, number);
 }
 
 void describe_networks(tern_engine *engine)
@@ -170,7 +180,7 @@ void describe_networks(tern_engine *engine)
 	}
 }
 
-/* ---- addresses and connections --------------------------------------------------------------------------------- */
+/* ---- addresses and connections --------------------------------------------------------------- */
 
 int engine_address(tern_engine *engine, struct engine_address *mine)
 {
@@ -195,9 +205,11 @@ static int connect_peer(tern_engine *engine, uint32_t peer, const struct engine_
 	for (uint32_t i = network->first_nic; i < network->first_nic + network->nr_nics; i++) {
 		struct transport *transport = engine->nics[i].transport;
 		int rc = !address->bytes[i] || address->bytes[i] > TRANSPORT_ADDRESS_BYTES
-				 ? fail(TERN_ERR_PROTOCOL, "rank %u's address has %u bytes; 1 to %u are possible", peer,
-					   address->bytes[i], TRANSPORT_ADDRESS_BYTES)
-				 : transport->ops->connect(transport, peer, address->address[i], address->bytes[i]);
+				 ? fail(TERN_ERR_PROTOCOL,
+					   "rank %u's address has %u bytes; 1 to %u are possible",
+					   peer, address->bytes[i], TRANSPORT_ADDRESS_BYTES)
+				 : transport->ops->connect(
+					   transport, peer, address->address[i], address->bytes[i]);
 
 		if (rc)
 			return rc;

@@ -33,7 +33,8 @@ int offers_check(struct offers *all, uint32_t nr_ranks)
 {
 	for (uint32_t r = 0; r < nr_ranks; r++) {
 		if (all[r].nr > TERN_MAX_NICS)
-			return fail(TERN_ERR_PROTOCOL, "rank %u offers %u networks; %d are possible", r, all[r].nr,
+			return fail(TERN_ERR_PROTOCOL,
+				"rank %u offers %u networks; %d are possible", r, all[r].nr,
 				TERN_MAX_NICS);
 		for (uint32_t i = 0; i < all[r].nr; i++) {
 			struct offer *o = &all[r].each[i];
@@ -41,14 +42,15 @@ int offers_check(struct offers *all, uint32_t nr_ranks)
 			o->name[sizeof(o->name) - 1] = o->reaches[sizeof(o->reaches) - 1] =
 				o->cause[sizeof(o->cause) - 1] = 0;
 			if (!o->nr_nics || o->nr_nics > TERN_MAX_NICS)
-				return fail(TERN_ERR_PROTOCOL, "rank %u offers %u NICs; %d are possible", r, o->nr_nics,
+				return fail(TERN_ERR_PROTOCOL,
+					"rank %u offers %u NICs; %d are possible", r, o->nr_nics,
 					TERN_MAX_NICS);
 		}
 	}
 	return 0;
 }
 
-/* ---- all pairs --------------------------------------------------------------------------------------------- */
+/* ---- all pairs ------------------------------------------------------------------------------- */
 
 /* "verbs, which cannot be used: there is no RDMA device; ofi:tcp;ofi_rxm" */
 static void list_offers(const struct offers *offers, char *text, size_t bytes)
@@ -75,9 +77,11 @@ static int not_connected(const struct offers *all, uint32_t a, uint32_t b)
 	list_offers(&all[a], first, sizeof(first));
 	list_offers(&all[b], second, sizeof(second));
 	if (a == b)
-		return fail(TERN_ERR_UNSUPPORTED, "nothing connects rank %u with itself: it offers %s", a, first);
-	return fail(TERN_ERR_UNSUPPORTED, "nothing connects ranks %u and %u: rank %u offers %s; rank %u offers %s", a,
-		b, a, first, b, second);
+		return fail(TERN_ERR_UNSUPPORTED,
+			"nothing connects rank %u with itself: it offers %s", a, first);
+	return fail(TERN_ERR_UNSUPPORTED,
+		"nothing connects ranks %u and %u: rank %u offers %s; rank %u offers %s", a, b, a,
+		first, b, second);
 }
 
 static int find_planned(const struct network_plan *plan, const char *name)
@@ -88,14 +92,16 @@ static int find_planned(const struct network_plan *plan, const char *name)
 	return -1;
 }
 
-static int check_nr_nics(const struct network_plan *plan, int which, const struct offers *all, uint32_t rank)
+static int check_nr_nics(
+	const struct network_plan *plan, int which, const struct offers *all, uint32_t rank)
 {
 	const struct offer *first = plan->each[which].offer;
 	uint32_t nr = find_offer(&all[rank], first->name)->nr_nics;
 
 	if (nr == first->nr_nics)
 		return 0;
-	return fail(TERN_ERR_MISMATCH, "ranks disagree on nr_nics: %u on rank %u; %u on rank %u (%s)", first->nr_nics,
+	return fail(TERN_ERR_MISMATCH,
+		"ranks disagree on nr_nics: %u on rank %u; %u on rank %u (%s)", first->nr_nics,
 		plan->each[which].by, nr, rank, first->name);
 }
 
@@ -110,7 +116,8 @@ static int plan_pair(const struct offers *all, uint32_t a, uint32_t b, struct ne
 	which = find_planned(plan, offer->name);
 	if (which < 0 && plan->nr == TERN_MAX_NICS)
 		return fail(TERN_ERR_MISMATCH,
-			"the ranks need more than %d networks between them: %s too, from rank %u to rank %u",
+			"the ranks need more than %d networks between them: %s too, from rank %u "
+			"to rank %u",
 			TERN_MAX_NICS, offer->name, a, b);
 	if (which < 0) {
 		which = (int)plan->nr++;
@@ -124,7 +131,8 @@ static int plan_pair(const struct offers *all, uint32_t a, uint32_t b, struct ne
 }
 
 /* A rank reaches itself by a network that it uses anyway, the one that it likes best. */
-static int plan_self(const struct offers *all, uint32_t nr_ranks, uint32_t self, struct network_plan *plan)
+static int plan_self(
+	const struct offers *all, uint32_t nr_ranks, uint32_t self, struct network_plan *plan)
 {
 	if (nr_ranks == 1)
 		return plan_pair(all, self, self, plan);
@@ -145,11 +153,13 @@ static int check_total(const struct network_plan *plan)
 		nr += plan->each[i].offer->nr_nics;
 	return nr <= TERN_MAX_NICS
 		       ? 0
-		       : fail(TERN_ERR_MISMATCH, "the ranks' networks have %u NICs together; %d are possible", nr,
+		       : fail(TERN_ERR_MISMATCH,
+				 "the ranks' networks have %u NICs together; %d are possible", nr,
 				 TERN_MAX_NICS);
 }
 
-int offers_plan(const struct offers *all, uint32_t nr_ranks, uint32_t self, struct network_plan *plan)
+int offers_plan(
+	const struct offers *all, uint32_t nr_ranks, uint32_t self, struct network_plan *plan)
 {
 	int which;
 
@@ -172,27 +182,30 @@ int offers_plan(const struct offers *all, uint32_t nr_ranks, uint32_t self, stru
 	return check_total(plan);
 }
 
-/* ---- in words ---------------------------------------------------------------------------------------------- */
+/* ---- in words -------------------------------------------------------------------------------- */
 
 /* Of a network that one of the two would rather have had. */
-static void why_not(const struct offer *mine, const struct offer *theirs, const char *name, char *text)
+static void why_not(
+	const struct offer *mine, const struct offer *theirs, const char *name, char *text)
 {
 	bool here = mine && mine->cause[0];
 
 	if (!mine || !theirs)
 		snprintf(text, OFFER_WHY, "as %s is not offered %s", name, mine ? "there" : "here");
 	else if (here || theirs->cause[0])
-		snprintf(text, OFFER_WHY, "as %s cannot be used %s: %s", name, here ? "here" : "there",
-			here ? mine->cause : theirs->cause);
+		snprintf(text, OFFER_WHY, "as %s cannot be used %s: %s", name,
+			here ? "here" : "there", here ? mine->cause : theirs->cause);
 	else if (strcmp(mine->reaches, theirs->reaches))
-		snprintf(text, OFFER_WHY, "as %s reaches %s here and %s there", name, mine->reaches, theirs->reaches);
+		snprintf(text, OFFER_WHY, "as %s reaches %s here and %s there", name, mine->reaches,
+			theirs->reaches);
 	else
 		snprintf(text, OFFER_WHY, "which the lower rank prefers");
 }
 
 void offers_why(const struct offers *all, uint32_t self, uint32_t peer, char *text)
 {
-	const struct offers *lower = &all[self < peer ? self : peer], *higher = &all[self < peer ? peer : self];
+	const struct offers *lower = &all[self < peer ? self : peer],
+			    *higher = &all[self < peer ? peer : self];
 	const struct offer *chosen = offers_choose(lower, higher), *wish = &lower->each[0];
 
 	if (chosen && !strcmp(wish->name, chosen->name))
@@ -200,5 +213,6 @@ void offers_why(const struct offers *all, uint32_t self, uint32_t peer, char *te
 	if (!chosen || !strcmp(wish->name, chosen->name))
 		snprintf(text, OFFER_WHY, "which both offer");
 	else
-		why_not(find_offer(&all[self], wish->name), find_offer(&all[peer], wish->name), wish->name, text);
+		why_not(find_offer(&all[self], wish->name), find_offer(&all[peer], wish->name),
+			wish->name, text);
 }

@@ -13,7 +13,7 @@
 #define SLEEP_SLICE_NS 50000000u
 #define MOST_ROUNDS_AT_ONE_TIME 1000000 /* of a stepped engine whose clock nobody moves */
 
-/* ---- waiting of callers ------------------------------------------------------------------------------------- */
+/* ---- waiting of callers ---------------------------------------------------------------------- */
 
 uint64_t engine_now(const tern_engine *engine)
 {
@@ -22,7 +22,9 @@ uint64_t engine_now(const tern_engine *engine)
 
 bool engine_on_proxy(const tern_engine *engine)
 {
-	return engine->setup.scheduler ? engine->inside_step : engine->thread_runs && pthread_equal(engine->thread, pthread_self());
+	return engine->setup.scheduler
+		       ? engine->inside_step
+		       : engine->thread_runs && pthread_equal(engine->thread, pthread_self());
 }
 
 struct patience patience_for(tern_engine *engine, uint64_t wait_ns)
@@ -32,10 +34,12 @@ struct patience patience_for(tern_engine *engine, uint64_t wait_ns)
 	return (struct patience){.engine = engine, .deadline_ns = now + wait_ns, .last_ns = now};
 }
 
-/* A caller may look for what makes no event, such as room for one more try: so not all the way to the deadline. */
+/* A caller may look for what makes no event, such as room for one more try: so not all the way to
+ * the deadline. */
 static uint64_t next_look_ns(const struct patience *p, uint64_t now)
 {
-	uint64_t look = now + (FIRST_LOOK_NS << (p->rounds < LOOK_DOUBLINGS ? p->rounds : LOOK_DOUBLINGS));
+	uint64_t look =
+		now + (FIRST_LOOK_NS << (p->rounds < LOOK_DOUBLINGS ? p->rounds : LOOK_DOUBLINGS));
 
 	return look < p->deadline_ns ? look : p->deadline_ns;
 }
@@ -60,9 +64,10 @@ bool patience_left(struct patience *p)
 	return true;
 }
 
-/* ---- given out and given back ------------------------------------------------------------------------------- */
+/* ---- given out and given back ---------------------------------------------------------------- */
 
-uint32_t operation_take(tern_engine *engine, enum operation_kind kind, tern_done_fn done, void *ctx, bool with_handle)
+uint32_t operation_take(tern_engine *engine, enum operation_kind kind, tern_done_fn done, void *ctx,
+	bool with_handle)
 {
 	uint32_t number = pool_take(&engine->free_operations);
 	struct operation *operation = &engine->operations[number];
@@ -83,7 +88,10 @@ uint32_t operation_take(tern_engine *engine, enum operation_kind kind, tern_done
 
 tern_op operation_handle(const tern_engine *engine, uint32_t number)
 {
-	return (uint64_t)atomic_load_explicit(&engine->operations[number].generation, memory_order_relaxed) << 32 | (number + 1);
+	return (uint64_t)atomic_load_explicit(
+		       &engine->operations[number].generation, memory_order_relaxed)
+		       << 32 |
+	       (number + 1);
 }
 
 struct operation *operation_of_handle(tern_engine *engine, tern_op op)
@@ -94,7 +102,8 @@ struct operation *operation_of_handle(tern_engine *engine, tern_op op)
 	if (!engine || !(uint32_t)op || number >= engine->config.nr_operations)
 		return NULL;
 	operation = &engine->operations[number];
-	if (atomic_load_explicit(&operation->generation, memory_order_relaxed) != (uint32_t)(op >> 32))
+	if (atomic_load_explicit(&operation->generation, memory_order_relaxed) !=
+		(uint32_t)(op >> 32))
 		return NULL;
 	return atomic_load_explicit(&operation->holders, memory_order_acquire) ? operation : NULL;
 }
@@ -106,11 +115,13 @@ void operation_drop(tern_engine *engine, uint32_t number)
 
 	if (atomic_fetch_sub_explicit(&operation->holders, 1, memory_order_acq_rel) != 1)
 		return;
-	atomic_fetch_add_explicit(&operation->generation, 1, memory_order_relaxed); /* old handles name nothing */
+	atomic_fetch_add_explicit(&operation->generation, 1, memory_order_relaxed); /* old handles
+										       name nothing
+										     */
 	pool_give(&engine->free_operations, number);
 }
 
-/* ---- ending -------------------------------------------------------------------------------------------------- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 void operation_fail(struct operation *operation, int error, const char *cause)
 {
@@ -120,7 +131,8 @@ void operation_fail(struct operation *operation, int error, const char *cause)
 	snprintf(operation->cause, sizeof(operation->cause), "%s", cause);
 }
 
-/* Release: error and cause, and all that the callback did, come before the end is seen. Pairs with has_ended. */
+/* Release: error and cause, and all that the callback did, come before the end is seen. Pairs with
+ * has_ended. */
 static void publish_end(struct operation *operation)
 {
 	atomic_store_explicit(&operation->ended, 1, memory_order_release);
@@ -149,14 +161,17 @@ void operation_part_ended(tern_engine *engine, uint32_t number)
 		operation_end(engine, number);
 }
 
-/* Release on both sums: the operation's writes have landed and its source may be reused. Pairs with engine_counter_ended. */
+/* Release on both sums: the operation's writes have landed and its source may be reused. Pairs with
+ * engine_counter_ended. */
 static void counter_add(struct engine_counter *counter, int error)
 {
 	int none = 0;
 
 	if (error)
-		atomic_compare_exchange_strong_explicit(&counter->error, &none, error, memory_order_relaxed, memory_order_relaxed);
-	atomic_fetch_add_explicit(error ? &counter->failed : &counter->done, 1, memory_order_release);
+		atomic_compare_exchange_strong_explicit(
+			&counter->error, &none, error, memory_order_relaxed, memory_order_relaxed);
+	atomic_fetch_add_explicit(
+		error ? &counter->failed : &counter->done, 1, memory_order_release);
 }
 
 struct engine_counter *counter_of(const tern_engine *engine, uint32_t completion)
@@ -167,7 +182,8 @@ struct engine_counter *counter_of(const tern_engine *engine, uint32_t completion
 	return counters && index < counters->nr ? &counters->first[index] : NULL;
 }
 
-void completion_end(tern_engine *engine, uint32_t completion, bool counted, int error, const char *cause)
+void completion_end(
+	tern_engine *engine, uint32_t completion, bool counted, int error, const char *cause)
 {
 	if (completion == NONE) {
 		engine->stats.failed += error != 0;
@@ -184,14 +200,15 @@ void completion_end(tern_engine *engine, uint32_t completion, bool counted, int 
 	}
 }
 
-/* ---- waiting for an end -------------------------------------------------------------------------------------- */
+/* ---- waiting for an end ---------------------------------------------------------------------- */
 
 static void sleep_for_end(struct operation *operation, uint64_t left_ns)
 {
 	uint32_t count = wakeup_listen(&operation->wakeup);
 
 	if (!has_ended(operation))
-		wakeup_sleep(&operation->wakeup, count, left_ns < SLEEP_SLICE_NS ? left_ns : SLEEP_SLICE_NS);
+		wakeup_sleep(&operation->wakeup, count,
+			left_ns < SLEEP_SLICE_NS ? left_ns : SLEEP_SLICE_NS);
 	wakeup_leave(&operation->wakeup);
 }
 
@@ -207,10 +224,13 @@ int operation_wait(tern_engine *engine, uint32_t number, uint64_t wait_ns)
 		if (!patience_left(&patience)) {
 			if (has_ended(operation))
 				break;
-			return fail(TERN_ERR_TIMEOUT, "the operation is still under way after %.3f ms", (double)wait_ns / 1e6);
+			return fail(TERN_ERR_TIMEOUT,
+				"the operation is still under way after %.3f ms",
+				(double)wait_ns / 1e6);
 		}
 		now = engine_now(engine);
-		if (!engine->setup.scheduler && patience.rounds > SPIN_ROUNDS + YIELD_ROUNDS && now < patience.deadline_ns)
+		if (!engine->setup.scheduler && patience.rounds > SPIN_ROUNDS + YIELD_ROUNDS &&
+			now < patience.deadline_ns)
 			sleep_for_end(operation, patience.deadline_ns - now);
 	}
 	return operation->error ? fail(operation->error, "%s", operation->cause) : 0;
@@ -218,7 +238,10 @@ int operation_wait(tern_engine *engine, uint32_t number, uint64_t wait_ns)
 
 static int unknown_handle(tern_op op)
 {
-	return fail(TERN_ERR_INVALID, "%#llx is no operation under way: its end was told before, or it is another engine's", (unsigned long long)op);
+	return fail(TERN_ERR_INVALID,
+		"%#llx is no operation under way: its end was told before, or it is another "
+		"engine's",
+		(unsigned long long)op);
 }
 
 int tern_op_wait(tern_engine *engine, tern_op op, int wait_ms)

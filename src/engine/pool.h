@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers of free slots, taken and given back by any thread without locks: a stack whose head carries a tag, so that a head which went and came back is not taken
- * for the same one. */
+/* Numbers of free slots, taken and given back by any thread without locks: a stack whose head
+ * carries a tag, so that a head which went and came back is not taken for the same one. */
 #ifndef TERN_ENGINE_POOL_H
 #define TERN_ENGINE_POOL_H
 
@@ -23,10 +23,12 @@ static inline void pool_give(struct pool *pool, uint32_t number)
 	do {
 		atomic_store_explicit(&pool->next[number], (uint32_t)head, memory_order_relaxed);
 		mine = ((head >> 32) + 1) << 32 | (number + 1);
-	} while (!atomic_compare_exchange_weak_explicit(&pool->head, &head, mine, memory_order_acq_rel, memory_order_acquire));
+	} while (!atomic_compare_exchange_weak_explicit(
+		&pool->head, &head, mine, memory_order_acq_rel, memory_order_acquire));
 }
 
-/* Acquire: pairs with pool_give. `next` may be that of a slot which somebody else takes meanwhile: then the tag differs, and it is tried again. */
+/* Acquire: pairs with pool_give. `next` may be that of a slot which somebody else takes meanwhile:
+ * then the tag differs, and it is tried again. */
 static inline uint32_t pool_take(struct pool *pool)
 {
 	uint64_t head = atomic_load_explicit(&pool->head, memory_order_acquire), mine;
@@ -34,8 +36,10 @@ static inline uint32_t pool_take(struct pool *pool)
 	do {
 		if (!(uint32_t)head)
 			return POOL_EMPTY;
-		mine = ((head >> 32) + 1) << 32 | atomic_load_explicit(&pool->next[(uint32_t)head - 1], memory_order_relaxed);
-	} while (!atomic_compare_exchange_weak_explicit(&pool->head, &head, mine, memory_order_acq_rel, memory_order_acquire));
+		mine = ((head >> 32) + 1) << 32 |
+		       atomic_load_explicit(&pool->next[(uint32_t)head - 1], memory_order_relaxed);
+	} while (!atomic_compare_exchange_weak_explicit(
+		&pool->head, &head, mine, memory_order_acq_rel, memory_order_acquire));
 	return (uint32_t)head - 1;
 }
 

@@ -1,24 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a peer's queue to its transports: one write after the other while there are credits.
  *
- * Credits. A NIC takes `depth` writes at a time and a peer `peer_depth` of them; what is posted holds one of each until it is reported. Unsignalled writes are never
- * reported: they end with the next signalled one to the same peer, which is allowed where writes are in order. At most half of a NIC's and
- * a peer's credits are held by them, so what is left always suffices to post a signalled write, whose end frees the others.
+ * Credits. A NIC takes `depth` writes at a time and a peer `peer_depth` of them; what is posted
+ * holds one of each until it is reported. Unsignalled writes are never reported: they end with the
+ * next signalled one to the same peer, which is allowed where writes are in order. At most half of
+ * a NIC's and a peer's credits are held by them, so what is left always suffices to post a
+ * signalled write, whose end frees the others.
  *
- * Failed. Unsignalled writes are a part of the request at the head of their peer's queue: whatever is last of an request is signalled. If it fails before that, the network may
- * still read its source for some of them, so the request does not end before a closing write has: begin_closing.
+ * Failed. Unsignalled writes are a part of the request at the head of their peer's queue: whatever
+ * is last of an request is signalled. If it fails before that, the network may still read its
+ * source for some of them, so the request does not end before a closing write has: begin_closing.
  *
- * Again. What a transport puts off stays at the head of its queue and is built anew from the request the next time, with the same arguments: the fence stays in the request's
- * flags, and put_off keeps the NIC and whether it is signalled.
+ * Again. What a transport puts off stays at the head of its queue and is built anew from the
+ * request the next time, with the same arguments: the fence stays in the request's flags, and
+ * put_off keeps the NIC and whether it is signalled.
  */
 #include "engine/inside.h"
 
 #include <stdio.h>
 
-#define POSTS_PER_TURN 1 /* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1 MB, see docs/signals.md */
+#define POSTS_PER_TURN                                                                             \
+	1 /* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1    \
+	     MB, see docs/signals.md */
 #define PAGE 4096
 
-/* ---- records -------------------------------------------------------------------------------------------------- */
+/* ---- records --------------------------------------------------------------------------------- */
 
 static void record_link(tern_engine *engine, struct record *record)
 {
@@ -65,15 +71,18 @@ void record_free(tern_engine *engine, struct record *record)
 	engine->free_records = (uint32_t)(record - engine->records);
 }
 
-/* ---- the next write of an request --------------------------------------------------------------------------------- */
+/* ---- the next write of an request ------------------------------------------------------------ */
 
-/* The NIC for an request's next write: the one that put it off, its peer's own if pinned, else the next one of its peer's network with a credit. */
-static uint32_t choose_nic(tern_engine *engine, struct network *network, const struct request *request)
+/* The NIC for an request's next write: the one that put it off, its peer's own if pinned, else the
+ * next one of its peer's network with a credit. */
+static uint32_t choose_nic(
+	tern_engine *engine, struct network *network, const struct request *request)
 {
 	uint32_t nr = network->nr_nics;
 
 	if (request->put_off || (request->flags & REQUEST_PINNED)) {
-		uint32_t nic = request->put_off ? (request->put_off & 0xffu) - 1 : network->first_nic + request->peer % nr;
+		uint32_t nic = request->put_off ? (request->put_off & 0xffu) - 1
+						: network->first_nic + request->peer % nr;
 
 		return engine->nics[nic].under_way < engine->nics[nic].depth ? nic : NONE;
 	}
@@ -93,7 +102,8 @@ static uint64_t shorter(uint64_t a, uint64_t b)
 }
 
 /* How much of a run of bytes goes into one write. */
-static uint64_t piece_bytes(const tern_engine *engine, const struct request *request, const struct nic *nic, uint64_t total, uint64_t left)
+static uint64_t piece_bytes(const tern_engine *engine, const struct request *request,
+	const struct nic *nic, uint64_t total, uint64_t left)
 {
 	uint64_t piece = shorter(left, nic->info.write_bytes);
 	uint32_t nr = nic->network->nr_nics;
@@ -104,9 +114,11 @@ static uint64_t piece_bytes(const tern_engine *engine, const struct request *req
 }
 
 /* Whether this piece is the last of the request's bytes. */
-static bool next_piece(tern_engine *engine, struct request *request, const struct nic *nic, struct transport_write *write)
+static bool next_piece(tern_engine *engine, struct request *request, const struct nic *nic,
+	struct transport_write *write)
 {
-	uint64_t from = request->local_offset + request->at, to = request->remote_offset + request->at, total = request->bytes;
+	uint64_t from = request->local_offset + request->at,
+		 to = request->remote_offset + request->at, total = request->bytes;
 	bool last_run = true;
 
 	if (request->kind == REQUEST_PAGES) {
@@ -119,7 +131,8 @@ static bool next_piece(tern_engine *engine, struct request *request, const struc
 	write->bytes = piece_bytes(engine, request, nic, total, total - request->at);
 	write->offset = to;
 	if (write->bytes)
-		write->from = request->kind == REQUEST_SIGNAL ? (const void *)&request->value : request->local->base + from;
+		write->from = request->kind == REQUEST_SIGNAL ? (const void *)&request->value
+							      : request->local->base + from;
 	return last_run && request->at + write->bytes == total;
 }
 
@@ -130,29 +143,37 @@ static bool is_first_piece(const struct request *request)
 
 static bool keeps_order(const struct network *network, const struct request *request)
 {
-	return network->one_order || ((network->caps & TRANSPORT_ORDERED) && (request->flags & REQUEST_PINNED));
+	return network->one_order ||
+	       ((network->caps & TRANSPORT_ORDERED) && (request->flags & REQUEST_PINNED));
 }
 
-/* An immediate may travel with the last piece if that is the only one, or if pieces land in order. */
-static bool carries_immediate(const struct network *network, const struct request *request, bool last)
+/* An immediate may travel with the last piece if that is the only one, or if pieces land in order.
+ */
+static bool carries_immediate(
+	const struct network *network, const struct request *request, bool last)
 {
 	if (!(request->flags & REQUEST_IMMEDIATE))
 		return false;
-	return (request->flags & REQUEST_LAST) || (last && (is_first_piece(request) || keeps_order(network, request)));
+	return (request->flags & REQUEST_LAST) ||
+	       (last && (is_first_piece(request) || keeps_order(network, request)));
 }
 
-static bool may_go_unsignalled(const tern_engine *engine, const struct request *request, const struct nic *nic, bool last)
+static bool may_go_unsignalled(
+	const tern_engine *engine, const struct request *request, const struct nic *nic, bool last)
 {
 	const struct engine_peer *peer = &engine->peers[request->peer];
 
 	if (request->put_off)
 		return request->put_off & PUT_OFF_UNSIGNALLED;
-	return !last && !request->error && nic->network->one_order && nic->unsignalled < nic->depth / 2 &&
+	return !last && !request->error && nic->network->one_order &&
+	       nic->unsignalled < nic->depth / 2 &&
 	       peer->unsignalled < engine->config.peer_depth / 2;
 }
 
-/* Where a write's bytes come from: a copy in the work request, a word of the engine's own, or the region. */
-static void set_source(tern_engine *engine, struct request *request, const struct nic *nic, uint32_t nic_number, struct transport_write *write)
+/* Where a write's bytes come from: a copy in the work request, a word of the engine's own, or the
+ * region. */
+static void set_source(tern_engine *engine, struct request *request, const struct nic *nic,
+	uint32_t nic_number, struct transport_write *write)
 {
 	if (!write->bytes)
 		return;
@@ -167,7 +188,8 @@ static void set_source(tern_engine *engine, struct request *request, const struc
 	}
 }
 
-static bool build_write(tern_engine *engine, struct request *request, uint32_t nic_number, struct transport_write *write)
+static bool build_write(tern_engine *engine, struct request *request, uint32_t nic_number,
+	struct transport_write *write)
 {
 	struct nic *nic = &engine->nics[nic_number];
 	bool last = true;
@@ -186,14 +208,16 @@ static bool build_write(tern_engine *engine, struct request *request, uint32_t n
 	set_source(engine, request, nic, nic_number, write);
 	if (may_go_unsignalled(engine, request, nic, last)) {
 		write->flags &= ~(uint32_t)WRITE_SIGNALLED;
-		write->cookie = (uint64_t)request->generation << 32 | 1u << 31 | request_number(engine, request);
+		write->cookie = (uint64_t)request->generation << 32 | 1u << 31 |
+				request_number(engine, request);
 	} else {
-		write->cookie = (uint64_t)engine->records[engine->free_records].generation << 32 | engine->free_records;
+		write->cookie = (uint64_t)engine->records[engine->free_records].generation << 32 |
+				engine->free_records;
 	}
 	return last;
 }
 
-/* ---- posted ----------------------------------------------------------------------------------------------------- */
+/* ---- posted ---------------------------------------------------------------------------------- */
 
 static void take_record(tern_engine *engine, struct request *request, uint32_t nic)
 {
@@ -226,7 +250,8 @@ static void advance(struct request *request, const struct transport_write *write
 		request->flags &= (uint8_t)~REQUEST_IMMEDIATE;
 }
 
-static void note_posted(tern_engine *engine, struct request *request, uint32_t nic, const struct transport_write *write, bool last)
+static void note_posted(tern_engine *engine, struct request *request, uint32_t nic,
+	const struct transport_write *write, bool last)
 {
 	struct engine_peer *peer = &engine->peers[request->peer];
 
@@ -253,7 +278,8 @@ static void note_posted(tern_engine *engine, struct request *request, uint32_t n
 	}
 }
 
-static void put_off(tern_engine *engine, struct request *request, uint32_t nic, const struct transport_write *write)
+static void put_off(tern_engine *engine, struct request *request, uint32_t nic,
+	const struct transport_write *write)
 {
 	engine->stats.again++;
 	if (request->put_off)
@@ -265,8 +291,9 @@ static void put_off(tern_engine *engine, struct request *request, uint32_t nic, 
 	}
 }
 
-/* What is left of an request that failed goes no further. True: nothing of it is unsignalled, so the rest of it ends by itself. Else its first piece, which the network has taken
- * once, is to be written again with a signal; what a failed operation leaves at its target means nothing. */
+/* What is left of an request that failed goes no further. True: nothing of it is unsignalled, so
+ * the rest of it ends by itself. Else its first piece, which the network has taken once, is to be
+ * written again with a signal; what a failed operation leaves at its target means nothing. */
 static bool begin_closing(tern_engine *engine, struct request *request)
 {
 	if (!engine->peers[request->peer].unsignalled)
@@ -286,7 +313,8 @@ static void refused(tern_engine *engine, struct request *request, int rc)
 	if (rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_PEER_LEFT) {
 		peer_lost(engine, request->peer, rc, tern_last_error());
 	} else if (request->error) { /* the closing write */
-		snprintf(cause, sizeof(cause), "writes to rank %u cannot be ended: %.120s", request->peer, tern_last_error());
+		snprintf(cause, sizeof(cause), "writes to rank %u cannot be ended: %.120s",
+			request->peer, tern_last_error());
 		peer_lost(engine, request->peer, TERN_ERR_PEER_DEAD, cause);
 	} else {
 		request_fail(engine, request, rc, tern_last_error());
@@ -310,7 +338,9 @@ static bool post_head(tern_engine *engine, struct engine_peer *peer, struct requ
 		request_check_ended(engine, request);
 		return true;
 	}
-	nic = peer->under_way < engine->config.peer_depth ? choose_nic(engine, peer->network, request) : NONE;
+	nic = peer->under_way < engine->config.peer_depth
+		      ? choose_nic(engine, peer->network, request)
+		      : NONE;
 	if (nic == NONE)
 		return false;
 	last = build_write(engine, request, nic, &write);
@@ -344,7 +374,8 @@ static uint32_t post_peer(tern_engine *engine, uint32_t number)
 	struct request *request;
 	uint32_t posted = post_messages(engine, number);
 
-	while (posted < POSTS_PER_TURN && (request = queue_first(engine, &peer->writes)) && post_head(engine, peer, request))
+	while (posted < POSTS_PER_TURN && (request = queue_first(engine, &peer->writes)) &&
+		post_head(engine, peer, request))
 		posted++;
 	if (peer->writes.first != NONE || (peer->messages.first != NONE && peer->message_credits))
 		peer_activate(engine, number);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which prefix the immediates of a new exchange have: the lowest that no living exchange has, on any
- * rank, and of which no immediate is on its way.
+/* Which prefix the immediates of a new exchange have: the lowest that no living exchange has, on
+ * any rank, and of which no immediate is on its way.
  *
- * Ranks destroy exchanges in any order, and networks may report an immediate long after its write has
- * ended. So each rank tells which prefixes are claimed there, and of the first free ones how many more
- * immediates it has sent than it got. Nobody sends under a prefix that nobody claims: when these
- * numbers of all ranks add up to nothing, all that was sent has come, and what comes from now on is
- * new. */
+ * Ranks destroy exchanges in any order, and networks may report an immediate long after its write
+ * has ended. So each rank tells which prefixes are claimed there, and of the first free ones how
+ * many more immediates it has sent than it got. Nobody sends under a prefix that nobody claims:
+ * when these numbers of all ranks add up to nothing, all that was sent has come, and what comes
+ * from now on is new. */
 #include "engine/inside.h"
 
 #include <stdlib.h>
@@ -92,7 +92,8 @@ int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix)
 	int rc = find_free_on_all(group, engine, free_ones, &nr);
 
 	if (!rc && !nr)
-		return fail(TERN_ERR_NOMEM, "%d exchanges of this group are alive, the most over an engine",
+		return fail(TERN_ERR_NOMEM,
+			"%d exchanges of this group are alive, the most over an engine",
 			NR_PREFIXES);
 	while (!rc) {
 		bool expired = scheduler_now(group->scheduler) >= end_ns;

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The proxy: one bounded round after the other, and when it sleeps.
  *
- * Awake.   While anything happens, and SPIN_NS after it, the proxy goes round without a pause; then it yields, so that ranks which share its core get on.
- * Asleep.  After YIELD_NS without news it sleeps on its wakeup. Whoever puts a command into the ring signals it: entry first, then the bell. The proxy listens
- *          first, then looks at the ring once more, then sleeps (wakeup.h): it sees the entry, or is woken.
- * Slices.  Networks wake nobody: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS it does not even land before. So no sleep is longer than a slice,
- *          and a slice is short. It grows while nothing comes, and what is under way keeps it at its shortest. Devices that write rings wake nobody either.
+ * Awake.   While anything happens, and SPIN_NS after it, the proxy goes round without a pause; then
+ *          it yields, so that ranks which share its core get on.
+ * Asleep.  After YIELD_NS without news it sleeps on its wakeup. Whoever puts a command into the
+ *          ring signals it: entry first, then the bell. The proxy listens first, then looks at the
+ *          ring once more, then sleeps (wakeup.h): it sees the entry, or is woken.
+ * Slices.  Networks wake nobody: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS
+ *          it does not even land before. So no sleep is longer than a slice, and a slice is short.
+ *          It grows while nothing comes, and what is under way keeps it at its shortest. Devices
+ *          that write rings wake nobody either.
  */
 #include "engine/inside.h"
 
@@ -28,7 +32,8 @@ static void begin_time(tern_engine *engine, uint64_t now_ns)
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++) {
 		engine->peers[p].heard_ns = engine->peers[p].progress_ns = now_ns;
 		/* Heartbeats to all peers at once would be a burst. */
-		engine->peers[p].told_ns = now_ns - engine->heartbeat_ns * p / engine->setup.nr_peers;
+		engine->peers[p].told_ns =
+			now_ns - engine->heartbeat_ns * p / engine->setup.nr_peers;
 	}
 	engine->last_look_ns = now_ns;
 	engine->next_look_ns = now_ns + engine->look_every_ns;
@@ -77,18 +82,21 @@ uint64_t engine_next_ns(const tern_engine *engine)
 
 static bool is_busy(const tern_engine *engine)
 {
-	return engine->nr_free_requests != engine->nr_requests || engine->nr_messages_queued || engine->command_held ||
-	       atomic_load_explicit(&engine->leaving, memory_order_relaxed);
+	return engine->nr_free_requests != engine->nr_requests || engine->nr_messages_queued ||
+	       engine->command_held || atomic_load_explicit(&engine->leaving, memory_order_relaxed);
 }
 
 /* Returns the next slice. */
 static uint64_t sleep_slice(tern_engine *engine, uint64_t slice_ns)
 {
-	uint64_t longest = engine->nr_rings || engine->caps & TRANSPORT_TARGET_POLLS ? LONGEST_SLICE_POLLED_NS : LONGEST_SLICE_NS;
+	uint64_t longest = engine->nr_rings || engine->caps & TRANSPORT_TARGET_POLLS
+				   ? LONGEST_SLICE_POLLED_NS
+				   : LONGEST_SLICE_NS;
 	uint32_t count = wakeup_listen(&engine->wakeup);
 
 	slice_ns = slice_ns < longest ? slice_ns : longest;
-	if (!commands_wait(engine) && !atomic_load_explicit(&engine->leaving, memory_order_acquire)) {
+	if (!commands_wait(engine) &&
+		!atomic_load_explicit(&engine->leaving, memory_order_acquire)) {
 		engine->stats.sleeps++;
 		wakeup_sleep(&engine->wakeup, count, is_busy(engine) ? FIRST_SLICE_NS : slice_ns);
 	}
@@ -128,7 +136,8 @@ void *proxy_main(void *arg)
 		} else {
 			slice_ns = sleep_slice(engine, slice_ns);
 		}
-		if (atomic_load_explicit(&engine->leaving, memory_order_acquire) && leave_done(engine))
+		if (atomic_load_explicit(&engine->leaving, memory_order_acquire) &&
+			leave_done(engine))
 			return NULL;
 	}
 }

@@ -13,7 +13,12 @@ struct request *request_take(tern_engine *engine, uint32_t peer, enum request_ki
 	engine->free_requests = request->next;
 	engine->nr_free_requests--;
 	generation = request->generation + 1;
-	*request = (struct request){.kind = kind, .generation = generation, .peer = peer, .next = NONE, .completion = NONE, .partner = NONE};
+	*request = (struct request){.kind = kind,
+		.generation = generation,
+		.peer = peer,
+		.next = NONE,
+		.completion = NONE,
+		.partner = NONE};
 	return request;
 }
 
@@ -99,7 +104,8 @@ void request_end(tern_engine *engine, struct request *request)
 	if (!(request->flags & REQUEST_TOLD)) {
 		if (request->flags & REQUEST_PUT)
 			signal_put_ended(engine, request);
-		completion_end(engine, request->completion, request->flags & REQUEST_COUNTED, request->error, "an earlier part failed");
+		completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
+			request->error, "an earlier part failed");
 	}
 	request_free(engine, request);
 }
@@ -118,7 +124,8 @@ void request_check_ended(tern_engine *engine, struct request *request)
 {
 	if (request->outstanding || (request->flags & REQUEST_QUEUED))
 		return;
-	if (!request->error && (request->flags & REQUEST_LAST) && (request->flags & REQUEST_IMMEDIATE))
+	if (!request->error && (request->flags & REQUEST_LAST) &&
+		(request->flags & REQUEST_IMMEDIATE))
 		request_queue(engine, request);
 	else
 		request_end(engine, request);

@@ -12,13 +12,17 @@
  *   perseus             park the signal                                all signals at once, the first to each peer behind a fence
  *   immediate           -  (the put carries it)                        -
  *
- * coupled-all-peers is what NVSHMEM 3.4.5 does over libfabric: its fence drains the endpoints of all ranks in turn.
+ * coupled-all-peers is what NVSHMEM 3.4.5 does over libfabric: its fence drains the endpoints of
+ * all ranks in turn.
  *
- * A fence orders its write, and all later ones to the same peer, behind all earlier ones (libfabric's FI_FENCE). So one is enough for any number of signals, and each peer has
- * a bit that says whether something was put there since its last fence. The fenced signal itself keeps the flag until a transport has taken it. Fences and order hold
- * within one NIC, so puts and signals of these policies stay on their peer's own.
+ * A fence orders its write, and all later ones to the same peer, behind all earlier ones
+ * (libfabric's FI_FENCE). So one is enough for any number of signals, and each peer has a bit that
+ * says whether something was put there since its last fence. The fenced signal itself keeps the
+ * flag until a transport has taken it. Fences and order hold within one NIC, so puts and signals of
+ * these policies stay on their peer's own.
  *
- * When a put fails, its parked signal is not sent. A signal that was posted behind a fence cannot be called back.
+ * When a put fails, its parked signal is not sent. A signal that was posted behind a fence cannot
+ * be called back.
  */
 #include "engine/inside.h"
 
@@ -37,13 +41,14 @@ static bool has_signal(enum tern_signal_policy policy)
 	return policy != TERN_SIGNAL_PUT_ONLY && policy != TERN_SIGNAL_IMMEDIATE;
 }
 
-/* ---- signals on their way ------------------------------------------------------------------------------------- */
+/* ---- signals on their way -------------------------------------------------------------------- */
 
 static void send_signal(tern_engine *engine, struct request *signal)
 {
 	struct engine_peer *peer = &engine->peers[signal->peer];
 
-	if ((signal->flags & REQUEST_PINNED) && peer->fence_pending && !(peer->network->caps & TRANSPORT_ORDERED))
+	if ((signal->flags & REQUEST_PINNED) && peer->fence_pending &&
+		!(peer->network->caps & TRANSPORT_ORDERED))
 		signal->flags |= REQUEST_FENCE;
 	if (signal->flags & REQUEST_PINNED)
 		peer->fence_pending = false;
@@ -81,11 +86,12 @@ static void send_parked(tern_engine *engine, struct operation *group)
 	}
 }
 
-/* ---- holding up the ring --------------------------------------------------------------------------------------- */
+/* ---- holding up the ring --------------------------------------------------------------------- */
 
 static void stall(tern_engine *engine, enum stall_kind kind, uint32_t peer, uint32_t group)
 {
-	engine->stall = (struct stall){.kind = kind, .peer = peer, .group = group, .polled = engine->stats.steps};
+	engine->stall = (struct stall){
+		.kind = kind, .peer = peer, .group = group, .polled = engine->stats.steps};
 	engine->stats.drains++;
 }
 
@@ -94,7 +100,8 @@ static bool peer_is_drained(const tern_engine *engine, uint32_t peer)
 	return !engine->peers[peer].nr_records && engine->peers[peer].writes.first == NONE;
 }
 
-/* Every rank's completions are polled for at least once, as a library does that drains one endpoint after the other. */
+/* Every rank's completions are polled for at least once, as a library does that drains one endpoint
+ * after the other. */
 static bool all_are_drained(tern_engine *engine)
 {
 	struct stall *s = &engine->stall;
@@ -133,9 +140,10 @@ bool signal_stalled(tern_engine *engine)
 	return false;
 }
 
-/* ---- puts --------------------------------------------------------------------------------------------------------- */
+/* ---- puts ------------------------------------------------------------------------------------ */
 
-static struct request *make_put(tern_engine *engine, const struct command *c, struct operation *group)
+static struct request *make_put(
+	tern_engine *engine, const struct command *c, struct operation *group)
 {
 	bool immediate = group->group.policy == TERN_SIGNAL_IMMEDIATE;
 	struct request *put;
@@ -143,18 +151,21 @@ static struct request *make_put(tern_engine *engine, const struct command *c, st
 	if (!c->bytes && !immediate)
 		return NULL;
 	put = request_take(engine, c->peer, REQUEST_WRITE);
-	request_set_memory(put, c->bytes ? engine->regions[c->local] : NULL, c->bytes ? engine->remotes[c->remote] : NULL);
+	request_set_memory(put, c->bytes ? engine->regions[c->local] : NULL,
+		c->bytes ? engine->remotes[c->remote] : NULL);
 	request_set_completion(engine, put, c->completion, false);
 	put->local_offset = c->local_offset;
 	put->remote_offset = c->remote_offset;
 	put->bytes = c->bytes;
-	put->flags |= REQUEST_PUT | (immediate ? REQUEST_IMMEDIATE : 0) | (stays_on_one_nic(group->group.policy) ? REQUEST_PINNED : 0);
+	put->flags |= REQUEST_PUT | (immediate ? REQUEST_IMMEDIATE : 0) |
+		      (stays_on_one_nic(group->group.policy) ? REQUEST_PINNED : 0);
 	put->immediate = (uint32_t)c->value;
 	group->puts_pending++;
 	return put;
 }
 
-static struct request *make_signal(tern_engine *engine, const struct command *c, struct operation *group)
+static struct request *make_signal(
+	tern_engine *engine, const struct command *c, struct operation *group)
 {
 	struct request *signal;
 
@@ -183,14 +194,18 @@ static void send_put(tern_engine *engine, struct request *put, struct request *s
 	request_queue(engine, put);
 }
 
-static bool is_bad(const tern_engine *engine, const struct command *c, const struct operation *group)
+static bool is_bad(
+	const tern_engine *engine, const struct command *c, const struct operation *group)
 {
 	if (group->kind != OPERATION_GROUP || c->peer >= engine->setup.nr_peers)
 		return true;
 	if (c->bytes && (!in_region(engine->regions[c->local], c->local_offset, c->bytes) ||
-				!in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes)))
+				!in_remote(engine->remotes[c->remote], c->peer, c->remote_offset,
+					c->bytes)))
 		return true;
-	return has_signal(group->group.policy) && !in_remote(engine->remotes[c->signal_remote], c->peer, c->signal_offset, sizeof(uint64_t));
+	return has_signal(group->group.policy) &&
+	       !in_remote(engine->remotes[c->signal_remote], c->peer, c->signal_offset,
+		       sizeof(uint64_t));
 }
 
 /* The group's puts are all here. */
@@ -232,9 +247,11 @@ bool signal_take_put(tern_engine *engine, const struct command *c)
 	if (!group->pending)
 		group->pending = 1; /* until the last put */
 	if (is_bad(engine, c, group))
-		operation_fail(group, TERN_ERR_INVALID, "a put names a group, peer, region or offset that there is none of");
+		operation_fail(group, TERN_ERR_INVALID,
+			"a put names a group, peer, region or offset that there is none of");
 	else if (peer_observe_down(&engine->peers[c->peer]))
-		operation_fail(group, peer_observe_down(&engine->peers[c->peer]), engine->peers[c->peer].cause);
+		operation_fail(group, peer_observe_down(&engine->peers[c->peer]),
+			engine->peers[c->peer].cause);
 	else
 		take_good_put(engine, c, group);
 	if (++group->puts_taken == group->group.nr_puts)
@@ -248,6 +265,7 @@ void signal_put_ended(tern_engine *engine, struct request *put)
 	struct request *signal = put->partner == NONE ? NULL : &engine->requests[put->partner];
 
 	engine->operations[put->completion].puts_pending--;
-	if (put->error && signal && signal->generation == (uint32_t)put->value && !(signal->flags & REQUEST_QUEUED) && !signal->outstanding)
+	if (put->error && signal && signal->generation == (uint32_t)put->value &&
+		!(signal->flags & REQUEST_QUEUED) && !signal->outstanding)
 		request_fail(engine, signal, put->error, engine->operations[put->completion].cause);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What callers do: check, take an operation if somebody wants to know its end, put a command into the ring. */
+/* What callers do: check, take an operation if somebody wants to know its end, put a command into
+ * the ring. */
 #include "engine/inside.h"
 
 #include <string.h>
@@ -29,12 +30,14 @@ int submit(tern_engine *engine, const struct command *command, uint32_t flags)
 			wake(engine);
 			return 0;
 		}
-	return fail(TERN_ERR_TIMEOUT, "the ring of %u commands is full", engine->config.ring_entries);
+	return fail(
+		TERN_ERR_TIMEOUT, "the ring of %u commands is full", engine->config.ring_entries);
 }
 
-/* ---- operations ----------------------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
-static int take_number(tern_engine *engine, enum operation_kind kind, tern_done_fn done, void *ctx, bool with_handle, uint32_t flags, uint32_t *number)
+static int take_number(tern_engine *engine, enum operation_kind kind, tern_done_fn done, void *ctx,
+	bool with_handle, uint32_t flags, uint32_t *number)
 {
 	struct patience patience;
 
@@ -47,11 +50,14 @@ static int take_number(tern_engine *engine, enum operation_kind kind, tern_done_
 		if (*number != NONE)
 			return 0;
 	}
-	return fail(TERN_ERR_TIMEOUT, "%u operations are under way or wait to be asked for, as many as nr_operations", engine->config.nr_operations);
+	return fail(TERN_ERR_TIMEOUT,
+		"%u operations are under way or wait to be asked for, as many as nr_operations",
+		engine->config.nr_operations);
 }
 
 /* The command goes in, or the operation that was taken for it goes back. */
-static int submit_operation(tern_engine *engine, struct command *command, uint32_t flags, tern_op *op)
+static int submit_operation(
+	tern_engine *engine, struct command *command, uint32_t flags, tern_op *op)
 {
 	uint32_t number = command->completion;
 	tern_op handle = number == NONE ? 0 : operation_handle(engine, number);
@@ -67,8 +73,8 @@ static int submit_operation(tern_engine *engine, struct command *command, uint32
 	return rc;
 }
 
-static int check_memory(const tern_engine *engine, uint32_t peer, const tern_region *local, const tern_remote *remote, uint64_t local_offset,
-	uint64_t remote_offset, uint64_t bytes)
+static int check_memory(const tern_engine *engine, uint32_t peer, const tern_region *local,
+	const tern_remote *remote, uint64_t local_offset, uint64_t remote_offset, uint64_t bytes)
 {
 	if (peer >= engine->setup.nr_peers)
 		return fail(TERN_ERR_INVALID, "peer %u of %u", peer, engine->setup.nr_peers);
@@ -77,11 +83,14 @@ static int check_memory(const tern_engine *engine, uint32_t peer, const tern_reg
 	if (!local || !remote || local->engine != engine || remote->engine != engine)
 		return fail(TERN_ERR_INVALID, "local or remote is NULL or another engine's");
 	if (!in_region(local, local_offset, bytes))
-		return fail(TERN_ERR_INVALID, "%llu bytes at %llu of a region of %llu", (unsigned long long)bytes, (unsigned long long)local_offset,
+		return fail(TERN_ERR_INVALID, "%llu bytes at %llu of a region of %llu",
+			(unsigned long long)bytes, (unsigned long long)local_offset,
 			(unsigned long long)local->bytes);
 	if (!in_remote(remote, peer, remote_offset, bytes))
-		return fail(TERN_ERR_INVALID, "%llu bytes at %llu of rank %u's region of %llu, to rank %u", (unsigned long long)bytes,
-			(unsigned long long)remote_offset, remote->peer, (unsigned long long)remote->bytes, peer);
+		return fail(TERN_ERR_INVALID,
+			"%llu bytes at %llu of rank %u's region of %llu, to rank %u",
+			(unsigned long long)bytes, (unsigned long long)remote_offset, remote->peer,
+			(unsigned long long)remote->bytes, peer);
 	return 0;
 }
 
@@ -119,7 +128,8 @@ int tern_engine_write(tern_engine *engine, const struct tern_write *w, tern_op *
 	if (!rc)
 		rc = tern_engine_peer(engine, w->peer);
 	if (!rc && (op || w->done))
-		rc = take_number(engine, OPERATION_PLAIN, w->done, w->ctx, op, w->flags, &command.completion);
+		rc = take_number(engine, OPERATION_PLAIN, w->done, w->ctx, op, w->flags,
+			&command.completion);
 	if (rc)
 		return rc;
 	command.flags = w->flags & TERN_IMMEDIATE ? COMMAND_IMMEDIATE : 0;
@@ -136,7 +146,8 @@ int tern_engine_write(tern_engine *engine, const struct tern_write *w, tern_op *
 int engine_write(tern_engine *engine, const struct engine_write *w)
 {
 	struct command command = {.kind = COMMAND_WRITE,
-		.flags = (uint8_t)(COMMAND_COUNTED | (w->flags & TERN_IMMEDIATE ? COMMAND_IMMEDIATE : 0)),
+		.flags = (uint8_t)(COMMAND_COUNTED |
+				   (w->flags & TERN_IMMEDIATE ? COMMAND_IMMEDIATE : 0)),
 		.peer = w->peer,
 		.completion = w->counter,
 		.local = id_of_region(w->local),
@@ -149,13 +160,15 @@ int engine_write(tern_engine *engine, const struct engine_write *w)
 	return submit(engine, &command, w->flags);
 }
 
-/* ---- lists ------------------------------------------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
-static bool page_is_inside(uint64_t index, uint64_t stride, uint64_t offset, uint64_t bytes, uint64_t room)
+static bool page_is_inside(
+	uint64_t index, uint64_t stride, uint64_t offset, uint64_t bytes, uint64_t room)
 {
 	uint64_t at;
 
-	return !__builtin_mul_overflow(index, stride, &at) && !__builtin_add_overflow(at, offset, &at) && at <= room && bytes <= room - at;
+	return !__builtin_mul_overflow(index, stride, &at) &&
+	       !__builtin_add_overflow(at, offset, &at) && at <= room && bytes <= room - at;
 }
 
 static int check_pages(const tern_engine *engine, const struct tern_paged_write *w)
@@ -165,12 +178,19 @@ static int check_pages(const tern_engine *engine, const struct tern_paged_write 
 	if (rc)
 		return rc;
 	if (!w->nr_pages || !w->page_bytes || !w->local_pages || !w->remote_pages)
-		return fail(TERN_ERR_INVALID, "%u pages of %llu bytes, or a list is NULL", w->nr_pages, (unsigned long long)w->page_bytes);
+		return fail(TERN_ERR_INVALID, "%u pages of %llu bytes, or a list is NULL",
+			w->nr_pages, (unsigned long long)w->page_bytes);
 	for (uint32_t i = 0; i < w->nr_pages; i++) {
-		if (!page_is_inside(w->local_pages[i], w->local_stride, w->local_offset, w->page_bytes, w->local->bytes))
-			return fail(TERN_ERR_INVALID, "local page %u, number %u of the list, is outside its region", w->local_pages[i], i);
-		if (!page_is_inside(w->remote_pages[i], w->remote_stride, w->remote_offset, w->page_bytes, w->remote->bytes))
-			return fail(TERN_ERR_INVALID, "remote page %u, number %u of the list, is outside its region", w->remote_pages[i], i);
+		if (!page_is_inside(w->local_pages[i], w->local_stride, w->local_offset,
+			    w->page_bytes, w->local->bytes))
+			return fail(TERN_ERR_INVALID,
+				"local page %u, number %u of the list, is outside its region",
+				w->local_pages[i], i);
+		if (!page_is_inside(w->remote_pages[i], w->remote_stride, w->remote_offset,
+			    w->page_bytes, w->remote->bytes))
+			return fail(TERN_ERR_INVALID,
+				"remote page %u, number %u of the list, is outside its region",
+				w->remote_pages[i], i);
 	}
 	return 0;
 }
@@ -188,7 +208,8 @@ int tern_engine_write_pages(tern_engine *engine, const struct tern_paged_write *
 	if (!rc)
 		rc = tern_engine_peer(engine, w->peer);
 	if (!rc)
-		rc = take_number(engine, OPERATION_PAGES, w->done, w->ctx, op, w->flags, &command.completion);
+		rc = take_number(engine, OPERATION_PAGES, w->done, w->ctx, op, w->flags,
+			&command.completion);
 	if (rc)
 		return rc;
 	command.peer = w->peer;
@@ -199,11 +220,12 @@ int tern_engine_write_pages(tern_engine *engine, const struct tern_paged_write *
 static int check_scatter(const tern_engine *engine, const struct tern_scatter *s)
 {
 	if (!s->peers || s->peers->engine != engine || !s->slices)
-		return fail(TERN_ERR_INVALID, "peers or slices is NULL, or peers is another engine's");
+		return fail(
+			TERN_ERR_INVALID, "peers or slices is NULL, or peers is another engine's");
 	for (uint32_t i = 0; i < s->peers->nr; i++) {
 		const struct work_template *member = &s->peers->members[i];
-		int rc = check_memory(engine, member->peer, s->local, member->remote, s->slices[i].local_offset, s->slices[i].remote_offset,
-			s->slices[i].bytes);
+		int rc = check_memory(engine, member->peer, s->local, member->remote,
+			s->slices[i].local_offset, s->slices[i].remote_offset, s->slices[i].bytes);
 
 		if (rc)
 			return rc;
@@ -222,16 +244,18 @@ int tern_engine_scatter(tern_engine *engine, const struct tern_scatter *s, tern_
 		return TERN_ERR_INVALID;
 	rc = check_scatter(engine, s);
 	if (!rc)
-		rc = take_number(engine, OPERATION_SCATTER, s->done, s->ctx, op, s->flags, &command.completion);
+		rc = take_number(engine, OPERATION_SCATTER, s->done, s->ctx, op, s->flags,
+			&command.completion);
 	if (rc)
 		return rc;
 	engine->operations[command.completion].scatter = *s;
 	return submit_operation(engine, &command, s->flags, op);
 }
 
-/* ---- immediates ----------------------------------------------------------------------------------------------------------------- */
+/* ---- immediates ------------------------------------------------------------------------------ */
 
-static int submit_expectation(tern_engine *engine, enum command_kind kind, const struct tern_expect *e, tern_op *op)
+static int submit_expectation(
+	tern_engine *engine, enum command_kind kind, const struct tern_expect *e, tern_op *op)
 {
 	struct command command = {.kind = (uint8_t)kind};
 	struct operation *operation;
@@ -239,7 +263,8 @@ static int submit_expectation(tern_engine *engine, enum command_kind kind, const
 
 	if (e->peers && e->peers->engine != engine)
 		return fail(TERN_ERR_INVALID, "peers is another engine's");
-	rc = take_number(engine, OPERATION_EXPECT, e->done, e->ctx, op, e->flags, &command.completion);
+	rc = take_number(
+		engine, OPERATION_EXPECT, e->done, e->ctx, op, e->flags, &command.completion);
 	if (rc)
 		return rc;
 	operation = &engine->operations[command.completion];
@@ -267,39 +292,54 @@ int tern_engine_barrier(tern_engine *engine, const struct tern_barrier *b, tern_
 		return TERN_ERR_INVALID;
 	if (!b->peers)
 		return fail(TERN_ERR_INVALID, "peers is NULL");
-	expect = (struct tern_expect){.flags = b->flags, .immediate = b->immediate, .count = b->peers->nr, .peers = b->peers, .done = b->done, .ctx = b->ctx};
+	expect = (struct tern_expect){.flags = b->flags,
+		.immediate = b->immediate,
+		.count = b->peers->nr,
+		.peers = b->peers,
+		.done = b->done,
+		.ctx = b->ctx};
 	return submit_expectation(engine, COMMAND_BARRIER, &expect, op);
 }
 
-/* ---- put with signal -------------------------------------------------------------------------------------------------------------- */
+/* ---- put with signal ------------------------------------------------------------------------- */
 
-/* Signals that are parked hold requests while their group is not complete, and nothing else may be short of requests because of that: half of them are theirs. */
+/* Signals that are parked hold requests while their group is not complete, and nothing else may be
+ * short of requests because of that: half of them are theirs. */
 static int reserve_parking(tern_engine *engine, uint32_t nr)
 {
 	struct patience patience = patience_for(engine, wait_ns_of(engine, 0));
 	uint64_t room = atomic_load_explicit(&engine->parked_room, memory_order_relaxed);
 
 	if (nr > engine->nr_requests / 2)
-		return fail(TERN_ERR_INVALID, "a group of %u puts; this engine takes %u (as many as ring_entries)", nr, engine->nr_requests / 2);
+		return fail(TERN_ERR_INVALID,
+			"a group of %u puts; this engine takes %u (as many as ring_entries)", nr,
+			engine->nr_requests / 2);
 	do {
 		while (room >= nr)
-			if (atomic_compare_exchange_weak_explicit(&engine->parked_room, &room, room - nr, memory_order_relaxed, memory_order_relaxed))
+			if (atomic_compare_exchange_weak_explicit(&engine->parked_room, &room,
+				    room - nr, memory_order_relaxed, memory_order_relaxed))
 				return 0;
 		room = atomic_load_explicit(&engine->parked_room, memory_order_relaxed);
 	} while (patience_left(&patience));
-	return fail(TERN_ERR_TIMEOUT, "groups that are not complete hold all but %llu of %u puts", (unsigned long long)room, engine->nr_requests / 2);
+	return fail(TERN_ERR_TIMEOUT, "groups that are not complete hold all but %llu of %u puts",
+		(unsigned long long)room, engine->nr_requests / 2);
 }
 
-int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts, tern_done_fn done, void *ctx, tern_op *group)
+int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts,
+	tern_done_fn done, void *ctx, tern_op *group)
 {
 	struct operation *operation;
 	uint32_t number;
 	int rc;
 
-	if (!engine || !group || !nr_puts || policy < TERN_SIGNAL_PUT_ONLY || policy > TERN_SIGNAL_IMMEDIATE)
-		return fail(TERN_ERR_INVALID, "engine or group is NULL, or %u puts by policy %d", nr_puts, policy);
-	if ((policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS) && !(engine->caps & TRANSPORT_FENCE))
-		return fail(TERN_ERR_UNSUPPORTED, "%s has neither fences nor order%s", engine->description, engine->nr_networks > 1 ? " everywhere" : "");
+	if (!engine || !group || !nr_puts || policy < TERN_SIGNAL_PUT_ONLY ||
+		policy > TERN_SIGNAL_IMMEDIATE)
+		return fail(TERN_ERR_INVALID, "engine or group is NULL, or %u puts by policy %d",
+			nr_puts, policy);
+	if ((policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS) &&
+		!(engine->caps & TRANSPORT_FENCE))
+		return fail(TERN_ERR_UNSUPPORTED, "%s has neither fences nor order%s",
+			engine->description, engine->nr_networks > 1 ? " everywhere" : "");
 	rc = reserve_parking(engine, nr_puts);
 	if (rc)
 		return rc;
@@ -316,17 +356,22 @@ int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, u
 	return 0;
 }
 
-static int check_put(const tern_engine *engine, const struct operation *group, const struct tern_put *put)
+static int check_put(
+	const tern_engine *engine, const struct operation *group, const struct tern_put *put)
 {
 	enum tern_signal_policy policy = group->group.policy;
-	int rc = check_memory(engine, put->peer, put->local, put->remote, put->local_offset, put->remote_offset, put->bytes);
+	int rc = check_memory(engine, put->peer, put->local, put->remote, put->local_offset,
+		put->remote_offset, put->bytes);
 
 	if (rc || policy == TERN_SIGNAL_PUT_ONLY || policy == TERN_SIGNAL_IMMEDIATE)
 		return rc;
-	if (!put->signal_remote || put->signal_remote->engine != engine || put->signal_offset % sizeof(uint64_t) ||
+	if (!put->signal_remote || put->signal_remote->engine != engine ||
+		put->signal_offset % sizeof(uint64_t) ||
 		!in_remote(put->signal_remote, put->peer, put->signal_offset, sizeof(uint64_t)))
-		return fail(TERN_ERR_INVALID, "signal_remote is not rank %u's, or signal_offset %llu is not in it or no multiple of 8", put->peer,
-			(unsigned long long)put->signal_offset);
+		return fail(TERN_ERR_INVALID,
+			"signal_remote is not rank %u's, or signal_offset %llu is not in it or no "
+			"multiple of 8",
+			put->peer, (unsigned long long)put->signal_offset);
 	return 0;
 }
 
@@ -337,13 +382,16 @@ int tern_engine_put(tern_engine *engine, tern_op op, const struct tern_put *put,
 	int rc;
 
 	if (!group || group->kind != OPERATION_GROUP || !put)
-		return fail(TERN_ERR_INVALID, "put is NULL, or %#llx is no group under way", (unsigned long long)op);
+		return fail(TERN_ERR_INVALID, "put is NULL, or %#llx is no group under way",
+			(unsigned long long)op);
 	rc = check_put(engine, group, put);
 	if (rc)
 		return rc;
-	if (atomic_fetch_add_explicit(&group->group.arrived, 1, memory_order_relaxed) >= group->group.nr_puts) {
+	if (atomic_fetch_add_explicit(&group->group.arrived, 1, memory_order_relaxed) >=
+		group->group.nr_puts) {
 		atomic_fetch_sub_explicit(&group->group.arrived, 1, memory_order_relaxed);
-		return fail(TERN_ERR_STATE, "the group has all of its %u puts", group->group.nr_puts);
+		return fail(
+			TERN_ERR_STATE, "the group has all of its %u puts", group->group.nr_puts);
 	}
 	command.peer = put->peer;
 	command.local = id_of_region(put->local);
@@ -356,11 +404,15 @@ int tern_engine_put(tern_engine *engine, tern_op op, const struct tern_put *put,
 	command.value = put->signal;
 	rc = submit(engine, &command, flags);
 	if (rc)
-		atomic_fetch_sub_explicit(&group->group.arrived, 1, memory_order_relaxed); /* it may be added again */
+		atomic_fetch_sub_explicit(&group->group.arrived, 1, memory_order_relaxed); /* it may
+											      be
+											      added
+											      again
+											    */
 	return rc;
 }
 
-/* ---- messages and calls -------------------------------------------------------------------------------------------------------------- */
+/* ---- messages and calls ---------------------------------------------------------------------- */
 
 static int take_message(tern_engine *engine, uint32_t flags, uint32_t *number)
 {
@@ -391,8 +443,9 @@ int tern_engine_send(tern_engine *engine, const struct tern_send *s, tern_op *op
 		return TERN_ERR_INVALID;
 	if (s->peer >= engine->setup.nr_peers || s->bytes > engine->config.message_bytes ||
 		(!s->data && s->bytes))
-		rc = fail(TERN_ERR_INVALID, "a message of %u bytes to peer %u; message_bytes is %u, nr_peers %u", s->bytes, s->peer,
-			engine->config.message_bytes, engine->setup.nr_peers);
+		rc = fail(TERN_ERR_INVALID,
+			"a message of %u bytes to peer %u; message_bytes is %u, nr_peers %u",
+			s->bytes, s->peer, engine->config.message_bytes, engine->setup.nr_peers);
 	if (!rc)
 		rc = tern_engine_peer(engine, s->peer);
 	if (!rc)
@@ -404,7 +457,8 @@ int tern_engine_send(tern_engine *engine, const struct tern_send *s, tern_op *op
 	if (s->bytes)
 		memcpy(message->data, s->data, s->bytes);
 	if (op || s->done)
-		rc = take_number(engine, OPERATION_PLAIN, s->done, s->ctx, op, s->flags, &command.completion);
+		rc = take_number(engine, OPERATION_PLAIN, s->done, s->ctx, op, s->flags,
+			&command.completion);
 	command.peer = s->peer;
 	command.local_offset = number;
 	if (!rc)
@@ -421,7 +475,8 @@ int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), 
 	int rc;
 
 	if (!engine->thread_runs || engine_on_proxy(engine))
-		return fn(engine, ctx); /* before the proxy runs, after it, and where a scheduler steps in this very thread */
+		return fn(engine, ctx); /* before the proxy runs, after it, and where a scheduler
+					   steps in this very thread */
 	rc = take_number(engine, OPERATION_CALL, NULL, NULL, true, 0, &command.completion);
 	if (rc)
 		return rc;
@@ -434,8 +489,9 @@ int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), 
 		operation_drop(engine, command.completion);
 		return rc;
 	}
-	/* fn's context is on the caller's stack, so there is no leaving before it has run. The proxy comes to it: what can hold up the ring, a drain or a lack of requests, ends
-	 * with its writes' time-outs. */
+	/* fn's context is on the caller's stack, so there is no leaving before it has run. The
+	 * proxy comes to it: what can hold up the ring, a drain or a lack of requests, ends with
+	 * its writes' time-outs. */
 	while (!atomic_load_explicit(&operation->ended, memory_order_acquire))
 		(void)operation_wait(engine, command.completion, 1000000000u);
 	rc = operation_wait(engine, command.completion, 0);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sleeping until somebody has done something, with any number of sleepers; the same argument as the event count of ordering.h. */
+/* Sleeping until somebody has done something, with any number of sleepers; the same argument as the
+ * event count of ordering.h. */
 #ifndef TERN_ENGINE_WAKEUP_H
 #define TERN_ENGINE_WAKEUP_H
 
@@ -12,12 +13,13 @@
 #include <unistd.h>
 
 struct wakeup {
-	_Atomic uint32_t count;	  /* the futex */
+	_Atomic uint32_t count;   /* the futex */
 	_Atomic uint32_t waiters; /* asleep or about to be */
 };
 
-/* After the news was stored. The addition and the load are sequentially consistent, and so are the sleeper's addition to waiters and the
- * kernel's comparison of count: either this sees the sleeper, or the sleeper's futex sees the addition. Pairs with wakeup_listen. */
+/* After the news was stored. The addition and the load are sequentially consistent, and so are the
+ * sleeper's addition to waiters and the kernel's comparison of count: either this sees the sleeper,
+ * or the sleeper's futex sees the addition. Pairs with wakeup_listen. */
 static inline void wakeup_signal(struct wakeup *wakeup)
 {
 	atomic_fetch_add_explicit(&wakeup->count, 1, memory_order_seq_cst);
@@ -25,7 +27,8 @@ static inline void wakeup_signal(struct wakeup *wakeup)
 		syscall(SYS_futex, &wakeup->count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Announces a sleeper and returns what to sleep on. Then look once more, then wakeup_sleep or not, then wakeup_leave. */
+/* Announces a sleeper and returns what to sleep on. Then look once more, then wakeup_sleep or not,
+ * then wakeup_leave. */
 static inline uint32_t wakeup_listen(struct wakeup *wakeup)
 {
 	atomic_fetch_add_explicit(&wakeup->waiters, 1, memory_order_seq_cst);
@@ -34,7 +37,8 @@ static inline uint32_t wakeup_listen(struct wakeup *wakeup)
 
 static inline void wakeup_sleep(struct wakeup *wakeup, uint32_t count, uint64_t ns)
 {
-	struct timespec timeout = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+	struct timespec timeout = {
+		.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 
 	syscall(SYS_futex, &wakeup->count, FUTEX_WAIT_PRIVATE, count, &timeout, NULL, 0);
 }

@@ -3,15 +3,18 @@
 
 #include "base/error.h"
 
-static int check_pointer(const char *name, const void *pointer, size_t stride, uint64_t row_bytes, uint32_t alignment)
+static int check_pointer(const char *name, const void *pointer, size_t stride, uint64_t row_bytes,
+	uint32_t alignment)
 {
 	if (!pointer)
 		return fail(TERN_ERR_INVALID, "dispatch: %s is NULL", name);
 	if ((uintptr_t)pointer % alignment || stride % alignment)
-		return fail(TERN_ERR_INVALID, "dispatch: %s at %p, stride %zu, has to be aligned to %u bytes", name,
+		return fail(TERN_ERR_INVALID,
+			"dispatch: %s at %p, stride %zu, has to be aligned to %u bytes", name,
 			pointer, stride, alignment);
 	if (stride && stride < row_bytes)
-		return fail(TERN_ERR_INVALID, "dispatch: %s has a stride of %zu bytes for rows of %llu", name, stride,
+		return fail(TERN_ERR_INVALID,
+			"dispatch: %s has a stride of %zu bytes for rows of %llu", name, stride,
 			(unsigned long long)row_bytes);
 	return 0;
 }
@@ -20,7 +23,8 @@ uint64_t x_row_bytes(const tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
 
-	return c->x_dtype == TERN_BYTES ? c->payload_bytes : (uint64_t)c->hidden * dtype_bytes(c->x_dtype);
+	return c->x_dtype == TERN_BYTES ? c->payload_bytes
+					: (uint64_t)c->hidden * dtype_bytes(c->x_dtype);
 }
 
 int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args)
@@ -29,21 +33,27 @@ int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args)
 	int rc;
 
 	if (args->nr_tokens > moe->config.max_tokens)
-		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; this exchange was made for at most %u",
+		return fail(TERN_ERR_INVALID,
+			"dispatch: %u tokens; this exchange was made for at most %u",
 			args->nr_tokens, moe->config.max_tokens);
 	if (args->topk_ids_bits != 0 && args->topk_ids_bits != 32 && args->topk_ids_bits != 64)
-		return fail(
-			TERN_ERR_INVALID, "dispatch: topk_ids_bits is %u; 32 or 64 are possible", args->topk_ids_bits);
+		return fail(TERN_ERR_INVALID,
+			"dispatch: topk_ids_bits is %u; 32 or 64 are possible",
+			args->topk_ids_bits);
 	if (!fp8 && args->scales)
 		return fail(TERN_ERR_INVALID, "dispatch: scales are given, but x is not FP8");
 	if (args->nr_tokens == 0)
 		return 0;
 	rc = check_pointer("x", args->x, args->x_stride, x_row_bytes(moe), 16);
 	if (!rc && fp8)
-		rc = check_pointer("scales", args->scales, args->scales_stride, moe->layout.scales_bytes,
-			scale_bytes(moe->config.scale));
-	rc = rc ? rc : check_pointer("topk_ids", args->topk_ids, 0, 0, args->topk_ids_bits == 64 ? 8 : 4);
-	return rc || !args->topk_weights ? rc : check_pointer("topk_weights", args->topk_weights, 0, 0, 4);
+		rc = check_pointer("scales", args->scales, args->scales_stride,
+			moe->layout.scales_bytes, scale_bytes(moe->config.scale));
+	rc = rc ? rc
+		: check_pointer(
+			  "topk_ids", args->topk_ids, 0, 0, args->topk_ids_bits == 64 ? 8 : 4);
+	return rc || !args->topk_weights
+		       ? rc
+		       : check_pointer("topk_weights", args->topk_weights, 0, 0, 4);
 }
 
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call)
@@ -55,7 +65,8 @@ int arguments_received(const tern_moe *moe, const struct tern_received *received
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		return fail(TERN_ERR_INVALID,
 			"%s: into_x is given, but in high-throughput mode rows arrive in library "
-			"memory", call);
+			"memory",
+			call);
 	if ((uintptr_t)received->into_x % 16 || (scale && !received->into_scales))
 		return fail(TERN_ERR_INVALID,
 			"%s: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8",
@@ -74,7 +85,8 @@ static int check_rows(const tern_moe *moe, const char *name, const void *rows, s
 		return 0;
 	return fail(TERN_ERR_INVALID,
 		"combine: %s at %p with a stride of %zu bytes for rows of %u; both have to be "
-		"aligned to 16 bytes", name, rows, stride, bytes);
+		"aligned to 16 bytes",
+		name, rows, stride, bytes);
 }
 
 int arguments_y(const tern_moe *moe, const struct tern_combine *args)

@@ -17,7 +17,8 @@
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
 {
 	return (const uint8_t *)args->y +
-	       (uint64_t)position * (args->y_stride ? args->y_stride : moe->layout.combine_row_bytes);
+	       (uint64_t)position *
+		       (args->y_stride ? args->y_stride : moe->layout.combine_row_bytes);
 }
 
 /* Whether some home of the source's tokens is not mapped. */
@@ -27,7 +28,8 @@ static bool is_staged(const tern_moe *moe, uint32_t source)
 }
 
 /* One result to the same place on every rank that is home to the source's tokens. */
-static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row, const void *row)
+static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row,
+	const void *row)
 {
 	uint64_t offset = layout_combine_row(&moe->layout, slot, home_row);
 	uint32_t first = home_first(moe, source);
@@ -40,13 +42,15 @@ static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
 		memcpy(staged, row, moe->layout.combine_row_bytes);
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
 		if (moe->windows[first + i])
-			copy_row(path_window(moe, first + i, offset), row, moe->layout.combine_row_bytes, stream);
+			copy_row(path_window(moe, first + i, offset), row,
+				moe->layout.combine_row_bytes, stream);
 	return 0;
 }
 
-/* Summed straight into the home's window or staging, or, if it has to be copied on, into scratch memory. */
-static int send_sum_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
-	const struct row_header *header)
+/* Summed straight into the home's window or staging, or, if it has to be copied on, into scratch
+ * memory. */
+static int send_sum_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
+	const struct tern_combine *args, const struct row_header *header)
 {
 	bool straight = !stream && moe->config.replica_ranks == 1;
 	uint8_t *sum = moe->scratch;
@@ -57,28 +61,30 @@ static int send_sum_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t sou
 	if (straight && is_staged(moe, source))
 		rc = results_place(moe, slot, source, header->home_row, &sum);
 	else if (straight)
-		sum = path_window(moe, source, layout_combine_row(&moe->layout, slot, header->home_row));
+		sum = path_window(
+			moe, source, layout_combine_row(&moe->layout, slot, header->home_row));
 	if (rc)
 		return rc;
 	for (uint32_t i = 0; i < header->nr_routes; i++) {
 		rows[i] = y_row(moe, args, header->routes[i].position);
 		weights[i] = header->routes[i].weight;
 	}
-	reduce_rows(moe->config.combine_dtype, rows, moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL,
-		header->nr_routes, moe->config.hidden, sum);
+	reduce_rows(moe->config.combine_dtype, rows,
+		moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL, header->nr_routes,
+		moe->config.hidden, sum);
 	return straight ? 0 : send_home(moe, slot, stream, source, header->home_row, sum);
 }
 
 /* Goes on at the result where it timed out. */
-static int send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, const struct tern_combine *args,
-	const struct row_header *header)
+static int send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
+	const struct tern_combine *args, const struct row_header *header)
 {
 	struct combine_at *at = &moe->slots[slot].combine_at;
 	int rc = 0;
 
 	if (moe->config.layout == TERN_BY_SOURCE)
-		return send_home(
-			moe, slot, stream, source, header->home_row, y_row(moe, args, header->routes[0].position));
+		return send_home(moe, slot, stream, source, header->home_row,
+			y_row(moe, args, header->routes[0].position));
 	if (moe->config.reduce == TERN_REDUCE_EXPERT)
 		return send_sum_home(moe, slot, stream, source, args, header);
 	while (at->result < header->nr_routes && !rc) {
@@ -89,7 +95,8 @@ static int send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t sou
 	return rc;
 }
 
-/* What goes to one home lies together there: that of a correct peer's header follows the one before. */
+/* What goes to one home lies together there: that of a correct peer's header follows the one
+ * before. */
 static bool follows(const struct slot *s, uint32_t first, const struct row_header *header)
 {
 	struct sent_results *sent = &s->sent[first];
@@ -99,7 +106,8 @@ static bool follows(const struct slot *s, uint32_t first, const struct row_heade
 	return header->home_row == sent->first + sent->nr;
 }
 
-static int send_next_row(tern_moe *moe, bool stream, uint32_t source, const struct tern_combine *args)
+static int send_next_row(
+	tern_moe *moe, bool stream, uint32_t source, const struct tern_combine *args)
 {
 	struct slot *s = &moe->slots[args->slot];
 	uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
@@ -107,9 +115,10 @@ static int send_next_row(tern_moe *moe, bool stream, uint32_t source, const stru
 	union header_copy copy;
 	int rc;
 
-	if (!header_take(moe, header_at(moe, region, row), &copy) || !positions_fit(s, &copy.header) ||
-		!follows(s, first, &copy.header)) {
-		fail(TERN_ERR_PROTOCOL, "row %u from rank %u has a broken header (slot %u, epoch %u)", row, source,
+	if (!header_take(moe, header_at(moe, region, row), &copy) ||
+		!positions_fit(s, &copy.header) || !follows(s, first, &copy.header)) {
+		fail(TERN_ERR_PROTOCOL,
+			"row %u from rank %u has a broken header (slot %u, epoch %u)", row, source,
 			args->slot, s->epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 	}
@@ -132,11 +141,13 @@ static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool rele
 	for (uint32_t r = first; r < first + moe->config.replica_ranks; r++)
 		rows += s->rows_from[r];
 	for (uint32_t home = first; home < first + moe->config.replica_ranks && !rc; home++) {
-		struct publication p = {.slot = slot, .kind = WORD_COMBINE, .phase = TERN_PHASE_COMBINE};
+		struct publication p = {
+			.slot = slot, .kind = WORD_COMBINE, .phase = TERN_PHASE_COMBINE};
 
 		p.count = released ? WORD_RELEASED : rows;
 		if (!released)
-			moe->stats.combine_bytes += (uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
+			moe->stats.combine_bytes +=
+				(uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
 		if (!released && !moe->windows[home])
 			results_publication(moe, slot, home, &p);
 		rc = path_publish(moe, home, &p);
@@ -144,8 +155,8 @@ static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool rele
 	return rc;
 }
 
-/* Starting after this rank's own, so that not all ranks serve the same home first, and the own one, which needs no
- * network, last. */
+/* Starting after this rank's own, so that not all ranks serve the same home first, and the own one,
+ * which needs no network, last. */
 static uint32_t nth_source(const tern_moe *moe, uint32_t i)
 {
 	return (home_first(moe, moe->rank) + moe->config.replica_ranks + i) % moe->nr_ranks;
@@ -160,9 +171,10 @@ static int publish_results(tern_moe *moe, uint32_t slot, bool released)
 	return rc;
 }
 
-/* In low latency a home gets its word as soon as its own results are stored, so that they travel while the next are
- * summed: the word gives the home's region back and nothing else, and of that all headers have been read. In high
- * throughput the home's next rows land where the caller's y may lie, so all of y has to be read first. */
+/* In low latency a home gets its word as soon as its own results are stored, so that they travel
+ * while the next are summed: the word gives the home's region back and nothing else, and of that
+ * all headers have been read. In high throughput the home's next rows land where the caller's y may
+ * lie, so all of y has to be read first. */
 static int source_done(tern_moe *moe, uint32_t slot, bool stream)
 {
 	struct combine_at *at = &moe->slots[slot].combine_at;
@@ -279,16 +291,19 @@ static int check_results(tern_moe *moe, uint32_t slot)
 	const struct slot *s = &moe->slots[slot];
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint32_t rows = word_count(
-			arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r))));
+		uint32_t rows = word_count(arrival_observe((struct arrival *)own(
+			moe, layout_word(&moe->layout, slot, WORD_COMBINE, r))));
 
 		if (rows == s->rows_home[r] || rows == WORD_UNCOUNTED)
 			continue;
 		if (rows == WORD_RELEASED)
-			fail(TERN_ERR_PROTOCOL, "rank %u released what rank %u combines (slot %u, epoch %u)", r,
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u released what rank %u combines (slot %u, epoch %u)", r,
 				moe->rank, slot, s->epoch);
 		else
-			fail(TERN_ERR_PROTOCOL, "rank %u sent %u rows home to rank %u; %u were due (slot %u, epoch %u)",
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u sent %u rows home to rank %u; %u were due (slot %u, epoch "
+				"%u)",
 				r, rows, moe->rank, s->rows_home[r], slot, s->epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 	}
@@ -296,8 +311,8 @@ static int check_results(tern_moe *moe, uint32_t slot)
 }
 
 /* The results that came home for one token, in the order of their sum: of ranks, or of k. */
-static uint32_t results_of_token(
-	tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token, const void **results, float *weights)
+static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token,
+	const void **results, float *weights)
 {
 	uint32_t topk = moe->config.topk, nr = 0;
 	const int32_t *physical = s->physical + (size_t)token * topk;
@@ -327,7 +342,8 @@ static uint32_t results_of_token(
 static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t stride)
 {
 	const struct slot *s = &moe->slots[slot];
-	bool weighted = moe->config.reduce == TERN_REDUCE_HOME && moe->config.weights == TERN_WEIGHTS_COMBINE;
+	bool weighted = moe->config.reduce == TERN_REDUCE_HOME &&
+			moe->config.weights == TERN_WEIGHTS_COMBINE;
 	const void *rows[TERN_MAX_TOPK];
 	float weights[TERN_MAX_TOPK];
 
@@ -336,8 +352,8 @@ static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t strid
 	for (uint32_t t = 0; t < s->nr_tokens; t++) {
 		uint32_t nr = results_of_token(moe, s, slot, t, rows, weights);
 
-		reduce_rows(moe->config.combine_dtype, rows, weighted ? weights : NULL, nr, moe->config.hidden,
-			out + t * stride);
+		reduce_rows(moe->config.combine_dtype, rows, weighted ? weights : NULL, nr,
+			moe->config.hidden, out + t * stride);
 	}
 }
 

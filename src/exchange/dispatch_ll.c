@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dispatch in low-latency mode: a region of rows for each rank, which leaves as soon as it is filled in, so that the
- * first are on the wire while others are packed. */
+/* Dispatch in low-latency mode: a region of rows for each rank, which leaves as soon as it is
+ * filled in, so that the first are on the wire while others are packed. */
 #include <string.h>
 
 #include "exchange/dispatch_send.h"
@@ -24,7 +24,8 @@ static void fill_region_heads(tern_moe *moe, uint32_t slot)
 	}
 }
 
-/* The plan of every token of this rank, and its rows by rank, tokens ascending: those for rank r end at row_of[r]. */
+/* The plan of every token of this rank, and its rows by rank, tokens ascending: those for rank r
+ * end at row_of[r]. */
 static void order_rows(tern_moe *moe, struct slot *s)
 {
 	const struct tern_moe_config *c = &moe->config;
@@ -34,7 +35,8 @@ static void order_rows(tern_moe *moe, struct slot *s)
 		s->row_of[r] = end;
 		end += s->rows_to[r];
 	}
-	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += c->replica_ranks) {
+	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens;
+		t += c->replica_ranks) {
 		struct token_rows *rows = &moe->outgoing.plans[t];
 
 		plan_token(&moe->placement, s->physical + (size_t)t * c->topk, c->topk, rows);
@@ -45,8 +47,8 @@ static void order_rows(tern_moe *moe, struct slot *s)
 }
 
 /* Converted once, straight into the first region that gets it, from where the others are copied. */
-static void store_row(
-	tern_moe *moe, bool stream, const struct tern_dispatch *args, uint32_t token, struct row_header *header)
+static void store_row(tern_moe *moe, bool stream, const struct tern_dispatch *args, uint32_t token,
+	struct row_header *header)
 {
 	const struct layout *l = &moe->layout;
 	struct row_source *source = &moe->outgoing.sources[token];
@@ -72,9 +74,12 @@ static void fill_region(tern_moe *moe, bool stream, const struct tern_dispatch *
 		struct row_header *shared = header_at(moe, region, i);
 		union header_copy copy;
 
-		dispatch_header(moe, s, rows[i].token, &moe->outgoing.plans[rows[i].token], rows[i].row, &copy.header);
+		dispatch_header(moe, s, rows[i].token, &moe->outgoing.plans[rows[i].token],
+			rows[i].row, &copy.header);
 		store_row(moe, stream, args, rows[i].token, shared);
-		memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
+		memcpy(shared, &copy,
+			sizeof(copy.header) +
+				copy.header.nr_routes * sizeof(copy.header.routes[0]));
 	}
 }
 

@@ -20,13 +20,15 @@ static int check_words(tern_moe *moe, uint32_t slot)
 	bool known = moe->config.mode == TERN_HIGH_THROUGHPUT;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint32_t rows =
-			word_count(arrival_observe((struct arrival *)own(moe, layout_word(l, slot, WORD_DISPATCH, r))));
+		uint32_t rows = word_count(arrival_observe(
+			(struct arrival *)own(moe, layout_word(l, slot, WORD_DISPATCH, r))));
 
 		if (rows > l->share_tokens || (known && rows != s->rows_from[r])) {
 			fail(TERN_ERR_PROTOCOL,
-				"rank %u announced %u rows to rank %u; %u were %s (slot %u, epoch %u)", r, rows, moe->rank,
-				known ? s->rows_from[r] : l->share_tokens, known ? "due" : "possible", slot, s->epoch);
+				"rank %u announced %u rows to rank %u; %u were %s (slot %u, epoch "
+				"%u)",
+				r, rows, moe->rank, known ? s->rows_from[r] : l->share_tokens,
+				known ? "due" : "possible", slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
 		s->rows_from[r] = rows;
@@ -48,8 +50,8 @@ static void add_up_experts(tern_moe *moe, uint32_t slot)
 	}
 }
 
-/* counts are known (BY_SOURCE: rows_from); from them offsets, rows and extent. False: more rows than correct peers
- * could send. */
+/* counts are known (BY_SOURCE: rows_from); from them offsets, rows and extent. False: more rows
+ * than correct peers could send. */
 static bool set_offsets(tern_moe *moe, struct slot *s)
 {
 	uint32_t nr = moe->nr_local;
@@ -67,8 +69,9 @@ static bool set_offsets(tern_moe *moe, struct slot *s)
 		if (moe->config.layout == TERN_PADDED)
 			s->offsets[i] = i * moe->layout.capacity;
 		else
-			s->offsets[i] =
-				moe->config.layout == TERN_CONTIGUOUS ? align_up(end, moe->config.alignment) : end;
+			s->offsets[i] = moe->config.layout == TERN_CONTIGUOUS
+						? align_up(end, moe->config.alignment)
+						: end;
 		end = s->offsets[i] + s->counts[i];
 	}
 	s->extent = moe->config.layout == TERN_PADDED ? nr * moe->layout.capacity : end;
@@ -77,14 +80,14 @@ static bool set_offsets(tern_moe *moe, struct slot *s)
 
 static int bad_row(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t row)
 {
-	fail(TERN_ERR_PROTOCOL, "row %u from rank %u contradicts its counts (slot %u, epoch %u)", row, source, slot,
-		moe->slots[slot].epoch);
+	fail(TERN_ERR_PROTOCOL, "row %u from rank %u contradicts its counts (slot %u, epoch %u)",
+		row, source, slot, moe->slots[slot].epoch);
 	return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)source);
 }
 
 /* Low latency: one row from its region to its positions, which combine finds in the header. */
-static bool unpack_row(
-	tern_moe *moe, struct slot *s, bool stream, uint32_t source, struct row_header *shared, uint64_t *next_row)
+static bool unpack_row(tern_moe *moe, struct slot *s, bool stream, uint32_t source,
+	struct row_header *shared, uint64_t *next_row)
 {
 	const struct layout *l = &moe->layout;
 	const uint8_t *payload = (const uint8_t *)shared + l->header_bytes;
@@ -127,7 +130,8 @@ static int check_complete(tern_moe *moe, uint32_t slot)
 		if (moe->cursor[e] == s->counts[e])
 			continue;
 		fail(TERN_ERR_PROTOCOL,
-			"%u rows came for local expert %u of rank %u; its peers had counted %u (slot %u, epoch %u)",
+			"%u rows came for local expert %u of rank %u; its peers had counted %u "
+			"(slot %u, epoch %u)",
 			moe->cursor[e], e, moe->rank, s->counts[e], slot, s->epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
 	}
@@ -156,10 +160,12 @@ static int unpack_rows(tern_moe *moe, uint32_t slot)
 static void choose_output(const tern_moe *moe, struct slot *s, const struct tern_received *received)
 {
 	s->x = received->into_x ? received->into_x : s->output + moe->layout.output.x;
-	s->scales = received->into_x ? received->into_scales : s->output + moe->layout.output.scales;
+	s->scales =
+		received->into_x ? received->into_scales : s->output + moe->layout.output.scales;
 }
 
-static void describe_received(const tern_moe *moe, const struct slot *s, struct tern_received *received)
+static void describe_received(
+	const tern_moe *moe, const struct slot *s, struct tern_received *received)
 {
 	const struct output_layout *o = &moe->layout.output;
 	bool by_source = moe->config.layout == TERN_BY_SOURCE;
@@ -188,7 +194,9 @@ static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 	if (moe->config.mode == TERN_LOW_LATENCY && moe->config.layout != TERN_BY_SOURCE)
 		add_up_experts(moe, slot);
 	if (!set_offsets(moe, s)) {
-		fail(TERN_ERR_PROTOCOL, "%llu rows came to rank %u, more than its peers may send (slot %u, epoch %u)",
+		fail(TERN_ERR_PROTOCOL,
+			"%llu rows came to rank %u, more than its peers may send (slot %u, epoch "
+			"%u)",
 			(unsigned long long)s->nr_rows, moe->rank, slot, s->epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
 	}

@@ -17,26 +17,28 @@
 #include "base/struct_size.h"
 #include "exchange/wait.h"
 
-struct row_source dispatch_payload(
-	const tern_moe *moe, const struct tern_dispatch *args, uint32_t token, const struct row_place *converted)
+struct row_source dispatch_payload(const tern_moe *moe, const struct tern_dispatch *args,
+	uint32_t token, const struct row_place *converted)
 {
 	const struct tern_moe_config *c = &moe->config;
-	const uint8_t *x =
-		(const uint8_t *)args->x + (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
+	const uint8_t *x = (const uint8_t *)args->x +
+			   (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
 
 	if (c->x_dtype != c->dispatch_dtype) {
-		quantise_row(x, c->x_dtype, c->hidden, c->scale, converted->payload, converted->scales);
+		quantise_row(
+			x, c->x_dtype, c->hidden, c->scale, converted->payload, converted->scales);
 		return (struct row_source){converted->payload, converted->scales};
 	}
 	return (struct row_source){x,
 		args->scales
 			? (const uint8_t *)args->scales +
-				  (size_t)token * (args->scales_stride ? args->scales_stride : moe->layout.scales_bytes)
+				  (size_t)token * (args->scales_stride ? args->scales_stride
+								       : moe->layout.scales_bytes)
 			: NULL};
 }
 
-void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows,
-	uint32_t row, struct row_header *header)
+void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token,
+	const struct token_rows *rows, uint32_t row, struct row_header *header)
 {
 	uint32_t *home_next = home_counter(moe, s->home_next, rows->rows[row].rank, token);
 
@@ -48,23 +50,26 @@ void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token, 
 		uint32_t k = rows->k[rows->rows[row].first + i];
 		size_t index = (size_t)token * moe->config.topk + k;
 
-		header->routes[i] = (struct route){.expert = (uint16_t)moe->placement.local[s->physical[index]],
-			.k = (uint16_t)k,
-			.weight = s->weights[index]};
+		header->routes[i] =
+			(struct route){.expert = (uint16_t)moe->placement.local[s->physical[index]],
+				.k = (uint16_t)k,
+				.weight = s->weights[index]};
 	}
 }
 
 /* Where the row goes, as the counts of all have settled it. */
-static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank, const struct token_rows *rows,
-	uint32_t row, struct row_header *header)
+static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank,
+	const struct token_rows *rows, uint32_t row, struct row_header *header)
 {
 	bool by_source = moe->config.layout == TERN_BY_SOURCE;
 	uint64_t position = by_source ? s->place[rank]++ : 0;
 
 	for (uint32_t i = 0; i < header->nr_routes; i++) {
-		size_t index = (size_t)header->token * moe->config.topk + rows->k[rows->rows[row].first + i];
+		size_t index = (size_t)header->token * moe->config.topk +
+			       rows->k[rows->rows[row].first + i];
 
-		header->routes[i].position = (uint32_t)(by_source ? position : s->place[s->physical[index]]++);
+		header->routes[i].position =
+			(uint32_t)(by_source ? position : s->place[s->physical[index]]++);
 	}
 }
 
@@ -74,8 +79,8 @@ static bool goes_by_channel(const tern_moe *moe, uint32_t rank)
 	return !moe->windows[rank];
 }
 
-static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows, uint32_t row,
-	uint32_t token, const struct row_source *source)
+static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows,
+	uint32_t row, uint32_t token, const struct row_source *source)
 {
 	struct slot *s = &moe->slots[slot];
 	uint32_t rank = rows->rows[row].rank;
@@ -84,13 +89,15 @@ static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct tok
 
 	dispatch_header(moe, s, token, rows, row, &copy.header);
 	take_places(moe, s, rank, rows, row, &copy.header);
-	rows_place(moe, stream, path_window(moe, rank, layout_output(&moe->layout, slot)), moe->rank, &copy.header,
-		source);
-	memcpy(shared, &copy, sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
+	rows_place(moe, stream, path_window(moe, rank, layout_output(&moe->layout, slot)),
+		moe->rank, &copy.header, source);
+	memcpy(shared, &copy,
+		sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
 }
 
 /* The next of a token's rows, from `row` on, for a rank of that node; nr_rows: none. */
-static uint32_t next_to_node(const tern_moe *moe, const struct token_rows *rows, uint32_t row, uint32_t node)
+static uint32_t next_to_node(
+	const tern_moe *moe, const struct token_rows *rows, uint32_t row, uint32_t node)
 {
 	while (row < rows->nr_rows && moe->topology.node_of[rows->rows[row].rank] != node)
 		row++;
@@ -102,12 +109,13 @@ static bool leads_to_node(const tern_moe *moe, const struct token_rows *rows, ui
 {
 	uint32_t rank = rows->rows[row].rank;
 
-	return goes_by_channel(moe, rank) && next_to_node(moe, rows, 0, moe->topology.node_of[rank]) == row;
+	return goes_by_channel(moe, rank) &&
+	       next_to_node(moe, rows, 0, moe->topology.node_of[rank]) == row;
 }
 
 /* Once for all ranks of a node: `row` is the first of them. */
-static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *rows, uint32_t row, uint32_t token,
-	const struct row_source *source)
+static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *rows, uint32_t row,
+	uint32_t token, const struct row_source *source)
 {
 	struct slot *s = &moe->slots[slot];
 	uint32_t node = moe->topology.node_of[rows->rows[row].rank];
@@ -125,13 +133,15 @@ static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *
 	chunk_row_end(writer, &moe->layout, source);
 }
 
-/* Room for a token's rows to all nodes, before any of them is stored: a time-out leaves no token half sent. */
+/* Room for a token's rows to all nodes, before any of them is stored: a time-out leaves no token
+ * half sent. */
 static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows)
 {
 	int rc = 0;
 
 	for (uint32_t i = 0; i < rows->nr_rows && !rc; i++) {
-		uint32_t node = moe->topology.node_of[rows->rows[i].rank], nr_places = 0, nr_routes = 0;
+		uint32_t node = moe->topology.node_of[rows->rows[i].rank], nr_places = 0,
+			 nr_routes = 0;
 
 		if (!leads_to_node(moe, rows, i))
 			continue;
@@ -139,20 +149,23 @@ static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows
 			nr_places++;
 			nr_routes += rows->rows[j].nr;
 		}
-		rc = channels_room(moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
+		rc = channels_room(
+			moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
 	}
 	return rc;
 }
 
-static int send_token(tern_moe *moe, uint32_t slot, bool stream, const struct tern_dispatch *args, uint32_t token)
+static int send_token(
+	tern_moe *moe, uint32_t slot, bool stream, const struct tern_dispatch *args, uint32_t token)
 {
 	struct token_rows rows;
-	struct row_place scratch = {moe->scratch, moe->scratch + align_up(moe->layout.payload_bytes, 16)};
+	struct row_place scratch = {
+		moe->scratch, moe->scratch + align_up(moe->layout.payload_bytes, 16)};
 	struct row_source source;
 	int rc = 0;
 
-	plan_token(
-		&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk, moe->config.topk, &rows);
+	plan_token(&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk,
+		moe->config.topk, &rows);
 	if (moe->engine)
 		rc = make_room(moe, slot, &rows);
 	if (rc)
@@ -171,7 +184,8 @@ static void begin_rows(tern_moe *moe, struct slot *s)
 {
 	memset(s->row_of, 0, moe->nr_ranks * sizeof(*s->row_of));
 	memset(s->chunks_to, 0, moe->topology.nr_nodes * sizeof(*s->chunks_to));
-	memcpy(s->home_next, s->home_start, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_next));
+	memcpy(s->home_next, s->home_start,
+		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_next));
 	s->next_token = moe->rank - home_first(moe, moe->rank);
 	s->next_node = 0;
 	s->state = SLOT_SENDING;
@@ -213,7 +227,8 @@ static int send_all_counts(tern_moe *moe, uint32_t slot)
 		uint32_t *counts = (uint32_t *)path_counts(moe, slot, r);
 
 		memcpy(counts, s->routes_to, moe->placement.nr_physical * sizeof(*counts));
-		memcpy(counts + moe->placement.nr_physical, s->rows_to, moe->nr_ranks * sizeof(*counts));
+		memcpy(counts + moe->placement.nr_physical, s->rows_to,
+			moe->nr_ranks * sizeof(*counts));
 	}
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
 		p.from = path_counts(moe, slot, r);
@@ -223,15 +238,16 @@ static int send_all_counts(tern_moe *moe, uint32_t slot)
 	return rc;
 }
 
-/* Copies all counts out of shared memory, where peers could still change them, and holds them against what is possible:
- * rows are placed in peers' windows by them. */
+/* Copies all counts out of shared memory, where peers could still change them, and holds them
+ * against what is possible: rows are placed in peers' windows by them. */
 static int take_counts(tern_moe *moe, uint32_t slot)
 {
 	const struct layout *l = &moe->layout;
 	struct slot *s = &moe->slots[slot];
 	const uint32_t *mine = (const uint32_t *)(moe->all_counts + moe->rank * l->counts_bytes);
 
-	memcpy(moe->all_counts, own(moe, layout_counts(l, slot, s->epoch, 0)), l->nr_ranks * l->counts_bytes);
+	memcpy(moe->all_counts, own(moe, layout_counts(l, slot, s->epoch, 0)),
+		l->nr_ranks * l->counts_bytes);
 	for (uint32_t r = 0; r < l->nr_ranks; r++) {
 		const uint32_t *counts = (const uint32_t *)(moe->all_counts + r * l->counts_bytes);
 		uint32_t most = 0;
@@ -240,7 +256,8 @@ static int take_counts(tern_moe *moe, uint32_t slot)
 			most = counts[i] > most ? counts[i] : most;
 		if (most > l->share_tokens) {
 			fail(TERN_ERR_PROTOCOL,
-				"rank %u counted %u rows for one expert or rank; %u are possible (slot %u, epoch %u)",
+				"rank %u counted %u rows for one expert or rank; %u are possible "
+				"(slot %u, epoch %u)",
 				r, most, l->share_tokens, slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
@@ -248,12 +265,13 @@ static int take_counts(tern_moe *moe, uint32_t slot)
 	if (!memcmp(mine, s->routes_to, l->nr_physical * sizeof(*mine)) &&
 		!memcmp(mine + l->nr_physical, s->rows_to, l->nr_ranks * sizeof(*mine)))
 		return 0;
-	fail(TERN_ERR_PROTOCOL, "rank %u's own counts were overwritten (slot %u, epoch %u)", moe->rank, slot, s->epoch);
+	fail(TERN_ERR_PROTOCOL, "rank %u's own counts were overwritten (slot %u, epoch %u)",
+		moe->rank, slot, s->epoch);
 	return exchange_fail(moe, TERN_ERR_PROTOCOL, -1);
 }
 
-/* All counts are here: where this rank's rows go, and what it will receive. Every rank adds up the same numbers, so all
- * come to the same verdict on capacity. */
+/* All counts are here: where this rank's rows go, and what it will receive. Every rank adds up the
+ * same numbers, so all come to the same verdict on capacity. */
 static int place_all_rows(tern_moe *moe, uint32_t slot)
 {
 	const struct layout *l = &moe->layout;
@@ -270,14 +288,18 @@ static int place_all_rows(tern_moe *moe, uint32_t slot)
 		s->epoch++;
 		s->state = SLOT_IDLE;
 		return fail(TERN_ERR_CAPACITY,
-			"rank %d would receive more than its capacity of %llu rows%s (slot %u, epoch %u); no row was "
+			"rank %d would receive more than its capacity of %llu rows%s (slot %u, "
+			"epoch %u); no row was "
 			"sent",
 			over, (unsigned long long)l->capacity,
-			moe->config.layout == TERN_PADDED ? " for one expert" : "", slot, s->epoch - 1);
+			moe->config.layout == TERN_PADDED ? " for one expert" : "", slot,
+			s->epoch - 1);
 	}
 	s->extent = spans[moe->rank];
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		s->rows_from[r] = ((const uint32_t *)(counts.counts + r * counts.stride))[l->nr_physical + moe->rank];
+		s->rows_from[r] =
+			((const uint32_t *)(counts.counts +
+					    r * counts.stride))[l->nr_physical + moe->rank];
 	for (uint32_t p = 0; p < l->nr_physical && moe->config.layout != TERN_BY_SOURCE; p++)
 		if (moe->placement.rank[p] == moe->rank)
 			s->counts[moe->placement.local[p]] = (uint32_t)moe->totals[p];
@@ -292,11 +314,12 @@ static int wait_for_released(tern_moe *moe, uint32_t slot)
 	if (rc)
 		return rc;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		uint64_t word =
-			arrival_observe((struct arrival *)own(moe, layout_word(&moe->layout, slot, WORD_COMBINE, r)));
+		uint64_t word = arrival_observe((struct arrival *)own(
+			moe, layout_word(&moe->layout, slot, WORD_COMBINE, r)));
 
 		if (word_count(word) != WORD_RELEASED) {
-			fail(TERN_ERR_PROTOCOL, "rank %u combined what rank %u released (slot %u, epoch %u)", r,
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u combined what rank %u released (slot %u, epoch %u)", r,
 				moe->rank, slot, s->epoch);
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}

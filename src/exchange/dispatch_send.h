@@ -11,13 +11,13 @@ struct row_place {
 };
 
 /* The token as it is sent: the caller's, or converted into `converted`. */
-struct row_source dispatch_payload(
-	const tern_moe *moe, const struct tern_dispatch *args, uint32_t token, const struct row_place *converted);
+struct row_source dispatch_payload(const tern_moe *moe, const struct tern_dispatch *args,
+	uint32_t token, const struct row_place *converted);
 
-/* The header of rows->rows[row]; positions are not in it yet. For each rank in the order of its tokens: each call takes
- * places at home. */
-void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token, const struct token_rows *rows,
-	uint32_t row, struct row_header *header);
+/* The header of rows->rows[row]; positions are not in it yet. For each rank in the order of its
+ * tokens: each call takes places at home. */
+void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token,
+	const struct token_rows *rows, uint32_t row, struct row_header *header);
 
 /* Arguments and the slot's state. joined: the second half is called with the first, and goes on if
  * that is done. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and ending an exchange: settings checked, compared between the ranks, and turned into windows and slots. */
+/* Making and ending an exchange: settings checked, compared between the ranks, and turned into
+ * windows and slots. */
 #include "exchange/exchange.h"
 
 #include <limits.h>
@@ -27,8 +28,7 @@
 
 void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size)
 {
-	static const struct tern_moe_config initial = {
-		.mode = TERN_LOW_LATENCY,
+	static const struct tern_moe_config initial = {.mode = TERN_LOW_LATENCY,
 		.layout = TERN_CONTIGUOUS,
 		.reduce = TERN_REDUCE_HOME,
 		.weights = TERN_WEIGHTS_COMBINE,
@@ -61,22 +61,26 @@ static int check_choices(const struct tern_moe_config *c)
 
 	rc = rc ? rc : check_choice("layout", (int)c->layout, TERN_PADDED, TERN_BY_SOURCE);
 	rc = rc ? rc : check_choice("reduce", (int)c->reduce, TERN_REDUCE_HOME, TERN_REDUCE_EXPERT);
-	rc = rc ? rc : check_choice("weights", (int)c->weights, TERN_WEIGHTS_COMBINE, TERN_WEIGHTS_PASS);
+	rc = rc ? rc
+		: check_choice("weights", (int)c->weights, TERN_WEIGHTS_COMBINE, TERN_WEIGHTS_PASS);
 	rc = rc ? rc : check_choice("x_dtype", (int)c->x_dtype, TERN_BF16, TERN_BYTES);
-	rc = rc ? rc : check_choice("dispatch_dtype", (int)c->dispatch_dtype, TERN_BF16, TERN_BYTES);
+	rc = rc ? rc
+		: check_choice("dispatch_dtype", (int)c->dispatch_dtype, TERN_BF16, TERN_BYTES);
 	rc = rc ? rc : check_choice("scale", (int)c->scale, TERN_SCALE_NONE, TERN_SCALE_UE8M0);
 	rc = rc ? rc : check_choice("combine_dtype", (int)c->combine_dtype, TERN_BF16, TERN_FP32);
 	rc = rc ? rc : check_range("device", c->device, TERN_DEVICE_CPU, TERN_DEVICE_CUDA);
 	if (rc)
 		return rc;
-	if (c->layout == TERN_BY_SOURCE && (c->reduce != TERN_REDUCE_EXPERT || c->weights != TERN_WEIGHTS_PASS))
-		return fail(TERN_ERR_INVALID,
-			"layout TERN_BY_SOURCE has one y row for each token, reduced by the caller: it needs "
-			"TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS");
+	if (c->layout == TERN_BY_SOURCE &&
+		(c->reduce != TERN_REDUCE_EXPERT || c->weights != TERN_WEIGHTS_PASS))
+		return fail(TERN_ERR_INVALID, "layout TERN_BY_SOURCE has one y row for each token, "
+					      "reduced by the caller: it needs "
+					      "TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS");
 	if (c->caller_output && !c->device)
 		return fail(TERN_ERR_INVALID, "caller_output is for devices");
 	if (c->mode == TERN_LOW_LATENCY && c->capacity)
-		return fail(TERN_ERR_INVALID, "capacity is %llu; low-latency mode takes only 0, the worst case",
+		return fail(TERN_ERR_INVALID,
+			"capacity is %llu; low-latency mode takes only 0, the worst case",
 			(unsigned long long)c->capacity);
 	return 0;
 }
@@ -102,8 +106,8 @@ static int check_sizes(const struct tern_moe_config *c, uint32_t nr_ranks)
 	if (c->topk > c->nr_experts)
 		return fail(TERN_ERR_INVALID, "topk is %u of %u experts", c->topk, c->nr_experts);
 	if (nr_ranks % c->replica_ranks)
-		return fail(TERN_ERR_INVALID, "replica_ranks is %u, which does not divide %u ranks", c->replica_ranks,
-			nr_ranks);
+		return fail(TERN_ERR_INVALID, "replica_ranks is %u, which does not divide %u ranks",
+			c->replica_ranks, nr_ranks);
 	return 0;
 }
 
@@ -111,7 +115,8 @@ static int check_row(const char *what, enum tern_dtype dtype, uint64_t bytes)
 {
 	if (bytes && bytes % 16 == 0)
 		return 0;
-	return fail(TERN_ERR_INVALID, "%s rows of %llu bytes (dtype %d); a row has to be a multiple of 16 bytes", what,
+	return fail(TERN_ERR_INVALID,
+		"%s rows of %llu bytes (dtype %d); a row has to be a multiple of 16 bytes", what,
 		(unsigned long long)bytes, (int)dtype);
 }
 
@@ -122,20 +127,26 @@ static int check_dtypes(const struct tern_moe_config *c)
 
 	if (quantise && !(is_float(c->x_dtype) && c->dispatch_dtype == TERN_FP8_E4M3))
 		return fail(TERN_ERR_INVALID,
-			"dispatch_dtype %d from x_dtype %d: only BF16, FP16 and FP32 are converted, to FP8_E4M3",
+			"dispatch_dtype %d from x_dtype %d: only BF16, FP16 and FP32 are "
+			"converted, to FP8_E4M3",
 			(int)c->dispatch_dtype, (int)c->x_dtype);
 	if ((c->dispatch_dtype == TERN_FP8_E4M3) != (c->scale != TERN_SCALE_NONE))
 		return fail(TERN_ERR_INVALID,
-			"scale %d with dispatch_dtype %d: FP8_E4M3 has scales, other dtypes have none", (int)c->scale,
-			(int)c->dispatch_dtype);
+			"scale %d with dispatch_dtype %d: FP8_E4M3 has scales, other dtypes have "
+			"none",
+			(int)c->scale, (int)c->dispatch_dtype);
 	if ((c->dispatch_dtype == TERN_BYTES) != (c->payload_bytes != 0))
-		return fail(TERN_ERR_INVALID, "payload_bytes is %u with dispatch_dtype %d: it is for TERN_BYTES",
+		return fail(TERN_ERR_INVALID,
+			"payload_bytes is %u with dispatch_dtype %d: it is for TERN_BYTES",
 			c->payload_bytes, (int)c->dispatch_dtype);
-	rc = check_row(
-		"x", c->x_dtype, c->payload_bytes ? c->payload_bytes : (uint64_t)c->hidden * dtype_bytes(c->x_dtype));
+	rc = check_row("x", c->x_dtype,
+		c->payload_bytes ? c->payload_bytes
+				 : (uint64_t)c->hidden * dtype_bytes(c->x_dtype));
 	if (!rc && quantise)
 		rc = check_row("dispatched", c->dispatch_dtype, c->hidden);
-	return rc ? rc : check_row("y", c->combine_dtype, (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
+	return rc ? rc
+		  : check_row("y", c->combine_dtype,
+			    (uint64_t)c->hidden * dtype_bytes(c->combine_dtype));
 }
 
 /* What an exchange takes, in floating point, which no product of settings exceeds: window_bytes is
@@ -156,7 +167,8 @@ static int check_layout(const struct layout *l)
 	double bytes = space_needed(l), most = (double)MAX_WINDOW_BYTES;
 
 	if (l->positions > UINT32_MAX)
-		return fail(TERN_ERR_INVALID, "%llu row positions in the received x; at most %u. Set a capacity",
+		return fail(TERN_ERR_INVALID,
+			"%llu row positions in the received x; at most %u. Set a capacity",
 			(unsigned long long)l->positions, UINT32_MAX);
 	if (bytes <= most && l->window_bytes > MAX_WINDOW_BYTES)
 		bytes = (double)l->window_bytes;
@@ -179,8 +191,8 @@ static int choose_number(uint32_t *setting, const char *name, int least, int mos
 	return rc;
 }
 
-/* Enough under way to keep a link busy while this rank and the gateway are off their processors; less where there are
- * many nodes. docs/notebook/chunks.md. */
+/* Enough under way to keep a link busy while this rank and the gateway are off their processors;
+ * less where there are many nodes. docs/notebook/chunks.md. */
 static uint32_t usual_chunks(uint32_t nr_nodes)
 {
 	uint32_t nr = nr_nodes > 1 ? 512 / (nr_nodes - 1) : 16;
@@ -208,17 +220,20 @@ static int choose_chunks(struct tern_moe_config *c, uint32_t nr_nodes)
 static int agree_config(tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
-	const struct setting settings[] = {{"mode", c->mode}, {"layout", c->layout}, {"reduce", c->reduce},
-		{"weights", c->weights}, {"hidden", c->hidden}, {"nr_experts", c->nr_experts}, {"topk", c->topk},
-		{"max_tokens", c->max_tokens}, {"x_dtype", c->x_dtype}, {"dispatch_dtype", c->dispatch_dtype},
-		{"scale", c->scale}, {"payload_bytes", c->payload_bytes}, {"combine_dtype", c->combine_dtype},
+	const struct setting settings[] = {{"mode", c->mode}, {"layout", c->layout},
+		{"reduce", c->reduce}, {"weights", c->weights}, {"hidden", c->hidden},
+		{"nr_experts", c->nr_experts}, {"topk", c->topk}, {"max_tokens", c->max_tokens},
+		{"x_dtype", c->x_dtype}, {"dispatch_dtype", c->dispatch_dtype}, {"scale", c->scale},
+		{"payload_bytes", c->payload_bytes}, {"combine_dtype", c->combine_dtype},
 		{"nr_slots", c->nr_slots}, {"alignment", c->alignment}, {"capacity", c->capacity},
 		{"nr_physical", moe->placement.nr_physical},
-		{"the placement tables (hashes)", placement_hash(&moe->placement)}, {"replica_ranks", c->replica_ranks},
-		{"first_epoch", c->first_epoch}, {"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
+		{"the placement tables (hashes)", placement_hash(&moe->placement)},
+		{"replica_ranks", c->replica_ranks}, {"first_epoch", c->first_epoch},
+		{"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
 		{"caller_output", c->caller_output}};
 
-	return group_agree_settings(moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
+	return group_agree_settings(
+		moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
 }
 
 static void *take(tern_moe *moe, uint64_t nr, size_t bytes)
@@ -239,8 +254,10 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 	s->rows_to = take(moe, moe->nr_ranks, sizeof(*s->rows_to));
 	s->routes_to = take(moe, moe->placement.nr_physical, sizeof(*s->routes_to));
 	s->rows_home = take(moe, moe->nr_ranks, sizeof(*s->rows_home));
-	s->home_start = take(moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_start));
-	s->home_next = take(moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_next));
+	s->home_start = take(
+		moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_start));
+	s->home_next = take(
+		moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_next));
 	s->row_of = take(moe, moe->nr_ranks, sizeof(*s->row_of));
 	s->chunks_to = take(moe, moe->topology.nr_nodes, sizeof(*s->chunks_to));
 	s->sent = take(moe, moe->nr_ranks, sizeof(*s->sent));
@@ -252,9 +269,9 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 		s->output = own(moe, layout_output(&moe->layout, index));
 	else
 		s->output = private_map(moe->layout.output.bytes);
-	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home && s->home_start && s->place &&
-	       s->home_next && s->row_of && s->chunks_to && s->sent && s->rows_from && s->counts && s->offsets &&
-	       s->output;
+	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home &&
+	       s->home_start && s->place && s->home_next && s->row_of && s->chunks_to && s->sent &&
+	       s->rows_from && s->counts && s->offsets && s->output;
 }
 
 static void slot_free(tern_moe *moe, struct slot *s)
@@ -277,8 +294,8 @@ static void slot_free(tern_moe *moe, struct slot *s)
 		private_unmap(s->output, moe->layout.output.bytes);
 }
 
-/* What a half writes is read next by another rank, or by the experts: from a cache, if all ranks' rows fit there beside
- * what else is in use. docs/notebook/cpu-exchange.md#streaming. */
+/* What a half writes is read next by another rank, or by the experts: from a cache, if all ranks'
+ * rows fit there beside what else is in use. docs/notebook/cpu-exchange.md#streaming. */
 static void choose_streaming(tern_moe *moe)
 {
 	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -286,8 +303,8 @@ static void choose_streaming(tern_moe *moe)
 	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / (4 * moe->nr_ranks);
 }
 
-/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps those from running
- * that one waits for, and yielding to them is faster than a sleep and a wake-up.
+/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps
+ * those from running that one waits for, and yielding to them is faster than a sleep and a wake-up.
  * docs/notebook/cpu-exchange.md#patience. */
 static void choose_patience(tern_moe *moe)
 {
@@ -324,26 +341,32 @@ static int exchange_alloc(tern_moe *moe)
 			moe->layout.combine_row_bytes);
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
 	moe->cursor = take(moe, moe->layout.max_local, sizeof(*moe->cursor));
-	moe->all_counts = take(moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
-	moe->home_next = take(moe, (uint64_t)moe->nr_ranks * c->replica_ranks, sizeof(*moe->home_next));
-	moe->totals = take(moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
+	moe->all_counts = take(
+		moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
+	moe->home_next =
+		take(moe, (uint64_t)moe->nr_ranks * c->replica_ranks, sizeof(*moe->home_next));
+	moe->totals = take(
+		moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = outgoing_alloc(moe) && moe->slots && moe->scratch && moe->seen && moe->cursor && moe->home_next && moe->all_counts &&
-	     moe->totals && moe->expert_load;
+	ok = outgoing_alloc(moe) && moe->slots && moe->scratch && moe->seen && moe->cursor &&
+	     moe->home_next && moe->all_counts && moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
-	return ok ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots, c->max_tokens);
+	return ok ? 0
+		  : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots,
+			    c->max_tokens);
 }
 
-/* A fresh window's zeros would be taken for arrivals in epoch 0, so the words start at the epoch before the first.
- * Peers write words only when all ranks have come out of tern_moe_create. */
+/* A fresh window's zeros would be taken for arrivals in epoch 0, so the words start at the epoch
+ * before the first. Peers write words only when all ranks have come out of tern_moe_create. */
 static void words_init(tern_moe *moe)
 {
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
 		for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
 			for (uint32_t r = 0; r < moe->nr_ranks; r++)
 				arrival_publish((struct arrival *)own(
-							moe, layout_word(&moe->layout, slot, (enum word_kind)kind, r)),
+							moe, layout_word(&moe->layout, slot,
+								     (enum word_kind)kind, r)),
 					word_make(moe->config.first_epoch - 1, 0));
 }
 
@@ -356,7 +379,8 @@ static int find_nodes(tern_moe *moe)
 
 	for (uint32_t r = 0; node_of && r < moe->nr_ranks; r++)
 		node_of[r] = group->engine_forced ? (int)r : group->peers[r].node;
-	rc = node_of ? topology_init(&moe->topology, node_of, moe->nr_ranks) : fail(TERN_ERR_NOMEM, "no memory for nodes");
+	rc = node_of ? topology_init(&moe->topology, node_of, moe->nr_ranks)
+		     : fail(TERN_ERR_NOMEM, "no memory for nodes");
 	free(node_of);
 	return rc;
 }
@@ -369,8 +393,8 @@ static int plan_layout(tern_moe *moe)
 	rc = rc ? rc : choose_chunks(&moe->config, moe->topology.nr_nodes);
 	if (rc)
 		return rc;
-	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical, moe->placement.max_local,
-		path_channel_shape(moe, &channels) ? &channels : NULL);
+	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical,
+		moe->placement.max_local, path_channel_shape(moe, &channels) ? &channels : NULL);
 	return check_layout(&moe->layout);
 }
 
@@ -385,14 +409,17 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	rc = rc ? rc : check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
-	rc = rc ? rc : placement_init(&moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);
+	rc = rc ? rc
+		: placement_init(
+			  &moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);
 	if (rc)
 		return rc;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (moe->group->peers[r].path == TERN_PATH_NONE)
-			return fail(TERN_ERR_UNSUPPORTED, "no path from rank %u to rank %u, on nodes %d and %d: %s",
-				moe->rank, r, moe->group->peers[moe->rank].node, moe->group->peers[r].node,
-				moe->group->no_engine);
+			return fail(TERN_ERR_UNSUPPORTED,
+				"no path from rank %u to rank %u, on nodes %d and %d: %s",
+				moe->rank, r, moe->group->peers[moe->rank].node,
+				moe->group->peers[r].node, moe->group->no_engine);
 	moe->config.placement = (struct tern_placement){0}; /* the caller's tables are not kept */
 	moe->wait_ms = config->wait_ms;
 	moe->nr_local = moe->placement.nr_local[moe->rank];
@@ -411,7 +438,8 @@ static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
 	moe->windows = calloc(moe->nr_ranks, sizeof(*moe->windows));
 	rc = moe->windows ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u windows", moe->nr_ranks);
 	rc = group_agree_status(group, rc, "tern_moe_create");
-	rc = rc ? rc : windows_create(group, moe->layout.window_bytes, ++group->round, moe->windows);
+	rc = rc ? rc
+		: windows_create(group, moe->layout.window_bytes, ++group->round, moe->windows);
 	if (rc)
 		return rc;
 	choose_patience(moe);
@@ -493,12 +521,13 @@ int tern_moe_leave(tern_moe *moe)
 	if (!moe->device)
 		path_settle(moe);
 	moe->failed = TERN_ERR_STATE;
-	snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %u left this exchange: it called tern_moe_leave",
-		moe->rank);
+	snprintf(moe->failed_text, sizeof(moe->failed_text),
+		"rank %u left this exchange: it called tern_moe_leave", moe->rank);
 	if (moe->device)
 		device_publish_leave(moe, leave_status_make(0, -1));
 	else
-		path_leave(moe, leave_status_make(0, -1)); /* peers that still wait for this rank learn of it */
+		path_leave(moe, leave_status_make(0, -1)); /* peers that still wait for this rank
+							      learn of it */
 	return 0;
 }
 
@@ -509,7 +538,8 @@ int tern_moe_set_wait(tern_moe *moe, int wait_ms)
 	if (!moe || wait_ms < 0)
 		return fail(TERN_ERR_INVALID, "moe is NULL or wait_ms is negative (%d)", wait_ms);
 	if (moe->device && !wait_ms)
-		return fail(TERN_ERR_INVALID, "wait_ms is 0; kernels cannot poll once and go on later");
+		return fail(
+			TERN_ERR_INVALID, "wait_ms is 0; kernels cannot poll once and go on later");
 	rc = exchange_look(moe);
 	if (rc)
 		return rc;
@@ -531,15 +561,20 @@ int slot_check(tern_moe *moe, uint32_t slot, const char *call)
 	if (moe->failed)
 		return fail(moe->failed, "%s", moe->failed_text);
 	if (slot >= moe->config.nr_slots)
-		return fail(TERN_ERR_INVALID, "%s: slot is %u of %u", call, slot, moe->config.nr_slots);
+		return fail(
+			TERN_ERR_INVALID, "%s: slot is %u of %u", call, slot, moe->config.nr_slots);
 	return 0;
 }
 
 int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
 {
-	static const char *const next[] = {"dispatch_send", "dispatch_send again (it waits for counts)",
-		"dispatch_send again (it waits for room)", "dispatch_send again (it waits for room)", "dispatch_recv",
-		"combine_send or release", "combine_send again (it waits for room)", "combine_recv", "dispatch_send"};
+	static const char *const next[] = {"dispatch_send",
+		"dispatch_send again (it waits for counts)",
+		"dispatch_send again (it waits for room)",
+		"dispatch_send again (it waits for room)", "dispatch_recv",
+		"combine_send or release", "combine_send again (it waits for room)", "combine_recv",
+		"dispatch_send"};
 
-	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot, next[moe->slots[slot].state]);
+	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot,
+		next[moe->slots[slot].state]);
 }

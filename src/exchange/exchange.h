@@ -14,10 +14,12 @@
 #include "exchange/window.h"
 
 enum slot_state {
-	SLOT_IDLE,       /* next: dispatch_send */
-	SLOT_COUNTED,    /* counts are out; dispatch_send waits for the others' and goes on when called again */
-	SLOT_SENDING,    /* rows are being sent; likewise */
-	SLOT_FINISHING,  /* all rows are in their chunks, the last of which wait to leave; likewise */
+	SLOT_IDLE,    /* next: dispatch_send */
+	SLOT_COUNTED, /* counts are out; dispatch_send waits for the others' and goes on when called
+			 again */
+	SLOT_SENDING, /* rows are being sent; likewise */
+	SLOT_FINISHING,  /* all rows are in their chunks, the last of which wait to leave; likewise
+			  */
 	SLOT_DISPATCHED, /* next: dispatch_recv */
 	SLOT_RECEIVED,   /* next: combine_send or release */
 	SLOT_COMBINING,  /* results are being sent; combine_send goes on when called again */
@@ -40,22 +42,25 @@ struct combine_at {
 struct slot {
 	enum slot_state state;
 	uint32_t epoch;             /* of the round under way, or of the next one when idle */
-	uint32_t rounds[NR_PHASES]; /* that completed each phase: what the event_counts have counted, over nr_ranks */
+	uint32_t rounds[NR_PHASES]; /* that completed each phase: what the event_counts have
+				       counted, over nr_ranks */
 	uint32_t nr_tokens;
 	int32_t *physical;    /* [T * K] the expert of each route, -1: none */
 	float *weights;       /* [T * K] */
 	uint32_t *rows_to;    /* [R] rows for each rank */
 	uint32_t *routes_to;  /* [P] routes to each physical expert */
 	uint32_t *rows_home;  /* [R] rows that combine brings from each rank */
-	uint32_t *home_start; /* [R][replica_ranks] where the results from each rank begin, for the tokens that each
-				 replica sends */
-	uint32_t *home_next;  /* [R][replica_ranks] how far dispatch_send has come, from home_start */
+	uint32_t *home_start; /* [R][replica_ranks] where the results from each rank begin, for the
+				 tokens that each replica sends */
+	uint32_t *home_next;  /* [R][replica_ranks] how far dispatch_send has come, from home_start
+			       */
 	uint32_t *row_of;     /* [R] likewise: rows that were stored for each rank */
 	uint32_t *chunks_to;  /* [nodes] likewise: chunks that left for it */
 	uint32_t next_token, next_node;
 	struct combine_at combine_at;
 	struct sent_results *sent; /* [R] at the first of each group of replicas */
-	uint64_t *place;     /* [P] high throughput: where this rank's next row for each expert goes; BY_SOURCE: [R] */
+	uint64_t *place; /* [P] high throughput: where this rank's next row for each expert goes;
+			    BY_SOURCE: [R] */
 	uint32_t *rows_from; /* [R] received rows of each source */
 	uint32_t *counts;    /* [max(L, R)] tern_received.counts */
 	uint64_t *offsets;   /* [max(L, R)] tern_received.offsets */
@@ -66,9 +71,9 @@ struct slot {
 
 /* What low latency keeps of its tokens while it sends them, rank by rank. */
 struct outgoing {
-	struct token_rows *plans;    /* [T] */
-	struct row_source *sources;  /* [T] what is copied; payload NULL: not known yet */
-	struct outgoing_row *rows;   /* [T * min(K, R)] */
+	struct token_rows *plans;   /* [T] */
+	struct row_source *sources; /* [T] what is copied; payload NULL: not known yet */
+	struct outgoing_row *rows;  /* [T * min(K, R)] */
 };
 
 /* plans[token].rows[row] */
@@ -81,8 +86,9 @@ struct tern_moe {
 	struct tern_moe_config config;
 	struct placement placement;
 	struct layout layout;
-	struct window **windows;    /* [R]; NULL where not mapped */
-	struct topology topology;         /* as the paths see them: with a forced engine each rank is alone */
+	struct window **windows;  /* [R]; NULL where not mapped */
+	struct topology topology; /* as the paths see them: with a forced engine each rank is alone
+				   */
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
@@ -92,7 +98,8 @@ struct tern_moe {
 	struct outgoing outgoing;
 	uint8_t *scratch;    /* one row of payload and scales, or one of results */
 	uint32_t *seen;      /* [E] token + 1 that named the expert last, to find duplicates */
-	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window */
+	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window
+			      */
 	uint64_t *totals;    /* [P + R] sums over all sources while counts are added up */
 	uint32_t *cursor;    /* [max_local] positions while one half fills in */
 	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
@@ -111,8 +118,8 @@ static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
 	return moe->windows[moe->rank]->base + offset;
 }
 
-/* For calls that go on after a failure: 0, or the error that kernels have reported since the last call. Sets
- * what tern_moe_wait_report says. */
+/* For calls that go on after a failure: 0, or the error that kernels have reported since the last
+ * call. Sets what tern_moe_wait_report says. */
 int exchange_look(const tern_moe *moe);
 
 /* Checks slot number and order of calls; a failed exchange reports its error again. */
@@ -138,7 +145,8 @@ static inline uint32_t token_source(const tern_moe *moe, uint32_t token)
 }
 
 /* Of counters [R][replica_ranks], the one for token t's results from `rank`. */
-static inline uint32_t *home_counter(const tern_moe *moe, uint32_t *counters, uint32_t rank, uint32_t token)
+static inline uint32_t *home_counter(
+	const tern_moe *moe, uint32_t *counters, uint32_t rank, uint32_t token)
 {
 	return &counters[rank * moe->config.replica_ranks + token % moe->config.replica_ranks];
 }

@@ -45,28 +45,37 @@ static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 {
 	uint32_t blocks = (config->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK;
 
-	l->payload_bytes = config->dispatch_dtype == TERN_BYTES ? config->payload_bytes
-								: config->hidden * dtype_bytes(config->dispatch_dtype);
-	l->scales_bytes = config->dispatch_dtype == TERN_FP8_E4M3 ? blocks * scale_bytes(config->scale) : 0;
-	l->header_bytes = (uint32_t)align_up(sizeof(struct row_header) + l->topk * sizeof(struct route), CACHE_LINE);
-	l->row_bytes = (uint32_t)align_up((uint64_t)l->header_bytes + l->payload_bytes + l->scales_bytes, CACHE_LINE);
+	l->payload_bytes = config->dispatch_dtype == TERN_BYTES
+				   ? config->payload_bytes
+				   : config->hidden * dtype_bytes(config->dispatch_dtype);
+	l->scales_bytes =
+		config->dispatch_dtype == TERN_FP8_E4M3 ? blocks * scale_bytes(config->scale) : 0;
+	l->header_bytes = (uint32_t)align_up(
+		sizeof(struct row_header) + l->topk * sizeof(struct route), CACHE_LINE);
+	l->row_bytes = (uint32_t)align_up(
+		(uint64_t)l->header_bytes + l->payload_bytes + l->scales_bytes, CACHE_LINE);
 	l->combine_row_bytes = config->hidden * dtype_bytes(config->combine_dtype);
-	l->combine_rows = config->max_tokens *
-			  (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks ? l->topk : l->nr_ranks);
+	l->combine_rows =
+		config->max_tokens * (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks
+						     ? l->topk
+						     : l->nr_ranks);
 }
 
 /* Pieces of results are as large as chunks, and hold whole results. */
 static void layout_channels(struct layout *l, const struct channel_shape *channels, uint64_t *end)
 {
 	uint64_t payload = align_up((uint64_t)l->payload_bytes + l->scales_bytes, CHUNK_ALIGNMENT);
-	uint64_t place = sizeof(struct chunk_place) + sizeof(struct row_header) + sizeof(struct route);
+	uint64_t place =
+		sizeof(struct chunk_place) + sizeof(struct row_header) + sizeof(struct route);
 	uint64_t heads = sizeof(struct chunk_row) + l->topk * place;
 	uint64_t least = sizeof(struct chunk_head) + align_up(heads, CHUNK_ALIGNMENT) + payload;
 
 	l->nr_channels = channels->nr_channels;
 	l->nr_chunks = channels->nr_chunks;
-	l->chunk_bytes = (uint32_t)align_up(least > channels->chunk_bytes ? least : channels->chunk_bytes, CACHE_LINE);
-	l->piece_rows = l->chunk_bytes > l->combine_row_bytes ? l->chunk_bytes / l->combine_row_bytes : 1;
+	l->chunk_bytes = (uint32_t)align_up(
+		least > channels->chunk_bytes ? least : channels->chunk_bytes, CACHE_LINE);
+	l->piece_rows =
+		l->chunk_bytes > l->combine_row_bytes ? l->chunk_bytes / l->combine_row_bytes : 1;
 	l->notes = align_up(*end, CACHE_LINE);
 	*end = l->notes + (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note);
 	l->channels = take(end, (uint64_t)l->nr_channels * l->nr_chunks * l->chunk_bytes);
@@ -91,11 +100,13 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 	uint64_t end = 0;
 
 	if (config->mode == TERN_HIGH_THROUGHPUT) {
-		l->counts_bytes = align_up(((uint64_t)l->nr_physical + l->nr_ranks) * sizeof(uint32_t), CACHE_LINE);
+		l->counts_bytes = align_up(
+			((uint64_t)l->nr_physical + l->nr_ranks) * sizeof(uint32_t), CACHE_LINE);
 		l->region_bytes = (uint64_t)l->share_tokens * l->region_stride;
 		l->counts = take(&end, 2 * l->nr_ranks * l->counts_bytes);
 	} else {
-		l->counts_bytes = align_up(sizeof(struct region_head) + l->max_local * sizeof(uint32_t), CACHE_LINE);
+		l->counts_bytes = align_up(
+			sizeof(struct region_head) + l->max_local * sizeof(uint32_t), CACHE_LINE);
 		l->region_bytes = l->counts_bytes + (uint64_t)l->share_tokens * l->row_bytes;
 	}
 	l->regions = take(&end, l->nr_ranks * l->region_bytes);
@@ -105,8 +116,8 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 	l->slot_bytes = align_up(end, 4096);
 }
 
-void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical,
-	uint32_t max_local, const struct channel_shape *channels)
+void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_t nr_ranks,
+	uint32_t nr_physical, uint32_t max_local, const struct channel_shape *channels)
 {
 	uint64_t end = sizeof(struct window_head);
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where everything lies in a window. All ranks compute the same layout from the same settings, so an offset means the same
- * place in every rank's window.
+/* Where everything lies in a window. All ranks compute the same layout from the same settings, so
+ * an offset means the same place in every rank's window.
  *
  *   window   head | arrival words [slot][kind][rank] | event_counts [slot][phase] | notes | channels | slot 0 | slot 1 | ...
  *   slot     low latency:     region of source 0 | ... | region R-1 | combine rows
  *            high throughput: counts [2][R] | headers of source 0 | ... | R-1 | output | combine rows
- *   channels    high throughput, some ranks not mapped: [channel][chunk]; notes [slot][rank] likewise
+ *   channels    high throughput, some ranks not mapped: [channel][chunk]; notes [slot][rank]
+ *               likewise
  *   region   number of rows, rows of each local expert [max_local] | row | row | ...        row: header, payload, scales
  *   output   x | scales | rows | topk_ids | topk_weights    (low latency: the same, in private memory)
  */
@@ -21,7 +22,8 @@
 #include "exchange/wire.h"
 
 enum word_kind {
-	WORD_COUNTS_EVEN, /* two sets of counts, by the epoch's parity: see docs/protocol.md, abandoned rounds */
+	WORD_COUNTS_EVEN, /* two sets of counts, by the epoch's parity: see docs/protocol.md,
+			     abandoned rounds */
 	WORD_COUNTS_ODD,
 	WORD_DISPATCH,
 	WORD_COMBINE,
@@ -39,49 +41,56 @@ struct output_layout {
 
 /* How rows travel to ranks that are not mapped, in high-throughput mode. */
 struct channel_shape {
-	uint32_t nr_channels;    /* sources of one gateway, at most */
+	uint32_t nr_channels; /* sources of one gateway, at most */
 	uint32_t nr_chunks;   /* of a channel */
 	uint32_t chunk_bytes; /* at least; a row fits */
 };
 
 struct layout {
 	uint32_t nr_ranks, nr_slots, nr_physical, max_local, topk;
-	uint32_t share_tokens;	    /* most rows from one source to one rank */
-	uint32_t payload_bytes;	    /* of a row's elements */
-	uint32_t scales_bytes;	    /* of a row */
+	uint32_t share_tokens;  /* most rows from one source to one rank */
+	uint32_t payload_bytes; /* of a row's elements */
+	uint32_t scales_bytes;  /* of a row */
 	uint32_t header_bytes;
-	uint32_t row_bytes;	    /* header, payload and scales */
-	uint32_t region_stride;	    /* from header to header in a region: rows, or in high-throughput mode headers alone */
+	uint32_t row_bytes;     /* header, payload and scales */
+	uint32_t region_stride; /* from header to header in a region: rows, or in high-throughput
+				   mode headers alone */
 	uint32_t combine_row_bytes;
-	uint32_t combine_rows;	    /* that may come home in one round */
-	uint64_t capacity;	    /* row positions: of an expert (PADDED), else of all */
-	uint64_t positions;	    /* row positions in the output */
-	uint64_t counts_bytes;	    /* high throughput: one source's counts: [nr_physical] routes, [nr_ranks] rows */
-	uint64_t region_bytes;	    /* one source's region or headers */
+	uint32_t combine_rows; /* that may come home in one round */
+	uint64_t capacity;     /* row positions: of an expert (PADDED), else of all */
+	uint64_t positions;    /* row positions in the output */
+	uint64_t counts_bytes; /* high throughput: one source's counts: [nr_physical] routes,
+				  [nr_ranks] rows */
+	uint64_t region_bytes; /* one source's region or headers */
 	uint32_t nr_channels, nr_chunks;
-	uint32_t chunk_bytes;	    /* from chunk to chunk of a channel */
-	uint32_t piece_rows;	    /* results that go home in one piece */
-	uint64_t words, event_counts, notes, channels, slots, slot_bytes; /* offsets in the window */
-	uint64_t counts, regions, output_offset, combine; /* offsets in a slot */
+	uint32_t chunk_bytes; /* from chunk to chunk of a channel */
+	uint32_t piece_rows;  /* results that go home in one piece */
+	uint64_t words, event_counts, notes, channels, slots, slot_bytes; /* offsets in the window
+									   */
+	uint64_t counts, regions, output_offset, combine;                 /* offsets in a slot */
 	struct output_layout output;
 	uint64_t window_bytes;
 };
 
-/* What the sizes depend on, besides the group: config is valid. channels: NULL where all ranks are mapped. */
-void layout_init(struct layout *layout, const struct tern_moe_config *config, uint32_t nr_ranks, uint32_t nr_physical,
-	uint32_t max_local, const struct channel_shape *channels);
+/* What the sizes depend on, besides the group: config is valid. channels: NULL where all ranks are
+ * mapped. */
+void layout_init(struct layout *layout, const struct tern_moe_config *config, uint32_t nr_ranks,
+	uint32_t nr_physical, uint32_t max_local, const struct channel_shape *channels);
 
 static inline uint64_t align_up(uint64_t value, uint64_t alignment)
 {
 	return (value + alignment - 1) / alignment * alignment;
 }
 
-static inline uint64_t layout_word(const struct layout *l, uint32_t slot, enum word_kind kind, uint32_t source)
+static inline uint64_t layout_word(
+	const struct layout *l, uint32_t slot, enum word_kind kind, uint32_t source)
 {
-	return l->words + (((uint64_t)slot * NR_WORD_KINDS + kind) * l->nr_ranks + source) * sizeof(struct arrival);
+	return l->words + (((uint64_t)slot * NR_WORD_KINDS + kind) * l->nr_ranks + source) *
+				  sizeof(struct arrival);
 }
 
-static inline uint64_t layout_event_count(const struct layout *l, uint32_t slot, enum tern_phase phase)
+static inline uint64_t layout_event_count(
+	const struct layout *l, uint32_t slot, enum tern_phase phase)
 {
 	return l->event_counts + ((uint64_t)slot * NR_PHASES + phase) * sizeof(struct event_count);
 }
@@ -102,9 +111,11 @@ static inline uint64_t layout_slot(const struct layout *l, uint32_t slot)
 	return l->slots + slot * l->slot_bytes;
 }
 
-static inline uint64_t layout_counts(const struct layout *l, uint32_t slot, uint32_t epoch, uint32_t source)
+static inline uint64_t layout_counts(
+	const struct layout *l, uint32_t slot, uint32_t epoch, uint32_t source)
 {
-	return layout_slot(l, slot) + l->counts + ((epoch & 1) * (uint64_t)l->nr_ranks + source) * l->counts_bytes;
+	return layout_slot(l, slot) + l->counts +
+	       ((epoch & 1) * (uint64_t)l->nr_ranks + source) * l->counts_bytes;
 }
 
 static inline uint64_t layout_region(const struct layout *l, uint32_t slot, uint32_t source)

@@ -14,8 +14,10 @@ static int placement_alloc(struct placement *p)
 	p->replicas = calloc(p->nr_physical, sizeof(*p->replicas));
 	p->nr_local = calloc(p->nr_ranks, sizeof(*p->nr_local));
 	p->first_replica = calloc((size_t)p->nr_experts + 2, sizeof(*p->first_replica));
-	if (!p->rank || !p->local || !p->logical || !p->replicas || !p->nr_local || !p->first_replica)
-		return fail(TERN_ERR_NOMEM, "no memory for a placement of %u experts", p->nr_physical);
+	if (!p->rank || !p->local || !p->logical || !p->replicas || !p->nr_local ||
+		!p->first_replica)
+		return fail(
+			TERN_ERR_NOMEM, "no memory for a placement of %u experts", p->nr_physical);
 	return 0;
 }
 
@@ -35,11 +37,13 @@ static int placement_fill(struct placement *p, const struct tern_placement *tabl
 		int64_t rank = tables->rank ? tables->rank[i] : (int64_t)block_rank(p, i);
 
 		if (logical < 0 || logical >= p->nr_experts)
-			return fail(TERN_ERR_INVALID, "placement.logical[%u] is %lld; experts are 0 to %u", i,
+			return fail(TERN_ERR_INVALID,
+				"placement.logical[%u] is %lld; experts are 0 to %u", i,
 				(long long)logical, p->nr_experts - 1);
 		if (rank < 0 || rank >= p->nr_ranks)
-			return fail(TERN_ERR_INVALID, "placement.rank[%u] is %lld; ranks are 0 to %u", i,
-				(long long)rank, p->nr_ranks - 1);
+			return fail(TERN_ERR_INVALID,
+				"placement.rank[%u] is %lld; ranks are 0 to %u", i, (long long)rank,
+				p->nr_ranks - 1);
 		p->logical[i] = (uint32_t)logical;
 		p->rank[i] = (uint32_t)rank;
 		p->local[i] = p->nr_local[rank]++;
@@ -57,12 +61,14 @@ static int placement_index(struct placement *p)
 			return fail(TERN_ERR_INVALID, "placement: expert %u is on no rank", e);
 		p->first_replica[e + 2] += p->first_replica[e + 1];
 	}
-	for (uint32_t i = 0; i < p->nr_physical; i++) /* the counts were two places up, so this leaves starts */
+	for (uint32_t i = 0; i < p->nr_physical; i++) /* the counts were two places up, so this
+							 leaves starts */
 		p->replicas[p->first_replica[p->logical[i] + 1]++] = i;
 	return 0;
 }
 
-int placement_init(struct placement *p, const struct tern_placement *tables, uint32_t nr_experts, uint32_t nr_ranks)
+int placement_init(struct placement *p, const struct tern_placement *tables, uint32_t nr_experts,
+	uint32_t nr_ranks)
 {
 	int rc;
 
@@ -71,7 +77,8 @@ int placement_init(struct placement *p, const struct tern_placement *tables, uin
 	p->nr_ranks = nr_ranks;
 	p->nr_physical = tables->nr_physical ? tables->nr_physical : nr_experts;
 	if (p->nr_physical != nr_experts && !tables->logical)
-		return fail(TERN_ERR_INVALID, "placement has %u physical experts for %u experts and no table `logical`",
+		return fail(TERN_ERR_INVALID,
+			"placement has %u physical experts for %u experts and no table `logical`",
 			p->nr_physical, nr_experts);
 	rc = placement_alloc(p);
 	if (!rc)
@@ -79,8 +86,8 @@ int placement_init(struct placement *p, const struct tern_placement *tables, uin
 	if (!rc)
 		rc = placement_index(p);
 	if (!rc && p->max_local > UINT16_MAX)
-		rc = fail(TERN_ERR_INVALID, "placement puts %u experts on one rank; at most %u", p->max_local,
-			UINT16_MAX);
+		rc = fail(TERN_ERR_INVALID, "placement puts %u experts on one rank; at most %u",
+			p->max_local, UINT16_MAX);
 	return rc;
 }
 
@@ -95,7 +102,8 @@ void placement_free(struct placement *p)
 	memset(p, 0, sizeof(*p));
 }
 
-uint32_t placement_choose(const struct placement *p, uint32_t logical, uint32_t source, uint32_t token)
+uint32_t placement_choose(
+	const struct placement *p, uint32_t logical, uint32_t source, uint32_t token)
 {
 	uint32_t first = p->first_replica[logical], nr = p->first_replica[logical + 1] - first;
 

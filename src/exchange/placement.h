@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rank holds which expert: the table behind every routing decision. Pure; the same on all ranks. */
+/* Which rank holds which expert: the table behind every routing decision. Pure; the same on all
+ * ranks. */
 #ifndef TERN_EXCHANGE_PLACEMENT_H
 #define TERN_EXCHANGE_PLACEMENT_H
 
@@ -16,13 +17,15 @@ struct placement {
 	uint32_t *replicas;      /* [P] physical experts by logical id, ascending */
 };
 
-/* Checks the caller's tables: TERN_ERR_INVALID names the entry. Freed by placement_free, also after a failure. */
-int placement_init(
-	struct placement *placement, const struct tern_placement *tables, uint32_t nr_experts, uint32_t nr_ranks);
+/* Checks the caller's tables: TERN_ERR_INVALID names the entry. Freed by placement_free, also after
+ * a failure. */
+int placement_init(struct placement *placement, const struct tern_placement *tables,
+	uint32_t nr_experts, uint32_t nr_ranks);
 void placement_free(struct placement *placement);
 
 /* The physical expert that serves `logical` for a token of `source`: tern.h, tern_placement. */
-uint32_t placement_choose(const struct placement *placement, uint32_t logical, uint32_t source, uint32_t token);
+uint32_t placement_choose(
+	const struct placement *placement, uint32_t logical, uint32_t source, uint32_t token);
 
 /* Differs (with all likelihood) where the tables differ: ranks compare it. */
 uint64_t placement_hash(const struct placement *placement);

@@ -5,11 +5,13 @@
 
 #include "exchange/layout.h"
 
-void plan_token(const struct placement *placement, const int32_t *physical, uint32_t topk, struct token_rows *out)
+void plan_token(const struct placement *placement, const int32_t *physical, uint32_t topk,
+	struct token_rows *out)
 {
 	uint32_t nr = 0, rank[TERN_MAX_TOPK];
 
-	for (uint32_t k = 0; k < topk; k++) { /* insertion sort by rank; stable, so k ascends within a rank */
+	for (uint32_t k = 0; k < topk; k++) { /* insertion sort by rank; stable, so k ascends within
+						 a rank */
 		uint32_t at, r;
 
 		if (physical[k] < 0)
@@ -38,8 +40,8 @@ static const uint32_t *counts_of(const struct plan_counts *c, uint32_t source)
 	return (const uint32_t *)(c->counts + source * c->stride);
 }
 
-static int places_by_source(
-	const struct plan_counts *c, const struct plan_limits *limits, uint32_t me, uint64_t *place, uint64_t *totals)
+static int places_by_source(const struct plan_counts *c, const struct plan_limits *limits,
+	uint32_t me, uint64_t *place, uint64_t *totals)
 {
 	uint64_t *spans = totals + c->nr_physical;
 	int over = -1;
@@ -57,7 +59,8 @@ static int places_by_source(
 	return over;
 }
 
-static void add_up_routes(const struct plan_counts *c, uint32_t me, uint64_t *place, uint64_t *totals)
+static void add_up_routes(
+	const struct plan_counts *c, uint32_t me, uint64_t *place, uint64_t *totals)
 {
 	memset(totals, 0, (c->nr_physical + c->nr_ranks) * sizeof(*totals));
 	for (uint32_t s = 0; s < c->nr_ranks; s++) {
@@ -70,8 +73,8 @@ static void add_up_routes(const struct plan_counts *c, uint32_t me, uint64_t *pl
 	}
 }
 
-int plan_places(const struct placement *placement, const struct plan_counts *c, const struct plan_limits *limits,
-	uint32_t me, uint64_t *place, uint64_t *totals)
+int plan_places(const struct placement *placement, const struct plan_counts *c,
+	const struct plan_limits *limits, uint32_t me, uint64_t *place, uint64_t *totals)
 {
 	uint64_t *spans = totals + c->nr_physical;
 	int over = -1;
@@ -82,12 +85,13 @@ int plan_places(const struct placement *placement, const struct plan_counts *c, 
 	for (uint32_t p = 0; p < c->nr_physical; p++) {
 		uint32_t rank = placement->rank[p];
 		bool padded = limits->layout == TERN_PADDED;
-		uint64_t start =
-			padded ? placement->local[p] * limits->capacity : align_up(spans[rank], limits->alignment);
+		uint64_t start = padded ? placement->local[p] * limits->capacity
+					: align_up(spans[rank], limits->alignment);
 
 		place[p] += start;
 		spans[rank] = padded ? start + limits->capacity : start + totals[p];
-		if ((padded ? totals[p] : spans[rank]) > limits->capacity && (over < 0 || rank < (uint32_t)over))
+		if ((padded ? totals[p] : spans[rank]) > limits->capacity &&
+			(over < 0 || rank < (uint32_t)over))
 			over = (int)rank;
 	}
 	return over;

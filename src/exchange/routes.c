@@ -24,18 +24,20 @@ int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 
 			if (id < -1 || id >= (int64_t)moe->config.nr_experts)
 				return fail(TERN_ERR_INVALID,
-					"dispatch: topk_ids[%u][%u] is %lld; experts are 0 to %u, or -1", t, k,
-					(long long)id, moe->config.nr_experts - 1);
+					"dispatch: topk_ids[%u][%u] is %lld; experts are 0 to %u, "
+					"or -1",
+					t, k, (long long)id, moe->config.nr_experts - 1);
 			s->physical[index] = -1;
 			if (id < 0)
 				continue;
 			if (moe->seen[id] == t + 1)
 				return fail(TERN_ERR_INVALID,
-					"dispatch: topk_ids[%u] names expert %lld twice, again at column %u", t,
-					(long long)id, k);
+					"dispatch: topk_ids[%u] names expert %lld twice, again at "
+					"column %u",
+					t, (long long)id, k);
 			moe->seen[id] = t + 1;
-			s->physical[index] =
-				(int32_t)placement_choose(&moe->placement, (uint32_t)id, token_source(moe, t), t);
+			s->physical[index] = (int32_t)placement_choose(
+				&moe->placement, (uint32_t)id, token_source(moe, t), t);
 		}
 	return 0;
 }
@@ -47,7 +49,8 @@ static void count_rows(tern_moe *moe, struct slot *s)
 
 	memset(s->rows_to, 0, moe->nr_ranks * sizeof(*s->rows_to));
 	memset(s->rows_home, 0, moe->nr_ranks * sizeof(*s->rows_home));
-	memset(s->home_start, 0, (size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_start));
+	memset(s->home_start, 0,
+		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*s->home_start));
 	memset(s->routes_to, 0, moe->placement.nr_physical * sizeof(*s->routes_to));
 	for (uint32_t t = 0; t < s->nr_tokens; t++) {
 		const int32_t *physical = s->physical + (size_t)t * topk;
@@ -57,7 +60,8 @@ static void count_rows(tern_moe *moe, struct slot *s)
 		for (uint32_t i = 0; i < rows.nr_rows; i++) {
 			s->rows_home[rows.rows[i].rank]++;
 			s->rows_to[rows.rows[i].rank] += mine;
-			*home_counter(moe, s->home_start, rows.rows[i].rank, t) += results_of_row(moe, rows.rows[i].nr);
+			*home_counter(moe, s->home_start, rows.rows[i].rank, t) +=
+				results_of_row(moe, rows.rows[i].nr);
 		}
 		for (uint32_t k = 0; k < topk && mine; k++)
 			if (physical[k] >= 0)
@@ -65,8 +69,8 @@ static void count_rows(tern_moe *moe, struct slot *s)
 	}
 }
 
-/* From how many results to where they begin: by expert's rank, then by the replica that sent the token. So what comes
- * from one rank lies together, in the order of its tokens. */
+/* From how many results to where they begin: by expert's rank, then by the replica that sent the
+ * token. So what comes from one rank lies together, in the order of its tokens. */
 static void place_results(tern_moe *moe, struct slot *s)
 {
 	uint32_t next = 0;
@@ -94,14 +98,16 @@ void routes_count(tern_moe *moe, struct slot *s, const struct tern_dispatch *arg
 uint64_t routes_bytes(const tern_moe *moe, const struct slot *s)
 {
 	const struct layout *l = &moe->layout;
-	bool in_place = moe->config.mode == TERN_HIGH_THROUGHPUT && moe->config.layout != TERN_BY_SOURCE;
+	bool in_place =
+		moe->config.mode == TERN_HIGH_THROUGHPUT && moe->config.layout != TERN_BY_SOURCE;
 	uint64_t rows = 0, routes = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		rows += s->rows_to[r];
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++)
 		routes += s->routes_to[p];
-	return rows * l->header_bytes + (in_place ? routes : rows) * ((uint64_t)l->payload_bytes + l->scales_bytes);
+	return rows * l->header_bytes +
+	       (in_place ? routes : rows) * ((uint64_t)l->payload_bytes + l->scales_bytes);
 }
 
 void routes_account(tern_moe *moe, const struct slot *s)
@@ -121,7 +127,8 @@ void routes_account(tern_moe *moe, const struct slot *s)
 	stats->rows += rows;
 	stats->rows_away += rows - s->rows_to[moe->rank];
 	stats->dispatch_bytes += routes_bytes(moe, s);
-	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens; t += moe->config.replica_ranks) {
+	for (uint32_t t = moe->rank - home_first(moe, moe->rank); t < s->nr_tokens;
+		t += moe->config.replica_ranks) {
 		bool away = false;
 
 		for (uint32_t k = 0; k < topk; k++) {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the caller's arguments to the plan of a round: what a dispatch does before it sends anything. */
+/* From the caller's arguments to the plan of a round: what a dispatch does before it sends
+ * anything. */
 #ifndef TERN_EXCHANGE_ROUTES_H
 #define TERN_EXCHANGE_ROUTES_H
 
 #include "exchange/exchange.h"
 
-/* Reads and checks all ids, and chooses replicas. Fills slot->physical, which means nothing until the slot's state
- * moves on. */
+/* Reads and checks all ids, and chooses replicas. Fills slot->physical, which means nothing until
+ * the slot's state moves on. */
 int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args);
 
 /* Keeps the weights and counts rows and routes: the round has begun. */

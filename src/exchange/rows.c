@@ -5,16 +5,19 @@
 
 #include "exchange/cpu/kernels/kernels.h"
 
-bool header_take_within(const tern_moe *moe, const void *shared, uint64_t room, union header_copy *copy)
+bool header_take_within(
+	const tern_moe *moe, const void *shared, uint64_t room, union header_copy *copy)
 {
 	struct row_header *header = &copy->header;
 
 	if (room < sizeof(*header))
 		return false;
 	memcpy(header, shared, sizeof(*header));
-	if (header->nr_routes < 1 || header->nr_routes > moe->config.topk || header->token >= moe->config.max_tokens ||
+	if (header->nr_routes < 1 || header->nr_routes > moe->config.topk ||
+		header->token >= moe->config.max_tokens ||
 		header->home_row >= moe->layout.combine_rows ||
-		results_of_row(moe, header->nr_routes) > moe->layout.combine_rows - header->home_row)
+		results_of_row(moe, header->nr_routes) >
+			moe->layout.combine_rows - header->home_row)
 		return false;
 	if (room - sizeof(*header) < header->nr_routes * sizeof(header->routes[0]))
 		return false;
@@ -39,8 +42,8 @@ bool positions_fit(const struct slot *s, const struct row_header *header)
 	return true;
 }
 
-void row_store(
-	const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position, const struct row_source *row)
+void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position,
+	const struct row_source *row)
 {
 	const struct layout *l = &moe->layout;
 
@@ -74,14 +77,15 @@ void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint3
 	}
 }
 
-void rows_place(const tern_moe *moe, bool stream, uint8_t *output, uint32_t source, const struct row_header *header,
-	const struct row_source *row)
+void rows_place(const tern_moe *moe, bool stream, uint8_t *output, uint32_t source,
+	const struct row_header *header, const struct row_source *row)
 {
 	uint8_t *x = output + moe->layout.output.x, *scales = output + moe->layout.output.scales;
 	uint32_t places = moe->config.layout == TERN_BY_SOURCE ? 1 : header->nr_routes;
 
 	for (uint32_t i = 0; i < places; i++) {
 		row_store(moe, stream, x, scales, header->routes[i].position, row);
-		row_describe(moe, output, header->routes[i].position, source, header, &header->routes[i]);
+		row_describe(moe, output, header->routes[i].position, source, header,
+			&header->routes[i]);
 	}
 }

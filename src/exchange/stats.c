@@ -16,8 +16,8 @@ int tern_moe_nr_local(const tern_moe *moe)
 int tern_moe_local_expert(const tern_moe *moe, uint32_t local)
 {
 	if (!moe || local >= moe->nr_local)
-		return fail(TERN_ERR_INVALID, "moe is NULL or local expert %u is none of its %u", local,
-			moe ? moe->nr_local : 0);
+		return fail(TERN_ERR_INVALID, "moe is NULL or local expert %u is none of its %u",
+			local, moe ? moe->nr_local : 0);
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++)
 		if (moe->placement.rank[p] == moe->rank && moe->placement.local[p] == local)
 			return (int)moe->placement.logical[p];
@@ -34,7 +34,8 @@ int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory)
 		.output_bytes = moe->layout.output.bytes * moe->layout.nr_slots,
 		.private_bytes = moe->private_bytes,
 		.staging_bytes = moe->device ? 0 : path_staging_bytes(moe)};
-	now.window_bytes -= (uint64_t)moe->layout.nr_channels * moe->layout.nr_chunks * moe->layout.chunk_bytes;
+	now.window_bytes -=
+		(uint64_t)moe->layout.nr_channels * moe->layout.nr_chunks * moe->layout.chunk_bytes;
 	if (moe->device)
 		device_memory(moe, &now);
 	else if (moe->config.mode == TERN_HIGH_THROUGHPUT)
@@ -65,8 +66,8 @@ int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats)
 int tern_moe_expert_load(const tern_moe *moe, uint64_t *counts, uint32_t nr)
 {
 	if (!moe || !counts || nr != moe->config.nr_experts)
-		return fail(TERN_ERR_INVALID, "moe or counts is NULL, or nr is %u for %u experts", nr,
-			moe ? moe->config.nr_experts : 0);
+		return fail(TERN_ERR_INVALID, "moe or counts is NULL, or nr is %u for %u experts",
+			nr, moe ? moe->config.nr_experts : 0);
 	if (moe->device)
 		return device_expert_load(moe, counts);
 	memcpy(counts, moe->expert_load, nr * sizeof(*counts));

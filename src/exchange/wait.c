@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a rank waits for others: bounded, without starving them of the processor, and with an account of whom it missed.
+/* How a rank waits for others: bounded, without starving them of the processor, and with an account
+ * of whom it missed.
  */
 #include "exchange/wait.h"
 
@@ -14,8 +15,8 @@
 #include "base/error.h"
 #include "path/path.h"
 
-/* A sleep is cut into slices, to look after peers that died: one that dies between its word and its ring leaves the
- * sleeper asleep. Between live ranks no wake-up depends on it. */
+/* A sleep is cut into slices, to look after peers that died: one that dies between its word and its
+ * ring leaves the sleeper asleep. Between live ranks no wake-up depends on it. */
 #define FIRST_SLICE_NS 2000000u
 #define LONGEST_SLICE_NS 50000000u
 
@@ -32,8 +33,8 @@ struct wait {
 
 static uint64_t word_of(const struct wait *w, uint32_t rank)
 {
-	return arrival_observe(
-		(const struct arrival *)own(w->moe, layout_word(&w->moe->layout, w->slot, w->kind, rank)));
+	return arrival_observe((const struct arrival *)own(
+		w->moe, layout_word(&w->moe->layout, w->slot, w->kind, rank)));
 }
 
 /* Each rank is looked at until it has arrived, and never again: polling costs one load. */
@@ -72,8 +73,8 @@ static void fill_report(struct wait *w, int error, uint32_t peer)
 	report->arrived = report->expected - report->nr_missing;
 }
 
-/* "rank 0 waited 30000 ms in dispatch (slot 0, epoch 5) with 2 of 4 ranks missing: rank 1 (at epoch 4), rank 3 (at
- * epoch 4)" */
+/* "rank 0 waited 30000 ms in dispatch (slot 0, epoch 5) with 2 of 4 ranks missing: rank 1 (at epoch
+ * 4), rank 3 (at epoch 4)" */
 static int wait_expired(struct wait *w)
 {
 	char text[480];
@@ -86,17 +87,20 @@ static int wait_expired(struct wait *w)
 
 		if (word_epoch(word) == w->epoch)
 			continue;
-		at += (size_t)snprintf(text + at, sizeof(text) - at, "%srank %u (at epoch %u)", told++ ? ", " : "", r,
-			word_epoch(word));
+		at += (size_t)snprintf(text + at, sizeof(text) - at, "%srank %u (at epoch %u)",
+			told++ ? ", " : "", r, word_epoch(word));
 	}
 	return fail(TERN_ERR_TIMEOUT,
-		"rank %u waited %.3f ms in %s (slot %u, epoch %u) with %u of %u ranks missing: %s%s", w->moe->rank,
-		(double)w->moe->report.waited_ns / 1e6, phase_name(w->phase), w->slot, w->epoch,
-		w->moe->report.nr_missing, w->moe->nr_ranks, text, told < w->moe->report.nr_missing ? ", ..." : "");
+		"rank %u waited %.3f ms in %s (slot %u, epoch %u) with %u of %u ranks missing: "
+		"%s%s",
+		w->moe->rank, (double)w->moe->report.waited_ns / 1e6, phase_name(w->phase), w->slot,
+		w->epoch, w->moe->report.nr_missing, w->moe->nr_ranks, text,
+		told < w->moe->report.nr_missing ? ", ..." : "");
 }
 
 /* `witness` is the rank that left because `peer` had died, or the peer itself. */
-static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness, uint64_t leave_status, const char *text)
+static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness,
+	uint64_t leave_status, const char *text)
 {
 	char cause[160] = "";
 
@@ -104,12 +108,16 @@ static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness,
 	if (witness != peer)
 		snprintf(cause, sizeof(cause), ", as rank %u found,", witness);
 	else if (error == TERN_ERR_PEER_LEFT && leave_status_error(leave_status))
-		snprintf(cause, sizeof(cause), " after %s", tern_strerror(leave_status_error(leave_status)));
+		snprintf(cause, sizeof(cause), " after %s",
+			tern_strerror(leave_status_error(leave_status)));
 	else if (text)
 		snprintf(cause, sizeof(cause), " (%s)", text);
-	fail(error, "rank %u %s%s while rank %u waited for rank %u in %s (slot %u, epoch %u; rank %u was at epoch %u)",
-		peer, error == TERN_ERR_PEER_DEAD ? "died" : "left the exchange", cause, w->moe->rank, witness,
-		phase_name(w->phase), w->slot, w->epoch, peer, w->moe->report.epoch_seen);
+	fail(error,
+		"rank %u %s%s while rank %u waited for rank %u in %s (slot %u, epoch %u; rank %u "
+		"was at epoch %u)",
+		peer, error == TERN_ERR_PEER_DEAD ? "died" : "left the exchange", cause,
+		w->moe->rank, witness, phase_name(w->phase), w->slot, w->epoch, peer,
+		w->moe->report.epoch_seen);
 	return exchange_fail(w->moe, error, (int)peer);
 }
 
@@ -117,7 +125,8 @@ static int peer_has_left(struct wait *w, uint32_t peer, uint64_t leave_status)
 {
 	int named = leave_status_peer(leave_status);
 
-	if (leave_status_error(leave_status) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)w->moe->nr_ranks)
+	if (leave_status_error(leave_status) == TERN_ERR_PEER_DEAD && named >= 0 &&
+		named < (int)w->moe->nr_ranks)
 		return wait_lost(w, TERN_ERR_PEER_DEAD, (uint32_t)named, peer, leave_status, NULL);
 	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, leave_status, NULL);
 }
@@ -139,8 +148,8 @@ static int peer_broke(tern_moe *moe)
 	return exchange_fail(moe, TERN_ERR_PROTOCOL, source);
 }
 
-/* A gateway through which the word of a missing rank would come. It is gone before it has passed on what it got, so the
- * word will not come, whether or not its source lives. */
+/* A gateway through which the word of a missing rank would come. It is gone before it has passed on
+ * what it got, so the word will not come, whether or not its source lives. */
 static bool relay_is_gone(const struct wait *w, uint32_t missing, bool left)
 {
 	uint32_t relay = w->kind == WORD_DISPATCH ? path_relay_of(w->moe, missing) : missing;
@@ -153,9 +162,10 @@ static bool relay_is_gone(const struct wait *w, uint32_t missing, bool left)
 	return path_is_lost(w->moe, relay, &text) && !path_leave_status(w->moe, relay);
 }
 
-/* A missing peer that is gone will not come any more; what it published before it went counts, so its word is looked at
- * once more. Who left a leave word was not taken by surprise, even if its process has ended since. A death without
- * one explains the departures, so deaths are reported first. */
+/* A missing peer that is gone will not come any more; what it published before it went counts, so
+ * its word is looked at once more. Who left a leave word was not taken by surprise, even if its
+ * process has ended since. A death without one explains the departures, so deaths are reported
+ * first. */
 static int look_after_deaths(struct wait *w)
 {
 	const char *text;
@@ -163,7 +173,8 @@ static int look_after_deaths(struct wait *w)
 	for (uint32_t r = w->next; r < w->moe->nr_ranks; r++) {
 		if (!is_missing(w, r))
 			continue;
-		if (path_is_lost(w->moe, r, &text) && !path_leave_status(w->moe, r) && is_missing(w, r))
+		if (path_is_lost(w->moe, r, &text) && !path_leave_status(w->moe, r) &&
+			is_missing(w, r))
 			return wait_lost(w, TERN_ERR_PEER_DEAD, r, r, 0, text);
 		if (relay_is_gone(w, r, false) && is_missing(w, r)) {
 			uint32_t relay = path_relay_of(w->moe, r);
@@ -185,7 +196,8 @@ static int look_after_peers(struct wait *w)
 		if (leave_status && is_missing(w, r))
 			rc = peer_has_left(w, r, leave_status);
 		else if (is_missing(w, r) && relay_is_gone(w, r, true) && is_missing(w, r))
-			rc = peer_has_left(w, path_relay_of(w->moe, r), path_leave_status(w->moe, path_relay_of(w->moe, r)));
+			rc = peer_has_left(w, path_relay_of(w->moe, r),
+				path_leave_status(w->moe, path_relay_of(w->moe, r)));
 	}
 	return rc;
 }
@@ -210,8 +222,8 @@ static bool wait_awake(struct wait *w)
 static void sleep_slice(struct wait *w, uint64_t now_ns, uint64_t slice_ns)
 {
 	const struct scheduler *scheduler = w->moe->group->scheduler;
-	struct timespec timeout = {
-		.tv_sec = (time_t)(slice_ns / 1000000000u), .tv_nsec = (long)(slice_ns % 1000000000u)};
+	struct timespec timeout = {.tv_sec = (time_t)(slice_ns / 1000000000u),
+		.tv_nsec = (long)(slice_ns % 1000000000u)};
 	uint32_t count = event_count_listen(w->events, w->wake_at);
 
 	if (scheduler)
@@ -260,7 +272,7 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 	return rc;
 }
 
-/* ---- for what no event count tells --------------------------------------------------------------------------- */
+/* ---- for what no event count tells ----------------------------------------------------------- */
 
 #define FIRST_NAP_NS 20000u
 #define LONGEST_NAP_NS 200000u
@@ -330,7 +342,8 @@ int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(voi
 		return said < 0 ? said : 0;
 	fill_report(&room.wait, TERN_ERR_TIMEOUT, peer);
 	return fail(TERN_ERR_TIMEOUT,
-		"rank %u waited %.3f ms in dispatch (slot %u, epoch %u) for rank %u to make room for more rows",
+		"rank %u waited %.3f ms in dispatch (slot %u, epoch %u) for rank %u to make room "
+		"for more rows",
 		moe->rank, (double)moe->report.waited_ns / 1e6, slot, moe->slots[slot].epoch, peer);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank's window: shared memory without a name, which only the peers that were handed its descriptor can map. It is
- * gone with the last process that maps it. */
+/* A rank's window: shared memory without a name, which only the peers that were handed its
+ * descriptor can map. It is gone with the last process that maps it. */
 #ifndef TERN_EXCHANGE_WINDOW_H
 #define TERN_EXCHANGE_WINDOW_H
 
@@ -16,15 +16,17 @@ struct window {
 	_Atomic int references; /* ranks of one process share the mapping itself */
 };
 
-/* Collective: makes this rank's window of `bytes` zeroed bytes (the same on all ranks) and maps those of all reachable
- * peers: windows[nr_ranks], NULL where there is no path. `round` numbers the group's exchanges, from 1. */
+/* Collective: makes this rank's window of `bytes` zeroed bytes (the same on all ranks) and maps
+ * those of all reachable peers: windows[nr_ranks], NULL where there is no path. `round` numbers the
+ * group's exchanges, from 1. */
 int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct window **windows);
 /* A reference of one's own, for who may still write there when the exchange is gone. */
 void window_keep(struct window *window);
 void window_drop(struct window *window);
 void windows_destroy(tern_group *group, struct window **windows);
 
-/* Address space for rows that peers do not see; pages are taken when first written. NULL: none left. */
+/* Address space for rows that peers do not see; pages are taken when first written. NULL: none
+ * left. */
 void *private_map(uint64_t bytes);
 void private_unmap(void *base, uint64_t bytes);
 

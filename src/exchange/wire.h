@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one rank writes and another reads, byte for byte; native byte order (ranks of a group share it). */
+/* What one rank writes and another reads, byte for byte; native byte order (ranks of a group share
+ * it). */
 #ifndef TERN_EXCHANGE_WIRE_H
 #define TERN_EXCHANGE_WIRE_H
 
 #include <stdint.h>
 
-/* Arrival word: the epoch above, the rows announced below. Before the first round: the epoch before it. */
-#define WORD_RELEASED UINT32_MAX	 /* in place of a count: rows given back without combine */
-#define WORD_UNCOUNTED (UINT32_MAX - 1) /* likewise: stored by the engine, which knows that all is there and not how many rows that is */
+/* Arrival word: the epoch above, the rows announced below. Before the first round: the epoch before
+ * it. */
+#define WORD_RELEASED UINT32_MAX /* in place of a count: rows given back without combine */
+#define WORD_UNCOUNTED                                                                             \
+	(UINT32_MAX - 1) /* likewise: stored by the engine, which knows that all is there and not  \
+			    how many rows that is */
 
 /* A low-latency region begins with its number of rows, then rows of each local expert. */
 struct region_head {
@@ -48,7 +52,8 @@ static inline int leave_status_peer(uint64_t leave_status)
 
 /* One route of a row to one local expert of its destination. */
 struct route {
-	uint32_t position; /* of the row in the received x: by the sender in high-throughput mode, else by the receiver */
+	uint32_t position; /* of the row in the received x: by the sender in high-throughput mode,
+			      else by the receiver */
 	uint16_t expert;   /* local */
 	uint16_t k;
 	float weight;
@@ -56,22 +61,25 @@ struct route {
 
 /* Before each row. Routes are in k order. */
 struct row_header {
-	uint32_t token;	    /* its row in the source's x */
-	uint32_t home_row;  /* where the first result of this row goes in the home's combine rows; those of further routes follow it */
+	uint32_t token;     /* its row in the source's x */
+	uint32_t home_row;  /* where the first result of this row goes in the home's combine rows;
+			       those of further routes follow it */
 	uint32_t nr_routes; /* 1 to topk */
 	struct route routes[];
 };
 
-/* A chunk: rows of one source for the ranks of one node, each with its payload and scales once. The head, then nr_rows
- * times: struct chunk_row; nr_places times struct chunk_place with its routes; then payload and scales, which end at
- * `bytes`. Rows begin and payloads lie at multiples of CHUNK_ALIGNMENT. */
+/* A chunk: rows of one source for the ranks of one node, each with its payload and scales once. The
+ * head, then nr_rows times: struct chunk_row; nr_places times struct chunk_place with its routes;
+ * then payload and scales, which end at `bytes`. Rows begin and payloads lie at multiples of
+ * CHUNK_ALIGNMENT. */
 #define CHUNK_ALIGNMENT 16
 
 struct chunk_head {
 	uint32_t slot, epoch;
 	uint32_t bytes; /* of the chunk that are used */
 	uint32_t nr_rows;
-	uint32_t nr_chunks; /* of the source's round to this node; 0 but on the last one that was sent */
+	uint32_t nr_chunks; /* of the source's round to this node; 0 but on the last one that was
+			       sent */
 	uint32_t reserved[3];
 };
 

@@ -20,7 +20,7 @@
 #define NAME_PREFIX "tern-"
 #define CAUSE_TEXT 132
 #define ACCEPTS_A_TURN 256 /* then the clock is looked at, however many more have come */
-#define CALLERS_MOST 64	   /* that have said nothing yet: the most silent makes room for the next */
+#define CALLERS_MOST 64    /* that have said nothing yet: the most silent makes room for the next */
 
 struct fd_passing {
 	int listener;
@@ -31,7 +31,7 @@ struct fd_passing {
 /* What comes with each descriptor, or, with an error, in its place. */
 struct hello {
 	uint8_t secret[FD_PASSING_KEY_BYTES]; /* the receiver's */
-	uint32_t rank;                     /* the sender's */
+	uint32_t rank;                        /* the sender's */
 	uint32_t round;
 	int32_t error;
 	char cause[CAUSE_TEXT];
@@ -40,7 +40,7 @@ struct hello {
 /* What was read from a caller. */
 struct message {
 	struct hello hello;
-	int fd;	    /* the one that came along, or -1 */
+	int fd;     /* the one that came along, or -1 */
 	bool whole; /* a hello, from its first byte to its last */
 	bool cut;   /* something came along that has no place in this process */
 };
@@ -88,7 +88,8 @@ int fd_passing_open(struct fd_passing **out)
 		rc = fail_errno("socket");
 		goto err_free;
 	}
-	if (bind(passing->listener, (struct sockaddr *)&un, socket_address(&un, passing->address.name)) ||
+	if (bind(passing->listener, (struct sockaddr *)&un,
+		    socket_address(&un, passing->address.name)) ||
 		listen(passing->listener, 4096)) {
 		rc = fail_errno("binding a Unix socket");
 		goto err_close;
@@ -129,7 +130,8 @@ static int same_user(int socket)
 	struct ucred cred;
 	socklen_t length = sizeof(cred);
 
-	return !getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &cred, &length) && cred.uid == geteuid();
+	return !getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &cred, &length) &&
+	       cred.uid == geteuid();
 }
 
 union fd_control {
@@ -157,8 +159,8 @@ static int hello_send(int socket, const struct hello *hello, int fd)
 	return sendmsg(socket, &msg, MSG_NOSIGNAL) == sizeof(*hello) ? 0 : -1;
 }
 
-/* The one descriptor that came along, or -1. The buffer's padding has room for a second one, so a stranger's surplus is
- * closed. */
+/* The one descriptor that came along, or -1. The buffer's padding has room for a second one, so a
+ * stranger's surplus is closed. */
 static int take_descriptor(struct msghdr *msg)
 {
 	struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
@@ -206,7 +208,8 @@ static bool message_receive(int socket, struct message *message)
 	return true;
 }
 
-_Static_assert(sizeof(union fd_control) - sizeof(struct cmsghdr) <= 2 * sizeof(int), "take_descriptor closes two");
+_Static_assert(sizeof(union fd_control) - sizeof(struct cmsghdr) <= 2 * sizeof(int),
+	"take_descriptor closes two");
 
 /* ---- calling --------------------------------------------------------------------------------- */
 
@@ -230,7 +233,9 @@ static int call_guest(
 		return fail_errno("a socket to call rank %d", guest_rank);
 	memcpy(hello->secret, guest->address.secret, sizeof(hello->secret));
 	if (connect(s, (struct sockaddr *)&un, length))
-		rc = errno == EAGAIN ? 1 : fail_errno("connecting to rank %d on this machine", guest_rank);
+		rc = errno == EAGAIN
+			     ? 1
+			     : fail_errno("connecting to rank %d on this machine", guest_rank);
 	else if (!same_user(s))
 		rc = fail(TERN_ERR_BOOTSTRAP, "rank %d runs as another user", guest_rank);
 	else if (hello_send(s, hello, fd))
@@ -404,8 +409,8 @@ static int visit_all(struct visit *v, int wait_ms)
 			return rc;
 		if (clock_ns() > deadline)
 			return fail_waiting(v, wait_ms);
-		/* Callers send right after they connect, so a short slice serves those that have connected and not yet
-		 * sent. */
+		/* Callers send right after they connect, so a short slice serves those that have
+		 * connected and not yet sent. */
 		poll(&pfd, 1, v->nr_kept || v->to_call ? 1 : 20);
 	}
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How processes of one machine pass each other descriptors: each listens on an abstract Unix socket with a random name,
- * and takes only connections of its own user that know its secret. Nothing lies in a file system, nothing outlives the
- * processes. */
+/* How processes of one machine pass each other descriptors: each listens on an abstract Unix socket
+ * with a random name, and takes only connections of its own user that know its secret. Nothing lies
+ * in a file system, nothing outlives the processes. */
 #ifndef TERN_GROUP_FD_PASSING_H
 #define TERN_GROUP_FD_PASSING_H
 
@@ -25,7 +25,7 @@ void fd_passing_address(const struct fd_passing *passing, struct fd_passing_addr
 struct fd_passing_guest {
 	int wanted; /* 1: exchange descriptors with this rank */
 	struct fd_passing_address address;
-	int fd; /* out: what the rank sent; -1 before, the caller closes it */
+	int fd;     /* out: what the rank sent; -1 before, the caller closes it */
 	int called; /* out: 1: it was sent what it is to have */
 };
 

@@ -32,7 +32,8 @@
 
 /* What the ranks tell each other on joining. */
 struct introduction {
-	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows */
+	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows
+		       */
 	int32_t rank, nr_ranks;
 	char node[NODE_TEXT];
 	uint64_t process[2], pid;
@@ -99,8 +100,8 @@ static const char *node_name(const struct tern_group_config *config, const char 
 	return config->node ? config->node : getenv("TERN_NODE");
 }
 
-/* Ranks that have this text in common can pass descriptors: one kernel, one network namespace (abstract sockets belong
- * to it), and not told apart by setting. */
+/* Ranks that have this text in common can pass descriptors: one kernel, one network namespace
+ * (abstract sockets belong to it), and not told apart by setting. */
 static int node_identity(char *text, size_t bytes, const char *node)
 {
 	const char *path = "/proc/sys/kernel/random/boot_id";
@@ -116,8 +117,8 @@ static int node_identity(char *text, size_t bytes, const char *node)
 		boot_id[strcspn(boot_id, "\n")] = 0;
 		close(fd);
 	}
-	snprintf(text, bytes, "%s/%llu/%s", boot_id, (unsigned long long)namespace_inode("/proc/self/ns/net"),
-		node ? node : "");
+	snprintf(text, bytes, "%s/%llu/%s", boot_id,
+		(unsigned long long)namespace_inode("/proc/self/ns/net"), node ? node : "");
 	return 0;
 }
 
@@ -135,7 +136,8 @@ int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes
 		return 0;
 	if (*tern_last_error())
 		return fail(TERN_ERR_BOOTSTRAP, "allgather: %s", tern_last_error());
-	return fail(TERN_ERR_BOOTSTRAP, "the allgather of the bootstrap returned %d on rank %d", rc, group->rank);
+	return fail(TERN_ERR_BOOTSTRAP, "the allgather of the bootstrap returned %d on rank %d", rc,
+		group->rank);
 }
 
 int group_agree_status(tern_group *group, int rc, const char *what)
@@ -147,7 +149,8 @@ int group_agree_status(tern_group *group, int rc, const char *what)
 	int failed = 0;
 
 	if (!all)
-		return fail(TERN_ERR_NOMEM, "no memory for the status of %d ranks", group->nr_ranks);
+		return fail(
+			TERN_ERR_NOMEM, "no memory for the status of %d ranks", group->nr_ranks);
 	if (rc)
 		snprintf(mine.text, sizeof(mine.text), "%.*s", STATUS_TEXT - 1, tern_last_error());
 	failed = group_allgather(group, &mine, all, sizeof(mine));
@@ -166,7 +169,8 @@ int group_agree_status(tern_group *group, int rc, const char *what)
 }
 
 /* "7168 on ranks 0, 1, 3; 4096 on rank 2" */
-static void describe_values(char *text, size_t bytes, const uint64_t *all, int nr_ranks, int nr_settings, int which)
+static void describe_values(
+	char *text, size_t bytes, const uint64_t *all, int nr_ranks, int nr_settings, int which)
 {
 	size_t at = 0;
 
@@ -178,11 +182,12 @@ static void describe_values(char *text, size_t bytes, const uint64_t *all, int n
 			first++;
 		if (first < r)
 			continue; /* told with that rank */
-		at += (size_t)snprintf(
-			text + at, bytes - at, "%s%llu on rank", at ? "; " : "", (unsigned long long)value);
+		at += (size_t)snprintf(text + at, bytes - at, "%s%llu on rank", at ? "; " : "",
+			(unsigned long long)value);
 		for (int s = r; s < nr_ranks && at < bytes - 48; s++)
 			if (all[(size_t)s * nr_settings + which] == value)
-				at += (size_t)snprintf(text + at, bytes - at, "%s %d", nr++ ? "," : "", s);
+				at += (size_t)snprintf(
+					text + at, bytes - at, "%s %d", nr++ ? "," : "", s);
 	}
 	if (at >= bytes - 48)
 		snprintf(text + at, bytes - at, " ...");
@@ -196,15 +201,18 @@ int group_agree_settings(tern_group *group, const struct setting *settings, int 
 	int rc;
 
 	if (!mine)
-		return fail(TERN_ERR_NOMEM, "no memory to compare the settings of %d ranks", group->nr_ranks);
+		return fail(TERN_ERR_NOMEM, "no memory to compare the settings of %d ranks",
+			group->nr_ranks);
 	for (int i = 0; i < nr_settings; i++)
 		mine[i] = settings[i].value;
 	rc = group_allgather(group, mine, all, (size_t)nr_settings * sizeof(*mine));
 	for (int i = 0; i < nr_settings && !rc; i++)
 		for (int r = 1; r < group->nr_ranks && !rc; r++)
 			if (all[(size_t)r * nr_settings + i] != all[i]) {
-				describe_values(text, sizeof(text), all, group->nr_ranks, nr_settings, i);
-				rc = fail(TERN_ERR_MISMATCH, "ranks disagree on %s: %s", settings[i].name, text);
+				describe_values(
+					text, sizeof(text), all, group->nr_ranks, nr_settings, i);
+				rc = fail(TERN_ERR_MISMATCH, "ranks disagree on %s: %s",
+					settings[i].name, text);
 			}
 	free(mine);
 	return rc;
@@ -223,7 +231,9 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 		while (strncmp(all[first].node, all[r].node, NODE_TEXT))
 			first++;
 		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
-		peer->path = r == group->rank ? TERN_PATH_SELF : same_node ? TERN_PATH_MAPPED : TERN_PATH_NONE;
+		peer->path = r == group->rank ? TERN_PATH_SELF
+			     : same_node      ? TERN_PATH_MAPPED
+					      : TERN_PATH_NONE;
 		peer->beside = !memcmp(all[r].process, me->process, sizeof(me->process)) &&
 			       all[r].pid == me->pid;
 		peer->same_process = same_node && peer->beside;
@@ -231,9 +241,9 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 	}
 }
 
-/* A descriptor that becomes readable, or hung up, for others when this process ends; passed on to peers, so that
- * process namespaces do not matter. Where there are no pidfds (old kernels, some sandboxes) it is the end of a pipe
- * whose other end this process holds. */
+/* A descriptor that becomes readable, or hung up, for others when this process ends; passed on to
+ * peers, so that process namespaces do not matter. Where there are no pidfds (old kernels, some
+ * sandboxes) it is the end of a pipe whose other end this process holds. */
 static int own_lifeline(tern_group *group)
 {
 	int ends[2], fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -258,11 +268,13 @@ static int exchange_lifelines(tern_group *group, const struct introduction *all)
 	rc = group_agree_status(group, rc, "joining");
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
 		guests[r] = (struct fd_passing_guest){
-			.wanted = group->peers[r].path == TERN_PATH_MAPPED && !group->peers[r].same_process,
+			.wanted = group->peers[r].path == TERN_PATH_MAPPED &&
+				  !group->peers[r].same_process,
 			.address = all[r].address,
 			.fd = -1};
 	if (!rc) {
-		rc = fd_passing_exchange(group->passing, group->rank, group->nr_ranks, 0, own, guests, group->wait_ms);
+		rc = fd_passing_exchange(group->passing, group->rank, group->nr_ranks, 0, own,
+			guests, group->wait_ms);
 		for (int r = 0; r < group->nr_ranks; r++)
 			group->peers[r].lifeline = guests[r].fd;
 		rc = group_agree_status(group, rc, "joining");
@@ -299,7 +311,8 @@ static int make_engine(tern_group *group, const struct choice *choice, bool need
 
 	if (!rc || needed)
 		return rc;
-	snprintf(group->no_engine, sizeof(group->no_engine), "%.*s", (int)sizeof(group->no_engine) - 1, tern_last_error());
+	snprintf(group->no_engine, sizeof(group->no_engine), "%.*s",
+		(int)sizeof(group->no_engine) - 1, tern_last_error());
 	return 0;
 }
 
@@ -307,7 +320,8 @@ static int make_engine(tern_group *group, const struct choice *choice, bool need
 static int agree_whether_any(tern_group *group, bool mine, bool *any)
 {
 	uint8_t *all = calloc((size_t)group->nr_ranks, sizeof(*all)), here = mine;
-	int rc = all ? group_allgather(group, &here, all, sizeof(here)) : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
+	int rc = all ? group_allgather(group, &here, all, sizeof(here))
+		     : fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
 
 	*any = false;
 	for (int r = 0; r < group->nr_ranks && !rc; r++)
@@ -316,7 +330,8 @@ static int agree_whether_any(tern_group *group, bool mine, bool *any)
 	return rc;
 }
 
-/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group lives without them, unless a caller has asked for a network.
+/* Peers that are not mapped are reached through an engine, if one can be made: otherwise the group
+ * lives without them, unless a caller has asked for a network.
  */
 static int open_engine(tern_group *group, const struct tern_group_config *config)
 {
@@ -332,10 +347,12 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 		rc = rc ? rc : make_engine(group, &choice, needed || group->engine_forced);
 	}
 	for (int r = 0; r < group->nr_ranks && !rc && group->engine; r++)
-		if (group->peers[r].path == TERN_PATH_NONE || (group->engine_forced && r != group->rank))
+		if (group->peers[r].path == TERN_PATH_NONE ||
+			(group->engine_forced && r != group->rank))
 			group->peers[r].path = TERN_PATH_ENGINE;
 	if (!rc)
-		describe_paths(group, wanted ? &choice : NULL, group->description, sizeof(group->description));
+		describe_paths(group, wanted ? &choice : NULL, group->description,
+			sizeof(group->description));
 	return rc;
 }
 
@@ -351,8 +368,8 @@ static int read_settings(tern_group *group, const struct tern_group_config *conf
 		return rc;
 	if (node && strlen(node) > LONGEST_NODE)
 		return fail(TERN_ERR_INVALID,
-			"%s is \"%.*s...\", of %zu bytes; at most %d are possible", by, LONGEST_NODE,
-			node, strlen(node), LONGEST_NODE);
+			"%s is \"%.*s...\", of %zu bytes; at most %d are possible", by,
+			LONGEST_NODE, node, strlen(node), LONGEST_NODE);
 	return 0;
 }
 
@@ -371,7 +388,8 @@ static int check_introduction(
 
 static int introduce(tern_group *group, const struct tern_group_config *config)
 {
-	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 | TERN_VERSION_MINOR << 16 | sizeof(void *),
+	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 |
+					 TERN_VERSION_MINOR << 16 | sizeof(void *),
 		.rank = group->rank,
 		.nr_ranks = group->nr_ranks,
 		.pid = (uint64_t)getpid()};
@@ -408,11 +426,14 @@ static int check_boot(const struct tern_boot *boot)
 	if (rc)
 		return rc;
 	if (boot->nr_ranks < 1 || boot->nr_ranks > UINT16_MAX)
-		return fail(TERN_ERR_INVALID, "boot.nr_ranks is %d; 1 to %d are possible", boot->nr_ranks, UINT16_MAX);
+		return fail(TERN_ERR_INVALID, "boot.nr_ranks is %d; 1 to %d are possible",
+			boot->nr_ranks, UINT16_MAX);
 	if (boot->rank < 0 || boot->rank >= boot->nr_ranks)
-		return fail(TERN_ERR_INVALID, "boot.rank is %d of %d ranks", boot->rank, boot->nr_ranks);
+		return fail(TERN_ERR_INVALID, "boot.rank is %d of %d ranks", boot->rank,
+			boot->nr_ranks);
 	if (!boot->allgather && boot->nr_ranks > 1)
-		return fail(TERN_ERR_INVALID, "boot.allgather is NULL for %d ranks", boot->nr_ranks);
+		return fail(
+			TERN_ERR_INVALID, "boot.allgather is NULL for %d ranks", boot->nr_ranks);
 	return 0;
 }
 
@@ -494,7 +515,8 @@ int group_create_scheduled(
 		group->peers = calloc((size_t)config.boot.nr_ranks, sizeof(*group->peers));
 	if (!group || !group->peers) {
 		free(group);
-		rc = fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks", config.boot.nr_ranks);
+		rc = fail(
+			TERN_ERR_NOMEM, "no memory for a group of %d ranks", config.boot.nr_ranks);
 		return close_boot(&config.boot, rc);
 	}
 	group->rank = config.boot.rank;
@@ -525,7 +547,8 @@ int tern_group_destroy(tern_group *group)
 	if (!group)
 		return 0;
 	if (group->nr_exchanges)
-		return fail(TERN_ERR_STATE, "the group still has %d exchanges", group->nr_exchanges);
+		return fail(
+			TERN_ERR_STATE, "the group still has %d exchanges", group->nr_exchanges);
 	if (group->nr_engines > (group->engine != NULL))
 		return fail(TERN_ERR_STATE, "the group still has %d engines", group->nr_engines);
 	group_free(group);

@@ -12,7 +12,7 @@
 struct peer {
 	enum tern_path path;
 	bool same_process; /* and on the same node */
-	bool beside;	   /* a thread of this process, whatever its node */
+	bool beside;       /* a thread of this process, whatever its node */
 	int node;
 	int lifeline; /* tells when the peer's process has ended; -1: not known, or this process */
 };
@@ -20,32 +20,36 @@ struct peer {
 struct tern_group {
 	int rank, nr_ranks, nr_nodes;
 	int wait_ms;
-	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else -1 */
+	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else
+			 -1 */
 	struct tern_boot boot;
 	const struct scheduler *scheduler; /* NULL: the real clock */
-	struct fd_passing *passing; /* where peers on this machine pass descriptors */
-	struct peer *peers;	 /* [nr_ranks] */
-	int nr_exchanges;	 /* alive */
-	struct tern_engine *engine; /* where some peers are not mapped; else NULL */
-	bool engine_forced;	 /* each rank is a node of its own to an exchange */
-	char no_engine[512];	 /* why there is none though there should be */
-	char description[1024];	 /* how peers are reached, and why so */
-	char *transport;	 /* the networks that the caller has asked for; NULL: none in particular */
-	int nr_engines;		 /* alive */
-	uint32_t round;		 /* of sharing windows; 0 was joining */
+	struct fd_passing *passing;        /* where peers on this machine pass descriptors */
+	struct peer *peers;                /* [nr_ranks] */
+	int nr_exchanges;                  /* alive */
+	struct tern_engine *engine;        /* where some peers are not mapped; else NULL */
+	bool engine_forced;                /* each rank is a node of its own to an exchange */
+	char no_engine[512];               /* why there is none though there should be */
+	char description[1024];            /* how peers are reached, and why so */
+	char *transport; /* the networks that the caller has asked for; NULL: none in particular */
+	int nr_engines;  /* alive */
+	uint32_t round;  /* of sharing windows; 0 was joining */
 };
 
 /* tern_group_create for a rank that a scheduler runs; it has to outlive the group. */
-int group_create_scheduled(const struct tern_group_config *config, const struct scheduler *scheduler, tern_group **group);
+int group_create_scheduled(const struct tern_group_config *config,
+	const struct scheduler *scheduler, tern_group **group);
 
-/* Collective: an engine over the networks that the group's own has, or would have. The caller destroys it. */
+/* Collective: an engine over the networks that the group's own has, or would have. The caller
+ * destroys it. */
 int group_make_engine(tern_group *group, struct tern_engine **engine);
 
 /* The bootstrap's allgather, with its failure turned into TERN_ERR_BOOTSTRAP. Collective. */
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes);
 
-/* Collective: every rank tells whether its part went well. If one did not, all ranks return its code, with the ranks and the
- * first one's cause in the text. `rc` and this thread's text are this rank's own. */
+/* Collective: every rank tells whether its part went well. If one did not, all ranks return its
+ * code, with the ranks and the first one's cause in the text. `rc` and this thread's text are this
+ * rank's own. */
 int group_agree_status(tern_group *group, int rc, const char *what);
 
 /* A setting that has to be the same on all ranks. */
@@ -54,7 +58,8 @@ struct setting {
 	uint64_t value;
 };
 
-/* Collective: TERN_ERR_MISMATCH on all ranks, naming the first differing setting, its values and ranks. */
+/* Collective: TERN_ERR_MISMATCH on all ranks, naming the first differing setting, its values and
+ * ranks. */
 int group_agree_settings(tern_group *group, const struct setting *settings, int nr_settings);
 
 /* True when this rank's process is known to have ended. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which networks this rank offers to ranks whose memory cannot be mapped, and what has come of it, in words. */
+/* Which networks this rank offers to ranks whose memory cannot be mapped, and what has come of it,
+ * in words. */
 #include "group/select_network.h"
 
 #include <stdio.h>
@@ -31,10 +32,11 @@ void select_networks(const char *setting, struct choice *choice)
 
 	choice->transport = setting ? setting : environment ? environment : BY_DEFAULT;
 	choice->by = setting ? "by setting" : environment ? "by TERN_TRANSPORT" : "by default";
-	choice->device = leaves_a_device_open(choice->transport) ? getenv("TERN_NODE_ADDRESS") : NULL;
+	choice->device =
+		leaves_a_device_open(choice->transport) ? getenv("TERN_NODE_ADDRESS") : NULL;
 }
 
-/* ---- in words ---------------------------------------------------------------------------------------------- */
+/* ---- in words -------------------------------------------------------------------------------- */
 
 static const char *way_to(const tern_group *group, int rank)
 {
@@ -68,7 +70,8 @@ static uint32_t find_ways(const tern_group *group, const char *ways[MOST_WAYS], 
 
 static size_t add(char *text, size_t bytes, size_t at, const char *before, const char *what)
 {
-	size_t length = at < bytes ? (size_t)snprintf(text + at, bytes - at, "%s%s", before, what) : 0;
+	size_t length =
+		at < bytes ? (size_t)snprintf(text + at, bytes - at, "%s%s", before, what) : 0;
 
 	return at + length < bytes ? at + length : bytes - 1;
 }
@@ -82,8 +85,10 @@ void describe_paths(const tern_group *group, const struct choice *choice, char *
 
 	for (uint32_t w = 0; w < nr && bytes - at > LEAST_ROOM; w++) {
 		at = add(text, bytes, at, at ? "; " : "", "");
-		at += rank_list(text + at, (bytes - at) / 2, way_of, (uint32_t)group->nr_ranks, (uint8_t)w);
-		at = add(text, bytes, at, ": ", w + 1 == MOST_WAYS ? "each for a reason of its own" : ways[w]);
+		at += rank_list(
+			text + at, (bytes - at) / 2, way_of, (uint32_t)group->nr_ranks, (uint8_t)w);
+		at = add(text, bytes, at, ": ",
+			w + 1 == MOST_WAYS ? "each for a reason of its own" : ways[w]);
 	}
 	if (choice) {
 		at = add(text, bytes, at, "; offered here ", choice->by);

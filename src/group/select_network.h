@@ -6,12 +6,12 @@
 
 #include "group/group.h"
 
-/* The networks that this rank offers; which of them leads to whom, the ranks' engines work out together
- * (engine/offers.h). */
+/* The networks that this rank offers; which of them leads to whom, the ranks' engines work out
+ * together (engine/offers.h). */
 struct choice {
 	const char *transport; /* for tern_engine_config.transport */
-	const char *device;    /* for its devices[0], where a network is named without one; or NULL */
-	const char *by;        /* who has set it: "by TERN_TRANSPORT" */
+	const char *device; /* for its devices[0], where a network is named without one; or NULL */
+	const char *by;     /* who has set it: "by TERN_TRANSPORT" */
 };
 
 /* The setting, else TERN_TRANSPORT, else verbs and ofi. */

@@ -59,7 +59,8 @@ static uint32_t same_index(uint32_t size, uint32_t index, uint32_t modulus)
 }
 
 /* Sources on nodes below `below` that share the gateway `index` of `node`. */
-static uint32_t channels_below(const struct topology *n, uint32_t below, uint32_t node, uint32_t index)
+static uint32_t channels_below(
+	const struct topology *n, uint32_t below, uint32_t node, uint32_t index)
 {
 	uint32_t nr = 0;
 
@@ -72,7 +73,8 @@ uint32_t topology_channel(const struct topology *n, uint32_t source, uint32_t no
 {
 	uint32_t index = n->index_of[source];
 
-	return channels_below(n, n->node_of[source], node, index % n->size[node]) + index / n->size[node];
+	return channels_below(n, n->node_of[source], node, index % n->size[node]) +
+	       index / n->size[node];
 }
 
 /* The gateway with index 0 has the most of its node. */

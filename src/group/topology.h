@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which ranks are together on which node, and which of them takes rows for its node from which source. Pure functions:
- * all ranks have the same map. */
+/* Which ranks are together on which node, and which of them takes rows for its node from which
+ * source. Pure functions: all ranks have the same map. */
 #ifndef TERN_GROUP_TOPOLOGY_H
 #define TERN_GROUP_TOPOLOGY_H
 
@@ -19,7 +19,8 @@ struct topology {
 int topology_init(struct topology *topology, const int *node_of, uint32_t nr_ranks);
 void topology_free(struct topology *topology);
 
-/* The gateway of a source to another node: its rank with the source's own index, modulo its number of ranks. */
+/* The gateway of a source to another node: its rank with the source's own index, modulo its number
+ * of ranks. */
 uint32_t topology_gateway(const struct topology *topology, uint32_t source, uint32_t node);
 
 /* The sources of one gateway are numbered: the channel of `source` at its gateway to that node. */

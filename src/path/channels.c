@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A channel leads from this rank to its gateway on another node: some chunks of staging here, and as many in the gateway's
- * window. A chunk is taken, filled, written with one immediate, and free again when the gateway has given it back and
- * the write has been reported as landed. Which chunks are taken in which order means nothing: each says what it is.
- * Slots share channels. A chunk holds rows of one slot, and none is left half full when a call returns. */
+/* A channel leads from this rank to its gateway on another node: some chunks of staging here, and
+ * as many in the gateway's window. A chunk is taken, filled, written with one immediate, and free
+ * again when the gateway has given it back and the write has been reported as landed. Which chunks
+ * are taken in which order means nothing: each says what it is. Slots share channels. A chunk holds
+ * rows of one slot, and none is left half full when a call returns. */
 #include "path/channels.h"
 
 #include <stdlib.h>
@@ -29,7 +30,7 @@ struct channel {
 
 struct channels {
 	uint32_t nr_chunks;    /* of a channel */
-	struct channel *of;       /* [nodes]; this rank's own node has none */
+	struct channel *of;    /* [nodes]; this rank's own node has none */
 	struct sent_list sent; /* [nodes - 1][nr_chunks] */
 };
 
@@ -40,10 +41,11 @@ static bool is_internode(const tern_moe *moe, uint32_t node)
 
 uint64_t channels_bytes(const tern_moe *moe)
 {
-	return (uint64_t)(moe->topology.nr_nodes - 1) * moe->layout.nr_chunks * moe->layout.chunk_bytes;
+	return (uint64_t)(moe->topology.nr_nodes - 1) * moe->layout.nr_chunks *
+	       moe->layout.chunk_bytes;
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static int channel_open(tern_moe *moe, uint32_t node, struct channel *channel)
 {
@@ -52,12 +54,15 @@ static int channel_open(tern_moe *moe, uint32_t node, struct channel *channel)
 
 	channel->gateway = topology_gateway(&moe->topology, moe->rank, node);
 	channel->number = topology_channel(&moe->topology, moe->rank, node);
-	channel->staging = moe->engine->staging + moe->engine->channels_at + (uint64_t)number * l->nr_chunks * l->chunk_bytes;
+	channel->staging = moe->engine->staging + moe->engine->channels_at +
+			   (uint64_t)number * l->nr_chunks * l->chunk_bytes;
 	channel->chunks = calloc(l->nr_chunks, sizeof(*channel->chunks));
 	if (!channel->chunks)
-		return fail(TERN_ERR_NOMEM, "no memory for %u chunks to rank %u", l->nr_chunks, channel->gateway);
+		return fail(TERN_ERR_NOMEM, "no memory for %u chunks to rank %u", l->nr_chunks,
+			channel->gateway);
 	for (uint32_t i = 0; i < l->nr_chunks; i++)
-		channel->chunks[i].sent = &moe->engine->channels->sent.each[number * l->nr_chunks + i];
+		channel->chunks[i].sent =
+			&moe->engine->channels->sent.each[number * l->nr_chunks + i];
 	return 0;
 }
 
@@ -71,9 +76,12 @@ int channels_open(tern_moe *moe)
 	if (channels)
 		channels->of = calloc(moe->topology.nr_nodes, sizeof(*channels->of));
 	if (!channels || !channels->of)
-		return fail(TERN_ERR_NOMEM, "no memory for channels to %u nodes", moe->topology.nr_nodes);
+		return fail(TERN_ERR_NOMEM, "no memory for channels to %u nodes",
+			moe->topology.nr_nodes);
 	channels->nr_chunks = moe->layout.nr_chunks;
-	rc = nr_internode ? sent_open(moe->engine->engine, &channels->sent, nr_internode * channels->nr_chunks) : 0;
+	rc = nr_internode ? sent_open(moe->engine->engine, &channels->sent,
+				    nr_internode * channels->nr_chunks)
+			  : 0;
 	for (uint32_t node = 0; node < moe->topology.nr_nodes && !rc; node++)
 		if (is_internode(moe, node))
 			rc = channel_open(moe, node, &channels->of[node]);
@@ -93,20 +101,22 @@ void channels_close(tern_moe *moe, uint64_t deadline_ns)
 	free(channels);
 }
 
-/* ---- credits ------------------------------------------------------------------------------------------------- */
+/* ---- credits --------------------------------------------------------------------------------- */
 
 void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk)
 {
 	struct channels *channels = moe->engine->channels;
 	struct channel *channel = channels ? &channels->of[moe->topology.node_of[gateway]] : NULL;
 
-	if (channel && channel->chunks && channel->gateway == gateway && chunk < channels->nr_chunks)
+	if (channel && channel->chunks && channel->gateway == gateway &&
+		chunk < channels->nr_chunks)
 		chunk_give_back(&channel->chunks[chunk].busy);
 	else
 		path_violation(moe, gateway, "a credit for a chunk that it was not sent");
 }
 
-/* Given back by the gateway; and reported as landed, since the engine reads the staging until then. */
+/* Given back by the gateway; and reported as landed, since the engine reads the staging until then.
+ */
 static bool is_free(const struct chunk_state *chunk)
 {
 	return chunk_is_free(&chunk->busy) && sent_has_ended(chunk->sent);
@@ -141,7 +151,8 @@ static bool is_settled(const tern_moe *moe, const struct channel *channel)
 
 	for (uint32_t i = 0; i < moe->engine->channels->nr_chunks; i++)
 		if (!is_free(&channel->chunks[i]))
-			return path_leave_status(moe, channel->gateway) || path_is_lost(moe, channel->gateway, &text);
+			return path_leave_status(moe, channel->gateway) ||
+			       path_is_lost(moe, channel->gateway, &text);
 	return true;
 }
 
@@ -155,7 +166,7 @@ bool channels_settled(const tern_moe *moe)
 	return true;
 }
 
-/* ---- sending ------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* nr_chunks: 0, or on the round's last chunk how many there were. */
 static int send_chunk(tern_moe *moe, uint32_t slot, struct channel *channel, uint32_t nr_chunks)
@@ -167,18 +178,22 @@ static int send_chunk(tern_moe *moe, uint32_t slot, struct channel *channel, uin
 	channel->open = false;
 	channel->next = (number + 1) % moe->layout.nr_chunks;
 	chunk_take(&chunk->busy);
-	return path_write(moe, chunk->sent, channel->gateway, immediate_make(moe, IMMEDIATE_CHUNK, number),
-		channel->writer.base, layout_chunk(&moe->layout, channel->number, number), channel->writer.at);
+	return path_write(moe, chunk->sent, channel->gateway,
+		immediate_make(moe, IMMEDIATE_CHUNK, number), channel->writer.base,
+		layout_chunk(&moe->layout, channel->number, number), channel->writer.at);
 }
 
 static int open_chunk(tern_moe *moe, uint32_t slot, struct channel *channel)
 {
 	struct search search = {moe->engine->channels, channel};
-	int rc = find_free(&search) ? 0 : wait_for_room(moe, slot, channel->gateway, find_free, &search);
+	int rc = find_free(&search)
+			 ? 0
+			 : wait_for_room(moe, slot, channel->gateway, find_free, &search);
 
 	if (rc)
 		return rc;
-	chunk_begin(&channel->writer, channel->staging + (uint64_t)channel->next * moe->layout.chunk_bytes);
+	chunk_begin(&channel->writer,
+		channel->staging + (uint64_t)channel->next * moe->layout.chunk_bytes);
 	channel->open = true;
 	return 0;
 }
@@ -207,11 +222,14 @@ int channels_finish(tern_moe *moe, uint32_t slot)
 	int rc = 0;
 
 	while (s->next_node < moe->topology.nr_nodes && !rc) {
-		uint32_t node = (moe->topology.node_of[moe->rank] + 1 + s->next_node) % moe->topology.nr_nodes;
+		uint32_t node = (moe->topology.node_of[moe->rank] + 1 + s->next_node) %
+				moe->topology.nr_nodes;
 
 		if (is_internode(moe, node)) {
 			rc = channels_room(moe, slot, node, 0);
-			rc = rc ? rc : send_chunk(moe, slot, &moe->engine->channels->of[node], ++s->chunks_to[node]);
+			rc = rc ? rc
+				: send_chunk(moe, slot, &moe->engine->channels->of[node],
+					  ++s->chunks_to[node]);
 		}
 		s->next_node += !rc;
 	}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows to other nodes in high-throughput mode: once for each node, in chunks, to the gateway there. All may time out,
- * and go on where they were when called again; what one call took of a channel it has sent or given back when it returns.
+/* Rows to other nodes in high-throughput mode: once for each node, in chunks, to the gateway there.
+ * All may time out, and go on where they were when called again; what one call took of a channel it
+ * has sent or given back when it returns.
  */
 #ifndef TERN_PATH_CHANNELS_H
 #define TERN_PATH_CHANNELS_H

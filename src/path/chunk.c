@@ -27,7 +27,7 @@ uint32_t chunk_row_bytes(const struct layout *l, uint32_t nr_places, uint32_t nr
 	return aligned((uint32_t)heads) + payload_bytes(l);
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 void chunk_begin(struct chunk_writer *w, uint8_t *base)
 {
@@ -41,7 +41,8 @@ void chunk_row_begin(struct chunk_writer *w)
 	w->nr_places = 0;
 }
 
-void chunk_row_place(struct chunk_writer *w, uint32_t rank, uint32_t row, const struct row_header *header)
+void chunk_row_place(
+	struct chunk_writer *w, uint32_t rank, uint32_t row, const struct row_header *header)
 {
 	struct chunk_place place = {rank, row};
 
@@ -67,13 +68,16 @@ void chunk_row_end(struct chunk_writer *w, const struct layout *l, const struct 
 
 void chunk_end(struct chunk_writer *w, uint32_t slot, uint32_t epoch, uint32_t nr_chunks)
 {
-	struct chunk_head head = {
-		.slot = slot, .epoch = epoch, .bytes = w->at, .nr_rows = w->nr_rows, .nr_chunks = nr_chunks};
+	struct chunk_head head = {.slot = slot,
+		.epoch = epoch,
+		.bytes = w->at,
+		.nr_rows = w->nr_rows,
+		.nr_chunks = nr_chunks};
 
 	memcpy(w->base, &head, sizeof(head));
 }
 
-/* ---- reading --------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 bool chunk_read(const struct layout *l, const uint8_t *base, struct chunk_reader *r)
 {
@@ -82,7 +86,8 @@ bool chunk_read(const struct layout *l, const uint8_t *base, struct chunk_reader
 	memcpy(&r->head, base, sizeof(r->head));
 	r->at = sizeof(r->head);
 	r->rows_left = r->head.nr_rows;
-	return r->head.slot < l->nr_slots && r->head.bytes >= sizeof(r->head) && r->head.bytes <= l->chunk_bytes;
+	return r->head.slot < l->nr_slots && r->head.bytes >= sizeof(r->head) &&
+	       r->head.bytes <= l->chunk_bytes;
 }
 
 bool chunk_next_row(const tern_moe *moe, struct chunk_reader *r)
@@ -94,8 +99,8 @@ bool chunk_next_row(const tern_moe *moe, struct chunk_reader *r)
 	if (room < sizeof(row) + payload)
 		return false;
 	memcpy(&row, r->base + r->at, sizeof(row));
-	if (row.bytes > room || row.bytes < sizeof(row) + payload || row.bytes % CHUNK_ALIGNMENT || row.nr_places < 1 ||
-		row.nr_places > l->topk)
+	if (row.bytes > room || row.bytes < sizeof(row) + payload || row.bytes % CHUNK_ALIGNMENT ||
+		row.nr_places < 1 || row.nr_places > l->topk)
 		return false;
 	r->end_of_places = r->at + row.bytes - payload;
 	r->places_left = row.nr_places;
@@ -106,7 +111,8 @@ bool chunk_next_row(const tern_moe *moe, struct chunk_reader *r)
 	return true;
 }
 
-bool chunk_next_place(const tern_moe *moe, struct chunk_reader *r, struct chunk_place *place, union header_copy *header)
+bool chunk_next_place(const tern_moe *moe, struct chunk_reader *r, struct chunk_place *place,
+	union header_copy *header)
 {
 	uint32_t room = r->end_of_places - r->at;
 

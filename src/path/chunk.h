@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows into a chunk and out of it again: the format of wire.h. The reader trusts nothing: each number is copied out of
- * the window before it is checked and used. */
+/* Rows into a chunk and out of it again: the format of wire.h. The reader trusts nothing: each
+ * number is copied out of the window before it is checked and used. */
 #ifndef TERN_PATH_CHUNK_H
 #define TERN_PATH_CHUNK_H
 
@@ -18,8 +18,10 @@ uint32_t chunk_row_bytes(const struct layout *layout, uint32_t nr_places, uint32
 
 void chunk_begin(struct chunk_writer *w, uint8_t *base);
 void chunk_row_begin(struct chunk_writer *w);
-void chunk_row_place(struct chunk_writer *w, uint32_t rank, uint32_t row, const struct row_header *header);
-void chunk_row_end(struct chunk_writer *w, const struct layout *layout, const struct row_source *source);
+void chunk_row_place(
+	struct chunk_writer *w, uint32_t rank, uint32_t row, const struct row_header *header);
+void chunk_row_end(
+	struct chunk_writer *w, const struct layout *layout, const struct row_source *source);
 void chunk_end(struct chunk_writer *w, uint32_t slot, uint32_t epoch, uint32_t nr_chunks);
 
 struct chunk_reader {
@@ -35,8 +37,9 @@ struct chunk_reader {
 bool chunk_read(const struct layout *layout, const uint8_t *base, struct chunk_reader *r);
 /* While rows_left is not 0. */
 bool chunk_next_row(const tern_moe *moe, struct chunk_reader *r);
-/* While places_left is not 0. The rank, and what the header says of its local experts, are the caller's to check. */
-bool chunk_next_place(
-	const tern_moe *moe, struct chunk_reader *r, struct chunk_place *place, union header_copy *header);
+/* While places_left is not 0. The rank, and what the header says of its local experts, are the
+ * caller's to check. */
+bool chunk_next_place(const tern_moe *moe, struct chunk_reader *r, struct chunk_place *place,
+	union header_copy *header);
 
 #endif

@@ -48,15 +48,15 @@ struct engine_path {
 	uint8_t *staging; /* what this rank sends lies here until it has landed */
 	uint64_t staging_bytes;
 	uint64_t counts, notes, regions, results_at, channels_at; /* offsets in it */
-	uint64_t results_bytes;                                /* low latency: of one home's */
-	uint32_t *number_of;                                   /* [R] of a rank that is not mapped, among these */
-	uint32_t nr_internode;                                       /* ranks that are not mapped */
+	uint64_t results_bytes;                                   /* low latency: of one home's */
+	uint32_t *number_of;   /* [R] of a rank that is not mapped, among these */
+	uint32_t nr_internode; /* ranks that are not mapped */
 	tern_region *staging_region, *window_region;
 	tern_remote **windows;    /* [R]; NULL: mapped */
 	struct sent_list pieces;  /* [slots][NR_WORD_KINDS] */
 	struct sent_list credits; /* one: the proxy's own until it is unclaimed */
 	struct leave_statuses leave_statuses;
-	_Atomic uint32_t violation;    /* the rank that sent something broken + 1 */
+	_Atomic uint32_t violation; /* the rank that sent something broken + 1 */
 	char violation_text[160];
 	struct channels *channels;
 	struct relay *relay;
@@ -64,7 +64,8 @@ struct engine_path {
 };
 
 int sent_open(tern_engine *engine, struct sent_list *list, uint32_t nr);
-/* What was begun has ended, or time is over: then the counters are closed. Also after a failed sent_open, or none. */
+/* What was begun has ended, or time is over: then the counters are closed. Also after a failed
+ * sent_open, or none. */
 void sent_close(const tern_moe *moe, struct sent_list *list, uint64_t deadline_ns);
 
 static inline bool sent_has_ended(const struct sent *sent)
@@ -81,30 +82,37 @@ static inline bool sent_have_ended(const struct sent_list *list)
 }
 
 uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits);
-uint32_t immediate_round(const tern_moe *moe, uint32_t slot); /* own bits: slot and low bits of its epoch */
+uint32_t immediate_round(const tern_moe *moe, uint32_t slot); /* own bits: slot and low bits of its
+								 epoch */
 
-/* One write of staged bytes into `rank`'s window with an immediate, counted by sent. A failure ends the exchange. */
-int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate, const uint8_t *from,
-	uint64_t offset, uint64_t bytes);
+/* One write of staged bytes into `rank`'s window with an immediate, counted by sent. A failure ends
+ * the exchange. */
+int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate,
+	const uint8_t *from, uint64_t offset, uint64_t bytes);
 
-/* On the proxy: what `source` sent cannot come from a correct peer; the exchange ends. The first one is told. */
+/* On the proxy: what `source` sent cannot come from a correct peer; the exchange ends. The first
+ * one is told. */
 void path_violation(tern_moe *moe, uint32_t source, const char *what);
 
 /* On the proxy: stores source's arrival word in this rank's window and rings. */
-void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source, uint64_t word);
+void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source,
+	uint64_t word);
 
 /* channels.c */
 uint64_t channels_bytes(const tern_moe *moe); /* of staging */
 int channels_open(tern_moe *moe);
 void channels_close(tern_moe *moe, uint64_t deadline_ns);
 void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk); /* on the proxy */
-bool channels_settled(const tern_moe *moe); /* every chunk to a gateway that still takes part has been given back */
+bool channels_settled(const tern_moe *moe); /* every chunk to a gateway that still takes part has
+					       been given back */
 
 /* relay.c; on the proxy but for open and close */
 int relay_open(tern_moe *moe);
 void relay_close(tern_moe *moe, uint64_t deadline_ns);
 void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk);
-bool relay_take(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk); /* its rows; false: broken */
+bool relay_take(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk); /* its rows;
+										      false: broken
+										    */
 void relay_more(void *moe);
 
 /* results.c */

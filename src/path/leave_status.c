@@ -15,7 +15,10 @@ int leave_statuses_open(struct leave_statuses *p, uint32_t nr_ranks)
 {
 	p->told = calloc(nr_ranks, sizeof(*p->told));
 	p->told_ns = calloc(nr_ranks, sizeof(*p->told_ns));
-	return p->told && p->told_ns ? 0 : fail(TERN_ERR_NOMEM, "no memory for the leave_statuses of %u ranks", nr_ranks);
+	return p->told && p->told_ns
+		       ? 0
+		       : fail(TERN_ERR_NOMEM, "no memory for the leave_statuses of %u ranks",
+				 nr_ranks);
 }
 
 void leave_statuses_close(struct leave_statuses *p)
@@ -28,7 +31,8 @@ void leave_statuses_close(struct leave_statuses *p)
 void leave_statuses_bits(uint64_t leave_status, uint32_t bits[LEAVE_IMMEDIATES])
 {
 	const uint32_t part[LEAVE_IMMEDIATES] = {(uint32_t)-leave_status_error(leave_status),
-		(uint32_t)leave_status_peer(leave_status), (uint32_t)leave_status_peer(leave_status) >> PART_BITS};
+		(uint32_t)leave_status_peer(leave_status),
+		(uint32_t)leave_status_peer(leave_status) >> PART_BITS};
 
 	for (uint32_t i = 0; i < LEAVE_IMMEDIATES; i++)
 		bits[i] = i << PART_BITS | (part[i] & PART_MASK);
@@ -41,8 +45,8 @@ void leave_statuses_note(struct leave_statuses *p, uint32_t source, uint32_t bit
 	if (which >= LEAVE_IMMEDIATES)
 		return;
 	atomic_store_explicit(&p->told_ns[source], now_ns, memory_order_relaxed);
-	atomic_fetch_or_explicit(&p->told[source], 1u << (24 + which) | (bits & PART_MASK) << (8 * which),
-		memory_order_release);
+	atomic_fetch_or_explicit(&p->told[source],
+		1u << (24 + which) | (bits & PART_MASK) << (8 * which), memory_order_release);
 }
 
 static uint32_t told_by(const struct leave_statuses *p, uint32_t rank)

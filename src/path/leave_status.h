@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Leave words (wire.h) of ranks that are not mapped: each comes in three immediates, in any order. */
+/* Leave words (wire.h) of ranks that are not mapped: each comes in three immediates, in any order.
+ */
 #ifndef TERN_PATH_LEAVE_STATUS_H
 #define TERN_PATH_LEAVE_STATUS_H
 
@@ -9,9 +10,9 @@
 
 #define LEAVE_IMMEDIATES 3
 
-/* A leave_status in peace counts so much later. All that the rank has sent had landed before, but a network may
- * report immediates in any order, also long after the bytes; the engine's own goodbye waits one look (20 ms
- * at most) for the same reason. */
+/* A leave_status in peace counts so much later. All that the rank has sent had landed before, but a
+ * network may report immediates in any order, also long after the bytes; the engine's own goodbye
+ * waits one look (20 ms at most) for the same reason. */
 #define PEACE_NS 100000000u
 
 struct leave_statuses {
@@ -27,13 +28,15 @@ void leave_statuses_close(struct leave_statuses *leave_statuses);
 void leave_statuses_bits(uint64_t leave_status, uint32_t bits[LEAVE_IMMEDIATES]);
 
 /* On the engine's thread: one of them came. */
-void leave_statuses_note(struct leave_statuses *leave_statuses, uint32_t source, uint32_t bits, uint64_t now_ns);
+void leave_statuses_note(
+	struct leave_statuses *leave_statuses, uint32_t source, uint32_t bits, uint64_t now_ns);
 
 /* Whether all of them have come; and the word then, also of a peace that does not count yet. */
 bool leave_statuses_told(const struct leave_statuses *leave_statuses, uint32_t rank);
 uint64_t leave_statuses_word(const struct leave_statuses *leave_statuses, uint32_t rank);
 
 /* The word that counts, or 0. */
-uint64_t leave_statuses_of(const struct leave_statuses *leave_statuses, uint32_t rank, uint64_t now_ns);
+uint64_t leave_statuses_of(
+	const struct leave_statuses *leave_statuses, uint32_t rank, uint64_t now_ns);
 
 #endif

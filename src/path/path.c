@@ -40,8 +40,10 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 
 	if (!moe->windows[rank])
 		return engine_path_publish(moe, rank, p);
-	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
-		(struct event_count *)path_window(moe, rank, layout_event_count(l, p->slot, p->phase)),
+	path_deliver((struct arrival *)path_window(
+			     moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
+		(struct event_count *)path_window(
+			moe, rank, layout_event_count(l, p->slot, p->phase)),
 		word_make(moe->slots[p->slot].epoch, p->count));
 	scheduler_wake(moe->group->scheduler, rank);
 	return 0;
@@ -60,7 +62,8 @@ bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape)
 	return moe->group->engine != NULL;
 }
 
-/* An engine serves all ranks or none: where one rank has peers that are not mapped, all make their part. */
+/* An engine serves all ranks or none: where one rank has peers that are not mapped, all make their
+ * part. */
 int paths_open(tern_moe *moe)
 {
 	return moe->group->engine ? engine_path_open(moe) : 0;
@@ -89,7 +92,8 @@ uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 {
 	if (!moe->windows[rank])
 		return engine_path_leave_status(moe, rank);
-	return leave_status_observe(&((const struct window_head *)moe->windows[rank]->base)->leave_status);
+	return leave_status_observe(
+		&((const struct window_head *)moe->windows[rank]->base)->leave_status);
 }
 
 /* The engine watches processes too, and reports an end only after what was sent before it. */
@@ -123,5 +127,6 @@ uint64_t path_staging_bytes(const tern_moe *moe)
 {
 	const struct layout *l = &moe->layout;
 
-	return (uint64_t)l->nr_channels * l->nr_chunks * l->chunk_bytes + (moe->engine ? engine_path_bytes(moe) : 0);
+	return (uint64_t)l->nr_channels * l->nr_chunks * l->chunk_bytes +
+	       (moe->engine ? engine_path_bytes(moe) : 0);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The seam between the protocol and what moves the bytes. A half asks where bytes for a peer go, stores them there, and
- * publishes the arrival word of the phase when all are stored. On the mapped path that place is the peer's window
- * itself. On the engine path it is staging, which publishing sends. In high-throughput mode rows and results for ranks
- * that are not mapped leave in bounded pieces meanwhile: channels.h, results.h. */
+/* The seam between the protocol and what moves the bytes. A half asks where bytes for a peer go,
+ * stores them there, and publishes the arrival word of the phase when all are stored. On the mapped
+ * path that place is the peer's window itself. On the engine path it is staging, which publishing
+ * sends. In high-throughput mode rows and results for ranks that are not mapped leave in bounded
+ * pieces meanwhile: channels.h, results.h. */
 #ifndef TERN_PATH_PATH_H
 #define TERN_PATH_PATH_H
 
@@ -31,14 +32,16 @@ struct publication {
 	uint64_t offset, bytes; /* in its window */
 };
 
-/* Everything placed for `rank` is complete: hand it over, publish the word and wake the rank if it sleeps for it. Fails
- * where the rank cannot be reached any more; the exchange is then over. */
+/* Everything placed for `rank` is complete: hand it over, publish the word and wake the rank if it
+ * sleeps for it. Fails where the rank cannot be reached any more; the exchange is then over. */
 int path_publish(tern_moe *moe, uint32_t rank, const struct publication *publication);
 
-/* Before a half places anything: staging of the slot's previous round is free, or TERN_ERR_TIMEOUT as any wait. */
+/* Before a half places anything: staging of the slot's previous round is free, or TERN_ERR_TIMEOUT
+ * as any wait. */
 int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind);
 
-/* Stores an arrival word and rings: by the rank that sends, or by its engine for a rank that is not mapped. */
+/* Stores an arrival word and rings: by the rank that sends, or by its engine for a rank that is not
+ * mapped. */
 void path_deliver(struct arrival *arrival, struct event_count *events, uint64_t word);
 
 /* How rows travel between nodes; false: all ranks are mapped, or rows go through regions. */
@@ -48,7 +51,8 @@ bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape);
 int paths_open(tern_moe *moe);
 void paths_close(tern_moe *moe);
 
-/* Before this rank leaves with all well: what it sent has landed and been passed on, or wait_ms is over. */
+/* Before this rank leaves with all well: what it sent has landed and been passed on, or wait_ms is
+ * over. */
 void path_settle(tern_moe *moe);
 
 /* This rank leaves, or gives up because of `peer`: leave word as in wire.h. */
@@ -60,8 +64,8 @@ uint64_t path_leave_status(const tern_moe *moe, uint32_t rank);
 /* After a change of wait_ms: who is silent for that long is not yet dead. */
 void path_bear_silence(const tern_moe *moe);
 
-/* True if the rank's process is known to have ended, or its network to be gone; *text tells the latter's cause, or is
- * NULL. */
+/* True if the rank's process is known to have ended, or its network to be gone; *text tells the
+ * latter's cause, or is NULL. */
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text);
 
 /* The rank whose rows from `source` this one gets: a gateway on this node, or `source` itself. */

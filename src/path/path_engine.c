@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What belongs to a rank that is not mapped is staged and leaves in writes with immediates, which the rank's engine
- * turns into the arrival words that a mapped rank would have stored. So waits, receive halves and layouts know nothing
- * of the path.
+/* What belongs to a rank that is not mapped is staged and leaves in writes with immediates, which
+ * the rank's engine turns into the arrival words that a mapped rank would have stored. So waits,
+ * receive halves and layouts know nothing of the path.
  *
  * Immediate:  prefix of the exchange (8 bits) | kind (3) | source (12) | kind's own (9)
  *   words and pieces   slot (4) | released (1) | epoch (4 low bits)
@@ -23,7 +23,8 @@
 #include "exchange/window.h"
 
 #define MOST_RANKS 4096
-/* How long a leave word may take. What was sent to a rank that has died, or is cut off, ends with an error, maybe later than that. */
+/* How long a leave word may take. What was sent to a rank that has died, or is cut off, ends with
+ * an error, maybe later than that. */
 #define PART_NS 50000000u
 
 static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
@@ -33,7 +34,8 @@ static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enu
 
 uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits)
 {
-	return (uint32_t)moe->engine->prefix << 24 | (uint32_t)kind << 21 | moe->rank << 9 | own_bits;
+	return (uint32_t)moe->engine->prefix << 24 | (uint32_t)kind << 21 | moe->rank << 9 |
+	       own_bits;
 }
 
 uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
@@ -41,20 +43,22 @@ uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
 	return slot << 5 | (moe->slots[slot].epoch & ((1u << EPOCH_BITS) - 1));
 }
 
-/* ---- on the engine's thread -------------------------------------------------------------------------------- */
+/* ---- on the engine's thread ------------------------------------------------------------------ */
 
 static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source)
 {
-	return word_epoch(
-		arrival_observe((const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
+	return word_epoch(arrival_observe(
+		(const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
 }
 
-/* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits that is nearest to an
- * epoch of the source's that is known here: that of its last word of the kind, or, where any number of rounds may have
- * been abandoned since, of its last counts. What comes is two ahead of those at most, and one behind: networks may
- * deliver counts before the counts of an abandoned round or the results of a full one that were sent earlier. Four
- * bits tell seven ahead from eight behind, and tests/models/staging.pml shows that three would do. */
-static uint32_t epoch_near(const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
+/* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits
+ * that is nearest to an epoch of the source's that is known here: that of its last word of the
+ * kind, or, where any number of rounds may have been abandoned since, of its last counts. What
+ * comes is two ahead of those at most, and one behind: networks may deliver counts before the
+ * counts of an abandoned round or the results of a full one that were sent earlier. Four bits tell
+ * seven ahead from eight behind, and tests/models/staging.pml shows that three would do. */
+static uint32_t epoch_near(
+	const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
 {
 	uint32_t reached = epoch_of(moe, slot, kind, source), ahead;
 
@@ -75,14 +79,17 @@ static enum tern_phase phase_of(enum word_kind kind)
 				      : TERN_PHASE_COUNTS;
 }
 
-/* The bytes that it announces are visible to this thread, or were stored by it; the release in path_deliver hands them
- * on to the one that waits. */
-void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source, uint64_t word)
+/* The bytes that it announces are visible to this thread, or were stored by it; the release in
+ * path_deliver hands them on to the one that waits. */
+void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source,
+	uint64_t word)
 {
 	const struct layout *l = &moe->layout;
 
 	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, slot, kind, source)),
-		(struct event_count *)path_window(moe, rank, layout_event_count(l, slot, phase_of(kind))), word);
+		(struct event_count *)path_window(
+			moe, rank, layout_event_count(l, slot, phase_of(kind))),
+		word);
 	scheduler_wake(moe->group->scheduler, rank);
 }
 
@@ -102,25 +109,30 @@ static void word_arrived(tern_moe *moe, enum immediate_kind kind, uint32_t sourc
 		return;
 	}
 	if (kind == IMMEDIATE_DISPATCH)
-		count = ((const struct region_head *)own(moe, layout_region(&moe->layout, slot, source)))->nr_rows;
+		count = ((const struct region_head *)own(
+				 moe, layout_region(&moe->layout, slot, source)))
+				->nr_rows;
 	else if (bits & 1u << EPOCH_BITS)
 		count = WORD_RELEASED;
 	if (kind == IMMEDIATE_COMBINE && !low_latency && count != WORD_RELEASED)
 		results_announced(moe, slot, source, epoch);
 	else
-		path_arrived(moe, moe->rank, slot, announces[kind], source, word_make(epoch, count));
+		path_arrived(
+			moe, moe->rank, slot, announces[kind], source, word_make(epoch, count));
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 {
 	tern_moe *moe = ctx;
-	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & (MOST_RANKS - 1), bits = immediate & 0x1ff;
+	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & (MOST_RANKS - 1),
+		 bits = immediate & 0x1ff;
 
 	(void)peer; /* not every network can tell */
 	if (source >= moe->nr_ranks || moe->windows[source])
 		return;
 	if (kind == IMMEDIATE_PART)
-		leave_statuses_note(&moe->engine->leave_statuses, source, bits, scheduler_now(moe->group->scheduler));
+		leave_statuses_note(&moe->engine->leave_statuses, source, bits,
+			scheduler_now(moe->group->scheduler));
 	else if (kind == IMMEDIATE_CHUNK)
 		relay_chunk(moe, source, bits);
 	else if (kind == IMMEDIATE_CREDIT)
@@ -149,7 +161,7 @@ int engine_path_broken(const tern_moe *moe, const char **text)
 	return (int)violation_observe(&moe->engine->violation) - 1;
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 int sent_open(tern_engine *engine, struct sent_list *list, uint32_t nr)
 {
@@ -190,8 +202,8 @@ static uint64_t take(uint64_t *end, uint64_t bytes)
 	return offset;
 }
 
-/* In low-latency mode a region for each rank that is not mapped, and the results for each home; in high-throughput mode
- * nothing that depends on the number of tokens. */
+/* In low-latency mode a region for each rank that is not mapped, and the results for each home; in
+ * high-throughput mode nothing that depends on the number of tokens. */
 static uint64_t plan_staging(tern_moe *moe)
 {
 	struct engine_path *path = moe->engine;
@@ -201,11 +213,13 @@ static uint64_t plan_staging(tern_moe *moe)
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		path->number_of[r] = moe->windows[r] ? 0 : path->nr_internode++;
 	if (moe->config.mode == TERN_LOW_LATENCY)
-		path->regions = take(&end, l->nr_slots * path->nr_internode * align_up(l->region_bytes, CACHE_LINE));
+		path->regions = take(&end,
+			l->nr_slots * path->nr_internode * align_up(l->region_bytes, CACHE_LINE));
 	else
 		path->counts = take(&end, l->nr_slots * 2 * l->counts_bytes);
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
-		path->notes = take(&end, (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note));
+		path->notes = take(
+			&end, (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note));
 		path->channels_at = take(&end, channels_bytes(moe));
 	}
 	path->results_at = take(&end, results_bytes(moe));
@@ -220,12 +234,15 @@ static int open_memory(tern_moe *moe)
 	path->staging_bytes = plan_staging(moe);
 	path->staging = path->nr_internode ? private_map(path->staging_bytes) : NULL;
 	if (!path->staging && path->nr_internode)
-		return fail(TERN_ERR_NOMEM, "no address space for %llu bytes of staging for %u ranks",
+		return fail(TERN_ERR_NOMEM,
+			"no address space for %llu bytes of staging for %u ranks",
 			(unsigned long long)path->staging_bytes, path->nr_internode);
-	rc = tern_engine_register(path->engine, own(moe, 0), moe->layout.window_bytes, &path->window_region);
+	rc = tern_engine_register(
+		path->engine, own(moe, 0), moe->layout.window_bytes, &path->window_region);
 	if (rc || !path->nr_internode)
 		return rc;
-	return tern_engine_register(path->engine, path->staging, path->staging_bytes, &path->staging_region);
+	return tern_engine_register(
+		path->engine, path->staging, path->staging_bytes, &path->staging_region);
 }
 
 static int open_parts(tern_moe *moe)
@@ -257,9 +274,11 @@ static int open_local(tern_moe *moe, uint8_t prefix)
 	path->number_of = calloc(moe->nr_ranks, sizeof(*path->number_of));
 	rc = leave_statuses_open(&path->leave_statuses, moe->nr_ranks);
 	if (rc || !path->windows || !path->number_of)
-		return fail(TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
+		return fail(
+			TERN_ERR_NOMEM, "no memory for an engine path to %u ranks", moe->nr_ranks);
 	if (moe->nr_ranks > MOST_RANKS)
-		return fail(TERN_ERR_UNSUPPORTED, "%u ranks; an exchange over an engine has at most %u", moe->nr_ranks,
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u ranks; an exchange over an engine has at most %u", moe->nr_ranks,
 			MOST_RANKS);
 	rc = open_parts(moe);
 	rc = rc ? rc : engine_claim(path->engine, path->prefix, &claim);
@@ -296,7 +315,8 @@ int engine_path_open(tern_moe *moe)
 
 	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
 	engine_path_bear_silence(moe);
-	return rc ? rc : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
+	return rc ? rc
+		  : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }
 
 /* What was sent has to be there before the windows go; a peer that died ends its writes too. */
@@ -344,7 +364,8 @@ static void give_up_memory(tern_moe *moe)
 	if (!path->window_region)
 		return;
 	window_keep(moe->windows[moe->rank]);
-	engine_region_give_up(path->window_region, moe->wait_ms, release_window, moe->windows[moe->rank]);
+	engine_region_give_up(
+		path->window_region, moe->wait_ms, release_window, moe->windows[moe->rank]);
 }
 
 void engine_path_close(tern_moe *moe)
@@ -368,21 +389,23 @@ uint64_t engine_path_bytes(const tern_moe *moe)
 	return moe->engine->nr_internode ? moe->engine->staging_bytes : 0;
 }
 
-/* ---- the halves -------------------------------------------------------------------------------------------- */
+/* ---- the halves ------------------------------------------------------------------------------ */
 
 uint8_t *engine_path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
 	const struct engine_path *path = moe->engine;
 	uint64_t number = (uint64_t)slot * path->nr_internode + path->number_of[rank];
 
-	return path->staging + path->regions + number * align_up(moe->layout.region_bytes, CACHE_LINE);
+	return path->staging + path->regions +
+	       number * align_up(moe->layout.region_bytes, CACHE_LINE);
 }
 
 uint8_t *engine_path_counts(const tern_moe *moe, uint32_t slot, uint32_t epoch)
 {
 	const struct engine_path *path = moe->engine;
 
-	return path->staging + path->counts + ((uint64_t)slot * 2 + (epoch & 1)) * moe->layout.counts_bytes;
+	return path->staging + path->counts +
+	       ((uint64_t)slot * 2 + (epoch & 1)) * moe->layout.counts_bytes;
 }
 
 static int look_at_sent(void *ctx)
@@ -390,8 +413,8 @@ static int look_at_sent(void *ctx)
 	return sent_has_ended(ctx);
 }
 
-/* The pieces of the slot's last round have been answered, or this round would not begin, so this waits for completions
- * that are on their way. */
+/* The pieces of the slot's last round have been answered, or this round would not begin, so this
+ * waits for completions that are on their way. */
 int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 {
 	struct sent *sent = pieces_of(moe->engine, slot, kind);
@@ -399,12 +422,14 @@ int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 
 	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
 		return 0;
-	return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
-		moe->rank, (double)(scheduler_now(moe->group->scheduler) - start) / 1e6, slot, moe->slots[slot].epoch);
+	return fail(TERN_ERR_TIMEOUT,
+		"rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
+		moe->rank, (double)(scheduler_now(moe->group->scheduler) - start) / 1e6, slot,
+		moe->slots[slot].epoch);
 }
 
-int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate, const uint8_t *from,
-	uint64_t offset, uint64_t bytes)
+int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate,
+	const uint8_t *from, uint64_t offset, uint64_t bytes)
 {
 	struct engine_path *path = moe->engine;
 	struct engine_write write = {.peer = rank,
@@ -436,7 +461,8 @@ static enum immediate_kind immediate_of(enum word_kind word)
 
 int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 {
-	uint32_t bits = immediate_round(moe, p->slot) | (uint32_t)(p->count == WORD_RELEASED) << EPOCH_BITS;
+	uint32_t bits = immediate_round(moe, p->slot) | (uint32_t)(p->count == WORD_RELEASED)
+								<< EPOCH_BITS;
 
 	return path_write(moe, pieces_of(moe->engine, p->slot, p->kind), rank,
 		immediate_make(moe, immediate_of(p->kind), bits), p->from, p->offset, p->bytes);
@@ -446,11 +472,13 @@ static int look_settled(void *ctx)
 {
 	const tern_moe *moe = ctx;
 
-	return sent_have_ended(&moe->engine->pieces) && channels_settled(moe) && results_settled(moe);
+	return sent_have_ended(&moe->engine->pieces) && channels_settled(moe) &&
+	       results_settled(moe);
 }
 
-/* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it has sent: they would
- * take a leave_status that comes first for a rank that left them alone. Who gives up owes nothing. */
+/* Networks may deliver in any order, and a rank that leaves in peace owes the others all that it
+ * has sent: they would take a leave_status that comes first for a rank that left them alone. Who
+ * gives up owes nothing. */
 void engine_path_settle(tern_moe *moe)
 {
 	wait_until(moe, farewell_ns(moe), look_settled, moe);
@@ -461,7 +489,8 @@ static int look_parted(void *ctx)
 	return sent_has_ended(ctx);
 }
 
-/* Who gives up waits until the word is there, as its process may end now: without it, others would take this rank for the one that died. */
+/* Who gives up waits until the word is there, as its process may end now: without it, others would
+ * take this rank for the one that died. */
 void engine_path_leave(tern_moe *moe, uint64_t leave_status)
 {
 	uint32_t bits[LEAVE_IMMEDIATES];
@@ -483,12 +512,14 @@ void engine_path_leave(tern_moe *moe, uint64_t leave_status)
 
 uint64_t engine_path_leave_status(const tern_moe *moe, uint32_t rank)
 {
-	return leave_statuses_of(&moe->engine->leave_statuses, rank, scheduler_now(moe->group->scheduler));
+	return leave_statuses_of(
+		&moe->engine->leave_statuses, rank, scheduler_now(moe->group->scheduler));
 }
 
 bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
 	const struct engine_path *path = moe->engine;
 
-	return !leave_statuses_told(&path->leave_statuses, rank) && engine_peer_down(path->engine, rank, text) != 0;
+	return !leave_statuses_told(&path->leave_statuses, rank) &&
+	       engine_peer_down(path->engine, rank, text) != 0;
 }

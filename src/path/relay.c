@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gateway. A chunk's rows go to the ranks of this node as their source would have stored them there, and when all
- * chunks of a source's round have come, its dispatch word goes to all of them. All of it happens on the proxy thread,
- * one chunk at a time: it needs nothing of this rank's own round, so a rank whose caller is slow still passes on what
- * others wait for.
+/* The gateway. A chunk's rows go to the ranks of this node as their source would have stored them
+ * there, and when all chunks of a source's round have come, its dispatch word goes to all of them.
+ * All of it happens on the proxy thread, one chunk at a time: it needs nothing of this rank's own
+ * round, so a rank whose caller is slow still passes on what others wait for.
  *
- * What is stored is free: the source has the counts of this round from all ranks before it sends a row, and a rank
- * sends these when it has done with its last round. Positions are in the headers, and are checked against the layout.
+ * What is stored is free: the source has the counts of this round from all ranks before it sends a
+ * row, and a rank sends these when it has done with its last round. Positions are in the headers,
+ * and are checked against the layout.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +37,7 @@ static uint32_t own_node(const tern_moe *moe)
 	return moe->topology.node_of[moe->rank];
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 int relay_open(tern_moe *moe)
 {
@@ -49,15 +50,17 @@ int relay_open(tern_moe *moe)
 	relay->nr_rounds = moe->layout.nr_channels * moe->layout.nr_slots;
 	relay->rounds = calloc(relay->nr_rounds + 1, sizeof(*relay->rounds));
 	relay->rows_for = calloc((size_t)relay->nr_rounds * nr_here + 1, sizeof(*relay->rows_for));
-	relay->owed = calloc((size_t)moe->layout.nr_channels * moe->layout.nr_chunks + 1, sizeof(*relay->owed));
+	relay->owed = calloc(
+		(size_t)moe->layout.nr_channels * moe->layout.nr_chunks + 1, sizeof(*relay->owed));
 	if (!relay->rounds || !relay->rows_for || !relay->owed)
-		return fail(TERN_ERR_NOMEM, "no memory for a relay of %u channels", moe->layout.nr_channels);
+		return fail(TERN_ERR_NOMEM, "no memory for a relay of %u channels",
+			moe->layout.nr_channels);
 	for (uint32_t i = 0; i < relay->nr_rounds; i++)
 		relay->rounds[i].rows_for = relay->rows_for + (size_t)i * nr_here;
 	return 0;
 }
 
-/* ---- credits ------------------------------------------------------------------------------------------------- */
+/* ---- credits --------------------------------------------------------------------------------- */
 
 static int send_credit(tern_moe *moe, uint32_t source, uint32_t chunk, uint32_t flags)
 {
@@ -127,9 +130,10 @@ void relay_close(tern_moe *moe, uint64_t deadline_ns)
 	moe->engine->relay = NULL;
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
-static bool place_is_possible(const tern_moe *moe, const struct chunk_place *place, const struct row_header *header)
+static bool place_is_possible(
+	const tern_moe *moe, const struct chunk_place *place, const struct row_header *header)
 {
 	if (place->rank >= moe->nr_ranks || moe->topology.node_of[place->rank] != own_node(moe) ||
 		place->row >= moe->layout.share_tokens)
@@ -142,13 +146,15 @@ static bool place_is_possible(const tern_moe *moe, const struct chunk_place *pla
 }
 
 /* As the source itself stores a row for a rank that it has mapped: dispatch_send.c. */
-static void store_row(const tern_moe *moe, uint32_t slot, uint32_t source, const struct chunk_place *place,
-	const struct row_header *header, const struct row_source *row)
+static void store_row(const tern_moe *moe, uint32_t slot, uint32_t source,
+	const struct chunk_place *place, const struct row_header *header,
+	const struct row_source *row)
 {
 	const struct layout *l = &moe->layout;
 	uint8_t *region = path_window(moe, place->rank, layout_region(l, slot, source));
 
-	rows_place(moe, false, path_window(moe, place->rank, layout_output(l, slot)), source, header, row);
+	rows_place(moe, false, path_window(moe, place->rank, layout_output(l, slot)), source,
+		header, row);
 	memcpy(header_at(moe, region, place->row), header,
 		sizeof(*header) + header->nr_routes * sizeof(header->routes[0]));
 }
@@ -163,7 +169,8 @@ static bool store_rows(tern_moe *moe, uint32_t source, struct chunk_reader *r, u
 		if (!chunk_next_row(moe, r))
 			return false;
 		while (r->places_left) {
-			if (!chunk_next_place(moe, r, &place, &copy) || !place_is_possible(moe, &place, &copy.header))
+			if (!chunk_next_place(moe, r, &place, &copy) ||
+				!place_is_possible(moe, &place, &copy.header))
 				return false;
 			store_row(moe, r->head.slot, source, &place, &copy.header, &r->source);
 			rows_for[moe->topology.index_of[place.rank]]++;
@@ -172,7 +179,8 @@ static bool store_rows(tern_moe *moe, uint32_t source, struct chunk_reader *r, u
 	return r->at == r->head.bytes;
 }
 
-/* This rank's own word is the last: when its caller sees it, all others have theirs, so it may leave. */
+/* This rank's own word is the last: when its caller sees it, all others have theirs, so it may
+ * leave. */
 static void publish_round(tern_moe *moe, uint32_t slot, uint32_t source, struct relay_round *round)
 {
 	const struct topology *n = &moe->topology;
@@ -188,7 +196,8 @@ static void publish_round(tern_moe *moe, uint32_t slot, uint32_t source, struct 
 	round->nr_came = round->nr_chunks = 0;
 }
 
-/* A round is known by its first chunk. Its source does not begin the slot's next one before all ranks have ended it. */
+/* A round is known by its first chunk. Its source does not begin the slot's next one before all
+ * ranks have ended it. */
 static bool join_round(struct relay_round *round, const struct chunk_head *head)
 {
 	if (!round->nr_came)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Results to homes that are not mapped go straight to their final place in the home's window. In high-throughput mode
- * they leave in pieces from a small pool, each with an immediate; a note ahead of the combine word says how many there
- * were, and the home's proxy stores the word when so many have landed, in whatever order. In low-latency mode they are
- * staged as a whole, since they leave in one write.
+/* Results to homes that are not mapped go straight to their final place in the home's window. In
+ * high-throughput mode they leave in pieces from a small pool, each with an immediate; a note ahead
+ * of the combine word says how many there were, and the home's proxy stores the word when so many
+ * have landed, in whatever order. In low-latency mode they are staged as a whole, since they leave
+ * in one write.
  *
- * All homes of a group of replicas get the same results at the same places, so one copy is written to each. */
+ * All homes of a group of replicas get the same results at the same places, so one copy is written
+ * to each. */
 #include "path/results.h"
 
 #include <stdlib.h>
@@ -52,7 +54,8 @@ static uint32_t nr_homes(const tern_moe *moe)
 
 uint64_t results_bytes(const tern_moe *moe)
 {
-	moe->engine->results_bytes = align_up(most_results(moe) * moe->layout.combine_row_bytes, CACHE_LINE);
+	moe->engine->results_bytes =
+		align_up(most_results(moe) * moe->layout.combine_row_bytes, CACHE_LINE);
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		return moe->layout.nr_chunks * piece_bytes(&moe->layout);
 	return moe->engine->results_bytes * nr_homes(moe) * moe->config.nr_slots;
@@ -67,7 +70,8 @@ int results_open(tern_moe *moe)
 	if (!results)
 		return fail(TERN_ERR_NOMEM, "no memory for results under way");
 	results->nr = nr;
-	results->coming = calloc((size_t)moe->config.nr_slots * moe->nr_ranks, sizeof(*results->coming));
+	results->coming =
+		calloc((size_t)moe->config.nr_slots * moe->nr_ranks, sizeof(*results->coming));
 	if (!results->coming)
 		return fail(TERN_ERR_NOMEM, "no memory for results of %u ranks", moe->nr_ranks);
 	return nr ? sent_open(moe->engine->engine, &results->pieces, nr) : 0;
@@ -97,7 +101,7 @@ bool results_are_staged(const tern_moe *moe, uint32_t first)
 	return false;
 }
 
-/* ---- at the expert's rank ---------------------------------------------------------------------------------- */
+/* ---- at the expert's rank -------------------------------------------------------------------- */
 
 static uint8_t *staging(const tern_moe *moe, uint64_t offset)
 {
@@ -116,7 +120,8 @@ static uint8_t *piece_place(const tern_moe *moe, uint32_t row)
 {
 	const struct results *results = moe->engine->results;
 
-	return staging(moe, results->next * piece_bytes(&moe->layout) + (uint64_t)row * moe->layout.combine_row_bytes);
+	return staging(moe, results->next * piece_bytes(&moe->layout) +
+				    (uint64_t)row * moe->layout.combine_row_bytes);
 }
 
 static int find_piece(void *ctx)
@@ -141,8 +146,10 @@ static int open_piece(tern_moe *moe, uint32_t slot)
 
 	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
 		return 0;
-	return fail(TERN_ERR_TIMEOUT, "rank %u waited %.3f ms for its engine to send results (slot %u, epoch %u)",
-		moe->rank, (double)(scheduler_now(moe->group->scheduler) - start) / 1e6, slot, moe->slots[slot].epoch);
+	return fail(TERN_ERR_TIMEOUT,
+		"rank %u waited %.3f ms for its engine to send results (slot %u, epoch %u)",
+		moe->rank, (double)(scheduler_now(moe->group->scheduler) - start) / 1e6, slot,
+		moe->slots[slot].epoch);
 }
 
 int results_flush(tern_moe *moe, uint32_t slot)
@@ -158,21 +165,24 @@ int results_flush(tern_moe *moe, uint32_t slot)
 	immediate = immediate_make(moe, IMMEDIATE_PIECE, immediate_round(moe, slot));
 	for (uint32_t i = 0; i < moe->config.replica_ranks && !rc; i++)
 		if (!moe->windows[results->first_home + i])
-			rc = path_write(moe, &results->pieces.each[results->next], results->first_home + i, immediate,
-				piece_place(moe, 0), layout_combine_row(l, slot, results->first_row),
+			rc = path_write(moe, &results->pieces.each[results->next],
+				results->first_home + i, immediate, piece_place(moe, 0),
+				layout_combine_row(l, slot, results->first_row),
 				(uint64_t)results->nr_rows * l->combine_row_bytes);
 	results->next = (results->next + 1) % results->nr;
 	moe->slots[slot].sent[results->first_home].nr_pieces++;
 	return rc;
 }
 
-static int place_in_piece(tern_moe *moe, uint32_t slot, uint32_t first, uint32_t home_row, uint8_t **place)
+static int place_in_piece(
+	tern_moe *moe, uint32_t slot, uint32_t first, uint32_t home_row, uint8_t **place)
 {
 	struct results *results = moe->engine->results;
 	int rc = 0;
 
-	if (results->open && (results->first_home != first || results->nr_rows == moe->layout.piece_rows ||
-				     results->first_row + results->nr_rows != home_row))
+	if (results->open &&
+		(results->first_home != first || results->nr_rows == moe->layout.piece_rows ||
+			results->first_row + results->nr_rows != home_row))
 		rc = results_flush(moe, slot);
 	if (!rc && !results->open) {
 		rc = open_piece(moe, slot);
@@ -196,8 +206,9 @@ int results_place(tern_moe *moe, uint32_t slot, uint32_t first, uint32_t home_ro
 		return place_in_piece(moe, slot, first, home_row, place);
 	if (row >= most_results(moe)) {
 		fail(TERN_ERR_PROTOCOL,
-			"rank %u asks for more than the %llu results that can be due (slot %u, epoch %u)", first,
-			(unsigned long long)most_results(moe), slot, moe->slots[slot].epoch);
+			"rank %u asks for more than the %llu results that can be due (slot %u, "
+			"epoch %u)",
+			first, (unsigned long long)most_results(moe), slot, moe->slots[slot].epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)first);
 	}
 	*place = staged_results(moe, slot, first) + row * moe->layout.combine_row_bytes;
@@ -217,14 +228,15 @@ void results_publication(tern_moe *moe, uint32_t slot, uint32_t home, struct pub
 		p->bytes = (uint64_t)sent->nr * l->combine_row_bytes;
 		return;
 	}
-	note = (struct results_note *)(moe->engine->staging + moe->engine->notes) + (uint64_t)slot * l->nr_ranks + home;
+	note = (struct results_note *)(moe->engine->staging + moe->engine->notes) +
+	       (uint64_t)slot * l->nr_ranks + home;
 	*note = (struct results_note){.nr_pieces = sent->nr_pieces, .nr_rows = p->count};
 	p->from = (const uint8_t *)note;
 	p->offset = layout_note(l, slot, moe->rank);
 	p->bytes = sizeof(*note);
 }
 
-/* ---- at home, on the proxy --------------------------------------------------------------------------------- */
+/* ---- at home, on the proxy ------------------------------------------------------------------- */
 
 static void deliver_complete(tern_moe *moe, uint32_t slot, uint32_t source, struct coming *coming)
 {
@@ -236,7 +248,8 @@ static void deliver_complete(tern_moe *moe, uint32_t slot, uint32_t source, stru
 		return;
 	coming->nr_pieces = 0;
 	coming->announced = false;
-	path_arrived(moe, moe->rank, slot, WORD_COMBINE, source, word_make(coming->epoch, coming->note.nr_rows));
+	path_arrived(moe, moe->rank, slot, WORD_COMBINE, source,
+		word_make(coming->epoch, coming->note.nr_rows));
 }
 
 void results_piece(tern_moe *moe, uint32_t slot, uint32_t source)
@@ -251,7 +264,8 @@ void results_announced(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t e
 {
 	struct coming *coming = &moe->engine->results->coming[slot * moe->nr_ranks + source];
 
-	coming->note = *(const struct results_note *)own(moe, layout_note(&moe->layout, slot, source));
+	coming->note =
+		*(const struct results_note *)own(moe, layout_note(&moe->layout, slot, source));
 	coming->epoch = epoch;
 	coming->announced = true;
 	deliver_complete(moe, slot, source, coming);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Results for homes that are not mapped: staged as a whole in low-latency mode, in pieces that leave when they are full
- * in high-throughput mode. */
+/* Results for homes that are not mapped: staged as a whole in low-latency mode, in pieces that
+ * leave when they are full in high-throughput mode. */
 #ifndef TERN_PATH_RESULTS_H
 #define TERN_PATH_RESULTS_H
 
@@ -9,14 +9,17 @@
 /* True if one of the homes [first, first + replica_ranks) is not mapped. */
 bool results_are_staged(const tern_moe *moe, uint32_t first);
 
-/* Where the result `home_row` of these homes is stored. May time out in high-throughput mode; nothing is begun then. */
+/* Where the result `home_row` of these homes is stored. May time out in high-throughput mode;
+ * nothing is begun then. */
 int results_place(tern_moe *moe, uint32_t slot, uint32_t first, uint32_t home_row, uint8_t **place);
 
 /* What was placed leaves. */
 int results_flush(tern_moe *moe, uint32_t slot);
 
-/* Begins of what is published to a home: of staging in low-latency mode, of its note in high-throughput mode. */
+/* Begins of what is published to a home: of staging in low-latency mode, of its note in
+ * high-throughput mode. */
 struct publication;
-void results_publication(tern_moe *moe, uint32_t slot, uint32_t home, struct publication *publication);
+void results_publication(
+	tern_moe *moe, uint32_t slot, uint32_t home, struct publication *publication);
 
 #endif

@@ -3,9 +3,10 @@
 #include "testkit/device/inside.h"
 #include "gpu/host/inside.h"
 
-/* ---- calls --------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
-static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+static struct tern_dispatch dispatch_args(
+	const struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
 {
 	const struct job *job = r->job;
 	const struct device_lane *lane = &r->lanes[slot];
@@ -17,13 +18,15 @@ static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_
 		.x = lane->x,
 		.x_stride = m->x_gap ? job_x_bytes(job) + m->x_gap : 0,
 		.scales = scaled ? lane->scales : NULL,
-		.scales_stride = scaled && m->scales_gap ? job_x_scales_bytes(job) + m->scales_gap : 0,
+		.scales_stride =
+			scaled && m->scales_gap ? job_x_scales_bytes(job) + m->scales_gap : 0,
 		.topk_ids = lane->ids,
 		.topk_ids_bits = m->wide_ids ? 64 : 0,
 		.topk_weights = job->no_weights ? NULL : (const float *)lane->weights};
 }
 
-static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot,
+	const struct manner *m, uint32_t nr_tokens)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	struct tern_dispatch args = dispatch_args(r, slot, m, nr_tokens);
@@ -35,23 +38,31 @@ static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot
 		lane->received.into_x = lane->into_x;
 		lane->received.into_scales = lane->into_scales;
 	}
-	return piece == PIECE_DISPATCH ? tern_dispatch(r->moe, &args, &lane->received) : tern_dispatch_recv(r->moe, slot, &lane->received);
+	return piece == PIECE_DISPATCH ? tern_dispatch(r->moe, &args, &lane->received)
+				       : tern_dispatch_recv(r->moe, slot, &lane->received);
 }
 
-static int put_combine(struct device_rounds *r, enum piece piece, uint32_t slot, const struct manner *m)
+static int put_combine(
+	struct device_rounds *r, enum piece piece, uint32_t slot, const struct manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	size_t row = job_y_bytes(r->job), out_stride = m->out_gap ? row + m->out_gap : 0;
-	struct tern_combine args = {.size = sizeof(args), .slot = slot, .y = lane->y, .y_stride = m->y_gap ? row + m->y_gap : 0};
+	struct tern_combine args = {.size = sizeof(args),
+		.slot = slot,
+		.y = lane->y,
+		.y_stride = m->y_gap ? row + m->y_gap : 0};
 
 	if (piece == PIECE_COMBINE_SEND)
 		return tern_combine_send(r->moe, &args);
-	return piece == PIECE_COMBINE ? tern_combine(r->moe, &args, lane->out, out_stride) : tern_combine_recv(r->moe, slot, lane->out, out_stride);
+	return piece == PIECE_COMBINE ? tern_combine(r->moe, &args, lane->out, out_stride)
+				      : tern_combine_recv(r->moe, slot, lane->out, out_stride);
 }
 
-int device_put_dispatch(struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+int device_put_dispatch(
+	struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
 {
-	int rc = put_dispatch(r, m->apart ? PIECE_DISPATCH_SEND : PIECE_DISPATCH, slot, m, nr_tokens);
+	int rc = put_dispatch(
+		r, m->apart ? PIECE_DISPATCH_SEND : PIECE_DISPATCH, slot, m, nr_tokens);
 
 	return rc || !m->apart ? rc : put_dispatch(r, PIECE_DISPATCH_RECEIVE, slot, m, nr_tokens);
 }
@@ -66,7 +77,7 @@ int device_put_combine(struct device_rounds *r, uint32_t slot, const struct mann
 	return rc || !m->apart ? rc : put_combine(r, PIECE_COMBINE_RECEIVE, slot, m);
 }
 
-/* ---- what graphs keep ---------------------------------------------------------------------------------------- */
+/* ---- what graphs keep ------------------------------------------------------------------------ */
 
 /* All that is received: where from, and how much at most. */
 struct kept_part {
@@ -76,21 +87,28 @@ struct kept_part {
 };
 #define NR_KEPT 7
 
-static void kept_parts(const struct device_rounds *r, struct device_lane *lane, struct kept_part parts[NR_KEPT])
+static void kept_parts(
+	const struct device_rounds *r, struct device_lane *lane, struct kept_part parts[NR_KEPT])
 {
 	const struct job *job = r->job;
 	const struct tern_received *d = &lane->captured;
 	struct tern_received *k = &lane->kept;
 	uint64_t rows = d->nr_rows, routes = rows * job->config.topk;
-	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks : r->reference->nr_local[r->rank];
+	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks
+							      : r->reference->nr_local[r->rank];
 
 	parts[0] = (struct kept_part){d->x, (const void **)&k->x, rows * job_received_bytes(job)};
-	parts[1] = (struct kept_part){d->scales, (const void **)&k->scales, rows * job_received_scales_bytes(job)};
+	parts[1] = (struct kept_part){
+		d->scales, (const void **)&k->scales, rows * job_received_scales_bytes(job)};
 	parts[2] = (struct kept_part){d->rows, (const void **)&k->rows, rows * sizeof(*d->rows)};
-	parts[3] = (struct kept_part){d->counts, (const void **)&k->counts, lists * sizeof(*d->counts)};
-	parts[4] = (struct kept_part){d->offsets, (const void **)&k->offsets, (lists + 2) * sizeof(*d->offsets)};
-	parts[5] = (struct kept_part){d->topk_ids, (const void **)&k->topk_ids, routes * sizeof(*d->topk_ids)};
-	parts[6] = (struct kept_part){d->topk_weights, (const void **)&k->topk_weights, routes * sizeof(*d->topk_weights)};
+	parts[3] = (struct kept_part){
+		d->counts, (const void **)&k->counts, lists * sizeof(*d->counts)};
+	parts[4] = (struct kept_part){
+		d->offsets, (const void **)&k->offsets, (lists + 2) * sizeof(*d->offsets)};
+	parts[5] = (struct kept_part){
+		d->topk_ids, (const void **)&k->topk_ids, routes * sizeof(*d->topk_ids)};
+	parts[6] = (struct kept_part){d->topk_weights, (const void **)&k->topk_weights,
+		routes * sizeof(*d->topk_weights)};
 }
 
 int device_keep_open(struct device_rounds *r, uint32_t slot)
@@ -121,11 +139,12 @@ static int keep(struct device_rounds *r, uint32_t slot, void *stream)
 	kept_parts(r, &r->lanes[slot], parts);
 	for (int i = 0; i < NR_KEPT && !rc; i++)
 		if (parts[i].from)
-			rc = r->ops->copy((void *)*parts[i].to, parts[i].from, parts[i].bytes, stream);
+			rc = r->ops->copy(
+				(void *)*parts[i].to, parts[i].from, parts[i].bytes, stream);
 	return device_passed_on(r, rc);
 }
 
-/* ---- graphs -------------------------------------------------------------------------------------------------- */
+/* ---- graphs ---------------------------------------------------------------------------------- */
 
 static void *stream_of(const struct device_rounds *r, uint32_t slot)
 {
@@ -148,21 +167,25 @@ static int put_piece(struct device_rounds *r, const struct step *s, uint32_t nr_
 	}
 }
 
-static int put_step(struct device_rounds *r, const struct step *s, const struct device_works *works, uint32_t nr_tokens)
+static int put_step(struct device_rounds *r, const struct step *s, const struct device_works *works,
+	uint32_t nr_tokens)
 {
 	void *stream = stream_of(r, s->slot), *at = s->work == WORK_BESIDE ? works->stream : stream;
 	const struct device_ops *ops = r->ops;
 	int rc = at != stream ? device_passed_on(r, ops->stream_follow(at, stream)) : 0;
 
 	rc = rc ? rc : put_piece(r, s, nr_tokens);
-	if (!rc && works && works->keep && (s->piece == PIECE_DISPATCH || s->piece == PIECE_DISPATCH_RECEIVE))
+	if (!rc && works && works->keep &&
+		(s->piece == PIECE_DISPATCH || s->piece == PIECE_DISPATCH_RECEIVE))
 		rc = keep(r, s->slot, stream);
 	if (!rc && s->work)
-		rc = device_passed_on(r, ops->work(works->memory, works->bytes, works->nr_waves, at));
+		rc = device_passed_on(
+			r, ops->work(works->memory, works->bytes, works->nr_waves, at));
 	return rc || at == stream ? rc : device_passed_on(r, ops->stream_follow(stream, at));
 }
 
-int device_capture(struct device_rounds *r, const struct step *steps, uint32_t nr_steps, const struct device_works *works, uint32_t nr_tokens, struct device_graph **graph)
+int device_capture(struct device_rounds *r, const struct step *steps, uint32_t nr_steps,
+	const struct device_works *works, uint32_t nr_tokens, struct device_graph **graph)
 {
 	void *stream = stream_of(r, steps[0].slot);
 	int rc = device_passed_on(r, r->ops->capture_begin(stream)), end;

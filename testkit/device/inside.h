@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by rounds.c (memory, timed rounds), graphs.c (calls and graphs), verify.c (verified rounds) and device_overlap.c (work beside rounds). */
+/* Shared by rounds.c (memory, timed rounds), graphs.c (calls and graphs), verify.c (verified
+ * rounds) and device_overlap.c (work beside rounds). */
 #ifndef TERN_TESTKIT_DEVICE_INSIDE_H
 #define TERN_TESTKIT_DEVICE_INSIDE_H
 
@@ -14,9 +15,9 @@ struct device_sizes device_lane_sizes(const struct device_rounds *r);
 
 /* How a round is made. */
 struct manner {
-	bool graphs;	     /* replayed; else called */
-	bool apart;	     /* halves as calls of their own */
-	bool release;	     /* the same on all ranks */
+	bool graphs;  /* replayed; else called */
+	bool apart;   /* halves as calls of their own */
+	bool release; /* the same on all ranks */
 	bool wide_ids, own_buffers;
 	uint32_t x_gap, scales_gap, y_gap, out_gap;
 };
@@ -24,7 +25,8 @@ struct manner {
 struct manner device_manner(const struct device_rounds *r, uint64_t round);
 
 /* The calls, on a slot's stream. */
-int device_put_dispatch(struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens);
+int device_put_dispatch(
+	struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens);
 int device_put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m);
 
 /* Graphs hold steps, one after the other: a part of a slot's round, and work. */
@@ -56,17 +58,22 @@ struct device_works {
 	void *memory; /* that it reads */
 	uint64_t bytes;
 	uint32_t nr_waves; /* of each work */
-	bool keep;	   /* received rows are copied, to lane->kept, where a model would begin to read them */
+	bool keep; /* received rows are copied, to lane->kept, where a model would begin to read
+		      them */
 };
 
-/* The graph is for as many tokens as there can be; kernels read how many there are. works: NULL where no step has any. */
-int device_capture(struct device_rounds *r, const struct step *steps, uint32_t nr_steps, const struct device_works *works, uint32_t nr_tokens, struct device_graph **graph);
+/* The graph is for as many tokens as there can be; kernels read how many there are. works: NULL
+ * where no step has any. */
+int device_capture(struct device_rounds *r, const struct step *steps, uint32_t nr_steps,
+	const struct device_works *works, uint32_t nr_tokens, struct device_graph **graph);
 
 /* Before a capture that keeps rows: takes the memory. */
 int device_keep_open(struct device_rounds *r, uint32_t slot);
 
-/* Rounds with the graph, fresh inputs for each of the first nr_slots slots; what was kept and what came home is compared. */
-int device_verify_graph(struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round);
+/* Rounds with the graph, fresh inputs for each of the first nr_slots slots; what was kept and what
+ * came home is compared. */
+int device_verify_graph(
+	struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round);
 
 /* An operation's outcome with the scheduler's cause. */
 int device_passed_on(const struct device_rounds *r, int rc);

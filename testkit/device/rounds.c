@@ -24,7 +24,7 @@ int device_choose(const struct device_ops *ops, uint32_t rank)
 	return rc ? fail(rc, "no device: %s", ops->error_text()) : 0;
 }
 
-/* ---- buffers ------------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 static uint64_t add(uint64_t *all, uint64_t bytes)
 {
@@ -66,7 +66,8 @@ static int make_lanes(struct device_rounds *r)
 	uint8_t *at;
 	int rc = device_passed_on(r, r->ops->memory_create(nr * s.all, (void **)&r->memory));
 
-	r->host_bytes = s.all + r->positions * 16 + r->positions * r->job->config.topk * 8 + (1u << 20);
+	r->host_bytes =
+		s.all + r->positions * 16 + r->positions * r->job->config.topk * 8 + (1u << 20);
 	rc = rc ? rc : device_passed_on(r, r->ops->host_create(r->host_bytes, (void **)&r->host));
 	at = r->memory;
 	for (uint32_t i = 0; i < nr && !rc; i++) {
@@ -90,7 +91,9 @@ static int make_lanes(struct device_rounds *r)
 static uint64_t worst_positions(const struct device_rounds *r)
 {
 	const struct tern_moe_config *c = &r->job->config;
-	uint64_t tokens = (uint64_t)r->job->nr_ranks * ((c->max_tokens + c->replica_ranks - 1) / c->replica_ranks), local = 0;
+	uint64_t tokens = (uint64_t)r->job->nr_ranks *
+			  ((c->max_tokens + c->replica_ranks - 1) / c->replica_ranks),
+		 local = 0;
 
 	for (uint32_t rank = 0; rank < r->job->nr_ranks; rank++)
 		local = r->reference->nr_local[rank] > local ? r->reference->nr_local[rank] : local;
@@ -143,7 +146,7 @@ void device_rounds_close(struct device_rounds *r)
 	memset(r, 0, sizeof(*r));
 }
 
-/* ---- how a round is made ------------------------------------------------------------------------------------- */
+/* ---- how a round is made --------------------------------------------------------------------- */
 
 struct manner device_manner(const struct device_rounds *r, uint64_t round)
 {
@@ -155,7 +158,8 @@ struct manner device_manner(const struct device_rounds *r, uint64_t round)
 	if (m.graphs)
 		return m;
 	m.wide_ids = random_below(&state, 2);
-	m.own_buffers = r->job->config.mode == TERN_LOW_LATENCY && (r->job->config.caller_output || random_below(&state, 2));
+	m.own_buffers = r->job->config.mode == TERN_LOW_LATENCY &&
+			(r->job->config.caller_output || random_below(&state, 2));
 	m.x_gap = 16 * random_below(&state, 4);
 	m.scales_gap = random_below(&state, 4) * (r->job->config.scale == TERN_SCALE_FP32 ? 4 : 1);
 	m.y_gap = 16 * random_below(&state, 4);
@@ -173,7 +177,8 @@ bool device_rounds_replay(const struct device_rounds *r, uint64_t round)
 	return device_manner(r, round).graphs;
 }
 
-/* Graphs are made before the first round: that may wait for all kernels on a device, and these for this rank. */
+/* Graphs are made before the first round: that may wait for all kernels on a device, and these for
+ * this rank. */
 static int capture_lanes(struct device_rounds *r)
 {
 	int rc = 0;
@@ -182,9 +187,13 @@ static int capture_lanes(struct device_rounds *r)
 		struct device_lane *lane = &r->lanes[slot];
 
 		rc = tern_moe_set_nr_tokens_at(r->moe, slot, (const uint32_t *)lane->nr_tokens);
-		rc = rc ? rc : device_capture(r, &(struct step){.piece = PIECE_DISPATCH, .slot = slot}, 1, NULL, r->job->config.max_tokens, &lane->dispatch);
+		rc = rc ? rc
+			: device_capture(r, &(struct step){.piece = PIECE_DISPATCH, .slot = slot},
+				  1, NULL, r->job->config.max_tokens, &lane->dispatch);
 		lane->captured = lane->received;
-		rc = rc ? rc : device_capture(r, &(struct step){.piece = PIECE_COMBINE, .slot = slot}, 1, NULL, 0, &lane->combine);
+		rc = rc ? rc
+			: device_capture(r, &(struct step){.piece = PIECE_COMBINE, .slot = slot}, 1,
+				  NULL, 0, &lane->combine);
 		rc = rc ? rc : tern_moe_set_nr_tokens_at(r->moe, slot, NULL);
 		rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 	}
@@ -206,7 +215,8 @@ int device_rounds_agree(const struct device_rounds *r, int rc)
 	return rc ? rc : status;
 }
 
-int device_rounds_open(struct device_rounds *r, tern_group *group, const struct job *job, const struct device_ops *ops)
+int device_rounds_open(struct device_rounds *r, tern_group *group, const struct job *job,
+	const struct device_ops *ops)
 {
 	int rc;
 
@@ -227,7 +237,7 @@ int device_rounds_open(struct device_rounds *r, tern_group *group, const struct 
 	return rc ? rc : device_rounds_agree(r, capture_lanes(r));
 }
 
-/* ---- timed rounds -------------------------------------------------------------------------------------------- */
+/* ---- timed rounds ---------------------------------------------------------------------------- */
 
 int device_rounds_prepare(struct device_rounds *r)
 {
@@ -240,7 +250,9 @@ int device_rounds_prepare(struct device_rounds *r)
 	r->ops->graph_destroy(lane->combine);
 	lane->dispatch = lane->combine = NULL;
 	/* Rows of y are only moved and summed here: what they hold costs nothing, but for power. */
-	rc = rc ? rc : device_passed_on(r, r->ops->fill(lane->y, 0x3c, device_lane_sizes(r).y, lane->stream));
+	rc = rc ? rc
+		: device_passed_on(
+			  r, r->ops->fill(lane->y, 0x3c, device_lane_sizes(r).y, lane->stream));
 	rc = rc ? rc : device_capture(r, &pair[0], 1, NULL, n, &lane->dispatch);
 	rc = rc ? rc : device_capture(r, &pair[1], 1, NULL, n, &lane->combine);
 	rc = rc ? rc : device_capture(r, pair, 2, NULL, n, &lane->pair);
@@ -264,8 +276,10 @@ int device_rounds_start(struct device_rounds *r)
 	int rc = device_passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
 
 	if (!rc && all_mapped(r))
-		return device_passed_on(r, r->ops->barrier(r->barrier->device->windows, r->rank, r->job->nr_ranks, ++r->nr_barriers,
-			(uint64_t)r->job->config.wait_ms * 1000000, r->lanes[0].stream));
+		return device_passed_on(
+			r, r->ops->barrier(r->barrier->device->windows, r->rank, r->job->nr_ranks,
+				   ++r->nr_barriers, (uint64_t)r->job->config.wait_ms * 1000000,
+				   r->lanes[0].stream));
 	rc = rc ? rc : tern_dispatch(r->barrier, &args, &received);
 	return rc ? rc : tern_release(r->barrier, 0);
 }
@@ -273,8 +287,9 @@ int device_rounds_start(struct device_rounds *r)
 int device_rounds_time(struct device_rounds *r, struct times *times, uint32_t i)
 {
 	struct device_lane *lane = &r->lanes[0];
-	struct device_graph *const graphs[NR_MEASURES] = {
-		[MEASURE_DISPATCH] = lane->dispatch, [MEASURE_COMBINE] = lane->combine, [MEASURE_PAIR] = lane->pair};
+	struct device_graph *const graphs[NR_MEASURES] = {[MEASURE_DISPATCH] = lane->dispatch,
+		[MEASURE_COMBINE] = lane->combine,
+		[MEASURE_PAIR] = lane->pair};
 	double us;
 	int rc = 0;
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rounds of one case on a device, through the public calls: verified ones, with fresh inputs each, by graph replay and without; and timed ones. */
+/* Rounds of one case on a device, through the public calls: verified ones, with fresh inputs each,
+ * by graph replay and without; and timed ones. */
 #ifndef TERN_TESTKIT_DEVICE_ROUNDS_H
 #define TERN_TESTKIT_DEVICE_ROUNDS_H
 
@@ -37,24 +38,29 @@ struct device_rounds {
 /* Makes the device of that number current for this thread: rank r gets device r % devices. */
 int device_choose(const struct device_ops *ops, uint32_t rank);
 
-/* Collective; job->config.device is TERN_DEVICE_CUDA. 0 or a negative enum tern_error with tern_last_error. */
-int device_rounds_open(struct device_rounds *rounds, tern_group *group, const struct job *job, const struct device_ops *ops);
+/* Collective; job->config.device is TERN_DEVICE_CUDA. 0 or a negative enum tern_error with
+ * tern_last_error. */
+int device_rounds_open(struct device_rounds *rounds, tern_group *group, const struct job *job,
+	const struct device_ops *ops);
 void device_rounds_close(struct device_rounds *rounds);
 
-/* nr_slots rounds in flight at once, from number `round` on, fresh inputs, poisoned buffers, every element compared: differences go to
- * rounds->difference. How calls are made (graphs, halves apart, strides, whose buffers) changes from round to round. */
+/* nr_slots rounds in flight at once, from number `round` on, fresh inputs, poisoned buffers, every
+ * element compared: differences go to rounds->difference. How calls are made (graphs, halves apart,
+ * strides, whose buffers) changes from round to round. */
 int device_rounds_verify(struct device_rounds *rounds, uint64_t round);
 
-/* The same in steps: what a step waits for, all ranks' steps before it have put on their streams. So one thread can do each step for all ranks in turn. */
+/* The same in steps: what a step waits for, all ranks' steps before it have put on their streams.
+ * So one thread can do each step for all ranks in turn. */
 #define DEVICE_ROUNDS_STEPS 3
 int device_rounds_step(struct device_rounds *rounds, uint32_t step, uint64_t round);
 
-/* Whether that round is released: nothing comes home. The same on all ranks. And whether this rank replays graphs in it. */
+/* Whether that round is released: nothing comes home. The same on all ranks. And whether this rank
+ * replays graphs in it. */
 bool device_rounds_release(const struct device_rounds *rounds, uint64_t round);
 bool device_rounds_replay(const struct device_rounds *rounds, uint64_t round);
 
-/* Captures graphs on slot 0, with the inputs of one round; then times[...][i] receives each measure's time of one replay by the device's clock. All
- * ranks' devices start together. */
+/* Captures graphs on slot 0, with the inputs of one round; then times[...][i] receives each
+ * measure's time of one replay by the device's clock. All ranks' devices start together. */
 int device_rounds_prepare(struct device_rounds *rounds);
 int device_rounds_time(struct device_rounds *rounds, struct times *times, uint32_t i);
 
@@ -62,7 +68,8 @@ int device_rounds_time(struct device_rounds *rounds, struct times *times, uint32
 #define DEVICE_TIMED_ROUND (UINT64_C(1) << 40) /* whose inputs are timed */
 /* That round's inputs, rows without gaps and ids of 32 bits, into a slot's lane. */
 int device_rounds_upload(struct device_rounds *rounds, uint32_t slot, uint64_t round);
-/* On lane 0's stream: time for the hosts to queue what follows, and then a barrier of all devices. */
+/* On lane 0's stream: time for the hosts to queue what follows, and then a barrier of all devices.
+ */
 int device_rounds_start(struct device_rounds *rounds);
 /* Collective: 0, or this rank's failure, or that of another. */
 int device_rounds_agree(const struct device_rounds *rounds, int rc);

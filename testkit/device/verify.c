@@ -14,13 +14,15 @@ static uint8_t *staging(struct device_rounds *r, uint64_t bytes)
 
 	r->host_used += (bytes + 63) / 64 * 64;
 	if (r->host_used > r->host_bytes) {
-		fail(TERN_ERR_NOMEM, "%llu bytes of staging memory are too few", (unsigned long long)r->host_bytes);
+		fail(TERN_ERR_NOMEM, "%llu bytes of staging memory are too few",
+			(unsigned long long)r->host_bytes);
 		return NULL;
 	}
 	return here;
 }
 
-static int upload(struct device_rounds *r, struct device_lane *lane, void *to, const void *from, uint64_t bytes)
+static int upload(struct device_rounds *r, struct device_lane *lane, void *to, const void *from,
+	uint64_t bytes)
 {
 	return device_passed_on(r, r->ops->copy(to, from, bytes, lane->stream));
 }
@@ -37,12 +39,14 @@ static int poison_inputs(struct device_rounds *r, struct device_lane *lane)
 	return device_passed_on(r, rc);
 }
 
-static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint64_t round, const struct manner *m)
+static int upload_inputs(
+	struct device_rounds *r, struct device_lane *lane, uint64_t round, const struct manner *m)
 {
 	const struct job *job = r->job;
 	uint32_t n = job_nr_tokens(job, round, r->rank), *nr;
 	size_t routes = (size_t)n * job->config.topk, x_stride = job_x_bytes(job) + m->x_gap;
-	size_t scales_stride = job_x_scales_bytes(job) ? job_x_scales_bytes(job) + m->scales_gap : 0;
+	size_t scales_stride =
+		job_x_scales_bytes(job) ? job_x_scales_bytes(job) + m->scales_gap : 0;
 	uint8_t *x, *scales;
 	int64_t *wide;
 	int32_t *ids;
@@ -65,7 +69,9 @@ static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint
 	*nr = n;
 	rc = upload(r, lane, lane->x, x, n * x_stride);
 	rc = rc ? rc : upload(r, lane, lane->scales, scales, n * scales_stride);
-	rc = rc ? rc : upload(r, lane, lane->ids, m->wide_ids ? (void *)wide : (void *)ids, routes * (m->wide_ids ? 8 : 4));
+	rc = rc ? rc
+		: upload(r, lane, lane->ids, m->wide_ids ? (void *)wide : (void *)ids,
+			  routes * (m->wide_ids ? 8 : 4));
 	rc = rc ? rc : upload(r, lane, lane->weights, weights, routes * 4);
 	rc = rc ? rc : upload(r, lane, lane->nr_tokens, nr, 4);
 	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
@@ -86,11 +92,20 @@ static int poison_outputs(struct device_rounds *r, struct device_lane *lane, uin
 	const struct tern_received *d = &lane->captured; /* nr_rows: as many as there is room for */
 
 	rc = r->ops->fill(d->x, with, d->nr_rows * job_received_bytes(job), lane->stream);
-	rc = rc ? rc : r->ops->fill(lane->into_x, with, r->positions * job_received_bytes(job), lane->stream);
-	rc = rc || !d->scales ? rc : r->ops->fill(d->scales, with, d->nr_rows * job_received_scales_bytes(job), lane->stream);
-	rc = rc ? rc : r->ops->fill(lane->into_scales, with, r->positions * job_received_scales_bytes(job), lane->stream);
-	rc = rc ? rc : r->ops->fill((void *)d->rows, with, d->nr_rows * sizeof(*d->rows), lane->stream);
-	rc = rc ? rc : r->ops->fill((void *)d->counts, with, r->reference->nr_local[r->rank] * sizeof(*d->counts), lane->stream);
+	rc = rc ? rc
+		: r->ops->fill(
+			  lane->into_x, with, r->positions * job_received_bytes(job), lane->stream);
+	rc = rc || !d->scales ? rc
+			      : r->ops->fill(d->scales, with,
+					d->nr_rows * job_received_scales_bytes(job), lane->stream);
+	rc = rc ? rc
+		: r->ops->fill(lane->into_scales, with,
+			  r->positions * job_received_scales_bytes(job), lane->stream);
+	rc = rc ? rc
+		: r->ops->fill((void *)d->rows, with, d->nr_rows * sizeof(*d->rows), lane->stream);
+	rc = rc ? rc
+		: r->ops->fill((void *)d->counts, with,
+			  r->reference->nr_local[r->rank] * sizeof(*d->counts), lane->stream);
 	return device_passed_on(r, rc);
 }
 
@@ -102,12 +117,14 @@ static int put_round(struct device_rounds *r, uint32_t slot, uint64_t round)
 
 	rc = rc ? rc : poison_outputs(r, lane, round);
 	if (rc || !m.graphs)
-		return rc ? rc : device_put_dispatch(r, slot, &m, job_nr_tokens(r->job, round, r->rank));
+		return rc ? rc
+			  : device_put_dispatch(r, slot, &m, job_nr_tokens(r->job, round, r->rank));
 	lane->received = lane->captured;
 	return device_passed_on(r, r->ops->graph_launch(lane->dispatch, lane->stream));
 }
 
-static void *fetch(struct device_rounds *r, struct device_lane *lane, const void *from, uint64_t bytes)
+static void *fetch(
+	struct device_rounds *r, struct device_lane *lane, const void *from, uint64_t bytes)
 {
 	uint8_t *at = staging(r, bytes + 64);
 
@@ -117,36 +134,48 @@ static void *fetch(struct device_rounds *r, struct device_lane *lane, const void
 }
 
 /* The received rows as the host sees them. */
-static int fetch_received(struct device_rounds *r, struct device_lane *lane, struct tern_received *host)
+static int fetch_received(
+	struct device_rounds *r, struct device_lane *lane, struct tern_received *host)
 {
 	const struct job *job = r->job;
 	const struct tern_received *d = &lane->received;
-	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks : r->reference->nr_local[r->rank], topk = job->config.topk;
+	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks
+							      : r->reference->nr_local[r->rank],
+		 topk = job->config.topk;
 	int rc;
 
 	r->host_used = 0;
 	*host = (struct tern_received){.size = sizeof(*host)};
 	host->counts = fetch(r, lane, d->counts, lists * sizeof(*d->counts));
 	host->offsets = fetch(r, lane, d->offsets, (lists + 2) * sizeof(*d->offsets));
-	rc = host->counts && host->offsets ? device_passed_on(r, r->ops->stream_wait(lane->stream)) : TERN_ERR_SYSTEM;
+	rc = host->counts && host->offsets ? device_passed_on(r, r->ops->stream_wait(lane->stream))
+					   : TERN_ERR_SYSTEM;
 	rc = rc ? rc : tern_moe_status(r->moe);
 	if (rc)
 		return rc;
 	host->nr_rows = host->offsets[lists];
 	host->extent = host->offsets[lists + 1];
 	if (host->extent > r->positions)
-		return fail(TERN_ERR_PROTOCOL, "the device says that rows span %llu positions of %llu", (unsigned long long)host->extent,
-			(unsigned long long)r->positions);
+		return fail(TERN_ERR_PROTOCOL,
+			"the device says that rows span %llu positions of %llu",
+			(unsigned long long)host->extent, (unsigned long long)r->positions);
 	host->x = fetch(r, lane, d->x, host->extent * job_received_bytes(job));
-	host->scales = d->scales ? fetch(r, lane, d->scales, host->extent * job_received_scales_bytes(job)) : NULL;
+	host->scales =
+		d->scales ? fetch(r, lane, d->scales, host->extent * job_received_scales_bytes(job))
+			  : NULL;
 	host->rows = fetch(r, lane, d->rows, host->extent * sizeof(*d->rows));
-	host->topk_ids = d->topk_ids ? fetch(r, lane, d->topk_ids, host->extent * topk * sizeof(int32_t)) : NULL;
-	host->topk_weights = d->topk_weights ? fetch(r, lane, d->topk_weights, host->extent * topk * sizeof(float)) : NULL;
+	host->topk_ids =
+		d->topk_ids ? fetch(r, lane, d->topk_ids, host->extent * topk * sizeof(int32_t))
+			    : NULL;
+	host->topk_weights = d->topk_weights ? fetch(r, lane, d->topk_weights,
+						       host->extent * topk * sizeof(float))
+					     : NULL;
 	return device_passed_on(r, r->ops->stream_wait(lane->stream));
 }
 
 /* extent: positions that its rows span. */
-static int verify_rows(struct device_rounds *r, struct device_lane *lane, uint64_t round, uint64_t *extent)
+static int verify_rows(
+	struct device_rounds *r, struct device_lane *lane, uint64_t round, uint64_t *extent)
 {
 	struct tern_received host;
 	int rc;
@@ -154,7 +183,9 @@ static int verify_rows(struct device_rounds *r, struct device_lane *lane, uint64
 	reference_set_round(r->reference, round);
 	rc = fetch_received(r, lane, &host);
 	*extent = host.extent;
-	return rc || !verify_received(r->reference, r->rank, &host, &r->difference) ? rc : TERN_ERR_NOMEM;
+	return rc || !verify_received(r->reference, r->rank, &host, &r->difference)
+		       ? rc
+		       : TERN_ERR_NOMEM;
 }
 
 /* What the experts make of the reference's round. */
@@ -170,8 +201,11 @@ static int put_y(struct device_rounds *r, struct device_lane *lane, uint64_t ext
 	if (fill_y(r->reference, r->rank, r->host, stride))
 		return TERN_ERR_NOMEM;
 	rc = upload(r, lane, lane->y, r->host, bytes);
-	rc = rc ? rc : device_passed_on(r, r->ops->fill(lane->out, POISON, device_lane_sizes(r).out, lane->stream));
-	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream)); /* host memory is used again */
+	rc = rc ? rc
+		: device_passed_on(r,
+			  r->ops->fill(lane->out, POISON, device_lane_sizes(r).out, lane->stream));
+	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream)); /* host memory is
+										    used again */
 }
 
 static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
@@ -184,20 +218,24 @@ static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
 	rc = rc ? rc : poison_inputs(r, lane);
 	rc = rc ? rc : put_y(r, lane, extent, m.y_gap);
 	if (rc || m.graphs)
-		return rc ? rc : device_passed_on(r, r->ops->graph_launch(lane->combine, lane->stream));
+		return rc ? rc
+			  : device_passed_on(r, r->ops->graph_launch(lane->combine, lane->stream));
 	return device_put_combine(r, slot, &m);
 }
 
 /* Bytes between rows, and after the last one, are the caller's. */
-static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_tokens, size_t row_bytes, size_t stride)
+static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_tokens,
+	size_t row_bytes, size_t stride)
 {
 	for (uint32_t token = 0; token <= nr_tokens; token++)
-		for (size_t i = token < nr_tokens ? row_bytes : 0; i < (token < nr_tokens ? stride : 48); i++)
+		for (size_t i = token < nr_tokens ? row_bytes : 0;
+			i < (token < nr_tokens ? stride : 48); i++)
 			if (out[token * stride + i] != POISON && !r->difference.nr++)
 				strcpy(r->difference.first, "combine wrote beyond a row of out");
 }
 
-static int verify_results(struct device_rounds *r, uint32_t slot, uint64_t round, const struct manner *m)
+static int verify_results(
+	struct device_rounds *r, uint32_t slot, uint64_t round, const struct manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	uint32_t n = job_nr_tokens(r->job, round, r->rank);
@@ -213,7 +251,8 @@ static int verify_results(struct device_rounds *r, uint32_t slot, uint64_t round
 		return rc;
 	reference_set_round(r->reference, round);
 	check_gaps(r, out, n, row, stride);
-	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM : 0;
+	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM
+										   : 0;
 }
 
 static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
@@ -225,7 +264,8 @@ static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
 
 int device_rounds_step(struct device_rounds *r, uint32_t step, uint64_t round)
 {
-	static int (*const steps[DEVICE_ROUNDS_STEPS])(struct device_rounds *, uint32_t, uint64_t) = {put_round, put_results, take_results};
+	static int (*const steps[DEVICE_ROUNDS_STEPS])(struct device_rounds *, uint32_t,
+		uint64_t) = {put_round, put_results, take_results};
 	int rc = 0;
 
 	for (uint32_t slot = 0; slot < r->job->config.nr_slots && !rc; slot++)
@@ -242,9 +282,10 @@ int device_rounds_verify(struct device_rounds *r, uint64_t round)
 	return rc;
 }
 
-/* ---- rounds that are one graph, with what a model does between its halves ------------------------------------ */
+/* ---- rounds that are one graph, with what a model does between its halves -------------------- */
 
-/* Before the graph runs, so that it need not stop for the host: where rows will be is the reference's. */
+/* Before the graph runs, so that it need not stop for the host: where rows will be is the
+ * reference's. */
 static int put_all(struct device_rounds *r, uint32_t slot, uint64_t round)
 {
 	struct device_lane *lane = &r->lanes[slot];
@@ -263,7 +304,8 @@ static int put_all(struct device_rounds *r, uint32_t slot, uint64_t round)
 	return put_y(r, lane, extent, 0);
 }
 
-int device_verify_graph(struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round)
+int device_verify_graph(
+	struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round)
 {
 	const struct manner plain = {.graphs = true};
 	uint64_t extent;

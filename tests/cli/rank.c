@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank for tests of the launcher. rank gather N: N gatherings, checked. rank miss R: rank R ends without gathering.
- * rank kill R: rank R kills itself while the others wait. Exit code: 0, or 3 with tern_last_error on stderr. */
+/* A rank for tests of the launcher. rank gather N: N gatherings, checked. rank miss R: rank R ends
+ * without gathering. rank kill R: rank R kills itself while the others wait. Exit code: 0, or 3
+ * with tern_last_error on stderr. */
 #include "tern.h"
 
 #include <signal.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loaded into a program, as tools load theirs (LD_PRELOAD): a thread of its own, which blocks no signal and waits. */
+/* Loaded into a program, as tools load theirs (LD_PRELOAD): a thread of its own, which blocks no
+ * signal and waits. */
 #include <pthread.h>
 #include <unistd.h>
 

@@ -16,7 +16,8 @@ const struct device_ops *devices_open(int *nr_devices)
 	const struct device_ops *ops;
 
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-	setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading later may wait for kernels that wait */
+	setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading later may wait for kernels that wait
+						    */
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	ops = device_ops_load();
 	if (ops && !ops->nr_devices(nr_devices) && *nr_devices)
@@ -41,7 +42,8 @@ void devices_close(struct rank *rank, struct device_rounds *rounds)
 	device_rounds_close(rounds);
 }
 
-/* What kernels have put into the ring is what the engine has written; its proxy may come to the last of it a moment later. */
+/* What kernels have put into the ring is what the engine has written; its proxy may come to the
+ * last of it a moment later. */
 static void check_engine_bytes(struct rank *rank, const struct device_rounds *rounds)
 {
 	struct tern_stats stats = {.size = sizeof(stats)};
@@ -59,7 +61,8 @@ static void check_engine_bytes(struct rank *rank, const struct device_rounds *ro
 			bytes += all[r].bytes;
 	} while (bytes != stats.engine_bytes && clock_ns() < end_ns && !*rank->failure);
 	if (bytes != stats.engine_bytes)
-		rank_fails(rank, "engine_bytes is %llu; the engine has written %llu", (unsigned long long)stats.engine_bytes, (unsigned long long)bytes);
+		rank_fails(rank, "engine_bytes is %llu; the engine has written %llu",
+			(unsigned long long)stats.engine_bytes, (unsigned long long)bytes);
 }
 
 /* Rounds by graph replay are counted like others, since kernels count. */
@@ -70,7 +73,8 @@ static void check_stats(struct rank *rank, struct device_rounds *rounds, uint64_
 
 	for (uint64_t i = 0; i < nr; i++) {
 		reference_set_round(rounds->reference, i);
-		expected_round(&counters, rounds->reference, (uint32_t)rank->rank, device_rounds_release(rounds, i));
+		expected_round(&counters, rounds->reference, (uint32_t)rank->rank,
+			device_rounds_release(rounds, i));
 	}
 	expected_bytes(&counters, layout->row_wire_bytes, 0, layout->result_wire_bytes);
 	expected_compare(&counters, rank, rounds->moe, rounds->job->config.nr_experts);
@@ -84,7 +88,8 @@ void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr,
 	if (rc)
 		rank_fails(rank, "%s: %s", tern_strerror(rc), tern_last_error());
 	else if (rounds->difference.nr)
-		rank_fails(rank, "%llu differences; the first: %s", (unsigned long long)rounds->difference.nr, rounds->difference.first);
+		rank_fails(rank, "%llu differences; the first: %s",
+			(unsigned long long)rounds->difference.nr, rounds->difference.first);
 	else {
 		check_engine_bytes(rank, rounds);
 		check_stats(rank, rounds, nr);
@@ -96,7 +101,8 @@ void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr,
 int devices_half(struct device_rounds *r, uint32_t half, uint32_t nr_tokens)
 {
 	struct device_lane *lane = &r->lanes[0];
-	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = nr_tokens, .x = lane->x, .topk_ids = lane->ids};
+	struct tern_dispatch args = {
+		.size = sizeof(args), .nr_tokens = nr_tokens, .x = lane->x, .topk_ids = lane->ids};
 	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
 	int rc = half == 0   ? tern_dispatch_send(r->moe, &args)
@@ -122,7 +128,9 @@ void devices_print_job(const struct job *job)
 {
 	const struct tern_moe_config *c = &job->config;
 
-	printf("  ranks %u, mode %d, layout %d, reduce %d, hidden %u, experts %u, topk %u, tokens %u, dtypes %d %d %d, slots %u\n", job->nr_ranks, (int)c->mode,
-		(int)c->layout, (int)c->reduce, c->hidden, c->nr_experts, c->topk, c->max_tokens, (int)c->x_dtype, (int)c->dispatch_dtype, (int)c->combine_dtype,
-		c->nr_slots);
+	printf("  ranks %u, mode %d, layout %d, reduce %d, hidden %u, experts %u, topk %u, tokens "
+	       "%u, dtypes %d %d %d, slots %u\n",
+		job->nr_ranks, (int)c->mode, (int)c->layout, (int)c->reduce, c->hidden,
+		c->nr_experts, c->topk, c->max_tokens, (int)c->x_dtype, (int)c->dispatch_dtype,
+		(int)c->combine_dtype, c->nr_slots);
 }

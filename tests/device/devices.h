@@ -1,25 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests of exchanges on GPUs have in common: ranks are threads of one process, and share GPUs when there are fewer of these. */
+/* What tests of exchanges on GPUs have in common: ranks are threads of one process, and share GPUs
+ * when there are fewer of these. */
 #ifndef TERN_TESTS_DEVICE_DEVICES_H
 #define TERN_TESTS_DEVICE_DEVICES_H
 
 #include "testkit/device/rounds.h"
 #include "tests/exchange/ranks.h"
 
-/* To be called first in main. NULL: there is no GPU, and the reason has been printed: exit with 77. */
+/* To be called first in main. NULL: there is no GPU, and the reason has been printed: exit with 77.
+ */
 const struct device_ops *devices_open(int *nr_devices);
 
 /* A number of the environment. */
 uint64_t devices_setting(const char *name, uint64_t otherwise);
 
-/* Where ranks share a device, freeing memory waits for the kernels of all of them, and these may wait for a rank that has not launched its own yet. */
+/* Where ranks share a device, freeing memory waits for the kernels of all of them, and these may
+ * wait for a rank that has not launched its own yet. */
 void devices_close(struct rank *rank, struct device_rounds *rounds);
 
-/* After rounds 0 to nr - 1, each verified: what is wrong becomes the rank's failure, statistics included, and is printed, since the others wait for it in vain, and
- * rank 0 is the first to be named. rc: what ended the rounds. */
+/* After rounds 0 to nr - 1, each verified: what is wrong becomes the rank's failure, statistics
+ * included, and is printed, since the others wait for it in vain, and rank 0 is the first to be
+ * named. rc: what ended the rounds. */
 void devices_judge(struct rank *rank, struct device_rounds *rounds, uint64_t nr, int rc);
 
-/* One of the four halves of a round on lane 0, of its rows without gaps, ids of 32 bits, and no weights; waits for its stream. What the call returned, or tern_moe_status. */
+/* One of the four halves of a round on lane 0, of its rows without gaps, ids of 32 bits, and no
+ * weights; waits for its stream. What the call returned, or tern_moe_status. */
 int devices_half(struct device_rounds *rounds, uint32_t half, uint32_t nr_tokens);
 
 /* A combine in one call. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of exchanges on GPUs that no correct caller makes: each argument made wrong, each half in each state of a slot, another device current. Each is refused with its cause, and rounds
- * before and behind them are verified as ever. Ranks are threads. What kernels find out, ids and capacities, is in test_device. Skipped where there is no GPU. */
+/* Calls of exchanges on GPUs that no correct caller makes: each argument made wrong, each half in
+ * each state of a slot, another device current. Each is refused with its cause, and rounds before
+ * and behind them are verified as ever. Ranks are threads. What kernels find out, ids and
+ * capacities, is in test_device. Skipped where there is no GPU. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,7 +37,7 @@ struct calls {
 	} results;
 };
 
-/* ---- one argument made wrong ------------------------------------------------------------------------------------------------- */
+/* ---- one argument made wrong ----------------------------------------------------------------- */
 
 enum how {
 	SET,
@@ -74,7 +76,8 @@ static const struct spoil of_scales[] = {
 	{"no scales", FIELD(tern_dispatch, scales), SET, 0, "scales is NULL"},
 	{"scales not aligned", FIELD(tern_dispatch, scales), ADD, 2, "scales at"},
 	{"scales on the host", FIELD(tern_dispatch, scales), HOST, 0, "scales: "},
-	{"short stride of scales", FIELD(tern_dispatch, scales_stride), SET, 4, "scales has a stride of 4"},
+	{"short stride of scales", FIELD(tern_dispatch, scales_stride), SET, 4,
+		"scales has a stride of 4"},
 	{NULL, 0, 0, SET, 0, NULL}};
 
 static const struct spoil of_no_scales[] = {
@@ -122,21 +125,26 @@ static void make_wrong(void *args, const struct spoil *spoil)
 	uint64_t value = 0;
 
 	memcpy(&value, (char *)args + spoil->at, spoil->bytes);
-	value = spoil->how == SET ? spoil->value : spoil->how == ADD ? value + spoil->value : (uintptr_t)host;
+	value = spoil->how == SET   ? spoil->value
+		: spoil->how == ADD ? value + spoil->value
+				    : (uintptr_t)host;
 	memcpy((char *)args + spoil->at, &value, spoil->bytes);
 }
 
-/* ---- what is expected ------------------------------------------------------------------------------------------------------------- */
+/* ---- what is expected ------------------------------------------------------------------------ */
 
 /* In the state that the call is for, the cause; in others that state may be complained of first. */
-static void refused(struct calls *c, enum state wanted, int rc, const char *call, const char *name, const char *text)
+static void refused(struct calls *c, enum state wanted, int rc, const char *call, const char *name,
+	const char *text)
 {
 	bool right = c->state == wanted;
 
 	if (!(rc == TERN_ERR_INVALID || (rc == TERN_ERR_STATE && !right)))
-		rank_fails(c->rank, "%s, %s, in state %d: got %d (%s)", call, name, (int)c->state, rc, rc ? tern_last_error() : "taken");
+		rank_fails(c->rank, "%s, %s, in state %d: got %d (%s)", call, name, (int)c->state,
+			rc, rc ? tern_last_error() : "taken");
 	else if (right && !strstr(tern_last_error(), text))
-		rank_fails(c->rank, "%s, %s: \"%s\" does not say \"%s\"", call, name, tern_last_error(), text);
+		rank_fails(c->rank, "%s, %s: \"%s\" does not say \"%s\"", call, name,
+			tern_last_error(), text);
 }
 
 static void wrong_dispatches(struct calls *c, const struct spoil *spoil)
@@ -148,8 +156,10 @@ static void wrong_dispatches(struct calls *c, const struct spoil *spoil)
 		struct tern_received received = c->received;
 
 		make_wrong(&args, spoil);
-		refused(c, IDLE, tern_dispatch(moe, &args, &received), "tern_dispatch", spoil->name, spoil->text);
-		refused(c, IDLE, tern_dispatch_send(moe, &args), "tern_dispatch_send", spoil->name, spoil->text);
+		refused(c, IDLE, tern_dispatch(moe, &args, &received), "tern_dispatch", spoil->name,
+			spoil->text);
+		refused(c, IDLE, tern_dispatch_send(moe, &args), "tern_dispatch_send", spoil->name,
+			spoil->text);
 	}
 }
 
@@ -161,8 +171,10 @@ static void wrong_received(struct calls *c, const struct spoil *spoil)
 		struct tern_received received = c->received;
 
 		make_wrong(&received, spoil);
-		refused(c, IDLE, tern_dispatch(moe, &c->dispatch, &received), "tern_dispatch", spoil->name, spoil->text);
-		refused(c, DISPATCHED, tern_dispatch_recv(moe, 0, &received), "tern_dispatch_recv", spoil->name, spoil->text);
+		refused(c, IDLE, tern_dispatch(moe, &c->dispatch, &received), "tern_dispatch",
+			spoil->name, spoil->text);
+		refused(c, DISPATCHED, tern_dispatch_recv(moe, 0, &received), "tern_dispatch_recv",
+			spoil->name, spoil->text);
 	}
 }
 
@@ -174,15 +186,19 @@ static void wrong_combines(struct calls *c)
 		struct tern_combine args = c->combine;
 
 		make_wrong(&args, spoil);
-		refused(c, RECEIVED, tern_combine(moe, &args, c->results.out, 0), "tern_combine", spoil->name, spoil->text);
-		refused(c, RECEIVED, tern_combine_send(moe, &args), "tern_combine_send", spoil->name, spoil->text);
+		refused(c, RECEIVED, tern_combine(moe, &args, c->results.out, 0), "tern_combine",
+			spoil->name, spoil->text);
+		refused(c, RECEIVED, tern_combine_send(moe, &args), "tern_combine_send",
+			spoil->name, spoil->text);
 	}
 	for (const struct spoil *spoil = of_results; spoil->name; spoil++) {
 		struct results results = c->results;
 
 		make_wrong(&results, spoil);
-		refused(c, RECEIVED, tern_combine(moe, &c->combine, results.out, results.stride), "tern_combine", spoil->name, spoil->text);
-		refused(c, COMBINED, tern_combine_recv(moe, 0, results.out, results.stride), "tern_combine_recv", spoil->name, spoil->text);
+		refused(c, RECEIVED, tern_combine(moe, &c->combine, results.out, results.stride),
+			"tern_combine", spoil->name, spoil->text);
+		refused(c, COMBINED, tern_combine_recv(moe, 0, results.out, results.stride),
+			"tern_combine_recv", spoil->name, spoil->text);
 	}
 }
 
@@ -191,18 +207,27 @@ static void nothing_given(struct calls *c)
 	struct tern_received received = c->received;
 	tern_moe *moe = c->rounds.moe;
 
-	refused(c, IDLE, tern_dispatch(moe, NULL, &received), "tern_dispatch", "no args", "tern_dispatch is NULL");
-	refused(c, IDLE, tern_dispatch(moe, &c->dispatch, NULL), "tern_dispatch", "no received", "received is NULL");
-	refused(c, IDLE, tern_dispatch_send(moe, NULL), "tern_dispatch_send", "no args", "tern_dispatch is NULL");
-	refused(c, DISPATCHED, tern_dispatch_recv(moe, 0, NULL), "tern_dispatch_recv", "no received", "received is NULL");
-	refused(c, DISPATCHED, tern_dispatch_recv(moe, 1, &received), "tern_dispatch_recv", "slot", "slot is 1 of 1");
-	refused(c, RECEIVED, tern_combine(moe, NULL, c->results.out, 0), "tern_combine", "no args", "tern_combine is NULL");
-	refused(c, RECEIVED, tern_combine_send(moe, NULL), "tern_combine_send", "no args", "tern_combine is NULL");
-	refused(c, COMBINED, tern_combine_recv(moe, 1, c->results.out, 0), "tern_combine_recv", "slot", "slot is 1 of 1");
+	refused(c, IDLE, tern_dispatch(moe, NULL, &received), "tern_dispatch", "no args",
+		"tern_dispatch is NULL");
+	refused(c, IDLE, tern_dispatch(moe, &c->dispatch, NULL), "tern_dispatch", "no received",
+		"received is NULL");
+	refused(c, IDLE, tern_dispatch_send(moe, NULL), "tern_dispatch_send", "no args",
+		"tern_dispatch is NULL");
+	refused(c, DISPATCHED, tern_dispatch_recv(moe, 0, NULL), "tern_dispatch_recv",
+		"no received", "received is NULL");
+	refused(c, DISPATCHED, tern_dispatch_recv(moe, 1, &received), "tern_dispatch_recv", "slot",
+		"slot is 1 of 1");
+	refused(c, RECEIVED, tern_combine(moe, NULL, c->results.out, 0), "tern_combine", "no args",
+		"tern_combine is NULL");
+	refused(c, RECEIVED, tern_combine_send(moe, NULL), "tern_combine_send", "no args",
+		"tern_combine is NULL");
+	refused(c, COMBINED, tern_combine_recv(moe, 1, c->results.out, 0), "tern_combine_recv",
+		"slot", "slot is 1 of 1");
 	refused(c, RECEIVED, tern_release(moe, 1), "tern_release", "slot", "slot is 1 of 1");
 }
 
-/* x and into_x may touch, and may not overlap: in one kernel what is read and what is written has no order. */
+/* x and into_x may touch, and may not overlap: in one kernel what is read and what is written has
+ * no order. */
 static void overlapping(struct calls *c)
 {
 	struct tern_received received = c->received;
@@ -212,9 +237,11 @@ static void overlapping(struct calls *c)
 	if (!received.into_x)
 		return;
 	received.into_x = (uint8_t *)c->dispatch.x + (TOKENS - 1) * job_x_bytes(c->rounds.job);
-	refused(c, IDLE, tern_dispatch(moe, &args, &received), "tern_dispatch", "into_x in the last row of x", "overlaps into_x");
+	refused(c, IDLE, tern_dispatch(moe, &args, &received), "tern_dispatch",
+		"into_x in the last row of x", "overlaps into_x");
 	args.x = (uint8_t *)c->received.into_x + 16;
-	refused(c, IDLE, tern_dispatch(moe, &args, &c->received), "tern_dispatch", "x in into_x", "overlaps into_x");
+	refused(c, IDLE, tern_dispatch(moe, &args, &c->received), "tern_dispatch", "x in into_x",
+		"overlaps into_x");
 }
 
 /* With all arguments right. */
@@ -239,7 +266,8 @@ static void wrong_states(struct calls *c)
 		rc[6] = tern_combine_recv(moe, 0, c->results.out, 0);
 	for (int i = 0; i < 7; i++)
 		if (rc[i] != -1 && rc[i] != TERN_ERR_STATE)
-			rank_fails(c->rank, "call %d in state %d: got %d (%s)", i, (int)c->state, rc[i], tern_last_error());
+			rank_fails(c->rank, "call %d in state %d: got %d (%s)", i, (int)c->state,
+				rc[i], tern_last_error());
 }
 
 /* As they would be right on the device of the exchange. */
@@ -252,13 +280,19 @@ static void another_device(struct calls *c)
 	if (nr_devices < 2)
 		return;
 	device_choose(ops, (uint32_t)c->rank->rank + 1);
-	refused(c, IDLE, tern_dispatch(moe, &c->dispatch, &received), "tern_dispatch", "another device", text);
-	refused(c, IDLE, tern_dispatch_send(moe, &c->dispatch), "tern_dispatch_send", "another device", text);
-	refused(c, DISPATCHED, tern_dispatch_recv(moe, 0, &received), "tern_dispatch_recv", "another device", text);
-	refused(c, RECEIVED, tern_combine(moe, &c->combine, c->results.out, 0), "tern_combine", "another device", text);
-	refused(c, RECEIVED, tern_combine_send(moe, &c->combine), "tern_combine_send", "another device", text);
+	refused(c, IDLE, tern_dispatch(moe, &c->dispatch, &received), "tern_dispatch",
+		"another device", text);
+	refused(c, IDLE, tern_dispatch_send(moe, &c->dispatch), "tern_dispatch_send",
+		"another device", text);
+	refused(c, DISPATCHED, tern_dispatch_recv(moe, 0, &received), "tern_dispatch_recv",
+		"another device", text);
+	refused(c, RECEIVED, tern_combine(moe, &c->combine, c->results.out, 0), "tern_combine",
+		"another device", text);
+	refused(c, RECEIVED, tern_combine_send(moe, &c->combine), "tern_combine_send",
+		"another device", text);
 	refused(c, RECEIVED, tern_release(moe, 0), "tern_release", "another device", text);
-	refused(c, COMBINED, tern_combine_recv(moe, 0, c->results.out, 0), "tern_combine_recv", "another device", text);
+	refused(c, COMBINED, tern_combine_recv(moe, 0, c->results.out, 0), "tern_combine_recv",
+		"another device", text);
 	device_choose(ops, (uint32_t)c->rank->rank);
 }
 
@@ -272,27 +306,42 @@ static void settings_and_questions(struct calls *c)
 	tern_moe *moe = c->rounds.moe;
 	enum state here = c->state;
 
-	refused(c, here, tern_moe_set_stream(moe, 1, NULL), "tern_moe_set_stream", "slot", "slot is 1");
-	refused(c, here, tern_moe_set_stream(NULL, 0, NULL), "tern_moe_set_stream", "no moe", "moe is NULL");
-	refused(c, here, tern_moe_set_nr_tokens_at(moe, 1, word), "tern_moe_set_nr_tokens_at", "slot", "slot is 1");
-	refused(c, here, tern_moe_set_nr_tokens_at(moe, 0, (const uint32_t *)host), "tern_moe_set_nr_tokens_at", "the host's", "memory of the host");
-	refused(c, here, tern_moe_set_nr_tokens_at(moe, 0, (const uint32_t *)((uintptr_t)word + 2)), "tern_moe_set_nr_tokens_at", "not aligned", "aligned to 4");
-	refused(c, here, tern_moe_set_nr_tokens_at(NULL, 0, word), "tern_moe_set_nr_tokens_at", "no moe", "moe is NULL");
+	refused(c, here, tern_moe_set_stream(moe, 1, NULL), "tern_moe_set_stream", "slot",
+		"slot is 1");
+	refused(c, here, tern_moe_set_stream(NULL, 0, NULL), "tern_moe_set_stream", "no moe",
+		"moe is NULL");
+	refused(c, here, tern_moe_set_nr_tokens_at(moe, 1, word), "tern_moe_set_nr_tokens_at",
+		"slot", "slot is 1");
+	refused(c, here, tern_moe_set_nr_tokens_at(moe, 0, (const uint32_t *)host),
+		"tern_moe_set_nr_tokens_at", "the host's", "memory of the host");
+	refused(c, here, tern_moe_set_nr_tokens_at(moe, 0, (const uint32_t *)((uintptr_t)word + 2)),
+		"tern_moe_set_nr_tokens_at", "not aligned", "aligned to 4");
+	refused(c, here, tern_moe_set_nr_tokens_at(NULL, 0, word), "tern_moe_set_nr_tokens_at",
+		"no moe", "moe is NULL");
 	refused(c, here, tern_moe_set_sms(NULL, 4), "tern_moe_set_sms", "no moe", "moe is NULL");
 	refused(c, here, tern_moe_set_wait(moe, 0), "tern_moe_set_wait", "0", "wait_ms is 0");
-	refused(c, here, tern_moe_set_wait(moe, -1), "tern_moe_set_wait", "-1", "wait_ms is negative");
+	refused(c, here, tern_moe_set_wait(moe, -1), "tern_moe_set_wait", "-1",
+		"wait_ms is negative");
 	refused(c, here, tern_moe_status(NULL), "tern_moe_status", "no moe", "moe is NULL");
-	refused(c, here, tern_moe_wait_report(moe, &report), "tern_moe_wait_report", "size", "size is 1");
-	refused(c, here, tern_moe_wait_report(moe, NULL), "tern_moe_wait_report", "no report", "report is NULL");
-	refused(c, here, tern_moe_memory(moe, &memory), "tern_moe_memory", "size", "which no version");
+	refused(c, here, tern_moe_wait_report(moe, &report), "tern_moe_wait_report", "size",
+		"size is 1");
+	refused(c, here, tern_moe_wait_report(moe, NULL), "tern_moe_wait_report", "no report",
+		"report is NULL");
+	refused(c, here, tern_moe_memory(moe, &memory), "tern_moe_memory", "size",
+		"which no version");
 	refused(c, here, tern_moe_stats(moe, &stats), "tern_moe_stats", "size", "size is 0");
 	refused(c, here, tern_moe_stats(moe, NULL), "tern_moe_stats", "no stats", "stats is NULL");
-	refused(c, here, tern_moe_stats_reset(NULL), "tern_moe_stats_reset", "no moe", "moe is NULL");
-	refused(c, here, tern_moe_expert_load(moe, &(uint64_t){0}, 7), "tern_moe_expert_load", "7 of 8", "nr is 7 for 8");
-	refused(c, here, tern_moe_expert_load(moe, NULL, 8), "tern_moe_expert_load", "no counts", "counts is NULL");
-	refused(c, here, tern_moe_local_expert(moe, 4), "tern_moe_local_expert", "4 of 4", "local expert 4");
+	refused(c, here, tern_moe_stats_reset(NULL), "tern_moe_stats_reset", "no moe",
+		"moe is NULL");
+	refused(c, here, tern_moe_expert_load(moe, &(uint64_t){0}, 7), "tern_moe_expert_load",
+		"7 of 8", "nr is 7 for 8");
+	refused(c, here, tern_moe_expert_load(moe, NULL, 8), "tern_moe_expert_load", "no counts",
+		"counts is NULL");
+	refused(c, here, tern_moe_local_expert(moe, 4), "tern_moe_local_expert", "4 of 4",
+		"local expert 4");
 	if (tern_moe_status(moe))
-		rank_fails(c->rank, "nothing has happened, and the status is %s", tern_last_error());
+		rank_fails(
+			c->rank, "nothing has happened, and the status is %s", tern_last_error());
 }
 
 /* Nothing that was refused is counted, when the kernels of what was not have ended. */
@@ -301,7 +350,8 @@ static void all_wrong(struct calls *c, enum state state)
 	const struct tern_moe_config *config = &c->rounds.job->config;
 	bool scaled = config->x_dtype == TERN_FP8_E4M3, low = config->mode == TERN_LOW_LATENCY;
 	struct tern_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
-	int rc = ops->stream_wait(c->rounds.lanes[0].stream) || tern_moe_stats(c->rounds.moe, &before);
+	int rc = ops->stream_wait(c->rounds.lanes[0].stream) ||
+		 tern_moe_stats(c->rounds.moe, &before);
 
 	c->state = state;
 	nothing_given(c);
@@ -316,12 +366,14 @@ static void all_wrong(struct calls *c, enum state state)
 	wrong_states(c);
 	another_device(c);
 	settings_and_questions(c);
-	rc = rc || ops->stream_wait(c->rounds.lanes[0].stream) || tern_moe_stats(c->rounds.moe, &after);
+	rc = rc || ops->stream_wait(c->rounds.lanes[0].stream) ||
+	     tern_moe_stats(c->rounds.moe, &after);
 	if (rc || memcmp(&before, &after, sizeof(before)))
-		rank_fails(c->rank, "refused calls were counted, or not refused: %s", tern_last_error());
+		rank_fails(c->rank, "refused calls were counted, or not refused: %s",
+			tern_last_error());
 }
 
-/* ---- the rounds between them ------------------------------------------------------------------------------------------------------ */
+/* ---- the rounds between them ----------------------------------------------------------------- */
 
 static void fill_calls(struct calls *c)
 {
@@ -329,9 +381,15 @@ static void fill_calls(struct calls *c)
 	struct device_lane *lane = &c->rounds.lanes[0];
 	bool scaled = config->x_dtype == TERN_FP8_E4M3, low = config->mode == TERN_LOW_LATENCY;
 
-	c->dispatch = (struct tern_dispatch){.size = sizeof(c->dispatch), .nr_tokens = TOKENS, .x = lane->x, .scales = scaled ? lane->scales : NULL, .topk_ids = lane->ids,
+	c->dispatch = (struct tern_dispatch){.size = sizeof(c->dispatch),
+		.nr_tokens = TOKENS,
+		.x = lane->x,
+		.scales = scaled ? lane->scales : NULL,
+		.topk_ids = lane->ids,
 		.topk_weights = (const float *)lane->weights};
-	c->received = (struct tern_received){.size = sizeof(c->received), .into_x = low ? lane->into_x : NULL, .into_scales = low && scaled ? lane->into_scales : NULL};
+	c->received = (struct tern_received){.size = sizeof(c->received),
+		.into_x = low ? lane->into_x : NULL,
+		.into_scales = low && scaled ? lane->into_scales : NULL};
 	c->combine = (struct tern_combine){.size = sizeof(c->combine), .y = lane->y};
 	c->results = (struct results){lane->out, 0};
 }
@@ -381,7 +439,9 @@ static void wrong_calls(struct rank *rank)
 		for (uint32_t step = 1; step < DEVICE_ROUNDS_STEPS && !rc; step++)
 			rc = device_rounds_step(&c.rounds, step, round);
 	}
-	rc = rc ? rc : ops->fill(c.rounds.lanes[0].ids, 0xff, TOKENS * 2 * sizeof(int32_t), c.rounds.lanes[0].stream);
+	rc = rc ? rc
+		: ops->fill(c.rounds.lanes[0].ids, 0xff, TOKENS * 2 * sizeof(int32_t),
+			  c.rounds.lanes[0].stream);
 	for (enum state state = IDLE; state <= COMBINED && !rc; state++) {
 		all_wrong(&c, state);
 		rc = put_half(&c, state);
@@ -392,7 +452,8 @@ static void wrong_calls(struct rank *rank)
 	devices_close(rank, &c.rounds);
 }
 
-/* Unusual, and right: more tokens on the device than the call has room for, which are cut off, and few or many SMs. */
+/* Unusual, and right: more tokens on the device than the call has room for, which are cut off, and
+ * few or many SMs. */
 static void odd_settings(struct rank *rank)
 {
 	static const uint32_t sms[] = {1, 0, UINT32_MAX};
@@ -400,7 +461,9 @@ static void odd_settings(struct rank *rank)
 	int rc = open_calls(&c, rank);
 
 	for (uint64_t i = 0; i < 3 && !rc; i++) {
-		uint32_t *word = (uint32_t *)c.rounds.lanes[0].into_scales; /* not one that rounds use: rows have no scales */
+		uint32_t *word = (uint32_t *)c.rounds.lanes[0].into_scales; /* not one that rounds
+									       use: rows have no
+									       scales */
 
 		rc = ops->fill(word, 0xff, sizeof(*word), c.rounds.lanes[0].stream);
 		rc = rc ? rc : tern_moe_set_nr_tokens_at(c.rounds.moe, 0, word);
@@ -420,18 +483,27 @@ static void wrong_exchanges(struct rank *rank)
 		struct spoil spoil;
 		enum tern_mode mode;
 		int rc;
-	} cases[] = {{"wait_ms is 0", {"wait 0", FIELD(tern_moe_config, wait_ms), SET, 0, NULL}, TERN_LOW_LATENCY, TERN_ERR_INVALID},
-		{"device", {"device 2", FIELD(tern_moe_config, device), SET, 2, NULL}, TERN_LOW_LATENCY, TERN_ERR_INVALID},
+	} cases[] = {{"wait_ms is 0", {"wait 0", FIELD(tern_moe_config, wait_ms), SET, 0, NULL},
+			     TERN_LOW_LATENCY, TERN_ERR_INVALID},
+		{"device", {"device 2", FIELD(tern_moe_config, device), SET, 2, NULL},
+			TERN_LOW_LATENCY, TERN_ERR_INVALID},
 		{"capacity is 9223372036854775808",
 			{"2^63 rows", FIELD(tern_moe_config, capacity), SET, 1ull << 63, NULL},
 			TERN_HIGH_THROUGHPUT, TERN_ERR_INVALID},
 		{"payload_bytes is 67108880",
 			{"long rows", FIELD(tern_moe_config, payload_bytes), SET, 67108880, NULL},
 			TERN_LOW_LATENCY, TERN_ERR_INVALID},
-		{"caller_output", {"caller's output", FIELD(tern_moe_config, caller_output), SET, 1, NULL}, TERN_HIGH_THROUGHPUT, TERN_ERR_INVALID},
-		{"65537 tokens", {"many tokens", FIELD(tern_moe_config, max_tokens), SET, 65537, NULL}, TERN_LOW_LATENCY, TERN_ERR_UNSUPPORTED},
-		{"60000 physical experts", {"many experts", FIELD(tern_moe_config, nr_experts), SET, 60000, NULL}, TERN_HIGH_THROUGHPUT, TERN_ERR_UNSUPPORTED},
-		{NULL, {"none", FIELD(tern_moe_config, reduce), SET, TERN_REDUCE_HOME, NULL}, TERN_HIGH_THROUGHPUT, 0}};
+		{"caller_output",
+			{"caller's output", FIELD(tern_moe_config, caller_output), SET, 1, NULL},
+			TERN_HIGH_THROUGHPUT, TERN_ERR_INVALID},
+		{"65537 tokens",
+			{"many tokens", FIELD(tern_moe_config, max_tokens), SET, 65537, NULL},
+			TERN_LOW_LATENCY, TERN_ERR_UNSUPPORTED},
+		{"60000 physical experts",
+			{"many experts", FIELD(tern_moe_config, nr_experts), SET, 60000, NULL},
+			TERN_HIGH_THROUGHPUT, TERN_ERR_UNSUPPORTED},
+		{NULL, {"none", FIELD(tern_moe_config, reduce), SET, TERN_REDUCE_HOME, NULL},
+			TERN_HIGH_THROUGHPUT, 0}};
 	const struct job *job = rank->ctx;
 
 	device_choose(ops, (uint32_t)rank->rank);
@@ -443,8 +515,10 @@ static void wrong_exchanges(struct rank *rank)
 		config.mode = cases[i].mode;
 		make_wrong(&config, &cases[i].spoil);
 		rc = tern_moe_create(rank->group, &config, &moe);
-		if (rc != cases[i].rc || !moe != !!rc || (rc && !strstr(tern_last_error(), cases[i].text)))
-			rank_fails(rank, "%s: got %d (%s)", cases[i].spoil.name, rc, tern_last_error());
+		if (rc != cases[i].rc || !moe != !!rc ||
+			(rc && !strstr(tern_last_error(), cases[i].text)))
+			rank_fails(rank, "%s: got %d (%s)", cases[i].spoil.name, rc,
+				tern_last_error());
 		tern_moe_destroy(moe);
 	}
 }
@@ -479,7 +553,9 @@ static int run(const char *name, rank_main body, enum tern_mode mode, bool scale
 		return 1;
 	}
 	failure = run_ranks(NR_RANKS, body, &job);
-	printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", mode == TERN_LOW_LATENCY ? "ll_" : "ht_", name, failure ? ": " : "", failure ? failure : "");
+	printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok",
+		mode == TERN_LOW_LATENCY ? "ll_" : "ht_", name, failure ? ": " : "",
+		failure ? failure : "");
 	job_close(&job);
 	return failure != NULL;
 }

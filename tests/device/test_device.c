@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed, and what kernels find wrong with ids and capacities. Ranks share GPUs when there are
- * fewer of these. Skipped where there is none.
- * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
- * TERN_TEST_REPLICAS (1; 0: no replica ranks, where devices do not all reach each other). TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank that is late, and questions after one has left (1). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16). */
+/* Exchanges on GPUs, between threads of one process: random jobs over all settings, from a seed,
+ * and what kernels find wrong with ids and capacities. Ranks share GPUs when there are fewer of
+ * these. Skipped where there is none. TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many
+ * (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
+ * TERN_TEST_REPLICAS (1; 0: no replica ranks, where devices do not all reach each other).
+ * TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves
+ * out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank
+ * that is late, and questions after one has left (1). TERN_TEST_RANKS: at most so many (8);
+ * TERN_TEST_SHARING: so many slots of ranks on a device (16). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +22,7 @@
 static const struct device_ops *ops;
 static int nr_devices;
 
-/* ---- random jobs --------------------------------------------------------------------------------------------- */
+/* ---- random jobs ----------------------------------------------------------------------------- */
 
 static void body(struct rank *rank)
 {
@@ -40,13 +45,18 @@ static void keep_homes_together(struct job *job)
 	char first[16], other[16];
 
 	for (uint32_t r = 0; r < job->nr_ranks; r++)
-		if (test_node((int)(r / n * n), (int)job->nr_ranks, first, sizeof(first)) && strcmp(test_node((int)r, (int)job->nr_ranks, other, sizeof(other)), first))
+		if (test_node((int)(r / n * n), (int)job->nr_ranks, first, sizeof(first)) &&
+			strcmp(test_node((int)r, (int)job->nr_ranks, other, sizeof(other)), first))
 			job->config.replica_ranks = 1;
 }
 
 static void draw_device_job(uint64_t seed, struct job *job)
 {
-	const struct draw_limits limits = {.nr_ranks = (uint32_t)devices_setting("TERN_TEST_RANKS", 8), .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
+	const struct draw_limits limits = {
+		.nr_ranks = (uint32_t)devices_setting("TERN_TEST_RANKS", 8),
+		.hidden = 2880,
+		.nr_experts = 128,
+		.nr_tokens = 130};
 	uint64_t state = hash2(seed, 0x637564);
 	struct tern_moe_config *c = &job->config;
 	uint32_t here;
@@ -60,7 +70,10 @@ static void draw_device_job(uint64_t seed, struct job *job)
 	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
 	c->wait_ms = 5000;
 	here = (job->nr_ranks + (uint32_t)nr_devices - 1) / (uint32_t)nr_devices;
-	while (here * c->nr_slots > devices_setting("TERN_TEST_SHARING", 16)) /* a device has 32 queues, and kernels of all wait for each other */
+	while (here * c->nr_slots > devices_setting("TERN_TEST_SHARING", 16)) /* a device has 32
+										 queues, and kernels
+										 of all wait for
+										 each other */
 		c->nr_slots--;
 }
 
@@ -79,7 +92,9 @@ static int run_case(uint64_t seed)
 	if (failure) {
 		printf("seed %llu: %s\n", (unsigned long long)seed, failure);
 		devices_print_job(&job);
-		printf("repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 build/tests/device/test_device\n", (unsigned long long)seed);
+		printf("repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 "
+		       "build/tests/device/test_device\n",
+			(unsigned long long)seed);
 	}
 	job_close(&job);
 	return failure != NULL;
@@ -87,18 +102,21 @@ static int run_case(uint64_t seed)
 
 static int random_jobs(void)
 {
-	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), seconds = devices_setting("TERN_TEST_SECONDS", 0), cases = devices_setting("TERN_TEST_CASES", 40), done = 0;
+	uint64_t seed = devices_setting("TERN_TEST_SEED", 1),
+		 seconds = devices_setting("TERN_TEST_SECONDS", 0),
+		 cases = devices_setting("TERN_TEST_CASES", 40), done = 0;
 	time_t end = time(NULL) + (time_t)seconds;
 	int bad = 0;
 
 	for (; !bad && (seconds ? time(NULL) < end : done < cases); done++)
 		bad = run_case(seed + done);
-	printf("# seeds %llu to %llu, %llu rounds each\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1),
+	printf("# seeds %llu to %llu, %llu rounds each\n", (unsigned long long)seed,
+		(unsigned long long)(seed + done - 1),
 		(unsigned long long)devices_setting("TERN_TEST_ROUNDS", 8));
 	return bad;
 }
 
-/* ---- ids that are none --------------------------------------------------------------------------------------- */
+/* ---- ids that are none ----------------------------------------------------------------------- */
 
 static void small_job(struct job *job, uint32_t nr_ranks)
 {
@@ -128,12 +146,14 @@ static int small_open(struct small *s, struct rank *rank)
 	return rc ? rank_fails(rank, "open: %s", tern_last_error()) : 0;
 }
 
-/* Rows of zeros with these ids; the round goes through, and this is what tern_moe_status says then. */
+/* Rows of zeros with these ids; the round goes through, and this is what tern_moe_status says then.
+ */
 static int round_with_ids(struct small *s, const int32_t *ids, uint32_t nr_tokens)
 {
 	struct device_rounds *r = &s->rounds;
 	struct device_lane *lane = &r->lanes[0];
-	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = nr_tokens, .x = lane->x, .topk_ids = lane->ids};
+	struct tern_dispatch args = {
+		.size = sizeof(args), .nr_tokens = nr_tokens, .x = lane->x, .topk_ids = lane->ids};
 	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
 	int rc = ops->copy(lane->ids, ids, nr_tokens * 8, lane->stream);
@@ -143,35 +163,49 @@ static int round_with_ids(struct small *s, const int32_t *ids, uint32_t nr_token
 	rc = rc ? rc : tern_dispatch(r->moe, &args, &received);
 	rc = rc ? rc : tern_combine(r->moe, &combine, lane->out, 0);
 	rc = rc ? rc : ops->stream_wait(lane->stream);
-	return rc ? rank_fails(s->rank, "the round failed: %s", tern_last_error()) : tern_moe_status(r->moe);
+	return rc ? rank_fails(s->rank, "the round failed: %s", tern_last_error())
+		  : tern_moe_status(r->moe);
 }
 
 static void expect(struct small *s, const char *what, int rc, int wanted, const char *text)
 {
 	if (rc != wanted || (text && !strstr(tern_last_error(), text)))
-		rank_fails(s->rank, "%s: got %d (%s), wanted %d (...%s...)", what, rc, tern_last_error(), wanted, text ? text : "");
+		rank_fails(s->rank, "%s: got %d (%s), wanted %d (...%s...)", what, rc,
+			tern_last_error(), wanted, text ? text : "");
 }
 
 static void bad_ids(struct rank *rank)
 {
-	static const int32_t good[] = {0, 1, -1, 7, 3, -1, -1, -1}, too_large[] = {0, 1, 8, 2, 3, 4, 5, 6}, below[] = {0, 1, 1, 2, 3, 4, -5, 6},
-			     twice[] = {0, 1, 2, 2, 3, 4, 5, 6}, several[] = {0, 1, 3, 9, 2, 2, -7, 6};
+	static const int32_t good[] = {0, 1, -1, 7, 3, -1, -1, -1},
+			     too_large[] = {0, 1, 8, 2, 3, 4, 5, 6},
+			     below[] = {0, 1, 1, 2, 3, 4, -5, 6},
+			     twice[] = {0, 1, 2, 2, 3, 4, 5, 6},
+			     several[] = {0, 1, 3, 9, 2, 2, -7, 6};
 	struct small s;
 
 	if (!small_open(&s, rank)) {
 		expect(&s, "good ids", round_with_ids(&s, good, 4), 0, NULL);
-		expect(&s, "too large", round_with_ids(&s, too_large, 4), TERN_ERR_INVALID, "topk_ids[1][0] was 8");
+		expect(&s, "too large", round_with_ids(&s, too_large, 4), TERN_ERR_INVALID,
+			"topk_ids[1][0] was 8");
 		expect(&s, "told once", tern_moe_status(s.rounds.moe), 0, NULL);
-		expect(&s, "below -1", round_with_ids(&s, below, 4), TERN_ERR_INVALID, "topk_ids[3][0] was -5");
-		expect(&s, "twice", round_with_ids(&s, twice, 4), TERN_ERR_INVALID, "topk_ids[1] named expert 2 twice, again at column 1");
+		expect(&s, "below -1", round_with_ids(&s, below, 4), TERN_ERR_INVALID,
+			"topk_ids[3][0] was -5");
+		expect(&s, "twice", round_with_ids(&s, twice, 4), TERN_ERR_INVALID,
+			"topk_ids[1] named expert 2 twice, again at column 1");
 		expect(&s, "several", round_with_ids(&s, several, 4), TERN_ERR_INVALID,
-			s.rounds.job->config.mode == TERN_HIGH_THROUGHPUT ? "topk_ids[1][1] was 9" : "topk_ids["); /* there the first of 128 tokens */
+			s.rounds.job->config.mode == TERN_HIGH_THROUGHPUT ? "topk_ids[1][1] was 9"
+									  : "topk_ids["); /* there
+											     the
+											     first
+											     of 128
+											     tokens
+											   */
 		expect(&s, "good ids again", round_with_ids(&s, good, 4), 0, NULL);
 	}
 	devices_close(rank, &s.rounds);
 }
 
-/* ---- ranks that do not come ---------------------------------------------------------------------------------- */
+/* ---- ranks that do not come ------------------------------------------------------------------ */
 
 /* Rank 0 leaves the others alone in a half: bounded, reported, and over. */
 static void stalled(struct rank *rank, bool in_combine)
@@ -182,7 +216,8 @@ static void stalled(struct rank *rank, bool in_combine)
 
 	if (!small_open(&s, rank)) {
 		struct device_lane *lane = &s.rounds.lanes[0];
-		struct tern_dispatch args = {.size = sizeof(args), .x = lane->x, .topk_ids = lane->ids};
+		struct tern_dispatch args = {
+			.size = sizeof(args), .x = lane->x, .topk_ids = lane->ids};
 		struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
 		tern_moe *moe = s.rounds.moe;
 		bool gone = rank->rank == 0;
@@ -196,15 +231,23 @@ static void stalled(struct rank *rank, bool in_combine)
 		if (rc)
 			rank_fails(rank, "%s", tern_last_error());
 		if (!gone) {
-			enum tern_phase phase = in_combine ? TERN_PHASE_COMBINE : ((const struct job *)rank->ctx)->config.mode == TERN_HIGH_THROUGHPUT ? TERN_PHASE_COUNTS : TERN_PHASE_DISPATCH;
+			enum tern_phase phase = in_combine ? TERN_PHASE_COMBINE
+						: ((const struct job *)rank->ctx)->config.mode ==
+								TERN_HIGH_THROUGHPUT
+							? TERN_PHASE_COUNTS
+							: TERN_PHASE_DISPATCH;
 
-			expect(&s, "status", tern_moe_status(moe), TERN_ERR_TIMEOUT, in_combine ? "in combine" : NULL);
+			expect(&s, "status", tern_moe_status(moe), TERN_ERR_TIMEOUT,
+				in_combine ? "in combine" : NULL);
 			expect(&s, "report", tern_moe_wait_report(moe, &report), 0, NULL);
-			if (report.peer != 0 || report.rank != rank->rank || report.phase != (int)phase ||
-				report.waited_ns < 300000000u || report.waited_ns > 5000000000u)
-				rank_fails(rank, "reported: rank %d for %d, phase %d, %llu ns", report.rank, report.peer, report.phase,
+			if (report.peer != 0 || report.rank != rank->rank ||
+				report.phase != (int)phase || report.waited_ns < 300000000u ||
+				report.waited_ns > 5000000000u)
+				rank_fails(rank, "reported: rank %d for %d, phase %d, %llu ns",
+					report.rank, report.peer, report.phase,
 					(unsigned long long)report.waited_ns);
-			expect(&s, "it is over", tern_dispatch(moe, &args, &received), TERN_ERR_TIMEOUT, NULL);
+			expect(&s, "it is over", tern_dispatch(moe, &args, &received),
+				TERN_ERR_TIMEOUT, NULL);
 		}
 	}
 	devices_close(rank, &s.rounds);
@@ -220,7 +263,7 @@ static void stalled_in_combine(struct rank *rank)
 	stalled(rank, true);
 }
 
-/* ---- ranks that leave ---------------------------------------------------------------------------------------- */
+/* ---- ranks that leave ------------------------------------------------------------------------ */
 
 /* So long that only a machine that does nothing for us for a minute and more would come to it. */
 #define LONG_MS 90000
@@ -279,11 +322,13 @@ static int ask_release(tern_moe *moe)
 	return tern_release(moe, 0);
 }
 
-static int (*const questions[])(tern_moe *moe) = {
-	ask_status, tern_moe_stats_reset, ask_stats, ask_load, ask_stream, ask_nr_tokens, ask_sms, ask_wait, ask_report, ask_release, tern_moe_leave};
+static int (*const questions[])(tern_moe *moe) = {ask_status, tern_moe_stats_reset, ask_stats,
+	ask_load, ask_stream, ask_nr_tokens, ask_sms, ask_wait, ask_report, ask_release,
+	tern_moe_leave};
 #define NR_QUESTIONS (sizeof(questions) / sizeof(questions[0]))
 
-/* A half, or both, of rank 0's that are the last before it leaves, and what the others go on with: they wait for it in vain. */
+/* A half, or both, of rank 0's that are the last before it leaves, and what the others go on with:
+ * they wait for it in vain. */
 struct departure {
 	const char *name;
 	uint32_t nr_halves; /* rank 0's */
@@ -295,7 +340,8 @@ static int put_half(struct small *s, uint32_t half, bool release)
 {
 	struct device_lane *lane = &s->rounds.lanes[0];
 	tern_moe *moe = s->rounds.moe;
-	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 4, .x = lane->x, .topk_ids = lane->ids};
+	struct tern_dispatch args = {
+		.size = sizeof(args), .nr_tokens = 4, .x = lane->x, .topk_ids = lane->ids};
 	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
 
@@ -322,13 +368,16 @@ static void expect_left(struct small *s, const struct departure *d, int (*ask)(t
 	tern_moe *moe = s->rounds.moe;
 	int rc = ask(moe);
 
-	if (rc != TERN_ERR_PEER_LEFT || (ask != ask_report && !strstr(tern_last_error(), "left the exchange")))
-		rank_fails(s->rank, "%s: the first question got %d (%s)", d->name, rc, tern_last_error());
+	if (rc != TERN_ERR_PEER_LEFT ||
+		(ask != ask_report && !strstr(tern_last_error(), "left the exchange")))
+		rank_fails(s->rank, "%s: the first question got %d (%s)", d->name, rc,
+			tern_last_error());
 	expect(s, d->name, tern_moe_status(moe), TERN_ERR_PEER_LEFT, "left the exchange");
 	expect(s, "a half", put_half(s, 0, false), TERN_ERR_PEER_LEFT, "left the exchange");
 	expect(s, "report", tern_moe_wait_report(moe, &report), 0, NULL);
 	if (report.error != TERN_ERR_PEER_LEFT || report.peer == s->rank->rank || report.peer < 0)
-		rank_fails(s->rank, "%s: the report has error %d, peer %d", d->name, report.error, report.peer);
+		rank_fails(s->rank, "%s: the report has error %d, peer %d", d->name, report.error,
+			report.peer);
 }
 
 static int leave(struct small *s, const struct departure *d)
@@ -350,7 +399,8 @@ static int leave(struct small *s, const struct departure *d)
 /* High throughput's release waits for nobody; the counts of the next round do. */
 static int go_on(struct small *s, const struct departure *d)
 {
-	bool in_vain = d->release && d->nr_halves == 1 && s->rounds.job->config.mode == TERN_HIGH_THROUGHPUT;
+	bool in_vain = d->release && d->nr_halves == 1 &&
+		       s->rounds.job->config.mode == TERN_HIGH_THROUGHPUT;
 	int rc = 0;
 
 	for (uint32_t half = 0; half < d->nr_halves && !rc; half++)
@@ -375,19 +425,23 @@ static void depart(struct rank *rank, const struct departure *d, size_t question
 	if (rc)
 		rank_fails(rank, "%s: %s", d->name, tern_last_error());
 	else if (rank->rank && questions[question] == tern_moe_leave)
-		expect(&s, d->name, tern_moe_leave(s.rounds.moe), 0, NULL); /* of a slot that is idle, as far as calls go */
+		expect(&s, d->name, tern_moe_leave(s.rounds.moe), 0, NULL); /* of a slot that is
+									       idle, as far as calls
+									       go */
 	else if (rank->rank)
 		expect_left(&s, d, questions[question]);
 	devices_close(rank, &s.rounds);
 	if (rank->rank && ops->pointer_check(window))
-		rank_fails(rank, "%s: peers may still store into a window that is no more", d->name);
+		rank_fails(
+			rank, "%s: peers may still store into a window that is no more", d->name);
 	ranks_meet(rank); /* nobody else's memory has come to lie there */
 }
 
 static void peer_left(struct rank *rank)
 {
-	static const struct departure departures[] = {{"before a dispatch", 0, false, true}, {"during a dispatch", 0, false, false},
-		{"before a combine", 1, false, true}, {"during a combine", 1, false, false}, {"before a release", 1, true, true},
+	static const struct departure departures[] = {{"before a dispatch", 0, false, true},
+		{"during a dispatch", 0, false, false}, {"before a combine", 1, false, true},
+		{"during a combine", 1, false, false}, {"before a release", 1, true, true},
 		{"after a round", 2, false, true}, {"after a released round", 2, true, false}};
 	size_t nr = sizeof(departures) / sizeof(departures[0]);
 	size_t nr_questions = NR_QUESTIONS / devices_setting("TERN_TEST_DIVISOR", 1);
@@ -412,12 +466,14 @@ static void slow_rank(struct rank *rank)
 			rc = rc ? rc : device_rounds_verify(&s.rounds, i);
 		}
 		if (rc || s.rounds.difference.nr)
-			rank_fails(rank, "%s %s", rc ? tern_last_error() : "", s.rounds.difference.first);
+			rank_fails(rank, "%s %s", rc ? tern_last_error() : "",
+				s.rounds.difference.first);
 	}
 	devices_close(rank, &s.rounds);
 }
 
-/* All tokens go to expert 7, of the last rank, which takes 11 rows; then to all experts: the round after it is like any other. */
+/* All tokens go to expert 7, of the last rank, which takes 11 rows; then to all experts: the round
+ * after it is like any other. */
 static void over_capacity(struct rank *rank)
 {
 	static const int32_t one[] = {7, -1, 7, -1, -1, 7, 7, -1}, all[] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -429,12 +485,15 @@ static void over_capacity(struct rank *rank)
 
 	if (!small_open(&s, rank)) {
 		r = &s.rounds;
-		expect(&s, "over", round_with_ids(&s, one, 4), TERN_ERR_CAPACITY, "rank 2 would receive 12 rows; its capacity is 11");
-		rc = ops->copy(sums, r->lanes[0].captured.offsets + tern_moe_nr_local(r->moe), sizeof(sums), r->lanes[0].stream);
+		expect(&s, "over", round_with_ids(&s, one, 4), TERN_ERR_CAPACITY,
+			"rank 2 would receive 12 rows; its capacity is 11");
+		rc = ops->copy(sums, r->lanes[0].captured.offsets + tern_moe_nr_local(r->moe),
+			sizeof(sums), r->lanes[0].stream);
 		rc = rc ? rc : ops->copy(out, r->lanes[0].out, sizeof(out), r->lanes[0].stream);
 		rc = rc ? rc : ops->stream_wait(r->lanes[0].stream);
 		if (rc || sums[0] || sums[1] || out[3][255])
-			rank_fails(rank, "an abandoned round has %llu rows, %llu positions", (unsigned long long)sums[0], (unsigned long long)sums[1]);
+			rank_fails(rank, "an abandoned round has %llu rows, %llu positions",
+				(unsigned long long)sums[0], (unsigned long long)sums[1]);
 		expect(&s, "told once", tern_moe_status(r->moe), 0, NULL);
 		expect(&s, "the next one", round_with_ids(&s, all, 4), 0, NULL);
 		for (uint64_t i = 8; i < 16 && !r->difference.nr; i++)
@@ -445,18 +504,22 @@ static void over_capacity(struct rank *rank)
 	devices_close(rank, &s.rounds);
 }
 
-/* ---- scales -------------------------------------------------------------------------------------------------- */
+/* ---- scales ---------------------------------------------------------------------------------- */
 
 #define EDGE_ELEMENTS (SCALE_EDGES * 128)
 
-/* One token for this rank's first expert, through memory of the device: x, its id, the received row and scales. */
-static int send_edges(tern_moe *moe, uint8_t *memory, void *stream, enum tern_dtype dtype, uint8_t *elements,
-	float *scales)
+/* One token for this rank's first expert, through memory of the device: x, its id, the received row
+ * and scales. */
+static int send_edges(tern_moe *moe, uint8_t *memory, void *stream, enum tern_dtype dtype,
+	uint8_t *elements, float *scales)
 {
 	int32_t ids[2] = {tern_moe_local_expert(moe, 0), -1};
 	uint8_t row[EDGE_ELEMENTS * 4];
 	uint64_t offset;
-	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = 1, .x = memory, .topk_ids = memory + sizeof(row)};
+	struct tern_dispatch args = {.size = sizeof(args),
+		.nr_tokens = 1,
+		.x = memory,
+		.topk_ids = memory + sizeof(row)};
 	struct tern_received received = {.size = sizeof(received)};
 	int rc;
 
@@ -468,13 +531,15 @@ static int send_edges(tern_moe *moe, uint8_t *memory, void *stream, enum tern_dt
 	rc = rc ? rc : tern_release(moe, 0);
 	rc = rc ? rc : ops->copy(&offset, received.offsets, sizeof(offset), stream);
 	rc = rc ? rc : ops->stream_wait(stream);
-	rc = rc ? rc : ops->copy(elements, (uint8_t *)received.x + offset * EDGE_ELEMENTS, EDGE_ELEMENTS, stream);
+	rc = rc ? rc
+		: ops->copy(elements, (uint8_t *)received.x + offset * EDGE_ELEMENTS, EDGE_ELEMENTS,
+			  stream);
 	rc = rc ? rc : ops->copy(scales, received.scales, SCALE_EDGES * sizeof(*scales), stream);
 	return rc ? rc : ops->stream_wait(stream);
 }
 
-static void send_edges_as(
-	struct rank *rank, uint8_t *memory, void *stream, enum tern_dtype dtype, enum tern_scale scale)
+static void send_edges_as(struct rank *rank, uint8_t *memory, void *stream, enum tern_dtype dtype,
+	enum tern_scale scale)
 {
 	struct tern_moe_config config = ((const struct job *)rank->ctx)->config;
 	uint8_t elements[EDGE_ELEMENTS];
@@ -492,14 +557,16 @@ static void send_edges_as(
 	if (!rc)
 		wrong = scale_edges_wrong(dtype, scale, elements, scales);
 	if (wrong)
-		rank_fails(rank, "x_dtype %d, scale %d: a wrong %s (%d, %s)", (int)dtype, (int)scale, wrong, rc, tern_last_error());
+		rank_fails(rank, "x_dtype %d, scale %d: a wrong %s (%d, %s)", (int)dtype,
+			(int)scale, wrong, rc, tern_last_error());
 	ranks_meet(rank);
 	tern_moe_destroy(moe);
 }
 
 static void scales_at_edges(struct rank *rank)
 {
-	void *memory = NULL, *stream = NULL; /* ranks that share a device share its default stream */
+	void *memory = NULL, *stream = NULL; /* ranks that share a device share its default stream
+					      */
 	int rc = device_choose(ops, (uint32_t)rank->rank);
 
 	rc = rc ? rc : ops->memory_create(EDGE_ELEMENTS * 4 + 64, &memory);
@@ -536,7 +603,8 @@ static int run_small(const struct test *test)
 	if (job_open(&job, &why))
 		return 1;
 	failure = run_ranks(3, test->body, &job);
-	printf("%s - %s%s%s\n", failure ? "not ok" : "ok", test->name, failure ? ": " : "", failure ? failure : "");
+	printf("%s - %s%s%s\n", failure ? "not ok" : "ok", test->name, failure ? ": " : "",
+		failure ? failure : "");
 	job_close(&job);
 	return failure != NULL;
 }
@@ -544,12 +612,17 @@ static int run_small(const struct test *test)
 int main(void)
 {
 	static const struct test tests[] = {{"bad_ids", bad_ids, TERN_LOW_LATENCY, 0},
-		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0}, {"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0},
-		{"peer_left", peer_left, TERN_LOW_LATENCY, 0}, {"ht_peer_left", peer_left, TERN_HIGH_THROUGHPUT, 0},
-		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0}, {"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
-		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0}, {"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
+		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0},
+		{"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0},
+		{"peer_left", peer_left, TERN_LOW_LATENCY, 0},
+		{"ht_peer_left", peer_left, TERN_HIGH_THROUGHPUT, 0},
+		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0},
+		{"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
+		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0},
+		{"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
 		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11},
-		{"scales_at_edges", scales_at_edges, TERN_LOW_LATENCY, 0}, {"ht_scales_at_edges", scales_at_edges, TERN_HIGH_THROUGHPUT, 0}};
+		{"scales_at_edges", scales_at_edges, TERN_LOW_LATENCY, 0},
+		{"ht_scales_at_edges", scales_at_edges, TERN_HIGH_THROUGHPUT, 0}};
 	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0;
 

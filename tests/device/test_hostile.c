@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exchanges on GPUs, between threads of one process, with a peer that writes what no correct one does: each kind of word in a window that kernels follow is
- * overwritten, and has to become a report and an error; then any words with any values, which must not lead a kernel out of its memory (AddressSanitizer
- * sees that on emulated GPUs, compute-sanitizer on real ones). Then all of it again with the ranks on two nodes, where what is followed lies in pinned memory, and
- * the engine writes there. Skipped where there is no GPU.
- * TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many words at random (40), and half as many on two nodes. TERN_TEST_WITHOUT: leaves out tests whose names contain this. */
+/* Exchanges on GPUs, between threads of one process, with a peer that writes what no correct one
+ * does: each kind of word in a window that kernels follow is overwritten, and has to become a
+ * report and an error; then any words with any values, which must not lead a kernel out of its
+ * memory (AddressSanitizer sees that on emulated GPUs, compute-sanitizer on real ones). Then all of
+ * it again with the ranks on two nodes, where what is followed lies in pinned memory, and the
+ * engine writes there. Skipped where there is no GPU. TERN_TEST_SEED: where to start (1);
+ * TERN_TEST_CASES: how many words at random (40), and half as many on two nodes. TERN_TEST_WITHOUT:
+ * leaves out tests whose names contain this. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,22 +29,23 @@ static const struct device_ops *ops;
 /* When rank 0 writes into rank 1's window. Before half 0, 1 or 2. */
 enum moment {
 	INSTEAD,  /* of its dispatch */
-	SENT,	  /* both have sent their rows, and none has received */
+	SENT,     /* both have sent their rows, and none has received */
 	RECEIVED, /* and before any result is sent */
-	WHOLE	  /* likewise, before a combine that is one call */
+	WHOLE     /* likewise, before a combine that is one call */
 };
 
 enum words {
 	PLAN_TOKENS,
 	PLAN_ID,    /* of token 0, k 0 */
 	PLAN_OTHER, /* of a token that the other replica sends */
-	COUNT,	    /* index: the column */
-	COUNTS,	    /* of all experts of rank 1 */
+	COUNT,      /* index: the column */
+	COUNTS,     /* of all experts of rank 1 */
 	POSITION,
 	LOCAL,
 	OWN_POSITION, /* of rank 1's own head */
 	OWN_EPOCH,
-	ARRIVAL,  /* of a dispatch from another node: the word that the proxy makes of a head's epoch */
+	ARRIVAL, /* of a dispatch from another node: the word that the proxy makes of a head's epoch
+		  */
 	ANYTHING /* index: the seed */
 };
 
@@ -64,12 +68,14 @@ struct scene {
 	const struct internode_table *table; /* rank 1's, if so */
 };
 
-/* ---- what the peer writes ------------------------------------------------------------------------------------- */
+/* ---- what the peer writes -------------------------------------------------------------------- */
 
 /* Where rank 0 writes: rank 1's window, or what the engine writes for it. */
-static uint8_t *place(const struct device_rounds *r, const struct internode_table *internode, enum internode_part part, uint64_t offset)
+static uint8_t *place(const struct device_rounds *r, const struct internode_table *internode,
+	enum internode_part part, uint64_t offset)
 {
-	return internode ? internode->from[part][0] + offset : (uint8_t *)r->moe->device->windows[1] + offset;
+	return internode ? internode->from[part][0] + offset
+			 : (uint8_t *)r->moe->device->windows[1] + offset;
 }
 
 static int poke(struct device_rounds *r, uint8_t *to, const void *value, uint64_t bytes)
@@ -90,7 +96,8 @@ static uint8_t *arrival_word(const struct internode_table *internode, enum inter
 }
 
 /* Rank 0's counts of the first round: zeros but for some; then their word. */
-static int poke_counts(struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
+static int poke_counts(
+	struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
 {
 	const struct ht_window *w = &r->moe->device->layout.ht;
 	uint32_t counts[NR_EXPERTS + 2 + 2] = {0};
@@ -100,24 +107,51 @@ static int poke_counts(struct device_rounds *r, const struct internode_table *in
 		counts[e] = e < NR_LOCAL ? 0 : a->value;
 	if (a->word == COUNT)
 		counts[a->index] = a->value;
-	rc = poke(r, place(r, internode, INTERNODE_ODD_COUNTS, w->counts + 2 * w->counts_bytes), counts, sizeof(counts));
-	return rc ? rc : poke_word(r, internode ? arrival_word(internode, INTERNODE_COUNTS_ODD) : place(r, NULL, INTERNODE_PLAN, w->count_words + 2 * GPU_LINE_BYTES), 1);
+	rc = poke(r, place(r, internode, INTERNODE_ODD_COUNTS, w->counts + 2 * w->counts_bytes),
+		counts, sizeof(counts));
+	return rc ? rc
+		  : poke_word(r,
+			    internode ? arrival_word(internode, INTERNODE_COUNTS_ODD)
+				      : place(r, NULL, INTERNODE_PLAN,
+						w->count_words + 2 * GPU_LINE_BYTES),
+			    1);
 }
 
-static int poke_anything(struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
+static int poke_anything(
+	struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
 {
 	const struct device_layout *l = &r->moe->device->layout;
 	bool low = a->mode == TERN_LOW_LATENCY;
 	uint64_t end = low ? l->window.results : l->ht.x, state = hash2(a->index, 0x686f7374);
-	uint64_t most = low && random_below(&state, 2) ? l->window.rows : end; /* plans are few bytes of many */
-	uint64_t offset = random_below(&state, (uint32_t)((internode ? internode->head_bytes[INTERNODE_DISPATCH] : most) / 4)) * 4ull;
-	const uint32_t values[] = {0, 1, random_below(&state, 64), UINT32_MAX, (uint32_t)random_next(&state), 0x7fffffff, 0x00080008, random_below(&state, 4096)};
-	uint64_t message = (low ? l->window.plans : l->ht.heads) - INTERNODE_HEAD_BYTES; /* an internode rank's begins before what lies there in a window */
+	uint64_t most = low && random_below(&state, 2) ? l->window.rows : end; /* plans are few
+										  bytes of many */
+	uint64_t offset =
+		random_below(&state,
+			(uint32_t)((internode ? internode->head_bytes[INTERNODE_DISPATCH] : most) /
+				   4)) *
+		4ull;
+	const uint32_t values[] = {0, 1, random_below(&state, 64), UINT32_MAX,
+		(uint32_t)random_next(&state), 0x7fffffff, 0x00080008, random_below(&state, 4096)};
+	uint64_t message =
+		(low ? l->window.plans : l->ht.heads) - INTERNODE_HEAD_BYTES; /* an
+										 internode
+										 rank's
+										 begins
+										 before
+										 what
+										 lies
+										 there in
+										 a window
+									       */
 
-	return poke_word(r, place(r, internode, low ? INTERNODE_PLAN : INTERNODE_HEADS, internode ? message + offset : offset), values[random_below(&state, 8)]);
+	return poke_word(r,
+		place(r, internode, low ? INTERNODE_PLAN : INTERNODE_HEADS,
+			internode ? message + offset : offset),
+		values[random_below(&state, 8)]);
 }
 
-static int strike(struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
+static int strike(
+	struct device_rounds *r, const struct internode_table *internode, const struct attack *a)
 {
 	const struct device_layout *l = &r->moe->device->layout;
 	uint64_t own_head = l->ht.heads + NR_TOKENS * TOPK * 16;
@@ -125,18 +159,24 @@ static int strike(struct device_rounds *r, const struct internode_table *interno
 
 	switch (a->word) {
 	case PLAN_TOKENS:
-		return poke_word(r, place(r, internode, INTERNODE_PLAN, l->window.plans + 7 * 16 + 8), a->value);
+		return poke_word(r,
+			place(r, internode, INTERNODE_PLAN, l->window.plans + 7 * 16 + 8),
+			a->value);
 	case PLAN_ID:
-		return poke(r, place(r, internode, INTERNODE_PLAN, l->window.plans), &id, sizeof(id));
+		return poke(
+			r, place(r, internode, INTERNODE_PLAN, l->window.plans), &id, sizeof(id));
 	case PLAN_OTHER:
-		return poke(r, place(r, internode, INTERNODE_PLAN, l->window.plans + TOPK * sizeof(id)), &id, sizeof(id));
+		return poke(r,
+			place(r, internode, INTERNODE_PLAN, l->window.plans + TOPK * sizeof(id)),
+			&id, sizeof(id));
 	case COUNT:
 	case COUNTS:
 		return poke_counts(r, internode, a);
 	case POSITION:
 		return poke_word(r, place(r, internode, INTERNODE_HEADS, l->ht.heads), a->value);
 	case LOCAL:
-		return poke_word(r, place(r, internode, INTERNODE_HEADS, l->ht.heads + 8), a->value);
+		return poke_word(
+			r, place(r, internode, INTERNODE_HEADS, l->ht.heads + 8), a->value);
 	case OWN_POSITION:
 		return poke_word(r, place(r, internode, INTERNODE_HEADS, own_head), a->value);
 	case OWN_EPOCH:
@@ -149,12 +189,14 @@ static int strike(struct device_rounds *r, const struct internode_table *interno
 	return -1;
 }
 
-/* What rank 0 has sent to another node is there when its engine, the network and rank 1's proxy have done their part. */
+/* What rank 0 has sent to another node is there when its engine, the network and rank 1's proxy
+ * have done their part. */
 static bool has_arrived(const struct internode_table *internode)
 {
 	uint64_t end = clock_ns() + 5000000000ull;
 
-	while (__atomic_load_n((uint32_t *)arrival_word(internode, INTERNODE_DISPATCH), __ATOMIC_ACQUIRE) != 1)
+	while (__atomic_load_n((uint32_t *)arrival_word(internode, INTERNODE_DISPATCH),
+		       __ATOMIC_ACQUIRE) != 1)
 		if (clock_ns() > end)
 			return false;
 		else
@@ -162,7 +204,7 @@ static bool has_arrived(const struct internode_table *internode)
 	return true;
 }
 
-/* ---- a round around it ---------------------------------------------------------------------------------------- */
+/* ---- a round around it ----------------------------------------------------------------------- */
 
 /* Token 0 goes to rank 1 at once, so that its head there has a position. */
 static int prepare(struct device_rounds *r)
@@ -210,7 +252,8 @@ static int play(struct rank *rank, struct device_rounds *r, struct scene *scene)
 /* After any word. Who was told so has given up, and the other one may learn of that. */
 static bool is_answer(int rc)
 {
-	return !rc || rc == TERN_ERR_PROTOCOL || rc == TERN_ERR_TIMEOUT || rc == TERN_ERR_CAPACITY || rc == TERN_ERR_PEER_LEFT;
+	return !rc || rc == TERN_ERR_PROTOCOL || rc == TERN_ERR_TIMEOUT ||
+	       rc == TERN_ERR_CAPACITY || rc == TERN_ERR_PEER_LEFT;
 }
 
 static void judge(struct rank *rank, const struct attack *a, int rc)
@@ -220,7 +263,8 @@ static void judge(struct rank *rank, const struct attack *a, int rc)
 	if (any && !is_answer(rc))
 		rank_fails(rank, "%d: %s", rc, tern_last_error());
 	if (!any && rank->rank == 1 && (rc != a->rc || !strstr(tern_last_error(), a->text)))
-		rank_fails(rank, "got %d (%s), wanted %d (...%s...)", rc, rc ? tern_last_error() : "", a->rc, a->text);
+		rank_fails(rank, "got %d (%s), wanted %d (...%s...)", rc,
+			rc ? tern_last_error() : "", a->rc, a->text);
 }
 
 static void body(struct rank *rank)
@@ -268,27 +312,38 @@ static const char *run(const struct attack *a, bool internode)
 	return failure;
 }
 
-/* ---- which ---------------------------------------------------------------------------------------------------- */
+/* ---- which ----------------------------------------------------------------------------------- */
 
 static int words_at_random(bool internode)
 {
-	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), cases = devices_setting("TERN_TEST_CASES", 40) / (internode ? 2 : 1), done = 0;
+	uint64_t seed = devices_setting("TERN_TEST_SEED", 1),
+		 cases = devices_setting("TERN_TEST_CASES", 40) / (internode ? 2 : 1), done = 0;
 	const char *failure = NULL;
 
 	for (; done < cases && !failure; done++) {
-		struct attack a = {.mode = (seed + done) % 2 ? TERN_HIGH_THROUGHPUT : TERN_LOW_LATENCY, .moment = SENT, .word = ANYTHING, .index = (uint32_t)(seed + done)};
+		struct attack a = {
+			.mode = (seed + done) % 2 ? TERN_HIGH_THROUGHPUT : TERN_LOW_LATENCY,
+			.moment = SENT,
+			.word = ANYTHING,
+			.index = (uint32_t)(seed + done)};
 		uint64_t state = hash2(a.index, 0x776f7264);
 
-		a.moment = a.mode == TERN_HIGH_THROUGHPUT && random_below(&state, 3) == 0 ? random_below(&state, 2) ? WHOLE : RECEIVED : SENT;
+		a.moment = a.mode == TERN_HIGH_THROUGHPUT && random_below(&state, 3) == 0
+				   ? random_below(&state, 2) ? WHOLE : RECEIVED
+				   : SENT;
 		a.spread = random_below(&state, 2);
 		a.by_source = random_below(&state, 2);
-		a.replicas = random_below(&state, 2) && !internode; /* these have to be on one node */
+		a.replicas = random_below(&state, 2) && !internode; /* these have to be on one node
+								     */
 		failure = run(&a, internode);
 		if (failure)
-			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=2\n", (unsigned long long)(seed + done), failure,
+			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=2\n",
+				(unsigned long long)(seed + done), failure,
 				(unsigned long long)(seed + done));
 	}
-	printf("# seeds %llu to %llu\n%s - words_at_random%s\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), failure ? "not ok" : "ok", internode ? "_internode" : "");
+	printf("# seeds %llu to %llu\n%s - words_at_random%s\n", (unsigned long long)seed,
+		(unsigned long long)(seed + done - 1), failure ? "not ok" : "ok",
+		internode ? "_internode" : "");
 	return failure != NULL;
 }
 
@@ -297,29 +352,192 @@ static int words_at_random(bool internode)
 #define BROKEN TERN_ERR_PROTOCOL
 
 static const struct attack attacks[] = {
-	{.name = "plan_tokens", .mode = LL, .moment = SENT, .word = PLAN_TOKENS, .value = 5, .rc = BROKEN, .text = "told tokens by rank 0 that no correct peer has: 5, where 4 is the most"},
-	{.name = "plan_tokens_huge", .mode = LL, .moment = SENT, .word = PLAN_TOKENS, .value = UINT32_MAX, .rc = BROKEN, .text = "4294967295, where 4 is the most"},
-	{.name = "plan_expert", .mode = LL, .moment = SENT, .word = PLAN_ID, .value = 8, .rc = BROKEN, .text = "an expert, for a token, by rank 0 that no correct peer has: 8, where 7 is the most"},
-	{.name = "plan_expert_of_table", .mode = LL, .moment = SENT, .word = PLAN_ID, .value = 0xfffe, .rc = BROKEN, .text = "65534, where 7 is the most", .spread = true},
-	{.name = "plan_of_other_replica", .mode = LL, .moment = SENT, .word = PLAN_OTHER, .value = 4, .rc = BROKEN, .text = "a token that another rank sends by rank 0", .replicas = true},
-	{.name = "plan_by_source", .mode = LL, .moment = SENT, .word = PLAN_ID, .value = 0x8000, .rc = BROKEN, .text = "32768, where 7 is the most", .by_source = true},
-	{.name = "count_of_expert", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 5, .rc = BROKEN, .text = "rows, in a column of its counts, by rank 0 that no correct peer has: 5, where 4 is the most (token or column 6", .index = 6},
-	{.name = "count_of_expert_huge", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = UINT32_MAX - 3, .rc = BROKEN, .text = "4294967292, where 4 is the most (token or column 0", .index = 0},
-	{.name = "count_of_rank", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 1u << 31, .rc = BROKEN, .text = "2147483648, where 4 is the most (token or column 9", .index = NR_EXPERTS + 1, .by_source = true},
-	{.name = "count_of_tokens", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 5, .rc = BROKEN, .text = "told tokens by rank 0 that no correct peer has: 5, where 4 is the most", .index = NR_EXPERTS + 2},
-	{.name = "count_of_early", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 5, .rc = BROKEN, .text = "5, where 4 is the most (token or column 11", .index = NR_EXPERTS + 3, .only_near = true},
-	{.name = "count_of_replica", .mode = HT, .moment = INSTEAD, .word = COUNT, .value = 3, .rc = BROKEN, .text = "3, where 2 is the most", .index = 4, .replicas = true},
-	{.name = "counts_together", .mode = HT, .moment = INSTEAD, .word = COUNTS, .value = 4, .rc = TERN_ERR_CAPACITY, .text = "rank 1 would receive"},
-	{.name = "position", .mode = HT, .moment = SENT, .word = POSITION, .value = 1u << 20, .rc = BROKEN, .text = "a row's position, of a token, by rank 0 that no correct peer has: 1048576, where 7 is the most"},
-	{.name = "position_next", .mode = HT, .moment = SENT, .word = POSITION, .value = 8, .rc = BROKEN, .text = "8, where 7 is the most (token or column 0"},
-	{.name = "position_by_source", .mode = HT, .moment = SENT, .word = POSITION, .value = UINT32_MAX - 1, .rc = BROKEN, .text = "4294967294, where 5 is the most", .by_source = true},
-	{.name = "local_expert", .mode = HT, .moment = SENT, .word = LOCAL, .value = 4, .rc = BROKEN, .text = "a local expert, for a token, by rank 0 that no correct peer has: 4, where 3 is the most", .by_source = true},
-	{.name = "arrival", .mode = LL, .moment = INSTEAD, .word = ARRIVAL, .value = 7, .rc = TERN_ERR_TIMEOUT, .text = "rank 0", .only_internode = true},
-	{.name = "position_later", .mode = HT, .moment = RECEIVED, .word = POSITION, .value = 1u << 20, .rc = BROKEN, .text = "1048576, where 7 is the most"},
-	{.name = "own_position", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = 8, .rc = BROKEN, .text = "by rank 1 that no correct peer has: 8, where 7 is the most", .only_near = true},
-	{.name = "own_position_by_source", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = UINT32_MAX - 1, .rc = BROKEN, .text = "4294967294, where 5 is the most", .by_source = true, .only_near = true},
-	{.name = "own_row_lost", .mode = HT, .moment = WHOLE, .word = OWN_EPOCH, .value = 77, .rc = TERN_ERR_TIMEOUT, .text = "a result of rank 1, token 0", .only_near = true},
-	{.name = "own_row_lost_by_source", .mode = HT, .moment = WHOLE, .word = OWN_POSITION, .value = UINT32_MAX, .rc = TERN_ERR_TIMEOUT, .text = "a result of rank 1, token 0", .by_source = true, .only_near = true},
+	{.name = "plan_tokens",
+		.mode = LL,
+		.moment = SENT,
+		.word = PLAN_TOKENS,
+		.value = 5,
+		.rc = BROKEN,
+		.text = "told tokens by rank 0 that no correct peer has: 5, where 4 is the most"},
+	{.name = "plan_tokens_huge",
+		.mode = LL,
+		.moment = SENT,
+		.word = PLAN_TOKENS,
+		.value = UINT32_MAX,
+		.rc = BROKEN,
+		.text = "4294967295, where 4 is the most"},
+	{.name = "plan_expert",
+		.mode = LL,
+		.moment = SENT,
+		.word = PLAN_ID,
+		.value = 8,
+		.rc = BROKEN,
+		.text = "an expert, for a token, by rank 0 that no correct peer has: 8, where 7 is "
+			"the most"},
+	{.name = "plan_expert_of_table",
+		.mode = LL,
+		.moment = SENT,
+		.word = PLAN_ID,
+		.value = 0xfffe,
+		.rc = BROKEN,
+		.text = "65534, where 7 is the most",
+		.spread = true},
+	{.name = "plan_of_other_replica",
+		.mode = LL,
+		.moment = SENT,
+		.word = PLAN_OTHER,
+		.value = 4,
+		.rc = BROKEN,
+		.text = "a token that another rank sends by rank 0",
+		.replicas = true},
+	{.name = "plan_by_source",
+		.mode = LL,
+		.moment = SENT,
+		.word = PLAN_ID,
+		.value = 0x8000,
+		.rc = BROKEN,
+		.text = "32768, where 7 is the most",
+		.by_source = true},
+	{.name = "count_of_expert",
+		.mode = HT,
+		.moment = INSTEAD,
+		.word = COUNT,
+		.value = 5,
+		.rc = BROKEN,
+		.text = "rows, in a column of its counts, by rank 0 that no correct peer has: 5, "
+			"where 4 is the most (token or column 6",
+		.index = 6},
+	{.name = "count_of_expert_huge",
+		.mode = HT,
+		.moment = INSTEAD,
+		.word = COUNT,
+		.value = UINT32_MAX - 3,
+		.rc = BROKEN,
+		.text = "4294967292, where 4 is the most (token or column 0",
+		.index = 0},
+	{.name = "count_of_rank",
+		.mode = HT,
+		.moment = INSTEAD,
+		.word = COUNT,
+		.value = 1u << 31,
+		.rc = BROKEN,
+		.text = "2147483648, where 4 is the most (token or column 9",
+		.index = NR_EXPERTS + 1,
+		.by_source = true},
+	{.name = "count_of_tokens",
+		.mode = HT,
+		.moment = INSTEAD,
+		.word = COUNT,
+		.value = 5,
+		.rc = BROKEN,
+		.text = "told tokens by rank 0 that no correct peer has: 5, where 4 is the most",
+		.index = NR_EXPERTS + 2},
+	{.name = "count_of_early",
+		.mode = HT,
+		.moment = INSTEAD,
+		.word = COUNT,
+		.value = 5,
+		.rc = BROKEN,
+		.text = "5, where 4 is the most (token or column 11",
+		.index = NR_EXPERTS + 3,
+		.only_near = true},
+	{.name = "count_of_replica",
+		.mode = HT,
+		.moment = INSTEAD,
+		.word = COUNT,
+		.value = 3,
+		.rc = BROKEN,
+		.text = "3, where 2 is the most",
+		.index = 4,
+		.replicas = true},
+	{.name = "counts_together",
+		.mode = HT,
+		.moment = INSTEAD,
+		.word = COUNTS,
+		.value = 4,
+		.rc = TERN_ERR_CAPACITY,
+		.text = "rank 1 would receive"},
+	{.name = "position",
+		.mode = HT,
+		.moment = SENT,
+		.word = POSITION,
+		.value = 1u << 20,
+		.rc = BROKEN,
+		.text = "a row's position, of a token, by rank 0 that no correct peer has: "
+			"1048576, where 7 is the most"},
+	{.name = "position_next",
+		.mode = HT,
+		.moment = SENT,
+		.word = POSITION,
+		.value = 8,
+		.rc = BROKEN,
+		.text = "8, where 7 is the most (token or column 0"},
+	{.name = "position_by_source",
+		.mode = HT,
+		.moment = SENT,
+		.word = POSITION,
+		.value = UINT32_MAX - 1,
+		.rc = BROKEN,
+		.text = "4294967294, where 5 is the most",
+		.by_source = true},
+	{.name = "local_expert",
+		.mode = HT,
+		.moment = SENT,
+		.word = LOCAL,
+		.value = 4,
+		.rc = BROKEN,
+		.text = "a local expert, for a token, by rank 0 that no correct peer has: 4, where "
+			"3 is the most",
+		.by_source = true},
+	{.name = "arrival",
+		.mode = LL,
+		.moment = INSTEAD,
+		.word = ARRIVAL,
+		.value = 7,
+		.rc = TERN_ERR_TIMEOUT,
+		.text = "rank 0",
+		.only_internode = true},
+	{.name = "position_later",
+		.mode = HT,
+		.moment = RECEIVED,
+		.word = POSITION,
+		.value = 1u << 20,
+		.rc = BROKEN,
+		.text = "1048576, where 7 is the most"},
+	{.name = "own_position",
+		.mode = HT,
+		.moment = WHOLE,
+		.word = OWN_POSITION,
+		.value = 8,
+		.rc = BROKEN,
+		.text = "by rank 1 that no correct peer has: 8, where 7 is the most",
+		.only_near = true},
+	{.name = "own_position_by_source",
+		.mode = HT,
+		.moment = WHOLE,
+		.word = OWN_POSITION,
+		.value = UINT32_MAX - 1,
+		.rc = BROKEN,
+		.text = "4294967294, where 5 is the most",
+		.by_source = true,
+		.only_near = true},
+	{.name = "own_row_lost",
+		.mode = HT,
+		.moment = WHOLE,
+		.word = OWN_EPOCH,
+		.value = 77,
+		.rc = TERN_ERR_TIMEOUT,
+		.text = "a result of rank 1, token 0",
+		.only_near = true},
+	{.name = "own_row_lost_by_source",
+		.mode = HT,
+		.moment = WHOLE,
+		.word = OWN_POSITION,
+		.value = UINT32_MAX,
+		.rc = TERN_ERR_TIMEOUT,
+		.text = "a result of rank 1, token 0",
+		.by_source = true,
+		.only_near = true},
 };
 
 static int named_words(bool internode)
@@ -330,10 +548,13 @@ static int named_words(bool internode)
 	for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
 		const char *failure;
 
-		if ((without && strstr(attacks[i].name, without)) || (internode ? attacks[i].replicas || attacks[i].only_near : attacks[i].only_internode))
+		if ((without && strstr(attacks[i].name, without)) ||
+			(internode ? attacks[i].replicas || attacks[i].only_near
+				   : attacks[i].only_internode))
 			continue;
 		failure = run(&attacks[i], internode);
-		printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", attacks[i].name, internode ? "_internode" : "", failure ? ": " : "", failure ? failure : "");
+		printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", attacks[i].name,
+			internode ? "_internode" : "", failure ? ": " : "", failure ? failure : "");
 		bad |= failure != NULL;
 	}
 	return bad;

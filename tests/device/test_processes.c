@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exchanges on GPUs between processes, a GPU each, of which one is killed in any half of a round, does not come, or leaves: the others are told who, within their bound. Skipped
- * where there are fewer than two GPUs. */
+/* Exchanges on GPUs between processes, a GPU each, of which one is killed in any half of a round,
+ * does not come, or leaves: the others are told who, within their bound. Skipped where there are
+ * fewer than two GPUs. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -29,7 +30,8 @@ static int count_devices(void)
 	pid = fork();
 	if (pid == 0)
 		_exit(devices_open(&nr) ? nr : 0);
-	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status)
+									       : 0;
 }
 
 static int enter(struct rank *rank, struct device_rounds *rounds)
@@ -48,13 +50,17 @@ static int enter(struct rank *rank, struct device_rounds *rounds)
 	for (uint64_t i = 0; i < ROUNDS && !rc; i++)
 		rc = device_rounds_verify(rounds, i);
 	if (rc || rounds->difference.nr)
-		return rank_fails(rank, "undisturbed rounds: %s%s", rc ? tern_last_error() : "", rounds->difference.first);
+		return rank_fails(rank, "undisturbed rounds: %s%s", rc ? tern_last_error() : "",
+			rounds->difference.first);
 	rc = device_rounds_upload(rounds, 0, ROUNDS);
-	rc = rc ? rc : ops->fill(rounds->lanes[0].y, 0, rounds->positions * job_y_bytes(&job), rounds->lanes[0].stream);
+	rc = rc ? rc
+		: ops->fill(rounds->lanes[0].y, 0, rounds->positions * job_y_bytes(&job),
+			  rounds->lanes[0].stream);
 	return rc ? rank_fails(rank, "inputs: %s", ops->error_text()) : 0;
 }
 
-/* Halves from the first on, until one fails or the scene's are done; without end for those who are to be told. */
+/* Halves from the first on, until one fails or the scene's are done; without end for those who are
+ * to be told. */
 static int go_on(struct device_rounds *rounds, int nr_halves)
 {
 	uint32_t nr_tokens = job_nr_tokens(rounds->job, ROUNDS, rounds->rank);
@@ -65,17 +71,20 @@ static int go_on(struct device_rounds *rounds, int nr_halves)
 	return rc;
 }
 
-static void expect(struct rank *rank, struct device_rounds *rounds, int rc, int wanted, const char *text)
+static void expect(
+	struct rank *rank, struct device_rounds *rounds, int rc, int wanted, const char *text)
 {
 	const struct scene *scene = rank->ctx;
 	struct tern_wait_report report = {.size = sizeof(report)};
 	unsigned long long took = passed_ns(atomic_load(&scene->fate_ns));
 
 	if (rc != wanted || !strstr(tern_last_error(), text))
-		rank_fails(rank, "returned %d, \"%s\", not %d with \"%s\"", rc, tern_last_error(), wanted, text);
+		rank_fails(rank, "returned %d, \"%s\", not %d with \"%s\"", rc, tern_last_error(),
+			wanted, text);
 	else if (scene->job.config.wait_ms == WAIT_MS && took > MOST_NS)
 		rank_fails(rank, "noticed after %llu ms", took / 1000000);
-	else if (tern_moe_wait_report(rounds->moe, &report) || report.peer != scene->victim || report.error != wanted)
+	else if (tern_moe_wait_report(rounds->moe, &report) || report.peer != scene->victim ||
+		 report.error != wanted)
 		rank_fails(rank, "report of peer %d, error %d", report.peer, report.error);
 	else if (devices_half(rounds, 0, 0) != wanted)
 		rank_fails(rank, "and it is not over: %s", tern_last_error());
@@ -121,7 +130,8 @@ static void lives_on(struct rank *rank, bool leaves, int error, const char *form
 		to_its_fate(rank, &rounds);
 		if (leaves && tern_moe_leave(rounds.moe))
 			rank_fails(rank, "leaving: %s", tern_last_error());
-		while (atomic_load(&scene->nr_told) < scene->nr_ranks - 1 && now_ns() - atomic_load(&scene->fate_ns) < SCENE_LIMIT_NS)
+		while (atomic_load(&scene->nr_told) < scene->nr_ranks - 1 &&
+			now_ns() - atomic_load(&scene->fate_ns) < SCENE_LIMIT_NS)
 			usleep(1000);
 	} else {
 		snprintf(text, sizeof(text), format, scene->victim);

@@ -12,7 +12,9 @@ enum loop_fate fate_there;
 enum loop_fate fate(uint32_t from, const struct transport_write *w)
 {
 	(void)from;
-	return w->peer == 1 && w->bytes && w->offset >= FATE_PLACE && w->offset < FATE_PLACE + 1000 ? fate_there : LOOP_LANDS;
+	return w->peer == 1 && w->bytes && w->offset >= FATE_PLACE && w->offset < FATE_PLACE + 1000
+		       ? fate_there
+		       : LOOP_LANDS;
 }
 
 struct world *open_mixed(int nr, uint32_t caps, int apart, uint32_t other_caps, int heartbeat_ms)
@@ -52,8 +54,12 @@ void settle_ns(struct world *world, uint64_t ns)
 
 tern_op begin_write(struct world *world, int from, int to, uint64_t remote, uint64_t bytes)
 {
-	struct tern_write w = {.size = sizeof(w), .peer = (uint32_t)to, .local = world->regions[from], .remote = world->remotes[from][to],
-		.remote_offset = remote, .bytes = bytes};
+	struct tern_write w = {.size = sizeof(w),
+		.peer = (uint32_t)to,
+		.local = world->regions[from],
+		.remote = world->remotes[from][to],
+		.remote_offset = remote,
+		.bytes = bytes};
 	tern_op op;
 
 	assert_int_equal(tern_engine_write(world->engines[from], &w, &op), 0);
@@ -65,5 +71,6 @@ void expect_end(struct world *world, int rank, tern_op op, int error, const char
 	int rc = tern_op_wait(world->engines[rank], op, WAIT);
 
 	if (rc != error || (error && !strstr(tern_last_error(), text)))
-		fail_msg("op ended with %d, \"%s\"; not with %d, \"%s\"", rc, rc ? tern_last_error() : "", error, text);
+		fail_msg("op ended with %d, \"%s\"; not with %d, \"%s\"", rc,
+			rc ? tern_last_error() : "", error, text);
 }

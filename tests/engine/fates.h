@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of what goes wrong in the engine: worlds of stepped engines, where writes to one place of rank 1 meet a fate of the test's choice. With cmocka: what does not hold fails the test. */
+/* Tests of what goes wrong in the engine: worlds of stepped engines, where writes to one place of
+ * rank 1 meet a fate of the test's choice. With cmocka: what does not hold fails the test. */
 #ifndef TERN_TESTS_ENGINE_FATES_H
 #define TERN_TESTS_ENGINE_FATES_H
 
@@ -12,7 +13,8 @@
 extern enum loop_fate fate_there;
 enum loop_fate fate(uint32_t from, const struct transport_write *write);
 
-/* One rank is apart, reached over a network of its own; -1: none. All writes land until the test says otherwise. */
+/* One rank is apart, reached over a network of its own; -1: none. All writes land until the test
+ * says otherwise. */
 struct world *open_mixed(int nr, uint32_t caps, int apart, uint32_t other_caps, int heartbeat_ms);
 struct world *open_world(int nr, uint32_t caps, int heartbeat_ms);
 void close_world(struct world *world);

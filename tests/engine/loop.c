@@ -30,8 +30,8 @@ struct loop {
 	struct flight *flights; /* in order of posting */
 	uint32_t nr_flights;
 	struct loop_news *news;
-	uint64_t head, tail; /* of news */
-	struct loop_news last[64]; /* what the last poll handed out */
+	uint64_t head, tail;           /* of news */
+	struct loop_news last[64];     /* what the last poll handed out */
 	uint32_t refusals[LOOP_RANKS]; /* of the write to this peer that comes next */
 	struct transport_write refused[LOOP_RANKS];
 	bool told_dead[LOOP_RANKS], cut[LOOP_RANKS];
@@ -69,7 +69,8 @@ uint32_t loop_under_way(struct loop_net *net, uint32_t rank)
 
 	pthread_mutex_lock(&net->lock);
 	for (uint32_t connection = 0; connection < LOOP_LANES; connection++)
-		nr += net->members[rank][connection] ? net->members[rank][connection]->nr_flights : 0;
+		nr += net->members[rank][connection] ? net->members[rank][connection]->nr_flights
+						     : 0;
 	pthread_mutex_unlock(&net->lock);
 	return nr;
 }
@@ -80,7 +81,8 @@ static uint32_t draw(struct loop_net *net, uint32_t below)
 	return below ? (uint32_t)(net->random >> 33) % below : 0;
 }
 
-static int loop_open(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int loop_open(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	struct loop_net *net = options->network;
 	struct loop *l = calloc(1, sizeof(*l));
@@ -131,12 +133,15 @@ static int loop_address(struct transport *transport, void *address, uint32_t *by
 	return 0;
 }
 
-static int loop_connect(struct transport *transport, uint32_t peer, const void *address, uint32_t bytes)
+static int loop_connect(
+	struct transport *transport, uint32_t peer, const void *address, uint32_t bytes)
 {
 	uint32_t number;
 
 	memcpy(&number, address, sizeof(number));
-	return bytes == sizeof(number) && number == peer && peer < loop_of(transport)->nr_peers ? 0 : fail(TERN_ERR_PROTOCOL, "a wrong address");
+	return bytes == sizeof(number) && number == peer && peer < loop_of(transport)->nr_peers
+		       ? 0
+		       : fail(TERN_ERR_PROTOCOL, "a wrong address");
 }
 
 static int loop_disconnect(struct transport *transport, uint32_t peer)
@@ -154,7 +159,8 @@ static int loop_disconnect(struct transport *transport, uint32_t peer)
 	return 0;
 }
 
-static int loop_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region, struct transport_key *key)
+static int loop_reg(struct transport *transport, void *base, uint64_t bytes,
+	struct transport_region **region, struct transport_key *key)
 {
 	(void)transport;
 	*region = calloc(1, sizeof(**region));
@@ -171,8 +177,8 @@ static void loop_dereg(struct transport *transport, struct transport_region *reg
 
 static bool same_write(const struct transport_write *a, const struct transport_write *b)
 {
-	return a->peer == b->peer && a->flags == b->flags && a->immediate == b->immediate && a->key == b->key && a->offset == b->offset &&
-	       a->bytes == b->bytes;
+	return a->peer == b->peer && a->flags == b->flags && a->immediate == b->immediate &&
+	       a->key == b->key && a->offset == b->offset && a->bytes == b->bytes;
 }
 
 static bool refuses(struct loop *l, const struct transport_write *w)
@@ -208,12 +214,14 @@ static int loop_write(struct transport *transport, const struct transport_write 
 		rc = TRANSPORT_AGAIN;
 	else if ((w->flags & WRITE_FENCE) && !(net->settings.caps & TRANSPORT_FENCE))
 		rc = fail(TERN_ERR_UNSUPPORTED, "no fences here");
-	else if (w->bytes > net->settings.write_bytes || ((w->flags & WRITE_INLINE) && w->bytes > net->settings.inline_bytes) ||
+	else if (w->bytes > net->settings.write_bytes ||
+		 ((w->flags & WRITE_INLINE) && w->bytes > net->settings.inline_bytes) ||
 		 (w->bytes && (w->key->key != 0x7e57 || w->offset + w->bytes > w->key->bytes)))
 		rc = fail(TERN_ERR_SYSTEM, "the engine broke the contract");
 	if (!rc) {
 		f = &l->flights[l->nr_flights++];
-		*f = (struct flight){.write = *w, .due = draw(net, net->settings.slowest + 1), .fate = fate};
+		*f = (struct flight){
+			.write = *w, .due = draw(net, net->settings.slowest + 1), .fate = fate};
 		f->to = w->bytes ? (uint8_t *)(uintptr_t)w->key->address + w->offset : NULL;
 		if (w->bytes && (w->flags & WRITE_INLINE)) {
 			memcpy(f->copy, w->from, w->bytes);
@@ -254,7 +262,8 @@ static int loop_send(struct transport *transport, uint32_t peer, const void *dat
 		rc = news ? 0 : TRANSPORT_AGAIN;
 	}
 	if (news) {
-		news->event = (struct transport_event){.kind = EVENT_MESSAGE, .peer = l->self, .bytes = bytes};
+		news->event = (struct transport_event){
+			.kind = EVENT_MESSAGE, .peer = l->self, .bytes = bytes};
 		memcpy(news->data, data, bytes);
 	}
 	pthread_mutex_unlock(&net->lock);
@@ -265,7 +274,8 @@ static int loop_send(struct transport *transport, uint32_t peer, const void *dat
 static bool held_back(const struct loop *l, uint32_t number)
 {
 	const struct flight *f = &l->flights[number];
-	bool ordered = l->net->settings.caps & TRANSPORT_ORDERED, fenced = f->write.flags & WRITE_FENCE, earlier = false;
+	bool ordered = l->net->settings.caps & TRANSPORT_ORDERED,
+	     fenced = f->write.flags & WRITE_FENCE, earlier = false;
 
 	for (uint32_t i = 0; i < number; i++) {
 		if (l->flights[i].write.peer != f->write.peer)
@@ -288,11 +298,14 @@ static void land(struct loop *l, struct flight *f)
 	if (f->fate == LOOP_LANDS && (f->write.flags & WRITE_IMMEDIATE)) {
 		news = add_news(target);
 		if (news)
-			news->event = (struct transport_event){.kind = EVENT_IMMEDIATE, .peer = UINT32_MAX, .immediate = f->write.immediate};
+			news->event = (struct transport_event){.kind = EVENT_IMMEDIATE,
+				.peer = UINT32_MAX,
+				.immediate = f->write.immediate};
 	}
 	news = f->fate == LOOP_FAILS || (f->write.flags & WRITE_SIGNALLED) ? add_news(l) : NULL;
 	if (news)
-		news->event = (struct transport_event){.kind = f->fate == LOOP_FAILS ? EVENT_FAILED : EVENT_WRITTEN,
+		news->event = (struct transport_event){
+			.kind = f->fate == LOOP_FAILS ? EVENT_FAILED : EVENT_WRITTEN,
 			.peer = f->write.peer,
 			.cookie = f->write.cookie,
 			.error = f->fate == LOOP_FAILS ? TERN_ERR_SYSTEM : 0,
@@ -316,7 +329,8 @@ static void move_flights(struct loop *l)
 			f->due--;
 			continue;
 		}
-		landed[i] = !held_back(l, i) && room_for_news(l, l->net->members[f->write.peer][l->connection]);
+		landed[i] = !held_back(l, i) &&
+			    room_for_news(l, l->net->members[f->write.peer][l->connection]);
 		if (landed[i])
 			land(l, f);
 	}
@@ -329,11 +343,17 @@ static void move_flights(struct loop *l)
 static void tell_deaths(struct loop *l)
 {
 	for (uint32_t p = 0; p < l->nr_peers; p++) {
-		struct loop_news *news = l->net->dead[p] && l->net->told && !l->told_dead[p] && p != l->self ? add_news(l) : NULL;
+		struct loop_news *news =
+			l->net->dead[p] && l->net->told && !l->told_dead[p] && p != l->self
+				? add_news(l)
+				: NULL;
 
 		if (!news)
 			continue;
-		news->event = (struct transport_event){.kind = EVENT_PEER_DOWN, .peer = p, .error = TERN_ERR_PEER_DEAD, .text = "its plug was pulled"};
+		news->event = (struct transport_event){.kind = EVENT_PEER_DOWN,
+			.peer = p,
+			.error = TERN_ERR_PEER_DEAD,
+			.text = "its plug was pulled"};
 		l->told_dead[p] = true;
 	}
 }

@@ -15,9 +15,11 @@ const struct network networks[] = {
 	{"3 NICs with fences", TRANSPORT_FENCE, 0, 5, 3, 16, 32, 50000, 0},
 	{"4 NICs, unordered, again", 0, 1, 5, 4, 4, 0, 1 << 20, 0},
 	{"ordered, beside 3 NICs with fences", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 5},
-	{"3 NICs with fences, beside ordered, again, short writes", TRANSPORT_FENCE, 0, 5, 3, 16, 32, 50000, 3},
+	{"3 NICs with fences, beside ordered, again, short writes", TRANSPORT_FENCE, 0, 5, 3, 16,
+		32, 50000, 3},
 	{"2 NICs, unordered, beside ordered", 0, 1, 5, 2, 4, 0, 1 << 20, 1},
-	{"ordered, beside unordered, short writes, one at a time", TRANSPORT_ORDERED, 0, 5, 1, 64, 16, 1 << 20, 4},
+	{"ordered, beside unordered, short writes, one at a time", TRANSPORT_ORDERED, 0, 5, 1, 64,
+		16, 1 << 20, 4},
 };
 #define NETWORKS (sizeof(networks) / sizeof(networks[0]))
 
@@ -38,7 +40,8 @@ static struct loop_settings settings_of(size_t which)
 
 void open_network(struct world *world, size_t which, int nr)
 {
-	struct loop_settings settings = settings_of(which), other = settings_of(networks[which].beside);
+	struct loop_settings settings = settings_of(which),
+			     other = settings_of(networks[which].beside);
 	struct tern_engine_config config;
 	struct loop_settings unused;
 
@@ -46,7 +49,8 @@ void open_network(struct world *world, size_t which, int nr)
 	config.nr_nics = networks[which].nics;
 	config.stripe_bytes = 20000;
 	if (networks[which].beside)
-		world_open_mixed(world, nr, &settings, &other, networks[networks[which].beside].nics, 2, &config, true);
+		world_open_mixed(world, nr, &settings, &other,
+			networks[networks[which].beside].nics, 2, &config, true);
 	else
 		world_open(world, nr, &settings, &config, true);
 }
@@ -81,12 +85,14 @@ void settle(struct world *world, int rounds)
 		world_round(world);
 }
 
-void expect_bytes(struct world *world, int at, uint64_t offset, int from, uint64_t from_offset, uint64_t bytes)
+void expect_bytes(struct world *world, int at, uint64_t offset, int from, uint64_t from_offset,
+	uint64_t bytes)
 {
 	for (uint64_t i = 0; i < bytes; i++)
 		if (world->memory[at][offset + i] != world_byte(from, from_offset + i))
-			fail_msg("byte %llu of rank %d is %u, not rank %d's %u", (unsigned long long)(offset + i), at, world->memory[at][offset + i], from,
-				world_byte(from, from_offset + i));
+			fail_msg("byte %llu of rank %d is %u, not rank %d's %u",
+				(unsigned long long)(offset + i), at, world->memory[at][offset + i],
+				from, world_byte(from, from_offset + i));
 }
 
 tern_op expect_immediates(struct world *world, int rank, uint32_t value, uint64_t count)
@@ -98,7 +104,8 @@ tern_op expect_immediates(struct world *world, int rank, uint32_t value, uint64_
 	return op;
 }
 
-struct tern_write write_args(struct world *world, int from, int to, uint64_t local, uint64_t remote, uint64_t bytes)
+struct tern_write write_args(
+	struct world *world, int from, int to, uint64_t local, uint64_t remote, uint64_t bytes)
 {
 	return (struct tern_write){.size = sizeof(struct tern_write),
 		.peer = (uint32_t)to,

@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-int share_memory(
-	struct rank *rank, tern_engine *engine, void *memory, uint64_t bytes, tern_region **region, tern_remote **remotes)
+int share_memory(struct rank *rank, tern_engine *engine, void *memory, uint64_t bytes,
+	tern_region **region, tern_remote **remotes)
 {
 	struct tern_descriptor mine, *all = calloc((size_t)rank->nr_ranks, sizeof(*all));
 	int rc = tern_engine_register(engine, memory, bytes, region);

@@ -5,8 +5,9 @@
 #include "tern_engine.h"
 #include "tests/exchange/ranks.h"
 
-/* Collective: registers this rank's memory, and takes in that of all ranks: remotes[nr_ranks]. Returns 0 or a code. */
-int share_memory(
-	struct rank *rank, tern_engine *engine, void *memory, uint64_t bytes, tern_region **region, tern_remote **remotes);
+/* Collective: registers this rank's memory, and takes in that of all ranks: remotes[nr_ranks].
+ * Returns 0 or a code. */
+int share_memory(struct rank *rank, tern_engine *engine, void *memory, uint64_t bytes,
+	tern_region **region, tern_remote **remotes);
 
 #endif

@@ -15,7 +15,12 @@ static void must(int rc, const char *what)
 
 void world_settings(struct loop_settings *settings, struct tern_engine_config *config)
 {
-	*settings = (struct loop_settings){.caps = 0, .depth = 64, .inline_bytes = 0, .write_bytes = 1 << 20, .slowest = 3, .seed = 7};
+	*settings = (struct loop_settings){.caps = 0,
+		.depth = 64,
+		.inline_bytes = 0,
+		.write_bytes = 1 << 20,
+		.slowest = 3,
+		.seed = 7};
 	tern_engine_config_init(config);
 	config->heartbeat_ms = 0;
 	config->ring_entries = 256;
@@ -63,18 +68,26 @@ struct loop_net *world_net(struct world *world, int from, int to)
 }
 
 /* other_nics: 0 where there is one network alone. */
-static void open_one(struct world *world, int r, const struct tern_engine_config *config, uint32_t other_nics, bool stepped)
+static void open_one(struct world *world, int r, const struct tern_engine_config *config,
+	uint32_t other_nics, bool stepped)
 {
-	struct engine_setup setup = {.self = (uint32_t)r, .nr_peers = (uint32_t)world->nr, .nr_networks = other_nics ? 2 : 1};
+	struct engine_setup setup = {.self = (uint32_t)r,
+		.nr_peers = (uint32_t)world->nr,
+		.nr_networks = other_nics ? 2 : 1};
 	uint8_t network_of[LOOP_RANKS];
 
 	for (int p = 0; p < world->nr; p++)
 		network_of[p] = is_other(world, r, p);
 	setup.network_of = network_of;
-	setup.networks[0] = (struct engine_network){.ops = r == world->apart ? NULL : &transport_loop, .simulated = &world->net, .nr_nics = config->nr_nics};
-	setup.networks[1] = (struct engine_network){.ops = &transport_loop, .simulated = &world->other, .nr_nics = other_nics};
+	setup.networks[0] =
+		(struct engine_network){.ops = r == world->apart ? NULL : &transport_loop,
+			.simulated = &world->net,
+			.nr_nics = config->nr_nics};
+	setup.networks[1] = (struct engine_network){
+		.ops = &transport_loop, .simulated = &world->other, .nr_nics = other_nics};
 	if (stepped) {
-		world->scheduler = (struct scheduler){.ctx = world, .now = world_clock, .idle = world_idle};
+		world->scheduler =
+			(struct scheduler){.ctx = world, .now = world_clock, .idle = world_idle};
 		setup.scheduler = &world->scheduler;
 	}
 	must(engine_open(config, &setup, &world->engines[r]), "engine_open");
@@ -88,14 +101,19 @@ static void share_memory(struct world *world)
 	struct tern_descriptor descriptor;
 
 	for (int r = 0; r < world->nr; r++) {
-		must(tern_engine_register(world->engines[r], world->memory[r], WORLD_BYTES, &world->regions[r]), "register");
+		must(tern_engine_register(
+			     world->engines[r], world->memory[r], WORLD_BYTES, &world->regions[r]),
+			"register");
 		must(tern_region_descriptor(world->regions[r], &descriptor), "descriptor");
 		for (int at = 0; at < world->nr; at++)
-			must(tern_engine_import(world->engines[at], &descriptor, &world->remotes[at][r]), "import");
+			must(tern_engine_import(
+				     world->engines[at], &descriptor, &world->remotes[at][r]),
+				"import");
 	}
 }
 
-void world_open_mixed(struct world *world, int nr, const struct loop_settings *settings, const struct loop_settings *other, uint32_t other_nics, int apart,
+void world_open_mixed(struct world *world, int nr, const struct loop_settings *settings,
+	const struct loop_settings *other, uint32_t other_nics, int apart,
 	const struct tern_engine_config *config, bool stepped)
 {
 	struct engine_address *all = calloc((size_t)nr, sizeof(*all));
@@ -119,7 +137,8 @@ void world_open_mixed(struct world *world, int nr, const struct loop_settings *s
 	free(all);
 }
 
-void world_open(struct world *world, int nr, const struct loop_settings *settings, const struct tern_engine_config *config, bool stepped)
+void world_open(struct world *world, int nr, const struct loop_settings *settings,
+	const struct tern_engine_config *config, bool stepped)
 {
 	world_open_mixed(world, nr, settings, settings, 0, -1, config, stepped);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/exchange/expected_stats.h"
 
-static void expected_token(struct expected_stats *expected, const struct reference *ref, uint32_t sender, const int32_t *physical)
+static void expected_token(struct expected_stats *expected, const struct reference *ref,
+	uint32_t sender, const int32_t *physical)
 {
 	bool seen[256] = {false}, away = false; /* by rank */
 
@@ -23,7 +24,8 @@ static void expected_token(struct expected_stats *expected, const struct referen
 }
 
 /* What this rank's experts send home for a token. */
-static void expected_results(struct expected_stats *expected, const struct reference *ref, uint32_t rank, const int32_t *physical, bool released)
+static void expected_results(struct expected_stats *expected, const struct reference *ref,
+	uint32_t rank, const int32_t *physical, bool released)
 {
 	const struct tern_moe_config *c = &ref->job->config;
 	uint32_t here = 0;
@@ -36,7 +38,8 @@ static void expected_results(struct expected_stats *expected, const struct refer
 	expected->results += released ? 0 : here * c->replica_ranks;
 }
 
-void expected_round(struct expected_stats *expected, const struct reference *ref, uint32_t rank, bool released)
+void expected_round(
+	struct expected_stats *expected, const struct reference *ref, uint32_t rank, bool released)
 {
 	const struct job *job = ref->job;
 
@@ -51,22 +54,26 @@ void expected_round(struct expected_stats *expected, const struct reference *ref
 		}
 }
 
-void expected_bytes(struct expected_stats *expected, uint64_t row_bytes, uint64_t route_bytes, uint64_t result_bytes)
+void expected_bytes(struct expected_stats *expected, uint64_t row_bytes, uint64_t route_bytes,
+	uint64_t result_bytes)
 {
-	expected->stats.dispatch_bytes = expected->stats.rows * row_bytes + expected->stats.routes * route_bytes;
+	expected->stats.dispatch_bytes =
+		expected->stats.rows * row_bytes + expected->stats.routes * route_bytes;
 	expected->stats.combine_bytes = expected->results * result_bytes;
 }
 
-int expected_compare(const struct expected_stats *want, struct rank *rank, const tern_moe *moe, uint32_t nr_experts)
+int expected_compare(const struct expected_stats *want, struct rank *rank, const tern_moe *moe,
+	uint32_t nr_experts)
 {
 	struct tern_stats s = {.size = sizeof(s)};
 	uint64_t load[TALLY_MOST_EXPERTS];
 
 	if (tern_moe_stats(moe, &s) || tern_moe_expert_load(moe, load, nr_experts))
 		return rank_fails(rank, "%s", tern_last_error());
-#define SAME(field)                                                                                                          \
-	if (s.field != want->stats.field)                                                                                    \
-		return rank_fails(rank, #field " is %llu, counted %llu", (unsigned long long)s.field, (unsigned long long)want->stats.field)
+#define SAME(field)                                                                                \
+	if (s.field != want->stats.field)                                                          \
+	return rank_fails(rank, #field " is %llu, counted %llu", (unsigned long long)s.field,      \
+		(unsigned long long)want->stats.field)
 	SAME(rounds);
 	SAME(tokens);
 	SAME(routes);
@@ -79,6 +86,7 @@ int expected_compare(const struct expected_stats *want, struct rank *rank, const
 #undef SAME
 	for (uint32_t e = 0; e < nr_experts; e++)
 		if (load[e] != want->load[e])
-			return rank_fails(rank, "expert %u: load %llu, counted %llu", e, (unsigned long long)load[e], (unsigned long long)want->load[e]);
+			return rank_fails(rank, "expert %u: load %llu, counted %llu", e,
+				(unsigned long long)load[e], (unsigned long long)want->load[e]);
 	return 0;
 }

@@ -71,7 +71,8 @@ static void *rank_thread(void *arg)
 	tern_group_config_init(&config);
 	config.node = test_node(start->rank.rank, start->rank.nr_ranks, node, sizeof(node));
 	config.transport = test_transport(start->rank.rank, transport, sizeof(transport));
-	if (tern_threads_boot(start->threads, start->rank.rank, &config.boot) || tern_group_create(&config, &start->rank.group)) {
+	if (tern_threads_boot(start->threads, start->rank.rank, &config.boot) ||
+		tern_group_create(&config, &start->rank.group)) {
 		rank_fails(&start->rank, "joining: %s", tern_last_error());
 		return NULL;
 	}
@@ -95,7 +96,9 @@ const char *run_ranks(int nr_ranks, rank_main body, void *ctx)
 		return "run_ranks: no memory or no threads";
 	}
 	for (int r = 0; r < nr_ranks; r++) {
-		starts[r] = (struct start){.threads = threads, .body = body, .rank = {.rank = r, .nr_ranks = nr_ranks, .ctx = ctx}};
+		starts[r] = (struct start){.threads = threads,
+			.body = body,
+			.rank = {.rank = r, .nr_ranks = nr_ranks, .ctx = ctx}};
 		if (pthread_create(&ids[r], NULL, rank_thread, &starts[r]))
 			abort();
 	}
@@ -118,7 +121,7 @@ int scaled(int full)
 	return by > 1 ? (full / by ? full / by : 1) : full;
 }
 
-/* ---- buffers ------------------------------------------------------------------------------------------------ */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 static void *aligned(size_t bytes)
 {
@@ -158,8 +161,10 @@ void buffers_close(struct buffers *b)
 static size_t worst_case(const struct round *r)
 {
 	const struct tern_moe_config *c = &r->job->config;
-	size_t local = (size_t)tern_moe_nr_local(r->moe), routes = c->topk < local ? c->topk : local;
-	size_t rows = (size_t)r->job->nr_ranks * ((c->max_tokens + c->replica_ranks - 1) / c->replica_ranks);
+	size_t local = (size_t)tern_moe_nr_local(r->moe),
+	       routes = c->topk < local ? c->topk : local;
+	size_t rows = (size_t)r->job->nr_ranks *
+		      ((c->max_tokens + c->replica_ranks - 1) / c->replica_ranks);
 
 	if (c->layout == TERN_CONTIGUOUS)
 		return rows * routes + local * (c->alignment - 1);
@@ -173,10 +178,13 @@ static int into_open(struct round *r)
 
 	b->into = aligned(positions * job_received_bytes(r->job));
 	b->into_scales = aligned(positions * job_received_scales_bytes(r->job));
-	return b->into && b->into_scales ? 0 : rank_fails(r->rank, "no memory for %zu row positions", positions);
+	return b->into && b->into_scales
+		       ? 0
+		       : rank_fails(r->rank, "no memory for %zu row positions", positions);
 }
 
-static int round_alloc(struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
+static int round_alloc(
+	struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
 {
 	*r = (struct round){.rank = rank, .job = job, .manner = *manner};
 	r->reference = reference_create(job);
@@ -187,7 +195,8 @@ static int round_alloc(struct round *r, struct rank *rank, const struct job *job
 	return 0;
 }
 
-int round_open(struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
+int round_open(
+	struct round *r, struct rank *rank, const struct job *job, const struct manner *manner)
 {
 	static const struct manner plain;
 
@@ -220,12 +229,13 @@ void round_close(struct round *r)
 	free(r->buffers);
 }
 
-/* ---- halves ------------------------------------------------------------------------------------------------- */
+/* ---- halves ---------------------------------------------------------------------------------- */
 
 static int failed(struct round *r, int rc, const char *call)
 {
 	r->rc = rc;
-	return rank_fails(r->rank, "round %llu: %s: %s", (unsigned long long)r->number, call, tern_last_error());
+	return rank_fails(r->rank, "round %llu: %s: %s", (unsigned long long)r->number, call,
+		tern_last_error());
 }
 
 /* True: the call has to be repeated. */
@@ -242,17 +252,23 @@ void round_arguments(struct round *r, struct tern_dispatch *args)
 	const struct job *job = r->job;
 	struct buffers *b = r->buffers;
 	uint32_t rank = (uint32_t)r->rank->rank, n = job_nr_tokens(job, r->number, rank);
-	size_t x_stride = job_x_bytes(job) + b->rows_apart, scales_stride = job_x_scales_bytes(job) + b->rows_apart;
+	size_t x_stride = job_x_bytes(job) + b->rows_apart,
+	       scales_stride = job_x_scales_bytes(job) + b->rows_apart;
 	bool fp8 = job_x_scales_bytes(job) != 0;
 
 	job_routes(job, r->number, rank, b->ids, b->weights);
 	job_x(job, r->number, rank, b->x, x_stride, fp8 ? b->scales : NULL, scales_stride);
 	for (size_t i = 0; i < (size_t)n * job->config.topk; i++)
 		b->wide_ids[i] = b->ids[i];
-	*args = (struct tern_dispatch){.size = sizeof(*args), .slot = r->slot, .nr_tokens = n, .x = b->x,
-		.x_stride = b->rows_apart ? x_stride : 0, .scales = fp8 ? b->scales : NULL,
+	*args = (struct tern_dispatch){.size = sizeof(*args),
+		.slot = r->slot,
+		.nr_tokens = n,
+		.x = b->x,
+		.x_stride = b->rows_apart ? x_stride : 0,
+		.scales = fp8 ? b->scales : NULL,
 		.scales_stride = b->rows_apart && fp8 ? scales_stride : 0,
-		.topk_ids = r->manner.wide_ids ? (void *)b->wide_ids : (void *)b->ids, .topk_ids_bits = r->manner.wide_ids ? 64 : 0,
+		.topk_ids = r->manner.wide_ids ? (void *)b->wide_ids : (void *)b->ids,
+		.topk_ids_bits = r->manner.wide_ids ? 64 : 0,
 		.topk_weights = job->no_weights ? NULL : b->weights};
 }
 
@@ -261,7 +277,8 @@ static void spoil_arguments(struct round *r, uint32_t n)
 {
 	memset(r->buffers->x, POISON, n * (job_x_bytes(r->job) + r->buffers->rows_apart));
 	memset(r->buffers->ids, POISON, n * r->job->config.topk * sizeof(*r->buffers->ids));
-	memset(r->buffers->wide_ids, POISON, n * r->job->config.topk * sizeof(*r->buffers->wide_ids));
+	memset(r->buffers->wide_ids, POISON,
+		n * r->job->config.topk * sizeof(*r->buffers->wide_ids));
 }
 
 int round_try_send(struct round *r)
@@ -298,11 +315,14 @@ int round_check_received(struct round *r)
 	struct difference difference = {0};
 
 	if (r->manner.into && r->received.x != r->buffers->into)
-		return rank_fails(r->rank, "round %llu: received x is not the caller's buffer", (unsigned long long)r->number);
+		return rank_fails(r->rank, "round %llu: received x is not the caller's buffer",
+			(unsigned long long)r->number);
 	reference_set_round(r->reference, r->number);
-	if (verify_received(r->reference, (uint32_t)r->rank->rank, &r->received, &difference) || difference.nr)
-		return rank_fails(r->rank, "round %llu: %llu wrong after dispatch: %s", (unsigned long long)r->number,
-			(unsigned long long)difference.nr, difference.first);
+	if (verify_received(r->reference, (uint32_t)r->rank->rank, &r->received, &difference) ||
+		difference.nr)
+		return rank_fails(r->rank, "round %llu: %llu wrong after dispatch: %s",
+			(unsigned long long)r->number, (unsigned long long)difference.nr,
+			difference.first);
 	return 0;
 }
 
@@ -346,7 +366,10 @@ int round_results(struct round *r, struct tern_combine *args)
 	reference_set_round(r->reference, r->number);
 	if (fill_y(r->reference, (uint32_t)r->rank->rank, b->y, stride))
 		return rank_fails(r->rank, "no memory for y");
-	*args = (struct tern_combine){.size = sizeof(*args), .slot = r->slot, .y = b->y, .y_stride = b->rows_apart ? stride : 0};
+	*args = (struct tern_combine){.size = sizeof(*args),
+		.slot = r->slot,
+		.y = b->y,
+		.y_stride = b->rows_apart ? stride : 0};
 	return 0;
 }
 
@@ -372,7 +395,8 @@ static int check_gaps(struct round *r)
 	for (uint32_t t = 0; t < r->job->config.max_tokens; t++)
 		for (size_t i = y_bytes; i < stride; i++)
 			if (out[t * stride + i] != POISON)
-				return rank_fails(r->rank, "round %llu: byte %zu behind row %u of out was written",
+				return rank_fails(r->rank,
+					"round %llu: byte %zu behind row %u of out was written",
 					(unsigned long long)r->number, i - y_bytes, t);
 	return 0;
 }
@@ -382,11 +406,12 @@ int round_check_combined(struct round *r)
 	struct difference difference = {0};
 
 	reference_set_round(r->reference, r->number);
-	if (verify_combined(r->reference, (uint32_t)r->rank->rank, r->buffers->out, job_y_bytes(r->job) + r->buffers->rows_apart,
-		    &difference) ||
+	if (verify_combined(r->reference, (uint32_t)r->rank->rank, r->buffers->out,
+		    job_y_bytes(r->job) + r->buffers->rows_apart, &difference) ||
 		difference.nr)
-		return rank_fails(r->rank, "round %llu: %llu wrong after combine: %s", (unsigned long long)r->number,
-			(unsigned long long)difference.nr, difference.first);
+		return rank_fails(r->rank, "round %llu: %llu wrong after combine: %s",
+			(unsigned long long)r->number, (unsigned long long)difference.nr,
+			difference.first);
 	return check_gaps(r);
 }
 
@@ -455,7 +480,8 @@ int run_round(struct round *r, uint64_t number)
 	return rc ? rc : round_combine_recv(r);
 }
 
-int run_rounds_with(struct rank *rank, const struct job *job, int rounds, const struct manner *manner)
+int run_rounds_with(
+	struct rank *rank, const struct job *job, int rounds, const struct manner *manner)
 {
 	struct round round;
 	int rc = round_open(&round, rank, job, manner);
@@ -475,10 +501,12 @@ int ranks_meet(struct rank *rank)
 {
 	char all[64 * 1024], mine = 0;
 
-	return tern_group_allgather(rank->group, &mine, all, 1) ? rank_fails(rank, "meeting: %s", tern_last_error()) : 0;
+	return tern_group_allgather(rank->group, &mine, all, 1)
+		       ? rank_fails(rank, "meeting: %s", tern_last_error())
+		       : 0;
 }
 
-/* ---- rounds in flight on all slots ------------------------------------------------------------------------------ */
+/* ---- rounds in flight on all slots ----------------------------------------------------------- */
 
 enum next_half {
 	NEXT_DISPATCH_SEND,
@@ -502,7 +530,8 @@ static int rank_over_capacity(struct round *r)
 	int over = -1;
 
 	reference_set_round(r->reference, r->number);
-	for (uint32_t rank = 0; r->job->config.capacity && rank < r->job->nr_ranks && over < 0; rank++) {
+	for (uint32_t rank = 0; r->job->config.capacity && rank < r->job->nr_ranks && over < 0;
+		rank++) {
 		if (received_layout_create(r->reference, rank, &layout))
 			return rank_fails(r->rank, "no memory");
 		over = over_capacity(r->job, &layout) ? (int)rank : -1;
@@ -522,10 +551,12 @@ static int send_or_exceed(struct round *r)
 	snprintf(text, sizeof(text), "rank %d would receive more than its capacity", over);
 	if (rc == TERN_ERR_CAPACITY && strstr(tern_last_error(), text))
 		return 1;
-	return rank_fails(r->rank, "round %llu: %d (%s), though %s", (unsigned long long)r->number, rc, rc ? tern_last_error() : "success", text);
+	return rank_fails(r->rank, "round %llu: %d (%s), though %s", (unsigned long long)r->number,
+		rc, rc ? tern_last_error() : "success", text);
 }
 
-static int flow_step(struct flow *flow, struct round *r, enum next_half *next, uint64_t *started, uint64_t *state)
+static int flow_step(struct flow *flow, struct round *r, enum next_half *next, uint64_t *started,
+	uint64_t *state)
 {
 	bool released = flow->release_in && random_below(state, flow->release_in) == 0;
 	int rc;
@@ -575,8 +606,10 @@ int run_flow(struct rank *rank, struct flow *flow)
 	uint32_t nr_slots = flow->job->config.nr_slots;
 	struct round *rounds = calloc(nr_slots, sizeof(*rounds));
 	enum next_half next[16] = {NEXT_DISPATCH_SEND};
-	uint64_t state = flow->seed, own_state = hash2(flow->seed, (uint64_t)rank->rank), started = 0;
-	int rc = rounds ? round_open(&rounds[0], rank, flow->job, &flow->manner) : rank_fails(rank, "no memory");
+	uint64_t state = flow->seed, own_state = hash2(flow->seed, (uint64_t)rank->rank),
+		 started = 0;
+	int rc = rounds ? round_open(&rounds[0], rank, flow->job, &flow->manner)
+			: rank_fails(rank, "no memory");
 
 	for (uint32_t i = 1; i < nr_slots && !rc; i++)
 		rc = round_open_beside(&rounds[i], &rounds[0], i);

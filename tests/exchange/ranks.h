@@ -15,14 +15,17 @@ struct rank {
 
 typedef void (*rank_main)(struct rank *rank);
 
-/* Runs body on nr_ranks ranks, each with a group of its own. Returns the first failure's text, or NULL. */
+/* Runs body on nr_ranks ranks, each with a group of its own. Returns the first failure's text, or
+ * NULL. */
 const char *run_ranks(int nr_ranks, rank_main body, void *ctx);
 
-/* The node of a rank, NULL: that of this machine. TERN_TEST_NODES: the ranks on virtual nodes, with the engine between them. "3": in blocks on so
- * many nodes. "aab": each rank by its letter, over again when there are more. */
+/* The node of a rank, NULL: that of this machine. TERN_TEST_NODES: the ranks on virtual nodes, with
+ * the engine between them. "3": in blocks on so many nodes. "aab": each rank by its letter, over
+ * again when there are more. */
 const char *test_node(int rank, int nr_ranks, char *text, size_t bytes);
 
-/* What a rank offers, NULL: what is offered without a test. TERN_TEST_TRANSPORTS: "shm+ofi shm+ofi ofi", each rank's in its place, over again when there are more ranks. */
+/* What a rank offers, NULL: what is offered without a test. TERN_TEST_TRANSPORTS: "shm+ofi shm+ofi
+ * ofi", each rank's in its place, over again when there are more ranks. */
 const char *test_transport(int rank, char *text, size_t bytes);
 
 /* Notes a failure of this rank unless it has one; printf-like. Returns -1. */
@@ -42,15 +45,16 @@ void buffers_close(struct buffers *buffers);
 /* How a round passes its arguments; all zero is the plain way. */
 struct manner {
 	uint32_t rows_apart; /* bytes between rows, a multiple of 16 */
-	bool wide_ids;	     /* int64 ids */
-	bool into;	     /* received into the caller's buffers; low latency only */
-	bool joined;	     /* tern_dispatch and tern_combine instead of the halves */
-	bool stream;	     /* rows stored past the caches, as large rounds are */
-	bool release;	     /* tern_release instead of combine */
+	bool wide_ids;       /* int64 ids */
+	bool into;           /* received into the caller's buffers; low latency only */
+	bool joined;         /* tern_dispatch and tern_combine instead of the halves */
+	bool stream;         /* rows stored past the caches, as large rounds are */
+	bool release;        /* tern_release instead of combine */
 };
 
-/* One verified round on a slot: dispatch and combine, or release. Calls that time out are repeated while TERN_ERR_TIMEOUT is what
- * wait_ms = 0 is expected to give (`polls`). Each returns 0 or notes the failure. */
+/* One verified round on a slot: dispatch and combine, or release. Calls that time out are repeated
+ * while TERN_ERR_TIMEOUT is what wait_ms = 0 is expected to give (`polls`). Each returns 0 or notes
+ * the failure. */
 struct round {
 	struct rank *rank;
 	const struct job *job;
@@ -66,8 +70,10 @@ struct round {
 	struct tern_received received;
 };
 
-/* Everything a round needs, for one exchange; opens the exchange. round_close also after a failure. */
-int round_open(struct round *round, struct rank *rank, const struct job *job, const struct manner *manner);
+/* Everything a round needs, for one exchange; opens the exchange. round_close also after a failure.
+ */
+int round_open(
+	struct round *round, struct rank *rank, const struct job *job, const struct manner *manner);
 void round_close(struct round *round);
 /* A round of the same exchange, for another slot, with buffers of its own. */
 int round_open_beside(struct round *round, const struct round *owner, uint32_t slot);
@@ -82,7 +88,8 @@ int round_release(struct round *round);
 int round_dispatch(struct round *round);
 int round_combine(struct round *round);
 
-/* Fills the round's buffers and sets the arguments, without a call: for tests that change something. */
+/* Fills the round's buffers and sets the arguments, without a call: for tests that change
+ * something. */
 void round_arguments(struct round *round, struct tern_dispatch *args);
 /* Likewise for the results of the received rows. */
 int round_results(struct round *round, struct tern_combine *args);
@@ -95,18 +102,20 @@ int run_round(struct round *round, uint64_t number);
 
 /* Opens an exchange for the job and runs `rounds` verified rounds, over all slots in turn. */
 int run_rounds(struct rank *rank, const struct job *job, int rounds);
-int run_rounds_with(struct rank *rank, const struct job *job, int rounds, const struct manner *manner);
+int run_rounds_with(
+	struct rank *rank, const struct job *job, int rounds, const struct manner *manner);
 
-/* Rounds in flight on all slots at once, in an order drawn from a seed: the same on all ranks, as the contract asks. Some rounds are
- * released; with a capacity, those that must fail with TERN_ERR_CAPACITY are known from the reference, and do. */
+/* Rounds in flight on all slots at once, in an order drawn from a seed: the same on all ranks, as
+ * the contract asks. Some rounds are released; with a capacity, those that must fail with
+ * TERN_ERR_CAPACITY are known from the reference, and do. */
 struct flow {
 	const struct job *job;
 	struct manner manner; /* `joined` and `release` are ignored */
 	int rounds;
 	uint64_t seed;
-	uint32_t release_in;  /* one round in so many is released; 0: none */
-	int sleeper;	      /* this rank sleeps a little now and then; -1: none */
-	int nr_over;	      /* out: rounds over capacity, on rank 0 */
+	uint32_t release_in; /* one round in so many is released; 0: none */
+	int sleeper;         /* this rank sleeps a little now and then; -1: none */
+	int nr_over;         /* out: rounds over capacity, on rank 0 */
 };
 int run_flow(struct rank *rank, struct flow *flow);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High throughput between nodes: rows in chunks to gateways, results in pieces. Chunks are so small that each round takes many of them and
- * waits for credits all the time. TERN_TRANSPORT: the network (shm). */
+/* High throughput between nodes: rows in chunks to gateways, results in pieces. Chunks are so small
+ * that each round takes many of them and waits for credits all the time. TERN_TRANSPORT: the
+ * network (shm). */
 #include "tests/exchange/ranks.h"
 
 #include <sched.h>
@@ -49,8 +50,9 @@ static void expect_right(struct job *job, rank_main body, void *ctx)
 		fail_msg("job: %s", why.text);
 	failure = run_ranks((int)job->nr_ranks, body, ctx);
 	if (failure)
-		fail_msg("nodes %s, layout %d, reduce %d, replicas %u: %s", getenv("TERN_TEST_NODES"), (int)job->config.layout,
-			(int)job->config.reduce, job->config.replica_ranks, failure);
+		fail_msg("nodes %s, layout %d, reduce %d, replicas %u: %s",
+			getenv("TERN_TEST_NODES"), (int)job->config.layout, (int)job->config.reduce,
+			job->config.replica_ranks, failure);
 	job_close(job);
 }
 
@@ -68,8 +70,10 @@ static void layouts(void **state)
 		for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++) {
 			small_job(&job, nodes[i]);
 			job.config.layout = layout;
-			job.config.reduce = layout == TERN_CONTIGUOUS ? TERN_REDUCE_HOME : TERN_REDUCE_EXPERT;
-			job.config.weights = layout == TERN_BY_SOURCE ? TERN_WEIGHTS_PASS : TERN_WEIGHTS_COMBINE;
+			job.config.reduce =
+				layout == TERN_CONTIGUOUS ? TERN_REDUCE_HOME : TERN_REDUCE_EXPERT;
+			job.config.weights =
+				layout == TERN_BY_SOURCE ? TERN_WEIGHTS_PASS : TERN_WEIGHTS_COMBINE;
 			expect_right(&job, rounds, &job);
 		}
 }
@@ -123,7 +127,11 @@ static void in_flight(void **state)
 			job.config.nr_slots = 3;
 			job.config.capacity = 90;
 			job.config.wait_ms = polls ? 0 : 60000;
-			flow = (struct flow){.job = &job, .rounds = scaled(24), .seed = i + 1, .release_in = 3, .sleeper = polls ? -1 : 1};
+			flow = (struct flow){.job = &job,
+				.rounds = scaled(24),
+				.seed = i + 1,
+				.release_in = 3,
+				.sleeper = polls ? -1 : 1};
 			expect_right(&job, flows, &flow);
 		}
 }
@@ -154,7 +162,7 @@ static void many_chunks(void **state)
 	expect_right(&job, three_exchanges, &job);
 }
 
-/* ---- a gateway whose caller is slow ------------------------------------------------------------------------------------- */
+/* ---- a gateway whose caller is slow ---------------------------------------------------------- */
 
 struct slow {
 	struct job *job;
@@ -169,7 +177,9 @@ static int wait_for_others(struct rank *rank, struct slow *slow, int nr)
 
 	while (atomic_load(&slow->received) < nr && time(NULL) < end)
 		sched_yield();
-	return atomic_load(&slow->received) < nr ? rank_fails(rank, "the others wait for this rank's next call") : 0;
+	return atomic_load(&slow->received) < nr
+		       ? rank_fails(rank, "the others wait for this rank's next call")
+		       : 0;
 }
 
 /* Its own rows are sent; it does not receive before all others have. */
@@ -205,7 +215,7 @@ static void slow_gateway(void **state)
 	expect_right(&job, slow_rank, &slow);
 }
 
-/* ---- memory and bytes --------------------------------------------------------------------------------------------------- */
+/* ---- memory and bytes ------------------------------------------------------------------------ */
 
 struct sums {
 	struct job *job;
@@ -220,7 +230,8 @@ static void account(struct rank *rank)
 	struct sums *sums = rank->ctx;
 	struct round round;
 
-	if (!round_open(&round, rank, sums->job, &manner) && !run_round(&round, 0) && rank->rank == 0) {
+	if (!round_open(&round, rank, sums->job, &manner) && !run_round(&round, 0) &&
+		rank->rank == 0) {
 		tern_moe_memory(round.moe, &memory);
 		tern_moe_stats(round.moe, &stats);
 		sums->staging_bytes = memory.staging_bytes;
@@ -248,13 +259,19 @@ static struct sums sums_of(enum tern_mode mode, uint32_t nr_tokens)
 
 static void staging_is_bounded(void **state)
 {
-	uint64_t few = sums_of(TERN_HIGH_THROUGHPUT, 20).staging_bytes, many = sums_of(TERN_HIGH_THROUGHPUT, 400).staging_bytes;
+	uint64_t few = sums_of(TERN_HIGH_THROUGHPUT, 20).staging_bytes,
+		 many = sums_of(TERN_HIGH_THROUGHPUT, 400).staging_bytes;
 
 	(void)state;
-	assert_true(few > 2 * 2 * 20000); /* a channel's chunks here and at the gateway; pieces beside them */
+	assert_true(few > 2 * 2 * 20000); /* a channel's chunks here and at the gateway; pieces
+					     beside them */
 	assert_int_equal(few, many);
 	assert_true(many < 1 << 20);
-	assert_true(sums_of(TERN_LOW_LATENCY, 400).staging_bytes > 400 * 1024 * 2); /* says something else where it does depend */
+	assert_true(sums_of(TERN_LOW_LATENCY, 400).staging_bytes > 400 * 1024 * 2); /* says
+										       something
+										       else where it
+										       does depend
+										     */
 }
 
 static void one_copy_for_a_node(void **state)
@@ -263,10 +280,11 @@ static void one_copy_for_a_node(void **state)
 
 	(void)state;
 	assert_in_range(once, payload, payload * 5 / 4);
-	assert_true(sums_of(TERN_LOW_LATENCY, 100).engine_bytes > 2 * payload); /* one for each of its two ranks */
+	assert_true(sums_of(TERN_LOW_LATENCY, 100).engine_bytes > 2 * payload); /* one for each of
+										   its two ranks */
 }
 
-/* ---- broken chunks ------------------------------------------------------------------------------------------------------ */
+/* ---- broken chunks --------------------------------------------------------------------------- */
 
 /* Rank 0 sends its gateway noise, in a chunk that its own rows do not need. */
 static int send_noise(struct rank *rank, tern_moe *moe)
@@ -275,7 +293,8 @@ static int send_noise(struct rank *rank, tern_moe *moe)
 	uint8_t *from = path->staging + path->channels_at;
 
 	memset(from, 0xee, 256);
-	if (path_write(moe, path->pieces.each, SLOW, immediate_make(moe, IMMEDIATE_CHUNK, 1), from, layout_chunk(&moe->layout, 0, 1), 256))
+	if (path_write(moe, path->pieces.each, SLOW, immediate_make(moe, IMMEDIATE_CHUNK, 1), from,
+		    layout_chunk(&moe->layout, 0, 1), 256))
 		return rank_fails(rank, "noise: %s", tern_last_error());
 	while (!sent_has_ended(path->pieces.each))
 		sched_yield();
@@ -305,9 +324,12 @@ static void noise(struct rank *rank)
 	struct round round;
 	int rc, expected = rank->rank == SLOW ? TERN_ERR_PROTOCOL : TERN_ERR_PEER_LEFT;
 
-	if (!round_open(&round, rank, rank->ctx, NULL) && (rank->rank || !send_noise(rank, round.moe))) {
+	if (!round_open(&round, rank, rank->ctx, NULL) &&
+		(rank->rank || !send_noise(rank, round.moe))) {
 		rc = fail_at_last(&round);
-		if (rc != expected || (rank->rank == SLOW && !strstr(tern_last_error(), "rank 0 sent rank 2 a broken chunk of rows")))
+		if (rc != expected || (rank->rank == SLOW &&
+					      !strstr(tern_last_error(),
+						      "rank 0 sent rank 2 a broken chunk of rows")))
 			rank_fails(rank, "%d (%s), not %d", rc, tern_last_error(), expected);
 		ranks_meet(rank);
 	}

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Figures that the library gives of itself, against a count of every route and a look at the process. */
+/* Figures that the library gives of itself, against a count of every route and a look at the
+ * process. */
 #include "tests/exchange/expected_stats.h"
 
 #include <setjmp.h>
@@ -13,7 +14,8 @@
 
 #define ROUNDS 9
 
-static void make_job(struct job *job, enum tern_mode mode, enum tern_layout layout, uint32_t replica_ranks)
+static void make_job(
+	struct job *job, enum tern_mode mode, enum tern_layout layout, uint32_t replica_ranks)
 {
 	job_init(job);
 	job->nr_ranks = 4;
@@ -37,16 +39,18 @@ static void make_job(struct job *job, enum tern_mode mode, enum tern_layout layo
 	assert_int_equal(job_open(job, NULL), 0);
 }
 
-/* ---- statistics -------------------------------------------------------------------------------------------------- */
+/* ---- statistics ------------------------------------------------------------------------------ */
 
 static void weigh(struct expected_stats *expected, const struct job *job)
 {
 	const struct tern_moe_config *c = &job->config;
-	uint64_t header = (sizeof(struct row_header) + c->topk * sizeof(struct route) + 63) / 64 * 64;
+	uint64_t header =
+		(sizeof(struct row_header) + c->topk * sizeof(struct route) + 63) / 64 * 64;
 	uint64_t payload = job_received_bytes(job) + job_received_scales_bytes(job);
 	bool copies = c->mode == TERN_HIGH_THROUGHPUT && c->layout != TERN_BY_SOURCE;
 
-	expected_bytes(expected, header + (copies ? 0 : payload), copies ? payload : 0, job_y_bytes(job));
+	expected_bytes(
+		expected, header + (copies ? 0 : payload), copies ? payload : 0, job_y_bytes(job));
 }
 
 static void stats_body(struct rank *rank)
@@ -83,11 +87,12 @@ static void statistics(void **state)
 				failure = run_ranks(4, stats_body, &job);
 				job_close(&job);
 				if (failure)
-					fail_msg("mode %d, layout %d, replicas %u: %s", (int)mode, (int)layout, n, failure);
+					fail_msg("mode %d, layout %d, replicas %u: %s", (int)mode,
+						(int)layout, n, failure);
 			}
 }
 
-/* ---- experts ------------------------------------------------------------------------------------------------------ */
+/* ---- experts --------------------------------------------------------------------------------- */
 
 static void experts_body(struct rank *rank)
 {
@@ -96,8 +101,10 @@ static void experts_body(struct rank *rank)
 	int rc = round_open(&r, rank, rank->ctx, NULL);
 
 	for (uint32_t p = 0; p < (rc ? 0 : r.reference->nr_physical); p++)
-		if (r.reference->rank[p] == rank->rank && tern_moe_local_expert(r.moe, local++) != r.reference->logical[p])
-			rank_fails(rank, "local expert %u is %d, not %d", local - 1, tern_moe_local_expert(r.moe, local - 1), r.reference->logical[p]);
+		if (r.reference->rank[p] == rank->rank &&
+			tern_moe_local_expert(r.moe, local++) != r.reference->logical[p])
+			rank_fails(rank, "local expert %u is %d, not %d", local - 1,
+				tern_moe_local_expert(r.moe, local - 1), r.reference->logical[p]);
 	if (!rc && tern_moe_nr_local(r.moe) != (int)local)
 		rank_fails(rank, "%d local experts, not %u", tern_moe_nr_local(r.moe), local);
 	round_close(&r);
@@ -116,7 +123,7 @@ static void local_experts(void **state)
 		fail_msg("%s", failure);
 }
 
-/* ---- memory: what is mapped under the window's name -------------------------------------------------------------------- */
+/* ---- memory: what is mapped under the window's name ------------------------------------------ */
 
 static uint64_t mapped_windows(void)
 {
@@ -148,12 +155,17 @@ static void memory_body(struct rank *rank)
 	window = m.window_bytes + (job->config.mode == TERN_HIGH_THROUGHPUT ? m.output_bytes : 0);
 	least = rows * job_received_bytes(job) * job->config.nr_slots;
 	if (mapped_windows() - before != (window + 4095) / 4096 * 4096)
-		rank_fails(rank, "%llu bytes of window, %llu are mapped", (unsigned long long)window, (unsigned long long)(mapped_windows() - before));
-	if (m.output_bytes < least || m.output_bytes > least * 64 || m.private_bytes < rows * job->config.topk * 4)
-		rank_fails(rank, "%llu bytes of output, %llu private", (unsigned long long)m.output_bytes, (unsigned long long)m.private_bytes);
+		rank_fails(rank, "%llu bytes of window, %llu are mapped",
+			(unsigned long long)window,
+			(unsigned long long)(mapped_windows() - before));
+	if (m.output_bytes < least || m.output_bytes > least * 64 ||
+		m.private_bytes < rows * job->config.topk * 4)
+		rank_fails(rank, "%llu bytes of output, %llu private",
+			(unsigned long long)m.output_bytes, (unsigned long long)m.private_bytes);
 	round_close(&r);
 	if (mapped_windows() != before)
-		rank_fails(rank, "%llu bytes of window are left", (unsigned long long)(mapped_windows() - before));
+		rank_fails(rank, "%llu bytes of window are left",
+			(unsigned long long)(mapped_windows() - before));
 }
 
 static void memory_figures(void **state)
@@ -179,7 +191,7 @@ static void memory_figures(void **state)
 		}
 }
 
-/* ---- the words ------------------------------------------------------------------------------------------------------- */
+/* ---- the words ------------------------------------------------------------------------------- */
 
 static void error_names(void **state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many rounds without a barrier between them: slots in flight, released rounds, slow ranks, polling, epochs that wrap, and capacities
- * that are exceeded now and then. */
+/* Many rounds without a barrier between them: slots in flight, released rounds, slow ranks,
+ * polling, epochs that wrap, and capacities that are exceeded now and then. */
 #include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
@@ -9,7 +9,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+#define BOTH_MODES(mode)                                                                           \
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 
 static void small_job(struct job *job, uint32_t nr_ranks, enum tern_mode mode)
 {
@@ -39,8 +40,9 @@ static void expect_flow(struct job *job, struct flow *flow)
 		fail_msg("no memory");
 	failure = run_ranks((int)job->nr_ranks, body, flow);
 	if (failure)
-		fail_msg("ranks %u, slots %u, mode %d, layout %d, seed %llu: %s", job->nr_ranks, job->config.nr_slots, (int)job->config.mode,
-			(int)job->config.layout, (unsigned long long)flow->seed, failure);
+		fail_msg("ranks %u, slots %u, mode %d, layout %d, seed %llu: %s", job->nr_ranks,
+			job->config.nr_slots, (int)job->config.mode, (int)job->config.layout,
+			(unsigned long long)flow->seed, failure);
 	job_close(job);
 }
 
@@ -50,12 +52,12 @@ static void thousands_of_rounds(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint32_t ranks = 2; ranks <= 4; ranks += 2) {
-			struct flow flow = {.rounds = scaled(4000), .sleeper = -1};
+	for (uint32_t ranks = 2; ranks <= 4; ranks += 2) {
+		struct flow flow = {.rounds = scaled(4000), .sleeper = -1};
 
-			small_job(&job, ranks, mode);
-			expect_flow(&job, &flow);
-		}
+		small_job(&job, ranks, mode);
+		expect_flow(&job, &flow);
+	}
 }
 
 static void slots_in_any_order(void **state)
@@ -65,14 +67,14 @@ static void slots_in_any_order(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(slots) / sizeof(slots[0]); i++)
-			for (uint64_t seed = 1; seed <= 4; seed++) {
-				struct flow flow = {.rounds = scaled(200), .seed = seed, .sleeper = -1};
+	for (size_t i = 0; i < sizeof(slots) / sizeof(slots[0]); i++)
+		for (uint64_t seed = 1; seed <= 4; seed++) {
+			struct flow flow = {.rounds = scaled(200), .seed = seed, .sleeper = -1};
 
-				small_job(&job, 3, mode);
-				job.config.nr_slots = slots[i];
-				expect_flow(&job, &flow);
-			}
+			small_job(&job, 3, mode);
+			job.config.nr_slots = slots[i];
+			expect_flow(&job, &flow);
+		}
 }
 
 static void released_rounds(void **state)
@@ -81,13 +83,14 @@ static void released_rounds(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint32_t in = 1; in <= 3; in++) { /* all, half, a third */
-			struct flow flow = {.rounds = scaled(400), .seed = in, .release_in = in, .sleeper = -1};
+	for (uint32_t in = 1; in <= 3; in++) { /* all, half, a third */
+		struct flow flow = {
+			.rounds = scaled(400), .seed = in, .release_in = in, .sleeper = -1};
 
-			small_job(&job, 3, mode);
-			job.config.nr_slots = in;
-			expect_flow(&job, &flow);
-		}
+		small_job(&job, 3, mode);
+		job.config.nr_slots = in;
+		expect_flow(&job, &flow);
+	}
 }
 
 static void slow_rank(void **state)
@@ -96,13 +99,14 @@ static void slow_rank(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (int sleeper = 0; sleeper < 3; sleeper++) {
-			struct flow flow = {.rounds = scaled(100), .seed = 7, .release_in = 4, .sleeper = sleeper};
+	for (int sleeper = 0; sleeper < 3; sleeper++) {
+		struct flow flow = {
+			.rounds = scaled(100), .seed = 7, .release_in = 4, .sleeper = sleeper};
 
-			small_job(&job, 3, mode);
-			job.config.nr_slots = 2;
-			expect_flow(&job, &flow);
-		}
+		small_job(&job, 3, mode);
+		job.config.nr_slots = 2;
+		expect_flow(&job, &flow);
+	}
 }
 
 /* wait_ms = 0: every half that waits is repeated until it is done. */
@@ -112,32 +116,37 @@ static void polling(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint32_t slots = 1; slots <= 2; slots++) {
-			struct flow flow = {.rounds = scaled(300), .seed = 3, .release_in = 3, .sleeper = 1};
+	for (uint32_t slots = 1; slots <= 2; slots++) {
+		struct flow flow = {
+			.rounds = scaled(300), .seed = 3, .release_in = 3, .sleeper = 1};
 
-			small_job(&job, 3, mode);
-			job.config.wait_ms = 0;
-			job.config.nr_slots = slots;
-			expect_flow(&job, &flow);
-		}
+		small_job(&job, 3, mode);
+		job.config.wait_ms = 0;
+		job.config.nr_slots = slots;
+		expect_flow(&job, &flow);
+	}
 }
 
 static void epochs_wrap(void **state)
 {
-	static const uint32_t first[] = {UINT32_MAX, UINT32_MAX - 1, UINT32_MAX - 2, UINT32_MAX - 7, 0, 1, 0x7fffffff, 0x80000000};
+	static const uint32_t first[] = {UINT32_MAX, UINT32_MAX - 1, UINT32_MAX - 2, UINT32_MAX - 7,
+		0, 1, 0x7fffffff, 0x80000000};
 	struct job job;
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(first) / sizeof(first[0]); i++)
-			for (uint32_t slots = 1; slots <= 2; slots++) {
-				struct flow flow = {.rounds = scaled(60), .seed = i, .release_in = 5, .sleeper = (int)i % 3};
+	for (size_t i = 0; i < sizeof(first) / sizeof(first[0]); i++)
+		for (uint32_t slots = 1; slots <= 2; slots++) {
+			struct flow flow = {.rounds = scaled(60),
+				.seed = i,
+				.release_in = 5,
+				.sleeper = (int)i % 3};
 
-				small_job(&job, 3, mode);
-				job.config.first_epoch = first[i];
-				job.config.nr_slots = slots;
-				expect_flow(&job, &flow);
-			}
+			small_job(&job, 3, mode);
+			job.config.first_epoch = first[i];
+			job.config.nr_slots = slots;
+			expect_flow(&job, &flow);
+		}
 }
 
 /* Some rounds are over capacity, several in a row among them; the others are as right as ever. */
@@ -151,13 +160,17 @@ static void capacities(void **state)
 	for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++)
 		for (size_t i = 0; i < sizeof(capacity) / sizeof(capacity[0]); i++)
 			for (uint32_t slots = 1; slots <= 3; slots += 2) {
-				struct flow flow = {.rounds = scaled(200), .seed = i, .release_in = 4, .sleeper = (int)i % 4};
+				struct flow flow = {.rounds = scaled(200),
+					.seed = i,
+					.release_in = 4,
+					.sleeper = (int)i % 4};
 
 				small_job(&job, 3, TERN_HIGH_THROUGHPUT);
 				job.nr_tokens = job.config.max_tokens = 16;
 				job.config.layout = layout;
 				job.config.capacity = capacity[i];
-				job.config.alignment = layout == TERN_CONTIGUOUS && slots > 1 ? 4 : 1;
+				job.config.alignment =
+					layout == TERN_CONTIGUOUS && slots > 1 ? 4 : 1;
 				job.config.nr_slots = slots;
 				job.config.first_epoch = UINT32_MAX - 20;
 				job.config.wait_ms = i == 2 ? 0 : 30000;
@@ -170,10 +183,12 @@ static void capacities(void **state)
 				nr_rounds += flow.rounds;
 			}
 	if (nr_over < nr_rounds / 10 || nr_over > nr_rounds * 9 / 10)
-		fail_msg("%d of %d rounds were over capacity: the test does not test what it should", nr_over, nr_rounds);
+		fail_msg(
+			"%d of %d rounds were over capacity: the test does not test what it should",
+			nr_over, nr_rounds);
 }
 
-/* ---- several exchanges ------------------------------------------------------------------------------------------ */
+/* ---- several exchanges ----------------------------------------------------------------------- */
 
 struct pair {
 	struct job job[2];
@@ -190,7 +205,8 @@ static void two_exchanges_body(struct rank *rank)
 		rounds[0].number = rounds[1].number = i;
 		for (int half = 0; half < 4 && !rc; half++)
 			for (int which = 0; which < 2 && !rc; which++) {
-				static int (*const halves[])(struct round *) = {round_dispatch_send, round_dispatch_recv, round_combine_send,
+				static int (*const halves[])(struct round *) = {round_dispatch_send,
+					round_dispatch_recv, round_combine_send,
 					round_combine_recv};
 
 				rc = halves[half](&rounds[which]);
@@ -229,7 +245,8 @@ static void two_groups_body(struct rank *rank)
 	struct tern_group_config config;
 
 	tern_group_config_init(&config);
-	if (tern_threads_boot(ctx->threads, second.rank, &config.boot) || tern_group_create(&config, &second.group)) {
+	if (tern_threads_boot(ctx->threads, second.rank, &config.boot) ||
+		tern_group_create(&config, &second.group)) {
 		rank_fails(rank, "second group: %s", tern_last_error());
 		return;
 	}
@@ -264,13 +281,14 @@ static void two_groups(void **state)
 		fail_msg("%s", failure);
 }
 
-/* ---- release against combine ------------------------------------------------------------------------------------ */
+/* ---- release against combine ----------------------------------------------------------------- */
 
 static int expect_protocol(struct rank *rank, const char *call, int rc, const char *text)
 {
 	if (rc == TERN_ERR_PROTOCOL && strstr(tern_last_error(), text))
 		return 0;
-	return rank_fails(rank, "%s returned %d (%s), not TERN_ERR_PROTOCOL with \"%s\"", call, rc, tern_last_error(), text);
+	return rank_fails(rank, "%s returned %d (%s), not TERN_ERR_PROTOCOL with \"%s\"", call, rc,
+		tern_last_error(), text);
 }
 
 /* Rank 1 releases what rank 0 combines: both are told, by name, and told again. */
@@ -287,8 +305,11 @@ static void disagreement_body(struct rank *rank)
 	rc = rc ? rc : rank->rank ? round_release(&r) : round_combine_send(&r);
 	round_arguments(&r, &args);
 	for (int i = 0; i < 2 && !rc; i++)
-		rc = rank->rank ? expect_protocol(rank, "dispatch_send", tern_dispatch_send(r.moe, &args), "rank 0 combined what rank 1 released")
-				: expect_protocol(rank, "combine_recv", tern_combine_recv(r.moe, 0, r.buffers->out, 0),
+		rc = rank->rank ? expect_protocol(rank, "dispatch_send",
+					  tern_dispatch_send(r.moe, &args),
+					  "rank 0 combined what rank 1 released")
+				: expect_protocol(rank, "combine_recv",
+					  tern_combine_recv(r.moe, 0, r.buffers->out, 0),
 					  "rank 1 released what rank 0 combines");
 	round_close(&r);
 }
@@ -299,7 +320,8 @@ static void release_against_combine(void **state)
 	const char *failure;
 
 	(void)state;
-	BOTH_MODES(mode) {
+	BOTH_MODES(mode)
+	{
 		small_job(&job, 2, mode);
 		assert_int_equal(job_open(&job, NULL), 0);
 		failure = run_ranks(2, disagreement_body, &job);

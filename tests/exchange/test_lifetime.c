@@ -58,7 +58,8 @@ static void expect_no_more(struct rank *rank, struct holdings before)
 
 	if (now.files > before.files)
 		rank_fails(rank, "%d files are open; %d were before", now.files, before.files);
-	if (!getenv("TERN_TEST_DIVISOR") && now.space > before.space + 256) /* sanitizers keep what was freed */
+	if (!getenv("TERN_TEST_DIVISOR") && now.space > before.space + 256) /* sanitizers keep what
+									       was freed */
 		rank_fails(rank, "%ld MiB of address space; %ld before", now.space, before.space);
 }
 
@@ -170,8 +171,8 @@ static void hundreds_beside_a_living_one(void **state)
 
 #define MOST_OVER_ENGINE 256
 
-/* As many as can be alive at once: one more is refused where an engine has to tell them apart, and taken again when ranks have each destroyed two,
- * of which one is the same. */
+/* As many as can be alive at once: one more is refused where an engine has to tell them apart, and
+ * taken again when ranks have each destroyed two, of which one is the same. */
 static void very_many_body(struct rank *rank)
 {
 	static const int doomed[2][2] = {{7, 200}, {90, 7}};
@@ -185,7 +186,8 @@ static void very_many_body(struct rank *rank)
 	if (rc)
 		rank_fails(rank, "many: %s", tern_last_error());
 	rc = tern_moe_create(rank->group, &job->config, last);
-	if (rc != (engine ? TERN_ERR_NOMEM : 0) || (rc && !strstr(tern_last_error(), "256 exchanges")))
+	if (rc != (engine ? TERN_ERR_NOMEM : 0) ||
+		(rc && !strstr(tern_last_error(), "256 exchanges")))
 		rank_fails(rank, "one more: got %d, %s", rc, tern_last_error());
 	for (int i = 0; i < 2; i++) {
 		tern_moe_destroy(all[doomed[rank->rank][i]]);
@@ -248,7 +250,8 @@ static void refused_creations(void **state)
 	assert_int_equal(windows_mapped(), 0);
 }
 
-/* Three exchanges of a group, with rounds under way in two of them, torn down in an order of each rank's own. */
+/* Three exchanges of a group, with rounds under way in two of them, torn down in an order of each
+ * rank's own. */
 static void any_order_body(struct rank *rank)
 {
 	const struct job *job = rank->ctx;

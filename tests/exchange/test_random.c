@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random exchanges over all settings at once, from a seed. TERN_TEST_SEED: where to start (1); TERN_TEST_CASES: how many (150);
- * TERN_TEST_SECONDS: go on for so long instead. A failure prints the command that repeats it. */
+/* Random exchanges over all settings at once, from a seed. TERN_TEST_SEED: where to start (1);
+ * TERN_TEST_CASES: how many (150); TERN_TEST_SECONDS: go on for so long instead. A failure prints
+ * the command that repeats it. */
 #include "tests/exchange/ranks.h"
 
 #include <errno.h>
@@ -26,7 +27,8 @@ static uint64_t setting(const char *name, uint64_t otherwise)
 
 static void draw_exchange(uint64_t *state, struct job *job)
 {
-	static const struct draw_limits limits = {.nr_ranks = 8, .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
+	static const struct draw_limits limits = {
+		.nr_ranks = 8, .hidden = 2880, .nr_experts = 128, .nr_tokens = 130};
 
 	draw_job(state, &limits, job);
 	job->config.wait_ms = random_below(state, 5) == 0 ? 0 : 60000;
@@ -34,10 +36,13 @@ static void draw_exchange(uint64_t *state, struct job *job)
 
 static void draw_flow(uint64_t *state, const struct job *job, struct flow *flow)
 {
-	*flow = (struct flow){.job = job, .rounds = ROUNDS, .seed = random_next(state),
+	*flow = (struct flow){.job = job,
+		.rounds = ROUNDS,
+		.seed = random_next(state),
 		.release_in = random_below(state, 2) ? 0 : 1 + random_below(state, 4),
 		.sleeper = random_below(state, 3) ? -1 : (int)random_below(state, job->nr_ranks)};
-	flow->manner = (struct manner){.rows_apart = random_below(state, 2) * 32, .wide_ids = random_below(state, 2),
+	flow->manner = (struct manner){.rows_apart = random_below(state, 2) * 32,
+		.wide_ids = random_below(state, 2),
 		.into = job->config.mode == TERN_LOW_LATENCY && random_below(state, 3) == 0,
 		.stream = random_below(state, 4) == 0};
 }
@@ -51,13 +56,17 @@ static void print_case(uint64_t seed, const struct job *job, const char *failure
 {
 	const struct tern_moe_config *c = &job->config;
 
-	print_error("seed %llu: %s\n  ranks %u (replicas %u), mode %d, layout %d, reduce %d, weights %d, hidden %u, experts %u + %u, topk %u,\n"
-		    "  tokens %u of %u, dtypes %d %d %d, scale %d, payload %u, slots %u, alignment %u, capacity %llu, epoch %u, wait %d\n"
+	print_error("seed %llu: %s\n  ranks %u (replicas %u), mode %d, layout %d, reduce %d, "
+		    "weights %d, hidden %u, experts %u + %u, topk %u,\n"
+		    "  tokens %u of %u, dtypes %d %d %d, scale %d, payload %u, slots %u, alignment "
+		    "%u, capacity %llu, epoch %u, wait %d\n"
 		    "repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 %s\n",
-		(unsigned long long)seed, failure, job->nr_ranks, c->replica_ranks, (int)c->mode, (int)c->layout, (int)c->reduce, (int)c->weights,
-		c->hidden, c->nr_experts, job->nr_redundant, c->topk, job->nr_tokens, c->max_tokens, (int)c->x_dtype, (int)c->dispatch_dtype,
-		(int)c->combine_dtype, (int)c->scale, c->payload_bytes, c->nr_slots, c->alignment, (unsigned long long)c->capacity,
-		c->first_epoch, c->wait_ms, (unsigned long long)seed, program_invocation_name);
+		(unsigned long long)seed, failure, job->nr_ranks, c->replica_ranks, (int)c->mode,
+		(int)c->layout, (int)c->reduce, (int)c->weights, c->hidden, c->nr_experts,
+		job->nr_redundant, c->topk, job->nr_tokens, c->max_tokens, (int)c->x_dtype,
+		(int)c->dispatch_dtype, (int)c->combine_dtype, (int)c->scale, c->payload_bytes,
+		c->nr_slots, c->alignment, (unsigned long long)c->capacity, c->first_epoch,
+		c->wait_ms, (unsigned long long)seed, program_invocation_name);
 }
 
 /* Returns the rounds that were over capacity, to see that not all of them were. */
@@ -92,8 +101,9 @@ static void random_exchanges(void **state)
 	(void)state;
 	for (; seconds ? time(NULL) < end : done < cases; done++)
 		nr_over += run_case(seed + done);
-	print_message("# seeds %llu to %llu; %d of %llu rounds over capacity\n", (unsigned long long)seed,
-		(unsigned long long)(seed + done - 1), nr_over, (unsigned long long)done * ROUNDS);
+	print_message("# seeds %llu to %llu; %d of %llu rounds over capacity\n",
+		(unsigned long long)seed, (unsigned long long)(seed + done - 1), nr_over,
+		(unsigned long long)done * ROUNDS);
 }
 
 int main(void)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bad input gets a clear error before anything is sent, and changes nothing: after every refusal the same exchange goes through
- * verified rounds, on all ranks. */
+/* Bad input gets a clear error before anything is sent, and changes nothing: after every refusal
+ * the same exchange goes through verified rounds, on all ranks. */
 #include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
@@ -14,9 +14,11 @@
 static int refused(struct rank *rank, const char *call, int rc, int want, const char *text)
 {
 	if (rc != want)
-		return rank_fails(rank, "%s returned %d (%s), not %s", call, rc, rc ? tern_last_error() : "success", tern_strerror(want));
+		return rank_fails(rank, "%s returned %d (%s), not %s", call, rc,
+			rc ? tern_last_error() : "success", tern_strerror(want));
 	if (!strstr(tern_last_error(), text))
-		return rank_fails(rank, "%s: \"%s\" does not say \"%s\"", call, tern_last_error(), text);
+		return rank_fails(
+			rank, "%s: \"%s\" does not say \"%s\"", call, tern_last_error(), text);
 	return 0;
 }
 
@@ -69,7 +71,7 @@ static void run_on_both_modes(rank_main body)
 		run_on_shape(body, 2, &(struct shape){mode, TERN_CONTIGUOUS, false});
 }
 
-/* ---- routing ------------------------------------------------------------------------------------------------- */
+/* ---- routing --------------------------------------------------------------------------------- */
 
 struct bad_id {
 	int64_t id;
@@ -86,7 +88,7 @@ static const struct bad_id bad_ids[] = {
 
 static const struct bad_id bad_wide_ids[] = {
 	{10, 0, 0, "topk_ids[0][0] is 10"},
-	{1ll << 32, 7, 2, "topk_ids[7][2] is 4294967296"}, /* 0 when cut to 32 bits */
+	{1ll << 32, 7, 2, "topk_ids[7][2] is 4294967296"},       /* 0 when cut to 32 bits */
 	{(1ll << 32) - 1, 5, 0, "topk_ids[5][0] is 4294967295"}, /* -1 when cut */
 	{INT64_MIN, 3, 1, "topk_ids[3][1] is -9223372036854775808"},
 	{INT64_MAX, 3, 1, "topk_ids[3][1] is 9223372036854775807"},
@@ -102,7 +104,8 @@ static int try_bad_id(struct round *r, const struct bad_id *bad, bool wide)
 	r->buffers->wide_ids[index] = bad->id;
 	args.topk_ids = wide ? (void *)r->buffers->wide_ids : (void *)r->buffers->ids;
 	args.topk_ids_bits = wide ? 64 : 32;
-	return refused(r->rank, "dispatch_send", tern_dispatch_send(r->moe, &args), TERN_ERR_INVALID, bad->text);
+	return refused(r->rank, "dispatch_send", tern_dispatch_send(r->moe, &args),
+		TERN_ERR_INVALID, bad->text);
 }
 
 static void ids_out_of_range_body(struct rank *rank)
@@ -113,7 +116,8 @@ static void ids_out_of_range_body(struct rank *rank)
 
 	for (int wide = 0; wide < 2 && !rc; wide++) {
 		const struct bad_id *bad = wide ? bad_wide_ids : bad_ids;
-		size_t nr = wide ? sizeof(bad_wide_ids) / sizeof(*bad) : sizeof(bad_ids) / sizeof(*bad);
+		size_t nr =
+			wide ? sizeof(bad_wide_ids) / sizeof(*bad) : sizeof(bad_ids) / sizeof(*bad);
 
 		for (size_t i = 0; i < nr && !rc; i++) {
 			if (rank->rank == 1) /* the other rank knows nothing of it */
@@ -146,9 +150,11 @@ static void duplicates_body(struct rank *rank)
 		round_arguments(&round, &args);
 		row = round.buffers->ids + cases[i].token * round.job->config.topk;
 		row[cases[i].again] = row[cases[i].first];
-		snprintf(text, sizeof(text), "topk_ids[%u] names expert %d twice, again at column %u", cases[i].token, row[cases[i].first],
-			cases[i].again);
-		rc = refused(rank, "dispatch_send", tern_dispatch_send(round.moe, &args), TERN_ERR_INVALID, text);
+		snprintf(text, sizeof(text),
+			"topk_ids[%u] names expert %d twice, again at column %u", cases[i].token,
+			row[cases[i].first], cases[i].again);
+		rc = refused(rank, "dispatch_send", tern_dispatch_send(round.moe, &args),
+			TERN_ERR_INVALID, text);
 		rc = rc ? rc : run_round(&round, i);
 	}
 	round_close(&round);
@@ -174,8 +180,10 @@ static void not_duplicates_body(struct rank *rank)
 			round.buffers->ids[i] = i % 3 == 1 ? 4 : -1;
 		if (tern_dispatch(round.moe, &args, &received))
 			rank_fails(rank, "dispatch: %s", tern_last_error());
-		else if (received.nr_rows != (rank->rank ? 0u : 16u)) /* expert 4 of 10 is on rank 0 */
-			rank_fails(rank, "%llu rows received", (unsigned long long)received.nr_rows);
+		else if (received.nr_rows != (rank->rank ? 0u : 16u)) /* expert 4 of 10 is on rank 0
+								       */
+			rank_fails(
+				rank, "%llu rows received", (unsigned long long)received.nr_rows);
 	}
 	round_close(&round);
 }
@@ -186,7 +194,7 @@ static void not_duplicates(void **state)
 	run_on_both_modes(not_duplicates_body);
 }
 
-/* ---- arguments ------------------------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static int try_dispatches(struct round *r)
 {
@@ -195,12 +203,13 @@ static int try_dispatches(struct round *r)
 	int rc = 0;
 
 	round_arguments(r, &good);
-#define TRY(want, text, ...)                                                                             \
-	do {                                                                                             \
-		args = good;                                                                             \
-		__VA_ARGS__;                                                                             \
-		if (!rc)                                                                                 \
-			rc = refused(rank, #__VA_ARGS__, tern_dispatch_send(r->moe, &args), want, text); \
+#define TRY(want, text, ...)                                                                       \
+	do {                                                                                       \
+		args = good;                                                                       \
+		__VA_ARGS__;                                                                       \
+		if (!rc)                                                                           \
+			rc = refused(rank, #__VA_ARGS__, tern_dispatch_send(r->moe, &args), want,  \
+				text);                                                             \
 	} while (0)
 	TRY(TERN_ERR_INVALID, "size", args.size = 0);
 	TRY(TERN_ERR_INVALID, "size", args.size--);
@@ -215,40 +224,59 @@ static int try_dispatches(struct round *r)
 	TRY(TERN_ERR_INVALID, "scales are given", args.scales = good.x);
 	TRY(TERN_ERR_INVALID, "topk_ids is NULL", args.topk_ids = NULL);
 	TRY(TERN_ERR_INVALID, "aligned to 4", args.topk_ids = (const char *)good.topk_ids + 2);
-	TRY(TERN_ERR_INVALID, "aligned to 8", args.topk_ids_bits = 64; args.topk_ids = (const char *)good.topk_ids + 4);
-	TRY(TERN_ERR_INVALID, "topk_weights at", args.topk_weights = (const void *)((const char *)good.topk_weights + 2));
+	TRY(TERN_ERR_INVALID, "aligned to 8", args.topk_ids_bits = 64;
+		args.topk_ids = (const char *)good.topk_ids + 4);
+	TRY(TERN_ERR_INVALID, "topk_weights at",
+		args.topk_weights = (const void *)((const char *)good.topk_weights + 2));
 	TRY(TERN_ERR_INVALID, "topk_ids_bits is 16", args.topk_ids_bits = 16);
 #undef TRY
-	rc = rc ? rc : refused(rank, "NULL moe", tern_dispatch_send(NULL, &good), TERN_ERR_INVALID, "NULL");
-	rc = rc ? rc : refused(rank, "NULL args", tern_dispatch_send(r->moe, NULL), TERN_ERR_INVALID, "NULL");
-	rc = rc ? rc : refused(rank, "NULL received", tern_dispatch(r->moe, &good, NULL), TERN_ERR_INVALID, "received");
+	rc = rc ? rc
+		: refused(rank, "NULL moe", tern_dispatch_send(NULL, &good), TERN_ERR_INVALID,
+			  "NULL");
+	rc = rc ? rc
+		: refused(rank, "NULL args", tern_dispatch_send(r->moe, NULL), TERN_ERR_INVALID,
+			  "NULL");
+	rc = rc ? rc
+		: refused(rank, "NULL received", tern_dispatch(r->moe, &good, NULL),
+			  TERN_ERR_INVALID, "received");
 	return rc;
 }
 
 static int try_receives(struct round *r)
 {
-	struct tern_received received = {.size = sizeof(received)}, short_one = {.size = 8}, odd = received;
-	int rc = refused(r->rank, "recv, NULL", tern_dispatch_recv(r->moe, r->slot, NULL), TERN_ERR_INVALID, "NULL");
+	struct tern_received received = {.size = sizeof(received)}, short_one = {.size = 8},
+			     odd = received;
+	int rc = refused(r->rank, "recv, NULL", tern_dispatch_recv(r->moe, r->slot, NULL),
+		TERN_ERR_INVALID, "NULL");
 
 	odd.into_x = (char *)r->buffers->out + 8;
-	rc = rc ? rc : refused(r->rank, "recv, size", tern_dispatch_recv(r->moe, r->slot, &short_one), TERN_ERR_INVALID, "size");
-	rc = rc ? rc : refused(r->rank, "recv, slot", tern_dispatch_recv(r->moe, 2, &received), TERN_ERR_INVALID, "slot is 2 of 2");
-	rc = rc ? rc : refused(r->rank, "recv, into", tern_dispatch_recv(r->moe, r->slot, &odd), TERN_ERR_INVALID, "into_x");
+	rc = rc ? rc
+		: refused(r->rank, "recv, size", tern_dispatch_recv(r->moe, r->slot, &short_one),
+			  TERN_ERR_INVALID, "size");
+	rc = rc ? rc
+		: refused(r->rank, "recv, slot", tern_dispatch_recv(r->moe, 2, &received),
+			  TERN_ERR_INVALID, "slot is 2 of 2");
+	rc = rc ? rc
+		: refused(r->rank, "recv, into", tern_dispatch_recv(r->moe, r->slot, &odd),
+			  TERN_ERR_INVALID, "into_x");
 	return rc;
 }
 
 static int try_combines(struct round *r)
 {
-	struct tern_combine good = {.size = sizeof(good), .slot = r->slot, .y = r->buffers->out}, args;
+	struct tern_combine good = {.size = sizeof(good), .slot = r->slot, .y = r->buffers->out},
+			    args;
 	struct rank *rank = r->rank;
-	int rc = refused(rank, "NULL args", tern_combine_send(r->moe, NULL), TERN_ERR_INVALID, "NULL");
+	int rc = refused(
+		rank, "NULL args", tern_combine_send(r->moe, NULL), TERN_ERR_INVALID, "NULL");
 
-#define TRY(text, ...)                                                                                              \
-	do {                                                                                                        \
-		args = good;                                                                                        \
-		__VA_ARGS__;                                                                                        \
-		if (!rc)                                                                                            \
-			rc = refused(rank, #__VA_ARGS__, tern_combine_send(r->moe, &args), TERN_ERR_INVALID, text); \
+#define TRY(text, ...)                                                                             \
+	do {                                                                                       \
+		args = good;                                                                       \
+		__VA_ARGS__;                                                                       \
+		if (!rc)                                                                           \
+			rc = refused(rank, #__VA_ARGS__, tern_combine_send(r->moe, &args),         \
+				TERN_ERR_INVALID, text);                                           \
 	} while (0)
 	TRY("size", args.size = 1);
 	TRY("slot", args.slot = 9);
@@ -264,12 +292,21 @@ static int try_combines(struct round *r)
 static int try_outs(struct round *r)
 {
 	char *out = r->buffers->out;
-	int rc = refused(r->rank, "slot", tern_combine_recv(r->moe, 2, out, 0), TERN_ERR_INVALID, "slot");
+	int rc = refused(
+		r->rank, "slot", tern_combine_recv(r->moe, 2, out, 0), TERN_ERR_INVALID, "slot");
 
-	rc = rc ? rc : refused(r->rank, "out", tern_combine_recv(r->moe, r->slot, NULL, 0), TERN_ERR_INVALID, "NULL");
-	rc = rc ? rc : refused(r->rank, "out odd", tern_combine_recv(r->moe, r->slot, out + 2, 0), TERN_ERR_INVALID, "out at");
-	rc = rc ? rc : refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 64), TERN_ERR_INVALID, "stride of 64");
-	return rc ? rc : refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 130), TERN_ERR_INVALID, "stride of 130");
+	rc = rc ? rc
+		: refused(r->rank, "out", tern_combine_recv(r->moe, r->slot, NULL, 0),
+			  TERN_ERR_INVALID, "NULL");
+	rc = rc ? rc
+		: refused(r->rank, "out odd", tern_combine_recv(r->moe, r->slot, out + 2, 0),
+			  TERN_ERR_INVALID, "out at");
+	rc = rc ? rc
+		: refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 64),
+			  TERN_ERR_INVALID, "stride of 64");
+	return rc ? rc
+		  : refused(r->rank, "stride", tern_combine_recv(r->moe, r->slot, out, 130),
+			    TERN_ERR_INVALID, "stride of 130");
 }
 
 static void arguments_body(struct rank *rank)
@@ -298,7 +335,7 @@ static void bad_arguments(void **state)
 	run_on_both_modes(arguments_body);
 }
 
-/* ---- both halves in one call ---------------------------------------------------------------- */
+/* ---- both halves in one call ----------------------------------------------------------------- */
 
 /* Between two calls of this nothing was sent, and nothing received. */
 static int no_news(struct round *r, struct tern_stats *before)
@@ -483,7 +520,7 @@ static void refused_while_going_on(void **state)
 	run_on_all_shapes(going_on_body);
 }
 
-/* ---- order ----------------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 enum call {
 	CALL_DISPATCH_SEND,
@@ -496,9 +533,11 @@ enum call {
 
 static int call_out_of_order(struct round *r, enum call call)
 {
-	static const char *const names[] = {"tern_dispatch_send", "tern_dispatch_recv", "tern_combine_send", "tern_combine_recv", "tern_release"};
+	static const char *const names[] = {"tern_dispatch_send", "tern_dispatch_recv",
+		"tern_combine_send", "tern_combine_recv", "tern_release"};
 	struct tern_received received = {.size = sizeof(received)};
-	struct tern_combine combine = {.size = sizeof(combine), .slot = r->slot, .y = r->buffers->out};
+	struct tern_combine combine = {
+		.size = sizeof(combine), .slot = r->slot, .y = r->buffers->out};
 	struct tern_dispatch dispatch;
 	int rc = 0;
 
@@ -567,7 +606,7 @@ static void halves_out_of_order(void **state)
 	run_on_both_modes(order_body);
 }
 
-/* ---- settings -------------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 static int try_configs(struct rank *rank, const struct tern_moe_config *good)
 {
@@ -575,12 +614,13 @@ static int try_configs(struct rank *rank, const struct tern_moe_config *good)
 	struct tern_moe_config c;
 	int rc = 0;
 
-#define TRY(text, ...)                                                                                              \
-	do {                                                                                                        \
-		c = *good;                                                                                          \
-		__VA_ARGS__;                                                                                        \
-		if (!rc)                                                                                            \
-			rc = refused(rank, #__VA_ARGS__, tern_moe_create(rank->group, &c, &moe), TERN_ERR_INVALID, text); \
+#define TRY(text, ...)                                                                             \
+	do {                                                                                       \
+		c = *good;                                                                         \
+		__VA_ARGS__;                                                                       \
+		if (!rc)                                                                           \
+			rc = refused(rank, #__VA_ARGS__, tern_moe_create(rank->group, &c, &moe),   \
+				TERN_ERR_INVALID, text);                                           \
 	} while (0)
 	TRY("tern_moe_config_init", c.size = 0);
 	TRY("mode is 0", c.mode = (enum tern_mode)0);
@@ -614,24 +654,33 @@ static int try_configs(struct rank *rank, const struct tern_moe_config *good)
 	TRY("replica_ranks is 3; 1 to 2", c.replica_ranks = 3);
 	TRY("replica_ranks is 0", c.replica_ranks = 0);
 	TRY("wait_ms", c.wait_ms = -1);
-	TRY("placement.logical[1] is 10", c.placement = (struct tern_placement){.nr_physical = 2, .logical = (const int32_t[]){0, 10}});
-	TRY("placement.rank[1] is 2", c.placement = (struct tern_placement){.nr_physical = 10, .rank = (const int32_t[]){0, 2, 0, 0, 0, 0, 0, 0, 0, 0}});
-	TRY("expert 2 is on no rank", c.placement = (struct tern_placement){.nr_physical = 2, .logical = (const int32_t[]){0, 1}});
+	TRY("placement.logical[1] is 10", c.placement = (struct tern_placement){.nr_physical = 2,
+						  .logical = (const int32_t[]){0, 10}});
+	TRY("placement.rank[1] is 2",
+		c.placement = (struct tern_placement){.nr_physical = 10,
+			.rank = (const int32_t[]){0, 2, 0, 0, 0, 0, 0, 0, 0, 0}});
+	TRY("expert 2 is on no rank", c.placement = (struct tern_placement){.nr_physical = 2,
+					      .logical = (const int32_t[]){0, 1}});
 	TRY("no table", c.placement = (struct tern_placement){.nr_physical = 11});
 	TRY("address space", c.max_tokens = 1u << 24; c.hidden = 1u << 24);
 	/* Of results alone: 2 slots of 3 * 2^24, 2^26 bytes each. */
 	TRY("need 67554", c.max_tokens = 1u << 24; c.combine_dtype = TERN_FP32; c.hidden = 1u << 24;
 		c.x_dtype = c.dispatch_dtype = TERN_BYTES; c.payload_bytes = 16);
 	/* Times five experts it is 4. */
-	TRY("capacity is 3689348814741910324; 0 (the worst case) to 4294967295", c.capacity = UINT64_MAX / 5 + 1;
+	TRY("capacity is 3689348814741910324; 0 (the worst case) to 4294967295",
+		c.capacity = UINT64_MAX / 5 + 1;
 		c.mode = TERN_HIGH_THROUGHPUT; c.layout = TERN_PADDED);
 	TRY("payload_bytes is 4294967280; 0 to", c.payload_bytes = UINT32_MAX - 15;
 		c.x_dtype = c.dispatch_dtype = TERN_BYTES);
 #undef TRY
 	if (!rc && moe)
 		rc = rank_fails(rank, "a refused tern_moe_create has set moe");
-	rc = rc ? rc : refused(rank, "group NULL", tern_moe_create(NULL, good, &moe), TERN_ERR_INVALID, "NULL");
-	return rc ? rc : refused(rank, "moe NULL", tern_moe_create(rank->group, good, NULL), TERN_ERR_INVALID, "NULL");
+	rc = rc ? rc
+		: refused(rank, "group NULL", tern_moe_create(NULL, good, &moe), TERN_ERR_INVALID,
+			  "NULL");
+	return rc ? rc
+		  : refused(rank, "moe NULL", tern_moe_create(rank->group, good, NULL),
+			    TERN_ERR_INVALID, "NULL");
 }
 
 static void settings_body(struct rank *rank)
@@ -688,8 +737,8 @@ static int try_size(struct rank *rank, const struct tern_moe_config *c)
 /* Near where 16, 24, 32 and 64 bits end, in each setting that is a size. */
 static int try_sizes(struct rank *rank, const struct tern_moe_config *good)
 {
-	static const uint64_t sizes[] = {1ull << 16, 1ull << 24, 1ull << 26, 1ull << 31,
-		1ull << 32, 1ull << 63, 0, UINT64_MAX / 10 + 1};
+	static const uint64_t sizes[] = {1ull << 16, 1ull << 24, 1ull << 26, 1ull << 31, 1ull << 32,
+		1ull << 63, 0, UINT64_MAX / 10 + 1};
 	int nr = scaled(2 * sizeof(sizes) / sizeof(sizes[0])); /* a sanitizer's memory is slow */
 	struct tern_moe_config c;
 	int rc = 0;
@@ -749,7 +798,8 @@ static void one_bad_setting_body(struct rank *rank)
 
 	if (rank->rank == 1)
 		c.topk = 0;
-	if (!refused(rank, "create", tern_moe_create(rank->group, &c, &moe), TERN_ERR_INVALID, rank->rank ? "topk is 0" : "rank 1: topk is 0"))
+	if (!refused(rank, "create", tern_moe_create(rank->group, &c, &moe), TERN_ERR_INVALID,
+		    rank->rank ? "topk is 0" : "rank 1: topk is 0"))
 		run_rounds(rank, job, 2);
 }
 
@@ -774,12 +824,12 @@ static void disagreement_body(struct rank *rank)
 	bool other = rank->rank == 1;
 	int rc = 0;
 
-#define TRY(text, set)                                       \
-	do {                                                 \
-		c = job->config;                             \
-		if (other)                                   \
-			set;                                 \
-		rc = rc ? rc : disagree(rank, &c, text);     \
+#define TRY(text, set)                                                                             \
+	do {                                                                                       \
+		c = job->config;                                                                   \
+		if (other)                                                                         \
+			set;                                                                       \
+		rc = rc ? rc : disagree(rank, &c, text);                                           \
 	} while (0)
 	TRY("mode: ", c.mode = 3 - c.mode);
 	TRY("layout: 2 on rank 0; 1 on rank 1", c.layout = TERN_PADDED);
@@ -793,7 +843,8 @@ static void disagreement_body(struct rank *rank)
 	TRY("combine_dtype: 1 on rank 0; 3 on rank 1", c.combine_dtype = TERN_FP32);
 	TRY("nr_slots: 2 on rank 0; 1 on rank 1", c.nr_slots = 1);
 	TRY("alignment: 1 on rank 0; 16 on rank 1", c.alignment = 16);
-	TRY("placement tables", (ranks[0] = 1, c.placement = (struct tern_placement){.nr_physical = 10, .rank = ranks}));
+	TRY("placement tables", (ranks[0] = 1, c.placement = (struct tern_placement){
+						       .nr_physical = 10, .rank = ranks}));
 	TRY("replica_ranks: 1 on rank 0; 2 on rank 1", c.replica_ranks = 2);
 	TRY("first_epoch: 1 on rank 0; 7 on rank 1", c.first_epoch = 7);
 #undef TRY
@@ -807,7 +858,7 @@ static void disagreements(void **state)
 	run_on_both_modes(disagreement_body);
 }
 
-/* ---- what is asked of an exchange ------------------------------------------------------------------------------- */
+/* ---- what is asked of an exchange ------------------------------------------------------------ */
 
 static void questions_body(struct rank *rank)
 {
@@ -818,17 +869,37 @@ static void questions_body(struct rank *rank)
 	struct round r;
 	int rc = round_open(&r, rank, rank->ctx, NULL);
 
-	rc = rc ? rc : refused(rank, "memory", tern_moe_memory(r.moe, &memory), TERN_ERR_INVALID, "tern_memory.size is 4");
-	rc = rc ? rc : refused(rank, "stats", tern_moe_stats(r.moe, &stats), TERN_ERR_INVALID, "tern_stats.size");
-	rc = rc ? rc : refused(rank, "report", tern_moe_wait_report(r.moe, &report), TERN_ERR_INVALID, "tern_wait_report.size is 0");
-	rc = rc ? rc : refused(rank, "load", tern_moe_expert_load(r.moe, load, 11), TERN_ERR_INVALID, "11 for 10 experts");
-	rc = rc ? rc : refused(rank, "load", tern_moe_expert_load(r.moe, NULL, 10), TERN_ERR_INVALID, "NULL");
-	rc = rc ? rc : refused(rank, "local", tern_moe_local_expert(r.moe, 5), TERN_ERR_INVALID, "local expert 5 is none of its 5");
+	rc = rc ? rc
+		: refused(rank, "memory", tern_moe_memory(r.moe, &memory), TERN_ERR_INVALID,
+			  "tern_memory.size is 4");
+	rc = rc ? rc
+		: refused(rank, "stats", tern_moe_stats(r.moe, &stats), TERN_ERR_INVALID,
+			  "tern_stats.size");
+	rc = rc ? rc
+		: refused(rank, "report", tern_moe_wait_report(r.moe, &report), TERN_ERR_INVALID,
+			  "tern_wait_report.size is 0");
+	rc = rc ? rc
+		: refused(rank, "load", tern_moe_expert_load(r.moe, load, 11), TERN_ERR_INVALID,
+			  "11 for 10 experts");
+	rc = rc ? rc
+		: refused(rank, "load", tern_moe_expert_load(r.moe, NULL, 10), TERN_ERR_INVALID,
+			  "NULL");
+	rc = rc ? rc
+		: refused(rank, "local", tern_moe_local_expert(r.moe, 5), TERN_ERR_INVALID,
+			  "local expert 5 is none of its 5");
 	rc = rc ? rc : refused(rank, "wait", tern_moe_set_wait(r.moe, -1), TERN_ERR_INVALID, "-1");
-	rc = rc ? rc : refused(rank, "leave", tern_group_destroy(rank->group), TERN_ERR_STATE, "1 exchanges");
-	rc = rc ? rc : refused(rank, "node", tern_group_node(rank->group, 2), TERN_ERR_INVALID, "rank 2 of 2");
-	rc = rc ? rc : refused(rank, "path", tern_group_path(rank->group, -1), TERN_ERR_INVALID, "rank -1 of 2");
-	rc = rc ? rc : refused(rank, "gather", tern_group_allgather(rank->group, NULL, load, 8), TERN_ERR_INVALID, "NULL");
+	rc = rc ? rc
+		: refused(rank, "leave", tern_group_destroy(rank->group), TERN_ERR_STATE,
+			  "1 exchanges");
+	rc = rc ? rc
+		: refused(rank, "node", tern_group_node(rank->group, 2), TERN_ERR_INVALID,
+			  "rank 2 of 2");
+	rc = rc ? rc
+		: refused(rank, "path", tern_group_path(rank->group, -1), TERN_ERR_INVALID,
+			  "rank -1 of 2");
+	rc = rc ? rc
+		: refused(rank, "gather", tern_group_allgather(rank->group, NULL, load, 8),
+			  TERN_ERR_INVALID, "NULL");
 	for (uint64_t i = 0; i < 2 && !rc; i++)
 		rc = run_round(&r, i);
 	round_close(&r);

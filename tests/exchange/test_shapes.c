@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every shape that a model or a router may come with, in both modes, against the reference, bit for bit. */
+/* Every shape that a model or a router may come with, in both modes, against the reference, bit for
+ * bit. */
 #include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
@@ -40,13 +41,16 @@ static void expect_right(struct job *job)
 		fail_msg("job: %s", why.text);
 	failure = run_ranks((int)job->nr_ranks, body, job);
 	if (failure)
-		fail_msg("ranks %u, tokens %u, hidden %u, experts %u, topk %u, mode %d, layout %d, reduce %d: %s", job->nr_ranks, job->nr_tokens,
-			job->config.hidden, job->config.nr_experts, job->config.topk, (int)job->config.mode, (int)job->config.layout,
+		fail_msg("ranks %u, tokens %u, hidden %u, experts %u, topk %u, mode %d, layout %d, "
+			 "reduce %d: %s",
+			job->nr_ranks, job->nr_tokens, job->config.hidden, job->config.nr_experts,
+			job->config.topk, (int)job->config.mode, (int)job->config.layout,
 			(int)job->config.reduce, failure);
 	job_close(job);
 }
 
-#define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+#define BOTH_MODES(mode)                                                                           \
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 
 /* Nothing special about it: where there is no time for more. */
 static void two_ranks(void **state)
@@ -54,7 +58,8 @@ static void two_ranks(void **state)
 	struct job job;
 
 	(void)state;
-	BOTH_MODES(mode) {
+	BOTH_MODES(mode)
+	{
 		small_job(&job, 2, mode);
 		expect_right(&job);
 	}
@@ -65,7 +70,8 @@ static void four_ranks(void **state)
 	struct job job;
 
 	(void)state;
-	BOTH_MODES(mode) {
+	BOTH_MODES(mode)
+	{
 		small_job(&job, 4, mode);
 		expect_right(&job);
 	}
@@ -73,17 +79,18 @@ static void four_ranks(void **state)
 
 static void hidden_sizes(void **state)
 {
-	static const uint32_t hidden[] = {8, 16, 24, 120, 136, 1024, 2880, 3072, 3584, 6144, 7168, 16384};
+	static const uint32_t hidden[] = {
+		8, 16, 24, 120, 136, 1024, 2880, 3072, 3584, 6144, 7168, 16384};
 	struct job job;
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(hidden) / sizeof(hidden[0]); i++) {
-			small_job(&job, 2, mode);
-			job.config.hidden = hidden[i];
-			job.nr_tokens = job.config.max_tokens = 4;
-			expect_right(&job);
-		}
+	for (size_t i = 0; i < sizeof(hidden) / sizeof(hidden[0]); i++) {
+		small_job(&job, 2, mode);
+		job.config.hidden = hidden[i];
+		job.nr_tokens = job.config.max_tokens = 4;
+		expect_right(&job);
+	}
 }
 
 static void hidden_sizes_quantised(void **state)
@@ -93,15 +100,15 @@ static void hidden_sizes_quantised(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(hidden) / sizeof(hidden[0]); i++)
-			for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++) {
-				small_job(&job, 3, mode);
-				job.config.hidden = hidden[i];
-				job.nr_tokens = job.config.max_tokens = 4;
-				job.config.dispatch_dtype = TERN_FP8_E4M3;
-				job.config.scale = scale;
-				expect_right(&job);
-			}
+	for (size_t i = 0; i < sizeof(hidden) / sizeof(hidden[0]); i++)
+		for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++) {
+			small_job(&job, 3, mode);
+			job.config.hidden = hidden[i];
+			job.nr_tokens = job.config.max_tokens = 4;
+			job.config.dispatch_dtype = TERN_FP8_E4M3;
+			job.config.scale = scale;
+			expect_right(&job);
+		}
 }
 
 static void topk_sizes(void **state)
@@ -111,12 +118,12 @@ static void topk_sizes(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(topk) / sizeof(topk[0]); i++) {
-			small_job(&job, 3, mode);
-			job.config.nr_experts = 40;
-			job.config.topk = topk[i];
-			expect_right(&job);
-		}
+	for (size_t i = 0; i < sizeof(topk) / sizeof(topk[0]); i++) {
+		small_job(&job, 3, mode);
+		job.config.nr_experts = 40;
+		job.config.topk = topk[i];
+		expect_right(&job);
+	}
 }
 
 /* Also not a multiple of the ranks, and fewer than there are ranks. */
@@ -127,12 +134,12 @@ static void expert_counts(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(experts) / sizeof(experts[0]); i++) {
-			small_job(&job, i % 2 ? 4 : 3, mode);
-			job.config.nr_experts = experts[i];
-			job.config.topk = experts[i] < 4 ? experts[i] : 4;
-			expect_right(&job);
-		}
+	for (size_t i = 0; i < sizeof(experts) / sizeof(experts[0]); i++) {
+		small_job(&job, i % 2 ? 4 : 3, mode);
+		job.config.nr_experts = experts[i];
+		job.config.topk = experts[i] < 4 ? experts[i] : 4;
+		expect_right(&job);
+	}
 }
 
 static void rank_counts(void **state)
@@ -142,12 +149,13 @@ static void rank_counts(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++)
-			for (enum tern_reduce reduce = TERN_REDUCE_HOME; reduce <= TERN_REDUCE_EXPERT; reduce++) {
-				small_job(&job, ranks[i], mode);
-				job.config.reduce = reduce;
-				expect_right(&job);
-			}
+	for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++)
+		for (enum tern_reduce reduce = TERN_REDUCE_HOME; reduce <= TERN_REDUCE_EXPERT;
+			reduce++) {
+			small_job(&job, ranks[i], mode);
+			job.config.reduce = reduce;
+			expect_right(&job);
+		}
 }
 
 static void token_counts(void **state)
@@ -157,12 +165,13 @@ static void token_counts(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) { /* on all ranks, exactly T at last */
-			small_job(&job, 3, mode);
-			job.routing.uneven = false;
-			job.nr_tokens = tokens[i];
-			expect_right(&job);
-		}
+	for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) { /* on all ranks, exactly T
+									     at last */
+		small_job(&job, 3, mode);
+		job.routing.uneven = false;
+		job.nr_tokens = tokens[i];
+		expect_right(&job);
+	}
 }
 
 /* 0, 1 and T tokens are drawn often: routing_nr_tokens. */
@@ -172,35 +181,36 @@ static void uneven_token_counts(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint64_t seed = 1; seed <= 6; seed++) {
-			small_job(&job, 4, mode);
-			job.nr_tokens = job.config.max_tokens = 300;
-			job.seed = seed;
-			expect_right(&job);
-		}
+	for (uint64_t seed = 1; seed <= 6; seed++) {
+		small_job(&job, 4, mode);
+		job.nr_tokens = job.config.max_tokens = 300;
+		job.seed = seed;
+		expect_right(&job);
+	}
 }
 
-/* All to one expert, all to one rank, all local to rank 0: what rank 0 gets is T * R * K rows, the others nothing. */
+/* All to one expert, all to one rank, all local to rank 0: what rank 0 gets is T * R * K rows, the
+ * others nothing. */
 static void all_to_one(void **state)
 {
 	struct job job;
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint32_t topk = 1; topk <= 4; topk += 3)
-			for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++) {
-				small_job(&job, 4, mode);
-				job.routing.kind = ROUTING_ONE;
-				job.routing.uneven = false;
-				job.routing.drop = 0;
-				job.config.topk = topk;
-				job.config.layout = layout;
-				if (layout == TERN_BY_SOURCE) {
-					job.config.reduce = TERN_REDUCE_EXPERT;
-					job.config.weights = TERN_WEIGHTS_PASS;
-				}
-				expect_right(&job);
+	for (uint32_t topk = 1; topk <= 4; topk += 3)
+		for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++) {
+			small_job(&job, 4, mode);
+			job.routing.kind = ROUTING_ONE;
+			job.routing.uneven = false;
+			job.routing.drop = 0;
+			job.config.topk = topk;
+			job.config.layout = layout;
+			if (layout == TERN_BY_SOURCE) {
+				job.config.reduce = TERN_REDUCE_EXPERT;
+				job.config.weights = TERN_WEIGHTS_PASS;
 			}
+			expect_right(&job);
+		}
 }
 
 static void dropped_routes(void **state)
@@ -210,11 +220,11 @@ static void dropped_routes(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(drop) / sizeof(drop[0]); i++) {
-			small_job(&job, 3, mode);
-			job.routing.drop = drop[i];
-			expect_right(&job);
-		}
+	for (size_t i = 0; i < sizeof(drop) / sizeof(drop[0]); i++) {
+		small_job(&job, 3, mode);
+		job.routing.drop = drop[i];
+		expect_right(&job);
+	}
 }
 
 static void replicas(void **state)
@@ -223,14 +233,14 @@ static void replicas(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint32_t n = 1; n <= 4; n *= 2)
-			for (uint32_t redundant = 0; redundant <= 20; redundant += 10) {
-				small_job(&job, 4, mode);
-				job.config.replica_ranks = n;
-				job.nr_redundant = redundant;
-				job.spread = redundant == 10;
-				expect_right(&job);
-			}
+	for (uint32_t n = 1; n <= 4; n *= 2)
+		for (uint32_t redundant = 0; redundant <= 20; redundant += 10) {
+			small_job(&job, 4, mode);
+			job.config.replica_ranks = n;
+			job.nr_redundant = redundant;
+			job.spread = redundant == 10;
+			expect_right(&job);
+		}
 }
 
 static void alignments(void **state)
@@ -240,11 +250,11 @@ static void alignments(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(alignment) / sizeof(alignment[0]); i++) {
-			small_job(&job, 3, mode);
-			job.config.alignment = alignment[i];
-			expect_right(&job);
-		}
+	for (size_t i = 0; i < sizeof(alignment) / sizeof(alignment[0]); i++) {
+		small_job(&job, 3, mode);
+		job.config.alignment = alignment[i];
+		expect_right(&job);
+	}
 }
 
 /* NaN and infinity, in rows and in weights: bits pass, and no other token changes. */
@@ -255,17 +265,17 @@ static void special_values(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < 3; i++)
-			for (int quantise = 0; quantise < 2; quantise++) {
-				small_job(&job, 2, mode);
-				job.input = INPUT_SPECIAL;
-				job.config.x_dtype = job.config.combine_dtype = dtypes[i];
-				job.config.dispatch_dtype = quantise ? TERN_FP8_E4M3 : dtypes[i];
-				job.config.scale = quantise ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
-				job.config.hidden = 256;
-				job.config.reduce = quantise ? TERN_REDUCE_EXPERT : TERN_REDUCE_HOME;
-				expect_right(&job);
-			}
+	for (size_t i = 0; i < 3; i++)
+		for (int quantise = 0; quantise < 2; quantise++) {
+			small_job(&job, 2, mode);
+			job.input = INPUT_SPECIAL;
+			job.config.x_dtype = job.config.combine_dtype = dtypes[i];
+			job.config.dispatch_dtype = quantise ? TERN_FP8_E4M3 : dtypes[i];
+			job.config.scale = quantise ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
+			job.config.hidden = 256;
+			job.config.reduce = quantise ? TERN_REDUCE_EXPERT : TERN_REDUCE_HOME;
+			expect_right(&job);
+		}
 }
 
 static void opaque_payloads(void **state)
@@ -275,12 +285,12 @@ static void opaque_payloads(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (size_t i = 0; i < sizeof(bytes) / sizeof(bytes[0]); i++) {
-			small_job(&job, 3, mode);
-			job.config.x_dtype = job.config.dispatch_dtype = TERN_BYTES;
-			job.config.payload_bytes = bytes[i];
-			expect_right(&job);
-		}
+	for (size_t i = 0; i < sizeof(bytes) / sizeof(bytes[0]); i++) {
+		small_job(&job, 3, mode);
+		job.config.x_dtype = job.config.dispatch_dtype = TERN_BYTES;
+		job.config.payload_bytes = bytes[i];
+		expect_right(&job);
+	}
 }
 
 struct manners {
@@ -302,25 +312,30 @@ static void manners(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (uint32_t bits = 0; bits < 128; bits++) {
-			struct manners m = {&job, {.rows_apart = bits & 1 ? 48 : 0, .wide_ids = bits & 2, .into = bits & 4, .joined = bits & 8, .stream = bits & 64}};
-			const char *failure;
+	for (uint32_t bits = 0; bits < 128; bits++) {
+		struct manners m = {&job, {.rows_apart = bits & 1 ? 48 : 0,
+						  .wide_ids = bits & 2,
+						  .into = bits & 4,
+						  .joined = bits & 8,
+						  .stream = bits & 64}};
+		const char *failure;
 
-			if (mode == TERN_HIGH_THROUGHPUT && m.manner.into)
-				continue;
-			small_job(&job, 2, mode);
-			job.config.x_dtype = bits & 32 ? TERN_FP8_E4M3 : TERN_BF16;
-			job.config.dispatch_dtype = bits & 48 ? TERN_FP8_E4M3 : TERN_BF16;
-			job.config.scale = bits & 48 ? bits & 16 ? TERN_SCALE_UE8M0 : TERN_SCALE_FP32 : TERN_SCALE_NONE;
-			job.config.hidden = 272;
-			job.config.layout = bits & 1 ? TERN_CONTIGUOUS : TERN_PADDED;
-			job.no_weights = bits & 2;
-			assert_int_equal(job_open(&job, NULL), 0);
-			failure = run_ranks(2, body_with_manner, &m);
-			if (failure)
-				fail_msg("mode %d, manner %u: %s", (int)mode, bits, failure);
-			job_close(&job);
-		}
+		if (mode == TERN_HIGH_THROUGHPUT && m.manner.into)
+			continue;
+		small_job(&job, 2, mode);
+		job.config.x_dtype = bits & 32 ? TERN_FP8_E4M3 : TERN_BF16;
+		job.config.dispatch_dtype = bits & 48 ? TERN_FP8_E4M3 : TERN_BF16;
+		job.config.scale = bits & 48 ? bits & 16 ? TERN_SCALE_UE8M0 : TERN_SCALE_FP32
+					     : TERN_SCALE_NONE;
+		job.config.hidden = 272;
+		job.config.layout = bits & 1 ? TERN_CONTIGUOUS : TERN_PADDED;
+		job.no_weights = bits & 2;
+		assert_int_equal(job_open(&job, NULL), 0);
+		failure = run_ranks(2, body_with_manner, &m);
+		if (failure)
+			fail_msg("mode %d, manner %u: %s", (int)mode, bits, failure);
+		job_close(&job);
+	}
 }
 
 /* test_shapes [PATTERN]: those of that name. */

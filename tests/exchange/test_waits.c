@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A wait that expires says who waited for whom, in which phase and epoch, with which counts, and goes on when it is repeated. A
- * peer that leaves is named at once. */
+/* A wait that expires says who waited for whom, in which phase and epoch, with which counts, and
+ * goes on when it is repeated. A peer that leaves is named at once. */
 #include "tests/exchange/ranks.h"
 
 #include <setjmp.h>
@@ -75,7 +75,7 @@ static int open_disturbed(struct round *r, struct rank *rank)
 	return rc;
 }
 
-/* ---- time-outs --------------------------------------------------------------------------------------------------- */
+/* ---- time-outs ------------------------------------------------------------------------------- */
 
 static int check_report(struct round *r, enum tern_phase phase)
 {
@@ -83,13 +83,18 @@ static int check_report(struct round *r, enum tern_phase phase)
 
 	if (tern_moe_wait_report(r->moe, &p))
 		return rank_fails(r->rank, "no report: %s", tern_last_error());
-	if (p.rank != r->rank->rank || p.peer != 1 || p.nr_missing != 2 || p.slot != 1 || p.phase != (int)phase ||
-		p.epoch_expected != EPOCH || p.epoch_seen != (phase == TERN_PHASE_COUNTS ? EPOCH - 2u : EPOCH - 1u) ||
-		p.arrived != RANKS - 2 || p.expected != RANKS || p.error != TERN_ERR_TIMEOUT || p.count_seen != 0 ||
-		p.waited_ns < SHORT_MS * 1000000ull)
-		return rank_fails(r->rank, "report: rank %d peer %d missing %u slot %u phase %d epoch %u, seen %u, arrived %llu of %llu, "
-					   "error %d, waited %llu ns", p.rank, p.peer, p.nr_missing, p.slot, p.phase, p.epoch_expected,
-			p.epoch_seen, (unsigned long long)p.arrived, (unsigned long long)p.expected, p.error, (unsigned long long)p.waited_ns);
+	if (p.rank != r->rank->rank || p.peer != 1 || p.nr_missing != 2 || p.slot != 1 ||
+		p.phase != (int)phase || p.epoch_expected != EPOCH ||
+		p.epoch_seen != (phase == TERN_PHASE_COUNTS ? EPOCH - 2u : EPOCH - 1u) ||
+		p.arrived != RANKS - 2 || p.expected != RANKS || p.error != TERN_ERR_TIMEOUT ||
+		p.count_seen != 0 || p.waited_ns < SHORT_MS * 1000000ull)
+		return rank_fails(r->rank,
+			"report: rank %d peer %d missing %u slot %u phase %d epoch %u, seen %u, "
+			"arrived %llu of %llu, "
+			"error %d, waited %llu ns",
+			p.rank, p.peer, p.nr_missing, p.slot, p.phase, p.epoch_expected,
+			p.epoch_seen, (unsigned long long)p.arrived, (unsigned long long)p.expected,
+			p.error, (unsigned long long)p.waited_ns);
 	return 0;
 }
 
@@ -99,9 +104,13 @@ static int check_text(struct round *r, enum tern_phase phase)
 	unsigned int seen = phase == TERN_PHASE_COUNTS ? EPOCH - 2 : EPOCH - 1;
 	char text[128];
 
-	snprintf(text, sizeof(text), "in %s (slot 1, epoch %d) with 2 of 4 ranks missing: rank 1 (at epoch %u), rank 3 (at epoch %u)",
+	snprintf(text, sizeof(text),
+		"in %s (slot 1, epoch %d) with 2 of 4 ranks missing: rank 1 (at epoch %u), rank 3 "
+		"(at epoch %u)",
 		names[phase], EPOCH, seen, seen);
-	return strstr(tern_last_error(), text) ? 0 : rank_fails(r->rank, "\"%s\" does not say \"%s\"", tern_last_error(), text);
+	return strstr(tern_last_error(), text)
+		       ? 0
+		       : rank_fails(r->rank, "\"%s\" does not say \"%s\"", tern_last_error(), text);
 }
 
 /* Twice, as a call that timed out is to be repeated. */
@@ -114,7 +123,8 @@ static int expect_timeout(struct round *r, enum tern_phase phase, int (*half)(st
 		int got = half(r);
 
 		if (got != TERN_ERR_TIMEOUT)
-			return rank_fails(r->rank, "returned %d, not TERN_ERR_TIMEOUT (%s)", got, tern_last_error());
+			return rank_fails(r->rank, "returned %d, not TERN_ERR_TIMEOUT (%s)", got,
+				tern_last_error());
 		rc = check_text(r, phase);
 		rc = rc ? rc : check_report(r, phase);
 	}
@@ -156,7 +166,9 @@ static void late_dispatch_body(struct rank *rank)
 
 	if (!rc && !is_late(rank)) {
 		rc = asks ? 0 : round_dispatch_send(&r);
-		rc = rc ? rc : expect_timeout(&r, asks ? TERN_PHASE_COUNTS : TERN_PHASE_DISPATCH, asks ? round_try_send : try_recv);
+		rc = rc ? rc
+			: expect_timeout(&r, asks ? TERN_PHASE_COUNTS : TERN_PHASE_DISPATCH,
+				  asks ? round_try_send : try_recv);
 	}
 	rc = rc ? rc : ranks_meet(rank);
 	rc = rc ? rc : finish(&r, is_late(rank) || asks ? 0 : 1);
@@ -177,7 +189,9 @@ static void late_rows_body(struct rank *rank)
 
 	if (!rc && is_late(rank)) {
 		tern_moe_set_wait(r.moe, 0);
-		rc = round_try_send(&r) == TERN_ERR_TIMEOUT ? 0 : rank_fails(rank, "no time-out before the others have called");
+		rc = round_try_send(&r) == TERN_ERR_TIMEOUT
+			     ? 0
+			     : rank_fails(rank, "no time-out before the others have called");
 		tern_moe_set_wait(r.moe, LONG_MS);
 	}
 	rc = rc ? rc : ranks_meet(rank);
@@ -260,16 +274,18 @@ static void no_report_without_failure(void **state)
 	run_both(no_report_body);
 }
 
-/* ---- ranks that leave ---------------------------------------------------------------------------------------------- */
+/* ---- ranks that leave ------------------------------------------------------------------------ */
 
-/* How far rank 1 goes in the disturbed round before it destroys its exchange, or leaves it and keeps its memory. */
+/* How far rank 1 goes in the disturbed round before it destroys its exchange, or leaves it and
+ * keeps its memory. */
 struct departure {
 	struct job job;
 	int halves;
 	bool keeps;
 };
 
-/* The half in which the others notice, by how many halves rank 1 has done: its word is missing from there on. */
+/* The half in which the others notice, by how many halves rank 1 has done: its word is missing from
+ * there on. */
 static int do_half(struct round *r, int half)
 {
 	struct tern_combine combine = {.size = sizeof(combine), .slot = r->slot};
@@ -293,13 +309,18 @@ static int expect_departure(struct round *r, uint64_t from_ns, int rc)
 	struct tern_wait_report report = {.size = sizeof(report)};
 
 	if (rc != TERN_ERR_PEER_LEFT)
-		return rank_fails(r->rank, "returned %d, not TERN_ERR_PEER_LEFT (%s)", rc, tern_last_error());
+		return rank_fails(
+			r->rank, "returned %d, not TERN_ERR_PEER_LEFT (%s)", rc, tern_last_error());
 	if (passed_ns(from_ns) > WELL_BEFORE_NS)
 		return rank_fails(r->rank, "noticed after %llu ms", passed_ns(from_ns) / 1000000);
-	if (tern_moe_wait_report(r->moe, &report) || report.error != TERN_ERR_PEER_LEFT || report.epoch_expected != EPOCH)
-		return rank_fails(r->rank, "report of error %d, epoch %u", report.error, report.epoch_expected);
-	/* Rank 1 left of its own will; a rank may see first that another one gave up because of it. */
-	if (!strstr(tern_last_error(), "left the exchange") || (report.peer == 1 && !strstr(tern_last_error(), "rank 1 left the exchange")))
+	if (tern_moe_wait_report(r->moe, &report) || report.error != TERN_ERR_PEER_LEFT ||
+		report.epoch_expected != EPOCH)
+		return rank_fails(r->rank, "report of error %d, epoch %u", report.error,
+			report.epoch_expected);
+	/* Rank 1 left of its own will; a rank may see first that another one gave up because of it.
+	 */
+	if (!strstr(tern_last_error(), "left the exchange") ||
+		(report.peer == 1 && !strstr(tern_last_error(), "rank 1 left the exchange")))
 		return rank_fails(r->rank, "\"%s\", peer %d", tern_last_error(), report.peer);
 	return 0;
 }
@@ -308,8 +329,10 @@ static int expect_departure(struct round *r, uint64_t from_ns, int rc)
 static int expect_over(struct round *r)
 {
 	for (int half = 0; half < 4; half++)
-		if (do_half(r, half) != TERN_ERR_PEER_LEFT || !strstr(tern_last_error(), "left the exchange"))
-			return rank_fails(r->rank, "afterwards, half %d: %s", half, tern_last_error());
+		if (do_half(r, half) != TERN_ERR_PEER_LEFT ||
+			!strstr(tern_last_error(), "left the exchange"))
+			return rank_fails(
+				r->rank, "afterwards, half %d: %s", half, tern_last_error());
 	if (tern_release(r->moe, 1) != TERN_ERR_PEER_LEFT)
 		return rank_fails(r->rank, "afterwards, release: %s", tern_last_error());
 	return 0;
@@ -319,14 +342,18 @@ static int expect_over(struct round *r)
 static int leave(struct round *r, int halves)
 {
 	const struct tern_row *rows = halves == 2 ? r->received.rows : NULL;
-	struct tern_row first = rows && r->received.nr_rows ? rows[r->received.offsets[0]] : (struct tern_row){0};
+	struct tern_row first =
+		rows && r->received.nr_rows ? rows[r->received.offsets[0]] : (struct tern_row){0};
 
 	if (tern_moe_leave(r->moe) || tern_moe_leave(r->moe))
 		return rank_fails(r->rank, "leaving: %s", tern_last_error());
 	for (int half = 0; half < 4; half++)
-		if (do_half(r, half) != TERN_ERR_STATE || !strstr(tern_last_error(), "tern_moe_leave"))
-			return rank_fails(r->rank, "having left, half %d: %s", half, tern_last_error());
-	if (rows && r->received.nr_rows && memcmp(rows + r->received.offsets[0], &first, sizeof(first)))
+		if (do_half(r, half) != TERN_ERR_STATE ||
+			!strstr(tern_last_error(), "tern_moe_leave"))
+			return rank_fails(
+				r->rank, "having left, half %d: %s", half, tern_last_error());
+	if (rows && r->received.nr_rows &&
+		memcmp(rows + r->received.offsets[0], &first, sizeof(first)))
 		return rank_fails(r->rank, "having left, its rows changed");
 	return 0;
 }

@@ -23,7 +23,8 @@ int enter(struct rank *rank, struct round *r)
 	return join(rank, &s->first, rank->rank) || (r && round_open(r, rank, &job, NULL)) ? -1 : 0;
 }
 
-static int (*const halves[])(struct round *) = {round_dispatch_send, round_dispatch_recv, round_combine_send, round_combine_recv};
+static int (*const halves[])(struct round *) = {
+	round_dispatch_send, round_dispatch_recv, round_combine_send, round_combine_recv};
 
 int do_half(struct round *r, int half)
 {
@@ -71,10 +72,12 @@ int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
 		return -1;
 	snprintf(text, sizeof(text), "rank %d died", s->victim);
 	if (rc != TERN_ERR_PEER_DEAD || !strstr(tern_last_error(), text))
-		return rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_DEAD with \"%s\"", rc, tern_last_error(), text);
+		return rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_DEAD with \"%s\"",
+			rc, tern_last_error(), text);
 	if (took > NOTICED_WITHIN_NS)
 		return rank_fails(rank, "noticed after %llu ms", took / 1000000);
-	if (tern_moe_wait_report(r->moe, &report) || report.peer != s->victim || report.error != TERN_ERR_PEER_DEAD)
+	if (tern_moe_wait_report(r->moe, &report) || report.peer != s->victim ||
+		report.error != TERN_ERR_PEER_DEAD)
 		return rank_fails(rank, "report of peer %d, error %d", report.peer, report.error);
 	return 0;
 }
@@ -147,7 +150,8 @@ const char *play_together(struct scene *const *scenes, int nr, rank_main body, i
 			kill(pids[i][r], SIGKILL);
 		wrong = scene_verdict(scenes[i], pids[i], 0);
 		if (wrong && !*text)
-			snprintf(text, sizeof(text), "mode %d, after %d halves: %s", (int)scenes[i]->job.config.mode, scenes[i]->halves, wrong);
+			snprintf(text, sizeof(text), "mode %d, after %d halves: %s",
+				(int)scenes[i]->job.config.mode, scenes[i]->halves, wrong);
 	}
 	for (int i = 0; i < nr; i++)
 		scene_close(scenes[i]);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks do in scenes: rounds up to a place, their fate there, and what the others have to be told. */
+/* What ranks do in scenes: rounds up to a place, their fate there, and what the others have to be
+ * told. */
 #ifndef TERN_TESTS_FAULTS_ACTS_H
 #define TERN_TESTS_FAULTS_ACTS_H
 
@@ -9,12 +10,15 @@
 
 #define MAX_SCENES 8 /* at the same time: both modes, four phases */
 
-#define BOTH_MODES(mode) for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+#define BOTH_MODES(mode)                                                                           \
+	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 
-/* This process's part of the scene: its own copy of the job, as its memory is made here; its node, its group, and, if round is not NULL, its exchange. */
+/* This process's part of the scene: its own copy of the job, as its memory is made here; its node,
+ * its group, and, if round is not NULL, its exchange. */
 int enter(struct rank *rank, struct round *round);
 
-/* One of the four: 0, what the library returned, or -1 for a wrong result, which is noted as the rank's failure. */
+/* One of the four: 0, what the library returned, or -1 for a wrong result, which is noted as the
+ * rank's failure. */
 int do_half(struct round *round, int half);
 
 /* From there on without end; returns the error that ended it. */
@@ -24,10 +28,12 @@ int rounds_and_halves(struct round *round, uint64_t nr_rounds, int nr_halves);
 /* Three rounds, the scene's halves of the fourth, and SIGKILL. */
 void die_in_round(struct round *round, struct scene *scene);
 
-/* The same up to the place, and then on: it does not know that it is the one whom the others have lost. Returns the error that ended it. */
+/* The same up to the place, and then on: it does not know that it is the one whom the others have
+ * lost. Returns the error that ended it. */
 int meet_fate(struct round *round, struct scene *scene);
 
-/* Scenes at the same time: when every victim stands at its place, `strike` does it to all of them. Closes them; returns what is wrong, or NULL. */
+/* Scenes at the same time: when every victim stands at its place, `strike` does it to all of them.
+ * Closes them; returns what is wrong, or NULL. */
 const char *play_together(struct scene *const *scenes, int nr, rank_main body, int (*strike)(void));
 
 /* rc and the report say that the scene's victim died, and the time was short. */

@@ -37,7 +37,7 @@ static void nap(void)
 	nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 }
 
-/* ---- gatherings --------------------------------------------------------------------------------------------------- */
+/* ---- gatherings ------------------------------------------------------------------------------ */
 
 struct seat {
 	struct board *board;
@@ -77,7 +77,11 @@ int try_join(struct rank *rank, struct board *board, int number)
 	config.node = test_node(number, board->nr_ranks, node, sizeof(node));
 	config.transport = test_transport(number, transport, sizeof(transport));
 	*seat = (struct seat){.board = board, .number = number};
-	config.boot = (struct tern_boot){.rank = number, .nr_ranks = board->nr_ranks, .allgather = board_allgather, .ctx = seat, .close = free};
+	config.boot = (struct tern_boot){.rank = number,
+		.nr_ranks = board->nr_ranks,
+		.allgather = board_allgather,
+		.ctx = seat,
+		.close = free};
 	config.wait_ms = scene->wait_ms ? scene->wait_ms : config.wait_ms;
 	rank->rank = number;
 	rank->nr_ranks = board->nr_ranks;
@@ -111,7 +115,7 @@ bool transport_is_there(const char *transport)
 	return rc == 0;
 }
 
-/* ---- scenes ------------------------------------------------------------------------------------------------------- */
+/* ---- scenes ---------------------------------------------------------------------------------- */
 
 static int count_files(const char *path)
 {
@@ -125,7 +129,8 @@ static int count_files(const char *path)
 	return nr;
 }
 
-/* Once for all scenes: other programs' files come and go. Takes root; without, files are not looked at. */
+/* Once for all scenes: other programs' files come and go. Takes root; without, files are not looked
+ * at. */
 static void own_shm(void)
 {
 	static bool tried;
@@ -136,12 +141,15 @@ static void own_shm(void)
 	shm_is_ours = !unshare(CLONE_NEWNS) && !mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) &&
 		      !mount("tern-test", "/dev/shm", "tmpfs", 0, NULL);
 	if (!shm_is_ours)
-		print_message("# no /dev/shm of its own (%s): files that are left there are not looked for\n", strerror(errno));
+		print_message("# no /dev/shm of its own (%s): files that are left there are not "
+			      "looked for\n",
+			strerror(errno));
 }
 
 struct scene *scene_open(int nr_ranks, enum tern_mode mode)
 {
-	struct scene *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct scene *s =
+		mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	if (s == MAP_FAILED)
 		fail_msg("no memory");
@@ -222,11 +230,15 @@ const char *scene_verdict(struct scene *s, const pid_t *pids, int fate)
 		int status = wait_for(pids[r], end), signal_due = r == s->victim ? fate : 0;
 
 		if (*s->failure[r])
-			at += (size_t)snprintf(text + at, sizeof(text) - at, "%.400s; ", s->failure[r]);
+			at += (size_t)snprintf(
+				text + at, sizeof(text) - at, "%.400s; ", s->failure[r]);
 		else if (status == -1)
-			at += (size_t)snprintf(text + at, sizeof(text) - at, "rank %d did not end; ", r);
-		else if (signal_due ? !WIFSIGNALED(status) || WTERMSIG(status) != signal_due : !WIFEXITED(status) || WEXITSTATUS(status))
-			at += (size_t)snprintf(text + at, sizeof(text) - at, "rank %d ended with wait status 0x%x; ", r, (unsigned int)status);
+			at += (size_t)snprintf(
+				text + at, sizeof(text) - at, "rank %d did not end; ", r);
+		else if (signal_due ? !WIFSIGNALED(status) || WTERMSIG(status) != signal_due
+				    : !WIFEXITED(status) || WEXITSTATUS(status))
+			at += (size_t)snprintf(text + at, sizeof(text) - at,
+				"rank %d ended with wait status 0x%x; ", r, (unsigned int)status);
 	}
 	return *text ? text : NULL;
 }
@@ -236,7 +248,8 @@ void scene_finish(struct scene *s, const pid_t *pids, int fate)
 	const char *wrong = scene_verdict(s, pids, fate);
 
 	if (wrong)
-		fail_msg("ranks %d, mode %d, victim %d after %d halves: %s", s->nr_ranks, (int)s->job.config.mode, s->victim, s->halves, wrong);
+		fail_msg("ranks %d, mode %d, victim %d after %d halves: %s", s->nr_ranks,
+			(int)s->job.config.mode, s->victim, s->halves, wrong);
 }
 
 void scene_play(struct scene *s, rank_main body, int fate)

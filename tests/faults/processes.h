@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as processes of a test, that may be killed and stopped, with a gathering of the test's own that outlives them. */
+/* Ranks as processes of a test, that may be killed and stopped, with a gathering of the test's own
+ * that outlives them. */
 #ifndef TERN_TESTS_FAULTS_PROCESSES_H
 #define TERN_TESTS_FAULTS_PROCESSES_H
 
@@ -12,7 +13,8 @@
 #define MAX_GATHERINGS 48
 #define GATHERING_BYTES 2048
 
-/* In shared memory: each gathering has a place of its own, so that nobody has to clean up after the dead. */
+/* In shared memory: each gathering has a place of its own, so that nobody has to clean up after the
+ * dead. */
 struct board {
 	int nr_ranks;
 	int limit_ms; /* of one gathering */
@@ -28,13 +30,13 @@ struct scene {
 	int nr_ranks;
 	int wait_ms; /* of groups; 0: as usual */
 	int victim;
-	int halves;		    /* that the victim does in the disturbed round before its fate */
+	int halves; /* that the victim does in the disturbed round before its fate */
 	_Atomic unsigned long long fate_ns; /* when it met it; 0: not yet */
-	_Atomic bool at_place;	    /* the victim is where it is to meet it */
-	_Atomic int nr_past;	    /* ranks past the undisturbed rounds */
-	_Atomic int nr_told;	    /* ranks that have said what they had to say */
-	_Atomic int nr_rounds;	    /* completed by rank 0 */
-	struct board first, second; /* of all, and of those that go on */
+	_Atomic bool at_place;              /* the victim is where it is to meet it */
+	_Atomic int nr_past;                /* ranks past the undisturbed rounds */
+	_Atomic int nr_told;                /* ranks that have said what they had to say */
+	_Atomic int nr_rounds;              /* completed by rank 0 */
+	struct board first, second;         /* of all, and of those that go on */
 	char failure[MAX_PROCESSES][600];
 };
 
@@ -43,16 +45,18 @@ struct scene {
 
 unsigned long long now_ns(void);
 
-/* The scene in shared memory, for nr_ranks ranks; scene_close also checks that nothing is left of it on this machine: no process, and in /dev/shm no file, where this process
- * may have a /dev/shm of its own. */
+/* The scene in shared memory, for nr_ranks ranks; scene_close also checks that nothing is left of
+ * it on this machine: no process, and in /dev/shm no file, where this process may have a /dev/shm
+ * of its own. */
 struct scene *scene_open(int nr_ranks, enum tern_mode mode);
 void scene_close(struct scene *scene);
 
 /* Starts the ranks, each of which calls body and ends: cmocka's process stays the parent. */
 void scene_start(struct scene *scene, rank_main body, pid_t *pids);
 
-/* Waits until all have ended, at most three minutes, and fails the test if one noted a failure or ended by itself otherwise than it should: the
- * victim by the signal `fate` (0: orderly), the others orderly. */
+/* Waits until all have ended, at most three minutes, and fails the test if one noted a failure or
+ * ended by itself otherwise than it should: the victim by the signal `fate` (0: orderly), the
+ * others orderly. */
 void scene_finish(struct scene *scene, const pid_t *pids, int fate);
 /* The same, but returns what is wrong, or NULL. */
 const char *scene_verdict(struct scene *scene, const pid_t *pids, int fate);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A link that swallows everything without a word: nobody gets an error from the network, and yet all ranks learn, within their time-out, whom they wait for.
+/* A link that swallows everything without a word: nobody gets an error from the network, and yet
+ * all ranks learn, within their time-out, whom they wait for.
  *
- * Each rank is in a network namespace of its own, on a bridge. All scenes of one direction play at the same time: when every victim stands at its place, the node that all
- * victims are on is cut off, by a queue of no length. */
+ * Each rank is in a network namespace of its own, on a bridge. All scenes of one direction play at
+ * the same time: when every victim stands at its place, the node that all victims are on is cut
+ * off, by a queue of no length. */
 #include "tests/faults/acts.h"
 
 #include <setjmp.h>
@@ -24,7 +26,10 @@
 #define SLACK_MS 1000 /* a heartbeat, and the way to the caller */
 #define NR_SCENES MAX_SCENES
 
-enum direction { TO_VICTIM = 1, FROM_VICTIM = 2 };
+enum direction {
+	TO_VICTIM = 1,
+	FROM_VICTIM = 2
+};
 
 static struct hosts hosts;
 static enum direction directions; /* that are cut */
@@ -42,21 +47,26 @@ static int command(const char *format, ...)
 	return system(line);
 }
 
-/* Frames to the victim's node are dropped by the bridge's port, frames from it by its own device. */
+/* Frames to the victim's node are dropped by the bridge's port, frames from it by its own device.
+ */
 static int cut(void)
 {
 	int rc = 0;
 
 	if (directions & TO_VICTIM)
-		rc = command("tc -n tern-%d-hub qdisc add dev port0-%d root pfifo limit 0", hosts.id, VICTIM);
+		rc = command("tc -n tern-%d-hub qdisc add dev port0-%d root pfifo limit 0",
+			hosts.id, VICTIM);
 	if (directions & FROM_VICTIM)
-		rc = rc ? rc : command("tc -n tern-%d-%d qdisc add dev eth0 root pfifo limit 0", hosts.id, VICTIM);
+		rc = rc ? rc
+			: command("tc -n tern-%d-%d qdisc add dev eth0 root pfifo limit 0",
+				  hosts.id, VICTIM);
 	return rc;
 }
 
-/* ---- the ranks --------------------------------------------------------------------------------------------------------- */
+/* ---- the ranks ------------------------------------------------------------------------------- */
 
-/* The first error: it names the victim, in time. Who waits for a survivor that waits for the victim has both in its report. */
+/* The first error: it names the victim, in time. Who waits for a survivor that waits for the victim
+ * has both in its report. */
 static void expect_named(struct rank *rank, struct round *r, struct scene *s, int rc)
 {
 	struct tern_wait_report report = {.size = sizeof(report)};
@@ -64,16 +74,20 @@ static void expect_named(struct rank *rank, struct round *r, struct scene *s, in
 	char name[24];
 
 	snprintf(name, sizeof(name), "rank %d ", s->victim);
-	if ((rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_TIMEOUT) || !strstr(tern_last_error(), name))
+	if ((rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_TIMEOUT) ||
+		!strstr(tern_last_error(), name))
 		rank_fails(rank, "returned %d, \"%s\"", rc, tern_last_error());
 	else if (took_ms > WAIT_MS + SLACK_MS)
 		rank_fails(rank, "returned only after %llu ms: %s", took_ms, tern_last_error());
-	else if (tern_moe_wait_report(r->moe, &report) || report.error != rc || (report.peer != s->victim && report.nr_missing < 2))
-		rank_fails(rank, "report of peer %d, error %d, %u missing", report.peer, report.error, report.nr_missing);
+	else if (tern_moe_wait_report(r->moe, &report) || report.error != rc ||
+		 (report.peer != s->victim && report.nr_missing < 2))
+		rank_fails(rank, "report of peer %d, error %d, %u missing", report.peer,
+			report.error, report.nr_missing);
 }
 
-/* A wait that has expired may be begun again: now the silence has lasted as long as anybody was willing to wait, and is a death. Before the wire is cut, when all scenes have
- * come so far, it is no silence: on a machine with much to do that may take longer than a wait. */
+/* A wait that has expired may be begun again: now the silence has lasted as long as anybody was
+ * willing to wait, and is a death. Before the wire is cut, when all scenes have come so far, it is
+ * no silence: on a machine with much to do that may take longer than a wait. */
 static int survivor(struct rank *rank, struct round *r, struct scene *s)
 {
 	int rc = 0;
@@ -108,18 +122,20 @@ static void body(struct rank *rank)
 		return;
 	}
 	rc = meet_fate(&r, s);
-	if (*rank->failure || !atomic_load(&s->fate_ns) || (rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_TIMEOUT))
+	if (*rank->failure || !atomic_load(&s->fate_ns) ||
+		(rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_TIMEOUT))
 		rank_fails(rank, "the victim returned %d, %s", rc, tern_last_error());
 	round_close(&r);
 	if (tern_group_destroy(rank->group))
 		rank_fails(rank, "leaving: %s", tern_last_error());
 }
 
-/* ---- the scenes -------------------------------------------------------------------------------------------------------- */
+/* ---- the scenes ------------------------------------------------------------------------------ */
 
 static struct scene *open_scene(int number)
 {
-	struct scene *s = scene_open(RANKS, number < NR_SCENES / 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
+	struct scene *s =
+		scene_open(RANKS, number < NR_SCENES / 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
 
 	s->hosts = &hosts;
 	s->victim = VICTIM;
@@ -134,7 +150,8 @@ static int open_scenes(struct scene **scenes)
 	int nr = 0;
 
 	for (int i = 0; i < NR_SCENES; i++)
-		if (directions == (TO_VICTIM | FROM_VICTIM) || (i / 4 == i % 2) == (directions == TO_VICTIM))
+		if (directions == (TO_VICTIM | FROM_VICTIM) ||
+			(i / 4 == i % 2) == (directions == TO_VICTIM))
 			scenes[nr++] = open_scene(i);
 	return nr;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines of processes, one of which is killed or cut off: the others are told who and why, and go on with each other. */
+/* Engines of processes, one of which is killed or cut off: the others are told who and why, and go
+ * on with each other. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -20,7 +21,7 @@
 #define WAIT 15000
 
 static const char *transport, *odd_transport;
-static int odd; /* this rank has that one; -1: none */
+static int odd;         /* this rank has that one; -1: none */
 static bool is_cut_off; /* the victim; else it is killed */
 
 static int meet(tern_engine *engine, tern_peers *peers)
@@ -42,11 +43,14 @@ static void be_cut_off(struct rank *rank, tern_engine *engine, tern_peers *all)
 	while (!atomic_load(&s->fate_ns))
 		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	rc = meet(engine, all);
-	if (rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_SYSTEM) /* a device that cannot send says so */
-		rank_fails(rank, "waiting behind a wire that is pulled: %d, %s", rc, tern_last_error());
+	if (rc != TERN_ERR_PEER_DEAD && rc != TERN_ERR_SYSTEM) /* a device that cannot send says so
+								*/
+		rank_fails(rank, "waiting behind a wire that is pulled: %d, %s", rc,
+			tern_last_error());
 }
 
-/* Only the first has met the victim's end; who waits for all is told, who waits for the living is not. */
+/* Only the first has met the victim's end; who waits for all is told, who waits for the living is
+ * not. */
 static void after_death(struct rank *rank, tern_engine *engine, tern_peers *all)
 {
 	static const uint32_t living[] = {0, 1, 3};
@@ -67,7 +71,8 @@ static void after_death(struct rank *rank, tern_engine *engine, tern_peers *all)
 		return;
 	}
 	for (int i = 0; i < 20; i++) {
-		struct tern_barrier barrier = {.size = sizeof(barrier), .immediate = 2, .peers = peers};
+		struct tern_barrier barrier = {
+			.size = sizeof(barrier), .immediate = 2, .peers = peers};
 		tern_op op;
 
 		if (tern_engine_barrier(engine, &barrier, &op) || tern_op_wait(engine, op, WAIT))
@@ -88,7 +93,8 @@ static void body(struct rank *rank)
 	tern_engine_config_init(&config);
 	config.transport = rank->rank == odd ? odd_transport : transport;
 	config.timeout_ms = 5000;
-	if (tern_engine_create(rank->group, &config, &engine) || tern_peers_create(engine, ranks, NULL, RANKS, &peers) || meet(engine, peers)) {
+	if (tern_engine_create(rank->group, &config, &engine) ||
+		tern_peers_create(engine, ranks, NULL, RANKS, &peers) || meet(engine, peers)) {
 		rank_fails(rank, "%s", tern_last_error());
 		return;
 	}
@@ -137,7 +143,8 @@ static void over_libfabric(void **state)
 	one_is_killed("ofi:tcp;ofi_rxm", -1, NULL);
 }
 
-/* The victim is reached by all over libfabric, which does not see its death, while shared memory between the others does. */
+/* The victim is reached by all over libfabric, which does not see its death, while shared memory
+ * between the others does. */
 static void apart_from_all(void **state)
 {
 	(void)state;

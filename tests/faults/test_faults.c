@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that are killed, stopped or gone: the others learn who, long before their time is over, and carry on. */
+/* Ranks that are killed, stopped or gone: the others learn who, long before their time is over, and
+ * carry on. */
 #include "tests/faults/acts.h"
 
 #include <errno.h>
@@ -48,14 +49,14 @@ static void killed_in_each_phase(void **state)
 
 	(void)state;
 	BOTH_MODES(mode)
-		for (int i = 0; i < scaled(3); i++)
-			for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
-				struct scene *s = scene_open(nr_ranks[i], mode);
+	for (int i = 0; i < scaled(3); i++)
+		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
+			struct scene *s = scene_open(nr_ranks[i], mode);
 
-				s->victim = (nr_halves + nr_ranks[i]) % nr_ranks[i];
-				s->halves = nr_halves;
-				scene_play(s, killed_body, SIGKILL);
-			}
+			s->victim = (nr_halves + nr_ranks[i]) % nr_ranks[i];
+			s->halves = nr_halves;
+			scene_play(s, killed_body, SIGKILL);
+		}
 }
 
 static void killed_anywhere_body(struct rank *rank)
@@ -122,7 +123,10 @@ static void chain_body(struct rank *rank)
 		rc = rounds_and_halves(&r, 3, 0);
 		while (atomic_load(&s->nr_told) < 2)
 			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-		nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* most likely their processes have ended by now: both ways are right */
+		nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* most likely their
+									     processes have ended by
+									     now: both ways are
+									     right */
 		rc = rc ? rc : round_try_send(&r);
 		rc = rc ? rc : tern_dispatch_recv(r.moe, 0, &received);
 		expect_death(rank, &r, s, rc);
@@ -137,16 +141,17 @@ static void death_is_told_apart(void **state)
 {
 	(void)state;
 	BOTH_MODES(mode)
-		for (int victim = 0; victim < 3; victim++) {
-			struct scene *s = scene_open(4, mode);
+	for (int victim = 0; victim < 3; victim++) {
+		struct scene *s = scene_open(4, mode);
 
-			s->victim = victim;
-			s->halves = 0;
-			scene_play(s, chain_body, SIGKILL);
-		}
+		s->victim = victim;
+		s->halves = 0;
+		scene_play(s, chain_body, SIGKILL);
+	}
 }
 
-/* As on old kernels and in some sandboxes: no pidfds. Death is noticed all the same, and so is leaving. */
+/* As on old kernels and in some sandboxes: no pidfds. Death is noticed all the same, and so is
+ * leaving. */
 static int forbid_pidfds(void)
 {
 	struct sock_filter code[] = {
@@ -157,7 +162,10 @@ static int forbid_pidfds(void)
 	};
 	struct sock_fprog program = {sizeof(code) / sizeof(code[0]), code};
 
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) ? -1 : 0;
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+			       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)
+		       ? -1
+		       : 0;
 }
 
 static void left_body(struct rank *rank);
@@ -193,17 +201,19 @@ static void without_pidfds(void **state)
 		skip();
 	}
 	BOTH_MODES(mode)
-		for (int leaves = 0; leaves < 2; leaves++) {
-			struct scene *s = scene_open(leaves ? 2 : 4, mode);
+	for (int leaves = 0; leaves < 2; leaves++) {
+		struct scene *s = scene_open(leaves ? 2 : 4, mode);
 
-			s->halves = 1;
-			scene_play(s, leaves ? left_without_pidfd_body : killed_without_pidfd_body, leaves ? 0 : SIGKILL);
-		}
+		s->halves = 1;
+		scene_play(s, leaves ? left_without_pidfd_body : killed_without_pidfd_body,
+			leaves ? 0 : SIGKILL);
+	}
 }
 
-/* ---- standstill -------------------------------------------------------------------------------------------------------- */
+/* ---- standstill ------------------------------------------------------------------------------ */
 
-/* A wait for a rank that is slow for a moment may expire too, so only a report that names the victim counts. */
+/* A wait for a rank that is slow for a moment may expire too, so only a report that names the
+ * victim counts. */
 static bool names_victim(struct round *r, struct scene *s)
 {
 	struct tern_wait_report report = {.size = sizeof(report)};
@@ -212,12 +222,15 @@ static bool names_victim(struct round *r, struct scene *s)
 	snprintf(name, sizeof(name), "rank %d ", s->victim);
 	if (!strstr(tern_last_error(), name))
 		return false;
-	if (tern_moe_wait_report(r->moe, &report) || report.error != TERN_ERR_TIMEOUT || (report.peer != s->victim && report.nr_missing < 2))
-		rank_fails(r->rank, "report of peer %d, %u missing, error %d", report.peer, report.nr_missing, report.error);
+	if (tern_moe_wait_report(r->moe, &report) || report.error != TERN_ERR_TIMEOUT ||
+		(report.peer != s->victim && report.nr_missing < 2))
+		rank_fails(r->rank, "report of peer %d, %u missing, error %d", report.peer,
+			report.nr_missing, report.error);
 	return true;
 }
 
-/* Repeats halves that time out; the first time-out is told to the parent, which then lets the victim go on. */
+/* Repeats halves that time out; the first time-out is told to the parent, which then lets the
+ * victim go on. */
 static int patient_half(struct round *r, struct scene *s, int half, bool *told)
 {
 	int rc;
@@ -273,20 +286,20 @@ static void stopped_and_continued(void **state)
 {
 	(void)state;
 	BOTH_MODES(mode)
-		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
-			struct scene *s = scene_open(3, mode);
-			unsigned long long end = now_ns() + SCENE_LIMIT_NS;
-			pid_t pids[MAX_PROCESSES];
+	for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
+		struct scene *s = scene_open(3, mode);
+		unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+		pid_t pids[MAX_PROCESSES];
 
-			s->halves = nr_halves;
-			s->victim = nr_halves % 3;
-			scene_start(s, stopped_body, pids);
-			while (atomic_load(&s->nr_told) < 2 && now_ns() < end)
-				nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-			kill(pids[s->victim], SIGCONT);
-			scene_finish(s, pids, 0);
-			scene_close(s);
-		}
+		s->halves = nr_halves;
+		s->victim = nr_halves % 3;
+		scene_start(s, stopped_body, pids);
+		while (atomic_load(&s->nr_told) < 2 && now_ns() < end)
+			nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+		kill(pids[s->victim], SIGCONT);
+		scene_finish(s, pids, 0);
+		scene_close(s);
+	}
 }
 
 static void stopped_once_body(struct rank *rank)
@@ -317,14 +330,16 @@ static void await_stop(pid_t pid)
 	assert_int_equal(waitid(P_PID, (id_t)pid, &info, WSTOPPED | WEXITED | WNOWAIT), 0);
 }
 
-/* Longer than the group would wait for it on joining, shorter than the exchange: its silence is not its death. */
+/* Longer than the group would wait for it on joining, shorter than the exchange: its silence is not
+ * its death. */
 static void stopped_for_long(void **state)
 {
 	struct scene *scenes[TERN_HIGH_THROUGHPUT + 1];
 	pid_t pids[TERN_HIGH_THROUGHPUT + 1][MAX_PROCESSES];
 
 	(void)state;
-	BOTH_MODES(mode) {
+	BOTH_MODES(mode)
+	{
 		struct scene *s = scenes[mode] = scene_open(3, mode);
 
 		s->wait_ms = 2000;
@@ -334,14 +349,14 @@ static void stopped_for_long(void **state)
 	}
 	nanosleep(&(struct timespec){.tv_sec = 4}, NULL);
 	BOTH_MODES(mode)
-		kill(pids[mode][scenes[mode]->victim], SIGCONT);
+	kill(pids[mode][scenes[mode]->victim], SIGCONT);
 	BOTH_MODES(mode)
-		scene_finish(scenes[mode], pids[mode], 0);
+	scene_finish(scenes[mode], pids[mode], 0);
 	BOTH_MODES(mode)
-		scene_close(scenes[mode]);
+	scene_close(scenes[mode]);
 }
 
-/* ---- departure --------------------------------------------------------------------------------------------------------- */
+/* ---- departure ------------------------------------------------------------------------------- */
 
 static void leaver(struct rank *rank, struct round *r, struct scene *s)
 {
@@ -368,9 +383,11 @@ static void left_body(struct rank *rank)
 	rc = rounds_from(&r, 0, 0);
 	snprintf(text, sizeof(text), "rank %d left the exchange", s->victim);
 	if (!*rank->failure && (rc != TERN_ERR_PEER_LEFT || !strstr(tern_last_error(), text)))
-		rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_LEFT with \"%s\"", rc, tern_last_error(), text);
+		rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_LEFT with \"%s\"", rc,
+			tern_last_error(), text);
 	if (passed_ns(atomic_load(&s->fate_ns)) > NOTICED_WITHIN_NS)
-		rank_fails(rank, "noticed after %llu ms", passed_ns(atomic_load(&s->fate_ns)) / 1000000);
+		rank_fails(rank, "noticed after %llu ms",
+			passed_ns(atomic_load(&s->fate_ns)) / 1000000);
 	round_close(&r);
 	carry_on(rank, s);
 }
@@ -380,16 +397,16 @@ static void left_in_order(void **state)
 {
 	(void)state;
 	BOTH_MODES(mode)
-		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
-			struct scene *s = scene_open(2, mode);
+	for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
+		struct scene *s = scene_open(2, mode);
 
-			s->halves = nr_halves;
-			s->victim = nr_halves & 1;
-			scene_play(s, left_body, 0);
-		}
+		s->halves = nr_halves;
+		s->victim = nr_halves & 1;
+		scene_play(s, left_body, 0);
+	}
 }
 
-/* ---- creation ---------------------------------------------------------------------------------------------------------- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 /* Rank 1 is gone before its exchange is made: nobody waits for ever. */
 static void never_made_body(struct rank *rank)
@@ -430,7 +447,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(left_in_order),
 		cmocka_unit_test(killed_before_creation),
 	};
-	const char *each = getenv("TERN_TEST_TRANSPORTS"), *network = each && strstr(each, "ofi") ? "ofi" : getenv("TERN_TRANSPORT");
+	const char *each = getenv("TERN_TEST_TRANSPORTS"),
+		   *network = each && strstr(each, "ofi") ? "ofi" : getenv("TERN_TRANSPORT");
 
 	if (getenv("TERN_FORCE_ENGINE") && network && !transport_is_there(network)) {
 		printf("%s\n", tern_last_error());

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wire to a rank is pulled in each phase of both modes, over verbs: the network answers with errors, and every other rank learns who is gone, long before its time is over. */
+/* The wire to a rank is pulled in each phase of both modes, over verbs: the network answers with
+ * errors, and every other rank learns who is gone, long before its time is over. */
 #include "tests/faults/acts.h"
 
 #include <setjmp.h>
@@ -21,7 +22,9 @@ static void victim(struct rank *rank, struct round *r, struct scene *s)
 
 	if (*rank->failure)
 		return;
-	if (!atomic_load(&s->fate_ns) || rc != TERN_ERR_PEER_DEAD || (!strstr(tern_last_error(), "rank 0 died") && !strstr(tern_last_error(), "rank 1 died")))
+	if (!atomic_load(&s->fate_ns) || rc != TERN_ERR_PEER_DEAD ||
+		(!strstr(tern_last_error(), "rank 0 died") &&
+			!strstr(tern_last_error(), "rank 1 died")))
 		rank_fails(rank, "the victim returned %d, %s", rc, tern_last_error());
 }
 

@@ -6,7 +6,8 @@
 
 bool wire_is_there(void)
 {
-	return !access("/sys/class/infiniband/rxe1", F_OK) && !access("/sys/class/infiniband/rxe2", F_OK);
+	return !access("/sys/class/infiniband/rxe1", F_OK) &&
+	       !access("/sys/class/infiniband/rxe2", F_OK);
 }
 
 int wire_pull(void)

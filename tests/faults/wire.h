@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wire between two RDMA devices of the virtual machine, which a test may pull (scripts/vm/wire.sh). */
+/* The wire between two RDMA devices of the virtual machine, which a test may pull
+ * (scripts/vm/wire.sh). */
 #ifndef TERN_TESTS_FAULTS_WIRE_H
 #define TERN_TESTS_FAULTS_WIRE_H
 

@@ -37,12 +37,12 @@ static inline uint32_t take_from(struct bytes *b, uint32_t least, uint32_t most)
 }
 
 /* What a fuzzer must not find: ends the process with the reason. */
-#define MUST(condition)                                                                     \
-	do {                                                                                \
-		if (!(condition)) {                                                         \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-			abort();                                                            \
-		}                                                                           \
+#define MUST(condition)                                                                            \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);    \
+			abort();                                                                   \
+		}                                                                                  \
 	} while (0)
 
 #endif

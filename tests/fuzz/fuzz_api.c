@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One rank, any settings, any calls in any order with any arguments. A model of the contract says of each call whether it must be taken or
- * refused; what is taken is verified, and what is refused has changed nothing that the following calls could notice. */
+/* One rank, any settings, any calls in any order with any arguments. A model of the contract says
+ * of each call whether it must be taken or refused; what is taken is verified, and what is refused
+ * has changed nothing that the following calls could notice. */
 #include <stdbool.h>
 #include <string.h>
 
@@ -43,7 +44,7 @@ struct world {
 	struct tern_stats stats;
 };
 
-/* ---- settings ---------------------------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 static uint32_t odd_number(struct bytes *b, uint32_t ordinary)
 {
@@ -80,11 +81,14 @@ static void draw_config(struct bytes *b, struct tern_moe_config *c)
 	tern_moe_config_init(c);
 	c->mode = (enum tern_mode)odd_number(b, take_from(b, 1, 2));
 	c->layout = (enum tern_layout)odd_number(b, take_from(b, 1, 3));
-	c->reduce = (enum tern_reduce)odd_number(b, c->layout == TERN_BY_SOURCE ? 2 : take_from(b, 1, 2));
-	c->weights = (enum tern_weights)odd_number(b, c->layout == TERN_BY_SOURCE ? 2 : take_from(b, 1, 2));
+	c->reduce = (enum tern_reduce)odd_number(
+		b, c->layout == TERN_BY_SOURCE ? 2 : take_from(b, 1, 2));
+	c->weights = (enum tern_weights)odd_number(
+		b, c->layout == TERN_BY_SOURCE ? 2 : take_from(b, 1, 2));
 	c->hidden = odd_number(b, hidden[take_byte(b) % 5]);
 	c->nr_experts = odd_number(b, take_from(b, 1, MAX_EXPERTS));
-	c->topk = odd_number(b, take_from(b, 1, c->nr_experts - 1 < MAX_EXPERTS ? c->nr_experts : MAX_EXPERTS));
+	c->topk = odd_number(
+		b, take_from(b, 1, c->nr_experts - 1 < MAX_EXPERTS ? c->nr_experts : MAX_EXPERTS));
 	c->max_tokens = odd_number(b, take_from(b, 1, MAX_TOKENS));
 	c->x_dtype = c->dispatch_dtype = (enum tern_dtype)odd_number(b, take_from(b, 1, 3));
 	c->combine_dtype = (enum tern_dtype)odd_number(b, take_from(b, 1, 3));
@@ -107,10 +111,13 @@ static void draw_config(struct bytes *b, struct tern_moe_config *c)
 /* Taken settings must be within the contract; too large ones for this test are left alone. */
 static bool settings_are_small(const struct tern_moe_config *c)
 {
-	MUST(c->topk >= 1 && c->topk <= TERN_MAX_TOPK && c->topk <= c->nr_experts && c->nr_slots >= 1 && c->nr_slots <= 16);
-	MUST(c->max_tokens >= 1 && c->hidden >= 1 && c->alignment >= 1 && c->replica_ranks == 1 && c->wait_ms >= 0);
+	MUST(c->topk >= 1 && c->topk <= TERN_MAX_TOPK && c->topk <= c->nr_experts &&
+		c->nr_slots >= 1 && c->nr_slots <= 16);
+	MUST(c->max_tokens >= 1 && c->hidden >= 1 && c->alignment >= 1 && c->replica_ranks == 1 &&
+		c->wait_ms >= 0);
 	MUST(c->mode >= 1 && c->mode <= 2 && c->layout >= 1 && c->layout <= 3);
-	return c->max_tokens <= MAX_TOKENS && c->hidden <= MAX_HIDDEN && c->nr_experts <= MAX_EXPERTS && c->nr_slots <= MAX_SLOTS &&
+	return c->max_tokens <= MAX_TOKENS && c->hidden <= MAX_HIDDEN &&
+	       c->nr_experts <= MAX_EXPERTS && c->nr_slots <= MAX_SLOTS &&
 	       c->x_dtype == c->dispatch_dtype && c->x_dtype != TERN_FP8_E4M3 &&
 	       c->payload_bytes <= MAX_HIDDEN * 4 && c->alignment <= 4096 && c->capacity <= 4096;
 }
@@ -118,7 +125,8 @@ static bool settings_are_small(const struct tern_moe_config *c)
 /* What would take gigabytes before it is refused or taken. */
 static bool settings_are_huge(const struct tern_moe_config *c)
 {
-	return (double)c->max_tokens * c->topk * c->nr_slots > 1e6 && c->max_tokens <= 1u << 24 && c->topk <= TERN_MAX_TOPK && c->nr_slots <= 16;
+	return (double)c->max_tokens * c->topk * c->nr_slots > 1e6 && c->max_tokens <= 1u << 24 &&
+	       c->topk <= TERN_MAX_TOPK && c->nr_slots <= 16;
 }
 
 static uint32_t bytes_of(enum tern_dtype dtype)
@@ -147,7 +155,7 @@ static void check_memory(const tern_moe *moe, const struct tern_moe_config *c)
 	MUST((double)memory.window_bytes >= results);
 }
 
-/* ---- expectations --------------------------------------------------------------------------------------------------------------- */
+/* ---- expectations ---------------------------------------------------------------------------- */
 
 static void check_unchanged(struct world *w)
 {
@@ -198,12 +206,14 @@ static bool over_capacity(const struct world *w, const struct shadow *s)
 	}
 	for (uint32_t t = 0; t < s->nr_tokens; t++)
 		tokens += goes_anywhere(w, &s->tokens[t]);
-	return w->c.layout == TERN_CONTIGUOUS ? end > w->c.capacity : w->c.layout == TERN_BY_SOURCE && tokens > w->c.capacity;
+	return w->c.layout == TERN_CONTIGUOUS
+		       ? end > w->c.capacity
+		       : w->c.layout == TERN_BY_SOURCE && tokens > w->c.capacity;
 }
 
 static uint8_t x[MAX_TOKENS * (MAX_HIDDEN * 4 + 32) + 64] __attribute__((aligned(64)));
 
-/* ---- received ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- received -------------------------------------------------------------------------------- */
 
 static void check_row(const struct world *w, const struct shadow *s, uint64_t at, uint32_t expert)
 {
@@ -214,7 +224,8 @@ static void check_row(const struct world *w, const struct shadow *s, uint64_t at
 	MUST(row->rank == 0 && row->token >= 0 && row->token < (int32_t)s->nr_tokens);
 	token = &s->tokens[row->token];
 	if (w->c.layout != TERN_BY_SOURCE) {
-		MUST(row->k >= 0 && row->k < (int32_t)w->c.topk && token->ids[row->k] == (int32_t)expert);
+		MUST(row->k >= 0 && row->k < (int32_t)w->c.topk &&
+			token->ids[row->k] == (int32_t)expert);
 		MUST(row->weight == token->weights[row->k]);
 	}
 	for (uint32_t i = 0; i < w->row_bytes; i++)
@@ -230,9 +241,11 @@ static void check_received(const struct world *w, struct shadow *s)
 		if (w->c.layout != TERN_BY_SOURCE)
 			MUST(s->received.counts[i] == expected_rows(w, s, i));
 		sum += s->received.counts[i];
-		for (uint64_t at = s->received.offsets[i]; at < s->received.offsets[i] + s->received.counts[i]; at++)
+		for (uint64_t at = s->received.offsets[i];
+			at < s->received.offsets[i] + s->received.counts[i]; at++)
 			check_row(w, s, at, i);
-		MUST(!s->received.counts[i] || s->received.offsets[i] + s->received.counts[i] <= s->received.extent);
+		MUST(!s->received.counts[i] ||
+			s->received.offsets[i] + s->received.counts[i] <= s->received.extent);
 	}
 	MUST(sum == s->received.nr_rows);
 }
@@ -242,8 +255,8 @@ static bool draw_received(struct world *w, struct tern_received *received)
 {
 	uint8_t spoil = take_byte(&w->b);
 
-	*received = (struct tern_received){.size = spoil == 1 ? 0 : sizeof(*received),
-		.into_x = spoil == 2 ? x + 1 : NULL};
+	*received = (struct tern_received){
+		.size = spoil == 1 ? 0 : sizeof(*received), .into_x = spoil == 2 ? x + 1 : NULL};
 	return spoil != 1 && spoil != 2;
 }
 
@@ -254,7 +267,7 @@ static void take_received(struct world *w, struct shadow *s, const struct tern_r
 	check_received(w, s);
 }
 
-/* ---- dispatch ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- dispatch -------------------------------------------------------------------------------- */
 
 /* Draws tokens; false: one of their rows of ids must be refused. */
 static bool draw_tokens(struct world *w, struct shadow *s)
@@ -267,7 +280,8 @@ static bool draw_tokens(struct world *w, struct shadow *s)
 		token->mark = take_byte(&w->b);
 		for (uint32_t k = 0; k < w->c.topk; k++) {
 			uint8_t draw = take_byte(&w->b);
-			int32_t id = draw < 250 ? (int32_t)(draw % (w->c.nr_experts + 1)) - 1 : draw * 65537 - 250 * 65537 - 3;
+			int32_t id = draw < 250 ? (int32_t)(draw % (w->c.nr_experts + 1)) - 1
+						: draw * 65537 - 250 * 65537 - 3;
 
 			token->weights[k] = (float)(draw % 3);
 			token->ids[k] = id;
@@ -289,8 +303,14 @@ static void call_send(struct world *w, uint32_t slot)
 	uint32_t stride = w->row_bytes + (kind & 1 ? 32 : 0);
 	bool wide = kind & 2, joined = kind & 4, ids_good = draw_tokens(w, &fresh), good = true;
 	struct tern_received received;
-	struct tern_dispatch args = {.size = sizeof(args), .slot = slot, .nr_tokens = fresh.nr_tokens, .x = x, .x_stride = kind & 1 ? stride : 0,
-		.topk_ids = wide ? (void *)wide_ids : (void *)ids, .topk_ids_bits = wide ? 64 : 32, .topk_weights = weights};
+	struct tern_dispatch args = {.size = sizeof(args),
+		.slot = slot,
+		.nr_tokens = fresh.nr_tokens,
+		.x = x,
+		.x_stride = kind & 1 ? stride : 0,
+		.topk_ids = wide ? (void *)wide_ids : (void *)ids,
+		.topk_ids_bits = wide ? 64 : 32,
+		.topk_weights = weights};
 	enum next next = slot < w->c.nr_slots ? w->slots[slot].next : HOME;
 	/* With the second half in the same call, which goes on where the first is done. */
 	bool some = fresh.nr_tokens > 0, right = next == SEND, again = joined && next == RECV;
@@ -299,7 +319,8 @@ static void call_send(struct world *w, uint32_t slot)
 	for (uint32_t t = 0; t < fresh.nr_tokens; t++) {
 		memset(x + t * stride, fresh.tokens[t].mark, w->row_bytes);
 		for (uint32_t k = 0; k < w->c.topk; k++) {
-			wide_ids[t * w->c.topk + k] = ids[t * w->c.topk + k] = fresh.tokens[t].ids[k];
+			wide_ids[t * w->c.topk + k] = ids[t * w->c.topk + k] =
+				fresh.tokens[t].ids[k];
 			weights[t * w->c.topk + k] = fresh.tokens[t].weights[k];
 		}
 	}
@@ -378,7 +399,7 @@ static void call_recv(struct world *w, uint32_t slot)
 	}
 }
 
-/* ---- combine: small whole numbers, so that every sum is exact ---------------------------------------------------------------------------- */
+/* ---- combine: small whole numbers, so that every sum is exact -------------------------------- */
 
 static void put(const struct world *w, uint8_t *row, uint32_t i, float value)
 {
@@ -420,9 +441,12 @@ static void fill_results(const struct world *w, const struct shadow *s, uint8_t 
 	uint32_t nr = w->c.layout == TERN_BY_SOURCE ? 1 : w->c.nr_experts;
 
 	for (uint32_t i = 0; i < nr; i++)
-		for (uint64_t at = s->received.offsets[i]; at < s->received.offsets[i] + s->received.counts[i]; at++)
+		for (uint64_t at = s->received.offsets[i];
+			at < s->received.offsets[i] + s->received.counts[i]; at++)
 			for (uint32_t h = 0; h < w->c.hidden; h++)
-				put(w, y + at * stride, h, result(&s->tokens[s->received.rows[at].token], s->received.rows[at].k));
+				put(w, y + at * stride, h,
+					result(&s->tokens[s->received.rows[at].token],
+						s->received.rows[at].k));
 }
 
 /* Where sums go: kept in *out, of which the second half gets `at` and `pass`. */
@@ -468,9 +492,11 @@ static void call_results(struct world *w, uint32_t slot, bool joined)
 	bool right = next == RESULTS || (joined && next == HOME), good = true;
 	struct shadow *s = right ? &w->slots[slot] : NULL;
 	uint8_t kind = take_byte(&w->b);
-	size_t stride = w->y_bytes + (kind & 1 ? 16 : 0), bytes = s ? s->received.extent * stride : 16;
+	size_t stride = w->y_bytes + (kind & 1 ? 16 : 0),
+	       bytes = s ? s->received.extent * stride : 16;
 	uint8_t *y = aligned_alloc(16, bytes ? bytes : 16);
-	struct tern_combine args = {.size = sizeof(args), .slot = slot, .y = y, .y_stride = kind & 1 ? stride : 0};
+	struct tern_combine args = {
+		.size = sizeof(args), .slot = slot, .y = y, .y_stride = kind & 1 ? stride : 0};
 	struct sums sums = {0};
 	int rc;
 
@@ -534,7 +560,7 @@ static void call_release(struct world *w, uint32_t slot)
 	}
 }
 
-/* ---- calls ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static void make_call(struct world *w)
 {

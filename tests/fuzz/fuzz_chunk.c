@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A source that sends its gateway any chunks. The gateway takes them or calls them broken; it stores rows, headers and the dispatch word where those of
- * this source belong, on the ranks of its node, and nowhere else. Ranks 0 and 3 are elsewhere, the gateway is rank 1, rank 2 is beside it. */
+/* A source that sends its gateway any chunks. The gateway takes them or calls them broken; it
+ * stores rows, headers and the dispatch word where those of this source belong, on the ranks of its
+ * node, and nowhere else. Ranks 0 and 3 are elsewhere, the gateway is rank 1, rank 2 is beside it.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,9 +61,15 @@ static void gateway_open(struct gateway *g, struct bytes *b)
 	MUST(!placement_init(&moe->placement, &moe->config.placement, NR_EXPERTS, NR_RANKS));
 	MUST(!topology_init(&moe->topology, node_of, NR_RANKS));
 	channels.nr_channels = topology_most_channels(&moe->topology);
-	layout_init(&moe->layout, &moe->config, NR_RANKS, NR_EXPERTS, moe->placement.max_local, &channels);
+	layout_init(&moe->layout, &moe->config, NR_RANKS, NR_EXPERTS, moe->placement.max_local,
+		&channels);
 	for (int r = GATEWAY; r <= BESIDE; r++) {
-		g->windows[r].base = aligned_alloc(4096, moe->layout.window_bytes); /* exact, so that AddressSanitizer sees its end */
+		g->windows[r].base =
+			aligned_alloc(4096, moe->layout.window_bytes); /* exact, so
+									  that
+									  AddressSanitizer
+									  sees its end
+									*/
 		MUST(g->windows[r].base);
 		memset(g->windows[r].base, 0, moe->layout.window_bytes);
 		g->mapped[r] = &g->windows[r];
@@ -92,9 +100,12 @@ static void write_row(struct bytes *b, const struct layout *l, struct chunk_writ
 		copy.header.home_row = take_from(b, 0, 26);
 		copy.header.nr_routes = take_from(b, 1, nr_places > 1 ? 1 : l->topk);
 		for (uint32_t k = 0; k < copy.header.nr_routes; k++)
-			copy.header.routes[k] = (struct route){.position = take_from(b, 0, (uint32_t)l->positions),
-				.expert = (uint16_t)take_from(b, 0, 2), .k = (uint16_t)take_from(b, 0, l->topk)};
-		chunk_row_place(w, GATEWAY + i, take_from(b, 0, 7) % (l->share_tokens + 1), &copy.header);
+			copy.header.routes[k] =
+				(struct route){.position = take_from(b, 0, (uint32_t)l->positions),
+					.expert = (uint16_t)take_from(b, 0, 2),
+					.k = (uint16_t)take_from(b, 0, l->topk)};
+		chunk_row_place(
+			w, GATEWAY + i, take_from(b, 0, 7) % (l->share_tokens + 1), &copy.header);
 	}
 	chunk_row_end(w, l, &(struct row_source){payload, payload + l->payload_bytes});
 }
@@ -131,12 +142,15 @@ static void check_output(const struct gateway *g, int rank, uint64_t output)
 	const struct layout *l = &g->moe.layout;
 	const struct output_layout *o = &l->output;
 	uint64_t ids = g->moe.config.layout == TERN_BY_SOURCE ? l->topk * 4ull : 0;
-	const uint64_t begins[] = {o->x, o->scales, o->rows, o->topk_ids, o->topk_weights, o->bytes};
-	const uint64_t row_bytes[] = {l->payload_bytes, l->scales_bytes, sizeof(struct tern_row), ids, ids};
+	const uint64_t begins[] = {
+		o->x, o->scales, o->rows, o->topk_ids, o->topk_weights, o->bytes};
+	const uint64_t row_bytes[] = {
+		l->payload_bytes, l->scales_bytes, sizeof(struct tern_row), ids, ids};
 
 	for (int i = 0; i < 5; i++)
 		if (row_bytes[i])
-			expect_untouched(g, rank, output + begins[i] + l->positions * row_bytes[i], begins[i + 1] - begins[i] - l->positions * row_bytes[i]);
+			expect_untouched(g, rank, output + begins[i] + l->positions * row_bytes[i],
+				begins[i + 1] - begins[i] - l->positions * row_bytes[i]);
 }
 
 /* Everything that belongs to somebody else. */
@@ -149,15 +163,22 @@ static void check_windows(const struct gateway *g)
 		expect_untouched(g, r, l->notes, l->channels - l->notes);
 		for (uint32_t slot = 0; slot < l->nr_slots; slot++) {
 			check_output(g, r, layout_output(l, slot));
-			expect_untouched(g, r, layout_counts(l, slot, 0, 0), 2 * l->nr_ranks * l->counts_bytes);
-			expect_untouched(g, r, layout_combine_row(l, slot, 0), (uint64_t)l->combine_rows * l->combine_row_bytes);
+			expect_untouched(g, r, layout_counts(l, slot, 0, 0),
+				2 * l->nr_ranks * l->counts_bytes);
+			expect_untouched(g, r, layout_combine_row(l, slot, 0),
+				(uint64_t)l->combine_rows * l->combine_row_bytes);
 			for (uint32_t source = 0; source < SOURCE; source++)
-				expect_untouched(g, r, layout_region(l, slot, source), l->region_bytes);
-			expect_untouched(g, r, layout_region(l, slot, NR_RANKS), layout_output(l, slot) - layout_region(l, slot, NR_RANKS));
+				expect_untouched(
+					g, r, layout_region(l, slot, source), l->region_bytes);
+			expect_untouched(g, r, layout_region(l, slot, NR_RANKS),
+				layout_output(l, slot) - layout_region(l, slot, NR_RANKS));
 			for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
 				for (uint32_t source = 0; source < NR_RANKS; source++)
 					if (kind != WORD_DISPATCH || source != SOURCE)
-						expect_untouched(g, r, layout_word(l, slot, (enum word_kind)kind, source), 8);
+						expect_untouched(g, r,
+							layout_word(l, slot, (enum word_kind)kind,
+								source),
+							8);
 		}
 	}
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clang -fsanitize=fuzzer,address: the .npy reader on any bytes. What it accepts must lie within them. */
+/* clang -fsanitize=fuzzer,address: the .npy reader on any bytes. What it accepts must lie within
+ * them. */
 #include "testkit/npy.h"
 
 #include <stdlib.h>
@@ -19,8 +20,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	data = npy.data;
 	for (i = 0; i < npy.data_bytes; i++)
 		sum += data[i];
-	if (data < bytes || data + npy.data_bytes != bytes + size || npy.nr_dims < 1 || npy.nr_dims > 2 ||
-		npy.shape[0] * npy.shape[1] * npy_item_bytes(npy.type) != npy.data_bytes || sum == 1u << 31)
+	if (data < bytes || data + npy.data_bytes != bytes + size || npy.nr_dims < 1 ||
+		npy.nr_dims > 2 ||
+		npy.shape[0] * npy.shape[1] * npy_item_bytes(npy.type) != npy.data_bytes ||
+		sum == 1u << 31)
 		abort();
 	return 0;
 }

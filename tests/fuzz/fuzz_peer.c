@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A peer that writes anything into this rank's window between the halves: counts, headers, words, event_counts. The library answers with
- * TERN_ERR_PROTOCOL, or goes on waiting, or goes on; it never follows a number out of bounds. Two ranks in one thread, polling. */
+/* A peer that writes anything into this rank's window between the halves: counts, headers, words,
+ * event_counts. The library answers with TERN_ERR_PROTOCOL, or goes on waiting, or goes on; it
+ * never follows a number out of bounds. Two ranks in one thread, polling. */
 #include <pthread.h>
 #include <string.h>
 
@@ -45,7 +46,8 @@ static void *create(void *arg)
 {
 	struct creation *c = arg;
 
-	c->pair->rc[c->rank] = tern_moe_create(groups[c->rank], &c->pair->config, &c->pair->moe[c->rank]);
+	c->pair->rc[c->rank] =
+		tern_moe_create(groups[c->rank], &c->pair->config, &c->pair->moe[c->rank]);
 	return NULL;
 }
 
@@ -89,7 +91,10 @@ static void draw_routes(struct bytes *b, struct pair *p)
 			uint32_t first = take_byte(b);
 
 			for (uint32_t k = 0; k < p->config.topk; k++)
-				p->ids[r][t * p->config.topk + k] = first & 1u << k ? (int32_t)((first + k) % p->config.nr_experts) : -1;
+				p->ids[r][t * p->config.topk + k] =
+					first & 1u << k
+						? (int32_t)((first + k) % p->config.nr_experts)
+						: -1;
 		}
 	}
 	if (p->config.replica_ranks == 2) {
@@ -98,7 +103,7 @@ static void draw_routes(struct bytes *b, struct pair *p)
 	}
 }
 
-/* ---- mutations --------------------------------------------------------------------------------------------------------- */
+/* ---- mutations ------------------------------------------------------------------------------- */
 
 static uint64_t target(const tern_moe *moe, uint8_t kind, uint32_t source, uint32_t index)
 {
@@ -110,14 +115,18 @@ static uint64_t target(const tern_moe *moe, uint8_t kind, uint32_t source, uint3
 	case 1: /* low latency: rows of each expert; high throughput: headers */
 		return layout_region(l, 0, source) + index * 4 % l->region_bytes;
 	case 2: /* a header */
-		return (uint64_t)((uint8_t *)header_at(moe, own(moe, layout_region(l, 0, source)), index / 32 % l->share_tokens) - own(moe, 0)) +
+		return (uint64_t)((uint8_t *)header_at(moe, own(moe, layout_region(l, 0, source)),
+					  index / 32 % l->share_tokens) -
+				  own(moe, 0)) +
 		       index % 32 * 2;
 	case 3:
 		return l->counts_bytes && moe->config.mode == TERN_HIGH_THROUGHPUT
-			       ? layout_counts(l, 0, moe->slots[0].epoch, source) + index * 4 % l->counts_bytes
+			       ? layout_counts(l, 0, moe->slots[0].epoch, source) +
+					 index * 4 % l->counts_bytes
 			       : layout_region(l, 0, source);
 	case 4:
-		return layout_event_count(l, 0, (enum tern_phase)(index % NR_PHASES)) + index / 4 % 3 * 4;
+		return layout_event_count(l, 0, (enum tern_phase)(index % NR_PHASES)) +
+		       index / 4 % 3 * 4;
 	default:
 		return layout_slot(l, 0) + index * 64ull % l->slot_bytes;
 	}
@@ -125,7 +134,8 @@ static uint64_t target(const tern_moe *moe, uint8_t kind, uint32_t source, uint3
 
 static uint16_t draw_value(struct bytes *b)
 {
-	static const uint16_t values[] = {0, 1, 2, 3, 4, 5, 6, 7, 0xff, 0x100, 0x7fff, 0x8000, 0xfffe, 0xffff};
+	static const uint16_t values[] = {
+		0, 1, 2, 3, 4, 5, 6, 7, 0xff, 0x100, 0x7fff, 0x8000, 0xfffe, 0xffff};
 	uint8_t choice = take_byte(b);
 
 	return choice < 128 ? values[choice % 14] : (uint16_t)(choice * 257);
@@ -148,14 +158,15 @@ static void mutate(struct bytes *b, struct pair *p)
 	}
 }
 
-/* ---- the round ---------------------------------------------------------------------------------------------------------- */
+/* ---- the round ------------------------------------------------------------------------------- */
 
 static void expect(struct pair *p, int rc)
 {
 	if (!rc)
 		return;
 	p->over = true;
-	MUST(rc == TERN_ERR_PROTOCOL || rc == TERN_ERR_TIMEOUT || rc == TERN_ERR_PEER_LEFT || rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_CAPACITY);
+	MUST(rc == TERN_ERR_PROTOCOL || rc == TERN_ERR_TIMEOUT || rc == TERN_ERR_PEER_LEFT ||
+		rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_CAPACITY);
 	MUST(p->mutated || rc == TERN_ERR_CAPACITY);
 	MUST(*tern_last_error());
 }
@@ -163,7 +174,8 @@ static void expect(struct pair *p, int rc)
 static int send(struct pair *p, int r)
 {
 	static uint16_t x[MAX_TOKENS * HIDDEN] __attribute__((aligned(16)));
-	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = p->nr_tokens[r], .x = x, .topk_ids = p->ids[r]};
+	struct tern_dispatch args = {
+		.size = sizeof(args), .nr_tokens = p->nr_tokens[r], .x = x, .topk_ids = p->ids[r]};
 
 	return tern_dispatch_send(p->moe[r], &args);
 }
@@ -172,7 +184,8 @@ static int send(struct pair *p, int r)
 static void look_at_rows(struct pair *p, int r)
 {
 	struct tern_received *got = &p->received[r];
-	uint32_t nr = p->config.layout == TERN_BY_SOURCE ? NR_RANKS : (uint32_t)tern_moe_nr_local(p->moe[r]);
+	uint32_t nr = p->config.layout == TERN_BY_SOURCE ? NR_RANKS
+							 : (uint32_t)tern_moe_nr_local(p->moe[r]);
 	uint32_t sum = 0;
 
 	for (uint32_t i = 0; i < nr; i++) {
@@ -183,11 +196,14 @@ static void look_at_rows(struct pair *p, int r)
 			for (uint32_t h = 0; h < HIDDEN; h++)
 				sum += ((uint16_t *)got->x)[at * HIDDEN + h];
 			if (p->config.mode == TERN_HIGH_THROUGHPUT)
-				continue; /* written by the peer itself, in memory that it can always write */
-			MUST(row->rank >= 0 && row->rank < NR_RANKS && row->token >= 0 && row->token < (int)p->config.max_tokens);
+				continue; /* written by the peer itself, in memory that it can
+					     always write */
+			MUST(row->rank >= 0 && row->rank < NR_RANKS && row->token >= 0 &&
+				row->token < (int)p->config.max_tokens);
 			MUST(row->k >= -1 && row->k < (int)p->config.topk);
 			for (uint32_t k = 0; k < p->config.topk && got->topk_ids; k++)
-				MUST(got->topk_ids[at * p->config.topk + k] < tern_moe_nr_local(p->moe[r]));
+				MUST(got->topk_ids[at * p->config.topk + k] <
+					tern_moe_nr_local(p->moe[r]));
 		}
 	}
 	MUST(got->nr_rows <= got->extent && sum < UINT32_MAX);

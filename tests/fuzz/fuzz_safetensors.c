@@ -12,7 +12,8 @@ static void read_all(const struct safetensors *file, const uint8_t *bytes, size_
 		const uint8_t *data = t->data;
 		float value;
 
-		if (data < bytes || data > bytes + size || t->nr_bytes > (size_t)(bytes + size - data))
+		if (data < bytes || data > bytes + size ||
+			t->nr_bytes > (size_t)(bytes + size - data))
 			abort();
 		if (safetensors_find(file, t->name) != t)
 			abort();
@@ -21,7 +22,8 @@ static void read_all(const struct safetensors *file, const uint8_t *bytes, size_
 	}
 }
 
-/* Inputs starting with a brace are taken as a header, so that the fuzzer need not guess its length. */
+/* Inputs starting with a brace are taken as a header, so that the fuzzer need not guess its length.
+ */
 static void frame(const uint8_t *data, size_t size, uint8_t *file)
 {
 	size_t header = 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A user's program: built against an installed tern, as C and as C++. One rank dispatches to itself and combines. */
+/* A user's program: built against an installed tern, as C and as C++. One rank dispatches to itself
+ * and combines. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,8 @@ enum {
 	TOKENS = 3
 };
 
-static float x[TOKENS * HIDDEN] __attribute__((aligned(16))), out[TOKENS * HIDDEN] __attribute__((aligned(16)));
+static float x[TOKENS * HIDDEN] __attribute__((aligned(16))),
+	out[TOKENS * HIDDEN] __attribute__((aligned(16)));
 
 static int go(const char *what, int rc)
 {
@@ -90,7 +92,8 @@ int main(void)
 	char version[32];
 	int rc;
 
-	snprintf(version, sizeof(version), "%d.%d.%d", TERN_VERSION_MAJOR, TERN_VERSION_MINOR, TERN_VERSION_PATCH);
+	snprintf(version, sizeof(version), "%d.%d.%d", TERN_VERSION_MAJOR, TERN_VERSION_MINOR,
+		TERN_VERSION_PATCH);
 	if (strcmp(version, tern_version())) {
 		fprintf(stderr, "header %s, library %s\n", version, tern_version());
 		return 1;

@@ -7,10 +7,11 @@
 struct transport_case {
 	const char *name;
 	void (*run)(const struct network *network);
-	bool processes; /* needs peers in different processes */
+	bool processes;                   /* needs peers in different processes */
 	const struct transport_ops *only; /* NULL: every network */
 };
 
-extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[], verbs_cases[], verbs_greet_cases[]; /* each ends with a NULL name */
+extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[],
+	verbs_cases[], verbs_greet_cases[]; /* each ends with a NULL name */
 
 #endif

@@ -8,13 +8,15 @@
 
 #define EDGE 64 /* poison on both sides of what is written */
 
-/* More than the transport takes at once goes as the engine would post it: in order, the last piece with everything. */
+/* More than the transport takes at once goes as the engine would post it: in order, the last piece
+ * with everything. */
 static void post_in_pieces(struct world *w, const struct transport_write *whole)
 {
 	uint64_t most = w->peers[0].info.write_bytes;
 	struct transport_write piece = *whole;
 
-	expect(whole->bytes <= most || (w->peers[0].info.caps & TRANSPORT_ORDERED), "%llu bytes are more than a write takes, and there is no order",
+	expect(whole->bytes <= most || (w->peers[0].info.caps & TRANSPORT_ORDERED),
+		"%llu bytes are more than a write takes, and there is no order",
 		(unsigned long long)whole->bytes);
 	for (; piece.bytes > most; piece.bytes -= most) {
 		struct transport_write part = piece;
@@ -29,7 +31,8 @@ static void post_in_pieces(struct world *w, const struct transport_write *whole)
 }
 
 /* One write with immediate and completion, looked at on both sides. */
-static void one_write(struct world *w, uint64_t from_at, uint64_t to_at, uint64_t bytes, uint32_t immediate)
+static void one_write(
+	struct world *w, uint64_t from_at, uint64_t to_at, uint64_t bytes, uint32_t immediate)
 {
 	struct transport_write write = a_write(w, 0, 1, from_at, to_at, bytes);
 	struct transport_event event;
@@ -42,12 +45,15 @@ static void one_write(struct world *w, uint64_t from_at, uint64_t to_at, uint64_
 	poison(to + to_at - (to_at < EDGE ? to_at : EDGE), bytes + 2 * EDGE);
 	post_in_pieces(w, &write);
 	event = take_event(w, 1, EVENT_IMMEDIATE);
-	expect(event.immediate == immediate, "immediate %x arrived as %x", immediate, event.immediate);
+	expect(event.immediate == immediate, "immediate %x arrived as %x", immediate,
+		event.immediate);
 	expect(event.peer == 0 || event.peer == UINT32_MAX, "from peer %u", event.peer);
-	expect_only(to + to_at - (to_at < EDGE ? to_at : EDGE), bytes + EDGE + (to_at < EDGE ? to_at : EDGE), to_at < EDGE ? to_at : EDGE, bytes, immediate,
-		"a write");
+	expect_only(to + to_at - (to_at < EDGE ? to_at : EDGE),
+		bytes + EDGE + (to_at < EDGE ? to_at : EDGE), to_at < EDGE ? to_at : EDGE, bytes,
+		immediate, "a write");
 	event = take_event(w, 0, EVENT_WRITTEN);
-	expect(event.cookie == write.cookie && event.peer == 1, "cookie %llx of peer %u", (unsigned long long)event.cookie, event.peer);
+	expect(event.cookie == write.cookie && event.peer == 1, "cookie %llx of peer %u",
+		(unsigned long long)event.cookie, event.peer);
 }
 
 static void run_info(const struct network *n)
@@ -57,18 +63,22 @@ static void run_info(const struct network *n)
 
 	world_open(&w, n, 2, 4096);
 	info = &w.peers[0].info;
-	expect(!strcmp(info->name, n->ops->name) && info->provider[0], "name \"%s\", provider \"%s\"", info->name, info->provider);
+	expect(!strcmp(info->name, n->ops->name) && info->provider[0],
+		"name \"%s\", provider \"%s\"", info->name, info->provider);
 	expect(info->caps == n->caps, "caps are %u, known are %u", info->caps, n->caps);
-	expect(info->depth >= 64 && info->message_bytes >= WORLD_MESSAGE && info->write_bytes >= 1 << 20, "depth %u, messages %u, writes %llu",
-		info->depth, info->message_bytes, (unsigned long long)info->write_bytes);
+	expect(info->depth >= 64 && info->message_bytes >= WORLD_MESSAGE &&
+			info->write_bytes >= 1 << 20,
+		"depth %u, messages %u, writes %llu", info->depth, info->message_bytes,
+		(unsigned long long)info->write_bytes);
 	expect(info->inline_bytes >= 8, "inline %u", info->inline_bytes);
 	world_close(&w);
 }
 
 static void run_sizes(const struct network *n)
 {
-	static const uint64_t sizes[] = {0, 1, 2, 7, 8, 63, 64, 65, 255, 256, 257, 1023, 1256, 1257, 4095, 4096, 4097, 7168, 16384, 16385, 65536, 65537,
-		262144, 1 << 20, (1 << 20) + 1, 8 << 20, 64 << 20};
+	static const uint64_t sizes[] = {0, 1, 2, 7, 8, 63, 64, 65, 255, 256, 257, 1023, 1256, 1257,
+		4095, 4096, 4097, 7168, 16384, 16385, 65536, 65537, 262144, 1 << 20, (1 << 20) + 1,
+		8 << 20, 64 << 20};
 	struct world w;
 
 	world_open(&w, n, 2, MOST_BYTES + 4096);
@@ -84,26 +94,31 @@ static void run_unaligned(const struct network *n)
 
 	world_open(&w, n, 2, 1 << 20);
 	for (uint32_t i = 0; i < scaled(n, 300); i++)
-		one_write(&w, draw(&state, 4096), draw(&state, 4096), draw(&state, i % 10 ? 600 : 70000), i);
+		one_write(&w, draw(&state, 4096), draw(&state, 4096),
+			draw(&state, i % 10 ? 600 : 70000), i);
 	world_close(&w);
 }
 
 static void run_immediates(const struct network *n)
 {
-	static const uint32_t values[] = {0, 1, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff, 0x00ff00ff, 0xdeadbeef};
+	static const uint32_t values[] = {
+		0, 1, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff, 0x00ff00ff, 0xdeadbeef};
 	struct transport_event event;
 	struct world w;
 
 	world_open(&w, n, 2, 4096);
 	for (uint32_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
-		struct transport_write alone = {.peer = 1, .flags = WRITE_IMMEDIATE, .immediate = values[i]};
+		struct transport_write alone = {
+			.peer = 1, .flags = WRITE_IMMEDIATE, .immediate = values[i]};
 
 		one_write(&w, 1024, 1024, 8, values[i]);
 		post(&w, 0, &alone); /* no bytes, no region, no key */
 		event = take_event(&w, 1, EVENT_IMMEDIATE);
-		expect(event.immediate == values[i], "immediate %x arrived as %x", values[i], event.immediate);
+		expect(event.immediate == values[i], "immediate %x arrived as %x", values[i],
+			event.immediate);
 	}
-	expect(!try_take(&w, 0, EVENT_WRITTEN, &event), "a completion of a write that was not signalled");
+	expect(!try_take(&w, 0, EVENT_WRITTEN, &event),
+		"a completion of a write that was not signalled");
 	world_close(&w);
 }
 
@@ -127,7 +142,8 @@ static void run_self(const struct network *n)
 		take_event(&w, 1, EVENT_WRITTEN);
 		post_message(&w, 1, 1, &i, sizeof(i));
 		event = take_event(&w, 1, EVENT_MESSAGE);
-		expect(event.bytes == 4 && event.peer == 1 && !memcmp(event.data, &i, 4), "a message to itself");
+		expect(event.bytes == 4 && event.peer == 1 && !memcmp(event.data, &i, 4),
+			"a message to itself");
 		free((void *)(uintptr_t)event.data);
 	}
 	world_close(&w);
@@ -148,11 +164,13 @@ static void run_messages(const struct network *n)
 		post_message(&w, 0, 2, data, sizes[i]);
 		poison(data, sizes[i]); /* it may change when send returns */
 		event = take_event(&w, 2, EVENT_MESSAGE);
-		expect(event.peer == 0 && event.bytes == sizes[i], "%u bytes from peer %u", event.bytes, event.peer);
+		expect(event.peer == 0 && event.bytes == sizes[i], "%u bytes from peer %u",
+			event.bytes, event.peer);
 		post_message(&w, 2, 0, event.data, event.bytes);
 		free((void *)(uintptr_t)event.data);
 		event = take_event(&w, 0, EVENT_MESSAGE);
-		expect(event.peer == 2 && event.bytes == sizes[i], "%u bytes back from peer %u", event.bytes, event.peer);
+		expect(event.peer == 2 && event.bytes == sizes[i], "%u bytes back from peer %u",
+			event.bytes, event.peer);
 		expect_filled(event.data, sizes[i], i, "a message's echo");
 		free((void *)(uintptr_t)event.data);
 	}
@@ -180,8 +198,8 @@ static void run_message_order(const struct network *n)
 		event = take_event(&w, 2, EVENT_MESSAGE);
 		memcpy(words, event.data, sizeof(words));
 		free((void *)(uintptr_t)event.data);
-		expect(event.peer < 2 && event.peer == words[1] && words[0] == next[event.peer], "message %u of peer %u, not %u", words[0], event.peer,
-			next[event.peer]);
+		expect(event.peer < 2 && event.peer == words[1] && words[0] == next[event.peer],
+			"message %u of peer %u, not %u", words[0], event.peer, next[event.peer]);
 		next[event.peer]++;
 	}
 	world_close(&w);
@@ -197,7 +215,8 @@ static void run_inline(const struct network *n)
 	limit = w.peers[0].info.inline_bytes < 4096 ? w.peers[0].info.inline_bytes : 4096;
 	scratch = malloc(4096);
 	for (uint32_t i = 0; i < scaled(n, 400); i++) {
-		struct transport_write write = a_write(&w, 0, 1, 0, 1024, i ? draw(&state, (uint32_t)limit + 1) : limit);
+		struct transport_write write =
+			a_write(&w, 0, 1, 0, 1024, i ? draw(&state, (uint32_t)limit + 1) : limit);
 
 		write.region = NULL; /* memory that nobody has registered */
 		write.from = scratch;
@@ -214,7 +233,8 @@ static void run_inline(const struct network *n)
 	world_close(&w);
 }
 
-/* The bytes are there when the completion is, looked up in the target's memory past the transport. */
+/* The bytes are there when the completion is, looked up in the target's memory past the transport.
+ */
 static void run_written_is_landed(const struct network *n)
 {
 	uint64_t bytes = 256 << 10;

@@ -9,7 +9,8 @@
 #define NR_SLOTS 256u
 
 /* Peer 0 posts without polling until it is refused, `nr` times at most. */
-static uint32_t post_until_full(struct world *w, struct transport_write *write, uint32_t nr, bool vary)
+static uint32_t post_until_full(
+	struct world *w, struct transport_write *write, uint32_t nr, bool vary)
 {
 	struct transport *t = w->peers[0].transport;
 	uint32_t posted = 0;
@@ -18,7 +19,8 @@ static uint32_t post_until_full(struct world *w, struct transport_write *write, 
 		int rc;
 
 		if (vary)
-			*write = a_write(w, 0, 1, posted % NR_SLOTS * SLOT, posted % NR_SLOTS * SLOT, 1 + posted % SLOT);
+			*write = a_write(w, 0, 1, posted % NR_SLOTS * SLOT,
+				posted % NR_SLOTS * SLOT, 1 + posted % SLOT);
 		write->flags |= WRITE_IMMEDIATE | WRITE_SIGNALLED;
 		write->immediate = posted;
 		write->cookie = posted;
@@ -31,7 +33,8 @@ static uint32_t post_until_full(struct world *w, struct transport_write *write, 
 }
 
 /* Each of 0 to nr - 1 comes once, in any order. */
-static void expect_each_once(struct world *w, uint32_t who, enum transport_event_kind kind, uint32_t nr)
+static void expect_each_once(
+	struct world *w, uint32_t who, enum transport_event_kind kind, uint32_t nr)
 {
 	uint8_t *seen = calloc(nr + 1, 1);
 	struct transport_event event;
@@ -41,7 +44,9 @@ static void expect_each_once(struct world *w, uint32_t who, enum transport_event
 
 		event = take_event(w, who, kind);
 		value = kind == EVENT_WRITTEN ? event.cookie : event.immediate;
-		expect(value < nr && !seen[value]++, "event %u of %u: %llu, which is too much or was there before", i, nr, (unsigned long long)value);
+		expect(value < nr && !seen[value]++,
+			"event %u of %u: %llu, which is too much or was there before", i, nr,
+			(unsigned long long)value);
 	}
 	free(seen);
 	for (int i = 0; i < 100; i++)
@@ -88,11 +93,13 @@ static void run_outstanding(const struct network *n)
 	expect_each_once(&w, 0, EVENT_WRITTEN, nr);
 	expect_each_once(&w, 1, EVENT_IMMEDIATE, nr);
 	for (uint32_t i = 0; i < nr; i++)
-		expect_only(w.peers[1].to + i * SLOT, SLOT, 0, 1 + i % SLOT, i, "one of many writes");
+		expect_only(
+			w.peers[1].to + i * SLOT, SLOT, 0, 1 + i % SLOT, i, "one of many writes");
 	world_close(&w);
 }
 
-/* Nobody polls until every queue has refused; then what was refused is tried again, and all of it arrives once. */
+/* Nobody polls until every queue has refused; then what was refused is tried again, and all of it
+ * arrives once. */
 static void run_full_queues(const struct network *n)
 {
 	struct transport_write bytes, alone = {.peer = 1};
@@ -104,7 +111,8 @@ static void run_full_queues(const struct network *n)
 	bytes = a_write(&w, 0, 1, 0, 0, 512);
 	fill(w.peers[0].from, 512, 1);
 	posted = post_until_full(&w, &bytes, most, false);
-	expect(posted < most && (posted >= w.peers[0].info.depth || n->few), "%u writes at once", posted);
+	expect(posted < most && (posted >= w.peers[0].info.depth || n->few), "%u writes at once",
+		posted);
 	for (nr = posted; nr < posted + 1000; nr++) {
 		bytes.immediate = nr;
 		bytes.cookie = nr;
@@ -120,7 +128,8 @@ static void run_full_queues(const struct network *n)
 	world_close(&w);
 }
 
-/* A peer that is being connected, and does nothing for it, takes nothing of the depth that was promised for the others. */
+/* A peer that is being connected, and does nothing for it, takes nothing of the depth that was
+ * promised for the others. */
 static void run_depth_while_connecting(const struct network *n)
 {
 	struct transport_write write;
@@ -138,10 +147,12 @@ static void run_depth_while_connecting(const struct network *n)
 	write = a_write(&w, 0, 1, 0, 0, 512);
 	fill(w.peers[0].from, 512, 1);
 	posted = post_until_full(&w, &write, w.peers[0].info.depth, false);
-	expect(posted == w.peers[0].info.depth || n->few, "%u writes at once, and it says %u", posted, w.peers[0].info.depth);
+	expect(posted == w.peers[0].info.depth || n->few, "%u writes at once, and it says %u",
+		posted, w.peers[0].info.depth);
 	expect_each_once(&w, 0, EVENT_WRITTEN, posted);
 	expect_each_once(&w, 1, EVENT_IMMEDIATE, posted);
-	/* libfabric's tcp loses the memory of a connection that is accepted and not yet made when its endpoint is closed. */
+	/* libfabric's tcp loses the memory of a connection that is accepted and not yet made when
+	 * its endpoint is closed. */
 	world_connect(&w, 2, 0);
 	write_across(&w, 0, 2);
 	write_across(&w, 2, 0);
@@ -156,7 +167,8 @@ static void run_full_messages(const struct network *n)
 	world_open(&w, n, 2, 4096);
 	warm_up(&w);
 	for (; posted < most; posted++) {
-		int rc = w.peers[0].transport->ops->send(w.peers[0].transport, 1, &posted, sizeof(posted));
+		int rc = w.peers[0].transport->ops->send(
+			w.peers[0].transport, 1, &posted, sizeof(posted));
 
 		expect_ok(rc, "send");
 		if (rc == TRANSPORT_AGAIN)
@@ -174,8 +186,9 @@ static void run_full_messages(const struct network *n)
 	world_close(&w);
 }
 
-/* Peers 0 and 1 write to 2, all sizes, one slot each; an immediate means that all before it of that peer have landed. The number of a write is in
- * its immediate, with its peer, as some transports do not tell. */
+/* Peers 0 and 1 write to 2, all sizes, one slot each; an immediate means that all before it of that
+ * peer have landed. The number of a write is in its immediate, with its peer, as some transports do
+ * not tell. */
 struct sequence {
 	uint32_t next[2], sizes[2][NR_SLOTS];
 };
@@ -187,9 +200,11 @@ static void check_sequence(struct world *w, uint32_t who, const struct transport
 
 	if (event->kind != EVENT_IMMEDIATE)
 		return;
-	expect(who == 2 && peer < 2 && i == s->next[peer], "immediate %u of peer %u came when it was %u's turn", i, peer, s->next[peer]);
+	expect(who == 2 && peer < 2 && i == s->next[peer],
+		"immediate %u of peer %u came when it was %u's turn", i, peer, s->next[peer]);
 	for (uint32_t j = i & ~7u; j <= i; j++)
-		expect_filled(w->peers[2].to + (peer * NR_SLOTS + j) * 16384, s->sizes[peer][j], peer * 1000 + j, "a write before an immediate");
+		expect_filled(w->peers[2].to + (peer * NR_SLOTS + j) * 16384, s->sizes[peer][j],
+			peer * 1000 + j, "a write before an immediate");
 	s->next[peer]++;
 }
 
@@ -207,19 +222,23 @@ static void run_order(const struct network *n)
 	for (uint32_t i = 0; i < NR_SLOTS; i++)
 		for (uint32_t p = 0; p < 2; p++) {
 			uint32_t at = (p * NR_SLOTS + i) * 16384;
-			struct transport_write write = a_write(&w, p, 2, at, at, s.sizes[p][i] = draw(&state, i % 3 ? 16384 : 64));
+			struct transport_write write = a_write(
+				&w, p, 2, at, at, s.sizes[p][i] = draw(&state, i % 3 ? 16384 : 64));
 
-			write.flags = i % 8 == 7 || i % 5 == 0 ? WRITE_IMMEDIATE : WRITE_IMMEDIATE | WRITE_SIGNALLED;
+			write.flags = i % 8 == 7 || i % 5 == 0 ? WRITE_IMMEDIATE
+							       : WRITE_IMMEDIATE | WRITE_SIGNALLED;
 			write.immediate = p << 24 | i;
 			fill(w.peers[p].from + at, write.bytes, p * 1000 + i);
 			post(&w, p, &write);
 		}
-	for (uint64_t end = now_ms() + CASE_WAIT_MS; s.next[0] < NR_SLOTS || s.next[1] < NR_SLOTS; world_turn(&w))
+	for (uint64_t end = now_ms() + CASE_WAIT_MS; s.next[0] < NR_SLOTS || s.next[1] < NR_SLOTS;
+		world_turn(&w))
 		expect(now_ms() < end, "only %u and %u immediates came", s.next[0], s.next[1]);
 	world_close(&w);
 }
 
-/* A large write, then a small one with a fence: when the small one is reported the large one is there. */
+/* A large write, then a small one with a fence: when the small one is reported the large one is
+ * there. */
 static void run_fence(const struct network *n)
 {
 	uint64_t bytes = 1 << 20;
@@ -227,14 +246,16 @@ static void run_fence(const struct network *n)
 
 	world_open(&w, n, 2, bytes + 4096);
 	for (uint32_t i = 0; i < 20; i++) {
-		struct transport_write large = a_write(&w, 0, 1, 0, 0, bytes), small = a_write(&w, 0, 1, bytes, bytes, 8);
+		struct transport_write large = a_write(&w, 0, 1, 0, 0, bytes),
+				       small = a_write(&w, 0, 1, bytes, bytes, 8);
 
 		small.flags = WRITE_FENCE | WRITE_IMMEDIATE | (i % 2 ? WRITE_SIGNALLED : 0);
 		small.immediate = i;
 		if (!(n->caps & TRANSPORT_FENCE)) {
 			int rc = w.peers[0].transport->ops->write(w.peers[0].transport, &small);
 
-			expect(rc == TERN_ERR_UNSUPPORTED || rc == TERN_ERR_INVALID, "a fence that is not there was answered %d", rc);
+			expect(rc == TERN_ERR_UNSUPPORTED || rc == TERN_ERR_INVALID,
+				"a fence that is not there was answered %d", rc);
 			continue;
 		}
 		fill(w.peers[0].from, bytes + 8, i);
@@ -246,12 +267,13 @@ static void run_fence(const struct network *n)
 	world_close(&w);
 }
 
-/* ---- soak --------------------------------------------------------------------------------------------------------- */
+/* ---- soak ------------------------------------------------------------------------------------ */
 
-/* Three peers write, whenever a slot is free: a slot is free again when its write was reported on both sides. */
+/* Three peers write, whenever a slot is free: a slot is free again when its write was reported on
+ * both sides. */
 struct soak {
 	uint32_t sizes[3][3][NR_SLOTS]; /* [from][to][slot]; what is under way */
-	uint8_t busy[3][3][NR_SLOTS];	/* 2: nothing has been reported; 1: half */
+	uint8_t busy[3][3][NR_SLOTS];   /* 2: nothing has been reported; 1: half */
 	uint64_t seeds[3][3][NR_SLOTS];
 	uint32_t messages_out[3][3], messages_in[3][3];
 	uint64_t done;
@@ -269,19 +291,25 @@ static void soak_event(struct world *w, uint32_t who, const struct transport_eve
 	if (event->kind == EVENT_IMMEDIATE) {
 		uint32_t from = event->immediate >> 16, slot = event->immediate & 0xffff;
 
-		expect(from < 3 && slot < NR_SLOTS && s->busy[from][who][slot], "peer %u: an immediate %x that nobody sent", who, event->immediate);
-		expect(event->peer == from || event->peer == UINT32_MAX, "an immediate of peer %u came as %u's", from, event->peer);
-		expect_only(w->peers[who].to + slot_at(from, slot), SLOT, 0, s->sizes[from][who][slot], s->seeds[from][who][slot], "a write");
+		expect(from < 3 && slot < NR_SLOTS && s->busy[from][who][slot],
+			"peer %u: an immediate %x that nobody sent", who, event->immediate);
+		expect(event->peer == from || event->peer == UINT32_MAX,
+			"an immediate of peer %u came as %u's", from, event->peer);
+		expect_only(w->peers[who].to + slot_at(from, slot), SLOT, 0,
+			s->sizes[from][who][slot], s->seeds[from][who][slot], "a write");
 		poison(w->peers[who].to + slot_at(from, slot), s->sizes[from][who][slot]);
 		s->done += --s->busy[from][who][slot] == 0;
 	} else if (event->kind == EVENT_WRITTEN) {
 		uint32_t to = (uint32_t)event->cookie >> 16, slot = event->cookie & 0xffff;
 
-		expect(to == event->peer && slot < NR_SLOTS && s->busy[who][to][slot], "peer %u: a cookie %llx of no write", who,
+		expect(to == event->peer && slot < NR_SLOTS && s->busy[who][to][slot],
+			"peer %u: a cookie %llx of no write", who,
 			(unsigned long long)event->cookie);
 		s->done += --s->busy[who][to][slot] == 0;
 	} else if (event->kind == EVENT_MESSAGE) {
-		expect(event->bytes == 4 && !memcmp(event->data, &s->messages_in[event->peer][who], 4), "a message out of turn");
+		expect(event->bytes == 4 &&
+				!memcmp(event->data, &s->messages_in[event->peer][who], 4),
+			"a message out of turn");
 		s->messages_in[event->peer][who]++;
 	} else {
 		expect(false, "an event of kind %d: %s", event->kind, event->text);
@@ -290,9 +318,11 @@ static void soak_event(struct world *w, uint32_t who, const struct transport_eve
 
 static bool soak_write(struct world *w, struct soak *s, uint64_t *state, uint32_t i)
 {
-	uint32_t from = draw(state, 3), to = draw(state, 3), slot = draw(state, NR_SLOTS), size = draw(state, 4) ? draw(state, 65) : draw(state, SLOT + 1);
+	uint32_t from = draw(state, 3), to = draw(state, 3), slot = draw(state, NR_SLOTS),
+		 size = draw(state, 4) ? draw(state, 65) : draw(state, SLOT + 1);
 	struct transport *t = w->peers[from].transport;
-	struct transport_write write = a_write(w, from, to, slot_at(to, slot), slot_at(from, slot), size);
+	struct transport_write write =
+		a_write(w, from, to, slot_at(to, slot), slot_at(from, slot), size);
 	int rc;
 
 	if (s->busy[from][to][slot])
@@ -330,18 +360,23 @@ static void run_soak(const struct network *n)
 		uint32_t p = tries % 3;
 
 		i += soak_write(&w, &s, &state, i);
-		if (tries % 97 == 0 && !w.peers[p].transport->ops->send(w.peers[p].transport, (p + 1) % 3, &s.messages_out[p][(p + 1) % 3], 4))
+		if (tries % 97 == 0 && !w.peers[p].transport->ops->send(w.peers[p].transport,
+					       (p + 1) % 3, &s.messages_out[p][(p + 1) % 3], 4))
 			s.messages_out[p][(p + 1) % 3]++;
 		if (draw(&state, 4) == 0)
 			peer_poll(&w, p);
 		if (tries % 64 == 0)
 			world_turn(&w);
-		expect(now_ms() < end, "%u of %u writes were posted and %llu done", i, nr, (unsigned long long)s.done);
+		expect(now_ms() < end, "%u of %u writes were posted and %llu done", i, nr,
+			(unsigned long long)s.done);
 	}
-	for (; s.done < nr || memcmp(s.messages_in, s.messages_out, sizeof(s.messages_in)); world_turn(&w))
-		expect(now_ms() < end, "%llu of %u writes were done", (unsigned long long)s.done, nr);
+	for (; s.done < nr || memcmp(s.messages_in, s.messages_out, sizeof(s.messages_in));
+		world_turn(&w))
+		expect(now_ms() < end, "%llu of %u writes were done", (unsigned long long)s.done,
+			nr);
 	for (uint32_t p = 0; p < 3; p++)
-		expect(first_unpoisoned(w.peers[p].to, w.bytes) == w.bytes, "a byte outside of all writes was touched");
+		expect(first_unpoisoned(w.peers[p].to, w.bytes) == w.bytes,
+			"a byte outside of all writes was touched");
 	world_close(&w);
 }
 

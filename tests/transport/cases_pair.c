@@ -22,7 +22,8 @@ struct board {
 	uint32_t address_bytes[2];
 	struct transport_key keys[2];
 	_Atomic uint32_t present[2];
-	_Atomic uint32_t checked[SLOTS]; /* the number of the last write that was looked at, plus 1 */
+	_Atomic uint32_t checked[SLOTS]; /* the number of the last write that was looked at, plus 1
+					  */
 	_Atomic uint32_t finished[2];
 	double half_trip_us;
 };
@@ -37,7 +38,8 @@ struct side {
 
 static struct board *board_make(void)
 {
-	void *at = mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *at = mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	expect(at != MAP_FAILED, "no memory");
 	return at;
@@ -61,11 +63,14 @@ static void side_connect(struct side *s)
 
 	await(s, &s->board->present[other], "the other's address");
 	s->w.peers[other].to_key = s->board->keys[other];
-	expect_ok(t->ops->connect(t, other, s->board->addresses[other], s->board->address_bytes[other]), "connect");
+	expect_ok(t->ops->connect(
+			  t, other, s->board->addresses[other], s->board->address_bytes[other]),
+		"connect");
 }
 
 /* Events may come as soon as the other has this address, so who handles them is settled first. */
-static void side_open(struct side *s, void (*on_event)(struct world *, uint32_t, const struct transport_event *))
+static void side_open(
+	struct side *s, void (*on_event)(struct world *, uint32_t, const struct transport_event *))
 {
 	struct board *b = s->board;
 	struct transport *t;
@@ -90,7 +95,7 @@ static void side_close(struct side *s)
 	peer_close(&s->w, s->who);
 }
 
-/* ---- data before immediate ---------------------------------------------------------------------------------------- */
+/* ---- data before immediate ------------------------------------------------------------------- */
 
 static uint32_t hammer_bytes(uint32_t i)
 {
@@ -105,9 +110,13 @@ static void hammer_seen(struct world *w, uint32_t who, const struct transport_ev
 
 	if (event->kind != EVENT_IMMEDIATE)
 		return;
-	expect_filled(w->peers[who].to + slot * SLOT_BYTES, hammer_bytes(i), i, "data whose immediate was seen");
-	expect(atomic_exchange_explicit(&s->board->checked[slot], i + 1, memory_order_release) + SLOTS == i + 1 || i < SLOTS, "write %u came twice or too soon",
-		i);
+	expect_filled(w->peers[who].to + slot * SLOT_BYTES, hammer_bytes(i), i,
+		"data whose immediate was seen");
+	expect(atomic_exchange_explicit(&s->board->checked[slot], i + 1, memory_order_release) +
+					SLOTS ==
+				i + 1 ||
+			i < SLOTS,
+		"write %u came twice or too soon", i);
 	s->nr++;
 }
 
@@ -123,7 +132,8 @@ static void hammer_written(struct world *w, uint32_t who, const struct transport
 {
 	struct side *s = w->ctx;
 
-	expect(event->kind == EVENT_WRITTEN, "peer %u: an event of kind %d: %s", who, event->kind, event->text ? event->text : "");
+	expect(event->kind == EVENT_WRITTEN, "peer %u: an event of kind %d: %s", who, event->kind,
+		event->text ? event->text : "");
 	s->nr++;
 }
 
@@ -134,10 +144,14 @@ static void hammer_source(struct side *s, uint32_t nr)
 
 	for (uint32_t i = 0; i < nr; i++) {
 		uint32_t slot = i % SLOTS;
-		struct transport_write write = a_write(&s->w, source, target, slot * SLOT_BYTES, slot * SLOT_BYTES, hammer_bytes(i));
+		struct transport_write write = a_write(&s->w, source, target, slot * SLOT_BYTES,
+			slot * SLOT_BYTES, hammer_bytes(i));
 
-		while (i >= SLOTS && (atomic_load_explicit(&s->board->checked[slot], memory_order_acquire) != i - SLOTS + 1 || s->nr + SLOTS / 2 < i)) {
-			expect(now_ms() < end, "write %u of %u waits for its slot; %u are written", i, nr, s->nr);
+		while (i >= SLOTS && (atomic_load_explicit(&s->board->checked[slot],
+					      memory_order_acquire) != i - SLOTS + 1 ||
+					     s->nr + SLOTS / 2 < i)) {
+			expect(now_ms() < end, "write %u of %u waits for its slot; %u are written",
+				i, nr, s->nr);
 			world_turn(&s->w);
 		}
 		fill(s->w.peers[source].from + slot * SLOT_BYTES, write.bytes, i);
@@ -161,9 +175,10 @@ static void hammer_side(struct side *s)
 	side_close(s);
 }
 
-/* ---- processes ---------------------------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
-static pid_t fork_side(const struct network *n, struct board *b, uint32_t who, void (*body)(struct side *))
+static pid_t fork_side(
+	const struct network *n, struct board *b, uint32_t who, void (*body)(struct side *))
 {
 	pid_t parent = getpid(), pid;
 
@@ -186,7 +201,8 @@ static void expect_exit(pid_t pid)
 {
 	int status = -1;
 
-	expect(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the other process ended with status %x", status);
+	expect(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+		"the other process ended with status %x", status);
 }
 
 static void run_hammer_processes(const struct network *n)
@@ -228,7 +244,7 @@ static void run_hammer_threads(const struct network *n)
 	run_threads(n, hammer_side);
 }
 
-/* ---- immediates alone, to itself and to the other ----------------------------------------------------------------- */
+/* ---- immediates alone, to itself and to the other -------------------------------------------- */
 
 static void alone_side(struct side *s)
 {
@@ -247,7 +263,8 @@ static void alone_side(struct side *s)
 			uint32_t value = take_event(&s->w, s->who, EVENT_IMMEDIATE).immediate;
 
 			take_event(&s->w, s->who, EVENT_WRITTEN);
-			expect(value < 2 * nr && !seen[value]++, "immediate %u of %u, or again", value, 2 * nr);
+			expect(value < 2 * nr && !seen[value]++, "immediate %u of %u, or again",
+				value, 2 * nr);
 		}
 	}
 	side_close(s);
@@ -267,7 +284,7 @@ static void run_alone_processes(const struct network *n)
 	expect_exit(pid);
 }
 
-/* ---- latency and bandwidth, for people ---------------------------------------------------------------------------- */
+/* ---- latency and bandwidth, for people ------------------------------------------------------- */
 
 static void ping_pong(struct side *s, uint32_t nr, uint64_t bytes, bool first)
 {
@@ -279,7 +296,8 @@ static void ping_pong(struct side *s, uint32_t nr, uint64_t bytes, bool first)
 		write.immediate = i;
 		if (first)
 			post(&s->w, s->who, &write);
-		expect(take_event(&s->w, s->who, EVENT_IMMEDIATE).immediate == i, "another immediate");
+		expect(take_event(&s->w, s->who, EVENT_IMMEDIATE).immediate == i,
+			"another immediate");
 		if (!first)
 			post(&s->w, s->who, &write);
 	}
@@ -308,12 +326,13 @@ static void run_round_trips(const struct network *n)
 	printf("# 8 bytes, half a round trip: %.2f us\n", s.board->half_trip_us);
 }
 
-/* ---- deaths ------------------------------------------------------------------------------------------------------- */
+/* ---- deaths ---------------------------------------------------------------------------------- */
 
 /* Says that it is there, then polls until it is killed. */
 static void victim_side(struct side *s)
 {
-	struct transport_write write = {.peer = 1 - s->who, .flags = WRITE_IMMEDIATE, .immediate = 1};
+	struct transport_write write = {
+		.peer = 1 - s->who, .flags = WRITE_IMMEDIATE, .immediate = 1};
 
 	side_open(s, NULL);
 	post(&s->w, s->who, &write);
@@ -337,7 +356,8 @@ static struct transport_write last_write(struct side *s)
 	return write;
 }
 
-/* Writes until the network notices; every signalled write that was taken has to be reported as failed before the peer is. */
+/* Writes until the network notices; every signalled write that was taken has to be reported as
+ * failed before the peer is. */
 static void expect_death_on_write(struct side *s)
 {
 	struct transport *t = s->w.peers[0].transport;
@@ -352,12 +372,18 @@ static void expect_death_on_write(struct side *s)
 			rc = t->ops->write(t, &write);
 		posted += rc == 0 && posted < 50;
 		world_turn(&s->w);
-		expect(now_ms() < end, "%u writes to a dead peer, and nothing came of it; the last was answered %d: %s", posted, rc, tern_last_error());
+		expect(now_ms() < end,
+			"%u writes to a dead peer, and nothing came of it; the last was answered "
+			"%d: %s",
+			posted, rc, tern_last_error());
 	}
-	expect(event.peer == 1 && event.error == TERN_ERR_PEER_DEAD, "peer %u, error %d: %s", event.peer, event.error, event.text);
-	while (try_take(&s->w, 0, EVENT_FAILED, &event) || try_take(&s->w, 0, EVENT_WRITTEN, &event))
+	expect(event.peer == 1 && event.error == TERN_ERR_PEER_DEAD, "peer %u, error %d: %s",
+		event.peer, event.error, event.text);
+	while (try_take(&s->w, 0, EVENT_FAILED, &event) ||
+		try_take(&s->w, 0, EVENT_WRITTEN, &event))
 		reported++;
-	expect(posted == reported || (posted == 50 && reported >= 50), "%u writes were taken, %u reported", posted, reported);
+	expect(posted == reported || (posted == 50 && reported >= 50),
+		"%u writes were taken, %u reported", posted, reported);
 }
 
 static void expect_death_unseen(struct side *s)
@@ -370,7 +396,8 @@ static void expect_death_unseen(struct side *s)
 	t->ops->write(t, &write);
 	while (now_ms() < end)
 		world_turn(&s->w);
-	expect(!try_take(&s->w, 0, EVENT_PEER_DOWN, &event), "the death was seen, which is better than what the table says");
+	expect(!try_take(&s->w, 0, EVENT_PEER_DOWN, &event),
+		"the death was seen, which is better than what the table says");
 }
 
 static void run_death(const struct network *n)
@@ -388,15 +415,18 @@ static void run_death(const struct network *n)
 	write = last_write(&s);
 	if (n->death == DEATH_SEEN) {
 		event = take_event(&s.w, 0, EVENT_PEER_DOWN);
-		expect(event.peer == 1 && event.error == TERN_ERR_PEER_DEAD, "peer %u, error %d", event.peer, event.error);
+		expect(event.peer == 1 && event.error == TERN_ERR_PEER_DEAD, "peer %u, error %d",
+			event.peer, event.error);
 	} else if (n->death == DEATH_ON_WRITE) {
 		expect_death_on_write(&s);
 	} else {
 		expect_death_unseen(&s);
 	}
 	if (n->death != DEATH_SILENT) {
-		expect(t->ops->write(t, &write) == TERN_ERR_PEER_DEAD, "a write to a dead peer was not refused");
-		expect(t->ops->send(t, 1, "x", 1) == TERN_ERR_PEER_DEAD, "a message to a dead peer was not refused");
+		expect(t->ops->write(t, &write) == TERN_ERR_PEER_DEAD,
+			"a write to a dead peer was not refused");
+		expect(t->ops->send(t, 1, "x", 1) == TERN_ERR_PEER_DEAD,
+			"a message to a dead peer was not refused");
 		expect_silence(&s.w, 0, EVENT_PEER_DOWN, 20);
 	}
 	expect_ok(t->ops->disconnect(t, 1), "disconnect");
@@ -437,7 +467,8 @@ static void run_successor(const struct network *n)
 	side_connect(&s);
 	expect(take_event(&s.w, 0, EVENT_IMMEDIATE).immediate == 2, "another immediate");
 	expect_filled(s.w.peers[0].to, 1000, 2, "a write of the successor");
-	post(&s.w, 0, &(struct transport_write){.peer = 1, .flags = WRITE_IMMEDIATE, .immediate = 3});
+	post(&s.w, 0,
+		&(struct transport_write){.peer = 1, .flags = WRITE_IMMEDIATE, .immediate = 3});
 	side_close(&s);
 	expect_exit(pid);
 }

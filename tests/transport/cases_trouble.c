@@ -12,7 +12,8 @@ static int try_write(struct world *w, const struct transport_write *write)
 	uint64_t end = now_ms() + CASE_WAIT_MS;
 	int rc;
 
-	while ((rc = w->peers[0].transport->ops->write(w->peers[0].transport, write)) == TRANSPORT_AGAIN) {
+	while ((rc = w->peers[0].transport->ops->write(w->peers[0].transport, write)) ==
+		TRANSPORT_AGAIN) {
 		expect(now_ms() < end, "AGAIN for too long");
 		world_turn(w);
 	}
@@ -82,8 +83,10 @@ static void run_refusals(const struct network *n)
 		expect_refused(&w, &write, "a write over the limit");
 	}
 	t = w.peers[0].transport;
-	expect(t->ops->send(t, 2, "x", 1) == TERN_ERR_INVALID, "a message to a peer that is not connected was not refused");
-	expect(t->ops->connect(t, 3, "", 0) == TERN_ERR_INVALID, "a peer that cannot be was connected");
+	expect(t->ops->send(t, 2, "x", 1) == TERN_ERR_INVALID,
+		"a message to a peer that is not connected was not refused");
+	expect(t->ops->connect(t, 3, "", 0) == TERN_ERR_INVALID,
+		"a peer that cannot be was connected");
 	expect(t->ops->connect(t, 2, "short", 5) < 0, "an address of 5 bytes was taken");
 	expect_works(&w);
 	world_close(&w);
@@ -91,7 +94,12 @@ static void run_refusals(const struct network *n)
 
 static void run_bad_options(const struct network *n)
 {
-	struct transport_options options = {.provider = n->provider, .device = n->device, .self = 2, .nr_peers = 2, .depth = 16, .message_bytes = 64};
+	struct transport_options options = {.provider = n->provider,
+		.device = n->device,
+		.self = 2,
+		.nr_peers = 2,
+		.depth = 16,
+		.message_bytes = 64};
 	struct transport *transport = NULL;
 	struct transport_info info;
 	int rc = n->ops->open(&options, &transport, &info);
@@ -102,12 +110,14 @@ static void run_bad_options(const struct network *n)
 	options.self = 0;
 	options.provider = "carrier-pigeon";
 	rc = n->ops->open(&options, &transport, &info);
-	expect(rc == TERN_ERR_UNSUPPORTED && !transport && strstr(tern_last_error(), "carrier-pigeon"), "an unknown provider was answered %d: %s", rc,
-		tern_last_error());
+	expect(rc == TERN_ERR_UNSUPPORTED && !transport &&
+			strstr(tern_last_error(), "carrier-pigeon"),
+		"an unknown provider was answered %d: %s", rc, tern_last_error());
 	options.provider = n->provider;
 	options.device = "nic-of-nowhere";
 	rc = n->device ? n->ops->open(&options, &transport, &info) : TERN_ERR_UNSUPPORTED;
-	expect(rc == TERN_ERR_UNSUPPORTED && !transport, "a device that is not there was answered %d", rc);
+	expect(rc == TERN_ERR_UNSUPPORTED && !transport,
+		"a device that is not there was answered %d", rc);
 }
 
 /* As the network is known to behave; what the target has is never touched. */
@@ -131,10 +141,12 @@ static void expect_bad_key(struct world *w, struct transport_write *write)
 	case KEY_FAILED:
 		expect_ok(rc, "write");
 		event = take_event(w, 0, EVENT_FAILED);
-		expect(event.cookie == 13 && event.peer == 1, "cookie %llu of peer %u", (unsigned long long)event.cookie, event.peer);
+		expect(event.cookie == 13 && event.peer == 1, "cookie %llu of peer %u",
+			(unsigned long long)event.cookie, event.peer);
 		break;
 	}
-	expect(first_unpoisoned(w->peers[1].to, w->bytes) == w->bytes, "a write with a bad key has landed");
+	expect(first_unpoisoned(w->peers[1].to, w->bytes) == w->bytes,
+		"a write with a bad key has landed");
 }
 
 static void expect_works_after_bad_key(struct world *w)
@@ -143,7 +155,8 @@ static void expect_works_after_bad_key(struct world *w)
 		return;
 	if (w->network->key_breaks) {
 		expect(take_event(w, 0, EVENT_PEER_DOWN).peer == 1, "another peer is down");
-		expect_ok(w->peers[0].transport->ops->disconnect(w->peers[0].transport, 1), "disconnect");
+		expect_ok(w->peers[0].transport->ops->disconnect(w->peers[0].transport, 1),
+			"disconnect");
 		world_connect(w, 0, 1);
 	}
 	expect_works(w);
@@ -190,7 +203,8 @@ static void run_deregistered(const struct network *n)
 	t->ops->dereg(t, region);
 	poison(memory, 4096);
 	expect_bad_key(&w, &write);
-	expect(first_unpoisoned(memory, 4096) == 4096, "a write has landed in memory that is not registered any more");
+	expect(first_unpoisoned(memory, 4096) == 4096,
+		"a write has landed in memory that is not registered any more");
 	expect_works_after_bad_key(&w);
 	world_close(&w);
 	free(memory);
@@ -215,7 +229,8 @@ static void run_regions(const struct network *n)
 
 			if ((i + round) % 3 == 0) {
 				t->ops->dereg(t, regions[i]);
-				expect_ok(t->ops->reg(t, memory[i], 512, &regions[i], &keys[i]), "reg");
+				expect_ok(t->ops->reg(t, memory[i], 512, &regions[i], &keys[i]),
+					"reg");
 			}
 			poison(memory, sizeof(memory));
 			fill(w.peers[0].from + i, 300, i);
@@ -224,7 +239,8 @@ static void run_regions(const struct network *n)
 			post(&w, 0, &write);
 			take_event(&w, 1, EVENT_IMMEDIATE);
 			take_event(&w, 0, EVENT_WRITTEN);
-			expect_only(memory[0], sizeof(memory), i * 512 + 20, 300, i, "a write into one of many regions");
+			expect_only(memory[0], sizeof(memory), i * 512 + 20, 300, i,
+				"a write into one of many regions");
 		}
 	}
 	for (uint32_t i = 0; i < 50; i++)
@@ -246,7 +262,8 @@ static void run_replaced(const struct network *n)
 		for (uint64_t end = now_ms() + 50; now_ms() < end;)
 			world_turn(&w);
 		expect_ok(t->ops->disconnect(t, 1), "disconnect");
-		expect(t->ops->send(t, 1, "x", 1) == TERN_ERR_INVALID, "a message to a peer that is disconnected was not refused");
+		expect(t->ops->send(t, 1, "x", 1) == TERN_ERR_INVALID,
+			"a message to a peer that is disconnected was not refused");
 		expect_ok(peer_open(&w, 1), "open");
 		world_connect(&w, 0, 1);
 		world_connect(&w, 1, 0);
@@ -275,7 +292,8 @@ static void run_stalled_target(const struct network *n)
 		posted += rc == 0;
 		if (rc)
 			peer_poll(&w, 0);
-		expect(!try_take(&w, 0, EVENT_PEER_DOWN, &event), "a slow target was taken for dead: %s", event.text);
+		expect(!try_take(&w, 0, EVENT_PEER_DOWN, &event),
+			"a slow target was taken for dead: %s", event.text);
 	}
 	for (; nr < posted; nr++)
 		take_event(&w, 1, EVENT_IMMEDIATE);
@@ -326,7 +344,9 @@ static void run_reopened(const struct network *n)
  * or from the order of registering. */
 static void run_secret_keys(const struct network *n)
 {
-	enum { nr = 16 };
+	enum {
+		nr = 16
+	};
 	struct transport_region *regions[2][nr];
 	struct transport_key keys[2][nr];
 	uint32_t nr_small = 0, nr_steps = 0;
@@ -363,7 +383,9 @@ static void run_secret_keys(const struct network *n)
  * that address. */
 static void run_stranger(const struct network *n)
 {
-	enum { secret_at = 48 };
+	enum {
+		secret_at = 48
+	};
 	uint8_t address[TRANSPORT_ADDRESS_BYTES];
 	struct transport_event event;
 	uint32_t bytes = sizeof(address);

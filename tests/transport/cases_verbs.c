@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What only an RDMA device can do: its faults, each with its cause in words, and its settings. The tests reach into the transport where a fault has no other way in. */
+/* What only an RDMA device can do: its faults, each with its cause in words, and its settings. The
+ * tests reach into the transport where a fault has no other way in. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,12 +37,16 @@ static void expect_refused_as_dead(struct world *w)
 	const struct verbs_peer *peer = &inside(w, 0)->peers[1];
 	uint32_t posted = peer->connections[VERBS_DATA]->posted;
 
-	expect(t->ops->write(t, &write) == TERN_ERR_PEER_DEAD, "a write to a peer that is down was not refused");
-	expect(t->ops->send(t, 1, "x", 1) == TERN_ERR_PEER_DEAD, "a message to a peer that is down was not refused");
-	expect(peer->connections[VERBS_DATA]->posted == posted, "something was posted to a dead queue pair");
+	expect(t->ops->write(t, &write) == TERN_ERR_PEER_DEAD,
+		"a write to a peer that is down was not refused");
+	expect(t->ops->send(t, 1, "x", 1) == TERN_ERR_PEER_DEAD,
+		"a message to a peer that is down was not refused");
+	expect(peer->connections[VERBS_DATA]->posted == posted,
+		"something was posted to a dead queue pair");
 }
 
-/* A write with a wrong key, and three behind it on one event_count: the first is told why, the others that they were flushed, then the peer is down; another peer goes on. */
+/* A write with a wrong key, and three behind it on one event_count: the first is told why, the
+ * others that they were flushed, then the peer is down; another peer goes on. */
 static void run_flushed(const struct network *n)
 {
 	struct transport_event event;
@@ -58,12 +63,15 @@ static void run_flushed(const struct network *n)
 		write.flags = WRITE_SIGNALLED;
 		write.cookie = i;
 		write.key = i ? &w.peers[1].to_key : &bad;
-		expect(w.peers[0].transport->ops->write(w.peers[0].transport, &write) == 0, "write %u", i);
+		expect(w.peers[0].transport->ops->write(w.peers[0].transport, &write) == 0,
+			"write %u", i);
 	}
 	for (uint32_t i = 0; i < 4; i++) {
 		event = take_event(&w, 0, EVENT_FAILED);
-		expect(event.cookie == i && event.peer == 1, "cookie %llu of peer %u", (unsigned long long)event.cookie, event.peer);
-		expect(event.error == (i ? TERN_ERR_PEER_DEAD : TERN_ERR_SYSTEM), "write %u: error %d", i, event.error);
+		expect(event.cookie == i && event.peer == 1, "cookie %llu of peer %u",
+			(unsigned long long)event.cookie, event.peer);
+		expect(event.error == (i ? TERN_ERR_PEER_DEAD : TERN_ERR_SYSTEM),
+			"write %u: error %d", i, event.error);
 		expect_text(&event, "remote access error");
 		expect_text(&event, "vendor error");
 		expect_text(&event, "request 1");
@@ -71,11 +79,13 @@ static void run_flushed(const struct network *n)
 	expect(take_event(&w, 0, EVENT_PEER_DOWN).peer == 1, "another peer is down");
 	expect_refused_as_dead(&w);
 	expect_works(&w, 0, 2);
-	expect(first_unpoisoned(w.peers[1].to, 2048) == 2048, "a write behind a failed one has landed");
+	expect(first_unpoisoned(w.peers[1].to, 2048) == 2048,
+		"a write behind a failed one has landed");
 	world_close(&w);
 }
 
-/* The peer that was written to with a wrong key: its own next write to the culprit ends, one way or the other. */
+/* The peer that was written to with a wrong key: its own next write to the culprit ends, one way or
+ * the other. */
 static void run_victim(const struct network *n)
 {
 	struct transport_write write;
@@ -122,7 +132,8 @@ static void run_retry_exceeded(const struct network *n)
 	post(&w, 0, &write);
 	expect_works(&w, 0, 2);
 	event = take_event(&w, 0, EVENT_FAILED);
-	expect(event.cookie == 5 && event.error == TERN_ERR_PEER_DEAD, "cookie %llu, error %d", (unsigned long long)event.cookie, event.error);
+	expect(event.cookie == 5 && event.error == TERN_ERR_PEER_DEAD, "cookie %llu, error %d",
+		(unsigned long long)event.cookie, event.error);
 	expect_text(&event, "retry counter exceeded");
 	expect(take_event(&w, 0, EVENT_PEER_DOWN).peer == 1, "another peer is down");
 	expect_refused_as_dead(&w);
@@ -152,7 +163,8 @@ static void run_rnr_exhausted(const struct network *n)
 	world_close(&w);
 }
 
-/* All that credits allow is sent to a target that does not poll: not one of the device's retries is needed. */
+/* All that credits allow is sent to a target that does not poll: not one of the device's retries is
+ * needed. */
 static void run_no_overrun(const struct network *n)
 {
 	struct transport_write write = {.flags = WRITE_IMMEDIATE};
@@ -174,7 +186,8 @@ static void run_no_overrun(const struct network *n)
 				continue;
 			peer_poll(&w, write.immediate);
 		}
-	expect(posted[0] >= 256 && posted[1] >= 256, "%u and %u writes were taken", posted[0], posted[1]);
+	expect(posted[0] >= 256 && posted[1] >= 256, "%u and %u writes were taken", posted[0],
+		posted[1]);
 	while (came[0] < posted[0] || came[1] < posted[1])
 		came[take_event(&w, 2, EVENT_IMMEDIATE).immediate]++;
 	expect_works(&w, 0, 2);
@@ -206,7 +219,8 @@ static void own_port_is_down(struct world *w)
 
 		event = take_event(w, 1, EVENT_FAILED);
 		snprintf(own, sizeof(own), "to peer %u:", event.peer);
-		expect(event.cookie == event.peer, "cookie %llu of peer %u", (unsigned long long)event.cookie, event.peer);
+		expect(event.cookie == event.peer, "cookie %llu of peer %u",
+			(unsigned long long)event.cookie, event.peer);
 		expect_text(&event, own);
 		expect_text(&event, "port is down");
 		event = take_event(w, 1, EVENT_PEER_DOWN);
@@ -215,8 +229,9 @@ static void own_port_is_down(struct world *w)
 	}
 }
 
-/* Short enough for the device's retries, a port that goes down and up is not noticed; longer, and the cause says what it was. Both ends are told, a peer that is not behind the
- * wire goes on, and when the wire is there again so is the connection, if both want it. */
+/* Short enough for the device's retries, a port that goes down and up is not noticed; longer, and
+ * the cause says what it was. Both ends are told, a peer that is not behind the wire goes on, and
+ * when the wire is there again so is the connection, if both want it. */
 static void run_port_down(const struct network *n)
 {
 	struct transport_write write;
@@ -253,7 +268,8 @@ static void run_port_down(const struct network *n)
 	world_close(&w);
 }
 
-/* Nobody wants to hear of any of them: their places come back all the same, however many peers share them. */
+/* Nobody wants to hear of any of them: their places come back all the same, however many peers
+ * share them. */
 static void run_unsignalled(const struct network *n)
 {
 	struct transport_write write;
@@ -271,17 +287,20 @@ static void run_unsignalled(const struct network *n)
 
 static void expect_open(const struct network *n, const char *device, int expected)
 {
-	struct transport_options options = {.device = device, .nr_peers = 2, .depth = 16, .message_bytes = 64};
+	struct transport_options options = {
+		.device = device, .nr_peers = 2, .depth = 16, .message_bytes = 64};
 	struct transport *t = NULL;
 	struct transport_info info;
 	int rc = n->ops->open(&options, &t, &info);
 
-	expect(rc == expected, "device %s was answered %d: %s", device, rc, rc ? tern_last_error() : "");
+	expect(rc == expected, "device %s was answered %d: %s", device, rc,
+		rc ? tern_last_error() : "");
 	if (t)
 		t->ops->close(t);
 }
 
-static void expect_setting(const struct network *n, const char *name, const char *value, int expected)
+static void expect_setting(
+	const struct network *n, const char *name, const char *value, int expected)
 {
 	setenv(name, value, 1);
 	expect_open(n, n->provider, expected);
@@ -290,11 +309,15 @@ static void expect_setting(const struct network *n, const char *name, const char
 
 static void run_settings(const struct network *n)
 {
-	static const char *const bad[][2] = {{"TERN_VERBS_MTU", "1000"}, {"TERN_VERBS_MTU", "lots"}, {"TERN_VERBS_TIMEOUT", "32"},
-		{"TERN_VERBS_RETRY", "-1"}, {"TERN_VERBS_SERVICE_LEVEL", "16"}, {"TERN_VERBS_TRAFFIC_CLASS", "256"}, {"TERN_VERBS_POST", "fast"},
-		{"TERN_VERBS_CHAIN", "0"}, {"TERN_VERBS_GID_INDEX", "1x"}, {"TERN_VERBS_GID_INDEX", "256"}};
-	static const char *const good[][2] = {{"TERN_VERBS_MTU", "256"}, {"TERN_VERBS_TRAFFIC_CLASS", "106"}, {"TERN_VERBS_SERVICE_LEVEL", "3"},
-		{"TERN_VERBS_POST", "classic"}, {"TERN_VERBS_POST", "extended"}, {"TERN_VERBS_PORT", "1"}, {"TERN_VERBS_PKEY_INDEX", "0"}};
+	static const char *const bad[][2] = {{"TERN_VERBS_MTU", "1000"}, {"TERN_VERBS_MTU", "lots"},
+		{"TERN_VERBS_TIMEOUT", "32"}, {"TERN_VERBS_RETRY", "-1"},
+		{"TERN_VERBS_SERVICE_LEVEL", "16"}, {"TERN_VERBS_TRAFFIC_CLASS", "256"},
+		{"TERN_VERBS_POST", "fast"}, {"TERN_VERBS_CHAIN", "0"},
+		{"TERN_VERBS_GID_INDEX", "1x"}, {"TERN_VERBS_GID_INDEX", "256"}};
+	static const char *const good[][2] = {{"TERN_VERBS_MTU", "256"},
+		{"TERN_VERBS_TRAFFIC_CLASS", "106"}, {"TERN_VERBS_SERVICE_LEVEL", "3"},
+		{"TERN_VERBS_POST", "classic"}, {"TERN_VERBS_POST", "extended"},
+		{"TERN_VERBS_PORT", "1"}, {"TERN_VERBS_PKEY_INDEX", "0"}};
 
 	for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		expect_setting(n, bad[i][0], bad[i][1], TERN_ERR_INVALID);
@@ -310,14 +333,16 @@ static void run_settings(const struct network *n)
 	expect_open(n, "rxe0:2", TERN_ERR_UNSUPPORTED);
 }
 
-/* With relaxed ordering nothing is promised of different writes; each one's immediate still stands behind its bytes. */
+/* With relaxed ordering nothing is promised of different writes; each one's immediate still stands
+ * behind its bytes. */
 static void run_relaxed(const struct network *n)
 {
 	struct world w;
 
 	setenv("TERN_VERBS_RELAXED_ORDERING", "1", 1);
 	world_open(&w, n, 2, 8192);
-	expect(!(w.peers[0].info.caps & (TRANSPORT_ORDERED | TRANSPORT_FENCE)), "caps are %u", w.peers[0].info.caps);
+	expect(!(w.peers[0].info.caps & (TRANSPORT_ORDERED | TRANSPORT_FENCE)), "caps are %u",
+		w.peers[0].info.caps);
 	expect_works(&w, 0, 1);
 	expect_works(&w, 1, 0);
 	world_close(&w);

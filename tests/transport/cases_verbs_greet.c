@@ -23,12 +23,14 @@ static void run_unanswered(const struct network *n)
 	t = w.peers[0].transport;
 	expect_ok(t->ops->connect(t, 1, address, bytes), "connect");
 	event = take_event(&w, 0, EVENT_PEER_DOWN);
-	expect(event.peer == 1 && event.error == TERN_ERR_PEER_DEAD, "peer %u, error %d", event.peer, event.error);
+	expect(event.peer == 1 && event.error == TERN_ERR_PEER_DEAD, "peer %u, error %d",
+		event.peer, event.error);
 	expect_text(&event, "not answered for 300 ms");
 	world_close(&w);
 }
 
-/* Peer 0 says to peer 1 what it should not: every field of a greeting in turn is changed by chance. */
+/* Peer 0 says to peer 1 what it should not: every field of a greeting in turn is changed by chance.
+ */
 static void forge(struct world *w, uint64_t *state)
 {
 	struct verbs *v = inside(w, 0);
@@ -43,14 +45,23 @@ static void forge(struct world *w, uint64_t *state)
 		.session_to = peer->session_theirs,
 		.mtu = 3,
 		.window = 100};
-	uint32_t at = draw(state, sizeof(hello) / 4), length = draw(state, 8) ? sizeof(hello) : draw(state, sizeof(hello));
+	uint32_t at = draw(state, sizeof(hello) / 4),
+		 length = draw(state, 8) ? sizeof(hello) : draw(state, sizeof(hello));
 	struct ibv_sge sge = {(uintptr_t)v->greetings_out, length, v->pinned_mr->lkey};
-	struct ibv_send_wr wr = {.wr_id = UINT64_MAX, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+	struct ibv_send_wr wr = {.wr_id = UINT64_MAX,
+				   .sg_list = &sge,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED},
+			   *bad;
 
-	/* What tells a successor, or a new session, is for those who know the identities: they may do harm. */
-	if (at * 4 == offsetof(struct verbs_hello, session_from) || at * 4 == offsetof(struct verbs_hello, session_from) + 4)
+	/* What tells a successor, or a new session, is for those who know the identities: they may
+	 * do harm. */
+	if (at * 4 == offsetof(struct verbs_hello, session_from) ||
+		at * 4 == offsetof(struct verbs_hello, session_from) + 4)
 		return;
-	((uint32_t *)(void *)&hello)[at] = draw(state, 2) ? draw(state, UINT32_MAX) : draw(state, 4) - 2;
+	((uint32_t *)(void *)&hello)[at] =
+		draw(state, 2) ? draw(state, UINT32_MAX) : draw(state, 4) - 2;
 	memcpy(v->greetings_out, &hello, sizeof(hello));
 	wr.wr.ud.ah = peer->ah;
 	wr.wr.ud.remote_qpn = peer->address.qpn;
@@ -75,14 +86,17 @@ static void run_forged(const struct network *n)
 			expect_works(&w, i / 50 % 2, 1 - i / 50 % 2);
 	}
 	expect_works(&w, 1, 0);
-	expect(!try_take(&w, 1, EVENT_PEER_DOWN, &event), "a forged greeting took a peer down: %s", event.text);
+	expect(!try_take(&w, 1, EVENT_PEER_DOWN, &event), "a forged greeting took a peer down: %s",
+		event.text);
 	world_close(&w);
 }
 
 void reconnect(struct world *w)
 {
 	for (uint32_t who = 0; who < 2; who++)
-		expect_ok(w->peers[who].transport->ops->disconnect(w->peers[who].transport, 1 - who), "disconnect");
+		expect_ok(
+			w->peers[who].transport->ops->disconnect(w->peers[who].transport, 1 - who),
+			"disconnect");
 	for (uint32_t who = 0; who < 2; who++)
 		world_connect(w, who, 1 - who);
 }
@@ -95,7 +109,8 @@ static void take_message(struct world *w, uint32_t i)
 	free((void *)(uintptr_t)event.data);
 }
 
-/* Two ranks part and meet again while buffers of messages are out: each connection counts its own. */
+/* Two ranks part and meet again while buffers of messages are out: each connection counts its own.
+ */
 static void run_renewed(const struct network *n)
 {
 	struct world w;
@@ -140,7 +155,8 @@ static void run_wire_later(const struct network *n)
 	world_close(&w);
 }
 
-/* A rank that has begun anew is greeted by a peer that does not know it yet, from the connection before: it waits for the peer's new one, so that the two do not chase each other. */
+/* A rank that has begun anew is greeted by a peer that does not know it yet, from the connection
+ * before: it waits for the peer's new one, so that the two do not chase each other. */
 static void run_stale_greeting(const struct network *n)
 {
 	struct transport *t;
@@ -156,10 +172,12 @@ static void run_stale_greeting(const struct network *n)
 	verbs_greet_say(inside(&w, 1), 0);
 	for (end = now_ms() + 50; now_ms() < end;)
 		peer_poll(&w, 0);
-	expect(inside(&w, 0)->peers[1].state == VERBS_GREETING, "a greeting of the connection before was believed");
+	expect(inside(&w, 0)->peers[1].state == VERBS_GREETING,
+		"a greeting of the connection before was believed");
 	expect_works(&w, 0, 1);
 	expect_works(&w, 1, 0);
-	expect(inside(&w, 0)->peers[1].session == inside(&w, 0)->next_session, "another connection was made than was asked for");
+	expect(inside(&w, 0)->peers[1].session == inside(&w, 0)->next_session,
+		"another connection was made than was asked for");
 	world_close(&w);
 }
 
@@ -175,13 +193,16 @@ static void run_storm(const struct network *n)
 		w.peers[0].transport->ops->write(w.peers[0].transport, &write);
 		reconnect(&w);
 	}
-	expect(inside(&w, 0)->nr_connections <= inside(&w, 0)->nr_lookup / 2 + 1, "%u connections", inside(&w, 0)->nr_connections);
+	expect(inside(&w, 0)->nr_connections <= inside(&w, 0)->nr_lookup / 2 + 1, "%u connections",
+		inside(&w, 0)->nr_connections);
 	expect_works(&w, 0, 1);
 	for (uint64_t end = now_ms() + CASE_WAIT_MS; inside(&w, 0)->nr_retired;) {
-		expect(now_ms() < end, "%u connections were not given back", inside(&w, 0)->nr_retired);
+		expect(now_ms() < end, "%u connections were not given back",
+			inside(&w, 0)->nr_retired);
 		world_turn(&w);
 	}
-	expect(inside(&w, 0)->nr_under_way == 0, "%u requests are under way", inside(&w, 0)->nr_under_way);
+	expect(inside(&w, 0)->nr_under_way == 0, "%u requests are under way",
+		inside(&w, 0)->nr_under_way);
 	world_close(&w);
 }
 

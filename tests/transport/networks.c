@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every transport and provider that the suite knows, with what is known of it. docs/transports.md says the same in words. */
+/* Every transport and provider that the suite knows, with what is known of it. docs/transports.md
+ * says the same in words. */
 #include "tests/transport/simulated.h"
 #include "tests/transport/world.h"
 
@@ -55,7 +56,8 @@ const struct network networks[] = {
 		.death = DEATH_ON_WRITE,
 		.paired = 4000,
 		.slow = true},
-	/* Soft-RoCE in a virtual machine (scripts/vm.sh): on its loopback, and two devices with a wire between them. */
+	/* Soft-RoCE in a virtual machine (scripts/vm.sh): on its loopback, and two devices with a
+	   wire between them. */
 	{.name = "verbs:rxe0",
 		.ops = &transport_verbs,
 		.provider = "rxe0",
@@ -100,7 +102,8 @@ const struct network networks[] = {
 		.unmake = unmake_simulated},
 	{.name = "sim:foul,ordered",
 		.ops = &transport_sim,
-		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_TARGET_POLLS | TRANSPORT_SEES_DEATH,
+		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_TARGET_POLLS |
+			TRANSPORT_SEES_DEATH,
 		.bad_key = KEY_FAILED,
 		.death = DEATH_SEEN,
 		.knows_source = true,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Simulated networks for the suite: fair weather, foul weather, and foul weather in order with fences. */
+/* Simulated networks for the suite: fair weather, foul weather, and foul weather in order with
+ * fences. */
 #ifndef TERN_TESTS_TRANSPORT_SIMULATED_H
 #define TERN_TESTS_TRANSPORT_SIMULATED_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The conformance suite: every case on every network that is there, each in a process of its own with a time limit, in TAP.
+/* The conformance suite: every case on every network that is there, each in a process of its own
+ * with a time limit, in TAP.
  *
  *   test_transport                 everything
  *   test_transport shm             one network
@@ -18,7 +19,8 @@
 
 #define CASE_LIMIT_MS 180000 /* what hangs is ended sooner by tests/within */
 
-static const struct transport_case *const suites[] = {basic_cases, order_cases, trouble_cases, pair_cases, verbs_cases, verbs_greet_cases};
+static const struct transport_case *const suites[] = {
+	basic_cases, order_cases, trouble_cases, pair_cases, verbs_cases, verbs_greet_cases};
 static int nr_tests, nr_failed;
 
 /* Opens and closes, to learn whether the network is there. */
@@ -73,8 +75,8 @@ static int run_case(const struct network *n, const char *name, void (*run)(const
 		printf("# longer than %d ms\n", CASE_LIMIT_MS);
 	else if (WIFSIGNALED(status))
 		printf("# killed by signal %d\n", WTERMSIG(status));
-	printf("%s %d - %s/%s%s # %.1f s\n", code == 0 || code == 77 ? "ok" : "not ok", ++nr_tests, n->name, name, code == 77 ? " # SKIP" : "",
-		(double)(now_ms() - from) / 1000);
+	printf("%s %d - %s/%s%s # %.1f s\n", code == 0 || code == 77 ? "ok" : "not ok", ++nr_tests,
+		n->name, name, code == 77 ? " # SKIP" : "", (double)(now_ms() - from) / 1000);
 	nr_failed += code != 0 && code != 77;
 	return code;
 }
@@ -95,7 +97,8 @@ static void run_network(const struct network *n, char **names)
 		return;
 	for (size_t s = 0; s < (n->brief ? 1 : sizeof(suites) / sizeof(suites[0])); s++)
 		for (const struct transport_case *c = suites[s]; c->name; c++)
-			if (wanted(c->name, names) && !(c->processes && n->alone) && (!c->only || c->only == n->ops))
+			if (wanted(c->name, names) && !(c->processes && n->alone) &&
+				(!c->only || c->only == n->ops))
 				run_case(n, c->name, c->run);
 }
 

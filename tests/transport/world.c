@@ -15,7 +15,7 @@
 #define POISON 0xa5
 #define IDLE_TURNS 200
 
-/* ---- ends of a case ----------------------------------------------------------------------------------------------- */
+/* ---- ends of a case -------------------------------------------------------------------------- */
 
 void expect(bool ok, const char *format, ...)
 {
@@ -57,7 +57,7 @@ void remove_leftovers(int pid)
 		closedir(dir);
 }
 
-/* ---- patterns ----------------------------------------------------------------------------------------------------- */
+/* ---- patterns -------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t x)
 {
@@ -122,15 +122,20 @@ void expect_filled(const void *at, uint64_t bytes, uint64_t seed, const char *wh
 {
 	uint64_t wrong = first_wrong(at, bytes, seed);
 
-	expect(wrong == bytes, "%s: byte %llu of %llu is wrong", what, (unsigned long long)wrong, (unsigned long long)bytes);
+	expect(wrong == bytes, "%s: byte %llu of %llu is wrong", what, (unsigned long long)wrong,
+		(unsigned long long)bytes);
 }
 
-void expect_only(const uint8_t *base, uint64_t room, uint64_t offset, uint64_t bytes, uint64_t seed, const char *what)
+void expect_only(const uint8_t *base, uint64_t room, uint64_t offset, uint64_t bytes, uint64_t seed,
+	const char *what)
 {
-	uint64_t before = first_unpoisoned(base, offset), after = first_unpoisoned(base + offset + bytes, room - offset - bytes);
+	uint64_t before = first_unpoisoned(base, offset),
+		 after = first_unpoisoned(base + offset + bytes, room - offset - bytes);
 
-	expect(before == offset, "%s: byte %llu was touched, before the write at %llu", what, (unsigned long long)before, (unsigned long long)offset);
-	expect(after == room - offset - bytes, "%s: a byte was touched %llu behind the write", what, (unsigned long long)after);
+	expect(before == offset, "%s: byte %llu was touched, before the write at %llu", what,
+		(unsigned long long)before, (unsigned long long)offset);
+	expect(after == room - offset - bytes, "%s: a byte was touched %llu behind the write", what,
+		(unsigned long long)after);
 	expect_filled(base + offset, bytes, seed, what);
 }
 
@@ -153,7 +158,7 @@ uint32_t draw(uint64_t *state, uint32_t below)
 	return (uint32_t)((mix(*state) >> 32) * below >> 32);
 }
 
-/* ---- worlds ------------------------------------------------------------------------------------------------------- */
+/* ---- worlds ---------------------------------------------------------------------------------- */
 
 static void *map_bytes(uint64_t bytes)
 {
@@ -175,7 +180,8 @@ void world_begin(struct world *w, const struct network *network, uint32_t nr_pee
 int peer_open(struct world *w, uint32_t who)
 {
 	struct peer *peer = &w->peers[who];
-	struct transport_options options = {.provider = who % 2 && w->network->other ? w->network->other : w->network->provider,
+	struct transport_options options = {
+		.provider = who % 2 && w->network->other ? w->network->other : w->network->provider,
 		.device = w->network->device,
 		.network = w->made,
 		.self = who,
@@ -189,8 +195,12 @@ int peer_open(struct world *w, uint32_t who)
 	peer->from = map_bytes(w->bytes);
 	peer->to = map_bytes(w->bytes);
 	poison(peer->to, w->bytes);
-	expect_ok(peer->transport->ops->reg(peer->transport, peer->from, w->bytes, &peer->from_region, &peer->from_key), "reg");
-	expect_ok(peer->transport->ops->reg(peer->transport, peer->to, w->bytes, &peer->to_region, &peer->to_key), "reg");
+	expect_ok(peer->transport->ops->reg(peer->transport, peer->from, w->bytes,
+			  &peer->from_region, &peer->from_key),
+		"reg");
+	expect_ok(peer->transport->ops->reg(
+			  peer->transport, peer->to, w->bytes, &peer->to_region, &peer->to_key),
+		"reg");
 	return 0;
 }
 
@@ -245,7 +255,7 @@ void world_close(struct world *w)
 		w->network->unmake(w->made);
 }
 
-/* ---- events ------------------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 /* Good for the last few failures. */
 static const char *keep_text(const char *text)
@@ -281,15 +291,18 @@ static void queue_event(struct queue *q, const struct transport_event *event)
 
 static void check_event(struct world *w, uint32_t who, const struct transport_event *event)
 {
-	expect(event->kind >= EVENT_WRITTEN && event->kind <= EVENT_PEER_DOWN, "an event of kind %d", event->kind);
+	expect(event->kind >= EVENT_WRITTEN && event->kind <= EVENT_PEER_DOWN,
+		"an event of kind %d", event->kind);
 	if (event->kind == EVENT_IMMEDIATE && event->peer == UINT32_MAX)
 		expect(!w->network->knows_source, "an immediate without its peer");
 	else
 		expect(event->peer < w->nr_peers, "peer %u: an event of peer %u", who, event->peer);
 	if (event->kind == EVENT_FAILED || event->kind == EVENT_PEER_DOWN)
-		expect(event->error < 0 && event->text && *event->text, "a failure without a cause");
+		expect(event->error < 0 && event->text && *event->text,
+			"a failure without a cause");
 	if (event->kind == EVENT_MESSAGE)
-		expect(event->bytes <= WORLD_MESSAGE && (event->data || !event->bytes), "a message of %u bytes", event->bytes);
+		expect(event->bytes <= WORLD_MESSAGE && (event->data || !event->bytes),
+			"a message of %u bytes", event->bytes);
 }
 
 void peer_poll(struct world *w, uint32_t who)
@@ -321,7 +334,8 @@ void world_turn(struct world *w)
 		sched_yield(); /* the other side may be waiting for this core */
 }
 
-bool try_take(struct world *w, uint32_t who, enum transport_event_kind kind, struct transport_event *event)
+bool try_take(struct world *w, uint32_t who, enum transport_event_kind kind,
+	struct transport_event *event)
 {
 	struct queue *q = &w->peers[who].queues[kind];
 
@@ -335,12 +349,18 @@ bool try_take(struct world *w, uint32_t who, enum transport_event_kind kind, str
 
 static void complain(struct world *w, uint32_t who, enum transport_event_kind kind)
 {
-	static const char *const names[] = {"?", "EVENT_WRITTEN", "EVENT_IMMEDIATE", "EVENT_MESSAGE", "EVENT_FAILED", "EVENT_PEER_DOWN"};
+	static const char *const names[] = {"?", "EVENT_WRITTEN", "EVENT_IMMEDIATE",
+		"EVENT_MESSAGE", "EVENT_FAILED", "EVENT_PEER_DOWN"};
 	struct peer *peer = &w->peers[who];
 
-	expect(false, "peer %u waited %d ms for %s; waiting events: %u written, %u immediates, %u messages, %u failed, %u down", who, CASE_WAIT_MS,
-		names[kind], peer->queues[1].nr - peer->queues[1].first, peer->queues[2].nr - peer->queues[2].first,
-		peer->queues[3].nr - peer->queues[3].first, peer->queues[4].nr - peer->queues[4].first, peer->queues[5].nr - peer->queues[5].first);
+	expect(false,
+		"peer %u waited %d ms for %s; waiting events: %u written, %u immediates, %u "
+		"messages, %u failed, %u down",
+		who, CASE_WAIT_MS, names[kind], peer->queues[1].nr - peer->queues[1].first,
+		peer->queues[2].nr - peer->queues[2].first,
+		peer->queues[3].nr - peer->queues[3].first,
+		peer->queues[4].nr - peer->queues[4].first,
+		peer->queues[5].nr - peer->queues[5].first);
 }
 
 struct transport_event take_event(struct world *w, uint32_t who, enum transport_event_kind kind)
@@ -363,12 +383,14 @@ void expect_silence(struct world *w, uint32_t who, enum transport_event_kind kin
 
 	while (now_ms() < end)
 		world_turn(w);
-	expect(!try_take(w, who, kind, &event), "peer %u: an event of kind %d that should not be", who, kind);
+	expect(!try_take(w, who, kind, &event), "peer %u: an event of kind %d that should not be",
+		who, kind);
 }
 
-/* ---- posting ------------------------------------------------------------------------------------------------------ */
+/* ---- posting --------------------------------------------------------------------------------- */
 
-struct transport_write a_write(struct world *w, uint32_t who, uint32_t to, uint64_t from_at, uint64_t to_at, uint64_t bytes)
+struct transport_write a_write(struct world *w, uint32_t who, uint32_t to, uint64_t from_at,
+	uint64_t to_at, uint64_t bytes)
 {
 	return (struct transport_write){.peer = to,
 		.region = w->peers[who].from_region,
@@ -385,7 +407,8 @@ void post(struct world *w, uint32_t who, const struct transport_write *write)
 	int rc;
 
 	while ((rc = t->ops->write(t, write)) == TRANSPORT_AGAIN) {
-		expect(now_ms() < end, "a write of %llu bytes was answered AGAIN for %d ms", (unsigned long long)write->bytes, CASE_WAIT_MS);
+		expect(now_ms() < end, "a write of %llu bytes was answered AGAIN for %d ms",
+			(unsigned long long)write->bytes, CASE_WAIT_MS);
 		world_turn(w);
 	}
 	expect_ok(rc, "write");

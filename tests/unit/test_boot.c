@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bootstraps: ranks as threads, the rank's end of the launcher's socket against a scripted launcher, and both ends of
- * it. */
+/* Bootstraps: ranks as threads, the rank's end of the launcher's socket against a scripted
+ * launcher, and both ends of it. */
 #include "group/boot/boot.h"
 #include "group/boot/launch_wire.h"
 #include "cli/gather.h"
@@ -21,16 +21,17 @@
 
 #define MAX_RANKS 8
 
-/* ---- ranks that gather, each in a thread ----------------------------------------------------------------- */
+/* ---- ranks that gather, each in a thread ----------------------------------------------------- */
 
 struct rank {
 	struct tern_boot boot;
 	struct tern_boot second; /* where a test uses two boots at once */
 	int nr_rounds;
-	size_t bytes;   /* of each payload; varied where 0 */
-	int bad_rounds; /* wrong data */
-	int rc;         /* of the first failure */
-	int64_t took_ms, late_ms; /* how long a rank took, and how long it could have run meanwhile and did not */
+	size_t bytes;             /* of each payload; varied where 0 */
+	int bad_rounds;           /* wrong data */
+	int rc;                   /* of the first failure */
+	int64_t took_ms, late_ms; /* how long a rank took, and how long it could have run meanwhile
+				     and did not */
 	char text[1024];
 	pthread_t thread;
 };
@@ -57,7 +58,8 @@ static int one_round(struct rank *rank, int round)
 {
 	struct tern_boot *boot = rank->second.allgather && round & 1 ? &rank->second : &rank->boot;
 	size_t bytes = bytes_of_round(rank, round);
-	unsigned char *mine = malloc(bytes + 1), *all = calloc(1, bytes * (size_t)boot->nr_ranks + 1);
+	unsigned char *mine = malloc(bytes + 1),
+		      *all = calloc(1, bytes * (size_t)boot->nr_ranks + 1);
 	int rc;
 
 	for (size_t i = 0; i < bytes; i++)
@@ -107,9 +109,10 @@ static void assert_last_error(const char *part)
 		fail_msg("\"%s\" is not in \"%s\"", part, tern_last_error());
 }
 
-/* ---- threads --------------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
-static void boot_threads(struct tern_threads **threads, struct rank *ranks, int n, int wait_ms, int nr_rounds)
+static void boot_threads(
+	struct tern_threads **threads, struct rank *ranks, int n, int wait_ms, int nr_rounds)
 {
 	memset(ranks, 0, (size_t)n * sizeof(*ranks));
 	assert_int_equal(tern_threads_create(n, wait_ms, threads), 0);
@@ -183,7 +186,8 @@ static void threads_mismatch(void **state)
 		start_rank(&ranks[r]);
 	for (int r = 0; r < 4; r++) {
 		join_rank(&ranks[r]);
-		assert_text(&ranks[r], TERN_ERR_BOOTSTRAP, "rank 0 passes 16 bytes, rank 2 passes 48");
+		assert_text(
+			&ranks[r], TERN_ERR_BOOTSTRAP, "rank 0 passes 16 bytes, rank 2 passes 48");
 	}
 	rank_main(&ranks[0]); /* and so for ever */
 	assert_text(&ranks[0], TERN_ERR_BOOTSTRAP, "rank 2 passes 48");
@@ -259,7 +263,8 @@ static void changed_boots(void **state)
 			static const int changed[][2] = {{0, 1}, {0, 3}, {1, 2}};
 
 			assert_int_equal(by_socket ? boot_socket(0, 2, pair[1], 100, &boot)
-						   : tern_threads_boot(threads, 0, &boot), 0);
+						   : tern_threads_boot(threads, 0, &boot),
+				0);
 			boot.rank = changed[change][0];
 			boot.nr_ranks = changed[change][1];
 			expect_refused(&boot, TERN_ERR_INVALID, said[change]);
@@ -384,12 +389,12 @@ static void false_claims(void **state)
 	}
 }
 
-/* ---- the environment ------------------------------------------------------------------------------------- */
+/* ---- the environment ------------------------------------------------------------------------- */
 
 static int clear_environment(void **state)
 {
-	static const char *const names[] = {
-		"TERN_RANK", "TERN_NR_RANKS", "TERN_BOOT_FD", "TERN_WAIT_MS", "PMIX_RANK", "PMIX_NAMESPACE"};
+	static const char *const names[] = {"TERN_RANK", "TERN_NR_RANKS", "TERN_BOOT_FD",
+		"TERN_WAIT_MS", "PMIX_RANK", "PMIX_NAMESPACE"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
@@ -472,7 +477,7 @@ static void env_wrong_descriptor(void **state)
 	close(file);
 }
 
-/* ---- a rank against a scripted launcher ------------------------------------------------------------------ */
+/* ---- a rank against a scripted launcher ------------------------------------------------------ */
 
 struct script { /* how the launcher answers rank 0 of 2, whose payload has 8 bytes */
 	const char *what;
@@ -638,7 +643,7 @@ static void env_too_many_bytes(void **state)
 	close(pair[1]);
 }
 
-/* ---- both ends ------------------------------------------------------------------------------------------- */
+/* ---- both ends ------------------------------------------------------------------------------- */
 
 struct server {
 	struct gather *gather;
@@ -658,7 +663,8 @@ static void serve_once(struct server *s)
 		gather_rank_ended(s->gather, rank, "died (signal 9, Killed)");
 	gather_tick(s->gather);
 	for (int r = 0; r < s->nr_ranks; r++)
-		polls[r] = (struct pollfd){.fd = gather_fd(s->gather, r), .events = gather_events(s->gather, r)};
+		polls[r] = (struct pollfd){
+			.fd = gather_fd(s->gather, r), .events = gather_events(s->gather, r)};
 	poll(polls, (nfds_t)s->nr_ranks, 10); /* so short because the flags above do not wake it */
 	for (int r = 0; r < s->nr_ranks; r++)
 		if (polls[r].revents)
@@ -713,7 +719,9 @@ static void launched_gather(void **state)
 		start_server(&server, ranks, n, 200, 30000);
 		for (int r = 0; r < n; r++) {
 			if (n % 2)
-				assert_int_equal(boot_socket(r, n, server.fds[r], 30000, &ranks[r].second), 0);
+				assert_int_equal(
+					boot_socket(r, n, server.fds[r], 30000, &ranks[r].second),
+					0);
 			start_rank(&ranks[r]);
 		}
 		for (int r = 0; r < n; r++) {
@@ -744,7 +752,8 @@ static void launched_mismatch(void **state)
 		ranks[r].bytes = r == 1 ? 40 : 24;
 	run_three(ranks);
 	for (int r = 0; r < 3; r++)
-		assert_text(&ranks[r], TERN_ERR_BOOTSTRAP, "gathering 1: rank 0 passes 24 bytes, rank 1 passes 40");
+		assert_text(&ranks[r], TERN_ERR_BOOTSTRAP,
+			"gathering 1: rank 0 passes 24 bytes, rank 1 passes 40");
 	ranks[1].bytes = 24; /* a refusal leaves the streams in step */
 	run_three(ranks);
 	for (int r = 0; r < 3; r++)
@@ -807,7 +816,8 @@ static void launched_rank_gives_up(void **state)
 	assert_text(&ranks[0], TERN_ERR_BOOTSTRAP, "rank 1 gave up waiting");
 	rank_main(&ranks[2]); /* late, and not left to wait */
 	assert_text(&ranks[2], TERN_ERR_BOOTSTRAP, "rank 1 gave up waiting");
-	assert_true(ranks[0].took_ms - ranks[0].late_ms < 20000 && ranks[2].took_ms - ranks[2].late_ms < 20000);
+	assert_true(ranks[0].took_ms - ranks[0].late_ms < 20000 &&
+		    ranks[2].took_ms - ranks[2].late_ms < 20000);
 	stop_server(&server, ranks);
 }
 
@@ -820,7 +830,12 @@ static void launched_garbage(void **state)
 			.rank = 1,
 			.nr_ranks = 3,
 			.bytes = 8},
-		{.magic = LAUNCH_MAGIC, .version = 2, .kind = LAUNCH_GATHER, .rank = 1, .nr_ranks = 3, .bytes = 8},
+		{.magic = LAUNCH_MAGIC,
+			.version = 2,
+			.kind = LAUNCH_GATHER,
+			.rank = 1,
+			.nr_ranks = 3,
+			.bytes = 8},
 		{.magic = LAUNCH_MAGIC,
 			.version = LAUNCH_VERSION,
 			.kind = LAUNCH_GATHERED,
@@ -857,7 +872,8 @@ static void launched_garbage(void **state)
 		start_rank(&ranks[0]);
 		write_bytewise(server.fds[1], &bad[i], sizeof(bad[i]));
 		join_rank(&ranks[0]);
-		assert_text(&ranks[0], TERN_ERR_BOOTSTRAP, "rank 1 sent a request that makes no sense");
+		assert_text(
+			&ranks[0], TERN_ERR_BOOTSTRAP, "rank 1 sent a request that makes no sense");
 		read_whole(server.fds[1], &answer, sizeof(answer));
 		assert_int_equal(answer.kind, LAUNCH_REFUSED);
 		stop_server(&server, ranks);

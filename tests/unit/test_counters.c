@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the exchange's path asks of the engine beside the public calls: counters and claims; on all networks of tests/engine/networks.h. */
+/* What the exchange's path asks of the engine beside the public calls: counters and claims; on all
+ * networks of tests/engine/networks.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,12 +35,21 @@ static void counters_and_claims(struct world *world, size_t which)
 	assert_int_equal(engine_claim(world->engines[1], 0xab, &claim), 0);
 	assert_int_equal(engine_claim(world->engines[1], 0xab, &claim), TERN_ERR_STATE);
 	for (uint32_t i = 0; i < 50; i++) {
-		struct engine_write w = {.peer = 1, .flags = TERN_IMMEDIATE, .immediate = 0xab000000u + i, .counter = counters.id + i % 2, .local = world->regions[0],
-			.remote = world->remotes[0][1], .local_offset = i * 1000, .remote_offset = 400000 + i * 1000, .bytes = i * 20};
+		struct engine_write w = {.peer = 1,
+			.flags = TERN_IMMEDIATE,
+			.immediate = 0xab000000u + i,
+			.counter = counters.id + i % 2,
+			.local = world->regions[0],
+			.remote = world->remotes[0][1],
+			.local_offset = i * 1000,
+			.remote_offset = 400000 + i * 1000,
+			.bytes = i * 20};
 
 		assert_int_equal(engine_write(world->engines[0], &w), 0);
 	}
-	for (int i = 0; i < 5000 && engine_counter_ended(&each[0]) + engine_counter_ended(&each[1]) < 50; i++)
+	for (int i = 0;
+		i < 5000 && engine_counter_ended(&each[0]) + engine_counter_ended(&each[1]) < 50;
+		i++)
 		world_round(world);
 	settle(world, 20);
 	for (int i = 0; i < 2; i++) {
@@ -58,12 +68,15 @@ static void counters_and_claims(struct world *world, size_t which)
 	engine_counters_close(world->engines[0], &counters);
 }
 
-/* Lists of counters stand side by side; a number that is in none of them is refused, and nothing is counted or sent. */
+/* Lists of counters stand side by side; a number that is in none of them is refused, and nothing is
+ * counted or sent. */
 static void counters_by_number(struct world *world, size_t which)
 {
 	static const struct engine_counter zero;
 	struct engine_counter each[5] = {zero, zero, zero, zero, zero};
-	struct engine_counters first = {.first = each, .nr = 2}, second = {.first = each + 2, .nr = 3}, none = {.first = each, .nr = 0};
+	struct engine_counters first = {.first = each, .nr = 2},
+			       second = {.first = each + 2, .nr = 3},
+			       none = {.first = each, .nr = 0};
 	struct tern_engine_stats stats = {.size = sizeof(stats)};
 	uint32_t numbers[6];
 
@@ -80,7 +93,8 @@ static void counters_by_number(struct world *world, size_t which)
 	numbers[4] = 0;
 	numbers[5] = UINT32_MAX - 1;
 	for (int i = 0; i < 6; i++) {
-		struct engine_write w = {.peer = 1, .flags = TERN_IMMEDIATE, .immediate = 77, .counter = numbers[i]};
+		struct engine_write w = {
+			.peer = 1, .flags = TERN_IMMEDIATE, .immediate = 77, .counter = numbers[i]};
 
 		assert_int_equal(engine_write(world->engines[0], &w), 0);
 	}

@@ -26,15 +26,18 @@ static struct tern_moe_config deepseek(uint32_t max_tokens)
 
 static uint32_t block_bytes = 227 * 1024;
 
-static int lay_out(struct device_layout *d, const struct tern_moe_config *c, uint32_t nr_ranks, enum gpu_format format)
+static int lay_out(struct device_layout *d, const struct tern_moe_config *c, uint32_t nr_ranks,
+	enum gpu_format format)
 {
 	struct layout l;
 
-	layout_init(&l, c, nr_ranks, c->nr_experts, (c->nr_experts + nr_ranks - 1) / nr_ranks, NULL);
+	layout_init(
+		&l, c, nr_ranks, c->nr_experts, (c->nr_experts + nr_ranks - 1) / nr_ranks, NULL);
 	return device_layout_init(d, c, &l, format, false, block_bytes);
 }
 
-/* The goal: everything that the library takes on each GPU, where the caller brings the memory for received rows. */
+/* The goal: everything that the library takes on each GPU, where the caller brings the memory for
+ * received rows. */
 static void sixty_four_ranks_fit(void **state)
 {
 	struct tern_moe_config c = deepseek(128);
@@ -44,8 +47,10 @@ static void sixty_four_ranks_fit(void **state)
 	(void)state;
 	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), 0);
 	all = d.window_bytes + d.private_bytes + d.output_bytes;
-	print_message("# 64 ranks, 128 tokens of deepseek-v3: window %.1f MB, private %.1f, output %.1f\n", (double)d.window_bytes * 1e-6,
-		(double)d.private_bytes * 1e-6, (double)d.output_bytes * 1e-6);
+	print_message("# 64 ranks, 128 tokens of deepseek-v3: window %.1f MB, private %.1f, output "
+		      "%.1f\n",
+		(double)d.window_bytes * 1e-6, (double)d.private_bytes * 1e-6,
+		(double)d.output_bytes * 1e-6);
 	assert_true(all < 150000000);
 	/* At least the rows that may come, and the results: nothing is forgotten. */
 	assert_true(d.window_bytes > 64ull * 128 * (7168 + 56 * 4) + 128ull * 8 * 14336);
@@ -71,14 +76,21 @@ static void parts_do_not_overlap(void **state)
 			assert_true(d.row_routes + ranks * routes * 8 <= d.home_routes);
 			assert_true(d.home_routes + routes * 8 <= d.own_positions);
 			assert_true(d.own_positions + routes * 4 <= d.counts);
-			assert_true(d.counts < d.offsets && d.offsets < d.rows && d.rows < d.x && d.x < d.scales && d.scales < d.slot_bytes);
+			assert_true(d.counts < d.offsets && d.offsets < d.rows && d.rows < d.x &&
+				    d.x < d.scales && d.scales < d.slot_bytes);
 			assert_true(d.window.plans >= ranks * (uint64_t)GPU_LINE_BYTES);
 			assert_true(d.window.rows >= d.window.plans + ranks * d.window.plan_bytes);
-			assert_true(d.window.results >= d.window.rows + ranks * 33ull * d.window.row_bytes);
-			assert_true(d.window.bytes >= d.window.results + routes * d.window.result_bytes);
-			assert_true((uint64_t)d.row.nr_segments * d.row.segment_pieces * 16 >= d.row.row_bytes);
-			assert_true((uint64_t)(d.row.nr_segments - 1) * d.row.segment_pieces * 16 < d.row.row_bytes);
-			assert_int_equal(d.window.bytes % 128 + d.window.rows % 128 + d.window.results % 128, 0);
+			assert_true(d.window.results >=
+				    d.window.rows + ranks * 33ull * d.window.row_bytes);
+			assert_true(d.window.bytes >=
+				    d.window.results + routes * d.window.result_bytes);
+			assert_true((uint64_t)d.row.nr_segments * d.row.segment_pieces * 16 >=
+				    d.row.row_bytes);
+			assert_true((uint64_t)(d.row.nr_segments - 1) * d.row.segment_pieces * 16 <
+				    d.row.row_bytes);
+			assert_int_equal(
+				d.window.bytes % 128 + d.window.rows % 128 + d.window.results % 128,
+				0);
 		}
 }
 
@@ -97,9 +109,12 @@ static void early_rows_are_few(void **state)
 
 			assert_int_equal(lay_out(&d, &c, ranks, GPU_FLAG128), 0);
 			early = (uint64_t)ranks * d.ht.nr_early;
-			assert_true(d.ht.nr_early <= c.max_tokens && early * 7168 <= HT_EARLY_BYTES);
-			assert_true(d.ht.nr_early == c.max_tokens || (early + ranks) * 7168 > HT_EARLY_BYTES);
-			assert_true(d.ht.early_x >= d.ht.results && d.ht.early_scales >= d.ht.early_x + early * 7168);
+			assert_true(
+				d.ht.nr_early <= c.max_tokens && early * 7168 <= HT_EARLY_BYTES);
+			assert_true(d.ht.nr_early == c.max_tokens ||
+				    (early + ranks) * 7168 > HT_EARLY_BYTES);
+			assert_true(d.ht.early_x >= d.ht.results &&
+				    d.ht.early_scales >= d.ht.early_x + early * 7168);
 			assert_true(d.ht.bytes >= d.ht.early_scales + early * 56 * 4);
 		}
 }
@@ -111,13 +126,18 @@ static uint64_t stored(enum gpu_format format, bool scaled, const struct row_geo
 
 	for (uint32_t segment = 0; segment < cut->nr_segments; segment++) {
 		uint32_t first = segment * cut->segment_pieces, left = cut->row_bytes / 16 - first;
-		uint32_t lines = ((left < cut->segment_pieces ? left : cut->segment_pieces) + 7) / 8;
+		uint32_t lines =
+			((left < cut->segment_pieces ? left : cut->segment_pieces) + 7) / 8;
 
 		for (uint32_t i = 0; i < gpu_all_vectors(format, scaled, cut->nr_vectors); i++)
 			for (uint32_t lane = 0; lane < 32; lane++) {
 				uint32_t line = 4 * i + lane / 8;
-				bool held = !scaled || lane % 8 < 2 * cut->nr_vectors; /* of the extra line */
-				bool extra = format == GPU_FLAG128 ? line == 4 * cut->nr_vectors - 1 && held : i >= cut->nr_vectors;
+				bool held = !scaled || lane % 8 < 2 * cut->nr_vectors; /* of the
+											  extra line
+											*/
+				bool extra = format == GPU_FLAG128
+						     ? line == 4 * cut->nr_vectors - 1 && held
+						     : i >= cut->nr_vectors;
 
 				bytes += line < lines || extra ? 16 : 0;
 			}
@@ -133,14 +153,18 @@ static void bytes_on_the_wire(void **state)
 			for (int format = GPU_FLAG128; format <= GPU_FLAG16; format++) {
 				struct tern_moe_config c = deepseek(33);
 				struct device_layout d;
-				uint64_t head = topk > (format == GPU_FLAG128 ? 28 : 24) ? 256 : 128;
+				uint64_t head =
+					topk > (format == GPU_FLAG128 ? 28 : 24) ? 256 : 128;
 
 				c.hidden = hidden;
 				c.topk = topk;
 				assert_int_equal(lay_out(&d, &c, 4, (enum gpu_format)format), 0);
-				assert_int_equal(d.row_wire_bytes, head + stored((enum gpu_format)format, true, &d.row));
-				assert_int_equal(d.result_wire_bytes, stored((enum gpu_format)format, false, &d.result));
-				assert_true(d.row_wire_bytes > hidden && d.result_wire_bytes > 2 * hidden);
+				assert_int_equal(d.row_wire_bytes,
+					head + stored((enum gpu_format)format, true, &d.row));
+				assert_int_equal(d.result_wire_bytes,
+					stored((enum gpu_format)format, false, &d.result));
+				assert_true(d.row_wire_bytes > hidden &&
+					    d.result_wire_bytes > 2 * hidden);
 			}
 }
 
@@ -160,7 +184,8 @@ static void too_much_is_refused(void **state)
 	c = deepseek(65537);
 	c.topk = 1;
 	assert_int_equal(lay_out(&d, &c, 1, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
-	assert_non_null(strstr(tern_last_error(), "65537 tokens; a GPU takes 65536 in low-latency mode"));
+	assert_non_null(
+		strstr(tern_last_error(), "65537 tokens; a GPU takes 65536 in low-latency mode"));
 	c = deepseek(1u << 24);
 	c.caller_output = 0;
 	c.mode = TERN_HIGH_THROUGHPUT;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A ring that a device writes, its part taken by this thread: one writer with tickets of its own, no room and no bell. Engines have their proxies, so ThreadSanitizer sees both sides. */
+/* A ring that a device writes, its part taken by this thread: one writer with tickets of its own,
+ * no room and no bell. Engines have their proxies, so ThreadSanitizer sees both sides. */
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +28,8 @@ struct device {
 
 static struct device *open_device(void)
 {
-	struct device *d = aligned_alloc(CACHE_LINE, (sizeof(*d) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+	struct device *d =
+		aligned_alloc(CACHE_LINE, (sizeof(*d) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
 	struct tern_engine_config config;
 	struct loop_settings settings;
 
@@ -50,7 +52,8 @@ static void close_device(struct device *d)
 }
 
 /* As a kernel does: everything but the turn, then the turn. */
-static void ring_a_write(struct device *d, uint32_t peer, uint64_t from, uint64_t to, uint64_t bytes)
+static void ring_a_write(
+	struct device *d, uint32_t peer, uint64_t from, uint64_t to, uint64_t bytes)
 {
 	uint64_t ticket = d->tickets++;
 	struct command *entry = &d->entries[ticket % ENTRIES];
@@ -64,7 +67,8 @@ static void ring_a_write(struct device *d, uint32_t peer, uint64_t from, uint64_
 		.remote_offset = to,
 		.bytes = bytes};
 
-	memcpy((char *)entry + sizeof(entry->turn), (char *)&c + sizeof(c.turn), sizeof(c) - sizeof(c.turn));
+	memcpy((char *)entry + sizeof(entry->turn), (char *)&c + sizeof(c.turn),
+		sizeof(c) - sizeof(c.turn));
 	ring_publish(entry, ring_lap(&d->ring, ticket));
 }
 
@@ -119,7 +123,11 @@ static void bad_numbers(void **state)
 static void detached(void **state)
 {
 	struct device *d = open_device();
-	struct engine_write write = {.peer = 1, .counter = d->counters.id, .local = d->world.regions[0], .remote = d->world.remotes[0][1], .bytes = PIECE};
+	struct engine_write write = {.peer = 1,
+		.counter = d->counters.id,
+		.local = d->world.regions[0],
+		.remote = d->world.remotes[0][1],
+		.bytes = PIECE};
 
 	(void)state;
 	for (int i = 0; i < 4; i++)

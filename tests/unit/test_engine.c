@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine's operations: writes, pages, slices, barriers, counts and messages, each on all networks of tests/engine/networks.h. */
+/* The engine's operations: writes, pages, slices, barriers, counts and messages, each on all
+ * networks of tests/engine/networks.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,7 +10,7 @@
 
 #include "tests/engine/networks.h"
 
-/* ---- writes ------------------------------------------------------------------------------------------------------- */
+/* ---- writes ---------------------------------------------------------------------------------- */
 
 struct told {
 	int times, error;
@@ -32,7 +33,8 @@ static void writes(struct world *world, size_t which)
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		for (int to = 0; to < 3; to++) { /* to itself, too */
-			struct tern_write w = write_args(world, 0, to, 3, 500000 + 120000 * i % 400000, sizes[i]);
+			struct tern_write w =
+				write_args(world, 0, to, 3, 500000 + 120000 * i % 400000, sizes[i]);
 			struct told told = {0};
 			tern_op op, arrival = expect_immediates(world, to, 0xffffffffu, 1);
 
@@ -42,11 +44,14 @@ static void writes(struct world *world, size_t which)
 			w.ctx = &told;
 			assert_int_equal(tern_engine_write(world->engines[0], &w, &op), 0);
 			assert_int_equal(tern_op_wait(world->engines[to], arrival, WAIT), 0);
-			expect_bytes(world, to, w.remote_offset, 0, 3, sizes[i]); /* all is there when the immediate is */
+			expect_bytes(world, to, w.remote_offset, 0, 3, sizes[i]); /* all is there
+										     when the
+										     immediate is */
 			assert_int_equal(tern_op_wait(world->engines[0], op, WAIT), 0);
 			assert_int_equal(told.times, 1);
 			assert_int_equal(told.error, 0);
-			assert_int_equal(tern_op_poll(world->engines[0], op), TERN_ERR_INVALID); /* given back */
+			assert_int_equal(tern_op_poll(world->engines[0], op),
+				TERN_ERR_INVALID); /* given back */
 		}
 }
 
@@ -66,7 +71,9 @@ static void each_on_its_network(struct world *world, size_t which)
 			assert_int_equal(tern_engine_write(world->engines[from], &w, &op), 0);
 			assert_int_equal(tern_op_wait(world->engines[from], op, WAIT), 0);
 			assert_true(net->nr_writes > before[0]);
-			assert_int_equal(world->net.nr_writes + world->other.nr_writes - net->nr_writes, before[1]);
+			assert_int_equal(
+				world->net.nr_writes + world->other.nr_writes - net->nr_writes,
+				before[1]);
 		}
 	assert_int_equal(world->other.nr_writes > 0, networks[which].beside > 0);
 }
@@ -88,13 +95,13 @@ static void refusals(struct world *world, size_t which)
 	tern_op op = 99;
 
 	(void)which;
-#define REFUSED(text, ...)                                                                        \
-	do {                                                                                      \
-		w = write_args(world, 0, 1, 0, 0, 100);                                           \
-		__VA_ARGS__;                                                                      \
+#define REFUSED(text, ...)                                                                         \
+	do {                                                                                       \
+		w = write_args(world, 0, 1, 0, 0, 100);                                            \
+		__VA_ARGS__;                                                                       \
 		assert_int_equal(tern_engine_write(world->engines[0], &w, &op), TERN_ERR_INVALID); \
-		if (!strstr(tern_last_error(), text))                                             \
-			fail_msg("\"%s\" does not say \"%s\"", tern_last_error(), text);          \
+		if (!strstr(tern_last_error(), text))                                              \
+			fail_msg("\"%s\" does not say \"%s\"", tern_last_error(), text);           \
 	} while (0)
 	REFUSED("size", w.size = 8);
 	REFUSED("peer 3 of 3", w.peer = 3);
@@ -111,14 +118,25 @@ static void refusals(struct world *world, size_t which)
 	assert_int_equal(world->net.nr_writes, 0);
 }
 
-/* ---- pages, slices -------------------------------------------------------------------------------------------------- */
+/* ---- pages, slices --------------------------------------------------------------------------- */
 
 static void pages(struct world *world, size_t which)
 {
 	uint32_t local[40], remote[40];
-	struct tern_paged_write w = {.size = sizeof(w), .peer = 2, .flags = TERN_IMMEDIATE, .immediate = 5, .nr_pages = 40, .local = world->regions[1],
-		.remote = world->remotes[1][2], .page_bytes = 2000, .local_offset = 11, .remote_offset = 500000, .local_stride = 2100, .remote_stride = 3000,
-		.local_pages = local, .remote_pages = remote};
+	struct tern_paged_write w = {.size = sizeof(w),
+		.peer = 2,
+		.flags = TERN_IMMEDIATE,
+		.immediate = 5,
+		.nr_pages = 40,
+		.local = world->regions[1],
+		.remote = world->remotes[1][2],
+		.page_bytes = 2000,
+		.local_offset = 11,
+		.remote_offset = 500000,
+		.local_stride = 2100,
+		.remote_stride = 3000,
+		.local_pages = local,
+		.remote_pages = remote};
 	tern_op op, arrival = expect_immediates(world, 2, 5, 1);
 
 	for (uint32_t i = 0; i < 40; i++) {
@@ -131,7 +149,8 @@ static void pages(struct world *world, size_t which)
 		expect_bytes(world, 2, 500000 + remote[i] * 3000, 1, 11 + local[i] * 2100, 2000);
 	assert_int_equal(tern_op_wait(world->engines[1], op, WAIT), 0);
 	which = network_to(which, 2);
-	if ((networks[which].caps & TRANSPORT_ORDERED) && networks[which].nics == 1 && networks[which].depth > 1)
+	if ((networks[which].caps & TRANSPORT_ORDERED) && networks[which].nics == 1 &&
+		networks[which].depth > 1)
 		assert_true(world_net(world, 1, 2)->nr_unsignalled > 0);
 	else
 		assert_int_equal(world_net(world, 1, 2)->nr_unsignalled, 0);
@@ -147,8 +166,12 @@ static void scatters(struct world *world, size_t which)
 {
 	static const uint32_t ranks[] = {2, 0, 1};
 	tern_remote *remotes[] = {world->remotes[1][2], world->remotes[1][0], world->remotes[1][1]};
-	struct tern_slice slices[] = {{100, 600000, 30000, 7, 0}, {31000, 700000, 0, 8, 0}, {200, 800000, 17, 9, 0}};
-	struct tern_scatter scatter = {.size = sizeof(scatter), .flags = TERN_IMMEDIATE, .local = world->regions[1], .slices = slices};
+	struct tern_slice slices[] = {
+		{100, 600000, 30000, 7, 0}, {31000, 700000, 0, 8, 0}, {200, 800000, 17, 9, 0}};
+	struct tern_scatter scatter = {.size = sizeof(scatter),
+		.flags = TERN_IMMEDIATE,
+		.local = world->regions[1],
+		.slices = slices};
 	tern_op op, arrivals[3];
 	tern_peers *peers;
 
@@ -160,7 +183,8 @@ static void scatters(struct world *world, size_t which)
 	assert_int_equal(tern_engine_scatter(world->engines[1], &scatter, &op), 0);
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(tern_op_wait(world->engines[ranks[i]], arrivals[i], WAIT), 0);
-		expect_bytes(world, (int)ranks[i], slices[i].remote_offset, 1, slices[i].local_offset, slices[i].bytes);
+		expect_bytes(world, (int)ranks[i], slices[i].remote_offset, 1,
+			slices[i].local_offset, slices[i].bytes);
 	}
 	assert_int_equal(tern_op_wait(world->engines[1], op, WAIT), 0);
 	scatter.flags = 0; /* empty slices send nothing now */
@@ -170,11 +194,13 @@ static void scatters(struct world *world, size_t which)
 	slices[1].bytes = 1;
 	assert_int_equal(tern_engine_scatter(world->engines[1], &scatter, &op), TERN_ERR_INVALID);
 	assert_int_equal(tern_peers_destroy(peers, WAIT), 0);
-	assert_int_equal(tern_peers_create(world->engines[1], (uint32_t[]){1, 1}, NULL, 2, &peers), TERN_ERR_INVALID);
-	assert_int_equal(tern_peers_create(world->engines[1], ranks + 1, remotes, 1, &peers), TERN_ERR_INVALID);
+	assert_int_equal(tern_peers_create(world->engines[1], (uint32_t[]){1, 1}, NULL, 2, &peers),
+		TERN_ERR_INVALID);
+	assert_int_equal(tern_peers_create(world->engines[1], ranks + 1, remotes, 1, &peers),
+		TERN_ERR_INVALID);
 }
 
-/* ---- barriers and counts ------------------------------------------------------------------------------------------------ */
+/* ---- barriers and counts --------------------------------------------------------------------- */
 
 static void barriers(struct world *world, size_t which)
 {
@@ -184,19 +210,27 @@ static void barriers(struct world *world, size_t which)
 
 	(void)which;
 	for (int r = 0; r < 3; r++)
-		assert_int_equal(tern_peers_create(world->engines[r], ranks, NULL, 3, &peers[r]), 0);
+		assert_int_equal(
+			tern_peers_create(world->engines[r], ranks, NULL, 3, &peers[r]), 0);
 	for (uint32_t round = 0; round < 20; round++) {
 		int last = (int)(round % 3);
 
 		for (int i = 1; i <= 3; i++) {
-			struct tern_barrier barrier = {.size = sizeof(barrier), .immediate = UINT32_MAX - 3 + round, .peers = peers[(last + i) % 3]};
+			struct tern_barrier barrier = {.size = sizeof(barrier),
+				.immediate = UINT32_MAX - 3 + round,
+				.peers = peers[(last + i) % 3]};
 
 			if (i == 3) /* nobody passes before the last one has come */
 				for (int r = 1; r < 3; r++) {
 					settle(world, 50);
-					assert_int_equal(tern_op_poll(world->engines[(last + r) % 3], ops[(last + r) % 3]), TERN_ERR_TIMEOUT);
+					assert_int_equal(
+						tern_op_poll(world->engines[(last + r) % 3],
+							ops[(last + r) % 3]),
+						TERN_ERR_TIMEOUT);
 				}
-			assert_int_equal(tern_engine_barrier(world->engines[(last + i) % 3], &barrier, &ops[(last + i) % 3]), 0);
+			assert_int_equal(tern_engine_barrier(world->engines[(last + i) % 3],
+						 &barrier, &ops[(last + i) % 3]),
+				0);
 		}
 		for (int r = 0; r < 3; r++)
 			assert_int_equal(tern_op_wait(world->engines[r], ops[r], WAIT), 0);
@@ -259,12 +293,13 @@ static void many_values(void **state)
 	settle(world, 100);
 	assert_int_equal(tern_engine_count(world->engines[1], 5, &count), 0);
 	assert_int_equal(count, 1);
-	assert_int_equal(tern_op_wait(world->engines[1], expect_immediates(world, 1, 5, 1), WAIT), TERN_ERR_CAPACITY);
+	assert_int_equal(tern_op_wait(world->engines[1], expect_immediates(world, 1, 5, 1), WAIT),
+		TERN_ERR_CAPACITY);
 	close_network(world);
 	free(world);
 }
 
-/* ---- messages ------------------------------------------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void messages(struct world *world, size_t which)
 {
@@ -274,7 +309,8 @@ static void messages(struct world *world, size_t which)
 
 	(void)which;
 	for (uint32_t i = 0; i < 30; i++) { /* more than there are credits */
-		struct tern_send send = {.size = sizeof(send), .peer = 1, .data = &i, .bytes = sizeof(i)};
+		struct tern_send send = {
+			.size = sizeof(send), .peer = 1, .data = &i, .bytes = sizeof(i)};
 
 		assert_int_equal(tern_engine_send(from, &send, i == 29 ? &last : NULL), 0);
 	}
@@ -283,7 +319,8 @@ static void messages(struct world *world, size_t which)
 	for (uint32_t i = 0; i < 30; i++) {
 		bytes = 2;
 		if (i == 3) { /* too little room: it stays */
-			assert_int_equal(tern_engine_recv(to, &peer, &value, &bytes, 20), TERN_ERR_CAPACITY);
+			assert_int_equal(
+				tern_engine_recv(to, &peer, &value, &bytes, 20), TERN_ERR_CAPACITY);
 			assert_int_equal(bytes, 4);
 		}
 		bytes = sizeof(value);

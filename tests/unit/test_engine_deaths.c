@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that die aloud or in silence, are silent for a while, or leave; networks that fail. What concerns them ends with the cause, and everything else goes on. */
+/* Peers that die aloud or in silence, are silent for a while, or leave; networks that fail. What
+ * concerns them ends with the cause, and everything else goes on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -35,7 +36,11 @@ static void rank_1_dies(struct world *world, bool told, const char *text)
 	struct tern_barrier barrier = {.size = sizeof(barrier), .immediate = 4};
 	struct tern_write again = {.size = sizeof(again), .peer = 1, .flags = TERN_IMMEDIATE};
 	struct tern_send send = {.size = sizeof(send), .peer = 1, .data = "x", .bytes = 1};
-	struct tern_put put = {.peer = 1, .local = world->regions[0], .remote = world->remotes[0][1], .bytes = 8, .signal_remote = world->remotes[0][1]};
+	struct tern_put put = {.peer = 1,
+		.local = world->regions[0],
+		.remote = world->remotes[0][1],
+		.bytes = 8,
+		.signal_remote = world->remotes[0][1]};
 	tern_op writes[40], expected, met, sent, group;
 	const char *cause;
 	tern_peers *peers;
@@ -53,7 +58,9 @@ static void rank_1_dies(struct world *world, bool told, const char *text)
 		writes[i] = begin_write(world, 0, i % 2 ? 1 : 2, (uint64_t)i * 1000, 900);
 	for (int i = 0; i < 12; i++)
 		assert_int_equal(tern_engine_send(world->engines[0], &send, &sent), 0);
-	assert_int_equal(tern_engine_put_group(world->engines[0], TERN_SIGNAL_DECOUPLED, 1, NULL, NULL, &group), 0);
+	assert_int_equal(tern_engine_put_group(
+				 world->engines[0], TERN_SIGNAL_DECOUPLED, 1, NULL, NULL, &group),
+		0);
 	assert_int_equal(tern_engine_put(world->engines[0], group, &put, 0), 0);
 	for (int i = 0; i < 40; i++)
 		expect_end(world, 0, writes[i], i % 2 ? TERN_ERR_PEER_DEAD : 0, text);
@@ -71,7 +78,8 @@ static void rank_1_dies(struct world *world, bool told, const char *text)
 	assert_int_equal(downs, 1);
 	assert_int_equal(down_error, TERN_ERR_PEER_DEAD);
 	assert_int_equal(engine_nr_down(world->engines[0]), 1); /* nobody else is missed */
-	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0); /* nothing of the dead one holds it */
+	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0); /* nothing of the dead
+										 one holds it */
 	close_world(world);
 }
 
@@ -79,27 +87,34 @@ static void told_death(void **state)
 {
 	(void)state;
 	rank_1_dies(open_world(3, TRANSPORT_SEES_DEATH, 0), true, "its plug was pulled");
-	rank_1_dies(open_world(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 0), true, "its plug was pulled");
+	rank_1_dies(open_world(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 0), true,
+		"its plug was pulled");
 }
 
 static void silent_death(void **state)
 {
 	(void)state;
 	rank_1_dies(open_world(3, 0, 20), false, "nothing was heard from rank 1 for 10");
-	rank_1_dies(open_world(3, TRANSPORT_ORDERED, -1), false, "nothing was heard from rank 1 for 1");
+	rank_1_dies(
+		open_world(3, TRANSPORT_ORDERED, -1), false, "nothing was heard from rank 1 for 1");
 }
 
-/* One network says so, and from those behind the other nothing may be heard: heartbeats go over that which needs them, so nobody is missed for want of any. */
+/* One network says so, and from those behind the other nothing may be heard: heartbeats go over
+ * that which needs them, so nobody is missed for want of any. */
 static void death_on_each_network(void **state)
 {
 	(void)state;
-	rank_1_dies(open_mixed(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 2, 0, -1), true, "its plug was pulled");
-	rank_1_dies(open_mixed(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 1, 0, -1), false, "nothing was heard from rank 1 for 1");
+	rank_1_dies(open_mixed(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 2, 0, -1), true,
+		"its plug was pulled");
+	rank_1_dies(open_mixed(3, TRANSPORT_SEES_DEATH | TRANSPORT_ORDERED, 1, 0, -1), false,
+		"nothing was heard from rank 1 for 1");
 	rank_1_dies(open_mixed(3, 0, 1, TRANSPORT_SEES_DEATH, -1), true, "its plug was pulled");
-	rank_1_dies(open_mixed(3, TRANSPORT_ORDERED, 2, TRANSPORT_SEES_DEATH, -1), false, "nothing was heard from rank 1 for 1");
+	rank_1_dies(open_mixed(3, TRANSPORT_ORDERED, 2, TRANSPORT_SEES_DEATH, -1), false,
+		"nothing was heard from rank 1 for 1");
 }
 
-/* A network that cannot be polled any more takes those behind it with it. Rank 3 is there alone; 0 to 2 go on with each other, and with nothing of rank 3's. */
+/* A network that cannot be polled any more takes those behind it with it. Rank 3 is there alone; 0
+ * to 2 go on with each other, and with nothing of rank 3's. */
 static void one_network_fails(void **state)
 {
 	struct world *world = open_mixed(4, TRANSPORT_ORDERED, 3, TRANSPORT_FENCE, 20);
@@ -113,7 +128,8 @@ static void one_network_fails(void **state)
 	}
 	atomic_store(&world->other.broken, true);
 	for (int i = 0; i < 20; i++) {
-		expect_end(world, 0, lost[i], TERN_ERR_SYSTEM, "the network failed: the test has cut it");
+		expect_end(world, 0, lost[i], TERN_ERR_SYSTEM,
+			"the network failed: the test has cut it");
 		expect_end(world, 0, kept[i], 0, "");
 	}
 	settle_ns(world, 300000000);
@@ -122,7 +138,8 @@ static void one_network_fails(void **state)
 		assert_int_equal(engine_nr_down(world->engines[r]), 1);
 		expect_end(world, r, begin_write(world, r, (r + 1) % 3, 0, 5000), 0, "");
 	}
-	assert_int_equal(engine_nr_down(world->engines[3]), 4); /* itself too, as that is how it reached itself */
+	assert_int_equal(engine_nr_down(world->engines[3]), 4); /* itself too, as that is how it
+								   reached itself */
 	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0);
 	close_world(world);
 }
@@ -133,8 +150,9 @@ static enum loop_fate vanish_at_rank_1(uint32_t from, const struct transport_wri
 	return w->bytes && w->peer == 1 ? LOOP_VANISHES : LOOP_LANDS;
 }
 
-/* Writes to rank 1 that never end hold all credits of its network. Rank 2, which is behind the same, is given four times as long, as that is not its doing; rank 3, behind another with
- * room, is not held up at all, and the room there does not make rank 2 look refused. */
+/* Writes to rank 1 that never end hold all credits of its network. Rank 2, which is behind the
+ * same, is given four times as long, as that is not its doing; rank 3, behind another with room, is
+ * not held up at all, and the room there does not make rank 2 look refused. */
 static void credits_are_a_networks_own(void **state)
 {
 	struct world *world = malloc(sizeof(*world));
@@ -163,13 +181,22 @@ static void credits_are_a_networks_own(void **state)
 	close_world(world);
 }
 
-/* Pages that are on their way without a signal when their peer dies, behind the second NIC: their credits go back to where they came from. */
+/* Pages that are on their way without a signal when their peer dies, behind the second NIC: their
+ * credits go back to where they came from. */
 static void unsignalled_to_the_dead(void **state)
 {
 	struct world *world = open_mixed(3, TRANSPORT_ORDERED, 1, TRANSPORT_ORDERED, 20);
 	uint32_t pages[100];
-	struct tern_paged_write w = {.size = sizeof(w), .peer = 1, .nr_pages = 100, .local = world->regions[0], .remote = world->remotes[0][1], .page_bytes = 500,
-		.local_stride = 500, .remote_stride = 500, .local_pages = pages, .remote_pages = pages};
+	struct tern_paged_write w = {.size = sizeof(w),
+		.peer = 1,
+		.nr_pages = 100,
+		.local = world->regions[0],
+		.remote = world->remotes[0][1],
+		.page_bytes = 500,
+		.local_stride = 500,
+		.remote_stride = 500,
+		.local_pages = pages,
+		.remote_pages = pages};
 	tern_op op;
 
 	(void)state;
@@ -192,7 +219,8 @@ static void unsignalled_to_the_dead(void **state)
 	close_world(world);
 }
 
-/* A rank that does nothing for longer than the engine's time-out, and goes on while somebody is still willing to wait; then it stays away. */
+/* A rank that does nothing for longer than the engine's time-out, and goes on while somebody is
+ * still willing to wait; then it stays away. */
 static void silence_borne(void **state)
 {
 	struct world *world = open_world(2, 0, 20);
@@ -216,7 +244,7 @@ static void silence_borne(void **state)
 	close_world(world);
 }
 
-/* ---- leaving ---------------------------------------------------------------------------------------------------------------- */
+/* ---- leaving --------------------------------------------------------------------------------- */
 
 struct told {
 	int times, error;
@@ -236,7 +264,8 @@ static void one_leaves(void **state)
 	struct world *world = open_world(3, 0, 0);
 	struct tern_write w = {.size = sizeof(w), .peer = 1, .flags = TERN_IMMEDIATE};
 	struct told told = {0, 0};
-	struct tern_expect expect = {.size = sizeof(expect), .immediate = 1, .count = 1, .done = tell, .ctx = &told};
+	struct tern_expect expect = {
+		.size = sizeof(expect), .immediate = 1, .count = 1, .done = tell, .ctx = &told};
 	tern_op sent;
 
 	(void)state;
@@ -259,7 +288,12 @@ static void one_leaves(void **state)
 static void destroyed_while_busy(void **state)
 {
 	struct world *world = open_world(2, 0, 0);
-	struct tern_write w = {.size = sizeof(w), .peer = 1, .local = world->regions[0], .remote = world->remotes[0][1], .bytes = 100, .done = tell};
+	struct tern_write w = {.size = sizeof(w),
+		.peer = 1,
+		.local = world->regions[0],
+		.remote = world->remotes[0][1],
+		.bytes = 100,
+		.done = tell};
 	struct told told = {0, 0};
 	struct tern_put put = {.peer = 1, .signal_remote = world->remotes[0][1]};
 	tern_op group;
@@ -268,9 +302,15 @@ static void destroyed_while_busy(void **state)
 	w.ctx = &told;
 	for (int i = 0; i < 100; i++)
 		assert_int_equal(tern_engine_write(world->engines[0], &w, NULL), 0);
-	assert_int_equal(tern_engine_put_group(world->engines[0], TERN_SIGNAL_DECOUPLED, 5, tell, &told, &group), 0);
-	assert_int_equal(tern_engine_put(world->engines[0], group, &put, 0), 0); /* four are missing, for ever */
-	assert_int_equal(tern_engine_put_group(world->engines[0], TERN_SIGNAL_DECOUPLED, 5, tell, &told, &group), 0);
+	assert_int_equal(tern_engine_put_group(
+				 world->engines[0], TERN_SIGNAL_DECOUPLED, 5, tell, &told, &group),
+		0);
+	assert_int_equal(tern_engine_put(world->engines[0], group, &put, 0), 0); /* four are
+										    missing, for
+										    ever */
+	assert_int_equal(tern_engine_put_group(
+				 world->engines[0], TERN_SIGNAL_DECOUPLED, 5, tell, &told, &group),
+		0);
 	assert_int_equal(tern_engine_destroy(world->engines[0]), 0);
 	world->engines[0] = NULL;
 	assert_int_equal(told.times, 102);

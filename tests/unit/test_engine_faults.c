@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes that fail, are refused or never end: errors come to the operation concerned, with their cause, and everything else goes on. */
+/* Writes that fail, are refused or never end: errors come to the operation concerned, with their
+ * cause, and everything else goes on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@ static void one_fails(void **state)
 		bad = begin_write(world, 0, 1, FATE_PLACE, 500);
 		after = begin_write(world, 0, 1, 400000, 5000);
 		expect_end(world, 0, after, 0, "");
-		expect_end(world, 0, bad, TERN_ERR_SYSTEM, "a write to rank 1 failed: the test wants it so");
+		expect_end(world, 0, bad, TERN_ERR_SYSTEM,
+			"a write to rank 1 failed: the test wants it so");
 		expect_end(world, 0, before, 0, "");
 		fate_there = LOOP_REFUSED;
 		bad = begin_write(world, 0, 1, FATE_PLACE, 500);
@@ -33,7 +35,8 @@ static void one_fails(void **state)
 	}
 }
 
-/* One page of many, which may have gone unsignalled: the operation fails, once, and its immediate is not sent. */
+/* One page of many, which may have gone unsignalled: the operation fails, once, and its immediate
+ * is not sent. */
 static void one_page_fails(void **state)
 {
 	static const uint32_t caps[] = {0, TRANSPORT_ORDERED};
@@ -44,9 +47,19 @@ static void one_page_fails(void **state)
 		pages[i] = i;
 	for (int i = 0; i < 2; i++) {
 		struct world *world = open_world(2, caps[i], 0);
-		struct tern_paged_write w = {.size = sizeof(w), .peer = 1, .flags = TERN_IMMEDIATE, .immediate = 9, .nr_pages = 30, .local = world->regions[0],
-			.remote = world->remotes[0][1], .page_bytes = 500, .remote_offset = FATE_PLACE - 5 * 1000, .local_stride = 500, .remote_stride = 1000,
-			.local_pages = pages, .remote_pages = pages};
+		struct tern_paged_write w = {.size = sizeof(w),
+			.peer = 1,
+			.flags = TERN_IMMEDIATE,
+			.immediate = 9,
+			.nr_pages = 30,
+			.local = world->regions[0],
+			.remote = world->remotes[0][1],
+			.page_bytes = 500,
+			.remote_offset = FATE_PLACE - 5 * 1000,
+			.local_stride = 500,
+			.remote_stride = 1000,
+			.local_pages = pages,
+			.remote_pages = pages};
 		uint64_t count;
 		tern_op op;
 
@@ -55,7 +68,8 @@ static void one_page_fails(void **state)
 		expect_end(world, 0, op, TERN_ERR_SYSTEM, "the test wants it so");
 		settle_ns(world, 100000);
 		assert_int_equal(tern_engine_count(world->engines[1], 9, &count), 0);
-		if (!caps[i]) /* in order, later pages and the immediate may be on their way already */
+		if (!caps[i]) /* in order, later pages and the immediate may be on their way already
+			       */
 			assert_int_equal(count, 0);
 		expect_end(world, 0, begin_write(world, 0, 1, 0, 10), 0, "");
 		close_world(world);
@@ -81,7 +95,8 @@ static void note_under_way(void *ctx, int error, const char *cause)
 	assert_int_equal(loop_under_way(&world->net, 0), 0);
 }
 
-/* A page fails, or is refused, while others of the operation are on their way unsignalled: it does not end, and so its source is nobody else's, before they have. */
+/* A page fails, or is refused, while others of the operation are on their way unsignalled: it does
+ * not end, and so its source is nobody else's, before they have. */
 static void ends_after_unsignalled(enum loop_fate how, bool closable)
 {
 	uint32_t pages[30];
@@ -103,14 +118,27 @@ static void ends_after_unsignalled(enum loop_fate how, bool closable)
 		has_refused = false;
 		fate_there = how;
 		world_open(&world, 2, &settings, &config, true);
-		w = (struct tern_paged_write){.size = sizeof(w), .peer = 1, .flags = TERN_IMMEDIATE, .immediate = 9, .nr_pages = 30, .local = world.regions[0],
-			.remote = world.remotes[0][1], .page_bytes = 500, .remote_offset = FATE_PLACE - 5 * 1000, .local_stride = 500, .remote_stride = 1000,
-			.local_pages = pages, .remote_pages = pages, .done = note_under_way, .ctx = &world};
+		w = (struct tern_paged_write){.size = sizeof(w),
+			.peer = 1,
+			.flags = TERN_IMMEDIATE,
+			.immediate = 9,
+			.nr_pages = 30,
+			.local = world.regions[0],
+			.remote = world.remotes[0][1],
+			.page_bytes = 500,
+			.remote_offset = FATE_PLACE - 5 * 1000,
+			.local_stride = 500,
+			.remote_stride = 1000,
+			.local_pages = pages,
+			.remote_pages = pages,
+			.done = note_under_way,
+			.ctx = &world};
 		assert_int_equal(tern_engine_write_pages(world.engines[0], &w, NULL), 0);
 		for (int i = 0; i < 2000 && !world.watch_ctx; i++)
 			world_round(&world);
 		assert_non_null(world.watch_ctx);
-		assert_int_equal(tern_engine_peer(world.engines[0], 1), closable ? 0 : TERN_ERR_PEER_DEAD);
+		assert_int_equal(
+			tern_engine_peer(world.engines[0], 1), closable ? 0 : TERN_ERR_PEER_DEAD);
 		if (closable)
 			expect_end(&world, 0, begin_write(&world, 0, 1, 0, 10), 0, "");
 		world_close(&world);
@@ -135,7 +163,8 @@ static void closing_refused(void **state)
 	ends_after_unsignalled(LOOP_REFUSED, false);
 }
 
-/* The peer answers, but one write does not end: that operation is told, its memory stays in use, the peer stays. */
+/* The peer answers, but one write does not end: that operation is told, its memory stays in use,
+ * the peer stays. */
 static void one_never_ends(void **state)
 {
 	struct world *world = open_world(2, 0, 20);
@@ -155,19 +184,26 @@ static void one_never_ends(void **state)
 /* A put that fails keeps its signal back. */
 static void no_signal_after_failure(void **state)
 {
-	static const enum tern_signal_policy policies[] = {TERN_SIGNAL_COUPLED, TERN_SIGNAL_COUPLED_ALL_PEERS, TERN_SIGNAL_DECOUPLED};
+	static const enum tern_signal_policy policies[] = {
+		TERN_SIGNAL_COUPLED, TERN_SIGNAL_COUPLED_ALL_PEERS, TERN_SIGNAL_DECOUPLED};
 
 	(void)state;
 	for (int i = 0; i < 3; i++) {
 		struct world *world = open_world(2, 0, 0);
-		struct tern_put put = {.peer = 1, .local = world->regions[0], .remote = world->remotes[0][1], .bytes = 100, .signal_remote = world->remotes[0][1],
+		struct tern_put put = {.peer = 1,
+			.local = world->regions[0],
+			.remote = world->remotes[0][1],
+			.bytes = 100,
+			.signal_remote = world->remotes[0][1],
 			.signal = 77};
 		uint64_t words[2];
 		tern_op group;
 
 		memset(world->memory[1] + 800000, 0, 16);
 		fate_there = LOOP_FAILS;
-		assert_int_equal(tern_engine_put_group(world->engines[0], policies[i], 2, NULL, NULL, &group), 0);
+		assert_int_equal(tern_engine_put_group(
+					 world->engines[0], policies[i], 2, NULL, NULL, &group),
+			0);
 		for (uint64_t p = 0; p < 2; p++) {
 			put.remote_offset = p ? 0 : FATE_PLACE;
 			put.signal_offset = 800000 + 8 * p;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every operation of engines whose ranks are reached over different networks, the real ones. Ranks are threads, so ThreadSanitizer sees what Tern does. */
+/* Every operation of engines whose ranks are reached over different networks, the real ones. Ranks
+ * are threads, so ThreadSanitizer sees what Tern does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -12,9 +13,9 @@
 
 #define RANKS 4
 #define WAIT 20000
-#define PLACE 65536u			/* for each rank, to send from and to receive into */
-#define INCOMING (RANKS * PLACE)	/* where the latter begin */
-#define WORDS (2u * RANKS * PLACE)	/* signals */
+#define PLACE 65536u               /* for each rank, to send from and to receive into */
+#define INCOMING (RANKS * PLACE)   /* where the latter begin */
+#define WORDS (2u * RANKS * PLACE) /* signals */
 #define BYTES (WORDS + 4096u)
 #define STRIPE 20000u
 #define PUTS 4u /* to each rank */
@@ -38,7 +39,8 @@ struct player {
 
 static uint8_t pattern(const struct player *p, int from, int to, uint64_t at)
 {
-	return (uint8_t)(at * 7 + at / 251 + (uint64_t)from * 31 + (uint64_t)to * 57 + p->round * 11);
+	return (uint8_t)(at * 7 + at / 251 + (uint64_t)from * 31 + (uint64_t)to * 57 +
+			 p->round * 11);
 }
 
 static void fill(struct player *p)
@@ -49,13 +51,15 @@ static void fill(struct player *p)
 			p->memory[(uint32_t)to * PLACE + i] = pattern(p, p->rank->rank, to, i);
 }
 
-static void expect_bytes(struct player *p, int from, uint64_t at, uint64_t sent_from, uint64_t bytes, const char *what)
+static void expect_bytes(struct player *p, int from, uint64_t at, uint64_t sent_from,
+	uint64_t bytes, const char *what)
 {
 	const uint8_t *came = p->memory + INCOMING + (uint64_t)from * PLACE;
 
 	for (uint64_t i = 0; i < bytes; i++)
 		if (came[at + i] != pattern(p, from, p->rank->rank, sent_from + i)) {
-			rank_fails(p->rank, "%s: byte %llu from rank %d is wrong", what, (unsigned long long)i, from);
+			rank_fails(p->rank, "%s: byte %llu from rank %d is wrong", what,
+				(unsigned long long)i, from);
 			return;
 		}
 }
@@ -131,10 +135,20 @@ static void pages(struct player *p)
 	}
 	fill(p);
 	for (int to = 0; to < RANKS; to++) {
-		struct tern_paged_write w = {.size = sizeof(w), .peer = (uint32_t)to, .flags = TERN_IMMEDIATE, .immediate = 200, .nr_pages = 16,
-			.local = p->region, .remote = p->remotes[to], .page_bytes = 3000, .local_offset = (uint64_t)to * PLACE,
-			.remote_offset = INCOMING + (uint64_t)p->rank->rank * PLACE, .local_stride = 3100, .remote_stride = 4000,
-			.local_pages = local, .remote_pages = remote};
+		struct tern_paged_write w = {.size = sizeof(w),
+			.peer = (uint32_t)to,
+			.flags = TERN_IMMEDIATE,
+			.immediate = 200,
+			.nr_pages = 16,
+			.local = p->region,
+			.remote = p->remotes[to],
+			.page_bytes = 3000,
+			.local_offset = (uint64_t)to * PLACE,
+			.remote_offset = INCOMING + (uint64_t)p->rank->rank * PLACE,
+			.local_stride = 3100,
+			.remote_stride = 4000,
+			.local_pages = local,
+			.remote_pages = remote};
 
 		must(p, tern_engine_write_pages(p->engine, &w, &ops[to]), "pages");
 	}
@@ -150,7 +164,11 @@ static void pages(struct player *p)
 static void scatters(struct player *p)
 {
 	struct tern_slice slices[RANKS];
-	struct tern_scatter scatter = {.size = sizeof(scatter), .flags = TERN_IMMEDIATE, .peers = p->peers, .local = p->region, .slices = slices};
+	struct tern_scatter scatter = {.size = sizeof(scatter),
+		.flags = TERN_IMMEDIATE,
+		.peers = p->peers,
+		.local = p->region,
+		.slices = slices};
 	tern_op op = 0;
 
 	fill(p);
@@ -174,7 +192,8 @@ static void messages(struct player *p)
 
 	for (uint32_t i = 0; i < 20; i++)
 		for (uint32_t to = 0; to < RANKS; to++) {
-			struct tern_send send = {.size = sizeof(send), .peer = to, .data = &i, .bytes = sizeof(i)};
+			struct tern_send send = {
+				.size = sizeof(send), .peer = to, .data = &i, .bytes = sizeof(i)};
 
 			must(p, tern_engine_send(p->engine, &send, NULL), "send");
 		}
@@ -183,7 +202,8 @@ static void messages(struct player *p)
 
 		must(p, tern_engine_recv(p->engine, &peer, &value, &bytes, WAIT), "recv");
 		if (!*p->rank->failure && value != next[peer]++)
-			rank_fails(p->rank, "message %u of rank %u came as number %u", value, peer, next[peer] - 1);
+			rank_fails(p->rank, "message %u of rank %u came as number %u", value, peer,
+				next[peer] - 1);
 	}
 	meet(p);
 }
@@ -192,9 +212,15 @@ static void put_all(struct player *p, tern_op group)
 {
 	for (uint32_t i = 0; i < PUTS * RANKS; i++) {
 		uint32_t to = i % RANKS, own = i / RANKS * 10000;
-		struct tern_put put = {.peer = to, .local = p->region, .remote = p->remotes[to], .local_offset = to * PLACE + own,
-			.remote_offset = INCOMING + (uint32_t)p->rank->rank * PLACE + own, .bytes = 9000, .signal_remote = p->remotes[to],
-			.signal_offset = WORDS + 8 * ((uint32_t)p->rank->rank * PUTS + i / RANKS), .signal = p->round};
+		struct tern_put put = {.peer = to,
+			.local = p->region,
+			.remote = p->remotes[to],
+			.local_offset = to * PLACE + own,
+			.remote_offset = INCOMING + (uint32_t)p->rank->rank * PLACE + own,
+			.bytes = 9000,
+			.signal_remote = p->remotes[to],
+			.signal_offset = WORDS + 8 * ((uint32_t)p->rank->rank * PUTS + i / RANKS),
+			.signal = p->round};
 
 		must(p, tern_engine_put(p->engine, group, &put, 0), "put");
 	}
@@ -226,7 +252,8 @@ static void signals(struct player *p, enum tern_signal_policy policy, bool refus
 		expect_bytes(p, (int)(i / PUTS), i % PUTS * 10000, i % PUTS * 10000, 9000, "put");
 		memcpy(&word, p->memory + WORDS + 8 * i, sizeof(word));
 		if (words && word != p->round)
-			rank_fails(p->rank, "policy %d: signal %u of rank %u is %llu", policy, i % PUTS, i / PUTS, (unsigned long long)word);
+			rank_fails(p->rank, "policy %d: signal %u of rank %u is %llu", policy,
+				i % PUTS, i / PUTS, (unsigned long long)word);
 	}
 	meet(p);
 }
@@ -235,16 +262,19 @@ static void play(struct player *p, const struct networks *networks)
 {
 	static const uint32_t ranks[RANKS] = {0, 1, 2, 3};
 
-	must(p, share_memory(p->rank, p->engine, p->memory, BYTES, &p->region, p->remotes), "sharing memory");
+	must(p, share_memory(p->rank, p->engine, p->memory, BYTES, &p->region, p->remotes),
+		"sharing memory");
 	must(p, tern_peers_create(p->engine, ranks, p->remotes, RANKS, &p->peers), "listing");
 	for (int i = 0; i < scaled(8) && !*p->rank->failure; i++) {
 		writes(p);
 		pages(p);
 		scatters(p);
 		messages(p);
-		for (int policy = TERN_SIGNAL_PUT_ONLY; policy <= TERN_SIGNAL_IMMEDIATE && !*p->rank->failure; policy++)
+		for (int policy = TERN_SIGNAL_PUT_ONLY;
+			policy <= TERN_SIGNAL_IMMEDIATE && !*p->rank->failure; policy++)
 			signals(p, (enum tern_signal_policy)policy,
-				!networks->fences && (policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS));
+				!networks->fences && (policy == TERN_SIGNAL_NIC_FENCE ||
+							     policy == TERN_SIGNAL_PERSEUS));
 	}
 }
 
@@ -272,7 +302,8 @@ static void body(struct rank *rank)
 
 static void over(const char *most, const char *last, uint32_t nr_nics, bool fences)
 {
-	struct networks networks = {.most = most, .last = last, .nr_nics = nr_nics, .fences = fences};
+	struct networks networks = {
+		.most = most, .last = last, .nr_nics = nr_nics, .fences = fences};
 	const char *failure = run_ranks(RANKS, body, &networks);
 
 	if (failure)

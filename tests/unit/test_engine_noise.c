@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commands that are noise, and peers that break the rules: descriptors of other networks, more messages than there are credits. */
+/* Commands that are noise, and peers that break the rules: descriptors of other networks, more
+ * messages than there are credits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -12,7 +13,8 @@
 #include "tests/engine/fates.h"
 #include "tests/exchange/ranks.h"
 
-/* Whoever can write the ring can write anything into it. Numbers are near what is valid, so that some is. */
+/* Whoever can write the ring can write anything into it. Numbers are near what is valid, so that
+ * some is. */
 static void noise_in_the_ring(void **state)
 {
 	struct world *world = open_world(3, TRANSPORT_FENCE, 0);
@@ -20,10 +22,13 @@ static void noise_in_the_ring(void **state)
 
 	(void)state;
 	for (int i = 0; i < scaled(20000); i++) {
-		struct command c = {.kind = (uint8_t)random_below(&random, 2) ? COMMAND_WRITE : (uint8_t)random_below(&random, 256),
+		struct command c = {.kind = (uint8_t)random_below(&random, 2)
+						    ? COMMAND_WRITE
+						    : (uint8_t)random_below(&random, 256),
 			.flags = (uint8_t)random_below(&random, 4),
 			.peer = random_below(&random, 5),
-			.completion = random_below(&random, 3) ? NONE : random_below(&random, 70000),
+			.completion =
+				random_below(&random, 3) ? NONE : random_below(&random, 70000),
 			.local = (uint16_t)random_below(&random, 4),
 			.remote = (uint16_t)random_below(&random, 6),
 			.signal_remote = (uint16_t)random_below(&random, 70000),
@@ -71,7 +76,8 @@ static void descriptor_without_its_key(void **state)
 	assert_true(!descriptor.nic[0].bytes && descriptor.nic[1].bytes == WORLD_BYTES);
 	descriptor.nic[0] = descriptor.nic[1];
 	memset(&descriptor.nic[1], 0, sizeof(descriptor.nic[1]));
-	assert_int_equal(tern_engine_import(world->engines[0], &descriptor, &remote), TERN_ERR_MISMATCH);
+	assert_int_equal(
+		tern_engine_import(world->engines[0], &descriptor, &remote), TERN_ERR_MISMATCH);
 	assert_non_null(strstr(tern_last_error(), "rank 2's descriptor has no key for NIC 1"));
 	close_world(world);
 }

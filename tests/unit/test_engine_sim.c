@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines of many ranks over the simulated network, in one thread and in virtual time: the same code as behind a proxy, and the same run from the same seed. */
+/* Engines of many ranks over the simulated network, in one thread and in virtual time: the same
+ * code as behind a proxy, and the same run from the same seed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,7 +29,8 @@ struct fleet {
 	tern_peers *peers[MOST];
 };
 
-/* Engines that have something to poll are stepped after each stretch of time, all of them now and then. */
+/* Engines that have something to poll are stepped after each stretch of time, all of them now and
+ * then. */
 static void go_on(void *ctx, uint64_t until_ns)
 {
 	struct fleet *f = ctx;
@@ -52,8 +54,13 @@ static void *must(void *pointer)
 
 static void join_network(struct fleet *f, uint32_t r, const struct tern_engine_config *config)
 {
-	struct engine_setup setup = {.self = r, .nr_peers = f->nr, .nr_networks = 1,
-		.networks = {{.ops = &transport_sim, .simulated = f->network, .nr_nics = config->nr_nics}}, .scheduler = &f->scheduler};
+	struct engine_setup setup = {.self = r,
+		.nr_peers = f->nr,
+		.nr_networks = 1,
+		.networks = {{.ops = &transport_sim,
+			.simulated = f->network,
+			.nr_nics = config->nr_nics}},
+		.scheduler = &f->scheduler};
 
 	if (engine_open(config, &setup, &f->engines[r]))
 		fail_msg("rank %u: %s", r, tern_last_error());
@@ -69,13 +76,19 @@ static void share_all(struct fleet *f)
 		struct tern_descriptor descriptor;
 
 		ranks[r] = r;
-		assert_int_equal(tern_engine_register(f->engines[r], f->memory[r], BYTES, &f->regions[r]), 0);
+		assert_int_equal(
+			tern_engine_register(f->engines[r], f->memory[r], BYTES, &f->regions[r]),
+			0);
 		assert_int_equal(tern_region_descriptor(f->regions[r], &descriptor), 0);
 		for (uint32_t at = 0; at < f->nr; at++)
-			assert_int_equal(tern_engine_import(f->engines[at], &descriptor, &f->remotes[at][r]), 0);
+			assert_int_equal(
+				tern_engine_import(f->engines[at], &descriptor, &f->remotes[at][r]),
+				0);
 	}
 	for (uint32_t r = 0; r < f->nr; r++)
-		assert_int_equal(tern_peers_create(f->engines[r], ranks, f->remotes[r], f->nr, &f->peers[r]), 0);
+		assert_int_equal(
+			tern_peers_create(f->engines[r], ranks, f->remotes[r], f->nr, &f->peers[r]),
+			0);
 }
 
 static struct fleet *fleet_open(uint32_t nr, const struct sim_settings *settings)
@@ -124,18 +137,26 @@ static uint64_t fleet_close(struct fleet *f)
 static void all_to_all(struct fleet *f, uint32_t round)
 {
 	struct tern_slice *slices = must(calloc(f->nr, sizeof(*slices)));
-	tern_op *arrived = must(calloc(f->nr, sizeof(*arrived))), *met = must(calloc(f->nr, sizeof(*met)));
+	tern_op *arrived = must(calloc(f->nr, sizeof(*arrived))),
+		*met = must(calloc(f->nr, sizeof(*met)));
 
 	for (uint32_t p = 0; p < f->nr; p++)
 		for (uint32_t r = 0; r < f->nr; r++)
 			memset(f->memory[p] + r * SLICE, (int)(p * 5 + r + round), SLICE / 2);
 	for (uint32_t p = 0; p < f->nr; p++) {
-		struct tern_scatter scatter = {.size = sizeof(scatter), .flags = TERN_IMMEDIATE, .peers = f->peers[p], .local = f->regions[p], .slices = slices};
-		struct tern_expect expect = {.size = sizeof(expect), .immediate = round, .count = f->nr};
+		struct tern_scatter scatter = {.size = sizeof(scatter),
+			.flags = TERN_IMMEDIATE,
+			.peers = f->peers[p],
+			.local = f->regions[p],
+			.slices = slices};
+		struct tern_expect expect = {
+			.size = sizeof(expect), .immediate = round, .count = f->nr};
 		tern_op sent;
 
 		for (uint32_t r = 0; r < f->nr; r++)
-			slices[r] = (struct tern_slice){.local_offset = r * SLICE, .remote_offset = SIGNALS + p * SLICE, .bytes = (p + r) % 3 ? SLICE / 2 : 0,
+			slices[r] = (struct tern_slice){.local_offset = r * SLICE,
+				.remote_offset = SIGNALS + p * SLICE,
+				.bytes = (p + r) % 3 ? SLICE / 2 : 0,
 				.immediate = round};
 		assert_int_equal(tern_engine_expect(f->engines[p], &expect, &arrived[p]), 0);
 		assert_int_equal(tern_engine_scatter(f->engines[p], &scatter, &sent), 0);
@@ -146,11 +167,13 @@ static void all_to_all(struct fleet *f, uint32_t round)
 		if (tern_op_wait(f->engines[r], arrived[r], 1000))
 			fail_msg("rank %u: %s", r, tern_last_error());
 		for (uint32_t p = 0; p < f->nr; p++)
-			if ((p + r) % 3 && f->memory[r][SIGNALS + p * SLICE + SLICE / 2 - 1] != (uint8_t)(p * 5 + r + round))
+			if ((p + r) % 3 && f->memory[r][SIGNALS + p * SLICE + SLICE / 2 - 1] !=
+						   (uint8_t)(p * 5 + r + round))
 				fail_msg("rank %u has a wrong byte of rank %u", r, p);
 	}
 	for (uint32_t r = 0; r < f->nr; r++) {
-		struct tern_barrier barrier = {.size = sizeof(barrier), .immediate = 0xffffff00u, .peers = f->peers[r]};
+		struct tern_barrier barrier = {
+			.size = sizeof(barrier), .immediate = 0xffffff00u, .peers = f->peers[r]};
 
 		assert_int_equal(tern_engine_barrier(f->engines[r], &barrier, &met[r]), 0);
 	}
@@ -219,11 +242,19 @@ static void policies(void **state)
 		trouble(&settings, (uint64_t)policy);
 		settings.fence = true;
 		f = fleet_open(4, &settings);
-		assert_int_equal(tern_engine_put_group(f->engines[0], (enum tern_signal_policy)policy, 60, NULL, NULL, &group), 0);
+		assert_int_equal(tern_engine_put_group(f->engines[0],
+					 (enum tern_signal_policy)policy, 60, NULL, NULL, &group),
+			0);
 		memset(f->memory[0], 0x5a, 60 * SLICE);
 		for (uint32_t i = 0; i < 60; i++) {
-			struct tern_put put = {.peer = 1 + i % 3, .local = f->regions[0], .remote = f->remotes[0][1 + i % 3], .local_offset = i * SLICE,
-				.remote_offset = i * SLICE, .bytes = SLICE, .signal_remote = f->remotes[0][1 + i % 3], .signal_offset = SIGNALS + 8 * i,
+			struct tern_put put = {.peer = 1 + i % 3,
+				.local = f->regions[0],
+				.remote = f->remotes[0][1 + i % 3],
+				.local_offset = i * SLICE,
+				.remote_offset = i * SLICE,
+				.bytes = SLICE,
+				.signal_remote = f->remotes[0][1 + i % 3],
+				.signal_offset = SIGNALS + 8 * i,
 				.signal = i + 1};
 
 			assert_int_equal(tern_engine_put(f->engines[0], group, &put, 0), 0);
@@ -238,7 +269,9 @@ static void policies(void **state)
 					continue;
 				for (uint32_t b = 0; b < SLICE; b++)
 					if (f->memory[1 + i % 3][i * SLICE + b] != 0x5a)
-						fail_msg("policy %d: signal %u came before its bytes", policy, i);
+						fail_msg("policy %d: signal %u came before its "
+							 "bytes",
+							policy, i);
 				seen[i] = true;
 				left--;
 			}
@@ -249,7 +282,8 @@ static void policies(void **state)
 	}
 }
 
-/* A rank dies and nobody says so: all others find out by themselves, about each other they keep no doubt. */
+/* A rank dies and nobody says so: all others find out by themselves, about each other they keep no
+ * doubt. */
 static void silent_death(void **state)
 {
 	struct sim_settings settings;

@@ -60,7 +60,8 @@ static void *meet(void *arg)
 	struct member *m = arg;
 	int fd = token_of(m->rank);
 
-	m->rc = fd_passing_exchange(m->passing, m->rank, m->nr_ranks, m->round, fd, m->guests, m->wait_ms);
+	m->rc = fd_passing_exchange(
+		m->passing, m->rank, m->nr_ranks, m->round, fd, m->guests, m->wait_ms);
 	close(fd);
 	return NULL;
 }
@@ -77,7 +78,8 @@ static void open_members(struct member *members, int nr, int wait_ms)
 	}
 	for (int i = 0; i < nr; i++)
 		for (int j = 0; j < nr; j++) {
-			members[i].guests[j] = (struct fd_passing_guest){.wanted = i != j, .fd = -1};
+			members[i].guests[j] =
+				(struct fd_passing_guest){.wanted = i != j, .fd = -1};
 			fd_passing_address(members[j].passing, &members[i].guests[j].address);
 		}
 }
@@ -168,11 +170,14 @@ static void selected_guests(void **state)
 	run_members(members, 4);
 	for (int i = 0; i < 4; i++)
 		for (int j = 0; j < 4; j++)
-			assert_int_equal(members[i].guests[j].fd >= 0 ? owner_of(members[i].guests[j].fd) : -1, (i ^ 1) == j ? j : -1);
+			assert_int_equal(members[i].guests[j].fd >= 0
+						 ? owner_of(members[i].guests[j].fd)
+						 : -1,
+				(i ^ 1) == j ? j : -1);
 	close_members(members, 4);
 }
 
-/* ---- strangers ---------------------------------------------------------------------------------------------------------- */
+/* ---- strangers ------------------------------------------------------------------------------- */
 
 /* -1: the queue is full, or this process. */
 static int try_knock(const struct fd_passing_address *address, int flags)
@@ -186,7 +191,8 @@ static int try_knock(const struct fd_passing_address *address, int flags)
 		length += snprintf(un.sun_path + 1 + length, 3, "%02x", address->name[i]);
 	if (s < 0)
 		return -1;
-	if (!connect(s, (struct sockaddr *)&un, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)))
+	if (!connect(s, (struct sockaddr *)&un,
+		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)))
 		return s;
 	assert_int_equal(errno, EAGAIN);
 	close(s);
@@ -214,7 +220,8 @@ static void say(int s, const void *bytes, size_t size, int nr_fds)
 	if (nr_fds) {
 		msg.msg_control = control;
 		msg.msg_controllen = CMSG_SPACE((size_t)nr_fds * sizeof(int));
-		*CMSG_FIRSTHDR(&msg) = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+		*CMSG_FIRSTHDR(&msg) = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+			.cmsg_type = SCM_RIGHTS,
 			.cmsg_len = CMSG_LEN((size_t)nr_fds * sizeof(int))};
 		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&msg)), fds, (size_t)nr_fds * sizeof(int));
 	}
@@ -254,12 +261,12 @@ static int send_strangers(const struct fd_passing_address *address, int *sockets
 	int nr = 0;
 
 	memset(garbage, 0x77, sizeof(garbage));
-#define STRANGER(size, nr_fds, ...)                                 \
-	do {                                                        \
-		words = good;                                       \
-		__VA_ARGS__;                                        \
-		sockets[nr] = knock(address);                       \
-		say(sockets[nr++], &words, size, nr_fds);           \
+#define STRANGER(size, nr_fds, ...)                                                                \
+	do {                                                                                       \
+		words = good;                                                                      \
+		__VA_ARGS__;                                                                       \
+		sockets[nr] = knock(address);                                                      \
+		say(sockets[nr++], &words, size, nr_fds);                                          \
 	} while (0)
 	sockets[nr++] = knock(address); /* says nothing */
 	STRANGER(sizeof(words), 1, words.secret[3] ^= 1);
@@ -267,7 +274,7 @@ static int send_strangers(const struct fd_passing_address *address, int *sockets
 	STRANGER(sizeof(words), 0, words.secret[3] ^= 1, words.error = TERN_ERR_NOMEM);
 	STRANGER(sizeof(words), 0, words.round++, words.error = TERN_ERR_NOMEM);
 	STRANGER(sizeof(words), 0, words.error = 1); /* no error has this number */
-	STRANGER(sizeof(words), 1, words.rank = 0); /* nobody calls himself */
+	STRANGER(sizeof(words), 1, words.rank = 0);  /* nobody calls himself */
 	STRANGER(sizeof(words), 1, words.rank = 77);
 	STRANGER(sizeof(words), 1, words.rank = UINT32_MAX);
 	STRANGER(sizeof(words), 0, (void)0); /* no descriptor */
@@ -332,22 +339,24 @@ static void says_it_twice(void **state)
 #define FEW_LATE 2000
 
 static struct storm {
-	bool watched;			  /* by one thread; the others' calls are left alone */
+	bool watched;                        /* by one thread; the others' calls are left alone */
 	const struct fd_passing_address *on; /* NULL: calm */
-	bool foreign;			  /* strangers of another user */
+	bool foreign;                        /* strangers of another user */
 	int wait_ms;
-	int nr_guests;	 /* that have connected before it began */
-	int stranger;	 /* the one that was taken last */
+	int nr_guests;   /* that have connected before it began */
+	int stranger;    /* the one that was taken last */
 	int nr, nr_late; /* taken, and of these after the deadline */
 	unsigned long long deadline_ns;
-	int highest; /* descriptor of all */
-	const struct fd_passing_address *last_word; /* where a silent one speaks at the last moment */
-	int silent;				 /* its end */
-	_Atomic int broken_sends;		 /* so many are answered by `cause` */
+	int highest;                                /* descriptor of all */
+	const struct fd_passing_address *last_word; /* where a silent one speaks at the last moment
+						     */
+	int silent;                                 /* its end */
+	_Atomic int broken_sends;                   /* so many are answered by `cause` */
 	int cause;
 } storm;
 
-static void storm_begins(const struct fd_passing_address *on, bool foreign, int wait_ms, int nr_guests)
+static void storm_begins(
+	const struct fd_passing_address *on, bool foreign, int wait_ms, int nr_guests)
 {
 	storm = (struct storm){.watched = true,
 		.on = on,
@@ -368,7 +377,8 @@ int accept4(int listener, struct sockaddr *address, socklen_t *length, int flags
 		if (s >= 0)
 			close(s);
 		if (!storm.nr++)
-			storm.deadline_ns = clock_ns() + (unsigned long long)storm.wait_ms * 1000000;
+			storm.deadline_ns =
+				clock_ns() + (unsigned long long)storm.wait_ms * 1000000;
 		storm.nr_late += clock_ns() > storm.deadline_ns;
 	}
 	s = (int)syscall(SYS_accept4, listener, address, length, flags);

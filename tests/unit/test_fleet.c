@@ -11,7 +11,7 @@
 #include "soak/fleet.h"
 #include "tern.h"
 
-/* ---- coroutines ------------------------------------------------------------------------------------------ */
+/* ---- coroutines ------------------------------------------------------------------------------ */
 
 struct counter {
 	struct coroutine *coroutine;
@@ -72,7 +72,7 @@ static void one_that_never_began(void **state)
 	coroutine_destroy(NULL);
 }
 
-/* ---- fleets ---------------------------------------------------------------------------------------------- */
+/* ---- fleets ---------------------------------------------------------------------------------- */
 
 #define RANKS 5
 #define MS 1000000ull
@@ -90,8 +90,11 @@ struct story {
 
 static void settings_init(struct fleet_settings *s, uint64_t seed, uint32_t per_node)
 {
-	*s = (struct fleet_settings){
-		.seed = seed, .nr_ranks = RANKS, .ranks_per_node = per_node, .wait_ms = 1000, .limit_ns = 20000 * MS};
+	*s = (struct fleet_settings){.seed = seed,
+		.nr_ranks = RANKS,
+		.ranks_per_node = per_node,
+		.wait_ms = 1000,
+		.limit_ns = 20000 * MS};
 	sim_settings_init(&s->network);
 	s->network.message_bytes = 1024;
 	tern_engine_config_init(&s->engine);
@@ -137,7 +140,8 @@ static void joins(struct fleet *fleet, uint32_t rank, void *ctx)
 	note_end(fleet, rank, story, rc);
 }
 
-static struct fleet *start(const struct fleet_settings *settings, fleet_body body, struct story *story)
+static struct fleet *start(
+	const struct fleet_settings *settings, fleet_body body, struct story *story)
 {
 	struct fleet *fleet;
 
@@ -191,7 +195,8 @@ static uint64_t run_joining(uint64_t seed, uint32_t per_node)
 		fail_msg("seed %llu: %s", (unsigned long long)seed, fleet_failure(fleet));
 	for (uint32_t r = 0; r < RANKS; r++) {
 		if (story.rc[r])
-			fail_msg("seed %llu, rank %u: %s", (unsigned long long)seed, r, story.text[r]);
+			fail_msg("seed %llu, rank %u: %s", (unsigned long long)seed, r,
+				story.text[r]);
 		for (uint32_t from = 0; from < RANKS; from++)
 			assert_int_equal(story.all[r][from], from * 7);
 	}
@@ -225,9 +230,10 @@ static void a_dead_rank_is_missed(void **state)
 		assert_int_equal(story.nr_ended, RANKS - 1);
 		snprintf(name, sizeof(name), "rank %u did not come", story.victim);
 		for (uint32_t r = 0; r < RANKS; r++)
-			if (r != story.victim && (story.rc[r] != TERN_ERR_BOOTSTRAP || !strstr(story.text[r], name)))
-				fail_msg("seed %llu, rank %u: %d (%s)", (unsigned long long)seed, r, story.rc[r],
-					story.text[r]);
+			if (r != story.victim &&
+				(story.rc[r] != TERN_ERR_BOOTSTRAP || !strstr(story.text[r], name)))
+				fail_msg("seed %llu, rank %u: %d (%s)", (unsigned long long)seed, r,
+					story.rc[r], story.text[r]);
 		fleet_destroy(fleet);
 	}
 }
@@ -248,7 +254,8 @@ static void a_rank_kills_another(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 0; seed < 4 * RANKS * RANKS; seed++) {
-		struct story story = {.killer = (uint32_t)seed % RANKS, .victim = (uint32_t)(seed / RANKS) % RANKS};
+		struct story story = {.killer = (uint32_t)seed % RANKS,
+			.victim = (uint32_t)(seed / RANKS) % RANKS};
 		struct fleet_settings settings;
 		struct fleet *fleet;
 

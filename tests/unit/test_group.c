@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups and windows: who is on which node, what is refused, what other processes can see of a window. */
+/* Groups and windows: who is on which node, what is refused, what other processes can see of a
+ * window. */
 #include "base/error.h"
 #include "group/group.h"
 
@@ -49,7 +50,7 @@ pid_t getpid(void)
 	return same_pid ? 1 : (pid_t)syscall(SYS_getpid);
 }
 
-/* ---- settings of a group ------------------------------------------------------------------------------------------------ */
+/* ---- settings of a group --------------------------------------------------------------------- */
 
 static int closed;
 
@@ -89,19 +90,20 @@ static void bad_configs(void **state)
 	tern_group *group;
 
 	(void)state;
-#define REFUSED(code, text, ...)                          \
-	do {                                              \
-		tern_group_config_init(&config);          \
-		config.boot = (struct tern_boot){0, 1, failing_allgather, NULL, NULL}; \
-		__VA_ARGS__;                              \
-		expect_refused(&config, code, text);      \
+#define REFUSED(code, text, ...)                                                                   \
+	do {                                                                                       \
+		tern_group_config_init(&config);                                                   \
+		config.boot = (struct tern_boot){0, 1, failing_allgather, NULL, NULL};             \
+		__VA_ARGS__;                                                                       \
+		expect_refused(&config, code, text);                                               \
 	} while (0)
 	REFUSED(TERN_ERR_INVALID, "boot.nr_ranks is 0", config.boot.nr_ranks = 0);
 	REFUSED(TERN_ERR_INVALID, "boot.nr_ranks is -1", config.boot.nr_ranks = -1);
 	REFUSED(TERN_ERR_INVALID, "boot.nr_ranks is 65536", config.boot.nr_ranks = 65536);
 	REFUSED(TERN_ERR_INVALID, "boot.rank is 1 of 1", config.boot.rank = 1);
 	REFUSED(TERN_ERR_INVALID, "boot.rank is -1", config.boot.rank = -1);
-	REFUSED(TERN_ERR_INVALID, "allgather is NULL for 2", config.boot.nr_ranks = 2; config.boot.allgather = NULL);
+	REFUSED(TERN_ERR_INVALID, "allgather is NULL for 2", config.boot.nr_ranks = 2;
+		config.boot.allgather = NULL);
 	REFUSED(TERN_ERR_INVALID, "wait_ms is -5", config.wait_ms = -5);
 	memset(long_name, 'n', sizeof(long_name) - 1);
 	long_name[sizeof(long_name) - 1] = 0;
@@ -162,7 +164,8 @@ static void scheduler_without_engine(void **state)
 
 	(void)state;
 	tern_group_config_init(&config);
-	config.boot = (struct tern_boot){.nr_ranks = 1, .allgather = failing_allgather, .close = count_close};
+	config.boot = (struct tern_boot){
+		.nr_ranks = 1, .allgather = failing_allgather, .close = count_close};
 	closed = 0;
 	assert_int_equal(group_create_scheduled(&config, &scheduler, &group), TERN_ERR_INVALID);
 	assert_non_null(strstr(tern_last_error(), "lacks engine"));
@@ -170,7 +173,7 @@ static void scheduler_without_engine(void **state)
 	assert_int_equal(closed, 1);
 }
 
-/* ---- one rank's bad setting -------------------------------------------------------------------- */
+/* ---- one rank's bad setting ------------------------------------------------------------------ */
 
 #define LONG_NODE "a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-want-to-read"
 
@@ -178,7 +181,8 @@ static void scheduler_without_engine(void **state)
 struct bad_setting {
 	struct tern_threads *threads;
 	const char *node, *text;
-	const char *name, *value; /* in the environment, when the test's own groups have been made */
+	const char *name, *value; /* in the environment, when the test's own groups have been made
+				   */
 	int wait_ms, culprit;
 };
 
@@ -226,11 +230,11 @@ static void refused_on_all_ranks(struct bad_setting bad)
 static void bad_settings_of_one_rank(void **state)
 {
 	(void)state;
-	refused_on_all_ranks((struct bad_setting){
-		.culprit = 1,
+	refused_on_all_ranks((struct bad_setting){.culprit = 1,
 		.wait_ms = 30000,
 		.node = LONG_NODE,
-		.text = "node is \"a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-wan...\", "
+		.text = "node is "
+			"\"a-name-of-a-node-that-is-much-longer-than-anybody-would-ever-wan...\", "
 			"of 73 bytes; at most 64"});
 	refused_on_all_ranks(
 		(struct bad_setting){.culprit = 1, .wait_ms = -5, .text = "wait_ms is -5"});
@@ -252,7 +256,7 @@ static void bad_environment(void **state)
 		.text = "TERN_FORCE_ENGINE is \"maybe\"; it has to be a whole number from 0 to 1"});
 }
 
-/* ---- virtual nodes -------------------------------------------------------------------------------------------------------- */
+/* ---- virtual nodes --------------------------------------------------------------------------- */
 
 struct nodes {
 	const char *name[6];
@@ -260,8 +264,10 @@ struct nodes {
 	int nr;
 };
 
-/* Ranks of other nodes are reached through an engine; without one there is no path, and exchanges are refused. */
-static void joins_node(struct rank *rank, struct nodes *nodes, struct tern_threads *threads, const char *transport)
+/* Ranks of other nodes are reached through an engine; without one there is no path, and exchanges
+ * are refused. */
+static void joins_node(
+	struct rank *rank, struct nodes *nodes, struct tern_threads *threads, const char *transport)
 {
 	bool reaches = transport != NULL;
 	struct tern_moe_config moe_config;
@@ -272,7 +278,8 @@ static void joins_node(struct rank *rank, struct nodes *nodes, struct tern_threa
 	tern_group_config_init(&config);
 	config.node = nodes->name[rank->rank];
 	config.transport = transport;
-	if (tern_threads_boot(threads, rank->rank, &config.boot) || tern_group_create(&config, &group)) {
+	if (tern_threads_boot(threads, rank->rank, &config.boot) ||
+		tern_group_create(&config, &group)) {
 		rank_fails(rank, "joining: %s", tern_last_error());
 		return;
 	}
@@ -280,17 +287,24 @@ static void joins_node(struct rank *rank, struct nodes *nodes, struct tern_threa
 		rank_fails(rank, "%d nodes, not %d", tern_group_nr_nodes(group), nodes->nr);
 	for (int r = 0; r < rank->nr_ranks; r++) {
 		int same = nodes->number[r] == nodes->number[rank->rank];
-		int path = r == rank->rank ? TERN_PATH_SELF : same ? TERN_PATH_MAPPED : reaches ? TERN_PATH_ENGINE : TERN_PATH_NONE;
+		int path = r == rank->rank ? TERN_PATH_SELF
+			   : same          ? TERN_PATH_MAPPED
+			   : reaches       ? TERN_PATH_ENGINE
+					   : TERN_PATH_NONE;
 
-		if (tern_group_node(group, r) != nodes->number[r] || tern_group_path(group, r) != path)
-			rank_fails(rank, "rank %d is on node %d, path %d", r, tern_group_node(group, r), tern_group_path(group, r));
+		if (tern_group_node(group, r) != nodes->number[r] ||
+			tern_group_path(group, r) != path)
+			rank_fails(rank, "rank %d is on node %d, path %d", r,
+				tern_group_node(group, r), tern_group_path(group, r));
 	}
-	if (nodes->nr > 1 && !strstr(tern_group_describe(group), transport ? "by setting" : "by TERN_TRANSPORT"))
+	if (nodes->nr > 1 &&
+		!strstr(tern_group_describe(group), transport ? "by setting" : "by TERN_TRANSPORT"))
 		rank_fails(rank, "the path is described as \"%s\"", tern_group_describe(group));
 	tern_moe_config_init(&moe_config);
 	moe_config.hidden = 16;
 	moe_config.nr_experts = moe_config.max_tokens = moe_config.topk = 1;
-	if (tern_moe_create(group, &moe_config, &moe) != (nodes->nr > 1 && !reaches ? TERN_ERR_UNSUPPORTED : 0))
+	if (tern_moe_create(group, &moe_config, &moe) !=
+		(nodes->nr > 1 && !reaches ? TERN_ERR_UNSUPPORTED : 0))
 		rank_fails(rank, "an exchange over nodes: %s", tern_last_error());
 	if (nodes->nr > 1 && !reaches && !strstr(tern_last_error(), "no path from rank"))
 		rank_fails(rank, "no path: %s", tern_last_error());
@@ -335,19 +349,23 @@ static void virtual_nodes(void **state)
 	unsetenv("TERN_TRANSPORT");
 }
 
-/* Nothing is set: what the ranks choose together is said, with its cause, and is the same on all. */
+/* Nothing is set: what the ranks choose together is said, with its cause, and is the same on all.
+ */
 static void chooses_body(struct rank *rank)
 {
 	struct tern_threads *threads = rank->ctx;
 	struct tern_group_config config;
 	tern_group *group = NULL;
-	static const char *const choices[] = {": verbs, which both offer; ", ": ofi:tcp;ofi_rxm, as verbs cannot be used here: ", ": creating an engine: libfabric "};
+	static const char *const choices[] = {": verbs, which both offer; ",
+		": ofi:tcp;ofi_rxm, as verbs cannot be used here: ",
+		": creating an engine: libfabric "};
 	char all[3][1024] = {{0}}, mine[1024] = {0};
 	const char *choice = NULL;
 
 	tern_group_config_init(&config);
 	config.node = rank->rank ? "b" : "a";
-	if (tern_threads_boot(threads, rank->rank, &config.boot) || tern_group_create(&config, &group)) {
+	if (tern_threads_boot(threads, rank->rank, &config.boot) ||
+		tern_group_create(&config, &group)) {
 		rank_fails(rank, "joining: %s", tern_last_error());
 		return;
 	}
@@ -378,21 +396,30 @@ static void transport_is_chosen(void **state)
 		fail_msg("%s", failure);
 }
 
-/* Each rank's way to each other in words. Rank 3 would rather have something that the others do not offer. */
+/* Each rank's way to each other in words. Rank 3 would rather have something that the others do not
+ * offer. */
 static void describes_body(struct rank *rank)
 {
-	static const char *const nodes[] = {"a", "a", "b", "c"}, *const said[] = {
-		"rank 1: shared memory; rank 2: shm, which both offer; rank 3: shm, as ofi:none is not offered here; offered here by setting: shm; open: shm (process_vm_writev), 1 NIC",
-		"rank 0: shared memory; rank 2: shm, which both offer; rank 3: shm, as ofi:none is not offered here; offered here by setting: shm; open: shm (process_vm_writev), 1 NIC",
-		"ranks 0-1: shm, which both offer; rank 3: shm, as ofi:none is not offered here; offered here by setting: shm; open: shm (process_vm_writev), 1 NIC",
-		"ranks 0-2: shm, as ofi:none is not offered there; offered here by setting: ofi:none+shm; open: shm (process_vm_writev), 1 NIC"};
+	static const char *const
+		nodes[] = {"a", "a", "b", "c"},
+		*const said[] = {"rank 1: shared memory; rank 2: shm, which both offer; rank 3: "
+				 "shm, as ofi:none is not offered here; offered here by setting: "
+				 "shm; open: shm (process_vm_writev), 1 NIC",
+			"rank 0: shared memory; rank 2: shm, which both offer; rank 3: shm, as "
+			"ofi:none is not offered here; offered here by setting: shm; open: shm "
+			"(process_vm_writev), 1 NIC",
+			"ranks 0-1: shm, which both offer; rank 3: shm, as ofi:none is not offered "
+			"here; offered here by setting: shm; open: shm (process_vm_writev), 1 NIC",
+			"ranks 0-2: shm, as ofi:none is not offered there; offered here by "
+			"setting: ofi:none+shm; open: shm (process_vm_writev), 1 NIC"};
 	struct tern_group_config config;
 	tern_group *group = NULL;
 
 	tern_group_config_init(&config);
 	config.node = nodes[rank->rank];
 	config.transport = rank->rank == 3 ? "ofi:none+shm" : "shm";
-	if (tern_threads_boot(rank->ctx, rank->rank, &config.boot) || tern_group_create(&config, &group))
+	if (tern_threads_boot(rank->ctx, rank->rank, &config.boot) ||
+		tern_group_create(&config, &group))
 		rank_fails(rank, "joining: %s", tern_last_error());
 	else if (strcmp(tern_group_describe(group), said[rank->rank]))
 		rank_fails(rank, "described as \"%s\"", tern_group_describe(group));
@@ -412,7 +439,7 @@ static void paths_are_described(void **state)
 		fail_msg("%s", failure);
 }
 
-/* ---- the group's own gathering ----------------------------------------------------------------------------------------------- */
+/* ---- the group's own gathering --------------------------------------------------------------- */
 
 static void gather_body(struct rank *rank)
 {
@@ -427,7 +454,8 @@ static void gather_body(struct rank *rank)
 				rank_fails(rank, "gathered %d from rank %d", all[r], r);
 	}
 	if (tern_group_rank(rank->group) != rank->rank || tern_group_nr_ranks(rank->group) != 5)
-		rank_fails(rank, "rank %d of %d", tern_group_rank(rank->group), tern_group_nr_ranks(rank->group));
+		rank_fails(rank, "rank %d of %d", tern_group_rank(rank->group),
+			tern_group_nr_ranks(rank->group));
 }
 
 static void gathering(void **state)
@@ -484,7 +512,7 @@ static void unknown_node(void **state)
 	assert_non_null(strstr(tern_last_error(), "boot_id: Too many open files"));
 }
 
-/* ---- windows ------------------------------------------------------------------------------------------------------------------ */
+/* ---- windows --------------------------------------------------------------------------------- */
 
 #define WINDOW_BYTES (5 * 4096)
 
@@ -531,7 +559,8 @@ static int count_named(const char *directory)
 	return nr;
 }
 
-/* Its descriptor cannot be shrunk or grown, is not inherited by a program, and has no name anywhere. */
+/* Its descriptor cannot be shrunk or grown, is not inherited by a program, and has no name
+ * anywhere. */
 static void check_descriptor(struct rank *rank)
 {
 	struct window *windows[4] = {NULL};
@@ -582,7 +611,8 @@ static void windows_of_processes(void **state)
 	scene_close(s);
 }
 
-/* A peer may pass anything: what is not a sealed window of the right size is refused. Here a peer that seals nothing. */
+/* A peer may pass anything: what is not a sealed window of the right size is refused. Here a peer
+ * that seals nothing. */
 static void impostor_body(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
@@ -691,8 +721,8 @@ static void few_descriptors(void **state)
 	pid_t pids[MAX_PROCESSES];
 
 	(void)state;
-	tight = mmap(NULL, sizeof(*tight), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-		-1, 0);
+	tight = mmap(
+		NULL, sizeof(*tight), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(tight != MAP_FAILED);
 	for (int left = 0; left <= TIGHT_MOST; left++)
 		tight->boards[left] = s->first;
@@ -769,7 +799,8 @@ static void processes_with_one_pid(void **state)
 static void short_files_body(struct rank *rank)
 {
 	struct rlimit limit = {WINDOW_BYTES - 1, RLIM_INFINITY};
-	struct mailbox_shape shape = {.nr_connections = 8, .nr_immediates = 4096, .message_bytes = 4096};
+	struct mailbox_shape shape = {
+		.nr_connections = 8, .nr_immediates = 4096, .message_bytes = 4096};
 	struct window *windows[3] = {NULL};
 	struct mailbox *mailbox = NULL;
 	struct scene *s = rank->ctx;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's number formats and sums against the reference's, which are written element by element and share nothing with them.
- * The
- * loader picks a version of the kernels for the processor; this program is also linked with each version by itself. */
+/* The library's number formats and sums against the reference's, which are written element by
+ * element and share nothing with them. The loader picks a version of the kernels for the processor;
+ * this program is also linked with each version by itself. */
 #include "exchange/cpu/kernels/kernels.h"
 
 #include <math.h>
@@ -26,23 +26,27 @@ static float from_bits(uint32_t bits)
 
 static bool is_nan_code(enum tern_dtype dtype, uint32_t code)
 {
-	return dtype == TERN_FP16 ? (code & 0x7fff) > 0x7c00 : dtype == TERN_BF16 ? (code & 0x7fff) > 0x7f80 : (code & 0x7fffffff) > 0x7f800000;
+	return dtype == TERN_FP16   ? (code & 0x7fff) > 0x7c00
+	       : dtype == TERN_BF16 ? (code & 0x7fff) > 0x7f80
+				    : (code & 0x7fffffff) > 0x7f800000;
 }
 
-/* ---- sums ----------------------------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 static uint32_t code_at(enum tern_dtype dtype, const void *row, uint32_t i)
 {
 	return dtype == TERN_FP32 ? ((const uint32_t *)row)[i] : ((const uint16_t *)row)[i];
 }
 
-static void compare_rows(enum tern_dtype dtype, const void *got, const void *want, uint32_t hidden, const char *what)
+static void compare_rows(
+	enum tern_dtype dtype, const void *got, const void *want, uint32_t hidden, const char *what)
 {
 	for (uint32_t i = 0; i < hidden; i++) {
 		uint32_t g = code_at(dtype, got, i), w = code_at(dtype, want, i);
 
 		if (g != w && !(is_nan_code(dtype, g) && is_nan_code(dtype, w)))
-			fail_msg("%s: dtype %d, element %u of %u is 0x%x, should be 0x%x", what, (int)dtype, i, hidden, g, w);
+			fail_msg("%s: dtype %d, element %u of %u is 0x%x, should be 0x%x", what,
+				(int)dtype, i, hidden, g, w);
 	}
 }
 
@@ -68,9 +72,11 @@ static void all_codes_pass(void **state)
 
 static uint32_t draw_bits(uint64_t *random)
 {
-	static const uint32_t special[] = {0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 1, 0x807fffff, 0x7f7fffff, 0x00800000};
+	static const uint32_t special[] = {0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000,
+		0x7f800001, 1, 0x807fffff, 0x7f7fffff, 0x00800000};
 
-	return random_below(random, 12) ? (uint32_t)(random_next(random) >> 32) : special[random_below(random, 10)];
+	return random_below(random, 12) ? (uint32_t)(random_next(random) >> 32)
+					: special[random_below(random, 10)];
 }
 
 /* Values near each other in size, so that sums round, and now and then anything. */
@@ -90,15 +96,18 @@ static void fill_row(uint64_t *random, enum tern_dtype dtype, void *row, uint32_
 	}
 }
 
-static void sum_by_hand(enum tern_dtype dtype, const void *const *rows, const float *weights, uint32_t nr, uint32_t hidden, void *out)
+static void sum_by_hand(enum tern_dtype dtype, const void *const *rows, const float *weights,
+	uint32_t nr, uint32_t hidden, void *out)
 {
 	for (uint32_t i = 0; i < hidden; i++) {
-		volatile float sum = 0, product; /* one rounding each, whatever the compiler would like */
+		volatile float sum = 0, product; /* one rounding each, whatever the compiler would
+						    like */
 
 		for (uint32_t r = 0; r < nr; r++) {
 			float value;
 
-			decode_row(dtype, (const char *)rows[r] + i * element_bytes(dtype), &value, 1);
+			decode_row(
+				dtype, (const char *)rows[r] + i * element_bytes(dtype), &value, 1);
 			product = weights ? weights[r] * value : value;
 			sum = sum + product;
 		}
@@ -115,7 +124,8 @@ static void random_sums(void **state)
 	(void)state;
 	for (int i = 0; i < 600; i++) {
 		enum tern_dtype dtype = (enum tern_dtype)(1 + i % 3);
-		uint32_t nr = random_below(&random, TERN_MAX_TOPK + 1), n = hidden[random_below(&random, 12)];
+		uint32_t nr = random_below(&random, TERN_MAX_TOPK + 1),
+			 n = hidden[random_below(&random, 12)];
 		const void *rows[TERN_MAX_TOPK];
 		float weights[TERN_MAX_TOPK];
 
@@ -136,29 +146,34 @@ static void random_sums(void **state)
 /* Halfway cases, subnormals, overflow: every exponent, with the mantissas that decide. */
 static void roundings(void **state)
 {
-	static const uint32_t mantissas[] = {0, 1, 0x1000, 0x0fff, 0x1001, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0x17fff, 0x18000, 0x18001,
-		0x7fe000, 0x7fefff, 0x7ff000, 0x7f7fff, 0x7f8000, 0x7fffff};
+	static const uint32_t mantissas[] = {0, 1, 0x1000, 0x0fff, 0x1001, 0x2000, 0x3000, 0x7fff,
+		0x8000, 0x8001, 0x17fff, 0x18000, 0x18001, 0x7fe000, 0x7fefff, 0x7ff000, 0x7f7fff,
+		0x7f8000, 0x7fffff};
 
 	(void)state;
 	for (uint32_t sign = 0; sign < 2; sign++)
 		for (uint32_t exponent = 0; exponent < 256; exponent++)
 			for (size_t m = 0; m < sizeof(mantissas) / sizeof(mantissas[0]); m++)
-				for (enum tern_dtype dtype = TERN_BF16; dtype <= TERN_FP16; dtype++) {
-					float value = from_bits(sign << 31 | exponent << 23 | mantissas[m]);
+				for (enum tern_dtype dtype = TERN_BF16; dtype <= TERN_FP16;
+					dtype++) {
+					float value = from_bits(
+						sign << 31 | exponent << 23 | mantissas[m]);
 					float one = 1.0f, weights[1] = {value}, sum = 0.0f + value;
 					uint16_t row, got, want;
 					const void *rows[1] = {&row};
 
-					encode_row(dtype, &one, &row, 1); /* 1 * weight: any float gets in */
+					encode_row(dtype, &one, &row, 1); /* 1 * weight: any float
+									     gets in */
 					reduce_rows(dtype, rows, weights, 1, 1, &got);
 					encode_row(dtype, &sum, &want, 1);
 					compare_rows(dtype, &got, &want, 1, "rounding");
 				}
 }
 
-/* ---- quantising -------------------------------------------------------------------------------------------------------- */
+/* ---- quantising ------------------------------------------------------------------------------ */
 
-static void compare_quantised(enum tern_dtype dtype, enum tern_scale scale, const void *row, uint32_t hidden)
+static void compare_quantised(
+	enum tern_dtype dtype, enum tern_scale scale, const void *row, uint32_t hidden)
 {
 	static uint8_t elements[65536], want_elements[65536], scales[65536], want_scales[65536];
 	static float values[65536];
@@ -169,11 +184,14 @@ static void compare_quantised(enum tern_dtype dtype, enum tern_scale scale, cons
 	reference_quantise(scale, values, hidden, want_elements, want_scales);
 	for (uint32_t i = 0; i < blocks * one_scale_bytes(scale); i++)
 		if (scales[i] != want_scales[i])
-			fail_msg("dtype %d, scale %d: byte %u of scales is 0x%02x, should be 0x%02x", (int)dtype, (int)scale, i, scales[i], want_scales[i]);
+			fail_msg(
+				"dtype %d, scale %d: byte %u of scales is 0x%02x, should be 0x%02x",
+				(int)dtype, (int)scale, i, scales[i], want_scales[i]);
 	for (uint32_t i = 0; i < hidden; i++)
 		if (elements[i] != want_elements[i])
-			fail_msg("dtype %d, scale %d: element %u (%a) is 0x%02x, should be 0x%02x", (int)dtype, (int)scale, i, (double)values[i],
-				elements[i], want_elements[i]);
+			fail_msg("dtype %d, scale %d: element %u (%a) is 0x%02x, should be 0x%02x",
+				(int)dtype, (int)scale, i, (double)values[i], elements[i],
+				want_elements[i]);
 }
 
 static void all_codes_quantised(void **state)
@@ -215,11 +233,15 @@ static void block_maxima(void **state)
 	(void)state;
 	for (uint32_t exponent = 0; exponent < 256; exponent++)
 		for (uint32_t mantissa = 0; mantissa < 4; mantissa++)
-			for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0; scale++) {
+			for (enum tern_scale scale = TERN_SCALE_FP32; scale <= TERN_SCALE_UE8M0;
+				scale++) {
 				float most = from_bits(exponent << 23 | mantissa * 0x1fffff);
 
 				for (uint32_t i = 0; i < 128; i++)
-					row[i] = i == 77 ? -most : most != most || isinf(most) ? (float)i : most * (float)i / 130.0f;
+					row[i] = i == 77 ? -most
+						 : most != most || isinf(most)
+							 ? (float)i
+							 : most * (float)i / 130.0f;
 				compare_quantised(TERN_FP32, scale, row, 128);
 			}
 }
@@ -238,20 +260,23 @@ static void scales_at_edges(void **state)
 			quantise_row(row, dtype, SCALE_EDGES * 128, scale, elements, scales);
 			wrong = scale_edges_wrong(dtype, scale, elements, scales);
 			if (wrong)
-				fail_msg("dtype %d, scale %d: a wrong %s", (int)dtype, (int)scale, wrong);
+				fail_msg("dtype %d, scale %d: a wrong %s", (int)dtype, (int)scale,
+					wrong);
 		}
 }
 
-/* ---- this version ---------------------------------------------------------------------------------------------------------- */
+/* ---- this version ---------------------------------------------------------------------------- */
 
 static bool can_run(const char *program)
 {
 #if defined(__x86_64__)
 	if (strstr(program, "-v4"))
-		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-		       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
+		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+		       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+		       __builtin_cpu_supports("avx512cd");
 	if (strstr(program, "-v3"))
-		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+		       __builtin_cpu_supports("bmi2");
 #endif
 	(void)program;
 	return true;

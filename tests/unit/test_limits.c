@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine's limits: a full ring, no more operations, memory that is still in use; on all networks of tests/engine/networks.h. */
+/* The engine's limits: a full ring, no more operations, memory that is still in use; on all
+ * networks of tests/engine/networks.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -7,7 +8,8 @@
 
 #include "tests/engine/networks.h"
 
-/* A ring that nobody reads fills up; then TERN_TRY and a bounded wait say so, and nothing was begun. */
+/* A ring that nobody reads fills up; then TERN_TRY and a bounded wait say so, and nothing was
+ * begun. */
 static void full_ring(struct world *world, size_t which)
 {
 	struct tern_write w = write_args(world, 0, 1, 0, 0, 8);
@@ -67,7 +69,8 @@ static void deregister_while_busy(struct world *world, size_t which)
 	world->frozen[0] = false;
 	world->pace_ns = 1000;
 	world_round(world);
-	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0); /* waits until it is over */
+	assert_int_equal(tern_region_deregister(world->regions[0], WAIT), 0); /* waits until it is
+										 over */
 	assert_int_equal(tern_remote_forget(world->remotes[0][1], WAIT), 0);
 	assert_int_equal(tern_op_poll(world->engines[0], op), 0);
 	expect_bytes(world, 1, 0, 0, 0, 50000);

@@ -52,7 +52,8 @@ static void test_gather(void **state)
 	assert_int_equal(times_create(&times, 3), 0);
 	times.us[MEASURE_PAIR][1] = 5;
 	assert_int_equal(measure_gather(&times, 2, copy_twice, NULL, spreads), 0);
-	assert_true(spreads[MEASURE_PAIR].max == 5 && spreads[MEASURE_PAIR].p50 == 0 && spreads[MEASURE_DISPATCH].max == 0);
+	assert_true(spreads[MEASURE_PAIR].max == 5 && spreads[MEASURE_PAIR].p50 == 0 &&
+		    spreads[MEASURE_DISPATCH].max == 0);
 	times_destroy(&times);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine against what transformers computed from the same weights (train/golden.py), and against itself: a token's bits
- * depend on nothing but its own sequence. */
+/* The engine against what transformers computed from the same weights (train/golden.py), and
+ * against itself: a token's bits depend on nothing but its own sequence. */
 #include "examples/generate/experts.h"
 #include "examples/generate/model.h"
 #include "examples/generate/moe.h"
@@ -16,7 +16,8 @@
 #define NR_PROMPTS 3
 #define NR_GREEDY 48
 #define MAX_TOKENS 256
-/* Both sides compute in fp32 and sum in different orders. Measured: 2e-5 on logits that reach 20. */
+/* Both sides compute in fp32 and sum in different orders. Measured: 2e-5 on logits that reach 20.
+ */
 #define LOGIT_TOLERANCE 1e-4
 
 static struct {
@@ -45,15 +46,19 @@ static int set_up(void **state)
 
 	(void)state;
 	snprintf(path, sizeof(path), "%s/golden.safetensors", folder());
-	if (file_map(path, &world.file, &fault) || safetensors_parse(world.file.bytes, world.file.size, &world.golden, &fault) ||
-		config_read(folder(), &world.config, &fault) || checkpoint_open(folder(), &checkpoint, &fault) ||
+	if (file_map(path, &world.file, &fault) ||
+		safetensors_parse(world.file.bytes, world.file.size, &world.golden, &fault) ||
+		config_read(folder(), &world.config, &fault) ||
+		checkpoint_open(folder(), &checkpoint, &fault) ||
 		model_load(&checkpoint, &world.config, &world.model, &fault) ||
-		experts_load(&checkpoint, &world.config, 0, world.config.nr_experts, &world.experts, &fault)) {
+		experts_load(&checkpoint, &world.config, 0, world.config.nr_experts, &world.experts,
+			&fault)) {
 		print_error("%s\n", fault.text);
 		return -1;
 	}
 	checkpoint_close(&checkpoint);
-	world.local = moe_local_create(&world.experts, world.config.topk, MAX_TOKENS, (struct moe_types){WIRE_FP32, WIRE_FP32});
+	world.local = moe_local_create(&world.experts, world.config.topk, MAX_TOKENS,
+		(struct moe_types){WIRE_FP32, WIRE_FP32});
 	world.workspace = workspace_create(&world.config, MAX_TOKENS);
 	world.logits = malloc((size_t)MAX_TOKENS * world.config.vocab * sizeof(float));
 	return world.local && world.workspace && world.logits ? 0 : -1;
@@ -89,20 +94,24 @@ static const int32_t *golden_prompt(uint32_t index, const char *what, uint32_t *
 	return golden(name, nr);
 }
 
-static void forward(const struct batch_token *tokens, uint32_t nr, const struct moe_exchange *exchange)
+static void forward(
+	const struct batch_token *tokens, uint32_t nr, const struct moe_exchange *exchange)
 {
 	struct moe_exchange local = moe_local_exchange(world.local);
 	struct fault fault = {""};
 
-	if (model_forward(&world.model, world.workspace, tokens, nr, exchange ? exchange : &local, &fault))
+	if (model_forward(&world.model, world.workspace, tokens, nr, exchange ? exchange : &local,
+		    &fault))
 		fail_msg("%s", fault.text);
 }
 
 /* nr tokens of one sequence from `position` on; their logits are rows of `logits`. */
-static void put_tokens(struct batch_token *tokens, const int32_t *ids, uint32_t nr, uint32_t position, struct cache *cache, float *logits)
+static void put_tokens(struct batch_token *tokens, const int32_t *ids, uint32_t nr,
+	uint32_t position, struct cache *cache, float *logits)
 {
 	for (uint32_t t = 0; t < nr; t++)
-		tokens[t] = (struct batch_token){ids[t], position + t, cache, logits + (size_t)t * world.config.vocab};
+		tokens[t] = (struct batch_token){
+			ids[t], position + t, cache, logits + (size_t)t * world.config.vocab};
 }
 
 static void test_logits(void **state)
@@ -148,7 +157,8 @@ static void test_greedy(void **state)
 		struct batch_token tokens[MAX_TOKENS];
 		struct cache cache;
 		uint32_t nr, nr_greedy;
-		const int32_t *ids = golden_prompt(i, "input_ids", &nr), *want = golden_prompt(i, "greedy", &nr_greedy);
+		const int32_t *ids = golden_prompt(i, "input_ids", &nr),
+			      *want = golden_prompt(i, "greedy", &nr_greedy);
 		int32_t next;
 
 		assert_int_equal(nr_greedy, NR_GREEDY);
@@ -166,7 +176,7 @@ static void test_greedy(void **state)
 	}
 }
 
-/* ---- routing ---- */
+/* ---- routing --------------------------------------------------------------------------------- */
 
 struct spy {
 	const int32_t *ids; /* [layer][token][topk] */
@@ -182,7 +192,8 @@ static int compare_routing(void *ctx, const struct moe_call *call, struct fault 
 
 	for (size_t i = 0; i < nr; i++) {
 		assert_int_equal(call->ids[i], spy->ids[first + i]);
-		spy->worst = fmax(spy->worst, fabs((double)call->weights[i] - spy->weights[first + i]));
+		spy->worst =
+			fmax(spy->worst, fabs((double)call->weights[i] - spy->weights[first + i]));
 	}
 	return local.run(local.ctx, call, fault);
 }
@@ -192,7 +203,8 @@ static void test_routing(void **state)
 	struct batch_token tokens[MAX_TOKENS];
 	uint32_t nr, rows;
 	const int32_t *ids = golden_prompt(1, "input_ids", &nr);
-	struct spy spy = {.ids = golden("router.ids", &rows), .weights = golden("router.weights", &rows)};
+	struct spy spy = {
+		.ids = golden("router.ids", &rows), .weights = golden("router.weights", &rows)};
 	struct moe_exchange exchange = {compare_routing, &spy};
 	struct cache cache;
 
@@ -206,9 +218,10 @@ static void test_routing(void **state)
 	assert_true(spy.worst < 1e-5);
 }
 
-/* ---- independence ---- */
+/* ---- independence ---------------------------------------------------------------------------- */
 
-/* All prompts' logits into out, prompt after prompt, in batches of at most `step` tokens of each prompt. */
+/* All prompts' logits into out, prompt after prompt, in batches of at most `step` tokens of each
+ * prompt. */
 static uint32_t run_together(uint32_t step, float *out)
 {
 	struct cache caches[NR_PROMPTS];
@@ -229,7 +242,8 @@ static uint32_t run_together(uint32_t step, float *out)
 		for (uint32_t i = 0; i < NR_PROMPTS; i++) {
 			uint32_t some = at >= nr[i] ? 0 : nr[i] - at < step ? nr[i] - at : step;
 
-			put_tokens(tokens + n, ids[i] + at, some, at, &caches[i], out + (size_t)(first[i] + at) * world.config.vocab);
+			put_tokens(tokens + n, ids[i] + at, some, at, &caches[i],
+				out + (size_t)(first[i] + at) * world.config.vocab);
 			n += some;
 		}
 		forward(tokens, n, NULL);
@@ -250,7 +264,8 @@ static void test_batches_do_not_matter(void **state)
 	total = run_together(MAX_TOKENS, world.logits);
 	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
 		run_together(steps[i], other);
-		assert_memory_equal(world.logits, other, (size_t)total * world.config.vocab * sizeof(float));
+		assert_memory_equal(
+			world.logits, other, (size_t)total * world.config.vocab * sizeof(float));
 	}
 	free(other);
 }
@@ -261,7 +276,8 @@ static void test_some_experts(void **state)
 	struct checkpoint checkpoint;
 	struct experts some;
 	uint32_t hidden = world.config.hidden;
-	float *x = malloc(3 * hidden * sizeof(float)), *y = malloc(3 * hidden * sizeof(float)), *z = malloc(3 * hidden * sizeof(float));
+	float *x = malloc(3 * hidden * sizeof(float)), *y = malloc(3 * hidden * sizeof(float)),
+	      *z = malloc(3 * hidden * sizeof(float));
 
 	(void)state;
 	assert_true(x && y && z);
@@ -281,16 +297,21 @@ static void test_some_experts(void **state)
 	free(z);
 }
 
-/* ---- what travels ---- */
+/* ---- what travels ---------------------------------------------------------------------------- */
 
 /* Rounding leaves alone what the format has, and takes the nearest of it otherwise. */
 static void test_e4m3(void **state)
 {
 	(void)state;
 	for (uint32_t byte = 0; byte < 126; byte++) {
-		float low = float_from_e4m3((uint8_t)byte), high = float_from_e4m3((uint8_t)(byte + 1));
+		float low = float_from_e4m3((uint8_t)byte),
+		      high = float_from_e4m3((uint8_t)(byte + 1));
 		float even = byte & 1 ? high : low;
-		float row[4] = {448.0f, low, (low + high) / 2, low + (high - low) * 0.75f}; /* 448 makes the scale 1 */
+		float row[4] = {448.0f, low, (low + high) / 2, low + (high - low) * 0.75f}; /* 448
+											       makes
+											       the
+											       scale
+											       1 */
 
 		row_round(WIRE_FP8, row, 4);
 		assert_true(row[0] == 448.0f && row[1] == low && row[2] == even && row[3] == high);

@@ -25,15 +25,20 @@ static void test_headers(void **state)
 	struct npy npy;
 
 	(void)state;
-	assert_int_equal(parse("{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }   \n", 24, &npy, NULL), 0);
+	assert_int_equal(parse("{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }   \n",
+				 24, &npy, NULL),
+		0);
 	assert_int_equal(npy.type, NPY_INT32);
 	assert_int_equal(npy.nr_dims, 2);
 	assert_int_equal(npy.shape[0], 3);
 	assert_int_equal(npy.shape[1], 2);
 	assert_int_equal(npy.data_bytes, 24);
-	assert_int_equal(parse("{'shape':(3,),'fortran_order':False,'descr':'<f4'}", 12, &npy, NULL), 0);
+	assert_int_equal(
+		parse("{'shape':(3,),'fortran_order':False,'descr':'<f4'}", 12, &npy, NULL), 0);
 	assert_int_equal(npy.nr_dims, 1);
-	assert_int_equal(parse("{'descr': '<i8', 'fortran_order': False, 'shape': (0, 8)}", 0, &npy, NULL), 0);
+	assert_int_equal(
+		parse("{'descr': '<i8', 'fortran_order': False, 'shape': (0, 8)}", 0, &npy, NULL),
+		0);
 }
 
 static void test_refusals(void **state)
@@ -46,7 +51,8 @@ static void test_refusals(void **state)
 		{"{'descr': '<i2', 'fortran_order': False, 'shape': (3, 2)}", 12, "type"},
 		{"{'descr': '>i4', 'fortran_order': False, 'shape': (3, 2)}", 24, "type"},
 		{"{'descr': '<i4', 'fortran_order': True, 'shape': (3, 2)}", 24, "C order"},
-		{"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2)}", 23, "before its last"},
+		{"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2)}", 23,
+			"before its last"},
 		{"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2)}", 25, "beyond"},
 		{"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2, 1)}", 24, "more than 2"},
 		{"{'descr': '<i4', 'fortran_order': False, 'shape': ()}", 4, "1 or 2"},
@@ -54,9 +60,11 @@ static void test_refusals(void **state)
 		{"{'descr': '<i4', 'fortran_order': False, 'shape': (3 2)}", 24, "comma"},
 		{"{'descr': '<i4', 'fortran_order': False, 'shape': (-3, 2)}", 24, "numbers"},
 		{"{'descr': '<i4', 'fortran_order': False, 'shape': (99999999999, 2)}", 24, "2^32"},
-		{"{'descr': '<i4', 'fortran_order': False, 'shape': (42949672950, 42949672950)}", 24, "before its last"},
+		{"{'descr': '<i4', 'fortran_order': False, 'shape': (42949672950, 42949672950)}",
+			24, "before its last"},
 		{"{'descr': '<i4', 'fortran_order': False}", 24, "lacks"},
-		{"{'descr': '<i4', 'descr': '<i4', 'fortran_order': False, 'shape': (6,)}", 24, "repeated"},
+		{"{'descr': '<i4', 'descr': '<i4', 'fortran_order': False, 'shape': (6,)}", 24,
+			"repeated"},
 		{"{'descr': '<i4' 'fortran_order': False, 'shape': (6,)}", 24, "comma"},
 		{"{'descr' '<i4'}", 24, "colon"},
 		{"{'descr': '<i4', 'fortran_order': False, 'shape': (6,)} x", 24, "goes on"},

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which network leads from each rank to each other: settings, the choice of a pair, and plans of all ranks over random lists. */
+/* Which network leads from each rank to each other: settings, the choice of a pair, and plans of
+ * all ranks over random lists. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 
 #define MOST_RANKS 9
 
-/* ---- settings ---------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 static struct network_list parse(const char *transport, int expected)
 {
@@ -31,7 +32,8 @@ static struct network_list parse(const char *transport, int expected)
 
 static void lists_are_read(void **state)
 {
-	struct network_list list = parse("verbs@mlx5_0,mlx5_1,mlx5_2+ofi:tcp;ofi_rxm+shm+ofi:efa@rdmap0", 0);
+	struct network_list list =
+		parse("verbs@mlx5_0,mlx5_1,mlx5_2+ofi:tcp;ofi_rxm+shm+ofi:efa@rdmap0", 0);
 
 	(void)state;
 	assert_int_equal(list.nr, 4);
@@ -51,7 +53,8 @@ static void lists_are_read(void **state)
 /* A device of verbs is no part of the name, a provider of libfabric is. */
 static void names_are_the_same(void **state)
 {
-	struct network_list one = parse("verbs:mlx5_0+ofi", 0), other = parse("verbs:mlx5_3+ofi:tcp;ofi_rxm", 0);
+	struct network_list one = parse("verbs:mlx5_0+ofi", 0),
+			    other = parse("verbs:mlx5_3+ofi:tcp;ofi_rxm", 0);
 
 	(void)state;
 	assert_string_equal(one.name[0], other.name[0]);
@@ -63,9 +66,11 @@ static void names_are_the_same(void **state)
 
 static void bad_lists(void **state)
 {
-	static const char *const bad[] = {NULL, "", "+", "shm+", "+shm", "shm++ofi", "pigeon", "shm+pigeon", "shm@", "shm+ofi@a,",
-		"shm+ofi+shm", "verbs:a+verbs:b", "ofi+ofi:tcp;ofi_rxm", "ofi:a+ofi:b+ofi:c+ofi:d+ofi:e", "ofi@a,b,c,d,e",
-		"shm@a+ofi@b", "ofi:provider-with-a-name-that-is-longer-than-any-provider's-name-ever-was"};
+	static const char *const bad[] = {NULL, "", "+", "shm+", "+shm", "shm++ofi", "pigeon",
+		"shm+pigeon", "shm@", "shm+ofi@a,", "shm+ofi+shm", "verbs:a+verbs:b",
+		"ofi+ofi:tcp;ofi_rxm", "ofi:a+ofi:b+ofi:c+ofi:d+ofi:e", "ofi@a,b,c,d,e",
+		"shm@a+ofi@b",
+		"ofi:provider-with-a-name-that-is-longer-than-any-provider's-name-ever-was"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
@@ -75,7 +80,8 @@ static void bad_lists(void **state)
 /* Any text is read or refused; what was read opens nothing that nobody has named. */
 static void any_settings(void **state)
 {
-	static const char *const words[] = {"shm", "ofi", "verbs", "sim", "tcp;ofi_rxm", "efa", "eth0", "+", "+", ":", "@", ",", ";", "", " ", "\xff", "shm+ofi", "@a,b"};
+	static const char *const words[] = {"shm", "ofi", "verbs", "sim", "tcp;ofi_rxm", "efa",
+		"eth0", "+", "+", ":", "@", ",", ";", "", " ", "\xff", "shm+ofi", "@a,b"};
 	uint64_t random = 5;
 	int nr_read = 0;
 
@@ -86,7 +92,9 @@ static void any_settings(void **state)
 		char text[128] = "";
 
 		for (uint32_t w = 1 + random_below(&random, 8); w; w--)
-			strncat(text, words[random_below(&random, sizeof(words) / sizeof(words[0]))], sizeof(text) - strlen(text) - 1);
+			strncat(text,
+				words[random_below(&random, sizeof(words) / sizeof(words[0]))],
+				sizeof(text) - strlen(text) - 1);
 		tern_engine_config_init(&config);
 		config.transport = text;
 		if (network_list_parse(&config, &list)) {
@@ -97,7 +105,8 @@ static void any_settings(void **state)
 		assert_in_range(list.nr, 1, TERN_MAX_NICS);
 		for (uint32_t n = 0; n < list.nr; n++) {
 			assert_in_range(list.each[n].nr_nics, 1, TERN_MAX_NICS);
-			assert_true(list.each[n].ops && strstr(text, list.each[n].ops->name) && strlen(list.name[n]) < OFFER_NAME);
+			assert_true(list.each[n].ops && strstr(text, list.each[n].ops->name) &&
+				    strlen(list.name[n]) < OFFER_NAME);
 			for (uint32_t m = 0; m < n; m++)
 				assert_string_not_equal(list.name[n], list.name[m]);
 		}
@@ -106,7 +115,7 @@ static void any_settings(void **state)
 	assert_true(nr_read > scaled(1000));
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------------------- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
 /* "verbs/Ethernet ofi !shm": with what it reaches; ! cannot be used. */
 static struct offers offers_of(const char *text)
@@ -134,17 +143,24 @@ static struct offers offers_of(const char *text)
 static const struct {
 	const char *lower, *higher, *chosen, *why_lower, *why_higher;
 } pairs[] = {
-	{"verbs/Ethernet ofi", "verbs/Ethernet ofi", "verbs", "which both offer", "which both offer"},
-	{"verbs/Ethernet ofi", "verbs/InfiniBand ofi", "ofi", "as verbs reaches Ethernet here and InfiniBand there",
+	{"verbs/Ethernet ofi", "verbs/Ethernet ofi", "verbs", "which both offer",
+		"which both offer"},
+	{"verbs/Ethernet ofi", "verbs/InfiniBand ofi", "ofi",
+		"as verbs reaches Ethernet here and InfiniBand there",
 		"as verbs reaches InfiniBand here and Ethernet there"},
-	{"verbs/Ethernet ofi", "!verbs ofi", "ofi", "as verbs cannot be used there: no port on verbs",
+	{"verbs/Ethernet ofi", "!verbs ofi", "ofi",
+		"as verbs cannot be used there: no port on verbs",
 		"as verbs cannot be used here: no port on verbs"},
 	{"!verbs ofi", "!verbs ofi", "ofi", "as verbs cannot be used here: no port on verbs",
 		"as verbs cannot be used here: no port on verbs"},
-	{"verbs/Ethernet ofi", "ofi", "ofi", "as verbs is not offered there", "as verbs is not offered here"},
-	{"ofi", "verbs/Ethernet ofi", "ofi", "as verbs is not offered here", "as verbs is not offered there"},
-	{"shm/a ofi", "ofi shm/a", "shm", "which the lower rank prefers", "which the lower rank prefers"},
-	{"ofi shm/a", "shm/a ofi", "ofi", "which the lower rank prefers", "which the lower rank prefers"},
+	{"verbs/Ethernet ofi", "ofi", "ofi", "as verbs is not offered there",
+		"as verbs is not offered here"},
+	{"ofi", "verbs/Ethernet ofi", "ofi", "as verbs is not offered here",
+		"as verbs is not offered there"},
+	{"shm/a ofi", "ofi shm/a", "shm", "which the lower rank prefers",
+		"which the lower rank prefers"},
+	{"ofi shm/a", "shm/a ofi", "ofi", "which the lower rank prefers",
+		"which the lower rank prefers"},
 	{"shm/a", "shm/b", NULL, NULL, NULL},
 	{"shm/a", "ofi", NULL, NULL, NULL},
 	{"!ofi", "ofi", NULL, NULL, NULL},
@@ -170,7 +186,8 @@ static void pairs_choose(void **state)
 	}
 }
 
-static int plan_of(const struct offers *all, uint32_t nr, uint32_t self, struct network_plan *plan, uint8_t *network_of)
+static int plan_of(const struct offers *all, uint32_t nr, uint32_t self, struct network_plan *plan,
+	uint8_t *network_of)
 {
 	*plan = (struct network_plan){.network_of = network_of};
 	return offers_plan(all, nr, self, plan);
@@ -178,7 +195,8 @@ static int plan_of(const struct offers *all, uint32_t nr, uint32_t self, struct 
 
 static void nothing_connects(void **state)
 {
-	struct offers all[3] = {offers_of("shm/a ofi"), offers_of("ofi"), offers_of("!verbs shm/b")};
+	struct offers all[3] = {
+		offers_of("shm/a ofi"), offers_of("ofi"), offers_of("!verbs shm/b")};
 	uint8_t network_of[3];
 	struct network_plan plan;
 
@@ -186,7 +204,8 @@ static void nothing_connects(void **state)
 	for (uint32_t self = 0; self < 3; self++) {
 		assert_int_equal(plan_of(all, 3, self, &plan, network_of), TERN_ERR_UNSUPPORTED);
 		assert_string_equal(tern_last_error(),
-			"nothing connects ranks 0 and 2: rank 0 offers shm (reaches a), ofi; rank 2 offers verbs (cannot be used: no port on verbs), shm (reaches b)");
+			"nothing connects ranks 0 and 2: rank 0 offers shm (reaches a), ofi; rank "
+			"2 offers verbs (cannot be used: no port on verbs), shm (reaches b)");
 	}
 	assert_int_equal(plan_of(all + 2, 1, 0, &plan, network_of), 0); /* alone, it has itself */
 	all[2].nr = 1;
@@ -226,7 +245,8 @@ static void texts_are_bounded(void **state)
 
 static void numbers_of_nics(void **state)
 {
-	struct offers all[4] = {offers_of("verbs ofi"), offers_of("verbs ofi"), offers_of("ofi"), offers_of("ofi")};
+	struct offers all[4] = {
+		offers_of("verbs ofi"), offers_of("verbs ofi"), offers_of("ofi"), offers_of("ofi")};
 	uint8_t network_of[4];
 	struct network_plan plan;
 
@@ -241,14 +261,17 @@ static void numbers_of_nics(void **state)
 	}
 	all[2].each[0].nr_nics = 2;
 	assert_int_equal(plan_of(all, 4, 3, &plan, network_of), TERN_ERR_MISMATCH);
-	assert_non_null(strstr(tern_last_error(), "ranks disagree on nr_nics: 1 on rank 0; 2 on rank 2 (ofi)"));
+	assert_non_null(strstr(
+		tern_last_error(), "ranks disagree on nr_nics: 1 on rank 0; 2 on rank 2 (ofi)"));
 }
 
-/* ---- any lists --------------------------------------------------------------------------------------------- */
+/* ---- any lists ------------------------------------------------------------------------------- */
 
 static struct offers draw_offers(uint64_t *random)
 {
-	static const char *const names[] = {"shm", "verbs", "ofi", "ofi:efa"}, *const reaches[] = {"", "a", "b"};
+	static const char *const names[] = {"shm", "verbs", "ofi", "ofi:efa"}, *const reaches[] = {
+										       "", "a",
+										       "b"};
 	struct offers offers = {.nr = 1 + random_below(random, 4)};
 	uint32_t first = random_below(random, 4), step = 1 + 2 * random_below(random, 2);
 
@@ -258,19 +281,22 @@ static struct offers draw_offers(uint64_t *random)
 
 		o->nr_nics = 1;
 		snprintf(o->name, sizeof(o->name), "%s", names[which]);
-		snprintf(o->reaches, sizeof(o->reaches), "%s", which < 2 ? reaches[random_below(random, 8) ? 1 : 2] : "");
+		snprintf(o->reaches, sizeof(o->reaches), "%s",
+			which < 2 ? reaches[random_below(random, 8) ? 1 : 2] : "");
 		if (!random_below(random, 8))
 			snprintf(o->cause, sizeof(o->cause), "broken");
 	}
 	return offers;
 }
 
-/* The rule in the plainest words: the first in the lower rank's list that the other has too, both can use and that reaches the same. */
+/* The rule in the plainest words: the first in the lower rank's list that the other has too, both
+ * can use and that reaches the same. */
 static const char *expected_choice(const struct offers *lower, const struct offers *higher)
 {
 	for (uint32_t i = 0; i < lower->nr; i++)
 		for (uint32_t j = 0; j < higher->nr; j++)
-			if (!strcmp(lower->each[i].name, higher->each[j].name) && !lower->each[i].cause[0] && !higher->each[j].cause[0] &&
+			if (!strcmp(lower->each[i].name, higher->each[j].name) &&
+				!lower->each[i].cause[0] && !higher->each[j].cause[0] &&
 				!strcmp(lower->each[i].reaches, higher->each[j].reaches))
 				return lower->each[i].name;
 	return NULL;
@@ -285,22 +311,27 @@ static bool all_are_connected(const struct offers *all, uint32_t nr)
 	return true;
 }
 
-static void check_plans(const struct offers *all, uint32_t nr, const struct network_plan *plans, uint64_t seed)
+static void check_plans(
+	const struct offers *all, uint32_t nr, const struct network_plan *plans, uint64_t seed)
 {
 	for (uint32_t a = 0; a < nr; a++) {
 		bool used[TERN_MAX_NICS] = {false};
 
 		assert_int_equal(plans[a].nr, plans[0].nr);
 		for (uint32_t n = 0; n < plans[0].nr; n++)
-			assert_string_equal(plans[a].each[n].offer->name, plans[0].each[n].offer->name);
+			assert_string_equal(
+				plans[a].each[n].offer->name, plans[0].each[n].offer->name);
 		for (uint32_t b = 0; b < nr; b++) {
 			const char *name = plans[a].each[plans[a].network_of[b]].offer->name;
 
 			used[plans[a].network_of[b]] = true;
 			if (plans[a].network_of[b] != plans[b].network_of[a])
-				fail_msg("seed %llu: ranks %u and %u chose differently", (unsigned long long)seed, a, b);
-			if (a != b && strcmp(name, expected_choice(&all[a < b ? a : b], &all[a < b ? b : a])))
-				fail_msg("seed %llu: ranks %u and %u chose %s", (unsigned long long)seed, a, b, name);
+				fail_msg("seed %llu: ranks %u and %u chose differently",
+					(unsigned long long)seed, a, b);
+			if (a != b && strcmp(name, expected_choice(&all[a < b ? a : b],
+							   &all[a < b ? b : a])))
+				fail_msg("seed %llu: ranks %u and %u chose %s",
+					(unsigned long long)seed, a, b, name);
 		}
 		for (uint32_t n = 0; n < plans[a].nr; n++)
 			assert_int_equal(plans[a].each[n].here, used[n]);
@@ -327,7 +358,8 @@ static void one_world(uint64_t seed, int *nr_connected)
 			snprintf(first, sizeof(first), "%s", own ? tern_last_error() : "");
 		}
 		if (own != rc || (rc && strcmp(first, tern_last_error())))
-			fail_msg("seed %llu: rank %u: %d, %s; rank 0: %d, %s", (unsigned long long)seed, r, own, tern_last_error(), rc, first);
+			fail_msg("seed %llu: rank %u: %d, %s; rank 0: %d, %s",
+				(unsigned long long)seed, r, own, tern_last_error(), rc, first);
 	}
 	if (all_are_connected(all, nr) != !rc)
 		fail_msg("seed %llu: %d, %s", (unsigned long long)seed, rc, first);
@@ -347,7 +379,7 @@ static void any_lists(void **state)
 	assert_in_range(nr_connected, nr / 20, nr - nr / 20);
 }
 
-/* ---- lists of ranks in words ------------------------------------------------------------------------------- */
+/* ---- lists of ranks in words ----------------------------------------------------------------- */
 
 static void ranks_in_words(void **state)
 {
@@ -366,7 +398,8 @@ static void ranks_in_words(void **state)
 		alternating[i] = i % 2;
 	for (size_t bytes = 0; bytes < sizeof(text); bytes++) {
 		memset(text, 0x5a, sizeof(text));
-		assert_true(rank_list(text, bytes, alternating, sizeof(alternating), 1) < bytes + !bytes);
+		assert_true(rank_list(text, bytes, alternating, sizeof(alternating), 1) <
+			    bytes + !bytes);
 		for (size_t i = bytes; i < sizeof(text); i++)
 			assert_int_equal(text[i], 0x5a);
 		assert_true(!bytes || strlen(text) < bytes);

@@ -20,7 +20,7 @@ static int scaled_cases(int full)
 	return by > 1 ? full / by : full;
 }
 
-/* ---- placement ---------------------------------------------------------------------------------------------------- */
+/* ---- placement ------------------------------------------------------------------------------- */
 
 struct tables {
 	struct tern_placement tables;
@@ -41,7 +41,8 @@ static void draw_tables(uint64_t *random, struct tables *t)
 		uint32_t at = random_below(random, p + 1);
 
 		t->logical[p] = t->logical[at];
-		t->logical[at] = (int32_t)(p < t->nr_experts ? p : random_below(random, t->nr_experts));
+		t->logical[at] =
+			(int32_t)(p < t->nr_experts ? p : random_below(random, t->nr_experts));
 		t->rank[p] = (int32_t)random_below(random, t->nr_ranks);
 	}
 	t->tables = (struct tern_placement){nr, t->logical, t->rank};
@@ -65,7 +66,8 @@ static void check_placement(const struct tables *t, const struct placement *p)
 }
 
 /* Number (source + token) % replicas, unless one is on the source. */
-static void check_choice(const struct tables *t, const struct placement *p, uint32_t expert, uint32_t source, uint32_t token)
+static void check_choice(const struct tables *t, const struct placement *p, uint32_t expert,
+	uint32_t source, uint32_t token)
 {
 	int32_t here = -1, replicas[128];
 	uint32_t nr = 0, chosen = placement_choose(p, expert, source, token);
@@ -93,7 +95,8 @@ static void placements(void **state)
 		assert_int_equal(placement_init(&p, &t.tables, t.nr_experts, t.nr_ranks), 0);
 		check_placement(&t, &p);
 		for (int j = 0; j < 20; j++)
-			check_choice(&t, &p, random_below(&random, t.nr_experts), random_below(&random, t.nr_ranks), random_below(&random, 1000));
+			check_choice(&t, &p, random_below(&random, t.nr_experts),
+				random_below(&random, t.nr_ranks), random_below(&random, 1000));
 		placement_free(&p);
 	}
 }
@@ -107,7 +110,8 @@ static void default_placements(void **state)
 			struct placement p;
 			uint32_t at = 0;
 
-			assert_int_equal(placement_init(&p, &(struct tern_placement){0}, experts, ranks), 0);
+			assert_int_equal(
+				placement_init(&p, &(struct tern_placement){0}, experts, ranks), 0);
 			for (uint32_t r = 0; r < ranks; r++) {
 				uint32_t nr = experts / ranks + (r < experts % ranks);
 
@@ -115,7 +119,8 @@ static void default_placements(void **state)
 				for (uint32_t i = 0; i < nr; i++, at++) {
 					assert_int_equal(p.rank[at], r);
 					assert_int_equal(p.local[at], i);
-					assert_int_equal(placement_choose(&p, at, ranks - 1, 17), at);
+					assert_int_equal(
+						placement_choose(&p, at, ranks - 1, 17), at);
 				}
 			}
 			assert_int_equal(at, experts);
@@ -151,7 +156,7 @@ static void placement_hashes(void **state)
 	}
 }
 
-/* ---- one token's rows ------------------------------------------------------------------------------------------------ */
+/* ---- one token's rows ------------------------------------------------------------------------ */
 
 static void check_token(const struct placement *p, const int32_t *physical, uint32_t topk)
 {
@@ -205,7 +210,7 @@ static void token_plans(void **state)
 	}
 }
 
-/* ---- places in high-throughput mode ------------------------------------------------------------------------------------ */
+/* ---- places in high-throughput mode ---------------------------------------------------------- */
 
 struct all_counts {
 	struct plan_counts c;
@@ -223,14 +228,17 @@ static void draw_counts(uint64_t *random, const struct placement *p, struct all_
 
 	a->data = calloc(stride * p->nr_ranks, sizeof(*a->data));
 	assert_non_null(a->data);
-	a->c = (struct plan_counts){(const uint8_t *)a->data, stride * sizeof(*a->data), p->nr_ranks, p->nr_physical};
+	a->c = (struct plan_counts){
+		(const uint8_t *)a->data, stride * sizeof(*a->data), p->nr_ranks, p->nr_physical};
 	for (uint32_t i = 0; i < stride * p->nr_ranks; i++)
 		a->data[i] = random_below(random, 3) ? random_below(random, 9) : 0;
 }
 
-/* Row positions one after the other, as the layout in tern.h says; -1 where none. Returns the span of the rank's output. */
-static uint64_t lay_out(const struct placement *p, const struct all_counts *a, const struct plan_limits *limits, uint32_t rank, uint32_t me,
-	uint64_t *place, uint64_t *most)
+/* Row positions one after the other, as the layout in tern.h says; -1 where none. Returns the span
+ * of the rank's output. */
+static uint64_t lay_out(const struct placement *p, const struct all_counts *a,
+	const struct plan_limits *limits, uint32_t rank, uint32_t me, uint64_t *place,
+	uint64_t *most)
 {
 	uint64_t at = 0;
 
@@ -255,7 +263,8 @@ static uint64_t lay_out(const struct placement *p, const struct all_counts *a, c
 	return at;
 }
 
-static uint64_t lay_out_by_source(const struct placement *p, const struct all_counts *a, uint32_t rank, uint32_t me, uint64_t *place)
+static uint64_t lay_out_by_source(const struct placement *p, const struct all_counts *a,
+	uint32_t rank, uint32_t me, uint64_t *place)
 {
 	uint64_t at = 0;
 
@@ -267,16 +276,19 @@ static uint64_t lay_out_by_source(const struct placement *p, const struct all_co
 	return at;
 }
 
-static void check_places(const struct placement *p, const struct all_counts *a, const struct plan_limits *limits, uint32_t me)
+static void check_places(const struct placement *p, const struct all_counts *a,
+	const struct plan_limits *limits, uint32_t me)
 {
 	bool by_source = limits->layout == TERN_BY_SOURCE;
 	uint64_t want[160] = {0}, got[160] = {0}, totals[160], most = 0;
 	int over = plan_places(p, &a->c, limits, me, got, totals), want_over = -1;
 
 	for (uint32_t rank = 0; rank < p->nr_ranks; rank++) {
-		uint64_t span = by_source ? lay_out_by_source(p, a, rank, me, want) : lay_out(p, a, limits, rank, me, want, &most);
+		uint64_t span = by_source ? lay_out_by_source(p, a, rank, me, want)
+					  : lay_out(p, a, limits, rank, me, want, &most);
 
-		if ((limits->layout == TERN_PADDED ? most : span) > limits->capacity && want_over < 0)
+		if ((limits->layout == TERN_PADDED ? most : span) > limits->capacity &&
+			want_over < 0)
 			want_over = (int)rank;
 		if (p->nr_local[rank] || by_source)
 			assert_true(totals[p->nr_physical + rank] == span);
@@ -301,7 +313,9 @@ static void places(void **state)
 		assert_int_equal(placement_init(&p, &t.tables, t.nr_experts, t.nr_ranks), 0);
 		draw_counts(&random, &p, &a);
 		for (enum tern_layout layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++) {
-			struct plan_limits limits = {layout, layout == TERN_CONTIGUOUS ? alignments[random_below(&random, 5)] : 1,
+			struct plan_limits limits = {layout,
+				layout == TERN_CONTIGUOUS ? alignments[random_below(&random, 5)]
+							  : 1,
 				1 + random_below(&random, layout == TERN_PADDED ? 60 : 1200)};
 
 			check_places(&p, &a, &limits, random_below(&random, t.nr_ranks));
@@ -311,7 +325,7 @@ static void places(void **state)
 	}
 }
 
-/* ---- where everything lies ------------------------------------------------------------------------------------------------ */
+/* ---- where everything lies ------------------------------------------------------------------- */
 
 struct area {
 	uint64_t from, to;
@@ -330,44 +344,55 @@ struct areas {
 	size_t nr;
 };
 
-static void add_area(struct areas *areas, uint64_t from, uint64_t bytes, uint32_t alignment, const char *name)
+static void add_area(
+	struct areas *areas, uint64_t from, uint64_t bytes, uint32_t alignment, const char *name)
 {
 	if (!bytes)
 		return;
 	assert_true(areas->nr < sizeof(areas->list) / sizeof(areas->list[0]));
 	if (from % alignment)
-		fail_msg("%s at %llu is not aligned to %u", name, (unsigned long long)from, alignment);
+		fail_msg("%s at %llu is not aligned to %u", name, (unsigned long long)from,
+			alignment);
 	areas->list[areas->nr++] = (struct area){from, from + bytes, name};
 }
 
-static void add_slot(struct areas *areas, const struct layout *l, const struct tern_moe_config *c, uint32_t slot)
+static void add_slot(
+	struct areas *areas, const struct layout *l, const struct tern_moe_config *c, uint32_t slot)
 {
 	bool asks = c->mode == TERN_HIGH_THROUGHPUT;
 
 	for (uint32_t r = 0; r < l->nr_ranks; r++) {
 		for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
-			add_area(areas, layout_word(l, slot, (enum word_kind)kind, r), sizeof(struct arrival), CACHE_LINE, "word");
+			add_area(areas, layout_word(l, slot, (enum word_kind)kind, r),
+				sizeof(struct arrival), CACHE_LINE, "word");
 		for (uint32_t epoch = 0; epoch < 2 && asks; epoch++)
-			add_area(areas, layout_counts(l, slot, epoch, r), (l->nr_physical + l->nr_ranks) * 4ull, 4, "counts");
+			add_area(areas, layout_counts(l, slot, epoch, r),
+				(l->nr_physical + l->nr_ranks) * 4ull, 4, "counts");
 		add_area(areas, layout_region(l, slot, r),
-			asks ? (uint64_t)l->share_tokens * l->region_stride : l->counts_bytes + (uint64_t)l->share_tokens * l->row_bytes, 16, "region");
+			asks ? (uint64_t)l->share_tokens * l->region_stride
+			     : l->counts_bytes + (uint64_t)l->share_tokens * l->row_bytes,
+			16, "region");
 	}
 	for (uint32_t phase = 0; phase < NR_PHASES; phase++)
-		add_area(areas, layout_event_count(l, slot, (enum tern_phase)phase), sizeof(struct event_count), CACHE_LINE, "event_count");
+		add_area(areas, layout_event_count(l, slot, (enum tern_phase)phase),
+			sizeof(struct event_count), CACHE_LINE, "event_count");
 	if (asks)
 		add_area(areas, layout_output(l, slot), l->output.bytes, 4096, "output");
 	for (uint32_t row = 0; row < l->combine_rows; row++)
-		add_area(areas, layout_combine_row(l, slot, row), l->combine_row_bytes, 16, "combine row");
+		add_area(areas, layout_combine_row(l, slot, row), l->combine_row_bytes, 16,
+			"combine row");
 }
 
 static void add_channels(struct areas *areas, const struct layout *l)
 {
 	for (uint32_t channel = 0; channel < l->nr_channels; channel++)
 		for (uint32_t chunk = 0; chunk < l->nr_chunks; chunk++)
-			add_area(areas, layout_chunk(l, channel, chunk), l->chunk_bytes, CACHE_LINE, "chunk");
+			add_area(areas, layout_chunk(l, channel, chunk), l->chunk_bytes, CACHE_LINE,
+				"chunk");
 	for (uint32_t slot = 0; l->nr_chunks && slot < l->nr_slots; slot++)
 		for (uint32_t r = 0; r < l->nr_ranks; r++)
-			add_area(areas, layout_note(l, slot, r), sizeof(struct results_note), CACHE_LINE, "note");
+			add_area(areas, layout_note(l, slot, r), sizeof(struct results_note),
+				CACHE_LINE, "note");
 }
 
 static void check_areas(struct areas *areas, uint64_t end)
@@ -375,7 +400,8 @@ static void check_areas(struct areas *areas, uint64_t end)
 	qsort(areas->list, areas->nr, sizeof(areas->list[0]), compare_areas);
 	for (size_t i = 1; i < areas->nr; i++)
 		if (areas->list[i].from < areas->list[i - 1].to)
-			fail_msg("%s at %llu overlaps %s at %llu", areas->list[i].name, (unsigned long long)areas->list[i].from, areas->list[i - 1].name,
+			fail_msg("%s at %llu overlaps %s at %llu", areas->list[i].name,
+				(unsigned long long)areas->list[i].from, areas->list[i - 1].name,
 				(unsigned long long)areas->list[i - 1].from);
 	assert_true(areas->nr > 0 && areas->list[areas->nr - 1].to <= end);
 }
@@ -399,7 +425,8 @@ static void draw_config(uint64_t *random, struct tern_moe_config *c)
 	tern_moe_config_init(c);
 	c->mode = (enum tern_mode)(1 + random_below(random, 2));
 	c->layout = (enum tern_layout)(1 + random_below(random, 3));
-	c->reduce = c->layout == TERN_BY_SOURCE ? TERN_REDUCE_EXPERT : (enum tern_reduce)(1 + random_below(random, 2));
+	c->reduce = c->layout == TERN_BY_SOURCE ? TERN_REDUCE_EXPERT
+						: (enum tern_reduce)(1 + random_below(random, 2));
 	c->hidden = 16 * (1 + random_below(random, 70));
 	c->nr_experts = 1 + random_below(random, 40);
 	c->topk = 1 + random_below(random, c->nr_experts < 12 ? c->nr_experts : 12);
@@ -407,7 +434,8 @@ static void draw_config(uint64_t *random, struct tern_moe_config *c)
 	c->nr_slots = 1 + random_below(random, 3);
 	c->alignment = 1 + random_below(random, 20);
 	c->dispatch_dtype = random_below(random, 2) ? TERN_BF16 : TERN_FP8_E4M3;
-	c->scale = c->dispatch_dtype == TERN_BF16 ? TERN_SCALE_NONE : (enum tern_scale)(1 + random_below(random, 2));
+	c->scale = c->dispatch_dtype == TERN_BF16 ? TERN_SCALE_NONE
+						  : (enum tern_scale)(1 + random_below(random, 2));
 	c->capacity = c->mode == TERN_HIGH_THROUGHPUT ? random_below(random, 100) : 0;
 }
 
@@ -420,15 +448,18 @@ static void layouts(void **state)
 	assert_non_null(areas);
 	for (int i = 0; i < scaled_cases(1500); i++) {
 		uint32_t nr_ranks = 1 + random_below(&random, 8);
-		struct channel_shape shape = {random_below(&random, 4), 2 + random_below(&random, 4), 1 + random_below(&random, 5000)};
+		struct channel_shape shape = {random_below(&random, 4),
+			2 + random_below(&random, 4), 1 + random_below(&random, 5000)};
 		const struct channel_shape *channels = random_below(&random, 2) ? &shape : NULL;
 		struct tern_moe_config c;
 		struct layout l, same;
 
 		draw_config(&random, &c);
 		c.replica_ranks = random_below(&random, 2) ? 1 : nr_ranks;
-		layout_init(&l, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, channels);
-		layout_init(&same, &c, nr_ranks, c.nr_experts, (c.nr_experts + nr_ranks - 1) / nr_ranks, channels);
+		layout_init(&l, &c, nr_ranks, c.nr_experts,
+			(c.nr_experts + nr_ranks - 1) / nr_ranks, channels);
+		layout_init(&same, &c, nr_ranks, c.nr_experts,
+			(c.nr_experts + nr_ranks - 1) / nr_ranks, channels);
 		assert_memory_equal(&l, &same, sizeof(l));
 		areas->nr = 0;
 		add_area(areas, 0, sizeof(struct window_head), CACHE_LINE, "head");
@@ -441,11 +472,12 @@ static void layouts(void **state)
 	free(areas);
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------------------------ */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static void words(void **state)
 {
-	static const uint32_t values[] = {0, 1, 2, 0x7fffffff, 0x80000000, UINT32_MAX - 1, UINT32_MAX};
+	static const uint32_t values[] = {
+		0, 1, 2, 0x7fffffff, 0x80000000, UINT32_MAX - 1, UINT32_MAX};
 
 	(void)state;
 	for (size_t i = 0; i < 7; i++)
@@ -475,7 +507,8 @@ static void event_counts(void **state)
 		assert_false(event_count_advance(&events));
 		assert_false(event_count_advance(&events));
 		assert_true(event_count_advance(&events));
-		assert_true(event_count_advance(&events)); /* and later ones, in case the first was lost on it */
+		assert_true(event_count_advance(&events)); /* and later ones, in case the first was
+							      lost on it */
 		event_count_leave(&events);
 		assert_false(event_count_advance(&events));
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefixes of immediates: the lowest that is free everywhere, and never one of which an immediate is still
- * on its way. */
+/* Prefixes of immediates: the lowest that is free everywhere, and never one of which an immediate
+ * is still on its way. */
 #include "engine/inside.h"
 
 #include <setjmp.h>
@@ -19,7 +19,8 @@ static void agree(struct rank *rank, const char *when, int wanted_rc, uint8_t wa
 	int rc = engine_agree_prefix(rank->group, rank->group->engine, &prefix);
 
 	if (rc != wanted_rc || (!rc && prefix != wanted))
-		rank_fails(rank, "%s: got %d, prefix %u, not %u (%s)", when, rc, prefix, wanted, tern_last_error());
+		rank_fails(rank, "%s: got %d, prefix %u, not %u (%s)", when, rc, prefix, wanted,
+			tern_last_error());
 }
 
 static void note(void *ctx, uint32_t peer, uint32_t immediate)
@@ -94,16 +95,19 @@ static void counted_body(struct rank *rank)
 	struct engine_counter counter = {0};
 	struct engine_counters counters = {.first = &counter, .nr = 1};
 	tern_engine *engine = rank->group->engine;
-	struct engine_write write = {.peer = (uint32_t)(rank->rank + 1) % NR_RANKS, .flags = TERN_IMMEDIATE};
+	struct engine_write write = {
+		.peer = (uint32_t)(rank->rank + 1) % NR_RANKS, .flags = TERN_IMMEDIATE};
 	uint32_t left = 1;
 
-	if (engine_counters_open(engine, &counters) || engine_claim(engine, 0, &claim) || ranks_meet(rank))
+	if (engine_counters_open(engine, &counters) || engine_claim(engine, 0, &claim) ||
+		ranks_meet(rank))
 		rank_fails(rank, "open: %s", tern_last_error());
 	write.counter = counters.id;
 	for (uint32_t i = 0; i < SENT; i++)
 		if (engine_write(engine, &write))
 			rank_fails(rank, "write: %s", tern_last_error());
-	while (!*rank->failure && (engine_counter_ended(&counter) < SENT || atomic_load(&nr_came) < NR_RANKS * SENT))
+	while (!*rank->failure &&
+		(engine_counter_ended(&counter) < SENT || atomic_load(&nr_came) < NR_RANKS * SENT))
 		sched_yield();
 	engine_unclaim(engine, 0);
 	engine_counters_close(engine, &counters);

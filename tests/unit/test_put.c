@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Put with signal: whoever sees a signal sees all of its put, by every policy, on all networks of tests/engine/networks.h. */
+/* Put with signal: whoever sees a signal sees all of its put, by every policy, on all networks of
+ * tests/engine/networks.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -29,19 +30,27 @@ static void watch_signals(struct world *world)
 		if (word != 1000u + (uint64_t)i)
 			continue;
 		if (!puts->seen[i])
-			expect_bytes(world, to, 10000u * (uint64_t)i, 0, 300u * (uint64_t)i, puts->bytes[i]);
+			expect_bytes(world, to, 10000u * (uint64_t)i, 0, 300u * (uint64_t)i,
+				puts->bytes[i]);
 		puts->nr_seen += !puts->seen[i];
 		puts->seen[i] = true;
 	}
 }
 
-static void put_all(struct world *world, enum tern_signal_policy policy, const struct puts *puts, tern_op group)
+static void put_all(
+	struct world *world, enum tern_signal_policy policy, const struct puts *puts, tern_op group)
 {
 	for (int i = 0; i < PUTS; i++) {
 		int to = 1 + i % 2;
-		struct tern_put put = {.peer = (uint32_t)to, .local = world->regions[0], .remote = world->remotes[0][to], .local_offset = 300u * (uint64_t)i,
-			.remote_offset = 10000u * (uint64_t)i, .bytes = puts->bytes[i], .signal_remote = world->remotes[0][to],
-			.signal_offset = SIGNALS + 8u * (uint64_t)i, .signal = policy == TERN_SIGNAL_IMMEDIATE ? 42 : 1000u + (uint64_t)i};
+		struct tern_put put = {.peer = (uint32_t)to,
+			.local = world->regions[0],
+			.remote = world->remotes[0][to],
+			.local_offset = 300u * (uint64_t)i,
+			.remote_offset = 10000u * (uint64_t)i,
+			.bytes = puts->bytes[i],
+			.signal_remote = world->remotes[0][to],
+			.signal_offset = SIGNALS + 8u * (uint64_t)i,
+			.signal = policy == TERN_SIGNAL_IMMEDIATE ? 42 : 1000u + (uint64_t)i};
 
 		assert_int_equal(tern_engine_put(world->engines[0], group, &put, 0), 0);
 	}
@@ -50,7 +59,8 @@ static void put_all(struct world *world, enum tern_signal_policy policy, const s
 static void put_with_policy(struct world *world, size_t which, enum tern_signal_policy policy)
 {
 	struct puts puts = {.nr_seen = 0};
-	bool fenced = policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS, refused = false;
+	bool fenced = policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS,
+	     refused = false;
 	uint64_t nr_fences = 0;
 	struct tern_put extra = {.peer = 1, .signal_remote = world->remotes[0][1]};
 	struct tern_engine_stats stats = {.size = sizeof(stats)};
@@ -71,20 +81,27 @@ static void put_with_policy(struct world *world, size_t which, enum tern_signal_
 		nr_fences += !(caps & TRANSPORT_ORDERED);
 	}
 	if (fenced && refused) {
-		assert_int_equal(tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group), TERN_ERR_UNSUPPORTED);
+		assert_int_equal(
+			tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group),
+			TERN_ERR_UNSUPPORTED);
 		return;
 	}
 	world->net.nr_fenced = world->other.nr_fenced = 0;
-	assert_int_equal(tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group), 0);
+	assert_int_equal(
+		tern_engine_put_group(world->engines[0], policy, PUTS, NULL, NULL, &group), 0);
 	put_all(world, policy, &puts, group);
 	assert_int_equal(tern_engine_put(world->engines[0], group, &extra, 0), TERN_ERR_STATE);
 	assert_int_equal(tern_op_wait(world->engines[0], group, WAIT), 0);
 	watch_signals(world);
-	assert_int_equal(puts.nr_seen, policy == TERN_SIGNAL_PUT_ONLY || policy == TERN_SIGNAL_IMMEDIATE ? 0 : PUTS);
+	assert_int_equal(puts.nr_seen,
+		policy == TERN_SIGNAL_PUT_ONLY || policy == TERN_SIGNAL_IMMEDIATE ? 0 : PUTS);
 	for (int i = 0; i < PUTS; i++)
-		expect_bytes(world, 1 + i % 2, 10000u * (uint64_t)i, 0, 300u * (uint64_t)i, puts.bytes[i]);
+		expect_bytes(world, 1 + i % 2, 10000u * (uint64_t)i, 0, 300u * (uint64_t)i,
+			puts.bytes[i]);
 	if (policy == TERN_SIGNAL_IMMEDIATE)
-		assert_int_equal(tern_op_wait(world->engines[1], expect_immediates(world, 1, 42, PUTS / 2), WAIT), 0);
+		assert_int_equal(tern_op_wait(world->engines[1],
+					 expect_immediates(world, 1, 42, PUTS / 2), WAIT),
+			0);
 	if (policy == TERN_SIGNAL_PERSEUS) /* one fence for each peer */
 		assert_int_equal(world->net.nr_fenced + world->other.nr_fenced, nr_fences);
 	assert_int_equal(tern_engine_stats(world->engines[0], &stats), 0);
@@ -106,10 +123,19 @@ static void mixed_groups(struct world *world, size_t which)
 
 	(void)which;
 	for (int g = 0; g < 2; g++)
-		assert_int_equal(tern_engine_put_group(world->engines[0], TERN_SIGNAL_DECOUPLED, 10, NULL, NULL, &groups[g]), 0);
+		assert_int_equal(tern_engine_put_group(world->engines[0], TERN_SIGNAL_DECOUPLED, 10,
+					 NULL, NULL, &groups[g]),
+			0);
 	for (uint64_t i = 0; i < 20; i++) {
-		struct tern_put put = {.peer = 1, .local = world->regions[0], .remote = world->remotes[0][1], .local_offset = i, .remote_offset = i * 100, .bytes = 100,
-			.signal_remote = world->remotes[0][1], .signal_offset = SIGNALS + 8 * i, .signal = i};
+		struct tern_put put = {.peer = 1,
+			.local = world->regions[0],
+			.remote = world->remotes[0][1],
+			.local_offset = i,
+			.remote_offset = i * 100,
+			.bytes = 100,
+			.signal_remote = world->remotes[0][1],
+			.signal_offset = SIGNALS + 8 * i,
+			.signal = i};
 
 		assert_int_equal(tern_engine_put(world->engines[0], groups[i % 2], &put, 0), 0);
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference is what everything else is measured against, so its parts are tested against other definitions:
- * tables by search, sums by hand. */
+/* The reference is what everything else is measured against, so its parts are tested against other
+ * definitions: tables by search, sums by hand. */
 #include "testkit/convert.h"
 #include "testkit/verify.h"
 
@@ -21,7 +21,7 @@ static uint32_t bits_of(float value)
 	return bits;
 }
 
-/* ---- number formats ---------------------------------------------------------------------------------------- */
+/* ---- number formats -------------------------------------------------------------------------- */
 
 /* value = (-1)^s 2^(e - bias) 1.m, or (-1)^s 2^(1 - bias) 0.m, by the book. */
 static double by_the_book(uint32_t code, int exponent_bits, int mantissa_bits)
@@ -29,7 +29,8 @@ static double by_the_book(uint32_t code, int exponent_bits, int mantissa_bits)
 	int bias = (1 << (exponent_bits - 1)) - 1;
 	int exponent = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
 	double mantissa = ldexp(code & ((1u << mantissa_bits) - 1), -mantissa_bits);
-	double magnitude = exponent ? ldexp(1 + mantissa, exponent - bias) : ldexp(mantissa, 1 - bias);
+	double magnitude =
+		exponent ? ldexp(1 + mantissa, exponent - bias) : ldexp(mantissa, 1 - bias);
 
 	return code >> (exponent_bits + mantissa_bits) & 1 ? -magnitude : magnitude;
 }
@@ -73,8 +74,10 @@ static void test_fp16_all_codes(void **state)
 	}
 }
 
-/* Between each two neighbours: the middle goes to the even one, an ulp to either side of it to the nearer one. */
-static void check_middle(float low, float high, uint32_t low_code, uint32_t high_code, uint32_t (*encode)(float))
+/* Between each two neighbours: the middle goes to the even one, an ulp to either side of it to the
+ * nearer one. */
+static void check_middle(
+	float low, float high, uint32_t low_code, uint32_t high_code, uint32_t (*encode)(float))
 {
 	float middle = (float)(((double)low + (double)high) / 2);
 
@@ -106,14 +109,17 @@ static void test_middles(void **state)
 	(void)state;
 	for (sign = 0; sign < 2; sign++) {
 		for (code = 0; code < 0x7f7f; code++)
-			check_middle(bf16_decode((uint16_t)(code | sign << 15)), bf16_decode((uint16_t)((code + 1) | sign << 15)),
-				code | sign << 15, (code + 1) | sign << 15, encode_bf16);
+			check_middle(bf16_decode((uint16_t)(code | sign << 15)),
+				bf16_decode((uint16_t)((code + 1) | sign << 15)), code | sign << 15,
+				(code + 1) | sign << 15, encode_bf16);
 		for (code = 0; code < 0x7bff; code++)
-			check_middle(fp16_decode((uint16_t)(code | sign << 15)), fp16_decode((uint16_t)((code + 1) | sign << 15)),
-				code | sign << 15, (code + 1) | sign << 15, encode_fp16);
+			check_middle(fp16_decode((uint16_t)(code | sign << 15)),
+				fp16_decode((uint16_t)((code + 1) | sign << 15)), code | sign << 15,
+				(code + 1) | sign << 15, encode_fp16);
 		for (code = 0; code < 0x7e; code++)
-			check_middle(e4m3_decode((uint8_t)(code | sign << 7)), e4m3_decode((uint8_t)((code + 1) | sign << 7)),
-				code | sign << 7, (code + 1) | sign << 7, encode_e4m3);
+			check_middle(e4m3_decode((uint8_t)(code | sign << 7)),
+				e4m3_decode((uint8_t)((code + 1) | sign << 7)), code | sign << 7,
+				(code + 1) | sign << 7, encode_e4m3);
 	}
 }
 
@@ -152,7 +158,7 @@ static void test_e4m3_all_codes(void **state)
 	}
 }
 
-/* ---- quantising -------------------------------------------------------------------------------------------- */
+/* ---- quantising ------------------------------------------------------------------------------ */
 
 static void test_quantise_fp32(void **state)
 {
@@ -223,7 +229,7 @@ static void test_quantise_edges(void **state)
 		}
 }
 
-/* ---- placement, layout, sums ------------------------------------------------------------------------------- */
+/* ---- placement, layout, sums ----------------------------------------------------------------- */
 
 static void small_job(struct job *job)
 {
@@ -279,8 +285,9 @@ static void test_replicas(void **state)
 	reference = open_small(&job);
 	for (token = 0; token < 5; token++) {
 		for (k = 0; k < 2; k++) {
-			int32_t expert = reference->ids[token * 2 + k]; /* of rank 0 */
-			int32_t want = expert == 5 && token % 2 ? 9 : expert; /* expert 0 has a replica at home */
+			int32_t expert = reference->ids[token * 2 + k];       /* of rank 0 */
+			int32_t want = expert == 5 && token % 2 ? 9 : expert; /* expert 0 has a
+										 replica at home */
 
 			assert_int_equal(reference_physical(reference, 0, token)[k], want);
 		}
@@ -302,7 +309,8 @@ static int see(void *ctx, const struct place *place, bool first_of_token)
 	(void)first_of_token;
 	assert_true(order > seen->last[place->group]);
 	assert_true(place->position >= seen->layout->offsets[place->group]);
-	assert_true(place->position < seen->layout->offsets[place->group] + seen->layout->counts[place->group]);
+	assert_true(place->position <
+		    seen->layout->offsets[place->group] + seen->layout->counts[place->group]);
 	seen->last[place->group] = order;
 	seen->nr++;
 	return 0;
@@ -359,11 +367,16 @@ static void test_exact_sums(void **state)
 				float y[16];
 
 				decode_row(dtypes[i % 3],
-					job_y_row(&job, 0, (uint32_t)reference->ids[(1 * 5 + 3) * topk + k], 1, 3), y, 16);
-				sum += (double)reference->weights[(1 * 5 + 3) * topk + k] * (double)y[element];
+					job_y_row(&job, 0,
+						(uint32_t)reference->ids[(1 * 5 + 3) * topk + k], 1,
+						3),
+					y, 16);
+				sum += (double)reference->weights[(1 * 5 + 3) * topk + k] *
+				       (double)y[element];
 			}
 			decode_row(dtypes[i % 3],
-				(const char *)reference_combined_row(reference, 1, 3) + element * element_bytes(dtypes[i % 3]),
+				(const char *)reference_combined_row(reference, 1, 3) +
+					element * element_bytes(dtypes[i % 3]),
 				&got, 1);
 			assert_true((double)got == sum);
 		}
@@ -372,7 +385,8 @@ static void test_exact_sums(void **state)
 	}
 }
 
-/* The two ways to reduce round differently: if random input did not show it, it would prove nothing about the order. */
+/* The two ways to reduce round differently: if random input did not show it, it would prove nothing
+ * about the order. */
 static void test_random_sums_depend_on_the_way(void **state)
 {
 	struct job job;
@@ -390,7 +404,8 @@ static void test_random_sums_depend_on_the_way(void **state)
 		job.config.reduce = TERN_REDUCE_HOME;
 		memcpy(row, reference_combined_row(home, 0, token), sizeof(row));
 		job.config.reduce = TERN_REDUCE_EXPERT;
-		nr_different += memcmp(row, reference_combined_row(expert, 0, token), sizeof(row)) != 0;
+		nr_different +=
+			memcmp(row, reference_combined_row(expert, 0, token), sizeof(row)) != 0;
 	}
 	assert_true(nr_different > 0);
 	reference_destroy(expert);
@@ -413,7 +428,8 @@ static void test_replica_ranks(void **state)
 	reference = open_small(&job);
 	for (rank = 0; rank < 4; rank++) {
 		assert_int_equal(received_layout_create(reference, rank, &layout), 0);
-		assert_int_equal(layout.offsets[1], 4 * 3); /* 4 ranks send at most 3 of their 5 tokens each */
+		assert_int_equal(layout.offsets[1], 4 * 3); /* 4 ranks send at most 3 of their 5
+							       tokens each */
 		total += layout.nr_rows;
 		received_layout_destroy(&layout);
 	}

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring of commands, the pools and the wakeup: many writers, one reader, and nothing lost, doubled or torn. */
+/* The ring of commands, the pools and the wakeup: many writers, one reader, and nothing lost,
+ * doubled or torn. */
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -45,7 +46,8 @@ static void full_and_empty(void **state)
 	ring_close(&ring);
 }
 
-/* The lap is 32 bits and starts again at 0: an entry of the lap before is never taken for one of this. */
+/* The lap is 32 bits and starts again at 0: an entry of the lap before is never taken for one of
+ * this. */
 static void laps_wrap(void **state)
 {
 	struct command command = {.kind = COMMAND_WRITE}, taken;
@@ -76,7 +78,8 @@ static void *write_many(void *arg)
 	for (uint32_t i = 0; i < stress->nr; i++) {
 		command.peer = writer;
 		command.value = i;
-		command.bytes = command.local_offset = command.remote_offset = command.signal_offset = i * 3 + writer;
+		command.bytes = command.local_offset = command.remote_offset =
+			command.signal_offset = i * 3 + writer;
 		while (!ring_put(&stress->ring, &command))
 			sched_yield();
 		wakeup_signal(&stress->wakeup);
@@ -101,7 +104,8 @@ static void many_writers(void **state)
 		if (ring_take(&stress.ring, &c)) {
 			assert_true(c.peer < WRITERS);
 			assert_int_equal(c.value, next[c.peer]++);
-			assert_true(c.bytes == c.value * 3 + c.peer && c.signal_offset == c.bytes && c.local_offset == c.bytes && c.remote_offset == c.bytes);
+			assert_true(c.bytes == c.value * 3 + c.peer && c.signal_offset == c.bytes &&
+				    c.local_offset == c.bytes && c.remote_offset == c.bytes);
 			left--;
 		} else {
 			uint32_t count = wakeup_listen(&stress.wakeup);

@@ -36,7 +36,8 @@ static void check_row(const struct routing *routing, const int32_t *ids)
 
 static void test_rows_are_distinct(void **state)
 {
-	static const char *const kinds[] = {"uniform", "zipf:0", "zipf:1.2", "zipf:10", "grouped", "one"};
+	static const char *const kinds[] = {
+		"uniform", "zipf:0", "zipf:1.2", "zipf:10", "grouped", "one"};
 	static const uint32_t shapes[][2] = {{8, 1}, {16, 8}, {256, 8}, {512, 22}, {64, 32}};
 	struct routing routing;
 	int32_t ids[TERN_MAX_TOPK];
@@ -96,7 +97,8 @@ static void count_experts(struct routing *routing, uint32_t *counts, uint32_t nr
 
 static int descending(const void *a, const void *b)
 {
-	return (*(const uint32_t *)a < *(const uint32_t *)b) - (*(const uint32_t *)a > *(const uint32_t *)b);
+	return (*(const uint32_t *)a < *(const uint32_t *)b) -
+	       (*(const uint32_t *)a > *(const uint32_t *)b);
 }
 
 static void test_popularity(void **state)
@@ -207,7 +209,8 @@ static void test_weights(void **state)
 		assert_true(weights[k] == 0.5f || weights[k] == 1 || weights[k] == 2);
 }
 
-static int open_trace(const int64_t *ids, uint64_t nr_tokens, uint32_t topk, struct routing *routing, struct reason *why)
+static int open_trace(const int64_t *ids, uint64_t nr_tokens, uint32_t topk,
+	struct routing *routing, struct reason *why)
 {
 	struct npy npy = {NPY_INT64, 2, {nr_tokens, 2}, ids, 0};
 	char path[] = "/tmp/tern-trace-XXXXXX.npy";
@@ -253,8 +256,8 @@ static void test_trace(void **state)
 
 static void test_parse_refuses(void **state)
 {
-	static const char *const texts[] = {"", "zipf", "zipf:", "zipf:x", "zipf:1x", "zipf:-1", "zipf:nan", "zipf:11", "uniform2",
-		".npy", "ids.npz"};
+	static const char *const texts[] = {"", "zipf", "zipf:", "zipf:x", "zipf:1x", "zipf:-1",
+		"zipf:nan", "zipf:11", "uniform2", ".npy", "ids.npz"};
 	struct routing routing = {0};
 	struct reason why;
 	unsigned int i;

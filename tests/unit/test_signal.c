@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Put-with-signal in the simulated network: no policy lets a signal be seen before its data, in whatever weather; and the engine takes exactly as long
- * as the same policy written out by hand. */
+/* Put-with-signal in the simulated network: no policy lets a signal be seen before its data, in
+ * whatever weather; and the engine takes exactly as long as the same policy written out by hand. */
 #include "bench/signal/signal.h"
 
 #include <setjmp.h>
@@ -11,7 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-typedef int simulate_fn(const struct signal_job *job, struct signal_result *result, struct reason *why);
+typedef int simulate_fn(
+	const struct signal_job *job, struct signal_result *result, struct reason *why);
 
 static struct signal_result simulate(simulate_fn *run, const struct signal_job *job)
 {
@@ -89,7 +90,9 @@ static void test_agrees_with_steps(void **state)
 	for (i = 0; i < 3; i++)
 		for (policy = 0; policy < NR_SIGNAL_POLICIES; policy++) {
 			struct signal_result a, b;
-			double apart = policy < SIGNAL_DECOUPLED || policy == SIGNAL_IMM ? 0.01 : 0.15; /* groups may overlap in the engine */
+			double apart = policy < SIGNAL_DECOUPLED || policy == SIGNAL_IMM
+					       ? 0.01
+					       : 0.15; /* groups may overlap in the engine */
 
 			small_job(&job);
 			job.watch = false;
@@ -98,9 +101,11 @@ static void test_agrees_with_steps(void **state)
 			job.policy = (enum signal_policy)policy;
 			a = simulate(signal_simulate_engine, &job);
 			b = simulate(signal_simulate_steps, &job);
-			if (a.time_us > b.time_us * (1 + apart) || a.time_us < b.time_us * (1 - apart))
-				fail_msg("%s, %u bytes: %g us through the engine, %g by hand", signal_policy_name(job.policy),
-					(unsigned int)job.bytes, a.time_us, b.time_us);
+			if (a.time_us > b.time_us * (1 + apart) ||
+				a.time_us < b.time_us * (1 - apart))
+				fail_msg("%s, %u bytes: %g us through the engine, %g by hand",
+					signal_policy_name(job.policy), (unsigned int)job.bytes,
+					a.time_us, b.time_us);
 			assert_true(a.drains == b.drains);
 		}
 }
@@ -129,7 +134,8 @@ static void test_closed_forms(void **state)
 	job.policy = SIGNAL_COUPLED;
 	result = simulate(signal_simulate_engine, &job);
 	put += (double)(nic->inline_post_ns + job.drain_ns) * 1e-3;
-	assert_true(result.time_us > put + 2 * round - 0.01 && result.time_us < put + 2 * round + 0.01);
+	assert_true(
+		result.time_us > put + 2 * round - 0.01 && result.time_us < put + 2 * round + 0.01);
 }
 
 static void test_repeats(void **state)

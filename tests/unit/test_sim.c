@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated network: its promise under the worst order of arrival, its arithmetic against closed forms, its faults, and that the same
- * seed gives the same run. */
+/* The simulated network: its promise under the worst order of arrival, its arithmetic against
+ * closed forms, its faults, and that the same seed gives the same run. */
 #include "transport/sim/sim.h"
 
 #include <setjmp.h>
@@ -37,10 +37,14 @@ struct world {
 
 static int join(struct world *world, uint32_t self)
 {
-	struct transport_options options = {.network = world->network, .self = self, .nr_peers = world->nr_ranks, .depth = 1u << 20,
+	struct transport_options options = {.network = world->network,
+		.self = self,
+		.nr_peers = world->nr_ranks,
+		.depth = 1u << 20,
 		.message_bytes = 256};
 
-	return transport_sim.open(&options, &world->ranks[self].transport, &world->ranks[self].info);
+	return transport_sim.open(
+		&options, &world->ranks[self].transport, &world->ranks[self].info);
 }
 
 static void meet(struct world *world, uint32_t a, uint32_t b)
@@ -52,7 +56,8 @@ static void meet(struct world *world, uint32_t a, uint32_t b)
 	assert_int_equal(transport_sim.connect(world->ranks[a].transport, b, address, bytes), 0);
 }
 
-static struct world *world_make(const struct sim_settings *settings, uint32_t nr_ranks, uint64_t room)
+static struct world *world_make(
+	const struct sim_settings *settings, uint32_t nr_ranks, uint64_t room)
 {
 	struct world *world = calloc(1, sizeof(*world));
 	uint32_t a, b;
@@ -67,7 +72,9 @@ static struct world *world_make(const struct sim_settings *settings, uint32_t nr
 		assert_int_equal(join(world, a), 0);
 		rank->memory = calloc(2, room);
 		assert_non_null(rank->memory);
-		assert_int_equal(transport_sim.reg(rank->transport, rank->memory, 2 * room, &rank->region, &rank->key), 0);
+		assert_int_equal(transport_sim.reg(rank->transport, rank->memory, 2 * room,
+					 &rank->region, &rank->key),
+			0);
 	}
 	for (a = 0; a < nr_ranks; a++)
 		for (b = 0; b < nr_ranks; b++)
@@ -88,11 +95,18 @@ static void world_free(struct world *world)
 	free(world);
 }
 
-static struct transport_write make_write(struct world *world, uint32_t from, uint32_t to, uint64_t offset, uint64_t bytes)
+static struct transport_write make_write(
+	struct world *world, uint32_t from, uint32_t to, uint64_t offset, uint64_t bytes)
 {
-	return (struct transport_write){.peer = to, .flags = WRITE_IMMEDIATE | WRITE_SIGNALLED, .immediate = from,
-		.region = world->ranks[from].region, .from = world->ranks[from].memory + offset, .key = &world->ranks[to].key,
-		.offset = world->room + offset, .bytes = bytes, .cookie = offset + 1};
+	return (struct transport_write){.peer = to,
+		.flags = WRITE_IMMEDIATE | WRITE_SIGNALLED,
+		.immediate = from,
+		.region = world->ranks[from].region,
+		.from = world->ranks[from].memory + offset,
+		.key = &world->ranks[to].key,
+		.offset = world->room + offset,
+		.bytes = bytes,
+		.cookie = offset + 1};
 }
 
 static int post(struct world *world, uint32_t from, const struct transport_write *write)
@@ -161,7 +175,7 @@ static void plain_settings(struct sim_settings *settings)
 	settings->nic = (struct sim_nic){.bytes_per_second = 1000000000}; /* a byte a nanosecond */
 }
 
-/* ---- arithmetic ---------------------------------------------------------------------------------------------- */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 static void test_one_write(void **state)
 {
@@ -187,7 +201,8 @@ static void test_one_write(void **state)
 	world_free(world);
 }
 
-/* n writes to one peer leave one after the other; n writers to one peer arrive one after the other. */
+/* n writes to one peer leave one after the other; n writers to one peer arrive one after the other.
+ */
 static void test_bandwidth(void **state)
 {
 	const uint32_t n = 10;
@@ -205,7 +220,9 @@ static void test_bandwidth(void **state)
 		assert_int_equal(post(world, 0, &write), 0);
 	}
 	run(world);
-	assert_int_equal(world->ranks[1].immediate_ns, 1500 * (n - 1) + 2000 + 1000); /* the message rate is the limit */
+	assert_int_equal(world->ranks[1].immediate_ns, 1500 * (n - 1) + 2000 + 1000); /* the message
+											 rate is the
+											 limit */
 	world_free(world);
 
 	settings.nic.request_ns = 0;
@@ -243,7 +260,8 @@ static void test_links(void **state)
 	assert_int_equal(post(world, 0, &write), 0);
 	run(world);
 	assert_int_equal(world->ranks[2].immediate_ns, 9000 + 10000);
-	assert_int_equal(world->ranks[0].written_ns, 19000 + 2000); /* the way back is the usual one */
+	assert_int_equal(world->ranks[0].written_ns, 19000 + 2000); /* the way back is the usual one
+								     */
 	world_free(world);
 }
 
@@ -274,7 +292,8 @@ static void test_proxy(void **state)
 	world_free(world);
 }
 
-/* A fenced write waits a round trip for what is before it in its queue pair, and for nothing else. */
+/* A fenced write waits a round trip for what is before it in its queue pair, and for nothing else.
+ */
 static void test_fence(void **state)
 {
 	struct sim_settings settings;
@@ -307,7 +326,7 @@ static void test_fence(void **state)
 	world_free(world);
 }
 
-/* ---- the promise --------------------------------------------------------------------------------------------- */
+/* ---- the promise ----------------------------------------------------------------------------- */
 
 static void fill(uint8_t *memory, uint64_t bytes, uint64_t seed)
 {
@@ -317,7 +336,8 @@ static void fill(uint8_t *memory, uint64_t bytes, uint64_t seed)
 		memory[i] = (uint8_t)((i + seed) * 2654435761u >> 24 | 1);
 }
 
-/* Whenever an immediate is reported, all bytes of its write are there. Nothing else is: writes pass each other. */
+/* Whenever an immediate is reported, all bytes of its write are there. Nothing else is: writes pass
+ * each other. */
 static void check_promise(uint64_t seed, uint32_t *nr_swapped)
 {
 	const uint32_t n = 32, bytes = 2000;
@@ -349,7 +369,8 @@ static void check_promise(uint64_t seed, uint32_t *nr_swapped)
 			uint64_t at = event.immediate * bytes;
 
 			assert_int_equal(event.kind, EVENT_IMMEDIATE);
-			assert_memory_equal(world->ranks[1].memory + ROOM + at, world->ranks[0].memory + at, bytes);
+			assert_memory_equal(world->ranks[1].memory + ROOM + at,
+				world->ranks[0].memory + at, bytes);
 			*nr_swapped += nr++ && event.immediate < last;
 			last = event.immediate;
 		}
@@ -414,7 +435,8 @@ static void test_messages(void **state)
 	settings.far.jitter_ns = 100000;
 	world = world_make(&settings, 3, ROOM);
 	for (i = 0; i < 100; i++)
-		assert_int_equal(transport_sim.send(world->ranks[0].transport, 1, &i, sizeof(i)), 0);
+		assert_int_equal(
+			transport_sim.send(world->ranks[0].transport, 1, &i, sizeof(i)), 0);
 	while (sim_step(world->network))
 		while (transport_sim.poll(world->ranks[1].transport, &event, 1) == 1) {
 			memcpy(&i, event.data, sizeof(i));
@@ -423,12 +445,13 @@ static void test_messages(void **state)
 			assert_int_equal(i, sum++);
 		}
 	assert_int_equal(sum, 100);
-	assert_int_equal(transport_sim.send(world->ranks[0].transport, 1, world->ranks[0].memory, 257),
+	assert_int_equal(
+		transport_sim.send(world->ranks[0].transport, 1, world->ranks[0].memory, 257),
 		TERN_ERR_INVALID);
 	world_free(world);
 }
 
-/* ---- trouble ------------------------------------------------------------------------------------------------- */
+/* ---- trouble --------------------------------------------------------------------------------- */
 
 /* Posts until it is taken, as an engine would, letting time pass. */
 static void insist(struct world *world, uint32_t from, const struct transport_write *write)
@@ -509,7 +532,8 @@ static void test_death(void **state)
 	assert_int_equal(world->ranks[0].last_peer, 1);
 	assert_int_equal(world->ranks[0].nr_written, 1);
 	assert_int_equal(world->ranks[2].nr_immediates, 1);
-	assert_int_equal(world->ranks[2].nr_failed, 0); /* unsignalled: only the peer's death is told */
+	assert_int_equal(world->ranks[2].nr_failed, 0); /* unsignalled: only the peer's death is
+							   told */
 	assert_int_equal(world->ranks[2].nr_down, 1);
 	write = make_write(world, 0, 1, 0, 10);
 	assert_int_equal(post(world, 0, &write), TERN_ERR_PEER_DEAD);
@@ -572,8 +596,12 @@ static void test_black_hole(void **state)
 	run(world);
 	assert_int_equal(world->ranks[1].nr_immediates, 0);
 	assert_int_equal(world->ranks[0].nr_immediates, 1);
-	assert_int_equal(world->ranks[0].nr_written + world->ranks[0].nr_failed + world->ranks[0].nr_down, 0);
-	assert_int_equal(world->ranks[1].nr_written + world->ranks[1].nr_failed + world->ranks[1].nr_down, 0);
+	assert_int_equal(
+		world->ranks[0].nr_written + world->ranks[0].nr_failed + world->ranks[0].nr_down,
+		0);
+	assert_int_equal(
+		world->ranks[1].nr_written + world->ranks[1].nr_failed + world->ranks[1].nr_down,
+		0);
 	world_free(world);
 
 	settings.retry_ns = 100000;
@@ -665,7 +693,9 @@ static void test_reopen(void **state)
 		assert_int_equal(world->ranks[0].nr_down, i + 1);
 		assert_int_equal(world->ranks[0].nr_failed, i + 1);
 		assert_int_equal(join(world, 1), 0);
-		assert_int_equal(transport_sim.reg(one->transport, one->memory, 2 * ROOM, &one->region, &one->key), 0);
+		assert_int_equal(transport_sim.reg(one->transport, one->memory, 2 * ROOM,
+					 &one->region, &one->key),
+			0);
 		assert_int_equal(transport_sim.disconnect(world->ranks[0].transport, 1), 0);
 		meet(world, 0, 1);
 		meet(world, 1, 0);
@@ -677,10 +707,11 @@ static void test_reopen(void **state)
 	world_free(world);
 }
 
-/* ---- repeatability and scale --------------------------------------------------------------------------------- */
+/* ---- repeatability and scale ----------------------------------------------------------------- */
 
 /* All to all, in bad weather. */
-static uint64_t all_to_all(uint64_t seed, uint32_t nr_ranks, uint32_t bytes, struct sim_stats *stats)
+static uint64_t all_to_all(
+	uint64_t seed, uint32_t nr_ranks, uint32_t bytes, struct sim_stats *stats)
 {
 	struct sim_settings settings;
 	struct transport_write write;
@@ -711,7 +742,10 @@ static uint64_t all_to_all(uint64_t seed, uint32_t nr_ranks, uint32_t bytes, str
 	for (a = 0; a < nr_ranks; a++) {
 		nr += world->ranks[a].nr_immediates;
 		for (b = 0; b < nr_ranks; b++)
-			assert_int_equal(world->ranks[a].memory[world->room + (uint64_t)b * bytes + bytes - 1], (uint8_t)(b + 1));
+			assert_int_equal(
+				world->ranks[a]
+					.memory[world->room + (uint64_t)b * bytes + bytes - 1],
+				(uint8_t)(b + 1));
 	}
 	assert_int_equal(nr, nr_ranks * nr_ranks);
 	sim_stats(world->network, stats);

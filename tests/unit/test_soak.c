@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* That a scenario is the same every time, and that the harness sees what is wrong: a judge that never convicts proves
- * nothing. */
+/* That a scenario is the same every time, and that the harness sees what is wrong: a judge that
+ * never convicts proves nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -24,12 +24,14 @@ static void run_seed(uint64_t seed, const struct soak_wishes *wishes, struct soa
 	scenario_close(&scenario);
 }
 
-static void must_be_good(uint64_t seed, const struct soak_wishes *wishes, struct soak_outcome *outcome)
+static void must_be_good(
+	uint64_t seed, const struct soak_wishes *wishes, struct soak_outcome *outcome)
 {
 	run_seed(seed, wishes, outcome);
 	if (!outcome->good)
 		fail_msg("seed %llu, fault %s, phase %s:\n%s", (unsigned long long)seed,
-			soak_fault_names[wishes->fault], soak_phase_names[wishes->phase], outcome->text);
+			soak_fault_names[wishes->fault], soak_phase_names[wishes->phase],
+			outcome->text);
 }
 
 static void same_seed_same_run(void **state)
@@ -42,14 +44,16 @@ static void same_seed_same_run(void **state)
 	for (uint64_t seed = 100; seed < 100 + (uint64_t)scaled(40); seed++) {
 		must_be_good(seed, &drawn, &a);
 		must_be_good(seed, &drawn, &b);
-		assert_true(a.digest == b.digest && a.virtual_ns == b.virtual_ns && a.halves == b.halves);
+		assert_true(a.digest == b.digest && a.virtual_ns == b.virtual_ns &&
+			    a.halves == b.halves);
 		assert_true(a.digest != last);
 		last = a.digest;
 	}
 }
 
 /* Of so many seeds with something wrong, how many were found out. */
-static int nr_found(enum soak_wrong wrong, const struct soak_wishes *wishes, int nr, const char *sign)
+static int nr_found(
+	enum soak_wrong wrong, const struct soak_wishes *wishes, int nr, const char *sign)
 {
 	struct soak_wishes spoiled = *wishes;
 	struct soak_outcome outcome;
@@ -85,7 +89,8 @@ static void faults_in_every_phase(void **state)
 		for (int phase = SOAK_DISPATCH_SEND; phase <= SOAK_ANY_TIME; phase++)
 			for (int mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 				for (int seed = 1; seed <= scaled(8); seed++) {
-					const struct soak_wishes wishes = {.fault = (enum soak_fault)fault,
+					const struct soak_wishes wishes = {
+						.fault = (enum soak_fault)fault,
 						.phase = (enum soak_phase)phase,
 						.mode = (enum tern_mode)mode};
 
@@ -96,8 +101,12 @@ static void faults_in_every_phase(void **state)
 
 static void shapes_of_models(void **state)
 {
-	const struct soak_wishes wishes = {
-		.fault = SOAK_NO_FAULT, .nr_ranks = 16, .hidden = 7168, .nr_experts = 256, .topk = 8, .nr_tokens = 4};
+	const struct soak_wishes wishes = {.fault = SOAK_NO_FAULT,
+		.nr_ranks = 16,
+		.hidden = 7168,
+		.nr_experts = 256,
+		.topk = 8,
+		.nr_tokens = 4};
 	struct soak_outcome outcome;
 
 	(void)state;

@@ -28,7 +28,11 @@ static uint8_t memory[256];
 
 /* ---- a caller's struct ----------------------------------------------------------------------- */
 
-enum rest { ZEROS, FIRST_SET, LAST_SET };
+enum rest {
+	ZEROS,
+	FIRST_SET,
+	LAST_SET
+};
 
 static unsigned char shaped[STRUCT_MOST + 64] __attribute__((aligned(16)));
 static size_t shaped_size;

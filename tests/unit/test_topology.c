@@ -24,7 +24,8 @@ static void uneven_nodes(void **state)
 	assert_int_equal(topology_channel(&n, 0, 1), 0);
 	assert_int_equal(topology_channel(&n, 1, 1), 1);
 	assert_int_equal(topology_channel(&n, 3, 1), 2);
-	assert_int_equal(topology_gateway(&n, 2, 0), 0); /* both lone ones come to the first of the pair */
+	assert_int_equal(topology_gateway(&n, 2, 0), 0); /* both lone ones come to the first of the
+							    pair */
 	assert_int_equal(topology_gateway(&n, 3, 0), 0);
 	assert_int_equal(topology_channel(&n, 3, 0), 1);
 	assert_int_equal(topology_most_channels(&n), 3);
@@ -43,7 +44,8 @@ static void one_node(void **state)
 	topology_free(&n);
 }
 
-/* Each gateway numbers its sources 0, 1, ... in any order, each once; and is on the node, with the source's index where there is one. */
+/* Each gateway numbers its sources 0, 1, ... in any order, each once; and is on the node, with the
+ * source's index where there is one. */
 static void check_gateway(const struct topology *n, uint32_t gateway, uint32_t *most)
 {
 	uint32_t node = n->node_of[gateway], nr = 0;
@@ -72,7 +74,8 @@ static void random_nodes(void **state)
 
 	(void)state;
 	for (int i = 0; i < 500; i++) {
-		uint32_t nr = 1 + random_below(&random, 24), of = 1 + random_below(&random, 6), most = 0;
+		uint32_t nr = 1 + random_below(&random, 24), of = 1 + random_below(&random, 6),
+			 most = 0;
 		int node_of[24];
 		struct topology n;
 

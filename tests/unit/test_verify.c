@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A comparison that never fails is worth nothing: a perfect exchange, made by hand, has no differences, and each damage is found. */
+/* A comparison that never fails is worth nothing: a perfect exchange, made by hand, has no
+ * differences, and each damage is found. */
 #include "testkit/convert.h"
 #include "testkit/verify.h"
 
@@ -41,12 +42,15 @@ static int make_place(void *ctx, const struct place *place, bool first_of_token)
 	reference_received_row(p->reference, place->home, place->token, &x, &scales);
 	memcpy(p->x + place->position * HIDDEN, x, HIDDEN);
 	memcpy(p->scales + place->position * 2, scales, 2);
-	p->rows[place->position] = (struct tern_row){(int32_t)place->source, (int32_t)place->token, place->k, place->weight};
-	reference_local_ids(p->reference, 1, place->home, place->token, p->topk_ids + place->position * TOPK);
+	p->rows[place->position] = (struct tern_row){
+		(int32_t)place->source, (int32_t)place->token, place->k, place->weight};
+	reference_local_ids(
+		p->reference, 1, place->home, place->token, p->topk_ids + place->position * TOPK);
 	for (k = 0; k < TOPK; k++)
-		p->topk_weights[place->position * TOPK + k] = p->topk_ids[place->position * TOPK + k] < 0
-			? 0
-			: reference_weights(p->reference, place->home, place->token)[k];
+		p->topk_weights[place->position * TOPK + k] =
+			p->topk_ids[place->position * TOPK + k] < 0
+				? 0
+				: reference_weights(p->reference, place->home, place->token)[k];
 	return 0;
 }
 
@@ -78,7 +82,8 @@ static struct perfect *make(enum tern_layout layout)
 	assert_true(p->layout.end <= POSITIONS);
 	reference_walk(p->reference, 1, &p->layout, make_place, p);
 	for (token = 0; token < TOKENS; token++)
-		memcpy(p->out + token * HIDDEN, reference_combined_row(p->reference, 1, token), HIDDEN * 2);
+		memcpy(p->out + token * HIDDEN, reference_combined_row(p->reference, 1, token),
+			HIDDEN * 2);
 	p->received = (struct tern_received){
 		.size = sizeof(p->received),
 		.x = p->x,
@@ -208,12 +213,14 @@ static void test_fill_y(void **state)
 	struct perfect *p = make(TERN_CONTIGUOUS);
 	uint16_t *y = calloc(POSITIONS, HIDDEN * 2);
 	const struct tern_row *row = &p->rows[p->a_row];
-	uint32_t expert = (uint32_t)p->reference->ids[(row->rank * TOKENS + row->token) * TOPK + row->k];
+	uint32_t expert =
+		(uint32_t)p->reference->ids[(row->rank * TOKENS + row->token) * TOPK + row->k];
 
 	(void)state;
 	assert_non_null(y);
 	assert_int_equal(fill_y(p->reference, 1, y, 0), 0);
-	assert_memory_equal(y + p->a_row * HIDDEN, job_y_row(&p->job, 0, expert, (uint32_t)row->rank, (uint32_t)row->token),
+	assert_memory_equal(y + p->a_row * HIDDEN,
+		job_y_row(&p->job, 0, expert, (uint32_t)row->rank, (uint32_t)row->token),
 		HIDDEN * 2);
 	free(y);
 	destroy(p);

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-lab-notes: how long blocks take to note the plans of four sources in low latency's dispatch: each for itself, as the library's do, or clusters of 2 and of 4 of
- * which each block notes some sources and copies what it has made into the others' shared memory. One GPU, on which all plans lie already; all blocks at once.
- * Clocks from the first look at a plan until all tables are there, p50 and the slowest of all blocks of all launches. Every launch's tables of one block are compared with the ids.
+/* tern-lab-notes: how long blocks take to note the plans of four sources in low latency's dispatch:
+ * each for itself, as the library's do, or clusters of 2 and of 4 of which each block notes some
+ * sources and copies what it has made into the others' shared memory. One GPU, on which all plans
+ * lie already; all blocks at once. Clocks from the first look at a plan until all tables are there,
+ * p50 and the slowest of all blocks of all launches. Every launch's tables of one block are
+ * compared with the ids.
  */
 #include <cooperative_groups.h>
 #include <stdio.h>
@@ -17,25 +20,29 @@
 #define EPOCH 7
 #define RANK 1
 #define LAUNCHES 40
-#define CHECK(call)                                                                              \
-	do {                                                                                     \
-		cudaError_t check_rc = (call);                                                   \
-		if (check_rc) {                                                                  \
-			fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(check_rc));        \
-			exit(1);                                                                 \
-		}                                                                                \
+#define CHECK(call)                                                                                \
+	do {                                                                                       \
+		cudaError_t check_rc = (call);                                                     \
+		if (check_rc) {                                                                    \
+			fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(check_rc));          \
+			exit(1);                                                                   \
+		}                                                                                  \
 	} while (0)
 
 /* Tables are bits and present, one behind the other. */
-static __device__ void tell(const struct positions *p, uint32_t clocks, uint32_t *out, uint32_t *tables, uint32_t thread, uint32_t nr_threads)
+static __device__ void tell(const struct positions *p, uint32_t clocks, uint32_t *out,
+	uint32_t *tables, uint32_t thread, uint32_t nr_threads)
 {
 	if (thread == 0)
 		out[blockIdx.x] = clocks;
-	for (uint32_t *at = p->bits + thread; blockIdx.x == gridDim.x - 1 && at < p->base; at += nr_threads)
+	for (uint32_t *at = p->bits + thread; blockIdx.x == gridDim.x - 1 && at < p->base;
+		at += nr_threads)
 		tables[at - p->bits] = *at;
 }
 
-static __global__ void __launch_bounds__(512, 1) alone(const __grid_constant__ struct gpu_exchange e, uint32_t nr_warps, uint32_t *out, uint32_t *tables)
+static __global__ void __launch_bounds__(512, 1)
+	alone(const __grid_constant__ struct gpu_exchange e, uint32_t nr_warps, uint32_t *out,
+		uint32_t *tables)
 {
 	BLOCK_MEMORY(shared);
 	struct positions p = positions_in<GPU_FLAG128>(shared, &e);
@@ -54,14 +61,20 @@ static __global__ void __launch_bounds__(512, 1) alone(const __grid_constant__ s
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 /* Bits, present and ids of a source, to all other blocks of the cluster. */
 template <uint32_t SIZE>
-static __device__ void hand_out(cooperative_groups::cluster_group cluster, const struct gpu_exchange *e, const struct positions *p, uint32_t source, uint32_t nr_threads)
+static __device__ void hand_out(cooperative_groups::cluster_group cluster,
+	const struct gpu_exchange *e, const struct positions *p, uint32_t source,
+	uint32_t nr_threads)
 {
-	uint32_t nr_bits = e->nr_local * p->token_words, nr_ids = p->ids_stride / 2, me = cluster.block_rank();
+	uint32_t nr_bits = e->nr_local * p->token_words, nr_ids = p->ids_stride / 2,
+		 me = cluster.block_rank();
 
 	for (uint32_t i = 1; i < SIZE; i++) {
-		uint4 *bits = (uint4 *)cluster.map_shared_rank(p->bits + source * nr_bits, (me + i) % SIZE);
-		uint32_t *present = cluster.map_shared_rank(p->present + source * p->token_words, (me + i) % SIZE);
-		uint32_t *ids = (uint32_t *)cluster.map_shared_rank(p->ids + source * p->ids_stride, (me + i) % SIZE);
+		uint4 *bits = (uint4 *)cluster.map_shared_rank(
+			p->bits + source * nr_bits, (me + i) % SIZE);
+		uint32_t *present = cluster.map_shared_rank(
+			p->present + source * p->token_words, (me + i) % SIZE);
+		uint32_t *ids = (uint32_t *)cluster.map_shared_rank(
+			p->ids + source * p->ids_stride, (me + i) % SIZE);
 
 		for (uint32_t w = threadIdx.x; w < nr_bits / 4; w += nr_threads)
 			bits[w] = ((const uint4 *)(p->bits + source * nr_bits))[w];
@@ -73,7 +86,9 @@ static __device__ void hand_out(cooperative_groups::cluster_group cluster, const
 }
 
 /* Number i of the pieces of those sources that this block notes. */
-template <uint32_t SIZE> static __device__ bool take_own(const struct gpu_exchange *e, const struct positions *p, uint32_t me, uint32_t i)
+template <uint32_t SIZE>
+static __device__ bool take_own(
+	const struct gpu_exchange *e, const struct positions *p, uint32_t me, uint32_t i)
 {
 	constexpr uint32_t OWN = SOURCES / SIZE;
 	struct plan_piece piece = {i % OWN * SIZE + me, i / OWN, {}};
@@ -84,13 +99,17 @@ template <uint32_t SIZE> static __device__ bool take_own(const struct gpu_exchan
 #endif
 
 template <uint32_t SIZE>
-static __global__ void __launch_bounds__(512, 1) clustered(const __grid_constant__ struct gpu_exchange e, uint32_t nr_warps, uint32_t *out, uint32_t *tables)
+static __global__ void __launch_bounds__(512, 1)
+	clustered(const __grid_constant__ struct gpu_exchange e, uint32_t nr_warps, uint32_t *out,
+		uint32_t *tables)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 	BLOCK_MEMORY(shared);
 	cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
 	struct positions p = positions_in<GPU_FLAG128>(shared, &e);
-	uint32_t warp = threadIdx.x / LANES, nr = SOURCES / SIZE * gpu_ceil(ll_plan_lines(GPU_FLAG128, TOKENS * e.topk), 4), start, clocks;
+	uint32_t warp = threadIdx.x / LANES,
+		 nr = SOURCES / SIZE * gpu_ceil(ll_plan_lines(GPU_FLAG128, TOKENS * e.topk), 4),
+		 start, clocks;
 	bool works = warp < nr_warps;
 
 	if (works)
@@ -114,7 +133,8 @@ static __global__ void __launch_bounds__(512, 1) clustered(const __grid_constant
 
 static __global__ void fill(const __grid_constant__ struct gpu_dispatch d)
 {
-	for (uint32_t four = 0; line_needed<GPU_FLAG128>(4 * four, TOKENS * d.exchange.topk); four++)
+	for (uint32_t four = 0; line_needed<GPU_FLAG128>(4 * four, TOKENS * d.exchange.topk);
+		four++)
 		send_plan<GPU_FLAG128, GPU_PLAIN, false>(&d, EPOCH, 0, TOKENS, four);
 }
 
@@ -131,7 +151,8 @@ struct scene {
 	uint32_t *out, *tables, bytes, nr_sms;
 };
 
-/* Random ids of a source, different ones for each token, as its plan and as the tables that follow from it. */
+/* Random ids of a source, different ones for each token, as its plan and as the tables that follow
+ * from it. */
 static void fill_source(struct scene *s, uint32_t source, int32_t *ids)
 {
 	uint32_t topk = s->e.topk, nr_local = s->e.nr_local, words = TOKENS / 32;
@@ -143,7 +164,8 @@ static void fill_source(struct scene *s, uint32_t source, int32_t *ids)
 
 		do
 			here[i] = rand() % (int)s->e.placement.nr_experts;
-		while (std::find(here.begin() + token * topk, here.begin() + i, here[i]) != here.begin() + i);
+		while (std::find(here.begin() + token * topk, here.begin() + i, here[i]) !=
+			here.begin() + i);
 		local = (uint32_t)here[i] - RANK * nr_local;
 		if (local >= nr_local)
 			continue;
@@ -162,7 +184,8 @@ static void fill_source(struct scene *s, uint32_t source, int32_t *ids)
 static void open_scene(struct scene *s, const struct shape *shape)
 {
 	struct gpu_exchange *e = &s->e;
-	struct row_geometry row = row_geometry_of(GPU_FLAG128, 1, 2048, 2), result = row_geometry_of(GPU_FLAG128, 0, 4096, 1);
+	struct row_geometry row = row_geometry_of(GPU_FLAG128, 1, 2048, 2),
+			    result = row_geometry_of(GPU_FLAG128, 0, 4096, 1);
 	uint8_t *window;
 	int32_t *ids;
 	int nr_sms;
@@ -192,7 +215,8 @@ static void open_scene(struct scene *s, const struct shape *shape)
 	CHECK(cudaMalloc(&ids, TOKENS * shape->topk * 4));
 	CHECK(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, 0));
 	s->nr_sms = (uint32_t)nr_sms;
-	s->bytes = (uint32_t)positions_bytes(GPU_FLAG128, SOURCES, e->nr_local, TOKENS, shape->topk);
+	s->bytes =
+		(uint32_t)positions_bytes(GPU_FLAG128, SOURCES, e->nr_local, TOKENS, shape->topk);
 	s->want.assign(SOURCES * (e->nr_local + 1) * (TOKENS / 32), 0);
 	CHECK(cudaMalloc(&s->out, s->nr_sms * 4));
 	CHECK(cudaMalloc(&s->tables, s->want.size() * 4));
@@ -201,9 +225,13 @@ static void open_scene(struct scene *s, const struct shape *shape)
 }
 
 /* Are all tables right? */
-static bool time_notes(const struct scene *s, const char *what, kernel run, uint32_t cluster, uint32_t nr_warps)
+static bool time_notes(
+	const struct scene *s, const char *what, kernel run, uint32_t cluster, uint32_t nr_warps)
 {
-	uint32_t blocks = cluster > 1 ? s->nr_sms - s->nr_sms % 16 : s->nr_sms; /* some of a GPU's processors have no neighbours left */
+	uint32_t blocks = cluster > 1 ? s->nr_sms - s->nr_sms % 16 : s->nr_sms; /* some of a GPU's
+										   processors have
+										   no neighbours
+										   left */
 	std::vector<uint32_t> clocks, one(blocks), tables(s->want.size());
 	cudaLaunchAttribute attribute = {};
 	cudaLaunchConfig_t config = {};
@@ -216,25 +244,29 @@ static bool time_notes(const struct scene *s, const char *what, kernel run, uint
 	config.dynamicSmemBytes = s->bytes;
 	config.attrs = &attribute;
 	config.numAttrs = cluster > 1;
-	CHECK(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)s->bytes));
+	CHECK(cudaFuncSetAttribute(
+		(const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)s->bytes));
 	for (int i = 0; i < LAUNCHES; i++) {
 		CHECK(cudaMemset(s->tables, 0xff, tables.size() * 4));
 		CHECK(cudaLaunchKernelEx(&config, run, s->e, nr_warps, s->out, s->tables));
 		CHECK(cudaDeviceSynchronize());
 		CHECK(cudaMemcpy(one.data(), s->out, blocks * 4, cudaMemcpyDeviceToHost));
-		CHECK(cudaMemcpy(tables.data(), s->tables, tables.size() * 4, cudaMemcpyDeviceToHost));
+		CHECK(cudaMemcpy(
+			tables.data(), s->tables, tables.size() * 4, cudaMemcpyDeviceToHost));
 		right = right && tables == s->want;
 		if (i >= LAUNCHES / 4)
 			clocks.insert(clocks.end(), one.begin(), one.begin() + blocks);
 	}
 	std::sort(clocks.begin(), clocks.end());
-	printf("  %2u warps, %-24s p50 %5u  slowest %5u clocks  %s\n", nr_warps, what, clocks[clocks.size() / 2], clocks.back(), right ? "right" : "WRONG");
+	printf("  %2u warps, %-24s p50 %5u  slowest %5u clocks  %s\n", nr_warps, what,
+		clocks[clocks.size() / 2], clocks.back(), right ? "right" : "WRONG");
 	return right;
 }
 
 int main()
 {
-	static const struct shape shapes[] = {{"deepseek-v3", 256, 8}, {"qwen3-30b-a3b", 128, 8}, {"gpt-oss-120b", 128, 4}};
+	static const struct shape shapes[] = {
+		{"deepseek-v3", 256, 8}, {"qwen3-30b-a3b", 128, 8}, {"gpt-oss-120b", 128, 4}};
 	int nr = 0, major = 0;
 	bool right = true;
 
@@ -247,7 +279,8 @@ int main()
 		struct scene s;
 
 		open_scene(&s, &shape);
-		printf("%s, %u tokens of each of %u ranks, %u bytes of shared memory\n", shape.name, TOKENS, SOURCES, s.bytes);
+		printf("%s, %u tokens of each of %u ranks, %u bytes of shared memory\n", shape.name,
+			TOKENS, SOURCES, s.bytes);
 		for (uint32_t nr_warps : {14u, 10u, 4u}) {
 			right &= time_notes(&s, "a block by itself", alone, 1, nr_warps);
 			if (major < 9)

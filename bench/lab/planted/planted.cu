@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-lab-planted memcheck | racecheck | racecheck-copy | racecheck-buffer | initcheck | synccheck: a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds nothing here
- * would find nothing elsewhere: its silence about Tern's kernels is worth no more than what it says here. */
+/* tern-lab-planted memcheck | racecheck | racecheck-copy | racecheck-buffer | initcheck | synccheck:
+ * a kernel with the very fault that this tool of compute-sanitizer is for. A tool that finds
+ * nothing here would find nothing elsewhere: its silence about Tern's kernels is worth no more than
+ * what it says here. */
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -83,7 +85,8 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*kernel)(uint32_t *words);
-	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"racecheck-copy", unwaited}, {"racecheck-buffer", unpassed}, {"initcheck", unset}, {"synccheck", apart}};
+	} faults[] = {{"memcheck", beyond}, {"racecheck", race}, {"racecheck-copy", unwaited},
+		{"racecheck-buffer", unpassed}, {"initcheck", unset}, {"synccheck", apart}};
 	uint32_t *words;
 
 	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
@@ -93,10 +96,15 @@ int main(int argc, char **argv)
 			printf("no GPU, or no memory there\n");
 			return 1;
 		}
-		faults[i].kernel<<<1, NR_WORDS, stream_shared_bytes(NR_WARPS, NR_BUFFERS, BUFFER_BYTES)>>>(words);
+		faults[i]
+			.kernel<<<1, NR_WORDS,
+				stream_shared_bytes(NR_WARPS, NR_BUFFERS, BUFFER_BYTES)>>>(words);
 		printf("planted: %s\n", cudaGetErrorString(cudaDeviceSynchronize()));
 		return 0;
 	}
-	fprintf(stderr, "usage: %s memcheck | racecheck | racecheck-copy | racecheck-buffer | initcheck | synccheck\n", argv[0]);
+	fprintf(stderr,
+		"usage: %s memcheck | racecheck | racecheck-copy | racecheck-buffer | initcheck | "
+		"synccheck\n",
+		argv[0]);
 	return 2;
 }

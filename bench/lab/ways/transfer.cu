@@ -4,21 +4,26 @@
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/stream.cuh"
 
-#define UNDER_WAY 7 /* pieces of a row that a lane has under way: a row of 7168 bytes in two turns */
+#define UNDER_WAY                                                                                  \
+	7 /* pieces of a row that a lane has under way: a row of 7168 bytes in two turns */
 
-/* ---- where things are ---------------------------------------------------------------------------------------- */
+/* ---- where things are ------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ uint64_t row_at(const struct transfer *t, uint32_t peer, uint32_t row)
+static __device__ __forceinline__ uint64_t row_at(
+	const struct transfer *t, uint32_t peer, uint32_t row)
 {
 	return ((uint64_t)peer * t->nr_rows + row) * t->row_bytes;
 }
 
-static __device__ __forceinline__ uint8_t *place_at(const struct transfer *t, uint32_t at, uint32_t source, uint32_t row, uint32_t copy)
+static __device__ __forceinline__ uint8_t *place_at(
+	const struct transfer *t, uint32_t at, uint32_t source, uint32_t row, uint32_t copy)
 {
-	return t->places[at] + (uint64_t)copy * t->nr_ranks * t->nr_rows * t->row_bytes + row_at(t, source, row);
+	return t->places[at] + (uint64_t)copy * t->nr_ranks * t->nr_rows * t->row_bytes +
+	       row_at(t, source, row);
 }
 
-static __device__ __forceinline__ uint8_t *flag_at(const struct transfer *t, uint32_t at, uint32_t source, uint32_t number)
+static __device__ __forceinline__ uint8_t *flag_at(
+	const struct transfer *t, uint32_t at, uint32_t source, uint32_t number)
 {
 	return t->flags[at] + ((uint64_t)source * (t->nr_rows + 1) + number) * TRANSFER_FLAG_BYTES;
 }
@@ -28,7 +33,8 @@ struct unit {
 	uint32_t peer, first, end;
 };
 
-static __device__ __forceinline__ bool find_unit(const struct transfer *t, uint32_t i, struct unit *u)
+static __device__ __forceinline__ bool find_unit(
+	const struct transfer *t, uint32_t i, struct unit *u)
 {
 	uint32_t others = t->nr_ranks - 1, each = t->unit ? t->unit : 1;
 
@@ -38,7 +44,7 @@ static __device__ __forceinline__ bool find_unit(const struct transfer *t, uint3
 	return u->first < t->nr_rows;
 }
 
-/* ---- words --------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ bool in_time(uint64_t start)
 {
@@ -74,14 +80,16 @@ static __device__ void tell_all(const struct transfer *t, uint32_t nr_senders)
 		*t->blocks_done = 0;
 		stores_before();
 		for (uint32_t i = 1; i < t->nr_ranks; i++)
-			word_store(flag_at(t, (t->rank + i) % t->nr_ranks, t->rank, t->nr_rows), t->epoch);
+			word_store(flag_at(t, (t->rank + i) % t->nr_ranks, t->rank, t->nr_rows),
+				t->epoch);
 	}
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* This lane's next pieces of a row, from `first` on; and to each of nr places that lie `apart`. */
-static __device__ __forceinline__ void load_pieces(uint4 (&v)[UNDER_WAY], const uint8_t *from, uint32_t first, uint32_t bytes)
+static __device__ __forceinline__ void load_pieces(
+	uint4 (&v)[UNDER_WAY], const uint8_t *from, uint32_t first, uint32_t bytes)
 {
 #pragma unroll
 	for (int i = 0; i < UNDER_WAY; i++)
@@ -89,7 +97,8 @@ static __device__ __forceinline__ void load_pieces(uint4 (&v)[UNDER_WAY], const 
 			v[i] = row_load(from + first + i * LANES * 16);
 }
 
-static __device__ __forceinline__ void store_pieces(uint8_t *to, uint64_t apart, uint32_t nr, const uint4 (&v)[UNDER_WAY], uint32_t first, uint32_t bytes)
+static __device__ __forceinline__ void store_pieces(uint8_t *to, uint64_t apart, uint32_t nr,
+	const uint4 (&v)[UNDER_WAY], uint32_t first, uint32_t bytes)
 {
 	for (uint32_t n = 0; n < nr; n++)
 #pragma unroll
@@ -99,7 +108,8 @@ static __device__ __forceinline__ void store_pieces(uint8_t *to, uint64_t apart,
 }
 
 /* One row, read once, to each of nr places. */
-static __device__ __forceinline__ void copy_row(uint8_t *to, uint64_t apart, uint32_t nr, const uint8_t *from, uint32_t bytes)
+static __device__ __forceinline__ void copy_row(
+	uint8_t *to, uint64_t apart, uint32_t nr, const uint8_t *from, uint32_t bytes)
 {
 	for (uint32_t first = lane_id() * 16; first < bytes; first += UNDER_WAY * LANES * 16) {
 		uint4 v[UNDER_WAY];
@@ -109,8 +119,10 @@ static __device__ __forceinline__ void copy_row(uint8_t *to, uint64_t apart, uin
 	}
 }
 
-/* Each line's last word makes way for the epoch. What it was is lost: that this takes 3 % more bytes is known. */
-static __device__ __forceinline__ void send_lines(uint8_t *to, const uint8_t *from, uint32_t bytes, uint32_t epoch)
+/* Each line's last word makes way for the epoch. What it was is lost: that this takes 3 % more
+ * bytes is known. */
+static __device__ __forceinline__ void send_lines(
+	uint8_t *to, const uint8_t *from, uint32_t bytes, uint32_t epoch)
 {
 	for (uint32_t first = lane_id() * 16; first < bytes; first += UNDER_WAY * LANES * 16) {
 		uint4 v[UNDER_WAY];
@@ -125,7 +137,8 @@ static __device__ __forceinline__ void send_lines(uint8_t *to, const uint8_t *fr
 	}
 }
 
-static __device__ __forceinline__ bool take_lines(const struct transfer *t, uint8_t *to, uint64_t apart, const uint8_t *from)
+static __device__ __forceinline__ bool take_lines(
+	const struct transfer *t, uint8_t *to, uint64_t apart, const uint8_t *from)
 {
 	uint64_t start = now_ns();
 
@@ -142,7 +155,8 @@ static __device__ __forceinline__ bool take_lines(const struct transfer *t, uint
 					v[i] = piece_load(from + first + i * LANES * 16);
 #pragma unroll
 			for (int i = 0; i < UNDER_WAY; i++)
-				there &= first + i * LANES * 16 >= t->row_bytes || lane_id() % 8 != 7 || v[i].w == t->epoch;
+				there &= first + i * LANES * 16 >= t->row_bytes ||
+					 lane_id() % 8 != 7 || v[i].w == t->epoch;
 			if (!in_time(start))
 				return false;
 		} while (!__all_sync(ALL_LANES, there));
@@ -152,7 +166,8 @@ static __device__ __forceinline__ bool take_lines(const struct transfer *t, uint
 }
 
 /* A unit's rows through buffers: rows come in while the one before goes out, to nr places. */
-static __device__ void stream_rows(struct stream *s, uint8_t *to, uint64_t apart, uint32_t nr, const uint8_t *from, uint32_t bytes, uint32_t nr_rows)
+static __device__ void stream_rows(struct stream *s, uint8_t *to, uint64_t apart, uint32_t nr,
+	const uint8_t *from, uint32_t bytes, uint32_t nr_rows)
 {
 	uint32_t fetched = 0;
 
@@ -173,7 +188,7 @@ static __device__ void stream_rows(struct stream *s, uint8_t *to, uint64_t apart
 	}
 }
 
-/* ---- both sides ---------------------------------------------------------------------------------------------- */
+/* ---- both sides ------------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ bool is_bulk(const struct transfer *t)
 {
@@ -189,7 +204,8 @@ static __device__ void send_unit(const struct transfer *t, struct stream *s, str
 {
 	uint64_t apart = (uint64_t)t->nr_ranks * t->nr_rows * t->row_bytes;
 	uint32_t nr = to_places(t) ? t->copies : 1;
-	uint8_t *to = to_places(t) ? place_at(t, u.peer, t->rank, u.first, 0) : t->window[u.peer] + row_at(t, t->rank, u.first);
+	uint8_t *to = to_places(t) ? place_at(t, u.peer, t->rank, u.first, 0)
+				   : t->window[u.peer] + row_at(t, t->rank, u.first);
 	const uint8_t *from = t->from[t->rank] + row_at(t, u.peer, u.first);
 
 	if (is_bulk(t)) {
@@ -199,12 +215,15 @@ static __device__ void send_unit(const struct transfer *t, struct stream *s, str
 	}
 	for (uint32_t row = 0; row < u.end - u.first; row++)
 		if (t->way == PUSH_LINES)
-			send_lines(to + (uint64_t)row * t->row_bytes, from + (uint64_t)row * t->row_bytes, t->row_bytes, t->epoch);
+			send_lines(to + (uint64_t)row * t->row_bytes,
+				from + (uint64_t)row * t->row_bytes, t->row_bytes, t->epoch);
 		else
-			copy_row(to + (uint64_t)row * t->row_bytes, apart, nr, from + (uint64_t)row * t->row_bytes, t->row_bytes);
+			copy_row(to + (uint64_t)row * t->row_bytes, apart, nr,
+				from + (uint64_t)row * t->row_bytes, t->row_bytes);
 }
 
-static __device__ void send_rows(const struct transfer *t, struct stream *s, uint32_t warp, uint32_t nr_warps)
+static __device__ void send_rows(
+	const struct transfer *t, struct stream *s, uint32_t warp, uint32_t nr_warps)
 {
 	struct unit u;
 
@@ -217,13 +236,17 @@ static __device__ void send_rows(const struct transfer *t, struct stream *s, uin
 		tell_all(t, nr_warps);
 }
 
-static __device__ bool take_unit(const struct transfer *t, struct stream *s, struct unit u, bool pull)
+static __device__ bool take_unit(
+	const struct transfer *t, struct stream *s, struct unit u, bool pull)
 {
 	uint64_t apart = (uint64_t)t->nr_ranks * t->nr_rows * t->row_bytes;
-	const uint8_t *from = pull ? t->from[u.peer] + row_at(t, t->rank, u.first) : t->window[t->rank] + row_at(t, u.peer, u.first);
+	const uint8_t *from = pull ? t->from[u.peer] + row_at(t, t->rank, u.first)
+				   : t->window[t->rank] + row_at(t, u.peer, u.first);
 	uint8_t *to = place_at(t, t->rank, u.peer, u.first, 0);
 
-	if (t->way != PUSH_LINES && !await_flag(t, flag_at(t, t->rank, u.peer, t->unit && !pull ? u.first : t->nr_rows)))
+	if (t->way != PUSH_LINES &&
+		!await_flag(
+			t, flag_at(t, t->rank, u.peer, t->unit && !pull ? u.first : t->nr_rows)))
 		return false;
 	if (to_places(t))
 		return true;
@@ -233,7 +256,8 @@ static __device__ bool take_unit(const struct transfer *t, struct stream *s, str
 		stream_rows(s, to, apart, t->copies, from, t->row_bytes, u.end - u.first);
 		return true;
 	}
-	for (uint32_t row = 0; row < u.end - u.first; row++, to += t->row_bytes, from += t->row_bytes)
+	for (uint32_t row = 0; row < u.end - u.first;
+		row++, to += t->row_bytes, from += t->row_bytes)
 		if (t->way != PUSH_LINES)
 			copy_row(to, apart, t->copies, from, t->row_bytes);
 		else if (!take_lines(t, to, apart, from))
@@ -241,7 +265,8 @@ static __device__ bool take_unit(const struct transfer *t, struct stream *s, str
 	return true;
 }
 
-static __global__ void __launch_bounds__(TRANSFER_WARPS *LANES, 1) transfer_kernel(const __grid_constant__ struct transfer t)
+static __global__ void __launch_bounds__(TRANSFER_WARPS *LANES, 1)
+	transfer_kernel(const __grid_constant__ struct transfer t)
 {
 	BLOCK_MEMORY(shared);
 	uint32_t warp = threadIdx.x / LANES, senders = TRANSFER_WARPS / 2;
@@ -251,7 +276,8 @@ static __global__ void __launch_bounds__(TRANSFER_WARPS *LANES, 1) transfer_kern
 
 	if (is_bulk(&t) && warp < senders) /* rows pass through shared memory on one side */
 		s = stream_open(in_shared(shared), warp, senders, TRANSFER_BUFFERS, t.row_bytes);
-	if (pull && blockIdx.x == 0 && warp == 0 && lane_id() < t.nr_ranks) /* an earlier kernel made the rows */
+	if (pull && blockIdx.x == 0 && warp == 0 && lane_id() < t.nr_ranks) /* an earlier kernel
+									       made the rows */
 		word_store(flag_at(&t, lane_id(), t.rank, t.nr_rows), t.epoch);
 	if (!pull && warp < senders) {
 		send_rows(&t, &s, warp * gridDim.x + blockIdx.x, senders * gridDim.x);
@@ -261,7 +287,8 @@ static __global__ void __launch_bounds__(TRANSFER_WARPS *LANES, 1) transfer_kern
 		return;
 	warp -= pull ? 0 : senders;
 	senders = t.way == PULL_LOADS ? TRANSFER_WARPS : senders;
-	for (uint32_t i = warp * gridDim.x + blockIdx.x; find_unit(&t, i, &u); i += senders * gridDim.x)
+	for (uint32_t i = warp * gridDim.x + blockIdx.x; find_unit(&t, i, &u);
+		i += senders * gridDim.x)
 		if (!take_unit(&t, &s, u, pull))
 			return;
 	copies_done<0>();
@@ -270,7 +297,8 @@ static __global__ void __launch_bounds__(TRANSFER_WARPS *LANES, 1) transfer_kern
 cudaError_t transfer_launch(const struct transfer *t, uint32_t nr_blocks, cudaStream_t stream)
 {
 	uint32_t shared = stream_shared_bytes(TRANSFER_WARPS / 2, TRANSFER_BUFFERS, t->row_bytes);
-	cudaError_t rc = cudaFuncSetAttribute(transfer_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+	cudaError_t rc = cudaFuncSetAttribute(
+		transfer_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
 
 	if (rc)
 		return rc;
@@ -278,14 +306,19 @@ cudaError_t transfer_launch(const struct transfer *t, uint32_t nr_blocks, cudaSt
 	return cudaGetLastError();
 }
 
-static __global__ void compare_kernel(const __grid_constant__ struct transfer t, unsigned long long *different)
+static __global__ void compare_kernel(
+	const __grid_constant__ struct transfer t, unsigned long long *different)
 {
-	uint64_t per_row = t.row_bytes / 16, nr = (uint64_t)t.copies * t.nr_ranks * t.nr_rows * per_row;
+	uint64_t per_row = t.row_bytes / 16,
+		 nr = (uint64_t)t.copies * t.nr_ranks * t.nr_rows * per_row;
 	unsigned long long sum = 0;
 
-	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < nr; i += (uint64_t)gridDim.x * blockDim.x) {
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < nr;
+		i += (uint64_t)gridDim.x * blockDim.x) {
 		uint64_t number = i / per_row;
-		uint32_t row = (uint32_t)(number % t.nr_rows), source = (uint32_t)(number / t.nr_rows % t.nr_ranks), copy = (uint32_t)(number / t.nr_rows / t.nr_ranks);
+		uint32_t row = (uint32_t)(number % t.nr_rows),
+			 source = (uint32_t)(number / t.nr_rows % t.nr_ranks),
+			 copy = (uint32_t)(number / t.nr_rows / t.nr_ranks);
 		uint64_t at = i % per_row * 16;
 		uint4 a, b;
 
@@ -293,13 +326,15 @@ static __global__ void compare_kernel(const __grid_constant__ struct transfer t,
 			continue;
 		a = *(const uint4 *)(place_at(&t, t.rank, source, row, copy) + at);
 		b = *(const uint4 *)(t.from[source] + row_at(&t, t.rank, row) + at);
-		sum += a.x != b.x || a.y != b.y || a.z != b.z || (a.w != b.w && (t.way != PUSH_LINES || at % 128 != 112));
+		sum += a.x != b.x || a.y != b.y || a.z != b.z ||
+		       (a.w != b.w && (t.way != PUSH_LINES || at % 128 != 112));
 	}
 	if (sum)
 		atomicAdd(different, sum);
 }
 
-cudaError_t transfer_compare(const struct transfer *t, unsigned long long *different, cudaStream_t stream)
+cudaError_t transfer_compare(
+	const struct transfer *t, unsigned long long *different, cudaStream_t stream)
 {
 	compare_kernel<<<264, 512, 0, stream>>>(*t, different);
 	return cudaGetLastError();

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tern-lab-ways: should rows be stored or fetched, once a rank or once an expert, with an epoch in each line or a flag behind so many rows, by lanes or by the copy engine?
- * Each way by itself, with no plan and nothing to compute: from the start of all GPUs until every row is where it belongs on the slowest. Every row is compared. */
+/* tern-lab-ways: should rows be stored or fetched, once a rank or once an expert, with an epoch in
+ * each line or a flag behind so many rows, by lanes or by the copy engine? Each way by itself, with
+ * no plan and nothing to compute: from the start of all GPUs until every row is where it belongs on
+ * the slowest. Every row is compared. */
 #include "bench/lab/gpus.h"
 
 #include <stdio.h>
@@ -20,7 +22,8 @@ struct shape {
 	uint32_t few, many;    /* blocks */
 };
 
-static const struct shape shapes[] = {{1, 1, 24, 132}, {8, 8, 24, 132}, {128, 116, 24, 132}, {4096, 3712, 24, 132}};
+static const struct shape shapes[] = {
+	{1, 1, 24, 132}, {8, 8, 24, 132}, {128, 116, 24, 132}, {4096, 3712, 24, 132}};
 
 static const struct {
 	enum transfer_way way;
@@ -57,7 +60,8 @@ static uint64_t place_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
 	struct run *run = ctx;
 	struct transfer *t = &run->of[rank->rank];
-	uint64_t rows = (uint64_t)lab->nr_ranks * MOST_ROWS, flags = (uint64_t)lab->nr_ranks * (MOST_ROWS + 1) * TRANSFER_FLAG_BYTES;
+	uint64_t rows = (uint64_t)lab->nr_ranks * MOST_ROWS,
+		 flags = (uint64_t)lab->nr_ranks * (MOST_ROWS + 1) * TRANSFER_FLAG_BYTES;
 
 	rank->next = rank->arena;
 	memset(t, 0, sizeof(*t));
@@ -91,7 +95,8 @@ static void fill(struct lab *lab, struct lab_rank *rank, const struct transfer *
 {
 	uint64_t nr = (uint64_t)lab->nr_ranks * t->nr_rows * ROW_BYTES / 2;
 
-	CHECK(lab_fill_launch((void *)t->from[rank->rank], nr, seed * LAB_MAX_GPUS + rank->rank, rank->stream));
+	CHECK(lab_fill_launch(
+		(void *)t->from[rank->rank], nr, seed * LAB_MAX_GPUS + rank->rank, rank->stream));
 	CHECK(cudaMemsetAsync(t->window[rank->rank], 0xa5, nr * 2, rank->stream));
 	CHECK(cudaMemsetAsync(t->places[rank->rank], 0x5a, nr * 2 * COPIES, rank->stream));
 	CHECK(cudaStreamSynchronize(rank->stream));
@@ -106,13 +111,15 @@ static uint64_t wrong(struct lab *lab, struct lab_rank *rank, const struct run *
 	pthread_barrier_wait(&lab->barrier);
 	CHECK(cudaMemsetAsync(on_gpu, 0, sizeof(different), rank->stream));
 	CHECK(transfer_compare(&run->of[rank->rank], on_gpu, rank->stream));
-	CHECK(cudaMemcpyAsync(&different, on_gpu, sizeof(different), cudaMemcpyDeviceToHost, rank->stream));
+	CHECK(cudaMemcpyAsync(
+		&different, on_gpu, sizeof(different), cudaMemcpyDeviceToHost, rank->stream));
 	CHECK(cudaStreamSynchronize(rank->stream));
 	pthread_barrier_wait(&lab->barrier);
 	return different;
 }
 
-static float run_round(struct lab *lab, struct lab_rank *rank, const struct run *run, const cudaEvent_t between[2])
+static float run_round(
+	struct lab *lab, struct lab_rank *rank, const struct run *run, const cudaEvent_t between[2])
 {
 	float ms;
 
@@ -150,7 +157,8 @@ static uint64_t run_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	return wrong(lab, rank, run);
 }
 
-static uint64_t time_way(struct lab *lab, struct run *run, const struct shape *s, uint32_t way, uint32_t nr_blocks, double *p50, double *p99)
+static uint64_t time_way(struct lab *lab, struct run *run, const struct shape *s, uint32_t way,
+	uint32_t nr_blocks, double *p50, double *p99)
 {
 	float *us[LAB_MAX_GPUS];
 	uint64_t bad;
@@ -172,11 +180,13 @@ static uint64_t time_way(struct lab *lab, struct run *run, const struct shape *s
 
 static uint64_t print_way(struct lab *lab, struct run *run, const struct shape *s, uint32_t way)
 {
-	double many, many_p99, few, few_p99, bytes = (double)(lab->nr_ranks - 1) * s->rows * ROW_BYTES;
+	double many, many_p99, few, few_p99,
+		bytes = (double)(lab->nr_ranks - 1) * s->rows * ROW_BYTES;
 	uint64_t bad = time_way(lab, run, s, way, s->many, &many, &many_p99);
 
 	bad += time_way(lab, run, s, way, s->few, &few, &few_p99);
-	printf("%6u  %-38s %8.2f %8.2f %8.1f   %8.2f %8.2f   %s\n", s->tokens, ways[way].what, many, many_p99, bytes / many / 1000, few, few_p99, bad ? "WRONG" : "right");
+	printf("%6u  %-38s %8.2f %8.2f %8.1f   %8.2f %8.2f   %s\n", s->tokens, ways[way].what, many,
+		many_p99, bytes / many / 1000, few, few_p99, bad ? "WRONG" : "right");
 	return bad;
 }
 
@@ -199,9 +209,11 @@ int main(int argc, char **argv)
 	lab_open(&lab, nr_gpus < 4 ? (uint32_t)nr_gpus : 4, 640u << 20, 1 << 20);
 	lab_run(&lab, place_rank, &run);
 	know_peers(&lab, &run);
-	printf("%u GPUs, rows of %u bytes, each to %u places; us until all are there on the slowest GPU, p50 and p99 of %u rounds; GB/s: of rows over NVLink, each once\n", lab.nr_ranks,
-		ROW_BYTES, COPIES, ROUNDS);
-	printf("tokens  %-38s %8s %8s %8s   %8s %8s\n", "", "132 SMs", "p99", "GB/s", "24 SMs", "p99");
+	printf("%u GPUs, rows of %u bytes, each to %u places; us until all are there on the "
+	       "slowest GPU, p50 and p99 of %u rounds; GB/s: of rows over NVLink, each once\n",
+		lab.nr_ranks, ROW_BYTES, COPIES, ROUNDS);
+	printf("tokens  %-38s %8s %8s %8s   %8s %8s\n", "", "132 SMs", "p99", "GB/s", "24 SMs",
+		"p99");
 	for (uint32_t s = 0; s < NR(shapes); s++)
 		for (uint32_t way = 0; way < NR(ways); way++)
 			bad += print_way(&lab, &run, &shapes[s], way);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libtern_cuda.so: devices, memory and streams through CUDA's runtime, and the table that libtern loads. */
+/* libtern_cuda.so: devices, memory and streams through CUDA's runtime, and the table that libtern
+ * loads. */
 #include "gpu/cuda/backend.h"
 #include "gpu/cuda/spin.h"
 #include "gpu/cuda/work.h"
@@ -33,13 +34,14 @@ int cuda_check(cudaError_t rc, const char *call)
 		return 0;
 	(void)cudaGetLastError(); /* so that it is not taken for a later call's */
 	return fail(rc == cudaErrorMemoryAllocation ? TERN_ERR_NOMEM
-		    : rc == cudaErrorNoDevice || rc == cudaErrorInsufficientDriver || rc == cudaErrorNoKernelImageForDevice
+		    : rc == cudaErrorNoDevice || rc == cudaErrorInsufficientDriver ||
+				    rc == cudaErrorNoKernelImageForDevice
 			    ? TERN_ERR_UNSUPPORTED
 			    : TERN_ERR_SYSTEM,
 		"%s: %s (%s)", call, cudaGetErrorName(rc), cudaGetErrorString(rc));
 }
 
-/* ---- devices ------------------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 static int nr_devices(int *nr)
 {
@@ -59,11 +61,15 @@ static int identify(struct device_identity *identity)
 
 	memset(identity, 0, sizeof(*identity));
 	rc = cuda_check(cudaGetDevice(&identity->ordinal), "cudaGetDevice");
-	rc = rc ? rc : cuda_check(cudaGetDeviceProperties(&prop, identity->ordinal), "cudaGetDeviceProperties");
+	rc = rc ? rc
+		: cuda_check(cudaGetDeviceProperties(&prop, identity->ordinal),
+			  "cudaGetDeviceProperties");
 	if (rc)
 		return rc;
 	if (prop.major < 8)
-		return fail(TERN_ERR_UNSUPPORTED, "%s is of compute capability %d.%d; 8.0 is the least", prop.name, prop.major, prop.minor);
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%s is of compute capability %d.%d; 8.0 is the least", prop.name,
+			prop.major, prop.minor);
 	memcpy(identity->uuid, &prop.uuid, sizeof(identity->uuid));
 	identity->block_bytes = (uint32_t)prop.sharedMemPerBlockOptin;
 	snprintf(identity->name, sizeof(identity->name), "%.63s", prop.name);
@@ -75,11 +81,16 @@ static int describe(char *to, size_t bytes)
 	struct cudaDeviceProp prop;
 	int ordinal, version, rc = cuda_check(cudaGetDevice(&ordinal), "cudaGetDevice");
 
-	rc = rc ? rc : cuda_check(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
+	rc = rc ? rc
+		: cuda_check(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
 	rc = rc ? rc : cuda_check(code_version(&version), "cudaFuncGetAttributes");
 	if (!rc)
-		snprintf(to, bytes, "%s, compute capability %d.%d, runs code for %d.%d; %d SMs, %.0f GiB, %zu KiB of shared memory for a block", prop.name, prop.major, prop.minor,
-			version / 10, version % 10, prop.multiProcessorCount, (double)prop.totalGlobalMem / (1 << 30), prop.sharedMemPerBlockOptin / 1024);
+		snprintf(to, bytes,
+			"%s, compute capability %d.%d, runs code for %d.%d; %d SMs, %.0f GiB, %zu "
+			"KiB of shared memory for a block",
+			prop.name, prop.major, prop.minor, version / 10, version % 10,
+			prop.multiProcessorCount, (double)prop.totalGlobalMem / (1 << 30),
+			prop.sharedMemPerBlockOptin / 1024);
 	return rc;
 }
 
@@ -97,20 +108,27 @@ static int reach(const uint8_t uuid[16], enum device_link *link)
 		if (d == here)
 			return 0;
 		rc = cuda_check(cudaDeviceCanAccessPeer(&can, here, d), "cudaDeviceCanAccessPeer");
-		rc = rc ? rc : cuda_check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, here, d), "cudaDeviceGetP2PAttribute");
+		rc = rc ? rc
+			: cuda_check(cudaDeviceGetP2PAttribute(&atomics,
+					     cudaDevP2PAttrNativeAtomicSupported, here, d),
+				  "cudaDeviceGetP2PAttribute");
 		*link = !can ? DEVICE_LINK_NONE : atomics ? DEVICE_LINK_LINES : DEVICE_LINK_CELLS;
 		return rc;
 	}
-	return rc ? rc : fail(TERN_ERR_UNSUPPORTED, "a peer's device is not visible here (CUDA_VISIBLE_DEVICES)");
+	return rc ? rc
+		  : fail(TERN_ERR_UNSUPPORTED,
+			    "a peer's device is not visible here (CUDA_VISIBLE_DEVICES)");
 }
 
-/* ---- windows ------------------------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
-/* A handle stands for a whole allocation of the driver: of 2 MiB or more, it is this window alone. */
+/* A handle stands for a whole allocation of the driver: of 2 MiB or more, it is this window alone.
+ */
 static int window_create(uint64_t bytes, void **window, uint8_t handle[DEVICE_HANDLE_BYTES])
 {
 	cudaIpcMemHandle_t ipc;
-	int rc = cuda_check(cudaMalloc(window, (bytes + (2u << 20) - 1) >> 21 << 21), "cudaMalloc of a window");
+	int rc = cuda_check(
+		cudaMalloc(window, (bytes + (2u << 20) - 1) >> 21 << 21), "cudaMalloc of a window");
 
 	_Static_assert(sizeof(ipc) == DEVICE_HANDLE_BYTES, "a handle fits");
 	if (rc)
@@ -118,7 +136,8 @@ static int window_create(uint64_t bytes, void **window, uint8_t handle[DEVICE_HA
 	rc = cuda_check(cudaMemset(*window, 0, bytes), "cudaMemset");
 	rc = rc ? rc : cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 	memset(handle, 0, DEVICE_HANDLE_BYTES);
-	if (!rc && cudaIpcGetMemHandle(&ipc, *window) == cudaSuccess) /* threads of one process do without */
+	if (!rc && cudaIpcGetMemHandle(&ipc, *window) == cudaSuccess) /* threads of one process do
+									 without */
 		memcpy(handle, &ipc, sizeof(ipc));
 	(void)cudaGetLastError();
 	return rc;
@@ -129,7 +148,8 @@ static int window_open(const uint8_t handle[DEVICE_HANDLE_BYTES], void **window)
 	cudaIpcMemHandle_t ipc;
 
 	memcpy(&ipc, handle, sizeof(ipc));
-	return cuda_check(cudaIpcOpenMemHandle(window, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+	return cuda_check(cudaIpcOpenMemHandle(window, ipc, cudaIpcMemLazyEnablePeerAccess),
+		"cudaIpcOpenMemHandle");
 }
 
 static void window_close(void *window)
@@ -141,7 +161,8 @@ static void window_close(void *window)
 static int peer_enable(int ordinal)
 {
 	int here = 0, rc = cuda_check(cudaGetDevice(&here), "cudaGetDevice");
-	cudaError_t e = rc || here == ordinal ? cudaSuccess : cudaDeviceEnablePeerAccess(ordinal, 0);
+	cudaError_t e =
+		rc || here == ordinal ? cudaSuccess : cudaDeviceEnablePeerAccess(ordinal, 0);
 
 	if (e == cudaErrorPeerAccessAlreadyEnabled) {
 		(void)cudaGetLastError();
@@ -158,7 +179,8 @@ static void memory_free(void *memory)
 
 static int host_register(void *memory, uint64_t bytes, void **there)
 {
-	int rc = cuda_check(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "cudaHostRegister");
+	int rc = cuda_check(
+		cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "cudaHostRegister");
 
 	if (rc)
 		return rc;
@@ -177,14 +199,16 @@ static void host_unregister(void *memory)
 static int pointer_check(const void *pointer)
 {
 	struct cudaPointerAttributes attributes;
-	int rc = cuda_check(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+	int rc = cuda_check(
+		cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
 
 	if (!rc && attributes.type == cudaMemoryTypeUnregistered)
-		rc = fail(TERN_ERR_INVALID, "%p is memory of the host, which the device cannot reach", pointer);
+		rc = fail(TERN_ERR_INVALID,
+			"%p is memory of the host, which the device cannot reach", pointer);
 	return rc;
 }
 
-/* ---- for benchmarks and tests -------------------------------------------------------------------------------- */
+/* ---- for benchmarks and tests ---------------------------------------------------------------- */
 
 struct device_graph {
 	cudaGraphExec_t exec;
@@ -208,7 +232,9 @@ static void host_free(void *memory)
 
 static int copy(void *to, const void *from, uint64_t bytes, void *stream)
 {
-	return bytes ? cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync") : 0;
+	return bytes ? cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream),
+			       "cudaMemcpyAsync")
+		     : 0;
 }
 
 static int fill(void *to, int byte, uint64_t bytes, void *stream)
@@ -218,9 +244,14 @@ static int fill(void *to, int byte, uint64_t bytes, void *stream)
 
 static int stream_create(void **stream, bool urgent)
 {
-	int least = 0, greatest = 0, rc = cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+	int least = 0, greatest = 0,
+	    rc = cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+		    "cudaDeviceGetStreamPriorityRange");
 
-	return rc ? rc : cuda_check(cudaStreamCreateWithPriority((cudaStream_t *)stream, cudaStreamNonBlocking, urgent ? greatest : least), "cudaStreamCreateWithPriority");
+	return rc ? rc
+		  : cuda_check(cudaStreamCreateWithPriority((cudaStream_t *)stream,
+				       cudaStreamNonBlocking, urgent ? greatest : least),
+			    "cudaStreamCreateWithPriority");
 }
 
 static void stream_destroy(void *stream)
@@ -236,7 +267,8 @@ static int stream_wait(void *stream)
 static int stream_follow(void *stream, void *other)
 {
 	cudaEvent_t event = NULL;
-	int rc = cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+	int rc = cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+		"cudaEventCreateWithFlags");
 
 	rc = rc ? rc : cuda_check(cudaEventRecord(event, other), "cudaEventRecord");
 	rc = rc ? rc : cuda_check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
@@ -247,12 +279,22 @@ static int stream_follow(void *stream, void *other)
 
 static int work(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream)
 {
-	int device = 0, nr_sms = 0, shared_bytes = 0, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+	int device = 0, nr_sms = 0, shared_bytes = 0,
+	    rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 
-	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+	rc = rc ? rc
+		: cuda_check(
+			  cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device),
+			  "cudaDeviceGetAttribute");
+	rc = rc ? rc
+		: cuda_check(cudaDeviceGetAttribute(&shared_bytes,
+				     cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+			  "cudaDeviceGetAttribute");
 	shared_bytes = shared_bytes / 2 + 1024; /* an SM has no room for two */
-	return rc ? rc : cuda_check(work_launch(memory, bytes, nr_waves * (uint32_t)nr_sms, (uint32_t)shared_bytes, stream), "the kernel of work");
+	return rc ? rc
+		  : cuda_check(work_launch(memory, bytes, nr_waves * (uint32_t)nr_sms,
+				       (uint32_t)shared_bytes, stream),
+			    "the kernel of work");
 }
 
 static int spin(uint64_t ns, void *stream)
@@ -260,9 +302,11 @@ static int spin(uint64_t ns, void *stream)
 	return cuda_check(spin_launch(ns, stream), "spin");
 }
 
-static int barrier(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number, uint64_t wait_ns, void *stream)
+static int barrier(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number,
+	uint64_t wait_ns, void *stream)
 {
-	struct stream_barrier m = {.rank = rank, .nr_ranks = nr_ranks, .number = number, .wait_ns = wait_ns};
+	struct stream_barrier m = {
+		.rank = rank, .nr_ranks = nr_ranks, .number = number, .wait_ns = wait_ns};
 
 	for (uint32_t r = 0; r < nr_ranks; r++)
 		m.windows[r] = windows[r];
@@ -271,7 +315,8 @@ static int barrier(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint3
 
 static int capture_begin(void *stream)
 {
-	return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+	return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+		"cudaStreamBeginCapture");
 }
 
 static void graph_destroy(struct device_graph *g)
@@ -295,7 +340,10 @@ static int capture_end(void *stream, struct device_graph **out)
 
 	if (!rc && !g)
 		rc = fail(TERN_ERR_NOMEM, "no memory for a graph");
-	rc = rc ? rc : cuda_check(cudaGraphInstantiate(&g->exec, graph, cudaGraphInstantiateFlagUseNodePriority), "cudaGraphInstantiate");
+	rc = rc ? rc
+		: cuda_check(cudaGraphInstantiate(
+				     &g->exec, graph, cudaGraphInstantiateFlagUseNodePriority),
+			  "cudaGraphInstantiate");
 	rc = rc ? rc : cuda_check(cudaEventCreate(&g->begin), "cudaEventCreate");
 	rc = rc ? rc : cuda_check(cudaEventCreate(&g->end), "cudaEventCreate");
 	rc = rc ? rc : cuda_check(cudaGraphUpload(g->exec, stream), "cudaGraphUpload");

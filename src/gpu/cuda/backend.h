@@ -12,13 +12,15 @@ int cuda_check(cudaError_t rc, const char *call);
 
 int device_exchange_open(const struct device_plan *plan, struct device_exchange **exchange);
 void device_exchange_close(struct device_exchange *exchange);
-int device_exchange_dispatch(struct device_exchange *exchange, const struct device_call *call, const struct tern_dispatch *args,
-	struct tern_received *received);
-int device_exchange_combine(struct device_exchange *exchange, const struct device_call *call, const struct tern_combine *args, void *out,
-	size_t out_stride);
+int device_exchange_dispatch(struct device_exchange *exchange, const struct device_call *call,
+	const struct tern_dispatch *args, struct tern_received *received);
+int device_exchange_combine(struct device_exchange *exchange, const struct device_call *call,
+	const struct tern_combine *args, void *out, size_t out_stride);
 int device_exchange_release(struct device_exchange *exchange, const struct device_call *call);
-void device_exchange_report(const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
-void device_exchange_input_error(struct device_exchange *exchange, uint32_t slot, struct gpu_input_error *input_error);
+void device_exchange_report(
+	const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
+void device_exchange_input_error(
+	struct device_exchange *exchange, uint32_t slot, struct gpu_input_error *input_error);
 
 int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
 

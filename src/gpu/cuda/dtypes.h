@@ -18,7 +18,9 @@ static inline enum gpu_x gpu_x_kind(const struct tern_moe_config *c)
 
 static inline enum gpu_y gpu_y_kind(const struct tern_moe_config *c)
 {
-	return c->combine_dtype == TERN_BF16 ? GPU_Y_BF16 : c->combine_dtype == TERN_FP16 ? GPU_Y_FP16 : GPU_Y_FP32;
+	return c->combine_dtype == TERN_BF16   ? GPU_Y_BF16
+	       : c->combine_dtype == TERN_FP16 ? GPU_Y_FP16
+					       : GPU_Y_FP32;
 }
 
 #endif

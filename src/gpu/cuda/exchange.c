@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An exchange as kernels see it: memory, tables and arguments; what kernels have reported and counted. */
+/* An exchange as kernels see it: memory, tables and arguments; what kernels have reported and
+ * counted. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,11 +10,14 @@
 #include "gpu/cuda/spin.h"
 
 /* The placement's tables, one after the other, as kernels want them. */
-static int upload_placement(struct device_exchange *x, const struct placement *p, struct gpu_placement *out)
+static int upload_placement(
+	struct device_exchange *x, const struct placement *p, struct gpu_placement *out)
 {
 	uint32_t nr = p->nr_physical;
-	size_t words = 4 * (size_t)nr + p->nr_experts + p->nr_ranks + 2, bytes = words * sizeof(uint32_t);
-	uint32_t *host = calloc(words, sizeof(*host)), *first = host + words - p->nr_ranks - 1, *order = first - nr, *logical = order - nr;
+	size_t words = 4 * (size_t)nr + p->nr_experts + p->nr_ranks + 2,
+	       bytes = words * sizeof(uint32_t);
+	uint32_t *host = calloc(words, sizeof(*host)), *first = host + words - p->nr_ranks - 1,
+		 *order = first - nr, *logical = order - nr;
 	bool blocks = nr % p->nr_ranks == 0, plain = nr == p->nr_experts;
 	uint32_t *table = NULL;
 	int rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", nr);
@@ -30,17 +34,21 @@ static int upload_placement(struct device_exchange *x, const struct placement *p
 	for (uint32_t i = 0; i < nr && !rc; i++)
 		order[first[p->rank[i]] + p->local[i]] = i;
 	if (!rc)
-		memcpy(host + 2 * (size_t)nr, p->first_replica, (p->nr_experts + 1) * sizeof(*host));
+		memcpy(host + 2 * (size_t)nr, p->first_replica,
+			(p->nr_experts + 1) * sizeof(*host));
 	rc = rc ? rc : cuda_check(cudaMalloc((void **)&table, bytes), "cudaMalloc of tables");
 	x->tables = (uint8_t *)table;
-	rc = rc ? rc : cuda_check(cudaMemcpy(table, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy of tables");
+	rc = rc ? rc
+		: cuda_check(cudaMemcpy(table, host, bytes, cudaMemcpyHostToDevice),
+			  "cudaMemcpy of tables");
 	x->order = table + (order - host);
 	x->first = table + (first - host);
 	x->logical = table + (logical - host);
 	free(host);
 	if (rc)
 		return rc;
-	*out = (struct gpu_placement){.nr_experts = p->nr_experts, .nr_physical = nr, .place = table};
+	*out = (struct gpu_placement){
+		.nr_experts = p->nr_experts, .nr_physical = nr, .place = table};
 	if (blocks) {
 		out->per_rank = nr / p->nr_ranks;
 		out->by_per_rank = gpu_divisor_of(out->per_rank);
@@ -57,14 +65,19 @@ static int upload_internode(struct device_exchange *x, const struct device_plan 
 {
 	const struct tern_moe_config *c = plan->config;
 	uint32_t nr = plan->internode ? c->nr_slots : 0, high = c->mode == TERN_HIGH_THROUGHPUT;
-	uint64_t tables = align_up(nr * sizeof(*x->internode), 256), results = nr ? (uint64_t)high * plan->internode->nr_internode * c->max_tokens * sizeof(uint32_t) : 0;
-	uint64_t sink = tables + 256 + align_up(nr * results, 256), bytes = sink + (uint64_t)high * c->max_tokens * c->topk * 16;
+	uint64_t tables = align_up(nr * sizeof(*x->internode), 256),
+		 results = nr ? (uint64_t)high * plan->internode->nr_internode * c->max_tokens *
+					   sizeof(uint32_t)
+			      : 0;
+	uint64_t sink = tables + 256 + align_up(nr * results, 256),
+		 bytes = sink + (uint64_t)high * c->max_tokens * c->topk * 16;
 	uint8_t *memory;
 	int rc;
 
 	if (!nr)
 		return 0;
-	rc = cuda_check(cudaMalloc((void **)&memory, bytes), "cudaMalloc of internode ranks' tables");
+	rc = cuda_check(
+		cudaMalloc((void **)&memory, bytes), "cudaMalloc of internode ranks' tables");
 	if (rc)
 		return rc;
 	x->internode = (struct internode_table *)memory;
@@ -76,7 +89,9 @@ static int upload_internode(struct device_exchange *x, const struct device_plan 
 		table.tickets = (unsigned long long *)(memory + tables);
 		table.bytes = (unsigned long long *)&x->counters->engine_bytes;
 		table.results = (uint32_t *)(memory + tables + 256 + slot * results);
-		rc = cuda_check(cudaMemcpy(x->internode + slot, &table, sizeof(table), cudaMemcpyHostToDevice), "cudaMemcpy of internode ranks' tables");
+		rc = cuda_check(cudaMemcpy(x->internode + slot, &table, sizeof(table),
+					cudaMemcpyHostToDevice),
+			"cudaMemcpy of internode ranks' tables");
 	}
 	return rc;
 }
@@ -86,10 +101,14 @@ static uint8_t *no_window(const struct device_exchange *x, const struct device_p
 {
 	const struct tern_moe_config *c = plan->config;
 
-	return c->mode == TERN_HIGH_THROUGHPUT ? x->sink - x->layout.ht.heads - (uint64_t)plan->rank * c->max_tokens * c->topk * 16 : NULL;
+	return c->mode == TERN_HIGH_THROUGHPUT
+		       ? x->sink - x->layout.ht.heads -
+				 (uint64_t)plan->rank * c->max_tokens * c->topk * 16
+		       : NULL;
 }
 
-static void make_exchange(struct device_exchange *x, const struct device_plan *plan, uint32_t slot, struct gpu_exchange *e)
+static void make_exchange(struct device_exchange *x, const struct device_plan *plan, uint32_t slot,
+	struct gpu_exchange *e)
 {
 	const struct tern_moe_config *c = plan->config;
 	const struct device_layout *l = &x->layout;
@@ -112,7 +131,9 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->by_replicas = gpu_divisor_of(c->replica_ranks);
 	e->window = l->window;
 	for (uint32_t r = 0; r < plan->nr_ranks; r++)
-		e->windows[r] = plan->windows[r] ? (uint8_t *)plan->windows[r] + slot * l->slot_window_bytes : no_window(x, plan);
+		e->windows[r] = plan->windows[r]
+					? (uint8_t *)plan->windows[r] + slot * l->slot_window_bytes
+					: no_window(x, plan);
 	e->internode = x->internode ? x->internode + slot : NULL;
 	e->state = (struct gpu_state *)(memory + l->state);
 	e->report = &x->reports[slot].report;
@@ -125,7 +146,8 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->own_positions = (uint32_t *)(memory + l->own_positions);
 }
 
-static void make_dispatch(struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
+static void make_dispatch(
+	struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
 {
 	const struct tern_moe_config *c = plan->config;
 	const struct device_layout *l = &x->layout;
@@ -146,7 +168,8 @@ static void make_dispatch(struct device_exchange *x, const struct device_plan *p
 	d->out_sums = d->out_offsets + lists;
 }
 
-static void make_ht(struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
+static void make_ht(
+	struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
 {
 	s->ht = (struct ht_exchange){.window = x->layout.ht,
 		.nr_physical = plan->placement->nr_physical,
@@ -159,11 +182,16 @@ static void make_ht(struct device_exchange *x, const struct device_plan *plan, s
 		.routes = (uint2 *)(s->memory + x->layout.routes)};
 }
 
-static int make_slot(struct device_exchange *x, const struct device_plan *plan, const struct gpu_placement *placement, uint32_t slot)
+static int make_slot(struct device_exchange *x, const struct device_plan *plan,
+	const struct gpu_placement *placement, uint32_t slot)
 {
 	struct device_slot *s = &x->slots[slot];
 	const struct tern_moe_config *c = plan->config;
-	struct gpu_state first = {.epoch_dispatch = c->first_epoch ? c->first_epoch : 1}; /* fresh windows hold zeros */
+	struct gpu_state first = {.epoch_dispatch = c->first_epoch ? c->first_epoch : 1}; /* fresh
+											     windows
+											     hold
+											     zeros
+											   */
 
 	s->memory = x->memory + slot * x->layout.slot_bytes;
 	s->dispatch.exchange.placement = *placement;
@@ -174,32 +202,45 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan, 
 	s->combine.kind = gpu_y_kind(c);
 	/* BY_SOURCE: the caller has reduced and weighted. */
 	s->combine.weighted = c->weights == TERN_WEIGHTS_COMBINE;
-	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first), cudaMemcpyHostToDevice), "cudaMemcpy of a slot's state");
+	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first),
+				  cudaMemcpyHostToDevice),
+		"cudaMemcpy of a slot's state");
 }
 
-/* The plan's one block waits for other ranks' too, so where kernels of several slots or ranks share a device some SMs are left to it. */
+/* The plan's one block waits for other ranks' too, so where kernels of several slots or ranks share
+ * a device some SMs are left to it. */
 static int count_ht_blocks(struct device_exchange *x)
 {
 	struct device_slot *s = &x->slots[0];
-	int device = 0, nr_sms = 0, rc = cuda_check(ht_most_blocks(&s->dispatch, &s->combine, &s->ht, &x->most_blocks), "high throughput's kernels");
+	int device = 0, nr_sms = 0,
+	    rc = cuda_check(ht_most_blocks(&s->dispatch, &s->combine, &s->ht, &x->most_blocks),
+		    "high throughput's kernels");
 
 	rc = rc ? rc : cuda_check(cudaGetDevice(&device), "cudaGetDevice");
-	rc = rc ? rc : cuda_check(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+	rc = rc ? rc
+		: cuda_check(
+			  cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device),
+			  "cudaDeviceGetAttribute");
 	if (!rc && x->internode)
-		rc = cuda_check(internode_dispatch_prepare(&s->dispatch), "the internode dispatch's kernels");
+		rc = cuda_check(internode_dispatch_prepare(&s->dispatch),
+			"the internode dispatch's kernels");
 	if (!rc && x->internode)
-		rc = cuda_check(internode_combine_prepare(&s->combine), "the internode combine's kernels");
+		rc = cuda_check(
+			internode_combine_prepare(&s->combine), "the internode combine's kernels");
 	if (rc)
 		return rc;
 	if (x->most_blocks > (uint32_t)nr_sms)
 		x->most_blocks = (uint32_t)nr_sms;
 	if (x->nr_sharing > 1)
 		x->most_blocks = (x->most_blocks - x->most_blocks / 8) / x->nr_sharing;
-	return x->most_blocks ? 0 : fail(TERN_ERR_UNSUPPORTED, "%u slots of all ranks share a device of %d SMs", x->nr_sharing, nr_sms);
+	return x->most_blocks ? 0
+			      : fail(TERN_ERR_UNSUPPORTED,
+					"%u slots of all ranks share a device of %d SMs",
+					x->nr_sharing, nr_sms);
 }
 
-/* Kernels are loaded when they are first launched or asked for, and loading may wait for kernels under way, which may wait for this rank:
- * so all are asked for here. */
+/* Kernels are loaded when they are first launched or asked for, and loading may wait for kernels
+ * under way, which may wait for this rank: so all are asked for here. */
 static int count_blocks(struct device_exchange *x)
 {
 	struct gpu_launch launch = {.nr_warps = GPU_MAX_WARPS, .send_warps = 1};
@@ -210,18 +251,23 @@ static int count_blocks(struct device_exchange *x)
 	s->dispatch.roles = s->combine.roles = GPU_SEND | GPU_RECEIVE;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return count_ht_blocks(x);
-	rc = cuda_check(ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
-	rc = rc ? rc : cuda_check(ll_combine_most_blocks(&s->combine, &launch, &combine), "the combine kernel");
+	rc = cuda_check(
+		ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
+	rc = rc ? rc
+		: cuda_check(ll_combine_most_blocks(&s->combine, &launch, &combine),
+			  "the combine kernel");
 	if (rc)
 		return rc;
 	x->most_blocks = (dispatch < combine ? dispatch : combine) / x->nr_sharing;
 	if (!x->most_blocks)
-		return fail(TERN_ERR_UNSUPPORTED, "%u slots of all ranks share a device that holds %u blocks at once", x->nr_sharing,
-			dispatch < combine ? dispatch : combine);
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u slots of all ranks share a device that holds %u blocks at once",
+			x->nr_sharing, dispatch < combine ? dispatch : combine);
 	return 0;
 }
 
-/* early: it waits for the kernel ahead before it touches anything, so only the room it takes could harm. The code for older GPUs has no such wait, on whatever device it runs. */
+/* early: it waits for the kernel ahead before it touches anything, so only the room it takes could
+ * harm. The code for older GPUs has no such wait, on whatever device it runs. */
 static int ask_device(struct device_exchange *x)
 {
 	int version = 0, rc = cuda_check(cudaGetDevice(&x->device), "cudaGetDevice");
@@ -239,7 +285,10 @@ static int fill_exchange(struct device_exchange *x, const struct device_plan *pl
 	int rc = cuda_check(cudaMalloc((void **)&x->memory, bytes), "cudaMalloc of an exchange");
 
 	rc = rc ? rc : cuda_check(cudaMemset(x->memory, 0, bytes), "cudaMemset");
-	rc = rc ? rc : cuda_check(cudaMallocHost((void **)&x->reports, nr_slots * sizeof(*x->reports) + x->layout.counters_bytes), "cudaMallocHost");
+	rc = rc ? rc
+		: cuda_check(cudaMallocHost((void **)&x->reports,
+				     nr_slots * sizeof(*x->reports) + x->layout.counters_bytes),
+			  "cudaMallocHost");
 	if (!rc) {
 		memset(x->reports, 0, nr_slots * sizeof(*x->reports));
 		x->read = (struct gpu_counters *)(x->reports + nr_slots);
@@ -287,9 +336,10 @@ void device_exchange_close(struct device_exchange *x)
 	free(x);
 }
 
-/* ---- what kernels have said ---------------------------------------------------------------------------------- */
+/* ---- what kernels have said ------------------------------------------------------------------ */
 
-void device_exchange_report(const struct device_exchange *x, uint32_t slot, struct gpu_report *report)
+void device_exchange_report(
+	const struct device_exchange *x, uint32_t slot, struct gpu_report *report)
 {
 	const struct gpu_report *r = &x->reports[slot].report;
 
@@ -298,7 +348,8 @@ void device_exchange_report(const struct device_exchange *x, uint32_t slot, stru
 		*report = *r;
 }
 
-void device_exchange_input_error(struct device_exchange *x, uint32_t slot, struct gpu_input_error *input_error)
+void device_exchange_input_error(
+	struct device_exchange *x, uint32_t slot, struct gpu_input_error *input_error)
 {
 	struct gpu_input_error *c = &x->reports[slot].input_error;
 
@@ -309,12 +360,19 @@ void device_exchange_input_error(struct device_exchange *x, uint32_t slot, struc
 	__atomic_store_n(&c->reason, 0, __ATOMIC_RELEASE);
 }
 
-/* On a stream of its own, which waits for no kernel. To pinned memory, so that it may be asked while the caller's streams are being captured. */
+/* On a stream of its own, which waits for no kernel. To pinned memory, so that it may be asked
+ * while the caller's streams are being captured. */
 int device_exchange_counters(struct device_exchange *x, struct gpu_counters *counters)
 {
-	int rc = x->reader ? 0 : cuda_check(cudaStreamCreateWithFlags(&x->reader, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+	int rc = x->reader
+			 ? 0
+			 : cuda_check(cudaStreamCreateWithFlags(&x->reader, cudaStreamNonBlocking),
+				   "cudaStreamCreateWithFlags");
 
-	rc = rc ? rc : cuda_check(cudaMemcpyAsync(x->read, x->counters, x->layout.counters_bytes, cudaMemcpyDeviceToHost, x->reader), "cudaMemcpyAsync of statistics");
+	rc = rc ? rc
+		: cuda_check(cudaMemcpyAsync(x->read, x->counters, x->layout.counters_bytes,
+				     cudaMemcpyDeviceToHost, x->reader),
+			  "cudaMemcpyAsync of statistics");
 	rc = rc ? rc : cuda_check(cudaStreamSynchronize(x->reader), "cudaStreamSynchronize");
 	if (!rc)
 		memcpy(counters, x->read, x->layout.counters_bytes);

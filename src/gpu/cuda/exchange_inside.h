@@ -25,18 +25,19 @@ struct device_exchange {
 	struct device_layout layout;
 	uint64_t positions;
 	uint32_t nr_sharing;
-	int device; /* that was current when it was made, and has to be for each half */
+	int device;           /* that was current when it was made, and has to be for each half */
 	uint32_t most_blocks; /* of 16 warps that fit at once, over nr_sharing */
 	uint32_t block_bytes; /* shared memory that a block may have */
-	bool early;	      /* kernels may be scheduled before those ahead have ended: not where others need the room */
+	bool early; /* kernels may be scheduled before those ahead have ended: not where others need
+		       the room */
 	uint8_t *memory, *tables;
 	struct internode_table *internode; /* [slots] NULL: no rank is on another node */
-	uint8_t *sink;	       /* high throughput: heads for ranks on other nodes, which nobody reads */
+	uint8_t *sink; /* high throughput: heads for ranks on other nodes, which nobody reads */
 	const uint32_t *order, *first, *logical; /* experts by rank; whom they serve */
 	struct gpu_counters *counters;
-	cudaStream_t reader; /* of the counters; made when it is first asked for */
-	struct reports *reports; /* [slots] pinned */
-	struct gpu_counters *read;	 /* behind them */
+	cudaStream_t reader;       /* of the counters; made when it is first asked for */
+	struct reports *reports;   /* [slots] pinned */
+	struct gpu_counters *read; /* behind them */
 	struct device_slot slots[MAX_SLOTS];
 };
 

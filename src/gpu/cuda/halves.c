@@ -10,23 +10,29 @@ static int check_current(const struct device_exchange *x)
 	int device = -1, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 
 	if (!rc && device != x->device)
-		rc = fail(TERN_ERR_INVALID, "device %d is current for this thread; the exchange was made on device %d", device, x->device);
+		rc = fail(TERN_ERR_INVALID,
+			"device %d is current for this thread; the exchange was made on device %d",
+			device, x->device);
 	return rc;
 }
 
-static struct gpu_launch fit_launch(const struct device_exchange *x, const struct device_call *call, struct gpu_launch launch)
+static struct gpu_launch fit_launch(
+	const struct device_exchange *x, const struct device_call *call, struct gpu_launch launch)
 {
-	launch.nr_blocks = gpu_least(launch.nr_blocks, call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks);
+	launch.nr_blocks = gpu_least(launch.nr_blocks,
+		call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks);
 	launch.early = x->early;
 	return launch;
 }
 
 /* Where the library's own received rows lie. */
-static uint8_t *own_rows(const struct device_exchange *x, const struct device_slot *s, uint64_t in_memory, uint64_t in_window)
+static uint8_t *own_rows(const struct device_exchange *x, const struct device_slot *s,
+	uint64_t in_memory, uint64_t in_window)
 {
 	const struct gpu_exchange *e = &s->dispatch.exchange;
 
-	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window : s->memory + in_memory;
+	return x->config.mode == TERN_HIGH_THROUGHPUT ? e->windows[e->rank] + in_window
+						      : s->memory + in_memory;
 }
 
 /* All blocks that fit, unless the caller wants fewer: bytes are what counts here. */
@@ -37,13 +43,18 @@ static struct gpu_launch ht_launch(const struct device_exchange *x, const struct
 	return (struct gpu_launch){.nr_blocks = most, .nr_warps = GPU_MAX_WARPS, .early = x->early};
 }
 
-/* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows that are under way arrive together, and those that arrive last are
- * copied last. With few blocks none of them waits for fences. Measured, docs/notebook/gpu-high-throughput.md. */
+/* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows
+ * that are under way arrive together, and those that arrive last are copied last. With few blocks
+ * none of them waits for fences. Measured, docs/notebook/gpu-high-throughput.md. */
 static uint32_t ht_senders(const struct gpu_dispatch *d, uint32_t nr_blocks)
 {
-	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2, copied = d->kind == GPU_X_COPY;
+	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2,
+	     copied = d->kind == GPU_X_COPY;
 	uint32_t bytes = few ? (once ? 4600000 : 1370000) : once && !copied ? 5700000 : 3700000;
-	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks, most = few ? (once ? 12 : 8) : copied ? 6 : 8;
+	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks,
+		 most = few      ? (once ? 12 : 8)
+			: copied ? 6
+				 : 8;
 
 	return wanted < 3 ? 3 : gpu_least(wanted, most);
 }
@@ -56,36 +67,50 @@ static int put_ht_dispatch(struct device_exchange *x, const struct device_call *
 
 	launch.send_warps = ht_senders(&s->dispatch, launch.nr_blocks);
 	if (call->roles & DEVICE_SEND)
-		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, &launch, call->stream), "the plan's kernels");
+		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, &launch, call->stream),
+			"the plan's kernels");
 	if (!rc && x->internode && call->roles & DEVICE_SEND)
-		rc = cuda_check(internode_dispatch_launch(&s->dispatch, &s->ht, &launch, GPU_SEND, call->stream), "the internode dispatch's kernel");
-	rc = rc ? rc : cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream), "the dispatch kernel");
+		rc = cuda_check(internode_dispatch_launch(
+					&s->dispatch, &s->ht, &launch, GPU_SEND, call->stream),
+			"the internode dispatch's kernel");
+	rc = rc ? rc
+		: cuda_check(ht_dispatch_launch(&s->dispatch, &s->ht, &launch, call->stream),
+			  "the dispatch kernel");
 	if (!rc && x->internode && call->roles & DEVICE_RECEIVE)
-		rc = cuda_check(internode_dispatch_launch(&s->dispatch, &s->ht, &launch, GPU_RECEIVE, call->stream), "the internode dispatch's kernel");
+		rc = cuda_check(internode_dispatch_launch(
+					&s->dispatch, &s->ht, &launch, GPU_RECEIVE, call->stream),
+			"the internode dispatch's kernel");
 	return rc;
 }
 
 /* What this rank sends. */
-static void take_sent(const struct tern_moe_config *c, const struct device_call *call, const struct tern_dispatch *args, struct gpu_dispatch *d)
+static void take_sent(const struct tern_moe_config *c, const struct device_call *call,
+	const struct tern_dispatch *args, struct gpu_dispatch *d)
 {
-	uint32_t x_bytes = c->x_dtype == TERN_BYTES ? c->payload_bytes : c->hidden * dtype_bytes(c->x_dtype);
+	uint32_t x_bytes =
+		c->x_dtype == TERN_BYTES ? c->payload_bytes : c->hidden * dtype_bytes(c->x_dtype);
 
 	d->nr_tokens = args->nr_tokens;
 	d->nr_tokens_at = call->nr_tokens_at;
 	d->x = args->x;
 	d->x_stride = args->x_stride ? args->x_stride : x_bytes;
 	d->scales = args->scales;
-	d->scales_stride = args->scales_stride ? args->scales_stride : (c->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK * d->scale_bytes;
+	d->scales_stride = args->scales_stride
+				   ? args->scales_stride
+				   : (c->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK * d->scale_bytes;
 	d->topk_ids = args->topk_ids;
 	d->ids_64 = args->topk_ids_bits == 64;
 	d->topk_weights = args->topk_weights;
 }
 
 /* Where it receives. */
-static void give_received(const struct device_exchange *x, const struct device_slot *s, struct gpu_dispatch *d, struct tern_received *received)
+static void give_received(const struct device_exchange *x, const struct device_slot *s,
+	struct gpu_dispatch *d, struct tern_received *received)
 {
-	d->out_x = received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
-	d->out_scales = received->into_x ? received->into_scales : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
+	d->out_x =
+		received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
+	d->out_scales = received->into_x ? received->into_scales
+					 : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
 	received->x = d->out_x;
 	received->scales = d->scale_bytes ? d->out_scales : NULL;
 	received->counts = d->out_counts;
@@ -96,8 +121,8 @@ static void give_received(const struct device_exchange *x, const struct device_s
 	received->nr_rows = received->extent = x->positions;
 }
 
-int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call, const struct tern_dispatch *args,
-	struct tern_received *received)
+int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call,
+	const struct tern_dispatch *args, struct tern_received *received)
 {
 	struct device_slot *s = &x->slots[call->slot];
 	struct gpu_dispatch *d = &s->dispatch;
@@ -114,13 +139,17 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		give_received(x, s, d, received);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = gpu_divisor_of(ll_rule_share(d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
-	launch = fit_launch(x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
+	d->by_share = gpu_divisor_of(ll_rule_share(
+		d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
+	launch = fit_launch(
+		x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
-/* One role after the other: results from other nodes are in the window before the kernel begins that sums them. */
-static int put_internode_combine(struct device_exchange *x, const struct device_call *call, const struct gpu_launch *launch)
+/* One role after the other: results from other nodes are in the window before the kernel begins
+ * that sums them. */
+static int put_internode_combine(
+	struct device_exchange *x, const struct device_call *call, const struct gpu_launch *launch)
 {
 	struct device_slot *s = &x->slots[call->slot];
 	int rc = 0;
@@ -129,8 +158,12 @@ static int put_internode_combine(struct device_exchange *x, const struct device_
 		if (!(call->roles & role))
 			continue;
 		s->combine.roles = role;
-		rc = cuda_check(internode_combine_launch(&s->combine, &s->ht, launch, role, call->stream), "the internode combine's kernel");
-		rc = rc ? rc : cuda_check(ht_combine_launch(&s->combine, &s->ht, launch, call->stream), "the combine kernel");
+		rc = cuda_check(
+			internode_combine_launch(&s->combine, &s->ht, launch, role, call->stream),
+			"the internode combine's kernel");
+		rc = rc ? rc
+			: cuda_check(ht_combine_launch(&s->combine, &s->ht, launch, call->stream),
+				  "the combine kernel");
 	}
 	return rc;
 }
@@ -143,22 +176,27 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
-	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, &c->exchange.result, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
+	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, &c->exchange.result,
+		!d->by_source && !c->exchange.at_home, ll_combine_whole(c));
 	launch = fit_launch(x, call, launch);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
 		launch = ht_launch(x, call);
-		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs than the dispatch's */
+		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs
+								 than the dispatch's */
 	}
 	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->internode && !c->release)
 		return put_internode_combine(x, call, &launch);
 	if (c->release)
 		launch.nr_blocks = 1;
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
-		return cuda_check(ht_combine_launch(c, &x->slots[call->slot].ht, &launch, call->stream), "the combine kernel");
+		return cuda_check(
+			ht_combine_launch(c, &x->slots[call->slot].ht, &launch, call->stream),
+			"the combine kernel");
 	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
 }
 
-int device_exchange_combine(struct device_exchange *x, const struct device_call *call, const struct tern_combine *args, void *out, size_t out_stride)
+int device_exchange_combine(struct device_exchange *x, const struct device_call *call,
+	const struct tern_combine *args, void *out, size_t out_stride)
 {
 	struct gpu_combine *c = &x->slots[call->slot].combine;
 	uint32_t row_bytes = x->layout.result.row_bytes;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Holds a stream for a while, so that a host can queue what follows, or ranks are pushed apart; or until all ranks' streams have come as far. */
+/* Holds a stream for a while, so that a host can queue what follows, or ranks are pushed apart; or
+ * until all ranks' streams have come as far. */
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/common/memory.cuh"
 #include "gpu/cuda/spin.h"
@@ -37,7 +38,9 @@ static __global__ void barrier(const __grid_constant__ struct stream_barrier m)
 	for (uint32_t r = threadIdx.x; r < m.nr_ranks; r += LANES)
 		word_release(m.windows[r] + (uint64_t)m.rank * GPU_LINE_BYTES, m.number);
 	for (uint32_t r = threadIdx.x; r < m.nr_ranks; r += LANES)
-		while ((int32_t)(word_acquire(m.windows[m.rank] + (uint64_t)r * GPU_LINE_BYTES) - m.number) < 0 && now_ns() - start < m.wait_ns)
+		while ((int32_t)(word_acquire(m.windows[m.rank] + (uint64_t)r * GPU_LINE_BYTES) -
+				 m.number) < 0 &&
+			now_ns() - start < m.wait_ns)
 			;
 }
 

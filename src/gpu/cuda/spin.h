@@ -7,7 +7,8 @@
 
 #include "gpu/wire/ll.h"
 
-/* Each rank stores the number of the barrier into everybody's window, where otherwise nothing happens, and waits for the others' there. Who has waited for too long goes on. */
+/* Each rank stores the number of the barrier into everybody's window, where otherwise nothing
+ * happens, and waits for the others' there. Who has waited for too long goes on. */
 struct stream_barrier {
 	uint8_t *windows[GPU_MAX_RANKS]; /* as mapped here; all of them */
 	uint32_t rank, nr_ranks, number;
@@ -18,7 +19,8 @@ struct stream_barrier {
 extern "C" {
 #endif
 
-/* Whose branches of ptx.cuh the current device runs, as __CUDA_ARCH__ / 10: 80, 90, 100. It may be newer than its code, which the driver has then compiled for it. */
+/* Whose branches of ptx.cuh the current device runs, as __CUDA_ARCH__ / 10: 80, 90, 100. It may be
+ * newer than its code, which the driver has then compiled for it. */
 cudaError_t code_version(int *version);
 cudaError_t spin_launch(uint64_t ns, cudaStream_t stream);
 cudaError_t barrier_launch(const struct stream_barrier *at, cudaStream_t stream);

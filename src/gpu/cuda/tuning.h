@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a low-latency exchange is cut and launched, as measured on 2 and 4 x H200 (docs/notebook/gpu-low-latency.md): pure arithmetic, for the library and for the lab. */
+/* How a low-latency exchange is cut and launched, as measured on 2 and 4 x H200
+ * (docs/notebook/gpu-low-latency.md): pure arithmetic, for the library and for the lab. */
 #ifndef TERN_GPU_CUDA_TUNING_H
 #define TERN_GPU_CUDA_TUNING_H
 
@@ -10,11 +11,11 @@
 #define GPU_MAX_WARPS 16
 struct gpu_launch {
 	uint32_t nr_blocks;
-	uint32_t nr_warps;	/* of a block, at most GPU_MAX_WARPS */
-	uint32_t send_warps;	/* of these; 1 to nr_warps - 1. nr_warps: all send, and then all receive; where
-				 * ll_combine_whole. Both roles only */
-	uint32_t early;		/* may be scheduled before the kernel ahead of it has ended (programmatic
-				 * dependent launch) */
+	uint32_t nr_warps;   /* of a block, at most GPU_MAX_WARPS */
+	uint32_t send_warps; /* of these; 1 to nr_warps - 1. nr_warps: all send, and then all
+			      * receive; where ll_combine_whole. Both roles only */
+	uint32_t early; /* may be scheduled before the kernel ahead of it has ended (programmatic
+			 * dependent launch) */
 };
 
 /* So large that rows, and not their number, decide what is best. */
@@ -23,24 +24,30 @@ static inline int ll_rule_large(const struct row_geometry *row)
 	return row->row_bytes > 8192;
 }
 
-/* Vectors of 16 bytes a lane and segment: fewer, and a warp has less in a row; more, and fewer bytes travel beside the rows. */
+/* Vectors of 16 bytes a lane and segment: fewer, and a warp has less in a row; more, and fewer
+ * bytes travel beside the rows. */
 static inline uint32_t ll_rule_row_vectors(int scaled, uint32_t max_tokens)
 {
 	return scaled || max_tokens <= 64 ? 2 : 4;
 }
 
 /* Of a result of row_bytes. Between two ranks each result is a sum of twice as many rows. */
-static inline uint32_t ll_rule_result_vectors(uint32_t max_tokens, uint32_t nr_ranks, uint32_t row_bytes)
+static inline uint32_t ll_rule_result_vectors(
+	uint32_t max_tokens, uint32_t nr_ranks, uint32_t row_bytes)
 {
 	return nr_ranks > 2 || (uint64_t)max_tokens * row_bytes <= 512 << 10 ? 1 : 2;
 }
 
-/* With few rows, few blocks, which start and end sooner. With many, few warps that send: more would only wait for NVLink, and take the place of
- * those that receive; but large rows that travel as they are, and two ranks, ask for more. */
-static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
+/* With few rows, few blocks, which start and end sooner. With many, few warps that send: more would
+ * only wait for NVLink, and take the place of those that receive; but large rows that travel as
+ * they are, and two ranks, ask for more. */
+static inline struct gpu_launch ll_rule_dispatch(
+	uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
 {
-	static const struct gpu_launch one = {24, 8, 4, 0}, little = {48, 8, 4, 0}, few = {96, 16, 8, 0}, some = {96, 16, 4, 0}, more = {112, 16, 4, 0},
-				      many = {132, 16, 2, 0}, large = {132, 16, 6, 0};
+	static const struct gpu_launch one = {24, 8, 4, 0}, little = {48, 8, 4, 0},
+				       few = {96, 16, 8, 0}, some = {96, 16, 4, 0},
+				       more = {112, 16, 4, 0}, many = {132, 16, 2, 0},
+				       large = {132, 16, 6, 0};
 
 	if (nr_tokens <= 2)
 		return one;
@@ -53,19 +60,28 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
 	return nr_tokens <= 32 ? some : nr_tokens <= 64 ? more : ll_rule_large(row) ? large : many;
 }
 
-/* Where all warps send, and then receive: about as many as there are segments of sums, of other ranks' tokens and of this rank's. */
+/* Where all warps send, and then receive: about as many as there are segments of sums, of other
+ * ranks' tokens and of this rank's. */
 static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
 {
-	static const struct gpu_launch one = {24, 8, 8, 0}, few = {64, 16, 16, 0}, some = {96, 16, 16, 0}, all = {132, 16, 16, 0};
+	static const struct gpu_launch one = {24, 8, 8, 0}, few = {64, 16, 16, 0},
+				       some = {96, 16, 16, 0}, all = {132, 16, 16, 0};
 
-	return nr_segments <= (nr_ranks <= 2 ? 256 : 128) ? one : nr_segments <= 800 ? few : nr_segments <= 1500 ? some : all;
+	return nr_segments <= (nr_ranks <= 2 ? 256 : 128) ? one
+	       : nr_segments <= 800                       ? few
+	       : nr_segments <= 1500                      ? some
+							  : all;
 }
 
-/* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can send, and then receive. */
-static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *result, int summed, int whole)
+/* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can
+ * send, and then receive. */
+static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks,
+	const struct row_geometry *result, int summed, int whole)
 {
-	static const struct gpu_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0}, some = {132, 16, 8, 0}, many = {132, 16, 9, 0}, small = {112, 16, 10, 0},
-				      two_small = {132, 16, 10, 0}, two_large = {132, 16, 12, 0};
+	static const struct gpu_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0},
+				       some = {132, 16, 8, 0}, many = {132, 16, 9, 0},
+				       small = {112, 16, 10, 0}, two_small = {132, 16, 10, 0},
+				       two_large = {132, 16, 12, 0};
 
 	if (whole && (nr_ranks <= 2 || nr_tokens * result->nr_segments <= 900))
 		return ll_rule_whole(nr_ranks * nr_tokens * result->nr_segments, nr_ranks);
@@ -76,10 +92,17 @@ static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_
 	return nr_tokens <= 64 ? some : summed && ll_rule_large(result) ? two_large : two_small;
 }
 
-/* How many warps share the destinations of one segment. Each quantises it, which rows that travel as they are need not. */
-static inline uint32_t ll_rule_share(int scaled, uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
+/* How many warps share the destinations of one segment. Each quantises it, which rows that travel
+ * as they are need not. */
+static inline uint32_t ll_rule_share(
+	int scaled, uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
 {
-	uint32_t most = nr_tokens <= 2 ? 4 : nr_tokens <= 16 ? 1 : nr_tokens <= 64 ? 2 : ll_rule_large(row) ? 4 : scaled ? 1 : 2;
+	uint32_t most = nr_tokens <= 2       ? 4
+			: nr_tokens <= 16    ? 1
+			: nr_tokens <= 64    ? 2
+			: ll_rule_large(row) ? 4
+			: scaled             ? 1
+					     : 2;
 
 	if (nr_ranks <= 2 && nr_tokens > 2)
 		most = nr_tokens > 64 && !scaled ? 2 : 1;

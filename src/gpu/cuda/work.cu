@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands for what a model computes beside an exchange, for benchmarks. As with a matrix product, an SM holds one block of it, and a kernel that comes meanwhile gets an SM when
- * a block has ended. A block does a fixed amount of arithmetic, some two microseconds of an SM's multiply-adds, and reads 16 KiB beside it: all SMs together about 1 TB/s. */
+/* Stands for what a model computes beside an exchange, for benchmarks. As with a matrix product, an
+ * SM holds one block of it, and a kernel that comes meanwhile gets an SM when a block has ended. A
+ * block does a fixed amount of arithmetic, some two microseconds of an SM's multiply-adds, and
+ * reads 16 KiB beside it: all SMs together about 1 TB/s. */
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/common/memory.cuh"
 #include "gpu/cuda/work.h"
@@ -44,10 +46,13 @@ static __global__ void work(uint2 *memory, uint32_t nr_reads)
 		memory[threadIdx.x] = make_uint2(0, 0);
 }
 
-cudaError_t work_launch(void *memory, uint64_t bytes, uint32_t nr_blocks, uint32_t shared_bytes, cudaStream_t stream)
+cudaError_t work_launch(void *memory, uint64_t bytes, uint32_t nr_blocks, uint32_t shared_bytes,
+	cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = launch_config(nr_blocks, THREADS, shared_bytes, stream);
 	cudaError_t rc = allow_shared((const void *)work);
 
-	return rc ? rc : cudaLaunchKernelEx(&config, work, (uint2 *)memory, (uint32_t)(bytes / (THREADS * sizeof(uint2))));
+	return rc ? rc
+		  : cudaLaunchKernelEx(&config, work, (uint2 *)memory,
+			    (uint32_t)(bytes / (THREADS * sizeof(uint2))));
 }

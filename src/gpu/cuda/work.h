@@ -9,8 +9,10 @@
 extern "C" {
 #endif
 
-/* memory: set, aligned to 8 bytes, of at least 4 KiB. shared_bytes: of each block, so that an SM holds one. */
-cudaError_t work_launch(void *memory, uint64_t bytes, uint32_t nr_blocks, uint32_t shared_bytes, cudaStream_t stream);
+/* memory: set, aligned to 8 bytes, of at least 4 KiB. shared_bytes: of each block, so that an SM
+ * holds one. */
+cudaError_t work_launch(void *memory, uint64_t bytes, uint32_t nr_blocks, uint32_t shared_bytes,
+	cudaStream_t stream);
 
 #ifdef __cplusplus
 }

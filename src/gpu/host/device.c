@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and ending exchanges on a device: what ranks can reach, and windows shared between them. */
+/* Making and ending exchanges on a device: what ranks can reach, and windows shared between them.
+ */
 #include "gpu/host/inside.h"
 
 #include <limits.h>
@@ -17,7 +18,8 @@ int device_outcome(const struct device *d, int rc)
 	return rc ? fail(rc, "%s", d->ops->error_text()) : 0;
 }
 
-/* For tests: TERN_FORCE_BLOCK_KIB, less shared memory for a block, as other GPUs than those here have it. */
+/* For tests: TERN_FORCE_BLOCK_KIB, less shared memory for a block, as other GPUs than those here
+ * have it. */
 static int force_block_bytes(uint32_t *bytes)
 {
 	int most = (int)(*bytes / 1024), kib = most;
@@ -46,9 +48,13 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	d->since = device_counters_create(moe);
 	moe->slots = calloc(c->nr_slots, sizeof(*moe->slots));
 	if (!d->windows || !d->opened || !d->streams || !d->counters || !d->since || !moe->slots)
-		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks, c->nr_slots);
+		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks,
+			c->nr_slots);
 	if (c->wait_ms <= 0)
-		return fail(TERN_ERR_INVALID, "wait_ms is %d; kernels cannot poll once and go on later: it has to be more than 0", c->wait_ms);
+		return fail(TERN_ERR_INVALID,
+			"wait_ms is %d; kernels cannot poll once and go on later: it has to be "
+			"more than 0",
+			c->wait_ms);
 	d->ops = device_ops_load();
 	return d->ops ? identify(d, &card->identity) : TERN_ERR_UNSUPPORTED;
 }
@@ -58,13 +64,15 @@ static int same_device(const struct device_card *a, const struct device_card *b)
 	return !memcmp(a->identity.uuid, b->identity.uuid, sizeof(a->identity.uuid));
 }
 
-/* Ranks of one process on one device, be it as several nodes: their kernels wait for each other there. */
+/* Ranks of one process on one device, be it as several nodes: their kernels wait for each other
+ * there. */
 static uint32_t count_sharing(const tern_moe *moe, const struct device_card *cards)
 {
 	uint32_t nr = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		nr += same_device(&cards[r], &cards[moe->rank]) && (r == moe->rank || moe->group->peers[r].beside);
+		nr += same_device(&cards[r], &cards[moe->rank]) &&
+		      (r == moe->rank || moe->group->peers[r].beside);
 	return nr * moe->config.nr_slots;
 }
 
@@ -87,8 +95,12 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		block_bytes = gpu_least(block_bytes, cards[r].identity.block_bytes);
-	rc = rc ? rc : device_layout_init(&d->layout, &moe->config, &moe->layout, d->format, moe->topology.nr_nodes > 1, block_bytes);
-	rc = rc ? rc : device_outcome(d, d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
+	rc = rc ? rc
+		: device_layout_init(&d->layout, &moe->config, &moe->layout, d->format,
+			  moe->topology.nr_nodes > 1, block_bytes);
+	rc = rc ? rc
+		: device_outcome(d,
+			  d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
 	mine->address = (uintptr_t)d->window;
 	return rc;
 }
@@ -145,7 +157,8 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	if (!rc)
 		rc = group_agree_status(group, open_windows(moe, cards), "tern_moe_create");
 	if (!rc && moe->topology.nr_nodes > 1)
-		rc = device_internode_open(moe, moe->device->ops, &moe->device->layout, moe->device->windows, &moe->device->internode);
+		rc = device_internode_open(moe, moe->device->ops, &moe->device->layout,
+			moe->device->windows, &moe->device->internode);
 	if (!rc)
 		rc = group_agree_status(group, open_exchange(moe, cards), "tern_moe_create");
 	return rc;
@@ -157,14 +170,16 @@ int device_open(tern_moe *moe)
 	int rc;
 
 	moe->device = calloc(1, sizeof(*moe->device));
-	rc = cards && moe->device ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
+	rc = cards && moe->device ? 0
+				  : fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : share(moe, cards, &mine);
 	free(cards);
 	return rc;
 }
 
-/* All rounds are over on this rank: what peers store here for them has come, since this rank's last kernels waited for it. */
+/* All rounds are over on this rank: what peers store here for them has come, since this rank's last
+ * kernels waited for it. */
 static bool is_at_rest(const tern_moe *moe)
 {
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
@@ -214,8 +229,12 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory)
 {
 	const struct device_layout *l = &moe->device->layout;
 
-	uint64_t inside = moe->config.mode == TERN_HIGH_THROUGHPUT ? moe->config.nr_slots * (l->ht.results - l->ht.x) : 0; /* rows, as far as they lie in the window */
+	uint64_t inside = moe->config.mode == TERN_HIGH_THROUGHPUT
+				  ? moe->config.nr_slots * (l->ht.results - l->ht.x)
+				  : 0; /* rows, as far as they lie in the window */
 
-	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside, .output_bytes = l->output_bytes, .private_bytes = l->private_bytes,
+	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside,
+		.output_bytes = l->output_bytes,
+		.private_bytes = l->private_bytes,
 		.staging_bytes = device_internode_bytes(moe->device->internode)};
 }

@@ -4,7 +4,7 @@
 #include "gpu/host/inside.h"
 #include "base/error.h"
 
-/* ---- settings ------------------------------------------------------------------------------------------------ */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 static int check_device(tern_moe *moe, const char *call)
 {
@@ -31,8 +31,12 @@ int tern_moe_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_t
 
 	rc = rc ? rc : slot_check(moe, slot, "tern_moe_set_nr_tokens_at");
 	if (!rc && (uintptr_t)nr_tokens % sizeof(*nr_tokens))
-		rc = fail(TERN_ERR_INVALID, "tern_moe_set_nr_tokens_at: %p is not aligned to 4 bytes", (const void *)nr_tokens);
-	rc = rc || !nr_tokens ? rc : device_outcome(moe->device, moe->device->ops->pointer_check(nr_tokens));
+		rc = fail(TERN_ERR_INVALID,
+			"tern_moe_set_nr_tokens_at: %p is not aligned to 4 bytes",
+			(const void *)nr_tokens);
+	rc = rc || !nr_tokens
+		     ? rc
+		     : device_outcome(moe->device, moe->device->ops->pointer_check(nr_tokens));
 	if (!rc)
 		moe->device->streams[slot].nr_tokens_at = nr_tokens;
 	return rc;
@@ -47,7 +51,7 @@ int tern_moe_set_sms(tern_moe *moe, uint32_t nr_sms)
 	return rc;
 }
 
-/* ---- the halves ---------------------------------------------------------------------------------------------- */
+/* ---- the halves ------------------------------------------------------------------------------ */
 
 static struct device_call call_of(const tern_moe *moe, uint32_t slot, uint32_t roles)
 {
@@ -110,27 +114,32 @@ static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_b
 }
 
 /* One kernel reads x and writes into_x, in no order. */
-static int check_apart(const tern_moe *moe, const struct tern_dispatch *args, const struct tern_received *received)
+static int check_apart(
+	const tern_moe *moe, const struct tern_dispatch *args, const struct tern_received *received)
 {
-	uint64_t x_bytes = x_row_bytes(moe), into_bytes = moe->layout.positions * moe->layout.payload_bytes;
+	uint64_t x_bytes = x_row_bytes(moe),
+		 into_bytes = moe->layout.positions * moe->layout.payload_bytes;
 
 	if (!received->into_x || !args->nr_tokens)
 		return 0;
 	x_bytes += (args->nr_tokens - 1) * (uint64_t)(args->x_stride ? args->x_stride : x_bytes);
 	if (!overlap(args->x, x_bytes, received->into_x, into_bytes))
 		return 0;
-	return fail(TERN_ERR_INVALID, "tern_dispatch: x, %llu bytes at %p, overlaps into_x, %llu bytes at %p", (unsigned long long)x_bytes, args->x,
-		(unsigned long long)into_bytes, received->into_x);
+	return fail(TERN_ERR_INVALID,
+		"tern_dispatch: x, %llu bytes at %p, overlaps into_x, %llu bytes at %p",
+		(unsigned long long)x_bytes, args->x, (unsigned long long)into_bytes,
+		received->into_x);
 }
 
-static int put_dispatch(
-	tern_moe *moe, uint32_t slot, uint32_t roles, const struct tern_dispatch *args, struct tern_received *received, enum slot_state next)
+static int put_dispatch(tern_moe *moe, uint32_t slot, uint32_t roles,
+	const struct tern_dispatch *args, struct tern_received *received, enum slot_state next)
 {
 	struct device_call call = call_of(moe, slot, roles);
 	int rc;
 
 	moe->device->busy = true;
-	rc = device_outcome(moe->device, moe->device->ops->dispatch(moe->device->exchange, &call, args, received));
+	rc = device_outcome(moe->device,
+		moe->device->ops->dispatch(moe->device->exchange, &call, args, received));
 	if (rc)
 		return rc;
 	moe->slots[slot].state = next;
@@ -160,7 +169,9 @@ int device_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern
 
 	rc = rc ? rc : check_received(moe, received, "tern_dispatch");
 	rc = rc ? rc : check_apart(moe, args, received);
-	return rc ? rc : put_dispatch(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, received, SLOT_RECEIVED);
+	return rc ? rc
+		  : put_dispatch(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, received,
+			    SLOT_RECEIVED);
 }
 
 static int check_combine(tern_moe *moe, const struct tern_combine *args, const char *call)
@@ -178,11 +189,12 @@ static int check_out(const tern_moe *moe, uint32_t slot, const void *out, size_t
 	return rc ? rc : check_reachable(moe, "out", out);
 }
 
-static int put_combine(
-	tern_moe *moe, uint32_t slot, uint32_t roles, const struct tern_combine *args, void *out, size_t stride, enum slot_state next)
+static int put_combine(tern_moe *moe, uint32_t slot, uint32_t roles,
+	const struct tern_combine *args, void *out, size_t stride, enum slot_state next)
 {
 	struct device_call call = call_of(moe, slot, roles);
-	int rc = device_outcome(moe->device, moe->device->ops->combine(moe->device->exchange, &call, args, out, stride));
+	int rc = device_outcome(moe->device,
+		moe->device->ops->combine(moe->device->exchange, &call, args, out, stride));
 
 	if (!rc)
 		moe->slots[slot].state = next;
@@ -209,7 +221,9 @@ int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, si
 	int rc = check_combine(moe, args, "tern_combine");
 
 	rc = rc ? rc : check_out(moe, args->slot, out, out_stride);
-	return rc ? rc : put_combine(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, out, out_stride, SLOT_IDLE);
+	return rc ? rc
+		  : put_combine(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, out,
+			    out_stride, SLOT_IDLE);
 }
 
 /* The kernel waits for everybody's word itself, so the slot is free behind it. */

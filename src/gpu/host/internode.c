@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Staging, landing, commands' ring and arrival words of a device's exchange with ranks on other nodes; and, on the engine's proxy, what makes an arrival word of immediates. */
+/* Staging, landing, commands' ring and arrival words of a device's exchange with ranks on other
+ * nodes; and, on the engine's proxy, what makes an arrival word of immediates. */
 #include "gpu/host/internode.h"
 #include "gpu/host/inside.h"
 
@@ -15,16 +16,18 @@
 #include "exchange/wait.h"
 #include "exchange/wire.h"
 
-/* How long leave words may take. What is sent to a rank that has died ends with an error, maybe later. */
+/* How long leave words may take. What is sent to a rank that has died ends with an error, maybe
+ * later. */
 #define PART_NS 50000000u
 
 /* The same on all ranks. */
 struct internode_sizes {
 	uint64_t offset[NR_INTERNODE_KINDS]; /* of a kind's message among those of two ranks */
 	uint64_t head[NR_INTERNODE_KINDS];   /* what goes with the head */
-	uint64_t first[NR_INTERNODE_KINDS], run[NR_INTERNODE_KINDS]; /* what is sparse: where, and each */
-	uint64_t heads, scales;	       /* in a dispatch message of high throughput */
-	uint64_t bytes;		       /* of all kinds */
+	uint64_t first[NR_INTERNODE_KINDS], run[NR_INTERNODE_KINDS]; /* what is sparse: where, and
+									each */
+	uint64_t heads, scales; /* in a dispatch message of high throughput */
+	uint64_t bytes;         /* of all kinds */
 };
 
 /* What has come of a message. The proxy's own. */
@@ -39,27 +42,29 @@ struct device_internode {
 	struct internode_sizes sizes;
 	uint8_t prefix;
 	uint32_t nr_internode, *ranks; /* [nr_internode] */
-	uint32_t *number_of;	 /* [R] of an internode rank, among these; UINT32_MAX: it is none */
-	uint8_t *staging;	 /* messages, and beside what is registered: counters, words, ring */
+	uint32_t *number_of; /* [R] of an internode rank, among these; UINT32_MAX: it is none */
+	uint8_t *staging;    /* messages, and beside what is registered: counters, words, ring */
 	uint8_t *landing;
 	uint64_t messages_bytes, staging_bytes;
-	uint8_t *words;		 /* [slot][kind][R] lines */
+	uint8_t *words;                  /* [slot][kind][R] lines */
 	struct engine_counters counters; /* [slot][kind], and one of leave words */
 	struct ring ring;
 	uint64_t nr_commands, nr_leave_writes;
 	tern_region *staging_region, *landing_region;
-	tern_remote **remotes;	 /* [nr_internode] their landings */
+	tern_remote **remotes; /* [nr_internode] their landings */
 	struct internode_table *tables;
-	struct coming *coming;	 /* [slot][kind][R] */
+	struct coming *coming; /* [slot][kind][R] */
 	struct leave_statuses leave_statuses;
-	uint32_t first_lost;	 /* the first rank that the engine lost, on any node, + 1; set by the proxy */
+	uint32_t first_lost; /* the first rank that the engine lost, on any node, + 1; set by the
+				proxy */
 	bool counted, claimed, attached;
 	tern_moe *moe;
 };
 
-/* ---- sizes ----------------------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
-static void size_low_latency(struct internode_sizes *s, const struct tern_moe_config *c, const struct device_layout *l)
+static void size_low_latency(
+	struct internode_sizes *s, const struct tern_moe_config *c, const struct device_layout *l)
 {
 	s->head[INTERNODE_DISPATCH] += l->window.plan_bytes;
 	s->run[INTERNODE_DISPATCH] = l->window.row_bytes;
@@ -67,13 +72,15 @@ static void size_low_latency(struct internode_sizes *s, const struct tern_moe_co
 	(void)c;
 }
 
-static void size_high_throughput(struct internode_sizes *s, const struct tern_moe_config *c, const struct device_layout *l, const struct layout *layout)
+static void size_high_throughput(struct internode_sizes *s, const struct tern_moe_config *c,
+	const struct device_layout *l, const struct layout *layout)
 {
 	s->head[INTERNODE_COUNTS_EVEN] += l->ht.counts_bytes;
 	s->head[INTERNODE_COUNTS_ODD] += l->ht.counts_bytes;
 	s->heads = s->head[INTERNODE_DISPATCH];
 	s->scales = s->heads + internode_align((uint64_t)c->max_tokens * c->topk * 16);
-	s->head[INTERNODE_DISPATCH] = s->scales + internode_align((uint64_t)c->max_tokens * layout->scales_bytes);
+	s->head[INTERNODE_DISPATCH] =
+		s->scales + internode_align((uint64_t)c->max_tokens * layout->scales_bytes);
 	s->run[INTERNODE_DISPATCH] = layout->payload_bytes;
 	s->run[INTERNODE_COMBINE] = l->result.row_bytes;
 }
@@ -93,7 +100,9 @@ static struct internode_sizes sizes_of(const tern_moe *moe, const struct device_
 	for (int k = 0; k < NR_INTERNODE_KINDS; k++) {
 		s.offset[k] = s.bytes;
 		s.first[k] = internode_align(s.head[k]);
-		s.bytes += internode_align(s.first[k] + s.run[k] * c->max_tokens * (k == INTERNODE_COMBINE ? results : 1));
+		s.bytes += internode_align(
+			s.first[k] +
+			s.run[k] * c->max_tokens * (k == INTERNODE_COMBINE ? results : 1));
 	}
 	return s;
 }
@@ -113,14 +122,16 @@ static uint32_t number_at(const tern_moe *moe, uint32_t rank, uint32_t of, uint3
 	return number;
 }
 
-static uint64_t message_at(const struct internode_sizes *s, uint32_t nr_internode, uint32_t slot, uint32_t number, enum internode_kind kind)
+static uint64_t message_at(const struct internode_sizes *s, uint32_t nr_internode, uint32_t slot,
+	uint32_t number, enum internode_kind kind)
 {
 	return ((uint64_t)slot * nr_internode + number) * s->bytes + s->offset[kind];
 }
 
-/* ---- on the engine's thread ------------------------------------------------------------------------------------ */
+/* ---- on the engine's thread ------------------------------------------------------------------ */
 
-/* Release: the engine has promised that the message is visible to this thread. Pairs with internode_collect in kernels. */
+/* Release: the engine has promised that the message is visible to this thread. Pairs with
+ * internode_collect in kernels. */
 static void internode_word_publish(uint8_t *word, uint32_t epoch)
 {
 	__atomic_store_n((uint32_t *)word, epoch, __ATOMIC_RELEASE);
@@ -137,29 +148,38 @@ static void publish_gone(struct device_internode *internode, uint32_t rank, enum
 	uint32_t nr_kinds = internode->moe->config.nr_slots * NR_INTERNODE_KINDS;
 
 	for (uint32_t i = 0; i < nr_kinds; i++)
-		internode_gone_publish(internode->words + ((uint64_t)i * internode->moe->nr_ranks + rank) * GPU_LINE_BYTES, how);
+		internode_gone_publish(
+			internode->words +
+				((uint64_t)i * internode->moe->nr_ranks + rank) * GPU_LINE_BYTES,
+			how);
 }
 
 static void on_peer_down(void *ctx, uint32_t peer, int error)
 {
 	struct device_internode *internode = ctx;
 
-	if (error == TERN_ERR_PEER_DEAD && !internode->first_lost && !leave_statuses_told(&internode->leave_statuses, peer))
+	if (error == TERN_ERR_PEER_DEAD && !internode->first_lost &&
+		!leave_statuses_told(&internode->leave_statuses, peer))
 		__atomic_store_n(&internode->first_lost, peer + 1, __ATOMIC_RELEASE);
 	publish_gone(internode, peer, INTERNODE_LOST);
 }
 
 static void part_arrived(struct device_internode *internode, uint32_t source, uint32_t bits)
 {
-	leave_statuses_note(&internode->leave_statuses, source, bits, scheduler_now(internode->moe->group->scheduler));
+	leave_statuses_note(&internode->leave_statuses, source, bits,
+		scheduler_now(internode->moe->group->scheduler));
 	if (leave_statuses_told(&internode->leave_statuses, source))
-		publish_gone(internode, source, leave_status_error(leave_statuses_word(&internode->leave_statuses, source)) ? INTERNODE_LOST : INTERNODE_LEFT);
+		publish_gone(internode, source,
+			leave_status_error(leave_statuses_word(&internode->leave_statuses, source))
+				? INTERNODE_LOST
+				: INTERNODE_LEFT);
 }
 
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 {
 	struct device_internode *internode = ctx;
-	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & 0xfff, slot = immediate >> 5 & 0xf, nr_ranks = internode->moe->nr_ranks;
+	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & 0xfff,
+		 slot = immediate >> 5 & 0xf, nr_ranks = internode->moe->nr_ranks;
 	const struct internode_head *head;
 	struct coming *coming;
 	uint64_t at;
@@ -175,17 +195,22 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	coming = &internode->coming[at];
 	coming->nr_runs += (immediate & INTERNODE_IMMEDIATE_RUN) != 0;
 	coming->head = coming->head || !(immediate & INTERNODE_IMMEDIATE_RUN);
-	head = (const struct internode_head *)(internode->landing + message_at(&internode->sizes, internode->nr_internode, slot, internode->number_of[source], (enum internode_kind)kind));
+	head = (const struct internode_head *)(internode->landing +
+					       message_at(&internode->sizes,
+						       internode->nr_internode, slot,
+						       internode->number_of[source],
+						       (enum internode_kind)kind));
 	if (!coming->head || coming->nr_runs != head->nr_runs)
 		return;
 	*coming = (struct coming){0};
 	internode_word_publish(internode->words + at * GPU_LINE_BYTES, head->epoch);
 }
 
-/* ---- what kernels are told ------------------------------------------------------------------------------------- */
+/* ---- what kernels are told ------------------------------------------------------------------- */
 
 /* Bases from which kernels find a message's parts where they would be in a window. */
-static void set_parts(const struct device_internode *internode, const struct device_layout *l, uint8_t *parts[NR_INTERNODE_PARTS][GPU_MAX_RANKS], uint32_t rank, uint32_t source,
+static void set_parts(const struct device_internode *internode, const struct device_layout *l,
+	uint8_t *parts[NR_INTERNODE_PARTS][GPU_MAX_RANKS], uint32_t rank, uint32_t source,
 	uint8_t *messages)
 {
 	const struct internode_sizes *s = &internode->sizes;
@@ -194,34 +219,47 @@ static void set_parts(const struct device_internode *internode, const struct dev
 	uint32_t nr_ranks = internode->moe->nr_ranks;
 
 	if (c->mode == TERN_LOW_LATENCY) {
-		parts[INTERNODE_PLAN][rank] = dispatch + INTERNODE_HEAD_BYTES - l->window.plans - source * l->window.plan_bytes;
-		parts[INTERNODE_ROWS][rank] = dispatch + s->first[INTERNODE_DISPATCH] - l->window.rows - (uint64_t)source * c->max_tokens * l->window.row_bytes;
-		parts[INTERNODE_RESULTS][rank] = messages + s->offset[INTERNODE_COMBINE] + s->first[INTERNODE_COMBINE] - l->window.results;
+		parts[INTERNODE_PLAN][rank] = dispatch + INTERNODE_HEAD_BYTES - l->window.plans -
+					      source * l->window.plan_bytes;
+		parts[INTERNODE_ROWS][rank] =
+			dispatch + s->first[INTERNODE_DISPATCH] - l->window.rows -
+			(uint64_t)source * c->max_tokens * l->window.row_bytes;
+		parts[INTERNODE_RESULTS][rank] = messages + s->offset[INTERNODE_COMBINE] +
+						 s->first[INTERNODE_COMBINE] - l->window.results;
 		return;
 	}
 	for (int odd = 0; odd < 2; odd++)
-		parts[INTERNODE_EVEN_COUNTS + odd][rank] = messages + s->offset[INTERNODE_COUNTS_EVEN + odd] + INTERNODE_HEAD_BYTES - l->ht.counts -
-						     ((uint64_t)odd * nr_ranks + source) * l->ht.counts_bytes;
-	parts[INTERNODE_HEADS][rank] = dispatch + s->heads - l->ht.heads - (uint64_t)source * c->max_tokens * c->topk * 16;
+		parts[INTERNODE_EVEN_COUNTS + odd][rank] =
+			messages + s->offset[INTERNODE_COUNTS_EVEN + odd] + INTERNODE_HEAD_BYTES -
+			l->ht.counts - ((uint64_t)odd * nr_ranks + source) * l->ht.counts_bytes;
+	parts[INTERNODE_HEADS][rank] =
+		dispatch + s->heads - l->ht.heads - (uint64_t)source * c->max_tokens * c->topk * 16;
 	parts[INTERNODE_SCALES][rank] = dispatch + s->scales - l->ht.scales;
 	parts[INTERNODE_X][rank] = dispatch + s->first[INTERNODE_DISPATCH] - l->ht.x;
-	parts[INTERNODE_RESULTS][rank] = messages + s->offset[INTERNODE_COMBINE] + s->first[INTERNODE_COMBINE] - l->ht.results;
+	parts[INTERNODE_RESULTS][rank] = messages + s->offset[INTERNODE_COMBINE] +
+					 s->first[INTERNODE_COMBINE] - l->ht.results;
 }
 
-static void set_internode_rank(const struct device_internode *internode, uint32_t slot, uint32_t number, struct internode_rank *to)
+static void set_internode_rank(const struct device_internode *internode, uint32_t slot,
+	uint32_t number, struct internode_rank *to)
 {
-	uint32_t rank = internode->ranks[number], nr_there, here = number_at(internode->moe, rank, internode->moe->rank, &nr_there);
+	uint32_t rank = internode->ranks[number], nr_there,
+		 here = number_at(internode->moe, rank, internode->moe->rank, &nr_there);
 
 	to->rank = rank;
-	to->local_remote = (uint32_t)engine_region_id(internode->staging_region) | (uint32_t)engine_remote_id(internode->remotes[number]) << 16;
+	to->local_remote = (uint32_t)engine_region_id(internode->staging_region) |
+			   (uint32_t)engine_remote_id(internode->remotes[number]) << 16;
 	for (enum internode_kind k = 0; k < NR_INTERNODE_KINDS; k++) {
-		to->messages[k].local_offset = message_at(&internode->sizes, internode->nr_internode, slot, number, k);
-		to->messages[k].remote_offset = message_at(&internode->sizes, nr_there, slot, here, k);
+		to->messages[k].local_offset =
+			message_at(&internode->sizes, internode->nr_internode, slot, number, k);
+		to->messages[k].remote_offset =
+			message_at(&internode->sizes, nr_there, slot, here, k);
 		to->messages[k].head = internode->staging + to->messages[k].local_offset;
 	}
 }
 
-static void set_kind(const struct device_internode *internode, uint32_t slot, enum internode_kind kind, struct internode_table *t)
+static void set_kind(const struct device_internode *internode, uint32_t slot,
+	enum internode_kind kind, struct internode_table *t)
 {
 	uint32_t number = slot * NR_INTERNODE_KINDS + kind;
 	const struct engine_counter *counter = &internode->counters.first[number];
@@ -229,19 +267,24 @@ static void set_kind(const struct device_internode *internode, uint32_t slot, en
 	t->run_bytes[kind] = internode->sizes.run[kind];
 	t->run_offset[kind] = internode->sizes.first[kind];
 	t->head_bytes[kind] = internode->sizes.head[kind];
-	t->immediate[kind] = internode_immediate(internode->prefix, kind, internode->moe->rank, slot);
+	t->immediate[kind] =
+		internode_immediate(internode->prefix, kind, internode->moe->rank, slot);
 	t->counter[kind] = internode->counters.id + number;
-	t->sent[kind] = (struct internode_sent){(const uint32_t *)&counter->done, (const uint32_t *)&counter->failed};
+	t->sent[kind] = (struct internode_sent){
+		(const uint32_t *)&counter->done, (const uint32_t *)&counter->failed};
 }
 
-static void set_table(const struct device_internode *internode, const struct device_layout *l, void *const *windows, uint32_t slot)
+static void set_table(const struct device_internode *internode, const struct device_layout *l,
+	void *const *windows, uint32_t slot)
 {
-	const struct command kind_flags = {.kind = COMMAND_WRITE, .flags = COMMAND_COUNTED | COMMAND_IMMEDIATE};
+	const struct command kind_flags = {
+		.kind = COMMAND_WRITE, .flags = COMMAND_COUNTED | COMMAND_IMMEDIATE};
 	struct internode_table *t = &internode->tables[slot];
 	uint32_t self = internode->moe->rank;
 
 	for (uint32_t r = 0; r < internode->moe->nr_ranks; r++) {
-		uint64_t set = message_at(&internode->sizes, internode->nr_internode, slot, internode->number_of[r], INTERNODE_COUNTS_EVEN);
+		uint64_t set = message_at(&internode->sizes, internode->nr_internode, slot,
+			internode->number_of[r], INTERNODE_COUNTS_EVEN);
 
 		t->is_internode[r] = internode->number_of[r] != UINT32_MAX;
 		for (int part = 0; part < NR_INTERNODE_PARTS && !t->is_internode[r]; part++) {
@@ -258,8 +301,10 @@ static void set_table(const struct device_internode *internode, const struct dev
 		set_internode_rank(internode, slot, i, &t->ranks[i]);
 	for (enum internode_kind k = 0; k < NR_INTERNODE_KINDS; k++)
 		set_kind(internode, slot, k, t);
-	memcpy(&t->kind_flags, (const char *)&kind_flags + sizeof(kind_flags.turn), sizeof(t->kind_flags));
-	t->words = internode->words + (uint64_t)slot * NR_INTERNODE_KINDS * internode->moe->nr_ranks * GPU_LINE_BYTES;
+	memcpy(&t->kind_flags, (const char *)&kind_flags + sizeof(kind_flags.turn),
+		sizeof(t->kind_flags));
+	t->words = internode->words +
+		   (uint64_t)slot * NR_INTERNODE_KINDS * internode->moe->nr_ranks * GPU_LINE_BYTES;
 	t->ring = (struct internode_command *)internode->ring.entries;
 	t->ring_mask = (uint32_t)internode->ring.mask;
 	t->ring_shift = internode->ring.shift;
@@ -270,7 +315,7 @@ const struct internode_table *device_internode_tables(const struct device_intern
 	return internode->tables;
 }
 
-/* ---- opening and closing --------------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static uint64_t take(uint64_t *end, uint64_t bytes)
 {
@@ -285,7 +330,9 @@ static int create_pinned(struct device_internode *internode, uint64_t bytes, uin
 	int rc = internode->ops->host_create(bytes, (void **)memory);
 
 	if (rc)
-		return fail(rc, "%llu bytes of pinned memory for %u ranks on other nodes: %s", (unsigned long long)bytes, internode->nr_internode, internode->ops->error_text());
+		return fail(rc, "%llu bytes of pinned memory for %u ranks on other nodes: %s",
+			(unsigned long long)bytes, internode->nr_internode,
+			internode->ops->error_text());
 	memset(*memory, 0, bytes);
 	return 0;
 }
@@ -295,10 +342,15 @@ static int open_memory(struct device_internode *internode)
 {
 	const struct tern_moe_config *c = &internode->moe->config;
 	uint32_t nr_kinds = c->nr_slots * NR_INTERNODE_KINDS;
-	uint64_t counters, words, ring, end = internode->messages_bytes = c->nr_slots * internode->nr_internode * internode->sizes.bytes, entries = 1;
+	uint64_t counters, words, ring,
+		end = internode->messages_bytes =
+			c->nr_slots * internode->nr_internode * internode->sizes.bytes,
+		entries = 1;
 	int rc;
 
-	internode->nr_commands = c->nr_slots * internode_most_commands(internode->nr_internode, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME);
+	internode->nr_commands =
+		c->nr_slots * internode_most_commands(internode->nr_internode, c->max_tokens,
+				      c->topk, c->reduce == TERN_REDUCE_HOME);
 	while (entries <= internode->nr_commands)
 		entries *= 2;
 	counters = take(&end, (nr_kinds + 1) * sizeof(struct engine_counter));
@@ -309,18 +361,25 @@ static int open_memory(struct device_internode *internode)
 	rc = rc ? rc : create_pinned(internode, internode->messages_bytes, &internode->landing);
 	if (rc)
 		return rc;
-	internode->counters = (struct engine_counters){.first = (struct engine_counter *)(internode->staging + counters), .nr = nr_kinds + 1};
+	internode->counters = (struct engine_counters){
+		.first = (struct engine_counter *)(internode->staging + counters),
+		.nr = nr_kinds + 1};
 	internode->words = internode->staging + words;
-	ring_open_over(&internode->ring, (struct command *)(internode->staging + ring), (uint32_t)entries);
+	ring_open_over(
+		&internode->ring, (struct command *)(internode->staging + ring), (uint32_t)entries);
 	return 0;
 }
 
 static int open_at_engine(struct device_internode *internode)
 {
-	struct engine_claim claim = {.immediate = on_immediate, .peer_down = on_peer_down, .ctx = internode};
-	int rc = tern_engine_register(internode->engine, internode->staging, internode->messages_bytes, &internode->staging_region);
+	struct engine_claim claim = {
+		.immediate = on_immediate, .peer_down = on_peer_down, .ctx = internode};
+	int rc = tern_engine_register(internode->engine, internode->staging,
+		internode->messages_bytes, &internode->staging_region);
 
-	rc = rc ? rc : tern_engine_register(internode->engine, internode->landing, internode->messages_bytes, &internode->landing_region);
+	rc = rc ? rc
+		: tern_engine_register(internode->engine, internode->landing,
+			  internode->messages_bytes, &internode->landing_region);
 	rc = rc ? rc : engine_counters_open(internode->engine, &internode->counters);
 	internode->counted = !rc;
 	rc = rc ? rc : engine_claim(internode->engine, internode->prefix, &claim);
@@ -336,7 +395,10 @@ static int check_homes(const tern_moe *moe)
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (moe->topology.node_of[r] != moe->topology.node_of[r / n * n])
-			return fail(TERN_ERR_UNSUPPORTED, "replica ranks %u and %u are on different nodes, or their devices do not reach each other's memory: they have to", r / n * n, r);
+			return fail(TERN_ERR_UNSUPPORTED,
+				"replica ranks %u and %u are on different nodes, or their devices "
+				"do not reach each other's memory: they have to",
+				r / n * n, r);
 	return 0;
 }
 
@@ -351,10 +413,13 @@ static int open_local(struct device_internode *internode)
 	internode->remotes = calloc(moe->nr_ranks, sizeof(*internode->remotes));
 	internode->tables = calloc(moe->config.nr_slots, sizeof(*internode->tables));
 	internode->coming = calloc(nr, sizeof(*internode->coming));
-	if (!internode->ranks || !internode->number_of || !internode->remotes || !internode->tables || !internode->coming)
-		return fail(TERN_ERR_NOMEM, "no memory for %u ranks, some of them on other nodes", moe->nr_ranks);
+	if (!internode->ranks || !internode->number_of || !internode->remotes ||
+		!internode->tables || !internode->coming)
+		return fail(TERN_ERR_NOMEM, "no memory for %u ranks, some of them on other nodes",
+			moe->nr_ranks);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
-		internode->number_of[r] = is_internode(moe, r) ? internode->nr_internode : UINT32_MAX;
+		internode->number_of[r] =
+			is_internode(moe, r) ? internode->nr_internode : UINT32_MAX;
 		if (is_internode(moe, r))
 			internode->ranks[internode->nr_internode++] = r;
 	}
@@ -368,17 +433,20 @@ static int exchange_descriptors(struct device_internode *internode)
 {
 	tern_moe *moe = internode->moe;
 	struct tern_descriptor mine, *all = calloc(moe->nr_ranks, sizeof(*all));
-	int rc = all ? tern_region_descriptor(internode->landing_region, &mine) : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
+	int rc = all ? tern_region_descriptor(internode->landing_region, &mine)
+		     : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
 
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(moe->group, &mine, all, sizeof(mine));
 	for (uint32_t i = 0; i < internode->nr_internode && !rc; i++)
-		rc = tern_engine_import(internode->engine, &all[internode->ranks[i]], &internode->remotes[i]);
+		rc = tern_engine_import(
+			internode->engine, &all[internode->ranks[i]], &internode->remotes[i]);
 	free(all);
 	return rc;
 }
 
-int device_internode_open(tern_moe *moe, const struct device_ops *ops, const struct device_layout *layout, void *const *windows, struct device_internode **out)
+int device_internode_open(tern_moe *moe, const struct device_ops *ops,
+	const struct device_layout *layout, void *const *windows, struct device_internode **out)
 {
 	struct device_internode *internode = calloc(1, sizeof(*internode));
 	int rc = internode ? 0 : fail(TERN_ERR_NOMEM, "no memory for ranks on other nodes");
@@ -387,7 +455,10 @@ int device_internode_open(tern_moe *moe, const struct device_ops *ops, const str
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	if (rc)
 		return rc;
-	*internode = (struct device_internode){.ops = ops, .engine = device_engine(moe), .sizes = sizes_of(moe, layout), .moe = moe};
+	*internode = (struct device_internode){.ops = ops,
+		.engine = device_engine(moe),
+		.sizes = sizes_of(moe, layout),
+		.moe = moe};
 	rc = engine_agree_prefix(moe->group, internode->engine, &internode->prefix);
 	rc = rc ? rc : group_agree_status(moe->group, open_local(internode), "tern_moe_create");
 	if (rc)
@@ -399,7 +470,7 @@ int device_internode_open(tern_moe *moe, const struct device_ops *ops, const str
 	return rc;
 }
 
-/* ---- leave_status --------------------------------------------------------------------------------------------------- */
+/* ---- leave_status ---------------------------------------------------------------------------- */
 
 /* Writes that have ended, of those that kernels had put into the ring. */
 static uint64_t nr_ended(const struct device_internode *internode)
@@ -420,7 +491,8 @@ static int look_settled(void *ctx)
 
 void device_internode_settle(struct device_internode *internode)
 {
-	uint64_t wait_ms = (uint64_t)(internode->moe->wait_ms < 1000 ? 1000 : internode->moe->wait_ms);
+	uint64_t wait_ms =
+		(uint64_t)(internode->moe->wait_ms < 1000 ? 1000 : internode->moe->wait_ms);
 
 	if (internode->attached)
 		engine_ring_detach(internode->engine, &internode->ring);
@@ -430,7 +502,8 @@ void device_internode_settle(struct device_internode *internode)
 
 void device_internode_leave(struct device_internode *internode, uint64_t leave_status)
 {
-	uint32_t bits[LEAVE_IMMEDIATES], counter = internode->counters.id + internode->counters.nr - 1;
+	uint32_t bits[LEAVE_IMMEDIATES],
+		counter = internode->counters.id + internode->counters.nr - 1;
 
 	if (!internode->claimed)
 		return;
@@ -439,7 +512,9 @@ void device_internode_leave(struct device_internode *internode, uint64_t leave_s
 		for (uint32_t i = 0; i < LEAVE_IMMEDIATES; i++) {
 			struct engine_write write = {.peer = internode->ranks[r],
 				.flags = TERN_IMMEDIATE,
-				.immediate = internode_immediate(internode->prefix, INTERNODE_PART, internode->moe->rank, 0) | bits[i],
+				.immediate = internode_immediate(internode->prefix, INTERNODE_PART,
+						     internode->moe->rank, 0) |
+					     bits[i],
 				.counter = counter};
 
 			internode->nr_leave_writes += !engine_write(internode->engine, &write);
@@ -455,10 +530,11 @@ static int look_parted(void *ctx)
 {
 	const struct device_internode *internode = ctx;
 
-	return engine_counter_ended(&internode->counters.first[internode->counters.nr - 1]) == internode->nr_leave_writes;
+	return engine_counter_ended(&internode->counters.first[internode->counters.nr - 1]) ==
+	       internode->nr_leave_writes;
 }
 
-/* ---- closing --------------------------------------------------------------------------------------------------- */
+/* ---- closing --------------------------------------------------------------------------------- */
 
 static void release_pinned(void *ctx, void *base, uint64_t bytes)
 {
@@ -467,10 +543,12 @@ static void release_pinned(void *ctx, void *base, uint64_t bytes)
 }
 
 /* What the network has not finished with stays until the engine has ended. */
-static void give_up(struct device_internode *internode, tern_region *region, uint8_t *memory, int wait_ms)
+static void give_up(
+	struct device_internode *internode, tern_region *region, uint8_t *memory, int wait_ms)
 {
 	if (region)
-		engine_region_give_up(region, wait_ms, release_pinned, (void *)(uintptr_t)internode->ops);
+		engine_region_give_up(
+			region, wait_ms, release_pinned, (void *)(uintptr_t)internode->ops);
 	else if (memory)
 		internode->ops->host_free(memory);
 }

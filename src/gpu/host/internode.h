@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device's exchange with ranks on other nodes: pinned memory on both sides, the engine's writes between them, and what kernels need to know of it. gpu/wire/internode.h
- * has the messages. */
+/* A device's exchange with ranks on other nodes: pinned memory on both sides, the engine's writes
+ * between them, and what kernels need to know of it. gpu/wire/internode.h has the messages. */
 #ifndef TERN_GPU_HOST_INTERNODE_H
 #define TERN_GPU_HOST_INTERNODE_H
 
@@ -15,22 +15,27 @@ static inline bool is_internode(const tern_moe *moe, uint32_t rank)
 	return moe->topology.node_of[rank] != moe->topology.node_of[moe->rank];
 }
 
-/* Collective, where nodes are several: before this, layouts and windows. *internode is set where something has to be closed. */
-int device_internode_open(tern_moe *moe, const struct device_ops *ops, const struct device_layout *layout, void *const *windows, struct device_internode **internode);
+/* Collective, where nodes are several: before this, layouts and windows. *internode is set where
+ * something has to be closed. */
+int device_internode_open(tern_moe *moe, const struct device_ops *ops,
+	const struct device_layout *layout, void *const *windows,
+	struct device_internode **internode);
 /* When no kernel runs any more. NULL is fine. */
 void device_internode_close(tern_moe *moe, struct device_internode *internode);
 
-const struct internode_table *device_internode_tables(const struct device_internode *internode); /* [slots] */
-uint64_t device_internode_bytes(const struct device_internode *internode);		 /* of pinned memory */
+const struct internode_table *device_internode_tables(
+	const struct device_internode *internode);                         /* [slots] */
+uint64_t device_internode_bytes(const struct device_internode *internode); /* of pinned memory */
 
-/* Before this rank leaves with all well: what its kernels have sent has landed, or time is over. None may
- * run any more. */
+/* Before this rank leaves with all well: what its kernels have sent has landed, or time is over.
+ * None may run any more. */
 void device_internode_settle(struct device_internode *internode);
 /* To all ranks on other nodes; and the word of one of these, 0 while it takes part. */
 void device_internode_leave(struct device_internode *internode, uint64_t leave_status);
 uint64_t device_internode_leave_status(const struct device_internode *internode, uint32_t rank);
 
-/* The first rank of all whose death the engine has seen: others may have ended since because of it. -1: none. */
+/* The first rank of all whose death the engine has seen: others may have ended since because of it.
+ * -1: none. */
 int device_internode_first_lost(const struct device_internode *internode);
 
 #endif

@@ -20,7 +20,8 @@ static uint32_t row_vectors(const struct tern_moe_config *c, enum gpu_format for
 	return internode ? 2 : ll_rule_row_vectors(scaled, c->max_tokens);
 }
 
-static uint32_t result_vectors(const struct tern_moe_config *c, const struct layout *l, enum gpu_format format, bool internode)
+static uint32_t result_vectors(const struct tern_moe_config *c, const struct layout *l,
+	enum gpu_format format, bool internode)
 {
 	if (format == GPU_FLAG16)
 		return 3;
@@ -37,16 +38,21 @@ static uint64_t take(uint64_t *end, uint64_t bytes)
 	return offset;
 }
 
-static void lay_out_slot(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
+static void lay_out_slot(
+	struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
 {
-	uint64_t end = 0, routes = (uint64_t)c->max_tokens * c->topk, lists = l->nr_ranks > l->max_local ? l->nr_ranks : l->max_local;
+	uint64_t end = 0, routes = (uint64_t)c->max_tokens * c->topk,
+		 lists = l->nr_ranks > l->max_local ? l->nr_ranks : l->max_local;
 	uint64_t of_source = c->layout == TERN_BY_SOURCE ? l->positions * c->topk : 0, output;
 	bool low = c->mode == TERN_LOW_LATENCY, own_rows = low && !c->caller_output;
 
 	d->state = take(&end, sizeof(struct gpu_state));
-	d->row_tokens = take(&end, low ? (uint64_t)l->nr_ranks * c->max_tokens * sizeof(uint32_t) : 0);
+	d->row_tokens =
+		take(&end, low ? (uint64_t)l->nr_ranks * c->max_tokens * sizeof(uint32_t) : 0);
 	d->row_routes = take(&end, low ? l->nr_ranks * routes * 8 : 0);
-	d->chunks = take(&end, low ? 0 : ((uint64_t)c->max_tokens + HT_CHUNK - 1) / HT_CHUNK * (l->nr_physical + l->nr_ranks) * sizeof(uint32_t));
+	d->chunks = take(&end, low ? 0
+				   : ((uint64_t)c->max_tokens + HT_CHUNK - 1) / HT_CHUNK *
+					       (l->nr_physical + l->nr_ranks) * sizeof(uint32_t));
 	d->routes = take(&end, low ? 0 : routes * 8);
 	d->home_routes = take(&end, routes * 8);
 	d->own_positions = take(&end, low ? routes * sizeof(uint32_t) : 0);
@@ -91,30 +97,40 @@ static int check_numbers(
 		c->max_tokens, c->topk, l->nr_ranks, of_row, of_result, c->alignment);
 }
 
-static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool internode)
+static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c,
+	const struct layout *l, bool internode)
 {
 	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
-	d->shared_bytes = positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
+	d->shared_bytes =
+		positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
 	if (c->max_tokens > LL_MOST_TOKENS)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"%u tokens; a GPU takes %u in low-latency mode, and more in high-throughput mode",
+			"%u tokens; a GPU takes %u in low-latency mode, and more in "
+			"high-throughput mode",
 			c->max_tokens, LL_MOST_TOKENS);
 	if (d->shared_bytes > d->block_bytes)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes %llu bytes of a GPU's shared memory, where a block may have %u; "
+			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes "
+			"%llu bytes of a GPU's shared memory, where a block may have %u; "
 			"high-throughput mode has no such bound",
-			c->max_tokens, c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes, d->block_bytes);
-	d->row = row_geometry_of(d->format, scaled, l->payload_bytes, row_vectors(c, d->format, internode));
-	d->result = row_geometry_of(d->format, 0, l->combine_row_bytes, result_vectors(c, l, d->format, internode));
-	d->row_wire_bytes = ll_head_wire_bytes(d->format, c->topk) + gpu_wire_bytes(d->format, scaled, &d->row);
+			c->max_tokens, c->topk, l->nr_ranks, l->max_local,
+			(unsigned long long)d->shared_bytes, d->block_bytes);
+	d->row = row_geometry_of(
+		d->format, scaled, l->payload_bytes, row_vectors(c, d->format, internode));
+	d->result = row_geometry_of(
+		d->format, 0, l->combine_row_bytes, result_vectors(c, l, d->format, internode));
+	d->row_wire_bytes =
+		ll_head_wire_bytes(d->format, c->topk) + gpu_wire_bytes(d->format, scaled, &d->row);
 	d->result_wire_bytes = gpu_wire_bytes(d->format, 0, &d->result);
-	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
+	d->window =
+		ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
 	d->slot_window_bytes = align_up(d->window.bytes, 256);
 	return 0;
 }
 
-static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, bool internode)
+static int lay_out_high_throughput(struct device_layout *d, const struct tern_moe_config *c,
+	const struct layout *l, bool internode)
 {
 	uint64_t output = l->positions * ((uint64_t)l->payload_bytes + l->scales_bytes);
 	uint64_t rows = ((uint64_t)c->max_tokens * l->nr_ranks + c->alignment) *
@@ -123,27 +139,33 @@ static int lay_out_high_throughput(struct device_layout *d, const struct tern_mo
 	d->shared_bytes = 4ull * 5 * (l->nr_physical + l->nr_ranks);
 	if (d->shared_bytes > d->block_bytes)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"%u physical experts and %u ranks: their plan takes %llu bytes of a GPU's shared "
+			"%u physical experts and %u ranks: their plan takes %llu bytes of a GPU's "
+			"shared "
 			"memory, where a block may have %u",
-			l->nr_physical, l->nr_ranks, (unsigned long long)d->shared_bytes, d->block_bytes);
+			l->nr_physical, l->nr_ranks, (unsigned long long)d->shared_bytes,
+			d->block_bytes);
 	if (rows > UINT32_MAX / 2)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"%u tokens of %u ranks, aligned to %u, for %u experts: up to %llu rows of a GPU; its "
+			"%u tokens of %u ranks, aligned to %u, for %u experts: up to %llu rows of "
+			"a GPU; its "
 			"plan counts to %u",
-			c->max_tokens, l->nr_ranks, c->alignment, l->max_local, (unsigned long long)rows,
-			UINT32_MAX / 2);
+			c->max_tokens, l->nr_ranks, c->alignment, l->max_local,
+			(unsigned long long)rows, UINT32_MAX / 2);
 	d->row = ht_row_geometry(l->payload_bytes, c->dispatch_dtype == TERN_FP8_E4M3 ? 2 : 4);
 	d->result = ht_row_geometry(l->combine_row_bytes, 4);
 	d->row_wire_bytes = (uint64_t)c->topk * 16 + l->payload_bytes + l->scales_bytes;
 	d->result_wire_bytes = l->combine_row_bytes;
-	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk, c->reduce == TERN_REDUCE_HOME, l->positions, l->payload_bytes, l->scales_bytes,
-		l->combine_row_bytes, internode ? 0 : ht_early_slots(l->nr_ranks, c->max_tokens, l->payload_bytes));
+	d->ht = ht_window_of(l->nr_ranks, l->nr_physical, c->max_tokens, c->topk,
+		c->reduce == TERN_REDUCE_HOME, l->positions, l->payload_bytes, l->scales_bytes,
+		l->combine_row_bytes,
+		internode ? 0 : ht_early_slots(l->nr_ranks, c->max_tokens, l->payload_bytes));
 	d->slot_window_bytes = d->ht.bytes;
 	d->output_bytes += c->nr_slots * output;
 	return 0;
 }
 
-int device_layout_init(struct device_layout *d, const struct tern_moe_config *c, const struct layout *l, enum gpu_format format, bool internode, uint32_t block_bytes)
+int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
+	const struct layout *l, enum gpu_format format, bool internode, uint32_t block_bytes)
 {
 	bool low = c->mode == TERN_LOW_LATENCY;
 	int rc;
@@ -152,12 +174,15 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 	d->format = format;
 	d->block_bytes = block_bytes;
 	if (l->nr_ranks > GPU_MAX_RANKS || l->nr_physical >= GPU_NO_EXPERT)
-		return fail(TERN_ERR_UNSUPPORTED, "%u ranks and %u physical experts; GPUs take %u and %u", l->nr_ranks, l->nr_physical,
-			GPU_MAX_RANKS, GPU_NO_EXPERT - 1);
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%u ranks and %u physical experts; GPUs take %u and %u", l->nr_ranks,
+			l->nr_physical, GPU_MAX_RANKS, GPU_NO_EXPERT - 1);
 	if (!low && c->caller_output)
-		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in high-throughput mode rows arrive in library memory");
+		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in "
+					      "high-throughput mode rows arrive in library memory");
 	lay_out_slot(d, c, l);
-	rc = low ? lay_out_low_latency(d, c, l, internode) : lay_out_high_throughput(d, c, l, internode);
+	rc = low ? lay_out_low_latency(d, c, l, internode)
+		 : lay_out_high_throughput(d, c, l, internode);
 	d->window_bytes = c->nr_slots * d->slot_window_bytes;
 	return rc ? rc : check_numbers(d, c, l);
 }

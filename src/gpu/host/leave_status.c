@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How ranks of an exchange on devices learn that one has left or given up: a leave word of each rank.
+/* How ranks of an exchange on devices learn that one has left or given up: a leave word of each
+ * rank.
  *
- * On a node the words lie together in memory of the host that all its ranks map, each for itself, and its
- * devices read: the board. A window could not hold them, since a peer's is gone when it has left before,
- * and a store there would end the process. Kernels that wait look at the word of whom they wait for
- * wherever they look at the clock (gpu/cuda/common/wait.cuh). To other nodes the word goes over the engine,
- * as between CPUs. */
+ * On a node the words lie together in memory of the host that all its ranks map, each for itself,
+ * and its devices read: the board. A window could not hold them, since a peer's is gone when it has
+ * left before, and a store there would end the process. Kernels that wait look at the word of whom
+ * they wait for wherever they look at the clock (gpu/cuda/common/wait.cuh). To other nodes the word
+ * goes over the engine, as between CPUs. */
 #include "gpu/host/inside.h"
 
 #include <stdlib.h>
@@ -19,12 +20,14 @@
 
 #define BOARD_BYTES 4096
 
-/* Of the lowest rank of this node; a mapping of this rank's own, as devices want to know each once. */
+/* Of the lowest rank of this node; a mapping of this rank's own, as devices want to know each once.
+ */
 static int map_board(tern_moe *moe, struct window **windows)
 {
 	struct device *d = moe->device;
 	const struct topology *nodes = &moe->topology;
-	const struct window *window = windows[nodes->ranks[nodes->first[nodes->node_of[moe->rank]]]];
+	const struct window *window =
+		windows[nodes->ranks[nodes->first[nodes->node_of[moe->rank]]]];
 	void *board = window ? mremap(window->base, 0, BOARD_BYTES, MREMAP_MAYMOVE) : MAP_FAILED;
 
 	if (board == MAP_FAILED)
@@ -72,5 +75,6 @@ uint64_t device_leave_status(const tern_moe *moe, uint32_t rank)
 {
 	const struct device *d = moe->device;
 
-	return is_internode(moe, rank) ? device_internode_leave_status(d->internode, rank) : leave_status_observe(&d->board[rank]);
+	return is_internode(moe, rank) ? device_internode_leave_status(d->internode, rank)
+				       : leave_status_observe(&d->board[rank]);
 }

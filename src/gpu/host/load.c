@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding libtern_cuda.so: TERN_CUDA_LIBRARY, else beside the program or library that holds this code, else wherever the loader looks. */
+/* Finding libtern_cuda.so: TERN_CUDA_LIBRARY, else beside the program or library that holds this
+ * code, else wherever the loader looks. */
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
@@ -28,7 +29,8 @@ static void try_load(const char *path)
 		return;
 	}
 	if (get()->version != DEVICE_OPS_VERSION)
-		snprintf(cause, sizeof(cause), "%.300s is of version %u; this library needs %u", path, get()->version, DEVICE_OPS_VERSION);
+		snprintf(cause, sizeof(cause), "%.300s is of version %u; this library needs %u",
+			path, get()->version, DEVICE_OPS_VERSION);
 	else
 		ops = get();
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What libtern asks of GPUs: a table of functions in a library of its own (libtern_cuda.so), loaded when the first exchange on a device is made. So
- * libtern needs no CUDA, and is the same with and without.
+/* What libtern asks of GPUs: a table of functions in a library of its own (libtern_cuda.so), loaded
+ * when the first exchange on a device is made. So libtern needs no CUDA, and is the same with and
+ * without.
  *
- * Functions return 0, or an enum tern_error whose cause is in error_text() of the calling thread. They work on the calling thread's current device. */
+ * Functions return 0, or an enum tern_error whose cause is in error_text() of the calling thread.
+ * They work on the calling thread's current device. */
 #ifndef TERN_GPU_HOST_OPS_H
 #define TERN_GPU_HOST_OPS_H
 
@@ -33,11 +35,11 @@ struct device_plan {
 	const struct layout *layout;
 	const struct device_layout *device_layout;
 	uint32_t rank, nr_ranks;
-	uint32_t block_bytes;	 /* shared memory that a block of this device may have */
-	uint32_t nr_sharing;	 /* exchanges' slots whose kernels have to fit on this device at once */
-	void *const *windows;	 /* [R] as mapped here; NULL: on another node */
+	uint32_t block_bytes; /* shared memory that a block of this device may have */
+	uint32_t nr_sharing; /* exchanges' slots whose kernels have to fit on this device at once */
+	void *const *windows;                    /* [R] as mapped here; NULL: on another node */
 	const struct internode_table *internode; /* [slots]; NULL: no rank is on another node */
-	const void *leave_statuses;	 /* [R] of ranks of this node, as kernels find them */
+	const void *leave_statuses; /* [R] of ranks of this node, as kernels find them */
 };
 
 enum device_roles {
@@ -72,46 +74,60 @@ struct device_ops {
 	int (*nr_devices)(int *nr);
 	int (*use)(int ordinal);
 	int (*identify)(struct device_identity *identity);
-	int (*describe)(char *text, size_t bytes); /* the device, and whose code kernels have there */
+	int (*describe)(char *text, size_t bytes); /* the device, and whose code kernels have there
+						    */
 	int (*reach)(const uint8_t uuid[16], enum device_link *link);
 
 	int (*window_create)(uint64_t bytes, void **window, uint8_t handle[DEVICE_HANDLE_BYTES]);
-	int (*window_open)(const uint8_t handle[DEVICE_HANDLE_BYTES], void **window); /* of another process */
+	int (*window_open)(const uint8_t handle[DEVICE_HANDLE_BYTES], void **window); /* of another
+											 process */
 	void (*window_close)(void *window);
 	int (*peer_enable)(int ordinal); /* of this process */
 	void (*memory_free)(void *memory);
-	int (*host_register)(void *memory, uint64_t bytes, void **there); /* memory of the host, for kernels: where they find it */
+	int (*host_register)(void *memory, uint64_t bytes, void **there); /* memory of the host, for
+									     kernels: where they
+									     find it */
 	void (*host_unregister)(void *memory);
 	int (*pointer_check)(const void *pointer); /* TERN_ERR_INVALID: no kernel can reach it */
 
 	int (*exchange_open)(const struct device_plan *plan, struct device_exchange **exchange);
 	void (*exchange_close)(struct device_exchange *exchange);
-	int (*dispatch)(struct device_exchange *exchange, const struct device_call *call, const struct tern_dispatch *args,
-		struct tern_received *received);
-	int (*combine)(struct device_exchange *exchange, const struct device_call *call, const struct tern_combine *args, void *out, size_t out_stride);
+	int (*dispatch)(struct device_exchange *exchange, const struct device_call *call,
+		const struct tern_dispatch *args, struct tern_received *received);
+	int (*combine)(struct device_exchange *exchange, const struct device_call *call,
+		const struct tern_combine *args, void *out, size_t out_stride);
 	int (*release)(struct device_exchange *exchange, const struct device_call *call);
-	/* What kernels have reported, or a reason of 0; a input_error is handed out once. */
-	void (*read_report)(const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
-	void (*take_input_error)(struct device_exchange *exchange, uint32_t slot, struct gpu_input_error *input_error);
-	/* What kernels have counted so far; waits for none of them. Behind the struct, config.nr_experts counts. */
+	/* What kernels have reported, or a reason of 0; an input error is handed out once. */
+	void (*read_report)(
+		const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
+	void (*take_input_error)(struct device_exchange *exchange, uint32_t slot,
+		struct gpu_input_error *input_error);
+	/* What kernels have counted so far; waits for none of them. Behind the struct,
+	 * config.nr_experts counts. */
 	int (*read_counters)(struct device_exchange *exchange, struct gpu_counters *counters);
 
-	/* For benchmarks and tests. Host memory is pinned; copies and fills are put on the stream. */
+	/* For benchmarks and tests. Host memory is pinned; copies and fills are put on the stream.
+	 */
 	int (*memory_create)(uint64_t bytes, void **memory);
 	int (*host_create)(uint64_t bytes, void **memory);
 	void (*host_free)(void *memory);
 	int (*copy)(void *to, const void *from, uint64_t bytes, void *stream);
 	int (*fill)(void *to, int byte, uint64_t bytes, void *stream);
-	int (*stream_create)(void **stream, bool urgent); /* urgent: blocks of its kernels start before those of other streams */
+	int (*stream_create)(void **stream, bool urgent); /* urgent: blocks of its kernels start
+							     before those of other streams */
 	void (*stream_destroy)(void *stream);
 	int (*stream_wait)(void *stream);
-	/* What is put on the stream from now on runs behind all that is on the other now. Where that is captured, the stream is too from now on. */
+	/* What is put on the stream from now on runs behind all that is on the other now. Where
+	 * that is captured, the stream is too from now on. */
 	int (*stream_follow)(void *stream, void *other);
-	/* Stands for what a model computes: keeps all SMs busy for so many waves of blocks, of some two microseconds each, and reads from that memory. */
+	/* Stands for what a model computes: keeps all SMs busy for so many waves of blocks, of some
+	 * two microseconds each, and reads from that memory. */
 	int (*work)(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream);
 	int (*spin)(uint64_t ns, void *stream);
-	/* Waits on the stream until those of all ranks have come there, by a word in windows of an exchange that has no rounds. number: 1 for the first, and so on. */
-	int (*barrier)(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number, uint64_t wait_ns, void *stream);
+	/* Waits on the stream until those of all ranks have come there, by a word in windows of an
+	 * exchange that has no rounds. number: 1 for the first, and so on. */
+	int (*barrier)(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number,
+		uint64_t wait_ns, void *stream);
 	int (*capture_begin)(void *stream);
 	int (*capture_end)(void *stream, struct device_graph **graph);
 	int (*graph_launch)(struct device_graph *graph, void *stream);

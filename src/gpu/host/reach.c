@@ -8,28 +8,34 @@
 #include "gpu/host/internode.h"
 #include "base/error.h"
 
-/* ---- NVLink domains ----------------------------------------------------------------------------------------------------- */
+/* ---- NVLink domains -------------------------------------------------------------------------- */
 
-static bool reaches_all(const uint8_t *links, const int *nvlink_domain_of, uint32_t nr_ranks, uint32_t rank, uint32_t nvlink_domain)
+static bool reaches_all(const uint8_t *links, const int *nvlink_domain_of, uint32_t nr_ranks,
+	uint32_t rank, uint32_t nvlink_domain)
 {
 	for (uint32_t r = nvlink_domain; r < rank; r++)
-		if (nvlink_domain_of[r] == (int)nvlink_domain && (!links[r * nr_ranks + rank] || !links[rank * nr_ranks + r]))
+		if (nvlink_domain_of[r] == (int)nvlink_domain &&
+			(!links[r * nr_ranks + rank] || !links[rank * nr_ranks + r]))
 			return false;
 	return true;
 }
 
-void device_nvlink_domains(const uint8_t *links, const uint32_t *node_of, uint32_t nr_ranks, int *nvlink_domain_of)
+void device_nvlink_domains(
+	const uint8_t *links, const uint32_t *node_of, uint32_t nr_ranks, int *nvlink_domain_of)
 {
 	for (uint32_t r = 0; r < nr_ranks; r++) {
 		uint32_t nvlink_domain = 0;
 
-		while (nvlink_domain < r && (nvlink_domain_of[nvlink_domain] != (int)nvlink_domain || node_of[nvlink_domain] != node_of[r] || !reaches_all(links, nvlink_domain_of, nr_ranks, r, nvlink_domain)))
+		while (nvlink_domain < r &&
+			(nvlink_domain_of[nvlink_domain] != (int)nvlink_domain ||
+				node_of[nvlink_domain] != node_of[r] ||
+				!reaches_all(links, nvlink_domain_of, nr_ranks, r, nvlink_domain)))
 			nvlink_domain++;
 		nvlink_domain_of[r] = (int)nvlink_domain;
 	}
 }
 
-/* ---- links ------------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 /* For tests: TERN_FORCE_LINK=cells or none, no link between ranks counts as better. */
 static int forced_link(enum device_link *most)
@@ -77,12 +83,13 @@ static enum gpu_format choose_format(const uint8_t *links, const struct topology
 
 	for (uint32_t a = 0; a < nr; a++)
 		for (uint32_t b = 0; b < nr; b++)
-			if (nodes->node_of[a] == nodes->node_of[b] && links[a * nr + b] < DEVICE_LINK_LINES)
+			if (nodes->node_of[a] == nodes->node_of[b] &&
+				links[a * nr + b] < DEVICE_LINK_LINES)
 				return GPU_FLAG16;
 	return GPU_FLAG128;
 }
 
-/* ---- both -------------------------------------------------------------------------------------------------------- */
+/* ---- both ------------------------------------------------------------------------------------ */
 
 /* True in *divided: there are more nodes now. */
 static int divide_nodes(tern_moe *moe, const uint8_t *links, bool *divided)
@@ -114,7 +121,10 @@ static int open_engine(tern_moe *moe)
 	if (!rc)
 		return 0;
 	snprintf(cause, sizeof(cause), "%s", tern_last_error());
-	return fail(rc, "some GPUs of a node do not reach each other's memory (tern doctor), so rows between them have to go through the host, and no network could be opened for that: %s",
+	return fail(rc,
+		"some GPUs of a node do not reach each other's memory (tern doctor), so rows "
+		"between them have to go through the host, and no network could be opened for "
+		"that: %s",
 		cause);
 }
 
@@ -123,12 +133,14 @@ int device_reach(tern_moe *moe, const struct device_card *cards)
 	uint32_t nr = moe->nr_ranks;
 	uint8_t *mine = calloc(nr, 1), *links = calloc((size_t)nr * nr, 1);
 	bool divided = false;
-	int rc = mine && links ? ask_links(moe, cards, mine) : fail(TERN_ERR_NOMEM, "no memory for links between %u ranks", nr);
+	int rc = mine && links ? ask_links(moe, cards, mine)
+			       : fail(TERN_ERR_NOMEM, "no memory for links between %u ranks", nr);
 
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(moe->group, mine, links, nr);
 	if (!rc)
-		rc = group_agree_status(moe->group, divide_nodes(moe, links, &divided), "tern_moe_create");
+		rc = group_agree_status(
+			moe->group, divide_nodes(moe, links, &divided), "tern_moe_create");
 	if (!rc && divided)
 		rc = open_engine(moe);
 	free(mine);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels have reported, turned into errors: which wait expired and who is to blame, which number of a peer was not followed, what was wrong with the caller's ids. */
+/* What kernels have reported, turned into errors: which wait expired and who is to blame, which
+ * number of a peer was not followed, what was wrong with the caller's ids. */
 #include <stdio.h>
 
 #include "gpu/host/internode.h"
@@ -25,10 +26,12 @@ struct blame {
 	const char *cause; /* "" where there is none */
 };
 
-/* The one that was waited for, or whoever that one may have waited for: others end when they have found somebody dead. */
+/* The one that was waited for, or whoever that one may have waited for: others end when they have
+ * found somebody dead. */
 static bool blame_death(const tern_moe *moe, uint32_t awaited, struct blame *blame)
 {
-	int first = moe->device->internode ? device_internode_first_lost(moe->device->internode) : -1;
+	int first =
+		moe->device->internode ? device_internode_first_lost(moe->device->internode) : -1;
 
 	blame->peer = first >= 0 ? first : (int)awaited;
 	blame->error = is_gone(moe, (uint32_t)blame->peer, &blame->cause);
@@ -39,7 +42,8 @@ static bool blame_death(const tern_moe *moe, uint32_t awaited, struct blame *bla
 	return blame->error != 0;
 }
 
-/* A death explains departures, so deaths are looked for first; then what the one that was waited for said when it left. */
+/* A death explains departures, so deaths are looked for first; then what the one that was waited
+ * for said when it left. */
 static struct blame find_blame(const tern_moe *moe, uint32_t awaited)
 {
 	struct blame blame = {.cause = ""};
@@ -48,8 +52,10 @@ static struct blame find_blame(const tern_moe *moe, uint32_t awaited)
 
 	if (blame_death(moe, awaited, &blame))
 		return blame;
-	blame = (struct blame){leave_status ? TERN_ERR_PEER_LEFT : TERN_ERR_TIMEOUT, (int)awaited, ""};
-	if (leave_status_error(leave_status) == TERN_ERR_PEER_DEAD && named >= 0 && named < (int)moe->nr_ranks)
+	blame = (struct blame){
+		leave_status ? TERN_ERR_PEER_LEFT : TERN_ERR_TIMEOUT, (int)awaited, ""};
+	if (leave_status_error(leave_status) == TERN_ERR_PEER_DEAD && named >= 0 &&
+		named < (int)moe->nr_ranks)
 		blame = (struct blame){TERN_ERR_PEER_DEAD, named, "as the latter found"};
 	else if (leave_status_error(leave_status))
 		blame.cause = tern_strerror(leave_status_error(leave_status));
@@ -58,17 +64,21 @@ static struct blame find_blame(const tern_moe *moe, uint32_t awaited)
 
 static enum tern_phase phase_of(const struct gpu_report *r)
 {
-	static const enum tern_phase of_kind[NR_INTERNODE_KINDS] = {TERN_PHASE_COUNTS, TERN_PHASE_COUNTS, TERN_PHASE_DISPATCH, TERN_PHASE_COMBINE};
+	static const enum tern_phase of_kind[NR_INTERNODE_KINDS] = {
+		TERN_PHASE_COUNTS, TERN_PHASE_COUNTS, TERN_PHASE_DISPATCH, TERN_PHASE_COMBINE};
 
 	if (r->reason == GPU_WAIT_SENT)
 		return of_kind[r->token % NR_INTERNODE_KINDS];
-	return r->reason == GPU_WAIT_COUNTS ? TERN_PHASE_COUNTS : r->reason <= GPU_WAIT_ROW ? TERN_PHASE_DISPATCH : TERN_PHASE_COMBINE;
+	return r->reason == GPU_WAIT_COUNTS ? TERN_PHASE_COUNTS
+	       : r->reason <= GPU_WAIT_ROW  ? TERN_PHASE_DISPATCH
+					    : TERN_PHASE_COMBINE;
 }
 
 /* Returns who is to blame, like the next. */
 static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
-	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word", "the counts", "what the engine has not sent"};
+	static const char *const what[] = {"nothing", "the plan", "a row", "a result", "the word",
+		"the counts", "what the engine has not sent"};
 	static const char *const names[] = {"counts", "dispatch", "combine"};
 	enum tern_phase phase = phase_of(r);
 	struct blame blame = find_blame(moe, r->peer);
@@ -87,34 +97,43 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report
 		.waited_ns = r->waited_ns,
 		.error = moe->failed};
 	if (blame.error != TERN_ERR_TIMEOUT)
-		snprintf(moe->failed_text, sizeof(moe->failed_text), "rank %d %s while rank %u's kernel waited for rank %u in %s (slot %u, epoch %u)%s%s",
-			blame.peer, blame.error == TERN_ERR_PEER_LEFT ? "left the exchange" : "died", moe->rank, r->peer, names[phase], slot,
-			r->epoch_expected, *blame.cause ? ": " : "", blame.cause);
+		snprintf(moe->failed_text, sizeof(moe->failed_text),
+			"rank %d %s while rank %u's kernel waited for rank %u in %s (slot %u, "
+			"epoch %u)%s%s",
+			blame.peer,
+			blame.error == TERN_ERR_PEER_LEFT ? "left the exchange" : "died", moe->rank,
+			r->peer, names[phase], slot, r->epoch_expected, *blame.cause ? ": " : "",
+			blame.cause);
 	else
 		snprintf(moe->failed_text, sizeof(moe->failed_text),
-			"rank %u's kernel waited %.3f ms in %s for %s of rank %u, token %u (slot %u, epoch %u; saw epoch %u)", moe->rank,
-			(double)r->waited_ns / 1e6, names[phase], what[r->reason % 7], r->peer, r->token, slot,
-			r->epoch_expected, r->epoch_seen);
+			"rank %u's kernel waited %.3f ms in %s for %s of rank %u, token %u (slot "
+			"%u, epoch %u; saw epoch %u)",
+			moe->rank, (double)r->waited_ns / 1e6, names[phase], what[r->reason % 7],
+			r->peer, r->token, slot, r->epoch_expected, r->epoch_seen);
 	return blame.peer;
 }
 
 /* A number of a peer's that was not followed. */
 static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
-	static const char *const what[] = {"tokens", "an expert, for a token,", "a token that another rank sends", "rows, in a column of its counts,",
+	static const char *const what[] = {"tokens", "an expert, for a token,",
+		"a token that another rank sends", "rows, in a column of its counts,",
 		"a row's position, of a token,", "a local expert, for a token,"};
 
 	moe->failed = TERN_ERR_PROTOCOL;
 	snprintf(moe->failed_text, sizeof(moe->failed_text),
-		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is the most (token or column %u; slot %u, epoch %u)", moe->rank,
-		what[(r->reason - GPU_BROKEN_TOKENS) % 6], r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
+		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is "
+		"the most (token or column %u; slot %u, epoch %u)",
+		moe->rank, what[(r->reason - GPU_BROKEN_TOKENS) % 6], r->peer, r->value, r->most,
+		r->token, slot, r->epoch_expected);
 	return (int)r->peer;
 }
 
 /* A kernel of this slot has ended early. Peers are told. */
 static int has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
-	int peer = r->reason >= GPU_BROKEN_TOKENS ? peer_has_broken(moe, slot, r) : wait_has_failed(moe, slot, r);
+	int peer = r->reason >= GPU_BROKEN_TOKENS ? peer_has_broken(moe, slot, r)
+						  : wait_has_failed(moe, slot, r);
 
 	device_publish_leave(moe, leave_status_make(moe->failed, peer));
 	return fail(moe->failed, "%s", moe->failed_text);
@@ -142,14 +161,23 @@ static int look_at_input_errors(tern_moe *moe)
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
 		d->ops->take_input_error(d->exchange, slot, &input_error);
 		if (input_error.reason == GPU_ID_RANGE)
-			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 (slot %u, epoch %u)", input_error.token,
-				input_error.k, (long long)input_error.id, moe->config.nr_experts - 1, slot, input_error.epoch);
+			rc = fail(TERN_ERR_INVALID,
+				"dispatch: topk_ids[%u][%u] was %lld; experts are 0 to %u, or -1 "
+				"(slot %u, epoch %u)",
+				input_error.token, input_error.k, (long long)input_error.id,
+				moe->config.nr_experts - 1, slot, input_error.epoch);
 		else if (input_error.reason == GPU_OVER_CAPACITY)
-			rc = fail(TERN_ERR_CAPACITY, "rank %u would receive %lld rows; its capacity is %llu (slot %u, epoch %u)", input_error.token,
-				(long long)input_error.id, (unsigned long long)moe->layout.capacity, slot, input_error.epoch);
+			rc = fail(TERN_ERR_CAPACITY,
+				"rank %u would receive %lld rows; its capacity is %llu (slot %u, "
+				"epoch %u)",
+				input_error.token, (long long)input_error.id,
+				(unsigned long long)moe->layout.capacity, slot, input_error.epoch);
 		else if (input_error.reason)
-			rc = fail(TERN_ERR_INVALID, "dispatch: topk_ids[%u] named expert %lld twice, again at column %u (slot %u, epoch %u)", input_error.token,
-				(long long)input_error.id, input_error.k, slot, input_error.epoch);
+			rc = fail(TERN_ERR_INVALID,
+				"dispatch: topk_ids[%u] named expert %lld twice, again at column "
+				"%u (slot %u, epoch %u)",
+				input_error.token, (long long)input_error.id, input_error.k, slot,
+				input_error.epoch);
 	}
 	return rc;
 }

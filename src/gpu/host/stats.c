@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Statistics of an exchange on a device: kernels add them up there, and never take from them; a reset is remembered here. */
+/* Statistics of an exchange on a device: kernels add them up there, and never take from them; a
+ * reset is remembered here. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,7 @@ int device_stats_reset(tern_moe *moe)
 	int rc = read_counters(moe);
 
 	if (!rc)
-		memcpy(d->since, d->counters, sizeof(*d->since) + moe->config.nr_experts * sizeof(uint64_t));
+		memcpy(d->since, d->counters,
+			sizeof(*d->since) + moe->config.nr_experts * sizeof(uint64_t));
 	return rc;
 }

@@ -1,19 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one GPU stores into another's window in high-throughput mode. Shared by the host and by kernels.
+/* What one GPU stores into another's window in high-throughput mode. Shared by the host and by
+ * kernels.
  *
  *   window    count words [2][R] | counts [2][R] | heads [R][T] | result words [T][C] | x | scales | results [T][C] | early rows [R][S] | their scales
- *   counts    of a source, by the epoch's parity: rows for each physical expert [P], rows for each rank [R], its number of tokens, and how many of them
- *             are early. Its word, the epoch, is released behind it. Who has the counts of all knows where every row goes.
- *   x         rows, in their final places; a row that has several here is stored in the first, and copied to the others by the receiver
- *   head      of source s, token t: for each k 16 bytes: position (UINT32_MAX: not here), weight, local expert, epoch. Released behind the row, so it
- *             is also what announces it. Stored to every rank, row or none.
- *   early     rows of a source's first tokens (at most S): they leave before any place is known, and the receiver copies them from here to all their
- *             places. Their heads are like any other's, and leave when places are known; in an abandoned round, without places.
- *   results   of token t, in column c: as many columns as there can be results of a token (ranks, or k). Their word, the epoch, is released
- *             behind each. This rank's own are there only where halves are called apart or ranks have replicas: else they are summed from y.
+ *   counts    of a source, by the epoch's parity: rows for each physical expert [P], rows for each
+ *             rank [R], its number of tokens, and how many of them are early. Its word, the epoch,
+ *             is released behind it. Who has the counts of all knows where every row goes.
+ *   x         rows, in their final places; a row that has several here is stored in the first, and
+ *             copied to the others by the receiver
+ *   head      of source s, token t: for each k 16 bytes: position (UINT32_MAX: not here), weight,
+ *             local expert, epoch. Released behind the row, so it is also what announces it. Stored
+ *             to every rank, row or none.
+ *   early     rows of a source's first tokens (at most S): they leave before any place is known,
+ *             and the receiver copies them from here to all their places. Their heads are like any
+ *             other's, and leave when places are known; in an abandoned round, without places.
+ *   results   of token t, in column c: as many columns as there can be results of a token (ranks,
+ *             or k). Their word, the epoch, is released behind each. This rank's own are there only
+ *             where halves are called apart or ranks have replicas: else they are summed from y.
  *
- * Why rows, early ones too, and results of the next round may overwrite these: they are stored by a rank that has the counts of all for that round, and a rank sends
- * those behind its combine of this one. Why counts have two places: docs/protocol.md, abandoned rounds.
+ * Why rows, early ones too, and results of the next round may overwrite these: they are stored by a
+ * rank that has the counts of all for that round, and a rank sends those behind its combine of this
+ * one. Why counts have two places: docs/protocol.md, abandoned rounds.
  */
 #ifndef TERN_GPU_WIRE_HT_H
 #define TERN_GPU_WIRE_HT_H
@@ -25,8 +32,8 @@
 struct ht_window {
 	uint64_t count_words, counts, heads, result_words, x, scales, results, bytes; /* offsets */
 	uint64_t early_x, early_scales;
-	uint64_t counts_bytes;							      /* of one source */
-	uint32_t nr_early;	 /* S; 0: no row leaves early */
+	uint64_t counts_bytes; /* of one source */
+	uint32_t nr_early;     /* S; 0: no row leaves early */
 	uint32_t nr_columns;
 	uint32_t rank_columns; /* a column is a rank; else a k */
 };
@@ -47,8 +54,9 @@ HOST_DEVICE uint32_t ht_early_slots(uint32_t nr_ranks, uint32_t max_tokens, uint
 }
 
 /* nr_early: slots for them; row_bytes, row_scales_bytes: of one row. */
-HOST_DEVICE struct ht_window ht_window_of(uint32_t nr_ranks, uint32_t nr_physical, uint32_t max_tokens, uint32_t topk, int at_home, uint64_t positions,
-	uint32_t row_bytes, uint32_t row_scales_bytes, uint32_t result_bytes, uint32_t nr_early)
+HOST_DEVICE struct ht_window ht_window_of(uint32_t nr_ranks, uint32_t nr_physical,
+	uint32_t max_tokens, uint32_t topk, int at_home, uint64_t positions, uint32_t row_bytes,
+	uint32_t row_scales_bytes, uint32_t result_bytes, uint32_t nr_early)
 {
 	uint64_t early = (uint64_t)nr_ranks * nr_early;
 	struct ht_window w;
@@ -84,7 +92,8 @@ HOST_DEVICE struct row_geometry ht_row_geometry(uint32_t row_bytes, uint32_t nr_
 	return cut;
 }
 
-/* Through a block's shared memory rows go in parts, with the parts' scales behind them. Whole segments of 1024 bytes. */
+/* Through a block's shared memory rows go in parts, with the parts' scales behind them. Whole
+ * segments of 1024 bytes. */
 #define HT_PART_BYTES 7168
 
 HOST_DEVICE uint32_t ht_part_bytes(uint32_t row_bytes)
@@ -94,7 +103,9 @@ HOST_DEVICE uint32_t ht_part_bytes(uint32_t row_bytes)
 
 HOST_DEVICE uint32_t ht_part_buffer(uint32_t row_bytes, uint32_t scale_bytes)
 {
-	return ht_part_bytes(row_bytes) + gpu_ceil(ht_part_bytes(row_bytes) / GPU_LINE_BYTES * scale_bytes, GPU_LINE_BYTES) * GPU_LINE_BYTES;
+	return ht_part_bytes(row_bytes) +
+	       gpu_ceil(ht_part_bytes(row_bytes) / GPU_LINE_BYTES * scale_bytes, GPU_LINE_BYTES) *
+		       GPU_LINE_BYTES;
 }
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks on other nodes, as kernels see them. What belongs to an internode rank is stored in pinned host memory (staging) at the offsets that it would have in that rank's
- * window; commands in a ring that the engine's proxy reads then write it into the same places of that rank's pinned memory (landing), where its kernels read it.
+/* Ranks on other nodes, as kernels see them. What belongs to an internode rank is stored in pinned
+ * host memory (staging) at the offsets that it would have in that rank's window; commands in a ring
+ * that the engine's proxy reads then write it into the same places of that rank's pinned memory
+ * (landing), where its kernels read it.
  *
  *   message    of a kind, between two internode ranks, for one slot:   head | parts        The same offsets in staging and in landing.
  *     counts   head | counts                               (high throughput, for each parity)
@@ -8,11 +10,15 @@
  *     combine  head | results [T][K], summed at the expert [T]
  *   memory     [slot][kind][internode rank] messages
  *
- * Rows and results are sparse: those that are used travel in runs, each a write of its own, and the head, with all that is not sparse, in one more. The head says how many runs there are.
- * Each write's immediate tells its kind, slot and source. When the head and so many runs have come, the proxy stores the arrival word of that kind, slot and source: the epoch that
- * the head names. Networks may land bytes in any order, and immediates too, so nothing in landing is looked at before that word is seen.
+ * Rows and results are sparse: those that are used travel in runs, each a write of its own, and the
+ * head, with all that is not sparse, in one more. The head says how many runs there are. Each
+ * write's immediate tells its kind, slot and source. When the head and so many runs have come, the
+ * proxy stores the arrival word of that kind, slot and source: the epoch that the head names.
+ * Networks may land bytes in any order, and immediates too, so nothing in landing is looked at
+ * before that word is seen.
  *
- * Why no message meets the one before it, in staging or in landing, and no word overtakes another: docs/protocol.md, GPUs on several nodes.
+ * Why no message meets the one before it, in staging or in landing, and no word overtakes another:
+ * docs/protocol.md, GPUs on several nodes.
  */
 #ifndef TERN_GPU_WIRE_INTERNODE_H
 #define TERN_GPU_WIRE_INTERNODE_H
@@ -25,7 +31,8 @@ enum internode_kind {
 	INTERNODE_DISPATCH = 2,
 	INTERNODE_COMBINE = 3,
 	NR_INTERNODE_KINDS,
-	INTERNODE_PART = NR_INTERNODE_KINDS /* not a message: a leave word, in three immediates (leave_statuses.h) */
+	INTERNODE_PART = NR_INTERNODE_KINDS /* not a message: a leave word, in three immediates
+					       (leave_statuses.h) */
 };
 
 /* What a message consists of; each is found as in a window, from a base of its own. */
@@ -47,11 +54,12 @@ struct internode_head {
 	uint32_t epoch, nr_runs;
 };
 
-/* A line for each kind, slot and source, in pinned memory: the arrival word, and whether the source is gone. */
+/* A line for each kind, slot and source, in pinned memory: the arrival word, and whether the source
+ * is gone. */
 #define INTERNODE_GONE_OFFSET 64
 
-/* Its words come no more; or those that are under way may still come, for that long: a network may report
- * immediates in any order. */
+/* Its words come no more; or those that are under way may still come, for that long: a network may
+ * report immediates in any order. */
 enum internode_gone {
 	INTERNODE_HERE = 0,
 	INTERNODE_LOST = 1,
@@ -59,10 +67,12 @@ enum internode_gone {
 };
 #define INTERNODE_PEACE_NS 100000000u
 
-/* An immediate: prefix of the exchange (8) | kind (3) | source (12) | slot (4) | is a run (1) | 0 (4). INTERNODE_PART: 9 bits in place of the last three */
+/* An immediate: prefix of the exchange (8) | kind (3) | source (12) | slot (4) | is a run (1) | 0 (4).
+ * INTERNODE_PART: 9 bits in place of the last three */
 #define INTERNODE_IMMEDIATE_RUN (1u << 4)
 
-HOST_DEVICE uint32_t internode_immediate(uint32_t prefix, enum internode_kind kind, uint32_t source, uint32_t slot)
+HOST_DEVICE uint32_t internode_immediate(
+	uint32_t prefix, enum internode_kind kind, uint32_t source, uint32_t slot)
 {
 	return prefix << 24 | (uint32_t)kind << 21 | source << 9 | slot << 5;
 }
@@ -98,25 +108,32 @@ struct internode_sent {
 struct internode_table {
 	uint32_t nr_internode;
 	uint32_t kind_flags;
-	uint8_t *to[NR_INTERNODE_PARTS][GPU_MAX_RANKS]; /* bases in place of windows: staging, or a mapped rank's window */
+	uint8_t *to[NR_INTERNODE_PARTS][GPU_MAX_RANKS]; /* bases in place of windows: staging, or a
+							   mapped rank's window */
 	uint8_t *from[NR_INTERNODE_PARTS][GPU_MAX_RANKS]; /* landing, or this rank's window */
 	uint32_t is_internode[GPU_MAX_RANKS];
-	struct internode_rank ranks[GPU_MAX_RANKS]; /* [nr_internode] */
-	uint64_t run_bytes[NR_INTERNODE_KINDS], run_offset[NR_INTERNODE_KINDS]; /* of one row or result; of the first, in the message */
-	uint64_t head_bytes[NR_INTERNODE_KINDS];   /* the head and all that is not sparse */
+	struct internode_rank ranks[GPU_MAX_RANKS];                             /* [nr_internode] */
+	uint64_t run_bytes[NR_INTERNODE_KINDS], run_offset[NR_INTERNODE_KINDS]; /* of one row or
+										   result; of the
+										   first, in the
+										   message */
+	uint64_t head_bytes[NR_INTERNODE_KINDS]; /* the head and all that is not sparse */
 	uint32_t immediate[NR_INTERNODE_KINDS], counter[NR_INTERNODE_KINDS];
 	struct internode_sent sent[NR_INTERNODE_KINDS];
 	const uint8_t *words; /* [kind][R] lines, stored by the proxy */
 	struct internode_command *ring;
 	uint32_t ring_mask, ring_shift;
-	unsigned long long *tickets, *bytes; /* of all slots: the ring's, and what was sent; the kernels' */
-	uint32_t *results; /* [nr_internode][T] high throughput: which of a token's results go to that home, a bit each; the kernels' */
+	unsigned long long *tickets, *bytes; /* of all slots: the ring's, and what was sent; the
+						kernels' */
+	uint32_t *results; /* [nr_internode][T] high throughput: which of a token's results go to
+			      that home, a bit each; the kernels' */
 	/* The kernels', apart from what others read and from each other: */
 	uint32_t apart[32];
-	uint32_t begun[NR_INTERNODE_KINDS];	  /* commands, modulo 2^32 */
-	uint32_t nr_sent_warps;		  /* of the kernel that runs */
+	uint32_t begun[NR_INTERNODE_KINDS]; /* commands, modulo 2^32 */
+	uint32_t nr_sent_warps;             /* of the kernel that runs */
 	uint32_t apart_too[64];
-	uint32_t collected[NR_INTERNODE_KINDS]; /* epoch: all internode ranks' words of the kind have come */
+	uint32_t collected[NR_INTERNODE_KINDS]; /* epoch: all internode ranks' words of the kind
+						   have come */
 	uint32_t apart_from_next[32];
 };
 
@@ -125,10 +142,13 @@ HOST_DEVICE uint64_t internode_align(uint64_t bytes)
 	return (bytes + 127) / 128 * 128;
 }
 
-/* The commands of one slot's last message of each kind to all internode ranks, at most. A run is broken at 32 rows, or at a token's results. */
-HOST_DEVICE uint64_t internode_most_commands(uint32_t nr_internode, uint32_t max_tokens, uint32_t topk, int at_home)
+/* The commands of one slot's last message of each kind to all internode ranks, at most. A run is
+ * broken at 32 rows, or at a token's results. */
+HOST_DEVICE uint64_t internode_most_commands(
+	uint32_t nr_internode, uint32_t max_tokens, uint32_t topk, int at_home)
 {
-	uint64_t rows = max_tokens / 2 + max_tokens / 32 + 2, results = at_home ? (uint64_t)max_tokens * gpu_ceil(topk, 2) : max_tokens;
+	uint64_t rows = max_tokens / 2 + max_tokens / 32 + 2,
+		 results = at_home ? (uint64_t)max_tokens * gpu_ceil(topk, 2) : max_tokens;
 
 	return nr_internode * (rows + results + NR_INTERNODE_KINDS);
 }

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one GPU stores into another's window in low-latency mode, byte for byte. Shared by the host and by kernels.
+/* What one GPU stores into another's window in low-latency mode, byte for byte. Shared by the host
+ * and by kernels.
  *
- * Nothing here is announced by a flag: every piece carries the epoch of its round, so a reader polls the piece itself, and a
- * writer needs no fence. There are two formats of a piece:
+ * Nothing here is announced by a flag: every piece carries the epoch of its round, so a reader
+ * polls the piece itself, and a writer needs no fence. There are two formats of a piece:
  *
- *   GPU_FLAG128   128 bytes, the last 4 the epoch. A line is stored by 8 neighbouring lanes in one instruction, and read so too. Relies on
- *              such a store arriving whole, as it does over NVLink and in a GPU's own memory. 3 % of the bytes are epochs.
- *   GPU_FLAG16   16 bytes, the last 4 the epoch. Relies on nothing but PTX's single-copy atomic 128-bit accesses. 25 % are epochs.
+ *   GPU_FLAG128   128 bytes, the last 4 the epoch. A line is stored by 8 neighbouring lanes in one
+ *                 instruction, and read so too. Relies on such a store arriving whole, as it does
+ *                 over NVLink and in a GPU's own memory. 3 % of the bytes are epochs.
+ *   GPU_FLAG16   16 bytes, the last 4 the epoch. Relies on nothing but PTX's single-copy atomic
+ *                128-bit accesses. 25 % are epochs.
  *
- * A row (or result) is cut into segments, one for a warp. The words that epochs displaced, and scales, travel in words at the segment's end, so that
- * each lane's 16 bytes are aligned as they are in the caller's row:
+ * A row (or result) is cut into segments, one for a warp. The words that epochs displaced, and
+ * scales, travel in words at the segment's end, so that each lane's 16 bytes are aligned as they
+ * are in the caller's row:
  *
  *   GPU_FLAG128   | line 0 | line 1 | ... | (unused) | last line |      vector i of a warp is lines 4i .. 4i+3
  *                line:  31 words of the row, epoch      last line: of the row as well; its last nr_vectors pieces of 16 bytes hold the displaced words, epoch
@@ -19,11 +23,15 @@
  *                cell:  3 words of the row, epoch       extra cell: the same lane's displaced words (3; FP8: 2, and scales), epoch
  *
  *   window     | arrival words [R] | plan of source 0 | ... | R-1 | rows [R][T] | results |
- *   plan       of a source: its number of tokens, and for each token the physical experts [K] (16 bits each, 0xffff: none). Sent to
- *              every rank in every round: from it a receiver knows which rows will come, and computes all positions.
- *   rows       of source s, token t at [s][t]: nobody has to count to know where a row goes. A head with the weights, then segments.
- *   results    [t][k]: of each route, or, summed at the expert, in the place of the first route that leads to its rank
- *   arrival    word of rank r: the epoch of the last round of which r has read all rows; stored by the combine
+ *   plan       of a source: its number of tokens, and for each token the physical experts [K] (16
+ *              bits each, 0xffff: none). Sent to every rank in every round: from it a receiver
+ *              knows which rows will come, and computes all positions.
+ *   rows       of source s, token t at [s][t]: nobody has to count to know where a row goes. A head
+ *              with the weights, then segments.
+ *   results    [t][k]: of each route, or, summed at the expert, in the place of the first route
+ *              that leads to its rank
+ *   arrival    word of rank r: the epoch of the last round of which r has read all rows; stored by
+ *              the combine
  */
 #ifndef TERN_GPU_WIRE_LL_H
 #define TERN_GPU_WIRE_LL_H
@@ -47,9 +55,9 @@ enum gpu_format {
 
 /* How a row, or a result, is cut. */
 struct row_geometry {
-	uint32_t row_bytes;	/* as the receiver stores it, without scales; a multiple of 16 */
-	uint32_t nr_lines;	/* 128-byte pieces of it; FP8: blocks */
-	uint32_t nr_vectors;	/* data vectors of a lane in a segment */
+	uint32_t row_bytes;      /* as the receiver stores it, without scales; a multiple of 16 */
+	uint32_t nr_lines;       /* 128-byte pieces of it; FP8: blocks */
+	uint32_t nr_vectors;     /* data vectors of a lane in a segment */
 	uint32_t segment_pieces; /* of 16 bytes each; the last segment may have fewer */
 	uint32_t nr_segments;
 	uint32_t segment_bytes;
@@ -68,12 +76,15 @@ HOST_DEVICE uint32_t gpu_ceil(uint32_t a, uint32_t b)
 /* All vectors of a lane, extra ones included. */
 HOST_DEVICE uint32_t gpu_all_vectors(enum gpu_format format, int scaled, uint32_t nr_vectors)
 {
-	return format == GPU_FLAG128 ? nr_vectors : nr_vectors + gpu_ceil(nr_vectors, scaled ? 2 : 3);
+	return format == GPU_FLAG128 ? nr_vectors
+				     : nr_vectors + gpu_ceil(nr_vectors, scaled ? 2 : 3);
 }
 
-/* Scales are of whole lines, of which segments have about as many each. Without them all lines of a segment are full but those of the last one: a line that is not
- * costs NVLink as much as one that is. */
-HOST_DEVICE struct row_geometry row_geometry_of(enum gpu_format format, int scaled, uint32_t row_bytes, uint32_t nr_vectors)
+/* Scales are of whole lines, of which segments have about as many each. Without them all lines of a
+ * segment are full but those of the last one: a line that is not costs NVLink as much as one that
+ * is. */
+HOST_DEVICE struct row_geometry row_geometry_of(
+	enum gpu_format format, int scaled, uint32_t row_bytes, uint32_t nr_vectors)
 {
 	struct row_geometry cut;
 	uint32_t most = format == GPU_FLAG128 ? 4 * nr_vectors - 1 : 4 * nr_vectors;
@@ -110,7 +121,8 @@ HOST_DEVICE uint32_t gpu_div(uint32_t n, struct gpu_divisor v)
 	return v.d == 1 ? n : (uint32_t)((uint64_t)n * v.factor >> 32);
 }
 
-/* The plan: seven lanes' pieces of a line hold 16-bit ids, in the order of topk_ids; the eighth the number of tokens. */
+/* The plan: seven lanes' pieces of a line hold 16-bit ids, in the order of topk_ids; the eighth the
+ * number of tokens. */
 HOST_DEVICE uint32_t ll_lane_ids(enum gpu_format format)
 {
 	return format == GPU_FLAG128 ? 8 : 6;
@@ -124,7 +136,8 @@ HOST_DEVICE uint32_t ll_plan_lines(enum gpu_format format, uint32_t nr_ids)
 	return lines ? lines : 1;
 }
 
-/* A row's head: seven (GPU_FLAG16: eight) lanes' pieces of a line hold gate weights in the order of k. Two lines are enough for 32. */
+/* A row's head: seven (GPU_FLAG16: eight) lanes' pieces of a line hold gate weights in the order of
+ * k. Two lines are enough for 32. */
 #define LL_HEAD_BYTES (2 * GPU_LINE_BYTES)
 
 /* What is stored of it for topk weights. */
@@ -133,40 +146,48 @@ HOST_DEVICE uint32_t ll_head_wire_bytes(enum gpu_format format, uint32_t topk)
 	return topk > (format == GPU_FLAG128 ? 28u : 24u) ? 2 * GPU_LINE_BYTES : GPU_LINE_BYTES;
 }
 
-/* Lanes whose pieces hold what epochs displaced, and scales: FP8, of an extra line from its first lane on; else of a segment's last line, its last lanes. */
+/* Lanes whose pieces hold what epochs displaced, and scales: FP8, of an extra line from its first
+ * lane on; else of a segment's last line, its last lanes. */
 HOST_DEVICE uint32_t gpu_extra_lanes(int scaled, uint32_t nr_vectors)
 {
 	return (scaled ? 2 : 1) * nr_vectors;
 }
 
-/* What is stored of a row's segments, or a result's: its lines, and what a segment has besides. The last line of GPU_FLAG128, without scales, is there whether or not it
- * has anything of the row. */
-HOST_DEVICE uint64_t gpu_wire_bytes(enum gpu_format format, int scaled, const struct row_geometry *cut)
+/* What is stored of a row's segments, or a result's: its lines, and what a segment has besides. The
+ * last line of GPU_FLAG128, without scales, is there whether or not it has anything of the row. */
+HOST_DEVICE uint64_t gpu_wire_bytes(
+	enum gpu_format format, int scaled, const struct row_geometry *cut)
 {
-	uint32_t cells = 512 * (gpu_all_vectors(format, scaled, cut->nr_vectors) - cut->nr_vectors), lines, last;
+	uint32_t cells = 512 * (gpu_all_vectors(format, scaled, cut->nr_vectors) - cut->nr_vectors),
+		 lines, last;
 
 	if (format == GPU_FLAG128 && !scaled) {
 		last = cut->row_bytes / 16 - (cut->nr_segments - 1) * cut->segment_pieces;
-		lines = (cut->nr_segments - 1) * 4 * cut->nr_vectors + gpu_least(gpu_ceil(last, 8) + 1, 4 * cut->nr_vectors);
+		lines = (cut->nr_segments - 1) * 4 * cut->nr_vectors +
+			gpu_least(gpu_ceil(last, 8) + 1, 4 * cut->nr_vectors);
 		return (uint64_t)GPU_LINE_BYTES * lines;
 	}
-	return (uint64_t)GPU_LINE_BYTES * cut->nr_lines + (uint64_t)cut->nr_segments * (format == GPU_FLAG128 ? gpu_extra_lanes(scaled, cut->nr_vectors) * 16 : cells);
+	return (uint64_t)GPU_LINE_BYTES * cut->nr_lines +
+	       (uint64_t)cut->nr_segments *
+		       (format == GPU_FLAG128 ? gpu_extra_lanes(scaled, cut->nr_vectors) * 16
+					      : cells);
 }
 
 struct ll_window {
 	uint64_t arrivals, plans, rows, results, bytes; /* offsets */
-	uint64_t plan_bytes;				/* of one source */
-	uint64_t row_bytes, result_bytes;		/* from one to the next */
+	uint64_t plan_bytes;                            /* of one source */
+	uint64_t row_bytes, result_bytes;               /* from one to the next */
 };
 
-HOST_DEVICE struct ll_window ll_window_of(enum gpu_format format, const struct row_geometry *row, const struct row_geometry *result, uint32_t nr_ranks,
-	uint32_t max_tokens, uint32_t topk)
+HOST_DEVICE struct ll_window ll_window_of(enum gpu_format format, const struct row_geometry *row,
+	const struct row_geometry *result, uint32_t nr_ranks, uint32_t max_tokens, uint32_t topk)
 {
 	struct ll_window w;
 
 	w.arrivals = 0;
 	w.plans = (uint64_t)nr_ranks * GPU_LINE_BYTES;
-	w.plan_bytes = (uint64_t)gpu_ceil(ll_plan_lines(format, max_tokens * topk), 4) * 4 * GPU_LINE_BYTES; /* a warp reads four lines */
+	w.plan_bytes = (uint64_t)gpu_ceil(ll_plan_lines(format, max_tokens * topk), 4) * 4 *
+		       GPU_LINE_BYTES; /* a warp reads four lines */
 	w.rows = w.plans + nr_ranks * w.plan_bytes;
 	w.row_bytes = LL_HEAD_BYTES + (uint64_t)row->nr_segments * row->segment_bytes;
 	w.results = w.rows + (uint64_t)nr_ranks * max_tokens * w.row_bytes;

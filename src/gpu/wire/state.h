@@ -7,44 +7,54 @@
 
 #include "gpu/wire/ll.h"
 
-/* High throughput: what warps draw tokens from. Set by the plan: to 0, that of rows to the number of early ones. */
+/* High throughput: what warps draw tokens from. Set by the plan: to 0, that of rows to the number
+ * of early ones. */
 enum ht_tickets {
-	HT_TICKETS_ROWS = 0, /* of the dispatch's senders */
+	HT_TICKETS_ROWS = 0,    /* of the dispatch's senders */
 	HT_TICKETS_RESULTS = 1, /* of the combine's */
 	HT_TICKETS_HOME = 2,
 	HT_TICKETS_COPIES = 3, /* of the dispatch's receivers */
 	HT_TICKETS = 4
 };
 
-/* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as one. */
+/* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as
+ * one. */
 struct gpu_state {
-	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
-	uint32_t epoch_combine;	 /* of the round under way; set by the dispatch */
-	uint32_t nr_tokens;	 /* dispatched from here in this round */
-	uint32_t failed;	 /* a wait expired: kernels return at once */
+	uint32_t epoch_dispatch;         /* of the round to come; moved on by the combine */
+	uint32_t epoch_combine;          /* of the round under way; set by the dispatch */
+	uint32_t nr_tokens;              /* dispatched from here in this round */
+	uint32_t failed;                 /* a wait expired: kernels return at once */
 	uint32_t nr_from[GPU_MAX_RANKS]; /* rows received from each source in this round */
-	uint32_t complaining;	 /* somebody writes a input_error */
-	uint32_t abandoned;	 /* high throughput: some rank is over its capacity, and no row moves in this round */
-	uint32_t nr_rows;	 /* received in this round */
-	uint32_t nr_arrived;	 /* (token, rank) pairs of these: where a token has several experts, one */
-	uint32_t extent;	 /* high throughput: row positions here that this round's rows span; no head may name another */
-	uint32_t begun;		 /* high throughput: the epoch whose plan has begun, so that all that was ahead of it in the stream is there */
-	uint32_t exchanged;	 /* high throughput: the epoch whose counts of all have come */
-	uint32_t nr_away;	 /* high throughput: tokens of the round to come with a row for another rank; counted one by one, then taken */
+	uint32_t complaining;            /* somebody writes an input error */
+	uint32_t abandoned;  /* high throughput: some rank is over its capacity, and no row moves in
+				this round */
+	uint32_t nr_rows;    /* received in this round */
+	uint32_t nr_arrived; /* (token, rank) pairs of these: where a token has several experts, one
+			      */
+	uint32_t extent; /* high throughput: row positions here that this round's rows span; no head
+			    may name another */
+	uint32_t begun;  /* high throughput: the epoch whose plan has begun, so that all that was
+			    ahead of it in the stream is there */
+	uint32_t exchanged; /* high throughput: the epoch whose counts of all have come */
+	uint32_t nr_away;   /* high throughput: tokens of the round to come with a row for another
+			       rank; counted one by one, then taken */
 	uint32_t tickets[HT_TICKETS];
 };
 
-/* What all rounds of an exchange add up to; nothing ever takes from it. Of all slots together, so only added to by atomics. In the order of struct tern_stats. */
+/* What all rounds of an exchange add up to; nothing ever takes from it. Of all slots together, so
+ * only added to by atomics. In the order of struct tern_stats. */
 struct gpu_counters {
 	uint64_t rounds;
-	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for counters_token */
+	uint64_t tokens, routes, rows, rows_away, tokens_away; /* in this order for counters_token
+								*/
 	uint64_t rows_received;
 	uint64_t engine_bytes; /* for ranks on other nodes, into the ring */
-	uint64_t results; /* that left for homes: of routes, or summed here */
-	uint64_t load[];  /* [E] routes from here to each logical expert */
+	uint64_t results;      /* that left for homes: of routes, or summed here */
+	uint64_t load[];       /* [E] routes from here to each logical expert */
 };
 
-/* Who waited for what when the first wait expired, or what a peer has sent that no correct one does: numbers that say where rows lie are looked at before they are followed. */
+/* Who waited for what when the first wait expired, or what a peer has sent that no correct one
+ * does: numbers that say where rows lie are looked at before they are followed. */
 enum gpu_wait {
 	GPU_WAIT_NONE = 0,
 	GPU_WAIT_PLAN = 1,
@@ -52,13 +62,15 @@ enum gpu_wait {
 	GPU_WAIT_RESULT = 3,
 	GPU_WAIT_ARRIVAL = 4,
 	GPU_WAIT_COUNTS = 5,
-	GPU_WAIT_SENT = 6, /* that the engine has sent what was staged before; token: enum internode_kind; epochs: writes begun, and ended */
-	GPU_BROKEN_TOKENS = 7,	/* more tokens than there can be */
-	GPU_BROKEN_EXPERT = 8,	/* a physical expert that there is not */
-	GPU_BROKEN_SENDER = 9,	/* a token that a replica sends; most: that one */
-	GPU_BROKEN_ROWS = 10,	/* more rows for an expert, or a rank, than the source has tokens. token: the column */
+	GPU_WAIT_SENT = 6,        /* that the engine has sent what was staged before; token: enum
+				     internode_kind; epochs: writes begun, and ended */
+	GPU_BROKEN_TOKENS = 7,    /* more tokens than there can be */
+	GPU_BROKEN_EXPERT = 8,    /* a physical expert that there is not */
+	GPU_BROKEN_SENDER = 9,    /* a token that a replica sends; most: that one */
+	GPU_BROKEN_ROWS = 10,     /* more rows for an expert, or a rank, than the source has tokens.
+				     token: the column */
 	GPU_BROKEN_POSITION = 11, /* a row's, outside of this round's */
-	GPU_BROKEN_LOCAL = 12	/* a local expert that is not here */
+	GPU_BROKEN_LOCAL = 12     /* a local expert that is not here */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */
@@ -71,12 +83,14 @@ struct gpu_report {
 	uint32_t value, most; /* GPU_BROKEN...: what came, and the most that can be */
 };
 
-/* An id that no correct caller passes. The route is dropped (an id named twice is a route like any other), and the round goes on. */
+/* An id that no correct caller passes. The route is dropped (an id named twice is a route like any
+ * other), and the round goes on. */
 enum gpu_bad_id {
 	GPU_ID_GOOD = 0,
 	GPU_ID_RANGE = 1,
 	GPU_ID_TWICE = 2,
-	GPU_OVER_CAPACITY = 3 /* token: the rank; id: rows that it would receive. The round is empty on all ranks */
+	GPU_OVER_CAPACITY = 3 /* token: the rank; id: rows that it would receive. The round is empty
+				 on all ranks */
 };
 
 struct gpu_input_error {

@@ -29,10 +29,12 @@ int threads_allgather(void *ctx, const void *mine, void *all, size_t bytes);
 int socket_allgather(void *ctx, const void *mine, void *all, size_t bytes);
 int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes);
 
-/* The socket that `tern run` left open as fd, which stays the caller's: the boot works on a duplicate. */
+/* The socket that `tern run` left open as fd, which stays the caller's: the boot works on a
+ * duplicate. */
 int boot_socket(int rank, int nr_ranks, int fd, int wait_ms, struct tern_boot *boot);
 
-/* One of pmix.c and pmix_none.c is compiled. Present: this process was started by a PMIx launcher. */
+/* One of pmix.c and pmix_none.c is compiled. Present: this process was started by a PMIx launcher.
+ */
 bool boot_pmix_present(void);
 int boot_pmix(int wait_ms, struct tern_boot *boot);
 

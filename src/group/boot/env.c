@@ -28,7 +28,8 @@ static int number(const char *name, int least, int most, int *value)
 static int launch_number(const char *name, int least, int most, int *value)
 {
 	if (!getenv(name))
-		return fail(TERN_ERR_BOOTSTRAP, "%s is not set, though other variables of `tern run` are", name);
+		return fail(TERN_ERR_BOOTSTRAP,
+			"%s is not set, though other variables of `tern run` are", name);
 	return number(name, least, most, value);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that a PMIx launcher has started (mpirun, prterun, srun --mpi=pmix). A gathering is put, commit, a fence that
- * collects, and one get for each rank. PMIx is one for the process and counts its users, so this works inside an MPI
- * program as well. libpmix is loaded when it is needed: libtern does not depend on it. */
+/* Ranks that a PMIx launcher has started (mpirun, prterun, srun --mpi=pmix). A gathering is put,
+ * commit, a fence that collects, and one get for each rank. PMIx is one for the process and counts
+ * its users, so this works inside an MPI program as well. libpmix is loaded when it is needed:
+ * libtern does not depend on it. */
 #include "group/boot/boot.h"
 #include "base/error.h"
 
@@ -21,8 +22,10 @@ struct pmix_api {
 	pmix_status_t (*finalize)(const pmix_info_t[], size_t);
 	pmix_status_t (*put)(pmix_scope_t, const char[], pmix_value_t *);
 	pmix_status_t (*commit)(void);
-	pmix_status_t (*fence_nb)(const pmix_proc_t[], size_t, const pmix_info_t[], size_t, pmix_op_cbfunc_t, void *);
-	pmix_status_t (*get)(const pmix_proc_t *, const char[], const pmix_info_t[], size_t, pmix_value_t **);
+	pmix_status_t (*fence_nb)(
+		const pmix_proc_t[], size_t, const pmix_info_t[], size_t, pmix_op_cbfunc_t, void *);
+	pmix_status_t (*get)(
+		const pmix_proc_t *, const char[], const pmix_info_t[], size_t, pmix_value_t **);
 	const char *(*error_string)(pmix_status_t);
 };
 
@@ -34,7 +37,8 @@ struct pmix_boot {
 	bool broken; /* a fence was given up: nobody knows whether it will still complete */
 };
 
-/* Keys are the process's, as PMIx itself is; all ranks gather in the same order, so the numbers agree. */
+/* Keys are the process's, as PMIx itself is; all ranks gather in the same order, so the numbers
+ * agree. */
 static _Atomic uint64_t nr_gatherings;
 
 bool boot_pmix_present(void)
@@ -42,17 +46,18 @@ bool boot_pmix_present(void)
 	return getenv("PMIX_RANK") && getenv("PMIX_NAMESPACE");
 }
 
-static int fail_pmix(const struct pmix_boot *p, const char *what, uint64_t number, pmix_status_t status)
+static int fail_pmix(
+	const struct pmix_boot *p, const char *what, uint64_t number, pmix_status_t status)
 {
 	return fail(TERN_ERR_BOOTSTRAP, "rank %d: %s of gathering %llu: %s (PMIx status %d)",
 		p->seat.rank, what, (unsigned long long)number, p->api.error_string(status),
 		status);
 }
 
-/* ---- a fence that can be given up ------------------------------------------------------------------------ */
+/* ---- a fence that can be given up ------------------------------------------------------------ */
 
-/* Shared by the caller and PMIx's progress thread; who leaves last frees it, for the callback may come after the
- * time-out. */
+/* Shared by the caller and PMIx's progress thread; who leaves last frees it, for the callback may
+ * come after the time-out. */
 struct fence {
 	pthread_mutex_t lock;
 	pthread_cond_t done_cond;
@@ -121,7 +126,7 @@ static bool fence_wait(struct fence *f, int wait_ms, pmix_status_t *status)
 	return done;
 }
 
-/* ---- a gathering ----------------------------------------------------------------------------------------- */
+/* ---- a gathering ----------------------------------------------------------------------------- */
 
 static pmix_info_t info_flag(const char *key)
 {
@@ -147,13 +152,15 @@ static pmix_proc_t proc_of(const struct pmix_boot *p, pmix_rank_t rank)
 	return proc;
 }
 
-static int publish(struct pmix_boot *p, const char *key, uint64_t number, const void *mine, size_t bytes)
+static int publish(
+	struct pmix_boot *p, const char *key, uint64_t number, const void *mine, size_t bytes)
 {
 	pmix_value_t value = {.type = PMIX_BYTE_OBJECT};
 	pmix_status_t status;
 	char nothing = 0;
 
-	/* PMIx takes a missing object for an error, so an empty one is sent as one byte that nobody reads. */
+	/* PMIx takes a missing object for an error, so an empty one is sent as one byte that nobody
+	 * reads. */
 	value.data.bo.bytes = bytes ? (char *)(uintptr_t)mine : &nothing;
 	value.data.bo.size = bytes ? bytes : 1;
 	status = p->api.put(PMIX_GLOBAL, key, &value);
@@ -164,8 +171,8 @@ static int publish(struct pmix_boot *p, const char *key, uint64_t number, const 
 
 static int cross_fence(struct pmix_boot *p, uint64_t number)
 {
-	pmix_info_t info =
-		info_flag(PMIX_COLLECT_DATA); /* no PMIX_TIMEOUT: not every server knows it, and we have our own */
+	pmix_info_t info = info_flag(PMIX_COLLECT_DATA); /* no PMIX_TIMEOUT: not every server knows
+							    it, and we have our own */
 	pmix_proc_t all = proc_of(p, PMIX_RANK_WILDCARD);
 	struct fence *f = fence_new();
 	pmix_status_t status;
@@ -189,7 +196,8 @@ static int cross_fence(struct pmix_boot *p, uint64_t number)
 	return status == PMIX_SUCCESS ? 0 : fail_pmix(p, "fence", number, status);
 }
 
-static int fetch(struct pmix_boot *p, const char *key, uint64_t number, int rank, void *to, size_t bytes)
+static int fetch(
+	struct pmix_boot *p, const char *key, uint64_t number, int rank, void *to, size_t bytes)
 {
 	pmix_info_t info[2] = {info_flag(PMIX_IMMEDIATE), info_timeout(p->wait_ms)};
 	pmix_proc_t proc = proc_of(p, (pmix_rank_t)rank);
@@ -199,12 +207,14 @@ static int fetch(struct pmix_boot *p, const char *key, uint64_t number, int rank
 	int rc = 0;
 
 	if (status != PMIX_SUCCESS)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d: gathering %llu: nothing from rank %d: %s (PMIx status %d)",
-			p->seat.rank, (unsigned long long)number, rank,
-			p->api.error_string(status), status);
+		return fail(TERN_ERR_BOOTSTRAP,
+			"rank %d: gathering %llu: nothing from rank %d: %s (PMIx status %d)",
+			p->seat.rank, (unsigned long long)number, rank, p->api.error_string(status),
+			status);
 	got = value->type == PMIX_BYTE_OBJECT ? value->data.bo.size : 0;
 	if (got != (bytes ? bytes : 1))
-		rc = fail(TERN_ERR_BOOTSTRAP, "gathering %llu: rank %d passes %zu bytes, rank %d passes %zu",
+		rc = fail(TERN_ERR_BOOTSTRAP,
+			"gathering %llu: rank %d passes %zu bytes, rank %d passes %zu",
 			(unsigned long long)number, p->seat.rank, bytes, rank, got);
 	else if (bytes)
 		memcpy(to, value->data.bo.bytes, bytes);
@@ -222,8 +232,8 @@ int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	int rc;
 
 	if (p->broken)
-		return fail(TERN_ERR_BOOTSTRAP, "rank %d gave up an earlier gathering",
-			p->seat.rank);
+		return fail(
+			TERN_ERR_BOOTSTRAP, "rank %d gave up an earlier gathering", p->seat.rank);
 	snprintf(key, sizeof(key), "tern.gathering.%llu", (unsigned long long)number);
 	rc = publish(p, key, number, mine, bytes);
 	if (!rc)
@@ -233,7 +243,7 @@ int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	return rc;
 }
 
-/* ---- coming and going ------------------------------------------------------------------------------------ */
+/* ---- coming and going ------------------------------------------------------------------------ */
 
 static int load_symbol(void *library, const char *name, void *function)
 {
@@ -252,8 +262,8 @@ static int load_api(struct pmix_api *api)
 	int rc;
 
 	if (!library)
-		return fail(
-			TERN_ERR_UNSUPPORTED, "started by a PMIx launcher, but PMIx cannot be loaded: %s", dlerror());
+		return fail(TERN_ERR_UNSUPPORTED,
+			"started by a PMIx launcher, but PMIx cannot be loaded: %s", dlerror());
 	rc = load_symbol(library, "PMIx_Init", &api->init);
 	if (!rc)
 		rc = load_symbol(library, "PMIx_Finalize", &api->finalize);
@@ -278,8 +288,8 @@ static int read_job_size(struct pmix_boot *p)
 	pmix_status_t status = p->api.get(&all, PMIX_JOB_SIZE, &info, 1, &value);
 
 	if (status != PMIX_SUCCESS)
-		return fail(
-			TERN_ERR_BOOTSTRAP, "PMIx does not tell the number of ranks: %s", p->api.error_string(status));
+		return fail(TERN_ERR_BOOTSTRAP, "PMIx does not tell the number of ranks: %s",
+			p->api.error_string(status));
 	p->seat.nr_ranks = value->type == PMIX_UINT32 ? (int)value->data.uint32 : 0;
 	free(value);
 	p->seat.rank = (int)p->me.rank;
@@ -306,7 +316,8 @@ static int join(struct pmix_boot *p)
 		return rc;
 	status = p->api.init(&p->me, NULL, 0);
 	if (status != PMIX_SUCCESS)
-		return fail(TERN_ERR_BOOTSTRAP, "PMIx_Init: %s (PMIx status %d)", p->api.error_string(status), status);
+		return fail(TERN_ERR_BOOTSTRAP, "PMIx_Init: %s (PMIx status %d)",
+			p->api.error_string(status), status);
 	rc = read_job_size(p);
 	if (rc)
 		p->api.finalize(NULL, 0);

@@ -15,9 +15,10 @@ int boot_pmix(int wait_ms, struct tern_boot *boot)
 {
 	(void)wait_ms;
 	(void)boot;
-	return fail(TERN_ERR_UNSUPPORTED, "started by a PMIx launcher (PMIX_NAMESPACE is set), but PMIx was not found "
-					  "when Tern was built: use `tern run`, or "
-					  "pass an allgather of your own");
+	return fail(TERN_ERR_UNSUPPORTED,
+		"started by a PMIx launcher (PMIX_NAMESPACE is set), but PMIx was not found "
+		"when Tern was built: use `tern run`, or "
+		"pass an allgather of your own");
 }
 
 int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)

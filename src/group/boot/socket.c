@@ -19,8 +19,8 @@ struct socket_boot {
 	uint64_t sequence; /* of the latest gathering */
 };
 
-/* Waits for POLLIN or POLLOUT until the deadline. The socket is non-blocking by the flag of each call only: O_NONBLOCK
- * would be shared with every duplicate of it. */
+/* Waits for POLLIN or POLLOUT until the deadline. The socket is non-blocking by the flag of each
+ * call only: O_NONBLOCK would be shared with every duplicate of it. */
 static int wait_ready(struct socket_boot *s, short events, int64_t deadline_ms)
 {
 	struct pollfd p = {.fd = s->fd, .events = events};
@@ -35,7 +35,8 @@ static int wait_ready(struct socket_boot *s, short events, int64_t deadline_ms)
 		return fail_errno("rank %d: poll on the launcher's socket", s->seat.rank);
 	if (n == 0)
 		return fail(TERN_ERR_BOOTSTRAP,
-			"rank %d: gathering %llu was not answered within %d ms: not all of the %d ranks have come",
+			"rank %d: gathering %llu was not answered within %d ms: not all of the %d "
+			"ranks have come",
 			s->seat.rank, (unsigned long long)s->sequence, s->wait_ms,
 			s->seat.nr_ranks);
 	return 0;
@@ -49,7 +50,8 @@ static int fail_gone(struct socket_boot *s)
 		s->seat.rank);
 }
 
-static int send_all(struct socket_boot *s, const void *data, size_t bytes, int more, int64_t deadline_ms)
+static int send_all(
+	struct socket_boot *s, const void *data, size_t bytes, int more, int64_t deadline_ms)
 {
 	const char *at = data;
 	ssize_t n;
@@ -118,17 +120,18 @@ static int check_answer(struct socket_boot *s, const struct launch_header *h, si
 {
 	if (h->magic != LAUNCH_MAGIC || h->version != LAUNCH_VERSION)
 		return fail(TERN_ERR_BOOTSTRAP,
-			"rank %d: the launcher's answer begins with %08x, version %u; expected %08x, version %u",
+			"rank %d: the launcher's answer begins with %08x, version %u; expected "
+			"%08x, version %u",
 			s->seat.rank, h->magic, h->version, LAUNCH_MAGIC, LAUNCH_VERSION);
 	if (h->rank != s->seat.rank || h->nr_ranks != s->seat.nr_ranks ||
-		h->sequence != s->sequence || !h->boot ||
-		(s->boot && h->boot != s->boot))
+		h->sequence != s->sequence || !h->boot || (s->boot && h->boot != s->boot))
 		return fail(TERN_ERR_BOOTSTRAP,
-			"rank %d of %d: the launcher answers rank %d of %d, boot %llu, gathering %llu; expected boot "
+			"rank %d of %d: the launcher answers rank %d of %d, boot %llu, gathering "
+			"%llu; expected boot "
 			"%llu, gathering %llu",
 			s->seat.rank, s->seat.nr_ranks, h->rank, h->nr_ranks,
-			(unsigned long long)h->boot,
-			(unsigned long long)h->sequence, (unsigned long long)s->boot, (unsigned long long)s->sequence);
+			(unsigned long long)h->boot, (unsigned long long)h->sequence,
+			(unsigned long long)s->boot, (unsigned long long)s->sequence);
 	if (h->kind == LAUNCH_REFUSED && h->bytes < LAUNCH_MAX_TEXT)
 		return 0;
 	if (h->kind == LAUNCH_GATHERED && h->bytes == bytes)
@@ -140,7 +143,8 @@ static int check_answer(struct socket_boot *s, const struct launch_header *h, si
 }
 
 /* *in_step: the stream stands at the end of an answer, so that another request may follow. */
-static int recv_answer(struct socket_boot *s, void *all, size_t bytes, int64_t deadline_ms, bool *in_step)
+static int recv_answer(
+	struct socket_boot *s, void *all, size_t bytes, int64_t deadline_ms, bool *in_step)
 {
 	struct launch_header header;
 	char text[LAUNCH_MAX_TEXT] = "";
@@ -179,8 +183,8 @@ int socket_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	if (!rc)
 		rc = recv_answer(s, all, bytes, deadline_ms, &in_step);
 	if (rc && !in_step)
-		shutdown(s->fd, SHUT_RDWR); /* nobody can know where the stream stands: tell the launcher, and the other
-					       boots */
+		shutdown(s->fd, SHUT_RDWR); /* nobody can know where the stream stands: tell the
+					       launcher, and the other boots */
 	return rc;
 }
 
@@ -192,18 +196,22 @@ static void socket_close(void *ctx)
 	free(s);
 }
 
-/* A descriptor of that number may be anything by now: the program may have closed all it did not know. */
+/* A descriptor of that number may be anything by now: the program may have closed all it did not
+ * know. */
 static int check_socket(int fd)
 {
 	int domain = 0, type = 0;
 	socklen_t size = sizeof(int);
 
-	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size))
+	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) ||
+		getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size))
 		return fail(TERN_ERR_BOOTSTRAP,
-			"%s is %d, which is no open socket: was it closed between the launcher and this program?",
+			"%s is %d, which is no open socket: was it closed between the launcher and "
+			"this program?",
 			LAUNCH_ENV_FD, fd);
 	if (domain != AF_UNIX || type != SOCK_STREAM)
-		return fail(TERN_ERR_BOOTSTRAP, "%s is %d, a socket, but not the launcher's Unix stream socket",
+		return fail(TERN_ERR_BOOTSTRAP,
+			"%s is %d, a socket, but not the launcher's Unix stream socket",
 			LAUNCH_ENV_FD, fd);
 	return 0;
 }

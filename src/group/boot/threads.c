@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as threads of one process. A gathering is one turn of a barrier: who comes last hands out all payloads, while
- * the others still wait inside their calls, so that their buffers are known to be alive. The first failure poisons the
- * object: a rank that has given up cannot be waited for by anyone else. */
+/* Ranks as threads of one process. A gathering is one turn of a barrier: who comes last hands out
+ * all payloads, while the others still wait inside their calls, so that their buffers are known to
+ * be alive. The first failure poisons the object: a rank that has given up cannot be waited for by
+ * anyone else. */
 #include "group/boot/boot.h"
 #include "base/error.h"
 
@@ -45,7 +46,8 @@ static int poisoned(struct tern_threads *t)
 
 static int poison_mismatch(struct tern_threads *t, int a, int b)
 {
-	snprintf(t->poison, sizeof(t->poison), "gathering %llu: rank %d passes %zu bytes, rank %d passes %zu",
+	snprintf(t->poison, sizeof(t->poison),
+		"gathering %llu: rank %d passes %zu bytes, rank %d passes %zu",
 		(unsigned long long)t->turn + 1, a, t->visitors[a].bytes, b, t->visitors[b].bytes);
 	pthread_cond_broadcast(&t->turned);
 	return poisoned(t);
@@ -68,8 +70,10 @@ static int poison_timeout(struct tern_threads *t, int rank)
 	while (t->visitors[missing].present)
 		missing++;
 	snprintf(t->poison, sizeof(t->poison),
-		"gathering %llu: rank %d waited %d ms; %d of %d ranks had not come, the first of them rank %d",
-		(unsigned long long)t->turn + 1, rank, t->wait_ms, t->nr_ranks - t->nr_present, t->nr_ranks, missing);
+		"gathering %llu: rank %d waited %d ms; %d of %d ranks had not come, the first of "
+		"them rank %d",
+		(unsigned long long)t->turn + 1, rank, t->wait_ms, t->nr_ranks - t->nr_present,
+		t->nr_ranks, missing);
 	pthread_cond_broadcast(&t->turned);
 	return poisoned(t);
 }
@@ -171,7 +175,8 @@ static int init_sync(struct tern_threads *t)
 	int rc;
 
 	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* a wait is not to end early or late when the date is set */
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* a wait is not to end early or late
+							      when the date is set */
 	rc = pthread_cond_init(&t->turned, &attr);
 	pthread_condattr_destroy(&attr);
 	return rc ? rc : pthread_mutex_init(&t->lock, NULL);
@@ -182,7 +187,8 @@ static int check_arguments(int nr_ranks, int wait_ms, struct tern_threads **thre
 	if (!threads)
 		return fail(TERN_ERR_INVALID, "tern_threads_create: threads is NULL");
 	if (nr_ranks < 1 || nr_ranks > 4096)
-		return fail(TERN_ERR_INVALID, "tern_threads_create: nr_ranks is %d, not within 1 to 4096", nr_ranks);
+		return fail(TERN_ERR_INVALID,
+			"tern_threads_create: nr_ranks is %d, not within 1 to 4096", nr_ranks);
 	if (wait_ms < 0)
 		return fail(TERN_ERR_INVALID, "tern_threads_create: wait_ms is %d", wait_ms);
 	return 0;
@@ -216,9 +222,11 @@ int tern_threads_create(int nr_ranks, int wait_ms, struct tern_threads **threads
 int tern_threads_boot(struct tern_threads *t, int rank, struct tern_boot *boot)
 {
 	if (!t || !boot)
-		return fail(TERN_ERR_INVALID, "tern_threads_boot: %s is NULL", t ? "boot" : "threads");
+		return fail(
+			TERN_ERR_INVALID, "tern_threads_boot: %s is NULL", t ? "boot" : "threads");
 	if (rank < 0 || rank >= t->nr_ranks)
-		return fail(TERN_ERR_INVALID, "tern_threads_boot: rank is %d, of %d ranks", rank, t->nr_ranks);
+		return fail(TERN_ERR_INVALID, "tern_threads_boot: rank is %d, of %d ranks", rank,
+			t->nr_ranks);
 	pthread_mutex_lock(&t->lock);
 	t->nr_users++;
 	pthread_mutex_unlock(&t->lock);

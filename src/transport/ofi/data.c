@@ -23,13 +23,15 @@ static int peer_is_gone(struct ofi *o, uint32_t p, const char *text)
 	return fail(TERN_ERR_PEER_DEAD, "peer %u: %s", p, o->peers[p].text);
 }
 
-/* Refused. Where queues are far from full, and the provider makes lost connections again without a word, a connection that once stood has been
- * lost; if it cannot be made again for a second the peer is gone. */
+/* Refused. Where queues are far from full, and the provider makes lost connections again without a
+ * word, a connection that once stood has been lost; if it cannot be made again for a second the
+ * peer is gone. */
 static int judge_refusal(struct ofi *o, uint32_t p)
 {
 	struct ofi_peer *peer = &o->peers[p];
 
-	if (!o->facts->reconnects || peer->state != OFI_UP || o->nr_under_way > o->info->tx_attr->size / 2)
+	if (!o->facts->reconnects || peer->state != OFI_UP ||
+		o->nr_under_way > o->info->tx_attr->size / 2)
 		return TRANSPORT_AGAIN;
 	if (!peer->refused_ns)
 		peer->refused_ns = clock_ns();
@@ -49,7 +51,8 @@ static int judge_post(struct ofi *o, struct ofi_op *op, int64_t rc, const char *
 	}
 	if (rc == -FI_EAGAIN)
 		return judge_refusal(o, op->peer);
-	return ofi_is_death(-rc) ? peer_is_gone(o, op->peer, o->library.strerror((int)-rc)) : ofi_fail(o, rc, what);
+	return ofi_is_death(-rc) ? peer_is_gone(o, op->peer, o->library.strerror((int)-rc))
+				 : ofi_fail(o, rc, what);
 }
 
 static int check_ends(const struct ofi *o, const struct transport_write *w)
@@ -58,15 +61,21 @@ static int check_ends(const struct ofi *o, const struct transport_write *w)
 	uint64_t from = (uintptr_t)w->from;
 
 	if (!w->key || w->offset > w->key->bytes || w->bytes > w->key->bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu", w->peer, (unsigned long long)w->bytes,
-			(unsigned long long)w->offset, w->key ? (unsigned long long)w->key->bytes : 0);
+		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
+			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
+			w->key ? (unsigned long long)w->key->bytes : 0);
 	if (w->bytes > o->info->ep_attr->max_msg_size)
-		return fail(TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
+		return fail(
+			TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
 	if (w->flags & WRITE_INLINE)
-		return w->bytes <= OFI_INLINE_BYTES ? 0 : fail(TERN_ERR_INVALID, "an inline write of %llu bytes", (unsigned long long)w->bytes);
+		return w->bytes <= OFI_INLINE_BYTES
+			       ? 0
+			       : fail(TERN_ERR_INVALID, "an inline write of %llu bytes",
+					 (unsigned long long)w->bytes);
 	if (!region)
 		return fail(TERN_ERR_INVALID, "a write from memory that is not registered");
-	if (from < region->base || w->bytes > region->bytes || from - region->base > region->bytes - w->bytes)
+	if (from < region->base || w->bytes > region->bytes ||
+		from - region->base > region->bytes - w->bytes)
 		return fail(TERN_ERR_INVALID, "a write from outside its region");
 	return 0;
 }
@@ -78,7 +87,8 @@ static int check_write(const struct ofi *o, const struct transport_write *w)
 	if (rc < 0)
 		return rc;
 	if ((w->flags & WRITE_FENCE) && !(o->facts->caps & TRANSPORT_FENCE))
-		return fail(TERN_ERR_UNSUPPORTED, "libfabric's provider %s has no fence", o->info->fabric_attr->prov_name);
+		return fail(TERN_ERR_UNSUPPORTED, "libfabric's provider %s has no fence",
+			o->info->fabric_attr->prov_name);
 	if (w->bytes) {
 		int wrong = check_ends(o, w);
 
@@ -107,8 +117,11 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 	uint64_t bytes = w->bytes ? w->bytes : o->facts->least_bytes;
 	struct fi_rma_iov to = {.len = bytes};
 	struct iovec from = {.iov_len = bytes};
-	struct fi_msg_rma msg = {
-		.msg_iov = &from, .iov_count = 1, .rma_iov = &to, .rma_iov_count = 1, .data = w->flags & WRITE_IMMEDIATE ? w->immediate : 0};
+	struct fi_msg_rma msg = {.msg_iov = &from,
+		.iov_count = 1,
+		.rma_iov = &to,
+		.rma_iov_count = 1,
+		.data = w->flags & WRITE_IMMEDIATE ? w->immediate : 0};
 	struct ofi_op *op;
 	int rc = check_write(o, w);
 
@@ -133,14 +146,21 @@ int ofi_write(struct transport *transport, const struct transport_write *w)
 	return rc;
 }
 
-/* A greeting is a few bytes to the peer's landing, done when they are there: what was only sent may have gone into a connection that is broken, and
- * tcp;ofi_rxm does not tell for messages. */
+/* A greeting is a few bytes to the peer's landing, done when they are there: what was only sent may
+ * have gone into a connection that is broken, and tcp;ofi_rxm does not tell for messages. */
 int ofi_greet(struct ofi *o, uint32_t p)
 {
-	struct ofi_op *op = o->peers[p].nr_greetings < OFI_GREETINGS ? ofi_op_take(o, OFI_HELLO, p) : NULL;
-	struct fi_rma_iov to = {.addr = o->peers[p].landing.address, .len = OFI_LANDING_BYTES, .key = o->peers[p].landing.key};
+	struct ofi_op *op =
+		o->peers[p].nr_greetings < OFI_GREETINGS ? ofi_op_take(o, OFI_HELLO, p) : NULL;
+	struct fi_rma_iov to = {.addr = o->peers[p].landing.address,
+		.len = OFI_LANDING_BYTES,
+		.key = o->peers[p].landing.key};
 	struct iovec from = {.iov_len = OFI_LANDING_BYTES};
-	struct fi_msg_rma msg = {.msg_iov = &from, .iov_count = 1, .addr = o->peers[p].address, .rma_iov = &to, .rma_iov_count = 1};
+	struct fi_msg_rma msg = {.msg_iov = &from,
+		.iov_count = 1,
+		.addr = o->peers[p].address,
+		.rma_iov = &to,
+		.rma_iov_count = 1};
 	int rc;
 
 	if (!op)
@@ -148,7 +168,8 @@ int ofi_greet(struct ofi *o, uint32_t p)
 	from.iov_base = op->buffer;
 	msg.desc = &op->desc;
 	msg.context = &op->context;
-	rc = judge_post(o, op, fi_writemsg(o->ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE), "greeting");
+	rc = judge_post(
+		o, op, fi_writemsg(o->ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE), "greeting");
 	if (rc)
 		ofi_op_return(o, op);
 	return rc;
@@ -158,7 +179,8 @@ static int post_send(struct ofi *o, uint32_t p, const void *data, uint32_t bytes
 {
 	struct ofi_header header = {
 		.kind = OFI_SEND, .sender = o->self, .secret = o->peers[p].secret};
-	struct ofi_op *op = o->peers[p].nr_sends < OFI_PEER_SENDS ? ofi_op_take(o, OFI_SEND, p) : NULL;
+	struct ofi_op *op =
+		o->peers[p].nr_sends < OFI_PEER_SENDS ? ofi_op_take(o, OFI_SEND, p) : NULL;
 	int rc;
 
 	if (!op)
@@ -166,7 +188,10 @@ static int post_send(struct ofi *o, uint32_t p, const void *data, uint32_t bytes
 	memcpy(op->buffer, &header, sizeof(header));
 	if (bytes)
 		memcpy(op->buffer + sizeof(header), data, bytes);
-	rc = judge_post(o, op, fi_send(o->ep, op->buffer, sizeof(header) + bytes, op->desc, o->peers[p].address, &op->context), "sending");
+	rc = judge_post(o, op,
+		fi_send(o->ep, op->buffer, sizeof(header) + bytes, op->desc, o->peers[p].address,
+			&op->context),
+		"sending");
 	if (rc)
 		ofi_op_return(o, op);
 	return rc;
@@ -180,7 +205,8 @@ int ofi_send(struct transport *transport, uint32_t p, const void *data, uint32_t
 	if (rc < 0)
 		return rc;
 	if (bytes > o->message_bytes)
-		return fail(TERN_ERR_INVALID, "a message of %u bytes; the longest is %u", bytes, o->message_bytes);
+		return fail(TERN_ERR_INVALID, "a message of %u bytes; the longest is %u", bytes,
+			o->message_bytes);
 	return rc ? rc : post_send(o, p, data, bytes);
 }
 
@@ -190,7 +216,8 @@ void ofi_post_receives(struct ofi *o)
 	while (o->to_post) {
 		struct ofi_op *op = o->to_post;
 
-		if (fi_recv(o->ep, op->buffer, o->receives.buffer_bytes, op->desc, FI_ADDR_UNSPEC, &op->context))
+		if (fi_recv(o->ep, op->buffer, o->receives.buffer_bytes, op->desc, FI_ADDR_UNSPEC,
+			    &op->context))
 			return;
 		o->to_post = op->next;
 		op->next = NULL;

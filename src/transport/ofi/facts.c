@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Providers, as they were found to be. A capability stands here when tests/transport has seen it hold, or, for hardware that was not at hand, when the
- * provider's own documentation promises it: those have tested = false. What a provider claims of itself is not enough: several claim
- * automatic progress or an order of writes that they do not have. docs/transports.md has the table with reasons. */
+/* Providers, as they were found to be. A capability stands here when tests/transport has seen it
+ * hold, or, for hardware that was not at hand, when the provider's own documentation promises it:
+ * those have tested = false. What a provider claims of itself is not enough: several claim
+ * automatic progress or an order of writes that they do not have. docs/transports.md has the table
+ * with reasons. */
 #include "transport/ofi/ofi.h"
 
 #include <dlfcn.h>
@@ -18,14 +20,26 @@ static const struct ofi_facts providers[] = {
 		.reconnects = true,
 		.by_interface = true,
 		.tested = true},
-	{.provider = "tcp", .caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS, .by_interface = true},
+	{.provider = "tcp",
+		.caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS,
+		.by_interface = true},
 	/* A delivery-complete write without bytes never completes. */
 	{.provider = "shm", .caps = TRANSPORT_TARGET_POLLS, .least_bytes = 1, .tested = true},
-	{.provider = "udp;ofi_rxd", .caps = TRANSPORT_TARGET_POLLS, .by_interface = true, .tested = true},
-	{.provider = "sockets", .caps = TRANSPORT_FENCE, .ask_caps = FI_FENCE, .by_interface = true, .tested = true},
+	{.provider = "udp;ofi_rxd",
+		.caps = TRANSPORT_TARGET_POLLS,
+		.by_interface = true,
+		.tested = true},
+	{.provider = "sockets",
+		.caps = TRANSPORT_FENCE,
+		.ask_caps = FI_FENCE,
+		.by_interface = true,
+		.tested = true},
 	{.provider = "net", .caps = TRANSPORT_TARGET_POLLS, .by_interface = true},
-	/* A queue pair of the RC kind keeps order; ofi_rxm needs the target to answer connection requests. */
-	{.provider = "verbs;ofi_rxm", .caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS, .by_interface = true},
+	/* A queue pair of the RC kind keeps order; ofi_rxm needs the target to answer connection
+	   requests. */
+	{.provider = "verbs;ofi_rxm",
+		.caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS,
+		.by_interface = true},
 	/* Datagrams in any order; parts of the protocol run in the target's polling. */
 	{.provider = "efa", .caps = TRANSPORT_TARGET_POLLS},
 	/* The NIC orders behind a fence what it does not order by itself. */
@@ -33,7 +47,8 @@ static const struct ofi_facts providers[] = {
 };
 
 /* The least that any provider has. */
-static const struct ofi_facts unknown = {.provider = "", .caps = TRANSPORT_TARGET_POLLS, .by_interface = true};
+static const struct ofi_facts unknown = {
+	.provider = "", .caps = TRANSPORT_TARGET_POLLS, .by_interface = true};
 
 const struct ofi_facts *ofi_facts(const char *provider)
 {
@@ -73,6 +88,7 @@ int ofi_load(struct ofi_library *l)
 	if (!rc)
 		rc = load_symbol(library, "fi_version", &l->version);
 	if (!rc && FI_VERSION_LT(l->version(), FI_VERSION(1, 17)))
-		rc = fail(TERN_ERR_UNSUPPORTED, "libfabric is %u.%u, Tern needs 1.17 or newer", FI_MAJOR(l->version()), FI_MINOR(l->version()));
+		rc = fail(TERN_ERR_UNSUPPORTED, "libfabric is %u.%u, Tern needs 1.17 or newer",
+			FI_MAJOR(l->version()), FI_MINOR(l->version()));
 	return rc;
 }

@@ -4,12 +4,14 @@
 #include "transport/list.h"
 #include "transport/transport.h"
 
-static int ofi_refuses(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int ofi_refuses(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	(void)options;
 	(void)transport;
 	(void)info;
-	return fail(TERN_ERR_UNSUPPORTED, "libfabric 1.17 or newer was not found when Tern was built: install libfabric-dev and build again");
+	return fail(TERN_ERR_UNSUPPORTED, "libfabric 1.17 or newer was not found when Tern was "
+					  "built: install libfabric-dev and build again");
 }
 
 int ofi_list(void (*each)(void *ctx, const char *provider, const char *domain), void *ctx)

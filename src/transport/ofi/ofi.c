@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any network that libfabric has a provider for: reliable datagram endpoints (FI_EP_RDM), one-sided writes with remote completion data as the
- * immediate, two-sided messages into posted buffers, one completion queue that is polled.
+/* Any network that libfabric has a provider for: reliable datagram endpoints (FI_EP_RDM), one-sided
+ * writes with remote completion data as the immediate, two-sided messages into posted buffers, one
+ * completion queue that is polled.
  *
- * - A signalled write asks for FI_DELIVERY_COMPLETE: the default completion may come before the data has landed (tcp).
+ * - A signalled write asks for FI_DELIVERY_COMPLETE: the default completion may come before the
+ * data has landed (tcp).
  * - Completion data is cut to the 4 bytes that verbs carries.
- * - Every operation asks for a completion, so that what is under way is known at all times; only signalled ones are reported.
- * - Inline writes are copied into a registered buffer of their operation: providers disagree about FI_INJECT, and some take more than they say.
- * - The first operation to a peer makes a connection (27 ms on tcp;ofi_rxm), so connecting sends a greeting, and writes answer AGAIN until it has gone out. */
+ * - Every operation asks for a completion, so that what is under way is known at all times; only
+ * signalled ones are reported.
+ * - Inline writes are copied into a registered buffer of their operation: providers disagree about
+ * FI_INJECT, and some take more than they say.
+ * - The first operation to a peer makes a connection (27 ms on tcp;ofi_rxm), so connecting sends a
+ * greeting, and writes answer AGAIN until it has gone out. */
 #include "transport/ofi/ofi.h"
 
 #include <arpa/inet.h>
@@ -45,16 +50,17 @@ bool ofi_is_death(int64_t err)
 	case FI_ETIMEDOUT:
 	case EPIPE:
 	case FI_ECANCELED: /* tcp: what was under way on a connection that broke */
-	case FI_EIO:	/* sockets, and flushed work requests of verbs */
-	case FI_ENOENT: /* sockets, once the connection is gone */
+	case FI_EIO:       /* sockets, and flushed work requests of verbs */
+	case FI_ENOENT:    /* sockets, once the connection is gone */
 		return true;
 	}
 	return false;
 }
 
-/* ---- which provider, which NIC ------------------------------------------------------------------------------------ */
+/* ---- which provider, which NIC --------------------------------------------------------------- */
 
-/* The address of an interface, in digits; of the first family that libfabric will take: IPv4, then IPv6 that is not link-local. */
+/* The address of an interface, in digits; of the first family that libfabric will take: IPv4, then
+ * IPv6 that is not link-local. */
 static bool interface_address(const char *name, char *text, socklen_t bytes)
 {
 	struct ifaddrs *all, *best = NULL;
@@ -65,15 +71,18 @@ static bool interface_address(const char *name, char *text, socklen_t bytes)
 	for (struct ifaddrs *i = all; i; i = i->ifa_next) {
 		if (!i->ifa_addr || strcmp(i->ifa_name, name))
 			continue;
-		if (i->ifa_addr->sa_family == AF_INET && (!best || best->ifa_addr->sa_family != AF_INET))
+		if (i->ifa_addr->sa_family == AF_INET &&
+			(!best || best->ifa_addr->sa_family != AF_INET))
 			best = i;
 		else if (i->ifa_addr->sa_family == AF_INET6 && !best &&
-			 !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)(void *)i->ifa_addr)->sin6_addr))
+			 !IN6_IS_ADDR_LINKLOCAL(
+				 &((struct sockaddr_in6 *)(void *)i->ifa_addr)->sin6_addr))
 			best = i;
 	}
 	found = best && !getnameinfo(best->ifa_addr,
-				best->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6), text, bytes, NULL, 0,
-				NI_NUMERICHOST);
+				best->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in)
+								     : sizeof(struct sockaddr_in6),
+				text, bytes, NULL, 0, NI_NUMERICHOST);
 	freeifaddrs(all);
 	return found;
 }
@@ -90,15 +99,20 @@ static int fill_hints(struct fi_info *hints, const struct ofi_facts *facts, cons
 	hints->caps = FI_MSG | FI_RMA | facts->ask_caps;
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->ep_attr->type = FI_EP_RDM;
-	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ENDPOINT;
+	hints->domain_attr->mr_mode =
+		FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ENDPOINT;
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
 	hints->domain_attr->av_type = FI_AV_TABLE;
 	hints->domain_attr->cq_data_size = sizeof(uint32_t);
-	/* A provider that can keep writes in order does so only if it is asked; one that cannot refuses the question. */
-	hints->tx_attr->msg_order = hints->rx_attr->msg_order = facts->caps & TRANSPORT_ORDERED ? FI_ORDER_WAW | FI_ORDER_SAS : FI_ORDER_SAS;
+	/* A provider that can keep writes in order does so only if it is asked; one that cannot
+	 * refuses the question. */
+	hints->tx_attr->msg_order = hints->rx_attr->msg_order =
+		facts->caps & TRANSPORT_ORDERED ? FI_ORDER_WAW | FI_ORDER_SAS : FI_ORDER_SAS;
 	hints->fabric_attr->prov_name = strdup(provider);
-	return hints->fabric_attr->prov_name ? 0 : fail(TERN_ERR_NOMEM, "no memory for a provider's name");
+	return hints->fabric_attr->prov_name
+		       ? 0
+		       : fail(TERN_ERR_NOMEM, "no memory for a provider's name");
 }
 
 /* libfabric takes the hint of a domain's name lightly: what it lists may be other devices. */
@@ -114,7 +128,8 @@ static int keep_info(struct ofi *o, struct fi_info *list, const char *device)
 	struct fi_info *one = device ? of_device(list, device) : list;
 
 	if (!one)
-		return fail(TERN_ERR_UNSUPPORTED, "libfabric (%s) has no device %s", list->fabric_attr->prov_name, device);
+		return fail(TERN_ERR_UNSUPPORTED, "libfabric (%s) has no device %s",
+			list->fabric_attr->prov_name, device);
 	o->info = o->library.dupinfo(one);
 	if (!o->info)
 		return fail(TERN_ERR_NOMEM, "no memory for a device's description");
@@ -131,14 +146,18 @@ static int ask(struct ofi *o, struct fi_info *hints, const char *provider, const
 
 	if (device && o->facts->by_interface && is_address(device))
 		node = device;
-	else if (device && o->facts->by_interface && interface_address(device, address, sizeof(address)))
+	else if (device && o->facts->by_interface &&
+		 interface_address(device, address, sizeof(address)))
 		node = address;
 	else if (device && !(hints->domain_attr->name = strdup(device)))
 		return fail(TERN_ERR_NOMEM, "no memory for a device's name");
-	rc = o->library.getinfo(FI_VERSION(1, 17), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &list);
+	rc = o->library.getinfo(
+		FI_VERSION(1, 17), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &list);
 	if (rc)
-		return fail(TERN_ERR_UNSUPPORTED, "libfabric has no provider \"%s\"%s%s that can do what Tern needs: %s", provider,
-			device ? " on device " : "", device ? device : "", o->library.strerror(-rc));
+		return fail(TERN_ERR_UNSUPPORTED,
+			"libfabric has no provider \"%s\"%s%s that can do what Tern needs: %s",
+			provider, device ? " on device " : "", device ? device : "",
+			o->library.strerror(-rc));
 	rc = keep_info(o, list, node ? NULL : device);
 	o->library.freeinfo(list);
 	return rc;
@@ -160,7 +179,7 @@ static int choose(struct ofi *o, const struct transport_options *options)
 	return rc;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------ */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static uint32_t nr_receives(const struct ofi *o)
 {
@@ -217,17 +236,20 @@ static int open_objects(struct ofi *o, uint32_t depth)
 	rc = fi_domain(o->fabric, o->info, &o->domain, NULL);
 	if (rc)
 		return ofi_fail(o, rc, "opening a domain");
-	rc = open_queues(o, nr_writes(o, depth) + nr_sends(o) + OFI_GREETINGS * o->nr_peers + nr_receives(o));
+	rc = open_queues(o,
+		nr_writes(o, depth) + nr_sends(o) + OFI_GREETINGS * o->nr_peers + nr_receives(o));
 	return rc ? rc : open_endpoint(o);
 }
 
 static int open_buffers(struct ofi *o, uint32_t depth)
 {
-	int rc = ofi_reg(&o->base, o->landing_bytes, sizeof(o->landing_bytes), &o->landing, &o->landing_key);
+	int rc = ofi_reg(
+		&o->base, o->landing_bytes, sizeof(o->landing_bytes), &o->landing, &o->landing_key);
 
 	o->writes.buffer_bytes = OFI_INLINE_BYTES;
 	o->greetings.buffer_bytes = OFI_LANDING_BYTES;
-	o->sends.buffer_bytes = o->receives.buffer_bytes = (uint32_t)((sizeof(struct ofi_header) + o->message_bytes + 63) / 64 * 64);
+	o->sends.buffer_bytes = o->receives.buffer_bytes =
+		(uint32_t)((sizeof(struct ofi_header) + o->message_bytes + 63) / 64 * 64);
 	if (!rc)
 		rc = ofi_pool_grow(o, &o->writes, nr_writes(o, depth));
 	if (!rc)
@@ -286,13 +308,16 @@ static int open_all(struct ofi *o, const struct transport_options *options)
 	return rc ? rc : open_buffers(o, options->depth);
 }
 
-static int ofi_open(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int ofi_open(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	struct ofi *o;
 	int rc;
 
-	if (!options->nr_peers || options->nr_peers > 1u << 16 || options->self >= options->nr_peers || options->message_bytes > 1u << 20)
-		return fail(TERN_ERR_INVALID, "rank %u of %u, messages of %u bytes", options->self, options->nr_peers, options->message_bytes);
+	if (!options->nr_peers || options->nr_peers > 1u << 16 ||
+		options->self >= options->nr_peers || options->message_bytes > 1u << 20)
+		return fail(TERN_ERR_INVALID, "rank %u of %u, messages of %u bytes", options->self,
+			options->nr_peers, options->message_bytes);
 	o = calloc(1, sizeof(*o));
 	if (!o)
 		return fail(TERN_ERR_NOMEM, "no memory for a transport");
@@ -301,7 +326,8 @@ static int ofi_open(const struct transport_options *options, struct transport **
 	o->nr_peers = options->nr_peers;
 	o->message_bytes = options->message_bytes;
 	o->peers = calloc(o->nr_peers, sizeof(*o->peers));
-	rc = o->peers ? open_all(o, options) : fail(TERN_ERR_NOMEM, "no memory for %u peers", o->nr_peers);
+	rc = o->peers ? open_all(o, options)
+		      : fail(TERN_ERR_NOMEM, "no memory for %u peers", o->nr_peers);
 	if (rc) {
 		ofi_close(&o->base);
 		return rc;

@@ -2,7 +2,8 @@
 /* The libfabric transport's inside.
  *
  *   ofi.c    opening: which provider, which NIC; endpoint, queues; closing
- *   facts.c  what is known of each provider, as found and not as claimed; libfabric itself, loaded when it is needed
+ *   facts.c  what is known of each provider, as found and not as claimed; libfabric itself, loaded
+ * when it is needed
  *   ops.c    operations under way and their buffers
  *   peers.c  addresses, connecting, memory
  *   data.c   write, send
@@ -20,18 +21,23 @@
 
 #include "transport/transport.h"
 
-#define OFI_INLINE_BYTES 256 /* copied into the operation's own registered buffer, so no provider's limit applies */
+#define OFI_INLINE_BYTES                                                                           \
+	256 /* copied into the operation's own registered buffer, so no provider's limit applies   \
+	     */
 #define OFI_LANDING_BYTES 8 /* of a greeting */
-#define OFI_SENDS 64	 /* least; more with many peers */
-#define OFI_PEER_SENDS 16 /* under way to one peer: who takes nothing keeps nobody else from hearing of us */
-#define OFI_GREETINGS 8	 /* the same of greetings */
+#define OFI_SENDS 64        /* least; more with many peers */
+#define OFI_PEER_SENDS                                                                             \
+	16 /* under way to one peer: who takes nothing keeps nobody else from hearing of us */
+#define OFI_GREETINGS 8         /* the same of greetings */
 #define OFI_LOST_NS 1000000000u /* without a connection a peer is gone */
-#define OFI_RECEIVES 64 /* least; more with many peers */
+#define OFI_RECEIVES 64         /* least; more with many peers */
 
-/* ---- libfabric, loaded at run time; everything else it has is reached through tables of its objects ----------------- */
+/* ---- libfabric, loaded at run time; everything else it has is reached through tables of its
+ * objects  */
 
 struct ofi_library {
-	int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+	int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *,
+		struct fi_info **);
 	void (*freeinfo)(struct fi_info *);
 	struct fi_info *(*dupinfo)(const struct fi_info *);
 	int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
@@ -41,35 +47,42 @@ struct ofi_library {
 
 int ofi_load(struct ofi_library *library);
 
-/* ---- what is known of a provider ---------------------------------------------------------------------------------- */
+/* ---- what is known of a provider ------------------------------------------------------------- */
 
 struct ofi_facts {
 	const char *provider;
-	uint32_t caps;	   /* enum transport_caps that hold */
-	uint64_t ask_caps; /* more than FI_MSG and FI_RMA to ask for */
+	uint32_t caps;        /* enum transport_caps that hold */
+	uint64_t ask_caps;    /* more than FI_MSG and FI_RMA to ask for */
 	uint32_t least_bytes; /* that go in place of none, to the peer's landing */
 	bool reconnects;      /* quietly: a dead peer looks like a full queue */
-	bool by_interface;    /* a device is an interface or its address; else it is a domain's name */
+	bool by_interface; /* a device is an interface or its address; else it is a domain's name */
 	bool tested;
 };
 
 const struct ofi_facts *ofi_facts(const char *provider); /* never NULL */
 
-/* ---- operations --------------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
-enum ofi_kind { OFI_WRITE = 1, OFI_SEND, OFI_HELLO, OFI_RECEIVE };
+enum ofi_kind {
+	OFI_WRITE = 1,
+	OFI_SEND,
+	OFI_HELLO,
+	OFI_RECEIVE
+};
 
 struct ofi_op {
-	struct fi_context2 context; /* the provider's, first: a completion's context is the operation */
-	struct ofi_op *next;	    /* of those that are free, or wait to be posted again */
-	uint8_t *buffer;	    /* registered */
+	struct fi_context2 context; /* the provider's, first: a completion's context is the
+				       operation */
+	struct ofi_op *next;        /* of those that are free, or wait to be posted again */
+	uint8_t *buffer;            /* registered */
 	void *desc;
 	enum ofi_kind kind;
 	uint32_t peer;
 	uint64_t cookie;
 	bool busy;
 	bool signalled;
-	bool told; /* the engine has been told that it failed, or wants to hear no more of it; the provider has it still */
+	bool told; /* the engine has been told that it failed, or wants to hear no more of it; the
+		      provider has it still */
 };
 
 struct ofi_slab {
@@ -88,9 +101,14 @@ struct ofi_pool {
 	uint32_t buffer_bytes, nr_abandoned;
 };
 
-/* ---- peers and the transport -------------------------------------------------------------------------------------- */
+/* ---- peers and the transport ----------------------------------------------------------------- */
 
-enum ofi_state { OFI_UNKNOWN, OFI_GREETING, OFI_UP, OFI_DOWN };
+enum ofi_state {
+	OFI_UNKNOWN,
+	OFI_GREETING,
+	OFI_UP,
+	OFI_DOWN
+};
 
 /* What comes in front of each message. */
 struct ofi_header {
@@ -108,13 +126,14 @@ struct ofi_peer {
 	struct ofi_key landing; /* where greetings and writes without bytes go */
 	uint64_t secret;
 	enum ofi_state state;
-	bool greeted;  /* the hello has been posted */
-	bool moved;    /* something completed since the last look */
+	bool greeted;          /* the hello has been posted */
+	bool moved;            /* something completed since the last look */
 	uint32_t nr_under_way; /* of these: */
 	uint32_t nr_sends, nr_greetings;
-	uint64_t greeted_ns;   /* when the last greeting was posted to a peer that was up */
-	uint64_t refused_ns; /* since when nothing can be posted, or no greeting arrives; 0: all is well */
-	bool reported; /* DOWN, and the engine knows */
+	uint64_t greeted_ns; /* when the last greeting was posted to a peer that was up */
+	uint64_t refused_ns; /* since when nothing can be posted, or no greeting arrives; 0: all is
+				well */
+	bool reported;       /* DOWN, and the engine knows */
 	int error;
 	char text[120];
 };
@@ -170,7 +189,8 @@ void ofi_op_ended(struct ofi *o, struct ofi_op *op); /* and is returned */
 int ofi_address(struct transport *transport, void *address, uint32_t *bytes);
 int ofi_connect(struct transport *transport, uint32_t peer, const void *address, uint32_t bytes);
 int ofi_disconnect(struct transport *transport, uint32_t peer);
-int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **region, struct transport_key *key);
+int ofi_reg(struct transport *transport, void *base, uint64_t bytes,
+	struct transport_region **region, struct transport_key *key);
 void ofi_dereg(struct transport *transport, struct transport_region *region);
 int ofi_draw(uint64_t *secret); /* 64 random bits */
 int ofi_reg_mr(struct ofi *o, void *base, uint64_t bytes, uint64_t access, struct fid_mr **mr);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations live in slabs with their registered buffers. A provider may hold on to one for ever (a write to a peer that vanished),
- * so what a disconnect leaves behind is replaced on the next connect and taken back if it ever completes. */
+/* Operations live in slabs with their registered buffers. A provider may hold on to one for ever (a
+ * write to a peer that vanished), so what a disconnect leaves behind is replaced on the next
+ * connect and taken back if it ever completes. */
 #include "transport/ofi/ofi.h"
 
 #include <stdlib.h>
@@ -26,7 +27,8 @@ int ofi_pool_grow(struct ofi *o, struct ofi_pool *pool, uint32_t nr_ops)
 	slab->nr_ops = nr_ops;
 	slab->bytes = (uint64_t)nr_ops * pool->buffer_bytes;
 	slab->buffers = private_map(slab->bytes);
-	rc = slab->buffers ? ofi_reg_mr(o, slab->buffers, slab->bytes, FI_SEND | FI_RECV | FI_WRITE, &slab->mr)
+	rc = slab->buffers ? ofi_reg_mr(o, slab->buffers, slab->bytes, FI_SEND | FI_RECV | FI_WRITE,
+				     &slab->mr)
 			   : fail(TERN_ERR_NOMEM, "no memory for %u operations", nr_ops);
 	if (rc) {
 		slab_free(slab);

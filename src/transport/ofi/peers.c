@@ -22,7 +22,7 @@ struct ofi_wire_address {
 
 _Static_assert(sizeof(struct ofi_wire_address) <= TRANSPORT_ADDRESS_BYTES, "an address fits");
 
-/* ---- addresses ---------------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 int ofi_address(struct transport *transport, void *address, uint32_t *bytes)
 {
@@ -46,18 +46,24 @@ int ofi_address(struct transport *transport, void *address, uint32_t *bytes)
 	return 0;
 }
 
-static int read_address(const struct ofi *o, uint32_t peer, const void *address, uint32_t bytes, struct ofi_wire_address *a)
+static int read_address(const struct ofi *o, uint32_t peer, const void *address, uint32_t bytes,
+	struct ofi_wire_address *a)
 {
 	const char *ours = o->info->fabric_attr->prov_name;
 
-	if (peer >= o->nr_peers || bytes > sizeof(*a) || bytes < offsetof(struct ofi_wire_address, name))
-		return fail(TERN_ERR_INVALID, "peer %u of %u, an address of %u bytes", peer, o->nr_peers, bytes);
+	if (peer >= o->nr_peers || bytes > sizeof(*a) ||
+		bytes < offsetof(struct ofi_wire_address, name))
+		return fail(TERN_ERR_INVALID, "peer %u of %u, an address of %u bytes", peer,
+			o->nr_peers, bytes);
 	memset(a, 0, sizeof(*a));
 	memcpy(a, address, bytes);
 	if (a->name_bytes != bytes - offsetof(struct ofi_wire_address, name))
-		return fail(TERN_ERR_INVALID, "peer %u: an address of %u bytes that says %u", peer, bytes, a->name_bytes);
+		return fail(TERN_ERR_INVALID, "peer %u: an address of %u bytes that says %u", peer,
+			bytes, a->name_bytes);
 	if (strncmp(a->provider, ours, sizeof(a->provider) - 1))
-		return fail(TERN_ERR_MISMATCH, "peer %u uses libfabric's provider %.31s, this rank %s", peer, a->provider, ours);
+		return fail(TERN_ERR_MISMATCH,
+			"peer %u uses libfabric's provider %.31s, this rank %s", peer, a->provider,
+			ours);
 	return 0;
 }
 
@@ -89,7 +95,9 @@ int ofi_connect(struct transport *transport, uint32_t p, const void *address, ui
 		return rc;
 	rc = fi_av_insert(o->av, a.name, 1, &peer->address, 0, NULL);
 	if (rc != 1)
-		return rc < 0 ? ofi_fail(o, rc, "adding a peer's address") : fail(TERN_ERR_INVALID, "peer %u: libfabric does not take its address", p);
+		return rc < 0 ? ofi_fail(o, rc, "adding a peer's address")
+			      : fail(TERN_ERR_INVALID,
+					"peer %u: libfabric does not take its address", p);
 	peer->landing = a.landing;
 	peer->secret = a.secret;
 	peer->state = OFI_GREETING;
@@ -160,7 +168,7 @@ int ofi_draw(uint64_t *secret)
 	return fail_errno("getrandom");
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Whoever can reach the endpoint and knows a key can write. So keys are drawn, as wide as the
  * provider takes them, and again when one is in use; providers that choose keys ignore it. */
@@ -209,7 +217,8 @@ static void link_region(struct ofi *o, struct transport_region *region)
 	o->regions = region;
 }
 
-int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **out, struct transport_key *key)
+int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **out,
+	struct transport_key *key)
 {
 	struct ofi *o = ofi_of(transport);
 	struct transport_region *region = calloc(1, sizeof(*region));
@@ -220,7 +229,8 @@ int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct tran
 	rc = ofi_reg_mr(o, base, bytes, FI_WRITE | FI_REMOTE_WRITE, &region->mr);
 	if (!rc && fi_mr_key(region->mr) == FI_KEY_NOTAVAIL) {
 		fi_close(&region->mr->fid);
-		rc = fail(TERN_ERR_UNSUPPORTED, "libfabric (%s): keys of more than 8 bytes", o->info->fabric_attr->prov_name);
+		rc = fail(TERN_ERR_UNSUPPORTED, "libfabric (%s): keys of more than 8 bytes",
+			o->info->fabric_attr->prov_name);
 	}
 	if (rc) {
 		free(region);
@@ -230,7 +240,8 @@ int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct tran
 	region->bytes = bytes;
 	region->desc = fi_mr_desc(region->mr);
 	link_region(o, region);
-	*key = (struct transport_key){.address = o->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)base : 0,
+	*key = (struct transport_key){
+		.address = o->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)base : 0,
 		.bytes = bytes,
 		.key = fi_mr_key(region->mr)};
 	*out = region;

@@ -13,7 +13,7 @@
 #define LOOK_NS 250000000u
 #define LOOK_POLLS 64 /* the clock is read once in so many polls */
 
-/* ---- greetings ---------------------------------------------------------------------------------------------------- */
+/* ---- greetings ------------------------------------------------------------------------------- */
 
 static void post_greetings(struct ofi *o)
 {
@@ -36,7 +36,8 @@ static void greeting_is_out(struct ofi *o, struct ofi_op *op)
 	o->nr_greeting--;
 }
 
-/* A greeting that meets the remains of an earlier connection to the same address fails with them; after some, one makes a new connection. */
+/* A greeting that meets the remains of an earlier connection to the same address fails with them;
+ * after some, one makes a new connection. */
 static bool greet_again(struct ofi *o, const struct ofi_op *op)
 {
 	struct ofi_peer *peer = &o->peers[op->peer];
@@ -51,8 +52,9 @@ static bool greet_again(struct ofi *o, const struct ofi_op *op)
 	return true;
 }
 
-/* A peer for which nothing completes gets another greeting: where its connection is gone and the provider keeps that to itself, the greeting
- * cannot be posted (see judge_post). The longer it is silent with a connection that takes them, the rarer they become: eight last for a minute. */
+/* A peer for which nothing completes gets another greeting: where its connection is gone and the
+ * provider keeps that to itself, the greeting cannot be posted (see judge_post). The longer it is
+ * silent with a connection that takes them, the rarer they become: eight last for a minute. */
 static void look_after_peers(struct ofi *o)
 {
 	uint64_t now;
@@ -66,14 +68,15 @@ static void look_after_peers(struct ofi *o)
 	for (uint32_t p = 0; p < o->nr_peers; p++) {
 		struct ofi_peer *peer = &o->peers[p];
 
-		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved && now - peer->greeted_ns >= (uint64_t)LOOK_NS << peer->nr_greetings &&
+		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved &&
+			now - peer->greeted_ns >= (uint64_t)LOOK_NS << peer->nr_greetings &&
 			!ofi_greet(o, p))
 			peer->greeted_ns = now;
 		peer->moved = false;
 	}
 }
 
-/* ---- completions -------------------------------------------------------------------------------------------------- */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 static void repost_later(struct ofi *o, struct ofi_op *op)
 {
@@ -82,7 +85,8 @@ static void repost_later(struct ofi *o, struct ofi_op *op)
 }
 
 /* The number of events: 1, or 0 for what no rank of ours can have sent. */
-static int message_arrived(struct ofi *o, struct ofi_op *op, uint64_t bytes, struct transport_event *event)
+static int message_arrived(
+	struct ofi *o, struct ofi_op *op, uint64_t bytes, struct transport_event *event)
 {
 	struct ofi_header header = {0};
 
@@ -104,20 +108,25 @@ static int operation_done(struct ofi *o, struct ofi_op *op, struct transport_eve
 	bool tell = op->kind == OFI_WRITE && op->signalled && !op->told;
 
 	if (tell)
-		*event = (struct transport_event){.kind = EVENT_WRITTEN, .peer = op->peer, .cookie = op->cookie};
+		*event = (struct transport_event){
+			.kind = EVENT_WRITTEN, .peer = op->peer, .cookie = op->cookie};
 	if (op->kind == OFI_HELLO)
 		greeting_is_out(o, op);
 	ofi_op_ended(o, op);
 	return tell;
 }
 
-/* FI_REMOTE_WRITE tells an immediate from a completion of our own: sockets sets FI_REMOTE_CQ_DATA on both. */
-static int entry_to_event(struct ofi *o, const struct fi_cq_data_entry *entry, struct transport_event *event)
+/* FI_REMOTE_WRITE tells an immediate from a completion of our own: sockets sets FI_REMOTE_CQ_DATA
+ * on both. */
+static int entry_to_event(
+	struct ofi *o, const struct fi_cq_data_entry *entry, struct transport_event *event)
 {
 	if (entry->flags & FI_REMOTE_WRITE) {
 		if (!(entry->flags & FI_REMOTE_CQ_DATA))
 			return 0;
-		*event = (struct transport_event){.kind = EVENT_IMMEDIATE, .peer = UINT32_MAX, .immediate = (uint32_t)entry->data};
+		*event = (struct transport_event){.kind = EVENT_IMMEDIATE,
+			.peer = UINT32_MAX,
+			.immediate = (uint32_t)entry->data};
 		return 1;
 	}
 	if (!entry->op_context)
@@ -127,29 +136,38 @@ static int entry_to_event(struct ofi *o, const struct fi_cq_data_entry *entry, s
 	return operation_done(o, entry->op_context, event);
 }
 
-/* ---- failures ----------------------------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void describe(struct ofi *o, const struct fi_cq_err_entry *err)
 {
 	char cause[96] = "";
-	const char *text = fi_cq_strerror(o->cq, err->prov_errno, err->err_data, cause, sizeof(cause));
+	const char *text =
+		fi_cq_strerror(o->cq, err->prov_errno, err->err_data, cause, sizeof(cause));
 
-	snprintf(o->text, sizeof(o->text), "%s (libfabric %s error %d%s%s)", o->library.strerror(err->err), o->info->fabric_attr->prov_name, err->err,
+	snprintf(o->text, sizeof(o->text), "%s (libfabric %s error %d%s%s)",
+		o->library.strerror(err->err), o->info->fabric_attr->prov_name, err->err,
 		text && *text ? ": " : "", text ? text : "");
 }
 
-/* A write that failed and was not signalled leaves a hole that nobody would hear of: then the peer counts as gone. */
-static int operation_failed(struct ofi *o, struct ofi_op *op, const struct fi_cq_err_entry *err, struct transport_event *event)
+/* A write that failed and was not signalled leaves a hole that nobody would hear of: then the peer
+ * counts as gone. */
+static int operation_failed(struct ofi *o, struct ofi_op *op, const struct fi_cq_err_entry *err,
+	struct transport_event *event)
 {
-	/* tcp cancels what waits for a connection that is gone, and says so in the provider's own number alone */
-	bool death = ofi_is_death(err->err) || (err->err == FI_ECANCELED && ofi_is_death(llabs((long long)err->prov_errno)));
+	/* tcp cancels what waits for a connection that is gone, and says so in the provider's own
+	 * number alone */
+	bool death = ofi_is_death(err->err) ||
+		     (err->err == FI_ECANCELED && ofi_is_death(llabs((long long)err->prov_errno)));
 	bool tell = op->kind == OFI_WRITE && op->signalled && !op->told;
 	int error = death ? TERN_ERR_PEER_DEAD : TERN_ERR_SYSTEM;
 
 	describe(o, err);
 	if (tell)
-		*event = (struct transport_event){
-			.kind = EVENT_FAILED, .peer = op->peer, .cookie = op->cookie, .error = error, .text = o->text};
+		*event = (struct transport_event){.kind = EVENT_FAILED,
+			.peer = op->peer,
+			.cookie = op->cookie,
+			.error = error,
+			.text = o->text};
 	if (!op->told && (death || !tell) && !greet_again(o, op))
 		ofi_peer_fails(o, op->peer, error, o->text);
 	ofi_op_ended(o, op);
@@ -186,8 +204,11 @@ static int fail_under_way(struct ofi *o, uint32_t p, struct transport_event *eve
 				continue;
 			op->told = true;
 			if (op->signalled)
-				events[nr++] = (struct transport_event){
-					.kind = EVENT_FAILED, .peer = p, .cookie = op->cookie, .error = peer->error, .text = peer->text};
+				events[nr++] = (struct transport_event){.kind = EVENT_FAILED,
+					.peer = p,
+					.cookie = op->cookie,
+					.error = peer->error,
+					.text = peer->text};
 		}
 	return nr;
 }
@@ -207,14 +228,18 @@ static int report_down(struct ofi *o, struct transport_event *events, int max)
 			break;
 		peer->reported = true;
 		o->nr_down--;
-		events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN, .peer = p, .error = peer->error, .text = peer->text};
+		events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN,
+			.peer = p,
+			.error = peer->error,
+			.text = peer->text};
 	}
 	return nr;
 }
 
-/* ---- polling ------------------------------------------------------------------------------------------------------ */
+/* ---- polling --------------------------------------------------------------------------------- */
 
-/* One read of the queue, and so one round of the provider's progress: the number of events, or a negative code. `more`: the queue may have more. */
+/* One read of the queue, and so one round of the provider's progress: the number of events, or a
+ * negative code. `more`: the queue may have more. */
 static int read_queue(struct ofi *o, struct transport_event *events, int max, bool *more)
 {
 	struct fi_cq_data_entry entries[BATCH];
@@ -225,7 +250,9 @@ static int read_queue(struct ofi *o, struct transport_event *events, int max, bo
 	if (got == -FI_EAVAIL)
 		return take_failure(o, events);
 	if (got < 0)
-		return got == -FI_EAGAIN || got == -FI_EINTR ? 0 : ofi_fail(o, got, "reading the completion queue");
+		return got == -FI_EAGAIN || got == -FI_EINTR
+			       ? 0
+			       : ofi_fail(o, got, "reading the completion queue");
 	for (int64_t i = 0; i < got; i++)
 		nr += entry_to_event(o, &entries[i], events + nr);
 	return nr;

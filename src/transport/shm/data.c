@@ -13,7 +13,7 @@
 #define LOOK_NS 1000000u
 #define LOOK_POLLS 16 /* the clock is read once in so many polls */
 
-/* ---- writing ------------------------------------------------------------------------------------------------------ */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int peer_fails(struct shm *s, uint32_t p, int error, const char *what)
 {
@@ -43,15 +43,21 @@ static int check_source(const struct transport_write *w)
 	uint64_t from = (uintptr_t)w->from;
 
 	if (w->bytes > SHM_WRITE_MOST)
-		return fail(TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
+		return fail(
+			TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
 	if (!region)
-		return w->flags & WRITE_INLINE ? 0 : fail(TERN_ERR_INVALID, "a write from memory that is not registered");
-	if (from < (uintptr_t)region->base || w->bytes > region->bytes || from - (uintptr_t)region->base > region->bytes - w->bytes)
+		return w->flags & WRITE_INLINE
+			       ? 0
+			       : fail(TERN_ERR_INVALID,
+					 "a write from memory that is not registered");
+	if (from < (uintptr_t)region->base || w->bytes > region->bytes ||
+		from - (uintptr_t)region->base > region->bytes - w->bytes)
 		return fail(TERN_ERR_INVALID, "a write from outside its region");
 	return 0;
 }
 
-/* Where the bytes go in the target's address space: looked up in its own list, so that a stale key touches nothing. */
+/* Where the bytes go in the target's address space: looked up in its own list, so that a stale key
+ * touches nothing. */
 static int find_target(struct shm *s, const struct transport_write *w, uint64_t *to)
 {
 	const struct shm_peer *peer = &s->peers[w->peer];
@@ -59,18 +65,22 @@ static int find_target(struct shm *s, const struct transport_write *w, uint64_t 
 	uint64_t base, bytes;
 
 	if (!w->key || w->offset > w->key->bytes || w->bytes > w->key->bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu", w->peer, (unsigned long long)w->bytes,
-			(unsigned long long)w->offset, w->key ? (unsigned long long)w->key->bytes : 0);
+		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
+			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
+			w->key ? (unsigned long long)w->key->bytes : 0);
 	entry = &peer->mailbox->head->regions[w->key->key & (MAILBOX_REGIONS - 1)];
-	if (region_observe(entry) != w->key->key && atomic_load_explicit(&peer->mailbox->head->closed, memory_order_acquire))
+	if (region_observe(entry) != w->key->key &&
+		atomic_load_explicit(&peer->mailbox->head->closed, memory_order_acquire))
 		return peer_fails(s, w->peer, TERN_ERR_PEER_LEFT, "it has closed its transport");
 	if (!w->key->key || region_observe(entry) != w->key->key)
-		return fail(TERN_ERR_INVALID, "peer %u has no region with key %llx (any more)", w->peer, (unsigned long long)w->key->key);
+		return fail(TERN_ERR_INVALID, "peer %u has no region with key %llx (any more)",
+			w->peer, (unsigned long long)w->key->key);
 	base = entry->base;
 	bytes = entry->bytes;
 	if (w->offset > bytes || w->bytes > bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu", w->peer, (unsigned long long)w->bytes,
-			(unsigned long long)w->offset, (unsigned long long)bytes);
+		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
+			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
+			(unsigned long long)bytes);
 	*to = base + w->offset;
 	return 0;
 }
@@ -87,7 +97,8 @@ static int copy_across(struct shm *s, uint32_t p, const uint8_t *from, uint64_t 
 		if (done <= 0 && errno == ESRCH)
 			return peer_fails(s, p, TERN_ERR_PEER_DEAD, "its process has ended");
 		if (done <= 0)
-			return fail_errno("copying %llu bytes into process %d", (unsigned long long)bytes, mailbox->pid);
+			return fail_errno("copying %llu bytes into process %d",
+				(unsigned long long)bytes, mailbox->pid);
 		from += done;
 		to += (uint64_t)done;
 		bytes -= (uint64_t)done;
@@ -117,7 +128,8 @@ static bool has_room(const struct shm *s, const struct shm_peer *peer, uint32_t 
 
 	if ((flags & WRITE_IMMEDIATE) && waiting >= peer->mailbox->shape.nr_immediates)
 		return false;
-	return !(flags & WRITE_SIGNALLED) || s->completions_put - s->completions_taken < s->nr_completions;
+	return !(flags & WRITE_SIGNALLED) ||
+	       s->completions_put - s->completions_taken < s->nr_completions;
 }
 
 int shm_write(struct transport *transport, const struct transport_write *w)
@@ -135,12 +147,14 @@ int shm_write(struct transport *transport, const struct transport_write *w)
 	if (rc)
 		return rc;
 	if (w->flags & WRITE_IMMEDIATE) {
-		*connection_immediate(peer->mailbox, peer->connection, peer->immediates_put) = w->immediate;
+		*connection_immediate(peer->mailbox, peer->connection, peer->immediates_put) =
+			w->immediate;
 		connection_publish(&peer->connection->immediates, ++peer->immediates_put);
 	}
 	if (w->flags & WRITE_SIGNALLED)
 		s->completions[s->completions_put++ & (s->nr_completions - 1)] =
-			(struct transport_event){.kind = EVENT_WRITTEN, .peer = w->peer, .cookie = w->cookie};
+			(struct transport_event){
+				.kind = EVENT_WRITTEN, .peer = w->peer, .cookie = w->cookie};
 	return 0;
 }
 
@@ -155,8 +169,10 @@ int shm_send(struct transport *transport, uint32_t p, const void *data, uint32_t
 		return rc;
 	peer = &s->peers[p];
 	if (bytes > peer->mailbox->shape.message_bytes || bytes > s->mailbox->shape.message_bytes)
-		return fail(TERN_ERR_INVALID, "a message of %u bytes; peer %u takes %u", bytes, p, peer->mailbox->shape.message_bytes);
-	if (peer->messages_put - connection_retired(&peer->connection->messages) >= MAILBOX_MESSAGES)
+		return fail(TERN_ERR_INVALID, "a message of %u bytes; peer %u takes %u", bytes, p,
+			peer->mailbox->shape.message_bytes);
+	if (peer->messages_put - connection_retired(&peer->connection->messages) >=
+		MAILBOX_MESSAGES)
 		return TRANSPORT_AGAIN;
 	message = connection_message(peer->mailbox, peer->connection, peer->messages_put);
 	message->bytes = bytes;
@@ -166,7 +182,7 @@ int shm_send(struct transport *transport, uint32_t p, const void *data, uint32_t
 	return 0;
 }
 
-/* ---- polling ------------------------------------------------------------------------------------------------------ */
+/* ---- polling --------------------------------------------------------------------------------- */
 
 static int take_completions(struct shm *s, struct transport_event *events, int max)
 {
@@ -191,8 +207,9 @@ static int take_immediates(struct shm *s, uint32_t p, struct transport_event *ev
 		return 0;
 	}
 	for (; waiting && nr < max; waiting--)
-		events[nr++] = (struct transport_event){
-			.kind = EVENT_IMMEDIATE, .peer = p, .immediate = *connection_immediate(s->mailbox, connection, tail++)};
+		events[nr++] = (struct transport_event){.kind = EVENT_IMMEDIATE,
+			.peer = p,
+			.immediate = *connection_immediate(s->mailbox, connection, tail++)};
 	connection_retire(&connection->immediates, tail);
 	return nr;
 }
@@ -212,7 +229,8 @@ static int take_messages(struct shm *s, uint32_t p, struct transport_event *even
 		return 0;
 	}
 	for (; waiting && nr < max; waiting--) {
-		struct mailbox_message *message = connection_message(s->mailbox, peer->inbox, peer->messages_read);
+		struct mailbox_message *message =
+			connection_message(s->mailbox, peer->inbox, peer->messages_read);
 		uint32_t bytes = *(volatile uint32_t *)&message->bytes;
 
 		if (bytes > s->mailbox->shape.message_bytes) {
@@ -220,7 +238,8 @@ static int take_messages(struct shm *s, uint32_t p, struct transport_event *even
 			break;
 		}
 		peer->messages_read++;
-		events[nr++] = (struct transport_event){.kind = EVENT_MESSAGE, .peer = p, .data = message->data, .bytes = bytes};
+		events[nr++] = (struct transport_event){
+			.kind = EVENT_MESSAGE, .peer = p, .data = message->data, .bytes = bytes};
 	}
 	return nr;
 }
@@ -236,7 +255,9 @@ static void look_after_peers(struct shm *s)
 		return;
 	s->looked_ns = now;
 	for (uint32_t p = 0; p < s->nr_peers; p++)
-		if (s->peers[p].mailbox && p != s->self && atomic_load_explicit(&s->peers[p].mailbox->head->closed, memory_order_acquire))
+		if (s->peers[p].mailbox && p != s->self &&
+			atomic_load_explicit(
+				&s->peers[p].mailbox->head->closed, memory_order_acquire))
 			peer_fails(s, p, TERN_ERR_PEER_LEFT, "it has closed its transport");
 	if (poll(s->lives, s->nr_peers, 0) <= 0)
 		return;
@@ -255,11 +276,16 @@ static int report_failed(struct shm *s, struct transport_event *events, int max)
 		bool broken = peer->error == TERN_ERR_PROTOCOL;
 
 		if (!peer->failed || peer->reported ||
-			(!broken && (connection_observe(&peer->inbox->messages) != peer->messages_read ||
-					    connection_observe(&peer->inbox->immediates) != connection_retired(&peer->inbox->immediates))))
+			(!broken && (connection_observe(&peer->inbox->messages) !=
+						    peer->messages_read ||
+					    connection_observe(&peer->inbox->immediates) !=
+						    connection_retired(&peer->inbox->immediates))))
 			continue;
 		peer->reported = true;
-		events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN, .peer = p, .error = peer->error, .text = peer->text};
+		events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN,
+			.peer = p,
+			.error = peer->error,
+			.text = peer->text};
 	}
 	return nr;
 }
@@ -271,7 +297,8 @@ int shm_poll(struct transport *transport, struct transport_event *events, int ma
 
 	look_after_peers(s);
 	for (uint32_t i = 0; i < s->nr_peers; i++) {
-		uint32_t p = s->next_peer + i < s->nr_peers ? s->next_peer + i : s->next_peer + i - s->nr_peers;
+		uint32_t p = s->next_peer + i < s->nr_peers ? s->next_peer + i
+							    : s->next_peer + i - s->nr_peers;
 
 		nr += take_messages(s, p, events + nr, max - nr);
 		nr += take_immediates(s, p, events + nr, max - nr);
@@ -279,4 +306,3 @@ int shm_poll(struct transport *transport, struct transport_event *events, int ma
 	s->next_peer = s->next_peer + 1 < s->nr_peers ? s->next_peer + 1 : 0;
 	return nr + (s->any_failed ? report_failed(s, events + nr, max - nr) : 0);
 }
-

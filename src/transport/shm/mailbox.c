@@ -21,7 +21,8 @@ static struct mailbox *own;
 
 static int mailbox_map(struct mailbox *m)
 {
-	void *base = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, m->fd, 0);
+	void *base =
+		mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, m->fd, 0);
 
 	if (base == MAP_FAILED)
 		return fail_errno("mapping a mailbox of %llu bytes", (unsigned long long)m->bytes);
@@ -96,8 +97,9 @@ static struct mailbox *find_here(int32_t pid, const uint64_t *nonce)
 
 static int shape_is_sane(const struct mailbox_shape *s)
 {
-	return s->nr_connections && s->nr_connections <= 1u << 20 && s->nr_immediates && s->nr_immediates <= 1u << 24 &&
-	       !(s->nr_immediates & (s->nr_immediates - 1)) && s->message_bytes <= 1u << 24;
+	return s->nr_connections && s->nr_connections <= 1u << 20 && s->nr_immediates &&
+	       s->nr_immediates <= 1u << 24 && !(s->nr_immediates & (s->nr_immediates - 1)) &&
+	       s->message_bytes <= 1u << 24;
 }
 
 static int mailbox_check(struct mailbox *m, const uint64_t *nonce)
@@ -105,7 +107,8 @@ static int mailbox_check(struct mailbox *m, const uint64_t *nonce)
 	int seals = fcntl(m->fd, F_GET_SEALS), rc;
 	struct stat st;
 
-	if (fstat(m->fd, &st) || seals < 0 || !(seals & F_SEAL_SHRINK) || (uint64_t)st.st_size < sizeof(struct mailbox_head))
+	if (fstat(m->fd, &st) || seals < 0 || !(seals & F_SEAL_SHRINK) ||
+		(uint64_t)st.st_size < sizeof(struct mailbox_head))
 		return fail(TERN_ERR_PROTOCOL, "process %d has no mailbox where it says", m->pid);
 	m->bytes = (uint64_t)st.st_size;
 	rc = mailbox_map(m);
@@ -114,10 +117,12 @@ static int mailbox_check(struct mailbox *m, const uint64_t *nonce)
 	m->shape = m->head->shape;
 	memcpy(m->nonce, m->head->nonce, sizeof(m->nonce));
 	if (memcmp(m->nonce, nonce, sizeof(m->nonce)))
-		return fail(TERN_ERR_PEER_DEAD, "process %d has another mailbox: its rank is gone", m->pid);
+		return fail(TERN_ERR_PEER_DEAD, "process %d has another mailbox: its rank is gone",
+			m->pid);
 	if (!shape_is_sane(&m->shape) || mailbox_bytes(&m->shape) != m->bytes)
-		return fail(TERN_ERR_PROTOCOL, "the mailbox of process %d has %llu bytes in place of %llu", m->pid, (unsigned long long)m->bytes,
-			(unsigned long long)mailbox_bytes(&m->shape));
+		return fail(TERN_ERR_PROTOCOL,
+			"the mailbox of process %d has %llu bytes in place of %llu", m->pid,
+			(unsigned long long)m->bytes, (unsigned long long)mailbox_bytes(&m->shape));
 	return 0;
 }
 
@@ -127,7 +132,9 @@ static int fail_open(const char *path)
 
 	if (cause == ENOENT || cause == ESRCH)
 		return fail(TERN_ERR_PEER_DEAD, "%s", tern_last_error());
-	return cause == EACCES || cause == EPERM ? fail(TERN_ERR_UNSUPPORTED, "%s", tern_last_error()) : rc;
+	return cause == EACCES || cause == EPERM
+		       ? fail(TERN_ERR_UNSUPPORTED, "%s", tern_last_error())
+		       : rc;
 }
 
 /* A foreign mailbox is in no list: its next is itself. */
@@ -160,7 +167,8 @@ int mailbox_find(int32_t pid, int fd, const uint64_t *nonce, struct mailbox **ou
 	struct mailbox *m = find_here(pid, nonce);
 
 	if (!m && pid == getpid())
-		return fail(TERN_ERR_PEER_LEFT, "that rank of this process has closed its transport");
+		return fail(
+			TERN_ERR_PEER_LEFT, "that rank of this process has closed its transport");
 	if (!m)
 		return mailbox_attach(pid, fd, nonce, out);
 	*out = m;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that the ranks of one machine share to tell each other of writes: one mailbox a rank, in it one connection for each sender.
+/* Memory that the ranks of one machine share to tell each other of writes: one mailbox a rank, in
+ * it one connection for each sender.
  *
  *   mailbox of q:  head │ regions that q has registered │ connection of 0 │ connection of 1 │ ...
  *   connection of p:     two rings with one writer (p) and one reader (q): immediates, and messages
  *
- * A mailbox is a memfd of sealed size. Other processes of the same user open it through /proc/<pid>/fd, so nothing has a name that outlives the
- * process, and no handshake is needed; ranks of the same process share the mapping, so that each byte has one address. A reader takes counts
- * out of the shared memory before it uses them: the other side may be broken. */
+ * A mailbox is a memfd of sealed size. Other processes of the same user open it through
+ * /proc/<pid>/fd, so nothing has a name that outlives the process, and no handshake is needed;
+ * ranks of the same process share the mapping, so that each byte has one address. A reader takes
+ * counts out of the shared memory before it uses them: the other side may be broken. */
 #ifndef TERN_TRANSPORT_SHM_MAILBOX_H
 #define TERN_TRANSPORT_SHM_MAILBOX_H
 
@@ -40,7 +42,8 @@ struct mailbox_head {
 	struct mailbox_region regions[MAILBOX_REGIONS];
 };
 
-/* head counts what was put in, tail what was taken out, modulo 2^32. Each has one writer and a cache line of its own. */
+/* head counts what was put in, tail what was taken out, modulo 2^32. Each has one writer and a
+ * cache line of its own. */
 struct connection_ring {
 	_Atomic uint32_t head __attribute__((aligned(CACHE_LINE)));
 	_Atomic uint32_t tail __attribute__((aligned(CACHE_LINE)));
@@ -82,43 +85,52 @@ static inline bool mailbox_here(const struct mailbox *mailbox)
 
 static inline uint64_t message_slot_bytes(const struct mailbox_shape *shape)
 {
-	return (sizeof(struct mailbox_message) + shape->message_bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+	return (sizeof(struct mailbox_message) + shape->message_bytes + CACHE_LINE - 1) /
+	       CACHE_LINE * CACHE_LINE;
 }
 
 static inline uint64_t connection_bytes(const struct mailbox_shape *shape)
 {
-	uint64_t immediates = (shape->nr_immediates * sizeof(uint32_t) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+	uint64_t immediates = (shape->nr_immediates * sizeof(uint32_t) + CACHE_LINE - 1) /
+			      CACHE_LINE * CACHE_LINE;
 
-	return sizeof(struct connection) + immediates + MAILBOX_MESSAGES * message_slot_bytes(shape);
+	return sizeof(struct connection) + immediates +
+	       MAILBOX_MESSAGES * message_slot_bytes(shape);
 }
 
 static inline uint64_t mailbox_bytes(const struct mailbox_shape *shape)
 {
-	return (sizeof(struct mailbox_head) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE + shape->nr_connections * connection_bytes(shape);
+	return (sizeof(struct mailbox_head) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE +
+	       shape->nr_connections * connection_bytes(shape);
 }
 
 static inline struct connection *mailbox_connection(const struct mailbox *mailbox, uint32_t sender)
 {
 	uint64_t first = (sizeof(struct mailbox_head) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
 
-	return (struct connection *)((uint8_t *)mailbox->head + first + sender * connection_bytes(&mailbox->shape));
+	return (struct connection *)((uint8_t *)mailbox->head + first +
+				     sender * connection_bytes(&mailbox->shape));
 }
 
-static inline uint32_t *connection_immediate(const struct mailbox *mailbox, struct connection *connection, uint32_t at)
+static inline uint32_t *connection_immediate(
+	const struct mailbox *mailbox, struct connection *connection, uint32_t at)
 {
 	return (uint32_t *)(connection + 1) + (at & (mailbox->shape.nr_immediates - 1));
 }
 
-static inline struct mailbox_message *connection_message(const struct mailbox *mailbox, struct connection *connection, uint32_t at)
+static inline struct mailbox_message *connection_message(
+	const struct mailbox *mailbox, struct connection *connection, uint32_t at)
 {
 	uint64_t slot = message_slot_bytes(&mailbox->shape);
 	uint8_t *end = (uint8_t *)connection + connection_bytes(&mailbox->shape);
 
-	return (struct mailbox_message *)(end - (MAILBOX_MESSAGES - (at & (MAILBOX_MESSAGES - 1))) * slot);
+	return (struct mailbox_message *)(end - (MAILBOX_MESSAGES - (at & (MAILBOX_MESSAGES - 1))) *
+							slot);
 }
 
-/* Release: the bytes of the write that an immediate stands for, or of the message, and its slot come before the count. A copy by the kernel into
- * another process is over when the call returns, so it comes before as well. Pairs with connection_observe. */
+/* Release: the bytes of the write that an immediate stands for, or of the message, and its slot
+ * come before the count. A copy by the kernel into another process is over when the call returns,
+ * so it comes before as well. Pairs with connection_observe. */
 static inline void connection_publish(struct connection_ring *ring, uint32_t head)
 {
 	atomic_store_explicit(&ring->head, head, memory_order_release);
@@ -130,7 +142,8 @@ static inline uint32_t connection_observe(const struct connection_ring *ring)
 	return atomic_load_explicit(&ring->head, memory_order_acquire);
 }
 
-/* Release: the slots up to here have been read, the writer may fill them again. Pairs with connection_retired. */
+/* Release: the slots up to here have been read, the writer may fill them again. Pairs with
+ * connection_retired. */
 static inline void connection_retire(struct connection_ring *ring, uint32_t tail)
 {
 	atomic_store_explicit(&ring->tail, tail, memory_order_release);

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport between ranks of one machine: processes of one user, or threads of a process.
  *
- * A write copies its bytes straight to their place and then puts its immediate into the receiver's mailbox. Registered memory is the caller's and may
- * be of any kind, so another process cannot map it: the kernel copies into it (process_vm_writev, one copy, no help from the target). Within a process
- * it is memcpy. When write returns the bytes have landed; so writes are ordered, a fence costs nothing, every write may be inline, and the only queues
- * are the immediates' and messages' rings and the completions that nobody has polled yet.
+ * A write copies its bytes straight to their place and then puts its immediate into the receiver's
+ * mailbox. Registered memory is the caller's and may be of any kind, so another process cannot map
+ * it: the kernel copies into it (process_vm_writev, one copy, no help from the target). Within a
+ * process it is memcpy. When write returns the bytes have landed; so writes are ordered, a fence
+ * costs nothing, every write may be inline, and the only queues are the immediates' and messages'
+ * rings and the completions that nobody has polled yet.
  *
- * A peer's death is seen by its pidfd, its leaving by a word in its mailbox; both are looked at every millisecond of polling, after its connection has been
- * emptied. The kernel's copy names its target by pid: a pid is reused only after its parent has reaped it and all others have been used, the
- * mailbox's nonce is checked on connecting and the pidfd on polling.
+ * A peer's death is seen by its pidfd, its leaving by a word in its mailbox; both are looked at
+ * every millisecond of polling, after its connection has been emptied. The kernel's copy names its
+ * target by pid: a pid is reused only after its parent has reaped it and all others have been used,
+ * the mailbox's nonce is checked on connecting and the pidfd on polling.
  *
- * process_vm_writev needs the right to trace the target: the same user, and where Yama's ptrace_scope is 1 or more also CAP_SYS_PTRACE (or that the
- * target allows it). connect tries it and says so. */
+ * process_vm_writev needs the right to trace the target: the same user, and where Yama's
+ * ptrace_scope is 1 or more also CAP_SYS_PTRACE (or that the target allows it). connect tries it
+ * and says so. */
 #include "transport/shm/shm.h"
 
 #include <errno.h>
@@ -36,7 +40,7 @@ struct shm_address {
 	int32_t fd;
 };
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------ */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static uint32_t power_of_two(uint32_t least)
 {
@@ -85,15 +89,18 @@ static int shm_fill(struct shm *s, const struct transport_options *options)
 	return mailbox_make(&shape, &s->mailbox);
 }
 
-static int shm_open_transport(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int shm_open_transport(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	struct shm *s;
 	int rc;
 
-	if (!options->nr_peers || options->nr_peers > 1u << 16 || options->self >= options->nr_peers || options->depth > 1u << 20 ||
+	if (!options->nr_peers || options->nr_peers > 1u << 16 ||
+		options->self >= options->nr_peers || options->depth > 1u << 20 ||
 		options->message_bytes > 1u << 24)
-		return fail(TERN_ERR_INVALID, "rank %u of %u, %u writes at once, messages of %u bytes", options->self, options->nr_peers,
-			options->depth, options->message_bytes);
+		return fail(TERN_ERR_INVALID,
+			"rank %u of %u, %u writes at once, messages of %u bytes", options->self,
+			options->nr_peers, options->depth, options->message_bytes);
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return fail(TERN_ERR_NOMEM, "no memory for a transport");
@@ -118,7 +125,7 @@ static int shm_open_transport(const struct transport_options *options, struct tr
 	return 0;
 }
 
-/* ---- addresses and connecting ------------------------------------------------------------------------------------- */
+/* ---- addresses and connecting ---------------------------------------------------------------- */
 
 static int this_machine(struct shm_address *a)
 {
@@ -154,21 +161,23 @@ int shm_probe(char *machine, size_t bytes)
 	if (rc)
 		return rc;
 	memcpy(halves, mine.machine, sizeof(halves));
-	snprintf(machine, bytes, "machine %016llx%016llx:%llx", (unsigned long long)halves[0], (unsigned long long)halves[1],
-		(unsigned long long)mine.pid_namespace);
+	snprintf(machine, bytes, "machine %016llx%016llx:%llx", (unsigned long long)halves[0],
+		(unsigned long long)halves[1], (unsigned long long)mine.pid_namespace);
 	return 0;
 }
 
 static int shm_address(struct transport *transport, void *address, uint32_t *bytes)
 {
 	struct shm *s = shm_of(transport);
-	struct shm_address mine = {.probe_base = (uintptr_t)s->mailbox->head, .pid = getpid(), .fd = s->mailbox->fd};
+	struct shm_address mine = {
+		.probe_base = (uintptr_t)s->mailbox->head, .pid = getpid(), .fd = s->mailbox->fd};
 	int rc = this_machine(&mine);
 
 	if (rc)
 		return rc;
 	if (*bytes < sizeof(mine))
-		return fail(TERN_ERR_INVALID, "an address takes %zu bytes, not %u", sizeof(mine), *bytes);
+		return fail(TERN_ERR_INVALID, "an address takes %zu bytes, not %u", sizeof(mine),
+			*bytes);
 	memcpy(mine.nonce, s->mailbox->nonce, sizeof(mine.nonce));
 	memcpy(address, &mine, sizeof(mine));
 	*bytes = sizeof(mine);
@@ -179,9 +188,11 @@ static int shm_address(struct transport *transport, void *address, uint32_t *byt
 static int try_copy(struct shm *s, struct shm_peer *peer, const struct shm_address *a)
 {
 	uint64_t word = s->mailbox->nonce[0] | 1;
-	uint64_t offset = (uint64_t)((uint8_t *)&peer->connection->probe - (uint8_t *)peer->mailbox->head);
+	uint64_t offset =
+		(uint64_t)((uint8_t *)&peer->connection->probe - (uint8_t *)peer->mailbox->head);
 	struct iovec from = {.iov_base = &word, .iov_len = sizeof(word)};
-	struct iovec to = {.iov_base = (void *)(uintptr_t)(a->probe_base + offset), .iov_len = sizeof(word)};
+	struct iovec to = {
+		.iov_base = (void *)(uintptr_t)(a->probe_base + offset), .iov_len = sizeof(word)};
 
 	if (mailbox_here(peer->mailbox))
 		return 0;
@@ -190,12 +201,15 @@ static int try_copy(struct shm *s, struct shm_peer *peer, const struct shm_addre
 
 		return cause == EPERM || cause == ENOSYS
 			       ? fail(TERN_ERR_UNSUPPORTED,
-					 "%s: another user's, or /proc/sys/kernel/yama/ptrace_scope forbids it, or a container's filter does",
+					 "%s: another user's, or "
+					 "/proc/sys/kernel/yama/ptrace_scope forbids it, or a "
+					 "container's filter does",
 					 tern_last_error())
 			       : rc;
 	}
 	if (atomic_load_explicit(&peer->connection->probe, memory_order_acquire) != word)
-		return fail(TERN_ERR_PROTOCOL, "what was copied into process %d is not in its mailbox", a->pid);
+		return fail(TERN_ERR_PROTOCOL,
+			"what was copied into process %d is not in its mailbox", a->pid);
 	return 0;
 }
 
@@ -207,7 +221,8 @@ static int attach_peer(struct shm *s, uint32_t p, const struct shm_address *a)
 	if (rc)
 		return rc;
 	if (peer->mailbox->shape.nr_connections <= s->self)
-		return fail(TERN_ERR_MISMATCH, "peer %u knows %u ranks, this is rank %u", p, peer->mailbox->shape.nr_connections, s->self);
+		return fail(TERN_ERR_MISMATCH, "peer %u knows %u ranks, this is rank %u", p,
+			peer->mailbox->shape.nr_connections, s->self);
 	if (atomic_load_explicit(&peer->mailbox->head->closed, memory_order_acquire))
 		return fail(TERN_ERR_PEER_LEFT, "peer %u has closed its transport", p);
 	peer->connection = mailbox_connection(peer->mailbox, s->self);
@@ -239,16 +254,21 @@ static int shm_connect(struct transport *transport, uint32_t p, const void *addr
 	if (rc)
 		return rc;
 	if (p >= s->nr_peers || bytes != sizeof(a))
-		return fail(TERN_ERR_INVALID, "peer %u of %u, an address of %u bytes", p, s->nr_peers, bytes);
+		return fail(TERN_ERR_INVALID, "peer %u of %u, an address of %u bytes", p,
+			s->nr_peers, bytes);
 	if (s->peers[p].mailbox)
 		return fail(TERN_ERR_STATE, "peer %u is connected", p);
 	memcpy(&a, address, sizeof(a));
-	if (memcmp(a.machine, mine.machine, sizeof(a.machine)) || a.pid_namespace != mine.pid_namespace)
-		return fail(TERN_ERR_UNSUPPORTED, "peer %u is on another machine, or in another pid namespace", p);
+	if (memcmp(a.machine, mine.machine, sizeof(a.machine)) ||
+		a.pid_namespace != mine.pid_namespace)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"peer %u is on another machine, or in another pid namespace", p);
 	if (a.pid != getpid()) {
 		s->lives[p].fd = (int)syscall(SYS_pidfd_open, a.pid, 0);
 		if (s->lives[p].fd < 0)
-			return errno == ESRCH ? fail(TERN_ERR_PEER_DEAD, "peer %u, process %d, has ended", p, a.pid) : fail_errno("pidfd_open");
+			return errno == ESRCH ? fail(TERN_ERR_PEER_DEAD,
+							"peer %u, process %d, has ended", p, a.pid)
+					      : fail_errno("pidfd_open");
 	}
 	rc = attach_peer(s, p, &a);
 	if (rc)
@@ -272,9 +292,10 @@ static int shm_disconnect(struct transport *transport, uint32_t p)
 	return 0;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-static int shm_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **out, struct transport_key *key)
+static int shm_reg(struct transport *transport, void *base, uint64_t bytes,
+	struct transport_region **out, struct transport_key *key)
 {
 	struct shm *s = shm_of(transport);
 	struct mailbox_region *entries = s->mailbox->head->regions;
@@ -284,7 +305,9 @@ static int shm_reg(struct transport *transport, void *base, uint64_t bytes, stru
 	while (at < MAILBOX_REGIONS && region_observe(&entries[at]))
 		at++;
 	if (at == MAILBOX_REGIONS)
-		return fail(TERN_ERR_NOMEM, "%d regions are registered, that is all there is room for", MAILBOX_REGIONS);
+		return fail(TERN_ERR_NOMEM,
+			"%d regions are registered, that is all there is room for",
+			MAILBOX_REGIONS);
 	region = malloc(sizeof(*region));
 	if (!region)
 		return fail(TERN_ERR_NOMEM, "no memory for a region's record");

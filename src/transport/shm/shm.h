@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the two halves of the shared-memory transport have in common: shm.c opens, connects and registers, data.c writes and polls. */
+/* What the two halves of the shared-memory transport have in common: shm.c opens, connects and
+ * registers, data.c writes and polls. */
 #ifndef TERN_TRANSPORT_SHM_SHM_H
 #define TERN_TRANSPORT_SHM_SHM_H
 
@@ -17,9 +18,9 @@ struct transport_region {
 };
 
 struct shm_peer {
-	struct mailbox *mailbox; /* NULL: not connected */
-	struct connection *connection;	 /* mine, in the peer's mailbox */
-	struct connection *inbox;	 /* the peer's, in mine */
+	struct mailbox *mailbox;       /* NULL: not connected */
+	struct connection *connection; /* mine, in the peer's mailbox */
+	struct connection *inbox;      /* the peer's, in mine */
 	uint32_t immediates_put, messages_put, messages_read;
 	bool failed;   /* nothing more is written to it */
 	bool reported; /* and the engine knows */
@@ -33,7 +34,8 @@ struct shm {
 	struct shm_peer *peers;
 	struct pollfd *lives; /* pidfds, by peer; -1: none to watch */
 	struct transport_event *completions;
-	uint32_t nr_completions, completions_put, completions_taken; /* a power of two; counters modulo 2^32 */
+	uint32_t nr_completions, completions_put, completions_taken; /* a power of two; counters
+									modulo 2^32 */
 	uint32_t self, nr_peers, next_peer, nr_polls;
 	uint64_t looked_ns, next_key;
 	bool any_failed;

@@ -2,7 +2,7 @@
 /* How writes end: completed, failed, dropped or torn; and what the engine is told of it. */
 #include "transport/sim/inside.h"
 
-/* ---- telling the engine -------------------------------------------------------------------------------------- */
+/* ---- telling the engine ---------------------------------------------------------------------- */
 
 struct note *sim_note_add(struct endpoint *endpoint, enum transport_event_kind kind, uint32_t peer)
 {
@@ -27,7 +27,8 @@ struct note *sim_note_add(struct endpoint *endpoint, enum transport_event_kind k
 	return note;
 }
 
-void sim_note_failed(struct endpoint *endpoint, const struct flight *flight, int error, const char *text)
+void sim_note_failed(
+	struct endpoint *endpoint, const struct flight *flight, int error, const char *text)
 {
 	struct note *note;
 
@@ -50,14 +51,17 @@ void sim_note_written(struct endpoint *endpoint, const struct flight *flight)
 		note->event.cookie = flight->cookie;
 }
 
-/* Its peer number for whoever sent something. Who is not connected from here yet goes by its own number. */
+/* Its peer number for whoever sent something. Who is not connected from here yet goes by its own
+ * number. */
 uint32_t sim_peer_number(const struct endpoint *endpoint, uint64_t from_id, uint32_t from_rank)
 {
-	uint32_t number = (uint32_t)from_id, peer = number < endpoint->nr_peer_of ? endpoint->peer_of[number] : NO_PEER;
+	uint32_t number = (uint32_t)from_id,
+		 peer = number < endpoint->nr_peer_of ? endpoint->peer_of[number] : NO_PEER;
 
 	if (peer != NO_PEER && endpoint->peers[peer].target == from_id)
 		return peer;
-	return from_rank < endpoint->nr_peers && !endpoint->peers[from_rank].target ? from_rank : NO_PEER;
+	return from_rank < endpoint->nr_peers && !endpoint->peers[from_rank].target ? from_rank
+										    : NO_PEER;
 }
 
 bool sim_is_down(const struct endpoint *endpoint, uint32_t peer)
@@ -65,11 +69,12 @@ bool sim_is_down(const struct endpoint *endpoint, uint32_t peer)
 	return peer != NO_PEER && endpoint->peers[peer].down;
 }
 
-/* ---- the end of a write -------------------------------------------------------------------------------------- */
+/* ---- the end of a write ---------------------------------------------------------------------- */
 
 bool sim_flight_has_landed(const struct flight *flight)
 {
-	return flight->nr_pieces && flight->landed == UINT64_MAX >> (MAX_PIECES - flight->nr_pieces);
+	return flight->nr_pieces &&
+	       flight->landed == UINT64_MAX >> (MAX_PIECES - flight->nr_pieces);
 }
 
 struct queue_pair *sim_queue_pair_of(const struct flight *flight)
@@ -115,7 +120,8 @@ static void unlink_entered(struct queue_pair *qp, struct flight *flight)
 		qp->tail = previous;
 }
 
-/* The source is done with it. Only an immediate may still be due, which needs none of the source's memory. */
+/* The source is done with it. Only an immediate may still be due, which needs none of the source's
+ * memory. */
 void sim_flight_finish(struct flight *flight)
 {
 	struct endpoint *source = flight->source, *target = NULL;
@@ -158,10 +164,11 @@ void sim_wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, con
 		note->event.error = error;
 		note->event.text = text;
 	}
-	sim_queue_pair_kick(endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
+	sim_queue_pair_kick(
+		endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
 }
 
-/* ---- without a word ------------------------------------------------------------------------------------------ */
+/* ---- without a word -------------------------------------------------------------------------- */
 
 /* The source died: each piece that was on the wire lands or does not. */
 static void tear(struct flight *flight)
@@ -185,7 +192,8 @@ void sim_wire_drop(struct endpoint *endpoint, uint32_t peer)
 		if (flight->peer == peer)
 			sim_flight_finish(flight);
 	}
-	sim_queue_pair_kick(endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
+	sim_queue_pair_kick(
+		endpoint->network, &endpoint->queue_pairs[peer % endpoint->nr_queue_pairs]);
 }
 
 void sim_wire_abandon(struct endpoint *endpoint, bool torn)

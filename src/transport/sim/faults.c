@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-/* ---- links --------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static struct pair_fault *fault_find(const struct sim_network *network, uint32_t from, uint32_t to)
 {
@@ -35,7 +35,8 @@ static struct pair_fault *fault_add(struct sim_network *network, uint32_t from, 
 	return fault;
 }
 
-int sim_link_set(struct sim_network *network, uint32_t from, uint32_t to, const struct sim_link *link)
+int sim_link_set(
+	struct sim_network *network, uint32_t from, uint32_t to, const struct sim_link *link)
 {
 	struct pair_fault *fault = fault_add(network, from, to);
 
@@ -76,7 +77,8 @@ bool sim_same_node(const struct sim_network *network, uint32_t a, uint32_t b)
 	return a == b || (nr && a / nr == b / nr);
 }
 
-const struct sim_link *sim_link_between(const struct sim_network *network, uint32_t from, uint32_t to)
+const struct sim_link *sim_link_between(
+	const struct sim_network *network, uint32_t from, uint32_t to)
 {
 	const struct pair_fault *fault = fault_find(network, from, to);
 
@@ -101,7 +103,7 @@ void sim_stall(struct sim_network *network, uint32_t rank, uint64_t ns)
 	}
 }
 
-/* ---- death --------------------------------------------------------------------------------------------------- */
+/* ---- death ----------------------------------------------------------------------------------- */
 
 static void tell(struct endpoint *other, uint64_t id, uint64_t late_ns)
 {
@@ -110,7 +112,9 @@ static void tell(struct endpoint *other, uint64_t id, uint64_t late_ns)
 
 	for (peer = 0; peer < other->nr_peers; peer++)
 		if (other->peers[peer].target == id && !other->peers[peer].down)
-			sim_foresee(network, network->now + network->settings.detect_ns + late_ns + sim_delay(network, network->settings.far.jitter_ns),
+			sim_foresee(network,
+				network->now + network->settings.detect_ns + late_ns +
+					sim_delay(network, network->settings.far.jitter_ns),
 				HAPPEN_DOWN, NULL, sim_endpoint_id(other), peer);
 }
 
@@ -152,10 +156,12 @@ void sim_kill_at(struct sim_network *network, uint32_t rank, uint64_t ns)
 	sim_foresee(network, ns, HAPPEN_KILL, NULL, 0, rank);
 }
 
-uint32_t sim_kill_random(struct sim_network *network, uint32_t nr_ranks, uint64_t from_ns, uint64_t to_ns)
+uint32_t sim_kill_random(
+	struct sim_network *network, uint32_t nr_ranks, uint64_t from_ns, uint64_t to_ns)
 {
 	uint32_t rank = (uint32_t)sim_random(network, nr_ranks);
 
-	sim_kill_at(network, rank, from_ns + sim_delay(network, to_ns > from_ns ? to_ns - from_ns : 0));
+	sim_kill_at(
+		network, rank, from_ns + sim_delay(network, to_ns > from_ns ? to_ns - from_ns : 0));
 	return rank;
 }

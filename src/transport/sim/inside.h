@@ -16,29 +16,30 @@
 #define POOLED_MESSAGE_BYTES 512
 #define NO_PEER UINT32_MAX
 
-/* ---- events ---- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 enum happening_kind {
 	HAPPEN_WAKE = 1, /* serial: the endpoint to mark ready, or 0 */
-	HAPPEN_DOWN,	 /* serial: the endpoint to tell; detail: its peer */
-	HAPPEN_KILL,	 /* detail: the rank */
-	HAPPEN_MESSAGE,	 /* subject: the message, at its target */
-	HAPPEN_ENTER,	 /* subject, from here on: the write; it enters its queue pair */
-	HAPPEN_ARRIVE,	 /* its first byte is at the target */
-	HAPPEN_LAND,	 /* detail: the piece */
-	HAPPEN_REPORT,	 /* its immediate */
-	HAPPEN_ACKED,	 /* detail: 1 for the duplicate */
+	HAPPEN_DOWN,     /* serial: the endpoint to tell; detail: its peer */
+	HAPPEN_KILL,     /* detail: the rank */
+	HAPPEN_MESSAGE,  /* subject: the message, at its target */
+	HAPPEN_ENTER,    /* subject, from here on: the write; it enters its queue pair */
+	HAPPEN_ARRIVE,   /* its first byte is at the target */
+	HAPPEN_LAND,     /* detail: the piece */
+	HAPPEN_REPORT,   /* its immediate */
+	HAPPEN_ACKED,    /* detail: 1 for the duplicate */
 	HAPPEN_EXPIRE
 };
 
 struct happening {
 	uint64_t at, order; /* order breaks ties: first come, first served */
 	void *subject;
-	uint64_t serial; /* of the write when this was foreseen: another by now means that the write is over */
+	uint64_t serial; /* of the write when this was foreseen: another by now means that the write
+			    is over */
 	uint32_t kind, detail;
 };
 
-/* ---- pools: free objects in a list, made in blocks ---- */
+/* ---- pools: free objects in a list, made in blocks ------------------------------------------- */
 
 struct pool_block {
 	struct pool_block *next;
@@ -54,15 +55,17 @@ struct pool {
 void *sim_pool_take(struct pool *pool); /* zeroed; NULL: no memory */
 void sim_pool_give(struct pool *pool, void *object);
 
-/* ---- writes, messages, events for the engine ---- */
+/* ---- writes, messages, events for the engine ------------------------------------------------- */
 
 struct flight {
-	struct flight *next;	      /* in its queue pair, or in the target's arrivals; first, for the pool */
+	struct flight *next; /* in its queue pair, or in the target's arrivals; first, for the pool
+			      */
 	struct flight *newer, *older; /* in its endpoint */
-	uint64_t serial;	      /* changes when it is over */
-	struct endpoint *source;      /* NULL: the source is done with it; its immediate may still be due */
-	uint64_t target;	      /* endpoint_id */
-	uint64_t from_id;	      /* the source's, also when source is NULL */
+	uint64_t serial;              /* changes when it is over */
+	struct endpoint *source; /* NULL: the source is done with it; its immediate may still be due
+				  */
+	uint64_t target;         /* endpoint_id */
+	uint64_t from_id;        /* the source's, also when source is NULL */
 	uint32_t from_rank, to_rank;
 	uint32_t peer, flags, immediate;
 	uint32_t nr_pieces;
@@ -89,11 +92,11 @@ struct message {
 	uint8_t data[];
 };
 
-/* ---- endpoints: one for each opened transport ---- */
+/* ---- endpoints: one for each opened transport ------------------------------------------------ */
 
 struct queue_pair {
 	struct flight *head, *tail; /* entered, not yet with the NIC */
-	uint32_t nr_outstanding; /* with the NIC, not acknowledged */
+	uint32_t nr_outstanding;    /* with the NIC, not acknowledged */
 };
 
 struct peer {
@@ -101,7 +104,8 @@ struct peer {
 	uint32_t rank;
 	bool down;
 	uint64_t ready_ns;
-	uint64_t arrive_ns, land_ns, acked_ns, message_ns; /* the last ones; ordered: nothing before these */
+	uint64_t arrive_ns, land_ns, acked_ns, message_ns; /* the last ones; ordered: nothing before
+							      these */
 };
 
 struct transport_region {
@@ -128,15 +132,15 @@ struct endpoint {
 	uint32_t nr_regions;
 	struct queue_pair *queue_pairs;
 	uint32_t nr_queue_pairs;
-	struct flight *oldest, *newest; /* writes under way */
+	struct flight *oldest, *newest;         /* writes under way */
 	struct flight *arrivals, *last_arrival; /* target_polls: waiting for a poll */
 	uint32_t nr_in_flight, nr_messages;
 	struct note *notes, *last_note; /* for poll */
-	struct message *lent;		/* data of the events that the last poll returned */
+	struct message *lent;           /* data of the events that the last poll returned */
 	struct refused refused;
-	uint32_t nr_refusals; /* in a row */
+	uint32_t nr_refusals;             /* in a row */
 	uint64_t proxy_ns, out_ns, in_ns; /* until when proxy, NIC out and NIC in are busy */
-	uint64_t wake_ns;		  /* the earliest wake that is pending; 0: none */
+	uint64_t wake_ns;                 /* the earliest wake that is pending; 0: none */
 	bool ready;
 	struct endpoint *next_ready;
 };
@@ -165,7 +169,8 @@ struct sim_network {
 };
 
 /* network.c */
-bool sim_foresee(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject, uint64_t serial, uint32_t detail);
+bool sim_foresee(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject,
+	uint64_t serial, uint32_t detail);
 bool sim_chance(struct sim_network *network, uint32_t per_mille);
 uint64_t sim_delay(struct sim_network *network, uint64_t most_ns); /* 0 to most_ns */
 void sim_endpoint_ready(struct endpoint *endpoint);
@@ -173,13 +178,15 @@ void sim_endpoint_wake(struct endpoint *endpoint, uint64_t at);
 
 /* faults.c */
 bool sim_is_cut(const struct sim_network *network, uint32_t from, uint32_t to);
-const struct sim_link *sim_link_between(const struct sim_network *network, uint32_t from, uint32_t to);
+const struct sim_link *sim_link_between(
+	const struct sim_network *network, uint32_t from, uint32_t to);
 bool sim_same_node(const struct sim_network *network, uint32_t a, uint32_t b);
 void sim_kill_now(struct sim_network *network, uint32_t rank);
 void sim_tell_end(struct endpoint *endpoint, uint64_t late_ns); /* all who are connected to it */
 
 /* wire.c */
-void sim_wire_happen(struct sim_network *network, const struct happening *what); /* HAPPEN_ENTER and after */
+void sim_wire_happen(struct sim_network *network, const struct happening *what); /* HAPPEN_ENTER and
+										    after */
 void sim_wire_poison(struct flight *flight);
 void sim_wire_message(struct sim_network *network, struct message *message);
 void sim_wire_progress(struct endpoint *endpoint); /* what waited for a poll */
@@ -194,7 +201,8 @@ static inline bool sim_keeps_order(const struct sim_settings *settings)
 /* end.c */
 struct note *sim_note_add(struct endpoint *endpoint, enum transport_event_kind kind, uint32_t peer);
 void sim_note_written(struct endpoint *endpoint, const struct flight *flight);
-void sim_note_failed(struct endpoint *endpoint, const struct flight *flight, int error, const char *text);
+void sim_note_failed(
+	struct endpoint *endpoint, const struct flight *flight, int error, const char *text);
 uint32_t sim_peer_number(const struct endpoint *endpoint, uint64_t from_id, uint32_t from_rank);
 bool sim_is_down(const struct endpoint *endpoint, uint32_t peer);
 bool sim_flight_has_landed(const struct flight *flight);
@@ -202,8 +210,10 @@ struct queue_pair *sim_queue_pair_of(const struct flight *flight);
 void sim_flight_release(struct sim_network *network, struct flight *flight);
 void sim_flight_finish(struct flight *flight);
 void sim_wire_peer_down(struct endpoint *endpoint, uint32_t peer, int error, const char *text);
-void sim_wire_drop(struct endpoint *endpoint, uint32_t peer); /* the writes to this peer, without a word */
-void sim_wire_abandon(struct endpoint *endpoint, bool torn);	  /* all of them; torn: pieces that are on the wire may still land */
+void sim_wire_drop(struct endpoint *endpoint, uint32_t peer); /* the writes to this peer, without a
+								 word */
+void sim_wire_abandon(struct endpoint *endpoint, bool torn);  /* all of them; torn: pieces that are
+								 on the wire may still land */
 
 /* post.c */
 int sim_write(struct transport *transport, const struct transport_write *write);
@@ -217,7 +227,8 @@ static inline struct endpoint *endpoint_of(struct transport *transport)
 }
 
 uint64_t sim_endpoint_id(const struct endpoint *endpoint);
-struct endpoint *sim_endpoint_find(const struct sim_network *network, uint64_t id); /* NULL: closed or dead */
+struct endpoint *sim_endpoint_find(const struct sim_network *network, uint64_t id); /* NULL: closed
+										       or dead */
 void sim_message_give(struct sim_network *network, struct message *message);
 void sim_give_lent(struct endpoint *endpoint); /* the messages that the last poll returned */
 

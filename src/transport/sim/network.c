@@ -8,7 +8,7 @@
 
 #define POOL_BLOCK 64 /* objects */
 
-/* ---- pools --------------------------------------------------------------------------------------------------- */
+/* ---- pools ----------------------------------------------------------------------------------- */
 
 static bool pool_grow(struct pool *pool)
 {
@@ -54,7 +54,7 @@ static void pool_destroy(struct pool *pool)
 	}
 }
 
-/* ---- randomness: splitmix64, in the order of events ---------------------------------------------------------- */
+/* ---- randomness: splitmix64, in the order of events ------------------------------------------ */
 
 static uint64_t next_random(struct sim_network *network)
 {
@@ -80,7 +80,7 @@ uint64_t sim_delay(struct sim_network *network, uint64_t most_ns)
 	return most_ns ? sim_random(network, most_ns + 1) : 0;
 }
 
-/* ---- the heap of what will happen ---------------------------------------------------------------------------- */
+/* ---- the heap of what will happen ------------------------------------------------------------ */
 
 static bool is_before(const struct happening *a, const struct happening *b)
 {
@@ -104,10 +104,15 @@ static bool heap_room(struct sim_network *network)
 	return true;
 }
 
-bool sim_foresee(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject, uint64_t serial, uint32_t detail)
+bool sim_foresee(struct sim_network *network, uint64_t at, enum happening_kind kind, void *subject,
+	uint64_t serial, uint32_t detail)
 {
-	struct happening new = {.at = at < network->now ? network->now : at, .order = network->order++, .subject = subject,
-		.serial = serial, .kind = kind, .detail = detail};
+	struct happening new = {.at = at < network->now ? network->now : at,
+		.order = network->order++,
+		.subject = subject,
+		.serial = serial,
+		.kind = kind,
+		.detail = detail};
 	size_t place, above;
 
 	if (!heap_room(network))
@@ -124,7 +129,8 @@ bool sim_foresee(struct sim_network *network, uint64_t at, enum happening_kind k
 
 static struct happening heap_take(struct sim_network *network)
 {
-	struct happening *heap = network->heap, first = heap[0], last = heap[--network->nr_happenings];
+	struct happening *heap = network->heap, first = heap[0],
+			 last = heap[--network->nr_happenings];
 	size_t place = 0, below, nr = network->nr_happenings;
 
 	while ((below = 2 * place + 1) < nr) {
@@ -139,7 +145,7 @@ static struct happening heap_take(struct sim_network *network)
 	return first;
 }
 
-/* ---- who has something to do --------------------------------------------------------------------------------- */
+/* ---- who has something to do ----------------------------------------------------------------- */
 
 void sim_endpoint_ready(struct endpoint *endpoint)
 {
@@ -191,7 +197,7 @@ static void wake(struct sim_network *network, uint64_t id)
 	sim_endpoint_ready(endpoint);
 }
 
-/* ---- time ---------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static void trace(struct sim_network *network, const struct happening *what)
 {
@@ -209,7 +215,8 @@ static void down(struct sim_network *network, const struct happening *what)
 	struct endpoint *endpoint = sim_endpoint_find(network, what->serial);
 
 	if (endpoint)
-		sim_wire_peer_down(endpoint, what->detail, TERN_ERR_PEER_DEAD, "the simulated network has lost the peer");
+		sim_wire_peer_down(endpoint, what->detail, TERN_ERR_PEER_DEAD,
+			"the simulated network has lost the peer");
 }
 
 bool sim_step(struct sim_network *network)
@@ -269,7 +276,7 @@ uint64_t sim_now(const struct sim_network *network)
 	return network->now;
 }
 
-/* ---- the network itself -------------------------------------------------------------------------------------- */
+/* ---- the network itself ---------------------------------------------------------------------- */
 
 void sim_settings_init(struct sim_settings *settings)
 {
@@ -315,18 +322,23 @@ void sim_settings_foul(struct sim_settings *settings, uint64_t seed)
 
 static int check_settings(const struct sim_settings *settings)
 {
-	if (!settings->depth || !settings->message_bytes || !settings->write_bytes || !settings->piece_bytes)
-		return fail(TERN_ERR_INVALID, "simulated network: depth, message_bytes, write_bytes and piece_bytes must not be 0");
+	if (!settings->depth || !settings->message_bytes || !settings->write_bytes ||
+		!settings->piece_bytes)
+		return fail(TERN_ERR_INVALID, "simulated network: depth, message_bytes, "
+					      "write_bytes and piece_bytes must not be 0");
 	if (settings->write_bytes > 1u << 30)
-		return fail(TERN_ERR_INVALID, "simulated network: write_bytes is %llu, most is 1 GiB",
+		return fail(TERN_ERR_INVALID,
+			"simulated network: write_bytes is %llu, most is 1 GiB",
 			(unsigned long long)settings->write_bytes);
 	if (!settings->max_pieces || settings->max_pieces > MAX_PIECES)
-		return fail(TERN_ERR_INVALID, "simulated network: max_pieces is %u, not 1 to %u", settings->max_pieces, MAX_PIECES);
+		return fail(TERN_ERR_INVALID, "simulated network: max_pieces is %u, not 1 to %u",
+			settings->max_pieces, MAX_PIECES);
 	if (settings->inline_bytes > SIM_INLINE_BYTES)
-		return fail(TERN_ERR_INVALID, "simulated network: inline_bytes is %u, most is %u", settings->inline_bytes,
-			SIM_INLINE_BYTES);
+		return fail(TERN_ERR_INVALID, "simulated network: inline_bytes is %u, most is %u",
+			settings->inline_bytes, SIM_INLINE_BYTES);
 	if (settings->again_per_mille >= 1000)
-		return fail(TERN_ERR_INVALID, "simulated network: again_per_mille is %u: nothing would ever be sent",
+		return fail(TERN_ERR_INVALID,
+			"simulated network: again_per_mille is %u: nothing would ever be sent",
 			settings->again_per_mille);
 	return 0;
 }
@@ -383,6 +395,6 @@ uint64_t sim_trace_hash(const struct sim_network *network)
 void sim_stats(const struct sim_network *network, struct sim_stats *stats)
 {
 	*stats = network->stats;
-	stats->pool_bytes = network->flights.total_bytes + network->notes.total_bytes + network->messages.total_bytes +
-			    network->room * sizeof(*network->heap);
+	stats->pool_bytes = network->flights.total_bytes + network->notes.total_bytes +
+			    network->messages.total_bytes + network->room * sizeof(*network->heap);
 }

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-/* ---- write ------------------------------------------------------------------------------------------ */
+/* ---- write ----------------------------------------------------------------------------------- */
 
 static int check_peer(const struct endpoint *endpoint, uint32_t peer)
 {
@@ -24,9 +24,11 @@ static int check_peer(const struct endpoint *endpoint, uint32_t peer)
 
 static bool is_inside(const struct transport_region *region, const void *from, uint64_t bytes)
 {
-	uint64_t start = (uint64_t)(uintptr_t)from, base = region ? (uint64_t)(uintptr_t)region->base : 0;
+	uint64_t start = (uint64_t)(uintptr_t)from,
+		 base = region ? (uint64_t)(uintptr_t)region->base : 0;
 
-	return region && start >= base && start - base <= region->bytes && bytes <= region->bytes - (start - base);
+	return region && start >= base && start - base <= region->bytes &&
+	       bytes <= region->bytes - (start - base);
 }
 
 static int check_write(const struct endpoint *endpoint, const struct transport_write *write)
@@ -39,17 +41,22 @@ static int check_write(const struct endpoint *endpoint, const struct transport_w
 	if ((write->flags & WRITE_FENCE) && !settings->fence)
 		return fail(TERN_ERR_UNSUPPORTED, "sim: this network has no fence");
 	if (write->bytes > settings->write_bytes)
-		return fail(TERN_ERR_INVALID, "sim: a write of %llu bytes, most is %llu", (unsigned long long)write->bytes,
+		return fail(TERN_ERR_INVALID, "sim: a write of %llu bytes, most is %llu",
+			(unsigned long long)write->bytes,
 			(unsigned long long)settings->write_bytes);
 	if (write->bytes && !write->key)
 		return fail(TERN_ERR_INVALID, "sim: a write without a key");
-	if (write->bytes && (write->offset > write->key->bytes || write->bytes > write->key->bytes - write->offset))
-		return fail(TERN_ERR_INVALID, "sim: a write of %llu bytes to %llu, but the peer's region has %llu",
-			(unsigned long long)write->bytes, (unsigned long long)write->offset, (unsigned long long)write->key->bytes);
+	if (write->bytes && (write->offset > write->key->bytes ||
+				    write->bytes > write->key->bytes - write->offset))
+		return fail(TERN_ERR_INVALID,
+			"sim: a write of %llu bytes to %llu, but the peer's region has %llu",
+			(unsigned long long)write->bytes, (unsigned long long)write->offset,
+			(unsigned long long)write->key->bytes);
 	if ((write->flags & WRITE_INLINE) && write->bytes > settings->inline_bytes)
-		return fail(TERN_ERR_INVALID, "sim: an inline write of %llu bytes, most is %u", (unsigned long long)write->bytes,
-			settings->inline_bytes);
-	if (write->bytes && !(write->flags & WRITE_INLINE) && !is_inside(write->region, write->from, write->bytes))
+		return fail(TERN_ERR_INVALID, "sim: an inline write of %llu bytes, most is %u",
+			(unsigned long long)write->bytes, settings->inline_bytes);
+	if (write->bytes && !(write->flags & WRITE_INLINE) &&
+		!is_inside(write->region, write->from, write->bytes))
 		return fail(TERN_ERR_INVALID, "sim: a write from outside of its region");
 	return 0;
 }
@@ -66,7 +73,8 @@ static bool refuse(struct endpoint *endpoint)
 {
 	const struct sim_settings *settings = &endpoint->network->settings;
 
-	if (endpoint->nr_refusals < settings->again_first || sim_chance(endpoint->network, settings->again_per_mille)) {
+	if (endpoint->nr_refusals < settings->again_first ||
+		sim_chance(endpoint->network, settings->again_per_mille)) {
 		endpoint->nr_refusals++;
 		sim_endpoint_wake(endpoint, endpoint->network->now + settings->again_ns);
 		return true;
@@ -79,8 +87,9 @@ static bool refuse(struct endpoint *endpoint)
 static void compare_with_refused(struct endpoint *endpoint, const struct transport_write *write)
 {
 	struct refused *last = &endpoint->refused;
-	bool same = last->any && last->peer == write->peer && last->cookie == write->cookie && last->bytes == write->bytes &&
-		    last->from == write->from && last->immediate == write->immediate &&
+	bool same = last->any && last->peer == write->peer && last->cookie == write->cookie &&
+		    last->bytes == write->bytes && last->from == write->from &&
+		    last->immediate == write->immediate &&
 		    (!write->key || last->address == write->key->address + write->offset);
 
 	endpoint->network->stats.changed_retries += same && last->flags != write->flags;
@@ -91,9 +100,14 @@ static void compare_with_refused(struct endpoint *endpoint, const struct transpo
 static int again(struct endpoint *endpoint, const struct transport_write *write)
 {
 	endpoint->network->stats.agains++;
-	endpoint->refused = (struct refused){.peer = write->peer, .flags = write->flags, .immediate = write->immediate,
-		.cookie = write->cookie, .address = write->key ? write->key->address + write->offset : 0,
-		.bytes = write->bytes, .from = write->from, .any = true};
+	endpoint->refused = (struct refused){.peer = write->peer,
+		.flags = write->flags,
+		.immediate = write->immediate,
+		.cookie = write->cookie,
+		.address = write->key ? write->key->address + write->offset : 0,
+		.bytes = write->bytes,
+		.from = write->from,
+		.any = true};
 	return TRANSPORT_AGAIN;
 }
 
@@ -161,7 +175,8 @@ int sim_write(struct transport *transport, const struct transport_write *write)
 	if (rc)
 		return rc;
 	compare_with_refused(endpoint, write);
-	if (endpoint->nr_in_flight >= endpoint->depth || connecting(endpoint, write->peer) || refuse(endpoint))
+	if (endpoint->nr_in_flight >= endpoint->depth || connecting(endpoint, write->peer) ||
+		refuse(endpoint))
 		return again(endpoint, write);
 	flight = make_flight(endpoint, write);
 	if (!flight)
@@ -169,16 +184,18 @@ int sim_write(struct transport *transport, const struct transport_write *write)
 	count_flight(endpoint, flight);
 	if (network->settings.poison)
 		sim_wire_poison(flight);
-	sim_foresee(network, spend(endpoint, post_ns(&network->settings.nic, write->flags)), HAPPEN_ENTER, flight, flight->serial, 0);
+	sim_foresee(network, spend(endpoint, post_ns(&network->settings.nic, write->flags)),
+		HAPPEN_ENTER, flight, flight->serial, 0);
 	return 0;
 }
 
-/* ---- send ---------------------------------------------------------------------------------------------------- */
+/* ---- send ------------------------------------------------------------------------------------ */
 
 static struct message *make_message(struct sim_network *network, uint32_t bytes)
 {
 	bool pooled = bytes <= POOLED_MESSAGE_BYTES;
-	struct message *message = pooled ? sim_pool_take(&network->messages) : calloc(1, sizeof(*message) + bytes);
+	struct message *message =
+		pooled ? sim_pool_take(&network->messages) : calloc(1, sizeof(*message) + bytes);
 
 	if (message)
 		message->pooled = pooled;
@@ -198,8 +215,10 @@ int sim_send(struct transport *transport, uint32_t number, const void *data, uin
 	if (rc)
 		return rc;
 	if (bytes > endpoint->message_bytes)
-		return fail(TERN_ERR_INVALID, "sim: a message of %u bytes, most is %u", bytes, endpoint->message_bytes);
-	if (endpoint->nr_messages >= network->settings.depth || connecting(endpoint, number) || refuse(endpoint)) {
+		return fail(TERN_ERR_INVALID, "sim: a message of %u bytes, most is %u", bytes,
+			endpoint->message_bytes);
+	if (endpoint->nr_messages >= network->settings.depth || connecting(endpoint, number) ||
+		refuse(endpoint)) {
 		network->stats.agains++;
 		return TRANSPORT_AGAIN;
 	}
@@ -215,15 +234,17 @@ int sim_send(struct transport *transport, uint32_t number, const void *data, uin
 	if (bytes)
 		memcpy(message->data, data, bytes);
 	link = sim_link_between(network, endpoint->rank, peer->rank);
-	at = spend(endpoint, network->settings.nic.post_ns) + link->latency_ns + sim_delay(network, link->jitter_ns);
+	at = spend(endpoint, network->settings.nic.post_ns) + link->latency_ns +
+	     sim_delay(network, link->jitter_ns);
 	peer->message_ns = at > peer->message_ns ? at : peer->message_ns;
 	endpoint->nr_messages++;
 	network->stats.sends++;
-	sim_foresee(network, peer->message_ns, HAPPEN_MESSAGE, message, message->from_id << 16 ^ message->target, bytes);
+	sim_foresee(network, peer->message_ns, HAPPEN_MESSAGE, message,
+		message->from_id << 16 ^ message->target, bytes);
 	return 0;
 }
 
-/* ---- poll ---------------------------------------------------------------------------------------------------- */
+/* ---- poll ------------------------------------------------------------------------------------ */
 
 static void take_note(struct endpoint *endpoint, struct transport_event *event)
 {
@@ -280,7 +301,8 @@ uint64_t sim_proxy_free(const struct sim_network *network, uint32_t rank)
 	uint32_t i;
 
 	for (i = 0; i < network->nr_endpoints; i++)
-		if (network->endpoints[i] && network->endpoints[i]->rank == rank && network->endpoints[i]->proxy_ns > latest)
+		if (network->endpoints[i] && network->endpoints[i]->rank == rank &&
+			network->endpoints[i]->proxy_ns > latest)
 			latest = network->endpoints[i]->proxy_ns;
 	return latest;
 }

@@ -22,12 +22,13 @@ uint64_t sim_endpoint_id(const struct endpoint *endpoint)
 struct endpoint *sim_endpoint_find(const struct sim_network *network, uint64_t id)
 {
 	uint32_t number = (uint32_t)id;
-	struct endpoint *endpoint = number < network->nr_endpoints ? network->endpoints[number] : NULL;
+	struct endpoint *endpoint =
+		number < network->nr_endpoints ? network->endpoints[number] : NULL;
 
 	return endpoint && endpoint->incarnation == id >> 32 && !endpoint->dead ? endpoint : NULL;
 }
 
-/* ---- open and close ------------------------------------------------------------------------------------------ */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static int grow_endpoints(struct sim_network *network)
 {
@@ -78,7 +79,8 @@ static void free_endpoint(struct endpoint *endpoint)
 	free(endpoint);
 }
 
-static struct endpoint *make_endpoint(struct sim_network *network, const struct transport_options *options)
+static struct endpoint *make_endpoint(
+	struct sim_network *network, const struct transport_options *options)
 {
 	struct endpoint *endpoint = calloc(1, sizeof(*endpoint));
 	uint32_t nr = network->settings.nic.nr_queue_pairs;
@@ -104,11 +106,14 @@ static uint32_t least(uint32_t wanted, uint32_t most)
 
 static uint32_t caps_of(const struct sim_settings *settings)
 {
-	return (settings->ordered ? TRANSPORT_ORDERED : 0) | (settings->fence ? TRANSPORT_FENCE : 0) |
-	       (settings->target_polls ? TRANSPORT_TARGET_POLLS : 0) | (settings->sees_death ? TRANSPORT_SEES_DEATH : 0);
+	return (settings->ordered ? TRANSPORT_ORDERED : 0) |
+	       (settings->fence ? TRANSPORT_FENCE : 0) |
+	       (settings->target_polls ? TRANSPORT_TARGET_POLLS : 0) |
+	       (settings->sees_death ? TRANSPORT_SEES_DEATH : 0);
 }
 
-static int sim_open(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int sim_open(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	struct sim_network *network = options->network;
 	const struct sim_settings *settings = network ? &network->settings : NULL;
@@ -124,8 +129,12 @@ static int sim_open(const struct transport_options *options, struct transport **
 	endpoint->base.ops = &transport_sim;
 	endpoint->depth = least(options->depth, settings->depth);
 	endpoint->message_bytes = least(options->message_bytes, settings->message_bytes);
-	*info = (struct transport_info){.name = "sim", .provider = "simulated", .caps = caps_of(settings),
-		.depth = endpoint->depth, .inline_bytes = settings->inline_bytes, .message_bytes = endpoint->message_bytes,
+	*info = (struct transport_info){.name = "sim",
+		.provider = "simulated",
+		.caps = caps_of(settings),
+		.depth = endpoint->depth,
+		.inline_bytes = settings->inline_bytes,
+		.message_bytes = endpoint->message_bytes,
 		.write_bytes = settings->write_bytes};
 	*transport = &endpoint->base;
 	return 0;
@@ -191,14 +200,15 @@ static void sim_close(struct transport *transport)
 	free_endpoint(endpoint);
 }
 
-/* ---- peers --------------------------------------------------------------------------------------------------- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 static int sim_address(struct transport *transport, void *address, uint32_t *bytes)
 {
 	struct sim_address mine = {.id = sim_endpoint_id(endpoint_of(transport))};
 
 	if (*bytes < sizeof(mine))
-		return fail(TERN_ERR_INVALID, "sim: an address needs %zu bytes, not %u", sizeof(mine), *bytes);
+		return fail(TERN_ERR_INVALID, "sim: an address needs %zu bytes, not %u",
+			sizeof(mine), *bytes);
 	memcpy(mine.magic, magic, sizeof(magic));
 	memcpy(address, &mine, sizeof(mine));
 	*bytes = sizeof(mine);
@@ -221,16 +231,19 @@ static int remember_peer(struct endpoint *endpoint, uint32_t number, uint32_t pe
 	return 0;
 }
 
-static int sim_connect(struct transport *transport, uint32_t number, const void *address, uint32_t bytes)
+static int sim_connect(
+	struct transport *transport, uint32_t number, const void *address, uint32_t bytes)
 {
 	struct endpoint *endpoint = endpoint_of(transport), *target;
 	struct sim_network *network = endpoint->network;
 	struct sim_address its;
 
 	if (number >= endpoint->nr_peers)
-		return fail(TERN_ERR_INVALID, "sim: there is no peer %u among %u", number, endpoint->nr_peers);
+		return fail(TERN_ERR_INVALID, "sim: there is no peer %u among %u", number,
+			endpoint->nr_peers);
 	if (bytes != sizeof(its) || memcmp(address, magic, sizeof(magic)))
-		return fail(TERN_ERR_INVALID, "sim: peer %u has an address of another network", number);
+		return fail(
+			TERN_ERR_INVALID, "sim: peer %u has an address of another network", number);
 	if (endpoint->peers[number].target)
 		return fail(TERN_ERR_STATE, "sim: peer %u is connected already", number);
 	memcpy(&its, address, sizeof(its));
@@ -239,7 +252,8 @@ static int sim_connect(struct transport *transport, uint32_t number, const void 
 		return fail(TERN_ERR_PEER_DEAD, "sim: peer %u is gone", number);
 	if (remember_peer(endpoint, target->number, number))
 		return TERN_ERR_NOMEM;
-	endpoint->peers[number] = (struct peer){.target = its.id, .rank = target->rank,
+	endpoint->peers[number] = (struct peer){.target = its.id,
+		.rank = target->rank,
 		.ready_ns = network->now + network->settings.connect_ns};
 	return 0;
 }
@@ -256,7 +270,7 @@ static int sim_disconnect(struct transport *transport, uint32_t number)
 	return 0;
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int free_place(struct endpoint *endpoint, uint32_t *place)
 {
@@ -265,7 +279,8 @@ static int free_place(struct endpoint *endpoint, uint32_t *place)
 	for (*place = 0; *place < endpoint->nr_regions; ++*place)
 		if (!endpoint->regions[*place])
 			return 0;
-	regions = realloc(endpoint->regions, (endpoint->nr_regions + 1) * sizeof(struct transport_region *));
+	regions = realloc(
+		endpoint->regions, (endpoint->nr_regions + 1) * sizeof(struct transport_region *));
 	if (!regions)
 		return TERN_ERR_NOMEM;
 	regions[endpoint->nr_regions++] = NULL;
@@ -273,8 +288,8 @@ static int free_place(struct endpoint *endpoint, uint32_t *place)
 	return 0;
 }
 
-static int sim_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **out,
-	struct transport_key *key)
+static int sim_reg(struct transport *transport, void *base, uint64_t bytes,
+	struct transport_region **out, struct transport_key *key)
 {
 	struct endpoint *endpoint = endpoint_of(transport);
 	struct transport_region *region;
@@ -287,9 +302,11 @@ static int sim_reg(struct transport *transport, void *base, uint64_t bytes, stru
 		free(region);
 		return fail(TERN_ERR_NOMEM, "sim: out of memory for a region");
 	}
-	*region = (struct transport_region){.base = base, .bytes = bytes, .key = ++endpoint->network->nr_keys << 32 | place};
+	*region = (struct transport_region){
+		.base = base, .bytes = bytes, .key = ++endpoint->network->nr_keys << 32 | place};
 	endpoint->regions[place] = region;
-	*key = (struct transport_key){.address = (uint64_t)(uintptr_t)base, .bytes = bytes, .key = region->key};
+	*key = (struct transport_key){
+		.address = (uint64_t)(uintptr_t)base, .bytes = bytes, .key = region->key};
 	*out = region;
 	return 0;
 }

@@ -14,7 +14,7 @@ static uint64_t transmit_ns(uint64_t bytes, uint64_t bytes_per_second)
 	return bytes_per_second ? bytes * 1000000000u / bytes_per_second : 0;
 }
 
-/* ---- out ----------------------------------------------------------------------------------------------------- */
+/* ---- out ------------------------------------------------------------------------------------- */
 
 static void inject(struct flight *flight)
 {
@@ -23,7 +23,8 @@ static void inject(struct flight *flight)
 	const struct sim_settings *settings = &network->settings;
 	const struct sim_link *link = sim_link_between(network, flight->from_rank, flight->to_rank);
 	struct peer *peer = &source->peers[flight->peer];
-	uint64_t start = network->now, nic_ns = transmit_ns(flight->bytes, settings->nic.bytes_per_second);
+	uint64_t start = network->now,
+		 nic_ns = transmit_ns(flight->bytes, settings->nic.bytes_per_second);
 
 	flight->injected = true;
 	flight->wire_ns = transmit_ns(flight->bytes, link->bytes_per_second);
@@ -41,7 +42,8 @@ static void inject(struct flight *flight)
 		start = peer->arrive_ns = max_of(start, peer->arrive_ns);
 	sim_foresee(network, start, HAPPEN_ARRIVE, flight, flight->serial, 0);
 	if (settings->retry_ns)
-		sim_foresee(network, network->now + settings->retry_ns, HAPPEN_EXPIRE, flight, flight->serial, 0);
+		sim_foresee(network, network->now + settings->retry_ns, HAPPEN_EXPIRE, flight,
+			flight->serial, 0);
 }
 
 /* A queue pair is a queue: what is behind a fenced write waits with it. */
@@ -50,7 +52,8 @@ void sim_queue_pair_kick(struct sim_network *network, struct queue_pair *qp)
 	struct flight *flight;
 
 	while ((flight = qp->head)) {
-		if ((flight->flags & WRITE_FENCE) && qp->nr_outstanding && !network->settings.lies) {
+		if ((flight->flags & WRITE_FENCE) && qp->nr_outstanding &&
+			!network->settings.lies) {
 			network->stats.fences_waited += !flight->fenced;
 			flight->fenced = true;
 			return;
@@ -76,7 +79,7 @@ static void enter(struct sim_network *network, struct flight *flight)
 	sim_queue_pair_kick(network, qp);
 }
 
-/* ---- in ------------------------------------------------------------------------------------------------------ */
+/* ---- in -------------------------------------------------------------------------------------- */
 
 static uint32_t count_pieces(const struct sim_settings *settings, uint64_t bytes)
 {
@@ -144,12 +147,14 @@ void sim_wire_progress(struct endpoint *endpoint)
 static uint8_t *place_of(const struct endpoint *target, const struct flight *flight)
 {
 	uint32_t place = (uint32_t)flight->key;
-	const struct transport_region *region = place < target->nr_regions ? target->regions[place] : NULL;
+	const struct transport_region *region =
+		place < target->nr_regions ? target->regions[place] : NULL;
 	uint64_t base = region ? (uint64_t)(uintptr_t)region->base : 0;
 
 	if (!region || region->key != flight->key || flight->address < base)
 		return NULL;
-	if (flight->address - base > region->bytes || flight->bytes > region->bytes - (flight->address - base))
+	if (flight->address - base > region->bytes ||
+		flight->bytes > region->bytes - (flight->address - base))
 		return NULL;
 	return region->base + (flight->address - base);
 }
@@ -165,7 +170,8 @@ void sim_wire_poison(struct flight *flight)
 
 void sim_flight_copy_piece(struct endpoint *target, struct flight *flight, uint32_t piece)
 {
-	uint64_t from = flight->bytes * piece / flight->nr_pieces, to = flight->bytes * (piece + 1) / flight->nr_pieces;
+	uint64_t from = flight->bytes * piece / flight->nr_pieces,
+		 to = flight->bytes * (piece + 1) / flight->nr_pieces;
 	uint8_t *base = place_of(target, flight);
 	const uint8_t *source = flight->flags & WRITE_INLINE ? flight->inlined : flight->from;
 
@@ -181,20 +187,25 @@ static void foresee_end(struct sim_network *network, struct flight *flight)
 	const struct sim_settings *settings = &network->settings;
 	const struct sim_link *link = sim_link_between(network, flight->to_rank, flight->from_rank);
 	struct peer *peer = &flight->source->peers[flight->peer];
-	uint64_t at = network->now + link->latency_ns + sim_delay(network, link->jitter_ns) + settings->nic.completion_ns +
+	uint64_t at = network->now + link->latency_ns + sim_delay(network, link->jitter_ns) +
+		      settings->nic.completion_ns +
 		      sim_delay(network, settings->completion_jitter_ns);
 
 	network->stats.landed++;
 	network->stats.bad_keys += flight->bad_key;
 	flight->reported = flight->bad_key || !(flight->flags & WRITE_IMMEDIATE);
 	if (!flight->reported)
-		sim_foresee(network, network->now + (sim_keeps_order(settings) ? 0 : sim_delay(network, settings->reorder_ns)), HAPPEN_REPORT,
-			flight, flight->serial, 0);
+		sim_foresee(network,
+			network->now + (sim_keeps_order(settings)
+						       ? 0
+						       : sim_delay(network, settings->reorder_ns)),
+			HAPPEN_REPORT, flight, flight->serial, 0);
 	if (sim_keeps_order(settings))
 		at = peer->acked_ns = max_of(at, peer->acked_ns);
 	sim_foresee(network, at, HAPPEN_ACKED, flight, flight->serial, 0);
 	if (sim_chance(network, settings->duplicate_per_mille))
-		sim_foresee(network, at + 1 + sim_delay(network, settings->far.latency_ns), HAPPEN_ACKED, flight, flight->serial, 1);
+		sim_foresee(network, at + 1 + sim_delay(network, settings->far.latency_ns),
+			HAPPEN_ACKED, flight, flight->serial, 1);
 }
 
 static void land(struct sim_network *network, struct flight *flight, uint32_t piece)
@@ -211,7 +222,8 @@ static void land(struct sim_network *network, struct flight *flight, uint32_t pi
 static void report(struct sim_network *network, struct flight *flight)
 {
 	struct endpoint *target = sim_endpoint_find(network, flight->target);
-	uint32_t peer = target ? sim_peer_number(target, flight->from_id, flight->from_rank) : NO_PEER;
+	uint32_t peer =
+		target ? sim_peer_number(target, flight->from_id, flight->from_rank) : NO_PEER;
 	struct note *note = NULL;
 
 	if (target && !sim_is_down(target, peer))
@@ -225,7 +237,7 @@ static void report(struct sim_network *network, struct flight *flight)
 		sim_flight_release(network, flight);
 }
 
-/* ---- completion ---------------------------------------------------------------------------------------------- */
+/* ---- completion ------------------------------------------------------------------------------ */
 
 static void acked(struct sim_network *network, struct flight *flight)
 {
@@ -236,7 +248,8 @@ static void acked(struct sim_network *network, struct flight *flight)
 		return;
 	network->stats.completions++;
 	if (flight->bad_key)
-		sim_note_failed(source, flight, TERN_ERR_INVALID, "the write was outside of the peer's registered memory");
+		sim_note_failed(source, flight, TERN_ERR_INVALID,
+			"the write was outside of the peer's registered memory");
 	else if (flight->flags & WRITE_SIGNALLED)
 		sim_note_written(source, flight);
 	if (network->settings.duplicates_pass && flight->flags & WRITE_SIGNALLED &&
@@ -250,7 +263,8 @@ static void acked(struct sim_network *network, struct flight *flight)
 void sim_wire_happen(struct sim_network *network, const struct happening *what)
 {
 	struct flight *flight = what->subject;
-	bool over = flight->serial != what->serial || (!flight->source && what->kind != HAPPEN_REPORT);
+	bool over =
+		flight->serial != what->serial || (!flight->source && what->kind != HAPPEN_REPORT);
 
 	if (over) {
 		network->stats.duplicates_dropped += what->kind == HAPPEN_ACKED && what->detail;
@@ -273,17 +287,19 @@ void sim_wire_happen(struct sim_network *network, const struct happening *what)
 		acked(network, flight);
 		break;
 	case HAPPEN_EXPIRE:
-		sim_wire_peer_down(flight->source, flight->peer, TERN_ERR_PEER_DEAD, "a write was not acknowledged in time");
+		sim_wire_peer_down(flight->source, flight->peer, TERN_ERR_PEER_DEAD,
+			"a write was not acknowledged in time");
 		break;
 	}
 }
 
-/* ---- messages ------------------------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 void sim_wire_message(struct sim_network *network, struct message *message)
 {
 	struct endpoint *target = sim_endpoint_find(network, message->target);
-	uint32_t peer = target ? sim_peer_number(target, message->from_id, message->from_rank) : NO_PEER;
+	uint32_t peer =
+		target ? sim_peer_number(target, message->from_id, message->from_rank) : NO_PEER;
 	struct endpoint *source = sim_endpoint_find(network, message->from_id);
 	struct note *note = NULL;
 
@@ -291,7 +307,8 @@ void sim_wire_message(struct sim_network *network, struct message *message)
 		source->nr_messages--;
 		sim_endpoint_ready(source);
 	}
-	if (target && !sim_is_cut(network, message->from_rank, message->to_rank) && !sim_is_down(target, peer))
+	if (target && !sim_is_cut(network, message->from_rank, message->to_rank) &&
+		!sim_is_down(target, peer))
 		note = sim_note_add(target, EVENT_MESSAGE, peer);
 	if (!note) {
 		sim_message_give(network, message);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queue pairs: made, brought up, given up.
  *
- * A connection that is given up is put into the error state, so that its device touches nothing of it any more, and lives on until what was under way on it has been flushed out of
- * the completion queue: a queue pair's number that is used anew may not be mistaken for it, and a receive that it has used must be seen to be posted again. */
+ * A connection that is given up is put into the error state, so that its device touches nothing of
+ * it any more, and lives on until what was under way on it has been flushed out of the completion
+ * queue: a queue pair's number that is used anew may not be mistaken for it, and a receive that it
+ * has used must be seen to be posted again. */
 #include "transport/verbs/verbs.h"
 
 #include <errno.h>
@@ -14,7 +16,7 @@
 
 #define REAP_NS 1000000000u /* nobody waits longer for the rest of a connection */
 
-/* ---- by number ---------------------------------------------------------------------------------------------------- */
+/* ---- by number ------------------------------------------------------------------------------- */
 
 static uint32_t place_of(const struct verbs *v, uint32_t qpn)
 {
@@ -23,7 +25,8 @@ static uint32_t place_of(const struct verbs *v, uint32_t qpn)
 
 struct verbs_connection *verbs_connection_find(const struct verbs *v, uint32_t qpn)
 {
-	for (uint32_t at = place_of(v, qpn); v->lookup[at].connection; at = (at + 1) & (v->nr_lookup - 1))
+	for (uint32_t at = place_of(v, qpn); v->lookup[at].connection;
+		at = (at + 1) & (v->nr_lookup - 1))
 		if (v->lookup[at].qpn == qpn)
 			return v->lookup[at].connection;
 	return NULL;
@@ -32,7 +35,8 @@ struct verbs_connection *verbs_connection_find(const struct verbs *v, uint32_t q
 static void rebuild_lookup(struct verbs *v)
 {
 	memset(v->lookup, 0, v->nr_lookup * sizeof(*v->lookup));
-	for (struct verbs_connection *connection = v->connections; connection; connection = connection->next) {
+	for (struct verbs_connection *connection = v->connections; connection;
+		connection = connection->next) {
 		uint32_t at = place_of(v, connection->qp->qp_num);
 
 		while (v->lookup[at].connection)
@@ -41,11 +45,14 @@ static void rebuild_lookup(struct verbs *v)
 	}
 }
 
-/* ---- making ------------------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
-static void fill_capacity(const struct verbs *v, const struct verbs_connection *connection, struct ibv_qp_cap *cap)
+static void fill_capacity(
+	const struct verbs *v, const struct verbs_connection *connection, struct ibv_qp_cap *cap)
 {
-	*cap = (struct ibv_qp_cap){.max_send_wr = connection->nr_slots, .max_send_sge = 1, .max_inline_data = v->inline_bytes};
+	*cap = (struct ibv_qp_cap){.max_send_wr = connection->nr_slots,
+		.max_send_sge = 1,
+		.max_inline_data = v->inline_bytes};
 }
 
 static struct ibv_srq *srq_of(const struct verbs *v, enum verbs_connection_kind kind)
@@ -62,7 +69,8 @@ static int create_extended(struct verbs *v, struct verbs_connection *connection)
 		.qp_type = IBV_QPT_RC,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.pd = v->parent ? v->parent : v->pd,
-		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND};
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+				  IBV_QP_EX_WITH_SEND};
 	struct verbs_context *context = verbs_get_ctx_op(v->context, create_qp_ex);
 
 	fill_capacity(v, connection, &attr.cap);
@@ -76,8 +84,10 @@ static int create_extended(struct verbs *v, struct verbs_connection *connection)
 
 static int create_classic(struct verbs *v, struct verbs_connection *connection)
 {
-	struct ibv_qp_init_attr attr = {
-		.send_cq = v->send_cq, .recv_cq = v->receive_cq, .srq = srq_of(v, connection->kind), .qp_type = IBV_QPT_RC};
+	struct ibv_qp_init_attr attr = {.send_cq = v->send_cq,
+		.recv_cq = v->receive_cq,
+		.srq = srq_of(v, connection->kind),
+		.qp_type = IBV_QPT_RC};
 
 	fill_capacity(v, connection, &attr.cap);
 	connection->qp = v->library.create_qp(v->parent ? v->parent : v->pd, &attr);
@@ -91,7 +101,8 @@ static void make_room(struct verbs *v)
 	while (v->nr_retired && v->nr_connections >= v->nr_lookup / 2) {
 		struct verbs_connection *oldest = NULL;
 
-		for (struct verbs_connection *connection = v->connections; connection; connection = connection->next)
+		for (struct verbs_connection *connection = v->connections; connection;
+			connection = connection->next)
 			if (connection->retired)
 				oldest = connection;
 		verbs_connection_free(v, oldest);
@@ -105,13 +116,16 @@ static int to_init(struct verbs *v, struct verbs_connection *connection)
 		.port_num = v->port.port,
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
 
-	return v->library.modify_qp(connection->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	return v->library.modify_qp(connection->qp, &attr,
+		IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-int verbs_connection_make(struct verbs *v, uint32_t peer, enum verbs_connection_kind kind, struct verbs_connection **out)
+int verbs_connection_make(struct verbs *v, uint32_t peer, enum verbs_connection_kind kind,
+	struct verbs_connection **out)
 {
 	uint32_t nr_slots = kind == VERBS_DATA ? v->nr_slots : VERBS_MESSAGES + 2;
-	struct verbs_connection *connection = calloc(1, sizeof(*connection) + nr_slots * sizeof(connection->slots[0]));
+	struct verbs_connection *connection =
+		calloc(1, sizeof(*connection) + nr_slots * sizeof(connection->slots[0]));
 	int rc;
 
 	if (!connection)
@@ -124,7 +138,8 @@ int verbs_connection_make(struct verbs *v, uint32_t peer, enum verbs_connection_
 	if (rc) {
 		free(connection);
 		errno = rc;
-		return fail_errno("verbs: making a queue pair with %u requests on %s", nr_slots, v->port.device);
+		return fail_errno("verbs: making a queue pair with %u requests on %s", nr_slots,
+			v->port.device);
 	}
 	make_room(v);
 	connection->next = v->connections;
@@ -135,13 +150,14 @@ int verbs_connection_make(struct verbs *v, uint32_t peer, enum verbs_connection_
 	if (rc) {
 		verbs_connection_free(v, connection);
 		errno = rc;
-		return fail_errno("verbs: a queue pair on %s port %u, pkey %d", v->port.device, v->port.port, v->settings.pkey_index);
+		return fail_errno("verbs: a queue pair on %s port %u, pkey %d", v->port.device,
+			v->port.port, v->settings.pkey_index);
 	}
 	*out = connection;
 	return 0;
 }
 
-/* ---- bringing up -------------------------------------------------------------------------------------------------- */
+/* ---- bringing up ----------------------------------------------------------------------------- */
 
 /* Both ends can tell; another PSN for each connection keeps packets of an earlier one out. */
 uint32_t verbs_psn(const struct verbs *v, uint64_t session, enum verbs_connection_kind kind)
@@ -153,19 +169,25 @@ uint32_t verbs_psn(const struct verbs *v, uint64_t session, enum verbs_connectio
 
 void verbs_fill_route(const struct verbs *v, const struct verbs_address *to, struct ibv_ah_attr *ah)
 {
-	*ah = (struct ibv_ah_attr){.dlid = to->lid, .sl = (uint8_t)v->settings.service_level, .port_num = v->port.port};
+	*ah = (struct ibv_ah_attr){.dlid = to->lid,
+		.sl = (uint8_t)v->settings.service_level,
+		.port_num = v->port.port};
 	memcpy(ah->grh.dgid.raw, to->gid, sizeof(to->gid));
 	ah->grh.sgid_index = (uint8_t)v->port.gid_index;
 	ah->grh.hop_limit = 64;
 	ah->grh.traffic_class = (uint8_t)v->settings.traffic_class;
 	/* InfiniBand needs a global header between subnets alone. */
-	ah->is_global = v->port.attr.link_layer == IBV_LINK_LAYER_ETHERNET || memcmp(to->gid, v->port.gid.gid.raw, 8);
+	ah->is_global = v->port.attr.link_layer == IBV_LINK_LAYER_ETHERNET ||
+			memcmp(to->gid, v->port.gid.gid.raw, 8);
 }
 
-static int to_ready_to_receive(struct verbs *v, struct verbs_connection *connection, const struct verbs_hello *theirs)
+static int to_ready_to_receive(
+	struct verbs *v, struct verbs_connection *connection, const struct verbs_hello *theirs)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
-		.path_mtu = theirs->mtu < (uint32_t)v->port.attr.active_mtu ? (enum ibv_mtu)theirs->mtu : v->port.attr.active_mtu,
+		.path_mtu = theirs->mtu < (uint32_t)v->port.attr.active_mtu
+				    ? (enum ibv_mtu)theirs->mtu
+				    : v->port.attr.active_mtu,
 		.dest_qp_num = theirs->qpn[connection->kind],
 		.rq_psn = theirs->psn[connection->kind],
 		.max_dest_rd_atomic = 1,
@@ -173,7 +195,8 @@ static int to_ready_to_receive(struct verbs *v, struct verbs_connection *connect
 
 	verbs_fill_route(v, &v->peers[connection->peer].address, &attr.ah_attr);
 	return v->library.modify_qp(connection->qp, &attr,
-		IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+		IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
 static int to_ready_to_send(struct verbs *v, struct verbs_connection *connection, uint32_t psn)
@@ -186,10 +209,12 @@ static int to_ready_to_send(struct verbs *v, struct verbs_connection *connection
 		.max_rd_atomic = 1};
 
 	return v->library.modify_qp(connection->qp, &attr,
-		IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+		IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-int verbs_connection_bring_up(struct verbs *v, struct verbs_connection *connection, const struct verbs_hello *theirs, uint32_t psn_ours)
+int verbs_connection_bring_up(struct verbs *v, struct verbs_connection *connection,
+	const struct verbs_hello *theirs, uint32_t psn_ours)
 {
 	int rc = to_ready_to_receive(v, connection, theirs);
 
@@ -197,10 +222,11 @@ int verbs_connection_bring_up(struct verbs *v, struct verbs_connection *connecti
 	if (!rc)
 		return 0;
 	errno = rc;
-	return fail_errno("verbs: connecting a queue pair of %s, GID %s, with peer %u", v->port.device, v->port.address, connection->peer);
+	return fail_errno("verbs: connecting a queue pair of %s, GID %s, with peer %u",
+		v->port.device, v->port.address, connection->peer);
 }
 
-/* ---- giving up ---------------------------------------------------------------------------------------------------- */
+/* ---- giving up ------------------------------------------------------------------------------- */
 
 /* What waits for its doorbell will not be posted. */
 void verbs_connection_unhold(struct verbs *v, struct verbs_connection *connection)
@@ -228,9 +254,11 @@ void verbs_connection_retire(struct verbs *v, struct verbs_connection *connectio
 
 static void give_back_buffers(struct verbs *v, struct verbs_connection *connection)
 {
-	v->nr_under_way -= connection->kind == VERBS_DATA ? connection->posted - connection->ended : 0;
+	v->nr_under_way -=
+		connection->kind == VERBS_DATA ? connection->posted - connection->ended : 0;
 	for (; connection->ended != connection->posted; connection->ended++) {
-		const struct verbs_slot *slot = &connection->slots[connection->ended % connection->nr_slots];
+		const struct verbs_slot *slot =
+			&connection->slots[connection->ended % connection->nr_slots];
 
 		if (slot->kind == VERBS_MESSAGE)
 			v->free_sends[v->nr_free_sends++] = slot->message;
@@ -259,7 +287,8 @@ void verbs_connections_reap(struct verbs *v, uint64_t now)
 
 	for (; connection; connection = next) {
 		next = connection->next;
-		if (connection->retired && (connection->ended == connection->posted || now - connection->retired_ns > REAP_NS))
+		if (connection->retired && (connection->ended == connection->posted ||
+						   now - connection->retired_ns > REAP_NS))
 			verbs_connection_free(v, connection);
 	}
 }

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes, messages, and the credits that keep queues from overrunning.
  *
- * Credits. A target's receives are shared by all its peers, and each is used by one immediate or message and posted again when the target polls. It has told each sender how
- * many it may have outstanding (its window), and writes into the sender's memory how many it has taken, in steps. So there is always a receive, no completion queue overruns,
- * and a target that does not poll costs its senders AGAIN, not a device's retries.
+ * Credits. A target's receives are shared by all its peers, and each is used by one immediate or
+ * message and posted again when the target polls. It has told each sender how many it may have
+ * outstanding (its window), and writes into the sender's memory how many it has taken, in steps. So
+ * there is always a receive, no completion queue overruns, and a target that does not poll costs
+ * its senders AGAIN, not a device's retries.
  *
- * One doorbell. Writes to a peer wait until a small one (inline: a signal, or something urgent), a full chain or the next poll posts them together.
+ * One doorbell. Writes to a peer wait until a small one (inline: a signal, or something urgent), a
+ * full chain or the next poll posts them together.
  *
- * Reports. A request that nobody wants to hear of is not reported, but one in a quarter of a connection is all the same, so that its slots come back; and as soon as half of the depth
- * that all peers share is held by such requests, every further one is. */
+ * Reports. A request that nobody wants to hear of is not reported, but one in a quarter of a
+ * connection is all the same, so that its slots come back; and as soon as half of the depth that
+ * all peers share is held by such requests, every further one is. */
 #include "transport/verbs/verbs.h"
 
 #include <arpa/inet.h>
@@ -19,7 +23,7 @@
 
 #include "base/error.h"
 
-/* ---- posting ------------------------------------------------------------------------------------------------------ */
+/* ---- posting --------------------------------------------------------------------------------- */
 
 static void build_extended(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr)
 {
@@ -32,7 +36,8 @@ static void build_extended(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr)
 	else
 		ibv_wr_rdma_write_imm(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wr->imm_data);
 	if (wr->send_flags & IBV_SEND_INLINE)
-		ibv_wr_set_inline_data(qp, (void *)(uintptr_t)wr->sg_list->addr, wr->sg_list->length);
+		ibv_wr_set_inline_data(
+			qp, (void *)(uintptr_t)wr->sg_list->addr, wr->sg_list->length);
 	else
 		ibv_wr_set_sge_list(qp, (size_t)wr->num_sge, wr->sg_list);
 }
@@ -46,11 +51,13 @@ static int post_extended(struct verbs_connection *connection, const struct ibv_s
 }
 
 /* A chain, one doorbell. Slots are accounted for, so what is refused is refused for good. */
-static void post_chain(struct verbs *v, struct verbs_connection *connection, struct ibv_send_wr *first)
+static void post_chain(
+	struct verbs *v, struct verbs_connection *connection, struct ibv_send_wr *first)
 {
 	struct ibv_send_wr *bad;
 	char text[160];
-	int rc = connection->extended ? post_extended(connection, first) : ibv_post_send(connection->qp, first, &bad);
+	int rc = connection->extended ? post_extended(connection, first)
+				      : ibv_post_send(connection->qp, first, &bad);
 
 	if (!rc)
 		return;
@@ -82,13 +89,17 @@ static bool has_room(const struct verbs_connection *connection)
 	return connection->posted - connection->ended < connection->nr_slots;
 }
 
-static bool has_to_report(const struct verbs *v, const struct verbs_connection *connection, const struct verbs_slot *slot)
+static bool has_to_report(const struct verbs *v, const struct verbs_connection *connection,
+	const struct verbs_slot *slot)
 {
-	return slot->signalled || slot->kind != VERBS_WRITE || connection->nr_unsignalled + 1 >= connection->nr_slots / 4 || v->nr_unsignalled + 1 >= v->depth / 2;
+	return slot->signalled || slot->kind != VERBS_WRITE ||
+	       connection->nr_unsignalled + 1 >= connection->nr_slots / 4 ||
+	       v->nr_unsignalled + 1 >= v->depth / 2;
 }
 
 /* A new request's place; whether it will be reported. */
-static uint32_t take_slot(struct verbs *v, struct verbs_connection *connection, const struct verbs_slot *slot, bool *reported)
+static uint32_t take_slot(struct verbs *v, struct verbs_connection *connection,
+	const struct verbs_slot *slot, bool *reported)
 {
 	uint32_t number = connection->posted++;
 
@@ -100,7 +111,7 @@ static uint32_t take_slot(struct verbs *v, struct verbs_connection *connection, 
 	return number;
 }
 
-/* ---- may it be sent ------------------------------------------------------------------------------------------------ */
+/* ---- may it be sent -------------------------------------------------------------------------- */
 
 static int check_peer(struct verbs *v, uint32_t p)
 {
@@ -122,21 +133,28 @@ static int check_ends(const struct verbs *v, const struct transport_write *w)
 	uint64_t from = (uintptr_t)w->from;
 
 	if (!w->key || w->offset > w->key->bytes || w->bytes > w->key->bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu", w->peer, (unsigned long long)w->bytes,
-			(unsigned long long)w->offset, w->key ? (unsigned long long)w->key->bytes : 0);
+		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
+			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
+			w->key ? (unsigned long long)w->key->bytes : 0);
 	if (w->bytes > v->port.attr.max_msg_sz)
-		return fail(TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
+		return fail(
+			TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
 	if (w->flags & WRITE_INLINE)
-		return w->bytes <= v->inline_bytes ? 0 : fail(TERN_ERR_INVALID, "an inline write of %llu bytes", (unsigned long long)w->bytes);
+		return w->bytes <= v->inline_bytes
+			       ? 0
+			       : fail(TERN_ERR_INVALID, "an inline write of %llu bytes",
+					 (unsigned long long)w->bytes);
 	if (!region)
 		return fail(TERN_ERR_INVALID, "a write from memory that is not registered");
-	if (from < region->base || w->bytes > region->bytes || from - region->base > region->bytes - w->bytes)
+	if (from < region->base || w->bytes > region->bytes ||
+		from - region->base > region->bytes - w->bytes)
 		return fail(TERN_ERR_INVALID, "a write from outside its region");
 	return 0;
 }
 
-/* What the peer's device has written here: the count was stored before by the peer, and its complement travels with it, so that a count of which only some bytes are
- * there is not believed. Acquire: what the peer took, it took before. */
+/* What the peer's device has written here: the count was stored before by the peer, and its
+ * complement travels with it, so that a count of which only some bytes are there is not believed.
+ * Acquire: what the peer took, it took before. */
 static uint32_t read_credit(const uint32_t *count, const uint32_t *complement, uint32_t before)
 {
 	uint32_t now = __atomic_load_n(count, __ATOMIC_ACQUIRE);
@@ -150,7 +168,8 @@ static bool may_send_immediate(struct verbs *v, struct verbs_peer *peer)
 
 	if (peer->immediates_out - peer->immediates_taken < peer->window)
 		return true;
-	peer->immediates_taken = read_credit(&credit->immediates, &credit->not_immediates, peer->immediates_taken);
+	peer->immediates_taken =
+		read_credit(&credit->immediates, &credit->not_immediates, peer->immediates_taken);
 	return peer->immediates_out - peer->immediates_taken < peer->window;
 }
 
@@ -160,20 +179,23 @@ static bool may_send_message(struct verbs *v, struct verbs_peer *peer)
 
 	if (peer->messages_out - peer->messages_taken < VERBS_MESSAGES)
 		return true;
-	peer->messages_taken = read_credit(&credit->messages, &credit->not_messages, peer->messages_taken);
+	peer->messages_taken =
+		read_credit(&credit->messages, &credit->not_messages, peer->messages_taken);
 	return peer->messages_out - peer->messages_taken < VERBS_MESSAGES;
 }
 
-/* ---- writes ------------------------------------------------------------------------------------------------------- */
+/* ---- writes ---------------------------------------------------------------------------------- */
 
-static void build_write(const struct verbs_connection *connection, const struct transport_write *w, uint32_t number, bool reported, struct ibv_send_wr *wr,
-	struct ibv_sge *sge)
+static void build_write(const struct verbs_connection *connection, const struct transport_write *w,
+	uint32_t number, bool reported, struct ibv_send_wr *wr, struct ibv_sge *sge)
 {
-	*sge = (struct ibv_sge){(uintptr_t)w->from, (uint32_t)w->bytes, w->bytes && w->region ? w->region->mr->lkey : 0};
+	*sge = (struct ibv_sge){(uintptr_t)w->from, (uint32_t)w->bytes,
+		w->bytes && w->region ? w->region->mr->lkey : 0};
 	*wr = (struct ibv_send_wr){.wr_id = verbs_wr_id(connection, number),
 		.sg_list = sge,
 		.num_sge = w->bytes > 0,
-		.opcode = w->flags & WRITE_IMMEDIATE ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
+		.opcode =
+			w->flags & WRITE_IMMEDIATE ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
 		.send_flags = reported ? IBV_SEND_SIGNALED : 0,
 		.imm_data = htonl(w->immediate)};
 	if (w->flags & WRITE_FENCE)
@@ -206,11 +228,16 @@ int verbs_write(struct transport *transport, const struct transport_write *w)
 		return TRANSPORT_AGAIN;
 	if ((w->flags & WRITE_IMMEDIATE) && !may_send_immediate(v, &v->peers[w->peer]))
 		return TRANSPORT_AGAIN;
-	number = take_slot(v, connection, &(struct verbs_slot){.cookie = w->cookie, .kind = VERBS_WRITE, .signalled = w->flags & WRITE_SIGNALLED}, &reported);
+	number = take_slot(v, connection,
+		&(struct verbs_slot){.cookie = w->cookie,
+			.kind = VERBS_WRITE,
+			.signalled = w->flags & WRITE_SIGNALLED},
+		&reported);
 	v->nr_under_way++;
 	v->peers[w->peer].immediates_out += (w->flags & WRITE_IMMEDIATE) != 0;
 	at = connection->nr_held++;
-	build_write(connection, w, number, reported, &connection->held[at], &connection->held_sges[at]);
+	build_write(
+		connection, w, number, reported, &connection->held[at], &connection->held_sges[at]);
 	if (!at)
 		v->held_connections[v->nr_held_connections++] = connection;
 	if ((w->flags & WRITE_INLINE) || connection->nr_held >= (uint32_t)v->settings.chain)
@@ -218,9 +245,10 @@ int verbs_write(struct transport *transport, const struct transport_write *w)
 	return 0;
 }
 
-/* ---- messages and credits ----------------------------------------------------------------------------------------- */
+/* ---- messages and credits -------------------------------------------------------------------- */
 
-static void post_control(struct verbs *v, struct verbs_connection *connection, const struct verbs_slot *slot, struct ibv_send_wr *wr)
+static void post_control(struct verbs *v, struct verbs_connection *connection,
+	const struct verbs_slot *slot, struct ibv_send_wr *wr)
 {
 	bool reported;
 
@@ -239,16 +267,21 @@ int verbs_send(struct transport *transport, uint32_t p, const void *data, uint32
 	int rc = check_peer(v, p);
 
 	if (rc >= 0 && bytes > v->message_bytes)
-		return fail(TERN_ERR_INVALID, "a message of %u bytes; %u are possible", bytes, v->message_bytes);
+		return fail(TERN_ERR_INVALID, "a message of %u bytes; %u are possible", bytes,
+			v->message_bytes);
 	if (rc)
 		return rc;
 	peer = &v->peers[p];
 	if (bytes > peer->message_bytes)
-		return fail(TERN_ERR_INVALID, "a message of %u bytes; peer %u takes %u", bytes, p, peer->message_bytes);
-	if (!v->nr_free_sends || !has_room(peer->connections[VERBS_CONTROL]) || !may_send_message(v, peer))
+		return fail(TERN_ERR_INVALID, "a message of %u bytes; peer %u takes %u", bytes, p,
+			peer->message_bytes);
+	if (!v->nr_free_sends || !has_room(peer->connections[VERBS_CONTROL]) ||
+		!may_send_message(v, peer))
 		return TRANSPORT_AGAIN;
 	slot.message = v->free_sends[--v->nr_free_sends];
-	sge = (struct ibv_sge){(uintptr_t)v->messages_out + (uint64_t)slot.message * v->buffer_bytes, bytes, v->pinned_mr->lkey};
+	sge = (struct ibv_sge){
+		(uintptr_t)v->messages_out + (uint64_t)slot.message * v->buffer_bytes, bytes,
+		v->pinned_mr->lkey};
 	wr.sg_list = &sge;
 	if (bytes)
 		memcpy(v->messages_out + (uint64_t)slot.message * v->buffer_bytes, data, bytes);
@@ -263,7 +296,8 @@ void verbs_credit_is_due(struct verbs *v, uint32_t p)
 
 	if (peer->credit_due)
 		return;
-	if (peer->immediates_in - peer->immediates_told < v->window / 4 && peer->messages_in - peer->messages_told < VERBS_MESSAGES / 4)
+	if (peer->immediates_in - peer->immediates_told < v->window / 4 &&
+		peer->messages_in - peer->messages_told < VERBS_MESSAGES / 4)
 		return;
 	peer->credit_due = true;
 	v->nr_credits_due++;
@@ -276,7 +310,8 @@ static void return_credit(struct verbs *v, uint32_t p)
 	struct ibv_sge sge = {(uintptr_t)from, sizeof(*from), v->pinned_mr->lkey};
 	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
 
-	*from = (struct verbs_credit){peer->immediates_in, peer->messages_in, ~peer->immediates_in, ~peer->messages_in};
+	*from = (struct verbs_credit){
+		peer->immediates_in, peer->messages_in, ~peer->immediates_in, ~peer->messages_in};
 	wr.wr.rdma.remote_addr = peer->credit_address;
 	wr.wr.rdma.rkey = peer->credit_key;
 	peer->immediates_told = peer->immediates_in;
@@ -284,22 +319,25 @@ static void return_credit(struct verbs *v, uint32_t p)
 	peer->credit_due = false;
 	v->nr_credits_due--;
 	peer->credit_under_way = true;
-	post_control(v, peer->connections[VERBS_CONTROL], &(struct verbs_slot){.kind = VERBS_CREDIT}, &wr);
+	post_control(v, peer->connections[VERBS_CONTROL],
+		&(struct verbs_slot){.kind = VERBS_CREDIT}, &wr);
 }
 
-/* One at a time for each peer, as its source may not change under way. HALF: the peer's queue pairs can receive, else nothing would have come from it. */
+/* One at a time for each peer, as its source may not change under way. HALF: the peer's queue pairs
+ * can receive, else nothing would have come from it. */
 void verbs_return_credits(struct verbs *v)
 {
 	for (uint32_t p = 0; p < v->nr_peers && v->nr_credits_due; p++) {
 		struct verbs_peer *peer = &v->peers[p];
 		bool alive = peer->state == VERBS_UP || peer->state == VERBS_HALF;
 
-		if (peer->credit_due && alive && !peer->broken && !peer->credit_under_way && has_room(peer->connections[VERBS_CONTROL]))
+		if (peer->credit_due && alive && !peer->broken && !peer->credit_under_way &&
+			has_room(peer->connections[VERBS_CONTROL]))
 			return_credit(v, p);
 	}
 }
 
-/* ---- receives ----------------------------------------------------------------------------------------------------- */
+/* ---- receives -------------------------------------------------------------------------------- */
 
 /* An immediate's bytes go where its write says; the receive itself has none. */
 int verbs_post_immediates(struct verbs *v, uint32_t nr)
@@ -311,7 +349,8 @@ int verbs_post_immediates(struct verbs *v, uint32_t nr)
 
 		some = nr - done < 32 ? nr - done : 32;
 		for (uint32_t i = 0; i < some; i++)
-			wrs[i] = (struct ibv_recv_wr){.wr_id = UINT64_MAX, .next = i + 1 < some ? &wrs[i + 1] : NULL};
+			wrs[i] = (struct ibv_recv_wr){
+				.wr_id = UINT64_MAX, .next = i + 1 < some ? &wrs[i + 1] : NULL};
 		rc = ibv_post_srq_recv(v->immediate_srq, wrs, &bad);
 		if (rc) {
 			errno = rc;
@@ -334,9 +373,12 @@ int verbs_post_buffers(struct verbs *v, const struct verbs_given *given, uint32_
 			uint32_t number = given[done + i].number;
 
 			sges[i] = (struct ibv_sge){
-				(uintptr_t)v->messages_in + (uint64_t)number * v->buffer_bytes, v->buffer_bytes, v->pinned_mr->lkey};
-			wrs[i] = (struct ibv_recv_wr){
-				.wr_id = number, .sg_list = &sges[i], .num_sge = 1, .next = i + 1 < some ? &wrs[i + 1] : NULL};
+				(uintptr_t)v->messages_in + (uint64_t)number * v->buffer_bytes,
+				v->buffer_bytes, v->pinned_mr->lkey};
+			wrs[i] = (struct ibv_recv_wr){.wr_id = number,
+				.sg_list = &sges[i],
+				.num_sge = 1,
+				.next = i + 1 < some ? &wrs[i + 1] : NULL};
 		}
 		rc = ibv_post_srq_recv(v->message_srq, wrs, &bad);
 		if (rc) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which device, which port, which GID.
  *
- * On Ethernet a GID is an address and a protocol, and an index says which: a fixed index is right on one machine and RoCE v1 on the next. So the table is searched: RoCE v2
- * before v1, a routable address before a link's own. On InfiniBand index 0 is the port's. */
+ * On Ethernet a GID is an address and a protocol, and an index says which: a fixed index is right
+ * on one machine and RoCE v1 on the next. So the table is searched: RoCE v2 before v1, a routable
+ * address before a link's own. On InfiniBand index 0 is the port's. */
 #include "transport/verbs/verbs.h"
 
 #include <arpa/inet.h>
@@ -25,7 +26,7 @@ void verbs_address_text(const union ibv_gid *gid, char *text, size_t room)
 		inet_ntop(AF_INET6, gid->raw, text, (socklen_t)room);
 }
 
-/* ---- a port's GID ------------------------------------------------------------------------------------------------- */
+/* ---- a port's GID ---------------------------------------------------------------------------- */
 
 /* Higher is better; 0: cannot be used. */
 static int rate_gid(const struct ibv_gid_entry *gid, const char *address)
@@ -46,12 +47,19 @@ static int rate_gid(const struct ibv_gid_entry *gid, const char *address)
 	return rate;
 }
 
-static bool choose_gid(const struct verbs_library *l, struct ibv_context *context, const struct verbs_settings *settings, const char *address,
-	struct verbs_port *out)
+static bool choose_gid(const struct verbs_library *l, struct ibv_context *context,
+	const struct verbs_settings *settings, const char *address, struct verbs_port *out)
 {
 	int best = 0;
 
-	for (uint32_t i = 0; i < (uint32_t)out->attr.gid_tbl_len && i <= UINT8_MAX; i++) { /* an address handle has 8 bits for it */
+	for (uint32_t i = 0; i < (uint32_t)out->attr.gid_tbl_len && i <= UINT8_MAX;
+		i++) { /* an
+			  address
+			  handle
+			  has 8
+			  bits
+			  for it
+			*/
 		struct ibv_gid_entry gid;
 		int rate;
 
@@ -69,7 +77,7 @@ static bool choose_gid(const struct verbs_library *l, struct ibv_context *contex
 	return best && (!address || best >= 16);
 }
 
-/* ---- a port ------------------------------------------------------------------------------------------------------- */
+/* ---- a port ---------------------------------------------------------------------------------- */
 
 static int numa_node_of(const char *device)
 {
@@ -88,9 +96,11 @@ static int numa_node_of(const char *device)
 
 static const char *state_name(enum ibv_port_state state)
 {
-	static const char *const names[] = {"of no state", "down", "initialising", "armed", "active", "deferred"};
+	static const char *const names[] = {
+		"of no state", "down", "initialising", "armed", "active", "deferred"};
 
-	return (unsigned int)state < sizeof(names) / sizeof(names[0]) ? names[state] : "of unknown state";
+	return (unsigned int)state < sizeof(names) / sizeof(names[0]) ? names[state]
+								      : "of unknown state";
 }
 
 static bool same_interface(const struct verbs_port *port, const char *interface)
@@ -101,11 +111,12 @@ static bool same_interface(const struct verbs_port *port, const char *interface)
 }
 
 /* `where`: NULL, an address or an interface that the GID has to be of. */
-void verbs_port_ask(const struct verbs_library *l, struct ibv_context *context, uint8_t number, const struct verbs_settings *settings, const char *where,
-	struct verbs_port *out)
+void verbs_port_ask(const struct verbs_library *l, struct ibv_context *context, uint8_t number,
+	const struct verbs_settings *settings, const char *where, struct verbs_port *out)
 {
 	struct in6_addr any;
-	bool is_address = where && (inet_pton(AF_INET, where, &any) == 1 || inet_pton(AF_INET6, where, &any) == 1);
+	bool is_address = where && (inet_pton(AF_INET, where, &any) == 1 ||
+					   inet_pton(AF_INET6, where, &any) == 1);
 
 	*out = (struct verbs_port){.port = number};
 	snprintf(out->device, sizeof(out->device), "%s", l->get_device_name(context->device));
@@ -115,17 +126,21 @@ void verbs_port_ask(const struct verbs_library *l, struct ibv_context *context, 
 		return;
 	}
 	if (!choose_gid(l, context, settings, is_address ? where : NULL, out)) {
-		snprintf(out->reason, sizeof(out->reason), "port %u has no GID%s%.48s%s", number, is_address ? " of address " : "", is_address ? where : "",
-			settings->gid_index >= 0 ? " at that index" : ": its interface needs an address");
+		snprintf(out->reason, sizeof(out->reason), "port %u has no GID%s%.48s%s", number,
+			is_address ? " of address " : "", is_address ? where : "",
+			settings->gid_index >= 0 ? " at that index"
+						 : ": its interface needs an address");
 		return;
 	}
 	if (out->gid.ndev_ifindex)
 		if_indextoname(out->gid.ndev_ifindex, out->interface);
 	verbs_address_text(&out->gid.gid, out->address, sizeof(out->address));
 	if (where && !is_address && !same_interface(out, where))
-		snprintf(out->reason, sizeof(out->reason), "port %u is not of interface %.32s", number, where);
+		snprintf(out->reason, sizeof(out->reason), "port %u is not of interface %.32s",
+			number, where);
 	else if (out->attr.state != IBV_PORT_ACTIVE)
-		snprintf(out->reason, sizeof(out->reason), "port %u is %s", number, state_name(out->attr.state));
+		snprintf(out->reason, sizeof(out->reason), "port %u is %s", number,
+			state_name(out->attr.state));
 }
 
 static bool is_loopback(const struct verbs_port *port)
@@ -133,7 +148,8 @@ static bool is_loopback(const struct verbs_port *port)
 	return !strncmp(port->address, "127.", 4) || !strcmp(port->address, "::1");
 }
 
-/* Near this core's memory before far from it, then by speed, whose code ascends as speeds do; the loopback only where there is nothing else. */
+/* Near this core's memory before far from it, then by speed, whose code ascends as speeds do; the
+ * loopback only where there is nothing else. */
 static int rate_port(const struct verbs_port *port)
 {
 	int rate = port->attr.active_speed * 16 + port->attr.active_width;
@@ -146,7 +162,7 @@ static int rate_port(const struct verbs_port *port)
 	return rate;
 }
 
-/* ---- a device ----------------------------------------------------------------------------------------------------- */
+/* ---- a device -------------------------------------------------------------------------------- */
 
 /* What was asked for: a device, perhaps with a port; or an interface or address, on any device. */
 struct wish {
@@ -163,7 +179,8 @@ static bool is_device(const struct verbs_library *l, struct ibv_device **list, c
 	return false;
 }
 
-static void read_wish(const struct verbs_library *l, struct ibv_device **list, const char *name, const struct verbs_settings *settings, struct wish *wish)
+static void read_wish(const struct verbs_library *l, struct ibv_device **list, const char *name,
+	const struct verbs_settings *settings, struct wish *wish)
 {
 	size_t length = name ? strcspn(name, ":") : 0;
 
@@ -180,8 +197,8 @@ static void read_wish(const struct verbs_library *l, struct ibv_device **list, c
 }
 
 /* The best of a device's ports; the reason stays in `best` if none can be used. */
-static void ask_ports(const struct verbs_library *l, struct ibv_context *context, const struct wish *wish, const struct verbs_settings *settings,
-	struct verbs_port *best)
+static void ask_ports(const struct verbs_library *l, struct ibv_context *context,
+	const struct wish *wish, const struct verbs_settings *settings, struct verbs_port *best)
 {
 	struct ibv_device_attr device;
 
@@ -200,7 +217,8 @@ static void ask_ports(const struct verbs_library *l, struct ibv_context *context
 	}
 }
 
-static int open_best(const struct verbs_library *l, struct ibv_device **list, const struct wish *wish, const struct verbs_settings *settings,
+static int open_best(const struct verbs_library *l, struct ibv_device **list,
+	const struct wish *wish, const struct verbs_settings *settings,
 	struct ibv_context **context, struct verbs_port *port)
 {
 	char reason[200] = "there is no RDMA device";
@@ -214,12 +232,14 @@ static int open_best(const struct verbs_library *l, struct ibv_device **list, co
 			continue;
 		one = l->open_device(*list);
 		if (!one) {
-			snprintf(reason, sizeof(reason), "%s cannot be opened", l->get_device_name(*list));
+			snprintf(reason, sizeof(reason), "%s cannot be opened",
+				l->get_device_name(*list));
 			continue;
 		}
 		ask_ports(l, one, wish, settings, &at);
 		if (at.reason[0])
-			snprintf(reason, sizeof(reason), "%s: %s", l->get_device_name(*list), at.reason);
+			snprintf(reason, sizeof(reason), "%s: %s", l->get_device_name(*list),
+				at.reason);
 		if (at.reason[0] || (*context && rate_port(&at) <= rate_port(port))) {
 			l->close_device(one);
 			continue;
@@ -232,7 +252,8 @@ static int open_best(const struct verbs_library *l, struct ibv_device **list, co
 	return *context ? 0 : fail(TERN_ERR_UNSUPPORTED, "verbs: %s", reason);
 }
 
-int verbs_device_open(const struct verbs_library *l, const char *name, const struct verbs_settings *settings, struct ibv_context **context,
+int verbs_device_open(const struct verbs_library *l, const char *name,
+	const struct verbs_settings *settings, struct ibv_context **context,
 	struct verbs_port *port)
 {
 	struct ibv_device **list = l->get_device_list(NULL);
@@ -240,20 +261,25 @@ int verbs_device_open(const struct verbs_library *l, const char *name, const str
 	int rc;
 
 	if (!list)
-		return fail(TERN_ERR_UNSUPPORTED, "verbs: the kernel tells of no RDMA devices: %s", strerror(errno));
+		return fail(TERN_ERR_UNSUPPORTED, "verbs: the kernel tells of no RDMA devices: %s",
+			strerror(errno));
 	read_wish(l, list, name, settings, &wish);
 	rc = open_best(l, list, &wish, settings, context, port);
 	l->free_device_list(list);
 	if (rc && wish.where)
-		rc = fail(TERN_ERR_UNSUPPORTED, "verbs: no RDMA device is called %s or has that interface or address", name);
+		rc = fail(TERN_ERR_UNSUPPORTED,
+			"verbs: no RDMA device is called %s or has that interface or address",
+			name);
 	return rc;
 }
 
-/* ---- for people --------------------------------------------------------------------------------------------------- */
+/* ---- for people ------------------------------------------------------------------------------ */
 
 static void fill_facts(const struct verbs_port *port, struct verbs_facts *f)
 {
-	*f = (struct verbs_facts){.link = port->attr.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand",
+	*f = (struct verbs_facts){.link = port->attr.link_layer == IBV_LINK_LAYER_ETHERNET
+						  ? "Ethernet"
+						  : "InfiniBand",
 		.port = port->port,
 		.gid_index = port->gid_index,
 		.mtu_bytes = 128u << port->attr.active_mtu,
@@ -269,7 +295,8 @@ static void fill_facts(const struct verbs_port *port, struct verbs_facts *f)
 							     : "InfiniBand");
 }
 
-static void list_device(const struct verbs_library *l, struct ibv_device *device, const struct verbs_settings *settings,
+static void list_device(const struct verbs_library *l, struct ibv_device *device,
+	const struct verbs_settings *settings,
 	void (*each)(void *ctx, const struct verbs_facts *facts), void *ctx)
 {
 	struct ibv_context *context = l->open_device(device);
@@ -304,7 +331,8 @@ int verbs_list(void (*each)(void *ctx, const struct verbs_facts *facts), void *c
 		return rc;
 	list = l.get_device_list(&nr);
 	if (!list)
-		return fail(TERN_ERR_UNSUPPORTED, "verbs: the kernel tells of no RDMA devices: %s", strerror(errno));
+		return fail(TERN_ERR_UNSUPPORTED, "verbs: the kernel tells of no RDMA devices: %s",
+			strerror(errno));
 	if (!nr)
 		rc = fail(TERN_ERR_UNSUPPORTED, "verbs: there is no RDMA device");
 	for (int i = 0; i < nr; i++)

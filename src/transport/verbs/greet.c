@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How two ranks tell each other of their queue pairs: by datagrams, whose queue pair is in the address that the group or a late rank passes on. So a rank needs to know of each
- * other one nothing that was made for the two of them, and peers can come at any time.
+/* How two ranks tell each other of their queue pairs: by datagrams, whose queue pair is in the
+ * address that the group or a late rank passes on. So a rank needs to know of each other one
+ * nothing that was made for the two of them, and peers can come at any time.
  *
  *   p: connect                                q: connect
  *   GREETING ── hello(session p) ──────────►  (too early: dropped; p says it again)
@@ -8,8 +9,8 @@
  *   HALF: up  ◄── hello(session q, p's) ────
  *   UP (q knows p's) ── hello(p, q's, up) ──► UP
  *
- * A rank is UP when it knows that the other's queue pairs can receive. A hello of a later session of the same rank means that it has begun anew, after an error that only it
- * has seen. */
+ * A rank is UP when it knows that the other's queue pairs can receive. A hello of a later session
+ * of the same rank means that it has begun anew, after an error that only it has seen. */
 #include "transport/verbs/verbs.h"
 
 #include <errno.h>
@@ -28,7 +29,7 @@
 
 _Static_assert(sizeof(struct verbs_hello) + VERBS_GRH_BYTES <= ROOM, "a greeting fits");
 
-/* ---- opening ------------------------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int post_receive(struct verbs *v, uint32_t number)
 {
@@ -40,9 +41,12 @@ static int post_receive(struct verbs *v, uint32_t number)
 
 static int bring_up(struct verbs *v)
 {
-	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_INIT, .pkey_index = (uint16_t)v->settings.pkey_index, .port_num = v->port.port, .qkey = QKEY};
-	int rc = v->library.modify_qp(v->greet_qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+		.pkey_index = (uint16_t)v->settings.pkey_index,
+		.port_num = v->port.port,
+		.qkey = QKEY};
+	int rc = v->library.modify_qp(
+		v->greet_qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
 
 	attr.qp_state = IBV_QPS_RTR;
 	rc = rc ? rc : v->library.modify_qp(v->greet_qp, &attr, IBV_QP_STATE);
@@ -56,7 +60,10 @@ static int bring_up(struct verbs *v)
 int verbs_greet_open(struct verbs *v)
 {
 	struct ibv_qp_init_attr attr = {.qp_type = IBV_QPT_UD,
-		.cap = {.max_send_wr = VERBS_GREETINGS, .max_recv_wr = VERBS_GREETINGS, .max_send_sge = 1, .max_recv_sge = 1}};
+		.cap = {.max_send_wr = VERBS_GREETINGS,
+			.max_recv_wr = VERBS_GREETINGS,
+			.max_send_sge = 1,
+			.max_recv_sge = 1}};
 	int rc;
 
 	v->greet_cq = v->library.create_cq(v->context, 2 * VERBS_GREETINGS, NULL, NULL, 0);
@@ -73,7 +80,8 @@ int verbs_greet_open(struct verbs *v)
 	return fail_errno("verbs: bringing up a datagram queue pair on %s", v->port.device);
 }
 
-/* A datagram that cannot leave (no route, while a port is down) may put its queue pair into the error state. The number stays, as peers know it; what was under way is said again. */
+/* A datagram that cannot leave (no route, while a port is down) may put its queue pair into the
+ * error state. The number stays, as peers know it; what was under way is said again. */
 static void renew(struct verbs *v)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
@@ -86,7 +94,7 @@ static void renew(struct verbs *v)
 	v->greet_broken = bring_up(v) != 0;
 }
 
-/* ---- saying ------------------------------------------------------------------------------------------------------- */
+/* ---- saying ---------------------------------------------------------------------------------- */
 
 static void fill_hello(const struct verbs *v, uint32_t p, struct verbs_hello *h)
 {
@@ -117,7 +125,12 @@ void verbs_greet_say(struct verbs *v, uint32_t p)
 	struct verbs_peer *peer = &v->peers[p];
 	uint8_t *buffer = v->greetings_out + v->greetings_posted % VERBS_GREETINGS * ROOM;
 	struct ibv_sge sge = {(uintptr_t)buffer, sizeof(struct verbs_hello), v->pinned_mr->lkey};
-	struct ibv_send_wr wr = {.wr_id = UINT64_MAX, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+	struct ibv_send_wr wr = {.wr_id = UINT64_MAX,
+				   .sg_list = &sge,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED},
+			   *bad;
 	struct verbs_hello hello;
 
 	if (v->greetings_posted - v->greetings_done == VERBS_GREETINGS)
@@ -131,7 +144,7 @@ void verbs_greet_say(struct verbs *v, uint32_t p)
 		v->greetings_posted++;
 }
 
-/* ---- hearing ------------------------------------------------------------------------------------------------------ */
+/* ---- hearing --------------------------------------------------------------------------------- */
 
 static int take_ends(struct verbs *v, uint32_t p, const struct verbs_hello *h)
 {
@@ -139,7 +152,8 @@ static int take_ends(struct verbs *v, uint32_t p, const struct verbs_hello *h)
 	int rc = 0;
 
 	for (uint32_t kind = 0; kind < VERBS_CONNECTIONS && !rc; kind++)
-		rc = verbs_connection_bring_up(v, peer->connections[kind], h, verbs_psn(v, peer->session, (enum verbs_connection_kind)kind));
+		rc = verbs_connection_bring_up(v, peer->connections[kind], h,
+			verbs_psn(v, peer->session, (enum verbs_connection_kind)kind));
 	peer->session_theirs = h->session_from;
 	peer->credit_address = h->credit_address;
 	peer->credit_key = h->credit_key;
@@ -154,14 +168,16 @@ static void is_up(struct verbs *v, struct verbs_peer *peer)
 	v->nr_waiting--;
 }
 
-/* The peer began anew, because it has seen an error here that this rank has not. With writes under way some of them may be lost, and then it has to be told. */
+/* The peer began anew, because it has seen an error here that this rank has not. With writes under
+ * way some of them may be lost, and then it has to be told. */
 static int begin_anew(struct verbs *v, uint32_t p)
 {
 	struct verbs_peer *peer = &v->peers[p];
 	int rc;
 
 	if (peer->connections[VERBS_DATA]->posted != peer->connections[VERBS_DATA]->ended) {
-		verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, "it began a new connection while writes to it were under way");
+		verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD,
+			"it began a new connection while writes to it were under way");
 		return TERN_ERR_PEER_DEAD;
 	}
 	v->nr_waiting -= peer->state == VERBS_HALF;
@@ -173,7 +189,8 @@ static int begin_anew(struct verbs *v, uint32_t p)
 	return rc;
 }
 
-/* Said by a rank whose queue pairs are connected with those that this one had before: another will follow when it has heard of the new ones. */
+/* Said by a rank whose queue pairs are connected with those that this one had before: another will
+ * follow when it has heard of the new ones. */
 static bool is_stale(const struct verbs_peer *peer, const struct verbs_hello *h)
 {
 	return peer->state == VERBS_GREETING && h->session_to && h->session_to != peer->session;
@@ -186,7 +203,8 @@ static void take_hello(struct verbs *v, const struct verbs_hello *h)
 
 	if (is_stale(peer, h))
 		return;
-	if ((peer->state == VERBS_HALF || peer->state == VERBS_UP) && h->session_from > peer->session_theirs)
+	if ((peer->state == VERBS_HALF || peer->state == VERBS_UP) &&
+		h->session_from > peer->session_theirs)
 		rc = begin_anew(v, h->from);
 	if (!rc && peer->state == VERBS_GREETING) {
 		rc = take_ends(v, h->from, h);
@@ -203,19 +221,23 @@ static void take_hello(struct verbs *v, const struct verbs_hello *h)
 		verbs_greet_say(v, h->from);
 }
 
-/* Anybody on the network can send a datagram: all that it says is checked, and the identities are secrets of 64 bits. */
+/* Anybody on the network can send a datagram: all that it says is checked, and the identities are
+ * secrets of 64 bits. */
 static bool is_valid(const struct verbs *v, const struct verbs_hello *h, uint32_t bytes)
 {
 	const struct verbs_peer *peer;
 
-	if (bytes != sizeof(*h) + VERBS_GRH_BYTES || h->magic != MAGIC || h->version != VERSION || h->from >= v->nr_peers)
+	if (bytes != sizeof(*h) + VERBS_GRH_BYTES || h->magic != MAGIC || h->version != VERSION ||
+		h->from >= v->nr_peers)
 		return false;
 	peer = &v->peers[h->from];
 	if (peer->state == VERBS_UNKNOWN || peer->state == VERBS_DOWN || h->from == v->self)
 		return false;
-	if (h->identity_from != peer->address.identity || h->identity_to != v->identity || !h->session_from)
+	if (h->identity_from != peer->address.identity || h->identity_to != v->identity ||
+		!h->session_from)
 		return false;
-	return h->mtu >= IBV_MTU_256 && h->mtu <= IBV_MTU_4096 && h->window && h->window < 1u << 24 && !(h->credit_address & 7);
+	return h->mtu >= IBV_MTU_256 && h->mtu <= IBV_MTU_4096 && h->window &&
+	       h->window < 1u << 24 && !(h->credit_address & 7);
 }
 
 void verbs_greet_poll(struct verbs *v)
@@ -231,7 +253,8 @@ void verbs_greet_poll(struct verbs *v)
 			v->greetings_done++;
 			continue;
 		}
-		memcpy(&hello, v->greetings_in + wc[i].wr_id * ROOM + VERBS_GRH_BYTES, sizeof(hello));
+		memcpy(&hello, v->greetings_in + wc[i].wr_id * ROOM + VERBS_GRH_BYTES,
+			sizeof(hello));
 		post_receive(v, (uint32_t)wc[i].wr_id);
 		if (wc[i].status == IBV_WC_SUCCESS && is_valid(v, &hello, wc[i].byte_len))
 			take_hello(v, &hello);
@@ -240,7 +263,7 @@ void verbs_greet_poll(struct verbs *v)
 		renew(v);
 }
 
-/* ---- again, and no more ------------------------------------------------------------------------------------------- */
+/* ---- again, and no more ---------------------------------------------------------------------- */
 
 static void greet_again(struct verbs *v, uint32_t p, uint64_t now)
 {
@@ -248,8 +271,10 @@ static void greet_again(struct verbs *v, uint32_t p, uint64_t now)
 	char text[120];
 
 	if (now - peer->began_ns > (uint64_t)v->settings.connect_ms * 1000000) {
-		snprintf(text, sizeof(text), "it has not answered for %d ms (%s)", v->settings.connect_ms,
-			peer->state == VERBS_GREETING ? "no greeting came" : "it does not know of ours");
+		snprintf(text, sizeof(text), "it has not answered for %d ms (%s)",
+			v->settings.connect_ms,
+			peer->state == VERBS_GREETING ? "no greeting came"
+						      : "it does not know of ours");
 		verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, text);
 		return;
 	}
@@ -257,7 +282,9 @@ static void greet_again(struct verbs *v, uint32_t p, uint64_t now)
 		return;
 	verbs_greet_say(v, p);
 	peer->greet_ns = now + peer->greet_pause_ns;
-	peer->greet_pause_ns = peer->greet_pause_ns * 2 < LONGEST_PAUSE_NS ? peer->greet_pause_ns * 2 : LONGEST_PAUSE_NS;
+	peer->greet_pause_ns = peer->greet_pause_ns * 2 < LONGEST_PAUSE_NS
+				       ? peer->greet_pause_ns * 2
+				       : LONGEST_PAUSE_NS;
 	if (!peer->greet_pause_ns)
 		peer->greet_pause_ns = FIRST_PAUSE_NS;
 }

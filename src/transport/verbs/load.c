@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libibverbs, loaded when a device is asked for: libtern does not depend on it. What is an inline function over a context's table in its header is used as it is;
- * what would need the library at link time is here. */
+/* libibverbs, loaded when a device is asked for: libtern does not depend on it. What is an inline
+ * function over a context's table in its header is used as it is; what would need the library at
+ * link time is here. */
 #include "transport/verbs/verbs.h"
 
 #include <dlfcn.h>
@@ -15,7 +16,8 @@ static int load_symbol(void *library, const char *name, void *function)
 	void *symbol = dlsym(library, name);
 
 	if (!symbol)
-		return fail(TERN_ERR_UNSUPPORTED, "%s has no %s: Tern needs rdma-core 32 or newer", LIBRARY, name);
+		return fail(TERN_ERR_UNSUPPORTED, "%s has no %s: Tern needs rdma-core 32 or newer",
+			LIBRARY, name);
 	memcpy(function, &symbol, sizeof(symbol));
 	return 0;
 }
@@ -57,7 +59,8 @@ int verbs_load(struct verbs_library *l)
 		{"ibv_event_type_str", &l->event_type_str},
 	};
 	void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-	int rc = library ? 0 : fail(TERN_ERR_UNSUPPORTED, "libibverbs cannot be loaded: %s", dlerror());
+	int rc = library ? 0
+			 : fail(TERN_ERR_UNSUPPORTED, "libibverbs cannot be loaded: %s", dlerror());
 
 	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]) && !rc; i++)
 		rc = load_symbol(library, symbols[i].name, symbols[i].function);

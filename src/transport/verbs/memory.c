@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Registered memory, the host's and a GPU's.
  *
- * A GPU's memory is registered through a dma-buf, which the CUDA driver makes of an address range and the RDMA device's driver takes: no module of a vendor between them. Both are
- * asked at run time, and CUDA only if this process has loaded it. This path was never run: no machine with both was at hand. */
+ * A GPU's memory is registered through a dma-buf, which the CUDA driver makes of an address range
+ * and the RDMA device's driver takes: no module of a vendor between them. Both are asked at run
+ * time, and CUDA only if this process has loaded it. This path was never run: no machine with both
+ * was at hand. */
 #include "transport/verbs/verbs.h"
 
 #include <dlfcn.h>
@@ -13,18 +15,20 @@
 
 #include "base/error.h"
 
-/* Relaxed ordering lets the target's PCIe bus pass a write's bytes by another's. What is promised then is what a completion says: a device writes completions strictly behind
- * all bytes that came before them. See docs/transports.md. */
+/* Relaxed ordering lets the target's PCIe bus pass a write's bytes by another's. What is promised
+ * then is what a completion says: a device writes completions strictly behind all bytes that came
+ * before them. See docs/transports.md. */
 static unsigned int access_of(const struct verbs *v)
 {
-	return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | (v->settings.relaxed_ordering ? (unsigned int)IBV_ACCESS_RELAXED_ORDERING : 0);
+	return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+	       (v->settings.relaxed_ordering ? (unsigned int)IBV_ACCESS_RELAXED_ORDERING : 0);
 }
 
-/* ---- a GPU's ------------------------------------------------------------------------------------------------------- */
+/* ---- a GPU's --------------------------------------------------------------------------------- */
 
 #define CUDA_MEMORY_TYPE 2 /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE */
 #define CUDA_ON_DEVICE 2   /* CU_MEMORYTYPE_DEVICE */
-#define CUDA_DMA_BUF 1	   /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
+#define CUDA_DMA_BUF 1     /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
 
 struct cuda_driver {
 	int (*attribute)(void *, int, uint64_t);
@@ -43,49 +47,63 @@ static bool load_cuda(struct cuda_driver *driver)
 }
 
 /* The driver makes buffers of whole pages. */
-static int register_device(struct verbs *v, const struct cuda_driver *driver, uint64_t base, uint64_t bytes, struct ibv_mr **out)
+static int register_device(struct verbs *v, const struct cuda_driver *driver, uint64_t base,
+	uint64_t bytes, struct ibv_mr **out)
 {
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = base / page * page, last = (base + bytes + page - 1) / page * page;
-	int fd = -1, rc = v->library.reg_dmabuf_mr ? driver->handle(&fd, first, last - first, CUDA_DMA_BUF, 0) : 0;
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = base / page * page,
+		 last = (base + bytes + page - 1) / page * page;
+	int fd = -1, rc = v->library.reg_dmabuf_mr
+				  ? driver->handle(&fd, first, last - first, CUDA_DMA_BUF, 0)
+				  : 0;
 
 	if (!v->library.reg_dmabuf_mr)
-		return fail(TERN_ERR_UNSUPPORTED, "verbs: this libibverbs cannot register a GPU's memory (it has no ibv_reg_dmabuf_mr)");
+		return fail(TERN_ERR_UNSUPPORTED, "verbs: this libibverbs cannot register a GPU's "
+						  "memory (it has no ibv_reg_dmabuf_mr)");
 	if (rc)
-		return fail(TERN_ERR_UNSUPPORTED, "verbs: the CUDA driver makes no dma-buf of a GPU's memory (error %d)", rc);
+		return fail(TERN_ERR_UNSUPPORTED,
+			"verbs: the CUDA driver makes no dma-buf of a GPU's memory (error %d)", rc);
 	*out = v->library.reg_dmabuf_mr(v->pd, base - first, bytes, base, fd, (int)access_of(v));
-	rc = *out ? 0 : fail_errno("verbs: registering %llu bytes of a GPU's memory on %s", (unsigned long long)bytes, v->port.device);
+	rc = *out ? 0
+		  : fail_errno("verbs: registering %llu bytes of a GPU's memory on %s",
+			    (unsigned long long)bytes, v->port.device);
 	close(fd); /* the region holds the buffer */
 	return rc;
 }
 
-/* ---- the host's ---------------------------------------------------------------------------------------------------- */
+/* ---- the host's ------------------------------------------------------------------------------ */
 
 static int register_host(struct verbs *v, void *base, uint64_t bytes, struct ibv_mr **out)
 {
 	unsigned int access = access_of(v);
 
-	*out = v->settings.relaxed_ordering ? v->library.reg_mr_iova2(v->pd, base, bytes, (uintptr_t)base, access)
-					    : v->library.reg_mr(v->pd, base, bytes, (int)access);
+	*out = v->settings.relaxed_ordering
+		       ? v->library.reg_mr_iova2(v->pd, base, bytes, (uintptr_t)base, access)
+		       : v->library.reg_mr(v->pd, base, bytes, (int)access);
 	if (*out)
 		return 0;
-	return fail_errno("verbs: registering %llu bytes on %s%s", (unsigned long long)bytes, v->port.device,
+	return fail_errno("verbs: registering %llu bytes on %s%s", (unsigned long long)bytes,
+		v->port.device,
 		errno == ENOMEM ? " (is the limit on locked memory, ulimit -l, too low?)" : "");
 }
 
-/* ---- regions ------------------------------------------------------------------------------------------------------- */
+/* ---- regions --------------------------------------------------------------------------------- */
 
-static int register_any(struct verbs *v, void *base, uint64_t bytes, struct transport_region *region)
+static int register_any(
+	struct verbs *v, void *base, uint64_t bytes, struct transport_region *region)
 {
 	struct cuda_driver driver;
 	unsigned int type = 0;
 
-	region->on_device = load_cuda(&driver) && !driver.attribute(&type, CUDA_MEMORY_TYPE, (uintptr_t)base) && type == CUDA_ON_DEVICE;
+	region->on_device = load_cuda(&driver) &&
+			    !driver.attribute(&type, CUDA_MEMORY_TYPE, (uintptr_t)base) &&
+			    type == CUDA_ON_DEVICE;
 	if (region->on_device)
 		return register_device(v, &driver, (uintptr_t)base, bytes, &region->mr);
 	return register_host(v, base, bytes, &region->mr);
 }
 
-int verbs_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **out, struct transport_key *key)
+int verbs_reg(struct transport *transport, void *base, uint64_t bytes,
+	struct transport_region **out, struct transport_key *key)
 {
 	struct verbs *v = verbs_of(transport);
 	struct transport_region *region = calloc(1, sizeof(*region));
@@ -105,7 +123,8 @@ int verbs_reg(struct transport *transport, void *base, uint64_t bytes, struct tr
 	if (v->regions)
 		v->regions->at = &region->next;
 	v->regions = region;
-	*key = (struct transport_key){.address = (uintptr_t)base, .bytes = bytes, .key = region->mr->rkey};
+	*key = (struct transport_key){
+		.address = (uintptr_t)base, .bytes = bytes, .key = region->mr->rkey};
 	*out = region;
 	return 0;
 }

@@ -6,10 +6,12 @@
 
 static int not_built(void)
 {
-	return fail(TERN_ERR_UNSUPPORTED, "libibverbs was not found when Tern was built: install libibverbs-dev and build again");
+	return fail(TERN_ERR_UNSUPPORTED, "libibverbs was not found when Tern was built: install "
+					  "libibverbs-dev and build again");
 }
 
-static int verbs_refuses(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int verbs_refuses(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	(void)options;
 	(void)transport;

@@ -12,7 +12,7 @@
 #define ADDRESS_VERSION 1u
 #define QKEY 0x11117465u
 
-/* ---- addresses ---------------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 static void own_address(const struct verbs *v, struct verbs_address *a)
 {
@@ -32,28 +32,34 @@ int verbs_address(struct transport *transport, void *address, uint32_t *bytes)
 
 	own_address(verbs_of(transport), &a);
 	if (*bytes < sizeof(a))
-		return fail(TERN_ERR_INVALID, "an address takes %zu bytes, not %u", sizeof(a), *bytes);
+		return fail(
+			TERN_ERR_INVALID, "an address takes %zu bytes, not %u", sizeof(a), *bytes);
 	memcpy(address, &a, sizeof(a));
 	*bytes = sizeof(a);
 	return 0;
 }
 
-static int read_address(const struct verbs *v, uint32_t peer, const void *address, uint32_t bytes, struct verbs_address *a)
+static int read_address(const struct verbs *v, uint32_t peer, const void *address, uint32_t bytes,
+	struct verbs_address *a)
 {
 	bool on_ethernet = v->port.attr.link_layer == IBV_LINK_LAYER_ETHERNET;
 
 	if (peer >= v->nr_peers || bytes != sizeof(*a))
-		return fail(TERN_ERR_INVALID, "peer %u of %u, an address of %u bytes", peer, v->nr_peers, bytes);
+		return fail(TERN_ERR_INVALID, "peer %u of %u, an address of %u bytes", peer,
+			v->nr_peers, bytes);
 	memcpy(a, address, sizeof(*a));
 	if (a->magic != ADDRESS_MAGIC || a->version != ADDRESS_VERSION)
-		return fail(TERN_ERR_MISMATCH, "peer %u: no address of the verbs transport, version %u", peer, ADDRESS_VERSION);
+		return fail(TERN_ERR_MISMATCH,
+			"peer %u: no address of the verbs transport, version %u", peer,
+			ADDRESS_VERSION);
 	if (a->on_ethernet != on_ethernet)
-		return fail(TERN_ERR_MISMATCH, "peer %u is on %s, this rank on %s", peer, a->on_ethernet ? "Ethernet" : "InfiniBand",
+		return fail(TERN_ERR_MISMATCH, "peer %u is on %s, this rank on %s", peer,
+			a->on_ethernet ? "Ethernet" : "InfiniBand",
 			on_ethernet ? "Ethernet" : "InfiniBand");
 	return 0;
 }
 
-/* ---- connecting --------------------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 static void retire_connections(struct verbs *v, struct verbs_peer *peer, bool forget)
 {
@@ -70,14 +76,16 @@ static void reset_counts(struct verbs *v, struct verbs_peer *peer)
 {
 	uint32_t p = (uint32_t)(peer - v->peers);
 
-	peer->immediates_out = peer->messages_out = peer->immediates_taken = peer->messages_taken = 0;
+	peer->immediates_out = peer->messages_out = peer->immediates_taken = peer->messages_taken =
+		0;
 	peer->immediates_in = peer->messages_in = peer->immediates_told = peer->messages_told = 0;
 	v->nr_credits_due -= peer->credit_due;
 	peer->credit_under_way = peer->credit_due = false;
 	v->credits_in[p] = (struct verbs_credit){0, 0, UINT32_MAX, UINT32_MAX};
 }
 
-/* A new pair of connections to a peer whose address is known; whatever it had before is given up. */
+/* A new pair of connections to a peer whose address is known; whatever it had before is given up.
+ */
 int verbs_peer_begin(struct verbs *v, uint32_t p)
 {
 	struct verbs_peer *peer = &v->peers[p];
@@ -89,7 +97,8 @@ int verbs_peer_begin(struct verbs *v, uint32_t p)
 	peer->session_theirs = 0;
 	peer->broken = NULL;
 	for (uint32_t kind = 0; kind < VERBS_CONNECTIONS && !rc; kind++)
-		rc = verbs_connection_make(v, p, (enum verbs_connection_kind)kind, &peer->connections[kind]);
+		rc = verbs_connection_make(
+			v, p, (enum verbs_connection_kind)kind, &peer->connections[kind]);
 	if (rc) {
 		retire_connections(v, peer, true);
 		peer->state = VERBS_UNKNOWN;
@@ -120,7 +129,8 @@ int verbs_connect(struct transport *transport, uint32_t p, const void *address, 
 	verbs_fill_route(v, &a, &route);
 	peer->ah = v->library.create_ah(v->pd, &route);
 	if (!peer->ah)
-		return fail_errno("verbs: a route from %s, GID %s, to peer %u", v->port.device, v->port.address, p);
+		return fail_errno("verbs: a route from %s, GID %s, to peer %u", v->port.device,
+			v->port.address, p);
 	rc = verbs_peer_begin(v, p);
 	if (rc && peer->state != VERBS_UNKNOWN) {
 		verbs_disconnect(transport, p);
@@ -131,7 +141,8 @@ int verbs_connect(struct transport *transport, uint32_t p, const void *address, 
 	return rc;
 }
 
-/* Its queue pairs go into the error state at once: the device reads and writes nothing for them any more. */
+/* Its queue pairs go into the error state at once: the device reads and writes nothing for them any
+ * more. */
 void verbs_peer_fails(struct verbs *v, uint32_t p, int error, const char *text)
 {
 	struct verbs_peer *peer = &v->peers[p];

@@ -10,10 +10,10 @@
 #include "base/error.h"
 
 #define BATCH 32
-#define LOOK_POLLS 64 /* the clock and the greetings are looked at once in so many polls */
+#define LOOK_POLLS 64    /* the clock and the greetings are looked at once in so many polls */
 #define ASK_NS 50000000u /* the device is asked for events */
 
-/* ---- failures in words -------------------------------------------------------------------------------------------- */
+/* ---- failures in words ----------------------------------------------------------------------- */
 
 static const char *explain(enum ibv_wc_status status)
 {
@@ -37,33 +37,44 @@ static const char *explain(enum ibv_wc_status status)
 
 static const char *kind_name(const struct verbs_slot *slot)
 {
-	return slot->kind == VERBS_WRITE ? "a write" : slot->kind == VERBS_MESSAGE ? "a message" : "a credit";
+	return slot->kind == VERBS_WRITE     ? "a write"
+	       : slot->kind == VERBS_MESSAGE ? "a message"
+					     : "a credit";
 }
 
-static void describe(const struct verbs *v, const struct verbs_connection *connection, const struct verbs_slot *slot, const struct ibv_wc *wc, char *text, size_t bytes)
+static void describe(const struct verbs *v, const struct verbs_connection *connection,
+	const struct verbs_slot *slot, const struct ibv_wc *wc, char *text, size_t bytes)
 {
-	snprintf(text, bytes, "%s to peer %u: %s%s%s (%s; vendor error 0x%x, queue pair 0x%x, request %u)", kind_name(slot), connection->peer,
-		v->library.wc_status_str(wc->status), v->port_trouble ? " while " : "", v->port_trouble ? v->port_trouble : "", explain(wc->status),
-		wc->vendor_err, connection->qp->qp_num, (uint32_t)wc->wr_id);
+	snprintf(text, bytes,
+		"%s to peer %u: %s%s%s (%s; vendor error 0x%x, queue pair 0x%x, request %u)",
+		kind_name(slot), connection->peer, v->library.wc_status_str(wc->status),
+		v->port_trouble ? " while " : "", v->port_trouble ? v->port_trouble : "",
+		explain(wc->status), wc->vendor_err, connection->qp->qp_num, (uint32_t)wc->wr_id);
 }
 
-/* ---- the device's own events -------------------------------------------------------------------------------------- */
+/* ---- the device's own events ----------------------------------------------------------------- */
 
 static void queue_pair_event(struct verbs *v, const struct ibv_async_event *event)
 {
 	struct verbs_connection *connection;
 
-	for (connection = v->connections; connection && connection->qp != event->element.qp; connection = connection->next)
+	for (connection = v->connections; connection && connection->qp != event->element.qp;
+		connection = connection->next)
 		;
-	if (!connection || connection->retired || event->event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event->event_type == IBV_EVENT_COMM_EST)
+	if (!connection || connection->retired ||
+		event->event_type == IBV_EVENT_QP_LAST_WQE_REACHED ||
+		event->event_type == IBV_EVENT_COMM_EST)
 		return;
 	if (event->event_type == IBV_EVENT_QP_ACCESS_ERR)
-		v->peers[connection->peer].broken = "it wrote with a wrong key, which broke the connection (access error)";
+		v->peers[connection->peer].broken =
+			"it wrote with a wrong key, which broke the connection (access error)";
 	else
-		v->peers[connection->peer].broken = "the device gave up its queue pair (fatal or request error)";
+		v->peers[connection->peer].broken =
+			"the device gave up its queue pair (fatal or request error)";
 }
 
-/* Nothing that waits is posted to a queue pair that an event has called dead; what is under way comes back as failed. */
+/* Nothing that waits is posted to a queue pair that an event has called dead; what is under way
+ * comes back as failed. */
 static void take_device_event(struct verbs *v, const struct ibv_async_event *event)
 {
 	switch (event->event_type) {
@@ -83,7 +94,8 @@ static void take_device_event(struct verbs *v, const struct ibv_async_event *eve
 		break;
 	case IBV_EVENT_DEVICE_FATAL:
 		for (uint32_t p = 0; p < v->nr_peers; p++)
-			verbs_peer_fails(v, p, TERN_ERR_PEER_DEAD, "this rank's RDMA device has failed");
+			verbs_peer_fails(
+				v, p, TERN_ERR_PEER_DEAD, "this rank's RDMA device has failed");
 		break;
 	default:
 		break;
@@ -100,7 +112,7 @@ static void ask_device(struct verbs *v)
 	}
 }
 
-/* ---- what was sent ------------------------------------------------------------------------------------------------ */
+/* ---- what was sent --------------------------------------------------------------------------- */
 
 static struct verbs_connection *find_connection(struct verbs *v, const struct ibv_wc *wc)
 {
@@ -108,12 +120,15 @@ static struct verbs_connection *find_connection(struct verbs *v, const struct ib
 
 	if (!connection || wc->wr_id >> 32 != verbs_wr_id(connection, 0) >> 32)
 		return NULL;
-	return (uint32_t)wc->wr_id - connection->ended < connection->posted - connection->ended ? connection : NULL;
+	return (uint32_t)wc->wr_id - connection->ended < connection->posted - connection->ended
+		       ? connection
+		       : NULL;
 }
 
 static void slot_ends(struct verbs *v, struct verbs_connection *connection)
 {
-	const struct verbs_slot *slot = &connection->slots[connection->ended++ % connection->nr_slots];
+	const struct verbs_slot *slot =
+		&connection->slots[connection->ended++ % connection->nr_slots];
 
 	v->nr_under_way -= connection->kind == VERBS_DATA;
 	if (slot->kind == VERBS_MESSAGE)
@@ -122,8 +137,10 @@ static void slot_ends(struct verbs *v, struct verbs_connection *connection)
 		v->peers[connection->peer].credit_under_way = false;
 }
 
-/* 1 or 0 events. The first failure is the cause of all others of that peer; its text is the peer's own, as others may fail in the same poll. */
-static int request_failed(struct verbs *v, struct verbs_connection *connection, const struct verbs_slot *slot, bool tell, const struct ibv_wc *wc,
+/* 1 or 0 events. The first failure is the cause of all others of that peer; its text is the peer's
+ * own, as others may fail in the same poll. */
+static int request_failed(struct verbs *v, struct verbs_connection *connection,
+	const struct verbs_slot *slot, bool tell, const struct ibv_wc *wc,
 	struct transport_event *event)
 {
 	bool death = wc->status == IBV_WC_WR_FLUSH_ERR || wc->status == IBV_WC_RETRY_EXC_ERR;
@@ -156,22 +173,28 @@ static int sent(struct verbs *v, const struct ibv_wc *wc, struct transport_event
 		return 0;
 	slot = connection->slots[number % connection->nr_slots];
 	tell = slot.kind == VERBS_WRITE && slot.signalled && !connection->retired;
-	if (v->peers[connection->peer].state == VERBS_DOWN && (int32_t)(number - connection->told) < 0)
+	if (v->peers[connection->peer].state == VERBS_DOWN &&
+		(int32_t)(number - connection->told) < 0)
 		tell = false;
 	while (connection->ended != number + 1)
 		slot_ends(v, connection);
 	if (wc->status != IBV_WC_SUCCESS)
-		return connection->retired ? 0 : request_failed(v, connection, &slot, tell, wc, event);
+		return connection->retired ? 0
+					   : request_failed(v, connection, &slot, tell, wc, event);
 	if (tell)
-		*event = (struct transport_event){.kind = EVENT_WRITTEN, .peer = connection->peer, .cookie = slot.cookie};
+		*event = (struct transport_event){
+			.kind = EVENT_WRITTEN, .peer = connection->peer, .cookie = slot.cookie};
 	return tell;
 }
 
-/* ---- what came ---------------------------------------------------------------------------------------------------- */
+/* ---- what came ------------------------------------------------------------------------------- */
 
-static int immediate_came(struct verbs *v, const struct verbs_connection *connection, const struct ibv_wc *wc, struct transport_event *event)
+static int immediate_came(struct verbs *v, const struct verbs_connection *connection,
+	const struct ibv_wc *wc, struct transport_event *event)
 {
-	*event = (struct transport_event){.kind = EVENT_IMMEDIATE, .peer = connection->peer, .immediate = ntohl(wc->imm_data)};
+	*event = (struct transport_event){.kind = EVENT_IMMEDIATE,
+		.peer = connection->peer,
+		.immediate = ntohl(wc->imm_data)};
 	if (!connection->retired) {
 		v->peers[connection->peer].immediates_in++;
 		verbs_credit_is_due(v, connection->peer);
@@ -179,7 +202,8 @@ static int immediate_came(struct verbs *v, const struct verbs_connection *connec
 	return 1;
 }
 
-static int message_came(struct verbs *v, const struct verbs_connection *connection, const struct ibv_wc *wc, struct transport_event *event)
+static int message_came(struct verbs *v, const struct verbs_connection *connection,
+	const struct ibv_wc *wc, struct transport_event *event)
 {
 	*event = (struct transport_event){.kind = EVENT_MESSAGE,
 		.peer = connection->peer,
@@ -196,10 +220,13 @@ static int received(struct verbs *v, const struct ibv_wc *wc, struct transport_e
 
 	if (wc->wr_id == UINT64_MAX) {
 		v->nr_immediates_used++;
-		return good && (wc->wc_flags & IBV_WC_WITH_IMM) ? immediate_came(v, connection, wc, event) : 0;
+		return good && (wc->wc_flags & IBV_WC_WITH_IMM)
+			       ? immediate_came(v, connection, wc, event)
+			       : 0;
 	}
-	v->given_out[v->nr_given_out++] = (struct verbs_given){
-		(uint32_t)wc->wr_id, connection ? connection->peer : 0, connection ? connection->session : 0, connection && !connection->retired};
+	v->given_out[v->nr_given_out++] =
+		(struct verbs_given){(uint32_t)wc->wr_id, connection ? connection->peer : 0,
+			connection ? connection->session : 0, connection && !connection->retired};
 	return good ? message_came(v, connection, wc, event) : 0;
 }
 
@@ -223,7 +250,8 @@ static int take_back_buffers(struct verbs *v)
 		const struct verbs_given *given = &v->given_out[i];
 		struct verbs_peer *peer = &v->peers[given->peer];
 
-		if (!given->counts || (uint16_t)peer->session != given->session || !peer->connections[VERBS_CONTROL])
+		if (!given->counts || (uint16_t)peer->session != given->session ||
+			!peer->connections[VERBS_CONTROL])
 			continue; /* the peer counts anew since */
 		peer->messages_in++;
 		verbs_credit_is_due(v, given->peer);
@@ -232,17 +260,20 @@ static int take_back_buffers(struct verbs *v)
 	return rc;
 }
 
-/* ---- peers that are down ------------------------------------------------------------------------------------------ */
+/* ---- peers that are down --------------------------------------------------------------------- */
 
-static int fail_under_way(struct verbs *v, struct verbs_peer *peer, struct transport_event *events, int max)
+static int fail_under_way(
+	struct verbs *v, struct verbs_peer *peer, struct transport_event *events, int max)
 {
 	struct verbs_connection *connection = peer->connections[VERBS_DATA];
 	int nr = 0;
 
 	if (connection && (int32_t)(connection->told - connection->ended) < 0)
 		connection->told = connection->ended;
-	for (; connection && connection->told != connection->posted && nr < max; connection->told++) {
-		const struct verbs_slot *slot = &connection->slots[connection->told % connection->nr_slots];
+	for (; connection && connection->told != connection->posted && nr < max;
+		connection->told++) {
+		const struct verbs_slot *slot =
+			&connection->slots[connection->told % connection->nr_slots];
 
 		if (slot->signalled)
 			events[nr++] = (struct transport_event){.kind = EVENT_FAILED,
@@ -269,12 +300,15 @@ static int report_down(struct verbs *v, struct transport_event *events, int max)
 			break;
 		peer->reported = true;
 		v->nr_down--;
-		events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN, .peer = p, .error = peer->error, .text = peer->text};
+		events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN,
+			.peer = p,
+			.error = peer->error,
+			.text = peer->text};
 	}
 	return nr;
 }
 
-/* ---- polling ------------------------------------------------------------------------------------------------------ */
+/* ---- polling --------------------------------------------------------------------------------- */
 
 static void look_around(struct verbs *v, bool empty)
 {
@@ -294,7 +328,8 @@ static void look_around(struct verbs *v, bool empty)
 	}
 }
 
-static int read_queue(struct verbs *v, struct ibv_cq *cq, int (*take)(struct verbs *, const struct ibv_wc *, struct transport_event *),
+static int read_queue(struct verbs *v, struct ibv_cq *cq,
+	int (*take)(struct verbs *, const struct ibv_wc *, struct transport_event *),
 	struct transport_event *events, int max, bool *empty)
 {
 	struct ibv_wc wc[BATCH];
@@ -302,7 +337,8 @@ static int read_queue(struct verbs *v, struct ibv_cq *cq, int (*take)(struct ver
 
 	*empty = *empty && got == 0;
 	if (got < 0)
-		return fail(TERN_ERR_SYSTEM, "verbs: %s's completion queue cannot be read", v->port.device);
+		return fail(TERN_ERR_SYSTEM, "verbs: %s's completion queue cannot be read",
+			v->port.device);
 	for (int i = 0; i < got; i++)
 		nr += take(v, &wc[i], events + nr);
 	return nr;

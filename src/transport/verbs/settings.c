@@ -19,7 +19,8 @@ static int read_post(enum verbs_post *post)
 	else if (!strcmp(text, "extended"))
 		*post = VERBS_POST_EXTENDED;
 	else
-		return fail(TERN_ERR_INVALID, "TERN_VERBS_POST is \"%.64s\"; best, classic and extended are known", text);
+		return fail(TERN_ERR_INVALID,
+			"TERN_VERBS_POST is \"%.64s\"; best, classic and extended are known", text);
 	return 0;
 }
 
@@ -27,7 +28,8 @@ static int check_mtu(int mtu)
 {
 	if (mtu < 0 || mtu == 256 || mtu == 512 || mtu == 1024 || mtu == 2048 || mtu == 4096)
 		return 0;
-	return fail(TERN_ERR_INVALID, "TERN_VERBS_MTU is %d; 256, 512, 1024, 2048 and 4096 are possible", mtu);
+	return fail(TERN_ERR_INVALID,
+		"TERN_VERBS_MTU is %d; 256, 512, 1024, 2048 and 4096 are possible", mtu);
 }
 
 int verbs_settings_read(struct verbs_settings *s)
@@ -54,7 +56,8 @@ int verbs_settings_read(struct verbs_settings *s)
 	rc = rc ? rc : environment_number("TERN_VERBS_RETRY", 0, 7, &s->retry);
 	rc = rc ? rc : environment_number("TERN_VERBS_RNR_RETRY", 0, 7, &s->rnr_retry);
 	rc = rc ? rc : environment_number("TERN_VERBS_MIN_RNR_TIMER", 0, 31, &s->min_rnr_timer);
-	rc = rc ? rc : environment_number("TERN_VERBS_RELAXED_ORDERING", 0, 1, &s->relaxed_ordering);
+	rc = rc ? rc
+		: environment_number("TERN_VERBS_RELAXED_ORDERING", 0, 1, &s->relaxed_ordering);
 	rc = rc ? rc : environment_number("TERN_VERBS_CHAIN", 1, VERBS_CHAIN, &s->chain);
 	rc = rc ? rc : environment_number("TERN_VERBS_CONNECT_MS", 1, 3600000, &s->connect_ms);
 	return rc ? rc : read_post(&s->post);

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RDMA devices through libibverbs: two reliable queue pairs for each peer, one for writes and one for messages and credits; shared receive queues; one completion queue
- * for what was sent and one for what came.
+/* RDMA devices through libibverbs: two reliable queue pairs for each peer, one for writes and one
+ * for messages and credits; shared receive queues; one completion queue for what was sent and one
+ * for what came.
  *
- * - A reliable queue pair carries its requests out in order, so writes to a peer land in order, and so do their immediates (TRANSPORT_ORDERED; not with relaxed ordering).
- * - Completion queues have room for all that can be under way, and receives for all that peers may send (data.c).
+ * - A reliable queue pair carries its requests out in order, so writes to a peer land in order, and
+ * so do their immediates (TRANSPORT_ORDERED; not with relaxed ordering).
+ * - Completion queues have room for all that can be under way, and receives for all that peers may
+ * send (data.c).
  * - Nothing is taken for granted of a site: settings.c, device.c. */
 #include "transport/verbs/verbs.h"
 
@@ -22,14 +25,15 @@
 #define PAGE 4096u
 #define GREETING_ROOM 512u
 
-/* ---- how much of everything --------------------------------------------------------------------------------------- */
+/* ---- how much of everything ------------------------------------------------------------------ */
 
 static uint32_t least(uint32_t a, uint32_t b)
 {
 	return a < b ? a : b;
 }
 
-/* Messages have so many buffers, and each connection one credit under way, those included that are given up. */
+/* Messages have so many buffers, and each connection one credit under way, those included that are
+ * given up. */
 static uint32_t sends_beside_writes(const struct verbs *v)
 {
 	return SENDS + v->nr_lookup / 2;
@@ -43,14 +47,18 @@ static int size_queues(struct verbs *v, const struct transport_options *options)
 	for (v->nr_lookup = 16; v->nr_lookup < 16 * v->nr_peers; v->nr_lookup *= 2)
 		;
 	if ((uint32_t)v->device.max_cqe < sends_beside_writes(v) + 64)
-		return fail(TERN_ERR_UNSUPPORTED, "%s's completion queues hold %d; %u peers need %u at least", v->port.device, v->device.max_cqe,
-			v->nr_peers, sends_beside_writes(v) + 64);
-	v->depth = least(options->depth < 64 ? 64 : options->depth, (uint32_t)v->device.max_cqe - sends_beside_writes(v));
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%s's completion queues hold %d; %u peers need %u at least", v->port.device,
+			v->device.max_cqe, v->nr_peers, sends_beside_writes(v) + 64);
+	v->depth = least(options->depth < 64 ? 64 : options->depth,
+		(uint32_t)v->device.max_cqe - sends_beside_writes(v));
 	v->nr_slots = least(least(v->depth, VERBS_CONNECTION_SLOTS), (uint32_t)v->device.max_qp_wr);
 	if (receives < messages + 4 * v->nr_peers)
-		return fail(TERN_ERR_UNSUPPORTED, "%s has room for %u receives; %u peers need %u at least", v->port.device, receives, v->nr_peers,
-			messages + 4 * v->nr_peers);
-	/* What a peer has taken it tells in quarters of the window: with half as much again as there are slots, all slots can be used. */
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%s has room for %u receives; %u peers need %u at least", v->port.device,
+			receives, v->nr_peers, messages + 4 * v->nr_peers);
+	/* What a peer has taken it tells in quarters of the window: with half as much again as
+	 * there are slots, all slots can be used. */
 	v->window = least(v->nr_slots + v->nr_slots / 2, (receives - messages) / v->nr_peers);
 	v->nr_receives = messages;
 	v->nr_sends = SENDS;
@@ -58,7 +66,7 @@ static int size_queues(struct verbs *v, const struct transport_options *options)
 	return 0;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *carve(uint8_t **at, uint64_t bytes)
 {
@@ -70,19 +78,27 @@ static void *carve(uint8_t **at, uint64_t bytes)
 
 static int open_pinned(struct verbs *v)
 {
-	uint64_t sends = (uint64_t)v->nr_sends * v->buffer_bytes, receives = (uint64_t)v->nr_receives * v->buffer_bytes;
+	uint64_t sends = (uint64_t)v->nr_sends * v->buffer_bytes,
+		 receives = (uint64_t)v->nr_receives * v->buffer_bytes;
 	uint64_t credits = (uint64_t)v->nr_peers * sizeof(struct verbs_credit) + 64;
 	uint8_t *at;
 
-	v->pinned_bytes = (2 * VERBS_GREETINGS * GREETING_ROOM + sends + receives + 2 * credits + 2 * PAGE) / PAGE * PAGE;
-	v->pinned = mmap(NULL, v->pinned_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	v->pinned_bytes =
+		(2 * VERBS_GREETINGS * GREETING_ROOM + sends + receives + 2 * credits + 2 * PAGE) /
+		PAGE * PAGE;
+	v->pinned = mmap(
+		NULL, v->pinned_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (v->pinned == MAP_FAILED) {
 		v->pinned = NULL;
-		return fail(TERN_ERR_NOMEM, "no memory for %llu bytes of buffers", (unsigned long long)v->pinned_bytes);
+		return fail(TERN_ERR_NOMEM, "no memory for %llu bytes of buffers",
+			(unsigned long long)v->pinned_bytes);
 	}
-	v->pinned_mr = v->library.reg_mr(v->pd, v->pinned, v->pinned_bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	v->pinned_mr = v->library.reg_mr(v->pd, v->pinned, v->pinned_bytes,
+		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	if (!v->pinned_mr)
-		return fail_errno("verbs: registering %llu bytes of buffers (the limit on locked memory is ulimit -l)", (unsigned long long)v->pinned_bytes);
+		return fail_errno("verbs: registering %llu bytes of buffers (the limit on locked "
+				  "memory is ulimit -l)",
+			(unsigned long long)v->pinned_bytes);
 	at = v->pinned;
 	v->greetings_out = carve(&at, VERBS_GREETINGS * GREETING_ROOM);
 	v->greetings_in = carve(&at, VERBS_GREETINGS * GREETING_ROOM);
@@ -107,25 +123,30 @@ static int open_tables(struct verbs *v)
 	return 0;
 }
 
-/* ---- the device's objects ----------------------------------------------------------------------------------------- */
+/* ---- the device's objects -------------------------------------------------------------------- */
 
 static int set_nonblocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
 
-	return flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ? fail_errno("verbs: a device's events") : 0;
+	return flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0
+		       ? fail_errno("verbs: a device's events")
+		       : 0;
 }
 
 static int open_context(struct verbs *v, const struct transport_options *options)
 {
-	int rc = verbs_device_open(&v->library, options->device ? options->device : options->provider, &v->settings, &v->context, &v->port);
+	int rc = verbs_device_open(&v->library,
+		options->device ? options->device : options->provider, &v->settings, &v->context,
+		&v->port);
 
 	if (rc)
 		return rc;
 	if (v->library.query_device(v->context, &v->device))
 		return fail_errno("verbs: asking %s what it can do", v->port.device);
 	if (v->settings.mtu > 0 && v->settings.mtu < 128 << v->port.attr.active_mtu)
-		for (v->port.attr.active_mtu = IBV_MTU_256; 128 << v->port.attr.active_mtu < v->settings.mtu;)
+		for (v->port.attr.active_mtu = IBV_MTU_256;
+			128 << v->port.attr.active_mtu < v->settings.mtu;)
 			v->port.attr.active_mtu++;
 	v->pd = v->library.alloc_pd(v->context);
 	if (!v->pd)
@@ -133,7 +154,8 @@ static int open_context(struct verbs *v, const struct transport_options *options
 	return set_nonblocking(v->context->async_fd);
 }
 
-/* One thread uses the transport: where the provider has thread domains it can do without its locks. */
+/* One thread uses the transport: where the provider has thread domains it can do without its locks.
+ */
 static void open_thread_domain(struct verbs *v)
 {
 	struct ibv_td_init_attr td = {0};
@@ -148,21 +170,27 @@ static int open_queues(struct verbs *v)
 {
 	uint32_t immediates = v->window * v->nr_peers, messages = v->nr_receives;
 	struct ibv_srq_init_attr srq = {.attr = {.max_wr = immediates, .max_sge = 1}};
-	uint32_t sends = v->depth + sends_beside_writes(v); /* whatever is posted may come back as flushed, signalled or not */
+	uint32_t sends = v->depth + sends_beside_writes(v); /* whatever is posted may come back as
+							       flushed, signalled or not */
 
 	v->send_cq = v->library.create_cq(v->context, (int)sends, NULL, NULL, 0);
-	v->receive_cq = v->send_cq ? v->library.create_cq(v->context, (int)(immediates + messages), NULL, NULL, 0) : NULL;
+	v->receive_cq = v->send_cq ? v->library.create_cq(v->context, (int)(immediates + messages),
+					     NULL, NULL, 0)
+				   : NULL;
 	if (!v->receive_cq)
-		return fail_errno("verbs: completion queues for %u and %u on %s", sends, immediates + messages, v->port.device);
+		return fail_errno("verbs: completion queues for %u and %u on %s", sends,
+			immediates + messages, v->port.device);
 	v->immediate_srq = v->library.create_srq(v->pd, &srq);
 	srq.attr.max_wr = messages;
 	v->message_srq = v->immediate_srq ? v->library.create_srq(v->pd, &srq) : NULL;
 	if (!v->message_srq)
-		return fail_errno("verbs: shared receive queues for %u and %u on %s", immediates, messages, v->port.device);
+		return fail_errno("verbs: shared receive queues for %u and %u on %s", immediates,
+			messages, v->port.device);
 	return 0;
 }
 
-/* How much a request can carry, and which post functions there are, shows when a queue pair is made. */
+/* How much a request can carry, and which post functions there are, shows when a queue pair is
+ * made. */
 static int try_connection(struct verbs *v)
 {
 	static const uint32_t sizes[] = {192, 64, 16, 0};
@@ -192,7 +220,7 @@ static int post_all(struct verbs *v)
 	return rc;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------ */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static void verbs_close(struct transport *transport)
 {
@@ -266,18 +294,21 @@ static void fill_info(const struct verbs *v, struct transport_info *info)
 		.inline_bytes = v->inline_bytes,
 		.message_bytes = v->message_bytes,
 		.write_bytes = v->port.attr.max_msg_sz};
-	snprintf(info->provider, sizeof(info->provider), "%.24s:%u, GID %u", v->port.device, v->port.port, v->port.gid_index);
+	snprintf(info->provider, sizeof(info->provider), "%.24s:%u, GID %u", v->port.device,
+		v->port.port, v->port.gid_index);
 }
 
-static int verbs_open(const struct transport_options *options, struct transport **transport, struct transport_info *info)
+static int verbs_open(const struct transport_options *options, struct transport **transport,
+	struct transport_info *info)
 {
 	struct verbs *v;
 	int rc;
 
-	if (!options->nr_peers || options->nr_peers > 1u << 16 || options->self >= options->nr_peers || options->message_bytes > 1u << 20 ||
+	if (!options->nr_peers || options->nr_peers > 1u << 16 ||
+		options->self >= options->nr_peers || options->message_bytes > 1u << 20 ||
 		options->depth > 1u << 16)
-		return fail(TERN_ERR_INVALID, "rank %u of %u, %u writes, messages of %u bytes", options->self, options->nr_peers, options->depth,
-			options->message_bytes);
+		return fail(TERN_ERR_INVALID, "rank %u of %u, %u writes, messages of %u bytes",
+			options->self, options->nr_peers, options->depth, options->message_bytes);
 	v = calloc(1, sizeof(*v));
 	if (!v)
 		return fail(TERN_ERR_NOMEM, "no memory for a transport");

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The copy engine: what a lane hands to it is done later, in any order, piece by piece. What a copy into shared memory will overwrite is spoilt at once; what a copy out of it
- * takes, it takes when its turn comes. So who reads too early, or writes again too early, gets wrong bytes. Fences do nothing to it. */
+/* The copy engine: what a lane hands to it is done later, in any order, piece by piece. What a copy
+ * into shared memory will overwrite is spoilt at once; what a copy out of it takes, it takes when
+ * its turn comes. So who reads too early, or writes again too early, gets wrong bytes. Fences do
+ * nothing to it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,21 +10,21 @@
 
 #define MOST_COPIES 65536
 #define MOST_PIECE 2048 /* done at once */
-#define ONE_RESTS 8	/* of so many copies out */
+#define ONE_RESTS 8     /* of so many copies out */
 
 /* In an mbarrier's 8 bytes. A phase ends when all have arrived and all bytes are there. */
 struct copy_barrier {
-	uint16_t phases; /* that have ended */
+	uint16_t phases;           /* that have ended */
 	uint8_t arrivals, awaited; /* of a phase; of this one, still to come */
-	int32_t bytes;	 /* expected, and not there; below 0: there before they were expected */
+	int32_t bytes; /* expected, and not there; below 0: there before they were expected */
 };
 
 struct copy {
 	const struct operation *launch;
 	const struct emulated_block *block;
-	struct emulated_lane *lane; /* out */
+	struct emulated_lane *lane;   /* out */
 	struct copy_barrier *barrier; /* in */
-	uint8_t *to, *held; /* held: what a copy out has taken */
+	uint8_t *to, *held;           /* held: what a copy out has taken */
 	const uint8_t *from;
 	uint32_t bytes, done, group;
 	uint64_t not_before; /* turn */
@@ -40,14 +42,19 @@ static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
 	if (nr == MOST_COPIES)
 		emulated_die("more than %d copies are under way", MOST_COPIES);
 	c = &copies[nr++];
-	*c = (struct copy){.launch = emulated_lane->warp->block->launch, .block = emulated_lane->warp->block, .to = to, .from = from, .bytes = bytes};
+	*c = (struct copy){.launch = emulated_lane->warp->block->launch,
+		.block = emulated_lane->warp->block,
+		.to = to,
+		.from = from,
+		.bytes = bytes};
 	emulated_moves();
 	return c;
 }
 
 void emulated_barrier_open(uint64_t *barrier, uint32_t arrivals)
 {
-	*(struct copy_barrier *)barrier = (struct copy_barrier){.arrivals = (uint8_t)arrivals, .awaited = (uint8_t)arrivals};
+	*(struct copy_barrier *)barrier =
+		(struct copy_barrier){.arrivals = (uint8_t)arrivals, .awaited = (uint8_t)arrivals};
 }
 
 static void look_at(struct copy_barrier *b)
@@ -109,7 +116,9 @@ void emulated_copy_out(void *to, const void *shared, uint32_t bytes)
 uint32_t emulated_copies_left(uint32_t but, uint32_t only_reads)
 {
 	for (uint32_t i = 0; i < nr && emulated_lane->copies_out; i++)
-		if (copies[i].lane == emulated_lane && emulated_lane->copy_group - copies[i].group > but && !(only_reads && copies[i].held))
+		if (copies[i].lane == emulated_lane &&
+			emulated_lane->copy_group - copies[i].group > but &&
+			!(only_reads && copies[i].held))
 			return 1;
 	return 0;
 }
@@ -160,7 +169,8 @@ void copies_without_block(const struct emulated_block *block)
 		if (c->block != block)
 			continue;
 		if (!c->held)
-			emulated_die("a block has ended with a copy under way %s its shared memory", c->barrier ? "into" : "from");
+			emulated_die("a block has ended with a copy under way %s its shared memory",
+				c->barrier ? "into" : "from");
 		c->block = NULL;
 		c->lane = NULL;
 	}

@@ -3,14 +3,15 @@
 #ifndef TERN_TESTS_DEVICE_EMULATE_DEVICE_H
 #define TERN_TESTS_DEVICE_EMULATE_DEVICE_H
 
-/* ---- memory -------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static inline void word_put(uint32_t *to, uint32_t v)
 {
 	__atomic_store_n(to, v, __ATOMIC_RELAXED);
 }
 
-/* After a fence a relaxed store publishes what is before the fence. ThreadSanitizer knows no fences: the store is a release for it. */
+/* After a fence a relaxed store publishes what is before the fence. ThreadSanitizer knows no
+ * fences: the store is a release for it. */
 static inline void word_publish(uint32_t *to, uint32_t v)
 {
 	if (emulated_lane->fenced)
@@ -40,7 +41,9 @@ static inline uint4 piece_load(const void *from)
 	const uint32_t *words = (const uint32_t *)from;
 
 	emulated_loads(from, 16);
-	return {__atomic_load_n(words, __ATOMIC_RELAXED), __atomic_load_n(words + 1, __ATOMIC_RELAXED), __atomic_load_n(words + 2, __ATOMIC_RELAXED),
+	return {__atomic_load_n(words, __ATOMIC_RELAXED),
+		__atomic_load_n(words + 1, __ATOMIC_RELAXED),
+		__atomic_load_n(words + 2, __ATOMIC_RELAXED),
 		__atomic_load_n(words + 3, __ATOMIC_RELAXED)};
 }
 
@@ -89,7 +92,9 @@ static inline uint4 piece_acquire(const void *from)
 	const uint32_t *words = (const uint32_t *)from;
 
 	emulated_loads(from, 16);
-	return {__atomic_load_n(words, __ATOMIC_ACQUIRE), __atomic_load_n(words + 1, __ATOMIC_ACQUIRE), __atomic_load_n(words + 2, __ATOMIC_ACQUIRE),
+	return {__atomic_load_n(words, __ATOMIC_ACQUIRE),
+		__atomic_load_n(words + 1, __ATOMIC_ACQUIRE),
+		__atomic_load_n(words + 2, __ATOMIC_ACQUIRE),
 		__atomic_load_n(words + 3, __ATOMIC_ACQUIRE)};
 }
 
@@ -113,7 +118,7 @@ static inline uint64_t now_ns()
 	return emulated_now_ns();
 }
 
-/* ---- blocks and kernels -------------------------------------------------------------------------------------- */
+/* ---- blocks and kernels ---------------------------------------------------------------------- */
 
 static inline void let_next_start()
 {
@@ -137,7 +142,7 @@ static inline void some_warps_sync(uint32_t nr_threads)
 
 #define BLOCK_MEMORY(name) uint32_t *const name = emulated_lane->shared
 
-/* ---- copies through shared memory ---------------------------------------------------------------------------- */
+/* ---- copies through shared memory ------------------------------------------------------------ */
 
 typedef uintptr_t shared_at;
 
@@ -188,8 +193,10 @@ static inline void copy_in_ready()
 {
 }
 
-/* Where stores are not delayed, copies are not either; done here, so that ThreadSanitizer sees them. */
-static inline void copy_in(shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
+/* Where stores are not delayed, copies are not either; done here, so that ThreadSanitizer sees
+ * them. */
+static inline void copy_in(
+	shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
 {
 	if (emulated_lane->index != by)
 		return;
@@ -223,7 +230,8 @@ static inline bool barrier_passed(shared_at barrier, uint32_t parity)
 /* Without a copy engine these are stores like others. */
 static inline void lanes_copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)
 {
-	uint8_t *all = (uint8_t *)emulated_meet(MEET_SHUFFLE, 0xffffffffu, (uint64_t)(uintptr_t)to, by, __LINE__);
+	uint8_t *all = (uint8_t *)emulated_meet(
+		MEET_SHUFFLE, 0xffffffffu, (uint64_t)(uintptr_t)to, by, __LINE__);
 
 	for (uint32_t at = emulated_lane->index * 16; at < bytes; at += WARP_LANES * 16)
 		row_store(all + at, shared_load(from + at));
@@ -263,7 +271,7 @@ template <int N> static inline void copies_done()
 		emulated_yield();
 }
 
-/* ---- numbers ------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 /* IEEE 754's binary16, subnormals and all; a NaN is quiet. */
 static inline float fp16_number(uint32_t h)
@@ -287,7 +295,8 @@ static inline uint32_t bf16_of(float value)
 
 static inline uint32_t fp16_of(float value)
 {
-	uint32_t bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+	uint32_t bits = __float_as_uint(value), sign = bits >> 16 & 0x8000,
+		 rest = bits & 0x7fffffff;
 
 	if (value != value)
 		return 0x7fff;

@@ -8,7 +8,7 @@
 
 #define CANARY 0x5ca1ab1e0ddba11dull
 
-/* ---- ThreadSanitizer ----------------------------------------------------------------------------------------- */
+/* ---- ThreadSanitizer ------------------------------------------------------------------------- */
 
 #ifdef EMULATED_TSAN
 void *__tsan_get_current_fiber(void);
@@ -84,20 +84,23 @@ void order_ignore(bool on)
 }
 #endif
 
-/* ---- switching ----------------------------------------------------------------------------------------------- */
+/* ---- switching ------------------------------------------------------------------------------- */
 
 #ifdef __x86_64__
 void fiber_swap(void **from, void *to);
 void fiber_enter(void);
 
-/* The registers that a callee has to keep, and the stack. rbx and r12 of a new fiber: its entry and argument. */
+/* The registers that a callee has to keep, and the stack. rbx and r12 of a new fiber: its entry and
+ * argument. */
 __asm__(".text\n"
 	".globl fiber_swap\n.hidden fiber_swap\n.type fiber_swap, @function\n"
 	"fiber_swap:\n"
-	"	push %rbp\n	push %rbx\n	push %r12\n	push %r13\n	push %r14\n	push %r15\n"
+	"	push %rbp\n	push %rbx\n	push %r12\n	push %r13\n	push %r14\n	"
+	"push %r15\n"
 	"	mov %rsp, (%rdi)\n"
 	"	mov %rsi, %rsp\n"
-	"	pop %r15\n	pop %r14\n	pop %r13\n	pop %r12\n	pop %rbx\n	pop %rbp\n"
+	"	pop %r15\n	pop %r14\n	pop %r13\n	pop %r12\n	pop %rbx\n	"
+	"pop %rbp\n"
 	"	ret\n"
 	".size fiber_swap, .-fiber_swap\n"
 	".globl fiber_enter\n.hidden fiber_enter\n.type fiber_enter, @function\n"
@@ -112,9 +115,9 @@ void fiber_start(struct fiber *f, void (*entry)(void *arg), void *arg)
 	void **top = (void **)(f->stack + f->stack_bytes) - 2;
 
 	*--top = (void *)fiber_enter;
-	*--top = NULL;		/* rbp */
+	*--top = NULL;          /* rbp */
 	*--top = (void *)entry; /* rbx */
-	*--top = arg;		/* r12 */
+	*--top = arg;           /* r12 */
 	*--top = NULL;
 	*--top = NULL;
 	*--top = NULL;
@@ -145,7 +148,8 @@ void fiber_start(struct fiber *f, void (*entry)(void *arg), void *arg)
 	getcontext(context);
 	context->uc_stack.ss_sp = f->stack + 64 + sizeof(*context);
 	context->uc_stack.ss_size = f->stack_bytes - 64 - sizeof(*context);
-	makecontext(context, (void (*)(void))enter, 4, (unsigned)(e >> 32), (unsigned)e, (unsigned)(a >> 32), (unsigned)a);
+	makecontext(context, (void (*)(void))enter, 4, (unsigned)(e >> 32), (unsigned)e,
+		(unsigned)(a >> 32), (unsigned)a);
 	f->sp = context;
 }
 
@@ -160,11 +164,12 @@ void fiber_switch(struct fiber *from, struct fiber *to)
 }
 #endif
 
-/* ---- stacks -------------------------------------------------------------------------------------------------- */
+/* ---- stacks ---------------------------------------------------------------------------------- */
 
 int fiber_create(struct fiber *f, size_t stack_bytes)
 {
-	void *stack = mmap(NULL, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *stack = mmap(NULL, stack_bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	memset(f, 0, sizeof(*f));
 	if (stack == MAP_FAILED)

@@ -24,9 +24,11 @@ void fiber_adopt(struct fiber *fiber);
 /* Has its stack been too small? */
 int fiber_overrun(const struct fiber *fiber);
 
-/* For ThreadSanitizer, which does not know what orders lanes: all before a release of `of` happens before all after a later acquire. */
+/* For ThreadSanitizer, which does not know what orders lanes: all before a release of `of` happens
+ * before all after a later acquire. */
 void order_release(void *of);
 void order_acquire(void *of);
-void order_ignore(bool on); /* what this thread stores meanwhile is nobody's: it makes no race, and orders nothing */
+void order_ignore(bool on); /* what this thread stores meanwhile is nobody's: it makes no race, and
+			       orders nothing */
 
 #endif

@@ -54,8 +54,9 @@ struct operation {
 	dim3 grid, block;
 	size_t shared_bytes;
 	bool early, launched, done;
-	uint32_t nr_blocks, nr_started, nr_let, nr_ended; /* let: that have let the next kernel start, or have ended without */
-	struct operation *next_launch; /* on its device */
+	uint32_t nr_blocks, nr_started, nr_let, nr_ended; /* let: that have let the next kernel
+							     start, or have ended without */
+	struct operation *next_launch;                    /* on its device */
 	/* Others: */
 	void *to;
 	const void *from;
@@ -68,10 +69,10 @@ struct operation {
 
 struct emulated_event {
 	uint64_t ns;
-	uint32_t nr_put, nr_reached; /* records */
-	uint32_t refs;		     /* the caller's, and operations' */
+	uint32_t nr_put, nr_reached;    /* records */
+	uint32_t refs;                  /* the caller's, and operations' */
 	struct emulated_graph *capture; /* last recorded while that was captured */
-	char order;		     /* for ThreadSanitizer */
+	char order;                     /* for ThreadSanitizer */
 };
 
 struct emulated_graph {
@@ -86,12 +87,13 @@ struct emulated_stream {
 	struct operation *first, **end;
 	struct emulated_graph *capture;
 	struct emulated_lane *free_lanes;
-	char order; /* for ThreadSanitizer: all of the stream, one after the other; who is started early has yet to wait for it */
+	char order; /* for ThreadSanitizer: all of the stream, one after the other; who is started
+		       early has yet to wait for it */
 };
 
 struct emulated_device {
-	uint32_t room; /* blocks that may still start */
-	struct operation *launches; /* with blocks to start, in order */
+	uint32_t room;                 /* blocks that may still start */
+	struct operation *launches;    /* with blocks to start, in order */
 	struct emulated_stream stream; /* the one without a name */
 };
 
@@ -101,7 +103,7 @@ struct settings {
 	bool delayed, lines;
 	uint32_t code;
 	uint32_t nvlink_domain; /* so many devices in a row reach each other's memory; 0: all */
-	size_t block_bytes; /* shared memory of a block */
+	size_t block_bytes;     /* shared memory of a block */
 };
 
 extern struct emulated_device emulated_devices[MAX_DEVICES];
@@ -124,7 +126,8 @@ void processes_leave(void);
 void *processes_allocate(size_t bytes, int *fd); /* NULL: no memory */
 void processes_free(void *memory, size_t bytes, int fd);
 void processes_handle(cudaIpcMemHandle_t *handle, int fd, size_t bytes);
-void *processes_map(const cudaIpcMemHandle_t *handle, size_t *bytes, int *fd); /* NULL: it is gone */
+void *processes_map(const cudaIpcMemHandle_t *handle, size_t *bytes, int *fd); /* NULL: it is gone
+										*/
 
 /* streams.c */
 extern uint64_t emulated_clock_ns;
@@ -132,7 +135,8 @@ extern uint64_t emulated_clock_ns;
 /* memory.c; -1: of none */
 int memory_device(const void *pointer);
 
-/* warps.c: one store or copy of so many rests for some turns of warps, so that what may not overtake it has time to; the clock does not run for who waits for it. */
+/* warps.c: one store or copy of so many rests for some turns of warps, so that what may not
+ * overtake it has time to; the clock does not run for who waits for it. */
 uint64_t rest_until(uint32_t one_of);
 bool rests(uint64_t until);
 
@@ -140,13 +144,14 @@ bool rests(uint64_t until);
 void stores_met(const struct emulated_warp *warp);
 void stores_at_barrier(const struct emulated_block *block);
 void stores_arrive(void); /* this lane's, at a barrier of the block's */
-void stores_without_block(const struct emulated_block *block); /* it has ended, and they are still under way */
+void stores_without_block(const struct emulated_block *block); /* it has ended, and they are still
+								  under way */
 void stores_of_kernel(const struct operation *launch);
 void stores_trim(void); /* after a pass */
 void stores_some(void); /* after a turn */
 
 /* copies.c */
-void copies_some(void); /* after a turn */
+void copies_some(void);                                        /* after a turn */
 void copies_without_block(const struct emulated_block *block); /* it has ended */
 void copies_of_kernel(const struct operation *launch);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices' memory, and pinned memory: the heap's, so that AddressSanitizer sees each access beyond an allocation; or, between processes, files'. */
+/* Devices' memory, and pinned memory: the heap's, so that AddressSanitizer sees each access beyond
+ * an allocation; or, between processes, files'. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -123,7 +124,8 @@ static bool is_registered(const uint8_t *memory, size_t bytes)
 /* As CUDA does, each address once. */
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
 {
-	struct allocation a = {.memory = memory, .bytes = bytes, .fd = -2, .type = cudaMemoryTypeHost};
+	struct allocation a = {
+		.memory = memory, .bytes = bytes, .fd = -2, .type = cudaMemoryTypeHost};
 
 	(void)flags;
 	return is_registered(memory, bytes) ? cudaErrorHostMemoryAlreadyRegistered : keep(&a);
@@ -172,7 +174,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 	return cudaSuccess;
 }
 
-/* ---- between processes --------------------------------------------------------------------------------------- */
+/* ---- between processes ----------------------------------------------------------------------- */
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory)
 {

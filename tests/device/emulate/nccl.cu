@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As much of NCCL as `tern bench --against nccl` calls, for emulated GPUs: messages go through memory that all ranks share, chunk by chunk, by a kernel for each
- * group of sends and receives. TERN_EMULATED_NCCL=flip: a bit of a long message is wrong; =stall: rank 1 sends nothing. */
+/* As much of NCCL as `tern bench --against nccl` calls, for emulated GPUs: messages go through
+ * memory that all ranks share, chunk by chunk, by a kernel for each group of sends and receives.
+ * TERN_EMULATED_NCCL=flip: a bit of a long message is wrong; =stall: rank 1 sends nothing. */
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
@@ -17,7 +18,8 @@
 #define CHUNK_BYTES 4096
 #define JOIN_SECONDS 20
 
-extern "C" [[noreturn]] void emulated_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+extern "C" [[noreturn]] void emulated_die(const char *format, ...)
+	__attribute__((format(printf, 1, 2)));
 
 enum result {
 	SUCCESS = 0,
@@ -29,7 +31,8 @@ struct unique_id {
 	char bytes[128];
 };
 
-/* From one rank to another. Whoever sends fills data while nr_put is nr_taken; whoever receives empties it while they differ. */
+/* From one rank to another. Whoever sends fills data while nr_put is nr_taken; whoever receives
+ * empties it while they differ. */
 struct box {
 	uint64_t nr_put, nr_taken, message_bytes, bytes;
 	char data[CHUNK_BYTES];
@@ -59,9 +62,10 @@ struct group {
 	struct op ops[MOST_OPS];
 };
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* nr_taken's release orders what was read before what is written here; nr_put's release, the chunk before its announcement. */
+/* nr_taken's release orders what was read before what is written here; nr_put's release, the chunk
+ * before its announcement. */
 static bool put_chunk(struct op *op)
 {
 	struct box *box = &op->comm->shared->boxes[op->comm->rank][op->peer];
@@ -87,7 +91,8 @@ static bool take_chunk(struct op *op)
 	if (__atomic_load_n(&box->nr_put, __ATOMIC_ACQUIRE) == box->nr_taken)
 		return false;
 	if (box->message_bytes != op->bytes)
-		emulated_die("rank %u sends %llu bytes, of which rank %u receives %llu", op->peer, (unsigned long long)box->message_bytes, op->comm->rank,
+		emulated_die("rank %u sends %llu bytes, of which rank %u receives %llu", op->peer,
+			(unsigned long long)box->message_bytes, op->comm->rank,
 			(unsigned long long)op->bytes);
 	memcpy(op->at + op->done, box->data, box->bytes);
 	op->done += box->bytes;
@@ -118,7 +123,7 @@ static void move(struct group g)
 	}
 }
 
-/* ---- groups -------------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static thread_local struct group open_group;
 static thread_local uint32_t depth;
@@ -138,12 +143,15 @@ static int flush(void)
 	return rc ? SYSTEM_ERROR : SUCCESS;
 }
 
-static int add(struct comm *comm, bool sends, const void *at, size_t bytes, int type, int peer, cudaStream_t stream)
+static int add(struct comm *comm, bool sends, const void *at, size_t bytes, int type, int peer,
+	cudaStream_t stream)
 {
-	if (type != 0 || peer < 0 || (uint32_t)peer >= comm->nr_ranks || open_group.nr == MOST_OPS || (open_group.nr && stream != group_stream))
+	if (type != 0 || peer < 0 || (uint32_t)peer >= comm->nr_ranks ||
+		open_group.nr == MOST_OPS || (open_group.nr && stream != group_stream))
 		return INVALID_ARGUMENT;
 	group_stream = stream;
-	open_group.ops[open_group.nr++] = {comm, sends, false, (uint32_t)peer, (char *)at, bytes, 0};
+	open_group.ops[open_group.nr++] = {
+		comm, sends, false, (uint32_t)peer, (char *)at, bytes, 0};
 	return depth ? SUCCESS : flush();
 }
 
@@ -162,7 +170,8 @@ int ncclGroupEnd(void)
 	return --depth ? SUCCESS : flush();
 }
 
-int ncclSend(const void *from, size_t count, int type, int peer, struct comm *comm, cudaStream_t stream)
+int ncclSend(
+	const void *from, size_t count, int type, int peer, struct comm *comm, cudaStream_t stream)
 {
 	return add(comm, true, from, count, type, peer, stream);
 }
@@ -172,7 +181,7 @@ int ncclRecv(void *to, size_t count, int type, int peer, struct comm *comm, cuda
 	return add(comm, false, to, count, type, peer, stream);
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 int ncclGetVersion(int *version)
 {
@@ -182,7 +191,9 @@ int ncclGetVersion(int *version)
 
 const char *ncclGetErrorString(int rc)
 {
-	return rc == SUCCESS ? "no error" : rc == INVALID_ARGUMENT ? "invalid argument" : "system error";
+	return rc == SUCCESS            ? "no error"
+	       : rc == INVALID_ARGUMENT ? "invalid argument"
+					: "system error";
 }
 
 int ncclGetUniqueId(struct unique_id *id)
@@ -214,7 +225,9 @@ int ncclCommInitRank(struct comm **out, int nr_ranks, struct unique_id id, int r
 	struct comm *comm = (struct comm *)calloc(1, sizeof(*comm));
 	const char *fault = getenv("TERN_EMULATED_NCCL") ? getenv("TERN_EMULATED_NCCL") : "";
 	int fd = open(id.bytes, O_RDWR | O_CLOEXEC);
-	void *memory = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *memory = fd < 0 ? MAP_FAILED
+			      : mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE,
+					MAP_SHARED, fd, 0);
 
 	if (fd >= 0)
 		close(fd);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices of several processes: all name one file, and lock it in turns to run theirs, so that a pass is whole here, too. Devices' memory is then
- * files that others can map. The kernel chooses who is next: such a run does not repeat. */
+/* Devices of several processes: all name one file, and lock it in turns to run theirs, so that a
+ * pass is whole here, too. Devices' memory is then files that others can map. The kernel chooses
+ * who is next: such a run does not repeat. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,7 +12,8 @@
 
 #include "tests/device/emulate/inside.h"
 
-/* Bytes of the file: who waits to be next has the first, who runs has the second. Without the first, whoever has just run would mostly be next again. */
+/* Bytes of the file: who waits to be next has the first, who runs has the second. Without the
+ * first, whoever has just run would mostly be next again. */
 enum turnstile {
 	NEXT,
 	RUNS
@@ -49,7 +51,8 @@ static void set_lock(short type, enum turnstile byte)
 		emulated_die("locking the file of all processes: %s", strerror(errno));
 }
 
-/* Whoever dies inside has let go of both. What others stored in their turns is seen from here on. */
+/* Whoever dies inside has let go of both. What others stored in their turns is seen from here on.
+ */
 void processes_enter(void)
 {
 	if (!processes_several())
@@ -65,7 +68,7 @@ void processes_leave(void)
 		set_lock(F_UNLCK, RUNS);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *map(int fd, size_t bytes)
 {

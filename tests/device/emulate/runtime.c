@@ -13,7 +13,7 @@ static _Thread_local cudaError_t last;
 static struct settings settings;
 static uint64_t random_state;
 
-/* ---- settings ------------------------------------------------------------------------------------------------ */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 void emulated_die(const char *format, ...)
 {
@@ -21,7 +21,8 @@ void emulated_die(const char *format, ...)
 
 	va_start(list, format);
 	fflush(stdout);
-	fprintf(stderr, "emulated GPU, TERN_EMULATED_SEED=%llu: ", (unsigned long long)settings.seed);
+	fprintf(stderr,
+		"emulated GPU, TERN_EMULATED_SEED=%llu: ", (unsigned long long)settings.seed);
 	vfprintf(stderr, format, list);
 	fprintf(stderr, "\n");
 	va_end(list);
@@ -38,7 +39,8 @@ static uint64_t setting(const char *name, uint64_t otherwise, uint64_t most)
 
 static void load_settings(void)
 {
-	const char *stores = getenv("TERN_EMULATED_STORES"), *processes = getenv("TERN_EMULATED_PROCESSES");
+	const char *stores = getenv("TERN_EMULATED_STORES"),
+		   *processes = getenv("TERN_EMULATED_PROCESSES");
 
 	settings.nr_devices = (uint32_t)setting("TERN_EMULATED_GPUS", 4, MAX_DEVICES);
 	settings.nr_sms = (uint32_t)setting("TERN_EMULATED_SMS", 8, 1024);
@@ -81,7 +83,7 @@ uint32_t emulated_random(uint32_t below)
 	return (uint32_t)(((z ^ z >> 31) >> 32) * below >> 32);
 }
 
-/* ---- errors -------------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static cudaError_t result(cudaError_t rc)
 {
@@ -100,9 +102,12 @@ cudaError_t cudaGetLastError(void)
 
 const char *cudaGetErrorName(cudaError_t rc)
 {
-	static const char *const names[] = {"cudaSuccess", "cudaErrorInvalidValue", "cudaErrorMemoryAllocation", "cudaErrorNoDevice",
-		"cudaErrorInsufficientDriver", "cudaErrorNoKernelImageForDevice", "cudaErrorInvalidDevice", "cudaErrorInvalidResourceHandle",
-		"cudaErrorPeerAccessAlreadyEnabled", "cudaErrorPeerAccessNotEnabled", "cudaErrorStreamCaptureUnsupported", "cudaErrorNotSupported", "cudaErrorNotReady",
+	static const char *const names[] = {"cudaSuccess", "cudaErrorInvalidValue",
+		"cudaErrorMemoryAllocation", "cudaErrorNoDevice", "cudaErrorInsufficientDriver",
+		"cudaErrorNoKernelImageForDevice", "cudaErrorInvalidDevice",
+		"cudaErrorInvalidResourceHandle", "cudaErrorPeerAccessAlreadyEnabled",
+		"cudaErrorPeerAccessNotEnabled", "cudaErrorStreamCaptureUnsupported",
+		"cudaErrorNotSupported", "cudaErrorNotReady",
 		"cudaErrorHostMemoryAlreadyRegistered"};
 
 	return rc < sizeof(names) / sizeof(names[0]) ? names[rc] : "unknown";
@@ -113,7 +118,7 @@ const char *cudaGetErrorString(cudaError_t rc)
 	return rc ? "refused by the emulation" : "no error";
 }
 
-/* ---- devices ------------------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 static bool is_device(int device)
 {
@@ -161,7 +166,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 	cudaError_t rc = cudaGetDeviceProperties(&prop, device);
 
 	if (!rc)
-		*value = attribute == cudaDevAttrMultiProcessorCount ? prop.multiProcessorCount : (int)prop.sharedMemPerBlockOptin;
+		*value = attribute == cudaDevAttrMultiProcessorCount
+				 ? prop.multiProcessorCount
+				 : (int)prop.sharedMemPerBlockOptin;
 	return rc;
 }
 
@@ -169,11 +176,14 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
 	uint32_t nvlink_domain = emulated_settings()->nvlink_domain;
 
-	*can = is_device(device) && is_device(peer) && device != peer && (!nvlink_domain || (uint32_t)device / nvlink_domain == (uint32_t)peer / nvlink_domain);
+	*can = is_device(device) && is_device(peer) && device != peer &&
+	       (!nvlink_domain ||
+		       (uint32_t)device / nvlink_domain == (uint32_t)peer / nvlink_domain);
 	return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attribute, int device, int peer)
+cudaError_t cudaDeviceGetP2PAttribute(
+	int *value, enum cudaDeviceP2PAttr attribute, int device, int peer)
 {
 	(void)attribute;
 	*value = emulated_settings()->lines;
@@ -198,7 +208,7 @@ cudaError_t cudaDeviceSynchronize(void)
 	return cudaSuccess;
 }
 
-/* ---- streams and what is put on them ------------------------------------------------------------------------- */
+/* ---- streams and what is put on them --------------------------------------------------------- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 {
@@ -262,30 +272,43 @@ static cudaError_t put(cudaStream_t stream, const struct operation *op)
 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream)
 {
-	return put(stream, &(struct operation){.kind = OPERATION_FILL, .to = to, .byte = byte, .bytes = bytes});
+	return put(stream, &(struct operation){
+				   .kind = OPERATION_FILL, .to = to, .byte = byte, .bytes = bytes});
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpyAsync(
+	void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
 	(void)kind;
-	return put(stream, &(struct operation){.kind = OPERATION_COPY, .to = to, .from = from, .bytes = bytes});
+	return put(stream, &(struct operation){
+				   .kind = OPERATION_COPY, .to = to, .from = from, .bytes = bytes});
 }
 
-cudaError_t emulated_launch(const cudaLaunchConfig_t *c, emulated_run run, const void *call, size_t bytes)
+cudaError_t emulated_launch(
+	const cudaLaunchConfig_t *c, emulated_run run, const void *call, size_t bytes)
 {
-	struct operation op = {.kind = OPERATION_KERNEL, .run = run, .call = (void *)call, .call_bytes = bytes, .grid = c->gridDim, .block = c->blockDim,
-		.shared_bytes = c->dynamicSmemBytes, .nr_blocks = c->gridDim.x};
+	struct operation op = {.kind = OPERATION_KERNEL,
+		.run = run,
+		.call = (void *)call,
+		.call_bytes = bytes,
+		.grid = c->gridDim,
+		.block = c->blockDim,
+		.shared_bytes = c->dynamicSmemBytes,
+		.nr_blocks = c->gridDim.x};
 
-	if (!c->gridDim.x || !c->blockDim.x || c->blockDim.x > 1024 || c->gridDim.y * c->gridDim.z != 1 || c->blockDim.y * c->blockDim.z != 1 ||
+	if (!c->gridDim.x || !c->blockDim.x || c->blockDim.x > 1024 ||
+		c->gridDim.y * c->gridDim.z != 1 || c->blockDim.y * c->blockDim.z != 1 ||
 		c->dynamicSmemBytes > emulated_settings()->block_bytes)
 		return result(cudaErrorInvalidValue);
 	for (unsigned i = 0; i < c->numAttrs; i++)
-		op.early |= c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization && c->attrs[i].val.programmaticStreamSerializationAllowed;
+		op.early |= c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+			    c->attrs[i].val.programmaticStreamSerializationAllowed;
 	return put(c->stream, &op);
 }
 
-/* What a kernel's blocks may have of shared memory: one setting for all of the process. Who lowers it takes from other
- * threads what they are about to launch with; a GPU lets him, and here it is an error. */
+/* What a kernel's blocks may have of shared memory: one setting for all of the process. Who lowers
+ * it takes from other threads what they are about to launch with; a GPU lets him, and here it is an
+ * error. */
 #define USUAL_SHARED_BYTES (48 * 1024)
 #define MOST_KERNELS 256
 
@@ -329,7 +352,8 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
 	(void)attribute;
 	pthread_mutex_lock(&allowances_lock);
 	a = kernel ? allowance_of(kernel) : NULL;
-	good = a && value >= 0 && (size_t)value <= emulated_settings()->block_bytes && (size_t)value >= a->bytes;
+	good = a && value >= 0 && (size_t)value <= emulated_settings()->block_bytes &&
+	       (size_t)value >= a->bytes;
 	if (good)
 		a->bytes = (size_t)value;
 	pthread_mutex_unlock(&allowances_lock);
@@ -338,14 +362,16 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
 {
-	*attributes = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024, .ptxVersion = (int)emulated_settings()->code};
+	*attributes = (struct cudaFuncAttributes){
+		.maxThreadsPerBlock = 1024, .ptxVersion = (int)emulated_settings()->code};
 	return result(kernel ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-/* ---- graphs and events ------------------------------------------------------------------------------------------
+/* ---- graphs and events ------------------------------------------------------------------------
  *
- * A graph is what was put on its streams, in one order. What was put on the stream where the capture began is launched where the caller says; the rest on the
- * stream that it was captured from, which waits for whatever else is there: one of the orders that a GPU may choose. */
+ * A graph is what was put on its streams, in one order. What was put on the stream where the
+ * capture began is launched where the caller says; the rest on the stream that it was captured
+ * from, which waits for whatever else is there: one of the orders that a GPU may choose. */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {

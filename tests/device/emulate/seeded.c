@@ -41,7 +41,8 @@ void seeded_drive(struct rank *rank, void (*drive)(struct rank *rank, void *ctx)
 
 int seeded_cases(const char *name, uint64_t cases, int (*is_bad)(uint64_t seed))
 {
-	uint64_t seed = devices_setting("TERN_TEST_SEED", 1), seconds = devices_setting("TERN_TEST_SECONDS", 0), done = 0;
+	uint64_t seed = devices_setting("TERN_TEST_SEED", 1),
+		 seconds = devices_setting("TERN_TEST_SECONDS", 0), done = 0;
 	time_t end = time(NULL) + (time_t)seconds;
 	int bad = 0;
 
@@ -49,7 +50,10 @@ int seeded_cases(const char *name, uint64_t cases, int (*is_bad)(uint64_t seed))
 	for (; !bad && (seconds ? time(NULL) < end : done < cases); done++)
 		bad = is_bad(seed + done);
 	if (bad)
-		printf("repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1, and the same TERN_TEST_ROUNDS and TERN_EMULATED_...\n", (unsigned long long)(seed + done - 1));
-	printf("# seeds %llu to %llu\n%s - %s\n", (unsigned long long)seed, (unsigned long long)(seed + done - 1), bad ? "not ok" : "ok", name);
+		printf("repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1, and the same "
+		       "TERN_TEST_ROUNDS and TERN_EMULATED_...\n",
+			(unsigned long long)(seed + done - 1));
+	printf("# seeds %llu to %llu\n%s - %s\n", (unsigned long long)seed,
+		(unsigned long long)(seed + done - 1), bad ? "not ok" : "ok", name);
 	return bad;
 }

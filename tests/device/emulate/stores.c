@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stores that are under way. A fence makes those arrive that come before it: the lane's own, and those of lanes that it has met since. */
+/* Stores that are under way. A fence makes those arrive that come before it: the lane's own, and
+ * those of lanes that it has met since. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,14 +8,14 @@
 
 #define LINE_BYTES 128
 #define MOST_UNDER_WAY 4096 /* within a pass */
-#define MOST_LEFT 512	    /* after it */
-#define ONE_RESTS 64	    /* of so many groups */
+#define MOST_LEFT 512       /* after it */
+#define ONE_RESTS 64        /* of so many groups */
 #define LINE_SLOTS 4096
 
 enum scope {
 	SCOPE_LANE,
-	SCOPE_WARP,  /* met in __syncwarp */
-	SCOPE_BLOCK  /* met at a barrier, or by all of its lanes handed on through one */
+	SCOPE_WARP, /* met in __syncwarp */
+	SCOPE_BLOCK /* met at a barrier, or by all of its lanes handed on through one */
 };
 
 /* What arrives together: of one line, from one pass of a warp. */
@@ -23,7 +24,8 @@ struct group {
 	const struct emulated_block *block;
 	const struct operation *launch;
 	uint8_t *line;
-	uint32_t pass, lanes, arrived, nr; /* arrived: lanes that have passed a barrier of their block's since */
+	uint32_t pass, lanes, arrived, nr; /* arrived: lanes that have passed a barrier of their
+					      block's since */
 	enum scope scope;
 	bool whole;
 	uint64_t not_before; /* turn */
@@ -84,14 +86,21 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 
 	for (uint32_t i = whole && *line_count(line) ? nr : 0; i--;) {
 		g = &under_way[i];
-		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole && !g->arrived && g->nr < LINE_BYTES / 16)
+		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole &&
+			!g->arrived && g->nr < LINE_BYTES / 16)
 			return g;
 	}
 	if (nr == MOST_UNDER_WAY)
-		emulated_die("a pass of a warp stores to more than %d places", MOST_UNDER_WAY - MOST_LEFT);
+		emulated_die("a pass of a warp stores to more than %d places",
+			MOST_UNDER_WAY - MOST_LEFT);
 	g = &under_way[nr++];
 	++*line_count(line);
-	*g = (struct group){.warp = w, .block = w->block, .launch = w->block->launch, .line = line, .pass = w->pass, .whole = whole};
+	*g = (struct group){.warp = w,
+		.block = w->block,
+		.launch = w->block->launch,
+		.line = line,
+		.pass = w->pass,
+		.whole = whole};
 	g->not_before = rest_until(ONE_RESTS);
 	return g;
 }
@@ -99,17 +108,20 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 /* In a GPU's own memory lines are always whole. */
 static bool keeps_lines(const void *to)
 {
-	return emulated_settings()->lines || memory_device(to) == emulated_lane->warp->block->launch->stream->device;
+	return emulated_settings()->lines ||
+	       memory_device(to) == emulated_lane->warp->block->launch->stream->device;
 }
 
 static void check_reach(const void *to)
 {
-	int here = emulated_lane->warp->block->launch->stream->device, there = memory_device(to), can = 1;
+	int here = emulated_lane->warp->block->launch->stream->device, there = memory_device(to),
+	    can = 1;
 
 	if (there >= 0 && there != here)
 		cudaDeviceCanAccessPeer(&can, here, there);
 	if (!can)
-		emulated_die("a kernel of device %d stores to %p, in the memory of device %d", here, to, there);
+		emulated_die("a kernel of device %d stores to %p, in the memory of device %d", here,
+			to, there);
 }
 
 void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole)
@@ -145,7 +157,8 @@ void emulated_fence(void)
 	for (uint32_t i = nr; i--;) {
 		const struct group *g = &under_way[i];
 
-		if ((g->warp == lane->warp && (g->scope != SCOPE_LANE || g->lanes >> lane->index & 1)) ||
+		if ((g->warp == lane->warp &&
+			    (g->scope != SCOPE_LANE || g->lanes >> lane->index & 1)) ||
 			(g->block == lane->warp->block && g->scope == SCOPE_BLOCK))
 			arrive(i);
 	}
@@ -165,7 +178,8 @@ void stores_at_barrier(const struct emulated_block *block)
 			under_way[i].scope = SCOPE_BLOCK;
 }
 
-/* This lane's, at a barrier in shared memory. Who waits there hands them on with a fence of its own. */
+/* This lane's, at a barrier in shared memory. Who waits there hands them on with a fence of its
+ * own. */
 void stores_arrive(void)
 {
 	uint32_t lane = 1u << emulated_lane->index;

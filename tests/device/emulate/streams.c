@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: what is put on them runs in order; and the thread that waits for one runs all devices. */
+/* Streams: what is put on them runs in order; and the thread that waits for one runs all devices.
+ */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +14,12 @@ struct emulated_device emulated_devices[MAX_DEVICES];
 static bool executing, changed;
 static struct emulated_stream *streams;
 
-/* ---- one at a time, in the order in which they come ---------------------------------------------------------- */
+/* ---- one at a time, in the order in which they come ------------------------------------------ */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t served = PTHREAD_COND_INITIALIZER;
 static uint64_t nr_tickets, serving = 1; /* who has ticket `serving` is inside */
-static uint64_t nr_moves;		 /* what those who are outside may wait for */
+static uint64_t nr_moves;                /* what those who are outside may wait for */
 
 static void take_ticket(void)
 {
@@ -102,7 +103,7 @@ void emulated_reseed(uint64_t seed)
 	emulated_leave();
 }
 
-/* ---- what streams hold --------------------------------------------------------------------------------------- */
+/* ---- what streams hold ----------------------------------------------------------------------- */
 
 void event_drop(struct emulated_event *event)
 {
@@ -203,7 +204,7 @@ void stream_put(struct emulated_stream *stream, const struct operation *op)
 	note_move();
 }
 
-/* ---- what runs ----------------------------------------------------------------------------------------------- */
+/* ---- what runs ------------------------------------------------------------------------------- */
 
 static void launch(struct operation *op)
 {
@@ -326,7 +327,7 @@ static bool run_some(void)
 	return moves;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* stream NULL: all of the device. */
 static bool is_idle(const struct emulated_stream *stream, int device)

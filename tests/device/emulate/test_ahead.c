@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rounds of high throughput that are all put on their streams before any has run, on emulated GPUs, with one thread and a seed. One of two ranks sends rows; the other one has few or none to
- * send, and takes its time before it receives. So the first may be a round ahead, where its early rows go to slots that the other one has not read yet. Most rounds are released: a rank that
- * waits for results knows by these that its rows were read. Each round's rows are all of one byte, and who receives them looks at every one.
- * TERN_TEST_SEED, TERN_TEST_CASES (20), TERN_TEST_SECONDS: seeded.h; TERN_TEST_ROUNDS: of each case (8). */
+/* Rounds of high throughput that are all put on their streams before any has run, on emulated GPUs,
+ * with one thread and a seed. One of two ranks sends rows; the other one has few or none to send,
+ * and takes its time before it receives. So the first may be a round ahead, where its early rows go
+ * to slots that the other one has not read yet. Most rounds are released: a rank that waits for
+ * results knows by these that its rows were read. Each round's rows are all of one byte, and who
+ * receives them looks at every one. TERN_TEST_SEED, TERN_TEST_CASES (20), TERN_TEST_SECONDS:
+ * seeded.h; TERN_TEST_ROUNDS: of each case (8). */
 #include <stdio.h>
 #include <string.h>
 
@@ -29,7 +32,7 @@ struct run {
 	uint32_t nr_rounds;
 	struct plan plans[MOST_ROUNDS];
 	int32_t ids[NR_RANKS][MOST_TOKENS * NR_LOCAL]; /* a rank's, in every round */
-	uint8_t *received[NR_RANKS];		       /* host memory: each round's rows */
+	uint8_t *received[NR_RANKS];                   /* host memory: each round's rows */
 	struct device_rounds rounds[NR_RANKS];
 };
 
@@ -48,12 +51,16 @@ static int byte_of(uint32_t round)
 	return (int)(round + 1);
 }
 
-static int put_dispatch(struct run *run, uint32_t rank, uint32_t round, struct tern_received *received)
+static int put_dispatch(
+	struct run *run, uint32_t rank, uint32_t round, struct tern_received *received)
 {
 	struct device_rounds *r = &run->rounds[rank];
 	const struct device_lane *lane = &r->lanes[0];
 	uint64_t pause_ns = run->plans[round].pause_ns[rank];
-	struct tern_dispatch args = {.size = sizeof(args), .nr_tokens = run->plans[round].nr_tokens[rank], .x = lane->x, .topk_ids = lane->ids};
+	struct tern_dispatch args = {.size = sizeof(args),
+		.nr_tokens = run->plans[round].nr_tokens[rank],
+		.x = lane->x,
+		.topk_ids = lane->ids};
 	int rc;
 
 	if (!pause_ns)
@@ -72,13 +79,18 @@ static int put_round(struct run *run, uint32_t rank, uint32_t round)
 	uint64_t bytes = rows_of(run, round, rank) * job_received_bytes(&run->job);
 	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
-	int rc = n ? seeded.ops->fill(lane->x, byte_of(round), n * job_x_bytes(&run->job), lane->stream) : 0;
+	int rc = n ? seeded.ops->fill(
+			     lane->x, byte_of(round), n * job_x_bytes(&run->job), lane->stream)
+		   : 0;
 
 	rc = rc ? rc : put_dispatch(run, rank, round, &received);
-	rc = rc || !bytes ? rc : seeded.ops->copy(run->received[rank] + round * received_bytes(run), received.x, bytes, lane->stream);
+	rc = rc || !bytes ? rc
+			  : seeded.ops->copy(run->received[rank] + round * received_bytes(run),
+				    received.x, bytes, lane->stream);
 	if (rc)
 		return rc;
-	return run->plans[round].release ? tern_release(r->moe, 0) : tern_combine(r->moe, &combine, lane->out, 0);
+	return run->plans[round].release ? tern_release(r->moe, 0)
+					 : tern_combine(r->moe, &combine, lane->out, 0);
 }
 
 static int look_at_rows(struct rank *rank, const struct run *run, uint32_t of)
@@ -90,8 +102,12 @@ static int look_at_rows(struct rank *rank, const struct run *run, uint32_t of)
 			uint8_t byte = run->received[of][round * received_bytes(run) + i];
 
 			if (byte != byte_of(round))
-				return rank_fails(rank, "rank %u received byte %d at row %llu, %llu of round %u%s", of, byte, (unsigned long long)(i / row_bytes),
-					(unsigned long long)(i % row_bytes), round, byte == byte_of(round + 1) ? ": that of the round behind" : "");
+				return rank_fails(rank,
+					"rank %u received byte %d at row %llu, %llu of round %u%s",
+					of, byte, (unsigned long long)(i / row_bytes),
+					(unsigned long long)(i % row_bytes), round,
+					byte == byte_of(round + 1) ? ": that of the round behind"
+								   : "");
 		}
 	return 0;
 }
@@ -103,14 +119,17 @@ static void drive(struct rank *rank, void *ctx)
 	int rc = 0;
 
 	for (uint32_t r = 0; r < NR_RANKS && !rc; r++)
-		rc = seeded.ops->copy(run->rounds[r].lanes[0].ids, run->ids[r], sizeof(run->ids[r]), run->rounds[r].lanes[0].stream);
+		rc = seeded.ops->copy(run->rounds[r].lanes[0].ids, run->ids[r], sizeof(run->ids[r]),
+			run->rounds[r].lanes[0].stream);
 	for (uint32_t r = 0; r < NR_RANKS && !rc; r++)
 		rc = seeded.ops->stream_wait(run->rounds[r].lanes[0].stream);
 	seeded.reseed(run->seed);
 	for (uint32_t i = 0; i < run->nr_rounds * NR_RANKS && !rc; i++)
-		rc = device_choose(seeded.ops, i % NR_RANKS) || put_round(run, i % NR_RANKS, i / NR_RANKS);
+		rc = device_choose(seeded.ops, i % NR_RANKS) ||
+		     put_round(run, i % NR_RANKS, i / NR_RANKS);
 	for (uint32_t r = 0; r < NR_RANKS && !rc; r++)
-		rc = seeded.ops->stream_wait(run->rounds[r].lanes[0].stream) || tern_moe_status(run->rounds[r].moe);
+		rc = seeded.ops->stream_wait(run->rounds[r].lanes[0].stream) ||
+		     tern_moe_status(run->rounds[r].moe);
 	if (rc)
 		rank_fails(rank, "%s", tern_last_error());
 	for (uint32_t r = 0; r < NR_RANKS && !*rank->failure; r++)
@@ -125,7 +144,8 @@ static void body(struct rank *rank)
 	int rc = device_choose(seeded.ops, (uint32_t)rank->rank);
 
 	rc = rc ? rc : device_rounds_open(rounds, rank->group, &run->job, seeded.ops);
-	rc = rc ? rc : seeded.ops->host_create(run->nr_rounds * received_bytes(run), (void **)received);
+	rc = rc ? rc
+		: seeded.ops->host_create(run->nr_rounds * received_bytes(run), (void **)received);
 	if (rc)
 		rank_fails(rank, "open: %s", tern_last_error());
 	if (ranks_meet(rank) || rc)
@@ -158,7 +178,8 @@ static void draw_run(uint64_t seed, struct run *run)
 	for (uint32_t i = 0; i < run->nr_rounds; i++) {
 		run->plans[i].release = random_below(&state, 4) != 0;
 		run->plans[i].nr_tokens[quick] = 1 + random_below(&state, MOST_TOKENS);
-		run->plans[i].nr_tokens[1 - quick] = random_below(&state, 4) ? 0 : 1 + random_below(&state, 3);
+		run->plans[i].nr_tokens[1 - quick] =
+			random_below(&state, 4) ? 0 : 1 + random_below(&state, 3);
 		run->plans[i].pause_ns[1 - quick] = random_below(&state, 4) * 50000;
 	}
 	for (uint32_t r = 0; r < NR_RANKS; r++)

@@ -7,10 +7,12 @@
 #include "tests/device/emulate/inside.h"
 
 #define STACK_BYTES (64 << 10) /* touched as needed */
-#define BUSY_NS 20	       /* a turn */
-#define IDLE_NS 2000	       /* where all only poll; but no more than has passed, if it may be another thread or process that they wait for */
+#define BUSY_NS 20             /* a turn */
+#define IDLE_NS                                                                                    \
+	2000 /* where all only poll; but no more than has passed, if it may be another thread or   \
+		process that they wait for */
 #define MOST_IDLE_NS 20000
-#define MOST_PASSES 6	       /* of a turn */
+#define MOST_PASSES 6 /* of a turn */
 
 struct emulated_lane *emulated_lane;
 uint3 threadIdx, blockIdx;
@@ -24,7 +26,7 @@ static struct emulated_lane *spare_lanes;
 static uint64_t history;
 static uint64_t nr_idle; /* turns since something happened */
 
-/* ---- who can run --------------------------------------------------------------------------------------------- */
+/* ---- who can run ----------------------------------------------------------------------------- */
 
 static void can_run(struct emulated_warp *w)
 {
@@ -90,7 +92,7 @@ uint64_t emulated_now_ns(void)
 	return emulated_clock_ns;
 }
 
-/* ---- lanes --------------------------------------------------------------------------------------------------- */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 static void leave(enum lane_state state)
 {
@@ -133,7 +135,8 @@ void lane_spare(struct emulated_lane *lane)
 /* Rather one that the stream has had: what it did then is ordered before this. */
 static struct emulated_lane *lane_take(struct emulated_stream *stream)
 {
-	struct emulated_lane **list = stream->free_lanes ? &stream->free_lanes : &spare_lanes, *lane = *list;
+	struct emulated_lane **list = stream->free_lanes ? &stream->free_lanes : &spare_lanes,
+			     *lane = *list;
 
 	if (lane) {
 		*list = lane->next_free;
@@ -161,7 +164,7 @@ static void run_lane(struct emulated_lane *lane)
 	}
 }
 
-/* ---- meetings ------------------------------------------------------------------------------------------------ */
+/* ---- meetings -------------------------------------------------------------------------------- */
 
 static const uint64_t *meet(enum meeting what, uint32_t mask, uint64_t value, int line)
 {
@@ -170,9 +173,11 @@ static const uint64_t *meet(enum meeting what, uint32_t mask, uint64_t value, in
 	uint64_t *values = w->values[w->phase & 1];
 
 	if (mask != 0xffffffffu || w->nr != WARP_LANES)
-		emulated_die("line %d: a meeting of some lanes (%08x of %u) is not emulated", line, mask, w->nr);
+		emulated_die("line %d: a meeting of some lanes (%08x of %u) is not emulated", line,
+			mask, w->nr);
 	if (w->nr_met && (w->what != what || w->line != line))
-		emulated_die("lanes of a warp meet at lines %d (%d) and %d (%d)", w->line, (int)w->what, line, (int)what);
+		emulated_die("lanes of a warp meet at lines %d (%d) and %d (%d)", w->line,
+			(int)w->what, line, (int)what);
 	w->what = what;
 	w->line = line;
 	w->nr_met++;
@@ -218,7 +223,11 @@ uint32_t emulated_reduce(enum reduction how, uint32_t mask, uint32_t value, int 
 	for (uint32_t i = 1; i < WARP_LANES; i++) {
 		uint32_t v = (uint32_t)values[i];
 
-		all = how == REDUCE_ADD ? all + v : how == REDUCE_OR ? all | v : how == REDUCE_MIN ? (v < all ? v : all) : v > all ? v : all;
+		all = how == REDUCE_ADD   ? all + v
+		      : how == REDUCE_OR  ? all | v
+		      : how == REDUCE_MIN ? (v < all ? v : all)
+		      : v > all           ? v
+					  : all;
 	}
 	return all;
 }
@@ -233,7 +242,7 @@ static void all_met(struct emulated_warp *w)
 	w->phase++;
 }
 
-/* ---- barriers ------------------------------------------------------------------------------------------------ */
+/* ---- barriers -------------------------------------------------------------------------------- */
 
 static void all_arrived(struct emulated_block *block, uint32_t id)
 {
@@ -278,7 +287,7 @@ uint32_t emulated_barrier(uint32_t id, uint32_t nr_threads, uint32_t value)
 	return b->result;
 }
 
-/* ---- kernels that follow ------------------------------------------------------------------------------------- */
+/* ---- kernels that follow --------------------------------------------------------------------- */
 
 uint32_t emulated_has_copy_engine(void)
 {
@@ -305,7 +314,7 @@ void emulated_wait_for_previous(void)
 	order_acquire(&stream->order);
 }
 
-/* ---- passes and turns ---------------------------------------------------------------------------------------- */
+/* ---- passes and turns ------------------------------------------------------------------------ */
 
 /* Every lane that can goes on for a while. Returns how many can go on after that. */
 static uint32_t pass(struct emulated_warp *w)
@@ -332,7 +341,9 @@ static uint32_t pass(struct emulated_warp *w)
 		ended += lane->state == LANE_ENDED;
 	}
 	if (w->nr_met && !can)
-		emulated_die("%u lanes of a warp wait at line %d for others, of which %u have ended and the rest wait at a barrier", w->nr_met, w->line, ended);
+		emulated_die("%u lanes of a warp wait at line %d for others, of which %u have "
+			     "ended and the rest wait at a barrier",
+			w->nr_met, w->line, ended);
 	return yields ? 0x80000000u | can : can;
 }
 
@@ -378,9 +389,10 @@ bool warps_turn(void)
 	return true;
 }
 
-/* ---- blocks -------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
-static void lane_init(struct emulated_lane *lane, struct emulated_warp *w, uint32_t thread, uint32_t number)
+static void lane_init(
+	struct emulated_lane *lane, struct emulated_warp *w, uint32_t thread, uint32_t number)
 {
 	struct fiber fiber = lane->fiber;
 
@@ -399,7 +411,10 @@ static void block_make(struct operation *launch, uint32_t number)
 	struct emulated_block *block = calloc(1, sizeof(*block));
 	uint32_t nr = launch->block.x;
 
-	if (!block || !(block->warps = calloc((nr + WARP_LANES - 1) / WARP_LANES, sizeof(*block->warps))) || !(block->shared = malloc(launch->shared_bytes + 1)))
+	if (!block ||
+		!(block->warps = calloc(
+			  (nr + WARP_LANES - 1) / WARP_LANES, sizeof(*block->warps))) ||
+		!(block->shared = malloc(launch->shared_bytes + 1)))
 		emulated_die("no memory for a block");
 	memset(block->shared, 0xcd, launch->shared_bytes);
 	block->launch = launch;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Number formats, one element at a time, without branches so that loops over them vectorise. All round to nearest even. */
+/* Number formats, one element at a time, without branches so that loops over them vectorise. All
+ * round to nearest even. */
 #ifndef TERN_EXCHANGE_CPU_KERNELS_CONVERT_H
 #define TERN_EXCHANGE_CPU_KERNELS_CONVERT_H
 
@@ -46,7 +47,8 @@ static inline float fp16_to_float(uint16_t h)
 	return bits_to_float(sign | (rest >= 0x7c00 ? special : finite));
 }
 
-/* Subnormals: adding 2^-1 leaves a multiple of 2^-24 in the low mantissa bits, rounded by the adder. */
+/* Subnormals: adding 2^-1 leaves a multiple of 2^-24 in the low mantissa bits, rounded by the
+ * adder. */
 static inline uint16_t float_to_fp16(float value)
 {
 	uint32_t bits = float_to_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
@@ -57,7 +59,8 @@ static inline uint16_t float_to_fp16(float value)
 	return (uint16_t)(sign | (rest > 0x7f800000 ? 0x7e00 : finite));
 }
 
-/* e4m3, saturating at 448; no infinity. Subnormals as above: 2^-9 is the last bit, so 2^14 is added. For numbers and infinity. */
+/* e4m3, saturating at 448; no infinity. Subnormals as above: 2^-9 is the last bit, so 2^14 is
+ * added. For numbers and infinity. */
 static inline uint8_t number_to_e4m3(float value)
 {
 	uint32_t bits = float_to_bits(value), sign = bits >> 24 & 0x80, rest = bits & 0x7fffffff;
@@ -73,7 +76,8 @@ static inline uint8_t float_to_e4m3(float value)
 {
 	uint32_t bits = float_to_bits(value);
 
-	return (bits & 0x7fffffff) > 0x7f800000 ? (uint8_t)(bits >> 24 | 0x7f) : number_to_e4m3(value);
+	return (bits & 0x7fffffff) > 0x7f800000 ? (uint8_t)(bits >> 24 | 0x7f)
+						: number_to_e4m3(value);
 }
 
 #endif

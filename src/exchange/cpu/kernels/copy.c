@@ -7,7 +7,8 @@
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #include <emmintrin.h>
 
-/* Past the caches: the line is not read before it is overwritten, and does not push out what will be read again. */
+/* Past the caches: the line is not read before it is overwritten, and does not push out what will
+ * be read again. */
 void stream_row(void *to, const void *from, uint64_t bytes)
 {
 	__m128i *out = to;

@@ -3,8 +3,8 @@
  *   LANES     32-bit lanes of its vectors
  *   TARGET    the attribute that compiles for it, or nothing
  *   NAME(x)   x with its suffix
- * and undefines them here again. Vectors are the compiler's, so the same lines serve every processor; sums stay in registers while all
- * rows pass. */
+ * and undefines them here again. Vectors are the compiler's, so the same lines serve every
+ * processor; sums stay in registers while all rows pass. */
 
 typedef float NAME(f32) __attribute__((vector_size(LANES * 4)));
 typedef uint32_t NAME(u32) __attribute__((vector_size(LANES * 4)));
@@ -27,7 +27,8 @@ INLINE TARGET NAME(u32) NAME(select)(NAME(u32) mask, NAME(u32) yes, NAME(u32) no
 	return no ^ ((no ^ yes) & mask);
 }
 
-/* BF16 and FP16 come in pairs, the first in the lower half. Even and odd lanes are summed apart, and meet again without a shuffle. */
+/* BF16 and FP16 come in pairs, the first in the lower half. Even and odd lanes are summed apart,
+ * and meet again without a shuffle. */
 INLINE TARGET NAME(f32) NAME(even_bf16)(NAME(u32) pairs)
 {
 	return (NAME(f32))(pairs << 16);
@@ -38,7 +39,8 @@ INLINE TARGET NAME(f32) NAME(odd_bf16)(NAME(u32) pairs)
 	return (NAME(f32))(pairs & 0xffff0000);
 }
 
-/* To nearest even, in the upper half. A NaN out of arithmetic is quiet, so cutting it off leaves it one. */
+/* To nearest even, in the upper half. A NaN out of arithmetic is quiet, so cutting it off leaves it
+ * one. */
 INLINE TARGET NAME(u32) NAME(round_bf16)(NAME(f32) sum)
 {
 	NAME(u32) bits = (NAME(u32))sum;
@@ -57,7 +59,8 @@ INLINE TARGET NAME(f32) NAME(from_fp16)(NAME(u32) half)
 	NAME(u32) rest = half & 0x7fff, sign = (half & 0x8000) << 16;
 	NAME(u32) finite = (NAME(u32))((NAME(f32))(rest << 13) * 0x1p112f);
 
-	return (NAME(f32))(sign | NAME(select)((NAME(u32))(rest >= 0x7c00), 0x7f800000 | rest << 13, finite));
+	return (NAME(f32))(
+		sign | NAME(select)((NAME(u32))(rest >= 0x7c00), 0x7f800000 | rest << 13, finite));
 }
 
 INLINE TARGET NAME(f32) NAME(even_fp16)(NAME(u32) pairs)
@@ -78,7 +81,8 @@ INLINE TARGET NAME(u32) NAME(round_fp16)(NAME(f32) sum)
 	NAME(u32) finite = NAME(select)((NAME(u32))(rest < 0x38800000), small, normal);
 
 	finite = NAME(select)((NAME(u32))(rest >= 0x477ff000), infinity, finite);
-	return ((bits >> 16) & 0x8000) | NAME(select)((NAME(u32))(sum == sum), finite, infinity + 0x200);
+	return ((bits >> 16) & 0x8000) |
+	       NAME(select)((NAME(u32))(sum == sum), finite, infinity + 0x200);
 }
 
 INLINE TARGET NAME(u32) NAME(pack_fp16)(NAME(f32) even, NAME(f32) odd)
@@ -86,33 +90,37 @@ INLINE TARGET NAME(u32) NAME(pack_fp16)(NAME(f32) even, NAME(f32) odd)
 	return NAME(round_fp16)(even) | NAME(round_fp16)(odd) << 16;
 }
 
-/* nr_bytes: a multiple of two vectors. A weight of 1 leaves every product as it is, so one loop serves both kinds of sum. */
-#define REDUCE_PAIRS(TYPE)                                                                                                       \
-	static TARGET void NAME(reduce_##TYPE)(const uint8_t *const *rows, const float *weights, uint32_t nr_rows,              \
-		uint32_t nr_bytes, uint8_t *out)                                                                                \
-	{                                                                                                                        \
-		for (uint32_t at = 0; at < nr_bytes; at += 8 * LANES) {                                                          \
-			NAME(f32) a = {0}, b = {0}, c = {0}, d = {0};                                                            \
-                                                                                                                                 \
-			for (uint32_t r = 0; r < nr_rows; r++) {                                                                 \
-				NAME(u32) p = NAME(load)(rows[r] + at), q = NAME(load)(rows[r] + at + 4 * LANES);                \
-				float weight = weights ? weights[r] : 1.0f;                                                      \
-                                                                                                                                 \
-				a += weight * NAME(even_##TYPE)(p);                                                              \
-				b += weight * NAME(odd_##TYPE)(p);                                                               \
-				c += weight * NAME(even_##TYPE)(q);                                                              \
-				d += weight * NAME(odd_##TYPE)(q);                                                               \
-			}                                                                                                        \
-			NAME(store)(out + at, NAME(pack_##TYPE)(a, b));                                                          \
-			NAME(store)(out + at + 4 * LANES, NAME(pack_##TYPE)(c, d));                                              \
-		}                                                                                                                \
+/* nr_bytes: a multiple of two vectors. A weight of 1 leaves every product as it is, so one loop
+ * serves both kinds of sum. */
+#define REDUCE_PAIRS(TYPE)                                                                         \
+	static TARGET void NAME(reduce_##TYPE)(const uint8_t *const *rows, const float *weights,   \
+		uint32_t nr_rows, uint32_t nr_bytes, uint8_t *out)                                 \
+	{                                                                                          \
+		for (uint32_t at = 0; at < nr_bytes; at += 8 * LANES) {                            \
+			NAME(f32) a = {0}, b = {0}, c = {0}, d = {0};                              \
+                                                                                                   \
+			for (uint32_t r = 0; r < nr_rows; r++) {                                   \
+				NAME(u32)                                                          \
+				p = NAME(load)(rows[r] + at),                                      \
+				q = NAME(load)(rows[r] + at + 4 * LANES);                          \
+				float weight = weights ? weights[r] : 1.0f;                        \
+                                                                                                   \
+				a += weight * NAME(even_##TYPE)(p);                                \
+				b += weight * NAME(odd_##TYPE)(p);                                 \
+				c += weight * NAME(even_##TYPE)(q);                                \
+				d += weight * NAME(odd_##TYPE)(q);                                 \
+			}                                                                          \
+			NAME(store)(out + at, NAME(pack_##TYPE)(a, b));                            \
+			NAME(store)(out + at + 4 * LANES, NAME(pack_##TYPE)(c, d));                \
+		}                                                                                  \
 	}
 
 REDUCE_PAIRS(bf16)
 REDUCE_PAIRS(fp16)
 #undef REDUCE_PAIRS
 
-static TARGET void NAME(reduce_fp32)(const uint8_t *const *rows, const float *weights, uint32_t nr_rows, uint32_t nr_bytes, uint8_t *out)
+static TARGET void NAME(reduce_fp32)(const uint8_t *const *rows, const float *weights,
+	uint32_t nr_rows, uint32_t nr_bytes, uint8_t *out)
 {
 	for (uint32_t at = 0; at < nr_bytes; at += 8 * LANES) {
 		NAME(f32) a = {0}, b = {0};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Statistics, counted where a kernel knows them anyway. Added up in device memory by atomics that nothing waits for, so rounds that a graph replays count like others, and
- * the host reads them when it is asked. Order is none of their business: who reads them has waited for the stream. */
+/* Statistics, counted where a kernel knows them anyway. Added up in device memory by atomics that
+ * nothing waits for, so rounds that a graph replays count like others, and the host reads them when
+ * it is asked. Order is none of their business: who reads them has waited for the stream. */
 #ifndef TERN_GPU_CUDA_COMMON_COUNTERS_CUH
 #define TERN_GPU_CUDA_COMMON_COUNTERS_CUH
 
@@ -11,8 +12,10 @@ __device__ __forceinline__ void counters_add(uint64_t *at, uint64_t nr)
 	atomicAdd((unsigned long long *)at, (unsigned long long)nr);
 }
 
-/* A token that this rank sends; by one warp. rank: of lane k's route, UINT32_MAX: none; rows: to different ranks; away: of these to others than this one. */
-__device__ __forceinline__ void counters_token(const struct gpu_exchange *e, int32_t id, uint32_t rank, uint32_t rows, uint32_t away)
+/* A token that this rank sends; by one warp. rank: of lane k's route, UINT32_MAX: none; rows: to
+ * different ranks; away: of these to others than this one. */
+__device__ __forceinline__ void counters_token(
+	const struct gpu_exchange *e, int32_t id, uint32_t rank, uint32_t rows, uint32_t away)
 {
 	uint32_t lane = lane_id(), routes, nr;
 

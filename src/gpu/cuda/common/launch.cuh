@@ -6,7 +6,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-static inline cudaLaunchConfig_t launch_config(uint32_t nr_blocks, uint32_t nr_threads, uint32_t shared_bytes, cudaStream_t stream)
+static inline cudaLaunchConfig_t launch_config(
+	uint32_t nr_blocks, uint32_t nr_threads, uint32_t shared_bytes, cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = {};
 
@@ -17,19 +18,23 @@ static inline cudaLaunchConfig_t launch_config(uint32_t nr_blocks, uint32_t nr_t
 	return config;
 }
 
-/* Lets a kernel's blocks have what this device gives a block; no kernel has shared memory beside it. The setting is one
- * for all exchanges of the process: with less, a thread could take from another what that one is about to launch with. */
+/* Lets a kernel's blocks have what this device gives a block; no kernel has shared memory beside
+ * it. The setting is one for all exchanges of the process: with less, a thread could take from
+ * another what that one is about to launch with. */
 static inline cudaError_t allow_shared(const void *kernel)
 {
 	int device, most;
 	cudaError_t rc = cudaGetDevice(&device);
 
-	rc = rc ? rc : cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-	return rc ? rc : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+	rc = rc ? rc
+		: cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+	return rc ? rc
+		  : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
 /* attribute: lives until the launch. */
-static inline void launch_early(cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute, uint32_t early)
+static inline void launch_early(
+	cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute, uint32_t early)
 {
 	attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	attribute->val.programmaticStreamSerializationAllowed = 1;

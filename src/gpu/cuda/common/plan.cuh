@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: what each source tells everybody of its routing. What follows from all of them: positions.cuh. */
+/* Plans: what each source tells everybody of its routing. What follows from all of them:
+ * positions.cuh. */
 #ifndef TERN_GPU_CUDA_COMMON_PLAN_CUH
 #define TERN_GPU_CUDA_COMMON_PLAN_CUH
 
@@ -13,15 +14,16 @@
 
 /* What a low-latency dispatch need not test for, as it is compiled for each. */
 enum gpu_case {
-	GPU_ANY,	   /* nothing: replicas, experts anywhere, more ranks than a warp has lanes */
+	GPU_ANY,    /* nothing: replicas, experts anywhere, more ranks than a warp has lanes */
 	GPU_PLACED, /* none of these; any layout, ids of either width */
 	GPU_PLAIN   /* nor that: contiguous rows without gaps, ids of 32 bits */
 };
 
-/* ---- experts ------------------------------------------------------------------------------------------------- */
+/* ---- experts --------------------------------------------------------------------------------- */
 
 /* rank << 16 | local expert */
-template <int CASE = GPU_ANY> __device__ __forceinline__ uint32_t expert_place(const struct gpu_placement *p, uint32_t physical)
+template <int CASE = GPU_ANY>
+__device__ __forceinline__ uint32_t expert_place(const struct gpu_placement *p, uint32_t physical)
 {
 	uint32_t rank;
 
@@ -31,13 +33,16 @@ template <int CASE = GPU_ANY> __device__ __forceinline__ uint32_t expert_place(c
 	return rank << 16 | (physical - rank * p->per_rank);
 }
 
-template <int CASE = GPU_ANY> __device__ __forceinline__ uint32_t expert_rank(const struct gpu_placement *p, uint32_t physical)
+template <int CASE = GPU_ANY>
+__device__ __forceinline__ uint32_t expert_rank(const struct gpu_placement *p, uint32_t physical)
 {
-	return CASE != GPU_ANY || p->per_rank ? gpu_div(physical, p->by_per_rank) : p->place[physical] >> 16;
+	return CASE != GPU_ANY || p->per_rank ? gpu_div(physical, p->by_per_rank)
+					      : p->place[physical] >> 16;
 }
 
 /* Its number among the experts here; UINT32_MAX: it is elsewhere, or none. */
-template <int CASE> __device__ __forceinline__ uint32_t local_of(const struct gpu_exchange *e, uint32_t physical)
+template <int CASE>
+__device__ __forceinline__ uint32_t local_of(const struct gpu_exchange *e, uint32_t physical)
 {
 	uint32_t place;
 
@@ -56,7 +61,8 @@ __device__ __forceinline__ uint32_t home_first(const struct gpu_exchange *e, uin
 }
 
 /* Which of them sends a token. */
-__device__ __forceinline__ uint32_t sender_among(const struct gpu_exchange *e, uint32_t rank, uint32_t token)
+__device__ __forceinline__ uint32_t sender_among(
+	const struct gpu_exchange *e, uint32_t rank, uint32_t token)
 {
 	return home_first(e, rank) + token - gpu_div(token, e->by_replicas) * e->by_replicas.d;
 }
@@ -66,16 +72,19 @@ __device__ __forceinline__ uint32_t token_source(const struct gpu_exchange *e, u
 	return sender_among(e, e->rank, token);
 }
 
-template <int CASE = GPU_ANY> __device__ __forceinline__ bool is_mine(const struct gpu_exchange *e, uint32_t token)
+template <int CASE = GPU_ANY>
+__device__ __forceinline__ bool is_mine(const struct gpu_exchange *e, uint32_t token)
 {
 	return CASE != GPU_ANY || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
 }
 
 /* A replica on the source's rank if there is one, else number (source + token) % replicas. */
-static __device__ __noinline__ uint32_t choose_replica(const struct gpu_exchange *e, uint32_t logical, uint32_t token)
+static __device__ __noinline__ uint32_t choose_replica(
+	const struct gpu_exchange *e, uint32_t logical, uint32_t token)
 {
 	const struct gpu_placement *p = &e->placement;
-	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first, source = token_source(e, token);
+	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first,
+		 source = token_source(e, token);
 
 	for (uint32_t i = 0; i < nr; i++)
 		if (expert_rank(p, p->replicas[first + i]) == source)
@@ -83,20 +92,29 @@ static __device__ __noinline__ uint32_t choose_replica(const struct gpu_exchange
 	return p->replicas[first + (source + token) % nr];
 }
 
-/* index: token * K + k. Ids of either width without a branch, which would have each of several wait for the last. */
-template <int CASE = GPU_ANY> __device__ __forceinline__ int32_t expert_id(const struct gpu_dispatch *d, uint32_t index)
+/* index: token * K + k. Ids of either width without a branch, which would have each of several wait
+ * for the last. */
+template <int CASE = GPU_ANY>
+__device__ __forceinline__ int32_t expert_id(const struct gpu_dispatch *d, uint32_t index)
 {
-	const int32_t *at = (const int32_t *)d->topk_ids + (CASE == GPU_PLAIN ? index : (uint64_t)index << d->ids_64);
+	const int32_t *at = (const int32_t *)d->topk_ids +
+			    (CASE == GPU_PLAIN ? index : (uint64_t)index << d->ids_64);
 	int32_t low = at[0], high = CASE == GPU_PLAIN ? 0 : at[d->ids_64];
 
-	return CASE == GPU_PLAIN || !d->ids_64 || high == low >> 31 ? low : INT32_MAX; /* more than there can be */
+	return CASE == GPU_PLAIN || !d->ids_64 || high == low >> 31 ? low : INT32_MAX; /* more than
+											  there can
+											  be */
 }
 
-template <int CASE = GPU_ANY> __device__ __forceinline__ uint32_t physical_expert(const struct gpu_exchange *e, int32_t id, uint32_t index)
+template <int CASE = GPU_ANY>
+__device__ __forceinline__ uint32_t physical_expert(
+	const struct gpu_exchange *e, int32_t id, uint32_t index)
 {
 	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
 		return GPU_NO_EXPERT;
-	return CASE == GPU_ANY && e->placement.replica_start ? choose_replica(e, (uint32_t)id, gpu_div(index, e->by_topk)) : (uint32_t)id;
+	return CASE == GPU_ANY && e->placement.replica_start
+		       ? choose_replica(e, (uint32_t)id, gpu_div(index, e->by_topk))
+		       : (uint32_t)id;
 }
 
 /* As the caller has it, who may have more than he said. */
@@ -110,7 +128,7 @@ __device__ __forceinline__ uint32_t this_rounds_tokens(const struct gpu_dispatch
 	return min(callers_tokens(d), d->nr_tokens);
 }
 
-/* ---- a plan's lines ------------------------------------------------------------------------------------------ */
+/* ---- a plan's lines -------------------------------------------------------------------------- */
 
 template <int FORMAT> struct plan_line {
 	static constexpr uint32_t LANE_IDS = FORMAT == GPU_FLAG128 ? 8 : 6, IDS = 7 * LANE_IDS;
@@ -129,7 +147,9 @@ __device__ __forceinline__ uint2 plan_head_of(uint4 v)
 }
 
 /* Ids of tokens that a replica of this rank sends. */
-template <uint32_t N> __device__ __forceinline__ void drop_others(const struct gpu_exchange *e, uint32_t first, uint32_t (&ids)[8])
+template <uint32_t N>
+__device__ __forceinline__ void drop_others(
+	const struct gpu_exchange *e, uint32_t first, uint32_t (&ids)[8])
 {
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
@@ -138,7 +158,8 @@ template <uint32_t N> __device__ __forceinline__ void drop_others(const struct g
 }
 
 /* Ids behind the last token's. */
-template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uint32_t first, uint32_t (&ids)[8])
+template <uint32_t N>
+__device__ __forceinline__ void drop_rest(uint32_t nr, uint32_t first, uint32_t (&ids)[8])
 {
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
@@ -146,39 +167,50 @@ template <uint32_t N> __device__ __forceinline__ void drop_rest(uint32_t nr, uin
 			ids[i] = UINT32_MAX;
 }
 
-/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the first is needed, and before it
- * is known which round it is, how many tokens it has (callers_tokens) and whether an earlier one has failed. */
+/* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the
+ * first is needed, and before it is known which round it is, how many tokens it has
+ * (callers_tokens) and whether an earlier one has failed. */
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t epoch, uint32_t failed, uint32_t nr_tokens, uint32_t four)
+__device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t epoch,
+	uint32_t failed, uint32_t nr_tokens, uint32_t four)
 {
 	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS;
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t line = 4 * four + lane_id() / 8, first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr;
+	uint32_t line = 4 * four + lane_id() / 8,
+		 first = line * plan_line<FORMAT>::IDS + lane_id() % 8 * N, nr;
 	uint32_t nr_loaded = d->nr_tokens * e->topk;
-	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes + (uint64_t)four * 4 * GPU_LINE_BYTES + lane_id() * 16;
+	uint64_t offset = e->window.plans + e->rank * e->window.plan_bytes +
+			  (uint64_t)four * 4 * GPU_LINE_BYTES + lane_id() * 16;
 	bool head = lane_id() % 8 == 7;
 	uint32_t ids[8], words[4] = {};
 	uint4 v;
 
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<CASE>(d, first + i) : UINT32_MAX;
+		ids[i] = !head && first + i < nr_loaded ? (uint32_t)expert_id<CASE>(d, first + i)
+							: UINT32_MAX;
 	nr_tokens = min(not_before(nr_tokens), d->nr_tokens);
 	nr = nr_tokens * e->topk;
 	drop_rest<N>(nr, first, ids);
-	if (CASE == GPU_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who have none */
+	if (CASE == GPU_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who
+							 have none */
 		drop_others<N>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert<CASE>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
-	v = head ? make_uint4(0, 0, nr_tokens, epoch) : make_uint4(words[0], words[1], words[2], FORMAT == GPU_FLAG16 ? epoch : words[3]);
+	v = head ? make_uint4(0, 0, nr_tokens, epoch)
+		 : make_uint4(
+			   words[0], words[1], words[2], FORMAT == GPU_FLAG16 ? epoch : words[3]);
 	if (not_before(failed) || !line_needed<FORMAT>(line, nr))
 		return;
 #pragma unroll 1
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t to = e->rank + i;
 
-		piece_store(part_to<FAR>(e, INTERNODE_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) + offset, v);
+		piece_store(
+			part_to<FAR>(e, INTERNODE_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) +
+				offset,
+			v);
 	}
 	stamp(e, 7);
 }

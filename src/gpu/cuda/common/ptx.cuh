@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels say in PTX, or in words of CUDA that C++ does not have. All of it, so that the kernels can also be run on a CPU, where
- * tests/device/emulate/device.h says the same in C++. Loads and stores come with the ordering that the protocol needs, each named for its use. */
+/* What kernels say in PTX, or in words of CUDA that C++ does not have. All of it, so that the
+ * kernels can also be run on a CPU, where tests/device/emulate/device.h says the same in C++. Loads
+ * and stores come with the ordering that the protocol needs, each named for its use. */
 #ifndef TERN_GPU_CUDA_COMMON_PTX_CUH
 #define TERN_GPU_CUDA_COMMON_PTX_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-/* ---- memory -------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-/* A piece into a window, mine or a peer's. Relaxed: a piece needs no order towards any other, since it says itself which round it is of. 128-bit, so that
- * its 16 bytes arrive together. */
+/* A piece into a window, mine or a peer's. Relaxed: a piece needs no order towards any other, since
+ * it says itself which round it is of. 128-bit, so that its 16 bytes arrive together. */
 __device__ __forceinline__ void piece_store(void *to, uint4 v)
 {
 	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
 		     "mov.b64 lo, {%1, %2}; mov.b64 hi, {%3, %4}; mov.b128 v, {lo, hi};\n\t"
 		     "st.relaxed.sys.global.b128 [%0], v; }" ::"l"(to),
-		"r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-		: "memory");
+		     "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+		     : "memory");
 }
 
 /* A piece of my own window, past the L1 cache, which peers' stores do not reach. */
@@ -34,14 +35,16 @@ __device__ __forceinline__ uint4 piece_load(const void *from)
 	return v;
 }
 
-/* The value, of which nothing is made ahead of what stands ahead of this: it may still be on its way, and compilers would wait for it as early as they can. */
+/* The value, of which nothing is made ahead of what stands ahead of this: it may still be on its
+ * way, and compilers would wait for it as early as they can. */
 __device__ __forceinline__ uint32_t not_before(uint32_t v)
 {
 	asm volatile("" : "+r"(v)::"memory");
 	return v;
 }
 
-/* Arrival words announce what an earlier kernel of this stream has finished: its end was the release. */
+/* Arrival words announce what an earlier kernel of this stream has finished: its end was the
+ * release. */
 __device__ __forceinline__ void word_store(void *to, uint32_t v)
 {
 	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
@@ -69,7 +72,8 @@ __device__ __forceinline__ uint32_t word_acquire(const void *from)
 	return v;
 }
 
-/* All that this lane has stored, and what it has seen of others', comes before what it stores from here on. */
+/* All that this lane has stored, and what it has seen of others', comes before what it stores from
+ * here on. */
 __device__ __forceinline__ void stores_before()
 {
 	asm volatile("fence.acq_rel.sys;" ::: "memory");
@@ -88,13 +92,15 @@ __device__ __forceinline__ uint4 piece_acquire(const void *from)
 	return v;
 }
 
-/* Rows of x and y: read once, and written by nobody while the kernel runs. Not .nc: with a dependent launch the kernel ahead may have
- * written them while this one was already on its SM. */
+/* Rows of x and y: read once, and written by nobody while the kernel runs. Not .nc: with a
+ * dependent launch the kernel ahead may have written them while this one was already on its SM. */
 __device__ __forceinline__ uint4 row_load(const void *from)
 {
 	uint4 v;
 
-	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+		     : "l"(from));
 	return v;
 }
 
@@ -111,9 +117,10 @@ __device__ __forceinline__ uint64_t now_ns()
 	return t;
 }
 
-/* ---- blocks and kernels -------------------------------------------------------------------------------------- */
+/* ---- blocks and kernels ---------------------------------------------------------------------- */
 
-/* Programmatic dependent launch: the kernel behind may be scheduled; and: all that the kernel ahead has written is there. */
+/* Programmatic dependent launch: the kernel behind may be scheduled; and: all that the kernel ahead
+ * has written is there. */
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void let_next_start()
 {
@@ -140,7 +147,8 @@ __device__ __forceinline__ void warps_sync(uint32_t nr_threads)
 	asm volatile("bar.sync 1, %0;" ::"r"(nr_threads) : "memory");
 }
 
-/* Of fewer of them, while the others may already be at the one above. racecheck forgets that one of a block's warps meets the others there when it has been at this one in between. */
+/* Of fewer of them, while the others may already be at the one above. racecheck forgets that one of
+ * a block's warps meets the others there when it has been at this one in between. */
 __device__ __forceinline__ void some_warps_sync(uint32_t nr_threads)
 {
 	if (nr_threads == 32)
@@ -152,16 +160,21 @@ __device__ __forceinline__ void some_warps_sync(uint32_t nr_threads)
 /* Declares the block's dynamic shared memory. */
 #define BLOCK_MEMORY(name) extern __shared__ __align__(128) uint32_t name[]
 
-/* ---- copies through shared memory ---------------------------------------------------------------------------- */
+/* ---- copies through shared memory ------------------------------------------------------------ */
 
-/* Called by all lanes of a warp; addresses and sizes are multiples of 16. On sm_90 and later lane `by` hands them to the copy engine, with the addresses that it
- * has; before, all lanes copy, asynchronously on the way in.
+/* Called by all lanes of a warp; addresses and sizes are multiples of 16. On sm_90 and later lane
+ * `by` hands them to the copy engine, with the addresses that it has; before, all lanes copy,
+ * asynchronously on the way in.
  *
- *   copy_in     memory -> shared memory; after the last of them copy_in_close: the barrier's phase ends when all its bytes are there
+ *   copy_in     memory -> shared memory; after the last of them copy_in_close: the barrier's phase
+ *               ends when all its bytes are there
  *   copy_out    shared memory -> memory, this GPU's or a peer's. copies_close ends a group of them
- *   copies_read<N>   all groups of this lane's but the last N have read their shared memory: it may be written again
- *   copies_done<N>   all groups of this lane's but the last N are where they belong: it may announce them, behind a fence
- *   copy_out_ready   what this lane has written to shared memory is there for copies that are begun after the next __syncwarp
+ *   copies_read<N>   all groups of this lane's but the last N have read their shared memory: it may
+ *                    be written again
+ *   copies_done<N>   all groups of this lane's but the last N are where they belong: it may
+ *                    announce them, behind a fence
+ *   copy_out_ready   what this lane has written to shared memory is there for copies that are begun
+ *                    after the next __syncwarp
  *   copy_in_ready    likewise what it has acquired from others' kernels */
 typedef uint32_t shared_at; /* an address in the block's shared memory */
 
@@ -181,13 +194,18 @@ __device__ __forceinline__ uint4 shared_load(shared_at from)
 {
 	uint4 v;
 
-	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+		     : "r"(from)
+		     : "memory");
 	return v;
 }
 
 __device__ __forceinline__ void shared_store(shared_at to, uint4 v)
 {
-	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y),
+		     "r"(v.z), "r"(v.w)
+		     : "memory");
 }
 
 /* Has its phase ended? Does not wait, where copy_there may for a while. */
@@ -204,7 +222,8 @@ __device__ __forceinline__ bool barrier_passed(shared_at barrier, uint32_t parit
 	return passed;
 }
 
-/* Of as many arrivals, for warps that pass something on. What a lane has done before it arrives comes before what others do that see the phase ended. */
+/* Of as many arrivals, for warps that pass something on. What a lane has done before it arrives
+ * comes before what others do that see the phase ended. */
 __device__ __forceinline__ void barrier_open(shared_at barrier, uint32_t arrivals)
 {
 	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -212,7 +231,8 @@ __device__ __forceinline__ void barrier_open(shared_at barrier, uint32_t arrival
 
 __device__ __forceinline__ void barrier_arrive(shared_at barrier)
 {
-	asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
+	asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier)
+		     : "memory");
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -246,24 +266,32 @@ __device__ __forceinline__ void copy_in_ready()
 	asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-__device__ __forceinline__ void copy_in(shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
+__device__ __forceinline__ void copy_in(
+	shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
 {
 	if (threadIdx.x % 32 == by)
-		asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-			"r"(barrier)
-			: "memory");
+		asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+			     "[%0], [%1], %2, [%3];" ::"r"(to),
+			     "l"(from), "r"(bytes), "r"(barrier)
+			     : "memory");
 }
 
 __device__ __forceinline__ void copy_in_close(shared_at barrier, uint32_t bytes, uint32_t by)
 {
 	if (threadIdx.x % 32 == by)
-		asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+		asm volatile(
+			"mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+			"r"(bytes)
+			: "memory");
 }
 
 __device__ __forceinline__ void copy_out(void *to, shared_at from, uint32_t bytes, uint32_t by)
 {
 	if (threadIdx.x % 32 == by)
-		asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+		asm volatile(
+			"cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+			"r"(from), "r"(bytes)
+			: "memory");
 }
 
 /* A lane that has copied nothing has empty groups. */
@@ -303,17 +331,21 @@ __device__ __forceinline__ void copy_in_ready()
 __device__ __forceinline__ const uint8_t *address_of_lane(const void *address, uint32_t lane)
 {
 	uint64_t bits = (uint64_t)address;
-	uint32_t high = __shfl_sync(0xffffffffu, (uint32_t)(bits >> 32), lane), low = __shfl_sync(0xffffffffu, (uint32_t)bits, lane);
+	uint32_t high = __shfl_sync(0xffffffffu, (uint32_t)(bits >> 32), lane),
+		 low = __shfl_sync(0xffffffffu, (uint32_t)bits, lane);
 
 	return (const uint8_t *)((uint64_t)high << 32 | low);
 }
 
-__device__ __forceinline__ void copy_in(shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
+__device__ __forceinline__ void copy_in(
+	shared_at to, const void *from, uint32_t bytes, shared_at barrier, uint32_t by)
 {
 	const uint8_t *all = address_of_lane(from, by);
 
 	for (uint32_t at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
-		asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(all + at) : "memory");
+		asm volatile(
+			"cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(all + at)
+			: "memory");
 }
 
 __device__ __forceinline__ void copy_in_close(shared_at barrier, uint32_t bytes, uint32_t by)
@@ -344,7 +376,7 @@ template <int N> __device__ __forceinline__ void copies_done()
 }
 #endif
 
-/* ---- numbers ------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float fp16_number(uint32_t h)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Results, in either mode: a warp's piece of what the experts made of a token, summed; and in which order a home sums what comes. */
+/* Results, in either mode: a warp's piece of what the experts made of a token, summed; and in which
+ * order a home sums what comes. */
 #ifndef TERN_GPU_CUDA_COMMON_RESULTS_CUH
 #define TERN_GPU_CUDA_COMMON_RESULTS_CUH
 
@@ -8,9 +9,12 @@
 
 #define CHUNK(ND) ((ND) < 4 ? (ND) : 4) /* vectors summed at a time: what registers hold */
 
-/* No load here is under a condition: the compiler would have the warp wait for it before what else could be under way. A lane without anything in the row
- * loads its first bytes, which nobody uses. */
-template <int N> static __device__ __forceinline__ void load_part(const struct gpu_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
+/* No load here is under a condition: the compiler would have the warp wait for it before what else
+ * could be under way. A lane without anything in the row loads its first bytes, which nobody uses.
+ */
+template <int N>
+static __device__ __forceinline__ void load_part(
+	const struct gpu_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
 {
 	const uint8_t *row = c->y + position * c->y_stride;
 
@@ -23,9 +27,11 @@ template <int N> static __device__ __forceinline__ void load_part(const struct g
 	}
 }
 
-/* N vectors of a token's rows here, weighted and summed. Several rows are loaded before the first is needed. */
+/* N vectors of a token's rows here, weighted and summed. Several rows are loaded before the first
+ * is needed. */
 template <int Y, int N, int ROWS>
-static __device__ __forceinline__ void sum_part(const struct gpu_combine *c, uint2 route, struct extent x, int first, uint4 *out)
+static __device__ __forceinline__ void sum_part(
+	const struct gpu_combine *c, uint2 route, struct extent x, int first, uint4 *out)
 {
 	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX);
 	float sum[N][y_kind<Y>::PER_VECTOR] = {};
@@ -42,7 +48,8 @@ static __device__ __forceinline__ void sum_part(const struct gpu_combine *c, uin
 		}
 #pragma unroll
 		for (int r = 0; r < ROWS; r++) {
-			float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, k[r] % LANES));
+			float weight =
+				__uint_as_float(__shfl_sync(ALL_LANES, route.y, k[r] % LANES));
 
 			if (k[r] == LANES)
 				break;
@@ -59,7 +66,8 @@ static __device__ __forceinline__ void sum_part(const struct gpu_combine *c, uin
 /* Rows of a token's sum that are loaded together. */
 #define BATCH 4
 
-/* What a token's sum here is made of, in the order of k: the first rows, and which lanes know of more. */
+/* What a token's sum here is made of, in the order of k: the first rows, and which lanes know of
+ * more. */
 struct addends {
 	const uint8_t *row[2 * BATCH];
 	float weight[2 * BATCH];
@@ -67,13 +75,16 @@ struct addends {
 	uint32_t more;
 };
 
-/* Rows FIRST to FIRST + BATCH - 1; left: the lanes that know of them and of those behind; here: of any, and there is one. Where there are no so many, the first. */
+/* Rows FIRST to FIRST + BATCH - 1; left: the lanes that know of them and of those behind; here: of
+ * any, and there is one. Where there are no so many, the first. */
 template <int FIRST>
-static __device__ __forceinline__ uint32_t find_rows(const struct gpu_combine *c, uint2 route, uint32_t here, uint32_t left, struct addends &a)
+static __device__ __forceinline__ uint32_t find_rows(
+	const struct gpu_combine *c, uint2 route, uint32_t here, uint32_t left, struct addends &a)
 {
 #pragma unroll
 	for (int r = FIRST; r < FIRST + BATCH; r++) {
-		a.row[r] = c->y + __shfl_sync(ALL_LANES, route.x, __ffs(left ? left : here) - 1) * c->y_stride;
+		a.row[r] = c->y + __shfl_sync(ALL_LANES, route.x, __ffs(left ? left : here) - 1) *
+					  c->y_stride;
 		left &= left - 1;
 	}
 	return left;
@@ -88,9 +99,11 @@ static __device__ __forceinline__ void find_weights(uint2 route, uint32_t here, 
 	}
 }
 
-/* Vector i of rows FIRST to FIRST + BATCH - 1. Where there are no so many, the first bytes of one, as in load_part. */
+/* Vector i of rows FIRST to FIRST + BATCH - 1. Where there are no so many, the first bytes of one,
+ * as in load_part. */
 template <int FIRST>
-static __device__ __forceinline__ void load_batch(const struct gpu_combine *c, const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
+static __device__ __forceinline__ void load_batch(const struct gpu_combine *c,
+	const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
 {
 	uint32_t offset;
 	bool in = in_row(x, i, &offset);
@@ -101,8 +114,8 @@ static __device__ __forceinline__ void load_batch(const struct gpu_combine *c, c
 }
 
 template <int Y, int FIRST>
-static __device__ __forceinline__ void add_batch(
-	const struct gpu_combine *c, const struct addends &a, const uint4 (&v)[BATCH], float (&sum)[y_kind<Y>::PER_VECTOR])
+static __device__ __forceinline__ void add_batch(const struct gpu_combine *c,
+	const struct addends &a, const uint4 (&v)[BATCH], float (&sum)[y_kind<Y>::PER_VECTOR])
 {
 #pragma unroll
 	for (int r = 0; r < BATCH; r++)
@@ -118,7 +131,8 @@ template <int Y> struct summation {
 
 /* Vector i, while the next one's first rows are on their way (LAST: there is no next one). */
 template <int Y, bool LAST>
-static __device__ __forceinline__ uint4 sum_vector(const struct gpu_combine *c, struct summation<Y> &s, uint2 route, struct extent x, int i)
+static __device__ __forceinline__ uint4 sum_vector(
+	const struct gpu_combine *c, struct summation<Y> &s, uint2 route, struct extent x, int i)
 {
 	float sum[y_kind<Y>::PER_VECTOR] = {};
 	uint4 second[BATCH], next[BATCH];
@@ -135,7 +149,8 @@ static __device__ __forceinline__ uint4 sum_vector(const struct gpu_combine *c, 
 		uint4 one[1];
 
 		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, i, one);
-		add_vector<Y>(sum, one[0], c->weighted, __uint_as_float(__shfl_sync(ALL_LANES, route.y, k)));
+		add_vector<Y>(sum, one[0], c->weighted,
+			__uint_as_float(__shfl_sync(ALL_LANES, route.y, k)));
 	}
 #pragma unroll
 	for (int r = 0; r < BATCH && !LAST; r++)
@@ -143,8 +158,10 @@ static __device__ __forceinline__ uint4 sum_vector(const struct gpu_combine *c, 
 	return round_vector<Y>(sum);
 }
 
-/* The next result of a token in the order of its sum, after `last`; UINT32_MAX: none. At the expert: a rank. At home: a k. */
-static __device__ __forceinline__ uint32_t next_result(const struct gpu_exchange *e, uint2 route, uint32_t last)
+/* The next result of a token in the order of its sum, after `last`; UINT32_MAX: none. At the
+ * expert: a rank. At home: a k. */
+static __device__ __forceinline__ uint32_t next_result(
+	const struct gpu_exchange *e, uint2 route, uint32_t last)
 {
 	uint32_t mine = route.x == UINT32_MAX ? UINT32_MAX : e->at_home ? lane_id() : route.x;
 
@@ -152,7 +169,8 @@ static __device__ __forceinline__ uint32_t next_result(const struct gpu_exchange
 }
 
 /* The column in which that result lies. */
-static __device__ __forceinline__ uint32_t column_of(const struct gpu_exchange *e, uint2 route, uint32_t result)
+static __device__ __forceinline__ uint32_t column_of(
+	const struct gpu_exchange *e, uint2 route, uint32_t result)
 {
 	uint32_t same = __ballot_sync(ALL_LANES, route.x == result);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens on their way out, in either mode: a warp's piece of x as the caller has it and as it travels, and where it goes. */
+/* Tokens on their way out, in either mode: a warp's piece of x as the caller has it and as it
+ * travels, and where it goes. */
 #ifndef TERN_GPU_CUDA_COMMON_ROWS_CUH
 #define TERN_GPU_CUDA_COMMON_ROWS_CUH
 
@@ -14,10 +15,12 @@ template <int X, int ND> struct raw_segment {
 };
 
 template <int CASE = GPU_ANY, int X, int ND>
-static __device__ __forceinline__ void load_raw(const struct gpu_dispatch *d, uint32_t token, uint32_t which, raw_segment<X, ND> &raw)
+static __device__ __forceinline__ void load_raw(
+	const struct gpu_dispatch *d, uint32_t token, uint32_t which, raw_segment<X, ND> &raw)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	const uint8_t *row = d->x + token * d->x_stride, *scales = d->scales + token * d->scales_stride;
+	const uint8_t *row = d->x + token * d->x_stride,
+		      *scales = d->scales + token * d->scales_stride;
 	struct extent x = segment_extent(&e->row, which);
 	constexpr int LOADS = x_kind<X>::LOADS;
 
@@ -29,16 +32,21 @@ static __device__ __forceinline__ void load_raw(const struct gpu_dispatch *d, ui
 
 #pragma unroll
 		for (int h = 0; h < LOADS; h++)
-			raw.x[i][h] = in ? row_load(row + offset * LOADS + h * 16) : make_uint4(0, 0, 0, 0);
+			raw.x[i][h] = in ? row_load(row + offset * LOADS + h * 16)
+					 : make_uint4(0, 0, 0, 0);
 		if (X == GPU_X_GIVEN)
-			raw.scale[i] = !has_line(x, i) ? 0 /* all lanes of the line have it */
-				     : d->scale_bytes == 4 ? ((const uint32_t *)scales)[first_line(x) + line_of(i)]
-							   : scales[first_line(x) + line_of(i)];
+			raw.scale[i] =
+				!has_line(x, i) ? 0 /* all lanes of the line have it */
+				: d->scale_bytes == 4
+					? ((const uint32_t *)scales)[first_line(x) + line_of(i)]
+					: scales[first_line(x) + line_of(i)];
 	}
 }
 
 /* As a segment travels: S has v[ND] and scale[ND]. */
-template <int X, int ND, class S> static __device__ __forceinline__ void make_segment(const struct gpu_dispatch *d, const raw_segment<X, ND> &raw, S &s)
+template <int X, int ND, class S>
+static __device__ __forceinline__ void make_segment(
+	const struct gpu_dispatch *d, const raw_segment<X, ND> &raw, S &s)
 {
 	if constexpr (x_kind<X>::LOADS > 1) {
 		quantise_blocks<X, ND>(raw.x, d->scale_bytes == 1, s.v, s.scale);
@@ -53,7 +61,8 @@ template <int X, int ND, class S> static __device__ __forceinline__ void make_se
 }
 
 /* By all lanes of the line, of which one stores. */
-static __device__ __forceinline__ void store_scale(const struct gpu_dispatch *d, uint8_t *scales, uint64_t at, uint32_t scale)
+static __device__ __forceinline__ void store_scale(
+	const struct gpu_dispatch *d, uint8_t *scales, uint64_t at, uint32_t scale)
 {
 	if (lane_id() % 8)
 		return;
@@ -63,35 +72,47 @@ static __device__ __forceinline__ void store_scale(const struct gpu_dispatch *d,
 		scales[at] = (uint8_t)scale;
 }
 
-/* Lane k's destination, and a bit for each different one: the rank's, and if GPU_ANY that of the first lane which has it.
+/* Lane k's destination, and a bit for each different one: the rank's, and if GPU_ANY that of the
+ * first lane which has it.
  */
-template <int CASE = GPU_ANY> static __device__ __forceinline__ uint32_t destinations(const struct gpu_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
+template <int CASE = GPU_ANY>
+static __device__ __forceinline__ uint32_t destinations(
+	const struct gpu_exchange *e, int32_t id, uint32_t index, uint32_t *rank)
 {
-	uint32_t physical = lane_id() < e->topk ? physical_expert<CASE>(e, id, index) : GPU_NO_EXPERT, same;
+	uint32_t physical =
+			 lane_id() < e->topk ? physical_expert<CASE>(e, id, index) : GPU_NO_EXPERT,
+		 same;
 
 	*rank = physical == GPU_NO_EXPERT ? UINT32_MAX : expert_rank<CASE>(&e->placement, physical);
 	if (CASE != GPU_ANY)
 		return __reduce_or_sync(ALL_LANES, *rank == UINT32_MAX ? 0 : 1u << *rank);
 	same = __match_any_sync(ALL_LANES, *rank);
-	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	return __ballot_sync(
+		ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
 }
 
 /* Those of the bits that do not stand for this rank. */
-template <int CASE> static __device__ __forceinline__ uint32_t destinations_away(const struct gpu_exchange *e, uint32_t bits, uint32_t rank)
+template <int CASE>
+static __device__ __forceinline__ uint32_t destinations_away(
+	const struct gpu_exchange *e, uint32_t bits, uint32_t rank)
 {
-	return bits & (CASE != GPU_ANY ? ~(1u << e->rank) : __ballot_sync(ALL_LANES, rank != e->rank));
+	return bits &
+	       (CASE != GPU_ANY ? ~(1u << e->rank) : __ballot_sync(ALL_LANES, rank != e->rank));
 }
 
 /* The rank that the lowest bit stands for. */
-template <int CASE> static __device__ __forceinline__ uint32_t first_destination(uint32_t bits, uint32_t rank)
+template <int CASE>
+static __device__ __forceinline__ uint32_t first_destination(uint32_t bits, uint32_t rank)
 {
 	uint32_t lowest = __ffs(bits) - 1;
 
 	return CASE != GPU_ANY ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
 }
 
-/* By one warp, when all have stored what internode ranks get: rows in runs, and the head. home_routes is this round's. */
-static __device__ __noinline__ void ring_internode_rows(const struct gpu_dispatch *d, uint32_t epoch, uint32_t nr_tokens)
+/* By one warp, when all have stored what internode ranks get: rows in runs, and the head.
+ * home_routes is this round's. */
+static __device__ __noinline__ void ring_internode_rows(
+	const struct gpu_dispatch *d, uint32_t epoch, uint32_t nr_tokens)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct internode_table *internode = e->internode;
@@ -104,12 +125,16 @@ static __device__ __noinline__ void ring_internode_rows(const struct gpu_dispatc
 			uint32_t token = first + lane_id();
 			bool goes = false;
 
-			for (uint32_t k = 0; k < e->topk && token < nr_tokens && is_mine(e, token); k++)
-				goes |= e->home_routes[token * e->topk + k].x == internode->ranks[i].rank;
-			runs += internode_ring_runs(internode, &internode->ranks[i], INTERNODE_DISPATCH, first, __ballot_sync(ALL_LANES, goes));
+			for (uint32_t k = 0; k < e->topk && token < nr_tokens && is_mine(e, token);
+				k++)
+				goes |= e->home_routes[token * e->topk + k].x ==
+					internode->ranks[i].rank;
+			runs += internode_ring_runs(internode, &internode->ranks[i],
+				INTERNODE_DISPATCH, first, __ballot_sync(ALL_LANES, goes));
 		}
 		if (lane_id() == 0)
-			internode_ring_head(internode, &internode->ranks[i], INTERNODE_DISPATCH, epoch, runs);
+			internode_ring_head(
+				internode, &internode->ranks[i], INTERNODE_DISPATCH, epoch, runs);
 		begun += runs + 1;
 	}
 	if (lane_id() == 0)
@@ -117,17 +142,23 @@ static __device__ __noinline__ void ring_internode_rows(const struct gpu_dispatc
 }
 
 /* Ids that no caller should pass. */
-template <int CASE = GPU_ANY> static __device__ __forceinline__ void check_ids(const struct gpu_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
+template <int CASE = GPU_ANY>
+static __device__ __forceinline__ void check_ids(
+	const struct gpu_dispatch *d, uint32_t epoch, uint32_t token, int32_t id)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	bool none = lane_id() >= e->topk || id == -1, outside = !none && (uint32_t)id >= e->placement.nr_experts;
+	bool none = lane_id() >= e->topk || id == -1,
+	     outside = !none && (uint32_t)id >= e->placement.nr_experts;
 	uint32_t same = __match_any_sync(ALL_LANES, none ? -2 - (int32_t)lane_id() : id);
 	bool twice = !none && !outside && (same & ((1u << lane_id()) - 1));
 	uint32_t bad = __ballot_sync(ALL_LANES, outside || twice);
 
 	if (bad && lane_id() == __ffs(bad) - 1)
 		complain(e, outside ? GPU_ID_RANGE : GPU_ID_TWICE, token, lane_id(),
-			CASE != GPU_PLAIN && d->ids_64 ? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()] : id, epoch);
+			CASE != GPU_PLAIN && d->ids_64
+				? ((const int64_t *)d->topk_ids)[token * e->topk + lane_id()]
+				: id,
+			epoch);
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A warp's share of a row, in registers: 16 bytes a lane and vector, aligned as in the caller's row; and its form on the wire (wire/ll.h). */
+/* A warp's share of a row, in registers: 16 bytes a lane and vector, aligned as in the caller's
+ * row; and its form on the wire (wire/ll.h). */
 #ifndef TERN_GPU_CUDA_COMMON_SEGMENT_CUH
 #define TERN_GPU_CUDA_COMMON_SEGMENT_CUH
 
@@ -10,7 +11,8 @@
 /* ND: data vectors. SCALED: one scale for each line (a block of 128 FP8 elements) goes along. */
 template <int FORMAT, bool SCALED, int ND> struct segment {
 	static constexpr int PER_EXTRA = SCALED ? 2 : 3;
-	static constexpr int NV = FORMAT == GPU_FLAG128 ? ND : ND + (ND + PER_EXTRA - 1) / PER_EXTRA;
+	static constexpr int NV =
+		FORMAT == GPU_FLAG128 ? ND : ND + (ND + PER_EXTRA - 1) / PER_EXTRA;
 	static_assert(FORMAT != GPU_FLAG128 || ND <= (SCALED ? 4 : 8), "the line has 31 words");
 	static_assert(FORMAT != GPU_FLAG16 || ND % PER_EXTRA == 0, "extra cells are full");
 
@@ -46,7 +48,8 @@ __device__ __forceinline__ bool has_line(struct extent x, int i)
 	return line_of(i) * 8 < x.nr;
 }
 
-__device__ __forceinline__ struct extent segment_extent(const struct row_geometry *cut, uint32_t segment)
+__device__ __forceinline__ struct extent segment_extent(
+	const struct row_geometry *cut, uint32_t segment)
 {
 	uint32_t nr_pieces = cut->row_bytes / 16;
 	struct extent x;
@@ -65,14 +68,17 @@ __device__ __forceinline__ bool in_row(struct extent x, int i, uint32_t *offset)
 
 __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
 {
-	return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+	return make_uint4(
+		first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-/* ---- lines --------------------------------------------------------------------------------------------------- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
-/* With scales the extra line lies where lanes 24 to 31 of the last vector would be; of its lanes only as many travel as hold something. In the last of those the last
- * word belongs to a line that is not there, the extra one itself: so it holds the epoch. Without scales the last lanes of the last vector are enough, and the last word of
- * all is its line's epoch, as everywhere: nothing is displaced by it. */
+/* With scales the extra line lies where lanes 24 to 31 of the last vector would be; of its lanes
+ * only as many travel as hold something. In the last of those the last word belongs to a line that
+ * is not there, the extra one itself: so it holds the epoch. Without scales the last lanes of the
+ * last vector are enough, and the last word of all is its line's epoch, as everywhere: nothing is
+ * displaced by it. */
 template <bool SCALED, int ND> __device__ __forceinline__ uint32_t first_of_extra()
 {
 	return SCALED ? 24 : LANES - gpu_extra_lanes(SCALED, ND);
@@ -91,23 +97,28 @@ template <bool SCALED, int ND> __device__ __forceinline__ uint32_t last_of_extra
 /* Has this lane's piece of vector i an epoch? */
 template <bool SCALED, int ND> __device__ __forceinline__ bool line_epoch(int i)
 {
-	return SCALED && in_extra<SCALED, ND>(i) ? lane_id() == last_of_extra<SCALED, ND>() : lane_id() % 8 == 7;
+	return SCALED && in_extra<SCALED, ND>(i) ? lane_id() == last_of_extra<SCALED, ND>()
+						 : lane_id() % 8 == 7;
 }
 
-/* Vector i: its displaced words to those that the last vector's extra lanes hold; its epochs. Vectors in turn: each may leave at once. */
-template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector(segment<GPU_FLAG128, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
+/* Vector i: its displaced words to those that the last vector's extra lanes hold; its epochs.
+ * Vectors in turn: each may leave at once. */
+template <bool SCALED, int ND>
+__device__ __forceinline__ void lines_pack_vector(
+	segment<GPU_FLAG128, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
 {
 	uint32_t lane = lane_id(), extra = lane - first_of_extra<SCALED, ND>(), w = s.v[i].w;
 
 	if constexpr (SCALED) {
 		uint32_t from = 16 * (lane & 1) + 7, bits = s.scale[i];
-		uint4 v = make_uint4(__shfl_sync(ALL_LANES, bits, from), __shfl_sync(ALL_LANES, w, from), __shfl_sync(ALL_LANES, bits, from + 8),
+		uint4 v = make_uint4(__shfl_sync(ALL_LANES, bits, from),
+			__shfl_sync(ALL_LANES, w, from), __shfl_sync(ALL_LANES, bits, from + 8),
 			__shfl_sync(ALL_LANES, w, from + 8));
 
 		*words = pick(extra / 2 == i, v, *words);
 	} else {
-		uint4 v =
-			make_uint4(__shfl_sync(ALL_LANES, w, 7), __shfl_sync(ALL_LANES, w, 15), __shfl_sync(ALL_LANES, w, 23), __shfl_sync(ALL_LANES, w, 31));
+		uint4 v = make_uint4(__shfl_sync(ALL_LANES, w, 7), __shfl_sync(ALL_LANES, w, 15),
+			__shfl_sync(ALL_LANES, w, 23), __shfl_sync(ALL_LANES, w, 31));
 
 		*words = pick(extra == i, v, *words);
 	}
@@ -116,7 +127,8 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack_vector
 	s.v[i].w = line_epoch<SCALED, ND>(i) ? epoch : s.v[i].w;
 }
 
-template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segment<GPU_FLAG128, SCALED, ND> &s, uint32_t epoch)
+template <bool SCALED, int ND>
+__device__ __forceinline__ void lines_pack(segment<GPU_FLAG128, SCALED, ND> &s, uint32_t epoch)
 {
 	uint4 words = make_uint4(0, 0, 0, 0);
 
@@ -125,16 +137,20 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_pack(segmen
 		lines_pack_vector(s, i, epoch, &words);
 }
 
-template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segment<GPU_FLAG128, SCALED, ND> &s)
+template <bool SCALED, int ND>
+__device__ __forceinline__ void lines_unpack(segment<GPU_FLAG128, SCALED, ND> &s)
 {
 	uint32_t lane = lane_id(), group = lane / 8;
 	uint4 extra = s.v[ND - 1];
 
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		uint32_t from = first_of_extra<SCALED, ND>() + (SCALED ? 2 * i + group / 2 : i), displaced;
-		uint4 w = make_uint4(__shfl_sync(ALL_LANES, extra.x, from), __shfl_sync(ALL_LANES, extra.y, from),
-			__shfl_sync(ALL_LANES, extra.z, from), __shfl_sync(ALL_LANES, extra.w, from));
+		uint32_t from = first_of_extra<SCALED, ND>() + (SCALED ? 2 * i + group / 2 : i),
+			 displaced;
+		uint4 w = make_uint4(__shfl_sync(ALL_LANES, extra.x, from),
+			__shfl_sync(ALL_LANES, extra.y, from),
+			__shfl_sync(ALL_LANES, extra.z, from),
+			__shfl_sync(ALL_LANES, extra.w, from));
 
 		if constexpr (SCALED) {
 			s.scale[i] = group & 1 ? w.z : w.x;
@@ -146,9 +162,10 @@ template <bool SCALED, int ND> __device__ __forceinline__ void lines_unpack(segm
 	}
 }
 
-/* ---- cells --------------------------------------------------------------------------------------------------- */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
-template <bool SCALED, int ND> __device__ __forceinline__ void cells_pack(segment<GPU_FLAG16, SCALED, ND> &s, uint32_t epoch)
+template <bool SCALED, int ND>
+__device__ __forceinline__ void cells_pack(segment<GPU_FLAG16, SCALED, ND> &s, uint32_t epoch)
 {
 #pragma unroll
 	for (int i = 0; i < ND; i += segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA) {
@@ -158,14 +175,16 @@ template <bool SCALED, int ND> __device__ __forceinline__ void cells_pack(segmen
 			third = lane_id() % 8 == 0 ? s.scale[i] : s.scale[i + 1];
 		else
 			third = s.v[i + 2].w;
-		s.v[ND + i / segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA] = make_uint4(s.v[i].w, s.v[i + 1].w, third, epoch);
+		s.v[ND + i / segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA] =
+			make_uint4(s.v[i].w, s.v[i + 1].w, third, epoch);
 	}
 #pragma unroll
 	for (int i = 0; i < ND; i++)
 		s.v[i].w = epoch;
 }
 
-template <bool SCALED, int ND> __device__ __forceinline__ void cells_unpack(segment<GPU_FLAG16, SCALED, ND> &s)
+template <bool SCALED, int ND>
+__device__ __forceinline__ void cells_unpack(segment<GPU_FLAG16, SCALED, ND> &s)
 {
 #pragma unroll
 	for (int i = 0; i < ND; i += segment<GPU_FLAG16, SCALED, ND>::PER_EXTRA) {
@@ -182,9 +201,10 @@ template <bool SCALED, int ND> __device__ __forceinline__ void cells_unpack(segm
 	}
 }
 
-/* ---- either -------------------------------------------------------------------------------------------------- */
+/* ---- either ---------------------------------------------------------------------------------- */
 
-template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_pack(segment<FORMAT, SCALED, ND> &s, uint32_t epoch)
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ void segment_pack(segment<FORMAT, SCALED, ND> &s, uint32_t epoch)
 {
 	if constexpr (FORMAT == GPU_FLAG128)
 		lines_pack(s, epoch);
@@ -192,7 +212,8 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segme
 		cells_pack(s, epoch);
 }
 
-template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_unpack(segment<FORMAT, SCALED, ND> &s)
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ void segment_unpack(segment<FORMAT, SCALED, ND> &s)
 {
 	if constexpr (FORMAT == GPU_FLAG128)
 		lines_unpack(s);
@@ -201,21 +222,27 @@ template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segme
 }
 
 /* Does this lane's piece of vector i travel? Whole lines do. */
-template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, struct extent x, int i)
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, struct extent x, int i)
 {
 	if (FORMAT == GPU_FLAG128)
-		return has_line(x, i) || (SCALED ? in_extra<SCALED, ND>(i) && lane_id() <= last_of_extra<SCALED, ND>() : i == ND - 1 && lane_id() >= 24);
+		return has_line(x, i) ||
+		       (SCALED ? in_extra<SCALED, ND>(i) && lane_id() <= last_of_extra<SCALED, ND>()
+			       : i == ND - 1 && lane_id() >= 24);
 	return i >= ND || has_line(x, i);
 }
 
 template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ void vector_send(const segment<FORMAT, SCALED, ND> &s, struct extent x, int i, uint8_t *to)
+__device__ __forceinline__ void vector_send(
+	const segment<FORMAT, SCALED, ND> &s, struct extent x, int i, uint8_t *to)
 {
 	if (travels(s, x, i))
 		piece_store(to + i * 512 + lane_id() * 16, s.v[i]);
 }
 
-template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ void segment_send(const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ void segment_send(
+	const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
 {
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
@@ -227,14 +254,17 @@ template <int FORMAT> __device__ __forceinline__ bool has_epoch()
 	return FORMAT == GPU_FLAG16 || lane_id() % 8 == 7;
 }
 
-template <int FORMAT, bool SCALED, int ND> __device__ __forceinline__ bool has_epoch(const segment<FORMAT, SCALED, ND> &, int i)
+template <int FORMAT, bool SCALED, int ND>
+__device__ __forceinline__ bool has_epoch(const segment<FORMAT, SCALED, ND> &, int i)
 {
 	return FORMAT == GPU_FLAG16 || line_epoch<SCALED, ND>(i);
 }
 
-/* Loads the vectors that are not complete, a bit each. Does not wait for them: several segments may be on their way. */
+/* Loads the vectors that are not complete, a bit each. Does not wait for them: several segments may
+ * be on their way. */
 template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ void segment_look(segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t done)
+__device__ __forceinline__ void segment_look(
+	segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t done)
 {
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
@@ -242,15 +272,18 @@ __device__ __forceinline__ void segment_look(segment<FORMAT, SCALED, ND> &s, con
 			s.v[i] = piece_load(from + i * 512 + lane_id() * 16);
 }
 
-/* Which are complete now? A line counts only if one load has brought its epoch and the rest of it. */
+/* Which are complete now? A line counts only if one load has brought its epoch and the rest of it.
+ */
 template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ uint32_t segment_check(const segment<FORMAT, SCALED, ND> &s, struct extent x, uint32_t epoch)
+__device__ __forceinline__ uint32_t segment_check(
+	const segment<FORMAT, SCALED, ND> &s, struct extent x, uint32_t epoch)
 {
 	uint32_t done = 0;
 
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
-		if (__all_sync(ALL_LANES, !has_epoch(s, i) || !travels(s, x, i) || s.v[i].w == epoch))
+		if (__all_sync(
+			    ALL_LANES, !has_epoch(s, i) || !travels(s, x, i) || s.v[i].w == epoch))
 			done |= 1u << i;
 	return done;
 }
@@ -262,9 +295,9 @@ struct awaited {
 
 /* After a look. */
 template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ bool segment_await(
-	const struct gpu_exchange *e, segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from,
-	uint32_t epoch, struct awaited what)
+__device__ __forceinline__ bool segment_await(const struct gpu_exchange *e,
+	segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from, uint32_t epoch,
+	struct awaited what)
 {
 	constexpr uint32_t all = (1u << segment<FORMAT, SCALED, ND>::NV) - 1;
 	struct patience patience = {0, 0};
@@ -275,7 +308,8 @@ __device__ __forceinline__ bool segment_await(
 
 		if (!warp_may_wait(&patience, e, what.peer, e->wait_ns)) {
 			if (lane_id() == 7)
-				report_wait(e, what.reason, what.peer, what.token, epoch, seen, patience.start_ns);
+				report_wait(e, what.reason, what.peer, what.token, epoch, seen,
+					patience.start_ns);
 			return false;
 		}
 		segment_look(s, from, done);

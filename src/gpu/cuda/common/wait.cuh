@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bounded waiting. A wait that expires, or is in vain, stores a report and gives up; the kernel then returns, and those after it return at once. */
+/* Bounded waiting. A wait that expires, or is in vain, stores a report and gives up; the kernel
+ * then returns, and those after it return at once. */
 #ifndef TERN_GPU_CUDA_COMMON_WAIT_CUH
 #define TERN_GPU_CUDA_COMMON_WAIT_CUH
 
@@ -7,23 +8,25 @@
 #include "gpu/cuda/common/memory.cuh"
 
 #define POLLS_PER_LOOK 256 /* at the clock, and at who has left */
-#define HAD_LEFT 1ull	   /* in start_ns: at the last look the peer had left */
+#define HAD_LEFT 1ull      /* in start_ns: at the last look the peer had left */
 
 struct patience {
 	uint32_t polls;
 	uint64_t start_ns;
 };
 
-/* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with leave_status_publish,
- * so that what it had stored before is there for who sees it gone. Over PCIe. */
+/* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with
+ * leave_status_publish, so that what it had stored before is there for who sees it gone. Over PCIe.
+ */
 __device__ __forceinline__ bool has_left(const struct gpu_exchange *e, uint32_t peer)
 {
 	return e->leave_statuses && word_acquire(e->leave_statuses + peer * 8 + 4);
 }
 
-/* A wait's look at all but what it waits for. False: it has lasted too long, or is in vain, as another
- * warp has given up, or the peer had left at this look and at the one before: between them what it waits
- * for was looked at once more, since a peer may leave when it has sent all that it owes. */
+/* A wait's look at all but what it waits for. False: it has lasted too long, or is in vain, as
+ * another warp has given up, or the peer had left at this look and at the one before: between them
+ * what it waits for was looked at once more, since a peer may leave when it has sent all that it
+ * owes. */
 __device__ __forceinline__ bool look_around(
 	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
@@ -42,17 +45,19 @@ __device__ __forceinline__ bool may_wait(
 	return ++p->polls % POLLS_PER_LOOK || look_around(p, e, peer, limit_ns);
 }
 
-/* By a warp, whose lanes may wait for several peers: all of it goes on, or none. A lane that waits for
- * nobody names this rank. */
+/* By a warp, whose lanes may wait for several peers: all of it goes on, or none. A lane that waits
+ * for nobody names this rank. */
 __device__ __forceinline__ bool warp_may_wait(
 	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
-	return ++p->polls % POLLS_PER_LOOK || __all_sync(ALL_LANES, look_around(p, e, peer, limit_ns));
+	return ++p->polls % POLLS_PER_LOOK ||
+	       __all_sync(ALL_LANES, look_around(p, e, peer, limit_ns));
 }
 
-/* By a warp that has given up: true for one of the lanes that miss something, whose peer has left if any
- * has. */
-static __device__ __noinline__ bool is_to_report(const struct gpu_exchange *e, bool missing, uint32_t peer)
+/* By a warp that has given up: true for one of the lanes that miss something, whose peer has left
+ * if any has. */
+static __device__ __noinline__ bool is_to_report(
+	const struct gpu_exchange *e, bool missing, uint32_t peer)
 {
 	uint32_t all = __ballot_sync(ALL_LANES, missing);
 	uint32_t in_vain = __ballot_sync(ALL_LANES, missing && has_left(e, peer));
@@ -60,8 +65,10 @@ static __device__ __noinline__ bool is_to_report(const struct gpu_exchange *e, b
 	return lane_id() == __ffs(in_vain ? in_vain : all) - 1;
 }
 
-/* The first report counts: NULL for others. What it is about is told before its reason, by close_report. */
-__device__ __forceinline__ struct gpu_report *open_report(const struct gpu_exchange *e, uint32_t peer, uint32_t token)
+/* The first report counts: NULL for others. What it is about is told before its reason, by
+ * close_report. */
+__device__ __forceinline__ struct gpu_report *open_report(
+	const struct gpu_exchange *e, uint32_t peer, uint32_t token)
 {
 	struct gpu_report *r = e->report;
 
@@ -80,8 +87,8 @@ __device__ __forceinline__ void close_report(struct gpu_report *r, uint32_t reas
 }
 
 /* Called by one lane. */
-static __device__ __noinline__ void report_wait(const struct gpu_exchange *e, uint32_t reason, uint32_t peer, uint32_t token, uint32_t expected,
-	uint32_t seen, uint64_t start_ns)
+static __device__ __noinline__ void report_wait(const struct gpu_exchange *e, uint32_t reason,
+	uint32_t peer, uint32_t token, uint32_t expected, uint32_t seen, uint64_t start_ns)
 {
 	struct gpu_report *r = open_report(e, peer, token);
 
@@ -94,7 +101,8 @@ static __device__ __noinline__ void report_wait(const struct gpu_exchange *e, ui
 }
 
 /* Called by one lane or by several. */
-static __device__ __noinline__ void report_broken(const struct gpu_exchange *e, enum gpu_wait reason, uint32_t peer, uint32_t token, uint32_t value, uint32_t most,
+static __device__ __noinline__ void report_broken(const struct gpu_exchange *e,
+	enum gpu_wait reason, uint32_t peer, uint32_t token, uint32_t value, uint32_t most,
 	uint32_t epoch)
 {
 	struct gpu_report *r = open_report(e, peer, token);
@@ -108,7 +116,8 @@ static __device__ __noinline__ void report_broken(const struct gpu_exchange *e, 
 }
 
 /* Called by one lane. The first input_error stays until the host has read it. */
-static __device__ __noinline__ void complain(const struct gpu_exchange *e, enum gpu_bad_id reason, uint32_t token, uint32_t k, int64_t id, uint32_t epoch)
+static __device__ __noinline__ void complain(const struct gpu_exchange *e, enum gpu_bad_id reason,
+	uint32_t token, uint32_t k, int64_t id, uint32_t epoch)
 {
 	struct gpu_input_error *c = e->input_error;
 

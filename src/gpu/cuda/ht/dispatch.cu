@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High-throughput dispatch: each token once to every rank that has one of its experts, straight into its final place there; the receiver copies it to
- * further experts' places.
+/* High-throughput dispatch: each token once to every rank that has one of its experts, straight
+ * into its final place there; the receiver copies it to further experts' places.
  *
- *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots of the other ranks that have one of its experts; where buffers hold
- *                     another row, that is made, too, and leaves first when places are known.
- *                     Then a token each: rows in the destinations' x; then its heads to all ranks, or with few blocks a note of them for
+ *   sending warps     before the plan: the first tokens, one each: x -> (quantise) -> early slots
+ *                     of the other ranks that have one of its experts; where buffers hold another
+ *                     row, that is made, too, and leaves first when places are known. Then a token
+ *                     each: rows in the destinations' x; then its heads to all ranks, or with few
+ *                     blocks a note of them for
  *   a telling warp    which stores them (dispatch_heads.cuh)
  *   receiving warps   a token of a source each: waits for its head, describes its rows, copies
  *
- * Floor: the rows' bytes over NVLink; the copies run beside (4 x H200, deepseek-v3: a third of the time in a GPU's own memory).
+ * Floor: the rows' bytes over NVLink; the copies run beside (4 x H200, deepseek-v3: a third of the
+ * time in a GPU's own memory).
  */
 #include "gpu/cuda/ht/dispatch_heads.cuh"
 #include "gpu/cuda/ht/dispatch_receive.cuh"
 #include "gpu/cuda/common/launch.cuh"
 
-/* ---- sending ------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
-/* To the first place on each rank, and on this rank to all; in rank order from the next on, as lanes stand for routes. */
-static __device__ __forceinline__ void send_part(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, uint32_t number,
+/* To the first place on each rank, and on this rank to all; in rank order from the next on, as
+ * lanes stand for routes. */
+static __device__ __forceinline__ void send_part(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, const struct dispatch_warp *w, uint32_t number,
 	struct destination to, uint32_t lanes, shared_at buffer)
 {
 	struct part p = part_of(d, w, number);
@@ -26,7 +31,8 @@ static __device__ __forceinline__ void send_part(const struct gpu_dispatch *d, c
 	for (uint32_t left = lanes; left; left &= left - 1) {
 		uint32_t lane = __ffs(left) - 1, rank = __shfl_sync(ALL_LANES, to.rank, lane);
 
-		store_part(d, w, &p, d->exchange.windows[rank], placed_rows(h), __shfl_sync(ALL_LANES, to.position, lane), buffer);
+		store_part(d, w, &p, d->exchange.windows[rank], placed_rows(h),
+			__shfl_sync(ALL_LANES, to.position, lane), buffer);
 	}
 	copies_close();
 }
@@ -37,7 +43,7 @@ struct outgoing {
 	uint32_t weight;       /* lane k's */
 	uint32_t token, lanes; /* lanes: whose places are stored to */
 	bool first, there;     /* first: of this lane's rank */
-	uint32_t buffer;	       /* its first, of one that has been made before places are known */
+	uint32_t buffer;       /* its first, of one that has been made before places are known */
 };
 
 /* How a warp's heads leave. */
@@ -47,10 +53,13 @@ struct heads_way {
 	uint32_t epoch;
 };
 
-/* Its rows are where they belong. By the warp itself: behind every lane's fence, so who sees all of a head sees the row. */
-static __device__ __forceinline__ void pass_heads(const struct gpu_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
+/* Its rows are where they belong. By the warp itself: behind every lane's fence, so who sees all of
+ * a head sees the row. */
+static __device__ __forceinline__ void pass_heads(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
 {
-	uint4 head = make_uint4(o->first || !d->by_source ? o->to.position : UINT32_MAX, o->weight, o->to.local, way->epoch);
+	uint4 head = make_uint4(o->first || !d->by_source ? o->to.position : UINT32_MAX, o->weight,
+		o->to.local, way->epoch);
 
 	o->there = false;
 	if (way->noted) {
@@ -63,24 +72,29 @@ static __device__ __forceinline__ void pass_heads(const struct gpu_dispatch *d, 
 		store_heads(&d->exchange, h, o->token, lane_id(), head, o->to.rank);
 }
 
-static __device__ __forceinline__ uint32_t load_weight(const struct gpu_dispatch *d, uint32_t token, uint32_t nr_tokens)
+static __device__ __forceinline__ uint32_t load_weight(
+	const struct gpu_dispatch *d, uint32_t token, uint32_t nr_tokens)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
-	return __float_as_uint(lane_id() < e->topk && token < nr_tokens && d->topk_weights ? d->topk_weights[token * e->topk + lane_id()] : 1.0f);
+	return __float_as_uint(lane_id() < e->topk && token < nr_tokens && d->topk_weights
+				       ? d->topk_weights[token * e->topk + lane_id()]
+				       : 1.0f);
 }
 
-/* What is known of the tokens behind, each step a load ahead: a ticket, then a token's routes, then their places. */
+/* What is known of the tokens behind, each step a load ahead: a ticket, then a token's routes, then
+ * their places. */
 struct ahead {
 	uint32_t *tickets, ticket; /* lane 0's */
-	uint32_t dealt;		   /* tokens that need none */
+	uint32_t dealt;            /* tokens that need none */
 	uint32_t token, nr_tokens;
 	uint2 route;
 	uint32_t weight;
 	struct destination to;
 };
 
-static __device__ __forceinline__ void look_ahead(const struct gpu_dispatch *d, const struct ht_exchange *h, struct ahead *a)
+static __device__ __forceinline__ void look_ahead(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, struct ahead *a)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
@@ -94,17 +108,22 @@ static __device__ __forceinline__ void look_ahead(const struct gpu_dispatch *d, 
 }
 
 /* What is to be stored, now that places are known. */
-static __device__ __forceinline__ void choose_lanes(const struct gpu_exchange *e, struct outgoing *o)
+static __device__ __forceinline__ void choose_lanes(
+	const struct gpu_exchange *e, struct outgoing *o)
 {
 	uint32_t below = (1u << lane_id()) - 1, same, twice;
 
 	same = __match_any_sync(ALL_LANES, o->to.rank);
 	o->first = o->to.rank != UINT32_MAX && (same & below) == 0;
-	twice = __match_any_sync(ALL_LANES, o->to.rank == e->rank ? o->to.position : UINT32_MAX); /* an expert named twice has one place */
-	o->lanes = __ballot_sync(ALL_LANES, o->to.rank == e->rank ? (twice & below) == 0 : o->first);
+	twice = __match_any_sync(ALL_LANES,
+		o->to.rank == e->rank ? o->to.position : UINT32_MAX); /* an expert named twice has
+									 one place */
+	o->lanes =
+		__ballot_sync(ALL_LANES, o->to.rank == e->rank ? (twice & below) == 0 : o->first);
 }
 
-static __device__ __forceinline__ struct outgoing next_token(const struct gpu_dispatch *d, const struct ahead *a)
+static __device__ __forceinline__ struct outgoing next_token(
+	const struct gpu_dispatch *d, const struct ahead *a)
 {
 	struct outgoing o;
 
@@ -118,7 +137,8 @@ static __device__ __forceinline__ struct outgoing next_token(const struct gpu_di
 
 /* Its first bytes are on their way, while what is in the other buffer is stored. */
 template <int X, int ND>
-static __device__ __forceinline__ void begin_part(const struct gpu_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
+static __device__ __forceinline__ void begin_part(const struct gpu_dispatch *d,
+	struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
 {
 	if (X != GPU_X_COPY) {
 		load_raw(d, token, first_segment(&d->exchange, w, number), raw);
@@ -126,13 +146,15 @@ static __device__ __forceinline__ void begin_part(const struct gpu_dispatch *d, 
 	}
 	copies_read<DISPATCH_BUFFERS - 1>();
 	__syncwarp();
-	stream_fetch(&w->stream, 0, d->x + token * d->x_stride + number * w->part_bytes, part_of(d, w, number).bytes, 0);
+	stream_fetch(&w->stream, 0, d->x + token * d->x_stride + number * w->part_bytes,
+		part_of(d, w, number).bytes, 0);
 	stream_fetched(&w->stream, part_of(d, w, number).bytes, 0);
 }
 
 /* All of it is in a buffer. */
 template <int X, int ND>
-static __device__ __forceinline__ shared_at end_part(const struct gpu_dispatch *d, struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
+static __device__ __forceinline__ shared_at end_part(const struct gpu_dispatch *d,
+	struct dispatch_warp *w, uint32_t token, uint32_t number, raw_segment<X, ND> &raw)
 {
 	shared_at buffer;
 
@@ -149,11 +171,13 @@ static __device__ __forceinline__ shared_at end_part(const struct gpu_dispatch *
 	return buffer;
 }
 
-/* ---- before places are known --------------------------------------------------------------------------------- */
+/* ---- before places are known ----------------------------------------------------------------- */
 
-/* May x and ids be read? This kernel may have been started while the plan was not even counted, and its own wait is for the plan's end. But the plan waits for what was ahead of it
- * in the stream, the last round's combine among that, and then says so in `begun`: released there, acquired here by every lane. It is of this round if it is the epoch to come, which
- * only the combine moves on. False: it did not come, or an earlier round has failed. */
+/* May x and ids be read? This kernel may have been started while the plan was not even counted, and
+ * its own wait is for the plan's end. But the plan waits for what was ahead of it in the stream,
+ * the last round's combine among that, and then says so in `begun`: released there, acquired here
+ * by every lane. It is of this round if it is the epoch to come, which only the combine moves on.
+ * False: it did not come, or an earlier round has failed. */
 static __device__ __forceinline__ bool plan_has_begun(const struct gpu_exchange *e, uint32_t *epoch)
 {
 	struct patience patience = {0, 0};
@@ -173,13 +197,16 @@ static __device__ __forceinline__ bool plan_has_begun(const struct gpu_exchange 
 	return false;
 }
 
-static __device__ __forceinline__ shared_at made_buffer(const struct dispatch_warp *w, const struct outgoing *o, uint32_t number)
+static __device__ __forceinline__ shared_at made_buffer(
+	const struct dispatch_warp *w, const struct outgoing *o, uint32_t number)
 {
 	return w->stream.buffers + (o->buffer + number) * w->stream.bytes;
 }
 
-/* Are the counts of all here, so that slots are free? The plan's kernel acquires them and releases `exchanged`. It is also the right time: behind rows counts would wait for those, and the
- * plan with them. False: they did not come; the plan says so, whose patience ends before this one's. It is not to go on when this has given up: then nobody would send the token. */
+/* Are the counts of all here, so that slots are free? The plan's kernel acquires them and releases
+ * `exchanged`. It is also the right time: behind rows counts would wait for those, and the plan
+ * with them. False: they did not come; the plan says so, whose patience ends before this one's. It
+ * is not to go on when this has given up: then nobody would send the token. */
 static __device__ __forceinline__ bool counts_are_here(const struct gpu_exchange *e, uint32_t epoch)
 {
 	struct patience patience = {0, 0};
@@ -198,12 +225,14 @@ static __device__ __forceinline__ bool counts_are_here(const struct gpu_exchange
 /* What a warp does before places are known. */
 struct before {
 	struct outgoing early; /* a token that leaves for other ranks' early slots */
-	struct outgoing made;  /* where buffers have room for another: the one behind it, so that it can leave at once when places are known */
+	struct outgoing made;  /* where buffers have room for another: the one behind it, so that it
+				  can leave at once when places are known */
 };
 
 /* Into the warp's buffers. */
 template <int X, int ND>
-static __device__ __forceinline__ struct outgoing make_token(const struct gpu_dispatch *d, struct dispatch_warp *w, uint32_t token)
+static __device__ __forceinline__ struct outgoing make_token(
+	const struct gpu_dispatch *d, struct dispatch_warp *w, uint32_t token)
 {
 	struct outgoing o = {};
 	raw_segment<X, ND> raw;
@@ -220,9 +249,11 @@ static __device__ __forceinline__ struct outgoing make_token(const struct gpu_di
 	return o;
 }
 
-/* To other ranks' early slots. All of it stays in this warp's buffers: what this rank itself gets of it is stored from there. dealt: how far behind it the token is that is made as well. */
+/* To other ranks' early slots. All of it stays in this warp's buffers: what this rank itself gets
+ * of it is stored from there. dealt: how far behind it the token is that is made as well. */
 template <int X, int ND>
-static __device__ __forceinline__ struct before send_early(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, uint32_t token, uint32_t dealt)
+static __device__ __forceinline__ struct before send_early(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, struct dispatch_warp *w, uint32_t token, uint32_t dealt)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch, index = token * e->topk + lane_id(), rank = e->rank, away;
@@ -231,7 +262,10 @@ static __device__ __forceinline__ struct before send_early(const struct gpu_disp
 	if (!plan_has_begun(e, &epoch))
 		return none;
 	b.early = make_token<X, ND>(d, w, token);
-	b.early.lanes = b.early.there ? destinations(e, lane_id() < e->topk ? expert_id(d, index) : -1, index, &rank) : 0;
+	b.early.lanes = b.early.there
+				? destinations(e, lane_id() < e->topk ? expert_id(d, index) : -1,
+					  index, &rank)
+				: 0;
 	away = b.early.lanes & __ballot_sync(ALL_LANES, rank != e->rank);
 	if (!counts_are_here(e, epoch))
 		return none;
@@ -240,7 +274,9 @@ static __device__ __forceinline__ struct before send_early(const struct gpu_disp
 
 #pragma unroll 1
 		for (uint32_t left = away; left; left &= left - 1)
-			store_part(d, w, &p, e->windows[__shfl_sync(ALL_LANES, rank, __ffs(left) - 1)], early_rows(d, h, e->rank), token, made_buffer(w, &b.early, number));
+			store_part(d, w, &p,
+				e->windows[__shfl_sync(ALL_LANES, rank, __ffs(left) - 1)],
+				early_rows(d, h, e->rank), token, made_buffer(w, &b.early, number));
 		copies_close();
 	}
 	if (dealt)
@@ -249,26 +285,32 @@ static __device__ __forceinline__ struct before send_early(const struct gpu_disp
 }
 
 /* Its places here, from its buffers. */
-static __device__ __forceinline__ void place_early(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct dispatch_warp *w, struct outgoing *o)
+static __device__ __forceinline__ void place_early(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, const struct dispatch_warp *w, struct outgoing *o)
 {
 	choose_lanes(&d->exchange, o);
 	for (uint32_t number = 0; number < w->parts; number++)
-		send_part(d, h, w, number, o->to, o->lanes & __ballot_sync(ALL_LANES, o->to.rank == d->exchange.rank), made_buffer(w, o, number));
+		send_part(d, h, w, number, o->to,
+			o->lanes & __ballot_sync(ALL_LANES, o->to.rank == d->exchange.rank),
+			made_buffer(w, o, number));
 }
 
 /* No row moves in this round: heads without places say that none is under way any more. */
-static __device__ __forceinline__ void drop_early(const struct gpu_dispatch *d, const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
+static __device__ __forceinline__ void drop_early(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, struct heads_way *way, struct outgoing *o)
 {
 	o->to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
 	if (o->there)
 		pass_heads(d, h, way, o);
 }
 
-/* ---- all others ---------------------------------------------------------------------------------------------- */
+/* ---- all others ------------------------------------------------------------------------------ */
 
-/* The early token's places, and the token with which a warp goes on: `made` says whether it is in a buffer. */
+/* The early token's places, and the token with which a warp goes on: `made` says whether it is in a
+ * buffer. */
 template <int X, int ND>
-static __device__ __forceinline__ struct outgoing find_first(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct before *before,
+static __device__ __forceinline__ struct outgoing find_first(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, struct dispatch_warp *w, struct before *before,
 	struct ahead *ahead)
 {
 	struct outgoing *early = &before->early, now;
@@ -293,13 +335,16 @@ static __device__ __forceinline__ struct outgoing find_first(const struct gpu_di
 	return now;
 }
 
-/* A token's heads may leave when its rows have arrived, which is known when the next one's are on their way. */
+/* A token's heads may leave when its rows have arrived, which is known when the next one's are on
+ * their way. */
 template <int X, int ND>
-static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, const struct ht_exchange *h, struct dispatch_warp *w, struct heads_way *way,
+static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, struct dispatch_warp *w, struct heads_way *way,
 	uint32_t nr_tokens, struct before *before, uint32_t dealt)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	struct ahead ahead = {&e->state->tickets[HT_TICKETS_ROWS], 0, dealt, 0, nr_tokens, {}, 0, {}};
+	struct ahead ahead = {
+		&e->state->tickets[HT_TICKETS_ROWS], 0, dealt, 0, nr_tokens, {}, 0, {}};
 	struct outgoing now = find_first<X, ND>(d, h, w, before, &ahead), last = before->early;
 	bool made = before->made.there;
 	raw_segment<X, ND> raw;
@@ -309,12 +354,14 @@ static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, co
 	while (now.there) {
 		look_ahead(d, h, &ahead);
 		for (uint32_t number = 0; number < w->parts && now.lanes; number++) {
-			shared_at buffer = made ? made_buffer(w, &now, number) : end_part<X, ND>(d, w, now.token, number, raw);
+			shared_at buffer = made ? made_buffer(w, &now, number)
+						: end_part<X, ND>(d, w, now.token, number, raw);
 
 			if (number + 1 == w->parts)
 				ahead.to = find_place(d, h, ahead.token, ahead.route);
 			if (last.there) {
-				copies_done<0>(); /* before the next are under way, for which the fence might wait */
+				copies_done<0>(); /* before the next are under way, for which the
+						     fence might wait */
 				pass_heads(d, h, way, &last);
 			}
 			send_part(d, h, w, number, now.to, now.lanes, buffer);
@@ -340,8 +387,10 @@ static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, co
 		w->stream.fill = 0; /* no barrier has been used */
 }
 
-/* Tokens behind the early ones that need no ticket, since each sending warp makes one of them early: if it has one that leaves early, and room for another. */
-static __device__ __forceinline__ uint32_t dealt_tokens(const struct dispatch_warp *w, uint32_t nr_senders, uint32_t nr_early)
+/* Tokens behind the early ones that need no ticket, since each sending warp makes one of them
+ * early: if it has one that leaves early, and room for another. */
+static __device__ __forceinline__ uint32_t dealt_tokens(
+	const struct dispatch_warp *w, uint32_t nr_senders, uint32_t nr_early)
 {
 	return nr_early == nr_senders && 2 * w->parts <= DISPATCH_BUFFERS ? nr_senders : 0;
 }
@@ -349,20 +398,26 @@ static __device__ __forceinline__ uint32_t dealt_tokens(const struct dispatch_wa
 /* Buffers of a block's warps. */
 HOST_DEVICE uint32_t buffers_bytes(const struct gpu_dispatch *d, uint32_t nr_warps)
 {
-	return stream_shared_bytes(nr_warps, DISPATCH_BUFFERS, ht_part_buffer(d->exchange.row.row_bytes, d->scale_bytes));
+	return stream_shared_bytes(nr_warps, DISPATCH_BUFFERS,
+		ht_part_buffer(d->exchange.row.row_bytes, d->scale_bytes));
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 template <int X, int ND>
-static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h, uint32_t send_warps,
-	uint32_t nr_early, uint32_t noted)
+static __global__ void __launch_bounds__(512, 1) dispatch_ht(
+	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h,
+	uint32_t send_warps, uint32_t nr_early, uint32_t noted)
 {
 	const struct gpu_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES - noted, part_bytes = ht_part_bytes(e->row.row_bytes);
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES - noted,
+		 part_bytes = ht_part_bytes(e->row.row_bytes);
 	BLOCK_MEMORY(shared);
 	uint32_t number = warp * gridDim.x + blockIdx.x; /* among all sending warps */
-	struct heads_way way = {{head_notes_at(in_shared(shared) + buffers_bytes(&d, nr_warps), e->topk), warp * NOTES_OF_WARP, 0}, noted != 0, 0};
+	struct heads_way way = {
+		{head_notes_at(in_shared(shared) + buffers_bytes(&d, nr_warps), e->topk),
+			warp * NOTES_OF_WARP, 0},
+		noted != 0, 0};
 	struct before before = {};
 	struct dispatch_warp w;
 	uint32_t dealt;
@@ -370,17 +425,24 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_consta
 	if (warp == nr_warps)
 		head_notes_open(&way.notes.notes);
 	else
-		w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_BUFFERS, ht_part_buffer(e->row.row_bytes, d.scale_bytes));
+		w.stream = stream_open(in_shared(shared), warp, nr_warps, DISPATCH_BUFFERS,
+			ht_part_buffer(e->row.row_bytes, d.scale_bytes));
 	w.part_bytes = part_bytes;
 	w.parts = gpu_ceil(e->row.row_bytes, part_bytes);
-	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 && (w.parts == 1 || part_bytes / GPU_LINE_BYTES * d.scale_bytes % 16 == 0);
+	w.whole_scales = d.scale_bytes && e->row.nr_lines * d.scale_bytes % 16 == 0 &&
+			 (w.parts == 1 || part_bytes / GPU_LINE_BYTES * d.scale_bytes % 16 == 0);
 	dealt = dealt_tokens(&w, gridDim.x * send_warps, nr_early);
 	if (warp < send_warps && number < nr_early)
 		before = send_early<X, ND>(&d, &h, &w, number, dealt);
 	wait_for_previous();
 	let_next_start();
-	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
-	bool abandoned = e->state->abandoned, failed = noted ? __syncthreads_or(state.w) : state.w; /* another block may just have failed: all warps or none, where they wait for each other */
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
+						 */
+	bool abandoned = e->state->abandoned,
+	     failed = noted ? __syncthreads_or(state.w) : state.w; /* another block may just have
+								      failed: all warps or none,
+								      where they wait for each other
+								    */
 
 	if (failed || abandoned)
 		copies_done<0>();
@@ -401,9 +463,10 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(const __grid_consta
 		receive_all(&d, &h, &w, state.y, abandoned);
 }
 
-/* ---- launching ----------------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
-typedef void (*dispatch_kernel)(const struct gpu_dispatch, const struct ht_exchange, uint32_t, uint32_t, uint32_t);
+typedef void (*dispatch_kernel)(
+	const struct gpu_dispatch, const struct ht_exchange, uint32_t, uint32_t, uint32_t);
 
 static dispatch_kernel choose(const struct gpu_dispatch *d)
 {
@@ -434,52 +497,69 @@ static uint32_t notes_bytes(const struct gpu_dispatch *d, bool noted)
 }
 
 /* Of a block, beside a telling one: as many as have room for their buffers. */
-static uint32_t warps_of(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t wanted, bool noted)
+static uint32_t warps_of(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t wanted, bool noted)
 {
-	return min(noted ? min(wanted, DISPATCH_MOST_WARPS) : wanted, (h->block_bytes - notes_bytes(d, noted)) / buffers_bytes(d, 1));
+	return min(noted ? min(wanted, DISPATCH_MOST_WARPS) : wanted,
+		(h->block_bytes - notes_bytes(d, noted)) / buffers_bytes(d, 1));
 }
 
-cudaError_t ht_dispatch_blocks(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)
+cudaError_t ht_dispatch_blocks(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t wanted, int *per_sm)
 {
 	int of[2] = {0, 0};
 	cudaError_t rc = allow_shared((const void *)choose(d));
 
 	for (int noted = 0; noted < 2; noted++) {
-		uint32_t nr_warps = warps_of(d, h, wanted, noted), shared = buffers_bytes(d, nr_warps) + notes_bytes(d, noted);
+		uint32_t nr_warps = warps_of(d, h, wanted, noted),
+			 shared = buffers_bytes(d, nr_warps) + notes_bytes(d, noted);
 
-		rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of[noted], choose(d), (int)(nr_warps + noted) * LANES, shared);
+		rc = rc ? rc
+			: cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+				  &of[noted], choose(d), (int)(nr_warps + noted) * LANES, shared);
 	}
 	*per_sm = of[0] < of[1] ? of[0] : of[1];
 	return rc;
 }
 
-static uint32_t senders(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch)
+static uint32_t senders(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch)
 {
 	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, is_noted(d, launch->nr_blocks));
 
-	return d->roles == GPU_SEND ? nr_warps : d->roles == GPU_RECEIVE ? 0 : min(launch->send_warps, nr_warps - 1);
+	return d->roles == GPU_SEND      ? nr_warps
+	       : d->roles == GPU_RECEIVE ? 0
+					 : min(launch->send_warps, nr_warps - 1);
 }
 
-/* The rows stay in the warp's buffers until places are known. No more of them where all warps send: what comes when places are known is only copied once more. */
-uint32_t ht_early_tokens(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch)
+/* The rows stay in the warp's buffers until places are known. No more of them where all warps send:
+ * what comes when places are known is only copied once more. */
+uint32_t ht_early_tokens(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t most = min(h->window.nr_early, d->nr_tokens);
 
-	if (!launch->early || e->internode || e->row.row_bytes > DISPATCH_BUFFERS * ht_part_bytes(e->row.row_bytes))
+	if (!launch->early || e->internode ||
+		e->row.row_bytes > DISPATCH_BUFFERS * ht_part_bytes(e->row.row_bytes))
 		return 0;
 	return min(most, launch->nr_blocks * min(launch->send_warps, senders(d, h, launch)));
 }
 
-cudaError_t ht_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch, cudaStream_t stream)
+cudaError_t ht_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h,
+	const struct gpu_launch *launch, cudaStream_t stream)
 {
 	bool noted = is_noted(d, launch->nr_blocks);
-	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, noted), shared = buffers_bytes(d, nr_warps) + notes_bytes(d, noted);
+	uint32_t nr_warps = warps_of(d, h, launch->nr_warps, noted),
+		 shared = buffers_bytes(d, nr_warps) + notes_bytes(d, noted);
 	uint32_t nr_early = d->roles & GPU_SEND ? ht_early_tokens(d, h, launch) : 0;
-	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, (nr_warps + noted) * LANES, shared, stream);
+	cudaLaunchConfig_t config =
+		launch_config(launch->nr_blocks, (nr_warps + noted) * LANES, shared, stream);
 	cudaLaunchAttribute early = {};
 	cudaError_t rc = allow_shared((const void *)choose(d));
 
 	launch_early(&config, &early, launch->early);
-	return rc ? rc : cudaLaunchKernelEx(&config, choose(d), *d, *h, senders(d, h, launch), nr_early, (uint32_t)noted);
+	return rc ? rc
+		  : cudaLaunchKernelEx(&config, choose(d), *d, *h, senders(d, h, launch), nr_early,
+			    (uint32_t)noted);
 }

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput dispatch: heads, behind rows that have arrived.
  *
- * With many blocks a sending warp has a fence for each token, and tells its heads itself: NVLink has enough of others. With few it is the sending warps that are lacking:
+ * With many blocks a sending warp has a fence for each token, and tells its heads itself: NVLink
+ * has enough of others. With few it is the sending warps that are lacking:
  *
- *   sending warp   when a token's rows are where they belong: leaves a note of its places in the block's shared memory
- *   telling warp   one of a block: takes all notes that it finds, fences once, and stores their heads to all ranks
+ *   sending warp   when a token's rows are where they belong: leaves a note of its places in the
+ *                  block's shared memory
+ *   telling warp   one of a block: takes all notes that it finds, fences once, and stores their
+ *                  heads to all ranks
  *
- * So nobody who sends waits for a fence, which waits for what NVLink has in its queues. A note is passed on by two barriers:
+ * So nobody who sends waits for a fence, which waits for what NVLink has in its queues. A note is
+ * passed on by two barriers:
  *
  *         arrives                                      waits           so that
  *   full  sending warp, when the rows are where they   telling lanes   their fence is behind the rows (copies_done orders them before what this lane does; barrier and fence are
@@ -55,17 +59,21 @@ __device__ __forceinline__ void head_notes_open(const struct head_notes *n)
 	copy_out_ready();
 }
 
-/* A token's, to all ranks, from the next one on; behind a fence. This lane has the part of its k-th route. head: that part for the rank to which the route leads. */
-static __device__ __forceinline__ void store_heads(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t token, uint32_t k, uint4 head, uint32_t rank)
+/* A token's, to all ranks, from the next one on; behind a fence. This lane has the part of its k-th
+ * route. head: that part for the rank to which the route leads. */
+static __device__ __forceinline__ void store_heads(const struct gpu_exchange *e,
+	const struct ht_exchange *h, uint32_t token, uint32_t k, uint4 head, uint32_t rank)
 {
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t r = e->rank + i >= e->nr_ranks ? e->rank + i - e->nr_ranks : e->rank + i;
 
-		piece_store(e->windows[r] + head_at(e, h, e->rank, token, k), make_uint4(r == rank ? head.x : UINT32_MAX, head.y, r == rank ? head.z : UINT32_MAX, head.w));
+		piece_store(e->windows[r] + head_at(e, h, e->rank, token, k),
+			make_uint4(r == rank ? head.x : UINT32_MAX, head.y,
+				r == rank ? head.z : UINT32_MAX, head.w));
 	}
 }
 
-/* ---- noting -------------------------------------------------------------------------------------------------- */
+/* ---- noting ---------------------------------------------------------------------------------- */
 
 /* A sending warp's, used in turn. */
 struct note_turns {
@@ -73,14 +81,18 @@ struct note_turns {
 	uint32_t first, nr; /* nr: notes so far */
 };
 
-/* By all lanes: rows of this token that they have stored are where they belong. In the note the rank and the token have the epoch's place. */
-static __device__ __forceinline__ void put_note(struct note_turns *t, uint32_t token, uint4 head, uint32_t rank)
+/* By all lanes: rows of this token that they have stored are where they belong. In the note the
+ * rank and the token have the epoch's place. */
+static __device__ __forceinline__ void put_note(
+	struct note_turns *t, uint32_t token, uint4 head, uint32_t rank)
 {
 	uint32_t at = t->first + t->nr % NOTES_OF_WARP;
 
-	while (!copy_there(t->notes.free + at * COPY_BARRIER_BYTES, (t->nr / NOTES_OF_WARP & 1) ^ 1))
+	while (!copy_there(
+		t->notes.free + at * COPY_BARRIER_BYTES, (t->nr / NOTES_OF_WARP & 1) ^ 1))
 		;
-	__syncwarp(); /* all have seen it free: else it could be free once more before the last one looks */
+	__syncwarp(); /* all have seen it free: else it could be free once more before the last one
+			 looks */
 	head.w = min(rank, NOTE_NO_RANK) | token << 16;
 	if (lane_id() < t->notes.topk)
 		shared_store(t->notes.notes + (at * t->notes.topk + lane_id()) * 16, head);
@@ -93,15 +105,21 @@ static __device__ __forceinline__ void stop_notes(struct note_turns *t)
 	put_note(t, 0, make_uint4(0, 0, 0, 0), NOTE_STOP);
 }
 
-/* ---- telling ------------------------------------------------------------------------------------------------- */
+/* ---- telling --------------------------------------------------------------------------------- */
 
-/* A group's note; parity: of the phase that has ended with it. True: no token, that warp sends no more. */
-static __device__ __forceinline__ bool tell_note(const struct gpu_exchange *e, const struct ht_exchange *h, const struct head_notes *n, uint32_t epoch, uint32_t note, uint32_t parity, uint32_t k)
+/* A group's note; parity: of the phase that has ended with it. True: no token, that warp sends no
+ * more. */
+static __device__ __forceinline__ bool tell_note(const struct gpu_exchange *e,
+	const struct ht_exchange *h, const struct head_notes *n, uint32_t epoch, uint32_t note,
+	uint32_t parity, uint32_t k)
 {
 	uint32_t rank;
 	uint4 head;
 
-	while (!copy_there(n->full + note * COPY_BARRIER_BYTES, parity)) /* seen by another lane; what this one reads it has to see itself, says racecheck */
+	while (!copy_there(n->full + note * COPY_BARRIER_BYTES, parity)) /* seen by another lane;
+									    what this one reads it
+									    has to see itself, says
+									    racecheck */
 		;
 	head = shared_load(n->notes + (note * n->topk + k) * 16);
 	rank = head.w & 0xffff;
@@ -111,7 +129,8 @@ static __device__ __forceinline__ bool tell_note(const struct gpu_exchange *e, c
 	return rank == NOTE_STOP;
 }
 
-/* Of the notes of some senders the first ones, a group of lanes one each: which sender's this lane's is; LANES: none. Takes them from `senders`. */
+/* Of the notes of some senders the first ones, a group of lanes one each: which sender's this
+ * lane's is; LANES: none. Takes them from `senders`. */
 static __device__ __forceinline__ uint32_t share_notes(uint32_t shift, uint32_t *senders)
 {
 	uint32_t mine = LANES;
@@ -124,26 +143,37 @@ static __device__ __forceinline__ uint32_t share_notes(uint32_t shift, uint32_t 
 	return mine;
 }
 
-/* Until all warps that send have stopped. A lane looks at a sending warp's next note: looks at 32 barriers take 500 clocks, which the block's others lack (docs/notebook/gpu-high-throughput.md). */
-static __device__ __forceinline__ void tell_heads(const struct gpu_exchange *e, const struct ht_exchange *h, const struct head_notes *n, uint32_t nr_senders, uint32_t epoch)
+/* Until all warps that send have stopped. A lane looks at a sending warp's next note: looks at 32
+ * barriers take 500 clocks, which the block's others lack (docs/notebook/gpu-high-throughput.md).
+ */
+static __device__ __forceinline__ void tell_heads(const struct gpu_exchange *e,
+	const struct ht_exchange *h, const struct head_notes *n, uint32_t nr_senders,
+	uint32_t epoch)
 {
 	uint32_t shift = token_shift(e->topk), turn = 0, stopped = 0;
 
 	while (stopped < nr_senders) {
-		uint32_t next = lane_id() * NOTES_OF_WARP + turn % NOTES_OF_WARP, parity = turn / NOTES_OF_WARP & 1;
-		bool here = lane_id() < nr_senders && barrier_passed(n->full + next * COPY_BARRIER_BYTES, parity);
+		uint32_t next = lane_id() * NOTES_OF_WARP + turn % NOTES_OF_WARP,
+			 parity = turn / NOTES_OF_WARP & 1;
+		bool here = lane_id() < nr_senders &&
+			    barrier_passed(n->full + next * COPY_BARRIER_BYTES, parity);
 		uint32_t senders = __ballot_sync(ALL_LANES, here);
 
 		if (!senders)
 			continue;
 		turn += here;
-		__syncwarp(); /* a vote orders nothing: now all lanes come after what one of them has seen */
+		__syncwarp(); /* a vote orders nothing: now all lanes come after what one of them
+				 has seen */
 		stores_before();
 		while (senders) {
-			uint32_t sender = share_notes(shift, &senders), note = __shfl_sync(ALL_LANES, next, sender % LANES), phase = __shfl_sync(ALL_LANES, parity, sender % LANES);
-			bool stop = sender < LANES && lane_of_group(shift) < e->topk && tell_note(e, h, n, epoch, note, phase, lane_of_group(shift));
+			uint32_t sender = share_notes(shift, &senders),
+				 note = __shfl_sync(ALL_LANES, next, sender % LANES),
+				 phase = __shfl_sync(ALL_LANES, parity, sender % LANES);
+			bool stop = sender < LANES && lane_of_group(shift) < e->topk &&
+				    tell_note(e, h, n, epoch, note, phase, lane_of_group(shift));
 
-			stopped += __popc(__ballot_sync(ALL_LANES, stop && lane_of_group(shift) == 0));
+			stopped +=
+				__popc(__ballot_sync(ALL_LANES, stop && lane_of_group(shift) == 0));
 		}
 	}
 }

@@ -8,21 +8,26 @@
 #include "gpu/cuda/common/plan.cuh"
 #include "gpu/cuda/common/wait.cuh"
 
-/* Not 0, since fresh windows hold zeros; and even after odd, since counts have a place for each parity. */
+/* Not 0, since fresh windows hold zeros; and even after odd, since counts have a place for each
+ * parity. */
 __device__ __forceinline__ uint32_t ht_epoch_after(uint32_t epoch)
 {
 	return epoch == UINT32_MAX ? 2 : epoch + 1;
 }
 
 /* A source's counts in a window. */
-__device__ __forceinline__ uint64_t counts_at(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source)
+__device__ __forceinline__ uint64_t counts_at(
+	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source)
 {
-	return h->window.counts + ((epoch & 1) * (uint64_t)e->nr_ranks + source) * h->window.counts_bytes;
+	return h->window.counts +
+	       ((epoch & 1) * (uint64_t)e->nr_ranks + source) * h->window.counts_bytes;
 }
 
-__device__ __forceinline__ uint64_t count_word_at(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source)
+__device__ __forceinline__ uint64_t count_word_at(
+	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source)
 {
-	return h->window.count_words + ((epoch & 1) * (uint64_t)e->nr_ranks + source) * GPU_LINE_BYTES;
+	return h->window.count_words +
+	       ((epoch & 1) * (uint64_t)e->nr_ranks + source) * GPU_LINE_BYTES;
 }
 
 /* Counts' columns behind those of experts and ranks. */
@@ -47,28 +52,34 @@ __device__ __forceinline__ struct ht_rows placed_rows(const struct ht_exchange *
 }
 
 /* A source's, in the order of its tokens. */
-__device__ __forceinline__ struct ht_rows early_rows(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t source)
+__device__ __forceinline__ struct ht_rows early_rows(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t source)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint64_t first = (uint64_t)source * h->window.nr_early;
 
-	return {h->window.early_x + first * e->row.row_bytes, h->window.early_scales + first * e->row.nr_lines * d->scale_bytes};
+	return {h->window.early_x + first * e->row.row_bytes,
+		h->window.early_scales + first * e->row.nr_lines * d->scale_bytes};
 }
 
 /* A token's head, the part of its k-th route. */
-__device__ __forceinline__ uint64_t head_at(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t source, uint32_t token, uint32_t k)
+__device__ __forceinline__ uint64_t head_at(const struct gpu_exchange *e,
+	const struct ht_exchange *h, uint32_t source, uint32_t token, uint32_t k)
 {
 	return h->window.heads + (((uint64_t)source * e->max_tokens + token) * e->topk + k) * 16;
 }
 
 /* What a head says of this rank, before it is followed; by the warp. extent: gpu_state's. */
-__device__ __forceinline__ bool check_head(const struct gpu_exchange *e, uint32_t extent, uint32_t epoch, uint32_t source, uint32_t token, uint4 head)
+__device__ __forceinline__ bool check_head(const struct gpu_exchange *e, uint32_t extent,
+	uint32_t epoch, uint32_t source, uint32_t token, uint4 head)
 {
-	bool outside = head.x != UINT32_MAX && head.x >= extent, none = head.z != UINT32_MAX && head.z >= e->nr_local;
+	bool outside = head.x != UINT32_MAX && head.x >= extent,
+	     none = head.z != UINT32_MAX && head.z >= e->nr_local;
 	uint32_t bad = __ballot_sync(ALL_LANES, outside || none);
 
 	if (bad && threadIdx.x % LANES == __ffs(bad) - 1)
-		report_broken(e, outside ? GPU_BROKEN_POSITION : GPU_BROKEN_LOCAL, source, token, outside ? head.x : head.z, outside ? extent - 1 : e->nr_local - 1, epoch);
+		report_broken(e, outside ? GPU_BROKEN_POSITION : GPU_BROKEN_LOCAL, source, token,
+			outside ? head.x : head.z, outside ? extent - 1 : e->nr_local - 1, epoch);
 	return !bad;
 }
 
@@ -77,12 +88,15 @@ struct destination {
 };
 
 /* Lane k's route of a token as the plan has it; then where that is. */
-static __device__ __forceinline__ uint2 load_route(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t token)
+static __device__ __forceinline__ uint2 load_route(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t token)
 {
-	return lane_id() < d->exchange.topk ? h->routes[token * d->exchange.topk + lane_id()] : make_uint2(UINT32_MAX, 0);
+	return lane_id() < d->exchange.topk ? h->routes[token * d->exchange.topk + lane_id()]
+					    : make_uint2(UINT32_MAX, 0);
 }
 
-static __device__ __forceinline__ struct destination find_place(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t token, uint2 route)
+static __device__ __forceinline__ struct destination find_place(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t token, uint2 route)
 {
 	struct destination to = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
 	uint32_t place;
@@ -92,29 +106,35 @@ static __device__ __forceinline__ struct destination find_place(const struct gpu
 	place = expert_place(&d->exchange.placement, route.x);
 	to.rank = place >> 16;
 	to.local = place & 0xffff;
-	to.position = h->chunks[token / HT_CHUNK * h->nr_columns + (d->by_source ? h->nr_physical + to.rank : route.x)] + route.y;
+	to.position = h->chunks[token / HT_CHUNK * h->nr_columns +
+				(d->by_source ? h->nr_physical + to.rank : route.x)] +
+		      route.y;
 	return to;
 }
 
 /* What the caller is told of a token's rows here, by its head; from: the position of the first. */
-static __device__ __forceinline__ void describe_rows(const struct gpu_dispatch *d, uint32_t source, uint32_t token, uint4 head, uint32_t from)
+static __device__ __forceinline__ void describe_rows(
+	const struct gpu_dispatch *d, uint32_t source, uint32_t token, uint4 head, uint32_t from)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
 	if (!d->by_source) {
 		if (head.x != UINT32_MAX)
-			d->out_rows[head.x] = make_int4((int)source, (int)token, (int)lane_id(), (int)head.y);
+			d->out_rows[head.x] =
+				make_int4((int)source, (int)token, (int)lane_id(), (int)head.y);
 		return;
 	}
 	if (lane_id() < e->topk) {
 		d->out_ids[(uint64_t)from * e->topk + lane_id()] = (int32_t)head.z;
-		d->out_weights[(uint64_t)from * e->topk + lane_id()] = __uint_as_float(head.z == UINT32_MAX ? 0 : head.y);
+		d->out_weights[(uint64_t)from * e->topk + lane_id()] =
+			__uint_as_float(head.z == UINT32_MAX ? 0 : head.y);
 	}
 	if (lane_id() == 0)
 		d->out_rows[from] = make_int4((int)source, (int)token, -1, 0);
 }
 
-/* A warp's lanes in groups, each as large as a token's routes: 1 << shift. Which group a lane is of, and which of its lanes it is. */
+/* A warp's lanes in groups, each as large as a token's routes: 1 << shift. Which group a lane is
+ * of, and which of its lanes it is. */
 HOST_DEVICE uint32_t token_shift(uint32_t topk)
 {
 	uint32_t shift = 0;
@@ -139,17 +159,22 @@ __device__ __forceinline__ uint32_t lanes_of_group(uint32_t shift, uint32_t grou
 	return (shift == 5 ? ALL_LANES : (1u << (1u << shift)) - 1) << (group << shift);
 }
 
-/* The lane with which this one shares its number, in group i; of lanes behind the first group: any. */
+/* The lane with which this one shares its number, in group i; of lanes behind the first group: any.
+ */
 __device__ __forceinline__ uint32_t lane_in_group(uint32_t shift, uint32_t i)
 {
 	return ((i << shift) + threadIdx.x) % LANES;
 }
 
-/* Host: what these kernels need before their first launch; and how many blocks of so many warps an SM holds. */
+/* Host: what these kernels need before their first launch; and how many blocks of so many warps an
+ * SM holds. */
 extern "C" cudaError_t ht_plan_prepare(const struct ht_exchange *h);
 /* How many tokens leave early: one of each sending warp. */
-extern "C" uint32_t ht_early_tokens(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch);
-extern "C" cudaError_t ht_dispatch_blocks(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t nr_warps, int *per_sm);
-extern "C" cudaError_t ht_combine_blocks(const struct gpu_combine *c, const struct ht_exchange *h, int *per_sm);
+extern "C" uint32_t ht_early_tokens(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch);
+extern "C" cudaError_t ht_dispatch_blocks(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t nr_warps, int *per_sm);
+extern "C" cudaError_t ht_combine_blocks(
+	const struct gpu_combine *c, const struct ht_exchange *h, int *per_sm);
 
 #endif

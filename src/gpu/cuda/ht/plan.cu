@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High throughput, before any row moves: routes are counted in chunks of tokens, counts are exchanged, and every rank computes where its rows go.
+/* High throughput, before any row moves: routes are counted in chunks of tokens, counts are
+ * exchanged, and every rank computes where its rows go.
  *
- *   ht_count   a block a chunk: each route's number among those of its chunk for the same expert (by_source: rows for the same rank)
- *   ht_place   one block: sums over chunks -> counts to all; counts of all -> capacity, offsets, and where each chunk's rows begin
+ *   ht_count   a block a chunk: each route's number among those of its chunk for the same expert
+ *              (by_source: rows for the same rank)
+ *   ht_place   one block: sums over chunks -> counts to all; counts of all -> capacity, offsets,
+ *              and where each chunk's rows begin
  */
 #include "gpu/cuda/ht/count.cuh"
 #include "gpu/cuda/internode/internode_ht.cuh"
@@ -10,15 +13,15 @@
 
 #define PLACE_THREADS 1024
 
-/* ---- placing ------------------------------------------------------------------------------------------------- */
+/* ---- placing --------------------------------------------------------------------------------- */
 
 /* The block's shared memory. Columns: physical experts, then ranks. */
 struct sums {
-	uint32_t *part;	  /* [groups][columns] rows of each group of chunks, then before it */
-	uint32_t *mine;	  /* [columns] rows of this rank */
-	uint32_t *all;	  /* [columns] of all sources */
+	uint32_t *part;   /* [groups][columns] rows of each group of chunks, then before it */
+	uint32_t *mine;   /* [columns] rows of this rank */
+	uint32_t *all;    /* [columns] of all sources */
 	uint32_t *before; /* [columns] of sources below this rank */
-	uint32_t *at;	  /* [P] where an expert's rows begin on its rank */
+	uint32_t *at;     /* [P] where an expert's rows begin on its rank */
 	uint32_t nr_groups;
 };
 
@@ -29,19 +32,22 @@ static __host__ __device__ __forceinline__ uint32_t nr_groups_of(uint32_t nr_col
 
 #define AT_ONCE 16 /* chunks whose counts are under way together */
 
-static __device__ __forceinline__ void load_chunks(const struct ht_exchange *h, uint32_t column, uint32_t first, uint32_t end, uint32_t (&counts)[AT_ONCE])
+static __device__ __forceinline__ void load_chunks(const struct ht_exchange *h, uint32_t column,
+	uint32_t first, uint32_t end, uint32_t (&counts)[AT_ONCE])
 {
 #pragma unroll
 	for (uint32_t j = 0; j < AT_ONCE; j++)
 		counts[j] = first + j < end ? h->chunks[(first + j) * h->nr_columns + column] : 0;
 }
 
-static __device__ __forceinline__ void sum_chunks(const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
+static __device__ __forceinline__ void sum_chunks(
+	const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
 {
 	uint32_t each = (nr_chunks + s->nr_groups - 1) / s->nr_groups;
 
 	for (uint32_t i = threadIdx.x; i < s->nr_groups * h->nr_columns; i += PLACE_THREADS) {
-		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns, end = min((group + 1) * each, nr_chunks), sum = 0;
+		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns,
+			 end = min((group + 1) * each, nr_chunks), sum = 0;
 
 		for (uint32_t c = group * each; c < end; c += AT_ONCE) {
 			uint32_t here[AT_ONCE];
@@ -68,8 +74,9 @@ static __device__ __forceinline__ void sum_chunks(const struct ht_exchange *h, c
 }
 
 /* To all ranks, and from all. False: somebody's did not come. */
-static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
-	uint32_t nr_tokens, uint32_t nr_early)
+static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange *e,
+	const struct ht_exchange *h, const struct sums *s, uint32_t epoch, uint32_t nr_tokens,
+	uint32_t nr_early)
 {
 	struct patience patience = {0, 0};
 	bool good = !e->internode || internode_send_counts(e, h, s->mine, epoch, nr_tokens);
@@ -77,8 +84,11 @@ static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange
 	for (uint32_t r = 0; r < e->nr_ranks; r++) {
 		uint32_t *to = (uint32_t *)(e->windows[r] + counts_at(e, h, epoch, e->rank));
 
-		for (uint32_t i = threadIdx.x; i <= early_column(h) && !on_other_node(e, r); i += PLACE_THREADS)
-			word_store(to + i, i < h->nr_columns ? s->mine[i] : i == tokens_column(h) ? nr_tokens : nr_early);
+		for (uint32_t i = threadIdx.x; i <= early_column(h) && !on_other_node(e, r);
+			i += PLACE_THREADS)
+			word_store(to + i, i < h->nr_columns       ? s->mine[i]
+					   : i == tokens_column(h) ? nr_tokens
+								   : nr_early);
 	}
 	__syncthreads();
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += PLACE_THREADS) {
@@ -92,9 +102,11 @@ static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange
 
 		if (on_other_node(e, r))
 			continue;
-		while (good && (seen = word_acquire(e->windows[e->rank] + count_word_at(e, h, epoch, r))) != epoch)
+		while (good && (seen = word_acquire(e->windows[e->rank] +
+						    count_word_at(e, h, epoch, r))) != epoch)
 			if (!may_wait(&patience, e, r, e->wait_ns)) {
-				report_wait(e, GPU_WAIT_COUNTS, r, 0, epoch, seen, patience.start_ns);
+				report_wait(
+					e, GPU_WAIT_COUNTS, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}
 	}
@@ -109,20 +121,26 @@ static __device__ __forceinline__ uint32_t most_tokens(const struct gpu_exchange
 }
 
 /* A source's count for one column; what no correct peer has counted would lead rows anywhere. */
-static __device__ __forceinline__ bool take_count(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column,
+static __device__ __forceinline__ bool take_count(const struct gpu_exchange *e,
+	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t column,
 	uint32_t *count)
 {
 	bool tokens = column == tokens_column(h);
-	uint32_t most = tokens ? e->max_tokens : column == early_column(h) ? h->window.nr_early : most_tokens(e);
+	uint32_t most = tokens                      ? e->max_tokens
+			: column == early_column(h) ? h->window.nr_early
+						    : most_tokens(e);
 
-	*count = word_load((uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, source)) + column);
+	*count = word_load(
+		(uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, source)) + column);
 	if (*count <= most)
 		return true;
-	report_broken(e, tokens ? GPU_BROKEN_TOKENS : GPU_BROKEN_ROWS, source, column, *count, most, epoch);
+	report_broken(e, tokens ? GPU_BROKEN_TOKENS : GPU_BROKEN_ROWS, source, column, *count, most,
+		epoch);
 	return false;
 }
 
-static __device__ __forceinline__ bool sum_sources(const struct gpu_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
+static __device__ __forceinline__ bool sum_sources(const struct gpu_exchange *e,
+	const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
 {
 	bool good = true;
 
@@ -149,16 +167,21 @@ static __device__ __forceinline__ bool sum_sources(const struct gpu_exchange *e,
 
 static __device__ __forceinline__ uint32_t aligned(const struct gpu_dispatch *d, uint32_t rows)
 {
-	return d->by_alignment.d == 1 ? rows : (rows + d->by_alignment.d - 1) / d->by_alignment.d * d->by_alignment.d;
+	return d->by_alignment.d == 1
+		       ? rows
+		       : (rows + d->by_alignment.d - 1) / d->by_alignment.d * d->by_alignment.d;
 }
 
-/* Experts by rank: a rank's first, and which one is there. In blocks they are in order, and no table is looked at. */
-static __device__ __forceinline__ uint32_t first_of(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t rank)
+/* Experts by rank: a rank's first, and which one is there. In blocks they are in order, and no
+ * table is looked at. */
+static __device__ __forceinline__ uint32_t first_of(
+	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t rank)
 {
 	return e->placement.per_rank ? rank * e->placement.per_rank : h->first[rank];
 }
 
-static __device__ __forceinline__ uint32_t expert_at(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t i)
+static __device__ __forceinline__ uint32_t expert_at(
+	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t i)
 {
 	return e->placement.per_rank ? i : h->order[i];
 }
@@ -170,10 +193,13 @@ struct rank_rows {
 };
 
 /* Where a rank's experts begin; a lane has neighbouring ones. */
-static __device__ __forceinline__ struct rank_rows place_rank(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t rank)
+static __device__ __forceinline__ struct rank_rows place_rank(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, const struct sums *s, uint32_t rank)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t first = first_of(e, h, rank), nr = first_of(e, h, rank + 1) - first, each = (nr + LANES - 1) / LANES, begin = min(lane_id() * each, nr), end = min(begin + each, nr);
+	uint32_t first = first_of(e, h, rank), nr = first_of(e, h, rank + 1) - first,
+		 each = (nr + LANES - 1) / LANES, begin = min(lane_id() * each, nr),
+		 end = min(begin + each, nr);
 	uint32_t span = 0, rows = 0, most = 0, last = 0, all, offset;
 	struct rank_rows r;
 
@@ -206,8 +232,8 @@ static __device__ __forceinline__ struct rank_rows place_rank(const struct gpu_d
 }
 
 /* What tern_received says of this rank. */
-static __device__ __forceinline__ void publish_counts(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t epoch,
-	bool abandoned)
+static __device__ __forceinline__ void publish_counts(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, const struct sums *s, uint32_t epoch, bool abandoned)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t rows = 0;
@@ -232,13 +258,16 @@ static __device__ __forceinline__ void publish_counts(const struct gpu_dispatch 
 	}
 }
 
-static __device__ __forceinline__ void place_chunks(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
+static __device__ __forceinline__ void place_chunks(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, const struct sums *s, uint32_t nr_chunks)
 {
 	uint32_t each = (nr_chunks + s->nr_groups - 1) / s->nr_groups;
 
 	for (uint32_t i = threadIdx.x; i < s->nr_groups * h->nr_columns; i += PLACE_THREADS) {
-		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns, end = min((group + 1) * each, nr_chunks);
-		uint32_t at = s->part[i] + s->before[column] + (column < h->nr_physical ? s->at[column] : 0);
+		uint32_t group = i / h->nr_columns, column = i - group * h->nr_columns,
+			 end = min((group + 1) * each, nr_chunks);
+		uint32_t at = s->part[i] + s->before[column] +
+			      (column < h->nr_physical ? s->at[column] : 0);
 
 		for (uint32_t c = group * each; c < end; c += AT_ONCE) {
 			uint32_t here[AT_ONCE];
@@ -261,7 +290,8 @@ static __device__ __forceinline__ uint32_t own_tokens(const struct gpu_exchange 
 }
 
 /* By all threads; a thread has a column. */
-static __device__ __forceinline__ void counters_round_of(const struct gpu_exchange *e, const struct ht_exchange *h, const struct sums *s, uint32_t nr_tokens)
+static __device__ __forceinline__ void counters_round_of(const struct gpu_exchange *e,
+	const struct ht_exchange *h, const struct sums *s, uint32_t nr_tokens)
 {
 	struct gpu_counters *t = e->counters;
 
@@ -283,19 +313,23 @@ static __device__ __forceinline__ void counters_round_of(const struct gpu_exchan
 	counters_add(&t->tokens_away, e->state->nr_away);
 }
 
-static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h,
-	uint32_t nr_early)
+static __global__ void __launch_bounds__(PLACE_THREADS)
+	ht_place(const __grid_constant__ struct gpu_dispatch d,
+		const __grid_constant__ struct ht_exchange h, uint32_t nr_early)
 {
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
 	uint32_t columns = h.nr_columns, groups = nr_groups_of(columns), over = 0;
-	struct sums s = {shared, shared + groups * columns, shared + (groups + 1) * columns, shared + (groups + 2) * columns, shared + (groups + 3) * columns, groups};
+	struct sums s = {shared, shared + groups * columns, shared + (groups + 1) * columns,
+		shared + (groups + 2) * columns, shared + (groups + 3) * columns, groups};
 	struct rank_rows mine = {0, 0, 0};
 
 	let_next_start(); /* early rows need no more of it than two words */
 	wait_for_previous();
-	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
-	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(&d), nr_chunks = (nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
+						 */
+	uint32_t epoch = state.x, nr_tokens = this_rounds_tokens(&d),
+		 nr_chunks = (nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
 
 	if (state.w)
 		return;
@@ -340,7 +374,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS) ht_place(const __grid_co
 	}
 }
 
-/* ---- launching ----------------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 static uint32_t place_shared(const struct ht_exchange *h)
 {
@@ -364,7 +398,8 @@ cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)ht_place);
 }
 
-cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exchange *h, const struct gpu_launch *launch, cudaStream_t stream)
+cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exchange *h,
+	const struct gpu_launch *launch, cudaStream_t stream)
 {
 	uint32_t nr_chunks = (args->nr_tokens + HT_CHUNK - 1) / HT_CHUNK;
 	cudaLaunchConfig_t count = launch_config(nr_chunks, COUNT_THREADS, count_shared(h), stream);
@@ -376,10 +411,13 @@ cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exch
 	launch_early(&place, &early[1], launch->early);
 	if (!rc && nr_chunks)
 		rc = cudaLaunchKernelEx(&count, ht_count, *args, *h);
-	return rc ? rc : cudaLaunchKernelEx(&place, ht_place, *args, *h, ht_early_tokens(args, h, launch));
+	return rc ? rc
+		  : cudaLaunchKernelEx(
+			    &place, ht_place, *args, *h, ht_early_tokens(args, h, launch));
 }
 
-cudaError_t ht_most_blocks(const struct gpu_dispatch *dispatch, const struct gpu_combine *combine, const struct ht_exchange *h, uint32_t *nr_blocks)
+cudaError_t ht_most_blocks(const struct gpu_dispatch *dispatch, const struct gpu_combine *combine,
+	const struct ht_exchange *h, uint32_t *nr_blocks)
 {
 	int device, nr_sms, of_dispatch, of_combine;
 	cudaError_t rc = cudaGetDevice(&device);
@@ -389,6 +427,7 @@ cudaError_t ht_most_blocks(const struct gpu_dispatch *dispatch, const struct gpu
 	rc = rc ? rc : ht_dispatch_blocks(dispatch, h, GPU_MAX_WARPS, &of_dispatch);
 	rc = rc ? rc : ht_combine_blocks(combine, h, &of_combine);
 	if (!rc)
-		*nr_blocks = (uint32_t)nr_sms * (uint32_t)(of_dispatch < of_combine ? of_dispatch : of_combine);
+		*nr_blocks = (uint32_t)nr_sms *
+			     (uint32_t)(of_dispatch < of_combine ? of_dispatch : of_combine);
 	return rc;
 }

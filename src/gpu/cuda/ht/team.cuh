@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums of rows by teams of warps, through a block's shared memory.
  *
- *   loading warp   has rows copied into the team's buffers, one after the other, each with a ticket that says what becomes of it
- *   summing warps  each adds its part of every row; a complete sum goes into a buffer on its way out, or to its place in this GPU's memory
- *   storing warp   has sums copied to the ranks that they are for; then releases their words behind them
+ *   loading warp   has rows copied into the team's buffers, one after the other, each with a ticket
+ *                  that says what becomes of it
+ *   summing warps  each adds its part of every row; a complete sum goes into a buffer on its way
+ * out, or to its place in this GPU's memory
+ *   storing warp   has sums copied to the ranks that they are for; then releases their words behind
+ *                  them
  *
- * So as many rows are under way as buffers hold, however few SMs there are, and nobody who sums waits for anything else. A buffer is passed on by two barriers in shared memory:
+ * So as many rows are under way as buffers hold, however few SMs there are, and nobody who sums
+ * waits for anything else. A buffer is passed on by two barriers in shared memory:
  *
  *             arrives                               waits               so that
  *   in, full  a copy into it; its ticket's lane     summing warps       they read that row
@@ -26,7 +30,7 @@
 #define TEAM_PART_BYTES (TEAM_VECTORS * LANES * 16)
 #define TEAM_MOST_SUMMING 7
 #define TEAM_MOST_WARPS 20 /* of a block, for which each thread has registers enough */
-#define TEAM_MOST_IN 16 /* buffers of a team */
+#define TEAM_MOST_IN 16    /* buffers of a team */
 #define TEAM_OUT 2
 #define TEAM_LEAST_BUFFERS (TEAM_OUT + 2)
 #define TEAM_BESIDE_BUFFER (16 + 2 * COPY_BARRIER_BYTES) /* ticket, barriers */
@@ -49,28 +53,35 @@ HOST_DEVICE uint32_t team_bytes(struct team_shape shape)
 	return (shape.nr_in + TEAM_OUT) * (shape.buffer_bytes + TEAM_BESIDE_BUFFER);
 }
 
-/* A fence for several results takes as long as for one; but with more of them homes begin late, and are not ready when the last result comes. Few blocks gain more than they lose where
- * most results leave: a team has two buffers for those, and while its storing warp fences none is freed. */
+/* A fence for several results takes as long as for one; but with more of them homes begin late, and
+ * are not ready when the last result comes. Few blocks gain more than they lose where most results
+ * leave: a team has two buffers for those, and while its storing warp fences none is freed. */
 #define TEAM_FEW_BLOCKS 32
 #define TEAM_UNTOLD_FEW 8
 #define TEAM_UNTOLD 4
 
-/* With many blocks a team less, and more buffers for each: rows are under way enough, and of more results at once each takes longer (docs/notebook/gpu-high-throughput.md). */
+/* With many blocks a team less, and more buffers for each: rows are under way enough, and of more
+ * results at once each takes longer (docs/notebook/gpu-high-throughput.md). */
 #define TEAM_MANY_BLOCKS 64
 
 /* block_bytes: shared memory that a block may have. */
-HOST_DEVICE struct team_shape team_shape_of(uint32_t row_bytes, uint32_t block_bytes, uint32_t nr_blocks, uint32_t nr_ranks)
+HOST_DEVICE struct team_shape team_shape_of(
+	uint32_t row_bytes, uint32_t block_bytes, uint32_t nr_blocks, uint32_t nr_ranks)
 {
-	uint32_t most_summing = gpu_least(TEAM_MOST_SUMMING, block_bytes / (TEAM_LEAST_BUFFERS * (TEAM_PART_BYTES + TEAM_BESIDE_BUFFER)));
+	uint32_t most_summing = gpu_least(TEAM_MOST_SUMMING,
+		block_bytes / (TEAM_LEAST_BUFFERS * (TEAM_PART_BYTES + TEAM_BESIDE_BUFFER)));
 	struct team_shape s;
 
 	s.nr_parts = gpu_ceil(row_bytes, most_summing * TEAM_PART_BYTES);
 	s.nr_summing = gpu_ceil(gpu_ceil(row_bytes, s.nr_parts), TEAM_PART_BYTES);
 	s.buffer_bytes = s.part_bytes = s.nr_summing * TEAM_PART_BYTES;
-	s.nr_teams = gpu_least(TEAM_MOST_WARPS / (s.nr_summing + 2), block_bytes / (TEAM_LEAST_BUFFERS * (s.buffer_bytes + TEAM_BESIDE_BUFFER)));
+	s.nr_teams = gpu_least(TEAM_MOST_WARPS / (s.nr_summing + 2),
+		block_bytes / (TEAM_LEAST_BUFFERS * (s.buffer_bytes + TEAM_BESIDE_BUFFER)));
 	s.nr_teams -= nr_blocks > TEAM_MANY_BLOCKS && s.nr_teams > 2;
-	s.nr_in = gpu_least(TEAM_MOST_IN, block_bytes / s.nr_teams / (s.buffer_bytes + TEAM_BESIDE_BUFFER) - TEAM_OUT);
-	s.most_untold = nr_ranks > 2 && nr_blocks <= TEAM_FEW_BLOCKS ? TEAM_UNTOLD_FEW : TEAM_UNTOLD;
+	s.nr_in = gpu_least(TEAM_MOST_IN,
+		block_bytes / s.nr_teams / (s.buffer_bytes + TEAM_BESIDE_BUFFER) - TEAM_OUT);
+	s.most_untold =
+		nr_ranks > 2 && nr_blocks <= TEAM_FEW_BLOCKS ? TEAM_UNTOLD_FEW : TEAM_UNTOLD;
 	return s;
 }
 
@@ -85,27 +96,31 @@ struct team_place {
 	enum team_role role;
 };
 
-/* Storing warps are a block's last. So of rows that are as long as can be, the two loading warps, which all others wait for, share a scheduler with each other and with two summing warps,
- * where the others have four: C 368 us in place of 402 (docs/notebook/gpu-high-throughput.md). */
+/* Storing warps are a block's last. So of rows that are as long as can be, the two loading warps,
+ * which all others wait for, share a scheduler with each other and with two summing warps, where
+ * the others have four: C 368 us in place of 402 (docs/notebook/gpu-high-throughput.md). */
 __device__ __forceinline__ struct team_place team_place_of(struct team_shape s, uint32_t warp)
 {
-	uint32_t without_storing = s.nr_summing + 1, team = warp / without_storing, which = warp - team * without_storing;
+	uint32_t without_storing = s.nr_summing + 1, team = warp / without_storing,
+		 which = warp - team * without_storing;
 
 	if (team >= s.nr_teams)
 		return {warp - s.nr_teams * without_storing, 0, TEAM_STORES};
 	return {team, which - 1, which ? TEAM_SUMS : TEAM_LOADS};
 }
 
-/* ---- tickets ------------------------------------------------------------------------------------------------- */
+/* ---- tickets --------------------------------------------------------------------------------- */
 
 enum ticket_flags {
-	TICKET_LAST = 1,  /* of a sum */
-	TICKET_HOME = 2,  /* to: an address of this GPU's. Else: the result's cell, and which part of it */
+	TICKET_LAST = 1, /* of a sum */
+	TICKET_HOME = 2, /* to: an address of this GPU's. Else: the result's cell, and which part of
+			    it */
 	TICKET_EMPTY = 4, /* no row: the sum is 0 */
 	TICKET_AS_IS = 8, /* no sum: the row itself */
 	TICKET_TELL = 16, /* the result's last part */
 	TICKET_STOP = 32,
-	TICKET_HOLD = 64,   /* the last row of a part of the sum: rounded, that part is held until its turn */
+	TICKET_HOLD = 64, /* the last row of a part of the sum: rounded, that part is held until its
+			     turn */
 	TICKET_BEHIND = 128 /* what is held comes before this row; else behind all */
 };
 
@@ -117,17 +132,20 @@ struct ticket {
 
 __device__ __forceinline__ uint4 ticket_pack(struct ticket t)
 {
-	return make_uint4(__float_as_uint(t.weight), t.flags | t.rank << 8 | t.bytes / 16 << 16, (uint32_t)t.to, (uint32_t)(t.to >> 32));
+	return make_uint4(__float_as_uint(t.weight), t.flags | t.rank << 8 | t.bytes / 16 << 16,
+		(uint32_t)t.to, (uint32_t)(t.to >> 32));
 }
 
 __device__ __forceinline__ struct ticket ticket_unpack(uint4 v)
 {
-	return {__uint_as_float(v.x), v.y & 0xff, v.y >> 8 & 0xff, (v.y >> 16) * 16, (uint64_t)v.w << 32 | v.z};
+	return {__uint_as_float(v.x), v.y & 0xff, v.y >> 8 & 0xff, (v.y >> 16) * 16,
+		(uint64_t)v.w << 32 | v.z};
 }
 
-static_assert(GPU_MAX_RANKS <= 256 && TEAM_MOST_SUMMING * TEAM_PART_BYTES / 16 < 65536, "a ticket has a byte for a rank, and two for 16 bytes each");
+static_assert(GPU_MAX_RANKS <= 256 && TEAM_MOST_SUMMING * TEAM_PART_BYTES / 16 < 65536,
+	"a ticket has a byte for a rank, and two for 16 bytes each");
 
-/* ---- buffers --------------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 /* Used in turn. */
 struct buffers {
@@ -140,9 +158,12 @@ struct buffers {
 __device__ __forceinline__ struct buffers buffers_of(struct team_shape s, shared_at team, bool out)
 {
 	uint32_t first = out ? s.nr_in : 0, nr = s.nr_in + TEAM_OUT;
-	shared_at tickets = team + nr * s.buffer_bytes, full = tickets + nr * 16, free = full + nr * COPY_BARRIER_BYTES;
+	shared_at tickets = team + nr * s.buffer_bytes, full = tickets + nr * 16,
+		  free = full + nr * COPY_BARRIER_BYTES;
 
-	return {team + first * s.buffer_bytes, tickets + first * 16, full + first * COPY_BARRIER_BYTES, free + first * COPY_BARRIER_BYTES, out ? TEAM_OUT : s.nr_in, s.buffer_bytes, 0, 0};
+	return {team + first * s.buffer_bytes, tickets + first * 16,
+		full + first * COPY_BARRIER_BYTES, free + first * COPY_BARRIER_BYTES,
+		out ? TEAM_OUT : s.nr_in, s.buffer_bytes, 0, 0};
 }
 
 /* By a warp of the team; then a barrier of the block. */
@@ -176,29 +197,35 @@ __device__ __forceinline__ void await_full(const struct buffers *t)
 		;
 }
 
-/* A barrier that nobody has arrived at counts as one whose odd phase has ended, so the first turn does not wait. */
+/* A barrier that nobody has arrived at counts as one whose odd phase has ended, so the first turn
+ * does not wait. */
 __device__ __forceinline__ void await_free(const struct buffers *t)
 {
 	while (!copy_there(t->free + t->at * COPY_BARRIER_BYTES, t->parity ^ 1))
 		;
 }
 
-/* By all of a warp, each lane for itself: it has done with a buffer. One lane behind a __syncwarp would do, but racecheck does not follow that, and it is no faster (docs/notebook/gpu-checks.md). */
+/* By all of a warp, each lane for itself: it has done with a buffer. One lane behind a __syncwarp
+ * would do, but racecheck does not follow that, and it is no faster (docs/notebook/gpu-checks.md).
+ */
 __device__ __forceinline__ void pass_buffer(shared_at barriers, uint32_t at)
 {
 	barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
 }
 
-/* Would a sum find its buffer free now, that goes out behind `put` others? Orders nothing, and is exact only where no more are under way than there are buffers. */
+/* Would a sum find its buffer free now, that goes out behind `put` others? Orders nothing, and is
+ * exact only where no more are under way than there are buffers. */
 __device__ __forceinline__ bool buffer_is_free(const struct buffers *out, uint32_t put)
 {
-	return __all_sync(ALL_LANES, barrier_passed(out->free + put % TEAM_OUT * COPY_BARRIER_BYTES, (put / TEAM_OUT & 1) ^ 1));
+	return __all_sync(ALL_LANES, barrier_passed(out->free + put % TEAM_OUT * COPY_BARRIER_BYTES,
+					     (put / TEAM_OUT & 1) ^ 1));
 }
 
-/* ---- loading ------------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
-/* A ticket for the next buffer; by: the lane that has it. Only when all lanes have seen the buffer free may one use it. Else the buffer could be free once more before the last
- * one looks, to which that phase would seem not to have ended. */
+/* A ticket for the next buffer; by: the lane that has it. Only when all lanes have seen the buffer
+ * free may one use it. Else the buffer could be free once more before the last one looks, to which
+ * that phase would seem not to have ended. */
 __device__ __forceinline__ void put_ticket(const struct buffers *in, uint4 ticket, uint32_t by)
 {
 	await_free(in);
@@ -208,7 +235,8 @@ __device__ __forceinline__ void put_ticket(const struct buffers *in, uint4 ticke
 }
 
 /* A row into the next buffer; by: the lane that has its ticket and its address. */
-__device__ __forceinline__ void team_load(struct buffers *in, uint4 ticket, const uint8_t *row, uint32_t bytes, uint32_t by)
+__device__ __forceinline__ void team_load(
+	struct buffers *in, uint4 ticket, const uint8_t *row, uint32_t bytes, uint32_t by)
 {
 	shared_at full = in->full + in->at * COPY_BARRIER_BYTES;
 
@@ -231,10 +259,11 @@ __device__ __forceinline__ void team_stop(struct buffers *in)
 	team_tell(in, ticket_pack({0, TICKET_STOP, 0, 0, 0}), 0);
 }
 
-/* ---- summing ------------------------------------------------------------------------------------------------- */
+/* ---- summing --------------------------------------------------------------------------------- */
 
 /* v: this lane's part of a sum, which begins at offset. */
-static __device__ __forceinline__ void put_home(const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
+static __device__ __forceinline__ void put_home(
+	const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
 {
 	uint8_t *home = (uint8_t *)ticket->to + offset;
 
@@ -245,7 +274,8 @@ static __device__ __forceinline__ void put_home(const struct ticket *ticket, uin
 }
 
 /* which: of the summing warps. */
-static __device__ __forceinline__ void put_out(struct buffers *out, uint32_t which, const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
+static __device__ __forceinline__ void put_out(struct buffers *out, uint32_t which,
+	const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
 {
 	shared_at to = out->buffers + out->at * out->buffer_bytes + offset;
 
@@ -276,7 +306,8 @@ template <int Y> static __device__ __forceinline__ void add_held(struct team_sum
 	s->holds = false;
 }
 
-template <int Y> static __device__ __forceinline__ void round_sum(struct team_sums<Y> *s, uint4 (&v)[TEAM_VECTORS])
+template <int Y>
+static __device__ __forceinline__ void round_sum(struct team_sums<Y> *s, uint4 (&v)[TEAM_VECTORS])
 {
 #pragma unroll
 	for (int i = 0; i < TEAM_VECTORS; i++)
@@ -284,7 +315,9 @@ template <int Y> static __device__ __forceinline__ void round_sum(struct team_su
 	s->sum = {};
 }
 
-template <int Y> static __device__ __forceinline__ void add_row(struct team_sums<Y> *s, const struct ticket *ticket, const uint4 (&v)[TEAM_VECTORS])
+template <int Y>
+static __device__ __forceinline__ void add_row(
+	struct team_sums<Y> *s, const struct ticket *ticket, const uint4 (&v)[TEAM_VECTORS])
 {
 	if (s->holds && ticket->flags & TICKET_BEHIND)
 		add_held(s);
@@ -298,11 +331,14 @@ template <int Y> static __device__ __forceinline__ void add_row(struct team_sums
 	}
 }
 
-template <int Y> static __device__ __forceinline__ void team_sum(struct team_shape shape, shared_at team, uint32_t which)
+template <int Y>
+static __device__ __forceinline__ void team_sum(
+	struct team_shape shape, shared_at team, uint32_t which)
 {
 	struct buffers in = buffers_of(shape, team, false), out = buffers_of(shape, team, true);
 	uint32_t offset = which * TEAM_PART_BYTES + lane_id() * 16;
-	struct team_sums<Y> s = {};
+	struct team_sums<Y> s = {
+	};
 	struct ticket ticket;
 
 	do {
@@ -330,7 +366,7 @@ template <int Y> static __device__ __forceinline__ void team_sum(struct team_sha
 	} while (!(ticket.flags & TICKET_STOP));
 }
 
-/* ---- storing ------------------------------------------------------------------------------------------------- */
+/* ---- storing --------------------------------------------------------------------------------- */
 
 /* Results on their way: of the last ones lane n % 32 knows the n-th. */
 struct storing {
@@ -339,7 +375,7 @@ struct storing {
 	bool tells; /* the result is complete */
 };
 #define LEFT_UNTOLD 1 /* when others are told: that one is still on its way */
-#define IDLE_POLLS 8   /* before the last ones are told */
+#define IDLE_POLLS 8  /* before the last ones are told */
 
 /* The number of this lane's, if it is one of those from `from` on, before `to`; else `to`. */
 __device__ __forceinline__ uint32_t number_of_lane(uint32_t from, uint32_t to)
@@ -350,7 +386,8 @@ __device__ __forceinline__ uint32_t number_of_lane(uint32_t from, uint32_t to)
 }
 
 /* All but the last N have been read. */
-template <int N> static __device__ __forceinline__ void free_buffers(const struct buffers *t, struct storing *s)
+template <int N>
+static __device__ __forceinline__ void free_buffers(const struct buffers *t, struct storing *s)
 {
 	uint32_t to = s->issued - N;
 
@@ -360,7 +397,9 @@ template <int N> static __device__ __forceinline__ void free_buffers(const struc
 }
 
 /* All but the last N are where they belong, and their words go behind them. */
-template <int N> static __device__ __forceinline__ void tell_results(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, struct storing *s)
+template <int N>
+static __device__ __forceinline__ void tell_results(const struct gpu_exchange *e,
+	const struct ht_exchange *h, uint32_t epoch, struct storing *s)
 {
 	uint32_t to = s->issued - N, home = home_first(e, s->rank);
 
@@ -373,10 +412,14 @@ template <int N> static __device__ __forceinline__ void tell_results(const struc
 	s->told = to;
 }
 
-/* Until a sum is in the next buffer. Meanwhile buffers are freed, and after a while what is left is told. */
-static __device__ __forceinline__ void await_sum(const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch, const struct buffers *out, struct storing *s)
+/* Until a sum is in the next buffer. Meanwhile buffers are freed, and after a while what is left is
+ * told. */
+static __device__ __forceinline__ void await_sum(const struct gpu_exchange *e,
+	const struct ht_exchange *h, uint32_t epoch, const struct buffers *out, struct storing *s)
 {
-	for (uint32_t idle = 0; !__all_sync(ALL_LANES, barrier_passed(out->full + out->at * COPY_BARRIER_BYTES, out->parity)); idle++) {
+	for (uint32_t idle = 0; !__all_sync(ALL_LANES,
+		     barrier_passed(out->full + out->at * COPY_BARRIER_BYTES, out->parity));
+		idle++) {
 		if (s->freed != s->issued)
 			free_buffers<0>(out, s);
 		if (idle == IDLE_POLLS && s->told != s->issued)
@@ -384,13 +427,17 @@ static __device__ __forceinline__ void await_sum(const struct gpu_exchange *e, c
 	}
 }
 
-static __device__ __forceinline__ void store_result(const struct gpu_exchange *e, const struct ht_exchange *h, struct team_shape shape, uint32_t epoch,
+static __device__ __forceinline__ void store_result(const struct gpu_exchange *e,
+	const struct ht_exchange *h, struct team_shape shape, uint32_t epoch,
 	const struct buffers *out, const struct ticket *ticket, struct storing *s)
 {
-	uint32_t home = home_first(e, ticket->rank), cell = (uint32_t)ticket->to, part = (uint32_t)(ticket->to >> 32);
+	uint32_t home = home_first(e, ticket->rank), cell = (uint32_t)ticket->to,
+		 part = (uint32_t)(ticket->to >> 32);
 
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes + part * shape.part_bytes, out->buffers + out->at * out->buffer_bytes, ticket->bytes, 0);
+		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes +
+				 part * shape.part_bytes,
+			out->buffers + out->at * out->buffer_bytes, ticket->bytes, 0);
 	copies_close();
 	if (lane_id() == s->issued % LANES) {
 		s->rank = ticket->rank;
@@ -404,7 +451,8 @@ static __device__ __forceinline__ void store_result(const struct gpu_exchange *e
 		tell_results<LEFT_UNTOLD>(e, h, epoch, s);
 }
 
-static __device__ __forceinline__ void team_store(const struct gpu_exchange *e, const struct ht_exchange *h, struct team_shape shape, shared_at team, uint32_t epoch)
+static __device__ __forceinline__ void team_store(const struct gpu_exchange *e,
+	const struct ht_exchange *h, struct team_shape shape, shared_at team, uint32_t epoch)
 {
 	struct buffers out = buffers_of(shape, team, true);
 	struct storing s = {};

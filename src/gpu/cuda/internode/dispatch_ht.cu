@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput dispatch to and from ranks on other nodes (internode_ht.cuh).
  *
- *   internode_rows_out   a token by a warp: x -> (quantise) -> staging, at the token's place; its heads; then commands for runs of rows
- *   internode_rows_in    a token of an internode source by a warp: landing -> the final places of its rows, descriptions
+ *   internode_rows_out   a token by a warp: x -> (quantise) -> staging, at the token's place; its
+ *                        heads; then commands for runs of rows
+ *   internode_rows_in    a token of an internode source by a warp: landing -> the final places of
+ *                        its rows, descriptions
  */
 #include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/rows.cuh"
 
-/* ---- sending ------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 template <int X, int ND>
-static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d, const struct ht_exchange *h, struct extent x, uint32_t rank, uint64_t token,
+static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, struct extent x, uint32_t rank, uint64_t token,
 	const segment<GPU_FLAG128, x_kind<X>::SCALED, ND> &s)
 {
 	const struct gpu_exchange *e = &d->exchange;
@@ -21,15 +24,19 @@ static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d,
 
 		if (!in_row(x, i, &offset))
 			continue;
-		row_store(part_to<true>(e, INTERNODE_X, rank) + h->window.x + token * e->row.row_bytes + offset, s.v[i]);
+		row_store(part_to<true>(e, INTERNODE_X, rank) + h->window.x +
+				  token * e->row.row_bytes + offset,
+			s.v[i]);
 		if constexpr (x_kind<X>::SCALED)
-			store_scale(d, part_to<true>(e, INTERNODE_SCALES, rank) + h->window.scales, token * e->row.nr_lines + first_line(x) + line_of(i), s.scale[i]);
+			store_scale(d, part_to<true>(e, INTERNODE_SCALES, rank) + h->window.scales,
+				token * e->row.nr_lines + first_line(x) + line_of(i), s.scale[i]);
 	}
 }
 
 /* first: the lanes whose routes are the first to their internode ranks. */
 template <int X, int ND>
-static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t token, struct destination to, uint32_t first)
+static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, uint32_t token, struct destination to, uint32_t first)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
@@ -42,12 +49,15 @@ static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d, c
 		make_segment<X, ND>(d, raw, s);
 #pragma unroll 1
 		for (uint32_t left = first; left; left &= left - 1)
-			stage_piece<X, ND>(d, h, segment_extent(&e->row, which), __shfl_sync(ALL_LANES, to.rank, __ffs(left) - 1), token, s);
+			stage_piece<X, ND>(d, h, segment_extent(&e->row, which),
+				__shfl_sync(ALL_LANES, to.rank, __ffs(left) - 1), token, s);
 	}
 }
 
 /* Every internode rank gets one of every token: nobody counts which are missing. */
-static __device__ __forceinline__ void stage_heads(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token, struct destination to, bool first)
+static __device__ __forceinline__ void stage_heads(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, uint32_t epoch, uint32_t token, struct destination to,
+	bool first)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t weight = __float_as_uint(1.0f);
@@ -58,17 +68,23 @@ static __device__ __forceinline__ void stage_heads(const struct gpu_dispatch *d,
 		uint32_t r = e->internode->ranks[i].rank;
 		bool here = to.rank == r;
 
-		piece_store(part_to<true>(e, INTERNODE_HEADS, r) + head_at(e, h, e->rank, token, lane_id()),
-			make_uint4(here && (first || !d->by_source) ? to.position : UINT32_MAX, weight, here ? to.local : UINT32_MAX, epoch));
+		piece_store(part_to<true>(e, INTERNODE_HEADS, r) +
+				    head_at(e, h, e->rank, token, lane_id()),
+			make_uint4(here && (first || !d->by_source) ? to.position : UINT32_MAX,
+				weight, here ? to.local : UINT32_MAX, epoch));
 	}
 }
 
-template <int X, int ND> static __device__ __forceinline__ void stage_token(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
+template <int X, int ND>
+static __device__ __forceinline__ void stage_token(
+	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct destination to = find_place(d, h, token, load_route(d, h, token));
 	bool internode = to.rank != UINT32_MAX && is_internode<true>(e, to.rank);
-	uint32_t same = __match_any_sync(ALL_LANES, to.rank), first = __ballot_sync(ALL_LANES, internode && (same & ((1u << lane_id()) - 1)) == 0);
+	uint32_t same = __match_any_sync(ALL_LANES, to.rank),
+		 first = __ballot_sync(
+			 ALL_LANES, internode && (same & ((1u << lane_id()) - 1)) == 0);
 
 	stage_row<X, ND>(d, h, token, to, first);
 	stage_heads(d, h, epoch, token, to, first >> lane_id() & 1);
@@ -77,11 +93,14 @@ template <int X, int ND> static __device__ __forceinline__ void stage_token(cons
 }
 
 template <int X, int ND>
-static __global__ void __launch_bounds__(512) internode_rows_out(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(512) internode_rows_out(
+	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
 	const struct gpu_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
-	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x,
+		 nr_warps = blockDim.x / LANES * gridDim.x;
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
+						 */
 
 	if (state.w || e->state->abandoned)
 		return;
@@ -92,11 +111,12 @@ static __global__ void __launch_bounds__(512) internode_rows_out(const __grid_co
 		ring_internode_rows(&d, state.y, state.z);
 }
 
-/* ---- receiving ----------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 #define COPY_VECTORS 7 /* of a lane, under way together */
 
-static __device__ __forceinline__ void take_scales(const struct gpu_dispatch *d, const uint8_t *scales, uint64_t to)
+static __device__ __forceinline__ void take_scales(
+	const struct gpu_dispatch *d, const uint8_t *scales, uint64_t to)
 {
 	uint32_t nr = d->exchange.row.nr_lines;
 
@@ -108,12 +128,14 @@ static __device__ __forceinline__ void take_scales(const struct gpu_dispatch *d,
 }
 
 /* To all of its places here. */
-static __device__ __forceinline__ void place_row(const struct gpu_dispatch *d, const uint8_t *row, const uint8_t *scales, uint32_t to_lanes, uint32_t position)
+static __device__ __forceinline__ void place_row(const struct gpu_dispatch *d, const uint8_t *row,
+	const uint8_t *scales, uint32_t to_lanes, uint32_t position)
 {
 	uint32_t bytes = d->exchange.row.row_bytes;
 
 #pragma unroll 1
-	for (uint32_t start = lane_id() * 16; start - lane_id() * 16 < bytes; start += COPY_VECTORS * LANES * 16) {
+	for (uint32_t start = lane_id() * 16; start - lane_id() * 16 < bytes;
+		start += COPY_VECTORS * LANES * 16) {
 		uint4 v[COPY_VECTORS];
 
 #pragma unroll
@@ -121,7 +143,9 @@ static __device__ __forceinline__ void place_row(const struct gpu_dispatch *d, c
 			if (start + i * LANES * 16 < bytes)
 				v[i] = row_load(row + start + i * LANES * 16);
 		for (uint32_t left = to_lanes; left; left &= left - 1) {
-			uint8_t *to = d->out_x + (uint64_t)__shfl_sync(ALL_LANES, position, __ffs(left) - 1) * bytes;
+			uint8_t *to =
+				d->out_x +
+				(uint64_t)__shfl_sync(ALL_LANES, position, __ffs(left) - 1) * bytes;
 
 #pragma unroll
 			for (uint32_t i = 0; i < COPY_VECTORS; i++)
@@ -134,41 +158,55 @@ static __device__ __forceinline__ void place_row(const struct gpu_dispatch *d, c
 }
 
 /* False: it names what there is not. */
-static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
+static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint4 head = internode_token_head(e, h, source, token, epoch);
-	uint32_t same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
-	uint32_t lanes = __ballot_sync(ALL_LANES, head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	uint32_t same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
+							      */
+	uint32_t lanes = __ballot_sync(
+		ALL_LANES, head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
 
 	if (!check_head(e, e->state->extent, epoch, source, token, head))
 		return false;
 	if (!lanes)
 		return true;
 	describe_rows(d, source, token, head, __shfl_sync(ALL_LANES, head.x, __ffs(lanes) - 1));
-	place_row(d, part_from<true>(e, INTERNODE_X, source) + h->window.x + (uint64_t)token * e->row.row_bytes,
-		part_from<true>(e, INTERNODE_SCALES, source) + h->window.scales + (uint64_t)token * e->row.nr_lines * d->scale_bytes, lanes, head.x);
+	place_row(d,
+		part_from<true>(e, INTERNODE_X, source) + h->window.x +
+			(uint64_t)token * e->row.row_bytes,
+		part_from<true>(e, INTERNODE_SCALES, source) + h->window.scales +
+			(uint64_t)token * e->row.nr_lines * d->scale_bytes,
+		lanes, head.x);
 	return true;
 }
 
-static __global__ void __launch_bounds__(512) internode_rows_in(const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __global__ void __launch_bounds__(512) internode_rows_in(
+	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
 	const struct gpu_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, nr_warps = blockDim.x / LANES * gridDim.x;
+	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x,
+		 nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state;
 
-	if (e->state->abandoned || !internode_arrived<true>(e, INTERNODE_DISPATCH, state.y, GPU_WAIT_ROW, state.w, threadIdx.x / LANES, blockDim.x / LANES) || state.w)
+	if (e->state->abandoned ||
+		!internode_arrived<true>(e, INTERNODE_DISPATCH, state.y, GPU_WAIT_ROW, state.w,
+			threadIdx.x / LANES, blockDim.x / LANES) ||
+		state.w)
 		return;
 	for (uint32_t i = 0; i < e->internode->nr_internode; i++) {
-		uint32_t source = e->internode->ranks[i].rank, nr = internode_nr_tokens(e, &h, state.y, source);
+		uint32_t source = e->internode->ranks[i].rank,
+			 nr = internode_nr_tokens(e, &h, state.y, source);
 
 		for (uint32_t token = warp; token < nr; token += nr_warps)
-			if (sends_token(e, source, token) && !take_token(&d, &h, state.y, source, token))
+			if (sends_token(e, source, token) &&
+				!take_token(&d, &h, state.y, source, token))
 				return;
 	}
 }
 
-/* ---- launching ----------------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 static internode_kernel<struct gpu_dispatch> choose(const struct gpu_dispatch *d)
 {
@@ -192,7 +230,9 @@ cudaError_t internode_dispatch_prepare(const struct gpu_dispatch *d)
 	return internode_prepare<struct gpu_dispatch>(choose(d), internode_rows_in);
 }
 
-cudaError_t internode_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream)
+cudaError_t internode_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h,
+	const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream)
 {
-	return internode_launch(role == GPU_SEND ? choose(d) : internode_rows_in, d, h, launch, stream);
+	return internode_launch(
+		role == GPU_SEND ? choose(d) : internode_rows_in, d, h, launch, stream);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low-latency dispatch where some ranks are on other nodes: a network's time is longer than what the size of segments changes, so rows come in one size. */
+/* Low-latency dispatch where some ranks are on other nodes: a network's time is longer than what
+ * the size of segments changes, so rows come in one size. */
 #include "gpu/cuda/ll/dispatch.cuh"
 #include "gpu/cuda/ll/launch.cuh"
 

@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks on other nodes, in kernels that are made for them (FAR): where their bytes go and come from, waiting for the engine, and commands for its proxy. internode.h.
+/* Ranks on other nodes, in kernels that are made for them (FAR): where their bytes go and come
+ * from, waiting for the engine, and commands for its proxy. internode.h.
  *
  * What orders memory between kernels and the proxy, over PCIe:
  *   internode_ring              release: a message's bytes come before the command's turn.      Pairs with ring_peek, which the proxy's copy of the command follows.
- *   internode_staging_free      acquire: pairs with counter_add. The network has read what was sent, so kernels behind this one may store to staging; and the proxy has copied those commands.
- *                         By the warp that collects, for the other phase; and by the plan of high throughput.
- *   internode_collect           acquire: pairs with internode_word_publish, which the proxy calls when a whole message is visible to it; and with internode_gone_publish: who sees that a rank is gone
- *                         sees all of its words that came.
- *   internode_arrived           acquire: pairs with the release at the end of internode_collect: what one warp has acquired is all blocks'.
- *   internode_last              all warps' stores come before what the last one does: each fences, then adds; the last one has added, then fences.
+ *   internode_staging_free      acquire: pairs with counter_add. The network has read what was
+ *                               sent, so kernels behind this one may store to staging; and the
+ *                               proxy has copied those commands. By the warp that collects, for the
+ *                               other phase; and by the plan of high throughput.
+ *   internode_collect           acquire: pairs with internode_word_publish, which the proxy calls
+ *                               when a whole message is visible to it; and with
+ *                               internode_gone_publish: who sees that a rank is gone sees all of
+ *                               its words that came.
+ *   internode_arrived           acquire: pairs with the release at the end of internode_collect:
+ *                               what one warp has acquired is all blocks'.
+ *   internode_last              all warps' stores come before what the last one does: each fences,
+ *                               then adds; the last one has added, then fences.
  */
 #ifndef TERN_GPU_CUDA_INTERNODE_INTERNODE_CUH
 #define TERN_GPU_CUDA_INTERNODE_INTERNODE_CUH
@@ -18,35 +25,46 @@
 #include "gpu/cuda/common/memory.cuh"
 #include "gpu/cuda/common/wait.cuh"
 
-/* ---- where ------------------------------------------------------------------------------------------------------ */
+/* ---- where ----------------------------------------------------------------------------------- */
 
 /* In place of a rank's window, for what is stored to it: offsets stay what they are. */
-template <bool FAR> __device__ __forceinline__ uint8_t *part_to(const struct gpu_exchange *e, enum internode_part part, uint32_t rank)
+template <bool FAR>
+__device__ __forceinline__ uint8_t *part_to(
+	const struct gpu_exchange *e, enum internode_part part, uint32_t rank)
 {
 	return FAR ? e->internode->to[part][rank] : e->windows[rank];
 }
 
 /* In place of this rank's window, for what a source has stored. */
-template <bool FAR> __device__ __forceinline__ const uint8_t *part_from(const struct gpu_exchange *e, enum internode_part part, uint32_t source)
+template <bool FAR>
+__device__ __forceinline__ const uint8_t *part_from(
+	const struct gpu_exchange *e, enum internode_part part, uint32_t source)
 {
 	return FAR ? e->internode->from[part][source] : e->windows[e->rank];
 }
 
-template <bool FAR> __device__ __forceinline__ bool is_internode(const struct gpu_exchange *e, uint32_t rank)
+template <bool FAR>
+__device__ __forceinline__ bool is_internode(const struct gpu_exchange *e, uint32_t rank)
 {
 	return FAR && e->internode->is_internode[rank];
 }
 
-/* Which of the results between a home and an internode rank: one of each token, if they are summed at the expert. */
-template <bool FAR> __device__ __forceinline__ uint64_t result_number(const struct gpu_exchange *e, uint32_t rank, uint32_t token, uint32_t column, uint32_t nr_columns)
+/* Which of the results between a home and an internode rank: one of each token, if they are summed
+ * at the expert. */
+template <bool FAR>
+__device__ __forceinline__ uint64_t result_number(const struct gpu_exchange *e, uint32_t rank,
+	uint32_t token, uint32_t column, uint32_t nr_columns)
 {
-	return is_internode<FAR>(e, rank) ? (e->at_home ? (uint64_t)token * e->topk + column : token) : (uint64_t)token * nr_columns + column;
+	return is_internode<FAR>(e, rank)
+		       ? (e->at_home ? (uint64_t)token * e->topk + column : token)
+		       : (uint64_t)token * nr_columns + column;
 }
 
-/* ---- waiting ---------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* By one warp, before others store to staging: what lay there has been sent. */
-static __device__ __noinline__ bool internode_staging_free(const struct gpu_exchange *e, enum internode_kind kind)
+static __device__ __noinline__ bool internode_staging_free(
+	const struct gpu_exchange *e, enum internode_kind kind)
 {
 	const struct internode_sent *sent = &e->internode->sent[kind];
 	uint32_t begun = word_load(&e->internode->begun[kind]), ended;
@@ -65,9 +83,11 @@ static __device__ __noinline__ bool internode_staging_free(const struct gpu_exch
 }
 
 /* One internode rank's word, by one lane. */
-static __device__ __noinline__ bool internode_await_word(const struct gpu_exchange *e, enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, uint32_t rank)
+static __device__ __noinline__ bool internode_await_word(const struct gpu_exchange *e,
+	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, uint32_t rank)
 {
-	const uint8_t *word = e->internode->words + ((uint64_t)kind * e->nr_ranks + rank) * GPU_LINE_BYTES;
+	const uint8_t *word =
+		e->internode->words + ((uint64_t)kind * e->nr_ranks + rank) * GPU_LINE_BYTES;
 	uint64_t start_ns = now_ns(), limit_ns = e->wait_ns;
 	struct patience patience = {0, start_ns};
 	uint32_t seen;
@@ -79,7 +99,8 @@ static __device__ __noinline__ bool internode_await_word(const struct gpu_exchan
 			patience = {0, now_ns()};
 			limit_ns = INTERNODE_PEACE_NS;
 		}
-		if (gone == INTERNODE_LOST ? word_acquire(word) == epoch : may_wait(&patience, e, e->rank, limit_ns))
+		if (gone == INTERNODE_LOST ? word_acquire(word) == epoch
+					   : may_wait(&patience, e, e->rank, limit_ns))
 			continue;
 		report_wait(e, reason, rank, 0, epoch, seen, start_ns);
 		return false;
@@ -88,7 +109,8 @@ static __device__ __noinline__ bool internode_await_word(const struct gpu_exchan
 }
 
 /* By one warp of all: every internode rank's word of this kind. Others do not poll over PCIe. */
-static __device__ __noinline__ bool internode_collect(const struct gpu_exchange *e, enum internode_kind kind, uint32_t epoch, enum gpu_wait reason)
+static __device__ __noinline__ bool internode_collect(const struct gpu_exchange *e,
+	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason)
 {
 	struct internode_table *internode = e->internode;
 	bool good = true;
@@ -96,7 +118,8 @@ static __device__ __noinline__ bool internode_collect(const struct gpu_exchange 
 	for (uint32_t i = lane_id(); i < internode->nr_internode && good; i += LANES)
 		good = internode_await_word(e, kind, epoch, reason, internode->ranks[i].rank);
 	good = __all_sync(ALL_LANES, good);
-	__syncwarp(); /* a vote orders nothing: what each lane has acquired is lane 0's to pass on */
+	__syncwarp(); /* a vote orders nothing: what each lane has acquired is lane 0's to pass on
+		       */
 	if (good && lane_id() == 0)
 		word_release(&internode->collected[kind], epoch);
 	return good;
@@ -104,8 +127,10 @@ static __device__ __noinline__ bool internode_collect(const struct gpu_exchange 
 
 #define POLLS_PER_FAILURE 64 /* looks at whether another warp has given up */
 
-/* By one warp of each other block. The one that collects is the one to report; this bound is there in case that one could not. */
-static __device__ __noinline__ void internode_await(const struct gpu_exchange *e, enum internode_kind kind, uint32_t epoch, enum gpu_wait reason)
+/* By one warp of each other block. The one that collects is the one to report; this bound is there
+ * in case that one could not. */
+static __device__ __noinline__ void internode_await(const struct gpu_exchange *e,
+	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason)
 {
 	struct patience patience = {0, now_ns()};
 	uint32_t seen;
@@ -114,31 +139,37 @@ static __device__ __noinline__ void internode_await(const struct gpu_exchange *e
 		seen = word_acquire(&e->internode->collected[kind]);
 		if (__all_sync(ALL_LANES, seen == epoch))
 			return;
-		if (patience.polls % POLLS_PER_FAILURE == 0 && __any_sync(ALL_LANES, word_load(&e->state->failed) != 0))
+		if (patience.polls % POLLS_PER_FAILURE == 0 &&
+			__any_sync(ALL_LANES, word_load(&e->state->failed) != 0))
 			return;
 	} while (warp_may_wait(&patience, e, e->rank, 2 * e->wait_ns));
 	if (lane_id() == 0)
 		report_wait(e, reason, e->rank, 0, epoch, seen, patience.start_ns);
 }
 
-/* By all warps of a block that receive, before they look at anything in landing: warp counts them, and failed is what each has seen of an earlier failure. The first waits for all, as
- * polls by all would hold up everything that shares the word's part of the cache. The one that collects also sees to it that the other phase's staging is free: its answers have come. */
+/* By all warps of a block that receive, before they look at anything in landing: warp counts them,
+ * and failed is what each has seen of an earlier failure. The first waits for all, as polls by all
+ * would hold up everything that shares the word's part of the cache. The one that collects also
+ * sees to it that the other phase's staging is free: its answers have come. */
 template <bool FAR>
-__device__ __forceinline__ bool internode_arrived(const struct gpu_exchange *e, enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, bool failed, uint32_t warp, uint32_t nr_warps)
+__device__ __forceinline__ bool internode_arrived(const struct gpu_exchange *e,
+	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, bool failed, uint32_t warp,
+	uint32_t nr_warps)
 {
 	if (!FAR)
 		return true;
 	if (warp == 0 && !__any_sync(ALL_LANES, failed)) {
 		if (blockIdx.x)
 			internode_await(e, kind, epoch, reason);
-		else if (internode_staging_free(e, kind == INTERNODE_DISPATCH ? INTERNODE_COMBINE : INTERNODE_DISPATCH))
+		else if (internode_staging_free(e, kind == INTERNODE_DISPATCH ? INTERNODE_COMBINE
+									      : INTERNODE_DISPATCH))
 			internode_collect(e, kind, epoch, reason);
 	}
 	warps_sync(nr_warps * LANES);
 	return __all_sync(ALL_LANES, word_acquire(&e->internode->collected[kind]) == epoch);
 }
 
-/* ---- commands --------------------------------------------------------------------------------------------------- */
+/* ---- commands -------------------------------------------------------------------------------- */
 
 /* After all that a warp has stored. True for the last of nr. */
 static __device__ __noinline__ bool internode_last(const struct gpu_exchange *e, uint32_t nr)
@@ -161,14 +192,21 @@ static __device__ __noinline__ bool internode_last(const struct gpu_exchange *e,
 
 /* By one lane: a part of a message into the ring.
  *
- * Why the entry is free. The proxy takes commands in the order of their tickets, so the entry of ticket t - entries is free when any command from it on is known to have ended. A slot
- * draws no ticket before it has acquired the end of all but its last message of each kind (internode_staging_free), and draws are acquire and release: a slot that draws t comes after all that
- * others knew when they drew earlier ones. Were none of the last `entries` commands known to have ended, all slots together would have more than their last messages: more than there are entries. */
-static __device__ __noinline__ void internode_ring(const struct internode_table *internode, const struct internode_rank *to, enum internode_kind kind, uint64_t offset, uint64_t bytes, uint32_t immediate)
+ * Why the entry is free. The proxy takes commands in the order of their tickets, so the entry of
+ * ticket t - entries is free when any command from it on is known to have ended. A slot draws no
+ * ticket before it has acquired the end of all but its last message of each kind
+ * (internode_staging_free), and draws are acquire and release: a slot that draws t comes after all
+ * that others knew when they drew earlier ones. Were none of the last `entries` commands known to
+ * have ended, all slots together would have more than their last messages: more than there are
+ * entries. */
+static __device__ __noinline__ void internode_ring(const struct internode_table *internode,
+	const struct internode_rank *to, enum internode_kind kind, uint64_t offset, uint64_t bytes,
+	uint32_t immediate)
 {
 	unsigned long long ticket;
 	struct internode_command *entry;
-	uint64_t local = to->messages[kind].local_offset + offset, remote = to->messages[kind].remote_offset + offset;
+	uint64_t local = to->messages[kind].local_offset + offset,
+		 remote = to->messages[kind].remote_offset + offset;
 	uint32_t *words;
 
 	__threadfence();
@@ -177,8 +215,10 @@ static __device__ __noinline__ void internode_ring(const struct internode_table 
 	entry = &internode->ring[ticket & internode->ring_mask];
 	words = (uint32_t *)entry;
 	atomicAdd(internode->bytes, (unsigned long long)bytes);
-	piece_store(words + 4, make_uint4(to->local_remote, 0, (uint32_t)local, (uint32_t)(local >> 32)));
-	piece_store(words + 8, make_uint4((uint32_t)remote, (uint32_t)(remote >> 32), (uint32_t)bytes, (uint32_t)(bytes >> 32)));
+	piece_store(words + 4,
+		make_uint4(to->local_remote, 0, (uint32_t)local, (uint32_t)(local >> 32)));
+	piece_store(words + 8, make_uint4((uint32_t)remote, (uint32_t)(remote >> 32),
+				       (uint32_t)bytes, (uint32_t)(bytes >> 32)));
 	piece_store(words + 12, make_uint4(0, 0, immediate, 0));
 	word_store(words + 1, internode->kind_flags);
 	word_store(words + 2, to->rank);
@@ -186,26 +226,37 @@ static __device__ __noinline__ void internode_ring(const struct internode_table 
 	word_release(words, (uint32_t)(ticket >> internode->ring_shift) + 1);
 }
 
-/* By a warp: runs of the rows or results `first` to `first` + 31 whose bits are set. Returns how many. */
-static __device__ __noinline__ uint32_t internode_ring_runs(const struct internode_table *internode, const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t used)
+/* By a warp: runs of the rows or results `first` to `first` + 31 whose bits are set. Returns how
+ * many. */
+static __device__ __noinline__ uint32_t internode_ring_runs(const struct internode_table *internode,
+	const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t used)
 {
-	uint32_t starts = used & ~(used << 1), rest = ~(used >> lane_id()), nr = rest ? __ffs(rest) - 1 : LANES;
+	uint32_t starts = used & ~(used << 1), rest = ~(used >> lane_id()),
+		 nr = rest ? __ffs(rest) - 1 : LANES;
 
 	if (starts >> lane_id() & 1)
-		internode_ring(internode, to, kind, internode->run_offset[kind] + (first + lane_id()) * internode->run_bytes[kind], nr * internode->run_bytes[kind],
+		internode_ring(internode, to, kind,
+			internode->run_offset[kind] +
+				(first + lane_id()) * internode->run_bytes[kind],
+			nr * internode->run_bytes[kind],
 			internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN);
 	return __popc(starts);
 }
 
-/* By any lanes, each for itself: runs of the results from `first` on whose bits are set. Returns how many. */
-static __device__ __noinline__ uint32_t internode_ring_bits(const struct internode_table *internode, const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t bits)
+/* By any lanes, each for itself: runs of the results from `first` on whose bits are set. Returns
+ * how many. */
+static __device__ __noinline__ uint32_t internode_ring_bits(const struct internode_table *internode,
+	const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t bits)
 {
 	uint32_t runs = 0;
 
 	for (; bits; runs++) {
-		uint32_t start = __ffs(bits) - 1, rest = ~(bits >> start), nr = rest ? __ffs(rest) - 1 : 32;
+		uint32_t start = __ffs(bits) - 1, rest = ~(bits >> start),
+			 nr = rest ? __ffs(rest) - 1 : 32;
 
-		internode_ring(internode, to, kind, internode->run_offset[kind] + (first + start) * internode->run_bytes[kind], nr * internode->run_bytes[kind],
+		internode_ring(internode, to, kind,
+			internode->run_offset[kind] + (first + start) * internode->run_bytes[kind],
+			nr * internode->run_bytes[kind],
 			internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN);
 		bits = start + nr < 32 ? bits >> (start + nr) << (start + nr) : 0;
 	}
@@ -213,17 +264,20 @@ static __device__ __noinline__ uint32_t internode_ring_bits(const struct interno
 }
 
 /* By one lane: the message's head, with what is not sparse. */
-__device__ __forceinline__ void internode_ring_head(const struct internode_table *internode, const struct internode_rank *to, enum internode_kind kind, uint32_t epoch, uint32_t nr_runs)
+__device__ __forceinline__ void internode_ring_head(const struct internode_table *internode,
+	const struct internode_rank *to, enum internode_kind kind, uint32_t epoch, uint32_t nr_runs)
 {
 	uint8_t *head = to->messages[kind].head;
 
 	word_store(head, epoch);
 	word_store(head + 4, nr_runs);
-	internode_ring(internode, to, kind, 0, internode->head_bytes[kind], internode->immediate[kind]);
+	internode_ring(
+		internode, to, kind, 0, internode->head_bytes[kind], internode->immediate[kind]);
 }
 
 /* By one lane, after all of a kind's commands of this round. */
-__device__ __forceinline__ void internode_has_begun(struct internode_table *internode, enum internode_kind kind, uint32_t nr_commands)
+__device__ __forceinline__ void internode_has_begun(
+	struct internode_table *internode, enum internode_kind kind, uint32_t nr_commands)
 {
 	internode->begun[kind] += nr_commands;
 }

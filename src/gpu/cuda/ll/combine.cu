@@ -23,7 +23,8 @@ int ll_combine_whole(const struct gpu_combine *c)
 {
 	const struct gpu_exchange *e = &c->exchange;
 
-	return c->roles == (GPU_SEND | GPU_RECEIVE) && !c->release && !e->at_home && !e->internode && e->format == GPU_FLAG128 && e->by_replicas.d == 1;
+	return c->roles == (GPU_SEND | GPU_RECEIVE) && !c->release && !e->at_home &&
+	       !e->internode && e->format == GPU_FLAG128 && e->by_replicas.d == 1;
 }
 
 /* Where ll_combine_whole. */
@@ -35,7 +36,9 @@ static combine_kernel choose_own(const struct gpu_combine *c)
 		return combine_ll_own<GPU_Y_BF16, 1>;
 	if (nr_vectors != 2)
 		return NULL;
-	return c->kind == GPU_Y_BF16 ? combine_ll_own<GPU_Y_BF16, 2> : c->kind == GPU_Y_FP16 ? combine_ll_own<GPU_Y_FP16, 2> : combine_ll_own<GPU_Y_FP32, 2>;
+	return c->kind == GPU_Y_BF16   ? combine_ll_own<GPU_Y_BF16, 2>
+	       : c->kind == GPU_Y_FP16 ? combine_ll_own<GPU_Y_FP16, 2>
+				       : combine_ll_own<GPU_Y_FP32, 2>;
 }
 
 static combine_kernel choose(const struct gpu_combine *c)
@@ -48,17 +51,20 @@ static combine_kernel choose(const struct gpu_combine *c)
 		return NULL;
 	return c->kind == GPU_Y_BF16   ? combine_ll<GPU_FLAG16, GPU_Y_BF16, 3>
 	       : c->kind == GPU_Y_FP16 ? combine_ll<GPU_FLAG16, GPU_Y_FP16, 3>
-				      : combine_ll<GPU_FLAG16, GPU_Y_FP32, 3>;
+				       : combine_ll<GPU_FLAG16, GPU_Y_FP32, 3>;
 }
 
-cudaError_t ll_combine_launch(const struct gpu_combine *args, const struct gpu_launch *launch, cudaStream_t stream)
+cudaError_t ll_combine_launch(
+	const struct gpu_combine *args, const struct gpu_launch *launch, cudaStream_t stream)
 {
 	bool whole = launch->send_warps == launch->nr_warps && ll_combine_whole(args);
 
-	return launch_half(whole ? choose_own(args) : choose(args), args, launch, whole, LL_DEAL_BYTES, stream);
+	return launch_half(whole ? choose_own(args) : choose(args), args, launch, whole,
+		LL_DEAL_BYTES, stream);
 }
 
-cudaError_t ll_combine_most_blocks(const struct gpu_combine *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
+cudaError_t ll_combine_most_blocks(
+	const struct gpu_combine *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
 {
 	uint32_t nr = UINT32_MAX;
 	cudaError_t rc = most_blocks(choose(args), launch, LL_DEAL_BYTES, nr_blocks);

@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low-latency combine: what the experts made of a token goes home, and is summed there in fp32, in the order that tern.h fixes.
+/* Low-latency combine: what the experts made of a token goes home, and is summed there in fp32, in
+ * the order that tern.h fixes.
  *
  *   sending warps     y rows of one token -> (weighted sum, k order) -> pieces in the home's window       at_home: each row as it is
- *   receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum -> out
+ *   receiving warps   pieces of all ranks (rank order; at_home: of all routes, k order) -> sum ->
+ *                     out
  *
- * Results lie by rank and token, so the home knows from its own routing what will come. On the way of a single token: one load of
- * the row's routes, one of y, one store over NVLink, the poll that sees it, one store.
+ * Results lie by rank and token, so the home knows from its own routing what will come. On the way
+ * of a single token: one load of the row's routes, one of y, one store over NVLink, the poll that
+ * sees it, one store.
  *
- * Arrival words: each rank tells every rank that it has read all rows of this round. The dispatch, an earlier kernel, did that, so the word is stored at
- * once. Without it a rank that is home to none of my tokens could start its next round while a third one's rows of this round are still awaited here.
- * Why results of the next round may overwrite these: they follow my dispatch of e+1, which is behind this kernel.
+ * Arrival words: each rank tells every rank that it has read all rows of this round. The dispatch,
+ * an earlier kernel, did that, so the word is stored at once. Without it a rank that is home to
+ * none of my tokens could start its next round while a third one's rows of this round are still
+ * awaited here. Why results of the next round may overwrite these: they follow my dispatch of e+1,
+ * which is behind this kernel.
  */
 #ifndef TERN_GPU_CUDA_LL_COMBINE_CUH
 #define TERN_GPU_CUDA_LL_COMBINE_CUH
@@ -22,24 +27,28 @@ struct result_place {
 	uint64_t offset; /* in a mapped home's results */
 };
 
-static __device__ __forceinline__ uint64_t result_offset(const struct gpu_exchange *e, uint64_t number, uint32_t which)
+static __device__ __forceinline__ uint64_t result_offset(
+	const struct gpu_exchange *e, uint64_t number, uint32_t which)
 {
 	return number * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
 }
 
-template <bool FAR> static __device__ __forceinline__ uint8_t *place_at(const struct gpu_exchange *e, uint32_t home, const struct result_place &p)
+template <bool FAR>
+static __device__ __forceinline__ uint8_t *place_at(
+	const struct gpu_exchange *e, uint32_t home, const struct result_place &p)
 {
 	uint64_t offset = p.offset;
 
 	if (is_internode<FAR>(e, home))
-		offset = result_offset(e, result_number<FAR>(e, home, p.token, p.column, e->topk), p.which);
+		offset = result_offset(
+			e, result_number<FAR>(e, home, p.token, p.column, e->topk), p.which);
 	return part_to<FAR>(e, INTERNODE_RESULTS, home) + e->window.results + offset;
 }
 
 /* To the home of the source's tokens: every rank that passes them. */
 template <int FORMAT, int ND, bool FAR>
-static __device__ __forceinline__ void send_home(
-	const struct gpu_exchange *e, const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
+static __device__ __forceinline__ void send_home(const struct gpu_exchange *e,
+	const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
 	const struct result_place &p)
 {
 	uint32_t home = home_first(e, source);
@@ -48,11 +57,11 @@ static __device__ __forceinline__ void send_home(
 		segment_send(s, x, place_at<FAR>(e, r, p));
 }
 
-/* One segment of a token's sum here. A vector leaves as soon as it is summed, while the next one's rows are on their
- * way: NVLink has work from the first vector on. */
+/* One segment of a token's sum here. A vector leaves as soon as it is summed, while the next one's
+ * rows are on their way: NVLink has work from the first vector on. */
 template <int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_sum(
-	const struct gpu_combine *c, uint32_t epoch, uint32_t source, const struct result_place &p, uint2 route, uint32_t here, struct extent x)
+static __device__ __forceinline__ void send_sum(const struct gpu_combine *c, uint32_t epoch,
+	uint32_t source, const struct result_place &p, uint2 route, uint32_t here, struct extent x)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	uint32_t home = home_first(e, source);
@@ -67,7 +76,8 @@ static __device__ __forceinline__ void send_sum(
 	find_weights(route, here, sum.a);
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i) : sum_vector<Y, true>(c, sum, route, x, i);
+		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i)
+				    : sum_vector<Y, true>(c, sum, route, x, i);
 		lines_pack_vector(s, i, epoch, &words);
 		for (uint32_t r = home; r < home + e->by_replicas.d; r++)
 			vector_send(s, x, i, place_at<FAR>(e, r, p));
@@ -76,12 +86,13 @@ static __device__ __forceinline__ void send_sum(
 
 /* One segment of what the experts here made of one token. */
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_result(const struct gpu_combine *c, uint32_t epoch, uint32_t source, uint32_t token, uint2 route,
-	uint32_t which)
+static __device__ __forceinline__ void send_result(const struct gpu_combine *c, uint32_t epoch,
+	uint32_t source, uint32_t token, uint2 route, uint32_t which)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
-	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
+	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes +
+			  (uint64_t)which * e->result.segment_bytes;
 	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX), first = __ffs(here) - 1;
 	struct result_place sum = {token, first, which, offset + first * e->window.result_bytes};
 	segment<FORMAT, false, ND> s;
@@ -93,7 +104,8 @@ static __device__ __forceinline__ void send_result(const struct gpu_combine *c, 
 	if (!e->at_home) {
 #pragma unroll
 		for (int i = 0; i < ND; i += CHUNK(ND))
-			sum_part<Y, CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(c, route, x, i, s.v + i);
+			sum_part<Y, CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(
+				c, route, x, i, s.v + i);
 		segment_pack(s, epoch);
 		send_home<FORMAT, ND, FAR>(e, s, x, source, sum);
 		return;
@@ -116,19 +128,22 @@ static __device__ __forceinline__ void send_result(const struct gpu_combine *c, 
 struct outgoing {
 	uint32_t row, source, which;
 	uint32_t token, nr; /* of the row; of the source's rows here */
-	uint2 route;	    /* lane k's */
+	uint2 route;        /* lane k's */
 };
 
-/* How shares are dealt. To blocks in turn; to a block's warps by tickets, as they come for the next one: sums are of one row or of eight, and this rank's own leave at once
- * where others wait for NVLink. */
+/* How shares are dealt. To blocks in turn; to a block's warps by tickets, as they come for the next
+ * one: sums are of one row or of eight, and this rank's own leave at once where others wait for
+ * NVLink. */
 #define LL_DEAL_BYTES 16 /* of shared memory */
 struct deal {
-	uint32_t *ticket;	    /* in the block's shared memory */
+	uint32_t *ticket;           /* in the block's shared memory */
 	struct gpu_divisor by_turn; /* segments of all homes in which each block has a share */
 };
 
-/* By one thread, and a barrier of the block before the first is drawn: each warp that sends has two shares without a ticket. */
-static __device__ __forceinline__ struct deal open_deal(const struct gpu_exchange *e, uint32_t *shared, uint32_t send_warps)
+/* By one thread, and a barrier of the block before the first is drawn: each warp that sends has two
+ * shares without a ticket. */
+static __device__ __forceinline__ struct deal open_deal(
+	const struct gpu_exchange *e, uint32_t *shared, uint32_t send_warps)
 {
 	uint32_t turn = gpu_div(gridDim.x, e->by_ranks);
 
@@ -142,11 +157,14 @@ static __device__ __forceinline__ uint32_t draw_share(const struct deal *deal)
 	return __shfl_sync(ALL_LANES, lane_id() == 0 ? atomicAdd(deal->ticket, 1u) : 0, 0);
 }
 
-/* A block's share number n. Homes alternate, and each rank begins with another one, so that they do not all write to one; with each turn a block's share is another home's. */
-static __device__ __forceinline__ struct outgoing find_share(const struct gpu_exchange *e, const struct deal *deal, uint32_t n)
+/* A block's share number n. Homes alternate, and each rank begins with another one, so that they do
+ * not all write to one; with each turn a block's share is another home's. */
+static __device__ __forceinline__ struct outgoing find_share(
+	const struct gpu_exchange *e, const struct deal *deal, uint32_t n)
 {
 	struct outgoing o;
-	uint32_t i = n * gridDim.x + blockIdx.x, at = gpu_div(i, e->by_ranks), home = i - at * e->nr_ranks + gpu_div(at, deal->by_turn) * (e->nr_ranks - 1);
+	uint32_t i = n * gridDim.x + blockIdx.x, at = gpu_div(i, e->by_ranks),
+		 home = i - at * e->nr_ranks + gpu_div(at, deal->by_turn) * (e->nr_ranks - 1);
 
 	o.row = gpu_div(at, e->by_result_segments);
 	o.source = e->rank + 1 + home - gpu_div(home, e->by_ranks) * e->nr_ranks;
@@ -161,33 +179,41 @@ static __device__ __forceinline__ bool look_up(const struct gpu_exchange *e, str
 	o->route = make_uint2(UINT32_MAX, 0);
 	if (o->row >= e->max_tokens)
 		return false;
-	o->token = e->row_tokens[o->source * e->max_tokens + o->row]; /* all under way before it is known whether there is such a row */
+	o->token = e->row_tokens[o->source * e->max_tokens + o->row]; /* all under way before it is
+									 known whether there is such
+									 a row */
 	if (lane_id() < e->topk)
-		o->route = e->row_routes[(o->source * e->max_tokens + o->row) * e->topk + lane_id()];
+		o->route =
+			e->row_routes[(o->source * e->max_tokens + o->row) * e->topk + lane_id()];
 	o->nr = e->state->nr_from[o->source];
 	return true;
 }
 
 /* My arrival word, to all; by one warp. An internode rank has it from the head of my results. */
-template <bool FAR> static __device__ __forceinline__ void tell_arrival(const struct gpu_combine *c, uint32_t epoch)
+template <bool FAR>
+static __device__ __forceinline__ void tell_arrival(const struct gpu_combine *c, uint32_t epoch)
 {
 	const struct gpu_exchange *e = &c->exchange;
 
 	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
 		if (!is_internode<FAR>(e, r))
-			word_store(e->windows[r] + e->window.arrivals + (uint64_t)e->rank * GPU_LINE_BYTES, epoch);
+			word_store(e->windows[r] + e->window.arrivals +
+					   (uint64_t)e->rank * GPU_LINE_BYTES,
+				epoch);
 	if (lane_id() == 0 && !c->release)
 		counters_results(e);
 }
 
-/* The first segment's routes are under way before it is known which round it is, and whether an earlier one has failed;
- * the next one's while this one is sent. */
+/* The first segment's routes are under way before it is known which round it is, and whether an
+ * earlier one has failed; the next one's while this one is sent. */
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_results(const struct gpu_combine *c, uint4 state, const struct deal *deal, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void send_results(const struct gpu_combine *c, uint4 state,
+	const struct deal *deal, uint32_t warp, uint32_t nr_warps)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	uint32_t most = 0;
-	struct outgoing next = find_share(e, deal, warp), after = find_share(e, deal, warp + nr_warps);
+	struct outgoing next = find_share(e, deal, warp),
+			after = find_share(e, deal, warp + nr_warps);
 	bool more = look_up(e, &next), first = true;
 
 	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
@@ -206,15 +232,18 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 		next = after;
 		more = look_up(e, &next);
 		if (now.row < now.nr)
-			send_result<FORMAT, Y, ND, FAR>(c, state.y, now.source, now.token, now.route, now.which);
-		after = find_share(e, deal, draw_share(deal)); /* so that nothing is in the way of the next loads */
+			send_result<FORMAT, Y, ND, FAR>(
+				c, state.y, now.source, now.token, now.route, now.which);
+		after = find_share(e, deal, draw_share(deal)); /* so that nothing is in the way of
+								  the next loads */
 		if (first && warp == 0)
 			stamp(e, 11);
 	}
 }
 
 /* Runs of results that one internode home gets of one source's tokens. By a warp. */
-static __device__ __noinline__ uint32_t ring_results_of(const struct gpu_exchange *e, const struct internode_rank *home, uint32_t source)
+static __device__ __noinline__ uint32_t ring_results_of(
+	const struct gpu_exchange *e, const struct internode_rank *home, uint32_t source)
 {
 	uint32_t nr = e->state->nr_from[source], runs = 0;
 
@@ -223,12 +252,17 @@ static __device__ __noinline__ uint32_t ring_results_of(const struct gpu_exchang
 
 		for (uint32_t k = 0; k < e->topk && first + lane_id() < nr; k++)
 			bits |= (uint32_t)(e->row_routes[at * e->topk + k].x != UINT32_MAX) << k;
-		bits = bits ? internode_ring_bits(e->internode, home, INTERNODE_COMBINE, (uint64_t)e->row_tokens[at] * e->topk, bits) : 0;
+		bits = bits ? internode_ring_bits(e->internode, home, INTERNODE_COMBINE,
+				      (uint64_t)e->row_tokens[at] * e->topk, bits)
+			    : 0;
 		runs += __reduce_add_sync(ALL_LANES, bits);
 	}
-	for (uint32_t row = 0; row < nr && !e->at_home;) { /* as many rows as there are within 32 tokens */
-		uint32_t mine = row + lane_id(), first = e->row_tokens[source * e->max_tokens + row];
-		uint32_t token = mine < nr ? e->row_tokens[source * e->max_tokens + mine] - first : LANES;
+	for (uint32_t row = 0; row < nr && !e->at_home;) { /* as many rows as there are within 32
+							      tokens */
+		uint32_t mine = row + lane_id(),
+			 first = e->row_tokens[source * e->max_tokens + row];
+		uint32_t token =
+			mine < nr ? e->row_tokens[source * e->max_tokens + mine] - first : LANES;
 		uint32_t used = __reduce_or_sync(ALL_LANES, token < LANES ? 1u << token : 0);
 
 		runs += internode_ring_runs(e->internode, home, INTERNODE_COMBINE, first, used);
@@ -238,7 +272,8 @@ static __device__ __noinline__ uint32_t ring_results_of(const struct gpu_exchang
 }
 
 /* By one warp, when all have stored what they send. With a release the head alone. */
-static __device__ __noinline__ void ring_internode_results(const struct gpu_combine *c, uint32_t epoch)
+static __device__ __noinline__ void ring_internode_results(
+	const struct gpu_combine *c, uint32_t epoch)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	struct internode_table *internode = e->internode;
@@ -247,34 +282,41 @@ static __device__ __noinline__ void ring_internode_results(const struct gpu_comb
 	for (uint32_t i = 0; i < internode->nr_internode; i++) {
 		uint32_t home = home_first(e, internode->ranks[i].rank), runs = 0;
 
-		for (uint32_t source = home; source < home + e->by_replicas.d && !c->release; source++)
+		for (uint32_t source = home; source < home + e->by_replicas.d && !c->release;
+			source++)
 			runs += ring_results_of(e, &internode->ranks[i], source);
 		if (lane_id() == 0)
-			internode_ring_head(internode, &internode->ranks[i], INTERNODE_COMBINE, epoch, runs);
+			internode_ring_head(
+				internode, &internode->ranks[i], INTERNODE_COMBINE, epoch, runs);
 		begun += runs + 1;
 	}
 	if (lane_id() == 0)
 		internode_has_begun(internode, INTERNODE_COMBINE, begun);
 }
 
-/* ---- at home ------------------------------------------------------------------------------------------------- */
+/* ---- at home --------------------------------------------------------------------------------- */
 
 /* Where that result of a token comes. results: of the token's segment, in the window. */
 template <bool FAR>
-static __device__ __forceinline__ const uint8_t *result_from(const struct gpu_exchange *e, const uint8_t *results, uint2 route, uint32_t result, uint32_t token, uint32_t which)
+static __device__ __forceinline__ const uint8_t *result_from(const struct gpu_exchange *e,
+	const uint8_t *results, uint2 route, uint32_t result, uint32_t token, uint32_t which)
 {
-	uint32_t column = column_of(e, route, result), peer = FAR && e->at_home ? __shfl_sync(ALL_LANES, route.x, result % LANES) : result;
+	uint32_t column = column_of(e, route, result),
+		 peer = FAR && e->at_home ? __shfl_sync(ALL_LANES, route.x, result % LANES)
+					  : result;
 
 	if (!FAR || result == UINT32_MAX || !is_internode<FAR>(e, peer))
 		return results + column * e->window.result_bytes;
-	return part_from<FAR>(e, INTERNODE_RESULTS, peer) + e->window.results + result_offset(e, result_number<FAR>(e, peer, token, column, e->topk), which);
+	return part_from<FAR>(e, INTERNODE_RESULTS, peer) + e->window.results +
+	       result_offset(e, result_number<FAR>(e, peer, token, column, e->topk), which);
 }
 
-/* The next results of a token, RESULTS at a time, so that their loads are under way together. OWN: this rank's has not been stored, but is in own. */
+/* The next results of a token, RESULTS at a time, so that their loads are under way together. OWN:
+ * this rank's has not been stored, but is in own. */
 template <int FORMAT, int Y, int ND, int RESULTS, bool FAR, bool OWN = false>
-static __device__ __forceinline__ bool add_results(
-	const struct gpu_combine *c, uint32_t epoch, uint32_t token, struct extent x, const uint8_t *results,
-	uint32_t which, uint2 route, uint32_t *next, sums<Y, ND> &sum, const uint4 *own = NULL)
+static __device__ __forceinline__ bool add_results(const struct gpu_combine *c, uint32_t epoch,
+	uint32_t token, struct extent x, const uint8_t *results, uint32_t which, uint2 route,
+	uint32_t *next, sums<Y, ND> &sum, const uint4 *own = NULL)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	segment<FORMAT, false, ND> s[RESULTS];
@@ -293,43 +335,52 @@ static __device__ __forceinline__ bool add_results(
 	}
 #pragma unroll
 	for (int r = 0; r < RESULTS; r++) {
-		uint32_t peer = e->at_home ? __shfl_sync(ALL_LANES, route.x, result[r] % LANES) : result[r];
+		uint32_t peer =
+			e->at_home ? __shfl_sync(ALL_LANES, route.x, result[r] % LANES) : result[r];
 		float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, result[r] % LANES));
 
 		if (result[r] == UINT32_MAX)
 			break;
 		if (!OWN || result[r] != e->rank) {
-			if (!segment_await(e, s[r], x, from[r], epoch, (struct awaited){GPU_WAIT_RESULT, peer, token}))
+			if (!segment_await(e, s[r], x, from[r], epoch,
+				    (struct awaited){GPU_WAIT_RESULT, peer, token}))
 				return false;
 			segment_unpack(s[r]);
 		}
 #pragma unroll
 		for (int i = 0; i < ND; i++)
-			add_vector<Y>(sum.of[i], OWN && result[r] == e->rank ? own[i] : s[r].v[i], e->at_home && c->weighted, weight);
+			add_vector<Y>(sum.of[i], OWN && result[r] == e->rank ? own[i] : s[r].v[i],
+				e->at_home && c->weighted, weight);
 	}
 	return true;
 }
 
 template <int Y, int ND>
-static __device__ __forceinline__ void store_sum(const struct gpu_combine *c, uint32_t token, struct extent x, const sums<Y, ND> &sum)
+static __device__ __forceinline__ void store_sum(
+	const struct gpu_combine *c, uint32_t token, struct extent x, const sums<Y, ND> &sum)
 {
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
 
 		if (in_row(x, i, &offset))
-			row_store(c->out + token * c->out_stride + offset, round_vector<Y>(sum.of[i]));
+			row_store(c->out + token * c->out_stride + offset,
+				round_vector<Y>(sum.of[i]));
 	}
 }
 
 /* Where a token's results come, in this rank's window: that segment of the first. */
-static __device__ __forceinline__ const uint8_t *results_here(const struct gpu_exchange *e, uint32_t token, uint32_t which)
+static __device__ __forceinline__ const uint8_t *results_here(
+	const struct gpu_exchange *e, uint32_t token, uint32_t which)
 {
-	return e->windows[e->rank] + e->window.results + (uint64_t)token * e->topk * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
+	return e->windows[e->rank] + e->window.results +
+	       (uint64_t)token * e->topk * e->window.result_bytes +
+	       (uint64_t)which * e->result.segment_bytes;
 }
 
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ bool sum_at_home(const struct gpu_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
+static __device__ __forceinline__ bool sum_at_home(
+	const struct gpu_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
@@ -342,14 +393,16 @@ static __device__ __forceinline__ bool sum_at_home(const struct gpu_combine *c, 
 		route = e->home_routes[token * e->topk + lane_id()];
 	next = next_result(e, route, UINT32_MAX);
 	while (next != UINT32_MAX)
-		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2), FAR>(c, epoch, token, x, results, which, route, &next, sum))
+		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2), FAR>(
+			    c, epoch, token, x, results, which, route, &next, sum))
 			return false;
 	store_sum(c, token, x, sum);
 	return true;
 }
 
 /* By one warp: every rank has read my rows of this round. Far ones' words have come. */
-template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const struct gpu_exchange *e, uint32_t epoch)
+template <bool FAR>
+static __device__ __forceinline__ bool await_arrivals(const struct gpu_exchange *e, uint32_t epoch)
 {
 	const uint8_t *words = e->windows[e->rank] + e->window.arrivals;
 
@@ -359,9 +412,11 @@ template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const 
 		struct patience patience = {0, 0};
 		uint32_t seen;
 
-		while (good && !is_internode<FAR>(e, r) && (seen = word_load(words + (uint64_t)r * GPU_LINE_BYTES)) != epoch)
+		while (good && !is_internode<FAR>(e, r) &&
+			(seen = word_load(words + (uint64_t)r * GPU_LINE_BYTES)) != epoch)
 			if (!may_wait(&patience, e, r, e->wait_ns)) {
-				report_wait(e, GPU_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
+				report_wait(
+					e, GPU_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
 				good = false;
 			}
 	}
@@ -369,7 +424,8 @@ template <bool FAR> static __device__ __forceinline__ bool await_arrivals(const 
 }
 
 template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void receive_results(const struct gpu_combine *c, uint32_t epoch, uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void receive_results(const struct gpu_combine *c, uint32_t epoch,
+	uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	uint32_t nr = c->release ? 0 : nr_tokens * e->result.nr_segments;
@@ -377,17 +433,20 @@ static __device__ __forceinline__ void receive_results(const struct gpu_combine 
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
 		uint32_t token = gpu_div(i, e->by_result_segments);
 
-		if (!sum_at_home<FORMAT, Y, ND, FAR>(c, epoch, token, i - token * e->result.nr_segments))
+		if (!sum_at_home<FORMAT, Y, ND, FAR>(
+			    c, epoch, token, i - token * e->result.nr_segments))
 			return;
 		if (i < gridDim.x)
 			stamp(e, 12);
 	}
 	if (warp == nr_warps - 1 && await_arrivals<FAR>(e, epoch) && lane_id() == 0)
-		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold zeros */
+		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold
+									 zeros */
 }
 
 template <int FORMAT, int Y, int ND, bool FAR = false>
-static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
+static __global__ void __launch_bounds__(512, 1)
+	combine_ll(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
 {
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &c.exchange;
@@ -401,7 +460,8 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 	if (warp == 0)
 		stamp(e, 13);
 	let_next_start();
-	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
+						 */
 
 	if (warp < send_warps) {
 		if (FAR && state.w)
@@ -410,8 +470,13 @@ static __global__ void __launch_bounds__(512, 1) combine_ll(const __grid_constan
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_results(&c, state.y);
 		stamp(e, 9);
-	} else if (internode_arrived<FAR>(e, INTERNODE_COMBINE, state.y, c.release ? GPU_WAIT_ARRIVAL : GPU_WAIT_RESULT, state.w, warp - send_warps, nr_warps - send_warps) && !state.w) {
-		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z, (warp - send_warps) * gridDim.x + blockIdx.x, (nr_warps - send_warps) * gridDim.x);
+	} else if (internode_arrived<FAR>(e, INTERNODE_COMBINE, state.y,
+			   c.release ? GPU_WAIT_ARRIVAL : GPU_WAIT_RESULT, state.w,
+			   warp - send_warps, nr_warps - send_warps) &&
+		   !state.w) {
+		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z,
+			(warp - send_warps) * gridDim.x + blockIdx.x,
+			(nr_warps - send_warps) * gridDim.x);
 		stamp(e, 10);
 	}
 }

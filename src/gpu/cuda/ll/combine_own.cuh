@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low-latency combine, both halves at once, summed at the expert, each rank the only home of its tokens, and all of them mapped.
+/* Low-latency combine, both halves at once, summed at the expert, each rank the only home of its
+ * tokens, and all of them mapped.
  *
- *   all warps   y rows of one token of another rank -> weighted sum -> pieces in its home's window, for all such tokens; then
- *               y rows of one token of this rank -> weighted sum; with pieces of the other ranks (rank order) -> out
+ *   all warps   y rows of one token of another rank -> weighted sum -> pieces in its home's window,
+ *               for all such tokens; then y rows of one token of this rank -> weighted sum; with
+ *               pieces of the other ranks (rank order) -> out
  *
- * Others' come first: NVLink and other ranks wait for them. While own rows are read the others' results come. This rank's own pass through no window, and nobody polls while
- * there are rows to be read. Nobody waits before it has sent all that others wait for, so no two ranks wait for each other.
+ * Others' come first: NVLink and other ranks wait for them. While own rows are read the others'
+ * results come. This rank's own pass through no window, and nobody polls while there are rows to be
+ * read. Nobody waits before it has sent all that others wait for, so no two ranks wait for each
+ * other.
  */
 #ifndef TERN_GPU_CUDA_LL_COMBINE_OWN_CUH
 #define TERN_GPU_CUDA_LL_COMBINE_OWN_CUH
@@ -14,15 +18,17 @@
 
 /* A warp's share of the work: a segment of one token's sum here. */
 struct portion {
-	bool away;		/* for another rank; there are nr rows of it, and this would be number row */
+	bool away; /* for another rank; there are nr rows of it, and this would be number row */
 	uint32_t row, nr;
 	uint32_t source, token, which;
-	uint2 home;		/* not away: lane k's route as its home knows it */
-	uint2 route;		/* position (UINT32_MAX: not here), weight */
+	uint2 home;  /* not away: lane k's route as its home knows it */
+	uint2 route; /* position (UINT32_MAX: not here), weight */
 };
 
-/* Others' rows: homes alternate, and each rank begins with another one. All under way before it is known whether there is such a row. */
-static __device__ __forceinline__ void find_away(const struct gpu_exchange *e, uint32_t i, struct portion *p)
+/* Others' rows: homes alternate, and each rank begins with another one. All under way before it is
+ * known whether there is such a row. */
+static __device__ __forceinline__ void find_away(
+	const struct gpu_exchange *e, uint32_t i, struct portion *p)
 {
 	uint32_t at = gpu_div(i, e->by_result_segments);
 
@@ -37,12 +43,14 @@ static __device__ __forceinline__ void find_away(const struct gpu_exchange *e, u
 		return;
 	p->token = e->row_tokens[p->source * e->max_tokens + p->row];
 	if (lane_id() < e->topk)
-		p->route = e->row_routes[(p->source * e->max_tokens + p->row) * e->topk + lane_id()];
+		p->route =
+			e->row_routes[(p->source * e->max_tokens + p->row) * e->topk + lane_id()];
 	p->nr = e->state->nr_from[p->source];
 }
 
 /* This rank's tokens, whether or not they have rows here. */
-static __device__ __forceinline__ void find_own(const struct gpu_exchange *e, uint32_t i, struct portion *p)
+static __device__ __forceinline__ void find_own(
+	const struct gpu_exchange *e, uint32_t i, struct portion *p)
 {
 	uint32_t position = UINT32_MAX;
 
@@ -58,7 +66,8 @@ static __device__ __forceinline__ void find_own(const struct gpu_exchange *e, ui
 	p->route = make_uint2(p->home.x == e->rank ? position : UINT32_MAX, p->home.y);
 }
 
-static __device__ __forceinline__ void find_portion(const struct gpu_exchange *e, uint32_t i, uint32_t nr_away, struct portion *p)
+static __device__ __forceinline__ void find_portion(
+	const struct gpu_exchange *e, uint32_t i, uint32_t nr_away, struct portion *p)
 {
 	if (i < nr_away)
 		find_away(e, i, p);
@@ -66,13 +75,16 @@ static __device__ __forceinline__ void find_portion(const struct gpu_exchange *e
 		find_own(e, i - nr_away, p);
 }
 
-/* The rows here, of which there is at least one, summed vector by vector. Another rank's sum leaves so; this rank's is kept. */
+/* The rows here, of which there is at least one, summed vector by vector. Another rank's sum leaves
+ * so; this rank's is kept. */
 template <int Y, int ND>
-static __device__ __forceinline__ void sum_rows(
-	const struct gpu_combine *c, uint32_t epoch, const struct portion *p, uint32_t here, struct extent x, segment<GPU_FLAG128, false, ND> &s)
+static __device__ __forceinline__ void sum_rows(const struct gpu_combine *c, uint32_t epoch,
+	const struct portion *p, uint32_t here, struct extent x, segment<GPU_FLAG128, false, ND> &s)
 {
 	const struct gpu_exchange *e = &c->exchange;
-	uint64_t offset = ((uint64_t)p->token * e->topk + __ffs(here) - 1) * e->window.result_bytes + (uint64_t)p->which * e->result.segment_bytes;
+	uint64_t offset =
+		((uint64_t)p->token * e->topk + __ffs(here) - 1) * e->window.result_bytes +
+		(uint64_t)p->which * e->result.segment_bytes;
 	uint8_t *to = e->windows[p->source] + e->window.results + offset;
 	uint4 words = make_uint4(0, 0, 0, 0);
 	struct summation<Y> sum;
@@ -84,7 +96,8 @@ static __device__ __forceinline__ void sum_rows(
 	find_weights(p->route, here, sum.a);
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, p->route, x, i) : sum_vector<Y, true>(c, sum, p->route, x, i);
+		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, p->route, x, i)
+				    : sum_vector<Y, true>(c, sum, p->route, x, i);
 		if (!p->away)
 			continue;
 		lines_pack_vector(s, i, epoch, &words);
@@ -94,7 +107,8 @@ static __device__ __forceinline__ void sum_rows(
 
 /* To this rank's sum others' results are added in the order of ranks. */
 template <int Y, int ND>
-static __device__ __forceinline__ bool sum_portion(const struct gpu_combine *c, uint32_t epoch, const struct portion *p)
+static __device__ __forceinline__ bool sum_portion(
+	const struct gpu_combine *c, uint32_t epoch, const struct portion *p)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, p->which);
@@ -108,15 +122,19 @@ static __device__ __forceinline__ bool sum_portion(const struct gpu_combine *c, 
 		return true;
 	next = next_result(e, p->home, UINT32_MAX);
 	while (next != UINT32_MAX)
-		if (!add_results<GPU_FLAG128, Y, ND, (ND < 2 ? 3 : 2), false, true>(c, epoch, p->token, x, results_here(e, p->token, p->which), p->which, p->home, &next, all, s.v))
+		if (!add_results<GPU_FLAG128, Y, ND, (ND < 2 ? 3 : 2), false, true>(c, epoch,
+			    p->token, x, results_here(e, p->token, p->which), p->which, p->home,
+			    &next, all, s.v))
 			return false;
 	store_sum(c, p->token, x, all);
 	return true;
 }
 
-/* The first portion's routes are under way before it is known which round it is; the next one's while this one is summed. */
+/* The first portion's routes are under way before it is known which round it is; the next one's
+ * while this one is summed. */
 template <int Y, int ND>
-static __device__ __forceinline__ void sum_portions(const struct gpu_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void sum_portions(
+	const struct gpu_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	uint32_t most = 0, nr_away, nr;
@@ -148,11 +166,13 @@ static __device__ __forceinline__ void sum_portions(const struct gpu_combine *c,
 		stamp(e, now.away ? 9 : 10);
 	}
 	if (warp == nr_warps - 1 && await_arrivals<false>(e, state.y) && lane_id() == 0)
-		e->state->epoch_dispatch = state.y + 1 ? state.y + 1 : 1; /* not 0: fresh windows hold zeros */
+		e->state->epoch_dispatch = state.y + 1 ? state.y + 1 : 1; /* not 0: fresh windows
+									     hold zeros */
 }
 
 template <int Y, int ND>
-static __global__ void __launch_bounds__(512, 1) combine_ll_own(const __grid_constant__ struct gpu_combine c, uint32_t)
+static __global__ void __launch_bounds__(512, 1)
+	combine_ll_own(const __grid_constant__ struct gpu_combine c, uint32_t)
 {
 	const struct gpu_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
@@ -163,7 +183,8 @@ static __global__ void __launch_bounds__(512, 1) combine_ll_own(const __grid_con
 	if (warp == 0)
 		stamp(e, 13);
 	let_next_start();
-	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
+						 */
 
 	sum_portions<Y, ND>(&c, state, warp * gridDim.x + blockIdx.x, nr_warps * gridDim.x);
 }

@@ -9,23 +9,29 @@ static int case_of(const struct gpu_dispatch *d)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
-	if (!e->placement.per_rank || e->placement.replica_start || e->by_replicas.d != 1 || e->nr_ranks > LANES)
+	if (!e->placement.per_rank || e->placement.replica_start || e->by_replicas.d != 1 ||
+		e->nr_ranks > LANES)
 		return GPU_ANY;
-	return d->ids_64 || d->by_source || d->padded || d->by_alignment.d != 1 ? GPU_PLACED : GPU_PLAIN;
+	return d->ids_64 || d->by_source || d->padded || d->by_alignment.d != 1 ? GPU_PLACED
+										: GPU_PLAIN;
 }
 
 template <int X, int ND> static dispatch_kernel choose_case(int which)
 {
-	return which == GPU_PLAIN ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN> : which == GPU_PLACED ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLACED> : dispatch_ll<GPU_FLAG128, X, ND, GPU_ANY>;
+	return which == GPU_PLAIN    ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN>
+	       : which == GPU_PLACED ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLACED>
+				     : dispatch_ll<GPU_FLAG128, X, ND, GPU_ANY>;
 }
 
-/* Variants that measurements chose (docs/notebook/gpu-low-latency.md); the kinds of x that few callers have come for all arguments alone. */
+/* Variants that measurements chose (docs/notebook/gpu-low-latency.md); the kinds of x that few
+ * callers have come for all arguments alone. */
 static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vectors)
 {
 	if (kind == GPU_X_COPY && nr_vectors == 4)
 		return choose_case<GPU_X_COPY, 4>(which);
 	if (kind == GPU_X_BF16 && nr_vectors == 4) /* for the lab alone */
-		return which == GPU_PLAIN ? dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4, GPU_PLAIN> : dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4>;
+		return which == GPU_PLAIN ? dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4, GPU_PLAIN>
+					  : dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4>;
 	if (nr_vectors != 2)
 		return NULL;
 	switch (kind) {
@@ -69,16 +75,20 @@ static dispatch_kernel choose(const struct gpu_dispatch *d, int which)
 
 	if (e->internode)
 		return internode_dispatch_kernel(d);
-	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors) : choose_cells(d->kind, e->row.nr_vectors);
+	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors)
+					: choose_cells(d->kind, e->row.nr_vectors);
 }
 
-cudaError_t ll_dispatch_launch(const struct gpu_dispatch *args, const struct gpu_launch *launch, cudaStream_t stream)
+cudaError_t ll_dispatch_launch(
+	const struct gpu_dispatch *args, const struct gpu_launch *launch, cudaStream_t stream)
 {
-	return launch_half(choose(args, case_of(args)), args, launch, false, dispatch_shared_bytes(args), stream);
+	return launch_half(choose(args, case_of(args)), args, launch, false,
+		dispatch_shared_bytes(args), stream);
 }
 
 /* Of all kernels: which one it will be is known when there are ids. */
-cudaError_t ll_dispatch_most_blocks(const struct gpu_dispatch *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
+cudaError_t ll_dispatch_most_blocks(
+	const struct gpu_dispatch *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
 {
 	cudaError_t rc = cudaSuccess;
 

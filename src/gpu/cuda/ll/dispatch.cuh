@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low-latency dispatch: each token once to every rank that has one of its experts; there to all its positions in expert-major order.
+/* Low-latency dispatch: each token once to every rank that has one of its experts; there to all its
+ * positions in expert-major order.
  *
  *   sending warps     ids, x -> (quantise) -> pieces in the destinations' windows          no counting: rows lie by token
  *   receiving warps   plans of all sources -> positions;  pieces -> rows at their positions
  *
- * On the way of a single row: one load of ids and x, one store over NVLink, the poll that sees it, one store. The plan travels beside the
- * row, and positions are ready when it is there. Floor: that store and poll (targets: 3.1 us above an empty kernel); for many rows, bytes over NVLink's rate.
+ * On the way of a single row: one load of ids and x, one store over NVLink, the poll that sees it,
+ * one store. The plan travels beside the row, and positions are ready when it is there. Floor: that
+ * store and poll (targets: 3.1 us above an empty kernel); for many rows, bytes over NVLink's rate.
  *
- * Why rows of the next round may overwrite these: a peer's dispatch of round e+1 follows its combine of e, which has seen my arrival word e, which my
- * combine of e stored, behind this kernel. So this kernel's reads are over.
+ * Why rows of the next round may overwrite these: a peer's dispatch of round e+1 follows its
+ * combine of e, which has seen my arrival word e, which my combine of e stored, behind this kernel.
+ * So this kernel's reads are over.
  */
 #ifndef TERN_GPU_CUDA_LL_DISPATCH_CUH
 #define TERN_GPU_CUDA_LL_DISPATCH_CUH
@@ -18,18 +21,22 @@
 #include "gpu/cuda/common/rows.cuh"
 
 /* Not looked at before the first loads are under way. None when an earlier round has failed. */
-static __device__ __forceinline__ uint32_t tokens_to_send(const struct gpu_dispatch *d, uint4 state, uint32_t callers)
+static __device__ __forceinline__ uint32_t tokens_to_send(
+	const struct gpu_dispatch *d, uint4 state, uint32_t callers)
 {
 	return not_before(state.w) ? 0 : min(not_before(callers), d->nr_tokens);
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. */
 template <int FORMAT, int CASE, bool FAR>
-static __device__ __forceinline__ void send_head(const struct gpu_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
+static __device__ __forceinline__ void send_head(
+	const struct gpu_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch = state.x;
-	uint64_t offset = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes + lane_id() * 16;
+	uint64_t offset = e->window.rows +
+			  ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes +
+			  lane_id() * 16;
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
 	int32_t id = lane_id() < e->topk ? expert_id<CASE>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
@@ -49,11 +56,13 @@ static __device__ __forceinline__ void send_head(const struct gpu_dispatch *d, u
 		e->home_routes[index] = make_uint2(rank, weight);
 	check_ids<CASE>(d, epoch, token, id);
 	if (mine)
-		counters_token(e, id, rank, __popc(to_all), __popc(destinations_away<CASE>(e, to_all, rank)));
+		counters_token(e, id, rank, __popc(to_all),
+			__popc(destinations_away<CASE>(e, to_all, rank)));
 }
 
 /* Destinations are numbered from the next rank on, this one last. */
-static __device__ __forceinline__ uint32_t share_of_destination(const struct gpu_dispatch *d, uint32_t to)
+static __device__ __forceinline__ uint32_t share_of_destination(
+	const struct gpu_dispatch *d, uint32_t to)
 {
 	uint32_t number = to + d->exchange.nr_ranks - d->exchange.rank - 1;
 
@@ -62,13 +71,13 @@ static __device__ __forceinline__ uint32_t share_of_destination(const struct gpu
 }
 
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void send_segment(
-	const struct gpu_dispatch *d, uint32_t epoch, uint32_t token, uint32_t which, uint32_t share,
-	const raw_segment<X, ND> &raw)
+static __device__ __forceinline__ void send_segment(const struct gpu_dispatch *d, uint32_t epoch,
+	uint32_t token, uint32_t which, uint32_t share, const raw_segment<X, ND> &raw)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, which);
-	uint64_t row = e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
+	uint64_t row =
+		e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
 	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
 	uint32_t rank, left = destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank);
 	segment<FORMAT, x_kind<X>::SCALED, ND> s;
@@ -83,19 +92,22 @@ static __device__ __forceinline__ void send_segment(
 	}
 }
 
-/* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there are, or which round it is: the caller's
- * buffers hold nr_tokens. */
+/* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there
+ * are, or which round it is: the caller's buffers hold nr_tokens. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void send_all(
+	const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch = state.x, callers = callers_tokens(d);
 
-	for (uint32_t four = nr_warps - 1 - warp; line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
+	for (uint32_t four = nr_warps - 1 - warp;
+		line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
 		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, callers, four);
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
-		uint32_t part = gpu_div(i, d->by_share), token = gpu_div(part, e->by_row_parts), which = part - token * e->by_row_parts.d;
+		uint32_t part = gpu_div(i, d->by_share), token = gpu_div(part, e->by_row_parts),
+			 which = part - token * e->by_row_parts.d;
 		raw_segment<X, ND> raw;
 
 		if (token >= d->nr_tokens)
@@ -110,7 +122,8 @@ static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, ui
 		load_raw<CASE>(d, token, which, raw);
 		if (token >= tokens_to_send(d, state, callers))
 			break;
-		send_segment<FORMAT, X, ND, CASE, FAR>(d, epoch, token, which, i - part * d->by_share.d, raw);
+		send_segment<FORMAT, X, ND, CASE, FAR>(
+			d, epoch, token, which, i - part * d->by_share.d, raw);
 		if (i < gridDim.x)
 			stamp(e, 2);
 	}
@@ -118,36 +131,42 @@ static __device__ __forceinline__ void send_all(const struct gpu_dispatch *d, ui
 		e->state->nr_tokens = tokens_to_send(d, state, callers);
 }
 
-/* ---- receiving ----------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
-/* A warp's share of the receiving: a segment of a row that may or may not come. Own rows first; then those of all others alternate. */
+/* A warp's share of the receiving: a segment of a row that may or may not come. Own rows first;
+ * then those of all others alternate. */
 struct share {
 	uint32_t source, token, which;
 	const uint8_t *row;
 };
 
-/* A kernel that only receives need not have been launched, or captured, with as many tokens as have been sent. */
+/* A kernel that only receives need not have been launched, or captured, with as many tokens as have
+ * been sent. */
 static __device__ __forceinline__ uint32_t own_shares(const struct gpu_dispatch *d)
 {
-	return (d->roles & GPU_SEND ? d->nr_tokens : d->exchange.max_tokens) * d->exchange.by_row_parts.d;
+	return (d->roles & GPU_SEND ? d->nr_tokens : d->exchange.max_tokens) *
+	       d->exchange.by_row_parts.d;
 }
 
-template <bool FAR> static __device__ __forceinline__ struct share share_of(const struct gpu_dispatch *d, uint32_t i)
+template <bool FAR>
+static __device__ __forceinline__ struct share share_of(const struct gpu_dispatch *d, uint32_t i)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = gpu_div(j, e->by_row_parts), token = gpu_div(row, e->by_others);
+	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = gpu_div(j, e->by_row_parts),
+		 token = gpu_div(row, e->by_others);
 	struct share a;
 
 	a.which = j - row * e->by_row_parts.d;
 	a.token = i < own ? row : token;
 	a.source = i < own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
-	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows + ((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
+	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows +
+		((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
 }
 
-/* Where a warp's segment goes, known before the segment is there: a lane's place in the first few rows, and lanes whose
- * rows are more. */
+/* Where a warp's segment goes, known before the segment is there: a lane's place in the first few
+ * rows, and lanes whose rows are more. */
 #define FIRST_ROWS 4
 struct row_targets {
 	uint8_t *row[FIRST_ROWS];
@@ -156,23 +175,30 @@ struct row_targets {
 };
 
 /* Vector 0's place in a row; the next ones' are 512 bytes further on. */
-static __device__ __forceinline__ uint8_t *place_in_row(const struct gpu_dispatch *d, struct extent x, uint32_t position)
+static __device__ __forceinline__ uint8_t *place_in_row(
+	const struct gpu_dispatch *d, struct extent x, uint32_t position)
 {
-	return d->out_x + (uint64_t)position * d->exchange.row.row_bytes + (x.first + piece_of(0)) * 16;
+	return d->out_x + (uint64_t)position * d->exchange.row.row_bytes +
+	       (x.first + piece_of(0)) * 16;
 }
 
-/* All lanes of a line have its scale, and each stores it for another route: number `first` + lane % 8. */
-static __device__ __forceinline__ uint8_t *place_of_scale(const struct gpu_dispatch *d, struct extent x, uint32_t position, uint32_t first)
+/* All lanes of a line have its scale, and each stores it for another route: number `first` + lane
+ * % 8. */
+static __device__ __forceinline__ uint8_t *place_of_scale(
+	const struct gpu_dispatch *d, struct extent x, uint32_t position, uint32_t first)
 {
 	uint32_t here = __shfl_sync(ALL_LANES, position, first + lane_id() % 8);
 
 	if (here == UINT32_MAX)
 		return NULL;
-	return d->out_scales + ((uint64_t)here * d->exchange.row.nr_lines + first_line(x) + line_of(0)) * d->scale_bytes;
+	return d->out_scales +
+	       ((uint64_t)here * d->exchange.row.nr_lines + first_line(x) + line_of(0)) *
+		       d->scale_bytes;
 }
 
 template <bool SCALED, int ND>
-static __device__ __forceinline__ struct row_targets find_targets(const struct gpu_dispatch *d, struct extent x, uint32_t position)
+static __device__ __forceinline__ struct row_targets find_targets(
+	const struct gpu_dispatch *d, struct extent x, uint32_t position)
 {
 	uint32_t here = __ballot_sync(ALL_LANES, position != UINT32_MAX);
 	struct row_targets t;
@@ -196,7 +222,8 @@ static __device__ __forceinline__ struct row_targets find_targets(const struct g
 }
 
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void store_scales(const struct gpu_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+static __device__ __forceinline__ void store_scales(const struct gpu_dispatch *d,
+	const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
 {
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -209,7 +236,9 @@ static __device__ __forceinline__ void store_scales(const struct gpu_dispatch *d
 	}
 }
 
-template <int FORMAT, bool SCALED, int ND> static __device__ __forceinline__ void store_row(const segment<FORMAT, SCALED, ND> &s, uint32_t in, uint8_t *row)
+template <int FORMAT, bool SCALED, int ND>
+static __device__ __forceinline__ void store_row(
+	const segment<FORMAT, SCALED, ND> &s, uint32_t in, uint8_t *row)
 {
 #pragma unroll
 	for (int i = 0; i < ND; i++)
@@ -218,8 +247,9 @@ template <int FORMAT, bool SCALED, int ND> static __device__ __forceinline__ voi
 }
 
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void store_rows(
-	const struct gpu_dispatch *d, const segment<FORMAT, SCALED, ND> &s, struct extent x, const struct row_targets &t, uint32_t position)
+static __device__ __forceinline__ void store_rows(const struct gpu_dispatch *d,
+	const segment<FORMAT, SCALED, ND> &s, struct extent x, const struct row_targets &t,
+	uint32_t position)
 {
 #pragma unroll
 	for (int r = 0; r < FIRST_ROWS; r++)
@@ -231,11 +261,14 @@ static __device__ __forceinline__ void store_rows(
 			store_scales(d, s, x, place_of_scale(d, x, position, first));
 	}
 	for (uint32_t here = t.more; here; here &= here - 1)
-		store_row(s, t.in, place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1)));
+		store_row(s, t.in,
+			place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1)));
 }
 
 /* Lane k's local expert, if its route ends here; else UINT32_MAX. */
-template <int CASE> static __device__ __forceinline__ uint32_t local_expert(const struct gpu_exchange *e, const struct positions *p, struct share a)
+template <int CASE>
+static __device__ __forceinline__ uint32_t local_expert(
+	const struct gpu_exchange *e, const struct positions *p, struct share a)
 {
 	uint32_t physical = GPU_NO_EXPERT;
 
@@ -244,14 +277,16 @@ template <int CASE> static __device__ __forceinline__ uint32_t local_expert(cons
 	return local_of<CASE>(e, physical);
 }
 
-/* What is known of a row as soon as all plans are there: lane k's local expert, and, of its source's rows for that
- * expert, how many come before it. */
+/* What is known of a row as soon as all plans are there: lane k's local expert, and, of its
+ * source's rows for that expert, how many come before it. */
 struct found {
 	uint32_t local, before;
 	bool here; /* does any of the row's routes end here? */
 };
 
-template <int CASE> static __device__ __forceinline__ struct found find_row(const struct gpu_dispatch *d, const struct positions *p, struct share a)
+template <int CASE>
+static __device__ __forceinline__ struct found find_row(
+	const struct gpu_dispatch *d, const struct positions *p, struct share a)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct found f = {local_expert<CASE>(e, p, a), 0, false};
@@ -260,38 +295,46 @@ template <int CASE> static __device__ __forceinline__ struct found find_row(cons
 	if (CASE != GPU_PLAIN && d->by_source)
 		f.before = bits_before(p, p->present + a.source * p->token_words, a.token);
 	else if (f.local != UINT32_MAX)
-		f.before = bits_before(p, p->bits + (a.source * e->nr_local + f.local) * p->token_words, a.token);
+		f.before = bits_before(
+			p, p->bits + (a.source * e->nr_local + f.local) * p->token_words, a.token);
 	return f;
 }
 
 /* The position of lane k's row; by_source the first route has it for all. */
 template <int CASE>
-static __device__ __forceinline__ uint32_t position_of(const struct gpu_dispatch *d, const struct positions *p, struct share a, struct found f)
+static __device__ __forceinline__ uint32_t position_of(
+	const struct gpu_dispatch *d, const struct positions *p, struct share a, struct found f)
 {
 	if (CASE != GPU_PLAIN && d->by_source) {
 		uint32_t here = __ballot_sync(ALL_LANES, f.local != UINT32_MAX);
 
 		return lane_id() == __ffs(here) - 1 ? p->base[a.source] + f.before : UINT32_MAX;
 	}
-	return f.local == UINT32_MAX ? UINT32_MAX : p->start[f.local] + p->base[a.source * d->exchange.nr_local + f.local] + f.before;
+	return f.local == UINT32_MAX
+		       ? UINT32_MAX
+		       : p->start[f.local] + p->base[a.source * d->exchange.nr_local + f.local] +
+				 f.before;
 }
 
 /* What the caller is told of a row. */
 template <int CASE>
-static __device__ __forceinline__ void tell_row(const struct gpu_dispatch *d, struct share a, uint32_t local, uint32_t position, uint32_t weight)
+static __device__ __forceinline__ void tell_row(const struct gpu_dispatch *d, struct share a,
+	uint32_t local, uint32_t position, uint32_t weight)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t at;
 
 	if (CASE == GPU_PLAIN || !d->by_source) {
 		if (position != UINT32_MAX)
-			d->out_rows[position] = make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
+			d->out_rows[position] =
+				make_int4((int)a.source, (int)a.token, (int)lane_id(), (int)weight);
 		return;
 	}
 	at = __reduce_min_sync(ALL_LANES, position);
 	if (lane_id() < e->topk) {
 		d->out_ids[(uint64_t)at * e->topk + lane_id()] = (int32_t)local;
-		d->out_weights[(uint64_t)at * e->topk + lane_id()] = __uint_as_float(local == UINT32_MAX ? 0 : weight);
+		d->out_weights[(uint64_t)at * e->topk + lane_id()] =
+			__uint_as_float(local == UINT32_MAX ? 0 : weight);
 	}
 	if (lane_id() == 0)
 		d->out_rows[at] = make_int4((int)a.source, (int)a.token, -1, 0);
@@ -299,21 +342,25 @@ static __device__ __forceinline__ void tell_row(const struct gpu_dispatch *d, st
 
 /* For the combine, and for the caller: one piece of work with a row's head. */
 template <int FORMAT, int CASE>
-static __device__ __forceinline__ bool describe_row(
-	const struct gpu_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
+static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d,
+	const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t row = a.source * e->max_tokens + bits_before(p, p->present + a.source * p->token_words, a.token), weight;
+	uint32_t row = a.source * e->max_tokens +
+		       bits_before(p, p->present + a.source * p->token_words, a.token),
+		 weight;
 	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct patience patience = {0, 0};
 
-	while (!__all_sync(ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
+	while (!__all_sync(
+		ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
 		if (in_head<FORMAT>(e))
 			head = piece_load(a.row + lane_id() * 16);
 		if (warp_may_wait(&patience, e, a.source, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
-			report_wait(e, GPU_WAIT_ROW, a.source, a.token, epoch, head.w, patience.start_ns);
+			report_wait(e, GPU_WAIT_ROW, a.source, a.token, epoch, head.w,
+				patience.start_ns);
 		return false;
 	}
 	weight = weight_of_head<FORMAT>(head);
@@ -329,16 +376,17 @@ static __device__ __forceinline__ bool describe_row(
 
 /* The pieces have been looked for already. */
 template <int FORMAT, bool SCALED, int ND, int CASE>
-static __device__ __forceinline__ bool receive_segment(
-	const struct gpu_dispatch *d, const struct positions *p, uint32_t epoch, struct share a, struct found f, segment<FORMAT, SCALED, ND> &s)
+static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch *d,
+	const struct positions *p, uint32_t epoch, struct share a, struct found f,
+	segment<FORMAT, SCALED, ND> &s)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
 	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
 
-	if (!segment_await(
-		    e, s, x, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
+	if (!segment_await(e, s, x,
+		    a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
 		    (struct awaited){GPU_WAIT_ROW, a.source, a.token}))
 		return false;
 	segment_unpack(s);
@@ -348,26 +396,34 @@ static __device__ __forceinline__ bool receive_segment(
 
 /* A head's pieces go where those of a segment's first vector would. */
 template <int FORMAT, bool SCALED, int ND>
-static __device__ __forceinline__ void look_for(const struct gpu_exchange *e, struct share a, segment<FORMAT, SCALED, ND> &s)
+static __device__ __forceinline__ void look_for(
+	const struct gpu_exchange *e, struct share a, segment<FORMAT, SCALED, ND> &s)
 {
 	if (a.which < e->row.nr_segments)
-		segment_look(s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
+		segment_look(
+			s, a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, 0);
 	else
 		s.v[0] = piece_load(a.row + lane_id() % 16 * 16);
 }
 
 /* Does this warp help place_rows? Then it does that first. */
-template <int CASE> static __device__ __forceinline__ bool places_rows(const struct gpu_dispatch *d, uint32_t warp, uint32_t nr_warps)
+template <int CASE>
+static __device__ __forceinline__ bool places_rows(
+	const struct gpu_dispatch *d, uint32_t warp, uint32_t nr_warps)
 {
-	return CASE == GPU_PLAIN || !d->by_source ? (nr_warps - 1 - warp) * LANES < d->exchange.nr_local : warp == 0;
+	return CASE == GPU_PLAIN || !d->by_source
+		       ? (nr_warps - 1 - warp) * LANES < d->exchange.nr_local
+		       : warp == 0;
 }
 
 /* All plans are noted: positions, and for the caller and the combine how many rows there are. */
 template <int CASE>
-static __device__ __forceinline__ void place_rows(const struct gpu_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void place_rows(
+	const struct gpu_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
 {
 	if (CASE == GPU_PLAIN || !d->by_source) /* the last warps have the fewest rows */
-		place_experts<CASE>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(), nr_warps * LANES, blockIdx.x == 0);
+		place_experts<CASE>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(),
+			nr_warps * LANES, blockIdx.x == 0);
 	else if (warp == 0)
 		place_sources(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == 0)
@@ -377,13 +433,15 @@ static __device__ __forceinline__ void place_rows(const struct gpu_dispatch *d, 
 		stamp(&d->exchange, 5);
 }
 
-/* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen and others not: they leave together. */
+/* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen
+ * and others not: they leave together. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp,
-	uint32_t nr_warps)
+static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
+	const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x, nr_shares = 0;
+	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x,
+		 nr_shares = 0;
 
 	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
@@ -391,7 +449,8 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
 		segment<FORMAT, x_kind<X>::SCALED, ND> s;
 		struct share a = share_of<FAR>(d, i);
-		bool there = a.token < e->max_tokens, places = i == first && places_rows<CASE>(d, warp, nr_warps);
+		bool there = a.token < e->max_tokens,
+		     places = i == first && places_rows<CASE>(d, warp, nr_warps);
 		struct found f = {};
 
 		if (i == first) {
@@ -407,13 +466,16 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 			f = find_row<CASE>(d, p, a);
 		if (i == first) {
 			place_rows<CASE>(d, p, warp, nr_warps);
-			nr_shares = own_shares(d) + *p->most_tokens * e->by_others.d * e->by_row_parts.d;
+			nr_shares = own_shares(d) +
+				    *p->most_tokens * e->by_others.d * e->by_row_parts.d;
 		}
 		if (there && places)
 			f = find_row<CASE>(d, p, a);
 		if (f.here && i < nr_shares)
-			if (a.which == e->row.nr_segments ? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
-							  : !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(d, p, epoch, a, f, s))
+			if (a.which == e->row.nr_segments
+					? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
+					: !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(
+						  d, p, epoch, a, f, s))
 				return;
 	}
 	stamp(e, 6);
@@ -425,7 +487,8 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 
 /* FAR: some ranks are on other nodes (internode.h); GPU_ANY then. */
 template <int FORMAT, int X, int ND, int CASE = GPU_ANY, bool FAR = false>
-static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_constant__ struct gpu_dispatch d, uint32_t send_warps)
+static __global__ void __launch_bounds__(512, 1)
+	dispatch_ll(const __grid_constant__ struct gpu_dispatch d, uint32_t send_warps)
 {
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
@@ -435,19 +498,22 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ll(const __grid_consta
 		stamp(e, 0);
 	wait_for_previous();
 	let_next_start();
-	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed */
+	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
+						 */
 
 	if (warp < send_warps) {
 		if (FAR && state.w)
 			return;
-		send_all<FORMAT, X, ND, CASE, FAR>(&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		send_all<FORMAT, X, ND, CASE, FAR>(
+			&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_rows(&d, state.x, this_rounds_tokens(&d));
 		stamp(e, 1);
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, X, ND, CASE, FAR>(&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
+		receive_all<FORMAT, X, ND, CASE, FAR>(
+			&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

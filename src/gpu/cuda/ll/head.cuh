@@ -7,9 +7,11 @@
 
 /* A row's weights, in front of its segments: four (cells: three) a lane. */
 template <int FORMAT>
-static __device__ __forceinline__ uint4 load_head(const struct gpu_dispatch *d, uint32_t epoch, uint32_t token)
+static __device__ __forceinline__ uint4 load_head(
+	const struct gpu_dispatch *d, uint32_t epoch, uint32_t token)
 {
-	constexpr uint32_t N = FORMAT == GPU_FLAG128 ? 4 : 3, LINE = FORMAT == GPU_FLAG128 ? 28 : 24;
+	constexpr uint32_t N = FORMAT == GPU_FLAG128 ? 4 : 3,
+			   LINE = FORMAT == GPU_FLAG128 ? 28 : 24;
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t words[4];
 
@@ -33,7 +35,8 @@ template <int FORMAT> static __device__ __forceinline__ bool in_head(const struc
 /* Lane k's weight out of all lanes' heads. */
 template <int FORMAT> static __device__ __forceinline__ uint32_t weight_of_head(uint4 head)
 {
-	constexpr uint32_t N = FORMAT == GPU_FLAG128 ? 4 : 3, LINE = FORMAT == GPU_FLAG128 ? 28 : 24;
+	constexpr uint32_t N = FORMAT == GPU_FLAG128 ? 4 : 3,
+			   LINE = FORMAT == GPU_FLAG128 ? 28 : 24;
 	uint32_t line = lane_id() / LINE, at = lane_id() - line * LINE, from = line * 8 + at / N;
 	uint32_t x = __shfl_sync(ALL_LANES, head.x, from), y = __shfl_sync(ALL_LANES, head.y, from);
 	uint32_t z = __shfl_sync(ALL_LANES, head.z, from), w = __shfl_sync(ALL_LANES, head.w, from);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the low-latency kernels of both halves are launched: one argument struct and how many warps send. */
+/* How the low-latency kernels of both halves are launched: one argument struct and how many warps
+ * send. */
 #ifndef TERN_GPU_CUDA_LL_LAUNCH_CUH
 #define TERN_GPU_CUDA_LL_LAUNCH_CUH
 
@@ -29,34 +30,44 @@ static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
-	return d->roles & GPU_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) : 0;
+	return d->roles & GPU_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks,
+						e->nr_local, e->max_tokens, e->topk)
+				      : 0;
 }
 
 /* kernel: NULL is refused. whole: it is one whose warps all send, and then receive. */
 template <typename Args>
-static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args, const struct gpu_launch *launch, bool whole, uint32_t shared_bytes, cudaStream_t stream)
+static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args,
+	const struct gpu_launch *launch, bool whole, uint32_t shared_bytes, cudaStream_t stream)
 {
 	cudaLaunchAttribute early = {};
-	cudaLaunchConfig_t config = launch_config(launch->nr_blocks, launch->nr_warps * LANES, shared_bytes, stream);
+	cudaLaunchConfig_t config =
+		launch_config(launch->nr_blocks, launch->nr_warps * LANES, shared_bytes, stream);
 	cudaError_t rc;
 
-	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > GPU_MAX_WARPS || (args->roles == (GPU_SEND | GPU_RECEIVE) && !whole && launch->send_warps >= launch->nr_warps))
+	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > GPU_MAX_WARPS ||
+		(args->roles == (GPU_SEND | GPU_RECEIVE) && !whole &&
+			launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
 	launch_early(&config, &early, launch->early);
 	rc = allow_half(kernel, shared_bytes);
-	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
+	return rc ? rc
+		  : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
 }
 
 /* Blocks that the current device runs at once. */
 template <typename Args>
-static cudaError_t most_blocks(ll_kernel<Args> kernel, const struct gpu_launch *launch, uint32_t shared_bytes, uint32_t *nr_blocks)
+static cudaError_t most_blocks(ll_kernel<Args> kernel, const struct gpu_launch *launch,
+	uint32_t shared_bytes, uint32_t *nr_blocks)
 {
 	int device, nr_sms, per_sm;
 	cudaError_t rc = kernel ? cudaGetDevice(&device) : cudaErrorInvalidValue;
 
 	rc = rc ? rc : cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, device);
 	rc = rc ? rc : allow_half(kernel, shared_bytes);
-	rc = rc ? rc : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)launch->nr_warps * LANES, shared_bytes);
+	rc = rc ? rc
+		: cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+			  &per_sm, kernel, (int)launch->nr_warps * LANES, shared_bytes);
 	if (!rc)
 		*nr_blocks = (uint32_t)(nr_sms * per_sm);
 	return rc;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows from all plans, in a block's shared memory: which rows come, and where each goes. Low-latency mode. */
+/* What follows from all plans, in a block's shared memory: which rows come, and where each goes.
+ * Low-latency mode. */
 #ifndef TERN_GPU_CUDA_LL_POSITIONS_CUH
 #define TERN_GPU_CUDA_LL_POSITIONS_CUH
 
@@ -10,19 +11,22 @@
 
 struct positions {
 	uint32_t token_words; /* of 32 tokens each */
-	uint32_t *bits;	      /* [R][L][token_words] tokens of a source that go to a local expert */
+	uint32_t *bits;       /* [R][L][token_words] tokens of a source that go to a local expert */
 	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
-	uint32_t *base;	      /* [R][L] rows for an expert of the sources before; by_source: [R] position of a source's first row */
-	uint32_t *start;      /* [L] position of an expert's first row */
+	uint32_t *base;  /* [R][L] rows for an expert of the sources before; by_source: [R] position
+			    of a source's first row */
+	uint32_t *start; /* [L] position of an expert's first row */
 	uint32_t *most_tokens; /* that any other rank has */
-	uint32_t *failed;     /* some plan did not come, or was none */
-	uint32_t *sums;	      /* [2 GPU_MAX_WARPS] of warps */
-	uint32_t *nr_tokens;  /* [R] as line 0 of each plan says; until then NOT_YET, or NEVER */
-	uint16_t *ids;	      /* [R][ids_stride] physical experts, by token and k */
-	uint32_t ids_stride;  /* of whole warps' pieces */
+	uint32_t *failed;      /* some plan did not come, or was none */
+	uint32_t *sums;        /* [2 GPU_MAX_WARPS] of warps */
+	uint32_t *nr_tokens;   /* [R] as line 0 of each plan says; until then NOT_YET, or NEVER */
+	uint16_t *ids;         /* [R][ids_stride] physical experts, by token and k */
+	uint32_t ids_stride;   /* of whole warps' pieces */
 };
 
-template <int FORMAT> __device__ __forceinline__ struct positions positions_in(uint32_t *shared, const struct gpu_exchange *e)
+template <int FORMAT>
+__device__ __forceinline__ struct positions positions_in(
+	uint32_t *shared, const struct gpu_exchange *e)
 {
 	struct positions p;
 
@@ -40,7 +44,8 @@ template <int FORMAT> __device__ __forceinline__ struct positions positions_in(u
 	return p;
 }
 
-__device__ __forceinline__ void positions_clear(const struct positions *p, uint32_t nr_ranks, uint32_t thread, uint32_t nr_threads)
+__device__ __forceinline__ void positions_clear(
+	const struct positions *p, uint32_t nr_ranks, uint32_t thread, uint32_t nr_threads)
 {
 	for (uint32_t *at = p->bits + thread; at < p->base; at += nr_threads)
 		*at = 0;
@@ -51,31 +56,39 @@ __device__ __forceinline__ void positions_clear(const struct positions *p, uint3
 }
 
 /* Tables are as large as correct peers need them: what would lead out of them is not followed. */
-__device__ __forceinline__ bool is_good_route(const struct gpu_exchange *e, uint32_t source, uint32_t token, uint32_t physical)
+__device__ __forceinline__ bool is_good_route(
+	const struct gpu_exchange *e, uint32_t source, uint32_t token, uint32_t physical)
 {
 	if (physical == GPU_NO_EXPERT)
 		return true;
-	return physical < e->placement.nr_physical && (e->by_replicas.d == 1 || sender_among(e, source, token) == source);
+	return physical < e->placement.nr_physical &&
+	       (e->by_replicas.d == 1 || sender_among(e, source, token) == source);
 }
 
 /* By a warp that has seen an id which is not. */
-static __device__ __noinline__ void report_routes(const struct gpu_exchange *e, uint32_t epoch, uint32_t source, const uint16_t *ids, uint32_t first, uint32_t end)
+static __device__ __noinline__ void report_routes(const struct gpu_exchange *e, uint32_t epoch,
+	uint32_t source, const uint16_t *ids, uint32_t first, uint32_t end)
 {
 	for (uint32_t i = first; i < end; i += LANES) {
 		uint32_t physical = ids[i], token = gpu_div(i, e->by_topk);
 
 		if (physical != GPU_NO_EXPERT && physical >= e->placement.nr_physical)
-			report_broken(e, GPU_BROKEN_EXPERT, source, token, physical, e->placement.nr_physical - 1, epoch);
+			report_broken(e, GPU_BROKEN_EXPERT, source, token, physical,
+				e->placement.nr_physical - 1, epoch);
 		else if (!is_good_route(e, source, token, physical))
-			report_broken(e, GPU_BROKEN_SENDER, source, token, source, sender_among(e, source, token), epoch);
+			report_broken(e, GPU_BROKEN_SENDER, source, token, source,
+				sender_among(e, source, token), epoch);
 	}
 	__syncwarp();
-	if (lane_id() == 0) /* the first report counts; this one if the id is behind the last token's */
-		report_broken(e, GPU_BROKEN_EXPERT, source, end / e->topk, GPU_NO_EXPERT, e->placement.nr_physical - 1, epoch);
+	if (lane_id() == 0) /* the first report counts; this one if the id is behind the last
+			       token's */
+		report_broken(e, GPU_BROKEN_EXPERT, source, end / e->topk, GPU_NO_EXPERT,
+			e->placement.nr_physical - 1, epoch);
 }
 
 template <int CASE>
-__device__ __forceinline__ void note_route(const struct gpu_exchange *e, const struct positions *p, uint32_t source, uint32_t token, uint32_t physical)
+__device__ __forceinline__ void note_route(const struct gpu_exchange *e, const struct positions *p,
+	uint32_t source, uint32_t token, uint32_t physical)
 {
 	uint32_t local = local_of<CASE>(e, physical), place = source * e->nr_local + local;
 
@@ -91,22 +104,28 @@ struct plan_piece {
 	uint4 v;
 };
 
-template <bool FAR> __device__ __forceinline__ void look_at_plan(const struct gpu_exchange *e, struct plan_piece *piece)
+template <bool FAR>
+__device__ __forceinline__ void look_at_plan(const struct gpu_exchange *e, struct plan_piece *piece)
 {
-	const uint8_t *plan = part_from<FAR>(e, INTERNODE_PLAN, piece->source) + e->window.plans + piece->source * e->window.plan_bytes;
+	const uint8_t *plan = part_from<FAR>(e, INTERNODE_PLAN, piece->source) + e->window.plans +
+			      piece->source * e->window.plan_bytes;
 
 	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * GPU_LINE_BYTES + lane_id() * 16);
 }
 
-/* This lane's piece of a line has come, or is not needed; of a plan whose head says what cannot be, none is. */
+/* This lane's piece of a line has come, or is not needed; of a plan whose head says what cannot be,
+ * none is. */
 template <int FORMAT>
-__device__ __forceinline__ bool plan_line_there(const struct gpu_exchange *e, uint32_t epoch, uint32_t line, uint32_t nr_tokens, uint4 v)
+__device__ __forceinline__ bool plan_line_there(
+	const struct gpu_exchange *e, uint32_t epoch, uint32_t line, uint32_t nr_tokens, uint4 v)
 {
-	return !has_epoch<FORMAT>() || v.w == epoch || nr_tokens > e->max_tokens || !line_needed<FORMAT>(line, nr_tokens * e->topk);
+	return !has_epoch<FORMAT>() || v.w == epoch || nr_tokens > e->max_tokens ||
+	       !line_needed<FORMAT>(line, nr_tokens * e->topk);
 }
 
 /* No more tokens than there can be? By the warp. */
-__device__ __forceinline__ bool check_tokens(const struct gpu_exchange *e, uint32_t epoch, uint32_t source, uint32_t nr_tokens)
+__device__ __forceinline__ bool check_tokens(
+	const struct gpu_exchange *e, uint32_t epoch, uint32_t source, uint32_t nr_tokens)
 {
 	uint32_t bad = __ballot_sync(ALL_LANES, nr_tokens > e->max_tokens);
 
@@ -115,14 +134,17 @@ __device__ __forceinline__ bool check_tokens(const struct gpu_exchange *e, uint3
 	return !bad;
 }
 
-/* How many tokens the piece's plan has, if its line 0 has come: its own warp sees that and tells the block's others. All of a GPU's warps polling one line of 128
- * bytes keep a store to it waiting, now and then for 5 us. */
-__device__ __forceinline__ bool tokens_are_known(const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t *nr_tokens)
+/* How many tokens the piece's plan has, if its line 0 has come: its own warp sees that and tells
+ * the block's others. All of a GPU's warps polling one line of 128 bytes keep a store to it
+ * waiting, now and then for 5 us. */
+__device__ __forceinline__ bool tokens_are_known(const struct positions *p, uint32_t epoch,
+	const struct plan_piece *piece, uint32_t *nr_tokens)
 {
 	uint2 head;
 
 	if (piece->four) {
-		*nr_tokens = __shfl_sync(ALL_LANES, lane_id() == 0 ? atomicAdd(&p->nr_tokens[piece->source], 0u) : 0, 0);
+		*nr_tokens = __shfl_sync(ALL_LANES,
+			lane_id() == 0 ? atomicAdd(&p->nr_tokens[piece->source], 0u) : 0, 0);
 		return *nr_tokens != NOT_YET;
 	}
 	head = plan_head_of(piece->v);
@@ -132,7 +154,8 @@ __device__ __forceinline__ bool tokens_are_known(const struct positions *p, uint
 
 /* After a look. NEVER: it did not come in time, or is no plan. */
 template <int FORMAT, bool FAR>
-__device__ __forceinline__ uint32_t await_plan(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
+__device__ __forceinline__ uint32_t await_plan(const struct gpu_exchange *e,
+	const struct positions *p, uint32_t epoch, struct plan_piece *piece)
 {
 	uint32_t line = 4 * piece->four + lane_id() / 8, nr_tokens;
 	struct patience patience = {0, 0};
@@ -142,20 +165,29 @@ __device__ __forceinline__ uint32_t await_plan(const struct gpu_exchange *e, con
 
 		if (piece->four && nr_tokens == NEVER)
 			return NEVER;
-		if (__all_sync(ALL_LANES, known && plan_line_there<FORMAT>(e, epoch, line, nr_tokens, piece->v)))
+		if (__all_sync(ALL_LANES,
+			    known && plan_line_there<FORMAT>(e, epoch, line, nr_tokens, piece->v)))
 			return check_tokens(e, epoch, piece->source, nr_tokens) ? nr_tokens : NEVER;
 		if (!warp_may_wait(&patience, e, piece->source, e->wait_ns))
 			break;
-		if (!__all_sync(ALL_LANES, !has_epoch<FORMAT>() || piece->v.w == epoch)) /* else line 0 alone is missing */
+		if (!__all_sync(ALL_LANES, !has_epoch<FORMAT>() || piece->v.w == epoch)) /* else
+											    line 0
+											    alone is
+											    missing
+											  */
 			look_at_plan<FAR>(e, piece);
 	}
 	if (lane_id() == 7)
-		report_wait(e, GPU_WAIT_PLAN, piece->source, piece->four, epoch, piece->v.w, patience.start_ns);
+		report_wait(e, GPU_WAIT_PLAN, piece->source, piece->four, epoch, piece->v.w,
+			patience.start_ns);
 	return NEVER;
 }
 
-/* Does any of this lane's ids, two a word, name an expert that there is not? Added to 1, none is 0. Ids that are left of an earlier round are good. */
-template <uint32_t N> __device__ __forceinline__ bool name_no_expert(const struct gpu_exchange *e, const uint32_t (&words)[4])
+/* Does any of this lane's ids, two a word, name an expert that there is not? Added to 1, none is 0.
+ * Ids that are left of an earlier round are good. */
+template <uint32_t N>
+__device__ __forceinline__ bool name_no_expert(
+	const struct gpu_exchange *e, const uint32_t (&words)[4])
 {
 	uint32_t most = 0;
 
@@ -167,14 +199,20 @@ template <uint32_t N> __device__ __forceinline__ bool name_no_expert(const struc
 
 /* To shared memory as they came, then one a lane. */
 template <int FORMAT, int CASE>
-__device__ __forceinline__ bool note_piece(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
+__device__ __forceinline__ bool note_piece(const struct gpu_exchange *e, const struct positions *p,
+	uint32_t epoch, const struct plan_piece *piece, uint32_t nr_ids)
 {
-	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS, STEPS = (IDS + LANES - 1) / LANES;
+	constexpr uint32_t N = plan_line<FORMAT>::LANE_IDS, IDS = 4 * plan_line<FORMAT>::IDS,
+			   STEPS = (IDS + LANES - 1) / LANES;
 	uint16_t *ids = p->ids + piece->source * p->ids_stride;
-	uint32_t *words = (uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
-	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS), physical[STEPS];
+	uint32_t *words =
+		(uint32_t *)(ids + piece->four * IDS) + (lane_id() - lane_id() / 8) * (N / 2);
+	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS),
+		 physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
-	bool bad = CASE != GPU_ANY && line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) && name_no_expert<N>(e, v);
+	bool bad = CASE != GPU_ANY &&
+		   line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) &&
+		   name_no_expert<N>(e, v);
 
 #pragma unroll
 	for (uint32_t i = 0; i < N / 2; i++)
@@ -187,7 +225,8 @@ __device__ __forceinline__ bool note_piece(const struct gpu_exchange *e, const s
 	if (CASE == GPU_ANY) {
 #pragma unroll
 		for (uint32_t i = 0; i < STEPS; i++)
-			bad |= !is_good_route(e, piece->source, gpu_div(first + i * LANES, e->by_topk), physical[i]);
+			bad |= !is_good_route(e, piece->source,
+				gpu_div(first + i * LANES, e->by_topk), physical[i]);
 	}
 	if (__any_sync(ALL_LANES, bad)) {
 		report_routes(e, epoch, piece->source, ids, first, end);
@@ -195,12 +234,14 @@ __device__ __forceinline__ bool note_piece(const struct gpu_exchange *e, const s
 	}
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS && piece->four * IDS + i * LANES < end; i++)
-		note_route<CASE>(e, p, piece->source, gpu_div(first + i * LANES, e->by_topk), physical[i]);
+		note_route<CASE>(
+			e, p, piece->source, gpu_div(first + i * LANES, e->by_topk), physical[i]);
 	return true;
 }
 
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, struct plan_piece *piece)
+__device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const struct positions *p,
+	uint32_t epoch, struct plan_piece *piece)
 {
 	uint32_t nr_tokens = await_plan<FORMAT, FAR>(e, p, epoch, piece);
 
@@ -215,21 +256,29 @@ __device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const s
 	return note_piece<FORMAT, CASE>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
-/* By all receiving warps, the next two pieces of each under way together. Pieces with a line 0 come first, so nobody waits for one that is behind its own. */
+/* By all receiving warps, the next two pieces of each under way together. Pieces with a line 0 come
+ * first, so nobody waits for one that is behind its own. */
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ void take_plans(const struct gpu_exchange *e, const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
+__device__ __forceinline__ void take_plans(const struct gpu_exchange *e, const struct positions *p,
+	uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
-	uint32_t nr = e->nr_ranks * gpu_ceil(ll_plan_lines((enum gpu_format)FORMAT, e->max_tokens * e->topk), 4);
-	bool good = internode_arrived<FAR>(e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) && !failed;
+	uint32_t nr = e->nr_ranks *
+		      gpu_ceil(ll_plan_lines((enum gpu_format)FORMAT, e->max_tokens * e->topk), 4);
+	bool good = internode_arrived<FAR>(
+			    e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) &&
+		    !failed;
 
 	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
-		uint32_t j = i + nr_warps, four = gpu_div(i, e->by_ranks), next = gpu_div(j, e->by_ranks);
-		struct plan_piece a = {i - four * e->nr_ranks, four, {}}, b = {j - next * e->nr_ranks, next, {}};
+		uint32_t j = i + nr_warps, four = gpu_div(i, e->by_ranks),
+			 next = gpu_div(j, e->by_ranks);
+		struct plan_piece a = {i - four * e->nr_ranks, four, {}},
+				  b = {j - next * e->nr_ranks, next, {}};
 
 		look_at_plan<FAR>(e, &a);
 		if (j < nr)
 			look_at_plan<FAR>(e, &b);
-		good = take_piece<FORMAT, CASE, FAR>(e, p, epoch, &a) && (j >= nr || take_piece<FORMAT, CASE, FAR>(e, p, epoch, &b));
+		good = take_piece<FORMAT, CASE, FAR>(e, p, epoch, &a) &&
+		       (j >= nr || take_piece<FORMAT, CASE, FAR>(e, p, epoch, &b));
 	}
 	if (!good && lane_id() == 0)
 		atomicOr(p->failed, 1u); /* maybe by all at once */
@@ -247,13 +296,15 @@ __device__ __forceinline__ uint32_t rows_of_source(const struct positions *p, ui
 }
 
 /* By one warp: each token once, source after source. */
-__device__ __forceinline__ void place_sources(const struct gpu_dispatch *d, const struct positions *p, bool publish)
+__device__ __forceinline__ void place_sources(
+	const struct gpu_dispatch *d, const struct positions *p, bool publish)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t first = 0;
 
 	for (uint32_t s = 0; s < e->nr_ranks; s += LANES) {
-		uint32_t source = s + lane_id(), rows = source < e->nr_ranks ? rows_of_source(p, source) : 0, all;
+		uint32_t source = s + lane_id(),
+			 rows = source < e->nr_ranks ? rows_of_source(p, source) : 0, all;
 		uint32_t start = first + lanes_before(rows, &all);
 
 		first += all;
@@ -272,7 +323,8 @@ __device__ __forceinline__ void place_sources(const struct gpu_dispatch *d, cons
 }
 
 /* Words: 0, or how many there are; then they are loaded as one. */
-template <int WORDS> __device__ __forceinline__ uint32_t count_bits(const uint32_t *bits, uint32_t nr_words)
+template <int WORDS>
+__device__ __forceinline__ uint32_t count_bits(const uint32_t *bits, uint32_t nr_words)
 {
 	if constexpr (WORDS == 4) {
 		uint4 v = *(const uint4 *)bits;
@@ -290,8 +342,11 @@ template <int WORDS> __device__ __forceinline__ uint32_t count_bits(const uint32
 	}
 }
 
-/* One expert's rows, by one thread: those of the sources before each to base, the sum returned. An expert named twice gets one. The loads of four sources are under way together. */
-template <int WORDS> __device__ __forceinline__ uint32_t count_sources(const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
+/* One expert's rows, by one thread: those of the sources before each to base, the sum returned. An
+ * expert named twice gets one. The loads of four sources are under way together. */
+template <int WORDS>
+__device__ __forceinline__ uint32_t count_sources(
+	const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
 {
 	uint32_t all = 0;
 
@@ -301,7 +356,10 @@ template <int WORDS> __device__ __forceinline__ uint32_t count_sources(const str
 
 #pragma unroll
 		for (uint32_t i = 0; i < 4; i++)
-			rows[i] = count_bits<WORDS>(p->bits + (min(first + i, e->nr_ranks - 1) * e->nr_local + expert) * p->token_words, p->token_words);
+			rows[i] = count_bits<WORDS>(
+				p->bits + (min(first + i, e->nr_ranks - 1) * e->nr_local + expert) *
+						  p->token_words,
+				p->token_words);
 #pragma unroll
 		for (uint32_t i = 0; i < 4; i++) {
 			if (first + i < e->nr_ranks)
@@ -312,9 +370,12 @@ template <int WORDS> __device__ __forceinline__ uint32_t count_sources(const str
 	return all;
 }
 
-__device__ __forceinline__ uint32_t count_expert(const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
+__device__ __forceinline__ uint32_t count_expert(
+	const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
 {
-	return p->token_words == 4 ? count_sources<4>(e, p, expert) : p->token_words == 1 ? count_sources<1>(e, p, expert) : count_sources<0>(e, p, expert);
+	return p->token_words == 4   ? count_sources<4>(e, p, expert)
+	       : p->token_words == 1 ? count_sources<1>(e, p, expert)
+				     : count_sources<0>(e, p, expert);
 }
 
 __device__ __forceinline__ uint32_t round_to_alignment(const struct gpu_dispatch *d, uint32_t rows)
@@ -322,16 +383,19 @@ __device__ __forceinline__ uint32_t round_to_alignment(const struct gpu_dispatch
 	return gpu_div(rows + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
 }
 
-/* The first position of each expert, by a thread each; of the threads before, sums tell. What an expert takes is a
- * whole number of alignments. */
-template <int CASE> __device__ __forceinline__ uint32_t span_of(const struct gpu_dispatch *d, uint32_t rows)
+/* The first position of each expert, by a thread each; of the threads before, sums tell. What an
+ * expert takes is a whole number of alignments. */
+template <int CASE>
+__device__ __forceinline__ uint32_t span_of(const struct gpu_dispatch *d, uint32_t rows)
 {
 	return CASE == GPU_PLAIN ? rows : round_to_alignment(d, rows);
 }
 
-/* By all receiving warps, a thread an expert; those without one have nothing to wait for here. publish: to the caller as well. */
+/* By all receiving warps, a thread an expert; those without one have nothing to wait for here.
+ * publish: to the caller as well. */
 template <int CASE>
-__device__ __forceinline__ void place_experts(const struct gpu_dispatch *d, const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
+__device__ __forceinline__ void place_experts(const struct gpu_dispatch *d,
+	const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
@@ -339,7 +403,8 @@ __device__ __forceinline__ void place_experts(const struct gpu_dispatch *d, cons
 	bool padded = CASE != GPU_PLAIN && d->padded;
 
 	for (uint32_t first = 0; first < nr && warp < nr_sums; first += nr_threads) {
-		uint32_t expert = first + thread, rows = expert < nr ? count_expert(e, p, expert) : 0, all;
+		uint32_t expert = first + thread,
+			 rows = expert < nr ? count_expert(e, p, expert) : 0, all;
 		uint32_t start = before + lanes_before(span_of<CASE>(d, rows), &all);
 
 		if (lane_id() == 0)
@@ -394,21 +459,25 @@ __device__ __forceinline__ void count_rows(const struct gpu_exchange *e, const s
 		e->state->nr_arrived = all;
 }
 
-/* Of a word's bits those that come before bit number `token`, which may lie before the word (negative) or behind it. */
+/* Of a word's bits those that come before bit number `token`, which may lie before the word
+ * (negative) or behind it. */
 __device__ __forceinline__ uint32_t earlier_bits(uint32_t word, int token)
 {
 	return token >= 32 ? word : token > 0 ? word & ((1u << token) - 1) : 0;
 }
 
 /* Bits before bit number `token`. */
-__device__ __forceinline__ uint32_t bits_before(const struct positions *p, const uint32_t *bits, uint32_t token)
+__device__ __forceinline__ uint32_t bits_before(
+	const struct positions *p, const uint32_t *bits, uint32_t token)
 {
 	uint32_t nr;
 
 	if (p->token_words == 4) {
 		uint4 v = *(const uint4 *)bits;
 
-		return __popc(earlier_bits(v.x, (int)token)) + __popc(earlier_bits(v.y, (int)token - 32)) + __popc(earlier_bits(v.z, (int)token - 64)) +
+		return __popc(earlier_bits(v.x, (int)token)) +
+		       __popc(earlier_bits(v.y, (int)token - 32)) +
+		       __popc(earlier_bits(v.z, (int)token - 64)) +
 		       __popc(earlier_bits(v.w, (int)token - 96));
 	}
 	nr = __popc(bits[token / 32] & ((1u << token % 32) - 1));
