@@ -199,6 +199,7 @@ stage_plain() {
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
 	test plain/links 60 scripts/links.sh
+	test plain/style 60 scripts/style.sh
 	transports plain "$BUILD" '^shm|^sim|verbs' env
 	transports plain "$BUILD" 'tcp;ofi_rxm' env TERN_TEST_DIVISOR=2
 	transports plain "$BUILD" 'ofi:tcp$|ofi:shm|udp' env TERN_TEST_DIVISOR=8

@@ -21,6 +21,7 @@ missing_packages() {
 	command -v python3 >/dev/null || echo python3
 	missing_python
 	command -v clang >/dev/null || echo clang libclang-rt-14-dev
+	command -v clang-format >/dev/null || echo clang-format
 }
 
 # For the Python package: the system's Python, as that is what these packages are for.
