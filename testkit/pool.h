@@ -5,9 +5,8 @@
 
 #include "testkit/job.h"
 
-#define POOL_STARTS                                                                                \
-	(1u << 17) /* places where a row can start; a pool is that many elements longer than a row \
-		    */
+/* places where a row can start; a pool is that many elements longer than a row */
+#define POOL_STARTS (1u << 17)
 
 enum pool_use {
 	POOL_X = 1,

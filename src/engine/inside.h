@@ -31,9 +31,9 @@
 #define CAUSE_TEXT 192
 #define WHY_TEXT 256
 #define MAX_TABLE 65536
-#define COUNTER_BITS                                                                               \
-	21 /* of a counter's number: its index among those that were opened together; above them   \
-	      their place in the table */
+/* of a counter's number: its index among those that were opened together; above them their place in
+ * the table */
+#define COUNTER_BITS 21
 #define MAX_COUNTERS (1u << (32 - COUNTER_BITS))
 #define MAX_RINGS 32 /* of devices */
 
@@ -145,9 +145,8 @@ enum request_flags {
 	REQUEST_TOLD = 128 /* its end was told; what is left is the network's */
 };
 
-#define PUT_OFF_UNSIGNALLED                                                                        \
-	0x100 /* it was to go unsignalled, and still is: its place among the NIC's unsignalled     \
-		 writes is kept */
+/* it was to go unsignalled, and still is: its place among the NIC's unsignalled writes is kept */
+#define PUT_OFF_UNSIGNALLED 0x100
 
 /* A part of an operation that goes to one peer; in that peer's queue until all of it is posted,
  * alive until all of it has landed. */

@@ -19,9 +19,9 @@
 
 #include <stdio.h>
 
-#define POSTS_PER_TURN                                                                             \
-	1 /* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1    \
-	     MB, see docs/signals.md */
+/* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1 MB, see
+ * docs/signals.md */
+#define POSTS_PER_TURN 1
 #define PAGE 4096
 
 /* ---- records --------------------------------------------------------------------------------- */

@@ -9,9 +9,8 @@
 /* Arrival word: the epoch above, the rows announced below. Before the first round: the epoch before
  * it. */
 #define WORD_RELEASED UINT32_MAX /* in place of a count: rows given back without combine */
-#define WORD_UNCOUNTED                                                                             \
-	(UINT32_MAX - 1) /* likewise: stored by the engine, which knows that all is there and not  \
-			    how many rows that is */
+/* likewise: stored by the engine, which knows that all is there and not how many rows that is */
+#define WORD_UNCOUNTED (UINT32_MAX - 1)
 
 /* A low-latency region begins with its number of rows, then rows of each local expert. */
 struct region_head {

@@ -4,8 +4,8 @@
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/stream.cuh"
 
-#define UNDER_WAY                                                                                  \
-	7 /* pieces of a row that a lane has under way: a row of 7168 bytes in two turns */
+/* pieces of a row that a lane has under way: a row of 7168 bytes in two turns */
+#define UNDER_WAY 7
 
 /* ---- where things are ------------------------------------------------------------------------ */
 

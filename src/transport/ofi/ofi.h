@@ -21,13 +21,12 @@
 
 #include "transport/transport.h"
 
-#define OFI_INLINE_BYTES                                                                           \
-	256 /* copied into the operation's own registered buffer, so no provider's limit applies   \
-	     */
+/* copied into the operation's own registered buffer, so no provider's limit applies */
+#define OFI_INLINE_BYTES 256
 #define OFI_LANDING_BYTES 8 /* of a greeting */
 #define OFI_SENDS 64        /* least; more with many peers */
-#define OFI_PEER_SENDS                                                                             \
-	16 /* under way to one peer: who takes nothing keeps nobody else from hearing of us */
+/* under way to one peer: who takes nothing keeps nobody else from hearing of us */
+#define OFI_PEER_SENDS 16
 #define OFI_GREETINGS 8         /* the same of greetings */
 #define OFI_LOST_NS 1000000000u /* without a connection a peer is gone */
 #define OFI_RECEIVES 64         /* least; more with many peers */

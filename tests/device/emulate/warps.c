@@ -8,9 +8,9 @@
 
 #define STACK_BYTES (64 << 10) /* touched as needed */
 #define BUSY_NS 20             /* a turn */
-#define IDLE_NS                                                                                    \
-	2000 /* where all only poll; but no more than has passed, if it may be another thread or   \
-		process that they wait for */
+/* where all only poll; but no more than has passed, if it may be another thread or process that
+ * they wait for */
+#define IDLE_NS 2000
 #define MOST_IDLE_NS 20000
 #define MOST_PASSES 6 /* of a turn */
 
