@@ -472,6 +472,23 @@ static void slow_rank(struct rank *rank)
 	devices_close(rank, &s.rounds);
 }
 
+/* Ranks with few tokens beside ranks with many, in an exchange made for more: what a round does
+ * follows what came. Halves by themselves, graphs and kernels that only receive among them. */
+static void uneven(struct rank *rank)
+{
+	uint64_t nr = 12 / devices_setting("TERN_TEST_DIVISOR", 1), i = 0;
+	struct small s;
+	int rc = 0;
+
+	if (!small_open(&s, rank))
+		for (; i < nr && !rc; i++)
+			rc = device_rounds_verify(&s.rounds, i);
+	if (rc || s.rounds.difference.nr)
+		rank_fails(rank, "round %llu: %s %s", (unsigned long long)i,
+			rc ? tern_last_error() : "", s.rounds.difference.first);
+	devices_close(rank, &s.rounds);
+}
+
 /* All tokens go to expert 7, of the last rank, which takes 11 rows; then to all experts: the round
  * after it is like any other. */
 static void over_capacity(struct rank *rank)
@@ -587,6 +604,7 @@ struct test {
 	rank_main body;
 	enum tern_mode mode;
 	uint64_t capacity;
+	uint32_t most_tokens; /* 0: four, of all ranks */
 };
 
 static int run_small(const struct test *test)
@@ -600,6 +618,10 @@ static int run_small(const struct test *test)
 	job.config.capacity = test->capacity;
 	job.routing.drop = test->capacity ? 0.5 : 0; /* so that random rounds are within it */
 	job.nr_tokens = test->capacity ? 2 : 4;
+	if (test->most_tokens) {
+		job.config.max_tokens = job.nr_tokens = test->most_tokens;
+		job.routing.uneven = true;
+	}
 	if (job_open(&job, &why))
 		return 1;
 	failure = run_ranks(3, test->body, &job);
@@ -611,18 +633,19 @@ static int run_small(const struct test *test)
 
 int main(void)
 {
-	static const struct test tests[] = {{"bad_ids", bad_ids, TERN_LOW_LATENCY, 0},
-		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0},
-		{"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0},
-		{"peer_left", peer_left, TERN_LOW_LATENCY, 0},
-		{"ht_peer_left", peer_left, TERN_HIGH_THROUGHPUT, 0},
-		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0},
-		{"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0},
-		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0},
-		{"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0},
-		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11},
-		{"scales_at_edges", scales_at_edges, TERN_LOW_LATENCY, 0},
-		{"ht_scales_at_edges", scales_at_edges, TERN_HIGH_THROUGHPUT, 0}};
+	static const struct test tests[] = {{"bad_ids", bad_ids, TERN_LOW_LATENCY, 0, 0},
+		{"stalled_in_dispatch", stalled_in_dispatch, TERN_LOW_LATENCY, 0, 0},
+		{"stalled_in_combine", stalled_in_combine, TERN_LOW_LATENCY, 0, 0},
+		{"peer_left", peer_left, TERN_LOW_LATENCY, 0, 0},
+		{"ht_peer_left", peer_left, TERN_HIGH_THROUGHPUT, 0, 0},
+		{"slow_rank", slow_rank, TERN_LOW_LATENCY, 0, 0},
+		{"ht_bad_ids", bad_ids, TERN_HIGH_THROUGHPUT, 0, 0},
+		{"ht_stalled_in_counts", stalled_in_dispatch, TERN_HIGH_THROUGHPUT, 0, 0},
+		{"ht_slow_rank", slow_rank, TERN_HIGH_THROUGHPUT, 0, 0},
+		{"ht_over_capacity", over_capacity, TERN_HIGH_THROUGHPUT, 11, 0},
+		{"scales_at_edges", scales_at_edges, TERN_LOW_LATENCY, 0, 0},
+		{"ht_scales_at_edges", scales_at_edges, TERN_HIGH_THROUGHPUT, 0, 0},
+		{"uneven", uneven, TERN_LOW_LATENCY, 0, 330}};
 	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0;
 

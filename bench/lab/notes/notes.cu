@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(512, 1)
 	positions_clear(&p, e.nr_ranks, threadIdx.x, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
 	start = clock();
-	take_plans<GPU_FLAG128, GPU_PLAIN, false>(&e, &p, EPOCH, false, warp, nr_warps);
+	take_plans<GPU_FLAG128, GPU_PLAIN, false>(&e, &p, EPOCH, false, TOKENS, warp, nr_warps);
 	clocks = clock() - start;
 	tell(&p, clocks, out, tables, threadIdx.x, nr_warps * LANES);
 }
@@ -65,14 +65,14 @@ static __device__ void hand_out(cooperative_groups::cluster_group cluster,
 	const struct gpu_exchange *e, const struct positions *p, uint32_t source,
 	uint32_t nr_threads)
 {
-	uint32_t nr_bits = e->nr_local * p->token_words, nr_ids = p->ids_stride / 2,
+	uint32_t nr_bits = e->nr_local * p->stride, nr_ids = p->ids_stride / 2,
 		 me = cluster.block_rank();
 
 	for (uint32_t i = 1; i < SIZE; i++) {
 		uint4 *bits = (uint4 *)cluster.map_shared_rank(
 			p->bits + source * nr_bits, (me + i) % SIZE);
-		uint32_t *present = cluster.map_shared_rank(
-			p->present + source * p->token_words, (me + i) % SIZE);
+		uint32_t *present =
+			cluster.map_shared_rank(p->present + source * p->stride, (me + i) % SIZE);
 		uint32_t *ids = (uint32_t *)cluster.map_shared_rank(
 			p->ids + source * p->ids_stride, (me + i) % SIZE);
 
@@ -80,8 +80,8 @@ static __device__ void hand_out(cooperative_groups::cluster_group cluster,
 			bits[w] = ((const uint4 *)(p->bits + source * nr_bits))[w];
 		for (uint32_t w = threadIdx.x; w < nr_ids; w += nr_threads)
 			ids[w] = ((const uint32_t *)(p->ids + source * p->ids_stride))[w];
-		if (threadIdx.x < p->token_words)
-			present[threadIdx.x] = p->present[source * p->token_words + threadIdx.x];
+		if (threadIdx.x < p->stride)
+			present[threadIdx.x] = p->present[source * p->stride + threadIdx.x];
 	}
 }
 
@@ -112,8 +112,10 @@ static __global__ void __launch_bounds__(512, 1)
 		 start, clocks;
 	bool works = warp < nr_warps;
 
-	if (works)
+	if (works) {
 		positions_clear(&p, e.nr_ranks, threadIdx.x, nr_warps * LANES);
+		clear_words(&p, p.stride, threadIdx.x, nr_warps * LANES);
+	}
 	cluster.sync();
 	start = clock();
 	if (works) {

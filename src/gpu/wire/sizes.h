@@ -14,11 +14,20 @@ HOST_DEVICE uint32_t positions_ids(enum gpu_format format, uint32_t nr_ids)
 	return gpu_ceil(nr_ids, warp) * warp;
 }
 
+/* Words from one row of bits to the next, one for 32 tokens: four are loaded at once; more are
+ * an odd number, so that lanes that look at a row each use a bank each. */
+HOST_DEVICE uint32_t positions_stride(uint32_t max_tokens)
+{
+	uint32_t words = gpu_ceil(max_tokens, 32);
+
+	return words <= 4 ? words : words | 1;
+}
+
 /* Shared memory of a block that receives: struct positions. */
 HOST_DEVICE uint64_t positions_bytes(enum gpu_format format, uint32_t nr_ranks, uint32_t nr_local,
 	uint32_t max_tokens, uint32_t topk)
 {
-	uint64_t words = gpu_ceil(max_tokens, 32), local = nr_local ? nr_local : 1;
+	uint64_t words = positions_stride(max_tokens), local = nr_local ? nr_local : 1;
 
 	return 4 * (nr_ranks * (nr_local * words + local) + nr_ranks * (words + 1) + nr_local + 2 +
 			   2 * 16) +

@@ -140,19 +140,21 @@ struct share {
 	const uint8_t *row;
 };
 
-/* A kernel that only receives need not have been launched, or captured, with as many tokens as have
- * been sent. */
-static __device__ __forceinline__ uint32_t own_shares(const struct gpu_dispatch *d)
+/* At most so many tokens are this rank's own. A kernel that only receives need not have been
+ * launched, or captured, with as many as have been sent; the one that sent has left their number.
+ */
+static __device__ __forceinline__ uint32_t own_tokens(const struct gpu_dispatch *d, uint4 state)
 {
-	return (d->roles & GPU_SEND ? d->nr_tokens : d->exchange.max_tokens) *
-	       d->exchange.by_row_parts.d;
+	return d->roles & GPU_SEND ? d->nr_tokens : min(state.z, d->exchange.max_tokens);
 }
 
+/* own: this rank's shares. */
 template <bool FAR>
-static __device__ __forceinline__ struct share share_of(const struct gpu_dispatch *d, uint32_t i)
+static __device__ __forceinline__ struct share share_of(
+	const struct gpu_dispatch *d, uint32_t own, uint32_t i)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t own = own_shares(d), j = i < own ? i : i - own, row = gpu_div(j, e->by_row_parts),
+	uint32_t j = i < own ? i : i - own, row = gpu_div(j, e->by_row_parts),
 		 token = gpu_div(row, e->by_others);
 	struct share a;
 
@@ -291,12 +293,12 @@ static __device__ __forceinline__ struct found find_row(
 	const struct gpu_exchange *e = &d->exchange;
 	struct found f = {local_expert<CASE>(e, p, a), 0, false};
 
-	f.here = p->present[a.source * p->token_words + a.token / 32] >> a.token % 32 & 1;
+	f.here = p->present[a.source * p->stride + a.token / 32] >> a.token % 32 & 1;
 	if (CASE != GPU_PLAIN && d->by_source)
-		f.before = bits_before(p, p->present + a.source * p->token_words, a.token);
+		f.before = bits_before(p, p->present + a.source * p->stride, a.token);
 	else if (f.local != UINT32_MAX)
 		f.before = bits_before(
-			p, p->bits + (a.source * e->nr_local + f.local) * p->token_words, a.token);
+			p, p->bits + (a.source * e->nr_local + f.local) * p->stride, a.token);
 	return f;
 }
 
@@ -347,7 +349,7 @@ static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t row = a.source * e->max_tokens +
-		       bits_before(p, p->present + a.source * p->token_words, a.token),
+		       bits_before(p, p->present + a.source * p->stride, a.token),
 		 weight;
 	uint32_t position = position_of<CASE>(d, p, a, f);
 	struct patience patience = {0, 0};
@@ -437,24 +439,24 @@ static __device__ __forceinline__ void place_rows(
  * and others not: they leave together. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
-	const struct positions *p, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
+	struct positions *p, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x,
-		 nr_shares = 0;
+		 nr_shares = 0, epoch = state.x, tokens = own_tokens(d, state),
+		 own = tokens * e->by_row_parts.d;
 
 	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
-	warps_sync(nr_warps * LANES);
 #pragma unroll 1
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
 		segment<FORMAT, x_kind<X>::SCALED, ND> s;
-		struct share a = share_of<FAR>(d, i);
+		struct share a = share_of<FAR>(d, own, i);
 		bool there = a.token < e->max_tokens,
 		     places = i == first && places_rows<CASE>(d, warp, nr_warps);
 		struct found f = {};
 
 		if (i == first) {
-			take_plans<FORMAT, CASE, FAR>(e, p, epoch, failed, warp, nr_warps);
+			take_plans<FORMAT, CASE, FAR>(e, p, epoch, state.w, tokens, warp, nr_warps);
 			if (warp == 0)
 				stamp(e, 4);
 			if (*p->failed)
@@ -466,8 +468,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 			f = find_row<CASE>(d, p, a);
 		if (i == first) {
 			place_rows<CASE>(d, p, warp, nr_warps);
-			nr_shares = own_shares(d) +
-				    *p->most_tokens * e->by_others.d * e->by_row_parts.d;
+			nr_shares = own + *p->most_tokens * e->by_others.d * e->by_row_parts.d;
 		}
 		if (there && places)
 			f = find_row<CASE>(d, p, a);
@@ -513,7 +514,7 @@ static __global__ void __launch_bounds__(512, 1)
 		struct positions p = positions_in<FORMAT>(shared, e);
 
 		receive_all<FORMAT, X, ND, CASE, FAR>(
-			&d, &p, state.x, state.w, warp - send_warps, nr_warps - send_warps);
+			&d, &p, state, warp - send_warps, nr_warps - send_warps);
 	}
 }
 

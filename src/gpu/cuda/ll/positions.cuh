@@ -9,10 +9,13 @@
 #define NOT_YET UINT32_MAX
 #define NEVER (UINT32_MAX - 1) /* it did not come, or says what cannot be: reported */
 
+/* Rows of bits have room for as many tokens as there can be; a round clears and reads the words of
+ * those that have come. */
 struct positions {
-	uint32_t token_words; /* of 32 tokens each */
-	uint32_t *bits;       /* [R][L][token_words] tokens of a source that go to a local expert */
-	uint32_t *present;    /* [R][token_words] tokens of a source that come here at all */
+	uint32_t stride;   /* from one row of bits to the next, of words of 32 tokens each */
+	uint32_t words;    /* of each row that this round uses; the others are undefined */
+	uint32_t *bits;    /* [R][L][stride] tokens of a source that go to a local expert */
+	uint32_t *present; /* [R][stride] tokens of a source that come here at all */
 	uint32_t *base;  /* [R][L] rows for an expert of the sources before; by_source: [R] position
 			    of a source's first row */
 	uint32_t *start; /* [L] position of an expert's first row */
@@ -30,10 +33,11 @@ __device__ __forceinline__ struct positions positions_in(
 {
 	struct positions p;
 
-	p.token_words = gpu_ceil(e->max_tokens, 32);
+	p.stride = positions_stride(e->max_tokens);
+	p.words = 0;
 	p.bits = shared;
-	p.present = p.bits + e->nr_ranks * e->nr_local * p.token_words;
-	p.base = p.present + e->nr_ranks * p.token_words;
+	p.present = p.bits + e->nr_ranks * e->nr_local * p.stride;
+	p.base = p.present + e->nr_ranks * p.stride;
 	p.start = p.base + e->nr_ranks * max(e->nr_local, 1u);
 	p.most_tokens = p.start + e->nr_local;
 	p.failed = p.most_tokens + 1;
@@ -44,11 +48,41 @@ __device__ __forceinline__ struct positions positions_in(
 	return p;
 }
 
+/* Warps' pieces of a plan that name that many tokens. */
+template <int FORMAT>
+__device__ __forceinline__ uint32_t fours_of(const struct gpu_exchange *e, uint32_t nr_tokens)
+{
+	return gpu_ceil(ll_plan_lines((enum gpu_format)FORMAT, nr_tokens * e->topk), 4);
+}
+
+/* Words of a row of bits that have room for all tokens of so many pieces. */
+template <int FORMAT>
+__device__ __forceinline__ uint32_t words_of(const struct gpu_exchange *e, uint32_t nr_fours)
+{
+	uint32_t tokens = gpu_div(nr_fours * 4 * plan_line<FORMAT>::IDS + e->topk - 1, e->by_topk);
+
+	return gpu_ceil(min(tokens, e->max_tokens), 32);
+}
+
+/* All rows' words from p->words up to `words`, which are used from now on. */
+__device__ __forceinline__ void clear_words(
+	struct positions *p, uint32_t words, uint32_t thread, uint32_t nr_threads)
+{
+	if (p->words == 0 && words == p->stride) {
+		for (uint32_t *at = p->bits + thread; at < p->base; at += nr_threads)
+			*at = 0;
+	} else {
+		for (uint32_t *row = p->bits + thread * p->stride; row < p->base;
+			row += nr_threads * p->stride)
+			for (uint32_t w = p->words; w < words; w++)
+				row[w] = 0;
+	}
+	p->words = words;
+}
+
 __device__ __forceinline__ void positions_clear(
 	const struct positions *p, uint32_t nr_ranks, uint32_t thread, uint32_t nr_threads)
 {
-	for (uint32_t *at = p->bits + thread; at < p->base; at += nr_threads)
-		*at = 0;
 	for (uint32_t s = thread; s < nr_ranks; s += nr_threads)
 		p->nr_tokens[s] = NOT_YET;
 	if (thread == 0)
@@ -94,8 +128,8 @@ __device__ __forceinline__ void note_route(const struct gpu_exchange *e, const s
 
 	if (local == UINT32_MAX)
 		return;
-	atomicOr(&p->bits[place * p->token_words + token / 32], 1u << token % 32);
-	atomicOr(&p->present[source * p->token_words + token / 32], 1u << token % 32);
+	atomicOr(&p->bits[place * p->stride + token / 32], 1u << token % 32);
+	atomicOr(&p->present[source * p->stride + token / 32], 1u << token % 32);
 }
 
 /* Four lines of a source's plan. */
@@ -256,19 +290,15 @@ __device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const s
 	return note_piece<FORMAT, CASE>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
-/* By all receiving warps, the next two pieces of each under way together. Pieces with a line 0 come
- * first, so nobody waits for one that is behind its own. */
+/* Pieces [first, end) of all plans, by all receiving warps, the next two of each under way
+ * together. Pieces with a line 0 come first, so nobody waits for one that is behind its own. */
 template <int FORMAT, int CASE, bool FAR>
-__device__ __forceinline__ void take_plans(const struct gpu_exchange *e, const struct positions *p,
-	uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
+__device__ __forceinline__ void take_fours(const struct gpu_exchange *e, const struct positions *p,
+	uint32_t epoch, bool good, uint32_t first, uint32_t end, uint32_t warp, uint32_t nr_warps)
 {
-	uint32_t nr = e->nr_ranks *
-		      gpu_ceil(ll_plan_lines((enum gpu_format)FORMAT, e->max_tokens * e->topk), 4);
-	bool good = internode_arrived<FAR>(
-			    e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) &&
-		    !failed;
+	uint32_t nr = e->nr_ranks * end;
 
-	for (uint32_t i = warp; i < nr && good; i += 2 * nr_warps) {
+	for (uint32_t i = e->nr_ranks * first + warp; i < nr && good; i += 2 * nr_warps) {
 		uint32_t j = i + nr_warps, four = gpu_div(i, e->by_ranks),
 			 next = gpu_div(j, e->by_ranks);
 		struct plan_piece a = {i - four * e->nr_ranks, four, {}},
@@ -285,13 +315,38 @@ __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, const s
 	warps_sync(nr_warps * LANES);
 }
 
+/* By all receiving warps. What there is to do follows what has come, and not what could: first the
+ * pieces that plans of own_tokens have, without waiting to hear how many the others have; then, if
+ * some rank has more, the rest. */
+template <int FORMAT, int CASE, bool FAR>
+__device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct positions *p,
+	uint32_t epoch, bool failed, uint32_t own_tokens, uint32_t warp, uint32_t nr_warps)
+{
+	uint32_t nr_fours = fours_of<FORMAT>(e, own_tokens), thread = warp * LANES + lane_id();
+	bool good;
+
+	clear_words(p, words_of<FORMAT>(e, nr_fours), thread, nr_warps * LANES);
+	warps_sync(nr_warps * LANES);
+	good = internode_arrived<FAR>(
+		       e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) &&
+	       !failed;
+	take_fours<FORMAT, CASE, FAR>(e, p, epoch, good, 0, nr_fours, warp, nr_warps);
+	if (*p->failed || *p->most_tokens <= own_tokens)
+		return;
+	nr_fours = fours_of<FORMAT>(e, *p->most_tokens);
+	clear_words(p, words_of<FORMAT>(e, nr_fours), thread, nr_warps * LANES);
+	warps_sync(nr_warps * LANES);
+	take_fours<FORMAT, CASE, FAR>(
+		e, p, epoch, true, fours_of<FORMAT>(e, own_tokens), nr_fours, warp, nr_warps);
+}
+
 __device__ __forceinline__ uint32_t rows_of_source(const struct positions *p, uint32_t source)
 {
 	uint32_t rows = 0;
 
 #pragma unroll 1
-	for (uint32_t w = 0; w < p->token_words; w++)
-		rows += __popc(p->present[source * p->token_words + w]);
+	for (uint32_t w = 0; w < p->words; w++)
+		rows += __popc(p->present[source * p->stride + w]);
 	return rows;
 }
 
@@ -358,8 +413,8 @@ __device__ __forceinline__ uint32_t count_sources(
 		for (uint32_t i = 0; i < 4; i++)
 			rows[i] = count_bits<WORDS>(
 				p->bits + (min(first + i, e->nr_ranks - 1) * e->nr_local + expert) *
-						  p->token_words,
-				p->token_words);
+						  p->stride,
+				p->words);
 #pragma unroll
 		for (uint32_t i = 0; i < 4; i++) {
 			if (first + i < e->nr_ranks)
@@ -373,9 +428,9 @@ __device__ __forceinline__ uint32_t count_sources(
 __device__ __forceinline__ uint32_t count_expert(
 	const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
 {
-	return p->token_words == 4   ? count_sources<4>(e, p, expert)
-	       : p->token_words == 1 ? count_sources<1>(e, p, expert)
-				     : count_sources<0>(e, p, expert);
+	return p->words == 4 && p->stride == 4 ? count_sources<4>(e, p, expert)
+	       : p->words == 1                 ? count_sources<1>(e, p, expert)
+					       : count_sources<0>(e, p, expert);
 }
 
 __device__ __forceinline__ uint32_t round_to_alignment(const struct gpu_dispatch *d, uint32_t rows)
@@ -472,7 +527,7 @@ __device__ __forceinline__ uint32_t bits_before(
 {
 	uint32_t nr;
 
-	if (p->token_words == 4) {
+	if (p->stride == 4) { /* words that are not used hold no earlier tokens */
 		uint4 v = *(const uint4 *)bits;
 
 		return __popc(earlier_bits(v.x, (int)token)) +
