@@ -263,7 +263,7 @@ struct tern_moe_config {
 	size_t size;               /* set by tern_moe_config_init */
 	enum tern_mode mode;       /* default TERN_LOW_LATENCY */
 	enum tern_layout layout;   /* default TERN_CONTIGUOUS */
-	enum tern_reduce reduce;   /* default TERN_REDUCE_HOME */
+	enum tern_reduce reduce;   /* default TERN_REDUCE_EXPERT */
 	enum tern_weights weights; /* default TERN_WEIGHTS_COMBINE. TERN_BY_SOURCE needs
 				      TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS: there the caller has
 				      reduced */

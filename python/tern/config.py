@@ -91,7 +91,7 @@ class Config:
     """Most tokens that a rank may pass to one dispatch, T."""
     mode: Mode = Mode.LOW_LATENCY
     layout: Layout = Layout.CONTIGUOUS
-    reduce: Reduce = Reduce.HOME
+    reduce: Reduce = Reduce.EXPERT
     weights: Weights = Weights.COMBINE
     x_dtype: Dtype = Dtype.BF16
     """What the caller passes."""

@@ -30,7 +30,7 @@ void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size)
 {
 	static const struct tern_moe_config initial = {.mode = TERN_LOW_LATENCY,
 		.layout = TERN_CONTIGUOUS,
-		.reduce = TERN_REDUCE_HOME,
+		.reduce = TERN_REDUCE_EXPERT,
 		.weights = TERN_WEIGHTS_COMBINE,
 		.x_dtype = TERN_BF16,
 		.dispatch_dtype = TERN_BF16,
