@@ -195,7 +195,7 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 	return (struct lab_way){.row_vectors = row_vectors,
 		.result_vectors = result_vectors,
 		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks, &row),
-		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks, &row),
+		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks, &row, t->fp8, 0),
 		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, &result, 1,
 			ll_combine_whole(&lab->ranks[0].combine))};
 }

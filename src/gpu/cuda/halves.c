@@ -141,8 +141,9 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		return put_ht_dispatch(x, call);
 	d->by_share = gpu_divisor_of(ll_rule_share(
 		d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
-	launch = fit_launch(
-		x, call, ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
+	launch = fit_launch(x, call,
+		ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row,
+			d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN, (int)d->by_source));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 

@@ -4,6 +4,7 @@
 #ifndef TERN_GPU_CUDA_TUNING_H
 #define TERN_GPU_CUDA_TUNING_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "gpu/wire/ll.h"
@@ -38,11 +39,23 @@ static inline uint32_t ll_rule_result_vectors(
 	return nr_ranks > 2 || (uint64_t)max_tokens * row_bytes <= 512 << 10 ? 1 : 2;
 }
 
+/* How many warps of 16 send the more than 64 tokens that each of two ranks has. The smaller a row,
+ * and where it is neither quantised nor copied for several experts, the fewer keep NVLink busy. */
+static inline uint32_t ll_rule_two_senders(
+	uint32_t nr_tokens, const struct row_geometry *row, int quantised, int by_source)
+{
+	if (by_source && !quantised)
+		return ll_rule_large(row) ? 5 : 4;
+	if (row->row_bytes <= 4096 && nr_tokens > 256)
+		return 4;
+	return row->row_bytes <= 6144 && !quantised ? 5 : 6;
+}
+
 /* With few rows, few blocks, which start and end sooner. With many, few warps that send: more would
  * only wait for NVLink, and take the place of those that receive; but large rows that travel as
  * they are, and two ranks, ask for more. */
-static inline struct gpu_launch ll_rule_dispatch(
-	uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
+static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks,
+	const struct row_geometry *row, int quantised, int by_source)
 {
 	static const struct gpu_launch one = {24, 8, 4, 0}, little = {48, 8, 4, 0},
 				       few = {96, 16, 8, 0}, some = {96, 16, 4, 0},
@@ -55,8 +68,11 @@ static inline struct gpu_launch ll_rule_dispatch(
 		return little;
 	if (nr_tokens <= 16)
 		return few;
+	if (nr_ranks <= 2 && nr_tokens > 64)
+		return (struct gpu_launch){
+			132, 16, ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0};
 	if (nr_ranks <= 2)
-		return nr_tokens > 64 ? large : some;
+		return some;
 	return nr_tokens <= 32 ? some : nr_tokens <= 64 ? more : ll_rule_large(row) ? large : many;
 }
 
@@ -74,22 +90,28 @@ static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_
 }
 
 /* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can
- * send, and then receive. */
+ * send, and then receive; results that take NVLink longer than a kernel takes to begin and end are
+ * better sent while others are received. */
 static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks,
 	const struct row_geometry *result, int summed, int whole)
 {
 	static const struct gpu_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0},
 				       some = {132, 16, 8, 0}, many = {132, 16, 9, 0},
 				       small = {112, 16, 10, 0}, two_small = {132, 16, 10, 0},
-				       two_large = {132, 16, 12, 0};
+				       two_large = {132, 16, 12, 0},
+				       two_whole_rows = {132, 16, 9, 0};
+	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000;
 
-	if (whole && (nr_ranks <= 2 || nr_tokens * result->nr_segments <= 900))
+	if (whole && (nr_ranks <= 2 ? short_of_links : nr_tokens * result->nr_segments <= 900))
 		return ll_rule_whole(nr_ranks * nr_tokens * result->nr_segments, nr_ranks);
 	if (nr_tokens <= 16)
 		return nr_tokens <= 2 ? one : few;
 	if (nr_ranks > 2)
 		return nr_tokens <= 64 || ll_rule_large(result) ? many : small;
-	return nr_tokens <= 64 ? some : summed && ll_rule_large(result) ? two_large : two_small;
+	return nr_tokens <= 64                   ? some
+	       : !summed && !short_of_links      ? two_whole_rows
+	       : summed && ll_rule_large(result) ? two_large
+						 : two_small;
 }
 
 /* How many warps share the destinations of one segment. Each quantises it, which rows that travel
