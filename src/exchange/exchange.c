@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and ending an exchange: settings checked, compared between the ranks, and turned into
  * windows and slots. */
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 #include <limits.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "gpu/host/device.h"
-#include "exchange/dispatch_send.h"
+#include "exchange/cpu/dispatch_send.h"
 #include "base/environment.h"
 #include "base/error.h"
 #include "path/path.h"

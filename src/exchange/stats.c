@@ -4,7 +4,7 @@
 
 #include "gpu/host/device.h"
 #include "base/error.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 #include "path/path.h"
 #include "base/struct_size.h"
 

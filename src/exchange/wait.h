@@ -2,7 +2,7 @@
 #ifndef TERN_EXCHANGE_WAIT_H
 #define TERN_EXCHANGE_WAIT_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 /* Waits until every rank's word of this kind carries the slot's epoch: first by spinning, then
  * asleep on the phase's event_count. TERN_ERR_TIMEOUT after the exchange's wait_ms; sooner, and for

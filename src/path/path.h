@@ -7,7 +7,7 @@
 #ifndef TERN_PATH_PATH_H
 #define TERN_PATH_PATH_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 /* Of a rank that is mapped. */
 static inline uint8_t *path_window(const tern_moe *moe, uint32_t rank, uint64_t offset)

@@ -4,7 +4,7 @@
 #ifndef TERN_PATH_RESULTS_H
 #define TERN_PATH_RESULTS_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 /* True if one of the homes [first, first + replica_ranks) is not mapped. */
 bool results_are_staged(const tern_moe *moe, uint32_t first);

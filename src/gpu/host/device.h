@@ -4,7 +4,7 @@
 #ifndef TERN_GPU_HOST_DEVICE_H
 #define TERN_GPU_HOST_DEVICE_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 /* Collective. The settings have been checked and compared; what a device cannot do is refused here,
  * on all ranks. */

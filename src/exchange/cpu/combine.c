@@ -5,7 +5,7 @@
 #include "exchange/arguments.h"
 #include "gpu/host/device.h"
 #include "base/error.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
 #include "exchange/plan.h"

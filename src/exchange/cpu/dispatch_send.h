@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The first half, and what both modes do to a token on its way out. */
-#ifndef TERN_EXCHANGE_DISPATCH_SEND_H
-#define TERN_EXCHANGE_DISPATCH_SEND_H
+#ifndef TERN_EXCHANGE_CPU_DISPATCH_SEND_H
+#define TERN_EXCHANGE_CPU_DISPATCH_SEND_H
 
 #include "exchange/plan.h"
 #include "exchange/rows.h"

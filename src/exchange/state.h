@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of a tern_moe, shared by the files that make the four halves. */
-#ifndef TERN_EXCHANGE_EXCHANGE_H
-#define TERN_EXCHANGE_EXCHANGE_H
+#ifndef TERN_EXCHANGE_STATE_H
+#define TERN_EXCHANGE_STATE_H
 
 #include <stdbool.h>
 #include <stdint.h>

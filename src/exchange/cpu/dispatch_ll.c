@@ -3,11 +3,11 @@
  * filled in, so that the first are on the wire while others are packed. */
 #include <string.h>
 
-#include "exchange/dispatch_send.h"
-#include "exchange/exchange.h"
+#include "exchange/cpu/dispatch_send.h"
+#include "exchange/state.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
-#include "exchange/routes.h"
+#include "exchange/cpu/routes.h"
 
 /* How many rows the destination and each of its experts get, in front of its region. */
 static void fill_region_heads(tern_moe *moe, uint32_t slot)

@@ -4,9 +4,9 @@
 
 #include "exchange/arguments.h"
 #include "gpu/host/device.h"
-#include "exchange/dispatch_send.h"
+#include "exchange/cpu/dispatch_send.h"
 #include "base/error.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "exchange/rows.h"
 #include "base/struct_size.h"
