@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "path/path.h"
 #include "base/struct_size.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 #define MAX_SLOTS 16
 #define MAX_TOKENS (1u << 24)
@@ -313,8 +313,8 @@ static void choose_patience(tern_moe *moe)
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		here += moe->group->peers[r].path != TERN_PATH_NONE;
-	moe->spin_rounds = here <= nr_cpus ? 200 : 0;
-	moe->yield_rounds = 200;
+	moe->patience.spin_rounds = here <= nr_cpus ? 200 : 0;
+	moe->patience.yield_rounds = 200;
 }
 
 static bool outgoing_alloc(tern_moe *moe)
@@ -487,6 +487,7 @@ int tern_moe_create(tern_group *group, const struct tern_moe_config *config, ter
 	if (!moe)
 		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
 	moe->group = group;
+	moe->patience.scheduler = group->scheduler;
 	moe->rank = (uint32_t)group->rank;
 	moe->nr_ranks = (uint32_t)group->nr_ranks;
 	moe->report.peer = -1;

@@ -9,6 +9,7 @@
 #include "group/group.h"
 #include "exchange/layout.h"
 #include "group/topology.h"
+#include "base/wait.h"
 #include "exchange/placement.h"
 #include "tern.h"
 #include "exchange/window.h"
@@ -92,8 +93,8 @@ struct tern_moe {
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
-	int spin_rounds, yield_rounds; /* before a wait sleeps */
-	uint64_t stream_bytes;         /* a half that sends more than this goes past the caches */
+	struct patience patience;
+	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */
 	struct slot *slots;
 	struct outgoing outgoing;
 	uint8_t *scratch;    /* one row of payload and scales, or one of results */

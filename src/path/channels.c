@@ -12,7 +12,7 @@
 #include "path/chunk.h"
 #include "base/error.h"
 #include "path/inside.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 struct chunk_state {
 	struct sent *sent;

@@ -1,22 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "path/path.h"
 
-#include <limits.h>
-#include <linux/futex.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "base/scheduler.h"
 #include "base/error.h"
 #include "path/path_engine.h"
-
-void path_deliver(struct arrival *arrival, struct event_count *events, uint64_t word)
-{
-	arrival_publish(arrival, word);
-	if (event_count_advance(events))
-		syscall(SYS_futex, &events->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
 
 uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
@@ -40,8 +27,8 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 
 	if (!moe->windows[rank])
 		return engine_path_publish(moe, rank, p);
-	path_deliver((struct arrival *)path_window(
-			     moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
+	arrival_deliver((struct arrival *)path_window(
+				moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
 		(struct event_count *)path_window(
 			moe, rank, layout_event_count(l, p->slot, p->phase)),
 		word_make(moe->slots[p->slot].epoch, p->count));

@@ -40,10 +40,6 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *publica
  * as any wait. */
 int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind);
 
-/* Stores an arrival word and rings: by the rank that sends, or by its engine for a rank that is not
- * mapped. */
-void path_deliver(struct arrival *arrival, struct event_count *events, uint64_t word);
-
 /* How rows travel between nodes; false: all ranks are mapped, or rows go through regions. */
 bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape);
 

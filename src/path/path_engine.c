@@ -19,7 +19,7 @@
 #include "base/error.h"
 #include "path/inside.h"
 #include "path/results.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 #include "exchange/window.h"
 
 #define MOST_RANKS 4096
@@ -80,13 +80,14 @@ static enum tern_phase phase_of(enum word_kind kind)
 }
 
 /* The bytes that it announces are visible to this thread, or were stored by it; the release in
- * path_deliver hands them on to the one that waits. */
+ * arrival_deliver hands them on to the one that waits. */
 void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source,
 	uint64_t word)
 {
 	const struct layout *l = &moe->layout;
 
-	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, slot, kind, source)),
+	arrival_deliver(
+		(struct arrival *)path_window(moe, rank, layout_word(l, slot, kind, source)),
 		(struct event_count *)path_window(
 			moe, rank, layout_event_count(l, slot, phase_of(kind))),
 		word);
@@ -420,7 +421,7 @@ int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 	struct sent *sent = pieces_of(moe->engine, slot, kind);
 	uint64_t start = scheduler_now(moe->group->scheduler);
 
-	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
+	if (wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT,
 		"rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
@@ -481,7 +482,7 @@ static int look_settled(void *ctx)
  * gives up owes nothing. */
 void engine_path_settle(tern_moe *moe)
 {
-	wait_until(moe, farewell_ns(moe), look_settled, moe);
+	wait_until(&moe->patience, farewell_ns(moe), look_settled, moe);
 }
 
 static int look_parted(void *ctx)
@@ -507,7 +508,7 @@ void engine_path_leave(tern_moe *moe, uint64_t leave_status)
 			pieces->begun += !engine_write(moe->engine->engine, &write);
 		}
 	if (leave_status_error(leave_status))
-		wait_until(moe, PART_NS, look_parted, pieces);
+		wait_until(&moe->patience, PART_NS, look_parted, pieces);
 }
 
 uint64_t engine_path_leave_status(const tern_moe *moe, uint32_t rank)

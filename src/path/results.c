@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "path/inside.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 /* At the home: what has come of one slot's results from one rank. The proxy's own. */
 struct coming {
@@ -144,7 +144,7 @@ static int open_piece(tern_moe *moe, uint32_t slot)
 	struct results *results = moe->engine->results;
 	uint64_t start = scheduler_now(moe->group->scheduler);
 
-	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
+	if (wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT,
 		"rank %u waited %.3f ms for its engine to send results (slot %u, epoch %u)",

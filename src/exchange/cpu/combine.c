@@ -12,7 +12,7 @@
 #include "path/results.h"
 #include "exchange/rows.h"
 #include "base/struct_size.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
 {

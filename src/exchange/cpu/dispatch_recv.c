@@ -10,7 +10,7 @@
 #include "exchange/cpu/kernels/kernels.h"
 #include "exchange/rows.h"
 #include "base/struct_size.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 /* How many rows each source announced; high throughput knows already. */
 static int check_words(tern_moe *moe, uint32_t slot)

@@ -15,7 +15,7 @@
 #include "exchange/cpu/routes.h"
 #include "exchange/rows.h"
 #include "base/struct_size.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 struct row_source dispatch_payload(const tern_moe *moe, const struct tern_dispatch *args,
 	uint32_t token, const struct row_place *converted)
