@@ -83,6 +83,7 @@ struct outgoing_row {
 };
 
 struct tern_moe {
+	const struct exchange_ops *ops; /* who runs the halves */
 	tern_group *group;
 	struct tern_moe_config config;
 	struct placement placement;
@@ -109,7 +110,7 @@ struct tern_moe {
 	struct tern_wait_report report;
 	struct tern_stats stats;
 	uint64_t *expert_load; /* [E] */
-	struct device *device; /* what it has there; NULL: it runs on the CPU */
+	struct device *device; /* what it has there; the CPU has none */
 	uint64_t private_bytes;
 };
 

@@ -41,14 +41,6 @@ int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 	return moe->engine ? engine_path_begin(moe, slot, kind) : 0;
 }
 
-bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape)
-{
-	*shape = (struct channel_shape){.nr_channels = topology_most_channels(&moe->topology),
-		.nr_chunks = moe->config.nr_chunks,
-		.chunk_bytes = moe->config.chunk_bytes};
-	return moe->group->engine != NULL;
-}
-
 /* An engine serves all ranks or none: where one rank has peers that are not mapped, all make their
  * part. */
 int paths_open(tern_moe *moe)
@@ -90,12 +82,6 @@ bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 	if (!moe->windows[rank])
 		return engine_path_is_lost(moe, rank, text);
 	return group_has_died(moe->group, rank);
-}
-
-void path_bear_silence(const tern_moe *moe)
-{
-	if (moe->group->engine)
-		engine_path_bear_silence(moe);
 }
 
 uint32_t path_relay_of(const tern_moe *moe, uint32_t source)

@@ -40,9 +40,6 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *publica
  * as any wait. */
 int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind);
 
-/* How rows travel between nodes; false: all ranks are mapped, or rows go through regions. */
-bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape);
-
 /* Collective: the ways to all ranks, once windows are mapped. Undone by paths_close. */
 int paths_open(tern_moe *moe);
 void paths_close(tern_moe *moe);
@@ -56,9 +53,6 @@ void path_leave(tern_moe *moe, uint64_t leave_status);
 
 /* The leave word of a rank, 0 while it takes part. */
 uint64_t path_leave_status(const tern_moe *moe, uint32_t rank);
-
-/* After a change of wait_ms: who is silent for that long is not yet dead. */
-void path_bear_silence(const tern_moe *moe);
 
 /* True if the rank's process is known to have ended, or its network to be gone; *text tells the
  * latter's cause, or is NULL. */

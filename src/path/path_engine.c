@@ -303,19 +303,14 @@ static int exchange_descriptors(tern_moe *moe)
 	return rc;
 }
 
-/* A rank that is stopped and goes on within the wait is not dead. */
-void engine_path_bear_silence(const tern_moe *moe)
-{
-	engine_bear_silence(moe->group->engine, moe->wait_ms);
-}
-
 int engine_path_open(tern_moe *moe)
 {
 	uint8_t prefix;
 	int rc = engine_agree_prefix(moe->group, moe->group->engine, &prefix);
 
 	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
-	engine_path_bear_silence(moe);
+	/* A rank that is stopped and goes on within the wait is not dead. */
+	engine_bear_silence(moe->group->engine, moe->wait_ms);
 	return rc ? rc
 		  : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }

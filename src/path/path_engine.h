@@ -6,7 +6,6 @@
 #include "path/path.h"
 
 int engine_path_open(tern_moe *moe);
-void engine_path_bear_silence(const tern_moe *moe); /* after a change of wait_ms */
 void engine_path_close(tern_moe *moe);
 uint8_t *engine_path_region(const tern_moe *moe, uint32_t slot, uint32_t rank);
 uint8_t *engine_path_counts(const tern_moe *moe, uint32_t slot, uint32_t epoch);

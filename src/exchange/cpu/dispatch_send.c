@@ -4,17 +4,16 @@
 
 #include "exchange/arguments.h"
 #include "path/chunk.h"
-#include "gpu/host/device.h"
 #include "exchange/cpu/dispatch_send.h"
 #include "base/error.h"
 #include "exchange/state.h"
+#include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/channels.h"
 #include "path/path.h"
 #include "exchange/plan.h"
 #include "exchange/cpu/routes.h"
 #include "exchange/rows.h"
-#include "base/struct_size.h"
 #include "exchange/cpu/peers.h"
 
 struct row_source dispatch_payload(const tern_moe *moe, const struct tern_dispatch *args,
@@ -355,13 +354,8 @@ static bool goes_on(const struct slot *s, bool joined)
 int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 {
 	const char *call = joined ? "tern_dispatch" : "tern_dispatch_send";
-	const struct slot *s;
-	int rc;
+	const struct slot *s = &moe->slots[args->slot];
 
-	rc = slot_check(moe, args->slot, call);
-	if (rc)
-		return rc;
-	s = &moe->slots[args->slot];
 	if (goes_on(s, joined) && s->nr_tokens != args->nr_tokens)
 		return fail(TERN_ERR_INVALID,
 			"dispatch: called again with %u tokens; it was begun with %u",
@@ -444,16 +438,9 @@ int dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	return 0;
 }
 
-int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+int cpu_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
-	struct tern_dispatch room;
-	int rc;
+	int rc = dispatch_check(moe, args, false);
 
-	args = struct_in(&kind_dispatch, args, &room);
-	if (!args)
-		return TERN_ERR_INVALID;
-	if (moe && moe->device)
-		return device_dispatch_send(moe, args);
-	rc = dispatch_check(moe, args, false);
 	return rc ? rc : dispatch_send(moe, args);
 }
