@@ -3,8 +3,8 @@
  * filled in, so that the first are on the wire while others are packed. */
 #include <string.h>
 
-#include "exchange/cpu/dispatch_send.h"
-#include "exchange/state.h"
+#include "exchange/cpu/dispatch_ll.h"
+#include "exchange/cpu/outgoing.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
 #include "exchange/cpu/routes.h"

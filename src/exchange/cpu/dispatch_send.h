@@ -1,23 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first half, and what both modes do to a token on its way out. */
+/* The first half, for calls that have the second one too. */
 #ifndef TERN_EXCHANGE_CPU_DISPATCH_SEND_H
 #define TERN_EXCHANGE_CPU_DISPATCH_SEND_H
 
-#include "exchange/plan.h"
-#include "exchange/rows.h"
-
-struct row_place {
-	uint8_t *payload, *scales;
-};
-
-/* The token as it is sent: the caller's, or converted into `converted`. */
-struct row_source dispatch_payload(const tern_moe *moe, const struct tern_dispatch *args,
-	uint32_t token, const struct row_place *converted);
-
-/* The header of rows->rows[row]; positions are not in it yet. For each rank in the order of its
- * tokens: each call takes places at home. */
-void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token,
-	const struct token_rows *rows, uint32_t row, struct row_header *header);
+#include "exchange/state.h"
 
 /* Arguments and the slot's state. joined: the second half is called with the first, and goes on if
  * that is done. */
@@ -25,8 +11,5 @@ int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 
 /* The first half, when all arguments have been checked. */
 int dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
-
-/* Low latency: everything to everybody (dispatch_ll.c). */
-int dispatch_send_ll(tern_moe *moe, const struct tern_dispatch *args);
 
 #endif

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What both modes do to a token on its way out. */
+#ifndef TERN_EXCHANGE_CPU_OUTGOING_H
+#define TERN_EXCHANGE_CPU_OUTGOING_H
+
+#include "exchange/plan.h"
+#include "exchange/rows.h"
+
+struct row_place {
+	uint8_t *payload, *scales;
+};
+
+/* The token as it is sent: the caller's, or converted into `converted`. */
+struct row_source dispatch_payload(const tern_moe *moe, const struct tern_dispatch *args,
+	uint32_t token, const struct row_place *converted);
+
+/* The header of rows->rows[row]; positions are not in it yet. For each rank in the order of its
+ * tokens: each call takes places at home. */
+void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token,
+	const struct token_rows *rows, uint32_t row, struct row_header *header);
+
+#endif
