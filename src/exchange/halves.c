@@ -5,6 +5,17 @@
 #include "base/struct_size.h"
 #include "exchange/ops.h"
 
+/* What a half has come to. Where it has ended the exchange, peers that wait for this rank learn of
+ * it now: who fails may be below what tells them. */
+static int told(tern_moe *moe, int rc)
+{
+	if (moe->untold) {
+		moe->ops->leave(moe, moe->untold);
+		moe->untold = 0;
+	}
+	return rc;
+}
+
 int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct tern_dispatch room;
@@ -14,7 +25,7 @@ int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	if (!args)
 		return TERN_ERR_INVALID;
 	rc = slot_check(moe, args->slot, "tern_dispatch_send");
-	return rc ? rc : moe->ops->dispatch_send(moe, args);
+	return rc ? rc : told(moe, moe->ops->dispatch_send(moe, args));
 }
 
 int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *theirs)
@@ -25,7 +36,7 @@ int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *their
 	if (!received)
 		return TERN_ERR_INVALID;
 	rc = slot_check(moe, slot, "tern_dispatch_recv");
-	rc = rc ? rc : moe->ops->dispatch_recv(moe, slot, received);
+	rc = rc ? rc : told(moe, moe->ops->dispatch_recv(moe, slot, received));
 	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }
 
@@ -39,7 +50,7 @@ int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_r
 	if (!args)
 		return TERN_ERR_INVALID;
 	rc = slot_check(moe, args->slot, "tern_dispatch");
-	rc = rc ? rc : moe->ops->dispatch(moe, args, received);
+	rc = rc ? rc : told(moe, moe->ops->dispatch(moe, args, received));
 	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }
 
@@ -52,14 +63,14 @@ int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 	if (!args)
 		return TERN_ERR_INVALID;
 	rc = slot_check(moe, args->slot, "tern_combine_send");
-	return rc ? rc : moe->ops->combine_send(moe, args);
+	return rc ? rc : told(moe, moe->ops->combine_send(moe, args));
 }
 
 int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
 {
 	int rc = slot_check(moe, slot, "tern_combine_recv");
 
-	return rc ? rc : moe->ops->combine_recv(moe, slot, out, out_stride);
+	return rc ? rc : told(moe, moe->ops->combine_recv(moe, slot, out, out_stride));
 }
 
 int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride)
@@ -73,14 +84,14 @@ int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size
 	if (!args)
 		return TERN_ERR_INVALID;
 	rc = slot_check(moe, args->slot, "tern_combine");
-	return rc ? rc : moe->ops->combine(moe, args, out, out_stride);
+	return rc ? rc : told(moe, moe->ops->combine(moe, args, out, out_stride));
 }
 
 int tern_release(tern_moe *moe, uint32_t slot)
 {
 	int rc = slot_check(moe, slot, "tern_release");
 
-	return rc ? rc : moe->ops->release(moe, slot);
+	return rc ? rc : told(moe, moe->ops->release(moe, slot));
 }
 
 /* ---- settings of calls on devices ------------------------------------------------------------ */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "exchange/state.h"
 
+#include <stdio.h>
+
 #include "base/error.h"
 #include "exchange/ops.h"
 
@@ -33,4 +35,12 @@ int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
 
 	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot,
 		next[moe->slots[slot].state]);
+}
+
+int exchange_fail(tern_moe *moe, int code, int peer)
+{
+	moe->failed = code;
+	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
+	moe->untold = leave_status_make(code, peer);
+	return code;
 }

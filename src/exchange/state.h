@@ -107,6 +107,7 @@ struct tern_moe {
 	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
 	int failed;          /* 0, or the error that ended this exchange */
 	char failed_text[512];
+	uint64_t untold; /* the leave word that peers have to be told yet; 0: none */
 	struct tern_wait_report report;
 	struct tern_stats stats;
 	uint64_t *expert_load; /* [E] */
@@ -123,6 +124,10 @@ static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
 /* For calls that go on after a failure: 0, or the error that kernels have reported since the last
  * call. Sets what tern_moe_wait_report says. */
 int exchange_look(const tern_moe *moe);
+
+/* In a half: ends the exchange with this error and this thread's text, which later calls return
+ * again; peers are told when the half is over. `peer`: who caused it, or -1. Returns code. */
+int exchange_fail(tern_moe *moe, int code, int peer);
 
 /* Checks slot number and order of calls; a failed exchange reports its error again. */
 int slot_check(tern_moe *moe, uint32_t slot, const char *call);

@@ -2,12 +2,12 @@
 #include "path/path.h"
 
 #include "base/scheduler.h"
-#include "base/error.h"
+#include "path/inside.h"
 #include "path/path_engine.h"
 
 uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_region(moe, slot, rank);
 	return path_window(moe, rank, layout_region(&moe->layout, slot, moe->rank));
 }
@@ -16,7 +16,7 @@ uint8_t *path_counts(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
 	uint32_t epoch = moe->slots[slot].epoch;
 
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_counts(moe, slot, epoch);
 	return path_window(moe, rank, layout_counts(&moe->layout, slot, epoch, moe->rank));
 }
@@ -25,7 +25,7 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 {
 	const struct layout *l = &moe->layout;
 
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_publish(moe, rank, p);
 	arrival_deliver((struct arrival *)path_window(
 				moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
@@ -69,7 +69,7 @@ void path_leave(tern_moe *moe, uint64_t leave_status)
 
 uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 {
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_leave_status(moe, rank);
 	return leave_status_observe(
 		&((const struct window_head *)moe->windows[rank]->base)->leave_status);
@@ -79,14 +79,14 @@ uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
 	*text = NULL;
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_is_lost(moe, rank, text);
 	return group_has_died(moe->group, rank);
 }
 
 uint32_t path_relay_of(const tern_moe *moe, uint32_t source)
 {
-	if (moe->windows[source] || moe->config.mode == TERN_LOW_LATENCY)
+	if (path_is_mapped(moe, source) || moe->config.mode == TERN_LOW_LATENCY)
 		return source;
 	return topology_gateway(&moe->topology, source, moe->topology.node_of[moe->rank]);
 }

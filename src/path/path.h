@@ -7,30 +7,13 @@
 #ifndef TERN_PATH_PATH_H
 #define TERN_PATH_PATH_H
 
-#include "exchange/state.h"
-
-/* Of a rank that is mapped. */
-static inline uint8_t *path_window(const tern_moe *moe, uint32_t rank, uint64_t offset)
-{
-	return moe->windows[rank]->base + offset;
-}
+#include "path/place.h"
 
 /* Where this rank's region for `rank` is filled in: low latency, or mapped. */
 uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank);
 
 /* Where this rank's counts for `rank` are filled in. Those that are not mapped share one place. */
 uint8_t *path_counts(const tern_moe *moe, uint32_t slot, uint32_t rank);
-
-/* What was placed for a rank in a phase, and what its arrival word says. */
-struct publication {
-	uint32_t slot;
-	enum word_kind kind;
-	enum tern_phase phase;
-	uint32_t count;
-	/* Sent where the rank is not mapped: */
-	const uint8_t *from;
-	uint64_t offset, bytes; /* in its window */
-};
 
 /* Everything placed for `rank` is complete: hand it over, publish the word and wake the rank if it
  * sleeps for it. Fails where the rank cannot be reached any more; the exchange is then over. */

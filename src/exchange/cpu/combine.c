@@ -23,7 +23,7 @@ static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args
 /* Whether some home of the source's tokens is not mapped. */
 static bool is_staged(const tern_moe *moe, uint32_t source)
 {
-	return moe->engine && results_are_staged(moe, home_first(moe, source));
+	return path_has_engine(moe) && results_are_staged(moe, home_first(moe, source));
 }
 
 /* One result to the same place on every rank that is home to the source's tokens. */
@@ -40,7 +40,7 @@ static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
 	if (staged)
 		memcpy(staged, row, moe->layout.combine_row_bytes);
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
-		if (moe->windows[first + i])
+		if (path_is_mapped(moe, first + i))
 			copy_row(path_window(moe, first + i, offset), row,
 				moe->layout.combine_row_bytes, stream);
 	return 0;
@@ -147,7 +147,7 @@ static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool rele
 		if (!released)
 			moe->stats.combine_bytes +=
 				(uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
-		if (!released && !moe->windows[home])
+		if (!released && !path_is_mapped(moe, home))
 			results_publication(moe, slot, home, &p);
 		rc = path_publish(moe, home, &p);
 	}

@@ -110,7 +110,7 @@ int dispatch_send_ll(tern_moe *moe, const struct tern_dispatch *args)
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t rank = (moe->rank + 1 + i) % moe->nr_ranks;
 
-		fill_region(moe, stream && moe->windows[rank], args, rank);
+		fill_region(moe, stream && path_is_mapped(moe, rank), args, rank);
 		if (stream)
 			stream_fence();
 		rc = publish_region(moe, args->slot, rank);

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "exchange/arguments.h"
-#include "path/chunk.h"
 #include "exchange/cpu/dispatch_send.h"
 #include "exchange/cpu/dispatch_ll.h"
 #include "exchange/cpu/outgoing.h"
@@ -37,7 +36,7 @@ static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank,
 /* Not mapped, and reached through its node's gateway. */
 static bool goes_by_channel(const tern_moe *moe, uint32_t rank)
 {
-	return !moe->windows[rank];
+	return !path_is_mapped(moe, rank);
 }
 
 static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows,
@@ -94,6 +93,48 @@ static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *
 	chunk_row_end(writer, &moe->layout, source);
 }
 
+struct full_channel {
+	tern_moe *moe;
+	uint32_t node;
+};
+
+static bool has_room(void *ctx)
+{
+	struct full_channel *full = ctx;
+
+	return channel_has_room(full->moe, full->node);
+}
+
+static int wait_for_channel(tern_moe *moe, uint32_t slot, uint32_t node)
+{
+	struct full_channel full = {moe, node};
+
+	return wait_for_room(moe, slot, channel_gateway(moe, node), has_room, &full);
+}
+
+static int make_room_to(tern_moe *moe, uint32_t slot, uint32_t node, uint32_t bytes)
+{
+	int rc = channels_room(moe, slot, node, bytes);
+
+	while (rc == CHANNEL_FULL) {
+		rc = wait_for_channel(moe, slot, node);
+		rc = rc ? rc : channels_room(moe, slot, node, bytes);
+	}
+	return rc;
+}
+
+static int finish_channels(tern_moe *moe, uint32_t slot)
+{
+	uint32_t node;
+	int rc = channels_finish(moe, slot, &node);
+
+	while (rc == CHANNEL_FULL) {
+		rc = wait_for_channel(moe, slot, node);
+		rc = rc ? rc : channels_finish(moe, slot, &node);
+	}
+	return rc;
+}
+
 /* Room for a token's rows to all nodes, before any of them is stored: a time-out leaves no token
  * half sent. */
 static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows)
@@ -110,7 +151,7 @@ static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows
 			nr_places++;
 			nr_routes += rows->rows[j].nr;
 		}
-		rc = channels_room(
+		rc = make_room_to(
 			moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
 	}
 	return rc;
@@ -127,7 +168,7 @@ static int send_token(
 
 	plan_token(&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk,
 		moe->config.topk, &rows);
-	if (moe->engine)
+	if (path_has_engine(moe))
 		rc = make_room(moe, slot, &rows);
 	if (rc)
 		return rc;
@@ -378,7 +419,7 @@ static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
 		rc = rc ? rc : publish_rows(moe, args->slot);
 		s->state = rc ? s->state : SLOT_FINISHING;
 	}
-	return rc || !moe->engine ? rc : channels_finish(moe, args->slot);
+	return rc || !path_has_engine(moe) ? rc : finish_channels(moe, args->slot);
 }
 
 /* Called again after a time-out, it goes on where it was. */

@@ -281,11 +281,3 @@ int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(voi
 		"for more rows",
 		moe->rank, (double)moe->report.waited_ns / 1e6, slot, moe->slots[slot].epoch, peer);
 }
-
-int exchange_fail(tern_moe *moe, int code, int peer)
-{
-	moe->failed = code;
-	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
-	path_leave(moe, leave_status_make(code, peer));
-	return code;
-}

@@ -13,8 +13,4 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
  * and for good, when the peer has died or left. */
 int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(void *ctx), void *ctx);
 
-/* Ends the exchange: later calls return this error and text again, and peers that wait for this
- * rank are told. `peer`: who caused it, or -1. Returns code. */
-int exchange_fail(tern_moe *moe, int code, int peer);
-
 #endif
