@@ -46,4 +46,12 @@ struct exchange_ops {
 	int (*set_sms)(tern_moe *moe, uint32_t nr_sms);
 };
 
+/* For calls that go on after a failure: 0, or the error that ended the exchange since the last
+ * call. Sets what tern_moe_wait_report says. Whoever holds a const exchange may be told, too: none
+ * is made const. */
+static inline int exchange_look(const tern_moe *moe)
+{
+	return moe->failed ? 0 : moe->ops->look((tern_moe *)(uintptr_t)moe);
+}
+
 #endif

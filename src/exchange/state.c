@@ -4,13 +4,6 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "exchange/ops.h"
-
-/* Whoever holds a const exchange may be told, too: none is made const. */
-int exchange_look(const tern_moe *moe)
-{
-	return moe->failed ? 0 : moe->ops->look((tern_moe *)(uintptr_t)moe);
-}
 
 int slot_check(tern_moe *moe, uint32_t slot, const char *call)
 {

@@ -121,10 +121,6 @@ static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
 	return moe->windows[moe->rank]->base + offset;
 }
 
-/* For calls that go on after a failure: 0, or the error that kernels have reported since the last
- * call. Sets what tern_moe_wait_report says. */
-int exchange_look(const tern_moe *moe);
-
 /* In a half: ends the exchange with this error and this thread's text, which later calls return
  * again; peers are told when the half is over. `peer`: who caused it, or -1. Returns code. */
 int exchange_fail(tern_moe *moe, int code, int peer);

@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 
+#include "base/private_memory.h"
 #include "base/scheduler.h"
 #include "engine/engine.h"
 #include "base/error.h"

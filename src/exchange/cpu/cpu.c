@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/private_memory.h"
 #include "exchange/cpu/halves.h"
 #include "exchange/plan.h"
 #include "exchange/rows.h"
