@@ -200,6 +200,22 @@ static int look(void *ctx)
 	return look_after_peers(ctx);
 }
 
+static int wait_for_missing(struct wait *w)
+{
+	tern_moe *moe = w->moe;
+	struct awaited awaited = {.events = (struct event_count *)own(
+					  moe, layout_event_count(&moe->layout, w->slot, w->phase)),
+		.wake_at = (moe->slots[w->slot].rounds[w->phase] + 1) * moe->nr_ranks,
+		.is_complete = is_complete,
+		.look = look,
+		.ctx = w,
+		.start_ns = w->start_ns,
+		.limit_ns = (uint64_t)moe->wait_ms * 1000000};
+	int said = wait_for_arrivals(&moe->patience, &awaited);
+
+	return said == WAIT_EXPIRED ? wait_expired(w) : said == WAIT_COMPLETE ? 0 : said;
+}
+
 int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase)
 {
 	struct wait w = {.moe = moe,
@@ -208,20 +224,8 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 		.kind = kind,
 		.phase = phase,
 		.start_ns = scheduler_now(moe->group->scheduler)};
-	struct awaited awaited = {.is_complete = is_complete,
-		.look = look,
-		.ctx = &w,
-		.start_ns = w.start_ns,
-		.limit_ns = (uint64_t)moe->wait_ms * 1000000};
-	int rc = 0, said;
+	int rc = all_arrived(&w) ? 0 : wait_for_missing(&w);
 
-	awaited.events =
-		(struct event_count *)own(moe, layout_event_count(&moe->layout, slot, phase));
-	awaited.wake_at = (moe->slots[slot].rounds[phase] + 1) * moe->nr_ranks;
-	if (!all_arrived(&w)) {
-		said = wait_for_arrivals(&moe->patience, &awaited);
-		rc = said == WAIT_EXPIRED ? wait_expired(&w) : said < 0 ? said : 0;
-	}
 	rc = rc ? rc : peer_broke(moe);
 	if (!rc)
 		moe->slots[slot].rounds[phase]++;
