@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "group/group.h"
 #include "transport/ofi/ofi.h"
-#include "exchange/window.h"
+#include "base/private_memory.h"
 
 #define BATCH 16
 #define LEAST_BYTES 8 /* of a write: not every provider takes none */

@@ -199,6 +199,7 @@ stage_plain() {
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
 	done
 	test plain/links 60 scripts/links.sh
+	test plain/rooms 60 env BUILD="$BUILD" scripts/rooms.sh
 	test plain/style 60 scripts/style.sh
 	transports plain "$BUILD" '^shm|^sim|verbs' env
 	transports plain "$BUILD" 'tcp;ofi_rxm' env TERN_TEST_DIVISOR=2

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "testkit/random.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 #define POISON 0xa5
 #define MS 1000000ull

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "gpu/cuda/tuning.h"
+#include "gpu/wire/sizes.h"
 
 #define MOST_WAYS 160
 #define TURNS 7

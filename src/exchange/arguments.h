@@ -4,7 +4,7 @@
 #ifndef TERN_EXCHANGE_ARGUMENTS_H
 #define TERN_EXCHANGE_ARGUMENTS_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 /* Bytes from row to row of a dense x. */
 uint64_t x_row_bytes(const tern_moe *moe);

@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and ending an exchange: settings checked, compared between the ranks, and turned into
- * windows and slots. */
-#include "exchange/exchange.h"
+/* Making and ending an exchange: settings checked, compared between the ranks, and turned into a
+ * layout. */
+#include "exchange/state.h"
 
 #include <limits.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "gpu/host/device.h"
-#include "exchange/dispatch_send.h"
 #include "base/environment.h"
 #include "base/error.h"
-#include "path/path.h"
 #include "base/struct_size.h"
-#include "exchange/wait.h"
+#include "engine/engine.h"
+#include "exchange/cpu/cpu.h"
+#include "exchange/ops.h"
+#include "gpu/host/device.h"
 
 #define MAX_SLOTS 16
 #define MAX_TOKENS (1u << 24)
@@ -236,140 +234,6 @@ static int agree_config(tern_moe *moe)
 		moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
 }
 
-static void *take(tern_moe *moe, uint64_t nr, size_t bytes)
-{
-	moe->private_bytes += nr * bytes;
-	return calloc(nr ? nr : 1, bytes);
-}
-
-static bool slot_alloc(tern_moe *moe, uint32_t index)
-{
-	struct slot *s = &moe->slots[index];
-	uint32_t nr_lists = moe->nr_ranks > moe->nr_local ? moe->nr_ranks : moe->nr_local;
-	uint64_t routes = (uint64_t)moe->config.max_tokens * moe->config.topk;
-
-	s->epoch = moe->config.first_epoch;
-	s->physical = take(moe, routes, sizeof(*s->physical));
-	s->weights = take(moe, routes, sizeof(*s->weights));
-	s->rows_to = take(moe, moe->nr_ranks, sizeof(*s->rows_to));
-	s->routes_to = take(moe, moe->placement.nr_physical, sizeof(*s->routes_to));
-	s->rows_home = take(moe, moe->nr_ranks, sizeof(*s->rows_home));
-	s->home_start = take(
-		moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_start));
-	s->home_next = take(
-		moe, (uint64_t)moe->nr_ranks * moe->config.replica_ranks, sizeof(*s->home_next));
-	s->row_of = take(moe, moe->nr_ranks, sizeof(*s->row_of));
-	s->chunks_to = take(moe, moe->topology.nr_nodes, sizeof(*s->chunks_to));
-	s->sent = take(moe, moe->nr_ranks, sizeof(*s->sent));
-	s->place = take(moe, moe->placement.nr_physical + moe->nr_ranks, sizeof(*s->place));
-	s->rows_from = take(moe, moe->nr_ranks, sizeof(*s->rows_from));
-	s->counts = take(moe, nr_lists, sizeof(*s->counts));
-	s->offsets = take(moe, nr_lists, sizeof(*s->offsets));
-	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
-		s->output = own(moe, layout_output(&moe->layout, index));
-	else
-		s->output = private_map(moe->layout.output.bytes);
-	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home &&
-	       s->home_start && s->place && s->home_next && s->row_of && s->chunks_to && s->sent &&
-	       s->rows_from && s->counts && s->offsets && s->output;
-}
-
-static void slot_free(tern_moe *moe, struct slot *s)
-{
-	free(s->physical);
-	free(s->weights);
-	free(s->rows_to);
-	free(s->routes_to);
-	free(s->rows_home);
-	free(s->home_start);
-	free(s->home_next);
-	free(s->row_of);
-	free(s->chunks_to);
-	free(s->sent);
-	free(s->place);
-	free(s->rows_from);
-	free(s->counts);
-	free(s->offsets);
-	if (moe->config.mode == TERN_LOW_LATENCY)
-		private_unmap(s->output, moe->layout.output.bytes);
-}
-
-/* What a half writes is read next by another rank, or by the experts: from a cache, if all ranks'
- * rows fit there beside what else is in use. docs/notebook/cpu-exchange.md#streaming. */
-static void choose_streaming(tern_moe *moe)
-{
-	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-
-	moe->stream_bytes = (cache > 0 ? (uint64_t)cache : 32u << 20) / (4 * moe->nr_ranks);
-}
-
-/* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps
- * those from running that one waits for, and yielding to them is faster than a sleep and a wake-up.
- * docs/notebook/cpu-exchange.md#patience. */
-static void choose_patience(tern_moe *moe)
-{
-	cpu_set_t cpus;
-	int here = 0, nr_cpus = sched_getaffinity(0, sizeof(cpus), &cpus) ? 1 : CPU_COUNT(&cpus);
-
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		here += moe->group->peers[r].path != TERN_PATH_NONE;
-	moe->spin_rounds = here <= nr_cpus ? 200 : 0;
-	moe->yield_rounds = 200;
-}
-
-static bool outgoing_alloc(tern_moe *moe)
-{
-	const struct tern_moe_config *c = &moe->config;
-	uint64_t tokens = c->mode == TERN_LOW_LATENCY ? c->max_tokens : 0;
-	uint32_t most_rows = c->topk < moe->nr_ranks ? c->topk : moe->nr_ranks;
-	struct outgoing *out = &moe->outgoing;
-
-	out->plans = take(moe, tokens, sizeof(*out->plans));
-	out->sources = take(moe, tokens, sizeof(*out->sources));
-	out->rows = take(moe, tokens * most_rows, sizeof(*out->rows));
-	return out->plans && out->sources && out->rows;
-}
-
-static int exchange_alloc(tern_moe *moe)
-{
-	const struct tern_moe_config *c = &moe->config;
-	bool ok;
-
-	moe->slots = take(moe, c->nr_slots, sizeof(*moe->slots));
-	moe->scratch = take(moe, 1,
-		align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) +
-			moe->layout.combine_row_bytes);
-	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
-	moe->cursor = take(moe, moe->layout.max_local, sizeof(*moe->cursor));
-	moe->all_counts = take(
-		moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
-	moe->home_next =
-		take(moe, (uint64_t)moe->nr_ranks * c->replica_ranks, sizeof(*moe->home_next));
-	moe->totals = take(
-		moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
-	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = outgoing_alloc(moe) && moe->slots && moe->scratch && moe->seen && moe->cursor &&
-	     moe->home_next && moe->all_counts && moe->totals && moe->expert_load;
-	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
-		ok = slot_alloc(moe, i);
-	return ok ? 0
-		  : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots,
-			    c->max_tokens);
-}
-
-/* A fresh window's zeros would be taken for arrivals in epoch 0, so the words start at the epoch
- * before the first. Peers write words only when all ranks have come out of tern_moe_create. */
-static void words_init(tern_moe *moe)
-{
-	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
-		for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
-			for (uint32_t r = 0; r < moe->nr_ranks; r++)
-				arrival_publish((struct arrival *)own(
-							moe, layout_word(&moe->layout, slot,
-								     (enum word_kind)kind, r)),
-					word_make(moe->config.first_epoch - 1, 0));
-}
-
 /* A forced engine maps nothing: each rank is alone on its node then. */
 static int find_nodes(tern_moe *moe)
 {
@@ -385,6 +249,7 @@ static int find_nodes(tern_moe *moe)
 	return rc;
 }
 
+/* Where rows travel between nodes, all ranks have room for them. */
 static int plan_layout(tern_moe *moe)
 {
 	struct channel_shape channels;
@@ -393,8 +258,11 @@ static int plan_layout(tern_moe *moe)
 	rc = rc ? rc : choose_chunks(&moe->config, moe->topology.nr_nodes);
 	if (rc)
 		return rc;
+	channels = (struct channel_shape){.nr_channels = topology_most_channels(&moe->topology),
+		.nr_chunks = moe->config.nr_chunks,
+		.chunk_bytes = moe->config.chunk_bytes};
 	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical,
-		moe->placement.max_local, path_channel_shape(moe, &channels) ? &channels : NULL);
+		moe->placement.max_local, moe->group->engine ? &channels : NULL);
 	return check_layout(&moe->layout);
 }
 
@@ -428,51 +296,23 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 
 static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
 {
-	tern_group *group = moe->group;
 	int rc = exchange_plan(moe, config);
 
-	rc = group_agree_status(group, rc, "tern_moe_create");
+	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : agree_config(moe);
-	if (rc || moe->config.device)
-		return rc ? rc : device_open(moe);
-	moe->windows = calloc(moe->nr_ranks, sizeof(*moe->windows));
-	rc = moe->windows ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u windows", moe->nr_ranks);
-	rc = group_agree_status(group, rc, "tern_moe_create");
-	rc = rc ? rc
-		: windows_create(group, moe->layout.window_bytes, ++group->round, moe->windows);
 	if (rc)
 		return rc;
-	choose_patience(moe);
-	words_init(moe);
-	choose_streaming(moe);
-	rc = paths_open(moe);
-	if (rc)
-		return rc;
-	return group_agree_status(group, exchange_alloc(moe), "tern_moe_create");
+	moe->ops = moe->config.device ? &exchange_gpu_ops : &exchange_cpu_ops;
+	return moe->ops->open(moe);
 }
 
 static void exchange_free(tern_moe *moe)
 {
-	for (uint32_t i = 0; moe->slots && i < moe->config.nr_slots; i++)
-		slot_free(moe, &moe->slots[i]);
-	paths_close(moe);
-	device_close(moe);
-	if (moe->windows)
-		windows_destroy(moe->group, moe->windows);
+	if (moe->ops)
+		moe->ops->close(moe);
 	placement_free(&moe->placement);
 	topology_free(&moe->topology);
-	free(moe->windows);
 	free(moe->slots);
-	free(moe->outgoing.plans);
-	free(moe->outgoing.sources);
-	free(moe->outgoing.rows);
-	free(moe->scratch);
-	free(moe->seen);
-	free(moe->cursor);
-	free(moe->home_next);
-	free(moe->all_counts);
-	free(moe->totals);
-	free(moe->expert_load);
 	free(moe);
 }
 
@@ -487,6 +327,7 @@ int tern_moe_create(tern_group *group, const struct tern_moe_config *config, ter
 	if (!moe)
 		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
 	moe->group = group;
+	moe->patience.scheduler = group->scheduler;
 	moe->rank = (uint32_t)group->rank;
 	moe->nr_ranks = (uint32_t)group->nr_ranks;
 	moe->report.peer = -1;
@@ -516,18 +357,12 @@ int tern_moe_leave(tern_moe *moe)
 		return fail(TERN_ERR_INVALID, "moe is NULL");
 	if (moe->failed)
 		return 0;
-	if (moe->device && device_leave(moe))
+	if (moe->ops->settle(moe))
 		return 0;
-	if (!moe->device)
-		path_settle(moe);
 	moe->failed = TERN_ERR_STATE;
 	snprintf(moe->failed_text, sizeof(moe->failed_text),
 		"rank %u left this exchange: it called tern_moe_leave", moe->rank);
-	if (moe->device)
-		device_publish_leave(moe, leave_status_make(0, -1));
-	else
-		path_leave(moe, leave_status_make(0, -1)); /* peers that still wait for this rank
-							      learn of it */
+	moe->ops->leave(moe, leave_status_make(0, -1));
 	return 0;
 }
 
@@ -537,44 +372,21 @@ int tern_moe_set_wait(tern_moe *moe, int wait_ms)
 
 	if (!moe || wait_ms < 0)
 		return fail(TERN_ERR_INVALID, "moe is NULL or wait_ms is negative (%d)", wait_ms);
-	if (moe->device && !wait_ms)
-		return fail(
-			TERN_ERR_INVALID, "wait_ms is 0; kernels cannot poll once and go on later");
-	rc = exchange_look(moe);
+	rc = moe->ops->check_wait(wait_ms);
+	rc = rc ? rc : exchange_look(moe);
 	if (rc)
 		return rc;
 	moe->wait_ms = wait_ms;
-	path_bear_silence(moe);
+	if (moe->group->engine) /* who is silent for that long is not yet dead */
+		engine_bear_silence(moe->group->engine, wait_ms);
 	return 0;
 }
 
-/* Whoever holds a const exchange may be told, too: none is made const. */
-int exchange_look(const tern_moe *moe)
-{
-	return moe->device && !moe->failed ? device_look((tern_moe *)(uintptr_t)moe) : 0;
-}
-
-int slot_check(tern_moe *moe, uint32_t slot, const char *call)
+int tern_moe_status(tern_moe *moe)
 {
 	if (!moe)
-		return fail(TERN_ERR_INVALID, "%s: moe is NULL", call);
+		return fail(TERN_ERR_INVALID, "moe is NULL");
 	if (moe->failed)
 		return fail(moe->failed, "%s", moe->failed_text);
-	if (slot >= moe->config.nr_slots)
-		return fail(
-			TERN_ERR_INVALID, "%s: slot is %u of %u", call, slot, moe->config.nr_slots);
-	return 0;
-}
-
-int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
-{
-	static const char *const next[] = {"dispatch_send",
-		"dispatch_send again (it waits for counts)",
-		"dispatch_send again (it waits for room)",
-		"dispatch_send again (it waits for room)", "dispatch_recv",
-		"combine_send or release", "combine_send again (it waits for room)", "combine_recv",
-		"dispatch_send"};
-
-	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot,
-		next[moe->slots[slot].state]);
+	return moe->ops->status(moe);
 }

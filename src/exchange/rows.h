@@ -4,7 +4,7 @@
 #ifndef TERN_EXCHANGE_ROWS_H
 #define TERN_EXCHANGE_ROWS_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 struct row_source {
 	const uint8_t *payload, *scales;

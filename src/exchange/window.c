@@ -24,23 +24,6 @@ static uint8_t *map_shared(int fd, uint64_t bytes)
 	return base;
 }
 
-void *private_map(uint64_t bytes)
-{
-	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	if (base == MAP_FAILED)
-		return NULL;
-	madvise(base, bytes, MADV_HUGEPAGE);
-	return base;
-}
-
-void private_unmap(void *base, uint64_t bytes)
-{
-	if (base)
-		munmap(base, bytes);
-}
-
 void window_keep(struct window *window)
 {
 	atomic_fetch_add_explicit(&window->references, 1, memory_order_relaxed);

@@ -25,9 +25,4 @@ void window_keep(struct window *window);
 void window_drop(struct window *window);
 void windows_destroy(tern_group *group, struct window **windows);
 
-/* Address space for rows that peers do not see; pages are taken when first written. NULL: none
- * left. */
-void *private_map(uint64_t bytes);
-void private_unmap(void *base, uint64_t bytes);
-
 #endif

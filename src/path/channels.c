@@ -9,10 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "path/chunk.h"
 #include "base/error.h"
 #include "path/inside.h"
-#include "exchange/wait.h"
 
 struct chunk_state {
 	struct sent *sent;
@@ -122,16 +120,10 @@ static bool is_free(const struct chunk_state *chunk)
 	return chunk_is_free(&chunk->busy) && sent_has_ended(chunk->sent);
 }
 
-struct search {
-	const struct channels *channels;
-	struct channel *channel;
-};
-
-static bool find_free(void *ctx)
+bool channel_has_room(tern_moe *moe, uint32_t node)
 {
-	struct search *search = ctx;
-	struct channel *channel = search->channel;
-	uint32_t nr = search->channels->nr_chunks;
+	struct channel *channel = &moe->engine->channels->of[node];
+	uint32_t nr = moe->engine->channels->nr_chunks;
 
 	for (uint32_t i = 0; i < nr; i++) {
 		uint32_t at = (channel->next + i) % nr;
@@ -151,8 +143,8 @@ static bool is_settled(const tern_moe *moe, const struct channel *channel)
 
 	for (uint32_t i = 0; i < moe->engine->channels->nr_chunks; i++)
 		if (!is_free(&channel->chunks[i]))
-			return path_leave_status(moe, channel->gateway) ||
-			       path_is_lost(moe, channel->gateway, &text);
+			return engine_path_leave_status(moe, channel->gateway) ||
+			       engine_path_is_lost(moe, channel->gateway, &text);
 	return true;
 }
 
@@ -183,15 +175,17 @@ static int send_chunk(tern_moe *moe, uint32_t slot, struct channel *channel, uin
 		layout_chunk(&moe->layout, channel->number, number), channel->writer.at);
 }
 
-static int open_chunk(tern_moe *moe, uint32_t slot, struct channel *channel)
+uint32_t channel_gateway(const tern_moe *moe, uint32_t node)
 {
-	struct search search = {moe->engine->channels, channel};
-	int rc = find_free(&search)
-			 ? 0
-			 : wait_for_room(moe, slot, channel->gateway, find_free, &search);
+	return moe->engine->channels->of[node].gateway;
+}
 
-	if (rc)
-		return rc;
+static int open_chunk(tern_moe *moe, uint32_t node)
+{
+	struct channel *channel = &moe->engine->channels->of[node];
+
+	if (!channel_has_room(moe, node))
+		return CHANNEL_FULL;
 	chunk_begin(&channel->writer,
 		channel->staging + (uint64_t)channel->next * moe->layout.chunk_bytes);
 	channel->open = true;
@@ -207,7 +201,7 @@ int channels_room(tern_moe *moe, uint32_t slot, uint32_t node, uint32_t bytes)
 		moe->slots[slot].chunks_to[node]++;
 		rc = send_chunk(moe, slot, channel, 0);
 	}
-	return rc || channel->open ? rc : open_chunk(moe, slot, channel);
+	return rc || channel->open ? rc : open_chunk(moe, node);
 }
 
 struct chunk_writer *channels_writer(tern_moe *moe, uint32_t node)
@@ -216,20 +210,19 @@ struct chunk_writer *channels_writer(tern_moe *moe, uint32_t node)
 }
 
 /* A node that gets no rows gets an empty chunk: silence is not a count. */
-int channels_finish(tern_moe *moe, uint32_t slot)
+int channels_finish(tern_moe *moe, uint32_t slot, uint32_t *node)
 {
 	struct slot *s = &moe->slots[slot];
 	int rc = 0;
 
 	while (s->next_node < moe->topology.nr_nodes && !rc) {
-		uint32_t node = (moe->topology.node_of[moe->rank] + 1 + s->next_node) %
-				moe->topology.nr_nodes;
-
-		if (is_internode(moe, node)) {
-			rc = channels_room(moe, slot, node, 0);
+		*node = (moe->topology.node_of[moe->rank] + 1 + s->next_node) %
+			moe->topology.nr_nodes;
+		if (is_internode(moe, *node)) {
+			rc = channels_room(moe, slot, *node, 0);
 			rc = rc ? rc
-				: send_chunk(moe, slot, &moe->engine->channels->of[node],
-					  ++s->chunks_to[node]);
+				: send_chunk(moe, slot, &moe->engine->channels->of[*node],
+					  ++s->chunks_to[*node]);
 		}
 		s->next_node += !rc;
 	}

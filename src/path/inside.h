@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of the engine path, shared by the files that make it:
- *   path_engine.c  opening and closing, immediates, words in one write
- *   channels.c        rows in chunks to other nodes' gateways (high throughput)
+/* The inside of the engine path: what its parts stand on. Above this:
+ *   channels.c     rows in chunks to other nodes' gateways (high throughput)
  *   relay.c        the gateway: rows out of chunks to the ranks of its node, on the proxy thread
  *   results.c      results home in pieces (high throughput), or staged as a whole (low latency)
+ * and above these:
+ *   path_engine.c  opening and closing, immediates, words in one write
  */
 #ifndef TERN_PATH_INSIDE_H
 #define TERN_PATH_INSIDE_H
 
 #include "engine/engine.h"
 #include "path/leave_status.h"
-#include "path/path_engine.h"
+#include "path/place.h"
 
 #define IMMEDIATE_BITS 9 /* a kind's own */
 #define EPOCH_BITS 4
@@ -98,30 +99,9 @@ void path_violation(tern_moe *moe, uint32_t source, const char *what);
 void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source,
 	uint64_t word);
 
-/* channels.c */
-uint64_t channels_bytes(const tern_moe *moe); /* of staging */
-int channels_open(tern_moe *moe);
-void channels_close(tern_moe *moe, uint64_t deadline_ns);
-void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk); /* on the proxy */
-bool channels_settled(const tern_moe *moe); /* every chunk to a gateway that still takes part has
-					       been given back */
-
-/* relay.c; on the proxy but for open and close */
-int relay_open(tern_moe *moe);
-void relay_close(tern_moe *moe, uint64_t deadline_ns);
-void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk);
-bool relay_take(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk); /* its rows;
-										      false: broken
-										    */
-void relay_more(void *moe);
-
-/* results.c */
-uint64_t results_bytes(const tern_moe *moe); /* of staging */
-int results_open(tern_moe *moe);
-bool results_settled(const tern_moe *moe); /* every piece has landed */
-void results_close(tern_moe *moe, uint64_t deadline_ns);
-/* On the proxy: a piece has landed; or its note has, with the word's epoch. */
-void results_piece(tern_moe *moe, uint32_t slot, uint32_t source);
-void results_announced(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t epoch);
+/* Of a rank that is not mapped: path.h. */
+uint64_t engine_path_leave_status(const tern_moe *moe, uint32_t rank);
+bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text);
+int engine_path_broken(const tern_moe *moe, const char **text);
 
 #endif

@@ -1,26 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "path/path.h"
 
-#include <limits.h>
-#include <linux/futex.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "base/scheduler.h"
-#include "base/error.h"
+#include "path/inside.h"
 #include "path/path_engine.h"
-
-void path_deliver(struct arrival *arrival, struct event_count *events, uint64_t word)
-{
-	arrival_publish(arrival, word);
-	if (event_count_advance(events))
-		syscall(SYS_futex, &events->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
 
 uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_region(moe, slot, rank);
 	return path_window(moe, rank, layout_region(&moe->layout, slot, moe->rank));
 }
@@ -29,7 +16,7 @@ uint8_t *path_counts(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
 	uint32_t epoch = moe->slots[slot].epoch;
 
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_counts(moe, slot, epoch);
 	return path_window(moe, rank, layout_counts(&moe->layout, slot, epoch, moe->rank));
 }
@@ -38,10 +25,10 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 {
 	const struct layout *l = &moe->layout;
 
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_publish(moe, rank, p);
-	path_deliver((struct arrival *)path_window(
-			     moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
+	arrival_deliver((struct arrival *)path_window(
+				moe, rank, layout_word(l, p->slot, p->kind, moe->rank)),
 		(struct event_count *)path_window(
 			moe, rank, layout_event_count(l, p->slot, p->phase)),
 		word_make(moe->slots[p->slot].epoch, p->count));
@@ -52,14 +39,6 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 {
 	return moe->engine ? engine_path_begin(moe, slot, kind) : 0;
-}
-
-bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape)
-{
-	*shape = (struct channel_shape){.nr_channels = topology_most_channels(&moe->topology),
-		.nr_chunks = moe->config.nr_chunks,
-		.chunk_bytes = moe->config.chunk_bytes};
-	return moe->group->engine != NULL;
 }
 
 /* An engine serves all ranks or none: where one rank has peers that are not mapped, all make their
@@ -90,7 +69,7 @@ void path_leave(tern_moe *moe, uint64_t leave_status)
 
 uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 {
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_leave_status(moe, rank);
 	return leave_status_observe(
 		&((const struct window_head *)moe->windows[rank]->base)->leave_status);
@@ -100,20 +79,14 @@ uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
 	*text = NULL;
-	if (!moe->windows[rank])
+	if (!path_is_mapped(moe, rank))
 		return engine_path_is_lost(moe, rank, text);
 	return group_has_died(moe->group, rank);
 }
 
-void path_bear_silence(const tern_moe *moe)
-{
-	if (moe->group->engine)
-		engine_path_bear_silence(moe);
-}
-
 uint32_t path_relay_of(const tern_moe *moe, uint32_t source)
 {
-	if (moe->windows[source] || moe->config.mode == TERN_LOW_LATENCY)
+	if (path_is_mapped(moe, source) || moe->config.mode == TERN_LOW_LATENCY)
 		return source;
 	return topology_gateway(&moe->topology, source, moe->topology.node_of[moe->rank]);
 }

@@ -7,30 +7,13 @@
 #ifndef TERN_PATH_PATH_H
 #define TERN_PATH_PATH_H
 
-#include "exchange/exchange.h"
-
-/* Of a rank that is mapped. */
-static inline uint8_t *path_window(const tern_moe *moe, uint32_t rank, uint64_t offset)
-{
-	return moe->windows[rank]->base + offset;
-}
+#include "path/place.h"
 
 /* Where this rank's region for `rank` is filled in: low latency, or mapped. */
 uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank);
 
 /* Where this rank's counts for `rank` are filled in. Those that are not mapped share one place. */
 uint8_t *path_counts(const tern_moe *moe, uint32_t slot, uint32_t rank);
-
-/* What was placed for a rank in a phase, and what its arrival word says. */
-struct publication {
-	uint32_t slot;
-	enum word_kind kind;
-	enum tern_phase phase;
-	uint32_t count;
-	/* Sent where the rank is not mapped: */
-	const uint8_t *from;
-	uint64_t offset, bytes; /* in its window */
-};
 
 /* Everything placed for `rank` is complete: hand it over, publish the word and wake the rank if it
  * sleeps for it. Fails where the rank cannot be reached any more; the exchange is then over. */
@@ -39,13 +22,6 @@ int path_publish(tern_moe *moe, uint32_t rank, const struct publication *publica
 /* Before a half places anything: staging of the slot's previous round is free, or TERN_ERR_TIMEOUT
  * as any wait. */
 int path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind);
-
-/* Stores an arrival word and rings: by the rank that sends, or by its engine for a rank that is not
- * mapped. */
-void path_deliver(struct arrival *arrival, struct event_count *events, uint64_t word);
-
-/* How rows travel between nodes; false: all ranks are mapped, or rows go through regions. */
-bool path_channel_shape(const tern_moe *moe, struct channel_shape *shape);
 
 /* Collective: the ways to all ranks, once windows are mapped. Undone by paths_close. */
 int paths_open(tern_moe *moe);
@@ -60,9 +36,6 @@ void path_leave(tern_moe *moe, uint64_t leave_status);
 
 /* The leave word of a rank, 0 while it takes part. */
 uint64_t path_leave_status(const tern_moe *moe, uint32_t rank);
-
-/* After a change of wait_ms: who is silent for that long is not yet dead. */
-void path_bear_silence(const tern_moe *moe);
 
 /* True if the rank's process is known to have ended, or its network to be gone; *text tells the
  * latter's cause, or is NULL. */

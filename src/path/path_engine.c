@@ -10,16 +10,16 @@
  */
 #include "path/path_engine.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/private_memory.h"
 #include "base/scheduler.h"
 #include "engine/engine.h"
 #include "base/error.h"
+#include "path/channels.h"
 #include "path/inside.h"
+#include "path/relay.h"
 #include "path/results.h"
-#include "exchange/wait.h"
 #include "exchange/window.h"
 
 #define MOST_RANKS 4096
@@ -30,17 +30,6 @@
 static struct sent *pieces_of(const struct engine_path *path, uint32_t slot, enum word_kind kind)
 {
 	return &path->pieces.each[slot * NR_WORD_KINDS + kind];
-}
-
-uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits)
-{
-	return (uint32_t)moe->engine->prefix << 24 | (uint32_t)kind << 21 | moe->rank << 9 |
-	       own_bits;
-}
-
-uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
-{
-	return slot << 5 | (moe->slots[slot].epoch & ((1u << EPOCH_BITS) - 1));
 }
 
 /* ---- on the engine's thread ------------------------------------------------------------------ */
@@ -70,27 +59,6 @@ static uint32_t epoch_near(
 	}
 	ahead = (low_bits - reached) & ((1u << EPOCH_BITS) - 1);
 	return reached + ahead - (ahead >= 1u << (EPOCH_BITS - 1) ? 1u << EPOCH_BITS : 0);
-}
-
-static enum tern_phase phase_of(enum word_kind kind)
-{
-	return kind == WORD_DISPATCH  ? TERN_PHASE_DISPATCH
-	       : kind == WORD_COMBINE ? TERN_PHASE_COMBINE
-				      : TERN_PHASE_COUNTS;
-}
-
-/* The bytes that it announces are visible to this thread, or were stored by it; the release in
- * path_deliver hands them on to the one that waits. */
-void path_arrived(tern_moe *moe, uint32_t rank, uint32_t slot, enum word_kind kind, uint32_t source,
-	uint64_t word)
-{
-	const struct layout *l = &moe->layout;
-
-	path_deliver((struct arrival *)path_window(moe, rank, layout_word(l, slot, kind, source)),
-		(struct event_count *)path_window(
-			moe, rank, layout_event_count(l, slot, phase_of(kind))),
-		word);
-	scheduler_wake(moe->group->scheduler, rank);
 }
 
 static const enum word_kind announces[] = {[IMMEDIATE_DISPATCH] = WORD_DISPATCH,
@@ -128,7 +96,7 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 		 bits = immediate & 0x1ff;
 
 	(void)peer; /* not every network can tell */
-	if (source >= moe->nr_ranks || moe->windows[source])
+	if (source >= moe->nr_ranks || path_is_mapped(moe, source))
 		return;
 	if (kind == IMMEDIATE_PART)
 		leave_statuses_note(&moe->engine->leave_statuses, source, bits,
@@ -145,54 +113,7 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 		word_arrived(moe, (enum immediate_kind)kind, source, bits);
 }
 
-void path_violation(tern_moe *moe, uint32_t source, const char *what)
-{
-	struct engine_path *path = moe->engine;
-
-	if (violation_observe(&path->violation))
-		return;
-	snprintf(path->violation_text, sizeof(path->violation_text), "%s", what);
-	violation_publish(&path->violation, source + 1);
-}
-
-int engine_path_broken(const tern_moe *moe, const char **text)
-{
-	*text = moe->engine->violation_text;
-	return (int)violation_observe(&moe->engine->violation) - 1;
-}
-
 /* ---- opening and closing --------------------------------------------------------------------- */
-
-int sent_open(tern_engine *engine, struct sent_list *list, uint32_t nr)
-{
-	struct engine_counters *counters = &list->counters;
-	int rc;
-
-	list->each = calloc(nr, sizeof(*list->each));
-	counters->first = aligned_alloc(CACHE_LINE, nr * sizeof(*counters->first));
-	if (!list->each || !counters->first)
-		return fail(TERN_ERR_NOMEM, "no memory to count %u writes", nr);
-	memset(counters->first, 0, nr * sizeof(*counters->first));
-	counters->nr = nr;
-	rc = engine_counters_open(engine, counters);
-	list->open = !rc;
-	for (uint32_t i = 0; i < nr; i++)
-		list->each[i] = (struct sent){.ended = &counters->first[i], .id = counters->id + i};
-	return rc;
-}
-
-void sent_close(const tern_moe *moe, struct sent_list *list, uint64_t deadline_ns)
-{
-	const struct scheduler *scheduler = moe->group->scheduler;
-
-	while (list->open && !sent_have_ended(list) && scheduler_now(scheduler) < deadline_ns)
-		scheduler_yield(scheduler, deadline_ns);
-	if (list->open)
-		engine_counters_close(moe->engine->engine, &list->counters);
-	free(list->counters.first);
-	free(list->each);
-	*list = (struct sent_list){0};
-}
 
 static uint64_t take(uint64_t *end, uint64_t bytes)
 {
@@ -211,7 +132,7 @@ static uint64_t plan_staging(tern_moe *moe)
 	uint64_t end = 0;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		path->number_of[r] = moe->windows[r] ? 0 : path->nr_internode++;
+		path->number_of[r] = path_is_mapped(moe, r) ? 0 : path->nr_internode++;
 	if (moe->config.mode == TERN_LOW_LATENCY)
 		path->regions = take(&end,
 			l->nr_slots * path->nr_internode * align_up(l->region_bytes, CACHE_LINE));
@@ -296,16 +217,10 @@ static int exchange_descriptors(tern_moe *moe)
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(moe->group, &mine, all, sizeof(mine));
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
-		if (!moe->windows[r])
+		if (!path_is_mapped(moe, r))
 			rc = tern_engine_import(path->engine, &all[r], &path->windows[r]);
 	free(all);
 	return rc;
-}
-
-/* A rank that is stopped and goes on within the wait is not dead. */
-void engine_path_bear_silence(const tern_moe *moe)
-{
-	engine_bear_silence(moe->group->engine, moe->wait_ms);
 }
 
 int engine_path_open(tern_moe *moe)
@@ -314,7 +229,8 @@ int engine_path_open(tern_moe *moe)
 	int rc = engine_agree_prefix(moe->group, moe->group->engine, &prefix);
 
 	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
-	engine_path_bear_silence(moe);
+	/* A rank that is stopped and goes on within the wait is not dead. */
+	engine_bear_silence(moe->group->engine, moe->wait_ms);
 	return rc ? rc
 		  : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
 }
@@ -420,34 +336,12 @@ int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 	struct sent *sent = pieces_of(moe->engine, slot, kind);
 	uint64_t start = scheduler_now(moe->group->scheduler);
 
-	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
+	if (wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT,
 		"rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
 		moe->rank, (double)(scheduler_now(moe->group->scheduler) - start) / 1e6, slot,
 		moe->slots[slot].epoch);
-}
-
-int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immediate,
-	const uint8_t *from, uint64_t offset, uint64_t bytes)
-{
-	struct engine_path *path = moe->engine;
-	struct engine_write write = {.peer = rank,
-		.flags = TERN_IMMEDIATE,
-		.immediate = immediate,
-		.counter = sent->id,
-		.local = bytes ? path->staging_region : NULL,
-		.remote = bytes ? path->windows[rank] : NULL,
-		.local_offset = bytes ? (uint64_t)(from - path->staging) : 0,
-		.remote_offset = offset,
-		.bytes = bytes};
-	int rc = engine_write(path->engine, &write);
-
-	if (rc)
-		return exchange_fail(moe, rc, (int)rank);
-	sent->begun++;
-	moe->stats.engine_bytes += bytes;
-	return 0;
 }
 
 static enum immediate_kind immediate_of(enum word_kind word)
@@ -481,7 +375,7 @@ static int look_settled(void *ctx)
  * gives up owes nothing. */
 void engine_path_settle(tern_moe *moe)
 {
-	wait_until(moe, farewell_ns(moe), look_settled, moe);
+	wait_until(&moe->patience, farewell_ns(moe), look_settled, moe);
 }
 
 static int look_parted(void *ctx)
@@ -507,19 +401,5 @@ void engine_path_leave(tern_moe *moe, uint64_t leave_status)
 			pieces->begun += !engine_write(moe->engine->engine, &write);
 		}
 	if (leave_status_error(leave_status))
-		wait_until(moe, PART_NS, look_parted, pieces);
-}
-
-uint64_t engine_path_leave_status(const tern_moe *moe, uint32_t rank)
-{
-	return leave_statuses_of(
-		&moe->engine->leave_statuses, rank, scheduler_now(moe->group->scheduler));
-}
-
-bool engine_path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
-{
-	const struct engine_path *path = moe->engine;
-
-	return !leave_statuses_told(&path->leave_statuses, rank) &&
-	       engine_peer_down(path->engine, rank, text) != 0;
+		wait_until(&moe->patience, PART_NS, look_parted, pieces);
 }

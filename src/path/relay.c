@@ -8,6 +8,8 @@
  * row, and a rank sends these when it has done with its last round. Positions are in the headers,
  * and are checked against the layout.
  */
+#include "path/relay.h"
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "path/inside.h"
-#include "exchange/wait.h"
 
 /* At the home: what has come of one slot's results from one rank. The proxy's own. */
 struct coming {
@@ -96,7 +95,7 @@ bool results_settled(const tern_moe *moe)
 bool results_are_staged(const tern_moe *moe, uint32_t first)
 {
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
-		if (!moe->windows[first + i])
+		if (!path_is_mapped(moe, first + i))
 			return true;
 	return false;
 }
@@ -144,7 +143,7 @@ static int open_piece(tern_moe *moe, uint32_t slot)
 	struct results *results = moe->engine->results;
 	uint64_t start = scheduler_now(moe->group->scheduler);
 
-	if (wait_until(moe, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
+	if (wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT,
 		"rank %u waited %.3f ms for its engine to send results (slot %u, epoch %u)",
@@ -164,7 +163,7 @@ int results_flush(tern_moe *moe, uint32_t slot)
 	results->open = false;
 	immediate = immediate_make(moe, IMMEDIATE_PIECE, immediate_round(moe, slot));
 	for (uint32_t i = 0; i < moe->config.replica_ranks && !rc; i++)
-		if (!moe->windows[results->first_home + i])
+		if (!path_is_mapped(moe, results->first_home + i))
 			rc = path_write(moe, &results->pieces.each[results->next],
 				results->first_home + i, immediate, piece_place(moe, 0),
 				layout_combine_row(l, slot, results->first_row),

@@ -4,7 +4,7 @@
 #ifndef TERN_PATH_RESULTS_H
 #define TERN_PATH_RESULTS_H
 
-#include "exchange/exchange.h"
+#include "path/place.h"
 
 /* True if one of the homes [first, first + replica_ranks) is not mapped. */
 bool results_are_staged(const tern_moe *moe, uint32_t first);
@@ -18,8 +18,17 @@ int results_flush(tern_moe *moe, uint32_t slot);
 
 /* Begins of what is published to a home: of staging in low-latency mode, of its note in
  * high-throughput mode. */
-struct publication;
 void results_publication(
 	tern_moe *moe, uint32_t slot, uint32_t home, struct publication *publication);
+
+/* ---- for path_engine.c ----------------------------------------------------------------------- */
+
+uint64_t results_bytes(const tern_moe *moe); /* of staging */
+int results_open(tern_moe *moe);
+bool results_settled(const tern_moe *moe); /* every piece has landed */
+void results_close(tern_moe *moe, uint64_t deadline_ns);
+/* On the proxy: a piece has landed; or its note has, with the word's epoch. */
+void results_piece(tern_moe *moe, uint32_t slot, uint32_t source);
+void results_announced(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t epoch);
 
 #endif

@@ -6,7 +6,7 @@
 #include "testkit/device/inside.h"
 #include "gpu/host/inside.h"
 #include "base/error.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 #define MOST_GAP 48
 #define HOLD_NS 40000

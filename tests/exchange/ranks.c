@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "testkit/random.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 #define POISON 0xa5
 

@@ -9,6 +9,7 @@
 #include "tests/fuzz/bytes.h"
 #include "path/chunk.h"
 #include "path/inside.h"
+#include "path/relay.h"
 
 #define NR_RANKS 4
 #define GATEWAY 1

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tests/fuzz/bytes.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 #define NR_RANKS 2
 #define HIDDEN 16

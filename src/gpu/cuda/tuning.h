@@ -25,20 +25,6 @@ static inline int ll_rule_large(const struct row_geometry *row)
 	return row->row_bytes > 8192;
 }
 
-/* Vectors of 16 bytes a lane and segment: fewer, and a warp has less in a row; more, and fewer
- * bytes travel beside the rows. */
-static inline uint32_t ll_rule_row_vectors(int scaled, uint32_t max_tokens)
-{
-	return scaled || max_tokens <= 64 ? 2 : 4;
-}
-
-/* Of a result of row_bytes. Between two ranks each result is a sum of twice as many rows. */
-static inline uint32_t ll_rule_result_vectors(
-	uint32_t max_tokens, uint32_t nr_ranks, uint32_t row_bytes)
-{
-	return nr_ranks > 2 || (uint64_t)max_tokens * row_bytes <= 512 << 10 ? 1 : 2;
-}
-
 /* How many warps of 16 send the more than 64 tokens that each of two ranks has. The smaller a row,
  * and where it is neither quantised nor copied for several experts, the fewer keep NVLink busy. */
 static inline uint32_t ll_rule_two_senders(

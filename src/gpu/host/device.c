@@ -164,7 +164,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	return rc;
 }
 
-int device_open(tern_moe *moe)
+static int device_open(tern_moe *moe)
 {
 	struct device_card mine = {.address = 0}, *cards = calloc(moe->nr_ranks, sizeof(*cards));
 	int rc;
@@ -188,7 +188,7 @@ static bool is_at_rest(const tern_moe *moe)
 	return true;
 }
 
-int device_leave(tern_moe *moe)
+static int device_settle(tern_moe *moe)
 {
 	int rc = device_look(moe);
 
@@ -200,7 +200,7 @@ int device_leave(tern_moe *moe)
 	return 0;
 }
 
-void device_close(tern_moe *moe)
+static void device_close(tern_moe *moe)
 {
 	struct device *d = moe->device;
 
@@ -225,7 +225,7 @@ void device_close(tern_moe *moe)
 	moe->device = NULL;
 }
 
-void device_memory(const tern_moe *moe, struct tern_memory *memory)
+static void device_memory(const tern_moe *moe, struct tern_memory *memory)
 {
 	const struct device_layout *l = &moe->device->layout;
 
@@ -238,3 +238,32 @@ void device_memory(const tern_moe *moe, struct tern_memory *memory)
 		.private_bytes = l->private_bytes,
 		.staging_bytes = device_internode_bytes(moe->device->internode)};
 }
+
+static int device_check_wait(int wait_ms)
+{
+	return wait_ms ? 0
+		       : fail(TERN_ERR_INVALID,
+				 "wait_ms is 0; kernels cannot poll once and go on later");
+}
+
+const struct exchange_ops exchange_gpu_ops = {.open = device_open,
+	.close = device_close,
+	.dispatch_send = device_dispatch_send,
+	.dispatch_recv = device_dispatch_recv,
+	.dispatch = device_dispatch,
+	.combine_send = device_combine_send,
+	.combine_recv = device_combine_recv,
+	.combine = device_combine,
+	.release = device_release,
+	.look = device_look,
+	.status = device_status,
+	.settle = device_settle,
+	.leave = device_leave,
+	.check_wait = device_check_wait,
+	.memory = device_memory,
+	.stats = device_stats,
+	.expert_load = device_expert_load,
+	.stats_reset = device_stats_reset,
+	.set_stream = device_set_stream,
+	.set_nr_tokens_at = device_set_nr_tokens_at,
+	.set_sms = device_set_sms};

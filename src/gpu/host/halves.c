@@ -6,49 +6,26 @@
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
-static int check_device(tern_moe *moe, const char *call)
+int device_set_stream(tern_moe *moe, uint32_t slot, void *stream)
 {
-	if (!moe)
-		return fail(TERN_ERR_INVALID, "%s: moe is NULL", call);
-	if (!moe->device)
-		return fail(TERN_ERR_INVALID, "%s: this exchange is not on a device", call);
-	return exchange_look(moe);
+	moe->device->streams[slot].stream = stream;
+	return 0;
 }
 
-int tern_moe_set_stream(tern_moe *moe, uint32_t slot, void *stream)
+int device_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens)
 {
-	int rc = check_device(moe, "tern_moe_set_stream");
+	int rc = nr_tokens ? device_outcome(moe->device, moe->device->ops->pointer_check(nr_tokens))
+			   : 0;
 
-	rc = rc ? rc : slot_check(moe, slot, "tern_moe_set_stream");
-	if (!rc)
-		moe->device->streams[slot].stream = stream;
-	return rc;
-}
-
-int tern_moe_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens)
-{
-	int rc = check_device(moe, "tern_moe_set_nr_tokens_at");
-
-	rc = rc ? rc : slot_check(moe, slot, "tern_moe_set_nr_tokens_at");
-	if (!rc && (uintptr_t)nr_tokens % sizeof(*nr_tokens))
-		rc = fail(TERN_ERR_INVALID,
-			"tern_moe_set_nr_tokens_at: %p is not aligned to 4 bytes",
-			(const void *)nr_tokens);
-	rc = rc || !nr_tokens
-		     ? rc
-		     : device_outcome(moe->device, moe->device->ops->pointer_check(nr_tokens));
 	if (!rc)
 		moe->device->streams[slot].nr_tokens_at = nr_tokens;
 	return rc;
 }
 
-int tern_moe_set_sms(tern_moe *moe, uint32_t nr_sms)
+int device_set_sms(tern_moe *moe, uint32_t nr_sms)
 {
-	int rc = check_device(moe, "tern_moe_set_sms");
-
-	if (!rc)
-		moe->device->nr_sms = nr_sms;
-	return rc;
+	moe->device->nr_sms = nr_sms;
+	return 0;
 }
 
 /* ---- the halves ------------------------------------------------------------------------------ */
@@ -68,9 +45,8 @@ static struct device_call call_of(const tern_moe *moe, uint32_t slot, uint32_t r
 /* What was found wrong with earlier ids is tern_moe_status's to tell. */
 static int check_slot(tern_moe *moe, uint32_t slot, enum slot_state state, const char *call)
 {
-	int rc = slot_check(moe, slot, call);
+	int rc = device_look(moe);
 
-	rc = rc ? rc : device_look(moe);
 	if (!rc && moe->slots[slot].state != state)
 		rc = slot_wrong_state(moe, slot, call);
 	return rc;

@@ -44,6 +44,29 @@ static inline struct tern_engine *device_engine(const tern_moe *moe)
 	return moe->device->engine ? moe->device->engine : moe->group->engine;
 }
 
+/* exchange/ops.h has what these do. */
+int device_look(tern_moe *moe);
+int device_status(tern_moe *moe);
+void device_leave(tern_moe *moe, uint64_t leave_status);
+
+int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
+int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
+int device_dispatch(
+	tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
+int device_combine_send(tern_moe *moe, const struct tern_combine *args);
+int device_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
+int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
+int device_release(tern_moe *moe, uint32_t slot);
+int device_set_stream(tern_moe *moe, uint32_t slot, void *stream);
+int device_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
+int device_set_sms(tern_moe *moe, uint32_t nr_sms);
+
+/* What kernels have counted so far. */
+int device_stats(const tern_moe *moe, struct tern_stats *stats);
+int device_expert_load(const tern_moe *moe, uint64_t *counts);
+int device_stats_reset(tern_moe *moe);
+struct gpu_counters *device_counters_create(const tern_moe *moe); /* zeros; NULL: no memory */
+
 /* 0, or rc with what the device's library says of it. */
 int device_outcome(const struct device *d, int rc);
 

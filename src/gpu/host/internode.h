@@ -5,7 +5,7 @@
 #define TERN_GPU_HOST_INTERNODE_H
 
 #include "gpu/host/ops.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 struct device_internode;
 

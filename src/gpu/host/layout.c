@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "gpu/wire/state.h"
-#include "gpu/cuda/tuning.h"
 #include "gpu/wire/sizes.h"
 
 #define LL_MOST_TOKENS 65536u /* a plan has 16 bits for one */

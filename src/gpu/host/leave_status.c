@@ -61,7 +61,7 @@ void device_board_close(struct device *d)
 }
 
 /* Nothing is sent before the board is there, and it is there until the exchange is closed. */
-void device_publish_leave(tern_moe *moe, uint64_t leave_status)
+void device_leave(tern_moe *moe, uint64_t leave_status)
 {
 	struct device *d = moe->device;
 

@@ -135,7 +135,7 @@ static int has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 	int peer = r->reason >= GPU_BROKEN_TOKENS ? peer_has_broken(moe, slot, r)
 						  : wait_has_failed(moe, slot, r);
 
-	device_publish_leave(moe, leave_status_make(moe->failed, peer));
+	device_leave(moe, leave_status_make(moe->failed, peer));
 	return fail(moe->failed, "%s", moe->failed_text);
 }
 
@@ -182,16 +182,9 @@ static int look_at_input_errors(tern_moe *moe)
 	return rc;
 }
 
-int tern_moe_status(tern_moe *moe)
+int device_status(tern_moe *moe)
 {
-	int rc;
+	int rc = device_look(moe);
 
-	if (!moe)
-		return fail(TERN_ERR_INVALID, "moe is NULL");
-	if (moe->failed)
-		return fail(moe->failed, "%s", moe->failed_text);
-	if (!moe->device)
-		return 0;
-	rc = device_look(moe);
 	return rc ? rc : look_at_input_errors(moe);
 }

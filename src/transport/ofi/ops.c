@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "exchange/window.h"
+#include "base/private_memory.h"
 
 static void slab_free(struct ofi_slab *slab)
 {

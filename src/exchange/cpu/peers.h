@@ -1,24 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_EXCHANGE_WAIT_H
-#define TERN_EXCHANGE_WAIT_H
+#ifndef TERN_EXCHANGE_CPU_PEERS_H
+#define TERN_EXCHANGE_CPU_PEERS_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 /* Waits until every rank's word of this kind carries the slot's epoch: first by spinning, then
  * asleep on the phase's event_count. TERN_ERR_TIMEOUT after the exchange's wait_ms; sooner, and for
  * good, when a missing peer has died or left. Fills in moe->report. */
 int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase);
 
-/* Asks look(ctx) until it is not 0, for what no event count tells: yields first, then naps. Returns
- * what it said; 0: limit_ns is over. */
-int wait_until(const tern_moe *moe, uint64_t limit_ns, int (*look)(void *ctx), void *ctx);
-
 /* Waits in dispatch until `peer` has made room: ready(ctx). TERN_ERR_TIMEOUT after wait_ms; sooner,
  * and for good, when the peer has died or left. */
 int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(void *ctx), void *ctx);
-
-/* Ends the exchange: later calls return this error and text again, and peers that wait for this
- * rank are told. `peer`: who caused it, or -1. Returns code. */
-int exchange_fail(tern_moe *moe, int code, int peer);
 
 #endif

@@ -1,33 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a rank waits for others: bounded, without starving them of the processor, and with an account
- * of whom it missed.
- */
-#include "exchange/wait.h"
+/* How a rank waits for its peers, with an account of whom it missed: who is late, has died, has
+ * left or has broken the protocol. How it sleeps meanwhile is base/wait.c's. */
+#include "exchange/cpu/peers.h"
 
-#include <linux/futex.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include "base/scheduler.h"
 #include "base/error.h"
+#include "base/wait.h"
 #include "path/path.h"
-
-/* A sleep is cut into slices, to look after peers that died: one that dies between its word and its
- * ring leaves the sleeper asleep. Between live ranks no wake-up depends on it. */
-#define FIRST_SLICE_NS 2000000u
-#define LONGEST_SLICE_NS 50000000u
 
 struct wait {
 	tern_moe *moe;
 	uint32_t slot, epoch;
 	enum word_kind kind;
 	enum tern_phase phase;
-	struct event_count *events;
 	uint32_t next; /* ranks below it have arrived */
-	uint32_t wake_at;
 	uint64_t start_ns;
 };
 
@@ -202,54 +190,30 @@ static int look_after_peers(struct wait *w)
 	return rc;
 }
 
-static bool wait_awake(struct wait *w)
+static bool is_complete(void *ctx)
 {
-	if (w->moe->group->scheduler)
-		return all_arrived(w); /* nobody runs while this rank does */
-	for (int i = 0; i < w->moe->spin_rounds; i++) {
-		if (all_arrived(w))
-			return true;
-		spin_pause();
-	}
-	for (int i = 0; i < w->moe->yield_rounds; i++) {
-		if (all_arrived(w))
-			return true;
-		sched_yield();
-	}
-	return all_arrived(w);
+	return all_arrived(ctx);
 }
 
-static void sleep_slice(struct wait *w, uint64_t now_ns, uint64_t slice_ns)
+static int look(void *ctx)
 {
-	const struct scheduler *scheduler = w->moe->group->scheduler;
-	struct timespec timeout = {.tv_sec = (time_t)(slice_ns / 1000000000u),
-		.tv_nsec = (long)(slice_ns % 1000000000u)};
-	uint32_t count = event_count_listen(w->events, w->wake_at);
-
-	if (scheduler)
-		scheduler->idle(scheduler->ctx, now_ns + slice_ns);
-	else if (!all_arrived(w))
-		syscall(SYS_futex, &w->events->count, FUTEX_WAIT, count, &timeout, NULL, 0);
-	event_count_leave(w->events);
+	return look_after_peers(ctx);
 }
 
-static int wait_asleep(struct wait *w)
+static int wait_for_missing(struct wait *w)
 {
-	uint64_t slice = FIRST_SLICE_NS, limit_ns = (uint64_t)w->moe->wait_ms * 1000000;
-	int rc;
+	tern_moe *moe = w->moe;
+	struct awaited awaited = {.events = (struct event_count *)own(
+					  moe, layout_event_count(&moe->layout, w->slot, w->phase)),
+		.wake_at = (moe->slots[w->slot].rounds[w->phase] + 1) * moe->nr_ranks,
+		.is_complete = is_complete,
+		.look = look,
+		.ctx = w,
+		.start_ns = w->start_ns,
+		.limit_ns = (uint64_t)moe->wait_ms * 1000000};
+	int said = wait_for_arrivals(&moe->patience, &awaited);
 
-	while (!all_arrived(w)) {
-		uint64_t now = scheduler_now(w->moe->group->scheduler), waited = now - w->start_ns;
-
-		rc = look_after_peers(w);
-		if (rc)
-			return rc;
-		if (waited >= limit_ns)
-			return all_arrived(w) ? 0 : wait_expired(w);
-		sleep_slice(w, now, slice < limit_ns - waited ? slice : limit_ns - waited);
-		slice = slice * 2 < LONGEST_SLICE_NS ? slice * 2 : LONGEST_SLICE_NS;
-	}
-	return 0;
+	return said == WAIT_EXPIRED ? wait_expired(w) : said == WAIT_COMPLETE ? 0 : said;
 }
 
 int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase)
@@ -260,42 +224,16 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 		.kind = kind,
 		.phase = phase,
 		.start_ns = scheduler_now(moe->group->scheduler)};
-	int rc = 0;
+	int rc = all_arrived(&w) ? 0 : wait_for_missing(&w);
 
-	w.events = (struct event_count *)own(moe, layout_event_count(&moe->layout, slot, phase));
-	w.wake_at = (moe->slots[slot].rounds[phase] + 1) * moe->nr_ranks;
-	if (!all_arrived(&w) && (moe->wait_ms == 0 || !wait_awake(&w)))
-		rc = wait_asleep(&w);
 	rc = rc ? rc : peer_broke(moe);
 	if (!rc)
 		moe->slots[slot].rounds[phase]++;
 	return rc;
 }
 
-/* ---- for what no event count tells ----------------------------------------------------------- */
-
-#define FIRST_NAP_NS 20000u
-#define LONGEST_NAP_NS 200000u
-
-int wait_until(const tern_moe *moe, uint64_t limit_ns, int (*look)(void *ctx), void *ctx)
-{
-	const struct scheduler *scheduler = moe->group->scheduler;
-	uint64_t start_ns = scheduler_now(scheduler), nap_ns = FIRST_NAP_NS;
-	int said = look(ctx), rounds = 0;
-
-	while (!said && scheduler_now(scheduler) - start_ns < limit_ns) {
-		struct timespec nap = {.tv_nsec = (long)nap_ns};
-
-		if (scheduler || rounds++ < moe->yield_rounds)
-			scheduler_yield(scheduler, scheduler_now(scheduler) + nap_ns);
-		else
-			nanosleep(&nap, NULL);
-		if (scheduler || rounds > moe->yield_rounds)
-			nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
-		said = look(ctx);
-	}
-	return said;
-}
+/* ---- room in a gateway's chunks ---------------------------------------------------------------
+ */
 
 struct room {
 	struct wait wait;
@@ -336,7 +274,8 @@ int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(voi
 		.peer = peer,
 		.ready = ready,
 		.ctx = ctx};
-	int said = wait_until(moe, (uint64_t)moe->wait_ms * 1000000, look_for_room, &room);
+	int said =
+		wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, look_for_room, &room);
 
 	if (said)
 		return said < 0 ? said : 0;
@@ -345,12 +284,4 @@ int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(voi
 		"rank %u waited %.3f ms in dispatch (slot %u, epoch %u) for rank %u to make room "
 		"for more rows",
 		moe->rank, (double)moe->report.waited_ns / 1e6, slot, moe->slots[slot].epoch, peer);
-}
-
-int exchange_fail(tern_moe *moe, int code, int peer)
-{
-	moe->failed = code;
-	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
-	path_leave(moe, leave_status_make(code, peer));
-	return code;
 }

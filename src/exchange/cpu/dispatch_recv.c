@@ -3,14 +3,13 @@
 #include <string.h>
 
 #include "exchange/arguments.h"
-#include "gpu/host/device.h"
-#include "exchange/dispatch_send.h"
+#include "exchange/cpu/dispatch_send.h"
 #include "base/error.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
+#include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "exchange/rows.h"
-#include "base/struct_size.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 /* How many rows each source announced; high throughput knows already. */
 static int check_words(tern_moe *moe, uint32_t slot)
@@ -210,50 +209,23 @@ static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 	return 0;
 }
 
-static int dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
+int cpu_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)
 {
 	int rc;
 
-	if (moe && moe->device)
-		return device_dispatch_recv(moe, slot, received);
-	rc = slot_check(moe, slot, "tern_dispatch_recv");
-	if (!rc && moe->slots[slot].state != SLOT_DISPATCHED)
-		rc = slot_wrong_state(moe, slot, "tern_dispatch_recv");
-	rc = rc ? rc : arguments_received(moe, received, "tern_dispatch_recv");
+	if (moe->slots[slot].state != SLOT_DISPATCHED)
+		return slot_wrong_state(moe, slot, "tern_dispatch_recv");
+	rc = arguments_received(moe, received, "tern_dispatch_recv");
 	return rc ? rc : receive(moe, slot, received);
 }
 
-int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *theirs)
-{
-	struct tern_received room, *received = struct_in(&kind_received, theirs, &room);
-	int rc = received ? dispatch_recv(moe, slot, received) : TERN_ERR_INVALID;
-
-	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
-}
-
 /* Called again after a time-out in its second half, it goes on there. */
-static int dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received)
+int cpu_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received)
 {
-	int rc;
+	int rc = dispatch_check(moe, args, true);
 
-	if (!moe)
-		return fail(TERN_ERR_INVALID, "tern_dispatch: moe is NULL");
-	if (moe->device)
-		return device_dispatch(moe, args, received);
-	rc = dispatch_check(moe, args, true);
 	rc = rc ? rc : arguments_received(moe, received, "tern_dispatch");
 	if (!rc && moe->slots[args->slot].state != SLOT_DISPATCHED)
 		rc = dispatch_send(moe, args);
 	return rc ? rc : receive(moe, args->slot, received);
-}
-
-int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_received *theirs)
-{
-	struct tern_received room, *received = struct_in(&kind_received, theirs, &room);
-	struct tern_dispatch args_room;
-	int rc;
-
-	args = received ? struct_in(&kind_dispatch, args, &args_room) : NULL;
-	rc = args ? dispatch(moe, args, received) : TERN_ERR_INVALID;
-	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }

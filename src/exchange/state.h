@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of a tern_moe, shared by the files that make the four halves. */
-#ifndef TERN_EXCHANGE_EXCHANGE_H
-#define TERN_EXCHANGE_EXCHANGE_H
+#ifndef TERN_EXCHANGE_STATE_H
+#define TERN_EXCHANGE_STATE_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -9,6 +9,7 @@
 #include "group/group.h"
 #include "exchange/layout.h"
 #include "group/topology.h"
+#include "base/wait.h"
 #include "exchange/placement.h"
 #include "tern.h"
 #include "exchange/window.h"
@@ -82,6 +83,7 @@ struct outgoing_row {
 };
 
 struct tern_moe {
+	const struct exchange_ops *ops; /* who runs the halves */
 	tern_group *group;
 	struct tern_moe_config config;
 	struct placement placement;
@@ -92,8 +94,8 @@ struct tern_moe {
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
-	int spin_rounds, yield_rounds; /* before a wait sleeps */
-	uint64_t stream_bytes;         /* a half that sends more than this goes past the caches */
+	struct patience patience;
+	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */
 	struct slot *slots;
 	struct outgoing outgoing;
 	uint8_t *scratch;    /* one row of payload and scales, or one of results */
@@ -105,10 +107,11 @@ struct tern_moe {
 	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
 	int failed;          /* 0, or the error that ended this exchange */
 	char failed_text[512];
+	uint64_t untold; /* the leave word that peers have to be told yet; 0: none */
 	struct tern_wait_report report;
 	struct tern_stats stats;
 	uint64_t *expert_load; /* [E] */
-	struct device *device; /* what it has there; NULL: it runs on the CPU */
+	struct device *device; /* what it has there; the CPU has none */
 	uint64_t private_bytes;
 };
 
@@ -118,9 +121,9 @@ static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
 	return moe->windows[moe->rank]->base + offset;
 }
 
-/* For calls that go on after a failure: 0, or the error that kernels have reported since the last
- * call. Sets what tern_moe_wait_report says. */
-int exchange_look(const tern_moe *moe);
+/* In a half: ends the exchange with this error and this thread's text, which later calls return
+ * again; peers are told when the half is over. `peer`: who caused it, or -1. Returns code. */
+int exchange_fail(tern_moe *moe, int code, int peer);
 
 /* Checks slot number and order of calls; a failed exchange reports its error again. */
 int slot_check(tern_moe *moe, uint32_t slot, const char *call);

@@ -3,59 +3,19 @@
 #include <string.h>
 
 #include "exchange/arguments.h"
-#include "path/chunk.h"
-#include "gpu/host/device.h"
-#include "exchange/dispatch_send.h"
+#include "exchange/cpu/dispatch_send.h"
+#include "exchange/cpu/dispatch_ll.h"
+#include "exchange/cpu/outgoing.h"
 #include "base/error.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
+#include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/channels.h"
 #include "path/path.h"
 #include "exchange/plan.h"
-#include "exchange/routes.h"
+#include "exchange/cpu/routes.h"
 #include "exchange/rows.h"
-#include "base/struct_size.h"
-#include "exchange/wait.h"
-
-struct row_source dispatch_payload(const tern_moe *moe, const struct tern_dispatch *args,
-	uint32_t token, const struct row_place *converted)
-{
-	const struct tern_moe_config *c = &moe->config;
-	const uint8_t *x = (const uint8_t *)args->x +
-			   (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
-
-	if (c->x_dtype != c->dispatch_dtype) {
-		quantise_row(
-			x, c->x_dtype, c->hidden, c->scale, converted->payload, converted->scales);
-		return (struct row_source){converted->payload, converted->scales};
-	}
-	return (struct row_source){x,
-		args->scales
-			? (const uint8_t *)args->scales +
-				  (size_t)token * (args->scales_stride ? args->scales_stride
-								       : moe->layout.scales_bytes)
-			: NULL};
-}
-
-void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token,
-	const struct token_rows *rows, uint32_t row, struct row_header *header)
-{
-	uint32_t *home_next = home_counter(moe, s->home_next, rows->rows[row].rank, token);
-
-	header->token = token;
-	header->nr_routes = rows->rows[row].nr;
-	header->home_row = *home_next;
-	*home_next += results_of_row(moe, header->nr_routes);
-	for (uint32_t i = 0; i < rows->rows[row].nr; i++) {
-		uint32_t k = rows->k[rows->rows[row].first + i];
-		size_t index = (size_t)token * moe->config.topk + k;
-
-		header->routes[i] =
-			(struct route){.expert = (uint16_t)moe->placement.local[s->physical[index]],
-				.k = (uint16_t)k,
-				.weight = s->weights[index]};
-	}
-}
+#include "exchange/cpu/peers.h"
 
 /* Where the row goes, as the counts of all have settled it. */
 static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank,
@@ -76,7 +36,7 @@ static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank,
 /* Not mapped, and reached through its node's gateway. */
 static bool goes_by_channel(const tern_moe *moe, uint32_t rank)
 {
-	return !moe->windows[rank];
+	return !path_is_mapped(moe, rank);
 }
 
 static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows,
@@ -133,6 +93,48 @@ static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *
 	chunk_row_end(writer, &moe->layout, source);
 }
 
+struct full_channel {
+	tern_moe *moe;
+	uint32_t node;
+};
+
+static bool has_room(void *ctx)
+{
+	struct full_channel *full = ctx;
+
+	return channel_has_room(full->moe, full->node);
+}
+
+static int wait_for_channel(tern_moe *moe, uint32_t slot, uint32_t node)
+{
+	struct full_channel full = {moe, node};
+
+	return wait_for_room(moe, slot, channel_gateway(moe, node), has_room, &full);
+}
+
+static int make_room_to(tern_moe *moe, uint32_t slot, uint32_t node, uint32_t bytes)
+{
+	int rc = channels_room(moe, slot, node, bytes);
+
+	while (rc == CHANNEL_FULL) {
+		rc = wait_for_channel(moe, slot, node);
+		rc = rc ? rc : channels_room(moe, slot, node, bytes);
+	}
+	return rc;
+}
+
+static int finish_channels(tern_moe *moe, uint32_t slot)
+{
+	uint32_t node;
+	int rc = channels_finish(moe, slot, &node);
+
+	while (rc == CHANNEL_FULL) {
+		rc = wait_for_channel(moe, slot, node);
+		rc = rc ? rc : channels_finish(moe, slot, &node);
+	}
+	return rc;
+}
+
 /* Room for a token's rows to all nodes, before any of them is stored: a time-out leaves no token
  * half sent. */
 static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows)
@@ -149,7 +151,7 @@ static int make_room(tern_moe *moe, uint32_t slot, const struct token_rows *rows
 			nr_places++;
 			nr_routes += rows->rows[j].nr;
 		}
-		rc = channels_room(
+		rc = make_room_to(
 			moe, slot, node, chunk_row_bytes(&moe->layout, nr_places, nr_routes));
 	}
 	return rc;
@@ -166,7 +168,7 @@ static int send_token(
 
 	plan_token(&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk,
 		moe->config.topk, &rows);
-	if (moe->engine)
+	if (path_has_engine(moe))
 		rc = make_room(moe, slot, &rows);
 	if (rc)
 		return rc;
@@ -355,13 +357,8 @@ static bool goes_on(const struct slot *s, bool joined)
 int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 {
 	const char *call = joined ? "tern_dispatch" : "tern_dispatch_send";
-	const struct slot *s;
-	int rc;
+	const struct slot *s = &moe->slots[args->slot];
 
-	rc = slot_check(moe, args->slot, call);
-	if (rc)
-		return rc;
-	s = &moe->slots[args->slot];
 	if (goes_on(s, joined) && s->nr_tokens != args->nr_tokens)
 		return fail(TERN_ERR_INVALID,
 			"dispatch: called again with %u tokens; it was begun with %u",
@@ -422,7 +419,7 @@ static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
 		rc = rc ? rc : publish_rows(moe, args->slot);
 		s->state = rc ? s->state : SLOT_FINISHING;
 	}
-	return rc || !moe->engine ? rc : channels_finish(moe, args->slot);
+	return rc || !path_has_engine(moe) ? rc : finish_channels(moe, args->slot);
 }
 
 /* Called again after a time-out, it goes on where it was. */
@@ -444,16 +441,9 @@ int dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	return 0;
 }
 
-int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
+int cpu_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
-	struct tern_dispatch room;
-	int rc;
+	int rc = dispatch_check(moe, args, false);
 
-	args = struct_in(&kind_dispatch, args, &room);
-	if (!args)
-		return TERN_ERR_INVALID;
-	if (moe && moe->device)
-		return device_dispatch_send(moe, args);
-	rc = dispatch_check(moe, args, false);
 	return rc ? rc : dispatch_send(moe, args);
 }

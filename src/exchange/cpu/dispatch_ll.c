@@ -3,11 +3,11 @@
  * filled in, so that the first are on the wire while others are packed. */
 #include <string.h>
 
-#include "exchange/dispatch_send.h"
-#include "exchange/exchange.h"
+#include "exchange/cpu/dispatch_ll.h"
+#include "exchange/cpu/outgoing.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
-#include "exchange/routes.h"
+#include "exchange/cpu/routes.h"
 
 /* How many rows the destination and each of its experts get, in front of its region. */
 static void fill_region_heads(tern_moe *moe, uint32_t slot)
@@ -110,7 +110,7 @@ int dispatch_send_ll(tern_moe *moe, const struct tern_dispatch *args)
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t rank = (moe->rank + 1 + i) % moe->nr_ranks;
 
-		fill_region(moe, stream && moe->windows[rank], args, rank);
+		fill_region(moe, stream && path_is_mapped(moe, rank), args, rank);
 		if (stream)
 			stream_fence();
 		rc = publish_region(moe, args->slot, rank);

@@ -3,16 +3,15 @@
 #include <string.h>
 
 #include "exchange/arguments.h"
-#include "gpu/host/device.h"
 #include "base/error.h"
-#include "exchange/exchange.h"
+#include "exchange/state.h"
+#include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
 #include "exchange/plan.h"
 #include "path/results.h"
 #include "exchange/rows.h"
-#include "base/struct_size.h"
-#include "exchange/wait.h"
+#include "exchange/cpu/peers.h"
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
 {
@@ -24,7 +23,7 @@ static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args
 /* Whether some home of the source's tokens is not mapped. */
 static bool is_staged(const tern_moe *moe, uint32_t source)
 {
-	return moe->engine && results_are_staged(moe, home_first(moe, source));
+	return path_has_engine(moe) && results_are_staged(moe, home_first(moe, source));
 }
 
 /* One result to the same place on every rank that is home to the source's tokens. */
@@ -41,7 +40,7 @@ static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
 	if (staged)
 		memcpy(staged, row, moe->layout.combine_row_bytes);
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
-		if (moe->windows[first + i])
+		if (path_is_mapped(moe, first + i))
 			copy_row(path_window(moe, first + i, offset), row,
 				moe->layout.combine_row_bytes, stream);
 	return 0;
@@ -148,7 +147,7 @@ static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool rele
 		if (!released)
 			moe->stats.combine_bytes +=
 				(uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
-		if (!released && !moe->windows[home])
+		if (!released && !path_is_mapped(moe, home))
 			results_publication(moe, slot, home, &p);
 		rc = path_publish(moe, home, &p);
 	}
@@ -213,13 +212,8 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 static int check_combine(tern_moe *moe, const struct tern_combine *args, bool joined)
 {
 	const char *call = joined ? "tern_combine" : "tern_combine_send";
-	enum slot_state state;
-	int rc;
+	enum slot_state state = moe->slots[args->slot].state;
 
-	rc = slot_check(moe, args->slot, call);
-	if (rc)
-		return rc;
-	state = moe->slots[args->slot].state;
 	if (state != SLOT_RECEIVED && state != SLOT_COMBINING &&
 		!(joined && state == SLOT_COMBINED))
 		return slot_wrong_state(moe, args->slot, call);
@@ -254,29 +248,17 @@ static int send_all_home(tern_moe *moe, const struct tern_combine *args)
 	return 0;
 }
 
-int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
+int cpu_combine_send(tern_moe *moe, const struct tern_combine *args)
 {
-	struct tern_combine room;
-	int rc;
+	int rc = check_combine(moe, args, false);
 
-	args = struct_in(&kind_combine, args, &room);
-	if (!args)
-		return TERN_ERR_INVALID;
-	if (moe && moe->device)
-		return device_combine_send(moe, args);
-	rc = check_combine(moe, args, false);
 	return rc ? rc : send_all_home(moe, args);
 }
 
-int tern_release(tern_moe *moe, uint32_t slot)
+int cpu_release(tern_moe *moe, uint32_t slot)
 {
 	int rc;
 
-	if (moe && moe->device)
-		return device_release(moe, slot);
-	rc = slot_check(moe, slot, "tern_release");
-	if (rc)
-		return rc;
 	if (moe->slots[slot].state != SLOT_RECEIVED)
 		return slot_wrong_state(moe, slot, "tern_release");
 	rc = publish_results(moe, slot, true);
@@ -372,33 +354,21 @@ static int receive_results(tern_moe *moe, uint32_t slot, void *out, size_t strid
 	return 0;
 }
 
-int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
+int cpu_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
 {
 	int rc;
 
-	if (moe && moe->device)
-		return device_combine_recv(moe, slot, out, out_stride);
-	rc = slot_check(moe, slot, "tern_combine_recv");
-	if (!rc && moe->slots[slot].state != SLOT_COMBINED)
-		rc = slot_wrong_state(moe, slot, "tern_combine_recv");
-	rc = rc ? rc : arguments_out(moe, slot, out, out_stride);
+	if (moe->slots[slot].state != SLOT_COMBINED)
+		return slot_wrong_state(moe, slot, "tern_combine_recv");
+	rc = arguments_out(moe, slot, out, out_stride);
 	return rc ? rc : receive_results(moe, slot, out, out_stride);
 }
 
 /* Called again after a time-out in its second half, it goes on there. */
-int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride)
+int cpu_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride)
 {
-	struct tern_combine room;
-	int rc;
+	int rc = check_combine(moe, args, true);
 
-	if (!moe)
-		return fail(TERN_ERR_INVALID, "tern_combine: moe is NULL");
-	args = struct_in(&kind_combine, args, &room);
-	if (!args)
-		return TERN_ERR_INVALID;
-	if (moe->device)
-		return device_combine(moe, args, out, out_stride);
-	rc = check_combine(moe, args, true);
 	rc = rc ? rc : arguments_out(moe, args->slot, out, out_stride);
 	if (!rc && moe->slots[args->slot].state != SLOT_COMBINED)
 		rc = send_all_home(moe, args);

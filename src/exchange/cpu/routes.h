@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the caller's arguments to the plan of a round: what a dispatch does before it sends
  * anything. */
-#ifndef TERN_EXCHANGE_ROUTES_H
-#define TERN_EXCHANGE_ROUTES_H
+#ifndef TERN_EXCHANGE_CPU_ROUTES_H
+#define TERN_EXCHANGE_CPU_ROUTES_H
 
-#include "exchange/exchange.h"
+#include "exchange/state.h"
 
 /* Reads and checks all ids, and chooses replicas. Fills slot->physical, which means nothing until
  * the slot's state moves on. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "exchange/routes.h"
+#include "exchange/cpu/routes.h"
 
 #include <string.h>
 

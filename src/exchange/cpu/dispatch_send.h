@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first half, for calls that have the second one too. */
+#ifndef TERN_EXCHANGE_CPU_DISPATCH_SEND_H
+#define TERN_EXCHANGE_CPU_DISPATCH_SEND_H
+
+#include "exchange/state.h"
+
+/* Arguments and the slot's state. joined: the second half is called with the first, and goes on if
+ * that is done. */
+int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined);
+
+/* The first half, when all arguments have been checked. */
+int dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
+
+#endif

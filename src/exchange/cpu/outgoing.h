@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What both modes do to a token on its way out. */
+#ifndef TERN_EXCHANGE_CPU_OUTGOING_H
+#define TERN_EXCHANGE_CPU_OUTGOING_H
+
+#include "exchange/arguments.h"
+#include "exchange/cpu/kernels/kernels.h"
+#include "exchange/plan.h"
+#include "exchange/rows.h"
+
+struct row_place {
+	uint8_t *payload, *scales;
+};
+
+/* The token as it is sent: the caller's, or converted into `converted`. */
+static inline struct row_source dispatch_payload(const tern_moe *moe,
+	const struct tern_dispatch *args, uint32_t token, const struct row_place *converted)
+{
+	const struct tern_moe_config *c = &moe->config;
+	const uint8_t *x = (const uint8_t *)args->x +
+			   (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
+
+	if (c->x_dtype != c->dispatch_dtype) {
+		quantise_row(
+			x, c->x_dtype, c->hidden, c->scale, converted->payload, converted->scales);
+		return (struct row_source){converted->payload, converted->scales};
+	}
+	return (struct row_source){x,
+		args->scales
+			? (const uint8_t *)args->scales +
+				  (size_t)token * (args->scales_stride ? args->scales_stride
+								       : moe->layout.scales_bytes)
+			: NULL};
+}
+
+/* The header of rows->rows[row]; positions are not in it yet. For each rank in the order of its
+ * tokens: each call takes places at home. */
+void dispatch_header(const tern_moe *moe, const struct slot *s, uint32_t token,
+	const struct token_rows *rows, uint32_t row, struct row_header *header);
+
+#endif

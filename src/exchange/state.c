@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "exchange/state.h"
+
+#include <stdio.h>
+
+#include "base/error.h"
+
+int slot_check(tern_moe *moe, uint32_t slot, const char *call)
+{
+	if (!moe)
+		return fail(TERN_ERR_INVALID, "%s: moe is NULL", call);
+	if (moe->failed)
+		return fail(moe->failed, "%s", moe->failed_text);
+	if (slot >= moe->config.nr_slots)
+		return fail(
+			TERN_ERR_INVALID, "%s: slot is %u of %u", call, slot, moe->config.nr_slots);
+	return 0;
+}
+
+int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
+{
+	static const char *const next[] = {"dispatch_send",
+		"dispatch_send again (it waits for counts)",
+		"dispatch_send again (it waits for room)",
+		"dispatch_send again (it waits for room)", "dispatch_recv",
+		"combine_send or release", "combine_send again (it waits for room)", "combine_recv",
+		"dispatch_send"};
+
+	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot,
+		next[moe->slots[slot].state]);
+}
+
+int exchange_fail(tern_moe *moe, int code, int peer)
+{
+	moe->failed = code;
+	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
+	moe->untold = leave_status_make(code, peer);
+	return code;
+}
