@@ -120,8 +120,11 @@ objects = {f"{build}/obj/{os.path.splitext(path)[0]}.o": name(path) for path in 
 objects = {path: unit for path, unit in objects.items() if os.path.exists(path)}
 if objects:
     tables = symbols(sorted(objects))
-    owner = {symbol: objects[path] for path in tables for symbol in tables[path][0]}
+    # libtern_cuda.so is another library: it has functions of the same names, and nobody else's calls end there.
+    vendor = {path for path in tables if objects[path].startswith("gpu/cuda/")}
+    of = [{s: objects[path] for path in group for s in tables[path][0]} for group in (set(tables) - vendor, vendor)]
     for path, (_, wanted) in tables.items():
+        owner = {**of[0], **of[1]} if path in vendor else of[0]
         arrows[objects[path]].update({owner[s] for s in wanted if s in owner} - {objects[path]})
 else:
     print(f"no objects in {build}: includes alone")
