@@ -23,17 +23,6 @@ static void refuse_peer(tern_engine *engine, const struct command *c, uint32_t p
 	refuse(engine, c, peer_observe_down(&engine->peers[peer]), engine->peers[peer].cause);
 }
 
-bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes)
-{
-	return region && offset <= region->bytes && bytes <= region->bytes - offset;
-}
-
-bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes)
-{
-	return remote && remote->peer == peer && offset <= remote->bytes &&
-	       bytes <= remote->bytes - offset;
-}
-
 static bool bad_numbers(const tern_engine *engine, const struct command *c)
 {
 	bool counted = c->flags & COMMAND_COUNTED;
@@ -47,27 +36,6 @@ static bool bad_numbers(const tern_engine *engine, const struct command *c)
 	return c->bytes &&
 	       (!in_region(engine->regions[c->local], c->local_offset, c->bytes) ||
 		       !in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes));
-}
-
-void request_set_memory(
-	struct request *request, struct tern_region *local, struct tern_remote *remote)
-{
-	request->local = local;
-	request->remote = remote;
-	if (local)
-		local->uses++;
-	if (remote)
-		remote->uses++;
-}
-
-void request_set_completion(
-	tern_engine *engine, struct request *request, uint32_t completion, bool counted)
-{
-	request->completion = completion;
-	if (counted)
-		request->flags |= REQUEST_COUNTED;
-	else if (completion != NONE)
-		engine->operations[completion].pending++;
 }
 
 static bool take_write(tern_engine *engine, const struct command *c)

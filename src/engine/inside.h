@@ -396,12 +396,6 @@ void memory_release(tern_engine *engine); /* once the transports are closed */
 /* dequeue.c */
 bool take_commands(tern_engine *engine, uint32_t budget);
 bool commands_wait(const tern_engine *engine); /* in some ring */
-bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes);
-bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes);
-void request_set_memory(
-	struct request *request, struct tern_region *local, struct tern_remote *remote);
-void request_set_completion(
-	tern_engine *engine, struct request *request, uint32_t completion, bool counted);
 
 /* request.c */
 struct request *request_take(tern_engine *engine, uint32_t peer, enum request_kind kind);
@@ -498,6 +492,39 @@ static inline void peer_publish_down(struct engine_peer *peer, int error)
 static inline int peer_observe_down(const struct engine_peer *peer)
 {
 	return atomic_load_explicit(&peer->down, memory_order_acquire);
+}
+
+static inline bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes)
+{
+	return region && offset <= region->bytes && bytes <= region->bytes - offset;
+}
+
+static inline bool in_remote(
+	const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes)
+{
+	return remote && remote->peer == peer && offset <= remote->bytes &&
+	       bytes <= remote->bytes - offset;
+}
+
+static inline void request_set_memory(
+	struct request *request, struct tern_region *local, struct tern_remote *remote)
+{
+	request->local = local;
+	request->remote = remote;
+	if (local)
+		local->uses++;
+	if (remote)
+		remote->uses++;
+}
+
+static inline void request_set_completion(
+	tern_engine *engine, struct request *request, uint32_t completion, bool counted)
+{
+	request->completion = completion;
+	if (counted)
+		request->flags |= REQUEST_COUNTED;
+	else if (completion != NONE)
+		engine->operations[completion].pending++;
 }
 
 #endif
