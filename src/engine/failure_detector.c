@@ -189,14 +189,7 @@ static void give_up(tern_engine *engine, struct record *record)
 		(unsigned long long)ms_since(engine, record->posted_ns));
 	record_unlink(engine, record);
 	record->given_up = true;
-	request_fail(engine, request, TERN_ERR_SYSTEM, cause);
-	if (request->flags & REQUEST_TOLD)
-		return;
-	request->flags |= REQUEST_TOLD;
-	if (request->flags & REQUEST_PUT)
-		signal_put_ended(engine, request);
-	completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
-		request->error, cause);
+	request_give_up(engine, request, TERN_ERR_SYSTEM, cause);
 }
 
 static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, uint64_t since_ns)

@@ -401,7 +401,6 @@ bool commands_wait(const tern_engine *engine); /* in some ring */
 struct request *request_take(tern_engine *engine, uint32_t peer, enum request_kind kind);
 uint32_t request_number(const tern_engine *engine, const struct request *request);
 void request_queue(tern_engine *engine, struct request *request);
-void request_end(tern_engine *engine, struct request *request);
 void request_fail(
 	tern_engine *engine, struct request *request, int error, const char *cause); /* notes
 											it;
@@ -415,6 +414,8 @@ void request_fail(
 											under
 											way
 										      */
+/* Its end is told now, with this error unless it had one; the network may still have it. */
+void request_give_up(tern_engine *engine, struct request *request, int error, const char *cause);
 void request_check_ended(tern_engine *engine, struct request *request);
 struct request *queue_first(tern_engine *engine, struct queue *queue);
 void queue_pop(tern_engine *engine, struct queue *queue);
@@ -429,7 +430,6 @@ void record_unlink(tern_engine *engine, struct record *record);
 /* signal.c */
 bool signal_stalled(tern_engine *engine); /* true: the ring is held up */
 bool signal_take_put(tern_engine *engine, const struct command *command);
-void signal_put_ended(tern_engine *engine, struct request *put);
 
 /* events.c */
 bool poll_transports(tern_engine *engine);

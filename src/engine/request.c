@@ -93,23 +93,6 @@ void request_queue(tern_engine *engine, struct request *request)
 	peer_activate(engine, request->peer);
 }
 
-void request_end(tern_engine *engine, struct request *request)
-{
-	if (request->local)
-		request->local->uses--;
-	if (request->remote)
-		request->remote->uses--;
-	if (request->peers)
-		request->peers->uses--;
-	if (!(request->flags & REQUEST_TOLD)) {
-		if (request->flags & REQUEST_PUT)
-			signal_put_ended(engine, request);
-		completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
-			request->error, "an earlier part failed");
-	}
-	request_free(engine, request);
-}
-
 void request_fail(tern_engine *engine, struct request *request, int error, const char *cause)
 {
 	if (request->error)
@@ -117,6 +100,48 @@ void request_fail(tern_engine *engine, struct request *request, int error, const
 	request->error = error;
 	if (request->completion != NONE && !(request->flags & (REQUEST_COUNTED | REQUEST_TOLD)))
 		operation_fail(&engine->operations[request->completion], error, cause);
+}
+
+/* Its signal, if that is still parked, is not sent. It may have gone and its request be another's
+ * by now: then the generation differs. */
+static void put_ended(tern_engine *engine, struct request *put)
+{
+	struct request *signal = put->partner == NONE ? NULL : &engine->requests[put->partner];
+
+	engine->operations[put->completion].puts_pending--;
+	if (put->error && signal && signal->generation == (uint32_t)put->value &&
+		!(signal->flags & REQUEST_QUEUED) && !signal->outstanding)
+		request_fail(engine, signal, put->error, engine->operations[put->completion].cause);
+}
+
+static void tell(tern_engine *engine, struct request *request, const char *cause)
+{
+	if (request->flags & REQUEST_PUT)
+		put_ended(engine, request);
+	completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
+		request->error, cause);
+}
+
+void request_give_up(tern_engine *engine, struct request *request, int error, const char *cause)
+{
+	request_fail(engine, request, error, cause);
+	if (request->flags & REQUEST_TOLD)
+		return;
+	request->flags |= REQUEST_TOLD;
+	tell(engine, request, cause);
+}
+
+static void request_end(tern_engine *engine, struct request *request)
+{
+	if (request->local)
+		request->local->uses--;
+	if (request->remote)
+		request->remote->uses--;
+	if (request->peers)
+		request->peers->uses--;
+	if (!(request->flags & REQUEST_TOLD))
+		tell(engine, request, "an earlier part failed");
+	request_free(engine, request);
 }
 
 /* Nothing of it is queued or under way: it has ended, or its immediate may follow its bytes. */

@@ -258,14 +258,3 @@ bool signal_take_put(tern_engine *engine, const struct command *c)
 		last_put(engine, c->completion, group);
 	return true;
 }
-
-/* The signal may have gone and its request be another's by now: then the generation differs. */
-void signal_put_ended(tern_engine *engine, struct request *put)
-{
-	struct request *signal = put->partner == NONE ? NULL : &engine->requests[put->partner];
-
-	engine->operations[put->completion].puts_pending--;
-	if (put->error && signal && signal->generation == (uint32_t)put->value &&
-		!(signal->flags & REQUEST_QUEUED) && !signal->outstanding)
-		request_fail(engine, signal, put->error, engine->operations[put->completion].cause);
-}
