@@ -424,8 +424,6 @@ void peer_activate(tern_engine *engine, uint32_t peer);
 
 /* post.c */
 bool post_work(tern_engine *engine, uint32_t budget);
-void record_free(tern_engine *engine, struct record *record);
-void record_unlink(tern_engine *engine, struct record *record);
 
 /* signal.c */
 bool signal_stalled(tern_engine *engine); /* true: the ring is held up */
@@ -455,8 +453,10 @@ void messages_peer_down(tern_engine *engine, uint32_t peer);
 bool message_control(tern_engine *engine, uint32_t peer, enum message_kind kind);
 void messages_return_credits(tern_engine *engine);
 
-/* failure_detector.c */
+/* peer_lost.c */
 void peer_lost(tern_engine *engine, uint32_t peer, int error, const char *cause);
+
+/* failure_detector.c */
 void look_after_peers(tern_engine *engine);
 int watch_processes(tern_engine *engine);
 
@@ -525,6 +525,51 @@ static inline void request_set_completion(
 		request->flags |= REQUEST_COUNTED;
 	else if (completion != NONE)
 		engine->operations[completion].pending++;
+}
+
+static inline void record_link(tern_engine *engine, struct record *record)
+{
+	struct engine_peer *peer = &engine->peers[record->peer];
+	uint32_t number = (uint32_t)(record - engine->records);
+
+	record->next = NONE;
+	record->previous = peer->last_record;
+	if (peer->last_record == NONE)
+		peer->first_record = number;
+	else
+		engine->records[peer->last_record].next = number;
+	peer->last_record = number;
+	peer->nr_records++;
+}
+
+static inline void record_unlink(tern_engine *engine, struct record *record)
+{
+	struct engine_peer *peer = &engine->peers[record->peer];
+
+	if (record->previous == NONE)
+		peer->first_record = record->next;
+	else
+		engine->records[record->previous].next = record->next;
+	if (record->next == NONE)
+		peer->last_record = record->previous;
+	else
+		engine->records[record->next].previous = record->previous;
+	peer->nr_records--;
+}
+
+/* Gives its credits back, and those of the unsignalled writes before it. */
+static inline void record_free(tern_engine *engine, struct record *record)
+{
+	struct nic *nic = &engine->nics[record->nic];
+
+	if (!record->given_up)
+		record_unlink(engine, record);
+	nic->under_way -= 1 + record->covers;
+	engine->peers[record->peer].under_way -= 1 + record->covers;
+	record->used = false;
+	record->generation++;
+	record->next = engine->free_records;
+	engine->free_records = (uint32_t)(record - engine->records);
 }
 
 #endif

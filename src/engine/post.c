@@ -24,53 +24,6 @@
 #define POSTS_PER_TURN 1
 #define PAGE 4096
 
-/* ---- records --------------------------------------------------------------------------------- */
-
-static void record_link(tern_engine *engine, struct record *record)
-{
-	struct engine_peer *peer = &engine->peers[record->peer];
-	uint32_t number = (uint32_t)(record - engine->records);
-
-	record->next = NONE;
-	record->previous = peer->last_record;
-	if (peer->last_record == NONE)
-		peer->first_record = number;
-	else
-		engine->records[peer->last_record].next = number;
-	peer->last_record = number;
-	peer->nr_records++;
-}
-
-void record_unlink(tern_engine *engine, struct record *record)
-{
-	struct engine_peer *peer = &engine->peers[record->peer];
-
-	if (record->previous == NONE)
-		peer->first_record = record->next;
-	else
-		engine->records[record->previous].next = record->next;
-	if (record->next == NONE)
-		peer->last_record = record->previous;
-	else
-		engine->records[record->next].previous = record->previous;
-	peer->nr_records--;
-}
-
-/* Gives its credits back, and those of the unsignalled writes before it. */
-void record_free(tern_engine *engine, struct record *record)
-{
-	struct nic *nic = &engine->nics[record->nic];
-
-	if (!record->given_up)
-		record_unlink(engine, record);
-	nic->under_way -= 1 + record->covers;
-	engine->peers[record->peer].under_way -= 1 + record->covers;
-	record->used = false;
-	record->generation++;
-	record->next = engine->free_records;
-	engine->free_records = (uint32_t)(record - engine->records);
-}
-
 /* ---- the next write of an request ------------------------------------------------------------ */
 
 /* The NIC for an request's next write: the one that put it off, its peer's own if pinned, else the
