@@ -110,7 +110,9 @@ static void handle(tern_engine *engine, const struct transport_event *event)
 		break;
 	case EVENT_MESSAGE:
 		heard_from(engine, event->peer);
-		message_arrived(engine, event->peer, event->data, event->bytes);
+		if (!message_arrived(engine, event->peer, event->data, event->bytes))
+			peer_lost(engine, event->peer, TERN_ERR_PROTOCOL,
+				"a peer sent more or longer messages than it had credits for");
 		break;
 	case EVENT_FAILED:
 		write_failed(engine, event);

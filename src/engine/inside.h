@@ -447,8 +447,10 @@ void messages_close(tern_engine *engine);
 void message_free(tern_engine *engine, uint32_t number);
 struct outgoing *message_at(const tern_engine *engine, uint32_t number);
 void message_queue(tern_engine *engine, uint32_t number, uint32_t peer, uint32_t completion);
-bool post_messages(tern_engine *engine, uint32_t peer);
-void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes);
+/* How many went or ended; below 0: the peer is to be lost, with this error and its text. */
+int post_messages(tern_engine *engine, uint32_t peer);
+/* False: the peer has sent more or longer ones than it had credits for. */
+bool message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes);
 void messages_peer_down(tern_engine *engine, uint32_t peer);
 bool message_control(tern_engine *engine, uint32_t peer, enum message_kind kind);
 void messages_return_credits(tern_engine *engine);

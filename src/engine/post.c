@@ -325,8 +325,11 @@ static uint32_t post_peer(tern_engine *engine, uint32_t number)
 {
 	struct engine_peer *peer = &engine->peers[number];
 	struct request *request;
-	uint32_t posted = post_messages(engine, number);
+	int messages = post_messages(engine, number);
+	uint32_t posted = messages != 0;
 
+	if (messages < 0)
+		peer_lost(engine, number, messages, tern_last_error());
 	while (posted < POSTS_PER_TURN && (request = queue_first(engine, &peer->writes)) &&
 		post_head(engine, peer, request))
 		posted++;
