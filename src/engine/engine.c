@@ -192,6 +192,28 @@ static int open_parts(tern_engine *engine)
 	return rc ? rc : watch_processes(engine);
 }
 
+static void engine_close(tern_engine *engine)
+{
+	if (engine->regions)
+		memory_close(engine);
+	close_networks(engine);
+	memory_release(engine);
+	counts_close(engine);
+	messages_close(engine);
+	pool_close(&engine->free_operations);
+	ring_close(&engine->ring);
+	pthread_mutex_destroy(&engine->tables_lock);
+	free(engine->operations);
+	free(engine->peers);
+	free(engine->requests);
+	free(engine->records);
+	free(engine->words);
+	free(engine->processes);
+	free(engine->process_peers);
+	free(engine->names);
+	free(engine);
+}
+
 int engine_open(const struct tern_engine_config *config, const struct engine_setup *setup,
 	tern_engine **out)
 {
@@ -238,28 +260,6 @@ int engine_start(tern_engine *engine)
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
-
-void engine_close(tern_engine *engine)
-{
-	if (engine->regions)
-		memory_close(engine);
-	close_networks(engine);
-	memory_release(engine);
-	counts_close(engine);
-	messages_close(engine);
-	pool_close(&engine->free_operations);
-	ring_close(&engine->ring);
-	pthread_mutex_destroy(&engine->tables_lock);
-	free(engine->operations);
-	free(engine->peers);
-	free(engine->requests);
-	free(engine->records);
-	free(engine->words);
-	free(engine->processes);
-	free(engine->process_peers);
-	free(engine->names);
-	free(engine);
-}
 
 /* The scheduler of a group runs the other ranks in this one's waits; others do so only when this
  * returns. */

@@ -385,9 +385,6 @@ bool patience_left(struct patience *patience); /* false: time is up */
 uint64_t engine_now(const tern_engine *engine);
 bool engine_on_proxy(const tern_engine *engine);
 
-/* submit.c */
-int submit(tern_engine *engine, const struct command *command, uint32_t flags);
-
 /* memory.c */
 int memory_open(tern_engine *engine);
 void memory_close(tern_engine *engine);
@@ -420,7 +417,6 @@ void request_check_ended(tern_engine *engine, struct request *request);
 struct request *queue_first(tern_engine *engine, struct queue *queue);
 void queue_pop(tern_engine *engine, struct queue *queue);
 void request_take_up_again(tern_engine *engine, struct request *request);
-void peer_activate(tern_engine *engine, uint32_t peer);
 
 /* post.c */
 bool post_work(tern_engine *engine, uint32_t budget);
@@ -462,9 +458,6 @@ void peer_lost(tern_engine *engine, uint32_t peer, int error, const char *cause)
 void look_after_peers(tern_engine *engine);
 int watch_processes(tern_engine *engine);
 
-/* engine.c */
-void engine_close(tern_engine *engine);
-
 /* nics.c */
 void number_networks(tern_engine *engine);
 int open_networks(tern_engine *engine);
@@ -494,6 +487,21 @@ static inline void peer_publish_down(struct engine_peer *peer, int error)
 static inline int peer_observe_down(const struct engine_peer *peer)
 {
 	return atomic_load_explicit(&peer->down, memory_order_acquire);
+}
+
+static inline void peer_activate(tern_engine *engine, uint32_t peer)
+{
+	struct engine_peer *p = &engine->peers[peer];
+
+	if (p->active)
+		return;
+	p->active = true;
+	p->next_active = NONE;
+	if (engine->last_active == NONE)
+		engine->first_active = peer;
+	else
+		engine->peers[engine->last_active].next_active = peer;
+	engine->last_active = peer;
 }
 
 static inline bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes)

@@ -35,21 +35,6 @@ static void request_free(tern_engine *engine, struct request *request)
 	engine->nr_free_requests++;
 }
 
-void peer_activate(tern_engine *engine, uint32_t peer)
-{
-	struct engine_peer *p = &engine->peers[peer];
-
-	if (p->active)
-		return;
-	p->active = true;
-	p->next_active = NONE;
-	if (engine->last_active == NONE)
-		engine->first_active = peer;
-	else
-		engine->peers[engine->last_active].next_active = peer;
-	engine->last_active = peer;
-}
-
 struct request *queue_first(tern_engine *engine, struct queue *queue)
 {
 	return queue->first == NONE ? NULL : &engine->requests[queue->first];

@@ -16,7 +16,7 @@ static void wake(tern_engine *engine)
 		wakeup_signal(&engine->wakeup);
 }
 
-int submit(tern_engine *engine, const struct command *command, uint32_t flags)
+static int submit(tern_engine *engine, const struct command *command, uint32_t flags)
 {
 	struct patience patience;
 
