@@ -2,10 +2,19 @@
 /* From the ring to requests. Whoever wrote a command may be a GPU kernel: every number is checked
  * before it is followed. A command for which there are no requests left is held, with how far it
  * has come, and so are those behind it. */
-#include "engine/inside.h"
+#include "engine/dequeue.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "engine/counts.h"
+#include "engine/inside.h"
+#include "engine/memory.h"
+#include "engine/message.h"
+#include "engine/operation.h"
+#include "engine/peer.h"
+#include "engine/request.h"
+#include "engine/signal.h"
 
 /* A command that is not carried out. An operation ends in take_with_operation. */
 static void refuse(tern_engine *engine, const struct command *c, int error, const char *cause)

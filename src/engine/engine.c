@@ -1,12 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and ending an engine. */
-#include "engine/inside.h"
+#include "engine/engine.h"
 
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/error.h"
+#include "base/struct_size.h"
+#include "engine/counts.h"
+#include "engine/failure_detector.h"
+#include "engine/inside.h"
+#include "engine/leave.h"
+#include "engine/memory.h"
+#include "engine/message.h"
+#include "engine/nics.h"
+#include "engine/operation.h"
+#include "engine/patience.h"
+#include "engine/peer.h"
+#include "engine/proxy.h"
+#include "engine/record.h"
+#include "engine/request.h"
+#include "group/group.h"
 
 #define DEFAULT_HEARTBEAT_MS 500
 #define LONGEST_LOOK_NS 20000000u

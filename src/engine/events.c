@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What transports report. */
-#include "engine/inside.h"
+#include "engine/events.h"
 
 #include <stdio.h>
+
+#include "engine/counts.h"
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
+#include "engine/peer_lost.h"
+#include "engine/record.h"
+#include "engine/request.h"
 
 #define EVENTS_PER_POLL 64
 #define POLLS_PER_STEP 4

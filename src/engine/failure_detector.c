@@ -1,10 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers that go: seen by the end of their process, by their silence, by a write that does not end,
  * or announced by themselves. */
-#include "engine/inside.h"
+#include "engine/failure_detector.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "base/error.h"
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
+#include "engine/peer_lost.h"
+#include "engine/record.h"
+#include "engine/request.h"
+#include "group/group.h"
 
 #define REFUSED_LOOKS 16 /* in the time of one */
 

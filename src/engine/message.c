@@ -6,11 +6,17 @@
  * Credits. A peer may have message_credits messages unread here; the inbox has room for that many
  * from everybody. Those that were read go back in the header of whatever is sent next, or in a
  * heartbeat of their own once half of them are waiting. */
-#include "engine/inside.h"
+#include "engine/message.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/error.h"
+#include "engine/inside.h"
+#include "engine/operation.h"
+#include "engine/patience.h"
+#include "engine/peer.h"
 
 #define SLEEP_SLICE_NS 20000000u
 
@@ -173,28 +179,6 @@ void messages_peer_down(tern_engine *engine, uint32_t peer)
 }
 
 /* ---- arriving (on the proxy) ----------------------------------------------------------------- */
-
-/* Release: what is in the slot comes before its turn. Pairs with slot_is_filled. */
-static void slot_fill(struct inbox_slot *slot, uint64_t position)
-{
-	atomic_store_explicit(&slot->turn, position + 1, memory_order_release);
-}
-
-static bool slot_is_filled(const struct inbox_slot *slot, uint64_t position)
-{
-	return atomic_load_explicit(&slot->turn, memory_order_acquire) == position + 1;
-}
-
-/* Release: the reader's copy comes before the slot is filled anew. Pairs with slot_is_free. */
-static void slot_give_back(struct inbox_slot *slot, uint64_t position, uint64_t entries)
-{
-	atomic_store_explicit(&slot->turn, position + entries, memory_order_release);
-}
-
-static bool slot_is_free(const struct inbox_slot *slot, uint64_t position)
-{
-	return atomic_load_explicit(&slot->turn, memory_order_acquire) == position;
-}
 
 static bool keep(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32_t bytes)
 {

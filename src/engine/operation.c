@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations: given out, ended once, waited for, given back. */
-#include "engine/inside.h"
+#include "engine/operation.h"
 
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "base/error.h"
+#include "engine/inside.h"
+#include "engine/patience.h"
 
 #define SPIN_ROUNDS 200
 #define YIELD_ROUNDS 50

@@ -1,9 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The end of a peer. However it is found, it is told once, and what needs the peer ends with the
  * same cause. */
-#include "engine/inside.h"
+#include "engine/peer_lost.h"
 
 #include <stdio.h>
+
+#include "base/error.h"
+#include "engine/counts.h"
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
+#include "engine/record.h"
+#include "engine/request.h"
 
 static void end_records(tern_engine *engine, uint32_t peer, int error, const char *cause)
 {

@@ -15,9 +15,16 @@
  * request the next time, with the same arguments: the fence stays in the request's flags, and
  * put_off keeps the NIC and whether it is signalled.
  */
-#include "engine/inside.h"
+#include "engine/post.h"
 
 #include <stdio.h>
+
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
+#include "engine/peer_lost.h"
+#include "engine/record.h"
+#include "engine/request.h"
 
 /* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1 MB, see
  * docs/signals.md */
@@ -338,7 +345,6 @@ static uint32_t post_peer(tern_engine *engine, uint32_t number)
 	return posted;
 }
 
-/* Peers with work take turns. True: something was posted. */
 bool post_work(tern_engine *engine, uint32_t budget)
 {
 	uint32_t posted = 0, last = engine->last_active;

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests: one peer's part of an operation, from the peer's queue to its last completion. */
+#include "engine/request.h"
+
 #include "engine/inside.h"
+#include "engine/operation.h"
+#include "engine/peer.h"
 
 struct request *request_take(tern_engine *engine, uint32_t peer, enum request_kind kind)
 {
@@ -40,7 +44,6 @@ struct request *queue_first(tern_engine *engine, struct queue *queue)
 	return queue->first == NONE ? NULL : &engine->requests[queue->first];
 }
 
-/* What was put off is posted, or will not be. */
 void request_take_up_again(tern_engine *engine, struct request *request)
 {
 	if (request->put_off & PUT_OFF_UNSIGNALLED)

@@ -5,6 +5,13 @@
 
 #include <string.h>
 
+#include "base/error.h"
+#include "base/struct_size.h"
+#include "engine/memory.h"
+#include "engine/message.h"
+#include "engine/operation.h"
+#include "engine/patience.h"
+
 static uint64_t wait_ns_of(const tern_engine *engine, uint32_t flags)
 {
 	return flags & TERN_TRY ? 0 : (uint64_t)engine->config.wait_ms * 1000000;
