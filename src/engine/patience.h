@@ -9,6 +9,8 @@
 
 #include "tern_engine.h"
 
+#define PATIENCE_SPINS 200 /* rounds, before it yields */
+
 struct patience {
 	tern_engine *engine;
 	uint64_t deadline_ns, last_ns;
