@@ -2,10 +2,16 @@
 /* Immediates by value: how many have come, and who expects how many. A hash table of fixed size
  * with linear probing; an entry lives while it has a count or an expectation, and its going closes
  * the gap that it leaves. */
-#include "engine/inside.h"
+#include "engine/counts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "base/error.h"
+#include "engine/inside.h"
+#include "engine/memory.h"
+#include "engine/operation.h"
+#include "engine/peer.h"
 
 int counts_open(tern_engine *engine)
 {

@@ -7,7 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "base/struct_size.h"
+#include "engine/message.h"
 #include "engine/offers.h"
+#include "engine/patience.h"
+#include "engine/peer.h"
+#include "group/group.h"
 
 static int agree(tern_group *group, const struct tern_engine_config *config)
 {

@@ -2,10 +2,19 @@
 /* From the ring to requests. Whoever wrote a command may be a GPU kernel: every number is checked
  * before it is followed. A command for which there are no requests left is held, with how far it
  * has come, and so are those behind it. */
-#include "engine/inside.h"
+#include "engine/dequeue.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "engine/counts.h"
+#include "engine/inside.h"
+#include "engine/memory.h"
+#include "engine/message.h"
+#include "engine/operation.h"
+#include "engine/peer.h"
+#include "engine/request.h"
+#include "engine/signal.h"
 
 /* A command that is not carried out. An operation ends in take_with_operation. */
 static void refuse(tern_engine *engine, const struct command *c, int error, const char *cause)
@@ -23,17 +32,6 @@ static void refuse_peer(tern_engine *engine, const struct command *c, uint32_t p
 	refuse(engine, c, peer_observe_down(&engine->peers[peer]), engine->peers[peer].cause);
 }
 
-bool in_region(const struct tern_region *region, uint64_t offset, uint64_t bytes)
-{
-	return region && offset <= region->bytes && bytes <= region->bytes - offset;
-}
-
-bool in_remote(const struct tern_remote *remote, uint32_t peer, uint64_t offset, uint64_t bytes)
-{
-	return remote && remote->peer == peer && offset <= remote->bytes &&
-	       bytes <= remote->bytes - offset;
-}
-
 static bool bad_numbers(const tern_engine *engine, const struct command *c)
 {
 	bool counted = c->flags & COMMAND_COUNTED;
@@ -47,27 +45,6 @@ static bool bad_numbers(const tern_engine *engine, const struct command *c)
 	return c->bytes &&
 	       (!in_region(engine->regions[c->local], c->local_offset, c->bytes) ||
 		       !in_remote(engine->remotes[c->remote], c->peer, c->remote_offset, c->bytes));
-}
-
-void request_set_memory(
-	struct request *request, struct tern_region *local, struct tern_remote *remote)
-{
-	request->local = local;
-	request->remote = remote;
-	if (local)
-		local->uses++;
-	if (remote)
-		remote->uses++;
-}
-
-void request_set_completion(
-	tern_engine *engine, struct request *request, uint32_t completion, bool counted)
-{
-	request->completion = completion;
-	if (counted)
-		request->flags |= REQUEST_COUNTED;
-	else if (completion != NONE)
-		engine->operations[completion].pending++;
 }
 
 static bool take_write(tern_engine *engine, const struct command *c)

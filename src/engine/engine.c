@@ -1,12 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and ending an engine. */
-#include "engine/inside.h"
+#include "engine/engine.h"
 
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/error.h"
+#include "base/struct_size.h"
+#include "engine/counts.h"
+#include "engine/failure_detector.h"
+#include "engine/inside.h"
+#include "engine/leave.h"
+#include "engine/memory.h"
+#include "engine/message.h"
+#include "engine/nics.h"
+#include "engine/operation.h"
+#include "engine/patience.h"
+#include "engine/peer.h"
+#include "engine/proxy.h"
+#include "engine/record.h"
+#include "engine/request.h"
+#include "group/group.h"
 
 #define DEFAULT_HEARTBEAT_MS 500
 #define LONGEST_LOOK_NS 20000000u
@@ -192,6 +209,28 @@ static int open_parts(tern_engine *engine)
 	return rc ? rc : watch_processes(engine);
 }
 
+static void engine_close(tern_engine *engine)
+{
+	if (engine->regions)
+		memory_close(engine);
+	close_networks(engine);
+	memory_release(engine);
+	counts_close(engine);
+	messages_close(engine);
+	pool_close(&engine->free_operations);
+	ring_close(&engine->ring);
+	pthread_mutex_destroy(&engine->tables_lock);
+	free(engine->operations);
+	free(engine->peers);
+	free(engine->requests);
+	free(engine->records);
+	free(engine->words);
+	free(engine->processes);
+	free(engine->process_peers);
+	free(engine->names);
+	free(engine);
+}
+
 int engine_open(const struct tern_engine_config *config, const struct engine_setup *setup,
 	tern_engine **out)
 {
@@ -238,28 +277,6 @@ int engine_start(tern_engine *engine)
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
-
-void engine_close(tern_engine *engine)
-{
-	if (engine->regions)
-		memory_close(engine);
-	close_networks(engine);
-	memory_release(engine);
-	counts_close(engine);
-	messages_close(engine);
-	pool_close(&engine->free_operations);
-	ring_close(&engine->ring);
-	pthread_mutex_destroy(&engine->tables_lock);
-	free(engine->operations);
-	free(engine->peers);
-	free(engine->requests);
-	free(engine->records);
-	free(engine->words);
-	free(engine->processes);
-	free(engine->process_peers);
-	free(engine->names);
-	free(engine);
-}
 
 /* The scheduler of a group runs the other ranks in this one's waits; others do so only when this
  * returns. */

@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What transports report. */
-#include "engine/inside.h"
+#include "engine/events.h"
 
 #include <stdio.h>
+
+#include "engine/counts.h"
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
+#include "engine/peer_lost.h"
+#include "engine/record.h"
+#include "engine/request.h"
 
 #define EVENTS_PER_POLL 64
 #define POLLS_PER_STEP 4
@@ -110,7 +118,9 @@ static void handle(tern_engine *engine, const struct transport_event *event)
 		break;
 	case EVENT_MESSAGE:
 		heard_from(engine, event->peer);
-		message_arrived(engine, event->peer, event->data, event->bytes);
+		if (!message_arrived(engine, event->peer, event->data, event->bytes))
+			peer_lost(engine, event->peer, TERN_ERR_PROTOCOL,
+				"a peer sent more or longer messages than it had credits for");
 		break;
 	case EVENT_FAILED:
 		write_failed(engine, event);

@@ -1,105 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that go: seen by the transport, by the end of their process, by their silence, by a write
- * that does not end, or announced by themselves. However it is found, it is told once, and what
- * needs the peer ends with the same cause. */
-#include "engine/inside.h"
+/* Peers that go: seen by the end of their process, by their silence, by a write that does not end,
+ * or announced by themselves. */
+#include "engine/failure_detector.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/error.h"
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
+#include "engine/peer_lost.h"
+#include "engine/record.h"
+#include "engine/request.h"
+#include "group/group.h"
+
 #define REFUSED_LOOKS 16 /* in the time of one */
-
-/* ---- the end of a peer ----------------------------------------------------------------------- */
-
-static void end_records(tern_engine *engine, uint32_t peer, int error, const char *cause)
-{
-	for (uint32_t i = 0; i < engine->nr_records; i++) {
-		struct record *record = &engine->records[i];
-		struct request *request = &engine->requests[record->request];
-
-		if (!record->used || record->peer != peer)
-			continue;
-		request_fail(engine, request, error, cause);
-		record_free(engine, record);
-		request->outstanding--;
-		request_check_ended(engine, request);
-	}
-}
-
-/* Unsignalled writes that no signalled one followed. There are none where its network has several
- * NICs. */
-static void give_back_unsignalled(tern_engine *engine, struct engine_peer *peer)
-{
-	struct nic *nic = &engine->nics[peer->network->first_nic];
-
-	nic->under_way -= peer->unsignalled;
-	nic->unsignalled -= peer->unsignalled;
-	peer->under_way -= peer->unsignalled;
-	peer->unsignalled = 0;
-}
-
-static void end_queued(tern_engine *engine, struct engine_peer *peer, int error, const char *cause)
-{
-	struct request *request;
-
-	while ((request = queue_first(engine, &peer->writes))) {
-		queue_pop(engine, &peer->writes);
-		request_fail(engine, request, error, cause);
-		request_check_ended(engine, request);
-	}
-}
-
-static void tell_claimants(tern_engine *engine, uint32_t peer, int error)
-{
-	for (uint32_t i = 0; i < 256; i++)
-		if (engine->claims[i].peer_down)
-			engine->claims[i].peer_down(engine->claims[i].ctx, peer, error);
-}
-
-void peer_lost(tern_engine *engine, uint32_t number, int error, const char *cause)
-{
-	struct engine_peer *peer = &engine->peers[number];
-	struct nic *nics = &engine->nics[peer->network->first_nic];
-
-	if (peer_observe_down(peer))
-		return;
-	snprintf(peer->cause, sizeof(peer->cause), "%s", cause);
-	peer_publish_down(peer, error);
-	atomic_fetch_add_explicit(&engine->nr_down, 1, memory_order_release);
-	for (uint32_t i = 0; i < peer->network->nr_nics; i++)
-		nics[i].transport->ops->disconnect(nics[i].transport, number);
-	end_queued(engine, peer, error, peer->cause);
-	end_records(engine, number, error, peer->cause);
-	give_back_unsignalled(engine, peer);
-	messages_peer_down(engine, number);
-	counts_peer_down(engine);
-	tell_claimants(engine, number, error);
-}
-
-int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text)
-{
-	int error = peer_observe_down(&engine->peers[peer]);
-
-	if (error && text)
-		*text = engine->peers[peer].cause;
-	return error;
-}
-
-uint32_t engine_nr_down(const tern_engine *engine)
-{
-	return atomic_load_explicit(&engine->nr_down, memory_order_acquire);
-}
-
-int tern_engine_peer(const tern_engine *engine, uint32_t peer)
-{
-	int error;
-
-	if (!engine || peer >= engine->setup.nr_peers)
-		return fail(TERN_ERR_INVALID, "peer %u of %u", peer,
-			engine ? engine->setup.nr_peers : 0);
-	error = peer_observe_down(&engine->peers[peer]);
-	return error ? fail(error, "%s", engine->peers[peer].cause) : 0;
-}
 
 /* ---- processes of this machine --------------------------------------------------------------- */
 
@@ -189,14 +106,7 @@ static void give_up(tern_engine *engine, struct record *record)
 		(unsigned long long)ms_since(engine, record->posted_ns));
 	record_unlink(engine, record);
 	record->given_up = true;
-	request_fail(engine, request, TERN_ERR_SYSTEM, cause);
-	if (request->flags & REQUEST_TOLD)
-		return;
-	request->flags |= REQUEST_TOLD;
-	if (request->flags & REQUEST_PUT)
-		signal_put_ended(engine, request);
-	completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
-		request->error, cause);
+	request_give_up(engine, request, TERN_ERR_SYSTEM, cause);
 }
 
 static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, uint64_t since_ns)

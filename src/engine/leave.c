@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Leaving: what was begun is finished, peers are told, and what cannot end any more is ended. */
-#include "engine/inside.h"
+#include "engine/leave.h"
 
 #include <string.h>
+
+#include "engine/counts.h"
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/operation.h"
+#include "engine/peer.h"
+#include "engine/peer_lost.h"
+#include "engine/request.h"
 
 #define GOODBYE_NS 1000000000u /* longest wait for peers to have seen it */
 
@@ -30,7 +38,6 @@ static bool goodbyes_seen(tern_engine *engine)
 	return all;
 }
 
-/* One look, after each step of a proxy that is to end. True: it may. */
 bool leave_done(tern_engine *engine)
 {
 	if (!engine->leave_ns)
@@ -82,7 +89,6 @@ static void end_command(tern_engine *engine, struct command *command, const char
 	completion_end(engine, completion, counted, TERN_ERR_STATE, cause);
 }
 
-/* After the proxy has ended: nothing is left unanswered. */
 void end_everything(tern_engine *engine)
 {
 	const char *cause = "the engine was destroyed";

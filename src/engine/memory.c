@@ -2,11 +2,19 @@
 /* Registered memory, peers' descriptors, lists of peers, counters and claims. Control calls: they
  * take a lock, wait for the proxy, and may allocate. Transports are touched on the proxy alone, so
  * that is where registering happens. */
-#include "engine/inside.h"
+#include "engine/memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/error.h"
+#include "base/struct_size.h"
+#include "engine/counts.h"
+#include "engine/inside.h"
+#include "engine/operation.h"
+#include "engine/patience.h"
+#include "engine/peer.h"
 
 #define DESCRIPTOR_MAGIC 0x4e524554u /* "TERN" */
 

@@ -6,11 +6,17 @@
  * Credits. A peer may have message_credits messages unread here; the inbox has room for that many
  * from everybody. Those that were read go back in the header of whatever is sent next, or in a
  * heartbeat of their own once half of them are waiting. */
-#include "engine/inside.h"
+#include "engine/message.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/error.h"
+#include "engine/inside.h"
+#include "engine/operation.h"
+#include "engine/patience.h"
+#include "engine/peer.h"
 
 #define SLEEP_SLICE_NS 20000000u
 
@@ -117,11 +123,10 @@ static int send_with_credits(
 	return rc;
 }
 
-/* True: at least one went or ended. */
-bool post_messages(tern_engine *engine, uint32_t peer)
+int post_messages(tern_engine *engine, uint32_t peer)
 {
 	struct engine_peer *p = &engine->peers[peer];
-	bool any = false;
+	int nr = 0;
 
 	while (p->messages.first != NONE && p->message_credits) {
 		struct outgoing *message = message_at(engine, p->messages.first);
@@ -131,18 +136,16 @@ bool post_messages(tern_engine *engine, uint32_t peer)
 			engine->stats.again++;
 			break;
 		}
-		if (rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_PEER_LEFT) {
-			peer_lost(engine, peer, rc, tern_last_error());
-			return true;
-		}
+		if (rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_PEER_LEFT)
+			return rc;
 		if (!rc) {
 			p->message_credits--;
 			engine->stats.messages_sent++;
 		}
 		end_first(engine, peer, rc, rc ? tern_last_error() : "");
-		any = true;
+		nr++;
 	}
-	return any;
+	return nr;
 }
 
 bool message_control(tern_engine *engine, uint32_t peer, enum message_kind kind)
@@ -177,53 +180,29 @@ void messages_peer_down(tern_engine *engine, uint32_t peer)
 
 /* ---- arriving (on the proxy) ----------------------------------------------------------------- */
 
-/* Release: what is in the slot comes before its turn. Pairs with slot_is_filled. */
-static void slot_fill(struct inbox_slot *slot, uint64_t position)
-{
-	atomic_store_explicit(&slot->turn, position + 1, memory_order_release);
-}
-
-static bool slot_is_filled(const struct inbox_slot *slot, uint64_t position)
-{
-	return atomic_load_explicit(&slot->turn, memory_order_acquire) == position + 1;
-}
-
-/* Release: the reader's copy comes before the slot is filled anew. Pairs with slot_is_free. */
-static void slot_give_back(struct inbox_slot *slot, uint64_t position, uint64_t entries)
-{
-	atomic_store_explicit(&slot->turn, position + entries, memory_order_release);
-}
-
-static bool slot_is_free(const struct inbox_slot *slot, uint64_t position)
-{
-	return atomic_load_explicit(&slot->turn, memory_order_acquire) == position;
-}
-
-static void keep(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32_t bytes)
+static bool keep(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32_t bytes)
 {
 	struct inbox *inbox = &engine->inbox;
 	struct inbox_slot *slot = &inbox->slots[inbox->tail & inbox->mask];
 
-	if (bytes > engine->config.message_bytes || !slot_is_free(slot, inbox->tail)) {
-		peer_lost(engine, peer, TERN_ERR_PROTOCOL,
-			"a peer sent more or longer messages than it had credits for");
-		return;
-	}
+	if (bytes > engine->config.message_bytes || !slot_is_free(slot, inbox->tail))
+		return false;
 	slot->peer = peer;
 	atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
 	memcpy(slot->data, data, bytes);
 	slot_fill(slot, inbox->tail++);
 	engine->stats.messages_received++;
 	wakeup_signal(&inbox->wakeup);
+	return true;
 }
 
-void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes)
+bool message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes)
 {
 	struct message_header header;
 	struct engine_peer *p = &engine->peers[peer];
 
 	if (peer >= engine->setup.nr_peers || bytes < sizeof(header) || peer_observe_down(p))
-		return;
+		return true;
 	p->spoke = true;
 	memcpy(&header, data, sizeof(header));
 	if (header.credits) {
@@ -232,9 +211,8 @@ void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint3
 	}
 	switch (header.kind) {
 	case MESSAGE_DATA:
-		keep(engine, peer, (const uint8_t *)data + sizeof(header),
+		return keep(engine, peer, (const uint8_t *)data + sizeof(header),
 			bytes - (uint32_t)sizeof(header));
-		break;
 	case MESSAGE_GOODBYE:
 		p->said_goodbye = true; /* failure_detector.c ends it a little later: its last
 					   immediates may still be coming out of the network */
@@ -246,6 +224,7 @@ void message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint3
 	default:
 		break;
 	}
+	return true;
 }
 
 /* ---- receiving (any thread) ------------------------------------------------------------------ */

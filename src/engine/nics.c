@@ -2,12 +2,16 @@
 /* The networks of an engine and their NICs. NICs are numbered through, network after network, and
  * so on all ranks, as descriptors and addresses are by NIC. A network that leads to no peer of this
  * rank keeps its numbers, and its NICs stay closed. */
-#include "engine/inside.h"
+#include "engine/nics.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "base/rank_list.h"
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
 
 /* Which network leads to which peer, and where its NICs are. */
 void number_networks(tern_engine *engine)

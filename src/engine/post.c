@@ -15,61 +15,21 @@
  * request the next time, with the same arguments: the fence stays in the request's flags, and
  * put_off keeps the NIC and whether it is signalled.
  */
-#include "engine/inside.h"
+#include "engine/post.h"
 
 #include <stdio.h>
+
+#include "engine/inside.h"
+#include "engine/message.h"
+#include "engine/peer.h"
+#include "engine/peer_lost.h"
+#include "engine/record.h"
+#include "engine/request.h"
 
 /* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1 MB, see
  * docs/signals.md */
 #define POSTS_PER_TURN 1
 #define PAGE 4096
-
-/* ---- records --------------------------------------------------------------------------------- */
-
-static void record_link(tern_engine *engine, struct record *record)
-{
-	struct engine_peer *peer = &engine->peers[record->peer];
-	uint32_t number = (uint32_t)(record - engine->records);
-
-	record->next = NONE;
-	record->previous = peer->last_record;
-	if (peer->last_record == NONE)
-		peer->first_record = number;
-	else
-		engine->records[peer->last_record].next = number;
-	peer->last_record = number;
-	peer->nr_records++;
-}
-
-void record_unlink(tern_engine *engine, struct record *record)
-{
-	struct engine_peer *peer = &engine->peers[record->peer];
-
-	if (record->previous == NONE)
-		peer->first_record = record->next;
-	else
-		engine->records[record->previous].next = record->next;
-	if (record->next == NONE)
-		peer->last_record = record->previous;
-	else
-		engine->records[record->next].previous = record->previous;
-	peer->nr_records--;
-}
-
-/* Gives its credits back, and those of the unsignalled writes before it. */
-void record_free(tern_engine *engine, struct record *record)
-{
-	struct nic *nic = &engine->nics[record->nic];
-
-	if (!record->given_up)
-		record_unlink(engine, record);
-	nic->under_way -= 1 + record->covers;
-	engine->peers[record->peer].under_way -= 1 + record->covers;
-	record->used = false;
-	record->generation++;
-	record->next = engine->free_records;
-	engine->free_records = (uint32_t)(record - engine->records);
-}
 
 /* ---- the next write of an request ------------------------------------------------------------ */
 
@@ -372,8 +332,11 @@ static uint32_t post_peer(tern_engine *engine, uint32_t number)
 {
 	struct engine_peer *peer = &engine->peers[number];
 	struct request *request;
-	uint32_t posted = post_messages(engine, number);
+	int messages = post_messages(engine, number);
+	uint32_t posted = messages != 0;
 
+	if (messages < 0)
+		peer_lost(engine, number, messages, tern_last_error());
 	while (posted < POSTS_PER_TURN && (request = queue_first(engine, &peer->writes)) &&
 		post_head(engine, peer, request))
 		posted++;
@@ -382,7 +345,6 @@ static uint32_t post_peer(tern_engine *engine, uint32_t number)
 	return posted;
 }
 
-/* Peers with work take turns. True: something was posted. */
 bool post_work(tern_engine *engine, uint32_t budget)
 {
 	uint32_t posted = 0, last = engine->last_active;

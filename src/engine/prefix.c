@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "group/group.h"
+
 #define CANDIDATES 16
 #define NAP_NS 1000000u
 

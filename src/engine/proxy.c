@@ -11,13 +11,20 @@
  *          It grows while nothing comes, and what is under way keeps it at its shortest. Devices
  *          that write rings wake nobody either.
  */
-#include "engine/inside.h"
+#include "engine/proxy.h"
 
 #include <sched.h>
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "base/clock.h"
+#include "engine/dequeue.h"
+#include "engine/events.h"
+#include "engine/failure_detector.h"
+#include "engine/inside.h"
+#include "engine/leave.h"
+#include "engine/patience.h"
+#include "engine/peer.h"
+#include "engine/post.h"
 
 #define COMMANDS_PER_STEP 64
 #define POSTS_PER_STEP 256

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests: one peer's part of an operation, from the peer's queue to its last completion. */
+#include "engine/request.h"
+
 #include "engine/inside.h"
+#include "engine/operation.h"
+#include "engine/peer.h"
 
 struct request *request_take(tern_engine *engine, uint32_t peer, enum request_kind kind)
 {
@@ -35,27 +39,11 @@ static void request_free(tern_engine *engine, struct request *request)
 	engine->nr_free_requests++;
 }
 
-void peer_activate(tern_engine *engine, uint32_t peer)
-{
-	struct engine_peer *p = &engine->peers[peer];
-
-	if (p->active)
-		return;
-	p->active = true;
-	p->next_active = NONE;
-	if (engine->last_active == NONE)
-		engine->first_active = peer;
-	else
-		engine->peers[engine->last_active].next_active = peer;
-	engine->last_active = peer;
-}
-
 struct request *queue_first(tern_engine *engine, struct queue *queue)
 {
 	return queue->first == NONE ? NULL : &engine->requests[queue->first];
 }
 
-/* What was put off is posted, or will not be. */
 void request_take_up_again(tern_engine *engine, struct request *request)
 {
 	if (request->put_off & PUT_OFF_UNSIGNALLED)
@@ -93,23 +81,6 @@ void request_queue(tern_engine *engine, struct request *request)
 	peer_activate(engine, request->peer);
 }
 
-void request_end(tern_engine *engine, struct request *request)
-{
-	if (request->local)
-		request->local->uses--;
-	if (request->remote)
-		request->remote->uses--;
-	if (request->peers)
-		request->peers->uses--;
-	if (!(request->flags & REQUEST_TOLD)) {
-		if (request->flags & REQUEST_PUT)
-			signal_put_ended(engine, request);
-		completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
-			request->error, "an earlier part failed");
-	}
-	request_free(engine, request);
-}
-
 void request_fail(tern_engine *engine, struct request *request, int error, const char *cause)
 {
 	if (request->error)
@@ -117,6 +88,48 @@ void request_fail(tern_engine *engine, struct request *request, int error, const
 	request->error = error;
 	if (request->completion != NONE && !(request->flags & (REQUEST_COUNTED | REQUEST_TOLD)))
 		operation_fail(&engine->operations[request->completion], error, cause);
+}
+
+/* Its signal, if that is still parked, is not sent. It may have gone and its request be another's
+ * by now: then the generation differs. */
+static void put_ended(tern_engine *engine, struct request *put)
+{
+	struct request *signal = put->partner == NONE ? NULL : &engine->requests[put->partner];
+
+	engine->operations[put->completion].puts_pending--;
+	if (put->error && signal && signal->generation == (uint32_t)put->value &&
+		!(signal->flags & REQUEST_QUEUED) && !signal->outstanding)
+		request_fail(engine, signal, put->error, engine->operations[put->completion].cause);
+}
+
+static void tell(tern_engine *engine, struct request *request, const char *cause)
+{
+	if (request->flags & REQUEST_PUT)
+		put_ended(engine, request);
+	completion_end(engine, request->completion, request->flags & REQUEST_COUNTED,
+		request->error, cause);
+}
+
+void request_give_up(tern_engine *engine, struct request *request, int error, const char *cause)
+{
+	request_fail(engine, request, error, cause);
+	if (request->flags & REQUEST_TOLD)
+		return;
+	request->flags |= REQUEST_TOLD;
+	tell(engine, request, cause);
+}
+
+static void request_end(tern_engine *engine, struct request *request)
+{
+	if (request->local)
+		request->local->uses--;
+	if (request->remote)
+		request->remote->uses--;
+	if (request->peers)
+		request->peers->uses--;
+	if (!(request->flags & REQUEST_TOLD))
+		tell(engine, request, "an earlier part failed");
+	request_free(engine, request);
 }
 
 /* Nothing of it is queued or under way: it has ended, or its immediate may follow its bytes. */

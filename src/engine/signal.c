@@ -24,7 +24,13 @@
  * When a put fails, its parked signal is not sent. A signal that was posted behind a fence cannot
  * be called back.
  */
+#include "engine/signal.h"
+
 #include "engine/inside.h"
+#include "engine/memory.h"
+#include "engine/operation.h"
+#include "engine/peer.h"
+#include "engine/request.h"
 
 static bool parks(enum tern_signal_policy policy)
 {
@@ -237,7 +243,6 @@ static void take_good_put(tern_engine *engine, const struct command *c, struct o
 		stall(engine, STALL_ALL_PEERS, 0, c->completion);
 }
 
-/* False: no requests for it yet. */
 bool signal_take_put(tern_engine *engine, const struct command *c)
 {
 	struct operation *group = &engine->operations[c->completion];
@@ -257,15 +262,4 @@ bool signal_take_put(tern_engine *engine, const struct command *c)
 	if (++group->puts_taken == group->group.nr_puts)
 		last_put(engine, c->completion, group);
 	return true;
-}
-
-/* The signal may have gone and its request be another's by now: then the generation differs. */
-void signal_put_ended(tern_engine *engine, struct request *put)
-{
-	struct request *signal = put->partner == NONE ? NULL : &engine->requests[put->partner];
-
-	engine->operations[put->completion].puts_pending--;
-	if (put->error && signal && signal->generation == (uint32_t)put->value &&
-		!(signal->flags & REQUEST_QUEUED) && !signal->outstanding)
-		request_fail(engine, signal, put->error, engine->operations[put->completion].cause);
 }

@@ -5,6 +5,13 @@
 
 #include <string.h>
 
+#include "base/error.h"
+#include "base/struct_size.h"
+#include "engine/memory.h"
+#include "engine/message.h"
+#include "engine/operation.h"
+#include "engine/patience.h"
+
 static uint64_t wait_ns_of(const tern_engine *engine, uint32_t flags)
 {
 	return flags & TERN_TRY ? 0 : (uint64_t)engine->config.wait_ms * 1000000;
@@ -16,7 +23,7 @@ static void wake(tern_engine *engine)
 		wakeup_signal(&engine->wakeup);
 }
 
-int submit(tern_engine *engine, const struct command *command, uint32_t flags)
+static int submit(tern_engine *engine, const struct command *command, uint32_t flags)
 {
 	struct patience patience;
 

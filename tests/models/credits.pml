@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Credits of writes (src/engine/post.c, events.c, lost.c): a proxy posts items of several pieces to PEERS peers over NICS
+ * Credits of writes (src/engine/post.c, events.c, peer_lost.c): a proxy posts items of several pieces to PEERS peers over NICS
  * networks, as long as a network and the peer have a credit. Proves that no network is given more than DEPTH writes, that
  * every item ends once, that no credit is lost, and that unsignalled writes, which end with the next signalled one, leave
  * enough credits to post that one. Also that an item's immediate is seen after all of its pieces (networks that keep no

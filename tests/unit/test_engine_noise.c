@@ -8,6 +8,7 @@
 
 #include "testkit/random.h"
 #include "engine/inside.h"
+#include "engine/peer.h"
 #include <cmocka.h>
 
 #include "tests/engine/fates.h"

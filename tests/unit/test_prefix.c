@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
+#include "group/group.h"
 #include "tests/exchange/ranks.h"
 
 #define NR_RANKS 3
