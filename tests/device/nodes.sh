@@ -7,7 +7,6 @@ if [ -n "${GPUS:-}" ]; then
 	. "${BASH_SOURCE%/*}/judge.sh"
 else
 	. "${BASH_SOURCE%/*}/emulated.sh"
-	export TERN_CUDART_LIBRARY=$emulated
 fi
 export TERN_TRANSPORT=ofi
 
