@@ -25,17 +25,20 @@ LDLIBS   += -lpthread -ldl -lm
 PMIX     := $(shell pkg-config --exists pmix 2>/dev/null && echo yes)
 # So is libfabric.
 OFI      := $(shell pkg-config --exists 'libfabric >= 1.17' 2>/dev/null && echo yes)
-# So are GPUs: libtern_cuda.so is built where nvcc is (CUDA=0: not; nor with sanitizers), for these architectures and whatever comes after.
+# So are GPUs: libtern_cuda.so is built where nvcc is (CUDA=0: not; nor with sanitizers), for these architectures and whatever comes after;
+# and libtern_bench_cuda.so, which benchmarks and tests have beside it.
 NVCC      ?= nvcc
 CUDA      ?= $(if $(SANITIZE),0,$(if $(shell command -v $(NVCC) 2>/dev/null),1,0))
 CUDA_ARCH ?= 80 90a 100
 CUDA_PTX  ?= $(filter 100,$(CUDA_ARCH))
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 comma     := ,
-CUDA_SRC  := $(wildcard src/gpu/cuda/*.c bench/nccl/*.c) src/exchange/layout.c
+CUDA_LIBS := $(BUILD)/libtern_cuda.so $(BUILD)/libtern_bench_cuda.so
+CUDA_SRC  := $(wildcard src/gpu/cuda/*.c) src/exchange/layout.c
+BENCH_CUDA_SRC := $(wildcard testkit/device/cuda/*.c bench/nccl/*.c) src/gpu/cuda/check.c
+BENCH_CUDA_CU := $(wildcard testkit/device/cuda/*.cu bench/nccl/*.cu)
 KERNELS_CU := $(foreach d,ll ht internode common,$(wildcard src/gpu/cuda/$d/*.cu))
 KERNELS_H := $(wildcard src/gpu/wire/*.h src/gpu/cuda/*.h src/gpu/cuda/*/*.h src/gpu/cuda/*/*.cuh)
-CUDA_CU   := $(wildcard src/gpu/cuda/*.cu bench/nccl/*.cu) $(KERNELS_CU)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
@@ -59,7 +62,7 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
 all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(if $(MPICC),$(BUILD)/tern-against-mpi) \
-     $(if $(filter 1,$(CUDA)),$(BUILD)/libtern_cuda.so)
+     $(if $(filter 1,$(CUDA)),$(CUDA_LIBS))
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -112,16 +115,18 @@ $(BUILD)/tern-against-mpi: $(call obj,$(AGAINST_SRC) $(TESTKIT_SRC) $(LIB_SRC)) 
 	@echo '  LINK $@'
 	$(Q)$(MPICC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
-$(BUILD)/obj/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh)
+$(BUILD)/obj/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h bench/lab/ways/*.h bench/nccl/*.h bench/nccl/*.cuh testkit/device/cuda/*.h)
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
 # CUDA's runtime is inside, so that only the driver is needed where it runs.
-$(call obj,$(wildcard src/gpu/cuda/*.c bench/nccl/*.c)): CFLAGS += -isystem $(CUDA_HOME)/include
-$(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(CUDA_CU))
+$(call obj,$(CUDA_SRC) $(BENCH_CUDA_SRC)): CFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(KERNELS_CU))
+$(BUILD)/libtern_bench_cuda.so: $(call obj,$(BENCH_CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(BENCH_CUDA_CU))
+$(CUDA_LIBS):
 	@echo '  LINK $@'
-	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,libtern_cuda.so $^ -o $@
+	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,$(@F) $^ -o $@
 
 LIBDIR   ?= $(PREFIX)/lib
 install: all
@@ -130,7 +135,7 @@ install: all
 	install -m 644 include/tern.h include/tern_engine.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
-	$(if $(filter 1,$(CUDA)),install $(BUILD)/libtern_cuda.so $(DESTDIR)$(LIBDIR))
+	$(if $(filter 1,$(CUDA)),install $(CUDA_LIBS) $(DESTDIR)$(LIBDIR))
 	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)
 	ln -sf libtern.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libtern.so
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' src/tern.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/tern.pc

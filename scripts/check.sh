@@ -172,7 +172,7 @@ stage_plain() {
 	build_plain
 	if [ -n "${CUDA:-}" ] && command -v nvcc >/dev/null; then
 		cuda=$BUILD/compiled/libtern_cuda.so
-		NVFLAGS=$(nvcc --help | grep -q Ofast-compile && echo -Ofc=max) build cuda BUILD="$BUILD/compiled" CUDA=1 CUDA_ARCH=90a "$cuda"
+		NVFLAGS=$(nvcc --help | grep -q Ofast-compile && echo -Ofc=max) build cuda BUILD="$BUILD/compiled" CUDA=1 CUDA_ARCH=90a "$cuda" "${cuda%/*}/libtern_bench_cuda.so"
 	fi
 	every plain 240 "$BUILD" 'unit/test_*'
 	every plain 240 "$BUILD" 'exchange/test_*'

@@ -19,8 +19,8 @@
 #   GPUS=n      how many there are (nvidia-smi -L)     CASES=n     random exchanges of the check (40)
 #   ROUNDS=n    of the long runs (10000)               TOOLS="..." of compute-sanitizer (memcheck racecheck initcheck synccheck)
 #   LIBS=dir    libraries that the machine lacks (BUILD/lib): libcmocka.so.0 for check/processes, libfabric.so.1 for check/nodes; without them these are skipped
-#   TERN_CUDA_LIBRARY=file   in place of BUILD's, for example one with nothing but PTX of the code for sm_80, which the driver compiles for the GPU that is there:
-#                            make CUDA=1 CUDA_ARCH= CUDA_PTX=80 BUILD=build-ptx80 build-ptx80/libtern_cuda.so
+#   TERN_CUDA_LIBRARY=file   in place of BUILD's, for example one with nothing but PTX of the code for sm_80, which the driver compiles for the GPU that is there; libtern_bench_cuda.so has to lie beside it:
+#                            make CUDA=1 CUDA_ARCH= CUDA_PTX=80 BUILD=build-ptx80 build-ptx80/libtern_cuda.so build-ptx80/libtern_bench_cuda.so
 #   TERN_FORCE_LINK=cells    the format of links that keep no lines whole, as over PCIe; =none: no GPU reaches another's memory
 #   TERN_FORCE_BLOCK_KIB=n   less shared memory for a block: 163 as on sm_80, 99 as on sm_86
 #

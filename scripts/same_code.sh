@@ -6,8 +6,8 @@
 # make OPT=-O2. A test's object holds the words of what it asserts, so it differs where one of them was renamed.
 #
 # An object is compared with the one at the same place, else with each of that name in BUILD_B. nvcc's objects hold
-# random names: in place of them libtern_cuda.so is compared, kernel by kernel, where both builds have it and cuobjdump
-# is there. Exits 1 if anything differs or is in one build alone.
+# random names: in place of them libtern_cuda.so and libtern_bench_cuda.so are compared, kernel by kernel, where both
+# builds have them and cuobjdump is there. Exits 1 if anything differs or is in one build alone.
 set -u
 [ $# -ge 2 ] || { sed -n '3,11s/^# \?//p' "$0"; exit 2; }
 a=$1 b=$2 renamed=${3:-/dev/null}
@@ -77,9 +77,11 @@ awk -v renamed="$renamed" '
 	}' "$work/b" "$work/a"
 rc=$?
 
-# sass BUILD: the GPU code, a kernel a line, without their names.
+# sass BUILD: the GPU code, a kernel a line, without their names. What is in no library of one build may be in the other.
 sass() {
-	cuobjdump -sass "$1/libtern_cuda.so" | awk '
+	for library in "$1"/libtern_cuda.so "$1"/libtern_bench_cuda.so; do
+		[ ! -e "$library" ] || cuobjdump -sass "$library"
+	done | awk '
 		/^\tcode for/ {print line; line = ""; arch = $3; next}
 		/^\t\tFunction :/ {print line; line = arch; next}
 		/^ +\/\*|^ +@|\.headerflags/ {line = line "|" $0}
@@ -90,9 +92,9 @@ if [ -e "$a/libtern_cuda.so" ] && [ -e "$b/libtern_cuda.so" ] && command -v cuob
 	sass "$a" >"$work/sass-a"
 	sass "$b" >"$work/sass-b"
 	if cmp -s "$work/sass-a" "$work/sass-b"; then
-		echo "libtern_cuda.so: $(wc -l <"$work/sass-a") kernels, the same"
+		echo "GPU code: $(wc -l <"$work/sass-a") kernels, the same"
 	else
-		echo "libtern_cuda.so: kernels differ"
+		echo "GPU code: kernels differ"
 		rc=1
 	fi
 fi

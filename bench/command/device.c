@@ -118,7 +118,7 @@ static void describe_difference(struct outcome *outcome, const struct device_tim
 void run_on_device(
 	struct bench *bench, struct timing *t, struct bench_result *result, struct outcome *outcome)
 {
-	const struct device_ops *ops = device_ops_load();
+	const struct bench_device_ops *ops = bench_device_ops_load();
 	struct device_timing d = {0};
 
 	outcome->rc = ops ? device_choose(ops, (uint32_t)bench->rank) : TERN_ERR_UNSUPPORTED;

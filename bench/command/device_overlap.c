@@ -91,7 +91,7 @@ static int capture(struct device_overlap *o, enum overlap_kind kind, uint32_t wh
 
 static int make_works(struct device_overlap *o, bool timed)
 {
-	const struct device_ops *ops = o->rounds->ops;
+	const struct bench_device_ops *ops = o->rounds->ops;
 	int rc;
 
 	o->works =
@@ -140,7 +140,7 @@ int device_overlap_open(
 
 void device_overlap_close(struct device_overlap *o)
 {
-	const struct device_ops *ops = o->rounds ? o->rounds->ops : NULL;
+	const struct bench_device_ops *ops = o->rounds ? o->rounds->ops : NULL;
 
 	if (!ops)
 		return;

@@ -187,7 +187,7 @@ static int put_experts(struct nccl_exchange *e, const struct reference *referenc
 int nccl_exchange_open(struct nccl_exchange *e, struct nccl_link *link,
 	const struct device_rounds *device, const struct reference *reference, bool per_rank)
 {
-	const struct device_ops *ops = link->ops;
+	const struct bench_device_ops *ops = link->ops;
 	int rc;
 
 	*e = (struct nccl_exchange){.link = link, .job = reference->job, .rank = device->rank};

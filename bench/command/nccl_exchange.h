@@ -15,7 +15,7 @@
 struct nccl_link {
 	const struct nccl *nccl;
 	struct nccl_comm *comm;
-	const struct device_ops *ops;
+	const struct bench_device_ops *ops;
 	void *stream;
 	int wait_ms;
 };

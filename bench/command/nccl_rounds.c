@@ -124,7 +124,7 @@ static int fetch_received(
 static int poison(struct nccl_rounds *n, const struct nccl_exchange *e)
 {
 	const struct records *r = &e->records;
-	const struct device_ops *ops = n->link.ops;
+	const struct bench_device_ops *ops = n->link.ops;
 	int rc = ops->fill(r->rows_x, 0xa5, e->positions * r->row_bytes, n->link.stream);
 
 	rc = rc ? rc

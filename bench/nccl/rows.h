@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern bench --against nccl: what somebody writes around ncclSend and ncclRecv. These kernels count
  * a rank's records, pack them by destination, place what came by expert, and sum the results; the
- * host moves records between them (bench/command/nccl_exchange.c). In libtern_cuda.so, as part of
- * the table that it exports.
+ * host moves records between them (bench/command/nccl_exchange.c). In libtern_bench_cuda.so, as
+ * part of the table that it exports.
  *
  *   a record     header, routes, scales, row: all of a token that goes to a rank, or (usual) that
  *                goes to one of its experts
@@ -85,7 +85,7 @@ struct records {
 
 struct device_mark; /* a moment on a stream, by the device's clock */
 
-/* Put on the stream; 0, or an enum tern_error with the cause in device_ops' error_text. */
+/* Put on the stream; 0, or an enum tern_error with the cause in bench_device_ops' error_text. */
 struct records_ops {
 	int (*count)(const struct records *r, void *stream);
 	int (*pack)(const struct records *r, void *stream);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/nccl/launches.h"
-#include "gpu/cuda/backend.h"
+#include "gpu/cuda/check.h"
 #include "base/error.h"
 
 #include <stdlib.h>

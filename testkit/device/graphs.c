@@ -171,7 +171,7 @@ static int put_step(struct device_rounds *r, const struct step *s, const struct 
 	uint32_t nr_tokens)
 {
 	void *stream = stream_of(r, s->slot), *at = s->work == WORK_BESIDE ? works->stream : stream;
-	const struct device_ops *ops = r->ops;
+	const struct bench_device_ops *ops = r->ops;
 	int rc = at != stream ? device_passed_on(r, ops->stream_follow(at, stream)) : 0;
 
 	rc = rc ? rc : put_piece(r, s, nr_tokens);

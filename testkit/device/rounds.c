@@ -16,11 +16,15 @@ int device_passed_on(const struct device_rounds *r, int rc)
 	return rc ? fail(rc, "%s", r->ops->error_text()) : 0;
 }
 
-int device_choose(const struct device_ops *ops, uint32_t rank)
+int device_choose(const struct bench_device_ops *ops, uint32_t rank)
 {
-	int nr = 0, rc = ops->nr_devices(&nr);
+	const struct device_ops *devices = device_ops_load();
+	int nr = 0, rc = devices->nr_devices(&nr);
 
-	rc = rc ? rc : nr ? ops->use((int)(rank % (uint32_t)nr)) : TERN_ERR_UNSUPPORTED;
+	rc = rc ? rc : nr ? devices->use((int)(rank % (uint32_t)nr)) : TERN_ERR_UNSUPPORTED;
+	if (rc)
+		return fail(rc, "no device: %s", devices->error_text());
+	rc = ops->use((int)(rank % (uint32_t)nr));
 	return rc ? fail(rc, "no device: %s", ops->error_text()) : 0;
 }
 
@@ -216,7 +220,7 @@ int device_rounds_agree(const struct device_rounds *r, int rc)
 }
 
 int device_rounds_open(struct device_rounds *r, tern_group *group, const struct job *job,
-	const struct device_ops *ops)
+	const struct bench_device_ops *ops)
 {
 	int rc;
 

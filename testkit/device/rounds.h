@@ -6,7 +6,7 @@
 
 #include "testkit/measure.h"
 #include "testkit/verify.h"
-#include "gpu/host/ops.h"
+#include "testkit/device/ops.h"
 
 #define DEVICE_ROUNDS_SLOTS 16
 
@@ -22,7 +22,7 @@ struct device_lane {
 };
 
 struct device_rounds {
-	const struct device_ops *ops;
+	const struct bench_device_ops *ops;
 	tern_group *group;
 	tern_moe *moe, *barrier;
 	const struct job *job;
@@ -35,13 +35,14 @@ struct device_rounds {
 	struct difference difference;
 };
 
-/* Makes the device of that number current for this thread: rank r gets device r % devices. */
-int device_choose(const struct device_ops *ops, uint32_t rank);
+/* Makes the device of that number current for this thread, in both libraries: rank r gets device r
+ * % devices. */
+int device_choose(const struct bench_device_ops *ops, uint32_t rank);
 
 /* Collective; job->config.device is TERN_DEVICE_CUDA. 0 or a negative enum tern_error with
  * tern_last_error. */
 int device_rounds_open(struct device_rounds *rounds, tern_group *group, const struct job *job,
-	const struct device_ops *ops);
+	const struct bench_device_ops *ops);
 void device_rounds_close(struct device_rounds *rounds);
 
 /* nr_slots rounds in flight at once, from number `round` on, fresh inputs, poisoned buffers, every

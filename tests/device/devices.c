@@ -11,19 +11,24 @@
 #include "group/group.h"
 #include "tests/exchange/expected_stats.h"
 
-const struct device_ops *devices_open(int *nr_devices)
+const struct bench_device_ops *devices_open(int *nr_devices)
 {
-	const struct device_ops *ops;
+	const struct device_ops *devices;
+	const struct bench_device_ops *ops;
 
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 	setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading later may wait for kernels that wait
 						    */
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	ops = device_ops_load();
-	if (ops && !ops->nr_devices(nr_devices) && *nr_devices)
-		return ops;
-	printf("%.200s\n", ops ? ops->error_text() : tern_last_error());
-	return NULL;
+	devices = device_ops_load();
+	if (!devices || devices->nr_devices(nr_devices) || !*nr_devices) {
+		printf("%.200s\n", devices ? devices->error_text() : tern_last_error());
+		return NULL;
+	}
+	ops = bench_device_ops_load();
+	if (!ops)
+		printf("%.200s\n", tern_last_error());
+	return ops;
 }
 
 uint64_t devices_setting(const char *name, uint64_t otherwise)

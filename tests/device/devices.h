@@ -9,7 +9,7 @@
 
 /* To be called first in main. NULL: there is no GPU, and the reason has been printed: exit with 77.
  */
-const struct device_ops *devices_open(int *nr_devices);
+const struct bench_device_ops *devices_open(int *nr_devices);
 
 /* A number of the environment. */
 uint64_t devices_setting(const char *name, uint64_t otherwise);

@@ -8,4 +8,4 @@ if [ ! -e "$emulated" ]; then
 	exit 77
 fi
 : >"$tmp/turns"
-export TERN_CUDA_LIBRARY=$emulated TERN_EMULATED_PROCESSES=$tmp/turns
+export TERN_CUDA_LIBRARY=$emulated TERN_CUDART_LIBRARY=${emulated%/*}/libtern_emulated.so TERN_EMULATED_PROCESSES=$tmp/turns

@@ -3,7 +3,6 @@
 # The demo with --device cuda writes the same texts, from the same bits of logits, as on the CPU. BUILD=dir tests/device/generate.sh
 # On GPUs that are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs.
 . "${BASH_SOURCE%/*}/emulated.sh"
-export TERN_CUDART_LIBRARY=$emulated
 
 # generate RANKS ARGUMENTS...: a few bytes for prompts of three lengths.
 generate() {

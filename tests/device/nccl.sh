@@ -3,7 +3,7 @@
 # tern bench --against nccl: what goes over NCCL is what the reference says, and what is wrong or missing is told. BUILD=dir tests/device/nccl.sh
 # GPUs and NCCL are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs.
 . "${BASH_SOURCE%/*}/emulated.sh"
-export TERN_NCCL_LIBRARY=$emulated
+export TERN_NCCL_LIBRARY=$TERN_CUDART_LIBRARY
 small=(--device cuda --against nccl --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1)
 
 bench() { "$WITHIN" 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }

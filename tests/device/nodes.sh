@@ -7,7 +7,6 @@ if [ -n "${GPUS:-}" ]; then
 	. "${BASH_SOURCE%/*}/judge.sh"
 else
 	. "${BASH_SOURCE%/*}/emulated.sh"
-	export TERN_CUDART_LIBRARY=$emulated
 fi
 export TERN_TRANSPORT=ofi
 
@@ -82,12 +81,12 @@ done
 # One node whose GPUs do not reach each other's memory: what two of them send each other goes the same way. Without a network there is none.
 nodes=
 export TERN_FORCE_LINK=none
-NVLink domains() { verified 3 "" --mode all --dtype fp8,bf16 --reduce all && grep -q 'on 1 node' "$tmp/out"; }
+nvlink_domains() { verified 3 "" --mode all --dtype fp8,bf16 --reduce all && grep -q 'on 1 node' "$tmp/out"; }
 if [ -n "${LONG:-}${GPUS:-}" ]; then
-	NVLink domains
-	judge NVLink domains $?
+	nvlink_domains
+	judge nvlink_domains $?
 fi
-TERN_TRANSPORT=ofi:nothing NVLink domains
+TERN_TRANSPORT=ofi:nothing nvlink_domains
 [ $? -ne 0 ] && grep -q "some GPUs of a node do not reach each other's memory.*no network could be opened for that" "$tmp/err"
 judge domains_without_network $?
 missed ht

@@ -12,7 +12,7 @@
 #define NR_RANKS 2
 #define TOKENS 4
 
-static const struct device_ops *ops;
+static const struct bench_device_ops *ops;
 static int nr_devices;
 static uint64_t host[64] __attribute__((aligned(64)));
 

@@ -19,7 +19,7 @@
 #include "tests/device/devices.h"
 #include "tests/exchange/scale_edges.h"
 
-static const struct device_ops *ops;
+static const struct bench_device_ops *ops;
 static int nr_devices;
 
 /* ---- random jobs ----------------------------------------------------------------------------- */
@@ -431,7 +431,7 @@ static void depart(struct rank *rank, const struct departure *d, size_t question
 	else if (rank->rank)
 		expect_left(&s, d, questions[question]);
 	devices_close(rank, &s.rounds);
-	if (rank->rank && ops->pointer_check(window))
+	if (rank->rank && device_ops_load()->pointer_check(window))
 		rank_fails(
 			rank, "%s: peers may still store into a window that is no more", d->name);
 	ranks_meet(rank); /* nobody else's memory has come to lie there */

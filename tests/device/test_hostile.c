@@ -24,7 +24,7 @@
 #define NR_EXPERTS 8
 #define NR_LOCAL (NR_EXPERTS / 2)
 
-static const struct device_ops *ops;
+static const struct bench_device_ops *ops;
 
 /* When rank 0 writes into rank 1's window. Before half 0, 1 or 2. */
 enum moment {

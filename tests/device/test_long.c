@@ -18,7 +18,7 @@
 
 #define MOST_LATE_NS 1000000
 
-static const struct device_ops *ops;
+static const struct bench_device_ops *ops;
 static int nr_devices;
 
 /* What has been seen, so that nobody has to believe that it was there. */

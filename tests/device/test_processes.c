@@ -38,7 +38,7 @@ static int enter(struct rank *rank, struct device_rounds *rounds)
 {
 	static struct job job;
 	struct scene *scene = rank->ctx;
-	const struct device_ops *ops;
+	const struct bench_device_ops *ops;
 	int nr, rc;
 
 	job = scene->job;

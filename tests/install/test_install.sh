@@ -50,6 +50,16 @@ soname() {
 		[ "$(readlink "$prefix/lib/libtern.so")" = "libtern.so.$version" ]
 }
 
+# Of kernels and calls that are for benchmarks and tests alone, as nm shows them: those of an emulated library have C++'s names.
+for_benchmarks() { nm -C "$1" | grep -wE 'records|work_launch|spin_launch|barrier_launch|stream_create|capture_begin|graph_launch'; }
+no_benchmarks() {
+	for library in "$BUILD"/libtern_cuda.so "$BUILD"/emulated/libtern_cuda.so; do
+		[ ! -e "$library" ] && continue
+		for_benchmarks "$library" && return 1
+		for_benchmarks "${library%/*}/libtern_bench_cuda.so" >/dev/null || return 1
+	done
+}
+
 needs_only_libc() { # no PMIx, no MPI: these are loaded when they are there
 	readelf -d "$prefix/lib/libtern.so" | grep NEEDED >"$tmp/needed" &&
 		! grep -v -E 'libc\.so|libm\.so|ld-linux|libpthread|libdl|libasan|libubsan|libtsan' "$tmp/needed"
@@ -94,6 +104,7 @@ expect archive_defines_tern_only archive
 expect header_and_library_agree declared
 expect soname soname
 expect needs_only_libc needs_only_libc
+expect libtern_cuda_without_benchmarks no_benchmarks
 expect version_of_pkg_config same_version
 expect shared_program shared
 expect static_program static

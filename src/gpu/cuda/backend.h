@@ -3,12 +3,8 @@
 #ifndef TERN_GPU_CUDA_BACKEND_H
 #define TERN_GPU_CUDA_BACKEND_H
 
-#include <cuda_runtime_api.h>
-
+#include "gpu/cuda/check.h"
 #include "gpu/host/ops.h"
-
-/* 0, or the enum tern_error for rc, with a text of this thread that names the call. */
-int cuda_check(cudaError_t rc, const char *call);
 
 int device_exchange_open(const struct device_plan *plan, struct device_exchange **exchange);
 void device_exchange_close(struct device_exchange *exchange);
@@ -23,8 +19,5 @@ void device_exchange_input_error(
 	struct device_exchange *exchange, uint32_t slot, struct gpu_input_error *input_error);
 
 int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
-
-/* What is compared with: bench/nccl/. */
-extern const struct records_ops records_ops;
 
 #endif

@@ -7,7 +7,6 @@
 #include "gpu/cuda/dtypes.h"
 #include "base/error.h"
 #include "gpu/cuda/exchange_inside.h"
-#include "gpu/cuda/spin.h"
 
 /* The placement's tables, one after the other, as kernels want them. */
 static int upload_placement(

@@ -8,7 +8,6 @@
 #ifndef TERN_GPU_HOST_OPS_H
 #define TERN_GPU_HOST_OPS_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,7 +16,7 @@
 #include "exchange/placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 7
+#define DEVICE_OPS_VERSION 8
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -64,8 +63,6 @@ enum device_link {
 };
 
 struct device_exchange;
-struct device_graph;
-struct records_ops; /* bench/nccl/rows.h */
 
 struct device_ops {
 	uint32_t version;
@@ -84,6 +81,8 @@ struct device_ops {
 	void (*window_close)(void *window);
 	int (*peer_enable)(int ordinal); /* of this process */
 	void (*memory_free)(void *memory);
+	int (*host_create)(uint64_t bytes, void **memory); /* pinned */
+	void (*host_free)(void *memory);
 	int (*host_register)(void *memory, uint64_t bytes, void **there); /* memory of the host, for
 									     kernels: where they
 									     find it */
@@ -105,36 +104,6 @@ struct device_ops {
 	/* What kernels have counted so far; waits for none of them. Behind the struct,
 	 * config.nr_experts counts. */
 	int (*read_counters)(struct device_exchange *exchange, struct gpu_counters *counters);
-
-	/* For benchmarks and tests. Host memory is pinned; copies and fills are put on the stream.
-	 */
-	int (*memory_create)(uint64_t bytes, void **memory);
-	int (*host_create)(uint64_t bytes, void **memory);
-	void (*host_free)(void *memory);
-	int (*copy)(void *to, const void *from, uint64_t bytes, void *stream);
-	int (*fill)(void *to, int byte, uint64_t bytes, void *stream);
-	int (*stream_create)(void **stream, bool urgent); /* urgent: blocks of its kernels start
-							     before those of other streams */
-	void (*stream_destroy)(void *stream);
-	int (*stream_wait)(void *stream);
-	/* What is put on the stream from now on runs behind all that is on the other now. Where
-	 * that is captured, the stream is too from now on. */
-	int (*stream_follow)(void *stream, void *other);
-	/* Stands for what a model computes: keeps all SMs busy for so many waves of blocks, of some
-	 * two microseconds each, and reads from that memory. */
-	int (*work)(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream);
-	int (*spin)(uint64_t ns, void *stream);
-	/* Waits on the stream until those of all ranks have come there, by a word in windows of an
-	 * exchange that has no rounds. number: 1 for the first, and so on. */
-	int (*barrier)(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number,
-		uint64_t wait_ns, void *stream);
-	int (*capture_begin)(void *stream);
-	int (*capture_end)(void *stream, struct device_graph **graph);
-	int (*graph_launch)(struct device_graph *graph, void *stream);
-	void (*graph_destroy)(struct device_graph *graph);
-	/* Between a graph's begin and its end, by the device's clock; after stream_wait. */
-	int (*graph_time)(struct device_graph *graph, double *us);
-	const struct records_ops *records;
 };
 
 /* Exported by libtern_cuda.so. */

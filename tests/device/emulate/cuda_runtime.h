@@ -19,12 +19,6 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 
-/* Of the lane that runs. */
-extern "C" {
-extern uint3 threadIdx, blockIdx;
-extern dim3 blockDim, gridDim;
-}
-
 /* ---- launching ----------------------------------------------------------------------------------------------- */
 
 template <typename... Params> struct emulated_call {

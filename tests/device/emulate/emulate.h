@@ -56,20 +56,25 @@ struct emulated_lane {
 	uint32_t copies_out; /* of this lane, under way */
 };
 
-/* The lane that runs. */
-extern struct emulated_lane *emulated_lane;
+/* In a library of its own: those with kernels share it. */
+#pragma GCC visibility push(default)
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+/* Of the lane that runs. */
+extern struct emulated_lane *emulated_lane;
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
 /* ---- for tests, by dlsym --------------------------------------------------------------------- */
 
 /* While no stream holds anything. What runs from here on follows from the seed, as long as only the
  * calling thread uses the devices. */
-__attribute__((visibility("default"))) void emulated_reseed(uint64_t seed);
+void emulated_reseed(uint64_t seed);
 /* Which warps have run since then, and for how long: a hash. */
-__attribute__((visibility("default"))) uint64_t emulated_history(void);
+uint64_t emulated_history(void);
 
 /* ---- for kernels ----------------------------------------------------------------------------- */
 
@@ -136,4 +141,5 @@ cudaError_t emulated_launch(
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

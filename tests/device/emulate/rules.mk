@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# libtern_cuda.so for emulated GPUs: the backend and the kernels as they are, compiled for the CPU; CUDA's runtime is tests/device/emulate/. Needs g++, no nvcc.
+# libtern_cuda.so and libtern_bench_cuda.so for emulated GPUs: what is in them as it is, compiled for the CPU; CUDA's runtime, which they share, is
+# tests/device/emulate/, in libtern_emulated.so. Needs g++, no nvcc.
 CXX          ?= g++
 EMULATE      := tests/device/emulate
-EMULATED_SRC := $(wildcard src/gpu/cuda/*.c bench/nccl/*.c) $(filter-out %/seeded.c $(EMULATE)/test_%.c,$(wildcard $(EMULATE)/*.c)) src/exchange/layout.c
-EMULATED_CU  := $(CUDA_CU) $(EMULATE)/nccl.cu
-EMULATED_OBJ := $(patsubst %,$(BUILD)/emulated/obj/%.o,$(EMULATED_SRC) $(EMULATED_CU))
+EMULATED_SRC := $(filter-out %/seeded.c $(EMULATE)/test_%.c,$(wildcard $(EMULATE)/*.c))
+EMULATED     := $(BUILD)/emulated/libtern_cuda.so $(BUILD)/emulated/libtern_bench_cuda.so
+emulated_obj  = $(patsubst %,$(BUILD)/emulated/obj/%.o,$(1))
 # C++ has neither unused kernels nor unrolling by pragma; clang++ says so of each loop. What it checks of calls through
 # pointers needs a runtime of C++, which programs in C that load this do not have. No fuzzer looks at kernels. A lane may
 # reckon an address from no pointer, where it does not load: that is left to the check of what is loaded.
@@ -25,11 +26,14 @@ $(BUILD)/emulated/obj/%.cu.o: %.cu
 # ThreadSanitizer sees what kernels do, and not what carries them from lane to lane.
 $(patsubst %,$(BUILD)/emulated/obj/%.o,$(wildcard $(EMULATE)/*.c)): CFLAGS += $(if $(findstring thread,$(SANITIZE)),-fno-sanitize=thread -DEMULATED_TSAN)
 
-$(BUILD)/emulated/libtern_cuda.so: $(EMULATED_OBJ)
+$(BUILD)/emulated/libtern_emulated.so: $(call emulated_obj,$(EMULATED_SRC) $(EMULATE)/nccl.cu)
+$(BUILD)/emulated/libtern_cuda.so: $(call emulated_obj,$(CUDA_SRC) $(KERNELS_CU)) $(BUILD)/emulated/libtern_emulated.so
+$(BUILD)/emulated/libtern_bench_cuda.so: $(call emulated_obj,$(BENCH_CUDA_SRC) $(BENCH_CUDA_CU)) $(BUILD)/emulated/libtern_emulated.so
+$(BUILD)/emulated/libtern_emulated.so $(EMULATED):
 	@echo '  LINK $@'
-	$(Q)$(CXX) -shared -Wl,-soname,libtern_cuda.so $(LDFLAGS) $^ -o $@ -lpthread
+	$(Q)$(CXX) -shared -Wl,-soname,$(@F) -Wl,-rpath,'$$ORIGIN' $(if $(SANITIZE),,-Wl,-z,defs) $(LDFLAGS) $^ -o $@ -lpthread
 
-emulated: $(BUILD)/emulated/libtern_cuda.so $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_divide
+emulated: $(EMULATED) $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_divide
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
 
@@ -39,7 +43,7 @@ $(EMULATED_TESTS): $(BUILD)/tests/emulated/%: $(BUILD)/obj/$(EMULATE)/%.o $(BUIL
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-$(BUILD)/tests/emulated/test_divide: $(BUILD)/emulated/obj/$(EMULATE)/test_divide.cu.o $(filter $(BUILD)/emulated/obj/$(EMULATE)/%.c.o,$(EMULATED_OBJ))
+$(BUILD)/tests/emulated/test_divide: $(call emulated_obj,$(EMULATE)/test_divide.cu $(EMULATED_SRC))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS)

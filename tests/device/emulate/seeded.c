@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/device/emulate/seeded.h"
+#include "gpu/host/ops.h"
 
 #include <dlfcn.h>
 #include <semaphore.h>
@@ -17,11 +18,11 @@ bool seeded_open(struct seeded *s, int nr_devices)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	sem_init(&driven, 0, 0);
-	s->ops = device_ops_load();
+	s->ops = bench_device_ops_load();
 	library = s->ops && path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
 	s->reseed = library ? (void (*)(uint64_t))dlsym(library, "emulated_reseed") : NULL;
 	s->history = library ? (uint64_t(*)(void))dlsym(library, "emulated_history") : NULL;
-	if (s->reseed && s->history && !s->ops->nr_devices(&nr) && nr >= nr_devices)
+	if (s->reseed && s->history && !device_ops_load()->nr_devices(&nr) && nr >= nr_devices)
 		return true;
 	printf("TERN_CUDA_LIBRARY names no emulated GPUs, or fewer than %d\n", nr_devices);
 	return false;

@@ -7,7 +7,7 @@
 #include "tests/device/devices.h"
 
 struct seeded {
-	const struct device_ops *ops;
+	const struct bench_device_ops *ops;
 	void (*reseed)(uint64_t seed);
 	uint64_t (*history)(void);
 };

@@ -135,6 +135,10 @@ cudaError_t ll_dispatch_most_blocks(
 cudaError_t ll_combine_most_blocks(
 	const struct gpu_combine *args, const struct gpu_launch *launch, uint32_t *nr_blocks);
 
+/* Whose branches of ptx.cuh the current device runs, as __CUDA_ARCH__ / 10: 80, 90, 100. It may be
+ * newer than its code, which the driver has then compiled for it. */
+cudaError_t code_version(int *version);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_GPU_CUDA_SPIN_H
-#define TERN_GPU_CUDA_SPIN_H
+#ifndef TERN_TESTKIT_DEVICE_CUDA_SPIN_H
+#define TERN_TESTKIT_DEVICE_CUDA_SPIN_H
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
@@ -19,9 +19,8 @@ struct stream_barrier {
 extern "C" {
 #endif
 
-/* Whose branches of ptx.cuh the current device runs, as __CUDA_ARCH__ / 10: 80, 90, 100. It may be
- * newer than its code, which the driver has then compiled for it. */
-cudaError_t code_version(int *version);
+/* What is not loaded yet could wait for kernels under way, and these for what is behind it. */
+cudaError_t spin_load(void);
 cudaError_t spin_launch(uint64_t ns, cudaStream_t stream);
 cudaError_t barrier_launch(const struct stream_barrier *at, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_GPU_CUDA_WORK_H
-#define TERN_GPU_CUDA_WORK_H
+#ifndef TERN_TESTKIT_DEVICE_CUDA_WORK_H
+#define TERN_TESTKIT_DEVICE_CUDA_WORK_H
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@
  * reads 16 KiB beside it: all SMs together about 1 TB/s. */
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/common/memory.cuh"
-#include "gpu/cuda/work.h"
+#include "testkit/device/cuda/work.h"
 
 #define THREADS 512
 #define READS 4 /* of 8 bytes, all under way while the block computes */

@@ -3,7 +3,7 @@
  * until all ranks' streams have come as far. */
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/common/memory.cuh"
-#include "gpu/cuda/spin.h"
+#include "testkit/device/cuda/spin.h"
 
 static __global__ void spin(uint64_t ns)
 {
@@ -11,16 +11,6 @@ static __global__ void spin(uint64_t ns)
 
 	while (now_ns() - start < ns)
 		;
-}
-
-/* All kernels are built for the same architectures. */
-cudaError_t code_version(int *version)
-{
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)spin);
-
-	*version = rc ? 0 : attributes.ptxVersion;
-	return rc;
 }
 
 cudaError_t spin_launch(uint64_t ns, cudaStream_t stream)
@@ -49,4 +39,12 @@ cudaError_t barrier_launch(const struct stream_barrier *at, cudaStream_t stream)
 	cudaLaunchConfig_t config = launch_config(1, LANES, 0, stream);
 
 	return cudaLaunchKernelEx(&config, barrier, *at);
+}
+
+cudaError_t spin_load(void)
+{
+	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)spin);
+
+	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)barrier);
 }

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <cuda_runtime.h>
+
+#include "gpu/cuda/common/kernels.h"
+
+static __global__ void code()
+{
+}
+
+/* All kernels are built for the same architectures. */
+cudaError_t code_version(int *version)
+{
+	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)code);
+
+	*version = rc ? 0 : attributes.ptxVersion;
+	return rc;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What benchmarks and tests ask of GPUs beside exchanges: a table of functions in a library of its
+ * own (libtern_bench_cuda.so), like that of gpu/host/ops.h, whose rules are these too. */
+#ifndef TERN_TESTKIT_DEVICE_OPS_H
+#define TERN_TESTKIT_DEVICE_OPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define BENCH_DEVICE_OPS_VERSION 1
+
+struct device_graph;
+struct records_ops; /* bench/nccl/rows.h */
+
+struct bench_device_ops {
+	uint32_t version;
+	const char *(*error_text)(void);
+
+	/* Makes a device current, as device_ops' does for libtern_cuda.so: each library has a CUDA
+	 * runtime. */
+	int (*use)(int ordinal);
+	/* Host memory is pinned; copies and fills are put on the stream. */
+	int (*memory_create)(uint64_t bytes, void **memory);
+	void (*memory_free)(void *memory);
+	int (*host_create)(uint64_t bytes, void **memory);
+	void (*host_free)(void *memory);
+	int (*copy)(void *to, const void *from, uint64_t bytes, void *stream);
+	int (*fill)(void *to, int byte, uint64_t bytes, void *stream);
+	int (*stream_create)(void **stream, bool urgent); /* urgent: blocks of its kernels start
+							     before those of other streams */
+	void (*stream_destroy)(void *stream);
+	int (*stream_wait)(void *stream);
+	/* What is put on the stream from now on runs behind all that is on the other now. Where
+	 * that is captured, the stream is too from now on. */
+	int (*stream_follow)(void *stream, void *other);
+	/* Stands for what a model computes: keeps all SMs busy for so many waves of blocks, of some
+	 * two microseconds each, and reads from that memory. */
+	int (*work)(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream);
+	int (*spin)(uint64_t ns, void *stream);
+	/* Waits on the stream until those of all ranks have come there, by a word in windows of an
+	 * exchange that has no rounds. number: 1 for the first, and so on. */
+	int (*barrier)(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number,
+		uint64_t wait_ns, void *stream);
+	int (*capture_begin)(void *stream);
+	int (*capture_end)(void *stream, struct device_graph **graph);
+	int (*graph_launch)(struct device_graph *graph, void *stream);
+	void (*graph_destroy)(struct device_graph *graph);
+	/* Between a graph's begin and its end, by the device's clock; after stream_wait. */
+	int (*graph_time)(struct device_graph *graph, double *us);
+	const struct records_ops *records;
+};
+
+/* Exported by libtern_bench_cuda.so. */
+typedef const struct bench_device_ops *(*bench_device_ops_fn)(void);
+#define BENCH_DEVICE_OPS_SYMBOL "tern_bench_cuda_ops"
+
+/* Loads it at the first call. NULL: it is not there, or libtern_cuda.so is not; the cause is in
+ * tern_last_error(). */
+const struct bench_device_ops *bench_device_ops_load(void);
+
+#endif
