@@ -217,7 +217,7 @@ stage_sanitize() {
 	most=$(counts | tail -n 1)
 	for tool in $TOOLS; do
 		step "sanitize/$tool-planted" 30 planted "$tool"
-		for fault in copy tray; do
+		for fault in copy buffer; do
 			[ "$tool" != racecheck ] || step "sanitize/$tool-planted-$fault" 30 planted "$tool-$fault"
 		done
 		step "sanitize/$tool-1" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 1 "${small[@]}" --dtype fp8,bf16,fp16,fp32 --tokens 33 --layout contiguous,padded,source --reduce home,expert --iters 4

@@ -10,6 +10,7 @@
 
 #define MOST_GAP 48
 #define HOLD_NS 40000
+#define FLUSHED_BYTES (256u << 20) /* more than any GPU's L2 holds */
 
 int device_passed_on(const struct device_rounds *r, int rc)
 {
@@ -144,6 +145,8 @@ void device_rounds_close(struct device_rounds *r)
 			r->ops->stream_destroy(r->lanes[i].stream);
 	if (r->memory)
 		r->ops->memory_free(r->memory);
+	if (r->flushed)
+		r->ops->memory_free(r->flushed);
 	if (r->host)
 		r->ops->host_free(r->host);
 	reference_destroy(r->reference);
@@ -257,6 +260,8 @@ int device_rounds_prepare(struct device_rounds *r)
 	rc = rc ? rc
 		: device_passed_on(
 			  r, r->ops->fill(lane->y, 0x3c, device_lane_sizes(r).y, lane->stream));
+	if (!rc && r->cold)
+		rc = device_passed_on(r, r->ops->memory_create(FLUSHED_BYTES, &r->flushed));
 	rc = rc ? rc : device_capture(r, &pair[0], 1, NULL, n, &lane->dispatch);
 	rc = rc ? rc : device_capture(r, &pair[1], 1, NULL, n, &lane->combine);
 	rc = rc ? rc : device_capture(r, pair, 2, NULL, n, &lane->pair);
@@ -279,6 +284,9 @@ int device_rounds_start(struct device_rounds *r)
 	struct tern_received received = {.size = sizeof(received)};
 	int rc = device_passed_on(r, r->ops->spin(HOLD_NS, r->lanes[0].stream));
 
+	if (!rc && r->flushed)
+		rc = device_passed_on(
+			r, r->ops->fill(r->flushed, 0x5a, FLUSHED_BYTES, r->lanes[0].stream));
 	if (!rc && all_mapped(r))
 		return device_passed_on(
 			r, r->ops->barrier(r->barrier->device->windows, r->rank, r->job->nr_ranks,

@@ -28,6 +28,9 @@ struct device_rounds {
 	const struct job *job;
 	struct reference *reference;
 	uint32_t rank, nr_barriers;
+	bool cold; /* caches are flushed before each timed round, as what runs between two layers
+		      does; set before device_rounds_prepare */
+	void *flushed;
 	uint64_t positions;
 	uint8_t *memory, *host; /* host: pinned, for one slot's inputs or results */
 	uint64_t host_bytes, host_used;
