@@ -43,12 +43,14 @@ NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hi
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_DIRS := base group group/boot exchange exchange/cpu exchange/cpu/kernels path engine transport transport/shm transport/sim gpu/host
+LIB_DIRS := base group group/boot exchange exchange/cpu exchange/cpu/kernels path engine transport transport/shm gpu/host
 LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildcard src/$d/*.c))) \
 	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
 	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
 TESTKIT_SRC := $(wildcard testkit/*.c)
+# The simulated network is no part of the library: whoever has one hands it over (struct scheduler, struct engine_network).
+SIM_SRC  := $(wildcard testkit/sim/*.c)
 SOAK_SRC := $(wildcard soak/*.c)
 RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
 FLAGS_SRC := $(addprefix bench/command/,args.c args_values.c cases.c)
@@ -95,8 +97,8 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 	$(Q)ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
 	$(Q)ln -sf libtern.so.$(SOVERSION) $@
 
-# The command drives parts that the library does not export, such as the simulated network.
-$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SOAK_SRC) $(LIB_SRC))
+# The command drives parts that the library does not export, and the simulated network.
+$(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SIM_SRC) $(SOAK_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 

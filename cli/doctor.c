@@ -261,7 +261,6 @@ static int show_trials(void)
 	across |= show_trial("transport ofi (tcp)", &transport_ofi, "tcp;ofi_rxm");
 	across |= show_trial("transport ofi (udp)", &transport_ofi, "udp;ofi_rxd");
 	show_trial("transport ofi (shm)", &transport_ofi, "shm");
-	printf("%-22s works everywhere: a network in virtual time, for tests\n", "transport sim");
 	printf("between nodes          %s\n", across ? "verbs where both ranks have it, else ofi; "
 						       "TERN_TRANSPORT decides otherwise"
 						     : "no transport works");

@@ -205,7 +205,7 @@ static void put_network(struct sheet *s)
 	const char *set = getenv("TERN_TRANSPORT");
 	struct verbs_facts facts;
 
-	put_text(s, "transports", "shm, verbs, ofi, sim");
+	put_text(s, "transports", "shm, verbs, ofi");
 	if (set)
 		put_text(s, "between_nodes", "%s, by TERN_TRANSPORT", set);
 	else if (verbs_probe(getenv("TERN_NODE_ADDRESS"), &facts))

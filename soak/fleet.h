@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #include "tern_engine.h"
-#include "transport/sim/sim.h"
+#include "testkit/sim/sim.h"
 
 struct fleet;
 

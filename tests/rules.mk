@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests. `make tests` builds what runs as it is, `make fuzzers` what libFuzzer drives; scripts/check.sh runs them.
 # A test sees everything that has no main(): the library's inside, the test kit, the command, the model.
-INSIDE_SRC := $(LIB_SRC) $(TESTKIT_SRC) $(BENCH_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
+INSIDE_SRC := $(LIB_SRC) $(TESTKIT_SRC) $(BENCH_SRC) $(SIM_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
 	      $(filter-out tests/exchange/test_% tests/faults/test_% tests/device/test_%,\
 	      tests/late.c $(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c tests/device/*.c))
 TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) \

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "testkit/reason.h"
-#include "transport/sim/sim.h"
+#include "testkit/sim/sim.h"
 
 enum signal_policy {
 	SIGNAL_PUT_ONLY,

@@ -13,7 +13,7 @@
 static const struct transport_ops *known_transport(const char *name, size_t length)
 {
 	static const struct transport_ops *const known[] = {
-		&transport_shm, &transport_ofi, &transport_verbs, &transport_sim};
+		&transport_shm, &transport_ofi, &transport_verbs};
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
 		if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))

@@ -165,6 +165,5 @@ extern const struct transport_ops transport_ofi; /* refuses to open with TERN_ER
 						    libfabric is missing */
 extern const struct transport_ops transport_verbs; /* the same where libibverbs or a device is
 						      missing */
-extern const struct transport_ops transport_sim;
 
 #endif

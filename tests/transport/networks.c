@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every transport and provider that the suite knows, with what is known of it. docs/transports.md
  * says the same in words. */
+#include "testkit/sim/sim.h"
 #include "tests/transport/simulated.h"
 #include "tests/transport/world.h"
 

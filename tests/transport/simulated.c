@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/transport/simulated.h"
 
-#include "transport/sim/sim.h"
+#include "testkit/sim/sim.h"
 
 #define EVENTS_PER_PUMP 8
 

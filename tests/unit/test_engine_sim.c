@@ -10,7 +10,7 @@
 
 #include "engine/engine.h"
 #include "tests/exchange/ranks.h"
-#include "transport/sim/sim.h"
+#include "testkit/sim/sim.h"
 
 #define MOST 256
 #define SLICE 512u

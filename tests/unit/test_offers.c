@@ -67,7 +67,7 @@ static void names_are_the_same(void **state)
 static void bad_lists(void **state)
 {
 	static const char *const bad[] = {NULL, "", "+", "shm+", "+shm", "shm++ofi", "pigeon",
-		"shm+pigeon", "shm@", "shm+ofi@a,", "shm+ofi+shm", "verbs:a+verbs:b",
+		"shm+pigeon", "sim", "shm@", "shm+ofi@a,", "shm+ofi+shm", "verbs:a+verbs:b",
 		"ofi+ofi:tcp;ofi_rxm", "ofi:a+ofi:b+ofi:c+ofi:d+ofi:e", "ofi@a,b,c,d,e",
 		"shm@a+ofi@b",
 		"ofi:provider-with-a-name-that-is-longer-than-any-provider's-name-ever-was"};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The simulated network: its promise under the worst order of arrival, its arithmetic against
  * closed forms, its faults, and that the same seed gives the same run. */
-#include "transport/sim/sim.h"
+#include "testkit/sim/sim.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

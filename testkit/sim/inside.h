@@ -6,10 +6,10 @@
  *   end.c      how it ends, and what the engine is told
  *   post.c     the calls on the data path: write, send, poll
  *   sim.c      the others: open, connect, reg */
-#ifndef TERN_TRANSPORT_SIM_INSIDE_H
-#define TERN_TRANSPORT_SIM_INSIDE_H
+#ifndef TERN_TESTKIT_SIM_INSIDE_H
+#define TERN_TESTKIT_SIM_INSIDE_H
 
-#include "transport/sim/sim.h"
+#include "testkit/sim/sim.h"
 
 #define MAX_PIECES 64
 #define SIM_INLINE_BYTES 64 /* most */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Links that differ, black holes, stalls and deaths. */
-#include "transport/sim/inside.h"
+#include "testkit/sim/inside.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How writes end: completed, failed, dropped or torn; and what the engine is told of it. */
-#include "transport/sim/inside.h"
+#include "testkit/sim/inside.h"
 
 /* ---- telling the engine ---------------------------------------------------------------------- */
 

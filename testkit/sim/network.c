@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/sim/inside.h"
+#include "testkit/sim/inside.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -12,10 +12,12 @@
  *     ─► pieces land in any order (reorder_ns) ─► all there: immediate at the target; latency + completion_ns later EVENT_WRITTEN here
  *
  * Everything is single-threaded: one thread drives the network and all transports on it. */
-#ifndef TERN_TRANSPORT_SIM_SIM_H
-#define TERN_TRANSPORT_SIM_SIM_H
+#ifndef TERN_TESTKIT_SIM_SIM_H
+#define TERN_TESTKIT_SIM_SIM_H
 
 #include "transport/transport.h"
+
+extern const struct transport_ops transport_sim;
 
 struct sim_network;
 

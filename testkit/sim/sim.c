@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The calls that a rank makes on the simulated network. */
-#include "transport/sim/inside.h"
+#include "testkit/sim/inside.h"
 
 #include <stdlib.h>
 #include <string.h>

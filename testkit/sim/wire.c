@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What happens to a write between posting and completion. */
-#include "transport/sim/inside.h"
+#include "testkit/sim/inside.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Posting and polling: the calls on the data path. */
-#include "transport/sim/inside.h"
+#include "testkit/sim/inside.h"
 
 #include <stdlib.h>
 #include <string.h>
