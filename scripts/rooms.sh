@@ -120,12 +120,13 @@ objects = {f"{build}/obj/{os.path.splitext(path)[0]}.o": name(path) for path in 
 objects = {path: unit for path, unit in objects.items() if os.path.exists(path)}
 if objects:
     tables = symbols(sorted(objects))
-    # libtern_cuda.so is another library: it has functions of the same names, and nobody else's calls end there.
-    vendor = {path for path in tables if objects[path].startswith("gpu/cuda/")}
-    of = [{s: objects[path] for path in group for s in tables[path][0]} for group in (set(tables) - vendor, vendor)]
+    # libtern_cuda.so is linked by itself, and defines some of the names again.
+    cuda = {path for path in tables if objects[path].startswith("gpu/cuda/")}
+    owner = {s: objects[path] for path in sorted(tables.keys() - cuda) for s in tables[path][0]}
+    owner_there = owner | {s: objects[path] for path in sorted(cuda) for s in tables[path][0]}
     for path, (_, wanted) in tables.items():
-        owner = {**of[0], **of[1]} if path in vendor else of[0]
-        arrows[objects[path]].update({owner[s] for s in wanted if s in owner} - {objects[path]})
+        known = owner_there if path in cuda else owner
+        arrows[objects[path]].update({known[s] for s in wanted if s in known} - {objects[path]})
 else:
     print(f"no objects in {build}: includes alone")
 
