@@ -52,7 +52,7 @@ TESTKIT_SRC := $(wildcard testkit/*.c)
 # The simulated network is no part of the library: whoever has one hands it over (struct scheduler, struct engine_network).
 SIM_SRC  := $(wildcard testkit/sim/*.c)
 SOAK_SRC := $(wildcard soak/*.c)
-RAW_SRC  := $(if $(OFI),bench/raw_ofi.c,bench/raw_none.c)
+RAW_SRC  := $(if $(OFI),bench/raw/ofi.c,bench/raw/none.c)
 FLAGS_SRC := $(addprefix bench/command/,args.c args_values.c cases.c)
 BENCH_SRC := $(wildcard bench/command/*.c bench/signal/*.c testkit/device/*.c) $(RAW_SRC)
 AGAINST_SRC := $(wildcard bench/mpi/*.c) $(FLAGS_SRC) $(RAW_SRC)
@@ -72,7 +72,7 @@ $(BUILD)/obj/%.o: %.c
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/obj/src/group/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
-$(BUILD)/obj/src/transport/ofi/%.o $(BUILD)/obj/bench/raw_%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
+$(BUILD)/obj/src/transport/ofi/%.o $(BUILD)/obj/bench/raw/%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o $(BUILD)/obj/testkit/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 
 # What was found can change between two makes, and what was built with it then has to follow.
@@ -103,7 +103,7 @@ $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SIM_SRC) $(SO
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
 # What the engine itself costs.
-$(BUILD)/tern-posting: $(call obj,bench/posting.c testkit/measure.c $(LIB_SRC))
+$(BUILD)/tern-posting: $(call obj,bench/engine/posting.c testkit/measure.c $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 

@@ -259,13 +259,8 @@ TERN_API int tern_engine_barrier(
 
 /* ---- put with signal ------------------------------------------------------------------------- */
 
-/* How the signal is kept behind its put. The first three are what others do, kept as baselines. */
+/* How the signal is kept behind its put. */
 enum tern_signal_policy {
-	TERN_SIGNAL_PUT_ONLY = 0, /* no signals: the floor */
-	TERN_SIGNAL_COUPLED = 1,  /* put, wait until that peer's writes are done, signal; the proxy
-				     takes nothing else meanwhile */
-	TERN_SIGNAL_COUPLED_ALL_PEERS = 2, /* the same, waiting for the writes to every rank, one
-					      rank after the other */
 	TERN_SIGNAL_DECOUPLED = 3, /* all puts of the group, one wait for them, all signals */
 	TERN_SIGNAL_NIC_FENCE = 4, /* put, then the signal with a fence, or on an ordered network as
 				      it is: no wait */

@@ -4,7 +4,7 @@
 #ifndef TERN_BENCH_COMMAND_RAW_H
 #define TERN_BENCH_COMMAND_RAW_H
 
-#include "bench/raw.h"
+#include "bench/raw/raw.h"
 #include "bench/command/rounds.h"
 
 struct raw_rounds {

@@ -7,7 +7,7 @@
 #include "bench/mpi/floor.h"
 #include "bench/mpi/report.h"
 #include "bench/command/args.h"
-#include "bench/raw.h"
+#include "bench/raw/raw.h"
 #include "testkit/reference.h"
 
 struct bench {

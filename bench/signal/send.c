@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/signal/send.h"
+#include "engine/engine.h"
 
 static enum tern_signal_policy engine_policy(enum signal_policy policy)
 {
-	static const enum tern_signal_policy policies[NR_SIGNAL_POLICIES] = {TERN_SIGNAL_PUT_ONLY,
-		TERN_SIGNAL_COUPLED, TERN_SIGNAL_COUPLED_ALL_PEERS, TERN_SIGNAL_DECOUPLED,
+	static const enum tern_signal_policy policies[NR_SIGNAL_POLICIES] = {BASELINE_PUT_ONLY,
+		BASELINE_COUPLED, BASELINE_COUPLED_ALL_PEERS, TERN_SIGNAL_DECOUPLED,
 		TERN_SIGNAL_NIC_FENCE, TERN_SIGNAL_PERSEUS, TERN_SIGNAL_IMMEDIATE};
 
 	return policies[policy];
@@ -40,7 +41,7 @@ static int send_group(
 {
 	tern_op op;
 	uint32_t i;
-	int rc = tern_engine_put_group(sender->engine, engine_policy(job->policy), batch->nr,
+	int rc = engine_put_group(sender->engine, engine_policy(job->policy), batch->nr,
 		batch->done, batch->ctx, &op);
 
 	for (i = 0; i < batch->nr && !rc; i++) {

@@ -70,6 +70,18 @@ struct engine_traffic {
 };
 int engine_traffic(tern_engine *engine, struct engine_traffic *all);
 
+/* Policies of put with signal that others have, beside those of tern_engine.h: what `tern bench
+ * signal` compares with. */
+#define BASELINE_PUT_ONLY ((enum tern_signal_policy)0) /* no signals: the floor */
+/* Put, wait until that peer's writes are done, signal; the proxy takes nothing else meanwhile. */
+#define BASELINE_COUPLED ((enum tern_signal_policy)1)
+/* The same, waiting for the writes to every rank, one rank after the other. */
+#define BASELINE_COUPLED_ALL_PEERS ((enum tern_signal_policy)2)
+
+/* tern_engine_put_group, which takes baselines too; checks neither arguments nor policy. */
+int engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts,
+	tern_done_fn done, void *ctx, tern_op *group);
+
 /* Another transport, opened as the engine has opened its first: for what is to be measured beside
  * it. The caller closes it. TERN_ERR_UNSUPPORTED where ranks are reached over several networks. */
 int engine_open_beside(

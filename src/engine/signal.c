@@ -44,7 +44,7 @@ static bool stays_on_one_nic(enum tern_signal_policy policy)
 
 static bool has_signal(enum tern_signal_policy policy)
 {
-	return policy != TERN_SIGNAL_PUT_ONLY && policy != TERN_SIGNAL_IMMEDIATE;
+	return policy != BASELINE_PUT_ONLY && policy != TERN_SIGNAL_IMMEDIATE;
 }
 
 /* ---- signals on their way -------------------------------------------------------------------- */
@@ -237,9 +237,9 @@ static void take_good_put(tern_engine *engine, const struct command *c, struct o
 		return;
 	}
 	park(engine, group, signal);
-	if (group->group.policy == TERN_SIGNAL_COUPLED)
+	if (group->group.policy == BASELINE_COUPLED)
 		stall(engine, STALL_PEER, c->peer, c->completion);
-	else if (group->group.policy == TERN_SIGNAL_COUPLED_ALL_PEERS)
+	else if (group->group.policy == BASELINE_COUPLED_ALL_PEERS)
 		stall(engine, STALL_ALL_PEERS, 0, c->completion);
 }
 

@@ -332,17 +332,13 @@ static int reserve_parking(tern_engine *engine, uint32_t nr)
 		(unsigned long long)room, engine->nr_requests / 2);
 }
 
-int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts,
+int engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts,
 	tern_done_fn done, void *ctx, tern_op *group)
 {
 	struct operation *operation;
 	uint32_t number;
 	int rc;
 
-	if (!engine || !group || !nr_puts || policy < TERN_SIGNAL_PUT_ONLY ||
-		policy > TERN_SIGNAL_IMMEDIATE)
-		return fail(TERN_ERR_INVALID, "engine or group is NULL, or %u puts by policy %d",
-			nr_puts, policy);
 	if ((policy == TERN_SIGNAL_NIC_FENCE || policy == TERN_SIGNAL_PERSEUS) &&
 		!(engine->caps & TRANSPORT_FENCE))
 		return fail(TERN_ERR_UNSUPPORTED, "%s has neither fences nor order%s",
@@ -363,6 +359,16 @@ int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, u
 	return 0;
 }
 
+int tern_engine_put_group(tern_engine *engine, enum tern_signal_policy policy, uint32_t nr_puts,
+	tern_done_fn done, void *ctx, tern_op *group)
+{
+	if (!engine || !group || !nr_puts || policy < TERN_SIGNAL_DECOUPLED ||
+		policy > TERN_SIGNAL_IMMEDIATE)
+		return fail(TERN_ERR_INVALID, "engine or group is NULL, or %u puts by policy %d",
+			nr_puts, policy);
+	return engine_put_group(engine, policy, nr_puts, done, ctx, group);
+}
+
 static int check_put(
 	const tern_engine *engine, const struct operation *group, const struct tern_put *put)
 {
@@ -370,7 +376,7 @@ static int check_put(
 	int rc = check_memory(engine, put->peer, put->local, put->remote, put->local_offset,
 		put->remote_offset, put->bytes);
 
-	if (rc || policy == TERN_SIGNAL_PUT_ONLY || policy == TERN_SIGNAL_IMMEDIATE)
+	if (rc || policy == BASELINE_PUT_ONLY || policy == TERN_SIGNAL_IMMEDIATE)
 		return rc;
 	if (!put->signal_remote || put->signal_remote->engine != engine ||
 		put->signal_offset % sizeof(uint64_t) ||

@@ -185,7 +185,7 @@ static void one_never_ends(void **state)
 static void no_signal_after_failure(void **state)
 {
 	static const enum tern_signal_policy policies[] = {
-		TERN_SIGNAL_COUPLED, TERN_SIGNAL_COUPLED_ALL_PEERS, TERN_SIGNAL_DECOUPLED};
+		BASELINE_COUPLED, BASELINE_COUPLED_ALL_PEERS, TERN_SIGNAL_DECOUPLED};
 
 	(void)state;
 	for (int i = 0; i < 3; i++) {
@@ -201,9 +201,8 @@ static void no_signal_after_failure(void **state)
 
 		memset(world->memory[1] + 800000, 0, 16);
 		fate_there = LOOP_FAILS;
-		assert_int_equal(tern_engine_put_group(
-					 world->engines[0], policies[i], 2, NULL, NULL, &group),
-			0);
+		assert_int_equal(
+			engine_put_group(world->engines[0], policies[i], 2, NULL, NULL, &group), 0);
 		for (uint64_t p = 0; p < 2; p++) {
 			put.remote_offset = p ? 0 : FATE_PLACE;
 			put.signal_offset = 800000 + 8 * p;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "engine/engine.h"
 #include "tests/engine/shared.h"
 
 #define RANKS 4
@@ -228,9 +229,9 @@ static void put_all(struct player *p, tern_op group)
 
 static void signals(struct player *p, enum tern_signal_policy policy, bool refused)
 {
-	bool words = policy != TERN_SIGNAL_PUT_ONLY && policy != TERN_SIGNAL_IMMEDIATE;
+	bool words = policy != BASELINE_PUT_ONLY && policy != TERN_SIGNAL_IMMEDIATE;
 	tern_op group;
-	int rc = tern_engine_put_group(p->engine, policy, PUTS * RANKS, NULL, NULL, &group);
+	int rc = engine_put_group(p->engine, policy, PUTS * RANKS, NULL, NULL, &group);
 
 	if (refused) {
 		if (rc != TERN_ERR_UNSUPPORTED)
@@ -270,7 +271,7 @@ static void play(struct player *p, const struct networks *networks)
 		pages(p);
 		scatters(p);
 		messages(p);
-		for (int policy = TERN_SIGNAL_PUT_ONLY;
+		for (int policy = BASELINE_PUT_ONLY;
 			policy <= TERN_SIGNAL_IMMEDIATE && !*p->rank->failure; policy++)
 			signals(p, (enum tern_signal_policy)policy,
 				!networks->fences && (policy == TERN_SIGNAL_NIC_FENCE ||

@@ -232,7 +232,7 @@ static void ranks_256(void **state)
 static void policies(void **state)
 {
 	(void)state;
-	for (int policy = TERN_SIGNAL_COUPLED; policy < TERN_SIGNAL_IMMEDIATE; policy++) {
+	for (int policy = BASELINE_COUPLED; policy < TERN_SIGNAL_IMMEDIATE; policy++) {
 		struct sim_settings settings;
 		struct fleet *f;
 		tern_op group;
@@ -242,8 +242,8 @@ static void policies(void **state)
 		trouble(&settings, (uint64_t)policy);
 		settings.fence = true;
 		f = fleet_open(4, &settings);
-		assert_int_equal(tern_engine_put_group(f->engines[0],
-					 (enum tern_signal_policy)policy, 60, NULL, NULL, &group),
+		assert_int_equal(engine_put_group(f->engines[0], (enum tern_signal_policy)policy,
+					 60, NULL, NULL, &group),
 			0);
 		memset(f->memory[0], 0x5a, 60 * SLICE);
 		for (uint32_t i = 0; i < 60; i++) {

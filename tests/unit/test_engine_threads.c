@@ -187,8 +187,8 @@ static void *put_share(void *arg)
 
 static void puts_of_many_threads(void **state)
 {
-	static const enum tern_signal_policy policies[] = {TERN_SIGNAL_COUPLED,
-		TERN_SIGNAL_DECOUPLED, TERN_SIGNAL_NIC_FENCE, TERN_SIGNAL_PERSEUS};
+	static const enum tern_signal_policy policies[] = {BASELINE_COUPLED, TERN_SIGNAL_DECOUPLED,
+		TERN_SIGNAL_NIC_FENCE, TERN_SIGNAL_PERSEUS};
 	struct world *world = malloc(sizeof(*world));
 	struct tern_engine_config config;
 	struct loop_settings settings;
@@ -203,8 +203,8 @@ static void puts_of_many_threads(void **state)
 		pthread_t threads[CALLERS];
 		tern_op group;
 
-		assert_int_equal(tern_engine_put_group(
-					 world->engines[0], policies[i], 100, NULL, NULL, &group),
+		assert_int_equal(
+			engine_put_group(world->engines[0], policies[i], 100, NULL, NULL, &group),
 			0);
 		for (int t = 0; t < CALLERS; t++) {
 			putters[t] = (struct putter){

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/raw.h"
+#include "bench/raw/raw.h"
 
 #include <sched.h>
 #include <stdlib.h>

@@ -9,8 +9,8 @@
  *                 └──────────────────────────────────┘
  *
  * All calls are collective, and return 0 or a negative code with tern_last_error. */
-#ifndef TERN_BENCH_RAW_H
-#define TERN_BENCH_RAW_H
+#ifndef TERN_BENCH_RAW_RAW_H
+#define TERN_BENCH_RAW_RAW_H
 
 #include "tern.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands in for raw_ofi.c where rdma/fabric.h was not found at build time. Nothing but raw_open is
+/* Stands in for ofi.c where rdma/fabric.h was not found at build time. Nothing but raw_open is
  * ever called. */
-#include "bench/raw.h"
+#include "bench/raw/raw.h"
 #include "base/error.h"
 
 int raw_open(struct raw **raw, tern_group *group, uint32_t nr_sets)
