@@ -16,14 +16,8 @@
 
 #include "gpu/host/ops.h"
 #include "tern.h"
+#include "testkit/options.h"
 #include "transport/list.h"
-
-static const char usage[] = "Usage: tern doctor [--quick]\n"
-			    "Lists networks, devices and limits, and tries each transport with a "
-			    "write to this process itself.\n"
-			    "  --quick   do not try\n"
-			    "The exit code is 0 if ranks on different nodes can be reached by some "
-			    "transport, else 1.\n";
 
 /* ---- what is there --------------------------------------------------------------------------- */
 
@@ -267,25 +261,51 @@ static int show_trials(void)
 	return across ? 0 : 1;
 }
 
+/* ---- the command ----------------------------------------------------------------------------- */
+
+struct arguments {
+	bool quick;
+};
+
+static const struct option_row options[] = {
+	{.name = "quick",
+		.letter = 'q',
+		.set = option_flag,
+		OPTION_FIELD(struct arguments, quick),
+		.help = "do not try"},
+	{.name = "help", .letter = 'h', .set = option_help, .help = "this text"},
+	{0},
+};
+
+static void usage(FILE *file)
+{
+	fputs("Usage: tern doctor [--quick]\n"
+	      "Lists networks, devices and limits, and tries each transport with a write to this "
+	      "process itself.\n\n",
+		file);
+	options_print(options, NULL, file);
+	fputs("\n"
+	      "The exit code is 0 if ranks on different nodes can be reached by some transport, "
+	      "else "
+	      "1.\n",
+		file);
+}
+
 int cmd_doctor(int argc, char **argv)
 {
-	static const struct option flags[] = {{"quick", no_argument, NULL, 'q'},
-		{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
-	bool quick = false;
-	int flag;
+	struct arguments arguments = {0};
+	int rc;
 
 	argv[0] = (char *)"tern doctor"; /* for getopt's messages */
-	optind = 1;
-	while ((flag = getopt_long(argc, argv, "qh", flags, NULL)) != -1) {
-		if (flag != 'q') {
-			fputs(usage, flag == 'h' ? stdout : stderr);
-			return flag == 'h' ? 0 : EXIT_USAGE;
-		}
-		quick = true;
+	rc = options_parse(options, &arguments, argc, argv, false);
+	if (rc == OPTIONS_HELP) {
+		usage(stdout);
+		return 0;
 	}
-	if (optind < argc) {
-		fprintf(stderr, "tern doctor: \"%s\" is one word too many\n%s", argv[optind],
-			usage);
+	if (!rc && optind < argc)
+		fprintf(stderr, "tern doctor: \"%s\" is one word too many\n", argv[optind]);
+	if (rc || optind < argc) {
+		usage(stderr);
 		return EXIT_USAGE;
 	}
 	show_host();
@@ -294,5 +314,5 @@ int cmd_doctor(int argc, char **argv)
 	show_providers();
 	show_gpus();
 	show_kernels();
-	return quick ? 0 : show_trials();
+	return arguments.quick ? 0 : show_trials();
 }

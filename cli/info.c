@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/cmd.h"
 #include "tern.h"
+#include "testkit/options.h"
 #include "transport/list.h"
 
 #include <dlfcn.h>
@@ -24,9 +25,6 @@
 #ifndef TERN_WITH_PMIX /* 0 or 1, from the Makefile */
 #define TERN_WITH_PMIX 0
 #endif
-
-static const char usage[] = "Usage: tern info [--json]\n"
-			    "Tells what this build has, and what it finds on this machine.\n";
 
 /* ---- printing: the same facts as lines for people or as one JSON object ---------------------- */
 
@@ -273,26 +271,49 @@ static void put_limits(struct sheet *s)
 	put_limit(s, "limit_processes", RLIMIT_NPROC, false);
 }
 
+/* ---- the command ----------------------------------------------------------------------------- */
+
+struct arguments {
+	bool json;
+};
+
+static const struct option_row options[] = {
+	{.name = "json",
+		.letter = 'j',
+		.set = option_flag,
+		OPTION_FIELD(struct arguments, json),
+		.help = "as one JSON object"},
+	{.name = "help", .letter = 'h', .set = option_help, .help = "this text"},
+	{0},
+};
+
+static void usage(FILE *file)
+{
+	fputs("Usage: tern info [--json]\n"
+	      "Tells what this build has, and what it finds on this machine.\n\n",
+		file);
+	options_print(options, NULL, file);
+}
+
 int cmd_info(int argc, char **argv)
 {
-	static const struct option flags[] = {{"json", no_argument, NULL, 'j'},
-		{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+	struct arguments arguments = {0};
 	struct sheet sheet = {0};
-	int flag;
+	int rc;
 
 	argv[0] = (char *)"tern info"; /* for getopt's messages */
-	optind = 1;
-	while ((flag = getopt_long(argc, argv, "jh", flags, NULL)) != -1) {
-		if (flag != 'j') {
-			fputs(usage, flag == 'h' ? stdout : stderr);
-			return flag == 'h' ? 0 : EXIT_USAGE;
-		}
-		sheet.json = true;
+	rc = options_parse(options, &arguments, argc, argv, false);
+	if (rc == OPTIONS_HELP) {
+		usage(stdout);
+		return 0;
 	}
-	if (optind < argc) {
-		fprintf(stderr, "tern info: \"%s\" is one word too many\n%s", argv[optind], usage);
+	if (!rc && optind < argc)
+		fprintf(stderr, "tern info: \"%s\" is one word too many\n", argv[optind]);
+	if (rc || optind < argc) {
+		usage(stderr);
 		return EXIT_USAGE;
 	}
+	sheet.json = arguments.json;
 	if (sheet.json)
 		putchar('{');
 	put_build(&sheet);

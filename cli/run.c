@@ -2,6 +2,7 @@
 #include "cli/cmd.h"
 #include "cli/launch.h"
 #include "group/boot/launch_wire.h"
+#include "testkit/options.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -10,47 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char usage[] =
-	"Usage: tern run -n N [options] [--] program [arguments]\n"
-	"Starts N ranks of a program on this machine; tern_boot_env() finds them.\n"
-	"\n"
-	"  -n, --ranks N      how many ranks\n"
-	"  -l, --label        put [rank] before each line of output\n"
-	"  -b, --bind         give each rank its share of the cores\n"
-	"  -N, --nodes N      spread the ranks over N nodes: network namespaces on a bridge, which "
-	"takes root, else by name\n"
-	"      --links N      connect the nodes by N links, eth0 and so on, for transports such as "
-	"ofi@eth0,eth1 (default 1)\n"
-	"      --by-name      tell nodes apart by name alone (TERN_NODE)\n"
-	"  -e, --env K=V      set a variable for the ranks; may be repeated\n"
-	"  -w, --wait MS      longest wait for other ranks at start (TERN_WAIT_MS; default 30000)\n"
-	"  -t, --timeout S    end the job after S seconds, with exit code 124\n"
-	"  -g, --grace S      how long the others may go on after a rank has failed (default 5)\n"
-	"  -k, --keep-going   let them go on for as long as they like\n"
-	"  -h, --help         this text\n"
-	"\n"
-	"The exit code is that of the first rank that failed (128 + signal if it was killed), 0 if "
-	"none did,\n"
-	"127 if the program is not there, 125 if the ranks cannot be started.\n";
-
-static const struct option flags[] = {
-	{"ranks", required_argument, NULL, 'n'},
-	{"label", no_argument, NULL, 'l'},
-	{"bind", no_argument, NULL, 'b'},
-	{"nodes", required_argument, NULL, 'N'},
-	{"links", required_argument, NULL, 'L'},
-	{"by-name", no_argument, NULL, 'B'},
-	{"env", required_argument, NULL, 'e'},
-	{"wait", required_argument, NULL, 'w'},
-	{"timeout", required_argument, NULL, 't'},
-	{"grace", required_argument, NULL, 'g'},
-	{"keep-going", no_argument, NULL, 'k'},
-	{"help", no_argument, NULL, 'h'},
-	{NULL, 0, NULL, 0},
+struct settings {
+	struct launch_options launch;
+	char **env;
+	int nr_nodes, nr_links;
+	bool by_name;
 };
 
-/* A number within 0 (or 1 for ranks) to max, times scale; -1, said, if it is none. */
-static int number(const char *flag, const char *text, double min, double max, int scale)
+/* A number from min to max, times scale. -1, said, if it is none. */
+static int number(const char *flag, const char *text, double min, double max, int scale, int *into)
 {
 	char *end;
 	double value = strtod(text, &end);
@@ -61,61 +30,140 @@ static int number(const char *flag, const char *text, double min, double max, in
 			text, min, max);
 		return -1;
 	}
-	return (int)(value * scale);
+	*into = (int)(value * scale);
+	return 0;
 }
 
-static int add_env(struct launch_options *options, char **env, char *text)
+static int set_scaled(void *args, const struct option_row *row, const char *text, int scale)
 {
+	char flag[24];
+	int value;
+
+	snprintf(flag, sizeof(flag), "--%s", row->name);
+	if (number(flag, text, (double)row->least / scale, (double)row->most, scale, &value))
+		return -1;
+	option_store(args, row, (uint64_t)value);
+	return 0;
+}
+
+static int set_whole(void *args, const struct option_row *row, const char *text)
+{
+	return set_scaled(args, row, text, 1);
+}
+
+/* Milliseconds, given in seconds; least is in milliseconds, too. */
+static int set_seconds(void *args, const struct option_row *row, const char *text)
+{
+	return set_scaled(args, row, text, 1000);
+}
+
+static int set_ranks(void *ctx, const struct option_row *row, const char *text)
+{
+	struct settings *settings = ctx;
+
+	return number(
+		"-n", text, (double)row->least, (double)row->most, 1, &settings->launch.nr_ranks);
+}
+
+static int add_env(void *ctx, const struct option_row *row, const char *text)
+{
+	struct settings *settings = ctx;
+
+	(void)row;
 	if (!strchr(text, '=') || text[0] == '=') {
 		fprintf(stderr, "tern run: --env is \"%s\": K=V is needed\n", text);
 		return -1;
 	}
-	env[options->nr_env++] = text;
+	settings->env[settings->launch.nr_env++] = (char *)(uintptr_t)text;
 	return 0;
 }
 
-struct settings {
-	struct launch_options launch;
-	int nr_nodes, nr_links;
-	bool by_name;
+#define FIELD(field) OPTION_FIELD(struct settings, field)
+#define FLAG(field) .set = option_flag, FIELD(field)
+#define WHOLE(field, from, to) .set = set_whole, FIELD(field), .least = from, .most = to
+#define SECONDS(field, from, to) .set = set_seconds, FIELD(field), .least = from, .most = to
+
+static const struct option_row options[] = {
+	{.help = "Ranks"},
+	{.name = "ranks",
+		.letter = 'n',
+		.argument = "N",
+		.set = set_ranks,
+		.least = 1,
+		.most = LAUNCH_MAX_RANKS,
+		.help = "how many ranks"},
+	{.name = "label",
+		.letter = 'l',
+		FLAG(launch.label),
+		.help = "put [rank] before each line of output"},
+	{.name = "bind",
+		.letter = 'b',
+		FLAG(launch.bind),
+		.help = "give each rank its share of the cores"},
+	{.name = "env",
+		.letter = 'e',
+		.argument = "K=V",
+		.set = add_env,
+		.help = "set a variable for the ranks; may be repeated"},
+	{.help = "Nodes"},
+	{.name = "nodes",
+		.letter = 'N',
+		.argument = "N",
+		WHOLE(nr_nodes, 1, HOSTS_MOST),
+		.help = "spread the ranks over N nodes: network namespaces on a bridge, which "
+			"takes root, else by name"},
+	{.name = "links",
+		.argument = "N",
+		WHOLE(nr_links, 1, HOSTS_MOST_LINKS),
+		.help = "connect the nodes by N links, eth0 and so on, for transports such as "
+			"ofi@eth0,eth1 (default #)"},
+	{.name = "by-name", FLAG(by_name), .help = "tell nodes apart by name alone (TERN_NODE)"},
+	{.help = "How long"},
+	{.name = "wait",
+		.letter = 'w',
+		.argument = "MS",
+		WHOLE(launch.wait_ms, 0, INT_MAX),
+		.help = "longest wait for other ranks at start (TERN_WAIT_MS; default 30000)"},
+	{.name = "timeout",
+		.letter = 't',
+		.argument = "S",
+		SECONDS(launch.timeout_ms, 1, INT_MAX / 1000),
+		.help = "end the job after S seconds, with exit code 124"},
+	{.name = "grace",
+		.letter = 'g',
+		.argument = "S",
+		SECONDS(launch.grace_ms, 0, INT_MAX / 1000),
+		.help = "how long the others may go on after a rank has failed (default 5)"},
+	{.name = "keep-going",
+		.letter = 'k',
+		FLAG(launch.keep_going),
+		.help = "let them go on for as long as they like"},
+	{.name = "help", .letter = 'h', .set = option_help, .help = "this text"},
+	{0},
 };
 
-/* A negative result ends with EXIT_USAGE. */
-static int take_flag(struct settings *settings, char **env, int flag)
+static void set_defaults(struct settings *settings, char **env)
 {
-	struct launch_options *options = &settings->launch;
+	*settings = (struct settings){.nr_nodes = 1, .nr_links = 1, .env = env};
+	launch_options_init(&settings->launch);
+	settings->launch.nr_ranks = 0;
+	settings->launch.env = env;
+}
 
-	switch (flag) {
-	case 'n':
-		return options->nr_ranks = number("-n", optarg, 1, LAUNCH_MAX_RANKS, 1);
-	case 'l':
-		options->label = true;
-		return 0;
-	case 'b':
-		options->bind = true;
-		return 0;
-	case 'N':
-		return settings->nr_nodes = number("--nodes", optarg, 1, HOSTS_MOST, 1);
-	case 'L':
-		return settings->nr_links = number("--links", optarg, 1, HOSTS_MOST_LINKS, 1);
-	case 'B':
-		settings->by_name = true;
-		return 0;
-	case 'e':
-		return add_env(options, env, optarg);
-	case 'w':
-		return options->wait_ms = number("--wait", optarg, 0, INT_MAX, 1);
-	case 't':
-		return options->timeout_ms =
-			       number("--timeout", optarg, 0.001, INT_MAX / 1000, 1000);
-	case 'g':
-		return options->grace_ms = number("--grace", optarg, 0, INT_MAX / 1000, 1000);
-	case 'k':
-		options->keep_going = true;
-		return 0;
-	}
-	fprintf(stderr, "Try 'tern run --help'.\n"); /* getopt has said what is wrong */
-	return -1;
+static void usage(void)
+{
+	struct settings defaults;
+
+	set_defaults(&defaults, NULL);
+	fputs("Usage: tern run -n N [options] [--] program [arguments]\n"
+	      "Starts N ranks of a program on this machine; tern_boot_env() finds them.\n",
+		stdout);
+	options_print(options, &defaults, stdout);
+	fputs("\n"
+	      "The exit code is that of the first rank that failed (128 + signal if it was "
+	      "killed), 0 if none\n"
+	      "did, 127 if the program is not there, 125 if the ranks cannot be started.\n",
+		stdout);
 }
 
 static int launch_on_nodes(struct settings *settings, char *const argv[])
@@ -134,22 +182,18 @@ static int launch_on_nodes(struct settings *settings, char *const argv[])
 
 static int run(int argc, char **argv, char **env)
 {
-	struct settings settings = {.nr_nodes = 1, .nr_links = 1};
-	int flag;
+	struct settings settings;
+	int rc;
 
-	launch_options_init(&settings.launch);
-	settings.launch.nr_ranks = 0;
-	settings.launch.env = env;
+	set_defaults(&settings, env);
 	argv[0] = (char *)"tern run"; /* for getopt's messages */
-	optind = 1;
-	while ((flag = getopt_long(argc, argv, "+n:lbN:e:w:t:g:kh", flags, NULL)) != -1) {
-		if (flag == 'h') {
-			fputs(usage, stdout);
-			return 0;
-		}
-		if (take_flag(&settings, env, flag) < 0)
-			return EXIT_USAGE;
-	}
+	rc = options_parse(options, &settings, argc, argv, true);
+	if (rc == OPTIONS_UNKNOWN)
+		fprintf(stderr, "Try 'tern run --help'.\n");
+	if (rc == OPTIONS_HELP)
+		usage();
+	if (rc)
+		return rc == OPTIONS_HELP ? 0 : EXIT_USAGE;
 	if (!settings.launch.nr_ranks || optind == argc) {
 		fprintf(stderr, "tern run: %s\nTry 'tern run --help'.\n",
 			settings.launch.nr_ranks ? "which program?" : "how many ranks? Say -n N");

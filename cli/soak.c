@@ -3,6 +3,7 @@
 #include "testkit/presets.h"
 #include "cli/cmd.h"
 #include "soak/soak.h"
+#include "testkit/options.h"
 #include "tern.h"
 
 #include <errno.h>
@@ -34,75 +35,6 @@ struct totals {
 	double virtual_s, wall_s;
 };
 
-enum flag {
-	FLAG_SEED = 256,
-	FLAG_ROUNDS,
-	FLAG_SCENARIOS,
-	FLAG_SECONDS,
-	FLAG_RANKS,
-	FLAG_MOST_RANKS,
-	FLAG_RANKS_PER_NODE,
-	FLAG_MODE,
-	FLAG_FAULT,
-	FLAG_PHASE,
-	FLAG_WRONG,
-	FLAG_PRESET,
-	FLAG_TOKENS,
-	FLAG_DTYPE,
-	FLAG_LENGTH,
-	FLAG_JSON,
-	FLAG_QUIET,
-	FLAG_HELP
-};
-
-static const struct option options[] = {
-	{"seed", required_argument, NULL, FLAG_SEED},
-	{"rounds", required_argument, NULL, FLAG_ROUNDS},
-	{"scenarios", required_argument, NULL, FLAG_SCENARIOS},
-	{"seconds", required_argument, NULL, FLAG_SECONDS},
-	{"ranks", required_argument, NULL, FLAG_RANKS},
-	{"most-ranks", required_argument, NULL, FLAG_MOST_RANKS},
-	{"ranks-per-node", required_argument, NULL, FLAG_RANKS_PER_NODE},
-	{"mode", required_argument, NULL, FLAG_MODE},
-	{"fault", required_argument, NULL, FLAG_FAULT},
-	{"phase", required_argument, NULL, FLAG_PHASE},
-	{"wrong", required_argument, NULL, FLAG_WRONG},
-	{"preset", required_argument, NULL, FLAG_PRESET},
-	{"tokens", required_argument, NULL, FLAG_TOKENS},
-	{"dtype", required_argument, NULL, FLAG_DTYPE},
-	{"length", required_argument, NULL, FLAG_LENGTH},
-	{"json", required_argument, NULL, FLAG_JSON},
-	{"quiet", no_argument, NULL, FLAG_QUIET},
-	{"help", no_argument, NULL, FLAG_HELP},
-	{NULL, 0, NULL, 0},
-};
-
-static void usage(void)
-{
-	printf("Usage: tern soak [options]\n\n"
-	       "Dispatch and combine of many ranks in one thread, on a simulated network in "
-	       "virtual time.\n"
-	       "Shape, network and faults of a scenario are drawn from its seed, and every result "
-	       "is compared\n"
-	       "with the reference. The first failure ends it and prints the command that repeats "
-	       "it.\n\n"
-	       "  --seed N                the first scenario's; alone: only this one (1)\n"
-	       "  --rounds N --scenarios N --seconds S   when to stop (1000 rounds)\n"
-	       "  --most-ranks N          draw up to so many ranks (8)     --ranks N   exactly so "
-	       "many\n"
-	       "  --ranks-per-node N      ranks of a node are mapped; 1: none (drawn)\n"
-	       "  --mode ll|ht            (drawn)\n"
-	       "  --fault none|kill|cut|drawn            a rank dies, or a link swallows "
-	       "everything (drawn)\n"
-	       "  --phase dispatch_send|dispatch_recv|combine_send|combine_recv|any|drawn   when "
-	       "(drawn)\n"
-	       "  --length N              rounds of one scenario (drawn)\n"
-	       "  --preset NAME --tokens N --dtype bf16|fp8   a model's shape, on a fair network\n"
-	       "  --wrong network|blame|row|deaf         break something on purpose: a failure is "
-	       "what should come\n"
-	       "  --json FILE             - is standard output     --quiet   no progress\n");
-}
-
 /* ---- arguments ------------------------------------------------------------------------------- */
 
 static int complain(const char *what, const char *text)
@@ -127,124 +59,187 @@ static int parse_number(const char *text, uint64_t most, uint64_t *value)
 	return 0;
 }
 
-static int parse_count(const char *text, uint64_t most, uint32_t *value)
+static int set_number(void *args, const struct option_row *row, const char *text)
 {
 	uint64_t number;
-	int rc = parse_number(text, most, &number);
+	int rc = parse_number(text, row->most, &number);
 
 	if (!rc)
-		*value = (uint32_t)number;
+		option_store(args, row, number);
 	return rc;
 }
 
-/* The place of a word in a list, or -1. */
-static int parse_word(const char *what, const char *text, const char *const *words, int nr)
+static int set_seed(void *ctx, const struct option_row *row, const char *text)
 {
-	for (int i = 0; i < nr; i++)
-		if (!strcmp(words[i], text))
-			return i;
-	return complain(what, text);
+	struct arguments *a = ctx;
+
+	a->seed_given = true;
+	return set_number(a, row, text);
 }
 
-static int parse_preset(const char *text, struct soak_wishes *wishes)
+static int set_seconds(void *ctx, const struct option_row *row, const char *text)
 {
+	struct arguments *a = ctx;
+	uint64_t number;
+	int rc = parse_number(text, row->most, &number);
+
+	if (!rc)
+		a->seconds = (double)number;
+	return rc;
+}
+
+/* The place of a word in a list: the value of an enum. */
+static int set_word(void *args, const struct option_row *row, const char *text)
+{
+	const char *const *words = row->values;
+
+	for (uint64_t i = 0; i <= row->most; i++) {
+		if (strcmp(words[i], text))
+			continue;
+		option_store(args, row, i);
+		return 0;
+	}
+	return complain(row->name, text);
+}
+
+static int set_preset(void *ctx, const struct option_row *row, const char *text)
+{
+	struct soak_wishes *wishes = &((struct arguments *)ctx)->wishes;
 	const struct preset *preset = preset_find(text);
 
 	if (!preset)
-		return complain("preset", text);
+		return complain(row->name, text);
 	wishes->hidden = preset->hidden;
 	wishes->nr_experts = preset->nr_experts;
 	wishes->topk = preset->topk;
 	return 0;
 }
 
-static int parse_choice(struct soak_wishes *wishes, int flag, const char *text)
+static int set_dtype(void *ctx, const struct option_row *row, const char *text)
 {
-	static const char *const modes[] = {"drawn", "ll", "ht"},
-				 *const wrongs[] = {"nothing", "network", "blame", "row", "deaf"},
-				 *const dtypes[] = {"bf16", "fp8"};
-	int value = -1;
+	struct soak_wishes *wishes = &((struct arguments *)ctx)->wishes;
 
-	switch (flag) {
-	case FLAG_MODE:
-		value = parse_word("mode", text, modes, 3);
-		wishes->mode = (enum tern_mode)value;
-		break;
-	case FLAG_FAULT:
-		value = parse_word("fault", text, soak_fault_names, SOAK_DRAWN + 1);
-		wishes->fault = (enum soak_fault)value;
-		break;
-	case FLAG_PHASE:
-		value = parse_word("phase", text, soak_phase_names, SOAK_PHASE_DRAWN + 1);
-		wishes->phase = (enum soak_phase)value;
-		break;
-	case FLAG_WRONG:
-		value = parse_word("wrong", text, wrongs, 5);
-		wishes->wrong = (enum soak_wrong)value;
-		break;
-	case FLAG_DTYPE:
-		value = parse_word("dtype", text, dtypes, 2);
-		wishes->dtype = value == 1 ? TERN_FP8_E4M3 : TERN_BF16;
-		break;
-	}
-	return value < 0 ? -1 : 0;
+	if (strcmp(text, "bf16") && strcmp(text, "fp8"))
+		return complain(row->name, text);
+	wishes->dtype = strcmp(text, "fp8") ? TERN_BF16 : TERN_FP8_E4M3;
+	return 0;
 }
 
-static int parse_one(struct arguments *a, int flag, const char *text)
-{
-	uint64_t number;
+static const char *const modes[] = {"drawn", "ll", "ht"}, *const wrongs[] = {"nothing", "network",
+								  "blame", "row", "deaf"};
 
-	switch (flag) {
-	case FLAG_SEED:
-		a->seed_given = true;
-		return parse_number(text, UINT64_MAX, &a->seed);
-	case FLAG_ROUNDS:
-		return parse_number(text, UINT64_MAX, &a->rounds);
-	case FLAG_SCENARIOS:
-		return parse_number(text, UINT64_MAX, &a->scenarios);
-	case FLAG_SECONDS:
-		if (parse_number(text, 1u << 30, &number))
-			return -1;
-		a->seconds = (double)number;
-		return 0;
-	case FLAG_RANKS:
-		return parse_count(text, 1024, &a->wishes.nr_ranks);
-	case FLAG_MOST_RANKS:
-		return parse_count(text, 32, &a->wishes.most_ranks);
-	case FLAG_RANKS_PER_NODE:
-		return parse_count(text, 1024, &a->wishes.ranks_per_node);
-	case FLAG_TOKENS:
-		return parse_count(text, 1 << 16, &a->wishes.nr_tokens);
-	case FLAG_LENGTH:
-		return parse_count(text, 1 << 20, &a->wishes.rounds);
-	case FLAG_PRESET:
-		return parse_preset(text, &a->wishes);
-	case FLAG_JSON:
-		a->json = text;
-		return 0;
-	case FLAG_QUIET:
-		a->quiet = true;
-		return 0;
-	case FLAG_HELP:
-		a->help = true;
-		return 0;
-	case '?':
-		return -1;
-	}
-	return parse_choice(&a->wishes, flag, text);
+#define FIELD(field) OPTION_FIELD(struct arguments, field)
+#define NUMBER(field, to) .set = set_number, FIELD(field), .most = to
+#define WORD(field, last, words) .set = set_word, FIELD(field), .most = last, .values = words
+
+static const struct option_row options[] = {
+	{.help = "When to stop (default: after 1000 rounds)"},
+	{.name = "rounds",
+		.argument = "N",
+		NUMBER(rounds, UINT64_MAX),
+		.help = "after so many rounds"},
+	{.name = "scenarios",
+		.argument = "N",
+		NUMBER(scenarios, UINT64_MAX),
+		.help = "after so many scenarios"},
+	{.name = "seconds",
+		.argument = "S",
+		.set = set_seconds,
+		.most = 1u << 30,
+		.help = "after so long"},
+	{.help = "Scenarios"},
+	{.name = "seed",
+		.argument = "N",
+		.set = set_seed,
+		FIELD(seed),
+		.most = UINT64_MAX,
+		.help = "the first scenario's; alone: only this one (#)"},
+	{.name = "most-ranks",
+		.argument = "N",
+		NUMBER(wishes.most_ranks, 32),
+		.help = "draw up to so many ranks (8)"},
+	{.name = "ranks",
+		.argument = "N",
+		NUMBER(wishes.nr_ranks, 1024),
+		.help = "exactly so many"},
+	{.name = "ranks-per-node",
+		.argument = "N",
+		NUMBER(wishes.ranks_per_node, 1024),
+		.help = "ranks of a node are mapped; 1: none (drawn)"},
+	{.name = "mode",
+		.argument = "ll|ht",
+		WORD(wishes.mode, 2, modes),
+		.help = "low latency, high throughput (drawn)"},
+	{.name = "fault",
+		.argument = "none|kill|cut|drawn",
+		WORD(wishes.fault, SOAK_DRAWN, soak_fault_names),
+		.help = "a rank dies, or a link swallows everything (drawn)"},
+	{.name = "phase",
+		.argument = "PHASE",
+		WORD(wishes.phase, SOAK_PHASE_DRAWN, soak_phase_names),
+		.help = "when: dispatch_send, dispatch_recv, combine_send, combine_recv, any or "
+			"drawn (drawn)"},
+	{.name = "length",
+		.argument = "N",
+		NUMBER(wishes.rounds, 1 << 20),
+		.help = "rounds of one scenario (drawn)"},
+	{.name = "wrong",
+		.argument = "WHAT",
+		WORD(wishes.wrong, 4, wrongs),
+		.help = "break something on purpose, so that a failure is what should come: "
+			"network, blame, row or deaf"},
+	{.help = "A model's shape, on a fair network"},
+	{.name = "preset",
+		.argument = "NAME",
+		.set = set_preset,
+		.help = "as tern bench --help lists them"},
+	{.name = "tokens",
+		.argument = "N",
+		NUMBER(wishes.nr_tokens, 1 << 16),
+		.help = "of each rank (16)"},
+	{.name = "dtype",
+		.argument = "bf16|fp8",
+		.set = set_dtype,
+		.help = "of dispatched rows (bf16)"},
+	{.help = "Output"},
+	{.name = "json",
+		.argument = "FILE",
+		.set = option_text,
+		FIELD(json),
+		.help = "- is standard output"},
+	{.name = "quiet", .set = option_flag, FIELD(quiet), .help = "no progress"},
+	{.name = "help", .set = option_flag, FIELD(help), .help = "this text"},
+	{0},
+};
+
+static void set_defaults(struct arguments *a)
+{
+	*a = (struct arguments){
+		.seed = 1, .wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
+}
+
+static void usage(void)
+{
+	struct arguments defaults;
+
+	set_defaults(&defaults);
+	fputs("Usage: tern soak [options]\n"
+	      "Dispatch and combine of many ranks in one thread, on a simulated network in virtual "
+	      "time. Shape,\n"
+	      "network and faults of a scenario are drawn from its seed, and every result is "
+	      "compared with the\n"
+	      "reference. The first failure ends it and prints the command that repeats it.\n",
+		stdout);
+	options_print(options, &defaults, stdout);
 }
 
 static int parse(struct arguments *a, int argc, char **argv)
 {
-	int flag;
-
-	*a = (struct arguments){.seed = 1,
-		.nr_words = argc,
-		.words = argv,
-		.wishes = {.fault = SOAK_DRAWN, .phase = SOAK_PHASE_DRAWN}};
-	while ((flag = getopt_long(argc, argv, "", options, NULL)) != -1)
-		if (parse_one(a, flag, optarg))
-			return -1;
+	set_defaults(a);
+	a->nr_words = argc;
+	a->words = argv;
+	if (options_parse(options, a, argc, argv, false))
+		return -1;
 	if (optind < argc) {
 		fprintf(stderr, NAME ": \"%.40s\" is no option\n", argv[optind]);
 		return -1;

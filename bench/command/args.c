@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One table: what `tern bench` takes, what it sets, and what the help says of it. */
 #include "bench/command/args_values.h"
+#include "testkit/options.h"
 #include "testkit/words.h"
 
 #include <getopt.h>
@@ -10,264 +12,328 @@
 #define MOST_TOKENS (1u << 20)
 #define MOST_WORK_US 100000
 
-/* ---- flags ----------------------------------------------------------------------------------- */
+/* ---- what sets them -------------------------------------------------------------------------- */
 
-enum flag {
-	FLAG_RANKS = 256,
-	FLAG_NODES,
-	FLAG_TRANSPORT,
-	FLAG_PRESET,
-	FLAG_TOKENS,
-	FLAG_MAX_TOKENS,
-	FLAG_HIDDEN,
-	FLAG_EXPERTS,
-	FLAG_TOPK,
-	FLAG_MODE,
-	FLAG_DTYPE,
-	FLAG_X_DTYPE,
-	FLAG_SCALE,
-	FLAG_PAYLOAD,
-	FLAG_COMBINE_DTYPE,
-	FLAG_LAYOUT,
-	FLAG_REDUCE,
-	FLAG_WEIGHTS,
-	FLAG_ALIGN,
-	FLAG_CAPACITY,
-	FLAG_SLOTS,
-	FLAG_REPLICAS,
-	FLAG_REPLICA_RANKS,
-	FLAG_SPREAD,
-	FLAG_NO_WEIGHTS,
-	FLAG_ROUTING,
-	FLAG_DROP,
-	FLAG_UNEVEN,
-	FLAG_SEED,
-	FLAG_INPUT,
-	FLAG_ITERS,
-	FLAG_WARMUP,
-	FLAG_WAIT,
-	FLAG_JITTER,
-	FLAG_FIRST_EPOCH,
-	FLAG_VERIFY,
-	FLAG_ONLY_VERIFY,
-	FLAG_AGAINST,
-	FLAG_DEVICE,
-	FLAG_SMS,
-	FLAG_OVERLAP,
-	FLAG_JSON,
-	FLAG_PROGRESS,
-	FLAG_QUIET,
-	FLAG_HELP
-};
-
-static const struct option flags[] = {
-	{"ranks", required_argument, NULL, FLAG_RANKS},
-	{"nodes", required_argument, NULL, FLAG_NODES},
-	{"transport", required_argument, NULL, FLAG_TRANSPORT},
-	{"preset", required_argument, NULL, FLAG_PRESET},
-	{"tokens", required_argument, NULL, FLAG_TOKENS},
-	{"max-tokens", required_argument, NULL, FLAG_MAX_TOKENS},
-	{"hidden", required_argument, NULL, FLAG_HIDDEN},
-	{"experts", required_argument, NULL, FLAG_EXPERTS},
-	{"topk", required_argument, NULL, FLAG_TOPK},
-	{"mode", required_argument, NULL, FLAG_MODE},
-	{"dtype", required_argument, NULL, FLAG_DTYPE},
-	{"x-dtype", required_argument, NULL, FLAG_X_DTYPE},
-	{"scale", required_argument, NULL, FLAG_SCALE},
-	{"payload", required_argument, NULL, FLAG_PAYLOAD},
-	{"combine-dtype", required_argument, NULL, FLAG_COMBINE_DTYPE},
-	{"layout", required_argument, NULL, FLAG_LAYOUT},
-	{"reduce", required_argument, NULL, FLAG_REDUCE},
-	{"weights", required_argument, NULL, FLAG_WEIGHTS},
-	{"align", required_argument, NULL, FLAG_ALIGN},
-	{"capacity", required_argument, NULL, FLAG_CAPACITY},
-	{"slots", required_argument, NULL, FLAG_SLOTS},
-	{"replicas", required_argument, NULL, FLAG_REPLICAS},
-	{"replica-ranks", required_argument, NULL, FLAG_REPLICA_RANKS},
-	{"spread", no_argument, NULL, FLAG_SPREAD},
-	{"no-weights", no_argument, NULL, FLAG_NO_WEIGHTS},
-	{"routing", required_argument, NULL, FLAG_ROUTING},
-	{"drop", required_argument, NULL, FLAG_DROP},
-	{"uneven", no_argument, NULL, FLAG_UNEVEN},
-	{"seed", required_argument, NULL, FLAG_SEED},
-	{"input", required_argument, NULL, FLAG_INPUT},
-	{"iters", required_argument, NULL, FLAG_ITERS},
-	{"warmup", required_argument, NULL, FLAG_WARMUP},
-	{"wait", required_argument, NULL, FLAG_WAIT},
-	{"first-epoch", required_argument, NULL, FLAG_FIRST_EPOCH},
-	{"jitter", required_argument, NULL, FLAG_JITTER},
-	{"verify", no_argument, NULL, FLAG_VERIFY},
-	{"only-verify", no_argument, NULL, FLAG_ONLY_VERIFY},
-	{"against", required_argument, NULL, FLAG_AGAINST},
-	{"device", required_argument, NULL, FLAG_DEVICE},
-	{"sms", required_argument, NULL, FLAG_SMS},
-	{"overlap", required_argument, NULL, FLAG_OVERLAP},
-	{"json", required_argument, NULL, FLAG_JSON},
-	{"progress", no_argument, NULL, FLAG_PROGRESS},
-	{"quiet", no_argument, NULL, FLAG_QUIET},
-	{"help", no_argument, NULL, FLAG_HELP},
-	{NULL, 0, NULL, 0},
-};
-
-static int take_word(struct bench_args *args, int flag, const char *name, const char *text)
+static int set_number(void *ctx, const struct option_row *row, const char *text)
 {
-	int value = 0, status = 0;
+	struct bench_args *args = ctx;
+	uint32_t number;
 
-	switch (flag) {
-	case FLAG_X_DTYPE:
-		status = value_word(args, name, text, dtype_words, &value);
-		args->x_dtype = (enum tern_dtype)value;
-		return status;
-	case FLAG_COMBINE_DTYPE:
-		status = value_word(args, name, text, combine_dtype_words, &value);
-		args->combine_dtype = (enum tern_dtype)value;
-		return status;
-	case FLAG_SCALE:
-		status = value_word(args, name, text, scale_words, &value);
-		args->scale = (enum tern_scale)value;
-		return status;
-	case FLAG_INPUT:
-		status = value_word(args, name, text, input_words, &value);
-		args->job.input = (enum job_input)value;
-		return status;
-	case FLAG_DEVICE:
-		status = value_word(args, name, text, device_words, &value);
-		args->job.config.device = (uint16_t)value;
-		return status;
-	case FLAG_AGAINST:
-		args->against = text;
-		return value_word(args, name, text, against_words, &value);
-	}
-	return -1;
+	if (value_number(args, row->name, text, (uint32_t)row->least, (uint32_t)row->most, &number))
+		return -1;
+	option_store(args, row, number);
+	return 0;
 }
 
-static int take_list(struct bench_args *args, int flag, const char *name, const char *text)
+static int set_word(void *ctx, const struct option_row *row, const char *text)
 {
-	switch (flag) {
-	case FLAG_PRESET:
-		return value_presets(args, text);
-	case FLAG_TOKENS:
-		return value_numbers(args, name, text, MOST_TOKENS, &args->tokens);
-	case FLAG_OVERLAP:
-		return value_numbers(args, name, text, MOST_WORK_US, &args->overlap);
-	case FLAG_MODE:
-		return value_words(args, name, text, mode_words, &args->modes);
-	case FLAG_DTYPE:
-		return value_words(args, name, text, dtype_words, &args->dtypes);
-	case FLAG_LAYOUT:
-		return value_words(args, name, text, layout_words, &args->layouts);
-	case FLAG_REDUCE:
-		args->reduce_given = true;
-		return value_words(args, name, text, reduce_words, &args->reduces);
-	case FLAG_WEIGHTS:
-		args->weights_given = true;
-		return value_words(args, name, text, weight_words, &args->weights);
-	}
-	return take_word(args, flag, name, text);
+	struct bench_args *args = ctx;
+	int value;
+
+	if (value_word(args, row->name, text, row->values, &value))
+		return -1;
+	option_store(args, row, (uint64_t)value);
+	return 0;
 }
 
-static int take_number(struct bench_args *args, int flag, const char *name, const char *text)
+static struct int_list *list_of(struct bench_args *args, const struct option_row *row)
 {
-	struct tern_moe_config *config = &args->job.config;
-	uint32_t wait_ms = 0, rows = 0;
-	int status;
-
-	switch (flag) {
-	case FLAG_RANKS:
-		return value_number(args, name, text, 1, 4096, &args->nr_ranks);
-	case FLAG_NODES:
-		return value_number(args, name, text, 1, 16, &args->nr_nodes);
-	case FLAG_MAX_TOKENS:
-		return value_number(args, name, text, 1, MOST_TOKENS, &args->max_tokens);
-	case FLAG_HIDDEN:
-		return value_number(args, name, text, 1, 1u << 20, &config->hidden);
-	case FLAG_EXPERTS:
-		return value_number(args, name, text, 1, 1u << 16, &config->nr_experts);
-	case FLAG_TOPK:
-		return value_number(args, name, text, 1, TERN_MAX_TOPK, &config->topk);
-	case FLAG_PAYLOAD:
-		return value_number(args, name, text, 1, 1u << 24, &args->payload_bytes);
-	case FLAG_ALIGN:
-		return value_number(args, name, text, 1, 1u << 20, &config->alignment);
-	case FLAG_CAPACITY:
-		status = value_number(args, name, text, 0, UINT32_MAX, &rows);
-		config->capacity = rows;
-		return status;
-	case FLAG_FIRST_EPOCH:
-		return value_number(args, name, text, 0, UINT32_MAX, &config->first_epoch);
-	case FLAG_JITTER:
-		return value_number(args, name, text, 0, 1000000, &args->jitter_us);
-	case FLAG_SLOTS:
-		return value_number(args, name, text, 1, 16, &config->nr_slots);
-	case FLAG_REPLICAS:
-		return value_number(args, name, text, 0, 1u << 16, &args->job.nr_redundant);
-	case FLAG_REPLICA_RANKS:
-		return value_number(args, name, text, 1, 4096, &config->replica_ranks);
-	case FLAG_SMS:
-		return value_number(args, name, text, 0, 1024, &args->nr_sms);
-	case FLAG_ITERS:
-		return value_number(args, name, text, 1, 10000000, &args->iters);
-	case FLAG_WARMUP:
-		return value_number(args, name, text, 0, 10000000, &args->warmup);
-	case FLAG_WAIT:
-		status = value_number(args, name, text, 1, 86400000, &wait_ms);
-		config->wait_ms = (int)wait_ms;
-		return status;
-	}
-	return take_list(args, flag, name, text);
+	return (struct int_list *)(void *)((char *)args + row->at);
 }
 
-static int take_flag(struct bench_args *args, int flag, const char *name, const char *text)
+static int set_words(void *args, const struct option_row *row, const char *text)
 {
+	return value_words(args, row->name, text, row->values, list_of(args, row));
+}
+
+static int set_numbers(void *args, const struct option_row *row, const char *text)
+{
+	return value_numbers(args, row->name, text, (uint32_t)row->most, list_of(args, row));
+}
+
+static int set_reduces(void *ctx, const struct option_row *row, const char *text)
+{
+	struct bench_args *args = ctx;
+
+	args->reduce_given = true;
+	return set_words(args, row, text);
+}
+
+static int set_weights(void *ctx, const struct option_row *row, const char *text)
+{
+	struct bench_args *args = ctx;
+
+	args->weights_given = true;
+	return set_words(args, row, text);
+}
+
+static int set_presets(void *args, const struct option_row *row, const char *text)
+{
+	(void)row;
+	return value_presets(args, text);
+}
+
+static int set_routing(void *ctx, const struct option_row *row, const char *text)
+{
+	struct bench_args *args = ctx;
 	struct reason why;
 
-	switch (flag) {
-	case '?':
-		if (!args_silent())
-			fprintf(stderr, "Try '%s --help'.\n", args->program);
-		return -1;
-	case FLAG_ROUTING:
-		return routing_parse(&args->job.routing, text, &why)
-			       ? args_wrong(args, "--%s: %s", name, why.text)
-			       : 0;
-	case FLAG_DROP:
-		return value_share(args, name, text, &args->job.routing.drop);
-	case FLAG_SEED:
-		return value_seed(args, text);
-	case FLAG_JSON:
-		args->json = text;
-		return 0;
-	case FLAG_TRANSPORT:
-		args->transport = text;
-		return 0;
-	case FLAG_SPREAD:
-		args->job.spread = true;
-		return 0;
-	case FLAG_NO_WEIGHTS:
-		args->job.no_weights = true;
-		return 0;
-	case FLAG_UNEVEN:
-		args->job.routing.uneven = true;
-		return 0;
-	case FLAG_ONLY_VERIFY:
-		args->only_verify = true;
-		args->verify = true;
-		return 0;
-	case FLAG_VERIFY:
-		args->verify = true;
-		return 0;
-	case FLAG_PROGRESS:
-		args->progress = true;
-		return 0;
-	case FLAG_QUIET:
-		args->quiet = true;
-		return 0;
-	case FLAG_HELP:
-		args->help = true;
-		return 0;
-	}
-	return take_number(args, flag, name, text);
+	return routing_parse(&args->job.routing, text, &why)
+		       ? args_wrong(args, "--%s: %s", row->name, why.text)
+		       : 0;
 }
+
+static int set_drop(void *ctx, const struct option_row *row, const char *text)
+{
+	struct bench_args *args = ctx;
+
+	return value_share(args, row->name, text, &args->job.routing.drop);
+}
+
+static int set_seed(void *args, const struct option_row *row, const char *text)
+{
+	(void)row;
+	return value_seed(args, text);
+}
+
+static int set_against(void *ctx, const struct option_row *row, const char *text)
+{
+	struct bench_args *args = ctx;
+	int value;
+
+	args->against = text;
+	return value_word(args, row->name, text, row->values, &value);
+}
+
+static int set_only_verify(void *ctx, const struct option_row *row, const char *text)
+{
+	struct bench_args *args = ctx;
+
+	(void)row;
+	(void)text;
+	args->only_verify = true;
+	args->verify = true;
+	return 0;
+}
+
+/* ---- the flags ------------------------------------------------------------------------------- */
+
+#define FIELD(field) OPTION_FIELD(struct bench_args, field)
+#define FLAG(field) .set = option_flag, FIELD(field)
+#define NUMBER(field, from, to) .set = set_number, FIELD(field), .least = from, .most = to
+#define WORD(field, words) .set = set_word, FIELD(field), .values = words
+#define WORDS(field, words) .set = set_words, FIELD(field), .values = words
+
+static const struct option_row flags[] = {
+	{.help = "Ranks"},
+	{.name = "ranks",
+		.argument = "N",
+		NUMBER(nr_ranks, 1, 4096),
+		.help = "ranks to start on this machine (default 4)"},
+	{.name = "nodes",
+		.argument = "N",
+		NUMBER(nr_nodes, 1, 16),
+		.help = "spread them over N nodes: network namespaces on a bridge, which takes "
+			"root, else by name (default 1)"},
+	{.name = "transport",
+		.argument = "T",
+		.set = option_text,
+		FIELD(transport),
+		.help = "between nodes: verbs, ofi, ofi:PROVIDER, shm, or several as verbs+ofi "
+			"(default: TERN_TRANSPORT, else verbs+ofi)"},
+	{.help = "The exchange"},
+	{.name = "preset",
+		.argument = "NAME",
+		.set = set_presets,
+		.mark = "+",
+		.help = "deepseek-v3 (default), kimi-k2, qwen3-30b-a3b, qwen3-235b-a22b, "
+			"gpt-oss-120b, glm-4.5, custom"},
+	{.name = "hidden",
+		.argument = "H",
+		NUMBER(job.config.hidden, 1, 1u << 20),
+		.help = "elements of a row, instead of the preset's"},
+	{.name = "experts",
+		.argument = "E",
+		NUMBER(job.config.nr_experts, 1, 1u << 16),
+		.help = "instead of the preset's"},
+	{.name = "topk",
+		.argument = "K",
+		NUMBER(job.config.topk, 1, TERN_MAX_TOPK),
+		.help = "experts of a token, instead of the preset's"},
+	{.name = "tokens",
+		.argument = "LIST",
+		.set = set_numbers,
+		FIELD(tokens),
+		.most = MOST_TOKENS,
+		.mark = "+",
+		.help = "tokens a rank: 1,8,32 or 1-4096 (doubling) or 1-4096*4 (default "
+			"1,8,32,64,128)"},
+	{.name = "max-tokens",
+		.argument = "T",
+		NUMBER(max_tokens, 1, MOST_TOKENS),
+		.help = "most tokens the exchange is made for (default: the tokens)"},
+	{.name = "mode",
+		.argument = "M",
+		WORDS(modes, mode_words),
+		.mark = "+",
+		.help = "ll (low latency, default), ht (high throughput)"},
+	{.name = "dtype",
+		.argument = "D",
+		WORDS(dtypes, dtype_words),
+		.mark = "+",
+		.help = "of dispatched rows: fp8 (default), bf16, fp16, fp32, bytes"},
+	{.name = "x-dtype",
+		.argument = "D",
+		WORD(x_dtype, dtype_words),
+		.help = "what the caller passes: the dtype, or for fp8 bf16 (default), fp16, fp32 "
+			"or fp8"},
+	{.name = "scale",
+		.argument = "S",
+		WORD(scale, scale_words),
+		.help = "of fp8: fp32 (default), ue8m0"},
+	{.name = "payload",
+		.argument = "BYTES",
+		NUMBER(payload_bytes, 1, 1u << 24),
+		.help = "a row of dtype bytes (default: as many as bf16)"},
+	{.name = "combine-dtype",
+		.argument = "D",
+		WORD(combine_dtype, combine_dtype_words),
+		.help = "bf16, fp16, fp32 (default: the dtype if it is one of them, else bf16)"},
+	{.name = "layout",
+		.argument = "L",
+		WORDS(layouts, layout_words),
+		.mark = "+",
+		.help = "contiguous (default), padded, source"},
+	{.name = "reduce",
+		.argument = "R",
+		.set = set_reduces,
+		FIELD(reduces),
+		.values = reduce_words,
+		.mark = "+",
+		.help = "home (default), expert (default of layout source)"},
+	{.name = "weights",
+		.argument = "W",
+		.set = set_weights,
+		FIELD(weights),
+		.values = weight_words,
+		.mark = "+",
+		.help = "combine (default), pass (default of layout source)"},
+	{.name = "align",
+		.argument = "N",
+		NUMBER(job.config.alignment, 1, 1u << 20),
+		.help = "rows, of layout contiguous (default #)"},
+	{.name = "capacity",
+		.argument = "N",
+		NUMBER(job.config.capacity, 0, UINT32_MAX),
+		.help = "most rows received: of one expert (padded), else of all; ht only (default "
+			"0: the worst case)"},
+	{.name = "slots",
+		.argument = "N",
+		NUMBER(job.config.nr_slots, 1, 16),
+		.help = "micro-batches in flight (default #)"},
+	{.name = "replicas",
+		.argument = "N",
+		NUMBER(job.nr_redundant, 0, 1u << 16),
+		.help = "redundant experts (default #)"},
+	{.name = "replica-ranks",
+		.argument = "N",
+		NUMBER(job.config.replica_ranks, 1, 4096),
+		.help = "tensor-parallel ranks that share their tokens (default #)"},
+	{.name = "spread",
+		FLAG(job.spread),
+		.help = "experts round-robin over the ranks instead of in blocks"},
+	{.help = "Inputs"},
+	{.name = "no-weights", FLAG(job.no_weights), .help = "pass no gate weights: all are 1"},
+	{.name = "routing",
+		.argument = "R",
+		.set = set_routing,
+		.help = "uniform (default), zipf:S, grouped, one, IDS.npy or IDS.npy,WEIGHTS.npy"},
+	{.name = "drop",
+		.argument = "SHARE",
+		.set = set_drop,
+		.help = "of routes without an expert, 0 to 1 (default 0)"},
+	{.name = "uneven",
+		FLAG(job.routing.uneven),
+		.help = "token counts from 0 to --tokens, different on each rank and in each "
+			"round"},
+	{.name = "seed",
+		.argument = "N",
+		.set = set_seed,
+		FIELD(job.seed),
+		.help = "of all inputs (default #)"},
+	{.name = "input",
+		.argument = "I",
+		WORD(job.input, input_words),
+		.help = "random (default), exact (small integers), special (with NaN and "
+			"infinity)"},
+	{.help = "What is done"},
+	{.name = "iters",
+		.argument = "N",
+		NUMBER(iters, 1, 10000000),
+		.help = "measured rounds (default #)"},
+	{.name = "warmup",
+		.argument = "N",
+		NUMBER(warmup, 0, 10000000),
+		.help = "rounds before (default #)"},
+	{.name = "wait",
+		.argument = "MS",
+		NUMBER(job.config.wait_ms, 1, 86400000),
+		.help = "longest wait of one call (default #)"},
+	{.name = "first-epoch",
+		.argument = "N",
+		NUMBER(job.config.first_epoch, 0, UINT32_MAX),
+		.help = "number of the first round, to try how the counter wraps at 2^32 (default "
+			"#)"},
+	{.name = "verify",
+		FLAG(verify),
+		.help = "also --iters rounds with fresh inputs, every element compared with a "
+			"plain reference, bit for bit"},
+	{.name = "only-verify", .set = set_only_verify, .help = "the same, and measure nothing"},
+	{.name = "jitter",
+		.argument = "US",
+		NUMBER(jitter_us, 0, 1000000),
+		.help = "in verified rounds each rank sleeps up to so long before each half "
+			"(default #)"},
+	{.name = "against",
+		.argument = "WHAT",
+		.set = set_against,
+		.values = against_words,
+		.help = "mpi: then the same job over MPI_Alltoallv; libfabric: raw writes of the "
+			"same bytes, round by round; nccl (--device cuda): counts exchange, "
+			"permutations, ncclSend and ncclRecv, round by round, compared with the "
+			"reference"},
+	{.help = "GPUs"},
+	{.name = "device",
+		.argument = "D",
+		WORD(job.config.device, device_words),
+		.help = "cpu (default), cuda: rank r on GPU r modulo the GPUs there are; times by "
+			"the GPU's clock, of graphs"},
+	{.name = "sms",
+		.argument = "N",
+		NUMBER(nr_sms, 0, 1024),
+		.help = "most SMs that a half may take on a GPU (default 0: the library's choice)"},
+	{.name = "overlap",
+		.argument = "US",
+		.set = set_numbers,
+		FIELD(overlap),
+		.most = MOST_WORK_US,
+		.help = "beside it on a GPU: both halves by themselves; and how much time rounds "
+			"add to work that keeps all SMs busy, works of US microseconds, up to 8 "
+			"values: two works with a round split around them, and with --slots 2 four "
+			"works with two rounds on a stream beside them; 0: no work"},
+	{.help = "Output"},
+	{.name = "json",
+		.argument = "FILE",
+		.set = option_text,
+		FIELD(json),
+		.help = "all results, settings and the machine; - for stdout"},
+	{.name = "progress",
+		FLAG(progress),
+		.help = "say on stderr what is running, also if it is no terminal"},
+	{.name = "quiet", FLAG(quiet), .help = "no table"},
+	{.name = "help", FLAG(help), .help = "this text"},
+	{0},
+};
 
 static void set_defaults(struct bench_args *args, const char *program)
 {
@@ -327,17 +393,42 @@ static int check(struct bench_args *args)
 	return 0;
 }
 
+void args_usage(const struct bench_args *args)
+{
+	struct bench_args defaults;
+
+	set_defaults(&defaults, args->program);
+	printf("Usage: %s [flags]\n"
+	       "Measures dispatch and combine. Starts the ranks itself unless a launcher (tern "
+	       "run, "
+	       "mpirun) has\n"
+	       "done so. Flags marked + take several values with commas between them, or all; "
+	       "every "
+	       "combination\n"
+	       "is measured.\n",
+		args->program);
+	options_print(flags, &defaults, stdout);
+	fputs("\n"
+	      "Times are those of the slowest rank of each round, in microseconds: dispatch and "
+	      "combine each\n"
+	      "after a barrier, pair both as one. GB/s is bytes (stored by one rank in a round, "
+	      "both ways) over\n"
+	      "the pair's p50. The exit code is 1 when anything is wrong, 2 when a flag is.\n",
+		stdout);
+}
+
 int args_parse(struct bench_args *args, const char *program, int argc, char **argv)
 {
-	int flag, index = 0;
+	int rc;
 
 	set_defaults(args, program);
 	argv[0] = (char *)program; /* for getopt's messages */
-	optind = 1;
 	opterr = !args_silent();
-	while ((flag = getopt_long(argc, argv, "", flags, &index)) != -1)
-		if (take_flag(args, flag, flags[index].name, optarg))
-			return -1;
+	rc = options_parse(flags, args, argc, argv, false);
+	if (rc == OPTIONS_UNKNOWN && !args_silent())
+		fprintf(stderr, "Try '%s --help'.\n", args->program);
+	if (rc)
+		return -1;
 	if (optind < argc)
 		return args_wrong(args, "\"%.100s\" is not a flag", argv[optind]);
 	return check(args);

@@ -3,6 +3,7 @@
 #include "cli/cmd.h"
 #include "bench/command/start.h"
 #include "bench/signal/signal.h"
+#include "testkit/options.h"
 #include "tern.h"
 
 #include <errno.h>
@@ -22,109 +23,6 @@ struct arguments {
 	bool bare; /* without the engine */
 	bool help;
 };
-
-enum flag {
-	FLAG_POLICY = 256,
-	FLAG_TRANSPORT,
-	FLAG_BARE,
-	FLAG_NODES,
-	FLAG_RANKS_PER_NODE,
-	FLAG_PEERS,
-	FLAG_SPREAD,
-	FLAG_CONCURRENCY,
-	FLAG_BYTES,
-	FLAG_GROUP,
-	FLAG_ZIPF,
-	FLAG_SEED,
-	FLAG_ITERS,
-	FLAG_ONE_SENDER,
-	FLAG_DRAINED,
-	FLAG_DRAIN_NS,
-	FLAG_POST_NS,
-	FLAG_SIGNAL_POST_NS,
-	FLAG_REQUEST_NS,
-	FLAG_LATENCY_NS,
-	FLAG_JITTER_NS,
-	FLAG_COMPLETION_NS,
-	FLAG_BYTES_PER_SECOND,
-	FLAG_QUEUE_PAIRS,
-	FLAG_JSON,
-	FLAG_HELP
-};
-
-static const struct option options[] = {
-	{"policy", required_argument, NULL, FLAG_POLICY},
-	{"transport", required_argument, NULL, FLAG_TRANSPORT},
-	{"bare", no_argument, NULL, FLAG_BARE},
-	{"nodes", required_argument, NULL, FLAG_NODES},
-	{"ranks-per-node", required_argument, NULL, FLAG_RANKS_PER_NODE},
-	{"peers", required_argument, NULL, FLAG_PEERS},
-	{"spread", required_argument, NULL, FLAG_SPREAD},
-	{"concurrency", required_argument, NULL, FLAG_CONCURRENCY},
-	{"bytes", required_argument, NULL, FLAG_BYTES},
-	{"group", required_argument, NULL, FLAG_GROUP},
-	{"zipf", required_argument, NULL, FLAG_ZIPF},
-	{"seed", required_argument, NULL, FLAG_SEED},
-	{"iters", required_argument, NULL, FLAG_ITERS},
-	{"one-sender", no_argument, NULL, FLAG_ONE_SENDER},
-	{"drained", required_argument, NULL, FLAG_DRAINED},
-	{"drain-ns", required_argument, NULL, FLAG_DRAIN_NS},
-	{"post-ns", required_argument, NULL, FLAG_POST_NS},
-	{"signal-post-ns", required_argument, NULL, FLAG_SIGNAL_POST_NS},
-	{"request-ns", required_argument, NULL, FLAG_REQUEST_NS},
-	{"latency-ns", required_argument, NULL, FLAG_LATENCY_NS},
-	{"jitter-ns", required_argument, NULL, FLAG_JITTER_NS},
-	{"completion-ns", required_argument, NULL, FLAG_COMPLETION_NS},
-	{"bytes-per-second", required_argument, NULL, FLAG_BYTES_PER_SECOND},
-	{"queue-pairs", required_argument, NULL, FLAG_QUEUE_PAIRS},
-	{"json", required_argument, NULL, FLAG_JSON},
-	{"help", no_argument, NULL, FLAG_HELP},
-	{NULL, 0, NULL, 0},
-};
-
-static void usage(void)
-{
-	struct signal_job job;
-
-	signal_job_init(&job);
-	printf("Usage: tern bench signal [options]\n\n"
-	       "Every rank sends transfers to ranks of other nodes, each a put and the word that "
-	       "says it has landed.\n\n"
-	       "  --policy LIST          put-only, coupled, coupled-all-peers, decoupled, "
-	       "nic-fence, perseus, imm, or all (all)\n"
-	       "  --transport NAME       sim: virtual time; shm, ofi or ofi:PROVIDER: real time, "
-	       "rank 0 sends to --peers threads (sim)\n"
-	       "  --bare                 policies written out over the bare transport, without the "
-	       "engine\n"
-	       "  --nodes N              (8)   --ranks-per-node N (%u)\n"
-	       "  --concurrency N        transfers of each rank (%u)\n"
-	       "  --bytes N              of a transfer; K and M are understood (%llu)\n"
-	       "  --spread all|remote    deal them to all ranks and send those for other nodes, or "
-	       "to remote ranks alone (all)\n"
-	       "  --peers N              deal them to so many remote ranks; 0: all (0)\n"
-	       "  --group N              peers that share one drain, under decoupled and perseus; "
-	       "0: all (0)\n"
-	       "  --zipf X               skew of the peers' popularity (0)\n"
-	       "  --drained N            ranks that each drain looks at; 0: one, or all others "
-	       "under coupled-all-peers (0)\n"
-	       "  --one-sender           rank 0 sends alone\n"
-	       "  --seed N --iters N     (1, %u)\n"
-	       "  --json FILE            - is standard output\n\n"
-	       "The model, explained in docs/signals.md:\n"
-	       "  --post-ns %llu --signal-post-ns %llu --drain-ns %llu   the proxy, for a put, a "
-	       "signal, and each look of a drain\n"
-	       "  --latency-ns %llu --jitter-ns %llu --completion-ns %llu --bytes-per-second %llu "
-	       "--request-ns %llu\n"
-	       "  --queue-pairs %u        peers are pinned to so many queue pairs; 0: one each\n",
-		job.ranks_per_node, job.concurrency, (unsigned long long)job.bytes, job.iters,
-		(unsigned long long)job.network.nic.post_ns,
-		(unsigned long long)job.network.nic.inline_post_ns,
-		(unsigned long long)job.drain_ns, (unsigned long long)job.network.far.latency_ns,
-		(unsigned long long)job.network.far.jitter_ns,
-		(unsigned long long)job.network.nic.completion_ns,
-		(unsigned long long)job.network.nic.bytes_per_second,
-		(unsigned long long)job.network.nic.request_ns, job.network.nic.nr_queue_pairs);
-}
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
@@ -147,20 +45,22 @@ static int parse_whole(const char *text, uint64_t most, uint64_t *value)
 	return 0;
 }
 
-static int parse_count(const char *text, uint32_t *value)
+static int set_number(void *args, const struct option_row *row, const char *text)
 {
-	uint64_t number;
+	uint64_t value;
+	int rc = parse_whole(text, row->most, &value);
 
-	if (parse_whole(text, 1u << 20, &number))
-		return -1;
-	*value = (uint32_t)number;
-	return 0;
+	if (!rc)
+		option_store(args, row, value);
+	return rc;
 }
 
-static int parse_zipf(const char *text, double *value)
+static int set_zipf(void *ctx, const struct option_row *row, const char *text)
 {
+	double *value = &((struct arguments *)ctx)->job.zipf;
 	char *end;
 
+	(void)row;
 	*value = strtod(text, &end);
 	if (end != text && !*end && *value >= 0 && *value <= 4)
 		return 0;
@@ -186,8 +86,11 @@ static int parse_policy(struct arguments *args, const char *name, size_t length)
 	return known ? 0 : -1;
 }
 
-static int parse_policies(struct arguments *args, const char *text)
+static int set_policies(void *ctx, const struct option_row *row, const char *text)
 {
+	struct arguments *args = ctx;
+
+	(void)row;
 	memset(args->policies, 0, sizeof(args->policies));
 	for (;;) {
 		size_t length = strcspn(text, ",");
@@ -200,8 +103,11 @@ static int parse_policies(struct arguments *args, const char *text)
 	}
 }
 
-static int parse_spread(struct arguments *args, const char *text)
+static int set_spread(void *ctx, const struct option_row *row, const char *text)
 {
+	struct arguments *args = ctx;
+
+	(void)row;
 	args->job.spread_all = !strcmp(text, "all");
 	if (args->job.spread_all || !strcmp(text, "remote"))
 		return 0;
@@ -209,81 +115,103 @@ static int parse_spread(struct arguments *args, const char *text)
 	return -1;
 }
 
-static int parse_model(struct signal_job *job, int flag, const char *text)
-{
-	struct sim_nic *nic = &job->network.nic;
-	uint64_t most = UINT64_C(1000000000);
+#define FIELD(field) OPTION_FIELD(struct arguments, field)
+#define NUMBER(field, to) .set = set_number, FIELD(field), .most = to
+#define COUNT(field) NUMBER(field, 1u << 20)
+#define NS(field) .argument = "NS", NUMBER(field, 1000000000)
 
-	switch (flag) {
-	case FLAG_DRAIN_NS:
-		return parse_whole(text, most, &job->drain_ns);
-	case FLAG_POST_NS:
-		return parse_whole(text, most, &nic->post_ns);
-	case FLAG_SIGNAL_POST_NS:
-		return parse_whole(text, most, &nic->inline_post_ns);
-	case FLAG_REQUEST_NS:
-		return parse_whole(text, most, &nic->request_ns);
-	case FLAG_LATENCY_NS:
-		return parse_whole(text, most, &job->network.far.latency_ns);
-	case FLAG_JITTER_NS:
-		return parse_whole(text, most, &job->network.far.jitter_ns);
-	case FLAG_COMPLETION_NS:
-		return parse_whole(text, most, &nic->completion_ns);
-	case FLAG_BYTES_PER_SECOND:
-		return parse_whole(text, UINT64_C(1000000000000), &nic->bytes_per_second);
-	case FLAG_QUEUE_PAIRS:
-		return parse_count(text, &nic->nr_queue_pairs);
-	}
-	return -1; /* getopt has said why */
-}
-
-static int parse_flag(struct arguments *args, int flag, const char *text)
-{
-	struct signal_job *job = &args->job;
-
-	switch (flag) {
-	case FLAG_POLICY:
-		return parse_policies(args, text);
-	case FLAG_TRANSPORT:
-		args->transport = text;
-		return 0;
-	case FLAG_BARE:
-		args->bare = true;
-		return 0;
-	case FLAG_NODES:
-		return parse_count(text, &args->nr_nodes);
-	case FLAG_RANKS_PER_NODE:
-		return parse_count(text, &job->ranks_per_node);
-	case FLAG_PEERS:
-		return parse_count(text, &job->nr_peers);
-	case FLAG_SPREAD:
-		return parse_spread(args, text);
-	case FLAG_CONCURRENCY:
-		return parse_count(text, &job->concurrency);
-	case FLAG_BYTES:
-		return parse_whole(text, 1u << 30, &job->bytes);
-	case FLAG_GROUP:
-		return parse_count(text, &job->group);
-	case FLAG_ZIPF:
-		return parse_zipf(text, &job->zipf);
-	case FLAG_SEED:
-		return parse_whole(text, UINT64_MAX, &job->seed);
-	case FLAG_ITERS:
-		return parse_count(text, &job->iters);
-	case FLAG_ONE_SENDER:
-		job->one_sender = true;
-		return 0;
-	case FLAG_DRAINED:
-		return parse_count(text, &job->nr_drained);
-	case FLAG_JSON:
-		args->json = text;
-		return 0;
-	case FLAG_HELP:
-		args->help = true;
-		return 0;
-	}
-	return parse_model(job, flag, text);
-}
+static const struct option_row options[] = {
+	{.help = "What is sent"},
+	{.name = "policy",
+		.argument = "LIST",
+		.set = set_policies,
+		.help = "put-only, coupled, coupled-all-peers, decoupled, nic-fence, perseus, imm, "
+			"or all (all)"},
+	{.name = "transport",
+		.argument = "NAME",
+		.set = option_text,
+		FIELD(transport),
+		.help = "sim: virtual time; shm, ofi or ofi:PROVIDER: real time, rank 0 sends to "
+			"--peers threads (sim)"},
+	{.name = "bare",
+		.set = option_flag,
+		FIELD(bare),
+		.help = "policies written out over the bare transport, without the engine"},
+	{.name = "nodes", .argument = "N", COUNT(nr_nodes), .help = "how many (#)"},
+	{.name = "ranks-per-node",
+		.argument = "N",
+		COUNT(job.ranks_per_node),
+		.help = "how many on each (#)"},
+	{.name = "concurrency",
+		.argument = "N",
+		COUNT(job.concurrency),
+		.help = "transfers of each rank (#)"},
+	{.name = "bytes",
+		.argument = "N",
+		NUMBER(job.bytes, 1u << 30),
+		.help = "of a transfer; K and M are understood (#)"},
+	{.name = "spread",
+		.argument = "all|remote",
+		.set = set_spread,
+		.help = "deal them to all ranks and send those for other nodes, or to remote ranks "
+			"alone (all)"},
+	{.name = "peers",
+		.argument = "N",
+		COUNT(job.nr_peers),
+		.help = "deal them to so many remote ranks; 0: all (#)"},
+	{.name = "group",
+		.argument = "N",
+		COUNT(job.group),
+		.help = "peers that share one drain, under decoupled and perseus; 0: all (#)"},
+	{.name = "zipf",
+		.argument = "X",
+		.set = set_zipf,
+		.help = "skew of the peers' popularity (0)"},
+	{.name = "drained",
+		.argument = "N",
+		COUNT(job.nr_drained),
+		.help = "ranks that each drain looks at; 0: one, or all others under "
+			"coupled-all-peers (#)"},
+	{.name = "one-sender",
+		.set = option_flag,
+		FIELD(job.one_sender),
+		.help = "rank 0 sends alone"},
+	{.name = "seed",
+		.argument = "N",
+		NUMBER(job.seed, UINT64_MAX),
+		.help = "of all that is drawn (#)"},
+	{.name = "iters", .argument = "N", COUNT(job.iters), .help = "measured iterations (#)"},
+	{.help = "The model, explained in docs/signals.md"},
+	{.name = "post-ns", NS(job.network.nic.post_ns), .help = "the proxy, for a put (#)"},
+	{.name = "signal-post-ns", NS(job.network.nic.inline_post_ns), .help = "for a signal (#)"},
+	{.name = "drain-ns", NS(job.drain_ns), .help = "for each look of a drain (#)"},
+	{.name = "latency-ns", NS(job.network.far.latency_ns), .help = "one way (#)"},
+	{.name = "jitter-ns",
+		NS(job.network.far.jitter_ns),
+		.help = "up to this much more, drawn for each write (#)"},
+	{.name = "completion-ns",
+		NS(job.network.nic.completion_ns),
+		.help = "until the sender's NIC reports what was acknowledged (#)"},
+	{.name = "bytes-per-second",
+		.argument = "N",
+		NUMBER(job.network.nic.bytes_per_second, 1000000000000),
+		.help = "out of a NIC, and into it (#)"},
+	{.name = "request-ns",
+		NS(job.network.nic.request_ns),
+		.help = "a NIC's least time between two writes (#)"},
+	{.name = "queue-pairs",
+		.argument = "N",
+		COUNT(job.network.nic.nr_queue_pairs),
+		.help = "peers are pinned to so many queue pairs; 0: one each (#)"},
+	{.help = "Output"},
+	{.name = "json",
+		.argument = "FILE",
+		.set = option_text,
+		FIELD(json),
+		.help = "- is standard output"},
+	{.name = "help", .set = option_flag, FIELD(help), .help = "this text"},
+	{0},
+};
 
 static bool is_real(const struct arguments *args)
 {
@@ -329,20 +257,35 @@ static int check(struct arguments *args)
 	return -1;
 }
 
-static int parse(struct arguments *args, int argc, char **argv)
+static void set_defaults(struct arguments *args)
 {
-	int flag;
-
 	memset(args, 0, sizeof(*args));
 	signal_job_init(&args->job);
 	args->transport = "sim";
 	args->nr_nodes = 8;
-	parse_policies(args, "all");
+	set_policies(args, NULL, "all");
+}
+
+static void usage(void)
+{
+	struct arguments defaults;
+
+	set_defaults(&defaults);
+	fputs("Usage: tern bench signal [options]\n"
+	      "Every rank sends transfers to ranks of other nodes, each a put and the word that "
+	      "says "
+	      "it has\n"
+	      "landed.\n",
+		stdout);
+	options_print(options, &defaults, stdout);
+}
+
+static int parse(struct arguments *args, int argc, char **argv)
+{
+	set_defaults(args);
 	argv[0] = (char *)NAME; /* for getopt's messages */
-	optind = 0;
-	while ((flag = getopt_long(argc, argv, "", options, NULL)) != -1)
-		if (parse_flag(args, flag, optarg))
-			return -1;
+	if (options_parse(options, args, argc, argv, false))
+		return -1;
 	if (optind < argc) {
 		fprintf(stderr, NAME ": \"%.40s\" is not an option\n", argv[optind]);
 		return -1;
