@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command's subcommands. argv[0] is the subcommand's name; the result is the exit code. */
+/* The subcommands, each with a table of its options (struct option_row). argv[0] is its name; the
+ * result is the exit code. */
 #ifndef TERN_CLI_CMD_H
 #define TERN_CLI_CMD_H
 

@@ -17,7 +17,7 @@
 #include "gpu/host/ops.h"
 #include "tern.h"
 #include "testkit/options.h"
-#include "transport/list.h"
+#include "transport/presence.h"
 
 /* ---- what is there --------------------------------------------------------------------------- */
 

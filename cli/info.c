@@ -2,7 +2,7 @@
 #include "cli/cmd.h"
 #include "tern.h"
 #include "testkit/options.h"
-#include "transport/list.h"
+#include "transport/presence.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "engine/offers.h"
-#include "transport/list.h"
+#include "transport/presence.h"
 
 /* ---- the setting ----------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of the engine path: what its parts stand on. Above this:
- *   channels.c     rows in chunks to other nodes' gateways (high throughput)
+ *   internode_send.c  rows in chunks to other nodes' gateways (high throughput)
  *   relay.c        the gateway: rows out of chunks to the ranks of its node, on the proxy thread
  *   results.c      results home in pieces (high throughput), or staged as a whole (low latency)
  * and above these:

@@ -3,7 +3,7 @@
  * stores them there, and publishes the arrival word of the phase when all are stored. On the mapped
  * path that place is the peer's window itself. On the engine path it is staging, which publishing
  * sends. In high-throughput mode rows and results for ranks that are not mapped leave in bounded
- * pieces meanwhile: channels.h, results.h. */
+ * pieces meanwhile: internode_send.h, results.h. */
 #ifndef TERN_PATH_PATH_H
 #define TERN_PATH_PATH_H
 

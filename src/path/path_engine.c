@@ -16,7 +16,7 @@
 #include "base/scheduler.h"
 #include "engine/engine.h"
 #include "base/error.h"
-#include "path/channels.h"
+#include "path/internode_send.h"
 #include "path/inside.h"
 #include "path/relay.h"
 #include "path/results.h"

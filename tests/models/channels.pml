@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * High throughput between nodes (src/path/channels.c, src/path/relay.c): a source on one node; on the other one its gateway and a rank
+ * High throughput between nodes (src/path/internode_send.c, src/path/relay.c): a source on one node; on the other one its gateway and a rank
  * behind it. Counts of all, then rows in chunks to the gateway, whose proxy stores them in the outputs of its node and then
  * the source's dispatch words. The network delivers chunks, reports and the source's counts to the gateway in any order.
  *

@@ -11,7 +11,7 @@
 #include "exchange/plan.h"
 #include "path/results.h"
 #include "exchange/rows.h"
-#include "exchange/cpu/peers.h"
+#include "exchange/cpu/liveness.h"
 
 static const uint8_t *y_row(const tern_moe *moe, const struct tern_combine *args, uint32_t position)
 {

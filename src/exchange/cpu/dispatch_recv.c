@@ -9,7 +9,7 @@
 #include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "exchange/rows.h"
-#include "exchange/cpu/peers.h"
+#include "exchange/cpu/liveness.h"
 
 /* How many rows each source announced; high throughput knows already. */
 static int check_words(tern_moe *moe, uint32_t slot)

@@ -10,12 +10,12 @@
 #include "exchange/state.h"
 #include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
-#include "path/channels.h"
+#include "path/internode_send.h"
 #include "path/path.h"
 #include "exchange/plan.h"
 #include "exchange/cpu/routes.h"
 #include "exchange/rows.h"
-#include "exchange/cpu/peers.h"
+#include "exchange/cpu/liveness.h"
 
 /* Where the row goes, as the counts of all have settled it. */
 static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank,

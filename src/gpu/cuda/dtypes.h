@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels call an exchange's dtypes. */
+/* What the kernels call an exchange's dtypes. What else a new one touches: docs/adding.md. */
 #ifndef TERN_GPU_CUDA_DTYPES_H
 #define TERN_GPU_CUDA_DTYPES_H
 

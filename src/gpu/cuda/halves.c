@@ -43,29 +43,14 @@ static struct gpu_launch ht_launch(const struct device_exchange *x, const struct
 	return (struct gpu_launch){.nr_blocks = most, .nr_warps = GPU_MAX_WARPS, .early = x->early};
 }
 
-/* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows
- * that are under way arrive together, and those that arrive last are copied last. With few blocks
- * none of them waits for fences. Measured, docs/notebook/gpu-high-throughput.md. */
-static uint32_t ht_senders(const struct gpu_dispatch *d, uint32_t nr_blocks)
-{
-	bool few = nr_blocks <= HT_FEW_BLOCKS, once = d->exchange.nr_ranks <= 2,
-	     copied = d->kind == GPU_X_COPY;
-	uint32_t bytes = few ? (once ? 4600000 : 1370000) : once && !copied ? 5700000 : 3700000;
-	uint32_t wanted = (bytes / d->exchange.row.row_bytes + nr_blocks - 1) / nr_blocks,
-		 most = few      ? (once ? 12 : 8)
-			: copied ? 6
-				 : 8;
-
-	return wanted < 3 ? 3 : gpu_least(wanted, most);
-}
-
 static int put_ht_dispatch(struct device_exchange *x, const struct device_call *call)
 {
 	struct device_slot *s = &x->slots[call->slot];
 	struct gpu_launch launch = ht_launch(x, call);
 	int rc = 0;
 
-	launch.send_warps = ht_senders(&s->dispatch, launch.nr_blocks);
+	launch.send_warps = ht_rule_senders(launch.nr_blocks, s->dispatch.exchange.nr_ranks,
+		s->dispatch.exchange.row.row_bytes, s->dispatch.kind == GPU_X_COPY);
 	if (call->roles & DEVICE_SEND)
 		rc = cuda_check(ht_plan_launch(&s->dispatch, &s->ht, &launch, call->stream),
 			"the plan's kernels");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a low-latency exchange is cut and launched, as measured on 2 and 4 x H200
- * (docs/notebook/gpu-low-latency.md): pure arithmetic, for the library and for the lab. */
+/* How kernels are launched, as measured on 2 and 4 x H200 (docs/notebook): pure arithmetic, for the
+ * library and for the lab. How rows are cut, which both ends have to know: gpu/wire/sizes.h; what a
+ * block of the high-throughput combine is made of: ht/team.cuh. */
 #ifndef TERN_GPU_CUDA_TUNING_H
 #define TERN_GPU_CUDA_TUNING_H
 
@@ -115,6 +116,27 @@ static inline uint32_t ll_rule_share(
 	if (nr_ranks <= 2 && nr_tokens > 2)
 		most = nr_tokens > 64 && !scaled ? 2 : 1;
 	return nr_ranks < most ? nr_ranks : most;
+}
+
+/* ---- high throughput ------------------------------------------------------------------------- */
+
+/* With so many blocks or fewer the dispatch has a telling warp (dispatch_heads.cuh). */
+#define HT_FEW_BLOCKS 48
+
+/* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows
+ * that are under way arrive together, and those that arrive last are copied last. With few blocks
+ * none of them waits for fences. Measured, docs/notebook/gpu-high-throughput.md. */
+static inline uint32_t ht_rule_senders(
+	uint32_t nr_blocks, uint32_t nr_ranks, uint32_t row_bytes, bool copied)
+{
+	bool few = nr_blocks <= HT_FEW_BLOCKS, once = nr_ranks <= 2;
+	uint32_t bytes = few ? (once ? 4600000 : 1370000) : once && !copied ? 5700000 : 3700000;
+	uint32_t wanted = (bytes / row_bytes + nr_blocks - 1) / nr_blocks,
+		 most = few      ? (once ? 12 : 8)
+			: copied ? 6
+				 : 8;
+
+	return wanted < 3 ? 3 : gpu_least(wanted, most);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What libfabric offers here. */
 #include "base/error.h"
-#include "transport/list.h"
+#include "transport/presence.h"
 #include "transport/ofi/ofi.h"
 
 int ofi_list(void (*each)(void *ctx, const char *provider, const char *domain), void *ctx)

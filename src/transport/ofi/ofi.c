@@ -24,7 +24,7 @@
 #include <sys/socket.h>
 
 #include "base/error.h"
-#include "transport/list.h"
+#include "transport/presence.h"
 
 #define CQ_LEAST 4096
 

@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "transport/list.h"
+#include "transport/presence.h"
 
 struct shm_address {
 	uint8_t machine[16];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands in for verbs.c where infiniband/verbs.h was not found at build time. */
 #include "base/error.h"
-#include "transport/list.h"
+#include "transport/presence.h"
 #include "transport/transport.h"
 
 static int not_built(void)

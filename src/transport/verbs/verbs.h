@@ -17,7 +17,7 @@
 
 #include <infiniband/verbs.h>
 
-#include "transport/list.h"
+#include "transport/presence.h"
 #include "transport/transport.h"
 
 #define VERBS_CONNECTION_SLOTS 256u /* most requests of a connection under way */

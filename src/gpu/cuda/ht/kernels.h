@@ -39,9 +39,6 @@ cudaError_t ht_dispatch_launch(const struct gpu_dispatch *args, const struct ht_
 cudaError_t ht_combine_launch(const struct gpu_combine *args, const struct ht_exchange *ht,
 	const struct gpu_launch *launch, cudaStream_t stream);
 
-/* With so many blocks or fewer the dispatch has a telling warp (dispatch_heads.cuh). */
-#define HT_FEW_BLOCKS 48
-
 /* Beside them where some ranks are on other nodes (internode_ht.cuh): role GPU_SEND before the
  * kernel that sends to the others; GPU_RECEIVE behind the dispatch's that receives, and before the
  * combine's that sums. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a rank waits for its peers, with an account of whom it missed: who is late, has died, has
  * left or has broken the protocol. How it sleeps meanwhile is base/wait.c's. */
-#include "exchange/cpu/peers.h"
+#include "exchange/cpu/liveness.h"
 
 #include <stdio.h>
 #include <string.h>

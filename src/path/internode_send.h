@@ -2,8 +2,8 @@
 /* Rows to other nodes in high-throughput mode: once for each node, in chunks, to the gateway there.
  * Where no chunk is free the answer is CHANNEL_FULL: the caller waits until channel_has_room, and
  * calls again, which goes on where it was. */
-#ifndef TERN_PATH_CHANNELS_H
-#define TERN_PATH_CHANNELS_H
+#ifndef TERN_PATH_INTERNODE_SEND_H
+#define TERN_PATH_INTERNODE_SEND_H
 
 #include "exchange/plan.h"
 #include "exchange/rows.h"

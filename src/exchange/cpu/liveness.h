@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TERN_EXCHANGE_CPU_PEERS_H
-#define TERN_EXCHANGE_CPU_PEERS_H
+#ifndef TERN_EXCHANGE_CPU_LIVENESS_H
+#define TERN_EXCHANGE_CPU_LIVENESS_H
 
 #include "exchange/state.h"
 

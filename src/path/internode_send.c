@@ -4,7 +4,7 @@
  * again when the gateway has given it back and the write has been reported as landed. Which chunks
  * are taken in which order means nothing: each says what it is. Slots share channels. A chunk holds
  * rows of one slot, and none is left half full when a call returns. */
-#include "path/channels.h"
+#include "path/internode_send.h"
 
 #include <stdlib.h>
 #include <string.h>

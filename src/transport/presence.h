@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What networks this machine has, for people and for choosing: plain facts, so that nobody who asks
  * needs a library's headers. */
-#ifndef TERN_TRANSPORT_LIST_H
-#define TERN_TRANSPORT_LIST_H
+#ifndef TERN_TRANSPORT_PRESENCE_H
+#define TERN_TRANSPORT_PRESENCE_H
 
 #include <stddef.h>
 #include <stdint.h>
