@@ -63,8 +63,9 @@ struct shape target_shape(const struct target *t)
 		.fp8 = t->fp8, .input = INPUT_RANDOM};
 }
 
+#ifdef TERN_TRACE
 #define TRACE_BLOCKS 160
-#define TRACE_BYTES (TRACE_BLOCKS * GPU_TRACE * sizeof(uint64_t))
+#define TRACE_BYTES (TRACE_BLOCKS * GPU_TRACE_MARKS * sizeof(uint64_t))
 #define TRACE_ROUNDS 9
 
 static uint64_t set_trace(struct lab *lab, struct lab_rank *rank, void *ctx)
@@ -106,7 +107,7 @@ static int by_size(const void *a, const void *b)
 
 struct event {
 	const char *before, *what;
-	uint32_t which, start; /* stamps: the event's, and that of the kernel's start after which it
+	uint32_t which, start; /* marks: the event's, and that of the kernel's start after which it
 				  is told */
 };
 
@@ -136,16 +137,16 @@ static void print_event(const uint64_t *rounds, const struct event *event)
 	uint32_t nr = 0;
 
 	for (uint32_t i = 0; i < TRACE_ROUNDS; i++) {
-		const uint64_t *trace = rounds + (size_t)i * TRACE_BLOCKS * GPU_TRACE;
+		const uint64_t *trace = rounds + (size_t)i * TRACE_BLOCKS * GPU_TRACE_MARKS;
 		uint64_t of[TRACE_BLOCKS], first = UINT64_MAX;
 
 		nr = 0;
 		for (uint32_t b = 0; b < TRACE_BLOCKS; b++) {
-			if (trace[b * GPU_TRACE + event->start] &&
-				trace[b * GPU_TRACE + event->start] < first)
-				first = trace[b * GPU_TRACE + event->start];
-			if (trace[b * GPU_TRACE + event->which])
-				of[nr++] = trace[b * GPU_TRACE + event->which];
+			if (trace[b * GPU_TRACE_MARKS + event->start] &&
+				trace[b * GPU_TRACE_MARKS + event->start] < first)
+				first = trace[b * GPU_TRACE_MARKS + event->start];
+			if (trace[b * GPU_TRACE_MARKS + event->which])
+				of[nr++] = trace[b * GPU_TRACE_MARKS + event->which];
 		}
 		if (!nr)
 			return;
@@ -174,3 +175,10 @@ void print_trace(struct lab *lab, const struct lab_way *way)
 	printf(")\n");
 	lab_run(lab, set_trace, NULL);
 }
+#else
+void print_trace(struct lab *lab, const struct lab_way *way)
+{
+	(void)lab;
+	(void)way;
+}
+#endif

@@ -4,7 +4,11 @@
  *   tern-lab-ll verify [factor]   hundreds of rounds of many shapes, times factor
  *   tern-lab-ll sweep [cases]     looks for the best kernel and launch of each case (or of those
  *                                 that are bits of `cases`), then times them as pairs
- *   tern-lab-ll trace [cases]     what the library launches: times, and when its blocks come where
+ *
+ * tern-lab-trace is the same with trace marks in the kernels, so it also says when blocks come
+ * where:
+ *
+ *   tern-lab-trace trace [cases]  of what the library launches
  */
 #include "bench/lab/lab_ll.h"
 

@@ -7,9 +7,29 @@ LAB_CU    := $(wildcard bench/lab/*.cu) $(KERNELS_CU)
 
 $(call obj,$(LAB_SRC) $(LAB_HT) $(LAB_WAYS)): CFLAGS += -I. -isystem $(CUDA_HOME)/include
 
-lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted
+# With trace marks: kernels and what fills their arguments, compiled apart.
+TRACED_CU := bench/lab/floor.cu $(wildcard src/gpu/cuda/ll/*.cu src/gpu/cuda/internode/*_ll.cu)
+traced     = $(patsubst %,$(BUILD)/traced/%.o,$(1))
+
+$(BUILD)/traced/%.c.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $< (traced)'
+	$(Q)$(CC) $(CFLAGS) -I. -isystem $(CUDA_HOME)/include -DTERN_TRACE -c $< -o $@
+
+$(BUILD)/traced/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h)
+	@mkdir -p $(@D)
+	@echo '  NVCC $< (traced)'
+	$(Q)$(NVCC) $(NVFLAGS) -DTERN_TRACE -c $< -o $@
+
+-include $(shell find $(BUILD)/traced -name '*.d' 2>/dev/null)
+
+lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-trace $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
+	@echo '  LINK $@'
+	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
+
+$(BUILD)/tern-lab-trace: $(call traced,$(LAB_SRC) $(TRACED_CU)) $(call obj,$(TESTKIT_SRC)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 

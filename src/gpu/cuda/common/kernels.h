@@ -68,9 +68,11 @@ struct gpu_exchange {
 	uint2 *home_routes;      /* [T][K] rank (UINT32_MAX: none), weight */
 	uint32_t *own_positions; /* [T][K] of this rank's tokens: position, where the route ends
 				    here; undefined for tokens without any such route */
-	uint64_t *trace;         /* NULL, or [blocks][GPU_TRACE] nanoseconds */
+#ifdef TERN_TRACE
+	uint64_t *trace; /* NULL, or [blocks][GPU_TRACE_MARKS] nanoseconds */
+#endif
 };
-#define GPU_TRACE 16
+#define GPU_TRACE_MARKS 16
 
 enum gpu_roles {
 	GPU_SEND = 1,

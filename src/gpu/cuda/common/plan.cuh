@@ -212,7 +212,7 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 				offset,
 			v);
 	}
-	stamp(e, 7);
+	trace_mark(e, 7);
 }
 
 #endif

@@ -135,11 +135,13 @@ static __device__ __noinline__ void complain(const struct gpu_exchange *e, enum 
 	atomicExch(&e->state->complaining, 0u);
 }
 
-/* When each block comes to a place, for the lab. By a warp. */
-__device__ __forceinline__ void stamp(const struct gpu_exchange *e, uint32_t which)
+/* When each block comes to a place: in tern-lab-trace alone. By a warp. */
+__device__ __forceinline__ void trace_mark(const struct gpu_exchange *e, uint32_t which)
 {
+#ifdef TERN_TRACE
 	if (e->trace && threadIdx.x % LANES == 0)
-		e->trace[blockIdx.x * GPU_TRACE + which] = now_ns();
+		e->trace[blockIdx.x * GPU_TRACE_MARKS + which] = now_ns();
+#endif
 }
 
 #endif

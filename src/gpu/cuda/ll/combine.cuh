@@ -237,7 +237,7 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 		after = find_share(e, deal, draw_share(deal)); /* so that nothing is in the way of
 								  the next loads */
 		if (first && warp == 0)
-			stamp(e, 11);
+			trace_mark(e, 11);
 	}
 }
 
@@ -437,7 +437,7 @@ static __device__ __forceinline__ void receive_results(const struct gpu_combine 
 			    c, epoch, token, i - token * e->result.nr_segments))
 			return;
 		if (i < gridDim.x)
-			stamp(e, 12);
+			trace_mark(e, 12);
 	}
 	if (warp == nr_warps - 1 && await_arrivals<FAR>(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold
@@ -455,10 +455,10 @@ static __global__ void __launch_bounds__(512, 1)
 
 	__syncthreads();
 	if (warp == 0)
-		stamp(e, 8);
+		trace_mark(e, 8);
 	wait_for_previous();
 	if (warp == 0)
-		stamp(e, 13);
+		trace_mark(e, 13);
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
@@ -469,7 +469,7 @@ static __global__ void __launch_bounds__(512, 1)
 		send_results<FORMAT, Y, ND, FAR>(&c, state, &deal, warp, send_warps);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_results(&c, state.y);
-		stamp(e, 9);
+		trace_mark(e, 9);
 	} else if (internode_arrived<FAR>(e, INTERNODE_COMBINE, state.y,
 			   c.release ? GPU_WAIT_ARRIVAL : GPU_WAIT_RESULT, state.w,
 			   warp - send_warps, nr_warps - send_warps) &&
@@ -477,7 +477,7 @@ static __global__ void __launch_bounds__(512, 1)
 		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z,
 			(warp - send_warps) * gridDim.x + blockIdx.x,
 			(nr_warps - send_warps) * gridDim.x);
-		stamp(e, 10);
+		trace_mark(e, 10);
 	}
 }
 

@@ -162,8 +162,8 @@ static __device__ __forceinline__ void sum_portions(
 		if (!sum_portion<Y, ND>(c, state.y, &now))
 			return;
 		if (i < gridDim.x)
-			stamp(e, 11);
-		stamp(e, now.away ? 9 : 10);
+			trace_mark(e, 11);
+		trace_mark(e, now.away ? 9 : 10);
 	}
 	if (warp == nr_warps - 1 && await_arrivals<false>(e, state.y) && lane_id() == 0)
 		e->state->epoch_dispatch = state.y + 1 ? state.y + 1 : 1; /* not 0: fresh windows
@@ -178,10 +178,10 @@ static __global__ void __launch_bounds__(512, 1)
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
 
 	if (warp == 0)
-		stamp(e, 8);
+		trace_mark(e, 8);
 	wait_for_previous();
 	if (warp == 0)
-		stamp(e, 13);
+		trace_mark(e, 13);
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */

@@ -125,7 +125,7 @@ static __device__ __forceinline__ void send_all(
 		send_segment<FORMAT, X, ND, CASE, FAR>(
 			d, epoch, token, which, i - part * d->by_share.d, raw);
 		if (i < gridDim.x)
-			stamp(e, 2);
+			trace_mark(e, 2);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = tokens_to_send(d, state, callers);
@@ -432,7 +432,7 @@ static __device__ __forceinline__ void place_rows(
 		count_rows(&d->exchange, p);
 	warps_sync(nr_warps * LANES);
 	if (warp == 0)
-		stamp(&d->exchange, 5);
+		trace_mark(&d->exchange, 5);
 }
 
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen
@@ -458,7 +458,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 		if (i == first) {
 			take_plans<FORMAT, CASE, FAR>(e, p, epoch, state.w, tokens, warp, nr_warps);
 			if (warp == 0)
-				stamp(e, 4);
+				trace_mark(e, 4);
 			if (*p->failed)
 				return;
 		}
@@ -479,7 +479,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 						  d, p, epoch, a, f, s))
 				return;
 	}
-	stamp(e, 6);
+	trace_mark(e, 6);
 	if (blockIdx.x == 0 && thread == 0) {
 		e->state->epoch_combine = epoch;
 		counters_round(e);
@@ -496,7 +496,7 @@ static __global__ void __launch_bounds__(512, 1)
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
 
 	if (warp == 0)
-		stamp(e, 0);
+		trace_mark(e, 0);
 	wait_for_previous();
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
@@ -509,7 +509,7 @@ static __global__ void __launch_bounds__(512, 1)
 			&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_rows(&d, state.x, this_rounds_tokens(&d));
-		stamp(e, 1);
+		trace_mark(e, 1);
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 

@@ -280,7 +280,7 @@ __device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const s
 	uint32_t nr_tokens = await_plan<FORMAT, FAR>(e, p, epoch, piece);
 
 	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
-		stamp(e, 3);
+		trace_mark(e, 3);
 	if (lane_id() == 0 && piece->four == 0)
 		atomicExch(&p->nr_tokens[piece->source], nr_tokens);
 	if (nr_tokens == NEVER)
