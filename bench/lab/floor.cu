@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/lab/floor.h"
 
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 
 #define GATE_LIMIT_NS 4000000000ull
 

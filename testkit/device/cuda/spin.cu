@@ -2,7 +2,7 @@
 /* Holds a stream for a while, so that a host can queue what follows, or ranks are pushed apart; or
  * until all ranks' streams have come as far. */
 #include "gpu/cuda/common/launch.cuh"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "testkit/device/cuda/spin.h"
 
 static __global__ void spin(uint64_t ns)

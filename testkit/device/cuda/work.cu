@@ -4,7 +4,7 @@
  * block does a fixed amount of arithmetic, some two microseconds of an SM's multiply-adds, and
  * reads 16 KiB beside it: all SMs together about 1 TB/s. */
 #include "gpu/cuda/common/launch.cuh"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "testkit/device/cuda/work.h"
 
 #define THREADS 512

@@ -5,7 +5,7 @@
 #define TERN_GPU_CUDA_COMMON_NUMBERS_CUH
 
 #include "gpu/cuda/common/kernels.h"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 
 #define INFINITY_BITS 0x7f800000u
 

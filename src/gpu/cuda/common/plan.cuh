@@ -6,7 +6,7 @@
 
 #include "gpu/cuda/internode/internode.cuh"
 #include "gpu/cuda/common/kernels.h"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/common/segment.cuh"
 #include "gpu/wire/sizes.h"
 #include "gpu/cuda/common/counters.cuh"

@@ -4,7 +4,7 @@
 #ifndef TERN_GPU_CUDA_COMMON_SEGMENT_CUH
 #define TERN_GPU_CUDA_COMMON_SEGMENT_CUH
 
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/common/wait.cuh"
 #include "gpu/wire/ll.h"
 

@@ -5,7 +5,7 @@
 #ifndef TERN_GPU_CUDA_COMMON_STREAM_CUH
 #define TERN_GPU_CUDA_COMMON_STREAM_CUH
 
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/common/segment.cuh"
 
 /* A warp's buffers, one after the other, are filled and taken in turn. */

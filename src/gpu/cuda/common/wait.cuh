@@ -5,7 +5,7 @@
 #define TERN_GPU_CUDA_COMMON_WAIT_CUH
 
 #include "gpu/cuda/common/kernels.h"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 
 #define POLLS_PER_LOOK 256 /* at the clock, and at who has left */
 #define HAD_LEFT 1ull      /* in start_ns: at the last look the peer had left */

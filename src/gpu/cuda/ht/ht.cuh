@@ -4,7 +4,7 @@
 #define TERN_GPU_CUDA_HT_HT_CUH
 
 #include "gpu/cuda/ht/kernels.h"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/common/plan.cuh"
 #include "gpu/cuda/common/wait.cuh"
 

@@ -22,7 +22,7 @@
 
 #include "gpu/wire/internode.h"
 #include "gpu/cuda/common/kernels.h"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/common/wait.cuh"
 
 /* ---- where ----------------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/launch.cuh"
-#include "gpu/cuda/common/memory.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/wire/sizes.h"
 
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);

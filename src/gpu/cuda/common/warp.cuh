@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lanes, and what they say in PTX; where kernels run on a CPU, its cuda_runtime.h has that. */
-#ifndef TERN_GPU_CUDA_COMMON_MEMORY_CUH
-#define TERN_GPU_CUDA_COMMON_MEMORY_CUH
+#ifndef TERN_GPU_CUDA_COMMON_WARP_CUH
+#define TERN_GPU_CUDA_COMMON_WARP_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>
