@@ -51,14 +51,6 @@ static int set_numbers(void *args, const struct option_row *row, const char *tex
 	return value_numbers(args, row->name, text, (uint32_t)row->most, list_of(args, row));
 }
 
-static int set_reduces(void *ctx, const struct option_row *row, const char *text)
-{
-	struct bench_args *args = ctx;
-
-	args->reduce_given = true;
-	return set_words(args, row, text);
-}
-
 static int set_weights(void *ctx, const struct option_row *row, const char *text)
 {
 	struct bench_args *args = ctx;
@@ -171,7 +163,9 @@ static const struct option_row flags[] = {
 	{.name = "max-tokens",
 		.argument = "T",
 		NUMBER(max_tokens, 1, MOST_TOKENS),
-		.help = "most tokens the exchange is made for (default: the tokens)"},
+		.help = "most tokens the exchange is made for (default: the tokens; where times "
+			"are "
+			"taken on a GPU at least 128)"},
 	{.name = "mode",
 		.argument = "M",
 		WORDS(modes, mode_words),
@@ -206,11 +200,9 @@ static const struct option_row flags[] = {
 		.help = "contiguous (default), padded, source"},
 	{.name = "reduce",
 		.argument = "R",
-		.set = set_reduces,
-		FIELD(reduces),
-		.values = reduce_words,
+		WORDS(reduces, reduce_words),
 		.mark = "+",
-		.help = "home (default), expert (default of layout source)"},
+		.help = "expert (default), home"},
 	{.name = "weights",
 		.argument = "W",
 		.set = set_weights,
@@ -312,6 +304,12 @@ static const struct option_row flags[] = {
 		.argument = "N",
 		NUMBER(nr_sms, 0, 1024),
 		.help = "most SMs that a half may take on a GPU (default 0: the library's choice)"},
+	{.name = "warm",
+		.set = option_flag,
+		FIELD(warm),
+		.help = "leave a GPU's caches as they are before a timed round; else L2 is "
+			"flushed, "
+			"as by what runs between two layers"},
 	{.name = "overlap",
 		.argument = "US",
 		.set = set_numbers,
@@ -353,7 +351,7 @@ static void set_defaults(struct bench_args *args, const char *program)
 	list_add(&args->modes, TERN_LOW_LATENCY);
 	list_add(&args->dtypes, TERN_FP8_E4M3);
 	list_add(&args->layouts, TERN_CONTIGUOUS);
-	list_add(&args->reduces, TERN_REDUCE_HOME);
+	list_add(&args->reduces, TERN_REDUCE_EXPERT);
 	list_add(&args->weights, TERN_WEIGHTS_COMBINE);
 }
 

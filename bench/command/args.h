@@ -28,7 +28,7 @@ struct bench_args {
 	unsigned int nr_shapes;
 	struct bench_shape shapes[ARGS_MAX_LIST];
 	struct int_list tokens, modes, dtypes, layouts, reduces, weights;
-	bool reduce_given, weights_given;
+	bool weights_given;
 	enum tern_dtype x_dtype, combine_dtype; /* 0: by the dispatch dtype */
 	enum tern_scale scale;                  /* of fp8 */
 	uint32_t payload_bytes;                 /* of bytes rows; 0: as bf16 */
@@ -41,6 +41,7 @@ struct bench_args {
 	uint32_t jitter_us;
 	bool verify;
 	bool only_verify;
+	bool warm; /* caches are not flushed before timed rounds */
 	bool quiet;
 	bool progress;
 	bool help;

@@ -58,13 +58,14 @@ int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks,
 	config->max_tokens = args->max_tokens ? args->max_tokens
 			     : job->nr_tokens ? job->nr_tokens
 					      : 1;
+	/* As engines make one, for their largest batch. */
+	if (config->device && !args->max_tokens && !args->only_verify && config->max_tokens < 128)
+		config->max_tokens = 128;
 	set_dtypes(args, dtype, config);
 	if (config->layout != TERN_CONTIGUOUS)
 		config->alignment = 1;
 	if (config->layout != TERN_BY_SOURCE)
 		return 0;
-	if (!args->reduce_given)
-		config->reduce = TERN_REDUCE_EXPERT;
 	if (!args->weights_given)
 		config->weights = TERN_WEIGHTS_PASS;
 	return config->reduce == TERN_REDUCE_EXPERT && config->weights == TERN_WEIGHTS_PASS ? 0

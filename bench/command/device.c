@@ -38,8 +38,10 @@ static int device_time_round(struct device_timing *d, struct timing *t, uint32_t
 static int device_time_rounds(struct bench *bench, struct device_timing *d, struct timing *t)
 {
 	uint32_t i, total = bench->args->iters;
-	int rc = device_rounds_prepare(&d->rounds);
+	int rc;
 
+	d->rounds.cold = !bench->args->warm;
+	rc = device_rounds_prepare(&d->rounds);
 	if (!rc && d->overlap.rounds)
 		rc = device_overlap_prepare(&d->overlap);
 	for (i = 0; i < bench->args->warmup && !rc; i++)

@@ -426,6 +426,7 @@ static void put_settings(struct json *json, const struct report *report)
 	key_text(json, "input", input_name(job->input));
 	key_number(json, "slots", job->config.nr_slots);
 	key_number(json, "sms", args->nr_sms);
+	key_bool(json, "warm", args->warm);
 	key_number(json, "replicas", job->nr_redundant);
 	key_number(json, "replica_ranks", job->config.replica_ranks);
 	key_bool(json, "spread", job->spread);

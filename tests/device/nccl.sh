@@ -4,7 +4,7 @@
 # GPUs and NCCL are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs.
 . "${BASH_SOURCE%/*}/emulated.sh"
 export TERN_NCCL_LIBRARY=$TERN_CUDART_LIBRARY
-small=(--device cuda --against nccl --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1)
+small=(--device cuda --warm --max-tokens 70 --against nccl --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1)
 
 bench() { "$WITHIN" 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
 

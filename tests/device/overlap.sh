@@ -3,7 +3,7 @@
 # tern bench --overlap: rounds split around work, and beside the work of another micro-batch, bring what the reference says; and how it is told. BUILD=dir tests/device/overlap.sh
 # On GPUs that are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs, and times mean nothing.
 . "${BASH_SOURCE%/*}/emulated.sh"
-small=(--device cuda --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1 --overlap 0,5)
+small=(--device cuda --warm --hidden 256 --experts 10 --topk 3 --tokens 9 --iters 2 --warmup 1 --overlap 0,5)
 
 bench() { "$WITHIN" 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
 
