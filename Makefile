@@ -17,7 +17,7 @@ SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 
 # Results are compared bit for bit between machines, so a*b+c may not become one rounding on some of them.
 CFLAGS   += -std=gnu11 -D_GNU_SOURCE $(OPT) -ffp-contract=off -fno-trapping-math -fPIC -fvisibility=hidden -Wall -Wextra -Wpointer-arith -Wstrict-prototypes \
-	    -Iinclude -Isrc -MMD -MP $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
+	    -Iinclude -Isrc -MMD -MP $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 LDFLAGS  += $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 LDLIBS   += -lpthread -ldl -lm
 

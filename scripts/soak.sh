@@ -94,6 +94,8 @@ share emulated-nodes-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libter
 	TERN_TEST_RANKS=3 TERN_TEST_CASES=4 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 share emulated-device-80-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_EMULATED_CODE=80 TERN_TEST_SEED="$seed" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 \
 	TERN_TEST_CASES=3 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
+share emulated-device-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=6 TERN_TEST_SHARING=7 \
+	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 share sim "$BUILD/tern" soak --quiet --seconds $part --most-ranks 32 --seed "$seed"
 share sim-deaths "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault kill --seed "$seed"
 share sim-cuts "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault cut --seed "$seed"

@@ -11,7 +11,13 @@ TEST_SRC   := $(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/fault
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
 FUZZERS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz/fuzz_*.c))
 
-$(BUILD)/obj/tests/%.o: CFLAGS += -I.
+# What only drives the library is compiled soonest: with sanitizers, the command too. Fuzzers look into neither.
+DRIVER     := $(if $(SANITIZE),-O0,-O1) $(if $(findstring fuzzer,$(SANITIZE)),-fno-sanitize=fuzzer-no-link)
+$(BUILD)/obj/tests/%.o: CFLAGS += -I. $(DRIVER)
+$(BUILD)/obj/tests/fuzz/%.o: CFLAGS += $(if $(findstring fuzzer,$(SANITIZE)),-fsanitize=fuzzer-no-link)
+ifneq ($(SANITIZE),)
+$(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o: CFLAGS += $(DRIVER)
+endif
 
 $(INSIDE): $(call obj,$(INSIDE_SRC))
 	@mkdir -p $(@D)

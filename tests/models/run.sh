@@ -30,7 +30,7 @@ run_at() {
 	shift
 	"$@" -w -DSAFETY $reduce -o pan pan.c && (
 		ulimit -S -t "$limit"
-		exec ./pan -m20000 -w23 -n
+		exec ./pan -m20000 -w20 -n # it grows
 	)
 }
 
@@ -46,7 +46,7 @@ check() {
 	case $* in *DEATH=1*) reduce=-DNOREDUCE ;; esac # the reduction does not know about "unless"
 	# Compiling takes longest where there are few states, or an error is soon found: -O2 is for the others. tcc takes a
 	# twentieth of the time that gcc takes without optimising.
-	(cd "$work" && spin "$@" -a "$models/$model.pml" && run_at 2 ${TCC:-"$CC" -O0}) >"$work/out" 2>&1
+	(cd "$work" && spin "$@" -a "$models/$model.pml" && run_at 6 ${TCC:-"$CC" -O0}) >"$work/out" 2>&1
 	[ $? -ne 152 ] || (cd "$work" && run_at unlimited "$CC" -O2) >"$work/out" 2>&1
 	found=$(outcome "$work/out")
 	states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' "$work/out")
