@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "transport/list.h"
+#include "transport/presence.h"
 #include "tests/transport/cases.h"
 
 #define CASE_LIMIT_MS 180000 /* what hangs is ended sooner by tests/within */
