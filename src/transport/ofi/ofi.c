@@ -71,13 +71,15 @@ static bool interface_address(const char *name, char *text, socklen_t bytes)
 	for (struct ifaddrs *i = all; i; i = i->ifa_next) {
 		if (!i->ifa_addr || strcmp(i->ifa_name, name))
 			continue;
-		if (i->ifa_addr->sa_family == AF_INET &&
-			(!best || best->ifa_addr->sa_family != AF_INET))
-			best = i;
-		else if (i->ifa_addr->sa_family == AF_INET6 && !best &&
-			 !IN6_IS_ADDR_LINKLOCAL(
-				 &((struct sockaddr_in6 *)(void *)i->ifa_addr)->sin6_addr))
-			best = i;
+		bool is_better =
+			i->ifa_addr->sa_family == AF_INET
+				? !best || best->ifa_addr->sa_family != AF_INET
+				: i->ifa_addr->sa_family == AF_INET6 && !best &&
+					  !IN6_IS_ADDR_LINKLOCAL(
+						  &((struct sockaddr_in6 *)(void *)i->ifa_addr)
+							   ->sin6_addr);
+
+		best = is_better ? i : best;
 	}
 	found = best && !getnameinfo(best->ifa_addr,
 				best->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in)
