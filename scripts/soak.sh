@@ -55,6 +55,7 @@ make -s -j"$(nproc)" BUILD="$BUILD" all tests >/dev/null || exit 1
 make -s -j"$(nproc)" "${THREAD[@]}" tests >/dev/null || exit 1
 make -s -j"$(nproc)" "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/generate" tests >/dev/null || exit 1
 part=$((limit / 8))
+! command -v clang-tidy >/dev/null || share tidy scripts/tidy.sh
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
 share emulated-device env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_SEED="$seed" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) \
