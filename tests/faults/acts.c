@@ -65,7 +65,8 @@ int rounds_and_halves(struct round *r, uint64_t nr_rounds, int nr_halves)
 int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
 {
 	struct tern_wait_report report = {.size = sizeof(report)};
-	unsigned long long took = passed_ns(atomic_load(&s->fate_ns));
+	unsigned long long took = passed_ns(atomic_load(&s->fate_ns)),
+			   third = (unsigned long long)s->job.config.wait_ms * 1000000 / 3;
 	char text[32];
 
 	if (*rank->failure)
@@ -74,7 +75,7 @@ int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
 	if (rc != TERN_ERR_PEER_DEAD || !strstr(tern_last_error(), text))
 		return rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_DEAD with \"%s\"",
 			rc, tern_last_error(), text);
-	if (took > NOTICED_WITHIN_NS)
+	if (took > NOTICED_WITHIN_NS && took > third)
 		return rank_fails(rank, "noticed after %llu ms", took / 1000000);
 	if (tern_moe_wait_report(r->moe, &report) || report.peer != s->victim ||
 		report.error != TERN_ERR_PEER_DEAD)
