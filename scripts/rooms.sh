@@ -27,7 +27,7 @@ def fault(text):
     faults += 1
     print("FAULT:", text)
 
-def name(path): # exchange/cpu/peers of src/exchange/cpu/liveness.c
+def name(path): # exchange/cpu/liveness of src/exchange/cpu/liveness.c
     return os.path.splitext(os.path.relpath(path, "src"))[0]
 
 def room(unit):

@@ -23,7 +23,7 @@ void arrival_deliver(struct arrival *arrival, struct event_count *events, uint64
 		syscall(SYS_futex, &events->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static bool wait_awake(const struct patience *p, const struct awaited *a)
+static bool wait_awake(const struct wait_policy *p, const struct awaited *a)
 {
 	if (p->scheduler)
 		return a->is_complete(a->ctx); /* nobody runs while this rank does */
@@ -73,11 +73,11 @@ static int wait_asleep(const struct scheduler *scheduler, const struct awaited *
 	return WAIT_COMPLETE;
 }
 
-int wait_for_arrivals(const struct patience *patience, const struct awaited *awaited)
+int wait_for_arrivals(const struct wait_policy *policy, const struct awaited *awaited)
 {
-	if (awaited->limit_ns && wait_awake(patience, awaited))
+	if (awaited->limit_ns && wait_awake(policy, awaited))
 		return WAIT_COMPLETE;
-	return wait_asleep(patience->scheduler, awaited);
+	return wait_asleep(policy->scheduler, awaited);
 }
 
 /* ---- for what none tells --------------------------------------------------------------------- */
@@ -86,20 +86,20 @@ int wait_for_arrivals(const struct patience *patience, const struct awaited *awa
 #define LONGEST_NAP_NS 200000u
 
 int wait_until(
-	const struct patience *patience, uint64_t limit_ns, int (*look)(void *ctx), void *ctx)
+	const struct wait_policy *policy, uint64_t limit_ns, int (*look)(void *ctx), void *ctx)
 {
-	const struct scheduler *scheduler = patience->scheduler;
+	const struct scheduler *scheduler = policy->scheduler;
 	uint64_t start_ns = scheduler_now(scheduler), nap_ns = FIRST_NAP_NS;
 	int said = look(ctx), rounds = 0;
 
 	while (!said && scheduler_now(scheduler) - start_ns < limit_ns) {
 		struct timespec nap = {.tv_nsec = (long)nap_ns};
 
-		if (scheduler || rounds++ < patience->yield_rounds)
+		if (scheduler || rounds++ < policy->yield_rounds)
 			scheduler_yield(scheduler, scheduler_now(scheduler) + nap_ns);
 		else
 			nanosleep(&nap, NULL);
-		if (scheduler || rounds > patience->yield_rounds)
+		if (scheduler || rounds > policy->yield_rounds)
 			nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
 		said = look(ctx);
 	}

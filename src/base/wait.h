@@ -10,7 +10,7 @@
 #include "base/ordering.h"
 #include "base/scheduler.h"
 
-struct patience {
+struct wait_policy {
 	const struct scheduler *scheduler; /* NULL: the kernel */
 	int spin_rounds, yield_rounds;     /* before a wait sleeps */
 };
@@ -36,11 +36,11 @@ enum {
 };
 
 /* First by spinning, then asleep on the event count. Or what look said. */
-int wait_for_arrivals(const struct patience *patience, const struct awaited *awaited);
+int wait_for_arrivals(const struct wait_policy *policy, const struct awaited *awaited);
 
 /* Asks look(ctx) until it is not 0, for what no event count tells: yields first, then naps. Returns
  * what it said; 0: limit_ns is over. */
 int wait_until(
-	const struct patience *patience, uint64_t limit_ns, int (*look)(void *ctx), void *ctx);
+	const struct wait_policy *policy, uint64_t limit_ns, int (*look)(void *ctx), void *ctx);
 
 #endif

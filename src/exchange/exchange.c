@@ -327,7 +327,7 @@ int tern_moe_create(tern_group *group, const struct tern_moe_config *config, ter
 	if (!moe)
 		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
 	moe->group = group;
-	moe->patience.scheduler = group->scheduler;
+	moe->wait_policy.scheduler = group->scheduler;
 	moe->rank = (uint32_t)group->rank;
 	moe->nr_ranks = (uint32_t)group->nr_ranks;
 	moe->report.peer = -1;

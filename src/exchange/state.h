@@ -94,7 +94,7 @@ struct tern_moe {
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	int wait_ms;
-	struct patience patience;
+	struct wait_policy wait_policy;
 	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */
 	struct slot *slots;
 	struct outgoing outgoing;

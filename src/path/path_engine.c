@@ -336,7 +336,7 @@ int engine_path_begin(tern_moe *moe, uint32_t slot, enum word_kind kind)
 	struct sent *sent = pieces_of(moe->engine, slot, kind);
 	uint64_t start = scheduler_now(moe->group->scheduler);
 
-	if (wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
+	if (wait_until(&moe->wait_policy, (uint64_t)moe->wait_ms * 1000000, look_at_sent, sent))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT,
 		"rank %u waited %.3f ms for its engine to finish sending (slot %u, epoch %u)",
@@ -375,7 +375,7 @@ static int look_settled(void *ctx)
  * gives up owes nothing. */
 void engine_path_settle(tern_moe *moe)
 {
-	wait_until(&moe->patience, farewell_ns(moe), look_settled, moe);
+	wait_until(&moe->wait_policy, farewell_ns(moe), look_settled, moe);
 }
 
 static int look_parted(void *ctx)
@@ -401,5 +401,5 @@ void engine_path_leave(tern_moe *moe, uint64_t leave_status)
 			pieces->begun += !engine_write(moe->engine->engine, &write);
 		}
 	if (leave_status_error(leave_status))
-		wait_until(&moe->patience, PART_NS, look_parted, pieces);
+		wait_until(&moe->wait_policy, PART_NS, look_parted, pieces);
 }

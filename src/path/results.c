@@ -143,7 +143,7 @@ static int open_piece(tern_moe *moe, uint32_t slot)
 	struct results *results = moe->engine->results;
 	uint64_t start = scheduler_now(moe->group->scheduler);
 
-	if (wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
+	if (wait_until(&moe->wait_policy, (uint64_t)moe->wait_ms * 1000000, find_piece, results))
 		return 0;
 	return fail(TERN_ERR_TIMEOUT,
 		"rank %u waited %.3f ms for its engine to send results (slot %u, epoch %u)",

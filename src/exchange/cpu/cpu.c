@@ -84,15 +84,15 @@ static void choose_streaming(tern_moe *moe)
 /* With a processor for every rank of this machine, spinning is the fastest wait; without, it keeps
  * those from running that one waits for, and yielding to them is faster than a sleep and a wake-up.
  * docs/notebook/cpu-exchange.md#patience. */
-static void choose_patience(tern_moe *moe)
+static void choose_wait_policy(tern_moe *moe)
 {
 	cpu_set_t cpus;
 	int here = 0, nr_cpus = sched_getaffinity(0, sizeof(cpus), &cpus) ? 1 : CPU_COUNT(&cpus);
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		here += moe->group->peers[r].path != TERN_PATH_NONE;
-	moe->patience.spin_rounds = here <= nr_cpus ? 200 : 0;
-	moe->patience.yield_rounds = 200;
+	moe->wait_policy.spin_rounds = here <= nr_cpus ? 200 : 0;
+	moe->wait_policy.yield_rounds = 200;
 }
 
 static bool outgoing_alloc(tern_moe *moe)
@@ -160,7 +160,7 @@ static int cpu_open(tern_moe *moe)
 		: windows_create(group, moe->layout.window_bytes, ++group->round, moe->windows);
 	if (rc)
 		return rc;
-	choose_patience(moe);
+	choose_wait_policy(moe);
 	words_init(moe);
 	choose_streaming(moe);
 	rc = paths_open(moe);

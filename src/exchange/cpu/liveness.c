@@ -211,7 +211,7 @@ static int wait_for_missing(struct wait *w)
 		.ctx = w,
 		.start_ns = w->start_ns,
 		.limit_ns = (uint64_t)moe->wait_ms * 1000000};
-	int said = wait_for_arrivals(&moe->patience, &awaited);
+	int said = wait_for_arrivals(&moe->wait_policy, &awaited);
 
 	return said == WAIT_EXPIRED ? wait_expired(w) : said == WAIT_COMPLETE ? 0 : said;
 }
@@ -274,8 +274,8 @@ int wait_for_room(tern_moe *moe, uint32_t slot, uint32_t peer, bool (*ready)(voi
 		.peer = peer,
 		.ready = ready,
 		.ctx = ctx};
-	int said =
-		wait_until(&moe->patience, (uint64_t)moe->wait_ms * 1000000, look_for_room, &room);
+	int said = wait_until(
+		&moe->wait_policy, (uint64_t)moe->wait_ms * 1000000, look_for_room, &room);
 
 	if (said)
 		return said < 0 ? said : 0;

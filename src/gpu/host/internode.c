@@ -497,7 +497,7 @@ void device_internode_settle(struct device_internode *internode)
 	if (internode->attached)
 		engine_ring_detach(internode->engine, &internode->ring);
 	internode->attached = false;
-	wait_until(&internode->moe->patience, wait_ms * 1000000, look_settled, internode);
+	wait_until(&internode->moe->wait_policy, wait_ms * 1000000, look_settled, internode);
 }
 
 void device_internode_leave(struct device_internode *internode, uint64_t leave_status)
@@ -562,7 +562,7 @@ void device_internode_close(tern_moe *moe, struct device_internode *internode)
 	if (internode->attached)
 		engine_ring_detach(internode->engine, &internode->ring);
 	if (internode->claimed)
-		wait_until(&moe->patience, PART_NS, look_parted, internode);
+		wait_until(&moe->wait_policy, PART_NS, look_parted, internode);
 	if (internode->claimed)
 		engine_unclaim(internode->engine, internode->prefix);
 	for (uint32_t i = 0; internode->remotes && i < internode->nr_internode; i++)
