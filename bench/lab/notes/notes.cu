@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "gpu/cuda/ll/positions.cuh"
+#include "gpu/cuda/ll/take_plans.cuh"
 
 #define SOURCES 4
 #define TOKENS 128

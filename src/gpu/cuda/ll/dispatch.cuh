@@ -17,7 +17,7 @@
 #define TERN_GPU_CUDA_LL_DISPATCH_CUH
 
 #include "gpu/cuda/ll/head.cuh"
-#include "gpu/cuda/ll/positions.cuh"
+#include "gpu/cuda/ll/take_plans.cuh"
 #include "gpu/cuda/common/rows.cuh"
 
 /* Not looked at before the first loads are under way. None when an earlier round has failed. */
