@@ -239,22 +239,21 @@ template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct positions *p,
 	uint32_t epoch, bool failed, uint32_t own_tokens, uint32_t warp, uint32_t nr_warps)
 {
-	uint32_t nr_fours = fours_of<FORMAT>(e, own_tokens), thread = warp * LANES + lane_id();
+	uint32_t own = fours_of<FORMAT>(e, own_tokens), all, thread = warp * LANES + lane_id();
 	bool good;
 
-	clear_words(p, words_of<FORMAT>(e, nr_fours), thread, nr_warps * LANES);
+	clear_words(p, words_of<FORMAT>(e, own), thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
 	good = internode_arrived<FAR>(
 		       e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) &&
 	       !failed;
-	take_fours<FORMAT, CASE, FAR>(e, p, epoch, good, 0, nr_fours, warp, nr_warps);
+	take_fours<FORMAT, CASE, FAR>(e, p, epoch, good, 0, own, warp, nr_warps);
 	if (*p->failed || *p->most_tokens <= own_tokens)
 		return;
-	nr_fours = fours_of<FORMAT>(e, *p->most_tokens);
-	clear_words(p, words_of<FORMAT>(e, nr_fours), thread, nr_warps * LANES);
+	all = fours_of<FORMAT>(e, *p->most_tokens);
+	clear_words(p, words_of<FORMAT>(e, all), thread, nr_warps * LANES);
 	warps_sync(nr_warps * LANES);
-	take_fours<FORMAT, CASE, FAR>(
-		e, p, epoch, true, fours_of<FORMAT>(e, own_tokens), nr_fours, warp, nr_warps);
+	take_fours<FORMAT, CASE, FAR>(e, p, epoch, true, own, all, warp, nr_warps);
 }
 
 #endif
