@@ -20,8 +20,6 @@ static void load(void)
 {
 	const char *path = getenv("TERN_BENCH_CUDA_LIBRARY"), *slash;
 	char beside[PATH_MAX];
-	bench_device_ops_fn get;
-	void *library;
 	Dl_info there;
 
 	if (!path && dladdr((void *)device_ops_load()->error_text, &there)) {
@@ -30,15 +28,8 @@ static void load(void)
 			slash ? (int)(slash - there.dli_fname + 1) : 0, there.dli_fname);
 		path = beside;
 	}
-	library = dlopen(path ? path : NAME, RTLD_NOW | RTLD_LOCAL);
-	get = library ? (bench_device_ops_fn)dlsym(library, BENCH_DEVICE_OPS_SYMBOL) : NULL;
-	if (!get)
-		snprintf(cause, sizeof(cause), "%.300s", dlerror());
-	else if (get()->version != BENCH_DEVICE_OPS_VERSION)
-		snprintf(cause, sizeof(cause), "%.300s is of version %u, not %u", path,
-			get()->version, BENCH_DEVICE_OPS_VERSION);
-	else
-		ops = get();
+	ops = device_table_load(path ? path : NAME, BENCH_DEVICE_OPS_SYMBOL,
+		BENCH_DEVICE_OPS_VERSION, cause, sizeof(cause));
 }
 
 const struct bench_device_ops *bench_device_ops_load(void)

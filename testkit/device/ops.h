@@ -51,7 +51,6 @@ struct bench_device_ops {
 };
 
 /* Exported by libtern_bench_cuda.so. */
-typedef const struct bench_device_ops *(*bench_device_ops_fn)(void);
 #define BENCH_DEVICE_OPS_SYMBOL "tern_bench_cuda_ops"
 
 /* Loads it at the first call. NULL: it is not there, or libtern_cuda.so is not; the cause is in

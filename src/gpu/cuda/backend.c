@@ -185,7 +185,7 @@ static int pointer_check(const void *pointer)
 	return rc;
 }
 
-__attribute__((visibility("default"))) const struct device_ops *tern_cuda_ops(void)
+__attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 {
 	static const struct device_ops table = {.version = DEVICE_OPS_VERSION,
 		.error_text = check_text,

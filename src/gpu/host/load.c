@@ -17,22 +17,26 @@
 static const struct device_ops *ops;
 static char cause[512];
 
-static void try_load(const char *path)
+const void *device_table_load(
+	const char *path, const char *symbol, uint32_t version, char *why, size_t bytes)
 {
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	device_ops_fn get = library ? (device_ops_fn)dlsym(library, DEVICE_OPS_SYMBOL) : NULL;
+	device_table_fn get = library ? (device_table_fn)dlsym(library, symbol) : NULL;
+	size_t at = strlen(why);
 
-	if (!get) {
-		size_t at = strlen(cause);
-
-		snprintf(cause + at, sizeof(cause) - at, "%s%.200s", at ? "; " : "", dlerror());
-		return;
-	}
-	if (get()->version != DEVICE_OPS_VERSION)
-		snprintf(cause, sizeof(cause), "%.300s is of version %u; this library needs %u",
-			path, get()->version, DEVICE_OPS_VERSION);
+	if (!get)
+		snprintf(why + at, bytes - at, "%s%.200s", at ? "; " : "", dlerror());
+	else if (*(const uint32_t *)get() != version)
+		snprintf(why, bytes, "%.300s is of version %u; this library needs %u", path,
+			*(const uint32_t *)get(), version);
 	else
-		ops = get();
+		return get();
+	return NULL;
+}
+
+static void try_load(const char *path)
+{
+	ops = device_table_load(path, DEVICE_OPS_SYMBOL, DEVICE_OPS_VERSION, cause, sizeof(cause));
 }
 
 static void beside(const char *file)

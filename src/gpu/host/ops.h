@@ -107,8 +107,13 @@ struct device_ops {
 };
 
 /* Exported by libtern_cuda.so. */
-typedef const struct device_ops *(*device_ops_fn)(void);
+typedef const void *(*device_table_fn)(void); /* a struct whose first field is its version */
 #define DEVICE_OPS_SYMBOL "tern_cuda_ops"
+
+/* The table of a library whose function has this name. NULL: `why` has the cause, behind what it
+ * had. */
+const void *device_table_load(
+	const char *path, const char *symbol, uint32_t version, char *why, size_t bytes);
 
 /* Loads it at the first call. NULL: not there; the text says where it was looked for. */
 const struct device_ops *device_ops_load(void);

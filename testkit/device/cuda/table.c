@@ -186,7 +186,7 @@ static int graph_time(struct device_graph *g, double *us)
 	return rc;
 }
 
-__attribute__((visibility("default"))) const struct bench_device_ops *tern_bench_cuda_ops(void)
+__attribute__((visibility("default"))) const void *tern_bench_cuda_ops(void)
 {
 	static const struct bench_device_ops table = {.version = BENCH_DEVICE_OPS_VERSION,
 		.error_text = check_text,
