@@ -63,7 +63,7 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(if $(MPICC),$(BUILD)/tern-against-mpi) \
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(BUILD)/tern-kills $(if $(OFI),$(BUILD)/tern-raw-pages) $(if $(MPICC),$(BUILD)/tern-against-mpi) \
      $(if $(filter 1,$(CUDA)),$(CUDA_LIBS))
 
 $(BUILD)/obj/%.o: %.c
@@ -93,6 +93,8 @@ $(BUILD)/libtern.so.$(VERSION): $(call obj,$(LIB_SRC)) src/tern.map
 	$(Q)$(CC) -shared -Wl,-soname,libtern.so.$(SOVERSION) -Wl,--version-script=src/tern.map -Wl,-z,defs $(LDFLAGS) \
 		$(call obj,$(LIB_SRC)) -o $@ $(LDLIBS)
 
+# clang leaves its sanitizers' runtime to the program, which is an interpreter here.
+$(BUILD)/libtern.so.$(VERSION): LDFLAGS += $(if $(SANITIZE),$(if $(findstring clang,$(CC)),-shared-libsan))
 $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 	$(Q)ln -sf $(<F) $(BUILD)/libtern.so.$(SOVERSION)
 	$(Q)ln -sf libtern.so.$(SOVERSION) $@
@@ -104,6 +106,16 @@ $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SIM_SRC) $(SO
 
 # What the engine itself costs.
 $(BUILD)/tern-posting: $(call obj,bench/engine/posting.c testkit/measure.c $(LIB_SRC))
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
+
+# The same pages by libfabric alone, where it is.
+$(BUILD)/tern-raw-pages: $(call obj,bench/raw/pages.c $(LIB_SRC))
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# How long it takes the others when a rank is killed.
+$(BUILD)/tern-kills: $(call obj,bench/survive/kills.c $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
@@ -132,7 +144,7 @@ $(CUDA_LIBS):
 
 LIBDIR   ?= $(PREFIX)/lib
 install: all
-	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig)
+	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig $(LIBDIR)/cmake/tern)
 	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/tern.h include/tern_engine.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
@@ -141,6 +153,9 @@ install: all
 	ln -sf libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libtern.so.$(SOVERSION)
 	ln -sf libtern.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libtern.so
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' src/tern.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/tern.pc
+	for file in tern-config.cmake tern-config-version.cmake; do \
+		sed 's|@VERSION@|$(VERSION)|; s|@SOVERSION@|$(SOVERSION)|; s|@MAJOR@|$(word 1,$(subst ., ,$(VERSION)))|; s|@MINOR@|$(word 2,$(subst ., ,$(VERSION)))|; '"s|@INCLUDE@|$$(realpath -m --relative-to=$(LIBDIR) $(PREFIX)/include)|" \
+			src/$$file.in > $(DESTDIR)$(LIBDIR)/cmake/tern/$$file || exit 1; done
 
 # Over GPUs where NVIDIA's driver is, and all that it takes besides; what was chosen is the first line that it prints.
 DRIVER   := $(wildcard /dev/nvidiactl /dev/dxg)
@@ -151,6 +166,7 @@ clean:
 	rm -rf $(BUILD)
 
 .PHONY: all demo install clean FORCE
+-include packaging/glibc/rules.mk
 -include tests/rules.mk
 -include bench/lab/rules.mk
 -include tests/device/emulate/rules.mk

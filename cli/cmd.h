@@ -10,6 +10,7 @@ int cmd_run(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_bench_signal(int argc, char **argv);
 int cmd_soak(int argc, char **argv);
+int cmd_soak_views(int argc, char **argv); /* from "--views" on */
 int cmd_info(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 

@@ -38,6 +38,8 @@ struct job {
 	struct signals signals;
 	int nr_alive;
 	int exit_code;
+	int killed_code; /* elastic: of the first rank that was killed, 0: none */
+	bool any_ended_well;
 	int interrupted; /* the signal that ended the job, 0: none */
 	enum stage stage;
 	int64_t stage_end_ms; /* when the next stage begins; of STAGE_RUN: the job's time limit. 0:
@@ -141,6 +143,12 @@ static void rank_ended(struct job *j, int rank, int status)
 	j->ranks[rank].pid = 0;
 	j->nr_alive--;
 	gather_rank_ended(j->gather, rank, how);
+	j->any_ended_well = j->any_ended_well || !code;
+	if (j->options->elastic && WIFSIGNALED(status) && j->stage == STAGE_RUN) {
+		say(j, "rank %d %s", rank, how);
+		j->killed_code = j->killed_code ? j->killed_code : code;
+		return;
+	}
 	if (!code || j->stage >= STAGE_TERM || j->interrupted) {
 		if (code && !j->exit_code)
 			j->exit_code = code;
@@ -349,6 +357,8 @@ static int run_job(struct job *j, char *const argv[])
 	j->stage_end_ms = j->options->timeout_ms ? now_ms() + j->options->timeout_ms : 0;
 	while (j->nr_alive)
 		step(j);
+	if (!j->any_ended_well && !j->exit_code)
+		j->exit_code = j->killed_code;
 	return j->exit_code || !j->interrupted ? j->exit_code : 128 + j->interrupted;
 }
 

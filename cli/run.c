@@ -138,6 +138,10 @@ static const struct option_row options[] = {
 		.letter = 'k',
 		FLAG(launch.keep_going),
 		.help = "let them go on for as long as they like"},
+	{.name = "elastic",
+		.letter = 'E',
+		FLAG(launch.elastic),
+		.help = "a rank that is killed is no failure while another ends well"},
 	{.name = "help", .letter = 'h', .set = option_help, .help = "this text"},
 	{0},
 };

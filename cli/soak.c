@@ -43,26 +43,10 @@ static int complain(const char *what, const char *text)
 	return -1;
 }
 
-static int parse_number(const char *text, uint64_t most, uint64_t *value)
-{
-	unsigned long long number;
-	char *end;
-
-	errno = 0;
-	number = strtoull(text, &end, 10);
-	if (errno || *end || end == text || *text == '-' || number > most) {
-		fprintf(stderr, NAME ": \"%.40s\" is not a number from 0 to %llu\n", text,
-			(unsigned long long)most);
-		return -1;
-	}
-	*value = number;
-	return 0;
-}
-
 static int set_number(void *args, const struct option_row *row, const char *text)
 {
 	uint64_t number;
-	int rc = parse_number(text, row->most, &number);
+	int rc = option_number(NAME, text, row->most, &number);
 
 	if (!rc)
 		option_store(args, row, number);
@@ -81,7 +65,7 @@ static int set_seconds(void *ctx, const struct option_row *row, const char *text
 {
 	struct arguments *a = ctx;
 	uint64_t number;
-	int rc = parse_number(text, row->most, &number);
+	int rc = option_number(NAME, text, row->most, &number);
 
 	if (!rc)
 		a->seconds = (double)number;
@@ -228,7 +212,10 @@ static void usage(void)
 	      "time. Shape,\n"
 	      "network and faults of a scenario are drawn from its seed, and every result is "
 	      "compared with the\n"
-	      "reference. The first failure ends it and prints the command that repeats it.\n",
+	      "reference. The first failure ends it and prints the command that repeats it.\n"
+	      "tern soak --views [options]: ranks that die while the others go on; it has a help "
+	      "of "
+	      "its own.\n",
 		stdout);
 	options_print(options, &defaults, stdout);
 }
@@ -398,6 +385,8 @@ int cmd_soak(int argc, char **argv)
 	struct totals t = {0};
 	int rc;
 
+	if (argc > 1 && !strcmp(argv[1], "--views"))
+		return cmd_soak_views(argc - 1, argv + 1);
 	if (parse(&a, argc, argv))
 		return EXIT_USAGE;
 	if (a.help) {

@@ -87,7 +87,12 @@ enum tern_error {
 				    moved, and the slot is free for the next dispatch */
 	TERN_ERR_PROTOCOL = -11, /* a peer did something that no correct peer does, such as combine
 				    against release */
-	TERN_ERR_UNSUPPORTED = -12 /* not built in, or not possible on this machine */
+	TERN_ERR_UNSUPPORTED = -12, /* not built in, or not possible on this machine */
+	TERN_ERR_MEMBERS = -13,  /* elastic groups: a member is gone. Call tern_group_view_change on
+				    all others, then repeat what returned this */
+	TERN_ERR_EXPELLED = -14, /* the others have gone on without this rank */
+	TERN_ERR_QUORUM = -15,   /* too few members are heard from to go on without the others */
+	TERN_ERR_LOST_EXPERTS = -16 /* no member holds these experts any more; nothing was sent */
 };
 
 /* A code's name and meaning, such as "TERN_ERR_TIMEOUT: a wait expired". Never NULL. Any thread. */
@@ -159,7 +164,9 @@ struct tern_group_config {
 				  both have; ranks may offer different ones */
 	int force_engine;      /* not 0: no window is mapped, all go through the engine, for tests;
 				  TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
-	int reserved;
+	int elastic; /* not 0: members may die, and the others go on: see "views" below. Takes a
+			network namespace and kernel that all ranks share, and at most 256 ranks.
+			The same on all ranks */
 };
 
 TERN_API void tern_group_config_init_sized(struct tern_group_config *config, size_t size);
@@ -189,8 +196,60 @@ TERN_API int tern_group_path(const tern_group *group, int rank); /* enum tern_pa
  * bytes. Lives as long as the group. */
 TERN_API const char *tern_group_describe(const tern_group *group);
 
-/* The group's own allgather, for the caller's use; collective. */
+/* The group's own allgather, for the caller's use; collective. In an elastic group it returns
+ * TERN_ERR_MEMBERS as halves do, and is then repeated with the same arguments. Of a rank that is no
+ * member any more all members get the same: what it gave before it went, or zeros. */
 TERN_API int tern_group_allgather(tern_group *group, const void *mine, void *all, size_t bytes);
+
+/* ---- views: members that die -----------------------------------------------------------------
+ *
+ * The members of an elastic group are its view. It changes when one is gone: a call that waits for
+ * it returns TERN_ERR_MEMBERS, on all others within a few milliseconds. Then each calls
+ * tern_group_view_change, which agrees with the others on who is left; and goes on:
+ *
+ *     while ((rc = round(moe, layer)) == TERN_ERR_MEMBERS) {      dispatch, experts, combine
+ *             rc = tern_group_view_change(group, &view);
+ *             while (!rc && tern_moe_owed(moe, slot, &tag) == 1)  for each elastic exchange and
+ * slot
+ *                     rc = empty_round(moe, tag);                 no tokens; experts of `tag`
+ *             ...                                                 any error in there: likewise
+ *     }
+ *
+ * Exchanges with tern_moe_config.elastic keep their handles and addresses. The round that was under
+ * way is made again from its first half, with the same tokens, by the replicas that live; what it
+ * left behind is not looked at. Ranks may be one round ahead of others, which then need their
+ * experts once more: tern_moe_owed says so. */
+
+struct tern_view {
+	size_t size TERN_SIZE_OF(tern_view); /* sizeof(struct tern_view) */
+	uint64_t number;                     /* of changes since the group was made */
+	uint32_t nr_alive;                   /* members */
+	uint32_t nr_gone;                    /* that went with the last change */
+	uint64_t alive[4];                   /* bit r % 64 of word r / 64: rank r is a member */
+	uint64_t gone[4];   /* likewise: went with the last change that a call here made */
+	uint64_t change_ns; /* that change took, from where this rank noticed it */
+};
+
+enum tern_change {
+	TERN_CHANGE_LEAVE = 1, /* this rank goes */
+	TERN_CHANGE_EXPEL = 2  /* another one, which is stuck or too slow, has to go */
+};
+
+/* Local. Asks for a change, which tern_group_view_change on all members then makes. A rank that
+ * leaves is out when that call returns on it; it has stored its last, and others do without its
+ * experts. A rank that is expelled is ended (SIGKILL) before the others go on, also when it is
+ * stopped: it can spoil nothing any more. */
+TERN_API int tern_group_propose(tern_group *group, int change, int rank); /* enum tern_change */
+
+/* 1: a change of members is wanted, and calls that wait return TERN_ERR_MEMBERS; 0: none is known
+ * of. One load. Negative for a group that is not elastic. */
+TERN_API int tern_group_pending(const tern_group *group);
+
+/* Collective of the members that live; no call on the group or its elastic exchanges may be under
+ * way on this rank. Returns when the change is made, at once where none is wanted. TERN_ERR_TIMEOUT
+ * after the group's wait_ms names whom it waits for, and may be repeated; TERN_ERR_QUORUM likewise.
+ * After TERN_ERR_EXPELLED this rank can only destroy what it has. *view is set on success. */
+TERN_API int tern_group_view_change(tern_group *group, struct tern_view *view);
 
 /* ---- exchange -------------------------------------------------------------------------------- */
 
@@ -259,6 +318,11 @@ struct tern_placement {
 				   ranks one more */
 };
 
+/* Calls body(arg, i) once for each i below nr, on any threads, several at once or one after the
+ * other, and returns when all have returned. Must not call the exchange. */
+typedef void (*tern_parallel_for)(
+	void *ctx, uint32_t nr, void (*body)(void *arg, uint32_t i), void *arg);
+
 struct tern_moe_config {
 	size_t size;               /* set by tern_moe_config_init */
 	enum tern_mode mode;       /* default TERN_LOW_LATENCY */
@@ -299,6 +363,17 @@ struct tern_moe_config {
 	uint16_t device; /* enum tern_device; default TERN_DEVICE_CPU. See "on a device" below */
 	uint16_t caller_output; /* not 0, devices only: rows always go into the caller's into_x, and
 				   no memory is taken for them */
+	uint32_t nr_threads;    /* of this rank, which pack, copy and sum rows; CPU only; may differ
+				   between ranks. 1 to 256; 1: the one that calls. 0: TERN_THREADS
+				   of the environment, or 1. The others are the library's, asleep
+				   between calls, unless there is a parallel_for. Results are the
+				   same bits */
+	uint32_t elastic; /* not 0: goes on when members of its group, an elastic one, die. On the
+			     CPU, with TERN_REDUCE_HOME and replica_ranks 1; it has no tern_release.
+			     Experts survive where they have replicas on other ranks */
+	tern_parallel_for parallel_for; /* with nr_threads > 1, in place of threads of the library:
+					   the caller's pool, used within halves alone */
+	void *parallel_ctx;
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -358,6 +433,8 @@ struct tern_dispatch {
 	uint32_t topk_ids_bits; /* 32 or 64; 0 means 32 */
 	uint32_t reserved;
 	const float *topk_weights; /* [n][K], dense; NULL: all 1 */
+	uint64_t tag;  /* elastic exchanges: the caller's name of the round, such as its layer */
+	uint64_t plan; /* 0: none; else rows go where they went: see "plans" */
 };
 
 /* Where a received row came from. */
@@ -395,6 +472,8 @@ struct tern_combine {
 	const void *y;   /* rows of combine_dtype at the positions of the received x rows; 16-byte
 			    aligned; may be NULL with no rows */
 	size_t y_stride; /* bytes; 0: dense */
+	uint64_t plan;   /* 0: of the slot's dispatch; else of that plan, and the slot has no round
+			    under way: see "plans" */
 };
 
 /* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput
@@ -415,12 +494,49 @@ TERN_API int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t o
  * The slot's next dispatch waits for all to have done it. */
 TERN_API int tern_release(tern_moe *moe, uint32_t slot);
 
+/* Elastic exchanges, after tern_group_view_change: 1 if other members make the slot's round again
+ * that this rank has completed. It then takes part once more: dispatch with 0 tokens, experts of
+ * *tag, which is the others' tern_dispatch.tag, and combine. Its own round comes after that. 0: it
+ * owes none. */
+TERN_API int tern_moe_owed(tern_moe *moe, uint32_t slot, uint64_t *tag);
+
 /* Send and receive in one call. The arguments of both are checked before anything is sent. After
  * TERN_ERR_TIMEOUT it goes on where it was when called again with the same arguments. */
 TERN_API int tern_dispatch(
 	tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
 TERN_API int tern_combine(
 	tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
+
+/* ---- plans ------------------------------------------------------------------------------------
+ *
+ * A plan is where the rows of one round went. Kept, it outlives the round: other x can be
+ * dispatched as that one was, and other y combined, any number of times and in any order, also
+ * combined twice in a row, or dispatched again without a combine between (tern_release ends the
+ * first). On CPUs so far, of exchanges that are not elastic.
+ *
+ *   tern_dispatch(moe, &args, &received);     a round; then, before its combine or release,
+ *   tern_plan_create(moe, slot, &plan);       on every rank, each its own part
+ *   ...
+ *   again.plan = plan;                        topk_ids and topk_weights are NULL, nr_tokens is as
+ *   tern_dispatch(moe, &again, &received);    it was; positions and weights are the plan's
+ *   combine.plan = plan;                      with no round under way in the slot: y at the plan's
+ *   tern_combine(moe, &combine, out, 0);      positions, weighted as then, into out
+ *
+ * A round with a plan is a round of its slot, any slot, and all ranks make it with their parts of
+ * the same plan: who dispatches where others combine again gets TERN_ERR_PROTOCOL or
+ * TERN_ERR_TIMEOUT. The dispatch needs no counts in high throughput. A combine of a plan waits
+ * until all ranks have begun it, as its first half would without: also in tern_combine_send, which
+ * goes on after TERN_ERR_TIMEOUT when called again with the same arguments.
+ */
+
+/* Local. Between the slot's dispatch and its combine or release. The plan takes private memory
+ * (tern_moe_memory), 8 bytes a route of this rank's tokens and a header for each row received,
+ * until it is destroyed or its exchange is. *plan is never 0, and no other plan's of this process:
+ * a plan that is gone, or another exchange's, is TERN_ERR_STATE. */
+TERN_API int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
+
+/* Local. TERN_ERR_STATE also while a combine with it has begun and not returned 0. */
+TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
 
 /* ---- on a device ------------------------------------------------------------------------------
  *

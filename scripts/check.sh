@@ -180,6 +180,8 @@ stage_plain() {
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$cuda"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
+	# As many blocks as a real GPU takes, rows larger than 8 KB among them.
+	emulated emulated/device_wide "$BUILD" TERN_EMULATED_SMS=52 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=3012 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=15 "$BUILD/tests/device/test_hostile"
 	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=60 "$BUILD/tests/device/test_long"
@@ -247,6 +249,7 @@ over_engine() {
 	mixed_networks
 	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=16 "$BUILD/tests/exchange/test_random"
 	test between-nodes/test_random_uneven 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_random"
+	test between-nodes/test_plans 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_plans"
 	test between-nodes/test_chunks 240 env TERN_TRANSPORT=shm TERN_TEST_DIVISOR=16 "$BUILD/tests/exchange/test_chunks"
 	test between-nodes/bench 120 "$BUILD/tern" bench --nodes 2 --ranks 4 --preset all --tokens 5 --mode ll,ht --dtype fp8,bf16 --only-verify --iters 3
 	test between-nodes/generate 120 "$BUILD/tern" run -n 4 --nodes 2 -- "$BUILD/generate" -n 24
@@ -298,7 +301,7 @@ stage_thread() {
 stage_address() {
 	local options="ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1"
 
-	build address "${ADDRESS[@]}" "$BUILD/address/tern" tests
+	build address "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/libtern.so" tests
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options
 	# shellcheck disable=SC2086
@@ -312,6 +315,7 @@ stage_address() {
 	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=3 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
 	# shellcheck disable=SC2086
 	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_WITHOUT=_ TERN_TEST_CASES=2 TERN_TEST_SEED=900 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	test address/python 240 python/sanitized.sh "$BUILD/address" "$(command -v clang++ >/dev/null && echo clang || echo gcc)"
 	if [ -x "$BUILD/address/tern" ]; then
 		# shellcheck disable=SC2086
 		test address/cli/bench 120 env $options "$BUILD/address/tern" bench --ranks 3 --preset custom --hidden 256 --experts 8 --topk 2 \

@@ -13,7 +13,8 @@
 #     bench       times of presets, by graph replay, around and beside work too, and NCCL's beside them
 #     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of 2, 4 or 8 GPUs
-#     python      the package's tests on GPUs
+#     python      the package's tests on GPUs, with plain calls in graphs and operators in those of torch.compile; both wheels of BUILD/wheels (scripts/wheels.sh,
+#                 where nvcc is), found without settings; what a call costs
 #   STEPS=glob         of these only the steps whose names match: STAGES="check long" STEPS="*/@(nodes|ll-4)" (all)
 #   BUILD=dir   what was built (build)                 LOGS=dir    where all output goes (BUILD/gpus)
 #   GPUS=n      how many there are (nvidia-smi -L)     CASES=n     random exchanges of the check (40)
@@ -232,9 +233,38 @@ tests_of_python() {
 	TERN_LIBRARY=$PWD/$BUILD/libtern.so PYTHONPATH=python python3 -m pytest -q python/tests/test_cuda.py
 }
 
-stage_python() { step python/cuda 240 tests_of_python; }
+# What the wheels hold, in a folder of their own; nothing says where libraries are.
+from_wheels() {
+	env -u TERN_LIBRARY -u TERN_CUDA_LIBRARY PYTHONPATH="$LOGS/site" "$@"
+}
 
-for function in verify generate same_text measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted tests_of_python; do export -f "${function?}"; done
+wheels_of_python() {
+	local wheels=("$BUILD"/wheels/tern_ep-*.whl "$BUILD"/wheels/tern_ep_cu13-*.whl)
+
+	python3 -c 'import torch, pip; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no pip"; return 77; }
+	[ -e "${wheels[0]}" ] && [ -e "${wheels[1]}" ] || { echo "skip: $BUILD/wheels has not both wheels: scripts/wheels.sh where nvcc is"; return 77; }
+	rm -rf "$LOGS/site"
+	python3 -m pip install --quiet --no-index --no-deps --target "$LOGS/site" "${wheels[@]}" || return
+	from_wheels "$LOGS/site/bin/tern-ep" check | tee "$LOGS/page"
+	grep -q '^GPUs  *works' "$LOGS/page" && grep -q '^tern-ep-cu13 .*/site/' "$LOGS/page" && grep -q '^kernels on GPU 0' "$LOGS/page" || return 1
+	awk '/^```/ {inside = /python/; next} inside' README.md >"$LOGS/example.py"
+	from_wheels "$LOGS/site/bin/tern-ep" run -n "$gpus" -- python3 "$LOGS/example.py" || return
+	! python3 -c 'import pytest' 2>/dev/null || from_wheels python3 -m pytest -q python/tests/test_cuda.py python/tests/test_torch.py
+}
+
+calls_of_python() {
+	python3 -c 'import torch; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA"; return 77; }
+	DEVICE=cuda scripts/calls.sh
+}
+
+stage_python() {
+	step python/cuda 240 tests_of_python
+	step python/wheels 400 wheels_of_python
+	step python/calls 120 calls_of_python
+	grep -hE '^(torch|numpy) |us ' "$LOGS/python-calls.log" 2>/dev/null | sed 's/^/   /'
+}
+
+for function in verify generate same_text measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted tests_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$(realpath "$BUILD")/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }

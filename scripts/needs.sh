@@ -15,6 +15,7 @@ missing_packages() {
 	command -v rdma >/dev/null || echo iproute2
 	command -v mpirun >/dev/null || echo openmpi-bin
 	command -v mpicc >/dev/null || echo libopenmpi-dev
+	command -v cmake >/dev/null || echo cmake
 	command -v spin >/dev/null || echo spin
 	command -v tcc >/dev/null || echo tcc
 	command -v valgrind >/dev/null || echo valgrind

@@ -58,6 +58,8 @@ part=$((limit / 8))
 ! command -v clang-tidy >/dev/null || share tidy scripts/tidy.sh
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
 share random-thread env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/exchange/test_random"
+share plans env TERN_TEST_SEED="$seed" TERN_TEST_CASES=$((part * 40)) "$BUILD/tests/exchange/test_plans"
+share plans-nodes env TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED="$seed" TERN_TEST_CASES=$((part * 5)) "$BUILD/tests/exchange/test_plans"
 share emulated-device env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_SEED="$seed" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) \
 	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
 share emulated-device-80 env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_EMULATED_LINES=0 TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) \
@@ -97,6 +99,8 @@ share emulated-device-80-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/li
 	TERN_TEST_CASES=3 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 share emulated-device-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=6 TERN_TEST_SHARING=7 \
 	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+share views "$BUILD/tern" soak --views --rounds 2000000 --seed "$seed"
+share views-256 "$BUILD/tern" soak --views --ranks 256 --length 100 --scenarios 10 --seed "$seed"
 share sim "$BUILD/tern" soak --quiet --seconds $part --most-ranks 32 --seed "$seed"
 share sim-deaths "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault kill --seed "$seed"
 share sim-cuts "$BUILD/tern" soak --quiet --seconds $((part / 2)) --fault cut --seed "$seed"

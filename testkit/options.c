@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "testkit/options.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MOST_ROWS 80
@@ -29,6 +31,22 @@ int option_help(void *args, const struct option_row *row, const char *text)
 	(void)row;
 	(void)text;
 	return OPTIONS_HELP;
+}
+
+int option_number(const char *program, const char *text, uint64_t most, uint64_t *value)
+{
+	unsigned long long number;
+	char *end;
+
+	errno = 0;
+	number = strtoull(text, &end, 10);
+	if (errno || *end || end == text || *text == '-' || number > most) {
+		fprintf(stderr, "%s: \"%.40s\" is not a number from 0 to %llu\n", program, text,
+			(unsigned long long)most);
+		return -1;
+	}
+	*value = number;
+	return 0;
 }
 
 void option_store(void *args, const struct option_row *row, uint64_t value)

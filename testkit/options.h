@@ -36,6 +36,9 @@ int option_text(void *args, const struct option_row *row, const char *text);
 int option_help(void *args, const struct option_row *row, const char *text);
 void option_store(void *args, const struct option_row *row, uint64_t value);
 
+/* A whole number from 0 to `most`. Else -1, and `program` has said so on stderr. */
+int option_number(const char *program, const char *text, uint64_t most, uint64_t *value);
+
 /* 0: all went well, and optind is the first word that is no option (argv is permuted, or with
  * words_follow everything behind it is left alone). OPTIONS_UNKNOWN: getopt has said what is wrong,
  * unless opterr is 0. Else what the setter returned that was not 0. */

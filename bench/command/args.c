@@ -43,20 +43,14 @@ static struct int_list *list_of(struct bench_args *args, const struct option_row
 
 static int set_words(void *args, const struct option_row *row, const char *text)
 {
+	list_of(args, row)->given = true;
 	return value_words(args, row->name, text, row->values, list_of(args, row));
 }
 
 static int set_numbers(void *args, const struct option_row *row, const char *text)
 {
+	list_of(args, row)->given = true;
 	return value_numbers(args, row->name, text, (uint32_t)row->most, list_of(args, row));
-}
-
-static int set_weights(void *ctx, const struct option_row *row, const char *text)
-{
-	struct bench_args *args = ctx;
-
-	args->weights_given = true;
-	return set_words(args, row, text);
 }
 
 static int set_presets(void *args, const struct option_row *row, const char *text)
@@ -166,6 +160,11 @@ static const struct option_row flags[] = {
 		.help = "most tokens the exchange is made for (default: the tokens; where times "
 			"are "
 			"taken on a GPU at least 128)"},
+	{.name = "sweep",
+		FLAG(sweep),
+		.help = "what one exchange does at every size: tokens 1-4096 in both modes, in "
+			"exchanges for the most of them, unless these flags say otherwise; then "
+			"which mode is faster where"},
 	{.name = "mode",
 		.argument = "M",
 		WORDS(modes, mode_words),
@@ -205,9 +204,7 @@ static const struct option_row flags[] = {
 		.help = "expert (default), home"},
 	{.name = "weights",
 		.argument = "W",
-		.set = set_weights,
-		FIELD(weights),
-		.values = weight_words,
+		WORDS(weights, weight_words),
 		.mark = "+",
 		.help = "combine (default), pass (default of layout source)"},
 	{.name = "align",
@@ -223,6 +220,11 @@ static const struct option_row flags[] = {
 		.argument = "N",
 		NUMBER(job.config.nr_slots, 1, 16),
 		.help = "micro-batches in flight (default #)"},
+	{.name = "threads",
+		.argument = "N",
+		NUMBER(job.config.nr_threads, 1, 256),
+		.help = "of each rank, which pack, copy and sum its rows; on CPUs (default: "
+			"TERN_THREADS, else 1)"},
 	{.name = "replicas",
 		.argument = "N",
 		NUMBER(job.nr_redundant, 0, 1u << 16),
@@ -355,6 +357,19 @@ static void set_defaults(struct bench_args *args, const char *program)
 	list_add(&args->weights, TERN_WEIGHTS_COMBINE);
 }
 
+static void choose_sweep(struct bench_args *args)
+{
+	if (!args->tokens.given)
+		value_numbers(args, "tokens", "1-4096", MOST_TOKENS, &args->tokens);
+	if (!args->modes.given)
+		list_add(&args->modes, TERN_HIGH_THROUGHPUT);
+	if (args->max_tokens)
+		return;
+	for (unsigned int i = 0; i < args->tokens.nr; i++)
+		if ((uint32_t)args->tokens.value[i] > args->max_tokens)
+			args->max_tokens = (uint32_t)args->tokens.value[i];
+}
+
 static int check(struct bench_args *args)
 {
 	const struct tern_moe_config *config = &args->job.config;
@@ -429,5 +444,7 @@ int args_parse(struct bench_args *args, const char *program, int argc, char **ar
 		return -1;
 	if (optind < argc)
 		return args_wrong(args, "\"%.100s\" is not a flag", argv[optind]);
+	if (args->sweep)
+		choose_sweep(args);
 	return check(args);
 }

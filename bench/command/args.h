@@ -16,6 +16,7 @@ struct bench_shape {
 };
 
 struct int_list {
+	bool given; /* and no default */
 	unsigned int nr;
 	int value[ARGS_MAX_LIST];
 };
@@ -28,7 +29,7 @@ struct bench_args {
 	unsigned int nr_shapes;
 	struct bench_shape shapes[ARGS_MAX_LIST];
 	struct int_list tokens, modes, dtypes, layouts, reduces, weights;
-	bool weights_given;
+	bool sweep;
 	enum tern_dtype x_dtype, combine_dtype; /* 0: by the dispatch dtype */
 	enum tern_scale scale;                  /* of fp8 */
 	uint32_t payload_bytes;                 /* of bytes rows; 0: as bf16 */

@@ -66,7 +66,7 @@ int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks,
 		config->alignment = 1;
 	if (config->layout != TERN_BY_SOURCE)
 		return 0;
-	if (!args->weights_given)
+	if (!args->weights.given)
 		config->weights = TERN_WEIGHTS_PASS;
 	return config->reduce == TERN_REDUCE_EXPERT && config->weights == TERN_WEIGHTS_PASS ? 0
 											    : -1;

@@ -195,6 +195,66 @@ void report_row(const struct report *report, const struct bench_result *result)
 	fflush(stdout);
 }
 
+/* ---- a sweep --------------------------------------------------------------------------------- */
+
+static bool differ_in_mode_alone(const struct bench_case *a, const struct bench_case *b)
+{
+	const struct tern_moe_config *c = &a->job.config, *d = &b->job.config;
+
+	return a->shape == b->shape && a->job.nr_tokens == b->job.nr_tokens &&
+	       c->dispatch_dtype == d->dispatch_dtype && c->layout == d->layout &&
+	       c->reduce == d->reduce && c->weights == d->weights && c->mode != d->mode;
+}
+
+static const struct bench_result *in_the_other_mode(
+	const struct report *report, const struct bench_result *result)
+{
+	for (unsigned int i = 0; i < report->nr_results; i++)
+		if (differ_in_mode_alone(&report->results[i].bench_case, &result->bench_case))
+			return &report->results[i];
+	return NULL;
+}
+
+static double pair_us(const struct bench_result *result)
+{
+	return result->error[0] || !result->nr_timed ? 0 : result->spreads[MEASURE_PAIR].p50;
+}
+
+static void print_us(double us)
+{
+	if (us > 0)
+		printf(" %9.1f", us);
+	else
+		printf(" %9s", "-");
+}
+
+/* Pairs in both modes beside each other, and which is the faster one. */
+static void print_sweep(const struct report *report)
+{
+	printf("#\n# %-15s %-5s %-10s %-6s %6s %9s %9s %6s %6s\n", "pair us, p50", "dtype",
+		"layout", "reduce", "tokens", "ll", "ht", "ll/ht", "faster");
+	for (unsigned int i = 0; i < report->nr_results; i++) {
+		const struct bench_result *low = &report->results[i], *high;
+		const struct tern_moe_config *config = &low->bench_case.job.config;
+		double a, b;
+
+		if (config->mode != TERN_LOW_LATENCY || !(high = in_the_other_mode(report, low)))
+			continue;
+		a = pair_us(low);
+		b = pair_us(high);
+		printf("# %-15s %-5s %-10s %-6s %6u", low->bench_case.shape->name,
+			dtype_name(config->dispatch_dtype), layout_name(config->layout),
+			reduce_name(config->reduce), low->bench_case.job.nr_tokens);
+		print_us(a);
+		print_us(b);
+		if (a > 0 && b > 0)
+			printf(" %6.2f %6s\n", a / b, a <= b ? "ll" : "ht");
+		else
+			printf(" %6s %6s\n", "-", a > 0 ? "ll" : b > 0 ? "ht" : "-");
+	}
+	printf("#\n");
+}
+
 int report_end(const struct report *report)
 {
 	unsigned int i, nr_failed = 0, nr_refused = 0;
@@ -207,6 +267,8 @@ int report_end(const struct report *report)
 			    report->results[i].nr_nccl_wrong;
 		nr_verified += report->results[i].nr_verified;
 	}
+	if (report->args->sweep && !report->args->quiet)
+		print_sweep(report);
 	if (!report->args->quiet) {
 		printf("# %u case%s", report->nr_results, report->nr_results == 1 ? "" : "s");
 		if (nr_failed)
@@ -425,6 +487,8 @@ static void put_settings(struct json *json, const struct report *report)
 	key_number(json, "seed", (double)job->seed);
 	key_text(json, "input", input_name(job->input));
 	key_number(json, "slots", job->config.nr_slots);
+	key_bool(json, "sweep", args->sweep);
+	key_number(json, "threads", job->config.nr_threads);
 	key_number(json, "sms", args->nr_sms);
 	key_bool(json, "warm", args->warm);
 	key_number(json, "replicas", job->nr_redundant);

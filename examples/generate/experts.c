@@ -52,23 +52,22 @@ static int load_expert(const struct checkpoint *checkpoint, uint32_t layer, uint
 	return 0;
 }
 
-static int load_all(
-	const struct checkpoint *checkpoint, struct experts *experts, struct fault *fault)
+static int load_all(const struct checkpoint *checkpoint, const int32_t *ids,
+	struct experts *experts, struct fault *fault)
 {
 	for (uint32_t layer = 0; layer < experts->nr_layers; layer++)
 		for (uint32_t local = 0; local < experts->nr; local++)
-			if (load_expert(checkpoint, layer, experts->first + local, experts->hidden,
-				    experts->intermediate,
+			if (load_expert(checkpoint, layer, ids ? (uint32_t)ids[local] : local,
+				    experts->hidden, experts->intermediate,
 				    &experts->all[(size_t)layer * experts->nr + local], fault))
 				return -1;
 	return 0;
 }
 
 int experts_load(const struct checkpoint *checkpoint, const struct model_config *config,
-	uint32_t first, uint32_t nr, struct experts *experts, struct fault *fault)
+	const int32_t *ids, uint32_t nr, struct experts *experts, struct fault *fault)
 {
 	struct experts loaded = {
-		.first = first,
 		.nr = nr,
 		.nr_layers = config->nr_layers,
 		.hidden = config->hidden,
@@ -81,7 +80,7 @@ int experts_load(const struct checkpoint *checkpoint, const struct model_config 
 			 ? 0
 			 : fault_say(fault, "no memory for %u experts", nr);
 
-	rc = rc ? rc : load_all(checkpoint, &loaded, fault);
+	rc = rc ? rc : load_all(checkpoint, ids, &loaded, fault);
 	if (rc) {
 		experts_destroy(&loaded);
 		return rc;

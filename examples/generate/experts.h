@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The experts that this rank holds: a contiguous range of ids, the same in every layer. */
+/* The experts that this rank holds, the same in every layer. */
 #ifndef TERN_EXAMPLES_GENERATE_EXPERTS_H
 #define TERN_EXAMPLES_GENERATE_EXPERTS_H
 
@@ -12,15 +12,16 @@ struct expert {
 };
 
 struct experts {
-	uint32_t first, nr; /* expert ids [first, first + nr) */
+	uint32_t nr;
 	uint32_t nr_layers, hidden, intermediate;
 	struct expert *all; /* [layer][local] */
 	float *gate, *up;   /* scratch for some rows */
 };
 
-/* *experts is set only on success. */
+/* Those with ids[nr], by which they are numbered from then on; NULL: the first nr. *experts is set
+ * only on success. */
 int experts_load(const struct checkpoint *checkpoint, const struct model_config *config,
-	uint32_t first, uint32_t nr, struct experts *experts, struct fault *fault);
+	const int32_t *ids, uint32_t nr, struct experts *experts, struct fault *fault);
 void experts_destroy(struct experts *experts);
 
 /* y = down(silu(gate(x)) * up(x)), row by row; x and y are [nr_rows][hidden]. */

@@ -43,7 +43,7 @@ static uint64_t hash_settings(const struct options *options)
 {
 	const struct serve_plan *plan = &options->plan;
 	const uint32_t numbers[] = {plan->nr_prompts, plan->nr_tokens, options->types.dispatch,
-		options->types.combine, options->device};
+		options->types.combine, options->device, options->nr_copies};
 	const float reals[] = {plan->temperature, plan->top_p};
 	uint64_t value = hash(0xcbf29ce484222325u, numbers, sizeof(numbers));
 
@@ -191,12 +191,14 @@ static void percentiles(uint64_t *ns, uint32_t nr, double *p50, double *p99)
 	*p99 = (double)ns[(uint64_t)(nr - 1) * 99 / 100] / 1e3;
 }
 
-/* all[rank][call]; rank 0's row becomes the slowest of all, and `fastest` the fastest. */
-static void across_ranks(uint64_t *all, uint32_t nr_ranks, uint32_t nr, uint64_t *fastest)
+/* all[rank][call]; rank 0's row becomes the slowest of all, and `fastest` the fastest of those that
+ * are left. */
+static void across_ranks(uint64_t *all, uint32_t nr_ranks, uint32_t nr, const struct moe_tern *moe,
+	uint64_t *fastest)
 {
-	memcpy(fastest, all, nr * sizeof(*all));
-	for (uint32_t rank = 1; rank < nr_ranks; rank++) {
-		for (uint32_t i = 0; i < nr; i++) {
+	memset(fastest, 0xff, nr * sizeof(*all));
+	for (uint32_t rank = 0; rank < nr_ranks; rank++) {
+		for (uint32_t i = 0; i < nr && moe_tern_has(moe, rank); i++) {
 			uint64_t ns = all[(size_t)rank * nr + i];
 
 			all[i] = ns > all[i] ? ns : all[i];
@@ -205,8 +207,8 @@ static void across_ranks(uint64_t *all, uint32_t nr_ranks, uint32_t nr, uint64_t
 	}
 }
 
-/* Every rank has made nr calls. */
-static int gather_latency(tern_group *group, const uint64_t *ns, uint32_t nr,
+/* Every rank that is left has made nr calls. */
+static int gather_latency(tern_group *group, struct moe_tern *moe, const uint64_t *ns, uint32_t nr,
 	struct latency *latency, struct fault *fault)
 {
 	uint64_t *all = room_for_all(group, nr * sizeof(*all), fault),
@@ -215,8 +217,8 @@ static int gather_latency(tern_group *group, const uint64_t *ns, uint32_t nr,
 
 	*latency = (struct latency){0};
 	if (!rc && nr) {
-		rc = allgather(group, ns, all, nr * sizeof(*all), fault);
-		across_ranks(all, (uint32_t)tern_group_nr_ranks(group), nr, fastest);
+		rc = moe_tern_gather(moe, ns, all, nr * sizeof(*all), fault);
+		across_ranks(all, (uint32_t)tern_group_nr_ranks(group), nr, moe, fastest);
 		percentiles(all, nr, &latency->slowest_p50, &latency->slowest_p99);
 		percentiles(fastest, nr, &latency->fastest_p50, &latency->fastest_p99);
 	}
@@ -240,7 +242,7 @@ static void add_account(struct figures *figures, const struct account *account)
 	figures->tokens_away += account->stats.tokens_away;
 }
 
-int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe,
+int gather_figures(tern_group *group, const struct service *service, struct moe_tern *moe,
 	struct figures *figures, struct fault *fault)
 {
 	const struct durations *durations = moe_tern_decode_durations(moe);
@@ -249,15 +251,15 @@ int gather_figures(tern_group *group, const struct service *service, const struc
 	struct account *all = room_for_all(group, sizeof(mine), fault);
 	int rc = all ? moe_tern_stats(moe, &mine.stats, fault) : -1;
 
-	rc = rc ? rc : allgather(group, &mine, all, sizeof(mine), fault);
+	rc = rc ? rc : moe_tern_gather(moe, &mine, all, sizeof(mine), fault);
 	*figures = (struct figures){.nr_ranks = service->nr_ranks};
 	for (uint32_t i = 0; !rc && i < service->nr_ranks; i++)
 		add_account(figures, &all[i]);
 	free(all);
 	rc = rc ? rc
-		: gather_latency(
-			  group, durations->dispatch_ns, durations->nr, &figures->dispatch, fault);
+		: gather_latency(group, moe, durations->dispatch_ns, durations->nr,
+			  &figures->dispatch, fault);
 	return rc ? rc
-		  : gather_latency(
-			    group, durations->combine_ns, durations->nr, &figures->combine, fault);
+		  : gather_latency(group, moe, durations->combine_ns, durations->nr,
+			    &figures->combine, fault);
 }

@@ -59,7 +59,7 @@ struct figures {
 };
 
 /* Collective. */
-int gather_figures(tern_group *group, const struct service *service, const struct moe_tern *moe,
+int gather_figures(tern_group *group, const struct service *service, struct moe_tern *moe,
 	struct figures *figures, struct fault *fault);
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "elastic.h"
 #include "gather.h"
 #include "moe_tern.h"
 #include "options.h"
@@ -34,11 +35,13 @@ struct program {
 	struct texts texts;
 	struct trace *trace;
 	struct figures figures;
+	uint32_t nr_shown; /* changes of members */
 };
 
+/* Who speaks for all. */
 static bool is_first(const struct program *p)
 {
-	return tern_group_rank(p->group) == 0;
+	return (uint32_t)tern_group_rank(p->group) == (p->moe ? moe_tern_lowest(p->moe) : 0);
 }
 
 /* ---- set up ---------------------------------------------------------------------------------- */
@@ -50,6 +53,7 @@ static int join(struct program *p, struct fault *fault)
 
 	tern_group_config_init(&config);
 	config.wait_ms = p->options.wait_ms;
+	config.elastic = p->options.plan.elastic;
 	rc = tern_boot_env(&config.boot);
 	rc = rc ? rc : tern_group_create(&config, &p->group);
 	if (rc)
@@ -96,8 +100,10 @@ static int load(struct program *p, struct fault *fault)
 		.gpu = p->gpu,
 		.model = &p->config,
 		.types = p->options.types,
-		.wait_ms = p->options.wait_ms};
-	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), first, nr;
+		.wait_ms = p->options.wait_ms,
+		.nr_copies = p->options.nr_copies};
+	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), nr;
+	const int32_t *ids;
 
 	if (config_read(p->options.model, &p->config, fault) ||
 		checkpoint_open(p->options.model, &p->checkpoint, fault) ||
@@ -107,8 +113,8 @@ static int load(struct program *p, struct fault *fault)
 	moe.decode_tokens = serve_most_sequences(plan, nr_ranks);
 	if (moe_tern_create(&moe, &p->moe, fault))
 		return -1;
-	moe_tern_range(p->moe, &first, &nr);
-	if (experts_load(&p->checkpoint, &p->config, first, nr, &p->experts, fault))
+	ids = moe_tern_experts(p->moe, &nr);
+	if (experts_load(&p->checkpoint, &p->config, ids, nr, &p->experts, fault))
 		return -1;
 	moe_tern_use(p->moe, &p->experts);
 	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks,
@@ -146,7 +152,37 @@ static int show(struct program *p, bool first, struct fault *fault)
 	return 0;
 }
 
-static int generate(struct program *p, struct fault *fault)
+/* Also who died since the last step; while texts are shown alive, at the end. */
+static void show_elastic(void *ctx, uint32_t step)
+{
+	struct program *p = ctx;
+	uint32_t nr;
+	const struct moe_change *changes = moe_tern_changes(p->moe, &nr);
+
+	if (!is_first(p))
+		return;
+	if (p->live && step % STEPS_BETWEEN_SHOWS == 0)
+		show_live(&p->options, &p->texts, step == 0);
+	for (; !p->live && p->nr_shown < nr; p->nr_shown++)
+		show_change(&changes[p->nr_shown]);
+}
+
+static int generate_elastic(struct program *p, struct fault *fault)
+{
+	struct elastic_run run = {.service = &p->service,
+		.moe = p->moe,
+		.prefill = moe_tern_prefill(p->moe),
+		.decode = moe_tern_decode(p->moe),
+		.texts = &p->texts,
+		.shown = show_elastic,
+		.ctx = p};
+
+	if (p->trace)
+		return fault_say(fault, "--trace and --elastic do not go together");
+	return elastic_generate(&run, fault);
+}
+
+static int generate_fixed(struct program *p, struct fault *fault)
 {
 	struct moe_exchange prefill = moe_tern_prefill(p->moe), decode = moe_tern_decode(p->moe);
 	struct moe_exchange through = p->trace ? trace_exchange(p->trace, &prefill) : prefill;
@@ -158,8 +194,14 @@ static int generate(struct program *p, struct fault *fault)
 		if (service_step(&p->service, &through, fault) ||
 			(i % STEPS_BETWEEN_SHOWS == 0 && show(p, false, fault)))
 			return -1;
-	if (gather_texts(p->group, &p->service, &p->texts, fault) ||
-		gather_figures(p->group, &p->service, p->moe, &p->figures, fault))
+	return gather_texts(p->group, &p->service, &p->texts, fault);
+}
+
+static int generate(struct program *p, struct fault *fault)
+{
+	if (p->options.plan.elastic ? generate_elastic(p, fault) : generate_fixed(p, fault))
+		return -1;
+	if (gather_figures(p->group, &p->service, p->moe, &p->figures, fault))
 		return -1;
 	p->figures.nr_gpus = gpu_nr(p->gpu);
 	if (is_first(p)) {
@@ -206,7 +248,7 @@ static int check(struct program *p, enum verdict *verdict, struct fault *fault)
 	struct moe_exchange exchange;
 	struct experts all = {0};
 	struct texts texts = {0};
-	int rc = experts_load(&p->checkpoint, &p->config, 0, p->config.nr_experts, &all, fault);
+	int rc = experts_load(&p->checkpoint, &p->config, NULL, p->config.nr_experts, &all, fault);
 
 	rc = rc ? rc : texts_create(&p->options.plan, &texts, fault);
 	if (!rc) {
@@ -237,13 +279,24 @@ static int write_trace(const struct program *p, struct fault *fault)
 	return trace_write(p->trace, name, fault);
 }
 
-/* Rank 0's part once all ranks are done. */
+static void show_changes(struct program *p)
+{
+	uint32_t nr;
+	const struct moe_change *changes = moe_tern_changes(p->moe, &nr);
+
+	for (uint32_t i = 0; i < nr; i++)
+		show_change(&changes[i]);
+}
+
+/* The first rank's part once all are done. */
 static int conclude(struct program *p, struct fault *fault)
 {
 	enum verdict verdict = VERDICT_UNKNOWN;
 
 	if (p->options.check && check(p, &verdict, fault))
 		return -1;
+	if (p->live)
+		show_changes(p);
 	show_figures(&p->options, &p->figures, verdict);
 	if (p->options.json &&
 		write_json(p->options.json, &p->options, &p->texts, &p->figures, verdict, fault))

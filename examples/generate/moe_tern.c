@@ -16,11 +16,17 @@ struct lane {
 };
 
 struct moe_tern {
+	tern_group *group;
+	bool elastic;
+	struct tern_view view;
+	struct moe_change *changes;
+	uint32_t nr_changes;
 	struct gpu *gpu; /* NULL: the CPU */
 	struct experts *experts;
 	struct moe_types types;
 	uint32_t hidden, topk;
-	uint32_t first, nr;
+	int32_t *ids; /* [nr] of this rank's experts */
+	uint32_t nr;
 	struct lane prefill, decode;
 	float *rows, *results; /* one expert's, as floats */
 	uint64_t room;         /* of these, in rows */
@@ -37,8 +43,12 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+#define AGAIN 1 /* in place of 0 or -1: a rank has died, and the others make the round again */
+
 static int tern_failed(struct fault *fault, const char *doing, int rc)
 {
+	if (rc == TERN_ERR_MEMBERS)
+		return AGAIN;
 	return fault_say(fault, "%s: %s (%s)", doing, tern_last_error(), tern_strerror(rc));
 }
 
@@ -67,8 +77,41 @@ static struct tern_moe_config lane_config(
 	tern.scale = config->types.dispatch == WIRE_FP8 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
 	tern.combine_dtype = dtype_of(config->types.combine);
 	tern.wait_ms = config->wait_ms;
+	tern.elastic = config->nr_copies > 1;
 	tern.device = config->gpu ? TERN_DEVICE_CUDA : TERN_DEVICE_CPU;
 	return tern;
+}
+
+/* Copy c of a block of experts is on the c-th rank behind the one that has it in any case. */
+static int place_copies(const struct moe_tern_config *config, struct tern_placement *placement)
+{
+	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(config->group),
+		 nr_experts = config->model->nr_experts;
+	uint32_t nr = nr_experts * config->nr_copies;
+	int32_t *logical = malloc(2 * nr * sizeof(*logical)), *rank = logical + nr;
+
+	if (!logical)
+		return -1;
+	for (uint32_t i = 0; i < nr; i++) {
+		uint32_t id = i % nr_experts, block = id * nr_ranks / nr_experts;
+
+		logical[i] = (int32_t)id;
+		rank[i] = (int32_t)((block + i / nr_experts) % nr_ranks);
+	}
+	*placement = (struct tern_placement){.nr_physical = nr, .logical = logical, .rank = rank};
+	return 0;
+}
+
+static int create_exchange(
+	const struct moe_tern_config *config, struct tern_moe_config *tern, struct lane *lane)
+{
+	int rc;
+
+	if (config->nr_copies > 1 && place_copies(config, &tern->placement))
+		return TERN_ERR_NOMEM;
+	rc = tern_moe_create(config->group, tern, &lane->tern);
+	free((void *)(uintptr_t)tern->placement.logical);
+	return rc;
 }
 
 static int create_lane(const struct moe_tern_config *config, enum tern_mode mode,
@@ -84,7 +127,7 @@ static int create_lane(const struct moe_tern_config *config, enum tern_mode mode
 	rc = rc ? rc : buffer_grow(config->gpu, &lane->weights, routes * sizeof(float), fault);
 	if (rc)
 		return rc;
-	rc = tern_moe_create(config->group, &tern, &lane->tern);
+	rc = create_exchange(config, &tern, lane);
 	rc = rc || !config->gpu ? rc : tern_moe_set_stream(lane->tern, 0, gpu_stream(config->gpu));
 	return rc ? tern_failed(fault, "creating an exchange", rc) : 0;
 }
@@ -117,6 +160,17 @@ static void destroy_lane(struct gpu *gpu, struct lane *lane)
 	free(lane->durations.combine_ns);
 }
 
+static int list_experts(struct moe_tern *moe, struct fault *fault)
+{
+	moe->nr = (uint32_t)tern_moe_nr_local(moe->decode.tern);
+	moe->ids = malloc((moe->nr + 1) * sizeof(*moe->ids));
+	if (!moe->ids)
+		return fault_say(fault, "no memory for %u experts", moe->nr);
+	for (uint32_t local = 0; local < moe->nr; local++)
+		moe->ids[local] = tern_moe_local_expert(moe->decode.tern, local);
+	return 0;
+}
+
 int moe_tern_create(
 	const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault)
 {
@@ -126,6 +180,8 @@ int moe_tern_create(
 		return fault_say(fault, "no memory for an exchange");
 	made->types = config->types;
 	made->gpu = config->gpu;
+	made->group = config->group;
+	made->elastic = config->nr_copies > 1;
 	made->hidden = config->model->hidden;
 	made->topk = config->model->topk;
 	made->prefill.moe = made->decode.moe = made;
@@ -137,8 +193,12 @@ int moe_tern_create(
 		moe_tern_destroy(made);
 		return -1;
 	}
-	made->nr = (uint32_t)tern_moe_nr_local(made->decode.tern);
-	made->first = made->nr ? (uint32_t)tern_moe_local_expert(made->decode.tern, 0) : 0;
+	made->view.size = sizeof(made->view);
+	if (list_experts(made, fault) ||
+		(made->elastic && tern_group_view_change(made->group, &made->view))) {
+		moe_tern_destroy(made);
+		return -1;
+	}
 	*moe = made;
 	return 0;
 }
@@ -157,13 +217,15 @@ void moe_tern_destroy(struct moe_tern *moe)
 	buffer_free(moe->gpu, &moe->scales);
 	free(moe->rows);
 	free(moe->results);
+	free(moe->ids);
+	free(moe->changes);
 	free(moe);
 }
 
-void moe_tern_range(const struct moe_tern *moe, uint32_t *first, uint32_t *nr)
+const int32_t *moe_tern_experts(const struct moe_tern *moe, uint32_t *nr)
 {
-	*first = moe->first;
 	*nr = moe->nr;
+	return moe->ids;
 }
 
 void moe_tern_use(struct moe_tern *moe, struct experts *experts)
@@ -330,6 +392,7 @@ static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_
 		.topk_ids = lane->ids.there,
 		.topk_ids_bits = 32,
 		.topk_weights = lane->weights.there,
+		.tag = call->layer,
 	};
 	int rc;
 
@@ -381,20 +444,130 @@ static int note_durations(
 	return 0;
 }
 
-static int run(void *ctx, const struct moe_call *call, struct fault *fault)
+/* Without tokens it serves the others' alone. */
+static int make_round(struct lane *lane, const struct moe_call *call, uint64_t *arrived_ns,
+	uint64_t *computed_ns, struct fault *fault)
 {
 	struct tern_received received = {.size = sizeof(received)};
+	int rc = dispatch(lane, call, &received, fault);
+
+	*arrived_ns = now_ns();
+	rc = rc ? rc : run_experts(lane->moe, call->layer, &received, fault);
+	*computed_ns = now_ns();
+	return rc ? rc : combine(lane, call, received.extent, fault);
+}
+
+/* ---- ranks that die -------------------------------------------------------------------------- */
+
+static int note_change(struct moe_tern *moe, const struct tern_view *view, struct fault *fault)
+{
+	struct moe_change *changes =
+		realloc(moe->changes, (moe->nr_changes + 1) * sizeof(*changes));
+
+	moe->view = *view;
+	if (!changes)
+		return fault_say(fault, "no memory for a change of members");
+	moe->changes = changes;
+	changes[moe->nr_changes++] = (struct moe_change){.view = *view, .made_ns = now_ns()};
+	return 0;
+}
+
+/* A round of others that this rank has ended: its experts are needed once more. */
+static int serve_others(struct lane *lane, struct fault *fault)
+{
+	struct moe_call call = {.hidden = lane->x.here,
+		.ids = lane->ids.here,
+		.weights = lane->weights.here,
+		.out = lane->out.here};
+	uint64_t tag, arrived_ns, computed_ns;
+	int rc = tern_moe_owed(lane->tern, 0, &tag);
+
+	if (rc != 1)
+		return rc ? tern_failed(fault, "a round for others", rc) : 0;
+	call.layer = (uint32_t)tag;
+	return make_round(lane, &call, &arrived_ns, &computed_ns, fault);
+}
+
+static int recover_once(struct moe_tern *moe, struct fault *fault)
+{
+	struct tern_view view = {.size = sizeof(view)};
+	int rc = tern_group_view_change(moe->group, &view);
+
+	if (rc)
+		return tern_failed(fault, "going on without a rank", rc);
+	if (view.number != moe->view.number && note_change(moe, &view, fault))
+		return -1;
+	rc = serve_others(&moe->prefill, fault);
+	return rc ? rc : serve_others(&moe->decode, fault);
+}
+
+/* Until the others are agreed with and served, whoever dies meanwhile. */
+static int recover(struct moe_tern *moe, struct fault *fault)
+{
+	int rc = recover_once(moe, fault);
+
+	while (rc == AGAIN)
+		rc = recover_once(moe, fault);
+	return rc;
+}
+
+/* What was interrupted is made again: all changes since then are over. */
+static void end_changes(struct moe_tern *moe)
+{
+	for (uint32_t i = 0; i < moe->nr_changes; i++)
+		if (!moe->changes[i].replayed_ns)
+			moe->changes[i].replayed_ns =
+				now_ns() - moe->changes[i].made_ns + moe->changes[i].view.change_ns;
+}
+
+int moe_tern_gather(
+	struct moe_tern *moe, const void *mine, void *all, size_t bytes, struct fault *fault)
+{
+	int rc = tern_group_allgather(moe->group, mine, all, bytes);
+
+	while (rc == TERN_ERR_MEMBERS) {
+		if (recover(moe, fault))
+			return -1;
+		rc = tern_group_allgather(moe->group, mine, all, bytes);
+	}
+	end_changes(moe);
+	return rc ? tern_failed(fault, "gathering from all ranks", rc) : 0;
+}
+
+const struct moe_change *moe_tern_changes(const struct moe_tern *moe, uint32_t *nr)
+{
+	*nr = moe->nr_changes;
+	return moe->changes;
+}
+
+bool moe_tern_has(const struct moe_tern *moe, uint32_t rank)
+{
+	return !moe->elastic || (moe->view.alive[rank / 64] >> rank % 64 & 1);
+}
+
+uint32_t moe_tern_lowest(const struct moe_tern *moe)
+{
+	uint32_t rank = 0;
+
+	while (!moe_tern_has(moe, rank))
+		rank++;
+	return rank;
+}
+
+static int run(void *ctx, const struct moe_call *call, struct fault *fault)
+{
 	struct lane *lane = ctx;
 	uint64_t start = now_ns(), arrived, computed;
+	int rc = make_round(lane, call, &arrived, &computed, fault);
 
-	if (dispatch(lane, call, &received, fault))
+	while (rc == AGAIN) {
+		rc = recover(lane->moe, fault);
+		start = now_ns();
+		rc = rc ? rc : make_round(lane, call, &arrived, &computed, fault);
+	}
+	if (rc)
 		return -1;
-	arrived = now_ns();
-	if (run_experts(lane->moe, call->layer, &received, fault))
-		return -1;
-	computed = now_ns();
-	if (combine(lane, call, received.extent, fault))
-		return -1;
+	end_changes(lane->moe);
 	return lane->measured ? note_durations(&lane->durations, arrived - start,
 					now_ns() - computed, fault)
 			      : 0;

@@ -7,6 +7,8 @@
 #ifndef TERN_EXAMPLES_GENERATE_MOE_TERN_H
 #define TERN_EXAMPLES_GENERATE_MOE_TERN_H
 
+#include <stdbool.h>
+
 #include "config.h"
 #include "gpu.h"
 #include "moe.h"
@@ -26,6 +28,14 @@ struct moe_tern_config {
 						   all ranks */
 	struct moe_types types;
 	int wait_ms;
+	uint32_t nr_copies; /* of each expert, on ranks in a row; more than 1: ranks may die */
+};
+
+/* Ranks that died, and how long the others took to have the round made again that they were in. */
+struct moe_change {
+	struct tern_view view;
+	uint64_t made_ns;     /* when it was */
+	uint64_t replayed_ns; /* from where this rank noticed it; 0: not yet */
 };
 
 struct moe_tern;
@@ -39,8 +49,8 @@ int moe_tern_create(
 	const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault);
 void moe_tern_destroy(struct moe_tern *moe);
 
-/* The experts that this rank has to load: [*first, *first + *nr). */
-void moe_tern_range(const struct moe_tern *moe, uint32_t *first, uint32_t *nr);
+/* The experts that this rank has to load: ids[*nr]. */
+const int32_t *moe_tern_experts(const struct moe_tern *moe, uint32_t *nr);
 
 /* Before the first call; they must outlive the exchange. */
 void moe_tern_use(struct moe_tern *moe, struct experts *experts);
@@ -49,6 +59,15 @@ struct moe_exchange moe_tern_prefill(struct moe_tern *moe);
 struct moe_exchange moe_tern_decode(struct moe_tern *moe);
 
 const struct durations *moe_tern_decode_durations(const struct moe_tern *moe);
+
+/* tern_group_allgather, also when ranks die meanwhile. */
+int moe_tern_gather(
+	struct moe_tern *moe, const void *mine, void *all, size_t bytes, struct fault *fault);
+
+/* All so far, with copies. */
+const struct moe_change *moe_tern_changes(const struct moe_tern *moe, uint32_t *nr);
+bool moe_tern_has(const struct moe_tern *moe, uint32_t rank);
+uint32_t moe_tern_lowest(const struct moe_tern *moe); /* rank that is left */
 
 /* Both modes together, on this rank. */
 int moe_tern_stats(const struct moe_tern *moe, struct tern_stats *stats, struct fault *fault);

@@ -30,6 +30,7 @@ const char options_usage[] =
 	"default cpu.\n"
 	"                        The model's arithmetic is on the CPU always: rows are copied to "
 	"the GPUs and back\n"
+	"      --elastic[=N]   go on when ranks die: each expert is on N ranks (default 2)\n"
 	"      --no-check        do not run all prompts again on one rank to compare\n"
 	"      --no-live         do not show texts while they grow\n"
 	"  -w, --wait MS         longest wait for another rank (default 30000)\n"
@@ -55,6 +56,7 @@ enum {
 	OPT_TOP_P = 256,
 	OPT_COMBINE,
 	OPT_DEVICE,
+	OPT_ELASTIC,
 	OPT_NO_CHECK,
 	OPT_NO_LIVE,
 	OPT_TRACE,
@@ -72,6 +74,7 @@ static const struct option flags[] = {
 	{"dtype", required_argument, NULL, 'd'},
 	{"combine", required_argument, NULL, OPT_COMBINE},
 	{"device", required_argument, NULL, OPT_DEVICE},
+	{"elastic", optional_argument, NULL, OPT_ELASTIC},
 	{"no-check", no_argument, NULL, OPT_NO_CHECK},
 	{"no-live", no_argument, NULL, OPT_NO_LIVE},
 	{"wait", required_argument, NULL, 'w'},
@@ -210,6 +213,17 @@ static int take_number(struct options *options, int flag, struct fault *fault)
 	return 0;
 }
 
+static int read_copies(struct options *options, const char *text, struct fault *fault)
+{
+	uint64_t copies = 0;
+
+	if (read_whole("--elastic", text, 2, 64, &copies, fault))
+		return -1;
+	options->nr_copies = (uint32_t)copies;
+	options->plan.elastic = true;
+	return 0;
+}
+
 static int take_flag(struct options *options, int flag, struct fault *fault)
 {
 	switch (flag) {
@@ -226,6 +240,8 @@ static int take_flag(struct options *options, int flag, struct fault *fault)
 		return read_type("--combine", optarg, WIRE_BF16, &options->types.combine, fault);
 	case OPT_DEVICE:
 		return read_device(optarg, &options->device, fault);
+	case OPT_ELASTIC:
+		return read_copies(options, optarg ? optarg : "2", fault);
 	case OPT_NO_CHECK:
 		options->check = false;
 		return 0;
@@ -257,6 +273,7 @@ int options_read(int argc, char **argv, struct options *options, struct fault *f
 		.model = "examples/generate/model",
 		.plan = {.nr_tokens = 200, .temperature = 0.8f, .top_p = 0.9f, .seed = 4},
 		.types = {.dispatch = WIRE_BF16, .combine = WIRE_BF16},
+		.nr_copies = 1,
 		.check = true,
 		.live = true,
 		.wait_ms = 30000,

@@ -82,6 +82,19 @@ void show_where(int nr_ranks, int nr_gpus, const char *why_no_gpu)
 	fflush(stdout);
 }
 
+void show_change(const struct moe_change *change)
+{
+	uint32_t told = 0;
+
+	printf("rank%s ", change->view.nr_gone > 1 ? "s" : "");
+	for (uint32_t r = 0; r < 256; r++)
+		if (change->view.gone[r / 64] >> r % 64 & 1)
+			printf("%s%u", told++ ? ", " : "", r);
+	printf(" died; %.2f ms later the round was made again, and %u ranks go on\n",
+		(double)change->replayed_ns / 1e6, change->view.nr_alive);
+	fflush(stdout);
+}
+
 void show_texts(const struct options *options, const struct texts *texts, uint32_t nr_ranks)
 {
 	bool colour = isatty(STDOUT_FILENO);

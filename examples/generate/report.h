@@ -21,6 +21,9 @@ void show_live(const struct options *options, const struct texts *texts, bool fi
 /* Takes the lines of show_live away. */
 void clear_live(const struct options *options);
 
+/* Who died, and how long it took until the others had made the round again. */
+void show_change(const struct moe_change *change);
+
 void show_texts(const struct options *options, const struct texts *texts, uint32_t nr_ranks);
 void show_figures(
 	const struct options *options, const struct figures *figures, enum verdict verdict);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-static uint64_t now_ns(void)
+uint64_t serve_now_ns(void)
 {
 	struct timespec now;
 
@@ -15,7 +15,7 @@ static uint64_t now_ns(void)
 
 uint32_t serve_most_sequences(const struct serve_plan *plan, uint32_t nr_ranks)
 {
-	return (plan->nr_prompts + nr_ranks - 1) / nr_ranks;
+	return plan->elastic ? plan->nr_prompts : (plan->nr_prompts + nr_ranks - 1) / nr_ranks;
 }
 
 /* Batches that the rank with the longest prompts needs; the others join in with what they have. */
@@ -61,6 +61,12 @@ static int create_sequence(
 	return 0;
 }
 
+int service_add(struct service *service, uint32_t prompt, struct fault *fault)
+{
+	return create_sequence(
+		service, prompt, &service->sequences[service->nr_sequences++], fault);
+}
+
 static int create(struct service *service, struct fault *fault)
 {
 	const struct serve_plan *plan = service->plan;
@@ -79,8 +85,7 @@ static int create(struct service *service, struct fault *fault)
 	if (!service->sequences || !service->batch || !service->order || !service->workspace)
 		return fault_say(fault, "no memory for %u prompts", most);
 	for (uint32_t i = service->rank; i < plan->nr_prompts; i += service->nr_ranks)
-		if (create_sequence(
-			    service, i, &service->sequences[service->nr_sequences++], fault))
+		if (service_add(service, i, fault))
 			return -1;
 	return 0;
 }
@@ -123,17 +128,19 @@ static void take_fingerprint(struct sequence *s, uint32_t vocab)
 		s->fingerprint = (s->fingerprint ^ bytes[i]) * 0x100000001b3u;
 }
 
-static void choose_tokens(struct service *service)
+void service_choose(struct service *service, struct sequence *s)
 {
 	uint32_t vocab = service->model->config.vocab;
 
-	for (uint32_t i = 0; i < service->nr_sequences; i++) {
-		struct sequence *s = &service->sequences[i];
+	take_fingerprint(s, vocab);
+	s->text[s->nr_bytes++] =
+		(uint8_t)sampler_choose(&s->sampler, s->logits, service->order, vocab);
+}
 
-		take_fingerprint(s, vocab);
-		s->text[s->nr_bytes++] =
-			(uint8_t)sampler_choose(&s->sampler, s->logits, service->order, vocab);
-	}
+static void choose_tokens(struct service *service)
+{
+	for (uint32_t i = 0; i < service->nr_sequences; i++)
+		service_choose(service, &service->sequences[i]);
 }
 
 /* The next tokens of the prompts, up to a full batch. *sequence and *at tell where the last batch
@@ -159,7 +166,7 @@ int service_prefill(
 {
 	uint32_t nr_batches = prefill_batches(service->plan, service->nr_ranks), sequence = 0,
 		 at = 0;
-	uint64_t start = now_ns();
+	uint64_t start = serve_now_ns();
 
 	for (uint32_t i = 0; i < nr_batches; i++) {
 		uint32_t nr = fill_prefill(service, &sequence, &at);
@@ -170,13 +177,13 @@ int service_prefill(
 		service->nr_prefilled += nr;
 	}
 	choose_tokens(service);
-	service->prefill_ns = now_ns() - start;
+	service->prefill_ns = serve_now_ns() - start;
 	return 0;
 }
 
 int service_step(struct service *service, const struct moe_exchange *exchange, struct fault *fault)
 {
-	uint64_t start = now_ns();
+	uint64_t start = serve_now_ns();
 
 	for (uint32_t i = 0; i < service->nr_sequences; i++) {
 		struct sequence *s = &service->sequences[i];
@@ -189,6 +196,6 @@ int service_step(struct service *service, const struct moe_exchange *exchange, s
 		return -1;
 	choose_tokens(service);
 	service->nr_decoded += service->nr_sequences;
-	service->decode_ns += now_ns() - start;
+	service->decode_ns += serve_now_ns() - start;
 	return 0;
 }

@@ -5,6 +5,7 @@
 #ifndef TERN_EXAMPLES_GENERATE_SERVE_H
 #define TERN_EXAMPLES_GENERATE_SERVE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,7 @@ struct serve_plan {
 	char *const *prompts;
 	uint32_t nr_prompts;
 	uint32_t nr_tokens; /* to generate for each prompt */
+	bool elastic;       /* a rank may come to have all prompts: elastic.c */
 	float temperature, top_p;
 	uint64_t seed;
 };
@@ -25,8 +27,9 @@ struct serve_plan {
 struct sequence {
 	uint32_t prompt; /* its number */
 	uint32_t prompt_bytes;
-	uint32_t nr_bytes; /* prompt and what was generated so far */
-	uint8_t *text;     /* [prompt_bytes + nr_tokens] */
+	uint32_t nr_cached; /* elastic: positions in the cache */
+	uint32_t nr_bytes;  /* prompt and what was generated so far */
+	uint8_t *text;      /* [prompt_bytes + nr_tokens] */
 	struct cache cache;
 	struct sampler sampler;
 	float *logits;        /* [vocab] */
@@ -48,11 +51,17 @@ struct service {
 
 /* Most prompts that a rank serves. */
 uint32_t serve_most_sequences(const struct serve_plan *plan, uint32_t nr_ranks);
+uint64_t serve_now_ns(void);
 
 /* *service is set only on success. model and plan must outlive it. */
 int service_create(const struct model *model, const struct serve_plan *plan, uint32_t rank,
 	uint32_t nr_ranks, struct service *service, struct fault *fault);
 void service_destroy(struct service *service);
+
+/* For elastic.c, where a rank takes over prompts of others: one more sequence, without caches. */
+int service_add(struct service *service, uint32_t prompt, struct fault *fault);
+/* The next byte of a sequence whose logits are there. */
+void service_choose(struct service *service, struct sequence *s);
 
 /* Reads the prompts and chooses the first token of each. */
 int service_prefill(

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
-from tern import Config, Dtype, Layout, Reduce, Scale, Weights
+from tern_ep import Config, Dtype, Layout, Reduce, Scale, Weights
 
 # ---- element types -------------------------------------------------------------------------------------------------
 
@@ -89,9 +89,9 @@ def random_elements(rng: np.random.Generator, dtype: Dtype, shape: Tuple[int, ..
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    import tern
+    import tern_ep
 
-    copy = tern.empty(array.shape, array.dtype)
+    copy = tern_ep.empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 

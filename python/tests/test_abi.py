@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tern/_abi.py against include/tern.h. The header is read for what there is, and a C compiler says where it lies: a struct, field,
+"""tern_ep/_abi.py against include/tern.h. The header is read for what there is, and a C compiler says where it lies: a struct, field,
 enumerator, constant or function that is new, gone, moved or of another size fails here."""
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-import tern
-from tern import _abi, arrays, errors
+import tern_ep
+from tern_ep import _abi, arrays, errors
 
-HEADER = Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / "tern.h"
-if not HEADER.exists():
+HEADERS = [Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / name for name in ("tern.h", "tern_engine.h")]
+if not HEADERS[0].exists():
     pytest.skip("tern.h is not here; set TERN_INCLUDE", allow_module_level=True)
 
 
 def source() -> str:
-    text = re.sub(r"/\*.*?\*/", " ", HEADER.read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", " ", "\n".join(header.read_text() for header in HEADERS), flags=re.S)
     return re.sub(r"TERN_SIZE_OF\(\w+\)|//.*", " ", text)
 
 
@@ -33,7 +33,8 @@ SOURCE = source()
 def structs() -> Dict[str, List[str]]:
     found = {}
     for name, body in re.findall(r"\bstruct\s+(\w+)\s*\{(.*?)\}\s*;", SOURCE, flags=re.S):
-        members = [m.strip() for m in body.split(";") if m.strip()]
+        body = re.sub(r"struct\s*\{.*?\}", "nested", body, flags=re.S)
+        members = [m.strip() for part in body.split(";") for m in ([part] if "(" in part else part.split(",")) if m.strip()]
         found[name] = [re.search(r"\(\s*\*\s*(\w+)\s*\)", m) or re.search(r"(\w+)\s*(?:\[[^\]]*\])?$", m) for m in members]
         found[name] = [match.group(1) for match in found[name]]
     return found
@@ -73,8 +74,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, int]:
     for name in [e for names in enums().values() for e in names] + constants():
         lines.append(f'\tprintf("{name} %d\\n", (int){name});')
     room = tmp_path_factory.mktemp("abi")
-    (room / "abi.c").write_text('#include "tern.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
-    subprocess.run([compiler, "-I", str(HEADER.parent), "-o", str(room / "abi"), str(room / "abi.c")], check=True)
+    (room / "abi.c").write_text('#include "tern_engine.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
+    subprocess.run([compiler, "-I", str(HEADERS[0].parent), "-o", str(room / "abi"), str(room / "abi.c")], check=True)
     said = subprocess.run([str(room / "abi")], check=True, capture_output=True, text=True).stdout
     return {name: int(value) for name, value in (line.rsplit(" ", 1) for line in said.splitlines())}
 
@@ -103,20 +104,21 @@ def test_enums(told: Dict[str, int]) -> None:
 
 
 PUBLIC = {
-    "tern_path": tern.Path,
-    "tern_dtype": tern.Dtype,
-    "tern_scale": tern.Scale,
-    "tern_mode": tern.Mode,
-    "tern_layout": tern.Layout,
-    "tern_reduce": tern.Reduce,
-    "tern_weights": tern.Weights,
-    "tern_phase": tern.Phase,
-    "tern_device": tern.Device,
+    "tern_path": tern_ep.Path,
+    "tern_dtype": tern_ep.Dtype,
+    "tern_scale": tern_ep.Scale,
+    "tern_mode": tern_ep.Mode,
+    "tern_layout": tern_ep.Layout,
+    "tern_reduce": tern_ep.Reduce,
+    "tern_weights": tern_ep.Weights,
+    "tern_change": tern_ep.Change,
+    "tern_phase": tern_ep.Phase,
+    "tern_device": tern_ep.Device,
 }
 
 
 def test_public_enums() -> None:
-    assert sorted([*PUBLIC, "tern_error"]) == sorted(_abi.ENUMS)
+    assert sorted([*PUBLIC, "tern_error", "tern_op_flags", "tern_signal_policy"]) == sorted(_abi.ENUMS)
     for name, public in PUBLIC.items():
         due = {c_name: value for c_name, value in _abi.ENUMS[name].items()}
         assert sorted(member.value for member in public) == sorted(due.values()), name
@@ -125,7 +127,7 @@ def test_public_enums() -> None:
     assert sorted(errors.CLASSES) == sorted(v for v in _abi.ENUMS["tern_error"].values() if v)
 
 
-C_TYPES = {"int": ctypes.c_int, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t}
+C_TYPES = {"enum tern_signal_policy": ctypes.c_int, "uint64_t": ctypes.c_uint64, "tern_op": ctypes.c_uint64, "int": ctypes.c_int, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t}
 
 
 def test_functions() -> None:
@@ -135,7 +137,7 @@ def test_functions() -> None:
         assert there is {"int": ctypes.c_int, "const char *": ctypes.c_char_p, "void": None}[result], name
         assert len(given) == len(arguments), name
         for kind, argument in zip(given, arguments):
-            if "*" in argument:
+            if "*" in argument or argument.startswith("tern_done_fn"):
                 assert ctypes.sizeof(kind) == ctypes.sizeof(ctypes.c_void_p), f"{name}: {argument}"
             else:
                 assert kind is C_TYPES[argument.rsplit(" ", 1)[0]], f"{name}: {argument}"
@@ -144,13 +146,14 @@ def test_functions() -> None:
 def test_constants(told: Dict[str, int]) -> None:
     assert _abi.TERN_MAX_TOPK == told["TERN_MAX_TOPK"]
     version = ".".join(str(told[f"TERN_VERSION_{part}"]) for part in ("MAJOR", "MINOR", "PATCH"))
-    assert tern.__version__ == version
-    assert sorted(constants()) == ["TERN_MAX_TOPK", "TERN_VERSION_MAJOR", "TERN_VERSION_MINOR", "TERN_VERSION_PATCH"]
+    assert tern_ep.__version__ == version
+    assert _abi.TERN_MAX_NICS == told["TERN_MAX_NICS"]
+    assert sorted(constants()) == ["TERN_MAX_NICS", "TERN_MAX_TOPK", "TERN_VERSION_MAJOR", "TERN_VERSION_MINOR", "TERN_VERSION_PATCH"]
 
 
 def test_defaults_are_the_librarys() -> None:
-    lib = tern._library.library()
-    ours, theirs = tern.Config().struct(), lib.initial(_abi.tern_moe_config)
+    lib = tern_ep._library.library()
+    ours, theirs = tern_ep.Config().struct(), lib.initial(_abi.tern_moe_config)
     for field, _ in _abi.tern_moe_config._fields_:
         if field != "placement":
             assert getattr(ours, field) == getattr(theirs, field), field
@@ -163,10 +166,10 @@ def test_init_writes_what_the_package_knows(struct: Any, known: int) -> None:
     bytes_known = known if known > 16 else ctypes.sizeof(struct) + known
     room = (ctypes.c_ubyte * (ctypes.sizeof(struct) + 64))(*[0xA5] * (ctypes.sizeof(struct) + 64))
     config = struct.from_buffer(room)
-    getattr(tern._library.library(), struct.__name__ + "_init_sized")(ctypes.byref(config), bytes_known)
+    getattr(tern_ep._library.library(), struct.__name__ + "_init_sized")(ctypes.byref(config), bytes_known)
     assert config.size == bytes_known
     assert all(byte == 0xA5 for byte in room[bytes_known:])
 
 
 def test_dtype_tables_are_complete() -> None:
-    assert set(arrays.ELEMENT_BYTES) == set(arrays.NAMES) == set(tern.Dtype)
+    assert set(arrays.ELEMENT_BYTES) == set(arrays.NAMES) == set(tern_ep.Dtype)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from reference import bf16_encode
 
-import tern
-from tern import Dtype
-from tern.arrays import look, rows, table
+import tern_ep
+from tern_ep import Dtype
+from tern_ep.arrays import look, rows, table
 
 
 def test_numpy_and_buffers_are_seen_where_they_are() -> None:
@@ -39,7 +39,7 @@ class Producer:
 
     def __init__(self, owner: np.ndarray, code: int, bits: int, device: int = 1, strides: Any = None, offset: int = 0):
         self.owner, self.shape = owner, (ctypes.c_int64 * owner.ndim)(*owner.shape)
-        self.tensor = tern.arrays._DLTensor(owner.ctypes.data - offset, device, 3, owner.ndim, code, bits, 1, self.shape, None, offset)
+        self.tensor = tern_ep.arrays._DLTensor(owner.ctypes.data - offset, device, 3, owner.ndim, code, bits, 1, self.shape, None, offset)
         if strides:
             self.strides = (ctypes.c_int64 * owner.ndim)(*strides)
             self.tensor.strides = self.strides
@@ -59,7 +59,7 @@ def test_dlpack() -> None:
     assert look(Producer(memory.view(np.uint8), 10, 8)).dtype == "float8_e4m3fn"
     assert look(Producer(memory, 4, 16, device=2)).cuda == 3
     assert rows("x", Producer(memory, 4, 16), 8, Dtype.BF16)[:3] == (4, memory.ctypes.data, 16)
-    with pytest.raises(tern.UnsupportedError, match="device type 4"):
+    with pytest.raises(tern_ep.UnsupportedError, match="device type 4"):
         look(Producer(memory, 4, 16, device=4))
 
 
@@ -118,7 +118,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("given,words", REFUSED, ids=[str(i) for i in range(len(REFUSED))])
 def test_rows_refused(given: Any, words: str) -> None:
-    with pytest.raises(tern.InvalidError, match=words):
+    with pytest.raises(tern_ep.InvalidError, match=words):
         rows("x", given, 16, Dtype.FP32)
 
 
@@ -126,7 +126,7 @@ def test_read_only() -> None:
     a = np.zeros((3, 16), np.float32)
     a.flags.writeable = False
     assert rows("x", a, 16, Dtype.FP32).nr == 3
-    with pytest.raises(tern.InvalidError, match="out is read-only"):
+    with pytest.raises(tern_ep.InvalidError, match="out is read-only"):
         rows("out", a, 16, Dtype.FP32, writable=True)
 
 
@@ -135,13 +135,13 @@ def test_tables() -> None:
     assert table("ids", ids, 3, 2, ("int32",)).address == ids.ctypes.data
     table("ids", np.zeros((0, 2), np.int32), 0, 2, ("int32",))
     for wrong in (ids[:2], ids.astype(np.int16), np.zeros((3, 4), np.int32)[:, :2], np.asfortranarray(ids), np.zeros(6, np.int32)):
-        with pytest.raises(tern.InvalidError, match="dense .3, 2. of int32"):
+        with pytest.raises(tern_ep.InvalidError, match="dense .3, 2. of int32"):
             table("ids", wrong, 3, 2, ("int32",))
 
 
 def test_empty_is_aligned() -> None:
     for shape in ((0, 8), (1, 3), (7, 5)):
-        a = tern.empty(shape, np.float32)
+        a = tern_ep.empty(shape, np.float32)
         assert a.shape == shape and a.dtype == np.float32 and (a.ctypes.data % 64 == 0 or not a.size)
 
 
@@ -149,10 +149,10 @@ def test_ml_dtypes() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     a = np.ones((2, 16), ml_dtypes.bfloat16)
     assert rows("x", a, 16, Dtype.BF16).nr == 2
-    with pytest.raises(tern.InvalidError, match="bfloat16"):
+    with pytest.raises(tern_ep.InvalidError, match="bfloat16"):
         rows("x", a, 16, Dtype.FP16)
-    config = tern.Config(hidden=16, nr_experts=1, topk=1, max_tokens=2)
-    with tern.Group.alone() as group, tern.Exchange(group, config, arrays="ml_dtypes") as moe:
+    config = tern_ep.Config(hidden=16, nr_experts=1, topk=1, max_tokens=2)
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, config, arrays="ml_dtypes") as moe:
         received = moe.dispatch(a, np.zeros((2, 1), np.int32))
         assert received.x.dtype == ml_dtypes.bfloat16
         out = moe.combine(received.x)

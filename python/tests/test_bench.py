@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m tern.bench measures, compares, and notices a contender that is wrong."""
+"""python -m tern_ep.bench measures, compares, and notices a contender that is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_groups import command, run
 
-from tern.bench import Job, Plain
+from tern_ep.bench import Job, Plain
 
 SMALL = ["--preset", "gpt-oss-120b", "--tokens", "3", "--rounds", "4", "--warmup", "1", "--json"]
 
@@ -52,10 +52,10 @@ def wrong(job: Job) -> Any:
 @pytest.mark.parametrize("contender,nr_wrong", [("right", 0), ("wrong", 1)])
 def test_bench(contender: str, nr_wrong: int, mode: str) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    arguments = ["run", "-n", "2", "--", sys.executable, "-m", "tern.bench", *SMALL, "--mode", mode, "--against", f"test_bench:{contender}"]
+    arguments = ["run", "-n", "2", "--", sys.executable, "-m", "tern_ep.bench", *SMALL, "--mode", mode, "--against", f"test_bench:{contender}"]
     done = run([command(), *arguments], PYTHONPATH=path)
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == (1 if nr_wrong else 0), done.stdout + done.stderr
-    assert [(r["contender"], r["wrong"], r["ranks"]) for r in results] == [("tern", 0, 2), (f"test_bench:{contender}", nr_wrong, 2)]
+    assert [(r["contender"], r["wrong"], r["ranks"]) for r in results] == [("tern_ep", 0, 2), (f"test_bench:{contender}", nr_wrong, 2)]
     for result in results:
         assert 0 < result["dispatch_p50_us"] <= result["dispatch_p99_us"] and result["both_p50_us"] >= result["combine_p50_us"]

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from reference import World, bf16_encode, decode, fill_results, judge_combined, judge_received, quantise
 
-import tern
-from tern import Config, Dtype, Layout, Mode, Placement, Reduce, Scale, Weights
+import tern_ep
+from tern_ep import Config, Dtype, Layout, Mode, Placement, Reduce, Scale, Weights
 
 PLAIN = Config(hidden=64, nr_experts=8, topk=2, max_tokens=6, combine_dtype=Dtype.FP32)
 
 
-def run_round(world: World, moe: tern.Exchange, rank: int, slot: int = 0) -> None:
+def run_round(world: World, moe: tern_ep.Exchange, rank: int, slot: int = 0) -> None:
     ids = world.ids[rank] if world.nr_ranks % 2 else world.ids[rank].astype(np.int32)
     received = moe.dispatch(world.x[rank], ids, world.weights[rank], scales=world.scales[rank], slot=slot)
     judge_received(world, rank, received)
@@ -30,13 +30,13 @@ def run_round(world: World, moe: tern.Exchange, rank: int, slot: int = 0) -> Non
 def run_worlds(config: Config, nr_ranks: int, token_counts: List[List[int]], seed: int = 1, **settings: Any) -> None:
     worlds = [World(config, nr_ranks, counts, seed + i) for i, counts in enumerate(token_counts)]
 
-    def body(group: tern.Group) -> None:
-        with tern.Exchange(group, config) as moe:
+    def body(group: tern_ep.Group) -> None:
+        with tern_ep.Exchange(group, config) as moe:
             for world in worlds:
                 run_round(world, moe, group.rank)
             assert moe.stats().rounds == len(worlds)
 
-    tern.run_threads(nr_ranks, body, **settings)
+    tern_ep.run_threads(nr_ranks, body, **settings)
 
 
 MODES = list(itertools.product(Mode, Layout, Reduce))
@@ -85,7 +85,7 @@ def test_scales_at_edges(x: Dtype, scale: Scale) -> None:
     row = world.x[0].view(codes.dtype)
     row[:] = 0
     row[0, 1::128] = codes
-    tern.run_threads(1, lambda group: run_round(world, tern.Exchange(group, config), 0))
+    tern_ep.run_threads(1, lambda group: run_round(world, tern_ep.Exchange(group, config), 0))
     amax = decode(x, world.x[0][0])[1::128].astype(np.float64)
     _, scales = quantise(scale, decode(x, world.x[0][0]))
     if scale == Scale.UE8M0:
@@ -137,11 +137,11 @@ def test_routings(mode: Mode, routing: str) -> None:
     for rank in range(2):
         world.ids[rank][...] = ROUTINGS[routing] if ROUTINGS[routing] else [[4 * rank, 4 * rank + 1]]
 
-    def body(group: tern.Group) -> None:
-        with tern.Exchange(group, config) as moe:
+    def body(group: tern_ep.Group) -> None:
+        with tern_ep.Exchange(group, config) as moe:
             run_round(world, moe, group.rank)
 
-    tern.run_threads(2, body)
+    tern_ep.run_threads(2, body)
 
 
 def test_weights_that_are_not_finite_harm_their_token_alone() -> None:
@@ -151,14 +151,14 @@ def test_weights_that_are_not_finite_harm_their_token_alone() -> None:
     world.weights[0][2, 1] = np.nan
     world.weights[1][4, 0] = np.inf
 
-    def body(group: tern.Group) -> Any:
-        with tern.Exchange(group, PLAIN) as moe:
+    def body(group: tern_ep.Group) -> Any:
+        with tern_ep.Exchange(group, PLAIN) as moe:
             received = moe.dispatch(world.x[group.rank], world.ids[group.rank], world.weights[group.rank])
             y = moe.empty_y(received)
             fill_results(world, group.rank, y)
             return moe.combine(y)
 
-    outs = tern.run_threads(2, body)
+    outs = tern_ep.run_threads(2, body)
     assert np.isnan(outs[0][2]).all() and not np.isfinite(outs[1][4]).any()
     for rank, bad in ((0, 2), (1, 4)):
         rest = [t for t in range(6) if t != bad]
@@ -170,15 +170,15 @@ def test_without_weights() -> None:
     for weights in world.weights:
         weights[...] = 1
 
-    def body(group: tern.Group) -> None:
-        with tern.Exchange(group, PLAIN) as moe:
+    def body(group: tern_ep.Group) -> None:
+        with tern_ep.Exchange(group, PLAIN) as moe:
             received = moe.dispatch(world.x[group.rank], world.ids[group.rank])
             judge_received(world, group.rank, received)
             y = moe.empty_y(received)
             fill_results(world, group.rank, y)
             judge_combined(world, group.rank, moe.combine(y))
 
-    tern.run_threads(2, body)
+    tern_ep.run_threads(2, body)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -208,9 +208,9 @@ def test_halves_and_two_slots() -> None:
     config = dataclasses.replace(PLAIN, nr_slots=2)
     worlds = [World(config, 2, [6, 3], 11), World(config, 2, [1, 4], 12)]
 
-    def body(group: tern.Group) -> None:
+    def body(group: tern_ep.Group) -> None:
         rank = group.rank
-        with tern.Exchange(group, config) as moe:
+        with tern_ep.Exchange(group, config) as moe:
             for slot, world in enumerate(worlds):
                 moe.dispatch_send(world.x[rank], world.ids[rank], world.weights[rank], slot=slot)
             for slot, world in enumerate(worlds):
@@ -220,11 +220,11 @@ def test_halves_and_two_slots() -> None:
                 fill_results(world, rank, y)
                 moe.combine_send(y, slot=slot)
             for slot, world in enumerate(worlds):
-                out = tern.empty((world.tokens[rank], 64), np.float32)
+                out = tern_ep.empty((world.tokens[rank], 64), np.float32)
                 assert moe.combine_recv(slot, out=out) is out
                 judge_combined(world, rank, out)
 
-    tern.run_threads(2, body)
+    tern_ep.run_threads(2, body)
 
 
 @pytest.mark.parametrize("layout", list(Layout))
@@ -242,15 +242,15 @@ def test_into_the_callers_memory(layout: Layout, dtype: Dtype) -> None:
     )
     world = World(config, 3, [6, 6, 6], 5)
 
-    def body(group: tern.Group) -> None:
-        with tern.Exchange(group, config) as moe:
+    def body(group: tern_ep.Group) -> None:
+        with tern_ep.Exchange(group, config) as moe:
             x, scales = moe.empty_x()
             received = moe.dispatch(world.x[group.rank], world.ids[group.rank], world.weights[group.rank], into_x=x, into_scales=scales)
             assert np.shares_memory(received.x, x)
             judge_received(world, group.rank, received)
             moe.release()
 
-    tern.run_threads(3, body)
+    tern_ep.run_threads(3, body)
 
 
 def in_one_piece(array: np.ndarray) -> np.ndarray:
@@ -279,8 +279,8 @@ def test_into_the_callers_bytes(dtype: Dtype, form: Callable[[np.ndarray], Any])
     )
     world = World(config, 2, [6, 4], 6)
 
-    def body(group: tern.Group) -> None:
-        with tern.Exchange(group, config) as moe:
+    def body(group: tern_ep.Group) -> None:
+        with tern_ep.Exchange(group, config) as moe:
             memory, scales = moe.empty_x()
             given = form(memory)
             x, ids, weights = (of[group.rank] for of in (world.x, world.ids, world.weights))
@@ -295,20 +295,20 @@ def test_into_the_callers_bytes(dtype: Dtype, form: Callable[[np.ndarray], Any])
             moe.release()
         assert np.array_equal(rows, before)
 
-    tern.run_threads(2, body)
+    tern_ep.run_threads(2, body)
 
 
 def test_two_exchanges_and_release() -> None:
     world = World(PLAIN, 2, [6, 3], 2)
 
-    def body(group: tern.Group) -> None:
-        with tern.Exchange(group, PLAIN) as one, tern.Exchange(group, PLAIN) as other:
+    def body(group: tern_ep.Group) -> None:
+        with tern_ep.Exchange(group, PLAIN) as one, tern_ep.Exchange(group, PLAIN) as other:
             for _ in range(3):
                 judge_received(world, group.rank, one.dispatch(world.x[group.rank], world.ids[group.rank], world.weights[group.rank]))
                 run_round(world, other, group.rank)
                 one.release()
 
-    tern.run_threads(2, body)
+    tern_ep.run_threads(2, body)
 
 
 def test_many_rounds_without_a_barrier() -> None:
@@ -318,8 +318,8 @@ def test_many_rounds_without_a_barrier() -> None:
 def test_figures() -> None:
     world = World(PLAIN, 2, [6, 3], 2)
 
-    def body(group: tern.Group) -> None:
-        with tern.Exchange(group, PLAIN) as moe:
+    def body(group: tern_ep.Group) -> None:
+        with tern_ep.Exchange(group, PLAIN) as moe:
             run_round(world, moe, group.rank)
             ids = world.ids[group.rank]
             stats = moe.stats()
@@ -329,4 +329,4 @@ def test_figures() -> None:
             moe.reset_stats()
             assert moe.stats().rounds == 0 and moe.expert_load().sum() == 0
 
-    tern.run_threads(2, body)
+    tern_ep.run_threads(2, body)

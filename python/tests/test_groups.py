@@ -14,16 +14,16 @@ from typing import Any, Dict, List
 
 import pytest
 
-import tern
-from tern._library import library
+import tern_ep
+from tern_ep._library import library
+from tern_ep.command import native
 
 PROGRAM = Path(__file__).with_name("program.py")
 
 
 def command() -> str:
     """The command `tern` that belongs to the library."""
-    beside = Path(library().path).resolve().parent / "tern"
-    found = str(beside) if beside.exists() else shutil.which("tern")
+    found = native()
     if not found:
         pytest.skip("the command tern is neither beside the library nor on PATH")
     return found
@@ -35,36 +35,36 @@ def run(arguments: List[str], **environment: str) -> "subprocess.CompletedProces
 
 
 def test_alone() -> None:
-    for make in (tern.Group.alone, tern.Group.from_environment):
+    for make in (tern_ep.Group.alone, tern_ep.Group.from_environment):
         with make() as group:
-            assert (group.rank, group.nr_ranks, group.nr_nodes, group.node(0), group.path(0)) == (0, 1, 1, 0, tern.Path.SELF)
+            assert (group.rank, group.nr_ranks, group.nr_nodes, group.node(0), group.path(0)) == (0, 1, 1, 0, tern_ep.Path.SELF)
             assert group.paths  # in words
             assert group.allgather(b"mine") == [b"mine"]
 
 
 def test_threads() -> None:
-    def body(group: tern.Group) -> Any:
+    def body(group: tern_ep.Group) -> Any:
         return group.rank, group.allgather(bytes([group.rank] * 3)), group.path((group.rank + 1) % 3)
 
-    found = tern.run_threads(3, body)
+    found = tern_ep.run_threads(3, body)
     assert [rank for rank, _, _ in found] == [0, 1, 2]
-    assert all(everybody == [b"\0\0\0", b"\1\1\1", b"\2\2\2"] and path == tern.Path.MAPPED for _, everybody, path in found)
+    assert all(everybody == [b"\0\0\0", b"\1\1\1", b"\2\2\2"] and path == tern_ep.Path.MAPPED for _, everybody, path in found)
 
 
 def test_bad_ranks() -> None:
-    with tern.Group.alone() as group:
+    with tern_ep.Group.alone() as group:
         for call in (group.node, group.path):
-            with pytest.raises(tern.InvalidError):
+            with pytest.raises(tern_ep.InvalidError):
                 call(1)
-    with pytest.raises(tern.InvalidError):
-        tern.run_threads(0, lambda group: None)
+    with pytest.raises(tern_ep.InvalidError):
+        tern_ep.run_threads(0, lambda group: None)
 
 
 def test_settings_are_passed_on() -> None:
-    def body(group: tern.Group) -> Any:
+    def body(group: tern_ep.Group) -> Any:
         return group.nr_nodes
 
-    threads = tern.Threads(2)
+    threads = tern_ep.Threads(2)
     found: Dict[int, Any] = {}
 
     def rank(r: int) -> None:
@@ -74,9 +74,9 @@ def test_settings_are_passed_on() -> None:
     members = [threading.Thread(target=rank, args=(r,)) for r in range(2)]
     [member.start() for member in members]
     [member.join() for member in members]
-    assert found == {0: (2, tern.Path.ENGINE), 1: (2, tern.Path.ENGINE)}
-    with pytest.raises(tern.Error, match="nonsense"):
-        tern.run_threads(2, body, force_engine=True, transport="nonsense")
+    assert found == {0: (2, tern_ep.Path.ENGINE), 1: (2, tern_ep.Path.ENGINE)}
+    with pytest.raises(tern_ep.Error, match="nonsense"):
+        tern_ep.run_threads(2, body, force_engine=True, transport="nonsense")
 
 
 class Meeting:
@@ -107,9 +107,9 @@ def test_the_callers_allgather() -> None:
     meeting = Meeting(3)
 
     def body(rank: int) -> Any:
-        with tern.Group.from_allgather(rank, 3, meeting.of(rank)) as group:
+        with tern_ep.Group.from_allgather(rank, 3, meeting.of(rank)) as group:
             assert (group.rank, group.nr_ranks) == (rank, 3)
-            with tern.Exchange(group, tern.Config(hidden=64, nr_experts=3, topk=1, max_tokens=1)) as moe:
+            with tern_ep.Exchange(group, tern_ep.Config(hidden=64, nr_experts=3, topk=1, max_tokens=1)) as moe:
                 return moe.local_experts
 
     assert in_threads(3, body) == [(0,), (1,), (2,)]
@@ -123,11 +123,11 @@ def test_what_the_callers_allgather_raises_is_raised() -> None:
         raise Broken("no network today")
 
     with pytest.raises(Broken, match="no network today"):
-        tern.Group.from_allgather(0, 2, raises)
-    with pytest.raises(tern.BootstrapError, match="1 of|2 of"):
-        tern.Group.from_allgather(0, 2, lambda mine: [mine])
-    with pytest.raises(tern.BootstrapError):
-        tern.Group.from_allgather(0, 2, lambda mine: [mine, b""])
+        tern_ep.Group.from_allgather(0, 2, raises)
+    with pytest.raises(tern_ep.BootstrapError, match="1 of|2 of"):
+        tern_ep.Group.from_allgather(0, 2, lambda mine: [mine])
+    with pytest.raises(tern_ep.BootstrapError):
+        tern_ep.Group.from_allgather(0, 2, lambda mine: [mine, b""])
 
 
 def test_tern_run() -> None:
@@ -154,17 +154,17 @@ def test_mpi() -> None:
 
 
 def test_library_that_is_not_there() -> None:
-    done = run([sys.executable, "-c", "import tern; tern.Group.alone()"], TERN_LIBRARY="/nowhere/libtern.so")
+    done = run([sys.executable, "-c", "import tern_ep; tern_ep.Group.alone()"], TERN_LIBRARY="/nowhere/libtern.so")
     assert done.returncode == 1 and "LibraryError: libtern was not found (set TERN_LIBRARY" in done.stderr, done.stderr
 
 
 def test_library_that_is_another_one() -> None:
     program = textwrap.dedent(
         """
-        import tern
+        import tern_ep
         try:
-            tern.Group.alone()
-        except tern.LibraryError as error:
+            tern_ep.Group.alone()
+        except tern_ep.LibraryError as error:
             print(error)
         """
     )

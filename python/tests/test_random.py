@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from reference import World, fill_results, judge_combined, judge_received  # noqa: E402
 
-import tern  # noqa: E402
-from tern import Config, Dtype, Layout, Mode, Placement, Reduce, Scale, Weights  # noqa: E402
+import tern_ep  # noqa: E402
+from tern_ep import Config, Dtype, Layout, Mode, Placement, Reduce, Scale, Weights  # noqa: E402
 
 EXAMPLES = max(1, 150 // int(os.environ.get("TERN_TEST_DIVISOR", "1")))
 WIDTH = 16  # elements: a row of any type is a multiple of 16 bytes
@@ -71,9 +71,9 @@ def worlds(draw: Any) -> World:
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(worlds(), st.integers(1, 3))
 def test_random_worlds(world: World, nr_rounds: int) -> None:
-    def body(group: tern.Group) -> None:
+    def body(group: tern_ep.Group) -> None:
         rank = group.rank
-        with tern.Exchange(group, world.config) as moe:
+        with tern_ep.Exchange(group, world.config) as moe:
             for _ in range(nr_rounds):
                 received = moe.dispatch(world.x[rank], world.ids[rank], world.weights[rank], scales=world.scales[rank])
                 judge_received(world, rank, received)
@@ -81,7 +81,7 @@ def test_random_worlds(world: World, nr_rounds: int) -> None:
                 fill_results(world, rank, y)
                 judge_combined(world, rank, moe.combine(y))
 
-    tern.run_threads(world.nr_ranks, body)
+    tern_ep.run_threads(world.nr_ranks, body)
 
 
 @settings(max_examples=EXAMPLES * 2)
@@ -98,14 +98,14 @@ def test_any_arrays_are_taken_or_refused(content: bytes, rows: int, width: int, 
 
     good_x, good_ids = np.zeros((rows, 16), np.uint16), np.full((rows, 2), -1, np.int32)
     config = Config(hidden=16, nr_experts=4, topk=2, max_tokens=3)
-    with tern.Group.alone() as group, tern.Exchange(group, config) as moe:
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, config) as moe:
         x = data.draw(st.sampled_from([good_x, drawn((rows, width)), content]))
         ids = data.draw(st.sampled_from([good_ids, drawn((rows, 2)), drawn((rows, width))]))
         weights = data.draw(st.sampled_from([None, drawn((rows, 2))]))
         try:
             received = moe.dispatch(x, ids, weights)
             assert moe.combine(moe.empty_y(received)).shape[1] == 16
-        except tern.InvalidError:
+        except tern_ep.InvalidError:
             pass
         received = moe.dispatch(good_x, good_ids)
         assert received.nr_rows == 0

@@ -86,6 +86,14 @@ const char *tern_strerror(int code)
 		return "TERN_ERR_PROTOCOL: a peer broke the protocol";
 	case TERN_ERR_UNSUPPORTED:
 		return "TERN_ERR_UNSUPPORTED: not available here";
+	case TERN_ERR_MEMBERS:
+		return "TERN_ERR_MEMBERS: a member is gone";
+	case TERN_ERR_EXPELLED:
+		return "TERN_ERR_EXPELLED: the others went on without this rank";
+	case TERN_ERR_QUORUM:
+		return "TERN_ERR_QUORUM: too few members are left";
+	case TERN_ERR_LOST_EXPERTS:
+		return "TERN_ERR_LOST_EXPERTS: no member holds some experts any more";
 	}
 	return "unknown tern error code";
 }

@@ -110,6 +110,74 @@ static inline uint64_t leave_status_observe(const _Atomic uint64_t *leave_status
 	return atomic_load_explicit(leave_status, memory_order_acquire);
 }
 
+/* A record of one writer in two places in turn (group/board.c), read whole or not at all. The
+ * number is stored behind the record's words. Each word is a release and an acquire: a reader that
+ * sees one of the record after the next, in the same place, sees that the number has moved on. */
+static inline void record_store(_Atomic uint64_t *word, uint64_t value)
+{
+	atomic_store_explicit(word, value, memory_order_release);
+}
+
+static inline uint64_t record_load(const _Atomic uint64_t *word)
+{
+	return atomic_load_explicit(word, memory_order_acquire);
+}
+
+static inline void record_publish(_Atomic uint64_t *number, uint64_t value)
+{
+	atomic_store_explicit(number, value, memory_order_release);
+}
+
+static inline uint64_t record_observe(const _Atomic uint64_t *number)
+{
+	return atomic_load_explicit(number, memory_order_acquire);
+}
+
+static inline bool record_is_whole(const _Atomic uint64_t *number, uint64_t observed)
+{
+	return atomic_load_explicit(number, memory_order_relaxed) == observed;
+}
+
+/* Numbered entries of a ring, from the one thread that fills them in to those that take each once.
+ * An entry's place is used again only when all have been done. */
+struct op_ring {
+	_Atomic uint64_t offered __attribute__((aligned(CACHE_LINE)));
+	_Atomic uint64_t taken __attribute__((aligned(CACHE_LINE)));
+	_Atomic uint64_t done __attribute__((aligned(CACHE_LINE)));
+};
+
+/* Release: entries below `offered` are filled in. Pairs with ops_take. */
+static inline void ops_offer(struct op_ring *ring, uint64_t offered)
+{
+	atomic_store_explicit(&ring->offered, offered, memory_order_release);
+}
+
+/* Acquire: who takes an entry sees it as it was filled in. That nobody else has it is the
+ * exchange's doing, which orders nothing. */
+static inline bool ops_take(struct op_ring *ring, uint64_t *entry)
+{
+	*entry = atomic_load_explicit(&ring->taken, memory_order_relaxed);
+	do
+		if (*entry >= atomic_load_explicit(&ring->offered, memory_order_acquire))
+			return false;
+	while (!atomic_compare_exchange_weak_explicit(
+		&ring->taken, entry, *entry + 1, memory_order_relaxed, memory_order_relaxed));
+	return true;
+}
+
+/* Release: what was done for an entry, and its reading, come before; each adds to the release
+ * sequence of those before it. Pairs with ops_are_done. */
+static inline void ops_done(struct op_ring *ring)
+{
+	atomic_fetch_add_explicit(&ring->done, 1, memory_order_release);
+}
+
+/* Acquire: who sees all of them done sees what was made, and may fill in entries anew. */
+static inline bool ops_are_done(struct op_ring *ring, uint64_t told)
+{
+	return atomic_load_explicit(&ring->done, memory_order_acquire) == told;
+}
+
 static inline void spin_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

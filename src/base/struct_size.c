@@ -16,7 +16,7 @@ bool struct_size_is_possible(const struct struct_kind *kind, size_t size)
 	return size >= kind->least && size <= STRUCT_MOST && size % sizeof(size_t) == 0;
 }
 
-static int check_size(const struct struct_kind *kind, const void *theirs)
+int struct_check(const struct struct_kind *kind, const void *theirs)
 {
 	size_t size;
 
@@ -47,7 +47,7 @@ static int check_rest(const struct struct_kind *kind, const void *theirs)
 
 int struct_read(const struct struct_kind *kind, const void *theirs, void *mine)
 {
-	int rc = check_size(kind, theirs);
+	int rc = struct_check(kind, theirs);
 
 	rc = rc ? rc : check_rest(kind, theirs);
 	if (rc)
@@ -76,7 +76,7 @@ static void fill(size_t known, void *theirs, size_t size, const void *mine)
 
 int struct_out(const struct struct_kind *kind, void *theirs, const void *mine)
 {
-	int rc = check_size(kind, theirs);
+	int rc = struct_check(kind, theirs);
 
 	if (!rc)
 		fill(kind->known, theirs, *(const size_t *)theirs, mine);

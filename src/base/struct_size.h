@@ -38,6 +38,7 @@ static const struct struct_kind kind_dispatch = STRUCT_KIND(tern_dispatch, topk_
 static const struct struct_kind kind_received = STRUCT_KIND(tern_received, offsets);
 static const struct struct_kind kind_combine = STRUCT_KIND(tern_combine, y);
 static const struct struct_kind kind_wait_report = STRUCT_KIND(tern_wait_report, peer);
+static const struct struct_kind kind_view = STRUCT_KIND(tern_view, alive);
 static const struct struct_kind kind_stats = STRUCT_KIND(tern_stats, rounds);
 static const struct struct_kind kind_engine_config =
 	STRUCT_KIND_CONFIG(tern_engine_config, transport);
@@ -66,6 +67,9 @@ static inline void *struct_in(const struct struct_kind *kind, const void *theirs
 		return (void *)theirs;
 	return struct_copy(kind, theirs, room);
 }
+
+/* Whether a struct to be filled later has a size that a version has. */
+int struct_check(const struct struct_kind *kind, const void *theirs);
 
 /* Fills the caller's struct, but for its size. */
 int struct_out(const struct struct_kind *kind, void *theirs, const void *mine);

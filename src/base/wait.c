@@ -54,9 +54,11 @@ static void sleep_slice(const struct scheduler *scheduler, const struct awaited 
 	event_count_leave(a->events);
 }
 
-static int wait_asleep(const struct scheduler *scheduler, const struct awaited *a)
+static int wait_asleep(const struct wait_policy *policy, const struct awaited *a)
 {
-	uint64_t slice = FIRST_SLICE_NS;
+	const struct scheduler *scheduler = policy->scheduler;
+	uint64_t longest = policy->longest_slice_ns ? policy->longest_slice_ns : LONGEST_SLICE_NS,
+		 slice = FIRST_SLICE_NS < longest ? FIRST_SLICE_NS : longest;
 
 	while (!a->is_complete(a->ctx)) {
 		uint64_t now = scheduler_now(scheduler), waited = now - a->start_ns;
@@ -68,7 +70,7 @@ static int wait_asleep(const struct scheduler *scheduler, const struct awaited *
 			return a->is_complete(a->ctx) ? WAIT_COMPLETE : WAIT_EXPIRED;
 		sleep_slice(scheduler, a, now,
 			slice < a->limit_ns - waited ? slice : a->limit_ns - waited);
-		slice = slice * 2 < LONGEST_SLICE_NS ? slice * 2 : LONGEST_SLICE_NS;
+		slice = slice * 2 < longest ? slice * 2 : longest;
 	}
 	return WAIT_COMPLETE;
 }
@@ -77,7 +79,7 @@ int wait_for_arrivals(const struct wait_policy *policy, const struct awaited *aw
 {
 	if (awaited->limit_ns && wait_awake(policy, awaited))
 		return WAIT_COMPLETE;
-	return wait_asleep(policy->scheduler, awaited);
+	return wait_asleep(policy, awaited);
 }
 
 /* ---- for what none tells --------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 struct wait_policy {
 	const struct scheduler *scheduler; /* NULL: the kernel */
 	int spin_rounds, yield_rounds;     /* before a wait sleeps */
+	uint64_t longest_slice_ns;         /* of a sleep between two looks; 0: the usual */
 };
 
 /* Stores an arrival word and wakes the owner of the event count, if that completes what it sleeps

@@ -93,6 +93,15 @@ struct tern_engine {
 	uint32_t *process_peers, nr_processes;
 	uint32_t nr_messages_queued;
 	struct tern_engine_stats stats;
+	uint64_t awake_until_ns;
 };
+
+/* Where bytes move only while both ends poll, whoever sleeps holds them up, and plain writes bring
+ * no news to the target. So both ends go on polling for so long after the last word of more. */
+#define AWAKE_NS 20000000u
+static inline void stay_awake(tern_engine *engine)
+{
+	engine->awake_until_ns = engine->now_ns + AWAKE_NS;
+}
 
 #endif

@@ -221,6 +221,9 @@ bool message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint3
 	case MESSAGE_GOODBYE_SEEN:
 		p->knows_goodbye = true;
 		break;
+	case MESSAGE_MORE:
+		stay_awake(engine);
+		break;
 	default:
 		break;
 	}

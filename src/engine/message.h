@@ -12,7 +12,8 @@ enum message_kind {
 	MESSAGE_DATA = 1,
 	MESSAGE_HEARTBEAT = 2, /* also gives credits back */
 	MESSAGE_GOODBYE = 3,
-	MESSAGE_GOODBYE_SEEN = 4
+	MESSAGE_GOODBYE_SEEN = 4,
+	MESSAGE_MORE = 5 /* writes without a word follow: stay_awake in inside.h */
 };
 
 struct message_header {

@@ -29,6 +29,7 @@
 /* more in a row lets all ranks load the same peer at the same time: 1.6x slower at 1 MB, see
  * docs/signals.md */
 #define POSTS_PER_TURN 1
+#define POSTS_ALONE 16 /* in a step, to the only peer that has any: no poll between two of them */
 #define PAGE 4096
 
 /* ---- the next write of an request ------------------------------------------------------------ */
@@ -210,6 +211,19 @@ static void advance(struct request *request, const struct transport_write *write
 		request->flags &= (uint8_t)~REQUEST_IMMEDIATE;
 }
 
+/* More writes wait to be posted to a peer that would sleep between two of them. */
+static void rouse(tern_engine *engine, uint32_t number)
+{
+	struct engine_peer *peer = &engine->peers[number];
+
+	if (!(peer->network->caps & TRANSPORT_TARGET_POLLS) || peer->writes.first == NONE ||
+		(peer->roused_ns && engine->now_ns - peer->roused_ns < AWAKE_NS / 4))
+		return;
+	if (message_control(engine, number, MESSAGE_MORE))
+		peer->roused_ns = engine->now_ns;
+	stay_awake(engine);
+}
+
 static void note_posted(tern_engine *engine, struct request *request, uint32_t nic,
 	const struct transport_write *write, bool last)
 {
@@ -236,6 +250,7 @@ static void note_posted(tern_engine *engine, struct request *request, uint32_t n
 		request->flags |= REQUEST_LAST;
 		queue_pop(engine, &peer->writes);
 	}
+	rouse(engine, request->peer);
 }
 
 static void put_off(tern_engine *engine, struct request *request, uint32_t nic,
@@ -353,6 +368,14 @@ bool post_work(tern_engine *engine, uint32_t budget)
 	while (engine->first_active != NONE && posted < budget && peer != last) {
 		peer = pop_active(engine);
 		posted += post_peer(engine, peer);
+	}
+	while (posted && posted < POSTS_ALONE && engine->first_active != NONE &&
+		engine->first_active == engine->last_active) {
+		uint32_t more = post_peer(engine, pop_active(engine));
+
+		if (!more)
+			break;
+		posted += more;
 	}
 	return posted > 0;
 }

@@ -138,7 +138,7 @@ void *proxy_main(void *arg)
 			slice_ns = FIRST_SLICE_NS;
 		} else if (now - news_ns < SPIN_NS) {
 			spin_pause();
-		} else if (now - news_ns < YIELD_NS) {
+		} else if (now - news_ns < YIELD_NS || now < engine->awake_until_ns) {
 			sched_yield();
 		} else {
 			slice_ns = sleep_slice(engine, slice_ns);

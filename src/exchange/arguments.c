@@ -48,6 +48,8 @@ int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args)
 	if (!rc && fp8)
 		rc = check_pointer("scales", args->scales, args->scales_stride,
 			moe->layout.scales_bytes, scale_bytes(moe->config.scale));
+	if (args->plan)
+		return rc;
 	rc = rc ? rc
 		: check_pointer(
 			  "topk_ids", args->topk_ids, 0, 0, args->topk_ids_bits == 64 ? 8 : 4);
@@ -89,20 +91,16 @@ static int check_rows(const tern_moe *moe, const char *name, const void *rows, s
 		name, rows, stride, bytes);
 }
 
-int arguments_y(const tern_moe *moe, const struct tern_combine *args)
+int arguments_y(const tern_moe *moe, const struct tern_combine *args, uint64_t nr_rows)
 {
-	uint64_t nr_rows = moe->slots[args->slot].nr_rows;
-
 	if (nr_rows && !args->y)
 		return fail(TERN_ERR_INVALID, "combine: y is NULL for %llu rows",
 			(unsigned long long)nr_rows);
 	return check_rows(moe, "y", args->y, args->y_stride);
 }
 
-int arguments_out(const tern_moe *moe, uint32_t slot, const void *out, size_t stride)
+int arguments_out(const tern_moe *moe, uint32_t nr_tokens, const void *out, size_t stride)
 {
-	uint32_t nr_tokens = moe->slots[slot].nr_tokens;
-
 	if (nr_tokens && !out)
 		return fail(TERN_ERR_INVALID, "combine: out is NULL for %u tokens", nr_tokens);
 	return check_rows(moe, "out", out, stride);

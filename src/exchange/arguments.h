@@ -16,9 +16,9 @@ int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args);
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call);
 
 /* Results of the received rows. How many came the host knows on the CPU alone. */
-int arguments_y(const tern_moe *moe, const struct tern_combine *args);
+int arguments_y(const tern_moe *moe, const struct tern_combine *args, uint64_t nr_rows);
 
 /* Where the sums are to go. */
-int arguments_out(const tern_moe *moe, uint32_t slot, const void *out, size_t stride);
+int arguments_out(const tern_moe *moe, uint32_t nr_tokens, const void *out, size_t stride);
 
 #endif

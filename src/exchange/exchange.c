@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "exchange/cpu/cpu.h"
 #include "exchange/ops.h"
+#include "exchange/row_work.h"
 #include "gpu/host/device.h"
 
 #define MAX_SLOTS 16
@@ -214,7 +215,23 @@ static int choose_chunks(struct tern_moe_config *c, uint32_t nr_nodes)
 	return rc ? rc : check_range("chunk_bytes", c->chunk_bytes, 1, MAX_CHUNK_BYTES);
 }
 
-/* Everything but wait_ms. */
+/* On a device there is nothing for them to do. */
+static int choose_threads(struct tern_moe_config *c)
+{
+	int rc;
+
+	if (c->device && (c->nr_threads > 1 || c->parallel_for))
+		return fail(TERN_ERR_INVALID,
+			"nr_threads is %u%s: threads are for exchanges on "
+			"CPUs",
+			c->nr_threads, c->parallel_for ? ", with a parallel_for" : "");
+	if (c->device)
+		return 0;
+	rc = choose_number(&c->nr_threads, "TERN_THREADS", 1, MAX_THREADS, 1);
+	return rc ? rc : check_range("nr_threads", c->nr_threads, 1, MAX_THREADS);
+}
+
+/* Everything but wait_ms and threads. */
 static int agree_config(tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
@@ -228,7 +245,7 @@ static int agree_config(tern_moe *moe)
 		{"the placement tables (hashes)", placement_hash(&moe->placement)},
 		{"replica_ranks", c->replica_ranks}, {"first_epoch", c->first_epoch},
 		{"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
-		{"caller_output", c->caller_output}};
+		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0}};
 
 	return group_agree_settings(
 		moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
@@ -256,6 +273,7 @@ static int plan_layout(tern_moe *moe)
 	int rc = find_nodes(moe);
 
 	rc = rc ? rc : choose_chunks(&moe->config, moe->topology.nr_nodes);
+	rc = rc ? rc : choose_threads(&moe->config);
 	if (rc)
 		return rc;
 	channels = (struct channel_shape){.nr_channels = topology_most_channels(&moe->topology),
@@ -264,6 +282,29 @@ static int plan_layout(tern_moe *moe)
 	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical,
 		moe->placement.max_local, moe->group->engine ? &channels : NULL);
 	return check_layout(&moe->layout);
+}
+
+/* What a replay takes: results that do not depend on which replica computes them. */
+static int check_elastic(const tern_moe *moe)
+{
+	const struct tern_moe_config *c = &moe->config;
+
+	if (!c->elastic)
+		return 0;
+	if (!moe->group->members)
+		return fail(
+			TERN_ERR_INVALID, "elastic: the group is not (tern_group_config.elastic)");
+	if (moe->group->view)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"elastic: an exchange cannot be made any more when members have gone");
+	if (c->device)
+		return fail(TERN_ERR_UNSUPPORTED, "elastic: on the CPU alone");
+	if (c->reduce != TERN_REDUCE_HOME || c->replica_ranks != 1)
+		return fail(TERN_ERR_INVALID,
+			"elastic: reduce is %d and replica_ranks %u; it needs TERN_REDUCE_HOME "
+			"and 1",
+			(int)c->reduce, c->replica_ranks);
+	return 0;
 }
 
 /* Local part: nothing here depends on other ranks. */
@@ -277,6 +318,7 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	rc = rc ? rc : check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
+	rc = rc ? rc : check_elastic(moe);
 	rc = rc ? rc
 		: placement_init(
 			  &moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);
@@ -313,6 +355,7 @@ static void exchange_free(tern_moe *moe)
 	placement_free(&moe->placement);
 	topology_free(&moe->topology);
 	free(moe->slots);
+	free(moe->alive);
 	free(moe);
 }
 
@@ -324,8 +367,13 @@ int tern_moe_create(tern_group *group, const struct tern_moe_config *config, ter
 	if (!group || !out)
 		return fail(TERN_ERR_INVALID, "group or moe is NULL");
 	moe = calloc(1, sizeof(*moe));
-	if (!moe)
+	if (moe)
+		moe->alive = malloc((size_t)group->nr_ranks);
+	if (!moe || !moe->alive) {
+		free(moe);
 		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
+	}
+	memset(moe->alive, 1, (size_t)group->nr_ranks);
 	moe->group = group;
 	moe->wait_policy.scheduler = group->scheduler;
 	moe->rank = (uint32_t)group->rank;

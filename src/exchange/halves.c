@@ -3,6 +3,7 @@
  * for who runs them (ops.h). */
 #include "base/error.h"
 #include "base/struct_size.h"
+#include "exchange/elastic.h"
 #include "exchange/ops.h"
 
 /* What a half has come to. Where it has ended the exchange, peers that wait for this rank learn of
@@ -16,6 +17,32 @@ static int told(tern_moe *moe, int rc)
 	return rc;
 }
 
+/* Every half: of an exchange that has not failed, in the view that its group is in. */
+static int begin(tern_moe *moe, uint32_t slot, const char *call)
+{
+	int rc = slot_check(moe, slot, call);
+
+	return rc || !moe->config.elastic ? rc : elastic_check(moe);
+}
+
+static int check_plans(const tern_moe *moe, const char *call)
+{
+	if (moe->config.elastic)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"%s: an elastic exchange has no plans: they name ranks that may die", call);
+	if (moe->ops->plan_create)
+		return 0;
+	return fail(TERN_ERR_UNSUPPORTED, "%s: plans are of exchanges on CPUs so far", call);
+}
+
+/* Likewise, of a call that may name a plan. */
+static int begin_with(tern_moe *moe, uint32_t slot, uint64_t plan, const char *call)
+{
+	int rc = begin(moe, slot, call);
+
+	return rc || !plan ? rc : check_plans(moe, call);
+}
+
 int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct tern_dispatch room;
@@ -24,7 +51,7 @@ int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	args = struct_in(&kind_dispatch, args, &room);
 	if (!args)
 		return TERN_ERR_INVALID;
-	rc = slot_check(moe, args->slot, "tern_dispatch_send");
+	rc = begin_with(moe, args->slot, args->plan, "tern_dispatch_send");
 	return rc ? rc : told(moe, moe->ops->dispatch_send(moe, args));
 }
 
@@ -35,7 +62,7 @@ int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *their
 
 	if (!received)
 		return TERN_ERR_INVALID;
-	rc = slot_check(moe, slot, "tern_dispatch_recv");
+	rc = begin(moe, slot, "tern_dispatch_recv");
 	rc = rc ? rc : told(moe, moe->ops->dispatch_recv(moe, slot, received));
 	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }
@@ -49,7 +76,7 @@ int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_r
 	args = received ? struct_in(&kind_dispatch, args, &args_room) : NULL;
 	if (!args)
 		return TERN_ERR_INVALID;
-	rc = slot_check(moe, args->slot, "tern_dispatch");
+	rc = begin_with(moe, args->slot, args->plan, "tern_dispatch");
 	rc = rc ? rc : told(moe, moe->ops->dispatch(moe, args, received));
 	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }
@@ -62,13 +89,13 @@ int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 	args = struct_in(&kind_combine, args, &room);
 	if (!args)
 		return TERN_ERR_INVALID;
-	rc = slot_check(moe, args->slot, "tern_combine_send");
+	rc = begin_with(moe, args->slot, args->plan, "tern_combine_send");
 	return rc ? rc : told(moe, moe->ops->combine_send(moe, args));
 }
 
 int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
 {
-	int rc = slot_check(moe, slot, "tern_combine_recv");
+	int rc = begin(moe, slot, "tern_combine_recv");
 
 	return rc ? rc : told(moe, moe->ops->combine_recv(moe, slot, out, out_stride));
 }
@@ -83,15 +110,47 @@ int tern_combine(tern_moe *moe, const struct tern_combine *args, void *out, size
 	args = struct_in(&kind_combine, args, &room);
 	if (!args)
 		return TERN_ERR_INVALID;
-	rc = slot_check(moe, args->slot, "tern_combine");
+	rc = begin_with(moe, args->slot, args->plan, "tern_combine");
 	return rc ? rc : told(moe, moe->ops->combine(moe, args, out, out_stride));
 }
 
 int tern_release(tern_moe *moe, uint32_t slot)
 {
-	int rc = slot_check(moe, slot, "tern_release");
+	int rc = begin(moe, slot, "tern_release");
 
 	return rc ? rc : told(moe, moe->ops->release(moe, slot));
+}
+
+int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan)
+{
+	int rc = slot_check(moe, slot, "tern_plan_create");
+
+	if (!rc && !plan)
+		rc = fail(TERN_ERR_INVALID, "tern_plan_create: plan is NULL");
+	rc = rc ? rc : check_plans(moe, "tern_plan_create");
+	return rc ? rc : told(moe, moe->ops->plan_create(moe, slot, plan));
+}
+
+int tern_plan_destroy(tern_moe *moe, uint64_t plan)
+{
+	int rc = moe ? check_plans(moe, "tern_plan_destroy")
+		     : fail(TERN_ERR_INVALID, "tern_plan_destroy: moe is NULL");
+
+	return rc ? rc : moe->ops->plan_destroy(moe, plan);
+}
+
+int tern_moe_owed(tern_moe *moe, uint32_t slot, uint64_t *tag)
+{
+	int rc;
+
+	if (!moe || !tag || !moe->config.elastic)
+		return fail(TERN_ERR_INVALID,
+			"tern_moe_owed: moe or tag is NULL, or the exchange is not elastic");
+	rc = begin(moe, slot, "tern_moe_owed");
+	if (rc)
+		return rc;
+	*tag = moe->slots[slot].tag;
+	return moe->slots[slot].owed;
 }
 
 /* ---- settings of calls on devices ------------------------------------------------------------ */

@@ -136,6 +136,8 @@ void layout_init(struct layout *l, const struct tern_moe_config *config, uint32_
 	end += (uint64_t)l->nr_slots * NR_WORD_KINDS * nr_ranks * sizeof(struct arrival);
 	l->event_counts = end;
 	end += (uint64_t)l->nr_slots * NR_PHASES * sizeof(struct event_count);
+	l->progress = end;
+	end += config->elastic ? (uint64_t)l->nr_slots * PROGRESS_BYTES : 0;
 	if (channels && config->mode == TERN_HIGH_THROUGHPUT)
 		layout_channels(l, channels, &end);
 	l->slots = align_up(end, 4096);

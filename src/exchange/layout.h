@@ -2,7 +2,7 @@
 /* Where everything lies in a window. All ranks compute the same layout from the same settings, so
  * an offset means the same place in every rank's window.
  *
- *   window   head | arrival words [slot][kind][rank] | event_counts [slot][phase] | notes | channels | slot 0 | slot 1 | ...
+ *   window   head | arrival words [slot][kind][rank] | event_counts [slot][phase] | progress [slot] (elastic) | notes | channels | slot 0 | slot 1 | ...
  *   slot     low latency:     region of source 0 | ... | region R-1 | combine rows
  *            high throughput: counts [2][R] | headers of source 0 | ... | R-1 | output | combine rows
  *   channels    high throughput, some ranks not mapped: [channel][chunk]; notes [slot][rank]
@@ -29,7 +29,8 @@ enum word_kind {
 	WORD_COMBINE,
 	NR_WORD_KINDS
 };
-#define NR_PHASES 3 /* enum tern_phase */
+#define NR_PHASES 3               /* enum tern_phase */
+#define PROGRESS_BYTES CACHE_LINE /* of struct slot_progress: elastic.h */
 
 struct window_head {
 	_Atomic uint64_t leave_status; /* wire.h; written by the owner alone */
@@ -65,9 +66,10 @@ struct layout {
 	uint32_t nr_channels, nr_chunks;
 	uint32_t chunk_bytes; /* from chunk to chunk of a channel */
 	uint32_t piece_rows;  /* results that go home in one piece */
-	uint64_t words, event_counts, notes, channels, slots, slot_bytes; /* offsets in the window
-									   */
-	uint64_t counts, regions, output_offset, combine;                 /* offsets in a slot */
+	uint64_t words, event_counts, progress, notes, channels, slots, slot_bytes; /* offsets in
+										       the window
+										     */
+	uint64_t counts, regions, output_offset, combine; /* offsets in a slot */
 	struct output_layout output;
 	uint64_t window_bytes;
 };
@@ -93,6 +95,12 @@ static inline uint64_t layout_event_count(
 	const struct layout *l, uint32_t slot, enum tern_phase phase)
 {
 	return l->event_counts + ((uint64_t)slot * NR_PHASES + phase) * sizeof(struct event_count);
+}
+
+/* Elastic exchanges: how far the owner has come. */
+static inline uint64_t layout_progress(const struct layout *l, uint32_t slot)
+{
+	return l->progress + (uint64_t)slot * PROGRESS_BYTES;
 }
 
 /* Where a source tells how many pieces of results it sent. */

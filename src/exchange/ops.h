@@ -23,6 +23,9 @@ struct exchange_ops {
 	int (*combine)(
 		tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 	int (*release)(tern_moe *moe, uint32_t slot);
+	/* NULL: there are no plans. */
+	int (*plan_create)(tern_moe *moe, uint32_t slot, uint64_t *plan);
+	int (*plan_destroy)(tern_moe *moe, uint64_t plan);
 
 	/* Of an exchange that has not failed: 0, or the error that has ended it since the last
 	 * call. status: also what was wrong with a caller's input. */

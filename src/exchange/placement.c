@@ -91,6 +91,24 @@ int placement_init(struct placement *p, const struct tern_placement *tables, uin
 	return rc;
 }
 
+/* The physical experts keep their numbers: those that are left move together in `replicas`. */
+void placement_leave_out(struct placement *p, const uint8_t *alive)
+{
+	uint32_t next = 0;
+
+	p->nr_lost = 0;
+	for (uint32_t e = 0; e < p->nr_experts; e++) {
+		uint32_t first = p->first_replica[e], end = p->first_replica[e + 1], begin = next;
+
+		for (uint32_t i = first; i < end; i++)
+			if (alive[p->rank[p->replicas[i]]])
+				p->replicas[next++] = p->replicas[i];
+		p->first_replica[e] = begin;
+		p->nr_lost += begin == next;
+	}
+	p->first_replica[p->nr_experts] = next;
+}
+
 void placement_free(struct placement *p)
 {
 	free(p->rank);

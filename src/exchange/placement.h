@@ -15,6 +15,7 @@ struct placement {
 	uint32_t *nr_local;      /* [R] */
 	uint32_t *first_replica; /* [E + 1] into replicas */
 	uint32_t *replicas;      /* [P] physical experts by logical id, ascending */
+	uint32_t nr_lost;        /* experts that no rank holds any more */
 };
 
 /* Checks the caller's tables: TERN_ERR_INVALID names the entry. Freed by placement_free, also after
@@ -22,6 +23,9 @@ struct placement {
 int placement_init(struct placement *placement, const struct tern_placement *tables,
 	uint32_t nr_experts, uint32_t nr_ranks);
 void placement_free(struct placement *placement);
+
+/* From here on the experts of ranks with alive[rank] 0 serve nobody. */
+void placement_leave_out(struct placement *placement, const uint8_t *alive);
 
 /* The physical expert that serves `logical` for a token of `source`: tern.h, tern_placement. */
 uint32_t placement_choose(

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "exchange/cpu/kernels/kernels.h"
-
 bool header_take_within(
 	const tern_moe *moe, const void *shared, uint64_t room, union header_copy *copy)
 {
@@ -42,16 +40,6 @@ bool positions_fit(const struct slot *s, const struct row_header *header)
 	return true;
 }
 
-void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position,
-	const struct row_source *row)
-{
-	const struct layout *l = &moe->layout;
-
-	copy_row(x + position * l->payload_bytes, row->payload, l->payload_bytes, stream);
-	if (l->scales_bytes)
-		memcpy(scales + position * l->scales_bytes, row->scales, l->scales_bytes);
-}
-
 void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint32_t source,
 	const struct row_header *header, const struct route *route)
 {
@@ -77,14 +65,14 @@ void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint3
 	}
 }
 
-void rows_place(const tern_moe *moe, bool stream, uint8_t *output, uint32_t source,
-	const struct row_header *header, const struct row_source *row)
+void rows_place(const tern_moe *moe, struct row_op *op, bool stream, uint8_t *output,
+	uint32_t source, const struct row_header *header)
 {
 	uint8_t *x = output + moe->layout.output.x, *scales = output + moe->layout.output.scales;
 	uint32_t places = moe->config.layout == TERN_BY_SOURCE ? 1 : header->nr_routes;
 
 	for (uint32_t i = 0; i < places; i++) {
-		row_store(moe, stream, x, scales, header->routes[i].position, row);
+		row_to_position(moe, op, stream, x, scales, header->routes[i].position);
 		row_describe(moe, output, header->routes[i].position, source, header,
 			&header->routes[i]);
 	}

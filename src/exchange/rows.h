@@ -4,6 +4,7 @@
 #ifndef TERN_EXCHANGE_ROWS_H
 #define TERN_EXCHANGE_ROWS_H
 
+#include "exchange/row_op.h"
 #include "exchange/state.h"
 
 struct row_source {
@@ -29,17 +30,34 @@ bool header_take_within(
  * before they are followed. */
 bool positions_fit(const struct slot *s, const struct row_header *header);
 
-/* A row into one position. */
-void row_store(const tern_moe *moe, bool stream, uint8_t *x, uint8_t *scales, uint64_t position,
-	const struct row_source *row);
+/* An op on rows as they travel to experts; and one on results. */
+static inline void row_op_of_dispatch(
+	const tern_moe *moe, struct row_op *op, enum row_change change)
+{
+	row_op_begin(op, change, moe->layout.payload_bytes, moe->layout.scales_bytes);
+}
+
+static inline void row_op_of_combine(const tern_moe *moe, struct row_op *op, enum row_change change)
+{
+	row_op_begin(op, change, moe->layout.combine_row_bytes, 0);
+}
+
+/* One position more that the row goes to. */
+static inline void row_to_position(const tern_moe *moe, struct row_op *op, bool stream, uint8_t *x,
+	uint8_t *scales, uint64_t position)
+{
+	row_op_to(op, x + position * moe->layout.payload_bytes,
+		scales ? scales + position * moe->layout.scales_bytes : NULL, stream);
+}
 
 /* What the receiver learns of the row at `position` of the output at `output`; all its routes in
  * TERN_BY_SOURCE, else one. */
 void row_describe(const tern_moe *moe, uint8_t *output, uint64_t position, uint32_t source,
 	const struct row_header *header, const struct route *route);
 
-/* A row with its header's positions into all its places of the output at `output`. */
-void rows_place(const tern_moe *moe, bool stream, uint8_t *output, uint32_t source,
-	const struct row_header *header, const struct row_source *row);
+/* A header's positions in the output at `output` are described, and are places that the op's row
+ * goes to. */
+void rows_place(const tern_moe *moe, struct row_op *op, bool stream, uint8_t *output,
+	uint32_t source, const struct row_header *header);
 
 #endif

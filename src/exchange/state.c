@@ -24,7 +24,7 @@ int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
 		"dispatch_send again (it waits for room)",
 		"dispatch_send again (it waits for room)", "dispatch_recv",
 		"combine_send or release", "combine_send again (it waits for room)", "combine_recv",
-		"dispatch_send"};
+		"dispatch_send", "combine_send again, with its plan"};
 
 	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot,
 		next[moe->slots[slot].state]);

@@ -12,7 +12,7 @@
 #include "base/wait.h"
 #include "exchange/placement.h"
 #include "tern.h"
-#include "exchange/window.h"
+#include "group/window.h"
 
 enum slot_state {
 	SLOT_IDLE,    /* next: dispatch_send */
@@ -25,7 +25,9 @@ enum slot_state {
 	SLOT_RECEIVED,   /* next: combine_send or release */
 	SLOT_COMBINING,  /* results are being sent; combine_send goes on when called again */
 	SLOT_COMBINED,   /* next: combine_recv */
-	SLOT_RELEASED    /* next: dispatch_send, which waits until all have released */
+	SLOT_RELEASED,   /* next: dispatch_send, which waits until all have released */
+	SLOT_REPLAYING   /* combine_send with a plan waits for the others', and goes on when called
+			    again */
 };
 
 /* The results sent to one group of replicas, which lie together in each of their homes. */
@@ -42,9 +44,15 @@ struct combine_at {
 /* One micro-batch in flight. */
 struct slot {
 	enum slot_state state;
-	uint32_t epoch;             /* of the round under way, or of the next one when idle */
-	uint32_t rounds[NR_PHASES]; /* that completed each phase: what the event_counts have
-				       counted, over nr_ranks */
+	bool owed;      /* elastic: the round is made for others, without tokens of this rank */
+	uint64_t round; /* elastic: of the slot, however often it was made */
+	uint64_t tag;   /* elastic, owed: of that round */
+	uint32_t epoch; /* of the round under way, or of the next one when idle */
+	uint32_t rounds[NR_PHASES];       /* that completed each phase: what the event_counts have
+					     counted, over nr_ranks */
+	uint64_t plan;                    /* of the round under way, 0: none */
+	bool replays;                     /* that one is combined again, in place of a dispatch */
+	const struct kept_plan *replayed; /* until its rows have been read; else NULL */
 	uint32_t nr_tokens;
 	int32_t *physical;    /* [T * K] the expert of each route, -1: none */
 	float *weights;       /* [T * K] */
@@ -93,19 +101,22 @@ struct tern_moe {
 				   */
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
+	uint64_t view; /* of the group, that this exchange is in; it sees a later one when called */
+	uint8_t *alive; /* [R] members; all, where it is not elastic */
 	int wait_ms;
 	struct wait_policy wait_policy;
 	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */
 	struct slot *slots;
 	struct outgoing outgoing;
-	uint8_t *scratch;    /* one row of payload and scales, or one of results */
-	uint32_t *seen;      /* [E] token + 1 that named the expert last, to find duplicates */
-	uint8_t *all_counts; /* high throughput: [R] counts of all sources, copied from the window
-			      */
-	uint64_t *totals;    /* [P + R] sums over all sources while counts are added up */
-	uint32_t *cursor;    /* [max_local] positions while one half fills in */
-	uint32_t *home_next; /* [R][replica_ranks] likewise, from slot->home_start */
-	int failed;          /* 0, or the error that ended this exchange */
+	struct row_work *work; /* what is done to rows */
+	uint32_t *seen;        /* [E] token + 1 that named the expert last, to find duplicates */
+	uint8_t *all_counts;   /* high throughput: [R] counts of all sources, copied from the window
+				*/
+	uint64_t *totals;      /* [P + R] sums over all sources while counts are added up */
+	uint32_t *cursor;      /* [max_local] positions while one half fills in */
+	uint32_t *home_next;   /* [R][replica_ranks] likewise, from slot->home_start */
+	struct kept_plan *plans;
+	int failed; /* 0, or the error that ended this exchange */
 	char failed_text[512];
 	uint64_t untold; /* the leave word that peers have to be told yet; 0: none */
 	struct tern_wait_report report;

@@ -12,6 +12,9 @@
 /* likewise: stored by the engine, which knows that all is there and not how many rows that is */
 #define WORD_UNCOUNTED (UINT32_MAX - 1)
 
+/* likewise: no rows, as a plan is combined again */
+#define WORD_REPLAYED (UINT32_MAX - 2)
+
 /* A low-latency region begins with its number of rows, then rows of each local expert. */
 struct region_head {
 	uint32_t nr_rows;

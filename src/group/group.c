@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "group/fd_passing.h"
+#include "group/members.h"
 #include "base/struct_size.h"
 #include "tern_engine.h"
 
@@ -335,10 +337,11 @@ static int agree_whether_any(tern_group *group, bool mine, bool *any)
  */
 static int open_engine(tern_group *group, const struct tern_group_config *config)
 {
-	struct setting forced = {"force_engine", group->engine_forced};
+	const struct setting settings[] = {
+		{"force_engine", group->engine_forced}, {"elastic", config->elastic != 0}};
 	struct choice choice;
 	bool needed, wanted;
-	int rc = group_agree_settings(group, &forced, 1);
+	int rc = group_agree_settings(group, settings, 2);
 
 	wanted = group->nr_nodes > 1 || group->engine_forced;
 	if (!rc && wanted) {
@@ -439,6 +442,7 @@ static int check_boot(const struct tern_boot *boot)
 
 static void group_free(tern_group *group)
 {
+	members_close(group);
 	for (int r = 0; group->peers && r < group->nr_ranks; r++)
 		if (group->peers[r].lifeline >= 0)
 			close(group->peers[r].lifeline);
@@ -529,6 +533,8 @@ int group_create_scheduled(
 		group->peers[r].lifeline = -1;
 	rc = introduce(group, &config);
 	rc = rc ? rc : open_engine(group, &config);
+	if (!rc && config.elastic)
+		rc = members_open(group);
 	if (rc) {
 		group_free(group);
 		return rc;
@@ -563,6 +569,14 @@ bool group_has_died(const tern_group *group, uint32_t rank)
 	if (group->scheduler)
 		return group->scheduler->has_died(group->scheduler->ctx, rank);
 	return peer->lifeline >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & (POLLIN | POLLHUP));
+}
+
+void group_kill(const tern_group *group, uint32_t rank)
+{
+	const struct peer *peer = &group->peers[rank];
+
+	if (peer->lifeline >= 0 && !peer->beside)
+		syscall(SYS_pidfd_send_signal, peer->lifeline, SIGKILL, NULL, 0);
 }
 
 int tern_group_rank(const tern_group *group)
@@ -612,5 +626,6 @@ int tern_group_allgather(tern_group *group, const void *mine, void *all, size_t 
 {
 	if (!group || ((!mine || !all) && bytes))
 		return fail(TERN_ERR_INVALID, "group, mine or all is NULL");
-	return group_allgather(group, mine, all, bytes);
+	return group->members ? members_allgather(group, mine, all, bytes)
+			      : group_allgather(group, mine, all, bytes);
 }

@@ -34,6 +34,8 @@ struct tern_group {
 	char *transport; /* the networks that the caller has asked for; NULL: none in particular */
 	int nr_engines;  /* alive */
 	uint32_t round;  /* of sharing windows; 0 was joining */
+	struct members *members; /* of an elastic group; else NULL */
+	uint64_t view;           /* its number; 0: as it was made */
 };
 
 /* tern_group_create for a rank that a scheduler runs; it has to outlive the group. */
@@ -64,5 +66,8 @@ int group_agree_settings(tern_group *group, const struct setting *settings, int 
 
 /* True when this rank's process is known to have ended. */
 bool group_has_died(const tern_group *group, uint32_t rank);
+
+/* Ends this rank's process, if this one may and knows how. */
+void group_kill(const tern_group *group, uint32_t rank);
 
 #endif

@@ -52,18 +52,16 @@ void chunk_row_place(
 	w->nr_places++;
 }
 
-void chunk_row_end(struct chunk_writer *w, const struct layout *l, const struct row_source *source)
+uint8_t *chunk_row_end(struct chunk_writer *w, const struct layout *l)
 {
 	uint8_t *payload = w->base + aligned(w->at);
 	struct chunk_row row = {.nr_places = w->nr_places};
 
-	memcpy(payload, source->payload, l->payload_bytes);
-	if (l->scales_bytes)
-		memcpy(payload + l->payload_bytes, source->scales, l->scales_bytes);
 	w->at = aligned(w->at) + payload_bytes(l);
 	row.bytes = w->at - w->row_at;
 	memcpy(w->base + w->row_at, &row, sizeof(row));
 	w->nr_rows++;
+	return payload;
 }
 
 void chunk_end(struct chunk_writer *w, uint32_t slot, uint32_t epoch, uint32_t nr_chunks)

@@ -20,8 +20,8 @@ void chunk_begin(struct chunk_writer *w, uint8_t *base);
 void chunk_row_begin(struct chunk_writer *w);
 void chunk_row_place(
 	struct chunk_writer *w, uint32_t rank, uint32_t row, const struct row_header *header);
-void chunk_row_end(
-	struct chunk_writer *w, const struct layout *layout, const struct row_source *source);
+/* Where the row's payload goes, and behind it its scales. */
+uint8_t *chunk_row_end(struct chunk_writer *w, const struct layout *layout);
 void chunk_end(struct chunk_writer *w, uint32_t slot, uint32_t epoch, uint32_t nr_chunks);
 
 struct chunk_reader {

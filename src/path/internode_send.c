@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "exchange/row_work.h"
 #include "path/inside.h"
 
 struct chunk_state {
@@ -166,6 +167,7 @@ static int send_chunk(tern_moe *moe, uint32_t slot, struct channel *channel, uin
 	struct chunk_state *chunk = &channel->chunks[channel->next];
 	uint32_t number = channel->next;
 
+	row_work_finish(moe->work);
 	chunk_end(&channel->writer, slot, moe->slots[slot].epoch, nr_chunks);
 	channel->open = false;
 	channel->next = (number + 1) % moe->layout.nr_chunks;

@@ -20,7 +20,7 @@
 #include "path/inside.h"
 #include "path/relay.h"
 #include "path/results.h"
-#include "exchange/window.h"
+#include "group/window.h"
 
 #define MOST_RANKS 4096
 /* How long a leave word may take. What was sent to a rank that has died, or is cut off, ends with
@@ -40,9 +40,15 @@ static uint32_t epoch_of(const tern_moe *moe, uint32_t slot, enum word_kind kind
 		(const struct arrival *)own(moe, layout_word(&moe->layout, slot, kind, source))));
 }
 
+static uint32_t later(uint32_t a, uint32_t b)
+{
+	return (int32_t)(a - b) > 0 ? a : b;
+}
+
 /* An immediate has room for the low bits of an epoch alone. The whole is the one with these bits
  * that is nearest to an epoch of the source's that is known here: that of its last word of the
- * kind, or, where any number of rounds may have been abandoned since, of its last counts. What
+ * kind, or, in high throughput, of its last counts or combine: any number of rounds may have been
+ * abandoned after their counts, or made with a plan, which needs none. What
  * comes is two ahead of those at most, and one behind: networks may deliver counts before the
  * counts of an abandoned round or the results of a full one that were sent earlier. Four bits tell
  * seven ahead from eight behind, and tests/models/staging.pml shows that three would do. */
@@ -55,7 +61,7 @@ static uint32_t epoch_near(
 		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source),
 			 odd = epoch_of(moe, slot, WORD_COUNTS_ODD, source);
 
-		reached = (int32_t)(even - odd) > 0 ? even : odd;
+		reached = later(later(even, odd), epoch_of(moe, slot, WORD_COMBINE, source));
 	}
 	ahead = (low_bits - reached) & ((1u << EPOCH_BITS) - 1);
 	return reached + ahead - (ahead >= 1u << (EPOCH_BITS - 1) ? 1u << EPOCH_BITS : 0);

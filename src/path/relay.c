@@ -154,9 +154,13 @@ static void store_row(const tern_moe *moe, uint32_t slot, uint32_t source,
 {
 	const struct layout *l = &moe->layout;
 	uint8_t *region = path_window(moe, place->rank, layout_region(l, slot, source));
+	struct row_op op;
 
-	rows_place(moe, false, path_window(moe, place->rank, layout_output(l, slot)), source,
-		header, row);
+	row_op_of_dispatch(moe, &op, ROW_KEPT);
+	row_op_from(&op, row->payload, row->scales);
+	rows_place(moe, &op, false, path_window(moe, place->rank, layout_output(l, slot)), source,
+		header);
+	row_op_run(&moe->config, &op, NULL);
 	memcpy(header_at(moe, region, place->row), header,
 		sizeof(*header) + header->nr_routes * sizeof(header->routes[0]));
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "exchange/row_work.h"
 #include "path/inside.h"
 
 /* At the home: what has come of one slot's results from one rank. The proxy's own. */
@@ -160,6 +161,7 @@ int results_flush(tern_moe *moe, uint32_t slot)
 
 	if (!results || !results->open)
 		return 0;
+	row_work_finish(moe->work);
 	results->open = false;
 	immediate = immediate_make(moe, IMMEDIATE_PIECE, immediate_round(moe, slot));
 	for (uint32_t i = 0; i < moe->config.replica_ranks && !rc; i++)

@@ -32,7 +32,7 @@ good() {
 }
 
 "$TERN" bench --help >"$DIR/out" 2>"$DIR/err" || complain "--help"
-for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce \
+for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce sweep threads \
 	weights align capacity slots replicas replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify \
 	only-verify against json progress quiet help; do
 	grep -q -e "--$flag" "$DIR/out" || complain "--help does not tell of --$flag"
@@ -71,6 +71,14 @@ refuses no.npy --ranks 2 $SMALL --routing "$DIR/no.npy"
 refuses 'must divide the number of ranks, 5' --ranks 5 $SMALL --replica-ranks 2
 refuses 'low-latency mode takes only 0' --ranks 1 $SMALL --capacity 5
 refuses 'transport is "nonsense"' --ranks 2 --nodes 2 $SMALL --transport nonsense
+
+# A sweep: both modes for each size, and a line that compares them.
+good --ranks 2 --hidden 256 --experts 16 --topk 4 --sweep --iters 2 --warmup 1
+[ "$(grep -cE '^  custom +(ll|ht) .* (1|4096) ' "$DIR/out")" -eq 4 ] || complain "--sweep: no ends in both modes"
+[ "$(grep -cE '^# custom .* (ll|ht)$' "$DIR/out")" -eq 13 ] || complain "--sweep: not 13 sizes compared"
+good --ranks 1 --hidden 256 --experts 16 --topk 4 --sweep --tokens 3,9 --mode ht --iters 2 --warmup 1
+[ "$(grep -cE '^  custom ' "$DIR/out")" -eq 2 ] || complain "--sweep: --tokens and --mode were not heard"
+good --ranks 2 $SMALL --threads 3 --verify --mode all
 
 good --ranks 1 $SMALL --verify --mode all --dtype all --layout all --reduce all --weights all
 grep -q ", 0 wrong values" "$DIR/out" || complain "no summary"

@@ -226,6 +226,20 @@ static void nothing_given(struct calls *c)
 	refused(c, RECEIVED, tern_release(moe, 1), "tern_release", "slot", "slot is 1 of 1");
 }
 
+/* They are of exchanges on CPUs. */
+static void no_plans(struct calls *c)
+{
+	struct tern_dispatch args = c->dispatch;
+	uint64_t plan = 0;
+	int rc = tern_plan_create(c->rounds.moe, 0, &plan);
+
+	args.plan = 1;
+	if (rc != TERN_ERR_UNSUPPORTED || plan ||
+		tern_dispatch_send(c->rounds.moe, &args) != TERN_ERR_UNSUPPORTED ||
+		tern_plan_destroy(c->rounds.moe, 1) != TERN_ERR_UNSUPPORTED)
+		rank_fails(c->rank, "a plan on a device: %d (%s)", rc, tern_last_error());
+}
+
 /* x and into_x may touch, and may not overlap: in one kernel what is read and what is written has
  * no order. */
 static void overlapping(struct calls *c)
@@ -355,6 +369,7 @@ static void all_wrong(struct calls *c, enum state state)
 
 	c->state = state;
 	nothing_given(c);
+	no_plans(c);
 	wrong_dispatches(c, of_dispatch);
 	wrong_dispatches(c, scaled ? of_scales : of_no_scales);
 	wrong_received(c, of_received);
@@ -485,6 +500,9 @@ static void wrong_exchanges(struct rank *rank)
 		int rc;
 	} cases[] = {{"wait_ms is 0", {"wait 0", FIELD(tern_moe_config, wait_ms), SET, 0, NULL},
 			     TERN_LOW_LATENCY, TERN_ERR_INVALID},
+		{"threads are for exchanges on CPUs",
+			{"threads", FIELD(tern_moe_config, nr_threads), SET, 2, NULL},
+			TERN_LOW_LATENCY, TERN_ERR_INVALID},
 		{"device", {"device 2", FIELD(tern_moe_config, device), SET, 2, NULL},
 			TERN_LOW_LATENCY, TERN_ERR_INVALID},
 		{"capacity is 9223372036854775808",

@@ -247,17 +247,43 @@ static bool again(const struct round *r, int rc)
 	return true;
 }
 
+static uint64_t routes_of(const struct round *r)
+{
+	return r->plan ? r->routes : r->number;
+}
+
+static void set_reference(struct round *r)
+{
+	reference_set_round(r->reference, routes_of(r));
+	r->reference->round = r->number;
+}
+
+static void fill_x(struct round *r, uint32_t n, size_t x_stride, size_t scales_stride)
+{
+	const struct job *job = r->job;
+	size_t x_bytes = job_x_bytes(job), scales_bytes = job_x_scales_bytes(job);
+	uint32_t home = job_home(job, (uint32_t)r->rank->rank);
+
+	for (uint32_t t = 0; t < n; t++) {
+		memcpy((char *)r->buffers->x + t * x_stride, job_x_row(job, r->number, home, t),
+			x_bytes);
+		if (scales_bytes)
+			memcpy((char *)r->buffers->scales + t * scales_stride,
+				job_scales_row(job, r->number, home, t), scales_bytes);
+	}
+}
+
 void round_arguments(struct round *r, struct tern_dispatch *args)
 {
 	const struct job *job = r->job;
 	struct buffers *b = r->buffers;
-	uint32_t rank = (uint32_t)r->rank->rank, n = job_nr_tokens(job, r->number, rank);
+	uint32_t rank = (uint32_t)r->rank->rank, n = job_nr_tokens(job, routes_of(r), rank);
 	size_t x_stride = job_x_bytes(job) + b->rows_apart,
 	       scales_stride = job_x_scales_bytes(job) + b->rows_apart;
 	bool fp8 = job_x_scales_bytes(job) != 0;
 
-	job_routes(job, r->number, rank, b->ids, b->weights);
-	job_x(job, r->number, rank, b->x, x_stride, fp8 ? b->scales : NULL, scales_stride);
+	job_routes(job, routes_of(r), rank, b->ids, b->weights);
+	fill_x(r, n, x_stride, scales_stride);
 	for (size_t i = 0; i < (size_t)n * job->config.topk; i++)
 		b->wide_ids[i] = b->ids[i];
 	*args = (struct tern_dispatch){.size = sizeof(*args),
@@ -270,6 +296,11 @@ void round_arguments(struct round *r, struct tern_dispatch *args)
 		.topk_ids = r->manner.wide_ids ? (void *)b->wide_ids : (void *)b->ids,
 		.topk_ids_bits = r->manner.wide_ids ? 64 : 0,
 		.topk_weights = job->no_weights ? NULL : b->weights};
+	if (!r->plan)
+		return;
+	args->plan = r->plan;
+	args->topk_ids = NULL;
+	args->topk_weights = NULL;
 }
 
 /* What was sent is the library's business no more. */
@@ -317,7 +348,7 @@ int round_check_received(struct round *r)
 	if (r->manner.into && r->received.x != r->buffers->into)
 		return rank_fails(r->rank, "round %llu: received x is not the caller's buffer",
 			(unsigned long long)r->number);
-	reference_set_round(r->reference, r->number);
+	set_reference(r);
 	if (verify_received(r->reference, (uint32_t)r->rank->rank, &r->received, &difference) ||
 		difference.nr)
 		return rank_fails(r->rank, "round %llu: %llu wrong after dispatch: %s",
@@ -363,13 +394,14 @@ int round_results(struct round *r, struct tern_combine *args)
 	}
 	if (need && !b->y)
 		return rank_fails(r->rank, "no memory for %zu bytes of y", need);
-	reference_set_round(r->reference, r->number);
+	set_reference(r);
 	if (fill_y(r->reference, (uint32_t)r->rank->rank, b->y, stride))
 		return rank_fails(r->rank, "no memory for y");
 	*args = (struct tern_combine){.size = sizeof(*args),
 		.slot = r->slot,
 		.y = b->y,
-		.y_stride = b->rows_apart ? stride : 0};
+		.y_stride = b->rows_apart ? stride : 0,
+		.plan = r->replays ? r->plan : 0};
 	return 0;
 }
 
@@ -405,7 +437,7 @@ int round_check_combined(struct round *r)
 {
 	struct difference difference = {0};
 
-	reference_set_round(r->reference, r->number);
+	set_reference(r);
 	if (verify_combined(r->reference, (uint32_t)r->rank->rank, r->buffers->out,
 		    job_y_bytes(r->job) + r->buffers->rows_apart, &difference) ||
 		difference.nr)
@@ -529,7 +561,7 @@ static int rank_over_capacity(struct round *r)
 	struct received_layout layout;
 	int over = -1;
 
-	reference_set_round(r->reference, r->number);
+	set_reference(r);
 	for (uint32_t rank = 0; r->job->config.capacity && rank < r->job->nr_ranks && over < 0;
 		rank++) {
 		if (received_layout_create(r->reference, rank, &layout))

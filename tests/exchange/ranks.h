@@ -65,6 +65,10 @@ struct round {
 	bool polls;
 	bool shared; /* moe belongs to another round */
 	uint64_t number;
+	uint64_t plan; /* 0: none; else routes are those of round `routes`, and x and y of
+			  `number` */
+	uint64_t routes;
+	bool replays; /* the plan is combined, without a dispatch */
 	uint32_t slot;
 	int rc; /* what the last call that failed returned */
 	struct tern_received received;

@@ -196,15 +196,15 @@ static void memory_figures(void **state)
 static void error_names(void **state)
 {
 	(void)state;
-	for (int code = TERN_ERR_UNSUPPORTED; code <= 0; code++) {
+	for (int code = TERN_ERR_LOST_EXPERTS; code <= 0; code++) {
 		assert_int_equal(strncmp(tern_strerror(code), "TERN_", 5), 0);
 		assert_non_null(strchr(tern_strerror(code), ':'));
-		for (int other = TERN_ERR_UNSUPPORTED; other < code; other++)
+		for (int other = TERN_ERR_LOST_EXPERTS; other < code; other++)
 			assert_string_not_equal(tern_strerror(code), tern_strerror(other));
 	}
 	assert_non_null(tern_strerror(1));
-	assert_non_null(tern_strerror(TERN_ERR_UNSUPPORTED - 1));
-	assert_int_equal(strncmp(tern_strerror(TERN_ERR_UNSUPPORTED - 1), "unknown", 7), 0);
+	assert_non_null(tern_strerror(TERN_ERR_LOST_EXPERTS - 1));
+	assert_int_equal(strncmp(tern_strerror(TERN_ERR_LOST_EXPERTS - 1), "unknown", 7), 0);
 }
 
 int main(void)

@@ -34,6 +34,22 @@ static void draw_exchange(uint64_t *state, struct job *job)
 	job->config.wait_ms = random_below(state, 5) == 0 ? 0 : 60000;
 }
 
+/* One piece after the other, the last one first: the least that a caller's pool may do. */
+static void backwards(void *ctx, uint32_t nr, void (*body)(void *arg, uint32_t i), void *arg)
+{
+	(void)ctx;
+	while (nr--)
+		body(arg, nr);
+}
+
+/* By a third of the exchanges, half of them over the caller's pool. */
+static void draw_threads(uint64_t *state, struct tern_moe_config *config)
+{
+	config->nr_threads = 1 + (uint32_t)random_below(state, 3) / 2 * 2;
+	if (config->nr_threads > 1 && random_below(state, 2))
+		config->parallel_for = backwards;
+}
+
 static void draw_flow(uint64_t *state, const struct job *job, struct flow *flow)
 {
 	*flow = (struct flow){.job = job,
@@ -59,14 +75,14 @@ static void print_case(uint64_t seed, const struct job *job, const char *failure
 	print_error("seed %llu: %s\n  ranks %u (replicas %u), mode %d, layout %d, reduce %d, "
 		    "weights %d, hidden %u, experts %u + %u, topk %u,\n"
 		    "  tokens %u of %u, dtypes %d %d %d, scale %d, payload %u, slots %u, alignment "
-		    "%u, capacity %llu, epoch %u, wait %d\n"
+		    "%u, capacity %llu, epoch %u, wait %d, threads %u\n"
 		    "repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 %s\n",
 		(unsigned long long)seed, failure, job->nr_ranks, c->replica_ranks, (int)c->mode,
 		(int)c->layout, (int)c->reduce, (int)c->weights, c->hidden, c->nr_experts,
 		job->nr_redundant, c->topk, job->nr_tokens, c->max_tokens, (int)c->x_dtype,
 		(int)c->dispatch_dtype, (int)c->combine_dtype, (int)c->scale, c->payload_bytes,
 		c->nr_slots, c->alignment, (unsigned long long)c->capacity, c->first_epoch,
-		c->wait_ms, (unsigned long long)seed, program_invocation_name);
+		c->wait_ms, c->nr_threads, (unsigned long long)seed, program_invocation_name);
 }
 
 /* Returns the rounds that were over capacity, to see that not all of them were. */
@@ -80,6 +96,7 @@ static int run_case(uint64_t seed)
 
 	draw_exchange(&state, &job);
 	draw_flow(&state, &job, &flow);
+	draw_threads(&state, &job.config);
 	if (job_open(&job, &why))
 		fail_msg("seed %llu: no job: %s", (unsigned long long)seed, why.text);
 	failure = run_ranks((int)job.nr_ranks, body, &flow);

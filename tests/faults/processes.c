@@ -82,6 +82,7 @@ int try_join(struct rank *rank, struct board *board, int number)
 		.allgather = board_allgather,
 		.ctx = seat,
 		.close = free};
+	config.elastic = scene->elastic;
 	config.wait_ms = scene->wait_ms ? scene->wait_ms : config.wait_ms;
 	rank->rank = number;
 	rank->nr_ranks = board->nr_ranks;
@@ -158,6 +159,7 @@ struct scene *scene_open(int nr_ranks, enum tern_mode mode)
 	s->second.nr_ranks = nr_ranks - 1;
 	s->first.limit_ms = s->second.limit_ms = GATHERING_LIMIT_MS;
 	s->victim = 1;
+	s->other_victim = -1;
 	job_init(&s->job);
 	s->job.nr_ranks = (uint32_t)nr_ranks;
 	s->job.nr_tokens = s->job.config.max_tokens = 24;
@@ -227,7 +229,8 @@ const char *scene_verdict(struct scene *s, const pid_t *pids, int fate)
 
 	*text = 0;
 	for (int r = 0; r < s->nr_ranks; r++) {
-		int status = wait_for(pids[r], end), signal_due = r == s->victim ? fate : 0;
+		int status = wait_for(pids[r], end),
+		    signal_due = r == s->victim || r == s->other_victim ? fate : 0;
 
 		if (*s->failure[r])
 			at += (size_t)snprintf(

@@ -28,9 +28,11 @@ struct scene {
 	struct job job;
 	const struct hosts *hosts; /* each rank on its own; NULL: all on one */
 	int nr_ranks;
-	int wait_ms; /* of groups; 0: as usual */
-	int victim;
-	int halves; /* that the victim does in the disturbed round before its fate */
+	int wait_ms;              /* of groups; 0: as usual */
+	bool elastic;             /* groups are */
+	int victim, other_victim; /* the other: dies likewise; -1: nobody */
+	int fate_at;              /* the rank at whom the victim's fate comes, where it does */
+	int halves;               /* that the victim does in the disturbed round before its fate */
 	_Atomic unsigned long long fate_ns; /* when it met it; 0: not yet */
 	_Atomic bool at_place;              /* the victim is where it is to meet it */
 	_Atomic int nr_past;                /* ranks past the undisturbed rounds */

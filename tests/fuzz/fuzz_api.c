@@ -32,7 +32,20 @@ struct shadow {
 	uint32_t nr_tokens;
 	struct token tokens[MAX_TOKENS];
 	uint64_t nr_rows, extent;
+	uint64_t plan;  /* it was dispatched with */
+	uint64_t again; /* that is combined again */
 	struct tern_received received;
+};
+
+#define MAX_PLANS 3
+
+/* A plan, and the round that it was made of. */
+struct kept {
+	uint64_t plan; /* 0: none */
+	struct shadow shadow;
+	uint32_t nr; /* rows: */
+	uint64_t at[MAX_TOKENS * TERN_MAX_TOPK];
+	struct tern_row rows[MAX_TOKENS * TERN_MAX_TOPK];
 };
 
 struct world {
@@ -41,6 +54,7 @@ struct world {
 	tern_moe *moe;
 	uint32_t row_bytes, y_bytes;
 	struct shadow slots[MAX_SLOTS];
+	struct kept kept[MAX_PLANS];
 	struct tern_stats stats;
 };
 
@@ -361,7 +375,13 @@ static void call_send(struct world *w, uint32_t slot)
 		args.x = NULL;
 		good &= !some;
 		break;
+	case 9: /* beside ids */
+		args.plan = (1ull << 62) + take_byte(&w->b);
+		good = false;
+		break;
 	}
+	if (again && !args.plan)
+		args.plan = w->slots[slot].plan;
 	good &= !joined || draw_received(w, &received);
 	good &= again ? args.nr_tokens == w->slots[slot].nr_tokens : ids_good;
 	rc = joined ? tern_dispatch(w->moe, &args, &received) : tern_dispatch_send(w->moe, &args);
@@ -376,7 +396,8 @@ static void call_send(struct world *w, uint32_t slot)
 		if (joined)
 			take_received(w, &w->slots[slot], &received);
 	} else {
-		MUST(rc == TERN_ERR_INVALID || (rc == TERN_ERR_STATE && !right && !again));
+		MUST(rc == TERN_ERR_INVALID ||
+			(rc == TERN_ERR_STATE && ((!right && !again) || args.plan)));
 		check_unchanged(w);
 	}
 	memset(x, 0xee, sizeof(x));
@@ -495,8 +516,11 @@ static void call_results(struct world *w, uint32_t slot, bool joined)
 	size_t stride = w->y_bytes + (kind & 1 ? 16 : 0),
 	       bytes = s ? s->received.extent * stride : 16;
 	uint8_t *y = aligned_alloc(16, bytes ? bytes : 16);
-	struct tern_combine args = {
-		.size = sizeof(args), .slot = slot, .y = y, .y_stride = kind & 1 ? stride : 0};
+	struct tern_combine args = {.size = sizeof(args),
+		.slot = slot,
+		.y = y,
+		.y_stride = kind & 1 ? stride : 0,
+		.plan = s ? s->again : 0};
 	struct sums sums = {0};
 	int rc;
 
@@ -546,6 +570,115 @@ static void call_home(struct world *w, uint32_t slot)
 	free(sums.out);
 }
 
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static struct kept *draw_kept(struct world *w)
+{
+	return &w->kept[take_byte(&w->b) % MAX_PLANS];
+}
+
+static void keep_rows(struct kept *kept, const struct world *w, const struct shadow *s)
+{
+	uint32_t nr = w->c.layout == TERN_BY_SOURCE ? 1 : w->c.nr_experts;
+
+	kept->nr = 0;
+	for (uint32_t i = 0; i < nr; i++)
+		for (uint64_t at = s->received.offsets[i];
+			at < s->received.offsets[i] + s->received.counts[i]; at++) {
+			kept->at[kept->nr] = at;
+			kept->rows[kept->nr++] = s->received.rows[at];
+		}
+}
+
+static void call_plan(struct world *w, uint32_t slot)
+{
+	bool right = slot < w->c.nr_slots && w->slots[slot].next == RESULTS;
+	struct kept *kept = draw_kept(w);
+	uint64_t plan = kept->plan;
+	int rc;
+
+	if (plan) {
+		MUST(!tern_plan_destroy(w->moe, plan));
+		kept->plan = 0;
+	}
+	MUST(tern_plan_destroy(w->moe, plan) == TERN_ERR_STATE);
+	rc = tern_plan_create(w->moe, slot, &kept->plan);
+	if (!right) {
+		MUST(!kept->plan && (rc == TERN_ERR_INVALID || rc == TERN_ERR_STATE));
+		check_unchanged(w);
+		return;
+	}
+	MUST(!rc && kept->plan && kept->plan != plan);
+	kept->shadow = w->slots[slot];
+	kept->shadow.plan = kept->shadow.again = 0;
+	kept->shadow.extent = w->slots[slot].received.extent;
+	keep_rows(kept, w, &w->slots[slot]);
+}
+
+/* As the plan's round was, but for x. */
+static void call_send_again(struct world *w, uint32_t slot)
+{
+	bool right = slot < w->c.nr_slots && w->slots[slot].next == SEND;
+	struct kept *kept = draw_kept(w);
+	struct shadow fresh = kept->shadow;
+	struct tern_dispatch args = {.size = sizeof(args),
+		.slot = slot,
+		.nr_tokens = fresh.nr_tokens,
+		.x = x,
+		.plan = kept->plan ? kept->plan : 1ull << 63};
+	int rc;
+
+	for (uint32_t t = 0; t < fresh.nr_tokens; t++) {
+		fresh.tokens[t].mark = take_byte(&w->b);
+		memset(x + t * w->row_bytes, fresh.tokens[t].mark, w->row_bytes);
+	}
+	rc = tern_dispatch_send(w->moe, &args);
+	if (right && kept->plan) {
+		MUST(!rc);
+		check_taken(w);
+		fresh.next = RECV;
+		fresh.plan = kept->plan;
+		w->slots[slot] = fresh;
+	} else {
+		MUST(rc == TERN_ERR_INVALID || rc == TERN_ERR_STATE);
+		check_unchanged(w);
+	}
+	memset(x, 0xee, sizeof(x));
+}
+
+static void call_results_again(struct world *w, uint32_t slot)
+{
+	bool right = slot < w->c.nr_slots && w->slots[slot].next == SEND;
+	struct kept *kept = draw_kept(w);
+	size_t bytes = kept->plan ? kept->shadow.extent * w->y_bytes : 0;
+	uint8_t *y = aligned_alloc(16, bytes + 16);
+	struct tern_combine args = {.size = sizeof(args),
+		.slot = slot,
+		.y = y,
+		.plan = kept->plan ? kept->plan : 1ull << 63};
+	int rc;
+
+	MUST(y);
+	for (uint32_t t = 0; t < kept->shadow.nr_tokens; t++)
+		kept->shadow.tokens[t].mark = take_byte(&w->b);
+	for (uint32_t i = 0; kept->plan && i < kept->nr; i++)
+		for (uint32_t h = 0; h < w->c.hidden; h++)
+			put(w, y + kept->at[i] * w->y_bytes, h,
+				result(&kept->shadow.tokens[kept->rows[i].token], kept->rows[i].k));
+	rc = tern_combine_send(w->moe, &args);
+	free(y);
+	if (right && kept->plan) {
+		MUST(!rc);
+		check_taken(w);
+		w->slots[slot] = kept->shadow;
+		w->slots[slot].again = kept->plan;
+		w->slots[slot].next = HOME;
+	} else {
+		MUST(rc == TERN_ERR_INVALID || rc == TERN_ERR_STATE);
+		check_unchanged(w);
+	}
+}
+
 static void call_release(struct world *w, uint32_t slot)
 {
 	bool right = slot < w->c.nr_slots && w->slots[slot].next == RESULTS;
@@ -567,7 +700,14 @@ static void make_call(struct world *w)
 	uint8_t draw = take_byte(&w->b);
 	uint32_t slot = draw < 250 ? draw / 8 % w->c.nr_slots : w->c.nr_slots + draw;
 	enum next next = slot < w->c.nr_slots ? w->slots[slot].next : SEND;
+	uint8_t plans = take_byte(&w->b);
 
+	if (plans < 96) {
+		(plans < 32          ? call_plan
+			: plans < 64 ? call_send_again
+				     : call_results_again)(w, slot);
+		return;
+	}
 	switch (draw % 8 < 4 ? (int)next : draw % 8 - 4) { /* half of them the right one */
 	case SEND:
 		call_send(w, slot);

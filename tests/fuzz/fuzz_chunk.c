@@ -90,7 +90,6 @@ static void gateway_close(struct gateway *g)
 /* Mostly right: what is drawn may be out of its bounds by a little. */
 static void write_row(struct bytes *b, const struct layout *l, struct chunk_writer *w)
 {
-	static const uint8_t payload[64];
 	uint32_t nr_places = take_from(b, 1, l->topk < 2 ? 1 : 2);
 
 	chunk_row_begin(w);
@@ -108,7 +107,7 @@ static void write_row(struct bytes *b, const struct layout *l, struct chunk_writ
 		chunk_row_place(
 			w, GATEWAY + i, take_from(b, 0, 7) % (l->share_tokens + 1), &copy.header);
 	}
-	chunk_row_end(w, l, &(struct row_source){payload, payload + l->payload_bytes});
+	memset(chunk_row_end(w, l), 0, l->payload_bytes + l->scales_bytes);
 }
 
 static void write_chunk(struct bytes *b, const struct layout *l, uint8_t *chunk)

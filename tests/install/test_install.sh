@@ -7,22 +7,8 @@ CC=${CC:-gcc}
 here=$(dirname "$0")
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
-failures=0
-number=0
-
-# expect NAME COMMAND...: prints TAP.
-expect() {
-	name=$1
-	number=$((number + 1))
-	shift
-	if "$@" >"$tmp/said" 2>&1; then
-		echo "ok $number - $name"
-	else
-		echo "not ok $number - $name"
-		sed 's/^/# /' "$tmp/said"
-		failures=$((failures + 1))
-	fi
-}
+said=$tmp/said
+. "$here/../tap.sh"
 
 only_tern() { # what is not tern_* or the version's name
 	! grep -v -E '^(tern_[a-z0-9_]+|TERN_0)(@.*)?$' "$1"
@@ -91,6 +77,13 @@ strict_c() { # the header alone, by the book
 	$CC -std=c99 -pedantic -Wall -Wextra -Werror -c "$tmp/strict.c" -o "$tmp/strict.o" $(flags --cflags)
 }
 
+cmake_project() { # also from where it was moved to, and from a multiarch folder
+	make -s BUILD="$BUILD" PREFIX="$tmp/made" LIBDIR="$tmp/made/lib/some-machine" install && mv "$tmp/made" "$tmp/moved" &&
+		cmake -S "$here/cmake" -B "$tmp/cmake" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_PREFIX_PATH="$tmp/moved" -Dtern_DIR="$tmp/moved/lib/some-machine/cmake/tern" &&
+		cmake --build "$tmp/cmake" &&
+		for program in c_tern c_static cc_tern cc_static; do "$tmp/cmake/$program" || return 1; done
+}
+
 installed_command() { "$prefix/bin/tern" run -n 2 -- "$tmp/static"; }
 
 same_version() { [ "$(flags --modversion)" = "$(awk '/define TERN_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $3; s = "."} END {print v}' "$prefix/include/tern.h")" ]; }
@@ -110,6 +103,12 @@ expect shared_program shared
 expect static_program static
 expect cplusplus_program cplusplus
 expect strict_c_header strict_c
+if command -v cmake >/dev/null; then
+	expect cmake_project cmake_project
+else
+	number=$((number + 1))
+	echo "ok $number - cmake_project # SKIP cmake is not installed"
+fi
 [ -x "$prefix/bin/tern" ] && expect installed_command installed_command
 echo "1..$number"
 [ $failures = 0 ]

@@ -5,11 +5,24 @@
  * an abandoned round never move; that output rows are never overwritten before their user is done with them (claim 4); and
  * that nobody waits for ever, also when a rank dies (claim 6).
  *
- * ABANDON=0: no round is over capacity.
+ * ABANDON=0: no round is over capacity. PLANS=1: every other round is dispatched with a plan, without counts. PLANS=2: every
+ * other round combines a plan again, without rows.
  */
 #define NR_KINDS 8
 #ifndef ABANDON
 #define ABANDON 1
+#endif
+#ifndef PLANS
+#define PLANS 0
+#endif
+#define PLANNED (PLANS && round[s] % 2)
+#define REPLAYED (PLANS == 2 && round[s] % 2)
+
+/* Combined again before all have begun the round. */
+#ifdef BREAK_NO_BEGINNING
+#define BEGUN_BY_ALL !REPLAYED
+#else
+#define BEGUN_BY_ALL true
 #endif
 
 /* Rows land in the output, where the cell of a source moves from round to round, as ragged offsets do. Every cell is so
@@ -70,7 +83,10 @@ byte nr_judged[SLOTS * ROUNDS];
 inline send_rows()
 {
 	for (q : 0 .. RANKS - 1) {
-		put(ROWS, s, q, VALUE(NOW, 0));
+		if
+		:: !REPLAYED -> put(ROWS, s, q, VALUE(NOW, 0))
+		:: else
+		fi;
 		put(ROWS_WORD, s, q, VALUE(NOW, 0))
 	}
 	q = 0
@@ -122,18 +138,22 @@ inline dispatch_send()
 	:: else
 	fi;
 	released[s] = false;
-	send_counts();
 	if
-	:: ROWS_FIRST -> atomic { send_rows() }
-	:: else
+	:: PLANNED
+	:: else ->
+		send_counts();
+		if
+		:: ROWS_FIRST -> atomic { send_rows() }
+		:: else
+		fi;
+		wait_for_all(COUNTS_WORD + 2 * PARITY(NOW), s, NOW);
+		judge()
 	fi;
-	wait_for_all(COUNTS_WORD + 2 * PARITY(NOW), s, NOW);
-	judge();
 	if
 	:: atomic { over -> NOTE(witness_abandon); assert(!ROWS_FIRST); over = false; round[s]++ }
 	:: atomic { !over ->
 		if
-		:: !ROWS_FIRST -> send_rows()
+		:: !ROWS_FIRST || PLANNED -> send_rows()
 		:: else
 		fi;
 		half[s] = 1 }
@@ -142,7 +162,10 @@ inline dispatch_send()
 
 inline dispatch_recv()
 {
-	wait_for_all(ROWS_WORD, s, NOW)
+	if
+	:: BEGUN_BY_ALL -> wait_for_all(ROWS_WORD, s, NOW)
+	:: else
+	fi
 }
 
 /* Reads the whole output: the experts do so, and combine_send does when y is stored over it. */
@@ -150,7 +173,7 @@ inline read_output()
 {
 	atomic {
 		for (q : 0 .. RANKS - 1) {
-			assert(IS_EPOCH(output[CELL(s, r, q, NOW)], NOW))
+			assert(REPLAYED || IS_EPOCH(output[CELL(s, r, q, NOW)], NOW))
 		}
 		q = 0
 	}
@@ -172,7 +195,7 @@ inline combine_send()
 	:: !EARLY ->
 		atomic {
 			for (q : 0 .. RANKS - 1) {
-				assert(IS_EPOCH(output[CELL(s, r, q, NOW)], NOW));
+				assert(REPLAYED || IS_EPOCH(output[CELL(s, r, q, NOW)], NOW));
 				put(RESULTS, s, q, VALUE(NOW, 0))
 			}
 			q = 0
@@ -181,7 +204,7 @@ inline combine_send()
 	:: else -> /* the other homes first, one after another, this rank's own rows last */
 		do
 		:: atomic { q < RANKS ->
-			assert(IS_EPOCH(output[CELL(s, r, (r + 1 + q) % RANKS, NOW)], NOW));
+			assert(REPLAYED || IS_EPOCH(output[CELL(s, r, (r + 1 + q) % RANKS, NOW)], NOW));
 			put(RESULTS, s, (r + 1 + q) % RANKS, VALUE(NOW, 0));
 			put(RESULTS_WORD, s, (r + 1 + q) % RANKS, VALUE(NOW, 0));
 			q++ }

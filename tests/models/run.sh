@@ -141,6 +141,15 @@ expect asserts exchange_ht -DBREAK_LEAVE_UNDRAINED
 expect hangs exchange_ht -DBREAK_SILENT_SURVIVOR -DRANKS=3 -DROUNDS=1 -DDEATH=1 -DVICTIM=1 -DEARLY_DATA=1 -DRELEASE=0 -DABANDON=0
 expect hangs exchange_ht -DBREAK_SLOT_ORDER -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
 
+# rounds with plans: nothing but the words of combine guards output rows; a plan that is combined again waits for all
+for plans in 1 2; do
+	expect holds exchange_ht -DPLANS=$plans
+	expect_large holds exchange_ht -DPLANS=$plans -DRANKS=3 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
+	expect_large holds exchange_ht -DPLANS=$plans -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
+done
+expect asserts exchange_ht -DPLANS=1 -DBREAK_EARLY_RESULTS_WORD -DABANDON=0
+expect asserts exchange_ht -DPLANS=2 -DBREAK_NO_BEGINNING -DABANDON=0
+
 # sleeping and waking
 expect holds event_count
 expect holds event_count -DAHEAD=0
@@ -154,6 +163,27 @@ for broken in READ_WAITERS_FIRST RING_BEFORE_WORD BASE_FROM_DOORBELL NO_LAST_LOO
 	expect hangs event_count -DBREAK_$broken
 done
 expect hangs event_count -DBREAK_READ_WAITERS_FIRST -DSENDERS=3 -DROUNDS=2
+
+# a round made again when members have died
+expect holds replay
+expect holds replay -DRANKS=2
+expect holds replay -DDEATHS=2
+expect_large holds replay -DROUNDS=3 -DDEATHS=2
+expect asserts replay -DWITNESS
+for broken in OLD_EPOCHS ONE_MORE COUNT_TWICE NO_STOP; do
+	expect asserts replay -DBREAK_$broken
+done
+expect hangs replay -DBREAK_NO_SERVICE
+
+# work on rows by several threads
+expect holds row_work
+expect_large holds row_work -DOPS=4
+expect_large holds row_work -DPLACES=3 -DOPS=4 -DRING_AT=2
+expect asserts row_work -DWITNESS
+for broken in PLAIN_TAKE DONE_EARLY REUSE OFFER_FIRST NO_JOIN; do
+	expect asserts row_work -DBREAK_$broken
+done
+expect hangs row_work -DBREAK_SLEEP_UNSEEN
 
 # the engine: ring, credits, messages, the exchange's staging
 expect holds ring

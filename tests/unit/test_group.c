@@ -23,7 +23,7 @@
 #include "tests/exchange/ranks.h"
 #include "tests/faults/processes.h"
 #include "transport/shm/mailbox.h"
-#include "exchange/window.h"
+#include "group/window.h"
 
 /* What the library opens by name; where it is `no_file` there are no descriptors left. */
 static const char *no_file;

@@ -51,8 +51,8 @@ static int set_up(void **state)
 		config_read(folder(), &world.config, &fault) ||
 		checkpoint_open(folder(), &checkpoint, &fault) ||
 		model_load(&checkpoint, &world.config, &world.model, &fault) ||
-		experts_load(&checkpoint, &world.config, 0, world.config.nr_experts, &world.experts,
-			&fault)) {
+		experts_load(&checkpoint, &world.config, NULL, world.config.nr_experts,
+			&world.experts, &fault)) {
 		print_error("%s\n", fault.text);
 		return -1;
 	}
@@ -274,6 +274,7 @@ static void test_batches_do_not_matter(void **state)
 static void test_some_experts(void **state)
 {
 	struct checkpoint checkpoint;
+	const int32_t ids[] = {8, 9, 10, 11, 12};
 	struct experts some;
 	uint32_t hidden = world.config.hidden;
 	float *x = malloc(3 * hidden * sizeof(float)), *y = malloc(3 * hidden * sizeof(float)),
@@ -282,7 +283,7 @@ static void test_some_experts(void **state)
 	(void)state;
 	assert_true(x && y && z);
 	assert_int_equal(checkpoint_open(folder(), &checkpoint, NULL), 0);
-	assert_int_equal(experts_load(&checkpoint, &world.config, 8, 5, &some, NULL), 0);
+	assert_int_equal(experts_load(&checkpoint, &world.config, ids, 5, &some, NULL), 0);
 	for (uint32_t i = 0; i < 3 * hidden; i++)
 		x[i] = sinf((float)i);
 	for (uint32_t local = 0; local < some.nr; local++) {

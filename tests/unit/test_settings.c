@@ -93,6 +93,8 @@ static void numbers_that_are_none(void **state)
 	refuses_number("TERN_CHUNKS", "513", "2 to 512");
 	refuses_number("TERN_CHUNK_BYTES", "0", "1 to 67108864");
 	refuses_number("TERN_CHUNK_BYTES", "67108865", "1 to 67108864");
+	refuses_number("TERN_THREADS", "0", "1 to 256");
+	refuses_number("TERN_THREADS", "257", "1 to 256");
 }
 
 static void numbers_that_are_good(void **state)
@@ -128,6 +130,9 @@ static void figures_have_signs(void **state)
 	small_config(&config);
 	config.max_tokens = UINT32_MAX;
 	refused(&config, "max_tokens is 4294967295; 1 to 16777216 are possible");
+	small_config(&config);
+	config.nr_threads = 257;
+	refused(&config, "nr_threads is 257; 1 to 256 are possible");
 }
 
 static void figures_of_an_engine(void **state)

@@ -313,6 +313,15 @@ static int ask_memory(const struct struct_kind *kind)
 	return rc;
 }
 
+static int ask_view(const struct struct_kind *kind)
+{
+	struct tern_view *told = shape_of_ones(kind);
+	int rc = expect_filled(kind, tern_group_view_change(group, told));
+
+	assert_true(rc || (told->number == 0 && told->nr_alive == 1 && told->alive[0] == 1));
+	return rc;
+}
+
 static int ask_stats(const struct struct_kind *kind)
 {
 	struct tern_stats *told = shape_of_ones(kind);
@@ -354,6 +363,7 @@ static const struct user {
 	{&kind_combine, combine_send, false},
 	{&kind_combine, combine_whole, false},
 	{&kind_memory, ask_memory, true},
+	{&kind_view, ask_view, true},
 	{&kind_stats, ask_stats, true},
 	{&kind_wait_report, ask_report, true},
 	{&kind_engine_config, create_engine, false},
@@ -534,6 +544,7 @@ static int open_all(void **state)
 	for (int i = 0; i < TOKENS * HIDDEN; i++)
 		x[i] = (uint16_t)(0x3f80 + i);
 	tern_group_config_init(&config);
+	config.elastic = 1;
 	tern_engine_config_init(&engine_config);
 	small_config(&moe_config);
 	rc = tern_boot_self(&config.boot);

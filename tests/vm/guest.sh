@@ -54,7 +54,6 @@ part_lossy() {
 	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 unaligned written_is_landed messages message_order outstanding order late_peer regions soak hammer_processes death
 	step "lossy/loss-was-real" [ "$(dropped)" -gt 0 ]
 	before=$(dropped)
-	step "lossy/exchange/4-ranks" bench 4 "$end_of_wire" --dtype fp8 --tokens 16
 	step "lossy/exchange/two-devices" bench 2 "$both_ends" --dtype bf16
 	TERN_FORCE_ENGINE=1 TERN_TEST_TRANSPORTS="verbs@rxe1 verbs@rxe2" TERN_TEST_CASES=${RANDOM_CASES:-2} suite "$BUILD/tests/exchange/test_random"
 	step "lossy/exchange-was-lost-from" [ "$(dropped)" -gt "$before" ]
@@ -186,6 +185,7 @@ part_soak() {
 		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
 	done
 	step soak/lossy-2-ranks bench 2 "$end_of_wire" --dtype fp8,bf16
+	step soak/lossy-4-ranks bench 4 "$end_of_wire" --dtype fp8 --tokens 16
 	TERN_TEST_TRANSPORTS="verbs@rxe1 verbs@rxe2" TERN_TEST_SEED=$seed TERN_TEST_SECONDS=$seconds step soak/random "$BUILD/tests/exchange/test_random"
 }
 

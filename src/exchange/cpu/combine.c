@@ -3,10 +3,13 @@
 #include <string.h>
 
 #include "exchange/arguments.h"
+#include "exchange/cpu/dispatch_send.h"
 #include "base/error.h"
+#include "exchange/elastic.h"
 #include "exchange/state.h"
 #include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
+#include "exchange/row_work.h"
 #include "path/path.h"
 #include "exchange/plan.h"
 #include "path/results.h"
@@ -26,52 +29,64 @@ static bool is_staged(const tern_moe *moe, uint32_t source)
 	return path_has_engine(moe) && results_are_staged(moe, home_first(moe, source));
 }
 
+/* Routes [first, first + nr) of the header. */
+struct routes_home {
+	const struct row_header *header;
+	uint32_t first, nr;
+};
+
+/* The sum of these routes' rows, or the row of one. */
+static void read_rows(const tern_moe *moe, struct row_op *op, const struct tern_combine *args,
+	const struct routes_home *r)
+{
+	bool summed =
+		moe->config.reduce == TERN_REDUCE_EXPERT && moe->config.layout != TERN_BY_SOURCE;
+
+	row_op_of_combine(moe, op, summed ? ROW_SUMMED : ROW_KEPT);
+	op->weighted = moe->config.weights == TERN_WEIGHTS_COMBINE;
+	for (uint32_t i = 0; i < r->nr; i++) {
+		const struct route *route = &r->header->routes[r->first + i];
+
+		op->weights[i] = route->weight;
+		row_op_from(op, y_row(moe, args, route->position), NULL);
+	}
+}
+
+/* There may be more homes than an op has places: those that are left are another's. */
+static struct row_op *with_room(tern_moe *moe, struct row_op *op, const struct tern_combine *args,
+	const struct routes_home *r)
+{
+	if (op->nr_to < TERN_MAX_TOPK)
+		return op;
+	row_work_tell(moe->work);
+	op = row_work_next(moe->work);
+	read_rows(moe, op, args, r);
+	return op;
+}
+
 /* One result to the same place on every rank that is home to the source's tokens. */
 static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row,
-	const void *row)
+	const struct tern_combine *args, const struct routes_home *r)
 {
 	uint64_t offset = layout_combine_row(&moe->layout, slot, home_row);
 	uint32_t first = home_first(moe, source);
 	uint8_t *staged = NULL;
 	int rc = is_staged(moe, source) ? results_place(moe, slot, first, home_row, &staged) : 0;
+	struct row_op *op;
 
 	if (rc)
 		return rc;
+	op = row_work_next(moe->work);
+	read_rows(moe, op, args, r);
 	if (staged)
-		memcpy(staged, row, moe->layout.combine_row_bytes);
+		row_op_to(op, staged, NULL, false);
 	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
-		if (path_is_mapped(moe, first + i))
-			copy_row(path_window(moe, first + i, offset), row,
-				moe->layout.combine_row_bytes, stream);
+		if (path_is_mapped(moe, first + i)) {
+			op = with_room(moe, op, args, r);
+			row_op_to(op, path_window(moe, first + i, offset), NULL, stream);
+		}
+	row_work_tell(moe->work);
 	return 0;
-}
-
-/* Summed straight into the home's window or staging, or, if it has to be copied on, into scratch
- * memory. */
-static int send_sum_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
-	const struct tern_combine *args, const struct row_header *header)
-{
-	bool straight = !stream && moe->config.replica_ranks == 1;
-	uint8_t *sum = moe->scratch;
-	const void *rows[TERN_MAX_TOPK];
-	float weights[TERN_MAX_TOPK];
-	int rc = 0;
-
-	if (straight && is_staged(moe, source))
-		rc = results_place(moe, slot, source, header->home_row, &sum);
-	else if (straight)
-		sum = path_window(
-			moe, source, layout_combine_row(&moe->layout, slot, header->home_row));
-	if (rc)
-		return rc;
-	for (uint32_t i = 0; i < header->nr_routes; i++) {
-		rows[i] = y_row(moe, args, header->routes[i].position);
-		weights[i] = header->routes[i].weight;
-	}
-	reduce_rows(moe->config.combine_dtype, rows,
-		moe->config.weights == TERN_WEIGHTS_COMBINE ? weights : NULL, header->nr_routes,
-		moe->config.hidden, sum);
-	return straight ? 0 : send_home(moe, slot, stream, source, header->home_row, sum);
 }
 
 /* Goes on at the result where it timed out. */
@@ -79,16 +94,14 @@ static int send_row_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t sou
 	const struct tern_combine *args, const struct row_header *header)
 {
 	struct combine_at *at = &moe->slots[slot].combine_at;
+	bool each = moe->config.reduce == TERN_REDUCE_HOME;
+	struct routes_home r = {.header = header,
+		.nr = each || moe->config.layout == TERN_BY_SOURCE ? 1 : header->nr_routes};
 	int rc = 0;
 
-	if (moe->config.layout == TERN_BY_SOURCE)
-		return send_home(moe, slot, stream, source, header->home_row,
-			y_row(moe, args, header->routes[0].position));
-	if (moe->config.reduce == TERN_REDUCE_EXPERT)
-		return send_sum_home(moe, slot, stream, source, args, header);
-	while (at->result < header->nr_routes && !rc) {
-		rc = send_home(moe, slot, stream, source, header->home_row + at->result,
-			y_row(moe, args, header->routes[at->result].position));
+	while (at->result < results_of_row(moe, header->nr_routes) && !rc) {
+		r.first = at->result;
+		rc = send_home(moe, slot, stream, source, header->home_row + at->result, args, &r);
 		at->result += !rc;
 	}
 	return rc;
@@ -111,11 +124,13 @@ static int send_next_row(
 	struct slot *s = &moe->slots[args->slot];
 	uint8_t *region = own(moe, layout_region(&moe->layout, args->slot, source));
 	uint32_t row = s->combine_at.row, first = home_first(moe, source);
+	const struct row_header *shared = s->replayed ? plan_header(moe, s->replayed, source, row)
+						      : header_at(moe, region, row);
 	union header_copy copy;
 	int rc;
 
-	if (!header_take(moe, header_at(moe, region, row), &copy) ||
-		!positions_fit(s, &copy.header) || !follows(s, first, &copy.header)) {
+	if (!header_take(moe, shared, &copy) || !positions_fit(s, &copy.header) ||
+		!follows(s, first, &copy.header)) {
 		fail(TERN_ERR_PROTOCOL,
 			"row %u from rank %u has a broken header (slot %u, epoch %u)", row, source,
 			args->slot, s->epoch);
@@ -137,6 +152,8 @@ static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool rele
 	uint32_t rows = 0;
 	int rc = 0;
 
+	if (!moe->alive[first])
+		return 0; /* an elastic exchange, whose homes are one rank each */
 	for (uint32_t r = first; r < first + moe->config.replica_ranks; r++)
 		rows += s->rows_from[r];
 	for (uint32_t home = first; home < first + moe->config.replica_ranks && !rc; home++) {
@@ -183,6 +200,7 @@ static int source_done(tern_moe *moe, uint32_t slot, bool stream)
 	at->row = 0;
 	if (moe->config.mode != TERN_LOW_LATENCY || at->nr_sources % moe->config.replica_ranks)
 		return 0;
+	row_work_finish(moe->work);
 	if (stream)
 		stream_fence();
 	return publish_group(moe, slot, home_first(moe, source), false);
@@ -202,10 +220,31 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 			rc = send_next_row(moe, stream, source, args);
 		rc = rc ? rc : source_done(moe, args->slot, stream);
 	}
+	row_work_finish(moe->work);
 	if (stream)
 		stream_fence();
 	flushed = rc && rc != TERN_ERR_TIMEOUT ? 0 : results_flush(moe, args->slot);
 	return flushed ? flushed : rc;
+}
+
+static bool is_under_way(const struct slot *s)
+{
+	return s->state != SLOT_IDLE && s->state != SLOT_RELEASED;
+}
+
+/* The plan that the slot's round combines again; 0: it was dispatched. */
+static uint64_t again_of(const struct slot *s)
+{
+	return s->replays ? s->plan : 0;
+}
+
+/* A round of its own is to begin. */
+static int check_plan(tern_moe *moe, const struct tern_combine *args)
+{
+	struct kept_plan *plan;
+	int rc = plan_find(moe, args->plan, &plan);
+
+	return rc ? rc : arguments_y(moe, args, plan->nr_rows);
 }
 
 /* joined: the second half is called with the first, and goes on if that is done. */
@@ -214,10 +253,17 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, bool jo
 	const char *call = joined ? "tern_combine" : "tern_combine_send";
 	enum slot_state state = moe->slots[args->slot].state;
 
+	if (args->plan && !is_under_way(&moe->slots[args->slot]))
+		return check_plan(moe, args);
 	if (state != SLOT_RECEIVED && state != SLOT_COMBINING &&
-		!(joined && state == SLOT_COMBINED))
+		!(joined && state == SLOT_COMBINED) && !(args->plan && state == SLOT_REPLAYING))
 		return slot_wrong_state(moe, args->slot, call);
-	return arguments_y(moe, args);
+	if (args->plan != again_of(&moe->slots[args->slot]))
+		return fail(TERN_ERR_INVALID,
+			"%s: plan is %llu; the slot's round is of %llu (0: it was dispatched)",
+			call, (unsigned long long)args->plan,
+			(unsigned long long)again_of(&moe->slots[args->slot]));
+	return arguments_y(moe, args, moe->slots[args->slot].nr_rows);
 }
 
 static int begin_results(tern_moe *moe, uint32_t slot)
@@ -233,17 +279,31 @@ static int begin_results(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
+static int begin_again(tern_moe *moe, const struct tern_combine *args)
+{
+	struct kept_plan *plan;
+	int rc = plan_find(moe, args->plan, &plan);
+
+	return rc ? rc : dispatch_nothing(moe, args->slot, plan);
+}
+
 /* Arguments have been checked. Called again after a time-out, it goes on where it was. */
 static int send_all_home(tern_moe *moe, const struct tern_combine *args)
 {
 	struct slot *s = &moe->slots[args->slot];
-	int rc = s->state == SLOT_RECEIVED ? begin_results(moe, args->slot) : 0;
+	int rc = args->plan && s->state != SLOT_RECEIVED && s->state != SLOT_COMBINING
+			 ? begin_again(moe, args)
+			 : 0;
+
+	if (!rc && s->state == SLOT_RECEIVED)
+		rc = begin_results(moe, args->slot);
 
 	rc = rc ? rc : send_results(moe, args);
 	if (!rc && moe->config.mode == TERN_HIGH_THROUGHPUT)
 		rc = publish_results(moe, args->slot, false);
 	if (rc)
 		return rc;
+	s->replayed = NULL;
 	s->state = SLOT_COMBINED;
 	return 0;
 }
@@ -259,8 +319,11 @@ int cpu_release(tern_moe *moe, uint32_t slot)
 {
 	int rc;
 
-	if (moe->slots[slot].state != SLOT_RECEIVED)
+	if (moe->slots[slot].state != SLOT_RECEIVED || moe->slots[slot].replays)
 		return slot_wrong_state(moe, slot, "tern_release");
+	if (moe->config.elastic)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"tern_release on an elastic exchange, whose rounds are combined");
 	rc = publish_results(moe, slot, true);
 	if (rc)
 		return rc;
@@ -276,7 +339,7 @@ static int check_results(tern_moe *moe, uint32_t slot)
 		uint32_t rows = word_count(arrival_observe((struct arrival *)own(
 			moe, layout_word(&moe->layout, slot, WORD_COMBINE, r))));
 
-		if (rows == s->rows_home[r] || rows == WORD_UNCOUNTED)
+		if (rows == s->rows_home[r] || rows == WORD_UNCOUNTED || !moe->alive[r])
 			continue;
 		if (rows == WORD_RELEASED)
 			fail(TERN_ERR_PROTOCOL,
@@ -326,31 +389,31 @@ static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t strid
 	const struct slot *s = &moe->slots[slot];
 	bool weighted = moe->config.reduce == TERN_REDUCE_HOME &&
 			moe->config.weights == TERN_WEIGHTS_COMBINE;
-	const void *rows[TERN_MAX_TOPK];
-	float weights[TERN_MAX_TOPK];
 
 	memcpy(moe->home_next, s->home_start,
 		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
 	for (uint32_t t = 0; t < s->nr_tokens; t++) {
-		uint32_t nr = results_of_token(moe, s, slot, t, rows, weights);
+		struct row_op *op = row_work_next(moe->work);
 
-		reduce_rows(moe->config.combine_dtype, rows, weighted ? weights : NULL, nr,
-			moe->config.hidden, out + t * stride);
+		row_op_of_combine(moe, op, ROW_SUMMED);
+		op->weighted = weighted;
+		op->nr_from = results_of_token(moe, s, slot, t, op->from, op->weights);
+		row_op_to(op, out + t * stride, NULL, false);
+		row_work_tell(moe->work);
 	}
+	row_work_finish(moe->work);
 }
 
 /* Arguments have been checked. */
 static int receive_results(tern_moe *moe, uint32_t slot, void *out, size_t stride)
 {
-	struct slot *s = &moe->slots[slot];
 	int rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
 
 	rc = rc ? rc : check_results(moe, slot);
 	if (rc)
 		return rc;
 	sum_at_home(moe, slot, out, stride ? stride : moe->layout.combine_row_bytes);
-	s->epoch++;
-	s->state = SLOT_IDLE;
+	slot_end_round(moe, slot);
 	return 0;
 }
 
@@ -360,8 +423,19 @@ int cpu_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride)
 
 	if (moe->slots[slot].state != SLOT_COMBINED)
 		return slot_wrong_state(moe, slot, "tern_combine_recv");
-	rc = arguments_out(moe, slot, out, out_stride);
+	rc = arguments_out(moe, moe->slots[slot].nr_tokens, out, out_stride);
 	return rc ? rc : receive_results(moe, slot, out, out_stride);
+}
+
+/* Whose sums this call brings. */
+static uint32_t nr_tokens_home(const tern_moe *moe, const struct tern_combine *args)
+{
+	const struct slot *s = &moe->slots[args->slot];
+	struct kept_plan *plan;
+
+	return args->plan && !is_under_way(s) && !plan_find(moe, args->plan, &plan)
+		       ? plan->nr_tokens
+		       : s->nr_tokens;
 }
 
 /* Called again after a time-out in its second half, it goes on there. */
@@ -369,7 +443,7 @@ int cpu_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_
 {
 	int rc = check_combine(moe, args, true);
 
-	rc = rc ? rc : arguments_out(moe, args->slot, out, out_stride);
+	rc = rc ? rc : arguments_out(moe, nr_tokens_home(moe, args), out, out_stride);
 	if (!rc && moe->slots[args->slot].state != SLOT_COMBINED)
 		rc = send_all_home(moe, args);
 	return rc ? rc : receive_results(moe, args->slot, out, out_stride);

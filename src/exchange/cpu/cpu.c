@@ -10,9 +10,14 @@
 #include "base/error.h"
 #include "base/private_memory.h"
 #include "exchange/cpu/halves.h"
+#include "exchange/cpu/plans.h"
 #include "exchange/plan.h"
+#include "exchange/row_work.h"
 #include "exchange/rows.h"
 #include "path/path.h"
+
+/* A death is noticed that soon by a rank that waits. */
+#define ELASTIC_SLICE_NS 1000000
 
 static void *take(tern_moe *moe, uint64_t nr, size_t bytes)
 {
@@ -93,6 +98,7 @@ static void choose_wait_policy(tern_moe *moe)
 		here += moe->group->peers[r].path != TERN_PATH_NONE;
 	moe->wait_policy.spin_rounds = here <= nr_cpus ? 200 : 0;
 	moe->wait_policy.yield_rounds = 200;
+	moe->wait_policy.longest_slice_ns = moe->config.elastic ? ELASTIC_SLICE_NS : 0;
 }
 
 static bool outgoing_alloc(tern_moe *moe)
@@ -111,12 +117,10 @@ static bool outgoing_alloc(tern_moe *moe)
 static int exchange_alloc(tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
+	const struct layout *l = &moe->layout;
 	bool ok;
 
 	moe->slots = take(moe, c->nr_slots, sizeof(*moe->slots));
-	moe->scratch = take(moe, 1,
-		align_up(moe->layout.payload_bytes, 16) + align_up(moe->layout.scales_bytes, 16) +
-			moe->layout.combine_row_bytes);
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
 	moe->cursor = take(moe, moe->layout.max_local, sizeof(*moe->cursor));
 	moe->all_counts = take(
@@ -126,13 +130,16 @@ static int exchange_alloc(tern_moe *moe)
 	moe->totals = take(
 		moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = outgoing_alloc(moe) && moe->slots && moe->scratch && moe->seen && moe->cursor &&
-	     moe->home_next && moe->all_counts && moe->totals && moe->expert_load;
+	ok = outgoing_alloc(moe) && moe->slots && moe->seen && moe->cursor && moe->home_next &&
+	     moe->all_counts && moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
-	return ok ? 0
-		  : fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots,
-			    c->max_tokens);
+	if (!ok)
+		return fail(TERN_ERR_NOMEM, "no memory for %u slots of %u tokens", c->nr_slots,
+			c->max_tokens);
+	return row_work_open(&moe->config,
+		l->payload_bytes > l->combine_row_bytes ? l->payload_bytes : l->combine_row_bytes,
+		l->scales_bytes, &moe->private_bytes, &moe->work);
 }
 
 /* A fresh window's zeros would be taken for arrivals in epoch 0, so the words start at the epoch
@@ -173,6 +180,7 @@ static void cpu_close(tern_moe *moe)
 {
 	for (uint32_t i = 0; moe->slots && i < moe->config.nr_slots; i++)
 		slot_free(moe, &moe->slots[i]);
+	plans_close(moe);
 	paths_close(moe);
 	if (moe->windows)
 		windows_destroy(moe->group, moe->windows);
@@ -180,7 +188,7 @@ static void cpu_close(tern_moe *moe)
 	free(moe->outgoing.plans);
 	free(moe->outgoing.sources);
 	free(moe->outgoing.rows);
-	free(moe->scratch);
+	row_work_close(moe->work);
 	free(moe->seen);
 	free(moe->cursor);
 	free(moe->home_next);
@@ -249,6 +257,8 @@ const struct exchange_ops exchange_cpu_ops = {.open = cpu_open,
 	.combine_recv = cpu_combine_recv,
 	.combine = cpu_combine,
 	.release = cpu_release,
+	.plan_create = cpu_plan_create,
+	.plan_destroy = cpu_plan_destroy,
 	.look = cpu_look,
 	.status = cpu_look,
 	.settle = cpu_settle,

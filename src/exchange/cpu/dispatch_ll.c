@@ -8,6 +8,7 @@
 #include "exchange/cpu/kernels/kernels.h"
 #include "path/path.h"
 #include "exchange/cpu/routes.h"
+#include "exchange/row_work.h"
 
 /* How many rows the destination and each of its experts get, in front of its region. */
 static void fill_region_heads(tern_moe *moe, uint32_t slot)
@@ -46,22 +47,27 @@ static void order_rows(tern_moe *moe, struct slot *s)
 	}
 }
 
-/* Converted once, straight into the first region that gets it, from where the others are copied. */
+/* Converted once, straight into the first region that gets it, from where the others are copied: a
+ * region's rows are finished before the next one's begin. */
 static void store_row(tern_moe *moe, bool stream, const struct tern_dispatch *args, uint32_t token,
 	struct row_header *header)
 {
 	const struct layout *l = &moe->layout;
 	struct row_source *source = &moe->outgoing.sources[token];
-	uint8_t *payload = (uint8_t *)header + l->header_bytes;
-	struct row_place place = {payload, payload + l->payload_bytes};
+	uint8_t *payload = (uint8_t *)header + l->header_bytes,
+		*scales = payload + l->payload_bytes;
+	struct row_op *op = row_work_next(moe->work);
 
-	if (!source->payload)
-		*source = dispatch_payload(moe, args, token, &place);
-	if (source->payload == place.payload)
-		return;
-	copy_row(place.payload, source->payload, l->payload_bytes, stream);
-	if (l->scales_bytes)
-		memcpy(place.scales, source->scales, l->scales_bytes);
+	if (source->payload) {
+		row_op_of_dispatch(moe, op, ROW_KEPT);
+		row_op_from(op, source->payload, source->scales);
+	} else {
+		dispatch_token(moe, op, args, token);
+		if (op->change != ROW_KEPT)
+			*source = (struct row_source){payload, scales};
+	}
+	row_op_to(op, payload, scales, stream && op->change == ROW_KEPT);
+	row_work_tell(moe->work);
 }
 
 static void fill_region(tern_moe *moe, bool stream, const struct tern_dispatch *args, uint32_t rank)
@@ -110,7 +116,10 @@ int dispatch_send_ll(tern_moe *moe, const struct tern_dispatch *args)
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t rank = (moe->rank + 1 + i) % moe->nr_ranks;
 
+		if (!moe->alive[rank])
+			continue;
 		fill_region(moe, stream && path_is_mapped(moe, rank), args, rank);
+		row_work_finish(moe->work);
 		if (stream)
 			stream_fence();
 		rc = publish_region(moe, args->slot, rank);

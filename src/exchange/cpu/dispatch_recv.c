@@ -8,6 +8,7 @@
 #include "exchange/state.h"
 #include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
+#include "exchange/row_work.h"
 #include "exchange/rows.h"
 #include "exchange/cpu/liveness.h"
 
@@ -22,6 +23,14 @@ static int check_words(tern_moe *moe, uint32_t slot)
 		uint32_t rows = word_count(arrival_observe(
 			(struct arrival *)own(moe, layout_word(l, slot, WORD_DISPATCH, r))));
 
+		rows = moe->alive[r] ? rows : 0;
+		if (rows == WORD_REPLAYED) {
+			fail(TERN_ERR_PROTOCOL,
+				"rank %u combines a plan again where rank %u dispatched (slot %u, "
+				"epoch %u)",
+				r, moe->rank, slot, s->epoch);
+			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+		}
 		if (rows > l->share_tokens || (known && rows != s->rows_from[r])) {
 			fail(TERN_ERR_PROTOCOL,
 				"rank %u announced %u rows to rank %u; %u were %s (slot %u, epoch "
@@ -44,6 +53,8 @@ static void add_up_experts(tern_moe *moe, uint32_t slot)
 		const struct region_head *head =
 			(const struct region_head *)own(moe, layout_region(&moe->layout, slot, r));
 
+		if (!moe->alive[r])
+			continue;
 		for (uint32_t e = 0; e < moe->nr_local; e++)
 			s->counts[e] += head->rows_of[e];
 	}
@@ -90,11 +101,13 @@ static bool unpack_row(tern_moe *moe, struct slot *s, bool stream, uint32_t sour
 {
 	const struct layout *l = &moe->layout;
 	const uint8_t *payload = (const uint8_t *)shared + l->header_bytes;
-	struct row_source row = {payload, payload + l->payload_bytes};
+	struct row_op *op = row_work_next(moe->work);
 	union header_copy copy;
 
 	if (!header_take(moe, shared, &copy))
 		return false;
+	row_op_of_dispatch(moe, op, ROW_KEPT);
+	row_op_from(op, payload, payload + l->payload_bytes);
 	for (uint32_t i = 0; i < copy.header.nr_routes; i++) {
 		const struct route *route = &copy.header.routes[i];
 		uint64_t position;
@@ -109,13 +122,14 @@ static bool unpack_row(tern_moe *moe, struct slot *s, bool stream, uint32_t sour
 			return false;
 		position = s->offsets[route->expert] + moe->cursor[route->expert]++;
 		shared->routes[i].position = (uint32_t)position;
-		row_store(moe, stream, s->x, s->scales, position, &row);
+		row_to_position(moe, op, stream, s->x, s->scales, position);
 		row_describe(moe, s->output, position, source, &copy.header, route);
 	}
 	if (moe->config.layout == TERN_BY_SOURCE) {
-		row_store(moe, stream, s->x, s->scales, *next_row, &row);
+		row_to_position(moe, op, stream, s->x, s->scales, *next_row);
 		row_describe(moe, s->output, *next_row, source, &copy.header, NULL);
 	}
+	row_work_tell(moe->work);
 	++*next_row;
 	return true;
 }
@@ -148,9 +162,12 @@ static int unpack_rows(tern_moe *moe, uint32_t slot)
 		uint8_t *region = own(moe, layout_region(&moe->layout, slot, r));
 
 		for (uint32_t i = 0; i < s->rows_from[r]; i++)
-			if (!unpack_row(moe, s, stream, r, header_at(moe, region, i), &next_row))
+			if (!unpack_row(moe, s, stream, r, header_at(moe, region, i), &next_row)) {
+				row_work_finish(moe->work);
 				return bad_row(moe, slot, r, i);
+			}
 	}
+	row_work_finish(moe->work);
 	if (stream)
 		stream_fence();
 	return check_complete(moe, slot);

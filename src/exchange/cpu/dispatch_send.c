@@ -7,6 +7,7 @@
 #include "exchange/cpu/dispatch_ll.h"
 #include "exchange/cpu/outgoing.h"
 #include "base/error.h"
+#include "exchange/elastic.h"
 #include "exchange/state.h"
 #include "exchange/cpu/halves.h"
 #include "exchange/cpu/kernels/kernels.h"
@@ -14,6 +15,7 @@
 #include "path/path.h"
 #include "exchange/plan.h"
 #include "exchange/cpu/routes.h"
+#include "exchange/row_work.h"
 #include "exchange/rows.h"
 #include "exchange/cpu/liveness.h"
 
@@ -40,7 +42,7 @@ static bool goes_by_channel(const tern_moe *moe, uint32_t rank)
 }
 
 static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct token_rows *rows,
-	uint32_t row, uint32_t token, const struct row_source *source)
+	uint32_t row, uint32_t token, struct row_op *op)
 {
 	struct slot *s = &moe->slots[slot];
 	uint32_t rank = rows->rows[row].rank;
@@ -49,8 +51,8 @@ static void send_row(tern_moe *moe, uint32_t slot, bool stream, const struct tok
 
 	dispatch_header(moe, s, token, rows, row, &copy.header);
 	take_places(moe, s, rank, rows, row, &copy.header);
-	rows_place(moe, stream, path_window(moe, rank, layout_output(&moe->layout, slot)),
-		moe->rank, &copy.header, source);
+	rows_place(moe, op, stream, path_window(moe, rank, layout_output(&moe->layout, slot)),
+		moe->rank, &copy.header);
 	memcpy(shared, &copy,
 		sizeof(copy.header) + copy.header.nr_routes * sizeof(copy.header.routes[0]));
 }
@@ -75,12 +77,13 @@ static bool leads_to_node(const tern_moe *moe, const struct token_rows *rows, ui
 
 /* Once for all ranks of a node: `row` is the first of them. */
 static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *rows, uint32_t row,
-	uint32_t token, const struct row_source *source)
+	uint32_t token, struct row_op *op)
 {
 	struct slot *s = &moe->slots[slot];
 	uint32_t node = moe->topology.node_of[rows->rows[row].rank];
 	struct chunk_writer *writer = channels_writer(moe, node);
 	union header_copy copy;
+	uint8_t *payload;
 
 	chunk_row_begin(writer);
 	for (; row < rows->nr_rows; row = next_to_node(moe, rows, row + 1, node)) {
@@ -90,7 +93,8 @@ static void send_to_node(tern_moe *moe, uint32_t slot, const struct token_rows *
 		take_places(moe, s, rank, rows, row, &copy.header);
 		chunk_row_place(writer, rank, s->row_of[rank]++, &copy.header);
 	}
-	chunk_row_end(writer, &moe->layout, source);
+	payload = chunk_row_end(writer, &moe->layout);
+	row_op_to(op, payload, payload + moe->layout.payload_bytes, false);
 }
 
 struct full_channel {
@@ -161,24 +165,23 @@ static int send_token(
 	tern_moe *moe, uint32_t slot, bool stream, const struct tern_dispatch *args, uint32_t token)
 {
 	struct token_rows rows;
-	struct row_place scratch = {
-		moe->scratch, moe->scratch + align_up(moe->layout.payload_bytes, 16)};
-	struct row_source source;
+	struct row_op *op;
 	int rc = 0;
 
 	plan_token(&moe->placement, moe->slots[slot].physical + (size_t)token * moe->config.topk,
 		moe->config.topk, &rows);
 	if (path_has_engine(moe))
 		rc = make_room(moe, slot, &rows);
-	if (rc)
+	if (rc || !rows.nr_rows)
 		return rc;
-	if (rows.nr_rows)
-		source = dispatch_payload(moe, args, token, &scratch);
+	op = row_work_next(moe->work);
+	dispatch_token(moe, op, args, token);
 	for (uint32_t i = 0; i < rows.nr_rows; i++)
 		if (!goes_by_channel(moe, rows.rows[i].rank))
-			send_row(moe, slot, stream, &rows, i, token, &source);
+			send_row(moe, slot, stream, &rows, i, token, op);
 		else if (leads_to_node(moe, &rows, i))
-			send_to_node(moe, slot, &rows, i, token, &source);
+			send_to_node(moe, slot, &rows, i, token, op);
+	row_work_tell(moe->work);
 	return 0;
 }
 
@@ -203,6 +206,7 @@ static int send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *a
 		rc = send_token(moe, slot, stream, args, s->next_token);
 		s->next_token += rc ? 0 : moe->config.replica_ranks;
 	}
+	row_work_finish(moe->work);
 	if (stream)
 		stream_fence();
 	flushed = rc == TERN_ERR_TIMEOUT ? channels_flush(moe, slot) : 0;
@@ -233,6 +237,8 @@ static int send_all_counts(tern_moe *moe, uint32_t slot)
 			moe->nr_ranks * sizeof(*counts));
 	}
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
+		if (!moe->alive[r])
+			continue;
 		p.from = path_counts(moe, slot, r);
 		p.count = s->rows_to[r];
 		rc = path_publish(moe, r, &p);
@@ -250,6 +256,9 @@ static int take_counts(tern_moe *moe, uint32_t slot)
 
 	memcpy(moe->all_counts, own(moe, layout_counts(l, slot, s->epoch, 0)),
 		l->nr_ranks * l->counts_bytes);
+	for (uint32_t r = 0; r < l->nr_ranks; r++)
+		if (!moe->alive[r])
+			memset(moe->all_counts + r * l->counts_bytes, 0, l->counts_bytes);
 	for (uint32_t r = 0; r < l->nr_ranks; r++) {
 		const uint32_t *counts = (const uint32_t *)(moe->all_counts + r * l->counts_bytes);
 		uint32_t most = 0;
@@ -287,8 +296,7 @@ static int place_all_rows(tern_moe *moe, uint32_t slot)
 		return rc;
 	over = plan_places(&moe->placement, &counts, &limits, moe->rank, s->place, moe->totals);
 	if (over >= 0) {
-		s->epoch++;
-		s->state = SLOT_IDLE;
+		slot_end_round(moe, slot);
 		return fail(TERN_ERR_CAPACITY,
 			"rank %d would receive more than its capacity of %llu rows%s (slot %u, "
 			"epoch %u); no row was "
@@ -326,8 +334,7 @@ static int wait_for_released(tern_moe *moe, uint32_t slot)
 			return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
 		}
 	}
-	s->epoch++;
-	s->state = SLOT_IDLE;
+	slot_end_round(moe, slot);
 	return 0;
 }
 
@@ -354,6 +361,24 @@ static bool goes_on(const struct slot *s, bool joined)
 	       (joined && s->state == SLOT_DISPATCHED);
 }
 
+static int check_plan(const tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct kept_plan *plan;
+	int rc = plan_find(moe, args->plan, &plan);
+
+	if (rc)
+		return rc;
+	if (args->topk_ids || args->topk_weights)
+		return fail(TERN_ERR_INVALID,
+			"dispatch: topk_ids or topk_weights are given beside plan %llu, which has "
+			"its own",
+			(unsigned long long)args->plan);
+	if (args->nr_tokens != plan->nr_tokens)
+		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; plan %llu has %u",
+			args->nr_tokens, (unsigned long long)args->plan, plan->nr_tokens);
+	return 0;
+}
+
 int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 {
 	const char *call = joined ? "tern_dispatch" : "tern_dispatch_send";
@@ -363,8 +388,18 @@ int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 		return fail(TERN_ERR_INVALID,
 			"dispatch: called again with %u tokens; it was begun with %u",
 			args->nr_tokens, s->nr_tokens);
+	if (goes_on(s, joined) && s->plan != args->plan)
+		return fail(TERN_ERR_INVALID,
+			"dispatch: called again with plan %llu; it was begun with %llu",
+			(unsigned long long)args->plan, (unsigned long long)s->plan);
 	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && !goes_on(s, joined))
 		return slot_wrong_state(moe, args->slot, call);
+	if (args->plan && !goes_on(s, joined)) {
+		int rc = check_plan(moe, args);
+
+		if (rc)
+			return rc;
+	}
 	return arguments_dispatch(moe, args);
 }
 
@@ -379,12 +414,21 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
 
-		if (goes_by_channel(moe, r))
+		if (goes_by_channel(moe, r) || !moe->alive[r])
 			continue;
 		p.count = s->rows_to[r];
 		rc = path_publish(moe, r, &p);
 	}
 	return rc;
+}
+
+/* That there is one has been checked. */
+static void take_plan(const tern_moe *moe, struct slot *s, uint64_t id)
+{
+	struct kept_plan *plan;
+
+	if (!plan_find(moe, id, &plan))
+		plan_restore(moe, s, plan);
 }
 
 /* What has to be waited for before anything is stored for other ranks. */
@@ -393,15 +437,21 @@ static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispat
 	int rc = 0;
 
 	if (s->state != SLOT_COUNTED) {
-		rc = routes_read(moe, s, args);
+		rc = moe->config.elastic ? elastic_begin_round(moe, args) : 0;
+		rc = rc || args->plan ? rc : routes_read(moe, s, args);
 		if (!rc && s->state == SLOT_RELEASED)
 			rc = wait_for_released(moe, args->slot);
 		rc = rc ? rc : path_begin(moe, args->slot, WORD_DISPATCH);
 		if (rc)
 			return rc;
-		routes_count(moe, s, args);
+		if (args->plan)
+			take_plan(moe, s, args->plan);
+		else
+			routes_count(moe, s, args);
+		s->plan = args->plan;
+		s->replays = false;
 	}
-	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
+	if (moe->config.mode == TERN_HIGH_THROUGHPUT && !args->plan)
 		rc = send_counts_first(moe, args->slot);
 	if (!rc)
 		begin_rows(moe, s);
@@ -439,6 +489,83 @@ int dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	routes_account(moe, s);
 	s->state = SLOT_DISPATCHED;
 	return 0;
+}
+
+/* ---- nothing --------------------------------------------------------------------------------- */
+
+/* A word to all that are mapped, and in low latency the head of a region without rows to others. */
+static int publish_nothing(tern_moe *moe, uint32_t slot)
+{
+	struct publication p = {.slot = slot,
+		.kind = WORD_DISPATCH,
+		.phase = TERN_PHASE_DISPATCH,
+		.count = WORD_REPLAYED};
+	int rc = 0;
+
+	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
+		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
+
+		if (moe->config.mode == TERN_LOW_LATENCY && !path_is_mapped(moe, r)) {
+			p.from = path_region(moe, slot, r);
+			p.offset = layout_region(&moe->layout, slot, moe->rank);
+			p.bytes = moe->layout.counts_bytes;
+			((struct region_head *)(uintptr_t)p.from)->nr_rows = WORD_REPLAYED;
+		} else if (goes_by_channel(moe, r))
+			continue; /* whose end finish_channels tells */
+		rc = path_publish(moe, r, &p);
+	}
+	return rc;
+}
+
+static int check_nothing(tern_moe *moe, uint32_t slot)
+{
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint32_t rows = word_count(arrival_observe((struct arrival *)own(
+			moe, layout_word(&moe->layout, slot, WORD_DISPATCH, r))));
+		bool by_channel =
+			moe->config.mode == TERN_HIGH_THROUGHPUT && goes_by_channel(moe, r);
+
+		if (rows == (by_channel ? 0 : WORD_REPLAYED))
+			continue;
+		fail(TERN_ERR_PROTOCOL,
+			"rank %u dispatched where rank %u combines a plan again (slot %u, epoch "
+			"%u)",
+			r, moe->rank, slot, moe->slots[slot].epoch);
+		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+	}
+	return 0;
+}
+
+static int begin_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan)
+{
+	struct slot *s = &moe->slots[slot];
+	int rc = s->state == SLOT_RELEASED ? wait_for_released(moe, slot) : 0;
+
+	rc = rc ? rc : path_begin(moe, slot, WORD_DISPATCH);
+	if (rc)
+		return rc;
+	plan_restore(moe, s, plan);
+	begin_rows(moe, s);
+	s->plan = plan->id;
+	s->replays = true;
+	s->replayed = plan;
+	s->state = SLOT_REPLAYING;
+	return publish_nothing(moe, slot);
+}
+
+int dispatch_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan)
+{
+	struct slot *s = &moe->slots[slot];
+	bool channels = moe->config.mode == TERN_HIGH_THROUGHPUT && path_has_engine(moe);
+	int rc = s->state == SLOT_REPLAYING ? 0 : begin_nothing(moe, slot, plan);
+
+	if (!rc && channels)
+		rc = finish_channels(moe, slot);
+	rc = rc ? rc : wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);
+	rc = rc ? rc : check_nothing(moe, slot);
+	if (!rc)
+		s->state = SLOT_RECEIVED;
+	return rc;
 }
 
 int cpu_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)

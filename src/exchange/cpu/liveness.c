@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/wait.h"
+#include "exchange/elastic.h"
 #include "path/path.h"
 
 struct wait {
@@ -25,10 +26,15 @@ static uint64_t word_of(const struct wait *w, uint32_t rank)
 		w->moe, layout_word(&w->moe->layout, w->slot, w->kind, rank)));
 }
 
+static bool is_missing(const struct wait *w, uint32_t peer)
+{
+	return word_epoch(word_of(w, peer)) != w->epoch && w->moe->alive[peer];
+}
+
 /* Each rank is looked at until it has arrived, and never again: polling costs one load. */
 static bool all_arrived(struct wait *w)
 {
-	while (w->next < w->moe->nr_ranks && word_epoch(word_of(w, w->next)) == w->epoch)
+	while (w->next < w->moe->nr_ranks && !is_missing(w, w->next))
 		w->next++;
 	return w->next == w->moe->nr_ranks;
 }
@@ -57,7 +63,7 @@ static void fill_report(struct wait *w, int error, uint32_t peer)
 		.waited_ns = scheduler_now(w->moe->group->scheduler) - w->start_ns,
 		.error = error};
 	for (uint32_t r = 0; r < w->moe->nr_ranks; r++)
-		report->nr_missing += word_epoch(word_of(w, r)) != w->epoch;
+		report->nr_missing += is_missing(w, r);
 	report->arrived = report->expected - report->nr_missing;
 }
 
@@ -73,7 +79,7 @@ static int wait_expired(struct wait *w)
 	for (uint32_t r = 0; r < w->moe->nr_ranks && told < 8; r++) {
 		uint64_t word = word_of(w, r);
 
-		if (word_epoch(word) == w->epoch)
+		if (!is_missing(w, r))
 			continue;
 		at += (size_t)snprintf(text + at, sizeof(text) - at, "%srank %u (at epoch %u)",
 			told++ ? ", " : "", r, word_epoch(word));
@@ -93,6 +99,8 @@ static int wait_lost(struct wait *w, int error, uint32_t peer, uint32_t witness,
 	char cause[160] = "";
 
 	fill_report(w, error, peer);
+	if (error == TERN_ERR_PEER_DEAD && w->moe->config.elastic)
+		return elastic_lost(w->moe);
 	if (witness != peer)
 		snprintf(cause, sizeof(cause), ", as rank %u found,", witness);
 	else if (error == TERN_ERR_PEER_LEFT && leave_status_error(leave_status))
@@ -117,11 +125,6 @@ static int peer_has_left(struct wait *w, uint32_t peer, uint64_t leave_status)
 		named < (int)w->moe->nr_ranks)
 		return wait_lost(w, TERN_ERR_PEER_DEAD, (uint32_t)named, peer, leave_status, NULL);
 	return wait_lost(w, TERN_ERR_PEER_LEFT, peer, peer, leave_status, NULL);
-}
-
-static bool is_missing(const struct wait *w, uint32_t peer)
-{
-	return word_epoch(word_of(w, peer)) != w->epoch;
 }
 
 /* What came from this rank cannot have come from a correct one. */
@@ -177,6 +180,8 @@ static int look_after_peers(struct wait *w)
 {
 	int rc = peer_broke(w->moe);
 
+	if (!rc && w->moe->config.elastic)
+		rc = elastic_look(w->moe);
 	rc = rc ? rc : look_after_deaths(w);
 	for (uint32_t r = w->next; r < w->moe->nr_ranks && !rc; r++) {
 		uint64_t leave_status = path_leave_status(w->moe, r);
@@ -200,12 +205,22 @@ static int look(void *ctx)
 	return look_after_peers(ctx);
 }
 
+/* After a change of members nobody knows how many arrivals of rounds that were given up have been
+ * counted: each wakes. */
+static uint32_t wake_at(const struct wait *w, struct event_count *events)
+{
+	if (w->moe->view)
+		return atomic_load_explicit(&events->count, memory_order_relaxed);
+	return (w->moe->slots[w->slot].rounds[w->phase] + 1) * w->moe->nr_ranks;
+}
+
 static int wait_for_missing(struct wait *w)
 {
 	tern_moe *moe = w->moe;
-	struct awaited awaited = {.events = (struct event_count *)own(
-					  moe, layout_event_count(&moe->layout, w->slot, w->phase)),
-		.wake_at = (moe->slots[w->slot].rounds[w->phase] + 1) * moe->nr_ranks,
+	struct event_count *events =
+		(struct event_count *)own(moe, layout_event_count(&moe->layout, w->slot, w->phase));
+	struct awaited awaited = {.events = events,
+		.wake_at = wake_at(w, events),
 		.is_complete = is_complete,
 		.look = look,
 		.ctx = w,

@@ -4,33 +4,21 @@
 #define TERN_EXCHANGE_CPU_OUTGOING_H
 
 #include "exchange/arguments.h"
-#include "exchange/cpu/kernels/kernels.h"
 #include "exchange/plan.h"
 #include "exchange/rows.h"
 
-struct row_place {
-	uint8_t *payload, *scales;
-};
-
-/* The token as it is sent: the caller's, or converted into `converted`. */
-static inline struct row_source dispatch_payload(const tern_moe *moe,
-	const struct tern_dispatch *args, uint32_t token, const struct row_place *converted)
+/* The caller's token, as it is sent. */
+static inline void dispatch_token(
+	const tern_moe *moe, struct row_op *op, const struct tern_dispatch *args, uint32_t token)
 {
 	const struct tern_moe_config *c = &moe->config;
 	const uint8_t *x = (const uint8_t *)args->x +
 			   (size_t)token * (args->x_stride ? args->x_stride : x_row_bytes(moe));
+	size_t stride = args->scales_stride ? args->scales_stride : moe->layout.scales_bytes;
 
-	if (c->x_dtype != c->dispatch_dtype) {
-		quantise_row(
-			x, c->x_dtype, c->hidden, c->scale, converted->payload, converted->scales);
-		return (struct row_source){converted->payload, converted->scales};
-	}
-	return (struct row_source){x,
-		args->scales
-			? (const uint8_t *)args->scales +
-				  (size_t)token * (args->scales_stride ? args->scales_stride
-								       : moe->layout.scales_bytes)
-			: NULL};
+	row_op_of_dispatch(moe, op, c->x_dtype != c->dispatch_dtype ? ROW_QUANTISED : ROW_KEPT);
+	row_op_from(op, x,
+		args->scales ? (const uint8_t *)args->scales + (size_t)token * stride : NULL);
 }
 
 /* The header of rows->rows[row]; positions are not in it yet. For each rank in the order of its

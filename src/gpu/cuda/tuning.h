@@ -18,6 +18,8 @@ struct gpu_launch {
 			      * receive; where ll_combine_whole. Both roles only */
 	uint32_t early; /* may be scheduled before the kernel ahead of it has ended (programmatic
 			 * dependent launch) */
+	uint32_t own; /* of a combine, where ll_combine_whole: this rank's own sums pass through no
+		       * window; so too where all send */
 };
 
 /* So large that rows, and not their number, decide what is best. */
@@ -44,10 +46,10 @@ static inline uint32_t ll_rule_two_senders(
 static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks,
 	const struct row_geometry *row, int quantised, int by_source)
 {
-	static const struct gpu_launch one = {24, 8, 4, 0}, little = {48, 8, 4, 0},
-				       few = {96, 16, 8, 0}, some = {96, 16, 4, 0},
-				       more = {112, 16, 4, 0}, many = {132, 16, 2, 0},
-				       large = {132, 16, 6, 0};
+	static const struct gpu_launch one = {24, 8, 4, 0, 0}, little = {48, 8, 4, 0, 0},
+				       few = {96, 16, 8, 0, 0}, some = {96, 16, 4, 0, 0},
+				       more = {112, 16, 4, 0, 0}, many = {132, 16, 2, 0, 0},
+				       large = {132, 16, 6, 0, 0};
 
 	if (nr_tokens <= 2)
 		return one;
@@ -57,7 +59,7 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
 		return few;
 	if (nr_ranks <= 2 && nr_tokens > 64)
 		return (struct gpu_launch){
-			132, 16, ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0};
+			132, 16, ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0, 0};
 	if (nr_ranks <= 2)
 		return some;
 	return nr_tokens <= 32 ? some : nr_tokens <= 64 ? more : ll_rule_large(row) ? large : many;
@@ -67,8 +69,8 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
  * ranks' tokens and of this rank's. */
 static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
 {
-	static const struct gpu_launch one = {24, 8, 8, 0}, few = {64, 16, 16, 0},
-				       some = {96, 16, 16, 0}, all = {132, 16, 16, 0};
+	static const struct gpu_launch one = {24, 8, 8, 0, 1}, few = {64, 16, 16, 0, 1},
+				       some = {96, 16, 16, 0, 1}, all = {132, 16, 16, 0, 1};
 
 	return nr_segments <= (nr_ranks <= 2 ? 256 : 128) ? one
 	       : nr_segments <= 800                       ? few
@@ -82,11 +84,11 @@ static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_
 static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks,
 	const struct row_geometry *result, int summed, int whole)
 {
-	static const struct gpu_launch one = {64, 16, 4, 0}, few = {96, 16, 8, 0},
-				       some = {132, 16, 8, 0}, many = {132, 16, 9, 0},
-				       small = {112, 16, 10, 0}, two_small = {132, 16, 10, 0},
-				       two_large = {132, 16, 12, 0},
-				       two_whole_rows = {132, 16, 9, 0};
+	static const struct gpu_launch one = {64, 16, 4, 0, 0}, few = {96, 16, 8, 0, 0},
+				       some = {132, 16, 8, 0, 0}, many = {132, 16, 9, 0, 0},
+				       small = {112, 16, 10, 0, 0}, two_small = {132, 16, 10, 0, 0},
+				       two_large = {132, 16, 7, 0, 1},
+				       two_whole_rows = {132, 16, 9, 0, 0};
 	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000;
 
 	if (whole && (nr_ranks <= 2 ? short_of_links : nr_tokens * result->nr_segments <= 900))
@@ -120,8 +122,11 @@ static inline uint32_t ll_rule_share(
 
 /* ---- high throughput ------------------------------------------------------------------------- */
 
-/* With so many blocks or fewer the dispatch has a telling warp (dispatch_heads.cuh). */
+/* With so many blocks or fewer the dispatch has a telling warp (dispatch_heads.cuh), and for rows
+ * of more bytes. Without it the fences of all sending warps can take 1.7 ms where one warp's take
+ * 0.2: docs/notebook/gpu-high-throughput.md. */
 #define HT_FEW_BLOCKS 48
+#define HT_LARGE_ROW 8192
 
 /* Warps of a block that send: together as many bytes as keep NVLink busy, and no more: all rows
  * that are under way arrive together, and those that arrive last are copied last. With few blocks

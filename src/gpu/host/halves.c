@@ -154,13 +154,13 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 {
 	int rc = check_slot(moe, args->slot, SLOT_RECEIVED, call);
 
-	rc = rc ? rc : arguments_y(moe, args);
+	rc = rc ? rc : arguments_y(moe, args, moe->slots[args->slot].nr_rows);
 	return rc ? rc : check_reachable(moe, "y", args->y);
 }
 
 static int check_out(const tern_moe *moe, uint32_t slot, const void *out, size_t stride)
 {
-	int rc = arguments_out(moe, slot, out, stride);
+	int rc = arguments_out(moe, moe->slots[slot].nr_tokens, out, stride);
 
 	return rc ? rc : check_reachable(moe, "out", out);
 }

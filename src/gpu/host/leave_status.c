@@ -15,7 +15,7 @@
 #include "gpu/host/internode.h"
 #include "base/error.h"
 #include "base/ordering.h"
-#include "exchange/window.h"
+#include "group/window.h"
 #include "exchange/wire.h"
 
 #define BOARD_BYTES 4096

@@ -7,6 +7,9 @@
 #include <sys/mman.h>
 
 #define CANARY 0x5ca1ab1e0ddba11dull
+/* Stacks that all began at the same place of a page would share a few sets of each cache. */
+#define NR_SHIFTS 61
+#define SHIFT_BYTES 192
 
 /* ---- ThreadSanitizer ------------------------------------------------------------------------- */
 
@@ -112,7 +115,7 @@ __asm__(".text\n"
 
 void fiber_start(struct fiber *f, void (*entry)(void *arg), void *arg)
 {
-	void **top = (void **)(f->stack + f->stack_bytes) - 2;
+	void **top = (void **)(f->stack + f->stack_bytes - f->shift) - 2;
 
 	*--top = (void *)fiber_enter;
 	*--top = NULL;          /* rbp */
@@ -168,6 +171,7 @@ void fiber_switch(struct fiber *from, struct fiber *to)
 
 int fiber_create(struct fiber *f, size_t stack_bytes)
 {
+	static unsigned nr;
 	void *stack = mmap(NULL, stack_bytes, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
@@ -176,6 +180,7 @@ int fiber_create(struct fiber *f, size_t stack_bytes)
 		return -1;
 	f->stack = stack;
 	f->stack_bytes = stack_bytes;
+	f->shift = nr++ % NR_SHIFTS * SHIFT_BYTES;
 	*(uint64_t *)f->stack = CANARY;
 	f->tsan = tsan_create();
 	return 0;

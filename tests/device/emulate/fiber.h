@@ -9,7 +9,7 @@
 struct fiber {
 	void *sp; /* where it was left; with ucontext: its context */
 	unsigned char *stack;
-	size_t stack_bytes;
+	size_t stack_bytes, shift;
 	void *tsan; /* what ThreadSanitizer takes for a thread */
 };
 

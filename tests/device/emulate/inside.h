@@ -20,6 +20,7 @@ struct emulated_warp {
 	struct emulated_block *block;
 	struct emulated_lane *lanes[WARP_LANES];
 	uint64_t values[2][WARP_LANES]; /* of this meeting and of the last */
+	uint32_t bits[2];               /* whose values are not 0 */
 	uint32_t nr, nr_met, phase, pass;
 	enum meeting what;
 	int line;

@@ -9,8 +9,9 @@ emulated_obj  = $(patsubst %,$(BUILD)/emulated/obj/%.o,$(1))
 # C++ has neither unused kernels nor unrolling by pragma; clang++ says so of each loop. What it checks of calls through
 # pointers needs a runtime of C++, which programs in C that load this do not have. No fuzzer looks at kernels. A lane may
 # reckon an address from no pointer, where it does not load: that is left to the check of what is loaded.
-# What lanes do is little beside their changing places: optimising it takes longer than it saves.
-EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) -O1 -g1 -fno-exceptions -std=gnu++17 -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-function -Wno-unused-parameter -I. \
+# What lanes do is little beside their changing places: optimising it takes longer than it saves, and the more so with
+# sanitizers.
+EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) $(if $(SANITIZE),-O0,-O1) -g1 -fno-exceptions -std=gnu++17 -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-function -Wno-unused-parameter -I. \
 		 $(if $(findstring clang,$(CXX)),-Wno-pass-failed $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=function$(comma)vptr$(comma)pointer-overflow) \
 		 $(if $(findstring fuzzer,$(SANITIZE)),-fno-sanitize=fuzzer-no-link))
 

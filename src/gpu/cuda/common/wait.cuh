@@ -8,11 +8,14 @@
 #include "gpu/cuda/common/warp.cuh"
 
 #define POLLS_PER_LOOK 256 /* at the clock, and at who has left */
-#define HAD_LEFT 1ull      /* in start_ns: at the last look the peer had left */
+/* In start_ns: */
+#define HAD_LEFT 1ull /* at the last look the peer had left */
+#define GIVES_UP 2ull
+#define NO_TIME (HAD_LEFT | GIVES_UP)
 
 struct patience {
 	uint32_t polls;
-	uint64_t start_ns;
+	uint64_t start_ns; /* 0 before the first look */
 };
 
 /* Has that rank, of this node, left the exchange or given it up? Acquire: pairs with
@@ -23,26 +26,31 @@ __device__ __forceinline__ bool has_left(const struct gpu_exchange *e, uint32_t 
 	return e->leave_statuses && word_acquire(e->leave_statuses + peer * 8 + 4);
 }
 
-/* A wait's look at all but what it waits for. False: it has lasted too long, or is in vain, as
- * another warp has given up, or the peer had left at this look and at the one before: between them
- * what it waits for was looked at once more, since a peer may leave when it has sent all that it
- * owes. */
-__device__ __forceinline__ bool look_around(
-	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
+/* A wait's look at all but what it waits for, out of the way of those who wait for nothing. It
+ * gives up when it has lasted too long, or is in vain, as another warp has given up, or the peer
+ * had left at this look and at the one before: between them what it waits for was looked at once
+ * more, since a peer may leave when it has sent all that it owes. */
+static __device__ __noinline__ uint64_t look_around(
+	uint64_t start_ns, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
-	bool left = has_left(e, peer), in_vain = left && p->start_ns & HAD_LEFT;
+	bool left = has_left(e, peer), in_vain = left && start_ns & HAD_LEFT;
 
-	if (!p->start_ns)
-		p->start_ns = now_ns();
-	p->start_ns = (p->start_ns & ~HAD_LEFT) | (left ? HAD_LEFT : 0);
-	return !in_vain && !word_load(&e->state->failed) && now_ns() - p->start_ns < limit_ns;
+	start_ns &= ~HAD_LEFT;
+	if (!start_ns)
+		start_ns = now_ns() & ~NO_TIME;
+	if (in_vain || word_load(&e->state->failed) || now_ns() - start_ns >= limit_ns)
+		return start_ns | GIVES_UP;
+	return start_ns | (left ? HAD_LEFT : 0);
 }
 
 /* By one lane. */
 __device__ __forceinline__ bool may_wait(
 	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
-	return ++p->polls % POLLS_PER_LOOK || look_around(p, e, peer, limit_ns);
+	if (++p->polls % POLLS_PER_LOOK)
+		return true;
+	p->start_ns = look_around(p->start_ns, e, peer, limit_ns);
+	return !(p->start_ns & GIVES_UP);
 }
 
 /* By a warp, whose lanes may wait for several peers: all of it goes on, or none. A lane that waits
@@ -50,8 +58,10 @@ __device__ __forceinline__ bool may_wait(
 __device__ __forceinline__ bool warp_may_wait(
 	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
-	return ++p->polls % POLLS_PER_LOOK ||
-	       __all_sync(ALL_LANES, look_around(p, e, peer, limit_ns));
+	if (++p->polls % POLLS_PER_LOOK)
+		return true;
+	p->start_ns = look_around(p->start_ns, e, peer, limit_ns);
+	return !__any_sync(ALL_LANES, p->start_ns & GIVES_UP);
 }
 
 /* By a warp that has given up: true for one of the lanes that miss something, whose peer has left
@@ -82,8 +92,7 @@ __device__ __forceinline__ struct gpu_report *open_report(
 
 __device__ __forceinline__ void close_report(struct gpu_report *r, uint32_t reason)
 {
-	__threadfence_system();
-	*(volatile uint32_t *)&r->reason = reason;
+	word_release(&r->reason, reason);
 }
 
 /* Called by one lane. */
@@ -96,7 +105,7 @@ static __device__ __noinline__ void report_wait(const struct gpu_exchange *e, ui
 		return;
 	r->epoch_expected = expected;
 	r->epoch_seen = seen;
-	r->waited_ns = now_ns() - start_ns;
+	r->waited_ns = now_ns() - (start_ns & ~NO_TIME);
 	close_report(r, reason);
 }
 
@@ -128,8 +137,7 @@ static __device__ __noinline__ void complain(const struct gpu_exchange *e, enum 
 		c->k = k;
 		c->id = id;
 		c->epoch = epoch;
-		__threadfence_system();
-		*(volatile uint32_t *)&c->reason = reason;
+		word_release(&c->reason, reason);
 	}
 	__threadfence();
 	atomicExch(&e->state->complaining, 0u);

@@ -6,7 +6,7 @@
  *                     of the other ranks that have one of its experts; where buffers hold another
  *                     row, that is made, too, and leaves first when places are known. Then a token
  *                     each: rows in the destinations' x; then its heads to all ranks, or with few
- *                     blocks a note of them for
+ *                     blocks, or large rows, a note of them for
  *   a telling warp    which stores them (dispatch_heads.cuh)
  *   receiving warps   a token of a source each: waits for its head, describes its rows, copies
  *
@@ -488,7 +488,8 @@ static dispatch_kernel choose(const struct gpu_dispatch *d)
 /* Is there a telling warp? */
 static bool is_noted(const struct gpu_dispatch *d, uint32_t nr_blocks)
 {
-	return d->roles & GPU_SEND && nr_blocks <= HT_FEW_BLOCKS;
+	return d->roles & GPU_SEND &&
+	       (nr_blocks <= HT_FEW_BLOCKS || d->exchange.row.row_bytes > HT_LARGE_ROW);
 }
 
 static uint32_t notes_bytes(const struct gpu_dispatch *d, bool noted)

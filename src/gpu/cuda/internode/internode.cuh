@@ -89,14 +89,14 @@ static __device__ __noinline__ bool internode_await_word(const struct gpu_exchan
 	const uint8_t *word =
 		e->internode->words + ((uint64_t)kind * e->nr_ranks + rank) * GPU_LINE_BYTES;
 	uint64_t start_ns = now_ns(), limit_ns = e->wait_ns;
-	struct patience patience = {0, start_ns};
+	struct patience patience = {0, 0};
 	uint32_t seen;
 
 	while ((seen = word_acquire(word)) != epoch) {
 		uint32_t gone = word_acquire(word + INTERNODE_GONE_OFFSET);
 
 		if (gone == INTERNODE_LEFT && limit_ns > INTERNODE_PEACE_NS) {
-			patience = {0, now_ns()};
+			patience = {0, 0};
 			limit_ns = INTERNODE_PEACE_NS;
 		}
 		if (gone == INTERNODE_LOST ? word_acquire(word) == epoch
@@ -132,7 +132,7 @@ static __device__ __noinline__ bool internode_collect(const struct gpu_exchange 
 static __device__ __noinline__ void internode_await(const struct gpu_exchange *e,
 	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason)
 {
-	struct patience patience = {0, now_ns()};
+	struct patience patience = {0, 0};
 	uint32_t seen;
 
 	do {

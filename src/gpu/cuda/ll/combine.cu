@@ -27,18 +27,18 @@ int ll_combine_whole(const struct gpu_combine *c)
 	       !e->internode && e->format == GPU_FLAG128 && e->by_replicas.d == 1;
 }
 
-/* Where ll_combine_whole. */
-static combine_kernel choose_own(const struct gpu_combine *c)
+/* Where ll_combine_whole; NULL: of that there is none. */
+template <bool DRAWN> static combine_kernel choose_own(const struct gpu_combine *c)
 {
 	uint32_t nr_vectors = c->exchange.result.nr_vectors;
 
 	if (c->kind == GPU_Y_BF16 && nr_vectors == 1)
-		return combine_ll_own<GPU_Y_BF16, 1>;
+		return combine_ll_own<GPU_Y_BF16, 1, DRAWN>;
 	if (nr_vectors != 2)
 		return NULL;
-	return c->kind == GPU_Y_BF16   ? combine_ll_own<GPU_Y_BF16, 2>
-	       : c->kind == GPU_Y_FP16 ? combine_ll_own<GPU_Y_FP16, 2>
-				       : combine_ll_own<GPU_Y_FP32, 2>;
+	return c->kind == GPU_Y_BF16   ? combine_ll_own<GPU_Y_BF16, 2, DRAWN>
+	       : c->kind == GPU_Y_FP16 ? combine_ll_own<GPU_Y_FP16, 2, DRAWN>
+				       : combine_ll_own<GPU_Y_FP32, 2, DRAWN>;
 }
 
 static combine_kernel choose(const struct gpu_combine *c)
@@ -57,20 +57,27 @@ static combine_kernel choose(const struct gpu_combine *c)
 cudaError_t ll_combine_launch(
 	const struct gpu_combine *args, const struct gpu_launch *launch, cudaStream_t stream)
 {
-	bool whole = launch->send_warps == launch->nr_warps && ll_combine_whole(args);
+	bool all = launch->send_warps == launch->nr_warps;
+	combine_kernel own = !ll_combine_whole(args) ? NULL
+			     : all                   ? choose_own<false>(args)
+			     : launch->own           ? choose_own<true>(args)
+						     : NULL;
 
-	return launch_half(whole ? choose_own(args) : choose(args), args, launch, whole,
-		LL_DEAL_BYTES, stream);
+	return launch_half(
+		own ? own : choose(args), args, launch, own != NULL, LL_DEAL_BYTES, stream);
 }
 
 cudaError_t ll_combine_most_blocks(
 	const struct gpu_combine *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
 {
+	const combine_kernel own[2] = {choose_own<false>(args), choose_own<true>(args)};
 	uint32_t nr = UINT32_MAX;
 	cudaError_t rc = most_blocks(choose(args), launch, LL_DEAL_BYTES, nr_blocks);
 
-	if (!rc && ll_combine_whole(args))
-		rc = most_blocks(choose_own(args), launch, LL_DEAL_BYTES, &nr);
-	*nr_blocks = rc ? 0 : min(*nr_blocks, nr);
+	*nr_blocks = rc ? 0 : *nr_blocks;
+	for (int i = 0; i < 2 && !rc && ll_combine_whole(args) && own[i]; i++) {
+		rc = most_blocks(own[i], launch, LL_DEAL_BYTES, &nr);
+		*nr_blocks = rc ? 0 : min(*nr_blocks, nr);
+	}
 	return rc;
 }

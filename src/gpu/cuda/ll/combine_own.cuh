@@ -2,14 +2,16 @@
 /* Low-latency combine, both halves at once, summed at the expert, each rank the only home of its
  * tokens, and all of them mapped.
  *
- *   all warps   y rows of one token of another rank -> weighted sum -> pieces in its home's window,
- *               for all such tokens; then y rows of one token of this rank -> weighted sum; with
- *               pieces of the other ranks (rank order) -> out
+ *   away   y rows of one token of another rank -> weighted sum -> pieces in its home's window
+ *   own    y rows of one token of this rank -> weighted sum; with pieces of the other ranks (rank
+ *          order) -> out
  *
- * Others' come first: NVLink and other ranks wait for them. While own rows are read the others'
- * results come. This rank's own pass through no window, and nobody polls while there are rows to be
- * read. Nobody waits before it has sent all that others wait for, so no two ranks wait for each
- * other.
+ * This rank's own sums pass through no window. Few results: all warps take others' tokens, for
+ * which NVLink and other ranks wait, and then own ones, while those of others come. Many, which
+ * NVLink takes longer for than a GPU to read them: some warps take others' tokens, and then help
+ * the rest, who take own ones from the start. Who waits has nobody waiting for it: others' tokens
+ * are those of warps that wait for nothing before they have sent them. So no two ranks wait for
+ * each other.
  */
 #ifndef TERN_GPU_CUDA_LL_COMBINE_OWN_CUH
 #define TERN_GPU_CUDA_LL_COMBINE_OWN_CUH
@@ -66,13 +68,41 @@ static __device__ __forceinline__ void find_own(
 	p->route = make_uint2(p->home.x == e->rank ? position : UINT32_MAX, p->home.y);
 }
 
-static __device__ __forceinline__ void find_portion(
-	const struct gpu_exchange *e, uint32_t i, uint32_t nr_away, struct portion *p)
+/* Which portion a warp has next: of others' tokens every `stride`-th; then of own ones as many, or
+ * where some warps have begun with those, as tickets say: a block's own portions lie `grid` apart.
+ */
+struct turn {
+	struct deal deal;
+	bool away;
+	uint32_t i, stride, nr_away, nr_own;
+};
+
+template <bool DRAWN> static __device__ __forceinline__ void next_turn(struct turn *t)
 {
-	if (i < nr_away)
-		find_away(e, i, p);
+	bool was_away = t->away;
+
+	t->i += t->stride;
+	t->away = was_away && t->i < t->nr_away;
+	if (t->away)
+		return;
+	if (DRAWN)
+		t->i = draw_share(&t->deal) * gridDim.x + blockIdx.x;
+	else if (was_away)
+		t->i -= t->nr_away;
+}
+
+static __device__ __forceinline__ bool is_portion(const struct turn *t)
+{
+	return t->i < (t->away ? t->nr_away : t->nr_own);
+}
+
+static __device__ __forceinline__ void find_portion(
+	const struct gpu_exchange *e, const struct turn *t, struct portion *p)
+{
+	if (t->away)
+		find_away(e, t->i, p);
 	else
-		find_own(e, i - nr_away, p);
+		find_own(e, t->i, p);
 }
 
 /* The rows here, of which there is at least one, summed vector by vector. Another rank's sum leaves
@@ -132,51 +162,67 @@ static __device__ __forceinline__ bool sum_portion(
 
 /* The first portion's routes are under way before it is known which round it is; the next one's
  * while this one is summed. */
-template <int Y, int ND>
+template <int Y, int ND, bool DRAWN>
 static __device__ __forceinline__ void sum_portions(
-	const struct gpu_combine *c, uint4 state, uint32_t warp, uint32_t nr_warps)
+	const struct gpu_combine *c, uint4 state, struct turn *t, bool last_warp)
 {
 	const struct gpu_exchange *e = &c->exchange;
-	uint32_t most = 0, nr_away, nr;
+	uint32_t most = 0;
 	struct portion next;
 
-	find_away(e, warp, &next);
+	if (t->away || t->i < e->max_tokens * e->result.nr_segments)
+		find_portion(e, t, &next);
 	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
 		most = s == e->rank ? most : max(most, e->state->nr_from[s]);
 	if (state.w)
 		return;
-	if (warp == nr_warps - 1)
+	if (last_warp)
 		tell_arrival<false>(c, state.y);
-	nr_away = __reduce_max_sync(ALL_LANES, most) * e->by_others.d * e->result.nr_segments;
-	nr = nr_away + state.z * e->result.nr_segments;
-	if (warp >= nr_away && warp < nr)
-		find_own(e, warp - nr_away, &next);
+	t->nr_away = __reduce_max_sync(ALL_LANES, most) * e->by_others.d * e->result.nr_segments;
+	t->nr_own = state.z * e->result.nr_segments;
+	if (t->away && t->i >= t->nr_away) {
+		t->i -= t->stride;
+		next_turn<DRAWN>(t);
+		if (is_portion(t))
+			find_own(e, t->i, &next);
+	}
 #pragma unroll 1
-	for (uint32_t i = warp; i < nr; i += nr_warps) {
+	for (bool first = true; is_portion(t); first = false) {
 		struct portion now = next;
 
-		if (i + nr_warps < nr)
-			find_portion(e, i + nr_warps, nr_away, &next);
+		next_turn<DRAWN>(t);
+		if (is_portion(t))
+			find_portion(e, t, &next);
 		if (now.away && now.row >= now.nr)
 			continue;
 		if (!sum_portion<Y, ND>(c, state.y, &now))
 			return;
-		if (i < gridDim.x)
+		if (first)
 			trace_mark(e, 11);
 		trace_mark(e, now.away ? 9 : 10);
 	}
-	if (warp == nr_warps - 1 && await_arrivals<false>(e, state.y) && lane_id() == 0)
+	if (last_warp && await_arrivals<false>(e, state.y) && lane_id() == 0)
 		e->state->epoch_dispatch = state.y + 1 ? state.y + 1 : 1; /* not 0: fresh windows
 									     hold zeros */
 }
 
-template <int Y, int ND>
+/* DRAWN: some warps begin with own tokens. */
+template <int Y, int ND, bool DRAWN>
 static __global__ void __launch_bounds__(512, 1)
-	combine_ll_own(const __grid_constant__ struct gpu_combine c, uint32_t)
+	combine_ll_own(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
 {
+	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &c.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+	bool sends = warp < send_warps;
+	struct turn t = {{shared, {}}, sends,
+		(sends ? warp : warp - send_warps) * gridDim.x + blockIdx.x, send_warps * gridDim.x,
+		0, 0};
 
+	if (DRAWN && threadIdx.x == 0) /* the other warps' first portions need no ticket */
+		*shared = nr_warps - send_warps;
+	if (DRAWN)
+		__syncthreads();
 	if (warp == 0)
 		trace_mark(e, 8);
 	wait_for_previous();
@@ -186,7 +232,8 @@ static __global__ void __launch_bounds__(512, 1)
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
-	sum_portions<Y, ND>(&c, state, warp * gridDim.x + blockIdx.x, nr_warps * gridDim.x);
+	sum_portions<Y, ND, DRAWN>(
+		&c, state, &t, blockIdx.x == gridDim.x - 1 && warp == send_warps - 1);
 }
 
 #endif

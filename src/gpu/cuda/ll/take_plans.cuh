@@ -207,25 +207,34 @@ __device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const s
 	return note_piece<FORMAT, CASE>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
-/* Pieces [first, end) of all plans, by all receiving warps, the next two of each under way
- * together. Pieces with a line 0 come first, so nobody waits for one that is behind its own. */
+template <bool FAR>
+__device__ __forceinline__ struct plan_piece begin_piece(
+	const struct gpu_exchange *e, uint32_t number, uint32_t end)
+{
+	uint32_t four = gpu_div(number, e->by_ranks);
+	struct plan_piece piece = {number - four * e->nr_ranks, four, {}};
+
+	if (number < end)
+		look_at_plan<FAR>(e, &piece);
+	return piece;
+}
+
+/* Pieces [first, end) of all plans, by all receiving warps, a warp's next one under way. Pieces
+ * with a line 0 come first, so nobody waits for one that is behind its own. */
 template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ void take_fours(const struct gpu_exchange *e, const struct positions *p,
 	uint32_t epoch, bool good, uint32_t first, uint32_t end, uint32_t warp, uint32_t nr_warps)
 {
-	uint32_t nr = e->nr_ranks * end;
+	/* What did not come from another node may come while it is looked at. */
+	uint32_t nr = good ? e->nr_ranks * end : 0, i = e->nr_ranks * first + warp;
+	struct plan_piece next = begin_piece<FAR>(e, i, nr);
 
-	for (uint32_t i = e->nr_ranks * first + warp; i < nr && good; i += 2 * nr_warps) {
-		uint32_t j = i + nr_warps, four = gpu_div(i, e->by_ranks),
-			 next = gpu_div(j, e->by_ranks);
-		struct plan_piece a = {i - four * e->nr_ranks, four, {}},
-				  b = {j - next * e->nr_ranks, next, {}};
+#pragma unroll 1
+	for (; i < nr && good; i += nr_warps) {
+		struct plan_piece piece = next;
 
-		look_at_plan<FAR>(e, &a);
-		if (j < nr)
-			look_at_plan<FAR>(e, &b);
-		good = take_piece<FORMAT, CASE, FAR>(e, p, epoch, &a) &&
-		       (j >= nr || take_piece<FORMAT, CASE, FAR>(e, p, epoch, &b));
+		next = begin_piece<FAR>(e, i + nr_warps, nr);
+		good = take_piece<FORMAT, CASE, FAR>(e, p, epoch, &piece);
 	}
 	if (!good && lane_id() == 0)
 		atomicOr(p->failed, 1u); /* maybe by all at once */
@@ -239,21 +248,25 @@ template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct positions *p,
 	uint32_t epoch, bool failed, uint32_t own_tokens, uint32_t warp, uint32_t nr_warps)
 {
-	uint32_t own = fours_of<FORMAT>(e, own_tokens), all, thread = warp * LANES + lane_id();
-	bool good;
+	uint32_t first = 0, tokens = own_tokens;
 
-	clear_words(p, words_of<FORMAT>(e, own), thread, nr_warps * LANES);
-	warps_sync(nr_warps * LANES);
-	good = internode_arrived<FAR>(
-		       e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) &&
-	       !failed;
-	take_fours<FORMAT, CASE, FAR>(e, p, epoch, good, 0, own, warp, nr_warps);
-	if (*p->failed || *p->most_tokens <= own_tokens)
-		return;
-	all = fours_of<FORMAT>(e, *p->most_tokens);
-	clear_words(p, words_of<FORMAT>(e, all), thread, nr_warps * LANES);
-	warps_sync(nr_warps * LANES);
-	take_fours<FORMAT, CASE, FAR>(e, p, epoch, true, own, all, warp, nr_warps);
+#pragma unroll 1
+	for (;;) {
+		uint32_t end = fours_of<FORMAT>(e, tokens);
+
+		clear_words(
+			p, words_of<FORMAT>(e, end), warp * LANES + lane_id(), nr_warps * LANES);
+		warps_sync(nr_warps * LANES);
+		if (!first)
+			failed = !internode_arrived<FAR>(e, INTERNODE_DISPATCH, epoch,
+					 GPU_WAIT_PLAN, failed, warp, nr_warps) ||
+				 failed;
+		take_fours<FORMAT, CASE, FAR>(e, p, epoch, !failed, first, end, warp, nr_warps);
+		if (*p->failed || *p->most_tokens <= tokens)
+			return;
+		first = end;
+		tokens = *p->most_tokens;
+	}
 }
 
 #endif

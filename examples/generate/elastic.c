@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "elastic.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What all ranks know of a prompt, besides its text. */
+struct entry {
+	uint32_t owner;
+	bool is_new; /* to its owner, which has to read it first */
+	uint64_t sampler_state;
+};
+
+/* What a rank tells of a sequence of its own. */
+struct parcel {
+	uint64_t fingerprint, sampler_state;
+	uint32_t nr_generated; /* 0: there is no such sequence */
+	uint8_t last;
+};
+
+/* From each rank: zeros from one that is gone. */
+struct told {
+	uint64_t members[4];     /* as it sees them */
+	struct parcel parcels[]; /* [nr_prompts] */
+};
+
+struct ledger {
+	struct elastic_run *run;
+	struct entry *entries; /* [nr_prompts] */
+	struct told *mine;
+	uint8_t *all; /* [nr_ranks] of struct told */
+	size_t told_bytes;
+	uint32_t *load; /* [nr_ranks] scratch */
+};
+
+static uint32_t nr_prompts(const struct ledger *l)
+{
+	return l->run->texts->nr_prompts;
+}
+
+static const struct told *told_by(const struct ledger *l, uint32_t rank)
+{
+	return (const struct told *)(l->all + rank * l->told_bytes);
+}
+
+static uint32_t prompt_bytes(const struct ledger *l, uint32_t prompt)
+{
+	return (uint32_t)strlen(l->run->service->plan->prompts[prompt]);
+}
+
+static bool is_whole(const struct ledger *l, uint32_t prompt)
+{
+	return l->run->texts->nr_bytes[prompt] == l->run->texts->nr_tokens;
+}
+
+/* ---- reading what is new to a rank ----------------------------------------------------------- */
+
+/* Of the rank that has most to read; the others take part with what they have. The last byte is for
+ * the next step. */
+static uint32_t count_batches(const struct ledger *l)
+{
+	uint32_t nr_ranks = l->run->service->nr_ranks, most = 0;
+
+	memset(l->load, 0, nr_ranks * sizeof(*l->load));
+	for (uint32_t i = 0; i < nr_prompts(l); i++) {
+		const struct entry *e = &l->entries[i];
+
+		if (!e->is_new)
+			continue;
+		l->load[e->owner] += prompt_bytes(l, i) + l->run->texts->nr_bytes[i] - 1;
+		most = l->load[e->owner] > most ? l->load[e->owner] : most;
+	}
+	return (most + SERVE_PREFILL_TOKENS - 1) / SERVE_PREFILL_TOKENS;
+}
+
+static uint32_t fill_batch(struct service *service)
+{
+	uint32_t nr = 0;
+
+	for (uint32_t i = 0; i < service->nr_sequences; i++) {
+		struct sequence *s = &service->sequences[i];
+
+		while (nr < SERVE_PREFILL_TOKENS && s->nr_cached + 1 < s->nr_bytes) {
+			service->batch[nr++] = (struct batch_token){
+				s->text[s->nr_cached], s->nr_cached, &s->cache, NULL};
+			s->nr_cached++;
+		}
+	}
+	return nr;
+}
+
+static int read_new(struct ledger *l, struct fault *fault)
+{
+	struct service *service = l->run->service;
+	uint32_t nr_batches = count_batches(l);
+	uint64_t start = serve_now_ns();
+
+	for (uint32_t i = 0; i < nr_batches; i++) {
+		uint32_t nr = fill_batch(service);
+
+		if (model_forward(service->model, service->workspace, service->batch, nr,
+			    &l->run->prefill, fault))
+			return -1;
+		service->nr_prefilled += nr;
+	}
+	for (uint32_t i = 0; i < nr_prompts(l); i++)
+		l->entries[i].is_new = false;
+	service->prefill_ns += serve_now_ns() - start;
+	return 0;
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static int step(struct ledger *l, struct fault *fault)
+{
+	struct service *service = l->run->service;
+	uint64_t start = serve_now_ns();
+	uint32_t nr = 0;
+
+	for (uint32_t i = 0; i < service->nr_sequences; i++) {
+		struct sequence *s = &service->sequences[i];
+
+		if (is_whole(l, s->prompt))
+			continue;
+		service->batch[nr++] = (struct batch_token){
+			s->text[s->nr_cached], s->nr_cached, &s->cache, s->logits};
+		s->nr_cached++;
+	}
+	if (model_forward(
+		    service->model, service->workspace, service->batch, nr, &l->run->decode, fault))
+		return -1;
+	for (uint32_t i = 0; i < service->nr_sequences; i++)
+		if (!is_whole(l, service->sequences[i].prompt))
+			service_choose(service, &service->sequences[i]);
+	service->nr_decoded += nr;
+	service->decode_ns += serve_now_ns() - start;
+	return 0;
+}
+
+/* ---- telling --------------------------------------------------------------------------------- */
+
+static void write_told(struct ledger *l)
+{
+	const struct service *service = l->run->service;
+
+	memset(l->mine, 0, l->told_bytes);
+	for (uint32_t r = 0; r < service->nr_ranks; r++)
+		if (moe_tern_has(l->run->moe, r))
+			l->mine->members[r / 64] |= 1ull << r % 64;
+	for (uint32_t i = 0; i < service->nr_sequences; i++) {
+		const struct sequence *s = &service->sequences[i];
+
+		l->mine->parcels[s->prompt] = (struct parcel){.fingerprint = s->fingerprint,
+			.sampler_state = s->sampler.state,
+			.nr_generated = s->nr_bytes - s->prompt_bytes,
+			.last = s->text[s->nr_bytes - 1]};
+	}
+}
+
+static void read_told(struct ledger *l)
+{
+	struct texts *texts = l->run->texts;
+
+	for (uint32_t i = 0; i < nr_prompts(l); i++) {
+		const struct parcel *p = &told_by(l, l->entries[i].owner)->parcels[i];
+
+		if (p->nr_generated != texts->nr_bytes[i] + 1)
+			continue; /* whole, or its owner was gone before it could tell */
+		texts->bytes[(size_t)i * texts->nr_tokens + texts->nr_bytes[i]++] = p->last;
+		texts->fingerprints[i] = p->fingerprint;
+		l->entries[i].sampler_state = p->sampler_state;
+	}
+}
+
+/* In the eyes of all that have told: these may be in different views yet, but what they told is the
+ * same to all. */
+static bool is_left(const struct ledger *l, uint32_t rank)
+{
+	for (uint32_t r = 0; r < l->run->service->nr_ranks; r++) {
+		const struct told *told = told_by(l, r);
+		bool told_nothing = true;
+
+		for (int i = 0; i < 4; i++)
+			told_nothing = told_nothing && !told->members[i];
+		if (!told_nothing && !(told->members[rank / 64] >> rank % 64 & 1))
+			return false;
+	}
+	return true;
+}
+
+/* ---- taking over ----------------------------------------------------------------------------- */
+
+static uint32_t least_loaded(const struct ledger *l)
+{
+	uint32_t nr_ranks = l->run->service->nr_ranks, best = nr_ranks;
+
+	memset(l->load, 0, nr_ranks * sizeof(*l->load));
+	for (uint32_t i = 0; i < nr_prompts(l); i++)
+		l->load[l->entries[i].owner] += !is_whole(l, i);
+	for (uint32_t r = 0; r < nr_ranks; r++)
+		if (is_left(l, r) && (best == nr_ranks || l->load[r] < l->load[best]))
+			best = r;
+	return best;
+}
+
+static int take_over(struct ledger *l, uint32_t prompt, struct fault *fault)
+{
+	struct service *service = l->run->service;
+	const struct texts *texts = l->run->texts;
+	struct sequence *s;
+
+	if (service_add(service, prompt, fault))
+		return -1;
+	s = &service->sequences[service->nr_sequences - 1];
+	memcpy(s->text + s->nr_bytes, texts->bytes + (size_t)prompt * texts->nr_tokens,
+		texts->nr_bytes[prompt]);
+	s->nr_bytes += texts->nr_bytes[prompt];
+	s->fingerprint = texts->fingerprints[prompt];
+	if (texts->nr_bytes[prompt])
+		s->sampler.state = l->entries[prompt].sampler_state;
+	return 0;
+}
+
+static int hand_over(struct ledger *l, struct fault *fault)
+{
+	for (uint32_t i = 0; i < nr_prompts(l); i++) {
+		struct entry *e = &l->entries[i];
+
+		if (is_whole(l, i) || is_left(l, e->owner))
+			continue;
+		e->owner = least_loaded(l);
+		e->is_new = true;
+		l->run->nr_taken_over++;
+		if (e->owner == l->run->service->rank && take_over(l, i, fault))
+			return -1;
+	}
+	return 0;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static bool all_are_whole(const struct ledger *l)
+{
+	for (uint32_t i = 0; i < nr_prompts(l); i++)
+		if (!is_whole(l, i))
+			return false;
+	return true;
+}
+
+static int run_steps(struct ledger *l, struct fault *fault)
+{
+	for (uint32_t i = 0; !all_are_whole(l); i++) {
+		if (read_new(l, fault) || step(l, fault))
+			return -1;
+		write_told(l);
+		if (moe_tern_gather(l->run->moe, l->mine, l->all, l->told_bytes, fault))
+			return -1;
+		read_told(l);
+		if (hand_over(l, fault))
+			return -1;
+		l->run->shown(l->run->ctx, i);
+	}
+	return 0;
+}
+
+int elastic_generate(struct elastic_run *run, struct fault *fault)
+{
+	uint32_t nr = run->texts->nr_prompts, nr_ranks = run->service->nr_ranks;
+	struct ledger l = {
+		.run = run, .told_bytes = sizeof(struct told) + nr * sizeof(struct parcel)};
+	int rc = -1;
+
+	l.entries = calloc(nr, sizeof(*l.entries));
+	l.mine = calloc(1, l.told_bytes);
+	l.all = calloc(nr_ranks, l.told_bytes);
+	l.load = calloc(nr_ranks, sizeof(*l.load));
+	for (uint32_t i = 0; l.entries && i < nr; i++)
+		l.entries[i] = (struct entry){.owner = i % nr_ranks, .is_new = true};
+	if (l.entries && l.mine && l.all && l.load)
+		rc = run_steps(&l, fault);
+	else
+		fault_say(fault, "no memory for %u prompts of %u ranks", nr, nr_ranks);
+	free(l.entries);
+	free(l.mine);
+	free(l.all);
+	free(l.load);
+	return rc;
+}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tern: dispatch and combine for expert parallelism (Mixture-of-Experts).
+
+    with tern_ep.Group.from_environment() as group:
+        with tern_ep.Exchange(group, tern_ep.Config(hidden=64, nr_experts=8, topk=2, max_tokens=16, x_dtype=tern_ep.Dtype.FP32,
+                                              dispatch_dtype=tern_ep.Dtype.FP32, combine_dtype=tern_ep.Dtype.FP32)) as moe:
+            received = moe.dispatch(x, topk_ids, topk_weights)
+            y = moe.empty_y(received)
+            for local, expert in enumerate(moe.local_experts):
+                here = received.expert(local)
+                y[here] = experts[expert](received.x[here])
+            out = moe.combine(y)
+
+The contract is that of include/tern.h; the guide is docs/python.md.
+"""
+
+from ._library import LibraryError
+from ._version import __version__
+from .arrays import Array, Dtype, empty
+from .config import Config, Device, Layout, Mode, Placement, Reduce, Scale, Weights
+from .engine import Engine, EngineStats, Operation, Peers, Region, Remote
+from .errors import (
+    BootstrapError,
+    CapacityError,
+    Error,
+    InvalidError,
+    MismatchError,
+    NoMemoryError,
+    PeerDeadError,
+    PeerLeftError,
+    Phase,
+    ProtocolError,
+    StateError,
+    SystemCallError,
+    UnsupportedError,
+    MembersError,
+    ExpelledError,
+    QuorumError,
+    LostExpertsError,
+    WaitReport,
+    WaitTimeoutError,
+)
+from .exchange import Exchange, Memory, Stats
+from .group import Change, Group, Path, Threads, View, run_threads
+from .plan import Plan
+from .received import Received
+
+__all__ = [
+    "Array",
+    "BootstrapError",
+    "CapacityError",
+    "Config",
+    "Change",
+    "Device",
+    "Dtype",
+    "Engine",
+    "EngineStats",
+    "Error",
+    "Exchange",
+    "ExpelledError",
+    "Group",
+    "InvalidError",
+    "Layout",
+    "LibraryError",
+    "LostExpertsError",
+    "MembersError",
+    "Memory",
+    "MismatchError",
+    "Mode",
+    "NoMemoryError",
+    "Operation",
+    "Path",
+    "PeerDeadError",
+    "PeerLeftError",
+    "Peers",
+    "Phase",
+    "Placement",
+    "Plan",
+    "ProtocolError",
+    "QuorumError",
+    "Received",
+    "Reduce",
+    "Region",
+    "Remote",
+    "Scale",
+    "StateError",
+    "Stats",
+    "SystemCallError",
+    "Threads",
+    "UnsupportedError",
+    "WaitReport",
+    "WaitTimeoutError",
+    "View",
+    "Weights",
+    "__version__",
+    "empty",
+    "run_threads",
+]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that outlive their round: where its rows went, used again for other tokens and results."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Optional
+
+from . import _abi
+from . import arrays as memory
+from ._library import library
+from .arrays import Array, Dtype
+from .errors import InvalidError, StateError
+from .received import Received
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+
+class Plan:
+    """Made by Exchange.plan. All ranks use theirs of the same round together, in any slot without a round under way, any number of
+    times and in any order, until it is closed: collective, as dispatch and combine are."""
+
+    def __init__(self, exchange: Exchange, slot: int):
+        number = ctypes.c_uint64()
+        with exchange._busy:
+            state = exchange._slot(slot)
+            exchange._check(library().tern_plan_create(exchange.native, slot, ctypes.byref(number)))
+        self.exchange = exchange
+        self.nr_tokens, self.extent = state.nr_tokens, state.extent
+        self._number = number.value
+
+    def _open(self) -> int:
+        if not self._number:
+            raise StateError("plan is closed")
+        return self._number
+
+    def dispatch(
+        self, x: Array, *, scales: Optional[Array] = None, slot: int = 0, into_x: Optional[Array] = None, into_scales: Optional[Array] = None
+    ) -> Received:
+        """As Exchange.dispatch, with as many tokens as then; ids and weights are the plan's, and rows come to the same positions."""
+        moe = self.exchange
+        args = _abi.sized(_abi.tern_dispatch)
+        args.slot, args.plan = slot, self._open()
+        with moe._busy:
+            state = moe._slot(slot)
+            rows = memory.rows("x", x, moe.config.x_width, Dtype(moe.config.x_dtype))
+            if rows.nr != self.nr_tokens:
+                raise InvalidError(f"x has {rows.nr} rows; the plan has {self.nr_tokens} tokens")
+            args.nr_tokens, args.x, args.x_stride = rows.nr, rows.address, rows.stride
+            if scales is not None:
+                args.scales = moe._scales(scales, rows.nr).address
+            into = moe._set_received(state, into_x, into_scales)
+            native = moe._use(state, None)
+            code = moe._lib.tern_dispatch(native, ctypes.byref(args), state.received_at)
+            state.dispatch.nr_tokens = self.nr_tokens
+            state.dispatch_form = None
+            moe._begun(state, code)
+            return moe._received(state, into)
+
+    def combine(self, y: Optional[Array], *, slot: int = 0, out: Optional[Array] = None) -> Any:
+        """As Exchange.combine, without a dispatch before it: y at the positions that rows had then, summed for the tokens of then."""
+        moe = self.exchange
+        number = self._open()
+        with moe._busy:
+            state = moe._slot(slot)
+            before = state.nr_tokens, state.extent
+            state.nr_tokens, state.extent = self.nr_tokens, self.extent
+            try:
+                moe._set_combine(state, y)
+                out, address = moe._out(state, out)
+                state.combine.plan = number
+                moe._check(moe._lib.tern_combine(moe._use(state, None), state.combine_at, address, state.out_stride))
+            except BaseException:
+                state.nr_tokens, state.extent = before
+                raise
+            finally:
+                state.combine.plan = 0
+            state.turn += 1
+            return out
+
+    def close(self) -> None:
+        """Gives its memory back. Without it, its exchange does."""
+        if self._number and self.exchange._handle is not None:
+            with self.exchange._busy:
+                self.exchange._check(library().tern_plan_destroy(self.exchange.native, self._number))
+        self._number = 0
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

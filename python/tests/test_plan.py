@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that outlive their round."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tern_ep
+from tern_ep import Config, Dtype, Mode
+
+RANKS, EXPERTS, HIDDEN, TOKENS = 3, 6, 32, 7
+
+
+def config(mode: Mode) -> Config:
+    return Config(
+        hidden=HIDDEN,
+        nr_experts=EXPERTS,
+        topk=2,
+        max_tokens=TOKENS,
+        mode=mode,
+        nr_slots=2,
+        x_dtype=Dtype.FP32,
+        dispatch_dtype=Dtype.FP32,
+        combine_dtype=Dtype.FP32,
+    )
+
+
+def tokens(random: Any) -> Any:
+    return random.integers(0, 50, (TOKENS, HIDDEN)).astype(np.float32)
+
+
+def scaled(moe: tern_ep.Exchange, received: Any) -> Any:
+    y = moe.empty_y(received)
+    for i, expert in enumerate(moe.local_experts):
+        y[received.expert(i)] = received.x[received.expert(i)] * (expert + 1)
+    return y
+
+
+def play(group: tern_ep.Group, mode: Mode) -> bool:
+    random = np.random.default_rng(group.rank)
+    with tern_ep.Exchange(group, config(mode)) as moe:
+        ids = np.stack([random.permutation(EXPERTS)[:2] for _ in range(TOKENS)]).astype(np.int32)
+        gains = (ids + 1).sum(axis=1, keepdims=True).astype(np.float32)
+        x = tokens(random)
+        received = moe.dispatch(x, ids)
+        with moe.plan() as plan:
+            y = scaled(moe, received)
+            assert np.array_equal(moe.combine(y), x * gains)
+            assert np.array_equal(plan.combine(2 * y), 2 * x * gains)
+            assert np.array_equal(plan.combine(3 * y, slot=1), 3 * x * gains)
+            x = tokens(random)
+            again = plan.dispatch(x, slot=1)
+            assert np.array_equal(moe.combine(scaled(moe, again), slot=1), x * gains)
+            plan.dispatch(x)
+            moe.release()
+            with pytest.raises(tern_ep.InvalidError, match="6 rows; the plan has 7"):
+                plan.dispatch(x[:6])
+            with pytest.raises(tern_ep.InvalidError, match="y is None"):
+                plan.combine(None)
+            assert np.array_equal(plan.combine(y), plan.combine(y, slot=1))
+        with pytest.raises(tern_ep.StateError, match="plan is closed"):
+            plan.combine(y)
+        with pytest.raises(tern_ep.StateError, match="dispatch_send"):
+            moe.plan()
+    return True
+
+
+@pytest.mark.parametrize("mode", [Mode.LOW_LATENCY, Mode.HIGH_THROUGHPUT])
+def test_used_again(mode: Mode) -> None:
+    assert tern_ep.run_threads(RANKS, lambda group: play(group, mode)) == [True] * RANKS
+
+
+def test_goes_with_its_exchange() -> None:
+    with tern_ep.Group.alone() as group:
+        moe = tern_ep.Exchange(group, config(Mode.LOW_LATENCY))
+        moe.dispatch(tokens(np.random.default_rng(1)), np.zeros((TOKENS, 2), np.int32) + [0, 1])
+        before = moe.memory().private_bytes
+        plan, other = moe.plan(), moe.plan()
+        assert moe.memory().private_bytes > before
+        other.close()
+        other.close()
+        plan.close()
+        assert moe.memory().private_bytes == before
+        plan = moe.plan()
+        moe.close()
+        plan.close()

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "exchange/cpu/plans.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "exchange/cpu/halves.h"
+
+/* ---- what a slot knows of a round's routes --------------------------------------------------- */
+
+struct list {
+	void *at;
+	size_t bytes;
+};
+
+#define NR_LISTS 10
+
+static void lists_of(
+	const tern_moe *moe, const struct slot *s, uint32_t nr_tokens, struct list *lists)
+{
+	size_t routes = (size_t)nr_tokens * moe->config.topk, ranks = moe->nr_ranks;
+	size_t experts = moe->placement.nr_physical;
+	size_t groups = ranks > moe->nr_local ? ranks : moe->nr_local;
+
+	lists[0] = (struct list){s->place, (experts + ranks) * sizeof(*s->place)};
+	lists[1] = (struct list){s->offsets, groups * sizeof(*s->offsets)};
+	lists[2] = (struct list){s->physical, routes * sizeof(*s->physical)};
+	lists[3] = (struct list){s->weights, routes * sizeof(*s->weights)};
+	lists[4] = (struct list){s->rows_to, ranks * sizeof(*s->rows_to)};
+	lists[5] = (struct list){s->routes_to, experts * sizeof(*s->routes_to)};
+	lists[6] = (struct list){s->rows_home, ranks * sizeof(*s->rows_home)};
+	lists[7] = (struct list){
+		s->home_start, ranks * moe->config.replica_ranks * sizeof(*s->home_start)};
+	lists[8] = (struct list){s->rows_from, ranks * sizeof(*s->rows_from)};
+	lists[9] = (struct list){s->counts, groups * sizeof(*s->counts)};
+}
+
+static size_t bytes_of(const struct list *lists)
+{
+	size_t bytes = 0;
+
+	for (int i = 0; i < NR_LISTS; i++)
+		bytes += lists[i].bytes;
+	return bytes;
+}
+
+/* Sending has moved each place behind the last row that it took. */
+static void places_rewind(const tern_moe *moe, const struct slot *s, uint64_t *place)
+{
+	bool by_source = moe->config.layout == TERN_BY_SOURCE;
+	const uint32_t *sent = by_source ? s->rows_to : s->routes_to;
+	uint32_t nr = by_source ? moe->nr_ranks : moe->placement.nr_physical;
+
+	for (uint32_t i = 0; i < nr && moe->config.mode == TERN_HIGH_THROUGHPUT; i++)
+		place[i] -= sent[i];
+}
+
+static void copy_lists(const tern_moe *moe, const struct slot *s, struct kept_plan *plan)
+{
+	struct list lists[NR_LISTS];
+	uint8_t *to = plan->copies;
+
+	lists_of(moe, s, plan->nr_tokens, lists);
+	for (int i = 0; i < NR_LISTS; to += lists[i++].bytes)
+		memcpy(to, lists[i].at, lists[i].bytes);
+	places_rewind(moe, s, (uint64_t *)(void *)plan->copies);
+}
+
+void plan_restore(const tern_moe *moe, struct slot *s, const struct kept_plan *plan)
+{
+	const uint8_t *from = plan->copies;
+	struct list lists[NR_LISTS];
+
+	s->nr_tokens = plan->nr_tokens;
+	s->nr_rows = plan->nr_rows;
+	s->extent = plan->extent;
+	lists_of(moe, s, plan->nr_tokens, lists);
+	for (int i = 0; i < NR_LISTS; from += lists[i++].bytes)
+		memcpy(lists[i].at, from, lists[i].bytes);
+}
+
+/* Out of the window, where peers could change them: checked here, once. */
+static int copy_headers(tern_moe *moe, uint32_t slot, struct kept_plan *plan)
+{
+	const struct slot *s = &moe->slots[slot];
+	uint8_t *to = plan->headers;
+	union header_copy copy;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		uint8_t *region = own(moe, layout_region(&moe->layout, slot, r));
+
+		for (uint32_t i = 0; i < s->rows_from[r]; i++, to += moe->layout.header_bytes) {
+			if (!header_take(moe, header_at(moe, region, i), &copy) ||
+				!positions_fit(s, &copy.header)) {
+				fail(TERN_ERR_PROTOCOL,
+					"row %u from rank %u has a broken header (slot %u, epoch "
+					"%u)",
+					i, r, slot, s->epoch);
+				return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)r);
+			}
+			memcpy(to, &copy,
+				sizeof(copy.header) +
+					copy.header.nr_routes * sizeof(copy.header.routes[0]));
+		}
+	}
+	return 0;
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static void plan_free(tern_moe *moe, struct kept_plan *plan)
+{
+	moe->private_bytes -= plan->bytes;
+	free(plan->first);
+	free(plan->headers);
+	free(plan->copies);
+	free(plan);
+}
+
+static struct kept_plan *plan_alloc(tern_moe *moe, const struct slot *s)
+{
+	struct kept_plan *plan = calloc(1, sizeof(*plan));
+	struct list lists[NR_LISTS];
+	uint64_t rows = 0;
+
+	if (!plan)
+		return NULL;
+	plan->nr_tokens = s->nr_tokens;
+	plan->nr_rows = s->nr_rows;
+	plan->extent = s->extent;
+	plan->first = calloc(moe->nr_ranks, sizeof(*plan->first));
+	for (uint32_t r = 0; r < moe->nr_ranks && plan->first; r++) {
+		plan->first[r] = rows;
+		rows += s->rows_from[r];
+	}
+	lists_of(moe, s, s->nr_tokens, lists);
+	plan->headers = calloc(rows ? rows : 1, moe->layout.header_bytes);
+	plan->copies = malloc(bytes_of(lists));
+	plan->bytes = sizeof(*plan) + moe->nr_ranks * sizeof(*plan->first) +
+		      rows * moe->layout.header_bytes + bytes_of(lists);
+	moe->private_bytes += plan->bytes;
+	if (plan->first && plan->headers && plan->copies)
+		return plan;
+	plan_free(moe, plan);
+	return NULL;
+}
+
+int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *out)
+{
+	static _Atomic uint64_t nr_plans;
+	const struct slot *s = &moe->slots[slot];
+	struct kept_plan *plan;
+	int rc;
+
+	if (s->state != SLOT_RECEIVED || s->replayed)
+		return slot_wrong_state(moe, slot, "tern_plan_create");
+	plan = plan_alloc(moe, s);
+	if (!plan)
+		return fail(TERN_ERR_NOMEM, "no memory for the plan of %u tokens", s->nr_tokens);
+	rc = copy_headers(moe, slot, plan);
+	if (rc) {
+		plan_free(moe, plan);
+		return rc;
+	}
+	copy_lists(moe, s, plan);
+	plan->id = atomic_fetch_add_explicit(&nr_plans, 1, memory_order_relaxed) + 1;
+	plan->next = moe->plans;
+	moe->plans = plan;
+	*out = plan->id;
+	return 0;
+}
+
+int plan_find(const tern_moe *moe, uint64_t id, struct kept_plan **plan)
+{
+	*plan = moe->plans;
+	while (*plan && (*plan)->id != id)
+		*plan = (*plan)->next;
+	return *plan ? 0
+		     : fail(TERN_ERR_STATE, "this exchange has no plan %llu, or no more",
+			       (unsigned long long)id);
+}
+
+int cpu_plan_destroy(tern_moe *moe, uint64_t id)
+{
+	struct kept_plan *plan, **at = &moe->plans;
+	int rc = plan_find(moe, id, &plan);
+
+	for (uint32_t i = 0; i < moe->config.nr_slots && !rc; i++)
+		if (moe->slots[i].replayed == plan)
+			return slot_wrong_state(moe, i, "tern_plan_destroy of the plan in use");
+	if (rc)
+		return rc;
+	while (*at != plan)
+		at = &(*at)->next;
+	*at = plan->next;
+	plan_free(moe, plan);
+	return 0;
+}
+
+void plans_close(tern_moe *moe)
+{
+	while (moe->plans) {
+		struct kept_plan *plan = moe->plans;
+
+		moe->plans = plan->next;
+		plan_free(moe, plan);
+	}
+}

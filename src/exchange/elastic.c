@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "exchange/elastic.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "group/members.h"
+
+static struct slot_progress *progress_of(const tern_moe *moe, uint32_t rank, uint32_t slot)
+{
+	return (struct slot_progress *)(moe->windows[rank]->base +
+					layout_progress(&moe->layout, slot));
+}
+
+static uint64_t done_by(const tern_moe *moe, uint32_t rank, uint32_t slot)
+{
+	return atomic_load_explicit(&progress_of(moe, rank, slot)->done, memory_order_relaxed);
+}
+
+/* The round that has to be made next is the first that some member lacks. Members are at most one
+ * round apart, since none ends a round that another has not begun; and none ends the next one
+ * before this rank takes part in it, so all find the same. */
+static void find_round(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+	uint32_t behind = moe->rank;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		if (moe->alive[r] && done_by(moe, r, slot) < done_by(moe, behind, slot))
+			behind = r;
+	s->round = done_by(moe, behind, slot);
+	s->owed = behind != moe->rank;
+	s->tag = atomic_load_explicit(&progress_of(moe, behind, slot)->tag, memory_order_relaxed);
+	s->epoch = elastic_epoch(moe->config.first_epoch, s->round, moe->view);
+	s->state = SLOT_IDLE;
+}
+
+static void take_over(tern_moe *moe)
+{
+	moe->view = moe->group->view;
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		moe->alive[r] = members_have(moe->group, r);
+	placement_leave_out(&moe->placement, moe->alive);
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
+		find_round(moe, slot);
+}
+
+int elastic_check(tern_moe *moe)
+{
+	int rc = members_check(moe->group);
+
+	if (!rc && moe->view != moe->group->view)
+		take_over(moe);
+	return rc;
+}
+
+/* "expert 3, 11 of 32" */
+static int fail_lost(const tern_moe *moe)
+{
+	const struct placement *p = &moe->placement;
+	char list[256] = "";
+	size_t at = 0;
+
+	for (uint32_t e = 0; e < p->nr_experts && at < sizeof(list) - 24; e++)
+		if (p->first_replica[e] == p->first_replica[e + 1])
+			at += (size_t)snprintf(
+				list + at, sizeof(list) - at, "%s%u", at ? ", " : "", e);
+	return fail(TERN_ERR_LOST_EXPERTS, "no member of view %llu holds these of %u experts: %s%s",
+		(unsigned long long)moe->view, p->nr_experts, list,
+		at < sizeof(list) - 24 ? "" : ", ...");
+}
+
+int elastic_begin_round(tern_moe *moe, const struct tern_dispatch *args)
+{
+	struct slot *s = &moe->slots[args->slot];
+
+	if (moe->placement.nr_lost)
+		return fail_lost(moe);
+	if (s->owed && args->nr_tokens)
+		return fail(TERN_ERR_STATE,
+			"dispatch of %u tokens on slot %u, where this rank owes others a round "
+			"without tokens: tern_moe_owed",
+			args->nr_tokens, args->slot);
+	if (!s->owed)
+		atomic_store_explicit(&progress_of(moe, moe->rank, args->slot)->tag, args->tag,
+			memory_order_relaxed);
+	return 0;
+}
+
+/* Release: what comes with the next view's records is seen by whoever sees this. */
+void slot_end_round(tern_moe *moe, uint32_t slot)
+{
+	struct slot *s = &moe->slots[slot];
+
+	s->epoch++;
+	s->state = SLOT_IDLE;
+	if (!moe->config.elastic)
+		return;
+	s->round++;
+	if (!s->owed)
+		atomic_store_explicit(
+			&progress_of(moe, moe->rank, slot)->done, s->round, memory_order_release);
+	s->owed = false;
+}
+
+int elastic_look(tern_moe *moe)
+{
+	return members_are_to_change(moe->group) ? members_fail(moe->group) : 0;
+}
+
+int elastic_lost(tern_moe *moe)
+{
+	members_want_change(moe->group);
+	return members_fail(moe->group);
+}

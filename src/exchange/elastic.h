@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An exchange that goes on when members of its group die. Of a slot's rounds each rank counts those
+ * that it has completed, in its window, where the others read it. */
+#ifndef TERN_EXCHANGE_ELASTIC_H
+#define TERN_EXCHANGE_ELASTIC_H
+
+#include "exchange/state.h"
+
+/* Of one slot, in its owner's window, and written by it alone. */
+struct slot_progress {
+	_Atomic uint64_t done; /* rounds completed with this rank's tokens */
+	_Atomic uint64_t tag;  /* of the round under way, or of the last one */
+} __attribute__((aligned(CACHE_LINE)));
+
+/* The epoch of a slot's round n in a view. Two more with each view: a rank that is one round ahead
+ * of the one that is made again has used one more than that, and no word of an older view has an
+ * epoch of this one. */
+static inline uint32_t elastic_epoch(uint32_t first_epoch, uint64_t round, uint64_t view)
+{
+	return first_epoch + (uint32_t)round + 2 * (uint32_t)view;
+}
+
+/* Before a call on an elastic exchange goes on: a new view is taken over, or the call is refused.
+ */
+int elastic_check(tern_moe *moe);
+
+/* A dispatch begins: what of its arguments is the round's, for the others to know. */
+int elastic_begin_round(tern_moe *moe, const struct tern_dispatch *args);
+
+/* The slot's round is over on this rank; also of an exchange that is not elastic. */
+void slot_end_round(tern_moe *moe, uint32_t slot);
+
+/* 0, or TERN_ERR_MEMBERS where a change is wanted. */
+int elastic_look(tern_moe *moe);
+/* A member has died: TERN_ERR_MEMBERS. */
+int elastic_lost(tern_moe *moe);
+
+#endif

@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks that are killed at any moment in an elastic group: the others agree on who is left, make
+ * the round again, and no sum is ever wrong. */
+#include "tests/faults/acts.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "exchange/state.h"
+#include "testkit/random.h"
+
+#define HIDDEN 64
+#define EXPERTS 12
+#define TOPK 3
+#define TOKENS 9
+#define ROUNDS 400
+#define COPIES 3 /* of each expert, on neighbours, at most */
+#define MOST_RANKS 8
+
+static uint32_t nr_copies = COPIES; /* for ranks that are started next */
+static enum tern_change change;     /* at round CHANGE_AT: the victim leaves, or stands still */
+#define CHANGE_AT 5
+
+struct worker {
+	struct rank *rank;
+	struct scene *scene;
+	tern_moe *moe;
+	uint64_t number; /* of the round */
+	uint32_t nr_tokens;
+	int32_t local[EXPERTS * COPIES];
+	float x[TOKENS][HIDDEN] __attribute__((aligned(16)));
+	float out[TOKENS][HIDDEN] __attribute__((aligned(16)));
+	int32_t ids[TOKENS][TOPK];
+	float weights[TOKENS][TOPK];
+	float *y;
+	uint32_t nr_changes, nr_owed;
+};
+
+/* Small whole numbers: sums are exact in any order, and tell which expert, layer and token. */
+static float expert_result(float x, uint64_t tag, int32_t expert)
+{
+	return x * (float)(expert + 1) + (float)(tag % 7);
+}
+
+static uint64_t tag_of(uint64_t number)
+{
+	return number * 3 + 5;
+}
+
+static void draw_inputs(struct worker *w)
+{
+	uint64_t random = w->number * 64 + (uint64_t)w->rank->rank + 1;
+
+	w->nr_tokens = (uint32_t)random_below(&random, TOKENS + 1);
+	for (uint32_t t = 0; t < w->nr_tokens; t++) {
+		uint32_t first = (uint32_t)random_below(&random, EXPERTS);
+
+		for (uint32_t k = 0; k < TOPK; k++) {
+			w->ids[t][k] = (int32_t)((first + k * 5) % EXPERTS);
+			w->weights[t][k] = (float)(1 + random_below(&random, 4));
+		}
+		for (uint32_t h = 0; h < HIDDEN; h++)
+			w->x[t][h] = (float)random_below(&random, 64);
+	}
+}
+
+static int check_sums(struct worker *w)
+{
+	for (uint32_t t = 0; t < w->nr_tokens; t++)
+		for (uint32_t h = 0; h < HIDDEN; h++) {
+			float sum = 0;
+
+			for (uint32_t k = 0; k < TOPK; k++)
+				sum += w->weights[t][k] *
+				       expert_result(w->x[t][h], tag_of(w->number), w->ids[t][k]);
+			if (sum != w->out[t][h])
+				return rank_fails(w->rank,
+					"round %llu, token %u, element %u: %g and not %g",
+					(unsigned long long)w->number, t, h, (double)w->out[t][h],
+					(double)sum);
+		}
+	return 0;
+}
+
+static void run_experts(struct worker *w, const struct tern_received *received, uint64_t tag)
+{
+	const float *x = received->x;
+
+	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
+		for (uint64_t i = 0; i < (uint64_t)received->counts[l] * HIDDEN; i++) {
+			uint64_t at = received->offsets[l] * HIDDEN + i;
+
+			w->y[at] = expert_result(x[at], tag, w->local[l]);
+		}
+}
+
+/* The victim's next store of a word for that rank is its last. */
+static void fall_at(struct worker *w, int peer)
+{
+	signal(SIGSEGV, SIG_DFL);
+	if (mprotect(w->moe->windows[peer]->base, w->moe->layout.slots, PROT_READ))
+		rank_fails(w->rank, "mprotect");
+}
+
+static bool falls(const struct worker *w, int half)
+{
+	const struct scene *s = w->scene;
+
+	return w->rank->rank == s->victim && w->number == 3 && s->halves == half;
+}
+
+/* Who is merely slow is waited for. */
+static void expel_victim(struct worker *w)
+{
+	struct tern_wait_report report = {.size = sizeof(report)};
+
+	if (change == TERN_CHANGE_EXPEL && !tern_moe_wait_report(w->moe, &report) &&
+		report.peer == w->scene->victim &&
+		tern_group_propose(w->rank->group, TERN_CHANGE_EXPEL, report.peer))
+		rank_fails(w->rank, "expelling: %s", tern_last_error());
+}
+
+static int make_round(struct worker *w, uint32_t nr_tokens, uint64_t tag)
+{
+	struct tern_dispatch dispatch = {.size = sizeof(dispatch),
+		.nr_tokens = nr_tokens,
+		.x = w->x,
+		.topk_ids = w->ids,
+		.topk_weights = &w->weights[0][0],
+		.tag = tag};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = w->y};
+	int rc;
+
+	if (falls(w, 0))
+		fall_at(w, w->scene->fate_at);
+	while ((rc = tern_dispatch(w->moe, &dispatch, &received)) == TERN_ERR_TIMEOUT)
+		expel_victim(w);
+	if (rc)
+		return rc;
+	run_experts(w, &received, tag);
+	if (falls(w, 2))
+		fall_at(w, w->scene->fate_at);
+	while ((rc = tern_combine(w->moe, &combine, w->out, 0)) == TERN_ERR_TIMEOUT)
+		expel_victim(w);
+	return rc;
+}
+
+static int serve_others(struct worker *w)
+{
+	uint64_t tag;
+	int rc = tern_moe_owed(w->moe, 0, &tag);
+
+	if (rc != 1)
+		return rc;
+	if (tag != tag_of(w->number - 1))
+		return rank_fails(w->rank, "owes a round of tag %llu before round %llu",
+			(unsigned long long)tag, (unsigned long long)w->number);
+	w->nr_owed++;
+	return make_round(w, 0, tag);
+}
+
+static int survive(struct worker *w)
+{
+	struct tern_view view = {.size = sizeof(view)};
+	int rc = tern_group_view_change(w->rank->group, &view);
+
+	if (rc)
+		return rc;
+	w->nr_changes += view.nr_gone > 0;
+	return serve_others(w);
+}
+
+static int open_worker(struct worker *w)
+{
+	int32_t logical[EXPERTS * COPIES], rank_of[EXPERTS * COPIES];
+	struct tern_moe_config config;
+	uint32_t nr_ranks = (uint32_t)w->scene->nr_ranks;
+	int rc;
+
+	tern_moe_config_init(&config);
+	config.mode = w->scene->job.config.mode;
+	config.reduce = TERN_REDUCE_HOME;
+	config.hidden = HIDDEN;
+	config.nr_experts = EXPERTS;
+	config.topk = TOPK;
+	config.max_tokens = TOKENS;
+	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
+	config.elastic = 1;
+	config.wait_ms = w->scene->job.config.wait_ms;
+	config.first_epoch = UINT32_MAX - 20;
+	for (uint32_t i = 0; i < EXPERTS * nr_copies; i++) {
+		logical[i] = (int32_t)(i % EXPERTS);
+		rank_of[i] = (int32_t)((i % EXPERTS + i / EXPERTS) % nr_ranks);
+	}
+	config.placement = (struct tern_placement){
+		.nr_physical = EXPERTS * nr_copies, .logical = logical, .rank = rank_of};
+	rc = tern_moe_create(w->rank->group, &config, &w->moe);
+	if (rc)
+		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
+	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
+		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
+	w->y = aligned_alloc(64, sizeof(float) * HIDDEN * TOKENS * TOPK * nr_ranks);
+	return w->y ? 0 : rank_fails(w->rank, "no memory");
+}
+
+/* The last rounds come when somebody has died. */
+static void await_fate(const struct scene *s)
+{
+	while (!atomic_load(&s->fate_ns))
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+/* Who has made all rounds stays until the others have: they may need its experts. */
+static int stay_until_all_are_done(struct worker *w)
+{
+	uint8_t mine = 1, all[MOST_RANKS];
+	int rc;
+
+	while ((rc = tern_group_allgather(w->rank->group, &mine, all, 1)) == TERN_ERR_MEMBERS)
+		do
+			rc = survive(w);
+		while (rc == TERN_ERR_MEMBERS);
+	return rc;
+}
+
+static int leave(struct worker *w)
+{
+	struct tern_view view = {.size = sizeof(view)};
+	struct tern_dispatch none = {.size = sizeof(none)};
+	int me = w->rank->rank, rc = tern_group_propose(w->rank->group, TERN_CHANGE_LEAVE, me);
+
+	rc = rc ? rc : tern_group_view_change(w->rank->group, &view);
+	if (rc)
+		return rank_fails(w->rank, "leaving: %s", tern_last_error());
+	if (view.alive[0] >> me & 1 || view.nr_alive != (uint32_t)w->rank->nr_ranks - 1)
+		return rank_fails(w->rank, "has left, and is in a view of %u", view.nr_alive);
+	if (tern_dispatch_send(w->moe, &none) != TERN_ERR_EXPELLED ||
+		tern_group_view_change(w->rank->group, &view) != TERN_ERR_EXPELLED)
+		return rank_fails(w->rank, "has left, and goes on");
+	return 1;
+}
+
+/* 1: the rank is out. */
+static int meet_change(struct worker *w)
+{
+	if (w->rank->rank != w->scene->victim || w->number != CHANGE_AT)
+		return 0;
+	if (change == TERN_CHANGE_EXPEL)
+		raise(SIGSTOP);
+	return change == TERN_CHANGE_LEAVE ? leave(w) : 0;
+}
+
+static void survivor_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct worker w = {.rank = rank, .scene = s};
+	int rc = 0;
+
+	if (join(rank, &s->first, rank->rank) || open_worker(&w))
+		return;
+	for (w.number = 0; w.number < ROUNDS && !rc; w.number++) {
+		if (w.number == ROUNDS - 50)
+			await_fate(s);
+		draw_inputs(&w);
+		rc = meet_change(&w);
+		if (rc)
+			break;
+		rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+		while (rc == TERN_ERR_MEMBERS) {
+			rc = survive(&w);
+			if (!rc)
+				rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+		}
+		rc = rc ? rc : check_sums(&w);
+		if (w.number == 2)
+			atomic_fetch_add(&s->nr_past, 1);
+	}
+	rc = rc ? rc : stay_until_all_are_done(&w);
+	if (rc < 0 && !*rank->failure)
+		rank_fails(rank, "round %llu: %s", (unsigned long long)w.number, tern_last_error());
+	atomic_fetch_add(&s->nr_told, (int)w.nr_changes);
+	atomic_fetch_add(&s->nr_rounds, (int)w.nr_owed);
+	tern_moe_destroy(w.moe);
+	tern_group_destroy(rank->group);
+	free(w.y);
+}
+
+static void await_progress(struct scene *s)
+{
+	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+
+	while (atomic_load(&s->nr_past) < s->nr_ranks && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+/* At no place in particular. */
+static void one_dies(void **state)
+{
+	const char *seed = getenv("TERN_TEST_SEED");
+	uint64_t random = seed ? strtoull(seed, NULL, 0) : 7;
+	int nr_owed = 0;
+
+	(void)state;
+	for (int i = 0; i < scaled(24); i++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s = scene_open(4, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
+		struct timespec delay = {.tv_nsec = random_below(&random, 12000000)};
+
+		s->elastic = true;
+		s->victim = i % 4;
+		s->halves = -1;
+		scene_start(s, survivor_body, pids);
+		await_progress(s);
+		nanosleep(&delay, NULL);
+		kill(pids[s->victim], SIGKILL);
+		atomic_store(&s->fate_ns, now_ns());
+		scene_finish(s, pids, SIGKILL);
+		assert_int_equal(atomic_load(&s->nr_told), 3); /* changes, one on each */
+		nr_owed += atomic_load(&s->nr_rounds);
+		scene_close(s);
+	}
+	print_message("# %d rounds were made for others\n", nr_owed);
+}
+
+/* One round before the others, one behind: it dies when it has told some that all is there, and
+ * others not. Those are ahead, and serve the others once more. */
+static void dies_between_peers(void **state)
+{
+	int nr_owed = 0;
+
+	(void)state;
+	BOTH_MODES(mode)
+	for (int i = 0; i < 6; i++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s = scene_open(4, mode);
+
+		s->elastic = true;
+		s->victim = (i + (int)mode) % 4;
+		s->halves = i / 3 * 2;
+		s->fate_at = (s->victim + 1 + i % 3) % 4;
+		atomic_store(&s->fate_ns, 1);
+		scene_start(s, survivor_body, pids);
+		scene_finish(s, pids, SIGSEGV);
+		assert_int_equal(atomic_load(&s->nr_told), 3);
+		nr_owed += atomic_load(&s->nr_rounds);
+		scene_close(s);
+	}
+	assert_true(nr_owed >= 6); /* 1 + 2 in each mode */
+}
+
+/* Two of five: at once, or the second while the others change their view. */
+static void two_die(void **state)
+{
+	const char *seed = getenv("TERN_TEST_SEED");
+	uint64_t random = seed ? strtoull(seed, NULL, 0) : 9;
+
+	(void)state;
+	for (int i = 0; i < scaled(24); i++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s = scene_open(5, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
+		struct timespec first = {.tv_nsec = random_below(&random, 12000000)},
+				between = {.tv_nsec = i % 3 ? random_below(&random, 2000000) : 0};
+
+		s->elastic = true;
+		s->halves = -1;
+		s->victim = i % 5;
+		s->other_victim = (s->victim + 1 + i / 5 % 4) % 5;
+		scene_start(s, survivor_body, pids);
+		await_progress(s);
+		nanosleep(&first, NULL);
+		kill(pids[s->victim], SIGKILL);
+		nanosleep(&between, NULL);
+		kill(pids[s->other_victim], SIGKILL);
+		atomic_store(&s->fate_ns, now_ns());
+		scene_finish(s, pids, SIGKILL);
+		scene_close(s);
+	}
+}
+
+/* A rank that stands still is ended before the others go on, and one that leaves is done without.
+ */
+static void expelled_or_left(void **state)
+{
+	(void)state;
+	BOTH_MODES(mode)
+	for (change = TERN_CHANGE_LEAVE; change <= TERN_CHANGE_EXPEL; change++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s = scene_open(4, mode);
+
+		s->elastic = true;
+		s->victim = (int)mode;
+		s->halves = -1;
+		s->job.config.wait_ms = change == TERN_CHANGE_EXPEL ? 150 : 30000;
+		atomic_store(&s->fate_ns, 1);
+		scene_start(s, survivor_body, pids);
+		scene_finish(s, pids, change == TERN_CHANGE_EXPEL ? SIGKILL : 0);
+		assert_int_equal(atomic_load(&s->nr_told), 3);
+		scene_close(s);
+	}
+	change = 0;
+}
+
+static void lost_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct worker w = {.rank = rank, .scene = s};
+	int rc = 0;
+
+	if (join(rank, &s->first, rank->rank) || open_worker(&w))
+		return;
+	for (w.number = 0; !rc; w.number++) {
+		if (w.number == CHANGE_AT && rank->rank == s->victim)
+			raise(SIGKILL);
+		draw_inputs(&w);
+		rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+		while (rc == TERN_ERR_MEMBERS) {
+			rc = survive(&w);
+			if (!rc)
+				rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+		}
+	}
+	if (rc != TERN_ERR_LOST_EXPERTS || !strstr(tern_last_error(), "1, 5, 9"))
+		rank_fails(rank, "returned %d, \"%s\"", rc, tern_last_error());
+	atomic_fetch_add(&s->nr_told, 1);
+	while (!*rank->failure && atomic_load(&s->nr_told) < s->nr_ranks - 1)
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+	tern_moe_destroy(w.moe);
+	tern_group_destroy(rank->group);
+	free(w.y);
+}
+
+/* Without replicas there is no wrong sum, but an error that names them. */
+static void experts_are_lost(void **state)
+{
+	(void)state;
+	nr_copies = 1;
+	BOTH_MODES(mode)
+	{
+		struct scene *s = scene_open(4, mode);
+
+		s->elastic = true;
+		s->victim = 1;
+		s->halves = -1;
+		scene_play(s, lost_body, SIGKILL);
+	}
+	nr_copies = COPIES;
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(one_dies),
+		cmocka_unit_test(dies_between_peers),
+		cmocka_unit_test(two_die),
+		cmocka_unit_test(expelled_or_left),
+		cmocka_unit_test(experts_are_lost),
+	};
+
+	if (getenv("TERN_FORCE_ENGINE")) {
+		printf("elastic groups have all ranks mapped\n");
+		return 77;
+	}
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
