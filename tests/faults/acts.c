@@ -75,6 +75,8 @@ int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
 	if (rc != TERN_ERR_PEER_DEAD || !strstr(tern_last_error(), text))
 		return rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_DEAD with \"%s\"",
 			rc, tern_last_error(), text);
+	if (!atomic_load(&s->fate_ns))
+		return rank_fails(rank, "before anything was done: %s", tern_last_error());
 	if (took > NOTICED_WITHIN_NS && took > third)
 		return rank_fails(rank, "noticed after %llu ms", took / 1000000);
 	if (tern_moe_wait_report(r->moe, &report) || report.peer != s->victim ||
