@@ -512,7 +512,7 @@ TERN_API int tern_combine(
  * A plan is where the rows of one round went. Kept, it outlives the round: other x can be
  * dispatched as that one was, and other y combined, any number of times and in any order, also
  * combined twice in a row, or dispatched again without a combine between (tern_release ends the
- * first). On CPUs so far, of exchanges that are not elastic.
+ * first). Of exchanges that are not elastic.
  *
  *   tern_dispatch(moe, &args, &received);     a round; then, before its combine or release,
  *   tern_plan_create(moe, slot, &plan);       on every rank, each its own part
@@ -524,14 +524,15 @@ TERN_API int tern_combine(
  *
  * A round with a plan is a round of its slot, any slot, and all ranks make it with their parts of
  * the same plan: who dispatches where others combine again gets TERN_ERR_PROTOCOL or
- * TERN_ERR_TIMEOUT. The dispatch needs no counts in high throughput. A combine of a plan waits
- * until all ranks have begun it, as its first half would without: also in tern_combine_send, which
- * goes on after TERN_ERR_TIMEOUT when called again with the same arguments.
+ * TERN_ERR_TIMEOUT. On CPUs the dispatch needs no counts in high throughput. A combine of a plan
+ * waits until all ranks have begun it, as its first half would without: also in tern_combine_send,
+ * which goes on after TERN_ERR_TIMEOUT when called again with the same arguments.
  */
 
 /* Local. Between the slot's dispatch and its combine or release. The plan takes private memory
  * (tern_moe_memory), 8 bytes a route of this rank's tokens and a header for each row received,
- * until it is destroyed or its exchange is. *plan is never 0, and no other plan's of this process:
+ * until it is destroyed or its exchange is. On a device: for as many rows as could come, and what
+ * destroyed plans leave is kept for others. *plan is never 0, and no other plan's of this process:
  * a plan that is gone, or another exchange's, is TERN_ERR_STATE. */
 TERN_API int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
 
@@ -557,6 +558,13 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  * Counts.     The host does not know them. All of tern_received's pointers are to device memory.
  *             offsets has two more entries: offsets[L] (TERN_BY_SOURCE: offsets[R]) is nr_rows, the
  *             next one extent. The fields nr_rows and extent say how many there can be at most.
+ * Plans.      tern_plan_create puts a kernel on the slot's stream, and topk_ids and topk_weights
+ *             belong to the library until it has run. It may be captured, behind its dispatch: each
+ *             replay makes the plan anew, and graphs that were captured with it use what it is when
+ *             they run. Such a plan, or any that a graph uses, takes memory until its exchange is
+ *             destroyed. A dispatch with a plan has the plan's number of tokens, wherever
+ *             tern_moe_set_nr_tokens_at looks; tern_dispatch.nr_tokens is what the plan's dispatch
+ *             said. It exchanges counts like any other.
  * Ids.        Are read by kernels alone. One out of range gets no route, and one named twice in a
  *             row gets two results from one row; the round goes on, and tern_moe_status returns
  *             TERN_ERR_INVALID, once.

@@ -58,6 +58,19 @@ int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args)
 		       : check_pointer("topk_weights", args->topk_weights, 0, 0, 4);
 }
 
+int arguments_plan(const struct tern_dispatch *args, uint32_t nr_tokens)
+{
+	if (args->topk_ids || args->topk_weights)
+		return fail(TERN_ERR_INVALID,
+			"dispatch: topk_ids or topk_weights are given beside plan %llu, which has "
+			"its own",
+			(unsigned long long)args->plan);
+	if (args->nr_tokens != nr_tokens)
+		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; plan %llu has %u",
+			args->nr_tokens, (unsigned long long)args->plan, nr_tokens);
+	return 0;
+}
+
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call)
 {
 	uint32_t scale = scale_bytes(moe->config.scale);

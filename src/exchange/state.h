@@ -136,6 +136,10 @@ static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
  * again; peers are told when the half is over. `peer`: who caused it, or -1. Returns code. */
 int exchange_fail(tern_moe *moe, int code, int peer);
 
+/* A plan's, of no other plan of this process; never 0. */
+uint64_t plan_number(void);
+int plan_unknown(uint64_t id); /* TERN_ERR_STATE, with its text */
+
 /* Checks slot number and order of calls; a failed exchange reports its error again. */
 int slot_check(tern_moe *moe, uint32_t slot, const char *call);
 int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call);

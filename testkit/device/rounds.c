@@ -155,10 +155,10 @@ void device_rounds_close(struct device_rounds *r)
 
 /* ---- how a round is made --------------------------------------------------------------------- */
 
-struct manner device_manner(const struct device_rounds *r, uint64_t round)
+struct device_manner device_manner(const struct device_rounds *r, uint64_t round)
 {
 	uint64_t common = hash2(r->job->seed ^ 0x646576, round), state = hash2(common, r->rank);
-	struct manner m = {.release = common % 8 == 0};
+	struct device_manner m = {.release = common % 8 == 0};
 
 	m.graphs = !m.release && random_below(&state, 2);
 	m.apart = random_below(&state, 2);

@@ -19,6 +19,9 @@ struct device_lane {
 	struct tern_received kept;     /* copies of these, made by a graph */
 	uint8_t *kept_memory;
 	struct device_graph *dispatch, *combine, *pair;
+	uint64_t plan; /* 0: none; else routes are those of round `routes` */
+	uint64_t routes;
+	bool replays; /* the plan is combined, without a dispatch */
 };
 
 struct device_rounds {

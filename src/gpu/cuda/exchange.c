@@ -7,6 +7,7 @@
 #include "gpu/cuda/dtypes.h"
 #include "base/error.h"
 #include "gpu/cuda/exchange_inside.h"
+#include "gpu/cuda/plans/kernels.h"
 
 /* The placement's tables, one after the other, as kernels want them. */
 static int upload_placement(
@@ -248,8 +249,9 @@ static int count_blocks(struct device_exchange *x)
 	int rc;
 
 	s->dispatch.roles = s->combine.roles = GPU_SEND | GPU_RECEIVE;
-	if (x->config.mode == TERN_HIGH_THROUGHPUT)
-		return count_ht_blocks(x);
+	rc = cuda_check(plans_prepare(), "the kernels of plans");
+	if (rc || x->config.mode == TERN_HIGH_THROUGHPUT)
+		return rc ? rc : count_ht_blocks(x);
 	rc = cuda_check(
 		ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
 	rc = rc ? rc
@@ -326,6 +328,7 @@ void device_exchange_close(struct device_exchange *x)
 {
 	if (x->reader)
 		(void)cudaStreamDestroy(x->reader);
+	device_kept_close(x);
 	(void)cudaFree(x->memory);
 	(void)cudaFree(x->tables);
 	(void)cudaFree(x->internode);
