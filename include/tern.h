@@ -374,6 +374,8 @@ struct tern_moe_config {
 	tern_parallel_for parallel_for; /* with nr_threads > 1, in place of threads of the library:
 					   the caller's pool, used within halves alone */
 	void *parallel_ctx;
+	uint32_t combine_floats; /* not 0: a combine takes a float of each (token, k) home, beside
+				    results: tern_combine.floats */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -468,12 +470,23 @@ struct tern_received {
 struct tern_combine {
 	size_t size TERN_SIZE_OF(tern_combine); /* sizeof(struct tern_combine) */
 	uint32_t slot;
-	uint32_t reserved;
+	uint32_t unweighted; /* not 0: rows are summed as they are, whatever the exchange's
+				`weights`; the same on all ranks */
 	const void *y;   /* rows of combine_dtype at the positions of the received x rows; 16-byte
 			    aligned; may be NULL with no rows */
 	size_t y_stride; /* bytes; 0: dense */
 	uint64_t plan;   /* 0: of the slot's dispatch; else of that plan, and the slot has no round
 			    under way: see "plans" */
+	const float *topk_weights; /* [n][K], dense: this rank's tokens are weighted by these, and
+				      not by those of the dispatch, whatever the exchange's
+				      `weights`. With TERN_REDUCE_HOME, where sums are made at home.
+				      NULL: none */
+	const float *floats; /* with tern_moe_config.combine_floats: [positions], a float for each
+				received row; TERN_BY_SOURCE: [positions][K], for each of its
+				routes that are here. NULL: zeros */
+	float *out_floats;   /* likewise: [n][K], written when results have come: the float of each
+				route, from its expert's rank, bit for bit; 0 where the id is -1.
+				Read until the combine has ended. NULL: not wanted */
 };
 
 /* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput
@@ -520,7 +533,8 @@ TERN_API int tern_combine(
  *   again.plan = plan;                        topk_ids and topk_weights are NULL, nr_tokens is as
  *   tern_dispatch(moe, &again, &received);    it was; positions and weights are the plan's
  *   combine.plan = plan;                      with no round under way in the slot: y at the plan's
- *   tern_combine(moe, &combine, out, 0);      positions, weighted as then, into out
+ *   tern_combine(moe, &combine, out, 0);      positions, weighted as then (or as combine says),
+ *                                             into out
  *
  * A round with a plan is a round of its slot, any slot, and all ranks make it with their parts of
  * the same plan: who dispatches where others combine again gets TERN_ERR_PROTOCOL or
@@ -582,7 +596,8 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device
  *             has got, so wait for the streams first. Asking waits for no kernel, and copies a few
  *             KB from the device. Bytes are those that are stored for rows and results, with what
- *             they carry besides, without plans and counts. A round over its capacity is none.
+ *             they carry besides, without plans, counts and floats beside results. A round over its
+ *             capacity is none.
  * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process
  *             share a device, when all of them have. An exchange destroyed in the middle of a round
  *             or after a failure keeps its window allocated until the process ends, since peers may

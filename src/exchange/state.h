@@ -66,6 +66,8 @@ struct slot {
 	uint32_t *row_of;     /* [R] likewise: rows that were stored for each rank */
 	uint32_t *chunks_to;  /* [nodes] likewise: chunks that left for it */
 	uint32_t next_token, next_node;
+	bool weighted;     /* by the combine under way */
+	float *out_floats; /* of that */
 	struct combine_at combine_at;
 	struct sent_results *sent; /* [R] at the first of each group of replicas */
 	uint64_t *place; /* [P] high throughput: where this rank's next row for each expert goes;

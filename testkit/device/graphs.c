@@ -53,7 +53,15 @@ static int put_combine(
 		.slot = slot,
 		.plan = lane->replays ? lane->plan : 0,
 		.y = lane->y,
-		.y_stride = m->y_gap ? row + m->y_gap : 0};
+		.y_stride = m->y_gap ? row + m->y_gap : 0,
+		.unweighted = m->weighting == WEIGHTED_NOT};
+
+	if (m->weighting == WEIGHTED_AT_COMBINE)
+		args.topk_weights = (const float *)lane->combine_weights;
+	if (r->job->config.combine_floats) {
+		args.floats = (const float *)lane->floats;
+		args.out_floats = (float *)lane->out_floats;
+	}
 
 	if (piece == PIECE_COMBINE_SEND)
 		return tern_combine_send(r->moe, &args);

@@ -8,8 +8,12 @@
 
 /* Bytes of a lane's buffers, each with room to see what is written beyond it. */
 struct device_sizes {
-	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, all;
+	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, combine_weights,
+		floats, out_floats, all;
 };
+
+/* That go with results of so many row positions. */
+uint64_t device_nr_floats(const struct device_rounds *r, uint64_t rows);
 
 struct device_sizes device_lane_sizes(const struct device_rounds *r);
 
@@ -20,6 +24,7 @@ struct device_manner {
 	bool release; /* the same on all ranks */
 	bool wide_ids, own_buffers;
 	uint32_t x_gap, scales_gap, y_gap, out_gap;
+	enum weighting weighting; /* the same on all ranks */
 };
 
 struct device_manner device_manner(const struct device_rounds *r, uint64_t round);

@@ -44,6 +44,28 @@ uint64_t device_routes_of(const struct device_lane *lane, uint64_t round)
 	return lane->plan ? lane->routes : round;
 }
 
+/* What goes along with results: weights of this rank's tokens, floats of its rows. */
+static int put_beside(struct device_rounds *r, struct device_lane *lane, uint64_t extent)
+{
+	uint32_t topk = r->job->config.topk, home = job_home(r->job, r->rank),
+		 n = r->reference->nr_tokens[home];
+	uint64_t nr = device_nr_floats(r, extent), routes = (uint64_t)n * topk;
+	float *weights = (float *)(void *)staging(r, routes * 4 + 64),
+	      *floats = (float *)(void *)staging(r, nr * 4 + 64);
+	int rc;
+
+	if (!weights || !floats || (nr && fill_floats(r->reference, r->rank, floats)))
+		return TERN_ERR_NOMEM;
+	for (uint32_t i = 0; i < routes; i++)
+		weights[i] =
+			job_combine_weight(r->job, r->reference->round, home, i / topk, i % topk);
+	rc = upload(r, lane, lane->combine_weights, weights, routes * 4);
+	rc = rc ? rc : upload(r, lane, lane->floats, floats, nr * 4);
+	return rc ? rc
+		  : device_passed_on(
+			    r, r->ops->fill(lane->out_floats, POISON, routes * 4, lane->stream));
+}
+
 static void set_reference(struct device_rounds *r, const struct device_lane *lane, uint64_t round)
 {
 	reference_set_round(r->reference, device_routes_of(lane, round));
@@ -234,6 +256,7 @@ static int put_y(struct device_rounds *r, struct device_lane *lane, uint64_t ext
 	if (fill_y(r->reference, r->rank, r->host, stride))
 		return TERN_ERR_NOMEM;
 	rc = upload(r, lane, lane->y, r->host, bytes);
+	rc = rc ? rc : put_beside(r, lane, extent);
 	rc = rc ? rc
 		: device_passed_on(r,
 			  r->ops->fill(lane->out, POISON, device_lane_sizes(r).out, lane->stream));
@@ -275,6 +298,17 @@ static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_
 				strcpy(r->difference.first, "combine wrote beyond a row of out");
 }
 
+static int check_floats(struct device_rounds *r, struct device_lane *lane, uint32_t nr_tokens)
+{
+	const void *floats =
+		fetch(r, lane, lane->out_floats, (uint64_t)nr_tokens * r->job->config.topk * 4);
+
+	if (!floats || device_passed_on(r, r->ops->stream_wait(lane->stream)))
+		return -1;
+	verify_floats(r->reference, r->rank, floats, &r->difference);
+	return 0;
+}
+
 int device_verify_results(
 	struct device_rounds *r, uint32_t slot, uint64_t round, const struct device_manner *m)
 {
@@ -291,6 +325,9 @@ int device_verify_results(
 	if (rc || m->release)
 		return rc;
 	set_reference(r, lane, round);
+	r->reference->weighting = m->weighting;
+	if (r->job->config.combine_floats && check_floats(r, lane, n))
+		return TERN_ERR_SYSTEM;
 	check_gaps(r, out, n, row, stride);
 	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM
 										   : 0;

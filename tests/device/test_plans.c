@@ -40,6 +40,19 @@ static struct device_manner called(const struct player *p)
 	return m;
 }
 
+/* By weights of the dispatch, none, or those of the combine. All call: none replays a graph, which
+ * says what it said. */
+static void draw_weighting(struct player *p, struct device_manner *m)
+{
+	bool at_home = p->rounds.job->config.reduce == TERN_REDUCE_HOME;
+	uint32_t what = (uint32_t)random_below(&p->state, 4);
+
+	if (what == 1)
+		m->weighting = WEIGHTED_NOT;
+	if (what == 2 && at_home)
+		m->weighting = WEIGHTED_AT_COMBINE;
+}
+
 static int end_combine(
 	struct player *p, uint32_t slot, uint64_t extent, const struct device_manner *m)
 {
@@ -82,6 +95,7 @@ static int again(struct player *p, uint32_t slot, const struct kept *kept)
 	r->lanes[slot].plan = kept->plan;
 	r->lanes[slot].routes = kept->round;
 	m.release = random_below(&p->state, 3) == 0;
+	draw_weighting(p, &m);
 	rc = device_put_rows(r, slot, p->nr, &m);
 	rc = rc ? rc : device_verify_rows(r, slot, p->nr, &extent);
 	return rc ? rc : end_combine(p, slot, extent, &m);
@@ -96,6 +110,7 @@ static int combine_again(struct player *p, uint32_t slot, const struct kept *kep
 	lane->plan = kept->plan;
 	lane->routes = kept->round;
 	lane->replays = true;
+	draw_weighting(p, &m);
 	rc = end_combine(p, slot, kept->extent, &m);
 	lane->replays = false;
 	return rc;
@@ -450,6 +465,7 @@ static int run_small(const char *name, rank_main body, enum tern_mode mode)
 	job.config.mode = mode;
 	job.config.device = TERN_DEVICE_CUDA;
 	job.config.wait_ms = 20000;
+	job.config.combine_floats = !getenv("TERN_TEST_NODES");
 	bad = run_job(name, body, &job);
 	if (!bad)
 		printf("ok - %s%s\n", mode == TERN_HIGH_THROUGHPUT ? "ht_" : "", name);
@@ -473,6 +489,7 @@ static int random_games(void)
 		struct job job;
 
 		devices_draw_job(&state, &limits, nr_devices, &job);
+		job.config.combine_floats = i % 2 && !getenv("TERN_TEST_NODES");
 		snprintf(name, sizeof(name), "seed %llu", (unsigned long long)(seed + i));
 		bad = run_job(name, i % 4 == 3 ? by_graphs : play, &job);
 	}

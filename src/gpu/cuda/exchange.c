@@ -200,8 +200,10 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan,
 	make_dispatch(x, plan, s);
 	make_ht(x, plan, s);
 	s->combine.kind = gpu_y_kind(c);
-	/* BY_SOURCE: the caller has reduced and weighted. */
-	s->combine.weighted = c->weights == TERN_WEIGHTS_COMBINE;
+	s->beside = (struct gpu_beside){.low = c->mode == TERN_LOW_LATENCY,
+		.by_source = c->layout == TERN_BY_SOURCE,
+		.cells = x->layout.floats,
+		.local_ids = s->dispatch.out_ids};
 	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first),
 				  cudaMemcpyHostToDevice),
 		"cudaMemcpy of a slot's state");
@@ -250,6 +252,7 @@ static int count_blocks(struct device_exchange *x)
 
 	s->dispatch.roles = s->combine.roles = GPU_SEND | GPU_RECEIVE;
 	rc = cuda_check(plans_prepare(), "the kernels of plans");
+	rc = rc ? rc : cuda_check(beside_prepare(), "the kernels beside a combine");
 	if (rc || x->config.mode == TERN_HIGH_THROUGHPUT)
 		return rc ? rc : count_ht_blocks(x);
 	rc = cuda_check(

@@ -4,6 +4,7 @@
 #define TERN_GPU_CUDA_EXCHANGE_INSIDE_H
 
 #include "gpu/cuda/backend.h"
+#include "gpu/cuda/beside/kernels.h"
 #include "gpu/cuda/ht/kernels.h"
 
 #define MAX_SLOTS 16
@@ -20,6 +21,7 @@ struct device_slot {
 	struct gpu_dispatch dispatch; /* with what does not change from round to round */
 	struct gpu_combine combine;
 	struct ht_exchange ht; /* high throughput */
+	struct gpu_beside beside;
 };
 
 struct device_exchange {

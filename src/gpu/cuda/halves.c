@@ -4,6 +4,8 @@
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/tuning.h"
 
+#define BESIDE_BLOCKS 32 /* copying some numbers of each token takes no more */
+
 int device_check_current(const struct device_exchange *x)
 {
 	int device = -1, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
@@ -190,6 +192,41 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
 }
 
+/* What goes beside results: ahead of the kernels that sum and send them. */
+static int put_beside(struct device_exchange *x, const struct device_call *call)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	uint32_t most = call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks,
+		 nr_blocks = gpu_least(most, BESIDE_BLOCKS);
+	int rc = 0;
+
+	s->beside.roles = call->roles;
+	s->combine.exchange.wait_ns = call->wait_ns;
+	if (call->roles & DEVICE_SEND && s->beside.weights)
+		rc = cuda_check(combine_weights_launch(
+					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
+			"the kernel of a combine's weights");
+	if (!rc && x->config.combine_floats)
+		rc = cuda_check(combine_floats_launch(
+					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
+			"the kernel of a combine's floats");
+	return rc;
+}
+
+static void take_combined(
+	const struct device_exchange *x, struct device_slot *s, const struct tern_combine *args)
+{
+	struct gpu_combine *c = &s->combine;
+
+	c->y = args->y;
+	c->y_stride = args->y_stride ? args->y_stride : x->layout.result.row_bytes;
+	c->weighted = !args->unweighted &&
+		      (args->topk_weights || x->config.weights == TERN_WEIGHTS_COMBINE);
+	s->beside.weights = args->topk_weights;
+	s->beside.floats = args->floats;
+	s->beside.out_floats = args->out_floats;
+}
+
 int device_exchange_combine(struct device_exchange *x, const struct device_call *call,
 	const struct tern_combine *args, void *out, size_t out_stride)
 {
@@ -202,15 +239,14 @@ int device_exchange_combine(struct device_exchange *x, const struct device_call 
 	if (rc)
 		return rc;
 	c->release = 0;
-	if (call->roles & DEVICE_SEND) {
-		c->y = args->y;
-		c->y_stride = args->y_stride ? args->y_stride : row_bytes;
-	}
+	if (call->roles & DEVICE_SEND)
+		take_combined(x, &x->slots[call->slot], args);
 	if (call->roles & DEVICE_RECEIVE) {
 		c->out = out;
 		c->out_stride = out_stride ? out_stride : row_bytes;
 	}
-	rc = launch_combine(x, call);
+	rc = put_beside(x, call);
+	rc = rc ? rc : launch_combine(x, call);
 	return rc || !call->kept ? rc : device_kept_used(call->kept, call);
 }
 

@@ -29,7 +29,8 @@ static struct gpu_kept_layout layout_of(const struct device_exchange *x, uint32_
 		e->nr_ranks, e->max_tokens, e->topk, nr_tokens, x->config.mode == TERN_LOW_LATENCY);
 }
 
-static struct gpu_kept kept_of(const struct device_exchange *x, const struct device_kept *kept)
+static struct gpu_kept kept_of(const struct device_exchange *x, const struct device_slot *s,
+	const struct device_kept *kept)
 {
 	struct gpu_kept_layout at = layout_of(x, kept->nr_tokens);
 
@@ -41,7 +42,11 @@ static struct gpu_kept kept_of(const struct device_exchange *x, const struct dev
 		.row_routes = (uint2 *)(kept->memory + at.row_routes),
 		.own_positions = (uint32_t *)(kept->memory + at.own_positions),
 		.heads = (uint4 *)(kept->memory + at.heads),
-		.low = x->config.mode == TERN_LOW_LATENCY};
+		.low = x->config.mode == TERN_LOW_LATENCY,
+		.local_ids =
+			x->config.mode == TERN_LOW_LATENCY && x->config.layout == TERN_BY_SOURCE
+				? s->dispatch.out_ids
+				: NULL};
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -140,7 +145,7 @@ static int keep(struct device_exchange *x, const struct device_call *call, uint3
 
 	if (rc)
 		return rc;
-	k = kept_of(x, *kept);
+	k = kept_of(x, s, *kept);
 	rc = cuda_check(
 		dispatch_keep_launch(&s->dispatch, &s->ht, &k, nr_blocks_of(x, call), call->stream),
 		"the kernel that keeps a plan");
@@ -194,7 +199,7 @@ void device_kept_close(struct device_exchange *x)
 void device_kept_dispatch(
 	const struct device_exchange *x, const struct device_kept *kept, struct gpu_dispatch *d)
 {
-	struct gpu_kept k = kept_of(x, kept);
+	struct gpu_kept k = kept_of(x, &x->slots[0], kept);
 
 	d->nr_tokens_at = &k.state->nr_tokens;
 	d->topk_ids = k.ids;
@@ -206,7 +211,7 @@ int device_kept_combine(
 	struct device_exchange *x, struct device_kept *kept, const struct device_call *call)
 {
 	struct device_slot *s = &x->slots[call->slot];
-	struct gpu_kept k = kept_of(x, kept);
+	struct gpu_kept k = kept_of(x, s, kept);
 
 	s->dispatch.nr_tokens = kept->nr_tokens; /* by which launches are sized */
 	s->combine.exchange.wait_ns = call->wait_ns;

@@ -184,7 +184,10 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 	}
 	rc = rc ? rc : check_slot(moe, args->slot, wanted, call);
 	rc = rc ? rc : arguments_y(moe, args, moe->slots[args->slot].nr_rows);
-	return rc ? rc : check_reachable(moe, "y", args->y);
+	rc = rc ? rc : check_reachable(moe, "y", args->y);
+	rc = rc ? rc : check_reachable(moe, "topk_weights", args->topk_weights);
+	rc = rc ? rc : check_reachable(moe, "floats", args->floats);
+	return rc ? rc : check_reachable(moe, "out_floats", args->out_floats);
 }
 
 static int check_out(const tern_moe *moe, uint32_t nr_tokens, const void *out, size_t stride)

@@ -8,6 +8,18 @@
 
 /* ---- what a combine reads -------------------------------------------------------------------- */
 
+/* As kept_route says. */
+static __device__ __forceinline__ void restore_local_ids(
+	const struct gpu_exchange *e, const struct gpu_kept *k, const uint2 *routes)
+{
+	uint32_t position = UINT32_MAX;
+
+	for (uint32_t i = 0; i < e->topk; i++)
+		position = min(position, routes[i].x);
+	for (uint32_t i = 0; i < e->topk && position != UINT32_MAX; i++)
+		k->local_ids[(uint64_t)position * e->topk + i] = routes[i].y ? 0 : -1;
+}
+
 static __device__ __forceinline__ void restore_rows(
 	const struct gpu_exchange *e, const struct gpu_kept *k, struct threads t)
 {
@@ -18,6 +30,8 @@ static __device__ __forceinline__ void restore_rows(
 			e->row_tokens[first + i] = k->row_tokens[first + i];
 		for (uint32_t i = t.thread; i < nr * e->topk; i += t.nr)
 			e->row_routes[first * e->topk + i] = k->row_routes[first * e->topk + i];
+		for (uint32_t row = t.thread; row < nr && k->local_ids; row += t.nr)
+			restore_local_ids(e, k, k->row_routes + (first + row) * e->topk);
 	}
 }
 

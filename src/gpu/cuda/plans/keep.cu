@@ -29,6 +29,23 @@ static __device__ __forceinline__ void keep_state(
 		kept->nr_from[r] = s->nr_from[r];
 }
 
+/* Where the first route of a row has its position for all, and weights are of no use to the
+ * combine, their place says whether the route is here. first: of its source. */
+static __device__ __forceinline__ uint2 kept_route(
+	const struct gpu_exchange *e, const struct gpu_kept *k, uint32_t first, uint32_t i)
+{
+	uint2 route = e->row_routes[first + i];
+	uint32_t row = gpu_div(i, e->by_topk) * e->topk, position = UINT32_MAX;
+
+	if (!k->local_ids)
+		return route;
+	for (uint32_t j = 0; j < e->topk; j++)
+		position = min(position, e->row_routes[first + row + j].x);
+	if (position != UINT32_MAX)
+		route.y = k->local_ids[(uint64_t)position * e->topk + i - row] >= 0;
+	return route;
+}
+
 /* By all threads: low latency's rows of each source. */
 static __device__ __forceinline__ void keep_rows(
 	const struct gpu_exchange *e, const struct gpu_kept *k, struct threads t)
@@ -40,11 +57,11 @@ static __device__ __forceinline__ void keep_rows(
 		for (uint32_t i = t.thread; i < nr; i += t.nr)
 			k->row_tokens[first + i] = e->row_tokens[first + i];
 		for (uint32_t i = t.thread; i < nr * e->topk; i += t.nr)
-			k->row_routes[first * e->topk + i] = e->row_routes[first * e->topk + i];
+			k->row_routes[first * e->topk + i] = kept_route(e, k, first * e->topk, i);
 	}
 }
 
-/* High throughput's heads: those of this round that name a place. */
+/* High throughput's heads: those of this round that name a place, or an expert here. */
 static __device__ __forceinline__ void keep_heads(const struct gpu_exchange *e,
 	const struct ht_exchange *h, const struct gpu_kept *k, struct threads t)
 {
@@ -56,7 +73,7 @@ static __device__ __forceinline__ void keep_heads(const struct gpu_exchange *e,
 		for (uint32_t i = t.thread; i < each; i += t.nr) {
 			uint4 head = piece_load(heads + (uint64_t)i * 16);
 
-			head.w = head.w == epoch && head.x != UINT32_MAX;
+			head.w = head.w == epoch && (head.x != UINT32_MAX || head.z != UINT32_MAX);
 			k->heads[(uint64_t)source * each + i] = head;
 		}
 	}

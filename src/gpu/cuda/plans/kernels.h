@@ -27,7 +27,9 @@ struct gpu_kept {
 	uint2 *row_routes;
 	uint32_t *own_positions;
 	uint4 *heads;
-	uint32_t low; /* low latency */
+	uint32_t low;       /* low latency */
+	int32_t *local_ids; /* of low latency's by_source: the slot's [positions][K], by which a
+			       combine knows which routes are here; else NULL */
 };
 
 /* dispatch: the slot's, as it was launched last. */
