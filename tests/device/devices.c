@@ -73,6 +73,19 @@ void devices_draw_job(
 		c->nr_slots--;
 }
 
+bool devices_without(const char *name)
+{
+	const char *word = getenv("TERN_TEST_WITHOUT");
+	size_t length;
+
+	for (; word && *word; word += length + (word[length] == ',')) {
+		length = strcspn(word, ",");
+		if (length && memmem(name, strlen(name), word, length))
+			return true;
+	}
+	return false;
+}
+
 void devices_close(struct rank *rank, struct device_rounds *rounds)
 {
 	for (uint32_t i = 0; i < DEVICE_ROUNDS_SLOTS; i++)
