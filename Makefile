@@ -37,7 +37,7 @@ CUDA_LIBS := $(BUILD)/libtern_cuda.so $(BUILD)/libtern_bench_cuda.so
 CUDA_SRC  := $(wildcard src/gpu/cuda/*.c) src/exchange/layout.c
 BENCH_CUDA_SRC := $(wildcard testkit/device/cuda/*.c bench/nccl/*.c) src/gpu/cuda/check.c
 BENCH_CUDA_CU := $(wildcard testkit/device/cuda/*.cu bench/nccl/*.cu)
-KERNELS_CU := $(foreach d,ll ht internode common,$(wildcard src/gpu/cuda/$d/*.cu))
+KERNELS_CU := $(foreach d,ll ht internode plans beside common,$(wildcard src/gpu/cuda/$d/*.cu))
 KERNELS_H := $(wildcard src/gpu/wire/*.h src/gpu/cuda/*.h src/gpu/cuda/*/*.h src/gpu/cuda/*/*.cuh)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)

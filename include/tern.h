@@ -374,6 +374,8 @@ struct tern_moe_config {
 	tern_parallel_for parallel_for; /* with nr_threads > 1, in place of threads of the library:
 					   the caller's pool, used within halves alone */
 	void *parallel_ctx;
+	uint32_t combine_floats; /* not 0: a combine takes a float of each (token, k) home, beside
+				    results: tern_combine.floats */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -468,12 +470,23 @@ struct tern_received {
 struct tern_combine {
 	size_t size TERN_SIZE_OF(tern_combine); /* sizeof(struct tern_combine) */
 	uint32_t slot;
-	uint32_t reserved;
+	uint32_t unweighted; /* not 0: rows are summed as they are, whatever the exchange's
+				`weights`; the same on all ranks */
 	const void *y;   /* rows of combine_dtype at the positions of the received x rows; 16-byte
 			    aligned; may be NULL with no rows */
 	size_t y_stride; /* bytes; 0: dense */
 	uint64_t plan;   /* 0: of the slot's dispatch; else of that plan, and the slot has no round
 			    under way: see "plans" */
+	const float *topk_weights; /* [n][K], dense: this rank's tokens are weighted by these, and
+				      not by those of the dispatch, whatever the exchange's
+				      `weights`. With TERN_REDUCE_HOME, where sums are made at home.
+				      NULL: none */
+	const float *floats; /* with tern_moe_config.combine_floats: [positions], a float for each
+				received row; TERN_BY_SOURCE: [positions][K], for each of its
+				routes that are here. NULL: zeros */
+	float *out_floats;   /* likewise: [n][K], written when results have come: the float of each
+				route, from its expert's rank, bit for bit; 0 where the id is -1.
+				Read until the combine has ended. NULL: not wanted */
 };
 
 /* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput
@@ -512,7 +525,7 @@ TERN_API int tern_combine(
  * A plan is where the rows of one round went. Kept, it outlives the round: other x can be
  * dispatched as that one was, and other y combined, any number of times and in any order, also
  * combined twice in a row, or dispatched again without a combine between (tern_release ends the
- * first). On CPUs so far, of exchanges that are not elastic.
+ * first). Of exchanges that are not elastic.
  *
  *   tern_dispatch(moe, &args, &received);     a round; then, before its combine or release,
  *   tern_plan_create(moe, slot, &plan);       on every rank, each its own part
@@ -520,18 +533,20 @@ TERN_API int tern_combine(
  *   again.plan = plan;                        topk_ids and topk_weights are NULL, nr_tokens is as
  *   tern_dispatch(moe, &again, &received);    it was; positions and weights are the plan's
  *   combine.plan = plan;                      with no round under way in the slot: y at the plan's
- *   tern_combine(moe, &combine, out, 0);      positions, weighted as then, into out
+ *   tern_combine(moe, &combine, out, 0);      positions, weighted as then (or as combine says),
+ *                                             into out
  *
  * A round with a plan is a round of its slot, any slot, and all ranks make it with their parts of
  * the same plan: who dispatches where others combine again gets TERN_ERR_PROTOCOL or
- * TERN_ERR_TIMEOUT. The dispatch needs no counts in high throughput. A combine of a plan waits
- * until all ranks have begun it, as its first half would without: also in tern_combine_send, which
- * goes on after TERN_ERR_TIMEOUT when called again with the same arguments.
+ * TERN_ERR_TIMEOUT. On CPUs the dispatch needs no counts in high throughput. A combine of a plan
+ * waits until all ranks have begun it, as its first half would without: also in tern_combine_send,
+ * which goes on after TERN_ERR_TIMEOUT when called again with the same arguments.
  */
 
 /* Local. Between the slot's dispatch and its combine or release. The plan takes private memory
  * (tern_moe_memory), 8 bytes a route of this rank's tokens and a header for each row received,
- * until it is destroyed or its exchange is. *plan is never 0, and no other plan's of this process:
+ * until it is destroyed or its exchange is. On a device: for as many rows as could come, and what
+ * destroyed plans leave is kept for others. *plan is never 0, and no other plan's of this process:
  * a plan that is gone, or another exchange's, is TERN_ERR_STATE. */
 TERN_API int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
 
@@ -557,6 +572,13 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  * Counts.     The host does not know them. All of tern_received's pointers are to device memory.
  *             offsets has two more entries: offsets[L] (TERN_BY_SOURCE: offsets[R]) is nr_rows, the
  *             next one extent. The fields nr_rows and extent say how many there can be at most.
+ * Plans.      tern_plan_create puts a kernel on the slot's stream, and topk_ids and topk_weights
+ *             belong to the library until it has run. It may be captured, behind its dispatch: each
+ *             replay makes the plan anew, and graphs that were captured with it use what it is when
+ *             they run. Such a plan, or any that a graph uses, takes memory until its exchange is
+ *             destroyed. A dispatch with a plan has the plan's number of tokens, wherever
+ *             tern_moe_set_nr_tokens_at looks; tern_dispatch.nr_tokens is what the plan's dispatch
+ *             said. It exchanges counts like any other.
  * Ids.        Are read by kernels alone. One out of range gets no route, and one named twice in a
  *             row gets two results from one row; the round goes on, and tern_moe_status returns
  *             TERN_ERR_INVALID, once.
@@ -574,7 +596,8 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device
  *             has got, so wait for the streams first. Asking waits for no kernel, and copies a few
  *             KB from the device. Bytes are those that are stored for rows and results, with what
- *             they carry besides, without plans and counts. A round over its capacity is none.
+ *             they carry besides, without plans, counts and floats beside results. A round over its
+ *             capacity is none.
  * Leaving.    After the last round, wait for the stream, then destroy; where ranks of one process
  *             share a device, when all of them have. An exchange destroyed in the middle of a round
  *             or after a failure keeps its window allocated until the process ends, since peers may

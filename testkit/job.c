@@ -246,6 +246,27 @@ const void *job_y_row(
 				     element_bytes(job->config.combine_dtype);
 }
 
+static uint64_t draw_route(const struct job *job, uint64_t purpose, uint64_t round, uint32_t home,
+	uint32_t token, uint32_t k)
+{
+	return hash4(hash2(job->seed, purpose), round, home, (uint64_t)token << 32 | k);
+}
+
+float job_combine_weight(
+	const struct job *job, uint64_t round, uint32_t home, uint32_t token, uint32_t k)
+{
+	return (float)(int32_t)(draw_route(job, 1, round, home, token, k) >> 40) / (1 << 23) - 1;
+}
+
+float job_float(const struct job *job, uint64_t round, uint32_t home, uint32_t token, uint32_t k)
+{
+	uint32_t bits = (uint32_t)draw_route(job, 2, round, home, token, k);
+	float value;
+
+	memcpy(&value, &bits, sizeof(value));
+	return value;
+}
+
 void job_x(const struct job *job, uint64_t round, uint32_t rank, void *x, size_t stride,
 	void *scales, size_t scales_stride)
 {

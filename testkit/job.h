@@ -75,6 +75,12 @@ const void *job_scales_row(const struct job *job, uint64_t round, uint32_t home,
 const void *job_y_row(
 	const struct job *job, uint64_t round, uint32_t expert, uint32_t home, uint32_t token);
 
+/* What goes with a route's combine: its weight, where that is given there, and its float, which may
+ * have any bits. */
+float job_combine_weight(
+	const struct job *job, uint64_t round, uint32_t home, uint32_t token, uint32_t k);
+float job_float(const struct job *job, uint64_t round, uint32_t home, uint32_t token, uint32_t k);
+
 /* Copies all of a rank's rows, strides in bytes. scales may be NULL. */
 void job_x(const struct job *job, uint64_t round, uint32_t rank, void *x, size_t stride,
 	void *scales, size_t scales_stride);

@@ -364,6 +364,13 @@ static void add_row(struct reference *reference, const void *row, const float *w
 		sum[i] += reference->values[i];
 }
 
+static bool is_weighted(const struct reference *reference)
+{
+	return reference->weighting == WEIGHTED_AT_COMBINE ||
+	       (reference->weighting == WEIGHTED_AS_MADE &&
+		       reference->job->config.weights == TERN_WEIGHTS_COMBINE);
+}
+
 /* The routes of one token that end on one rank, in k order; in TERN_REDUCE_HOME all routes,
  * whatever their rank. */
 static void add_routes(
@@ -375,12 +382,15 @@ static void add_routes(
 	uint32_t k;
 
 	for (k = 0; k < job->config.topk; k++) {
+		float own = reference->weighting == WEIGHTED_AT_COMBINE
+				    ? job_combine_weight(job, reference->round, home, token, k)
+				    : weights[k];
 		uint32_t logical = physical[k] < 0 ? 0 : (uint32_t)reference->logical[physical[k]];
 
 		if (physical[k] < 0 || (rank >= 0 && reference->rank[physical[k]] != rank))
 			continue;
 		add_row(reference, job_y_row(job, reference->round, logical, home, token),
-			job->config.weights == TERN_WEIGHTS_COMBINE ? weights + k : NULL, sum);
+			is_weighted(reference) ? &own : NULL, sum);
 	}
 }
 

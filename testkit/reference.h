@@ -7,9 +7,17 @@
 
 #include "testkit/job.h"
 
+/* By what a combine multiplies rows. */
+enum weighting {
+	WEIGHTED_AS_MADE = 0, /* as the exchange says: by those of the dispatch, or not at all */
+	WEIGHTED_NOT,
+	WEIGHTED_AT_COMBINE /* by job_combine_weight, at home */
+};
+
 struct reference {
 	const struct job *job;
 	uint64_t round;
+	enum weighting weighting; /* of the next sums */
 	/* Physical experts: */
 	uint32_t nr_physical;
 	int32_t *logical;        /* [nr_physical] */

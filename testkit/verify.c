@@ -258,3 +258,65 @@ int fill_y(const struct reference *reference, uint32_t rank, void *y, size_t str
 	received_layout_destroy(&layout);
 	return 0;
 }
+
+/* ---- floats beside results ------------------------------------------------------------------- */
+
+struct fill_floats {
+	const struct reference *reference;
+	uint32_t rank;
+	float *floats;
+};
+
+static int fill_floats_of_place(void *ctx, const struct place *place, bool first_of_token)
+{
+	const struct fill_floats *fill = ctx;
+	const struct job *job = fill->reference->job;
+	uint32_t topk = job->config.topk;
+	int32_t local[TERN_MAX_TOPK];
+
+	(void)first_of_token;
+	if (place->k >= 0) {
+		fill->floats[place->position] = job_float(
+			job, fill->reference->round, place->home, place->token, (uint32_t)place->k);
+		return 0;
+	}
+	reference_local_ids(fill->reference, fill->rank, place->home, place->token, local);
+	for (uint32_t k = 0; k < topk; k++)
+		if (local[k] >= 0)
+			fill->floats[place->position * topk + k] = job_float(
+				job, fill->reference->round, place->home, place->token, k);
+	return 0;
+}
+
+int fill_floats(const struct reference *reference, uint32_t rank, float *floats)
+{
+	struct fill_floats fill = {reference, rank, floats};
+	struct received_layout layout;
+
+	if (received_layout_create(reference, rank, &layout))
+		return -1;
+	reference_walk(reference, rank, &layout, fill_floats_of_place, &fill);
+	received_layout_destroy(&layout);
+	return 0;
+}
+
+void verify_floats(const struct reference *reference, uint32_t rank, const float *out_floats,
+	struct difference *difference)
+{
+	const struct job *job = reference->job;
+	uint32_t home = job_home(job, rank), topk = job->config.topk;
+
+	for (uint32_t token = 0; token < reference->nr_tokens[home]; token++)
+		for (uint32_t k = 0; k < topk; k++) {
+			bool routed = reference_physical(reference, home, token)[k] >= 0;
+			float got = out_floats[(size_t)token * topk + k];
+			float want = routed ? job_float(job, reference->round, home, token, k) : 0;
+
+			if (memcmp(&got, &want, sizeof(got)))
+				differ(difference,
+					"rank %u, round %llu: the float of token %u, k %u is %a, "
+					"should be %a",
+					rank, (unsigned long long)reference->round, token, k, got,
+					want);
+		}
+}

@@ -23,4 +23,10 @@ int verify_combined(struct reference *reference, uint32_t rank, const void *out,
  * bytes. -1: out of memory. */
 int fill_y(const struct reference *reference, uint32_t rank, void *y, size_t stride);
 
+/* The floats of the rows that rank has received, at their places; what is no row's stays. And what
+ * comes home of them. -1: out of memory. */
+int fill_floats(const struct reference *reference, uint32_t rank, float *floats);
+void verify_floats(const struct reference *reference, uint32_t rank, const float *out_floats,
+	struct difference *difference);
+
 #endif

@@ -92,6 +92,7 @@ class tern_moe_config(Structure):
         ("elastic", c_uint32),
         ("parallel_for", c_void_p),
         ("parallel_ctx", c_void_p),
+        ("combine_floats", c_uint32),
     ]
 
 
@@ -148,10 +149,13 @@ class tern_combine(Structure):
     _fields_ = [
         ("size", c_size_t),
         ("slot", c_uint32),
-        ("reserved", c_uint32),
+        ("unweighted", c_uint32),
         ("y", c_void_p),
         ("y_stride", c_size_t),
         ("plan", c_uint64),
+        ("topk_weights", c_void_p),
+        ("floats", c_void_p),
+        ("out_floats", c_void_p),
     ]
 
 

@@ -244,6 +244,18 @@ def table(name: str, array: Array, nr: int, width: int, dtypes: Tuple[str, ...])
     )
 
 
+def numbers(name: str, array: Array, least: int, width: int) -> View:
+    """`array` as dense float32, [least or more] or, with a width, [least or more][width]."""
+    view = look(array)
+    tail = (width,) if width else ()
+    if view.shape[1:] == tail and view.shape and view.shape[0] >= least and view.dtype == "float32":
+        if all(n == 1 or s == d for n, s, d in zip(view.shape, view.strides, dense(view.shape, view.item_bytes))):
+            return view
+    raise InvalidError(
+        f"{name} is {view.dtype}{list(view.shape)} with strides of {list(view.strides)} bytes; it has to be dense float32, {[least, *tail]} or more rows"
+    )
+
+
 # ---- handing out ---------------------------------------------------------------------------------------------------
 
 

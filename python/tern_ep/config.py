@@ -128,6 +128,9 @@ class Config:
     elastic: bool = False
     """CPU: goes on when members of its group, an elastic one, die. Takes Reduce.HOME; experts survive where they have replicas."""
 
+    combine_floats: bool = False
+    """A combine takes a float of each (token, k) home, beside results."""
+
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""
         lib = library()

@@ -17,7 +17,7 @@ from . import arrays as memory
 from ._handles import Handle, opened
 from ._library import library, load_cuda
 from .arrays import Array, Dtype, Form, View
-from .config import Config, Device, Mode, Scale
+from .config import Config, Device, Layout, Mode, Scale
 from .errors import InvalidError, UnsupportedError, WaitReport, WaitTimeoutError, check, wait_report
 from .group import Group, OneAtATime
 from .plan import Plan
@@ -82,6 +82,7 @@ class _Slot:
         self.out_form: Form = None
         self.into_form: Form = None
         self.y_rows = self.out_rows = self.out_stride = 0
+        self.beside: Any = None  # what the last combine took along, which lives until it has ended
         self.shown: Dict[str, Tuple[int, int, Any]] = {}  # address, rows, array
 
     def give_back(self) -> None:
@@ -215,12 +216,28 @@ class Exchange:
         state.extent = received.extent
         return received
 
-    def combine_send(self, y: Optional[Array], *, slot: int = 0, stream: Optional[int] = None) -> None:
+    def combine_send(
+        self,
+        y: Optional[Array],
+        *,
+        slot: int = 0,
+        stream: Optional[int] = None,
+        unweighted: bool = False,
+        topk_weights: Optional[Array] = None,
+        floats: Optional[Array] = None,
+        out_floats: Optional[Array] = None,
+    ) -> None:
         """Sends the experts' results home: y [extent or more][H] of combine_dtype, rows at the positions of the received x rows. None is
-        possible with no rows. Gives the received rows back."""
+        possible with no rows. Gives the received rows back.
+
+        unweighted: rows are summed as they are. topk_weights [n][K]: with Reduce.HOME, in place of those of the dispatch. With
+        Config.combine_floats: floats [extent or more] (BY_SOURCE [extent or more][K]), one for each received row, come home into
+        out_floats [n][K], which is written when the combine has ended; 0 where the id is -1."""
         with self._busy:
             state = self._slot(slot)
             self._set_combine(state, y)
+            if unweighted or topk_weights is not None or floats is not None or out_floats is not None or state.beside is not None:
+                self._set_beside(state, unweighted, topk_weights, floats, out_floats)
             native = self._use(state, stream)
             self._check(self._lib.tern_combine_send(native, state.combine_at))
             state.give_back()
@@ -284,13 +301,26 @@ class Exchange:
         finally:
             self._busy.leave()
 
-    def combine(self, y: Optional[Array], *, slot: int = 0, out: Optional[Array] = None, stream: Optional[int] = None) -> Any:
+    def combine(
+        self,
+        y: Optional[Array],
+        *,
+        slot: int = 0,
+        out: Optional[Array] = None,
+        stream: Optional[int] = None,
+        unweighted: bool = False,
+        topk_weights: Optional[Array] = None,
+        floats: Optional[Array] = None,
+        out_floats: Optional[Array] = None,
+    ) -> Any:
         """combine_send and combine_recv. All arguments are checked before anything is sent. After
         WaitTimeoutError the same call goes on waiting."""
         self._busy.enter()
         try:
             state = self._slot(slot)
             self._set_combine(state, y)
+            if unweighted or topk_weights is not None or floats is not None or out_floats is not None or state.beside is not None:
+                self._set_beside(state, unweighted, topk_weights, floats, out_floats)
             out, address = self._out(state, out)
             native = self._use(state, stream)
             code = self._lib.tern_combine(native, state.combine_at, address, state.out_stride)
@@ -368,6 +398,31 @@ class Exchange:
             args.y = self.kind.address(y)
         if state.y_rows < state.extent:
             raise InvalidError(f"y has {state.y_rows} rows; the received rows span {state.extent} positions")
+
+    def _set_beside(
+        self,
+        state: _Slot,
+        unweighted: bool = False,
+        topk_weights: Optional[Array] = None,
+        floats: Optional[Array] = None,
+        out_floats: Optional[Array] = None,
+    ) -> None:
+        """Nothing: as the next combine has it that says nothing."""
+        args, topk, views = state.combine, self.config.topk, {}
+        if topk_weights is not None:
+            views["topk_weights"] = memory.table("topk_weights", topk_weights, state.nr_tokens, topk, ("float32",))
+        if floats is not None:
+            views["floats"] = memory.numbers("floats", floats, state.extent, topk if self.config.layout == Layout.BY_SOURCE else 0)
+        if out_floats is not None:
+            views["out_floats"] = memory.table("out_floats", out_floats, state.nr_tokens, topk, ("float32",))
+            if not views["out_floats"].writable:
+                raise InvalidError("out_floats is read-only")
+        self._here(views)
+        args.unweighted = unweighted
+        args.topk_weights, args.floats, args.out_floats = (
+            views[name].address if name in views else None for name in ("topk_weights", "floats", "out_floats")
+        )
+        state.beside = (topk_weights, floats, out_floats) if unweighted or views else None
 
     def _out(self, state: _Slot, out: Optional[Array]) -> Tuple[Any, int]:
         """The array, and its address; its stride is the slot's."""

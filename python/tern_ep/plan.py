@@ -58,7 +58,17 @@ class Plan:
             moe._begun(state, code)
             return moe._received(state, into)
 
-    def combine(self, y: Optional[Array], *, slot: int = 0, out: Optional[Array] = None) -> Any:
+    def combine(
+        self,
+        y: Optional[Array],
+        *,
+        slot: int = 0,
+        out: Optional[Array] = None,
+        unweighted: bool = False,
+        topk_weights: Optional[Array] = None,
+        floats: Optional[Array] = None,
+        out_floats: Optional[Array] = None,
+    ) -> Any:
         """As Exchange.combine, without a dispatch before it: y at the positions that rows had then, summed for the tokens of then."""
         moe = self.exchange
         number = self._open()
@@ -68,6 +78,7 @@ class Plan:
             state.nr_tokens, state.extent = self.nr_tokens, self.extent
             try:
                 moe._set_combine(state, y)
+                moe._set_beside(state, unweighted, topk_weights, floats, out_floats)
                 out, address = moe._out(state, out)
                 state.combine.plan = number
                 moe._check(moe._lib.tern_combine(moe._use(state, None), state.combine_at, address, state.out_stride))

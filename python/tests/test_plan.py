@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans that outlive their round."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tern_ep
-from tern_ep import Config, Dtype, Mode
+from tern_ep import Config, Dtype, Layout, Mode, Reduce, Weights
 
 RANKS, EXPERTS, HIDDEN, TOKENS = 3, 6, 32, 7
 
@@ -64,6 +65,53 @@ def play(group: tern_ep.Group, mode: Mode) -> bool:
         with pytest.raises(tern_ep.StateError, match="dispatch_send"):
             moe.plan()
     return True
+
+
+def gradients(group: tern_ep.Group, layout: Layout) -> bool:
+    """What a backward pass does: weights of the combine, none, and the gates' gradients, which come home as floats."""
+    by_source = layout == Layout.BY_SOURCE
+    random = np.random.default_rng(group.rank)
+    settings = dataclasses.replace(
+        config(Mode.HIGH_THROUGHPUT),
+        layout=layout,
+        reduce=Reduce.EXPERT if by_source else Reduce.HOME,
+        weights=Weights.PASS if by_source else Weights.COMBINE,
+        combine_floats=True,
+    )
+    with tern_ep.Exchange(group, settings) as moe:
+        ids = np.stack([random.permutation(EXPERTS)[:2] for _ in range(TOKENS)]).astype(np.int32)
+        ids[3, 1] = -1
+        routed = ids >= 0
+        x, weights = tokens(random), random.integers(1, 9, (TOKENS, 2)).astype(np.float32)
+        received = moe.dispatch(x, ids, weights)
+        gates = np.full((TOKENS, 2), 5, np.float32)
+        if by_source:
+            floats = np.where(received.topk_ids >= 0, received.topk_weights + 1, -1).astype(np.float32)
+            ranks = np.array([[len(set(r[r >= 0] // 2))] for r in ids], np.float32)
+            out = moe.combine(received.x, floats=floats, out_floats=gates)
+            assert np.array_equal(out, x * ranks) and np.array_equal(gates, np.where(routed, weights + 1, 0))
+            return True
+        with moe.plan() as plan:
+            y, floats = scaled(moe, received), received.x[:, 0] + 1
+            gains = (ids + 1) * routed
+            assert np.array_equal(moe.combine(y, unweighted=True), x * gains.sum(1, keepdims=True))
+            out = plan.combine(y, topk_weights=2 * weights, floats=floats, out_floats=gates)
+            assert np.array_equal(out, x * (gains * 2 * weights).sum(1, keepdims=True))
+            assert np.array_equal(gates, np.where(routed, x[:, :1] + 1, 0))
+            assert np.array_equal(plan.combine(y), x * (gains * weights).sum(1, keepdims=True))
+            with pytest.raises(tern_ep.InvalidError, match="and unweighted"):
+                plan.combine(y, topk_weights=weights, unweighted=True)
+            with pytest.raises(tern_ep.InvalidError, match="floats is float64"):
+                plan.combine(y, floats=floats.astype(np.float64))
+            with pytest.raises(tern_ep.InvalidError, match="out_floats is float32"):
+                plan.combine(y, out_floats=gates[:3])
+            assert np.array_equal(plan.combine(y), x * (gains * weights).sum(1, keepdims=True))
+    return True
+
+
+@pytest.mark.parametrize("layout", [Layout.CONTIGUOUS, Layout.BY_SOURCE])
+def test_gradients(layout: Layout) -> None:
+    assert tern_ep.run_threads(RANKS, lambda group: gradients(group, layout)) == [True] * RANKS
 
 
 @pytest.mark.parametrize("mode", [Mode.LOW_LATENCY, Mode.HIGH_THROUGHPUT])

@@ -58,6 +58,19 @@ int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args)
 		       : check_pointer("topk_weights", args->topk_weights, 0, 0, 4);
 }
 
+int arguments_plan(const struct tern_dispatch *args, uint32_t nr_tokens)
+{
+	if (args->topk_ids || args->topk_weights)
+		return fail(TERN_ERR_INVALID,
+			"dispatch: topk_ids or topk_weights are given beside plan %llu, which has "
+			"its own",
+			(unsigned long long)args->plan);
+	if (args->nr_tokens != nr_tokens)
+		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; plan %llu has %u",
+			args->nr_tokens, (unsigned long long)args->plan, nr_tokens);
+	return 0;
+}
+
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call)
 {
 	uint32_t scale = scale_bytes(moe->config.scale);
@@ -91,12 +104,43 @@ static int check_rows(const tern_moe *moe, const char *name, const void *rows, s
 		name, rows, stride, bytes);
 }
 
+static int check_floats(const char *name, const void *floats)
+{
+	if ((uintptr_t)floats % sizeof(float) == 0)
+		return 0;
+	return fail(
+		TERN_ERR_INVALID, "combine: %s at %p has to be aligned to 4 bytes", name, floats);
+}
+
+/* How rows are weighted, and what comes beside them. */
+static int check_manner(const tern_moe *moe, const struct tern_combine *args)
+{
+	int rc;
+
+	if (args->topk_weights && args->unweighted)
+		return fail(TERN_ERR_INVALID, "combine: topk_weights are given, and unweighted");
+	if (args->topk_weights && moe->config.reduce != TERN_REDUCE_HOME)
+		return fail(TERN_ERR_INVALID,
+			"combine: topk_weights are given where rows are summed by their experts' "
+			"ranks, which have those of the dispatch; it takes TERN_REDUCE_HOME");
+	if ((args->floats || args->out_floats) && !moe->config.combine_floats)
+		return fail(TERN_ERR_INVALID,
+			"combine: floats are given, and the exchange was made without "
+			"combine_floats");
+	rc = check_floats("topk_weights", args->topk_weights);
+	rc = rc ? rc : check_floats("floats", args->floats);
+	return rc ? rc : check_floats("out_floats", args->out_floats);
+}
+
 int arguments_y(const tern_moe *moe, const struct tern_combine *args, uint64_t nr_rows)
 {
+	int rc;
+
 	if (nr_rows && !args->y)
 		return fail(TERN_ERR_INVALID, "combine: y is NULL for %llu rows",
 			(unsigned long long)nr_rows);
-	return check_rows(moe, "y", args->y, args->y_stride);
+	rc = check_rows(moe, "y", args->y, args->y_stride);
+	return rc ? rc : check_manner(moe, args);
 }
 
 int arguments_out(const tern_moe *moe, uint32_t nr_tokens, const void *out, size_t stride)

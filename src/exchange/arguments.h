@@ -13,6 +13,8 @@ uint64_t x_row_bytes(const tern_moe *moe);
 int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args);
 
 /* Where its rows are to go. */
+/* A dispatch with a plan of so many tokens. */
+int arguments_plan(const struct tern_dispatch *args, uint32_t nr_tokens);
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call);
 
 /* Results of the received rows. How many came the host knows on the CPU alone. */

@@ -155,7 +155,7 @@ static double space_needed(const struct layout *l)
 	double row = (double)l->payload_bytes + l->scales_bytes + sizeof(struct tern_row) +
 		     8.0 * l->topk;
 	double regions = (double)l->nr_ranks * (double)l->region_bytes;
-	double results = (double)l->combine_rows * l->combine_row_bytes;
+	double results = (double)l->combine_rows * l->result_bytes;
 	double chunks = (double)l->nr_channels * l->nr_chunks * l->chunk_bytes;
 
 	return l->nr_slots * ((double)l->positions * row + regions + results) + chunks;
@@ -245,7 +245,8 @@ static int agree_config(tern_moe *moe)
 		{"the placement tables (hashes)", placement_hash(&moe->placement)},
 		{"replica_ranks", c->replica_ranks}, {"first_epoch", c->first_epoch},
 		{"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
-		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0}};
+		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0},
+		{"combine_floats", c->combine_floats != 0}};
 
 	return group_agree_settings(
 		moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));

@@ -41,6 +41,14 @@ static uint64_t worst_case_rows(const struct layout *l, const struct tern_moe_co
 	return rows;
 }
 
+static uint32_t result_bytes_of(const struct tern_moe_config *config, uint32_t row_bytes)
+{
+	uint32_t nr = config->reduce == TERN_REDUCE_HOME ? 1 : config->topk;
+
+	return config->combine_floats ? (uint32_t)align_up(row_bytes + nr * sizeof(float), 16)
+				      : row_bytes;
+}
+
 static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 {
 	uint32_t blocks = (config->hidden + SCALE_BLOCK - 1) / SCALE_BLOCK;
@@ -55,6 +63,7 @@ static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 	l->row_bytes = (uint32_t)align_up(
 		(uint64_t)l->header_bytes + l->payload_bytes + l->scales_bytes, CACHE_LINE);
 	l->combine_row_bytes = config->hidden * dtype_bytes(config->combine_dtype);
+	l->result_bytes = result_bytes_of(config, l->combine_row_bytes);
 	l->combine_rows =
 		config->max_tokens * (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks
 						     ? l->topk
@@ -74,8 +83,7 @@ static void layout_channels(struct layout *l, const struct channel_shape *channe
 	l->nr_chunks = channels->nr_chunks;
 	l->chunk_bytes = (uint32_t)align_up(
 		least > channels->chunk_bytes ? least : channels->chunk_bytes, CACHE_LINE);
-	l->piece_rows =
-		l->chunk_bytes > l->combine_row_bytes ? l->chunk_bytes / l->combine_row_bytes : 1;
+	l->piece_rows = l->chunk_bytes > l->result_bytes ? l->chunk_bytes / l->result_bytes : 1;
 	l->notes = align_up(*end, CACHE_LINE);
 	*end = l->notes + (uint64_t)l->nr_slots * l->nr_ranks * sizeof(struct results_note);
 	l->channels = take(end, (uint64_t)l->nr_channels * l->nr_chunks * l->chunk_bytes);
@@ -112,7 +120,7 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 	l->regions = take(&end, l->nr_ranks * l->region_bytes);
 	if (config->mode == TERN_HIGH_THROUGHPUT)
 		l->output_offset = take(&end, l->output.bytes);
-	l->combine = take(&end, (uint64_t)l->combine_rows * l->combine_row_bytes);
+	l->combine = take(&end, (uint64_t)l->combine_rows * l->result_bytes);
 	l->slot_bytes = align_up(end, 4096);
 }
 

@@ -57,6 +57,7 @@ struct layout {
 	uint32_t region_stride; /* from header to header in a region: rows, or in high-throughput
 				   mode headers alone */
 	uint32_t combine_row_bytes;
+	uint32_t result_bytes; /* of what comes home: a combine row, and its floats */
 	uint32_t combine_rows; /* that may come home in one round */
 	uint64_t capacity;     /* row positions: of an expert (PADDED), else of all */
 	uint64_t positions;    /* row positions in the output */
@@ -133,7 +134,7 @@ static inline uint64_t layout_region(const struct layout *l, uint32_t slot, uint
 
 static inline uint64_t layout_combine_row(const struct layout *l, uint32_t slot, uint32_t home_row)
 {
-	return layout_slot(l, slot) + l->combine + (uint64_t)home_row * l->combine_row_bytes;
+	return layout_slot(l, slot) + l->combine + (uint64_t)home_row * l->result_bytes;
 }
 
 static inline uint64_t layout_output(const struct layout *l, uint32_t slot)

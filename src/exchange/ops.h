@@ -23,7 +23,6 @@ struct exchange_ops {
 	int (*combine)(
 		tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 	int (*release)(tern_moe *moe, uint32_t slot);
-	/* NULL: there are no plans. */
 	int (*plan_create)(tern_moe *moe, uint32_t slot, uint64_t *plan);
 	int (*plan_destroy)(tern_moe *moe, uint64_t plan);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "exchange/state.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include "base/error.h"
@@ -36,4 +37,17 @@ int exchange_fail(tern_moe *moe, int code, int peer)
 	snprintf(moe->failed_text, sizeof(moe->failed_text), "%s", tern_last_error());
 	moe->untold = leave_status_make(code, peer);
 	return code;
+}
+
+uint64_t plan_number(void)
+{
+	static _Atomic uint64_t nr;
+
+	return atomic_fetch_add_explicit(&nr, 1, memory_order_relaxed) + 1;
+}
+
+int plan_unknown(uint64_t id)
+{
+	return fail(TERN_ERR_STATE, "this exchange has no plan %llu, or no more",
+		(unsigned long long)id);
 }

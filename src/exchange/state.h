@@ -66,6 +66,8 @@ struct slot {
 	uint32_t *row_of;     /* [R] likewise: rows that were stored for each rank */
 	uint32_t *chunks_to;  /* [nodes] likewise: chunks that left for it */
 	uint32_t next_token, next_node;
+	bool weighted;     /* by the combine under way */
+	float *out_floats; /* of that */
 	struct combine_at combine_at;
 	struct sent_results *sent; /* [R] at the first of each group of replicas */
 	uint64_t *place; /* [P] high throughput: where this rank's next row for each expert goes;
@@ -135,6 +137,10 @@ static inline uint8_t *own(const tern_moe *moe, uint64_t offset)
 /* In a half: ends the exchange with this error and this thread's text, which later calls return
  * again; peers are told when the half is over. `peer`: who caused it, or -1. Returns code. */
 int exchange_fail(tern_moe *moe, int code, int peer);
+
+/* A plan's, of no other plan of this process; never 0. */
+uint64_t plan_number(void);
+int plan_unknown(uint64_t id); /* TERN_ERR_STATE, with its text */
 
 /* Checks slot number and order of calls; a failed exchange reports its error again. */
 int slot_check(tern_moe *moe, uint32_t slot, const char *call);

@@ -35,7 +35,7 @@ struct results {
 
 static uint64_t piece_bytes(const struct layout *l)
 {
-	return align_up((uint64_t)l->piece_rows * l->combine_row_bytes, CACHE_LINE);
+	return align_up((uint64_t)l->piece_rows * l->result_bytes, CACHE_LINE);
 }
 
 /* Low latency: that one rank sends to one home. */
@@ -55,7 +55,7 @@ static uint32_t nr_homes(const tern_moe *moe)
 uint64_t results_bytes(const tern_moe *moe)
 {
 	moe->engine->results_bytes =
-		align_up(most_results(moe) * moe->layout.combine_row_bytes, CACHE_LINE);
+		align_up(most_results(moe) * moe->layout.result_bytes, CACHE_LINE);
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		return moe->layout.nr_chunks * piece_bytes(&moe->layout);
 	return moe->engine->results_bytes * nr_homes(moe) * moe->config.nr_slots;
@@ -121,7 +121,7 @@ static uint8_t *piece_place(const tern_moe *moe, uint32_t row)
 	const struct results *results = moe->engine->results;
 
 	return staging(moe, results->next * piece_bytes(&moe->layout) +
-				    (uint64_t)row * moe->layout.combine_row_bytes);
+				    (uint64_t)row * moe->layout.result_bytes);
 }
 
 static int find_piece(void *ctx)
@@ -169,7 +169,7 @@ int results_flush(tern_moe *moe, uint32_t slot)
 			rc = path_write(moe, &results->pieces.each[results->next],
 				results->first_home + i, immediate, piece_place(moe, 0),
 				layout_combine_row(l, slot, results->first_row),
-				(uint64_t)results->nr_rows * l->combine_row_bytes);
+				(uint64_t)results->nr_rows * l->result_bytes);
 	results->next = (results->next + 1) % results->nr;
 	moe->slots[slot].sent[results->first_home].nr_pieces++;
 	return rc;
@@ -212,7 +212,7 @@ int results_place(tern_moe *moe, uint32_t slot, uint32_t first, uint32_t home_ro
 			first, (unsigned long long)most_results(moe), slot, moe->slots[slot].epoch);
 		return exchange_fail(moe, TERN_ERR_PROTOCOL, (int)first);
 	}
-	*place = staged_results(moe, slot, first) + row * moe->layout.combine_row_bytes;
+	*place = staged_results(moe, slot, first) + row * moe->layout.result_bytes;
 	return 0;
 }
 
@@ -226,7 +226,7 @@ void results_publication(tern_moe *moe, uint32_t slot, uint32_t home, struct pub
 	if (moe->config.mode == TERN_LOW_LATENCY) {
 		p->from = staged_results(moe, slot, first);
 		p->offset = layout_combine_row(l, slot, sent->first);
-		p->bytes = (uint64_t)sent->nr * l->combine_row_bytes;
+		p->bytes = (uint64_t)sent->nr * l->result_bytes;
 		return;
 	}
 	note = (struct results_note *)(moe->engine->staging + moe->engine->notes) +

@@ -5,8 +5,8 @@
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static struct tern_dispatch dispatch_args(
-	const struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+static struct tern_dispatch dispatch_args(const struct device_rounds *r, uint32_t slot,
+	const struct device_manner *m, uint32_t nr_tokens)
 {
 	const struct job *job = r->job;
 	const struct device_lane *lane = &r->lanes[slot];
@@ -20,13 +20,15 @@ static struct tern_dispatch dispatch_args(
 		.scales = scaled ? lane->scales : NULL,
 		.scales_stride =
 			scaled && m->scales_gap ? job_x_scales_bytes(job) + m->scales_gap : 0,
-		.topk_ids = lane->ids,
+		.plan = lane->plan,
+		.topk_ids = lane->plan ? NULL : lane->ids,
 		.topk_ids_bits = m->wide_ids ? 64 : 0,
-		.topk_weights = job->no_weights ? NULL : (const float *)lane->weights};
+		.topk_weights =
+			job->no_weights || lane->plan ? NULL : (const float *)lane->weights};
 }
 
 static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot,
-	const struct manner *m, uint32_t nr_tokens)
+	const struct device_manner *m, uint32_t nr_tokens)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	struct tern_dispatch args = dispatch_args(r, slot, m, nr_tokens);
@@ -43,14 +45,23 @@ static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot
 }
 
 static int put_combine(
-	struct device_rounds *r, enum piece piece, uint32_t slot, const struct manner *m)
+	struct device_rounds *r, enum piece piece, uint32_t slot, const struct device_manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	size_t row = job_y_bytes(r->job), out_stride = m->out_gap ? row + m->out_gap : 0;
 	struct tern_combine args = {.size = sizeof(args),
 		.slot = slot,
+		.plan = lane->replays ? lane->plan : 0,
 		.y = lane->y,
-		.y_stride = m->y_gap ? row + m->y_gap : 0};
+		.y_stride = m->y_gap ? row + m->y_gap : 0,
+		.unweighted = m->weighting == WEIGHTED_NOT};
+
+	if (m->weighting == WEIGHTED_AT_COMBINE)
+		args.topk_weights = (const float *)lane->combine_weights;
+	if (r->job->config.combine_floats) {
+		args.floats = (const float *)lane->floats;
+		args.out_floats = (float *)lane->out_floats;
+	}
 
 	if (piece == PIECE_COMBINE_SEND)
 		return tern_combine_send(r->moe, &args);
@@ -59,7 +70,7 @@ static int put_combine(
 }
 
 int device_put_dispatch(
-	struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens)
+	struct device_rounds *r, uint32_t slot, const struct device_manner *m, uint32_t nr_tokens)
 {
 	int rc = put_dispatch(
 		r, m->apart ? PIECE_DISPATCH_SEND : PIECE_DISPATCH, slot, m, nr_tokens);
@@ -67,7 +78,7 @@ int device_put_dispatch(
 	return rc || !m->apart ? rc : put_dispatch(r, PIECE_DISPATCH_RECEIVE, slot, m, nr_tokens);
 }
 
-int device_put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m)
+int device_put_combine(struct device_rounds *r, uint32_t slot, const struct device_manner *m)
 {
 	int rc;
 
@@ -153,7 +164,7 @@ static void *stream_of(const struct device_rounds *r, uint32_t slot)
 
 static int put_piece(struct device_rounds *r, const struct step *s, uint32_t nr_tokens)
 {
-	const struct manner plain = {.graphs = true};
+	const struct device_manner plain = {.graphs = true};
 
 	switch (s->piece) {
 	case PIECE_NONE:

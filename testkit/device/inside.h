@@ -8,26 +8,45 @@
 
 /* Bytes of a lane's buffers, each with room to see what is written beyond it. */
 struct device_sizes {
-	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, all;
+	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, combine_weights,
+		floats, out_floats, all;
 };
+
+/* That go with results of so many row positions. */
+uint64_t device_nr_floats(const struct device_rounds *r, uint64_t rows);
 
 struct device_sizes device_lane_sizes(const struct device_rounds *r);
 
 /* How a round is made. */
-struct manner {
+struct device_manner {
 	bool graphs;  /* replayed; else called */
 	bool apart;   /* halves as calls of their own */
 	bool release; /* the same on all ranks */
 	bool wide_ids, own_buffers;
 	uint32_t x_gap, scales_gap, y_gap, out_gap;
+	enum weighting weighting; /* the same on all ranks */
 };
 
-struct manner device_manner(const struct device_rounds *r, uint64_t round);
+struct device_manner device_manner(const struct device_rounds *r, uint64_t round);
+
+/* The round in which the routes of one were made. */
+uint64_t device_routes_of(const struct device_lane *lane, uint64_t round);
+
+/* A round in steps, called or by graphs as the manner says: rows are put on the stream; verified,
+ * and results put; results verified. A plan that is combined again begins with the second, and
+ * extent is of its rows. */
+int device_put_rows(
+	struct device_rounds *r, uint32_t slot, uint64_t round, const struct device_manner *m);
+int device_verify_rows(struct device_rounds *r, uint32_t slot, uint64_t round, uint64_t *extent);
+int device_put_y(struct device_rounds *r, uint32_t slot, uint64_t round, uint64_t extent,
+	const struct device_manner *m);
+int device_verify_results(
+	struct device_rounds *r, uint32_t slot, uint64_t round, const struct device_manner *m);
 
 /* The calls, on a slot's stream. */
 int device_put_dispatch(
-	struct device_rounds *r, uint32_t slot, const struct manner *m, uint32_t nr_tokens);
-int device_put_combine(struct device_rounds *r, uint32_t slot, const struct manner *m);
+	struct device_rounds *r, uint32_t slot, const struct device_manner *m, uint32_t nr_tokens);
+int device_put_combine(struct device_rounds *r, uint32_t slot, const struct device_manner *m);
 
 /* Graphs hold steps, one after the other: a part of a slot's round, and work. */
 enum piece {

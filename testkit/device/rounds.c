@@ -38,6 +38,13 @@ static uint64_t add(uint64_t *all, uint64_t bytes)
 	return bytes;
 }
 
+uint64_t device_nr_floats(const struct device_rounds *r, uint64_t rows)
+{
+	const struct tern_moe_config *c = &r->job->config;
+
+	return !c->combine_floats ? 0 : c->layout == TERN_BY_SOURCE ? rows * c->topk : rows;
+}
+
 struct device_sizes device_lane_sizes(const struct device_rounds *r)
 {
 	const struct job *job = r->job;
@@ -53,6 +60,9 @@ struct device_sizes device_lane_sizes(const struct device_rounds *r)
 	s.out = add(&s.all, tokens * (job_y_bytes(job) + MOST_GAP));
 	s.into_x = add(&s.all, r->positions * job_received_bytes(job));
 	s.into_scales = add(&s.all, r->positions * job_received_scales_bytes(job));
+	s.combine_weights = add(&s.all, routes * 4);
+	s.floats = add(&s.all, device_nr_floats(r, r->positions) * 4);
+	s.out_floats = add(&s.all, routes * 4);
 	return s;
 }
 
@@ -72,7 +82,7 @@ static int make_lanes(struct device_rounds *r)
 	int rc = device_passed_on(r, r->ops->memory_create(nr * s.all, (void **)&r->memory));
 
 	r->host_bytes =
-		s.all + r->positions * 16 + r->positions * r->job->config.topk * 8 + (1u << 20);
+		s.all + r->positions * 16 + r->positions * r->job->config.topk * 12 + (1u << 20);
 	rc = rc ? rc : device_passed_on(r, r->ops->host_create(r->host_bytes, (void **)&r->host));
 	at = r->memory;
 	for (uint32_t i = 0; i < nr && !rc; i++) {
@@ -87,6 +97,9 @@ static int make_lanes(struct device_rounds *r)
 		lane->out = next(&at, s.out);
 		lane->into_x = next(&at, s.into_x);
 		lane->into_scales = next(&at, s.into_scales);
+		lane->combine_weights = next(&at, s.combine_weights);
+		lane->floats = next(&at, s.floats);
+		lane->out_floats = next(&at, s.out_floats);
 		rc = device_passed_on(r, r->ops->stream_create(&lane->stream, false));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
 	}
@@ -155,10 +168,10 @@ void device_rounds_close(struct device_rounds *r)
 
 /* ---- how a round is made --------------------------------------------------------------------- */
 
-struct manner device_manner(const struct device_rounds *r, uint64_t round)
+struct device_manner device_manner(const struct device_rounds *r, uint64_t round)
 {
 	uint64_t common = hash2(r->job->seed ^ 0x646576, round), state = hash2(common, r->rank);
-	struct manner m = {.release = common % 8 == 0};
+	struct device_manner m = {.release = common % 8 == 0};
 
 	m.graphs = !m.release && random_below(&state, 2);
 	m.apart = random_below(&state, 2);

@@ -14,11 +14,15 @@
 struct device_lane {
 	void *stream;
 	uint8_t *x, *scales, *ids, *weights, *nr_tokens, *y, *out, *into_x, *into_scales;
-	struct tern_received received; /* of the round under way, on the device */
-	struct tern_received captured; /* of rounds by graph */
-	struct tern_received kept;     /* copies of these, made by a graph */
+	uint8_t *combine_weights, *floats, *out_floats; /* that combines take along */
+	struct tern_received received;                  /* of the round under way, on the device */
+	struct tern_received captured;                  /* of rounds by graph */
+	struct tern_received kept;                      /* copies of these, made by a graph */
 	uint8_t *kept_memory;
 	struct device_graph *dispatch, *combine, *pair;
+	uint64_t plan; /* 0: none; else routes are those of round `routes` */
+	uint64_t routes;
+	bool replays; /* the plan is combined, without a dispatch */
 };
 
 struct device_rounds {

@@ -39,11 +39,59 @@ static int poison_inputs(struct device_rounds *r, struct device_lane *lane)
 	return device_passed_on(r, rc);
 }
 
-static int upload_inputs(
-	struct device_rounds *r, struct device_lane *lane, uint64_t round, const struct manner *m)
+uint64_t device_routes_of(const struct device_lane *lane, uint64_t round)
+{
+	return lane->plan ? lane->routes : round;
+}
+
+/* What goes along with results: weights of this rank's tokens, floats of its rows. */
+static int put_beside(struct device_rounds *r, struct device_lane *lane, uint64_t extent)
+{
+	uint32_t topk = r->job->config.topk, home = job_home(r->job, r->rank),
+		 n = r->reference->nr_tokens[home];
+	uint64_t nr = device_nr_floats(r, extent), routes = (uint64_t)n * topk;
+	float *weights = (float *)(void *)staging(r, routes * 4 + 64),
+	      *floats = (float *)(void *)staging(r, nr * 4 + 64);
+	int rc;
+
+	if (!weights || !floats || (nr && fill_floats(r->reference, r->rank, floats)))
+		return TERN_ERR_NOMEM;
+	for (uint32_t i = 0; i < routes; i++)
+		weights[i] =
+			job_combine_weight(r->job, r->reference->round, home, i / topk, i % topk);
+	rc = upload(r, lane, lane->combine_weights, weights, routes * 4);
+	rc = rc ? rc : upload(r, lane, lane->floats, floats, nr * 4);
+	return rc ? rc
+		  : device_passed_on(
+			    r, r->ops->fill(lane->out_floats, POISON, routes * 4, lane->stream));
+}
+
+static void set_reference(struct device_rounds *r, const struct device_lane *lane, uint64_t round)
+{
+	reference_set_round(r->reference, device_routes_of(lane, round));
+	r->reference->round = round;
+}
+
+/* As many rows as the routes have, of another round. */
+static void fill_x(const struct job *job, uint64_t round, uint32_t rank, uint32_t nr, uint8_t *x,
+	size_t x_stride, uint8_t *scales, size_t scales_stride)
+{
+	uint32_t home = job_home(job, rank);
+
+	for (uint32_t t = 0; t < nr; t++) {
+		memcpy(x + t * x_stride, job_x_row(job, round, home, t), job_x_bytes(job));
+		if (scales)
+			memcpy(scales + t * scales_stride, job_scales_row(job, round, home, t),
+				job_x_scales_bytes(job));
+	}
+}
+
+static int upload_inputs(struct device_rounds *r, struct device_lane *lane, uint64_t round,
+	const struct device_manner *m)
 {
 	const struct job *job = r->job;
-	uint32_t n = job_nr_tokens(job, round, r->rank), *nr;
+	uint64_t made = device_routes_of(lane, round);
+	uint32_t n = job_nr_tokens(job, made, r->rank), *nr;
 	size_t routes = (size_t)n * job->config.topk, x_stride = job_x_bytes(job) + m->x_gap;
 	size_t scales_stride =
 		job_x_scales_bytes(job) ? job_x_scales_bytes(job) + m->scales_gap : 0;
@@ -62,8 +110,8 @@ static int upload_inputs(
 	nr = (uint32_t *)staging(r, 64);
 	if (!nr)
 		return TERN_ERR_NOMEM;
-	job_x(job, round, r->rank, x, x_stride, scales_stride ? scales : NULL, scales_stride);
-	job_routes(job, round, r->rank, ids, weights);
+	fill_x(job, round, r->rank, n, x, x_stride, scales_stride ? scales : NULL, scales_stride);
+	job_routes(job, made, r->rank, ids, weights);
 	for (size_t i = 0; i < routes; i++)
 		wide[i] = ids[i];
 	*nr = n;
@@ -79,7 +127,7 @@ static int upload_inputs(
 
 int device_rounds_upload(struct device_rounds *r, uint32_t slot, uint64_t round)
 {
-	const struct manner plain = {.graphs = true};
+	const struct device_manner plain = {.graphs = true};
 
 	return upload_inputs(r, &r->lanes[slot], round, &plain);
 }
@@ -109,18 +157,25 @@ static int poison_outputs(struct device_rounds *r, struct device_lane *lane, uin
 	return device_passed_on(r, rc);
 }
 
-static int put_round(struct device_rounds *r, uint32_t slot, uint64_t round)
+int device_put_rows(
+	struct device_rounds *r, uint32_t slot, uint64_t round, const struct device_manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
-	struct manner m = device_manner(r, round);
-	int rc = upload_inputs(r, lane, round, &m);
+	uint32_t n = job_nr_tokens(r->job, device_routes_of(lane, round), r->rank);
+	int rc = upload_inputs(r, lane, round, m);
 
 	rc = rc ? rc : poison_outputs(r, lane, round);
-	if (rc || !m.graphs)
-		return rc ? rc
-			  : device_put_dispatch(r, slot, &m, job_nr_tokens(r->job, round, r->rank));
+	if (rc || !m->graphs)
+		return rc ? rc : device_put_dispatch(r, slot, m, n);
 	lane->received = lane->captured;
 	return device_passed_on(r, r->ops->graph_launch(lane->dispatch, lane->stream));
+}
+
+static int put_round(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_manner m = device_manner(r, round);
+
+	return device_put_rows(r, slot, round, &m);
 }
 
 static void *fetch(
@@ -174,13 +229,13 @@ static int fetch_received(
 }
 
 /* extent: positions that its rows span. */
-static int verify_rows(
-	struct device_rounds *r, struct device_lane *lane, uint64_t round, uint64_t *extent)
+int device_verify_rows(struct device_rounds *r, uint32_t slot, uint64_t round, uint64_t *extent)
 {
+	struct device_lane *lane = &r->lanes[slot];
 	struct tern_received host;
 	int rc;
 
-	reference_set_round(r->reference, round);
+	set_reference(r, lane, round);
 	rc = fetch_received(r, lane, &host);
 	*extent = host.extent;
 	return rc || !verify_received(r->reference, r->rank, &host, &r->difference)
@@ -201,6 +256,7 @@ static int put_y(struct device_rounds *r, struct device_lane *lane, uint64_t ext
 	if (fill_y(r->reference, r->rank, r->host, stride))
 		return TERN_ERR_NOMEM;
 	rc = upload(r, lane, lane->y, r->host, bytes);
+	rc = rc ? rc : put_beside(r, lane, extent);
 	rc = rc ? rc
 		: device_passed_on(r,
 			  r->ops->fill(lane->out, POISON, device_lane_sizes(r).out, lane->stream));
@@ -208,19 +264,27 @@ static int put_y(struct device_rounds *r, struct device_lane *lane, uint64_t ext
 										    used again */
 }
 
-static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+int device_put_y(struct device_rounds *r, uint32_t slot, uint64_t round, uint64_t extent,
+	const struct device_manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
-	struct manner m = device_manner(r, round);
-	uint64_t extent;
-	int rc = verify_rows(r, lane, round, &extent);
+	int rc = poison_inputs(r, lane);
 
-	rc = rc ? rc : poison_inputs(r, lane);
-	rc = rc ? rc : put_y(r, lane, extent, m.y_gap);
-	if (rc || m.graphs)
+	set_reference(r, lane, round);
+	rc = rc ? rc : put_y(r, lane, extent, m->y_gap);
+	if (rc || m->graphs)
 		return rc ? rc
 			  : device_passed_on(r, r->ops->graph_launch(lane->combine, lane->stream));
-	return device_put_combine(r, slot, &m);
+	return device_put_combine(r, slot, m);
+}
+
+static int put_results(struct device_rounds *r, uint32_t slot, uint64_t round)
+{
+	struct device_manner m = device_manner(r, round);
+	uint64_t extent;
+	int rc = device_verify_rows(r, slot, round, &extent);
+
+	return rc ? rc : device_put_y(r, slot, round, extent, &m);
 }
 
 /* Bytes between rows, and after the last one, are the caller's. */
@@ -234,11 +298,22 @@ static void check_gaps(struct device_rounds *r, const uint8_t *out, uint32_t nr_
 				strcpy(r->difference.first, "combine wrote beyond a row of out");
 }
 
-static int verify_results(
-	struct device_rounds *r, uint32_t slot, uint64_t round, const struct manner *m)
+static int check_floats(struct device_rounds *r, struct device_lane *lane, uint32_t nr_tokens)
+{
+	const void *floats =
+		fetch(r, lane, lane->out_floats, (uint64_t)nr_tokens * r->job->config.topk * 4);
+
+	if (!floats || device_passed_on(r, r->ops->stream_wait(lane->stream)))
+		return -1;
+	verify_floats(r->reference, r->rank, floats, &r->difference);
+	return 0;
+}
+
+int device_verify_results(
+	struct device_rounds *r, uint32_t slot, uint64_t round, const struct device_manner *m)
 {
 	struct device_lane *lane = &r->lanes[slot];
-	uint32_t n = job_nr_tokens(r->job, round, r->rank);
+	uint32_t n = job_nr_tokens(r->job, device_routes_of(lane, round), r->rank);
 	size_t row = job_y_bytes(r->job), stride = row + m->out_gap;
 	const uint8_t *out;
 	int rc;
@@ -249,7 +324,10 @@ static int verify_results(
 	rc = rc ? rc : tern_moe_status(r->moe);
 	if (rc || m->release)
 		return rc;
-	reference_set_round(r->reference, round);
+	set_reference(r, lane, round);
+	r->reference->weighting = m->weighting;
+	if (r->job->config.combine_floats && check_floats(r, lane, n))
+		return TERN_ERR_SYSTEM;
 	check_gaps(r, out, n, row, stride);
 	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM
 										   : 0;
@@ -257,9 +335,9 @@ static int verify_results(
 
 static int take_results(struct device_rounds *r, uint32_t slot, uint64_t round)
 {
-	struct manner m = device_manner(r, round);
+	struct device_manner m = device_manner(r, round);
 
-	return verify_results(r, slot, round, &m);
+	return device_verify_results(r, slot, round, &m);
 }
 
 int device_rounds_step(struct device_rounds *r, uint32_t step, uint64_t round)
@@ -307,7 +385,7 @@ static int put_all(struct device_rounds *r, uint32_t slot, uint64_t round)
 int device_verify_graph(
 	struct device_rounds *r, struct device_graph *graph, uint32_t nr_slots, uint64_t round)
 {
-	const struct manner plain = {.graphs = true};
+	const struct device_manner plain = {.graphs = true};
 	uint64_t extent;
 	int rc = 0;
 
@@ -317,8 +395,8 @@ int device_verify_graph(
 	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(r->lanes[0].stream));
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++) {
 		r->lanes[slot].received = r->lanes[slot].kept;
-		rc = verify_rows(r, &r->lanes[slot], round + slot, &extent);
-		rc = rc ? rc : verify_results(r, slot, round + slot, &plain);
+		rc = device_verify_rows(r, slot, round + slot, &extent);
+		rc = rc ? rc : device_verify_results(r, slot, round + slot, &plain);
 	}
 	return rc;
 }

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "gpu/host/inside.h"
+#include "testkit/random.h"
 #include "engine/engine.h"
 #include "group/group.h"
 #include "tests/exchange/expected_stats.h"
@@ -36,6 +37,40 @@ uint64_t devices_setting(const char *name, uint64_t otherwise)
 	const char *text = getenv(name);
 
 	return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+/* Replica ranks are on one node. */
+static void keep_homes_together(struct job *job)
+{
+	uint32_t n = job->config.replica_ranks;
+	char first[16], other[16];
+
+	for (uint32_t r = 0; r < job->nr_ranks; r++)
+		if (test_node((int)(r / n * n), (int)job->nr_ranks, first, sizeof(first)) &&
+			strcmp(test_node((int)r, (int)job->nr_ranks, other, sizeof(other)), first))
+			job->config.replica_ranks = 1;
+}
+
+void devices_draw_job(
+	uint64_t *state, const struct draw_limits *limits, int nr_devices, struct job *job)
+{
+	struct tern_moe_config *c = &job->config;
+	uint32_t here;
+
+	draw_job(state, limits, job);
+	keep_homes_together(job);
+	if (!devices_setting("TERN_TEST_REPLICAS", 1))
+		c->replica_ranks = 1;
+	c->capacity = 0;
+	c->device = TERN_DEVICE_CUDA;
+	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(state, 4) == 0;
+	c->wait_ms = 5000;
+	here = (job->nr_ranks + (uint32_t)nr_devices - 1) / (uint32_t)nr_devices;
+	while (here * c->nr_slots > devices_setting("TERN_TEST_SHARING", 16)) /* a device has 32
+										 queues, and kernels
+										 of all wait for
+										 each other */
+		c->nr_slots--;
 }
 
 bool devices_without(const char *name)

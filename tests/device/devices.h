@@ -4,12 +4,18 @@
 #ifndef TERN_TESTS_DEVICE_DEVICES_H
 #define TERN_TESTS_DEVICE_DEVICES_H
 
+#include "testkit/draw.h"
 #include "testkit/device/rounds.h"
 #include "tests/exchange/ranks.h"
 
 /* To be called first in main. NULL: there is no GPU, and the reason has been printed: exit with 77.
  */
 const struct bench_device_ops *devices_open(int *nr_devices);
+
+/* A random job of a state, for devices: TERN_TEST_REPLICAS (1; 0: no replica ranks),
+ * TERN_TEST_SHARING (so many slots of ranks on a device, 16). */
+void devices_draw_job(
+	uint64_t *state, const struct draw_limits *limits, int nr_devices, struct job *job);
 
 /* A number of the environment. */
 uint64_t devices_setting(const char *name, uint64_t otherwise);

@@ -226,18 +226,19 @@ static void nothing_given(struct calls *c)
 	refused(c, RECEIVED, tern_release(moe, 1), "tern_release", "slot", "slot is 1 of 1");
 }
 
-/* They are of exchanges on CPUs. */
+/* There is none, whatever its number; one is made of received rows alone. */
 static void no_plans(struct calls *c)
 {
 	struct tern_dispatch args = c->dispatch;
+	tern_moe *moe = c->rounds.moe;
 	uint64_t plan = 0;
-	int rc = tern_plan_create(c->rounds.moe, 0, &plan);
 
-	args.plan = 1;
-	if (rc != TERN_ERR_UNSUPPORTED || plan ||
-		tern_dispatch_send(c->rounds.moe, &args) != TERN_ERR_UNSUPPORTED ||
-		tern_plan_destroy(c->rounds.moe, 1) != TERN_ERR_UNSUPPORTED)
-		rank_fails(c->rank, "a plan on a device: %d (%s)", rc, tern_last_error());
+	args.plan = UINT64_MAX;
+	if (tern_dispatch_send(moe, &args) != TERN_ERR_STATE ||
+		tern_plan_destroy(moe, UINT64_MAX) != TERN_ERR_STATE ||
+		tern_plan_create(moe, 0, NULL) != TERN_ERR_INVALID ||
+		(c->state != RECEIVED && tern_plan_create(moe, 0, &plan) != TERN_ERR_STATE) || plan)
+		rank_fails(c->rank, "a plan that is none: %s", tern_last_error());
 }
 
 /* x and into_x may touch, and may not overlap: in one kernel what is read and what is written has

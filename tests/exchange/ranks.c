@@ -141,7 +141,12 @@ int buffers_open(struct buffers *b, const struct job *job, size_t rows_apart)
 	b->ids = aligned(max * topk * sizeof(int32_t));
 	b->wide_ids = aligned(max * topk * sizeof(int64_t));
 	b->weights = aligned(max * topk * sizeof(float));
-	return b->x && b->scales && b->out && b->ids && b->wide_ids && b->weights ? 0 : -1;
+	b->combine_weights = aligned(max * topk * sizeof(float));
+	b->out_floats = aligned(max * topk * sizeof(float));
+	return b->x && b->scales && b->out && b->ids && b->wide_ids && b->weights &&
+			       b->combine_weights && b->out_floats
+		       ? 0
+		       : -1;
 }
 
 void buffers_close(struct buffers *b)
@@ -155,6 +160,9 @@ void buffers_close(struct buffers *b)
 	free(b->ids);
 	free(b->wide_ids);
 	free(b->weights);
+	free(b->combine_weights);
+	free(b->floats);
+	free(b->out_floats);
 }
 
 /* Row positions that a rank's received rows can span in low-latency mode: tern.h, into_x. */
@@ -255,6 +263,7 @@ static uint64_t routes_of(const struct round *r)
 static void set_reference(struct round *r)
 {
 	reference_set_round(r->reference, routes_of(r));
+	r->reference->weighting = r->weighting;
 	r->reference->round = r->number;
 }
 
@@ -382,6 +391,46 @@ int round_dispatch(struct round *r)
 	return rc ? failed(r, rc, "dispatch") : round_check_received(r);
 }
 
+static int fill_round_floats(struct round *r)
+{
+	const struct tern_moe_config *c = &r->job->config;
+	struct buffers *b = r->buffers;
+	size_t each = (c->layout == TERN_BY_SOURCE ? c->topk : 1) * sizeof(float),
+	       need = (r->received.extent + 1) * each;
+
+	if (need > b->floats_bytes) {
+		free(b->floats);
+		b->floats = aligned(need);
+		b->floats_bytes = need;
+	}
+	memset(b->out_floats, POISON, (size_t)c->max_tokens * c->topk * sizeof(float));
+	return b->floats && !fill_floats(r->reference, (uint32_t)r->rank->rank, b->floats)
+		       ? 0
+		       : rank_fails(r->rank, "no memory for floats");
+}
+
+/* How rows are weighted, and what goes with them. */
+static int set_manner(struct round *r, struct tern_combine *args)
+{
+	uint32_t topk = r->job->config.topk, home = job_home(r->job, (uint32_t)r->rank->rank);
+	struct buffers *b = r->buffers;
+
+	args->unweighted = r->weighting == WEIGHTED_NOT;
+	if (r->weighting == WEIGHTED_AT_COMBINE)
+		args->topk_weights = b->combine_weights;
+	for (uint32_t t = 0; t < r->reference->nr_tokens[home] && args->topk_weights; t++)
+		for (uint32_t k = 0; k < topk; k++)
+			b->combine_weights[t * topk + k] =
+				job_combine_weight(r->job, r->number, home, t, k);
+	if (!r->job->config.combine_floats)
+		return 0;
+	if (fill_round_floats(r))
+		return -1;
+	args->floats = b->floats;
+	args->out_floats = b->out_floats;
+	return 0;
+}
+
 int round_results(struct round *r, struct tern_combine *args)
 {
 	struct buffers *b = r->buffers;
@@ -402,7 +451,7 @@ int round_results(struct round *r, struct tern_combine *args)
 		.y = b->y,
 		.y_stride = b->rows_apart ? stride : 0,
 		.plan = r->replays ? r->plan : 0};
-	return 0;
+	return set_manner(r, args);
 }
 
 int round_combine_send(struct round *r)
@@ -438,6 +487,9 @@ int round_check_combined(struct round *r)
 	struct difference difference = {0};
 
 	set_reference(r);
+	if (r->job->config.combine_floats)
+		verify_floats(
+			r->reference, (uint32_t)r->rank->rank, r->buffers->out_floats, &difference);
 	if (verify_combined(r->reference, (uint32_t)r->rank->rank, r->buffers->out,
 		    job_y_bytes(r->job) + r->buffers->rows_apart, &difference) ||
 		difference.nr)

@@ -36,8 +36,9 @@ struct buffers {
 	void *x, *scales, *y, *out, *into, *into_scales;
 	int32_t *ids;
 	int64_t *wide_ids;
-	float *weights;
-	size_t y_bytes, rows_apart;
+	float *weights, *combine_weights;
+	float *floats, *out_floats; /* where combines take them along */
+	size_t y_bytes, floats_bytes, rows_apart;
 };
 int buffers_open(struct buffers *buffers, const struct job *job, size_t rows_apart);
 void buffers_close(struct buffers *buffers);
@@ -69,6 +70,7 @@ struct round {
 			  `number` */
 	uint64_t routes;
 	bool replays; /* the plan is combined, without a dispatch */
+	enum weighting weighting;
 	uint32_t slot;
 	int rc; /* what the last call that failed returned */
 	struct tern_received received;

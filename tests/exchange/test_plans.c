@@ -50,8 +50,19 @@ static int halves(struct player *p, struct round *round)
 	return round_dispatch_send(round) ? -1 : round_dispatch_recv(round);
 }
 
+/* By weights of the dispatch, none, or those of the combine. */
+static enum weighting draw_weighting(struct player *p, const struct tern_moe_config *c)
+{
+	uint32_t what = (uint32_t)random_below(&p->state, 4);
+
+	if (what == 1)
+		return WEIGHTED_NOT;
+	return what == 2 && c->reduce == TERN_REDUCE_HOME ? WEIGHTED_AT_COMBINE : WEIGHTED_AS_MADE;
+}
+
 static int combine(struct player *p, struct round *round)
 {
+	round->weighting = draw_weighting(p, &round->job->config);
 	if (random_below(&p->state, 2))
 		return round_combine(round);
 	return round_combine_send(round) ? -1 : round_combine_recv(round);
@@ -137,6 +148,7 @@ static void draw_game(uint64_t seed, struct game *game)
 
 	draw_job(&state, &limits, &game->job);
 	game->job.config.capacity = 0;
+	game->job.config.combine_floats = (uint32_t)random_below(&state, 2);
 	game->job.config.wait_ms = random_below(&state, 5) == 0 ? 0 : 60000;
 	game->job.config.nr_threads = 1 + (uint32_t)random_below(&state, 4) / 3;
 	game->seed = seed;
@@ -289,10 +301,323 @@ static void refusals(void **unused)
 	}
 }
 
+/* ---- what a combine cannot take along -------------------------------------------------------- */
+
+static int refuse_manners(struct round *round)
+{
+	struct tern_combine args, wrong;
+	float numbers[16] = {0};
+	char *odd = (char *)numbers + 1;
+	bool home = round->job->config.reduce == TERN_REDUCE_HOME;
+
+	round->number = 1;
+	if (round_dispatch(round) || round_results(round, &args))
+		return -1;
+	wrong = args;
+	wrong.topk_weights = numbers;
+	if (!home && wants(round, tern_combine_send(round->moe, &wrong), TERN_ERR_INVALID,
+			     "it takes TERN_REDUCE_HOME"))
+		return -1;
+	wrong.unweighted = 1;
+	if (wants(round, tern_combine_send(round->moe, &wrong), TERN_ERR_INVALID, "and unweighted"))
+		return -1;
+	wrong = args;
+	wrong.topk_weights = home ? (float *)(void *)odd : NULL;
+	if (home && wants(round, tern_combine_send(round->moe, &wrong), TERN_ERR_INVALID,
+			    "topk_weights at"))
+		return -1;
+	wrong = args;
+	wrong.floats = numbers;
+	if (wants(round, tern_combine_send(round->moe, &wrong), TERN_ERR_INVALID,
+		    "made without combine_floats"))
+		return -1;
+	wrong.floats = NULL;
+	wrong.out_floats = numbers;
+	if (wants(round, tern_combine(round->moe, &wrong, round->buffers->out, 0), TERN_ERR_INVALID,
+		    "made without combine_floats"))
+		return -1;
+	return round_combine(round);
+}
+
+static void manners_of_rank(struct rank *rank)
+{
+	static const struct manner plain;
+	struct round round;
+
+	if (!round_open(&round, rank, rank->ctx, &plain))
+		refuse_manners(&round);
+	round_close(&round);
+}
+
+static void refused_manners(void **unused)
+{
+	(void)unused;
+	for (int reduce = TERN_REDUCE_HOME; reduce <= TERN_REDUCE_EXPERT; reduce++) {
+		const char *failure;
+		struct reason why;
+		struct job job;
+
+		small_job(&job, TERN_LOW_LATENCY);
+		job.config.reduce = (enum tern_reduce)reduce;
+		assert_int_equal(job_open(&job, &why), 0);
+		failure = run_ranks(2, manners_of_rank, &job);
+		if (failure)
+			fail_msg("%s", failure);
+		job_close(&job);
+	}
+}
+
+/* ---- what training calls --------------------------------------------------------------------- */
+
+/* Of integers, so that sums are exact in any order: <D x, g> = <x, D' g>, where D is the dispatch
+ * and D' the unweighted combine; <C y, h> = <y, C' h>, where C is the combine and C' the dispatch
+ * of h, weighted; and the gates' gradients, which come home as floats: <C y, h> = <w, dw>. */
+#define ADJOINT_HIDDEN 32
+#define ADJOINT_TOKENS 24
+#define ADJOINT_TOPK 4
+#define ADJOINT_ROWS (4 * ADJOINT_TOKENS * ADJOINT_TOPK * 8)
+
+struct products {
+	int64_t rows, tokens, sums, gradients, gates;
+};
+
+struct adjoint {
+	const struct job *job;
+	struct rank *rank;
+	tern_moe *moe;
+	struct tern_received received;
+	uint32_t nr_tokens, nr_groups;
+	int32_t ids[ADJOINT_TOKENS * ADJOINT_TOPK];
+	float weights[ADJOINT_TOKENS * ADJOINT_TOPK], gates[ADJOINT_TOKENS * ADJOINT_TOPK];
+	float *x, *out, *y, *floats; /* of tokens; of rows */
+	uint64_t plan;
+};
+
+static float integer(uint64_t seed, uint64_t number, int most)
+{
+	return (float)((int)(hash2(seed, number) % (uint64_t)(2 * most + 1)) - most);
+}
+
+static void fill(float *values, size_t nr, uint64_t seed)
+{
+	for (size_t i = 0; i < nr; i++)
+		values[i] = integer(seed, i, 4);
+}
+
+static int64_t dot(const float *a, const float *b)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < ADJOINT_HIDDEN; i++)
+		sum += (int64_t)a[i] * (int64_t)b[i];
+	return sum;
+}
+
+static int64_t dot_tokens(const struct adjoint *a)
+{
+	int64_t sum = 0;
+
+	for (uint32_t t = 0; t < a->nr_tokens; t++)
+		sum += dot(a->x + t * ADJOINT_HIDDEN, a->out + t * ADJOINT_HIDDEN);
+	return sum;
+}
+
+/* Over received rows; the floats are each row's share. */
+static int64_t dot_rows(struct adjoint *a, bool weighted)
+{
+	const struct tern_received *r = &a->received;
+	uint32_t each = a->job->config.layout == TERN_BY_SOURCE ? ADJOINT_TOPK : 1;
+	int64_t sum = 0;
+
+	memset(a->floats, 0, ADJOINT_ROWS * sizeof(*a->floats));
+	for (uint32_t g = 0; g < a->nr_groups; g++)
+		for (uint64_t p = r->offsets[g]; p < r->offsets[g] + r->counts[g]; p++) {
+			int64_t here = dot((const float *)r->x + p * ADJOINT_HIDDEN,
+				a->y + p * ADJOINT_HIDDEN);
+
+			if (each == 1)
+				a->floats[p] = (float)here;
+			sum += here * (weighted ? (int64_t)r->rows[p].weight : 1);
+		}
+	return sum;
+}
+
+static int adjoint_dispatch(struct adjoint *a, uint64_t plan)
+{
+	struct tern_dispatch args = {.size = sizeof(args),
+		.nr_tokens = a->nr_tokens,
+		.x = a->x,
+		.topk_ids = plan ? NULL : a->ids,
+		.topk_weights = plan ? NULL : a->weights,
+		.plan = plan};
+
+	a->received = (struct tern_received){.size = sizeof(a->received)};
+	return tern_dispatch(a->moe, &args, &a->received);
+}
+
+static int adjoint_combine(struct adjoint *a, uint64_t plan, bool unweighted)
+{
+	struct tern_combine args = {.size = sizeof(args),
+		.y = a->y,
+		.plan = plan,
+		.unweighted = unweighted,
+		.floats = a->floats,
+		.out_floats = a->gates};
+
+	return tern_combine(a->moe, &args, a->out, 0);
+}
+
+static int64_t dot_gates(const struct adjoint *a)
+{
+	int64_t sum = 0;
+
+	for (uint32_t i = 0; i < a->nr_tokens * ADJOINT_TOPK; i++)
+		sum += (int64_t)a->weights[i] * (int64_t)a->gates[i];
+	return sum;
+}
+
+static int multiply(struct adjoint *a, uint64_t seed, struct products *p)
+{
+	bool by_source = a->job->config.layout == TERN_BY_SOURCE;
+	size_t tokens = (size_t)ADJOINT_TOKENS * ADJOINT_HIDDEN,
+	       rows = (size_t)ADJOINT_ROWS * ADJOINT_HIDDEN;
+	int rc;
+
+	fill(a->x, tokens, seed);
+	rc = adjoint_dispatch(a, 0);
+	fill(a->y, rows, seed + 1);
+	p->rows = rc ? 0 : dot_rows(a, false);
+	rc = rc ? rc : tern_plan_create(a->moe, 0, &a->plan);
+	rc = rc ? rc : adjoint_combine(a, 0, true);
+	p->tokens = dot_tokens(a);
+	rc = rc ? rc : adjoint_combine(a, a->plan, false);
+	fill(a->x, tokens, seed + 2);
+	p->sums = dot_tokens(a);
+	rc = rc ? rc : adjoint_dispatch(a, a->plan);
+	p->gradients = rc ? 0 : dot_rows(a, !by_source);
+	rc = rc ? rc : tern_release(a->moe, 0);
+	rc = rc ? rc : adjoint_combine(a, a->plan, true);
+	p->gates = dot_gates(a);
+	return rc ? rc : tern_plan_destroy(a->moe, a->plan);
+}
+
+/* Of all ranks. */
+static int add_up(struct adjoint *a, struct products *mine)
+{
+	struct products all[8];
+	int rc = tern_group_allgather(a->rank->group, mine, all, sizeof(*mine));
+
+	memset(mine, 0, sizeof(*mine));
+	for (int r = 0; r < a->rank->nr_ranks; r++) {
+		mine->rows += all[r].rows;
+		mine->tokens += all[r].tokens;
+		mine->sums += all[r].sums;
+		mine->gradients += all[r].gradients;
+		mine->gates += all[r].gates;
+	}
+	return rc;
+}
+
+static int judge_products(struct adjoint *a, uint64_t round, const struct products *p)
+{
+	bool by_source = a->job->config.layout == TERN_BY_SOURCE;
+
+	if (p->rows == p->tokens && p->sums == p->gradients && (by_source || p->sums == p->gates) &&
+		p->rows && p->sums)
+		return 0;
+	return rank_fails(a->rank,
+		"round %llu: <D x, g> is %lld, <x, D' g> %lld; <C y, h> is %lld, <y, C' h> %lld, "
+		"<w, dw> %lld",
+		(unsigned long long)round, (long long)p->rows, (long long)p->tokens,
+		(long long)p->sums, (long long)p->gradients, (long long)p->gates);
+}
+
+static int adjoint_round(struct adjoint *a, uint64_t round)
+{
+	uint32_t rank = (uint32_t)a->rank->rank;
+	struct products p;
+	int rc;
+
+	a->nr_tokens = job_nr_tokens(a->job, round, rank);
+	job_routes(a->job, round, rank, a->ids, a->weights);
+	for (uint32_t i = 0; i < a->nr_tokens * ADJOINT_TOPK; i++)
+		a->weights[i] = integer(hash2(round, job_home(a->job, rank)), i, 3);
+	rc = multiply(a, hash4(round, rank, 0, 0), &p);
+	rc = rc ? rc : add_up(a, &p);
+	return rc ? step_fails(&(struct round){.rank = a->rank}, "adjoint", rc)
+		  : judge_products(a, round, &p);
+}
+
+static void adjoint_of_rank(struct rank *rank)
+{
+	struct adjoint *a = calloc(1, sizeof(*a));
+	size_t row = ADJOINT_HIDDEN * sizeof(float);
+
+	a->job = rank->ctx;
+	a->rank = rank;
+	a->x = aligned_alloc(64, ADJOINT_TOKENS * row);
+	a->out = aligned_alloc(64, ADJOINT_TOKENS * row);
+	a->y = aligned_alloc(64, ADJOINT_ROWS * row);
+	a->floats = aligned_alloc(64, ADJOINT_ROWS * sizeof(float));
+	if (tern_moe_create(rank->group, &a->job->config, &a->moe))
+		rank_fails(rank, "%s", tern_last_error());
+	a->nr_groups = a->job->config.layout == TERN_BY_SOURCE ? (uint32_t)rank->nr_ranks
+		       : a->moe                                ? (uint32_t)tern_moe_nr_local(a->moe)
+							       : 0;
+	for (uint64_t round = 0; round < 20 && !*rank->failure; round++)
+		adjoint_round(a, round);
+	tern_moe_destroy(a->moe);
+	free(a->x);
+	free(a->out);
+	free(a->y);
+	free(a->floats);
+	free(a);
+}
+
+static void adjoint_case(enum tern_mode mode, enum tern_layout layout, enum tern_reduce reduce)
+{
+	const char *failure;
+	struct reason why;
+	struct job job;
+
+	small_job(&job, mode);
+	job.nr_ranks = 4;
+	job.nr_tokens = job.config.max_tokens = ADJOINT_TOKENS;
+	job.routing.uneven = true;
+	job.routing.drop = 0.2;
+	job.config.layout = layout;
+	job.config.reduce = reduce;
+	job.config.weights = layout == TERN_BY_SOURCE ? TERN_WEIGHTS_PASS : TERN_WEIGHTS_COMBINE;
+	job.config.hidden = ADJOINT_HIDDEN;
+	job.config.nr_experts = 12;
+	job.config.topk = ADJOINT_TOPK;
+	job.config.x_dtype = job.config.dispatch_dtype = job.config.combine_dtype = TERN_FP32;
+	job.config.combine_floats = 1;
+	assert_int_equal(job_open(&job, &why), 0);
+	failure = run_ranks(4, adjoint_of_rank, &job);
+	if (failure)
+		fail_msg("mode %d, layout %d, reduce %d: %s", mode, layout, reduce, failure);
+	job_close(&job);
+}
+
+static void adjoints(void **unused)
+{
+	(void)unused;
+	for (int mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		for (int layout = TERN_PADDED; layout <= TERN_BY_SOURCE; layout++)
+			for (int reduce = layout == TERN_BY_SOURCE ? TERN_REDUCE_EXPERT
+								   : TERN_REDUCE_HOME;
+				reduce <= TERN_REDUCE_EXPERT; reduce++)
+				adjoint_case((enum tern_mode)mode, (enum tern_layout)layout,
+					(enum tern_reduce)reduce);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_games),
+		cmocka_unit_test(refused_manners),
+		cmocka_unit_test(adjoints),
 		cmocka_unit_test(refusals),
 	};
 

@@ -166,7 +166,7 @@ static void check_windows(const struct gateway *g)
 			expect_untouched(g, r, layout_counts(l, slot, 0, 0),
 				2 * l->nr_ranks * l->counts_bytes);
 			expect_untouched(g, r, layout_combine_row(l, slot, 0),
-				(uint64_t)l->combine_rows * l->combine_row_bytes);
+				(uint64_t)l->combine_rows * l->result_bytes);
 			for (uint32_t source = 0; source < SOURCE; source++)
 				expect_untouched(
 					g, r, layout_region(l, slot, source), l->region_bytes);

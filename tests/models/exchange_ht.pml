@@ -6,7 +6,8 @@
  * that nobody waits for ever, also when a rank dies (claim 6).
  *
  * ABANDON=0: no round is over capacity. PLANS=1: every other round is dispatched with a plan, without counts. PLANS=2: every
- * other round combines a plan again, without rows.
+ * other round combines a plan again, without rows. PLANS=3: likewise, as GPUs do: it begins with counts in place of words.
+ * IN_A_ROW: all rounds but the first, in place of every other.
  */
 #define NR_KINDS 8
 #ifndef ABANDON
@@ -15,8 +16,14 @@
 #ifndef PLANS
 #define PLANS 0
 #endif
-#define PLANNED (PLANS && round[s] % 2)
-#define REPLAYED (PLANS == 2 && round[s] % 2)
+#ifdef IN_A_ROW
+#define WITH_PLAN (PLANS && round[s])
+#else
+#define WITH_PLAN (PLANS && round[s] % 2)
+#endif
+#define PLANNED (PLANS != 3 && WITH_PLAN)
+#define REPLAYED (PLANS >= 2 && WITH_PLAN)
+#define REPLAYED_BY_COUNTS (REPLAYED && !PLANNED)
 
 /* Combined again before all have begun the round. */
 #ifdef BREAK_NO_BEGINNING
@@ -99,7 +106,7 @@ inline send_counts()
 	atomic {
 		if
 		:: over = false
-		:: ABANDON && r == 0 -> over = true
+		:: ABANDON && !REPLAYED && r == 0 -> over = true
 		fi;
 		for (q : 0 .. RANKS - 1) {
 			put(COUNTS + 2 * PARITY(NOW), s, q, VALUE(NOW, over));
@@ -146,14 +153,18 @@ inline dispatch_send()
 		:: ROWS_FIRST -> atomic { send_rows() }
 		:: else
 		fi;
-		wait_for_all(COUNTS_WORD + 2 * PARITY(NOW), s, NOW);
-		judge()
+		if
+		:: BEGUN_BY_ALL || !REPLAYED ->
+			wait_for_all(COUNTS_WORD + 2 * PARITY(NOW), s, NOW);
+			judge()
+		:: else
+		fi
 	fi;
 	if
 	:: atomic { over -> NOTE(witness_abandon); assert(!ROWS_FIRST); over = false; round[s]++ }
 	:: atomic { !over ->
 		if
-		:: !ROWS_FIRST || PLANNED -> send_rows()
+		:: (!ROWS_FIRST || PLANNED) && !REPLAYED_BY_COUNTS -> send_rows()
 		:: else
 		fi;
 		half[s] = 1 }
@@ -163,7 +174,7 @@ inline dispatch_send()
 inline dispatch_recv()
 {
 	if
-	:: BEGUN_BY_ALL -> wait_for_all(ROWS_WORD, s, NOW)
+	:: BEGUN_BY_ALL && !REPLAYED_BY_COUNTS -> wait_for_all(ROWS_WORD, s, NOW)
 	:: else
 	fi
 }

@@ -142,13 +142,20 @@ expect hangs exchange_ht -DBREAK_SILENT_SURVIVOR -DRANKS=3 -DROUNDS=1 -DDEATH=1 
 expect hangs exchange_ht -DBREAK_SLOT_ORDER -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
 
 # rounds with plans: nothing but the words of combine guards output rows; a plan that is combined again waits for all
-for plans in 1 2; do
+for plans in 1 2 3; do
 	expect holds exchange_ht -DPLANS=$plans
+	expect holds exchange_ht -DPLANS=$plans -DIN_A_ROW
 	expect_large holds exchange_ht -DPLANS=$plans -DRANKS=3 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
 	expect_large holds exchange_ht -DPLANS=$plans -DSLOTS=2 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
 done
 expect asserts exchange_ht -DPLANS=1 -DBREAK_EARLY_RESULTS_WORD -DABANDON=0
 expect asserts exchange_ht -DPLANS=2 -DBREAK_NO_BEGINNING -DABANDON=0
+expect asserts exchange_ht -DPLANS=3 -DBREAK_NO_BEGINNING -DABANDON=0
+expect asserts exchange_ht -DPLANS=3 -DBREAK_ONE_PARITY
+expect holds exchange_ll -DPLANS=2
+expect holds exchange_ll -DPLANS=2 -DIN_A_ROW
+expect_large holds exchange_ll -DPLANS=2 -DRANKS=3 -DROUNDS=2 -DEARLY_DATA=1 -DRELEASE=0
+expect asserts exchange_ll -DPLANS=2 -DBREAK_NO_BEGINNING
 
 # sleeping and waking
 expect holds event_count

@@ -379,7 +379,7 @@ static void add_slot(
 	if (asks)
 		add_area(areas, layout_output(l, slot), l->output.bytes, 4096, "output");
 	for (uint32_t row = 0; row < l->combine_rows; row++)
-		add_area(areas, layout_combine_row(l, slot, row), l->combine_row_bytes, 16,
+		add_area(areas, layout_combine_row(l, slot, row), l->result_bytes, 16,
 			"combine row");
 }
 

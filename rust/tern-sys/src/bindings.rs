@@ -277,6 +277,7 @@ pub struct tern_moe_config {
     pub elastic: u32,
     pub parallel_for: tern_parallel_for,
     pub parallel_ctx: *mut ::std::os::raw::c_void,
+    pub combine_floats: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {
@@ -392,10 +393,13 @@ impl Default for tern_received {
 pub struct tern_combine {
     pub size: usize,
     pub slot: u32,
-    pub reserved: u32,
+    pub unweighted: u32,
     pub y: *const ::std::os::raw::c_void,
     pub y_stride: usize,
     pub plan: u64,
+    pub topk_weights: *const f32,
+    pub floats: *const f32,
+    pub out_floats: *mut f32,
 }
 impl Default for tern_combine {
     fn default() -> Self {

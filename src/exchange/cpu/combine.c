@@ -43,7 +43,7 @@ static void read_rows(const tern_moe *moe, struct row_op *op, const struct tern_
 		moe->config.reduce == TERN_REDUCE_EXPERT && moe->config.layout != TERN_BY_SOURCE;
 
 	row_op_of_combine(moe, op, summed ? ROW_SUMMED : ROW_KEPT);
-	op->weighted = moe->config.weights == TERN_WEIGHTS_COMBINE;
+	op->weighted = moe->slots[args->slot].weighted;
 	for (uint32_t i = 0; i < r->nr; i++) {
 		const struct route *route = &r->header->routes[r->first + i];
 
@@ -64,6 +64,35 @@ static struct row_op *with_room(tern_moe *moe, struct row_op *op, const struct t
 	return op;
 }
 
+/* Behind a result: summed here, the floats of all its routes, each in its k's place; at home, of
+ * the one. */
+static void write_floats(const tern_moe *moe, uint8_t *result, const struct tern_combine *args,
+	const struct routes_home *r)
+{
+	bool each = moe->config.reduce == TERN_REDUCE_HOME;
+	uint32_t first = each ? r->first : 0, nr = each ? 1 : r->header->nr_routes;
+	float *to = (float *)(void *)(result + moe->layout.combine_row_bytes);
+
+	for (uint32_t i = first; i < first + nr; i++) {
+		const struct route *route = &r->header->routes[i];
+		uint64_t at = moe->config.layout == TERN_BY_SOURCE
+				      ? (uint64_t)route->position * moe->config.topk + route->k
+				      : route->position;
+
+		to[each ? 0 : route->k] = args->floats ? args->floats[at] : 0;
+	}
+}
+
+static void send_floats(tern_moe *moe, uint64_t offset, uint32_t first, uint8_t *staged,
+	const struct tern_combine *args, const struct routes_home *r)
+{
+	if (staged)
+		write_floats(moe, staged, args, r);
+	for (uint32_t i = 0; i < moe->config.replica_ranks; i++)
+		if (path_is_mapped(moe, first + i))
+			write_floats(moe, path_window(moe, first + i, offset), args, r);
+}
+
 /* One result to the same place on every rank that is home to the source's tokens. */
 static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source, uint32_t home_row,
 	const struct tern_combine *args, const struct routes_home *r)
@@ -76,6 +105,8 @@ static int send_home(tern_moe *moe, uint32_t slot, bool stream, uint32_t source,
 
 	if (rc)
 		return rc;
+	if (moe->config.combine_floats)
+		send_floats(moe, offset, first, staged, args, r);
 	op = row_work_next(moe->work);
 	read_rows(moe, op, args, r);
 	if (staged)
@@ -163,7 +194,7 @@ static int publish_group(tern_moe *moe, uint32_t slot, uint32_t first, bool rele
 		p.count = released ? WORD_RELEASED : rows;
 		if (!released)
 			moe->stats.combine_bytes +=
-				(uint64_t)s->sent[first].nr * moe->layout.combine_row_bytes;
+				(uint64_t)s->sent[first].nr * moe->layout.result_bytes;
 		if (!released && !path_is_mapped(moe, home))
 			results_publication(moe, slot, home, &p);
 		rc = path_publish(moe, home, &p);
@@ -287,6 +318,17 @@ static int begin_again(tern_moe *moe, const struct tern_combine *args)
 	return rc ? rc : dispatch_nothing(moe, args->slot, plan);
 }
 
+/* What the call says of all its results; again, it says the same. */
+static void take_manner(const tern_moe *moe, struct slot *s, const struct tern_combine *args)
+{
+	s->weighted = !args->unweighted &&
+		      (args->topk_weights || moe->config.weights == TERN_WEIGHTS_COMBINE);
+	s->out_floats = args->out_floats;
+	if (args->topk_weights)
+		memcpy(s->weights, args->topk_weights,
+			(size_t)s->nr_tokens * moe->config.topk * sizeof(*s->weights));
+}
+
 /* Arguments have been checked. Called again after a time-out, it goes on where it was. */
 static int send_all_home(tern_moe *moe, const struct tern_combine *args)
 {
@@ -298,7 +340,10 @@ static int send_all_home(tern_moe *moe, const struct tern_combine *args)
 	if (!rc && s->state == SLOT_RECEIVED)
 		rc = begin_results(moe, args->slot);
 
-	rc = rc ? rc : send_results(moe, args);
+	if (rc)
+		return rc;
+	take_manner(moe, s, args);
+	rc = send_results(moe, args);
 	if (!rc && moe->config.mode == TERN_HIGH_THROUGHPUT)
 		rc = publish_results(moe, args->slot, false);
 	if (rc)
@@ -355,26 +400,47 @@ static int check_results(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
+/* The floats of a row's routes, behind its results. of_k: those, where each came by itself. */
+static void take_floats(const tern_moe *moe, const struct token_rows *rows, uint32_t row,
+	const uint8_t *result, const void *const *of_k, float *out)
+{
+	for (uint32_t j = 0; j < rows->rows[row].nr; j++) {
+		uint32_t k = rows->k[rows->rows[row].first + j];
+		const uint8_t *from = result ? result : of_k[k];
+
+		memcpy(out + k,
+			from + moe->layout.combine_row_bytes + (result ? k : 0) * sizeof(*out),
+			sizeof(*out));
+	}
+}
+
 /* The results that came home for one token, in the order of their sum: of ranks, or of k. */
 static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token,
 	const void **results, float *weights)
 {
 	uint32_t topk = moe->config.topk, nr = 0;
 	const int32_t *physical = s->physical + (size_t)token * topk;
+	float *floats = s->out_floats ? s->out_floats + (size_t)token * topk : NULL;
 	const void *of_k[TERN_MAX_TOPK];
 	struct token_rows rows;
 
+	if (floats)
+		memset(floats, 0, topk * sizeof(*floats));
 	plan_token(&moe->placement, physical, topk, &rows);
 	for (uint32_t i = 0; i < rows.nr_rows; i++) {
 		uint32_t *next = home_counter(moe, moe->home_next, rows.rows[i].rank, token);
 
 		if (moe->config.reduce == TERN_REDUCE_EXPERT) {
 			results[nr++] = own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
+			if (floats)
+				take_floats(moe, &rows, i, results[nr - 1], NULL, floats);
 			continue;
 		}
 		for (uint32_t j = 0; j < rows.rows[i].nr; j++)
 			of_k[rows.k[rows.rows[i].first + j]] =
 				own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
+		if (floats)
+			take_floats(moe, &rows, i, NULL, of_k, floats);
 	}
 	for (uint32_t k = 0; k < topk && moe->config.reduce == TERN_REDUCE_HOME; k++)
 		if (physical[k] >= 0) {
@@ -387,8 +453,7 @@ static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t s
 static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t stride)
 {
 	const struct slot *s = &moe->slots[slot];
-	bool weighted = moe->config.reduce == TERN_REDUCE_HOME &&
-			moe->config.weights == TERN_WEIGHTS_COMBINE;
+	bool weighted = moe->config.reduce == TERN_REDUCE_HOME && s->weighted;
 
 	memcpy(moe->home_next, s->home_start,
 		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));

@@ -366,17 +366,7 @@ static int check_plan(const tern_moe *moe, const struct tern_dispatch *args)
 	struct kept_plan *plan;
 	int rc = plan_find(moe, args->plan, &plan);
 
-	if (rc)
-		return rc;
-	if (args->topk_ids || args->topk_weights)
-		return fail(TERN_ERR_INVALID,
-			"dispatch: topk_ids or topk_weights are given beside plan %llu, which has "
-			"its own",
-			(unsigned long long)args->plan);
-	if (args->nr_tokens != plan->nr_tokens)
-		return fail(TERN_ERR_INVALID, "dispatch: %u tokens; plan %llu has %u",
-			args->nr_tokens, (unsigned long long)args->plan, plan->nr_tokens);
-	return 0;
+	return rc ? rc : arguments_plan(args, plan->nr_tokens);
 }
 
 int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)

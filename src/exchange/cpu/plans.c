@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "exchange/cpu/plans.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,7 +148,6 @@ static struct kept_plan *plan_alloc(tern_moe *moe, const struct slot *s)
 
 int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *out)
 {
-	static _Atomic uint64_t nr_plans;
 	const struct slot *s = &moe->slots[slot];
 	struct kept_plan *plan;
 	int rc;
@@ -165,7 +163,7 @@ int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *out)
 		return rc;
 	}
 	copy_lists(moe, s, plan);
-	plan->id = atomic_fetch_add_explicit(&nr_plans, 1, memory_order_relaxed) + 1;
+	plan->id = plan_number();
 	plan->next = moe->plans;
 	moe->plans = plan;
 	*out = plan->id;
@@ -177,9 +175,7 @@ int plan_find(const tern_moe *moe, uint64_t id, struct kept_plan **plan)
 	*plan = moe->plans;
 	while (*plan && (*plan)->id != id)
 		*plan = (*plan)->next;
-	return *plan ? 0
-		     : fail(TERN_ERR_STATE, "this exchange has no plan %llu, or no more",
-			       (unsigned long long)id);
+	return *plan ? 0 : plan_unknown(id);
 }
 
 int cpu_plan_destroy(tern_moe *moe, uint64_t id)

@@ -209,6 +209,9 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.dispatch = device_exchange_dispatch,
 		.combine = device_exchange_combine,
 		.release = device_exchange_release,
+		.plan_create = device_kept_create,
+		.plan_destroy = device_kept_destroy,
+		.plan_bytes = device_kept_bytes,
 		.read_report = device_exchange_report,
 		.take_input_error = device_exchange_input_error,
 		.read_counters = device_exchange_counters};

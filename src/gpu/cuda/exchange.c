@@ -7,6 +7,7 @@
 #include "gpu/cuda/dtypes.h"
 #include "base/error.h"
 #include "gpu/cuda/exchange_inside.h"
+#include "gpu/cuda/plans/kernels.h"
 
 /* The placement's tables, one after the other, as kernels want them. */
 static int upload_placement(
@@ -199,8 +200,10 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan,
 	make_dispatch(x, plan, s);
 	make_ht(x, plan, s);
 	s->combine.kind = gpu_y_kind(c);
-	/* BY_SOURCE: the caller has reduced and weighted. */
-	s->combine.weighted = c->weights == TERN_WEIGHTS_COMBINE;
+	s->beside = (struct gpu_beside){.low = c->mode == TERN_LOW_LATENCY,
+		.by_source = c->layout == TERN_BY_SOURCE,
+		.cells = x->layout.floats,
+		.local_ids = s->dispatch.out_ids};
 	return cuda_check(cudaMemcpy(s->memory + x->layout.state, &first, sizeof(first),
 				  cudaMemcpyHostToDevice),
 		"cudaMemcpy of a slot's state");
@@ -248,8 +251,10 @@ static int count_blocks(struct device_exchange *x)
 	int rc;
 
 	s->dispatch.roles = s->combine.roles = GPU_SEND | GPU_RECEIVE;
-	if (x->config.mode == TERN_HIGH_THROUGHPUT)
-		return count_ht_blocks(x);
+	rc = cuda_check(plans_prepare(), "the kernels of plans");
+	rc = rc ? rc : cuda_check(beside_prepare(), "the kernels beside a combine");
+	if (rc || x->config.mode == TERN_HIGH_THROUGHPUT)
+		return rc ? rc : count_ht_blocks(x);
 	rc = cuda_check(
 		ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
 	rc = rc ? rc
@@ -326,6 +331,7 @@ void device_exchange_close(struct device_exchange *x)
 {
 	if (x->reader)
 		(void)cudaStreamDestroy(x->reader);
+	device_kept_close(x);
 	(void)cudaFree(x->memory);
 	(void)cudaFree(x->tables);
 	(void)cudaFree(x->internode);

@@ -4,6 +4,7 @@
 #define TERN_GPU_CUDA_EXCHANGE_INSIDE_H
 
 #include "gpu/cuda/backend.h"
+#include "gpu/cuda/beside/kernels.h"
 #include "gpu/cuda/ht/kernels.h"
 
 #define MAX_SLOTS 16
@@ -13,11 +14,14 @@ struct reports {
 	struct gpu_input_error input_error;
 };
 
+struct device_kept;
+
 struct device_slot {
 	uint8_t *memory;
 	struct gpu_dispatch dispatch; /* with what does not change from round to round */
 	struct gpu_combine combine;
 	struct ht_exchange ht; /* high throughput */
+	struct gpu_beside beside;
 };
 
 struct device_exchange {
@@ -38,7 +42,21 @@ struct device_exchange {
 	cudaStream_t reader;       /* of the counters; made when it is first asked for */
 	struct reports *reports;   /* [slots] pinned */
 	struct gpu_counters *read; /* behind them */
+	struct device_kept *kept;  /* plans, and what is left of those that are gone: plans.c */
+	uint64_t kept_bytes;
 	struct device_slot slots[MAX_SLOTS];
 };
+
+/* On another device kernels would not find their streams, or run where no peer looks for them. */
+int device_check_current(const struct device_exchange *x);
+
+/* A round with a plan: its arguments in place of the caller's; the beginning of its combine; and,
+ * behind what reads it, that it is used. */
+void device_kept_dispatch(
+	const struct device_exchange *x, const struct device_kept *kept, struct gpu_dispatch *d);
+int device_kept_combine(
+	struct device_exchange *x, struct device_kept *kept, const struct device_call *call);
+int device_kept_used(struct device_kept *kept, const struct device_call *call);
+void device_kept_close(struct device_exchange *x);
 
 #endif

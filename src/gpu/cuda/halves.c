@@ -4,8 +4,9 @@
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/tuning.h"
 
-/* On another one kernels would not find their streams, or run where no peer looks for them. */
-static int check_current(const struct device_exchange *x)
+#define BESIDE_BLOCKS 32 /* copying some numbers of each token takes no more */
+
+int device_check_current(const struct device_exchange *x)
 {
 	int device = -1, rc = cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 
@@ -106,22 +107,11 @@ static void give_received(const struct device_exchange *x, const struct device_s
 	received->nr_rows = received->extent = x->positions;
 }
 
-int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call,
-	const struct tern_dispatch *args, struct tern_received *received)
+static int put_dispatch(struct device_exchange *x, const struct device_call *call)
 {
-	struct device_slot *s = &x->slots[call->slot];
-	struct gpu_dispatch *d = &s->dispatch;
+	struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
 	struct gpu_launch launch;
-	int rc = check_current(x);
 
-	if (rc)
-		return rc;
-	d->roles = call->roles;
-	d->exchange.wait_ns = call->wait_ns;
-	if (call->roles & DEVICE_SEND)
-		take_sent(&x->config, call, args, d);
-	if (call->roles & DEVICE_RECEIVE)
-		give_received(x, s, d, received);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
 	d->by_share = gpu_divisor_of(ll_rule_share(
@@ -130,6 +120,27 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row,
 			d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN, (int)d->by_source));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
+}
+
+int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call,
+	const struct tern_dispatch *args, struct tern_received *received)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	struct gpu_dispatch *d = &s->dispatch;
+	int rc = device_check_current(x);
+
+	if (rc)
+		return rc;
+	d->roles = call->roles;
+	d->exchange.wait_ns = call->wait_ns;
+	if (call->roles & DEVICE_SEND)
+		take_sent(&x->config, call, args, d);
+	if (call->roles & DEVICE_SEND && call->kept)
+		device_kept_dispatch(x, call->kept, d);
+	if (call->roles & DEVICE_RECEIVE)
+		give_received(x, s, d, received);
+	rc = put_dispatch(x, call);
+	return rc || !call->kept ? rc : device_kept_used(call->kept, call);
 }
 
 /* One role after the other: results from other nodes are in the window before the kernel begins
@@ -181,30 +192,67 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
 }
 
+/* What goes beside results: ahead of the kernels that sum and send them. */
+static int put_beside(struct device_exchange *x, const struct device_call *call)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	uint32_t most = call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks,
+		 nr_blocks = gpu_least(most, BESIDE_BLOCKS);
+	int rc = 0;
+
+	s->beside.roles = call->roles;
+	s->combine.exchange.wait_ns = call->wait_ns;
+	if (call->roles & DEVICE_SEND && s->beside.weights)
+		rc = cuda_check(combine_weights_launch(
+					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
+			"the kernel of a combine's weights");
+	if (!rc && x->config.combine_floats)
+		rc = cuda_check(combine_floats_launch(
+					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
+			"the kernel of a combine's floats");
+	return rc;
+}
+
+static void take_combined(
+	const struct device_exchange *x, struct device_slot *s, const struct tern_combine *args)
+{
+	struct gpu_combine *c = &s->combine;
+
+	c->y = args->y;
+	c->y_stride = args->y_stride ? args->y_stride : x->layout.result.row_bytes;
+	c->weighted = !args->unweighted &&
+		      (args->topk_weights || x->config.weights == TERN_WEIGHTS_COMBINE);
+	s->beside.weights = args->topk_weights;
+	s->beside.floats = args->floats;
+	s->beside.out_floats = args->out_floats;
+}
+
 int device_exchange_combine(struct device_exchange *x, const struct device_call *call,
 	const struct tern_combine *args, void *out, size_t out_stride)
 {
 	struct gpu_combine *c = &x->slots[call->slot].combine;
 	uint32_t row_bytes = x->layout.result.row_bytes;
-	int rc = check_current(x);
+	int rc = device_check_current(x);
 
+	if (!rc && call->kept && call->roles & DEVICE_SEND)
+		rc = device_kept_combine(x, call->kept, call);
 	if (rc)
 		return rc;
 	c->release = 0;
-	if (call->roles & DEVICE_SEND) {
-		c->y = args->y;
-		c->y_stride = args->y_stride ? args->y_stride : row_bytes;
-	}
+	if (call->roles & DEVICE_SEND)
+		take_combined(x, &x->slots[call->slot], args);
 	if (call->roles & DEVICE_RECEIVE) {
 		c->out = out;
 		c->out_stride = out_stride ? out_stride : row_bytes;
 	}
-	return launch_combine(x, call);
+	rc = put_beside(x, call);
+	rc = rc ? rc : launch_combine(x, call);
+	return rc || !call->kept ? rc : device_kept_used(call->kept, call);
 }
 
 int device_exchange_release(struct device_exchange *x, const struct device_call *call)
 {
-	int rc = check_current(x);
+	int rc = device_check_current(x);
 
 	if (rc)
 		return rc;

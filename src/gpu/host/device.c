@@ -211,6 +211,7 @@ static void device_close(tern_moe *moe)
 			d->ops->window_close(d->windows[r]);
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
+	device_plans_close(d);
 	device_board_close(d);
 	device_internode_close(moe, d->internode);
 	tern_engine_destroy(d->engine);
@@ -235,7 +236,8 @@ static void device_memory(const tern_moe *moe, struct tern_memory *memory)
 
 	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside,
 		.output_bytes = l->output_bytes,
-		.private_bytes = l->private_bytes,
+		.private_bytes =
+			l->private_bytes + moe->device->ops->plan_bytes(moe->device->exchange),
 		.staging_bytes = device_internode_bytes(moe->device->internode)};
 }
 
@@ -255,6 +257,8 @@ const struct exchange_ops exchange_gpu_ops = {.open = device_open,
 	.combine_recv = device_combine_recv,
 	.combine = device_combine,
 	.release = device_release,
+	.plan_create = device_plan_create,
+	.plan_destroy = device_plan_destroy,
 	.look = device_look,
 	.status = device_status,
 	.settle = device_settle,

@@ -30,7 +30,7 @@ int device_set_sms(tern_moe *moe, uint32_t nr_sms)
 
 /* ---- the halves ------------------------------------------------------------------------------ */
 
-static struct device_call call_of(const tern_moe *moe, uint32_t slot, uint32_t roles)
+struct device_call device_call_of(const tern_moe *moe, uint32_t slot, uint32_t roles)
 {
 	const struct device *d = moe->device;
 
@@ -59,10 +59,21 @@ static int check_reachable(const tern_moe *moe, const char *name, const void *po
 	return rc ? fail(rc, "%s: %s", name, moe->device->ops->error_text()) : 0;
 }
 
+/* NULL without one. */
+static int check_plan(
+	const tern_moe *moe, const struct tern_dispatch *args, struct held_plan **plan)
+{
+	int rc = args->plan ? device_plan_find(moe, args->plan, plan) : 0;
+
+	return rc || !args->plan ? rc : arguments_plan(args, (*plan)->nr_tokens);
+}
+
 static int check_dispatch(tern_moe *moe, const struct tern_dispatch *args, const char *call)
 {
+	struct held_plan *plan;
 	int rc = check_slot(moe, args->slot, SLOT_IDLE, call);
 
+	rc = rc ? rc : check_plan(moe, args, &plan);
 	rc = rc ? rc : arguments_dispatch(moe, args);
 	if (rc || !args->nr_tokens)
 		return rc;
@@ -110,17 +121,23 @@ static int check_apart(
 static int put_dispatch(tern_moe *moe, uint32_t slot, uint32_t roles,
 	const struct tern_dispatch *args, struct tern_received *received, enum slot_state next)
 {
-	struct device_call call = call_of(moe, slot, roles);
-	int rc;
+	struct device_call call = device_call_of(moe, slot, roles);
+	struct held_plan *plan = NULL;
+	int rc = args ? check_plan(moe, args, &plan) : 0;
 
+	if (rc)
+		return rc;
 	moe->device->busy = true;
+	call.kept = plan ? plan->kept : NULL;
 	rc = device_outcome(moe->device,
 		moe->device->ops->dispatch(moe->device->exchange, &call, args, received));
 	if (rc)
 		return rc;
 	moe->slots[slot].state = next;
-	if (args)
+	if (args) {
 		moe->slots[slot].nr_tokens = args->nr_tokens;
+		moe->device->streams[slot].plan = plan;
+	}
 	return 0;
 }
 
@@ -150,31 +167,66 @@ int device_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern
 			    SLOT_RECEIVED);
 }
 
+/* With a plan the slot has no round under way. */
 static int check_combine(tern_moe *moe, const struct tern_combine *args, const char *call)
 {
-	int rc = check_slot(moe, args->slot, SLOT_RECEIVED, call);
+	enum slot_state wanted = SLOT_RECEIVED;
+	struct held_plan *plan;
+	int rc = device_look(moe);
 
+	if (!rc && args->plan && moe->slots[args->slot].state == SLOT_RECEIVED)
+		rc = fail(TERN_ERR_INVALID,
+			"%s: plan is %llu; the slot's round is of 0 (0: it was dispatched)", call,
+			(unsigned long long)args->plan);
+	if (args->plan) {
+		rc = rc ? rc : device_plan_find(moe, args->plan, &plan);
+		wanted = SLOT_IDLE;
+	}
+	rc = rc ? rc : check_slot(moe, args->slot, wanted, call);
 	rc = rc ? rc : arguments_y(moe, args, moe->slots[args->slot].nr_rows);
-	return rc ? rc : check_reachable(moe, "y", args->y);
+	rc = rc ? rc : check_reachable(moe, "y", args->y);
+	rc = rc ? rc : check_reachable(moe, "topk_weights", args->topk_weights);
+	rc = rc ? rc : check_reachable(moe, "floats", args->floats);
+	return rc ? rc : check_reachable(moe, "out_floats", args->out_floats);
 }
 
-static int check_out(const tern_moe *moe, uint32_t slot, const void *out, size_t stride)
+static int check_out(const tern_moe *moe, uint32_t nr_tokens, const void *out, size_t stride)
 {
-	int rc = arguments_out(moe, moe->slots[slot].nr_tokens, out, stride);
+	int rc = arguments_out(moe, nr_tokens, out, stride);
 
 	return rc ? rc : check_reachable(moe, "out", out);
+}
+
+/* The tokens that come home. */
+static uint32_t combined_tokens(const tern_moe *moe, const struct tern_combine *args)
+{
+	struct held_plan *plan;
+
+	return args->plan && !device_plan_find(moe, args->plan, &plan)
+		       ? plan->nr_tokens
+		       : moe->slots[args->slot].nr_tokens;
 }
 
 static int put_combine(tern_moe *moe, uint32_t slot, uint32_t roles,
 	const struct tern_combine *args, void *out, size_t stride, enum slot_state next)
 {
-	struct device_call call = call_of(moe, slot, roles);
-	int rc = device_outcome(moe->device,
-		moe->device->ops->combine(moe->device->exchange, &call, args, out, stride));
+	struct device_call call = device_call_of(moe, slot, roles);
+	struct held_plan *plan = NULL;
+	int rc = args && args->plan ? device_plan_find(moe, args->plan, &plan) : 0;
 
-	if (!rc)
-		moe->slots[slot].state = next;
-	return rc;
+	if (rc)
+		return rc;
+	moe->device->busy = true;
+	call.kept = plan ? plan->kept : NULL;
+	rc = device_outcome(moe->device,
+		moe->device->ops->combine(moe->device->exchange, &call, args, out, stride));
+	if (rc)
+		return rc;
+	moe->slots[slot].state = next;
+	moe->device->streams[slot].plan = NULL;
+	if (plan)
+		moe->slots[slot].nr_tokens = plan->nr_tokens;
+	return 0;
 }
 
 int device_combine_send(tern_moe *moe, const struct tern_combine *args)
@@ -188,7 +240,7 @@ int device_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stri
 {
 	int rc = check_slot(moe, slot, SLOT_COMBINED, "tern_combine_recv");
 
-	rc = rc ? rc : check_out(moe, slot, out, out_stride);
+	rc = rc ? rc : check_out(moe, moe->slots[slot].nr_tokens, out, out_stride);
 	return rc ? rc : put_combine(moe, slot, DEVICE_RECEIVE, NULL, out, out_stride, SLOT_IDLE);
 }
 
@@ -196,7 +248,7 @@ int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, si
 {
 	int rc = check_combine(moe, args, "tern_combine");
 
-	rc = rc ? rc : check_out(moe, args->slot, out, out_stride);
+	rc = rc ? rc : check_out(moe, combined_tokens(moe, args), out, out_stride);
 	return rc ? rc
 		  : put_combine(moe, args->slot, DEVICE_SEND | DEVICE_RECEIVE, args, out,
 			    out_stride, SLOT_IDLE);
@@ -210,9 +262,11 @@ int device_release(tern_moe *moe, uint32_t slot)
 
 	if (rc)
 		return rc;
-	call = call_of(moe, slot, DEVICE_SEND | DEVICE_RECEIVE);
+	call = device_call_of(moe, slot, DEVICE_SEND | DEVICE_RECEIVE);
 	rc = device_outcome(moe->device, moe->device->ops->release(moe->device->exchange, &call));
-	if (!rc)
-		moe->slots[slot].state = SLOT_IDLE;
-	return rc;
+	if (rc)
+		return rc;
+	moe->slots[slot].state = SLOT_IDLE;
+	moe->device->streams[slot].plan = NULL;
+	return 0;
 }

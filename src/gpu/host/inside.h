@@ -9,6 +9,16 @@
 struct device_stream {
 	void *stream;
 	const uint32_t *nr_tokens_at;
+	struct held_plan *plan; /* that the round under way was dispatched with, or NULL */
+};
+
+/* One of the caller's. */
+struct held_plan {
+	struct held_plan *next;
+	uint64_t id;
+	uint32_t nr_tokens;
+	bool gone; /* a round under way was dispatched with it, of which a plan may be made yet */
+	struct device_kept *kept;
 };
 
 /* What a rank tells the others, in two steps. */
@@ -33,7 +43,8 @@ struct device {
 	void *board_there;       /* as the device finds them; NULL: it does not know them */
 	bool busy;               /* peers may still store into the window */
 	uint32_t nr_sms;
-	struct device_stream *streams;         /* [slots] */
+	struct device_stream *streams; /* [slots] */
+	struct held_plan *plans;
 	struct gpu_counters *counters, *since; /* as kernels have counted, when it was last asked;
 						  and at the last reset */
 };
@@ -57,9 +68,17 @@ int device_combine_send(tern_moe *moe, const struct tern_combine *args);
 int device_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
 int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 int device_release(tern_moe *moe, uint32_t slot);
+int device_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
+int device_plan_destroy(tern_moe *moe, uint64_t plan);
+/* TERN_ERR_STATE where there is no such plan (any more). */
+int device_plan_find(const tern_moe *moe, uint64_t id, struct held_plan **plan);
+void device_plans_close(struct device *d);
 int device_set_stream(tern_moe *moe, uint32_t slot, void *stream);
 int device_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
 int device_set_sms(tern_moe *moe, uint32_t nr_sms);
+
+/* A slot's next call, as it is put on its stream. */
+struct device_call device_call_of(const tern_moe *moe, uint32_t slot, uint32_t roles);
 
 /* What kernels have counted so far. */
 int device_stats(const tern_moe *moe, struct tern_stats *stats);

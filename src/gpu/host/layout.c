@@ -179,9 +179,17 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 	if (!low && c->caller_output)
 		return fail(TERN_ERR_INVALID, "caller_output is for low-latency mode; in "
 					      "high-throughput mode rows arrive in library memory");
+	if (c->combine_floats && internode)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"combine_floats is %u; between GPUs of several nodes floats do not travel",
+			c->combine_floats);
 	lay_out_slot(d, c, l);
 	rc = low ? lay_out_low_latency(d, c, l, internode)
 		 : lay_out_high_throughput(d, c, l, internode);
+	d->floats = align_up(d->slot_window_bytes, 256);
+	if (c->combine_floats)
+		d->slot_window_bytes =
+			d->floats + align_up((uint64_t)c->max_tokens * c->topk * 16, 256);
 	d->window_bytes = c->nr_slots * d->slot_window_bytes;
 	return rc ? rc : check_numbers(d, c, l);
 }

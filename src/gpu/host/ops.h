@@ -16,7 +16,7 @@
 #include "exchange/placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 8
+#define DEVICE_OPS_VERSION 9
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -46,6 +46,8 @@ enum device_roles {
 	DEVICE_RECEIVE = 2
 };
 
+struct device_kept; /* what a plan keeps on the device */
+
 /* One half, or both as one. */
 struct device_call {
 	uint32_t slot, roles;
@@ -53,6 +55,8 @@ struct device_call {
 	const uint32_t *nr_tokens_at;
 	uint32_t nr_sms; /* at most; 0: the default */
 	uint64_t wait_ns;
+	struct device_kept *kept; /* a dispatch with this plan, or a combine of it again; else NULL
+				   */
 };
 
 /* How kernels on one device may store into another's memory. */
@@ -96,6 +100,13 @@ struct device_ops {
 	int (*combine)(struct device_exchange *exchange, const struct device_call *call,
 		const struct tern_combine *args, void *out, size_t out_stride);
 	int (*release)(struct device_exchange *exchange, const struct device_call *call);
+	/* The routes of the slot's round, whose dispatch has been put on the stream with at most so
+	 * many tokens; read there. Destroying waits for nothing: what is on streams still reads it.
+	 */
+	int (*plan_create)(struct device_exchange *exchange, const struct device_call *call,
+		uint32_t nr_tokens, struct device_kept **kept);
+	void (*plan_destroy)(struct device_exchange *exchange, struct device_kept *kept);
+	uint64_t (*plan_bytes)(const struct device_exchange *exchange); /* of all */
 	/* What kernels have reported, or a reason of 0; an input error is handed out once. */
 	void (*read_report)(
 		const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);

@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "base/error.h"
 #include "gpu/wire/internode.h"
+#include "gpu/wire/plans.h"
 #include "exchange/wire.h"
 
 /* 0, or how that rank went without a word; *cause: the engine's, "" where there is none. */
@@ -113,6 +114,20 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report
 	return blame.peer;
 }
 
+/* One rank dispatches where another combines a plan again. True: that is it, and the text has been
+ * written. */
+static bool is_replay(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
+{
+	bool peer = r->reason == GPU_BROKEN_TOKENS && r->value == GPU_REPLAYED;
+
+	if (!peer && r->reason != GPU_BROKEN_REPLAY)
+		return false;
+	snprintf(moe->failed_text, sizeof(moe->failed_text),
+		"rank %u combines a plan again where rank %u dispatched (slot %u, epoch %u)",
+		peer ? r->peer : moe->rank, peer ? moe->rank : r->peer, slot, r->epoch_expected);
+	return true;
+}
+
 /* A number of a peer's that was not followed. */
 static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
@@ -121,6 +136,8 @@ static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report
 		"a row's position, of a token,", "a local expert, for a token,"};
 
 	moe->failed = TERN_ERR_PROTOCOL;
+	if (is_replay(moe, slot, r))
+		return (int)r->peer;
 	snprintf(moe->failed_text, sizeof(moe->failed_text),
 		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is "
 		"the most (token or column %u; slot %u, epoch %u)",

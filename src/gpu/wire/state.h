@@ -70,7 +70,9 @@ enum gpu_wait {
 	GPU_BROKEN_ROWS = 10,     /* more rows for an expert, or a rank, than the source has tokens.
 				     token: the column */
 	GPU_BROKEN_POSITION = 11, /* a row's, outside of this round's */
-	GPU_BROKEN_LOCAL = 12     /* a local expert that is not here */
+	GPU_BROKEN_LOCAL = 12,    /* a local expert that is not here */
+	GPU_BROKEN_REPLAY = 13    /* a dispatch, of so many tokens, where this rank combines a plan
+				     again */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

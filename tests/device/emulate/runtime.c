@@ -390,6 +390,26 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 	return cudaSuccess;
 }
 
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+	emulated_enter();
+	*status = stream_of(stream)->capture ? cudaStreamCaptureStatusActive
+					     : cudaStreamCaptureStatusNone;
+	emulated_leave();
+	return cudaSuccess;
+}
+
+/* Nothing is refused here while somebody captures. */
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+	static __thread enum cudaStreamCaptureMode current = cudaStreamCaptureModeThreadLocal;
+	enum cudaStreamCaptureMode before = current;
+
+	current = *mode;
+	*mode = before;
+	return cudaSuccess;
+}
+
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
 	struct emulated_stream *s = stream_of(stream);

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a combine may take along, by kernels of their own ahead of its own: so those are what they
+ * were. Launchers, like those of common/kernels.h.
+ *
+ *   combine_weights   weights that are given at the combine, where sums are made at home -> in place
+ *                     of those of the dispatch
+ *   combine_floats    a float of each route here -> its home; floats of all ranks -> the caller's
+ */
+#ifndef TERN_GPU_CUDA_BESIDE_KERNELS_H
+#define TERN_GPU_CUDA_BESIDE_KERNELS_H
+
+#include "gpu/cuda/ht/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gpu_beside {
+	uint32_t low, by_source;
+	const float *weights;     /* [n][K] */
+	uint32_t roles;           /* enum gpu_roles: floats */
+	const float *floats;      /* [positions]; by_source: [positions][K]; NULL: zeros */
+	float *out_floats;        /* [n][K], or NULL */
+	uint64_t cells;           /* in a slot's window: [T][K] pieces of a float and the epoch */
+	const int32_t *local_ids; /* by_source: [positions][K], -1: not here */
+};
+
+cudaError_t combine_weights_launch(const struct gpu_combine *combine, const struct ht_exchange *ht,
+	const struct gpu_beside *beside, uint32_t nr_blocks, cudaStream_t stream);
+/* Blocks wait for other ranks: all have to fit on the device at once. */
+cudaError_t combine_floats_launch(const struct gpu_combine *combine, const struct ht_exchange *ht,
+	const struct gpu_beside *beside, uint32_t nr_blocks, cudaStream_t stream);
+
+/* Loads them all. */
+cudaError_t beside_prepare(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
