@@ -5,7 +5,7 @@
 #
 #   BUILD=dir          where to build (build)
 #   STAGES="a b ..."   only these: models vm plain python thread address memory fuzz (all), or quick
-#   JOBS=n             tests at a time (one more than cores, as many tests wait for something now and then; at most 4)
+#   JOBS=n             tests at a time (two more than cores, as many tests wait for something now and then; at most 5)
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
 # speak TAP are counted by case. What a failed test said, and the command that repeats it, are shown. Its bound is no
@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 STAGES=${STAGES:-models vm plain python thread address memory fuzz}
 cores=$(nproc)
-JOBS=${JOBS:-$((cores < 4 ? cores + 1 : 4))}
+JOBS=${JOBS:-$((cores < 4 ? cores + 2 : 5))}
 LOGS=$PWD/$BUILD/check
 rm -rf "$LOGS"
 mkdir -p "$LOGS"
@@ -140,6 +140,18 @@ every() {
 	return 0
 }
 
+# programs DIR GLOB...: those of a build, which need not be there yet.
+programs() {
+	local source
+
+	for source in "${@:2}"; do
+		for source in tests/$source.c; do
+			source=${source#tests/}
+			echo "$1/tests/${source%.c}"
+		done
+	done
+}
+
 # emulated PREFIX DIR SETTINGS...: the GPU kernels on GPUs that are emulated on the CPU: what they compute, their bounds and their protocol. No GPU runs.
 emulated() {
 	local name=$1 dir=$2
@@ -194,7 +206,7 @@ stage_plain() {
 	for script in generate nccl overlap gpus nodes; do
 		test "emulated/$script.sh" 240 env BUILD="$BUILD" tests/device/$script.sh
 	done
-	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=stalled TERN_TEST_DIVISOR=3 TERN_TEST_SEED=1000 TERN_TEST_CASES=1 "$BUILD/tests/device/test_device"
+	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=stalled TERN_TEST_DIVISOR=8 TERN_TEST_SEED=1000 TERN_TEST_CASES=1 "$BUILD/tests/device/test_device"
 	emulated emulated/nvlink_domains "$BUILD" TERN_EMULATED_NVLINK_DOMAIN=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
@@ -282,13 +294,17 @@ stage_python() {
 
 # Ranks are threads here, so the sanitizer sees every byte that passes between them.
 stage_thread() {
-	build thread "${THREAD[@]}" tests
-	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
+	local wanted
+
+	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' unit/test_boot unit/test_ring 'unit/test_engine_[!m]*' unit/test_device_ring device/test_device)
+	build thread "${THREAD[@]}" "${wanted[@]}" \
+		"$BUILD/thread/tests/transport/test_transport" "$BUILD/thread/emulated/libtern_cuda.so" "$BUILD/thread/emulated/libtern_bench_cuda.so" "$BUILD/thread/tests/emulated/test_ahead"
+	every thread 300 "$BUILD/thread" 'exchange/test_*' env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
-	every thread 300 "$BUILD/thread" 'unit/test_engine_[!m]*' env TERN_TEST_DIVISOR=16 TSAN_OPTIONS=halt_on_error=1
+	every thread 300 "$BUILD/thread" 'unit/test_engine_[!m]*' env TERN_TEST_DIVISOR=32 TSAN_OPTIONS=halt_on_error=1
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
-	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids TERN_TEST_DIVISOR=8 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
+	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids,scales,in_combine TERN_TEST_DIVISOR=24 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	emulated thread/emulated/ahead "$BUILD/thread" TERN_TEST_CASES=1 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" \
 		"$BUILD/thread/tests/emulated/test_ahead"
@@ -310,11 +326,11 @@ stage_address() {
 	every address 300 "$BUILD/address" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4 $options
 	# Lanes outlive the threads that run them, and with these their fake stacks.
 	# shellcheck disable=SC2086
-	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=1 TERN_TEST_DIVISOR=3 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	emulated address/emulated/device "$BUILD/address" TERN_TEST_CASES=1 TERN_TEST_DIVISOR=8 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	# shellcheck disable=SC2086
-	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=3 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
+	emulated address/emulated/hostile "$BUILD/address" TERN_TEST_CASES=2 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
 	# shellcheck disable=SC2086
-	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_WITHOUT=_ TERN_TEST_CASES=2 TERN_TEST_SEED=900 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_WITHOUT=_ TERN_TEST_CASES=1 TERN_TEST_SEED=900 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	test address/python 240 python/sanitized.sh "$BUILD/address" "$(command -v clang++ >/dev/null && echo clang || echo gcc)"
 	if [ -x "$BUILD/address/tern" ]; then
 		# shellcheck disable=SC2086
@@ -357,7 +373,7 @@ stage_memory() {
 		return
 	fi
 	# shellcheck disable=SC2086
-	test memory/exchange/test_shapes 600 env TERN_TEST_DIVISOR=60 $memcheck "$BUILD/tests/exchange/test_shapes" '*_counts'
+	test memory/exchange/test_shapes 600 env TERN_TEST_DIVISOR=120 $memcheck "$BUILD/tests/exchange/test_shapes" '*_counts'
 	# shellcheck disable=SC2086
 	every memory 600 "$BUILD" 'unit/test_plan' env TERN_TEST_DIVISOR=20 $memcheck
 	take_what_is_left

@@ -38,6 +38,19 @@ uint64_t devices_setting(const char *name, uint64_t otherwise)
 	return text && *text ? strtoull(text, NULL, 0) : otherwise;
 }
 
+bool devices_without(const char *name)
+{
+	const char *word = getenv("TERN_TEST_WITHOUT");
+	size_t length;
+
+	for (; word && *word; word += length + (word[length] == ',')) {
+		length = strcspn(word, ",");
+		if (length && memmem(name, strlen(name), word, length))
+			return true;
+	}
+	return false;
+}
+
 void devices_close(struct rank *rank, struct device_rounds *rounds)
 {
 	for (uint32_t i = 0; i < DEVICE_ROUNDS_SLOTS; i++)

@@ -13,6 +13,8 @@ const struct bench_device_ops *devices_open(int *nr_devices);
 
 /* A number of the environment. */
 uint64_t devices_setting(const char *name, uint64_t otherwise);
+/* Whether TERN_TEST_WITHOUT, words with commas between them, leaves this test out. */
+bool devices_without(const char *name);
 
 /* Where ranks share a device, freeing memory waits for the kernels of all of them, and these may
  * wait for a rank that has not launched its own yet. */

@@ -5,9 +5,10 @@
  * (40); TERN_TEST_SECONDS: go on for so long instead; TERN_TEST_ROUNDS: of each case (8).
  * TERN_TEST_REPLICAS (1; 0: no replica ranks, where devices do not all reach each other).
  * TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves
- * out tests whose names contain this. TERN_TEST_DIVISOR: so many times fewer rounds with a rank
- * that is late, and questions after one has left (1). TERN_TEST_RANKS: at most so many (8);
- * TERN_TEST_SHARING: so many slots of ranks on a device (16). */
+ * out tests whose names contain one of these words, with commas between them. TERN_TEST_DIVISOR: so
+ * many times fewer rounds with a rank that is late, and questions after one has left (1).
+ * TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16).
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -647,14 +648,13 @@ int main(void)
 		{"scales_at_edges", scales_at_edges, TERN_LOW_LATENCY, 0, 0},
 		{"ht_scales_at_edges", scales_at_edges, TERN_HIGH_THROUGHPUT, 0, 0},
 		{"uneven_tokens", uneven_tokens, TERN_LOW_LATENCY, 0, 330}};
-	const char *without = getenv("TERN_TEST_WITHOUT");
 	int bad = 0;
 
 	ops = devices_open(&nr_devices);
 	if (!ops)
 		return 77;
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
-		if (!without || !strstr(tests[i].name, without))
+		if (!devices_without(tests[i].name))
 			bad |= run_small(&tests[i]);
 	if (!bad)
 		bad = random_jobs();

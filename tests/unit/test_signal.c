@@ -11,6 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "tests/exchange/ranks.h"
+
 typedef int simulate_fn(
 	const struct signal_job *job, struct signal_result *result, struct reason *why);
 
@@ -52,7 +54,7 @@ static void test_never_early(void **state)
 	uint64_t seed;
 
 	(void)state;
-	for (seed = 0; seed < 16; seed++)
+	for (seed = 0; seed < (uint64_t)scaled(16); seed++)
 		for (policy = SIGNAL_COUPLED; policy < NR_SIGNAL_POLICIES; policy++) {
 			small_job(&job);
 			foul_weather(&job.network, seed);

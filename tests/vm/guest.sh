@@ -37,25 +37,28 @@ both_ends='verbs@rxe$((1 + TERN_RANK % 2)),rxe$((2 - TERN_RANK % 2))' # a NIC ta
 
 # Every case of the conformance suite, the faults, and both ways of posting.
 part_transport() {
-	suite "$BUILD/tests/transport/test_transport" verbs:rxe0
+	TERN_TEST_DIVISOR=4 suite "$BUILD/tests/transport/test_transport" verbs:rxe0
 	doctor
 	TERN_TEST_DIVISOR=20 TERN_VERBS_POST=classic suite "$BUILD/tests/transport/test_transport" verbs:rxe0 info inline messages order soak
 	TERN_TEST_DIVISOR=20 TERN_VERBS_MTU=256 TERN_VERBS_CHAIN=1 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 unaligned order soak
+}
+
+lose() {
+	for end in veth0 veth1; do
+		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
+	done
 }
 
 # A wire that loses one packet in a hundred and takes its time.
 part_lossy() {
 	local before
 
-	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 messages order late_peer replaced bad_key port_down wire_later
-	for end in veth0 veth1; do
-		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
-	done
-	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 unaligned written_is_landed messages message_order outstanding order late_peer regions soak hammer_processes death
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 order port_down wire_later
+	lose
+	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 message_order order soak death
 	step "lossy/loss-was-real" [ "$(dropped)" -gt 0 ]
 	before=$(dropped)
 	step "lossy/exchange/two-devices" bench 2 "$both_ends" --dtype bf16
-	TERN_FORCE_ENGINE=1 TERN_TEST_TRANSPORTS="verbs@rxe1 verbs@rxe2" TERN_TEST_CASES=${RANDOM_CASES:-2} suite "$BUILD/tests/exchange/test_random"
 	step "lossy/exchange-was-lost-from" [ "$(dropped)" -gt "$before" ]
 }
 
@@ -181,9 +184,10 @@ part_soak() {
 	TERN_TRANSPORT=verbs:rxe0 step soak/faults "$BUILD/tests/faults/test_faults"
 	TERN_TRANSPORT=verbs:rxe0 step soak/shapes "$BUILD/tests/exchange/test_shapes"
 	TSAN_OPTIONS=halt_on_error=1 TERN_TRANSPORT=verbs:rxe0 step soak/thread "$BUILD/thread/tests/exchange/test_shapes" '*_ranks'
-	for end in veth0 veth1; do
-		tc qdisc add dev $end root netem loss 1% delay 1ms || failed=1
-	done
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe0 sizes soak
+	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 messages late_peer replaced bad_key
+	lose
+	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 unaligned written_is_landed messages outstanding late_peer regions hammer_processes
 	step soak/lossy-2-ranks bench 2 "$end_of_wire" --dtype fp8,bf16
 	step soak/lossy-4-ranks bench 4 "$end_of_wire" --dtype fp8 --tokens 16
 	TERN_TEST_TRANSPORTS="verbs@rxe1 verbs@rxe2" TERN_TEST_SEED=$seed TERN_TEST_SECONDS=$seconds step soak/random "$BUILD/tests/exchange/test_random"
