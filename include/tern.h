@@ -164,9 +164,10 @@ struct tern_group_config {
 				  both have; ranks may offer different ones */
 	int force_engine;      /* not 0: no window is mapped, all go through the engine, for tests;
 				  TERN_FORCE_ENGINE=1 does the same. The same on all ranks */
-	int elastic; /* not 0: members may die, and the others go on: see "views" below. Takes a
-			network namespace and kernel that all ranks share, and at most 256 ranks.
-			The same on all ranks */
+	int elastic;    /* not 0: members may die, and the others go on: see "views" below. At most
+			   256 ranks. The same on all ranks */
+	int silence_ms; /* a rank on another node that is silent for so long counts as dead, ms,
+			   from 500 on; 0: as wait_ms says. The same on all ranks */
 };
 
 TERN_API void tern_group_config_init_sized(struct tern_group_config *config, size_t size);
@@ -237,8 +238,9 @@ enum tern_change {
 
 /* Local. Asks for a change, which tern_group_view_change on all members then makes. A rank that
  * leaves is out when that call returns on it; it has stored its last, and others do without its
- * experts. A rank that is expelled is ended (SIGKILL) before the others go on, also when it is
- * stopped: it can spoil nothing any more. */
+ * experts. A rank that is expelled is ended (SIGKILL) by ranks of its own node before the others go
+ * on, also when it is stopped, and shut out by the others: it can spoil nothing any more. Where
+ * none of its node lives it may go on, and finds TERN_ERR_EXPELLED. */
 TERN_API int tern_group_propose(tern_group *group, int change, int rank); /* enum tern_change */
 
 /* 1: a change of members is wanted, and calls that wait return TERN_ERR_MEMBERS; 0: none is known

@@ -1,10 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the headers of a later glibc call, and that of 2.28 does not have: it had stat and fstat in
- * what it linked into every program, and left getcpu to the kernel. */
+ * what it linked into every program, and left getcpu to the kernel. And atexit, which any glibc has
+ * in there: CUDA's runtime calls it. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+extern void *__dso_handle __attribute__((visibility("hidden")));
+int __cxa_atexit(void (*function)(void *), void *arg, void *dso_handle);
+
+int atexit(void (*function)(void))
+{
+	return __cxa_atexit((void (*)(void *))function, NULL, __dso_handle);
+}
 
 int stat(const char *restrict path, struct stat *restrict buf)
 {

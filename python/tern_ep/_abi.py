@@ -50,6 +50,7 @@ class tern_group_config(Structure):
         ("transport", c_char_p),
         ("force_engine", c_int),
         ("elastic", c_int),
+        ("silence_ms", c_int),
     ]
 
 

@@ -119,7 +119,8 @@ class Group:
     """This rank's membership among nr_ranks ranks. Made by one of the from_ functions, which are collective, as are alone().
 
     All take: wait_ms, the longest wait while joining; node, this rank's virtual node, for tests; transport, of the engine to ranks
-    of other nodes; force_engine, to map nobody's memory, for tests; elastic: members may die, and the others go on.
+    of other nodes; force_engine, to map nobody's memory, for tests; elastic: members may die, and the others go on; silence_ms:
+    how long a rank of another node is silent before it counts as dead, from 500 on.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Group:
         transport: Optional[str] = None,
         force_engine: bool = False,
         elastic: bool = False,
+        silence_ms: int = 0,
     ):
         lib = library()
         config = lib.initial(_abi.tern_group_config)
@@ -140,6 +142,7 @@ class Group:
         config.transport = transport.encode() if transport is not None else None
         config.force_engine = int(force_engine)
         config.elastic = int(elastic)
+        config.silence_ms = silence_ms
         self._boot = boot
         self._busy = OneAtATime("group")
         pointer = ctypes.c_void_p()

@@ -173,6 +173,8 @@ class Ops:
             raise InvalidError('the exchange of torch ops has to be made with arrays="torch"')
         self.exchange = exchange
         self._order = torch.zeros(1, dtype=torch.int64, device="cuda" if exchange.on_device else "cpu")
+        # As torch._dynamo.mark_static_address, without importing it: cudagraph trees take no other input that an op changes.
+        self._order._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
         self._key = next(_keys)
         sizes = _known[self._key] = _Sizes(exchange)
         weakref.finalize(exchange, _known.pop, self._key)

@@ -98,6 +98,18 @@ static inline uint32_t violation_observe(const _Atomic uint32_t *violation)
 	return atomic_load_explicit(violation, memory_order_acquire);
 }
 
+/* A rank whose words are ignored from now on: the caller's thread says so, the proxy sees it. What
+ * follows goes through the proxy's ring, which orders it; the word itself needs none. */
+static inline void shut_out_publish(_Atomic uint8_t *out)
+{
+	atomic_store_explicit(out, 1, memory_order_release);
+}
+
+static inline bool shut_out_observe(const _Atomic uint8_t *out)
+{
+	return atomic_load_explicit(out, memory_order_acquire);
+}
+
 /* Release and acquire of a rank's leave word in its window's head: what it sent before it left is
  * visible to those who see it gone. */
 static inline void leave_status_publish(_Atomic uint64_t *leave_status, uint64_t value)

@@ -147,6 +147,19 @@ struct engine_claim {
 int engine_claim(tern_engine *engine, uint8_t prefix, const struct engine_claim *claim);
 int engine_unclaim(tern_engine *engine, uint8_t prefix);
 
+/* Messages go to `message`, on the proxy, and none to tern_engine_recv: in constant time please.
+ * NULL for claim: as it was. Claim before any peer can send: before a collective agreement. */
+struct engine_message_claim {
+	void (*message)(void *ctx, uint32_t peer, const void *data, uint32_t bytes);
+	void *ctx;
+};
+int engine_claim_messages(tern_engine *engine, const struct engine_message_claim *claim);
+
+/* This peer is lost, for this cause, if it is not yet. When this returns all that was under way to
+ * it has ended, and of what it has sent or sends nothing arrives in regions that it knows no key of
+ * any more (transport.h, disconnect). */
+int engine_let_go(tern_engine *engine, uint32_t peer, const char *cause);
+
 /* Collective: a prefix that is free on all ranks, and of which no immediate is on its way any more;
  * to be claimed before the next is agreed. prefix.c tells how. */
 int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix);
@@ -180,7 +193,8 @@ int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text
 uint32_t engine_nr_down(const tern_engine *engine);
 
 /* Silence, or a write that does not end, is no death before it has lasted as long as somebody is
- * willing to wait: raises timeout_ms to that, and never lowers it. Any thread. */
+ * willing to wait: raises timeout_ms to that, and never lowers it; not where the group has a
+ * setting for it (silence_ms). Any thread. */
 void engine_bear_silence(tern_engine *engine, int ms);
 
 /* For people: the network that leads to a peer, and why that one: "ofi:tcp;ofi_rxm, as verbs is not

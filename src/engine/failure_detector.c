@@ -79,6 +79,8 @@ void engine_bear_silence(tern_engine *engine, int ms)
 {
 	uint64_t wish_ns = (uint64_t)(ms > 0 ? ms : 0) * 1000000, now_ns = timeout_ns(engine);
 
+	if (engine->setup.group && engine->setup.group->silence_ms)
+		return; /* a setting of its own */
 	while (wish_ns > now_ns &&
 		!atomic_compare_exchange_weak_explicit(&engine->timeout_ns, &now_ns, wish_ns,
 			memory_order_relaxed, memory_order_relaxed))

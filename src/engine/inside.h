@@ -85,6 +85,7 @@ struct tern_engine {
 	uint32_t counts_mask, nr_counts;
 	bool counts_lost;
 	struct engine_claim claims[NR_PREFIXES];
+	struct engine_message_claim message_claim;
 	uint32_t on_their_way[NR_PREFIXES]; /* immediates of writes: sent from here, less those that
 					       came here */
 	bool asked_again[NR_PREFIXES];      /* of claims */

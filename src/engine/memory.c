@@ -502,6 +502,19 @@ int engine_unclaim(tern_engine *engine, uint8_t prefix)
 	return engine_call(engine, set_claim, &claiming);
 }
 
+static int set_message_claim(tern_engine *engine, void *ctx)
+{
+	const struct engine_message_claim *claim = ctx;
+
+	engine->message_claim = claim ? *claim : (struct engine_message_claim){0};
+	return 0;
+}
+
+int engine_claim_messages(tern_engine *engine, const struct engine_message_claim *claim)
+{
+	return engine_call(engine, set_message_claim, (void *)(uintptr_t)claim);
+}
+
 /* ---- questions ------------------------------------------------------------------------------- */
 
 static int copy_stats(tern_engine *engine, void *ctx)

@@ -196,6 +196,20 @@ static bool keep(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32
 	return true;
 }
 
+/* The credit goes back with what is sent next, or at once where many are due. */
+static bool hand_over(tern_engine *engine, uint32_t peer, const uint8_t *data, uint32_t bytes)
+{
+	struct engine_peer *p = &engine->peers[peer];
+
+	engine->stats.messages_received++;
+	engine->message_claim.message(engine->message_claim.ctx, peer, data, bytes);
+	if (atomic_fetch_add_explicit(&p->unread_returned, 1, memory_order_relaxed) + 1 >=
+			(engine->config.message_credits + 1) / 2 &&
+		!peer_observe_down(p))
+		message_control(engine, peer, MESSAGE_HEARTBEAT);
+	return true;
+}
+
 bool message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint32_t bytes)
 {
 	struct message_header header;
@@ -211,8 +225,8 @@ bool message_arrived(tern_engine *engine, uint32_t peer, const void *data, uint3
 	}
 	switch (header.kind) {
 	case MESSAGE_DATA:
-		return keep(engine, peer, (const uint8_t *)data + sizeof(header),
-			bytes - (uint32_t)sizeof(header));
+		return (engine->message_claim.message ? hand_over : keep)(engine, peer,
+			(const uint8_t *)data + sizeof(header), bytes - (uint32_t)sizeof(header));
 	case MESSAGE_GOODBYE:
 		p->said_goodbye = true; /* failure_detector.c ends it a little later: its last
 					   immediates may still be coming out of the network */

@@ -78,6 +78,26 @@ void peer_lost(tern_engine *engine, uint32_t number, int error, const char *caus
 	tell_claimants(engine, number, error);
 }
 
+struct letting_go {
+	uint32_t peer;
+	const char *cause;
+};
+
+static int let_go(tern_engine *engine, void *ctx)
+{
+	const struct letting_go *l = ctx;
+
+	peer_lost(engine, l->peer, TERN_ERR_PEER_DEAD, l->cause);
+	return 0;
+}
+
+int engine_let_go(tern_engine *engine, uint32_t peer, const char *cause)
+{
+	struct letting_go l = {peer, cause};
+
+	return engine_call(engine, let_go, &l);
+}
+
 int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text)
 {
 	int error = peer_observe_down(&engine->peers[peer]);

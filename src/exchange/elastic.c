@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "group/members.h"
 
 static struct slot_progress *progress_of(const tern_moe *moe, uint32_t rank, uint32_t slot)
 {
+	if (!moe->windows[rank])
+		return &moe->told[rank * moe->config.nr_slots + slot];
 	return (struct slot_progress *)(moe->windows[rank]->base +
 					layout_progress(&moe->layout, slot));
 }
@@ -16,6 +17,24 @@ static struct slot_progress *progress_of(const tern_moe *moe, uint32_t rank, uin
 static uint64_t done_by(const tern_moe *moe, uint32_t rank, uint32_t slot)
 {
 	return atomic_load_explicit(&progress_of(moe, rank, slot)->done, memory_order_relaxed);
+}
+
+/* Relaxed: those of others come before the records by which views are agreed upon. */
+void elastic_look_at_rounds(const tern_moe *moe, uint32_t slot, struct member_round *round)
+{
+	const struct slot_progress *mine = progress_of(moe, moe->rank, slot);
+
+	round->done = done_by(moe, moe->rank, slot);
+	round->tag = atomic_load_explicit(&mine->tag, memory_order_relaxed);
+}
+
+void elastic_hear_rounds(
+	tern_moe *moe, uint32_t rank, uint32_t slot, const struct member_round *round)
+{
+	struct slot_progress *theirs = progress_of(moe, rank, slot);
+
+	atomic_store_explicit(&theirs->tag, round->tag, memory_order_relaxed);
+	atomic_store_explicit(&theirs->done, round->done, memory_order_relaxed);
 }
 
 /* The round that has to be made next is the first that some member lacks. Members are at most one

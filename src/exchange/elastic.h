@@ -5,6 +5,7 @@
 #define TERN_EXCHANGE_ELASTIC_H
 
 #include "exchange/state.h"
+#include "group/members.h"
 
 /* Of one slot, in its owner's window, and written by it alone. */
 struct slot_progress {
@@ -29,6 +30,12 @@ int elastic_begin_round(tern_moe *moe, const struct tern_dispatch *args);
 
 /* The slot's round is over on this rank; also of an exchange that is not elastic. */
 void slot_end_round(tern_moe *moe, uint32_t slot);
+
+/* What this rank has completed of a slot's rounds, and what one whose window is not mapped has
+ * told: elastic exchanges that have an engine. */
+void elastic_look_at_rounds(const tern_moe *moe, uint32_t slot, struct member_round *round);
+void elastic_hear_rounds(
+	tern_moe *moe, uint32_t rank, uint32_t slot, const struct member_round *round);
 
 /* 0, or TERN_ERR_MEMBERS where a change is wanted. */
 int elastic_look(tern_moe *moe);

@@ -277,7 +277,9 @@ static int plan_layout(tern_moe *moe)
 	rc = rc ? rc : choose_threads(&moe->config);
 	if (rc)
 		return rc;
-	channels = (struct channel_shape){.nr_channels = topology_most_channels(&moe->topology),
+	channels = (struct channel_shape){
+		.nr_channels = moe->config.elastic ? moe->nr_ranks
+						   : topology_most_channels(&moe->topology),
 		.nr_chunks = moe->config.nr_chunks,
 		.chunk_bytes = moe->config.chunk_bytes};
 	layout_init(&moe->layout, &moe->config, moe->nr_ranks, moe->placement.nr_physical,
@@ -357,6 +359,7 @@ static void exchange_free(tern_moe *moe)
 	topology_free(&moe->topology);
 	free(moe->slots);
 	free(moe->alive);
+	free(moe->told);
 	free(moe);
 }
 

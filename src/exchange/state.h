@@ -104,7 +104,9 @@ struct tern_moe {
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	uint64_t view; /* of the group, that this exchange is in; it sees a later one when called */
-	uint8_t *alive; /* [R] members; all, where it is not elastic */
+	struct slot_progress *told; /* [R][slots] elastic, with an engine: by ranks that are not
+				       mapped */
+	uint8_t *alive;             /* [R] members; all, where it is not elastic */
 	int wait_ms;
 	struct wait_policy wait_policy;
 	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */

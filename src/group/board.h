@@ -14,6 +14,8 @@ _Static_assert(sizeof(struct agreement_record) % sizeof(uint64_t) == 0, "a recor
 /* A part of an allgather: of the gatherings with an even number, or of those with an odd one. */
 struct gathered {
 	_Atomic uint64_t number;
+	uint32_t nr;     /* bytes of it */
+	uint64_t coming; /* in a copy: the number of the one that `nr` bytes have come of */
 	uint8_t bytes[BOARD_GATHER_BYTES];
 } __attribute__((aligned(CACHE_LINE)));
 

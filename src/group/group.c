@@ -31,6 +31,8 @@
 #define STATUS_TEXT 256
 #define DEFAULT_WAIT_MS 30000
 #define LEAST_SILENCE_MS 2000 /* some heartbeats */
+#define SHORTEST_SILENCE_MS 500
+#define ELASTIC_MESSAGE_BYTES 1024 /* records, and parts of gatherings: tell.c */
 
 /* What the ranks tell each other on joining. */
 struct introduction {
@@ -239,7 +241,7 @@ static void assign_nodes(tern_group *group, const struct introduction *all)
 		peer->beside = !memcmp(all[r].process, me->process, sizeof(me->process)) &&
 			       all[r].pid == me->pid;
 		peer->same_process = same_node && peer->beside;
-		peer->lifeline = -1;
+		peer->lifeline = peer->line = -1;
 	}
 }
 
@@ -295,7 +297,11 @@ static int make_engine_over(tern_group *group, const struct choice *choice, tern
 	engine.transport = choice->transport;
 	engine.devices[0] = choice->device;
 	engine.wait_ms = group->wait_ms;
-	engine.timeout_ms = group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms : LEAST_SILENCE_MS;
+	engine.timeout_ms = group->silence_ms                   ? group->silence_ms
+			    : group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms
+								: LEAST_SILENCE_MS;
+	if (group->elastic)
+		engine.message_bytes = ELASTIC_MESSAGE_BYTES;
 	return tern_engine_create(group, &engine, out);
 }
 
@@ -337,11 +343,11 @@ static int agree_whether_any(tern_group *group, bool mine, bool *any)
  */
 static int open_engine(tern_group *group, const struct tern_group_config *config)
 {
-	const struct setting settings[] = {
-		{"force_engine", group->engine_forced}, {"elastic", config->elastic != 0}};
+	const struct setting settings[] = {{"force_engine", group->engine_forced},
+		{"elastic", group->elastic}, {"silence_ms", (uint64_t)group->silence_ms}};
 	struct choice choice;
 	bool needed, wanted;
-	int rc = group_agree_settings(group, settings, 2);
+	int rc = group_agree_settings(group, settings, 3);
 
 	wanted = group->nr_nodes > 1 || group->engine_forced;
 	if (!rc && wanted) {
@@ -367,6 +373,8 @@ static int read_settings(tern_group *group, const struct tern_group_config *conf
 
 	group->engine_forced = config->force_engine || forced;
 	rc = rc ? rc : check_range("wait_ms", config->wait_ms, 0, INT_MAX);
+	if (!rc && config->silence_ms)
+		rc = check_range("silence_ms", config->silence_ms, SHORTEST_SILENCE_MS, INT_MAX);
 	if (rc)
 		return rc;
 	if (node && strlen(node) > LONGEST_NODE)
@@ -528,9 +536,11 @@ int group_create_scheduled(
 	group->boot = config.boot;
 	group->scheduler = scheduler;
 	group->wait_ms = config.wait_ms;
+	group->silence_ms = config.silence_ms;
+	group->elastic = config.elastic != 0;
 	group->lifeline = -1;
 	for (int r = 0; r < group->nr_ranks; r++)
-		group->peers[r].lifeline = -1;
+		group->peers[r].lifeline = group->peers[r].line = -1;
 	rc = introduce(group, &config);
 	rc = rc ? rc : open_engine(group, &config);
 	if (!rc && config.elastic)

@@ -15,13 +15,15 @@ struct peer {
 	bool beside;       /* a thread of this process, whatever its node */
 	int node;
 	int lifeline; /* tells when the peer's process has ended; -1: not known, or this process */
+	int line;     /* to a member on another node: line.h; -1: none */
 };
 
 struct tern_group {
 	int rank, nr_ranks, nr_nodes;
 	int wait_ms;
-	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else
-			 -1 */
+	int silence_ms; /* tern_group_config.silence_ms; 0: as the waits have it */
+	int lifeline;   /* held open while this process lives, where peers have no pidfd of it; else
+			   -1 */
 	struct tern_boot boot;
 	const struct scheduler *scheduler; /* NULL: the real clock */
 	struct fd_passing *passing;        /* where peers on this machine pass descriptors */
@@ -34,6 +36,7 @@ struct tern_group {
 	char *transport; /* the networks that the caller has asked for; NULL: none in particular */
 	int nr_engines;  /* alive */
 	uint32_t round;  /* of sharing windows; 0 was joining */
+	bool elastic;    /* as the setting is, and */
 	struct members *members; /* of an elastic group; else NULL */
 	uint64_t view;           /* its number; 0: as it was made */
 };

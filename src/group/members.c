@@ -9,28 +9,9 @@
 
 #include "base/error.h"
 #include "base/struct_size.h"
-#include "base/wait.h"
-#include "group/board.h"
-#include "group/window.h"
-
-struct members {
-	struct window **windows; /* [R] of boards */
-	struct board *board;     /* this rank's */
-	struct agreement agreement;
-	struct wait_policy wait_policy;
-	struct rank_set killed; /* by this rank */
-	struct rank_set gone;   /* with the last change */
-	uint64_t change_ns;
-	uint64_t gathering;    /* number of the allgather under way, or of the last one */
-	size_t gathered_bytes; /* of each rank's, in parts before that */
-	bool gathers;          /* one is under way */
-	bool expelled, leaves;
-};
-
-static struct board *board_of(const struct members *m, uint32_t rank)
-{
-	return (struct board *)m->windows[rank]->base;
-}
+#include "engine/engine.h"
+#include "group/line.h"
+#include "group/members_inside.h"
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -40,13 +21,13 @@ static int check_paths(const tern_group *group)
 		return fail(TERN_ERR_UNSUPPORTED, "an elastic group of %d ranks; at most %d",
 			group->nr_ranks, VIEW_MOST_RANKS);
 	for (int r = 0; r < group->nr_ranks; r++)
-		if (group->peers[r].path != TERN_PATH_SELF &&
-			group->peers[r].path != TERN_PATH_MAPPED)
+		if (group->peers[r].path == TERN_PATH_NONE)
 			return fail(TERN_ERR_UNSUPPORTED,
-				"an elastic group has all ranks on one node; rank %d is on node %d "
-				"and rank %d on node %d",
-				group->rank, group->peers[group->rank].node, r,
-				group->peers[r].node);
+				"an elastic group, and no path from rank %d to rank %d, on nodes "
+				"%d "
+				"and %d: %s",
+				group->rank, r, group->peers[group->rank].node,
+				group->peers[r].node, group->no_engine);
 	return 0;
 }
 
@@ -79,9 +60,11 @@ int members_open(tern_group *group)
 	if (!rc)
 		rc = windows_create(
 			group, sizeof(struct board), ++group->round, group->members->windows);
-	if (!rc)
-		group->members->board = board_of(group->members, (uint32_t)group->rank);
-	return rc;
+	if (rc)
+		return rc;
+	group->members->board = board_of(group->members, (uint32_t)group->rank);
+	rc = group->nr_nodes > 1 ? lines_open(group) : 0;
+	return rc ? rc : tell_open(group);
 }
 
 void members_close(tern_group *group)
@@ -90,6 +73,8 @@ void members_close(tern_group *group)
 
 	if (!m)
 		return;
+	tell_close(group);
+	lines_close(group);
 	windows_destroy(group, m->windows);
 	free(m->windows);
 	free(m->agreement.heard);
@@ -123,12 +108,22 @@ void members_want_change(tern_group *group)
 	struct members *m = group->members;
 
 	note_time(group);
-	for (int r = 0; r < group->nr_ranks; r++) {
-		if (!members_have(group, (uint32_t)r))
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
+		if (!members_have(group, r) || is_told(m, r))
 			continue;
-		board_want(board_of(m, (uint32_t)r), group->view + 1);
-		scheduler_wake(group->scheduler, (uint32_t)r);
+		board_want(board_of(m, r), group->view + 1);
+		scheduler_wake(group->scheduler, r);
 	}
+	if (m->copies)
+		tell_wanted(group, group->view + 1);
+}
+
+bool members_lost(const tern_group *group, uint32_t rank)
+{
+	if (group_has_died(group, rank))
+		return true;
+	return is_told(group->members, rank) &&
+	       (line_look(group, rank) > LINE_NONE || engine_peer_down(group->engine, rank, NULL));
 }
 
 /* "rank 2 died"; "ranks 1, 2 died" */
@@ -140,7 +135,7 @@ static void name_the_dead(const tern_group *group, char *text, size_t bytes)
 
 	for (int r = 0; r < group->nr_ranks; r++)
 		if (members_have(group, (uint32_t)r) && r != group->rank &&
-			group_has_died(group, (uint32_t)r) && at < sizeof(list) - 16)
+			members_lost(group, (uint32_t)r) && at < sizeof(list) - 16)
 			at += (size_t)snprintf(
 				list + at, sizeof(list) - at, "%s%d", nr++ ? ", " : "", r);
 	snprintf(text, bytes, nr ? "rank%s %s died" : "a change of members is wanted",
@@ -173,7 +168,8 @@ int members_check(const tern_group *group)
 
 	if (m->expelled)
 		return fail_expelled(group);
-	return m->agreement.mine.stopped ? members_fail((tern_group *)(uintptr_t)group) : 0;
+	return m->agreement.mine.stopped || m->learns ? members_fail((tern_group *)(uintptr_t)group)
+						      : 0;
 }
 
 int tern_group_pending(const tern_group *group)
@@ -186,12 +182,22 @@ int tern_group_pending(const tern_group *group)
 
 /* ---- the change ------------------------------------------------------------------------------ */
 
+/* A process of this machine that has ended is known to have. Elsewhere a rank is only silent: its
+ * own machine's ranks know. */
 static void look_for_deaths(tern_group *group)
 {
-	for (int r = 0; r < group->nr_ranks; r++)
-		if (r != group->rank && members_have(group, (uint32_t)r) &&
-			group_has_died(group, (uint32_t)r))
-			agreement_leave_out(&group->members->agreement, (uint32_t)r, true);
+	struct members *m = group->members;
+
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
+		if (r == (uint32_t)group->rank || !members_have(group, r))
+			continue;
+		if (is_told(m, r) && line_look(group, r) == LINE_LEFT_OUT)
+			m->expelled = true;
+		if (group_has_died(group, r))
+			agreement_leave_out(&m->agreement, r, true);
+		else if (is_told(m, r) && members_lost(group, r))
+			agreement_leave_out(&m->agreement, r, false);
+	}
 }
 
 /* A process that has ended stores nothing; nor does a rank that leaves, by its own word. */
@@ -212,25 +218,72 @@ static void hear_all(tern_group *group)
 			agreement_hear(&m->agreement, (uint32_t)r, &record);
 }
 
-/* Who has to be, and is not harmless, is killed, once; that it has ended is seen as any death is.
- * True: somebody is fenced now who was not. */
+/* Its keys go before its connection, which it may make again. */
+static void shut_out(tern_group *group, uint32_t rank)
+{
+	struct members *m = group->members;
+
+	for (struct member_client *c = m->clients; c; c = c->next)
+		c->fence(c->ctx, rank);
+	engine_let_go(group->engine, rank, "it is left out of the group");
+	line_leave_out(group, rank);
+}
+
+/* Who has to be, and is not harmless, is killed, once, where this rank can; that it has ended is
+ * seen as any death is. What a rank elsewhere has sent may come when it has long ended. True:
+ * somebody is fenced now who was not. */
 static bool fence(tern_group *group)
 {
 	struct members *m = group->members;
 	bool any = false;
 
 	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
+		bool here = group->peers[r].lifeline >= 0 || !is_told(m, r);
+
 		if (!set_has(&m->agreement.to_fence, r))
 			continue;
-		if (is_harmless(group, r)) {
-			agreement_fence(&m->agreement, r);
-			any = true;
-		} else if (!set_has(&m->killed, r)) {
+		if (here && !is_harmless(group, r)) {
+			if (!set_has(&m->killed, r))
+				group_kill(group, r);
 			set_add(&m->killed, r);
-			group_kill(group, r);
+			continue;
 		}
+		if (is_told(m, r))
+			shut_out(group, r);
+		agreement_fence(&m->agreement, r);
+		any = true;
 	}
 	return any;
+}
+
+/* What is under way to those that are to be left out is not waited for. */
+static bool has_stopped(tern_group *group)
+{
+	struct members *m = group->members;
+	bool all = true;
+
+	for (uint32_t r = 0; m->copies && r < (uint32_t)group->nr_ranks; r++) {
+		if (!is_told(m, r) || set_has(&m->let_go, r) ||
+			!set_has(&m->agreement.mine.gone, r))
+			continue;
+		set_add(&m->let_go, r);
+		engine_let_go(group->engine, r, "it is to be left out of the group");
+	}
+	for (struct member_client *c = m->clients; c; c = c->next)
+		all = c->has_stopped(c->ctx) && all;
+	return all;
+}
+
+/* Nothing of before is told after this. */
+static void stop_when_possible(tern_group *group)
+{
+	struct members *m = group->members;
+
+	if (m->agreement.mine.stopped || !has_stopped(group))
+		return;
+	tell_rounds(group);
+	agreement_stop(&m->agreement);
+	tell_record(group);
 }
 
 static void act(tern_group *group)
@@ -243,7 +296,27 @@ static void act(tern_group *group)
 	m->gone = set_without(before, &m->agreement.mine.view.alive);
 	m->change_ns = noticed_ns ? scheduler_now(group->scheduler) - noticed_ns : 0;
 	group->view = m->agreement.mine.view.number;
-	board_show(m->board, &m->agreement.mine);
+	for (struct member_client *c = m->clients; c; c = c->next)
+		c->changed(c->ctx);
+	tell_record(group);
+	gather_forward(group);
+	m->learns = m->copies;
+}
+
+/* What a member has completed it has told before it said that it had stopped; it completes nothing
+ * more before this rank takes part. */
+static bool knows_rounds(const tern_group *group)
+{
+	const struct members *m = group->members;
+
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
+		const struct agreement_record *theirs = &m->agreement.heard[r];
+
+		if (members_have(group, r) && is_told(m, r) && theirs->view.number < group->view &&
+			!(theirs->view.number + 1 == group->view && theirs->stopped))
+			return false;
+	}
+	return true;
 }
 
 /* 1: done; 0: not yet; negative: never. */
@@ -256,11 +329,20 @@ static int look_for_change(void *ctx)
 
 	look_for_deaths(group);
 	hear_all(group);
+	if (m->expelled)
+		return m->leaves ? 1 : fail_expelled(group);
+	if (m->learns && (knows_rounds(group) || agreement_wanted(&m->agreement))) {
+		m->learns = false;
+		return 1;
+	}
+	if (m->learns)
+		return 0;
+	stop_when_possible(group);
 	do {
 		news = agreement_step(&m->agreement);
 		fenced = fence(group);
 		if (news & AGREEMENT_CHANGED)
-			board_show(m->board, &m->agreement.mine);
+			tell_record(group);
 	} while (news == AGREEMENT_CHANGED || (!news && fenced));
 	if (news & AGREEMENT_EXPELLED) {
 		m->expelled = true;
@@ -269,7 +351,7 @@ static int look_for_change(void *ctx)
 	if (!(news & AGREEMENT_DECIDED))
 		return 0;
 	act(group);
-	return 1;
+	return !m->learns;
 }
 
 static int change_expired(tern_group *group)
@@ -305,11 +387,8 @@ static int change_once(tern_group *group)
 	struct members *m = group->members;
 	int rc;
 
-	members_want_change(group);
-	if (!m->agreement.mine.stopped) {
-		agreement_stop(&m->agreement);
-		board_show(m->board, &m->agreement.mine);
-	}
+	if (!m->learns)
+		members_want_change(group);
 	rc = wait_until(
 		&m->wait_policy, (uint64_t)group->wait_ms * 1000000, look_for_change, group);
 	return rc < 0 ? rc : rc ? 0 : change_expired(group);
@@ -338,7 +417,7 @@ int tern_group_propose(tern_group *group, int change, int rank)
 			rank);
 	agreement_expel(&m->agreement, (uint32_t)rank);
 	m->leaves = m->leaves || change == TERN_CHANGE_LEAVE;
-	board_show(m->board, &m->agreement.mine);
+	tell_record(group);
 	members_want_change(group);
 	return 0;
 }
@@ -365,7 +444,7 @@ static int change_while_wanted(tern_group *group)
 	int rc = 0;
 
 	while (!rc && !m->expelled &&
-		(members_are_to_change(group) || agreement_wanted(&m->agreement)))
+		(m->learns || members_are_to_change(group) || agreement_wanted(&m->agreement)))
 		rc = change_once(group);
 	if (!rc && group->view)
 		m->gone = set_without(before, &m->agreement.mine.view.alive);
@@ -389,7 +468,7 @@ int tern_group_view_change(tern_group *group, struct tern_view *theirs)
 	look_for_deaths(group);
 	if (agreement_wanted(&m->agreement))
 		members_want_change(group);
-	if (members_are_to_change(group)) {
+	if (m->learns || members_are_to_change(group)) {
 		rc = change_while_wanted(group);
 		if (rc)
 			return rc;
@@ -400,90 +479,4 @@ int tern_group_view_change(tern_group *group, struct tern_view *theirs)
 		view.alive[group->rank / 64] &= ~(1ull << group->rank % 64);
 	view.nr_alive -= m->expelled;
 	return struct_out(&kind_view, theirs, &view);
-}
-
-/* ---- allgather ------------------------------------------------------------------------------- */
-
-/* Each part of a gathering has a number, and every other one the same place: who has the part n of
- * all has seen that they have n - 1 of all, and n - 2 is read by nobody. */
-static struct gathered *part_of(const struct members *m, uint32_t rank)
-{
-	return &board_of(m, rank)->gathered[m->gathering & 1];
-}
-
-static bool has_given(const struct members *m, uint32_t rank)
-{
-	return record_observe(&part_of(m, rank)->number) == m->gathering;
-}
-
-static int look_for_part(void *ctx)
-{
-	tern_group *group = ctx;
-	bool all = true, died = false;
-
-	for (int r = 0; r < group->nr_ranks; r++) {
-		if (!members_have(group, (uint32_t)r) || has_given(group->members, (uint32_t)r))
-			continue;
-		all = false;
-		died = died || group_has_died(group, (uint32_t)r);
-	}
-	if (all)
-		return 1;
-	if (died)
-		members_want_change(group);
-	return members_are_to_change(group) ? members_fail(group) : 0;
-}
-
-static void give_part(struct members *m, const uint8_t *mine, size_t bytes)
-{
-	struct gathered *part = &m->board->gathered[++m->gathering & 1];
-
-	memcpy(part->bytes, mine, bytes);
-	record_publish(&part->number, m->gathering);
-	m->gathers = true;
-}
-
-/* Who is no member may have given it before it went: that was so for all, as its memory stays and
- * nothing is stored there any more. */
-static void take_part(const tern_group *group, uint8_t *all, size_t each, size_t bytes)
-{
-	const struct members *m = group->members;
-
-	for (int r = 0; r < group->nr_ranks; r++) {
-		uint8_t *to = all + (size_t)r * each + m->gathered_bytes;
-
-		if (has_given(m, (uint32_t)r))
-			memcpy(to, part_of(m, (uint32_t)r)->bytes, bytes);
-		else
-			memset(to, 0, bytes);
-	}
-}
-
-int members_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
-{
-	struct members *m = group->members;
-	int rc = members_check(group);
-
-	while (!rc && (m->gathered_bytes < bytes || m->gathers)) {
-		size_t part = bytes - m->gathered_bytes;
-
-		part = part < BOARD_GATHER_BYTES ? part : BOARD_GATHER_BYTES;
-		if (!m->gathers)
-			give_part(m, (const uint8_t *)mine + m->gathered_bytes, part);
-		rc = wait_until(
-			&m->wait_policy, (uint64_t)group->wait_ms * 1000000, look_for_part, group);
-		if (rc < 0)
-			return rc;
-		if (!rc)
-			return fail(TERN_ERR_TIMEOUT,
-				"rank %d waited %d ms for all members to gather", group->rank,
-				group->wait_ms);
-		take_part(group, all, bytes, part);
-		m->gathered_bytes += part;
-		m->gathers = false;
-		rc = 0;
-	}
-	if (!rc)
-		m->gathered_bytes = 0;
-	return rc;
 }

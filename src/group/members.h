@@ -10,11 +10,38 @@
 
 struct members;
 
+/* What a rank has completed of a slot's rounds. */
+struct member_round {
+	uint64_t done, tag;
+};
+
+/* An exchange that writes to ranks whose memory is not mapped. */
+struct member_client {
+	/* What this rank has sent has landed, or cannot any more; and what others send is passed on
+	 * to nobody before the view has changed. */
+	bool (*has_stopped)(void *ctx);
+	/* The group acts on the next view. */
+	void (*changed)(void *ctx);
+	/* Nothing that this rank writes, or has written, arrives from here on. */
+	void (*fence)(void *ctx, uint32_t rank);
+	/* Before others hear that this rank has stopped; and what others have told, on the proxy.
+	 */
+	void (*look)(void *ctx, uint32_t slot, struct member_round *round);
+	void (*hear)(void *ctx, uint32_t rank, uint32_t slot, const struct member_round *round);
+	void *ctx;
+	uint32_t nr_slots;
+	uint32_t number; /* the same on all ranks: set by members_add_client */
+	struct member_client *next;
+};
+
 /* Collective, when all paths are known. */
 int members_open(tern_group *group);
 void members_close(tern_group *group);
 
 bool members_have(const tern_group *group, uint32_t rank);
+
+/* It has ended, as far as this rank sees, or cannot be reached any more. */
+bool members_lost(const tern_group *group, uint32_t rank);
 
 /* Any thread: a member is gone. */
 void members_want_change(tern_group *group);
@@ -25,6 +52,11 @@ int members_check(const tern_group *group);
 
 /* TERN_ERR_MEMBERS, with who is known to be gone. */
 int members_fail(tern_group *group);
+
+/* The group has an engine. In the same order on all ranks; before any of them may make a round, by
+ * a collective agreement. */
+int members_add_client(tern_group *group, struct member_client *client);
+void members_remove_client(tern_group *group, struct member_client *client);
 
 /* tern_group_allgather of an elastic group. */
 int members_allgather(tern_group *group, const void *mine, void *all, size_t bytes);

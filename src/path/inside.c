@@ -6,18 +6,21 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "exchange/elastic.h"
 
 /* ---- immediates ------------------------------------------------------------------------------ */
 
-uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits)
+uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t bits)
 {
-	return (uint32_t)moe->engine->prefix << 24 | (uint32_t)kind << 21 | moe->rank << 9 |
-	       own_bits;
+	return (uint32_t)moe->engine->prefix << 24 | (uint32_t)kind << 21 |
+	       moe->rank << own_bits(moe->engine) | bits;
 }
 
 uint32_t immediate_round(const tern_moe *moe, uint32_t slot)
 {
-	return slot << 5 | (moe->slots[slot].epoch & ((1u << EPOCH_BITS) - 1));
+	uint32_t epoch_bits = moe->engine->epoch_bits;
+
+	return slot << (epoch_bits + 1) | (moe->slots[slot].epoch & ((1u << epoch_bits) - 1));
 }
 
 /* ---- writes ---------------------------------------------------------------------------------- */
@@ -68,6 +71,8 @@ int path_write(tern_moe *moe, struct sent *sent, uint32_t rank, uint32_t immedia
 		.bytes = bytes};
 	int rc = engine_write(path->engine, &write);
 
+	if (rc && path->elastic)
+		return elastic_lost(moe);
 	if (rc)
 		return exchange_fail(moe, rc, (int)rank);
 	sent->begun++;

@@ -13,8 +13,12 @@
 #include "path/leave_status.h"
 #include "path/place.h"
 
-#define IMMEDIATE_BITS 9 /* a kind's own */
+/* Low bits of an epoch in an immediate; with them a kind has BITS + 5 of its own, and the source
+ * the rest. A view has two epochs, and ranks of an elastic group see no word in some of them; there
+ * are fewer of them. */
 #define EPOCH_BITS 4
+#define ELASTIC_EPOCH_BITS 8
+#define SLOT_BITS 4 /* and one of whether it is released */
 
 enum immediate_kind {
 	IMMEDIATE_DISPATCH,
@@ -52,10 +56,13 @@ struct engine_path {
 	uint64_t results_bytes;                                   /* low latency: of one home's */
 	uint32_t *number_of;   /* [R] of a rank that is not mapped, among these */
 	uint32_t nr_internode; /* ranks that are not mapped */
+	uint32_t epoch_bits;
 	tern_region *staging_region, *window_region;
-	tern_remote **windows;    /* [R]; NULL: mapped */
-	struct sent_list pieces;  /* [slots][NR_WORD_KINDS] */
-	struct sent_list credits; /* one: the proxy's own until it is unclaimed */
+	struct elastic_path *elastic; /* of an elastic exchange; else NULL: elastic_path.h */
+	struct path_view *view;       /* likewise: view.h */
+	tern_remote **windows;        /* [R]; NULL: mapped */
+	struct sent_list pieces;      /* [slots][NR_WORD_KINDS] */
+	struct sent_list credits;     /* one: the proxy's own until it is unclaimed */
 	struct leave_statuses leave_statuses;
 	_Atomic uint32_t violation; /* the rank that sent something broken + 1 */
 	char violation_text[160];
@@ -82,7 +89,12 @@ static inline bool sent_have_ended(const struct sent_list *list)
 	return true;
 }
 
-uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t own_bits);
+static inline uint32_t own_bits(const struct engine_path *path)
+{
+	return path->epoch_bits + SLOT_BITS + 1;
+}
+
+uint32_t immediate_make(const tern_moe *moe, enum immediate_kind kind, uint32_t bits);
 uint32_t immediate_round(const tern_moe *moe, uint32_t slot); /* own bits: slot and low bits of its
 								 epoch */
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "exchange/row_work.h"
 #include "path/inside.h"
+#include "path/view.h"
 
 struct chunk_state {
 	struct sent *sent;
@@ -51,8 +52,8 @@ static int channel_open(tern_moe *moe, uint32_t node, struct channel *channel)
 	const struct layout *l = &moe->layout;
 	uint32_t number = node - (node > moe->topology.node_of[moe->rank]);
 
-	channel->gateway = topology_gateway(&moe->topology, moe->rank, node);
-	channel->number = topology_channel(&moe->topology, moe->rank, node);
+	channel->gateway = view_gateway(moe, moe->rank, node);
+	channel->number = view_channel(moe, moe->rank, node);
 	channel->staging = moe->engine->staging + moe->engine->channels_at +
 			   (uint64_t)number * l->nr_chunks * l->chunk_bytes;
 	channel->chunks = calloc(l->nr_chunks, sizeof(*channel->chunks));
@@ -102,16 +103,39 @@ void channels_close(tern_moe *moe, uint64_t deadline_ns)
 
 /* ---- credits --------------------------------------------------------------------------------- */
 
-void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk)
+void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t bits)
 {
+	uint32_t chunk = bits & ((1u << CHUNK_BITS) - 1);
 	struct channels *channels = moe->engine->channels;
 	struct channel *channel = channels ? &channels->of[moe->topology.node_of[gateway]] : NULL;
 
+	if (view_is_other(moe, bits))
+		return;
 	if (channel && channel->chunks && channel->gateway == gateway &&
 		chunk < channels->nr_chunks)
 		chunk_give_back(&channel->chunks[chunk].busy);
 	else
 		path_violation(moe, gateway, "a credit for a chunk that it was not sent");
+}
+
+bool channels_have_landed(const tern_moe *moe)
+{
+	return !moe->engine->channels || sent_have_ended(&moe->engine->channels->sent);
+}
+
+void channels_begin_again(tern_moe *moe)
+{
+	struct channels *channels = moe->engine->channels;
+
+	for (uint32_t node = 0; channels && node < moe->topology.nr_nodes; node++) {
+		struct channel *channel = &channels->of[node];
+
+		for (uint32_t i = 0; channel->chunks && i < channels->nr_chunks; i++)
+			chunk_give_back(&channel->chunks[i].busy);
+		channel->open = false;
+		if (channel->chunks)
+			channel->gateway = view_gateway(moe, moe->rank, node);
+	}
 }
 
 /* Given back by the gateway; and reported as landed, since the engine reads the staging until then.
@@ -173,7 +197,7 @@ static int send_chunk(tern_moe *moe, uint32_t slot, struct channel *channel, uin
 	channel->next = (number + 1) % moe->layout.nr_chunks;
 	chunk_take(&chunk->busy);
 	return path_write(moe, chunk->sent, channel->gateway,
-		immediate_make(moe, IMMEDIATE_CHUNK, number), channel->writer.base,
+		immediate_make(moe, IMMEDIATE_CHUNK, number | view_bits(moe)), channel->writer.base,
 		layout_chunk(&moe->layout, channel->number, number), channel->writer.at);
 }
 
@@ -220,7 +244,7 @@ int channels_finish(tern_moe *moe, uint32_t slot, uint32_t *node)
 	while (s->next_node < moe->topology.nr_nodes && !rc) {
 		*node = (moe->topology.node_of[moe->rank] + 1 + s->next_node) %
 			moe->topology.nr_nodes;
-		if (is_internode(moe, *node)) {
+		if (is_internode(moe, *node) && view_node_lives(moe, *node)) {
 			rc = channels_room(moe, slot, *node, 0);
 			rc = rc ? rc
 				: send_chunk(moe, slot, &moe->engine->channels->of[*node],

@@ -33,7 +33,10 @@ int channels_flush(tern_moe *moe, uint32_t slot);
 uint64_t channels_bytes(const tern_moe *moe); /* of staging */
 int channels_open(tern_moe *moe);
 void channels_close(tern_moe *moe, uint64_t deadline_ns);
-void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t chunk); /* on the proxy */
+void channels_credit(tern_moe *moe, uint32_t gateway, uint32_t bits); /* on the proxy */
+bool channels_have_landed(const tern_moe *moe);                       /* all that was sent */
+/* On the proxy, while no half is under way: all chunks are free, and gateways are chosen anew. */
+void channels_begin_again(tern_moe *moe);
 bool channels_settled(const tern_moe *moe); /* every chunk to a gateway that still takes part has
 					       been given back */
 

@@ -2,8 +2,10 @@
 #include "path/path.h"
 
 #include "base/scheduler.h"
+#include "group/members.h"
 #include "path/inside.h"
 #include "path/path_engine.h"
+#include "path/view.h"
 
 uint8_t *path_region(const tern_moe *moe, uint32_t slot, uint32_t rank)
 {
@@ -79,6 +81,8 @@ uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
 	*text = NULL;
+	if (!path_is_mapped(moe, rank) && moe->config.elastic)
+		return members_lost(moe->group, rank);
 	if (!path_is_mapped(moe, rank))
 		return engine_path_is_lost(moe, rank, text);
 	return group_has_died(moe->group, rank);
@@ -88,7 +92,7 @@ uint32_t path_relay_of(const tern_moe *moe, uint32_t source)
 {
 	if (path_is_mapped(moe, source) || moe->config.mode == TERN_LOW_LATENCY)
 		return source;
-	return topology_gateway(&moe->topology, source, moe->topology.node_of[moe->rank]);
+	return view_gateway(moe, source, moe->topology.node_of[moe->rank]);
 }
 
 int path_broken(const tern_moe *moe, const char **text)

@@ -5,6 +5,7 @@
  *
  * Immediate:  prefix of the exchange (8 bits) | kind (3) | source (12) | kind's own (9)
  *   words and pieces   slot (4) | released (1) | epoch (4 low bits)
+ *   of an elastic exchange the source has 8 bits and the epoch as well
  *   chunk, credit      number of the chunk in its channel
  *   leave_status            which (2) | 6 bits of the error, or of the rank that caused it: three immediates in any order
  */
@@ -16,10 +17,12 @@
 #include "base/scheduler.h"
 #include "engine/engine.h"
 #include "base/error.h"
+#include "path/elastic_path.h"
 #include "path/internode_send.h"
 #include "path/inside.h"
 #include "path/relay.h"
 #include "path/results.h"
+#include "path/view.h"
 #include "group/window.h"
 
 #define MOST_RANKS 4096
@@ -55,7 +58,8 @@ static uint32_t later(uint32_t a, uint32_t b)
 static uint32_t epoch_near(
 	const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t low_bits)
 {
-	uint32_t reached = epoch_of(moe, slot, kind, source), ahead;
+	uint32_t reached = epoch_of(moe, slot, kind, source), ahead,
+		 epoch_bits = moe->engine->epoch_bits;
 
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT) {
 		uint32_t even = epoch_of(moe, slot, WORD_COUNTS_EVEN, source),
@@ -63,8 +67,8 @@ static uint32_t epoch_near(
 
 		reached = later(later(even, odd), epoch_of(moe, slot, WORD_COMBINE, source));
 	}
-	ahead = (low_bits - reached) & ((1u << EPOCH_BITS) - 1);
-	return reached + ahead - (ahead >= 1u << (EPOCH_BITS - 1) ? 1u << EPOCH_BITS : 0);
+	ahead = (low_bits - reached) & ((1u << epoch_bits) - 1);
+	return reached + ahead - (ahead >= 1u << (epoch_bits - 1) ? 1u << epoch_bits : 0);
 }
 
 static const enum word_kind announces[] = {[IMMEDIATE_DISPATCH] = WORD_DISPATCH,
@@ -72,12 +76,21 @@ static const enum word_kind announces[] = {[IMMEDIATE_DISPATCH] = WORD_DISPATCH,
 	[IMMEDIATE_COUNTS_EVEN] = WORD_COUNTS_EVEN,
 	[IMMEDIATE_COUNTS_ODD] = WORD_COUNTS_ODD};
 
+/* A word of a view that is over may be reported late, behind one of this view. */
+static bool is_old(
+	const tern_moe *moe, uint32_t slot, enum word_kind kind, uint32_t source, uint32_t epoch)
+{
+	return moe->engine->elastic && (int32_t)(epoch - epoch_of(moe, slot, kind, source)) <= 0;
+}
+
 static void word_arrived(tern_moe *moe, enum immediate_kind kind, uint32_t source, uint32_t bits)
 {
-	uint32_t slot = bits >> 5, count = WORD_UNCOUNTED;
+	uint32_t slot = bits >> (moe->engine->epoch_bits + 1), count = WORD_UNCOUNTED;
 	uint32_t epoch = epoch_near(moe, slot, announces[kind], source, bits);
 	bool low_latency = moe->config.mode == TERN_LOW_LATENCY;
 
+	if (is_old(moe, slot, announces[kind], source, epoch))
+		return;
 	if (kind == IMMEDIATE_DISPATCH && !low_latency) {
 		path_violation(moe, source, "rows that did not come through its gateway");
 		return;
@@ -86,7 +99,7 @@ static void word_arrived(tern_moe *moe, enum immediate_kind kind, uint32_t sourc
 		count = ((const struct region_head *)own(
 				 moe, layout_region(&moe->layout, slot, source)))
 				->nr_rows;
-	else if (bits & 1u << EPOCH_BITS)
+	else if (bits & 1u << moe->engine->epoch_bits)
 		count = WORD_RELEASED;
 	if (kind == IMMEDIATE_COMBINE && !low_latency && count != WORD_RELEASED)
 		results_announced(moe, slot, source, epoch);
@@ -95,14 +108,24 @@ static void word_arrived(tern_moe *moe, enum immediate_kind kind, uint32_t sourc
 			moe, moe->rank, slot, announces[kind], source, word_make(epoch, count));
 }
 
+static void piece_arrived(tern_moe *moe, uint32_t source, uint32_t bits)
+{
+	uint32_t slot = bits >> (moe->engine->epoch_bits + 1);
+	uint32_t epoch = epoch_near(moe, slot, WORD_COMBINE, source, bits);
+
+	if (!is_old(moe, slot, WORD_COMBINE, source, epoch))
+		results_piece(moe, slot, source, epoch);
+}
+
 static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 {
 	tern_moe *moe = ctx;
-	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & (MOST_RANKS - 1),
-		 bits = immediate & 0x1ff;
+	uint32_t own = own_bits(moe->engine), kind = immediate >> 21 & 7,
+		 source = (immediate & ((1u << 21) - 1)) >> own,
+		 bits = immediate & ((1u << own) - 1);
 
 	(void)peer; /* not every network can tell */
-	if (source >= moe->nr_ranks || path_is_mapped(moe, source))
+	if (source >= moe->nr_ranks || path_is_mapped(moe, source) || view_ignores(moe, source))
 		return;
 	if (kind == IMMEDIATE_PART)
 		leave_statuses_note(&moe->engine->leave_statuses, source, bits,
@@ -111,10 +134,10 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 		relay_chunk(moe, source, bits);
 	else if (kind == IMMEDIATE_CREDIT)
 		channels_credit(moe, source, bits);
-	else if (bits >> 5 >= moe->layout.nr_slots)
+	else if (bits >> (own - SLOT_BITS) >= moe->layout.nr_slots)
 		path_violation(moe, source, "an immediate of no slot");
 	else if (kind == IMMEDIATE_PIECE)
-		results_piece(moe, bits >> 5, source);
+		piece_arrived(moe, source, bits);
 	else
 		word_arrived(moe, (enum immediate_kind)kind, source, bits);
 }
@@ -164,8 +187,9 @@ static int open_memory(tern_moe *moe)
 		return fail(TERN_ERR_NOMEM,
 			"no address space for %llu bytes of staging for %u ranks",
 			(unsigned long long)path->staging_bytes, path->nr_internode);
-	rc = tern_engine_register(
-		path->engine, own(moe, 0), moe->layout.window_bytes, &path->window_region);
+	rc = moe->config.elastic ? elastic_path_open(moe)
+				 : tern_engine_register(path->engine, own(moe, 0),
+					   moe->layout.window_bytes, &path->window_region);
 	if (rc || !path->nr_internode)
 		return rc;
 	return tern_engine_register(
@@ -197,6 +221,7 @@ static int open_local(tern_moe *moe, uint8_t prefix)
 	moe->engine = path;
 	path->engine = moe->group->engine;
 	path->prefix = prefix;
+	path->epoch_bits = moe->config.elastic ? ELASTIC_EPOCH_BITS : EPOCH_BITS;
 	path->windows = calloc(moe->nr_ranks, sizeof(*path->windows));
 	path->number_of = calloc(moe->nr_ranks, sizeof(*path->number_of));
 	rc = leave_statuses_open(&path->leave_statuses, moe->nr_ranks);
@@ -237,8 +262,10 @@ int engine_path_open(tern_moe *moe)
 	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
 	/* A rank that is stopped and goes on within the wait is not dead. */
 	engine_bear_silence(moe->group->engine, moe->wait_ms);
-	return rc ? rc
-		  : group_agree_status(moe->group, exchange_descriptors(moe), "tern_moe_create");
+	if (rc)
+		return rc;
+	rc = moe->config.elastic ? elastic_path_connect(moe) : exchange_descriptors(moe);
+	return group_agree_status(moe->group, rc, "tern_moe_create");
 }
 
 /* What was sent has to be there before the windows go; a peer that died ends its writes too. */
@@ -295,6 +322,7 @@ void engine_path_close(tern_moe *moe)
 	struct engine_path *path = moe->engine;
 
 	close_parts(moe);
+	elastic_path_close(moe);
 	for (uint32_t r = 0; path->windows && r < moe->nr_ranks; r++)
 		if (path->windows[r])
 			tern_remote_forget(path->windows[r], moe->wait_ms);
@@ -362,7 +390,7 @@ static enum immediate_kind immediate_of(enum word_kind word)
 int engine_path_publish(tern_moe *moe, uint32_t rank, const struct publication *p)
 {
 	uint32_t bits = immediate_round(moe, p->slot) | (uint32_t)(p->count == WORD_RELEASED)
-								<< EPOCH_BITS;
+								<< moe->engine->epoch_bits;
 
 	return path_write(moe, pieces_of(moe->engine, p->slot, p->kind), rank,
 		immediate_make(moe, immediate_of(p->kind), bits), p->from, p->offset, p->bytes);

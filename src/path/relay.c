@@ -16,6 +16,7 @@
 #include "path/chunk.h"
 #include "base/error.h"
 #include "path/inside.h"
+#include "path/view.h"
 
 /* What has come of one round of one source. */
 struct relay_round {
@@ -31,7 +32,7 @@ struct relay {
 	uint32_t nr_rounds;
 	/* Credits that found no room in the engine's ring: [channels][chunks], the source + 1. */
 	uint32_t *owed;
-	uint32_t nr_owed;
+	uint32_t nr_owed, owed_view; /* all of one view: view_bits */
 };
 
 static uint32_t own_node(const tern_moe *moe)
@@ -64,12 +65,12 @@ int relay_open(tern_moe *moe)
 
 /* ---- credits --------------------------------------------------------------------------------- */
 
-static int send_credit(tern_moe *moe, uint32_t source, uint32_t chunk, uint32_t flags)
+static int send_credit(tern_moe *moe, uint32_t source, uint32_t bits, uint32_t flags)
 {
 	struct sent *credits = moe->engine->credits.each;
 	struct engine_write write = {.peer = source,
 		.flags = TERN_IMMEDIATE | flags,
-		.immediate = immediate_make(moe, IMMEDIATE_CREDIT, chunk),
+		.immediate = immediate_make(moe, IMMEDIATE_CREDIT, bits),
 		.counter = credits->id};
 	int rc = engine_write(moe->engine->engine, &write);
 
@@ -77,13 +78,15 @@ static int send_credit(tern_moe *moe, uint32_t source, uint32_t chunk, uint32_t 
 	return rc;
 }
 
-static void give_credit(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk)
+static void give_credit(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t bits)
 {
 	struct relay *relay = moe->engine->relay;
+	uint32_t chunk = bits & ((1u << CHUNK_BITS) - 1);
 
-	if (!send_credit(moe, source, chunk, TERN_TRY))
+	if (!send_credit(moe, source, bits, TERN_TRY))
 		return;
 	relay->owed[channel * moe->layout.nr_chunks + chunk] = source + 1;
+	relay->owed_view = bits - chunk;
 	relay->nr_owed++;
 	engine_ask_again(moe->engine->engine, moe->engine->prefix);
 }
@@ -97,7 +100,8 @@ static void pay_credits(tern_moe *moe, uint32_t flags)
 	for (uint32_t i = 0; i < nr && relay->nr_owed; i++) {
 		if (!relay->owed[i])
 			continue;
-		if (send_credit(moe, relay->owed[i] - 1, i % moe->layout.nr_chunks, flags))
+		if (send_credit(moe, relay->owed[i] - 1,
+			    relay->owed_view | i % moe->layout.nr_chunks, flags))
 			return;
 		relay->owed[i] = 0;
 		relay->nr_owed--;
@@ -231,18 +235,41 @@ bool relay_take(tern_moe *moe, uint32_t source, uint32_t channel, uint32_t chunk
 	return true;
 }
 
-void relay_chunk(tern_moe *moe, uint32_t source, uint32_t chunk)
+void relay_forget(tern_moe *moe)
 {
-	uint32_t node = own_node(moe), channel;
+	struct relay *relay = moe->engine->relay;
+	uint32_t nr_here = moe->topology.size[own_node(moe)];
 
-	if (!moe->engine->relay || chunk >= moe->layout.nr_chunks ||
-		topology_gateway(&moe->topology, source, node) != moe->rank) {
+	if (!relay)
+		return;
+	for (uint32_t i = 0; i < relay->nr_rounds; i++)
+		relay->rounds[i].nr_came = relay->rounds[i].nr_chunks = 0;
+	memset(relay->rows_for, 0, (size_t)relay->nr_rounds * nr_here * sizeof(*relay->rows_for));
+	memset(relay->owed, 0,
+		(size_t)moe->layout.nr_channels * moe->layout.nr_chunks * sizeof(*relay->owed));
+	relay->nr_owed = 0;
+}
+
+/* Who is gateway of an elastic exchange its members know, and all that live may be. */
+static bool is_gateway_of(const tern_moe *moe, uint32_t source)
+{
+	return moe->engine->elastic ||
+	       topology_gateway(&moe->topology, source, own_node(moe)) == moe->rank;
+}
+
+void relay_chunk(tern_moe *moe, uint32_t source, uint32_t bits)
+{
+	uint32_t chunk = bits & ((1u << CHUNK_BITS) - 1), channel;
+
+	if (view_is_past(moe, bits))
+		return;
+	if (!moe->engine->relay || chunk >= moe->layout.nr_chunks || !is_gateway_of(moe, source)) {
 		path_violation(moe, source, "a chunk that is not for it");
 		return;
 	}
-	channel = topology_channel(&moe->topology, source, node);
+	channel = view_channel(moe, source, own_node(moe));
 	if (relay_take(moe, source, channel, chunk))
-		give_credit(moe, source, channel, chunk);
+		give_credit(moe, source, channel, bits);
 	else
 		path_violation(moe, source, "a broken chunk of rows");
 }

@@ -88,6 +88,11 @@ void results_close(tern_moe *moe, uint64_t deadline_ns)
 	free(results);
 }
 
+void results_begin_again(tern_moe *moe)
+{
+	moe->engine->results->open = false;
+}
+
 bool results_settled(const tern_moe *moe)
 {
 	return sent_have_ended(&moe->engine->results->pieces);
@@ -253,10 +258,21 @@ static void deliver_complete(tern_moe *moe, uint32_t slot, uint32_t source, stru
 		word_make(coming->epoch, coming->note.nr_rows));
 }
 
-void results_piece(tern_moe *moe, uint32_t slot, uint32_t source)
+/* A round that was given up may have left pieces, or a note. */
+static void come_to(const tern_moe *moe, struct coming *coming, uint32_t epoch)
+{
+	if (moe->engine->elastic && coming->epoch != epoch) {
+		coming->nr_pieces = 0;
+		coming->announced = false;
+	}
+	coming->epoch = epoch;
+}
+
+void results_piece(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t epoch)
 {
 	struct coming *coming = &moe->engine->results->coming[slot * moe->nr_ranks + source];
 
+	come_to(moe, coming, epoch);
 	coming->nr_pieces++;
 	deliver_complete(moe, slot, source, coming);
 }
@@ -265,9 +281,9 @@ void results_announced(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t e
 {
 	struct coming *coming = &moe->engine->results->coming[slot * moe->nr_ranks + source];
 
+	come_to(moe, coming, epoch);
 	coming->note =
 		*(const struct results_note *)own(moe, layout_note(&moe->layout, slot, source));
-	coming->epoch = epoch;
 	coming->announced = true;
 	deliver_complete(moe, slot, source, coming);
 }

@@ -26,9 +26,10 @@ void results_publication(
 uint64_t results_bytes(const tern_moe *moe); /* of staging */
 int results_open(tern_moe *moe);
 bool results_settled(const tern_moe *moe); /* every piece has landed */
+void results_begin_again(tern_moe *moe); /* no half is under way: what was placed does not leave */
 void results_close(tern_moe *moe, uint64_t deadline_ns);
 /* On the proxy: a piece has landed; or its note has, with the word's epoch. */
-void results_piece(tern_moe *moe, uint32_t slot, uint32_t source);
+void results_piece(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t epoch);
 void results_announced(tern_moe *moe, uint32_t slot, uint32_t source, uint32_t epoch);
 
 #endif

@@ -86,6 +86,7 @@ if [ -n "${LONG:-}${GPUS:-}" ]; then
 	nvlink_domains
 	judge nvlink_domains $?
 fi
+[ "${GPUS:-}" != 1 ] || exit $bad # ranks of one GPU reach each other's memory
 TERN_TRANSPORT=ofi:nothing nvlink_domains
 [ $? -ne 0 ] && grep -q "some GPUs of a node do not reach each other's memory.*no network could be opened for that" "$tmp/err"
 judge domains_without_network $?

@@ -305,14 +305,13 @@ static void await_progress(struct scene *s)
 }
 
 /* At no place in particular. */
-static void one_dies(void **state)
+static void kill_one(int nr_times)
 {
 	const char *seed = getenv("TERN_TEST_SEED");
 	uint64_t random = seed ? strtoull(seed, NULL, 0) : 7;
 	int nr_owed = 0;
 
-	(void)state;
-	for (int i = 0; i < scaled(24); i++) {
+	for (int i = 0; i < nr_times; i++) {
 		pid_t pids[MAX_PROCESSES];
 		struct scene *s = scene_open(4, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
 		struct timespec delay = {.tv_nsec = random_below(&random, 12000000)};
@@ -331,6 +330,21 @@ static void one_dies(void **state)
 		scene_close(s);
 	}
 	print_message("# %d rounds were made for others\n", nr_owed);
+}
+
+static void one_dies(void **state)
+{
+	(void)state;
+	kill_one(scaled(24));
+}
+
+/* On other nodes it is seen by a line's end, or heard from a rank of its own. */
+static void one_dies_between_nodes(void **state)
+{
+	(void)state;
+	setenv("TERN_TEST_NODES", "2", 0);
+	kill_one(scaled(8));
+	unsetenv("TERN_TEST_NODES");
 }
 
 /* One round before the others, one behind: it dies when it has told some that all is there, and
@@ -360,13 +374,12 @@ static void dies_between_peers(void **state)
 }
 
 /* Two of five: at once, or the second while the others change their view. */
-static void two_die(void **state)
+static void kill_two(int nr_times)
 {
 	const char *seed = getenv("TERN_TEST_SEED");
 	uint64_t random = seed ? strtoull(seed, NULL, 0) : 9;
 
-	(void)state;
-	for (int i = 0; i < scaled(24); i++) {
+	for (int i = 0; i < nr_times; i++) {
 		pid_t pids[MAX_PROCESSES];
 		struct scene *s = scene_open(5, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
 		struct timespec first = {.tv_nsec = random_below(&random, 12000000)},
@@ -386,6 +399,21 @@ static void two_die(void **state)
 		scene_finish(s, pids, SIGKILL);
 		scene_close(s);
 	}
+}
+
+static void two_die(void **state)
+{
+	(void)state;
+	kill_two(scaled(24));
+}
+
+/* Two of a node of two may die: the others are three. */
+static void two_die_between_nodes(void **state)
+{
+	(void)state;
+	setenv("TERN_TEST_NODES", "2", 0);
+	kill_two(scaled(6));
+	unsetenv("TERN_TEST_NODES");
 }
 
 /* A rank that stands still is ended before the others go on, and one that leaves is done without.
@@ -461,8 +489,10 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_dies),
+		cmocka_unit_test(one_dies_between_nodes),
 		cmocka_unit_test(dies_between_peers),
 		cmocka_unit_test(two_die),
+		cmocka_unit_test(two_die_between_nodes),
 		cmocka_unit_test(expelled_or_left),
 		cmocka_unit_test(experts_are_lost),
 	};

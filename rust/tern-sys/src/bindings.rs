@@ -106,6 +106,7 @@ pub struct tern_group_config {
     pub transport: *const ::std::os::raw::c_char,
     pub force_engine: ::std::os::raw::c_int,
     pub elastic: ::std::os::raw::c_int,
+    pub silence_ms: ::std::os::raw::c_int,
 }
 impl Default for tern_group_config {
     fn default() -> Self {

@@ -268,6 +268,8 @@ static int look_for_room(void *ctx)
 	if (room->ready(room->ctx))
 		return 1;
 	rc = peer_broke(moe);
+	if (!rc && moe->config.elastic)
+		rc = elastic_look(moe);
 	leave_status = path_leave_status(moe, room->peer);
 	if (rc)
 		return rc;

@@ -7,6 +7,7 @@
 #include "transport/ofi/ofi.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -71,9 +72,12 @@ static int load_symbol(void *library, const char *name, void *function)
 /* Never unloaded: providers leave threads and exit handlers behind. */
 int ofi_load(struct ofi_library *l)
 {
-	void *library = dlopen(OFI_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+	void *library;
 	int rc;
 
+	/* It is read when the library is loaded, and has no other place: ofi_disconnect. */
+	setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
+	library = dlopen(OFI_LIBRARY, RTLD_NOW | RTLD_LOCAL);
 	if (!library)
 		return fail(TERN_ERR_UNSUPPORTED, "libfabric cannot be loaded: %s", dlerror());
 	rc = load_symbol(library, "fi_getinfo", &l->getinfo);

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gathering in an elastic group. All members get the same of a rank that is gone: what it gave, or
+ * zeros. Where its board is mapped it is there to see. Else some may have been told its part, and
+ * others not: with each view every member tells all others what it has of those that are gone, and
+ * waits until all have told. Who has it is heard by all that go on, or has gone itself. */
+#include <string.h>
+
+#include "base/error.h"
+#include "group/members_inside.h"
+
+/* Each part of a gathering has a number, and every other one the same place: who has the part n of
+ * all has seen that they have n - 1 of all, and n - 2 is read by nobody. */
+static struct gathered *part_of(const struct members *m, uint32_t rank)
+{
+	return &board_of(m, rank)->gathered[m->gathering & 1];
+}
+
+static bool has_given(const struct members *m, uint32_t rank)
+{
+	return record_observe(&part_of(m, rank)->number) == m->gathering;
+}
+
+/* What may still come of a rank that is no member. */
+static bool is_known(const tern_group *group, uint32_t rank)
+{
+	const struct members *m = group->members;
+
+	if (has_given(m, rank) || !is_told(m, rank))
+		return true;
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++)
+		if (members_have(group, r) && r != (uint32_t)group->rank &&
+			record_observe(&m->forwarded[r]) < group->view)
+			return false;
+	return true;
+}
+
+static int look_for_part(void *ctx)
+{
+	tern_group *group = ctx;
+	bool all = true, lost = false;
+
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
+		bool here =
+			members_have(group, r) ? has_given(group->members, r) : is_known(group, r);
+
+		all = all && here;
+		lost = lost || (!here && members_have(group, r) && members_lost(group, r));
+	}
+	if (all)
+		return 1;
+	if (lost)
+		members_want_change(group);
+	return members_are_to_change(group) ? members_fail(group) : 0;
+}
+
+static void give_part(tern_group *group, const uint8_t *mine, size_t bytes)
+{
+	struct members *m = group->members;
+	struct gathered *part = &m->board->gathered[++m->gathering & 1];
+
+	memcpy(part->bytes, mine, bytes);
+	part->nr = (uint32_t)bytes;
+	record_publish(&part->number, m->gathering);
+	m->gathers = true;
+	for (uint32_t r = 0; m->copies && r < (uint32_t)group->nr_ranks; r++)
+		if (is_told(m, r) && members_have(group, r))
+			tell_part(group, r, (uint32_t)group->rank, part);
+}
+
+/* The member that was told nothing of this part by the rank itself. */
+void gather_forward(tern_group *group)
+{
+	const struct members *m = group->members;
+	uint32_t nr = (uint32_t)group->nr_ranks;
+
+	for (uint32_t to = 0; m->copies && to < nr; to++) {
+		if (!members_have(group, to) || to == (uint32_t)group->rank)
+			continue;
+		for (uint32_t gone = 0; gone < nr; gone++)
+			for (int i = 0; i < 2 && !members_have(group, gone); i++)
+				if (record_observe(&board_of(m, gone)->gathered[i].number))
+					tell_part(group, to, gone, &board_of(m, gone)->gathered[i]);
+		tell_forwarded(group, to);
+	}
+}
+
+/* Who is no member may have given it before it went: that was so for all. */
+static void take_part(const tern_group *group, uint8_t *all, size_t each, size_t bytes)
+{
+	const struct members *m = group->members;
+
+	for (int r = 0; r < group->nr_ranks; r++) {
+		uint8_t *to = all + (size_t)r * each + m->gathered_bytes;
+
+		if (has_given(m, (uint32_t)r))
+			memcpy(to, part_of(m, (uint32_t)r)->bytes, bytes);
+		else
+			memset(to, 0, bytes);
+	}
+}
+
+int members_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
+{
+	struct members *m = group->members;
+	int rc = members_check(group);
+
+	while (!rc && (m->gathered_bytes < bytes || m->gathers)) {
+		size_t part = bytes - m->gathered_bytes;
+
+		part = part < BOARD_GATHER_BYTES ? part : BOARD_GATHER_BYTES;
+		if (!m->gathers)
+			give_part(group, (const uint8_t *)mine + m->gathered_bytes, part);
+		rc = wait_until(
+			&m->wait_policy, (uint64_t)group->wait_ms * 1000000, look_for_part, group);
+		if (rc < 0)
+			return rc;
+		if (!rc)
+			return fail(TERN_ERR_TIMEOUT,
+				"rank %d waited %d ms for all members to gather", group->rank,
+				group->wait_ms);
+		take_part(group, all, bytes, part);
+		m->gathered_bytes += part;
+		m->gathers = false;
+		rc = 0;
+	}
+	if (!rc)
+		m->gathered_bytes = 0;
+	return rc;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inside of an elastic group:
+ *   members.c  who is gone, the view and its change
+ *   tell.c     what ranks whose memory is not mapped are told, and tell
+ *   gather.c   tern_group_allgather
+ */
+#ifndef TERN_GROUP_MEMBERS_INSIDE_H
+#define TERN_GROUP_MEMBERS_INSIDE_H
+
+#include "base/wait.h"
+#include "group/board.h"
+#include "group/members.h"
+#include "group/window.h"
+
+struct members {
+	struct window **windows; /* [R] of boards; NULL: of a rank that is told by messages */
+	struct board *copies;    /* [R] of their boards, as they tell them; NULL: there are none */
+	struct board *board;     /* this rank's */
+	struct agreement agreement;
+	struct wait_policy wait_policy;
+	struct rank_set killed; /* by this rank */
+	struct rank_set let_go; /* nothing is sent to them any more */
+	struct rank_set gone;   /* with the last change */
+	uint64_t change_ns;
+	_Atomic uint64_t wanted;     /* the highest view that others were told is wanted */
+	_Atomic uint64_t *forwarded; /* [R] the view in which it has told what it has of ranks that
+					are gone: gather.c */
+	struct member_client *clients;
+	uint32_t nr_clients;   /* since the group was made */
+	uint64_t gathering;    /* number of the allgather under way, or of the last one */
+	size_t gathered_bytes; /* of each rank's, in parts before that */
+	bool gathers;          /* one is under way */
+	bool expelled, leaves;
+	bool learns; /* acts on a view, and does not know yet what others have completed */
+};
+
+static inline bool is_told(const struct members *m, uint32_t rank)
+{
+	return !m->windows[rank];
+}
+
+static inline struct board *board_of(const struct members *m, uint32_t rank)
+{
+	return is_told(m, rank) ? &m->copies[rank] : (struct board *)m->windows[rank]->base;
+}
+
+/* ---- tell.c ---------------------------------------------------------------------------------- */
+
+/* Collective, when the boards are there. */
+int tell_open(tern_group *group);
+void tell_close(tern_group *group);
+
+/* On the own board, and to those that do not see it. */
+void tell_record(tern_group *group);
+/* Once for each view. */
+void tell_wanted(tern_group *group, uint64_t view);
+/* What this rank has completed: before the record that says that it has stopped. */
+void tell_rounds(tern_group *group);
+/* A part of a gathering, of rank `origin`. */
+void tell_part(tern_group *group, uint32_t to, uint32_t origin, const struct gathered *part);
+void tell_forwarded(tern_group *group, uint32_t to);
+
+/* ---- gather.c -------------------------------------------------------------------------------- */
+
+/* When a view is acted on: what this rank has of those that are gone, to all members. */
+void gather_forward(tern_group *group);
+
+#endif
