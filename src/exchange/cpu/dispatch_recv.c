@@ -223,7 +223,8 @@ static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 		return rc;
 	moe->stats.rows_received += s->nr_rows;
 	describe_received(moe, s, received);
-	received_beside(moe, received);
+	if (received_is_asked(received))
+		received_beside(moe, received);
 	s->state = SLOT_RECEIVED;
 	return 0;
 }

@@ -6,6 +6,11 @@
 
 #include "exchange/state.h"
 
+static inline bool received_is_asked(const struct tern_received *r)
+{
+	return r->wide_ids || r->expert_counts || r->expert_totals || r->gemm_scales;
+}
+
 /* Arguments have been checked, and the rows described. */
 void received_beside(const tern_moe *moe, const struct tern_received *received);
 
