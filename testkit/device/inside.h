@@ -9,7 +9,8 @@
 /* Bytes of a lane's buffers, each with room to see what is written beyond it. */
 struct device_sizes {
 	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, combine_weights,
-		floats, out_floats, wide_received, expert_counts, expert_totals, gemm_scales, all;
+		floats, out_floats, wide_received, expert_counts, expert_totals, gemm_scales,
+		waited, all;
 };
 
 /* Of scales that are wanted column by column. */

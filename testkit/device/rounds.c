@@ -76,6 +76,7 @@ struct device_sizes device_lane_sizes(const struct device_rounds *r)
 	s.wide_received = add(&s.all, wide_ids_bytes(job, r->positions));
 	s.expert_counts = add(&s.all, r->reference->nr_local[r->rank] * 4);
 	s.expert_totals = add(&s.all, r->reference->nr_local[r->rank] * 8);
+	s.waited = add(&s.all, job->nr_ranks * 8);
 	s.gemm_scales = add(&s.all,
 		gemm_scales_bytes(job, r->reference->nr_local[r->rank], device_gemm_stride(r)));
 	return s;
@@ -119,8 +120,12 @@ static int make_lanes(struct device_rounds *r)
 		lane->expert_counts = next(&at, s.expert_counts);
 		lane->expert_totals = next(&at, s.expert_totals);
 		lane->gemm_scales = next(&at, s.gemm_scales);
+		lane->waited = next(&at, s.waited);
 		rc = device_passed_on(r, r->ops->stream_create(&lane->stream, false));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
+		if (!rc && r->job->wants)
+			rc = device_passed_on(
+				r, r->ops->fill(lane->waited, 0, s.waited, lane->stream));
 		if (!rc && r->job->wants)
 			rc = device_passed_on(r, r->ops->fill(lane->expert_totals, 0,
 							 s.expert_totals, lane->stream));
