@@ -17,9 +17,10 @@ BUILD=${BUILD:-build}
 STAGES=${STAGES:-models vm plain python thread address memory fuzz}
 cores=$(nproc)
 JOBS=${JOBS:-$((cores < 4 ? cores + 2 : 5))}
-LOGS=$PWD/$BUILD/check
+mkdir -p "$BUILD"
+LOGS=$(cd "$BUILD" && pwd)/check
 rm -rf "$LOGS"
-mkdir -p "$LOGS"
+mkdir "$LOGS"
 . scripts/needs.sh
 . scripts/sanitized.sh
 # Where no GPU runs them its kernels are compiled all the same, in a folder of their own, and in a tenth of the time.
