@@ -486,6 +486,11 @@ struct tern_received {
 	uint32_t gemm_scales_stride; /* in elements, a multiple of 4; 0: the positions, or in
 					TERN_PADDED the capacity, rounded up to one */
 	uint32_t counts_alignment;   /* 0: 1 */
+	uint32_t *into_counts;  /* in: the lists go here, [L], or [R] in TERN_BY_SOURCE, aligned to
+				 */
+	uint64_t *into_offsets; /* 4 and 8 bytes; on devices in high-throughput mode by
+				   tern_dispatch alone, as its first half writes them. NULL: library
+				   memory */
 };
 
 struct tern_combine {
@@ -611,9 +616,9 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  *             exchange, of whatever kind that tells of rounds or begins one or changes a setting,
  *             returns TERN_ERR_TIMEOUT, or TERN_ERR_PEER_DEAD if a peer's process has ended, or the
  *             network to it; halves and tern_moe_status go on to return it. A wait for a peer that
- *             left, or whose call has returned an error, ends at once, with TERN_ERR_PEER_LEFT. The
- *             death of a process on the same node is noticed when wait_ms is over. A release where
- *             a peer combines is such a wait, too.
+ *             left, or whose call has returned an error, ends at once, with TERN_ERR_PEER_LEFT, and
+ *             one for a peer whose process has ended, with TERN_ERR_PEER_DEAD, some ms later. A
+ *             release where a peer combines is such a wait, too.
  * Peers.      What a peer has written is looked at before a kernel follows it: a number that no
  *             correct peer writes ends the exchange in the same way, with TERN_ERR_PROTOCOL; its
  *             peers get TERN_ERR_PEER_LEFT.

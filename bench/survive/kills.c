@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern-kills: how long it takes from SIGKILL until all that live have ended the round that was made
- * again. Ranks are processes of this machine; each run starts them anew, and kills one at a moment
- * that is drawn.
+ * again. Ranks are processes of this machine, on one node or on several by name; each run starts
+ * them anew, and kills one at a moment that is drawn.
  *
- *   tern-kills [RUNS [RANKS [TOKENS [HIDDEN]]]]     200 runs of 4 ranks, 16 tokens of 2048 elements
- *   tern-kills --rounds N ELASTIC [RANKS ...]       no death: what N rounds cost, elastic or not */
+ *   tern-kills [RUNS [RANKS [TOKENS [HIDDEN [NODES]]]]]
+ *                                              200 runs of 4 ranks, 16 tokens of 2048 elements, 1
+ *   tern-kills --rounds N ELASTIC [RANKS ...]  no death: what N rounds cost, elastic or not */
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -25,8 +26,8 @@
 #define MOST_RANKS 16
 #define EXPERTS 32
 #define TOPK 4
-#define GATHERINGS 32
-#define GATHERING_BYTES 4096
+#define GATHERINGS 64
+#define GATHERING_BYTES 8192
 
 struct shared {
 	_Atomic int present[GATHERINGS][MOST_RANKS];
@@ -38,7 +39,7 @@ struct shared {
 };
 
 struct shape {
-	int nr_runs, nr_ranks;
+	int nr_runs, nr_ranks, nr_nodes;
 	uint32_t nr_tokens, hidden;
 	uint64_t nr_rounds; /* 0: until somebody dies */
 	int elastic;
@@ -96,6 +97,7 @@ static void open_worker(struct worker *w)
 	const struct shape *s = w->shape;
 	struct tern_group_config group;
 	struct tern_moe_config config;
+	char node[16];
 	size_t rows = (size_t)s->nr_ranks * s->nr_tokens * TOPK + 1;
 	uint64_t random = (uint64_t)w->rank + 1;
 
@@ -103,6 +105,8 @@ static void open_worker(struct worker *w)
 	group.boot = (struct tern_boot){
 		.rank = w->rank, .nr_ranks = s->nr_ranks, .allgather = allgather, .ctx = w};
 	group.elastic = s->elastic;
+	snprintf(node, sizeof(node), "%d", w->rank * s->nr_nodes / s->nr_ranks);
+	group.node = s->nr_nodes > 1 ? node : NULL;
 	if (tern_group_create(&group, &w->group))
 		give_up("joining");
 	tern_moe_config_init(&config);
@@ -300,8 +304,8 @@ static int kill_many(const struct shape *shape, struct shared *shared)
 		changed[i] = times.changed_ms;
 		replayed[i] = times.replayed_ms;
 	}
-	printf("%d kills, %d ranks, %u tokens of %u elements\n", shape->nr_runs, shape->nr_ranks,
-		shape->nr_tokens, shape->hidden);
+	printf("%d kills, %d ranks on %d nodes, %u tokens of %u elements\n", shape->nr_runs,
+		shape->nr_ranks, shape->nr_nodes, shape->nr_tokens, shape->hidden);
 	print_line("SIGKILL until all have returned", told, shape->nr_runs);
 	print_line("SIGKILL until all have the next view", changed, shape->nr_runs);
 	print_line("SIGKILL until all have ended the round", replayed, shape->nr_runs);
@@ -322,6 +326,7 @@ int main(int argc, char **argv)
 		.nr_ranks = (int)number(argv, argc, at, 4),
 		.nr_tokens = number(argv, argc, at + 1, 16),
 		.hidden = number(argv, argc, at + 2, 2048),
+		.nr_nodes = (int)number(argv, argc, at + 3, 1),
 		.elastic = 1};
 	struct shared *shared = mmap(
 		NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

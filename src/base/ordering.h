@@ -117,6 +117,15 @@ static inline void leave_status_publish(_Atomic uint64_t *leave_status, uint64_t
 	atomic_store_explicit(leave_status, value, memory_order_release);
 }
 
+/* For a rank that has died, in the place of its leave word: only if it left none. */
+static inline void leave_status_publish_death(_Atomic uint64_t *leave_status, uint64_t value)
+{
+	uint64_t none = 0;
+
+	atomic_compare_exchange_strong_explicit(
+		leave_status, &none, value, memory_order_release, memory_order_relaxed);
+}
+
 static inline uint64_t leave_status_observe(const _Atomic uint64_t *leave_status)
 {
 	return atomic_load_explicit(leave_status, memory_order_acquire);

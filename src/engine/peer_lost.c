@@ -98,6 +98,11 @@ int engine_let_go(tern_engine *engine, uint32_t peer, const char *cause)
 	return engine_call(engine, let_go, &l);
 }
 
+bool engine_shuts_out(const tern_engine *engine)
+{
+	return engine->caps & TRANSPORT_SHUTS_OUT;
+}
+
 int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text)
 {
 	int error = peer_observe_down(&engine->peers[peer]);

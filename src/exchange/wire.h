@@ -42,6 +42,10 @@ static inline uint64_t leave_status_make(int error, int peer)
 	return 1ull << 63 | (uint64_t)(uint16_t)(int16_t)error << 32 | (uint32_t)peer;
 }
 
+/* In its place, of a rank whose process has ended without one: on GPUs (gpu/host/leave_status.c).
+ */
+#define LEAVE_DIED (1ull << 62)
+
 static inline int leave_status_error(uint64_t leave_status)
 {
 	return (int16_t)(leave_status >> 32);

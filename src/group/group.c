@@ -21,6 +21,7 @@
 #include "group/select_network.h"
 #include "base/environment.h"
 #include "base/error.h"
+#include "group/death_watch.h"
 #include "group/fd_passing.h"
 #include "group/members.h"
 #include "base/struct_size.h"
@@ -451,6 +452,7 @@ static int check_boot(const struct tern_boot *boot)
 static void group_free(tern_group *group)
 {
 	members_close(group);
+	death_watch_close(group);
 	for (int r = 0; group->peers && r < group->nr_ranks; r++)
 		if (group->peers[r].lifeline >= 0)
 			close(group->peers[r].lifeline);

@@ -37,8 +37,9 @@ struct tern_group {
 	int nr_engines;  /* alive */
 	uint32_t round;  /* of sharing windows; 0 was joining */
 	bool elastic;    /* as the setting is, and */
-	struct members *members; /* of an elastic group; else NULL */
-	uint64_t view;           /* its number; 0: as it was made */
+	struct members *members;         /* of an elastic group; else NULL */
+	uint64_t view;                   /* its number; 0: as it was made */
+	struct death_watch *death_watch; /* NULL: nobody has asked for one */
 };
 
 /* tern_group_create for a rank that a scheduler runs; it has to outlive the group. */

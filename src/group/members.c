@@ -28,6 +28,14 @@ static int check_paths(const tern_group *group)
 				"and %d: %s",
 				group->rank, r, group->peers[group->rank].node,
 				group->peers[r].node, group->no_engine);
+	for (int r = 0; r < group->nr_ranks; r++)
+		if (group->peers[r].path == TERN_PATH_ENGINE && group->peers[r].lifeline < 0 &&
+			!engine_shuts_out(group->engine))
+			return fail(TERN_ERR_UNSUPPORTED,
+				"an elastic group, and rank %d on node %d could not be shut out: "
+				"no "
+				"network that can is open (%s)",
+				r, group->peers[r].node, engine_why(group->engine, (uint32_t)r));
 	return 0;
 }
 

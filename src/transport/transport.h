@@ -45,8 +45,10 @@ enum transport_caps {
 	TRANSPORT_FENCE = 2,   /* WRITE_FENCE is honoured: the write lands after all earlier ones to
 				  that peer */
 	TRANSPORT_TARGET_POLLS = 4, /* see Progress */
-	TRANSPORT_SEES_DEATH = 8    /* EVENT_PEER_DOWN comes without anything being sent; else only
+	TRANSPORT_SEES_DEATH = 8,   /* EVENT_PEER_DOWN comes without anything being sent; else only
 				       when a write fails, or never */
+	TRANSPORT_SHUTS_OUT = 16    /* after disconnect nothing lands that the peer has written to
+				       regions that were deregistered before */
 };
 
 /* How a transport is opened. */

@@ -1,11 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Ranks of the demo are killed at any moment: the others name them, take their prompts over, and write what one rank
-# alone writes. On one node, and on two. BUILD=dir KILLS=n NODE_KILLS=n SEED=n tests/cli/test_survive.sh
+# alone writes. On one node, and on two. LONG=1: 20 moments of each rank, of two at once, and of one during the change.
+# BUILD=dir KILLS=n PAIRS=n NODE_KILLS=n NODE_PAIRS=n SEED=n tests/cli/test_survive.sh
 BUILD=${BUILD:-build}
 WITHIN=${WITHIN:-$BUILD/tests/within}
+KILLS=${KILLS:-${LONG:+80}}
 KILLS=${KILLS:-2}
+PAIRS=${PAIRS:-${LONG:+40}}
+PAIRS=${PAIRS:-1}
+NODE_KILLS=${NODE_KILLS:-${LONG:+80}}
 NODE_KILLS=${NODE_KILLS:-1}
+NODE_PAIRS=${NODE_PAIRS:-${LONG:+40}}
+NODE_PAIRS=${NODE_PAIRS:-1}
 LENGTH=${LENGTH:-120}
 SEED=${SEED:-1}
 tmp=$(mktemp -d) || exit 1
@@ -26,10 +33,13 @@ draw() { awk -v seed="$1" -v least="$2" -v most="$3" 'BEGIN {srand(seed); print 
 # processor time that a process has used, in clock ticks: how far it has come, on any machine
 used() { awk '{print $14 + $15}' "/proc/$1/stat" 2>/dev/null || echo 100000; }
 
-# kill_ranks COPIES RANK...: at a moment drawn from the seed
-kill_ranks() {
+# strike COPIES PAUSE FRACTION RANK...: kills them when the last has used that much of what a rank uses in a run; the
+# second so many milliseconds after the first. False: it had ended.
+strike() {
 	copies=$1
-	shift
+	pause=$2
+	fraction=$3
+	shift 3
 	# shellcheck disable=SC2086
 	"$BUILD/tern" run -n 4 $nodes --elastic --timeout 200 -- "$BUILD/generate" --elastic="$copies" -n $LENGTH >"$tmp/out" 2>"$tmp/err" </dev/null &
 	launcher=$!
@@ -40,11 +50,30 @@ kill_ranks() {
 		# shellcheck disable=SC2086
 		victims="$victims $(nth $((rank + 1)) $pids)"
 	done
-	at=$(draw "$seed" 0.3 0.7 | awk -v total="$total" '{print int($1 * total / 4)}')
+	at=$(echo "$fraction $total" | awk '{print int($1 * $2 / 4)}')
 	while [ "$(used "${victims##* }")" -lt "$at" ]; do :; done
-	# shellcheck disable=SC2086
-	kill -9 $victims
-	wait $launcher || bad "exit code $? when rank $* died"
+	struck=0
+	for victim in $victims; do
+		kill -9 "$victim" 2>/dev/null || struck=1
+		[ "$pause" = 0 ] || sleep "0.00$pause"
+	done
+	wait $launcher
+	code=$?
+	return $struck
+}
+
+# kill_ranks COPIES PAUSE RANK...: at a moment drawn from the seed; an earlier one where that is too late on a machine that
+# was less busy before
+kill_ranks() {
+	copies=$1
+	pause=$2
+	shift 2
+	fraction=$(draw "$seed" 0.3 0.7)
+	tries=0
+	until strike "$copies" "$pause" "$fraction" "$@" || [ $((tries += 1)) -eq 4 ]; do
+		fraction=$(echo "$fraction" | awk '{print $1 * 0.7}')
+	done
+	[ $code -eq 0 ] || bad "exit code $code when rank $* died"
 	grep -q '^identical to 1 rank *yes' "$tmp/out" || bad "not identical when rank $* died"
 	for rank in "$@"; do
 		grep -qE "^ranks? .*\b$rank\b.* died; [0-9.]+ ms later" "$tmp/out" || bad "rank $rank is not named"
@@ -55,8 +84,8 @@ kill_ranks() {
 # of all children that have ended
 spent() { awk '{print $16 + $17}' /proc/$$/stat; }
 
-# kill_some NODES KILLS: one rank in some runs, two in a last one, of different nodes; what an undisturbed run takes is
-# what moments are chosen by
+# Of two that die one has to be left on each node. As many moments for each rank, for two at once, and for a second one
+# during the change that the first one's death makes.
 kill_some() {
 	nodes=$1
 	seed=$SEED
@@ -66,15 +95,20 @@ kill_some() {
 	total=$(($(spent) - before))
 	i=0
 	while [ $i -lt "$2" ]; do
-		kill_ranks 2 $((seed % 4))
+		kill_ranks 2 0 $((seed % 4))
 		seed=$((seed + 1))
 		i=$((i + 1))
 	done
-	kill_ranks 3 $((seed % 4)) $(((seed + 2) % 4))
+	i=0
+	while [ $i -lt "$3" ]; do
+		kill_ranks 3 $((i % 2 * (1 + seed % 5))) $((seed % 4)) $(((seed + 2) % 4))
+		seed=$((seed + 1))
+		i=$((i + 1))
+	done
 }
 
-kill_some "" "$KILLS"
-kill_some "--nodes 2" "$NODE_KILLS"
+kill_some "" "$KILLS" "$PAIRS"
+kill_some "--nodes 2" "$NODE_KILLS" "$NODE_PAIRS"
 
 [ $failures -eq 0 ] && echo "all well"
 exit $((failures > 0))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exchanges on GPUs between processes, a GPU each, of which one is killed in any half of a round,
- * does not come, or leaves: the others are told who, within their bound. Skipped where there are
- * fewer than two GPUs. */
+/* Exchanges on GPUs between processes, a GPU each if there are two, of which one is killed in any
+ * half of a round, does not come, or leaves: the others are told who, within their bound. Skipped
+ * where there is no GPU. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,6 +17,7 @@
 
 #define ROUNDS 3 /* undisturbed ones */
 #define LONG_MS 60000
+#define NOTICED_NS 10000000000ull /* some ms are usual */
 #define MOST_NS ((short_ms + 8000) * 1000000ull)
 
 static int short_ms; /* the wait of those who notice by its end */
@@ -101,11 +102,24 @@ static void to_its_fate(struct rank *rank, struct device_rounds *rounds)
 	atomic_store(&scene->fate_ns, now_ns());
 }
 
+/* Told before a wait has expired, long before. */
+static void noticed(struct rank *rank)
+{
+	const struct scene *scene = rank->ctx;
+	unsigned long long fate = atomic_load(&scene->fate_ns), took = passed_ns(fate);
+
+	printf("# rank %d noticed the death of rank %d after %.1f ms\n", rank->rank, scene->victim,
+		(double)(now_ns() - fate) / 1e6);
+	if (took > NOTICED_NS)
+		rank_fails(rank, "noticed after %llu ms", took / 1000000);
+}
+
 static void killed(struct rank *rank)
 {
 	struct scene *scene = rank->ctx;
 	struct device_rounds rounds;
 	char text[32];
+	int rc;
 
 	if (enter(rank, &rounds))
 		return;
@@ -114,7 +128,9 @@ static void killed(struct rank *rank)
 		raise(SIGKILL);
 	}
 	snprintf(text, sizeof(text), "rank %d died", scene->victim);
-	expect(rank, &rounds, go_on(&rounds, -1), TERN_ERR_PEER_DEAD, text);
+	rc = go_on(&rounds, -1);
+	noticed(rank);
+	expect(rank, &rounds, rc, TERN_ERR_PEER_DEAD, text);
 	device_rounds_close(&rounds);
 }
 
@@ -167,7 +183,7 @@ static void rank_killed(void **state)
 	(void)state;
 	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 		for (int halves = 0; halves < 4; halves++)
-			play(mode, halves, short_ms, killed, SIGKILL);
+			play(mode, halves, LONG_MS, killed, SIGKILL);
 }
 
 static void peer_stalled(void **state)
@@ -196,8 +212,8 @@ int main(void)
 	};
 
 	short_ms = (int)devices_setting("TERN_TEST_WAIT_MS", 1500);
-	if (count_devices() < 2) {
-		printf("fewer than two GPUs, one for each process\n");
+	if (count_devices() < 1) {
+		printf("no GPU\n");
 		return 77;
 	}
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,6 +30,7 @@ struct scene {
 	int nr_ranks;
 	int wait_ms;              /* of groups; 0: as usual */
 	bool elastic;             /* groups are */
+	int silence_ms;           /* likewise */
 	int victim, other_victim; /* the other: dies likewise; -1: nobody */
 	int fate_at;              /* the rank at whom the victim's fate comes, where it does */
 	int halves;               /* that the victim does in the disturbed round before its fate */

@@ -212,7 +212,7 @@ static void device_close(tern_moe *moe)
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
 	device_plans_close(d);
-	device_board_close(d);
+	device_board_close(moe);
 	device_internode_close(moe, d->internode);
 	tern_engine_destroy(d->engine);
 	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */

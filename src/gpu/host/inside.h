@@ -5,6 +5,7 @@
 
 #include "gpu/host/device.h"
 #include "gpu/host/ops.h"
+#include "group/death_watch.h"
 
 struct device_stream {
 	void *stream;
@@ -41,7 +42,8 @@ struct device {
 	void *window;                       /* this rank's */
 	_Atomic uint64_t *board; /* [R] leave words of this node's ranks; host/leave_status.c */
 	void *board_there;       /* as the device finds them; NULL: it does not know them */
-	bool busy;               /* peers may still store into the window */
+	struct death_watcher watcher; /* marks the dead on the board */
+	bool busy;                    /* peers may still store into the window */
 	uint32_t nr_sms;
 	struct device_stream *streams; /* [slots] */
 	struct held_plan *plans;
@@ -93,9 +95,11 @@ int device_outcome(const struct device *d, int rc);
 /* Collective, once it is known which ranks' devices reach each other. Closing is fine after any
  * failure. */
 int device_board_open(tern_moe *moe);
-void device_board_close(struct device *d);
+void device_board_close(tern_moe *moe);
 
-/* The leave word of a rank, 0 while it takes part. */
+/* The leave word of a rank, 0 while it takes part, and if it has died. */
 uint64_t device_leave_status(const tern_moe *moe, uint32_t rank);
+/* Of this node: its process has ended, and it has not left. */
+bool device_has_died(const tern_moe *moe, uint32_t rank);
 
 #endif

@@ -5,8 +5,10 @@
  * On a node the words lie together in memory of the host that all its ranks map, each for itself,
  * and its devices read: the board. A window could not hold them, since a peer's is gone when it has
  * left before, and a store there would end the process. Kernels that wait look at the word of whom
- * they wait for wherever they look at the clock (gpu/cuda/common/wait.cuh). To other nodes the word
- * goes over the engine, as between CPUs. */
+ * they wait for wherever they look at the clock (gpu/cuda/common/wait.cuh). A rank that is killed
+ * leaves none: whoever lives puts a mark in its place, as soon as the process has ended, so that
+ * kernels do not wait out wait_ms. To other nodes the word goes over the engine, as between CPUs.
+ */
 #include "gpu/host/inside.h"
 
 #include <stdlib.h>
@@ -36,6 +38,14 @@ static int map_board(tern_moe *moe, struct window **windows)
 	return device_outcome(d, d->ops->host_register(board, BOARD_BYTES, &d->board_there));
 }
 
+static void mark_dead(void *ctx, uint32_t rank)
+{
+	const tern_moe *moe = ctx;
+
+	if (!is_internode(moe, rank))
+		leave_status_publish_death(&moe->device->board[rank], LEAVE_DIED);
+}
+
 int device_board_open(tern_moe *moe)
 {
 	tern_group *group = moe->group;
@@ -49,11 +59,20 @@ int device_board_open(tern_moe *moe)
 		windows_destroy(group, windows);
 	}
 	free(windows);
-	return rc;
+	rc = rc ? rc : death_watch_open(group);
+	if (rc)
+		return rc;
+	moe->device->watcher = (struct death_watcher){.died = mark_dead, .ctx = moe};
+	death_watch_add(group, &moe->device->watcher);
+	return 0;
 }
 
-void device_board_close(struct device *d)
+void device_board_close(tern_moe *moe)
 {
+	struct device *d = moe->device;
+
+	if (d->watcher.died)
+		death_watch_remove(moe->group, &d->watcher);
 	if (d->board_there)
 		d->ops->host_unregister(d->board);
 	if (d->board)
@@ -75,6 +94,16 @@ uint64_t device_leave_status(const tern_moe *moe, uint32_t rank)
 {
 	const struct device *d = moe->device;
 
-	return is_internode(moe, rank) ? device_internode_leave_status(d->internode, rank)
-				       : leave_status_observe(&d->board[rank]);
+	uint64_t word;
+
+	if (is_internode(moe, rank))
+		return device_internode_leave_status(d->internode, rank);
+	word = leave_status_observe(&d->board[rank]);
+	return word == LEAVE_DIED ? 0 : word;
+}
+
+bool device_has_died(const tern_moe *moe, uint32_t rank)
+{
+	return leave_status_observe(&moe->device->board[rank]) == LEAVE_DIED ||
+	       group_has_died(moe->group, rank);
 }

@@ -19,7 +19,7 @@ static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
 		return 0;
 	if (is_internode(moe, rank))
 		return engine_peer_down(device_engine(moe), rank, cause);
-	return group_has_died(moe->group, rank) ? TERN_ERR_PEER_DEAD : 0;
+	return device_has_died(moe, rank) ? TERN_ERR_PEER_DEAD : 0;
 }
 
 struct blame {

@@ -17,7 +17,7 @@
 static const struct ofi_facts providers[] = {
 	/* A lost connection is made again and again, and what was under way on it is forgotten. */
 	{.provider = "tcp;ofi_rxm",
-		.caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS,
+		.caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS | TRANSPORT_SHUTS_OUT,
 		.reconnects = true,
 		.by_interface = true,
 		.tested = true},

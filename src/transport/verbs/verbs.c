@@ -289,7 +289,8 @@ static int open_all(struct verbs *v, const struct transport_options *options)
 static void fill_info(const struct verbs *v, struct transport_info *info)
 {
 	*info = (struct transport_info){.name = "verbs",
-		.caps = v->settings.relaxed_ordering ? 0 : TRANSPORT_ORDERED | TRANSPORT_FENCE,
+		.caps = TRANSPORT_SHUTS_OUT |
+			(v->settings.relaxed_ordering ? 0 : TRANSPORT_ORDERED | TRANSPORT_FENCE),
 		.depth = v->depth,
 		.inline_bytes = v->inline_bytes,
 		.message_bytes = v->message_bytes,
