@@ -497,6 +497,13 @@ static void over_capacity(struct rank *rank)
 
 /* ---- all ------------------------------------------------------------------------------------- */
 
+/* Not between nodes, nor NVLink domains, which are nodes. */
+static bool floats_travel(void)
+{
+	return !getenv("TERN_TEST_NODES") && !getenv("TERN_EMULATED_NVLINK_DOMAIN") &&
+	       !getenv("TERN_FORCE_LINK");
+}
+
 static int run_job(const char *name, rank_main body, struct job *job)
 {
 	const char *failure;
@@ -534,7 +541,7 @@ static int run_small(const char *name, rank_main body, enum tern_mode mode)
 	job.config.mode = mode;
 	job.config.device = TERN_DEVICE_CUDA;
 	job.config.wait_ms = 20000;
-	job.config.combine_floats = !getenv("TERN_TEST_NODES");
+	job.config.combine_floats = floats_travel();
 	bad = run_job(name, body, &job);
 	if (!bad)
 		printf("ok - %s%s\n", mode == TERN_HIGH_THROUGHPUT ? "ht_" : "", name);
@@ -558,7 +565,7 @@ static int random_games(void)
 		struct job job;
 
 		devices_draw_job(&state, &limits, nr_devices, &job);
-		job.config.combine_floats = i % 2 && !getenv("TERN_TEST_NODES");
+		job.config.combine_floats = i % 2 && floats_travel();
 		job.wants = i % 3;
 		snprintf(name, sizeof(name), "seed %llu", (unsigned long long)(seed + i));
 		bad = run_job(name, i % 4 == 3 ? by_graphs : play, &job);
