@@ -474,6 +474,10 @@ struct tern_received {
 	uint32_t *expert_counts; /* [L] rows for each local expert (TERN_BY_SOURCE: routes to it),
 				    rounded up to a multiple of counts_alignment */
 	uint64_t *expert_totals; /* [L] the same, not rounded, is added to what is there */
+	uint64_t *waited_ns;     /* [R] the time for which each source's dispatch was waited for is
+				    added (in high-throughput mode: after that for counts). On a
+				    device in low-latency mode alone, where the halves are kernels of
+				    their own then */
 	void *gemm_scales; /* FP8: the scales column by column, 16-byte aligned, as GEMMs read them
 			      through TMA: float [ceil(H/128)][stride], the one of row position p at
 			      p; TERN_SCALE_UE8M0: uint32_t [ceil(H/512)][stride], four exponents

@@ -102,6 +102,7 @@ stage_check() {
 	local n
 
 	step check/test_device 240 env TERN_TEST_CASES="$CASES" "$BUILD/tests/device/test_device" # stalled and slow ranks, too
+	step check/plans 240 env TERN_TEST_CASES="$CASES" "$BUILD/tests/device/test_plans"
 	step check/calls 60 "$BUILD/tests/device/test_calls"
 	step check/hostile 120 "$BUILD/tests/device/test_hostile"
 	beside check/processes 120 with_library libcmocka.so.0 "$BUILD/tests/device/test_processes" # killed, stalled
@@ -110,6 +111,7 @@ stage_check() {
 		step "check/verify-$n" 120 verify "$n" --preset all --mode ll,ht --dtype fp8,bf16 --tokens 1,8,128 --iters 4
 	done
 	step check/device-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
+	step check/plans-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=8 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_plans"
 	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
 	step check/uneven 60 verify "$gpus" --mode ll,ht --tokens 128 --uneven --drop 0.2 --slots 2 --iters 10
 	wait

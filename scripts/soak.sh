@@ -90,6 +90,9 @@ share over-engine-thread env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DI
 	--sim-hints=no-nptl-pthread-stackcache "$BUILD/tests/exchange/test_shapes"
 share flow until_time $part "$BUILD/tests/exchange/test_flow"
 ! command -v spin >/dev/null || share models tests/models/run.sh --all
+share emulated-plans env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SHARING=7 TERN_TEST_SEED="$seed" TERN_TEST_RANKS=3 TERN_TEST_CASES=60 TERN_TEST_ROUNDS=50 "$BUILD/tests/device/test_plans"
+share emulated-plans-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=2 TERN_TEST_ROUNDS=8 \
+	TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_plans"
 share emulated-hostile env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=300 "$BUILD/tests/device/test_hostile"
 share emulated-device-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_WITHOUT=bad_ids TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 \
 	TERN_TEST_CASES=6 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"

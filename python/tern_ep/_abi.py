@@ -146,6 +146,7 @@ class tern_received(Structure):
         ("wide_ids", c_void_p),
         ("expert_counts", c_void_p),
         ("expert_totals", c_void_p),
+        ("waited_ns", c_void_p),
         ("gemm_scales", c_void_p),
         ("gemm_scales_stride", c_uint32),
         ("counts_alignment", c_uint32),

@@ -63,6 +63,8 @@ class Wanted:
     """[L] 32 bits: rows for each local expert, BY_SOURCE routes to it; rounded up to a multiple of counts_alignment."""
     expert_totals: Optional[Array] = None
     """[L] 64 bits: the same, not rounded, is added."""
+    waited_ns: Optional[Array] = None
+    """[R] 64 bits: the time for which each source was waited for is added. On GPUs in low-latency mode."""
     gemm_scales: Optional[Array] = None
     """FP8: scales column by column, [columns][stride], PADDED [L][columns][stride]: float32, a column a block; UE8M0 32-bit integers,
     of four blocks each. The stride is a multiple of 4, and no less than max_rows (PADDED: than an expert's part of them)."""
@@ -78,6 +80,8 @@ class Wanted:
             views["expert_counts"] = _dense("expert_counts", self.expert_counts, (nr_local,), ("int32", "uint32"))
         if self.expert_totals is not None:
             views["expert_totals"] = _dense("expert_totals", self.expert_totals, (nr_local,), ("int64", "uint64"))
+        if self.waited_ns is not None:
+            views["waited_ns"] = _dense("waited_ns", self.waited_ns, (moe.nr_ranks,), ("int64", "uint64"))
         if self.gemm_scales is not None:
             packed = config.scale == Scale.UE8M0
             columns = -(-config.nr_blocks // 4) if packed else config.nr_blocks
@@ -86,7 +90,7 @@ class Wanted:
             shape = (nr_local, columns, stride) if config.layout == Layout.PADDED else (columns, stride)
             views["gemm_scales"] = _dense("gemm_scales", self.gemm_scales, shape, ("int32", "uint32") if packed else ("float32",))
             args.gemm_scales_stride = stride
-        for name in ("wide_ids", "expert_counts", "expert_totals", "gemm_scales"):
+        for name in ("wide_ids", "expert_counts", "expert_totals", "waited_ns", "gemm_scales"):
             setattr(args, name, views[name].address if name in views else None)
         args.counts_alignment = self.counts_alignment
         return views

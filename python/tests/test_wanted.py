@@ -49,6 +49,7 @@ def play(group: tern_ep.Group, layout: Layout, scale: Scale) -> bool:
             expert_totals=np.zeros(moe.nr_local, np.int64),
             gemm_scales=np.zeros((2 if packed else 5, stride), np.uint32 if packed else np.float32),
             counts_alignment=4,
+            waited_ns=np.zeros(RANKS, np.int64),
         )
         totals = np.zeros(moe.nr_local, np.int64)
         for _ in range(3):

@@ -108,12 +108,12 @@ static int check_wanted(const tern_moe *moe, const struct tern_received *receive
 			"%s: wide_ids are wanted, but rows are by expert: it takes TERN_BY_SOURCE",
 			call);
 	if ((uintptr_t)received->wide_ids % 8 || (uintptr_t)received->expert_counts % 4 ||
-		(uintptr_t)received->expert_totals % 8)
+		(uintptr_t)received->expert_totals % 8 || (uintptr_t)received->waited_ns % 8)
 		return fail(TERN_ERR_INVALID,
-			"%s: wide_ids at %p, expert_counts at %p and expert_totals at %p have to "
-			"be aligned to 8, 4 and 8 bytes",
+			"%s: wide_ids at %p, expert_counts at %p, expert_totals at %p and "
+			"waited_ns at %p have to be aligned to 8, 4, 8 and 8 bytes",
 			call, (void *)received->wide_ids, (void *)received->expert_counts,
-			(void *)received->expert_totals);
+			(void *)received->expert_totals, (void *)received->waited_ns);
 	if ((uintptr_t)received->into_counts % 4 || (uintptr_t)received->into_offsets % 8)
 		return fail(TERN_ERR_INVALID,
 			"%s: into_counts at %p and into_offsets at %p have to be aligned to 4 and "

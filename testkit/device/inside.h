@@ -10,7 +10,7 @@
 struct device_sizes {
 	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, combine_weights,
 		floats, out_floats, wide_received, expert_counts, expert_totals, gemm_scales,
-		into_counts, into_offsets, all;
+		into_counts, into_offsets, waited, all;
 };
 
 /* Of counts and offsets: of local experts, or of sources. */

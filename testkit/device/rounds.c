@@ -82,6 +82,7 @@ struct device_sizes device_lane_sizes(const struct device_rounds *r)
 	s.wide_received = add(&s.all, wide_ids_bytes(job, r->positions));
 	s.expert_counts = add(&s.all, r->reference->nr_local[r->rank] * 4);
 	s.expert_totals = add(&s.all, r->reference->nr_local[r->rank] * 8);
+	s.waited = add(&s.all, job->nr_ranks * 8);
 	s.gemm_scales = add(&s.all,
 		gemm_scales_bytes(job, r->reference->nr_local[r->rank], device_gemm_stride(r)));
 	s.into_counts = add(&s.all, device_nr_lists(r) * 4);
@@ -129,8 +130,12 @@ static int make_lanes(struct device_rounds *r)
 		lane->gemm_scales = next(&at, s.gemm_scales);
 		lane->into_counts = next(&at, s.into_counts);
 		lane->into_offsets = next(&at, s.into_offsets);
+		lane->waited = next(&at, s.waited);
 		rc = device_passed_on(r, r->ops->stream_create(&lane->stream, false));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
+		if (!rc && r->job->wants)
+			rc = device_passed_on(
+				r, r->ops->fill(lane->waited, 0, s.waited, lane->stream));
 		if (!rc && r->job->wants)
 			rc = device_passed_on(r, r->ops->fill(lane->expert_totals, 0,
 							 s.expert_totals, lane->stream));

@@ -246,6 +246,19 @@ static int fetch_received(
 	return device_passed_on(r, r->ops->stream_wait(lane->stream));
 }
 
+/* No wait is longer than a test. */
+static int check_waits(struct device_rounds *r, const uint64_t *waited_ns)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < r->job->nr_ranks; i++)
+		sum += waited_ns[i];
+	return sum && sum < UINT64_C(3600000000000)
+		       ? 0
+		       : fail(TERN_ERR_PROTOCOL, "sources were waited for %llu ns",
+				 (unsigned long long)sum);
+}
+
 /* What was wanted beside rows, as the host sees it. */
 static int verify_beside(
 	struct device_rounds *r, struct device_lane *lane, struct tern_received *host)
@@ -259,9 +272,12 @@ static int verify_beside(
 	host->expert_totals = fetch(r, lane, d->expert_totals, nr_local * 8);
 	host->gemm_scales = fetch(
 		r, lane, d->gemm_scales, gemm_scales_bytes(r->job, (uint32_t)nr_local, stride));
+	host->waited_ns = fetch(r, lane, lane->waited, r->job->nr_ranks * 8);
 	host->counts_alignment = d->counts_alignment;
 	if (!host->gemm_scales || device_passed_on(r, r->ops->stream_wait(lane->stream)))
 		return TERN_ERR_SYSTEM;
+	if (d->waited_ns && check_waits(r, host->waited_ns))
+		return TERN_ERR_PROTOCOL;
 	host->gemm_scales = d->gemm_scales ? host->gemm_scales : NULL;
 	host->wide_ids = d->wide_ids ? host->wide_ids : NULL;
 	return verify_wanted(

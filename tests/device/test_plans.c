@@ -431,6 +431,70 @@ static void at_odds(struct rank *rank)
 	devices_close(rank, r);
 }
 
+/* A round that is over some rank's capacity has a plan too: again it is over. Combined again, it
+ * brings zeros. */
+static int put_over(struct device_rounds *r, uint64_t *plan)
+{
+	static const int32_t one[] = {7, -1, 7, -1, -1, 7, 7, -1}; /* of the last rank */
+	struct device_lane *lane = &r->lanes[0];
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y};
+	struct tern_dispatch args = {
+		.size = sizeof(args), .nr_tokens = 4, .x = lane->x, .topk_ids = lane->ids};
+	int rc = device_passed_on(r, ops->copy(lane->ids, one, sizeof(one), lane->stream));
+
+	rc = rc ? rc : tern_dispatch(r->moe, &args, &received);
+	rc = rc ? rc : tern_plan_create(r->moe, 0, plan);
+	rc = rc ? rc : tern_combine(r->moe, &combine, lane->out, 0);
+	return rc ? rc : device_passed_on(r, ops->stream_wait(lane->stream));
+}
+
+static int again_over(struct rank *rank, struct device_rounds *r, uint64_t plan)
+{
+	struct device_lane *lane = &r->lanes[0];
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = lane->y, .plan = plan};
+	struct tern_dispatch args = {
+		.size = sizeof(args), .nr_tokens = 4, .x = lane->x, .plan = plan};
+	uint16_t out[4 * 256] = {0};
+	int rc = device_passed_on(r, ops->fill(lane->out, 0xa5, sizeof(out), lane->stream));
+
+	rc = rc ? rc : tern_combine(r->moe, &combine, lane->out, 0);
+	rc = rc ? rc : device_passed_on(r, ops->copy(out, lane->out, sizeof(out), lane->stream));
+	rc = rc ? rc : device_passed_on(r, ops->stream_wait(lane->stream));
+	rc = rc ? rc : tern_moe_status(r->moe);
+	for (size_t i = 0; i < sizeof(out) / sizeof(*out) && !rc; i++)
+		if (out[i])
+			return rank_fails(rank, "element %zu of out is %x", i, out[i]);
+	rc = rc ? rc : tern_dispatch(r->moe, &args, &received);
+	rc = rc ? rc : tern_release(r->moe, 0);
+	rc = rc ? rc : device_passed_on(r, ops->stream_wait(lane->stream));
+	return rc ? rc
+		  : wants(rank, "over again", tern_moe_status(r->moe), TERN_ERR_CAPACITY,
+			    "12 rows; its capacity is 11");
+}
+
+static void over_capacity(struct rank *rank)
+{
+	struct player p = {.nr = 0};
+	const struct device_manner plain = {.graphs = false};
+	uint64_t plan = 0, extent;
+	int rc = device_choose(ops, (uint32_t)rank->rank);
+
+	rc = rc ? rc : device_rounds_open(&p.rounds, rank->group, rank->ctx, ops);
+	rc = rc ? rc : put_over(&p.rounds, &plan);
+	rc = rc ? rc
+		: wants(rank, "over", tern_moe_status(p.rounds.moe), TERN_ERR_CAPACITY,
+			  "12 rows; its capacity is 11");
+	rc = rc ? rc : again_over(rank, &p.rounds, plan);
+	rc = rc ? rc : device_put_rows(&p.rounds, 0, 0, &plain);
+	rc = rc ? rc : device_verify_rows(&p.rounds, 0, 0, &extent);
+	rc = rc ? rc : end_combine(&p, 0, extent, &plain);
+	if (!*rank->failure)
+		judge(rank, &p, rc);
+	devices_close(rank, &p.rounds);
+}
+
 /* ---- all ------------------------------------------------------------------------------------- */
 
 static int run_job(const char *name, rank_main body, struct job *job)
@@ -459,6 +523,11 @@ static int run_small(const char *name, rank_main body, enum tern_mode mode)
 	job_init(&job);
 	job.nr_ranks = 3;
 	job.nr_tokens = job.config.max_tokens = 4;
+	if (body == over_capacity) {
+		job.config.capacity = 11;
+		job.nr_tokens = 2;
+		job.routing.drop = 0.5; /* so that other rounds are within it */
+	}
 	job.config.hidden = 256;
 	job.config.nr_experts = 8;
 	job.config.topk = 2;
@@ -515,5 +584,6 @@ int main(void)
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
 		for (int mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 			bad |= run_small(tests[i].name, tests[i].body, (enum tern_mode)mode);
+	bad |= run_small("over_capacity", over_capacity, TERN_HIGH_THROUGHPUT);
 	return bad ? bad : random_games();
 }

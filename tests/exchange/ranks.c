@@ -170,6 +170,7 @@ void buffers_close(struct buffers *b)
 	free(b->into_offsets);
 	free(b->totals);
 	free(b->gemm_scales);
+	free(b->waited_ns);
 }
 
 /* Row positions that a rank's received rows can span in low-latency mode: tern.h, into_x. */
@@ -375,6 +376,7 @@ static void want(struct round *r)
 		b->expert_totals = calloc(nr_local + 1, sizeof(*b->expert_totals));
 		b->totals = calloc(nr_local + 1, sizeof(*b->totals));
 		b->gemm_scales = aligned(scales + 16);
+		b->waited_ns = calloc(r->job->nr_ranks, sizeof(*b->waited_ns));
 	}
 	memset(b->wide_received, POISON, ids);
 	memset(b->gemm_scales, POISON, scales);
@@ -383,6 +385,7 @@ static void want(struct round *r)
 	r->received.into_offsets = b->into_offsets;
 	r->received.expert_counts = b->expert_counts;
 	r->received.expert_totals = b->expert_totals;
+	r->received.waited_ns = b->waited_ns;
 	r->received.gemm_scales = job_received_scales_bytes(r->job) ? b->gemm_scales : NULL;
 	r->received.gemm_scales_stride =
 		r->received.gemm_scales && r->job->seed % 2 ? (uint32_t)stride : 0;

@@ -40,6 +40,7 @@ struct buffers {
 	float *floats, *out_floats; /* where combines take them along */
 	int64_t *wide_received;     /* what is wanted beside received rows */
 	uint32_t *expert_counts;
+	uint64_t *waited_ns;
 	uint64_t *expert_totals, *totals; /* the latter as they should be */
 	uint32_t *into_counts;
 	uint64_t *into_offsets;

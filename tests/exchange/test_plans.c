@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "testkit/draw.h"
@@ -373,6 +374,49 @@ static int refuse_manners(struct round *round)
 	return round_combine(round);
 }
 
+/* Rank 1 is late: the others have waited for it, and for nobody else as long. */
+static void late_of_rank(struct rank *rank)
+{
+	static const struct manner plain;
+	struct timespec nap = {.tv_nsec = 60000000};
+	struct round round;
+
+	if (!round_open(&round, rank, rank->ctx, &plain)) {
+		const uint64_t *waited;
+
+		ranks_meet(rank);
+		if (rank->rank == 1)
+			nanosleep(&nap, NULL);
+		round.number = 1;
+		if (!run_round(&round, 1)) {
+			waited = round.buffers->waited_ns;
+			if (rank->rank != 1 &&
+				(waited[1] < 20000000 || waited[rank->rank] > waited[1]))
+				rank_fails(rank, "waited %llu ns for rank 1, %llu for itself",
+					(unsigned long long)waited[1],
+					(unsigned long long)waited[rank->rank]);
+		}
+	}
+	round_close(&round);
+}
+
+static void late(void **unused)
+{
+	const char *failure;
+	struct reason why;
+	struct job job;
+
+	(void)unused;
+	small_job(&job, TERN_LOW_LATENCY);
+	job.nr_ranks = 3;
+	job.wants = true;
+	assert_int_equal(job_open(&job, &why), 0);
+	failure = run_ranks(3, late_of_rank, &job);
+	if (failure)
+		fail_msg("%s", failure);
+	job_close(&job);
+}
+
 static void manners_of_rank(struct rank *rank)
 {
 	static const struct manner plain;
@@ -651,6 +695,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_games),
 		cmocka_unit_test(refused_manners),
+		cmocka_unit_test(late),
 		cmocka_unit_test(adjoints),
 		cmocka_unit_test(refusals),
 	};

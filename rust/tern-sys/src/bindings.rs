@@ -382,6 +382,7 @@ pub struct tern_received {
     pub wide_ids: *mut i64,
     pub expert_counts: *mut u32,
     pub expert_totals: *mut u64,
+    pub waited_ns: *mut u64,
     pub gemm_scales: *mut ::std::os::raw::c_void,
     pub gemm_scales_stride: u32,
     pub counts_alignment: u32,

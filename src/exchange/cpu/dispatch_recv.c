@@ -209,7 +209,8 @@ static void describe_received(
 static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 {
 	struct slot *s = &moe->slots[slot];
-	int rc = wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);
+	int rc = received->waited_ns ? wait_and_time(moe, slot, received->waited_ns)
+				     : wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);
 
 	rc = rc ? rc : check_words(moe, slot);
 	if (rc)

@@ -18,6 +18,8 @@ struct wait {
 	enum tern_phase phase;
 	uint32_t next; /* ranks below it have arrived */
 	uint64_t start_ns;
+	uint64_t *waited_ns; /* [R], or NULL: nobody wants to know */
+	bool *noted;         /* [R] with it: arrived, and added */
 };
 
 static uint64_t word_of(const struct wait *w, uint32_t rank)
@@ -200,16 +202,34 @@ static bool is_complete(void *ctx)
 	return all_arrived(ctx);
 }
 
+static void note(struct wait *w, uint32_t rank, uint64_t now_ns)
+{
+	w->waited_ns[rank] += now_ns - w->start_ns;
+	w->noted[rank] = true;
+}
+
+/* Looks at all that have not come, as any may be the next. */
+static bool is_complete_and_timed(void *ctx)
+{
+	struct wait *w = ctx;
+	uint64_t now_ns = scheduler_now(w->moe->group->scheduler);
+
+	for (uint32_t r = 0; r < w->moe->nr_ranks; r++)
+		if (!w->noted[r] && !is_missing(w, r))
+			note(w, r, now_ns);
+	return all_arrived(w);
+}
+
 static int look(void *ctx)
 {
 	return look_after_peers(ctx);
 }
 
 /* After a change of members nobody knows how many arrivals of rounds that were given up have been
- * counted: each wakes. */
+ * counted: each wakes. Who wants to know when each came is woken by each, too. */
 static uint32_t wake_at(const struct wait *w, struct event_count *events)
 {
-	if (w->moe->view)
+	if (w->moe->view || w->waited_ns)
 		return atomic_load_explicit(&events->count, memory_order_relaxed);
 	return (w->moe->slots[w->slot].rounds[w->phase] + 1) * w->moe->nr_ranks;
 }
@@ -221,7 +241,7 @@ static int wait_for_missing(struct wait *w)
 		(struct event_count *)own(moe, layout_event_count(&moe->layout, w->slot, w->phase));
 	struct awaited awaited = {.events = events,
 		.wake_at = wake_at(w, events),
-		.is_complete = is_complete,
+		.is_complete = w->waited_ns ? is_complete_and_timed : is_complete,
 		.look = look,
 		.ctx = w,
 		.start_ns = w->start_ns,
@@ -244,6 +264,30 @@ int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_ph
 	rc = rc ? rc : peer_broke(moe);
 	if (!rc)
 		moe->slots[slot].rounds[phase]++;
+	return rc;
+}
+
+int wait_and_time(tern_moe *moe, uint32_t slot, uint64_t *waited_ns)
+{
+	bool noted[moe->nr_ranks];
+	struct wait w = {.moe = moe,
+		.slot = slot,
+		.epoch = moe->slots[slot].epoch,
+		.kind = WORD_DISPATCH,
+		.phase = TERN_PHASE_DISPATCH,
+		.start_ns = scheduler_now(moe->group->scheduler),
+		.waited_ns = waited_ns,
+		.noted = noted};
+	int rc;
+
+	memset(noted, 0, sizeof(noted));
+	rc = is_complete_and_timed(&w) ? 0 : wait_for_missing(&w);
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		if (!noted[r])
+			note(&w, r, scheduler_now(moe->group->scheduler));
+	rc = rc ? rc : peer_broke(moe);
+	if (!rc)
+		moe->slots[slot].rounds[TERN_PHASE_DISPATCH]++;
 	return rc;
 }
 

@@ -171,6 +171,23 @@ static int put_dispatch(struct device_exchange *x, const struct device_call *cal
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
+/* Between what is sent and what is received, so that others need not wait for who is timed. */
+static int put_timed_dispatch(
+	struct device_exchange *x, const struct device_call *call, uint64_t *waited_ns)
+{
+	struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
+	int rc = 0;
+
+	d->roles = DEVICE_SEND;
+	if (call->roles & DEVICE_SEND)
+		rc = put_dispatch(x, call);
+	rc = rc ? rc
+		: cuda_check(dispatch_waits_launch(d, waited_ns, call->stream),
+			  "the kernel that times waits");
+	d->roles = DEVICE_RECEIVE;
+	return rc ? rc : put_dispatch(x, call);
+}
+
 int device_exchange_dispatch(struct device_exchange *x, const struct device_call *call,
 	const struct tern_dispatch *args, struct tern_received *received)
 {
@@ -190,7 +207,9 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		device_kept_dispatch(x, call->kept, d);
 	if (call->roles & DEVICE_RECEIVE)
 		give_received(x, s, d, received);
-	rc = put_dispatch(x, call);
+	rc = call->roles & DEVICE_RECEIVE && received->waited_ns
+		     ? put_timed_dispatch(x, call, received->waited_ns)
+		     : put_dispatch(x, call);
 	if (!rc && call->roles & DEVICE_RECEIVE)
 		rc = put_wanted(x, call, received);
 	return rc || !call->kept ? rc : device_kept_used(call->kept, call);

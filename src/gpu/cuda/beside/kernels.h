@@ -5,6 +5,7 @@
  *
  *   dispatch_beside   what a caller wants of received rows beside them: ids in 64 bits, counts,
  *                     scales column by column
+ *   dispatch_waits    how long each source is waited for
  *   combine_weights   weights that are given at the combine, where sums are made at home -> in place
  *                     of those of the dispatch
  *   combine_floats    a float of each route here -> its home; floats of all ranks -> the caller's
@@ -47,6 +48,10 @@ struct gpu_wanted {
 
 cudaError_t dispatch_beside_launch(const struct gpu_dispatch *dispatch,
 	const struct gpu_wanted *wanted, uint32_t nr_blocks, cudaStream_t stream);
+
+/* Behind the kernel that sends, and before the one that receives: low latency alone. */
+cudaError_t dispatch_waits_launch(
+	const struct gpu_dispatch *dispatch, uint64_t *waited_ns, cudaStream_t stream);
 
 /* Loads them all. */
 cudaError_t beside_prepare(void);

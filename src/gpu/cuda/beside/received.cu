@@ -2,7 +2,8 @@
 /* What a caller wants of received rows beside them, as engines' GEMMs and routers do. */
 #include "gpu/cuda/beside/received.cuh"
 #include "gpu/cuda/common/launch.cuh"
-#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/common/wait.cuh"
+#include "gpu/cuda/internode/internode.cuh"
 
 #define BESIDE_THREADS 512
 
@@ -97,6 +98,48 @@ static __global__ void __launch_bounds__(BESIDE_THREADS) dispatch_beside(
 }
 } // namespace tern
 
+/* ---- how long each source is waited for ------------------------------------------------------ */
+
+/* Its word, or where its plan is in this rank's window: that comes first of all that it sends. */
+static __device__ __forceinline__ uint32_t epoch_of(const struct gpu_exchange *e, uint32_t source)
+{
+	if (e->internode && is_internode<true>(e, source))
+		return word_acquire(
+			e->internode->words +
+			((uint64_t)INTERNODE_DISPATCH * e->nr_ranks + source) * GPU_LINE_BYTES);
+	return piece_load(
+		e->windows[e->rank] + e->window.plans + source * e->window.plan_bytes + 7 * 16)
+		.w;
+}
+
+namespace tern
+{
+/* One that does not come in time is the next kernel's to report. */
+static __global__ void __launch_bounds__(128)
+	dispatch_waits(const __grid_constant__ struct gpu_dispatch d, uint64_t *waited_ns)
+{
+	const struct gpu_exchange *e = &d.exchange;
+	uint32_t epoch = e->state->epoch_dispatch;
+	uint64_t start_ns = now_ns();
+
+	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += blockDim.x) {
+		struct patience patience = {0, 0};
+
+		while (epoch_of(e, r) != epoch && may_wait(&patience, e, r, e->wait_ns))
+			;
+		waited_ns[r] += now_ns() - start_ns;
+	}
+}
+} // namespace tern
+
+cudaError_t dispatch_waits_launch(
+	const struct gpu_dispatch *d, uint64_t *waited_ns, cudaStream_t stream)
+{
+	cudaLaunchConfig_t config = launch_config(1, 128, 0, stream);
+
+	return cudaLaunchKernelEx(&config, tern::dispatch_waits, *d, waited_ns);
+}
+
 cudaError_t dispatch_beside_launch(const struct gpu_dispatch *d, const struct gpu_wanted *w,
 	uint32_t nr_blocks, cudaStream_t stream)
 {
@@ -111,6 +154,7 @@ cudaError_t dispatch_beside_launch(const struct gpu_dispatch *d, const struct gp
 cudaError_t dispatch_beside_prepare(void)
 {
 	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_beside);
 
-	return cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_beside);
+	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_waits);
 }
