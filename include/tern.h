@@ -479,6 +479,21 @@ struct tern_received {
 	uint64_t nr_rows;          /* rows received, without padding */
 	uint64_t extent; /* row positions spanned, padding included: every row's position is below
 			    it */
+	/* In: what else is wanted of the rows, written when they have come; NULL: not that. */
+	int64_t *wide_ids; /* TERN_BY_SOURCE: [positions][K], topk_ids in 64 bits, and -1 in all
+			      rows behind the last: as many as the worst case, or the capacity, has
+			    */
+	uint32_t *expert_counts; /* [L] rows for each local expert (TERN_BY_SOURCE: routes to it),
+				    rounded up to a multiple of counts_alignment */
+	uint64_t *expert_totals; /* [L] the same, not rounded, is added to what is there */
+	void *gemm_scales; /* FP8: the scales column by column, 16-byte aligned, as GEMMs read them
+			      through TMA: float [ceil(H/128)][stride], the one of row position p at
+			      p; TERN_SCALE_UE8M0: uint32_t [ceil(H/512)][stride], four exponents
+			      in each, the lowest byte first, 0 where the row has no more.
+			      TERN_PADDED: so for each of L experts, p counted from its first row */
+	uint32_t gemm_scales_stride; /* in elements, a multiple of 4; 0: the positions, or in
+					TERN_PADDED the capacity, rounded up to one */
+	uint32_t counts_alignment;   /* 0: 1 */
 };
 
 struct tern_combine {
@@ -509,6 +524,9 @@ struct tern_combine {
 TERN_API int tern_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 /* Waits for all sources, then describes the rows in *received. */
 TERN_API int tern_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
+/* How many rows the slot's last dispatch brought, and the positions that they span. On a device it
+ * waits for the stream: the one wait of the host that exact sizes cost. */
+TERN_API int tern_received_sizes(tern_moe *moe, uint32_t slot, uint64_t *nr_rows, uint64_t *extent);
 /* Sends the experts' results home. x and y may be overwritten when it returns 0. Between nodes it
  * may wait until results that were sent before have left; after TERN_ERR_TIMEOUT it goes on when
  * called again with the same arguments. */

@@ -31,6 +31,7 @@ struct job {
 	struct routing routing; /* kind, exponent, path, drop and uneven; job_open sets the rest */
 	uint32_t nr_redundant;  /* physical experts above nr_experts, replicas of others */
 	bool spread;            /* physical expert p on rank p % R instead of contiguous blocks */
+	bool wants;             /* rounds ask for all that there is beside received rows */
 	bool no_weights;        /* topk_weights is NULL, which stands for all 1 */
 	/* Set by job_open: */
 	int32_t *logical; /* of each physical expert; config.placement points here */

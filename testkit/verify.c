@@ -320,3 +320,136 @@ void verify_floats(const struct reference *reference, uint32_t rank, const float
 					want);
 		}
 }
+
+/* ---- what is wanted beside rows -------------------------------------------------------------- */
+
+static uint64_t scale_columns(const struct job *job)
+{
+	uint64_t blocks = job_nr_blocks(job);
+
+	return job->config.scale == TERN_SCALE_FP32 ? blocks : (blocks + 3) / 4;
+}
+
+uint64_t wide_ids_bytes(const struct job *job, uint64_t positions)
+{
+	return job->config.layout == TERN_BY_SOURCE ? positions * job->config.topk * 8 : 0;
+}
+
+uint64_t gemm_scales_bytes(const struct job *job, uint32_t nr_local, uint64_t stride)
+{
+	if (!job_received_scales_bytes(job))
+		return 0;
+	return scale_columns(job) * stride * 4 * (job->config.layout == TERN_PADDED ? nr_local : 1);
+}
+
+struct wanted {
+	struct check check;
+	uint64_t stride;
+	uint32_t *counts; /* [L] */
+};
+
+static void check_columns(const struct wanted *w, const struct place *place)
+{
+	const struct job *job = w->check.reference->job;
+	uint64_t columns = scale_columns(job), first = 0;
+	const uint32_t *got = w->check.received->gemm_scales;
+	size_t bytes = job_received_scales_bytes(job);
+	uint8_t row[bytes + 4];
+
+	if (job->config.layout == TERN_PADDED)
+		first = w->check.received->offsets[place->group];
+	got += (job->config.layout == TERN_PADDED ? place->group * columns * w->stride : 0) +
+	       place->position - first;
+	memset(row, 0, sizeof(row)); /* exponents behind the last are 0 */
+	memcpy(row, w->check.scales, bytes);
+	for (uint64_t c = 0; c < columns; c++)
+		compare_bytes(&w->check, place, "scale of a column", row + c * 4,
+			got + c * w->stride, 4, 4);
+}
+
+static int check_wanted_place(void *ctx, const struct place *place, bool first_of_token)
+{
+	struct wanted *w = ctx;
+	struct reference *reference = w->check.reference;
+	uint32_t topk = reference->job->config.topk;
+	int32_t local[TERN_MAX_TOPK];
+	char name[160];
+
+	if (first_of_token)
+		reference_received_row(
+			reference, place->home, place->token, &w->check.x, &w->check.scales);
+	if (w->check.received->gemm_scales)
+		check_columns(w, place);
+	if (place->k >= 0) {
+		w->counts[place->group]++;
+		return 0;
+	}
+	reference_local_ids(reference, w->check.rank, place->home, place->token, local);
+	for (uint32_t k = 0; k < topk; k++) {
+		int64_t got = w->check.received->wide_ids[place->position * topk + k];
+
+		if (local[k] >= 0)
+			w->counts[local[k]]++;
+		if (got == local[k])
+			continue;
+		name_place(&w->check, place, name, sizeof(name));
+		differ(w->check.difference, "%s: wide_ids[%u] is %lld, should be %d", name, k,
+			(long long)got, local[k]);
+	}
+	return 0;
+}
+
+static void check_behind(const struct wanted *w, uint64_t positions)
+{
+	const struct tern_received *r = w->check.received;
+	uint32_t topk = w->check.reference->job->config.topk;
+
+	for (uint64_t i = r->nr_rows * topk; i < positions * topk && r->wide_ids; i++)
+		if (r->wide_ids[i] != -1) {
+			differ(w->check.difference, "rank %u: wide_ids of position %llu is %lld",
+				w->check.rank, (unsigned long long)(i / topk),
+				(long long)r->wide_ids[i]);
+			return;
+		}
+}
+
+static void check_counts(const struct wanted *w, uint64_t *totals)
+{
+	const struct tern_received *r = w->check.received;
+	uint32_t alignment = r->counts_alignment ? r->counts_alignment : 1;
+
+	for (uint32_t l = 0; l < w->check.reference->nr_local[w->check.rank]; l++) {
+		uint32_t rounded = (w->counts[l] + alignment - 1) / alignment * alignment;
+
+		totals[l] += w->counts[l];
+		if (r->expert_counts[l] != rounded || r->expert_totals[l] != totals[l])
+			differ(w->check.difference,
+				"rank %u, round %llu: local expert %u: count %u, total %llu; "
+				"should be %u, %llu",
+				w->check.rank, (unsigned long long)w->check.reference->round, l,
+				r->expert_counts[l], (unsigned long long)r->expert_totals[l],
+				rounded, (unsigned long long)totals[l]);
+	}
+}
+
+int verify_wanted(struct reference *reference, uint32_t rank, const struct tern_received *received,
+	uint64_t positions, uint64_t stride, uint64_t *totals, struct difference *difference)
+{
+	uint32_t counts[TERN_MAX_TOPK * 64] = {0};
+	struct wanted w = {.check = {.reference = reference,
+				   .received = received,
+				   .difference = difference,
+				   .rank = rank},
+		.stride = stride,
+		.counts = counts};
+	struct received_layout layout;
+
+	if (reference->nr_local[rank] > sizeof(counts) / sizeof(*counts) ||
+		received_layout_create(reference, rank, &layout))
+		return -1;
+	reference_walk(reference, rank, &layout, check_wanted_place, &w);
+	received_layout_destroy(&layout);
+	check_behind(&w, positions);
+	check_counts(&w, totals);
+	return 0;
+}

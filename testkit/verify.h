@@ -15,6 +15,13 @@ struct difference {
  * that of the data. */
 int verify_received(struct reference *reference, uint32_t rank,
 	const struct tern_received *received, struct difference *difference);
+/* What was wanted beside rows, where it is not NULL. positions: as many as there can be; stride: of
+ * gemm_scales; totals: what expert_totals should be, which this round's are added to first. */
+int verify_wanted(struct reference *reference, uint32_t rank, const struct tern_received *received,
+	uint64_t positions, uint64_t stride, uint64_t *totals, struct difference *difference);
+/* Bytes that it takes: of wide_ids and of gemm_scales. capacity: of an expert, in TERN_PADDED. */
+uint64_t wide_ids_bytes(const struct job *job, uint64_t positions);
+uint64_t gemm_scales_bytes(const struct job *job, uint32_t nr_local, uint64_t stride);
 /* NaN equals NaN here, whatever its payload: which one survives a sum is left to the processor. */
 int verify_combined(struct reference *reference, uint32_t rank, const void *out, size_t stride,
 	struct difference *difference);

@@ -43,7 +43,7 @@ from .errors import (
 from .exchange import Exchange, Memory, Stats
 from .group import Change, Group, Path, Threads, View, run_threads
 from .plan import Plan
-from .received import Received
+from .received import Received, Wanted
 
 __all__ = [
     "Array",
@@ -90,6 +90,7 @@ __all__ = [
     "UnsupportedError",
     "WaitReport",
     "WaitTimeoutError",
+    "Wanted",
     "View",
     "Weights",
     "__version__",

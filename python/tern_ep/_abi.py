@@ -144,6 +144,12 @@ class tern_received(Structure):
         ("topk_weights", c_void_p),
         ("nr_rows", c_uint64),
         ("extent", c_uint64),
+        ("wide_ids", c_void_p),
+        ("expert_counts", c_void_p),
+        ("expert_totals", c_void_p),
+        ("gemm_scales", c_void_p),
+        ("gemm_scales_stride", c_uint32),
+        ("counts_alignment", c_uint32),
     ]
 
 
@@ -489,6 +495,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_combine_send": (c_int, [_moe, POINTER(tern_combine)]),
     "tern_combine_recv": (c_int, [_moe, c_uint32, c_void_p, c_size_t]),
     "tern_release": (c_int, [_moe, c_uint32]),
+    "tern_received_sizes": (c_int, [_moe, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
     "tern_plan_create": (c_int, [_moe, c_uint32, POINTER(c_uint64)]),
     "tern_plan_destroy": (c_int, [_moe, c_uint64]),
     "tern_moe_owed": (c_int, [_moe, c_uint32, POINTER(c_uint64)]),

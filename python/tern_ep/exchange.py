@@ -21,7 +21,7 @@ from .config import Config, Device, Layout, Mode, Scale
 from .errors import InvalidError, UnsupportedError, WaitReport, WaitTimeoutError, check, wait_report
 from .group import Group, OneAtATime
 from .plan import Plan
-from .received import Received, shapes
+from .received import NOTHING, Received, Wanted, shapes
 
 _NOTHING: Dict[str, Array] = {}
 _IDS = ("int32", "int64")
@@ -82,6 +82,7 @@ class _Slot:
         self.out_form: Form = None
         self.into_form: Form = None
         self.y_rows = self.out_rows = self.out_stride = 0
+        self.wanted: Optional[Wanted] = None  # of the last dispatch
         self.beside: Any = None  # what the last combine took along, which lives until it has ended
         self.shown: Dict[str, Tuple[int, int, Any]] = {}  # address, rows, array
 
@@ -200,13 +201,21 @@ class Exchange:
             self._check(code)
 
     def dispatch_recv(
-        self, slot: int = 0, *, into_x: Optional[Array] = None, into_scales: Optional[Array] = None, stream: Optional[int] = None
+        self,
+        slot: int = 0,
+        *,
+        into_x: Optional[Array] = None,
+        into_scales: Optional[Array] = None,
+        stream: Optional[int] = None,
+        want: Optional[Wanted] = None,
     ) -> Received:
         """Waits for all sources, and shows the rows. In low-latency mode they may go into the caller's into_x [max_rows][H] (and
-        into_scales)."""
+        into_scales). want: what else is to be made of them."""
         with self._busy:
             state = self._slot(slot)
             into = self._set_received(state, into_x, into_scales)
+            if want is not None or state.wanted is not None:
+                self._set_wanted(state, want)
             native = self._use(state, stream)
             self._check(self._lib.tern_dispatch_recv(native, slot, state.received_at))
             return self._received(state, into)
@@ -215,6 +224,14 @@ class Exchange:
         received = Received(self, state, into)
         state.extent = received.extent
         return received
+
+    def received_sizes(self, slot: int = 0) -> Tuple[int, int]:
+        """How many rows the slot's last dispatch brought, and the positions that they span. On a device it waits for the stream."""
+        nr_rows, extent = ctypes.c_uint64(), ctypes.c_uint64()
+        with self._busy:
+            state = self._slot(slot)
+            self._check(self._lib.tern_received_sizes(self._use(state, None), slot, ctypes.byref(nr_rows), ctypes.byref(extent)))
+        return nr_rows.value, extent.value
 
     def combine_send(
         self,
@@ -286,6 +303,7 @@ class Exchange:
         into_x: Optional[Array] = None,
         into_scales: Optional[Array] = None,
         tag: int = 0,
+        want: Optional[Wanted] = None,
     ) -> Received:
         """dispatch_send and dispatch_recv. All arguments are checked before anything is sent. After
         WaitTimeoutError the same call goes on waiting."""
@@ -295,6 +313,8 @@ class Exchange:
             self._set_dispatch(state, x, topk_ids, topk_weights, scales)
             state.dispatch.tag = tag
             into = self._set_received(state, into_x, into_scales)
+            if want is not None or state.wanted is not None:
+                self._set_wanted(state, want)
             native = self._use(state, stream)
             self._begun(state, self._lib.tern_dispatch(native, state.dispatch_at, state.received_at))
             return self._received(state, into)
@@ -458,6 +478,10 @@ class Exchange:
         state.received.into_scales = views["into_scales"].address if "into_scales" in views else None
         state.into_form = form
         return {"into_x": into_x, "into_scales": into_scales}
+
+    def _set_wanted(self, state: _Slot, want: Optional[Wanted]) -> None:
+        state.wanted = want
+        self._here((want or NOTHING).fill(self, state.received))
 
     def _look_at_into(self, into_x: Optional[Array], into_scales: Optional[Array]) -> Dict[str, View]:
         config = self.config

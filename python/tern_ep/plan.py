@@ -11,7 +11,7 @@ from . import arrays as memory
 from ._library import library
 from .arrays import Array, Dtype
 from .errors import InvalidError, StateError
-from .received import Received
+from .received import Received, Wanted
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -36,7 +36,14 @@ class Plan:
         return self._number
 
     def dispatch(
-        self, x: Array, *, scales: Optional[Array] = None, slot: int = 0, into_x: Optional[Array] = None, into_scales: Optional[Array] = None
+        self,
+        x: Array,
+        *,
+        scales: Optional[Array] = None,
+        slot: int = 0,
+        into_x: Optional[Array] = None,
+        into_scales: Optional[Array] = None,
+        want: Optional[Wanted] = None,
     ) -> Received:
         """As Exchange.dispatch, with as many tokens as then; ids and weights are the plan's, and rows come to the same positions."""
         moe = self.exchange
@@ -51,6 +58,7 @@ class Plan:
             if scales is not None:
                 args.scales = moe._scales(scales, rows.nr).address
             into = moe._set_received(state, into_x, into_scales)
+            moe._set_wanted(state, want)
             native = moe._use(state, None)
             code = moe._lib.tern_dispatch(native, ctypes.byref(args), state.received_at)
             state.dispatch.nr_tokens = self.nr_tokens

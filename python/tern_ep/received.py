@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from .arrays import Dtype, Torch
+from .arrays import Array, Dtype, Torch, View, dense, look
 from .config import Layout, Scale
-from .errors import StateError
+from .errors import InvalidError, StateError
 
 if TYPE_CHECKING:
     from .exchange import Exchange, _Slot
@@ -50,6 +51,58 @@ def shapes(moe: "Exchange") -> Dict[str, Shape]:
         found["topk_ids"] = Shape((config.topk,), "int32", kind.const, kind.plain)
         found["topk_weights"] = Shape((config.topk,), "float32", kind.const, kind.plain)
     return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Arrays that a dispatch fills beside the rows, in the exchange's kind of memory, each dense; they have to live until it is done."""
+
+    wide_ids: Optional[Array] = None
+    """BY_SOURCE: [max_rows][K] int64: topk_ids, and -1 in all rows behind the last."""
+    expert_counts: Optional[Array] = None
+    """[L] 32 bits: rows for each local expert, BY_SOURCE routes to it; rounded up to a multiple of counts_alignment."""
+    expert_totals: Optional[Array] = None
+    """[L] 64 bits: the same, not rounded, is added."""
+    gemm_scales: Optional[Array] = None
+    """FP8: scales column by column, [columns][stride], PADDED [L][columns][stride]: float32, a column a block; UE8M0 32-bit integers,
+    of four blocks each. The stride is a multiple of 4, and no less than max_rows (PADDED: than an expert's part of them)."""
+    counts_alignment: int = 1
+
+    def fill(self, moe: "Exchange", args: Any) -> Dict[str, View]:
+        """Sets the fields of struct tern_received. Returns what it looked at."""
+        config, nr_local = moe.config, moe.nr_local
+        views: Dict[str, View] = {}
+        if self.wide_ids is not None:
+            views["wide_ids"] = _dense("wide_ids", self.wide_ids, (moe.max_rows, config.topk), ("int64",))
+        if self.expert_counts is not None:
+            views["expert_counts"] = _dense("expert_counts", self.expert_counts, (nr_local,), ("int32", "uint32"))
+        if self.expert_totals is not None:
+            views["expert_totals"] = _dense("expert_totals", self.expert_totals, (nr_local,), ("int64", "uint64"))
+        if self.gemm_scales is not None:
+            packed = config.scale == Scale.UE8M0
+            columns = -(-config.nr_blocks // 4) if packed else config.nr_blocks
+            view = look(self.gemm_scales)
+            stride = view.shape[-1] if view.shape else 0
+            shape = (nr_local, columns, stride) if config.layout == Layout.PADDED else (columns, stride)
+            views["gemm_scales"] = _dense("gemm_scales", self.gemm_scales, shape, ("int32", "uint32") if packed else ("float32",))
+            args.gemm_scales_stride = stride
+        for name in ("wide_ids", "expert_counts", "expert_totals", "gemm_scales"):
+            setattr(args, name, views[name].address if name in views else None)
+        args.counts_alignment = self.counts_alignment
+        return views
+
+
+NOTHING = Wanted()
+
+
+def _dense(name: str, array: Array, shape: Tuple[int, ...], dtypes: Tuple[str, ...]) -> View:
+    view = look(array)
+    if view.shape == shape and view.dtype in dtypes and view.writable:
+        if all(n == 1 or s == d for n, s, d in zip(view.shape, view.strides, dense(view.shape, view.item_bytes))):
+            return view
+    raise InvalidError(
+        f"{name} is {view.dtype}{list(view.shape)} with strides of {list(view.strides)} bytes; it has to be dense, writable {list(shape)} of {' or '.join(dtypes)}"
+    )
 
 
 class Received:

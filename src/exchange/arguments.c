@@ -71,12 +71,59 @@ int arguments_plan(const struct tern_dispatch *args, uint32_t nr_tokens)
 	return 0;
 }
 
+uint64_t gemm_scales_stride(const tern_moe *moe, const struct tern_received *received)
+{
+	uint64_t rows =
+		moe->config.layout == TERN_PADDED ? moe->layout.capacity : moe->layout.positions;
+
+	return received->gemm_scales_stride ? received->gemm_scales_stride : align_up(rows, 4);
+}
+
+static int check_gemm_scales(
+	const tern_moe *moe, const struct tern_received *received, const char *call)
+{
+	uint64_t rows =
+		moe->config.layout == TERN_PADDED ? moe->layout.capacity : moe->layout.positions;
+
+	if (!moe->layout.scales_bytes)
+		return fail(TERN_ERR_INVALID, "%s: gemm_scales are wanted, but rows have no scales",
+			call);
+	if ((uintptr_t)received->gemm_scales % 16 || received->gemm_scales_stride % 4)
+		return fail(TERN_ERR_INVALID,
+			"%s: gemm_scales at %p, stride %u elements; they have to be aligned to 16 "
+			"bytes, and it to be a multiple of 4",
+			call, received->gemm_scales, received->gemm_scales_stride);
+	if (gemm_scales_stride(moe, received) >= rows)
+		return 0;
+	return fail(TERN_ERR_INVALID,
+		"%s: gemm_scales_stride is %u, where %llu row positions are possible", call,
+		received->gemm_scales_stride, (unsigned long long)rows);
+}
+
+/* What is wanted beside rows. */
+static int check_wanted(const tern_moe *moe, const struct tern_received *received, const char *call)
+{
+	if (received->wide_ids && moe->config.layout != TERN_BY_SOURCE)
+		return fail(TERN_ERR_INVALID,
+			"%s: wide_ids are wanted, but rows are by expert: it takes TERN_BY_SOURCE",
+			call);
+	if ((uintptr_t)received->wide_ids % 8 || (uintptr_t)received->expert_counts % 4 ||
+		(uintptr_t)received->expert_totals % 8)
+		return fail(TERN_ERR_INVALID,
+			"%s: wide_ids at %p, expert_counts at %p and expert_totals at %p have to "
+			"be aligned to 8, 4 and 8 bytes",
+			call, (void *)received->wide_ids, (void *)received->expert_counts,
+			(void *)received->expert_totals);
+	return received->gemm_scales ? check_gemm_scales(moe, received, call) : 0;
+}
+
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call)
 {
 	uint32_t scale = scale_bytes(moe->config.scale);
+	int rc = check_wanted(moe, received, call);
 
-	if (!received->into_x)
-		return 0;
+	if (rc || !received->into_x)
+		return rc;
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		return fail(TERN_ERR_INVALID,
 			"%s: into_x is given, but in high-throughput mode rows arrive in library "

@@ -15,6 +15,9 @@ int arguments_dispatch(const tern_moe *moe, const struct tern_dispatch *args);
 /* Where its rows are to go. */
 /* A dispatch with a plan of so many tokens. */
 int arguments_plan(const struct tern_dispatch *args, uint32_t nr_tokens);
+/* Of gemm_scales: rows of a column, as the caller says or as many as there can be; and of experts
+ * that have columns of their own. */
+uint64_t gemm_scales_stride(const tern_moe *moe, const struct tern_received *received);
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call);
 
 /* Results of the received rows. How many came the host knows on the CPU alone. */

@@ -84,6 +84,15 @@ int tern_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern_r
 	return rc || received == theirs ? rc : struct_out(&kind_received, theirs, received);
 }
 
+int tern_received_sizes(tern_moe *moe, uint32_t slot, uint64_t *nr_rows, uint64_t *extent)
+{
+	int rc = begin(moe, slot, "tern_received_sizes");
+
+	if (!rc && (!nr_rows || !extent))
+		rc = fail(TERN_ERR_INVALID, "tern_received_sizes: nr_rows or extent is NULL");
+	return rc ? rc : told(moe, moe->ops->received_sizes(moe, slot, nr_rows, extent));
+}
+
 int tern_combine_send(tern_moe *moe, const struct tern_combine *args)
 {
 	struct tern_combine room;

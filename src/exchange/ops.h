@@ -18,6 +18,7 @@ struct exchange_ops {
 	int (*dispatch_recv)(tern_moe *moe, uint32_t slot, struct tern_received *received);
 	int (*dispatch)(
 		tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
+	int (*received_sizes)(tern_moe *moe, uint32_t slot, uint64_t *nr_rows, uint64_t *extent);
 	int (*combine_send)(tern_moe *moe, const struct tern_combine *args);
 	int (*combine_recv)(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
 	int (*combine)(

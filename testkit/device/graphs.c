@@ -40,6 +40,15 @@ static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot
 		lane->received.into_x = lane->into_x;
 		lane->received.into_scales = lane->into_scales;
 	}
+	if (r->job->wants) {
+		bool ids = wide_ids_bytes(r->job, 1), scales = job_received_scales_bytes(r->job);
+
+		lane->received.wide_ids = ids ? (int64_t *)(void *)lane->wide_received : NULL;
+		lane->received.expert_counts = (uint32_t *)(void *)lane->expert_counts;
+		lane->received.expert_totals = (uint64_t *)(void *)lane->expert_totals;
+		lane->received.gemm_scales = scales ? lane->gemm_scales : NULL;
+		lane->received.counts_alignment = 16;
+	}
 	return piece == PIECE_DISPATCH ? tern_dispatch(r->moe, &args, &lane->received)
 				       : tern_dispatch_recv(r->moe, slot, &lane->received);
 }

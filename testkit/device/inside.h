@@ -9,8 +9,11 @@
 /* Bytes of a lane's buffers, each with room to see what is written beyond it. */
 struct device_sizes {
 	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, combine_weights,
-		floats, out_floats, all;
+		floats, out_floats, wide_received, expert_counts, expert_totals, gemm_scales, all;
 };
+
+/* Of scales that are wanted column by column. */
+uint64_t device_gemm_stride(const struct device_rounds *r);
 
 /* That go with results of so many row positions. */
 uint64_t device_nr_floats(const struct device_rounds *r, uint64_t rows);

@@ -45,6 +45,14 @@ uint64_t device_nr_floats(const struct device_rounds *r, uint64_t rows)
 	return !c->combine_floats ? 0 : c->layout == TERN_BY_SOURCE ? rows * c->topk : rows;
 }
 
+/* As many as the library takes where the caller says nothing. */
+uint64_t device_gemm_stride(const struct device_rounds *r)
+{
+	const struct layout *l = &r->moe->layout;
+
+	return align_up(r->job->config.layout == TERN_PADDED ? l->capacity : l->positions, 4);
+}
+
 struct device_sizes device_lane_sizes(const struct device_rounds *r)
 {
 	const struct job *job = r->job;
@@ -63,6 +71,13 @@ struct device_sizes device_lane_sizes(const struct device_rounds *r)
 	s.combine_weights = add(&s.all, routes * 4);
 	s.floats = add(&s.all, device_nr_floats(r, r->positions) * 4);
 	s.out_floats = add(&s.all, routes * 4);
+	if (!job->wants)
+		return s;
+	s.wide_received = add(&s.all, wide_ids_bytes(job, r->positions));
+	s.expert_counts = add(&s.all, r->reference->nr_local[r->rank] * 4);
+	s.expert_totals = add(&s.all, r->reference->nr_local[r->rank] * 8);
+	s.gemm_scales = add(&s.all,
+		gemm_scales_bytes(job, r->reference->nr_local[r->rank], device_gemm_stride(r)));
 	return s;
 }
 
@@ -100,8 +115,15 @@ static int make_lanes(struct device_rounds *r)
 		lane->combine_weights = next(&at, s.combine_weights);
 		lane->floats = next(&at, s.floats);
 		lane->out_floats = next(&at, s.out_floats);
+		lane->wide_received = next(&at, s.wide_received);
+		lane->expert_counts = next(&at, s.expert_counts);
+		lane->expert_totals = next(&at, s.expert_totals);
+		lane->gemm_scales = next(&at, s.gemm_scales);
 		rc = device_passed_on(r, r->ops->stream_create(&lane->stream, false));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
+		if (!rc && r->job->wants)
+			rc = device_passed_on(r, r->ops->fill(lane->expert_totals, 0,
+							 s.expert_totals, lane->stream));
 	}
 	return rc;
 }

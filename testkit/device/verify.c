@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "testkit/device/inside.h"
+#include "exchange/state.h"
 #include "base/error.h"
 
 #define POISON 0xa5
@@ -154,6 +155,13 @@ static int poison_outputs(struct device_rounds *r, struct device_lane *lane, uin
 	rc = rc ? rc
 		: r->ops->fill((void *)d->counts, with,
 			  r->reference->nr_local[r->rank] * sizeof(*d->counts), lane->stream);
+	if (r->job->wants) {
+		struct device_sizes s = device_lane_sizes(r);
+
+		rc = rc ? rc
+			: r->ops->fill(lane->wide_received, with, s.wide_received, lane->stream);
+		rc = rc ? rc : r->ops->fill(lane->gemm_scales, with, s.gemm_scales, lane->stream);
+	}
 	return device_passed_on(r, rc);
 }
 
@@ -228,6 +236,44 @@ static int fetch_received(
 	return device_passed_on(r, r->ops->stream_wait(lane->stream));
 }
 
+/* What was wanted beside rows, as the host sees it. */
+static int verify_beside(
+	struct device_rounds *r, struct device_lane *lane, struct tern_received *host)
+{
+	const struct tern_received *d = &lane->received;
+	uint64_t stride = device_gemm_stride(r), positions = r->moe->layout.positions,
+		 nr_local = r->reference->nr_local[r->rank];
+
+	host->wide_ids = fetch(r, lane, d->wide_ids, wide_ids_bytes(r->job, positions));
+	host->expert_counts = fetch(r, lane, d->expert_counts, nr_local * 4);
+	host->expert_totals = fetch(r, lane, d->expert_totals, nr_local * 8);
+	host->gemm_scales = fetch(
+		r, lane, d->gemm_scales, gemm_scales_bytes(r->job, (uint32_t)nr_local, stride));
+	host->counts_alignment = d->counts_alignment;
+	if (!host->gemm_scales || device_passed_on(r, r->ops->stream_wait(lane->stream)))
+		return TERN_ERR_SYSTEM;
+	host->gemm_scales = d->gemm_scales ? host->gemm_scales : NULL;
+	host->wide_ids = d->wide_ids ? host->wide_ids : NULL;
+	return verify_wanted(
+		       r->reference, r->rank, host, positions, stride, lane->totals, &r->difference)
+		       ? TERN_ERR_NOMEM
+		       : 0;
+}
+
+/* Asks for them, as engines do that want no more rows than there are. */
+static int check_sizes(
+	struct device_rounds *r, const struct device_lane *lane, const struct tern_received *host)
+{
+	uint64_t nr_rows = 0, extent = 0;
+	int rc = tern_received_sizes(r->moe, (uint32_t)(lane - r->lanes), &nr_rows, &extent);
+
+	if (rc || (nr_rows == host->nr_rows && extent == host->extent))
+		return rc;
+	return fail(TERN_ERR_PROTOCOL, "sizes are %llu and %llu, where %llu and %llu are received",
+		(unsigned long long)nr_rows, (unsigned long long)extent,
+		(unsigned long long)host->nr_rows, (unsigned long long)host->extent);
+}
+
 /* extent: positions that its rows span. */
 int device_verify_rows(struct device_rounds *r, uint32_t slot, uint64_t round, uint64_t *extent)
 {
@@ -238,6 +284,10 @@ int device_verify_rows(struct device_rounds *r, uint32_t slot, uint64_t round, u
 	set_reference(r, lane, round);
 	rc = fetch_received(r, lane, &host);
 	*extent = host.extent;
+	if (r->job->wants) {
+		rc = rc ? rc : check_sizes(r, lane, &host);
+		rc = rc ? rc : verify_beside(r, lane, &host);
+	}
 	return rc || !verify_received(r->reference, r->rank, &host, &r->difference)
 		       ? rc
 		       : TERN_ERR_NOMEM;

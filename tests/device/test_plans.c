@@ -490,6 +490,7 @@ static int random_games(void)
 
 		devices_draw_job(&state, &limits, nr_devices, &job);
 		job.config.combine_floats = i % 2 && !getenv("TERN_TEST_NODES");
+		job.wants = i % 3;
 		snprintf(name, sizeof(name), "seed %llu", (unsigned long long)(seed + i));
 		bad = run_job(name, i % 4 == 3 ? by_graphs : play, &job);
 	}

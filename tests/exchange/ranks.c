@@ -163,6 +163,11 @@ void buffers_close(struct buffers *b)
 	free(b->combine_weights);
 	free(b->floats);
 	free(b->out_floats);
+	free(b->wide_received);
+	free(b->expert_counts);
+	free(b->expert_totals);
+	free(b->totals);
+	free(b->gemm_scales);
 }
 
 /* Row positions that a rank's received rows can span in low-latency mode: tern.h, into_x. */
@@ -341,9 +346,59 @@ int round_dispatch_send(struct round *r)
 	return rc ? failed(r, rc, "dispatch_send") : 0;
 }
 
+static uint64_t wanted_stride(const struct round *r)
+{
+	const struct layout *l = &r->moe->layout;
+	uint64_t rows = r->job->config.layout == TERN_PADDED ? l->capacity : l->positions;
+
+	return align_up(rows, 4) + (r->job->seed % 2 ? 8 : 0);
+}
+
+/* All of it. */
+static void want(struct round *r)
+{
+	uint64_t positions = r->moe->layout.positions, stride = wanted_stride(r);
+	uint32_t nr_local = r->moe->nr_local;
+	size_t ids = wide_ids_bytes(r->job, positions),
+	       scales = gemm_scales_bytes(r->job, nr_local, stride);
+	struct buffers *b = r->buffers;
+
+	if (!b->expert_counts) {
+		b->wide_received = aligned(ids + 8);
+		b->expert_counts = aligned((nr_local + 1) * sizeof(*b->expert_counts));
+		b->expert_totals = calloc(nr_local + 1, sizeof(*b->expert_totals));
+		b->totals = calloc(nr_local + 1, sizeof(*b->totals));
+		b->gemm_scales = aligned(scales + 16);
+	}
+	memset(b->wide_received, POISON, ids);
+	memset(b->gemm_scales, POISON, scales);
+	r->received.wide_ids = ids ? b->wide_received : NULL;
+	r->received.expert_counts = b->expert_counts;
+	r->received.expert_totals = b->expert_totals;
+	r->received.gemm_scales = job_received_scales_bytes(r->job) ? b->gemm_scales : NULL;
+	r->received.gemm_scales_stride =
+		r->received.gemm_scales && r->job->seed % 2 ? (uint32_t)stride : 0;
+	r->received.counts_alignment = (uint32_t)(r->job->seed % 7);
+}
+
+/* Beside rows, and how many there are. */
+static int check_wanted(struct round *r, struct difference *difference)
+{
+	uint64_t nr_rows = 0, extent = 0;
+
+	if (tern_received_sizes(r->moe, r->slot, &nr_rows, &extent) ||
+		nr_rows != r->received.nr_rows || extent != r->received.extent)
+		return rank_fails(r->rank, "round %llu: sizes: %s", (unsigned long long)r->number,
+			tern_last_error());
+	return verify_wanted(r->reference, (uint32_t)r->rank->rank, &r->received,
+		r->moe->layout.positions, wanted_stride(r), r->buffers->totals, difference);
+}
+
 static void expect_rows(struct round *r)
 {
 	r->received = (struct tern_received){.size = sizeof(r->received)};
+	if (r->job->wants)
+		want(r);
 	if (r->manner.into) {
 		r->received.into_x = r->buffers->into;
 		r->received.into_scales = r->buffers->into_scales;
@@ -358,6 +413,8 @@ int round_check_received(struct round *r)
 		return rank_fails(r->rank, "round %llu: received x is not the caller's buffer",
 			(unsigned long long)r->number);
 	set_reference(r);
+	if (r->job->wants && check_wanted(r, &difference))
+		return -1;
 	if (verify_received(r->reference, (uint32_t)r->rank->rank, &r->received, &difference) ||
 		difference.nr)
 		return rank_fails(r->rank, "round %llu: %llu wrong after dispatch: %s",

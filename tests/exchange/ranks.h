@@ -38,6 +38,10 @@ struct buffers {
 	int64_t *wide_ids;
 	float *weights, *combine_weights;
 	float *floats, *out_floats; /* where combines take them along */
+	int64_t *wide_received;     /* what is wanted beside received rows */
+	uint32_t *expert_counts;
+	uint64_t *expert_totals, *totals; /* the latter as they should be */
+	void *gemm_scales;
 	size_t y_bytes, floats_bytes, rows_apart;
 };
 int buffers_open(struct buffers *buffers, const struct job *job, size_t rows_apart);

@@ -149,6 +149,7 @@ static void draw_game(uint64_t seed, struct game *game)
 	draw_job(&state, &limits, &game->job);
 	game->job.config.capacity = 0;
 	game->job.config.combine_floats = (uint32_t)random_below(&state, 2);
+	game->job.wants = random_below(&state, 2);
 	game->job.config.wait_ms = random_below(&state, 5) == 0 ? 0 : 60000;
 	game->job.config.nr_threads = 1 + (uint32_t)random_below(&state, 4) / 3;
 	game->seed = seed;
@@ -303,6 +304,35 @@ static void refusals(void **unused)
 
 /* ---- what a combine cannot take along -------------------------------------------------------- */
 
+/* What there is not beside rows. */
+static int refuse_wishes(struct round *round)
+{
+	struct tern_received r = {.size = sizeof(r)};
+	struct tern_dispatch args;
+	uint64_t numbers[4], extent;
+	char *odd = (char *)numbers + 1;
+
+	round_arguments(round, &args);
+	if (wants(round, tern_received_sizes(round->moe, 0, numbers, &extent), TERN_ERR_STATE,
+		    "dispatch_send") ||
+		wants(round, tern_received_sizes(round->moe, 0, NULL, &extent), TERN_ERR_INVALID,
+			"is NULL"))
+		return -1;
+	r.wide_ids = (int64_t *)numbers;
+	if (wants(round, tern_dispatch(round->moe, &args, &r), TERN_ERR_INVALID,
+		    "it takes TERN_BY_SOURCE"))
+		return -1;
+	r.wide_ids = NULL;
+	r.expert_counts = (uint32_t *)(void *)odd;
+	if (wants(round, tern_dispatch(round->moe, &args, &r), TERN_ERR_INVALID,
+		    "expert_counts at"))
+		return -1;
+	r.expert_counts = NULL;
+	r.gemm_scales = numbers;
+	return wants(round, tern_dispatch(round->moe, &args, &r), TERN_ERR_INVALID,
+		"rows have no scales");
+}
+
 static int refuse_manners(struct round *round)
 {
 	struct tern_combine args, wrong;
@@ -311,7 +341,7 @@ static int refuse_manners(struct round *round)
 	bool home = round->job->config.reduce == TERN_REDUCE_HOME;
 
 	round->number = 1;
-	if (round_dispatch(round) || round_results(round, &args))
+	if (refuse_wishes(round) || round_dispatch(round) || round_results(round, &args))
 		return -1;
 	wrong = args;
 	wrong.topk_weights = numbers;

@@ -383,6 +383,12 @@ pub struct tern_received {
     pub topk_weights: *const f32,
     pub nr_rows: u64,
     pub extent: u64,
+    pub wide_ids: *mut i64,
+    pub expert_counts: *mut u32,
+    pub expert_totals: *mut u64,
+    pub gemm_scales: *mut ::std::os::raw::c_void,
+    pub gemm_scales_stride: u32,
+    pub counts_alignment: u32,
 }
 impl Default for tern_received {
     fn default() -> Self {
@@ -426,6 +432,14 @@ extern "C" {
         moe: *mut tern_moe,
         slot: u32,
         received: *mut tern_received,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn tern_received_sizes(
+        moe: *mut tern_moe,
+        slot: u32,
+        nr_rows: *mut u64,
+        extent: *mut u64,
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {

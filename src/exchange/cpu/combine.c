@@ -400,47 +400,26 @@ static int check_results(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
-/* The floats of a row's routes, behind its results. of_k: those, where each came by itself. */
-static void take_floats(const tern_moe *moe, const struct token_rows *rows, uint32_t row,
-	const uint8_t *result, const void *const *of_k, float *out)
-{
-	for (uint32_t j = 0; j < rows->rows[row].nr; j++) {
-		uint32_t k = rows->k[rows->rows[row].first + j];
-		const uint8_t *from = result ? result : of_k[k];
-
-		memcpy(out + k,
-			from + moe->layout.combine_row_bytes + (result ? k : 0) * sizeof(*out),
-			sizeof(*out));
-	}
-}
-
 /* The results that came home for one token, in the order of their sum: of ranks, or of k. */
 static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token,
 	const void **results, float *weights)
 {
 	uint32_t topk = moe->config.topk, nr = 0;
 	const int32_t *physical = s->physical + (size_t)token * topk;
-	float *floats = s->out_floats ? s->out_floats + (size_t)token * topk : NULL;
 	const void *of_k[TERN_MAX_TOPK];
 	struct token_rows rows;
 
-	if (floats)
-		memset(floats, 0, topk * sizeof(*floats));
 	plan_token(&moe->placement, physical, topk, &rows);
 	for (uint32_t i = 0; i < rows.nr_rows; i++) {
 		uint32_t *next = home_counter(moe, moe->home_next, rows.rows[i].rank, token);
 
 		if (moe->config.reduce == TERN_REDUCE_EXPERT) {
 			results[nr++] = own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
-			if (floats)
-				take_floats(moe, &rows, i, results[nr - 1], NULL, floats);
 			continue;
 		}
 		for (uint32_t j = 0; j < rows.rows[i].nr; j++)
 			of_k[rows.k[rows.rows[i].first + j]] =
 				own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
-		if (floats)
-			take_floats(moe, &rows, i, NULL, of_k, floats);
 	}
 	for (uint32_t k = 0; k < topk && moe->config.reduce == TERN_REDUCE_HOME; k++)
 		if (physical[k] >= 0) {
@@ -450,13 +429,54 @@ static uint32_t results_of_token(tern_moe *moe, const struct slot *s, uint32_t s
 	return nr;
 }
 
+static void rewind_home(tern_moe *moe, const struct slot *s)
+{
+	memcpy(moe->home_next, s->home_start,
+		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
+}
+
+/* Behind the results of one token, each route's in its k's place; where each route came by itself,
+ * by itself. */
+static void take_floats(tern_moe *moe, const struct slot *s, uint32_t slot, uint32_t token)
+{
+	uint32_t topk = moe->config.topk, row_bytes = moe->layout.combine_row_bytes;
+	bool each = moe->config.reduce == TERN_REDUCE_HOME;
+	float *out = s->out_floats + (size_t)token * topk;
+	const uint8_t *result = NULL;
+	struct token_rows rows;
+
+	memset(out, 0, topk * sizeof(*out));
+	plan_token(&moe->placement, s->physical + (size_t)token * topk, topk, &rows);
+	for (uint32_t i = 0; i < rows.nr_rows; i++) {
+		uint32_t *next = home_counter(moe, moe->home_next, rows.rows[i].rank, token);
+
+		for (uint32_t j = 0; j < rows.rows[i].nr; j++) {
+			uint32_t k = rows.k[rows.rows[i].first + j];
+
+			if (each || j == 0)
+				result =
+					own(moe, layout_combine_row(&moe->layout, slot, (*next)++));
+			memcpy(out + k, result + row_bytes + (each ? 0 : k) * sizeof(*out),
+				sizeof(*out));
+		}
+	}
+}
+
+static void take_all_floats(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	rewind_home(moe, s);
+	for (uint32_t t = 0; t < s->nr_tokens && s->out_floats; t++)
+		take_floats(moe, s, slot, t);
+}
+
 static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t stride)
 {
 	const struct slot *s = &moe->slots[slot];
 	bool weighted = moe->config.reduce == TERN_REDUCE_HOME && s->weighted;
 
-	memcpy(moe->home_next, s->home_start,
-		(size_t)moe->nr_ranks * moe->config.replica_ranks * sizeof(*moe->home_next));
+	rewind_home(moe, s);
 	for (uint32_t t = 0; t < s->nr_tokens; t++) {
 		struct row_op *op = row_work_next(moe->work);
 
@@ -478,6 +498,8 @@ static int receive_results(tern_moe *moe, uint32_t slot, void *out, size_t strid
 	if (rc)
 		return rc;
 	sum_at_home(moe, slot, out, stride ? stride : moe->layout.combine_row_bytes);
+	if (moe->config.combine_floats)
+		take_all_floats(moe, slot);
 	slot_end_round(moe, slot);
 	return 0;
 }

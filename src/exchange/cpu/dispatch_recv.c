@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "exchange/state.h"
 #include "exchange/cpu/halves.h"
+#include "exchange/cpu/received.h"
 #include "exchange/cpu/kernels/kernels.h"
 #include "exchange/row_work.h"
 #include "exchange/rows.h"
@@ -222,7 +223,20 @@ static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 		return rc;
 	moe->stats.rows_received += s->nr_rows;
 	describe_received(moe, s, received);
+	if (received_is_asked(received))
+		received_beside(moe, received);
 	s->state = SLOT_RECEIVED;
+	return 0;
+}
+
+int cpu_received_sizes(tern_moe *moe, uint32_t slot, uint64_t *nr_rows, uint64_t *extent)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	if (s->state != SLOT_RECEIVED)
+		return slot_wrong_state(moe, slot, "tern_received_sizes");
+	*nr_rows = s->nr_rows;
+	*extent = s->extent;
 	return 0;
 }
 

@@ -209,6 +209,7 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.dispatch = device_exchange_dispatch,
 		.combine = device_exchange_combine,
 		.release = device_exchange_release,
+		.sizes = device_exchange_sizes,
 		.plan_create = device_kept_create,
 		.plan_destroy = device_kept_destroy,
 		.plan_bytes = device_kept_bytes,

@@ -18,6 +18,8 @@ void device_exchange_report(
 void device_exchange_input_error(
 	struct device_exchange *exchange, uint32_t slot, struct gpu_input_error *input_error);
 
+int device_exchange_sizes(
+	struct device_exchange *exchange, const struct device_call *call, uint64_t sums[2]);
 int device_kept_create(struct device_exchange *exchange, const struct device_call *call,
 	uint32_t nr_tokens, struct device_kept **kept);
 void device_kept_destroy(struct device_exchange *exchange, struct device_kept *kept);

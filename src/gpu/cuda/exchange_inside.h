@@ -12,6 +12,7 @@
 struct reports {
 	struct gpu_report report;
 	struct gpu_input_error input_error;
+	uint64_t sums[2]; /* of the last dispatch whose sizes were asked for */
 };
 
 struct device_kept;

@@ -107,6 +107,51 @@ static void give_received(const struct device_exchange *x, const struct device_s
 	received->nr_rows = received->extent = x->positions;
 }
 
+static uint32_t beside_blocks(const struct device_exchange *x, const struct device_call *call)
+{
+	uint32_t most = call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks;
+
+	return gpu_least(most, BESIDE_BLOCKS);
+}
+
+/* What the caller wants beside rows, behind them. */
+static int put_wanted(struct device_exchange *x, const struct device_call *call,
+	const struct tern_received *received)
+{
+	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
+	uint32_t blocks = d->exchange.row.nr_lines;
+	struct gpu_wanted wanted = {.wide_ids = received->wide_ids,
+		.expert_counts = received->expert_counts,
+		.expert_totals = received->expert_totals,
+		.gemm_scales = received->gemm_scales,
+		.stride = call->gemm_scales_stride,
+		.columns = d->scale_bytes == 4 ? blocks : (blocks + 3) / 4,
+		.positions = x->positions,
+		.alignment = received->counts_alignment ? received->counts_alignment : 1};
+
+	if (!wanted.wide_ids && !wanted.expert_counts && !wanted.expert_totals &&
+		!wanted.gemm_scales)
+		return 0;
+	return cuda_check(dispatch_beside_launch(d, &wanted, beside_blocks(x, call), call->stream),
+		"the kernel beside received rows");
+}
+
+int device_exchange_sizes(
+	struct device_exchange *x, const struct device_call *call, uint64_t sums[2])
+{
+	uint64_t *here = x->reports[call->slot].sums;
+	int rc = device_check_current(x);
+
+	rc = rc ? rc
+		: cuda_check(cudaMemcpyAsync(here, x->slots[call->slot].dispatch.out_sums,
+				     2 * sizeof(*here), cudaMemcpyDeviceToHost, call->stream),
+			  "cudaMemcpyAsync of sizes");
+	rc = rc ? rc : cuda_check(cudaStreamSynchronize(call->stream), "cudaStreamSynchronize");
+	sums[0] = rc ? 0 : here[0];
+	sums[1] = rc ? 0 : here[1];
+	return rc;
+}
+
 static int put_dispatch(struct device_exchange *x, const struct device_call *call)
 {
 	struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
@@ -140,6 +185,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	if (call->roles & DEVICE_RECEIVE)
 		give_received(x, s, d, received);
 	rc = put_dispatch(x, call);
+	if (!rc && call->roles & DEVICE_RECEIVE)
+		rc = put_wanted(x, call, received);
 	return rc || !call->kept ? rc : device_kept_used(call->kept, call);
 }
 
@@ -196,8 +243,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 static int put_beside(struct device_exchange *x, const struct device_call *call)
 {
 	struct device_slot *s = &x->slots[call->slot];
-	uint32_t most = call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks,
-		 nr_blocks = gpu_least(most, BESIDE_BLOCKS);
+	uint32_t nr_blocks = beside_blocks(x, call);
 	int rc = 0;
 
 	s->beside.roles = call->roles;

@@ -90,6 +90,10 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 	if (!rc && !received->into_x && moe->config.caller_output)
 		rc = fail(TERN_ERR_INVALID, "%s: into_x is NULL, and caller_output was set", call);
 	rc = rc ? rc : check_reachable(moe, "into_x", received->into_x);
+	rc = rc ? rc : check_reachable(moe, "wide_ids", received->wide_ids);
+	rc = rc ? rc : check_reachable(moe, "expert_counts", received->expert_counts);
+	rc = rc ? rc : check_reachable(moe, "expert_totals", received->expert_totals);
+	rc = rc ? rc : check_reachable(moe, "gemm_scales", received->gemm_scales);
 	if (rc || !moe->layout.scales_bytes)
 		return rc;
 	return check_reachable(moe, "into_scales", received->into_scales);
@@ -129,6 +133,7 @@ static int put_dispatch(tern_moe *moe, uint32_t slot, uint32_t roles,
 		return rc;
 	moe->device->busy = true;
 	call.kept = plan ? plan->kept : NULL;
+	call.gemm_scales_stride = received ? gemm_scales_stride(moe, received) : 0;
 	rc = device_outcome(moe->device,
 		moe->device->ops->dispatch(moe->device->exchange, &call, args, received));
 	if (rc)
@@ -146,6 +151,23 @@ int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 	int rc = check_dispatch(moe, args, "tern_dispatch_send");
 
 	return rc ? rc : put_dispatch(moe, args->slot, DEVICE_SEND, args, NULL, SLOT_DISPATCHED);
+}
+
+int device_received_sizes(tern_moe *moe, uint32_t slot, uint64_t *nr_rows, uint64_t *extent)
+{
+	struct device_call call = device_call_of(moe, slot, 0);
+	uint64_t sums[2];
+	int rc = device_look(moe);
+
+	rc = rc ? rc
+		: device_outcome(
+			  moe->device, moe->device->ops->sizes(moe->device->exchange, &call, sums));
+	rc = rc ? rc : device_look(moe); /* what kernels have found by now */
+	if (rc)
+		return rc;
+	*nr_rows = sums[0];
+	*extent = sums[1];
+	return 0;
 }
 
 int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received)

@@ -66,6 +66,7 @@ int device_dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *received);
 int device_dispatch(
 	tern_moe *moe, const struct tern_dispatch *args, struct tern_received *received);
+int device_received_sizes(tern_moe *moe, uint32_t slot, uint64_t *nr_rows, uint64_t *extent);
 int device_combine_send(tern_moe *moe, const struct tern_combine *args);
 int device_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
 int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);

@@ -55,6 +55,7 @@ struct device_call {
 	const uint32_t *nr_tokens_at;
 	uint32_t nr_sms; /* at most; 0: the default */
 	uint64_t wait_ns;
+	uint64_t gemm_scales_stride; /* of a dispatch whose scales are wanted column by column */
 	struct device_kept *kept; /* a dispatch with this plan, or a combine of it again; else NULL
 				   */
 };
@@ -100,6 +101,9 @@ struct device_ops {
 	int (*combine)(struct device_exchange *exchange, const struct device_call *call,
 		const struct tern_combine *args, void *out, size_t out_stride);
 	int (*release)(struct device_exchange *exchange, const struct device_call *call);
+	/* Of the slot's last dispatch: rows, and positions that they span. Waits for the stream. */
+	int (*sizes)(
+		struct device_exchange *exchange, const struct device_call *call, uint64_t sums[2]);
 	/* The routes of the slot's round, whose dispatch has been put on the stream with at most so
 	 * many tokens; read there. Destroying waits for nothing: what is on streams still reads it.
 	 */

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a combine may take along, by kernels of their own ahead of its own: so those are what they
- * were. Launchers, like those of common/kernels.h.
+/* What is made of received rows behind a dispatch's kernels, and what a combine takes along ahead
+ * of its own: by kernels beside them, which are what they were without. Launchers, like those of
+ * common/kernels.h.
  *
+ *   dispatch_beside   what a caller wants of received rows beside them: ids in 64 bits, counts,
+ *                     scales column by column
  *   combine_weights   weights that are given at the combine, where sums are made at home -> in place
  *                     of those of the dispatch
  *   combine_floats    a float of each route here -> its home; floats of all ranks -> the caller's
@@ -30,6 +33,20 @@ cudaError_t combine_weights_launch(const struct gpu_combine *combine, const stru
 /* Blocks wait for other ranks: all have to fit on the device at once. */
 cudaError_t combine_floats_launch(const struct gpu_combine *combine, const struct ht_exchange *ht,
 	const struct gpu_beside *beside, uint32_t nr_blocks, cudaStream_t stream);
+
+/* As in struct tern_received. */
+struct gpu_wanted {
+	int64_t *wide_ids;
+	uint32_t *expert_counts;
+	uint64_t *expert_totals;
+	uint32_t *gemm_scales;
+	uint64_t stride, columns; /* of scales: rows of a column; columns */
+	uint64_t positions;
+	uint32_t alignment;
+};
+
+cudaError_t dispatch_beside_launch(const struct gpu_dispatch *dispatch,
+	const struct gpu_wanted *wanted, uint32_t nr_blocks, cudaStream_t stream);
 
 /* Loads them all. */
 cudaError_t beside_prepare(void);

@@ -3,15 +3,18 @@
 
 #include "gpu/cuda/common/kernels.h"
 
+namespace tern
+{
 static __global__ void code()
 {
 }
+} // namespace tern
 
 /* All kernels are built for the same architectures. */
 cudaError_t code_version(int *version)
 {
 	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)code);
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::code);
 
 	*version = rc ? 0 : attributes.ptxVersion;
 	return rc;

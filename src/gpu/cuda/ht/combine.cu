@@ -395,6 +395,8 @@ static __device__ __forceinline__ void team_load_all(const struct gpu_combine *c
 	team_stop(&in);
 }
 
+namespace tern
+{
 template <int Y>
 static __global__ void __launch_bounds__(TEAM_MOST_WARPS *LANES, 1) combine_ht(
 	const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h,
@@ -431,6 +433,7 @@ static __global__ void __launch_bounds__(TEAM_MOST_WARPS *LANES, 1) combine_ht(
 	else
 		team_sum<Y>(l.shape, of_team, place.which);
 }
+} // namespace tern
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
@@ -439,9 +442,9 @@ typedef void (*combine_kernel)(
 
 static combine_kernel choose(const struct gpu_combine *c)
 {
-	return c->kind == GPU_Y_BF16   ? combine_ht<GPU_Y_BF16>
-	       : c->kind == GPU_Y_FP16 ? combine_ht<GPU_Y_FP16>
-				       : combine_ht<GPU_Y_FP32>;
+	return c->kind == GPU_Y_BF16   ? tern::combine_ht<GPU_Y_BF16>
+	       : c->kind == GPU_Y_FP16 ? tern::combine_ht<GPU_Y_FP16>
+				       : tern::combine_ht<GPU_Y_FP32>;
 }
 
 /* One token at a time where there are few for each team, as the last ones decide when all have

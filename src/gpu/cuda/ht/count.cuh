@@ -83,8 +83,10 @@ static __device__ __forceinline__ void count_away(
 		atomicAdd(&e->state->nr_away, nr);
 }
 
+namespace tern
+{
 /* A thread has a route, or several with more than 8 of a token. */
-static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(
+static __global__ void __launch_bounds__(COUNT_THREADS) dispatch_count_ht(
 	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
 	BLOCK_MEMORY(bits); /* [P + R][CHUNK_WORDS] tokens of the chunk; behind them the first with
@@ -146,5 +148,6 @@ static __global__ void __launch_bounds__(COUNT_THREADS) ht_count(
 	if (threadIdx.x < LANES)
 		count_away(e, bits + h.nr_physical * CHUNK_WORDS);
 }
+} // namespace tern
 
 #endif

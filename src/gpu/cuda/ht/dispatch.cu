@@ -404,6 +404,8 @@ HOST_DEVICE uint32_t buffers_bytes(const struct gpu_dispatch *d, uint32_t nr_war
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
+namespace tern
+{
 template <int X, int ND>
 static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h,
@@ -462,6 +464,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 	if (d.roles & GPU_RECEIVE)
 		receive_all(&d, &h, &w, state.y, abandoned);
 }
+} // namespace tern
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
@@ -472,15 +475,15 @@ static dispatch_kernel choose(const struct gpu_dispatch *d)
 {
 	switch (d->kind) {
 	case GPU_X_COPY:
-		return dispatch_ht<GPU_X_COPY, 4>;
+		return tern::dispatch_ht<GPU_X_COPY, 4>;
 	case GPU_X_GIVEN:
-		return dispatch_ht<GPU_X_GIVEN, 2>;
+		return tern::dispatch_ht<GPU_X_GIVEN, 2>;
 	case GPU_X_BF16:
-		return dispatch_ht<GPU_X_BF16, 2>;
+		return tern::dispatch_ht<GPU_X_BF16, 2>;
 	case GPU_X_FP16:
-		return dispatch_ht<GPU_X_FP16, 2>;
+		return tern::dispatch_ht<GPU_X_FP16, 2>;
 	case GPU_X_FP32:
-		return dispatch_ht<GPU_X_FP32, 2>;
+		return tern::dispatch_ht<GPU_X_FP32, 2>;
 	}
 	return NULL;
 }

@@ -2,10 +2,10 @@
 /* High throughput, before any row moves: routes are counted in chunks of tokens, counts are
  * exchanged, and every rank computes where its rows go.
  *
- *   ht_count   a block a chunk: each route's number among those of its chunk for the same expert
- *              (by_source: rows for the same rank)
- *   ht_place   one block: sums over chunks -> counts to all; counts of all -> capacity, offsets,
- *              and where each chunk's rows begin
+ *   dispatch_count_ht   a block a chunk: each route's number among those of its chunk for the same
+ *                       expert (by_source: rows for the same rank)
+ *   dispatch_place_ht   one block: sums over chunks -> counts to all; counts of all -> capacity,
+ *                       offsets, and where each chunk's rows begin
  */
 #include "gpu/cuda/ht/count.cuh"
 #include "gpu/cuda/internode/internode_ht.cuh"
@@ -313,8 +313,10 @@ static __device__ __forceinline__ void counters_round_of(const struct gpu_exchan
 	counters_add(&t->tokens_away, e->state->nr_away);
 }
 
+namespace tern
+{
 static __global__ void __launch_bounds__(PLACE_THREADS)
-	ht_place(const __grid_constant__ struct gpu_dispatch d,
+	dispatch_place_ht(const __grid_constant__ struct gpu_dispatch d,
 		const __grid_constant__ struct ht_exchange h, uint32_t nr_early)
 {
 	BLOCK_MEMORY(shared);
@@ -373,6 +375,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS)
 			e->state->tickets[i] = i == HT_TICKETS_ROWS ? nr_early : 0;
 	}
 }
+} // namespace tern
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
@@ -389,13 +392,13 @@ static uint32_t count_shared(const struct ht_exchange *h)
 cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 {
 	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)ht_count);
+	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_count_ht);
 
 	if (!rc && place_shared(h) > 48 * 1024)
-		rc = allow_shared((const void *)ht_place);
+		rc = allow_shared((const void *)tern::dispatch_place_ht);
 	if (!rc && count_shared(h) > 48 * 1024)
-		rc = allow_shared((const void *)ht_count);
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)ht_place);
+		rc = allow_shared((const void *)tern::dispatch_count_ht);
+	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_place_ht);
 }
 
 cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exchange *h,
@@ -410,10 +413,10 @@ cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exch
 	launch_early(&count, &early[0], launch->early);
 	launch_early(&place, &early[1], launch->early);
 	if (!rc && nr_chunks)
-		rc = cudaLaunchKernelEx(&count, ht_count, *args, *h);
+		rc = cudaLaunchKernelEx(&count, tern::dispatch_count_ht, *args, *h);
 	return rc ? rc
-		  : cudaLaunchKernelEx(
-			    &place, ht_place, *args, *h, ht_early_tokens(args, h, launch));
+		  : cudaLaunchKernelEx(&place, tern::dispatch_place_ht, *args, *h,
+			    ht_early_tokens(args, h, launch));
 }
 
 cudaError_t ht_most_blocks(const struct gpu_dispatch *dispatch, const struct gpu_combine *combine,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput combine to and from ranks on other nodes (internode_ht.cuh).
  *
- *   internode_results_out   a token of an internode source by a warp: its head -> y rows -> (sum)
- *                           -> staging; then commands for runs of results
- *   internode_results_in    a token by a warp: its internode results, landing -> this rank's
- *                           window, where the combine's own kernel sums them with all others
+ *   results_out   a token of an internode source by a warp: its head -> y rows -> (sum) -> staging;
+ *                 then commands for runs of results
+ *   results_in    a token by a warp: its internode results, landing -> this rank's window, where the
+ *                 combine's own kernel sums them with all others
  */
 #include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/results.cuh"
@@ -127,10 +127,10 @@ static __device__ __forceinline__ bool send_home(const struct gpu_combine *c,
 }
 
 template <int Y>
-static __global__ void __launch_bounds__(512) internode_results_out(
-	const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h)
+static __device__ __forceinline__ void results_out(
+	const struct gpu_combine *c, const struct ht_exchange *h)
 {
-	const struct gpu_exchange *e = &c.exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x,
 		 nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
@@ -139,10 +139,10 @@ static __global__ void __launch_bounds__(512) internode_results_out(
 	if (state.w || e->state->abandoned)
 		return;
 	for (uint32_t i = 0; i < e->internode->nr_internode; i++)
-		if (!send_home<Y>(&c, &h, state.y, i, warp, nr_warps))
+		if (!send_home<Y>(c, h, state.y, i, warp, nr_warps))
 			return;
 	if (internode_last(e, nr_warps))
-		ring_internode_results(e, &h, state.y);
+		ring_internode_results(e, h, state.y);
 }
 
 /* ---- at home --------------------------------------------------------------------------------- */
@@ -181,10 +181,10 @@ static __device__ __forceinline__ void fetch_token(
 		word_store(window + h->window.result_words + cell * 4, epoch);
 }
 
-static __global__ void __launch_bounds__(512) internode_results_in(
-	const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h)
+static __device__ __forceinline__ void results_in(
+	const struct gpu_combine *c, const struct ht_exchange *h)
 {
-	const struct gpu_exchange *e = &c.exchange;
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x,
 		 nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state;
@@ -195,26 +195,44 @@ static __global__ void __launch_bounds__(512) internode_results_in(
 		state.w)
 		return;
 	for (uint32_t token = warp; token < state.z; token += nr_warps)
-		fetch_token(e, &h, state.y, token);
+		fetch_token(e, h, state.y, token);
 }
+
+namespace tern
+{
+/* One name for both ways, as profilers know a half by its name. */
+template <int ROLE, int Y>
+static __global__ void __launch_bounds__(512) combine_internode(
+	const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h)
+{
+	if constexpr (ROLE == GPU_SEND)
+		results_out<Y>(&c, &h);
+	else
+		results_in(&c, &h);
+}
+} // namespace tern
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
 static internode_kernel<struct gpu_combine> choose(const struct gpu_combine *c)
 {
-	return c->kind == GPU_Y_BF16   ? internode_results_out<GPU_Y_BF16>
-	       : c->kind == GPU_Y_FP16 ? internode_results_out<GPU_Y_FP16>
-				       : internode_results_out<GPU_Y_FP32>;
+	return c->kind == GPU_Y_BF16   ? tern::combine_internode<GPU_SEND, GPU_Y_BF16>
+	       : c->kind == GPU_Y_FP16 ? tern::combine_internode<GPU_SEND, GPU_Y_FP16>
+				       : tern::combine_internode<GPU_SEND, GPU_Y_FP32>;
 }
+
+/* Results that come are copied, whatever they are of. */
+static const internode_kernel<struct gpu_combine> receive_kernel =
+	tern::combine_internode<GPU_RECEIVE, GPU_Y_BF16>;
 
 cudaError_t internode_combine_prepare(const struct gpu_combine *c)
 {
-	return internode_prepare<struct gpu_combine>(choose(c), internode_results_in);
+	return internode_prepare<struct gpu_combine>(choose(c), receive_kernel);
 }
 
 cudaError_t internode_combine_launch(const struct gpu_combine *c, const struct ht_exchange *h,
 	const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream)
 {
 	return internode_launch(
-		role == GPU_SEND ? choose(c) : internode_results_in, c, h, launch, stream);
+		role == GPU_SEND ? choose(c) : receive_kernel, c, h, launch, stream);
 }

@@ -5,9 +5,9 @@
 
 template <int FORMAT, int ND> static ll_kernel<struct gpu_combine> choose(enum gpu_y kind)
 {
-	return kind == GPU_Y_BF16   ? combine_ll<FORMAT, GPU_Y_BF16, ND, true>
-	       : kind == GPU_Y_FP16 ? combine_ll<FORMAT, GPU_Y_FP16, ND, true>
-				    : combine_ll<FORMAT, GPU_Y_FP32, ND, true>;
+	return kind == GPU_Y_BF16   ? tern::combine_ll<FORMAT, GPU_Y_BF16, ND, true>
+	       : kind == GPU_Y_FP16 ? tern::combine_ll<FORMAT, GPU_Y_FP16, ND, true>
+				    : tern::combine_ll<FORMAT, GPU_Y_FP32, ND, true>;
 }
 
 ll_kernel<struct gpu_combine> internode_combine_kernel(const struct gpu_combine *c)

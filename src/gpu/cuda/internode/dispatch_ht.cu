@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput dispatch to and from ranks on other nodes (internode_ht.cuh).
  *
- *   internode_rows_out   a token by a warp: x -> (quantise) -> staging, at the token's place; its
- *                        heads; then commands for runs of rows
- *   internode_rows_in    a token of an internode source by a warp: landing -> the final places of
- *                        its rows, descriptions
+ *   rows_out   a token by a warp: x -> (quantise) -> staging, at the token's place; its heads; then
+ *              commands for runs of rows
+ *   rows_in    a token of an internode source by a warp: landing -> the final places of its rows,
+ *              descriptions
  */
 #include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/rows.cuh"
@@ -93,10 +93,10 @@ static __device__ __forceinline__ void stage_token(
 }
 
 template <int X, int ND>
-static __global__ void __launch_bounds__(512) internode_rows_out(
-	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __device__ __forceinline__ void rows_out(
+	const struct gpu_dispatch *d, const struct ht_exchange *h)
 {
-	const struct gpu_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x,
 		 nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
@@ -106,9 +106,9 @@ static __global__ void __launch_bounds__(512) internode_rows_out(
 		return;
 	for (uint32_t token = warp; token < state.z; token += nr_warps)
 		if (is_mine(e, token))
-			stage_token<X, ND>(&d, &h, state.y, token);
+			stage_token<X, ND>(d, h, state.y, token);
 	if (internode_last(e, nr_warps))
-		ring_internode_rows(&d, state.y, state.z);
+		ring_internode_rows(d, state.y, state.z);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -182,10 +182,10 @@ static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
 	return true;
 }
 
-static __global__ void __launch_bounds__(512) internode_rows_in(
-	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
+static __device__ __forceinline__ void rows_in(
+	const struct gpu_dispatch *d, const struct ht_exchange *h)
 {
-	const struct gpu_exchange *e = &d.exchange;
+	const struct gpu_exchange *e = &d->exchange;
 	uint32_t warp = threadIdx.x / LANES * gridDim.x + blockIdx.x,
 		 nr_warps = blockDim.x / LANES * gridDim.x;
 	uint4 state = *(const uint4 *)e->state;
@@ -197,14 +197,28 @@ static __global__ void __launch_bounds__(512) internode_rows_in(
 		return;
 	for (uint32_t i = 0; i < e->internode->nr_internode; i++) {
 		uint32_t source = e->internode->ranks[i].rank,
-			 nr = internode_nr_tokens(e, &h, state.y, source);
+			 nr = internode_nr_tokens(e, h, state.y, source);
 
 		for (uint32_t token = warp; token < nr; token += nr_warps)
 			if (sends_token(e, source, token) &&
-				!take_token(&d, &h, state.y, source, token))
+				!take_token(d, h, state.y, source, token))
 				return;
 	}
 }
+
+namespace tern
+{
+/* One name for both ways, as profilers know a half by its name. */
+template <int ROLE, int X, int ND>
+static __global__ void __launch_bounds__(512) dispatch_internode(
+	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
+{
+	if constexpr (ROLE == GPU_SEND)
+		rows_out<X, ND>(&d, &h);
+	else
+		rows_in(&d, &h);
+}
+} // namespace tern
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
@@ -212,27 +226,31 @@ static internode_kernel<struct gpu_dispatch> choose(const struct gpu_dispatch *d
 {
 	switch (d->kind) {
 	case GPU_X_COPY:
-		return internode_rows_out<GPU_X_COPY, 4>;
+		return tern::dispatch_internode<GPU_SEND, GPU_X_COPY, 4>;
 	case GPU_X_GIVEN:
-		return internode_rows_out<GPU_X_GIVEN, 2>;
+		return tern::dispatch_internode<GPU_SEND, GPU_X_GIVEN, 2>;
 	case GPU_X_BF16:
-		return internode_rows_out<GPU_X_BF16, 2>;
+		return tern::dispatch_internode<GPU_SEND, GPU_X_BF16, 2>;
 	case GPU_X_FP16:
-		return internode_rows_out<GPU_X_FP16, 2>;
+		return tern::dispatch_internode<GPU_SEND, GPU_X_FP16, 2>;
 	case GPU_X_FP32:
-		return internode_rows_out<GPU_X_FP32, 2>;
+		return tern::dispatch_internode<GPU_SEND, GPU_X_FP32, 2>;
 	}
 	return NULL;
 }
 
+/* Rows that come are copied, whatever they are of. */
+static const internode_kernel<struct gpu_dispatch> receive_kernel =
+	tern::dispatch_internode<GPU_RECEIVE, GPU_X_COPY, 4>;
+
 cudaError_t internode_dispatch_prepare(const struct gpu_dispatch *d)
 {
-	return internode_prepare<struct gpu_dispatch>(choose(d), internode_rows_in);
+	return internode_prepare<struct gpu_dispatch>(choose(d), receive_kernel);
 }
 
 cudaError_t internode_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h,
 	const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream)
 {
 	return internode_launch(
-		role == GPU_SEND ? choose(d) : internode_rows_in, d, h, launch, stream);
+		role == GPU_SEND ? choose(d) : receive_kernel, d, h, launch, stream);
 }

@@ -8,15 +8,15 @@ template <int FORMAT, int COPIED> static ll_kernel<struct gpu_dispatch> choose(e
 {
 	switch (kind) {
 	case GPU_X_COPY:
-		return dispatch_ll<FORMAT, GPU_X_COPY, COPIED, GPU_ANY, true>;
+		return tern::dispatch_ll<FORMAT, GPU_X_COPY, COPIED, GPU_ANY, true>;
 	case GPU_X_GIVEN:
-		return dispatch_ll<FORMAT, GPU_X_GIVEN, 2, GPU_ANY, true>;
+		return tern::dispatch_ll<FORMAT, GPU_X_GIVEN, 2, GPU_ANY, true>;
 	case GPU_X_BF16:
-		return dispatch_ll<FORMAT, GPU_X_BF16, 2, GPU_ANY, true>;
+		return tern::dispatch_ll<FORMAT, GPU_X_BF16, 2, GPU_ANY, true>;
 	case GPU_X_FP16:
-		return dispatch_ll<FORMAT, GPU_X_FP16, 2, GPU_ANY, true>;
+		return tern::dispatch_ll<FORMAT, GPU_X_FP16, 2, GPU_ANY, true>;
 	case GPU_X_FP32:
-		return dispatch_ll<FORMAT, GPU_X_FP32, 2, GPU_ANY, true>;
+		return tern::dispatch_ll<FORMAT, GPU_X_FP32, 2, GPU_ANY, true>;
 	}
 	return NULL;
 }

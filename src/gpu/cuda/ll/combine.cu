@@ -10,12 +10,12 @@ static combine_kernel choose_lines(enum gpu_y kind, uint32_t nr_vectors)
 	if (kind != GPU_Y_BF16 && nr_vectors != 2)
 		return NULL;
 	if (kind == GPU_Y_FP16)
-		return combine_ll<GPU_FLAG128, GPU_Y_FP16, 2>;
+		return tern::combine_ll<GPU_FLAG128, GPU_Y_FP16, 2>;
 	if (kind == GPU_Y_FP32)
-		return combine_ll<GPU_FLAG128, GPU_Y_FP32, 2>;
-	return nr_vectors == 1   ? combine_ll<GPU_FLAG128, GPU_Y_BF16, 1>
-	       : nr_vectors == 2 ? combine_ll<GPU_FLAG128, GPU_Y_BF16, 2>
-	       : nr_vectors == 4 ? combine_ll<GPU_FLAG128, GPU_Y_BF16, 4>
+		return tern::combine_ll<GPU_FLAG128, GPU_Y_FP32, 2>;
+	return nr_vectors == 1   ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 1>
+	       : nr_vectors == 2 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 2>
+	       : nr_vectors == 4 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 4>
 				 : NULL;
 }
 
@@ -33,12 +33,12 @@ template <bool DRAWN> static combine_kernel choose_own(const struct gpu_combine 
 	uint32_t nr_vectors = c->exchange.result.nr_vectors;
 
 	if (c->kind == GPU_Y_BF16 && nr_vectors == 1)
-		return combine_ll_own<GPU_Y_BF16, 1, DRAWN>;
+		return tern::combine_ll_own<GPU_Y_BF16, 1, DRAWN>;
 	if (nr_vectors != 2)
 		return NULL;
-	return c->kind == GPU_Y_BF16   ? combine_ll_own<GPU_Y_BF16, 2, DRAWN>
-	       : c->kind == GPU_Y_FP16 ? combine_ll_own<GPU_Y_FP16, 2, DRAWN>
-				       : combine_ll_own<GPU_Y_FP32, 2, DRAWN>;
+	return c->kind == GPU_Y_BF16   ? tern::combine_ll_own<GPU_Y_BF16, 2, DRAWN>
+	       : c->kind == GPU_Y_FP16 ? tern::combine_ll_own<GPU_Y_FP16, 2, DRAWN>
+				       : tern::combine_ll_own<GPU_Y_FP32, 2, DRAWN>;
 }
 
 static combine_kernel choose(const struct gpu_combine *c)
@@ -49,9 +49,9 @@ static combine_kernel choose(const struct gpu_combine *c)
 		return choose_lines(c->kind, c->exchange.result.nr_vectors);
 	if (c->exchange.result.nr_vectors != 3)
 		return NULL;
-	return c->kind == GPU_Y_BF16   ? combine_ll<GPU_FLAG16, GPU_Y_BF16, 3>
-	       : c->kind == GPU_Y_FP16 ? combine_ll<GPU_FLAG16, GPU_Y_FP16, 3>
-				       : combine_ll<GPU_FLAG16, GPU_Y_FP32, 3>;
+	return c->kind == GPU_Y_BF16   ? tern::combine_ll<GPU_FLAG16, GPU_Y_BF16, 3>
+	       : c->kind == GPU_Y_FP16 ? tern::combine_ll<GPU_FLAG16, GPU_Y_FP16, 3>
+				       : tern::combine_ll<GPU_FLAG16, GPU_Y_FP32, 3>;
 }
 
 cudaError_t ll_combine_launch(

@@ -444,6 +444,8 @@ static __device__ __forceinline__ void receive_results(const struct gpu_combine 
 									 zeros */
 }
 
+namespace tern
+{
 template <int FORMAT, int Y, int ND, bool FAR = false>
 static __global__ void __launch_bounds__(512, 1)
 	combine_ll(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
@@ -480,5 +482,6 @@ static __global__ void __launch_bounds__(512, 1)
 		trace_mark(e, 10);
 	}
 }
+} // namespace tern
 
 #endif

@@ -206,6 +206,8 @@ static __device__ __forceinline__ void sum_portions(
 									     hold zeros */
 }
 
+namespace tern
+{
 /* DRAWN: some warps begin with own tokens. */
 template <int Y, int ND, bool DRAWN>
 static __global__ void __launch_bounds__(512, 1)
@@ -235,5 +237,6 @@ static __global__ void __launch_bounds__(512, 1)
 	sum_portions<Y, ND, DRAWN>(
 		&c, state, &t, blockIdx.x == gridDim.x - 1 && warp == send_warps - 1);
 }
+} // namespace tern
 
 #endif

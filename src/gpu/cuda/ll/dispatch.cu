@@ -18,9 +18,9 @@ static int case_of(const struct gpu_dispatch *d)
 
 template <int X, int ND> static dispatch_kernel choose_case(int which)
 {
-	return which == GPU_PLAIN    ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN>
-	       : which == GPU_PLACED ? dispatch_ll<GPU_FLAG128, X, ND, GPU_PLACED>
-				     : dispatch_ll<GPU_FLAG128, X, ND, GPU_ANY>;
+	return which == GPU_PLAIN    ? tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN>
+	       : which == GPU_PLACED ? tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLACED>
+				     : tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_ANY>;
 }
 
 /* Variants that measurements chose (docs/notebook/gpu-low-latency.md); the kinds of x that few
@@ -30,8 +30,8 @@ static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vect
 	if (kind == GPU_X_COPY && nr_vectors == 4)
 		return choose_case<GPU_X_COPY, 4>(which);
 	if (kind == GPU_X_BF16 && nr_vectors == 4) /* for the lab alone */
-		return which == GPU_PLAIN ? dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4, GPU_PLAIN>
-					  : dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4>;
+		return which == GPU_PLAIN ? tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4, GPU_PLAIN>
+					  : tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4>;
 	if (nr_vectors != 2)
 		return NULL;
 	switch (kind) {
@@ -42,9 +42,9 @@ static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vect
 	case GPU_X_BF16:
 		return choose_case<GPU_X_BF16, 2>(which);
 	case GPU_X_FP16:
-		return dispatch_ll<GPU_FLAG128, GPU_X_FP16, 2>;
+		return tern::dispatch_ll<GPU_FLAG128, GPU_X_FP16, 2>;
 	case GPU_X_FP32:
-		return dispatch_ll<GPU_FLAG128, GPU_X_FP32, 2>;
+		return tern::dispatch_ll<GPU_FLAG128, GPU_X_FP32, 2>;
 	}
 	return NULL;
 }
@@ -55,15 +55,15 @@ static dispatch_kernel choose_cells(enum gpu_x kind, uint32_t nr_vectors)
 		return NULL;
 	switch (kind) {
 	case GPU_X_COPY:
-		return dispatch_ll<GPU_FLAG16, GPU_X_COPY, 3>;
+		return tern::dispatch_ll<GPU_FLAG16, GPU_X_COPY, 3>;
 	case GPU_X_GIVEN:
-		return dispatch_ll<GPU_FLAG16, GPU_X_GIVEN, 2>;
+		return tern::dispatch_ll<GPU_FLAG16, GPU_X_GIVEN, 2>;
 	case GPU_X_BF16:
-		return dispatch_ll<GPU_FLAG16, GPU_X_BF16, 2>;
+		return tern::dispatch_ll<GPU_FLAG16, GPU_X_BF16, 2>;
 	case GPU_X_FP16:
-		return dispatch_ll<GPU_FLAG16, GPU_X_FP16, 2>;
+		return tern::dispatch_ll<GPU_FLAG16, GPU_X_FP16, 2>;
 	case GPU_X_FP32:
-		return dispatch_ll<GPU_FLAG16, GPU_X_FP32, 2>;
+		return tern::dispatch_ll<GPU_FLAG16, GPU_X_FP32, 2>;
 	}
 	return NULL;
 }

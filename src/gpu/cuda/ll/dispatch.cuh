@@ -486,6 +486,8 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	}
 }
 
+namespace tern
+{
 /* FAR: some ranks are on other nodes (internode.h); GPU_ANY then. */
 template <int FORMAT, int X, int ND, int CASE = GPU_ANY, bool FAR = false>
 static __global__ void __launch_bounds__(512, 1)
@@ -517,5 +519,6 @@ static __global__ void __launch_bounds__(512, 1)
 			&d, &p, state, warp - send_warps, nr_warps - send_warps);
 	}
 }
+} // namespace tern
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/cuda/beside/kernels.h"
+#include "gpu/cuda/beside/received.cuh"
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/ht/ht.cuh"
 
@@ -198,5 +198,6 @@ cudaError_t beside_prepare(void)
 	cudaFuncAttributes attributes;
 	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::combine_weights);
 
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::combine_floats);
+	rc = rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::combine_floats);
+	return rc ? rc : dispatch_beside_prepare();
 }
