@@ -52,14 +52,15 @@ strike() {
 	done
 	at=$(echo "$fraction $total" | awk '{print int($1 * $2 / 4)}')
 	while [ "$(used "${victims##* }")" -lt "$at" ]; do :; done
-	struck=0
 	for victim in $victims; do
-		kill -9 "$victim" 2>/dev/null || struck=1
+		kill -9 "$victim" 2>/dev/null
 		[ "$pause" = 0 ] || sleep "0.00$pause"
 	done
 	wait $launcher
 	code=$?
-	return $struck
+	for rank in "$@"; do
+		grep -q "rank $rank died" "$tmp/err" || return 1
+	done
 }
 
 # kill_ranks COPIES PAUSE RANK...: at a moment drawn from the seed; an earlier one where that is too late on a machine that
