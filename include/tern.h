@@ -494,6 +494,11 @@ struct tern_received {
 	uint32_t gemm_scales_stride; /* in elements, a multiple of 4; 0: the positions, or in
 					TERN_PADDED the capacity, rounded up to one */
 	uint32_t counts_alignment;   /* 0: 1 */
+	uint32_t *into_counts;  /* in: the lists go here, [L], or [R] in TERN_BY_SOURCE, aligned to
+				 */
+	uint64_t *into_offsets; /* 4 and 8 bytes; on devices in high-throughput mode by
+				   tern_dispatch alone, as its first half writes them. NULL: library
+				   memory */
 };
 
 struct tern_combine {

@@ -150,6 +150,8 @@ class tern_received(Structure):
         ("gemm_scales", c_void_p),
         ("gemm_scales_stride", c_uint32),
         ("counts_alignment", c_uint32),
+        ("into_counts", c_void_p),
+        ("into_offsets", c_void_p),
     ]
 
 

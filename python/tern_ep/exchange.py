@@ -321,6 +321,39 @@ class Exchange:
         finally:
             self._busy.leave()
 
+    def _dispatch_for_good(
+        self,
+        x: Array,
+        topk_ids: Array,
+        topk_weights: Optional[Array],
+        scales: Optional[Array],
+        slot: int,
+        into_x: Optional[Array],
+        into_scales: Optional[Array],
+        counts: Array,
+        offsets: Array,
+    ) -> Received:
+        """dispatch for the torch operators, whose results last: they have made the last four as they have to be."""
+        self._busy.enter()
+        try:
+            state = self._slot(slot)
+            self._set_dispatch(state, x, topk_ids, topk_weights, scales)
+            state.dispatch.tag = 0
+            if state.wanted is not None:
+                self._set_wanted(state, None)
+            args, address = state.received, self.kind.address
+            args.into_x = None if into_x is None else address(into_x)
+            args.into_scales = None if into_scales is None else address(into_scales)
+            args.into_counts, args.into_offsets = address(counts), address(offsets)
+            try:
+                native = self._use(state, None)
+                self._begun(state, self._lib.tern_dispatch(native, state.dispatch_at, state.received_at))
+            finally:
+                args.into_counts = args.into_offsets = None
+            return self._received(state, _NOTHING if into_x is None else {"into_x": into_x, "into_scales": into_scales})
+        finally:
+            self._busy.leave()
+
     def combine(
         self,
         y: Optional[Array],

@@ -114,6 +114,11 @@ static int check_wanted(const tern_moe *moe, const struct tern_received *receive
 			"be aligned to 8, 4 and 8 bytes",
 			call, (void *)received->wide_ids, (void *)received->expert_counts,
 			(void *)received->expert_totals);
+	if ((uintptr_t)received->into_counts % 4 || (uintptr_t)received->into_offsets % 8)
+		return fail(TERN_ERR_INVALID,
+			"%s: into_counts at %p and into_offsets at %p have to be aligned to 4 and "
+			"8 bytes",
+			call, (void *)received->into_counts, (void *)received->into_offsets);
 	return received->gemm_scales ? check_gemm_scales(moe, received, call) : 0;
 }
 

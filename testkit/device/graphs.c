@@ -48,6 +48,11 @@ static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot
 		lane->received.expert_totals = (uint64_t *)(void *)lane->expert_totals;
 		lane->received.gemm_scales = scales ? lane->gemm_scales : NULL;
 		lane->received.counts_alignment = 16;
+		if (!m->graphs &&
+			(piece == PIECE_DISPATCH || r->job->config.mode == TERN_LOW_LATENCY)) {
+			lane->received.into_counts = (uint32_t *)(void *)lane->into_counts;
+			lane->received.into_offsets = (uint64_t *)(void *)lane->into_offsets;
+		}
 	}
 	return piece == PIECE_DISPATCH ? tern_dispatch(r->moe, &args, &lane->received)
 				       : tern_dispatch_recv(r->moe, slot, &lane->received);
@@ -114,8 +119,7 @@ static void kept_parts(
 	const struct tern_received *d = &lane->captured;
 	struct tern_received *k = &lane->kept;
 	uint64_t rows = d->nr_rows, routes = rows * job->config.topk;
-	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks
-							      : r->reference->nr_local[r->rank];
+	uint32_t lists = device_nr_lists(r);
 
 	parts[0] = (struct kept_part){d->x, (const void **)&k->x, rows * job_received_bytes(job)};
 	parts[1] = (struct kept_part){

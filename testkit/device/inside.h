@@ -9,8 +9,12 @@
 /* Bytes of a lane's buffers, each with room to see what is written beyond it. */
 struct device_sizes {
 	uint64_t x, scales, ids, weights, nr_tokens, y, out, into_x, into_scales, combine_weights,
-		floats, out_floats, wide_received, expert_counts, expert_totals, gemm_scales, all;
+		floats, out_floats, wide_received, expert_counts, expert_totals, gemm_scales,
+		into_counts, into_offsets, all;
 };
+
+/* Of counts and offsets: of local experts, or of sources. */
+uint32_t device_nr_lists(const struct device_rounds *r);
 
 /* Of scales that are wanted column by column. */
 uint64_t device_gemm_stride(const struct device_rounds *r);

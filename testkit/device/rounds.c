@@ -53,6 +53,12 @@ uint64_t device_gemm_stride(const struct device_rounds *r)
 	return align_up(r->job->config.layout == TERN_PADDED ? l->capacity : l->positions, 4);
 }
 
+uint32_t device_nr_lists(const struct device_rounds *r)
+{
+	return r->job->config.layout == TERN_BY_SOURCE ? r->job->nr_ranks
+						       : r->reference->nr_local[r->rank];
+}
+
 struct device_sizes device_lane_sizes(const struct device_rounds *r)
 {
 	const struct job *job = r->job;
@@ -78,6 +84,8 @@ struct device_sizes device_lane_sizes(const struct device_rounds *r)
 	s.expert_totals = add(&s.all, r->reference->nr_local[r->rank] * 8);
 	s.gemm_scales = add(&s.all,
 		gemm_scales_bytes(job, r->reference->nr_local[r->rank], device_gemm_stride(r)));
+	s.into_counts = add(&s.all, device_nr_lists(r) * 4);
+	s.into_offsets = add(&s.all, device_nr_lists(r) * 8);
 	return s;
 }
 
@@ -119,6 +127,8 @@ static int make_lanes(struct device_rounds *r)
 		lane->expert_counts = next(&at, s.expert_counts);
 		lane->expert_totals = next(&at, s.expert_totals);
 		lane->gemm_scales = next(&at, s.gemm_scales);
+		lane->into_counts = next(&at, s.into_counts);
+		lane->into_offsets = next(&at, s.into_offsets);
 		rc = device_passed_on(r, r->ops->stream_create(&lane->stream, false));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
 		if (!rc && r->job->wants)

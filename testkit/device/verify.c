@@ -161,6 +161,8 @@ static int poison_outputs(struct device_rounds *r, struct device_lane *lane, uin
 		rc = rc ? rc
 			: r->ops->fill(lane->wide_received, with, s.wide_received, lane->stream);
 		rc = rc ? rc : r->ops->fill(lane->gemm_scales, with, s.gemm_scales, lane->stream);
+		rc = rc ? rc : r->ops->fill(lane->into_counts, with, s.into_counts, lane->stream);
+		rc = rc ? rc : r->ops->fill(lane->into_offsets, with, s.into_offsets, lane->stream);
 	}
 	return device_passed_on(r, rc);
 }
@@ -202,22 +204,30 @@ static int fetch_received(
 {
 	const struct job *job = r->job;
 	const struct tern_received *d = &lane->received;
-	uint32_t lists = job->config.layout == TERN_BY_SOURCE ? job->nr_ranks
-							      : r->reference->nr_local[r->rank],
-		 topk = job->config.topk;
+	uint32_t lists = device_nr_lists(r), topk = job->config.topk;
+	bool into = d->into_offsets != NULL; /* then the sums are not behind it */
 	int rc;
 
 	r->host_used = 0;
 	*host = (struct tern_received){.size = sizeof(*host)};
 	host->counts = fetch(r, lane, d->counts, lists * sizeof(*d->counts));
-	host->offsets = fetch(r, lane, d->offsets, (lists + 2) * sizeof(*d->offsets));
+	host->offsets = fetch(r, lane, d->offsets, (lists + (into ? 0 : 2)) * sizeof(*d->offsets));
 	rc = host->counts && host->offsets ? device_passed_on(r, r->ops->stream_wait(lane->stream))
 					   : TERN_ERR_SYSTEM;
 	rc = rc ? rc : tern_moe_status(r->moe);
 	if (rc)
 		return rc;
-	host->nr_rows = host->offsets[lists];
-	host->extent = host->offsets[lists + 1];
+	if (into)
+		rc = tern_received_sizes(
+			r->moe, (uint32_t)(lane - r->lanes), &host->nr_rows, &host->extent);
+	else {
+		host->nr_rows = host->offsets[lists];
+		host->extent = host->offsets[lists + 1];
+	}
+	if (rc)
+		return rc;
+	if (into && (d->offsets != d->into_offsets || d->counts != d->into_counts))
+		return fail(TERN_ERR_PROTOCOL, "lists are not where they were to go");
 	if (host->extent > r->positions)
 		return fail(TERN_ERR_PROTOCOL,
 			"the device says that rows span %llu positions of %llu",

@@ -166,6 +166,8 @@ void buffers_close(struct buffers *b)
 	free(b->wide_received);
 	free(b->expert_counts);
 	free(b->expert_totals);
+	free(b->into_counts);
+	free(b->into_offsets);
 	free(b->totals);
 	free(b->gemm_scales);
 }
@@ -363,7 +365,11 @@ static void want(struct round *r)
 	       scales = gemm_scales_bytes(r->job, nr_local, stride);
 	struct buffers *b = r->buffers;
 
+	uint32_t lists = r->job->config.layout == TERN_BY_SOURCE ? r->job->nr_ranks : nr_local;
+
 	if (!b->expert_counts) {
+		b->into_counts = calloc(lists + 1, sizeof(*b->into_counts));
+		b->into_offsets = calloc(lists + 1, sizeof(*b->into_offsets));
 		b->wide_received = aligned(ids + 8);
 		b->expert_counts = aligned((nr_local + 1) * sizeof(*b->expert_counts));
 		b->expert_totals = calloc(nr_local + 1, sizeof(*b->expert_totals));
@@ -373,6 +379,8 @@ static void want(struct round *r)
 	memset(b->wide_received, POISON, ids);
 	memset(b->gemm_scales, POISON, scales);
 	r->received.wide_ids = ids ? b->wide_received : NULL;
+	r->received.into_counts = b->into_counts;
+	r->received.into_offsets = b->into_offsets;
 	r->received.expert_counts = b->expert_counts;
 	r->received.expert_totals = b->expert_totals;
 	r->received.gemm_scales = job_received_scales_bytes(r->job) ? b->gemm_scales : NULL;
@@ -386,6 +394,10 @@ static int check_wanted(struct round *r, struct difference *difference)
 {
 	uint64_t nr_rows = 0, extent = 0;
 
+	if (r->received.counts != r->buffers->into_counts ||
+		r->received.offsets != r->buffers->into_offsets)
+		return rank_fails(r->rank, "round %llu: lists are not in the caller's buffers",
+			(unsigned long long)r->number);
 	if (tern_received_sizes(r->moe, r->slot, &nr_rows, &extent) ||
 		nr_rows != r->received.nr_rows || extent != r->received.extent)
 		return rank_fails(r->rank, "round %llu: sizes: %s", (unsigned long long)r->number,

@@ -41,6 +41,8 @@ struct buffers {
 	int64_t *wide_received;     /* what is wanted beside received rows */
 	uint32_t *expert_counts;
 	uint64_t *expert_totals, *totals; /* the latter as they should be */
+	uint32_t *into_counts;
+	uint64_t *into_offsets;
 	void *gemm_scales;
 	size_t y_bytes, floats_bytes, rows_apart;
 };

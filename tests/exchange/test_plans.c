@@ -328,6 +328,10 @@ static int refuse_wishes(struct round *round)
 		    "expert_counts at"))
 		return -1;
 	r.expert_counts = NULL;
+	r.into_counts = (uint32_t *)(void *)odd;
+	if (wants(round, tern_dispatch(round->moe, &args, &r), TERN_ERR_INVALID, "into_counts at"))
+		return -1;
+	r.into_counts = NULL;
 	r.gemm_scales = numbers;
 	return wants(round, tern_dispatch(round->moe, &args, &r), TERN_ERR_INVALID,
 		"rows have no scales");

@@ -389,6 +389,8 @@ pub struct tern_received {
     pub gemm_scales: *mut ::std::os::raw::c_void,
     pub gemm_scales_stride: u32,
     pub counts_alignment: u32,
+    pub into_counts: *mut u32,
+    pub into_offsets: *mut u64,
 }
 impl Default for tern_received {
     fn default() -> Self {

@@ -181,16 +181,23 @@ static void choose_output(const tern_moe *moe, struct slot *s, const struct tern
 		received->into_x ? received->into_scales : s->output + moe->layout.output.scales;
 }
 
+/* Where the caller wants a list, or where it is. */
+static const void *listed(void *into, const void *list, size_t bytes)
+{
+	return into ? memcpy(into, list, bytes) : list;
+}
+
 static void describe_received(
 	const tern_moe *moe, const struct slot *s, struct tern_received *received)
 {
 	const struct output_layout *o = &moe->layout.output;
 	bool by_source = moe->config.layout == TERN_BY_SOURCE;
+	uint32_t lists = by_source ? moe->nr_ranks : moe->nr_local;
 
 	received->x = s->x;
 	received->scales = moe->layout.scales_bytes ? s->scales : NULL;
-	received->counts = s->counts;
-	received->offsets = s->offsets;
+	received->counts = listed(received->into_counts, s->counts, sizeof(*s->counts) * lists);
+	received->offsets = listed(received->into_offsets, s->offsets, sizeof(*s->offsets) * lists);
 	received->rows = (const struct tern_row *)(s->output + o->rows);
 	received->topk_ids = by_source ? (const int32_t *)(s->output + o->topk_ids) : NULL;
 	received->topk_weights = by_source ? (const float *)(s->output + o->topk_weights) : NULL;

@@ -163,9 +163,7 @@ static void make_dispatch(
 	d->out_rows = (int4 *)(s->memory + l->rows);
 	d->out_ids = (int32_t *)(s->memory + l->ids);
 	d->out_weights = (float *)(s->memory + l->weights);
-	d->out_counts = (uint32_t *)(s->memory + l->counts);
-	d->out_offsets = (uint64_t *)(s->memory + l->offsets);
-	d->out_sums = d->out_offsets + lists;
+	d->out_sums = (uint64_t *)(s->memory + l->offsets) + lists;
 }
 
 static void make_ht(

@@ -97,6 +97,10 @@ static void give_received(const struct device_exchange *x, const struct device_s
 		received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
 	d->out_scales = received->into_x ? received->into_scales
 					 : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
+	if (received->into_counts)
+		d->out_counts = received->into_counts;
+	if (received->into_offsets)
+		d->out_offsets = received->into_offsets;
 	received->x = d->out_x;
 	received->scales = d->scale_bytes ? d->out_scales : NULL;
 	received->counts = d->out_counts;
@@ -178,6 +182,8 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 		return rc;
 	d->roles = call->roles;
 	d->exchange.wait_ns = call->wait_ns;
+	d->out_counts = (uint32_t *)(s->memory + x->layout.counts);
+	d->out_offsets = (uint64_t *)(s->memory + x->layout.offsets);
 	if (call->roles & DEVICE_SEND)
 		take_sent(&x->config, call, args, d);
 	if (call->roles & DEVICE_SEND && call->kept)

@@ -94,6 +94,8 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 	rc = rc ? rc : check_reachable(moe, "expert_counts", received->expert_counts);
 	rc = rc ? rc : check_reachable(moe, "expert_totals", received->expert_totals);
 	rc = rc ? rc : check_reachable(moe, "gemm_scales", received->gemm_scales);
+	rc = rc ? rc : check_reachable(moe, "into_counts", received->into_counts);
+	rc = rc ? rc : check_reachable(moe, "into_offsets", received->into_offsets);
 	if (rc || !moe->layout.scales_bytes)
 		return rc;
 	return check_reachable(moe, "into_scales", received->into_scales);
@@ -175,6 +177,12 @@ int device_dispatch_recv(tern_moe *moe, uint32_t slot, struct tern_received *rec
 	int rc = check_slot(moe, slot, SLOT_DISPATCHED, "tern_dispatch_recv");
 
 	rc = rc ? rc : check_received(moe, received, "tern_dispatch_recv");
+	if (!rc && moe->config.mode == TERN_HIGH_THROUGHPUT &&
+		(received->into_counts || received->into_offsets))
+		rc = fail(TERN_ERR_INVALID,
+			"tern_dispatch_recv: into_counts or into_offsets is given; in "
+			"high-throughput mode the first half has written the lists, so it takes "
+			"tern_dispatch");
 	return rc ? rc : put_dispatch(moe, slot, DEVICE_RECEIVE, NULL, received, SLOT_RECEIVED);
 }
 
