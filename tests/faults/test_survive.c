@@ -717,7 +717,7 @@ int main(int argc, char **argv)
 	};
 
 	if (getenv("TERN_FORCE_ENGINE")) {
-		printf("elastic groups have all ranks mapped\n");
+		printf("it chooses itself which ranks are mapped\n");
 		return 77;
 	}
 	if (argc > 1)
