@@ -378,6 +378,9 @@ struct tern_moe_config {
 	void *parallel_ctx;
 	uint32_t combine_floats; /* not 0: a combine takes a float of each (token, k) home, beside
 				    results: tern_combine.floats */
+	uint32_t masks; /* not 0: tern_moe_mask may be called. Low latency on the CPU, not elastic,
+			   replica_ranks 1, no plans. Room for results is then for each rank by
+			   itself: address space, as it is touched as before */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -400,6 +403,15 @@ TERN_API int tern_moe_destroy(tern_moe *moe);
  * TERN_ERR_PEER_LEFT, halves called from now on return TERN_ERR_STATE, and received rows can be
  * read until tern_moe_destroy. For bindings whose arrays may outlive the exchange. */
 TERN_API int tern_moe_leave(tern_moe *moe);
+
+/* Local: from here on this rank neither sends to that one nor waits for it, for as long as the
+ * exchange lives. Its experts' replicas elsewhere serve this rank's tokens; where there are none
+ * their routes count as -1. A half that has expired because of it is called again and goes on: what
+ * had to come from there counts as nothing. Nobody else is told, and nothing is agreed upon: tokens
+ * of others may still be summed with its experts, and the masked rank waits for this one until it
+ * gives up or masks it. So a serving engine keeps its time per token, and its ranks may differ in
+ * what they compute; views (above) never do. */
+TERN_API int tern_moe_mask(tern_moe *moe, int rank);
 
 TERN_API int tern_moe_set_wait(tern_moe *moe, int wait_ms);
 

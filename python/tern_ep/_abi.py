@@ -94,6 +94,7 @@ class tern_moe_config(Structure):
         ("parallel_for", c_void_p),
         ("parallel_ctx", c_void_p),
         ("combine_floats", c_uint32),
+        ("masks", c_uint32),
     ]
 
 
@@ -488,6 +489,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_moe_destroy": (c_int, [_moe]),
     "tern_moe_leave": (c_int, [_moe]),
     "tern_moe_set_wait": (c_int, [_moe, c_int]),
+    "tern_moe_mask": (c_int, [_moe, c_int]),
     "tern_moe_nr_local": (c_int, [_moe]),
     "tern_moe_local_expert": (c_int, [_moe, c_uint32]),
     "tern_moe_memory": (c_int, [_moe, POINTER(tern_memory)]),

@@ -130,6 +130,8 @@ class Config:
 
     combine_floats: bool = False
     """A combine takes a float of each (token, k) home, beside results."""
+    masks: bool = False
+    """CPU, low latency: Exchange.mask may be called."""
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""

@@ -573,6 +573,12 @@ class Exchange:
         with self._busy:
             self._check(library().tern_moe_set_wait(self.native, wait_ms))
 
+    def mask(self, rank: int) -> None:
+        """From here on this rank neither sends to that one nor waits for it; nobody else is told, and nothing is agreed upon.
+        A call that has expired because of it is made again. Takes Config.masks."""
+        with self._busy:
+            self._check(library().tern_moe_mask(self.native, rank))
+
     def wait_report(self) -> Optional[WaitReport]:
         """Who was waited for when the last wait failed; None: none has."""
         with self._busy:

@@ -246,7 +246,7 @@ static int agree_config(tern_moe *moe)
 		{"replica_ranks", c->replica_ranks}, {"first_epoch", c->first_epoch},
 		{"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
 		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0},
-		{"combine_floats", c->combine_floats != 0}};
+		{"combine_floats", c->combine_floats != 0}, {"masks", c->masks != 0}};
 
 	return group_agree_settings(
 		moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
@@ -310,6 +310,18 @@ static int check_elastic(const tern_moe *moe)
 	return 0;
 }
 
+/* In high throughput all compute places from the counts of all. */
+static int check_masks(const struct tern_moe_config *c)
+{
+	if (!c->masks ||
+		(c->mode == TERN_LOW_LATENCY && !c->device && !c->elastic && c->replica_ranks == 1))
+		return 0;
+	return fail(TERN_ERR_UNSUPPORTED,
+		"masks: mode is %d, device %u, elastic %u and replica_ranks %u; they take low "
+		"latency on the CPU, not elastic, and 1",
+		(int)c->mode, c->device, c->elastic, c->replica_ranks);
+}
+
 /* Local part: nothing here depends on other ranks. */
 static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 {
@@ -322,6 +334,7 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
 	rc = rc ? rc : check_elastic(moe);
+	rc = rc ? rc : check_masks(config);
 	rc = rc ? rc
 		: placement_init(
 			  &moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);

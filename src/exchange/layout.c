@@ -68,6 +68,8 @@ static void layout_rows(struct layout *l, const struct tern_moe_config *config)
 		config->max_tokens * (config->reduce == TERN_REDUCE_HOME || l->topk < l->nr_ranks
 						     ? l->topk
 						     : l->nr_ranks);
+	if (config->masks)
+		l->combine_rows = l->nr_ranks * layout_results_of_rank(l, config);
 }
 
 /* Pieces of results are as large as chunks, and hold whole results. */

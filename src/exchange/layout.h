@@ -132,6 +132,15 @@ static inline uint64_t layout_region(const struct layout *l, uint32_t slot, uint
 	return layout_slot(l, slot) + l->regions + source * l->region_bytes;
 }
 
+/* The most results that one rank sends home in a round. */
+static inline uint32_t layout_results_of_rank(
+	const struct layout *l, const struct tern_moe_config *config)
+{
+	uint32_t routes = l->topk < l->max_local ? l->topk : l->max_local;
+
+	return config->max_tokens * (config->reduce == TERN_REDUCE_HOME ? routes : 1);
+}
+
 static inline uint64_t layout_combine_row(const struct layout *l, uint32_t slot, uint32_t home_row)
 {
 	return layout_slot(l, slot) + l->combine + (uint64_t)home_row * l->result_bytes;

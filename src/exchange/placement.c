@@ -127,6 +127,8 @@ uint32_t placement_choose(
 
 	if (nr == 1)
 		return p->replicas[first];
+	if (!nr)
+		return PLACEMENT_NOBODY;
 	for (uint32_t i = 0; i < nr; i++)
 		if (p->rank[p->replicas[first + i]] == source)
 			return p->replicas[first + i];

@@ -27,7 +27,9 @@ void placement_free(struct placement *placement);
 /* From here on the experts of ranks with alive[rank] 0 serve nobody. */
 void placement_leave_out(struct placement *placement, const uint8_t *alive);
 
-/* The physical expert that serves `logical` for a token of `source`: tern.h, tern_placement. */
+/* The physical expert that serves `logical` for a token of `source`: tern.h, tern_placement;
+ * as a route, -1: those that held it are left out. */
+#define PLACEMENT_NOBODY UINT32_MAX
 uint32_t placement_choose(
 	const struct placement *placement, uint32_t logical, uint32_t source, uint32_t token);
 

@@ -106,7 +106,8 @@ struct tern_moe {
 	uint64_t view; /* of the group, that this exchange is in; it sees a later one when called */
 	struct slot_progress *told; /* [R][slots] elastic, with an engine: by ranks that are not
 				       mapped */
-	uint8_t *alive;             /* [R] members; all, where it is not elastic */
+	uint8_t *alive; /* [R] members that are not masked; all, where it is neither elastic nor has
+			   masks */
 	int wait_ms;
 	struct wait_policy wait_policy;
 	uint64_t stream_bytes; /* a half that sends more than this goes past the caches */

@@ -48,13 +48,13 @@ static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot
 		lane->received.expert_totals = (uint64_t *)(void *)lane->expert_totals;
 		lane->received.gemm_scales = scales ? lane->gemm_scales : NULL;
 		lane->received.counts_alignment = 16;
-		if (r->job->config.mode == TERN_LOW_LATENCY)
-			lane->received.waited_ns = (uint64_t *)(void *)lane->waited;
 		if (!m->graphs &&
 			(piece == PIECE_DISPATCH || r->job->config.mode == TERN_LOW_LATENCY)) {
 			lane->received.into_counts = (uint32_t *)(void *)lane->into_counts;
 			lane->received.into_offsets = (uint64_t *)(void *)lane->into_offsets;
 		}
+		if (r->job->config.mode == TERN_LOW_LATENCY)
+			lane->received.waited_ns = (uint64_t *)(void *)lane->waited;
 	}
 	return piece == PIECE_DISPATCH ? tern_dispatch(r->moe, &args, &lane->received)
 				       : tern_dispatch_recv(r->moe, slot, &lane->received);

@@ -128,9 +128,9 @@ static int make_lanes(struct device_rounds *r)
 		lane->expert_counts = next(&at, s.expert_counts);
 		lane->expert_totals = next(&at, s.expert_totals);
 		lane->gemm_scales = next(&at, s.gemm_scales);
-		lane->waited = next(&at, s.waited);
 		lane->into_counts = next(&at, s.into_counts);
 		lane->into_offsets = next(&at, s.into_offsets);
+		lane->waited = next(&at, s.waited);
 		rc = device_passed_on(r, r->ops->stream_create(&lane->stream, false));
 		rc = rc ? rc : tern_moe_set_stream(r->moe, i, lane->stream);
 		if (!rc && r->job->wants)

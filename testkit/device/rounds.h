@@ -15,13 +15,13 @@ struct device_lane {
 	void *stream;
 	uint8_t *x, *scales, *ids, *weights, *nr_tokens, *y, *out, *into_x, *into_scales;
 	uint8_t *combine_weights, *floats, *out_floats; /* that combines take along */
-	uint8_t *wide_received, *expert_counts, *expert_totals, *gemm_scales; /* beside rows */
+	uint8_t *wide_received, *expert_counts, *expert_totals, *gemm_scales, *waited; /* beside
+											  rows */
 	uint8_t *into_counts, *into_offsets; /* for calls, where rounds want such things */
-	uint8_t *waited;
-	uint64_t totals[256];          /* what expert_totals should be */
-	struct tern_received received; /* of the round under way, on the device */
-	struct tern_received captured; /* of rounds by graph */
-	struct tern_received kept;     /* copies of these, made by a graph */
+	uint64_t totals[256];                /* what expert_totals should be */
+	struct tern_received received;       /* of the round under way, on the device */
+	struct tern_received captured;       /* of rounds by graph */
+	struct tern_received kept;           /* copies of these, made by a graph */
 	uint8_t *kept_memory;
 	struct device_graph *dispatch, *combine, *pair;
 	uint64_t plan; /* 0: none; else routes are those of round `routes` */

@@ -12,7 +12,7 @@ PAIRS=${PAIRS:-1}
 NODE_KILLS=${NODE_KILLS:-${LONG:+80}}
 NODE_KILLS=${NODE_KILLS:-1}
 NODE_PAIRS=${NODE_PAIRS:-${LONG:+40}}
-NODE_PAIRS=${NODE_PAIRS:-1}
+NODE_PAIRS=${NODE_PAIRS:-0}
 LENGTH=${LENGTH:-120}
 SEED=${SEED:-1}
 tmp=$(mktemp -d) || exit 1
@@ -52,14 +52,15 @@ strike() {
 	done
 	at=$(echo "$fraction $total" | awk '{print int($1 * $2 / 4)}')
 	while [ "$(used "${victims##* }")" -lt "$at" ]; do :; done
-	struck=0
 	for victim in $victims; do
-		kill -9 "$victim" 2>/dev/null || struck=1
+		kill -9 "$victim" 2>/dev/null
 		[ "$pause" = 0 ] || sleep "0.00$pause"
 	done
 	wait $launcher
 	code=$?
-	return $struck
+	for rank in "$@"; do
+		grep -q "rank $rank died" "$tmp/err" || return 1
+	done
 }
 
 # kill_ranks COPIES PAUSE RANK...: at a moment drawn from the seed; an earlier one where that is too late on a machine that

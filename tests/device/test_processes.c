@@ -110,6 +110,7 @@ static void noticed(struct rank *rank)
 
 	printf("# rank %d noticed the death of rank %d after %.1f ms\n", rank->rank, scene->victim,
 		(double)(now_ns() - fate) / 1e6);
+	fflush(stdout);
 	if (took > NOTICED_NS)
 		rank_fails(rank, "noticed after %llu ms", took / 1000000);
 }

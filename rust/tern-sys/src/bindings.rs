@@ -279,6 +279,7 @@ pub struct tern_moe_config {
     pub parallel_for: tern_parallel_for,
     pub parallel_ctx: *mut ::std::os::raw::c_void,
     pub combine_floats: u32,
+    pub masks: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {
@@ -304,6 +305,9 @@ extern "C" {
 }
 extern "C" {
     pub fn tern_moe_leave(moe: *mut tern_moe) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn tern_moe_mask(moe: *mut tern_moe, rank: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn tern_moe_set_wait(

@@ -25,6 +25,23 @@ static void fill_region_heads(tern_moe *moe, uint32_t slot)
 	}
 }
 
+/* Who is masked may still read what it was sent before. */
+static void fill_heads_of_unmasked(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		if (moe->alive[r])
+			((struct region_head *)path_region(moe, slot, r))->nr_rows = s->rows_to[r];
+	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
+		uint32_t rank = moe->placement.rank[p];
+
+		if (moe->alive[rank])
+			((struct region_head *)path_region(moe, slot, rank))
+				->rows_of[moe->placement.local[p]] = s->routes_to[p];
+	}
+}
+
 /* The plan of every token of this rank, and its rows by rank, tokens ascending: those for rank r
  * end at row_of[r]. */
 static void order_rows(tern_moe *moe, struct slot *s)
@@ -110,7 +127,10 @@ int dispatch_send_ll(tern_moe *moe, const struct tern_dispatch *args)
 	bool stream = routes_bytes(moe, s) > moe->stream_bytes;
 	int rc = 0;
 
-	fill_region_heads(moe, args->slot);
+	if (moe->config.masks)
+		fill_heads_of_unmasked(moe, args->slot);
+	else
+		fill_region_heads(moe, args->slot);
 	order_rows(moe, s);
 	memset(moe->outgoing.sources, 0, s->nr_tokens * sizeof(*moe->outgoing.sources));
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {

@@ -327,7 +327,7 @@ static int wait_for_released(tern_moe *moe, uint32_t slot)
 		uint64_t word = arrival_observe((struct arrival *)own(
 			moe, layout_word(&moe->layout, slot, WORD_COMBINE, r)));
 
-		if (word_count(word) != WORD_RELEASED) {
+		if (word_count(word) != WORD_RELEASED && moe->alive[r]) {
 			fail(TERN_ERR_PROTOCOL,
 				"rank %u combined what rank %u released (slot %u, epoch %u)", r,
 				moe->rank, slot, s->epoch);

@@ -226,10 +226,11 @@ static int look(void *ctx)
 }
 
 /* After a change of members nobody knows how many arrivals of rounds that were given up have been
- * counted: each wakes. Who wants to know when each came is woken by each, too. */
+ * counted, nor of ranks that are masked: each wakes. Who wants to know when each came is woken by
+ * each, too. */
 static uint32_t wake_at(const struct wait *w, struct event_count *events)
 {
-	if (w->moe->view || w->waited_ns)
+	if (w->moe->view || w->moe->config.masks || w->waited_ns)
 		return atomic_load_explicit(&events->count, memory_order_relaxed);
 	return (w->moe->slots[w->slot].rounds[w->phase] + 1) * w->moe->nr_ranks;
 }

@@ -70,7 +70,8 @@ static void count_rows(tern_moe *moe, struct slot *s)
 }
 
 /* From how many results to where they begin: by expert's rank, then by the replica that sent the
- * token. So what comes from one rank lies together, in the order of its tokens. */
+ * token. So what comes from one rank lies together, in the order of its tokens. With masks each
+ * rank has a place of its own: what comes from one that is masked spoils nothing. */
 static void place_results(tern_moe *moe, struct slot *s)
 {
 	uint32_t next = 0;
@@ -79,7 +80,8 @@ static void place_results(tern_moe *moe, struct slot *s)
 		uint32_t results = s->home_start[i];
 
 		s->home_start[i] = next;
-		next += results;
+		next += moe->config.masks ? layout_results_of_rank(&moe->layout, &moe->config)
+					  : results;
 	}
 }
 

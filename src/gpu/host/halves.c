@@ -94,14 +94,14 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 	rc = rc ? rc : check_reachable(moe, "expert_counts", received->expert_counts);
 	rc = rc ? rc : check_reachable(moe, "expert_totals", received->expert_totals);
 	rc = rc ? rc : check_reachable(moe, "gemm_scales", received->gemm_scales);
+	rc = rc ? rc : check_reachable(moe, "into_counts", received->into_counts);
+	rc = rc ? rc : check_reachable(moe, "into_offsets", received->into_offsets);
 	rc = rc ? rc : check_reachable(moe, "waited_ns", received->waited_ns);
 	if (!rc && received->waited_ns && moe->config.mode == TERN_HIGH_THROUGHPUT)
 		rc = fail(TERN_ERR_INVALID,
 			"%s: waited_ns is wanted, but on a device waits are told in low-latency "
 			"mode alone",
 			call);
-	rc = rc ? rc : check_reachable(moe, "into_counts", received->into_counts);
-	rc = rc ? rc : check_reachable(moe, "into_offsets", received->into_offsets);
 	if (rc || !moe->layout.scales_bytes)
 		return rc;
 	return check_reachable(moe, "into_scales", received->into_scales);
