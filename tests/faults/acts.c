@@ -65,7 +65,9 @@ int rounds_and_halves(struct round *r, uint64_t nr_rounds, int nr_halves)
 int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
 {
 	struct tern_wait_report report = {.size = sizeof(report)};
-	unsigned long long took = passed_ns(atomic_load(&s->fate_ns)),
+	unsigned long long fate = atomic_load(&s->fate_ns),
+			   begun = fate ? fate : atomic_load(&s->strike_ns),
+			   took = passed_ns(begun),
 			   third = (unsigned long long)s->job.config.wait_ms * 1000000 / 3;
 	char text[32];
 
@@ -75,7 +77,7 @@ int expect_death(struct rank *rank, struct round *r, struct scene *s, int rc)
 	if (rc != TERN_ERR_PEER_DEAD || !strstr(tern_last_error(), text))
 		return rank_fails(rank, "returned %d, \"%s\", not TERN_ERR_PEER_DEAD with \"%s\"",
 			rc, tern_last_error(), text);
-	if (!atomic_load(&s->fate_ns))
+	if (!begun)
 		return rank_fails(rank, "before anything was done: %s", tern_last_error());
 	if (took > NOTICED_WITHIN_NS && took > third)
 		return rank_fails(rank, "noticed after %llu ms", took / 1000000);
@@ -143,6 +145,8 @@ const char *play_together(struct scene *const *scenes, int nr, rank_main body, i
 		scene_start(scenes[i], body, pids[i]);
 	while (!all_at_place(scenes, nr) && now_ns() < end)
 		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	for (int i = 0; i < nr; i++)
+		atomic_store(&scenes[i]->strike_ns, now_ns());
 	struck = !strike();
 	for (int i = 0; i < nr; i++)
 		atomic_store(&scenes[i]->fate_ns, now_ns());

@@ -34,12 +34,13 @@ struct scene {
 	int victim, other_victim; /* the other: dies likewise; -1: nobody */
 	int fate_at;              /* the rank at whom the victim's fate comes, where it does */
 	int halves;               /* that the victim does in the disturbed round before its fate */
-	_Atomic unsigned long long fate_ns; /* when it met it; 0: not yet */
-	_Atomic bool at_place;              /* the victim is where it is to meet it */
-	_Atomic int nr_past;                /* ranks past the undisturbed rounds */
-	_Atomic int nr_told;                /* ranks that have said what they had to say */
-	_Atomic int nr_rounds;              /* completed by rank 0 */
-	struct board first, second;         /* of all, and of those that go on */
+	_Atomic unsigned long long fate_ns;   /* when it met it; 0: not yet */
+	_Atomic unsigned long long strike_ns; /* when somebody began to do it; 0: not yet */
+	_Atomic bool at_place;                /* the victim is where it is to meet it */
+	_Atomic int nr_past;                  /* ranks past the undisturbed rounds */
+	_Atomic int nr_told;                  /* ranks that have said what they had to say */
+	_Atomic int nr_rounds;                /* completed by rank 0 */
+	struct board first, second;           /* of all, and of those that go on */
 	char failure[MAX_PROCESSES][600];
 };
 

@@ -72,7 +72,7 @@ static __device__ __forceinline__ void send_float(const struct gpu_exchange *e,
 	bits = b->floats ? __float_as_uint(b->floats[at]) : 0;
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
 		piece_store(e->windows[r] + b->cells + ((uint64_t)token * e->topk + lane_id()) * 16,
-			make_uint4(bits, 0, 0, epoch));
+			make_uint4(bits, epoch, 0, 0)); /* in one half of the piece */
 }
 
 /* By a warp, like the next. */
@@ -129,9 +129,9 @@ static __device__ __forceinline__ bool await_float(const struct gpu_exchange *e,
 	struct patience patience = {0, 0};
 	uint4 v;
 
-	while ((v = piece_load(cell)).w != epoch)
+	while ((v = piece_load(cell)).y != epoch)
 		if (!may_wait(&patience, e, rank, e->wait_ns)) {
-			report_wait(e, GPU_WAIT_RESULT, rank, gpu_div(i, e->by_topk), epoch, v.w,
+			report_wait(e, GPU_WAIT_RESULT, rank, gpu_div(i, e->by_topk), epoch, v.y,
 				patience.start_ns);
 			return false;
 		}

@@ -21,11 +21,12 @@ extern "C" {
 
 struct gpu_beside {
 	uint32_t low, by_source;
-	const float *weights;     /* [n][K] */
-	uint32_t roles;           /* enum gpu_roles: floats */
-	const float *floats;      /* [positions]; by_source: [positions][K]; NULL: zeros */
-	float *out_floats;        /* [n][K], or NULL */
-	uint64_t cells;           /* in a slot's window: [T][K] pieces of a float and the epoch */
+	const float *weights; /* [n][K] */
+	uint32_t roles;       /* enum gpu_roles: floats */
+	const float *floats;  /* [positions]; by_source: [positions][K]; NULL: zeros */
+	float *out_floats;    /* [n][K], or NULL */
+	uint64_t cells; /* in a slot's window: [T][K] pieces; the first half is a float and the
+			   epoch */
 	const int32_t *local_ids; /* by_source: [positions][K], -1: not here */
 };
 
