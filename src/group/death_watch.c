@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "group/fd_passing.h"
 
 /* Two descriptors a rank, and one that ends the thread. */
 struct death_watch {
@@ -102,31 +101,13 @@ static int watch_alloc(const tern_group *group, struct death_watch **watch, int 
 	return 0;
 }
 
-/* Collective: each peer of this machine gets the reading end of this process's pipe. */
+/* Each peer of this machine gets the reading end of this process's pipe. */
 static int pass_ends(tern_group *group, struct death_watch *w, int mine)
 {
-	struct fd_passing_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
-	struct fd_passing_address own, *all = calloc((size_t)group->nr_ranks, sizeof(*all));
-	int rc =
-		guests && all ? 0 : fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
+	int rc = group_pass_fd(group, ++group->round, mine);
 
-	rc = group_agree_status(group, rc, "watching for deaths");
-	fd_passing_address(group->passing, &own);
-	rc = rc ? rc : group_allgather(group, &own, all, sizeof(own));
-	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		guests[r] = (struct fd_passing_guest){
-			.wanted = group->peers[r].path == TERN_PATH_MAPPED &&
-				  !group->peers[r].same_process,
-			.address = all[r],
-			.fd = -1};
-	if (!rc) {
-		rc = fd_passing_exchange(group->passing, group->rank, group->nr_ranks,
-			++group->round, mine, guests, group->wait_ms);
-		for (int r = 0; r < group->nr_ranks; r++)
-			w->ends[r] = guests[r].fd;
-	}
-	free(guests);
-	free(all);
+	for (int r = 0; r < group->nr_ranks; r++)
+		w->ends[r] = group->guests[r].fd;
 	return rc;
 }
 

@@ -22,7 +22,6 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "group/death_watch.h"
-#include "group/fd_passing.h"
 #include "group/members.h"
 #include "base/struct_size.h"
 #include "tern_engine.h"
@@ -261,32 +260,55 @@ static int own_lifeline(tern_group *group)
 	return ends[0];
 }
 
+/* Where the others are found, for good. */
+static int list_guests(tern_group *group, const struct introduction *all)
+{
+	group->guests = calloc((size_t)group->nr_ranks, sizeof(*group->guests));
+	if (!group->guests)
+		return fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
+	for (int r = 0; r < group->nr_ranks; r++)
+		group->guests[r].address = all[r].address;
+	return 0;
+}
+
+int group_pass_fd(tern_group *group, uint32_t round, int fd)
+{
+	struct fd_passing_guest *guests = group->guests;
+	int rc;
+
+	for (int r = 0; r < group->nr_ranks; r++) {
+		const struct peer *peer = &group->peers[r];
+
+		/* Paths may change after joining: force_engine. */
+		guests[r].wanted = peer->path == TERN_PATH_MAPPED && !peer->same_process;
+		guests[r].fd = -1;
+		guests[r].called = 0;
+	}
+	rc = fd_passing_exchange(
+		group->passing, group->rank, group->nr_ranks, round, fd, guests, group->wait_ms);
+	for (int r = 0; rc && r < group->nr_ranks; r++)
+		if (guests[r].fd >= 0) {
+			close(guests[r].fd);
+			guests[r].fd = -1;
+		}
+	return rc;
+}
+
 static int exchange_lifelines(tern_group *group, const struct introduction *all)
 {
-	struct fd_passing_guest *guests = calloc((size_t)group->nr_ranks, sizeof(*guests));
-	int rc, own = own_lifeline(group);
+	int rc = list_guests(group, all), own = own_lifeline(group);
 
-	if (!guests)
-		rc = fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
-	else
-		rc = own < 0 ? fail_errno("pidfd_open and pipe") : 0;
+	if (!rc && own < 0)
+		rc = fail_errno("pidfd_open and pipe");
 	rc = group_agree_status(group, rc, "joining");
-	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		guests[r] = (struct fd_passing_guest){
-			.wanted = group->peers[r].path == TERN_PATH_MAPPED &&
-				  !group->peers[r].same_process,
-			.address = all[r].address,
-			.fd = -1};
 	if (!rc) {
-		rc = fd_passing_exchange(group->passing, group->rank, group->nr_ranks, 0, own,
-			guests, group->wait_ms);
+		rc = group_pass_fd(group, 0, own);
 		for (int r = 0; r < group->nr_ranks; r++)
-			group->peers[r].lifeline = guests[r].fd;
+			group->peers[r].lifeline = group->guests[r].fd;
 		rc = group_agree_status(group, rc, "joining");
 	}
 	if (own >= 0)
 		close(own);
-	free(guests);
 	return rc;
 }
 
@@ -460,6 +482,7 @@ static void group_free(tern_group *group)
 		close(group->lifeline);
 	tern_engine_destroy(group->engine);
 	fd_passing_close(group->passing);
+	free(group->guests);
 	if (group->boot.close)
 		group->boot.close(group->boot.ctx);
 	free(group->transport);

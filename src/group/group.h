@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/scheduler.h"
+#include "group/fd_passing.h"
 #include "tern.h"
 
 /* What a rank knows of another. */
@@ -27,6 +28,7 @@ struct tern_group {
 	struct tern_boot boot;
 	const struct scheduler *scheduler; /* NULL: the real clock */
 	struct fd_passing *passing;        /* where peers on this machine pass descriptors */
+	struct fd_passing_guest *guests;   /* [nr_ranks] with whom; group_pass_fd */
 	struct peer *peers;                /* [nr_ranks] */
 	int nr_exchanges;                  /* alive */
 	struct tern_engine *engine;        /* where some peers are not mapped; else NULL */
@@ -49,6 +51,11 @@ int group_create_scheduled(const struct tern_group_config *config,
 /* Collective: an engine over the networks that the group's own has, or would have. The caller
  * destroys it. */
 int group_make_engine(tern_group *group, struct tern_engine **engine);
+
+/* By all ranks: each rank of this machine that is another process is given `fd`, and gives one.
+ * What came is in group->guests[r].fd, -1: nothing, and the caller's to close; after a failure
+ * nothing did. `round` is as in fd_passing_exchange. */
+int group_pass_fd(tern_group *group, uint32_t round, int fd);
 
 /* The bootstrap's allgather, with its failure turned into TERN_ERR_BOOTSTRAP. Collective. */
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes);

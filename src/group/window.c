@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "group/fd_passing.h"
 #include "base/sealed.h"
 
 static uint8_t *map_shared(int fd, uint64_t bytes)
@@ -101,68 +100,43 @@ static void share_in_process(tern_group *group, const uint64_t *records, struct 
 		}
 }
 
-static int share_by_descriptor(tern_group *group, const struct fd_passing_address *addresses,
-	uint32_t round, struct window **windows)
+static int share_by_descriptor(tern_group *group, uint32_t round, struct window **windows)
 {
-	struct fd_passing_guest *guests = calloc((uint32_t)group->nr_ranks, sizeof(*guests));
 	struct window *own = windows[group->rank];
-	int rc;
+	int rc = group_pass_fd(group, round, own->fd);
 
-	if (!guests)
-		return fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
-	for (int r = 0; r < group->nr_ranks; r++)
-		guests[r] = (struct fd_passing_guest){
-			.wanted = group->peers[r].path == TERN_PATH_MAPPED &&
-				  !group->peers[r].same_process,
-			.address = addresses[r],
-			.fd = -1};
-	rc = fd_passing_exchange(group->passing, group->rank, group->nr_ranks, round, own->fd,
-		guests, group->wait_ms);
 	for (int r = 0; r < group->nr_ranks; r++) {
-		if (guests[r].fd < 0)
+		int fd = group->guests[r].fd;
+
+		if (fd < 0)
 			continue;
 		if (!rc)
-			rc = window_map_peer(r, guests[r].fd, own->bytes, &windows[r]);
-		close(guests[r].fd);
+			rc = window_map_peer(r, fd, own->bytes, &windows[r]);
+		close(fd);
 	}
 	close(own->fd);
 	own->fd = -1;
-	free(guests);
 	return rc;
 }
 
 int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct window **windows)
 {
-	struct handover {
-		uint64_t record;
-		struct fd_passing_address address;
-	} mine, *all = calloc((uint32_t)group->nr_ranks, sizeof(*all));
-	uint64_t *records = calloc((uint32_t)group->nr_ranks, sizeof(*records));
-	struct fd_passing_address *addresses =
-		calloc((uint32_t)group->nr_ranks, sizeof(*addresses));
-	int rc = all && records && addresses
-			 ? window_make(bytes, &windows[group->rank])
+	uint64_t mine, *records = calloc((uint32_t)group->nr_ranks, sizeof(*records));
+	int rc = records ? window_make(bytes, &windows[group->rank])
 			 : fail(TERN_ERR_NOMEM, "no memory for %d windows", group->nr_ranks);
 
-	mine.record = (uintptr_t)windows[group->rank];
-	fd_passing_address(group->passing, &mine.address);
+	mine = (uintptr_t)windows[group->rank];
 	rc = group_agree_status(group, rc, "making windows");
 	if (!rc)
-		rc = group_allgather(group, &mine, all, sizeof(mine));
-	for (int r = 0; r < group->nr_ranks && !rc; r++) {
-		records[r] = all[r].record;
-		addresses[r] = all[r].address;
-	}
+		rc = group_allgather(group, &mine, records, sizeof(mine));
 	if (!rc) {
 		share_in_process(group, records, windows);
-		rc = share_by_descriptor(group, addresses, round, windows);
+		rc = share_by_descriptor(group, round, windows);
 		/* Also the point after which nobody in this process takes a reference any more: an
 		 * owner may leave from here on. */
 		rc = group_agree_status(group, rc, "sharing windows");
 	}
-	free(all);
 	free(records);
-	free(addresses);
 	if (rc)
 		windows_destroy(group, windows);
 	return rc;
