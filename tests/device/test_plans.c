@@ -401,7 +401,18 @@ static void plans_of_plans(struct rank *rank)
 	devices_close(rank, &p.rounds);
 }
 
-/* Rank 0 dispatches where the others combine again: told by both. */
+/* Rank 0 dispatches where the others combine again. It is told so by what they send first. They may
+ * wait for what it has not sent when it gives up, and learn it when it leaves. */
+static bool says_at_odds(const struct rank *rank, int rc)
+{
+	const char *text = tern_last_error();
+
+	if (rc == TERN_ERR_PROTOCOL)
+		return strstr(text, "combines a plan again where rank 0");
+	return rank->rank && rc == TERN_ERR_PEER_LEFT && strstr(text, "rank 0 left") &&
+	       strstr(text, tern_strerror(TERN_ERR_PROTOCOL));
+}
+
 static void at_odds(struct rank *rank)
 {
 	struct player p = {.nr = 0};
@@ -422,11 +433,13 @@ static void at_odds(struct rank *rank)
 		r->lanes[0].replays = rank->rank != 0;
 		rc = rank->rank ? device_put_combine(r, 0, &m) : device_put_dispatch(r, 0, &m, 4);
 		rc = rc ? rc : device_passed_on(r, ops->stream_wait(r->lanes[0].stream));
-		ranks_meet(rank);
+		if (rank->rank)
+			ranks_meet(rank);
 		rc = rc ? rc : tern_moe_status(r->moe);
-		if (rc != TERN_ERR_PROTOCOL ||
-			!strstr(tern_last_error(), "combines a plan again where rank 0"))
+		if (!says_at_odds(rank, rc))
 			rank_fails(rank, "got %d (%s)", rc, tern_last_error());
+		if (!rank->rank)
+			ranks_meet(rank);
 	}
 	devices_close(rank, r);
 }
