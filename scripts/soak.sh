@@ -73,6 +73,7 @@ share faults-over-tcp env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="ofi:tcp;ofi_rxm" "
 share chunks-over-tcp env TERN_TRANSPORT=ofi "$BUILD/tests/exchange/test_chunks"
 share engine-mixed-thread env TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_mixed"
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
+share emulated-overlap env BUILD="$BUILD" tests/device/overlap.sh
 for script in generate nccl; do
 	share emulated-$script-address env BUILD="$BUILD/address" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/$script.sh
 done

@@ -23,7 +23,7 @@ $(BUILD)/traced/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h)
 
 -include $(shell find $(BUILD)/traced -name '*.d' 2>/dev/null)
 
-lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-trace $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted
+lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-trace $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
@@ -44,7 +44,8 @@ $(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(TESTKIT_SRC)) $(patsubst %,$(BU
 # Each is one file, of kernels and host code.
 $(BUILD)/tern-lab-notes: bench/lab/notes/notes.cu
 $(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
-$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted: $(KERNELS_H)
+$(BUILD)/tern-lab-pieces: bench/lab/pieces/pieces.cu
+$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces: $(KERNELS_H)
 	@mkdir -p $(@D)
 	@echo '  NVCC $(filter %.cu,$^)'
 	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $(filter %.cu,$^) -o $@
