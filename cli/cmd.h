@@ -11,6 +11,7 @@ int cmd_bench(int argc, char **argv);
 int cmd_bench_signal(int argc, char **argv);
 int cmd_soak(int argc, char **argv);
 int cmd_soak_views(int argc, char **argv); /* from "--views" on */
+int cmd_balance(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 

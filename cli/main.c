@@ -16,6 +16,7 @@ static const struct command {
 	{"run", cmd_run, "start ranks of a program on this machine"},
 	{"bench", cmd_bench, "measure dispatch and combine"},
 	{"soak", cmd_soak, "try the exchange on a simulated network, with faults"},
+	{"balance", cmd_balance, "plan where experts should live, from recorded loads"},
 	{"info", cmd_info, "what this build and this machine offer"},
 	{"doctor", cmd_doctor, "which networks work here, and what to do where not"},
 	{"help", cmd_help, "this text"},

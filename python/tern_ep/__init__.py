@@ -17,6 +17,7 @@ The contract is that of include/tern.h; the guide is docs/python.md.
 from ._library import LibraryError
 from ._version import __version__
 from .arrays import Array, Dtype, empty
+from .balance import Balance, Copy, Planned
 from .config import Config, Device, Layout, Mode, Placement, Reduce, Scale, Weights
 from .engine import Engine, EngineStats, Operation, Peers, Region, Remote
 from .errors import (
@@ -47,9 +48,11 @@ from .received import Received, Wanted
 
 __all__ = [
     "Array",
+    "Balance",
     "BootstrapError",
     "CapacityError",
     "Config",
+    "Copy",
     "Change",
     "Device",
     "Dtype",
@@ -76,6 +79,7 @@ __all__ = [
     "Phase",
     "Placement",
     "Plan",
+    "Planned",
     "ProtocolError",
     "QuorumError",
     "Received",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""include/tern.h and include/tern_engine.h, as ctypes sees them. Names are those of C, so that one search finds both sides.
+"""include/tern.h, include/tern_engine.h and include/tern_balance.h, as ctypes sees them. Names are those of C, so that one search finds both sides.
 
 Nothing here is decided in Python: tests/test_abi.py compiles the header and compares every struct, field, enumerator and
 function with this file, and fails when one of them differs.
@@ -13,6 +13,7 @@ from ctypes import (
     POINTER,
     Structure,
     c_char_p,
+    c_double,
     c_float,
     c_int,
     c_int32,
@@ -20,6 +21,7 @@ from ctypes import (
     c_uint16,
     c_uint32,
     c_uint64,
+    c_uint8,
     c_void_p,
 )
 from typing import Any, Dict, List, Tuple
@@ -389,6 +391,46 @@ class tern_send(Structure):
     ]
 
 
+class tern_balance_config(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("nr_experts", c_uint32),
+        ("nr_physical", c_uint32),
+        ("nr_ranks", c_uint32),
+        ("rank", POINTER(c_int32)),
+        ("domain", POINTER(c_int32)),
+    ]
+
+
+class tern_copy(Structure):
+    _fields_ = [
+        ("expert", c_int32),
+        ("from", c_int32),
+        ("to", c_int32),
+    ]
+
+
+class tern_balance_input(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("load", POINTER(c_double)),
+        ("now", POINTER(c_int32)),
+        ("alive", POINTER(c_uint8)),
+        ("max_copies", c_uint32),
+        ("spread", c_uint32),
+    ]
+
+
+class tern_balance_result(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("before", c_double),
+        ("after", c_double),
+        ("nr_copies", c_uint32),
+        ("nr_spread", c_uint32),
+    ]
+
+
 STRUCTS: List[Any] = [
     tern_boot,
     tern_group_config,
@@ -413,6 +455,10 @@ STRUCTS: List[Any] = [
     tern_barrier,
     tern_put,
     tern_send,
+    tern_balance_config,
+    tern_copy,
+    tern_balance_input,
+    tern_balance_result,
 ]
 
 # Enumerators by enum, as in C. The public enums are made from these.
@@ -540,6 +586,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_op_wait": (c_int, [_engine, c_uint64, c_int]),
     "tern_op_poll": (c_int, [_engine, c_uint64]),
     "tern_op_forget": (c_int, [_engine, c_uint64]),
+    "tern_balance_create": (c_int, [POINTER(tern_balance_config), _out]),
+    "tern_balance_destroy": (c_int, [c_void_p]),
+    "tern_balance_plan": (c_int, [c_void_p, POINTER(tern_balance_input), POINTER(c_int32), POINTER(tern_copy), POINTER(tern_balance_result)]),
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 import tern_ep
 from tern_ep import _abi, arrays, errors
 
-HEADERS = [Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / name for name in ("tern.h", "tern_engine.h")]
+HEADERS = [Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / name for name in ("tern.h", "tern_engine.h", "tern_balance.h")]
 if not HEADERS[0].exists():
     pytest.skip("tern.h is not here; set TERN_INCLUDE", allow_module_level=True)
 
@@ -74,7 +74,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, int]:
     for name in [e for names in enums().values() for e in names] + constants():
         lines.append(f'\tprintf("{name} %d\\n", (int){name});')
     room = tmp_path_factory.mktemp("abi")
-    (room / "abi.c").write_text('#include "tern_engine.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
+    (room / "abi.c").write_text('#include "tern_balance.h"\n#include "tern_engine.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
     subprocess.run([compiler, "-I", str(HEADERS[0].parent), "-o", str(room / "abi"), str(room / "abi.c")], check=True)
     said = subprocess.run([str(room / "abi")], check=True, capture_output=True, text=True).stdout
     return {name: int(value) for name, value in (line.rsplit(" ", 1) for line in said.splitlines())}

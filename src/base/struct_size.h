@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "tern_balance.h"
 #include "tern_engine.h"
 
 #define STRUCT_MOST 4096 /* bytes that any header's may have: more is no size */
@@ -48,6 +49,9 @@ static const struct struct_kind kind_paged_write = STRUCT_KIND(tern_paged_write,
 static const struct struct_kind kind_scatter = STRUCT_KIND(tern_scatter, slices);
 static const struct struct_kind kind_expect = STRUCT_KIND(tern_expect, count);
 static const struct struct_kind kind_barrier = STRUCT_KIND(tern_barrier, peers);
+static const struct struct_kind kind_balance_config = STRUCT_KIND(tern_balance_config, nr_ranks);
+static const struct struct_kind kind_balance_input = STRUCT_KIND(tern_balance_input, load);
+static const struct struct_kind kind_balance_result = STRUCT_KIND(tern_balance_result, after);
 static const struct struct_kind kind_send = STRUCT_KIND(tern_send, bytes);
 
 /* True if a caller's struct of this kind may have so many bytes. */

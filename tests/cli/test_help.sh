@@ -37,7 +37,7 @@ if [ "${1:-}" = --write ]; then
 	cp "$work/page" "$page"
 	exit
 fi
-for command in run bench "bench signal" soak info doctor; do
+for command in run bench "bench signal" soak balance info doctor; do
 	grep -q "^## tern $command$" "$page" || { echo "FAIL: $page has nothing of tern $command"; exit 1; }
 done
 diff -u "$page" "$work/page" || { echo "FAIL: $page is not what --help prints: tests/cli/test_help.sh --write"; exit 1; }
