@@ -390,7 +390,10 @@ static inline void tern_moe_config_init(struct tern_moe_config *config)
 }
 
 /* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and
- * values. wait_ms may differ. Any number of exchanges may be made one after the other, and be alive
+ * values. wait_ms may differ. In an elastic group it may return TERN_ERR_MEMBERS, and
+ * TERN_ERR_TIMEOUT while others have not come, and is then repeated as tern_group_allgather is;
+ * when all have come it goes on without whoever dies, and the next half says that members have
+ * changed. Any number of exchanges may be made one after the other, and be alive
  * as memory and descriptors allow; where a transfer engine is between ranks, 256 of a group, and
  * one more is refused with TERN_ERR_NOMEM. */
 TERN_API int tern_moe_create(

@@ -55,12 +55,17 @@ static void find_round(tern_moe *moe, uint32_t slot)
 	s->state = SLOT_IDLE;
 }
 
-static void take_over(tern_moe *moe)
+void elastic_begin(tern_moe *moe)
 {
 	moe->view = moe->group->view;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		moe->alive[r] = members_have(moe->group, r);
 	placement_leave_out(&moe->placement, moe->alive);
+}
+
+static void take_over(tern_moe *moe)
+{
+	elastic_begin(moe);
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
 		find_round(moe, slot);
 }

@@ -21,6 +21,9 @@ static inline uint32_t elastic_epoch(uint32_t first_epoch, uint64_t round, uint6
 	return first_epoch + (uint32_t)round + 2 * (uint32_t)view;
 }
 
+/* Of one that is being made: its first view. */
+void elastic_begin(tern_moe *moe);
+
 /* Before a call on an elastic exchange goes on: a new view is taken over, or the call is refused.
  */
 int elastic_check(tern_moe *moe);
