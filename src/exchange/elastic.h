@@ -28,8 +28,8 @@ void elastic_begin(tern_moe *moe);
  */
 int elastic_check(tern_moe *moe);
 
-/* A dispatch begins: what of its arguments is the round's, for the others to know. */
-int elastic_begin_round(tern_moe *moe, const struct tern_dispatch *args);
+/* A round begins: what of its arguments is for the others to know. */
+int elastic_begin_round(tern_moe *moe, uint32_t slot, bool has_tokens, uint64_t tag);
 
 /* The slot's round is over on this rank; also of an exchange that is not elastic. */
 void slot_end_round(tern_moe *moe, uint32_t slot);

@@ -304,11 +304,17 @@ static int check_elastic(const tern_moe *moe)
 			TERN_ERR_INVALID, "elastic: the group is not (tern_group_config.elastic)");
 	if (c->device)
 		return fail(TERN_ERR_UNSUPPORTED, "elastic: on the CPU alone");
-	if (c->reduce != TERN_REDUCE_HOME || c->replica_ranks != 1)
+	if (c->replica_ranks != 1)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"elastic: replica_ranks is %u; ranks that compute one token together "
+			"cannot "
+			"go on when one of them has gone, so they are not told apart: it takes 1",
+			c->replica_ranks);
+	if (c->reduce != TERN_REDUCE_HOME)
 		return fail(TERN_ERR_INVALID,
-			"elastic: reduce is %d and replica_ranks %u; it needs TERN_REDUCE_HOME "
-			"and 1",
-			(int)c->reduce, c->replica_ranks);
+			"elastic: reduce is %d, whose sums depend on where replicas are; it needs "
+			"TERN_REDUCE_HOME",
+			(int)c->reduce);
 	return 0;
 }
 
