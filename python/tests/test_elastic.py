@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic groups: a member goes, the others make its round again."""
 
+import dataclasses
 import gc
 from typing import Any, Iterator, List, Tuple
 
@@ -118,6 +119,16 @@ def serve(group: tern.Group, mode: tern.Mode) -> Tuple[int, ...]:
 @pytest.mark.parametrize("mode", [tern.Mode.LOW_LATENCY, tern.Mode.HIGH_THROUGHPUT])
 def test_one_leaves(mode: tern.Mode) -> None:
     assert tern.run_threads(RANKS, lambda group: serve(group, mode), elastic=True) == [(0, 1, 3)] * RANKS
+
+
+def refuse_replica_ranks(group: tern.Group) -> None:
+    wanted = dataclasses.replace(config(tern.Mode.LOW_LATENCY), replica_ranks=2)
+    with pytest.raises(tern.UnsupportedError, match="compute one token together"):
+        tern.Exchange(group, wanted)
+
+
+def test_replica_ranks() -> None:
+    tern.run_threads(RANKS, refuse_replica_ranks, elastic=True)
 
 
 def test_refused() -> None:

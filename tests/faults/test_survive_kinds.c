@@ -182,28 +182,38 @@ static int dispatched_round(struct worker *w, bool for_others, uint64_t number)
 		.tag = number};
 	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine), .y = w->y};
-	int rc = tern_dispatch(w->moe, &dispatch, &received);
+	int rc;
 
+	do
+		rc = tern_dispatch(w->moe, &dispatch, &received);
+	while (rc == TERN_ERR_TIMEOUT);
 	rc = rc ? rc : run_experts(w, &received, number);
 	if (!rc && kind == MAKES_PLAN && !for_others)
 		rc = make_plan(w);
 	if (rc)
 		return rc;
 	fall(w);
-	return kind == RELEASES ? tern_release(w->moe, 0)
-				: tern_combine(w->moe, &combine, w->out, 0);
+	do
+		rc = kind == RELEASES ? tern_release(w->moe, 0)
+				      : tern_combine(w->moe, &combine, w->out, 0);
+	while (rc == TERN_ERR_TIMEOUT);
+	return rc;
 }
 
 static int combined_again(struct worker *w)
 {
 	struct tern_combine combine = {
 		.size = sizeof(combine), .y = w->y, .plan = w->plan, .tag = w->number};
+	int rc;
 
 	for (size_t i = 0; i < w->nr_y && w->y_is == Y_LAST; i++)
 		w->y[i] *= 2;
 	w->y_is = Y_DOUBLE;
 	fall(w);
-	return tern_combine(w->moe, &combine, w->out, 0);
+	do
+		rc = tern_combine(w->moe, &combine, w->out, 0);
+	while (rc == TERN_ERR_TIMEOUT);
+	return rc;
 }
 
 static int make_round(struct worker *w)
@@ -259,6 +269,7 @@ static int open_worker(struct worker *w)
 	config.max_tokens = TOKENS;
 	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
 	config.elastic = 1;
+	config.wait_ms = w->scene->job.config.wait_ms;
 	for (int i = 0; i < EXPERTS * COPIES; i++) {
 		logical[i] = i % EXPERTS;
 		rank_of[i] = (i % EXPERTS + i / EXPERTS) % NR_RANKS;
@@ -341,6 +352,7 @@ static void kill_one(int nr_times)
 		s->elastic = true;
 		s->victim = i % NR_RANKS;
 		s->halves = -1;
+		s->job.config.wait_ms = i & 2 && !getenv("TERN_TEST_NODES") ? 0 : 30000;
 		scene_start(s, survivor_body, pids);
 		while (atomic_load(&s->nr_past) < NR_RANKS && now_ns() < end)
 			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
