@@ -370,6 +370,34 @@ static void one_dies_between_nodes(void **state)
 	unsetenv("TERN_TEST_NODES");
 }
 
+/* Two of five: at once, or the second while the others change their view. */
+static void kill_two(int nr_times)
+{
+	const char *seed = getenv("TERN_TEST_SEED");
+	uint64_t random = seed ? strtoull(seed, NULL, 0) : 9;
+
+	for (int i = 0; i < nr_times; i++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s = scene_open(5, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
+		struct timespec first = {.tv_nsec = random_below(&random, 12000000)},
+				between = {.tv_nsec = i % 3 ? random_below(&random, 2000000) : 0};
+
+		s->elastic = true;
+		s->halves = -1;
+		s->victim = i % 5;
+		s->other_victim = (s->victim + 1 + i / 5 % 4) % 5;
+		scene_start(s, survivor_body, pids);
+		await_progress(s);
+		nanosleep(&first, NULL);
+		kill(pids[s->victim], SIGKILL);
+		nanosleep(&between, NULL);
+		kill(pids[s->other_victim], SIGKILL);
+		atomic_store(&s->fate_ns, now_ns());
+		scene_finish(s, pids, SIGKILL);
+		scene_close(s);
+	}
+}
+
 /* Exchanges are made and destroyed all the time: it dies before one is made, in its middle, or
  * after it. */
 static void dies_while_exchanges_are_made(void **state)
@@ -380,6 +408,8 @@ static void dies_while_exchanges_are_made(void **state)
 	setenv("TERN_TEST_NODES", "2", 0);
 	kill_one(getenv("LONG") ? 24 : 2);
 	unsetenv("TERN_TEST_NODES");
+	if (getenv("LONG"))
+		kill_two(24);
 	makes_others = false;
 }
 
@@ -407,34 +437,6 @@ static void dies_between_peers(void **state)
 		scene_close(s);
 	}
 	assert_true(nr_owed >= 6); /* 1 + 2 in each mode */
-}
-
-/* Two of five: at once, or the second while the others change their view. */
-static void kill_two(int nr_times)
-{
-	const char *seed = getenv("TERN_TEST_SEED");
-	uint64_t random = seed ? strtoull(seed, NULL, 0) : 9;
-
-	for (int i = 0; i < nr_times; i++) {
-		pid_t pids[MAX_PROCESSES];
-		struct scene *s = scene_open(5, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
-		struct timespec first = {.tv_nsec = random_below(&random, 12000000)},
-				between = {.tv_nsec = i % 3 ? random_below(&random, 2000000) : 0};
-
-		s->elastic = true;
-		s->halves = -1;
-		s->victim = i % 5;
-		s->other_victim = (s->victim + 1 + i / 5 % 4) % 5;
-		scene_start(s, survivor_body, pids);
-		await_progress(s);
-		nanosleep(&first, NULL);
-		kill(pids[s->victim], SIGKILL);
-		nanosleep(&between, NULL);
-		kill(pids[s->other_victim], SIGKILL);
-		atomic_store(&s->fate_ns, now_ns());
-		scene_finish(s, pids, SIGKILL);
-		scene_close(s);
-	}
 }
 
 static void two_die(void **state)
