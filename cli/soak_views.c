@@ -33,6 +33,10 @@ static const struct {
 	{"keep-links", VIEWS_BREAK_KEEP_LINKS},
 	{"go-on", VIEWS_BREAK_GO_ON},
 	{"late-stores", VIEWS_BREAK_LATE_STORES},
+	{"old-places", VIEWS_BREAK_OLD_PLACES},
+	{"hide-loss", VIEWS_BREAK_HIDE_LOSS},
+	{"count-twice", VIEWS_BREAK_COUNT_TWICE},
+	{"dawdle", VIEWS_BREAK_DAWDLE},
 };
 
 static int set_number(void *args, const struct option_row *row, const char *text)
@@ -102,7 +106,8 @@ static const struct option_row options[] = {
 		.argument = "WHAT",
 		.set = set_wrong,
 		.help = "break something on purpose: no-promise, forget, act-alone, no-quorum, "
-			"no-fence, old-epochs, no-service, keep-links, go-on or late-stores"},
+			"no-fence, old-epochs, no-service, keep-links, go-on, late-stores, "
+			"old-places, hide-loss, count-twice or dawdle"},
 	{.name = "help", .set = option_flag, FIELD(help), .help = "this text"},
 	{0},
 };
@@ -148,6 +153,7 @@ static void add(struct views_outcome *total, const struct views_outcome *one)
 	total->nr_died += one->nr_died;
 	total->nr_expelled += one->nr_expelled;
 	total->nr_stuck += one->nr_stuck;
+	total->nr_lost += one->nr_lost;
 	total->digest = (total->digest ^ one->digest) * 0x9fb21c651e98df25u;
 	if (one->slowest_us > total->slowest_us)
 		total->slowest_us = one->slowest_us;
@@ -159,8 +165,9 @@ static void print_totals(const struct views_outcome *t, uint64_t scenarios, doub
 	printf("rounds                    %llu of ranks, and %llu made for others\n",
 		(unsigned long long)t->rounds, (unsigned long long)t->served);
 	printf("views acted on            %llu\n", (unsigned long long)t->changes);
-	printf("ranks                     %u died, %u were left out, %u lacked a quorum\n",
-		t->nr_died, t->nr_expelled, t->nr_stuck);
+	printf("ranks                     %u died, %u were left out, %u lacked a quorum, %u "
+	       "experts\n",
+		t->nr_died, t->nr_expelled, t->nr_stuck, t->nr_lost);
 	printf("slowest change            %llu us of virtual time, where ranks only died\n",
 		(unsigned long long)t->slowest_us);
 	printf("time                      %.2f s, %llu events\n", seconds,

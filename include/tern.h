@@ -371,8 +371,8 @@ struct tern_moe_config {
 				   between calls, unless there is a parallel_for. Results are the
 				   same bits */
 	uint32_t elastic; /* not 0: goes on when members of its group, an elastic one, die. On the
-			     CPU, with TERN_REDUCE_HOME and replica_ranks 1; it has no tern_release.
-			     Experts survive where they have replicas on other ranks */
+			     CPU, with TERN_REDUCE_HOME and replica_ranks 1. Experts survive where
+			     they have replicas on other ranks */
 	tern_parallel_for parallel_for; /* with nr_threads > 1, in place of threads of the library:
 					   the caller's pool, used within halves alone */
 	void *parallel_ctx;
@@ -390,7 +390,10 @@ static inline void tern_moe_config_init(struct tern_moe_config *config)
 }
 
 /* Collective. Settings are compared first: ranks that disagree get TERN_ERR_MISMATCH with ranks and
- * values. wait_ms may differ. Any number of exchanges may be made one after the other, and be alive
+ * values. wait_ms may differ. In an elastic group it may return TERN_ERR_MEMBERS, and
+ * TERN_ERR_TIMEOUT while others have not come, and is then repeated as tern_group_allgather is;
+ * when all have come it goes on without whoever dies, and the next half says that members have
+ * changed. Any number of exchanges may be made one after the other, and be alive
  * as memory and descriptors allow; where a transfer engine is between ranks, 256 of a group, and
  * one more is refused with TERN_ERR_NOMEM. */
 TERN_API int tern_moe_create(
@@ -525,6 +528,7 @@ struct tern_combine {
 	float *out_floats;   /* likewise: [n][K], written when results have come: the float of each
 				route, from its expert's rank, bit for bit; 0 where the id is -1.
 				Read until the combine has ended. NULL: not wanted */
+	uint64_t tag;        /* elastic, with a plan and no round under way: as tern_dispatch.tag */
 };
 
 /* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput
@@ -545,13 +549,15 @@ TERN_API int tern_combine_send(tern_moe *moe, const struct tern_combine *args);
  */
 TERN_API int tern_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
 /* Instead of both combine halves: gives the received rows back. All ranks do so in the same round.
- * The slot's next dispatch waits for all to have done it. */
+ * The slot's next dispatch waits for all to have done it; in an elastic exchange this call does,
+ * and after TERN_ERR_TIMEOUT goes on when called again: the round is over, or it is made again and
+ * its rows come once more. */
 TERN_API int tern_release(tern_moe *moe, uint32_t slot);
 
 /* Elastic exchanges, after tern_group_view_change: 1 if other members make the slot's round again
  * that this rank has completed. It then takes part once more: dispatch with 0 tokens, experts of
- * *tag, which is the others' tern_dispatch.tag, and combine. Its own round comes after that. 0: it
- * owes none. */
+ * *tag, which is the others' tern_dispatch.tag, and combine, or release if that one is released.
+ * Its own round comes after that. 0: it owes none. */
 TERN_API int tern_moe_owed(tern_moe *moe, uint32_t slot, uint64_t *tag);
 
 /* Send and receive in one call. The arguments of both are checked before anything is sent. After
@@ -566,7 +572,7 @@ TERN_API int tern_combine(
  * A plan is where the rows of one round went. Kept, it outlives the round: other x can be
  * dispatched as that one was, and other y combined, any number of times and in any order, also
  * combined twice in a row, or dispatched again without a combine between (tern_release ends the
- * first). Of exchanges that are not elastic.
+ * first).
  *
  *   tern_dispatch(moe, &args, &received);     a round; then, before its combine or release,
  *   tern_plan_create(moe, slot, &plan);       on every rank, each its own part
@@ -582,6 +588,10 @@ TERN_API int tern_combine(
  * TERN_ERR_TIMEOUT. On CPUs the dispatch needs no counts in high throughput. A combine of a plan
  * waits until all ranks have begun it, as its first half would without: also in tern_combine_send,
  * which goes on after TERN_ERR_TIMEOUT when called again with the same arguments.
+ *
+ * In an elastic exchange a dispatch with a plan routes anew, with counts, and so makes the plan
+ * whole in its view: positions are those of before where nobody has gone. A combine of a plan that
+ * is not whole is TERN_ERR_STATE on all ranks. A round that is made again makes its plan again.
  */
 
 /* Local. Between the slot's dispatch and its combine or release. The plan takes private memory

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "exchange/elastic.h"
+#include "exchange/placement.h"
 #include "group/agreement.h"
 #include "testkit/random.h"
 
@@ -19,6 +20,7 @@
 #define SETTLE_US 40000 /* after the last fault all have to have come to an end */
 #define FIRST_EPOCH (UINT32_MAX - 12)
 #define MOST_VIEWS 64
+#define COPIES 3 /* of each expert */
 
 enum kind {
 	WORD_ROWS,
@@ -46,6 +48,7 @@ enum phase {
 	CHANGE,       /* the view */
 	LEARN_ROUNDS, /* of a new view: what the others have completed */
 	FINISHED,
+	LOST, /* experts: it makes no more rounds */
 	EXPELLED
 };
 
@@ -54,6 +57,7 @@ struct sim_rank {
 	enum phase phase;
 	uint32_t host;
 	struct agreement agreement;
+	struct placement placement; /* as an exchange has it */
 	struct agreement_record *heard;
 	uint64_t *heard_us, *heard_done;
 	bool *barred;        /* whose stores do not reach this rank's memory any more */
@@ -261,6 +265,12 @@ static void tell(struct sim_views *v, uint32_t from)
 	}
 }
 
+/* Far apart, as hosts go together. */
+static uint32_t home_of(const struct sim_views *v, uint32_t expert, uint32_t copy)
+{
+	return (expert + copy * (1 + v->nr_ranks / COPIES)) % v->nr_ranks;
+}
+
 /* ---- changing the view ----------------------------------------------------------------------- */
 
 static void die(struct sim_views *v, uint32_t rank)
@@ -311,12 +321,23 @@ static void judge_view(struct sim_views *v, uint32_t me)
 				(unsigned long long)number);
 }
 
+static void leave_out(struct sim_rank *rank, uint32_t nr_ranks)
+{
+	uint8_t alive[VIEW_MOST_RANKS];
+
+	for (uint32_t r = 0; r < nr_ranks; r++)
+		alive[r] = set_has(&rank->agreement.mine.view.alive, r);
+	placement_leave_out(&rank->placement, alive);
+}
+
 static void act(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
 	uint64_t took_us = v->now_us - rank->change_us;
 
 	agreement_act(&rank->agreement);
+	if (!breaks(v, VIEWS_BREAK_OLD_PLACES))
+		leave_out(rank, v->nr_ranks);
 	judge_view(v, me);
 	v->outcome->changes++;
 	if (v->only_deaths && took_us > v->outcome->slowest_us)
@@ -371,6 +392,8 @@ static void change(struct sim_views *v, uint32_t me)
 	bool fenced, told = false;
 	int news;
 
+	if (breaks(v, VIEWS_BREAK_DAWDLE) && v->now_us < rank->change_us + 4 * CHANGE_US)
+		return;
 	do {
 		news = agreement_step(&rank->agreement);
 		fenced = fence(v, me);
@@ -395,6 +418,48 @@ static bool knows_rounds_of(const struct sim_rank *rank, uint32_t r)
 					  (theirs->view.number + 1 == mine && theirs->stopped));
 }
 
+/* By the view alone, and not by what the rank believes. */
+static bool somebody_has(const struct sim_views *v, const struct sim_rank *rank, uint32_t expert)
+{
+	bool has = false;
+
+	for (uint32_t i = 0; i < COPIES; i++)
+		has = has || set_has(&rank->agreement.mine.view.alive, home_of(v, expert, i));
+	return has;
+}
+
+/* Each token goes to one member for each of its experts; or to nobody, where one has no member. */
+static void judge_places(struct sim_views *v, uint32_t me)
+{
+	struct sim_rank *rank = &v->ranks[me];
+	bool all = true;
+
+	for (uint32_t e = 0; e < v->nr_ranks; e++) {
+		uint32_t p = placement_choose(&rank->placement, e, me, (uint32_t)rank->round);
+
+		all = all && somebody_has(v, rank, e);
+		if (rank->phase == LOST ||
+			(p != PLACEMENT_NOBODY &&
+				set_has(&rank->agreement.mine.view.alive, rank->placement.rank[p])))
+			continue;
+		wrong(v, "rank %u, in view %llu, sends to expert %u where no member has it", me,
+			(unsigned long long)rank->agreement.mine.view.number, e);
+	}
+	if (all && rank->phase == LOST)
+		wrong(v, "rank %u misses experts that members have", me);
+}
+
+static void begin_round(struct sim_views *v, uint32_t me)
+{
+	struct sim_rank *rank = &v->ranks[me];
+	bool lost = rank->placement.nr_lost && !breaks(v, VIEWS_BREAK_HIDE_LOSS);
+
+	rank->next = 0;
+	rank->phase = rank->round == v->nr_rounds ? FINISHED : lost ? LOST : SEND_ROWS;
+	if (rank->phase != FINISHED)
+		judge_places(v, me);
+}
+
 static void find_round(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
@@ -414,10 +479,7 @@ static void find_round(struct sim_views *v, uint32_t me)
 		least = rank->done;
 	rank->round = least;
 	rank->owed = least < rank->done;
-	rank->next = 0;
-	rank->phase = SEND_ROWS;
-	if (rank->round == v->nr_rounds)
-		rank->phase = FINISHED;
+	begin_round(v, me);
 }
 
 /* ---- a rank acts ----------------------------------------------------------------------------- */
@@ -462,18 +524,22 @@ static bool all_words_are_here(struct sim_views *v, uint32_t me, enum kind kind)
 	return true;
 }
 
-static void end_round(struct sim_views *v, struct sim_rank *rank)
+static void end_round(struct sim_views *v, uint32_t me)
 {
-	rank->round++;
-	if (rank->owed) {
+	struct sim_rank *rank = &v->ranks[me];
+
+	if (rank->owed && !breaks(v, VIEWS_BREAK_COUNT_TWICE)) {
 		v->outcome->served++;
 	} else {
+		if (rank->done != rank->round)
+			wrong(v, "rank %u sums round %llu once more, after %llu", me,
+				(unsigned long long)rank->round, (unsigned long long)rank->done);
 		rank->done++;
 		v->outcome->rounds++;
 	}
+	rank->round++;
 	rank->owed = false;
-	rank->next = 0;
-	rank->phase = rank->round == v->nr_rounds ? FINISHED : SEND_ROWS;
+	begin_round(v, me);
 }
 
 /* To one peer after the other: it may die, or be stopped, between two. */
@@ -500,7 +566,7 @@ static void await(struct sim_views *v, uint32_t me, enum kind kind)
 
 	if (all_words_are_here(v, me, kind)) {
 		if (kind == WORD_SUMS)
-			end_round(v, rank);
+			end_round(v, me);
 		else
 			rank->phase++;
 		return;
@@ -544,6 +610,7 @@ static void do_something(struct sim_views *v, uint32_t me)
 			begin_change(v, me);
 		break;
 	case FINISHED: /* others may still need it */
+	case LOST:
 		look_around(v, me);
 		if (agreement_wanted(&rank->agreement))
 			begin_change(v, me);
@@ -711,6 +778,21 @@ static void draw_faults(struct sim_views *v)
 	}
 }
 
+static int open_placement(const struct sim_views *v, struct sim_rank *rank)
+{
+	int32_t logical[VIEW_MOST_RANKS * COPIES], rank_of[VIEW_MOST_RANKS * COPIES];
+	uint32_t nr = v->nr_ranks;
+
+	for (uint32_t i = 0; i < nr * COPIES; i++) {
+		logical[i] = (int32_t)(i % nr);
+		rank_of[i] = (int32_t)home_of(v, i % nr, i / nr);
+	}
+	return placement_init(&rank->placement,
+		&(struct tern_placement){
+			.nr_physical = nr * COPIES, .logical = logical, .rank = rank_of},
+		nr, nr);
+}
+
 static int open_rank(struct sim_views *v, uint32_t r)
 {
 	struct sim_rank *rank = &v->ranks[r];
@@ -731,6 +813,8 @@ static int open_rank(struct sim_views *v, uint32_t r)
 	}
 	if (!ok || !rank->heard || !rank->heard_us || !rank->heard_done || !rank->barred ||
 		!rank->closed || !rank->under_way)
+		return -1;
+	if (open_placement(v, rank))
 		return -1;
 	agreement_init(&rank->agreement, r, v->nr_ranks, rank->heard);
 	rank->agreement.broken = v->wishes->broken & 0xffff;
@@ -770,6 +854,7 @@ static void close_scenario(struct sim_views *v)
 		if (v->heap[i].kind == RECORD)
 			free(v->heap[i].told.record);
 	for (uint32_t r = 0; v->ranks && r < v->nr_ranks; r++) {
+		placement_free(&v->ranks[r].placement);
 		free(v->ranks[r].heard);
 		free(v->ranks[r].heard_us);
 		free(v->ranks[r].heard_done);
@@ -786,7 +871,7 @@ static void close_scenario(struct sim_views *v)
 
 static bool has_ended(const struct sim_rank *rank)
 {
-	return rank->state == DEAD || rank->phase == EXPELLED || rank->phase == FINISHED;
+	return rank->state == DEAD || rank->phase >= FINISHED;
 }
 
 static bool all_have_ended(const struct sim_views *v)
@@ -804,7 +889,8 @@ static void judge_end(struct sim_views *v)
 		bool expelled = rank->phase == EXPELLED,
 		     stuck = rank->phase == CHANGE && agreement_lacks_quorum(&rank->agreement);
 
-		if (rank->state == DEAD || rank->phase == FINISHED)
+		v->outcome->nr_lost += rank->state != DEAD && rank->phase == LOST;
+		if (rank->state == DEAD || rank->phase == FINISHED || rank->phase == LOST)
 			continue;
 		v->outcome->nr_expelled += expelled;
 		v->outcome->nr_stuck += stuck;

@@ -43,7 +43,7 @@ static uint64_t hash_settings(const struct options *options)
 {
 	const struct serve_plan *plan = &options->plan;
 	const uint32_t numbers[] = {plan->nr_prompts, plan->nr_tokens, options->types.dispatch,
-		options->types.combine, options->device, options->nr_copies};
+		options->types.combine, options->device, options->nr_copies, options->nr_repeats};
 	const float reals[] = {plan->temperature, plan->top_p};
 	uint64_t value = hash(0xcbf29ce484222325u, numbers, sizeof(numbers));
 

@@ -167,6 +167,50 @@ static void show_elastic(void *ctx, uint32_t step)
 		show_change(&changes[p->nr_shown]);
 }
 
+static enum verdict compare(const struct texts *a, const struct texts *b)
+{
+	bool same = !memcmp(a->nr_bytes, b->nr_bytes, a->nr_prompts * sizeof(*a->nr_bytes)) &&
+		    !memcmp(a->fingerprints, b->fingerprints,
+			    a->nr_prompts * sizeof(*a->fingerprints)) &&
+		    !memcmp(a->bytes, b->bytes, (size_t)a->nr_prompts * a->nr_tokens);
+
+	return same ? VERDICT_SAME : VERDICT_DIFFERENT;
+}
+
+/* Prompts of ranks that are gone are taken over again. */
+static int begin_again(struct program *p, struct fault *fault)
+{
+	struct service before = p->service;
+
+	if (service_create(
+		    &p->model, before.plan, before.rank, before.nr_ranks, &p->service, fault))
+		return -1;
+	p->service.prefill_ns = before.prefill_ns;
+	p->service.decode_ns = before.decode_ns;
+	p->service.nr_prefilled = before.nr_prefilled;
+	p->service.nr_decoded = before.nr_decoded;
+	service_destroy(&before);
+	texts_destroy(&p->texts);
+	return texts_create(&p->options.plan, &p->texts, fault);
+}
+
+/* A length that lasts: for who kills ranks. */
+static int repeat(struct program *p, struct elastic_run *run, struct fault *fault)
+{
+	struct texts first = p->texts;
+	int rc = 0;
+
+	p->texts = (struct texts){0};
+	for (uint32_t i = 1; i < p->options.nr_repeats && !rc; i++) {
+		rc = begin_again(p, fault);
+		rc = rc ? rc : elastic_generate(run, fault);
+		if (!rc && compare(&first, &p->texts) != VERDICT_SAME)
+			rc = fault_say(fault, "time %u gave other texts than the first", i + 1);
+	}
+	texts_destroy(&first);
+	return rc;
+}
+
 static int generate_elastic(struct program *p, struct fault *fault)
 {
 	struct elastic_run run = {.service = &p->service,
@@ -179,7 +223,9 @@ static int generate_elastic(struct program *p, struct fault *fault)
 
 	if (p->trace)
 		return fault_say(fault, "--trace and --elastic do not go together");
-	return elastic_generate(&run, fault);
+	if (elastic_generate(&run, fault))
+		return -1;
+	return p->options.nr_repeats > 1 ? repeat(p, &run, fault) : 0;
 }
 
 static int generate_fixed(struct program *p, struct fault *fault)
@@ -227,16 +273,6 @@ static int run_alone(struct program *p, const struct moe_exchange *exchange, str
 	texts_take(texts, &alone);
 	service_destroy(&alone);
 	return rc;
-}
-
-static enum verdict compare(const struct texts *a, const struct texts *b)
-{
-	bool same = !memcmp(a->nr_bytes, b->nr_bytes, a->nr_prompts * sizeof(*a->nr_bytes)) &&
-		    !memcmp(a->fingerprints, b->fingerprints,
-			    a->nr_prompts * sizeof(*a->fingerprints)) &&
-		    !memcmp(a->bytes, b->bytes, (size_t)a->nr_prompts * a->nr_tokens);
-
-	return same ? VERDICT_SAME : VERDICT_DIFFERENT;
 }
 
 static int check(struct program *p, enum verdict *verdict, struct fault *fault)

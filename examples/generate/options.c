@@ -31,6 +31,7 @@ const char options_usage[] =
 	"                        The model's arithmetic is on the CPU always: rows are copied to "
 	"the GPUs and back\n"
 	"      --elastic[=N]   go on when ranks die: each expert is on N ranks (default 2)\n"
+	"      --repeat=N        with --elastic: write all texts N times, the same each time\n"
 	"      --no-check        do not run all prompts again on one rank to compare\n"
 	"      --no-live         do not show texts while they grow\n"
 	"  -w, --wait MS         longest wait for another rank (default 30000)\n"
@@ -57,6 +58,7 @@ enum {
 	OPT_COMBINE,
 	OPT_DEVICE,
 	OPT_ELASTIC,
+	OPT_REPEAT,
 	OPT_NO_CHECK,
 	OPT_NO_LIVE,
 	OPT_TRACE,
@@ -75,6 +77,7 @@ static const struct option flags[] = {
 	{"combine", required_argument, NULL, OPT_COMBINE},
 	{"device", required_argument, NULL, OPT_DEVICE},
 	{"elastic", optional_argument, NULL, OPT_ELASTIC},
+	{"repeat", required_argument, NULL, OPT_REPEAT},
 	{"no-check", no_argument, NULL, OPT_NO_CHECK},
 	{"no-live", no_argument, NULL, OPT_NO_LIVE},
 	{"wait", required_argument, NULL, 'w'},
@@ -197,7 +200,9 @@ static int take_number(struct options *options, int flag, struct fault *fault)
 	else
 		rc = flag == 'n'   ? read_whole("--tokens", optarg, 1, 1 << 20, &whole, fault)
 		     : flag == 's' ? read_whole("--seed", optarg, 0, 0x1p53, &whole, fault)
-				   : read_whole("--wait", optarg, 0, 0x7fffffff, &whole, fault);
+		     : flag == OPT_REPEAT
+			     ? read_whole("--repeat", optarg, 1, 1 << 20, &whole, fault)
+			     : read_whole("--wait", optarg, 0, 0x7fffffff, &whole, fault);
 	if (rc)
 		return rc;
 	if (flag == 't')
@@ -208,6 +213,8 @@ static int take_number(struct options *options, int flag, struct fault *fault)
 		options->plan.nr_tokens = (uint32_t)whole;
 	else if (flag == 's')
 		options->plan.seed = whole;
+	else if (flag == OPT_REPEAT)
+		options->nr_repeats = (uint32_t)whole;
 	else
 		options->wait_ms = (int)whole;
 	return 0;
@@ -274,6 +281,7 @@ int options_read(int argc, char **argv, struct options *options, struct fault *f
 		.plan = {.nr_tokens = 200, .temperature = 0.8f, .top_p = 0.9f, .seed = 4},
 		.types = {.dispatch = WIRE_BF16, .combine = WIRE_BF16},
 		.nr_copies = 1,
+		.nr_repeats = 1,
 		.check = true,
 		.live = true,
 		.wait_ms = 30000,
@@ -290,6 +298,8 @@ int options_read(int argc, char **argv, struct options *options, struct fault *f
 		if (add_prompt(options, default_prompts[i], fault))
 			return -1;
 	options->plan.prompts = options->prompts;
+	if (options->nr_repeats > 1 && !options->plan.elastic)
+		return fault_say(fault, "--repeat needs --elastic");
 	return 0;
 }
 

@@ -169,6 +169,7 @@ class tern_combine(Structure):
         ("topk_weights", c_void_p),
         ("floats", c_void_p),
         ("out_floats", c_void_p),
+        ("tag", c_uint64),
     ]
 
 

@@ -44,11 +44,13 @@ class Plan:
         into_x: Optional[Array] = None,
         into_scales: Optional[Array] = None,
         want: Optional[Wanted] = None,
+        tag: int = 0,
     ) -> Received:
-        """As Exchange.dispatch, with as many tokens as then; ids and weights are the plan's, and rows come to the same positions."""
+        """As Exchange.dispatch, with as many tokens as then; ids and weights are the plan's, and rows come to the same positions.
+        Of elastic exchanges they come to others where members have gone, and the plan is whole again."""
         moe = self.exchange
         args = _abi.sized(_abi.tern_dispatch)
-        args.slot, args.plan = slot, self._open()
+        args.slot, args.plan, args.tag = slot, self._open(), tag
         with moe._busy:
             state = moe._slot(slot)
             rows = memory.rows("x", x, moe.config.x_width, Dtype(moe.config.x_dtype))
@@ -64,7 +66,9 @@ class Plan:
             state.dispatch.nr_tokens = self.nr_tokens
             state.dispatch_form = None
             moe._begun(state, code)
-            return moe._received(state, into)
+            received = moe._received(state, into)
+            self.extent = state.extent
+            return received
 
     def combine(
         self,
@@ -76,6 +80,7 @@ class Plan:
         topk_weights: Optional[Array] = None,
         floats: Optional[Array] = None,
         out_floats: Optional[Array] = None,
+        tag: int = 0,
     ) -> Any:
         """As Exchange.combine, without a dispatch before it: y at the positions that rows had then, summed for the tokens of then."""
         moe = self.exchange
@@ -88,7 +93,7 @@ class Plan:
                 moe._set_combine(state, y)
                 moe._set_beside(state, unweighted, topk_weights, floats, out_floats)
                 out, address = moe._out(state, out)
-                state.combine.plan = number
+                state.combine.plan, state.combine.tag = number, tag
                 moe._check(moe._lib.tern_combine(moe._use(state, None), state.combine_at, address, state.out_stride))
             except BaseException:
                 state.nr_tokens, state.extent = before

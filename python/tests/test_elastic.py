@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic groups: a member goes, the others make its round again."""
 
+import dataclasses
 import gc
 from typing import Any, Iterator, List, Tuple
 
@@ -57,6 +58,23 @@ def recover(group: tern.Group, moe: tern.Exchange, locals_: List[int]) -> tern.V
             pass
 
 
+def with_plan(moe: tern.Exchange, plan: tern.Plan, locals_: List[int], ids: Any) -> None:
+    """A plan of a view that is over is combined when it was dispatched with once more; and a round is released."""
+    x = np.full((TOKENS, HIDDEN), 3, np.float32)
+    due = sum(x * (ids[:, k : k + 1] + 1) for k in range(2))
+    with pytest.raises(tern.StateError, match="is not whole"):
+        plan.combine(None if plan.extent == 0 else np.zeros((plan.extent, HIDDEN), np.float32))
+    received = plan.dispatch(x, tag=1)
+    y = moe.empty_y(received)
+    for i, expert in enumerate(locals_):
+        y[received.expert(i)] = received.x[received.expert(i)] * (expert + 1)
+    assert np.array_equal(moe.combine(y), due)
+    assert np.array_equal(plan.combine(2 * y, tag=2), 2 * due)
+    moe.dispatch(x, ids, tag=3)
+    moe.release()
+    plan.close()
+
+
 def serve(group: tern.Group, mode: tern.Mode) -> Tuple[int, ...]:
     with tern.Exchange(group, config(mode)) as moe:
         locals_ = [e for e in list(range(EXPERTS)) if e % RANKS == group.rank] + [e for e in range(EXPERTS) if (e + 1) % RANKS == group.rank]
@@ -71,6 +89,10 @@ def serve(group: tern.Group, mode: tern.Mode) -> Tuple[int, ...]:
                 with pytest.raises(tern.ExpelledError):
                     make_round(moe, locals_, x, ids, number)
                 return left.alive
+            if number == 3:
+                moe.dispatch(x, ids)
+                plan, ids_of_plan = moe.plan(), ids
+                moe.release()
             while True:
                 try:
                     out = make_round(moe, locals_, x, ids, number)
@@ -87,12 +109,26 @@ def serve(group: tern.Group, mode: tern.Mode) -> Tuple[int, ...]:
                 break
             except tern.MembersError:
                 recover(group, moe, locals_)
-        return group.view_change().alive
+        with_plan(moe, plan, locals_, ids_of_plan)
+    with tern.Exchange(group, config(mode)) as moe:
+        out = make_round(moe, locals_, x, ids, 1)
+        assert np.array_equal(out, sum(x * (ids[:, k : k + 1] + 1) + 1 for k in range(2)))
+    return group.view_change().alive
 
 
 @pytest.mark.parametrize("mode", [tern.Mode.LOW_LATENCY, tern.Mode.HIGH_THROUGHPUT])
 def test_one_leaves(mode: tern.Mode) -> None:
     assert tern.run_threads(RANKS, lambda group: serve(group, mode), elastic=True) == [(0, 1, 3)] * RANKS
+
+
+def refuse_replica_ranks(group: tern.Group) -> None:
+    wanted = dataclasses.replace(config(tern.Mode.LOW_LATENCY), replica_ranks=2)
+    with pytest.raises(tern.UnsupportedError, match="compute one token together"):
+        tern.Exchange(group, wanted)
+
+
+def test_replica_ranks() -> None:
+    tern.run_threads(RANKS, refuse_replica_ranks, elastic=True)
 
 
 def test_refused() -> None:

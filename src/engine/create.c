@@ -212,6 +212,11 @@ int tern_engine_create(
 
 	if (!group || !out)
 		return fail(TERN_ERR_INVALID, "group or engine is NULL");
+	if (group->view)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"an engine of a group that has lost members (view %llu): only exchanges "
+			"that are elastic can be made then",
+			(unsigned long long)group->view);
 	tern_engine_config_init(&c.config);
 	rc = struct_read(&kind_engine_config, config, &c.config);
 	if (rc)

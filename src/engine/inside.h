@@ -88,7 +88,9 @@ struct tern_engine {
 	struct engine_message_claim message_claim;
 	uint32_t on_their_way[NR_PREFIXES]; /* immediates of writes: sent from here, less those that
 					       came here */
-	bool asked_again[NR_PREFIXES];      /* of claims */
+	bool used[NR_PREFIXES], spent[NR_PREFIXES]; /* claimed once; and a peer was lost since:
+						       prefix.c */
+	bool asked_again[NR_PREFIXES];              /* of claims */
 	uint32_t nr_asked_again;
 	struct pollfd *processes; /* of peers on this machine */
 	uint32_t *process_peers, nr_processes;

@@ -479,6 +479,7 @@ static int set_claim(tern_engine *engine, void *ctx)
 		return fail(TERN_ERR_STATE, "immediates with prefix %u are claimed already",
 			claiming->prefix);
 	*entry = claiming->claim ? *claiming->claim : (struct engine_claim){0};
+	engine->used[claiming->prefix] = true;
 	return 0;
 }
 

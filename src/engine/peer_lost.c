@@ -75,6 +75,8 @@ void peer_lost(tern_engine *engine, uint32_t number, int error, const char *caus
 	give_back_unsignalled(engine, peer);
 	messages_peer_down(engine, number);
 	counts_peer_down(engine);
+	for (uint32_t p = 0; p < NR_PREFIXES; p++)
+		engine->spent[p] = engine->used[p];
 	tell_claimants(engine, number, error);
 }
 

@@ -6,7 +6,8 @@
  * has ended. So each rank tells which prefixes are claimed there, and of the first free ones how
  * many more immediates it has sent than it got. Nobody sends under a prefix that nobody claims:
  * when these numbers of all ranks add up to nothing, all that was sent has come, and what comes
- * from now on is new. */
+ * from now on is new. What a peer that is lost has sent and got nobody tells: a prefix that was
+ * claimed before is not claimed again. */
 #include "engine/inside.h"
 
 #include <stdlib.h>
@@ -32,7 +33,8 @@ static int copy_claimed(tern_engine *engine, void *ctx)
 	struct claimed *claimed = ctx;
 
 	for (uint32_t p = 0; p < NR_PREFIXES; p++)
-		claimed->bits[p / 64] |= (uint64_t)(engine->claims[p].immediate != NULL) << p % 64;
+		claimed->bits[p / 64] |= (uint64_t)(engine->claims[p].immediate || engine->spent[p])
+					 << p % 64;
 	return 0;
 }
 
@@ -96,7 +98,8 @@ int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix)
 
 	if (!rc && !nr)
 		return fail(TERN_ERR_NOMEM,
-			"%d exchanges of this group are alive, the most over an engine",
+			"%d exchanges of this group are alive, or were when a rank was lost: the "
+			"most over an engine",
 			NR_PREFIXES);
 	while (!rc) {
 		bool expired = scheduler_now(group->scheduler) >= end_ns;

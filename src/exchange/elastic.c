@@ -50,17 +50,28 @@ static void find_round(tern_moe *moe, uint32_t slot)
 			behind = r;
 	s->round = done_by(moe, behind, slot);
 	s->owed = behind != moe->rank;
+	s->served = false;
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		s->served = s->served || (moe->alive[r] && done_by(moe, r, slot) > s->round);
+	s->plan = 0;
+	s->replays = false;
+	s->replayed = NULL;
 	s->tag = atomic_load_explicit(&progress_of(moe, behind, slot)->tag, memory_order_relaxed);
 	s->epoch = elastic_epoch(moe->config.first_epoch, s->round, moe->view);
 	s->state = SLOT_IDLE;
 }
 
-static void take_over(tern_moe *moe)
+void elastic_begin(tern_moe *moe)
 {
 	moe->view = moe->group->view;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		moe->alive[r] = members_have(moe->group, r);
 	placement_leave_out(&moe->placement, moe->alive);
+}
+
+static void take_over(tern_moe *moe)
+{
+	elastic_begin(moe);
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
 		find_round(moe, slot);
 }
@@ -90,20 +101,18 @@ static int fail_lost(const tern_moe *moe)
 		at < sizeof(list) - 24 ? "" : ", ...");
 }
 
-int elastic_begin_round(tern_moe *moe, const struct tern_dispatch *args)
+int elastic_begin_round(tern_moe *moe, uint32_t slot, bool has_tokens, uint64_t tag)
 {
-	struct slot *s = &moe->slots[args->slot];
-
 	if (moe->placement.nr_lost)
 		return fail_lost(moe);
-	if (s->owed && args->nr_tokens)
+	if (moe->slots[slot].owed && has_tokens)
 		return fail(TERN_ERR_STATE,
-			"dispatch of %u tokens on slot %u, where this rank owes others a round "
-			"without tokens: tern_moe_owed",
-			args->nr_tokens, args->slot);
-	if (!s->owed)
-		atomic_store_explicit(&progress_of(moe, moe->rank, args->slot)->tag, args->tag,
-			memory_order_relaxed);
+			"tokens, or a plan's results, on slot %u, where this rank owes others a "
+			"round without tokens: tern_moe_owed",
+			slot);
+	if (!moe->slots[slot].owed)
+		atomic_store_explicit(
+			&progress_of(moe, moe->rank, slot)->tag, tag, memory_order_relaxed);
 	return 0;
 }
 
@@ -120,7 +129,7 @@ void slot_end_round(tern_moe *moe, uint32_t slot)
 	if (!s->owed)
 		atomic_store_explicit(
 			&progress_of(moe, moe->rank, slot)->done, s->round, memory_order_release);
-	s->owed = false;
+	s->owed = s->served = false;
 }
 
 int elastic_look(tern_moe *moe)

@@ -21,12 +21,15 @@ static inline uint32_t elastic_epoch(uint32_t first_epoch, uint64_t round, uint6
 	return first_epoch + (uint32_t)round + 2 * (uint32_t)view;
 }
 
+/* Of one that is being made: its first view. */
+void elastic_begin(tern_moe *moe);
+
 /* Before a call on an elastic exchange goes on: a new view is taken over, or the call is refused.
  */
 int elastic_check(tern_moe *moe);
 
-/* A dispatch begins: what of its arguments is the round's, for the others to know. */
-int elastic_begin_round(tern_moe *moe, const struct tern_dispatch *args);
+/* A round begins: what of its arguments is for the others to know. */
+int elastic_begin_round(tern_moe *moe, uint32_t slot, bool has_tokens, uint64_t tag);
 
 /* The slot's round is over on this rank; also of an exchange that is not elastic. */
 void slot_end_round(tern_moe *moe, uint32_t slot);

@@ -13,6 +13,7 @@
 #include "base/struct_size.h"
 #include "engine/engine.h"
 #include "exchange/cpu/cpu.h"
+#include "exchange/elastic.h"
 #include "exchange/ops.h"
 #include "exchange/row_work.h"
 #include "gpu/host/device.h"
@@ -292,21 +293,28 @@ static int check_elastic(const tern_moe *moe)
 {
 	const struct tern_moe_config *c = &moe->config;
 
+	if (!c->elastic && moe->group->view)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"an exchange that is not elastic, and members have gone (view %llu)",
+			(unsigned long long)moe->group->view);
 	if (!c->elastic)
 		return 0;
 	if (!moe->group->members)
 		return fail(
 			TERN_ERR_INVALID, "elastic: the group is not (tern_group_config.elastic)");
-	if (moe->group->view)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"elastic: an exchange cannot be made any more when members have gone");
 	if (c->device)
 		return fail(TERN_ERR_UNSUPPORTED, "elastic: on the CPU alone");
-	if (c->reduce != TERN_REDUCE_HOME || c->replica_ranks != 1)
+	if (c->replica_ranks != 1)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"elastic: replica_ranks is %u; ranks that compute one token together "
+			"cannot "
+			"go on when one of them has gone, so they are not told apart: it takes 1",
+			c->replica_ranks);
+	if (c->reduce != TERN_REDUCE_HOME)
 		return fail(TERN_ERR_INVALID,
-			"elastic: reduce is %d and replica_ranks %u; it needs TERN_REDUCE_HOME "
-			"and 1",
-			(int)c->reduce, c->replica_ranks);
+			"elastic: reduce is %d, whose sums depend on where replicas are; it needs "
+			"TERN_REDUCE_HOME",
+			(int)c->reduce);
 	return 0;
 }
 
@@ -340,6 +348,8 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 			  &moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);
 	if (rc)
 		return rc;
+	if (config->elastic)
+		elastic_begin(moe);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (moe->group->peers[r].path == TERN_PATH_NONE)
 			return fail(TERN_ERR_UNSUPPORTED,
@@ -376,19 +386,16 @@ static void exchange_free(tern_moe *moe)
 	free(moe);
 }
 
-int tern_moe_create(tern_group *group, const struct tern_moe_config *config, tern_moe **out)
+static tern_moe *exchange_alloc(tern_group *group)
 {
-	tern_moe *moe;
-	int rc;
+	tern_moe *moe = calloc(1, sizeof(*moe));
 
-	if (!group || !out)
-		return fail(TERN_ERR_INVALID, "group or moe is NULL");
-	moe = calloc(1, sizeof(*moe));
 	if (moe)
 		moe->alive = malloc((size_t)group->nr_ranks);
 	if (!moe || !moe->alive) {
 		free(moe);
-		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
+		fail(TERN_ERR_NOMEM, "no memory for an exchange");
+		return NULL;
 	}
 	memset(moe->alive, 1, (size_t)group->nr_ranks);
 	moe->group = group;
@@ -396,14 +403,36 @@ int tern_moe_create(tern_group *group, const struct tern_moe_config *config, ter
 	moe->rank = (uint32_t)group->rank;
 	moe->nr_ranks = (uint32_t)group->nr_ranks;
 	moe->report.peer = -1;
-	rc = exchange_open(moe, config);
-	if (rc) {
+	return moe;
+}
+
+static int exchange_make(tern_group *group, const struct tern_moe_config *config, tern_moe **out)
+{
+	tern_moe *moe = exchange_alloc(group);
+	int rc = moe ? exchange_open(moe, config) : TERN_ERR_NOMEM;
+
+	if (!rc)
+		*out = moe;
+	else if (moe)
 		exchange_free(moe);
+	return rc;
+}
+
+/* TERN_ERR_MEMBERS comes to all ranks alike, where some have waited for one that died. */
+int tern_moe_create(tern_group *group, const struct tern_moe_config *config, tern_moe **out)
+{
+	int rc;
+
+	if (!group || !out)
+		return fail(TERN_ERR_INVALID, "group or moe is NULL");
+	rc = members_gather_here(group) ? members_meet(group) : 0;
+	if (rc)
 		return rc;
-	}
-	group->nr_exchanges++;
-	*out = moe;
-	return 0;
+	do
+		rc = exchange_make(group, config, out);
+	while (rc == TERN_ERR_MEMBERS);
+	group->nr_exchanges += !rc;
+	return rc;
 }
 
 int tern_moe_destroy(tern_moe *moe)

@@ -27,9 +27,6 @@ static int begin(tern_moe *moe, uint32_t slot, const char *call)
 
 static int check_plans(const tern_moe *moe, const char *call)
 {
-	if (moe->config.elastic)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"%s: an elastic exchange has no plans: they name ranks that may die", call);
 	if (moe->config.masks)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"%s: an exchange with masks has no plans: they name ranks that may be "

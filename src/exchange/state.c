@@ -26,9 +26,10 @@ int slot_wrong_state(const tern_moe *moe, uint32_t slot, const char *call)
 		"dispatch_send again (it waits for room)", "dispatch_recv",
 		"combine_send or release", "combine_send again (it waits for room)", "combine_recv",
 		"dispatch_send", "combine_send again, with its plan"};
+	bool waits = moe->config.elastic && moe->slots[slot].state == SLOT_RELEASED;
 
 	return fail(TERN_ERR_STATE, "%s on slot %u, whose next call is %s", call, slot,
-		next[moe->slots[slot].state]);
+		waits ? "release again (it waits for others')" : next[moe->slots[slot].state]);
 }
 
 int exchange_fail(tern_moe *moe, int code, int peer)

@@ -45,6 +45,7 @@ struct combine_at {
 struct slot {
 	enum slot_state state;
 	bool owed;      /* elastic: the round is made for others, without tokens of this rank */
+	bool served;    /* elastic: it is, on some rank */
 	uint64_t round; /* elastic: of the slot, however often it was made */
 	uint64_t tag;   /* elastic, owed: of that round */
 	uint32_t epoch; /* of the round under way, or of the next one when idle */

@@ -233,7 +233,7 @@ static int call_guest(
 		return fail_errno("a socket to call rank %d", guest_rank);
 	memcpy(hello->secret, guest->address.secret, sizeof(hello->secret));
 	if (connect(s, (struct sockaddr *)&un, length))
-		rc = errno == EAGAIN
+		rc = errno == EAGAIN || (errno == ECONNREFUSED && guest->lifeline >= 0)
 			     ? 1
 			     : fail_errno("connecting to rank %d on this machine", guest_rank);
 	else if (!same_user(s))
@@ -394,6 +394,20 @@ static int fail_waiting(const struct visit *v, int wait_ms)
 		"waited %d ms for rank %d to take a descriptor: its queue is full", wait_ms, r);
 }
 
+static int look_for_deaths(const struct visit *v)
+{
+	for (int r = 0; r < v->nr_ranks; r++) {
+		const struct fd_passing_guest *guest = &v->guests[r];
+		struct pollfd pfd = {.fd = guest->lifeline, .events = POLLIN};
+
+		if (guest->wanted && (guest->fd < 0 || !guest->called) && guest->lifeline >= 0 &&
+			poll(&pfd, 1, 0) == 1)
+			return fail(TERN_ERR_PEER_DEAD,
+				"rank %d died before it had passed its descriptor", r);
+	}
+	return 0;
+}
+
 /* Whoever is missing nobody has not waited in vain, however late it is. */
 static int visit_all(struct visit *v, int wait_ms)
 {
@@ -406,6 +420,9 @@ static int visit_all(struct visit *v, int wait_ms)
 		rc = rc ? rc : hear_callers(v);
 		rc = rc ? rc : take_callers(v);
 		if (rc || (v->to_call == 0 && v->to_hear == 0))
+			return rc;
+		rc = look_for_deaths(v);
+		if (rc)
 			return rc;
 		if (clock_ns() > deadline)
 			return fail_waiting(v, wait_ms);

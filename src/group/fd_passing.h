@@ -25,8 +25,10 @@ void fd_passing_address(const struct fd_passing *passing, struct fd_passing_addr
 struct fd_passing_guest {
 	int wanted; /* 1: exchange descriptors with this rank */
 	struct fd_passing_address address;
-	int fd;     /* out: what the rank sent; -1 before, the caller closes it */
-	int called; /* out: 1: it was sent what it is to have */
+	int lifeline; /* readable when the rank's process has ended, which fails at once with
+			 TERN_ERR_PEER_DEAD; -1: not known */
+	int fd;       /* out: what the rank sent; -1 before, the caller closes it */
+	int called;   /* out: 1: it was sent what it is to have */
 };
 
 /* Sends `fd` to every wanted rank and receives one from each, within wait_ms. All of them do the

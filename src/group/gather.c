@@ -99,17 +99,17 @@ static void take_part(const tern_group *group, uint8_t *all, size_t each, size_t
 	}
 }
 
-int members_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
+static int gather(tern_group *group, const uint8_t *mine, uint8_t *all, size_t bytes)
 {
 	struct members *m = group->members;
-	int rc = members_check(group);
 
-	while (!rc && (m->gathered_bytes < bytes || m->gathers)) {
+	while (m->gathered_bytes < bytes || m->gathers) {
 		size_t part = bytes - m->gathered_bytes;
+		int rc;
 
 		part = part < BOARD_GATHER_BYTES ? part : BOARD_GATHER_BYTES;
 		if (!m->gathers)
-			give_part(group, (const uint8_t *)mine + m->gathered_bytes, part);
+			give_part(group, mine + m->gathered_bytes, part);
 		rc = wait_until(
 			&m->wait_policy, (uint64_t)group->wait_ms * 1000000, look_for_part, group);
 		if (rc < 0)
@@ -121,9 +121,56 @@ int members_allgather(tern_group *group, const void *mine, void *all, size_t byt
 		take_part(group, all, bytes, part);
 		m->gathered_bytes += part;
 		m->gathers = false;
-		rc = 0;
 	}
-	if (!rc)
-		m->gathered_bytes = 0;
+	m->gathered_bytes = 0;
+	return 0;
+}
+
+static int check_whole(const tern_group *group)
+{
+	if (!group->members->torn)
+		return 0;
+	return fail(TERN_ERR_STATE,
+		"rank %d: a call that all members were in failed here in its middle: no others can "
+		"be made",
+		group->rank);
+}
+
+int members_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
+{
+	int rc = members_check(group);
+
+	rc = rc ? rc : check_whole(group);
+	return rc ? rc : gather(group, mine, all, bytes);
+}
+
+int members_meet(tern_group *group)
+{
+	uint8_t here = 1, all[VIEW_MOST_RANKS];
+
+	return members_allgather(group, &here, all, sizeof(here));
+}
+
+bool members_gather_here(const tern_group *group)
+{
+	return group->members && group->members->open;
+}
+
+/* Others are in this call too, and wait here for whoever is told of a change by another one. */
+int members_gather(tern_group *group, const void *mine, void *all, size_t bytes)
+{
+	struct members *m = group->members;
+	int rc = check_whole(group);
+
+	if (rc)
+		return rc;
+	while ((rc = gather(group, mine, all, bytes)) == TERN_ERR_MEMBERS) {
+		rc = members_change(group);
+		rc = !rc && m->expelled ? members_check(group) : rc;
+		if (rc)
+			break;
+		m->untold = true;
+	}
+	m->torn = m->torn || rc;
 	return rc;
 }

@@ -130,6 +130,8 @@ int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes
 {
 	int rc;
 
+	if (members_gather_here(group))
+		return members_gather(group, mine, all, bytes);
 	if (group->nr_ranks == 1 && !group->boot.allgather) {
 		memcpy(all, mine, bytes);
 		return 0;
@@ -160,6 +162,11 @@ int group_agree_status(tern_group *group, int rc, const char *what)
 	failed = group_allgather(group, &mine, all, sizeof(mine));
 	if (failed && rc)
 		failed = fail(rc, "%s: %s", what, mine.text); /* the nearer cause */
+	for (int r = 0; r < group->nr_ranks && !failed; r++)
+		if (all[r].rc == TERN_ERR_MEMBERS) /* before what single ranks say: all begin again
+						    */
+			failed = fail(TERN_ERR_MEMBERS, "%s: rank %d: %.*s", what, r,
+				STATUS_TEXT - 1, all[r].text);
 	for (int r = 0; r < group->nr_ranks && !failed; r++) {
 		all[r].text[STATUS_TEXT - 1] = 0;
 		if (all[r].rc && r == group->rank)
@@ -172,24 +179,40 @@ int group_agree_status(tern_group *group, int rc, const char *what)
 	return failed;
 }
 
-/* "7168 on ranks 0, 1, 3; 4096 on rank 2" */
-static void describe_values(
-	char *text, size_t bytes, const uint64_t *all, int nr_ranks, int nr_settings, int which)
+/* Settings of all ranks: `each` words of every rank, which say first whether it has given any: of
+ * one that is no member any more all ranks have zeros. */
+struct all_settings {
+	const uint64_t *words;
+	int nr_ranks, each;
+};
+
+static bool differ(const struct all_settings *all, int r, int s, int which)
 {
+	const uint64_t *a = all->words + (size_t)r * all->each,
+		       *b = all->words + (size_t)s * all->each;
+
+	return a[0] && b[0] && a[which] != b[which];
+}
+
+/* "7168 on ranks 0, 1, 3; 4096 on rank 2" */
+static void describe_values(char *text, size_t bytes, const struct all_settings *all, int which)
+{
+	int nr_ranks = all->nr_ranks;
 	size_t at = 0;
 
 	for (int r = 0; r < nr_ranks && at < bytes - 48; r++) {
-		uint64_t value = all[(size_t)r * nr_settings + which];
+		const uint64_t *words = all->words + (size_t)r * all->each;
 		int first = 0, nr = 0;
 
-		while (all[(size_t)first * nr_settings + which] != value)
+		while (first < r &&
+			(!all->words[(size_t)first * all->each] || differ(all, first, r, which)))
 			first++;
-		if (first < r)
+		if (first < r || !words[0])
 			continue; /* told with that rank */
 		at += (size_t)snprintf(text + at, bytes - at, "%s%llu on rank", at ? "; " : "",
-			(unsigned long long)value);
+			(unsigned long long)words[which]);
 		for (int s = r; s < nr_ranks && at < bytes - 48; s++)
-			if (all[(size_t)s * nr_settings + which] == value)
+			if (all->words[(size_t)s * all->each] && !differ(all, r, s, which))
 				at += (size_t)snprintf(
 					text + at, bytes - at, "%s %d", nr++ ? "," : "", s);
 	}
@@ -199,22 +222,23 @@ static void describe_values(
 
 int group_agree_settings(tern_group *group, const struct setting *settings, int nr_settings)
 {
-	uint64_t *mine = calloc((size_t)nr_settings * ((size_t)group->nr_ranks + 1), sizeof(*mine)),
-		 *all = mine + nr_settings;
+	size_t each = (size_t)nr_settings + 1;
+	uint64_t *mine = calloc(each * ((size_t)group->nr_ranks + 1), sizeof(*mine));
+	struct all_settings all = {mine + each, group->nr_ranks, (int)each};
 	char text[512];
 	int rc;
 
 	if (!mine)
 		return fail(TERN_ERR_NOMEM, "no memory to compare the settings of %d ranks",
 			group->nr_ranks);
+	mine[0] = 1;
 	for (int i = 0; i < nr_settings; i++)
-		mine[i] = settings[i].value;
-	rc = group_allgather(group, mine, all, (size_t)nr_settings * sizeof(*mine));
+		mine[i + 1] = settings[i].value;
+	rc = group_allgather(group, mine, mine + each, each * sizeof(*mine));
 	for (int i = 0; i < nr_settings && !rc; i++)
-		for (int r = 1; r < group->nr_ranks && !rc; r++)
-			if (all[(size_t)r * nr_settings + i] != all[i]) {
-				describe_values(
-					text, sizeof(text), all, group->nr_ranks, nr_settings, i);
+		for (int r = 0; r < group->nr_ranks && !rc; r++)
+			if (differ(&all, r, group->rank, i + 1)) {
+				describe_values(text, sizeof(text), &all, i + 1);
 				rc = fail(TERN_ERR_MISMATCH, "ranks disagree on %s: %s",
 					settings[i].name, text);
 			}
@@ -280,7 +304,9 @@ int group_pass_fd(tern_group *group, uint32_t round, int fd)
 		const struct peer *peer = &group->peers[r];
 
 		/* Paths may change after joining: force_engine. */
-		guests[r].wanted = peer->path == TERN_PATH_MAPPED && !peer->same_process;
+		guests[r].wanted = peer->path == TERN_PATH_MAPPED && !peer->same_process &&
+				   group_has(group, (uint32_t)r);
+		guests[r].lifeline = members_gather_here(group) ? peer->lifeline : -1;
 		guests[r].fd = -1;
 		guests[r].called = 0;
 	}
@@ -291,7 +317,7 @@ int group_pass_fd(tern_group *group, uint32_t round, int fd)
 			close(guests[r].fd);
 			guests[r].fd = -1;
 		}
-	return rc;
+	return rc == TERN_ERR_PEER_DEAD ? members_lack(group) : rc;
 }
 
 static int exchange_lifelines(tern_group *group, const struct introduction *all)

@@ -72,7 +72,10 @@ int members_open(tern_group *group)
 		return rc;
 	group->members->board = board_of(group->members, (uint32_t)group->rank);
 	rc = group->nr_nodes > 1 ? lines_open(group) : 0;
-	return rc ? rc : tell_open(group);
+	rc = rc ? rc : tell_open(group);
+	group->members->known = group->members->agreement.mine.view;
+	group->members->open = !rc;
+	return rc;
 }
 
 void members_close(tern_group *group)
@@ -95,6 +98,11 @@ void members_close(tern_group *group)
 bool members_have(const tern_group *group, uint32_t rank)
 {
 	return set_has(&group->members->agreement.mine.view.alive, rank);
+}
+
+bool group_has(const tern_group *group, uint32_t rank)
+{
+	return !members_gather_here(group) || members_have(group, rank);
 }
 
 bool members_are_to_change(const tern_group *group)
@@ -126,6 +134,12 @@ void members_want_change(tern_group *group)
 		tell_wanted(group, group->view + 1);
 }
 
+int members_lack(tern_group *group)
+{
+	members_want_change(group);
+	return TERN_ERR_MEMBERS;
+}
+
 bool members_lost(const tern_group *group, uint32_t rank)
 {
 	if (group_has_died(group, rank))
@@ -146,7 +160,10 @@ static void name_the_dead(const tern_group *group, char *text, size_t bytes)
 			members_lost(group, (uint32_t)r) && at < sizeof(list) - 16)
 			at += (size_t)snprintf(
 				list + at, sizeof(list) - at, "%s%d", nr++ ? ", " : "", r);
-	snprintf(text, bytes, nr ? "rank%s %s died" : "a change of members is wanted",
+	snprintf(text, bytes,
+		nr                       ? "rank%s %s died"
+		: group->members->untold ? "members have changed while something was made"
+					 : "a change of members is wanted",
 		nr > 1 ? "s" : "", list);
 }
 
@@ -176,8 +193,9 @@ int members_check(const tern_group *group)
 
 	if (m->expelled)
 		return fail_expelled(group);
-	return m->agreement.mine.stopped || m->learns ? members_fail((tern_group *)(uintptr_t)group)
-						      : 0;
+	return m->agreement.mine.stopped || m->learns || m->untold
+		       ? members_fail((tern_group *)(uintptr_t)group)
+		       : 0;
 }
 
 int tern_group_pending(const tern_group *group)
@@ -297,11 +315,9 @@ static void stop_when_possible(tern_group *group)
 static void act(tern_group *group)
 {
 	struct members *m = group->members;
-	struct rank_set before = m->agreement.mine.view.alive;
 	uint64_t noticed_ns = atomic_load(&m->board->noticed_ns);
 
 	agreement_act(&m->agreement);
-	m->gone = set_without(before, &m->agreement.mine.view.alive);
 	m->change_ns = noticed_ns ? scheduler_now(group->scheduler) - noticed_ns : 0;
 	group->view = m->agreement.mine.view.number;
 	for (struct member_client *c = m->clients; c; c = c->next)
@@ -445,18 +461,29 @@ static void describe_view(const tern_group *group, struct tern_view *view)
 }
 
 /* Another change may be due when one is made: somebody has died meanwhile. */
-static int change_while_wanted(tern_group *group)
+int members_change(tern_group *group)
 {
 	struct members *m = group->members;
-	struct rank_set before = m->agreement.mine.view.alive;
 	int rc = 0;
 
+	look_for_deaths(group);
 	while (!rc && !m->expelled &&
 		(m->learns || members_are_to_change(group) || agreement_wanted(&m->agreement)))
 		rc = change_once(group);
-	if (!rc && group->view)
-		m->gone = set_without(before, &m->agreement.mine.view.alive);
 	return rc;
+}
+
+/* What has changed since it was told last. */
+static void tell_caller(struct members *m)
+{
+	const struct view *now = &m->agreement.mine.view;
+
+	m->untold = false;
+	if (now->number == m->known.number)
+		return;
+	m->gone = set_without(m->known.alive, &now->alive);
+	m->known = *now;
+	atomic_store(&m->board->noticed_ns, 0);
 }
 
 int tern_group_view_change(tern_group *group, struct tern_view *theirs)
@@ -473,15 +500,10 @@ int tern_group_view_change(tern_group *group, struct tern_view *theirs)
 	m = group->members;
 	if (m->expelled)
 		return fail_expelled(group);
-	look_for_deaths(group);
-	if (agreement_wanted(&m->agreement))
-		members_want_change(group);
-	if (m->learns || members_are_to_change(group)) {
-		rc = change_while_wanted(group);
-		if (rc)
-			return rc;
-		atomic_store(&m->board->noticed_ns, 0);
-	}
+	rc = members_change(group);
+	if (rc)
+		return rc;
+	tell_caller(m);
 	describe_view(group, &view);
 	if (m->expelled) /* it has left: what it knows of last, without itself */
 		view.alive[group->rank / 64] &= ~(1ull << group->rank % 64);

@@ -30,7 +30,7 @@ struct member_client {
 	void (*hear)(void *ctx, uint32_t rank, uint32_t slot, const struct member_round *round);
 	void *ctx;
 	uint32_t nr_slots;
-	uint32_t number; /* the same on all ranks: set by members_add_client */
+	uint32_t number; /* the same on all ranks, and no other's */
 	struct member_client *next;
 };
 
@@ -60,5 +60,21 @@ void members_remove_client(tern_group *group, struct member_client *client);
 
 /* tern_group_allgather of an elastic group. */
 int members_allgather(tern_group *group, const void *mine, void *all, size_t bytes);
+
+/* A call begins that is collective, and makes something: TERN_ERR_MEMBERS and TERN_ERR_TIMEOUT as
+ * of an allgather, and nothing has been done. When it returns 0 all members are in that call, and
+ * owe each other no round. */
+int members_meet(tern_group *group);
+
+/* Gatherings go over the members, and not over the bootstrap: the group is elastic, and made. */
+bool members_gather_here(const tern_group *group);
+/* Within such a call: as members_allgather, but for the view, which is changed here. The caller is
+ * told by members_check. After any failure there are no gatherings any more. */
+int members_gather(tern_group *group, const void *mine, void *all, size_t bytes);
+/* Within such a call, where another was waited for that has died: TERN_ERR_MEMBERS, with this
+ * thread's text. */
+int members_lack(tern_group *group);
+/* Whether it takes part in what is collective. */
+bool group_has(const tern_group *group, uint32_t rank);
 
 #endif

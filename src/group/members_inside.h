@@ -20,18 +20,21 @@ struct members {
 	struct wait_policy wait_policy;
 	struct rank_set killed; /* by this rank */
 	struct rank_set let_go; /* nothing is sent to them any more */
-	struct rank_set gone;   /* with the last change */
+	struct rank_set gone;   /* with the last change that the caller was told of */
 	uint64_t change_ns;
 	_Atomic uint64_t wanted;     /* the highest view that others were told is wanted */
 	_Atomic uint64_t *forwarded; /* [R] the view in which it has told what it has of ranks that
 					are gone: gather.c */
 	struct member_client *clients;
-	uint32_t nr_clients;   /* since the group was made */
 	uint64_t gathering;    /* number of the allgather under way, or of the last one */
 	size_t gathered_bytes; /* of each rank's, in parts before that */
 	bool gathers;          /* one is under way */
 	bool expelled, leaves;
-	bool learns; /* acts on a view, and does not know yet what others have completed */
+	bool learns;       /* acts on a view, and does not know yet what others have completed */
+	bool open;         /* members are met here, and not by the bootstrap */
+	bool torn;         /* a call that all were in has failed here, and they may go on with it */
+	bool untold;       /* the view has changed within such a call */
+	struct view known; /* as the caller was last told */
 };
 
 static inline bool is_told(const struct members *m, uint32_t rank)
@@ -43,6 +46,11 @@ static inline struct board *board_of(const struct members *m, uint32_t rank)
 {
 	return is_told(m, rank) ? &m->copies[rank] : (struct board *)m->windows[rank]->base;
 }
+
+/* ---- members.c ------------------------------------------------------------------------------- */
+
+/* tern_group_view_change, but for what the caller is told. */
+int members_change(tern_group *group);
 
 /* ---- tell.c ---------------------------------------------------------------------------------- */
 

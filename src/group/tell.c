@@ -242,7 +242,6 @@ static int enter(tern_engine *engine, void *ctx)
 	struct listing *l = ctx;
 
 	(void)engine;
-	l->client->number = ++l->members->nr_clients;
 	l->client->next = l->members->clients;
 	l->members->clients = l->client;
 	return 0;

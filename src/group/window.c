@@ -93,7 +93,7 @@ static int window_map_peer(int rank, int fd, uint64_t bytes, struct window **out
 static void share_in_process(tern_group *group, const uint64_t *records, struct window **windows)
 {
 	for (int r = 0; r < group->nr_ranks; r++)
-		if (r != group->rank && group->peers[r].same_process &&
+		if (r != group->rank && group->peers[r].same_process && records[r] &&
 			group->peers[r].path == TERN_PATH_MAPPED) {
 			windows[r] = (struct window *)(uintptr_t)records[r];
 			atomic_fetch_add_explicit(&windows[r]->references, 1, memory_order_relaxed);
@@ -119,6 +119,24 @@ static int share_by_descriptor(tern_group *group, uint32_t round, struct window 
 	return rc;
 }
 
+/* What belongs to a rank that is gone lies where nobody else looks, as it does when one dies later:
+ * address space alone, for who takes addresses there. */
+static int stand_in(tern_group *group, uint64_t bytes, struct window **windows)
+{
+	for (int r = 0; r < group->nr_ranks; r++) {
+		int rc;
+
+		if (windows[r] || group->peers[r].path != TERN_PATH_MAPPED)
+			continue;
+		rc = window_make(bytes, &windows[r]);
+		if (rc)
+			return rc;
+		close(windows[r]->fd);
+		windows[r]->fd = -1;
+	}
+	return 0;
+}
+
 int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct window **windows)
 {
 	uint64_t mine, *records = calloc((uint32_t)group->nr_ranks, sizeof(*records));
@@ -132,6 +150,7 @@ int windows_create(tern_group *group, uint64_t bytes, uint32_t round, struct win
 	if (!rc) {
 		share_in_process(group, records, windows);
 		rc = share_by_descriptor(group, round, windows);
+		rc = rc ? rc : stand_in(group, bytes, windows);
 		/* Also the point after which nobody in this process takes a reference any more: an
 		 * owner may leave from here on. */
 		rc = group_agree_status(group, rc, "sharing windows");

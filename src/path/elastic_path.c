@@ -49,7 +49,7 @@ static int begin_view(tern_engine *engine, void *ctx)
 	tern_moe *moe = ctx;
 
 	(void)engine;
-	moe->engine->view->view = moe->group->view;
+	moe->engine->view->least = moe->engine->view->view = moe->group->view;
 	channels_begin_again(moe);
 	return 0;
 }
@@ -121,7 +121,7 @@ int elastic_path_open(tern_moe *moe)
 		.ctx = moe,
 		.nr_slots = moe->config.nr_slots};
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
-		if (!path_is_mapped(moe, r))
+		if (!path_is_mapped(moe, r) && members_have(moe->group, r))
 			rc = tern_engine_register(moe->engine->engine, own(moe, 0),
 				moe->layout.window_bytes, &e->keys[r]);
 	return rc;
@@ -155,24 +155,41 @@ static int gather_descriptors(tern_moe *moe, struct tern_descriptor *mine)
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(moe->group, mine, all, moe->nr_ranks * sizeof(*mine));
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
-		if (!path_is_mapped(moe, r))
+		if (!path_is_mapped(moe, r) && members_have(moe->group, r)) {
 			rc = tern_engine_import(moe->engine->engine,
 				&all[(size_t)r * moe->nr_ranks + moe->rank],
 				&moe->engine->windows[r]);
+			rc = rc && members_lost(moe->group, r) ? members_lack(moe->group) : rc;
+		}
+	return rc;
+}
+
+/* From here on it is asked and told like the group's others; what they were told before, now. */
+static int join_others(tern_moe *moe)
+{
+	struct elastic_path *e = moe->engine->elastic;
+	int rc;
+
+	e->client.number = moe->group->round;
+	rc = members_add_client(moe->group, &e->client);
+	e->listed = !rc;
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
+		if (!path_is_mapped(moe, r) && !members_have(moe->group, r))
+			fence(moe, r);
+	if (!rc && moe->group->view)
+		changed(moe);
 	return rc;
 }
 
 int elastic_path_connect(tern_moe *moe)
 {
-	struct elastic_path *e = moe->engine->elastic;
 	struct tern_descriptor *mine =
 		calloc((size_t)moe->nr_ranks * (moe->nr_ranks + 1), sizeof(*mine));
 	int rc = mine ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
 
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : gather_descriptors(moe, mine);
-	rc = rc ? rc : members_add_client(moe->group, &e->client);
-	e->listed = !rc;
+	rc = rc ? rc : join_others(moe);
 	free(mine);
 	return rc;
 }

@@ -65,7 +65,8 @@ expect 0 "views, one seed" "$tern" soak --views --seed 9
 first=$(digest)
 expect 0 "views, the same seed" "$tern" soak --views --seed 9
 [ -n "$first" ] && [ "$first" = "$(digest)" ] || fails "views: seed 9 gave $first, then $(digest)"
-for wrong in act-alone no-quorum no-fence old-epochs no-service keep-links go-on late-stores; do
+for wrong in act-alone no-quorum no-fence old-epochs no-service keep-links go-on late-stores old-places \
+	hide-loss count-twice dawdle; do
 	expect 1 "views with $wrong" "$tern" soak --views --wrong $wrong --scenarios 1000
 	again=$(sed -n 's/^repeat: tern //p' "$work/out")
 	grep -A 1 '^seed' "$work/out" >"$work/first"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ranks of the demo are killed at any moment: the others name them, take their prompts over, and write what one rank
 # alone writes. On one node, and on two. LONG=1: 20 moments of each rank, of two at once, and of one during the change.
-# BUILD=dir KILLS=n PAIRS=n NODE_KILLS=n NODE_PAIRS=n SEED=n tests/cli/test_survive.sh
+# BUILD=dir KILLS=n PAIRS=n NODE_KILLS=n NODE_PAIRS=n REPEAT=n SEED=n tests/cli/test_survive.sh
 BUILD=${BUILD:-build}
 WITHIN=${WITHIN:-$BUILD/tests/within}
 KILLS=${KILLS:-${LONG:+80}}
@@ -13,7 +13,8 @@ NODE_KILLS=${NODE_KILLS:-${LONG:+80}}
 NODE_KILLS=${NODE_KILLS:-1}
 NODE_PAIRS=${NODE_PAIRS:-${LONG:+40}}
 NODE_PAIRS=${NODE_PAIRS:-0}
-LENGTH=${LENGTH:-120}
+LENGTH=${LENGTH:-60}
+REPEAT=${REPEAT:-2}
 SEED=${SEED:-1}
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
@@ -41,7 +42,7 @@ strike() {
 	fraction=$3
 	shift 3
 	# shellcheck disable=SC2086
-	"$BUILD/tern" run -n 4 $nodes --elastic --timeout 200 -- "$BUILD/generate" --elastic="$copies" -n $LENGTH >"$tmp/out" 2>"$tmp/err" </dev/null &
+	"$BUILD/tern" run -n 4 $nodes --elastic --timeout 200 -- "$BUILD/generate" --elastic="$copies" -n $LENGTH --repeat="$REPEAT" >"$tmp/out" 2>"$tmp/err" </dev/null &
 	launcher=$!
 	while [ "$(children $launcher | wc -w)" -lt 4 ]; do kill -0 $launcher 2>/dev/null || break; done
 	pids=$(children $launcher)
@@ -92,7 +93,7 @@ kill_some() {
 	seed=$SEED
 	before=$(spent)
 	# shellcheck disable=SC2086
-	"$WITHIN" 200 "$BUILD/tern" run -n 4 $nodes --elastic -- "$BUILD/generate" --elastic -n $LENGTH --no-check >"$tmp/out" 2>"$tmp/err" </dev/null || bad "exit code $? when nobody died"
+	"$WITHIN" 200 "$BUILD/tern" run -n 4 $nodes --elastic -- "$BUILD/generate" --elastic -n $LENGTH --repeat="$REPEAT" --no-check >"$tmp/out" 2>"$tmp/err" </dev/null || bad "exit code $? when nobody died"
 	total=$(($(spent) - before))
 	i=0
 	while [ $i -lt "$2" ]; do

@@ -31,6 +31,7 @@
 static uint32_t nr_copies = COPIES; /* for ranks that are started next */
 static enum tern_change change;     /* at round CHANGE_AT: the victim leaves, or stands still */
 #define CHANGE_AT 5
+static bool makes_others; /* exchanges, all the time */
 
 struct worker {
 	struct rank *rank;
@@ -182,12 +183,12 @@ static int survive(struct worker *w)
 	return serve_others(w);
 }
 
-static int open_worker(struct worker *w)
+/* The worker's from here on, if it is made. */
+static int make_exchange(struct worker *w)
 {
 	int32_t logical[EXPERTS * COPIES], rank_of[EXPERTS * COPIES];
 	struct tern_moe_config config;
 	uint32_t nr_ranks = (uint32_t)w->scene->nr_ranks;
-	int rc;
 
 	tern_moe_config_init(&config);
 	config.mode = w->scene->job.config.mode;
@@ -206,13 +207,32 @@ static int open_worker(struct worker *w)
 	}
 	config.placement = (struct tern_placement){
 		.nr_physical = EXPERTS * nr_copies, .logical = logical, .rank = rank_of};
-	rc = tern_moe_create(w->rank->group, &config, &w->moe);
-	if (rc)
+	return tern_moe_create(w->rank->group, &config, &w->moe);
+}
+
+static int open_worker(struct worker *w)
+{
+	uint32_t nr_ranks = (uint32_t)w->scene->nr_ranks;
+
+	if (make_exchange(w))
 		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
 	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
 		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
 	w->y = aligned_alloc(64, sizeof(float) * HIDDEN * TOKENS * TOPK * nr_ranks);
 	return w->y ? 0 : rank_fails(w->rank, "no memory");
+}
+
+/* In place of the one before. */
+static int make_another(struct worker *w)
+{
+	tern_moe *before = w->moe;
+	int rc;
+
+	while ((rc = make_exchange(w)) == TERN_ERR_MEMBERS)
+		do
+			rc = survive(w);
+		while (rc == TERN_ERR_MEMBERS);
+	return rc ? rc : tern_moe_destroy(before);
 }
 
 /* The last rounds come when somebody has died. */
@@ -275,6 +295,8 @@ static void survivor_body(struct rank *rank)
 			await_fate(s);
 		draw_inputs(&w);
 		rc = meet_change(&w);
+		if (!rc && makes_others && w.number % 4 == 3)
+			rc = make_another(&w);
 		if (rc)
 			break;
 		rc = make_round(&w, w.nr_tokens, tag_of(w.number));
@@ -348,32 +370,6 @@ static void one_dies_between_nodes(void **state)
 	unsetenv("TERN_TEST_NODES");
 }
 
-/* One round before the others, one behind: it dies when it has told some that all is there, and
- * others not. Those are ahead, and serve the others once more. */
-static void dies_between_peers(void **state)
-{
-	int nr_owed = 0;
-
-	(void)state;
-	BOTH_MODES(mode)
-	for (int i = 0; i < 6; i++) {
-		pid_t pids[MAX_PROCESSES];
-		struct scene *s = scene_open(4, mode);
-
-		s->elastic = true;
-		s->victim = (i + (int)mode) % 4;
-		s->halves = i / 3 * 2;
-		s->fate_at = (s->victim + 1 + i % 3) % 4;
-		atomic_store(&s->fate_ns, 1);
-		scene_start(s, survivor_body, pids);
-		scene_finish(s, pids, SIGSEGV);
-		assert_int_equal(atomic_load(&s->nr_told), 3);
-		nr_owed += atomic_load(&s->nr_rounds);
-		scene_close(s);
-	}
-	assert_true(nr_owed >= 6); /* 1 + 2 in each mode */
-}
-
 /* Two of five: at once, or the second while the others change their view. */
 static void kill_two(int nr_times)
 {
@@ -400,6 +396,47 @@ static void kill_two(int nr_times)
 		scene_finish(s, pids, SIGKILL);
 		scene_close(s);
 	}
+}
+
+/* Exchanges are made and destroyed all the time: it dies before one is made, in its middle, or
+ * after it. */
+static void dies_while_exchanges_are_made(void **state)
+{
+	(void)state;
+	makes_others = true;
+	kill_one(scaled(6));
+	setenv("TERN_TEST_NODES", "2", 0);
+	kill_one(getenv("LONG") ? 24 : 2);
+	unsetenv("TERN_TEST_NODES");
+	if (getenv("LONG"))
+		kill_two(24);
+	makes_others = false;
+}
+
+/* One round before the others, one behind: it dies when it has told some that all is there, and
+ * others not. Those are ahead, and serve the others once more. */
+static void dies_between_peers(void **state)
+{
+	int nr_owed = 0;
+
+	(void)state;
+	BOTH_MODES(mode)
+	for (int i = 0; i < 6; i++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s = scene_open(4, mode);
+
+		s->elastic = true;
+		s->victim = (i + (int)mode) % 4;
+		s->halves = i / 3 * 2;
+		s->fate_at = (s->victim + 1 + i % 3) % 4;
+		atomic_store(&s->fate_ns, 1);
+		scene_start(s, survivor_body, pids);
+		scene_finish(s, pids, SIGSEGV);
+		assert_int_equal(atomic_load(&s->nr_told), 3);
+		nr_owed += atomic_load(&s->nr_rounds);
+		scene_close(s);
+	}
+	assert_true(nr_owed >= 6); /* 1 + 2 in each mode */
 }
 
 static void two_die(void **state)
@@ -707,6 +744,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_dies),
 		cmocka_unit_test(one_dies_between_nodes),
+		cmocka_unit_test(dies_while_exchanges_are_made),
 		cmocka_unit_test(dies_between_peers),
 		cmocka_unit_test(two_die),
 		cmocka_unit_test(two_die_between_nodes),

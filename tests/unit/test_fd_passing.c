@@ -78,8 +78,8 @@ static void open_members(struct member *members, int nr, int wait_ms)
 	}
 	for (int i = 0; i < nr; i++)
 		for (int j = 0; j < nr; j++) {
-			members[i].guests[j] =
-				(struct fd_passing_guest){.wanted = i != j, .fd = -1};
+			members[i].guests[j] = (struct fd_passing_guest){
+				.wanted = i != j, .fd = -1, .lifeline = -1};
 			fd_passing_address(members[j].passing, &members[i].guests[j].address);
 		}
 }

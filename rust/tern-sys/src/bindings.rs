@@ -414,6 +414,7 @@ pub struct tern_combine {
     pub topk_weights: *const f32,
     pub floats: *const f32,
     pub out_floats: *mut f32,
+    pub tag: u64,
 }
 impl Default for tern_combine {
     fn default() -> Self {

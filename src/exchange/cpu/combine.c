@@ -275,6 +275,7 @@ static int check_plan(tern_moe *moe, const struct tern_combine *args)
 	struct kept_plan *plan;
 	int rc = plan_find(moe, args->plan, &plan);
 
+	rc = rc ? rc : plan_check_whole(moe, plan);
 	return rc ? rc : arguments_y(moe, args, plan->nr_rows);
 }
 
@@ -315,7 +316,7 @@ static int begin_again(tern_moe *moe, const struct tern_combine *args)
 	struct kept_plan *plan;
 	int rc = plan_find(moe, args->plan, &plan);
 
-	return rc ? rc : dispatch_nothing(moe, args->slot, plan);
+	return rc ? rc : dispatch_nothing(moe, args->slot, plan, args->tag);
 }
 
 /* What the call says of all its results; again, it says the same. */
@@ -360,20 +361,21 @@ int cpu_combine_send(tern_moe *moe, const struct tern_combine *args)
 	return rc ? rc : send_all_home(moe, args);
 }
 
+/* Of an elastic exchange the round has then ended, as one that is combined has: before that it may
+ * have to be made again. */
 int cpu_release(tern_moe *moe, uint32_t slot)
 {
+	struct slot *s = &moe->slots[slot];
+	bool waits = moe->config.elastic && s->state == SLOT_RELEASED;
 	int rc;
 
-	if (moe->slots[slot].state != SLOT_RECEIVED || moe->slots[slot].replays)
+	if ((s->state != SLOT_RECEIVED || s->replays) && !waits)
 		return slot_wrong_state(moe, slot, "tern_release");
-	if (moe->config.elastic)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"tern_release on an elastic exchange, whose rounds are combined");
-	rc = publish_results(moe, slot, true);
+	rc = waits ? 0 : publish_results(moe, slot, true);
 	if (rc)
 		return rc;
-	moe->slots[slot].state = SLOT_RELEASED;
-	return 0;
+	s->state = SLOT_RELEASED;
+	return moe->config.elastic ? wait_for_released(moe, slot) : 0;
 }
 
 static int check_results(tern_moe *moe, uint32_t slot)

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/private_memory.h"
+#include "exchange/elastic.h"
 #include "exchange/cpu/halves.h"
 #include "exchange/cpu/plans.h"
 #include "exchange/plan.h"
@@ -31,7 +32,7 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 	uint32_t nr_lists = moe->nr_ranks > moe->nr_local ? moe->nr_ranks : moe->nr_local;
 	uint64_t routes = (uint64_t)moe->config.max_tokens * moe->config.topk;
 
-	s->epoch = moe->config.first_epoch;
+	s->epoch = elastic_epoch(moe->config.first_epoch, 0, moe->view);
 	s->physical = take(moe, routes, sizeof(*s->physical));
 	s->weights = take(moe, routes, sizeof(*s->weights));
 	s->rows_to = take(moe, moe->nr_ranks, sizeof(*s->rows_to));
@@ -146,13 +147,15 @@ static int exchange_alloc(tern_moe *moe)
  * before the first. Peers write words only when all ranks have come out of tern_moe_create. */
 static void words_init(tern_moe *moe)
 {
+	uint32_t first = elastic_epoch(moe->config.first_epoch, 0, moe->view);
+
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
 		for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
 			for (uint32_t r = 0; r < moe->nr_ranks; r++)
 				arrival_publish((struct arrival *)own(
 							moe, layout_word(&moe->layout, slot,
 								     (enum word_kind)kind, r)),
-					word_make(moe->config.first_epoch - 1, 0));
+					word_make(first - 1, 0));
 }
 
 static int cpu_open(tern_moe *moe)

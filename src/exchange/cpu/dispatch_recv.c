@@ -234,7 +234,7 @@ static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 	if (received_is_asked(received))
 		received_beside(moe, received);
 	s->state = SLOT_RECEIVED;
-	return 0;
+	return moe->config.elastic && s->plan ? plan_renew(moe, slot) : 0;
 }
 
 int cpu_received_sizes(tern_moe *moe, uint32_t slot, uint64_t *nr_rows, uint64_t *extent)

@@ -316,7 +316,7 @@ static int place_all_rows(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
-static int wait_for_released(tern_moe *moe, uint32_t slot)
+int wait_for_released(tern_moe *moe, uint32_t slot)
 {
 	struct slot *s = &moe->slots[slot];
 	int rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
@@ -361,6 +361,12 @@ static bool goes_on(const struct slot *s, bool joined)
 	       (joined && s->state == SLOT_DISPATCHED);
 }
 
+/* An elastic exchange has waited there. */
+static bool may_follow_release(const tern_moe *moe, const struct slot *s)
+{
+	return s->state == SLOT_RELEASED && !moe->config.elastic;
+}
+
 static int check_plan(const tern_moe *moe, const struct tern_dispatch *args)
 {
 	struct kept_plan *plan;
@@ -382,7 +388,7 @@ int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 		return fail(TERN_ERR_INVALID,
 			"dispatch: called again with plan %llu; it was begun with %llu",
 			(unsigned long long)args->plan, (unsigned long long)s->plan);
-	if (s->state != SLOT_IDLE && s->state != SLOT_RELEASED && !goes_on(s, joined))
+	if (s->state != SLOT_IDLE && !may_follow_release(moe, s) && !goes_on(s, joined))
 		return slot_wrong_state(moe, args->slot, call);
 	if (args->plan && !goes_on(s, joined)) {
 		int rc = check_plan(moe, args);
@@ -412,6 +418,22 @@ static int publish_rows(tern_moe *moe, uint32_t slot)
 	return rc;
 }
 
+/* What an elastic exchange dispatches with a plan it routes anew: replicas may be gone. */
+static const struct tern_dispatch *routed_anew(
+	const tern_moe *moe, const struct tern_dispatch *args, struct tern_dispatch *room)
+{
+	struct kept_plan *plan;
+
+	if (!args->plan || !moe->config.elastic || plan_find(moe, args->plan, &plan))
+		return args;
+	*room = *args;
+	room->topk_ids = plan->ids;
+	room->topk_ids_bits = 32;
+	room->topk_weights = plan_weights(moe, plan);
+	room->plan = 0;
+	return room;
+}
+
 /* That there is one has been checked. */
 static void take_plan(const tern_moe *moe, struct slot *s, uint64_t id)
 {
@@ -422,12 +444,15 @@ static void take_plan(const tern_moe *moe, struct slot *s, uint64_t id)
 }
 
 /* What has to be waited for before anything is stored for other ranks. */
-static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
+static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispatch *theirs)
 {
+	struct tern_dispatch room;
+	const struct tern_dispatch *args = routed_anew(moe, theirs, &room);
 	int rc = 0;
 
 	if (s->state != SLOT_COUNTED) {
-		rc = moe->config.elastic ? elastic_begin_round(moe, args) : 0;
+		if (moe->config.elastic)
+			rc = elastic_begin_round(moe, args->slot, args->nr_tokens, args->tag);
 		rc = rc || args->plan ? rc : routes_read(moe, s, args);
 		if (!rc && s->state == SLOT_RELEASED)
 			rc = wait_for_released(moe, args->slot);
@@ -438,7 +463,7 @@ static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispat
 			take_plan(moe, s, args->plan);
 		else
 			routes_count(moe, s, args);
-		s->plan = args->plan;
+		s->plan = theirs->plan;
 		s->replays = false;
 	}
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT && !args->plan)
@@ -495,6 +520,8 @@ static int publish_nothing(tern_moe *moe, uint32_t slot)
 	for (uint32_t i = 0; i < moe->nr_ranks && !rc; i++) {
 		uint32_t r = (moe->rank + 1 + i) % moe->nr_ranks;
 
+		if (!moe->alive[r])
+			continue;
 		if (moe->config.mode == TERN_LOW_LATENCY && !path_is_mapped(moe, r)) {
 			p.from = path_region(moe, slot, r);
 			p.offset = layout_region(&moe->layout, slot, moe->rank);
@@ -515,7 +542,7 @@ static int check_nothing(tern_moe *moe, uint32_t slot)
 		bool by_channel =
 			moe->config.mode == TERN_HIGH_THROUGHPUT && goes_by_channel(moe, r);
 
-		if (rows == (by_channel ? 0 : WORD_REPLAYED))
+		if (rows == (by_channel ? 0 : WORD_REPLAYED) || !moe->alive[r])
 			continue;
 		fail(TERN_ERR_PROTOCOL,
 			"rank %u dispatched where rank %u combines a plan again (slot %u, epoch "
@@ -526,11 +553,13 @@ static int check_nothing(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
-static int begin_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan)
+static int begin_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan, uint64_t tag)
 {
 	struct slot *s = &moe->slots[slot];
-	int rc = s->state == SLOT_RELEASED ? wait_for_released(moe, slot) : 0;
+	int rc = moe->config.elastic ? elastic_begin_round(moe, slot, true, tag) : 0;
 
+	if (!rc && s->state == SLOT_RELEASED)
+		rc = wait_for_released(moe, slot);
 	rc = rc ? rc : path_begin(moe, slot, WORD_DISPATCH);
 	if (rc)
 		return rc;
@@ -543,11 +572,11 @@ static int begin_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *p
 	return publish_nothing(moe, slot);
 }
 
-int dispatch_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan)
+int dispatch_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan, uint64_t tag)
 {
 	struct slot *s = &moe->slots[slot];
 	bool channels = moe->config.mode == TERN_HIGH_THROUGHPUT && path_has_engine(moe);
-	int rc = s->state == SLOT_REPLAYING ? 0 : begin_nothing(moe, slot, plan);
+	int rc = s->state == SLOT_REPLAYING ? 0 : begin_nothing(moe, slot, plan, tag);
 
 	if (!rc && channels)
 		rc = finish_channels(moe, slot);

@@ -13,8 +13,11 @@ int dispatch_check(tern_moe *moe, const struct tern_dispatch *args, bool joined)
 /* The first half, when all arguments have been checked. */
 int dispatch_send(tern_moe *moe, const struct tern_dispatch *args);
 
+/* A round that this rank has released ends: all others have. */
+int wait_for_released(tern_moe *moe, uint32_t slot);
+
 /* In place of a dispatch: the slot's next round begins without rows, as a plan is combined again.
  * Waits until all have begun it. Called again after a time-out, it goes on. */
-int dispatch_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan);
+int dispatch_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *plan, uint64_t tag);
 
 #endif

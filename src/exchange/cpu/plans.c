@@ -115,6 +115,7 @@ static void plan_free(tern_moe *moe, struct kept_plan *plan)
 	free(plan->first);
 	free(plan->headers);
 	free(plan->copies);
+	free(plan->ids);
 	free(plan);
 }
 
@@ -122,7 +123,7 @@ static struct kept_plan *plan_alloc(tern_moe *moe, const struct slot *s)
 {
 	struct kept_plan *plan = calloc(1, sizeof(*plan));
 	struct list lists[NR_LISTS];
-	uint64_t rows = 0;
+	uint64_t rows = 0, routes;
 
 	if (!plan)
 		return NULL;
@@ -137,13 +138,46 @@ static struct kept_plan *plan_alloc(tern_moe *moe, const struct slot *s)
 	lists_of(moe, s, s->nr_tokens, lists);
 	plan->headers = calloc(rows ? rows : 1, moe->layout.header_bytes);
 	plan->copies = malloc(bytes_of(lists));
+	routes = moe->config.elastic ? (uint64_t)s->nr_tokens * moe->config.topk : 0;
+	plan->ids = calloc(routes ? routes : 1, sizeof(*plan->ids));
 	plan->bytes = sizeof(*plan) + moe->nr_ranks * sizeof(*plan->first) +
-		      rows * moe->layout.header_bytes + bytes_of(lists);
+		      rows * moe->layout.header_bytes + bytes_of(lists) +
+		      routes * sizeof(*plan->ids);
 	moe->private_bytes += plan->bytes;
-	if (plan->first && plan->headers && plan->copies)
+	if (plan->first && plan->headers && plan->copies && plan->ids)
 		return plan;
 	plan_free(moe, plan);
 	return NULL;
+}
+
+/* Where some ranks make the round for others, without their tokens, the parts do not fit together:
+ * theirs are of the round as it was. */
+static void note_view(const tern_moe *moe, const struct slot *s, struct kept_plan *plan)
+{
+	for (size_t i = 0; i < (size_t)s->nr_tokens * moe->config.topk && moe->config.elastic; i++)
+		plan->ids[i] =
+			s->physical[i] < 0 ? -1 : (int32_t)moe->placement.logical[s->physical[i]];
+	plan->view = s->served ? 0 : moe->view + 1;
+}
+
+/* Of the slot's round, whose rows are here. */
+static int plan_make(tern_moe *moe, uint32_t slot, struct kept_plan **out)
+{
+	const struct slot *s = &moe->slots[slot];
+	struct kept_plan *plan = plan_alloc(moe, s);
+	int rc;
+
+	if (!plan)
+		return fail(TERN_ERR_NOMEM, "no memory for the plan of %u tokens", s->nr_tokens);
+	rc = copy_headers(moe, slot, plan);
+	if (rc) {
+		plan_free(moe, plan);
+		return rc;
+	}
+	copy_lists(moe, s, plan);
+	note_view(moe, s, plan);
+	*out = plan;
+	return 0;
 }
 
 int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *out)
@@ -154,20 +188,56 @@ int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *out)
 
 	if (s->state != SLOT_RECEIVED || s->replayed)
 		return slot_wrong_state(moe, slot, "tern_plan_create");
-	plan = plan_alloc(moe, s);
-	if (!plan)
-		return fail(TERN_ERR_NOMEM, "no memory for the plan of %u tokens", s->nr_tokens);
-	rc = copy_headers(moe, slot, plan);
-	if (rc) {
-		plan_free(moe, plan);
+	rc = plan_make(moe, slot, &plan);
+	if (rc)
 		return rc;
-	}
-	copy_lists(moe, s, plan);
 	plan->id = plan_number();
 	plan->next = moe->plans;
 	moe->plans = plan;
 	*out = plan->id;
 	return 0;
+}
+
+int plan_renew(tern_moe *moe, uint32_t slot)
+{
+	const struct slot *s = &moe->slots[slot];
+	struct kept_plan *plan, *now, old;
+	int rc;
+
+	if (plan_find(moe, s->plan, &plan) || plan->view == moe->view + 1 || s->served)
+		return 0;
+	rc = plan_make(moe, slot, &now);
+	if (rc) /* it goes on to be less than whole */
+		return rc == TERN_ERR_NOMEM ? 0 : rc;
+	now->id = plan->id;
+	now->next = plan->next;
+	old = *plan;
+	*plan = *now;
+	*now = old;
+	plan_free(moe, now);
+	return 0;
+}
+
+int plan_check_whole(const tern_moe *moe, const struct kept_plan *plan)
+{
+	if (!moe->config.elastic || plan->view == moe->view + 1)
+		return 0;
+	return fail(TERN_ERR_STATE,
+		"plan %llu is not whole in view %llu: members that had rows of it have gone. "
+		"Dispatch with it first",
+		(unsigned long long)plan->id, (unsigned long long)moe->view);
+}
+
+/* The fourth of its lists. */
+const float *plan_weights(const tern_moe *moe, const struct kept_plan *plan)
+{
+	const uint8_t *at = plan->copies;
+	struct list lists[NR_LISTS];
+
+	lists_of(moe, &moe->slots[0], plan->nr_tokens, lists);
+	for (int i = 0; i < 3; i++)
+		at += lists[i].bytes;
+	return (const float *)(const void *)at;
 }
 
 int plan_find(const tern_moe *moe, uint64_t id, struct kept_plan **plan)

@@ -15,12 +15,20 @@ struct kept_plan {
 	uint64_t *first;  /* [R] of each source's headers */
 	uint8_t *headers; /* [rows][header_bytes] */
 	uint8_t *copies;  /* of the slot's lists, one behind the other */
+	int32_t *ids;     /* elastic: [n][K] the logical experts */
+	uint64_t view; /* elastic: in which the parts of all ranks fit together, + 1; 0: in none */
 	uint64_t bytes;
 };
 
 int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
 int cpu_plan_destroy(tern_moe *moe, uint64_t plan);
 void plans_close(tern_moe *moe);
+
+/* Elastic: a dispatch with it has brought its rows anew, in a view in which it was not whole. */
+int plan_renew(tern_moe *moe, uint32_t slot);
+/* TERN_ERR_STATE: members have gone since, with rows of it. */
+int plan_check_whole(const tern_moe *moe, const struct kept_plan *plan);
+const float *plan_weights(const tern_moe *moe, const struct kept_plan *plan);
 
 /* TERN_ERR_STATE where there is no such plan (any more). */
 int plan_find(const tern_moe *moe, uint64_t id, struct kept_plan **plan);

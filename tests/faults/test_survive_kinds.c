@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks that are killed while an elastic group makes rounds of all kinds: with a plan that is made,
+ * dispatched with and combined again, and rounds that are released. No sum is wrong, and each row
+ * that comes is its source's. */
+#include "tests/faults/acts.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <cmocka.h>
+
+#include "exchange/state.h"
+#include "testkit/random.h"
+
+#define HIDDEN 64
+#define EXPERTS 12
+#define TOPK 3
+#define TOKENS 9
+#define ROUNDS 400
+#define COPIES 3
+#define NR_RANKS 4
+
+/* Of round n: n % NR_KINDS. What begins with a plan follows the round that made it. */
+enum kind {
+	MAKES_PLAN,
+	DISPATCHES_PLAN, /* other x, the same routes */
+	COMBINES_PLAN,   /* twice the results of the round before */
+	RELEASES,
+	NR_KINDS
+};
+
+struct inputs {
+	uint32_t nr_tokens;
+	float x[TOKENS][HIDDEN] __attribute__((aligned(16)));
+	int32_t ids[TOKENS][TOPK];
+	float weights[TOKENS][TOPK];
+};
+
+struct worker {
+	struct rank *rank;
+	struct scene *scene;
+	tern_moe *moe;
+	uint64_t number, plan;
+	struct inputs in;
+	int32_t local[EXPERTS * COPIES];
+	float out[TOKENS][HIDDEN] __attribute__((aligned(16)));
+	float *y;
+	size_t nr_y;
+	enum {
+		Y_OTHER,
+		Y_LAST,  /* of the round before, at the plan's positions */
+		Y_DOUBLE /* twice those */
+	} y_is;
+	uint32_t nr_changes, nr_owed, nr_parted;
+};
+
+static enum kind kind_of(uint64_t number)
+{
+	return (enum kind)(number % NR_KINDS);
+}
+
+/* Whose results the round's are. */
+static uint64_t results_of(uint64_t number)
+{
+	return kind_of(number) == COMBINES_PLAN ? number - 1 : number;
+}
+
+static void draw(uint64_t number, int rank, struct inputs *in)
+{
+	uint64_t routes = kind_of(number) == RELEASES ? number : number - number % NR_KINDS;
+	uint64_t random = routes * 64 + (uint64_t)rank + 1,
+		 other = results_of(number) * 64 + (uint64_t)rank + 12345;
+
+	in->nr_tokens = (uint32_t)random_below(&random, TOKENS + 1);
+	for (uint32_t t = 0; t < in->nr_tokens; t++) {
+		uint32_t first = (uint32_t)random_below(&random, EXPERTS);
+
+		for (uint32_t k = 0; k < TOPK; k++) {
+			in->ids[t][k] = (int32_t)((first + k * 5) % EXPERTS);
+			in->weights[t][k] = (float)(1 + random_below(&random, 4));
+		}
+		for (uint32_t h = 0; h < HIDDEN; h++)
+			in->x[t][h] = (float)random_below(&other, 64);
+	}
+}
+
+/* Small whole numbers: sums are exact, and tell which expert and round. */
+static float expert_result(float x, uint64_t number, int32_t expert)
+{
+	float of_round = x * (float)(expert + 1) + (float)(results_of(number) % 7);
+
+	return kind_of(number) == COMBINES_PLAN ? 2 * of_round : of_round;
+}
+
+static int check_sums(struct worker *w)
+{
+	if (kind_of(w->number) == RELEASES)
+		return 0;
+	for (uint32_t t = 0; t < w->in.nr_tokens; t++)
+		for (uint32_t h = 0; h < HIDDEN; h++) {
+			float sum = 0;
+
+			for (uint32_t k = 0; k < TOPK; k++)
+				sum += w->in.weights[t][k] *
+				       expert_result(w->in.x[t][h], w->number, w->in.ids[t][k]);
+			if (sum != w->out[t][h])
+				return rank_fails(w->rank,
+					"round %llu, token %u, element %u: %g and not %g",
+					(unsigned long long)w->number, t, h, (double)w->out[t][h],
+					(double)sum);
+		}
+	return 0;
+}
+
+static int check_row(struct worker *w, const struct tern_row *row, const float *x, uint64_t number)
+{
+	static struct inputs theirs;
+	static uint64_t drawn = UINT64_MAX;
+
+	if (drawn != number * NR_RANKS + (uint64_t)row->rank)
+		draw(number, row->rank, &theirs);
+	drawn = number * NR_RANKS + (uint64_t)row->rank;
+	if ((uint32_t)row->token < theirs.nr_tokens &&
+		!memcmp(x, theirs.x[row->token], sizeof(theirs.x[0])))
+		return 0;
+	return rank_fails(w->rank, "round %llu: token %d of rank %d came with other elements",
+		(unsigned long long)number, row->token, row->rank);
+}
+
+static int run_experts(struct worker *w, const struct tern_received *received, uint64_t number)
+{
+	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
+		for (uint64_t i = 0; i < received->counts[l]; i++) {
+			uint64_t at = received->offsets[l] + i;
+			const float *x = (const float *)received->x + at * HIDDEN;
+			float *y = w->y + at * HIDDEN;
+
+			if (check_row(w, &received->rows[at], x, number))
+				return -1;
+			for (uint32_t h = 0; h < HIDDEN; h++)
+				y[h] = expert_result(x[h], number, w->local[l]);
+		}
+	return 0;
+}
+
+static int make_plan(struct worker *w)
+{
+	if (w->plan && tern_plan_destroy(w->moe, w->plan))
+		return rank_fails(w->rank, "tern_plan_destroy: %s", tern_last_error());
+	return tern_plan_create(w->moe, 0, &w->plan);
+}
+
+/* The victim's next store of a word for that rank is its last. */
+static void fall(struct worker *w)
+{
+	const struct scene *s = w->scene;
+
+	if (w->rank->rank != s->victim || w->number != (uint64_t)s->halves)
+		return;
+	signal(SIGSEGV, SIG_DFL);
+	if (mprotect(w->moe->windows[s->fate_at]->base, w->moe->layout.slots, PROT_READ))
+		rank_fails(w->rank, "mprotect");
+}
+
+/* `number` is told by the tag to who makes it for others. */
+static int dispatched_round(struct worker *w, bool for_others, uint64_t number)
+{
+	enum kind kind = kind_of(number);
+	bool with_plan = !for_others && (kind == DISPATCHES_PLAN || kind == COMBINES_PLAN);
+	struct tern_dispatch dispatch = {.size = sizeof(dispatch),
+		.nr_tokens = for_others ? 0 : w->in.nr_tokens,
+		.x = w->in.x,
+		.topk_ids = with_plan ? NULL : w->in.ids,
+		.topk_weights = with_plan ? NULL : &w->in.weights[0][0],
+		.plan = with_plan ? w->plan : 0,
+		.tag = number};
+	struct tern_received received = {.size = sizeof(received)};
+	struct tern_combine combine = {.size = sizeof(combine), .y = w->y};
+	int rc;
+
+	do
+		rc = tern_dispatch(w->moe, &dispatch, &received);
+	while (rc == TERN_ERR_TIMEOUT);
+	rc = rc ? rc : run_experts(w, &received, number);
+	if (!rc && kind == MAKES_PLAN && !for_others)
+		rc = make_plan(w);
+	if (rc)
+		return rc;
+	fall(w);
+	do
+		rc = kind == RELEASES ? tern_release(w->moe, 0)
+				      : tern_combine(w->moe, &combine, w->out, 0);
+	while (rc == TERN_ERR_TIMEOUT);
+	return rc;
+}
+
+static int combined_again(struct worker *w)
+{
+	struct tern_combine combine = {
+		.size = sizeof(combine), .y = w->y, .plan = w->plan, .tag = w->number};
+	int rc;
+
+	for (size_t i = 0; i < w->nr_y && w->y_is == Y_LAST; i++)
+		w->y[i] *= 2;
+	w->y_is = Y_DOUBLE;
+	fall(w);
+	do
+		rc = tern_combine(w->moe, &combine, w->out, 0);
+	while (rc == TERN_ERR_TIMEOUT);
+	return rc;
+}
+
+static int make_round(struct worker *w)
+{
+	int rc;
+
+	if (kind_of(w->number) == COMBINES_PLAN && w->y_is != Y_OTHER) {
+		rc = combined_again(w);
+		if (rc != TERN_ERR_STATE)
+			return rc;
+		if (!strstr(tern_last_error(), "is not whole"))
+			return rank_fails(w->rank, "combining again: %s", tern_last_error());
+		w->nr_parted++;
+	}
+	w->y_is = Y_OTHER;
+	rc = dispatched_round(w, false, w->number);
+	if (!rc && kind_of(w->number) == DISPATCHES_PLAN)
+		w->y_is = Y_LAST;
+	return rc;
+}
+
+static int survive(struct worker *w)
+{
+	struct tern_view view = {.size = sizeof(view)};
+	int rc = tern_group_view_change(w->rank->group, &view);
+	uint64_t tag;
+
+	if (rc)
+		return rc;
+	w->nr_changes += view.nr_gone > 0;
+	rc = tern_moe_owed(w->moe, 0, &tag);
+	if (rc != 1)
+		return rc;
+	w->y_is = Y_OTHER;
+	if (tag != w->number - 1)
+		return rank_fails(w->rank, "owes round %llu before round %llu",
+			(unsigned long long)tag, (unsigned long long)w->number);
+	w->nr_owed++;
+	return dispatched_round(w, true, tag);
+}
+
+static int open_worker(struct worker *w)
+{
+	int32_t logical[EXPERTS * COPIES], rank_of[EXPERTS * COPIES];
+	struct tern_moe_config config;
+
+	tern_moe_config_init(&config);
+	config.mode = w->scene->job.config.mode;
+	config.reduce = TERN_REDUCE_HOME;
+	config.hidden = HIDDEN;
+	config.nr_experts = EXPERTS;
+	config.topk = TOPK;
+	config.max_tokens = TOKENS;
+	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
+	config.elastic = 1;
+	config.wait_ms = w->scene->job.config.wait_ms;
+	for (int i = 0; i < EXPERTS * COPIES; i++) {
+		logical[i] = i % EXPERTS;
+		rank_of[i] = (i % EXPERTS + i / EXPERTS) % NR_RANKS;
+	}
+	config.placement = (struct tern_placement){
+		.nr_physical = EXPERTS * COPIES, .logical = logical, .rank = rank_of};
+	if (tern_moe_create(w->rank->group, &config, &w->moe))
+		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
+	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
+		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
+	w->nr_y = (size_t)HIDDEN * TOKENS * TOPK * NR_RANKS;
+	w->y = calloc(w->nr_y, sizeof(float));
+	return w->y ? 0 : rank_fails(w->rank, "no memory");
+}
+
+static int survive_all(struct worker *w)
+{
+	int rc;
+
+	do
+		rc = survive(w);
+	while (rc == TERN_ERR_MEMBERS);
+	return rc;
+}
+
+/* Others may need its experts. */
+static int stay_until_all_are_done(struct worker *w)
+{
+	uint8_t mine = 1, all[NR_RANKS];
+	int rc;
+
+	while ((rc = tern_group_allgather(w->rank->group, &mine, all, 1)) == TERN_ERR_MEMBERS)
+		if ((rc = survive_all(w)))
+			return rc;
+	return rc;
+}
+
+static void survivor_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct worker w = {.rank = rank, .scene = s};
+	int rc = 0;
+
+	if (join(rank, &s->first, rank->rank) || open_worker(&w))
+		return;
+	for (w.number = 0; w.number < ROUNDS && !rc; w.number++) {
+		while (w.number >= ROUNDS - 50 && !atomic_load(&s->fate_ns))
+			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		draw(w.number, rank->rank, &w.in);
+		while ((rc = make_round(&w)) == TERN_ERR_MEMBERS)
+			if ((rc = survive_all(&w)))
+				break;
+		rc = rc ? rc : check_sums(&w);
+		if (w.number == 2)
+			atomic_fetch_add(&s->nr_past, 1);
+	}
+	rc = rc ? rc : stay_until_all_are_done(&w);
+	if (rc < 0 && !*rank->failure)
+		rank_fails(rank, "round %llu: %s", (unsigned long long)w.number, tern_last_error());
+	atomic_fetch_add(&s->nr_told, (int)w.nr_changes);
+	atomic_fetch_add(&s->nr_rounds, (int)(w.nr_owed + 1000 * w.nr_parted));
+	tern_moe_destroy(w.moe);
+	tern_group_destroy(rank->group);
+	free(w.y);
+}
+
+static void kill_one(int nr_times)
+{
+	const char *seed = getenv("TERN_TEST_SEED");
+	uint64_t random = seed ? strtoull(seed, NULL, 0) : 3;
+	int nr_owed = 0;
+
+	for (int i = 0; i < nr_times; i++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s =
+			scene_open(NR_RANKS, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
+		struct timespec delay = {.tv_nsec = random_below(&random, 12000000)};
+		unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+
+		s->elastic = true;
+		s->victim = i % NR_RANKS;
+		s->halves = -1;
+		s->job.config.wait_ms = i & 2 && !getenv("TERN_TEST_NODES") ? 0 : 30000;
+		scene_start(s, survivor_body, pids);
+		while (atomic_load(&s->nr_past) < NR_RANKS && now_ns() < end)
+			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		nanosleep(&delay, NULL);
+		kill(pids[s->victim], SIGKILL);
+		atomic_store(&s->fate_ns, now_ns());
+		scene_finish(s, pids, SIGKILL);
+		assert_int_equal(atomic_load(&s->nr_told), NR_RANKS - 1);
+		nr_owed += atomic_load(&s->nr_rounds);
+		scene_close(s);
+	}
+	print_message("# %d rounds were made for others, %d plans had lost rows\n", nr_owed % 1000,
+		nr_owed / 1000);
+}
+
+static void one_dies(void **state)
+{
+	(void)state;
+	kill_one(scaled(8));
+}
+
+static void one_dies_between_nodes(void **state)
+{
+	(void)state;
+	setenv("TERN_TEST_NODES", "2", 0);
+	kill_one(getenv("LONG") ? 24 : 2);
+	unsetenv("TERN_TEST_NODES");
+}
+
+/* In a round of each kind it dies when it has told some that all is there, and others not. Those
+ * are ahead, and serve the others once more. */
+static void dies_between_peers(void **state)
+{
+	int nr_owed = 0;
+
+	(void)state;
+	BOTH_MODES(mode)
+	for (int kind = 0; kind < NR_KINDS; kind++) {
+		pid_t pids[MAX_PROCESSES];
+		struct scene *s = scene_open(NR_RANKS, mode);
+
+		s->elastic = true;
+		s->victim = (kind + (int)mode) % NR_RANKS;
+		s->halves = 2 * NR_KINDS + kind;
+		s->fate_at = (s->victim + 2) % NR_RANKS;
+		atomic_store(&s->fate_ns, 1);
+		scene_start(s, survivor_body, pids);
+		scene_finish(s, pids, SIGSEGV);
+		nr_owed += atomic_load(&s->nr_rounds) % 1000;
+		scene_close(s);
+	}
+	assert_true(nr_owed >= 2 * (NR_KINDS - 1));
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(one_dies),
+		cmocka_unit_test(one_dies_between_nodes),
+		cmocka_unit_test(dies_between_peers),
+	};
+
+	if (getenv("TERN_FORCE_ENGINE")) {
+		printf("it chooses itself which ranks are mapped\n");
+		return 77;
+	}
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
