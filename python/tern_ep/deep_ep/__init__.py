@@ -10,6 +10,8 @@ or the distribution tern-ep-deepep, whose deep_ep is this. The guide is docs/dee
 from __future__ import annotations
 
 import sys
+import types
+from typing import Any
 
 import torch
 
@@ -26,11 +28,29 @@ __version__ = "1.2.1"
 """Of the deep_ep whose calls these are."""
 
 
-def install() -> None:
-    """Makes `import deep_ep` this. Another deep_ep that was imported before is used already, which is an error."""
+def install(replace: bool = False) -> None:
+    """Makes `import deep_ep` this. Another deep_ep that was imported before is in use already, which is an error; with replace what
+    modules have taken of it becomes ours, and objects that were made of it stay what they are."""
     here = sys.modules[__name__]
     there = sys.modules.get("deep_ep")
     if there is not None and there is not here and not getattr(there, "__tern__", False):
-        raise StateError(f"deep_ep is imported already, from {getattr(there, '__file__', None)}: call install() before")
+        if not replace:
+            raise StateError(f"deep_ep is imported already, from {getattr(there, '__file__', None)}: call install() before")
+        _replace(there, here)
     sys.modules["deep_ep"] = here
     sys.modules["deep_ep.utils"] = utils
+
+
+def _replace(there: Any, here: Any) -> None:
+    ours = {id(there): here}
+    for name in __all__:
+        theirs = getattr(there, name, None) or getattr(getattr(there, "utils", None), name, None)
+        if isinstance(theirs, (type, types.ModuleType)):
+            ours[id(theirs)] = getattr(here, name)
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if names is None or (getattr(module, "__name__", None) or "").split(".")[0] == "deep_ep":
+            continue
+        for name, value in list(names.items()):
+            if id(value) in ours:
+                names[name] = ours[id(value)]
