@@ -487,7 +487,16 @@ def communicator(group: Any) -> None:
         assert "destroyed" in error.text
 
 
-PARTS = {f.__name__: f for f in (normal, sizes, low_latency, refused, killed, masks, communicator)}
+def bench(group: Any) -> None:
+    """Beside itself: every call is timed, of both."""
+    from tern_ep.deep_ep import bench as program
+
+    words = "--hidden 512 --experts 16 --topk 2 --tokens 3 --most 16 --rounds 3 --device cpu --json --against tern_ep.deep_ep"
+    sys.argv = ["bench", *words.split()]
+    program.main()
+
+
+PARTS = {f.__name__: f for f in (normal, sizes, low_latency, refused, killed, masks, communicator, bench)}
 
 
 def rank_of(rank: int, nr_ranks: int, room: str, part: str, arguments: List[str]) -> None:

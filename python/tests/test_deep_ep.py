@@ -4,6 +4,7 @@ torch is not installed."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -144,3 +145,9 @@ assert Buffer is tern_ep.deep_ep.Buffer and importlib.util.find_spec("deep_ep")
 """
     env = dict(os.environ, TERN_LIBRARY=str(Path(library().path).resolve()), PYTHONPATH=str(Path(tern_ep.__file__).resolve().parents[1]))
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
+
+
+def test_bench() -> None:
+    """Beside itself: every call is timed, of both."""
+    rows = [json.loads(line) for line in run(2, "bench").splitlines()]
+    assert len(rows) == 12 and all(row["tern"] > 0 and row["tern_ep.deep_ep"] > 0 for row in rows)
