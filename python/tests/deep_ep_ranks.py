@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of test_deep_ep.py as processes over gloo: `deep_ep_ranks.py NR_RANKS PART [arguments]`. torch is imported once, then ranks
-are forked off."""
+are forked off. With TERN_TEST_DEVICE=cuda rank r's tensors are on GPU r."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 import tern_ep
 import tern_ep.deep_ep as deep_ep
 
+DEVICE = os.environ.get("TERN_TEST_DEVICE", "cpu")
 TOKENS, HIDDEN, EXPERTS, TOPK = 23, 1024, 12, 3
 
 
@@ -26,6 +27,13 @@ def difference(a: Any, b: Any) -> float:
     """What deep_ep's own tests judge by: 0 for equal tensors."""
     x, y = a.double() + 1, b.double() + 1
     return float(1 - 2 * (x * y).sum() / (x * x + y * y).sum()) if x.numel() else 0.0
+
+
+def everybodys(mine: Any, group: Any) -> Any:
+    """[R] what each rank has."""
+    parts: List[Any] = [None] * group.size()
+    dist.all_gather_object(parts, mine.cpu(), group)
+    return [part.to(DEVICE) for part in parts]
 
 
 def quantised(x: Any) -> Tuple[Any, Any]:
@@ -50,16 +58,16 @@ class Job:
 
     def __init__(self, group: Any, seed: int, nr_tokens: Any = None, drop: float = 0.15):
         self.rank, self.nr_ranks = group.rank(), group.size()
-        random = torch.Generator().manual_seed(seed)
+        random = torch.Generator("cpu").manual_seed(seed)
         self.nr = nr_tokens or [TOKENS - 3 * r for r in range(self.nr_ranks)]
         self.local = EXPERTS // self.nr_ranks
         self.xs, self.idss, self.weightss = [], [], []
         for nr in self.nr:
-            self.xs.append(torch.randn((nr, HIDDEN), generator=random).to(torch.bfloat16))
-            ids = torch.rand((nr, EXPERTS), generator=random).argsort(1)[:, :TOPK].clone()
-            ids[torch.rand((nr, TOPK), generator=random) < drop] = -1
-            self.idss.append(ids)
-            self.weightss.append(torch.rand((nr, TOPK), generator=random))
+            ids = torch.rand((nr, EXPERTS), generator=random, device="cpu").argsort(1)[:, :TOPK].clone()
+            ids[torch.rand((nr, TOPK), generator=random, device="cpu") < drop] = -1
+            self.idss.append(ids.to(DEVICE))
+            self.xs.append(torch.randn((nr, HIDDEN), generator=random, device="cpu").to(torch.bfloat16).to(DEVICE))
+            self.weightss.append(torch.rand((nr, TOPK), generator=random, device="cpu").to(DEVICE))
         self.x, self.ids, self.weights = self.xs[self.rank], self.idss[self.rank], self.weightss[self.rank]
 
     def there(self, source: int, rank: int) -> Any:
@@ -119,8 +127,7 @@ def normal(group: Any) -> None:
             if form == "columns":
                 scales = scales.T.contiguous().T
             sent = (rows, scales)
-        parts: List[Any] = [None] * job.nr_ranks
-        dist.all_gather_object(parts, back(sent), group)
+        parts = everybodys(back(sent), group)
         expected = job.received(lambda r: parts[r])
         for topk in (True, False):
             chosen = dict(topk_idx=job.ids, topk_weights=job.weights) if topk else {}
@@ -148,7 +155,7 @@ def normal(group: Any) -> None:
         if form == "bf16":
             worst_sizes(buffer, job, layout, expected)
         two_combines(buffer, job, handle, back(sent))
-        cached(buffer, job, handle, expected, parts)
+        cached(buffer, job, handle)
     buffer.destroy()
 
 
@@ -185,8 +192,7 @@ def worst_sizes(buffer: Any, job: Job, layout: Any, expected: Any) -> None:
 
 def two_combines(buffer: Any, job: Job, handle: Any, rows: Any) -> None:
     """The second one goes by the plan."""
-    parts: List[Any] = [None] * job.nr_ranks
-    dist.all_gather_object(parts, rows.to(torch.bfloat16), buffer.group)
+    parts = everybodys(rows.to(torch.bfloat16), buffer.group)
     y = job.received(lambda r: parts[r])
     for factor in (1, 2):
         combined, _, _ = buffer.combine(y * factor, handle)
@@ -195,7 +201,7 @@ def two_combines(buffer: Any, job: Job, handle: Any, rows: Any) -> None:
     assert torch.equal(narrow, combined[:, :64] / 2)
 
 
-def cached(buffer: Any, job: Job, handle: Any, expected: Any, parts: Any) -> None:
+def cached(buffer: Any, job: Job, handle: Any) -> None:
     """Of any type, a hundred times, with and without a combine behind it."""
     for again in range(100):
         if again % 2:
@@ -432,6 +438,37 @@ def laid_out_again(buffer: Any, job: Job, times: int) -> Any:
     return dict(topk_idx=ids, topk_weights=job.weights.repeat(times, 1), num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert)
 
 
+def graphs(group: Any) -> None:
+    """Both modes in one graph, replayed with other tokens."""
+    most, nr = 32, TOKENS
+    buffer = deep_ep.Buffer(group, low_latency_mode=True, explicitly_destroy=True)
+    job = Job(group, 0, [nr] * group.size())
+    x, layout = job.x.clone(), laid_out(buffer, job)
+
+    def both() -> Any:
+        given = dict(topk_idx=job.ids, topk_weights=job.weights, num_worst_tokens=nr * job.nr_ranks, **layout)
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **given)
+        combined = buffer.combine(rows, handle)[0]
+        found, _, low, _, hook = buffer.low_latency_dispatch(x, job.ids, most, EXPERTS, use_fp8=False, return_recv_hook=True)
+        hook()
+        return combined, buffer.low_latency_combine(found, job.ids, job.weights, low)[0]
+
+    for _ in range(2):
+        both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = both()
+    for turn in range(20):
+        other = Job(group, 50 + turn, [nr] * group.size())
+        x.copy_(other.x)
+        graph.replay()
+        torch.cuda.synchronize()
+        check_home(job, outs[0], x, 5e-6)
+        assert difference(outs[1], x.float() * job.weights.masked_fill(job.ids < 0, 0).sum(1)[:, None]) < 1e-5
+    buffer.destroy()
+
+
 def masks(group: Any) -> None:
     """The last rank stops; the others mask it when its time is over, and go on without its experts."""
     victim = group.size() - 1
@@ -496,11 +533,14 @@ def bench(group: Any) -> None:
     program.main()
 
 
-PARTS = {f.__name__: f for f in (normal, sizes, low_latency, refused, killed, masks, communicator, bench)}
+PARTS = {f.__name__: f for f in (normal, sizes, low_latency, refused, killed, masks, communicator, bench, graphs)}
 
 
 def rank_of(rank: int, nr_ranks: int, room: str, part: str, arguments: List[str]) -> None:
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.set_default_device("cuda")
     resource.setrlimit(resource.RLIMIT_CPU, (300, 300))
     dist.init_process_group("gloo", init_method=f"file://{room}/meeting", rank=rank, world_size=nr_ranks)
     PARTS[part](dist.group.WORLD, *arguments)

@@ -22,10 +22,11 @@ from tern_ep._library import library  # noqa: E402
 PROGRAM = Path(__file__).with_name("deep_ep_ranks.py")
 
 
-def run(nr_ranks: int, part: str, wait_ms: int = 30000) -> str:
+def run(nr_ranks: int, part: str, wait_ms: int = 30000, device: str = "cpu") -> str:
     """Waits are bounded by wait_ms, loops by a limit of processor time that ranks set themselves."""
     package = str(Path(tern_ep.__file__).resolve().parents[1])
-    env = dict(os.environ, TERN_LIBRARY=str(Path(library().path).resolve()), TERN_DEEP_EP_WAIT_MS=str(wait_ms), PYTHONPATH=package)
+    env = dict(os.environ, TERN_LIBRARY=str(Path(library().path).resolve()), PYTHONPATH=package)
+    env.update(TERN_DEEP_EP_WAIT_MS=str(wait_ms), TERN_TEST_DEVICE=device)
     ended = subprocess.run([sys.executable, str(PROGRAM), str(nr_ranks), part], env=env, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -51,6 +52,12 @@ def test_refused() -> None:
 
 def test_communicator() -> None:
     run(2, "communicator")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are not there")
+@pytest.mark.parametrize("part", ["normal", "sizes", "low_latency", "graphs"])
+def test_on_gpus(part: str) -> None:
+    run(2, part, device="cuda")
 
 
 def test_killed() -> None:

@@ -14,7 +14,7 @@ from ..errors import InvalidError, StateError
 from ..exchange import Exchange
 from ..group import Group
 from .board import Board
-from .streams import OnCpu, OnCuda
+from .streams import OnCpu, OnCuda, capturing
 
 
 def wait_ms() -> int:
@@ -36,14 +36,16 @@ class Exchanges:
         """Collective where there is none yet."""
         found = self._made.get(config)
         if found is None:
-            if config.device != Device.CPU and torch.cuda.is_current_stream_capturing():
+            if capturing(config.device != Device.CPU):
                 raise StateError(f"a graph is being captured, and there is no exchange yet for {config}: make this call once before")
             found = self._made[config] = Exchange(self.group, config, arrays="torch")
         return found
 
     def drop(self, config: Config) -> None:
-        """No new rounds; handles may still hold it."""
-        self._made.pop(config, None)
+        """No new rounds. On a CPU it goes with the last handle; on a device, where kernels may still run, with the buffer. As sizes
+        double, all that were dropped take no more than the last one."""
+        if config.device == Device.CPU:
+            self._made.pop(config, None)
 
     def streams(self, device: Any) -> OnCpu:
         found = self._streams.get(device)
@@ -52,6 +54,8 @@ class Exchanges:
         return found
 
     def close(self) -> None:
+        if any(exchange.on_device for exchange in self._made.values()):
+            torch.cuda.synchronize()
         for exchange in self._made.values():
             exchange.close()
         self._made.clear()

@@ -18,6 +18,7 @@ from ..errors import InvalidError, UnsupportedError, WaitTimeoutError
 from ..exchange import Exchange
 from ..received import Wanted
 from .exchanges import Exchanges, check, device_of, wait_ms
+from .streams import capturing, check_capture
 
 Result = TypeVar("Result")
 _SLOTS = 2
@@ -28,6 +29,7 @@ class Round:
 
     def __init__(self, lane: "Lane", slot: int, ids: Any):
         self.lane, self.slot, self.ids = lane, slot, ids
+        self.in_graph = capturing(lane.moe.on_device)
         self.received: Any = None
         self.counts: Any = None
         self.pending: Optional[Callable[[], None]] = None
@@ -89,12 +91,13 @@ class Lane:
         self.next = 0
         self.combine_buffers: List[Any] = [None] * _SLOTS
         self.scales: List[Any] = [None] * _SLOTS
-        """Row by row, as they travel."""
+        """Of FP8, row by row, as they travel."""
 
     def clear(self, slot: int) -> None:
         """Ends the round that is in the slot."""
         there = self.rounds[slot]
         if there is not None:
+            check_capture(self.moe.on_device, there.in_graph)
             there.finish()
             if not there.combining:
                 self.moe.release(slot)
@@ -153,6 +156,9 @@ class LowLatency:
                 masks=self._shrink and device == Device.CPU,
             )
             found = self._lanes[key] = Lane(self._exchanges.get(config))
+            if scale != Scale.NONE:
+                kind = torch.float32 if scale == Scale.FP32 else torch.uint8
+                found.scales = [x.new_empty((found.moe.max_rows, config.nr_blocks), dtype=kind) for _ in range(_SLOTS)]
             for rank in self.masked:
                 found.moe.mask(rank)
         return found
@@ -213,8 +219,6 @@ class LowLatency:
         """Scales as rows bring them, and column by column."""
         config = lane.moe.config
         blocks, packed = config.nr_blocks, config.scale == Scale.UE8M0
-        if lane.scales[slot] is None:
-            lane.scales[slot] = x.new_empty((nr_local * positions, blocks), dtype=torch.uint8 if packed else torch.float32)
         if unpacked:
             return lane.scales[slot], None
         columns = -(-blocks // 4) if packed else blocks
@@ -284,7 +288,7 @@ class LowLatency:
         x = ids.new_zeros((ids.shape[0], config.hidden), dtype=torch.bfloat16)
         kind = torch.bfloat16 if config.scale == Scale.NONE else torch.float8_e4m3fn
         into = ids.new_empty((moe.max_rows, config.hidden), dtype=kind)
-        made.received = self._waiting(moe, lambda: moe.dispatch(x, ids, slot=slot, into_x=into, into_scales=lane.scales[ended.slot]))
+        made.received = self._waiting(moe, lambda: moe.dispatch(x, ids, slot=slot, into_x=into, into_scales=lane.scales[slot]))
         lane.rounds[slot] = made
         lane.next = (slot + 1) % _SLOTS
         return made

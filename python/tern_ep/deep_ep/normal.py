@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from ..arrays import Dtype
-from ..config import Config, Layout, Mode, Reduce, Scale, Weights
-from ..errors import InvalidError
+from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
+from ..errors import InvalidError, StateError
 from ..exchange import Exchange
 from ..plan import Plan
 from ..received import Wanted
 from .exchanges import Exchanges, check, device_of, wait_ms
+from .streams import capturing, check_capture
 
 _MOST = 32
 """Ranks or experts that one token can go to."""
@@ -107,8 +108,8 @@ class Normal:
         self._rank, self._nr_ranks = exchanges.rank, exchanges.nr_ranks
         self._settings: Dict[Any, Config] = {}
         """By shape: with room for the most tokens and rows so far."""
-        self._open: MutableMapping[Exchange, Callable[[], Optional[Plan]]] = weakref.WeakKeyDictionary()
-        """Rounds that no combine has ended yet, with their plans, if a handle still has them."""
+        self._open: MutableMapping[Exchange, Tuple[Callable[[], Optional[Plan]], bool]] = weakref.WeakKeyDictionary()
+        """Rounds that no combine has ended yet, with their plans, if a handle still has them; whether they began in a graph."""
         self._sms: MutableMapping[Exchange, int] = weakref.WeakKeyDictionary()
         self._ended: Deque[Plan] = collections.deque()
 
@@ -134,6 +135,8 @@ class Normal:
             if nr > most:
                 raise InvalidError(f"num_worst_tokens is {worst} for {nr_ranks} ranks, {most} tokens of each; x has {nr}")
             return Sizes(most, worst, worst, [], None)
+        if capturing(device_of(rows.x) != Device.CPU):
+            raise StateError("num_worst_tokens: without it ranks tell each other their sizes, which no graph can hold")
         mine = torch.cat((by_rank, by_expert)).cpu().numpy()
         told = self._exchanges.board.gather(np.concatenate((np.array([nr], np.int32), mine)))
         prefix = told[:, 1 : 1 + nr_ranks].cumsum(0, dtype=np.int32)
@@ -185,16 +188,20 @@ class Normal:
 
     def _ready(self, moe: Exchange, sms: int) -> Exchange:
         """Without a round under way."""
-        if not (moe.on_device and torch.cuda.is_current_stream_capturing()):
+        if not capturing(moe.on_device):
             for _ in range(len(self._ended)):
                 self._ended.popleft().close()
         if moe.on_device and self._sms.get(moe, 0) != sms:
             moe.set_sms(sms)
             self._sms[moe] = sms
         if moe in self._open:
+            check_capture(moe.on_device, self._open[moe][1])
             moe.release()
             del self._open[moe]
         return moe
+
+    def _begun(self, moe: Exchange, plan: Plan) -> None:
+        self._open[moe] = (weakref.ref(plan), capturing(moe.on_device))
 
     def _taken(self, moe: Exchange, received: Any, rows: Rows, nr_rows: int) -> Rows:
         """Copies of received rows, as they have to last. On a GPU extent is the most there can be, and nr_rows is known."""
@@ -247,7 +254,7 @@ class Normal:
         extent = moe._slots[0].extent
         route = Route(moe.config, ids.clone(), sizes.nr_rows, nr, self._ended)
         plan = route.plans[moe.config] = moe.plan()
-        self._open[moe] = weakref.ref(plan)
+        self._begun(moe, plan)
         recv_ids = recv_weights = None
         if topk:
             recv_ids = wide if worst else received.topk_ids[:extent].to(torch.int64)
@@ -314,7 +321,7 @@ class Normal:
         plan = self._plan(route, dataclasses.replace(route.config, **rows.changes()), rows, sms)
         moe = self._ready(plan.exchange, sms)
         received = plan.dispatch(rows.x, scales=rows.scales)
-        self._open[moe] = weakref.ref(plan)
+        self._begun(moe, plan)
         return self._taken(moe, received, rows, route.nr_rows).given()
 
     def combine(self, x: Any, handle: Any, topk_weights: Any, biases: Tuple[Any, ...], sms: int) -> Tuple[Any, Any]:
@@ -337,7 +344,8 @@ class Normal:
             plan = self._plan(route, dataclasses.replace(config, **rows.changes()), rows, sms)
         moe = plan.exchange
         opened = self._open.get(moe)
-        if opened is not None and opened() is plan:
+        if opened is not None and opened[0]() is plan:
+            check_capture(moe.on_device, opened[1])
             moe.combine(y, out=out, floats=floats, out_floats=out_floats)
             del self._open[moe]
         else:

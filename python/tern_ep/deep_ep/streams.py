@@ -13,7 +13,7 @@ from typing import Any, Iterator, Optional, Sequence
 
 import torch
 
-from ..errors import InvalidError
+from ..errors import InvalidError, StateError
 from .utils import EventHandle, EventOverlap
 
 Tensors = Sequence[Any]
@@ -23,6 +23,17 @@ def check_events(previous_event: Any, async_finish: bool, allocate_on_comm_strea
     """As deep_ep has it. Where tensors are allocated shows in nothing else: results are made on the stream that fills them."""
     if allocate_on_comm_stream and (getattr(previous_event, "event", None) is None or not async_finish):
         raise InvalidError("allocate_on_comm_stream takes previous_event and async_finish")
+
+
+def capturing(on_device: bool) -> bool:
+    """Whether what is called now goes into a CUDA graph."""
+    return on_device and bool(torch.cuda.is_current_stream_capturing())
+
+
+def check_capture(on_device: bool, begun_in_graph: bool) -> None:
+    """Before a round is ended: each replay of a graph would end one that it has not begun, or leave one open."""
+    if capturing(on_device) != begun_in_graph:
+        raise StateError("a round that was dispatched inside a captured graph is ended outside of it, or the other way round: combine it where it was dispatched")
 
 
 class OnCpu:
@@ -53,21 +64,22 @@ class OnCuda(OnCpu):
 
     @property
     def capturing(self) -> bool:
-        return bool(torch.cuda.is_current_stream_capturing())
+        return capturing(True)
 
     def current(self) -> Any:
         return torch.cuda.current_stream()
 
     @contextlib.contextmanager
     def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Iterator[Any]:
-        """Work goes to the stream, or apart from the current one, or to that one."""
+        """Work goes to the stream, whatever the current one does; else apart from the current one, or to that."""
         capturing, current = self.capturing, self.current()
-        stream = stream or (self.comm if apart and not capturing else current)
-        event: Optional[EventHandle] = getattr(previous_event, "event", None)
-        if event is not None and event.event is not None:
-            stream.wait_event(event.event)
-        elif stream != current:
-            stream.wait_stream(current)
+        if stream is None:
+            stream = self.comm if apart and not capturing else current
+            event: Optional[EventHandle] = getattr(previous_event, "event", None)
+            if event is not None and event.event is not None:
+                stream.wait_event(event.event)
+            elif stream != current:
+                stream.wait_stream(current)
         if not capturing and self._last is not None and self._last != stream:
             stream.wait_event(self._done)
         with torch.cuda.stream(stream):
