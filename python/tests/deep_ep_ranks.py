@@ -297,6 +297,12 @@ def low_latency(group: Any) -> None:
                     bound = 1e-5 if not form["use_fp8"] else 9e-4 if not form["round_scale"] else 9e-3
                     assert difference(combined, expected) < bound, (form, difference(combined, expected))
     interleaved(buffer, group, most)
+    for nr in ([0, 5, 0, 1], [0, 0, 0, 0]):
+        job = Job(group, 9, nr[: group.size()])
+        found, counts, handle, _, _ = buffer.low_latency_dispatch(job.x, job.ids, most, EXPERTS, use_fp8=False)
+        check_padded(job, found, counts, handle, most, forms[0])
+        combined, _, _ = buffer.low_latency_combine(found, job.ids, job.weights, handle)
+        assert difference(combined, job.x.float() * job.weights.masked_fill(job.ids < 0, 0).sum(1)[:, None]) < 1e-5
     buffer.destroy()
 
 

@@ -26,8 +26,9 @@ class Exchanges:
     def __init__(self, rank: int, nr_ranks: int, allgather: Callable[[bytes], List[bytes]]):
         self._allgather = allgather
         self.rank, self.nr_ranks = rank, nr_ranks
-        self.group = Group.from_allgather(rank, nr_ranks, lambda mine: self._allgather(mine), wait_ms=wait_ms())
-        self.board = Board(self.group, wait_ms())
+        self.wait_ms = wait_ms()
+        self.group = Group.from_allgather(rank, nr_ranks, lambda mine: self._allgather(mine), wait_ms=self.wait_ms)
+        self.board = Board(self.group, self.wait_ms)
         self._allgather = self.board.allgather
         self._made: Dict[Config, Exchange] = {}
         self._streams: Dict[Any, OnCpu] = {}

@@ -17,7 +17,7 @@ from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
 from ..errors import InvalidError, UnsupportedError, WaitTimeoutError
 from ..exchange import Exchange
 from ..received import Wanted
-from .exchanges import Exchanges, check, device_of, wait_ms
+from .exchanges import Exchanges, check, device_of
 from .streams import capturing, check_capture
 
 Result = TypeVar("Result")
@@ -150,7 +150,7 @@ class LowLatency:
                 dispatch_dtype=Dtype.BF16 if scale == Scale.NONE else Dtype.FP8_E4M3,
                 scale=scale,
                 nr_slots=_SLOTS,
-                wait_ms=wait_ms(),
+                wait_ms=self._exchanges.wait_ms,
                 device=device,
                 caller_output=device != Device.CPU,
                 masks=self._shrink and device == Device.CPU,

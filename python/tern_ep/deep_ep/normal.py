@@ -21,7 +21,7 @@ from ..errors import InvalidError, StateError
 from ..exchange import Exchange
 from ..plan import Plan
 from ..received import Wanted
-from .exchanges import Exchanges, check, device_of, wait_ms
+from .exchanges import Exchanges, check, device_of
 from .streams import capturing, check_capture
 
 _MOST = 32
@@ -76,16 +76,18 @@ class Rows(NamedTuple):
 class Route:
     """Where a dispatch's rows went, for as long as a handle is held."""
 
-    def __init__(self, config: Config, ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
-        self.config = config
+    def __init__(self, plan: Plan, ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
+        self.plan = plan
+        self.config: Config = plan.exchange.config
         self.ids = ids
         self.nr_rows, self.nr_tokens = nr_rows, nr_tokens
-        self.plans: Dict[Config, Plan] = {}
-        """For each type of rows that was asked for."""
+        self.others: Dict[Config, Plan] = {}
+        """For rows of other types or widths that were asked for."""
         self._ended = ended
 
     def __del__(self) -> None:
-        self._ended.extend(self.plans.values())  # closed by the next call: another may be under way
+        self._ended.append(self.plan)  # closed by the next call: another may be under way
+        self._ended.extend(self.others.values())
 
 
 class Sizes(NamedTuple):
@@ -106,7 +108,7 @@ class Normal:
     def __init__(self, exchanges: Exchanges):
         self._exchanges = exchanges
         self._rank, self._nr_ranks = exchanges.rank, exchanges.nr_ranks
-        self._settings: Dict[Any, Config] = {}
+        self._made: Dict[Any, Exchange] = {}
         """By shape: with room for the most tokens and rows so far."""
         self._open: MutableMapping[Exchange, Tuple[Callable[[], Optional[Plan]], bool]] = weakref.WeakKeyDictionary()
         """Rounds that no combine has ended yet, with their plans, if a handle still has them; whether they began in a graph."""
@@ -146,18 +148,19 @@ class Normal:
         aligned = -(-counts // alignment) * alignment
         return Sizes(int(told[:, 0].max()), int(prefix[-1].max()), int(prefix[-1, self._rank]), aligned.tolist(), prefix)
 
-    def _config(self, rows: Rows, topk: int, nr_experts: int, sizes: Sizes, worst: int) -> Config:
-        """Settings with room for that many, the same on all ranks. They grow by doubling, and what they were before is given up."""
+    def _exchange(self, rows: Rows, topk: int, nr_experts: int, sizes: Sizes, worst: int) -> Exchange:
+        """With room for that many, the same on all ranks. It grows by doubling, and what was before is given up."""
         changes = rows.changes()
         key = (rows.x.device, nr_experts, topk, worst, *changes.values())
-        known = self._settings.get(key)
-        if known is not None and sizes.nr_tokens <= known.max_tokens and sizes.capacity <= known.capacity:
-            return known
+        there = self._made.get(key)
+        known = None if there is None else there.config
+        if there is not None and sizes.nr_tokens <= there.config.max_tokens and sizes.capacity <= there.config.capacity:
+            return there
         tokens, capacity = _power(sizes.nr_tokens), worst or _power(sizes.capacity)
         if known is not None:
             self._exchanges.drop(known)
             tokens, capacity = max(tokens, known.max_tokens), max(capacity, known.capacity)
-        found = self._settings[key] = Config(
+        config = Config(
             nr_experts=nr_experts or self._nr_ranks,
             topk=topk or min(self._nr_ranks, _MOST),
             max_tokens=tokens,
@@ -168,10 +171,11 @@ class Normal:
             combine_dtype=Dtype.BF16,
             capacity=min(capacity, tokens * self._nr_ranks),
             combine_floats=topk > 0,
-            wait_ms=wait_ms(),
+            wait_ms=self._exchanges.wait_ms,
             device=device_of(rows.x),
             **changes,
         )
+        found = self._made[key] = self._exchanges.get(config)
         return found
 
     def _ids_of_ranks(self, in_rank: Any) -> Any:
@@ -247,14 +251,13 @@ class Normal:
         else:
             ids, weights = self._ids_of_ranks(in_rank), None
         sizes = self._sizes(rows, by_rank, by_expert, alignment, worst)
-        moe = self._ready(self._exchanges.get(self._config(rows, topk, nr_experts if topk else 0, sizes, worst)), sms)
+        moe = self._ready(self._exchange(rows, topk, nr_experts if topk else 0, sizes, worst), sms)
         wide = ids.new_empty((worst, topk)) if worst else None
         received = moe.dispatch(rows.x, ids, weights, scales=rows.scales, want=Wanted(wide_ids=wide) if worst else None)
         taken = self._taken(moe, received, rows, sizes.nr_rows)
         extent = moe._slots[0].extent
-        route = Route(moe.config, ids.clone(), sizes.nr_rows, nr, self._ended)
-        plan = route.plans[moe.config] = moe.plan()
-        self._begun(moe, plan)
+        route = Route(moe.plan(), ids.clone(), sizes.nr_rows, nr, self._ended)
+        self._begun(moe, route.plan)
         recv_ids = recv_weights = None
         if topk:
             recv_ids = wide if worst else received.topk_ids[:extent].to(torch.int64)
@@ -303,14 +306,18 @@ class Normal:
             raise InvalidError("handle is none of a dispatch by Tern")
         return handle[1]
 
-    def _plan(self, route: Route, config: Config, rows: Rows, sms: int) -> Plan:
-        """Of rows of another type or width: of a round with the same ids, whose rows come to the same places."""
-        plan = route.plans.get(config)
+    def _plan(self, route: Route, rows: Rows, sms: int) -> Plan:
+        """For rows of another type or width: of a round with the same ids, whose rows come to the same places."""
+        changes = rows.changes()
+        if all(getattr(route.config, name) == value for name, value in changes.items()):
+            return route.plan
+        config = dataclasses.replace(route.config, **changes)
+        plan = route.others.get(config)
         if plan is None:
             moe = self._ready(self._exchanges.get(config), sms)
             received = moe.dispatch(rows.x, route.ids, scales=rows.scales)
             moe._slots[0].extent = min(received.extent, route.nr_rows)
-            plan = route.plans[config] = moe.plan()
+            plan = route.others[config] = moe.plan()
             moe.release()
         return plan
 
@@ -318,7 +325,7 @@ class Normal:
         route, rows = self._route(handle), Rows.of(x)
         if rows.x.shape[0] != route.nr_tokens:
             raise InvalidError(f"x has {rows.x.shape[0]} rows; handle is of {route.nr_tokens} tokens")
-        plan = self._plan(route, dataclasses.replace(route.config, **rows.changes()), rows, sms)
+        plan = self._plan(route, rows, sms)
         moe = self._ready(plan.exchange, sms)
         received = plan.dispatch(rows.x, scales=rows.scales)
         self._begun(moe, plan)
@@ -337,11 +344,7 @@ class Normal:
         nr, hidden = route.nr_tokens, y.shape[1]
         biases = tuple(check(f"bias[{i}]", bias, (nr, hidden), torch.bfloat16) for i, bias in enumerate(biases))
         out = y.new_empty((nr, hidden))
-        if hidden == config.hidden:
-            plan = route.plans[config]
-        else:
-            rows = Rows(y.new_zeros((nr, hidden)), None, False)
-            plan = self._plan(route, dataclasses.replace(config, **rows.changes()), rows, sms)
+        plan = route.plan if hidden == config.hidden else self._plan(route, Rows(y.new_zeros((nr, hidden)), None, False), sms)
         moe = plan.exchange
         opened = self._open.get(moe)
         if opened is not None and opened[0]() is plan:
