@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import tern_ep  # noqa: E402
 from tern_ep import deep_ep  # noqa: E402
 from tern_ep._library import library  # noqa: E402
+from tern_ep.deep_ep.normal import Normal  # noqa: E402
 
 PROGRAM = Path(__file__).with_name("deep_ep_ranks.py")
 
@@ -129,6 +131,22 @@ def test_settings() -> None:
     config = deep_ep.Config(24, 6, 256, 6, 128)
     assert (config.num_sms, config.num_max_nvl_chunked_recv_tokens, config.num_max_rdma_chunked_recv_tokens) == (24, 256, 128)
     assert config.get_nvl_buffer_size_hint(1024, 8) == config.get_rdma_buffer_size_hint(1024, 8) == 0
+
+
+def test_many_ranks() -> None:
+    """Nodes of 8 ranks in the layout; tokens that go to ranks without top-k, of which there may be more than one token can go to."""
+    normal = Normal(SimpleNamespace(rank=0, nr_ranks=40))
+    ids = torch.rand((50, 80)).argsort(1)[:, :4].clone()
+    ids[torch.rand((50, 4)) < 0.3] = -1
+    per_rank, per_node, per_expert, in_rank = normal.layout(ids, 80)
+    assert per_expert.tolist() == [int((ids == e).sum()) for e in range(80)]
+    assert per_rank.tolist() == [int(((ids >= 0) & (ids // 2 == r)).any(1).sum()) for r in range(40)]
+    assert per_node.tolist() == [int(((ids >= 0) & (ids // 16 == n)).any(1).sum()) for n in range(5)]
+    ranks = normal._ids_of_ranks(in_rank)
+    assert ranks.shape == (50, 32) and ranks.dtype == torch.int32
+    assert [set(row.tolist()) - {-1} for row in ranks] == [set(row.nonzero()[:, 0].tolist()) for row in in_rank]
+    with pytest.raises(tern_ep.InvalidError, match="is_token_in_rank"):
+        normal._ids_of_ranks(torch.ones((1, 40), dtype=torch.bool))
 
 
 def test_install() -> None:
