@@ -342,7 +342,7 @@ def refused(group: Any) -> None:
         ("topk_idx is int32", lambda: buffer.dispatch(**{**good, "topk_idx": job.ids.int()})),
         ("topk_weights is float64", lambda: buffer.dispatch(**{**good, "topk_weights": job.weights.double()})),
         ("topk_idx and topk_weights", lambda: buffer.dispatch(**{**good, "topk_weights": None})),
-        ("topk_idx names expert", lambda: buffer.dispatch(**{**good, "topk_idx": many * 99})),
+        ("topk_idx is from .* to 99", lambda: buffer.dispatch(**{**good, "topk_idx": many * 99})),
         ("is not of topk_idx", lambda: buffer.dispatch(**{**good, "topk_idx": many})),
         ("is_token_in_rank is NoneType", lambda: buffer.dispatch(**{**good, "is_token_in_rank": None})),
         ("num_tokens_per_expert has 5", lambda: buffer.dispatch(**{**good, "num_tokens_per_expert": torch.zeros(5, dtype=torch.int32)})),

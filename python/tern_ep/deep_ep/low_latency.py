@@ -7,7 +7,7 @@ slot is ended first. A combine whose round was ended so makes it again, with the
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from ..received import Wanted
 from .exchanges import Exchanges, check, device_of
 from .streams import capturing, check_capture
 
-Result = TypeVar("Result")
 _SLOTS = 2
 
 
@@ -121,7 +120,7 @@ class LowLatency:
             lane.moe.mask(rank)
         self.masked.add(rank)
 
-    def _waiting(self, moe: Exchange, call: Callable[[], Result]) -> Result:
+    def _waiting(self, moe: Exchange, call: Callable[[], Any]) -> Any:
         """With enable_shrink a rank that lets others wait for too long is masked, as deep_ep does, and the call goes on."""
         while True:
             try:

@@ -28,6 +28,10 @@ _MOST = 32
 """Ranks or experts that one token can go to."""
 
 
+def _nothing() -> None:
+    """Of a round without a plan."""
+
+
 def _power(nr: int) -> int:
     return 1 << max(int(nr) - 1, 0).bit_length()
 
@@ -122,7 +126,10 @@ class Normal:
         ids = check("topk_idx", topk_idx, (None, None), torch.int64)
         if nr_experts <= 0 or nr_experts % self._nr_ranks:
             raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {self._nr_ranks} ranks")
-        here = torch.where(ids < 0, nr_experts, ids)
+        known = (ids >= 0) & (ids < nr_experts)
+        if ids.device.type == "cpu" and not bool((known | (ids == -1)).all()):
+            raise InvalidError(f"topk_idx is from {int(ids.min())} to {int(ids.max())}; num_experts is {nr_experts}, and -1 is none")
+        here = torch.where(known, ids, nr_experts)
         chosen = torch.zeros((len(ids), nr_experts + 1), dtype=torch.bool, device=ids.device).scatter_(1, here, True)[:, :nr_experts]
         in_rank = chosen.unflatten(1, (self._nr_ranks, nr_experts // self._nr_ranks)).any(2)
         by_node = None
@@ -204,8 +211,8 @@ class Normal:
             del self._open[moe]
         return moe
 
-    def _begun(self, moe: Exchange, plan: Plan) -> None:
-        self._open[moe] = (weakref.ref(plan), capturing(moe.on_device))
+    def _begun(self, moe: Exchange, plan: Optional[Plan] = None) -> None:
+        self._open[moe] = (_nothing if plan is None else weakref.ref(plan), capturing(moe.on_device))
 
     def _taken(self, moe: Exchange, received: Any, rows: Rows, nr_rows: int) -> Rows:
         """Copies of received rows, as they have to last. On a GPU extent is the most there can be, and nr_rows is known."""
@@ -254,6 +261,7 @@ class Normal:
         moe = self._ready(self._exchange(rows, topk, nr_experts if topk else 0, sizes, worst), sms)
         wide = ids.new_empty((worst, topk)) if worst else None
         received = moe.dispatch(rows.x, ids, weights, scales=rows.scales, want=Wanted(wide_ids=wide) if worst else None)
+        self._begun(moe)
         taken = self._taken(moe, received, rows, sizes.nr_rows)
         extent = moe._slots[0].extent
         route = Route(moe.plan(), ids.clone(), sizes.nr_rows, nr, self._ended)
@@ -270,8 +278,6 @@ class Normal:
 
     def _agree(self, ids: Any, by_rank: Any, in_rank: Any, by_expert: Any) -> None:
         """On the CPU, where looking costs little: what was counted is of these ids."""
-        if ids.numel() and int(ids.max()) >= by_expert.shape[0]:
-            raise InvalidError(f"topk_idx names expert {int(ids.max())}; num_tokens_per_expert has {by_expert.shape[0]} entries")
         ranks, _, experts, there = self.layout(ids, by_expert.shape[0])
         for name, given, counted in (
             ("num_tokens_per_rank", by_rank, ranks),
@@ -316,9 +322,10 @@ class Normal:
         if plan is None:
             moe = self._ready(self._exchanges.get(config), sms)
             received = moe.dispatch(rows.x, route.ids, scales=rows.scales)
+            self._begun(moe)
             moe._slots[0].extent = min(received.extent, route.nr_rows)
             plan = route.others[config] = moe.plan()
-            moe.release()
+            self._ready(moe, sms)
         return plan
 
     def dispatch_again(self, x: Any, handle: Any, sms: int) -> Any:
