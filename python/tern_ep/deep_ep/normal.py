@@ -28,8 +28,9 @@ _MOST = 32
 """Ranks or experts that one token can go to."""
 
 
-def _nothing() -> None:
+def _nothing() -> Optional[Plan]:
     """Of a round without a plan."""
+    return None
 
 
 def _power(nr: int) -> int:
@@ -212,7 +213,10 @@ class Normal:
         return moe
 
     def _begun(self, moe: Exchange, plan: Optional[Plan] = None) -> None:
-        self._open[moe] = (_nothing if plan is None else weakref.ref(plan), capturing(moe.on_device))
+        left: Callable[[], Optional[Plan]] = _nothing
+        if plan is not None:
+            left = weakref.ref(plan)
+        self._open[moe] = (left, capturing(moe.on_device))
 
     def _taken(self, moe: Exchange, received: Any, rows: Rows, nr_rows: int) -> Rows:
         """Copies of received rows, as they have to last. On a GPU extent is the most there can be, and nr_rows is known."""
