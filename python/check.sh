@@ -31,7 +31,7 @@ make_wheel() { # the sdist of a copy, so that nothing is left in the tree; then 
 deep_ep_wheel() { # of the same version, which needs tern-ep and torch
 	TERN_TREE=$TREE "$python" $PIP wheel --no-index --no-deps --no-build-isolation -w "$ROOM" "$ROOM/source/deepep" &&
 		"$python" -m zipfile -e "$ROOM"/tern_ep_deepep-*.whl "$ROOM/deepep" && [ -s "$ROOM/deepep/deep_ep/__init__.py" ] &&
-		grep -q '^Requires-Dist: tern-ep\[torch\]==' "$ROOM"/deepep/*.dist-info/METADATA
+		grep -q '^Requires-Dist: tern-ep\[torch\] *(*==' "$ROOM"/deepep/*.dist-info/METADATA
 }
 
 old_glibc() { # of symbols that manylinux_2_28 has, and libraries of glibc alone
