@@ -28,6 +28,12 @@ make_wheel() { # the sdist of a copy, so that nothing is left in the tree; then 
 		TERN_BUILD=$BUILD TERN_TREE=/nowhere "$python" $PIP wheel --no-index --no-deps --no-build-isolation -w "$ROOM" "$ROOM"/tern?ep-*.tar.gz
 }
 
+deep_ep_wheel() { # of the same version, which needs tern-ep and torch
+	TERN_TREE=$TREE "$python" $PIP wheel --no-index --no-deps --no-build-isolation -w "$ROOM" "$ROOM/source/deepep" &&
+		"$python" -m zipfile -e "$ROOM"/tern_ep_deepep-*.whl "$ROOM/deepep" && [ -s "$ROOM/deepep/deep_ep/__init__.py" ] &&
+		grep -q '^Requires-Dist: tern-ep\[torch\] *(*==' "$ROOM"/deepep/*.dist-info/METADATA
+}
+
 old_glibc() { # of symbols that manylinux_2_28 has, and libraries of glibc alone
 	for file in "$ROOM"/empty/lib/python3*/site-packages/tern_ep/_native/*; do
 		readelf -d "$file" | grep NEEDED | grep -v -E '\[(libc|libm)\.so\.6|\[libdl\.so\.2|\[libpthread\.so\.0|\[ld-linux' && return 1
@@ -57,6 +63,7 @@ page() {
 rm -rf "$ROOM"
 mkdir -p "$ROOM"
 expect wheel make_wheel
+expect wheel_of_deep_ep deep_ep_wheel
 expect empty_environment empty_environment
 expect needs_no_newer_glibc old_glibc
 expect example_of_the_readme example_alone

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds what is put on PyPI, into OUT (BUILD/wheels): the sdist and the wheel of tern-ep and, where nvcc is, the wheel of
-# tern-ep-cu13; auditwheel, from PyPI, says that they are manylinux_2_28, or refuses them.
+# Builds what is put on PyPI, into OUT (BUILD/wheels): the sdist and the wheel of tern-ep, the wheel of tern-ep-deepep and,
+# where nvcc is, that of tern-ep-cu13; auditwheel, from PyPI, says that they are manylinux_2_28, or refuses them.
 # BUILD=build-release OUT=dist CUDA_ARCH="80 90a 100" scripts/wheels.sh
 set -eu
 cd "$(dirname "$0")/.."
@@ -27,6 +27,7 @@ cp -r python "$ROOM/source"
 python -m build --no-isolation --sdist -o "$OUT" "$ROOM/source"
 python -m build --no-isolation --wheel -o "$ROOM/made" "$ROOM/source"
 command -v nvcc >/dev/null && [ "${CUDA:-1}" = 1 ] && python -m build --no-isolation --wheel -o "$ROOM/made" "$ROOM/source/cu13"
+python -m build --no-isolation --wheel -o "$OUT" "$ROOM/source/deepep"
 for wheel in "$ROOM"/made/*.whl; do repaired "$wheel"; done
 cp "$ROOM"/repaired/*.whl "$OUT"
 ls -l "$OUT"

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep's low-latency mode: rows by expert, padded, FP8 on the way if wanted, and a weighted sum at home.
+
+An exchange has two slots, so two rounds may be under way, as in deep_ep. A dispatch takes them in turn: a round that is still in its
+slot is ended first. A combine whose round was ended so makes it again, with the same ids and rows that nobody looks at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+import numpy as np
+import torch
+
+from ..arrays import Dtype
+from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
+from ..errors import InvalidError, UnsupportedError, WaitTimeoutError
+from ..exchange import Exchange
+from ..received import Wanted
+from .exchanges import Exchanges, check, device_of
+from .streams import capturing, check_capture
+
+_SLOTS = 2
+
+
+class Round:
+    """A dispatch, until its combine."""
+
+    def __init__(self, lane: "Lane", slot: int, ids: Any):
+        self.lane, self.slot, self.ids = lane, slot, ids
+        self.in_graph = capturing(lane.moe.on_device)
+        self.received: Any = None
+        self.counts: Any = None
+        self.pending: Optional[Callable[[], None]] = None
+        """What still has to be received, of the dispatch or of the combine."""
+        self.combining = False
+
+    def finish(self) -> None:
+        if self.pending is not None:
+            self.pending()
+            self.pending = None
+
+
+class Handle(Tuple[Any, ...]):
+    """(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts). The first two are made when they are looked at,
+    which has to be before the combine."""
+
+    round: Round
+
+    @classmethod
+    def of(cls, a_round: Round, config: Config) -> "Handle":
+        found = cls((None, None, config.max_tokens, config.hidden, config.nr_experts))
+        found.round = a_round
+        return found
+
+    def _info(self, at: int) -> Any:
+        a_round, moe = self.round, self.round.lane.moe
+        a_round.finish()
+        nr_local, positions = moe.nr_local, moe.max_rows // moe.nr_local
+        rows = a_round.received.rows
+        tokens, ranks = (rows[:, 1], rows[:, 0]) if moe.on_device else (torch.from_numpy(np.ascontiguousarray(rows[name])) for name in ("token", "rank"))
+        if at == 0:
+            info = tokens.new_full((nr_local * positions,), -1)
+            info[: len(tokens)] = tokens
+            return info.view(nr_local, positions)
+        whose = ranks.new_zeros((nr_local * positions,), dtype=torch.int64)
+        whose[: len(ranks)] = ranks
+        whose = whose.view(nr_local, positions)
+        held = torch.arange(positions, device=whose.device) < a_round.counts[:, None]
+        whose = torch.where(held, whose, moe.nr_ranks)
+        counts = whose.new_zeros((nr_local, moe.nr_ranks + 1)).scatter_add_(1, whose, torch.ones_like(whose))[:, :-1]
+        return (counts.cumsum(1) - counts << 32) | counts
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        found = super().__getitem__(at)
+        return self._info(at % 5) if found is None else found
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+
+class Lane:
+    """An exchange and what its slots are busy with."""
+
+    def __init__(self, moe: Exchange):
+        self.moe = moe
+        self.rounds: List[Optional[Round]] = [None] * _SLOTS
+        self.next = 0
+        self.combine_buffers: List[Any] = [None] * _SLOTS
+        self.scales: List[Any] = [None] * _SLOTS
+        """Of FP8, row by row, as they travel."""
+
+    def clear(self, slot: int) -> None:
+        """Ends the round that is in the slot."""
+        there = self.rounds[slot]
+        if there is not None:
+            check_capture(self.moe.on_device, there.in_graph)
+            there.finish()
+            if not there.combining:
+                self.moe.release(slot)
+            self.rounds[slot] = None
+
+
+class LowLatency:
+    def __init__(self, exchanges: Exchanges, shrink: bool):
+        self._exchanges = exchanges
+        self._shrink = shrink
+        self._lanes: Dict[Any, Lane] = {}
+        self.masked: Set[int] = set()
+
+    # ---- masks ----
+
+    def mask(self, rank: int) -> None:
+        for lane in self._lanes.values():
+            if not lane.moe.config.masks:
+                raise UnsupportedError("rank_to_mask: ranks can be masked on the CPU alone")
+        for lane in self._lanes.values():
+            lane.moe.mask(rank)
+        self.masked.add(rank)
+
+    def _waiting(self, moe: Exchange, call: Callable[[], Any]) -> Any:
+        """With enable_shrink a rank that lets others wait for too long is masked, as deep_ep does, and the call goes on."""
+        while True:
+            try:
+                return call()
+            except WaitTimeoutError as error:
+                if not moe.config.masks or error.report is None:
+                    raise
+                self.mask(error.report.peer)
+
+    # ---- dispatch ----
+
+    def _lane(self, x: Any, topk: int, most: int, nr_experts: int, scale: Scale) -> Lane:
+        key = (x.device, x.shape[1], topk, most, nr_experts, scale)
+        found = self._lanes.get(key)
+        if found is None:
+            device = device_of(x)
+            config = Config(
+                hidden=x.shape[1],
+                nr_experts=nr_experts,
+                topk=topk,
+                max_tokens=most,
+                mode=Mode.LOW_LATENCY,
+                layout=Layout.PADDED,
+                reduce=Reduce.HOME,
+                weights=Weights.COMBINE,
+                dispatch_dtype=Dtype.BF16 if scale == Scale.NONE else Dtype.FP8_E4M3,
+                scale=scale,
+                nr_slots=_SLOTS,
+                wait_ms=self._exchanges.wait_ms,
+                device=device,
+                caller_output=device != Device.CPU,
+                masks=self._shrink and device == Device.CPU,
+            )
+            found = self._lanes[key] = Lane(self._exchanges.get(config))
+            if scale != Scale.NONE:
+                kind = torch.float32 if scale == Scale.FP32 else torch.uint8
+                found.scales = [x.new_empty((found.moe.max_rows, config.nr_blocks), dtype=kind) for _ in range(_SLOTS)]
+            for rank in self.masked:
+                found.moe.mask(rank)
+        return found
+
+    def dispatch(
+        self, x: Any, topk_idx: Any, most: int, nr_experts: int, totals: Any, waited: Any, scale: Scale, unpacked: bool, hook: bool
+    ) -> Tuple[Any, Any, Handle, Optional[Callable[[], None]]]:
+        """unpacked: scales are powers of two, and handed out as floats."""
+        x = check("x", x, (None, None), torch.bfloat16)
+        ids = check("topk_idx", topk_idx, (x.shape[0], None), torch.int64)
+        nr_ranks = self._exchanges.nr_ranks
+        if nr_experts <= 0 or nr_experts % nr_ranks:
+            raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {nr_ranks} ranks")
+        if x.shape[0] > most:
+            raise InvalidError(f"x has {x.shape[0]} rows; num_max_dispatch_tokens_per_rank is {most}")
+        nr_local = nr_experts // nr_ranks
+        if totals is not None:
+            check("cumulative_local_expert_recv_stats", totals, (nr_local,), torch.int32)
+        if waited is not None:
+            check("dispatch_wait_recv_cost_stats", waited, (nr_ranks,), torch.int64)
+        lane = self._lane(x, ids.shape[1], most, nr_experts, scale)
+        moe, slot = lane.moe, lane.next
+        lane.clear(slot)
+
+        made = Round(lane, slot, ids)
+        hidden, positions, fp8 = x.shape[1], nr_ranks * most, scale != Scale.NONE
+        into = x.new_empty((nr_local, positions, hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+        into_scales: Any = None
+        columns: Any = None
+        if fp8:
+            into_scales, columns = self._scales(lane, slot, x, nr_local, positions, unpacked)
+        made.counts = x.new_empty(nr_local, dtype=torch.int32)
+        want = Wanted(expert_counts=made.counts, gemm_scales=columns, waited_ns=waited)
+        flat = into.view(-1, hidden)
+        scales = self._shown(into_scales, columns, nr_local, positions, unpacked)
+
+        def receive() -> None:
+            made.received = self._waiting(moe, lambda: moe.dispatch_recv(slot, into_x=flat, into_scales=into_scales, want=want))
+            arrived()
+
+        def arrived() -> None:
+            if unpacked:
+                scales.copy_((into_scales.view(nr_local, positions, -1).to(torch.int32) << 23).view(torch.float32))
+            if totals is not None:
+                totals.add_(made.counts)
+
+        if hook:
+            self._waiting(moe, lambda: moe.dispatch_send(x, ids, slot=slot))
+            made.pending = receive
+        else:
+            made.received = self._waiting(moe, lambda: moe.dispatch(x, ids, slot=slot, into_x=flat, into_scales=into_scales, want=want))
+            arrived()
+        lane.rounds[slot] = made
+        lane.next = (slot + 1) % _SLOTS
+        return (into, scales) if fp8 else into, made.counts, Handle.of(made, moe.config), made.finish if hook else None
+
+    def _scales(self, lane: Lane, slot: int, x: Any, nr_local: int, positions: int, unpacked: bool) -> Any:
+        """Scales as rows bring them, and column by column."""
+        config = lane.moe.config
+        blocks, packed = config.nr_blocks, config.scale == Scale.UE8M0
+        if unpacked:
+            return lane.scales[slot], None
+        columns = -(-blocks // 4) if packed else blocks
+        stride = -(-positions // 4) * 4
+        return lane.scales[slot], x.new_empty((nr_local, columns, stride), dtype=torch.int32 if packed else torch.float32)
+
+    def _shown(self, into_scales: Any, columns: Any, nr_local: int, positions: int, unpacked: bool) -> Any:
+        """[L][R * T][columns], column-major."""
+        if unpacked:
+            columns = into_scales.new_empty((nr_local, into_scales.shape[1], positions), dtype=torch.float32)
+        return None if columns is None else columns[:, :, :positions].transpose(1, 2)
+
+    # ---- combine ----
+
+    def _round(self, handle: Any) -> Round:
+        if not isinstance(handle, Handle):
+            raise InvalidError("handle is none of a low_latency_dispatch by Tern")
+        return handle.round
+
+    def combine_buffer(self, handle: Any) -> Any:
+        there = self._round(handle)
+        lane, moe = there.lane, there.lane.moe
+        if lane.combine_buffers[there.slot] is None:
+            shape = (moe.nr_local, moe.max_rows // moe.nr_local, moe.config.hidden)
+            lane.combine_buffers[there.slot] = there.ids.new_empty(shape, dtype=torch.bfloat16)
+        return lane.combine_buffers[there.slot]
+
+    def combine(
+        self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any, zero_copy: bool, hook: bool, out: Any
+    ) -> Tuple[Any, Optional[Callable[[], None]]]:
+        there = self._round(handle)
+        lane, moe = there.lane, there.lane.moe
+        nr, topk, hidden = there.ids.shape[0], moe.config.topk, moe.config.hidden
+        x = check("x", x, (moe.nr_local, moe.max_rows // moe.nr_local, hidden), torch.bfloat16)
+        ids = check("topk_idx", topk_idx, (nr, topk), torch.int64)
+        weights = check("topk_weights", topk_weights, (nr, topk), torch.float32)
+        if zero_copy:
+            x = lane.combine_buffers[there.slot]
+            if x is None:
+                raise InvalidError("zero_copy: get_next_low_latency_combine_buffer was not asked for this handle")
+        if out is None:
+            out = x.new_empty((nr, hidden))
+        check("out", out, (nr, hidden), torch.bfloat16)
+        if lane.rounds[there.slot] is not there or there.combining:
+            there = self._again(there, ids)
+        there.finish()
+        slot, y = there.slot, x.view(-1, hidden)
+
+        def receive() -> None:
+            self._waiting(moe, lambda: moe.combine_recv(slot, out=out))
+            lane.rounds[slot] = None
+
+        if hook:
+            self._waiting(moe, lambda: moe.combine_send(y, slot=slot, topk_weights=weights))
+            there.combining, there.pending = True, receive
+            return out, there.finish
+        self._waiting(moe, lambda: moe.combine(y, slot=slot, topk_weights=weights, out=out))
+        lane.rounds[slot] = None
+        return out, None
+
+    def _again(self, ended: Round, ids: Any) -> Round:
+        lane, moe = ended.lane, ended.lane.moe
+        slot = lane.next
+        lane.clear(slot)
+        made = Round(lane, slot, ids)
+        config = moe.config
+        x = ids.new_zeros((ids.shape[0], config.hidden), dtype=torch.bfloat16)
+        kind = torch.bfloat16 if config.scale == Scale.NONE else torch.float8_e4m3fn
+        into = ids.new_empty((moe.max_rows, config.hidden), dtype=kind)
+        made.received = self._waiting(moe, lambda: moe.dispatch(x, ids, slot=slot, into_x=into, into_scales=lane.scales[slot]))
+        lane.rounds[slot] = made
+        lane.next = (slot + 1) % _SLOTS
+        return made

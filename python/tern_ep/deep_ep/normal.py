@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep's normal mode: each token once to each rank, an unweighted sum home, and handles that outlive their round.
+
+A dispatch leaves a plan behind, which its handle holds. Its round stays open: the combine that follows ends it, and any other call
+with the same exchange releases it first and goes by plans. All ranks make the same calls, so all do the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import weakref
+from typing import Any, Callable, Deque, Dict, List, MutableMapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+import torch
+
+from ..arrays import Dtype
+from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
+from ..errors import InvalidError, StateError
+from ..exchange import Exchange
+from ..plan import Plan
+from ..received import Wanted
+from .exchanges import Exchanges, check, device_of
+from .streams import capturing, check_capture
+
+_MOST = 32
+"""Ranks or experts that one token can go to."""
+
+
+def _nothing() -> Optional[Plan]:
+    """Of a round without a plan."""
+    return None
+
+
+def _power(nr: int) -> int:
+    return 1 << max(int(nr) - 1, 0).bit_length()
+
+
+class Rows(NamedTuple):
+    """x as it is passed: BF16, or FP8 and its scales."""
+
+    x: Any
+    scales: Any
+    packed: bool
+    """Scales are UE8M0, four in an int32."""
+
+    @classmethod
+    def of(cls, x: Any) -> "Rows":
+        if not isinstance(x, tuple):
+            return cls(check("x", x, (None, None), torch.bfloat16), None, False)
+        if len(x) != 2:
+            raise InvalidError(f"x is a tuple of {len(x)}; it has to be (x, scales)")
+        rows = check("x[0]", x[0], (None, None), torch.float8_e4m3fn)
+        scales, blocks = x[1], -(-rows.shape[1] // 128)
+        packed = scales.dtype == torch.int32
+        if packed and blocks % 4:
+            raise InvalidError(f"x[1] is int32, four scales in each; x[0] has {blocks} blocks of 128, which is no multiple of 4")
+        scales = check("x[1]", scales.contiguous(), (rows.shape[0], blocks // 4 if packed else blocks), torch.float32, torch.int32)
+        return cls(rows, scales.view(torch.uint8) if packed else scales, packed)
+
+    def changes(self) -> Dict[str, Any]:
+        """Settings of the exchange that depend on it."""
+        if self.scales is None:
+            return dict(hidden=self.x.shape[1], x_dtype=Dtype.BF16, dispatch_dtype=Dtype.BF16, scale=Scale.NONE)
+        scale = Scale.UE8M0 if self.packed else Scale.FP32
+        return dict(hidden=self.x.shape[1], x_dtype=Dtype.FP8_E4M3, dispatch_dtype=Dtype.FP8_E4M3, scale=scale)
+
+    def like(self, nr: int) -> "Rows":
+        """New ones."""
+        scales = None if self.scales is None else self.scales.new_empty((nr, self.scales.shape[1]))
+        return Rows(self.x.new_empty((nr, self.x.shape[1])), scales, self.packed)
+
+    def given(self) -> Any:
+        """As the caller gets them."""
+        if self.scales is None:
+            return self.x
+        return self.x, self.scales.view(torch.int32) if self.packed else self.scales
+
+
+class Route:
+    """Where a dispatch's rows went, for as long as a handle is held."""
+
+    def __init__(self, plan: Plan, ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
+        self.plan = plan
+        self.config: Config = plan.exchange.config
+        self.ids = ids
+        self.nr_rows, self.nr_tokens = nr_rows, nr_tokens
+        self.others: Dict[Config, Plan] = {}
+        """For rows of other types or widths that were asked for."""
+        self._ended = ended
+
+    def __del__(self) -> None:
+        self._ended.append(self.plan)  # closed by the next call: another may be under way
+        self._ended.extend(self.others.values())
+
+
+class Sizes(NamedTuple):
+    """What ranks know before a dispatch."""
+
+    nr_tokens: int
+    """Most tokens of a rank."""
+    capacity: int
+    """Rows that any rank can receive."""
+    nr_rows: int
+    """That this rank receives, or has room for."""
+    by_expert: List[int]
+    prefix: Optional[Any]
+    """[R][R]: rows that ranks up to i send to rank j."""
+
+
+class Normal:
+    def __init__(self, exchanges: Exchanges):
+        self._exchanges = exchanges
+        self._rank, self._nr_ranks = exchanges.rank, exchanges.nr_ranks
+        self._made: Dict[Any, Exchange] = {}
+        """By shape: with room for the most tokens and rows so far."""
+        self._open: MutableMapping[Exchange, Tuple[Callable[[], Optional[Plan]], bool]] = weakref.WeakKeyDictionary()
+        """Rounds that no combine has ended yet, with their plans, if a handle still has them; whether they began in a graph."""
+        self._sms: MutableMapping[Exchange, int] = weakref.WeakKeyDictionary()
+        self._ended: Deque[Plan] = collections.deque()
+
+    # ---- what is asked for ----
+
+    def layout(self, topk_idx: Any, nr_experts: int) -> Tuple[Any, Any, Any, Any]:
+        """Tokens for each rank, node (of 8 ranks, where there are more) and expert; whether a token goes to a rank."""
+        ids = check("topk_idx", topk_idx, (None, None), torch.int64)
+        if nr_experts <= 0 or nr_experts % self._nr_ranks:
+            raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {self._nr_ranks} ranks")
+        known = (ids >= 0) & (ids < nr_experts)
+        if ids.device.type == "cpu" and not bool((known | (ids == -1)).all()):
+            raise InvalidError(f"topk_idx is from {int(ids.min())} to {int(ids.max())}; num_experts is {nr_experts}, and -1 is none")
+        here = torch.where(known, ids, nr_experts)
+        chosen = torch.zeros((len(ids), nr_experts + 1), dtype=torch.bool, device=ids.device).scatter_(1, here, True)[:, :nr_experts]
+        in_rank = chosen.unflatten(1, (self._nr_ranks, nr_experts // self._nr_ranks)).any(2)
+        by_node = None
+        if self._nr_ranks > 8 and self._nr_ranks % 8 == 0:
+            by_node = in_rank.unflatten(1, (self._nr_ranks // 8, 8)).any(2).sum(0, dtype=torch.int32)
+        return in_rank.sum(0, dtype=torch.int32), by_node, chosen.sum(0, dtype=torch.int32), in_rank
+
+    def _sizes(self, rows: Rows, by_rank: Any, by_expert: Any, alignment: int, worst: int) -> Sizes:
+        nr, nr_ranks = rows.x.shape[0], self._nr_ranks
+        if worst:
+            most = -(-worst // nr_ranks)
+            if nr > most:
+                raise InvalidError(f"num_worst_tokens is {worst} for {nr_ranks} ranks, {most} tokens of each; x has {nr}")
+            return Sizes(most, worst, worst, [], None)
+        if capturing(device_of(rows.x) != Device.CPU):
+            raise StateError("num_worst_tokens: without it ranks tell each other their sizes, which no graph can hold")
+        mine = torch.cat((by_rank, by_expert)).cpu().numpy()
+        told = self._exchanges.board.gather(np.concatenate((np.array([nr], np.int32), mine)))
+        prefix = told[:, 1 : 1 + nr_ranks].cumsum(0, dtype=np.int32)
+        nr_local = by_expert.shape[0] // nr_ranks
+        first = 1 + nr_ranks + self._rank * nr_local
+        counts = told[:, first : first + nr_local].sum(0)
+        aligned = -(-counts // alignment) * alignment
+        return Sizes(int(told[:, 0].max()), int(prefix[-1].max()), int(prefix[-1, self._rank]), aligned.tolist(), prefix)
+
+    def _exchange(self, rows: Rows, topk: int, nr_experts: int, sizes: Sizes, worst: int) -> Exchange:
+        """With room for that many, the same on all ranks. It grows by doubling, and what was before is given up."""
+        changes = rows.changes()
+        key = (rows.x.device, nr_experts, topk, worst, *changes.values())
+        there = self._made.get(key)
+        known = None if there is None else there.config
+        if there is not None and sizes.nr_tokens <= there.config.max_tokens and sizes.capacity <= there.config.capacity:
+            return there
+        tokens, capacity = _power(sizes.nr_tokens), worst or _power(sizes.capacity)
+        if known is not None:
+            self._exchanges.drop(known)
+            tokens, capacity = max(tokens, known.max_tokens), max(capacity, known.capacity)
+        config = Config(
+            nr_experts=nr_experts or self._nr_ranks,
+            topk=topk or min(self._nr_ranks, _MOST),
+            max_tokens=tokens,
+            mode=Mode.HIGH_THROUGHPUT,
+            layout=Layout.BY_SOURCE,
+            reduce=Reduce.EXPERT,
+            weights=Weights.PASS,
+            combine_dtype=Dtype.BF16,
+            capacity=min(capacity, tokens * self._nr_ranks),
+            combine_floats=topk > 0,
+            wait_ms=self._exchanges.wait_ms,
+            device=device_of(rows.x),
+            **changes,
+        )
+        found = self._made[key] = self._exchanges.get(config)
+        return found
+
+    def _ids_of_ranks(self, in_rank: Any) -> Any:
+        """Without top-k, experts are ranks."""
+        ranks = torch.arange(self._nr_ranks, dtype=torch.int32, device=in_rank.device)
+        if self._nr_ranks <= _MOST:
+            return torch.where(in_rank, ranks, -1)
+        if in_rank.device.type == "cpu" and int(in_rank.sum(1).max()) > _MOST:
+            raise InvalidError(f"is_token_in_rank: a token goes to more than {_MOST} ranks")
+        there, first = in_rank.to(torch.int8).topk(_MOST, dim=1)
+        return torch.where(there > 0, first.to(torch.int32), -1)
+
+    # ---- rounds ----
+
+    def _ready(self, moe: Exchange, sms: int) -> Exchange:
+        """Without a round under way."""
+        if not capturing(moe.on_device):
+            for _ in range(len(self._ended)):
+                self._ended.popleft().close()
+        if moe.on_device and self._sms.get(moe, 0) != sms:
+            moe.set_sms(sms)
+            self._sms[moe] = sms
+        if moe in self._open:
+            check_capture(moe.on_device, self._open[moe][1])
+            moe.release()
+            del self._open[moe]
+        return moe
+
+    def _begun(self, moe: Exchange, plan: Optional[Plan] = None) -> None:
+        left: Callable[[], Optional[Plan]] = _nothing
+        if plan is not None:
+            left = weakref.ref(plan)
+        self._open[moe] = (left, capturing(moe.on_device))
+
+    def _taken(self, moe: Exchange, received: Any, rows: Rows, nr_rows: int) -> Rows:
+        """Copies of received rows, as they have to last. On a GPU extent is the most there can be, and nr_rows is known."""
+        state, taken = moe._slots[0], rows.like(nr_rows)
+        state.extent = min(received.extent, nr_rows)
+        for name, to in (("x", taken.x), ("scales", taken.scales)):
+            if to is not None and state.extent:
+                received.copy(name, to if to.shape[0] == state.extent else to[: state.extent], state.extent)
+        return taken
+
+    def dispatch(
+        self,
+        x: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        by_rank: Any,
+        in_rank: Any,
+        by_expert: Any,
+        alignment: int,
+        worst: int,
+        sms: int,
+    ) -> Tuple[Any, Any, Any, List[int], Tuple[Any, ...]]:
+        rows = Rows.of(x)
+        nr = rows.x.shape[0]
+        in_rank = check("is_token_in_rank", in_rank, (nr, self._nr_ranks), torch.bool)
+        by_rank = check("num_tokens_per_rank", by_rank, (self._nr_ranks,), torch.int32)
+        by_expert = check("num_tokens_per_expert", by_expert, (None,), torch.int32)
+        nr_experts, topk = by_expert.shape[0], 0
+        if not nr_experts or nr_experts % self._nr_ranks:
+            raise InvalidError(f"num_tokens_per_expert has {nr_experts} entries; it has to be a multiple of {self._nr_ranks} ranks")
+        if alignment < 1 or worst < 0:
+            raise InvalidError(f"expert_alignment is {alignment} and num_worst_tokens {worst}; from 1, and from 0 on are possible")
+        if (topk_idx is None) != (topk_weights is None):
+            raise InvalidError("topk_idx and topk_weights go together")
+        if topk_idx is not None:
+            ids = check("topk_idx", topk_idx, (nr, None), torch.int64)
+            topk = ids.shape[1]
+            weights = check("topk_weights", topk_weights, (nr, topk), torch.float32)
+            if ids.device.type == "cpu":
+                self._agree(ids, by_rank, in_rank, by_expert)
+        elif worst:
+            raise InvalidError("num_worst_tokens takes topk_idx and topk_weights")
+        else:
+            ids, weights = self._ids_of_ranks(in_rank), None
+        sizes = self._sizes(rows, by_rank, by_expert, alignment, worst)
+        moe = self._ready(self._exchange(rows, topk, nr_experts if topk else 0, sizes, worst), sms)
+        wide = ids.new_empty((worst, topk)) if worst else None
+        received = moe.dispatch(rows.x, ids, weights, scales=rows.scales, want=Wanted(wide_ids=wide) if worst else None)
+        self._begun(moe)
+        taken = self._taken(moe, received, rows, sizes.nr_rows)
+        extent = moe._slots[0].extent
+        route = Route(moe.plan(), ids.clone(), sizes.nr_rows, nr, self._ended)
+        self._begun(moe, route.plan)
+        recv_ids = recv_weights = None
+        if topk:
+            recv_ids = wide if worst else received.topk_ids[:extent].to(torch.int64)
+            recv_weights = weights.new_zeros((sizes.nr_rows, topk))
+            if extent:
+                recv_weights[:extent].copy_(received.topk_weights[:extent])
+        device = ids.device
+        handle = (self._prefix(sizes, received, device), route, route, self._sources(moe, received, sizes.nr_rows, device), in_rank, None)
+        return taken.given(), recv_ids, recv_weights, sizes.by_expert, handle
+
+    def _agree(self, ids: Any, by_rank: Any, in_rank: Any, by_expert: Any) -> None:
+        """On the CPU, where looking costs little: what was counted is of these ids."""
+        ranks, _, experts, there = self.layout(ids, by_expert.shape[0])
+        for name, given, counted in (
+            ("num_tokens_per_rank", by_rank, ranks),
+            ("num_tokens_per_expert", by_expert, experts),
+            ("is_token_in_rank", in_rank, there),
+        ):
+            if not torch.equal(given, counted):
+                raise InvalidError(f"{name} is not of topk_idx: get_dispatch_layout gives it")
+
+    def _prefix(self, sizes: Sizes, received: Any, device: Any) -> Any:
+        """rank_prefix_matrix. Of worst sizes this rank knows what it received: its own column."""
+        if sizes.prefix is not None:
+            return torch.from_numpy(sizes.prefix).to(device, non_blocking=True)
+        matrix = torch.full((self._nr_ranks, self._nr_ranks), -1, dtype=torch.int32, device=device)
+        matrix[:, self._rank] = received.counts.cumsum(0)
+        return matrix
+
+    def _sources(self, moe: Exchange, received: Any, nr_rows: int, device: Any) -> Any:
+        """recv_src_idx: the number of each row's token on its rank."""
+        found = torch.empty(nr_rows, dtype=torch.int32, device=device)
+        extent = moe._slots[0].extent
+        if extent:
+            rows = received.rows
+            tokens = rows[:extent, 1] if moe.on_device else torch.from_numpy(np.ascontiguousarray(rows["token"][:extent]))
+            found[:extent].copy_(tokens)
+        return found
+
+    # ---- with a handle ----
+
+    def _route(self, handle: Any) -> Route:
+        if not isinstance(handle, tuple) or len(handle) != 6 or not isinstance(handle[1], Route):
+            raise InvalidError("handle is none of a dispatch by Tern")
+        return handle[1]
+
+    def _plan(self, route: Route, rows: Rows, sms: int) -> Plan:
+        """For rows of another type or width: of a round with the same ids, whose rows come to the same places."""
+        changes = rows.changes()
+        if all(getattr(route.config, name) == value for name, value in changes.items()):
+            return route.plan
+        config = dataclasses.replace(route.config, **changes)
+        plan = route.others.get(config)
+        if plan is None:
+            moe = self._ready(self._exchanges.get(config), sms)
+            received = moe.dispatch(rows.x, route.ids, scales=rows.scales)
+            self._begun(moe)
+            moe._slots[0].extent = min(received.extent, route.nr_rows)
+            plan = route.others[config] = moe.plan()
+            self._ready(moe, sms)
+        return plan
+
+    def dispatch_again(self, x: Any, handle: Any, sms: int) -> Any:
+        route, rows = self._route(handle), Rows.of(x)
+        if rows.x.shape[0] != route.nr_tokens:
+            raise InvalidError(f"x has {rows.x.shape[0]} rows; handle is of {route.nr_tokens} tokens")
+        plan = self._plan(route, rows, sms)
+        moe = self._ready(plan.exchange, sms)
+        received = plan.dispatch(rows.x, scales=rows.scales)
+        self._begun(moe, plan)
+        return self._taken(moe, received, rows, route.nr_rows).given()
+
+    def combine(self, x: Any, handle: Any, topk_weights: Any, biases: Tuple[Any, ...], sms: int) -> Tuple[Any, Any]:
+        route = self._route(handle)
+        y = check("x", x, (route.nr_rows, None), torch.bfloat16)
+        config = route.config
+        floats = out_floats = None
+        if topk_weights is not None:
+            if not config.combine_floats:
+                raise InvalidError("topk_weights: handle is of a dispatch without topk_idx")
+            floats = check("topk_weights", topk_weights, (route.nr_rows, config.topk), torch.float32)
+            out_floats = floats.new_empty((route.nr_tokens, config.topk))
+        nr, hidden = route.nr_tokens, y.shape[1]
+        biases = tuple(check(f"bias[{i}]", bias, (nr, hidden), torch.bfloat16) for i, bias in enumerate(biases))
+        out = y.new_empty((nr, hidden))
+        plan = route.plan if hidden == config.hidden else self._plan(route, Rows(y.new_zeros((nr, hidden)), None, False), sms)
+        moe = plan.exchange
+        opened = self._open.get(moe)
+        if opened is not None and opened[0]() is plan:
+            check_capture(moe.on_device, opened[1])
+            moe.combine(y, out=out, floats=floats, out_floats=out_floats)
+            del self._open[moe]
+        else:
+            self._ready(moe, sms)
+            plan.combine(y, out=out, floats=floats, out_floats=out_floats)
+        if biases:
+            out.copy_(sum((bias.float() for bias in biases), out.float()))
+        return out, out_floats
+

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep over Tern, on CPU ranks over gloo: against what every rank knows of all tokens, within deep_ep's own bounds. Skipped where
+torch is not installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import tern_ep  # noqa: E402
+from tern_ep import deep_ep  # noqa: E402
+from tern_ep._library import library  # noqa: E402
+from tern_ep.deep_ep.normal import Normal  # noqa: E402
+
+PROGRAM = Path(__file__).with_name("deep_ep_ranks.py")
+
+
+def run(nr_ranks: int, part: str, wait_ms: int = 30000, device: str = "cpu") -> str:
+    """Waits are bounded by wait_ms, loops by a limit of processor time that ranks set themselves."""
+    package = str(Path(tern_ep.__file__).resolve().parents[1])
+    env = dict(os.environ, TERN_LIBRARY=str(Path(library().path).resolve()), PYTHONPATH=package)
+    env.update(TERN_DEEP_EP_WAIT_MS=str(wait_ms), TERN_TEST_DEVICE=device)
+    ended = subprocess.run([sys.executable, str(PROGRAM), str(nr_ranks), part], env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("nr_ranks", [2, 3, 4])
+def test_normal(nr_ranks: int) -> None:
+    run(nr_ranks, "normal")
+
+
+@pytest.mark.parametrize("nr_ranks", [2, 4])
+def test_low_latency(nr_ranks: int) -> None:
+    run(nr_ranks, "low_latency")
+
+
+def test_sizes() -> None:
+    run(4, "sizes")
+
+
+def test_refused() -> None:
+    run(3, "refused")
+
+
+def test_communicator() -> None:
+    run(2, "communicator")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are not there")
+@pytest.mark.parametrize("part", ["normal", "sizes", "low_latency", "graphs"])
+def test_on_gpus(part: str) -> None:
+    run(2, part, device="cuda")
+
+
+def test_killed() -> None:
+    """In each call, among them those that make exchanges."""
+    told = run(3, "killed").splitlines()
+    calls = ["making", "dispatch", "grown", "cached", "combine", "combine again", "low_latency_dispatch", "hook", "low_latency_combine", "combine's hook"]
+    assert sorted(told) == sorted(f"{call}: {rank} names 2" for call in calls for rank in (0, 1))
+
+
+def test_masks() -> None:
+    assert sorted(run(3, "masks", wait_ms=1000).splitlines()) == ["0 went on", "1 went on"]
+
+
+# ---- without ranks -------------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """A group of one rank."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def buffer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda parts, mine, group: parts.__setitem__(0, mine))
+    made = deep_ep.Buffer(Alone(), low_latency_mode=True, explicitly_destroy=True)
+    yield made
+    made.destroy()
+
+
+def test_events(buffer: Any) -> None:
+    event = buffer.capture()
+    assert isinstance(event, deep_ep.EventOverlap) and isinstance(event.event, deep_ep.EventHandle)
+    called = []
+    event.register_hook_after_wait(lambda: called.append(1))
+    with pytest.raises(tern_ep.StateError, match="hook_after_wait"):
+        event.register_hook_after_wait(print)
+    with event(release_handle=True):
+        assert not called
+    assert called == [1] and event.event is None
+    with pytest.raises(tern_ep.StateError, match="async_finish"):
+        event.current_stream_wait()
+    assert buffer.get_comm_stream() is not None
+
+
+def test_gradients(buffer: Any) -> None:
+    """Tensors of autograd are taken as they come inside its functions, and what comes back has no history."""
+    x = torch.ones((4, 64), dtype=torch.bfloat16, requires_grad=True)
+    ids = torch.tensor([[0], [1], [-1], [1]])
+    weights = torch.ones((4, 1), requires_grad=True)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 2)
+    found, _, recv_weights, counts, handle, _ = buffer.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+    assert found.shape == (3, 64) and not found.requires_grad and not recv_weights.requires_grad and counts == [1, 2]
+    combined, summed, _ = buffer.combine(found.requires_grad_(), handle, recv_weights.requires_grad_())
+    assert combined[:, 0].tolist() == [1, 1, 0, 1] and summed[:, 0].tolist() == [1, 1, 0, 1]
+
+
+def test_settings() -> None:
+    assert deep_ep.topk_idx_t == torch.int64 and deep_ep.Buffer.num_sms == 20 and deep_ep.Buffer.is_sm90_compiled()
+    deep_ep.Buffer.set_num_sms(24)
+    try:
+        assert deep_ep.Buffer.get_dispatch_config(7).num_sms == deep_ep.Buffer.get_combine_config(8).num_sms == 24
+    finally:
+        deep_ep.Buffer.set_num_sms(20)
+    config = deep_ep.Config(24, 6, 256, 6, 128)
+    assert (config.num_sms, config.num_max_nvl_chunked_recv_tokens, config.num_max_rdma_chunked_recv_tokens) == (24, 256, 128)
+    assert config.get_nvl_buffer_size_hint(1024, 8) == config.get_rdma_buffer_size_hint(1024, 8) == 0
+
+
+def test_many_ranks() -> None:
+    """Nodes of 8 ranks in the layout; tokens that go to ranks without top-k, of which there may be more than one token can go to."""
+    normal = Normal(SimpleNamespace(rank=0, nr_ranks=40))
+    ids = torch.rand((50, 80)).argsort(1)[:, :4].clone()
+    ids[torch.rand((50, 4)) < 0.3] = -1
+    per_rank, per_node, per_expert, in_rank = normal.layout(ids, 80)
+    assert per_expert.tolist() == [int((ids == e).sum()) for e in range(80)]
+    assert per_rank.tolist() == [int(((ids >= 0) & (ids // 2 == r)).any(1).sum()) for r in range(40)]
+    assert per_node.tolist() == [int(((ids >= 0) & (ids // 16 == n)).any(1).sum()) for n in range(5)]
+    ranks = normal._ids_of_ranks(in_rank)
+    assert ranks.shape == (50, 32) and ranks.dtype == torch.int32
+    assert [set(row.tolist()) - {-1} for row in ranks] == [set(row.nonzero()[:, 0].tolist()) for row in in_rank]
+    with pytest.raises(tern_ep.InvalidError, match="is_token_in_rank"):
+        normal._ids_of_ranks(torch.ones((1, 40), dtype=torch.bool))
+
+
+def test_install() -> None:
+    """In processes of their own, as sys.modules is everybody's."""
+    program = """
+import sys, types
+import tern_ep, tern_ep.deep_ep
+sys.modules["deep_ep"] = types.ModuleType("deep_ep")
+try:
+    tern_ep.deep_ep.install()
+    raise SystemExit("another deep_ep was there")
+except tern_ep.StateError as error:
+    assert "imported already" in error.text
+del sys.modules["deep_ep"]
+tern_ep.deep_ep.install()
+tern_ep.deep_ep.install()
+import deep_ep, deep_ep.utils, importlib.util
+from deep_ep.utils import EventHandle, EventOverlap
+from deep_ep import Buffer, Config
+assert Buffer is tern_ep.deep_ep.Buffer and importlib.util.find_spec("deep_ep")
+"""
+    env = dict(os.environ, TERN_LIBRARY=str(Path(library().path).resolve()), PYTHONPATH=str(Path(tern_ep.__file__).resolve().parents[1]))
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+
+
+def test_bench() -> None:
+    """Beside itself: every call is timed, of both."""
+    rows = [json.loads(line) for line in run(2, "bench").splitlines()]
+    assert len(rows) == 12 and all(row["tern"] > 0 and row["tern_ep.deep_ep"] > 0 for row in rows)
