@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of test_transformers.py: tiny models with random weights, over Tern and whole in this process."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import sys
+import time
+from typing import Any, List, Tuple
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, DistributedConfig, GptOssConfig, Qwen3MoeConfig
+from transformers.distributed.expert_parallel import apply_expert_parallelism
+
+import tern_ep
+import tern_ep.transformers
+
+VOCABULARY, EXPERTS = 48, 12
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=96, num_hidden_layers=2, num_attention_heads=12, num_key_value_heads=12, head_dim=8, pad_token_id=0, eos_token_id=1)
+CONFIGS = {
+    "qwen3": lambda: Qwen3MoeConfig(intermediate_size=48, moe_intermediate_size=24, num_experts=EXPERTS, num_experts_per_tok=3, **SIZES),
+    "gpt-oss": lambda: GptOssConfig(intermediate_size=24, num_local_experts=EXPERTS, num_experts_per_tok=3, sliding_window=8, layer_types=["sliding_attention", "full_attention"], **SIZES),
+}
+
+
+def whole(kind: str) -> Any:
+    """The same on every rank."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.1)  # biases included
+    return model
+
+
+def spread(kind: str, implementation: str = "tern") -> Any:
+    """Ranks with batches of their own: the experts are spread, and all else is on every rank."""
+    model = whole(kind)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "tp"))
+    return apply_expert_parallelism(model, mesh["ep"], mesh["tp"], model._expand_parallel_plan(model.ep_plan), implementation)
+
+
+def batch(seed: int, nr: int, length: int) -> Tuple[Any, Any]:
+    """Padded on the left, each row by another number."""
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, VOCABULARY, (nr, length), generator=random)
+    mask = torch.ones_like(ids)
+    for row in range(nr):
+        mask[row, : row % 3] = 0
+    return ids * mask, mask
+
+
+def same(one: Any, other: Any) -> None:
+    worst = float((one - other).abs().max()) if one.numel() else 0.0
+    assert one.shape == other.shape and worst < 1e-5, f"{list(one.shape)} differs by {worst}"
+
+
+def own_batches(kind: str) -> None:
+    """Batches and lengths differ; so do numbers of steps, and one rank has nothing to do at all. Prefill takes several rounds."""
+    rank, alone, model = dist.get_rank(), whole(kind), spread(kind)
+    ids, mask = batch(rank, 1 + 2 * rank, 9 + 4 * rank)
+    with torch.no_grad():
+        same(model(ids, attention_mask=mask).logits, alone(ids, attention_mask=mask).logits)
+        with tern_ep.transformers.together(model):
+            if rank != 1:
+                for again in range(1 + rank % 2):
+                    settings = dict(do_sample=False, max_new_tokens=4 + 3 * rank, min_new_tokens=3)
+                    made = model.generate(ids, attention_mask=mask, **settings)
+                    assert torch.equal(made, alone.generate(ids, attention_mask=mask, **settings)), f"rank {rank}"
+        same(model(ids[:1], attention_mask=mask[:1]).logits, alone(ids[:1], attention_mask=mask[:1]).logits)
+        # Without together(), as transformers keeps ranks in step.
+        settings = dict(do_sample=False, max_new_tokens=3 + rank)
+        made = model.generate(ids, attention_mask=mask, synced_gpus=True, **settings)
+        assert torch.equal(made, alone.generate(ids, attention_mask=mask, **settings))
+
+
+def shared_batch(kind: str) -> None:
+    """One batch for all: attention is split, too, as from_pretrained does it."""
+    alone, nr_ranks = whole(kind), dist.get_world_size()
+    folder = os.path.join(sys.argv[2], kind)
+    if dist.get_rank() == 0:
+        alone.save_pretrained(folder)
+    dist.barrier()
+    config = DistributedConfig(tp_size=nr_ranks, ep_size=nr_ranks, ep_implementation="tern")
+    model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config, dtype=torch.float32).eval()
+    layers = [tern_ep.transformers._layers[m] for m in model.modules() if m in tern_ep.transformers._layers]
+    assert len(layers) == 2 and all(layer.shares_batch for layer in layers)
+    ids, mask = batch(5, 3, 11)
+    with torch.no_grad():
+        same(model(ids, attention_mask=mask).logits, alone(ids, attention_mask=mask).logits)
+        settings = dict(attention_mask=mask, do_sample=False, max_new_tokens=6)
+        with tern_ep.transformers.together(model):
+            assert torch.equal(model.generate(ids, **settings), alone.generate(ids, **settings))
+
+
+def logits(kind: str) -> None:
+    own_batches(kind)
+    if dist.get_world_size() > 1:
+        shared_batch(kind)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    tern_ep.transformers.configure(max_tokens=24, decode_tokens=4, wait_ms=60000)
+    for kind in CONFIGS:
+        globals()[sys.argv[1]](kind)
+        tern_ep.transformers.close()
+    dist.destroy_process_group()
