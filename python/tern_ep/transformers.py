@@ -28,7 +28,7 @@ from .config import Config, Device, Mode
 from .errors import InvalidError, StateError, UnsupportedError
 from .exchange import Exchange
 from .group import Group
-from .torch import Ops
+from .torch import Differentiable, Ops
 
 VERSIONS = ("5.23",)
 """Of transformers, with which this module was tested."""
@@ -110,6 +110,7 @@ class _Shared:
         self._vote: Optional[_Vote] = None
         self._exchanges: Dict[Tuple[Any, ...], Exchange] = {}
         self._ops: Dict[int, Ops] = {}
+        self._trained: Dict[int, Differentiable] = {}
 
     @property
     def device(self) -> torch.device:
@@ -125,8 +126,8 @@ class _Shared:
             self._vote = _Vote(self.group(), self.device, self.settings.wait_ms)
         return self._vote.most(mine)
 
-    def exchange(self, hidden: int, nr_experts: int, topk: int, dtype: torch.dtype, small: bool) -> Exchange:
-        key = (hidden, nr_experts, topk, dtype, small)
+    def exchange(self, hidden: int, nr_experts: int, topk: int, dtype: torch.dtype, small: bool, trained: bool) -> Exchange:
+        key = (hidden, nr_experts, topk, dtype, small, trained)
         if key not in self._exchanges:
             row = _TYPES[dtype]
             config = Config(
@@ -139,6 +140,7 @@ class _Shared:
                 dispatch_dtype=row,
                 combine_dtype=row,
                 replica_ranks=self.replica_ranks,
+                combine_floats=trained,
                 wait_ms=self.settings.wait_ms,
                 device=Device.CUDA if self.device_type == "cuda" else Device.CPU,
             )
@@ -149,6 +151,11 @@ class _Shared:
         if id(moe) not in self._ops:
             self._ops[id(moe)] = Ops(moe)
         return self._ops[id(moe)]
+
+    def trained(self, moe: Exchange) -> Differentiable:
+        if id(moe) not in self._trained:
+            self._trained[id(moe)] = Differentiable(moe)
+        return self._trained[id(moe)]
 
     def close(self) -> None:
         for moe in [*self._exchanges.values(), *([self._vote.moe] if self._vote else [])]:
@@ -251,12 +258,20 @@ class TernEP(EPImplementation):  # type: ignore[misc]
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         self._check(hidden_states, top_k_index, top_k_weights)
         x, ids, weights = hidden_states.to(self.dtype).contiguous(), top_k_index.contiguous(), top_k_weights.to(torch.float32).contiguous()
-        moe, nr_rounds = self._choose(x.shape[0])
+        trained = torch.is_grad_enabled() and self._takes_gradients(x, weights)
+        moe, nr_rounds = self._choose(x.shape[0], trained)
+        one = self._trained_round if trained else self._round
         if nr_rounds == 1:
-            return self._round(moe, x, ids, weights)
+            return one(moe, x, ids, weights)
         most = moe.config.max_tokens
         parts = [slice(i * most, (i + 1) * most) for i in range(nr_rounds)]
-        return torch.cat([self._round(moe, x[part], ids[part], weights[part]) for part in parts])
+        return torch.cat([one(moe, x[part], ids[part], weights[part]) for part in parts])
+
+    def _takes_gradients(self, x: Tensor, weights: Tensor) -> bool:
+        """The same on all ranks: it does not depend on what a rank holds."""
+        experts = self.experts()
+        assert experts is not None
+        return x.requires_grad or weights.requires_grad or any(p.requires_grad for p in experts.parameters())
 
     def _check(self, x: Tensor, ids: Tensor, weights: Tensor) -> None:
         """Before anything is sent. What was seen once has to stay."""
@@ -273,20 +288,21 @@ class TernEP(EPImplementation):  # type: ignore[misc]
         if not self.own:
             self.dtype = x.dtype
 
-    def _choose(self, nr_tokens: int) -> Tuple[Exchange, int]:
+    def _choose(self, nr_tokens: int, trained: bool) -> Tuple[Exchange, int]:
         """The exchange of this step, and how many rounds it takes: the same on all ranks."""
         shared, settings = self.shared, self.shared.settings
         compiling = torch.compiler.is_compiling()
         agreed = self.shares_batch or settings.lockstep or compiling or _capturing(self.ep_mesh.device_type)
         most = nr_tokens if compiling else self.model.step(self.index, shared, nr_tokens, agreed)
-        return self._exchange_for(nr_tokens, most, agreed and not self.shares_batch)
+        return self._exchange_for(nr_tokens, most, agreed and not self.shares_batch, trained)
 
-    def _exchange_for(self, nr_tokens: int, most: int, one_round: bool) -> Tuple[Exchange, int]:
+    def _exchange_for(self, nr_tokens: int, most: int, one_round: bool, trained: bool) -> Tuple[Exchange, int]:
         settings = self.shared.settings
         assert self.dtype is not None
         if nr_tokens > most or (one_round and nr_tokens > settings.max_tokens):
             raise InvalidError(f"{nr_tokens} tokens; {most if nr_tokens > most else settings.max_tokens} were agreed on")
-        moe = self.shared.exchange(self.hidden, self.nr_experts, self.topk, self.dtype, most <= settings.decode_tokens)
+        small = most <= settings.decode_tokens and not trained
+        moe = self.shared.exchange(self.hidden, self.nr_experts, self.topk, self.dtype, small, trained)
         return moe, max(1, -(-most // moe.config.max_tokens))
 
     def _round(self, moe: Exchange, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -298,6 +314,12 @@ class TernEP(EPImplementation):  # type: ignore[misc]
             received = moe.dispatch(x.detach(), ids, weights.detach())
             result: Tensor = moe.combine(self._run(received.x, received.counts))
         return result
+
+    def _trained_round(self, moe: Exchange, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        ops = self.shared.trained(moe)
+        rows, row_weights, counts, plan = ops.dispatch(x, ids, weights)
+        y = self._run(rows, counts)
+        return ops.combine((y.to(torch.float32) * row_weights[:, None]).to(y.dtype), plan, x.shape[0])
 
     def serve(self) -> None:
         """A step of the others, without tokens: by the module, as whoever has hooks there expects it."""
@@ -368,6 +390,24 @@ class _Rows:
         if parts[-1].shape[0]:
             products.append(parts[-1].new_zeros(parts[-1].shape[0], matrices.shape[2]))
         return torch.cat(products)
+
+
+def average_gradients(model: Any) -> None:
+    """Data-parallel training without FSDP, each rank with a batch of its own, after the last backward pass of a step: gradients become
+    those of the mean of all ranks' losses. Experts have seen all ranks' tokens already."""
+    layers = [_layers[module] for module in model.modules() if module in _layers]
+    if not layers:
+        raise InvalidError("no layer of this model goes over Tern")
+    mesh = layers[0].ep_mesh
+    experts = {id(p) for module in model.modules() if module in _layers for p in module.parameters()}
+    for parameter in model.parameters():
+        if parameter.grad is None and parameter.requires_grad and id(parameter) not in experts:
+            parameter.grad = torch.zeros_like(parameter)  # others may have one
+        if parameter.grad is None:
+            continue
+        parameter.grad.div_(mesh.size())
+        if id(parameter) not in experts:
+            torch.distributed.all_reduce(parameter.grad, group=mesh.get_group())
 
 
 def _capturing(device_type: str) -> bool:

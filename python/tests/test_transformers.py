@@ -58,6 +58,11 @@ def test_logits_and_generate(nr_ranks: int, tmp_path: Path) -> None:
         assert code == 0, text
 
 
+def test_training(tmp_path: Path) -> None:
+    for code, text in finish(start(2, "training", str(tmp_path))):
+        assert code == 0, text
+
+
 # ---- what transformers is built on ----------------------------------------------------------------------------------
 
 SIGNATURES = {

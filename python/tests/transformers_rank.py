@@ -102,6 +102,53 @@ def logits(kind: str) -> None:
         shared_batch(kind)
 
 
+def loss_of(model: Any, ids: Any) -> Any:
+    return model(ids, labels=ids).loss
+
+
+def training(kind: str) -> None:
+    """Steps on batches of their own beside one process with all of them, which every rank is, too. Each step accumulates two micro-batches;
+    the second half of the steps recomputes activations."""
+    rank, nr_ranks, nr_steps = dist.get_rank(), dist.get_world_size(), 200 if kind == "qwen3" else 20
+    models = [whole(kind).train(), spread(kind).train()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9) for model in models]
+    random = torch.Generator().manual_seed(3)
+    for step in range(nr_steps):
+        if step == nr_steps // 2:
+            models[1].gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
+        # A text that can be learned: each token follows from the one before.
+        starts = torch.randint(2, VOCABULARY, (nr_ranks, 2, 1), generator=random)
+        ids = (starts + 5 * torch.arange(10)) % (VOCABULARY - 2) + 2
+        losses = torch.zeros(2)
+        for part in range(2):
+            loss = loss_of(models[0], ids[:, part]) / 2
+            loss.backward()
+            losses[0] += float(loss.detach())
+            loss = loss_of(models[1], ids[rank, part : part + 1]) / 2
+            loss.backward()
+            losses[1] += float(loss.detach())
+        tern_ep.transformers.average_gradients(models[1])
+        if step == 0:
+            compare_gradients(*models)
+        dist.all_reduce(losses)
+        losses /= nr_ranks
+        assert abs(float(losses[0] - losses[1])) < 1e-3, f"step {step}: {losses.tolist()}"
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert nr_steps < 200 or float(losses[1]) < 1.0, f"nothing was learned: {losses.tolist()}"
+
+
+def compare_gradients(alone: Any, model: Any) -> None:
+    mine = dict(model.named_parameters())
+    for name, parameter in alone.named_parameters():
+        grad, expected = mine[name].grad, parameter.grad
+        if grad is not None and hasattr(grad, "to_local"):
+            grad = grad.to_local()
+            expected = expected.chunk(dist.get_world_size())[dist.get_rank()]
+        same(grad, expected)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
