@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,12 @@ def test_logits_and_generate(nr_ranks: int, tmp_path: Path) -> None:
 def test_training(tmp_path: Path) -> None:
     for code, text in finish(start(2, "training", str(tmp_path))):
         assert code == 0, text
+
+
+@pytest.mark.parametrize("where", ["killed_in_generate", "killed_in_backward"])
+def test_a_killed_rank_is_named(where: str, tmp_path: Path) -> None:
+    told = finish(start(3, where, str(tmp_path)))
+    assert [code for code, _ in told] == [0, -signal.SIGKILL, 0], "\n".join(text for _, text in told)
 
 
 # ---- what transformers is built on ----------------------------------------------------------------------------------
