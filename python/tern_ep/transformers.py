@@ -215,9 +215,8 @@ class TernEP(EPImplementation):  # type: ignore[misc]
             raise UnsupportedError(f"the expert mesh is of {ep_mesh.device_type}; cpu and cuda are possible")
         self._check_replicas(torch.distributed.get_process_group_ranks(process_group), torch.distributed.get_process_group_ranks(tp_mesh.get_group()))
         weights = getattr(experts, "down_proj", None)
-        self.dtype = getattr(weights, "dtype", None)
         # Of quantised weights, and of modules that are built otherwise, the module's own forward knows more.
-        self.own = hasattr(experts, "has_gate") and self.dtype in _TYPES
+        self.own = hasattr(experts, "has_gate") and getattr(weights, "dtype", None) in _TYPES
         self.nr_experts: int = self.num_local_experts * ep_mesh.size()
         self.experts = weakref.ref(experts)
         self.process_group = process_group
@@ -225,6 +224,7 @@ class TernEP(EPImplementation):  # type: ignore[misc]
         self.index = len(self.model.layers)
         self.model.layers.append(weakref.ref(self))
         self.hidden = self.topk = 0
+        self.seen: Optional[torch.dtype] = None
         self._read_sizes(experts, weights)
         _layers[experts] = self
 
@@ -252,6 +252,12 @@ class TernEP(EPImplementation):  # type: ignore[misc]
         if key not in _shared:
             _shared[key] = _Shared(self.process_group, self.ep_mesh.device_type, self.tp_mesh.size())
         return _shared[key]
+
+    @property
+    def dtype(self) -> Optional[torch.dtype]:
+        """Of rows: the weights', which a model.to() may change; else that of the last tokens."""
+        experts = self.experts()
+        return experts.down_proj.dtype if self.own and experts is not None else self.seen
 
     # ---- the layer ----
 
@@ -285,8 +291,7 @@ class TernEP(EPImplementation):  # type: ignore[misc]
             if tensor.device.type != self.ep_mesh.device_type:
                 raise InvalidError(f"{name} is on {tensor.device}; the expert mesh is of {self.ep_mesh.device_type}")
         self.hidden, self.topk = int(x.shape[1]), int(ids.shape[1])
-        if not self.own:
-            self.dtype = x.dtype
+        self.seen = x.dtype
 
     def _choose(self, nr_tokens: int, trained: bool) -> Tuple[Exchange, int]:
         """The exchange of this step, and how many rounds it takes: the same on all ranks."""
@@ -298,11 +303,12 @@ class TernEP(EPImplementation):  # type: ignore[misc]
 
     def _exchange_for(self, nr_tokens: int, most: int, one_round: bool, trained: bool) -> Tuple[Exchange, int]:
         settings = self.shared.settings
-        assert self.dtype is not None
+        dtype = self.dtype
+        assert dtype is not None
         if nr_tokens > most or (one_round and nr_tokens > settings.max_tokens):
             raise InvalidError(f"{nr_tokens} tokens; {most if nr_tokens > most else settings.max_tokens} were agreed on")
         small = most <= settings.decode_tokens and not trained
-        moe = self.shared.exchange(self.hidden, self.nr_experts, self.topk, self.dtype, small, trained)
+        moe = self.shared.exchange(self.hidden, self.nr_experts, self.topk, dtype, small, trained)
         return moe, max(1, -(-most // moe.config.max_tokens))
 
     def _round(self, moe: Exchange, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -324,11 +330,12 @@ class TernEP(EPImplementation):  # type: ignore[misc]
     def serve(self) -> None:
         """A step of the others, without tokens: by the module, as whoever has hooks there expects it."""
         experts, device = self.experts(), self.shared.device
-        if not self.hidden or not self.topk or self.dtype is None:
+        dtype = self.dtype
+        if not self.hidden or not self.topk or dtype is None:
             raise StateError("this rank has seen no tokens yet, and the model does not tell its hidden size and top-k")
         assert experts is not None
         ids = torch.empty(0, self.topk, dtype=torch.int64, device=device)
-        experts(torch.empty(0, self.hidden, dtype=self.dtype, device=device), ids, ids.to(torch.float32))
+        experts(torch.empty(0, self.hidden, dtype=dtype, device=device), ids, ids.to(torch.float32))
 
     # ---- the experts ----
 

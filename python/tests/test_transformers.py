@@ -59,6 +59,12 @@ def test_logits_and_generate(nr_ranks: int, tmp_path: Path) -> None:
         assert code == 0, text
 
 
+@pytest.mark.parametrize("what", ["own_batches", "sharded"])
+def test_other_models_and_fsdp(what: str, tmp_path: Path) -> None:
+    for code, text in finish(start(2, what, str(tmp_path))):
+        assert code == 0, text
+
+
 def test_training(tmp_path: Path) -> None:
     for code, text in finish(start(2, "training", str(tmp_path))):
         assert code == 0, text

@@ -12,7 +12,7 @@ from typing import Any, List, Tuple
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, DistributedConfig, GptOssConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DistributedConfig, GptOssConfig, MixtralConfig, Qwen3MoeConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 
 import tern_ep
@@ -24,12 +24,22 @@ CONFIGS = {
     "qwen3": lambda: Qwen3MoeConfig(intermediate_size=48, moe_intermediate_size=24, num_experts=EXPERTS, num_experts_per_tok=3, **SIZES),
     "gpt-oss": lambda: GptOssConfig(intermediate_size=24, num_local_experts=EXPERTS, num_experts_per_tok=3, sliding_window=8, layer_types=["sliding_attention", "full_attention"], **SIZES),
 }
+# With experts shared by all tokens, layers without experts, or another layout of the weights.
+NARROW = {**SIZES, "num_hidden_layers": 3}
+NARROW.pop("head_dim")
+LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
+OTHERS = {
+    "deepseek": lambda: DeepseekV3Config(
+        intermediate_size=48, moe_intermediate_size=24, n_routed_experts=EXPERTS, num_experts_per_tok=3, n_group=1, topk_group=1, first_k_dense_replace=1, n_shared_experts=1, **LATENT, **NARROW
+    ),
+    "mixtral": lambda: MixtralConfig(intermediate_size=24, num_local_experts=EXPERTS, num_experts_per_tok=3, **NARROW),
+}
 
 
 def whole(kind: str) -> Any:
     """The same on every rank."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config({**CONFIGS, **OTHERS}[kind](), dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.1)  # biases included
@@ -96,8 +106,40 @@ def shared_batch(kind: str) -> None:
             assert torch.equal(model.generate(ids, **settings), alone.generate(ids, **settings))
 
 
+def sharded(kind: str) -> None:
+    """Batches of their own under FSDP, which makes ranks keep step."""
+    alone, rank, nr_ranks = whole(kind), dist.get_rank(), dist.get_world_size()
+    folder = os.path.join(sys.argv[2], kind)
+    if rank == 0:
+        alone.save_pretrained(folder)
+    dist.barrier()
+    config = DistributedConfig(fsdp_size=nr_ranks, ep_size=nr_ranks, ep_implementation="tern")
+    model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config, dtype=torch.float32).eval()
+    ids, mask = batch(rank, 2 + rank, 9 + rank)
+    with torch.no_grad():
+        same(model(ids, attention_mask=mask).logits, alone(ids, attention_mask=mask).logits)
+        settings = dict(attention_mask=mask, do_sample=False, max_new_tokens=3 + rank)
+        assert torch.equal(model.generate(ids, **settings), alone.generate(ids, **settings))
+    # One text on all ranks: the mean of the gradients is that of one process.
+    text = batch(9, 2, 8)[0]
+    for one in (model, alone):
+        loss_of(one.train(), text).backward()
+    for (name, parameter), expected in zip(model.named_parameters(), alone.parameters()):
+        same(parameter.grad.full_tensor(), expected.grad)
+
+
+def another_type(kind: str) -> None:
+    """The model's type changes after it was spread. In bfloat16 a token may take another expert than alone, so most logits are compared."""
+    alone, model = whole(kind).to(torch.bfloat16), spread(kind).to(torch.bfloat16)
+    ids, mask = batch(dist.get_rank(), 4, 12)
+    with torch.no_grad():
+        apart = (model(ids, attention_mask=mask).logits - alone(ids, attention_mask=mask).logits)[mask.bool()].abs().float()
+    assert float(apart.median()) < 0.02, float(apart.median())
+
+
 def logits(kind: str) -> None:
     own_batches(kind)
+    another_type(kind)
     if dist.get_world_size() > 1:
         shared_batch(kind)
 
@@ -217,7 +259,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     tern_ep.transformers.configure(max_tokens=24, decode_tokens=4, wait_ms=60000)
-    for kind in CONFIGS:
+    for kind in OTHERS if sys.argv[1] == "own_batches" else CONFIGS:
         globals()[sys.argv[1]](kind)
         tern_ep.transformers.close()
     dist.destroy_process_group()
