@@ -181,14 +181,15 @@ class _Model:
     """The layers of one model in the order of their forward passes, and how large the step is that is under way."""
 
     def __init__(self) -> None:
-        self.layers: List["weakref.ref[TernEP]"] = []
+        self.nr_layers = 0
+        self.used = False
         self.last = -1
         self.most = 0
         self.serving = False
 
     def step(self, index: int, shared: _Shared, nr_tokens: int, agreed: bool) -> int:
         """The tokens of the rank that has most of them in this step. A step begins with a layer that does not come behind the last."""
-        begins, self.last = index <= self.last or self.last < 0, index
+        begins, self.last, self.used = index <= self.last or self.last < 0, index, True
         if begins and not self.serving:
             self.most = nr_tokens if agreed else shared.most(1 + nr_tokens) - 1
         return self.most
@@ -199,8 +200,10 @@ _layers: "weakref.WeakKeyDictionary[Any, TernEP]" = weakref.WeakKeyDictionary() 
 
 
 def _model_of(config: Any) -> _Model:
+    """The model whose layers are being distributed. One that has run, or has all its layers, was another of the same configuration."""
     known = _models.get(id(config))
-    if known is None or known[0]() is not config:
+    most = getattr(config, "num_hidden_layers", None)
+    if known is None or known[0]() is not config or known[1].used or known[1].nr_layers == most:
         known = _models[id(config)] = (weakref.ref(config), _Model())
     return known[1]
 
@@ -221,8 +224,8 @@ class TernEP(EPImplementation):  # type: ignore[misc]
         self.experts = weakref.ref(experts)
         self.process_group = process_group
         self.model = _model_of(getattr(experts, "config", experts))
-        self.index = len(self.model.layers)
-        self.model.layers.append(weakref.ref(self))
+        self.index = self.model.nr_layers
+        self.model.nr_layers += 1
         self.hidden = self.topk = 0
         self.seen: Optional[torch.dtype] = None
         self._read_sizes(experts, weights)

@@ -173,6 +173,21 @@ def test_wrong_tensors_are_refused(layer: Any) -> None:
         assert layer(x, ids, weights).shape == x.shape
 
 
+def test_models_of_one_configuration(layer: Any) -> None:
+    """Each has steps of its own, or the second would go by what ranks agreed on for the first."""
+    from transformers_rank import spread_model, whole
+
+    one = whole("qwen3")
+    models = [spread_model(model) for model in (one, type(one)(one.config), type(one)(one.config))]
+    found = [[tern_ep.transformers._layers[each.mlp.experts] for each in model.model.layers] for model in models]
+    assert [[each.index for each in layers] for layers in found] == [[0, 1]] * 3
+    assert len({id(each.model) for layers in found for each in layers}) == 3
+    with torch.no_grad():
+        for model in models:
+            ids = torch.arange(2, 2 + 3 * (1 + models.index(model)))[None]
+            assert model(ids).logits.shape[1] == ids.shape[1]
+
+
 def test_wrong_settings_are_refused(layer: Any) -> None:
     with pytest.raises(tern_ep.InvalidError, match="decode_tokens is 9, max_tokens 8"):
         tern_ep.transformers.close()

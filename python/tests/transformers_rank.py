@@ -48,7 +48,10 @@ def whole(kind: str) -> Any:
 
 def spread(kind: str, implementation: str = "tern") -> Any:
     """Ranks with batches of their own: the experts are spread, and all else is on every rank."""
-    model = whole(kind)
+    return spread_model(whole(kind), implementation)
+
+
+def spread_model(model: Any, implementation: str = "tern") -> Any:
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "tp"))
     return apply_expert_parallelism(model, mesh["ep"], mesh["tp"], model._expand_parallel_plan(model.ep_plan), implementation)
 
