@@ -2,6 +2,7 @@
 # make            the command and the libraries, in build/       make demo     ranks that generate text together
 # make check      install what the tests need, build, run all    make install PREFIX=/usr/local DESTDIR=
 # make soak       random exchanges and faults for longer: SECONDS=600 SEED=1
+# make check-torch   models of transformers over torch, in an environment of its own, which takes 3 GB
 # make BUILD=dir CC=clang SANITIZE=address,undefined             another build beside it       make V=1   the commands themselves
 BUILD    ?= build
 PREFIX   ?= /usr/local

@@ -4,7 +4,7 @@
 # make test: after an edit, in two minutes: builds, and runs what finds most mistakes soonest.
 #
 #   BUILD=dir          where to build (build)
-#   STAGES="a b ..."   only these: models vm plain python thread address memory fuzz (all), or quick
+#   STAGES="a b ..."   only these: models vm plain python thread address memory fuzz (all), quick, or torch
 #   JOBS=n             tests at a time (two more than cores, as many tests wait for something now and then; at most 5)
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
@@ -292,6 +292,13 @@ stage_quick() {
 stage_python() {
 	build_plain
 	test python/tests 240 env BUILD="$BUILD" python/check.sh
+	finish
+}
+
+# Not by itself: it takes an environment of 3 GB.
+stage_torch() {
+	build torch BUILD="$BUILD" all
+	test torch/tests 1800 env BUILD="$BUILD" python/torch.sh
 	finish
 }
 

@@ -87,8 +87,11 @@ check:
 test:
 	@BUILD=$(BUILD) STAGES=quick scripts/check.sh
 
+check-torch:
+	@BUILD=$(BUILD) STAGES=torch scripts/check.sh
+
 soak:
 	@BUILD=$(BUILD) SOAK_SECONDS=$(or $(SECONDS),600) SEED=$(SEED) scripts/soak.sh
 
-.PHONY: tests fuzzers check test soak
+.PHONY: tests fuzzers check check-torch test soak
 .SECONDARY:

@@ -16,22 +16,23 @@ use. In low-latency mode the library writes into them. In high-throughput mode i
 capacity there, as without one the size is the worst case's.
 
 Every op also takes a small tensor that it claims to change. That keeps the ops of one exchange in the order in which they were
-written, on every rank, and keeps the compiler from dropping one. There are no gradients.
+written, on every rank, and keeps the compiler from dropping one. There are no gradients; Differentiable has ops with them.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from .arrays import NAMES, Dtype, Torch
 from .config import Layout, Mode, Scale, Weights
-from .errors import InvalidError
+from .errors import InvalidError, StateError
 from .exchange import Exchange
+from .plan import Plan
 
 _keys = itertools.count(1)
 
@@ -195,3 +196,180 @@ class Ops:
     def release(self, *, slot: int = 0) -> None:
         """Exchange.release."""
         _release_op(self._order, self._key, slot)
+
+
+# ---- with gradients ------------------------------------------------------------------------------------------------
+#
+# Each op is a whole round: rows are copied out and given back, and results go home by the round's plan. So the ops of forward and
+# backward passes, of several micro-batches and of recomputed layers may come in any order that is the same on all ranks.
+
+
+class _Planned:
+    """The plans of an exchange, by number. A plan lives as long as the memory of the tensor that carries its number, which autograd
+    saves: with the graph it goes."""
+
+    def __init__(self, moe: Exchange):
+        self.exchange = weakref.ref(moe)
+        self.dtype = getattr(torch, NAMES[Dtype(moe.config.dispatch_dtype)])
+        self.plans: Dict[int, Plan] = {}
+        self.gone: List[int] = []
+
+    def keep(self, plan: Plan) -> Tensor:
+        number = bytearray(plan._number.to_bytes(8, "little"))
+        carrier = _Carrier(number)
+        self.plans[plan._number] = plan
+        # Not closed here: memory may be freed in the middle of a call.
+        weakref.finalize(carrier, self.gone.append, plan._number).atexit = False
+        return torch.frombuffer(carrier, dtype=torch.int64)
+
+    def plan(self, carried: Tensor) -> Plan:
+        number = int(carried)
+        if number not in self.plans:
+            raise StateError(f"plan {number} is gone: the tensor that carried it was copied, and freed")
+        return self.plans[number]
+
+    def sweep(self) -> None:
+        while self.gone:
+            self.plans.pop(self.gone.pop()).close()
+
+
+class _Carrier(bytearray):
+    """A bytearray that weak references can watch."""
+
+
+_planned: Dict[int, _Planned] = {}
+
+
+def _planned_of(key: int) -> Tuple[_Planned, Exchange]:
+    planned = _planned.get(key)
+    moe = None if planned is None else planned.exchange()
+    if planned is None or moe is None:
+        raise InvalidError(f"exchange {key} is gone")
+    planned.sweep()
+    return planned, moe
+
+
+def _spread(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, exchange: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    planned, moe = _planned_of(exchange)
+    received = moe.dispatch(x.detach(), topk_ids, topk_weights.detach())
+    plan = moe.plan()
+    rows = x.new_empty((received.extent, moe.config.hidden))
+    weights = x.new_empty((received.extent,), dtype=torch.float32)
+    received.copy("x", rows, received.extent)
+    received.copy("weight", weights, received.extent)
+    counts = received.counts.clone()
+    moe.release()
+    return rows, weights, counts, planned.keep(plan)
+
+
+def _spread_fake(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, exchange: int) -> Any:
+    _, moe = _planned_of(int(exchange))
+    # The host knows the number of rows on CPUs alone.
+    nr_rows = moe.max_rows if moe.on_device else torch.library.get_ctx().new_dynamic_size()
+    rows, weights = x.new_empty((nr_rows, moe.config.hidden)), x.new_empty((nr_rows,), dtype=torch.float32)
+    return rows, weights, x.new_empty((moe.nr_local,), dtype=torch.int32), torch.empty(1, dtype=torch.int64)
+
+
+def _gather(y: Tensor, plan: Tensor, nr_tokens: int, exchange: int) -> Tensor:
+    planned, moe = _planned_of(exchange)
+    out = y.new_empty((nr_tokens, moe.config.hidden))
+    planned.plan(plan).combine(y.detach(), out=out, unweighted=True)
+    return out
+
+
+def _gather_fake(y: Tensor, plan: Tensor, nr_tokens: int, exchange: int) -> Tensor:
+    return y.new_empty((nr_tokens, y.shape[1]))
+
+
+def _spread_again(x: Tensor, plan: Tensor, nr_rows: int, exchange: int) -> Tensor:
+    planned, moe = _planned_of(exchange)
+    received = planned.plan(plan).dispatch(x.detach())
+    rows = x.new_empty((nr_rows, moe.config.hidden))
+    received.copy("x", rows, received.extent)
+    moe.release()
+    return rows
+
+
+def _spread_again_fake(x: Tensor, plan: Tensor, nr_rows: int, exchange: int) -> Tensor:
+    return x.new_empty((nr_rows, x.shape[1]))
+
+
+def _gather_floats(y: Tensor, floats: Tensor, plan: Tensor, nr_tokens: int, topk: int, exchange: int) -> Tuple[Tensor, Tensor]:
+    planned, moe = _planned_of(exchange)
+    out, out_floats = _gather_floats_fake(y, floats, plan, nr_tokens, topk, exchange)
+    planned.plan(plan).combine(y.detach(), out=out, unweighted=True, floats=floats.detach(), out_floats=out_floats)
+    return out, out_floats
+
+
+def _gather_floats_fake(y: Tensor, floats: Tensor, plan: Tensor, nr_tokens: int, topk: int, exchange: int) -> Tuple[Tensor, Tensor]:
+    return y.new_empty((nr_tokens, y.shape[1])), floats.new_empty((nr_tokens, topk))
+
+
+def _differentiable(name: str, signature: str, function: Any, fake: Any) -> Any:
+    _library.define(f"{name}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tern_ep::{name}", fake, lib=_library)
+    return getattr(torch.ops.tern_ep, name).default
+
+
+_spread_op = _differentiable(
+    "spread", "(Tensor x, Tensor topk_ids, Tensor topk_weights, int exchange) -> (Tensor, Tensor, Tensor, Tensor)", _spread, _spread_fake
+)
+_gather_op = _differentiable("gather", "(Tensor y, Tensor plan, SymInt nr_tokens, int exchange) -> Tensor", _gather, _gather_fake)
+_spread_again_op = _differentiable("spread_again", "(Tensor x, Tensor plan, SymInt nr_rows, int exchange) -> Tensor", _spread_again, _spread_again_fake)
+_gather_floats_op = _differentiable(
+    "gather_floats",
+    "(Tensor y, Tensor floats, Tensor plan, SymInt nr_tokens, SymInt topk, int exchange) -> (Tensor, Tensor)",
+    _gather_floats,
+    _gather_floats_fake,
+)
+
+
+def _spread_context(ctx: Any, inputs: Any, output: Any) -> None:
+    x, topk_ids, _, ctx.exchange = inputs
+    ctx.nr_tokens, ctx.topk = x.shape[0], topk_ids.shape[1]
+    ctx.save_for_backward(output[3])
+
+
+def _spread_backward(ctx: Any, rows: Tensor, weights: Tensor, *_: Any) -> Tuple[Any, ...]:
+    x, topk_weights = _gather_floats_op(rows.contiguous(), weights.contiguous(), ctx.saved_tensors[0], ctx.nr_tokens, ctx.topk, ctx.exchange)
+    return x, None, topk_weights, None
+
+
+def _gather_context(ctx: Any, inputs: Any, output: Any) -> None:
+    y, plan, _, ctx.exchange = inputs
+    ctx.nr_rows = y.shape[0]
+    ctx.save_for_backward(plan)
+
+
+def _gather_backward(ctx: Any, out: Tensor) -> Tuple[Any, ...]:
+    return _spread_again_op(out.contiguous(), ctx.saved_tensors[0], ctx.nr_rows, ctx.exchange), None, None, None
+
+
+torch.library.register_autograd("tern_ep::spread", _spread_backward, setup_context=_spread_context, lib=_library)
+torch.library.register_autograd("tern_ep::gather", _gather_backward, setup_context=_gather_context, lib=_library)
+
+
+class Differentiable:
+    """Dispatch and combine with gradients, those of the gate weights included. The exchange has arrays="torch", combine_floats, one
+    type for x, rows and results, and a layout by experts. All ranks run the backward pass, as they did the forward pass."""
+
+    def __init__(self, exchange: Exchange):
+        config = exchange.config
+        if not isinstance(exchange.kind, Torch):
+            raise InvalidError('the exchange of torch ops has to be made with arrays="torch"')
+        if not config.combine_floats or config.layout == Layout.BY_SOURCE or not config.x_dtype == config.dispatch_dtype == config.combine_dtype:
+            raise InvalidError("gradients need Config.combine_floats, a layout by experts, and one type for x, rows and results")
+        self.exchange = exchange
+        self._key = next(_keys)
+        _planned[self._key] = _Planned(exchange)
+        weakref.finalize(exchange, _planned.pop, self._key)
+
+    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rows by expert, their gate weights, the counts of local experts, and the plan, which combine takes. Nothing is in the rows
+        behind the last, which only devices have."""
+        return _spread_op(x, topk_ids, topk_weights, self._key)  # type: ignore[no-any-return]
+
+    def combine(self, y: Tensor, plan: Tensor, nr_tokens: int) -> Tensor:
+        """The sums of rows as they are: the experts' results, which the caller has weighted."""
+        return _gather_op(y, plan, nr_tokens, self._key)  # type: ignore[no-any-return]
