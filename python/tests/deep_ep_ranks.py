@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of test_deep_ep.py as processes over gloo: `deep_ep_ranks.py NR_RANKS PART [arguments]`. torch is imported once, then ranks
-are forked off. With TERN_TEST_DEVICE=cuda rank r's tensors are on GPU r."""
+are forked off. With TERN_TEST_DEVICE=cuda tensors are on GPUs, which ranks share if there are fewer."""
 
 from __future__ import annotations
 
@@ -148,7 +148,12 @@ def normal(group: Any) -> None:
                     else:
                         assert ids is None and weights is None
                     bias = (job.x, job.x) if alignment == 4 else None
-                    combined, summed, event = buffer.combine(back(found).to(torch.bfloat16), handle, topk_weights=weights, bias=bias, **extra)
+                    y = back(found).to(torch.bfloat16)
+                    if events:
+                        extra["previous_event"] = buffer.capture()  # behind y
+                    combined, summed, event = buffer.combine(y, handle, topk_weights=weights, bias=bias, **extra)
+                    if events:
+                        event.current_stream_wait()
                     check_home(job, combined - (2 * job.x if bias else 0), back(sent).to(torch.bfloat16), 5e-6 if bias is None else 1e-4)
                     if topk:
                         assert difference(summed, job.weights.masked_fill(job.ids < 0, 0)) < 1e-9

@@ -59,6 +59,14 @@ def test_logits_and_generate(nr_ranks: int, tmp_path: Path) -> None:
         assert code == 0, text
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("what", ["logits", "training"])
+def test_on_a_gpu(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERN_TEST_DEVICE", "cuda")
+    for code, text in finish(start(2, what, str(tmp_path))):
+        assert code == 0, text
+
+
 @pytest.mark.parametrize("what", ["own_batches", "sharded"])
 def test_other_models_and_fsdp(what: str, tmp_path: Path) -> None:
     for code, text in finish(start(2, what, str(tmp_path))):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_transformers.py: tiny models with random weights, over Tern and whole in this process."""
+"""One rank of test_transformers.py: tiny models with random weights, over Tern and whole in this process. With TERN_TEST_DEVICE=cuda they
+are on GPUs, which ranks share if there are fewer."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from transformers.distributed.expert_parallel import apply_expert_parallelism
 import tern_ep
 import tern_ep.transformers
 
+DEVICE = os.environ.get("TERN_TEST_DEVICE", "cpu")
+NEAR = 1e-5 if DEVICE == "cpu" else 1e-4
 VOCABULARY, EXPERTS = 48, 12
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=96, num_hidden_layers=2, num_attention_heads=12, num_key_value_heads=12, head_dim=8, pad_token_id=0, eos_token_id=1)
 CONFIGS = {
@@ -43,7 +46,7 @@ def whole(kind: str) -> Any:
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.1)  # biases included
-    return model
+    return model.to(DEVICE)
 
 
 def spread(kind: str, implementation: str = "tern") -> Any:
@@ -52,7 +55,7 @@ def spread(kind: str, implementation: str = "tern") -> Any:
 
 
 def spread_model(model: Any, implementation: str = "tern") -> Any:
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "tp"))
+    mesh = dist.device_mesh.init_device_mesh(DEVICE, (dist.get_world_size(), 1), mesh_dim_names=("ep", "tp"))
     return apply_expert_parallelism(model, mesh["ep"], mesh["tp"], model._expand_parallel_plan(model.ep_plan), implementation)
 
 
@@ -63,12 +66,12 @@ def batch(seed: int, nr: int, length: int) -> Tuple[Any, Any]:
     mask = torch.ones_like(ids)
     for row in range(nr):
         mask[row, : row % 3] = 0
-    return ids * mask, mask
+    return (ids * mask).to(DEVICE), mask.to(DEVICE)
 
 
 def same(one: Any, other: Any) -> None:
     worst = float((one - other).abs().max()) if one.numel() else 0.0
-    assert one.shape == other.shape and worst < 1e-5, f"{list(one.shape)} differs by {worst}"
+    assert one.shape == other.shape and worst < NEAR, f"{list(one.shape)} differs by {worst}"
 
 
 def own_batches(kind: str) -> None:
@@ -143,7 +146,7 @@ def another_type(kind: str) -> None:
 def logits(kind: str) -> None:
     own_batches(kind)
     another_type(kind)
-    if dist.get_world_size() > 1:
+    if dist.get_world_size() > 1 and DEVICE == "cpu":
         shared_batch(kind)
 
 
@@ -156,14 +159,14 @@ def training(kind: str) -> None:
     the second half of the steps recomputes activations."""
     rank, nr_ranks, nr_steps = dist.get_rank(), dist.get_world_size(), 200 if kind == "qwen3" else 20
     models = [whole(kind).train(), spread(kind).train()]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9) for model in models]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, foreach=False) for model in models]
     random = torch.Generator().manual_seed(3)
     for step in range(nr_steps):
         if step == nr_steps // 2:
             models[1].gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
         # A text that can be learned: each token follows from the one before.
         starts = torch.randint(2, VOCABULARY, (nr_ranks, 2, 1), generator=random)
-        ids = (starts + 5 * torch.arange(10)) % (VOCABULARY - 2) + 2
+        ids = ((starts + 5 * torch.arange(10)) % (VOCABULARY - 2) + 2).to(DEVICE)
         losses = torch.zeros(2)
         for part in range(2):
             loss = loss_of(models[0], ids[:, part]) / 2
@@ -260,6 +263,8 @@ def killed_in_backward(kind: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
     dist.init_process_group("gloo")
     tern_ep.transformers.configure(max_tokens=24, decode_tokens=4, wait_ms=60000)
     for kind in OTHERS if sys.argv[1] == "own_batches" else CONFIGS:
