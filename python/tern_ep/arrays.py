@@ -89,6 +89,17 @@ def _of_numpy(array: npt.NDArray[Any]) -> View:
     )
 
 
+_TORCH_NAMES: Dict[Any, str] = {}
+
+
+def _torch_name(dtype: Any) -> str:
+    """float32 of torch.float32. Kept, as making the text takes longer than all else that is looked at."""
+    found = _TORCH_NAMES.get(dtype)
+    if found is None:
+        found = _TORCH_NAMES[dtype] = str(dtype).replace("torch.", "")
+    return found
+
+
 def _of_torch(tensor: Any) -> View:
     kind = tensor.device.type
     if kind not in ("cpu", "cuda"):
@@ -100,7 +111,7 @@ def _of_torch(tensor: Any) -> View:
         tensor.data_ptr(),
         tuple(tensor.shape),
         tuple(step * size for step in tensor.stride()),
-        str(tensor.dtype).replace("torch.", ""),
+        _torch_name(tensor.dtype),
         size,
         tensor.device.index or 0 if kind == "cuda" else None,
         True,

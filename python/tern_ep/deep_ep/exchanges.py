@@ -69,16 +69,17 @@ def device_of(tensor: Any) -> Device:
 
 
 def check(name: str, tensor: Any, shape: Tuple[Optional[int], ...], *dtypes: Any) -> Any:
-    """The tensor, detached, if it is dense and has that shape (None: any length) and one of the types."""
+    """The tensor, without a graph of gradients, if it is dense and has that shape (None: any length) and one of the types."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidError(f"{name} is {type(tensor).__name__}; it has to be a tensor")
-    right = tensor.dim() == len(shape) and all(want is None or want == have for want, have in zip(shape, tensor.shape))
+    have = tensor.shape
+    right = have == shape or (len(have) == len(shape) and all(want is None or want == n for want, n in zip(shape, have)))
     if not right or tensor.dtype not in dtypes or not tensor.is_contiguous():
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
         how = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
         kinds = " or ".join(str(dtype).replace("torch.", "") for dtype in dtypes)
         raise InvalidError(f"{name} is {str(tensor.dtype)[6:]}{list(tensor.shape)}{how}; it has to be dense [{wanted}] of {kinds}")
-    return tensor.detach()
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def not_compiled() -> None:
