@@ -71,6 +71,7 @@ share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libter
 share blackhole env LONG=1 "$BUILD/tests/faults/test_blackhole"
 share faults-over-tcp env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="ofi:tcp;ofi_rxm" "$BUILD/tests/faults/test_faults"
 share chunks-over-tcp env TERN_TRANSPORT=ofi "$BUILD/tests/exchange/test_chunks"
+share engine-threads-thread env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_threads"
 share engine-mixed-thread env TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_mixed"
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 share emulated-overlap env BUILD="$BUILD" tests/device/overlap.sh
