@@ -5,6 +5,7 @@
 #include "tern_balance.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,40 +38,63 @@ static int check_config(const struct tern_balance_config *c)
 	return 0;
 }
 
+enum extent {
+	OF_EXPERTS,
+	OF_PLACES,
+	OF_RANKS,
+	NR_EXTENTS
+};
+
+#define FIELD(name, of)                                                                            \
+	{                                                                                          \
+		offsetof(struct tern_balance, name), sizeof(*((struct tern_balance *)0)->name), of \
+	}
+
+/* Each has two entries more than that, which first_place needs. */
+static const struct {
+	size_t at, bytes;
+	enum extent of;
+} arrays[] = {
+	FIELD(rank_of, OF_PLACES),
+	FIELD(places, OF_PLACES),
+	FIELD(domain, OF_RANKS),
+	FIELD(load, OF_EXPERTS),
+	FIELD(share, OF_EXPERTS),
+	FIELD(count, OF_EXPERTS),
+	FIELD(head, OF_EXPERTS),
+	FIELD(at, OF_PLACES),
+	FIELD(was, OF_PLACES),
+	FIELD(zone_left, OF_RANKS),
+	FIELD(zone_load, OF_RANKS),
+	FIELD(home, OF_EXPERTS),
+	FIELD(zone, OF_RANKS),
+	FIELD(kept, OF_PLACES),
+	FIELD(following, OF_PLACES),
+	FIELD(holders_load, OF_EXPERTS),
+	FIELD(share_ahead, OF_EXPERTS),
+	FIELD(gain_ahead, OF_EXPERTS),
+	FIELD(rank_load, OF_RANKS),
+	FIELD(nr_free, OF_RANKS),
+	FIELD(alive, OF_RANKS),
+	FIELD(nr_from, OF_RANKS),
+	FIELD(first_place, OF_RANKS),
+	FIELD(order, OF_PLACES),
+};
+
+#define NR_ARRAYS (sizeof(arrays) / sizeof(arrays[0]))
+
 static int take_memory(tern_balance *b)
 {
-	size_t e = b->nr_experts, p = b->nr_places, r = b->nr_ranks;
+	const size_t extent[NR_EXTENTS] = {b->nr_experts, b->nr_places, b->nr_ranks};
 
-	b->rank_of = calloc(p, sizeof(*b->rank_of));
-	b->first_place = calloc(r + 2, sizeof(*b->first_place));
-	b->places = calloc(p, sizeof(*b->places));
-	b->domain = calloc(r, sizeof(*b->domain));
-	b->load = calloc(e, sizeof(*b->load));
-	b->share = calloc(e, sizeof(*b->share));
-	b->count = calloc(e, sizeof(*b->count));
-	b->head = calloc(e, sizeof(*b->head));
-	b->at = calloc(p, sizeof(*b->at));
-	b->was = calloc(p, sizeof(*b->was));
-	b->zone_left = calloc(r, sizeof(*b->zone_left));
-	b->zone_load = calloc(r, sizeof(*b->zone_load));
-	b->home = calloc(e, sizeof(*b->home));
-	b->zone = calloc(r, sizeof(*b->zone));
-	b->kept = calloc(p, sizeof(*b->kept));
-	b->following = calloc(p, sizeof(*b->following));
-	b->order = calloc(p > r ? p : r, sizeof(*b->order));
-	b->holders_load = calloc(e, sizeof(*b->holders_load));
-	b->share_ahead = calloc(e, sizeof(*b->share_ahead));
-	b->gain_ahead = calloc(e, sizeof(*b->gain_ahead));
-	b->rank_load = calloc(r, sizeof(*b->rank_load));
-	b->nr_free = calloc(r, sizeof(*b->nr_free));
-	b->alive = calloc(r, sizeof(*b->alive));
-	b->nr_from = calloc(r, sizeof(*b->nr_from));
-	if (!b->rank_of || !b->first_place || !b->places || !b->domain || !b->load || !b->share ||
-		!b->count || !b->head || !b->at || !b->was || !b->zone_left || !b->zone_load ||
-		!b->home || !b->zone || !b->kept || !b->following || !b->order ||
-		!b->holders_load || !b->share_ahead || !b->gain_ahead || !b->rank_load ||
-		!b->nr_free || !b->alive || !b->nr_from)
-		return fail(TERN_ERR_NOMEM, "no memory for a balance of %u places", b->nr_places);
+	for (size_t i = 0; i < NR_ARRAYS; i++) {
+		void *array = calloc(extent[arrays[i].of] + 2, arrays[i].bytes);
+
+		memcpy((char *)b + arrays[i].at, &array, sizeof(array));
+		if (!array)
+			return fail(TERN_ERR_NOMEM, "no memory for a balance of %u places",
+				b->nr_places);
+	}
 	return 0;
 }
 
@@ -120,30 +144,12 @@ int tern_balance_destroy(tern_balance *b)
 {
 	if (!b)
 		return 0;
-	free(b->rank_of);
-	free(b->first_place);
-	free(b->places);
-	free(b->domain);
-	free(b->load);
-	free(b->share);
-	free(b->count);
-	free(b->head);
-	free(b->at);
-	free(b->was);
-	free(b->zone_left);
-	free(b->zone_load);
-	free(b->home);
-	free(b->zone);
-	free(b->kept);
-	free(b->following);
-	free(b->order);
-	free(b->rank_load);
-	free(b->holders_load);
-	free(b->share_ahead);
-	free(b->gain_ahead);
-	free(b->nr_free);
-	free(b->alive);
-	free(b->nr_from);
+	for (size_t i = 0; i < NR_ARRAYS; i++) {
+		void *array;
+
+		memcpy(&array, (char *)b + arrays[i].at, sizeof(array));
+		free(array);
+	}
 	free(b);
 	return 0;
 }
