@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern balance: what tern_balance_plan would do with loads that were recorded. */
 #include "cli/cmd.h"
+#include "base/blocks.h"
 #include "base/clock.h"
 #include "tern_balance.h"
 #include "testkit/npy.h"
@@ -49,18 +50,8 @@ struct job {
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-static int set_number(void *args, const struct option_row *row, const char *text)
-{
-	uint64_t number;
-	int rc = option_number(NAME, text, row->most, &number);
-
-	if (!rc)
-		option_store(args, row, number);
-	return rc;
-}
-
 #define FIELD(field) OPTION_FIELD(struct arguments, field)
-#define NUMBER(field, to) .set = set_number, FIELD(field), .most = to
+#define NUMBER(field, to) .set = option_whole, .values = NAME, FIELD(field), .most = to
 
 static const struct option_row options[] = {
 	{.help = "Places"},
@@ -188,15 +179,6 @@ static int read_others(struct job *j)
 
 /* ---- how even it is -------------------------------------------------------------------------- */
 
-/* Contiguous blocks, as the library has them. */
-static uint32_t rank_of(uint32_t place, uint32_t nr_places, uint32_t nr_ranks)
-{
-	uint32_t small = nr_places / nr_ranks, more = nr_places % nr_ranks,
-		 in_large = more * (small + 1);
-
-	return place < in_large ? place / (small + 1) : more + (place - in_large) / small;
-}
-
 /* Fills ranks[R], over the mean. Returns the most. */
 static double look(const struct job *j, const double *load, const int32_t *at, uint32_t nr_places,
 	double *ranks)
@@ -213,7 +195,7 @@ static double look(const struct job *j, const double *load, const int32_t *at, u
 		all += load[e];
 	for (uint32_t p = 0; count && p < nr_places; p++)
 		if (at[p] >= 0 && all > 0)
-			ranks[rank_of(p, nr_places, nr_ranks)] +=
+			ranks[block_of(p, nr_places, nr_ranks)] +=
 				load[at[p]] / count[at[p]] / all * nr_ranks;
 	for (uint32_t r = 0; r < nr_ranks; r++)
 		most = ranks[r] > most ? ranks[r] : most;
@@ -283,7 +265,7 @@ static int open_job(struct job *j)
 		.domain = domain};
 
 	for (uint32_t r = 0; domain && r < a->nr_ranks; r++)
-		domain[r] = (int32_t)rank_of(r, a->nr_ranks, a->nr_nodes);
+		domain[r] = (int32_t)block_of(r, a->nr_ranks, a->nr_nodes);
 	j->now = calloc(a->nr_places, sizeof(*j->now));
 	j->next = calloc(a->nr_places, sizeof(*j->next));
 	j->all_next = calloc(j->loads.nr_layers * a->nr_places, sizeof(*j->all_next));

@@ -43,22 +43,12 @@ static int complain(const char *what, const char *text)
 	return -1;
 }
 
-static int set_number(void *args, const struct option_row *row, const char *text)
-{
-	uint64_t number;
-	int rc = option_number(NAME, text, row->most, &number);
-
-	if (!rc)
-		option_store(args, row, number);
-	return rc;
-}
-
 static int set_seed(void *ctx, const struct option_row *row, const char *text)
 {
 	struct arguments *a = ctx;
 
 	a->seed_given = true;
-	return set_number(a, row, text);
+	return option_whole(a, row, text);
 }
 
 static int set_seconds(void *ctx, const struct option_row *row, const char *text)
@@ -113,7 +103,7 @@ static const char *const modes[] = {"drawn", "ll", "ht"}, *const wrongs[] = {"no
 								  "blame", "row", "deaf"};
 
 #define FIELD(field) OPTION_FIELD(struct arguments, field)
-#define NUMBER(field, to) .set = set_number, FIELD(field), .most = to
+#define NUMBER(field, to) .set = option_whole, .values = NAME, FIELD(field), .most = to
 #define WORD(field, last, words) .set = set_word, FIELD(field), .most = last, .values = words
 
 static const struct option_row options[] = {
@@ -135,6 +125,7 @@ static const struct option_row options[] = {
 	{.name = "seed",
 		.argument = "N",
 		.set = set_seed,
+		.values = NAME,
 		FIELD(seed),
 		.most = UINT64_MAX,
 		.help = "the first scenario's; alone: only this one (#)"},

@@ -39,20 +39,10 @@ static const struct {
 	{"dawdle", VIEWS_BREAK_DAWDLE},
 };
 
-static int set_number(void *args, const struct option_row *row, const char *text)
-{
-	uint64_t number;
-	int rc = option_number(NAME, text, row->most, &number);
-
-	if (!rc)
-		option_store(args, row, number);
-	return rc;
-}
-
 static int set_seed(void *ctx, const struct option_row *row, const char *text)
 {
 	((struct arguments *)ctx)->seed_given = true;
-	return set_number(ctx, row, text);
+	return option_whole(ctx, row, text);
 }
 
 static int set_wrong(void *ctx, const struct option_row *row, const char *text)
@@ -71,7 +61,7 @@ static int set_wrong(void *ctx, const struct option_row *row, const char *text)
 }
 
 #define FIELD(field) OPTION_FIELD(struct arguments, field)
-#define NUMBER(field, to) .set = set_number, FIELD(field), .most = to
+#define NUMBER(field, to) .set = option_whole, .values = NAME, FIELD(field), .most = to
 
 static const struct option_row options[] = {
 	{.help = "When to stop (default: after 20000 rounds of ranks)"},
@@ -87,6 +77,7 @@ static const struct option_row options[] = {
 	{.name = "seed",
 		.argument = "N",
 		.set = set_seed,
+		.values = NAME,
 		FIELD(seed),
 		.most = UINT64_MAX,
 		.help = "the first scenario's; alone: only this one (#)"},

@@ -62,6 +62,16 @@ void option_store(void *args, const struct option_row *row, uint64_t value)
 		row->bytes);
 }
 
+int option_whole(void *args, const struct option_row *row, const char *text)
+{
+	uint64_t number;
+	int rc = option_number(row->values, text, row->most, &number);
+
+	if (!rc)
+		option_store(args, row, number);
+	return rc;
+}
+
 static uint64_t load(const void *args, const struct option_row *row)
 {
 	const void *field = (const char *)args + row->at;

@@ -29,10 +29,12 @@ struct option_row {
 #define OPTION_FIELD(type, field)                                                                  \
 	.at = offsetof(type, field), .bytes = sizeof(((type *)NULL)->field)
 
-/* Setters for any command: a bool, a text, one that returns OPTIONS_HELP; and what others end with,
- * a whole number or an enum's value into a field of any width. */
+/* Setters for any command: a bool, a text, a whole number from 0 to `most` (values: the command's
+ * name), one that returns OPTIONS_HELP; and what others end with, a whole number or an enum's value
+ * into a field of any width. */
 int option_flag(void *args, const struct option_row *row, const char *text);
 int option_text(void *args, const struct option_row *row, const char *text);
+int option_whole(void *args, const struct option_row *row, const char *text);
 int option_help(void *args, const struct option_row *row, const char *text);
 void option_store(void *args, const struct option_row *row, uint64_t value);
 

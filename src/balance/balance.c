@@ -10,18 +10,11 @@
 #include <string.h>
 
 #include "balance/state.h"
+#include "base/blocks.h"
 #include "base/error.h"
 #include "base/struct_size.h"
 
 /* ---- making one ------------------------------------------------------------------------------ */
-
-static uint32_t block_rank(const struct tern_balance_config *c, uint32_t place)
-{
-	uint32_t small = c->nr_physical / c->nr_ranks, more = c->nr_physical % c->nr_ranks,
-		 in_large = more * (small + 1);
-
-	return place < in_large ? place / (small + 1) : more + (place - in_large) / small;
-}
 
 static int check_config(const struct tern_balance_config *c)
 {
@@ -101,7 +94,8 @@ static int take_memory(tern_balance *b)
 static void index_places(tern_balance *b, const struct tern_balance_config *c)
 {
 	for (uint32_t p = 0; p < b->nr_places; p++) {
-		b->rank_of[p] = c->rank ? (uint32_t)c->rank[p] : block_rank(c, p);
+		b->rank_of[p] =
+			c->rank ? (uint32_t)c->rank[p] : block_of(p, c->nr_physical, c->nr_ranks);
 		b->first_place[b->rank_of[p] + 2]++;
 	}
 	for (uint32_t r = 0; r < b->nr_ranks; r++) {

@@ -2,8 +2,6 @@
 /* A placement from another, by few copies. */
 #include "balance/state.h"
 
-#define GOOD_ENOUGH 1.0005
-
 /* What may change: the place gets the expert; or both places get what the other has. */
 struct change {
 	uint32_t place, expert;
@@ -128,13 +126,8 @@ static void try_less(
 
 static bool may_swap(const struct tern_balance *b, uint32_t p, uint32_t q)
 {
-	uint32_t e = (uint32_t)b->at[p], f = (uint32_t)b->at[q], r = b->rank_of[p],
-		 s = b->rank_of[q];
-
-	if (balance_holds(b, s, e) || balance_holds(b, r, f))
-		return false;
-	return b->spread < 2 || b->domain[r] == b->domain[s] ||
-	       (!balance_domain_holds(b, s, e) && !balance_domain_holds(b, r, f));
+	return balance_may_move(b, (uint32_t)b->at[p], b->rank_of[p], b->rank_of[q], false) &&
+	       balance_may_move(b, (uint32_t)b->at[q], b->rank_of[q], b->rank_of[p], false);
 }
 
 static void try_swap(const struct tern_balance *b, uint32_t p, uint32_t q, double over,

@@ -5,8 +5,6 @@
 
 #include "balance/state.h"
 
-#define GOOD_ENOUGH 1.0005 /* of the mean: more swaps would gain less than loads are known by */
-
 /* ---- an order ------------------------------------------------------------------------------- */
 
 /* Is expert `one` to come behind `other`? Equal keys keep the order of numbers. */
@@ -131,14 +129,6 @@ static void put_all(struct tern_balance *b)
 
 /* ---- swaps ----------------------------------------------------------------------------------- */
 
-static bool may_move(const struct tern_balance *b, uint32_t expert, uint32_t from, uint32_t to)
-{
-	if (!b->twice && balance_holds(b, to, expert))
-		return false;
-	return b->spread < 2 || b->domain[from] == b->domain[to] ||
-	       !balance_domain_holds(b, to, expert);
-}
-
 struct swap {
 	uint32_t from, to; /* places */
 	double most;       /* of both ranks, afterwards */
@@ -159,8 +149,9 @@ static void try_swaps(
 			double d = b->share[e] - b->share[f];
 			double most = high - d > low + d ? high - d : low + d;
 
-			if (d <= 0 || most >= best->most || !may_move(b, e, busy, other) ||
-				!may_move(b, f, other, busy))
+			if (d <= 0 || most >= best->most ||
+				!balance_may_move(b, e, busy, other, b->twice) ||
+				!balance_may_move(b, f, other, busy, b->twice))
 				continue;
 			*best = (struct swap){p, q, most};
 		}

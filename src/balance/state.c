@@ -68,6 +68,15 @@ bool balance_domain_holds(const struct tern_balance *b, uint32_t rank, uint32_t 
 	return false;
 }
 
+bool balance_may_move(
+	const struct tern_balance *b, uint32_t expert, uint32_t from, uint32_t to, bool twice)
+{
+	if (!twice && balance_holds(b, to, expert))
+		return false;
+	return b->spread < 2 || b->domain[from] == b->domain[to] ||
+	       !balance_domain_holds(b, to, expert);
+}
+
 uint32_t balance_nr_domains(const struct tern_balance *b, uint32_t expert, uint32_t but)
 {
 	uint32_t nr = 0;

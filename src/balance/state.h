@@ -9,6 +9,7 @@
 #include "tern_balance.h"
 
 #define BALANCE_NOBODY UINT32_MAX
+#define GOOD_ENOUGH 1.0005 /* of the mean: more would gain less than loads are known by */
 
 struct tern_balance {
 	uint32_t nr_experts, nr_places, nr_ranks;
@@ -55,6 +56,11 @@ bool balance_holds(const struct tern_balance *b, uint32_t rank, uint32_t expert)
 
 /* Does another rank of that one's domain hold it, or itself? */
 bool balance_domain_holds(const struct tern_balance *b, uint32_t rank, uint32_t expert);
+
+/* May the expert leave that rank for the other? `twice`: also if that one has it. With `spread` it
+ * must not come into a domain that has it. */
+bool balance_may_move(
+	const struct tern_balance *b, uint32_t expert, uint32_t from, uint32_t to, bool twice);
 
 /* In how many domains is it, but for that place? BALANCE_NOBODY: all places count. */
 uint32_t balance_nr_domains(const struct tern_balance *b, uint32_t expert, uint32_t but);

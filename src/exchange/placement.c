@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/blocks.h"
 #include "base/error.h"
 
 static int placement_alloc(struct placement *p)
@@ -21,20 +22,12 @@ static int placement_alloc(struct placement *p)
 	return 0;
 }
 
-/* Contiguous blocks; the first nr_physical % nr_ranks ranks hold one more. */
-static uint32_t block_rank(const struct placement *p, uint32_t physical)
-{
-	uint32_t small = p->nr_physical / p->nr_ranks, more = p->nr_physical % p->nr_ranks;
-	uint32_t in_large = more * (small + 1);
-
-	return physical < in_large ? physical / (small + 1) : more + (physical - in_large) / small;
-}
-
 static int placement_fill(struct placement *p, const struct tern_placement *tables)
 {
 	for (uint32_t i = 0; i < p->nr_physical; i++) {
 		int64_t logical = tables->logical ? tables->logical[i] : (int64_t)i;
-		int64_t rank = tables->rank ? tables->rank[i] : (int64_t)block_rank(p, i);
+		int64_t rank = tables->rank ? tables->rank[i]
+					    : (int64_t)block_of(i, p->nr_physical, p->nr_ranks);
 
 		if (logical < 0 || logical >= p->nr_experts)
 			return fail(TERN_ERR_INVALID,

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "bench/lab/check.h"
 #include "gpu/cuda/ll/take_plans.cuh"
 
 #define SOURCES 4
@@ -20,14 +21,6 @@
 #define EPOCH 7
 #define RANK 1
 #define LAUNCHES 40
-#define CHECK(call)                                                                                \
-	do {                                                                                       \
-		cudaError_t check_rc = (call);                                                     \
-		if (check_rc) {                                                                    \
-			fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(check_rc));          \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
 
 /* Tables are bits and present, one behind the other. */
 static __device__ void tell(const struct positions *p, uint32_t clocks, uint32_t *out,

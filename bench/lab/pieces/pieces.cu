@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/lab/check.h"
 #include "gpu/cuda/common/ptx.cuh"
 
 #define CELLS 65536u
@@ -17,14 +18,6 @@
 #define THREADS 512u
 #define AGAIN 1000 /* loads of a piece that is wrong */
 #define POLLS (1u << 24)
-#define CHECK(call)                                                                                \
-	do {                                                                                       \
-		cudaError_t check_rc = (call);                                                     \
-		if (check_rc) {                                                                    \
-			fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(check_rc));          \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
 
 struct found {
 	unsigned long long apart, wrong, late; /* late: never came */
