@@ -15,6 +15,9 @@ const struct word reduce_words[] = {
 	{"home", TERN_REDUCE_HOME}, {"expert", TERN_REDUCE_EXPERT}, {NULL, 0}};
 const struct word weight_words[] = {
 	{"combine", TERN_WEIGHTS_COMBINE}, {"pass", TERN_WEIGHTS_PASS}, {NULL, 0}};
+const struct word replicas_words[] = {{"auto", TERN_REPLICAS_AUTO},
+	{"in-turn", TERN_REPLICAS_IN_TURN}, {"least-loaded", TERN_REPLICAS_LEAST_LOADED},
+	{NULL, 0}};
 const struct word scale_words[] = {
 	{"fp32", TERN_SCALE_FP32}, {"ue8m0", TERN_SCALE_UE8M0}, {NULL, 0}};
 const struct word input_words[] = {

@@ -16,6 +16,7 @@ extern const struct word combine_dtype_words[];
 extern const struct word layout_words[];
 extern const struct word reduce_words[];
 extern const struct word weight_words[];
+extern const struct word replicas_words[];
 extern const struct word scale_words[];
 extern const struct word input_words[];
 extern const struct word against_words[];

@@ -229,6 +229,15 @@ static const struct option_row flags[] = {
 		.argument = "N",
 		NUMBER(job.nr_redundant, 0, 1u << 16),
 		.help = "redundant experts (default #)"},
+	{.name = "replica-choice",
+		.argument = "C",
+		WORD(job.config.replicas, replicas_words),
+		.help = "auto (default), in-turn, least-loaded"},
+	{.name = "moves",
+		.argument = "N",
+		NUMBER(job.place_in, 0, 1u << 20),
+		.help = "experts move every N rounds, in the dispatch's time; on CPUs (default 0: "
+			"never)"},
 	{.name = "replica-ranks",
 		.argument = "N",
 		NUMBER(job.config.replica_ranks, 1, 4096),
@@ -379,6 +388,8 @@ static int check(struct bench_args *args)
 		return args_wrong(args, config->device == TERN_DEVICE_CUDA
 						? "--device cuda is compared with nccl alone"
 						: "--against nccl needs --device cuda");
+	if (args->job.place_in && (args->against || config->device == TERN_DEVICE_CUDA))
+		return args_wrong(args, "--moves goes with neither --against nor --device cuda");
 	if (args->overlap.nr && config->device != TERN_DEVICE_CUDA)
 		return args_wrong(args, "--overlap needs --device cuda");
 	if (args->overlap.nr > ARGS_MAX_OVERLAP)

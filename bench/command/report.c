@@ -492,6 +492,8 @@ static void put_settings(struct json *json, const struct report *report)
 	key_number(json, "sms", args->nr_sms);
 	key_bool(json, "warm", args->warm);
 	key_number(json, "replicas", job->nr_redundant);
+	key_number(json, "replica_choice", job->config.replicas);
+	key_number(json, "moves", job->place_in);
 	key_number(json, "replica_ranks", job->config.replica_ranks);
 	key_bool(json, "spread", job->spread);
 	key_bool(json, "no_weights", job->no_weights);

@@ -109,6 +109,7 @@ static void unmap_all(struct rounds *rounds)
 		unmap(rounds->sets[i].weights, sizes.weights);
 		unmap(rounds->sets[i].y, sizes.y);
 		unmap(rounds->sets[i].out, sizes.out);
+		free(rounds->sets[i].logical);
 	}
 }
 
@@ -210,6 +211,37 @@ static void widen(void *ids, size_t nr)
 	}
 }
 
+/* Experts go where that round wants them. */
+static int place(struct rounds *rounds, uint64_t round, const int32_t *logical)
+{
+	uint32_t version = job_version(rounds->job, round);
+	int rc;
+
+	if (version == rounds->version)
+		return 0;
+	rc = tern_moe_place(rounds->moe, version, logical, job_nr_physical(rounds->job));
+	rounds->version = rc ? rounds->version : version;
+	return rc;
+}
+
+static int32_t *make_tables(const struct rounds *rounds, uint64_t round)
+{
+	int32_t *logical = calloc(job_nr_physical(rounds->job), sizeof(*logical));
+
+	if (logical)
+		job_place(rounds->job, job_version(rounds->job, round), logical);
+	return logical;
+}
+
+static int place_verified(struct rounds *rounds, uint64_t round)
+{
+	int32_t *logical = make_tables(rounds, round);
+	int rc = logical ? place(rounds, round, logical) : TERN_ERR_NOMEM;
+
+	free(logical);
+	return rc;
+}
+
 static int send_tokens(struct rounds *rounds, uint32_t slot, uint64_t round)
 {
 	const struct job *job = rounds->job;
@@ -231,8 +263,10 @@ static int send_tokens(struct rounds *rounds, uint32_t slot, uint64_t round)
 		.topk_weights = job->no_weights ? NULL : rounds->weights,
 	};
 	size_t routes = (size_t)args.nr_tokens * job->config.topk;
-	int rc;
+	int rc = place_verified(rounds, round);
 
+	if (rc)
+		return rc;
 	job_x(job, round, rounds->rank, rounds->x, x_stride, scaled ? rounds->scales : NULL,
 		scales_stride);
 	job_routes(job, round, rounds->rank, rounds->ids, rounds->weights);
@@ -379,7 +413,8 @@ static int prepare_set(struct rounds *rounds, struct round_set *set)
 	set->weights = map(sizes.weights);
 	set->y = map(sizes.y);
 	set->out = map(sizes.out);
-	if (!set->ids || !set->weights || !set->y || !set->out)
+	set->logical = make_tables(rounds, set->round);
+	if (!set->ids || !set->weights || !set->y || !set->out || !set->logical)
 		return TERN_ERR_NOMEM;
 	job_routes(job, set->round, rounds->rank, set->ids, set->weights);
 	set_round(rounds, set->round);
@@ -435,8 +470,9 @@ int rounds_dispatch(struct rounds *rounds, uint32_t i)
 		.topk_weights = job->no_weights ? NULL : set->weights,
 	};
 	struct tern_received received = {.size = sizeof(received)};
+	int rc = place(rounds, set->round, set->logical);
 
-	return tern_dispatch(rounds->moe, &dispatch, &received);
+	return rc ? rc : tern_dispatch(rounds->moe, &dispatch, &received);
 }
 
 int rounds_combine(struct rounds *rounds, uint32_t i)

@@ -18,7 +18,8 @@ struct round_set {
 	float *weights;
 	void *y;
 	void *out;
-	bool timed; /* out holds results */
+	int32_t *logical; /* where its experts are */
+	bool timed;       /* out holds results */
 };
 
 struct rounds {
@@ -28,6 +29,7 @@ struct rounds {
 	struct reference *reference;
 	const struct job *job;
 	uint32_t rank;
+	uint32_t version; /* of the placement */
 	uint32_t nr_sets;
 	/* Buffers for the worst case; the kernel gives memory only for what is touched. */
 	uint64_t positions; /* most row positions received */

@@ -33,7 +33,7 @@ good() {
 
 "$TERN" bench --help >"$DIR/out" 2>"$DIR/err" || complain "--help"
 for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce sweep threads \
-	weights align capacity slots replicas replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify \
+	weights align capacity slots replicas replica-choice moves replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify \
 	only-verify against json progress quiet help; do
 	grep -q -e "--$flag" "$DIR/out" || complain "--help does not tell of --$flag"
 done
@@ -85,6 +85,7 @@ grep -q ", 0 wrong values" "$DIR/out" || complain "no summary"
 good --ranks 2 $SMALL --verify --mode all --dtype all --layout all --reduce all --slots 2 --input exact
 good --ranks 3 $SMALL --only-verify --mode all --dtype fp8 --scale ue8m0 --x-dtype fp16 --layout all --uneven --drop 0.3 --align 4
 good --ranks 3 $SMALL --only-verify --mode all --dtype fp8 --x-dtype fp8 --layout all --replicas 5 --spread --input special
+good --ranks 3 $SMALL --verify --mode all --dtype bf16 --layout all --replicas 5 --moves 2 --slots 2 --replica-choice in-turn
 good --ranks 4 $SMALL --only-verify --mode all --dtype bf16 --layout all --reduce all --replica-ranks 2 --routing grouped
 good --ranks 4 $SMALL --only-verify --mode all --dtype fp32 --layout all --routing one --no-weights --max-tokens 40
 good --ranks 2 --preset all --tokens 3 --iters 2 --only-verify --routing zipf:1.2
