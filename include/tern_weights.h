@@ -19,7 +19,8 @@
  *             something, in tern_weights_poll or tern_weights_wait. One call handles one page.
  * Sources.    In this order: this rank itself, the rank of tern_copy.from, every other rank that
  *             lives, `load`. One that dies, is silent, has not got it, or sends wrong bytes is
- *             passed over, and the next goes on where it ended.
+ *             passed over, and the next goes on where it ended. Each is asked once: so ranks
+ *             meet after tern_weights_hold, before others ask for what they hold.
  * Whole.      Pages arrive in memory of the library's own, are copied into the place by this rank
  *             and summed there. A place holds an expert when all its pages are there and the sum of
  *             all is the one that was made where the expert was put by tern_weights_hold. Nobody

@@ -426,6 +426,10 @@ static int check_create(
 		return fail(TERN_ERR_INVALID, "engine, config or store is NULL");
 	if (!engine->setup.group)
 		return fail(TERN_ERR_INVALID, "the engine belongs to no group");
+	if (engine->config.message_bytes < sizeof(struct store_message))
+		return fail(TERN_ERR_INVALID,
+			"the engine's message_bytes is %u; a store of weights takes %zu",
+			engine->config.message_bytes, sizeof(struct store_message));
 	if (engine->setup.group->view)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"a store of weights in a group that has lost members (view %llu)",
