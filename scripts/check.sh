@@ -258,7 +258,7 @@ mixed_networks() {
 over_engine() {
 	local name
 
-	for name in shapes flow waits random figures lifetime; do
+	for name in shapes flow waits random figures lifetime place; do
 		test "over-engine/test_$name" 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=16 "$BUILD/tests/exchange/test_$name"
 	done
 	test over-engine/test_faults 240 env TERN_FORCE_ENGINE=1 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=16 "$BUILD/tests/faults/test_faults"
@@ -266,6 +266,7 @@ over_engine() {
 	test between-nodes/test_random 240 env TERN_TEST_NODES=2 TERN_TRANSPORT=ofi TERN_TEST_DIVISOR=16 "$BUILD/tests/exchange/test_random"
 	test between-nodes/test_random_uneven 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_random"
 	test between-nodes/test_plans 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_plans"
+	test between-nodes/test_place 240 env TERN_TEST_NODES=aabc TERN_CHUNK_BYTES=1 TERN_CHUNKS=2 TERN_TRANSPORT=shm TERN_TEST_DIVISOR=4 "$BUILD/tests/exchange/test_place"
 	test between-nodes/test_chunks 240 env TERN_TRANSPORT=shm TERN_TEST_DIVISOR=16 "$BUILD/tests/exchange/test_chunks"
 	test between-nodes/bench 120 "$BUILD/tern" bench --nodes 2 --ranks 4 --preset all --tokens 5 --mode ll,ht --dtype fp8,bf16 --only-verify --iters 3
 	test between-nodes/generate 120 "$BUILD/tern" run -n 4 --nodes 2 -- "$BUILD/generate" -n 24

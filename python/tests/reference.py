@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
-from tern_ep import Config, Dtype, Layout, Reduce, Replicas, Scale, Weights
+from tern_ep import Config, Device, Dtype, Layout, Reduce, Replicas, Scale, Weights
 
 # ---- element types -------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class World:
                     continue
                 first = (source + token) % len(replicas)
                 order = [p for p in replicas if self.rank_of[p] == source][:1] + replicas[first:] + replicas[:first]
-                if self.config.replicas == Replicas.IN_TURN:
+                if self.config.replicas == Replicas.IN_TURN or self.config.device == Device.CUDA:
                     order = order[:1]
                 chosen[token, k] = min(order, key=lambda p: sent[self.rank_of[p]])
                 sent[self.rank_of[chosen[token, k]]] += 1

@@ -321,6 +321,9 @@ static void settings_and_questions(struct calls *c)
 	tern_moe *moe = c->rounds.moe;
 	enum state here = c->state;
 
+	if (tern_moe_place(moe, 1, NULL, 0) != TERN_ERR_UNSUPPORTED ||
+		!strstr(tern_last_error(), "on devices experts stay"))
+		rank_fails(c->rank, "tern_moe_place: %s", tern_last_error());
 	refused(c, here, tern_moe_set_stream(moe, 1, NULL), "tern_moe_set_stream", "slot",
 		"slot is 1");
 	refused(c, here, tern_moe_set_stream(NULL, 0, NULL), "tern_moe_set_stream", "no moe",
@@ -515,6 +518,10 @@ static void wrong_exchanges(struct rank *rank)
 		{"caller_output",
 			{"caller's output", FIELD(tern_moe_config, caller_output), SET, 1, NULL},
 			TERN_HIGH_THROUGHPUT, TERN_ERR_INVALID},
+		{"kernels choose them in turn",
+			{"least loaded", FIELD(tern_moe_config, replicas), SET,
+				TERN_REPLICAS_LEAST_LOADED, NULL},
+			TERN_LOW_LATENCY, TERN_ERR_UNSUPPORTED},
 		{"65537 tokens",
 			{"many tokens", FIELD(tern_moe_config, max_tokens), SET, 65537, NULL},
 			TERN_LOW_LATENCY, TERN_ERR_UNSUPPORTED},

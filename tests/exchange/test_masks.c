@@ -111,6 +111,19 @@ static int expired(struct worker *w, bool *just_masked)
 	return rc;
 }
 
+/* To other places of the same ranks. */
+static int move_experts(struct worker *w)
+{
+	int32_t logical[2 * EXPERTS];
+	uint32_t nr = EXPERTS * w->scene->nr_copies;
+
+	for (uint32_t p = 0; p < nr; p++)
+		logical[p] = (int32_t)((p + RANKS * w->number) % EXPERTS);
+	return tern_moe_place(w->moe, (uint32_t)w->number, logical, nr)
+		       ? rank_fails(w->rank, "%s", tern_last_error())
+		       : 0;
+}
+
 static int make_round(struct worker *w)
 {
 	struct tern_dispatch dispatch = {
@@ -121,6 +134,8 @@ static int make_round(struct worker *w)
 	int rc;
 
 	draw_inputs(w);
+	if (w->number % 3 == 2 && move_experts(w))
+		return -1;
 	while ((rc = tern_dispatch(w->moe, &dispatch, &received)) == TERN_ERR_TIMEOUT)
 		if (expired(w, &just_masked))
 			return -1;
