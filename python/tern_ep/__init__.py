@@ -45,6 +45,7 @@ from .exchange import Exchange, Memory, Stats
 from .group import Change, Group, Path, Threads, View, run_threads
 from .plan import Plan
 from .received import Received, Wanted
+from .weights import Move, Progress, WeightStats, WeightStore
 
 __all__ = [
     "Array",
@@ -70,6 +71,7 @@ __all__ = [
     "Memory",
     "MismatchError",
     "Mode",
+    "Move",
     "NoMemoryError",
     "Operation",
     "Path",
@@ -80,6 +82,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Planned",
+    "Progress",
     "ProtocolError",
     "QuorumError",
     "Received",
@@ -98,6 +101,8 @@ __all__ = [
     "Wanted",
     "View",
     "Weights",
+    "WeightStats",
+    "WeightStore",
     "__version__",
     "empty",
     "run_threads",

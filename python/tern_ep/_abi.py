@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""include/tern.h, include/tern_engine.h and include/tern_balance.h, as ctypes sees them. Names are those of C, so that one search finds both sides.
+"""include/tern.h, tern_engine.h, tern_balance.h and tern_weights.h, as ctypes sees them. Names are those of C, so that one search finds both sides.
 
 Nothing here is decided in Python: tests/test_abi.py compiles the header and compares every struct, field, enumerator and
 function with this file, and fails when one of them differs.
@@ -28,9 +28,11 @@ from typing import Any, Dict, List, Tuple
 
 TERN_MAX_TOPK = 32
 TERN_MAX_NICS = 4
+TERN_WEIGHTS_MAX_PARTS = 16
 
 tern_allgather_fn = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t)
 tern_close_fn = CFUNCTYPE(None, c_void_p)
+tern_load_fn = CFUNCTYPE(c_int, c_void_p, c_uint32, c_int32, c_uint64, c_void_p, c_uint64)
 
 
 class tern_boot(Structure):
@@ -436,6 +438,58 @@ class tern_balance_result(Structure):
     ]
 
 
+class tern_weights_part(Structure):
+    _fields_ = [
+        ("base", c_void_p),
+        ("bytes", c_uint64),
+        ("stride", c_uint64),
+    ]
+
+
+class tern_weights_config(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("nr_layers", c_uint32),
+        ("nr_experts", c_uint32),
+        ("nr_physical", c_uint32),
+        ("nr_parts", c_uint32),
+        ("rank", POINTER(c_int32)),
+        ("parts", POINTER(tern_weights_part)),
+        ("nr_backups", c_uint32),
+        ("page_bytes", c_uint32),
+        ("window", c_uint32),
+        ("silence_ms", c_uint32),
+        ("rate", c_uint64),
+        ("load", tern_load_fn),
+        ("load_ctx", c_void_p),
+    ]
+
+
+class tern_weights_progress(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("nr_copies", c_uint32),
+        ("nr_whole", c_uint32),
+        ("nr_failed", c_uint32),
+        ("reserved", c_uint32),
+        ("bytes_left", c_uint64),
+    ]
+
+
+class tern_weights_stats(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("copies", c_uint64),
+        ("failed", c_uint64),
+        ("pages", c_uint64),
+        ("bytes", c_uint64),
+        ("pages_wrong", c_uint64),
+        ("pages_given", c_uint64),
+        ("sources_left", c_uint64),
+        ("pages_loaded", c_uint64),
+    ]
+
+
 STRUCTS: List[Any] = [
     tern_boot,
     tern_group_config,
@@ -464,6 +518,10 @@ STRUCTS: List[Any] = [
     tern_copy,
     tern_balance_input,
     tern_balance_result,
+    tern_weights_part,
+    tern_weights_config,
+    tern_weights_progress,
+    tern_weights_stats,
 ]
 
 # Enumerators by enum, as in C. The public enums are made from these.
@@ -596,6 +654,16 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_balance_create": (c_int, [POINTER(tern_balance_config), _out]),
     "tern_balance_destroy": (c_int, [c_void_p]),
     "tern_balance_plan": (c_int, [c_void_p, POINTER(tern_balance_input), POINTER(c_int32), POINTER(tern_copy), POINTER(tern_balance_result)]),
+    "tern_weights_create": (c_int, [_engine, POINTER(tern_weights_config), _out]),
+    "tern_weights_destroy": (c_int, [c_void_p]),
+    "tern_weights_hold": (c_int, [c_void_p, c_uint32, c_uint32, c_int32]),
+    "tern_weights_held": (c_int, [c_void_p, c_uint32, POINTER(c_int32)]),
+    "tern_weights_use": (c_int, [c_void_p, c_uint32, POINTER(c_int32)]),
+    "tern_weights_move": (c_int, [c_void_p, c_uint32, POINTER(tern_copy), c_uint32, POINTER(c_uint64)]),
+    "tern_weights_backup": (c_int, [c_void_p, c_uint32, POINTER(c_int32), POINTER(c_uint8), POINTER(c_uint64)]),
+    "tern_weights_poll": (c_int, [c_void_p, c_uint64, POINTER(tern_weights_progress)]),
+    "tern_weights_wait": (c_int, [c_void_p, c_uint64, c_int, POINTER(tern_weights_progress)]),
+    "tern_weights_stats": (c_int, [c_void_p, POINTER(tern_weights_stats)]),
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 import tern_ep
 from tern_ep import _abi, arrays, errors
 
-HEADERS = [Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / name for name in ("tern.h", "tern_engine.h", "tern_balance.h")]
+HEADERS = [Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / name for name in ("tern.h", "tern_engine.h", "tern_balance.h", "tern_weights.h")]
 if not HEADERS[0].exists():
     pytest.skip("tern.h is not here; set TERN_INCLUDE", allow_module_level=True)
 
@@ -74,7 +74,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, int]:
     for name in [e for names in enums().values() for e in names] + constants():
         lines.append(f'\tprintf("{name} %d\\n", (int){name});')
     room = tmp_path_factory.mktemp("abi")
-    (room / "abi.c").write_text('#include "tern_balance.h"\n#include "tern_engine.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
+    (room / "abi.c").write_text('#include "tern_weights.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
     subprocess.run([compiler, "-I", str(HEADERS[0].parent), "-o", str(room / "abi"), str(room / "abi.c")], check=True)
     said = subprocess.run([str(room / "abi")], check=True, capture_output=True, text=True).stdout
     return {name: int(value) for name, value in (line.rsplit(" ", 1) for line in said.splitlines())}
@@ -128,7 +128,7 @@ def test_public_enums() -> None:
     assert sorted(errors.CLASSES) == sorted(v for v in _abi.ENUMS["tern_error"].values() if v)
 
 
-C_TYPES = {"enum tern_signal_policy": ctypes.c_int, "uint64_t": ctypes.c_uint64, "tern_op": ctypes.c_uint64, "int": ctypes.c_int, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t}
+C_TYPES = {"enum tern_signal_policy": ctypes.c_int, "uint64_t": ctypes.c_uint64, "tern_op": ctypes.c_uint64, "int": ctypes.c_int, "uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "size_t": ctypes.c_size_t}
 
 
 def test_functions() -> None:
@@ -149,7 +149,8 @@ def test_constants(told: Dict[str, int]) -> None:
     version = ".".join(str(told[f"TERN_VERSION_{part}"]) for part in ("MAJOR", "MINOR", "PATCH"))
     assert tern_ep.__version__ == version
     assert _abi.TERN_MAX_NICS == told["TERN_MAX_NICS"]
-    assert sorted(constants()) == ["TERN_MAX_NICS", "TERN_MAX_TOPK", "TERN_VERSION_MAJOR", "TERN_VERSION_MINOR", "TERN_VERSION_PATCH"]
+    assert _abi.TERN_WEIGHTS_MAX_PARTS == told["TERN_WEIGHTS_MAX_PARTS"]
+    assert sorted(constants()) == ["TERN_MAX_NICS", "TERN_MAX_TOPK", "TERN_VERSION_MAJOR", "TERN_VERSION_MINOR", "TERN_VERSION_PATCH", "TERN_WEIGHTS_MAX_PARTS"]
 
 
 def test_defaults_are_the_librarys() -> None:

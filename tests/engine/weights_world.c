@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/patience.h"
+#include "engine/engine.h"
 #include "soak/fleet.h"
 #include "tern_weights.h"
 #include "testkit/random.h"
@@ -173,6 +175,16 @@ static void add_up(struct actor *a)
 	a->world->nr_left += stats.sources_left;
 }
 
+/* Of a rank that has died nobody steps the engine any more, and its writes end with their time. */
+static void close_store(struct actor *a)
+{
+	for (int i = 0; i < 1000 && tern_weights_destroy(a->store); i++) {
+		if (!fleet_is_buried(a->fleet, a->rank))
+			fails(a, "destroy: %s", tern_last_error());
+		engine_step(a->engine, engine_now(a->engine));
+	}
+}
+
 static void act(struct fleet *fleet, uint32_t rank, void *ctx)
 {
 	const struct play *play = ctx;
@@ -203,7 +215,7 @@ static void act(struct fleet *fleet, uint32_t rank, void *ctx)
 		add_up(a);
 		fleet_pause(fleet, rank, 500 * MS); /* others may still ask */
 	}
-	tern_weights_destroy(a->store);
+	close_store(a);
 	tern_engine_destroy(a->engine);
 	tern_group_destroy(group);
 	free(a);

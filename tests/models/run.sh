@@ -182,6 +182,14 @@ for broken in OLD_EPOCHS ONE_MORE COUNT_TWICE NO_STOP; do
 done
 expect hangs replay -DBREAK_NO_SERVICE
 
+# weights that move while sources are passed over, wake and die
+expect holds weights
+expect_large holds weights -DPASSES=5
+for broken in NO_SUM OLD_ANSWERS SUM_THE_SLOT WRITE_THE_PLACE; do
+	expect asserts weights -DBREAK_$broken
+done
+expect hangs weights -DBREAK_WAIT_FOR_EVER
+
 # work on rows by several threads
 expect holds row_work
 expect_large holds row_work -DOPS=4
