@@ -308,7 +308,7 @@ stage_torch() {
 stage_thread() {
 	local wanted
 
-	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' unit/test_boot unit/test_ring 'unit/test_engine_[!fm]*' unit/test_device_ring device/test_device)
+	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' unit/test_boot unit/test_ring 'unit/test_engine_[!fm]*' unit/test_device_ring unit/test_weights device/test_device)
 	build thread "${THREAD[@]}" "${wanted[@]}" \
 		"$BUILD/thread/tests/transport/test_transport" "$BUILD/thread/emulated/libtern_cuda.so" "$BUILD/thread/emulated/libtern_bench_cuda.so"
 	# Of the shapes those with other ranks, experts or tokens: bytes of rows pass between ranks alike in all.
@@ -319,6 +319,7 @@ stage_thread() {
 	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_[!fmt]*' env TERN_TEST_DIVISOR=64 TSAN_OPTIONS=halt_on_error=1
+	test thread/unit/test_weights 300 env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_weights"
 	# Over libfabric ThreadSanitizer follows its memsets of 17 MB, up to a minute of them.
 	test thread/unit/test_engine_threads 300 env TERN_TEST_DIVISOR=64 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_threads" '*many*'
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.

@@ -33,6 +33,7 @@ struct store_test {
 	uint8_t *memory; /* [LAYERS][PARTS][3][STRIDE] */
 	int32_t at[PLACES];
 	uint32_t nr_loads;
+	uint32_t apart; /* places of a rank; 0: three */
 };
 
 /* ---- what weights are ------------------------------------------------------------------------ */
@@ -49,7 +50,7 @@ static void draw_part(uint32_t layer, int32_t expert, uint32_t part, uint8_t *to
 
 static uint8_t *part_at(const struct store_test *t, uint32_t layer, uint32_t place, uint32_t part)
 {
-	return (uint8_t *)t->parts[layer][part].base + (place % 3) * STRIDE;
+	return (uint8_t *)t->parts[layer][part].base + place % (t->apart ? t->apart : 3) * STRIDE;
 }
 
 static void put(struct store_test *t, uint32_t layer, uint32_t place, int32_t expert)
@@ -571,6 +572,263 @@ static void lent(void **state)
 	run(lent_out);
 }
 
+/* ---- a peer that says anything --------------------------------------------------------------- */
+
+static uint32_t near(uint64_t *random, uint32_t most)
+{
+	return random_below(random, 20) ? (uint32_t)random_below(random, most)
+					: (uint32_t)random_next(random);
+}
+
+static void babble(struct store_test *t, int nr)
+{
+	uint64_t random = 12345;
+
+	for (int i = 0; i < nr; i++) {
+		struct store_message m = {.generation = random_below(&random, 50) ? 1 : 0,
+			.kind = (uint16_t)near(&random, 5),
+			.status = (uint16_t)near(&random, 5),
+			.slot = near(&random, 5),
+			.number = near(&random, 40),
+			.layer = near(&random, 3),
+			.page = near(&random, 12),
+			.expert = (int32_t)near(&random, 9),
+			.sum = random_next(&random),
+			.whole = random_next(&random),
+			.busy_ns = random_next(&random)};
+		const struct tern_send send = {.size = sizeof(send),
+			.peer = (uint32_t)random_below(&random, RANKS - 1),
+			.data = &m,
+			.bytes = random_below(&random, 30) ? (uint32_t)sizeof(m)
+							   : near(&random, sizeof(m))};
+
+		/* Of a length that an engine takes. */
+		if (send.bytes <= 256 && tern_engine_send(t->engine, &send, NULL))
+			rank_fails(t->rank, "send: %s", tern_last_error());
+	}
+}
+
+/* What it has asked for keeps places from being filled, until it says that it has ended. */
+static void say_the_end(struct store_test *t)
+{
+	for (uint32_t i = 0; i < (RANKS - 1) * LAYERS * EXPERTS; i++) {
+		const struct store_message m = {.generation = 1,
+			.kind = STORE_END,
+			.layer = i / EXPERTS % LAYERS,
+			.expert = (int32_t)(i % EXPERTS)};
+		const struct tern_send send = {.size = sizeof(send),
+			.peer = i / EXPERTS / LAYERS,
+			.data = &m,
+			.bytes = sizeof(m)};
+
+		if (tern_engine_send(t->engine, &send, NULL))
+			rank_fails(t->rank, "send: %s", tern_last_error());
+	}
+}
+
+/* The last rank tells the others whatever comes to its mind, while they copy from each other. */
+static void beside_babble(struct rank *rank)
+{
+	struct store_test t;
+	uint64_t ticket;
+	int rc;
+
+	if (store_open(&t, rank, NULL))
+		return;
+	if (rank->rank == RANKS - 1)
+		babble(&t, scaled(20000));
+	if (rank->rank == RANKS - 1)
+		say_the_end(&t);
+	for (int i = 0; i < 20 && rank->rank < RANKS - 1; i++) {
+		const struct tern_copy copy = {.expert = (rank->rank + 1) % 3 * 2 + i % 2,
+			.from = (rank->rank + 1) % 3 * 3 + i % 2,
+			.to = rank->rank * 3 + 2};
+
+		must(&t, tern_weights_move(t.store, i / 2 % LAYERS, &copy, 1, &ticket), "move");
+		must(&t, tern_weights_wait(t.store, ticket, WAIT, NULL), "wait");
+		check(&t, i / 2 % LAYERS, (uint32_t)rank->rank * 3 + 2, copy.expert);
+		while ((rc = tern_weights_hold(t.store, i / 2 % LAYERS,
+				(uint32_t)rank->rank * 3 + 2, -1)) == TERN_ERR_STATE)
+			tern_weights_poll(t.store, 0, NULL);
+		must(&t, rc, "hold");
+	}
+	for (uint32_t p = 0; p < 2; p++)
+		for (uint32_t l = 0; l < LAYERS; l++)
+			check(&t, l, (uint32_t)rank->rank * 3 + p, rank->rank * 2 + (int32_t)p);
+	store_close(&t);
+}
+
+static void hostile_peer(void **state)
+{
+	(void)state;
+	run(beside_babble);
+}
+
+/* ---- any calls ------------------------------------------------------------------------------- */
+
+#define LONE 5 /* places of one rank alone */
+
+/* What the contract says of a store of one layer on one rank, whose moves are waited for. */
+struct model {
+	int32_t holds[LONE];
+	bool named[LONE];
+};
+
+static int32_t odd(uint64_t *random, int32_t most)
+{
+	static const int32_t values[] = {-1, -2, INT32_MAX, INT32_MIN, 5, 8};
+
+	return random_below(random, 12) ? (int32_t)random_below(random, (uint64_t)most)
+					: values[random_below(random, 6)];
+}
+
+static int due_hold(const struct model *m, int32_t place, int32_t expert)
+{
+	if (place < 0 || place >= LONE || expert < -1 || expert >= (int32_t)EXPERTS)
+		return TERN_ERR_INVALID;
+	return m->named[place] ? TERN_ERR_STATE : 0;
+}
+
+static int due_use(const struct model *m, const int32_t *logical)
+{
+	for (int p = 0; p < LONE; p++) {
+		if (logical[p] < -1 || logical[p] >= (int32_t)EXPERTS)
+			return TERN_ERR_INVALID;
+		if (logical[p] >= 0 && m->holds[p] != logical[p])
+			return TERN_ERR_STATE;
+	}
+	return 0;
+}
+
+static int due_move(const struct model *m, const struct tern_copy *copies, uint32_t nr)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < nr; i++)
+		if (copies[i].expert < 0 || copies[i].expert >= (int32_t)EXPERTS ||
+			copies[i].to < 0 || copies[i].to >= LONE || copies[i].from < -1 ||
+			copies[i].from >= LONE)
+			return TERN_ERR_INVALID;
+	for (uint32_t i = 0; i < nr; i++)
+		for (uint32_t j = 0; j < nr; j++)
+			if (copies[i].to == copies[j].from ||
+				(i != j && copies[i].to == copies[j].to))
+				return TERN_ERR_INVALID;
+	for (uint32_t i = 0; i < nr; i++)
+		rc = m->named[copies[i].to] ? TERN_ERR_STATE : rc;
+	return rc;
+}
+
+/* All targets are emptied first; a place that is being filled is nobody's source. */
+static int model_move(struct model *m, const struct tern_copy *copies, uint32_t nr)
+{
+	int32_t before[LONE];
+	int rc = 0;
+
+	for (uint32_t i = 0; i < nr; i++)
+		m->holds[copies[i].to] = -1;
+	memcpy(before, m->holds, sizeof(before));
+	for (uint32_t i = 0; i < nr; i++) {
+		bool found = false;
+
+		for (int p = 0; p < LONE; p++)
+			found = found || before[p] == copies[i].expert;
+		m->holds[copies[i].to] = found ? copies[i].expert : -1;
+		rc = found || rc ? rc : TERN_ERR_LOST_EXPERTS;
+	}
+	return rc;
+}
+
+static void one_call(struct store_test *t, struct model *m, uint64_t *random)
+{
+	int32_t logical[LONE], held[LONE], place = odd(random, LONE), expert = odd(random, 8);
+	struct tern_copy copies[3];
+	uint32_t nr = (uint32_t)random_below(random, 4);
+	uint64_t ticket;
+	int due;
+
+	switch (random_below(random, 4)) {
+	case 0:
+		due = due_hold(m, place, expert);
+		if (!due && expert >= 0)
+			put(t, 0, (uint32_t)place, expert);
+		expect(t, tern_weights_hold(t->store, 0, (uint32_t)place, expert), due, "hold",
+			NULL);
+		if (!due)
+			m->holds[place] = expert;
+		break;
+	case 1:
+		for (int p = 0; p < LONE; p++)
+			logical[p] = random_below(random, 8) ? m->holds[p] : odd(random, 8);
+		if (random_below(random, 4))
+			logical[random_below(random, LONE)] = -1;
+		due = due_use(m, logical);
+		expect(t, tern_weights_use(t->store, 0, logical), due, "use", NULL);
+		for (int p = 0; p < LONE && !due; p++)
+			m->named[p] = logical[p] >= 0;
+		break;
+	case 2:
+		expect(t, tern_weights_use(t->store, 0, NULL), 0, "use nothing", NULL);
+		memset(m->named, 0, sizeof(m->named));
+		break;
+	default:
+		for (uint32_t i = 0; i < nr; i++)
+			copies[i] = (struct tern_copy){
+				odd(random, 8), odd(random, LONE), odd(random, LONE)};
+		due = due_move(m, copies, nr);
+		expect(t, tern_weights_move(t->store, 0, copies, nr, &ticket), due, "move", NULL);
+		if (!due)
+			expect(t, tern_weights_wait(t->store, ticket, WAIT, NULL),
+				model_move(m, copies, nr), "wait", NULL);
+	}
+	must(t, tern_weights_held(t->store, 0, held), "held");
+	for (uint32_t p = 0; p < LONE; p++) {
+		if (held[p] != m->holds[p])
+			rank_fails(
+				t->rank, "place %u holds %d and not %d", p, held[p], m->holds[p]);
+		if (held[p] >= 0)
+			check(t, 0, p, held[p]);
+	}
+}
+
+static void alone(struct rank *rank)
+{
+	struct store_test t = {.rank = rank, .memory = calloc(PARTS * LONE, STRIDE)};
+	struct tern_weights_config config = {.size = sizeof(config),
+		.nr_layers = 2,
+		.nr_experts = EXPERTS,
+		.nr_physical = LONE,
+		.nr_parts = PARTS,
+		.page_bytes = 4096,
+		.parts = t.parts[0]};
+	struct model m = {.holds = {-1, -1, -1, -1, -1}};
+	struct tern_engine_config engine;
+	uint64_t random = 4;
+
+	for (uint32_t l = 0; l < 2; l++)
+		for (uint32_t k = 0; k < PARTS; k++)
+			t.parts[l][k] = (struct tern_weights_part){
+				t.memory + k * LONE * STRIDE, part_bytes[k], STRIDE};
+	t.apart = LONE;
+	tern_engine_config_init(&engine);
+	must(&t, tern_engine_create(rank->group, &engine, &t.engine), "engine");
+	must(&t, tern_weights_create(t.engine, &config, &t.store), "store");
+	for (int i = 0; i < scaled(4000) && !*rank->failure; i++)
+		one_call(&t, &m, &random);
+	must(&t, tern_weights_destroy(t.store), "destroy");
+	must(&t, tern_engine_destroy(t.engine), "engine");
+	free(t.memory);
+}
+
+static void any_calls(void **state)
+{
+	const char *failure = run_ranks(1, alone, NULL);
+
+	(void)state;
+	if (failure)
+		fail_msg("%s", failure);
+}
+
 /* ---- making one ------------------------------------------------------------------------------ */
 
 static void bad_settings(struct rank *rank)
@@ -700,6 +958,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(sums),
 		cmocka_unit_test(refusals),
 		cmocka_unit_test(lent),
+		cmocka_unit_test(hostile_peer),
+		cmocka_unit_test(any_calls),
 		cmocka_unit_test(creation),
 		cmocka_unit_test(rates),
 		cmocka_unit_test(rate_is_kept),
