@@ -24,7 +24,7 @@ int placement_init(struct placement *placement, const struct tern_placement *tab
 	uint32_t nr_experts, uint32_t nr_ranks);
 void placement_free(struct placement *placement);
 
-/* From here on the experts of ranks with alive[rank] 0 serve nobody. */
+/* From here on the experts of ranks with alive[rank] 0 serve nobody, and all others do. */
 void placement_leave_out(struct placement *placement, const uint8_t *alive);
 
 /* The physical expert that serves `logical` for a token of `source`: tern.h, tern_placement;

@@ -239,8 +239,8 @@ static bool are_ready(const struct agreement *a, const struct rank_set *stay)
 	for (uint32_t r = 0; r < a->nr_ranks && !is_broken(a, AGREEMENT_BREAK_UNREADY); r++) {
 		const struct agreement_record *theirs = record_of(a, r);
 
-		if (set_has(stay, r) && (theirs->newcomer != a->mine.newcomer ||
-						theirs->nonce != a->mine.nonce))
+		if (set_has(stay, r) &&
+			(theirs->newcomer != a->mine.newcomer || theirs->nonce != a->mine.nonce))
 			return false;
 	}
 	return a->mine.newcomer && !is_member(a, (uint32_t)a->mine.newcomer - 1);
@@ -344,8 +344,7 @@ static int look_for_entry(struct agreement *a)
 	for (uint32_t r = 0; r < a->nr_ranks; r++) {
 		const struct view *theirs = &record_of(a, r)->view;
 
-		if (r == a->rank || !a->heard[r].version ||
-			theirs->number <= a->mine.view.number)
+		if (r == a->rank || !a->heard[r].version || theirs->number <= a->mine.view.number)
 			continue;
 		if (!set_has(&theirs->alive, a->rank)) {
 			a->mine.view = *theirs;

@@ -44,13 +44,13 @@ struct agreement_record {
 	struct rank_set dead;     /* of these: known to have ended, and to store nothing any more */
 	struct rank_set expelled; /* of these: somebody has asked for it */
 	uint64_t stopped;         /* 1: in this view it stores nothing for others any more */
-	uint64_t newcomer;        /* + 1: a rank that is no member and for which all is prepared here;
-				     0: none. Fixed from when it has stopped */
-	uint64_t nonce;           /* of that one: several may have come in its place */
-	uint64_t gathering;       /* the last that it has begun */
-	uint64_t promised;        /* 0: nothing */
-	uint64_t ballot;          /* of `commit`; 0: there is none */
-	struct view commit;       /* to be the next view */
+	uint64_t newcomer;  /* + 1: a rank that is no member and for which all is prepared here;
+			       0: none. Fixed from when it has stopped */
+	uint64_t nonce;     /* of that one: several may have come in its place */
+	uint64_t gathering; /* the last that it has begun */
+	uint64_t promised;  /* 0: nothing */
+	uint64_t ballot;    /* of `commit`; 0: there is none */
+	struct view commit; /* to be the next view */
 };
 
 enum agreement_news {

@@ -48,6 +48,7 @@ int local_listen(struct fd_passing_address *address, int *listener)
 		return 0;
 	rc = fail_errno("binding a Unix socket");
 	close(*listener);
+	*listener = -1;
 	return rc;
 }
 

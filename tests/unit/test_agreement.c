@@ -250,7 +250,8 @@ static void vacate(struct world *w, uint32_t nr_ranks)
 static struct search search_with(
 	uint32_t nr_ranks, uint32_t nr_deaths, uint32_t nr_doubts, uint32_t broken, bool joins)
 {
-	struct search s = {.nr_ranks = nr_ranks, .broken = broken, .joins = joins, .room = 1u << 22};
+	struct search s = {
+		.nr_ranks = nr_ranks, .broken = broken, .joins = joins, .room = 1u << 22};
 	struct world *w = calloc(1, sizeof(*w));
 
 	s.seen = calloc(s.room, sizeof(*s.seen));
