@@ -139,17 +139,6 @@ TERN_API int tern_threads_create(int nr_ranks, int wait_ms, struct tern_threads 
 TERN_API int tern_threads_boot(struct tern_threads *threads, int rank, struct tern_boot *boot);
 TERN_API void tern_threads_destroy(struct tern_threads *threads);
 
-/* ---- group ----------------------------------------------------------------------------------- */
-
-typedef struct tern_group tern_group;
-
-enum tern_path {
-	TERN_PATH_SELF = 0,   /* this rank */
-	TERN_PATH_MAPPED = 1, /* the peer's window is in this address space */
-	TERN_PATH_NONE = 2,   /* no way to reach it: exchanges over it are refused */
-	TERN_PATH_ENGINE = 3  /* the transfer engine writes into its window: tern_engine.h */
-};
-
 /* A place that the processes of a group reach, and those that come later: byte strings by name. A
  * program that has been started anew finds there whom to ask. Called by tern_group_create,
  * tern_group_join and the tern_group_view_change that ends it, on the calling thread; each call
@@ -161,6 +150,24 @@ struct tern_rendezvous {
 	 * that name; anything else is an error. */
 	int (*get)(void *ctx, const char *key, void *value, size_t *bytes, int wait_ms);
 	void *ctx; /* lives as long as the group */
+};
+
+/* The one that `tern run` keeps for its ranks; TERN_ERR_UNSUPPORTED elsewhere. */
+TERN_API int tern_rendezvous_env(struct tern_rendezvous *rendezvous);
+
+/* How often this rank was started anew by `tern run --restart`: one that was calls tern_group_join.
+ * 0: never; or a negative code. */
+TERN_API int tern_boot_restarts(void);
+
+/* ---- group ----------------------------------------------------------------------------------- */
+
+typedef struct tern_group tern_group;
+
+enum tern_path {
+	TERN_PATH_SELF = 0,   /* this rank */
+	TERN_PATH_MAPPED = 1, /* the peer's window is in this address space */
+	TERN_PATH_NONE = 2,   /* no way to reach it: exchanges over it are refused */
+	TERN_PATH_ENGINE = 3  /* the transfer engine writes into its window: tern_engine.h */
 };
 
 struct tern_group_config {
