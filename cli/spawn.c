@@ -59,8 +59,7 @@ static void set_number(const char *name, int value)
 	setenv(name, text, 1);
 }
 
-static void set_environment(
-	const struct launch_options *options, int rank, int restarts, int fd)
+static void set_environment(const struct launch_options *options, int rank, int restarts, int fd)
 {
 	for (int i = 0; i < options->nr_env; i++)
 		putenv(options->env[i]);

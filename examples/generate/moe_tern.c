@@ -195,12 +195,21 @@ int moe_tern_create(
 	}
 	made->view.size = sizeof(made->view);
 	if (list_experts(made, fault) ||
-		(made->elastic && tern_group_view_change(made->group, &made->view))) {
+		(made->elastic && !config->joins && moe_tern_enter(made, fault))) {
 		moe_tern_destroy(made);
 		return -1;
 	}
 	*moe = made;
 	return 0;
+}
+
+int moe_tern_enter(struct moe_tern *moe, struct fault *fault)
+{
+	int rc = tern_group_view_change(moe->group, &moe->view);
+
+	return rc ? fault_say(fault, "becoming a member: %s (%s)", tern_last_error(),
+			    tern_strerror(rc))
+		  : 0;
 }
 
 void moe_tern_destroy(struct moe_tern *moe)

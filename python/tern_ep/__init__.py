@@ -42,7 +42,7 @@ from .errors import (
     WaitTimeoutError,
 )
 from .exchange import Exchange, Memory, Stats
-from .group import Change, Group, Path, Threads, View, run_threads
+from .group import ENVIRONMENT, Change, Group, Path, Rendezvous, StoreRendezvous, Threads, View, restarts, run_threads
 from .plan import Plan
 from .received import Received, Wanted
 
@@ -56,6 +56,7 @@ __all__ = [
     "Change",
     "Device",
     "Dtype",
+    "ENVIRONMENT",
     "Engine",
     "EngineStats",
     "Error",
@@ -86,9 +87,11 @@ __all__ = [
     "Reduce",
     "Region",
     "Remote",
+    "Rendezvous",
     "Scale",
     "StateError",
     "Stats",
+    "StoreRendezvous",
     "SystemCallError",
     "Threads",
     "UnsupportedError",
@@ -99,5 +102,6 @@ __all__ = [
     "Weights",
     "__version__",
     "empty",
+    "restarts",
     "run_threads",
 ]

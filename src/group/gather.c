@@ -130,11 +130,28 @@ static void take_part(const tern_group *group, uint8_t *all, size_t each, size_t
 	for (int r = 0; r < group->nr_ranks; r++) {
 		uint8_t *to = all + (size_t)r * each + m->gathered_bytes;
 
-		if (has_given(m, (uint32_t)r))
+		if (has_given(m, (uint32_t)r) && part_of(m, (uint32_t)r)->nr == bytes)
 			memcpy(to, part_of(m, (uint32_t)r)->bytes, bytes);
 		else
 			memset(to, 0, bytes);
 	}
+}
+
+/* A newcomer came to another place of the members' program than it thinks: its part counts as zeros
+ * there, and it learns of it here. */
+static int check_size(const tern_group *group, size_t bytes)
+{
+	const struct members *m = group->members;
+	uint32_t me = (uint32_t)group->rank;
+
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++)
+		if (r != me && m->gathering == m->first_gathering[me] && has_given(m, r) &&
+			part_of(m, r)->nr != bytes)
+			return fail(TERN_ERR_MISMATCH,
+				"rank %d has joined and gathers %zu bytes, where rank %u gathers "
+				"%u: the others are at another place of their program",
+				group->rank, bytes, r, part_of(m, r)->nr);
+	return 0;
 }
 
 /* At a newcomer's first gathering all ranks are at the same place of their programs: that is to be
@@ -192,6 +209,9 @@ static int gather(tern_group *group, const uint8_t *mine, uint8_t *all, size_t b
 			return fail(TERN_ERR_TIMEOUT,
 				"rank %d waited %d ms for all members to gather", group->rank,
 				group->wait_ms);
+		rc = check_size(group, part);
+		if (rc)
+			return rc;
 		take_part(group, all, bytes, part);
 		m->gathered_bytes += part;
 		m->gathers = false;

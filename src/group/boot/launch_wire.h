@@ -42,9 +42,10 @@ enum launch_kind {
 	LAUNCH_GATHERED = 2, /* from the launcher: nr_ranks payloads of `bytes` each follow */
 	LAUNCH_SET = 4,      /* from a rank: struct launch_value follows, as long as `bytes` says */
 	LAUNCH_GET = 5,      /* from a rank: a key follows */
-	LAUNCH_VALUE = 6,    /* from the launcher: to SET nothing follows, to GET `bytes` of value */
-	LAUNCH_NOTHING = 7,  /* from the launcher: there is no value of that key, or no room for it */
-	LAUNCH_REFUSED = 3   /* from the launcher: a text of `bytes` follows, without a closing 0 */
+	LAUNCH_VALUE = 6,   /* from the launcher: to SET nothing follows, to GET `bytes` of value */
+	LAUNCH_NOTHING = 7, /* from the launcher: there is no value of that key, or no room for it
+			     */
+	LAUNCH_REFUSED = 3  /* from the launcher: a text of `bytes` follows, without a closing 0 */
 };
 
 struct launch_header {
