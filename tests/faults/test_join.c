@@ -187,8 +187,11 @@ static int survive(struct worker *w)
 	uint64_t tag;
 	int rc = tern_group_view_change(w->rank->group, &view);
 
-	if (!rc && view.nr_joined)
+	if (!rc && view.nr_joined && !view.nr_gone) {
 		atomic_fetch_add(&w->scene->nr_told, 1);
+		if (view.change_ns > atomic_load(&w->scene->strike_ns))
+			atomic_store(&w->scene->strike_ns, view.change_ns);
+	}
 	for (uint64_t i = 0; i < 2 && !rc; i++)
 		if ((rc = tern_moe_owed(moe_of(w, i), 0, &tag)) == 1)
 			rc = make_round(w, i, 0, tag);
@@ -472,6 +475,8 @@ static void one_comes_in_its_place(void **state)
 		nap_ns(i & 2 ? random_below(&random, 3000000) : 0);
 		pids[victim] = start_one(s, newcomer_body, victim);
 		await(s, RANKS + 1);
+		print_message("# the change took up to %.3f ms\n",
+			(double)atomic_load(&s->strike_ns) / 1e6);
 		end_scene(s, pids);
 	}
 }
