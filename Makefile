@@ -44,7 +44,7 @@ NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hi
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_DIRS := base balance group group/boot exchange exchange/cpu exchange/cpu/kernels path engine transport transport/shm gpu/host
+LIB_DIRS := base balance weights group group/boot exchange exchange/cpu exchange/cpu/kernels path engine transport transport/shm gpu/host
 LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildcard src/$d/*.c))) \
 	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
@@ -147,7 +147,7 @@ LIBDIR   ?= $(PREFIX)/lib
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig $(LIBDIR)/cmake/tern)
 	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/tern.h include/tern_engine.h include/tern_balance.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 include/tern.h include/tern_engine.h include/tern_balance.h include/tern_weights.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	$(if $(filter 1,$(CUDA)),install $(CUDA_LIBS) $(DESTDIR)$(LIBDIR))

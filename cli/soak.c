@@ -100,7 +100,8 @@ static int set_dtype(void *ctx, const struct option_row *row, const char *text)
 }
 
 static const char *const modes[] = {"drawn", "ll", "ht"}, *const wrongs[] = {"nothing", "network",
-								  "blame", "row", "deaf"};
+								  "blame", "row", "deaf", "stale",
+								  "liar"};
 
 #define FIELD(field) OPTION_FIELD(struct arguments, field)
 #define NUMBER(field, to) .set = option_whole, .values = NAME, FIELD(field), .most = to
@@ -160,9 +161,9 @@ static const struct option_row options[] = {
 		.help = "rounds of one scenario (drawn)"},
 	{.name = "wrong",
 		.argument = "WHAT",
-		WORD(wishes.wrong, 4, wrongs),
+		WORD(wishes.wrong, 6, wrongs),
 		.help = "break something on purpose, so that a failure is what should come: "
-			"network, blame, row or deaf"},
+			"network, blame, row, deaf, stale or liar"},
 	{.help = "A model's shape, on a fair network"},
 	{.name = "preset",
 		.argument = "NAME",

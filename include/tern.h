@@ -28,8 +28,9 @@
  *             arguments to go on waiting. wait_ms = 0 polls once.
  * Errors.     Every call returns 0 or a negative enum tern_error. tern_last_error() tells the cause
  *             with its figures. A call refused with TERN_ERR_INVALID or TERN_ERR_STATE has sent
- *             nothing and changed nothing. After TERN_ERR_PEER_DEAD, TERN_ERR_PEER_LEFT or
- *             TERN_ERR_PROTOCOL an exchange only reports that error again; destroy it.
+ *             nothing and changed nothing. After TERN_ERR_PEER_DEAD, TERN_ERR_PEER_LEFT,
+ *             TERN_ERR_PROTOCOL or, from a half, TERN_ERR_MISMATCH an exchange only reports that
+ *             error again; destroy it.
  * Ownership.  Arguments belong to the caller and are read during the call alone. Received rows
  *             belong to the library (or to the caller's, see tern_received) and stay valid until
  *             combine_send or release of that slot returns.
@@ -75,7 +76,8 @@ enum tern_error {
 	TERN_OK = 0,
 	TERN_ERR_INVALID = -1,   /* an argument or setting is wrong; nothing was sent */
 	TERN_ERR_STATE = -2,     /* a half called out of order; nothing was sent */
-	TERN_ERR_MISMATCH = -3,  /* ranks disagree on a setting; named in tern_last_error */
+	TERN_ERR_MISMATCH = -3,  /* ranks disagree on a setting, or on the placement by which a
+				    round is routed; named in tern_last_error */
 	TERN_ERR_NOMEM = -4,     /* no memory, address space or descriptors */
 	TERN_ERR_SYSTEM = -5,    /* a system call failed; errno's text is in tern_last_error */
 	TERN_ERR_BOOTSTRAP = -6, /* the ranks could not find each other */
@@ -360,13 +362,26 @@ enum tern_device {
 
 /* The layout of experts over ranks. Physical expert p serves logical expert logical[p] on rank
  * rank[p]; a rank's local experts are its physical experts in ascending order. Several p with one
- * logical id are replicas: a token goes to one on its own rank if there is one, else to number
- * (source rank + token) % replicas. Tables are copied by tern_moe_create. */
+ * logical id are replicas: each route goes to one of them (enum tern_replicas). Tables are copied
+ * by tern_moe_create; `logical` may change between rounds (tern_moe_place). */
 struct tern_placement {
 	uint32_t nr_physical;   /* 0: no replicas, nr_experts physical experts */
 	const int32_t *logical; /* [nr_physical]; NULL: the identity */
 	const int32_t *rank;    /* [nr_physical]; NULL: contiguous blocks, the first nr_physical % R
 				   ranks one more */
+};
+
+/* Which of an expert's replicas a route goes to. The ranks of a group of replica_ranks choose as
+ * one. */
+enum tern_replicas {
+	TERN_REPLICAS_AUTO = 0,        /* least loaded on CPUs, in turn on devices */
+	TERN_REPLICAS_IN_TURN = 1,     /* one on the source's own rank if there is one, else number
+					  (source rank + token) % replicas */
+	TERN_REPLICAS_LEAST_LOADED = 2 /* CPUs only: the source counts its routes to experts with
+					  one place, by rank; then, in the order of tokens and k,
+					  each other route goes to a replica on the rank to which it
+					  sends least so far. Among equals the one in turn, else the
+					  next behind number (source rank + token) % replicas */
 };
 
 /* Calls body(arg, i) once for each i below nr, on any threads, several at once or one after the
@@ -430,6 +445,8 @@ struct tern_moe_config {
 	uint32_t masks; /* not 0: tern_moe_mask may be called. Low latency on the CPU, not elastic,
 			   replica_ranks 1, no plans. Room for results is then for each rank by
 			   itself: address space, as it is touched as before */
+	uint32_t replicas; /* enum tern_replicas */
+	uint32_t reserved;
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -467,7 +484,22 @@ TERN_API int tern_moe_mask(tern_moe *moe, int rank);
 
 TERN_API int tern_moe_set_wait(tern_moe *moe, int wait_ms);
 
-/* Where physical experts live, for engines that load weights: */
+/* Other experts in the same places: place p serves logical[p] from the next dispatch on, on all
+ * slots. Rounds that were dispatched end as they began. Local and quick, no communication; all
+ * ranks call it with the same version and tables between the same rounds. Both go with each round,
+ * so that ranks which differ get TERN_ERR_MISMATCH, which names them and their versions and ends
+ * the exchange, and nothing is summed. `version` is the caller's number, in any order; it is 0
+ * after tern_moe_create. nr_physical is that of creation, ranks of places stay, and every expert
+ * has a place: TERN_ERR_INVALID otherwise. TERN_ERR_STATE while a dispatch has returned
+ * TERN_ERR_TIMEOUT and has not gone on, and in an elastic exchange while a round is under way on
+ * any slot: it may have to be made again. There, places of ranks that are gone serve nobody; a
+ * round that is owed to others is of their version (tern_received.version). A plan is of the
+ * version by which it was routed, and with another it is TERN_ERR_STATE; but that an elastic
+ * dispatch with a plan routes it anew. On devices: TERN_ERR_UNSUPPORTED. */
+TERN_API int tern_moe_place(
+	tern_moe *moe, uint32_t version, const int32_t *logical, uint32_t nr_physical);
+
+/* Where physical experts live, for engines that load weights; as tern_moe_place has left them: */
 TERN_API int tern_moe_nr_local(const tern_moe *moe);                     /* L */
 TERN_API int tern_moe_local_expert(const tern_moe *moe, uint32_t local); /* its logical id, or a
 									    negative code */
@@ -555,6 +587,8 @@ struct tern_received {
 	uint64_t *into_offsets; /* 4 and 8 bytes; on devices in high-throughput mode by
 				   tern_dispatch alone, as its first half writes them. NULL: library
 				   memory */
+	uint32_t version; /* out: of the placement by which rows were routed: tern_moe_place */
+	uint32_t reserved;
 };
 
 struct tern_combine {

@@ -73,8 +73,17 @@ share faults-over-tcp env TERN_FORCE_ENGINE=1 TERN_TRANSPORT="ofi:tcp;ofi_rxm" "
 share chunks-over-tcp env TERN_TRANSPORT=ofi "$BUILD/tests/exchange/test_chunks"
 share engine-threads-thread env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_threads"
 share engine-mixed-thread env TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_mixed"
+share emulated-gpus env BUILD="$BUILD" tests/device/gpus.sh
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 share emulated-overlap env BUILD="$BUILD" tests/device/overlap.sh
+share emulated-hostile-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=30 TERN_TEST_SHARING=7 \
+	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
+for name in unit/test_agreement unit/test_model unit/test_soak exchange/test_chunks; do
+	share "${name#*/test_}-address" env ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 "$BUILD/address/tests/$name"
+done
+for name in unit/test_engine_faults exchange/test_chunks; do
+	share "${name#*/test_}-thread" env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/$name"
+done
 for script in generate nccl; do
 	share emulated-$script-address env BUILD="$BUILD/address" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/$script.sh
 done

@@ -41,6 +41,7 @@ struct rank_script {
 	tern_group *group;
 	tern_moe *moe;
 	struct seat seats[16];
+	uint32_t version;   /* of the placement */
 	uint64_t flow, own; /* states: the same on all ranks, and this one's */
 	uint64_t started;
 	uint64_t began_ns; /* the call under way */
@@ -194,13 +195,51 @@ static int check_capacity(struct rank_script *r, struct seat *seat, int rc)
 	return 0;
 }
 
+static int place(struct rank_script *r, uint32_t version, uint32_t tables)
+{
+	uint32_t nr = job_nr_physical(r->job);
+	int32_t *logical = need(r, nr * sizeof(*logical));
+	int rc;
+
+	if (!logical)
+		return -1;
+	job_place(r->job, tables, logical);
+	rc = tern_moe_place(r->moe, version, logical, nr);
+	free(logical);
+	return rc ? ended_by(r, rc, "tern_moe_place") : 0;
+}
+
+/* Experts are where the round wants them; or not, and then it is said or not. */
+static int move_experts(struct rank_script *r, uint64_t number)
+{
+	uint32_t version = job_version(r->job, number);
+	bool lags = r->rank == 0 && version == 1;
+	struct placed placed;
+	int rc;
+
+	if (r->version == version || (lags && r->scenario->wrong == SOAK_STALE_RANK))
+		return 0;
+	r->version = version;
+	rc = place(r, version, version);
+	if (rc || !lags || r->scenario->wrong != SOAK_LIAR)
+		return rc;
+	placed = r->moe->placement.placed;
+	rc = place(r, version, version - 1);
+	r->moe->placement.placed = placed;
+	return rc;
+}
+
 static int dispatch_send(struct rank_script *r, uint32_t slot)
 {
 	struct seat *seat = &r->seats[slot];
 	struct inputs in;
-	int rc = inputs_make(r->scenario, r->rank, seat->number, &in)
-			 ? broken(r, "no memory for what is passed")
-			 : try_dispatch(r, slot, &in);
+	int rc = move_experts(r, seat->number);
+
+	if (rc)
+		return rc;
+	rc = inputs_make(r->scenario, r->rank, seat->number, &in)
+		     ? broken(r, "no memory for what is passed")
+		     : try_dispatch(r, slot, &in);
 
 	inputs_free(&in); /* gone as soon as they may be */
 	if (*r->fate->wrong)
@@ -236,6 +275,9 @@ static int dispatch_recv(struct rank_script *r, uint32_t slot)
 	if (rc)
 		return ended_by(r, rc, "tern_dispatch_recv");
 	seat->next = NEXT_COMBINE_SEND;
+	if (seat->received.version != job_version(r->job, seat->number))
+		return broken(r, "round %llu is of version %u of the placement",
+			(unsigned long long)seat->number, seat->received.version);
 	if (r->scenario->wrong == SOAK_SPOILED_ROW && seat->received.nr_rows)
 		*(uint8_t *)((char *)seat->received.x +
 			     seat->received.offsets[0] * job_received_bytes(r->job)) ^= 1;

@@ -124,6 +124,7 @@ static void draw_manner(uint64_t *state, struct scenario *s)
 	s->rounds = 4 + draw(state, 24);
 	s->job.config.nr_chunks = 2 + draw(state, 7);
 	s->job.config.chunk_bytes = 64u << draw(state, 8);
+	s->job.place_in = draw(state, 2) ? 0 : 1 + draw(state, 4);
 }
 
 /* A shape of a model: the network is fair, and what is measured is how far it scales. */
@@ -176,6 +177,8 @@ static void heed_wishes(uint64_t *state, const struct soak_wishes *wishes, struc
 
 static void make_wrong(struct scenario *s)
 {
+	if (s->wrong == SOAK_STALE_RANK || s->wrong == SOAK_LIAR)
+		s->job.place_in = 1;
 	if (s->wrong != SOAK_LYING_NETWORK)
 		return;
 	s->fleet.network.ordered = s->fleet.network.lies = true;
@@ -248,8 +251,8 @@ void scenario_describe(const struct scenario *s, char *text, size_t bytes)
 	const struct sim_settings *n = &s->fleet.network;
 	const struct tern_engine_config *e = &s->fleet.engine;
 	size_t at = (size_t)snprintf(text, bytes,
-		"%u ranks, %u a node, replicas %u, %s, %s, reduce %s, hidden %u, experts %u + %u, "
-		"topk %u, tokens %u "
+		"%u ranks, %u a node, replicas %u, %s, %s, reduce %s, hidden %u, experts %u + %u "
+		"that move in %u, topk %u, tokens %u "
 		"of %u, dtypes %s %s %s, "
 		"slots %u, alignment %u, capacity %llu, wait_ms %d, %u rounds;\n"
 		"  network%s%s%s%s, writes of %llu, reorder %llu ns, again %u and %u per mille, "
@@ -257,7 +260,7 @@ void scenario_describe(const struct scenario *s, char *text, size_t bytes)
 		"  engine: ring %u, depth %u and %u, %u NICs, timeout %d ms",
 		s->job.nr_ranks, s->fleet.ranks_per_node, c->replica_ranks, mode_name(c->mode),
 		layout_name(c->layout), reduce_name(c->reduce), c->hidden, c->nr_experts,
-		s->job.nr_redundant, c->topk, s->job.nr_tokens, c->max_tokens,
+		s->job.nr_redundant, s->job.place_in, c->topk, s->job.nr_tokens, c->max_tokens,
 		dtype_name(c->x_dtype), dtype_name(c->dispatch_dtype), dtype_name(c->combine_dtype),
 		c->nr_slots, c->alignment, (unsigned long long)c->capacity, c->wait_ms, s->rounds,
 		n->ordered ? " ordered" : "", n->fence ? " with fences" : "",

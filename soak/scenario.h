@@ -31,7 +31,9 @@ enum soak_wrong {
 	SOAK_LYING_NETWORK, /* claims order and does not keep it */
 	SOAK_WRONG_BLAME,   /* another rank than the dead one is expected to be named */
 	SOAK_SPOILED_ROW,   /* one bit of a received row */
-	SOAK_DEAF_RANK      /* one rank stops calling, and lives */
+	SOAK_DEAF_RANK,     /* one rank stops calling, and lives */
+	SOAK_STALE_RANK,    /* one rank's experts do not move with the others' */
+	SOAK_LIAR           /* likewise, and its rounds say that they have */
 };
 
 /* What the caller wants of all scenarios; zero where the seed is to say. */

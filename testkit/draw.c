@@ -87,4 +87,5 @@ void draw_job(uint64_t *state, const struct draw_limits *limits, struct job *job
 	job->nr_redundant = random_below(state, 3) ? 0 : random_below(state, 9);
 	job->spread = random_below(state, 3) == 0;
 	job->no_weights = random_below(state, 4) == 0;
+	job->config.replicas = random_below(state, 4) ? TERN_REPLICAS_AUTO : TERN_REPLICAS_IN_TURN;
 }

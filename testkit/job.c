@@ -217,6 +217,40 @@ void job_routes(const struct job *job, uint64_t round, uint32_t rank, int32_t *i
 		weights[k] = 1;
 }
 
+uint32_t job_version(const struct job *job, uint64_t round)
+{
+	return job->place_in ? (uint32_t)(round / job->place_in) : 0;
+}
+
+uint32_t job_nr_physical(const struct job *job)
+{
+	uint32_t nr = job->config.placement.nr_physical;
+
+	return nr ? nr : job->config.nr_experts;
+}
+
+/* Each version has other replicas, and all of it in other places. */
+void job_place(const struct job *job, uint32_t version, int32_t *logical)
+{
+	uint32_t p, nr = job_nr_physical(job), nr_experts = job->config.nr_experts;
+	uint64_t state = hash2(job->seed, version);
+
+	for (p = 0; p < nr; p++) {
+		logical[p] = (int32_t)p;
+		if (job->config.placement.nr_physical && job->config.placement.logical)
+			logical[p] = job->config.placement.logical[p];
+		if (version && p >= nr_experts)
+			logical[p] = (int32_t)random_below(&state, nr_experts);
+	}
+	for (p = nr; version && p > 1; p--) {
+		uint32_t other = random_below(&state, p);
+		int32_t expert = logical[p - 1];
+
+		logical[p - 1] = logical[other];
+		logical[other] = expert;
+	}
+}
+
 static uint64_t draw_start(
 	const struct job *job, uint64_t purpose, uint64_t round, uint32_t home, uint32_t token)
 {

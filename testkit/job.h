@@ -31,6 +31,7 @@ struct job {
 	struct routing routing; /* kind, exponent, path, drop and uneven; job_open sets the rest */
 	uint32_t nr_redundant;  /* physical experts above nr_experts, replicas of others */
 	bool spread;            /* physical expert p on rank p % R instead of contiguous blocks */
+	uint32_t place_in;      /* experts move every so many rounds; 0: never */
 	bool wants;             /* rounds ask for all that there is beside received rows */
 	bool no_weights;        /* topk_weights is NULL, which stands for all 1 */
 	/* Set by job_open: */
@@ -66,6 +67,12 @@ size_t job_y_bytes(const struct job *job); /* a row of y and of out */
 /* How many tokens rank passes in that round, and their ids[n][K] and weights[n][K]. */
 uint32_t job_nr_tokens(const struct job *job, uint64_t round, uint32_t rank);
 void job_routes(const struct job *job, uint64_t round, uint32_t rank, int32_t *ids, float *weights);
+
+/* The version of the placement that rounds from there on are of, and where its experts are:
+ * logical[nr], physical experts that there are. */
+uint32_t job_version(const struct job *job, uint64_t round);
+uint32_t job_nr_physical(const struct job *job);
+void job_place(const struct job *job, uint32_t version, int32_t *logical);
 
 /* Rows, not aligned, in the job's memory. */
 const void *job_x_row(const struct job *job, uint64_t round, uint32_t home, uint32_t token);

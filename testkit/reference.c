@@ -18,23 +18,12 @@ static int32_t default_rank(uint32_t physical, uint32_t nr, uint32_t nr_ranks)
 	return (int32_t)(larger + (physical - border) / block);
 }
 
-static void place_experts(struct reference *reference)
+/* Which expert is where, of one version of the placement. */
+static void name_experts(struct reference *reference, uint32_t version)
 {
-	const struct tern_placement *placement = &reference->job->config.placement;
 	uint32_t p, expert, nr = 0;
 
-	for (p = 0; p < reference->nr_physical; p++) {
-		int32_t rank =
-			placement->nr_physical && placement->rank
-				? placement->rank[p]
-				: default_rank(p, reference->nr_physical, reference->job->nr_ranks);
-
-		reference->rank[p] = rank;
-		reference->logical[p] = placement->nr_physical && placement->logical
-						? placement->logical[p]
-						: (int32_t)p;
-		reference->local[p] = (int32_t)reference->nr_local[rank]++;
-	}
+	job_place(reference->job, version, reference->logical);
 	for (expert = 0; expert < reference->job->config.nr_experts; expert++) {
 		reference->replica_start[expert] = nr;
 		for (p = 0; p < reference->nr_physical; p++)
@@ -44,8 +33,26 @@ static void place_experts(struct reference *reference)
 	reference->replica_start[expert] = nr;
 }
 
-/* The replica on the source's own rank if there is one, else number (source + token) % replicas. */
-static int32_t choose_replica(
+static void place_experts(struct reference *reference)
+{
+	const struct tern_placement *placement = &reference->job->config.placement;
+	uint32_t p;
+
+	for (p = 0; p < reference->nr_physical; p++) {
+		int32_t rank =
+			placement->nr_physical && placement->rank
+				? placement->rank[p]
+				: default_rank(p, reference->nr_physical, reference->job->nr_ranks);
+
+		reference->rank[p] = rank;
+		reference->local[p] = (int32_t)reference->nr_local[rank]++;
+	}
+	name_experts(reference, 0);
+}
+
+/* In turn: the replica on the source's own rank if there is one, else number (source + token) %
+ * replicas. */
+static int32_t replica_in_turn(
 	const struct reference *reference, int32_t expert, uint32_t source, uint32_t token)
 {
 	uint32_t start = reference->replica_start[expert],
@@ -58,18 +65,87 @@ static int32_t choose_replica(
 	return reference->replicas[start + (source + token) % (end - start)];
 }
 
+static uint32_t sent_to_rank_of(const struct reference *reference, int32_t physical)
+{
+	return reference->sent[reference->rank[physical]];
+}
+
+/* The one in turn, unless others are on ranks with less to do: then the first of those with the
+ * least, from number (source + token) % replicas on. */
+static int32_t replica_with_least(
+	const struct reference *reference, int32_t expert, uint32_t source, uint32_t token)
+{
+	uint32_t start = reference->replica_start[expert], i,
+		 nr = reference->replica_start[expert + 1] - start;
+	int32_t best = replica_in_turn(reference, expert, source, token);
+	uint32_t least = sent_to_rank_of(reference, best);
+
+	for (i = source + token; i < source + token + nr; i++) {
+		int32_t replica = reference->replicas[start + i % nr];
+
+		if (sent_to_rank_of(reference, replica) < least) {
+			least = sent_to_rank_of(reference, replica);
+			best = replica;
+		}
+	}
+	return best;
+}
+
+static bool is_in_turn(const struct reference *reference)
+{
+	const struct tern_moe_config *config = &reference->job->config;
+
+	return config->replicas == TERN_REPLICAS_IN_TURN || config->device == TERN_DEVICE_CUDA;
+}
+
 static size_t route_index(const struct reference *reference, uint32_t home, uint32_t token)
 {
 	return ((size_t)home * reference->job->config.max_tokens + token) *
 	       reference->job->config.topk;
 }
 
+/* First those that have one place to go to. */
+void reference_route_home(struct reference *reference, uint32_t home)
+{
+	const struct job *job = reference->job;
+	const int32_t *ids = reference->ids + route_index(reference, home, 0);
+	int32_t *physical = reference->physical + route_index(reference, home, 0);
+	uint32_t topk = job->config.topk;
+	size_t route, nr = (size_t)reference->nr_tokens[home] * topk;
+
+	memset(reference->sent, 0, job->nr_ranks * sizeof(*reference->sent));
+	for (route = 0; route < nr; route++) {
+		int32_t id = ids[route];
+		uint32_t token = (uint32_t)(route / topk), copies;
+
+		copies = id < 0 ? 0
+				: reference->replica_start[id + 1] - reference->replica_start[id];
+		physical[route] = -1;
+		if (!copies || (copies > 1 && !is_in_turn(reference)))
+			continue;
+		physical[route] =
+			replica_in_turn(reference, id, job_sender(job, home, token), token);
+		reference->sent[reference->rank[physical[route]]]++;
+	}
+	for (route = 0; route < nr; route++) {
+		uint32_t token = (uint32_t)(route / topk);
+
+		if (ids[route] < 0 || physical[route] >= 0)
+			continue;
+		physical[route] = replica_with_least(
+			reference, ids[route], job_sender(job, home, token), token);
+		reference->sent[reference->rank[physical[route]]]++;
+	}
+}
+
 void reference_set_round(struct reference *reference, uint64_t round)
 {
 	const struct job *job = reference->job;
-	uint32_t home, token, k;
+	uint32_t home;
 
 	reference->round = round;
+	if (job->place_in)
+		name_experts(reference, job_version(job, round));
 	for (home = 0; home < job_nr_homes(job); home++) {
 		uint32_t first_rank = home * job->config.replica_ranks;
 		size_t start = route_index(reference, home, 0);
@@ -77,17 +153,7 @@ void reference_set_round(struct reference *reference, uint64_t round)
 		reference->nr_tokens[home] = job_nr_tokens(job, round, first_rank);
 		job_routes(
 			job, round, first_rank, reference->ids + start, reference->weights + start);
-		for (token = 0; token < reference->nr_tokens[home]; token++) {
-			size_t route = route_index(reference, home, token);
-
-			for (k = 0; k < job->config.topk; k++)
-				reference->physical[route + k] =
-					reference->ids[route + k] < 0
-						? -1
-						: choose_replica(reference,
-							  reference->ids[route + k],
-							  job_sender(job, home, token), token);
-		}
+		reference_route_home(reference, home);
 	}
 }
 
@@ -123,6 +189,7 @@ static bool allocate(struct reference *reference)
 	reference->replica_start =
 		calloc(config->nr_experts + 1, sizeof(*reference->replica_start));
 	reference->nr_local = calloc(reference->job->nr_ranks, sizeof(*reference->nr_local));
+	reference->sent = calloc(reference->job->nr_ranks, sizeof(*reference->sent));
 	reference->nr_tokens = calloc(nr_homes, sizeof(*reference->nr_tokens));
 	reference->ids = calloc(routes, sizeof(*reference->ids));
 	reference->physical = calloc(routes, sizeof(*reference->physical));
@@ -134,10 +201,10 @@ static bool allocate(struct reference *reference)
 	reference->scales = calloc(job_nr_blocks(reference->job), sizeof(float));
 	reference->row = calloc(config->hidden, sizeof(float));
 	return reference->logical && reference->rank && reference->local && reference->replicas &&
-	       reference->replica_start && reference->nr_local && reference->nr_tokens &&
-	       reference->ids && reference->physical && reference->weights && reference->values &&
-	       reference->partial && reference->sum && reference->elements && reference->scales &&
-	       reference->row;
+	       reference->replica_start && reference->nr_local && reference->sent &&
+	       reference->nr_tokens && reference->ids && reference->physical &&
+	       reference->weights && reference->values && reference->partial && reference->sum &&
+	       reference->elements && reference->scales && reference->row;
 }
 
 struct reference *reference_create(const struct job *job)
@@ -168,6 +235,7 @@ void reference_destroy(struct reference *reference)
 	free(reference->replicas);
 	free(reference->replica_start);
 	free(reference->nr_local);
+	free(reference->sent);
 	free(reference->nr_tokens);
 	free(reference->ids);
 	free(reference->physical);

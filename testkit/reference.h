@@ -26,6 +26,7 @@ struct reference {
 	uint32_t *replica_start; /* [E + 1] where an expert's replicas begin in replicas */
 	int32_t *replicas;       /* [nr_physical] physical experts by logical expert, ascending */
 	uint32_t *nr_local;      /* [R] */
+	uint32_t *sent;          /* [R] routes of a home while its replicas are chosen */
 	/* This round's routing, with max = config.max_tokens: */
 	uint32_t *nr_tokens; /* [homes] */
 	int32_t *ids;        /* [homes][max][K] logical */
@@ -46,6 +47,9 @@ void reference_destroy(struct reference *reference);
 
 /* Makes the routing of all ranks in that round. */
 void reference_set_round(struct reference *reference, uint64_t round);
+
+/* Where each route of a home's tokens goes, by its ids. */
+void reference_route_home(struct reference *reference, uint32_t home);
 
 /* Where a rank's received rows lie. nr_groups is L, in TERN_BY_SOURCE R. */
 struct received_layout {

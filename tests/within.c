@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * within SECONDS [-o FILE] COMMAND...: runs a test, and ends it when it hangs.
+ * within SECONDS [-o FILE] [-b SECONDS BEGUN] COMMAND...: runs a test, and ends it when it hangs.
  *
  * A clock on the wall would end right tests on a busy machine. What a busy machine takes from a
  * test is the time in which one of its threads could run and none does: that is not counted. What
@@ -12,7 +12,8 @@
  *
  * On a quiet machine the two are the time on the wall. When they are SECONDS, the command is ended,
  * and each process told with what it waits in. The exit code is the command's, 128 and the signal's
- * number, or 124 when it was ended. FILE gets "wall processor asleep", in seconds.
+ * number, or 124 when it was ended. FILE gets "wall processor asleep", in seconds. When no file
+ * BEGUN is there after -b's seconds, likewise counted, the command is ended with 123.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -275,7 +276,8 @@ static void write_times(const char *path, double wall_s, double cpu_s, double as
 
 struct watch {
 	int command;
-	double limit_s;
+	double limit_s, begin_s;
+	const char *begun; /* NULL: has begun, or is not asked for */
 	double asleep_s, running_s;
 	double cpu_s, ended_cpu_s; /* the second: of orphans and the command, which have ended */
 	int status;
@@ -303,7 +305,9 @@ static bool watch(struct watch *w)
 			w->asleep_s += passed;
 		else if (ran > 0)
 			w->running_s += ran < passed ? ran : passed;
-		if (told || w->asleep_s + w->running_s > w->limit_s)
+		if (w->begun && !access(w->begun, F_OK))
+			w->begun = NULL;
+		if (told || w->asleep_s + w->running_s > (w->begun ? w->begin_s : w->limit_s))
 			return true;
 	}
 }
@@ -314,7 +318,7 @@ static void end_all(struct watch *w)
 		fprintf(stderr,
 			"within: ended after %.1f s asleep and %.1f s running, together more than "
 			"%g s\n",
-			w->asleep_s, w->running_s, w->limit_s);
+			w->asleep_s, w->running_s, w->begun ? w->begin_s : w->limit_s);
 		describe(&w->family);
 	}
 	signal_all(&w->family, told ? told : SIGTERM);
@@ -343,7 +347,8 @@ static void clear_away(struct watch *w)
 static int usage(void)
 {
 	fprintf(stderr,
-		"within SECONDS [-o FILE] COMMAND...: runs a test, and ends it when it hangs\n");
+		"within SECONDS [-o FILE] [-b SECONDS BEGUN] COMMAND...: runs a test, and ends it "
+		"when it hangs\n");
 	return 125;
 }
 
@@ -363,6 +368,13 @@ int main(int nr, char **args)
 		times = args[1];
 		args += 2;
 	}
+	if (!strcmp(args[0], "-b") && args[1] && args[2] && args[3]) {
+		w.begin_s = strtod(args[1], &end);
+		w.begun = args[2];
+		args += 3;
+		if (*end || w.begin_s <= 0)
+			return usage();
+	}
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	take_signals();
 	w.command = begin(args);
@@ -374,6 +386,6 @@ int main(int nr, char **args)
 	clear_away(&w);
 	write_times(times, now_s() - started, ended ? w.cpu_s : w.ended_cpu_s, w.asleep_s);
 	if (ended)
-		return told ? 128 + told : 124;
+		return told ? 128 + told : w.begun ? 123 : 124;
 	return WIFSIGNALED(w.status) ? 128 + WTERMSIG(w.status) : WEXITSTATUS(w.status);
 }

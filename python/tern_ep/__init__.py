@@ -18,7 +18,7 @@ from ._library import LibraryError
 from ._version import __version__
 from .arrays import Array, Dtype, empty
 from .balance import Balance, Copy, Planned
-from .config import Config, Device, Layout, Mode, Placement, Reduce, Scale, Weights
+from .config import Config, Device, Layout, Mode, Placement, Reduce, Replicas, Scale, Weights
 from .engine import Engine, EngineStats, Operation, Peers, Region, Remote
 from .errors import (
     BootstrapError,
@@ -85,6 +85,7 @@ __all__ = [
     "QuorumError",
     "Received",
     "Reduce",
+    "Replicas",
     "Region",
     "Remote",
     "Rendezvous",

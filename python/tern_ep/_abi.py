@@ -110,6 +110,8 @@ class tern_moe_config(Structure):
         ("parallel_ctx", c_void_p),
         ("combine_floats", c_uint32),
         ("masks", c_uint32),
+        ("replicas", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -168,6 +170,8 @@ class tern_received(Structure):
         ("counts_alignment", c_uint32),
         ("into_counts", c_void_p),
         ("into_offsets", c_void_p),
+        ("version", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -507,6 +511,7 @@ ENUMS: Dict[str, Dict[str, int]] = {
     "tern_layout": {"TERN_PADDED": 1, "TERN_CONTIGUOUS": 2, "TERN_BY_SOURCE": 3},
     "tern_reduce": {"TERN_REDUCE_HOME": 1, "TERN_REDUCE_EXPERT": 2},
     "tern_weights": {"TERN_WEIGHTS_COMBINE": 1, "TERN_WEIGHTS_PASS": 2},
+    "tern_replicas": {"TERN_REPLICAS_AUTO": 0, "TERN_REPLICAS_IN_TURN": 1, "TERN_REPLICAS_LEAST_LOADED": 2},
     "tern_device": {"TERN_DEVICE_CPU": 0, "TERN_DEVICE_CUDA": 1},
     "tern_change": {"TERN_CHANGE_LEAVE": 1, "TERN_CHANGE_EXPEL": 2},
     "tern_phase": {"TERN_PHASE_COUNTS": 0, "TERN_PHASE_DISPATCH": 1, "TERN_PHASE_COMBINE": 2},
@@ -557,6 +562,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_moe_leave": (c_int, [_moe]),
     "tern_moe_set_wait": (c_int, [_moe, c_int]),
     "tern_moe_mask": (c_int, [_moe, c_int]),
+    "tern_moe_place": (c_int, [_moe, c_uint32, POINTER(c_int32), c_uint32]),
     "tern_moe_nr_local": (c_int, [_moe]),
     "tern_moe_local_expert": (c_int, [_moe, c_uint32]),
     "tern_moe_memory": (c_int, [_moe, POINTER(tern_memory)]),

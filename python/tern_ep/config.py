@@ -44,6 +44,17 @@ class Weights(enum.IntEnum):
     """Weights are handed to the experts; combine only sums."""
 
 
+class Replicas(enum.IntEnum):
+    """Which of an expert's replicas a route goes to."""
+
+    AUTO = 0
+    """LEAST_LOADED on CPUs, IN_TURN on devices."""
+    IN_TURN = 1
+    """One on the source's own rank if there is one, else number (source rank + token) % replicas."""
+    LEAST_LOADED = 2
+    """CPUs: one on the rank to which the source sends least, routes to experts with one place counted first."""
+
+
 class Scale(enum.IntEnum):
     """Of FP8 rows, one for each block of 128 elements."""
 
@@ -132,6 +143,7 @@ class Config:
     """A combine takes a float of each (token, k) home, beside results."""
     masks: bool = False
     """CPU, low latency: Exchange.mask may be called."""
+    replicas: Replicas = Replicas.AUTO
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import sys
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +115,7 @@ class Exchange:
         self._lib = lib
         self.nr_local: int = check(lib.tern_moe_nr_local(pointer))
         """Experts on this rank, L."""
-        self.local_experts = tuple(check(lib.tern_moe_local_expert(pointer, i)) for i in range(self.nr_local))
+        self.local_experts = self._look_at_experts(pointer)
         """The logical id of each local expert."""
         self.max_rows = config.max_rows(self.nr_ranks, self.nr_local)
         """The most row positions that this rank can receive; into_x needs as many."""
@@ -572,6 +572,20 @@ class Exchange:
         """The longest wait of one call from now on; 0 polls once."""
         with self._busy:
             self._check(library().tern_moe_set_wait(self.native, wait_ms))
+
+    def place(self, version: int, logical: Sequence[int]) -> None:
+        """Other experts in the same places, from the next dispatch on: place p serves logical[p]. All ranks call it alike, between
+        the same rounds, with a number of their choice for these tables. local_experts says what this rank has then, and
+        Received.version by which tables rows have come."""
+        with self._busy:
+            if not 0 <= version < 2**32:
+                raise InvalidError(f"version is {version}; 0 to {2**32 - 1} are possible")
+            table = (ctypes.c_int32 * len(logical))(*logical)
+            self._check(library().tern_moe_place(self.native, version, table, len(logical)))
+            self.local_experts = self._look_at_experts(self.native)
+
+    def _look_at_experts(self, pointer: Any) -> Tuple[int, ...]:
+        return tuple(check(library().tern_moe_local_expert(pointer, i)) for i in range(self.nr_local))
 
     def mask(self, rank: int) -> None:
         """From here on this rank neither sends to that one nor waits for it; nobody else is told, and nothing is agreed upon.

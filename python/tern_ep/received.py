@@ -125,6 +125,8 @@ class Received:
         """Rows received, without padding. On a device, where the host does not know, the most there can be; so is extent."""
         self.extent: int = struct.extent
         """Row positions spanned, padding included."""
+        self.version: int = struct.version
+        """Of the placement by which rows were routed: Exchange.place."""
         self._moe = moe
         self._state = state
         self._turn = state.turn

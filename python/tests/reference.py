@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
-from tern_ep import Config, Dtype, Layout, Reduce, Scale, Weights
+from tern_ep import Config, Dtype, Layout, Reduce, Replicas, Scale, Weights
 
 # ---- element types -------------------------------------------------------------------------------------------------
 
@@ -143,14 +143,32 @@ class World:
         n = self.config.replica_ranks
         return rank - rank % n + token % n
 
+    def place(self, logical: List[int]) -> None:
+        """Other experts in the same places."""
+        self.logical = list(logical)
+
+    def _choose(self, rank: int) -> Dict[Tuple[int, int], int]:
+        """The replica of each (token, k): those with one place first, then each on the rank with the fewest so far."""
+        chosen: Dict[Tuple[int, int], int] = {}
+        sent = [0] * self.nr_ranks
+        for only in (True, False):
+            for token, k in np.ndindex(*self.ids[rank].shape):
+                source, expert = self.sender(rank, token), self.ids[rank][token, k]
+                replicas = [p for p, logical in enumerate(self.logical) if logical == expert]
+                if expert < 0 or (len(replicas) == 1) != only:
+                    continue
+                first = (source + token) % len(replicas)
+                order = [p for p in replicas if self.rank_of[p] == source][:1] + replicas[first:] + replicas[:first]
+                if self.config.replicas == Replicas.IN_TURN:
+                    order = order[:1]
+                chosen[token, k] = min(order, key=lambda p: sent[self.rank_of[p]])
+                sent[self.rank_of[chosen[token, k]]] += 1
+        return chosen
+
     def physical(self, rank: int, token: int) -> List[int]:
         """Physical experts of a token, -1: none."""
-        source, chosen = self.sender(rank, token), []
-        for expert in self.ids[rank][token]:
-            replicas = [p for p, logical in enumerate(self.logical) if logical == expert]
-            own = [p for p in replicas if self.rank_of[p] == source]
-            chosen.append(-1 if expert < 0 else own[0] if own else replicas[(source + token) % len(replicas)])
-        return chosen
+        chosen = self._choose(rank)
+        return [chosen.get((token, k), -1) for k in range(self.config.topk)]
 
     # ---- dispatch ----
 

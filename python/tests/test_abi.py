@@ -110,6 +110,7 @@ PUBLIC = {
     "tern_mode": tern_ep.Mode,
     "tern_layout": tern_ep.Layout,
     "tern_reduce": tern_ep.Reduce,
+    "tern_replicas": tern_ep.Replicas,
     "tern_weights": tern_ep.Weights,
     "tern_change": tern_ep.Change,
     "tern_phase": tern_ep.Phase,

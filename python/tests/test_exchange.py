@@ -13,7 +13,7 @@ import pytest
 from reference import World, bf16_encode, decode, fill_results, judge_combined, judge_received, quantise
 
 import tern_ep
-from tern_ep import Config, Dtype, Layout, Mode, Placement, Reduce, Scale, Weights
+from tern_ep import Config, Dtype, Layout, Mode, Placement, Reduce, Replicas, Scale, Weights
 
 PLAIN = Config(hidden=64, nr_experts=8, topk=2, max_tokens=6, combine_dtype=Dtype.FP32)
 
@@ -188,6 +188,41 @@ def test_placement(mode: Mode) -> None:
     ranks = [2, 0, 0, 1, 2, 0, 0, 0, 1, 2, 1]
     config = dataclasses.replace(PLAIN, mode=mode, placement=Placement(11, logical, ranks))
     run_worlds(config, 3, [[6, 5, 4]])
+    run_worlds(dataclasses.replace(config, replicas=Replicas.IN_TURN), 3, [[6, 5, 4]])
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_experts_move(mode: Mode) -> None:
+    """Between rounds; ranks that have them elsewhere are told so."""
+    logical = [0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 6]
+    config = dataclasses.replace(PLAIN, mode=mode, placement=Placement(11, logical))
+
+    def body(group: tern_ep.Group) -> None:
+        rank = group.rank
+        with tern_ep.Exchange(group, config) as moe:
+            for version in range(4):
+                tables = logical[version:] + logical[:version]
+                if version:
+                    moe.place(version, tables)
+                world = World(config, 3, [6, 5, 4], version)
+                world.place(tables)
+                assert moe.local_experts == tuple(tables[p] for p in world.local[rank])
+                received = moe.dispatch(world.x[rank], world.ids[rank], world.weights[rank])
+                assert received.version == version
+                judge_received(world, rank, received)
+                y = moe.empty_y(received)
+                fill_results(world, rank, y)
+                judge_combined(world, rank, moe.combine(y))
+            with pytest.raises(tern_ep.InvalidError, match="a table of 3 places; the exchange has 11"):
+                moe.place(5, [1, 2, 3])
+            with pytest.raises(tern_ep.InvalidError, match="version is -1"):
+                moe.place(-1, logical)
+            moe.place(8 if rank == 1 else 7, logical)
+            with pytest.raises(tern_ep.MismatchError, match="rank . by version [78]"):
+                moe.dispatch(world.x[rank], world.ids[rank], world.weights[rank])
+            group.allgather(b"x")
+
+    tern_ep.run_threads(3, body)
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -14,6 +14,7 @@
 
 #include "tern_balance.h"
 #include "tern_engine.h"
+#include "tern_weights.h"
 
 #define STRUCT_MOST 4096 /* bytes that any header's may have: more is no size */
 
@@ -52,6 +53,10 @@ static const struct struct_kind kind_barrier = STRUCT_KIND(tern_barrier, peers);
 static const struct struct_kind kind_balance_config = STRUCT_KIND(tern_balance_config, nr_ranks);
 static const struct struct_kind kind_balance_input = STRUCT_KIND(tern_balance_input, load);
 static const struct struct_kind kind_balance_result = STRUCT_KIND(tern_balance_result, after);
+static const struct struct_kind kind_weights_config = STRUCT_KIND(tern_weights_config, parts);
+static const struct struct_kind kind_weights_progress =
+	STRUCT_KIND(tern_weights_progress, nr_failed);
+static const struct struct_kind kind_weights_stats = STRUCT_KIND(tern_weights_stats, copies);
 static const struct struct_kind kind_send = STRUCT_KIND(tern_send, bytes);
 
 /* True if a caller's struct of this kind may have so many bytes. */

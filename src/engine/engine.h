@@ -176,6 +176,10 @@ void engine_ask_again(tern_engine *engine, uint8_t prefix);
 typedef void (*engine_release_fn)(void *ctx, void *base, uint64_t bytes);
 void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn release, void *ctx);
 
+/* Others may still write into it: it stays registered, and release is called when the engine has
+ * ended. */
+void engine_region_leave(tern_region *region, engine_release_fn release, void *ctx);
+
 /* Rings that devices write, in memory that both reach: the proxy takes their commands behind its
  * own ring's, and sleeps for short slices alone, since a device wakes nobody. The caller keeps ring
  * and entries until it has detached them; what was in the ring by then is taken first, if that can

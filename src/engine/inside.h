@@ -62,7 +62,8 @@ struct tern_engine {
 			  has; TRANSPORT_FENCE: also where none is needed, as writes are in order */
 	uint32_t nr_networks, nr_nics;
 	struct network networks[TERN_MAX_NICS];
-	char *names; /* what the setup's networks point to, if it is the engine's to free */
+	uint32_t nr_stores; /* of weights, that were made over it */
+	char *names;        /* what the setup's networks point to, if it is the engine's to free */
 
 	/* the proxy's own */
 	bool inside_step, time_runs, saying_goodbye;

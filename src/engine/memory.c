@@ -199,6 +199,12 @@ void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn r
 		release(ctx, base, bytes);
 }
 
+void engine_region_leave(tern_region *region, engine_release_fn release, void *ctx)
+{
+	region->release_ctx = ctx;
+	region->release = release;
+}
+
 /* ---- remotes --------------------------------------------------------------------------------- */
 
 static int check_descriptor(const tern_engine *engine, const struct tern_descriptor *d)

@@ -69,6 +69,9 @@ static int check_choices(const struct tern_moe_config *c)
 	rc = rc ? rc : check_choice("scale", (int)c->scale, TERN_SCALE_NONE, TERN_SCALE_UE8M0);
 	rc = rc ? rc : check_choice("combine_dtype", (int)c->combine_dtype, TERN_BF16, TERN_FP32);
 	rc = rc ? rc : check_range("device", c->device, TERN_DEVICE_CPU, TERN_DEVICE_CUDA);
+	rc = rc ? rc
+		: check_range(
+			  "replicas", c->replicas, TERN_REPLICAS_AUTO, TERN_REPLICAS_LEAST_LOADED);
 	if (rc)
 		return rc;
 	if (c->layout == TERN_BY_SOURCE &&
@@ -76,6 +79,9 @@ static int check_choices(const struct tern_moe_config *c)
 		return fail(TERN_ERR_INVALID, "layout TERN_BY_SOURCE has one y row for each token, "
 					      "reduced by the caller: it needs "
 					      "TERN_REDUCE_EXPERT and TERN_WEIGHTS_PASS");
+	if (c->device && c->replicas == TERN_REPLICAS_LEAST_LOADED)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"replicas is TERN_REPLICAS_LEAST_LOADED: kernels choose them in turn");
 	if (c->caller_output && !c->device)
 		return fail(TERN_ERR_INVALID, "caller_output is for devices");
 	if (c->mode == TERN_LOW_LATENCY && c->capacity)
@@ -247,7 +253,8 @@ static int agree_config(tern_moe *moe)
 		{"replica_ranks", c->replica_ranks}, {"first_epoch", c->first_epoch},
 		{"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
 		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0},
-		{"combine_floats", c->combine_floats != 0}, {"masks", c->masks != 0}};
+		{"combine_floats", c->combine_floats != 0}, {"masks", c->masks != 0},
+		{"replicas", c->replicas}};
 
 	const int nr = (int)(sizeof(settings) / sizeof(settings[0]));
 	int rc = group_agree_settings(moe->group, settings, nr);

@@ -110,8 +110,10 @@ static void layout_slot_init(struct layout *l, const struct tern_moe_config *con
 	uint64_t end = 0;
 
 	if (config->mode == TERN_HIGH_THROUGHPUT) {
-		l->counts_bytes = align_up(
-			((uint64_t)l->nr_physical + l->nr_ranks) * sizeof(uint32_t), CACHE_LINE);
+		l->counts_bytes =
+			align_up(((uint64_t)l->nr_physical + l->nr_ranks) * sizeof(uint32_t) +
+					 sizeof(struct placed),
+				CACHE_LINE);
 		l->region_bytes = (uint64_t)l->share_tokens * l->region_stride;
 		l->counts = take(&end, 2 * l->nr_ranks * l->counts_bytes);
 	} else {

@@ -62,7 +62,7 @@ struct layout {
 	uint64_t capacity;     /* row positions: of an expert (PADDED), else of all */
 	uint64_t positions;    /* row positions in the output */
 	uint64_t counts_bytes; /* high throughput: one source's counts: [nr_physical] routes,
-				  [nr_ranks] rows */
+				  [nr_ranks] rows, struct placed */
 	uint64_t region_bytes; /* one source's region or headers */
 	uint32_t nr_channels, nr_chunks;
 	uint32_t chunk_bytes; /* from chunk to chunk of a channel */

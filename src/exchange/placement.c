@@ -15,49 +15,72 @@ static int placement_alloc(struct placement *p)
 	p->replicas = calloc(p->nr_physical, sizeof(*p->replicas));
 	p->nr_local = calloc(p->nr_ranks, sizeof(*p->nr_local));
 	p->first_replica = calloc((size_t)p->nr_experts + 2, sizeof(*p->first_replica));
+	p->named = calloc(p->nr_experts, sizeof(*p->named));
 	if (!p->rank || !p->local || !p->logical || !p->replicas || !p->nr_local ||
-		!p->first_replica)
+		!p->first_replica || !p->named)
 		return fail(
 			TERN_ERR_NOMEM, "no memory for a placement of %u experts", p->nr_physical);
 	return 0;
 }
 
-static int placement_fill(struct placement *p, const struct tern_placement *tables)
+/* Each of them has a place. */
+static int check_logical(struct placement *p, const int32_t *logical)
+{
+	memset(p->named, 0, p->nr_experts * sizeof(*p->named));
+	for (uint32_t i = 0; i < p->nr_physical; i++) {
+		int64_t expert = logical ? logical[i] : (int64_t)i;
+
+		if (expert < 0 || expert >= p->nr_experts)
+			return fail(TERN_ERR_INVALID,
+				"placement.logical[%u] is %lld; experts are 0 to %u", i,
+				(long long)expert, p->nr_experts - 1);
+		p->named[expert] = 1;
+	}
+	for (uint32_t e = 0; e < p->nr_experts; e++)
+		if (!p->named[e])
+			return fail(TERN_ERR_INVALID, "placement: expert %u is on no rank", e);
+	return 0;
+}
+
+static int take_ranks(struct placement *p, const struct tern_placement *tables)
 {
 	for (uint32_t i = 0; i < p->nr_physical; i++) {
-		int64_t logical = tables->logical ? tables->logical[i] : (int64_t)i;
 		int64_t rank = tables->rank ? tables->rank[i]
 					    : (int64_t)block_of(i, p->nr_physical, p->nr_ranks);
 
-		if (logical < 0 || logical >= p->nr_experts)
-			return fail(TERN_ERR_INVALID,
-				"placement.logical[%u] is %lld; experts are 0 to %u", i,
-				(long long)logical, p->nr_experts - 1);
 		if (rank < 0 || rank >= p->nr_ranks)
 			return fail(TERN_ERR_INVALID,
 				"placement.rank[%u] is %lld; ranks are 0 to %u", i, (long long)rank,
 				p->nr_ranks - 1);
-		p->logical[i] = (uint32_t)logical;
 		p->rank[i] = (uint32_t)rank;
 		p->local[i] = p->nr_local[rank]++;
 		if (p->nr_local[rank] > p->max_local)
 			p->max_local = p->nr_local[rank];
-		p->first_replica[logical + 2]++;
 	}
 	return 0;
 }
 
-static int placement_index(struct placement *p)
+/* They have been checked. */
+static void take_logical(struct placement *p, const int32_t *logical)
 {
-	for (uint32_t e = 0; e < p->nr_experts; e++) {
-		if (!p->first_replica[e + 2])
-			return fail(TERN_ERR_INVALID, "placement: expert %u is on no rank", e);
-		p->first_replica[e + 2] += p->first_replica[e + 1];
+	memset(p->first_replica, 0, ((size_t)p->nr_experts + 2) * sizeof(*p->first_replica));
+	for (uint32_t i = 0; i < p->nr_physical; i++) {
+		p->logical[i] = logical ? (uint32_t)logical[i] : i;
+		p->first_replica[p->logical[i] + 2]++;
 	}
+	for (uint32_t e = 0; e < p->nr_experts; e++)
+		p->first_replica[e + 2] += p->first_replica[e + 1];
 	for (uint32_t i = 0; i < p->nr_physical; i++) /* the counts were two places up, so this
 							 leaves starts */
 		p->replicas[p->first_replica[p->logical[i] + 1]++] = i;
-	return 0;
+	p->nr_lost = 0;
+}
+
+static void name_tables(struct placement *p, uint32_t version)
+{
+	uint64_t hash = placement_hash(p);
+
+	p->placed = (struct placed){version, (uint32_t)(hash ^ hash >> 32) | 1};
 }
 
 int placement_init(struct placement *p, const struct tern_placement *tables, uint32_t nr_experts,
@@ -74,14 +97,33 @@ int placement_init(struct placement *p, const struct tern_placement *tables, uin
 			"placement has %u physical experts for %u experts and no table `logical`",
 			p->nr_physical, nr_experts);
 	rc = placement_alloc(p);
-	if (!rc)
-		rc = placement_fill(p, tables);
-	if (!rc)
-		rc = placement_index(p);
+	rc = rc ? rc : take_ranks(p, tables);
+	rc = rc ? rc : check_logical(p, tables->logical);
 	if (!rc && p->max_local > UINT16_MAX)
 		rc = fail(TERN_ERR_INVALID, "placement puts %u experts on one rank; at most %u",
 			p->max_local, UINT16_MAX);
-	return rc;
+	if (rc)
+		return rc;
+	take_logical(p, tables->logical);
+	name_tables(p, 0);
+	return 0;
+}
+
+int placement_replace(
+	struct placement *p, uint32_t version, const int32_t *logical, uint32_t nr_physical)
+{
+	int rc;
+
+	if (!logical || nr_physical != p->nr_physical)
+		return fail(TERN_ERR_INVALID,
+			"tern_moe_place: a table of %u places%s; the exchange has %u", nr_physical,
+			logical ? "" : " that is NULL", p->nr_physical);
+	rc = check_logical(p, logical);
+	if (rc)
+		return rc;
+	take_logical(p, logical);
+	name_tables(p, version);
+	return 0;
 }
 
 /* The physical experts keep their numbers. From all of them anew: ranks come back. */
@@ -108,6 +150,7 @@ void placement_free(struct placement *p)
 	free(p->replicas);
 	free(p->nr_local);
 	free(p->first_replica);
+	free(p->named);
 	memset(p, 0, sizeof(*p));
 }
 
@@ -124,6 +167,21 @@ uint32_t placement_choose(
 		if (p->rank[p->replicas[first + i]] == source)
 			return p->replicas[first + i];
 	return p->replicas[first + (source + token) % nr];
+}
+
+uint32_t placement_choose_least(const struct placement *p, uint32_t logical, uint32_t source,
+	uint32_t token, const uint32_t *load)
+{
+	uint32_t first = p->first_replica[logical], nr = placement_nr_replicas(p, logical);
+	uint32_t least = placement_choose(p, logical, source, token);
+
+	for (uint32_t i = 0; nr > 1 && i < nr; i++) {
+		uint32_t other = p->replicas[first + (source + token + i) % nr];
+
+		if (load[p->rank[other]] < load[p->rank[least]])
+			least = other;
+	}
+	return least;
 }
 
 uint64_t placement_hash(const struct placement *p)

@@ -51,6 +51,7 @@ struct slot {
 	uint32_t epoch; /* of the round under way, or of the next one when idle */
 	uint32_t rounds[NR_PHASES];       /* that completed each phase: what the event_counts have
 					     counted, over nr_ranks */
+	struct placed placed;             /* likewise; owed: that of the others */
 	uint64_t plan;                    /* of the round under way, 0: none */
 	bool replays;                     /* that one is combined again, in place of a dispatch */
 	const struct kept_plan *replayed; /* until its rows have been read; else NULL */
@@ -118,6 +119,7 @@ struct tern_moe {
 	struct outgoing outgoing;
 	struct row_work *work; /* what is done to rows */
 	uint32_t *seen;        /* [E] token + 1 that named the expert last, to find duplicates */
+	uint32_t *rank_load;   /* [R] routes while replicas are chosen */
 	uint8_t *all_counts;   /* high throughput: [R] counts of all sources, copied from the window
 				*/
 	uint64_t *totals;      /* [P + R] sums over all sources while counts are added up */

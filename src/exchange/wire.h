@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include "exchange/placement.h"
+
 /* Arrival word: the epoch above, the rows announced below. Before the first round: the epoch before
  * it. */
 #define WORD_RELEASED UINT32_MAX /* in place of a count: rows given back without combine */
@@ -15,9 +17,11 @@
 /* likewise: no rows, as a plan is combined again */
 #define WORD_REPLAYED (UINT32_MAX - 2)
 
-/* A low-latency region begins with its number of rows, then rows of each local expert. */
+/* A low-latency region begins with its number of rows and by which tables they were routed, then
+ * rows of each local expert. */
 struct region_head {
 	uint32_t nr_rows;
+	struct placed placed;
 	uint32_t rows_of[]; /* [max_local] */
 };
 

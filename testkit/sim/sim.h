@@ -80,7 +80,8 @@ struct sim_settings {
 	uint64_t retry_ns; /* a write that is not acknowledged by then has failed, and its peer is
 			      down; 0: never */
 	bool lies;         /* (to test tests) ordered and fences are claimed, and not kept */
-	bool poison;       /* a write's target is overwritten with SIM_POISON when it is posted */
+	uint32_t spoil_per_mille; /* of pieces of writes in which a bit is turned as they land */
+	bool poison; /* a write's target is overwritten with SIM_POISON when it is posted */
 };
 
 #define SIM_POISON 0xdb
@@ -91,6 +92,7 @@ struct sim_stats {
 	uint64_t agains, duplicates_dropped, stalls, fences_waited;
 	uint64_t changed_retries; /* writes repeated after AGAIN with other flags: the caller lost
 				     some */
+	uint64_t spoilt;          /* pieces */
 	uint64_t bad_keys;        /* writes outside of registered memory */
 	uint64_t most_in_flight;  /* writes */
 	uint64_t pool_bytes;      /* memory for what is in flight */

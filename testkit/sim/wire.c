@@ -172,6 +172,7 @@ void sim_flight_copy_piece(struct endpoint *target, struct flight *flight, uint3
 {
 	uint64_t from = flight->bytes * piece / flight->nr_pieces,
 		 to = flight->bytes * (piece + 1) / flight->nr_pieces;
+	struct sim_network *network = target->network;
 	uint8_t *base = place_of(target, flight);
 	const uint8_t *source = flight->flags & WRITE_INLINE ? flight->inlined : flight->from;
 
@@ -179,6 +180,11 @@ void sim_flight_copy_piece(struct endpoint *target, struct flight *flight, uint3
 		flight->bad_key = true;
 	else if (to > from)
 		memcpy(base + from, source + from, to - from);
+	if (base && to > from && sim_chance(network, network->settings.spoil_per_mille)) {
+		base[from + sim_delay(network, to - from - 1)] ^=
+			(uint8_t)(1 << sim_delay(network, 7));
+		network->stats.spoilt++;
+	}
 	flight->landed |= (uint64_t)1 << piece;
 }
 

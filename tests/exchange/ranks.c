@@ -329,11 +329,30 @@ static void spoil_arguments(struct round *r, uint32_t n)
 		n * r->job->config.topk * sizeof(*r->buffers->wide_ids));
 }
 
+int round_place(struct round *r)
+{
+	uint32_t version = job_version(r->job, routes_of(r)), nr = job_nr_physical(r->job);
+	int32_t *logical;
+	int rc;
+
+	if (!r->job->place_in || r->moe->placement.placed.version == version)
+		return 0;
+	logical = calloc(nr, sizeof(*logical));
+	if (!logical)
+		return TERN_ERR_NOMEM;
+	job_place(r->job, version, logical);
+	rc = tern_moe_place(r->moe, version, logical, nr);
+	free(logical);
+	return rc;
+}
+
 int round_try_send(struct round *r)
 {
 	struct tern_dispatch args;
-	int rc;
+	int rc = round_place(r);
 
+	if (rc)
+		return rc;
 	round_arguments(r, &args);
 	do
 		rc = tern_dispatch_send(r->moe, &args);
@@ -427,6 +446,9 @@ int round_check_received(struct round *r)
 	if (r->manner.into && r->received.x != r->buffers->into)
 		return rank_fails(r->rank, "round %llu: received x is not the caller's buffer",
 			(unsigned long long)r->number);
+	if (r->job->place_in && r->received.version != job_version(r->job, routes_of(r)))
+		return rank_fails(r->rank, "round %llu is of version %u of the placement",
+			(unsigned long long)r->number, r->received.version);
 	set_reference(r);
 	if (r->job->wants && check_wanted(r, &difference))
 		return -1;
@@ -452,8 +474,10 @@ int round_dispatch_recv(struct round *r)
 int round_dispatch(struct round *r)
 {
 	struct tern_dispatch args;
-	int rc;
+	int rc = round_place(r);
 
+	if (rc)
+		return failed(r, rc, "place");
 	round_arguments(r, &args);
 	expect_rows(r);
 	do

@@ -91,6 +91,7 @@ void round_close(struct round *round);
 /* A round of the same exchange, for another slot, with buffers of its own. */
 int round_open_beside(struct round *round, const struct round *owner, uint32_t slot);
 
+int round_place(struct round *round);    /* experts go where the round wants them */
 int round_try_send(struct round *round); /* what tern_dispatch_send returned; notes nothing */
 int round_dispatch_send(struct round *round);
 int round_dispatch_recv(struct round *round);

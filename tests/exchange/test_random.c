@@ -32,6 +32,7 @@ static void draw_exchange(uint64_t *state, struct job *job)
 
 	draw_job(state, &limits, job);
 	job->config.wait_ms = random_below(state, 5) == 0 ? 0 : 60000;
+	job->place_in = random_below(state, 3) ? 0 : 1 + random_below(state, 4);
 }
 
 /* One piece after the other, the last one first: the least that a caller's pool may do. */
@@ -74,15 +75,17 @@ static void print_case(uint64_t seed, const struct job *job, const char *failure
 
 	print_error("seed %llu: %s\n  ranks %u (replicas %u), mode %d, layout %d, reduce %d, "
 		    "weights %d, hidden %u, experts %u + %u, topk %u,\n"
-		    "  tokens %u of %u, dtypes %d %d %d, scale %d, payload %u, slots %u, alignment "
+		    "  tokens %u of %u, replicas %u, experts move in %u, dtypes %d %d %d, scale "
+		    "%d, payload %u, slots %u, alignment "
 		    "%u, capacity %llu, epoch %u, wait %d, threads %u\n"
 		    "repeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=1 %s\n",
 		(unsigned long long)seed, failure, job->nr_ranks, c->replica_ranks, (int)c->mode,
 		(int)c->layout, (int)c->reduce, (int)c->weights, c->hidden, c->nr_experts,
-		job->nr_redundant, c->topk, job->nr_tokens, c->max_tokens, (int)c->x_dtype,
-		(int)c->dispatch_dtype, (int)c->combine_dtype, (int)c->scale, c->payload_bytes,
-		c->nr_slots, c->alignment, (unsigned long long)c->capacity, c->first_epoch,
-		c->wait_ms, c->nr_threads, (unsigned long long)seed, program_invocation_name);
+		job->nr_redundant, c->topk, job->nr_tokens, c->max_tokens, c->replicas,
+		job->place_in, (int)c->x_dtype, (int)c->dispatch_dtype, (int)c->combine_dtype,
+		(int)c->scale, c->payload_bytes, c->nr_slots, c->alignment,
+		(unsigned long long)c->capacity, c->first_epoch, c->wait_ms, c->nr_threads,
+		(unsigned long long)seed, program_invocation_name);
 }
 
 /* Returns the rounds that were over capacity, to see that not all of them were. */

@@ -654,6 +654,7 @@ static int try_configs(struct rank *rank, const struct tern_moe_config *good)
 	TRY("replica_ranks is 3; 1 to 2", c.replica_ranks = 3);
 	TRY("replica_ranks is 0", c.replica_ranks = 0);
 	TRY("wait_ms", c.wait_ms = -1);
+	TRY("replicas is 3; 0 to 2 are possible", c.replicas = 3);
 	TRY("placement.logical[1] is 10", c.placement = (struct tern_placement){.nr_physical = 2,
 						  .logical = (const int32_t[]){0, 10}});
 	TRY("placement.rank[1] is 2",
@@ -843,6 +844,7 @@ static void disagreement_body(struct rank *rank)
 	TRY("combine_dtype: 1 on rank 0; 3 on rank 1", c.combine_dtype = TERN_FP32);
 	TRY("nr_slots: 2 on rank 0; 1 on rank 1", c.nr_slots = 1);
 	TRY("alignment: 1 on rank 0; 16 on rank 1", c.alignment = 16);
+	TRY("replicas: 0 on rank 0; 1 on rank 1", c.replicas = TERN_REPLICAS_IN_TURN);
 	TRY("placement tables", (ranks[0] = 1, c.placement = (struct tern_placement){
 						       .nr_physical = 10, .rank = ranks}));
 	TRY("replica_ranks: 1 on rank 0; 2 on rank 1", c.replica_ranks = 2);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that are killed while an elastic group makes rounds of all kinds: with a plan that is made,
- * dispatched with and combined again, and rounds that are released. No sum is wrong, and each row
- * that comes is its source's. */
+ * dispatched with and combined again, and rounds that are released, while experts move between
+ * rounds. No sum is wrong, and each row that comes is its source's. */
 #include "tests/faults/acts.h"
 
 #include <setjmp.h>
@@ -25,6 +25,13 @@
 #define ROUNDS 400
 #define COPIES 3
 #define NR_RANKS 4
+#define PLACES (EXPERTS * COPIES)
+#define MOVES_IN 3 /* rounds; so plans are made, dispatched with and combined across moves */
+#define LOSES_AT 5 /* the round whose tables have experts on the victim alone */
+#define VERSION_LOSES 1000
+#define VERSION_BACK 1001
+
+static bool moves; /* for ranks that are started next */
 
 /* Of round n: n % NR_KINDS. What begins with a plan follows the round that made it. */
 enum kind {
@@ -48,7 +55,7 @@ struct worker {
 	tern_moe *moe;
 	uint64_t number, plan;
 	struct inputs in;
-	int32_t local[EXPERTS * COPIES];
+	uint32_t version; /* of the placement */
 	float out[TOKENS][HIDDEN] __attribute__((aligned(16)));
 	float *y;
 	size_t nr_y;
@@ -57,7 +64,7 @@ struct worker {
 		Y_LAST,  /* of the round before, at the plan's positions */
 		Y_DOUBLE /* twice those */
 	} y_is;
-	uint32_t nr_changes, nr_owed, nr_parted;
+	uint32_t nr_changes, nr_owed, nr_parted, nr_lost;
 };
 
 static enum kind kind_of(uint64_t number)
@@ -89,6 +96,57 @@ static void draw(uint64_t number, int rank, struct inputs *in)
 			in->x[t][h] = (float)random_below(&other, 64);
 	}
 }
+
+/* ---- places ---------------------------------------------------------------------------------- */
+
+static int32_t rank_of(int place)
+{
+	return (place % EXPERTS + place / EXPERTS) % NR_RANKS;
+}
+
+/* What place serves. Copies are on three ranks each, whatever the version; but VERSION_LOSES has
+ * experts 0 to 8 on the victim alone, and VERSION_BACK all on the others. */
+static int32_t expert_at(int place, uint32_t version, int victim)
+{
+	int32_t here = 0, elsewhere = 0;
+
+	if (version < VERSION_LOSES)
+		return (int32_t)((uint32_t)place + 5 * version) % EXPERTS;
+	for (int p = 0; p < place; p++)
+		*(rank_of(p) == victim ? &here : &elsewhere) += 1;
+	if (rank_of(place) == victim)
+		return here % 9;
+	return version == VERSION_LOSES ? 9 + elsewhere % 3 : elsewhere % EXPERTS;
+}
+
+static int32_t local_expert(const struct worker *w, int local, uint32_t version)
+{
+	int place = 0;
+
+	while (rank_of(place) != w->rank->rank || local-- > 0)
+		place++;
+	return expert_at(place, version, w->scene->victim);
+}
+
+static int place(struct worker *w, uint32_t version)
+{
+	int32_t logical[PLACES];
+	int rc;
+
+	for (int p = 0; p < PLACES; p++)
+		logical[p] = expert_at(p, version, w->scene->victim);
+	rc = tern_moe_place(w->moe, version, logical, PLACES);
+	if (rc)
+		return rc;
+	w->version = version;
+	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
+		if (tern_moe_local_expert(w->moe, (uint32_t)l) != local_expert(w, l, version))
+			return rank_fails(w->rank, "local expert %d is %d in version %u", l,
+				tern_moe_local_expert(w->moe, (uint32_t)l), version);
+	return 0;
+}
+
+/* ---- rounds ---------------------------------------------------------------------------------- */
 
 /* Small whole numbers: sums are exact, and tell which expert and round. */
 static float expert_result(float x, uint64_t number, int32_t expert)
@@ -135,7 +193,9 @@ static int check_row(struct worker *w, const struct tern_row *row, const float *
 
 static int run_experts(struct worker *w, const struct tern_received *received, uint64_t number)
 {
-	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
+	for (int l = 0; l < tern_moe_nr_local(w->moe); l++) {
+		int32_t expert = local_expert(w, l, received->version);
+
 		for (uint64_t i = 0; i < received->counts[l]; i++) {
 			uint64_t at = received->offsets[l] + i;
 			const float *x = (const float *)received->x + at * HIDDEN;
@@ -144,8 +204,9 @@ static int run_experts(struct worker *w, const struct tern_received *received, u
 			if (check_row(w, &received->rows[at], x, number))
 				return -1;
 			for (uint32_t h = 0; h < HIDDEN; h++)
-				y[h] = expert_result(x[h], number, w->local[l]);
+				y[h] = expert_result(x[h], number, expert);
 		}
+	}
 	return 0;
 }
 
@@ -224,7 +285,8 @@ static int make_round(struct worker *w)
 		rc = combined_again(w);
 		if (rc != TERN_ERR_STATE)
 			return rc;
-		if (!strstr(tern_last_error(), "is not whole"))
+		if (!strstr(tern_last_error(), "is not whole") &&
+			!strstr(tern_last_error(), "of the placement, and now it is"))
 			return rank_fails(w->rank, "combining again: %s", tern_last_error());
 		w->nr_parted++;
 	}
@@ -257,7 +319,7 @@ static int survive(struct worker *w)
 
 static int open_worker(struct worker *w)
 {
-	int32_t logical[EXPERTS * COPIES], rank_of[EXPERTS * COPIES];
+	int32_t logical[PLACES], ranks[PLACES];
 	struct tern_moe_config config;
 
 	tern_moe_config_init(&config);
@@ -270,16 +332,14 @@ static int open_worker(struct worker *w)
 	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
 	config.elastic = 1;
 	config.wait_ms = w->scene->job.config.wait_ms;
-	for (int i = 0; i < EXPERTS * COPIES; i++) {
-		logical[i] = i % EXPERTS;
-		rank_of[i] = (i % EXPERTS + i / EXPERTS) % NR_RANKS;
+	for (int p = 0; p < PLACES; p++) {
+		logical[p] = expert_at(p, 0, w->scene->victim);
+		ranks[p] = rank_of(p);
 	}
-	config.placement = (struct tern_placement){
-		.nr_physical = EXPERTS * COPIES, .logical = logical, .rank = rank_of};
+	config.placement =
+		(struct tern_placement){.nr_physical = PLACES, .logical = logical, .rank = ranks};
 	if (tern_moe_create(w->rank->group, &config, &w->moe))
 		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
-	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
-		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
 	w->nr_y = (size_t)HIDDEN * TOKENS * TOPK * NR_RANKS;
 	w->y = calloc(w->nr_y, sizeof(float));
 	return w->y ? 0 : rank_fails(w->rank, "no memory");
@@ -307,6 +367,14 @@ static int stay_until_all_are_done(struct worker *w)
 	return rc;
 }
 
+/* As the next round wants it; no change is under way here. */
+static int move_experts(struct worker *w)
+{
+	uint32_t version = (uint32_t)(w->number / MOVES_IN);
+
+	return moves && version != w->version ? place(w, version) : 0;
+}
+
 static void survivor_body(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
@@ -319,7 +387,8 @@ static void survivor_body(struct rank *rank)
 		while (w.number >= ROUNDS - 50 && !atomic_load(&s->fate_ns))
 			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 		draw(w.number, rank->rank, &w.in);
-		while ((rc = make_round(&w)) == TERN_ERR_MEMBERS)
+		rc = move_experts(&w);
+		while (!rc && (rc = make_round(&w)) == TERN_ERR_MEMBERS)
 			if ((rc = survive_all(&w)))
 				break;
 		rc = rc ? rc : check_sums(&w);
@@ -407,12 +476,94 @@ static void dies_between_peers(void **state)
 	assert_true(nr_owed >= 2 * (NR_KINDS - 1));
 }
 
+static void dies_while_experts_move(void **state)
+{
+	moves = true;
+	one_dies(state);
+	one_dies_between_nodes(state);
+	dies_between_peers(state);
+	moves = false;
+}
+
+/* ---- experts that come back ------------------------------------------------------------------ */
+
+/* Puts the lost experts back, and takes part in what it owes. */
+static int bring_back(struct worker *w)
+{
+	int rc = TERN_ERR_LOST_EXPERTS;
+
+	while (rc == TERN_ERR_LOST_EXPERTS) {
+		rc = place(w, VERSION_BACK);
+		rc = rc ? rc : survive_all(w);
+	}
+	return rc;
+}
+
+static int round_with_losses(struct worker *w)
+{
+	int rc = make_round(w);
+
+	while (rc == TERN_ERR_MEMBERS || rc == TERN_ERR_LOST_EXPERTS) {
+		rc = rc == TERN_ERR_MEMBERS ? survive_all(w) : rc;
+		if (rc == TERN_ERR_LOST_EXPERTS) {
+			w->nr_lost++;
+			rc = bring_back(w);
+		}
+		rc = rc ? rc : make_round(w);
+	}
+	return rc;
+}
+
+static void loser_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct worker w = {.rank = rank, .scene = s};
+	int rc = 0;
+
+	if (join(rank, &s->first, rank->rank) || open_worker(&w))
+		return;
+	for (w.number = 0; w.number < LOSES_AT + 2 * NR_KINDS && !rc; w.number++) {
+		draw(w.number, rank->rank, &w.in);
+		if (w.number == LOSES_AT)
+			rc = place(&w, VERSION_LOSES);
+		if (w.number == LOSES_AT + 1 && rank->rank == s->victim)
+			raise(SIGKILL);
+		rc = rc ? rc : round_with_losses(&w);
+		rc = rc ? rc : check_sums(&w);
+	}
+	rc = rc ? rc : stay_until_all_are_done(&w);
+	if (rc < 0)
+		rank_fails(rank, "round %llu: %s", (unsigned long long)w.number, tern_last_error());
+	if (!w.nr_lost || w.version != VERSION_BACK)
+		rank_fails(
+			rank, "no experts were lost, or they are not back: version %u", w.version);
+	tern_moe_destroy(w.moe);
+	tern_group_destroy(rank->group);
+	free(w.y);
+}
+
+static void lost_experts_come_back(void **state)
+{
+	(void)state;
+	BOTH_MODES(mode)
+	for (int i = 0; i < scaled(4); i++) {
+		struct scene *s = scene_open(NR_RANKS, mode);
+
+		s->elastic = true;
+		s->victim = i % NR_RANKS;
+		s->halves = -1;
+		scene_play(s, loser_body, SIGKILL);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_dies),
 		cmocka_unit_test(one_dies_between_nodes),
 		cmocka_unit_test(dies_between_peers),
+		cmocka_unit_test(dies_while_experts_move),
+		cmocka_unit_test(lost_experts_come_back),
 	};
 
 	if (getenv("TERN_FORCE_ENGINE")) {

@@ -21,6 +21,12 @@ enum next {
 	HOME
 };
 
+/* Which expert each place serves. */
+struct tables {
+	uint32_t version;
+	int32_t logical[MAX_EXPERTS];
+};
+
 struct token {
 	int32_t ids[TERN_MAX_TOPK];
 	float weights[TERN_MAX_TOPK];
@@ -31,6 +37,7 @@ struct shadow {
 	enum next next;
 	uint32_t nr_tokens;
 	struct token tokens[MAX_TOKENS];
+	struct tables tables; /* by which it was routed */
 	uint64_t nr_rows, extent;
 	uint64_t plan;  /* it was dispatched with */
 	uint64_t again; /* that is combined again */
@@ -55,6 +62,7 @@ struct world {
 	uint32_t row_bytes, y_bytes;
 	struct shadow slots[MAX_SLOTS];
 	struct kept kept[MAX_PLANS];
+	struct tables tables;
 	struct tern_stats stats;
 };
 
@@ -120,6 +128,7 @@ static void draw_config(struct bytes *b, struct tern_moe_config *c)
 		c->placement.nr_physical = take_byte(b);
 	if (take_byte(b) >= 224)
 		draw_opaque(b, c);
+	c->replicas = odd_number(b, take_from(b, 0, 2));
 }
 
 /* Taken settings must be within the contract; too large ones for this test are left alone. */
@@ -129,6 +138,7 @@ static bool settings_are_small(const struct tern_moe_config *c)
 		c->nr_slots >= 1 && c->nr_slots <= 16);
 	MUST(c->max_tokens >= 1 && c->hidden >= 1 && c->alignment >= 1 && c->replica_ranks == 1 &&
 		c->wait_ms >= 0);
+	MUST(c->replicas <= TERN_REPLICAS_LEAST_LOADED);
 	MUST(c->mode >= 1 && c->mode <= 2 && c->layout >= 1 && c->layout <= 3);
 	return c->max_tokens <= MAX_TOKENS && c->hidden <= MAX_HIDDEN &&
 	       c->nr_experts <= MAX_EXPERTS && c->nr_slots <= MAX_SLOTS &&
@@ -186,14 +196,14 @@ static void check_taken(struct world *w)
 	MUST(!tern_moe_stats(w->moe, &w->stats));
 }
 
-/* One rank: all experts are local, in order of their ids. */
-static uint64_t expected_rows(const struct world *w, const struct shadow *s, uint32_t expert)
+/* One rank: all experts are local, in the places that the tables say. */
+static uint64_t expected_rows(const struct world *w, const struct shadow *s, uint32_t place)
 {
 	uint64_t nr = 0;
 
 	for (uint32_t t = 0; t < s->nr_tokens; t++)
 		for (uint32_t k = 0; k < w->c.topk; k++)
-			nr += s->tokens[t].ids[k] == (int32_t)expert;
+			nr += s->tokens[t].ids[k] == s->tables.logical[place];
 	return nr;
 }
 
@@ -229,7 +239,7 @@ static uint8_t x[MAX_TOKENS * (MAX_HIDDEN * 4 + 32) + 64] __attribute__((aligned
 
 /* ---- received -------------------------------------------------------------------------------- */
 
-static void check_row(const struct world *w, const struct shadow *s, uint64_t at, uint32_t expert)
+static void check_row(const struct world *w, const struct shadow *s, uint64_t at, uint32_t place)
 {
 	const struct tern_row *row = &s->received.rows[at];
 	const struct token *token;
@@ -239,7 +249,7 @@ static void check_row(const struct world *w, const struct shadow *s, uint64_t at
 	token = &s->tokens[row->token];
 	if (w->c.layout != TERN_BY_SOURCE) {
 		MUST(row->k >= 0 && row->k < (int32_t)w->c.topk &&
-			token->ids[row->k] == (int32_t)expert);
+			token->ids[row->k] == s->tables.logical[place]);
 		MUST(row->weight == token->weights[row->k]);
 	}
 	for (uint32_t i = 0; i < w->row_bytes; i++)
@@ -262,6 +272,7 @@ static void check_received(const struct world *w, struct shadow *s)
 			s->received.offsets[i] + s->received.counts[i] <= s->received.extent);
 	}
 	MUST(sum == s->received.nr_rows);
+	MUST(s->received.version == s->tables.version);
 }
 
 /* Where rows go; false: nowhere that is right. */
@@ -313,7 +324,8 @@ static void call_send(struct world *w, uint32_t slot)
 	static int64_t wide_ids[MAX_TOKENS * TERN_MAX_TOPK];
 	static float weights[MAX_TOKENS * TERN_MAX_TOPK];
 	uint8_t kind = take_byte(&w->b), spoil = take_byte(&w->b);
-	struct shadow fresh = {.nr_tokens = take_from(&w->b, 0, w->c.max_tokens)};
+	struct shadow fresh = {
+		.nr_tokens = take_from(&w->b, 0, w->c.max_tokens), .tables = w->tables};
 	uint32_t stride = w->row_bytes + (kind & 1 ? 32 : 0);
 	bool wide = kind & 2, joined = kind & 4, ids_good = draw_tokens(w, &fresh), good = true;
 	struct tern_received received;
@@ -615,6 +627,12 @@ static void call_plan(struct world *w, uint32_t slot)
 	keep_rows(kept, w, &w->slots[slot]);
 }
 
+/* Routed by the tables that hold now. */
+static bool is_of_today(const struct world *w, const struct kept *kept)
+{
+	return kept->plan && !memcmp(&kept->shadow.tables, &w->tables, sizeof(w->tables));
+}
+
 /* As the plan's round was, but for x. */
 static void call_send_again(struct world *w, uint32_t slot)
 {
@@ -633,7 +651,7 @@ static void call_send_again(struct world *w, uint32_t slot)
 		memset(x + t * w->row_bytes, fresh.tokens[t].mark, w->row_bytes);
 	}
 	rc = tern_dispatch_send(w->moe, &args);
-	if (right && kept->plan) {
+	if (right && is_of_today(w, kept)) {
 		MUST(!rc);
 		check_taken(w);
 		fresh.next = RECV;
@@ -667,7 +685,7 @@ static void call_results_again(struct world *w, uint32_t slot)
 				result(&kept->shadow.tokens[kept->rows[i].token], kept->rows[i].k));
 	rc = tern_combine_send(w->moe, &args);
 	free(y);
-	if (right && kept->plan) {
+	if (right && is_of_today(w, kept)) {
 		MUST(!rc);
 		check_taken(w);
 		w->slots[slot] = kept->shadow;
@@ -693,6 +711,36 @@ static void call_release(struct world *w, uint32_t slot)
 	}
 }
 
+/* ---- experts that move ----------------------------------------------------------------------- */
+
+static void call_place(struct world *w)
+{
+	uint32_t nr = w->c.nr_experts, first = take_byte(&w->b) % nr, spoil = take_byte(&w->b);
+	struct tables tables = {.version = take_byte(&w->b) % 4};
+	const int32_t *logical = tables.logical;
+	bool good = spoil != 1 && spoil != 2, once[MAX_EXPERTS] = {false};
+	int rc;
+
+	for (uint32_t p = 0; p < nr; p++) {
+		int32_t expert = (int32_t)((first + p) % nr);
+
+		tables.logical[p] = spoil < 64 && spoil > 2 ? take_byte(&w->b) - 2 : expert;
+		expert = tables.logical[p];
+		good &= expert >= 0 && expert < (int32_t)nr && !once[expert];
+		if (good)
+			once[expert] = true;
+	}
+	rc = tern_moe_place(
+		w->moe, tables.version, spoil == 1 ? NULL : logical, nr + (spoil == 2 ? 1 : 0));
+	if (good)
+		w->tables = tables;
+	MUST(rc == (good ? 0 : TERN_ERR_INVALID));
+	if (rc)
+		check_unchanged(w);
+	for (uint32_t p = 0; p < nr; p++)
+		MUST(tern_moe_local_expert(w->moe, p) == w->tables.logical[p]);
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 static void make_call(struct world *w)
@@ -706,6 +754,10 @@ static void make_call(struct world *w)
 		(plans < 32          ? call_plan
 			: plans < 64 ? call_send_again
 				     : call_results_again)(w, slot);
+		return;
+	}
+	if (plans < 112) {
+		call_place(w);
 		return;
 	}
 	switch (draw % 8 < 4 ? (int)next : draw % 8 - 4) { /* half of them the right one */
@@ -731,6 +783,8 @@ static void run_calls(struct world *w)
 {
 	w->row_bytes = row_bytes(&w->c);
 	w->y_bytes = w->c.hidden * bytes_of(w->c.combine_dtype);
+	for (uint32_t p = 0; p < w->c.nr_experts; p++)
+		w->tables.logical[p] = (int32_t)p;
 	check_taken(w);
 	for (int i = 0; i < MAX_CALLS && w->b.left; i++)
 		make_call(w);

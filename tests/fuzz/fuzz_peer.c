@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A peer that writes anything into this rank's window between the halves: counts, headers, words,
- * event_counts. The library answers with TERN_ERR_PROTOCOL, or goes on waiting, or goes on; it
- * never follows a number out of bounds. Two ranks in one thread, polling. */
+ * event_counts. The library answers with TERN_ERR_PROTOCOL or TERN_ERR_MISMATCH, or goes on
+ * waiting, or goes on; it never follows a number out of bounds. Two ranks in one thread, polling.
+ */
 #include <pthread.h>
 #include <string.h>
 
@@ -166,7 +167,7 @@ static void expect(struct pair *p, int rc)
 		return;
 	p->over = true;
 	MUST(rc == TERN_ERR_PROTOCOL || rc == TERN_ERR_TIMEOUT || rc == TERN_ERR_PEER_LEFT ||
-		rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_CAPACITY);
+		rc == TERN_ERR_PEER_DEAD || rc == TERN_ERR_CAPACITY || rc == TERN_ERR_MISMATCH);
 	MUST(p->mutated || rc == TERN_ERR_CAPACITY);
 	MUST(*tern_last_error());
 }

@@ -281,7 +281,7 @@ expect hangs pieces -DBREAK_RESULTS_BEFORE_DISPATCH
 # GPUs and ranks on other nodes
 expect holds internode
 expect holds internode -DROUNDS=3 -DRUNS=0
-expect holds internode -DCOUNTS=1 -DRUNS=0
+expect_large holds internode -DCOUNTS=1 -DRUNS=0
 expect_large holds internode -DSLOTS=2 -DROUNDS=1 -DRUNS=0 -DTOGETHER=1
 expect_large holds internode -DDEATH=1 -DROUNDS=1
 expect holds internode -DDEATH=1 -DRUNS=0

@@ -82,6 +82,66 @@ static void check_choice(const struct tables *t, const struct placement *p, uint
 	assert_int_equal(chosen, here >= 0 ? here : replicas[(source + token) % nr]);
 }
 
+/* As if it had been made so; and where it is refused, as it was. */
+static void check_replaced(uint64_t *random, const struct tables *t, struct placement *p)
+{
+	int32_t logical[128];
+	uint32_t nr = p->nr_physical, at = random_below(random, nr);
+	struct tern_placement tables = {nr, logical, t->rank};
+	struct placed before = p->placed;
+	struct placement made;
+
+	memcpy(logical, t->logical, nr * sizeof(*logical));
+	for (uint32_t i = nr; i > 1; i--) {
+		uint32_t other = random_below(random, i);
+		int32_t expert = logical[i - 1];
+
+		logical[i - 1] = logical[other];
+		logical[other] = expert;
+	}
+	assert_int_equal(placement_init(&made, &tables, t->nr_experts, t->nr_ranks), 0);
+	logical[at] += (int32_t)t->nr_experts;
+	assert_int_equal(placement_replace(p, 7, logical, nr), TERN_ERR_INVALID);
+	logical[at] -= (int32_t)t->nr_experts;
+	assert_int_equal(placement_replace(p, 7, logical, nr - 1), TERN_ERR_INVALID);
+	assert_int_equal(placement_replace(p, 7, NULL, nr), TERN_ERR_INVALID);
+	assert_true(placed_is(&p->placed, &before));
+	check_placement(t, p);
+	assert_int_equal(placement_replace(p, 7, logical, nr), 0);
+	assert_int_equal(p->placed.version, 7);
+	assert_int_equal(p->placed.hash, made.placed.hash);
+	assert_memory_equal(p->logical, made.logical, nr * sizeof(*p->logical));
+	assert_memory_equal(p->replicas, made.replicas, nr * sizeof(*p->replicas));
+	assert_memory_equal(p->first_replica, made.first_replica,
+		((size_t)t->nr_experts + 1) * sizeof(*p->first_replica));
+	placement_free(&made);
+}
+
+/* The one in turn, unless another's rank has less: then the next such one behind it. */
+static void check_least(uint64_t *random, const struct tables *t, const struct placement *p)
+{
+	uint32_t load[64], expert = random_below(random, t->nr_experts),
+			   source = random_below(random, t->nr_ranks),
+			   token = random_below(random, 1000);
+	uint32_t nr = 0, replicas[128], best, chosen;
+
+	for (uint32_t r = 0; r < t->nr_ranks; r++)
+		load[r] = random_below(random, 3);
+	for (uint32_t i = 0; i < p->nr_physical; i++)
+		if (t->logical[i] == (int32_t)expert)
+			replicas[nr++] = i;
+	best = placement_choose(p, expert, source, token);
+	for (uint32_t i = 0; i < nr; i++) {
+		uint32_t other = replicas[((source + token) % nr + i) % nr];
+
+		best = load[t->rank[other]] < load[t->rank[best]] ? other : best;
+	}
+	chosen = placement_choose_least(p, expert, source, token, load);
+	assert_int_equal(chosen, best);
+	for (uint32_t i = 0; i < nr; i++)
+		assert_true(load[t->rank[chosen]] <= load[t->rank[replicas[i]]]);
+}
+
 static void placements(void **state)
 {
 	uint64_t random = 1;
@@ -97,6 +157,9 @@ static void placements(void **state)
 		for (int j = 0; j < 20; j++)
 			check_choice(&t, &p, random_below(&random, t.nr_experts),
 				random_below(&random, t.nr_ranks), random_below(&random, 1000));
+		for (int j = 0; j < 20; j++)
+			check_least(&random, &t, &p);
+		check_replaced(&random, &t, &p);
 		placement_free(&p);
 	}
 }

@@ -282,6 +282,7 @@ static void test_replicas(void **state)
 	(void)state;
 	small_job(&job);
 	job.nr_redundant = 2; /* physical 8 is expert 0, 9 is expert 5; blocks 0-3, 4-6, 7-9 */
+	job.config.replicas = TERN_REPLICAS_IN_TURN;
 	reference = open_small(&job);
 	for (token = 0; token < 5; token++) {
 		for (k = 0; k < 2; k++) {
@@ -292,6 +293,29 @@ static void test_replicas(void **state)
 			assert_int_equal(reference_physical(reference, 0, token)[k], want);
 		}
 	}
+	close_small(&job, reference);
+}
+
+/* Expert 0 is in 0, on rank 0, and in 8, on rank 2; expert 5 in 5 on rank 1, and in 9 on rank 2. */
+static void test_least_loaded(void **state)
+{
+	static const int32_t ids[] = {0, 5, 1, 2, 0, 7, 5, 4, 0, -1};
+	/* Single places first: ranks 0, 1, 2 have 2, 1, 1. Then 0 to rank 2, as that has least; 5,
+	 * of token 0, in turn, to rank 1 of 1 and 2; now 2, 2, 2: 0, at home; 5 in turn, of token
+	 * 3, to rank 2 of 2 and 2; and 0 at home again, where 3 are, as there. */
+	static const int32_t want[] = {8, 5, 1, 2, 0, 7, 9, 4, 0, -1};
+	struct job job;
+	struct reference *reference;
+
+	(void)state;
+	small_job(&job);
+	job.nr_redundant = 2;
+	reference = open_small(&job);
+	memcpy(reference->ids, ids, sizeof(ids));
+	reference_route_home(reference, 0);
+	for (uint32_t token = 0; token < 5; token++)
+		assert_memory_equal(reference_physical(reference, 0, token), want + 2 * token,
+			2 * sizeof(*want));
 	close_small(&job, reference);
 }
 
@@ -451,6 +475,7 @@ int main(void)
 		cmocka_unit_test(test_quantise_edges),
 		cmocka_unit_test(test_blocks),
 		cmocka_unit_test(test_replicas),
+		cmocka_unit_test(test_least_loaded),
 		cmocka_unit_test(test_order_and_alignment),
 		cmocka_unit_test(test_exact_sums),
 		cmocka_unit_test(test_random_sums_depend_on_the_way),

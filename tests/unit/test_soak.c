@@ -76,6 +76,8 @@ static void wrongs_are_found(void **state)
 	assert_true(nr_found(SOAK_LYING_NETWORK, &peaceful, nr, "rank ") > 0);
 	assert_true(nr_found(SOAK_SPOILED_ROW, &peaceful, nr, "wrong after dispatch") > nr / 2);
 	assert_true(nr_found(SOAK_DEAF_RANK, &peaceful, nr, "nothing had happened") > nr / 3);
+	assert_true(nr_found(SOAK_STALE_RANK, &peaceful, nr, "by version") > nr / 2);
+	assert_true(nr_found(SOAK_LIAR, &peaceful, nr, "wrong after dispatch") > nr / 3);
 	assert_int_equal(nr_found(SOAK_WRONG_BLAME, &deadly, nr, "blames somebody else"), nr);
 }
 

@@ -155,9 +155,9 @@ part_exchange() {
 
 # Ranks that are killed, and wires that are pulled, in every phase of both modes.
 part_faults() {
-	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0 TERN_TEST_DIVISOR=24 suite "$BUILD/tests/faults/test_faults" killed_in_each_phase
+	TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0 TERN_TEST_DIVISOR=48 suite "$BUILD/tests/faults/test_faults" killed_in_each_phase
 	suite "$BUILD/tests/faults/test_engine" 'over_verbs*'
-	suite "$BUILD/tests/faults/test_wire"
+	suite "$BUILD/tests/faults/test_wire" low_latency
 }
 
 # The same with a sanitizer in it, and less of it. The kernel's stores are not seen by it; everything on this side is.
@@ -188,6 +188,7 @@ part_soak() {
 	step "mixed-networks" mixed_networks
 	# That it runs; how fast is for quiet hours.
 	step "rate" bash -c "tests/vm/rate.sh 1 8 | tee /dev/stderr | awk '/^write/ && \$NF > 0 {n++} END {exit n != 2}'"
+	suite "$BUILD/tests/faults/test_wire" high_throughput
 	export TERN_FORCE_ENGINE=1
 	step "exchange/two-devices" two_devices
 	step "exchange/4-ranks" bench 4 verbs:rxe0 --dtype fp8,bf16

@@ -286,6 +286,10 @@ impl Default for tern_placement {
         }
     }
 }
+pub const TERN_REPLICAS_AUTO: tern_replicas = 0;
+pub const TERN_REPLICAS_IN_TURN: tern_replicas = 1;
+pub const TERN_REPLICAS_LEAST_LOADED: tern_replicas = 2;
+pub type tern_replicas = ::std::os::raw::c_uint;
 pub type tern_parallel_for = ::core::option::Option<
     unsafe extern "C" fn(
         ctx: *mut ::std::os::raw::c_void,
@@ -328,6 +332,8 @@ pub struct tern_moe_config {
     pub parallel_ctx: *mut ::std::os::raw::c_void,
     pub combine_floats: u32,
     pub masks: u32,
+    pub replicas: u32,
+    pub reserved: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {
@@ -361,6 +367,14 @@ extern "C" {
     pub fn tern_moe_set_wait(
         moe: *mut tern_moe,
         wait_ms: ::std::os::raw::c_int,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn tern_moe_place(
+        moe: *mut tern_moe,
+        version: u32,
+        logical: *const i32,
+        nr_physical: u32,
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
@@ -440,6 +454,8 @@ pub struct tern_received {
     pub counts_alignment: u32,
     pub into_counts: *mut u32,
     pub into_offsets: *mut u64,
+    pub version: u32,
+    pub reserved: u32,
 }
 impl Default for tern_received {
     fn default() -> Self {

@@ -123,6 +123,7 @@ static int exchange_alloc(tern_moe *moe)
 
 	moe->slots = take(moe, c->nr_slots, sizeof(*moe->slots));
 	moe->seen = take(moe, c->nr_experts, sizeof(*moe->seen));
+	moe->rank_load = take(moe, moe->nr_ranks, sizeof(*moe->rank_load));
 	moe->cursor = take(moe, moe->layout.max_local, sizeof(*moe->cursor));
 	moe->all_counts = take(
 		moe, c->mode == TERN_HIGH_THROUGHPUT ? moe->nr_ranks : 0, moe->layout.counts_bytes);
@@ -131,8 +132,8 @@ static int exchange_alloc(tern_moe *moe)
 	moe->totals = take(
 		moe, (uint64_t)moe->placement.nr_physical + moe->nr_ranks, sizeof(*moe->totals));
 	moe->expert_load = take(moe, c->nr_experts, sizeof(*moe->expert_load));
-	ok = outgoing_alloc(moe) && moe->slots && moe->seen && moe->cursor && moe->home_next &&
-	     moe->all_counts && moe->totals && moe->expert_load;
+	ok = outgoing_alloc(moe) && moe->slots && moe->seen && moe->rank_load && moe->cursor &&
+	     moe->home_next && moe->all_counts && moe->totals && moe->expert_load;
 	for (uint32_t i = 0; i < c->nr_slots && ok; i++)
 		ok = slot_alloc(moe, i);
 	if (!ok)
@@ -193,6 +194,7 @@ static void cpu_close(tern_moe *moe)
 	free(moe->outgoing.rows);
 	row_work_close(moe->work);
 	free(moe->seen);
+	free(moe->rank_load);
 	free(moe->cursor);
 	free(moe->home_next);
 	free(moe->all_counts);

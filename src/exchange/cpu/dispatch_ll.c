@@ -10,13 +10,22 @@
 #include "exchange/cpu/routes.h"
 #include "exchange/row_work.h"
 
+static void fill_region_head(tern_moe *moe, uint32_t slot, uint32_t rank)
+{
+	const struct slot *s = &moe->slots[slot];
+	struct region_head *head = (struct region_head *)path_region(moe, slot, rank);
+
+	head->nr_rows = s->rows_to[rank];
+	head->placed = s->placed;
+}
+
 /* How many rows the destination and each of its experts get, in front of its region. */
 static void fill_region_heads(tern_moe *moe, uint32_t slot)
 {
 	const struct slot *s = &moe->slots[slot];
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		((struct region_head *)path_region(moe, slot, r))->nr_rows = s->rows_to[r];
+		fill_region_head(moe, slot, r);
 
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
 		uint8_t *region = path_region(moe, slot, moe->placement.rank[p]);
@@ -32,7 +41,7 @@ static void fill_heads_of_unmasked(tern_moe *moe, uint32_t slot)
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		if (moe->alive[r])
-			((struct region_head *)path_region(moe, slot, r))->nr_rows = s->rows_to[r];
+			fill_region_head(moe, slot, r);
 	for (uint32_t p = 0; p < moe->placement.nr_physical; p++) {
 		uint32_t rank = moe->placement.rank[p];
 

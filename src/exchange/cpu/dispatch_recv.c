@@ -12,6 +12,18 @@
 #include "exchange/row_work.h"
 #include "exchange/rows.h"
 #include "exchange/cpu/liveness.h"
+#include "exchange/place.h"
+
+/* Low latency; high throughput has looked at counts. */
+static int check_heads(tern_moe *moe, uint32_t slot)
+{
+	const uint8_t *heads = own(moe, layout_region(&moe->layout, slot, 0)) +
+			       offsetof(struct region_head, placed);
+
+	if (moe->config.mode != TERN_LOW_LATENCY)
+		return 0;
+	return placed_check(moe, slot, heads, moe->layout.region_bytes);
+}
 
 /* How many rows each source announced; high throughput knows already. */
 static int check_words(tern_moe *moe, uint32_t slot)
@@ -203,6 +215,7 @@ static void describe_received(
 	received->topk_weights = by_source ? (const float *)(s->output + o->topk_weights) : NULL;
 	received->nr_rows = s->nr_rows;
 	received->extent = s->extent;
+	received->version = s->placed.version;
 }
 
 /* Arguments have been checked. */
@@ -213,6 +226,7 @@ static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 				     : wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);
 
 	rc = rc ? rc : check_words(moe, slot);
+	rc = rc ? rc : check_heads(moe, slot);
 	if (rc)
 		return rc;
 	choose_output(moe, s, received);

@@ -18,6 +18,7 @@
 #include "exchange/row_work.h"
 #include "exchange/rows.h"
 #include "exchange/cpu/liveness.h"
+#include "exchange/place.h"
 
 /* Where the row goes, as the counts of all have settled it. */
 static void take_places(struct tern_moe *moe, struct slot *s, uint32_t rank,
@@ -235,6 +236,8 @@ static int send_all_counts(tern_moe *moe, uint32_t slot)
 		memcpy(counts, s->routes_to, moe->placement.nr_physical * sizeof(*counts));
 		memcpy(counts + moe->placement.nr_physical, s->rows_to,
 			moe->nr_ranks * sizeof(*counts));
+		memcpy(counts + moe->placement.nr_physical + moe->nr_ranks, &s->placed,
+			sizeof(s->placed));
 	}
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
 		if (!moe->alive[r])
@@ -292,6 +295,11 @@ static int place_all_rows(tern_moe *moe, uint32_t slot)
 	struct plan_limits limits = {moe->config.layout, moe->config.alignment, l->capacity};
 	int over, rc = take_counts(moe, slot);
 
+	if (rc)
+		return rc;
+	rc = placed_check(moe, slot,
+		moe->all_counts + (l->nr_physical + l->nr_ranks) * sizeof(uint32_t),
+		l->counts_bytes);
 	if (rc)
 		return rc;
 	over = plan_places(&moe->placement, &counts, &limits, moe->rank, s->place, moe->totals);
@@ -372,6 +380,7 @@ static int check_plan(const tern_moe *moe, const struct tern_dispatch *args)
 	struct kept_plan *plan;
 	int rc = plan_find(moe, args->plan, &plan);
 
+	rc = rc || moe->config.elastic ? rc : plan_check_placed(moe, plan);
 	return rc ? rc : arguments_plan(args, plan->nr_tokens);
 }
 
@@ -463,6 +472,7 @@ static int prepare_round(tern_moe *moe, struct slot *s, const struct tern_dispat
 			take_plan(moe, s, args->plan);
 		else
 			routes_count(moe, s, args);
+		s->placed = s->owed ? (struct placed){0, 0} : moe->placement.placed;
 		s->plan = theirs->plan;
 		s->replays = false;
 	}
@@ -565,6 +575,7 @@ static int begin_nothing(tern_moe *moe, uint32_t slot, const struct kept_plan *p
 		return rc;
 	plan_restore(moe, s, plan);
 	begin_rows(moe, s);
+	s->placed = plan->placed;
 	s->plan = plan->id;
 	s->replays = true;
 	s->replayed = plan;

@@ -158,6 +158,7 @@ static void note_view(const tern_moe *moe, const struct slot *s, struct kept_pla
 		plan->ids[i] =
 			s->physical[i] < 0 ? -1 : (int32_t)moe->placement.logical[s->physical[i]];
 	plan->shape = s->served ? 0 : moe->shape + 1;
+	plan->placed = s->placed;
 }
 
 /* Of the slot's round, whose rows are here. */
@@ -204,7 +205,8 @@ int plan_renew(tern_moe *moe, uint32_t slot)
 	struct kept_plan *plan, *now, old;
 	int rc;
 
-	if (plan_find(moe, s->plan, &plan) || plan->shape == moe->shape + 1 || s->served)
+	if (plan_find(moe, s->plan, &plan) || s->served ||
+		(plan->shape == moe->shape + 1 && placed_is(&plan->placed, &s->placed)))
 		return 0;
 	rc = plan_make(moe, slot, &now);
 	if (rc) /* it goes on to be less than whole */
@@ -216,6 +218,18 @@ int plan_renew(tern_moe *moe, uint32_t slot)
 	*now = old;
 	plan_free(moe, now);
 	return 0;
+}
+
+int plan_check_placed(const tern_moe *moe, const struct kept_plan *plan)
+{
+	if (placed_is(&plan->placed, &moe->placement.placed))
+		return 0;
+	return fail(TERN_ERR_STATE,
+		"plan %llu was routed by version %u of the placement, and now it is %u%s: its rows "
+		"are with other experts%s",
+		(unsigned long long)plan->id, plan->placed.version, moe->placement.placed.version,
+		plan->placed.version == moe->placement.placed.version ? ", another table" : "",
+		moe->config.elastic ? ". Dispatch with it first" : "");
 }
 
 int plan_check_whole(const tern_moe *moe, const struct kept_plan *plan)

@@ -17,6 +17,7 @@ struct kept_plan {
 	uint8_t *copies;  /* of the slot's lists, one behind the other */
 	int32_t *ids;     /* elastic: [n][K] the logical experts */
 	uint64_t shape; /* elastic: in which the parts of all ranks fit together, + 1; 0: in none */
+	struct placed placed; /* the tables by which it was routed */
 	uint64_t bytes;
 };
 
@@ -24,8 +25,11 @@ int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
 int cpu_plan_destroy(tern_moe *moe, uint64_t plan);
 void plans_close(tern_moe *moe);
 
-/* Elastic: a dispatch with it has brought its rows anew, in a view in which it was not whole. */
+/* Elastic: a dispatch with it has brought its rows anew, in a view in which it was not whole, or
+ * with experts in other places. */
 int plan_renew(tern_moe *moe, uint32_t slot);
+/* TERN_ERR_STATE: experts have moved since. */
+int plan_check_placed(const tern_moe *moe, const struct kept_plan *plan);
 /* TERN_ERR_STATE: members have gone since, with rows of it. */
 int plan_check_whole(const tern_moe *moe, const struct kept_plan *plan);
 const float *plan_weights(const tern_moe *moe, const struct kept_plan *plan);

@@ -12,11 +12,56 @@ static int64_t topk_id(const struct tern_dispatch *args, size_t index)
 					 : ((const int32_t *)args->topk_ids)[index];
 }
 
+/* A route whose replica is chosen when all that have one place alone are counted. */
+static int32_t route_put_off(int64_t id)
+{
+	return -2 - (int32_t)id;
+}
+
+static bool chooses_by_load(const tern_moe *moe)
+{
+	return moe->config.replicas != TERN_REPLICAS_IN_TURN;
+}
+
+/* Of token t: the only place, or one of several at once. */
+static int32_t first_choice(tern_moe *moe, uint32_t id, uint32_t t)
+{
+	const struct placement *p = &moe->placement;
+	uint32_t physical;
+
+	if (chooses_by_load(moe) && placement_nr_replicas(p, id) > 1)
+		return route_put_off(id);
+	physical = placement_choose(p, id, token_source(moe, t), t);
+	if (physical != PLACEMENT_NOBODY)
+		moe->rank_load[p->rank[physical]]++;
+	return (int32_t)physical;
+}
+
+/* In the order of tokens: the same on all ranks that pass the same tokens, and again when the round
+ * is made again. */
+static void choose_replicas(tern_moe *moe, struct slot *s, uint32_t nr_tokens)
+{
+	const struct placement *p = &moe->placement;
+	uint32_t topk = moe->config.topk;
+
+	for (uint32_t t = 0; t < nr_tokens; t++)
+		for (uint32_t k = 0; k < topk; k++) {
+			int32_t *route = &s->physical[(size_t)t * topk + k];
+
+			if (*route >= -1)
+				continue;
+			*route = (int32_t)placement_choose_least(p, (uint32_t)(-2 - *route),
+				token_source(moe, t), t, moe->rank_load);
+			moe->rank_load[p->rank[*route]]++;
+		}
+}
+
 int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 {
 	uint32_t topk = moe->config.topk;
 
 	memset(moe->seen, 0, moe->config.nr_experts * sizeof(*moe->seen));
+	memset(moe->rank_load, 0, moe->nr_ranks * sizeof(*moe->rank_load));
 	for (uint32_t t = 0; t < args->nr_tokens; t++)
 		for (uint32_t k = 0; k < topk; k++) {
 			size_t index = (size_t)t * topk + k;
@@ -36,9 +81,10 @@ int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 					"column %u",
 					t, (long long)id, k);
 			moe->seen[id] = t + 1;
-			s->physical[index] = (int32_t)placement_choose(
-				&moe->placement, (uint32_t)id, token_source(moe, t), t);
+			s->physical[index] = first_choice(moe, (uint32_t)id, t);
 		}
+	if (chooses_by_load(moe))
+		choose_replicas(moe, s, args->nr_tokens);
 	return 0;
 }
 
