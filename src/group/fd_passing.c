@@ -126,6 +126,8 @@ static int call_guest(
 {
 	int rc = 0, s = local_connect(&guest->address);
 
+	if (s < 0 && error_of_errno(errno) == TERN_ERR_NOMEM)
+		return fail_errno("a socket to call rank %d", guest_rank);
 	if (s < 0)
 		return errno == EAGAIN || (errno == ECONNREFUSED && guest->lifeline >= 0)
 			       ? 1
