@@ -33,8 +33,17 @@ struct conn {
 	int64_t closed_ms; /* when its end of file was seen; 0: not */
 };
 
+/* Of the rendezvous. */
+struct kept_value {
+	struct launch_value v;
+	size_t bytes; /* of the value */
+	struct kept_value *next;
+};
+
 struct gather {
 	int nr_ranks;
+	struct kept_value *values;
+	int nr_values;
 	int nr_asked;
 	char *all; /* the answer on its way: no rank asks again before it has read its own */
 	char blame[LAUNCH_MAX_TEXT]; /* who can take part no more; "" while all can */
@@ -77,6 +86,12 @@ void gather_free(struct gather *g)
 		return;
 	for (int r = 0; r < g->nr_ranks; r++)
 		conn_close(&g->conns[r]);
+	while (g->values) {
+		struct kept_value *v = g->values;
+
+		g->values = v->next;
+		free(v);
+	}
 	free(g->all);
 	free(g);
 }
@@ -226,9 +241,13 @@ static void complete(struct gather *g)
 
 static bool header_is_sound(const struct gather *g, int rank, const struct launch_header *h)
 {
-	return h->magic == LAUNCH_MAGIC && h->version == LAUNCH_VERSION &&
-	       h->kind == LAUNCH_GATHER && h->rank == rank && h->nr_ranks == g->nr_ranks &&
-	       h->bytes <= LAUNCH_MAX_ALL / (uint64_t)g->nr_ranks;
+	bool fits = h->kind == LAUNCH_GATHER
+			    ? h->bytes <= LAUNCH_MAX_ALL / (uint64_t)g->nr_ranks
+			    : h->bytes >= LAUNCH_KEY && h->bytes <= sizeof(struct launch_value);
+
+	return h->magic == LAUNCH_MAGIC && h->version == LAUNCH_VERSION && fits &&
+	       (h->kind == LAUNCH_GATHER || h->kind == LAUNCH_SET || h->kind == LAUNCH_GET) &&
+	       h->rank == rank && h->nr_ranks == g->nr_ranks;
 }
 
 /* Its stream cannot be followed any further. */
@@ -261,15 +280,62 @@ static void take_header(struct gather *g, int rank)
 		turn_deaf(g, rank, "asks again before it has read its answer");
 		return;
 	}
-	if (!c->in.boot)
+	if (!c->in.boot && c->in.kind == LAUNCH_GATHER)
 		c->in.boot = ++c->nr_boots;
 	c->payload = malloc(c->in.bytes + 1);
 	if (!c->payload)
 		turn_deaf(g, rank, "passes more bytes than the launcher has memory for");
 }
 
+/* ---- the rendezvous -------------------------------------------------------------------------- */
+
+static struct kept_value *value_of(const struct gather *g, const char *key)
+{
+	struct kept_value *v = g->values;
+
+	while (v && strncmp(v->v.key, key, LAUNCH_KEY) != 0)
+		v = v->next;
+	return v;
+}
+
+static struct kept_value *new_value(struct gather *g, const char *key)
+{
+	struct kept_value *v = g->nr_values < LAUNCH_MAX_VALUES ? calloc(1, sizeof(*v)) : NULL;
+
+	if (!v)
+		return NULL;
+	memcpy(v->v.key, key, LAUNCH_KEY);
+	v->next = g->values;
+	g->values = v;
+	g->nr_values++;
+	return v;
+}
+
+static void serve_value(struct gather *g, int rank)
+{
+	struct conn *c = &g->conns[rank];
+	struct kept_value *v = value_of(g, c->payload);
+	size_t bytes = 0;
+
+	if (c->in.kind == LAUNCH_SET) {
+		v = v ? v : new_value(g, c->payload);
+		if (v) {
+			v->bytes = c->in.bytes - LAUNCH_KEY;
+			memcpy(v->v.value, c->payload + LAUNCH_KEY, v->bytes);
+		}
+	} else if (v) {
+		bytes = v->bytes; /* another may set it while this is on its way */
+		memcpy(c->text, v->v.value, bytes);
+	}
+	answer(g, rank, v ? LAUNCH_VALUE : LAUNCH_NOTHING, c->text, bytes, bytes);
+}
+
 static void take_request(struct gather *g, int rank)
 {
+	if (g->conns[rank].in.kind != LAUNCH_GATHER) {
+		serve_value(g, rank);
+		return;
+	}
 	g->conns[rank].asked = true;
 	g->nr_asked++;
 	if (g->blame[0])
@@ -324,6 +390,12 @@ void gather_rank_ended(struct gather *g, int rank, const char *how)
 	c->asked = false;
 	conn_close(c);
 	blame(g, rank, how);
+}
+
+void gather_rank_restarted(struct gather *g, int rank, int fd)
+{
+	conn_close(&g->conns[rank]);
+	g->conns[rank] = (struct conn){.fd = fd};
 }
 
 int gather_tick(struct gather *g)

@@ -18,6 +18,10 @@ void gather_ready(struct gather *g, int rank, short events); /* what poll saw */
  * refused, now and later. */
 void gather_rank_ended(struct gather *g, int rank, const char *how);
 
+/* Another process has its number now. It finds what ranks have set (the rendezvous); gatherings are
+ * refused to it as to all others. The socket becomes the server's. */
+void gather_rank_restarted(struct gather *g, int rank, int fd);
+
 /* Looks after ranks that closed their socket and still live. Returns the ms until it wants to be
  * called again, or -1.
  */

@@ -31,7 +31,9 @@ enum stage { /* of ending the job before its ranks end by themselves */
 
 struct job {
 	const struct launch_options *options;
+	char *const *argv;
 	struct spawned *ranks;
+	int *restarts;          /* of each rank */
 	struct output *outputs; /* two a rank, with label */
 	struct pollfd *polls;
 	struct gather *gather;
@@ -134,6 +136,45 @@ static void describe_end(int status, char *how, size_t size)
 		snprintf(how, size, "ended (exit code %d)", WEXITSTATUS(status));
 }
 
+static int spawn(struct job *j, int rank)
+{
+	int rc;
+
+	signals_hold(&j->signals);
+	rc = spawn_rank(j->options, rank, j->restarts[rank], &j->signals.old_mask, j->argv,
+		&j->ranks[rank]);
+	signals_resume(&j->signals);
+	j->nr_alive += !rc;
+	if (!rc && j->outputs) {
+		output_init(&j->outputs[2 * rank], j->ranks[rank].out[0], STDOUT_FILENO, rank);
+		output_init(&j->outputs[2 * rank + 1], j->ranks[rank].out[1], STDERR_FILENO, rank);
+	}
+	return rc;
+}
+
+/* It joins the others by itself; where one has ended well they are about to end. */
+static void restart(struct job *j, int rank)
+{
+	if (j->restarts[rank] == j->options->restarts || j->any_ended_well)
+		return;
+	for (int i = 0; j->outputs && i < 2; i++)
+		if (j->outputs[2 * rank + i].fd >= 0)
+			output_end(&j->outputs[2 * rank + i]);
+	j->restarts[rank]++;
+	if (spawn(j, rank))
+		return;
+	gather_rank_restarted(j->gather, rank, j->ranks[rank].socket);
+	say(j, "rank %d is started anew, %d of %d times", rank, j->restarts[rank],
+		j->options->restarts);
+}
+
+/* Elastic: killed, or in the place of one that was, and too late for the others. */
+static bool is_no_failure(const struct job *j, int rank, int status)
+{
+	return j->options->elastic && j->stage == STAGE_RUN &&
+	       (WIFSIGNALED(status) || (j->restarts[rank] && WEXITSTATUS(status)));
+}
+
 static void rank_ended(struct job *j, int rank, int status)
 {
 	int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -144,9 +185,10 @@ static void rank_ended(struct job *j, int rank, int status)
 	j->nr_alive--;
 	gather_rank_ended(j->gather, rank, how);
 	j->any_ended_well = j->any_ended_well || !code;
-	if (j->options->elastic && WIFSIGNALED(status) && j->stage == STAGE_RUN) {
+	if (is_no_failure(j, rank, status)) {
 		say(j, "rank %d %s", rank, how);
 		j->killed_code = j->killed_code ? j->killed_code : code;
+		restart(j, rank);
 		return;
 	}
 	if (!code || j->stage >= STAGE_TERM || j->interrupted) {
@@ -283,7 +325,7 @@ static bool has_children(void)
 	return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-static int start(struct job *j, char *const argv[])
+static int start(struct job *j)
 {
 	int n = j->options->nr_ranks, rc = 0;
 	int *fds = malloc((size_t)n * sizeof(*fds));
@@ -291,15 +333,8 @@ static int start(struct job *j, char *const argv[])
 	if (!fds)
 		return LAUNCH_EXIT_ERROR;
 	for (int r = 0; r < n && !rc; r++) {
-		signals_hold(&j->signals);
-		rc = spawn_rank(j->options, r, &j->signals.old_mask, argv, &j->ranks[r]);
-		signals_resume(&j->signals);
+		rc = spawn(j, r);
 		fds[r] = j->ranks[r].socket;
-		j->nr_alive += !rc;
-		if (!rc && j->outputs) {
-			output_init(&j->outputs[2 * r], j->ranks[r].out[0], STDOUT_FILENO, r);
-			output_init(&j->outputs[2 * r + 1], j->ranks[r].out[1], STDERR_FILENO, r);
-		}
 	}
 	if (!rc) {
 		j->gather = gather_new(n, fds);
@@ -314,12 +349,13 @@ static int allocate(struct job *j)
 	size_t n = (size_t)j->options->nr_ranks;
 
 	j->ranks = calloc(n, sizeof(*j->ranks));
+	j->restarts = calloc(n, sizeof(*j->restarts));
 	j->polls = calloc(1 + 3 * n, sizeof(*j->polls));
 	if (j->options->label)
 		j->outputs = calloc(2 * n, sizeof(*j->outputs));
 	for (size_t i = 0; j->outputs && i < 2 * n; i++)
 		j->outputs[i].fd = -1;
-	return j->ranks && j->polls && (j->outputs || !j->options->label) ? 0 : -1;
+	return j->ranks && j->restarts && j->polls && (j->outputs || !j->options->label) ? 0 : -1;
 }
 
 /* Anyone still there was started before another could not be. */
@@ -346,11 +382,12 @@ static void finish(struct job *j)
 	free(j->outputs);
 	free(j->polls);
 	free(j->ranks);
+	free(j->restarts);
 }
 
-static int run_job(struct job *j, char *const argv[])
+static int run_job(struct job *j)
 {
-	int rc = start(j, argv);
+	int rc = start(j);
 
 	if (rc)
 		return rc;
@@ -370,7 +407,7 @@ void launch_options_init(struct launch_options *options)
 
 int launch_ranks(const struct launch_options *options, char *const argv[])
 {
-	struct job j = {.options = options, .sweep = !has_children()};
+	struct job j = {.options = options, .argv = argv, .sweep = !has_children()};
 	int rc = LAUNCH_EXIT_ERROR;
 
 	if (options->nr_ranks < 1 || options->nr_ranks > LAUNCH_MAX_RANKS || allocate(&j)) {
@@ -383,12 +420,13 @@ int launch_ranks(const struct launch_options *options, char *const argv[])
 		fprintf(stderr, "%s: signals: %s\n", options->name, strerror(errno));
 		goto out;
 	}
-	rc = run_job(&j, argv);
+	rc = run_job(&j);
 	finish(&j);
 	signals_close(&j.signals);
 	return rc;
 out:
 	free(j.ranks);
+	free(j.restarts);
 	free(j.polls);
 	free(j.outputs);
 	return rc;

@@ -18,6 +18,7 @@ struct launch_options {
 	bool bind;        /* each rank to its share of the cores */
 	bool keep_going;  /* a rank's failure does not end the others */
 	bool elastic;     /* a rank that is killed ends nothing, while others end well */
+	int restarts;     /* elastic: how often a rank that was killed is started anew */
 	bool quiet;       /* say nothing on stderr about ranks that fail */
 	int wait_ms;      /* TERN_WAIT_MS of the ranks; -1: theirs */
 	int timeout_ms;   /* longest run; 0: no limit */

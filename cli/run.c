@@ -142,6 +142,12 @@ static const struct option_row options[] = {
 		.letter = 'E',
 		FLAG(launch.elastic),
 		.help = "a rank that is killed is no failure while another ends well"},
+	{.name = "restart",
+		.letter = 'r',
+		.argument = "N",
+		WHOLE(launch.restarts, 0, INT_MAX),
+		.help = "with --elastic: start a rank that is killed anew, up to N times; it joins "
+			"the others (TERN_RESTARTS)"},
 	{.name = "help", .letter = 'h', .set = option_help, .help = "this text"},
 	{0},
 };
@@ -201,6 +207,10 @@ static int run(int argc, char **argv, char **env)
 	if (!settings.launch.nr_ranks || optind == argc) {
 		fprintf(stderr, "tern run: %s\nTry 'tern run --help'.\n",
 			settings.launch.nr_ranks ? "which program?" : "how many ranks? Say -n N");
+		return EXIT_USAGE;
+	}
+	if (settings.launch.restarts && !settings.launch.elastic) {
+		fprintf(stderr, "tern run: --restart is for jobs that are --elastic\n");
 		return EXIT_USAGE;
 	}
 	return launch_on_nodes(&settings, argv + optind);

@@ -59,7 +59,7 @@ static void set_number(const char *name, int value)
 	setenv(name, text, 1);
 }
 
-static void set_environment(const struct launch_options *options, int rank, int fd)
+static void set_environment(const struct launch_options *options, int rank, int restarts, int fd)
 {
 	for (int i = 0; i < options->nr_env; i++)
 		putenv(options->env[i]);
@@ -68,6 +68,7 @@ static void set_environment(const struct launch_options *options, int rank, int 
 	set_number(LAUNCH_ENV_RANK, rank);
 	set_number(LAUNCH_ENV_NR_RANKS, options->nr_ranks);
 	set_number(LAUNCH_ENV_FD, fd);
+	set_number(LAUNCH_ENV_RESTARTS, restarts);
 }
 
 /* The k-th core that the launcher may use. */
@@ -112,8 +113,8 @@ static void set_files(const struct ends *e, int rank)
 	fcntl(e->socket[1], F_SETFD, 0); /* the only one of them that survives exec */
 }
 
-static _Noreturn void be_rank(const struct launch_options *options, int rank, pid_t launcher,
-	const sigset_t *mask, const struct ends *e, char *const argv[])
+static _Noreturn void be_rank(const struct launch_options *options, int rank, int restarts,
+	pid_t launcher, const sigset_t *mask, const struct ends *e, char *const argv[])
 {
 	ssize_t n;
 	int cause;
@@ -122,7 +123,7 @@ static _Noreturn void be_rank(const struct launch_options *options, int rank, pi
 	if (getppid() != launcher) /* it died before that took effect */
 		_exit(LAUNCH_EXIT_ERROR);
 	set_files(e, rank);
-	set_environment(options, rank, e->socket[1]);
+	set_environment(options, rank, restarts, e->socket[1]);
 	if (options->bind)
 		bind_to_cores(options, rank);
 	signals_leave(mask);
@@ -157,7 +158,7 @@ static int say_failure(
 	return code;
 }
 
-int spawn_rank(const struct launch_options *options, int rank, const sigset_t *mask,
+int spawn_rank(const struct launch_options *options, int rank, int restarts, const sigset_t *mask,
 	char *const argv[], struct spawned *spawned)
 {
 	pid_t launcher = getpid(), pid;
@@ -171,7 +172,7 @@ int spawn_rank(const struct launch_options *options, int rank, const sigset_t *m
 	}
 	pid = fork();
 	if (pid == 0)
-		be_rank(options, rank, launcher, mask, &e, argv);
+		be_rank(options, rank, restarts, launcher, mask, &e, argv);
 	cause = pid < 0 ? errno : exec_failure(&e);
 	if (cause) {
 		close_ends(&e);

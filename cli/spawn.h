@@ -14,8 +14,9 @@ struct spawned {
 	int out[2]; /* reading ends of its stdout and stderr, with label */
 };
 
-/* 0, or a LAUNCH_EXIT_* code, said on stderr. `mask`: the signals the rank starts with. */
-int spawn_rank(const struct launch_options *options, int rank, const sigset_t *mask,
+/* 0, or a LAUNCH_EXIT_* code, said on stderr. `mask`: the signals the rank starts with. `restarts`:
+ * how often it was started before. */
+int spawn_rank(const struct launch_options *options, int rank, int restarts, const sigset_t *mask,
 	char *const argv[], struct spawned *spawned);
 
 #endif

@@ -141,6 +141,26 @@ TERN_API int tern_threads_create(int nr_ranks, int wait_ms, struct tern_threads 
 TERN_API int tern_threads_boot(struct tern_threads *threads, int rank, struct tern_boot *boot);
 TERN_API void tern_threads_destroy(struct tern_threads *threads);
 
+/* A place that the processes of a group reach, and those that come later: byte strings by name. A
+ * program that has been started anew finds there whom to ask. Called by tern_group_create,
+ * tern_group_join and the tern_group_view_change that ends it, on the calling thread; each call
+ * returns within wait_ms. Who can read there can join, as a process of the same user. */
+struct tern_rendezvous {
+	/* 0; anything else is an error. In place of what was there before. */
+	int (*set)(void *ctx, const char *key, const void *value, size_t bytes, int wait_ms);
+	/* 0, and the value's length in *bytes, which was the room for it; 1: there is nothing of
+	 * that name; anything else is an error. */
+	int (*get)(void *ctx, const char *key, void *value, size_t *bytes, int wait_ms);
+	void *ctx; /* lives as long as the group */
+};
+
+/* The one that `tern run` keeps for its ranks; TERN_ERR_UNSUPPORTED elsewhere. */
+TERN_API int tern_rendezvous_env(struct tern_rendezvous *rendezvous);
+
+/* How often this rank was started anew by `tern run --restart`: one that was calls tern_group_join.
+ * 0: never; or a negative code. */
+TERN_API int tern_boot_restarts(void);
+
 /* ---- group ----------------------------------------------------------------------------------- */
 
 typedef struct tern_group tern_group;
@@ -170,6 +190,9 @@ struct tern_group_config {
 			   256 ranks. The same on all ranks */
 	int silence_ms; /* a rank on another node that is silent for so long counts as dead, ms,
 			   from 500 on; 0: as wait_ms says. The same on all ranks */
+	struct tern_rendezvous rendezvous; /* elastic, all ranks on one node: others may join later;
+					      "views" below. All 0, the default: they cannot. The
+					      same on all ranks */
 };
 
 TERN_API void tern_group_config_init_sized(struct tern_group_config *config, size_t size);
@@ -186,6 +209,13 @@ TERN_API int tern_group_create(const struct tern_group_config *config, tern_grou
 /* Local. Destroy the group's exchanges first: TERN_ERR_STATE otherwise. NULL is fine. Ranks may
  * leave in any order. */
 TERN_API int tern_group_destroy(tern_group *group);
+
+/* A new process takes the place of a rank that is no member any more: "views" below. config as that
+ * of the members; of the bootstrap only rank and nr_ranks are used. Local, as far as others are
+ * concerned: they go on, and answer on a thread of their own. TERN_ERR_BOOTSTRAP where no member
+ * answers within wait_ms, TERN_ERR_TIMEOUT where not all do, TERN_ERR_STATE where the place is
+ * taken, TERN_ERR_MISMATCH where settings differ. */
+TERN_API int tern_group_join(const struct tern_group_config *config, tern_group **group);
 
 TERN_API int tern_group_rank(const tern_group *group);
 TERN_API int tern_group_nr_ranks(const tern_group *group);
@@ -221,7 +251,23 @@ TERN_API int tern_group_allgather(tern_group *group, const void *mine, void *all
  * Exchanges with tern_moe_config.elastic keep their handles and addresses. The round that was under
  * way is made again from its first half, with the same tokens, by the replicas that live; what it
  * left behind is not looked at. Ranks may be one round ahead of others, which then need their
- * experts once more: tern_moe_owed says so. */
+ * experts once more: tern_moe_owed says so.
+ *
+ * A rank that went may be replaced, where the group has a rendezvous: a new process takes its
+ * number. The others notice that as they notice a death, and go on as above.
+ *
+ *     config.boot.rank, config.boot.nr_ranks, config.rendezvous, config.elastic: as the others had
+ *     tern_group_join(&config, &group);           nobody is disturbed so far
+ *     tern_moe_create(group, &mc, &moe);          each that they have, in the order they made them
+ *     load_weights();                             takes as long as it takes
+ *     tern_group_view_change(group, &view);       now it is a member
+ *     tern_group_allgather(group, ...);           with all of them; from here on it serves
+ *
+ * It serves from the first tern_group_allgather on that all members begin after that view: there
+ * all are at the same place of their programs, and what it has to know can be told. Until then the
+ * others make their rounds without it, and its halves return TERN_ERR_STATE. No slot may have a
+ * round under way at that one: TERN_ERR_STATE on all ranks. Weights of its experts are its own
+ * affair. */
 
 struct tern_view {
 	size_t size TERN_SIZE_OF(tern_view); /* sizeof(struct tern_view) */
@@ -231,6 +277,9 @@ struct tern_view {
 	uint64_t alive[4];                   /* bit r % 64 of word r / 64: rank r is a member */
 	uint64_t gone[4];   /* likewise: went with the last change that a call here made */
 	uint64_t change_ns; /* that change took, from where this rank noticed it */
+	uint64_t joined[4]; /* likewise: came with it. In `gone`, too: one has come in its place */
+	uint32_t nr_joined;
+	uint32_t reserved;
 };
 
 enum tern_change {

@@ -116,6 +116,8 @@ share emulated-device-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/lib
 share views "$BUILD/tern" soak --views --rounds 2000000 --seed "$seed"
 share views-256 "$BUILD/tern" soak --views --ranks 256 --length 100 --scenarios 10 --seed "$seed"
 share survive-demo env BUILD="$BUILD" LONG=1 SEED="$((seed % 100000))" tests/cli/test_survive.sh
+share restart-demo env BUILD="$BUILD" LONG=1 SEED="$((seed % 100000))" tests/cli/test_restart.sh
+share join env LONG=1 TERN_TEST_SEED="$seed" "$BUILD/tests/faults/test_join"
 share survive env LONG=1 TERN_TEST_SEED="$seed" "$BUILD/tests/faults/test_survive"
 share survive-kinds env LONG=1 TERN_TEST_SEED="$seed" "$BUILD/tests/faults/test_survive_kinds"
 share survive-thread env LONG=1 TERN_TEST_DIVISOR=4 TERN_TEST_SEED="$seed" TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/faults/test_survive"

@@ -21,7 +21,13 @@ struct parcel {
 /* From each rank: zeros from one that is gone. */
 struct told {
 	uint64_t members[4];     /* as it sees them */
+	uint64_t is_new;         /* it has come just now, and knows nothing else */
 	struct parcel parcels[]; /* [nr_prompts] */
+};
+
+/* What all know, for who is new: entries follow, fingerprints, texts' lengths, and texts. */
+struct state {
+	uint32_t is_there, nr_before;
 };
 
 struct ledger {
@@ -237,6 +243,89 @@ static int hand_over(struct ledger *l, struct fault *fault)
 	return 0;
 }
 
+/* ---- who is new ------------------------------------------------------------------------------ */
+
+static size_t state_bytes(const struct ledger *l)
+{
+	size_t nr = nr_prompts(l), each = l->run->texts->nr_tokens;
+
+	return sizeof(struct state) +
+	       nr * (sizeof(struct entry) + sizeof(uint64_t) + sizeof(uint32_t) + each);
+}
+
+/* Copies one part of the state, to or from where it is used. */
+static uint8_t *copy_part(uint8_t *at, void *ours, size_t bytes, bool take)
+{
+	memcpy(take ? ours : at, take ? at : ours, bytes);
+	return at + bytes;
+}
+
+static void copy_state(struct ledger *l, uint8_t *at, bool take)
+{
+	struct texts *texts = l->run->texts;
+	size_t nr = nr_prompts(l);
+
+	at = copy_part(at, l->entries, nr * sizeof(*l->entries), take);
+	at = copy_part(at, texts->fingerprints, nr * sizeof(*texts->fingerprints), take);
+	at = copy_part(at, texts->nr_bytes, nr * sizeof(*texts->nr_bytes), take);
+	copy_part(at, texts->bytes, nr * texts->nr_tokens, take);
+}
+
+static bool anybody_is_new(const struct ledger *l)
+{
+	for (uint32_t r = 0; r < l->run->service->nr_ranks; r++)
+		if (told_by(l, r)->is_new)
+			return true;
+	return false;
+}
+
+static int take_state(struct ledger *l, uint8_t *all, size_t bytes, struct fault *fault)
+{
+	struct state state;
+
+	for (uint32_t r = 0; r < l->run->service->nr_ranks; r++) {
+		memcpy(&state, all + r * bytes, sizeof(state));
+		if (!state.is_there)
+			continue;
+		l->run->nr_before = state.nr_before;
+		copy_state(l, all + r * bytes + sizeof(state), true);
+		return 0;
+	}
+	return fault_say(fault, "nobody is left who knows the texts");
+}
+
+/* All give it, as any may die: who is new takes the first that is there. */
+static int tell_state(struct ledger *l, struct fault *fault)
+{
+	size_t bytes = state_bytes(l);
+	uint8_t *mine = calloc(l->run->service->nr_ranks + 1, bytes);
+	struct state state = {!l->run->joins, l->run->nr_before};
+	int rc;
+
+	if (!mine)
+		return fault_say(fault, "no memory for all texts");
+	memcpy(mine, &state, sizeof(state));
+	if (!l->run->joins)
+		copy_state(l, mine + sizeof(state), false);
+	rc = moe_tern_gather(l->run->moe, mine, mine + bytes, bytes, fault);
+	if (!rc && l->run->joins)
+		rc = take_state(l, mine + bytes, bytes, fault);
+	free(mine);
+	return rc;
+}
+
+/* At the end of a step of the others. */
+static int come_in(struct ledger *l, struct fault *fault)
+{
+	l->mine->is_new = 1;
+	if (moe_tern_gather(l->run->moe, l->mine, l->all, l->told_bytes, fault) ||
+		tell_state(l, fault))
+		return -1;
+	service_clear(l->run->service);
+	l->run->joins = false;
+	return 0;
+}
+
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 static bool all_are_whole(const struct ledger *l)
@@ -256,7 +345,7 @@ static int run_steps(struct ledger *l, struct fault *fault)
 		if (moe_tern_gather(l->run->moe, l->mine, l->all, l->told_bytes, fault))
 			return -1;
 		read_told(l);
-		if (hand_over(l, fault))
+		if (hand_over(l, fault) || (anybody_is_new(l) && tell_state(l, fault)))
 			return -1;
 		l->run->shown(l->run->ctx, i);
 	}
@@ -277,7 +366,7 @@ int elastic_generate(struct elastic_run *run, struct fault *fault)
 	for (uint32_t i = 0; l.entries && i < nr; i++)
 		l.entries[i] = (struct entry){.owner = i % nr_ranks, .is_new = true};
 	if (l.entries && l.mine && l.all && l.load)
-		rc = run_steps(&l, fault);
+		rc = run->joins && come_in(&l, fault) ? -1 : run_steps(&l, fault);
 	else
 		fault_say(fault, "no memory for %u prompts of %u ranks", nr, nr_ranks);
 	free(l.entries);

@@ -23,7 +23,7 @@
 struct program {
 	struct options options;
 	tern_group *group;
-	bool live;
+	bool live, joins;
 	struct gpu *gpu;         /* NULL: the CPU */
 	struct fault why_no_gpu; /* if one was wanted */
 	struct model_config config;
@@ -55,10 +55,15 @@ static int join(struct program *p, struct fault *fault)
 	config.wait_ms = p->options.wait_ms;
 	config.elastic = p->options.plan.elastic;
 	rc = tern_boot_env(&config.boot);
-	rc = rc ? rc : tern_group_create(&config, &p->group);
+	if (config.elastic)
+		tern_rendezvous_env(&config.rendezvous); /* or nobody can come later */
+	p->joins = config.elastic && tern_boot_restarts() > 0;
+	rc = rc         ? rc
+	     : p->joins ? tern_group_join(&config, &p->group)
+			: tern_group_create(&config, &p->group);
 	if (rc)
 		return fault_say(fault, "joining the other ranks: %s", tern_last_error());
-	return gather_agreement(p->group, &p->options, &p->live, fault);
+	return p->joins ? 0 : gather_agreement(p->group, &p->options, &p->live, fault);
 }
 
 static int try_gpu(struct program *p, struct fault *fault)
@@ -80,6 +85,8 @@ static int try_gpu(struct program *p, struct fault *fault)
 /* On GPUs only if all ranks have one, and can reach all others': all ranks choose the same. */
 static int choose_device(struct program *p, struct fault *fault)
 {
+	if (p->joins)
+		return 0;
 	if (p->options.device != DEVICE_CPU && try_gpu(p, fault))
 		return -1;
 	if (p->options.device == DEVICE_CUDA && !p->gpu)
@@ -101,6 +108,7 @@ static int load(struct program *p, struct fault *fault)
 		.model = &p->config,
 		.types = p->options.types,
 		.wait_ms = p->options.wait_ms,
+		.joins = p->joins,
 		.nr_copies = p->options.nr_copies};
 	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), nr;
 	const int32_t *ids;
@@ -120,6 +128,8 @@ static int load(struct program *p, struct fault *fault)
 	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks,
 		    &p->service, fault) ||
 		texts_create(plan, &p->texts, fault))
+		return -1;
+	if (p->joins && moe_tern_enter(p->moe, fault))
 		return -1;
 	p->trace = p->options.trace ? trace_create(p->config.nr_layers, p->config.topk) : NULL;
 	return p->options.trace && !p->trace ? fault_say(fault, "no memory for a trace") : 0;
@@ -201,8 +211,9 @@ static int repeat(struct program *p, struct elastic_run *run, struct fault *faul
 	int rc = 0;
 
 	p->texts = (struct texts){0};
-	for (uint32_t i = 1; i < p->options.nr_repeats && !rc; i++) {
+	for (uint32_t i = run->nr_before + 1; i < p->options.nr_repeats && !rc; i++) {
 		rc = begin_again(p, fault);
+		run->nr_before = i;
 		rc = rc ? rc : elastic_generate(run, fault);
 		if (!rc && compare(&first, &p->texts) != VERDICT_SAME)
 			rc = fault_say(fault, "time %u gave other texts than the first", i + 1);
@@ -219,7 +230,8 @@ static int generate_elastic(struct program *p, struct fault *fault)
 		.decode = moe_tern_decode(p->moe),
 		.texts = &p->texts,
 		.shown = show_elastic,
-		.ctx = p};
+		.ctx = p,
+		.joins = p->joins};
 
 	if (p->trace)
 		return fault_say(fault, "--trace and --elastic do not go together");

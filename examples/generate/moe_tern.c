@@ -195,7 +195,7 @@ int moe_tern_create(
 	}
 	made->view.size = sizeof(made->view);
 	if (list_experts(made, fault) ||
-		(made->elastic && tern_group_view_change(made->group, &made->view))) {
+		(made->elastic && !config->joins && moe_tern_enter(made, fault))) {
 		moe_tern_destroy(made);
 		return -1;
 	}
@@ -470,6 +470,16 @@ static int note_change(struct moe_tern *moe, const struct tern_view *view, struc
 	moe->changes = changes;
 	changes[moe->nr_changes++] = (struct moe_change){.view = *view, .made_ns = now_ns()};
 	return 0;
+}
+
+int moe_tern_enter(struct moe_tern *moe, struct fault *fault)
+{
+	int rc = tern_group_view_change(moe->group, &moe->view);
+
+	if (rc)
+		return fault_say(
+			fault, "becoming a member: %s (%s)", tern_last_error(), tern_strerror(rc));
+	return moe->view.nr_joined ? note_change(moe, &moe->view, fault) : 0;
 }
 
 /* A round of others that this rank has ended: its experts are needed once more. */

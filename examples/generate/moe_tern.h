@@ -28,10 +28,12 @@ struct moe_tern_config {
 						   all ranks */
 	struct moe_types types;
 	int wait_ms;
+	bool joins;         /* the group was joined: moe_tern_enter follows */
 	uint32_t nr_copies; /* of each expert, on ranks in a row; more than 1: ranks may die */
 };
 
-/* Ranks that died, and how long the others took to have the round made again that they were in. */
+/* Ranks that died or came, and how long the others took to have the round made again that they were
+ * in. */
 struct moe_change {
 	struct tern_view view;
 	uint64_t made_ns;     /* when it was */
@@ -59,6 +61,10 @@ struct moe_exchange moe_tern_prefill(struct moe_tern *moe);
 struct moe_exchange moe_tern_decode(struct moe_tern *moe);
 
 const struct durations *moe_tern_decode_durations(const struct moe_tern *moe);
+
+/* Of a group that was joined, when experts are loaded: this rank is one of the others from here on,
+ * and serves from its first moe_tern_gather on. */
+int moe_tern_enter(struct moe_tern *moe, struct fault *fault);
 
 /* tern_group_allgather, also when ranks die meanwhile. */
 int moe_tern_gather(

@@ -82,15 +82,24 @@ void show_where(int nr_ranks, int nr_gpus, const char *why_no_gpu)
 	fflush(stdout);
 }
 
-void show_change(const struct moe_change *change)
+static void show_ranks(const uint64_t *set, uint32_t nr, const char *what)
 {
 	uint32_t told = 0;
 
-	printf("rank%s ", change->view.nr_gone > 1 ? "s" : "");
+	if (!nr)
+		return;
+	printf("rank%s ", nr > 1 ? "s" : "");
 	for (uint32_t r = 0; r < 256; r++)
-		if (change->view.gone[r / 64] >> r % 64 & 1)
+		if (set[r / 64] >> r % 64 & 1)
 			printf("%s%u", told++ ? ", " : "", r);
-	printf(" died; %.2f ms later the round was made again, and %u ranks go on\n",
+	printf(" %s; ", what);
+}
+
+void show_change(const struct moe_change *change)
+{
+	show_ranks(change->view.gone, change->view.nr_gone, "died");
+	show_ranks(change->view.joined, change->view.nr_joined, "joined");
+	printf("%.2f ms later the round was made again, and %u ranks go on\n",
 		(double)change->replayed_ns / 1e6, change->view.nr_alive);
 	fflush(stdout);
 }

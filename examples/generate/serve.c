@@ -103,13 +103,20 @@ int service_create(const struct model *model, const struct serve_plan *plan, uin
 	return 0;
 }
 
-void service_destroy(struct service *service)
+void service_clear(struct service *service)
 {
 	for (uint32_t i = 0; i < service->nr_sequences; i++) {
 		free(service->sequences[i].text);
 		free(service->sequences[i].logits);
 		cache_destroy(&service->sequences[i].cache);
+		service->sequences[i] = (struct sequence){0};
 	}
+	service->nr_sequences = 0;
+}
+
+void service_destroy(struct service *service)
+{
+	service_clear(service);
 	free(service->sequences);
 	free(service->batch);
 	free(service->order);

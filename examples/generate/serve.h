@@ -60,6 +60,8 @@ void service_destroy(struct service *service);
 
 /* For elastic.c, where a rank takes over prompts of others: one more sequence, without caches. */
 int service_add(struct service *service, uint32_t prompt, struct fault *fault);
+/* None of the prompts are this rank's. */
+void service_clear(struct service *service);
 /* The next byte of a sequence whose logits are there. */
 void service_choose(struct service *service, struct sequence *s);
 

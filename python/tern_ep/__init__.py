@@ -42,7 +42,7 @@ from .errors import (
     WaitTimeoutError,
 )
 from .exchange import Exchange, Memory, Stats
-from .group import Change, Group, Path, Threads, View, run_threads
+from .group import ENVIRONMENT, Change, Group, Path, Rendezvous, StoreRendezvous, Threads, View, restarts, run_threads
 from .plan import Plan
 from .received import Received, Wanted
 from .weights import Move, Progress, WeightStats, WeightStore
@@ -57,6 +57,7 @@ __all__ = [
     "Change",
     "Device",
     "Dtype",
+    "ENVIRONMENT",
     "Engine",
     "EngineStats",
     "Error",
@@ -90,9 +91,11 @@ __all__ = [
     "Replicas",
     "Region",
     "Remote",
+    "Rendezvous",
     "Scale",
     "StateError",
     "Stats",
+    "StoreRendezvous",
     "SystemCallError",
     "Threads",
     "UnsupportedError",
@@ -105,5 +108,6 @@ __all__ = [
     "WeightStore",
     "__version__",
     "empty",
+    "restarts",
     "run_threads",
 ]

@@ -45,6 +45,18 @@ class tern_boot(Structure):
     ]
 
 
+tern_rendezvous_set_fn = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int)
+tern_rendezvous_get_fn = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, POINTER(c_size_t), c_int)
+
+
+class tern_rendezvous(Structure):
+    _fields_ = [
+        ("set", tern_rendezvous_set_fn),
+        ("get", tern_rendezvous_get_fn),
+        ("ctx", c_void_p),
+    ]
+
+
 class tern_group_config(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -55,6 +67,7 @@ class tern_group_config(Structure):
         ("force_engine", c_int),
         ("elastic", c_int),
         ("silence_ms", c_int),
+        ("rendezvous", tern_rendezvous),
     ]
 
 
@@ -207,6 +220,9 @@ class tern_view(Structure):
         ("alive", c_uint64 * 4),
         ("gone", c_uint64 * 4),
         ("change_ns", c_uint64),
+        ("joined", c_uint64 * 4),
+        ("nr_joined", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -492,6 +508,7 @@ class tern_weights_stats(Structure):
 
 STRUCTS: List[Any] = [
     tern_boot,
+    tern_rendezvous,
     tern_group_config,
     tern_placement,
     tern_moe_config,
@@ -577,12 +594,15 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_last_error": (c_char_p, []),
     "tern_version": (c_char_p, []),
     "tern_boot_env": (c_int, [POINTER(tern_boot)]),
+    "tern_boot_restarts": (c_int, []),
+    "tern_rendezvous_env": (c_int, [POINTER(tern_rendezvous)]),
     "tern_boot_self": (c_int, [POINTER(tern_boot)]),
     "tern_threads_create": (c_int, [c_int, c_int, _out]),
     "tern_threads_boot": (c_int, [c_void_p, c_int, POINTER(tern_boot)]),
     "tern_threads_destroy": (None, [c_void_p]),
     "tern_group_config_init_sized": (None, [POINTER(tern_group_config), c_size_t]),
     "tern_group_create": (c_int, [POINTER(tern_group_config), _out]),
+    "tern_group_join": (c_int, [POINTER(tern_group_config), _out]),
     "tern_group_destroy": (c_int, [_group]),
     "tern_group_rank": (c_int, [_group]),
     "tern_group_nr_ranks": (c_int, [_group]),

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Tuple, TypeVar, Union
 
 from . import _abi
 from ._handles import Handle, opened
@@ -50,6 +50,42 @@ class View(NamedTuple):
     """Ranks that went with the last change."""
     change_ns: int
     """That change took, from where this rank noticed it."""
+    joined: Tuple[int, ...] = ()
+    """Ranks that came with the last change; in `gone`, too: a new process has come in its place."""
+
+
+class Rendezvous(Protocol):
+    """Where the processes of a group, and those that join it later, find each other: byte strings by name."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """In place of what was there before."""
+
+    def get(self, key: str) -> Optional[bytes]:
+        """None where there is nothing of that name."""
+
+
+class StoreRendezvous:
+    """A torch.distributed Store, such as a TCPStore that outlives the ranks. Jobs that share one have prefixes of their own."""
+
+    def __init__(self, store: Any, prefix: str = ""):
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(self._prefix + key, value.hex())
+
+    def get(self, key: str) -> Optional[bytes]:
+        if not self._store.check([self._prefix + key]):
+            return None
+        return bytes.fromhex(self._store.get(self._prefix + key).decode())
+
+
+ENVIRONMENT = "environment"
+"""As a rendezvous: the one that `tern run` keeps for its ranks."""
+
+
+def restarts() -> int:
+    """How often this rank was started anew by `tern run --restart`: if it was, Group.join is the way in."""
+    return check(library().tern_boot_restarts())
 
 
 class OneAtATime:
@@ -96,7 +132,47 @@ class _Boot:
     def __init__(self, keep: Any = None):
         self.struct = _abi.tern_boot()
         self.keep = keep
+        self.keep_rendezvous: Any = None
+        self.joins = False
         self.raised: Optional[BaseException] = None
+
+    def meet_at(self, rendezvous: Union[Rendezvous, str, None]) -> Any:
+        """A struct tern_rendezvous."""
+        struct = _abi.tern_rendezvous()
+        if rendezvous is None:
+            return struct
+        if isinstance(rendezvous, str):
+            if rendezvous != ENVIRONMENT:
+                raise InvalidError(f'rendezvous is "{rendezvous}"; as a string it can be "{ENVIRONMENT}"')
+            check(library().tern_rendezvous_env(ctypes.byref(struct)))
+            return struct
+        place: Rendezvous = rendezvous
+
+        def set_value(_: Any, key: bytes, value: int, nr_bytes: int, __: int) -> int:
+            try:
+                place.set(key.decode(), ctypes.string_at(value, nr_bytes))
+                return 0
+            except BaseException as error:  # as above
+                self.raised = error
+                return -1
+
+        def get_value(_: Any, key: bytes, value: int, nr_bytes: Any, __: int) -> int:
+            try:
+                found = place.get(key.decode())
+                if found is None:
+                    return 1
+                if len(found) > nr_bytes[0]:
+                    raise BootstrapError(f"the rendezvous has {len(found)} bytes of {key.decode()}, and not {nr_bytes[0]}")
+                ctypes.memmove(value, found, len(found))
+                nr_bytes[0] = len(found)
+                return 0
+            except BaseException as error:  # as above
+                self.raised = error
+                return -1
+
+        struct.set, struct.get = _abi.tern_rendezvous_set_fn(set_value), _abi.tern_rendezvous_get_fn(get_value)
+        self.keep_rendezvous = (struct.set, struct.get, rendezvous)
+        return struct
 
     def gather_with(self, rank: int, nr_ranks: int, allgather: Allgather) -> None:
         def call(_: Any, mine: int, everybody: int, nr_bytes: int) -> int:
@@ -120,7 +196,7 @@ class Group:
 
     All take: wait_ms, the longest wait while joining; node, this rank's virtual node, for tests; transport, of the engine to ranks
     of other nodes; force_engine, to map nobody's memory, for tests; elastic: members may die, and the others go on; silence_ms:
-    how long a rank of another node is silent before it counts as dead, from 500 on.
+    how long a rank of another node is silent before it counts as dead, from 500 on; rendezvous: where others may join later.
     """
 
     def __init__(
@@ -133,6 +209,7 @@ class Group:
         force_engine: bool = False,
         elastic: bool = False,
         silence_ms: int = 0,
+        rendezvous: Union[Rendezvous, str, None] = None,
     ):
         lib = library()
         config = lib.initial(_abi.tern_group_config)
@@ -143,10 +220,12 @@ class Group:
         config.force_engine = int(force_engine)
         config.elastic = int(elastic)
         config.silence_ms = silence_ms
+        config.rendezvous = boot.meet_at(rendezvous)
+        create = lib.tern_group_join if boot.joins else lib.tern_group_create
         self._boot = boot
         self._busy = OneAtATime("group")
         pointer = ctypes.c_void_p()
-        self._checked(lib.tern_group_create(ctypes.byref(config), ctypes.byref(pointer)))
+        self._checked(create(ctypes.byref(config), ctypes.byref(pointer)))
         self._handle: Optional[Handle] = Handle("tern_group_destroy", pointer.value or 0, boot)
         self.rank: int = lib.tern_group_rank(pointer)
         """This rank."""
@@ -233,6 +312,15 @@ class Group:
 
         return cls.from_allgather(rank, 2, allgather, **settings)
 
+    @classmethod
+    def join(cls, rank: int, nr_ranks: int, rendezvous: Union[Rendezvous, str], **settings: Any) -> "Group":
+        """Takes the place of a rank that is no member any more. Then it makes the others' exchanges, in their order, calls view_change,
+        and, with all of them, allgather: from there on it serves."""
+        boot = _Boot()
+        boot.struct.rank, boot.struct.nr_ranks = rank, nr_ranks
+        boot.joins = True
+        return cls(boot, elastic=True, rendezvous=rendezvous, **settings)
+
     # ---- what is asked of it ----
 
     @property
@@ -274,11 +362,12 @@ class Group:
         MembersError; then Exchange.owed for each elastic exchange and slot, and what raised it again."""
         view = _abi.sized(_abi.tern_view)
         with self._busy:
-            check(library().tern_group_view_change(self.native, ctypes.byref(view)))
-        alive, gone = (
-            tuple(rank for rank in range(self.nr_ranks) if words[rank // 64] >> rank % 64 & 1) for words in (view.alive, view.gone)
+            self._checked(library().tern_group_view_change(self.native, ctypes.byref(view)))
+        alive, gone, joined = (
+            tuple(rank for rank in range(self.nr_ranks) if words[rank // 64] >> rank % 64 & 1)
+            for words in (view.alive, view.gone, view.joined)
         )
-        return View(view.number, alive, gone, view.change_ns)
+        return View(view.number, alive, gone, view.change_ns, joined)
 
     def propose(self, change: Change, rank: int) -> None:
         """This rank leaves, or another is to be ended: with the next view_change of all."""

@@ -140,4 +140,4 @@ def test_refused() -> None:
     with tern.Group.alone(elastic=True) as group:
         with pytest.raises(tern.InvalidError):
             tern.Exchange(group, tern.Config(hidden=HIDDEN, nr_experts=1, topk=1, max_tokens=1, elastic=True))
-        assert group.view_change() == (0, (0,), (), 0) and not group.pending
+        assert group.view_change() == (0, (0,), (), 0, ()) and not group.pending

@@ -2,6 +2,7 @@
 #include "exchange/elastic.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -37,6 +38,12 @@ void elastic_hear_rounds(
 	atomic_store_explicit(&theirs->done, round->done, memory_order_relaxed);
 }
 
+/* A newcomer that has not said yet where it begins is at the round that is to be made: this one. */
+static bool is_counted(const tern_moe *moe, uint32_t rank, uint32_t slot)
+{
+	return moe->alive[rank] && done_by(moe, rank, slot) != ELASTIC_UNKNOWN;
+}
+
 /* The round that has to be made next is the first that some member lacks. Members are at most one
  * round apart, since none ends a round that another has not begun; and none ends the next one
  * before this rank takes part in it, so all find the same. */
@@ -46,13 +53,14 @@ static void find_round(tern_moe *moe, uint32_t slot)
 	uint32_t behind = moe->rank;
 
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (moe->alive[r] && done_by(moe, r, slot) < done_by(moe, behind, slot))
+		if (is_counted(moe, r, slot) && done_by(moe, r, slot) < done_by(moe, behind, slot))
 			behind = r;
 	s->round = done_by(moe, behind, slot);
 	s->owed = behind != moe->rank;
 	s->served = false;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		s->served = s->served || (moe->alive[r] && done_by(moe, r, slot) > s->round);
+		s->served =
+			s->served || (is_counted(moe, r, slot) && done_by(moe, r, slot) > s->round);
 	s->plan = 0;
 	s->replays = false;
 	s->replayed = NULL;
@@ -64,15 +72,19 @@ static void find_round(tern_moe *moe, uint32_t slot)
 void elastic_begin(tern_moe *moe)
 {
 	moe->view = moe->group->view;
+	moe->shape = moe->group->shape;
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		moe->alive[r] = members_have(moe->group, r);
+		moe->alive[r] = members_serve(moe->group, r);
 	placement_leave_out(&moe->placement, moe->alive);
 }
 
+/* Where it is the same view, a newcomer serves from here on, and no round is under way. */
 static void take_over(tern_moe *moe)
 {
+	bool is_same = moe->view == moe->group->view;
+
 	elastic_begin(moe);
-	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
+	for (uint32_t slot = 0; slot < moe->config.nr_slots && !is_same; slot++)
 		find_round(moe, slot);
 }
 
@@ -80,9 +92,96 @@ int elastic_check(tern_moe *moe)
 {
 	int rc = members_check(moe->group);
 
-	if (!rc && moe->view != moe->group->view)
+	if (!rc && !members_serve(moe->group, moe->rank))
+		return fail(TERN_ERR_STATE,
+			"rank %u has joined in view %llu, and serves from the first "
+			"tern_group_allgather on that all members begin after it",
+			moe->rank, (unsigned long long)moe->group->view);
+	if (!rc && moe->shape != moe->group->shape)
 		take_over(moe);
 	return rc;
+}
+
+/* ---- what newcomers make, too ---------------------------------------------------------------- */
+
+static bool is_busy(void *ctx)
+{
+	const tern_moe *moe = ctx;
+
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
+		if (moe->slots[slot].state != SLOT_IDLE)
+			return true;
+	return false;
+}
+
+static void replace(void *ctx, uint32_t rank, struct window *window)
+{
+	tern_moe *moe = ctx;
+
+	window_drop(moe->windows[rank]);
+	moe->windows[rank] = window;
+}
+
+/* All members have completed the same rounds, and make none before this rank takes part. */
+static void begin(void *ctx)
+{
+	tern_moe *moe = ctx;
+
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
+		uint64_t done = 0;
+
+		for (uint32_t r = 0; r < moe->nr_ranks; r++)
+			if (members_serve(moe->group, r) &&
+				done_by(moe, r, slot) != ELASTIC_UNKNOWN)
+				done = done_by(moe, r, slot);
+		atomic_store_explicit(
+			&progress_of(moe, moe->rank, slot)->done, done, memory_order_release);
+	}
+}
+
+int elastic_offer_open(tern_moe *moe)
+{
+	struct join_offer *o;
+
+	if (!moe->config.elastic || !moe->group->rendezvous.get)
+		return 0;
+	moe->offer = o = calloc(1, sizeof(*o));
+	if (!o)
+		return fail(TERN_ERR_NOMEM, "no memory for what newcomers are told");
+	o->is_busy = is_busy;
+	o->replace = replace;
+	o->begin = begin;
+	o->ctx = moe;
+	return 0;
+}
+
+void elastic_offer_keep(tern_moe *moe, const struct setting *settings, int nr_settings)
+{
+	struct join_offer *o = moe->offer;
+
+	for (int i = 0; o && i < nr_settings && i < JOIN_MOST_SETTINGS; i++)
+		o->settings[o->nr_settings++] = settings[i];
+}
+
+void elastic_offer_make(tern_moe *moe)
+{
+	if (!moe->offer)
+		return;
+	moe->offer->number = moe->group->round;
+	moe->offer->window = moe->windows[moe->rank];
+	for (uint32_t slot = 0; moe->group->newcomer && slot < moe->config.nr_slots; slot++)
+		atomic_store_explicit(&progress_of(moe, moe->rank, slot)->done, ELASTIC_UNKNOWN,
+			memory_order_relaxed);
+	join_offer_add(moe->group, moe->offer);
+}
+
+void elastic_offer_drop(tern_moe *moe)
+{
+	if (!moe->offer)
+		return;
+	join_offer_remove(moe->group, moe->offer);
+	free(moe->offer);
+	moe->offer = NULL;
 }
 
 /* "expert 3, 11 of 32" */

@@ -5,13 +5,17 @@
 #define TERN_EXCHANGE_ELASTIC_H
 
 #include "exchange/state.h"
+#include "group/join.h"
 #include "group/members.h"
 
 /* Of one slot, in its owner's window, and written by it alone. */
 struct slot_progress {
-	_Atomic uint64_t done; /* rounds completed with this rank's tokens */
+	_Atomic uint64_t done; /* rounds completed with this rank's tokens; ELASTIC_UNKNOWN: it has
+				  joined, and not looked yet where the others are */
 	_Atomic uint64_t tag;  /* of the round under way, or of the last one */
 } __attribute__((aligned(CACHE_LINE)));
+
+#define ELASTIC_UNKNOWN UINT64_MAX
 
 /* The epoch of a slot's round n in a view. Two more with each view: a rank that is one round ahead
  * of the one that is made again has used one more than that, and no word of an older view has an
@@ -23,6 +27,13 @@ static inline uint32_t elastic_epoch(uint32_t first_epoch, uint64_t round, uint6
 
 /* Of one that is being made: its first view. */
 void elastic_begin(tern_moe *moe);
+
+/* Where others may join later they make this exchange, too. Its settings are kept; when it is made,
+ * it is known; then it goes. */
+int elastic_offer_open(tern_moe *moe);
+void elastic_offer_keep(tern_moe *moe, const struct setting *settings, int nr_settings);
+void elastic_offer_make(tern_moe *moe);
+void elastic_offer_drop(tern_moe *moe);
 
 /* Before a call on an elastic exchange goes on: a new view is taken over, or the call is refused.
  */

@@ -256,8 +256,12 @@ static int agree_config(tern_moe *moe)
 		{"combine_floats", c->combine_floats != 0}, {"masks", c->masks != 0},
 		{"replicas", c->replicas}};
 
-	return group_agree_settings(
-		moe->group, settings, (int)(sizeof(settings) / sizeof(settings[0])));
+	const int nr = (int)(sizeof(settings) / sizeof(settings[0]));
+	int rc = group_agree_settings(moe->group, settings, nr);
+
+	if (!rc)
+		elastic_offer_keep(moe, settings, nr);
+	return rc;
 }
 
 /* A forced engine maps nothing: each rank is alone on its node then. */
@@ -350,6 +354,7 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	rc = rc ? rc : check_dtypes(config);
 	rc = rc ? rc : check_elastic(moe);
 	rc = rc ? rc : check_masks(config);
+	rc = rc ? rc : elastic_offer_open(moe);
 	rc = rc ? rc
 		: placement_init(
 			  &moe->placement, &config->placement, config->nr_experts, moe->nr_ranks);
@@ -383,6 +388,7 @@ static int exchange_open(tern_moe *moe, const struct tern_moe_config *config)
 
 static void exchange_free(tern_moe *moe)
 {
+	elastic_offer_drop(moe);
 	if (moe->ops)
 		moe->ops->close(moe);
 	placement_free(&moe->placement);
@@ -418,10 +424,12 @@ static int exchange_make(tern_group *group, const struct tern_moe_config *config
 	tern_moe *moe = exchange_alloc(group);
 	int rc = moe ? exchange_open(moe, config) : TERN_ERR_NOMEM;
 
-	if (!rc)
+	if (!rc) {
+		elastic_offer_make(moe);
 		*out = moe;
-	else if (moe)
+	} else if (moe) {
 		exchange_free(moe);
+	}
 	return rc;
 }
 
@@ -438,6 +446,7 @@ int tern_moe_create(tern_group *group, const struct tern_moe_config *config, ter
 	do
 		rc = exchange_make(group, config, out);
 	while (rc == TERN_ERR_MEMBERS);
+	members_made(group);
 	group->nr_exchanges += !rc;
 	return rc;
 }

@@ -155,6 +155,10 @@ int tern_moe_owed(tern_moe *moe, uint32_t slot, uint64_t *tag)
 	if (!moe || !tag || !moe->config.elastic)
 		return fail(TERN_ERR_INVALID,
 			"tern_moe_owed: moe or tag is NULL, or the exchange is not elastic");
+	rc = slot_check(moe, slot, "tern_moe_owed");
+	rc = rc ? rc : members_check(moe->group);
+	if (rc || !members_serve(moe->group, moe->rank))
+		return rc; /* a newcomer has completed no round */
 	rc = begin(moe, slot, "tern_moe_owed");
 	if (rc)
 		return rc;

@@ -126,22 +126,20 @@ int placement_replace(
 	return 0;
 }
 
-/* The physical experts keep their numbers: those that are left move together in `replicas`. */
+/* The physical experts keep their numbers. From all of them anew: ranks come back. */
 void placement_leave_out(struct placement *p, const uint8_t *alive)
 {
-	uint32_t next = 0;
-
 	p->nr_lost = 0;
+	memset(p->first_replica, 0, ((size_t)p->nr_experts + 2) * sizeof(*p->first_replica));
+	for (uint32_t i = 0; i < p->nr_physical; i++)
+		p->first_replica[p->logical[i] + 2] += alive[p->rank[i]] != 0;
 	for (uint32_t e = 0; e < p->nr_experts; e++) {
-		uint32_t first = p->first_replica[e], end = p->first_replica[e + 1], begin = next;
-
-		for (uint32_t i = first; i < end; i++)
-			if (alive[p->rank[p->replicas[i]]])
-				p->replicas[next++] = p->replicas[i];
-		p->first_replica[e] = begin;
-		p->nr_lost += begin == next;
+		p->nr_lost += !p->first_replica[e + 2];
+		p->first_replica[e + 2] += p->first_replica[e + 1];
 	}
-	p->first_replica[p->nr_experts] = next;
+	for (uint32_t i = 0; i < p->nr_physical; i++)
+		if (alive[p->rank[i]])
+			p->replicas[p->first_replica[p->logical[i] + 1]++] = i;
 }
 
 void placement_free(struct placement *p)

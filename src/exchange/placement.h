@@ -44,7 +44,7 @@ void placement_free(struct placement *placement);
 int placement_replace(struct placement *placement, uint32_t version, const int32_t *logical,
 	uint32_t nr_physical);
 
-/* From here on the experts of ranks with alive[rank] 0 serve nobody. */
+/* From here on the experts of ranks with alive[rank] 0 serve nobody, and all others do. */
 void placement_leave_out(struct placement *placement, const uint8_t *alive);
 
 /* The physical expert that serves `logical` for a token of `source`: tern.h,

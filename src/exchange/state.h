@@ -106,6 +106,8 @@ struct tern_moe {
 	struct engine_path *engine; /* to ranks that are not mapped; NULL: there are none */
 	uint32_t nr_ranks, rank, nr_local;
 	uint64_t view; /* of the group, that this exchange is in; it sees a later one when called */
+	uint64_t shape;             /* likewise */
+	struct join_offer *offer;   /* NULL: nobody joins later */
 	struct slot_progress *told; /* [R][slots] elastic, with an engine: by ranks that are not
 				       mapped */
 	uint8_t *alive; /* [R] members that are not masked; all, where it is neither elastic nor has

@@ -12,6 +12,12 @@ void agreement_init(
 		set_add(&a->mine.view.alive, r);
 }
 
+void agreement_come(struct agreement *a, const struct view *view, uint64_t nonce)
+{
+	a->mine.view = *view;
+	a->mine.nonce = nonce;
+}
+
 static bool is_broken(const struct agreement *a, enum agreement_break how)
 {
 	return a->broken & how;
@@ -49,6 +55,15 @@ void agreement_stop(struct agreement *a)
 		return;
 	a->mine.stopped = 1;
 	changed(a);
+}
+
+void agreement_prepare(struct agreement *a, int newcomer, uint64_t nonce, uint64_t gathering)
+{
+	if (a->mine.stopped)
+		return;
+	a->mine.newcomer = (uint64_t)(newcomer + 1);
+	a->mine.nonce = nonce;
+	a->mine.gathering = gathering;
 }
 
 void agreement_leave_out(struct agreement *a, uint32_t rank, bool ended)
@@ -219,12 +234,38 @@ static void store_commit(struct agreement *a, const struct view *view, uint64_t 
 	changed(a);
 }
 
+static bool are_ready(const struct agreement *a, const struct rank_set *stay)
+{
+	for (uint32_t r = 0; r < a->nr_ranks && !is_broken(a, AGREEMENT_BREAK_UNREADY); r++) {
+		const struct agreement_record *theirs = record_of(a, r);
+
+		if (set_has(stay, r) &&
+			(theirs->newcomer != a->mine.newcomer || theirs->nonce != a->mine.nonce))
+			return false;
+	}
+	return a->mine.newcomer && !is_member(a, (uint32_t)a->mine.newcomer - 1);
+}
+
+static void let_in(const struct agreement *a, const struct rank_set *stay, struct view *view)
+{
+	view->newcomer = a->mine.newcomer;
+	view->nonce = a->mine.nonce;
+	set_add(&view->alive, (uint32_t)a->mine.newcomer - 1);
+	for (uint32_t r = 0; r < a->nr_ranks; r++)
+		if (set_has(stay, r) && record_of(a, r)->gathering >= view->gathering)
+			view->gathering = record_of(a, r)->gathering;
+	view->gathering += GATHERINGS_SKIPPED;
+}
+
 /* What was stored in the highest ballot may have been acted on; else those that stay are the next
- * view. */
+ * view, with a newcomer for whom all of them are ready. */
 static struct view choose(const struct agreement *a, const struct rank_set *stay)
 {
 	struct view view = {.number = a->mine.view.number + 1, .alive = *stay};
 	uint64_t highest = 0;
+
+	if (are_ready(a, stay))
+		let_in(a, stay, &view);
 
 	for (uint32_t r = 0; r < a->nr_ranks && !is_broken(a, AGREEMENT_BREAK_FORGET); r++) {
 		const struct agreement_record *theirs = record_of(a, r);
@@ -297,11 +338,33 @@ static int catch_up(struct agreement *a)
 	return 0;
 }
 
+/* A newcomer: it promises nothing and is asked nothing before it is a member. */
+static int look_for_entry(struct agreement *a)
+{
+	for (uint32_t r = 0; r < a->nr_ranks; r++) {
+		const struct view *theirs = &record_of(a, r)->view;
+
+		if (r == a->rank || !a->heard[r].version || theirs->number <= a->mine.view.number)
+			continue;
+		if (!set_has(&theirs->alive, a->rank)) {
+			a->mine.view = *theirs;
+			continue;
+		}
+		if (theirs->newcomer != a->rank + 1 || theirs->nonce != a->mine.nonce)
+			return AGREEMENT_EXPELLED; /* another has come in its place */
+		a->next = *theirs;
+		return AGREEMENT_DECIDED;
+	}
+	return 0;
+}
+
 int agreement_step(struct agreement *a)
 {
 	uint64_t version = a->mine.version;
 	int news;
 
+	if (!is_member(a, a->rank))
+		return look_for_entry(a);
 	a->to_fence = (struct rank_set){{0}};
 	news = catch_up(a);
 	if (news)
@@ -326,7 +389,13 @@ int agreement_step(struct agreement *a)
 void agreement_act(struct agreement *a)
 {
 	struct agreement_record *mine = &a->mine;
+	uint32_t newcomer = (uint32_t)a->next.newcomer - 1;
 
+	if (a->next.newcomer && newcomer != a->rank) {
+		if (!is_broken(a, AGREEMENT_BREAK_OLD_RECORD))
+			memset(&a->heard[newcomer], 0, sizeof(a->heard[newcomer]));
+		set_remove(&a->fenced, newcomer);
+	}
 	mine->view = a->next;
 	/* Whom it has fenced for a commit that was not chosen it cannot hear any more. */
 	mine->gone = set_either(mine->gone, &a->fenced);
@@ -334,6 +403,7 @@ void agreement_act(struct agreement *a)
 	mine->dead = set_both(mine->dead, &mine->view.alive);
 	mine->expelled = set_both(mine->expelled, &mine->view.alive);
 	mine->stopped = mine->promised = mine->ballot = 0;
+	mine->newcomer = mine->nonce = 0;
 	memset(&mine->commit, 0, sizeof(mine->commit));
 	changed(a);
 }

@@ -20,6 +20,10 @@
 
 #define VIEW_MOST_RANKS 256
 
+/* After a view with a newcomer the next gathering has a number that no rank can have given anything
+ * to, also one that was ahead and has died, and another place on the board than the last one. */
+#define GATHERINGS_SKIPPED 3
+
 struct rank_set {
 	uint64_t words[VIEW_MOST_RANKS / 64];
 };
@@ -27,6 +31,9 @@ struct rank_set {
 struct view {
 	uint64_t number;       /* 0: as the group was made */
 	struct rank_set alive; /* its members */
+	uint64_t newcomer;     /* + 1: let in with it; 0: nobody was */
+	uint64_t nonce;        /* by which that one is known */
+	uint64_t gathering;    /* the first that it takes part in */
 };
 
 /* What a rank tells. Only as many bytes as there are are ever sent: no pointers. */
@@ -37,9 +44,13 @@ struct agreement_record {
 	struct rank_set dead;     /* of these: known to have ended, and to store nothing any more */
 	struct rank_set expelled; /* of these: somebody has asked for it */
 	uint64_t stopped;         /* 1: in this view it stores nothing for others any more */
-	uint64_t promised;        /* 0: nothing */
-	uint64_t ballot;          /* of `commit`; 0: there is none */
-	struct view commit;       /* to be the next view */
+	uint64_t newcomer;  /* + 1: a rank that is no member and for which all is prepared here;
+			       0: none. Fixed from when it has stopped */
+	uint64_t nonce;     /* of that one: several may have come in its place */
+	uint64_t gathering; /* the last that it has begun */
+	uint64_t promised;  /* 0: nothing */
+	uint64_t ballot;    /* of `commit`; 0: there is none */
+	struct view commit; /* to be the next view */
 };
 
 enum agreement_news {
@@ -64,12 +75,23 @@ enum agreement_break {
 	AGREEMENT_BREAK_FORGET = 2,     /* a new leader chooses without asking for old commits */
 	AGREEMENT_BREAK_ACT_ALONE = 4,  /* acts on a commit that nobody else has stored */
 	AGREEMENT_BREAK_NO_QUORUM = 8,  /* who is merely silent is left out by a minority, too */
-	AGREEMENT_BREAK_NO_FENCE = 16   /* nobody is fenced */
+	AGREEMENT_BREAK_NO_FENCE = 16,  /* nobody is fenced */
+	AGREEMENT_BREAK_UNREADY = 32,   /* a newcomer is let in for which only the leader is ready
+					 */
+	AGREEMENT_BREAK_OLD_RECORD = 64 /* what its predecessor told counts as a newcomer's */
 };
 
 /* heard[nr_ranks]: zeroed, and kept by the caller for as long. */
 void agreement_init(struct agreement *agreement, uint32_t rank, uint32_t nr_ranks,
 	struct agreement_record *heard);
+
+/* Of a rank that is no member: it comes into the next view after this one that has it. */
+void agreement_come(struct agreement *agreement, const struct view *view, uint64_t nonce);
+
+/* Before agreement_stop: a newcomer for which all is prepared here (-1: none), and the last
+ * gathering that was begun. */
+void agreement_prepare(
+	struct agreement *agreement, int newcomer, uint64_t nonce, uint64_t gathering);
 
 /* What this rank knows, each in any order and also when it is known already: it stores nothing for
  * others any more; a rank is to be left out, and may be known to have ended; a rank's stores cannot
@@ -87,7 +109,7 @@ void agreement_hear(
 int agreement_step(struct agreement *agreement);
 
 /* After AGREEMENT_DECIDED: `next` is the view from here on. Whom it has and this rank wants out
- * stays wanted out. */
+ * stays wanted out. Of a newcomer nothing is known yet. */
 void agreement_act(struct agreement *agreement);
 
 /* Somebody, here or elsewhere, wants another view. */
@@ -106,6 +128,11 @@ static inline bool set_has(const struct rank_set *set, uint32_t rank)
 static inline void set_add(struct rank_set *set, uint32_t rank)
 {
 	set->words[rank / 64] |= 1ull << (rank % 64);
+}
+
+static inline void set_remove(struct rank_set *set, uint32_t rank)
+{
+	set->words[rank / 64] &= ~(1ull << (rank % 64));
 }
 
 static inline uint32_t set_count(const struct rank_set *set)

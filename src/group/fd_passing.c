@@ -9,15 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 
-#define NAME_PREFIX "tern-"
 #define CAUSE_TEXT 132
 #define ACCEPTS_A_TURN 256 /* then the clock is looked at, however many more have come */
 #define CALLERS_MOST 64    /* that have said nothing yet: the most silent makes room for the next */
@@ -55,55 +52,25 @@ struct visit {
 	int callers[CALLERS_MOST]; /* -1: none */
 };
 
-static socklen_t socket_address(struct sockaddr_un *un, const uint8_t *name)
-{
-	static const char digits[] = "0123456789abcdef";
-	char *at = un->sun_path + 1; /* a leading zero byte: the abstract name space */
-
-	memset(un, 0, sizeof(*un));
-	un->sun_family = AF_UNIX;
-	memcpy(at, NAME_PREFIX, strlen(NAME_PREFIX));
-	at += strlen(NAME_PREFIX);
-	for (int i = 0; i < FD_PASSING_KEY_BYTES; i++) {
-		*at++ = digits[name[i] >> 4];
-		*at++ = digits[name[i] & 15];
-	}
-	return (socklen_t)(at - (char *)un);
-}
-
 int fd_passing_open(struct fd_passing **out)
 {
 	struct fd_passing *passing = calloc(1, sizeof(*passing));
-	struct sockaddr_un un;
 	int rc;
 
 	if (!passing)
 		return fail(TERN_ERR_NOMEM, "no memory to pass descriptors");
-	if (getrandom(&passing->address, sizeof(passing->address), 0) != sizeof(passing->address)) {
-		rc = fail_errno("getrandom");
+	rc = local_listen(&passing->address, &passing->listener);
+	if (rc)
 		goto err_free;
-	}
-	passing->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (passing->listener < 0) {
-		rc = fail_errno("socket");
-		goto err_free;
-	}
-	if (bind(passing->listener, (struct sockaddr *)&un,
-		    socket_address(&un, passing->address.name)) ||
-		listen(passing->listener, 4096)) {
-		rc = fail_errno("binding a Unix socket");
-		goto err_close;
-	}
 	passing->spare = fcntl(passing->listener, F_DUPFD_CLOEXEC, 0);
 	if (passing->spare < 0) {
 		rc = fail_errno("duplicating a socket");
-		goto err_close;
+		close(passing->listener);
+		goto err_free;
 	}
 	*out = passing;
 	return 0;
 
-err_close:
-	close(passing->listener);
 err_free:
 	free(passing);
 	return rc;
@@ -124,92 +91,24 @@ void fd_passing_address(const struct fd_passing *passing, struct fd_passing_addr
 	*address = passing->address;
 }
 
-/* Both ends belong to one user, or the connection is not ours. */
-static int same_user(int socket)
-{
-	struct ucred cred;
-	socklen_t length = sizeof(cred);
-
-	return !getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &cred, &length) &&
-	       cred.uid == geteuid();
-}
-
-union fd_control {
-	struct cmsghdr align;
-	char bytes[CMSG_SPACE(sizeof(int))];
-};
-
-static int hello_send(int socket, const struct hello *hello, int fd)
-{
-	struct iovec iov = {.iov_base = (void *)hello, .iov_len = sizeof(*hello)};
-	union fd_control control;
-	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-	struct cmsghdr *cmsg;
-
-	if (fd >= 0) {
-		msg.msg_control = control.bytes;
-		msg.msg_controllen = sizeof(control.bytes);
-		memset(&control, 0, sizeof(control));
-		cmsg = CMSG_FIRSTHDR(&msg);
-		cmsg->cmsg_level = SOL_SOCKET;
-		cmsg->cmsg_type = SCM_RIGHTS;
-		cmsg->cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
-	}
-	return sendmsg(socket, &msg, MSG_NOSIGNAL) == sizeof(*hello) ? 0 : -1;
-}
-
-/* The one descriptor that came along, or -1. The buffer's padding has room for a second one, so a
- * stranger's surplus is closed. */
-static int take_descriptor(struct msghdr *msg)
-{
-	struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
-	int fds[2] = {-1, -1};
-	size_t bytes = 0;
-
-	if (cmsg && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS)
-		bytes = cmsg->cmsg_len - CMSG_LEN(0);
-	if (bytes == 0 || bytes > sizeof(fds))
-		return -1;
-	memcpy(fds, CMSG_DATA(cmsg), bytes);
-	if (bytes == sizeof(int))
-		return fds[0];
-	close(fds[0]);
-	close(fds[1]);
-	return -1;
-}
-
 /* False: nothing to read yet. */
 static bool message_receive(int socket, struct message *message)
 {
-	struct iovec iov = {.iov_base = &message->hello, .iov_len = sizeof(message->hello)};
-	union fd_control control;
-	struct msghdr msg = {.msg_iov = &iov,
-		.msg_iovlen = 1,
-		.msg_control = control.bytes,
-		.msg_controllen = sizeof(control.bytes)};
-	ssize_t length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+	struct local_message m;
 
-	message->fd = -1;
-	message->whole = message->cut = false;
-	/* The kernel looks for a message first and for the end after that: who says hello and hangs
-	 * up in between seems to have said nothing (seen on Linux 6.1). What was said before the
-	 * end is there by now. */
-	if (length == 0 && !msg.msg_controllen) {
-		msg.msg_controllen = sizeof(control.bytes);
-		length = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+	if (!local_receive(socket, &message->hello, sizeof(message->hello), &m))
+		return false;
+	message->fd = m.fds[0];
+	if (m.fds[1] >= 0) { /* a stranger's surplus */
+		close(m.fds[0]);
+		close(m.fds[1]);
+		message->fd = -1;
 	}
-	if (length < 0)
-		return errno != EAGAIN && errno != EINTR;
-	message->fd = take_descriptor(&msg);
-	message->whole = length == sizeof(message->hello) && !(msg.msg_flags & MSG_TRUNC);
-	message->cut = msg.msg_flags & MSG_CTRUNC;
+	message->whole = m.bytes == sizeof(message->hello) && m.whole;
+	message->cut = m.cut;
 	message->hello.cause[CAUSE_TEXT - 1] = 0;
 	return true;
 }
-
-_Static_assert(sizeof(union fd_control) - sizeof(struct cmsghdr) <= 2 * sizeof(int),
-	"take_descriptor closes two");
 
 /* ---- calling --------------------------------------------------------------------------------- */
 
@@ -225,20 +124,18 @@ static bool passes(int cause)
 static int call_guest(
 	const struct fd_passing_guest *guest, int guest_rank, struct hello *hello, int fd)
 {
-	struct sockaddr_un un;
-	socklen_t length = socket_address(&un, guest->address.name);
-	int rc = 0, s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int rc = 0, s = local_connect(&guest->address);
 
-	if (s < 0)
+	if (s < 0 && error_of_errno(errno) == TERN_ERR_NOMEM)
 		return fail_errno("a socket to call rank %d", guest_rank);
+	if (s < 0)
+		return errno == EAGAIN || (errno == ECONNREFUSED && guest->lifeline >= 0)
+			       ? 1
+			       : fail_errno("connecting to rank %d on this machine", guest_rank);
 	memcpy(hello->secret, guest->address.secret, sizeof(hello->secret));
-	if (connect(s, (struct sockaddr *)&un, length))
-		rc = errno == EAGAIN || (errno == ECONNREFUSED && guest->lifeline >= 0)
-			     ? 1
-			     : fail_errno("connecting to rank %d on this machine", guest_rank);
-	else if (!same_user(s))
+	if (!local_same_user(s))
 		rc = fail(TERN_ERR_BOOTSTRAP, "rank %d runs as another user", guest_rank);
-	else if (hello_send(s, hello, fd))
+	else if (!local_send(s, hello, sizeof(*hello), &fd, fd >= 0))
 		rc = passes(errno) ? 1 : fail_errno("sending a descriptor to rank %d", guest_rank);
 	close(s); /* what was sent stays readable */
 	return rc;
@@ -364,7 +261,7 @@ static int take_callers(struct visit *v)
 			return 0;
 		if (s < 0)
 			return fail_errno("taking a connection of a rank on this machine");
-		if (!same_user(s)) {
+		if (!local_same_user(s)) {
 			close(s);
 			continue;
 		}

@@ -1,19 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How processes of one machine pass each other descriptors: each listens on an abstract Unix socket
- * with a random name, and takes only connections of its own user that know its secret. Nothing lies
- * in a file system, nothing outlives the processes. */
+/* How processes of one machine pass each other descriptors: each listens on a socket of
+ * local_socket.h, and takes only connections of its own user that know its secret. */
 #ifndef TERN_GROUP_FD_PASSING_H
 #define TERN_GROUP_FD_PASSING_H
 
 #include <stdint.h>
 
-#define FD_PASSING_KEY_BYTES 16
-
-/* What the others have to know; shared through the bootstrap. */
-struct fd_passing_address {
-	uint8_t name[FD_PASSING_KEY_BYTES];
-	uint8_t secret[FD_PASSING_KEY_BYTES];
-};
+#include "group/local_socket.h"
 
 struct fd_passing;
 

@@ -6,18 +6,31 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "group/join.h"
 #include "group/members_inside.h"
 
 /* Each part of a gathering has a number, and every other one the same place: who has the part n of
  * all has seen that they have n - 1 of all, and n - 2 is read by nobody. */
 static struct gathered *part_of(const struct members *m, uint32_t rank)
 {
-	return &board_of(m, rank)->gathered[m->gathering & 1];
+	struct board *board = gathering_board(m, rank);
+
+	return board ? &board->gathered[m->gathering & 1] : NULL;
 }
 
 static bool has_given(const struct members *m, uint32_t rank)
 {
-	return record_observe(&part_of(m, rank)->number) == m->gathering;
+	const struct gathered *part = part_of(m, rank);
+
+	return part && record_observe(&part->number) == m->gathering;
+}
+
+/* A member, and it is to give a part of this one. */
+static bool takes_part(const tern_group *group, uint32_t rank)
+{
+	const struct members *m = group->members;
+
+	return members_have(group, rank) && m->gathering >= m->first_gathering[rank];
 }
 
 /* What may still come of a rank that is no member. */
@@ -41,7 +54,7 @@ static int look_for_part(void *ctx)
 
 	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
 		bool here =
-			members_have(group, r) ? has_given(group->members, r) : is_known(group, r);
+			takes_part(group, r) ? has_given(group->members, r) : is_known(group, r);
 
 		all = all && here;
 		lost = lost || (!here && members_have(group, r) && members_lost(group, r));
@@ -53,11 +66,36 @@ static int look_for_part(void *ctx)
 	return members_are_to_change(group) ? members_fail(group) : 0;
 }
 
+void gather_jump(struct members *m, uint64_t to)
+{
+	bool is_past = !m->jumps[0].to || m->gathering >= m->jumps[0].to || m->jumps[0].to == to;
+
+	m->jumps[is_past ? 0 : 1] = (struct jump){to - GATHERINGS_SKIPPED, to};
+}
+
+static bool is_entry_next(const struct members *m)
+{
+	return m->jumps[0].to && m->gathering == m->jumps[0].from;
+}
+
+static void begin_next(struct members *m)
+{
+	if (!is_entry_next(m)) {
+		m->gathering++;
+		return;
+	}
+	m->gathering = m->entry = m->jumps[0].to;
+	m->jumps[0] = m->jumps[1];
+	m->jumps[1] = (struct jump){0, 0};
+}
+
 static void give_part(tern_group *group, const uint8_t *mine, size_t bytes)
 {
 	struct members *m = group->members;
-	struct gathered *part = &m->board->gathered[++m->gathering & 1];
+	struct gathered *part;
 
+	begin_next(m);
+	part = &m->board->gathered[m->gathering & 1];
 	memcpy(part->bytes, mine, bytes);
 	part->nr = (uint32_t)bytes;
 	record_publish(&part->number, m->gathering);
@@ -92,20 +130,73 @@ static void take_part(const tern_group *group, uint8_t *all, size_t each, size_t
 	for (int r = 0; r < group->nr_ranks; r++) {
 		uint8_t *to = all + (size_t)r * each + m->gathered_bytes;
 
-		if (has_given(m, (uint32_t)r))
+		if (has_given(m, (uint32_t)r) && part_of(m, (uint32_t)r)->nr == bytes)
 			memcpy(to, part_of(m, (uint32_t)r)->bytes, bytes);
 		else
 			memset(to, 0, bytes);
 	}
 }
 
+/* A newcomer came to another place of the members' program than it thinks: its part counts as zeros
+ * there, and it learns of it here. */
+static int check_size(const tern_group *group, size_t bytes)
+{
+	const struct members *m = group->members;
+	uint32_t me = (uint32_t)group->rank;
+
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++)
+		if (r != me && m->gathering == m->first_gathering[me] && has_given(m, r) &&
+			part_of(m, r)->nr != bytes)
+			return fail(TERN_ERR_MISMATCH,
+				"rank %d has joined and gathers %zu bytes, where rank %u gathers "
+				"%u: the others are at another place of their program",
+				group->rank, bytes, r, part_of(m, r)->nr);
+	return 0;
+}
+
+/* At a newcomer's first gathering all ranks are at the same place of their programs: that is to be
+ * one without rounds under way. */
+static int check_rounds(const tern_group *group)
+{
+	const struct members *m = group->members;
+
+	if (m->gathers || m->gathered_bytes || !is_entry_next(m))
+		return 0;
+	for (const struct join_offer *o = group->offers; o; o = o->next)
+		if (o->is_busy(o->ctx))
+			return fail(TERN_ERR_STATE,
+				"a rank has joined (view %llu), and serves from this gathering on: "
+				"no slot may have a round under way at it",
+				(unsigned long long)group->view);
+	return 0;
+}
+
+/* All parts of their first gathering are here, so all members are in it, or past it, and owe each
+ * other no round. */
+static void let_newcomers_serve(tern_group *group)
+{
+	struct members *m = group->members;
+	uint64_t before = m->complete;
+
+	m->complete = m->gathering;
+	if (before >= m->entry || m->complete < m->entry)
+		return;
+	group->shape++;
+	if (m->first_gathering[group->rank] == m->entry)
+		for (struct join_offer *o = group->offers; o; o = o->next)
+			o->begin(o->ctx);
+}
+
 static int gather(tern_group *group, const uint8_t *mine, uint8_t *all, size_t bytes)
 {
 	struct members *m = group->members;
+	int rc = check_rounds(group);
 
+	if (rc)
+		return rc;
+	m->in_parts = bytes > BOARD_GATHER_BYTES;
 	while (m->gathered_bytes < bytes || m->gathers) {
 		size_t part = bytes - m->gathered_bytes;
-		int rc;
 
 		part = part < BOARD_GATHER_BYTES ? part : BOARD_GATHER_BYTES;
 		if (!m->gathers)
@@ -118,11 +209,16 @@ static int gather(tern_group *group, const uint8_t *mine, uint8_t *all, size_t b
 			return fail(TERN_ERR_TIMEOUT,
 				"rank %d waited %d ms for all members to gather", group->rank,
 				group->wait_ms);
+		rc = check_size(group, part);
+		if (rc)
+			return rc;
 		take_part(group, all, bytes, part);
 		m->gathered_bytes += part;
 		m->gathers = false;
 	}
 	m->gathered_bytes = 0;
+	m->in_parts = false;
+	let_newcomers_serve(group);
 	return 0;
 }
 
@@ -148,7 +244,19 @@ int members_meet(tern_group *group)
 {
 	uint8_t here = 1, all[VIEW_MOST_RANKS];
 
+	if (group->newcomer)
+		return 0;
+	group->members->makes = true;
 	return members_allgather(group, &here, all, sizeof(here));
+}
+
+/* Who has entered before lacks what was made. */
+void members_made(tern_group *group)
+{
+	if (!group->members || group->newcomer)
+		return;
+	door_turn_away(group, false);
+	group->members->makes = false;
 }
 
 bool members_gather_here(const tern_group *group)

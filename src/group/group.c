@@ -2,47 +2,29 @@
 /* Joining and leaving: who is on which node, and which path leads to whom. */
 #include "group/group.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "group/boot/boot.h"
+#include "group/introduce.h"
+#include "group/join.h"
 #include "group/select_network.h"
-#include "base/environment.h"
 #include "base/error.h"
 #include "group/death_watch.h"
 #include "group/members.h"
 #include "base/struct_size.h"
 #include "tern_engine.h"
 
-#define LONGEST_NODE 64
-#define NODE_TEXT 160 /* boot id, namespace and node: assign_nodes compares them whole */
 #define STATUS_TEXT 256
 #define DEFAULT_WAIT_MS 30000
-#define LEAST_SILENCE_MS 2000 /* some heartbeats */
-#define SHORTEST_SILENCE_MS 500
+#define LEAST_SILENCE_MS 2000      /* some heartbeats */
 #define ELASTIC_MESSAGE_BYTES 1024 /* records, and parts of gatherings: tell.c */
-
-/* What the ranks tell each other on joining. */
-struct introduction {
-	uint64_t abi; /* version and pointer width: ranks of different builds cannot share windows
-		       */
-	int32_t rank, nr_ranks;
-	char node[NODE_TEXT];
-	uint64_t process[2], pid;
-	struct fd_passing_address address;
-};
 
 void tern_group_config_init_sized(struct tern_group_config *config, size_t size)
 {
@@ -51,85 +33,12 @@ void tern_group_config_init_sized(struct tern_group_config *config, size_t size)
 	struct_init(&kind_group_config, config, size, &initial);
 }
 
-/* Two words that a child finds empty when it was forked; made when first asked for, and never given
- * back. NULL: no address space. */
-static _Atomic uint64_t *words_of_process(void)
-{
-	static _Atomic(_Atomic uint64_t *) known;
-	_Atomic uint64_t *words = atomic_load(&known), *mine;
-	size_t bytes = 2 * sizeof(*mine);
-
-	if (words)
-		return words;
-	mine = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (mine == MAP_FAILED)
-		return NULL;
-	madvise(mine, bytes, MADV_WIPEONFORK); /* where it is refused the pid tells a child */
-	if (atomic_compare_exchange_strong(&known, &words, mine))
-		return mine;
-	munmap(mine, bytes); /* another thread was first */
-	return words;
-}
-
-/* A random number for this process. Pids and the inodes of their name spaces may be the same for
- * others, which would follow pointers of this one. Each word is set once, by who comes first. */
-static int process_identity(uint64_t *process)
-{
-	_Atomic uint64_t *words = words_of_process();
-	uint64_t random[2];
-
-	if (!words)
-		return fail_errno("a page for what this process is known by");
-	if (getrandom(random, sizeof(random), 0) != sizeof(random))
-		return fail_errno("getrandom");
-	for (int i = 0; i < 2; i++) {
-		process[i] = 0;
-		if (atomic_compare_exchange_strong(&words[i], &process[i], random[i] | 1))
-			process[i] = random[i] | 1;
-	}
-	return 0;
-}
-
-static uint64_t namespace_inode(const char *path)
-{
-	struct stat st;
-
-	return stat(path, &st) ? 0 : st.st_ino;
-}
-
-/* The config's, else the environment's; NULL: neither. *by: who says so. */
-static const char *node_name(const struct tern_group_config *config, const char **by)
-{
-	*by = config->node ? "node" : "TERN_NODE";
-	return config->node ? config->node : getenv("TERN_NODE");
-}
-
-/* Ranks that have this text in common can pass descriptors: one kernel, one network namespace
- * (abstract sockets belong to it), and not told apart by setting. */
-static int node_identity(char *text, size_t bytes, const char *node)
-{
-	const char *path = "/proc/sys/kernel/random/boot_id";
-	char boot_id[40] = "";
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0 && error_of_errno(errno) == TERN_ERR_NOMEM)
-		return fail_errno("opening %s", path);
-	if (fd >= 0) {
-		ssize_t length = read(fd, boot_id, sizeof(boot_id) - 1);
-
-		boot_id[length > 0 ? length : 0] = 0;
-		boot_id[strcspn(boot_id, "\n")] = 0;
-		close(fd);
-	}
-	snprintf(text, bytes, "%s/%llu/%s", boot_id,
-		(unsigned long long)namespace_inode("/proc/self/ns/net"), node ? node : "");
-	return 0;
-}
-
 int group_allgather(tern_group *group, const void *mine, void *all, size_t bytes)
 {
 	int rc;
 
+	if (group->newcomer)
+		return newcomer_gather(group, mine, all, bytes);
 	if (members_gather_here(group))
 		return members_gather(group, mine, all, bytes);
 	if (group->nr_ranks == 1 && !group->boot.allgather) {
@@ -228,6 +137,10 @@ int group_agree_settings(tern_group *group, const struct setting *settings, int 
 	char text[512];
 	int rc;
 
+	if (group->newcomer) {
+		free(mine);
+		return newcomer_compare(group, settings, nr_settings);
+	}
 	if (!mine)
 		return fail(TERN_ERR_NOMEM, "no memory to compare the settings of %d ranks",
 			group->nr_ranks);
@@ -246,60 +159,13 @@ int group_agree_settings(tern_group *group, const struct setting *settings, int 
 	return rc;
 }
 
-/* Nodes are numbered in the order of their lowest ranks. */
-static void assign_nodes(tern_group *group, const struct introduction *all)
-{
-	const struct introduction *me = &all[group->rank];
-
-	for (int r = 0; r < group->nr_ranks; r++) {
-		struct peer *peer = &group->peers[r];
-		bool same_node = !strncmp(all[r].node, me->node, NODE_TEXT);
-		int first = 0;
-
-		while (strncmp(all[first].node, all[r].node, NODE_TEXT))
-			first++;
-		peer->node = first == r ? group->nr_nodes++ : group->peers[first].node;
-		peer->path = r == group->rank ? TERN_PATH_SELF
-			     : same_node      ? TERN_PATH_MAPPED
-					      : TERN_PATH_NONE;
-		peer->beside = !memcmp(all[r].process, me->process, sizeof(me->process)) &&
-			       all[r].pid == me->pid;
-		peer->same_process = same_node && peer->beside;
-		peer->lifeline = peer->line = -1;
-	}
-}
-
-/* A descriptor that becomes readable, or hung up, for others when this process ends; passed on to
- * peers, so that process namespaces do not matter. Where there are no pidfds (old kernels, some
- * sandboxes) it is the end of a pipe whose other end this process holds. */
-static int own_lifeline(tern_group *group)
-{
-	int ends[2], fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-
-	if (fd >= 0)
-		return fd;
-	if (pipe2(ends, O_CLOEXEC))
-		return -1;
-	group->lifeline = ends[1];
-	return ends[0];
-}
-
-/* Where the others are found, for good. */
-static int list_guests(tern_group *group, const struct introduction *all)
-{
-	group->guests = calloc((size_t)group->nr_ranks, sizeof(*group->guests));
-	if (!group->guests)
-		return fail(TERN_ERR_NOMEM, "no memory for %d peers", group->nr_ranks);
-	for (int r = 0; r < group->nr_ranks; r++)
-		group->guests[r].address = all[r].address;
-	return 0;
-}
-
 int group_pass_fd(tern_group *group, uint32_t round, int fd)
 {
 	struct fd_passing_guest *guests = group->guests;
 	int rc;
 
+	if (group->newcomer)
+		return newcomer_pass_fd(group, fd);
 	for (int r = 0; r < group->nr_ranks; r++) {
 		const struct peer *peer = &group->peers[r];
 
@@ -318,24 +184,6 @@ int group_pass_fd(tern_group *group, uint32_t round, int fd)
 			guests[r].fd = -1;
 		}
 	return rc == TERN_ERR_PEER_DEAD ? members_lack(group) : rc;
-}
-
-static int exchange_lifelines(tern_group *group, const struct introduction *all)
-{
-	int rc = list_guests(group, all), own = own_lifeline(group);
-
-	if (!rc && own < 0)
-		rc = fail_errno("pidfd_open and pipe");
-	rc = group_agree_status(group, rc, "joining");
-	if (!rc) {
-		rc = group_pass_fd(group, 0, own);
-		for (int r = 0; r < group->nr_ranks; r++)
-			group->peers[r].lifeline = group->guests[r].fd;
-		rc = group_agree_status(group, rc, "joining");
-	}
-	if (own >= 0)
-		close(own);
-	return rc;
 }
 
 static int make_engine_over(tern_group *group, const struct choice *choice, tern_engine **out)
@@ -414,70 +262,6 @@ static int open_engine(tern_group *group, const struct tern_group_config *config
 	return rc;
 }
 
-/* What may be wrong on one rank and is for all to know. */
-static int read_settings(tern_group *group, const struct tern_group_config *config)
-{
-	const char *by, *node = node_name(config, &by);
-	int forced = 0, rc = environment_number("TERN_FORCE_ENGINE", 0, 1, &forced);
-
-	group->engine_forced = config->force_engine || forced;
-	rc = rc ? rc : check_range("wait_ms", config->wait_ms, 0, INT_MAX);
-	if (!rc && config->silence_ms)
-		rc = check_range("silence_ms", config->silence_ms, SHORTEST_SILENCE_MS, INT_MAX);
-	if (rc)
-		return rc;
-	if (node && strlen(node) > LONGEST_NODE)
-		return fail(TERN_ERR_INVALID,
-			"%s is \"%.*s...\", of %zu bytes; at most %d are possible", by,
-			LONGEST_NODE, node, strlen(node), LONGEST_NODE);
-	return 0;
-}
-
-static int check_introduction(
-	const struct introduction *me, const struct introduction *other, int rank)
-{
-	if (other->abi != me->abi)
-		return fail(TERN_ERR_MISMATCH, "rank %d runs another version of Tern than rank %d",
-			rank, me->rank);
-	if (other->rank == rank && other->nr_ranks == me->nr_ranks)
-		return 0;
-	return fail(TERN_ERR_MISMATCH,
-		"rank %d of %d: in the place of rank %d is one that says it is rank %d of %d",
-		me->rank, me->nr_ranks, rank, other->rank, other->nr_ranks);
-}
-
-static int introduce(tern_group *group, const struct tern_group_config *config)
-{
-	struct introduction me = {.abi = (uint64_t)TERN_VERSION_MAJOR << 32 |
-					 TERN_VERSION_MINOR << 16 | sizeof(void *),
-		.rank = group->rank,
-		.nr_ranks = group->nr_ranks,
-		.pid = (uint64_t)getpid()};
-	struct introduction *all = calloc((size_t)group->nr_ranks, sizeof(*all));
-	const char *by;
-	int rc = read_settings(group, config);
-
-	group->transport = config->transport ? strdup(config->transport) : NULL;
-	if (!rc && (!all || (config->transport && !group->transport)))
-		rc = fail(TERN_ERR_NOMEM, "no memory for %d ranks", group->nr_ranks);
-	rc = rc ? rc : node_identity(me.node, sizeof(me.node), node_name(config, &by));
-	rc = rc ? rc : process_identity(me.process);
-	rc = rc ? rc : fd_passing_open(&group->passing);
-	if (!rc)
-		fd_passing_address(group->passing, &me.address);
-	rc = group_agree_status(group, rc, "joining");
-	if (!rc)
-		rc = group_allgather(group, &me, all, sizeof(me));
-	for (int r = 0; r < group->nr_ranks && !rc; r++)
-		rc = check_introduction(&me, &all[r], r);
-	if (!rc) {
-		assign_nodes(group, all);
-		rc = exchange_lifelines(group, all);
-	}
-	free(all);
-	return rc;
-}
-
 /* Without a bootstrap that works nobody can be told. */
 static int check_boot(const struct tern_boot *boot)
 {
@@ -491,14 +275,13 @@ static int check_boot(const struct tern_boot *boot)
 	if (boot->rank < 0 || boot->rank >= boot->nr_ranks)
 		return fail(TERN_ERR_INVALID, "boot.rank is %d of %d ranks", boot->rank,
 			boot->nr_ranks);
-	if (!boot->allgather && boot->nr_ranks > 1)
-		return fail(
-			TERN_ERR_INVALID, "boot.allgather is NULL for %d ranks", boot->nr_ranks);
 	return 0;
 }
 
-static void group_free(tern_group *group)
+void group_free(tern_group *group)
 {
+	door_close(group);
+	newcomer_close(group);
 	members_close(group);
 	death_watch_close(group);
 	for (int r = 0; group->peers && r < group->nr_ranks; r++)
@@ -506,9 +289,12 @@ static void group_free(tern_group *group)
 			close(group->peers[r].lifeline);
 	if (group->lifeline >= 0)
 		close(group->lifeline);
+	if (group->own_lifeline >= 0)
+		close(group->own_lifeline);
 	tern_engine_destroy(group->engine);
 	fd_passing_close(group->passing);
 	free(group->guests);
+	free(group->me);
 	if (group->boot.close)
 		group->boot.close(group->boot.ctx);
 	free(group->transport);
@@ -524,6 +310,20 @@ static int check_scheduler(const struct scheduler *d)
 		!d->wake    ? "wake"
 		: d->engine ? "has_died"
 			    : "engine");
+}
+
+static int check_rendezvous(
+	const struct tern_group_config *config, const struct scheduler *scheduler)
+{
+	const struct tern_rendezvous *r = &config->rendezvous;
+
+	if (!r->get && !r->set)
+		return 0;
+	if (!r->get || !r->set)
+		return fail(TERN_ERR_INVALID, "rendezvous.%s is NULL", r->get ? "set" : "get");
+	if (!config->elastic)
+		return fail(TERN_ERR_INVALID, "a rendezvous, and the group is not elastic");
+	return scheduler ? fail(TERN_ERR_UNSUPPORTED, "a rendezvous on a simulated network") : 0;
 }
 
 static int close_boot(const struct tern_boot *boot, int rc)
@@ -548,7 +348,7 @@ static int refuse(const struct tern_group_config *config, int rc)
 	return fail(rc, "%s", text);
 }
 
-static int read_arguments(const struct tern_group_config *theirs, const struct scheduler *scheduler,
+int group_read_config(const struct tern_group_config *theirs, const struct scheduler *scheduler,
 	tern_group **out, struct tern_group_config *config)
 {
 	int rc;
@@ -562,40 +362,58 @@ static int read_arguments(const struct tern_group_config *theirs, const struct s
 		return rc; /* it stays another group's */
 	rc = out ? check_boot(&config->boot) : fail(TERN_ERR_INVALID, "group is NULL");
 	rc = rc ? rc : check_scheduler(scheduler);
+	rc = rc ? rc : check_rendezvous(config, scheduler);
 	return rc ? close_boot(&config->boot, rc) : 0;
+}
+
+int group_new(
+	const struct tern_group_config *config, const struct scheduler *scheduler, tern_group **out)
+{
+	tern_group *group = calloc(1, sizeof(*group));
+
+	if (group)
+		group->peers = calloc((size_t)config->boot.nr_ranks, sizeof(*group->peers));
+	if (!group || !group->peers) {
+		free(group);
+		return close_boot(
+			&config->boot, fail(TERN_ERR_NOMEM, "no memory for a group of %d ranks",
+					       config->boot.nr_ranks));
+	}
+	group->rank = config->boot.rank;
+	group->nr_ranks = config->boot.nr_ranks;
+	group->boot = config->boot;
+	group->rendezvous = config->rendezvous;
+	group->scheduler = scheduler;
+	group->wait_ms = config->wait_ms;
+	group->silence_ms = config->silence_ms;
+	group->elastic = config->elastic != 0;
+	group->lifeline = group->own_lifeline = -1;
+	for (int r = 0; r < group->nr_ranks; r++)
+		group->peers[r].lifeline = group->peers[r].line = -1;
+	*out = group;
+	return 0;
 }
 
 int group_create_scheduled(
 	const struct tern_group_config *theirs, const struct scheduler *scheduler, tern_group **out)
 {
 	struct tern_group_config config;
-	int rc = read_arguments(theirs, scheduler, out, &config);
-	tern_group *group = rc ? NULL : calloc(1, sizeof(*group));
+	tern_group *group = NULL;
+	int rc = group_read_config(theirs, scheduler, out, &config);
 
+	if (!rc && !config.boot.allgather && config.boot.nr_ranks > 1)
+		rc = close_boot(
+			&config.boot, fail(TERN_ERR_INVALID, "boot.allgather is NULL for %d ranks",
+					      config.boot.nr_ranks));
+	rc = rc ? rc : group_new(&config, scheduler, &group);
 	if (rc)
 		return rc;
-	if (group)
-		group->peers = calloc((size_t)config.boot.nr_ranks, sizeof(*group->peers));
-	if (!group || !group->peers) {
-		free(group);
-		rc = fail(
-			TERN_ERR_NOMEM, "no memory for a group of %d ranks", config.boot.nr_ranks);
-		return close_boot(&config.boot, rc);
-	}
-	group->rank = config.boot.rank;
-	group->nr_ranks = config.boot.nr_ranks;
-	group->boot = config.boot;
-	group->scheduler = scheduler;
-	group->wait_ms = config.wait_ms;
-	group->silence_ms = config.silence_ms;
-	group->elastic = config.elastic != 0;
-	group->lifeline = -1;
-	for (int r = 0; r < group->nr_ranks; r++)
-		group->peers[r].lifeline = group->peers[r].line = -1;
 	rc = introduce(group, &config);
 	rc = rc ? rc : open_engine(group, &config);
 	if (!rc && config.elastic)
 		rc = members_open(group);
+	if (!rc && config.elastic && config.rendezvous.get)
+		rc = group_agree_status(group, door_open(group), "tern_group_config.rendezvous");
 	if (rc) {
 		group_free(group);
 		return rc;

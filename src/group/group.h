@@ -22,9 +22,10 @@ struct peer {
 struct tern_group {
 	int rank, nr_ranks, nr_nodes;
 	int wait_ms;
-	int silence_ms; /* tern_group_config.silence_ms; 0: as the waits have it */
-	int lifeline;   /* held open while this process lives, where peers have no pidfd of it; else
-			   -1 */
+	int silence_ms;   /* tern_group_config.silence_ms; 0: as the waits have it */
+	int own_lifeline; /* what others have of this process */
+	int lifeline; /* held open while this process lives, where peers have no pidfd of it; else
+			 -1 */
 	struct tern_boot boot;
 	const struct scheduler *scheduler; /* NULL: the real clock */
 	struct fd_passing *passing;        /* where peers on this machine pass descriptors */
@@ -37,16 +38,31 @@ struct tern_group {
 	char description[1024];            /* how peers are reached, and why so */
 	char *transport; /* the networks that the caller has asked for; NULL: none in particular */
 	int nr_engines;  /* alive */
-	uint32_t round;  /* of sharing windows; 0 was joining */
-	bool elastic;    /* as the setting is, and */
-	struct members *members;         /* of an elastic group; else NULL */
-	uint64_t view;                   /* its number; 0: as it was made */
+	_Atomic uint32_t round;  /* of sharing windows; 0 was joining */
+	bool elastic;            /* as the setting is, and */
+	struct members *members; /* of an elastic group; else NULL */
+	uint64_t view;           /* its number; 0: as it was made */
+	uint64_t shape;          /* of exchanges: rises with each view, and when a newcomer
+				    begins to take part */
+	struct tern_rendezvous rendezvous;
+	struct introduction *me;         /* with a rendezvous: as others were told */
+	struct join_offer *offers;       /* exchanges that newcomers make, too; join.h */
+	struct door *door;               /* where newcomers knock; NULL: there is no rendezvous */
+	struct newcomer *newcomer;       /* this rank is none of the members yet; else NULL */
 	struct death_watch *death_watch; /* NULL: nobody has asked for one */
 };
 
 /* tern_group_create for a rank that a scheduler runs; it has to outlive the group. */
 int group_create_scheduled(const struct tern_group_config *config,
 	const struct scheduler *scheduler, tern_group **group);
+
+/* What tern_group_create and tern_group_join have in common: the config is read, and its bootstrap
+ * taken over; a group with nobody in it. */
+int group_read_config(const struct tern_group_config *theirs, const struct scheduler *scheduler,
+	tern_group **out, struct tern_group_config *config);
+int group_new(const struct tern_group_config *config, const struct scheduler *scheduler,
+	tern_group **group);
+void group_free(tern_group *group);
 
 /* Collective: an engine over the networks that the group's own has, or would have. The caller
  * destroys it. */

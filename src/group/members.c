@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/struct_size.h"
 #include "engine/engine.h"
+#include "group/join.h"
 #include "group/line.h"
 #include "group/members_inside.h"
 
@@ -39,18 +40,33 @@ static int check_paths(const tern_group *group)
 	return 0;
 }
 
-static int members_alloc(tern_group *group)
+static void members_free(tern_group *group, struct members *m)
+{
+	for (int r = 0; m->before && r < group->nr_ranks; r++)
+		window_drop(m->before[r]);
+	free(m->windows);
+	free(m->before);
+	free(m->first_gathering);
+	free(m->agreement.heard);
+	free(m);
+}
+
+int members_alloc(tern_group *group)
 {
 	struct members *m = calloc(1, sizeof(*m));
 	struct agreement_record *heard = calloc((size_t)group->nr_ranks, sizeof(*heard));
 
-	if (m)
+	if (m) {
 		m->windows = calloc((size_t)group->nr_ranks, sizeof(struct window *));
-	if (!m || !m->windows || !heard) {
+		m->before = calloc((size_t)group->nr_ranks, sizeof(struct window *));
+		m->first_gathering = calloc((size_t)group->nr_ranks, sizeof(uint64_t));
+		m->agreement.heard = heard;
+	}
+	if (!m || !m->windows || !m->before || !m->first_gathering || !heard) {
 		if (m)
-			free(m->windows);
-		free(m);
-		free(heard);
+			members_free(group, m);
+		else
+			free(heard);
 		return fail(TERN_ERR_NOMEM, "no memory for %d members", group->nr_ranks);
 	}
 	agreement_init(&m->agreement, (uint32_t)group->rank, (uint32_t)group->nr_ranks, heard);
@@ -87,9 +103,7 @@ void members_close(tern_group *group)
 	tell_close(group);
 	lines_close(group);
 	windows_destroy(group, m->windows);
-	free(m->windows);
-	free(m->agreement.heard);
-	free(m);
+	members_free(group, m);
 	group->members = NULL;
 }
 
@@ -98,6 +112,14 @@ void members_close(tern_group *group)
 bool members_have(const tern_group *group, uint32_t rank)
 {
 	return set_has(&group->members->agreement.mine.view.alive, rank);
+}
+
+bool members_serve(const tern_group *group, uint32_t rank)
+{
+	const struct members *m = group->members;
+
+	return !group->newcomer && members_have(group, rank) &&
+	       m->complete >= m->first_gathering[rank];
 }
 
 bool group_has(const tern_group *group, uint32_t rank)
@@ -193,6 +215,10 @@ int members_check(const tern_group *group)
 
 	if (m->expelled)
 		return fail_expelled(group);
+	if (group->newcomer)
+		return fail(TERN_ERR_STATE,
+			"rank %d is no member yet: tern_group_view_change makes it one",
+			group->rank);
 	return m->agreement.mine.stopped || m->learns || m->untold
 		       ? members_fail((tern_group *)(uintptr_t)group)
 		       : 0;
@@ -300,6 +326,17 @@ static bool has_stopped(tern_group *group)
 	return all;
 }
 
+/* Where all members are in the middle of a call, whose gatherings are not the caller's, nobody can
+ * come in. */
+static void prepare_for_newcomer(tern_group *group)
+{
+	struct members *m = group->members;
+	uint64_t nonce = 0;
+	int newcomer = m->in_parts ? -1 : door_prepare(group, &nonce);
+
+	agreement_prepare(&m->agreement, newcomer, nonce, m->gathering);
+}
+
 /* Nothing of before is told after this. */
 static void stop_when_possible(tern_group *group)
 {
@@ -308,6 +345,7 @@ static void stop_when_possible(tern_group *group)
 	if (m->agreement.mine.stopped || !has_stopped(group))
 		return;
 	tell_rounds(group);
+	prepare_for_newcomer(group);
 	agreement_stop(&m->agreement);
 	tell_record(group);
 }
@@ -316,15 +354,56 @@ static void act(tern_group *group)
 {
 	struct members *m = group->members;
 	uint64_t noticed_ns = atomic_load(&m->board->noticed_ns);
+	struct rank_set before = m->agreement.mine.view.alive, gone, joined;
+	const struct view *now = &m->agreement.mine.view;
 
 	agreement_act(&m->agreement);
+	gone = set_without(before, &now->alive);
+	joined = set_without(now->alive, &before);
+	m->gone_since = set_either(m->gone_since, &gone);
+	m->joined_since = set_either(m->joined_since, &joined);
+	door_acted(group, now);
 	m->change_ns = noticed_ns ? scheduler_now(group->scheduler) - noticed_ns : 0;
-	group->view = m->agreement.mine.view.number;
+	group->view = now->number;
+	group->shape++;
 	for (struct member_client *c = m->clients; c; c = c->next)
 		c->changed(c->ctx);
 	tell_record(group);
 	gather_forward(group);
 	m->learns = m->copies;
+}
+
+void members_replace(tern_group *group, uint32_t rank, struct window *board, uint64_t gathering)
+{
+	struct members *m = group->members;
+	struct window **old = &m->windows[rank];
+
+	if (gathering == m->first_gathering[rank]) {
+		window_drop(*old); /* of one that has never given a part */
+	} else {
+		window_drop(m->before[rank]);
+		m->before[rank] = *old;
+	}
+	*old = board;
+	set_remove(&m->killed, rank);
+	set_remove(&m->let_go, rank);
+	m->first_gathering[rank] = gathering;
+	gather_jump(m, gathering);
+}
+
+void members_begin(tern_group *group)
+{
+	struct members *m = group->members;
+	const struct view *view = &m->agreement.mine.view;
+
+	m->first_gathering[group->rank] = view->gathering;
+	m->gathering = m->complete = view->gathering - GATHERINGS_SKIPPED;
+	gather_jump(m, view->gathering);
+	group->view = view->number;
+	group->shape++;
+	set_add(&m->joined_since, (uint32_t)group->rank);
+	m->open = true;
+	tell_record(group);
 }
 
 /* What a member has completed it has told before it said that it had stopped; it completes nothing
@@ -427,6 +506,8 @@ int tern_group_propose(tern_group *group, int change, int rank)
 			TERN_ERR_INVALID, "tern_group_propose: the group is NULL or not elastic");
 	if (m->expelled)
 		return fail_expelled(group);
+	if (group->newcomer)
+		return members_check(group);
 	if (rank < 0 || rank >= group->nr_ranks || !members_have(group, (uint32_t)rank))
 		return fail(TERN_ERR_INVALID, "tern_group_propose: rank %d is no member", rank);
 	if (change != TERN_CHANGE_LEAVE && change != TERN_CHANGE_EXPEL)
@@ -455,9 +536,11 @@ static void describe_view(const tern_group *group, struct tern_view *view)
 		.number = mine->number,
 		.nr_alive = set_count(&mine->alive),
 		.nr_gone = set_count(&m->gone),
-		.change_ns = m->change_ns};
+		.change_ns = m->change_ns,
+		.nr_joined = set_count(&m->joined)};
 	memcpy(view->alive, mine->alive.words, sizeof(view->alive));
 	memcpy(view->gone, m->gone.words, sizeof(view->gone));
+	memcpy(view->joined, m->joined.words, sizeof(view->joined));
 }
 
 /* Another change may be due when one is made: somebody has died meanwhile. */
@@ -481,7 +564,9 @@ static void tell_caller(struct members *m)
 	m->untold = false;
 	if (now->number == m->known.number)
 		return;
-	m->gone = set_without(m->known.alive, &now->alive);
+	m->gone = m->gone_since;
+	m->joined = m->joined_since;
+	m->gone_since = m->joined_since = (struct rank_set){{0}};
 	m->known = *now;
 	atomic_store(&m->board->noticed_ns, 0);
 }
@@ -500,7 +585,9 @@ int tern_group_view_change(tern_group *group, struct tern_view *theirs)
 	m = group->members;
 	if (m->expelled)
 		return fail_expelled(group);
-	rc = members_change(group);
+	rc = group->newcomer ? newcomer_enter(group) : members_change(group);
+	if (m->expelled)
+		door_turn_away(group, true);
 	if (rc)
 		return rc;
 	tell_caller(m);

@@ -39,6 +39,17 @@ int members_open(tern_group *group);
 void members_close(tern_group *group);
 
 bool members_have(const tern_group *group, uint32_t rank);
+/* It does its part in exchanges: all of these, but newcomers before their first gathering. */
+bool members_serve(const tern_group *group, uint32_t rank);
+
+struct window;
+struct view;
+/* All but the boards. */
+int members_alloc(tern_group *group);
+/* A newcomer's board, in the place of the rank's last one. */
+void members_replace(tern_group *group, uint32_t rank, struct window *board, uint64_t gathering);
+/* This rank is a member from the view on that its agreement has just acted on. */
+void members_begin(tern_group *group);
 
 /* It has ended, as far as this rank sees, or cannot be reached any more. */
 bool members_lost(const tern_group *group, uint32_t rank);
@@ -65,6 +76,8 @@ int members_allgather(tern_group *group, const void *mine, void *all, size_t byt
  * of an allgather, and nothing has been done. When it returns 0 all members are in that call, and
  * owe each other no round. */
 int members_meet(tern_group *group);
+/* That call has ended. */
+void members_made(tern_group *group);
 
 /* Gatherings go over the members, and not over the bootstrap: the group is elastic, and made. */
 bool members_gather_here(const tern_group *group);

@@ -12,15 +12,22 @@
 #include "group/members.h"
 #include "group/window.h"
 
+/* Numbers of gatherings that follow each other: a newcomer's first has the second. Members are at
+ * most one gathering apart, so there are at most two that one of them has not come to. */
+struct jump {
+	uint64_t from, to; /* to 0: none */
+};
+
 struct members {
 	struct window **windows; /* [R] of boards; NULL: of a rank that is told by messages */
 	struct board *copies;    /* [R] of their boards, as they tell them; NULL: there are none */
 	struct board *board;     /* this rank's */
 	struct agreement agreement;
 	struct wait_policy wait_policy;
-	struct rank_set killed; /* by this rank */
-	struct rank_set let_go; /* nothing is sent to them any more */
-	struct rank_set gone;   /* with the last change that the caller was told of */
+	struct rank_set killed;       /* by this rank */
+	struct rank_set let_go;       /* nothing is sent to them any more */
+	struct rank_set gone, joined; /* with the last change that the caller was told of */
+	struct rank_set gone_since, joined_since; /* that one: to be told with the next */
 	uint64_t change_ns;
 	_Atomic uint64_t wanted;     /* the highest view that others were told is wanted */
 	_Atomic uint64_t *forwarded; /* [R] the view in which it has told what it has of ranks that
@@ -29,6 +36,14 @@ struct members {
 	uint64_t gathering;    /* number of the allgather under way, or of the last one */
 	size_t gathered_bytes; /* of each rank's, in parts before that */
 	bool gathers;          /* one is under way */
+	/* Of newcomers, each NULL or 0 for who has been here from the start: */
+	struct window **before;    /* [R] the board of who had its place, for gatherings before */
+	uint64_t *first_gathering; /* [R] its first one; until that is over it does not serve */
+	struct jump jumps[2];      /* those to come, of which the second is behind the first */
+	uint64_t entry;            /* the last gathering that was a newcomer's first */
+	uint64_t complete;         /* the last that this rank has completed */
+	_Atomic bool makes;        /* it is in a call that is collective, and makes something */
+	bool in_parts;             /* likewise: in a gathering of several parts */
 	bool expelled, leaves;
 	bool learns;       /* acts on a view, and does not know yet what others have completed */
 	bool open;         /* members are met here, and not by the bootstrap */
@@ -45,6 +60,14 @@ static inline bool is_told(const struct members *m, uint32_t rank)
 static inline struct board *board_of(const struct members *m, uint32_t rank)
 {
 	return is_told(m, rank) ? &m->copies[rank] : (struct board *)m->windows[rank]->base;
+}
+
+/* Where its part of the gathering under way lies; NULL: it cannot have one. */
+static inline struct board *gathering_board(const struct members *m, uint32_t rank)
+{
+	if (m->gathering >= m->first_gathering[rank])
+		return board_of(m, rank);
+	return m->before[rank] ? (struct board *)m->before[rank]->base : NULL;
 }
 
 /* ---- members.c ------------------------------------------------------------------------------- */
@@ -72,5 +95,7 @@ void tell_forwarded(tern_group *group, uint32_t to);
 
 /* When a view is acted on: what this rank has of those that are gone, to all members. */
 void gather_forward(tern_group *group);
+/* A newcomer's first is this one. */
+void gather_jump(struct members *members, uint64_t to);
 
 #endif

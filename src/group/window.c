@@ -52,7 +52,7 @@ static int window_alloc(uint64_t bytes, int fd, struct window **out)
 	return 0;
 }
 
-static int window_make(uint64_t bytes, struct window **out)
+int window_make(uint64_t bytes, struct window **out)
 {
 	int fd, rc = sealed_memory("tern-window", bytes, &fd);
 
@@ -69,7 +69,7 @@ static int window_make(uint64_t bytes, struct window **out)
 	return 0;
 }
 
-static int window_map_peer(int rank, int fd, uint64_t bytes, struct window **out)
+int window_map(int rank, int fd, uint64_t bytes, struct window **out)
 {
 	int seals = fcntl(fd, F_GET_SEALS), rc;
 	struct stat st;
@@ -111,11 +111,13 @@ static int share_by_descriptor(tern_group *group, uint32_t round, struct window 
 		if (fd < 0)
 			continue;
 		if (!rc)
-			rc = window_map_peer(r, fd, own->bytes, &windows[r]);
+			rc = window_map(r, fd, own->bytes, &windows[r]);
 		close(fd);
 	}
-	close(own->fd);
-	own->fd = -1;
+	if (!group->rendezvous.get) {
+		close(own->fd);
+		own->fd = -1;
+	}
 	return rc;
 }
 

@@ -83,6 +83,7 @@ int try_join(struct rank *rank, struct board *board, int number)
 		.ctx = seat,
 		.close = free};
 	config.elastic = scene->elastic;
+	config.rendezvous = scene->rendezvous;
 	config.silence_ms = scene->silence_ms;
 	config.wait_ms = scene->wait_ms ? scene->wait_ms : config.wait_ms;
 	rank->rank = number;

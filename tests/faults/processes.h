@@ -28,8 +28,9 @@ struct scene {
 	struct job job;
 	const struct hosts *hosts; /* each rank on its own; NULL: all on one */
 	int nr_ranks;
-	int wait_ms;              /* of groups; 0: as usual */
-	bool elastic;             /* groups are */
+	int wait_ms;  /* of groups; 0: as usual */
+	bool elastic; /* groups are */
+	struct tern_rendezvous rendezvous;
 	int silence_ms;           /* likewise */
 	int victim, other_victim; /* the other: dies likewise; -1: nobody */
 	int fate_at;              /* the rank at whom the victim's fate comes, where it does */

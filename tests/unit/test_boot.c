@@ -831,7 +831,7 @@ static void launched_garbage(void **state)
 			.nr_ranks = 3,
 			.bytes = 8},
 		{.magic = LAUNCH_MAGIC,
-			.version = 2,
+			.version = LAUNCH_VERSION + 1,
 			.kind = LAUNCH_GATHER,
 			.rank = 1,
 			.nr_ranks = 3,

@@ -88,6 +88,44 @@ extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct tern_rendezvous {
+    pub set: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::std::os::raw::c_void,
+            key: *const ::std::os::raw::c_char,
+            value: *const ::std::os::raw::c_void,
+            bytes: usize,
+            wait_ms: ::std::os::raw::c_int,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub get: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::std::os::raw::c_void,
+            key: *const ::std::os::raw::c_char,
+            value: *mut ::std::os::raw::c_void,
+            bytes: *mut usize,
+            wait_ms: ::std::os::raw::c_int,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub ctx: *mut ::std::os::raw::c_void,
+}
+impl Default for tern_rendezvous {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn tern_rendezvous_env(rendezvous: *mut tern_rendezvous) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn tern_boot_restarts() -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct tern_group {
     _unused: [u8; 0],
 }
@@ -107,6 +145,7 @@ pub struct tern_group_config {
     pub force_engine: ::std::os::raw::c_int,
     pub elastic: ::std::os::raw::c_int,
     pub silence_ms: ::std::os::raw::c_int,
+    pub rendezvous: tern_rendezvous,
 }
 impl Default for tern_group_config {
     fn default() -> Self {
@@ -122,6 +161,12 @@ extern "C" {
 }
 extern "C" {
     pub fn tern_group_create(
+        config: *const tern_group_config,
+        group: *mut *mut tern_group,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn tern_group_join(
         config: *const tern_group_config,
         group: *mut *mut tern_group,
     ) -> ::std::os::raw::c_int;
@@ -171,6 +216,9 @@ pub struct tern_view {
     pub alive: [u64; 4usize],
     pub gone: [u64; 4usize],
     pub change_ns: u64,
+    pub joined: [u64; 4usize],
+    pub nr_joined: u32,
+    pub reserved: u32,
 }
 pub const TERN_CHANGE_LEAVE: tern_change = 1;
 pub const TERN_CHANGE_EXPEL: tern_change = 2;

@@ -157,7 +157,7 @@ static void note_view(const tern_moe *moe, const struct slot *s, struct kept_pla
 	for (size_t i = 0; i < (size_t)s->nr_tokens * moe->config.topk && moe->config.elastic; i++)
 		plan->ids[i] =
 			s->physical[i] < 0 ? -1 : (int32_t)moe->placement.logical[s->physical[i]];
-	plan->view = s->served ? 0 : moe->view + 1;
+	plan->shape = s->served ? 0 : moe->shape + 1;
 	plan->placed = s->placed;
 }
 
@@ -206,7 +206,7 @@ int plan_renew(tern_moe *moe, uint32_t slot)
 	int rc;
 
 	if (plan_find(moe, s->plan, &plan) || s->served ||
-		(plan->view == moe->view + 1 && placed_is(&plan->placed, &s->placed)))
+		(plan->shape == moe->shape + 1 && placed_is(&plan->placed, &s->placed)))
 		return 0;
 	rc = plan_make(moe, slot, &now);
 	if (rc) /* it goes on to be less than whole */
@@ -234,10 +234,10 @@ int plan_check_placed(const tern_moe *moe, const struct kept_plan *plan)
 
 int plan_check_whole(const tern_moe *moe, const struct kept_plan *plan)
 {
-	if (!moe->config.elastic || plan->view == moe->view + 1)
+	if (!moe->config.elastic || plan->shape == moe->shape + 1)
 		return 0;
 	return fail(TERN_ERR_STATE,
-		"plan %llu is not whole in view %llu: members that had rows of it have gone. "
+		"plan %llu is not whole in view %llu: members have gone or come. "
 		"Dispatch with it first",
 		(unsigned long long)plan->id, (unsigned long long)moe->view);
 }

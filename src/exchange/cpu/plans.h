@@ -16,7 +16,7 @@ struct kept_plan {
 	uint8_t *headers; /* [rows][header_bytes] */
 	uint8_t *copies;  /* of the slot's lists, one behind the other */
 	int32_t *ids;     /* elastic: [n][K] the logical experts */
-	uint64_t view; /* elastic: in which the parts of all ranks fit together, + 1; 0: in none */
+	uint64_t shape; /* elastic: in which the parts of all ranks fit together, + 1; 0: in none */
 	struct placed placed; /* the tables by which it was routed */
 	uint64_t bytes;
 };

@@ -33,6 +33,11 @@ int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes);
  * duplicate. */
 int boot_socket(int rank, int nr_ranks, int fd, int wait_ms, struct tern_boot *boot);
 
+/* What `tern run` keeps for its ranks, over the same socket. */
+void socket_rendezvous(struct tern_rendezvous *rendezvous);
+/* Of the environment that `tern run` makes. */
+int boot_launch_numbers(int *rank, int *nr_ranks, int *fd);
+
 /* One of pmix.c and pmix_none.c is compiled. Present: this process was started by a PMIx launcher.
  */
 bool boot_pmix_present(void);

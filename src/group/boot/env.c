@@ -33,15 +33,39 @@ static int launch_number(const char *name, int least, int most, int *value)
 	return number(name, least, most, value);
 }
 
+int boot_launch_numbers(int *rank, int *nr_ranks, int *fd)
+{
+	int rc;
+
+	*rank = *nr_ranks = *fd = -1;
+	rc = launch_number(LAUNCH_ENV_NR_RANKS, 1, LAUNCH_MAX_RANKS, nr_ranks);
+	if (!rc)
+		rc = launch_number(LAUNCH_ENV_RANK, 0, *nr_ranks - 1, rank);
+	return rc ? rc : launch_number(LAUNCH_ENV_FD, 0, INT_MAX, fd);
+}
+
+int tern_boot_restarts(void)
+{
+	int nr = 0;
+
+	return number(LAUNCH_ENV_RESTARTS, 0, INT_MAX, &nr) ? TERN_ERR_BOOTSTRAP : nr;
+}
+
+int tern_rendezvous_env(struct tern_rendezvous *rendezvous)
+{
+	if (!rendezvous)
+		return fail(TERN_ERR_INVALID, "tern_rendezvous_env: rendezvous is NULL");
+	if (!getenv(LAUNCH_ENV_FD))
+		return fail(TERN_ERR_UNSUPPORTED,
+			"tern_rendezvous_env: this process was not started by `tern run`");
+	socket_rendezvous(rendezvous);
+	return 0;
+}
+
 static int boot_launched(int wait_ms, struct tern_boot *boot)
 {
-	int rank, nr_ranks, fd, rc;
+	int rank, nr_ranks, fd, rc = boot_launch_numbers(&rank, &nr_ranks, &fd);
 
-	rc = launch_number(LAUNCH_ENV_NR_RANKS, 1, LAUNCH_MAX_RANKS, &nr_ranks);
-	if (!rc)
-		rc = launch_number(LAUNCH_ENV_RANK, 0, nr_ranks - 1, &rank);
-	if (!rc)
-		rc = launch_number(LAUNCH_ENV_FD, 0, INT_MAX, &fd);
 	return rc ? rc : boot_socket(rank, nr_ranks, fd, wait_ms, boot);
 }
 

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define LAUNCH_MAGIC 0x4e524554u /* "TERN" */
-#define LAUNCH_VERSION 1
+#define LAUNCH_VERSION 2
 #define LAUNCH_MAX_ALL ((uint64_t)1 << 30) /* bytes of all ranks' payloads of one gathering */
 #define LAUNCH_MAX_TEXT 512                /* bytes of a refusal */
 #define LAUNCH_MAX_RANKS 4096
@@ -25,11 +25,27 @@
 #define LAUNCH_ENV_NR_RANKS "TERN_NR_RANKS"
 #define LAUNCH_ENV_FD "TERN_BOOT_FD"
 #define LAUNCH_ENV_WAIT_MS "TERN_WAIT_MS"
+#define LAUNCH_ENV_RESTARTS "TERN_RESTARTS" /* how often this rank was started anew */
+
+#define LAUNCH_KEY 32        /* bytes of a key, with its closing 0 */
+#define LAUNCH_MAX_VALUE 256 /* bytes */
+#define LAUNCH_MAX_VALUES 8192
+
+/* The rendezvous: any rank may ask at any time, and is answered at once. */
+struct launch_value {
+	char key[LAUNCH_KEY];
+	uint8_t value[LAUNCH_MAX_VALUE];
+};
 
 enum launch_kind {
 	LAUNCH_GATHER = 1,   /* from a rank: `bytes` of payload follow */
 	LAUNCH_GATHERED = 2, /* from the launcher: nr_ranks payloads of `bytes` each follow */
-	LAUNCH_REFUSED = 3   /* from the launcher: a text of `bytes` follows, without a closing 0 */
+	LAUNCH_SET = 4,      /* from a rank: struct launch_value follows, as long as `bytes` says */
+	LAUNCH_GET = 5,      /* from a rank: a key follows */
+	LAUNCH_VALUE = 6,   /* from the launcher: to SET nothing follows, to GET `bytes` of value */
+	LAUNCH_NOTHING = 7, /* from the launcher: there is no value of that key, or no room for it
+			     */
+	LAUNCH_REFUSED = 3  /* from the launcher: a text of `bytes` follows, without a closing 0 */
 };
 
 struct launch_header {

@@ -7,7 +7,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -99,12 +101,13 @@ static int recv_all(struct socket_boot *s, void *data, size_t bytes, int64_t dea
 	return 0;
 }
 
-static int send_request(struct socket_boot *s, const void *mine, size_t bytes, int64_t deadline_ms)
+static int send_request(struct socket_boot *s, enum launch_kind kind, const void *mine,
+	size_t bytes, int64_t deadline_ms)
 {
 	struct launch_header header = {
 		.magic = LAUNCH_MAGIC,
 		.version = LAUNCH_VERSION,
-		.kind = LAUNCH_GATHER,
+		.kind = (uint16_t)kind,
 		.rank = s->seat.rank,
 		.nr_ranks = s->seat.nr_ranks,
 		.boot = s->boot,
@@ -179,7 +182,7 @@ int socket_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 			"in all",
 			s->seat.rank, bytes, s->seat.nr_ranks, (unsigned long long)LAUNCH_MAX_ALL);
 	s->sequence++;
-	rc = send_request(s, mine, bytes, deadline_ms);
+	rc = send_request(s, LAUNCH_GATHER, mine, bytes, deadline_ms);
 	if (!rc)
 		rc = recv_answer(s, all, bytes, deadline_ms, &in_step);
 	if (rc && !in_step)
@@ -214,6 +217,97 @@ static int check_socket(int fd)
 			"%s is %d, a socket, but not the launcher's Unix stream socket",
 			LAUNCH_ENV_FD, fd);
 	return 0;
+}
+
+/* ---- the rendezvous -------------------------------------------------------------------------- */
+
+/* Answered at once: a rank that gets none has lost its launcher. *bytes: of what is sent, and then
+ * of what came into `value`. 0, 1: there is none; or an error. */
+static int ask(struct socket_boot *s, enum launch_kind kind, const struct launch_value *sent,
+	void *value, size_t *bytes)
+{
+	int64_t deadline_ms = boot_now_ms() + s->wait_ms;
+	struct launch_header header;
+	uint8_t came[LAUNCH_MAX_VALUE];
+	int rc = send_request(s, kind, sent, *bytes, deadline_ms);
+
+	rc = rc ? rc : recv_all(s, &header, sizeof(header), deadline_ms);
+	if (!rc && (header.magic != LAUNCH_MAGIC || header.version != LAUNCH_VERSION ||
+			   (header.kind != LAUNCH_VALUE && header.kind != LAUNCH_NOTHING) ||
+			   header.bytes > sizeof(came)))
+		rc = fail(TERN_ERR_BOOTSTRAP, "rank %d: the launcher's answer is of kind %u",
+			s->seat.rank, header.kind);
+	rc = rc ? rc : recv_all(s, came, header.bytes, deadline_ms);
+	if (rc) {
+		shutdown(s->fd, SHUT_RDWR);
+		return rc;
+	}
+	if (header.kind == LAUNCH_NOTHING)
+		return 1;
+	*bytes = header.bytes;
+	if (value)
+		memcpy(value, came, header.bytes);
+	return 0;
+}
+
+/* What the environment says each time; the socket stays open as long as the process wants. */
+static int open_here(struct socket_boot *s, const char *key, struct launch_value *v, int wait_ms)
+{
+	int rc, rank, nr_ranks, fd;
+
+	rc = boot_launch_numbers(&rank, &nr_ranks, &fd);
+	rc = rc ? rc : check_socket(fd);
+	if (!rc && strlen(key) >= sizeof(v->key))
+		rc = fail(TERN_ERR_INVALID, "the key \"%s\" of a rendezvous has %zu bytes", key,
+			strlen(key));
+	*s = (struct socket_boot){.seat = {rank, nr_ranks, 0}, .fd = fd, .wait_ms = wait_ms};
+	memset(v, 0, sizeof(*v));
+	if (!rc)
+		snprintf(v->key, sizeof(v->key), "%s", key);
+	return rc;
+}
+
+static int socket_set(void *ctx, const char *key, const void *value, size_t bytes, int wait_ms)
+{
+	struct socket_boot s;
+	struct launch_value v;
+	size_t all = LAUNCH_KEY + bytes;
+	int rc = open_here(&s, key, &v, wait_ms);
+
+	(void)ctx;
+	if (!rc && bytes > LAUNCH_MAX_VALUE)
+		rc = fail(TERN_ERR_INVALID, "%zu bytes for a rendezvous; at most %d", bytes,
+			LAUNCH_MAX_VALUE);
+	if (rc)
+		return rc;
+	memcpy(v.value, value, bytes);
+	rc = ask(&s, LAUNCH_SET, &v, NULL, &all);
+	return rc == 1 ? fail(TERN_ERR_NOMEM, "the launcher has no room for \"%s\"", key) : rc;
+}
+
+static int socket_get(void *ctx, const char *key, void *value, size_t *bytes, int wait_ms)
+{
+	struct socket_boot s;
+	struct launch_value v;
+	uint8_t came[LAUNCH_MAX_VALUE];
+	size_t all = LAUNCH_KEY;
+	int rc = open_here(&s, key, &v, wait_ms);
+
+	(void)ctx;
+	rc = rc ? rc : ask(&s, LAUNCH_GET, &v, came, &all);
+	if (rc)
+		return rc;
+	if (all > *bytes)
+		return fail(TERN_ERR_INVALID, "\"%s\" of the rendezvous has %zu bytes, and not %zu",
+			key, all, *bytes);
+	memcpy(value, came, all);
+	*bytes = all;
+	return 0;
+}
+
+void socket_rendezvous(struct tern_rendezvous *rendezvous)
+{
+	*rendezvous = (struct tern_rendezvous){.set = socket_set, .get = socket_get};
 }
 
 int boot_socket(int rank, int nr_ranks, int fd, int wait_ms, struct tern_boot *boot)

@@ -1,0 +1,57 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# A rank of the demo is killed, and started anew by `tern run --restart`: it joins the others, and all write what one rank
+# alone writes. BUILD=dir SEED=n [LONG=1] tests/cli/test_restart.sh
+BUILD=${BUILD:-build}
+SEED=${SEED:-1}
+RUNS=${RUNS:-${LONG:+16}}
+RUNS=${RUNS:-1}
+LENGTH=${LENGTH:-40}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+failures=0
+
+bad() {
+	failures=$((failures + 1))
+	echo "FAILED: $1 (SEED=$seed)"
+	tail -n 12 "$tmp/out" "$tmp/err" | sed 's/^/    /'
+}
+
+children() { cat "/proc/$1/task/$1/children" 2>/dev/null; }
+nth() { shift "$1"; echo "$1"; }
+# processor time that a process has used, in clock ticks: how far it has come, on any machine
+used() { awk '{print $14 + $15}' "/proc/$1/stat" 2>/dev/null || echo 100000; }
+
+# strike RANK TICKS REPEAT: false if the others had ended before it came again
+strike() {
+	"$BUILD/tern" run -n 4 --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic -n "$LENGTH" --repeat="$3" >"$tmp/out" 2>"$tmp/err" </dev/null &
+	launcher=$!
+	while [ "$(children $launcher | wc -w)" -lt 4 ]; do kill -0 $launcher 2>/dev/null || break; done
+	# shellcheck disable=SC2046
+	victim=$(nth $(($1 + 1)) $(children $launcher))
+	while [ "$(used "$victim")" -lt "$2" ]; do :; done
+	kill -9 "$victim" 2>/dev/null
+	wait $launcher
+	code=$?
+	grep -q "rank $1 joined; [0-9.]* ms later" "$tmp/out"
+}
+
+seed=$SEED
+for _ in $(seq "$RUNS"); do
+	rank=$((seed % 4))
+	ticks=$((8 + seed * 7 % 30))
+	repeat=8
+	until strike $rank $ticks $repeat || [ $repeat -ge 64 ]; do repeat=$((repeat * 2)); done
+	[ $code -eq 0 ] || bad "exit code $code when rank $rank died"
+	grep -q "rank $rank joined" "$tmp/out" || bad "rank $rank has not joined"
+	grep -q "rank $rank died; " "$tmp/out" || bad "rank $rank is not named"
+	grep -q "rank $rank is started anew, 1 of 1 times" "$tmp/err" || bad "nobody says that rank $rank is started anew"
+	grep -q '^identical to 1 rank *yes' "$tmp/out" || bad "not identical when rank $rank had joined"
+	grep -E 'died;|joined;' "$tmp/out"
+	seed=$((seed + 1))
+done
+"$BUILD/tern" run -n 1 --restart 1 -- true 2>"$tmp/err" && bad "--restart without --elastic"
+grep -q -- "--restart is for jobs that are --elastic" "$tmp/err" || bad "no word of --elastic"
+
+[ $failures -eq 0 ] && echo "all well"
+exit $((failures > 0))
