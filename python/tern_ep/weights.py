@@ -130,8 +130,9 @@ class WeightStore:
         config.rank, config.parts = _array(ctypes.c_int32, "rank", rank, nr_physical), parts
         config.nr_backups, config.page_bytes, config.window = nr_backups, page_bytes, window
         config.silence_ms, config.rate = silence_ms, rate
-        loader = _abi.tern_load_fn(self._loader(load)) if load else _abi.tern_load_fn()
-        config.load = loader
+        loader = _abi.tern_load_fn(self._loader(load)) if load else None
+        if loader:
+            config.load = loader
         pointer = ctypes.c_void_p()
         with engine._call() as native:
             check(library().tern_weights_create(native, ctypes.byref(config), ctypes.byref(pointer)))
