@@ -68,7 +68,10 @@ static void set_environment(const struct launch_options *options, int rank, int 
 	set_number(LAUNCH_ENV_RANK, rank);
 	set_number(LAUNCH_ENV_NR_RANKS, options->nr_ranks);
 	set_number(LAUNCH_ENV_FD, fd);
-	set_number(LAUNCH_ENV_RESTARTS, restarts);
+	if (options->restarts)
+		set_number(LAUNCH_ENV_RESTARTS, restarts);
+	else
+		unsetenv(LAUNCH_ENV_RESTARTS); /* of a launcher around this one */
 }
 
 /* The k-th core that the launcher may use. */

@@ -154,7 +154,7 @@ struct tern_rendezvous {
 	void *ctx; /* lives as long as the group */
 };
 
-/* The one that `tern run` keeps for its ranks; TERN_ERR_UNSUPPORTED elsewhere. */
+/* The one that `tern run --restart` keeps for its ranks; TERN_ERR_UNSUPPORTED elsewhere. */
 TERN_API int tern_rendezvous_env(struct tern_rendezvous *rendezvous);
 
 /* How often this rank was started anew by `tern run --restart`: one that was calls tern_group_join.

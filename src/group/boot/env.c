@@ -55,9 +55,9 @@ int tern_rendezvous_env(struct tern_rendezvous *rendezvous)
 {
 	if (!rendezvous)
 		return fail(TERN_ERR_INVALID, "tern_rendezvous_env: rendezvous is NULL");
-	if (!getenv(LAUNCH_ENV_FD))
-		return fail(TERN_ERR_UNSUPPORTED,
-			"tern_rendezvous_env: this process was not started by `tern run`");
+	if (!getenv(LAUNCH_ENV_FD) || !getenv(LAUNCH_ENV_RESTARTS))
+		return fail(TERN_ERR_UNSUPPORTED, "tern_rendezvous_env: this process was not "
+						  "started by `tern run --restart`");
 	socket_rendezvous(rendezvous);
 	return 0;
 }

@@ -25,7 +25,8 @@
 #define LAUNCH_ENV_NR_RANKS "TERN_NR_RANKS"
 #define LAUNCH_ENV_FD "TERN_BOOT_FD"
 #define LAUNCH_ENV_WAIT_MS "TERN_WAIT_MS"
-#define LAUNCH_ENV_RESTARTS "TERN_RESTARTS" /* how often this rank was started anew */
+#define LAUNCH_ENV_RESTARTS                                                                        \
+	"TERN_RESTARTS" /* how often this rank was started anew; not set: none will be */
 
 #define LAUNCH_KEY 32        /* bytes of a key, with its closing 0 */
 #define LAUNCH_MAX_VALUE 256 /* bytes */
