@@ -60,20 +60,29 @@ static int take_ranks(struct placement *p, const struct tern_placement *tables)
 	return 0;
 }
 
+/* Whose replicas live; NULL: all do. */
+static void index_replicas(struct placement *p, const uint8_t *alive)
+{
+	p->nr_lost = 0;
+	memset(p->first_replica, 0, ((size_t)p->nr_experts + 2) * sizeof(*p->first_replica));
+	for (uint32_t i = 0; i < p->nr_physical; i++)
+		p->first_replica[p->logical[i] + 2] += !alive || alive[p->rank[i]];
+	for (uint32_t e = 0; e < p->nr_experts; e++) {
+		p->nr_lost += !p->first_replica[e + 2];
+		p->first_replica[e + 2] += p->first_replica[e + 1];
+	}
+	for (uint32_t i = 0; i < p->nr_physical; i++) /* the counts were two places up, so this
+							 leaves starts */
+		if (!alive || alive[p->rank[i]])
+			p->replicas[p->first_replica[p->logical[i] + 1]++] = i;
+}
+
 /* They have been checked. */
 static void take_logical(struct placement *p, const int32_t *logical)
 {
-	memset(p->first_replica, 0, ((size_t)p->nr_experts + 2) * sizeof(*p->first_replica));
-	for (uint32_t i = 0; i < p->nr_physical; i++) {
+	for (uint32_t i = 0; i < p->nr_physical; i++)
 		p->logical[i] = logical ? (uint32_t)logical[i] : i;
-		p->first_replica[p->logical[i] + 2]++;
-	}
-	for (uint32_t e = 0; e < p->nr_experts; e++)
-		p->first_replica[e + 2] += p->first_replica[e + 1];
-	for (uint32_t i = 0; i < p->nr_physical; i++) /* the counts were two places up, so this
-							 leaves starts */
-		p->replicas[p->first_replica[p->logical[i] + 1]++] = i;
-	p->nr_lost = 0;
+	index_replicas(p, NULL);
 }
 
 static void name_tables(struct placement *p, uint32_t version)
@@ -129,17 +138,7 @@ int placement_replace(
 /* The physical experts keep their numbers. From all of them anew: ranks come back. */
 void placement_leave_out(struct placement *p, const uint8_t *alive)
 {
-	p->nr_lost = 0;
-	memset(p->first_replica, 0, ((size_t)p->nr_experts + 2) * sizeof(*p->first_replica));
-	for (uint32_t i = 0; i < p->nr_physical; i++)
-		p->first_replica[p->logical[i] + 2] += alive[p->rank[i]] != 0;
-	for (uint32_t e = 0; e < p->nr_experts; e++) {
-		p->nr_lost += !p->first_replica[e + 2];
-		p->first_replica[e + 2] += p->first_replica[e + 1];
-	}
-	for (uint32_t i = 0; i < p->nr_physical; i++)
-		if (alive[p->rank[i]])
-			p->replicas[p->first_replica[p->logical[i] + 1]++] = i;
+	index_replicas(p, alive);
 }
 
 void placement_free(struct placement *p)

@@ -18,18 +18,20 @@ static int32_t route_put_off(int64_t id)
 	return -2 - (int32_t)id;
 }
 
+/* With as many places as experts each has one: there is nothing to choose. */
 static bool chooses_by_load(const tern_moe *moe)
 {
-	return moe->config.replicas != TERN_REPLICAS_IN_TURN;
+	return moe->config.replicas != TERN_REPLICAS_IN_TURN &&
+	       moe->placement.nr_physical > moe->config.nr_experts;
 }
 
-/* Of token t: the only place, or one of several at once. */
+/* By load, of token t: the only place, or put off. */
 static int32_t first_choice(tern_moe *moe, uint32_t id, uint32_t t)
 {
 	const struct placement *p = &moe->placement;
 	uint32_t physical;
 
-	if (chooses_by_load(moe) && placement_nr_replicas(p, id) > 1)
+	if (placement_nr_replicas(p, id) > 1)
 		return route_put_off(id);
 	physical = placement_choose(p, id, token_source(moe, t), t);
 	if (physical != PLACEMENT_NOBODY)
@@ -59,9 +61,11 @@ static void choose_replicas(tern_moe *moe, struct slot *s, uint32_t nr_tokens)
 int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 {
 	uint32_t topk = moe->config.topk;
+	bool by_load = chooses_by_load(moe);
 
 	memset(moe->seen, 0, moe->config.nr_experts * sizeof(*moe->seen));
-	memset(moe->rank_load, 0, moe->nr_ranks * sizeof(*moe->rank_load));
+	if (by_load)
+		memset(moe->rank_load, 0, moe->nr_ranks * sizeof(*moe->rank_load));
 	for (uint32_t t = 0; t < args->nr_tokens; t++)
 		for (uint32_t k = 0; k < topk; k++) {
 			size_t index = (size_t)t * topk + k;
@@ -81,9 +85,12 @@ int routes_read(tern_moe *moe, struct slot *s, const struct tern_dispatch *args)
 					"column %u",
 					t, (long long)id, k);
 			moe->seen[id] = t + 1;
-			s->physical[index] = first_choice(moe, (uint32_t)id, t);
+			s->physical[index] =
+				by_load ? first_choice(moe, (uint32_t)id, t)
+					: (int32_t)placement_choose(&moe->placement, (uint32_t)id,
+						  token_source(moe, t), t);
 		}
-	if (chooses_by_load(moe))
+	if (by_load)
 		choose_replicas(moe, s, args->nr_tokens);
 	return 0;
 }
