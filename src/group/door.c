@@ -178,9 +178,10 @@ static int keep_guest(struct door *d, int socket, const struct join_message *m, 
 	g = calloc(1, sizeof(*g));
 	if (!g)
 		return fail(TERN_ERR_NOMEM, "no memory for a newcomer");
+	g->socket = g->lifeline = -1;
 	rc = window_map(place, fds[1], sizeof(struct board), &g->board);
 	if (rc) {
-		free(g);
+		guest_free(g);
 		return rc;
 	}
 	close(fds[1]);
@@ -300,13 +301,6 @@ static void want_change(const struct door *d)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-static void close_fds(const int *fds)
-{
-	for (int i = 0; i < LOCAL_FDS; i++)
-		if (fds[i] >= 0)
-			close(fds[i]);
-}
-
 static bool answer(int socket, struct join_message *m, int rc, const int *fds, int nr_fds)
 {
 	m->rc = rc < 0 ? refuse(m, rc) : rc;
@@ -325,7 +319,7 @@ static bool hear_caller(struct door *d, int socket)
 	if (came.bytes != sizeof(m) || !came.whole || m.magic != JOIN_MAGIC ||
 		m.kind != JOIN_ENTER ||
 		memcmp(m.secret, d->card.address.secret, sizeof(m.secret)) != 0) {
-		close_fds(came.fds);
+		local_close_fds(came.fds);
 		close(socket);
 		return true;
 	}
@@ -337,7 +331,7 @@ static bool hear_caller(struct door *d, int socket)
 		see_out(d, m.enter.who.rank);
 	pthread_mutex_unlock(&d->lock);
 	if (rc) {
-		close_fds(came.fds);
+		local_close_fds(came.fds);
 		close(socket);
 	}
 	return true;
@@ -378,7 +372,7 @@ static void hear_guest(struct door *d, int place)
 		return;
 	if (came.bytes == sizeof(m) && came.whole && m.magic == JOIN_MAGIC)
 		stays = serve(d, g, place, &m, came.fds[0]);
-	close_fds(came.fds);
+	local_close_fds(came.fds);
 	if (!stays)
 		see_out(d, place);
 }

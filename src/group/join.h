@@ -12,7 +12,7 @@
  *
  * No member's calls wait for any of this. When its caller makes the change, it says in its record
  * that it is ready (door_prepare), and from then on nothing that came is given up. A view that has
- * the newcomer puts all of it into its places (door_admit). Members are asked in the order of their
+ * the newcomer puts all of it into its places (door_acted). Members are asked in the order of their
  * ranks, so that of two for one place one waits for the other. */
 #ifndef TERN_GROUP_JOIN_H
 #define TERN_GROUP_JOIN_H

@@ -113,6 +113,13 @@ static void take_descriptors(struct msghdr *msg, int *fds)
 		memcpy(fds, bytes ? (const void *)CMSG_DATA(cmsg) : fds, bytes);
 }
 
+void local_close_fds(const int *fds)
+{
+	for (int i = 0; i < LOCAL_FDS; i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+}
+
 bool local_receive(int socket, void *data, size_t room, struct local_message *message)
 {
 	struct iovec iov = {.iov_base = data, .iov_len = room};

@@ -37,6 +37,9 @@ struct local_message {
 	bool cut;           /* something came along that has no place in this process */
 };
 
+/* Those that are there: descriptors that nobody has taken. */
+void local_close_fds(const int *fds);
+
 /* False: nothing to read yet. */
 bool local_receive(int socket, void *data, size_t room, struct local_message *message);
 

@@ -105,13 +105,6 @@ static int ask(struct newcomer *n, int socket, int rank, const int *fds, int nr_
 	return m->rc < 0 ? fail(m->rc, "rank %d: %s", rank, m->text) : m->rc;
 }
 
-static void close_fds(const int *fds)
-{
-	for (int i = 0; i < LOCAL_FDS; i++)
-		if (fds[i] >= 0)
-			close(fds[i]);
-}
-
 /* ---- entering -------------------------------------------------------------------------------- */
 
 static int find_card(tern_group *group, int rank, struct join_card *card)
@@ -193,7 +186,7 @@ static int enter(tern_group *group, int rank)
 		rc = JOIN_LATER; /* enter_all says how late it is */
 	rc = rc ? rc : take_in(group, rank, fds);
 	if (rc) {
-		close_fds(fds);
+		local_close_fds(fds);
 		close(s);
 		return rc;
 	}
@@ -332,7 +325,7 @@ static int compare_with(tern_group *group, int rank, void *ctx)
 	for (int i = 0; i < c->nr; i++)
 		m->settings[i] = c->settings[i].value;
 	rc = ask(n, n->sockets[rank], rank, NULL, 0, fds);
-	close_fds(fds);
+	local_close_fds(fds);
 	return rc;
 }
 
@@ -356,26 +349,33 @@ int newcomer_compare(tern_group *group, const struct setting *settings, int nr_s
 }
 
 struct passed {
-	int fd, *into;
+	int fd, *into; /* [R] */
 	uint64_t number;
 };
 
-static int pass_to(tern_group *group, int rank, void *ctx)
+/* This rank's window of that exchange to the member, and *got from it. */
+static int swap_windows(tern_group *group, int rank, uint64_t number, int fd, int *got)
 {
 	struct newcomer *n = group->newcomer;
-	struct passed *p = ctx;
 	struct join_message *m = new_message(n, JOIN_WINDOW);
 	int fds[LOCAL_FDS], rc;
 
-	m->number = p->number;
-	rc = ask(n, n->sockets[rank], rank, &p->fd, 1, fds);
+	m->number = number;
+	rc = ask(n, n->sockets[rank], rank, &fd, 1, fds);
 	if (!rc && fds[0] < 0)
 		rc = fail(TERN_ERR_NOMEM, "no place for rank %d's descriptor", rank);
 	if (rc)
-		close_fds(fds);
+		local_close_fds(fds);
 	else
-		p->into[rank] = fds[0];
+		*got = fds[0];
 	return rc;
+}
+
+static int pass_to(tern_group *group, int rank, void *ctx)
+{
+	struct passed *p = ctx;
+
+	return swap_windows(group, rank, p->number, p->fd, &p->into[rank]);
 }
 
 int newcomer_pass_fd(tern_group *group, int fd)
@@ -405,16 +405,13 @@ int newcomer_pass_fd(tern_group *group, int fd)
 static int catch_up_with(tern_group *group, int rank)
 {
 	for (struct join_offer *o = group->offers; o; o = o->next) {
-		int *into = malloc((size_t)group->nr_ranks * sizeof(*into)), rc;
-		struct passed p = {o->window->fd, into, o->number};
 		struct window *window = NULL;
+		int fd, rc = swap_windows(group, rank, o->number, o->window->fd, &fd);
 
-		rc = into ? pass_to(group, rank, &p) : fail(TERN_ERR_NOMEM, "no memory");
 		if (!rc) {
-			rc = window_map(rank, into[rank], o->window->bytes, &window);
-			close(into[rank]);
+			rc = window_map(rank, fd, o->window->bytes, &window);
+			close(fd);
 		}
-		free(into);
 		if (rc) {
 			window_drop(window);
 			return rc;
@@ -434,7 +431,7 @@ static int get_ready_with(tern_group *group, int rank, void *ctx)
 		return 0;
 	new_message(n, JOIN_READY);
 	rc = ask(n, n->sockets[rank], rank, NULL, 0, fds);
-	close_fds(fds);
+	local_close_fds(fds);
 	n->ready[rank] = !rc;
 	if (!rc)
 		n->round = (uint32_t)n->message.number;

@@ -96,7 +96,7 @@ static void share_in_process(tern_group *group, const uint64_t *records, struct 
 		if (r != group->rank && group->peers[r].same_process && records[r] &&
 			group->peers[r].path == TERN_PATH_MAPPED) {
 			windows[r] = (struct window *)(uintptr_t)records[r];
-			atomic_fetch_add_explicit(&windows[r]->references, 1, memory_order_relaxed);
+			window_keep(windows[r]);
 		}
 }
 
