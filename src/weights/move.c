@@ -240,7 +240,7 @@ static uint32_t assign(const tern_weight_store *store, uint32_t layer, const int
 static uint32_t list_backups(
 	tern_weight_store *store, uint32_t layer, uint8_t *mine, struct order *orders)
 {
-	struct weights_place *backups = &store->places[store->nr_places - store->config.nr_backups];
+	struct weights_place *backups = first_backup(store);
 	uint32_t nr_free = 0, nr = 0;
 
 	for (uint32_t i = 0; i < store->config.nr_backups; i++) {
@@ -272,15 +272,6 @@ static void find_servers(
 				orders[i].first = (uint32_t)store->rank_of[p];
 }
 
-static int check_logical(const tern_weight_store *store, const int32_t *logical)
-{
-	for (uint32_t p = 0; p < store->config.nr_physical; p++)
-		if (logical[p] < -1 || logical[p] >= (int64_t)store->config.nr_experts)
-			return fail(TERN_ERR_INVALID, "logical[%u] is %d; there are %u experts", p,
-				logical[p], store->config.nr_experts);
-	return 0;
-}
-
 int tern_weights_backup(tern_weight_store *store, uint32_t layer, const int32_t *logical,
 	const uint8_t *alive, uint64_t *ticket)
 {
@@ -291,8 +282,8 @@ int tern_weights_backup(tern_weight_store *store, uint32_t layer, const int32_t 
 
 	if (!rc && (!logical || !ticket))
 		rc = fail(TERN_ERR_INVALID, "logical or ticket is NULL");
-	if (!rc)
-		rc = check_logical(store, logical);
+	for (uint32_t p = 0; !rc && p < store->config.nr_physical; p++)
+		rc = check_logical(store, logical, p);
 	if (rc)
 		return rc;
 	serves = calloc(store->nr_ranks, 1);

@@ -13,7 +13,7 @@ static struct weights_place *places_of(const tern_weight_store *store, uint32_t 
 	return &store->places[(size_t)layer * store->nr_local];
 }
 
-static struct weights_place *first_backup(const tern_weight_store *store)
+struct weights_place *first_backup(const tern_weight_store *store)
 {
 	return &store->places[(size_t)store->config.nr_layers * store->nr_local];
 }
@@ -170,18 +170,24 @@ int tern_weights_held(const tern_weight_store *store, uint32_t layer, int32_t *h
 	return rc;
 }
 
+int check_logical(const tern_weight_store *store, const int32_t *logical, uint32_t p)
+{
+	return logical[p] >= -1 && logical[p] < (int64_t)store->config.nr_experts
+		       ? 0
+		       : fail(TERN_ERR_INVALID, "logical[%u] is %d; there are %u experts", p,
+				 logical[p], store->config.nr_experts);
+}
+
 /* ---- use ------------------------------------------------------------------------------------- */
 
 static int check_named(
 	const tern_weight_store *store, uint32_t layer, const int32_t *logical, uint32_t p)
 {
 	const struct weights_place *place = place_of(store, layer, p);
+	int rc = check_logical(store, logical, p);
 
-	if (logical[p] < -1 || logical[p] >= (int64_t)store->config.nr_experts)
-		return fail(TERN_ERR_INVALID, "logical[%u] is %d; there are %u experts", p,
-			logical[p], store->config.nr_experts);
-	if (!place || logical[p] < 0 || holds(place, layer, logical[p]))
-		return 0;
+	if (rc || !place || logical[p] < 0 || holds(place, layer, logical[p]))
+		return rc;
 	return fail(TERN_ERR_STATE,
 		"place %u of layer %u is to serve expert %d, and does not hold it whole%s", p,
 		layer, logical[p], place->state == PLACE_FILLING ? ": a move fills it" : "");

@@ -38,8 +38,7 @@ void page_of(const tern_weight_store *store, uint32_t number, struct page *page)
 
 bool is_backup(const tern_weight_store *store, const struct weights_place *place)
 {
-	return (uint64_t)(place - store->places) >=
-	       (uint64_t)store->config.nr_layers * store->nr_local;
+	return place >= first_backup(store);
 }
 
 static const struct tern_weights_part *part_of(
@@ -54,8 +53,7 @@ tern_region *page_region(const tern_weight_store *store, const struct weights_pl
 	uint64_t number = (uint64_t)(place - store->places);
 
 	if (is_backup(store, place)) {
-		number -= (uint64_t)store->config.nr_layers * store->nr_local;
-		*offset = number * store->expert_bytes + page->at;
+		*offset = (uint64_t)(place - first_backup(store)) * store->expert_bytes + page->at;
 		return store->regions[store->nr_regions - 1];
 	}
 	*offset = number % store->nr_local * part_of(store, place->layer, page->part)->stride +

@@ -182,12 +182,15 @@ static inline void clear_bit(uint64_t *words, uint32_t bit)
 
 /* places.c; under the lock */
 struct weights_place *place_of(const tern_weight_store *store, uint32_t layer, uint32_t physical);
+struct weights_place *first_backup(const tern_weight_store *store);
 struct weights_place *place_with(const tern_weight_store *store, uint32_t layer, int32_t expert);
 /* 0, or why not: TERN_ERR_STATE. */
 int place_is_free(tern_weight_store *store, const struct weights_place *place, const char *name);
 const char *place_name(const tern_weight_store *store, const struct weights_place *place,
 	char *text, size_t bytes);
 int check_layer(const tern_weight_store *store, uint32_t layer);
+/* Of a table of placements: an expert or -1. */
+int check_logical(const tern_weight_store *store, const int32_t *logical, uint32_t p);
 
 /* serve.c */
 enum message_kind_of_store {
