@@ -7,31 +7,17 @@ SEED=${SEED:-1}
 RUNS=${RUNS:-${LONG:+16}}
 RUNS=${RUNS:-1}
 LENGTH=${LENGTH:-40}
-tmp=$(mktemp -d) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-failures=0
-
-bad() {
-	failures=$((failures + 1))
-	echo "FAILED: $1 (SEED=$seed)"
-	tail -n 12 "$tmp/out" "$tmp/err" | sed 's/^/    /'
-}
-
-children() { cat "/proc/$1/task/$1/children" 2>/dev/null; }
-nth() { shift "$1"; echo "$1"; }
-# processor time that a process has used, in clock ticks: how far it has come, on any machine
-used() { awk '{print $14 + $15}' "/proc/$1/stat" 2>/dev/null || echo 100000; }
+# shellcheck source=tests/cli/kills.sh
+. "${0%/*}/kills.sh"
 
 # strike RANK TICKS REPEAT: false if the others had ended before it came again
 strike() {
-	"$BUILD/tern" run -n 4 --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic -n "$LENGTH" --repeat="$3" >"$tmp/out" 2>"$tmp/err" </dev/null &
-	launcher=$!
-	while [ "$(children $launcher | wc -w)" -lt 4 ]; do kill -0 $launcher 2>/dev/null || break; done
+	begin 4 --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic -n "$LENGTH" --repeat="$3"
 	# shellcheck disable=SC2046
-	victim=$(nth $(($1 + 1)) $(children $launcher))
+	victim=$(nth $(($1 + 1)) $(children "$launcher"))
 	while [ "$(used "$victim")" -lt "$2" ]; do :; done
 	kill -9 "$victim" 2>/dev/null
-	wait $launcher
+	wait "$launcher"
 	code=$?
 	grep -q "rank $1 joined; [0-9.]* ms later" "$tmp/out"
 }
@@ -53,5 +39,4 @@ done
 "$BUILD/tern" run -n 1 --restart 1 -- true 2>"$tmp/err" && bad "--restart without --elastic"
 grep -q -- "--restart is for jobs that are --elastic" "$tmp/err" || bad "no word of --elastic"
 
-[ $failures -eq 0 ] && echo "all well"
-exit $((failures > 0))
+all_well

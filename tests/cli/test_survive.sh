@@ -16,23 +16,10 @@ NODE_PAIRS=${NODE_PAIRS:-0}
 LENGTH=${LENGTH:-60}
 REPEAT=${REPEAT:-2}
 SEED=${SEED:-1}
-tmp=$(mktemp -d) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-failures=0
+# shellcheck source=tests/cli/kills.sh
+. "${0%/*}/kills.sh"
 
-bad() {
-	failures=$((failures + 1))
-	echo "FAILED: $1 (SEED=$seed)"
-	tail -n 12 "$tmp/out" "$tmp/err" | sed 's/^/    /'
-}
-
-# The ranks are the launcher's children, in their order.
-children() { cat "/proc/$1/task/$1/children" 2>/dev/null; }
-nth() { shift "$1"; echo "$1"; }
 draw() { awk -v seed="$1" -v least="$2" -v most="$3" 'BEGIN {srand(seed); print least + rand() * (most - least)}'; }
-
-# processor time that a process has used, in clock ticks: how far it has come, on any machine
-used() { awk '{print $14 + $15}' "/proc/$1/stat" 2>/dev/null || echo 100000; }
 
 # strike COPIES PAUSE FRACTION RANK...: kills them when the last has used that much of what a rank uses in a run; the
 # second so many milliseconds after the first. False: it had ended.
@@ -42,10 +29,8 @@ strike() {
 	fraction=$3
 	shift 3
 	# shellcheck disable=SC2086
-	"$BUILD/tern" run -n 4 $nodes --elastic --timeout 200 -- "$BUILD/generate" --elastic="$copies" -n $LENGTH --repeat="$REPEAT" >"$tmp/out" 2>"$tmp/err" </dev/null &
-	launcher=$!
-	while [ "$(children $launcher | wc -w)" -lt 4 ]; do kill -0 $launcher 2>/dev/null || break; done
-	pids=$(children $launcher)
+	begin 4 $nodes --elastic --timeout 200 -- "$BUILD/generate" --elastic="$copies" -n $LENGTH --repeat="$REPEAT"
+	pids=$(children "$launcher")
 	victims=
 	for rank in "$@"; do
 		# shellcheck disable=SC2086
@@ -57,7 +42,7 @@ strike() {
 		kill -9 "$victim" 2>/dev/null
 		[ "$pause" = 0 ] || sleep "0.00$pause"
 	done
-	wait $launcher
+	wait "$launcher"
 	code=$?
 	for rank in "$@"; do
 		grep -q "rank $rank died" "$tmp/err" || return 1
@@ -112,5 +97,4 @@ kill_some() {
 kill_some "" "$KILLS" "$PAIRS"
 kill_some "--nodes 2" "$NODE_KILLS" "$NODE_PAIRS"
 
-[ $failures -eq 0 ] && echo "all well"
-exit $((failures > 0))
+all_well

@@ -51,6 +51,19 @@ static void expect_right(struct job *job, rank_main body, void *ctx)
 #define BOTH_MODES(mode)                                                                           \
 	for (enum tern_mode mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
 
+static void in_both_modes(uint32_t nr_ranks, uint32_t place_in, rank_main body)
+{
+	BOTH_MODES(mode)
+	{
+		struct job job;
+
+		placed_job(&job, nr_ranks, mode);
+		job.place_in = place_in;
+		open_job(&job);
+		expect_right(&job, body, &job);
+	}
+}
+
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
 static void flows(struct rank *rank)
@@ -129,15 +142,7 @@ static void bits(struct rank *rank)
 static void places_are_told(void **state)
 {
 	(void)state;
-	BOTH_MODES(mode)
-	{
-		struct job job;
-
-		placed_job(&job, 3, mode);
-		job.place_in = 1;
-		open_job(&job);
-		expect_right(&job, bits, &job);
-	}
+	in_both_modes(3, 1, bits);
 }
 
 /* ---- ranks that differ ----------------------------------------------------------------------- */
@@ -275,15 +280,7 @@ static void refusals(struct rank *rank)
 static void bad_tables(void **state)
 {
 	(void)state;
-	BOTH_MODES(mode)
-	{
-		struct job job;
-
-		placed_job(&job, 2, mode);
-		job.place_in = 1000;
-		open_job(&job);
-		expect_right(&job, refusals, &job);
-	}
+	in_both_modes(2, 1000, refusals);
 }
 
 /* ---- plans ----------------------------------------------------------------------------------- */
@@ -332,15 +329,7 @@ static void older_plans(struct rank *rank)
 static void plans_are_of_a_version(void **state)
 {
 	(void)state;
-	BOTH_MODES(mode)
-	{
-		struct job job;
-
-		placed_job(&job, 3, mode);
-		job.place_in = 1;
-		open_job(&job);
-		expect_right(&job, older_plans, &job);
-	}
+	in_both_modes(3, 1, older_plans);
 }
 
 int main(void)

@@ -2,6 +2,7 @@
 /* New processes take the places of ranks that were killed, while the others go on: no sum is ever
  * wrong, whoever dies in the middle, and nobody waits for who is refused. */
 #include "tests/faults/acts.h"
+#include "tests/faults/tokens.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -21,10 +22,6 @@
 #include "group/join_wire.h"
 #include "testkit/random.h"
 
-#define HIDDEN 64
-#define EXPERTS 12
-#define TOPK 3
-#define TOKENS 9
 #define COPIES 2 /* of each expert, on neighbours */
 #define RANKS 4
 #define STEP 4 /* rounds between gatherings */
@@ -91,12 +88,9 @@ struct worker {
 	struct scene *scene;
 	tern_moe *moe, *other; /* of two exchanges, in turn */
 	uint64_t number;       /* of the round */
-	uint32_t nr_tokens, nr_joined;
-	bool fresh; /* has joined, and does not know the number */
-	float x[TOKENS][HIDDEN] __attribute__((aligned(16)));
+	bool fresh;            /* has joined, and does not know the number */
+	struct tokens in;
 	float out[TOKENS][HIDDEN] __attribute__((aligned(16)));
-	int32_t ids[TOKENS][TOPK];
-	float weights[TOKENS][TOPK];
 	float *y;
 };
 
@@ -105,11 +99,6 @@ struct news {
 	uint64_t number; /* + 1 */
 	uint64_t enough;
 };
-
-static float expert_result(float x, uint64_t tag, int32_t expert)
-{
-	return x * (float)(expert + 1) + (float)(tag % 7);
-}
 
 static uint64_t tag_of(uint64_t number)
 {
@@ -120,35 +109,12 @@ static void draw_inputs(struct worker *w)
 {
 	uint64_t random = w->number * 64 + (uint64_t)w->rank->rank + 1;
 
-	w->nr_tokens = (uint32_t)random_below(&random, TOKENS + 1);
-	for (uint32_t t = 0; t < w->nr_tokens; t++) {
-		uint32_t first = (uint32_t)random_below(&random, EXPERTS);
-
-		for (uint32_t k = 0; k < TOPK; k++) {
-			w->ids[t][k] = (int32_t)((first + k * 5) % EXPERTS);
-			w->weights[t][k] = (float)(1 + random_below(&random, 4));
-		}
-		for (uint32_t h = 0; h < HIDDEN; h++)
-			w->x[t][h] = (float)random_below(&random, 64);
-	}
+	tokens_draw(&w->in, &random, &random);
 }
 
 static int check_sums(struct worker *w)
 {
-	for (uint32_t t = 0; t < w->nr_tokens; t++)
-		for (uint32_t h = 0; h < HIDDEN; h++) {
-			float sum = 0;
-
-			for (uint32_t k = 0; k < TOPK; k++)
-				sum += w->weights[t][k] *
-				       expert_result(w->x[t][h], tag_of(w->number), w->ids[t][k]);
-			if (sum != w->out[t][h])
-				return rank_fails(w->rank,
-					"round %llu, token %u, element %u: %g and not %g",
-					(unsigned long long)w->number, t, h, (double)w->out[t][h],
-					(double)sum);
-		}
-	return 0;
+	return tokens_check(w->rank, &w->in, w->out, w->number, tokens_result, tag_of(w->number));
 }
 
 static tern_moe *moe_of(const struct worker *w, uint64_t number)
@@ -160,9 +126,9 @@ static int make_round(struct worker *w, uint64_t number, uint32_t nr_tokens, uin
 {
 	struct tern_dispatch dispatch = {.size = sizeof(dispatch),
 		.nr_tokens = nr_tokens,
-		.x = w->x,
-		.topk_ids = w->ids,
-		.topk_weights = &w->weights[0][0],
+		.x = w->in.x,
+		.topk_ids = w->in.ids,
+		.topk_weights = &w->in.weights[0][0],
 		.tag = tag};
 	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine), .y = w->y};
@@ -175,7 +141,7 @@ static int make_round(struct worker *w, uint64_t number, uint32_t nr_tokens, uin
 		for (uint64_t i = 0; i < (uint64_t)received.counts[l] * HIDDEN; i++) {
 			uint64_t at = received.offsets[l] * HIDDEN + i;
 
-			w->y[at] = expert_result(((const float *)received.x)[at], tag,
+			w->y[at] = tokens_result(((const float *)received.x)[at], tag,
 				tern_moe_local_expert(moe, (uint32_t)l));
 		}
 	return tern_combine(moe, &combine, w->out, 0);
@@ -240,22 +206,10 @@ static int make_exchange(struct worker *w, uint32_t hidden, tern_moe **moe)
 	int32_t logical[EXPERTS * COPIES], rank_of[EXPERTS * COPIES];
 	struct tern_moe_config config;
 
-	tern_moe_config_init(&config);
-	config.mode = w->scene->job.config.mode;
-	config.reduce = TERN_REDUCE_HOME;
+	tokens_config(&config, w->scene->job.config.mode);
 	config.hidden = hidden;
-	config.nr_experts = EXPERTS;
-	config.topk = TOPK;
-	config.max_tokens = TOKENS;
-	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
-	config.elastic = 1;
 	config.first_epoch = UINT32_MAX - 20;
-	for (uint32_t i = 0; i < EXPERTS * COPIES; i++) {
-		logical[i] = (int32_t)(i % EXPERTS);
-		rank_of[i] = (int32_t)((i % EXPERTS + i / EXPERTS) % RANKS);
-	}
-	config.placement = (struct tern_placement){
-		.nr_physical = EXPERTS * COPIES, .logical = logical, .rank = rank_of};
+	config.placement = tokens_placement(logical, rank_of, COPIES, RANKS);
 	return tern_moe_create(w->rank->group, &config, moe);
 }
 
@@ -276,6 +230,19 @@ static void close_worker(struct worker *w)
 	free(w->y);
 }
 
+/* The round of w->number, however often members change in it. */
+static int right_round(struct worker *w)
+{
+	int rc;
+
+	draw_inputs(w);
+	while ((rc = make_round(w, w->number, w->in.nr_tokens, tag_of(w->number))) ==
+		TERN_ERR_MEMBERS)
+		if ((rc = survive_all(w)))
+			return rc;
+	return rc ? rc : check_sums(w);
+}
+
 static int work(struct worker *w)
 {
 	bool enough = false;
@@ -286,13 +253,7 @@ static int work(struct worker *w)
 			rc = gather(w, &enough);
 		if (rc || enough)
 			break;
-		draw_inputs(w);
-		rc = make_round(w, w->number, w->nr_tokens, tag_of(w->number));
-		while (rc == TERN_ERR_MEMBERS) {
-			rc = survive(w);
-			rc = rc ? rc : make_round(w, w->number, w->nr_tokens, tag_of(w->number));
-		}
-		rc = rc ? rc : check_sums(w);
+		rc = right_round(w);
 		if (w->number == 2)
 			atomic_fetch_add(&w->scene->nr_past, 1);
 		atomic_fetch_add(&w->scene->nr_rounds, 1);
@@ -369,13 +330,7 @@ static void newcomer_body(struct rank *rank)
 
 		if (!first)
 			rc = rank_fails(rank, "began at %llu", (unsigned long long)w.number);
-		draw_inputs(&w);
-		rc = rc ? rc : make_round(&w, w.number, w.nr_tokens, tag_of(w.number));
-		while (rc == TERN_ERR_MEMBERS) {
-			rc = survive(&w);
-			rc = rc ? rc : make_round(&w, w.number, w.nr_tokens, tag_of(w.number));
-		}
-		rc = rc ? rc : check_sums(&w);
+		rc = rc ? rc : right_round(&w);
 		w.number++;
 		rc = rc ? rc : work(&w);
 	}

@@ -2,6 +2,7 @@
 /* Ranks that are killed at any moment in an elastic group: the others agree on who is left, make
  * the round again, and no sum is ever wrong. */
 #include "tests/faults/acts.h"
+#include "tests/faults/tokens.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -20,10 +21,6 @@
 #include "exchange/state.h"
 #include "testkit/random.h"
 
-#define HIDDEN 64
-#define EXPERTS 12
-#define TOPK 3
-#define TOKENS 9
 #define ROUNDS 400
 #define COPIES 3 /* of each expert, on neighbours, at most */
 #define MOST_RANKS 8
@@ -38,21 +35,12 @@ struct worker {
 	struct scene *scene;
 	tern_moe *moe;
 	uint64_t number; /* of the round */
-	uint32_t nr_tokens;
 	int32_t local[EXPERTS * COPIES];
-	float x[TOKENS][HIDDEN] __attribute__((aligned(16)));
+	struct tokens in;
 	float out[TOKENS][HIDDEN] __attribute__((aligned(16)));
-	int32_t ids[TOKENS][TOPK];
-	float weights[TOKENS][TOPK];
 	float *y;
 	uint32_t nr_changes, nr_owed;
 };
-
-/* Small whole numbers: sums are exact in any order, and tell which expert, layer and token. */
-static float expert_result(float x, uint64_t tag, int32_t expert)
-{
-	return x * (float)(expert + 1) + (float)(tag % 7);
-}
 
 static uint64_t tag_of(uint64_t number)
 {
@@ -63,35 +51,12 @@ static void draw_inputs(struct worker *w)
 {
 	uint64_t random = w->number * 64 + (uint64_t)w->rank->rank + 1;
 
-	w->nr_tokens = (uint32_t)random_below(&random, TOKENS + 1);
-	for (uint32_t t = 0; t < w->nr_tokens; t++) {
-		uint32_t first = (uint32_t)random_below(&random, EXPERTS);
-
-		for (uint32_t k = 0; k < TOPK; k++) {
-			w->ids[t][k] = (int32_t)((first + k * 5) % EXPERTS);
-			w->weights[t][k] = (float)(1 + random_below(&random, 4));
-		}
-		for (uint32_t h = 0; h < HIDDEN; h++)
-			w->x[t][h] = (float)random_below(&random, 64);
-	}
+	tokens_draw(&w->in, &random, &random);
 }
 
 static int check_sums(struct worker *w)
 {
-	for (uint32_t t = 0; t < w->nr_tokens; t++)
-		for (uint32_t h = 0; h < HIDDEN; h++) {
-			float sum = 0;
-
-			for (uint32_t k = 0; k < TOPK; k++)
-				sum += w->weights[t][k] *
-				       expert_result(w->x[t][h], tag_of(w->number), w->ids[t][k]);
-			if (sum != w->out[t][h])
-				return rank_fails(w->rank,
-					"round %llu, token %u, element %u: %g and not %g",
-					(unsigned long long)w->number, t, h, (double)w->out[t][h],
-					(double)sum);
-		}
-	return 0;
+	return tokens_check(w->rank, &w->in, w->out, w->number, tokens_result, tag_of(w->number));
 }
 
 static void run_experts(struct worker *w, const struct tern_received *received, uint64_t tag)
@@ -102,7 +67,7 @@ static void run_experts(struct worker *w, const struct tern_received *received, 
 		for (uint64_t i = 0; i < (uint64_t)received->counts[l] * HIDDEN; i++) {
 			uint64_t at = received->offsets[l] * HIDDEN + i;
 
-			w->y[at] = expert_result(x[at], tag, w->local[l]);
+			w->y[at] = tokens_result(x[at], tag, w->local[l]);
 		}
 }
 
@@ -136,9 +101,9 @@ static int make_round(struct worker *w, uint32_t nr_tokens, uint64_t tag)
 {
 	struct tern_dispatch dispatch = {.size = sizeof(dispatch),
 		.nr_tokens = nr_tokens,
-		.x = w->x,
-		.topk_ids = w->ids,
-		.topk_weights = &w->weights[0][0],
+		.x = w->in.x,
+		.topk_ids = w->in.ids,
+		.topk_weights = &w->in.weights[0][0],
 		.tag = tag};
 	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine), .y = w->y};
@@ -188,25 +153,12 @@ static int make_exchange(struct worker *w)
 {
 	int32_t logical[EXPERTS * COPIES], rank_of[EXPERTS * COPIES];
 	struct tern_moe_config config;
-	uint32_t nr_ranks = (uint32_t)w->scene->nr_ranks;
 
-	tern_moe_config_init(&config);
-	config.mode = w->scene->job.config.mode;
-	config.reduce = TERN_REDUCE_HOME;
-	config.hidden = HIDDEN;
-	config.nr_experts = EXPERTS;
-	config.topk = TOPK;
-	config.max_tokens = TOKENS;
-	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
-	config.elastic = 1;
+	tokens_config(&config, w->scene->job.config.mode);
 	config.wait_ms = w->scene->job.config.wait_ms;
 	config.first_epoch = UINT32_MAX - 20;
-	for (uint32_t i = 0; i < EXPERTS * nr_copies; i++) {
-		logical[i] = (int32_t)(i % EXPERTS);
-		rank_of[i] = (int32_t)((i % EXPERTS + i / EXPERTS) % nr_ranks);
-	}
-	config.placement = (struct tern_placement){
-		.nr_physical = EXPERTS * nr_copies, .logical = logical, .rank = rank_of};
+	config.placement =
+		tokens_placement(logical, rank_of, nr_copies, (uint32_t)w->scene->nr_ranks);
 	return tern_moe_create(w->rank->group, &config, &w->moe);
 }
 
@@ -299,11 +251,11 @@ static void survivor_body(struct rank *rank)
 			rc = make_another(&w);
 		if (rc)
 			break;
-		rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+		rc = make_round(&w, w.in.nr_tokens, tag_of(w.number));
 		while (rc == TERN_ERR_MEMBERS) {
 			rc = survive(&w);
 			if (!rc)
-				rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+				rc = make_round(&w, w.in.nr_tokens, tag_of(w.number));
 		}
 		rc = rc ? rc : check_sums(&w);
 		if (w.number == 2)
@@ -592,10 +544,10 @@ static void woken_body(struct rank *rank)
 		return;
 	for (w.number = 0; !rc && !all; w.number++) {
 		draw_inputs(&w);
-		rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+		rc = make_round(&w, w.in.nr_tokens, tag_of(w.number));
 		while (rc == TERN_ERR_MEMBERS) {
 			rc = survive(&w);
-			rc = rc ? rc : make_round(&w, w.nr_tokens, tag_of(w.number));
+			rc = rc ? rc : make_round(&w, w.in.nr_tokens, tag_of(w.number));
 		}
 		rc = rc ? rc : check_sums(&w);
 		rc = rc ? rc : gather_whether(&w, atomic_load(&s->at_place), &all);
@@ -705,11 +657,11 @@ static void lost_body(struct rank *rank)
 		if (w.number == CHANGE_AT && rank->rank == s->victim)
 			raise(SIGKILL);
 		draw_inputs(&w);
-		rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+		rc = make_round(&w, w.in.nr_tokens, tag_of(w.number));
 		while (rc == TERN_ERR_MEMBERS) {
 			rc = survive(&w);
 			if (!rc)
-				rc = make_round(&w, w.nr_tokens, tag_of(w.number));
+				rc = make_round(&w, w.in.nr_tokens, tag_of(w.number));
 		}
 	}
 	if (rc != TERN_ERR_LOST_EXPERTS || !strstr(tern_last_error(), "1, 5, 9"))

@@ -3,6 +3,7 @@
  * dispatched with and combined again, and rounds that are released, while experts move between
  * rounds. No sum is wrong, and each row that comes is its source's. */
 #include "tests/faults/acts.h"
+#include "tests/faults/tokens.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -18,10 +19,6 @@
 #include "exchange/state.h"
 #include "testkit/random.h"
 
-#define HIDDEN 64
-#define EXPERTS 12
-#define TOPK 3
-#define TOKENS 9
 #define ROUNDS 400
 #define COPIES 3
 #define NR_RANKS 4
@@ -42,19 +39,12 @@ enum kind {
 	NR_KINDS
 };
 
-struct inputs {
-	uint32_t nr_tokens;
-	float x[TOKENS][HIDDEN] __attribute__((aligned(16)));
-	int32_t ids[TOKENS][TOPK];
-	float weights[TOKENS][TOPK];
-};
-
 struct worker {
 	struct rank *rank;
 	struct scene *scene;
 	tern_moe *moe;
 	uint64_t number, plan;
-	struct inputs in;
+	struct tokens in;
 	uint32_t version; /* of the placement */
 	float out[TOKENS][HIDDEN] __attribute__((aligned(16)));
 	float *y;
@@ -78,23 +68,13 @@ static uint64_t results_of(uint64_t number)
 	return kind_of(number) == COMBINES_PLAN ? number - 1 : number;
 }
 
-static void draw(uint64_t number, int rank, struct inputs *in)
+static void draw(uint64_t number, int rank, struct tokens *in)
 {
 	uint64_t routes = kind_of(number) == RELEASES ? number : number - number % NR_KINDS;
 	uint64_t random = routes * 64 + (uint64_t)rank + 1,
 		 other = results_of(number) * 64 + (uint64_t)rank + 12345;
 
-	in->nr_tokens = (uint32_t)random_below(&random, TOKENS + 1);
-	for (uint32_t t = 0; t < in->nr_tokens; t++) {
-		uint32_t first = (uint32_t)random_below(&random, EXPERTS);
-
-		for (uint32_t k = 0; k < TOPK; k++) {
-			in->ids[t][k] = (int32_t)((first + k * 5) % EXPERTS);
-			in->weights[t][k] = (float)(1 + random_below(&random, 4));
-		}
-		for (uint32_t h = 0; h < HIDDEN; h++)
-			in->x[t][h] = (float)random_below(&other, 64);
-	}
+	tokens_draw(in, &random, &other);
 }
 
 /* ---- places ---------------------------------------------------------------------------------- */
@@ -148,10 +128,9 @@ static int place(struct worker *w, uint32_t version)
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
-/* Small whole numbers: sums are exact, and tell which expert and round. */
 static float expert_result(float x, uint64_t number, int32_t expert)
 {
-	float of_round = x * (float)(expert + 1) + (float)(results_of(number) % 7);
+	float of_round = tokens_result(x, results_of(number), expert);
 
 	return kind_of(number) == COMBINES_PLAN ? 2 * of_round : of_round;
 }
@@ -160,25 +139,12 @@ static int check_sums(struct worker *w)
 {
 	if (kind_of(w->number) == RELEASES)
 		return 0;
-	for (uint32_t t = 0; t < w->in.nr_tokens; t++)
-		for (uint32_t h = 0; h < HIDDEN; h++) {
-			float sum = 0;
-
-			for (uint32_t k = 0; k < TOPK; k++)
-				sum += w->in.weights[t][k] *
-				       expert_result(w->in.x[t][h], w->number, w->in.ids[t][k]);
-			if (sum != w->out[t][h])
-				return rank_fails(w->rank,
-					"round %llu, token %u, element %u: %g and not %g",
-					(unsigned long long)w->number, t, h, (double)w->out[t][h],
-					(double)sum);
-		}
-	return 0;
+	return tokens_check(w->rank, &w->in, w->out, w->number, expert_result, w->number);
 }
 
 static int check_row(struct worker *w, const struct tern_row *row, const float *x, uint64_t number)
 {
-	static struct inputs theirs;
+	static struct tokens theirs;
 	static uint64_t drawn = UINT64_MAX;
 
 	if (drawn != number * NR_RANKS + (uint64_t)row->rank)
@@ -322,15 +288,7 @@ static int open_worker(struct worker *w)
 	int32_t logical[PLACES], ranks[PLACES];
 	struct tern_moe_config config;
 
-	tern_moe_config_init(&config);
-	config.mode = w->scene->job.config.mode;
-	config.reduce = TERN_REDUCE_HOME;
-	config.hidden = HIDDEN;
-	config.nr_experts = EXPERTS;
-	config.topk = TOPK;
-	config.max_tokens = TOKENS;
-	config.x_dtype = config.dispatch_dtype = config.combine_dtype = TERN_FP32;
-	config.elastic = 1;
+	tokens_config(&config, w->scene->job.config.mode);
 	config.wait_ms = w->scene->job.config.wait_ms;
 	for (int p = 0; p < PLACES; p++) {
 		logical[p] = expert_at(p, 0, w->scene->victim);

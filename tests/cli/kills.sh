@@ -1,0 +1,33 @@
+# shellcheck shell=sh
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by tests that kill ranks of the demo: $tmp, $failures, and who runs where. $seed is theirs.
+# shellcheck disable=SC2154
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+failures=0
+
+bad() {
+	failures=$((failures + 1))
+	echo "FAILED: $1 (SEED=$seed)"
+	tail -n 12 "$tmp/out" "$tmp/err" | sed 's/^/    /'
+}
+
+# The ranks are the launcher's children, in their order.
+children() { cat "/proc/$1/task/$1/children" 2>/dev/null; }
+nth() { shift "$1"; echo "$1"; }
+
+# processor time that a process has used, in clock ticks: how far it has come, on any machine
+used() { awk '{print $14 + $15}' "/proc/$1/stat" 2>/dev/null || echo 100000; }
+
+# begin RANKS ARGUMENTS...: `tern run` in the background, $launcher, until its ranks are there
+begin() {
+	"$BUILD/tern" run -n "$@" >"$tmp/out" 2>"$tmp/err" </dev/null &
+	launcher=$!
+	while [ "$(children "$launcher" | wc -w)" -lt "$1" ]; do kill -0 $launcher 2>/dev/null || break; done
+}
+
+# all_well: the last line, and the exit code
+all_well() {
+	[ $failures -eq 0 ] && echo "all well"
+	exit $((failures > 0))
+}
