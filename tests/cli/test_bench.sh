@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# tern bench: flags, bad values, JSON, and small verified sweeps. TERN is the command, build/tern if not set.
+# tern bench: flags, bad values, JSON, and small verified sweeps. TERN is the command, that of BUILD if not set.
 set -u
-TERN=${TERN:-build/tern}
+TERN=${TERN:-${BUILD:-build}/tern}
 DIR=$(mktemp -d) || exit 1
 trap 'rm -rf "$DIR"' EXIT
 failed=0
