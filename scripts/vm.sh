@@ -3,7 +3,7 @@
 # A small virtual machine with an RDMA device: Debian's kernel, emulated, with Soft-RoCE (rdma_rxe). No rights over the host are needed, and none of its hardware.
 #
 #   scripts/vm.sh prepare                        fetch and unpack what it takes; exit code 77 and a reason where that cannot be had
-#   scripts/vm.sh run [-t SECONDS] COMMAND...    run a command in it; its output and exit code come out
+#   scripts/vm.sh run [-t SECONDS] COMMAND...    run a command in it; its output and exit code come out; 77 and a reason where it does not come up
 #
 # Inside, / is the host's, read only; /tmp, /run and /dev/shm are the guest's own, but for this tree, where it lies below
 # one of them. Its RDMA devices are rxe0 on the loopback, and rxe1 and rxe2 on the ends of a veth pair.
@@ -147,6 +147,9 @@ run() {
 	done
 	if [ -e "$shared/rc" ]; then
 		rc=$(cat "$shared/rc")
+	elif [ $rc -eq 123 ]; then
+		echo "the emulated machine has not come up in $try attempts, so nothing was tested"
+		rc=77
 	elif [ $rc -eq 124 ]; then
 		echo "the virtual machine took longer than $seconds s of an idle host; its last words:"
 		tail -n 20 "$shared/console"
