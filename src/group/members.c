@@ -70,6 +70,7 @@ int members_alloc(tern_group *group)
 		return fail(TERN_ERR_NOMEM, "no memory for %d members", group->nr_ranks);
 	}
 	agreement_init(&m->agreement, (uint32_t)group->rank, (uint32_t)group->nr_ranks, heard);
+	m->told_version = m->agreement.mine.version;
 	m->wait_policy = (struct wait_policy){.scheduler = group->scheduler, .yield_rounds = 200};
 	group->members = m;
 	return 0;
@@ -444,8 +445,8 @@ static int look_for_change(void *ctx)
 	do {
 		news = agreement_step(&m->agreement);
 		fenced = fence(group);
-		if (news & AGREEMENT_CHANGED)
-			tell_record(group);
+		if (m->agreement.mine.version != m->told_version)
+			tell_record(group); /* also deaths that were noticed before the step */
 	} while (news == AGREEMENT_CHANGED || (!news && fenced));
 	if (news & AGREEMENT_EXPELLED) {
 		m->expelled = true;

@@ -23,6 +23,7 @@ struct members {
 	struct board *copies;    /* [R] of their boards, as they tell them; NULL: there are none */
 	struct board *board;     /* this rank's */
 	struct agreement agreement;
+	uint64_t told_version; /* of its own record, as others have it */
 	struct wait_policy wait_policy;
 	struct rank_set killed;       /* by this rank */
 	struct rank_set let_go;       /* nothing is sent to them any more */

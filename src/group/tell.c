@@ -71,6 +71,7 @@ void tell_record(tern_group *group)
 	struct members *m = group->members;
 	struct told_record told = {.kind = TOLD_RECORD, .record = m->agreement.mine};
 
+	m->told_version = told.record.version;
 	board_show(m->board, &told.record);
 	tell_all(group, &told, sizeof(told));
 }

@@ -645,6 +645,64 @@ static void cut_off_and_healed(void **state)
 	hosts_close(&hosts);
 }
 
+static bool is_stopped_there(int rank)
+{
+	return rank == 0 || rank == 2;
+}
+
+static void half_left_body(struct rank *rank)
+{
+	struct scene *s = rank->ctx;
+	struct tern_view view = {.size = sizeof(view)};
+	uint8_t mine = 1, all[MOST_RANKS];
+
+	if (join(rank, &s->first, rank->rank))
+		return;
+	atomic_fetch_add(&s->nr_past, 1);
+	while (is_stopped_there(rank->rank))
+		pause();
+	if (tern_group_allgather(rank->group, &mine, all, 1) != TERN_ERR_MEMBERS)
+		rank_fails(rank, "gathering: %s", tern_last_error());
+	atomic_fetch_add(&s->nr_told, 1);
+	if (tern_group_view_change(rank->group, &view))
+		rank_fails(rank, "going on: %s", tern_last_error());
+	else if (view.alive[0] != 0xa)
+		rank_fails(rank, "goes on in a view of %llx", (unsigned long long)view.alive[0]);
+	atomic_fetch_add(&s->nr_told, 1);
+	while (!*rank->failure && atomic_load(&s->nr_told) < 4) /* neither leaves the other alone */
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	tern_group_destroy(rank->group);
+}
+
+/* One of each node is silent before it ends. The others are no majority: each has to hear that the
+ * silent one on the other node has ended, from who first could say of it only that it was silent.
+ */
+static void half_fall_silent_and_end(void **state)
+{
+	pid_t pids[MAX_PROCESSES];
+	struct scene *s = scene_open(4, TERN_LOW_LATENCY);
+	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+
+	(void)state;
+	setenv("TERN_TEST_NODES", "aabb", 1);
+	s->elastic = true;
+	s->silence_ms = 500;
+	s->victim = 0;
+	s->other_victim = 2;
+	scene_start(s, half_left_body, pids);
+	await_progress(s);
+	for (int r = 0; r < 4; r += 2)
+		assert_int_equal(kill(pids[r], SIGSTOP), 0);
+	while (atomic_load(&s->nr_told) < 2 && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL); /* both have told it */
+	for (int r = 0; r < 4; r += 2)
+		assert_int_equal(kill(pids[r], SIGKILL), 0);
+	scene_finish(s, pids, SIGKILL);
+	scene_close(s);
+	unsetenv("TERN_TEST_NODES");
+}
+
 static void lost_body(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
@@ -703,6 +761,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(expelled_or_left),
 		cmocka_unit_test(woken_after_it_was_left_out),
 		cmocka_unit_test(cut_off_and_healed),
+		cmocka_unit_test(half_fall_silent_and_end),
 		cmocka_unit_test(experts_are_lost),
 	};
 
