@@ -12,6 +12,7 @@
 #include "engine/message.h"
 #include "engine/peer.h"
 #include "engine/peer_lost.h"
+#include "engine/post.h"
 #include "engine/record.h"
 #include "engine/request.h"
 #include "group/group.h"
@@ -120,32 +121,37 @@ static bool is_stuck(const tern_engine *engine, const struct engine_peer *peer, 
 		       waited / 4 > timeout_ns(engine));
 }
 
-static bool has_room(const tern_engine *engine, const struct network *network)
+static void look_at_nics(tern_engine *engine)
 {
-	const struct nic *nics = &engine->nics[network->first_nic];
-
-	for (uint32_t i = 0; i < network->nr_nics; i++)
-		if (nics[i].under_way < nics[i].depth)
-			return true;
-	return false;
+	for (uint32_t i = 0; i < engine->nr_nics; i++)
+		if (engine->nics[i].under_way >= engine->nics[i].depth)
+			engine->nics[i].starved_ns = engine->now_ns;
 }
 
-static void look_at_networks(tern_engine *engine)
+/* For how long a NIC that would do for this write has had room. */
+static uint64_t room_ns(
+	const tern_engine *engine, const struct engine_peer *peer, const struct request *request)
 {
-	for (uint32_t i = 0; i < engine->nr_networks; i++)
-		if (!has_room(engine, &engine->networks[i]))
-			engine->networks[i].starved_ns = engine->now_ns;
+	uint32_t bound = bound_nic(peer->network, request), first = peer->network->first_nic;
+	uint64_t starved_ns = UINT64_MAX;
+
+	if (bound != NONE)
+		return engine->now_ns - engine->nics[bound].starved_ns;
+	for (uint32_t i = first; i < first + peer->network->nr_nics; i++)
+		if (engine->nics[i].starved_ns < starved_ns)
+			starved_ns = engine->nics[i].starved_ns;
+	return engine->now_ns - starved_ns;
 }
 
 /* Its first write is not taken. Where others' writes hold all credits that is not this peer's
  * doing: they end, or their peers go; but no wait is for ever. */
-static bool is_refused(const tern_engine *engine, const struct engine_peer *peer)
+static bool is_refused(
+	const tern_engine *engine, const struct engine_peer *peer, const struct request *request)
 {
-	uint64_t waited = engine->now_ns - peer->progress_ns,
-		 room = engine->now_ns - peer->network->starved_ns;
+	uint64_t waited = engine->now_ns - peer->progress_ns;
 
 	return waited / 4 > timeout_ns(engine) ||
-	       (waited > timeout_ns(engine) && room > timeout_ns(engine));
+	       (waited > timeout_ns(engine) && room_ns(engine, peer, request) > timeout_ns(engine));
 }
 
 static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
@@ -155,7 +161,7 @@ static void look_at_writes(tern_engine *engine, struct engine_peer *peer)
 	while (peer->first_record != NONE &&
 		is_stuck(engine, peer, engine->records[peer->first_record].posted_ns))
 		give_up(engine, &engine->records[peer->first_record]);
-	if (request && !request->outstanding && is_refused(engine, peer)) {
+	if (request && !request->outstanding && is_refused(engine, peer, request)) {
 		char cause[CAUSE_TEXT];
 
 		snprintf(cause, sizeof(cause),
@@ -222,7 +228,7 @@ void look_after_peers(tern_engine *engine)
 {
 	forgive_own_absence(engine);
 	look_at_processes(engine);
-	look_at_networks(engine);
+	look_at_nics(engine);
 	engine->next_look_ns = engine->now_ns + engine->look_every_ns;
 	for (uint32_t p = 0; p < engine->setup.nr_peers; p++)
 		look_at_peer(engine, p);

@@ -17,9 +17,8 @@ struct network {
 	bool one_order;  /* all writes to a peer land in the order of posting, whichever they are */
 	bool heartbeats; /* silence means something there */
 	/* the proxy's own */
-	bool failed;         /* it could not be polled any more */
-	uint32_t next_nic;   /* of its own, whose turn it is */
-	uint64_t starved_ns; /* the last look at which none of its NICs had a credit left */
+	bool failed;       /* it could not be polled any more */
+	uint32_t next_nic; /* of its own, whose turn it is */
 };
 
 struct nic {
@@ -31,6 +30,7 @@ struct nic {
 	uint32_t unsignalled; /* of these, since the last signalled write of their peer; and those
 				 that were put off */
 	struct transport_region *words_region;
+	uint64_t starved_ns; /* the last look at which it had no credit left */
 };
 
 /* While an engine is opened, in this order. */

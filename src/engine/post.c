@@ -8,7 +8,7 @@
  * signalled write, whose end frees the others.
  *
  * Failed. Unsignalled writes are a part of the request at the head of their peer's queue: whatever
- * is last of an request is signalled. If it fails before that, the network may still read its
+ * is last of a request is signalled. If it fails before that, the network may still read its
  * source for some of them, so the request does not end before a closing write has: begin_closing.
  *
  * Again. What a transport puts off stays at the head of its queue and is built anew from the
@@ -32,21 +32,26 @@
 #define POSTS_ALONE 16 /* in a step, to the only peer that has any: no poll between two of them */
 #define PAGE 4096
 
-/* ---- the next write of an request ------------------------------------------------------------ */
+/* ---- the next write of a request ------------------------------------------------------------ */
 
-/* The NIC for an request's next write: the one that put it off, its peer's own if pinned, else the
- * next one of its peer's network with a credit. */
+uint32_t bound_nic(const struct network *network, const struct request *request)
+{
+	if (request->put_off)
+		return (request->put_off & 0xffu) - 1;
+	return request->flags & REQUEST_PINNED
+		       ? network->first_nic + request->peer % network->nr_nics
+		       : NONE;
+}
+
+/* The NIC for a request's next write: the one that it is bound to, else the next one of its peer's
+ * network with a credit. */
 static uint32_t choose_nic(
 	tern_engine *engine, struct network *network, const struct request *request)
 {
-	uint32_t nr = network->nr_nics;
+	uint32_t nr = network->nr_nics, bound = bound_nic(network, request);
 
-	if (request->put_off || (request->flags & REQUEST_PINNED)) {
-		uint32_t nic = request->put_off ? (request->put_off & 0xffu) - 1
-						: network->first_nic + request->peer % nr;
-
-		return engine->nics[nic].under_way < engine->nics[nic].depth ? nic : NONE;
-	}
+	if (bound != NONE)
+		return engine->nics[bound].under_way < engine->nics[bound].depth ? bound : NONE;
 	for (uint32_t i = 0; i < nr; i++) {
 		uint32_t nic = network->first_nic + network->next_nic;
 
@@ -266,7 +271,7 @@ static void put_off(tern_engine *engine, struct request *request, uint32_t nic,
 	}
 }
 
-/* What is left of an request that failed goes no further. True: nothing of it is unsignalled, so
+/* What is left of a request that failed goes no further. True: nothing of it is unsignalled, so
  * the rest of it ends by itself. Else its first piece, which the network has taken once, is to be
  * written again with a signal; what a failed operation leaves at its target means nothing. */
 static bool begin_closing(tern_engine *engine, struct request *request)

@@ -210,7 +210,7 @@ static int loop_write(struct transport *transport, const struct transport_write 
 		rc = fail(TERN_ERR_PEER_DEAD, "rank %u is gone", w->peer);
 	else if (fate == LOOP_REFUSED)
 		rc = fail(TERN_ERR_INVALID, "the network will not have it");
-	else if (l->nr_flights == l->depth || refuses(l, w))
+	else if (fate == LOOP_AGAIN || l->nr_flights == l->depth || refuses(l, w))
 		rc = TRANSPORT_AGAIN;
 	else if ((w->flags & WRITE_FENCE) && !(net->settings.caps & TRANSPORT_FENCE))
 		rc = fail(TERN_ERR_UNSUPPORTED, "no fences here");

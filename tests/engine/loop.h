@@ -18,6 +18,7 @@
 enum loop_fate {
 	LOOP_LANDS,
 	LOOP_REFUSED, /* write returns TERN_ERR_INVALID */
+	LOOP_AGAIN,   /* write returns TRANSPORT_AGAIN */
 	LOOP_FAILS,   /* EVENT_FAILED */
 	LOOP_VANISHES /* nothing is ever reported */
 };

@@ -181,6 +181,47 @@ static void credits_are_a_networks_own(void **state)
 	close_world(world);
 }
 
+static bool puts_off;
+
+static enum loop_fate put_off_at_rank_2(uint32_t from, const struct transport_write *w)
+{
+	return puts_off && w->peer == 2 ? LOOP_AGAIN : vanish_at_rank_1(from, w);
+}
+
+/* A write that a NIC has put off comes back to that one, which writes to rank 1 have filled
+ * meanwhile; the room that the other NIC has does not make rank 2 look refused. */
+static void credits_are_a_nics_own(void **state)
+{
+	struct world *world = malloc(sizeof(*world));
+	struct loop_settings settings;
+	struct tern_engine_config config;
+	tern_op op;
+
+	(void)state;
+	world_settings(&settings, &config);
+	settings.fate = put_off_at_rank_2;
+	settings.depth = config.depth = 2;
+	config.timeout_ms = 100;
+	config.heartbeat_ms = 20;
+	world_open_mixed(world, 4, &settings, &settings, 2, 0, &config, true);
+	world->pace_ns = 50000;
+	puts_off = true;
+	op = begin_write(world, 0, 2, 0, 900);
+	settle_ns(world, 1000000);
+	for (int i = 0; i < 2; i++) {
+		expect_end(world, 0, begin_write(world, 0, 3, 0, 900), 0, "");
+		begin_write(world, 0, 1, (uint64_t)i * 1000, 900);
+		settle_ns(world, 1000000);
+	}
+	puts_off = false;
+	for (int i = 0; i < 50; i++)
+		expect_end(world, 0, begin_write(world, 0, 3, (uint64_t)i * 1000, 900), 0, "");
+	settle_ns(world, 300000000);
+	assert_int_equal(tern_op_poll(world->engines[0], op), TERN_ERR_TIMEOUT);
+	expect_end(world, 0, op, TERN_ERR_SYSTEM, "the network has taken no write to rank 2 for 4");
+	close_world(world);
+}
+
 /* Pages that are on their way without a signal when their peer dies, behind the second NIC: their
  * credits go back to where they came from. */
 static void unsignalled_to_the_dead(void **state)
@@ -325,6 +366,7 @@ int main(void)
 		cmocka_unit_test(death_on_each_network),
 		cmocka_unit_test(one_network_fails),
 		cmocka_unit_test(credits_are_a_networks_own),
+		cmocka_unit_test(credits_are_a_nics_own),
 		cmocka_unit_test(unsignalled_to_the_dead),
 		cmocka_unit_test(silence_borne),
 		cmocka_unit_test(one_leaves),
