@@ -7,6 +7,7 @@
 #include "transport/ofi/ofi.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,14 +70,21 @@ static int load_symbol(void *library, const char *name, void *function)
 	return 0;
 }
 
+static void set_environment(void)
+{
+	setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
+}
+
 /* Never unloaded: providers leave threads and exit handlers behind. */
 int ofi_load(struct ofi_library *l)
 {
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	void *library;
 	int rc;
 
-	/* It is read when the library is loaded, and has no other place: ofi_disconnect. */
-	setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
+	/* It is read when the library is loaded, and has no other place: ofi_disconnect. Once,
+	   before the first thread is in the library, which reads its environment at any time. */
+	pthread_once(&once, set_environment);
 	library = dlopen(OFI_LIBRARY, RTLD_NOW | RTLD_LOCAL);
 	if (!library)
 		return fail(TERN_ERR_UNSUPPORTED, "libfabric cannot be loaded: %s", dlerror());
