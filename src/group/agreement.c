@@ -61,7 +61,7 @@ void agreement_prepare(struct agreement *a, int newcomer, uint64_t nonce, uint64
 {
 	if (a->mine.stopped)
 		return;
-	a->mine.newcomer = (uint64_t)(newcomer + 1);
+	a->mine.newcomer = (uint64_t)newcomer + 1;
 	a->mine.nonce = nonce;
 	a->mine.gathering = gathering;
 }

@@ -99,7 +99,8 @@ static int ask(struct newcomer *n, int socket, int rank, const int *fds, int nr_
 	memcpy(answered, came.fds, sizeof(came.fds));
 	if (came.bytes == 0)
 		return GONE;
-	m->text[JOIN_TEXT - 1] = m->rc < 0 ? 0 : m->text[JOIN_TEXT - 1];
+	if (m->rc < 0)
+		m->text[JOIN_TEXT - 1] = 0;
 	if (came.bytes != sizeof(*m) || !came.whole || m->magic != JOIN_MAGIC || m->kind != kind)
 		return fail(TERN_ERR_PROTOCOL, "rank %d answers what is no answer", rank);
 	return m->rc < 0 ? fail(m->rc, "rank %d: %s", rank, m->text) : m->rc;
