@@ -5,11 +5,11 @@
 # BUILD=build PYTHON=python3 DEVICE=cpu|cuda PRESET=gpt-oss-120b scripts/calls.sh
 set -eu
 cd "$(dirname "$0")/.."
-BUILD=${BUILD:-build}
+BUILD=$(realpath "${BUILD:-build}")
 PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cpu}
 PRESET=${PRESET:-gpt-oss-120b}
-"$PYTHON" -c 'import tern_ep' 2>/dev/null || export PYTHONPATH="$PWD/python" TERN_LIBRARY="$PWD/$BUILD/libtern.so"
+"$PYTHON" -c 'import tern_ep' 2>/dev/null || export PYTHONPATH="$PWD/python" TERN_LIBRARY="$BUILD/libtern.so"
 
 echo "C, tern bench, $PRESET, 1 rank, 1 token, $DEVICE:"
 "$BUILD/tern" bench --ranks 1 --preset "$PRESET" --tokens 1 --mode ll --dtype bf16 --device "$DEVICE" --iters 2000

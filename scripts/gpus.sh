@@ -13,7 +13,8 @@
 #     bench       times of presets, by graph replay, around and beside work too, and NCCL's beside them
 #     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of 2, 4 or 8 GPUs
-#     python      the package's tests on GPUs, with plain calls in graphs and operators in those of torch.compile; both wheels of BUILD/wheels (scripts/wheels.sh,
+#     python      the package's tests on GPUs, with plain calls in graphs and operators in those of torch.compile; deep_ep's and, where transformers has expert
+#                 parallelism, models', by two ranks; both wheels of BUILD/wheels (scripts/wheels.sh,
 #                 where nvcc is), found without settings; what a call costs
 #   STEPS=glob         of these only the steps whose names match: STAGES="check long" STEPS="*/@(nodes|ll-4)" (all)
 #   BUILD=dir   what was built (build)                 LOGS=dir    where all output goes (BUILD/gpus)
@@ -30,7 +31,7 @@
 set -u
 [ "${1:-}" != --help ] || { sed -n '3,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "$0"; exit 0; }
 cd "$(dirname "$0")/.." || exit 1
-BUILD=${BUILD:-build}
+BUILD=$(realpath "${BUILD:-build}")
 WITHIN=${WITHIN:-$BUILD/tests/within}
 LOGS=${LOGS:-$BUILD/gpus}
 STAGES=${STAGES:-load check demo lab bench long sanitize python}
@@ -232,7 +233,7 @@ stage_sanitize() {
 
 tests_of_python() {
 	python3 -c 'import torch, pytest; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no pytest"; return 77; }
-	TERN_LIBRARY=$PWD/$BUILD/libtern.so PYTHONPATH=python python3 -m pytest -q python/tests/test_cuda.py
+	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python python3 -m pytest -q python/tests/test_cuda.py
 }
 
 # What the wheels hold, in a folder of their own; nothing says where libraries are.
@@ -259,16 +260,29 @@ calls_of_python() {
 	DEVICE=cuda scripts/calls.sh
 }
 
+# Two ranks share a GPU where there is one.
+deep_ep_of_python() {
+	python3 -c 'import torch, pytest; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no pytest"; return 77; }
+	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} python3 -m pytest -q --durations 0 python/tests/test_deep_ep.py -k on_gpus
+}
+
+models_of_python() {
+	python3 -c 'import torch, pytest, transformers.distributed.expert_parallel; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no transformers with expert parallelism"; return 77; }
+	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} python3 -m pytest -q python/tests/test_transformers.py -k on_a_gpu
+}
+
 stage_python() {
 	step python/cuda 240 tests_of_python
+	step python/deep_ep 300 deep_ep_of_python
+	step python/models 240 models_of_python
 	step python/wheels 400 wheels_of_python
 	step python/calls 120 calls_of_python
 	grep -hE '^(torch|numpy) |us ' "$LOGS/python-calls.log" 2>/dev/null | sed 's/^/   /'
 }
 
-for function in verify generate same_text measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted tests_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
+for function in verify generate same_text measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
-export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$(realpath "$BUILD")/libtern_cuda.so} # not all programs lie beside it
+export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$BUILD/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }
 echo "$gpus GPUs, $(git rev-parse --short HEAD 2>/dev/null || echo 'no commit known'), $(date -u '+%F %T')"
 for stage in $STAGES; do

@@ -6,13 +6,13 @@
 set -eu
 export LC_ALL=C
 cd "$(dirname "$0")/.."
-BUILD=${BUILD:-build}
+BUILD=$(realpath "${BUILD:-build}")
 PYTHON=${PYTHON:-python3}
 PAGES=${PAGES:-512}
 ROUNDS=${ROUNDS:-50}
 TURNS=${TURNS:-5}
 [ -x "$BUILD/tern-raw-pages" ] || { echo "built without libfabric"; exit 77; }
-"$PYTHON" -c 'import tern_ep' 2>/dev/null || export PYTHONPATH="$PWD/python" TERN_LIBRARY="$PWD/$BUILD/libtern.so"
+"$PYTHON" -c 'import tern_ep' 2>/dev/null || export PYTHONPATH="$PWD/python" TERN_LIBRARY="$BUILD/libtern.so"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 rate() { "$BUILD/tern" run -n 2 -- "$@" | tee -a "$tmp/said" | sed 's/.*"gb_s": //; s/}//'; }
