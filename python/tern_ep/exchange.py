@@ -82,8 +82,10 @@ class _Slot:
         self.out_form: Form = None
         self.into_form: Form = None
         self.y_rows = self.out_rows = self.out_stride = 0
-        self.wanted: Optional[Wanted] = None  # of the last dispatch
+        self.wanted = False  # something, by the last dispatch
+        self.wanted_form: Any = None
         self.beside: Any = None  # what the last combine took along, which lives until it has ended
+        self.beside_form: Any = None
         self.shown: Dict[str, Tuple[int, int, Any]] = {}  # address, rows, array
 
     def give_back(self) -> None:
@@ -214,7 +216,7 @@ class Exchange:
         with self._busy:
             state = self._slot(slot)
             into = self._set_received(state, into_x, into_scales)
-            if want is not None or state.wanted is not None:
+            if want is not None or state.wanted:
                 self._set_wanted(state, want)
             native = self._use(state, stream)
             self._check(self._lib.tern_dispatch_recv(native, slot, state.received_at))
@@ -313,7 +315,7 @@ class Exchange:
             self._set_dispatch(state, x, topk_ids, topk_weights, scales)
             state.dispatch.tag = tag
             into = self._set_received(state, into_x, into_scales)
-            if want is not None or state.wanted is not None:
+            if want is not None or state.wanted:
                 self._set_wanted(state, want)
             native = self._use(state, stream)
             self._begun(state, self._lib.tern_dispatch(native, state.dispatch_at, state.received_at))
@@ -339,7 +341,7 @@ class Exchange:
             state = self._slot(slot)
             self._set_dispatch(state, x, topk_ids, topk_weights, scales)
             state.dispatch.tag = 0
-            if state.wanted is not None:
+            if state.wanted:
                 self._set_wanted(state, None)
             args, address = state.received, self.kind.address
             args.into_x = None if into_x is None else address(into_x)
@@ -386,16 +388,16 @@ class Exchange:
 
     # ---- arguments ----
 
-    def _form(self, one: Array, two: Array, three: Optional[Array] = None, four: Optional[Array] = None) -> Form:
+    def _form(self, one: Optional[Array], two: Optional[Array], three: Optional[Array] = None, four: Optional[Array] = None) -> Form:
         """None: not all of them have one."""
         kind = self.kind
         fast, form = kind.fast, kind.form
-        if type(one) is not fast or (two is not None and type(two) is not fast):
+        if (one is not None and type(one) is not fast) or (two is not None and type(two) is not fast):
             return None
         if (three is not None and type(three) is not fast) or (four is not None and type(four) is not fast):
             return None
         return (
-            form(one),
+            None if one is None else form(one),
             None if two is None else form(two),
             None if three is None else form(three),
             None if four is None else form(four),
@@ -461,7 +463,18 @@ class Exchange:
         out_floats: Optional[Array] = None,
     ) -> None:
         """Nothing: as the next combine has it that says nothing."""
-        args, topk, views = state.combine, self.config.topk, {}
+        args, topk = state.combine, self.config.topk
+        given = (topk_weights, floats, out_floats)
+        form = self._form(*given)
+        if form is not None and (form, unweighted, state.nr_tokens, state.extent) == state.beside_form:
+            address = self.kind.address
+            args.topk_weights = None if topk_weights is None else address(topk_weights)
+            args.floats = None if floats is None else address(floats)
+            args.out_floats = None if out_floats is None else address(out_floats)
+            state.beside = given
+            return
+        state.beside_form = None
+        views = {}
         if topk_weights is not None:
             views["topk_weights"] = memory.table("topk_weights", topk_weights, state.nr_tokens, topk, ("float32",))
         if floats is not None:
@@ -475,7 +488,9 @@ class Exchange:
         args.topk_weights, args.floats, args.out_floats = (
             views[name].address if name in views else None for name in ("topk_weights", "floats", "out_floats")
         )
-        state.beside = (topk_weights, floats, out_floats) if unweighted or views else None
+        state.beside = given if unweighted or views else None
+        if form is not None and state.beside is not None:
+            state.beside_form = (form, unweighted, state.nr_tokens, state.extent)
 
     def _out(self, state: _Slot, out: Optional[Array]) -> Tuple[Any, int]:
         """The array, and its address; its stride is the slot's."""
@@ -513,8 +528,18 @@ class Exchange:
         return {"into_x": into_x, "into_scales": into_scales}
 
     def _set_wanted(self, state: _Slot, want: Optional[Wanted]) -> None:
-        state.wanted = want
-        self._here((want or NOTHING).fill(self, state.received))
+        state.wanted = want is not None
+        want = want or NOTHING
+        form = self._form(want.wide_ids, want.expert_counts, want.expert_totals, want.waited_ns)
+        if form is not None and want.gemm_scales is not None:
+            form = None if type(want.gemm_scales) is not self.kind.fast else (form, self.kind.form(want.gemm_scales))
+        if form is not None and (form, want.counts_alignment) == state.wanted_form:
+            want.set_addresses(state.received, self.kind.address)
+            return
+        state.wanted_form = None
+        self._here(want.fill(self, state.received))
+        if form is not None:
+            state.wanted_form = (form, want.counts_alignment)
 
     def _look_at_into(self, into_x: Optional[Array], into_scales: Optional[Array]) -> Dict[str, View]:
         config = self.config

@@ -95,6 +95,14 @@ class Wanted:
         args.counts_alignment = self.counts_alignment
         return views
 
+    def set_addresses(self, args: Any, address: Callable[[Any], int]) -> None:
+        """Of arrays in the form that `fill` has looked at: only they lie elsewhere."""
+        args.wide_ids = None if self.wide_ids is None else address(self.wide_ids)
+        args.expert_counts = None if self.expert_counts is None else address(self.expert_counts)
+        args.expert_totals = None if self.expert_totals is None else address(self.expert_totals)
+        args.waited_ns = None if self.waited_ns is None else address(self.waited_ns)
+        args.gemm_scales = None if self.gemm_scales is None else address(self.gemm_scales)
+
 
 NOTHING = Wanted()
 

@@ -417,6 +417,10 @@ def killed(group: Any, call: str) -> None:
         combined = buffer.low_latency_combine(sent[0], job.ids, job.weights, sent[2], return_recv_hook=True)
     if job.rank == victim and call not in ("hook", "combine's hook"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def in_low_latency() -> Any:
+        return buffer.low_latency_dispatch(*low, use_fp8=False)
+
     try:
         if call == "making":
             buffer.low_latency_dispatch(*low)
@@ -429,14 +433,17 @@ def killed(group: Any, call: str) -> None:
         elif call in ("combine", "combine again"):
             buffer.combine(found, handle)
         elif call == "low_latency_dispatch":
-            buffer.low_latency_dispatch(*low, use_fp8=False)
+            in_low_latency()
         elif call == "low_latency_combine":
             buffer.low_latency_combine(sent[0], job.ids, job.weights, sent[2])
         else:
             if job.rank == victim:
                 os.kill(os.getpid(), signal.SIGKILL)
             sent[4]() if call == "hook" else combined[2]()
-            buffer.low_latency_dispatch(*low, use_fp8=False)  # what the dead one had sent before is received
+            in_low_latency()  # what the dead one had sent before is received
+        if DEVICE == "cuda":  # the call has returned before its kernels waited, which end now; the next one says what they found
+            torch.cuda.synchronize()
+            buffer.dispatch(job.x, handle=handle) if call in ("cached", "combine", "combine again") else in_low_latency()
     except ConnectionError as error:
         assert isinstance(error, tern_ep.Error)
         assert f"rank {victim}" in error.text, error.text

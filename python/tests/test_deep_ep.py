@@ -16,6 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from test_calls import counted  # noqa: E402
+
 import tern_ep  # noqa: E402
 from tern_ep import deep_ep  # noqa: E402
 from tern_ep._library import library  # noqa: E402
@@ -62,11 +64,19 @@ def test_on_gpus(part: str) -> None:
     run(2, part, device="cuda")
 
 
+CALLS = ["making", "dispatch", "grown", "cached", "combine", "combine again", "low_latency_dispatch", "hook", "low_latency_combine", "combine's hook"]
+
+
 def test_killed() -> None:
     """In each call, among them those that make exchanges."""
     told = run(3, "killed").splitlines()
-    calls = ["making", "dispatch", "grown", "cached", "combine", "combine again", "low_latency_dispatch", "hook", "low_latency_combine", "combine's hook"]
-    assert sorted(told) == sorted(f"{call}: {rank} names 2" for call in calls for rank in (0, 1))
+    assert sorted(told) == sorted(f"{call}: {rank} names 2" for call in CALLS for rank in (0, 1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_killed_on_gpus() -> None:
+    """The call names the dead rank, or the next one does: no kernel waits on."""
+    assert sorted(run(2, "killed", device="cuda").splitlines()) == sorted(f"{call}: 0 names 1" for call in CALLS)
 
 
 def test_masks() -> None:
@@ -119,6 +129,38 @@ def test_gradients(buffer: Any) -> None:
     assert found.shape == (3, 64) and not found.requires_grad and not recv_weights.requires_grad and counts == [1, 2]
     combined, summed, _ = buffer.combine(found.requires_grad_(), handle, recv_weights.requires_grad_())
     assert combined[:, 0].tolist() == [1, 1, 0, 1] and summed[:, 0].tolist() == [1, 1, 0, 1]
+
+
+def test_calls_on_the_fast_path(buffer: Any) -> None:
+    """Python's share of each call, in functions, Python's and compiled ones. More is allowed only for a reason."""
+    x, ids, weights = torch.ones((3, 128), dtype=torch.bfloat16), torch.tensor([[0, 1]] * 3), torch.ones((3, 2))
+    out, left = torch.empty_like(x), {}
+
+    def low_latency(fp8: bool = False) -> None:
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=fp8)
+        buffer.low_latency_combine(left["y"] if fp8 else rows, ids, weights, handle, out=out)
+
+    def layout() -> None:
+        left["layout"] = buffer.get_dispatch_layout(ids, 2)
+
+    def dispatch() -> None:
+        ranks, _, experts, there, _ = left["layout"]
+        left["rows"], _, _, _, left["handle"], _ = buffer.dispatch(x, None, ranks, None, there, experts, ids, weights)
+
+    left["y"] = torch.zeros((2, 4, 128), dtype=torch.bfloat16)
+    cases: Any = [
+        ("pair", low_latency, 82, 52),
+        ("pair, FP8", lambda: low_latency(True), 86, 57),
+        ("get_dispatch_layout", layout, 13, 17),
+        ("dispatch", dispatch, 150, 156),
+        ("dispatch, handle", lambda: buffer.dispatch(x, handle=left["handle"]), 68, 42),
+        ("combine", lambda: buffer.combine(left["rows"], left["handle"]), 48, 32),
+    ]
+    for name, call, most, most_compiled in cases:
+        for _ in range(3):
+            call()
+        found = counted(call)
+        assert found["call"] <= most and found["c_call"] <= most_compiled, (name, found)
 
 
 def test_settings() -> None:

@@ -136,9 +136,9 @@ class Buffer:
         """(num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank, event)."""
         check_events(previous_event, async_finish, allocate_on_comm_stream)
         streams = self._there().streams(topk_idx.device)
-        with streams.call(previous_event, async_finish) as stream:
+        with streams.call(previous_event, async_finish) as call:
             found = self._normal.layout(topk_idx, num_experts)
-        return (*found, streams.finish(stream, async_finish, (topk_idx,), found))
+        return (*found, call.finish((topk_idx,), found))
 
     def dispatch(
         self,
@@ -165,7 +165,7 @@ class Buffer:
         sms = self.num_sms if config is None else config.num_sms
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise InvalidError("topk_idx and topk_weights: rows go where handle's went")
-        with streams.call(previous_event, async_finish) as stream:
+        with streams.call(previous_event, async_finish) as call:
             if handle is not None:
                 again = self._normal.dispatch_again(x, handle, sms)
                 found: Tuple[Any, ...] = (again, None, None, None, None)
@@ -182,11 +182,9 @@ class Buffer:
                     sms,
                 )
         taken = found[0] if isinstance(found[0], tuple) else (found[0],)
-        event = streams.finish(
-            stream,
-            async_finish,
+        event = call.finish(
             (*rows, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights),
-            (*taken, found[1], found[2]) if found[4] is None else (*taken, found[1], found[2], found[4][0], found[4][3], found[4][1].ids),
+            (*taken, found[1], found[2]) if found[4] is None else (*taken, found[1], found[2], *found[4].tensors()),
         )
         return found[0], found[1], found[2], found[3], found[4], event
 
@@ -208,9 +206,9 @@ class Buffer:
             raise InvalidError(f"bias is a tuple of {len(biases)}; one or two are possible")
         biases = tuple(one for one in biases if one is not None)
         streams = self._there().streams(x.device)
-        with streams.call(previous_event, async_finish) as stream:
+        with streams.call(previous_event, async_finish) as call:
             out, weights = self._normal.combine(x, handle, topk_weights, biases, self.num_sms if config is None else config.num_sms)
-        return out, weights, streams.finish(stream, async_finish, (x, topk_weights, *biases), (out, weights))
+        return out, weights, call.finish((x, topk_weights, *biases), (out, weights))
 
     def internode_dispatch(
         self,
@@ -279,7 +277,7 @@ class Buffer:
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise InvalidError("use_ue8m0 takes use_fp8 and round_scale")
         scale = Scale.NONE if not use_fp8 else Scale.UE8M0 if round_scale else Scale.FP32
-        with streams.call(None, async_finish) as stream:
+        with streams.call(None, async_finish) as call:
             recv_x, counts, handle, hook = self._low_latency.dispatch(
                 x,
                 topk_idx,
@@ -293,8 +291,8 @@ class Buffer:
             )
         taken = recv_x if isinstance(recv_x, tuple) else (recv_x,)
         inputs = (x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
-        event = streams.finish(stream, async_finish, inputs, (*taken, counts))
-        return recv_x, counts, handle, event, None if hook is None else self._later(streams, stream, hook)
+        event = call.finish(inputs, (*taken, counts))
+        return recv_x, counts, handle, event, None if hook is None else self._later(streams, call.stream, hook)
 
     def low_latency_combine(
         self,
@@ -314,10 +312,10 @@ class Buffer:
         self._check_hook(async_finish, return_recv_hook)
         if combine_wait_recv_cost_stats is not None:
             raise UnsupportedError("combine_wait_recv_cost_stats: for which rank a combine waits is not measured")
-        with streams.call(None, async_finish) as stream:
+        with streams.call(None, async_finish) as call:
             found, hook = self._low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
-        event = streams.finish(stream, async_finish, (x, topk_idx, topk_weights, out), (found,))
-        return found, event, None if hook is None else self._later(streams, stream, hook)
+        event = call.finish((x, topk_idx, topk_weights, out), (found,))
+        return found, event, None if hook is None else self._later(streams, call.stream, hook)
 
     def _check_hook(self, async_finish: bool, return_recv_hook: bool) -> None:
         if async_finish and return_recv_hook:

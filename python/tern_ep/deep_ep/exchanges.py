@@ -73,7 +73,11 @@ def check(name: str, tensor: Any, shape: Tuple[Optional[int], ...], *dtypes: Any
     if not isinstance(tensor, torch.Tensor):
         raise InvalidError(f"{name} is {type(tensor).__name__}; it has to be a tensor")
     have = tensor.shape
-    right = have == shape or (len(have) == len(shape) and all(want is None or want == n for want, n in zip(shape, have)))
+    right = have == shape
+    if not right and None in shape and len(have) == len(shape):
+        right = True
+        for want, n in zip(shape, have):
+            right = right and (want is None or want == n)
     if not right or tensor.dtype not in dtypes or not tensor.is_contiguous():
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
         how = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"

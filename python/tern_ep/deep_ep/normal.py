@@ -10,9 +10,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
-from typing import Any, Callable, Deque, Dict, List, MutableMapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Tuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..arrays import Dtype
@@ -95,6 +96,35 @@ class Route:
         self._ended.extend(self.others.values())
 
 
+class Handle(Tuple[Any, ...]):
+    """As V1's six entries: (rank_prefix_matrix, the route, the same, recv_src_idx, is_token_in_rank, None). The first is made when it is
+    looked at: it is on the host, and the way to a device waits for that."""
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        if isinstance(at, slice):
+            return tuple(one() if isinstance(one, _Later) else one for one in found)
+        return found() if isinstance(found, _Later) else found
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def tensors(self) -> Tuple[Any, ...]:
+        """Those that the call has made."""
+        prefix = super().__getitem__(0)
+        return (None if isinstance(prefix, _Later) else prefix, self[3], self[1].ids)
+
+
+class _Later:
+    def __init__(self, make: Callable[[], Any]):
+        self._make, self._made = make, None
+
+    def __call__(self) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
 class Sizes(NamedTuple):
     """What ranks know before a dispatch."""
 
@@ -127,16 +157,29 @@ class Normal:
         ids = check("topk_idx", topk_idx, (None, None), torch.int64)
         if nr_experts <= 0 or nr_experts % self._nr_ranks:
             raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {self._nr_ranks} ranks")
-        known = (ids >= 0) & (ids < nr_experts)
-        if ids.device.type == "cpu" and not bool((known | (ids == -1)).all()):
+        nr, nr_ranks, device = ids.shape[0], self._nr_ranks, ids.device
+        if device.type == "cpu" and ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < nr_experts:
             raise InvalidError(f"topk_idx is from {int(ids.min())} to {int(ids.max())}; num_experts is {nr_experts}, and -1 is none")
-        here = torch.where(known, ids, nr_experts)
-        chosen = torch.zeros((len(ids), nr_experts + 1), dtype=torch.bool, device=ids.device).scatter_(1, here, True)[:, :nr_experts]
-        in_rank = chosen.unflatten(1, (self._nr_ranks, nr_experts // self._nr_ranks)).any(2)
+        # Each operation is a launch on a GPU: what is no expert becomes -1, and that the last column.
+        here = ids.clamp(-1, nr_experts) % (nr_experts + 1)
+        chosen = torch.zeros((nr, nr_experts + 1), dtype=torch.bool, device=device).scatter_(1, here, True)[:, :nr_experts]
+        in_rank = chosen.view(nr, nr_ranks, nr_experts // nr_ranks).any(2) if nr_ranks > 1 else chosen.any(1, keepdim=True)
+        counts = ids.new_empty(nr_ranks + nr_experts, dtype=torch.int32)
+        by_rank, by_expert = counts[:nr_ranks], counts[nr_ranks:]
+        torch.sum(in_rank, 0, dtype=torch.int32, out=by_rank)
+        torch.sum(chosen, 0, dtype=torch.int32, out=by_expert)
         by_node = None
-        if self._nr_ranks > 8 and self._nr_ranks % 8 == 0:
-            by_node = in_rank.unflatten(1, (self._nr_ranks // 8, 8)).any(2).sum(0, dtype=torch.int32)
-        return in_rank.sum(0, dtype=torch.int32), by_node, chosen.sum(0, dtype=torch.int32), in_rank
+        if nr_ranks > 8 and nr_ranks % 8 == 0:
+            by_node = in_rank.unflatten(1, (nr_ranks // 8, 8)).any(2).sum(0, dtype=torch.int32)
+        return by_rank, by_node, by_expert, in_rank
+
+    @staticmethod
+    def _on_host(by_rank: Any, by_expert: Any) -> npt.NDArray[np.int32]:
+        """Both in one piece: as the layout has them, or put together."""
+        nr_ranks = by_rank.shape[0]
+        if by_expert.data_ptr() == by_rank.data_ptr() + 4 * nr_ranks and by_expert.untyped_storage().data_ptr() == by_rank.untyped_storage().data_ptr():
+            return by_rank.as_strided((nr_ranks + by_expert.shape[0],), (1,)).cpu().numpy()
+        return torch.cat((by_rank, by_expert)).cpu().numpy()
 
     def _sizes(self, rows: Rows, by_rank: Any, by_expert: Any, alignment: int, worst: int) -> Sizes:
         nr, nr_ranks = rows.x.shape[0], self._nr_ranks
@@ -147,7 +190,7 @@ class Normal:
             return Sizes(most, worst, worst, [], None)
         if capturing(device_of(rows.x) != Device.CPU):
             raise StateError("num_worst_tokens: without it ranks tell each other their sizes, which no graph can hold")
-        mine = torch.cat((by_rank, by_expert)).cpu().numpy()
+        mine = self._on_host(by_rank, by_expert)
         told = self._exchanges.board.gather(np.concatenate((np.array([nr], np.int32), mine)))
         prefix = told[:, 1 : 1 + nr_ranks].cumsum(0, dtype=np.int32)
         nr_local = by_expert.shape[0] // nr_ranks
@@ -273,11 +316,19 @@ class Normal:
         recv_ids = recv_weights = None
         if topk:
             recv_ids = wide if worst else received.topk_ids[:extent].to(torch.int64)
-            recv_weights = weights.new_zeros((sizes.nr_rows, topk))
-            if extent:
+            if extent == sizes.nr_rows:
+                recv_weights = received.topk_weights[:extent].clone()
+            else:
+                recv_weights = weights.new_zeros((sizes.nr_rows, topk))
                 recv_weights[:extent].copy_(received.topk_weights[:extent])
         device = ids.device
-        handle = (self._prefix(sizes, received, device), route, route, self._sources(moe, received, sizes.nr_rows, device), in_rank, None)
+        prefix: Any = None
+        if sizes.prefix is None:
+            prefix = self._column(received, device)
+        else:
+            told = torch.from_numpy(sizes.prefix)
+            prefix = told if device.type == "cpu" else _Later(lambda: told.to(device))
+        handle = Handle((prefix, route, route, self._sources(moe, received, sizes.nr_rows, device), in_rank, None))
         return taken.given(), recv_ids, recv_weights, sizes.by_expert, handle
 
     def _agree(self, ids: Any, by_rank: Any, in_rank: Any, by_expert: Any) -> None:
@@ -291,20 +342,19 @@ class Normal:
             if not torch.equal(given, counted):
                 raise InvalidError(f"{name} is not of topk_idx: get_dispatch_layout gives it")
 
-    def _prefix(self, sizes: Sizes, received: Any, device: Any) -> Any:
-        """rank_prefix_matrix. Of worst sizes this rank knows what it received: its own column."""
-        if sizes.prefix is not None:
-            return torch.from_numpy(sizes.prefix).to(device, non_blocking=True)
+    def _column(self, received: Any, device: Any) -> Any:
+        """rank_prefix_matrix of worst sizes: this rank knows what it received, its own column."""
         matrix = torch.full((self._nr_ranks, self._nr_ranks), -1, dtype=torch.int32, device=device)
         matrix[:, self._rank] = received.counts.cumsum(0)
         return matrix
 
     def _sources(self, moe: Exchange, received: Any, nr_rows: int, device: Any) -> Any:
         """recv_src_idx: the number of each row's token on its rank."""
+        extent, rows = moe._slots[0].extent, received.rows
+        if moe.on_device and extent == nr_rows:
+            return rows[:extent, 1].clone(memory_format=torch.contiguous_format)
         found = torch.empty(nr_rows, dtype=torch.int32, device=device)
-        extent = moe._slots[0].extent
         if extent:
-            rows = received.rows
             tokens = rows[:extent, 1] if moe.on_device else torch.from_numpy(np.ascontiguousarray(rows["token"][:extent]))
             found[:extent].copy_(tokens)
         return found

@@ -8,8 +8,7 @@ waited for there, and replays are in the order of the caller's streams.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 
@@ -36,70 +35,104 @@ def check_capture(on_device: bool, begun_in_graph: bool) -> None:
         raise StateError("a round that was dispatched inside a captured graph is ended outside of it, or the other way round: combine it where it was dispatched")
 
 
-class OnCpu:
-    """Calls have ended when they return."""
+class Call:
+    """What runs inside belongs to one call, of which `finish` makes the event. On the CPU it has ended then."""
 
+    __slots__ = ("stream", "_apart")
+
+    def __init__(self, stream: Any, apart: bool):
+        self.stream, self._apart = stream, apart
+
+    def __enter__(self) -> "Call":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def finish(self, inputs: Tensors, outputs: Tensors) -> EventOverlap:
+        return EventOverlap(EventHandle() if self._apart else None)
+
+
+class OnCpu:
     comm: Any = None
 
-    @property
-    def capturing(self) -> bool:
-        return False
-
-    def current(self) -> Any:
-        return None
-
-    @contextlib.contextmanager
-    def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Iterator[Any]:
-        yield None
-
-    def finish(self, stream: Any, apart: bool, inputs: Tensors, outputs: Tensors) -> EventOverlap:
-        return EventOverlap(EventHandle() if apart else None)
+    def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
+        return Call(None, apart)
 
 
-class OnCuda(OnCpu):
-    def __init__(self, device: Any):
-        self.comm = torch.cuda.Stream(device, priority=-1)
-        self._last: Any = None
-        self._done = torch.cuda.Event()
+class CallOnCuda(Call):
+    __slots__ = ("_on", "_current", "_captured")
 
-    @property
-    def capturing(self) -> bool:
-        return capturing(True)
+    def __init__(self, on: "OnCuda", stream: Any, current: Any, apart: bool, captured: bool):
+        self.stream, self._apart = stream, apart
+        self._on, self._current, self._captured = on, current, captured
 
-    def current(self) -> Any:
-        return torch.cuda.current_stream()
+    def __enter__(self) -> Call:
+        if self.stream is not self._current:
+            torch.cuda.set_stream(self.stream)
+        return self
 
-    @contextlib.contextmanager
-    def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Iterator[Any]:
-        """Work goes to the stream, whatever the current one does; else apart from the current one, or to that."""
-        capturing, current = self.capturing, self.current()
-        if stream is None:
-            stream = self.comm if apart and not capturing else current
-            event: Optional[EventHandle] = getattr(previous_event, "event", None)
-            if event is not None and event.event is not None:
-                stream.wait_event(event.event)
-            elif stream != current:
-                stream.wait_stream(current)
-        if not capturing and self._last is not None and self._last != stream:
-            stream.wait_event(self._done)
-        with torch.cuda.stream(stream):
-            yield stream
-        if capturing:
-            self._last = None
-        else:
-            self._done.record(stream)
-            self._last = stream
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not self._current:
+            torch.cuda.set_stream(self._current)
+        self._on.leave(self.stream, self._captured)
 
-    def finish(self, stream: Any, apart: bool, inputs: Tensors, outputs: Tensors) -> EventOverlap:
+    def finish(self, inputs: Tensors, outputs: Tensors) -> EventOverlap:
         """Memory of one stream that another uses is not given to others before that one has got so far."""
-        current = self.current()
-        if stream != current:
+        stream, current = self.stream, self._current
+        if stream is not current:
             for tensor in inputs:
                 if tensor is not None:
                     tensor.record_stream(stream)
             for tensor in outputs:
                 if tensor is not None:
                     tensor.record_stream(current)
-        if apart:
+        if self._apart:
             return EventOverlap(EventHandle(stream), tuple(inputs) + tuple(outputs))
         return EventOverlap()
+
+
+class OnCuda(OnCpu):
+    """torch.cuda's current_stream and stream look at the environment on each call, which takes longer than the rest of a call: the
+    current stream is known by its address, and none is made current that is."""
+
+    def __init__(self, device: Any):
+        self._index = device.index
+        self.comm = torch.cuda.Stream(device, priority=-1)
+        self._known: Any = (None, None)
+        self._last: Any = None
+        self._done = torch.cuda.Event()
+
+    def _current(self) -> Any:
+        if torch._C._cuda_getDevice() != self._index:
+            raise InvalidError(f"tensors are in the memory of CUDA device {self._index}, which is not the current device")
+        address = torch._C._cuda_getCurrentRawStream(self._index)
+        known, current = self._known
+        if address != known:
+            current = torch.cuda.current_stream(self._index)
+            self._known = address, self.comm if current == self.comm else current
+        return self._known[1]
+
+    def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
+        """Work goes to the stream, whatever the current one does; else apart from the current one, or to that."""
+        current, captured = self._current(), capturing(True)
+        if stream is None:
+            stream = self.comm if apart and not captured else current
+            event: Optional[EventHandle] = getattr(previous_event, "event", None)
+            if event is not None and event.event is not None:
+                stream.wait_event(event.event)
+            elif stream is not current:
+                stream.wait_stream(current)
+        elif stream == current:
+            stream = current
+        last = self._last
+        if not captured and last is not None and last is not stream and last != stream:
+            stream.wait_event(self._done)
+        return CallOnCuda(self, stream, current, apart, captured)
+
+    def leave(self, stream: Any, captured: bool) -> None:
+        if captured:
+            self._last = None
+        else:
+            self._done.record(stream)
+            self._last = stream

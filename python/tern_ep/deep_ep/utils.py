@@ -12,6 +12,11 @@ from ..errors import StateError
 __all__ = ["EventHandle", "EventOverlap"]
 
 
+def _current() -> Any:
+    """torch.cuda.current_stream() looks at the environment first if it is not told the device."""
+    return torch.cuda.current_stream(torch.cuda.current_device())
+
+
 class EventHandle:
     """A point of a CUDA stream, of the current one by default. Where CUDA is not in use calls have ended when they return, and
     nothing is waited for."""
@@ -20,11 +25,11 @@ class EventHandle:
         self.event: Any = None
         if torch.cuda.is_initialized():
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream() if stream is None else stream)
+            self.event.record(_current() if stream is None else stream)
 
     def current_stream_wait(self) -> None:
         if self.event is not None:
-            torch.cuda.current_stream().wait_event(self.event)
+            _current().wait_event(self.event)
 
 
 class EventOverlap:
