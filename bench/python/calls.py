@@ -22,6 +22,7 @@ from tern_ep._abi import tern_received
 from tern_ep.bench import PRESETS
 
 BATCH = 20  # pairs between two waits for a GPU
+TURNS = 8  # of all figures, one after the other, as machines have slow moments
 
 
 class Case:
@@ -71,16 +72,16 @@ class Case:
         return calls
 
 
-def median(function: Callable[[], None], rounds: int, wait: Callable[[], None]) -> float:
-    """Of batches, as a GPU is waited for between them."""
+def batches(function: Callable[[], None], rounds: int, wait: Callable[[], None]) -> List[float]:
+    """Times of a call, as means of batches: a GPU is waited for between them."""
     took = []
-    for _ in range(max(rounds // BATCH, 10)):
+    for _ in range(max(rounds // BATCH, 2)):
         begun = time.perf_counter_ns()
         for _ in range(BATCH):
             function()
         took.append((time.perf_counter_ns() - begun) / BATCH / 1000)
         wait()
-    return sorted(took)[len(took) // 2]
+    return took
 
 
 def measure(case: Case, rounds: int, wait: Callable[[], None]) -> Dict[str, float]:
@@ -89,11 +90,7 @@ def measure(case: Case, rounds: int, wait: Callable[[], None]) -> Dict[str, floa
     for _ in range(200):
         case.pair()
     wait()
-    found = {
-        "c_calls": median(case.c_calls(), rounds, wait),
-        "pair": median(case.pair, rounds, wait),
-        "new arrays": median(lambda: case.new_arrays(copies[next(turn) % 7]), rounds, wait),
-    }
+    functions = {"c_calls": case.c_calls(), "pair": case.pair, "new arrays": lambda: case.new_arrays(copies[next(turn) % 7])}
     if case.moe.kind.fast is not np.ndarray:
         import torch
 
@@ -104,11 +101,15 @@ def measure(case: Case, rounds: int, wait: Callable[[], None]) -> Dict[str, floa
         def operators() -> None:
             ops.combine(ops.dispatch(*case.given).x, 1)
 
-        with torch.no_grad():
-            for _ in range(100):
-                operators()
-            found["operators"] = median(operators, rounds, wait)
-    return found
+        for _ in range(100):
+            operators()
+        functions["operators"] = operators
+    took: Dict[str, List[float]] = {name: [] for name in functions}
+    for _ in range(TURNS):
+        for name, function in functions.items():
+            case.pair()  # the slot's arguments are those of the arrays that c_calls has
+            took[name] += batches(function, rounds // TURNS, wait)
+    return {name: sorted(times)[len(times) // 2] for name, times in took.items()}
 
 
 def main() -> None:
@@ -124,6 +125,7 @@ def main() -> None:
     try:
         import torch
 
+        torch.set_grad_enabled(False)
         wait = torch.cuda.synchronize if cuda else wait
         kinds = ["torch"] if cuda else ["numpy", "torch"]
     except ModuleNotFoundError:

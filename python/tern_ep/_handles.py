@@ -16,6 +16,18 @@ from ._library import library
 from .errors import StateError
 
 
+_process = os.getpid()
+"""This one; asking the system on every call would be a system call on every call."""
+
+
+def _forked() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def _end(destroy: Any, pointer: int, pid: int, held: Any) -> None:
     if os.getpid() == pid:
         destroy(pointer)
@@ -33,12 +45,12 @@ class Handle:
     @property
     def here(self) -> bool:
         """Whether this is the process that made it."""
-        return os.getpid() == self._pid
+        return self._pid == _process
 
     @property
     def pointer(self) -> int:
-        if os.getpid() != self._pid:
-            raise StateError(f"made by process {self._pid}, and used in {os.getpid()}: after a fork the child has to make its own")
+        if self._pid != _process:
+            raise StateError(f"made by process {self._pid}, and used in {_process}: after a fork the child has to make its own")
         return self._pointer
 
 
@@ -46,4 +58,4 @@ def opened(handle: Optional[Handle], what: str) -> int:
     """The pointer of a handle that its object still has."""
     if handle is None:
         raise StateError(f"{what} is closed")
-    return handle.pointer
+    return handle._pointer if handle._pid == _process else handle.pointer

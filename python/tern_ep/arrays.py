@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import enum
 import functools
+import enum
 import math
 import operator
 import sys
@@ -390,7 +390,7 @@ class Torch(Numpy):
         return self._torch.inference_mode(False)
 
     def head(self, array: Any, nr: int) -> Any:
-        return array.narrow(0, 0, nr)
+        return array.detach() if array.shape[0] == nr else array[:nr]
 
     def integers(self, item_bytes: int) -> str:
         return "int32" if item_bytes == 4 else "int64"
@@ -421,6 +421,8 @@ class TorchCuda(Torch):
         if not self._torch.cuda.is_available():
             raise UnsupportedError("device is CUDA, and torch sees no CUDA device")
         self.device = self._torch.device("cuda", self._torch.cuda.current_device())
+        self.stream: Callable[[], int] = functools.partial(self._torch._C._cuda_getCurrentRawStream, self.device.index)
+        """The stream that is current for the calling thread."""
 
     def show(self, address: Optional[int], shape: Tuple[int, ...], dtype: Any, owner: Any, read_only: bool) -> Any:
         kind = np.dtype(dtype)
@@ -436,10 +438,6 @@ class TorchCuda(Torch):
 
     def capturing(self) -> bool:
         return bool(self._torch.cuda.is_current_stream_capturing())
-
-    def stream(self) -> int:
-        """The stream that is current for the calling thread."""
-        return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))
 
 
 KINDS = {"numpy": Numpy, "ml_dtypes": MlDtypes, "torch": Torch}
