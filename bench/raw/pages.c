@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern-raw-pages: the pages of a KV cache by libfabric's own writes and nothing else, to hold the
- * engine against: `tern run -n 2 -- tern-raw-pages PAGES PAGE_BYTES ROUNDS`. In a round rank 0
- * writes all pages from where they lie to where they belong, the last of them with an immediate;
- * rank 1 answers with an immediate of its own when it has come. The endpoint, its provider and its
- * device are opened like the engine's. Prints the median round as JSON. */
+ * engine against: `tern run -n 2 -- tern-raw-pages PAGES PAGE_BYTES ROUNDS AHEAD`. In a round rank
+ * 0 writes all pages from where they lie to where they belong, the last of them with an immediate;
+ * rank 1 answers with an immediate of its own when it has come. AHEAD rounds are under way at a
+ * time. The endpoint, its provider and its device are opened like the engine's. Prints the rate of
+ * all rounds but the first ones, from one answer to the last, as JSON. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -182,17 +183,22 @@ static int write_to_peer(
 	return rc ? ofi_fail(o, rc, "raw pages: writing") : 0;
 }
 
-static int run_round(struct pages *p, uint32_t round)
+/* Rank 0's, which has come as far as this many answers. */
+static int send_round(struct pages *p, uint32_t answers)
 {
 	int rc = 0;
 
-	for (uint32_t i = 0; i < p->nr && !p->rank && !rc; i++)
+	for (uint32_t i = 0; i < p->nr && !rc; i++)
 		rc = write_to_peer(p, from_page(p, i) * p->page_bytes,
 			to_page(p, i) * p->page_bytes, p->page_bytes, i == p->nr - 1);
-	rc = rc ? rc : until(p, &p->nr_arrived, round);
-	if (!rc && p->rank)
-		rc = write_to_peer(p, 0, 0, 8, true);
-	return rc ? rc : until(p, &p->nr_ended, p->nr_posted);
+	return rc ? rc : until(p, &p->nr_arrived, answers);
+}
+
+static int answer_round(struct pages *p, uint32_t round)
+{
+	int rc = until(p, &p->nr_arrived, round);
+
+	return rc ? rc : write_to_peer(p, 0, 0, 8, true);
 }
 
 /* What rank 1 answers with lands in a page of rank 0 that was sent already: it is written again. */
@@ -207,37 +213,37 @@ static uint64_t nr_wrong(const struct pages *p)
 	return wrong;
 }
 
-static int by_size(const void *a, const void *b)
+/* The time from the answer to the WARM-th round to that of the last one. */
+static int run_rounds(struct pages *p, uint32_t nr_rounds, uint32_t ahead, uint64_t *took_ns)
 {
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	uint32_t nr = nr_rounds + WARM;
+	uint64_t from = 0;
+	int rc = 0;
 
-	return (x > y) - (x < y);
+	for (uint32_t i = 1; i <= nr && !rc; i++) {
+		rc = p->rank ? answer_round(p, i) : send_round(p, i >= ahead ? i + 1 - ahead : 0);
+		if (!from && p->nr_arrived >= WARM)
+			from = clock_ns();
+	}
+	rc = rc ? rc : until(p, &p->nr_arrived, nr);
+	*took_ns = clock_ns() - from;
+	return rc ? rc : until(p, &p->nr_ended, p->nr_posted);
 }
 
-static int measure(struct pages *p, uint32_t nr_rounds)
+static int measure(struct pages *p, uint32_t nr_rounds, uint32_t ahead)
 {
-	uint64_t *took = calloc(nr_rounds, sizeof(*took)), from;
 	uint8_t here = 0, both[2];
-	int rc = took ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u rounds", nr_rounds);
+	uint64_t took;
+	int rc = run_rounds(p, nr_rounds, ahead, &took);
 
-	for (uint32_t i = 0; i < nr_rounds + WARM && !rc; i++) {
-		from = clock_ns();
-		rc = run_round(p, i + 1);
-		if (i >= WARM)
-			took[i - WARM] = clock_ns() - from;
-	}
 	rc = rc ? rc : group_allgather(p->group, &here, both, 1);
 	if (!rc && p->rank && nr_wrong(p))
 		rc = fail(TERN_ERR_PROTOCOL, "raw pages: %llu words are wrong",
 			(unsigned long long)nr_wrong(p));
-	if (!rc && !p->rank) {
-		qsort(took, nr_rounds, sizeof(*took), by_size);
-		printf("{\"pages\": %u, \"page_bytes\": %llu, \"p50_us\": %.1f, \"gb_s\": %.3f}\n",
-			p->nr, (unsigned long long)p->page_bytes,
-			(double)took[nr_rounds / 2] / 1000,
-			(double)p->bytes / (double)took[nr_rounds / 2]);
-	}
-	free(took);
+	if (!rc && !p->rank)
+		printf("{\"pages\": %u, \"page_bytes\": %llu, \"ahead\": %u, \"gb_s\": %.3f}\n",
+			p->nr, (unsigned long long)p->page_bytes, ahead,
+			(double)p->bytes * nr_rounds / (double)took);
 	return rc;
 }
 
@@ -246,7 +252,7 @@ int main(int argc, char **argv)
 	struct tern_group_config config;
 	struct pages p = {.nr = argc > 1 ? (uint32_t)atoi(argv[1]) : 512,
 		.page_bytes = argc > 2 ? (uint64_t)atoi(argv[2]) : 16384};
-	int rounds = argc > 3 ? atoi(argv[3]) : 50, rc;
+	int rounds = argc > 3 ? atoi(argv[3]) : 50, ahead = argc > 4 ? atoi(argv[4]) : 4, rc;
 
 	tern_group_config_init(&config);
 	config.transport = "ofi:tcp;ofi_rxm";
@@ -254,16 +260,17 @@ int main(int argc, char **argv)
 	rc = tern_boot_env(&config.boot);
 	rc = rc ? rc : tern_group_create(&config, &p.group);
 	if (!rc && (p.group->nr_ranks != 2 || !p.nr || p.page_bytes < 8 || p.page_bytes % 8 ||
-			   p.page_bytes > 1u << 24 || rounds < 1))
+			   p.page_bytes > 1u << 24 || rounds < 1 || ahead < 1 || ahead > 1024))
 		rc = fail(TERN_ERR_INVALID,
-			"two ranks, PAGES, PAGE_BYTES in multiples of 8 and ROUNDS are needed");
+			"two ranks, PAGES, PAGE_BYTES in multiples of 8, ROUNDS and AHEAD are "
+			"needed");
 	if (!rc) {
 		p.rank = (uint32_t)p.group->rank;
 		p.bytes = p.nr * p.page_bytes;
 		rc = meet(&p);
 	}
 	rc = rc ? rc : greet(&p);
-	rc = rc ? rc : measure(&p, (uint32_t)rounds);
+	rc = rc ? rc : measure(&p, (uint32_t)rounds, (uint32_t)ahead);
 	if (rc)
 		fprintf(stderr, "tern-raw-pages: %s\n", tern_last_error());
 	if (p.transport)

@@ -155,7 +155,7 @@ static bool poll_nic(tern_engine *engine, struct nic *nic)
 			network_lost(engine, nic->network, nr);
 		for (int e = 0; e < nr; e++)
 			handle(engine, &events[e]);
-		any = any || nr > 0;
+		any = any || nr > 0 || nic->transport->moved;
 		if (nr < EVENTS_PER_POLL)
 			break;
 	}

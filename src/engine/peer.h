@@ -32,7 +32,8 @@ struct engine_peer {
 	uint32_t message_credits;
 	uint64_t heard_ns, told_ns, progress_ns;
 	struct engine_traffic posted;
-	uint64_t roused_ns;                             /* when it was last told that more comes */
+	uint64_t roused_ns, roused_bytes; /* when it was last told that more comes, and of
+					     what was posted until then */
 	bool said_goodbye, goodbye_sent, knows_goodbye; /* it leaves; it was told that this rank
 							   does; it has answered */
 	uint64_t suspect_ns; /* when it was first seen gone; 0: it was not */

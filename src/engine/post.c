@@ -31,6 +31,7 @@
 #define POSTS_PER_TURN 1
 #define POSTS_ALONE 16 /* in a step, to the only peer that has any: no poll between two of them */
 #define PAGE 4096
+#define ROUSE_BYTES (2u << 20)
 
 /* ---- the next write of a request ------------------------------------------------------------ */
 
@@ -216,16 +217,21 @@ static void advance(struct request *request, const struct transport_write *write
 		request->flags &= (uint8_t)~REQUEST_IMMEDIATE;
 }
 
-/* More writes wait to be posted to a peer that would sleep between two of them. */
+/* More writes wait to be posted to a peer that would sleep between two of them. It hears of them in
+ * the order of the writes, so there is word among so many bytes, too: one that slept has to take
+ * them in slices before it hears the next. */
 static void rouse(tern_engine *engine, uint32_t number)
 {
 	struct engine_peer *peer = &engine->peers[number];
 
 	if (!(peer->network->caps & TRANSPORT_TARGET_POLLS) || peer->writes.first == NONE ||
-		(peer->roused_ns && engine->now_ns - peer->roused_ns < AWAKE_NS / 4))
+		(peer->roused_ns && engine->now_ns - peer->roused_ns < AWAKE_NS / 4 &&
+			peer->posted.bytes - peer->roused_bytes < ROUSE_BYTES))
 		return;
-	if (message_control(engine, number, MESSAGE_MORE))
+	if (message_control(engine, number, MESSAGE_MORE)) {
 		peer->roused_ns = engine->now_ns;
+		peer->roused_bytes = peer->posted.bytes;
+	}
 	stay_awake(engine);
 }
 

@@ -160,6 +160,8 @@ struct transport_ops {
 /* Begins with its ops: transports put this first in their own struct. */
 struct transport {
 	const struct transport_ops *ops;
+	bool moved; /* set by poll: it got on with what makes no event, such as unsignalled writes
+		     */
 };
 
 extern const struct transport_ops transport_shm;

@@ -247,6 +247,7 @@ static int read_queue(struct ofi *o, struct transport_event *events, int max, bo
 	int nr = 0;
 
 	*more = got > 0 || got == -FI_EAVAIL;
+	o->base.moved = o->base.moved || got > 0;
 	if (got == -FI_EAVAIL)
 		return take_failure(o, events);
 	if (got < 0)
@@ -264,6 +265,7 @@ int ofi_poll(struct transport *transport, struct transport_event *events, int ma
 	bool more = true;
 	int nr = 0;
 
+	transport->moved = false;
 	if (o->to_post)
 		ofi_post_receives(o);
 	if (o->nr_greeting)
