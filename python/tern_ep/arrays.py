@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import enum
+import functools
 import math
 import operator
 import sys

@@ -21,6 +21,7 @@ from test_calls import counted  # noqa: E402
 import tern_ep  # noqa: E402
 from tern_ep import deep_ep  # noqa: E402
 from tern_ep._library import library  # noqa: E402
+from tern_ep.deep_ep.streams import OnCuda  # noqa: E402
 from tern_ep.deep_ep.normal import Normal  # noqa: E402
 
 PROGRAM = Path(__file__).with_name("deep_ep_ranks.py")
@@ -161,6 +162,29 @@ def test_calls_on_the_fast_path(buffer: Any) -> None:
             call()
         found = counted(call)
         assert found["call"] <= most and found["c_call"] <= most_compiled, (name, found)
+
+
+def test_streams_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of the current stream is never another thread's."""
+
+    class Raced(OnCuda):
+        @property
+        def _known(self) -> Any:
+            return 2, "another thread's"
+
+        @_known.setter
+        def _known(self, found: Any) -> None:
+            """Another thread comes right after."""
+
+    on = Raced.__new__(Raced)
+    on._index, on.comm = 0, "the shim's"
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: "this one's")
+    assert on._current() == "this one's"
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
+    with pytest.raises(tern_ep.InvalidError, match="device 0, and 1 is the current one"):
+        on._current()
 
 
 def test_settings() -> None:

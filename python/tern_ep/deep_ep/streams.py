@@ -105,13 +105,17 @@ class OnCuda(OnCpu):
 
     def _current(self) -> Any:
         if torch._C._cuda_getDevice() != self._index:
-            raise InvalidError(f"tensors are in the memory of CUDA device {self._index}, which is not the current device")
+            raise InvalidError(
+                f"tensors are in the memory of CUDA device {self._index}, and {torch._C._cuda_getDevice()} is the current one: torch.cuda.set_device before"
+            )
         address = torch._C._cuda_getCurrentRawStream(self._index)
-        known, current = self._known
+        known, current = self._known  # once: another thread, on another stream, may be in here
         if address != known:
             current = torch.cuda.current_stream(self._index)
-            self._known = address, self.comm if current == self.comm else current
-        return self._known[1]
+            if current == self.comm:
+                current = self.comm
+            self._known = address, current
+        return current
 
     def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
         """Work goes to the stream, whatever the current one does; else apart from the current one, or to that."""
