@@ -94,6 +94,10 @@ int group_agree_settings(tern_group *group, const struct setting *settings, int 
 /* True when this rank's process is known to have ended. */
 bool group_has_died(const tern_group *group, uint32_t rank);
 
+/* The group has gone on without the process that had this rank at first; another may have come. Any
+ * thread. */
+bool group_has_lost(const tern_group *group, uint32_t rank);
+
 /* Ends this rank's process, if this one may and knows how. */
 void group_kill(const tern_group *group, uint32_t rank);
 

@@ -115,6 +115,12 @@ bool members_have(const tern_group *group, uint32_t rank)
 	return set_has(&group->members->agreement.mine.view.alive, rank);
 }
 
+bool group_has_lost(const tern_group *group, uint32_t rank)
+{
+	return group->members &&
+	       atomic_load(&group->members->ever_gone[rank / 64]) >> rank % 64 & 1;
+}
+
 bool members_serve(const tern_group *group, uint32_t rank)
 {
 	const struct members *m = group->members;
@@ -361,6 +367,8 @@ static void act(tern_group *group)
 	agreement_act(&m->agreement);
 	gone = set_without(before, &now->alive);
 	joined = set_without(now->alive, &before);
+	for (int i = 0; i < 4; i++)
+		atomic_fetch_or(&m->ever_gone[i], gone.words[i]);
 	m->gone_since = set_either(m->gone_since, &gone);
 	m->joined_since = set_either(m->joined_since, &joined);
 	door_acted(group, now);

@@ -30,7 +30,9 @@ struct members {
 	struct rank_set gone, joined; /* with the last change that the caller was told of */
 	struct rank_set gone_since, joined_since; /* that one: to be told with the next */
 	uint64_t change_ns;
-	_Atomic uint64_t wanted;     /* the highest view that others were told is wanted */
+	_Atomic uint64_t ever_gone[4]; /* who was a member once and went, also where another has
+					  come: any thread */
+	_Atomic uint64_t wanted;       /* the highest view that others were told is wanted */
 	_Atomic uint64_t *forwarded; /* [R] the view in which it has told what it has of ranks that
 					are gone: gather.c */
 	struct member_client *clients;

@@ -166,7 +166,7 @@ static uint32_t source_of(const tern_weight_store *store, struct copy *copy, uin
 		return store->config.load ? store->nr_ranks : WEIGHTS_NOBODY;
 	if (rank == WEIGHTS_NOBODY || rank == store->self || (turn > 1 && rank == copy->first))
 		return WEIGHTS_NOBODY;
-	if (!engine_peer_down(store->engine, rank, &text))
+	if (!store_peer_down(store, rank, &text))
 		return rank;
 	if (turn == 1)
 		note_cause(copy, text);
@@ -384,7 +384,7 @@ static void look_after(tern_weight_store *store, struct slot *slot, uint64_t now
 
 	if (!is_asked(store, slot))
 		return;
-	down = engine_peer_down(store->engine, slot->source, &text);
+	down = store_peer_down(store, slot->source, &text);
 	if (!down && waited_ns < store->config.silence_ms * 1000000ull)
 		return;
 	if (!give_up_ask(store, slot))
@@ -480,7 +480,7 @@ static bool ask_for_pages(tern_weight_store *store, struct copy *copy, uint64_t 
 			any = true;
 			continue;
 		}
-		if (engine_peer_down(store->engine, copy->source, &text))
+		if (store_peer_down(store, copy->source, &text))
 			source_fails(store, copy, copy->source, text);
 		break;
 	}

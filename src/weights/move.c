@@ -268,7 +268,7 @@ static void find_servers(
 	for (uint32_t i = 0; i < nr; i++)
 		for (uint32_t p = 0; p < store->config.nr_physical; p++)
 			if (logical[p] == orders[i].expert &&
-				!engine_peer_down(store->engine, (uint32_t)store->rank_of[p], NULL))
+				!store_peer_down(store, (uint32_t)store->rank_of[p], NULL))
 				orders[i].first = (uint32_t)store->rank_of[p];
 }
 

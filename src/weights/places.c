@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "engine/engine.h"
+#include "engine/inside.h"
+#include "group/group.h"
 #include "weights/store.h"
 #include "weights/sum.h"
 
@@ -59,13 +60,24 @@ const char *place_name(
 	return text;
 }
 
+int store_peer_down(const tern_weight_store *store, uint32_t rank, const char **text)
+{
+	int down = engine_peer_down(store->engine, rank, text);
+
+	if (down || !group_has_lost(store->engine->setup.group, rank))
+		return down;
+	if (text)
+		*text = "the group has gone on without it";
+	return TERN_ERR_PEER_DEAD;
+}
+
 /* Who has gone copies no more. */
 static uint32_t borrower_of(const tern_weight_store *store, const struct weights_place *place)
 {
 	for (uint32_t r = 0; r < store->nr_ranks; r++) {
 		if (!bit_of(place->borrowers, r))
 			continue;
-		if (!engine_peer_down(store->engine, r, NULL))
+		if (!store_peer_down(store, r, NULL))
 			return r;
 		clear_bit(place->borrowers, r);
 	}

@@ -180,6 +180,10 @@ static inline void clear_bit(uint64_t *words, uint32_t bit)
 	words[bit / 64] &= ~(1ull << bit % 64);
 }
 
+/* As engine_peer_down; and a rank that the group has gone on without is not waited for either,
+ * though a network may be slow to notice, and though another has come in its place. */
+int store_peer_down(const tern_weight_store *store, uint32_t rank, const char **text);
+
 /* places.c; under the lock */
 struct weights_place *place_of(const tern_weight_store *store, uint32_t layer, uint32_t physical);
 struct weights_place *first_backup(const tern_weight_store *store);

@@ -25,6 +25,7 @@
 
 static const char *transport;
 static int fate; /* SIGKILL or SIGSTOP */
+static bool at_once;
 
 struct holder {
 	struct rank *rank;
@@ -199,6 +200,44 @@ static void wake_it(struct holder *h)
 		check(h, 2 + (uint32_t)i, VICTIM * 2 + i);
 }
 
+/* It would ask the victim first. */
+static void ask_no_dead(struct holder *h)
+{
+	const int32_t expert = (VICTIM + 1) * 2, to = h->rank->rank * (int32_t)LOCAL + 2;
+	const struct tern_copy copies[] = {{expert, -1, to}, {expert + 1, -1, to + 1}};
+	struct tern_weights_stats before = {.size = sizeof(before)}, after = before;
+	uint64_t ticket;
+	int rc = tern_weights_stats(h->store, &before);
+
+	rc = rc ? rc : tern_weights_move(h->store, 0, copies, 2, &ticket);
+	rc = rc ? rc : tern_weights_wait(h->store, ticket, WAIT, NULL);
+	rc = rc ? rc : tern_weights_stats(h->store, &after);
+	if (rc)
+		rank_fails(h->rank, "expert %d: %d, %s", expert, rc, tern_last_error());
+	check(h, 2, expert);
+	check(h, 3, expert + 1);
+	if (after.sources_left != before.sources_left)
+		rank_fails(h->rank, "a rank was asked that is gone");
+}
+
+/* Whom the view has left out is not asked, also where the network has not noticed yet. */
+static void go_on_at_once(struct holder *h)
+{
+	struct tern_view view = {.size = sizeof(view)};
+
+	if (h->rank->rank == 0)
+		kill(h->pids[VICTIM], SIGKILL);
+	while (!view.number)
+		if (tern_group_view_change(h->rank->group, &view)) {
+			rank_fails(h->rank, "view: %s", tern_last_error());
+			return;
+		}
+	if (h->rank->rank == VICTIM - 1)
+		ask_no_dead(h);
+	if (tern_group_allgather(h->rank->group, "", (char[RANKS]){0}, 1))
+		rank_fails(h->rank, "%s", tern_last_error());
+}
+
 static void body(struct rank *rank)
 {
 	struct holder h = {.rank = rank,
@@ -214,6 +253,8 @@ static void body(struct rank *rank)
 	}
 	if (rank->rank == VICTIM)
 		be_the_victim(&h);
+	else if (at_once)
+		go_on_at_once(&h);
 	else
 		copy_from_victim(&h);
 	if (fate == SIGSTOP && rank->rank != VICTIM &&
@@ -225,7 +266,7 @@ static void body(struct rank *rank)
 		rank->rank == VICTIM
 			? (void)tern_group_allgather(rank->group, "", (char[RANKS]){0}, 1)
 			: wake_it(&h);
-	if (fate == SIGKILL) {
+	if (fate == SIGKILL && !at_once) {
 		use_what_is_held(&h);
 		back_up_again(&h);
 	}
@@ -258,6 +299,15 @@ static void killed(void **state)
 	play("shm", SIGKILL);
 }
 
+/* A network that notices late. */
+static void gone_and_not_asked(void **state)
+{
+	(void)state;
+	at_once = true;
+	play("ofi:tcp;ofi_rxm", SIGKILL);
+	at_once = false;
+}
+
 static void stopped(void **state)
 {
 	(void)state;
@@ -284,6 +334,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(stopped),
 		cmocka_unit_test(killed_over_libfabric),
 		cmocka_unit_test(stopped_over_libfabric),
+		cmocka_unit_test(gone_and_not_asked),
 	};
 
 	if (argc > 1)
