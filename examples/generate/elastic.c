@@ -178,17 +178,19 @@ static void read_told(struct ledger *l)
 	}
 }
 
+static bool told_nothing(const struct told *told)
+{
+	return !(told->members[0] | told->members[1] | told->members[2] | told->members[3]);
+}
+
 /* In the eyes of all that have told: these may be in different views yet, but what they told is the
  * same to all. */
 static bool is_left(const struct ledger *l, uint32_t rank)
 {
 	for (uint32_t r = 0; r < l->run->service->nr_ranks; r++) {
 		const struct told *told = told_by(l, r);
-		bool told_nothing = true;
 
-		for (int i = 0; i < 4; i++)
-			told_nothing = told_nothing && !told->members[i];
-		if (!told_nothing && !(told->members[rank / 64] >> rank % 64 & 1))
+		if (!told_nothing(told) && !(told->members[rank / 64] >> rank % 64 & 1))
 			return false;
 	}
 	return true;
@@ -271,12 +273,21 @@ static void copy_state(struct ledger *l, uint8_t *at, bool take)
 	copy_part(at, texts->bytes, nr * texts->nr_tokens, take);
 }
 
-static bool anybody_is_new(const struct ledger *l)
+/* *any: there are some that are new. */
+static int settle(struct ledger *l, bool *any, struct fault *fault)
 {
-	for (uint32_t r = 0; r < l->run->service->nr_ranks; r++)
-		if (told_by(l, r)->is_new)
-			return true;
-	return false;
+	uint64_t told[4] = {0}, is_new[4] = {0};
+
+	*any = false;
+	for (uint32_t r = 0; r < l->run->service->nr_ranks; r++) {
+		const struct told *t = told_by(l, r);
+		uint64_t bit = 1ull << r % 64;
+
+		is_new[r / 64] |= t->is_new ? bit : 0;
+		told[r / 64] |= t->is_new || !told_nothing(t) ? bit : 0;
+		*any = *any || t->is_new;
+	}
+	return moe_tern_told(l->run->moe, told, is_new, fault);
 }
 
 static int take_state(struct ledger *l, uint8_t *all, size_t bytes, struct fault *fault)
@@ -317,9 +328,11 @@ static int tell_state(struct ledger *l, struct fault *fault)
 /* At the end of a step of the others. */
 static int come_in(struct ledger *l, struct fault *fault)
 {
+	bool any;
+
 	l->mine->is_new = 1;
 	if (moe_tern_gather(l->run->moe, l->mine, l->all, l->told_bytes, fault) ||
-		tell_state(l, fault))
+		settle(l, &any, fault) || tell_state(l, fault))
 		return -1;
 	service_clear(l->run->service);
 	l->run->joins = false;
@@ -338,6 +351,8 @@ static bool all_are_whole(const struct ledger *l)
 
 static int run_steps(struct ledger *l, struct fault *fault)
 {
+	bool any_new;
+
 	for (uint32_t i = 0; !all_are_whole(l); i++) {
 		if (read_new(l, fault) || step(l, fault))
 			return -1;
@@ -345,7 +360,8 @@ static int run_steps(struct ledger *l, struct fault *fault)
 		if (moe_tern_gather(l->run->moe, l->mine, l->all, l->told_bytes, fault))
 			return -1;
 		read_told(l);
-		if (hand_over(l, fault) || (anybody_is_new(l) && tell_state(l, fault)))
+		if (hand_over(l, fault) || settle(l, &any_new, fault) ||
+			(any_new && tell_state(l, fault)))
 			return -1;
 		l->run->shown(l->run->ctx, i);
 	}

@@ -175,6 +175,7 @@ struct account { /* of one rank */
 	uint64_t prefill_ns, decode_ns;
 	uint64_t prefill_tokens, decode_tokens;
 	struct tern_stats stats;
+	uint32_t is_there, nr_calls; /* whose durations it has */
 };
 
 static int ascending(const void *a, const void *b)
@@ -207,7 +208,17 @@ static void across_ranks(uint64_t *all, uint32_t nr_ranks, uint32_t nr, const st
 	}
 }
 
-/* Every rank that is left has made nr calls. */
+/* Of the last calls, as many as all have made: who has come later has made fewer. */
+static uint32_t fewest_calls(const struct account *all, uint32_t nr_ranks)
+{
+	uint32_t fewest = UINT32_MAX;
+
+	for (uint32_t r = 0; r < nr_ranks; r++)
+		if (all[r].is_there && all[r].nr_calls < fewest)
+			fewest = all[r].nr_calls;
+	return fewest;
+}
+
 static int gather_latency(tern_group *group, struct moe_tern *moe, const uint64_t *ns, uint32_t nr,
 	struct latency *latency, struct fault *fault)
 {
@@ -247,19 +258,22 @@ int gather_figures(tern_group *group, const struct service *service, struct moe_
 {
 	const struct durations *durations = moe_tern_decode_durations(moe);
 	struct account mine = {service->prefill_ns, service->decode_ns, service->nr_prefilled,
-		service->nr_decoded, {0}};
+		service->nr_decoded, {0}, 1, durations->nr};
 	struct account *all = room_for_all(group, sizeof(mine), fault);
+	uint32_t nr, first;
 	int rc = all ? moe_tern_stats(moe, &mine.stats, fault) : -1;
 
 	rc = rc ? rc : moe_tern_gather(moe, &mine, all, sizeof(mine), fault);
 	*figures = (struct figures){.nr_ranks = service->nr_ranks};
 	for (uint32_t i = 0; !rc && i < service->nr_ranks; i++)
 		add_account(figures, &all[i]);
+	nr = rc ? 0 : fewest_calls(all, service->nr_ranks);
+	first = durations->nr - nr;
 	free(all);
 	rc = rc ? rc
-		: gather_latency(group, moe, durations->dispatch_ns, durations->nr,
-			  &figures->dispatch, fault);
+		: gather_latency(group, moe, durations->dispatch_ns + first, nr, &figures->dispatch,
+			  fault);
 	return rc ? rc
-		  : gather_latency(group, moe, durations->combine_ns, durations->nr,
-			    &figures->combine, fault);
+		  : gather_latency(group, moe, durations->combine_ns + first, nr, &figures->combine,
+			    fault);
 }

@@ -108,9 +108,10 @@ static int load(struct program *p, struct fault *fault)
 		.model = &p->config,
 		.types = p->options.types,
 		.wait_ms = p->options.wait_ms,
+		.elastic = plan->elastic,
 		.joins = p->joins,
 		.nr_copies = p->options.nr_copies};
-	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), nr;
+	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(p->group), nr, nr_places;
 	const int32_t *ids;
 
 	if (config_read(p->options.model, &p->config, fault) ||
@@ -121,10 +122,10 @@ static int load(struct program *p, struct fault *fault)
 	moe.decode_tokens = serve_most_sequences(plan, nr_ranks);
 	if (moe_tern_create(&moe, &p->moe, fault))
 		return -1;
-	ids = moe_tern_experts(p->moe, &nr);
-	if (experts_load(&p->checkpoint, &p->config, ids, nr, &p->experts, fault))
+	ids = moe_tern_experts(p->moe, &nr, &nr_places);
+	if (experts_load(&p->checkpoint, &p->config, ids, nr, nr_places, &p->experts, fault) ||
+		moe_tern_use(p->moe, &moe, &p->checkpoint, &p->experts, fault))
 		return -1;
-	moe_tern_use(p->moe, &p->experts);
 	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks,
 		    &p->service, fault) ||
 		texts_create(plan, &p->texts, fault))
@@ -140,8 +141,8 @@ static void tear_down(struct program *p)
 	trace_destroy(p->trace);
 	texts_destroy(&p->texts);
 	service_destroy(&p->service);
-	experts_destroy(&p->experts);
 	moe_tern_destroy(p->moe);
+	experts_destroy(&p->experts);
 	gpu_close(p->gpu);
 	model_destroy(&p->model);
 	checkpoint_close(&p->checkpoint);
@@ -296,7 +297,8 @@ static int check(struct program *p, enum verdict *verdict, struct fault *fault)
 	struct moe_exchange exchange;
 	struct experts all = {0};
 	struct texts texts = {0};
-	int rc = experts_load(&p->checkpoint, &p->config, NULL, p->config.nr_experts, &all, fault);
+	uint32_t nr = p->config.nr_experts;
+	int rc = experts_load(&p->checkpoint, &p->config, NULL, nr, nr, &all, fault);
 
 	rc = rc ? rc : texts_create(&p->options.plan, &texts, fault);
 	if (!rc) {

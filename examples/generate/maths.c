@@ -27,13 +27,21 @@ static uint32_t nr_panels(const struct matrix *matrix)
 	return (matrix->nr_out + PANEL - 1) / PANEL;
 }
 
+uint64_t matrix_floats(uint32_t nr_out, uint32_t nr_in)
+{
+	return (uint64_t)((nr_out + PANEL - 1) / PANEL) * nr_in * PANEL;
+}
+
+void matrix_lay(struct matrix *matrix, uint32_t nr_out, uint32_t nr_in, float *panels)
+{
+	*matrix = (struct matrix){.nr_out = nr_out, .nr_in = nr_in, .panels = panels};
+}
+
 int matrix_create(struct matrix *matrix, uint32_t nr_out, uint32_t nr_in)
 {
-	size_t bytes;
+	size_t bytes = matrix_floats(nr_out, nr_in) * sizeof(float);
 
-	*matrix = (struct matrix){.nr_out = nr_out, .nr_in = nr_in};
-	bytes = (size_t)nr_panels(matrix) * nr_in * PANEL * sizeof(float);
-	matrix->panels = aligned_alloc(64, bytes);
+	matrix_lay(matrix, nr_out, nr_in, aligned_alloc(64, bytes));
 	if (!matrix->panels)
 		return -1;
 	memset(matrix->panels, 0, bytes);

@@ -21,6 +21,10 @@ struct matrix {
 /* 0, or -1 without memory. Outputs beyond nr_out, up to a full panel, are zero. */
 int matrix_create(struct matrix *matrix, uint32_t nr_out, uint32_t nr_in);
 void matrix_destroy(struct matrix *matrix);
+/* The same in memory of the caller's, which holds zeros or what was set before: matrix_floats of
+ * them. Not to be destroyed. */
+void matrix_lay(struct matrix *matrix, uint32_t nr_out, uint32_t nr_in, float *panels);
+uint64_t matrix_floats(uint32_t nr_out, uint32_t nr_in);
 void matrix_set_row(struct matrix *matrix, uint32_t out, const float *row);
 
 /* y[t][o] = sum over i of x[t][i] * w[o][i], rows dense. */

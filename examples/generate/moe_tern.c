@@ -9,6 +9,7 @@
 struct lane {
 	struct moe_tern *moe;
 	tern_moe *tern;
+	uint32_t version;     /* of its placement */
 	struct buffer x, out; /* [max_tokens][hidden] in the types that Tern takes and gives */
 	struct buffer ids, weights; /* [max_tokens][topk] */
 	struct durations durations; /* kept of decoding */
@@ -18,7 +19,11 @@ struct lane {
 struct moe_tern {
 	tern_group *group;
 	bool elastic;
+	struct homes *homes; /* NULL: experts stay where they are */
 	struct tern_view view;
+	uint64_t serving[4];  /* members that do */
+	uint64_t entering[4]; /* those that have not told anything yet */
+	uint64_t changed[4];  /* since the last gathering began: what they told was another's */
 	struct moe_change *changes;
 	uint32_t nr_changes;
 	struct gpu *gpu; /* NULL: the CPU */
@@ -77,7 +82,7 @@ static struct tern_moe_config lane_config(
 	tern.scale = config->types.dispatch == WIRE_FP8 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
 	tern.combine_dtype = dtype_of(config->types.combine);
 	tern.wait_ms = config->wait_ms;
-	tern.elastic = config->nr_copies > 1;
+	tern.elastic = config->elastic;
 	tern.device = config->gpu ? TERN_DEVICE_CUDA : TERN_DEVICE_CPU;
 	return tern;
 }
@@ -107,10 +112,13 @@ static int create_exchange(
 {
 	int rc;
 
-	if (config->nr_copies > 1 && place_copies(config, &tern->placement))
+	if (lane->moe->homes)
+		tern->placement = homes_placement(lane->moe->homes);
+	else if (config->nr_copies > 1 && place_copies(config, &tern->placement))
 		return TERN_ERR_NOMEM;
 	rc = tern_moe_create(config->group, tern, &lane->tern);
-	free((void *)(uintptr_t)tern->placement.logical);
+	if (!lane->moe->homes)
+		free((void *)(uintptr_t)tern->placement.logical);
 	return rc;
 }
 
@@ -171,6 +179,28 @@ static int list_experts(struct moe_tern *moe, struct fault *fault)
 	return 0;
 }
 
+static int make_homes(
+	struct moe_tern *moe, const struct moe_tern_config *config, struct fault *fault)
+{
+	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(config->group),
+		 nr = config->model->nr_experts;
+
+	if (!config->elastic || config->nr_copies > 1)
+		return 0;
+	if (nr < nr_ranks)
+		return fault_say(fault,
+			"--elastic=1 needs an expert for each rank at least: there are %u for %u",
+			nr, nr_ranks);
+	moe->homes = homes_create(nr, nr_ranks, (uint32_t)tern_group_rank(config->group));
+	return moe->homes ? 0 : fault_say(fault, "no memory for tables of %u experts", nr);
+}
+
+static void all_serve(struct moe_tern *moe)
+{
+	for (int r = 0; r < tern_group_nr_ranks(moe->group); r++)
+		moe->serving[r / 64] |= 1ull << r % 64;
+}
+
 int moe_tern_create(
 	const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault)
 {
@@ -181,13 +211,16 @@ int moe_tern_create(
 	made->types = config->types;
 	made->gpu = config->gpu;
 	made->group = config->group;
-	made->elastic = config->nr_copies > 1;
+	made->elastic = config->elastic;
 	made->hidden = config->model->hidden;
 	made->topk = config->model->topk;
 	made->prefill.moe = made->decode.moe = made;
 	made->decode.measured = true;
-	if (create_lane(
-		    config, TERN_HIGH_THROUGHPUT, config->prefill_tokens, &made->prefill, fault) ||
+	if (!config->joins)
+		all_serve(made);
+	if (make_homes(made, config, fault) ||
+		create_lane(config, TERN_HIGH_THROUGHPUT, config->prefill_tokens, &made->prefill,
+			fault) ||
 		create_lane(
 			config, TERN_LOW_LATENCY, config->decode_tokens, &made->decode, fault)) {
 		moe_tern_destroy(made);
@@ -210,6 +243,7 @@ void moe_tern_destroy(struct moe_tern *moe)
 	gpu_wait(moe->gpu, NULL); /* not for longer than kernels wait */
 	destroy_lane(moe->gpu, &moe->prefill);
 	destroy_lane(moe->gpu, &moe->decode);
+	homes_destroy(moe->homes);
 	buffer_free(moe->gpu, &moe->y);
 	buffer_free(moe->gpu, &moe->counts);
 	buffer_free(moe->gpu, &moe->offsets);
@@ -222,15 +256,26 @@ void moe_tern_destroy(struct moe_tern *moe)
 	free(moe);
 }
 
-const int32_t *moe_tern_experts(const struct moe_tern *moe, uint32_t *nr)
+const int32_t *moe_tern_experts(const struct moe_tern *moe, uint32_t *nr, uint32_t *nr_places)
 {
-	*nr = moe->nr;
+	if (moe->homes)
+		return homes_mine(moe->homes, nr, nr_places);
+	*nr = *nr_places = moe->nr;
 	return moe->ids;
 }
 
-void moe_tern_use(struct moe_tern *moe, struct experts *experts)
+int moe_tern_use(struct moe_tern *moe, const struct moe_tern_config *config,
+	const struct checkpoint *checkpoint, struct experts *experts, struct fault *fault)
 {
+	const struct homes_config homes = {.group = config->group,
+		.model = config->model,
+		.checkpoint = checkpoint,
+		.experts = experts,
+		.joins = config->joins,
+		.wait_ms = config->wait_ms};
+
 	moe->experts = experts;
+	return moe->homes ? homes_open(moe->homes, &homes, fault) : 0;
 }
 
 /* ---- a call ---------------------------------------------------------------------------------- */
@@ -296,7 +341,9 @@ static int run_experts(struct moe_tern *moe, uint32_t layer, const struct tern_r
 		if (!nr)
 			continue;
 		rows_to_floats(moe, received, received->offsets[local], nr);
-		experts_run(moe->experts, layer, local, moe->rows, nr, moe->results);
+		experts_run(moe->experts, layer,
+			moe->homes ? homes_weights(moe->homes, local) : local, moe->rows, nr,
+			moe->results);
 		results_to_rows(moe, received->offsets[local], nr);
 	}
 	return 0;
@@ -451,6 +498,9 @@ static int make_round(struct lane *lane, const struct moe_call *call, uint64_t *
 	struct tern_received received = {.size = sizeof(received)};
 	int rc = dispatch(lane, call, &received, fault);
 
+	if (!rc && received.version != lane->version)
+		rc = fault_say(fault, "rows of placement %u, and this rank has %u",
+			received.version, lane->version);
 	*arrived_ns = now_ns();
 	rc = rc ? rc : run_experts(lane->moe, call->layer, &received, fault);
 	*computed_ns = now_ns();
@@ -459,17 +509,82 @@ static int make_round(struct lane *lane, const struct moe_call *call, uint64_t *
 
 /* ---- ranks that die -------------------------------------------------------------------------- */
 
+static int recover(struct moe_tern *moe, struct fault *fault);
+
+/* Who has come serves when it has told something; its predecessor does not, whoever it was. */
+static void note_members(struct moe_tern *moe, const struct tern_view *view)
+{
+	for (int i = 0; i < 4; i++) {
+		moe->serving[i] &= view->alive[i] & ~view->joined[i];
+		moe->entering[i] = (moe->entering[i] | view->joined[i]) & view->alive[i];
+		moe->changed[i] |= view->gone[i] | view->joined[i];
+	}
+}
+
 static int note_change(struct moe_tern *moe, const struct tern_view *view, struct fault *fault)
 {
 	struct moe_change *changes =
 		realloc(moe->changes, (moe->nr_changes + 1) * sizeof(*changes));
 
 	moe->view = *view;
+	note_members(moe, view);
 	if (!changes)
 		return fault_say(fault, "no memory for a change of members");
 	moe->changes = changes;
 	changes[moe->nr_changes++] = (struct moe_change){.view = *view, .made_ns = now_ns()};
 	return 0;
+}
+
+static int place(struct lane *lane, struct fault *fault)
+{
+	struct tern_placement placement = homes_placement(lane->moe->homes);
+	uint32_t version = homes_version(lane->moe->homes);
+	int rc = tern_moe_place(lane->tern, version, placement.logical, placement.nr_physical);
+
+	if (rc)
+		return tern_failed(fault, "placing experts", rc);
+	lane->version = version;
+	return 0;
+}
+
+/* Experts go to where those that serve now have them. Nobody has to agree on it: rounds that come
+ * wait for who is not there yet. */
+static int follow(struct moe_tern *moe, struct fault *fault)
+{
+	struct homes_brought brought;
+	bool any = false;
+	int rc;
+
+	for (int i = 0; i < 4; i++)
+		any = any || moe->serving[i];
+	if (!moe->homes || !any) /* who has not entered does not know yet who serves */
+		return 0;
+	if (homes_follow(moe->homes, moe->serving, &brought, fault))
+		return -1;
+	if (moe->nr_changes && brought.nr)
+		moe->changes[moe->nr_changes - 1].brought = brought;
+	if (moe->decode.version == homes_version(moe->homes))
+		return 0;
+	rc = place(&moe->prefill, fault);
+	return rc ? rc : place(&moe->decode, fault);
+}
+
+int moe_tern_told(
+	struct moe_tern *moe, const uint64_t told[4], const uint64_t is_new[4], struct fault *fault)
+{
+	int rc;
+
+	for (int i = 0; i < 4; i++) {
+		uint64_t enter = is_new[i] & ~moe->changed[i];
+
+		moe->entering[i] &= ~enter;
+		moe->serving[i] =
+			told[i] & moe->view.alive[i] & ~moe->changed[i] & ~moe->entering[i];
+	}
+	rc = follow(moe, fault);
+	while (rc == AGAIN)
+		rc = recover(moe, fault);
+	return rc;
 }
 
 int moe_tern_enter(struct moe_tern *moe, struct fault *fault)
@@ -507,7 +622,8 @@ static int recover_once(struct moe_tern *moe, struct fault *fault)
 		return tern_failed(fault, "going on without a rank", rc);
 	if (view.number != moe->view.number && note_change(moe, &view, fault))
 		return -1;
-	rc = serve_others(&moe->prefill, fault);
+	rc = follow(moe, fault);
+	rc = rc ? rc : serve_others(&moe->prefill, fault);
 	return rc ? rc : serve_others(&moe->decode, fault);
 }
 
@@ -533,8 +649,10 @@ static void end_changes(struct moe_tern *moe)
 int moe_tern_gather(
 	struct moe_tern *moe, const void *mine, void *all, size_t bytes, struct fault *fault)
 {
-	int rc = tern_group_allgather(moe->group, mine, all, bytes);
+	int rc;
 
+	memset(moe->changed, 0, sizeof(moe->changed));
+	rc = tern_group_allgather(moe->group, mine, all, bytes);
 	while (rc == TERN_ERR_MEMBERS) {
 		if (recover(moe, fault))
 			return -1;
@@ -552,14 +670,14 @@ const struct moe_change *moe_tern_changes(const struct moe_tern *moe, uint32_t *
 
 bool moe_tern_has(const struct moe_tern *moe, uint32_t rank)
 {
-	return !moe->elastic || (moe->view.alive[rank / 64] >> rank % 64 & 1);
+	return moe->serving[rank / 64] >> rank % 64 & 1;
 }
 
 uint32_t moe_tern_lowest(const struct moe_tern *moe)
 {
 	uint32_t rank = 0;
 
-	while (!moe_tern_has(moe, rank))
+	while (rank < 255 && !moe_tern_has(moe, rank))
 		rank++;
 	return rank;
 }
@@ -578,6 +696,8 @@ static int run(void *ctx, const struct moe_call *call, struct fault *fault)
 	if (rc)
 		return -1;
 	end_changes(lane->moe);
+	if (lane->moe->homes)
+		homes_step(lane->moe->homes);
 	return lane->measured ? note_durations(&lane->durations, arrived - start,
 					now_ns() - computed, fault)
 			      : 0;

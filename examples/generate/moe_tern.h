@@ -11,6 +11,7 @@
 
 #include "config.h"
 #include "gpu.h"
+#include "homes.h"
 #include "moe.h"
 #include "tern.h"
 
@@ -28,16 +29,18 @@ struct moe_tern_config {
 						   all ranks */
 	struct moe_types types;
 	int wait_ms;
+	bool elastic;       /* ranks may die */
 	bool joins;         /* the group was joined: moe_tern_enter follows */
-	uint32_t nr_copies; /* of each expert, on ranks in a row; more than 1: ranks may die */
+	uint32_t nr_copies; /* of each expert, on ranks in a row; 1, and elastic: see homes.h */
 };
 
 /* Ranks that died or came, and how long the others took to have the round made again that they were
  * in. */
 struct moe_change {
 	struct tern_view view;
-	uint64_t made_ns;     /* when it was */
-	uint64_t replayed_ns; /* from where this rank noticed it; 0: not yet */
+	uint64_t made_ns;             /* when it was */
+	uint64_t replayed_ns;         /* from where this rank noticed it; 0: not yet */
+	struct homes_brought brought; /* to this rank */
 };
 
 struct moe_tern;
@@ -51,11 +54,13 @@ int moe_tern_create(
 	const struct moe_tern_config *config, struct moe_tern **moe, struct fault *fault);
 void moe_tern_destroy(struct moe_tern *moe);
 
-/* The experts that this rank has to load: ids[*nr]. */
-const int32_t *moe_tern_experts(const struct moe_tern *moe, uint32_t *nr);
+/* The experts that this rank has to load: ids[*nr], with room for *nr_places. */
+const int32_t *moe_tern_experts(const struct moe_tern *moe, uint32_t *nr, uint32_t *nr_places);
 
-/* Before the first call; they must outlive the exchange. */
-void moe_tern_use(struct moe_tern *moe, struct experts *experts);
+/* Before the first call; they must outlive the exchange. Collective, but where the group was
+ * joined. */
+int moe_tern_use(struct moe_tern *moe, const struct moe_tern_config *config,
+	const struct checkpoint *checkpoint, struct experts *experts, struct fault *fault);
 
 struct moe_exchange moe_tern_prefill(struct moe_tern *moe);
 struct moe_exchange moe_tern_decode(struct moe_tern *moe);
@@ -70,10 +75,15 @@ int moe_tern_enter(struct moe_tern *moe, struct fault *fault);
 int moe_tern_gather(
 	struct moe_tern *moe, const void *mine, void *all, size_t bytes, struct fault *fault);
 
-/* All so far, with copies. */
+/* After such a gathering: these told something, and of them these for the first time. All that have
+ * told serve from here on, as far as they live. */
+int moe_tern_told(struct moe_tern *moe, const uint64_t told[4], const uint64_t is_new[4],
+	struct fault *fault);
+
+/* All so far, where ranks may die. */
 const struct moe_change *moe_tern_changes(const struct moe_tern *moe, uint32_t *nr);
-bool moe_tern_has(const struct moe_tern *moe, uint32_t rank);
-uint32_t moe_tern_lowest(const struct moe_tern *moe); /* rank that is left */
+bool moe_tern_has(const struct moe_tern *moe, uint32_t rank); /* it serves */
+uint32_t moe_tern_lowest(const struct moe_tern *moe);         /* rank that does */
 
 /* Both modes together, on this rank. */
 int moe_tern_stats(const struct moe_tern *moe, struct tern_stats *stats, struct fault *fault);

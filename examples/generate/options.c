@@ -30,7 +30,9 @@ const char options_usage[] =
 	"default cpu.\n"
 	"                        The model's arithmetic is on the CPU always: rows are copied to "
 	"the GPUs and back\n"
-	"      --elastic[=N]   go on when ranks die: each expert is on N ranks (default 2)\n"
+	"      --elastic[=N]     go on when ranks die: each expert is on N ranks (default 2); "
+	"with 1, a dead rank's\n"
+	"                        experts are brought to others from backups\n"
 	"      --repeat=N        with --elastic: write all texts N times, the same each time\n"
 	"      --no-check        do not run all prompts again on one rank to compare\n"
 	"      --no-live         do not show texts while they grow\n"
@@ -224,7 +226,7 @@ static int read_copies(struct options *options, const char *text, struct fault *
 {
 	uint64_t copies = 0;
 
-	if (read_whole("--elastic", text, 2, 64, &copies, fault))
+	if (read_whole("--elastic", text, 1, 64, &copies, fault))
 		return -1;
 	options->nr_copies = (uint32_t)copies;
 	options->plan.elastic = true;

@@ -25,7 +25,7 @@ struct options {
 	bool check; /* run all prompts again in one process, and compare */
 	bool live;  /* show texts as they grow, where standard output is a terminal */
 	bool help;
-	uint32_t nr_copies;  /* of each expert; more than 1: ranks may die */
+	uint32_t nr_copies;  /* of each expert */
 	uint32_t nr_repeats; /* of all texts */
 	int wait_ms;
 	const char *trace; /* NULL: none, as is json */

@@ -99,8 +99,13 @@ void show_change(const struct moe_change *change)
 {
 	show_ranks(change->view.gone, change->view.nr_gone, "died");
 	show_ranks(change->view.joined, change->view.nr_joined, "joined");
-	printf("%.2f ms later the round was made again, and %u ranks go on\n",
+	printf("%.2f ms later the round was made again, and %u ranks go on",
 		(double)change->replayed_ns / 1e6, change->view.nr_alive);
+	if (change->brought.nr)
+		printf("; %u experts came here in %.2f ms, %u of them from the checkpoint",
+			change->brought.nr, (double)change->brought.ns / 1e6,
+			change->brought.nr_loaded);
+	putchar('\n');
 	fflush(stdout);
 }
 

@@ -1,18 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # A rank of the demo is killed, and started anew by `tern run --restart`: it joins the others, and all write what one rank
-# alone writes. BUILD=dir SEED=n [LONG=1] tests/cli/test_restart.sh
+# alone writes. With each expert on two ranks, and on one: then others bring those of the dead rank to them, and give
+# them back. BUILD=dir SEED=n [LONG=1] tests/cli/test_restart.sh
 BUILD=${BUILD:-build}
 SEED=${SEED:-1}
-RUNS=${RUNS:-${LONG:+16}}
-RUNS=${RUNS:-1}
+RUNS=${RUNS:-${LONG:+32}}
+RUNS=${RUNS:-2}
 LENGTH=${LENGTH:-40}
 # shellcheck source=tests/cli/kills.sh
 . "${0%/*}/kills.sh"
 
 # strike RANK TICKS REPEAT: false if the others had ended before it came again
 strike() {
-	begin 4 --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic -n "$LENGTH" --repeat="$3"
+	begin 4 --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic=$copies -n "$LENGTH" --repeat="$3"
 	# shellcheck disable=SC2046
 	victim=$(nth $(($1 + 1)) $(children "$launcher"))
 	while [ "$(used "$victim")" -lt "$2" ]; do :; done
@@ -24,7 +25,8 @@ strike() {
 
 seed=$SEED
 for _ in $(seq "$RUNS"); do
-	rank=$((seed % 4))
+	rank=$((seed / 2 % 4))
+	copies=$((1 + seed % 2))
 	ticks=$((8 + seed * 7 % 30))
 	repeat=8
 	until strike $rank $ticks $repeat || [ $repeat -ge 64 ]; do repeat=$((repeat * 2)); done
@@ -33,6 +35,8 @@ for _ in $(seq "$RUNS"); do
 	grep -q "rank $rank died; " "$tmp/out" || bad "rank $rank is not named"
 	grep -q "rank $rank is started anew, 1 of 1 times" "$tmp/err" || bad "nobody says that rank $rank is started anew"
 	grep -q '^identical to 1 rank *yes' "$tmp/out" || bad "not identical when rank $rank had joined"
+	[ "$(grep -c '^identical' "$tmp/out")" -eq 1 ] || bad "more than one rank spoke for all"
+	[ $copies -eq 2 ] || grep -q "rank $rank died; .* experts came here in " "$tmp/out" || bad "the experts of rank $rank did not come"
 	grep -E 'died;|joined;' "$tmp/out"
 	seed=$((seed + 1))
 done

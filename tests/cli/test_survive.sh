@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Ranks of the demo are killed at any moment of their work: the others name them, take their prompts over, and write what one rank
-# alone writes. On one node, and on two. LONG=1: 20 moments of each rank, of two at once, and of one during the change.
+# Ranks of the demo are killed at any moment of their work: the others name them, take their prompts over, and write what
+# one rank alone writes. With each expert on two ranks, or on one, whose experts others bring to them when it dies. On one
+# node, and on two. LONG=1: 20 moments of each rank, of two at once, and of one during the change.
 # BUILD=dir KILLS=n PAIRS=n NODE_KILLS=n NODE_PAIRS=n REPEAT=n SEED=n tests/cli/test_survive.sh
 BUILD=${BUILD:-build}
 WITHIN=${WITHIN:-$BUILD/tests/within}
@@ -87,7 +88,7 @@ kill_some() {
 	total=$(($(spent) - before))
 	i=0
 	while [ $i -lt "$2" ]; do
-		kill_ranks 2 0 $((seed % 4))
+		kill_ranks $((1 + (seed + i / 4) % 2)) 0 $((seed % 4))
 		seed=$((seed + 1))
 		i=$((i + 1))
 	done

@@ -52,7 +52,7 @@ static int set_up(void **state)
 		checkpoint_open(folder(), &checkpoint, &fault) ||
 		model_load(&checkpoint, &world.config, &world.model, &fault) ||
 		experts_load(&checkpoint, &world.config, NULL, world.config.nr_experts,
-			&world.experts, &fault)) {
+			world.config.nr_experts, &world.experts, &fault)) {
 		print_error("%s\n", fault.text);
 		return -1;
 	}
@@ -283,7 +283,7 @@ static void test_some_experts(void **state)
 	(void)state;
 	assert_true(x && y && z);
 	assert_int_equal(checkpoint_open(folder(), &checkpoint, NULL), 0);
-	assert_int_equal(experts_load(&checkpoint, &world.config, ids, 5, &some, NULL), 0);
+	assert_int_equal(experts_load(&checkpoint, &world.config, ids, 5, 5, &some, NULL), 0);
 	for (uint32_t i = 0; i < 3 * hidden; i++)
 		x[i] = sinf((float)i);
 	for (uint32_t local = 0; local < some.nr; local++) {
