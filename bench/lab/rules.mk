@@ -23,7 +23,8 @@ $(BUILD)/traced/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h)
 
 -include $(shell find $(BUILD)/traced -name '*.d' 2>/dev/null)
 
-lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-trace $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces
+lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-trace $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces \
+     $(BUILD)/tern-lab-gemm $(BUILD)/tern-lab-gemm-trace
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
 	@echo '  LINK $@'
@@ -49,5 +50,13 @@ $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces: $(KE
 	@mkdir -p $(@D)
 	@echo '  NVCC $(filter %.cu,$^)'
 	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $(filter %.cu,$^) -o $@
+
+# Of sm_90a's own instructions, whatever CUDA_ARCH says.
+GEMM_CU := $(wildcard bench/lab/gemm/*.cu src/gpu/cuda/layer/*.cu)
+$(BUILD)/tern-lab-gemm-trace: NVFLAGS += -DTERN_TRACE
+$(BUILD)/tern-lab-gemm $(BUILD)/tern-lab-gemm-trace: $(GEMM_CU) $(wildcard bench/lab/gemm/*.h) $(KERNELS_H) bench/lab/check.h
+	@mkdir -p $(@D)
+	@echo '  NVCC $@'
+	$(Q)$(NVCC) $(filter-out -gencode=%,$(NVFLAGS)) -gencode=arch=compute_90a,code=sm_90a -lineinfo $(GEMM_CU) -o $@
 
 .PHONY: lab

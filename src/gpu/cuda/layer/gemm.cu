@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/cuda/layer/gemm.cuh"
+
+#include <cuda_runtime.h>
+#include <cudaTypedefs.h>
+
+static const uint32_t WIDTHS[LAYER_WIDTHS] = {8, 16, 32, 64, 96, 128};
+
+/* The driver's, without linking to it. */
+static const char *find_encode(PFN_cuTensorMapEncodeTiled_v12000 *encode)
+{
+	cudaDriverEntryPointQueryResult found;
+
+	if (cudaGetDriverEntryPointByVersion(
+		    "cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault, &found) ||
+		found != cudaDriverEntryPointSuccess)
+		return "the driver has no cuTensorMapEncodeTiled, which is CUDA 12's";
+	return NULL;
+}
+
+struct tensor {
+	CUtensorMapDataType type;
+	uint32_t element_bytes, dims;
+	const void *at;
+	uint64_t size[4]; /* elements, the innermost first */
+	uint32_t box[4];
+};
+
+static const char *encode_map(
+	const struct tensor *tensor, CUtensorMapSwizzle swizzle, CUtensorMap *map)
+{
+	static const uint32_t ONES[4] = {1, 1, 1, 1};
+	PFN_cuTensorMapEncodeTiled_v12000 encode;
+	const char *cause = find_encode(&encode);
+	uint64_t pitch[4], bytes = tensor->element_bytes;
+
+	if (cause)
+		return cause;
+	for (uint32_t i = 0; i < tensor->dims; i++)
+		pitch[i] = bytes *= tensor->size[i];
+	if (encode(map, tensor->type, tensor->dims, (void *)tensor->at, tensor->size, pitch,
+		    tensor->box, ONES, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+		    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
+		return "cuTensorMapEncodeTiled refused a tensor: is it aligned to 16 bytes?";
+	return NULL;
+}
+
+static struct tensor elements(enum layer_dtype dtype, uint32_t dims, const void *at)
+{
+	struct tensor tensor = {};
+
+	tensor.type = dtype == LAYER_FP8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+					 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+	tensor.element_bytes = dtype == LAYER_FP8 ? 1 : 2;
+	tensor.dims = dims;
+	tensor.at = at;
+	return tensor;
+}
+
+static const char *map_weights(enum layer_which which, const struct layer_shape *shape,
+	const struct layer_product *product, struct layer_args *args)
+{
+	struct tensor t = elements(shape->dtype, 4, product->weights);
+	uint64_t size[4] = {args->k, args->m, which == LAYER_GATE_UP ? 2u : 1u, shape->experts};
+	uint32_t box[4] = {128 / t.element_bytes, 128, 1, 1};
+
+	for (int i = 0; i < 4; i++)
+		t.size[i] = size[i], t.box[i] = box[i];
+	return encode_map(&t, CU_TENSOR_MAP_SWIZZLE_128B, &args->weights);
+}
+
+static const char *map_rows(const struct layer_shape *shape, const struct layer_product *product,
+	struct layer_args *args)
+{
+	const char *cause = NULL;
+
+	for (uint32_t i = 0; i < LAYER_WIDTHS && !cause; i++) {
+		struct tensor rows = elements(shape->dtype, 2, product->rows), scales = {};
+
+		rows.size[0] = args->k, rows.size[1] = shape->rows_max;
+		rows.box[0] = 128 / rows.element_bytes, rows.box[1] = WIDTHS[i];
+		cause = encode_map(&rows, CU_TENSOR_MAP_SWIZZLE_128B, &args->rows[i]);
+		if (cause || shape->dtype != LAYER_FP8)
+			continue;
+		scales.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+		scales.element_bytes = 4, scales.dims = 2, scales.at = product->rows_scales;
+		scales.size[0] = product->scales_stride, scales.size[1] = args->k_blocks;
+		scales.box[0] = WIDTHS[i] + SCALES_AHEAD, scales.box[1] = 1;
+		cause = encode_map(&scales, CU_TENSOR_MAP_SWIZZLE_NONE, &args->scales[i]);
+	}
+	return cause;
+}
+
+static const char *check_shape(const struct layer_shape *shape, uint32_t scales_stride)
+{
+	uint32_t whole = shape->dtype == LAYER_FP8 ? 128 : 8;
+
+	if (!shape->experts || shape->experts > LAYER_EXPERTS_MAX)
+		return "experts: 1 to 256 local ones";
+	if (!shape->hidden || !shape->inner || shape->hidden % whole || shape->inner % whole)
+		return "hidden and inner: multiples of 128 in fp8, of 8 in bf16";
+	if (!shape->rows_max || shape->rows_max > INT32_MAX)
+		return "rows_max: 1 to 2^31 - 1";
+	if (shape->dtype == LAYER_FP8 && (scales_stride % 4 || scales_stride < shape->rows_max))
+		return "scales_stride: a multiple of 4, at least rows_max";
+	return NULL;
+}
+
+const char *layer_prepare(enum layer_which which, const struct layer_shape *shape,
+	const struct layer_rows *by_expert, const struct layer_product *product,
+	struct layer_args *args)
+{
+	const char *cause = check_shape(shape, product->scales_stride);
+	uint32_t m = which == LAYER_GATE_UP ? shape->inner : shape->hidden;
+	uint32_t k = which == LAYER_GATE_UP ? shape->hidden : shape->inner;
+	uint32_t of_tile = which == LAYER_GATE_UP ? 128 : 256,
+		 of_block = shape->dtype == LAYER_FP8 ? 128 : 64;
+
+	if (cause)
+		return cause;
+	args->by_expert = *by_expert;
+	args->weights_scales = product->weights_scales;
+	args->out = product->out;
+	args->out_scales = product->out_scales;
+	args->out_stride = m;
+	args->scales_stride = product->scales_stride;
+	args->experts = shape->experts;
+	args->m = m;
+	args->k = k;
+	args->m_tiles = (m + of_tile - 1) / of_tile;
+	args->k_blocks = (k + of_block - 1) / of_block;
+	args->activation = LAYER_SWIGLU;
+	cause = map_weights(which, shape, product, args);
+	return cause ? cause : map_rows(shape, product, args);
+}
+
+template <class T, int WHICH>
+static cudaError_t launch(
+	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
+{
+	void (*kernel)(struct layer_args, gate_of_stream) = layer_kernel<T, WHICH, gate_of_stream>;
+	const int bytes = sizeof(struct shared_memory) + 1023;
+	cudaError_t rc = cudaFuncSetAttribute(
+		(const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+	cudaLaunchAttribute attribute = {};
+	cudaLaunchConfig_t config = {};
+
+	attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attribute.val.programmaticStreamSerializationAllowed = 1;
+	config.gridDim = blocks;
+	config.blockDim = THREADS;
+	config.dynamicSmemBytes = bytes;
+	config.stream = stream;
+	config.attrs = &attribute;
+	config.numAttrs = early ? 1 : 0;
+	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, gate_of_stream());
+}
+
+cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
+	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
+{
+	if (dtype == LAYER_FP8)
+		return which == LAYER_DOWN
+			       ? launch<__nv_fp8_e4m3, LAYER_DOWN>(args, early, blocks, stream)
+			       : launch<__nv_fp8_e4m3, LAYER_GATE_UP>(args, early, blocks, stream);
+	return which == LAYER_DOWN
+		       ? launch<__nv_bfloat16, LAYER_DOWN>(args, early, blocks, stream)
+		       : launch<__nv_bfloat16, LAYER_GATE_UP>(args, early, blocks, stream);
+}

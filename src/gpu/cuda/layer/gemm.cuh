@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A product of each expert's weights with its rows, as out^T = W x^T: the weights are the side of
+ * 64 rows that a warpgroup's product has, the rows its narrow one, 8 to 128. So an expert of few
+ * rows costs its weights and no padding.
+ *
+ *   tile         256 rows of weights (gate and up: 128 of each, of the same outputs) x `width` rows
+ *   block of k   128 bytes of each row, one stage of the ring: [2][128][128] weights,
+ *                [width][128] rows, and in fp8 [width] scales
+ *   warps 0, 1   load weights, and rows: weights run ahead until the ring is full, whatever the
+ *                rows wait for
+ *   warps 4..11  two warpgroups: each has 64 weights' rows of both halves
+ *
+ * Blocks stay, and take every gridDim.x-th tile; tiles lie by expert, weights' rows, rows, so that
+ * those which share weights run side by side.
+ */
+#ifndef TERN_GPU_CUDA_LAYER_GEMM_CUH
+#define TERN_GPU_CUDA_LAYER_GEMM_CUH
+
+#include "gpu/cuda/layer/leave.cuh"
+
+template <class T, int WHICH>
+static __device__ void load_weights(const struct layer_args *args, struct shared_memory *mine)
+{
+	const struct expert_tiles *at = mine->list.experts;
+	struct place place = {0, 0};
+	struct tile tile;
+	uint64_t waited = 0;
+
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x)
+		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
+			uint64_t *full = &mine->full[place.stage];
+			uint8_t *to = mine->weights[place.stage];
+			int x = k * (128 / sizeof(T));
+			uint64_t since = mark_clock();
+
+			barrier_wait(&mine->empty[place.stage], place.parity ^ 1);
+			waited += mark_clock() - since;
+			barrier_expect(full, WEIGHTS_BYTES);
+			for (int half = 0; half < 2; half++)
+				if (WHICH == LAYER_GATE_UP)
+					copy_tile_4d(to + half * HALF_BYTES, &args->weights, full,
+						x, tile.m_tile * 128, half, tile.expert);
+				else
+					copy_tile_4d(to + half * HALF_BYTES, &args->weights, full,
+						x, tile.m_tile * 256 + half * 128, 0, tile.expert);
+		}
+	mark_leave(args, MARK_ROOM, waited);
+}
+
+template <class T, class Gate>
+static __device__ void load_rows(
+	const struct layer_args *args, struct shared_memory *mine, const Gate &gate)
+{
+	const bool scaled = sizeof(T) == 1;
+	const struct expert_tiles *at = mine->list.experts;
+	struct place place = {0, 0};
+	struct tile tile;
+
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x) {
+		const CUtensorMap *rows = &args->rows[tile.width_index];
+		const CUtensorMap *scales = &args->scales[tile.width_index];
+		uint32_t bytes = tile.width * 128 +
+				 (scaled ? (tile.width + SCALES_AHEAD) * sizeof(float) : 0);
+
+		gate.wait_rows(tile.expert, tile.first_row, tile.rows);
+		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
+			uint64_t *full = &mine->full[place.stage];
+
+			barrier_wait(&mine->empty[place.stage], place.parity ^ 1);
+			barrier_expect(full, bytes);
+			copy_tile_2d(mine->rows[place.stage], rows, full, k * (128 / sizeof(T)),
+				tile.first_row);
+			if (scaled)
+				copy_tile_2d(mine->scales[place.stage], scales, full,
+					tile.first_row / SCALES_AHEAD * SCALES_AHEAD, k);
+		}
+	}
+}
+
+static __device__ void wait_full(
+	struct shared_memory *mine, const struct place *place, uint64_t *waited)
+{
+	uint64_t since = mark_clock();
+
+	barrier_wait(&mine->full[place->stage], place->parity);
+	*waited += mark_clock() - since;
+}
+
+template <class T, int N>
+static __device__ void multiply_half(float *d, const struct shared_memory *mine, uint32_t stage,
+	uint32_t group, int half, int add)
+{
+	uint64_t a = operand_at(mine->weights[stage] + half * HALF_BYTES + group * 64 * 128);
+	uint64_t b = operand_at(mine->rows[stage]);
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		wgmma<T, N>(d, a + 2 * i, b + 2 * i, add || i);
+}
+
+/* acc += d, times the scale of the weights and that of each row. */
+template <int N>
+static __device__ void promote(float *acc, const float *d, const float *scales, float weights_scale)
+{
+#pragma unroll
+	for (int j = 0; j < N / 8; j++) {
+		float s0 = scales[8 * j] * weights_scale, s1 = scales[8 * j + 1] * weights_scale;
+
+		acc[4 * j] += d[4 * j] * s0;
+		acc[4 * j + 1] += d[4 * j + 1] * s1;
+		acc[4 * j + 2] += d[4 * j + 2] * s0;
+		acc[4 * j + 3] += d[4 * j + 3] * s1;
+	}
+}
+
+/* The scales of a k's two blocks of weights, of which the next ones are read ahead. */
+struct weights_scales {
+	const float *at[2];
+	float next[2];
+};
+
+static __device__ void take_scales(
+	struct weights_scales *scales, uint32_t k, uint32_t k_blocks, float *s)
+{
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		s[half] = scales->next[half];
+		if (k + 1 < k_blocks)
+			scales->next[half] = __ldg(scales->at[half] + k + 1);
+	}
+}
+
+/* fp8: products of a block of k are summed by the tensor cores, whose sums are short, and blocks in
+ * fp32. */
+template <int N>
+static __device__ void multiply(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, struct place *place,
+	struct weights_scales *weights_scales, float (*acc)[N / 2], uint64_t *waited, __nv_fp8_e4m3)
+{
+	float d[2][N / 2];
+
+	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
+		const float *scales = mine->scales[place->stage] + tile->first_row % SCALES_AHEAD +
+				      seat->lane % 4 * 2;
+		float of_weights[2];
+
+		take_scales(weights_scales, k, args->k_blocks, of_weights);
+		wait_full(mine, place, waited);
+		wgmma_begin();
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			multiply_half<__nv_fp8_e4m3, N>(
+				d[half], mine, place->stage, seat->group, half, 0);
+			wgmma_commit();
+		}
+		wgmma_wait<1>();
+		hold_registers(d[0]);
+		promote<N>(acc[0], d[0], scales, of_weights[0]);
+		wgmma_wait<0>();
+		hold_registers(d[1]);
+		promote<N>(acc[1], d[1], scales, of_weights[1]);
+		__syncwarp();
+		if (seat->lane == 0)
+			barrier_arrive(&mine->empty[place->stage]);
+	}
+}
+
+/* The same with the operands' sides changed: 64 rows of each group x 128 outputs of each half, for
+ * tiles of many rows. A thread then has two rows, and so two scales, where it had two of each 8. */
+static __device__ void multiply_wide(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, struct place *place,
+	struct weights_scales *weights_scales, float (*acc)[64], uint64_t *waited)
+{
+	uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4 +
+		       tile->first_row % SCALES_AHEAD;
+	float d[64];
+
+	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
+		uint64_t a = operand_at(mine->rows[place->stage] + seat->group * 64 * 128);
+		float of_weights[2];
+
+		take_scales(weights_scales, k, args->k_blocks, of_weights);
+		wait_full(mine, place, waited);
+
+		float scale0 = mine->scales[place->stage][row],
+		      scale1 = mine->scales[place->stage][row + 8];
+
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			uint64_t b = operand_at(mine->weights[place->stage] + half * HALF_BYTES);
+			float s0 = scale0 * of_weights[half], s1 = scale1 * of_weights[half];
+
+			hold_registers(d);
+			wgmma_begin();
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				wgmma<__nv_fp8_e4m3, 128>(d, a + 2 * i, b + 2 * i, i);
+			wgmma_commit();
+			wgmma_wait<0>();
+			hold_registers(d);
+			if (half == 1) {
+				__syncwarp();
+				if (seat->lane == 0)
+					barrier_arrive(&mine->empty[place->stage]);
+			}
+#pragma unroll
+			for (int j = 0; j < 16; j++) {
+				acc[half][4 * j] += d[4 * j] * s0;
+				acc[half][4 * j + 1] += d[4 * j + 1] * s0;
+				acc[half][4 * j + 2] += d[4 * j + 2] * s1;
+				acc[half][4 * j + 3] += d[4 * j + 3] * s1;
+			}
+		}
+	}
+}
+
+template <int N>
+static __device__ void multiply(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, struct place *place,
+	struct weights_scales *, float (*acc)[N / 2], uint64_t *waited, __nv_bfloat16)
+{
+	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
+		wait_full(mine, place, waited);
+		hold_registers(acc[0]);
+		hold_registers(acc[1]);
+		wgmma_begin();
+		multiply_half<__nv_bfloat16, N>(acc[0], mine, place->stage, seat->group, 0, 1);
+		multiply_half<__nv_bfloat16, N>(acc[1], mine, place->stage, seat->group, 1, 1);
+		wgmma_commit();
+		/* Meanwhile the other group's products run. */
+		wgmma_wait<0>();
+		hold_registers(acc[0]);
+		hold_registers(acc[1]);
+		if (seat->lane == 0)
+			barrier_arrive(&mine->empty[place->stage]);
+	}
+}
+
+/* Both halves' blocks of weights' scales; bf16 has none. */
+template <class T, int WHICH>
+static __device__ struct weights_scales scales_of(
+	const struct layer_args *args, const struct tile *tile)
+{
+	uint32_t blocks = args->m / 128;
+	uint32_t block0 = WHICH == LAYER_GATE_UP ? tile->m_tile : tile->m_tile * 2;
+	uint32_t block1 =
+		WHICH == LAYER_GATE_UP ? blocks + tile->m_tile : min(block0 + 1, blocks - 1);
+	const float *scales =
+		args->weights_scales + (uint64_t)tile->expert * args->k_blocks *
+					       (WHICH == LAYER_GATE_UP ? 2 * blocks : blocks);
+	struct weights_scales of = {
+		{scales + block0 * args->k_blocks, scales + block1 * args->k_blocks}, {0, 0}};
+
+	if (sizeof(T) == 1)
+		for (int half = 0; half < 2; half++)
+			of.next[half] = __ldg(of.at[half]);
+	return of;
+}
+
+template <class T, int WHICH, int N>
+static __device__ void compute_tile(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, struct place *place, uint64_t *waited)
+{
+	struct weights_scales scales = scales_of<T, WHICH>(args, tile);
+	float acc[2][N / 2];
+
+#pragma unroll
+	for (int i = 0; i < N / 2; i++)
+		acc[0][i] = acc[1][i] = 0;
+	if constexpr (sizeof(T) == 1 && N > 64) {
+		multiply_wide(args, mine, tile, seat, place, &scales, acc, waited);
+		leave_wide<WHICH>(args, mine, tile, seat, acc);
+	} else {
+		multiply<N>(args, mine, tile, seat, place, &scales, acc, waited, T());
+		if (WHICH == LAYER_GATE_UP)
+			leave_gate_up<N>(args, mine, tile, seat, acc, T());
+		else
+			leave_down<N>(args, mine, tile, seat, acc);
+	}
+}
+
+template <class T, int WHICH>
+static __device__ void compute(const struct layer_args *args, struct shared_memory *mine)
+{
+	const struct expert_tiles *at = mine->list.experts;
+	struct place place = {0, 0};
+	struct seat seat = {threadIdx.x / 128 - 1, threadIdx.x / 32 - 4, threadIdx.x % 32};
+	struct tile tile;
+	uint64_t waited = 0, tiles = 0, since = mark_clock();
+
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x, tiles++)
+		switch (tile.width_index) {
+		case 0:
+			compute_tile<T, WHICH, 8>(args, mine, &tile, &seat, &place, &waited);
+			break;
+		case 1:
+			compute_tile<T, WHICH, 16>(args, mine, &tile, &seat, &place, &waited);
+			break;
+		case 2:
+			compute_tile<T, WHICH, 32>(args, mine, &tile, &seat, &place, &waited);
+			break;
+		case 3:
+			compute_tile<T, WHICH, 64>(args, mine, &tile, &seat, &place, &waited);
+			break;
+		case 4: /* fp8: as 128 */
+			compute_tile<T, WHICH, sizeof(T) == 1 ? 128 : 96>(
+				args, mine, &tile, &seat, &place, &waited);
+			break;
+		default:
+			compute_tile<T, WHICH, 128>(args, mine, &tile, &seat, &place, &waited);
+		}
+	if (threadIdx.x == 128) {
+		mark_leave(args, MARK_WAITED, waited);
+		mark_leave(args, MARK_COMPUTED, mark_clock() - since);
+		mark_leave(args, MARK_TILES, tiles);
+		mark_leave(args, MARK_END, mark_now());
+	}
+}
+
+/* A gate that is open once the kernel before this one has ended. A gate's wait_rows(expert,
+ * first_row, rows) returns when the tile's rows may be read by tensor maps. */
+struct gate_of_stream {
+	__device__ void wait_rows(uint32_t, uint32_t, uint32_t) const
+	{
+		wait_for_kernel_before();
+	}
+};
+
+template <class T, int WHICH, class Gate>
+static __global__ void __launch_bounds__(THREADS, 1)
+	layer_kernel(const __grid_constant__ struct layer_args args, const Gate gate)
+{
+	extern __shared__ uint8_t unaligned[];
+	/* By an offset, so that the compiler sees that it is shared memory. */
+	struct shared_memory *mine =
+		(struct shared_memory *)(unaligned + (-shared_address(unaligned) & 1023));
+	uint32_t warp = threadIdx.x / 32;
+
+	if (threadIdx.x == 0)
+		mark_leave(&args, MARK_BEGIN, mark_now());
+	if (threadIdx.x == 32) {
+		for (int i = 0; i < STAGES; i++) {
+			barrier_init(&mine->full[i], 2);
+			barrier_init(&mine->empty[i], CONSUMERS / 32);
+		}
+		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		prefetch_map(&args.weights);
+	}
+	/* Counts come with gate and up's rows, and stand long since for down. */
+	if (WHICH == LAYER_GATE_UP)
+		wait_for_kernel_before();
+	list_experts(&args, &mine->list);
+	__syncthreads();
+	let_next_kernel_start(); /* which reads counts as well */
+	if (threadIdx.x == 0)
+		mark_leave(&args, MARK_LISTED, mark_now());
+	if (warp >= 4) {
+		take_registers<240>();
+		compute<T, WHICH>(&args, mine);
+	} else {
+		leave_registers<24>();
+		if (threadIdx.x == 0)
+			load_weights<T, WHICH>(&args, mine);
+		else if (threadIdx.x == 32)
+			load_rows<T>(&args, mine, gate);
+	}
+}
+
+#endif

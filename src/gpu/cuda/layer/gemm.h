@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The two products of an MoE layer's experts, for sm_90a, over rows that lie by expert:
+ *
+ *   gate and up   h = act(x W_gate^T) * (x W_up^T), quantised in blocks of 128 if fp8
+ *   down          y = h W_down^T, bf16
+ *
+ * How many rows each expert has is read on the device, so that a graph replays with other rows.
+ * Nothing is padded: an expert's rows begin anywhere.
+ */
+#ifndef TERN_GPU_CUDA_LAYER_GEMM_H
+#define TERN_GPU_CUDA_LAYER_GEMM_H
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#define LAYER_EXPERTS_MAX 256u /* local ones */
+#define LAYER_WIDTHS 6u        /* of tiles: 8, 16, 32, 64, 96, 128 rows */
+
+/* A tile's scales begin at a row that divides by this: a copy by a tensor map begins at a multiple
+ * of 16 bytes of its innermost dimension, or is an illegal instruction (seen on an H200; the PTX
+ * ISA does not say so). */
+#define SCALES_AHEAD 4u
+
+enum layer_dtype {
+	LAYER_BF16,
+	LAYER_FP8 /* e4m3, one fp32 scale for 128 x 128 weights and for 128 elements of a row */
+};
+
+enum layer_activation {
+	LAYER_SWIGLU, /* silu(gate) * up */
+	LAYER_LINEAR  /* gate * up: what tests can compute exactly */
+};
+
+/* Both products' sizes: of the expert's own I, x and y are `hidden` wide. fp8 takes multiples of
+ * 128, bf16 of 8. */
+struct layer_shape {
+	enum layer_dtype dtype;
+	uint32_t experts, hidden, inner;
+	uint64_t rows_max; /* that x, h and y have room for */
+};
+
+/* Of the device, all 16-byte aligned. Scales of rows lie column by column, as in
+ * tern_dispatch.gemm_scales: [K / 128][scales_stride]. */
+struct layer_rows {
+	const uint32_t *counts;  /* [experts] */
+	const uint64_t *offsets; /* [experts] */
+};
+
+struct layer_product {
+	const void *rows;            /* [rows_max][K] */
+	const float *rows_scales;    /* [K / 128][scales_stride]; NULL unless fp8 */
+	const void *weights;         /* [experts][M][K]; gate and up: gate's I rows, then up's */
+	const float *weights_scales; /* [experts][M / 128][K / 128]; NULL unless fp8 */
+	void *out;                   /* [rows_max][I] of the dtype, or [rows_max][H] bf16 */
+	float *out_scales;           /* [I / 128][scales_stride] of gate and up in fp8, or NULL */
+	uint32_t scales_stride;      /* elements, a multiple of 4, at least rows_max */
+};
+
+enum layer_which {
+	LAYER_GATE_UP,
+	LAYER_DOWN
+};
+
+/* What a kernel takes, by value. Made once for each exchange's buffers. */
+struct layer_args {
+	CUtensorMap weights;
+	CUtensorMap rows[LAYER_WIDTHS], scales[LAYER_WIDTHS];
+	struct layer_rows by_expert;
+	const float *weights_scales;
+	void *out;
+	float *out_scales;
+	uint64_t out_stride; /* elements */
+	uint32_t scales_stride;
+	uint32_t experts, m, k; /* m: rows of out, I or H */
+	uint32_t m_tiles, k_blocks;
+	enum layer_activation activation;
+#ifdef TERN_TRACE
+	uint64_t *marks; /* NULL, or [blocks][LAYER_MARKS] */
+#endif
+};
+
+enum layer_mark {
+	MARK_BEGIN, /* nanoseconds of the GPU */
+	MARK_LISTED,
+	MARK_END,
+	MARK_COMPUTED, /* clocks: all of it, of which a warp waited for operands, ... */
+	MARK_WAITED,
+	MARK_ROOM, /* ... and whoever loads weights for room */
+	MARK_TILES,
+	LAYER_MARKS
+};
+
+/* 0, or the cause as text. */
+const char *layer_prepare(enum layer_which which, const struct layer_shape *shape,
+	const struct layer_rows *by_expert, const struct layer_product *product,
+	struct layer_args *args);
+/* early: may load weights while the kernel before it in the stream runs still. */
+cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
+	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream);
+
+#endif

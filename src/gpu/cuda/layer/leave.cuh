@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a tile's sums leave: activated, quantised, and stored by rows. */
+#ifndef TERN_GPU_CUDA_LAYER_LEAVE_CUH
+#define TERN_GPU_CUDA_LAYER_LEAVE_CUH
+
+#include "gpu/cuda/layer/ring.cuh"
+
+/* acc[0] becomes what gate and up make. */
+template <int N>
+static __device__ void activate(enum layer_activation activation, float (*acc)[N / 2])
+{
+#pragma unroll
+	for (int i = 0; i < N / 2; i++) {
+		float gate = acc[0][i];
+
+		if (activation == LAYER_SWIGLU)
+			gate = gate / (1.0f + __expf(-gate));
+		acc[0][i] = gate * acc[1][i];
+	}
+}
+
+/* The largest magnitude of each row's 128 outputs, of 8 warps. */
+template <int N>
+static __device__ void find_amax(
+	const float *v, struct shared_memory *mine, const struct seat *seat)
+{
+#pragma unroll
+	for (int j = 0; j < N / 8; j++)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			float most = fmaxf(fabsf(v[4 * j + c]), fabsf(v[4 * j + 2 + c]));
+
+			for (int d = 4; d < 32; d *= 2)
+				most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+			if (seat->lane < 4)
+				mine->amax[seat->warp][8 * j + seat->lane * 2 + c] = most;
+		}
+	sync_threads(1, CONSUMERS);
+}
+
+static __device__ float amax_of(const struct shared_memory *mine, int row)
+{
+	float most = 0;
+
+#pragma unroll
+	for (int w = 0; w < CONSUMERS / 32; w++)
+		most = fmaxf(most, mine->amax[w][row]);
+	return most;
+}
+
+/* As gpu/cuda/common/quantise.cuh: no scale is subnormal, and that of zeros is 1. */
+static __device__ float scale_of(float amax)
+{
+	return !(amax > 0) ? 1.0f : fmaxf(__fdiv_rn(amax, 448.0f), 0x1p-126f);
+}
+
+static __device__ float factor_of(float amax)
+{
+	return !(amax > 0)                           ? 1.0f
+	       : __fdiv_rn(amax, 448.0f) < 0x1p-126f ? 0x1p126f
+						     : __fdiv_rn(448.0f, amax);
+}
+
+/* [rows][64 outputs] of shared memory to rows of memory, 16 bytes a thread. */
+static __device__ void store_rows(const uint8_t *from, uint8_t *to, uint64_t to_pitch_bytes,
+	uint32_t rows, uint32_t pieces, uint32_t pieces_there, uint32_t thread)
+{
+	for (uint32_t i = thread; i < rows * pieces; i += 128) {
+		uint32_t row = i / pieces, piece = i % pieces;
+
+		if (piece < pieces_there)
+			*(uint4 *)(to + row * to_pitch_bytes + piece * 16) =
+				*(const uint4 *)(from + row * OUT_PITCH + piece * 16);
+	}
+}
+
+/* Elements of U, outputs m .. m + 63 of a tile's rows, by a warpgroup. value(i) is the i-th of
+ * wgmma's order. */
+template <int N, class U, class Value>
+static __device__ void store_outputs(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, uint32_t m, const Value &value)
+{
+	const int at_once = N < OUT_WIDTH ? N : OUT_WIDTH < N && N % OUT_WIDTH ? 32 : OUT_WIDTH;
+	const uint32_t pieces = 64 * sizeof(U) / 16;
+	uint8_t *out = mine->out[seat->group];
+	uint32_t there = m < args->m ? min(pieces, (args->m - m) * (uint32_t)sizeof(U) / 16) : 0;
+
+#pragma unroll
+	for (int begin = 0; begin < N; begin += at_once) {
+		sync_threads(2 + seat->group, 128);
+#pragma unroll
+		for (int j = 0; j < at_once / 8; j++)
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				int row = 8 * j + seat->lane % 4 * 2 + i % 2;
+				int output = seat->warp % 4 * 16 + seat->lane / 4 + i / 2 * 8;
+
+				((U *)(out + row * OUT_PITCH))[output] =
+					value(begin / 2 + 4 * j + i);
+			}
+		sync_threads(2 + seat->group, 128);
+		if (begin < tile->rows)
+			store_rows(out,
+				(uint8_t *)args->out +
+					((tile->first_row + begin) * args->out_stride + m) *
+						sizeof(U),
+				args->out_stride * sizeof(U),
+				min((uint32_t)at_once, tile->rows - begin), pieces, there,
+				seat->warp % 4 * 32 + seat->lane);
+	}
+}
+
+template <int N>
+static __device__ void leave_gate_up(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, float (*acc)[N / 2], __nv_bfloat16)
+{
+	activate<N>(args->activation, acc);
+	store_outputs<N, __nv_bfloat16>(args, mine, tile, seat,
+		tile->m_tile * 128 + seat->group * 64,
+		[&](int i) { return __float2bfloat16_rn(acc[0][i]); });
+}
+
+template <int N>
+static __device__ void leave_gate_up(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, float (*acc)[N / 2], __nv_fp8_e4m3)
+{
+	uint32_t thread = seat->warp * 32 + seat->lane;
+
+	activate<N>(args->activation, acc);
+	find_amax<N>(acc[0], mine, seat);
+#pragma unroll
+	for (int j = 0; j < N / 8; j++)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			float factor = factor_of(amax_of(mine, 8 * j + seat->lane % 4 * 2 + c));
+
+			acc[0][4 * j + c] *= factor;
+			acc[0][4 * j + 2 + c] *= factor;
+		}
+	if (thread < tile->rows)
+		args->out_scales[(uint64_t)tile->m_tile * args->scales_stride + tile->first_row +
+				 thread] = scale_of(amax_of(mine, thread));
+	store_outputs<N, uint8_t>(args, mine, tile, seat, tile->m_tile * 128 + seat->group * 64,
+		[&](int i) { return __nv_cvt_float_to_fp8(acc[0][i], __NV_SATFINITE, __NV_E4M3); });
+	/* The next tile's amax is not written before all have read this one's. */
+	sync_threads(1, CONSUMERS);
+}
+
+template <int N>
+static __device__ void leave_down(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, float (*acc)[N / 2])
+{
+#pragma unroll
+	for (int half = 0; half < 2; half++)
+		store_outputs<N, __nv_bfloat16>(args, mine, tile, seat,
+			tile->m_tile * 256 + half * 128 + seat->group * 64,
+			[&](int i) { return __float2bfloat16_rn(acc[half][i]); });
+}
+
+/* ---- tiles of many rows: a thread has whole rows' parts ---------------------------------------
+ */
+
+static __device__ void put_pair(uint8_t *to, float a, float b, uint8_t)
+{
+	*(__nv_fp8x2_storage_t *)to =
+		__nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
+}
+
+static __device__ void put_pair(uint8_t *to, float a, float b, __nv_bfloat16)
+{
+	*(__nv_bfloat162 *)to = __floats2bfloat162_rn(a, b);
+}
+
+/* 128 outputs from m on of a group's 64 rows, 128 bytes of each row at a time. */
+template <class U>
+static __device__ void store_wide(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, uint32_t m, const float *v)
+{
+	const int at_once = 128 / sizeof(U);
+	uint8_t *out = mine->out[seat->group];
+	uint32_t first = seat->group * 64;
+
+#pragma unroll
+	for (int begin = 0; begin < 128; begin += at_once) {
+		uint32_t here = m + begin;
+		uint32_t there =
+			here < args->m ? min(8u, (args->m - here) * (uint32_t)sizeof(U) / 16) : 0;
+
+		sync_threads(2 + seat->group, 128);
+#pragma unroll
+		for (int j = 0; j < at_once / 8; j++)
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				int row = seat->warp % 4 * 16 + seat->lane / 4 + i * 8;
+				int at = begin / 2 + 4 * j + 2 * i;
+
+				put_pair(out + row * OUT_PITCH +
+						 (8 * j + seat->lane % 4 * 2) * sizeof(U),
+					v[at], v[at + 1], U());
+			}
+		sync_threads(2 + seat->group, 128);
+		if (first < tile->rows)
+			store_rows(out,
+				(uint8_t *)args->out +
+					((tile->first_row + first) * args->out_stride + here) *
+						sizeof(U),
+				args->out_stride * sizeof(U), min(64u, tile->rows - first), 8,
+				there, seat->warp % 4 * 32 + seat->lane);
+	}
+}
+
+/* v: of two rows of a thread, of which its quad has all 128 outputs. */
+static __device__ void quantise_wide(
+	const struct layer_args *args, const struct tile *tile, const struct seat *seat, float *v)
+{
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4 + i * 8;
+		float amax = 0, factor;
+
+#pragma unroll
+		for (int j = 0; j < 16; j++)
+			amax = fmaxf(
+				amax, fmaxf(fabsf(v[4 * j + 2 * i]), fabsf(v[4 * j + 2 * i + 1])));
+		amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
+		amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+		factor = factor_of(amax);
+#pragma unroll
+		for (int j = 0; j < 16; j++) {
+			v[4 * j + 2 * i] *= factor;
+			v[4 * j + 2 * i + 1] *= factor;
+		}
+		if (seat->lane % 4 == 0 && row < tile->rows)
+			args->out_scales[(uint64_t)tile->m_tile * args->scales_stride +
+					 tile->first_row + row] = scale_of(amax);
+	}
+}
+
+template <int WHICH>
+static __device__ void leave_wide(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, float (*acc)[64])
+{
+	if (WHICH == LAYER_GATE_UP) {
+		activate<128>(args->activation, acc);
+		quantise_wide(args, tile, seat, acc[0]);
+		store_wide<uint8_t>(args, mine, tile, seat, tile->m_tile * 128, acc[0]);
+		return;
+	}
+#pragma unroll
+	for (int half = 0; half < 2; half++)
+		store_wide<__nv_bfloat16>(
+			args, mine, tile, seat, tile->m_tile * 256 + half * 128, acc[half]);
+}
+
+#endif

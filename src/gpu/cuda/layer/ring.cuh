@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A block's shared memory, and who is who in a block. */
+#ifndef TERN_GPU_CUDA_LAYER_RING_CUH
+#define TERN_GPU_CUDA_LAYER_RING_CUH
+
+#include "gpu/cuda/layer/tiles.cuh"
+
+#define STAGES 4
+#define HALF_BYTES (128 * 128)
+#define WEIGHTS_BYTES (2 * HALF_BYTES)
+#define ROWS_BYTES (WIDTH_MAX * 128)
+#define CONSUMERS 256
+#define THREADS (128 + CONSUMERS)
+#define OUT_WIDTH 64  /* rows that leave through shared memory at a time */
+#define OUT_PITCH 144 /* bytes of 64 bf16, and 16 against bank conflicts */
+
+struct shared_memory {
+	uint8_t weights[STAGES][WEIGHTS_BYTES];
+	uint8_t rows[STAGES][ROWS_BYTES];
+	float scales[STAGES][WIDTH_MAX + 32]; /* each on a line of 128 bytes, where copies go */
+	uint8_t out[2][OUT_WIDTH * OUT_PITCH];
+	float amax[CONSUMERS / 32][WIDTH_MAX];
+	uint64_t full[STAGES], empty[STAGES];
+	struct tile_list list;
+};
+
+/* A place in the ring, and how often it went round. */
+struct place {
+	uint32_t stage, parity;
+};
+
+static __device__ void go_on(struct place *place)
+{
+	if (++place->stage == STAGES) {
+		place->stage = 0;
+		place->parity ^= 1;
+	}
+}
+
+/* A consuming thread: its warpgroup, and its place there. */
+struct seat {
+	uint32_t group, warp, lane; /* warp: of both groups */
+};
+
+/* What waits took and when a block came to a place, in nanoseconds: in tern-lab-gemm-trace alone.
+ */
+static __device__ uint64_t mark_now(void)
+{
+#ifdef TERN_TRACE
+	uint64_t ns;
+
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns)::"memory");
+	return ns;
+#else
+	return 0;
+#endif
+}
+
+static __device__ uint64_t mark_clock(void)
+{
+#ifdef TERN_TRACE
+	return clock64();
+#else
+	return 0;
+#endif
+}
+
+static __device__ void mark_leave(const struct layer_args *args, enum layer_mark which, uint64_t v)
+{
+#ifdef TERN_TRACE
+	if (args->marks)
+		args->marks[blockIdx.x * LAYER_MARKS + which] = v;
+#endif
+}
+
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which tiles there are, made of counts that stand on the device. */
+#ifndef TERN_GPU_CUDA_LAYER_TILES_CUH
+#define TERN_GPU_CUDA_LAYER_TILES_CUH
+
+#include "gpu/cuda/layer/gemm.h"
+#include "gpu/cuda/layer/wgmma.cuh"
+
+#define WIDTH_MAX 128
+#define LIST_WARPS (LAYER_EXPERTS_MAX / 32)
+
+struct expert_tiles {
+	uint32_t expert, rows, first_tile;
+	uint32_t row_tiles; /* of `step` rows each, the last one of fewer */
+	uint32_t step, first_row;
+};
+
+/* Experts with rows, in order; then one without rows, where the tiles end. */
+struct tile_list {
+	struct expert_tiles experts[LAYER_EXPERTS_MAX + 1];
+	uint32_t tiles[LIST_WARPS], listed[LIST_WARPS]; /* of 32 experts each */
+};
+
+struct tile {
+	uint32_t expert, m_tile, first_row, rows;
+	int width_index, width; /* as computed: at least `rows` */
+};
+
+/* Equal parts of at most WIDTH_MAX rows. */
+static __device__ uint32_t step_of(uint32_t rows, uint32_t row_tiles)
+{
+	return ((rows + row_tiles - 1) / row_tiles + 7) / 8 * 8;
+}
+
+/* By whole blocks of at least LIST_WARPS warps, each of which has an expert a lane: all counts are
+ * read at once, as they are what everything waits for. */
+static __device__ void list_experts(const struct layer_args *args, struct tile_list *list)
+{
+	uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x;
+	uint32_t rows = e < args->experts ? args->by_expert.counts[e] : 0;
+	uint32_t row_tiles = (rows + WIDTH_MAX - 1) / WIDTH_MAX;
+	uint32_t here = row_tiles * args->m_tiles, sum = here;
+	uint32_t with_rows = __ballot_sync(~0u, rows),
+		 place = __popc(with_rows & ((1u << lane) - 1));
+
+	for (int d = 1; d < 32; d *= 2) {
+		uint32_t v = __shfl_up_sync(~0u, sum, d);
+
+		sum += lane >= d ? v : 0;
+	}
+	if (warp < LIST_WARPS && lane == 31) {
+		list->tiles[warp] = sum;
+		list->listed[warp] = __popc(with_rows);
+	}
+	__syncthreads();
+	sum -= here;
+	for (uint32_t w = 0; w < min(warp, LIST_WARPS); w++) {
+		sum += list->tiles[w];
+		place += list->listed[w];
+	}
+	if (rows)
+		list->experts[place] = {e, rows, sum, row_tiles, step_of(rows, row_tiles),
+			(uint32_t)args->by_expert.offsets[e]};
+	else if (threadIdx.x == LAYER_EXPERTS_MAX)
+		list->experts[place] = {0, 0, sum, 0, 0, 0};
+}
+
+/* The narrowest width that is computed and has room for so many rows. */
+static __device__ int width_index_of(uint32_t rows)
+{
+	return rows <= 8    ? 0
+	       : rows <= 16 ? 1
+	       : rows <= 32 ? 2
+	       : rows <= 64 ? 3
+	       : rows <= 96 ? 4
+			    : 5;
+}
+
+static __device__ int width_of(int index)
+{
+	return index < 4 ? 8 << index : index == 4 ? 96 : 128;
+}
+
+/* *at moves on: tiles are asked for in ascending order. False after the last one. */
+static __device__ bool find_tile(const struct layer_args *args, const struct expert_tiles **at,
+	uint32_t nr, struct tile *tile)
+{
+	const struct expert_tiles *e = *at;
+
+	while (e->rows && nr >= e[1].first_tile)
+		e++;
+	*at = e;
+	if (!e->rows)
+		return false;
+
+	uint32_t within = nr - e->first_tile;
+	uint32_t begin = within % e->row_tiles * e->step;
+
+	tile->expert = e->expert;
+	tile->m_tile = within / e->row_tiles;
+	tile->first_row = e->first_row + begin;
+	/* Not 0: a step has at most 128 rows, and all tiles but the last one together fewer than
+	 * all. */
+	tile->rows = min(e->step, e->rows - begin);
+	tile->width_index = width_index_of(tile->rows);
+	tile->width = width_of(tile->width_index);
+	return true;
+}
+
+#endif
