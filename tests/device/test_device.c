@@ -181,7 +181,9 @@ static void bad_ids(struct rank *rank)
 
 /* ---- ranks that do not come ------------------------------------------------------------------ */
 
-/* Rank 0 leaves the others alone in a half: bounded, reported, and over. */
+/* Rank 0 leaves the others alone in a half: bounded, reported, and over. Lanes of a warp look at
+ * the clock one after the other, and the one that reports need not be the one that gave up: where
+ * they are emulated it may have begun to wait later, by as long as a busy machine let it lie. */
 static void stalled(struct rank *rank, bool in_combine)
 {
 	struct tern_wait_report report = {.size = sizeof(report)};
@@ -215,8 +217,8 @@ static void stalled(struct rank *rank, bool in_combine)
 				in_combine ? "in combine" : NULL);
 			expect(&s, "report", tern_moe_wait_report(moe, &report), 0, NULL);
 			if (report.peer != 0 || report.rank != rank->rank ||
-				report.phase != (int)phase || report.waited_ns < 300000000u ||
-				report.waited_ns > 5000000000u)
+				report.phase != (int)phase || report.waited_ns < 150000000u ||
+				report.waited_ns > 60000000000u)
 				rank_fails(rank, "reported: rank %d for %d, phase %d, %llu ns",
 					report.rank, report.peer, report.phase,
 					(unsigned long long)report.waited_ns);
