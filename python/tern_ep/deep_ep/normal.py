@@ -178,8 +178,11 @@ class Normal:
         """Both in one piece: as the layout has them, or put together."""
         nr_ranks = by_rank.shape[0]
         if by_expert.data_ptr() == by_rank.data_ptr() + 4 * nr_ranks and by_expert.untyped_storage().data_ptr() == by_rank.untyped_storage().data_ptr():
-            return by_rank.as_strided((nr_ranks + by_expert.shape[0],), (1,)).cpu().numpy()
-        return torch.cat((by_rank, by_expert)).cpu().numpy()
+            both = by_rank.as_strided((nr_ranks + by_expert.shape[0],), (1,))
+        else:
+            both = torch.cat((by_rank, by_expert))
+        counts: npt.NDArray[np.int32] = both.cpu().numpy()
+        return counts
 
     def _sizes(self, rows: Rows, by_rank: Any, by_expert: Any, alignment: int, worst: int) -> Sizes:
         nr, nr_ranks = rows.x.shape[0], self._nr_ranks
