@@ -378,6 +378,14 @@ class Torch(Numpy):
         self.fast = torch.Tensor
         self.address = torch.Tensor.data_ptr
         self.dtypes = {dtype: getattr(torch, name) for dtype, name in NAMES.items()}
+        self._like = torch.empty_like
+        self._templates: Dict[Tuple[Tuple[int, ...], Any], Any] = {}
+        self._settle(torch.device("cpu"))
+
+    def _settle(self, device: Any) -> None:
+        self.device = device
+        with self.lasting():
+            self._one = self._torch.zeros(16, dtype=self._torch.uint8, device=device)
 
     @staticmethod
     def form(tensor: Any) -> Form:
@@ -402,7 +410,23 @@ class Torch(Numpy):
         return self._torch.from_numpy(array)
 
     def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Any:
-        return self._torch.empty(shape, dtype=self.dtypes[dtype])
+        return self.new(shape, self.dtypes[dtype])
+
+    def new(self, shape: Tuple[int, ...], dtype: Any) -> Any:
+        """torch.empty takes twice as long, as it reads shape, type and device anew: here they are those of a template."""
+        template = self._templates.get((shape, dtype))
+        if template is None:
+            template = self._template(shape, dtype)
+        return self._like(template)
+
+    def _template(self, shape: Tuple[int, ...], dtype: Any) -> Any:
+        """One element, expanded. It takes no memory, which might be a graph's."""
+        if len(self._templates) >= 256:  # prompts have many lengths
+            self._templates.clear()
+        with self.lasting():
+            template = self._one[: dtype.itemsize].view(dtype).expand(shape)
+        self._templates[shape, dtype] = template
+        return template
 
 
 class _DeviceMemory:
@@ -420,7 +444,7 @@ class TorchCuda(Torch):
         super().__init__()
         if not self._torch.cuda.is_available():
             raise UnsupportedError("device is CUDA, and torch sees no CUDA device")
-        self.device = self._torch.device("cuda", self._torch.cuda.current_device())
+        self._settle(self._torch.device("cuda", self._torch.cuda.current_device()))
         self.stream: Callable[[], int] = functools.partial(self._torch._C._cuda_getCurrentRawStream, self.device.index)
         """The stream that is current for the calling thread."""
 
@@ -432,9 +456,6 @@ class TorchCuda(Torch):
 
     def plain(self, array: Any) -> Any:
         return array
-
-    def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Any:
-        return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
 
     def capturing(self) -> bool:
         return bool(self._torch.cuda.is_current_stream_capturing())

@@ -77,12 +77,9 @@ class _Sizes:
         self.names = tuple(outputs)
         self.outputs = tuple(outputs.values())
 
-    def new(self, x: Tensor) -> Tuple[Tensor, ...]:
-        """What the op fills, and what the compiler reckons with. new_empty takes a third of the time of torch.empty."""
+    def fakes(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """What the compiler reckons with."""
         return tuple([x.new_empty(shape, dtype=dtype) for shape, dtype in self.outputs])
-
-    def combined(self, nr_tokens: int, y: Tensor) -> Tensor:
-        return y.new_empty((nr_tokens, self.out[0]), dtype=self.out[1])
 
 
 _known: Dict[int, _Sizes] = {}
@@ -100,7 +97,9 @@ def _dispatch(
     order: Tensor, exchange: int, slot: int, x: Tensor, scales: Optional[Tensor], topk_ids: Tensor, topk_weights: Optional[Tensor]
 ) -> Tuple[Tensor, ...]:
     sizes, moe = _of(exchange)
-    outputs = sizes.new(x)
+    kind = moe.kind
+    assert isinstance(kind, Torch)
+    outputs = tuple([kind.new(shape, dtype) for shape, dtype in sizes.outputs])
     rows, counts, offsets = outputs[:3]
     into_x = rows if sizes.direct else None
     into_scales = outputs[-1] if sizes.direct and sizes.fp8 else None
@@ -119,18 +118,21 @@ def _dispatch(
 
 
 def _dispatch_fake(order: Tensor, exchange: int, slot: int, x: Tensor, scales: Any, topk_ids: Tensor, topk_weights: Any) -> Any:
-    return _of(int(exchange))[0].new(x)
+    return _of(int(exchange))[0].fakes(x)
 
 
 def _combine(order: Tensor, exchange: int, slot: int, y: Tensor, nr_tokens: int) -> Tensor:
     sizes, moe = _of(exchange)
-    out = sizes.combined(nr_tokens, y)
+    kind = moe.kind
+    assert isinstance(kind, Torch)
+    out: Tensor = kind.new((nr_tokens, sizes.out[0]), sizes.out[1])
     moe.combine(y, slot=slot, out=out)
     return out
 
 
 def _combine_fake(order: Tensor, exchange: int, slot: int, y: Tensor, nr_tokens: int) -> Tensor:
-    return _of(int(exchange))[0].combined(nr_tokens, y)
+    width, dtype = _of(int(exchange))[0].out
+    return y.new_empty((nr_tokens, width), dtype=dtype)
 
 
 def _release(order: Tensor, exchange: int, slot: int) -> None:
@@ -164,6 +166,12 @@ _combine_op = _op("combine", ", Tensor y, SymInt nr_tokens) -> Tensor", _combine
 _release_op = _op("release", ") -> ()", _release, _release_fake)
 
 
+def _seen(x: Tensor) -> bool:
+    """Whether somebody looks at the ops that are called: a compiler, a mode, autograd. Where nobody does, torch's dispatcher would cost as
+    much as the call."""
+    return torch.compiler.is_compiling() or type(x) is not Tensor or x.requires_grad or torch._C._len_torch_dispatch_stack() > 0
+
+
 class Ops:
     """The ops of one exchange, which has to be made with arrays="torch"."""
 
@@ -185,12 +193,14 @@ class Ops:
         self, x: Tensor, topk_ids: Tensor, topk_weights: Optional[Tensor] = None, *, scales: Optional[Tensor] = None, slot: int = 0
     ) -> Rows:
         """Exchange.dispatch."""
-        given = self._dispatch(self._order, self._key, slot, x, scales, topk_ids, topk_weights)
+        op = self._dispatch if _seen(x) else _dispatch
+        given = op(self._order, self._key, slot, x, scales, topk_ids, topk_weights)
         return Rows(*given) if self._in_order else Rows(**dict(zip(self._names, given)))
 
     def combine(self, y: Tensor, nr_tokens: int, *, slot: int = 0) -> Tensor:
         """Exchange.combine. nr_tokens: what this rank passed to dispatch."""
-        result: Tensor = _combine_op(self._order, self._key, slot, y, nr_tokens)
+        op = _combine_op if _seen(y) else _combine
+        result: Tensor = op(self._order, self._key, slot, y, nr_tokens)
         return result
 
     def release(self, *, slot: int = 0) -> None:

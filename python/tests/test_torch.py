@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from reference import World, bits, fill_results, judge_combined, judge_received  # noqa: E402
+from test_calls import counted  # noqa: E402
 
 import tern_ep  # noqa: E402
 import tern_ep.torch  # noqa: E402
@@ -172,6 +173,42 @@ def test_fakes_say_what_the_op_returns(mode: Mode, layout: Layout, dtype: Dtype)
             assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         assert int(real[1].sum()) == (5 if by_source else int((ids >= 0).sum()))
         ops.release()
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    """Names of the ops that pass torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Any = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_ops_pass_the_dispatcher_where_somebody_looks(mode: Mode) -> None:
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, dataclasses.replace(PLAIN, mode=mode), arrays="torch") as moe:
+        forward, given = layer(tern_ep.torch.Ops(moe), 0.5), inputs(3, 4)
+        plain = forward(*given)
+        with Seen() as seen:
+            assert torch.equal(forward(*given), plain)
+        assert [name for name in seen.names if name.startswith("tern_ep::")] == ["tern_ep::dispatch_3", "tern_ep::combine"]
+        assert torch.equal(plain, expected(*given, 8, 0.5))
+
+
+def test_calls_of_ops() -> None:
+    """Of a pair that nobody looks at. More is allowed only for a reason."""
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, PLAIN, arrays="torch") as moe:
+        ops, given = tern_ep.torch.Ops(moe), inputs(2, 4)
+
+        def pair() -> None:
+            ops.combine(ops.dispatch(*given).x, 4)
+
+        pair()
+        found = counted(pair)
+        assert found["call"] <= 40 and found["c_call"] <= 36, found
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
