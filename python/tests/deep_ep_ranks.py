@@ -560,7 +560,8 @@ def rank_of(rank: int, nr_ranks: int, room: str, part: str, arguments: List[str]
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device("cuda")
     resource.setrlimit(resource.RLIMIT_CPU, (300, 300))
-    dist.init_process_group("gloo", init_method=f"file://{room}/meeting", rank=rank, world_size=nr_ranks)
+    backend = "cpu:gloo,cuda:nccl" if DEVICE == "cuda" and torch.cuda.device_count() >= nr_ranks else "gloo"  # NCCL wants a GPU for each
+    dist.init_process_group(backend, init_method=f"file://{room}/meeting", rank=rank, world_size=nr_ranks)
     PARTS[part](dist.group.WORLD, *arguments)
     if part not in ("killed", "masks"):
         dist.barrier()

@@ -263,9 +263,12 @@ def killed_in_backward(kind: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    backend = "gloo"
     if DEVICE == "cuda":
         torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
-    dist.init_process_group("gloo")
+        if torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"]):
+            backend = "cpu:gloo,cuda:nccl"  # NCCL wants a GPU for each rank
+    dist.init_process_group(backend)
     tern_ep.transformers.configure(max_tokens=24, decode_tokens=4, wait_ms=60000)
     for kind in OTHERS if sys.argv[1] == "own_batches" else CONFIGS:
         globals()[sys.argv[1]](kind)
