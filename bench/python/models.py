@@ -158,7 +158,7 @@ class Step:
 
     def __init__(self, model: Model, batch: int):
         self.model, self.replays = model, model.options.replays
-        cache = StaticCache(config=model.model.config, max_cache_len=PROMPT + 2 * self.replays + 16)
+        self.cache = cache = StaticCache(config=model.model.config, max_cache_len=PROMPT + 2 * self.replays + 16)  # the graph writes there
         self.token = model.tokens(batch, 1)
         given = model.tokens(batch, PROMPT)
         model.model(given, past_key_values=cache, use_cache=True, logits_to_keep=1)

@@ -531,8 +531,8 @@ class Exchange:
         state.wanted = want is not None
         want = want or NOTHING
         form = self._form(want.wide_ids, want.expert_counts, want.expert_totals, want.waited_ns)
-        if form is not None and want.gemm_scales is not None:
-            form = None if type(want.gemm_scales) is not self.kind.fast else (form, self.kind.form(want.gemm_scales))
+        more = None if form is None else self._form(want.gemm_scales, want.into_counts)
+        form = None if more is None else (form, more)
         if form is not None and (form, want.counts_alignment) == state.wanted_form:
             want.set_addresses(state.received, self.kind.address)
             return

@@ -69,6 +69,9 @@ class Wanted:
     """FP8: scales column by column, [columns][stride], PADDED [L][columns][stride]: float32, a column a block; UE8M0 32-bit integers,
     of four blocks each. The stride is a multiple of 4, and no less than max_rows (PADDED: than an expert's part of them)."""
     counts_alignment: int = 1
+    into_counts: Optional[Array] = None
+    """[L], or [R] BY_SOURCE, 32 bits: where Received.counts lie, in place of the library's memory. On GPUs not of dispatch_recv in
+    high-throughput mode."""
 
     def fill(self, moe: "Exchange", args: Any) -> Dict[str, View]:
         """Sets the fields of struct tern_received. Returns what it looked at."""
@@ -90,7 +93,10 @@ class Wanted:
             shape = (nr_local, columns, stride) if config.layout == Layout.PADDED else (columns, stride)
             views["gemm_scales"] = _dense("gemm_scales", self.gemm_scales, shape, ("int32", "uint32") if packed else ("float32",))
             args.gemm_scales_stride = stride
-        for name in ("wide_ids", "expert_counts", "expert_totals", "waited_ns", "gemm_scales"):
+        if self.into_counts is not None:
+            lists = moe.nr_ranks if config.layout == Layout.BY_SOURCE else nr_local
+            views["into_counts"] = _dense("into_counts", self.into_counts, (lists,), ("int32", "uint32"))
+        for name in ("wide_ids", "expert_counts", "expert_totals", "waited_ns", "gemm_scales", "into_counts"):
             setattr(args, name, views[name].address if name in views else None)
         args.counts_alignment = self.counts_alignment
         return views
@@ -102,6 +108,7 @@ class Wanted:
         args.expert_totals = None if self.expert_totals is None else address(self.expert_totals)
         args.waited_ns = None if self.waited_ns is None else address(self.waited_ns)
         args.gemm_scales = None if self.gemm_scales is None else address(self.gemm_scales)
+        args.into_counts = None if self.into_counts is None else address(self.into_counts)
 
 
 NOTHING = Wanted()

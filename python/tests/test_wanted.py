@@ -46,6 +46,7 @@ def play(group: tern_ep.Group, layout: Layout, scale: Scale) -> bool:
         want = Wanted(
             wide_ids=np.zeros((moe.max_rows, TOPK), np.int64) if by_source else None,
             expert_counts=np.zeros(moe.nr_local, np.int32),
+            into_counts=np.full(moe.nr_ranks if by_source else moe.nr_local, -1, np.int32),
             expert_totals=np.zeros(moe.nr_local, np.int64),
             gemm_scales=np.zeros((2 if packed else 5, stride), np.uint32 if packed else np.float32),
             counts_alignment=4,
@@ -58,6 +59,7 @@ def play(group: tern_ep.Group, layout: Layout, scale: Scale) -> bool:
             assert moe.received_sizes() == (received.nr_rows, received.extent)
             counts = np.array([(received.topk_ids == i).sum() for i in range(moe.nr_local)]) if by_source else received.counts
             totals += counts
+            assert received.counts.ctypes.data == want.into_counts.ctypes.data and (by_source or np.array_equal(want.into_counts, counts))
             assert np.array_equal(want.expert_counts, -(-counts // 4) * 4) and np.array_equal(want.expert_totals, totals)
             assert np.array_equal(want.gemm_scales[:, : received.extent], by_columns(received, packed))
             if by_source:

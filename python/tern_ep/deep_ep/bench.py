@@ -50,7 +50,7 @@ class Library:
         self.name, self.module = name, module
         nr_ranks, most = group.size(), max(args.most)
         hidden_bytes = 2 * args.hidden
-        configs = (module.Buffer.get_dispatch_config(nr_ranks), module.Buffer.get_combine_config(nr_ranks))
+        configs = [module.Config(sms) for sms in args.sms]
         nvl = max(config.get_nvl_buffer_size_hint(hidden_bytes, nr_ranks) for config in configs)
         rdma = module.Buffer.get_low_latency_rdma_size_hint(most, args.hidden, nr_ranks, args.experts)
         self.buffer = module.Buffer(group, nvl, rdma, low_latency_mode=True, num_qps_per_rank=max(args.experts // nr_ranks, 1), explicitly_destroy=True)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 import numpy as np
 import torch
 
-from ..arrays import Dtype
+from ..arrays import Dtype, Torch
 from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
 from ..errors import InvalidError, UnsupportedError, WaitTimeoutError
 from ..exchange import Exchange
@@ -21,6 +21,12 @@ from .exchanges import Exchanges, check, device_of
 from .streams import capturing, check_capture
 
 _SLOTS = 2
+
+
+def _tensors(moe: Exchange) -> Torch:
+    """What makes tensors where the exchange has its own."""
+    assert isinstance(moe.kind, Torch)
+    return moe.kind
 
 
 class Round:
@@ -184,13 +190,14 @@ class LowLatency:
 
         made = Round(lane, slot, ids)
         hidden, positions, fp8 = x.shape[1], nr_ranks * most, scale != Scale.NONE
-        into = x.new_empty((nr_local, positions, hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+        new = _tensors(moe).new
+        into = new((nr_local, positions, hidden), torch.float8_e4m3fn if fp8 else torch.bfloat16)
         into_scales: Any = None
         columns: Any = None
         if fp8:
-            into_scales, columns = self._scales(lane, slot, x, nr_local, positions, unpacked)
-        made.counts = x.new_empty(nr_local, dtype=torch.int32)
-        want = Wanted(expert_counts=made.counts, gemm_scales=columns, waited_ns=waited)
+            into_scales, columns = self._scales(lane, slot, nr_local, positions, unpacked)
+        made.counts = new((nr_local,), torch.int32)
+        want = Wanted(into_counts=made.counts, gemm_scales=columns, waited_ns=waited)
         flat = into.view(-1, hidden)
         scales = self._shown(into_scales, columns, nr_local, positions, unpacked)
 
@@ -214,7 +221,7 @@ class LowLatency:
         lane.next = (slot + 1) % _SLOTS
         return (into, scales) if fp8 else into, made.counts, Handle.of(made, moe.config), made.finish if hook else None
 
-    def _scales(self, lane: Lane, slot: int, x: Any, nr_local: int, positions: int, unpacked: bool) -> Any:
+    def _scales(self, lane: Lane, slot: int, nr_local: int, positions: int, unpacked: bool) -> Any:
         """Scales as rows bring them, and column by column."""
         config = lane.moe.config
         blocks, packed = config.nr_blocks, config.scale == Scale.UE8M0
@@ -222,7 +229,7 @@ class LowLatency:
             return lane.scales[slot], None
         columns = -(-blocks // 4) if packed else blocks
         stride = -(-positions // 4) * 4
-        return lane.scales[slot], x.new_empty((nr_local, columns, stride), dtype=torch.int32 if packed else torch.float32)
+        return lane.scales[slot], _tensors(lane.moe).new((nr_local, columns, stride), torch.int32 if packed else torch.float32)
 
     def _shown(self, into_scales: Any, columns: Any, nr_local: int, positions: int, unpacked: bool) -> Any:
         """[L][R * T][columns], column-major."""
@@ -259,7 +266,7 @@ class LowLatency:
             if x is None:
                 raise InvalidError("zero_copy: get_next_low_latency_combine_buffer was not asked for this handle")
         if out is None:
-            out = x.new_empty((nr, hidden))
+            out = _tensors(moe).new((nr, hidden), torch.bfloat16)
         check("out", out, (nr, hidden), torch.bfloat16)
         if lane.rounds[there.slot] is not there or there.combining:
             there = self._again(there, ids)

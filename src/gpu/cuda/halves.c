@@ -112,11 +112,14 @@ static void give_received(const struct device_exchange *x, const struct device_s
 	received->version = 0;
 }
 
+static uint32_t call_blocks(const struct device_exchange *x, const struct device_call *call)
+{
+	return call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks;
+}
+
 static uint32_t beside_blocks(const struct device_exchange *x, const struct device_call *call)
 {
-	uint32_t most = call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks;
-
-	return gpu_least(most, BESIDE_BLOCKS);
+	return gpu_least(call_blocks(x, call), BESIDE_BLOCKS);
 }
 
 /* What the caller wants beside rows, behind them. */
@@ -125,6 +128,7 @@ static int put_wanted(struct device_exchange *x, const struct device_call *call,
 {
 	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
 	uint32_t blocks = d->exchange.row.nr_lines;
+	uint32_t nr_blocks = received->gemm_scales ? call_blocks(x, call) : beside_blocks(x, call);
 	struct gpu_wanted wanted = {.wide_ids = received->wide_ids,
 		.expert_counts = received->expert_counts,
 		.expert_totals = received->expert_totals,
@@ -137,7 +141,7 @@ static int put_wanted(struct device_exchange *x, const struct device_call *call,
 	if (!wanted.wide_ids && !wanted.expert_counts && !wanted.expert_totals &&
 		!wanted.gemm_scales)
 		return 0;
-	return cuda_check(dispatch_beside_launch(d, &wanted, beside_blocks(x, call), call->stream),
+	return cuda_check(dispatch_beside_launch(d, &wanted, nr_blocks, call->stream),
 		"the kernel beside received rows");
 }
 

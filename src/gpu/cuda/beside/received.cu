@@ -57,22 +57,39 @@ static __device__ __forceinline__ uint32_t column_of_scales(
 	return four;
 }
 
-/* Neighbouring threads have neighbouring rows. */
-static __device__ __forceinline__ void turn_scales(
-	const struct gpu_dispatch *d, const struct gpu_wanted *w, uint64_t thread, uint64_t nr)
+/* A column of so many rows is a warp's at a time; neighbouring lanes have neighbouring rows. */
+#define BESIDE_ROWS 256
+
+static __device__ __forceinline__ void turn_list(const struct gpu_dispatch *d,
+	const struct gpu_wanted *w, uint32_t list, uint32_t warp, uint32_t nr_warps)
 {
-	uint32_t nr_groups = d->by_source ? d->exchange.nr_ranks : d->exchange.nr_local;
+	uint64_t first = d->out_offsets[list],
+		 to = d->padded ? list * w->columns * w->stride : first;
+	uint32_t rows = d->out_counts[list], columns = (uint32_t)w->columns,
+		 nr_items = (rows + BESIDE_ROWS - 1) / BESIDE_ROWS * columns;
 
-	for (uint32_t g = 0; g < nr_groups; g++) {
-		uint64_t first = d->out_offsets[g], rows = d->out_counts[g],
-			 to = d->padded ? g * w->columns * w->stride : first;
+	for (uint32_t item = warp; item < nr_items; item += nr_warps) {
+		uint32_t part = item / columns, column = item - part * columns;
+		uint32_t row = part * BESIDE_ROWS + threadIdx.x % LANES,
+			 end = min(rows, (part + 1) * BESIDE_ROWS);
 
-		for (uint64_t i = thread; i < rows * w->columns; i += nr) {
-			uint64_t column = i / rows, row = i - column * rows;
-
+		for (; row < end; row += LANES)
 			w->gemm_scales[to + column * w->stride + row] =
-				column_of_scales(d, first + row, (uint32_t)column);
-		}
+				column_of_scales(d, first + row, column);
+	}
+}
+
+/* Lists are shared out among blocks: one after the other, each would be a trip to memory. */
+static __device__ __forceinline__ void turn_scales(
+	const struct gpu_dispatch *d, const struct gpu_wanted *w)
+{
+	uint32_t nr_lists = d->by_source ? d->exchange.nr_ranks : d->exchange.nr_local;
+	uint32_t nr_parts = max(gridDim.x / max(nr_lists, 1u), 1u), nr_warps = blockDim.x / LANES;
+
+	for (uint32_t unit = blockIdx.x; unit < nr_lists * nr_parts; unit += gridDim.x) {
+		uint32_t list = unit / nr_parts, part = unit - list * nr_parts;
+
+		turn_list(d, w, list, part * nr_warps + threadIdx.x / LANES, nr_parts * nr_warps);
 	}
 }
 
@@ -94,7 +111,7 @@ static __global__ void __launch_bounds__(BESIDE_THREADS) dispatch_beside(
 	if (w.wide_ids)
 		widen_ids(&d, &w, thread, nr);
 	if (w.gemm_scales)
-		turn_scales(&d, &w, thread, nr);
+		turn_scales(&d, &w);
 }
 } // namespace tern
 
