@@ -128,7 +128,8 @@ static int put_wanted(struct device_exchange *x, const struct device_call *call,
 {
 	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
 	uint32_t blocks = d->exchange.row.nr_lines;
-	uint32_t nr_blocks = received->gemm_scales ? call_blocks(x, call) : beside_blocks(x, call);
+	struct gpu_launch launch = {.early = x->early && !call->nr_sms,
+		.nr_blocks = received->gemm_scales ? call_blocks(x, call) : beside_blocks(x, call)};
 	struct gpu_wanted wanted = {.wide_ids = received->wide_ids,
 		.expert_counts = received->expert_counts,
 		.expert_totals = received->expert_totals,
@@ -141,7 +142,7 @@ static int put_wanted(struct device_exchange *x, const struct device_call *call,
 	if (!wanted.wide_ids && !wanted.expert_counts && !wanted.expert_totals &&
 		!wanted.gemm_scales)
 		return 0;
-	return cuda_check(dispatch_beside_launch(d, &wanted, nr_blocks, call->stream),
+	return cuda_check(dispatch_beside_launch(d, &wanted, &launch, call->stream),
 		"the kernel beside received rows");
 }
 

@@ -48,7 +48,7 @@ struct gpu_wanted {
 };
 
 cudaError_t dispatch_beside_launch(const struct gpu_dispatch *dispatch,
-	const struct gpu_wanted *wanted, uint32_t nr_blocks, cudaStream_t stream);
+	const struct gpu_wanted *wanted, const struct gpu_launch *launch, cudaStream_t stream);
 
 /* Behind the kernel that sends, and before the one that receives: low latency alone. */
 cudaError_t dispatch_waits_launch(

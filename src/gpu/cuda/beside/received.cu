@@ -101,6 +101,7 @@ static __global__ void __launch_bounds__(BESIDE_THREADS) dispatch_beside(
 	BLOCK_MEMORY(counts);
 	uint64_t thread = blockIdx.x * blockDim.x + threadIdx.x, nr = gridDim.x * blockDim.x;
 
+	wait_for_previous();
 	if (d.exchange.state->failed)
 		return;
 	if (blockIdx.x == 0 && (w.expert_counts || w.expert_totals)) {
@@ -158,13 +159,16 @@ cudaError_t dispatch_waits_launch(
 }
 
 cudaError_t dispatch_beside_launch(const struct gpu_dispatch *d, const struct gpu_wanted *w,
-	uint32_t nr_blocks, cudaStream_t stream)
+	const struct gpu_launch *launch, cudaStream_t stream)
 {
 	uint32_t shared = d->by_source ? d->exchange.nr_local * sizeof(uint32_t) : 0;
-	cudaLaunchConfig_t config = launch_config(nr_blocks, BESIDE_THREADS, shared, stream);
+	cudaLaunchAttribute early = {};
+	cudaLaunchConfig_t config =
+		launch_config(launch->nr_blocks, BESIDE_THREADS, shared, stream);
 	cudaError_t rc = shared > 48 * 1024 ? allow_shared((const void *)tern::dispatch_beside)
 					    : cudaSuccess;
 
+	launch_early(&config, &early, launch->early);
 	return rc ? rc : cudaLaunchKernelEx(&config, tern::dispatch_beside, *d, *w);
 }
 
