@@ -77,9 +77,14 @@ def load(options: argparse.Namespace, device: torch.device) -> Any:
 
 
 def spread(model: Any, nr_ranks: int, device: torch.device) -> Any:
-    """The experts over all ranks; all else stays on every rank, which has prompts of its own."""
+    """The experts over all ranks; all else stays on every rank, which has prompts of its own. A layer at a time, so that no more than
+    one is there whole and in parts."""
     mesh = dist.device_mesh.init_device_mesh(device.type, (nr_ranks, 1), mesh_dim_names=("experts", "replicas"))
-    apply_expert_parallelism(model, mesh["experts"], mesh["replicas"], model._expand_parallel_plan(model.ep_plan), "tern")
+    layers: Dict[str, Dict[str, str]] = {}
+    for name, style in model._expand_parallel_plan(model.ep_plan).items():
+        layers.setdefault(name.partition(".experts")[0], {})[name] = style
+    for plan in layers.values():
+        apply_expert_parallelism(model, mesh["experts"], mesh["replicas"], plan, "tern")
     return model.to(device)
 
 
