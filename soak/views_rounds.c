@@ -14,13 +14,14 @@ static bool knows_rounds_of(const struct sim_rank *rank, uint32_t r)
 					  (theirs->view.number + 1 == mine && theirs->stopped));
 }
 
-/* By the view alone, and not by what the rank believes. */
+/* By its table, and not by what its exchange makes of it. */
 static bool somebody_has(const struct sim_views *v, const struct sim_rank *rank, uint32_t expert)
 {
 	bool has = false;
 
-	for (uint32_t i = 0; i < COPIES; i++)
-		has = has || set_has(&rank->agreement.mine.view.alive, home_of(v, expert, i));
+	for (uint32_t p = 0; p < nr_places(v); p++)
+		has = has || (rank->placement.logical[p] == expert &&
+				     serves(v, rank, home_of(v, p % v->nr_ranks, p / v->nr_ranks)));
 	return has;
 }
 
@@ -35,8 +36,7 @@ static void judge_places(struct sim_views *v, uint32_t me)
 
 		all = all && somebody_has(v, rank, e);
 		if (rank->phase == LOST ||
-			(p != PLACEMENT_NOBODY &&
-				set_has(&rank->agreement.mine.view.alive, rank->placement.rank[p])))
+			(p != PLACEMENT_NOBODY && serves(v, rank, rank->placement.rank[p])))
 			continue;
 		wrong(v, "rank %u, in view %llu, sends to expert %u where no member has it", me,
 			(unsigned long long)rank->agreement.mine.view.number, e);
@@ -45,12 +45,16 @@ static void judge_places(struct sim_views *v, uint32_t me)
 		wrong(v, "rank %u misses experts that members have", me);
 }
 
-static void begin_round(struct sim_views *v, uint32_t me)
+void begin_round(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
 	bool lost = rank->placement.nr_lost && !breaks(v, VIEWS_BREAK_HIDE_LOSS);
 
 	rank->next = 0;
+	if (gather_is_due(v, rank)) {
+		gather_begin(v, me);
+		return;
+	}
 	rank->phase = rank->round == v->nr_rounds ? FINISHED : lost ? LOST : SEND_ROWS;
 	if (rank->phase != FINISHED)
 		judge_places(v, me);
@@ -61,8 +65,8 @@ static void find_round(struct sim_views *v, uint32_t me)
 	struct sim_rank *rank = &v->ranks[me];
 	uint64_t least = rank->done;
 
-	for (uint32_t r = 0; r < v->nr_ranks; r++) {
-		if (r == me || !set_has(&rank->agreement.mine.view.alive, r))
+	for (uint32_t r = 0; r < v->nr_ranks && serves(v, rank, me); r++) {
+		if (r == me || !serves(v, rank, r))
 			continue;
 		if (!knows_rounds_of(rank, r))
 			return;
@@ -73,12 +77,35 @@ static void find_round(struct sim_views *v, uint32_t me)
 			(unsigned long long)rank->done, (unsigned long long)least);
 	if (breaks(v, VIEWS_BREAK_NO_SERVICE))
 		least = rank->done;
+	if (!serves(v, rank, me)) {
+		gather_begin(v, me);
+		return;
+	}
 	rank->round = least;
 	rank->owed = least < rank->done;
 	begin_round(v, me);
 }
 
 /* ---- a rank acts ----------------------------------------------------------------------------- */
+
+static void judge_word(struct sim_views *v, uint32_t me, uint32_t r, const struct word *word)
+{
+	struct sim_rank *rank = &v->ranks[me];
+	uint64_t view = rank->agreement.mine.view.number;
+
+	if (word->view != view || word->round != rank->round)
+		wrong(v,
+			"rank %u reads in view %llu, round %llu what rank %u stored in view %llu, "
+			"round %llu",
+			me, (unsigned long long)view, (unsigned long long)rank->round, r,
+			(unsigned long long)word->view, (unsigned long long)word->round);
+	if (word->placed.hash && !rank->owed && !placed_is(&word->placed, &rank->placement.placed))
+		wrong(v,
+			"rank %u has version %u of the placement in round %llu, and rank %u "
+			"version %u",
+			me, rank->placement.placed.version, (unsigned long long)rank->round, r,
+			word->placed.version);
+}
 
 static bool all_words_are_here(struct sim_views *v, uint32_t me, enum kind kind)
 {
@@ -88,20 +115,11 @@ static bool all_words_are_here(struct sim_views *v, uint32_t me, enum kind kind)
 		FIRST_EPOCH, rank->round, breaks(v, VIEWS_BREAK_OLD_EPOCHS) ? 0 : view);
 
 	for (uint32_t r = 0; r < v->nr_ranks; r++)
-		if (set_has(&rank->agreement.mine.view.alive, r) && r != me &&
-			rank->words[kind][r].epoch != due)
+		if (serves(v, rank, r) && r != me && rank->words[kind][r].epoch != due)
 			return false;
-	for (uint32_t r = 0; r < v->nr_ranks; r++) {
-		const struct word *word = &rank->words[kind][r];
-
-		if (set_has(&rank->agreement.mine.view.alive, r) && r != me &&
-			(word->view != view || word->round != rank->round))
-			wrong(v,
-				"rank %u reads in view %llu, round %llu what rank %u stored in "
-				"view %llu, round %llu",
-				me, (unsigned long long)view, (unsigned long long)rank->round, r,
-				(unsigned long long)word->view, (unsigned long long)word->round);
-	}
+	for (uint32_t r = 0; r < v->nr_ranks; r++)
+		if (serves(v, rank, r) && r != me)
+			judge_word(v, me, r, &rank->words[kind][r]);
 	return true;
 }
 
@@ -132,7 +150,7 @@ static void send_some(struct sim_views *v, uint32_t me, enum kind kind)
 	for (; nr && rank->next < v->nr_ranks; rank->next++, nr--) {
 		uint32_t to = (me + 1 + rank->next) % v->nr_ranks;
 
-		if (to != me && set_has(&rank->agreement.mine.view.alive, to))
+		if (to != me && serves(v, rank, to))
 			store(v, me, to, kind);
 	}
 	if (rank->next < v->nr_ranks)
@@ -141,20 +159,25 @@ static void send_some(struct sim_views *v, uint32_t me, enum kind kind)
 	rank->phase++;
 }
 
+static void look_and_change(struct sim_views *v, uint32_t me)
+{
+	look_around(v, me);
+	if (wants_change(v, me) && !v->ranks[me].agreement.mine.stopped)
+		begin_change(v, me);
+}
+
 static void await(struct sim_views *v, uint32_t me, enum kind kind)
 {
 	struct sim_rank *rank = &v->ranks[me];
 
-	if (all_words_are_here(v, me, kind)) {
-		if (kind == WORD_SUMS)
-			end_round(v, me);
-		else
-			rank->phase++;
-		return;
+	if (!all_words_are_here(v, me, kind)) {
+		look_and_change(v, me);
+	} else if (kind == WORD_SUMS) {
+		end_round(v, me);
+	} else {
+		judge_weights(v, me);
+		rank->phase++;
 	}
-	look_around(v, me);
-	if (agreement_wanted(&rank->agreement) && !rank->agreement.mine.stopped)
-		begin_change(v, me);
 }
 
 void do_something(struct sim_views *v, uint32_t me)
@@ -163,6 +186,7 @@ void do_something(struct sim_views *v, uint32_t me)
 
 	if (breaks(v, VIEWS_BREAK_GO_ON) && rank->agreement.mine.stopped)
 		change(v, me);
+	move_step(v, me);
 	switch (rank->phase) {
 	case SEND_ROWS:
 		send_some(v, me, WORD_ROWS);
@@ -190,11 +214,18 @@ void do_something(struct sim_views *v, uint32_t me)
 		if (rank->phase == LEARN_ROUNDS && agreement_wanted(&rank->agreement))
 			begin_change(v, me);
 		break;
+	case GATHER:
+		if (gather_step(v, me))
+			begin_round(v, me);
+		else
+			look_and_change(v, me);
+		break;
+	case JOINING:
+		join(v, me);
+		break;
 	case FINISHED: /* others may still need it */
 	case LOST:
-		look_around(v, me);
-		if (agreement_wanted(&rank->agreement))
-			begin_change(v, me);
+		look_and_change(v, me);
 		break;
 	case EXPELLED:
 		break;
