@@ -48,7 +48,7 @@ void begin_life(struct sim_views *v, uint32_t r)
 	close_rank(rank);
 	*rank = (struct sim_rank){.life = life};
 	if (open_rank(v, r)) {
-		wrong(v, "no memory for a rank");
+		views_wrong(v, "no memory for a rank");
 		return;
 	}
 	rank->phase = JOINING;
@@ -95,7 +95,7 @@ static void arrive(struct sim_views *v, const struct event *event)
 		if (from->closed[event->to])
 			return;
 	}
-	land(v, event);
+	views_land(v, event);
 }
 
 static void tick(struct sim_views *v, struct event event)
@@ -104,10 +104,10 @@ static void tick(struct sim_views *v, struct event event)
 	bool is_stopped = rank->state == STOPPED;
 
 	if (event.kind == BEAT && !is_stopped && rank->phase != EXPELLED && rank->phase != JOINING)
-		tell(v, event.to);
+		views_tell(v, event.to);
 	if (event.kind == TICK && !is_stopped)
 		do_something(v, event.to);
-	post(v, event,
+	views_post(v, event,
 		event.kind == BEAT ? BEAT_US : 1 + draw(v, is_stopped ? 8 * TICK_US : TICK_US));
 }
 
@@ -117,7 +117,7 @@ static void deliver(struct sim_views *v, struct event event)
 	bool is_stopped = v->ranks[event.to].state == STOPPED;
 
 	if (is_stopped) {
-		post(v, event, BEAT_US);
+		views_post(v, event, BEAT_US);
 	} else if (event.kind == RECORD) {
 		hear(v, &event);
 		forget(event.told);
@@ -134,7 +134,7 @@ static void happen_to(struct sim_views *v, const struct event *event)
 
 	switch (event->kind) {
 	case END:
-		die(v, event->to);
+		views_die(v, event->to);
 		break;
 	case STOP:
 		if (rank->state == UP)
@@ -203,8 +203,8 @@ static void draw_stop(struct sim_views *v, uint64_t at_us)
 	uint32_t rank = draw(v, v->nr_ranks);
 	uint64_t for_us = 50 + draw(v, 5 * SILENCE_US);
 
-	post(v, (struct event){.kind = STOP, .to = rank}, at_us);
-	post(v, (struct event){.kind = WAKE, .to = rank}, at_us + for_us);
+	views_post(v, (struct event){.kind = STOP, .to = rank}, at_us);
+	views_post(v, (struct event){.kind = WAKE, .to = rank}, at_us + for_us);
 	note_fault(v, at_us + for_us);
 }
 
@@ -222,7 +222,7 @@ static void draw_cut(struct sim_views *v, uint64_t at_us)
 			.cut_us = for_us};
 
 		if (other != a)
-			post(v, event, at_us);
+			views_post(v, event, at_us);
 	}
 	note_fault(v, at_us + for_us);
 }
@@ -234,7 +234,7 @@ static void draw_join(struct sim_views *v, uint32_t rank, uint64_t at_us)
 
 	if (draw(v, 4) == 0)
 		return;
-	post(v, (struct event){.kind = JOIN, .to = rank}, join_us);
+	views_post(v, (struct event){.kind = JOIN, .to = rank}, join_us);
 	note_fault(v, join_us);
 }
 
@@ -242,7 +242,7 @@ static void draw_death(struct sim_views *v, uint64_t at_us)
 {
 	uint32_t rank = draw(v, v->nr_ranks);
 
-	post(v, (struct event){.kind = END, .to = rank}, at_us);
+	views_post(v, (struct event){.kind = END, .to = rank}, at_us);
 	note_fault(v, at_us);
 	draw_join(v, rank, at_us);
 }
@@ -252,7 +252,7 @@ static void draw_expulsion(struct sim_views *v, uint64_t at_us)
 {
 	uint32_t from = draw(v, v->nr_ranks), to = draw(v, 2) ? from : draw(v, v->nr_ranks);
 
-	post(v, (struct event){.kind = EXPEL, .to = to, .from = from}, at_us);
+	views_post(v, (struct event){.kind = EXPEL, .to = to, .from = from}, at_us);
 	note_fault(v, at_us);
 	draw_join(v, from, at_us);
 }
@@ -355,8 +355,10 @@ int open_rank(struct sim_views *v, uint32_t r)
 	weights_load(v, r);
 	agreement_init(&rank->agreement, r, v->nr_ranks, rank->heard);
 	rank->agreement.broken = v->wishes->broken & 0xffff;
-	post(v, (struct event){.kind = TICK, .to = r, .to_life = rank->life}, draw(v, TICK_US));
-	post(v, (struct event){.kind = BEAT, .to = r, .to_life = rank->life}, draw(v, BEAT_US));
+	views_post(
+		v, (struct event){.kind = TICK, .to = r, .to_life = rank->life}, draw(v, TICK_US));
+	views_post(
+		v, (struct event){.kind = BEAT, .to = r, .to_life = rank->life}, draw(v, BEAT_US));
 	return 0;
 }
 
@@ -483,7 +485,8 @@ static void judge_end(struct sim_views *v)
 		v->outcome->nr_expelled += expelled;
 		v->outcome->nr_stuck += stuck;
 		if ((!expelled && !stuck) || v->only_deaths)
-			wrong(v, "rank %u is in phase %d of view %llu, with %llu of %u rounds done",
+			views_wrong(v,
+				"rank %u is in phase %d of view %llu, with %llu of %u rounds done",
 				r, (int)rank->phase,
 				(unsigned long long)rank->agreement.mine.view.number,
 				(unsigned long long)rank->done, v->nr_rounds);

@@ -7,7 +7,7 @@
 
 #include "exchange/elastic.h"
 
-__attribute__((format(printf, 2, 3))) void wrong(struct sim_views *v, const char *format, ...)
+__attribute__((format(printf, 2, 3))) void views_wrong(struct sim_views *v, const char *format, ...)
 {
 	va_list args;
 	int at;
@@ -29,7 +29,7 @@ static bool is_before(const struct event *a, const struct event *b)
 	return a->at_us != b->at_us ? a->at_us < b->at_us : a->order < b->order;
 }
 
-void post(struct sim_views *v, struct event event, uint64_t in_us)
+void views_post(struct sim_views *v, struct event event, uint64_t in_us)
 {
 	size_t at = v->nr_events++;
 
@@ -39,7 +39,7 @@ void post(struct sim_views *v, struct event event, uint64_t in_us)
 
 		if (!heap) {
 			v->nr_events--;
-			wrong(v, "no memory for events");
+			views_wrong(v, "no memory for events");
 			return;
 		}
 		v->heap = heap;
@@ -81,11 +81,11 @@ void post_message(struct sim_views *v, struct event event)
 	if (cut_until(v, event.from, event.to) > v->now_us)
 		return;
 	event.from_life = v->ranks[event.from].life;
-	post(v, event, same_host(v, event.from, event.to) ? 1 : 1 + draw(v, DELAY_US));
+	views_post(v, event, same_host(v, event.from, event.to) ? 1 : 1 + draw(v, DELAY_US));
 }
 
 /* Into the memory of a process that has ended, or that has shut the sender out, nothing comes. */
-void land(struct sim_views *v, const struct event *event)
+void views_land(struct sim_views *v, const struct event *event)
 {
 	uint32_t to = event->to, from = event->from;
 	struct sim_rank *rank = &v->ranks[to];
@@ -97,14 +97,14 @@ void land(struct sim_views *v, const struct event *event)
 	if (rank->phase != EXPELLED && is_member(rank, from) &&
 		(word->view < rank->agreement.mine.view.number ||
 			rank->lives[from] != event->from_life))
-		wrong(v,
+		views_wrong(v,
 			"a store of rank %u, process %llu, of its view %llu, reaches rank %u in "
 			"view %llu with process %llu",
 			from, (unsigned long long)event->from_life, (unsigned long long)word->view,
 			to, (unsigned long long)rank->agreement.mine.view.number,
 			(unsigned long long)rank->lives[from]);
 	if (rank->phase != EXPELLED && !is_member(rank, from))
-		wrong(v,
+		views_wrong(v,
 			"a store of rank %u, of its view %llu, reaches rank %u, which acts on view "
 			"%llu without it",
 			from, (unsigned long long)word->view, to,
@@ -114,7 +114,7 @@ void land(struct sim_views *v, const struct event *event)
 
 /* Within a host stores are there at once. A network that is cut goes on to try: they come when it
  * heals. A round that is made for others has no tokens: it is of any placement. */
-void store(struct sim_views *v, uint32_t from, uint32_t to, enum kind kind)
+void views_store(struct sim_views *v, uint32_t from, uint32_t to, enum kind kind)
 {
 	struct sim_rank *rank = &v->ranks[from];
 	uint64_t view = rank->agreement.mine.view.number, heals = cut_until(v, from, to);
@@ -132,13 +132,13 @@ void store(struct sim_views *v, uint32_t from, uint32_t to, enum kind kind)
 	uint64_t late_us = heals > v->now_us ? heals - v->now_us : 0;
 
 	if (same_host(v, from, to)) {
-		land(v, &event);
+		views_land(v, &event);
 		return;
 	}
 	if (rank->closed[to])
 		return;
 	rank->under_way[to]++;
-	post(v, event, late_us + 1 + draw(v, DELAY_US));
+	views_post(v, event, late_us + 1 + draw(v, DELAY_US));
 }
 
 /* Of ranks that have gone: others may not have heard them. */
@@ -169,12 +169,12 @@ static struct told *told_of(const struct sim_views *v, const struct sim_rank *ra
 	return told;
 }
 
-void tell(struct sim_views *v, uint32_t from)
+void views_tell(struct sim_views *v, uint32_t from)
 {
 	struct told *told = told_of(v, &v->ranks[from]);
 
 	if (!told) {
-		wrong(v, "no memory for records");
+		views_wrong(v, "no memory for records");
 		return;
 	}
 	for (uint32_t to = 0; to < v->nr_ranks; to++) {

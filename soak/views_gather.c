@@ -55,10 +55,10 @@ static bool all_are_here(const struct sim_views *v, struct sim_rank *rank)
 
 /* ---- what follows ---------------------------------------------------------------------------- */
 
-static int16_t other_expert(const struct part *part, uint32_t not)
+static int16_t other_expert(const struct part *part, uint32_t not )
 {
 	for (uint32_t i = 0; i < COPIES; i++)
-		if (i != not && part->holds[i] >= 0)
+		if (i != not &&part->holds[i] >= 0)
 			return part->holds[i];
 	return -1;
 }
@@ -164,8 +164,8 @@ static void place(struct sim_views *v, uint32_t me)
 
 	if (breaks(v, VIEWS_BREAK_STALE) && me == 1 && version % 4 == 3)
 		return;
-	v->outcome->placed += !placement_replace(
-		&rank->placement, version, v->logical, nr_places(v));
+	v->outcome->placed +=
+		!placement_replace(&rank->placement, version, v->logical, nr_places(v));
 	leave_out(v, me);
 }
 
@@ -180,8 +180,8 @@ bool gather_is_due(const struct sim_views *v, const struct sim_rank *rank)
 void gather_begin(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
-	struct part part = {.done = serves(v, rank, me) ? rank->done : UNKNOWN,
-		.busy = rank->move.busy};
+	struct part part = {
+		.done = serves(v, rank, me) ? rank->done : UNKNOWN, .busy = rank->move.busy};
 
 	rank->phase = GATHER;
 	if (rank->gathers)
@@ -196,7 +196,7 @@ void gather_begin(struct sim_views *v, uint32_t me)
 		part.busy = false;
 	}
 	*part_at(rank, me, part.number) = part;
-	tell(v, me);
+	views_tell(v, me);
 }
 
 /* Who lives and is a member for the other has got the same. */
@@ -221,7 +221,8 @@ static void judge_result(struct sim_views *v, uint32_t me)
 			is_member(other, me) && rank->lives[r] == other->life &&
 			other->results[number % PARTS].number == number &&
 			other->results[number % PARTS].hash != hash)
-			wrong(v, "ranks %u and %u have gathered different parts (gathering %llu)",
+			views_wrong(v,
+				"ranks %u and %u have gathered different parts (gathering %llu)",
 				me, r, (unsigned long long)number);
 	}
 }
@@ -238,7 +239,7 @@ static bool find_place_of_program(struct sim_views *v, uint32_t me)
 		if (!part || part->done == UNKNOWN)
 			continue;
 		if (done != UNKNOWN && part->done != done)
-			wrong(v, "a gathering of ranks that have done %llu and %llu rounds",
+			views_wrong(v, "a gathering of ranks that have done %llu and %llu rounds",
 				(unsigned long long)done, (unsigned long long)part->done);
 		done = part->done;
 	}
@@ -259,7 +260,7 @@ bool gather_step(struct sim_views *v, uint32_t me)
 	rank->gatherings.complete = rank->gatherings.number;
 	judge_result(v, me);
 	if (!find_place_of_program(v, me)) {
-		die(v, me);
+		views_die(v, me);
 		return false;
 	}
 	table_of_what_is_held(v, rank);

@@ -209,15 +209,16 @@ struct sim_views {
 
 /* ---- views_events.c -------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 2, 3))) void wrong(struct sim_views *v, const char *format, ...);
-void post(struct sim_views *v, struct event event, uint64_t in_us);
+__attribute__((format(printf, 2, 3))) void views_wrong(
+	struct sim_views *v, const char *format, ...);
+void views_post(struct sim_views *v, struct event event, uint64_t in_us);
 struct event take_first(struct sim_views *v);
 /* To another host, unless it is cut off. */
 void post_message(struct sim_views *v, struct event event);
-void land(struct sim_views *v, const struct event *event);
-void store(struct sim_views *v, uint32_t from, uint32_t to, enum kind kind);
+void views_land(struct sim_views *v, const struct event *event);
+void views_store(struct sim_views *v, uint32_t from, uint32_t to, enum kind kind);
 /* Its record, to all. */
-void tell(struct sim_views *v, uint32_t from);
+void views_tell(struct sim_views *v, uint32_t from);
 
 static inline bool breaks(const struct sim_views *v, uint32_t how)
 {
@@ -273,10 +274,10 @@ static inline uint32_t nr_places(const struct sim_views *v)
 
 /* ---- views_members.c ------------------------------------------------------------------------- */
 
-void die(struct sim_views *v, uint32_t rank);
+void views_die(struct sim_views *v, uint32_t rank);
 void begin_change(struct sim_views *v, uint32_t me);
-void quiesce(struct sim_views *v, uint32_t me);
-void change(struct sim_views *v, uint32_t me);
+void views_quiesce(struct sim_views *v, uint32_t me);
+void views_change(struct sim_views *v, uint32_t me);
 void look_around(struct sim_views *v, uint32_t me);
 bool wants_change(const struct sim_views *v, uint32_t me);
 /* The rank acts on its agreement's next view. */
@@ -292,12 +293,12 @@ void begin_round(struct sim_views *v, uint32_t me);
 
 /* ---- views_join.c ---------------------------------------------------------------------------- */
 
-void join(struct sim_views *v, uint32_t me); /* a newcomer's turn */
+void views_join(struct sim_views *v, uint32_t me); /* a newcomer's turn */
 void hear_join(struct sim_views *v, const struct event *event);
 /* For agreement_prepare. */
-void prepare(struct sim_views *v, uint32_t me);
+void views_prepare(struct sim_views *v, uint32_t me);
 /* The view that `me` acts on lets one in. */
-void admit(struct sim_views *v, uint32_t me, uint64_t prepared, uint64_t nonce);
+void views_admit(struct sim_views *v, uint32_t me, uint64_t prepared, uint64_t nonce);
 
 /* ---- views_gather.c -------------------------------------------------------------------------- */
 

@@ -9,8 +9,9 @@
 
 static void ask(struct sim_views *v, uint32_t me, uint32_t to, enum event_kind kind)
 {
-	post_message(v,
-		(struct event){.kind = kind, .to = to, .from = me, .to_life = v->ranks[me].lives[to]});
+	post_message(
+		v, (struct event){
+			   .kind = kind, .to = to, .from = me, .to_life = v->ranks[me].lives[to]});
 }
 
 /* Until a member answers it does not know who they are. */
@@ -45,10 +46,10 @@ static void come_in(struct sim_views *v, uint32_t me)
 	judge_view(v, me);
 	v->outcome->joined++;
 	gather_begin(v, me);
-	tell(v, me);
+	views_tell(v, me);
 }
 
-void join(struct sim_views *v, uint32_t me)
+void views_join(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
 	int news = rank->knows_view ? agreement_step(&rank->agreement) : 0;
@@ -57,7 +58,8 @@ void join(struct sim_views *v, uint32_t me)
 		come_in(v, me);
 		return;
 	}
-	if (news & AGREEMENT_EXPELLED) { /* another process came in its place: it may be gone soon */
+	if (news & AGREEMENT_EXPELLED) { /* another process came in its place: it may be gone soon
+					  */
 		rank->knows_view = false;
 		memset(rank->ready, 0, v->nr_ranks * sizeof(*rank->ready));
 	}
@@ -73,9 +75,8 @@ static bool has_hung_up(const struct sim_views *v, uint32_t me, uint32_t r)
 {
 	const struct sim_guest *guest = &v->ranks[me].guests[r];
 
-	return same_host(v, me, r)
-		       ? v->ranks[r].state == DEAD || v->ranks[r].life != guest->life
-		       : v->now_us - guest->heard_us > SILENCE_US;
+	return same_host(v, me, r) ? v->ranks[r].state == DEAD || v->ranks[r].life != guest->life
+				   : v->now_us - guest->heard_us > SILENCE_US;
 }
 
 static void let_enter(struct sim_views *v, const struct event *event)
@@ -86,11 +87,10 @@ static void let_enter(struct sim_views *v, const struct event *event)
 	if (is_member(rank, event->from))
 		return;
 	if (rank->lives[event->from] >= event->from_life && !breaks(v, VIEWS_BREAK_COME_AGAIN)) {
-		post_message(v,
-			(struct event){.kind = OUT,
-				.to = event->from,
-				.from = event->to,
-				.to_life = event->from_life});
+		post_message(v, (struct event){.kind = OUT,
+					.to = event->from,
+					.from = event->to,
+					.to_life = event->from_life});
 		return;
 	}
 	if (guest->life < event->from_life)
@@ -98,12 +98,11 @@ static void let_enter(struct sim_views *v, const struct event *event)
 			.life = event->from_life, .ready_us = v->now_us + 20 + draw(v, SILENCE_US)};
 	guest->heard_us = v->now_us;
 	if (v->now_us >= guest->ready_us)
-		post_message(v,
-			(struct event){.kind = READY,
-				.to = event->from,
-				.from = event->to,
-				.to_life = event->from_life,
-				.view = rank->agreement.mine.view});
+		post_message(v, (struct event){.kind = READY,
+					.to = event->from,
+					.from = event->to,
+					.to_life = event->from_life,
+					.view = rank->agreement.mine.view});
 }
 
 static bool is_ready(const struct sim_views *v, uint32_t me, uint32_t r)
@@ -115,7 +114,7 @@ static bool is_ready(const struct sim_views *v, uint32_t me, uint32_t r)
 	       !has_hung_up(v, me, r);
 }
 
-void prepare(struct sim_views *v, uint32_t me)
+void views_prepare(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
 	uint32_t r = 0;
@@ -126,15 +125,15 @@ void prepare(struct sim_views *v, uint32_t me)
 		r < v->nr_ranks ? rank->guests[r].life : 0, rank->gatherings.number);
 }
 
-void admit(struct sim_views *v, uint32_t me, uint64_t prepared, uint64_t nonce)
+void views_admit(struct sim_views *v, uint32_t me, uint64_t prepared, uint64_t nonce)
 {
 	struct sim_rank *rank = &v->ranks[me];
 	const struct view *view = &rank->agreement.mine.view;
 	uint32_t n = (uint32_t)view->newcomer - 1;
 
 	if (prepared != view->newcomer || nonce != view->nonce)
-		wrong(v, "rank %u acts on view %llu with rank %u, for which it is not ready", me,
-			(unsigned long long)view->number, n);
+		views_wrong(v, "rank %u acts on view %llu with rank %u, for which it is not ready",
+			me, (unsigned long long)view->number, n);
 	rank->lives[n] = view->nonce;
 	rank->guests[n] = (struct sim_guest){0};
 	rank->heard_us[n] = v->now_us;
@@ -150,8 +149,7 @@ void hear_join(struct sim_views *v, const struct event *event)
 	struct sim_rank *rank = &v->ranks[event->to];
 	bool is_newcomer = rank->phase == JOINING;
 
-	if (rank->phase == EXPELLED ||
-		is_newcomer != (event->kind == READY || event->kind == OUT))
+	if (rank->phase == EXPELLED || is_newcomer != (event->kind == READY || event->kind == OUT))
 		return;
 	if (event->kind == OUT) {
 		begin_life(v, event->to);

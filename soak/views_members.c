@@ -5,7 +5,7 @@
 
 /* ---- changing the view ----------------------------------------------------------------------- */
 
-void die(struct sim_views *v, uint32_t rank)
+void views_die(struct sim_views *v, uint32_t rank)
 {
 	if (v->ranks[rank].state == DEAD)
 		return;
@@ -32,7 +32,8 @@ static bool fence(struct sim_views *v, uint32_t me)
 			continue;
 		if (same_host(v, me, r) && !is_harmless(v, me, r) &&
 			!breaks(v, VIEWS_BREAK_KEEP_LINKS)) {
-			post(v, (struct event){.kind = END, .to = r, .to_life = rank->lives[r]},
+			views_post(v,
+				(struct event){.kind = END, .to = r, .to_life = rank->lives[r]},
 				1 + draw(v, KILL_US));
 			continue;
 		}
@@ -61,14 +62,14 @@ void judge_view(struct sim_views *v, uint32_t me)
 
 	v->outcome->changes++;
 	if (number >= MOST_VIEWS) {
-		wrong(v, "rank %u is at view %llu", me, (unsigned long long)number);
+		views_wrong(v, "rank %u is at view %llu", me, (unsigned long long)number);
 		return;
 	}
 	rank->views[number] = rank->agreement.mine.view;
 	rank->acted[number] = true;
 	for (uint32_t r = 0; r < v->nr_ranks; r++)
 		if (differ(&v->ranks[r], rank, number))
-			wrong(v, "ranks %u and %u act on different views %llu", r, me,
+			views_wrong(v, "ranks %u and %u act on different views %llu", r, me,
 				(unsigned long long)number);
 }
 
@@ -92,7 +93,7 @@ static void judge_time(struct sim_views *v, uint32_t me)
 	if (took_us > v->outcome->slowest_us)
 		v->outcome->slowest_us = took_us;
 	if (took_us > (uint64_t)(v->outcome->nr_died + 1) * CHANGE_US)
-		wrong(v, "rank %u took %llu us to change its view, with %u deaths", me,
+		views_wrong(v, "rank %u took %llu us to change its view, with %u deaths", me,
 			(unsigned long long)took_us, v->outcome->nr_died);
 }
 
@@ -106,12 +107,12 @@ static void act(struct sim_views *v, uint32_t me)
 			rank->ever_gone[r] = true;
 	agreement_act(&rank->agreement);
 	if (rank->agreement.mine.view.newcomer)
-		admit(v, me, prepared, nonce);
+		views_admit(v, me, prepared, nonce);
 	leave_out(v, me);
 	judge_view(v, me);
 	judge_time(v, me);
 	rank->phase = LEARN_ROUNDS;
-	tell(v, me);
+	views_tell(v, me);
 }
 
 /* Links to whom it wants out are closed: what is under way there does not land any more. */
@@ -128,12 +129,12 @@ static bool has_stopped(struct sim_views *v, struct sim_rank *rank)
 
 static void stop(struct sim_views *v, uint32_t me)
 {
-	prepare(v, me);
+	views_prepare(v, me);
 	agreement_stop(&v->ranks[me].agreement);
-	tell(v, me);
+	views_tell(v, me);
 }
 
-void quiesce(struct sim_views *v, uint32_t me)
+void views_quiesce(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
 
@@ -153,7 +154,7 @@ void begin_change(struct sim_views *v, uint32_t me)
 		return;
 	}
 	rank->phase = QUIESCE;
-	quiesce(v, me);
+	views_quiesce(v, me);
 }
 
 bool wants_change(const struct sim_views *v, uint32_t me)
@@ -164,7 +165,7 @@ bool wants_change(const struct sim_views *v, uint32_t me)
 	       rank->wanted > rank->agreement.mine.view.number;
 }
 
-void change(struct sim_views *v, uint32_t me)
+void views_change(struct sim_views *v, uint32_t me)
 {
 	struct sim_rank *rank = &v->ranks[me];
 	bool fenced, told = false;
@@ -182,7 +183,7 @@ void change(struct sim_views *v, uint32_t me)
 	else if (news & AGREEMENT_DECIDED)
 		act(v, me);
 	else if (told)
-		tell(v, me);
+		views_tell(v, me);
 }
 
 /* Deaths of its own host at once, of others by their silence. */

@@ -38,11 +38,11 @@ static void judge_places(struct sim_views *v, uint32_t me)
 		if (rank->phase == LOST ||
 			(p != PLACEMENT_NOBODY && serves(v, rank, rank->placement.rank[p])))
 			continue;
-		wrong(v, "rank %u, in view %llu, sends to expert %u where no member has it", me,
-			(unsigned long long)rank->agreement.mine.view.number, e);
+		views_wrong(v, "rank %u, in view %llu, sends to expert %u where no member has it",
+			me, (unsigned long long)rank->agreement.mine.view.number, e);
 	}
 	if (all && rank->phase == LOST)
-		wrong(v, "rank %u misses experts that members have", me);
+		views_wrong(v, "rank %u misses experts that members have", me);
 }
 
 void begin_round(struct sim_views *v, uint32_t me)
@@ -73,7 +73,7 @@ static void find_round(struct sim_views *v, uint32_t me)
 		least = rank->heard_done[r] < least ? rank->heard_done[r] : least;
 	}
 	if (rank->done - least > 1)
-		wrong(v, "rank %u has completed %llu rounds, and another %llu", me,
+		views_wrong(v, "rank %u has completed %llu rounds, and another %llu", me,
 			(unsigned long long)rank->done, (unsigned long long)least);
 	if (breaks(v, VIEWS_BREAK_NO_SERVICE))
 		least = rank->done;
@@ -94,13 +94,13 @@ static void judge_word(struct sim_views *v, uint32_t me, uint32_t r, const struc
 	uint64_t view = rank->agreement.mine.view.number;
 
 	if (word->view != view || word->round != rank->round)
-		wrong(v,
+		views_wrong(v,
 			"rank %u reads in view %llu, round %llu what rank %u stored in view %llu, "
 			"round %llu",
 			me, (unsigned long long)view, (unsigned long long)rank->round, r,
 			(unsigned long long)word->view, (unsigned long long)word->round);
 	if (word->placed.hash && !rank->owed && !placed_is(&word->placed, &rank->placement.placed))
-		wrong(v,
+		views_wrong(v,
 			"rank %u has version %u of the placement in round %llu, and rank %u "
 			"version %u",
 			me, rank->placement.placed.version, (unsigned long long)rank->round, r,
@@ -131,7 +131,7 @@ static void end_round(struct sim_views *v, uint32_t me)
 		v->outcome->served++;
 	} else {
 		if (rank->done != rank->round)
-			wrong(v, "rank %u sums round %llu once more, after %llu", me,
+			views_wrong(v, "rank %u sums round %llu once more, after %llu", me,
 				(unsigned long long)rank->round, (unsigned long long)rank->done);
 		rank->done++;
 		v->outcome->rounds++;
@@ -151,7 +151,7 @@ static void send_some(struct sim_views *v, uint32_t me, enum kind kind)
 		uint32_t to = (me + 1 + rank->next) % v->nr_ranks;
 
 		if (to != me && serves(v, rank, to))
-			store(v, me, to, kind);
+			views_store(v, me, to, kind);
 	}
 	if (rank->next < v->nr_ranks)
 		return;
@@ -185,7 +185,7 @@ void do_something(struct sim_views *v, uint32_t me)
 	struct sim_rank *rank = &v->ranks[me];
 
 	if (breaks(v, VIEWS_BREAK_GO_ON) && rank->agreement.mine.stopped)
-		change(v, me);
+		views_change(v, me);
 	move_step(v, me);
 	switch (rank->phase) {
 	case SEND_ROWS:
@@ -202,11 +202,11 @@ void do_something(struct sim_views *v, uint32_t me)
 		break;
 	case QUIESCE:
 		look_around(v, me);
-		quiesce(v, me);
+		views_quiesce(v, me);
 		break;
 	case CHANGE:
 		look_around(v, me);
-		change(v, me);
+		views_change(v, me);
 		break;
 	case LEARN_ROUNDS:
 		find_round(v, me);
@@ -221,7 +221,7 @@ void do_something(struct sim_views *v, uint32_t me)
 			look_and_change(v, me);
 		break;
 	case JOINING:
-		join(v, me);
+		views_join(v, me);
 		break;
 	case FINISHED: /* others may still need it */
 	case LOST:

@@ -45,7 +45,7 @@ void judge_weights(struct sim_views *v, uint32_t me)
 			whole = whole &&
 				rank->places[at].pages[page] == (int16_t)rank->placement.logical[p];
 		if (!whole)
-			wrong(v,
+			views_wrong(v,
 				"rank %u computes expert %u in round %llu, version %u, of weights "
 				"that are not whole",
 				me, rank->placement.logical[p], (unsigned long long)rank->round,
@@ -158,7 +158,7 @@ static void take_page(struct sim_views *v, uint32_t me, const struct event *even
 
 	for (uint32_t i = 0; i < COPIES; i++)
 		if (place_read(v, me, i) == (int)m->place)
-			wrong(v, "rank %u overwrites what its rounds read", me);
+			views_wrong(v, "rank %u overwrites what its rounds read", me);
 	rank->places[m->place].pages[event->page.page] = event->page.expert;
 	m->asked = false;
 	m->nr_wrong = 0;
