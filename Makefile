@@ -64,7 +64,7 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(BUILD)/tern-kills $(BUILD)/tern-beside $(if $(OFI),$(BUILD)/tern-raw-pages) $(if $(MPICC),$(BUILD)/tern-against-mpi) \
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(BUILD)/tern-kills $(BUILD)/tern-beside $(BUILD)/tern-place $(if $(OFI),$(BUILD)/tern-raw-pages) $(if $(MPICC),$(BUILD)/tern-against-mpi) \
      $(if $(filter 1,$(CUDA)),$(CUDA_LIBS))
 
 $(BUILD)/obj/%.o: %.c
@@ -122,6 +122,11 @@ $(BUILD)/tern-kills: $(call obj,bench/survive/kills.c $(LIB_SRC))
 
 # What rounds take while weights move beside them.
 $(BUILD)/tern-beside: $(call obj,bench/weights/beside.c $(LIB_SRC))
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
+
+# What it takes to put experts into other places.
+$(BUILD)/tern-place: $(call obj,bench/weights/place.c $(wildcard testkit/device/*.c) $(TESTKIT_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 

@@ -37,6 +37,15 @@ static const struct {
 	{"hide-loss", VIEWS_BREAK_HIDE_LOSS},
 	{"count-twice", VIEWS_BREAK_COUNT_TWICE},
 	{"dawdle", VIEWS_BREAK_DAWDLE},
+	{"unready", AGREEMENT_BREAK_UNREADY},
+	{"old-record", AGREEMENT_BREAK_OLD_RECORD},
+	{"serve-early", VIEWS_BREAK_SERVE_EARLY},
+	{"keep-parts", VIEWS_BREAK_KEEP_PARTS},
+	{"name-early", VIEWS_BREAK_NAME_EARLY},
+	{"overwrite", VIEWS_BREAK_OVERWRITE},
+	{"no-sums", VIEWS_BREAK_NO_SUMS},
+	{"stale", VIEWS_BREAK_STALE},
+	{"come-again", VIEWS_BREAK_COME_AGAIN},
 };
 
 static int set_seed(void *ctx, const struct option_row *row, const char *text)
@@ -98,7 +107,9 @@ static const struct option_row options[] = {
 		.set = set_wrong,
 		.help = "break something on purpose: no-promise, forget, act-alone, no-quorum, "
 			"no-fence, old-epochs, no-service, keep-links, go-on, late-stores, "
-			"old-places, hide-loss, count-twice or dawdle"},
+			"old-places, hide-loss, count-twice, dawdle, unready, old-record, "
+			"serve-early, keep-parts, name-early, overwrite, no-sums, stale or "
+			"come-again"},
 	{.name = "help", .set = option_flag, FIELD(help), .help = "this text"},
 	{0},
 };
@@ -140,6 +151,9 @@ static void add(struct views_outcome *total, const struct views_outcome *one)
 	total->rounds += one->rounds;
 	total->changes += one->changes;
 	total->served += one->served;
+	total->joined += one->joined;
+	total->moved += one->moved;
+	total->placed += one->placed;
 	total->events += one->events;
 	total->nr_died += one->nr_died;
 	total->nr_expelled += one->nr_expelled;
@@ -159,6 +173,9 @@ static void print_totals(const struct views_outcome *t, uint64_t scenarios, doub
 	printf("ranks                     %u died, %u were left out, %u lacked a quorum, %u "
 	       "experts\n",
 		t->nr_died, t->nr_expelled, t->nr_stuck, t->nr_lost);
+	printf("newcomers                 %llu let in\n", (unsigned long long)t->joined);
+	printf("experts                   %llu moved, %llu placements\n",
+		(unsigned long long)t->moved, (unsigned long long)t->placed);
 	printf("slowest change            %llu us of virtual time, where ranks only died\n",
 		(unsigned long long)t->slowest_us);
 	printf("time                      %.2f s, %llu events\n", seconds,
@@ -181,9 +198,11 @@ int cmd_soak_views(int argc, char **argv)
 		return EXIT_USAGE;
 	if (a.help) {
 		puts("Usage: " NAME " [options]\n"
-		     "Ranks make rounds in virtual time while some die, are cut off or are "
-		     "stopped. How they agree on\nwho is left is the library's own code. The first "
-		     "failure ends it and prints the command that\nrepeats it.");
+		     "Ranks make rounds in virtual time while some die, leave, are cut off or are "
+		     "stopped, others take\ntheir places, and experts move. How they agree on who "
+		     "is there is the library's own code, and so are\nplacements. The first "
+		     "failure "
+		     "ends it and prints the command that repeats it.");
 		options_print(options, &a, stdout);
 		return 0;
 	}

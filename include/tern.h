@@ -495,7 +495,14 @@ TERN_API int tern_moe_set_wait(tern_moe *moe, int wait_ms);
  * any slot: it may have to be made again. There, places of ranks that are gone serve nobody; a
  * round that is owed to others is of their version (tern_received.version). A plan is of the
  * version by which it was routed, and with another it is TERN_ERR_STATE; but that an elastic
- * dispatch with a plan routes it anew. On devices: TERN_ERR_UNSUPPORTED. */
+ * dispatch with a plan routes it anew.
+ *
+ * On devices the tables are copied on each slot's stream (tern_moe_set_stream), so rounds that are
+ * on it go by the old ones, and later ones by the new, also those of graphs that were captured
+ * before and are launched there; the call waits for no stream, but where copies of eight calls
+ * are under way (at most wait_ms, then TERN_ERR_TIMEOUT). tern_received.version is that of the
+ * call, not of a graph's launch. TERN_ERR_STATE: a slot's stream is being captured; or the exchange
+ * was made without placement.logical, so that its kernels look into no tables. */
 TERN_API int tern_moe_place(
 	tern_moe *moe, uint32_t version, const int32_t *logical, uint32_t nr_physical);
 

@@ -105,6 +105,7 @@ stage_check() {
 	step check/test_device 240 env TERN_TEST_CASES="$CASES" "$BUILD/tests/device/test_device" # stalled and slow ranks, too
 	step check/plans 240 env TERN_TEST_CASES="$CASES" "$BUILD/tests/device/test_plans"
 	step check/calls 60 "$BUILD/tests/device/test_calls"
+	step check/place 60 "$BUILD/tests/device/test_place"
 	step check/hostile 120 "$BUILD/tests/device/test_hostile"
 	beside check/processes 120 with_library libcmocka.so.0 "$BUILD/tests/device/test_processes" # killed, stalled
 	beside check/nodes 120 with_library libfabric.so.1 env GPUS="$gpus" tests/device/nodes.sh

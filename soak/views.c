@@ -1,636 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "soak/views.h"
+#include "soak/views_inside.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "exchange/elastic.h"
-#include "exchange/placement.h"
-#include "group/agreement.h"
-#include "testkit/random.h"
-
-#define BEAT_US 200     /* records are told that often, whether or not they have changed */
-#define SILENCE_US 1500 /* of a rank of another host: then it is to be left out */
-#define KILL_US 100     /* at most, until a process has ended */
-#define DELAY_US 40     /* of what is sent, at most, where nothing is cut */
-#define TICK_US 12      /* between two acts of a rank, at most */
-#define CHANGE_US 3000  /* a change may take, for each death and once more */
-#define SETTLE_US 40000 /* after the last fault all have to have come to an end */
-#define FIRST_EPOCH (UINT32_MAX - 12)
-#define MOST_VIEWS 64
-#define COPIES 3 /* of each expert */
-
-enum kind {
-	WORD_ROWS,
-	WORD_SUMS,
-	NR_KINDS
-};
-
-struct word {
-	uint32_t epoch;
-	uint64_t view, round;
-};
-
-enum state {
-	UP,
-	STOPPED, /* as by SIGSTOP; its memory is there */
-	DEAD
-};
-
-enum phase {
-	SEND_ROWS,
-	AWAIT_ROWS,
-	SEND_SUMS,
-	AWAIT_SUMS,
-	QUIESCE,      /* until its stores have landed, or cannot any more */
-	CHANGE,       /* the view */
-	LEARN_ROUNDS, /* of a new view: what the others have completed */
-	FINISHED,
-	LOST, /* experts: it makes no more rounds */
-	EXPELLED
-};
-
-struct sim_rank {
-	enum state state;
-	enum phase phase;
-	uint32_t host;
-	struct agreement agreement;
-	struct placement placement; /* as an exchange has it */
-	struct agreement_record *heard;
-	uint64_t *heard_us, *heard_done;
-	bool *barred;        /* whose stores do not reach this rank's memory any more */
-	bool *closed;        /* to whom this rank's do not, of those that are under way */
-	uint32_t *under_way; /* stores, to each rank */
-	struct word *words[NR_KINDS];
-	uint64_t done, round;
-	bool owed;
-	uint32_t next; /* peer that is sent to */
-	uint64_t change_us;
-	struct rank_set views[MOST_VIEWS]; /* that it acted on */
-	uint64_t nr_views;
-};
-
-enum event_kind {
-	TICK,
-	BEAT,
-	RECORD,
-	STORE,
-	END, /* of a process */
-	STOP,
-	WAKE,
-	EXPEL, /* rank `to` asks for `from` to be left out */
-	CUT    /* between hosts, until `told.done`; from: 1: one way alone */
-};
-
-struct event {
-	uint64_t at_us, order;
-	enum event_kind kind;
-	uint32_t to, from;
-	union {
-		struct {
-			struct agreement_record *record;
-			uint64_t done;
-		} told;
-		struct {
-			enum kind kind;
-			struct word word;
-		} store;
-	};
-};
-
-struct sim_views {
-	const struct views_wishes *wishes;
-	struct views_outcome *outcome;
-	uint64_t random, now_us, order, last_fault_us;
-	uint32_t nr_ranks, nr_hosts, nr_rounds;
-	uint32_t nr_deaths;
-	bool only_deaths, failed;
-	struct sim_rank *ranks;
-	uint64_t *cut_until_us; /* [hosts][hosts] */
-	struct event *heap;
-	size_t nr_events, room;
-};
-
-static __attribute__((format(printf, 2, 3))) void wrong(
-	struct sim_views *v, const char *format, ...)
-{
-	va_list args;
-	int at;
-
-	if (v->failed)
-		return;
-	v->failed = true;
-	at = snprintf(v->outcome->text, sizeof(v->outcome->text),
-		"at %llu us: ", (unsigned long long)v->now_us);
-	va_start(args, format);
-	vsnprintf(v->outcome->text + at, sizeof(v->outcome->text) - (size_t)at, format, args);
-	va_end(args);
-}
-
-static bool breaks(const struct sim_views *v, uint32_t how)
-{
-	return v->wishes->broken & how;
-}
-
-static uint32_t draw(struct sim_views *v, uint32_t n)
-{
-	return random_below(&v->random, n);
-}
-
-/* ---- events ---------------------------------------------------------------------------------- */
-
-static bool is_before(const struct event *a, const struct event *b)
-{
-	return a->at_us != b->at_us ? a->at_us < b->at_us : a->order < b->order;
-}
-
-static void post(struct sim_views *v, struct event event, uint64_t in_us)
-{
-	size_t at = v->nr_events++;
-
-	if (at == v->room) {
-		size_t room = v->room ? 2 * v->room : 1024;
-		struct event *heap = realloc(v->heap, room * sizeof(*heap));
-
-		if (!heap) {
-			v->nr_events--;
-			wrong(v, "no memory for events");
-			return;
-		}
-		v->heap = heap;
-		v->room = room;
-	}
-	event.at_us = v->now_us + in_us;
-	event.order = v->order++;
-	for (; at && is_before(&event, &v->heap[(at - 1) / 2]); at = (at - 1) / 2)
-		v->heap[at] = v->heap[(at - 1) / 2];
-	v->heap[at] = event;
-}
-
-static struct event take_first(struct sim_views *v)
-{
-	struct event first = v->heap[0], last = v->heap[--v->nr_events];
-	size_t at = 0, child;
-
-	while ((child = 2 * at + 1) < v->nr_events) {
-		if (child + 1 < v->nr_events && is_before(&v->heap[child + 1], &v->heap[child]))
-			child++;
-		if (!is_before(&v->heap[child], &last))
-			break;
-		v->heap[at] = v->heap[child];
-		at = child;
-	}
-	v->heap[at] = last;
-	return first;
-}
-
-/* ---- what is sent ---------------------------------------------------------------------------- */
-
-static uint64_t cut_until(const struct sim_views *v, uint32_t a, uint32_t b)
-{
-	return v->cut_until_us[v->ranks[a].host * v->nr_hosts + v->ranks[b].host];
-}
-
-static bool same_host(const struct sim_views *v, uint32_t a, uint32_t b)
-{
-	return v->ranks[a].host == v->ranks[b].host;
-}
-
-static void land(struct sim_views *v, uint32_t to, uint32_t from, enum kind kind, struct word word)
-{
-	struct sim_rank *rank = &v->ranks[to];
-
-	if (rank->state == DEAD || rank->barred[from])
-		return;
-	if (rank->phase != EXPELLED && set_has(&rank->agreement.mine.view.alive, from) &&
-		word.view < rank->agreement.mine.view.number)
-		wrong(v, "a store of rank %u, of its view %llu, reaches rank %u in view %llu", from,
-			(unsigned long long)word.view, to,
-			(unsigned long long)rank->agreement.mine.view.number);
-	if (rank->phase != EXPELLED && !set_has(&rank->agreement.mine.view.alive, from))
-		wrong(v,
-			"a store of rank %u, of its view %llu, reaches rank %u, which acts on view "
-			"%llu without it",
-			from, (unsigned long long)word.view, to,
-			(unsigned long long)rank->agreement.mine.view.number);
-	rank->words[kind][from] = word;
-}
-
-/* Within a host stores are there at once. A network that is cut goes on to try: they come when it
- * heals. */
-static void store(struct sim_views *v, uint32_t from, uint32_t to, enum kind kind)
-{
-	struct sim_rank *rank = &v->ranks[from];
-	uint64_t view = rank->agreement.mine.view.number, heals = cut_until(v, from, to);
-	struct word word = {.epoch = elastic_epoch(FIRST_EPOCH, rank->round,
-				    breaks(v, VIEWS_BREAK_OLD_EPOCHS) ? 0 : view),
-		.view = view,
-		.round = rank->round};
-	uint64_t late_us = heals > v->now_us ? heals - v->now_us : 0;
-
-	if (same_host(v, from, to)) {
-		land(v, to, from, kind, word);
-		return;
-	}
-	if (rank->closed[to])
-		return;
-	rank->under_way[to]++;
-	post(v,
-		(struct event){.kind = STORE,
-			.to = to,
-			.from = from,
-			.store = {.kind = kind, .word = word}},
-		late_us + 1 + draw(v, DELAY_US));
-}
-
-static void tell(struct sim_views *v, uint32_t from)
-{
-	const struct sim_rank *rank = &v->ranks[from];
-
-	for (uint32_t to = 0; to < v->nr_ranks; to++) {
-		struct event event = {.kind = RECORD, .to = to, .from = from};
-
-		if (to == from || v->ranks[to].state == DEAD || cut_until(v, from, to) > v->now_us)
-			continue;
-		event.told.record = malloc(sizeof(*event.told.record));
-		if (!event.told.record) {
-			wrong(v, "no memory for records");
-			return;
-		}
-		*event.told.record = rank->agreement.mine;
-		event.told.done = rank->done;
-		post(v, event, same_host(v, from, to) ? 1 : 1 + draw(v, DELAY_US));
-	}
-}
-
-/* Far apart, as hosts go together. */
-static uint32_t home_of(const struct sim_views *v, uint32_t expert, uint32_t copy)
-{
-	return (expert + copy * (1 + v->nr_ranks / COPIES)) % v->nr_ranks;
-}
-
-/* ---- changing the view ----------------------------------------------------------------------- */
-
-static void die(struct sim_views *v, uint32_t rank)
-{
-	if (v->ranks[rank].state == DEAD)
-		return;
-	v->ranks[rank].state = DEAD;
-	v->outcome->nr_died++;
-}
-
-/* On its own host a process is killed, and its end is seen; elsewhere the link is closed. */
-static bool fence(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	bool any = false;
-
-	for (uint32_t r = 0; r < v->nr_ranks; r++) {
-		if (!set_has(&rank->agreement.to_fence, r))
-			continue;
-		if (same_host(v, me, r) && v->ranks[r].state != DEAD &&
-			!breaks(v, VIEWS_BREAK_KEEP_LINKS)) {
-			post(v, (struct event){.kind = END, .to = r}, 1 + draw(v, KILL_US));
-			continue;
-		}
-		rank->barred[r] = !breaks(v, VIEWS_BREAK_KEEP_LINKS);
-		agreement_fence(&rank->agreement, r);
-		any = true;
-	}
-	return any;
-}
-
-static void judge_view(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	uint64_t number = rank->agreement.mine.view.number;
-
-	if (number >= MOST_VIEWS) {
-		wrong(v, "rank %u is at view %llu", me, (unsigned long long)number);
-		return;
-	}
-	rank->views[number] = rank->agreement.mine.view.alive;
-	rank->nr_views = number + 1;
-	for (uint32_t r = 0; r < v->nr_ranks; r++)
-		if (v->ranks[r].state != DEAD && v->ranks[r].nr_views > number &&
-			memcmp(&v->ranks[r].views[number], &rank->views[number],
-				sizeof(rank->views[number])))
-			wrong(v, "ranks %u and %u act on different views %llu", r, me,
-				(unsigned long long)number);
-}
-
-static void leave_out(struct sim_rank *rank, uint32_t nr_ranks)
-{
-	uint8_t alive[VIEW_MOST_RANKS];
-
-	for (uint32_t r = 0; r < nr_ranks; r++)
-		alive[r] = set_has(&rank->agreement.mine.view.alive, r);
-	placement_leave_out(&rank->placement, alive);
-}
-
-static void act(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	uint64_t took_us = v->now_us - rank->change_us;
-
-	agreement_act(&rank->agreement);
-	if (!breaks(v, VIEWS_BREAK_OLD_PLACES))
-		leave_out(rank, v->nr_ranks);
-	judge_view(v, me);
-	v->outcome->changes++;
-	if (v->only_deaths && took_us > v->outcome->slowest_us)
-		v->outcome->slowest_us = took_us;
-	if (v->only_deaths && took_us > (uint64_t)(v->outcome->nr_died + 1) * CHANGE_US)
-		wrong(v, "rank %u took %llu us to change its view, with %u deaths", me,
-			(unsigned long long)took_us, v->outcome->nr_died);
-	rank->phase = LEARN_ROUNDS;
-	tell(v, me);
-}
-
-/* Links to whom it wants out are closed: what is under way there does not land any more. */
-static bool has_stopped(struct sim_views *v, struct sim_rank *rank)
-{
-	bool all = true;
-
-	for (uint32_t r = 0; r < v->nr_ranks; r++) {
-		rank->closed[r] = rank->closed[r] || set_has(&rank->agreement.mine.gone, r);
-		all = all && (!rank->under_way[r] || rank->closed[r]);
-	}
-	return all || breaks(v, VIEWS_BREAK_LATE_STORES);
-}
-
-static void quiesce(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-
-	if (!has_stopped(v, rank))
-		return;
-	rank->phase = CHANGE;
-	agreement_stop(&rank->agreement);
-	tell(v, me);
-}
-
-static void begin_change(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-
-	rank->change_us = v->now_us;
-	if (breaks(v, VIEWS_BREAK_GO_ON)) {
-		agreement_stop(&rank->agreement);
-		tell(v, me);
-		return;
-	}
-	rank->phase = QUIESCE;
-	quiesce(v, me);
-}
-
-static void change(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	bool fenced, told = false;
-	int news;
-
-	if (breaks(v, VIEWS_BREAK_DAWDLE) && v->now_us < rank->change_us + 4 * CHANGE_US)
-		return;
-	do {
-		news = agreement_step(&rank->agreement);
-		fenced = fence(v, me);
-		told = told || (news & AGREEMENT_CHANGED);
-	} while (news == AGREEMENT_CHANGED || (!news && fenced));
-	if (news & AGREEMENT_EXPELLED)
-		rank->phase = EXPELLED;
-	else if (news & AGREEMENT_DECIDED)
-		act(v, me);
-	else if (told)
-		tell(v, me);
-}
-
-/* What a member has completed when it stopped, or since: it completes nothing more before this rank
- * takes part. */
-static bool knows_rounds_of(const struct sim_rank *rank, uint32_t r)
-{
-	const struct agreement_record *theirs = &rank->heard[r];
-	uint64_t mine = rank->agreement.mine.view.number;
-
-	return theirs->version && (theirs->view.number >= mine ||
-					  (theirs->view.number + 1 == mine && theirs->stopped));
-}
-
-/* By the view alone, and not by what the rank believes. */
-static bool somebody_has(const struct sim_views *v, const struct sim_rank *rank, uint32_t expert)
-{
-	bool has = false;
-
-	for (uint32_t i = 0; i < COPIES; i++)
-		has = has || set_has(&rank->agreement.mine.view.alive, home_of(v, expert, i));
-	return has;
-}
-
-/* Each token goes to one member for each of its experts; or to nobody, where one has no member. */
-static void judge_places(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	bool all = true;
-
-	for (uint32_t e = 0; e < v->nr_ranks; e++) {
-		uint32_t p = placement_choose(&rank->placement, e, me, (uint32_t)rank->round);
-
-		all = all && somebody_has(v, rank, e);
-		if (rank->phase == LOST ||
-			(p != PLACEMENT_NOBODY &&
-				set_has(&rank->agreement.mine.view.alive, rank->placement.rank[p])))
-			continue;
-		wrong(v, "rank %u, in view %llu, sends to expert %u where no member has it", me,
-			(unsigned long long)rank->agreement.mine.view.number, e);
-	}
-	if (all && rank->phase == LOST)
-		wrong(v, "rank %u misses experts that members have", me);
-}
-
-static void begin_round(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	bool lost = rank->placement.nr_lost && !breaks(v, VIEWS_BREAK_HIDE_LOSS);
-
-	rank->next = 0;
-	rank->phase = rank->round == v->nr_rounds ? FINISHED : lost ? LOST : SEND_ROWS;
-	if (rank->phase != FINISHED)
-		judge_places(v, me);
-}
-
-static void find_round(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	uint64_t least = rank->done;
-
-	for (uint32_t r = 0; r < v->nr_ranks; r++) {
-		if (r == me || !set_has(&rank->agreement.mine.view.alive, r))
-			continue;
-		if (!knows_rounds_of(rank, r))
-			return;
-		least = rank->heard_done[r] < least ? rank->heard_done[r] : least;
-	}
-	if (rank->done - least > 1)
-		wrong(v, "rank %u has completed %llu rounds, and another %llu", me,
-			(unsigned long long)rank->done, (unsigned long long)least);
-	if (breaks(v, VIEWS_BREAK_NO_SERVICE))
-		least = rank->done;
-	rank->round = least;
-	rank->owed = least < rank->done;
-	begin_round(v, me);
-}
-
-/* ---- a rank acts ----------------------------------------------------------------------------- */
-
-/* Deaths of its own host at once, of others by their silence. */
-static void look_around(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-
-	for (uint32_t r = 0; r < v->nr_ranks; r++) {
-		if (r == me || !set_has(&rank->agreement.mine.view.alive, r))
-			continue;
-		if (same_host(v, me, r) && v->ranks[r].state == DEAD)
-			agreement_leave_out(&rank->agreement, r, true);
-		else if (!same_host(v, me, r) && v->now_us - rank->heard_us[r] > SILENCE_US)
-			agreement_leave_out(&rank->agreement, r, false);
-	}
-}
-
-static bool all_words_are_here(struct sim_views *v, uint32_t me, enum kind kind)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	uint64_t view = rank->agreement.mine.view.number;
-	uint32_t due = elastic_epoch(
-		FIRST_EPOCH, rank->round, breaks(v, VIEWS_BREAK_OLD_EPOCHS) ? 0 : view);
-
-	for (uint32_t r = 0; r < v->nr_ranks; r++)
-		if (set_has(&rank->agreement.mine.view.alive, r) && r != me &&
-			rank->words[kind][r].epoch != due)
-			return false;
-	for (uint32_t r = 0; r < v->nr_ranks; r++) {
-		const struct word *word = &rank->words[kind][r];
-
-		if (set_has(&rank->agreement.mine.view.alive, r) && r != me &&
-			(word->view != view || word->round != rank->round))
-			wrong(v,
-				"rank %u reads in view %llu, round %llu what rank %u stored in "
-				"view %llu, round %llu",
-				me, (unsigned long long)view, (unsigned long long)rank->round, r,
-				(unsigned long long)word->view, (unsigned long long)word->round);
-	}
-	return true;
-}
-
-static void end_round(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-
-	if (rank->owed && !breaks(v, VIEWS_BREAK_COUNT_TWICE)) {
-		v->outcome->served++;
-	} else {
-		if (rank->done != rank->round)
-			wrong(v, "rank %u sums round %llu once more, after %llu", me,
-				(unsigned long long)rank->round, (unsigned long long)rank->done);
-		rank->done++;
-		v->outcome->rounds++;
-	}
-	rank->round++;
-	rank->owed = false;
-	begin_round(v, me);
-}
-
-/* To one peer after the other: it may die, or be stopped, between two. */
-static void send_some(struct sim_views *v, uint32_t me, enum kind kind)
-{
-	struct sim_rank *rank = &v->ranks[me];
-	uint32_t nr = 1 + draw(v, v->nr_ranks);
-
-	for (; nr && rank->next < v->nr_ranks; rank->next++, nr--) {
-		uint32_t to = (me + 1 + rank->next) % v->nr_ranks;
-
-		if (to != me && set_has(&rank->agreement.mine.view.alive, to))
-			store(v, me, to, kind);
-	}
-	if (rank->next < v->nr_ranks)
-		return;
-	rank->next = 0;
-	rank->phase++;
-}
-
-static void await(struct sim_views *v, uint32_t me, enum kind kind)
-{
-	struct sim_rank *rank = &v->ranks[me];
-
-	if (all_words_are_here(v, me, kind)) {
-		if (kind == WORD_SUMS)
-			end_round(v, me);
-		else
-			rank->phase++;
-		return;
-	}
-	look_around(v, me);
-	if (agreement_wanted(&rank->agreement) && !rank->agreement.mine.stopped)
-		begin_change(v, me);
-}
-
-static void do_something(struct sim_views *v, uint32_t me)
-{
-	struct sim_rank *rank = &v->ranks[me];
-
-	if (breaks(v, VIEWS_BREAK_GO_ON) && rank->agreement.mine.stopped)
-		change(v, me);
-	switch (rank->phase) {
-	case SEND_ROWS:
-		send_some(v, me, WORD_ROWS);
-		break;
-	case AWAIT_ROWS:
-		await(v, me, WORD_ROWS);
-		break;
-	case SEND_SUMS:
-		send_some(v, me, WORD_SUMS);
-		break;
-	case AWAIT_SUMS:
-		await(v, me, WORD_SUMS);
-		break;
-	case QUIESCE:
-		look_around(v, me);
-		quiesce(v, me);
-		break;
-	case CHANGE:
-		look_around(v, me);
-		change(v, me);
-		break;
-	case LEARN_ROUNDS:
-		find_round(v, me);
-		look_around(v, me);
-		if (rank->phase == LEARN_ROUNDS && agreement_wanted(&rank->agreement))
-			begin_change(v, me);
-		break;
-	case FINISHED: /* others may still need it */
-	case LOST:
-		look_around(v, me);
-		if (agreement_wanted(&rank->agreement))
-			begin_change(v, me);
-		break;
-	case EXPELLED:
-		break;
-	}
-}
-
 /* ---- what happens ---------------------------------------------------------------------------- */
 
+/* Records of a process whose board is mapped: a newcomer maps those of who is there. */
 static void hear(struct sim_views *v, const struct event *event)
 {
 	struct sim_rank *rank = &v->ranks[event->to];
+	uint32_t from = event->from;
+	const struct told *told = event->told;
 
-	if (rank->heard[event->from].version < event->told.record->version ||
-		rank->heard_done[event->from] < event->told.done)
-		rank->heard_done[event->from] = event->told.done;
-	agreement_hear(&rank->agreement, event->from, event->told.record);
-	rank->heard_us[event->from] = v->now_us;
+	if (rank->phase == JOINING && rank->lives[from] < event->from_life) {
+		memset(&rank->heard[from], 0, sizeof(rank->heard[from]));
+		rank->lives[from] = event->from_life;
+	}
+	if (rank->lives[from] != event->from_life)
+		return;
+	if (rank->heard[from].version < told->record.version || rank->heard_done[from] == UNKNOWN ||
+		(told->done != UNKNOWN && rank->heard_done[from] < told->done))
+		rank->heard_done[from] = told->done;
+	agreement_hear(&rank->agreement, from, &told->record);
+	rank->heard_us[from] = v->now_us;
+	for (uint32_t i = 0; i < told->nr_parts; i++)
+		hear_part(rank, told->parts[i].rank, &told->parts[i].part);
+}
+
+static void forget(struct told *told)
+{
+	if (!--told->nr_refs)
+		free(told);
+}
+
+/* What the process that was there has sent still arrives, but for what it had given up. */
+void begin_life(struct sim_views *v, uint32_t r)
+{
+	struct sim_rank *rank = &v->ranks[r];
+	uint64_t life = rank->life;
+
+	for (size_t i = 0; i < v->nr_events; i++)
+		if (v->heap[i].kind == STORE && v->heap[i].from == r &&
+			v->heap[i].from_life == life && rank->closed[v->heap[i].to])
+			v->heap[i].to_life = UNKNOWN;
+	close_rank(rank);
+	*rank = (struct sim_rank){.life = life};
+	if (open_rank(v, r)) {
+		views_wrong(v, "no memory for a rank");
+		return;
+	}
+	rank->phase = JOINING;
+	rank->loaded_us = v->now_us + draw(v, 2 * SILENCE_US);
+}
+
+/* Whoever starts processes starts one where none is, or where it has been left out. */
+static void start_process(struct sim_views *v, uint32_t r)
+{
+	struct sim_rank *rank = &v->ranks[r];
+
+	if (rank->state == UP && rank->phase == EXPELLED)
+		rank->state = DEAD;
+	if (rank->state == DEAD)
+		begin_life(v, r);
 }
 
 /* Who was asleep has heard nobody, and does not hold it against them. */
@@ -646,46 +79,62 @@ static void wake(struct sim_views *v, struct sim_rank *rank)
 static void cut(struct sim_views *v, const struct event *event)
 {
 	uint32_t a = event->to % v->nr_hosts, b = event->to / v->nr_hosts;
-	uint64_t until_us = v->now_us + event->told.done;
+	uint64_t until_us = v->now_us + event->cut_us;
 
 	v->cut_until_us[a * v->nr_hosts + b] = until_us;
 	if (!event->from)
 		v->cut_until_us[b * v->nr_hosts + a] = until_us;
 }
 
-static void handle(struct sim_views *v, struct event event)
+static void arrive(struct sim_views *v, const struct event *event)
 {
-	struct sim_rank *rank = event.kind == CUT ? &v->ranks[0] : &v->ranks[event.to];
+	struct sim_rank *from = &v->ranks[event->from];
+
+	if (from->life == event->from_life) {
+		from->under_way[event->to]--;
+		if (from->closed[event->to])
+			return;
+	}
+	views_land(v, event);
+}
+
+static void tick(struct sim_views *v, struct event event)
+{
+	struct sim_rank *rank = &v->ranks[event.to];
 	bool is_stopped = rank->state == STOPPED;
 
-	switch (event.kind) {
-	case TICK:
-		if (rank->state == UP)
-			do_something(v, event.to);
-		if (rank->state != DEAD)
-			post(v, event, 1 + draw(v, is_stopped ? 8 * TICK_US : TICK_US));
-		break;
-	case BEAT:
-		if (rank->state == UP && rank->phase != EXPELLED)
-			tell(v, event.to);
-		if (rank->state != DEAD)
-			post(v, event, BEAT_US);
-		break;
-	case RECORD:
-		if (rank->state == UP)
-			hear(v, &event);
-		if (is_stopped) /* it lies there until the rank wakes */
-			post(v, event, BEAT_US);
-		else
-			free(event.told.record);
-		break;
-	case STORE:
-		v->ranks[event.from].under_way[event.to]--;
-		if (!v->ranks[event.from].closed[event.to])
-			land(v, event.to, event.from, event.store.kind, event.store.word);
-		break;
+	if (event.kind == BEAT && !is_stopped && rank->phase != EXPELLED && rank->phase != JOINING)
+		views_tell(v, event.to);
+	if (event.kind == TICK && !is_stopped)
+		do_something(v, event.to);
+	views_post(v, event,
+		event.kind == BEAT ? BEAT_US : 1 + draw(v, is_stopped ? 8 * TICK_US : TICK_US));
+}
+
+/* To a rank that is stopped: it lies there until the rank wakes. */
+static void deliver(struct sim_views *v, struct event event)
+{
+	bool is_stopped = v->ranks[event.to].state == STOPPED;
+
+	if (is_stopped) {
+		views_post(v, event, BEAT_US);
+	} else if (event.kind == RECORD) {
+		hear(v, &event);
+		forget(event.told);
+	} else if (event.kind == ASK || event.kind == PAGE) {
+		hear_page(v, &event);
+	} else {
+		hear_join(v, &event);
+	}
+}
+
+static void happen_to(struct sim_views *v, const struct event *event)
+{
+	struct sim_rank *rank = &v->ranks[event->to];
+
+	switch (event->kind) {
 	case END:
-		die(v, event.to);
+		views_die(v, event->to);
 		break;
 	case STOP:
 		if (rank->state == UP)
@@ -695,12 +144,40 @@ static void handle(struct sim_views *v, struct event event)
 		wake(v, rank);
 		break;
 	case EXPEL:
-		if (rank->state == UP && rank->phase != EXPELLED && event.from != event.to)
-			agreement_expel(&rank->agreement, event.from);
+		if (rank->state == UP && rank->phase != EXPELLED && rank->phase != JOINING)
+			agreement_expel(&rank->agreement, event->from);
 		break;
-	case CUT:
+	case JOIN:
+		start_process(v, event->to);
+		break;
+	default:
+		break;
+	}
+}
+
+/* For the process that it was for. */
+static bool is_received(const struct sim_views *v, const struct event *event)
+{
+	const struct sim_rank *rank = &v->ranks[event->to];
+
+	return event->to_life == ANY_LIFE || (rank->state != DEAD && rank->life == event->to_life);
+}
+
+static void handle(struct sim_views *v, struct event event)
+{
+	if (event.kind == CUT) {
 		cut(v, &event);
-		break;
+	} else if (event.kind == STORE) {
+		arrive(v, &event);
+	} else if (!is_received(v, &event)) {
+		if (event.kind == RECORD)
+			forget(event.told);
+	} else if (event.kind == TICK || event.kind == BEAT) {
+		tick(v, event);
+	} else if (event.kind == RECORD || event.kind > JOIN) {
+		deliver(v, event);
+	} else {
+		happen_to(v, &event);
 	}
 }
 
@@ -726,8 +203,8 @@ static void draw_stop(struct sim_views *v, uint64_t at_us)
 	uint32_t rank = draw(v, v->nr_ranks);
 	uint64_t for_us = 50 + draw(v, 5 * SILENCE_US);
 
-	post(v, (struct event){.kind = STOP, .to = rank}, at_us);
-	post(v, (struct event){.kind = WAKE, .to = rank}, at_us + for_us);
+	views_post(v, (struct event){.kind = STOP, .to = rank}, at_us);
+	views_post(v, (struct event){.kind = WAKE, .to = rank}, at_us + for_us);
 	note_fault(v, at_us + for_us);
 }
 
@@ -742,12 +219,42 @@ static void draw_cut(struct sim_views *v, uint64_t at_us)
 		struct event event = {.kind = CUT,
 			.to = other * v->nr_hosts + a,
 			.from = v->random >> 20 & 1, /* one way alone, for all the same */
-			.told = {.done = for_us}};
+			.cut_us = for_us};
 
 		if (other != a)
-			post(v, event, at_us);
+			views_post(v, event, at_us);
 	}
 	note_fault(v, at_us + for_us);
+}
+
+/* Some time after its place has become vacant, or not yet. */
+static void draw_join(struct sim_views *v, uint32_t rank, uint64_t at_us)
+{
+	uint64_t join_us = at_us + draw(v, 5 * SILENCE_US);
+
+	if (draw(v, 4) == 0)
+		return;
+	views_post(v, (struct event){.kind = JOIN, .to = rank}, join_us);
+	note_fault(v, join_us);
+}
+
+static void draw_death(struct sim_views *v, uint64_t at_us)
+{
+	uint32_t rank = draw(v, v->nr_ranks);
+
+	views_post(v, (struct event){.kind = END, .to = rank}, at_us);
+	note_fault(v, at_us);
+	draw_join(v, rank, at_us);
+}
+
+/* It leaves, or is left out by another. */
+static void draw_expulsion(struct sim_views *v, uint64_t at_us)
+{
+	uint32_t from = draw(v, v->nr_ranks), to = draw(v, 2) ? from : draw(v, v->nr_ranks);
+
+	views_post(v, (struct event){.kind = EXPEL, .to = to, .from = from}, at_us);
+	note_fault(v, at_us);
+	draw_join(v, from, at_us);
 }
 
 static void draw_faults(struct sim_views *v)
@@ -756,26 +263,17 @@ static void draw_faults(struct sim_views *v)
 		 nr_stops = v->only_deaths ? 0 : draw(v, 3);
 	uint64_t last_us = draw(v, 200 + v->nr_rounds * 60);
 
-	v->nr_deaths = draw(v, v->nr_ranks < 4 ? 2 : 3);
+	v->nr_deaths = draw(v, v->nr_ranks < 4 ? 2 : 4);
 	if (v->only_deaths && !v->nr_deaths)
 		v->nr_deaths = 1;
 	for (uint32_t i = 0; i < nr_cuts; i++)
 		draw_cut(v, draw_moment(v, &last_us));
-	for (uint32_t i = 0; i < v->nr_deaths; i++) {
-		uint64_t at_us = draw_moment(v, &last_us);
-
-		post(v, (struct event){.kind = END, .to = draw(v, v->nr_ranks)}, at_us);
-		note_fault(v, at_us);
-	}
+	for (uint32_t i = 0; i < v->nr_deaths; i++)
+		draw_death(v, draw_moment(v, &last_us));
 	for (uint32_t i = 0; i < nr_stops; i++)
 		draw_stop(v, draw_moment(v, &last_us));
-	if (!v->only_deaths && draw(v, 4) == 0) {
-		struct event event = {
-			.kind = EXPEL, .to = draw(v, v->nr_ranks), .from = draw(v, v->nr_ranks)};
-
-		post(v, event, draw_moment(v, &last_us));
-		note_fault(v, last_us);
-	}
+	if (!v->only_deaths && draw(v, 3) == 0)
+		draw_expulsion(v, draw_moment(v, &last_us));
 }
 
 static int open_placement(const struct sim_views *v, struct sim_rank *rank)
@@ -793,36 +291,99 @@ static int open_placement(const struct sim_views *v, struct sim_rank *rank)
 		nr, nr);
 }
 
-static int open_rank(struct sim_views *v, uint32_t r)
+static int alloc_rank(struct sim_views *v, struct sim_rank *rank)
 {
-	struct sim_rank *rank = &v->ranks[r];
+	size_t nr = v->nr_ranks;
 	bool ok = true;
 
-	rank->host = v->nr_hosts == 1 ? 0 : r * v->nr_hosts / v->nr_ranks;
-	rank->heard = calloc(v->nr_ranks, sizeof(*rank->heard));
-	rank->heard_us = calloc(v->nr_ranks, sizeof(*rank->heard_us));
-	rank->heard_done = calloc(v->nr_ranks, sizeof(*rank->heard_done));
-	rank->barred = calloc(v->nr_ranks, sizeof(*rank->barred));
-	rank->closed = calloc(v->nr_ranks, sizeof(*rank->closed));
-	rank->under_way = calloc(v->nr_ranks, sizeof(*rank->under_way));
+	rank->lives = calloc(nr, sizeof(*rank->lives));
+	rank->heard = calloc(nr, sizeof(*rank->heard));
+	rank->heard_us = calloc(nr, sizeof(*rank->heard_us));
+	rank->heard_done = calloc(nr, sizeof(*rank->heard_done));
+	rank->barred = calloc(nr, sizeof(*rank->barred));
+	rank->closed = calloc(nr, sizeof(*rank->closed));
+	rank->under_way = calloc(nr, sizeof(*rank->under_way));
+	rank->parts = calloc(nr, sizeof(*rank->parts));
+	rank->ever_gone = calloc(nr, sizeof(*rank->ever_gone));
+	rank->first_gathering = calloc(nr, sizeof(*rank->first_gathering));
+	rank->guests = calloc(nr, sizeof(*rank->guests));
+	rank->ready = calloc(nr, sizeof(*rank->ready));
 	for (int k = 0; k < NR_KINDS; k++) {
-		rank->words[k] = calloc(v->nr_ranks, sizeof(*rank->words[k]));
+		rank->words[k] = calloc(nr, sizeof(*rank->words[k]));
 		ok = ok && rank->words[k];
-		for (uint32_t i = 0; ok && i < v->nr_ranks; i++)
+	}
+	return ok && rank->lives && rank->heard && rank->heard_us && rank->heard_done &&
+			       rank->barred && rank->closed && rank->under_way && rank->parts &&
+			       rank->ever_gone && rank->first_gathering && rank->guests &&
+			       rank->ready
+		       ? 0
+		       : -1;
+}
+
+void close_rank(struct sim_rank *rank)
+{
+	placement_free(&rank->placement);
+	free(rank->lives);
+	free(rank->heard);
+	free(rank->heard_us);
+	free(rank->heard_done);
+	free(rank->barred);
+	free(rank->closed);
+	free(rank->under_way);
+	free(rank->parts);
+	free(rank->ever_gone);
+	free(rank->first_gathering);
+	free(rank->guests);
+	free(rank->ready);
+	free(rank->words[0]);
+	free(rank->words[1]);
+}
+
+int open_rank(struct sim_views *v, uint32_t r)
+{
+	struct sim_rank *rank = &v->ranks[r];
+
+	rank->host = v->nr_hosts == 1 ? 0 : r * v->nr_hosts / v->nr_ranks;
+	rank->life++;
+	if (alloc_rank(v, rank) || open_placement(v, rank))
+		return -1;
+	for (uint32_t i = 0; i < v->nr_ranks; i++) {
+		rank->lives[i] = i == r ? rank->life : 1;
+		for (int k = 0; k < NR_KINDS; k++)
 			rank->words[k][i].epoch = FIRST_EPOCH - 1;
 	}
-	if (!ok || !rank->heard || !rank->heard_us || !rank->heard_done || !rank->barred ||
-		!rank->closed || !rank->under_way)
-		return -1;
-	if (open_placement(v, rank))
-		return -1;
+	weights_load(v, r);
 	agreement_init(&rank->agreement, r, v->nr_ranks, rank->heard);
 	rank->agreement.broken = v->wishes->broken & 0xffff;
-	rank->views[0] = rank->agreement.mine.view.alive;
-	rank->nr_views = 1;
-	post(v, (struct event){.kind = TICK, .to = r}, draw(v, TICK_US));
-	post(v, (struct event){.kind = BEAT, .to = r}, draw(v, BEAT_US));
+	views_post(
+		v, (struct event){.kind = TICK, .to = r, .to_life = rank->life}, draw(v, TICK_US));
+	views_post(
+		v, (struct event){.kind = BEAT, .to = r, .to_life = rank->life}, draw(v, BEAT_US));
 	return 0;
+}
+
+/* Plans are pure, so one serves all ranks. */
+static int open_plans(struct sim_views *v)
+{
+	int32_t *rank = calloc(nr_places(v), sizeof(*rank));
+	struct tern_balance_config config = {.size = sizeof(config),
+		.nr_experts = v->nr_ranks,
+		.nr_physical = nr_places(v),
+		.nr_ranks = v->nr_ranks,
+		.rank = rank};
+	int rc = -1;
+
+	v->load = calloc(v->nr_ranks, sizeof(*v->load));
+	v->now = calloc(nr_places(v), sizeof(*v->now));
+	v->planned = calloc(nr_places(v), sizeof(*v->planned));
+	v->logical = calloc(nr_places(v), sizeof(*v->logical));
+	v->copies = calloc(nr_places(v), sizeof(*v->copies));
+	for (uint32_t p = 0; rank && p < nr_places(v); p++)
+		rank[p] = (int32_t)home_of(v, p % v->nr_ranks, p / v->nr_ranks);
+	if (rank && v->load && v->now && v->planned && v->logical && v->copies)
+		rc = tern_balance_create(&config, &v->balance);
+	free(rank);
+	return rc;
 }
 
 static int open_scenario(struct sim_views *v, uint64_t seed)
@@ -830,13 +391,15 @@ static int open_scenario(struct sim_views *v, uint64_t seed)
 	uint32_t most = v->wishes->most_ranks ? v->wishes->most_ranks : 16;
 
 	v->random = hash2(seed, 0x7669657773u);
+	v->seed = seed;
 	v->nr_ranks = v->wishes->nr_ranks ? v->wishes->nr_ranks : 2 + draw(v, most - 1);
-	v->nr_rounds = v->wishes->nr_rounds ? v->wishes->nr_rounds : 10 + draw(v, 60);
+	v->nr_rounds = v->wishes->nr_rounds ? v->wishes->nr_rounds : 10 + draw(v, 150);
+	v->every = 2 + draw(v, 6);
 	v->only_deaths = draw(v, 3) == 0;
 	v->nr_hosts = v->only_deaths ? 1 : 1 + draw(v, v->nr_ranks < 5 ? v->nr_ranks : 5);
 	v->ranks = calloc(v->nr_ranks, sizeof(*v->ranks));
 	v->cut_until_us = calloc((size_t)v->nr_hosts * v->nr_hosts, sizeof(*v->cut_until_us));
-	if (!v->ranks || !v->cut_until_us)
+	if (!v->ranks || !v->cut_until_us || open_plans(v))
 		return -1;
 	for (uint32_t r = 0; r < v->nr_ranks; r++)
 		if (open_rank(v, r))
@@ -852,32 +415,56 @@ static void close_scenario(struct sim_views *v)
 {
 	for (size_t i = 0; i < v->nr_events; i++)
 		if (v->heap[i].kind == RECORD)
-			free(v->heap[i].told.record);
-	for (uint32_t r = 0; v->ranks && r < v->nr_ranks; r++) {
-		placement_free(&v->ranks[r].placement);
-		free(v->ranks[r].heard);
-		free(v->ranks[r].heard_us);
-		free(v->ranks[r].heard_done);
-		free(v->ranks[r].barred);
-		free(v->ranks[r].closed);
-		free(v->ranks[r].under_way);
-		free(v->ranks[r].words[0]);
-		free(v->ranks[r].words[1]);
-	}
+			forget(v->heap[i].told);
+	for (uint32_t r = 0; v->ranks && r < v->nr_ranks; r++)
+		close_rank(&v->ranks[r]);
+	tern_balance_destroy(v->balance);
+	free(v->load);
+	free(v->now);
+	free(v->planned);
+	free(v->logical);
+	free(v->copies);
 	free(v->ranks);
 	free(v->cut_until_us);
 	free(v->heap);
 }
 
-static bool has_ended(const struct sim_rank *rank)
+/* No member is left that makes rounds, and would gather again. */
+static bool nobody_gathers(const struct sim_views *v)
 {
-	return rank->state == DEAD || rank->phase >= FINISHED;
+	for (uint32_t r = 0; r < v->nr_ranks; r++)
+		if (v->ranks[r].state != DEAD && v->ranks[r].phase < JOINING &&
+			serves(v, &v->ranks[r], r))
+			return false;
+	return true;
+}
+
+/* A member that has come to its end answers newcomers all the same. */
+static bool nobody_lets_in(const struct sim_views *v)
+{
+	for (uint32_t r = 0; r < v->nr_ranks; r++)
+		if (v->ranks[r].state != DEAD && v->ranks[r].phase != JOINING &&
+			v->ranks[r].phase != EXPELLED &&
+			!agreement_lacks_quorum(&v->ranks[r].agreement))
+			return false;
+	return true;
+}
+
+static bool has_ended(const struct sim_views *v, uint32_t r)
+{
+	const struct sim_rank *rank = &v->ranks[r];
+
+	if (rank->state == DEAD || rank->phase >= FINISHED)
+		return true;
+	if (rank->phase == JOINING)
+		return nobody_lets_in(v);
+	return rank->phase == GATHER && !serves(v, rank, r) && nobody_gathers(v);
 }
 
 static bool all_have_ended(const struct sim_views *v)
 {
 	for (uint32_t r = 0; r < v->nr_ranks; r++)
-		if (!has_ended(&v->ranks[r]))
+		if (!has_ended(v, r))
 			return false;
 	return true;
 }
@@ -887,15 +474,19 @@ static void judge_end(struct sim_views *v)
 	for (uint32_t r = 0; r < v->nr_ranks; r++) {
 		struct sim_rank *rank = &v->ranks[r];
 		bool expelled = rank->phase == EXPELLED,
-		     stuck = rank->phase == CHANGE && agreement_lacks_quorum(&rank->agreement);
+		     stuck = rank->phase == CHANGE && agreement_lacks_quorum(&rank->agreement),
+		     leaves = set_has(&rank->agreement.mine.gone, r);
 
 		v->outcome->nr_lost += rank->state != DEAD && rank->phase == LOST;
-		if (rank->state == DEAD || rank->phase == FINISHED || rank->phase == LOST)
+		if (rank->phase != EXPELLED && (leaves || has_ended(v, r)))
+			continue;
+		if (rank->state == DEAD)
 			continue;
 		v->outcome->nr_expelled += expelled;
 		v->outcome->nr_stuck += stuck;
 		if ((!expelled && !stuck) || v->only_deaths)
-			wrong(v, "rank %u is in phase %d of view %llu, with %llu of %u rounds done",
+			views_wrong(v,
+				"rank %u is in phase %d of view %llu, with %llu of %u rounds done",
 				r, (int)rank->phase,
 				(unsigned long long)rank->agreement.mine.view.number,
 				(unsigned long long)rank->done, v->nr_rounds);

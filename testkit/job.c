@@ -75,7 +75,7 @@ static int make_placement(struct job *job, struct reason *why)
 {
 	uint32_t p, nr_experts = job->config.nr_experts, nr = nr_experts + job->nr_redundant;
 
-	if (!job->nr_redundant && !job->spread)
+	if (!job->nr_redundant && !job->spread && !job->place_in)
 		return 0;
 	job->logical = calloc(nr, sizeof(*job->logical));
 	job->rank = calloc(nr, sizeof(*job->rank));

@@ -43,6 +43,11 @@ struct exchange_ops {
 	int (*expert_load)(const tern_moe *moe, uint64_t *counts);
 	int (*stats_reset)(tern_moe *moe);
 
+	/* NULL: tables are looked at when a dispatch is called, and there is nothing to do. Else
+	 * whether they may be changed, before anything is; and when they have been. */
+	int (*place_check)(tern_moe *moe);
+	int (*place)(tern_moe *moe);
+
 	/* NULL: there are no streams. */
 	int (*set_stream)(tern_moe *moe, uint32_t slot, void *stream);
 	int (*set_nr_tokens_at)(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);

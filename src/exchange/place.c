@@ -86,14 +86,15 @@ int tern_moe_place(tern_moe *moe, uint32_t version, const int32_t *logical, uint
 {
 	int rc = slot_check(moe, 0, "tern_moe_place");
 
-	if (!rc && moe->config.device)
-		rc = fail(TERN_ERR_UNSUPPORTED,
-			"tern_moe_place: on devices experts stay where they were placed");
 	if (!rc && moe->config.elastic)
 		rc = elastic_check(moe);
 	rc = rc ? rc : check_slots(moe);
+	if (!rc && moe->ops->place_check)
+		rc = moe->ops->place_check(moe);
 	rc = rc ? rc : placement_replace(&moe->placement, version, logical, nr_physical);
 	if (!rc && (moe->config.elastic || moe->config.masks))
 		placement_leave_out(&moe->placement, moe->alive);
+	if (!rc && moe->ops->place)
+		rc = moe->ops->place(moe);
 	return rc;
 }

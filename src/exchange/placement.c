@@ -101,6 +101,7 @@ int placement_init(struct placement *p, const struct tern_placement *tables, uin
 	p->nr_experts = nr_experts;
 	p->nr_ranks = nr_ranks;
 	p->nr_physical = tables->nr_physical ? tables->nr_physical : nr_experts;
+	p->movable = tables->logical != NULL;
 	if (p->nr_physical != nr_experts && !tables->logical)
 		return fail(TERN_ERR_INVALID,
 			"placement has %u physical experts for %u experts and no table `logical`",

@@ -22,6 +22,7 @@ static inline bool placed_is(const struct placed *a, const struct placed *b)
 struct placement {
 	uint32_t nr_experts, nr_physical, nr_ranks;
 	struct placed placed;
+	bool movable; /* the caller gave `logical`: kernels look into tables */
 	uint32_t max_local;
 	uint32_t *rank;          /* [P] */
 	uint32_t *local;         /* [P] index among its rank's experts */

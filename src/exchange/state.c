@@ -52,3 +52,17 @@ int plan_unknown(uint64_t id)
 	return fail(TERN_ERR_STATE, "this exchange has no plan %llu, or no more",
 		(unsigned long long)id);
 }
+
+int plan_check_placed(const tern_moe *moe, uint64_t id, const struct placed *placed)
+{
+	const struct placed *now = &moe->placement.placed;
+
+	if (placed_is(placed, now))
+		return 0;
+	return fail(TERN_ERR_STATE,
+		"plan %llu was routed by version %u of the placement, and now it is %u%s: its rows "
+		"are with other experts%s",
+		(unsigned long long)id, placed->version, now->version,
+		placed->version == now->version ? ", another table" : "",
+		moe->config.elastic ? ". Dispatch with it first" : "");
+}

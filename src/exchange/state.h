@@ -149,6 +149,8 @@ int exchange_fail(tern_moe *moe, int code, int peer);
 /* A plan's, of no other plan of this process; never 0. */
 uint64_t plan_number(void);
 int plan_unknown(uint64_t id); /* TERN_ERR_STATE, with its text */
+/* TERN_ERR_STATE: experts have moved since it was routed. */
+int plan_check_placed(const tern_moe *moe, uint64_t id, const struct placed *placed);
 
 /* Checks slot number and order of calls; a failed exchange reports its error again. */
 int slot_check(tern_moe *moe, uint32_t slot, const char *call);

@@ -15,14 +15,14 @@ static struct gathered *part_of(const struct members *m, uint32_t rank)
 {
 	struct board *board = gathering_board(m, rank);
 
-	return board ? &board->gathered[m->gathering & 1] : NULL;
+	return board ? &board->gathered[m->gatherings.number & 1] : NULL;
 }
 
 static bool has_given(const struct members *m, uint32_t rank)
 {
 	const struct gathered *part = part_of(m, rank);
 
-	return part && record_observe(&part->number) == m->gathering;
+	return part && record_observe(&part->number) == m->gatherings.number;
 }
 
 /* A member, and it is to give a part of this one. */
@@ -30,7 +30,7 @@ static bool takes_part(const tern_group *group, uint32_t rank)
 {
 	const struct members *m = group->members;
 
-	return members_have(group, rank) && m->gathering >= m->first_gathering[rank];
+	return members_have(group, rank) && m->gatherings.number >= m->first_gathering[rank];
 }
 
 /* What may still come of a rank that is no member. */
@@ -66,39 +66,16 @@ static int look_for_part(void *ctx)
 	return members_are_to_change(group) ? members_fail(group) : 0;
 }
 
-void gather_jump(struct members *m, uint64_t to)
-{
-	bool is_past = !m->jumps[0].to || m->gathering >= m->jumps[0].to || m->jumps[0].to == to;
-
-	m->jumps[is_past ? 0 : 1] = (struct jump){to - GATHERINGS_SKIPPED, to};
-}
-
-static bool is_entry_next(const struct members *m)
-{
-	return m->jumps[0].to && m->gathering == m->jumps[0].from;
-}
-
-static void begin_next(struct members *m)
-{
-	if (!is_entry_next(m)) {
-		m->gathering++;
-		return;
-	}
-	m->gathering = m->entry = m->jumps[0].to;
-	m->jumps[0] = m->jumps[1];
-	m->jumps[1] = (struct jump){0, 0};
-}
-
 static void give_part(tern_group *group, const uint8_t *mine, size_t bytes)
 {
 	struct members *m = group->members;
 	struct gathered *part;
 
-	begin_next(m);
-	part = &m->board->gathered[m->gathering & 1];
+	gatherings_next(&m->gatherings);
+	part = &m->board->gathered[m->gatherings.number & 1];
 	memcpy(part->bytes, mine, bytes);
 	part->nr = (uint32_t)bytes;
-	record_publish(&part->number, m->gathering);
+	record_publish(&part->number, m->gatherings.number);
 	m->gathers = true;
 	for (uint32_t r = 0; m->copies && r < (uint32_t)group->nr_ranks; r++)
 		if (is_told(m, r) && members_have(group, r))
@@ -145,7 +122,7 @@ static int check_size(const tern_group *group, size_t bytes)
 	uint32_t me = (uint32_t)group->rank;
 
 	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++)
-		if (r != me && m->gathering == m->first_gathering[me] && has_given(m, r) &&
+		if (r != me && m->gatherings.number == m->first_gathering[me] && has_given(m, r) &&
 			part_of(m, r)->nr != bytes)
 			return fail(TERN_ERR_MISMATCH,
 				"rank %d has joined and gathers %zu bytes, where rank %u gathers "
@@ -160,7 +137,7 @@ static int check_rounds(const tern_group *group)
 {
 	const struct members *m = group->members;
 
-	if (m->gathers || m->gathered_bytes || !is_entry_next(m))
+	if (m->gathers || m->gathered_bytes || !gatherings_entry_is_next(&m->gatherings))
 		return 0;
 	for (const struct join_offer *o = group->offers; o; o = o->next)
 		if (o->is_busy(o->ctx))
@@ -176,13 +153,13 @@ static int check_rounds(const tern_group *group)
 static void let_newcomers_serve(tern_group *group)
 {
 	struct members *m = group->members;
-	uint64_t before = m->complete;
+	uint64_t before = m->gatherings.complete;
 
-	m->complete = m->gathering;
-	if (before >= m->entry || m->complete < m->entry)
+	m->gatherings.complete = m->gatherings.number;
+	if (before >= m->gatherings.entry || m->gatherings.complete < m->gatherings.entry)
 		return;
 	group->shape++;
-	if (m->first_gathering[group->rank] == m->entry)
+	if (m->first_gathering[group->rank] == m->gatherings.entry)
 		for (struct join_offer *o = group->offers; o; o = o->next)
 			o->begin(o->ctx);
 }

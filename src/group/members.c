@@ -126,7 +126,7 @@ bool members_serve(const tern_group *group, uint32_t rank)
 	const struct members *m = group->members;
 
 	return !group->newcomer && members_have(group, rank) &&
-	       m->complete >= m->first_gathering[rank];
+	       m->gatherings.complete >= m->first_gathering[rank];
 }
 
 bool group_has(const tern_group *group, uint32_t rank)
@@ -341,7 +341,7 @@ static void prepare_for_newcomer(tern_group *group)
 	uint64_t nonce = 0;
 	int newcomer = m->in_parts ? -1 : door_prepare(group, &nonce);
 
-	agreement_prepare(&m->agreement, newcomer, nonce, m->gathering);
+	agreement_prepare(&m->agreement, newcomer, nonce, m->gatherings.number);
 }
 
 /* Nothing of before is told after this. */
@@ -397,7 +397,7 @@ void members_replace(tern_group *group, uint32_t rank, struct window *board, uin
 	set_remove(&m->killed, rank);
 	set_remove(&m->let_go, rank);
 	m->first_gathering[rank] = gathering;
-	gather_jump(m, gathering);
+	gatherings_jump(&m->gatherings, gathering);
 }
 
 void members_begin(tern_group *group)
@@ -406,8 +406,7 @@ void members_begin(tern_group *group)
 	const struct view *view = &m->agreement.mine.view;
 
 	m->first_gathering[group->rank] = view->gathering;
-	m->gathering = m->complete = view->gathering - GATHERINGS_SKIPPED;
-	gather_jump(m, view->gathering);
+	gatherings_come(&m->gatherings, view->gathering);
 	group->view = view->number;
 	group->shape++;
 	set_add(&m->joined_since, (uint32_t)group->rank);

@@ -9,14 +9,9 @@
 
 #include "base/wait.h"
 #include "group/board.h"
+#include "group/gatherings.h"
 #include "group/members.h"
 #include "group/window.h"
-
-/* Numbers of gatherings that follow each other: a newcomer's first has the second. Members are at
- * most one gathering apart, so there are at most two that one of them has not come to. */
-struct jump {
-	uint64_t from, to; /* to 0: none */
-};
 
 struct members {
 	struct window **windows; /* [R] of boards; NULL: of a rank that is told by messages */
@@ -36,15 +31,12 @@ struct members {
 	_Atomic uint64_t *forwarded; /* [R] the view in which it has told what it has of ranks that
 					are gone: gather.c */
 	struct member_client *clients;
-	uint64_t gathering;    /* number of the allgather under way, or of the last one */
+	struct gatherings gatherings;
 	size_t gathered_bytes; /* of each rank's, in parts before that */
 	bool gathers;          /* one is under way */
 	/* Of newcomers, each NULL or 0 for who has been here from the start: */
 	struct window **before;    /* [R] the board of who had its place, for gatherings before */
 	uint64_t *first_gathering; /* [R] its first one; until that is over it does not serve */
-	struct jump jumps[2];      /* those to come, of which the second is behind the first */
-	uint64_t entry;            /* the last gathering that was a newcomer's first */
-	uint64_t complete;         /* the last that this rank has completed */
 	_Atomic bool makes;        /* it is in a call that is collective, and makes something */
 	bool in_parts;             /* likewise: in a gathering of several parts */
 	bool expelled, leaves;
@@ -68,7 +60,7 @@ static inline struct board *board_of(const struct members *m, uint32_t rank)
 /* Where its part of the gathering under way lies; NULL: it cannot have one. */
 static inline struct board *gathering_board(const struct members *m, uint32_t rank)
 {
-	if (m->gathering >= m->first_gathering[rank])
+	if (m->gatherings.number >= m->first_gathering[rank])
 		return board_of(m, rank);
 	return m->before[rank] ? (struct board *)m->before[rank]->base : NULL;
 }
@@ -98,7 +90,5 @@ void tell_forwarded(tern_group *group, uint32_t to);
 
 /* When a view is acted on: what this rank has of those that are gone, to all members. */
 void gather_forward(tern_group *group);
-/* A newcomer's first is this one. */
-void gather_jump(struct members *members, uint64_t to);
 
 #endif

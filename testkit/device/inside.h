@@ -42,6 +42,8 @@ uint64_t device_routes_of(const struct device_lane *lane, uint64_t round);
 /* A round in steps, called or by graphs as the manner says: rows are put on the stream; verified,
  * and results put; results verified. A plan that is combined again begins with the second, and
  * extent is of its rows. */
+/* Before the round is put. */
+int device_place_experts(struct device_rounds *r, uint64_t round);
 int device_put_rows(
 	struct device_rounds *r, uint32_t slot, uint64_t round, const struct device_manner *m);
 int device_verify_rows(struct device_rounds *r, uint32_t slot, uint64_t round, uint64_t *extent);

@@ -181,11 +181,35 @@ int device_put_rows(
 	return device_passed_on(r, r->ops->graph_launch(lane->dispatch, lane->stream));
 }
 
+/* Experts go where the round wants them; its rows may wait on other slots' streams meanwhile. */
+int device_place_experts(struct device_rounds *r, uint64_t round)
+{
+	uint32_t version = job_version(r->job, round), nr = job_nr_physical(r->job);
+	int32_t *logical;
+	int rc;
+
+	if (!r->job->place_in || r->moe->placement.placed.version == version)
+		return 0;
+	logical = calloc(nr, sizeof(*logical));
+	if (!logical)
+		return fail(TERN_ERR_NOMEM, "no memory for a placement of %u experts", nr);
+	job_place(r->job, version, logical);
+	rc = tern_moe_place(r->moe, version, logical, nr);
+	free(logical);
+	return rc;
+}
+
 static int put_round(struct device_rounds *r, uint32_t slot, uint64_t round)
 {
 	struct device_manner m = device_manner(r, round);
+	int rc = device_place_experts(r, round);
 
-	return device_put_rows(r, slot, round, &m);
+	rc = rc ? rc : device_put_rows(r, slot, round, &m);
+	if (!rc && !m.graphs && r->job->place_in &&
+		r->lanes[slot].received.version != job_version(r->job, round))
+		rc = fail(TERN_ERR_SYSTEM, "rows of version %u, and not %u",
+			r->lanes[slot].received.version, job_version(r->job, round));
+	return rc;
 }
 
 static void *fetch(

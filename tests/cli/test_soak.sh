@@ -55,18 +55,21 @@ cmp -s <(sed -n '/^seed/,/^repeat/p' "$work/spoiled") <(sed -n '/^seed/,/^repeat
 expect 1 "a wrong blame" "$tern" soak --wrong blame --fault kill --phase combine_recv --seed 3
 grep -q 'blames somebody else' "$work/out" || fails "a wrong blame is not told"
 
-# Ranks that die while the others go on: a run, its repetition, and each thing made wrong (no-promise, forget and
+# Ranks that die, others that join, and experts that move, while the others go on: a run, its repetition, and each thing made wrong (no-promise, forget and
 # act-alone take orders that hardly ever come by chance: tests/unit/test_agreement tries all).
 expect 0 "the help of views" "$tern" soak --views --help
 expect 2 "one rank" "$tern" soak --views --ranks 1
 expect 0 "views" "$tern" soak --views --rounds 150000
+grep -Eq '^newcomers +[1-9][0-9][0-9]+ let in$' "$work/out" || fails "views: hardly anybody has joined"
+grep -Eq '^experts +[1-9][0-9][0-9]+ moved' "$work/out" || fails "views: hardly an expert has moved"
 expect 0 "views of many ranks" "$tern" soak --views --ranks 128 --length 12 --scenarios 2
 expect 0 "views, one seed" "$tern" soak --views --seed 9
 first=$(digest)
 expect 0 "views, the same seed" "$tern" soak --views --seed 9
 [ -n "$first" ] && [ "$first" = "$(digest)" ] || fails "views: seed 9 gave $first, then $(digest)"
 for wrong in act-alone no-quorum no-fence old-epochs no-service keep-links go-on late-stores old-places \
-	hide-loss count-twice dawdle; do
+	hide-loss count-twice dawdle unready old-record serve-early keep-parts name-early overwrite no-sums stale \
+	come-again; do
 	expect 1 "views with $wrong" "$tern" soak --views --wrong $wrong --scenarios 1000
 	again=$(sed -n 's/^repeat: tern //p' "$work/out")
 	grep -A 1 '^seed' "$work/out" >"$work/first"

@@ -321,8 +321,8 @@ static void settings_and_questions(struct calls *c)
 	tern_moe *moe = c->rounds.moe;
 	enum state here = c->state;
 
-	if (tern_moe_place(moe, 1, NULL, 0) != TERN_ERR_UNSUPPORTED ||
-		!strstr(tern_last_error(), "on devices experts stay"))
+	if (tern_moe_place(moe, 1, NULL, 0) != TERN_ERR_STATE ||
+		!strstr(tern_last_error(), "made without placement.logical"))
 		rank_fails(c->rank, "tern_moe_place: %s", tern_last_error());
 	refused(c, here, tern_moe_set_stream(moe, 1, NULL), "tern_moe_set_stream", "slot",
 		"slot is 1");

@@ -49,6 +49,7 @@ static void draw_device_job(uint64_t seed, struct job *job)
 	uint64_t state = hash2(seed, 0x637564);
 
 	devices_draw_job(&state, &limits, nr_devices, job);
+	job->place_in = random_below(&state, 3) ? 0 : 1 + random_below(&state, 4);
 }
 
 static int run_case(uint64_t seed)

@@ -330,6 +330,17 @@ for broken in NO_COUNTS_WAIT EXCHANGED_FIRST; do
 done
 expect holds early -DBREAK_NO_COUNTS_WAIT -DRELEASE=0 -DROUNDS=2
 
+# elastic groups: a process joins
+expect holds joins
+expect_large holds joins -DSTEPS=4
+expect_large holds joins -DSTEPS=5 -DDEATHS=0
+expect_large holds joins -DDEATHS=2
+expect asserts joins -DWITNESS
+expect asserts joins -DBREAK_UNREADY
+for broken in JUMP_AT_ONCE ONE_JUMP SERVE_AT_ONCE OWN_COUNT; do
+	expect hangs joins -DBREAK_$broken
+done
+
 # One on each core.
 TCC=$(command -v tcc)
 export CC TCC

@@ -275,7 +275,7 @@ static int check_plan(tern_moe *moe, const struct tern_combine *args)
 	struct kept_plan *plan;
 	int rc = plan_find(moe, args->plan, &plan);
 
-	rc = rc ? rc : plan_check_placed(moe, plan);
+	rc = rc ? rc : plan_check_placed(moe, plan->id, &plan->placed);
 	rc = rc ? rc : plan_check_whole(moe, plan);
 	return rc ? rc : arguments_y(moe, args, plan->nr_rows);
 }

@@ -380,7 +380,7 @@ static int check_plan(const tern_moe *moe, const struct tern_dispatch *args)
 	struct kept_plan *plan;
 	int rc = plan_find(moe, args->plan, &plan);
 
-	rc = rc || moe->config.elastic ? rc : plan_check_placed(moe, plan);
+	rc = rc || moe->config.elastic ? rc : plan_check_placed(moe, plan->id, &plan->placed);
 	return rc ? rc : arguments_plan(args, plan->nr_tokens);
 }
 

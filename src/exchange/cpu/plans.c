@@ -220,18 +220,6 @@ int plan_renew(tern_moe *moe, uint32_t slot)
 	return 0;
 }
 
-int plan_check_placed(const tern_moe *moe, const struct kept_plan *plan)
-{
-	if (placed_is(&plan->placed, &moe->placement.placed))
-		return 0;
-	return fail(TERN_ERR_STATE,
-		"plan %llu was routed by version %u of the placement, and now it is %u%s: its rows "
-		"are with other experts%s",
-		(unsigned long long)plan->id, plan->placed.version, moe->placement.placed.version,
-		plan->placed.version == moe->placement.placed.version ? ", another table" : "",
-		moe->config.elastic ? ". Dispatch with it first" : "");
-}
-
 int plan_check_whole(const tern_moe *moe, const struct kept_plan *plan)
 {
 	if (!moe->config.elastic || plan->shape == moe->shape + 1)

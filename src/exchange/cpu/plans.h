@@ -28,8 +28,6 @@ void plans_close(tern_moe *moe);
 /* Elastic: a dispatch with it has brought its rows anew, in a view in which it was not whole, or
  * with experts in other places. */
 int plan_renew(tern_moe *moe, uint32_t slot);
-/* TERN_ERR_STATE: experts have moved since. */
-int plan_check_placed(const tern_moe *moe, const struct kept_plan *plan);
 /* TERN_ERR_STATE: members have gone since, with rows of it. */
 int plan_check_whole(const tern_moe *moe, const struct kept_plan *plan);
 const float *plan_weights(const tern_moe *moe, const struct kept_plan *plan);

@@ -213,6 +213,8 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.plan_create = device_kept_create,
 		.plan_destroy = device_kept_destroy,
 		.plan_bytes = device_kept_bytes,
+		.place_check = device_exchange_place_check,
+		.place = device_exchange_place,
 		.read_report = device_exchange_report,
 		.take_input_error = device_exchange_input_error,
 		.read_counters = device_exchange_counters};

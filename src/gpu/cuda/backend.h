@@ -25,6 +25,9 @@ int device_kept_create(struct device_exchange *exchange, const struct device_cal
 void device_kept_destroy(struct device_exchange *exchange, struct device_kept *kept);
 uint64_t device_kept_bytes(const struct device_exchange *exchange);
 
+int device_exchange_place_check(struct device_exchange *exchange, void *const *streams);
+int device_exchange_place(
+	struct device_exchange *exchange, const struct placement *placement, void *const *streams);
 int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
 
 #endif

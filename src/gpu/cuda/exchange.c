@@ -9,57 +9,6 @@
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/plans/kernels.h"
 
-/* The placement's tables, one after the other, as kernels want them. */
-static int upload_placement(
-	struct device_exchange *x, const struct placement *p, struct gpu_placement *out)
-{
-	uint32_t nr = p->nr_physical;
-	size_t words = 4 * (size_t)nr + p->nr_experts + p->nr_ranks + 2,
-	       bytes = words * sizeof(uint32_t);
-	uint32_t *host = calloc(words, sizeof(*host)), *first = host + words - p->nr_ranks - 1,
-		 *order = first - nr, *logical = order - nr;
-	bool blocks = nr % p->nr_ranks == 0, plain = nr == p->nr_experts;
-	uint32_t *table = NULL;
-	int rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", nr);
-
-	for (uint32_t i = 0; i < nr && !rc; i++) {
-		host[i] = p->rank[i] << 16 | p->local[i];
-		host[nr + i] = p->replicas[i];
-		logical[i] = p->logical[i];
-		blocks = blocks && p->rank[i] == i / (nr / p->nr_ranks);
-		plain = plain && p->logical[i] == i;
-	}
-	for (uint32_t r = 0; r < p->nr_ranks && !rc; r++)
-		first[r + 1] = first[r] + p->nr_local[r];
-	for (uint32_t i = 0; i < nr && !rc; i++)
-		order[first[p->rank[i]] + p->local[i]] = i;
-	if (!rc)
-		memcpy(host + 2 * (size_t)nr, p->first_replica,
-			(p->nr_experts + 1) * sizeof(*host));
-	rc = rc ? rc : cuda_check(cudaMalloc((void **)&table, bytes), "cudaMalloc of tables");
-	x->tables = (uint8_t *)table;
-	rc = rc ? rc
-		: cuda_check(cudaMemcpy(table, host, bytes, cudaMemcpyHostToDevice),
-			  "cudaMemcpy of tables");
-	x->order = table + (order - host);
-	x->first = table + (first - host);
-	x->logical = table + (logical - host);
-	free(host);
-	if (rc)
-		return rc;
-	*out = (struct gpu_placement){
-		.nr_experts = p->nr_experts, .nr_physical = nr, .place = table};
-	if (blocks) {
-		out->per_rank = nr / p->nr_ranks;
-		out->by_per_rank = gpu_divisor_of(out->per_rank);
-	}
-	if (!plain) {
-		out->replicas = table + nr;
-		out->replica_start = table + 2 * (size_t)nr;
-	}
-	return 0;
-}
-
 /* Behind them the ring's tickets, what each slot notes of its results, and the sink. */
 static int upload_internode(struct device_exchange *x, const struct device_plan *plan)
 {
@@ -166,22 +115,22 @@ static void make_dispatch(
 	d->out_sums = (uint64_t *)(s->memory + l->offsets) + lists;
 }
 
-static void make_ht(
-	struct device_exchange *x, const struct device_plan *plan, struct device_slot *s)
+static void make_ht(struct device_exchange *x, const struct device_plan *plan, uint32_t slot)
 {
+	struct device_slot *s = &x->slots[slot];
+
 	s->ht = (struct ht_exchange){.window = x->layout.ht,
 		.nr_physical = plan->placement->nr_physical,
 		.nr_columns = plan->placement->nr_physical + plan->nr_ranks,
-		.order = x->order,
-		.first = x->first,
-		.logical = x->logical,
+		.order = x->tables.order,
+		.first = x->tables.first,
+		.logical = tables_of(x, slot).logical,
 		.chunks = (uint32_t *)(s->memory + x->layout.chunks),
 		.block_bytes = x->block_bytes,
 		.routes = (uint2 *)(s->memory + x->layout.routes)};
 }
 
-static int make_slot(struct device_exchange *x, const struct device_plan *plan,
-	const struct gpu_placement *placement, uint32_t slot)
+static int make_slot(struct device_exchange *x, const struct device_plan *plan, uint32_t slot)
 {
 	struct device_slot *s = &x->slots[slot];
 	const struct tern_moe_config *c = plan->config;
@@ -192,11 +141,11 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan,
 											   */
 
 	s->memory = x->memory + slot * x->layout.slot_bytes;
-	s->dispatch.exchange.placement = *placement;
+	s->dispatch.exchange.placement = tables_of(x, slot).placement;
 	make_exchange(x, plan, slot, &s->dispatch.exchange);
 	s->combine.exchange = s->dispatch.exchange;
 	make_dispatch(x, plan, s);
-	make_ht(x, plan, s);
+	make_ht(x, plan, slot);
 	s->combine.kind = gpu_y_kind(c);
 	s->beside = (struct gpu_beside){.low = c->mode == TERN_LOW_LATENCY,
 		.by_source = c->layout == TERN_BY_SOURCE,
@@ -281,7 +230,6 @@ static int ask_device(struct device_exchange *x)
 
 static int fill_exchange(struct device_exchange *x, const struct device_plan *plan)
 {
-	struct gpu_placement placement;
 	uint32_t nr_slots = plan->config->nr_slots;
 	uint64_t bytes = x->layout.counters + x->layout.counters_bytes;
 	int rc = cuda_check(cudaMalloc((void **)&x->memory, bytes), "cudaMalloc of an exchange");
@@ -297,10 +245,10 @@ static int fill_exchange(struct device_exchange *x, const struct device_plan *pl
 		x->counters = (struct gpu_counters *)(x->memory + x->layout.counters);
 	}
 	rc = rc ? rc : ask_device(x);
-	rc = rc ? rc : upload_placement(x, plan->placement, &placement);
+	rc = rc ? rc : tables_open(x, plan->placement);
 	rc = rc ? rc : upload_internode(x, plan);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
-		rc = make_slot(x, plan, &placement, slot);
+		rc = make_slot(x, plan, slot);
 	rc = rc ? rc : count_blocks(x);
 	return rc ? rc : cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
@@ -331,7 +279,7 @@ void device_exchange_close(struct device_exchange *x)
 		(void)cudaStreamDestroy(x->reader);
 	device_kept_close(x);
 	(void)cudaFree(x->memory);
-	(void)cudaFree(x->tables);
+	tables_close(x);
 	(void)cudaFree(x->internode);
 	if (x->reports)
 		(void)cudaFreeHost(x->reports);

@@ -25,6 +25,25 @@ struct device_slot {
 	struct gpu_beside beside;
 };
 
+/* A placement's tables on the device. Those that change are there for each slot, whose stream
+ * orders the change; they come out of pinned memory, which has room for some that are under way. */
+#define TABLES_UNDER_WAY 8
+
+struct device_tables {
+	uint8_t *memory, *moving, *pinned;
+	const uint32_t *order, *first; /* experts by rank */
+	uint32_t nr_experts, nr_physical;
+	uint32_t per_rank; /* as in struct gpu_placement */
+	bool looked_at;    /* by kernels; else physical = logical for good */
+	uint32_t next;     /* of those under way */
+	cudaEvent_t copied[TABLES_UNDER_WAY][MAX_SLOTS]; /* NULL: not yet made */
+};
+
+struct slot_tables {
+	struct gpu_placement placement;
+	const uint32_t *logical;
+};
+
 struct device_exchange {
 	struct tern_moe_config config;
 	struct device_layout layout;
@@ -35,10 +54,10 @@ struct device_exchange {
 	uint32_t block_bytes; /* shared memory that a block may have */
 	bool early; /* kernels may be scheduled before those ahead have ended: not where others need
 		       the room */
-	uint8_t *memory, *tables;
+	uint8_t *memory;
+	struct device_tables tables;
 	struct internode_table *internode; /* [slots] NULL: no rank is on another node */
 	uint8_t *sink; /* high throughput: heads for ranks on other nodes, which nobody reads */
-	const uint32_t *order, *first, *logical; /* experts by rank; whom they serve */
 	struct gpu_counters *counters;
 	cudaStream_t reader;       /* of the counters; made when it is first asked for */
 	struct reports *reports;   /* [slots] pinned */
@@ -59,5 +78,10 @@ int device_kept_combine(
 	struct device_exchange *x, struct device_kept *kept, const struct device_call *call);
 int device_kept_used(struct device_kept *kept, const struct device_call *call);
 void device_kept_close(struct device_exchange *x);
+
+/* tables.c */
+int tables_open(struct device_exchange *x, const struct placement *placement);
+void tables_close(struct device_exchange *x);
+struct slot_tables tables_of(const struct device_exchange *x, uint32_t slot);
 
 #endif

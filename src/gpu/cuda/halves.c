@@ -109,7 +109,6 @@ static void give_received(const struct device_exchange *x, const struct device_s
 	received->topk_ids = d->by_source ? d->out_ids : NULL;
 	received->topk_weights = d->by_source ? d->out_weights : NULL;
 	received->nr_rows = received->extent = x->positions;
-	received->version = 0;
 }
 
 static uint32_t call_blocks(const struct device_exchange *x, const struct device_call *call)

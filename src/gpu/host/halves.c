@@ -65,7 +65,10 @@ static int check_plan(
 {
 	int rc = args->plan ? device_plan_find(moe, args->plan, plan) : 0;
 
-	return rc || !args->plan ? rc : arguments_plan(args, (*plan)->nr_tokens);
+	if (rc || !args->plan)
+		return rc;
+	rc = plan_check_placed(moe, args->plan, &(*plan)->placed);
+	return rc ? rc : arguments_plan(args, (*plan)->nr_tokens);
 }
 
 static int check_dispatch(tern_moe *moe, const struct tern_dispatch *args, const char *call)
@@ -149,8 +152,11 @@ static int put_dispatch(tern_moe *moe, uint32_t slot, uint32_t roles,
 	moe->slots[slot].state = next;
 	if (args) {
 		moe->slots[slot].nr_tokens = args->nr_tokens;
+		moe->slots[slot].placed = moe->placement.placed;
 		moe->device->streams[slot].plan = plan;
 	}
+	if (received)
+		received->version = moe->slots[slot].placed.version;
 	return 0;
 }
 
@@ -216,6 +222,7 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 			(unsigned long long)args->plan);
 	if (args->plan) {
 		rc = rc ? rc : device_plan_find(moe, args->plan, &plan);
+		rc = rc ? rc : plan_check_placed(moe, args->plan, &plan->placed);
 		wanted = SLOT_IDLE;
 	}
 	rc = rc ? rc : check_slot(moe, args->slot, wanted, call);

@@ -18,6 +18,7 @@ struct held_plan {
 	struct held_plan *next;
 	uint64_t id;
 	uint32_t nr_tokens;
+	struct placed placed; /* its rows' */
 	bool gone; /* a round under way was dispatched with it, of which a plan may be made yet */
 	struct device_kept *kept;
 };
@@ -76,6 +77,8 @@ int device_plan_destroy(tern_moe *moe, uint64_t plan);
 /* TERN_ERR_STATE where there is no such plan (any more). */
 int device_plan_find(const tern_moe *moe, uint64_t id, struct held_plan **plan);
 void device_plans_close(struct device *d);
+int device_place_check(tern_moe *moe);
+int device_place(tern_moe *moe);
 int device_set_stream(tern_moe *moe, uint32_t slot, void *stream);
 int device_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
 int device_set_sms(tern_moe *moe, uint32_t nr_sms);

@@ -16,7 +16,7 @@
 #include "exchange/placement.h"
 #include "tern.h"
 
-#define DEVICE_OPS_VERSION 9
+#define DEVICE_OPS_VERSION 10
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -111,6 +111,12 @@ struct device_ops {
 		uint32_t nr_tokens, struct device_kept **kept);
 	void (*plan_destroy)(struct device_exchange *exchange, struct device_kept *kept);
 	uint64_t (*plan_bytes)(const struct device_exchange *exchange); /* of all */
+	/* Whether tables may be changed, in the order of each slot's stream; TERN_ERR_TIMEOUT,
+	 * without a text: earlier ones are under way still. Then the change: ranks of places stay
+	 * as they were. */
+	int (*place_check)(struct device_exchange *exchange, void *const *streams);
+	int (*place)(struct device_exchange *exchange, const struct placement *placement,
+		void *const *streams);
 	/* What kernels have reported, or a reason of 0; an input error is handed out once. */
 	void (*read_report)(
 		const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);

@@ -48,6 +48,7 @@ int device_plan_create(tern_moe *moe, uint32_t slot, uint64_t *id)
 	if (!plan)
 		return fail(TERN_ERR_NOMEM, "no memory for a plan");
 	plan->nr_tokens = moe->slots[slot].nr_tokens;
+	plan->placed = moe->slots[slot].placed;
 	rc = device_outcome(
 		d, d->ops->plan_create(d->exchange, &call, plan->nr_tokens, &plan->kept));
 	if (rc) {

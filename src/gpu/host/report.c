@@ -128,6 +128,18 @@ static bool is_replay(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 	return true;
 }
 
+/* Ranks route by different tables: nobody has broken the protocol. */
+static int is_placed_otherwise(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
+{
+	moe->failed = TERN_ERR_MISMATCH;
+	snprintf(moe->failed_text, sizeof(moe->failed_text),
+		"rank %u routes by version %u of the placement, and rank %u by %sversion %u (slot "
+		"%u, epoch %u): tern_moe_place is the same on all ranks before a round",
+		moe->rank, r->most, r->peer, r->value == r->most ? "another " : "", r->value, slot,
+		r->epoch_expected);
+	return (int)r->peer;
+}
+
 /* A number of a peer's that was not followed. */
 static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
@@ -135,6 +147,8 @@ static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report
 		"a token that another rank sends", "rows, in a column of its counts,",
 		"a row's position, of a token,", "a local expert, for a token,"};
 
+	if (r->reason == GPU_BROKEN_PLACED)
+		return is_placed_otherwise(moe, slot, r);
 	moe->failed = TERN_ERR_PROTOCOL;
 	if (is_replay(moe, slot, r))
 		return (int)r->peer;

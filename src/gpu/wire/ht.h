@@ -4,8 +4,9 @@
  *
  *   window    count words [2][R] | counts [2][R] | heads [R][T] | result words [T][C] | x | scales | results [T][C] | early rows [R][S] | their scales
  *   counts    of a source, by the epoch's parity: rows for each physical expert [P], rows for each
- *             rank [R], its number of tokens, and how many of them are early. Its word, the epoch,
- *             is released behind it. Who has the counts of all knows where every row goes.
+ *             rank [R], its number of tokens, how many of them are early, and by which tables they
+ * are routed. Its word, the epoch, is released behind it. Who has the counts of all knows where
+ * every row goes.
  *   x         rows, in their final places; a row that has several here is stored in the first, and
  *             copied to the others by the receiver
  *   head      of source s, token t: for each k 16 bytes: position (UINT32_MAX: not here), weight,
@@ -63,7 +64,7 @@ HOST_DEVICE struct ht_window ht_window_of(uint32_t nr_ranks, uint32_t nr_physica
 
 	w.rank_columns = !at_home && nr_ranks <= topk;
 	w.nr_columns = w.rank_columns ? nr_ranks : topk;
-	w.counts_bytes = ht_align(4ull * (nr_physical + nr_ranks + 2));
+	w.counts_bytes = ht_align(4ull * (nr_physical + nr_ranks + 4));
 	w.count_words = 0;
 	w.counts = w.count_words + 2ull * nr_ranks * GPU_LINE_BYTES;
 	w.heads = w.counts + 2 * nr_ranks * w.counts_bytes;

@@ -71,8 +71,10 @@ enum gpu_wait {
 				     token: the column */
 	GPU_BROKEN_POSITION = 11, /* a row's, outside of this round's */
 	GPU_BROKEN_LOCAL = 12,    /* a local expert that is not here */
-	GPU_BROKEN_REPLAY = 13    /* a dispatch, of so many tokens, where this rank combines a plan
+	GPU_BROKEN_REPLAY = 13,   /* a dispatch, of so many tokens, where this rank combines a plan
 				     again */
+	GPU_BROKEN_PLACED = 14    /* value, most: a peer's version of the placement, and this rank's
+				   */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

@@ -39,6 +39,8 @@ struct gpu_placement {
 	const uint32_t *place;         /* [P] rank << 16 | local expert */
 	const uint32_t *replica_start; /* [E + 1]; NULL: physical = logical */
 	const uint32_t *replicas;      /* [P] */
+	const uint32_t *placed; /* struct placed of these tables, which may change between rounds;
+				   NULL: they do not */
 };
 
 struct gpu_exchange {

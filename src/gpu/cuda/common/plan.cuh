@@ -78,6 +78,20 @@ __device__ __forceinline__ bool is_mine(const struct gpu_exchange *e, uint32_t t
 	return CASE != GPU_ANY || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
 }
 
+/* By which tables routes are made: struct placed; 0, 0 where they never change. */
+template <int CASE = GPU_ANY>
+__device__ __forceinline__ uint2 placed_of(const struct gpu_exchange *e)
+{
+	return CASE == GPU_ANY && e->placement.placed ? *(const uint2 *)e->placement.placed
+						      : make_uint2(0, 0);
+}
+
+/* Another rank's; that of one that sends nothing is 0, 0. */
+__device__ __forceinline__ bool is_placed_alike(uint2 mine, uint2 theirs)
+{
+	return !mine.y || !theirs.y || (mine.x == theirs.x && mine.y == theirs.y);
+}
+
 /* A replica on the source's rank if there is one, else number (source + token) % replicas. */
 static __device__ __noinline__ uint32_t choose_replica(
 	const struct gpu_exchange *e, uint32_t logical, uint32_t token)
@@ -183,6 +197,7 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 			  (uint64_t)four * 4 * GPU_LINE_BYTES + lane_id() * 16;
 	bool head = lane_id() % 8 == 7;
 	uint32_t ids[8], words[4] = {};
+	uint2 placed = placed_of<CASE>(e);
 	uint4 v;
 
 #pragma unroll
@@ -198,7 +213,7 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
 		words[i / 2] |= physical_expert<CASE>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
-	v = head ? make_uint4(0, 0, nr_tokens, epoch)
+	v = head ? make_uint4(placed.x, placed.y, nr_tokens, epoch)
 		 : make_uint4(
 			   words[0], words[1], words[2], FORMAT == GPU_FLAG16 ? epoch : words[3]);
 	if (not_before(failed) || !line_needed<FORMAT>(line, nr))

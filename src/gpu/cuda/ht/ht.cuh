@@ -41,6 +41,12 @@ __device__ __forceinline__ uint32_t early_column(const struct ht_exchange *h)
 	return h->nr_columns + 1;
 }
 
+/* Of two: struct placed. */
+__device__ __forceinline__ uint32_t placed_column(const struct ht_exchange *h)
+{
+	return h->nr_columns + 2;
+}
+
 /* Rows in a window, each with its scales; offsets of the first. */
 struct ht_rows {
 	uint64_t x, scales;

@@ -89,6 +89,9 @@ static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange
 			word_store(to + i, i < h->nr_columns       ? s->mine[i]
 					   : i == tokens_column(h) ? nr_tokens
 								   : nr_early);
+		if (threadIdx.x < 2 && e->placement.placed && !on_other_node(e, r))
+			word_store(to + placed_column(h) + threadIdx.x,
+				e->placement.placed[threadIdx.x]);
 	}
 	__syncthreads();
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += PLACE_THREADS) {
@@ -139,10 +142,31 @@ static __device__ __forceinline__ bool take_count(const struct gpu_exchange *e,
 	return false;
 }
 
+/* All sources have routed by the tables that are here. */
+static __device__ __noinline__ bool check_placed(
+	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch)
+{
+	uint2 mine = placed_of(e);
+	bool good = true;
+
+	for (uint32_t r = threadIdx.x; r < e->nr_ranks && mine.y; r += PLACE_THREADS) {
+		const uint32_t *at =
+			(const uint32_t *)(e->windows[e->rank] + counts_at(e, h, epoch, r)) +
+			placed_column(h);
+		uint2 theirs = make_uint2(word_load(at), word_load(at + 1));
+
+		if (is_placed_alike(mine, theirs))
+			continue;
+		report_broken(e, GPU_BROKEN_PLACED, r, 0, theirs.x, mine.x, epoch);
+		good = false;
+	}
+	return good;
+}
+
 static __device__ __forceinline__ bool sum_sources(const struct gpu_exchange *e,
 	const struct ht_exchange *h, const struct sums *s, uint32_t epoch)
 {
-	bool good = true;
+	bool good = !e->placement.placed || check_placed(e, h, epoch);
 
 	for (uint32_t column = threadIdx.x; column <= early_column(h); column += PLACE_THREADS) {
 		uint32_t all = 0, before = 0;

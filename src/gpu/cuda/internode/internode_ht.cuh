@@ -90,6 +90,9 @@ static __device__ __noinline__ bool internode_send_counts(const struct gpu_excha
 
 		for (uint32_t c = threadIdx.x; c <= h->nr_columns; c += blockDim.x)
 			word_store(to + c, c < h->nr_columns ? mine[c] : nr_tokens);
+		if (threadIdx.x < 2 && e->placement.placed)
+			word_store(to + placed_column(h) + threadIdx.x,
+				e->placement.placed[threadIdx.x]);
 	}
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < internode->nr_internode; i += blockDim.x)
@@ -116,6 +119,9 @@ static __device__ __noinline__ bool internode_take_counts(
 
 		for (uint32_t c = threadIdx.x; c <= h->nr_columns; c += blockDim.x)
 			word_store(to + c, word_load(from + c));
+		if (threadIdx.x < 2 && e->placement.placed)
+			word_store(to + placed_column(h) + threadIdx.x,
+				word_load(from + placed_column(h) + threadIdx.x));
 	}
 	__syncthreads();
 	return true;

@@ -85,6 +85,19 @@ __device__ __forceinline__ bool check_tokens(
 	return !bad;
 }
 
+/* Are its routes made by the tables that are here? By the warp; the head is line 0's. */
+static __device__ __noinline__ bool check_placed(
+	const struct gpu_exchange *e, uint32_t epoch, const struct plan_piece *piece)
+{
+	uint2 mine = placed_of(e);
+	bool bad = piece->four == 0 && lane_id() == 7 &&
+		   !is_placed_alike(mine, make_uint2(piece->v.x, piece->v.y));
+
+	if (bad)
+		report_broken(e, GPU_BROKEN_PLACED, piece->source, 0, piece->v.x, mine.x, epoch);
+	return !__any_sync(ALL_LANES, bad);
+}
+
 /* How many tokens the piece's plan has, if its line 0 has come: its own warp sees that and tells
  * the block's others. All of a GPU's warps polling one line of 128 bytes keep a store to it
  * waiting, now and then for 5 us. */
@@ -200,7 +213,7 @@ __device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const s
 		trace_mark(e, 3);
 	if (lane_id() == 0 && piece->four == 0)
 		atomicExch(&p->nr_tokens[piece->source], nr_tokens);
-	if (nr_tokens == NEVER)
+	if (nr_tokens == NEVER || (CASE == GPU_ANY && !check_placed(e, epoch, piece)))
 		return false;
 	if (lane_id() == 0 && piece->four == 0 && piece->source != e->rank)
 		atomicMax(p->most_tokens, nr_tokens);

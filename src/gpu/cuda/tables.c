@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A placement's tables as kernels want them. Which rank a physical expert is on never changes; whom
+ * it serves may, behind the same addresses, so graphs follow. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "gpu/cuda/exchange_inside.h"
+
+/* In words, what may change: struct placed, replicas [P], replica_start [E + 1], logical [P]. */
+static uint32_t moving_words(const struct device_tables *t)
+{
+	return 2 + 2 * t->nr_physical + t->nr_experts + 1;
+}
+
+/* Each in lines of its own. */
+static size_t moving_bytes(const struct device_tables *t)
+{
+	return ((size_t)moving_words(t) * sizeof(uint32_t) + 255) / 256 * 256;
+}
+
+/* And what does not: place [P], order [P], first [R + 1]. */
+static size_t fixed_bytes(const struct placement *p)
+{
+	return ((2 * (size_t)p->nr_physical + p->nr_ranks + 1) * sizeof(uint32_t) + 255) / 256 *
+	       256;
+}
+
+static void fill_moving(const struct device_tables *t, const struct placement *p, uint32_t *to)
+{
+	uint32_t nr = t->nr_physical;
+
+	to[0] = p->placed.version;
+	to[1] = p->placed.hash;
+	memcpy(to + 2, p->replicas, nr * sizeof(*to));
+	memcpy(to + 2 + nr, p->first_replica, (t->nr_experts + 1) * sizeof(*to));
+	memcpy(to + 2 + nr + t->nr_experts + 1, p->logical, nr * sizeof(*to));
+}
+
+static void fill_fixed(const struct placement *p, uint32_t *to)
+{
+	uint32_t nr = p->nr_physical, *order = to + nr, *first = order + nr;
+
+	for (uint32_t i = 0; i < nr; i++)
+		to[i] = p->rank[i] << 16 | p->local[i];
+	first[0] = 0;
+	for (uint32_t r = 0; r < p->nr_ranks; r++)
+		first[r + 1] = first[r] + p->nr_local[r];
+	for (uint32_t i = 0; i < nr; i++)
+		order[first[p->rank[i]] + p->local[i]] = i;
+}
+
+/* Experts of each rank, where they are contiguous blocks of one size; else 0. */
+static uint32_t block_of_each(const struct placement *p)
+{
+	uint32_t each = p->nr_physical / p->nr_ranks;
+
+	if (p->nr_physical % p->nr_ranks)
+		return 0;
+	for (uint32_t i = 0; i < p->nr_physical; i++)
+		if (p->rank[i] != i / each)
+			return 0;
+	return each;
+}
+
+int tables_open(struct device_exchange *x, const struct placement *p)
+{
+	struct device_tables *t = &x->tables;
+	uint32_t nr_slots = x->config.nr_slots;
+	size_t fixed = fixed_bytes(p), bytes;
+	uint8_t *host;
+	int rc;
+
+	*t = (struct device_tables){.nr_experts = p->nr_experts,
+		.nr_physical = p->nr_physical,
+		.per_rank = block_of_each(p),
+		.looked_at = p->movable};
+	bytes = fixed + nr_slots * moving_bytes(t);
+	host = calloc(1, bytes);
+	rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", p->nr_physical);
+	rc = rc ? rc : cuda_check(cudaMalloc((void **)&t->memory, bytes), "cudaMalloc of tables");
+	if (!rc && t->looked_at)
+		rc = cuda_check(
+			cudaMallocHost((void **)&t->pinned, TABLES_UNDER_WAY * moving_bytes(t)),
+			"cudaMallocHost of tables");
+	if (!rc)
+		fill_fixed(p, (uint32_t *)host);
+	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
+		fill_moving(t, p, (uint32_t *)(host + fixed + slot * moving_bytes(t)));
+	rc = rc ? rc
+		: cuda_check(cudaMemcpy(t->memory, host, bytes, cudaMemcpyHostToDevice),
+			  "cudaMemcpy of tables");
+	t->order = (const uint32_t *)t->memory + p->nr_physical;
+	t->first = t->order + p->nr_physical;
+	t->moving = t->memory + fixed;
+	free(host);
+	return rc;
+}
+
+void tables_close(struct device_exchange *x)
+{
+	struct device_tables *t = &x->tables;
+
+	for (int i = 0; i < TABLES_UNDER_WAY; i++)
+		for (int slot = 0; slot < MAX_SLOTS; slot++)
+			if (t->copied[i][slot])
+				(void)cudaEventDestroy(t->copied[i][slot]);
+	(void)cudaFree(t->memory);
+	if (t->pinned)
+		(void)cudaFreeHost(t->pinned);
+}
+
+struct slot_tables tables_of(const struct device_exchange *x, uint32_t slot)
+{
+	const struct device_tables *t = &x->tables;
+	const uint32_t *moving = (const uint32_t *)(t->moving + slot * moving_bytes(t));
+	struct slot_tables tables = {.placement = {.nr_experts = t->nr_experts,
+					     .nr_physical = t->nr_physical,
+					     .place = (const uint32_t *)t->memory},
+		.logical = moving + 2 + t->nr_physical + t->nr_experts + 1};
+
+	if (t->per_rank) {
+		tables.placement.per_rank = t->per_rank;
+		tables.placement.by_per_rank = gpu_divisor_of(t->per_rank);
+	}
+	if (t->looked_at) {
+		tables.placement.placed = moving;
+		tables.placement.replicas = moving + 2;
+		tables.placement.replica_start = moving + 2 + t->nr_physical;
+	}
+	return tables;
+}
+
+/* ---- other tables ---------------------------------------------------------------------------- */
+
+static int check_stream(void *stream)
+{
+	enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+	int rc = cuda_check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+
+	if (!rc && status != cudaStreamCaptureStatusNone)
+		rc = fail(TERN_ERR_STATE,
+			"a stream is being captured: a graph's rounds follow the tables, and "
+			"experts are placed between its launches");
+	return rc;
+}
+
+/* Of the copies before, one may still be read. */
+int device_exchange_place_check(struct device_exchange *x, void *const *streams)
+{
+	struct device_tables *t = &x->tables;
+	int rc = device_check_current(x);
+
+	if (!rc && !t->looked_at)
+		rc = fail(TERN_ERR_STATE,
+			"the exchange was made without placement.logical, so its kernels take "
+			"experts to be where they were");
+	for (uint32_t slot = 0; slot < x->config.nr_slots && !rc; slot++) {
+		cudaEvent_t copied = t->copied[t->next][slot];
+
+		rc = check_stream(streams[slot]);
+		if (!rc && copied && cudaEventQuery(copied) == cudaErrorNotReady)
+			rc = TERN_ERR_TIMEOUT;
+	}
+	return rc;
+}
+
+static int copied_event(struct device_tables *t, uint32_t slot, void *stream)
+{
+	cudaEvent_t *event = &t->copied[t->next][slot];
+	int rc = *event ? 0
+			: cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+				  "cudaEventCreate of tables");
+
+	return rc ? rc : cuda_check(cudaEventRecord(*event, stream), "cudaEventRecord of tables");
+}
+
+int device_exchange_place(
+	struct device_exchange *x, const struct placement *p, void *const *streams)
+{
+	struct device_tables *t = &x->tables;
+	size_t bytes = moving_bytes(t);
+	uint8_t *from = t->pinned + t->next * bytes;
+	int rc = 0;
+
+	fill_moving(t, p, (uint32_t *)from);
+	for (uint32_t slot = 0; slot < x->config.nr_slots && !rc; slot++) {
+		rc = cuda_check(cudaMemcpyAsync(t->moving + slot * bytes, from,
+					moving_words(t) * sizeof(uint32_t), cudaMemcpyHostToDevice,
+					streams[slot]),
+			"cudaMemcpyAsync of tables");
+		rc = rc ? rc : copied_event(t, slot, streams[slot]);
+	}
+	t->next = (t->next + 1) % TABLES_UNDER_WAY;
+	return rc;
+}
