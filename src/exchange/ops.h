@@ -7,6 +7,9 @@
 
 #include "exchange/state.h"
 
+struct tern_layer;
+struct layer_room;
+
 struct exchange_ops {
 	/* Collective: settings have been checked and compared, and the layout is known. What this
 	 * kind cannot do is refused here, on all ranks. Closed also after a failure. */
@@ -42,6 +45,18 @@ struct exchange_ops {
 	int (*stats)(const tern_moe *moe, struct tern_stats *stats);
 	int (*expert_load)(const tern_moe *moe, uint64_t *counts);
 	int (*stats_reset)(tern_moe *moe);
+
+	/* Experts between a dispatch and its combine: layer/layer.h. What this kind cannot do is
+	 * refused by open; close is called after that, too. */
+	int (*layer_open)(struct tern_layer *layer);
+	void (*layer_close)(struct tern_layer *layer);
+	int (*layer_room_open)(tern_moe *moe, struct layer_room *room); /* likewise */
+	void (*layer_room_close)(tern_moe *moe, struct layer_room *room);
+	/* Where the layer's own rows of y lie; sets what it wants of received rows. */
+	void *(*layer_lend)(
+		struct tern_layer *layer, uint32_t slot, struct tern_received *received);
+	int (*layer_experts)(struct tern_layer *layer, uint32_t slot,
+		const struct tern_received *received, void *y);
 
 	/* NULL: there are no streams. */
 	int (*set_stream)(tern_moe *moe, uint32_t slot, void *stream);

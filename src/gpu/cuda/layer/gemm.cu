@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 #include <cudaTypedefs.h>
 
+static_assert(sizeof(struct layer_map) == sizeof(CUtensorMap), "a map fits");
+
 static const uint32_t WIDTHS[LAYER_WIDTHS] = {8, 16, 32, 64, 96, 128};
 
 /* The driver's, without linking to it. */
@@ -27,7 +29,7 @@ struct tensor {
 };
 
 static const char *encode_map(
-	const struct tensor *tensor, CUtensorMapSwizzle swizzle, CUtensorMap *map)
+	const struct tensor *tensor, CUtensorMapSwizzle swizzle, struct layer_map *map)
 {
 	static const uint32_t ONES[4] = {1, 1, 1, 1};
 	PFN_cuTensorMapEncodeTiled_v12000 encode;
@@ -38,8 +40,8 @@ static const char *encode_map(
 		return cause;
 	for (uint32_t i = 0; i < tensor->dims; i++)
 		pitch[i] = bytes *= tensor->size[i];
-	if (encode(map, tensor->type, tensor->dims, (void *)tensor->at, tensor->size, pitch,
-		    tensor->box, ONES, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+	if (encode((CUtensorMap *)map, tensor->type, tensor->dims, (void *)tensor->at, tensor->size,
+		    pitch, tensor->box, ONES, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
 		    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
 		return "cuTensorMapEncodeTiled refused a tensor: is it aligned to 16 bytes?";
 	return NULL;
@@ -123,6 +125,7 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 	args->out = product->out;
 	args->out_scales = product->out_scales;
 	args->out_stride = m;
+	args->rows_max = shape->rows_max;
 	args->scales_stride = product->scales_stride;
 	args->experts = shape->experts;
 	args->m = m;
@@ -166,4 +169,16 @@ cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 	return which == LAYER_DOWN
 		       ? launch<__nv_bfloat16, LAYER_DOWN>(args, early, blocks, stream)
 		       : launch<__nv_bfloat16, LAYER_GATE_UP>(args, early, blocks, stream);
+}
+
+/* All are of one file, for the same GPUs. */
+cudaError_t layer_load(void)
+{
+	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(
+		&attributes, (const void *)layer_kernel<__nv_bfloat16, LAYER_DOWN, gate_of_stream>);
+
+	if (rc)
+		(void)cudaGetLastError();
+	return rc;
 }

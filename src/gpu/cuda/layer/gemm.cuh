@@ -57,8 +57,8 @@ static __device__ void load_rows(
 	struct tile tile;
 
 	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x) {
-		const CUtensorMap *rows = &args->rows[tile.width_index];
-		const CUtensorMap *scales = &args->scales[tile.width_index];
+		const struct layer_map *rows = &args->rows[tile.width_index];
+		const struct layer_map *scales = &args->scales[tile.width_index];
 		uint32_t bytes = tile.width * 128 +
 				 (scaled ? (tile.width + SCALES_AHEAD) * sizeof(float) : 0);
 

@@ -10,7 +10,6 @@
 #ifndef TERN_GPU_CUDA_LAYER_GEMM_H
 #define TERN_GPU_CUDA_LAYER_GEMM_H
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
@@ -62,15 +61,21 @@ enum layer_which {
 	LAYER_DOWN
 };
 
+/* A CUtensorMap, whose header not everybody needs. */
+struct layer_map {
+	uint64_t opaque[16];
+} __attribute__((aligned(64)));
+
 /* What a kernel takes, by value. Made once for each exchange's buffers. */
 struct layer_args {
-	CUtensorMap weights;
-	CUtensorMap rows[LAYER_WIDTHS], scales[LAYER_WIDTHS];
+	struct layer_map weights;
+	struct layer_map rows[LAYER_WIDTHS], scales[LAYER_WIDTHS];
 	struct layer_rows by_expert;
 	const float *weights_scales;
 	void *out;
 	float *out_scales;
 	uint64_t out_stride; /* elements */
+	uint64_t rows_max;
 	uint32_t scales_stride;
 	uint32_t experts, m, k; /* m: rows of out, I or H */
 	uint32_t m_tiles, k_blocks;
@@ -91,7 +96,14 @@ enum layer_mark {
 	LAYER_MARKS
 };
 
-/* 0, or the cause as text. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether the current device runs these kernels: 0, or cudaErrorNoKernelImageForDevice. */
+cudaError_t layer_load(void);
+
+/* NULL, or the cause as text. */
 const char *layer_prepare(enum layer_which which, const struct layer_shape *shape,
 	const struct layer_rows *by_expert, const struct layer_product *product,
 	struct layer_args *args);
@@ -99,4 +111,7 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

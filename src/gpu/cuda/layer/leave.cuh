@@ -240,16 +240,16 @@ template <int WHICH>
 static __device__ void leave_wide(const struct layer_args *args, struct shared_memory *mine,
 	const struct tile *tile, const struct seat *seat, float (*acc)[64])
 {
-	if (WHICH == LAYER_GATE_UP) {
+	if constexpr (WHICH == LAYER_GATE_UP) {
 		activate<128>(args->activation, acc);
 		quantise_wide(args, tile, seat, acc[0]);
 		store_wide<uint8_t>(args, mine, tile, seat, tile->m_tile * 128, acc[0]);
-		return;
-	}
+	} else {
 #pragma unroll
-	for (int half = 0; half < 2; half++)
-		store_wide<__nv_bfloat16>(
-			args, mine, tile, seat, tile->m_tile * 256 + half * 128, acc[half]);
+		for (int half = 0; half < 2; half++)
+			store_wide<__nv_bfloat16>(
+				args, mine, tile, seat, tile->m_tile * 256 + half * 128, acc[half]);
+	}
 }
 
 #endif

@@ -37,7 +37,11 @@ static __device__ uint32_t step_of(uint32_t rows, uint32_t row_tiles)
 static __device__ void list_experts(const struct layer_args *args, struct tile_list *list)
 {
 	uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x;
-	uint32_t rows = e < args->experts ? args->by_expert.counts[e] : 0;
+	uint64_t first_row = e < args->experts ? args->by_expert.offsets[e] : args->rows_max;
+	/* Of an exchange that has failed they may be anything. */
+	uint32_t rows = first_row < args->rows_max ? min((uint64_t)args->by_expert.counts[e],
+							     args->rows_max - first_row)
+						   : 0;
 	uint32_t row_tiles = (rows + WIDTH_MAX - 1) / WIDTH_MAX;
 	uint32_t here = row_tiles * args->m_tiles, sum = here;
 	uint32_t with_rows = __ballot_sync(~0u, rows),
@@ -59,8 +63,8 @@ static __device__ void list_experts(const struct layer_args *args, struct tile_l
 		place += list->listed[w];
 	}
 	if (rows)
-		list->experts[place] = {e, rows, sum, row_tiles, step_of(rows, row_tiles),
-			(uint32_t)args->by_expert.offsets[e]};
+		list->experts[place] = {
+			e, rows, sum, row_tiles, step_of(rows, row_tiles), (uint32_t)first_row};
 	else if (threadIdx.x == LAYER_EXPERTS_MAX)
 		list->experts[place] = {0, 0, sum, 0, 0, 0};
 }
