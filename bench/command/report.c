@@ -41,6 +41,9 @@ static const char *routing_text(const struct routing *routing, char *text, size_
 		return "grouped";
 	case ROUTING_ONE:
 		return "one";
+	case ROUTING_SHARE:
+		snprintf(text, size, "share of %u", routing->share);
+		return text;
 	case ROUTING_TRACE:
 		break;
 	}
