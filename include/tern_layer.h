@@ -18,9 +18,9 @@
  *
  * On a device (tern_moe_config.device) all of it is put on the slot's stream, may be captured in a
  * graph, and how many rows there are is read there: the host waits for nothing. The kernels are for
- * compute capability 9.0, H a multiple of 128 and I too in FP8, of 8 in BF16, at most 256 local
- * experts. On the CPU it is plain loops for any H and I, and every dtype but TERN_BYTES: for tests,
- * and to see what is right.
+ * compute capability 9.0, H a multiple of 512 and I of 128 in FP8, both of 8 in BF16, at most 256
+ * local experts. On the CPU it is plain loops for any H and I, and every dtype but TERN_BYTES: for
+ * tests, and to see what is right.
  */
 #ifndef TERN_LAYER_H
 #define TERN_LAYER_H
@@ -58,12 +58,11 @@ static inline void tern_layer_config_init(struct tern_layer_config *config)
 	tern_layer_config_init_sized(config, sizeof(*config));
 }
 
-/* Local. The exchange has TERN_WEIGHTS_COMBINE, TERN_PADDED (on a device in BF16 alone) or
- * TERN_CONTIGUOUS rows, and FP8 has TERN_SCALE_FP32: TERN_ERR_INVALID otherwise, as where weights
- * are missing, misaligned, or not of the exchange's device. What the device's kernels cannot do is
- * TERN_ERR_UNSUPPORTED, with figures. Memory for h, y and scales of as many row positions as the
- * exchange may receive is taken here, for each slot, and shared by all layers of an exchange that
- * have the same I. */
+/* Local. The exchange has TERN_WEIGHTS_COMBINE, TERN_PADDED or TERN_CONTIGUOUS rows, and FP8 has
+ * TERN_SCALE_FP32: TERN_ERR_INVALID otherwise, as where weights are missing, misaligned, or not of
+ * the exchange's device. What the device's kernels cannot do is TERN_ERR_UNSUPPORTED, with figures.
+ * Memory for h and y of as many row positions as the exchange may receive is taken here, for each
+ * slot, and shared by all layers of an exchange that have the same I. */
 TERN_API int tern_layer_create(
 	tern_moe *moe, const struct tern_layer_config *config, tern_layer **layer);
 
@@ -73,7 +72,7 @@ TERN_API int tern_layer_destroy(tern_layer *layer);
 
 /* Between the slot's dispatch and its combine: y [positions][H] of the combine dtype, dense,
  * 16-byte aligned, receives a row for each received one, at its position; what lies at others is
- * left as it was. FP8 on a device: *received has gemm_scales, which the dispatch has written. */
+ * left as it was. */
 TERN_API int tern_layer_experts(
 	tern_layer *layer, uint32_t slot, const struct tern_received *received, void *y);
 

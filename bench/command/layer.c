@@ -128,7 +128,6 @@ static int put_part(struct layer_run *run, enum layer_part part, tern_layer *lay
 	case LAYER_PART_WHOLE:
 		return tern_layer_run(layer, &dispatch, r->lanes[0].out, 0);
 	case LAYER_PART_DISPATCH:
-		received->gemm_scales = run->gemm_scales;
 		return tern_dispatch(r->moe, &dispatch, received);
 	case LAYER_PART_EXPERTS:
 		return tern_layer_experts(layer, 0, received, r->lanes[0].y);
@@ -264,15 +263,11 @@ static int run_open(struct layer_bench *b, struct layer_run *run, struct layer_r
 {
 	struct device_rounds *r = &run->rounds;
 	int rc = device_rounds_open(r, b->group, &result->bench_case.job, b->ops);
-	uint64_t scales;
 
 	if (rc)
 		return rc;
 	rc = make_weights(b, result, (uint32_t)tern_moe_nr_local(r->moe));
 	rc = rc ? rc : make_layers(b, run);
-	scales = nr_blocks(b->hidden) * device_gemm_stride(r) * sizeof(float);
-	if (!rc && b->scaled)
-		rc = device_passed_on(r, r->ops->memory_create(scales, (void **)&run->gemm_scales));
 	return device_rounds_agree(r, rc);
 }
 
@@ -287,8 +282,6 @@ static void run_close(struct layer_bench *b, struct layer_run *run)
 		b->ops->graph_destroy(run->timed[part]);
 	tern_layer_destroy(run->linear);
 	tern_layer_destroy(run->swiglu);
-	if (run->gemm_scales)
-		b->ops->memory_free(run->gemm_scales);
 	if (run->flushed)
 		b->ops->memory_free(run->flushed);
 	device_rounds_close(&run->rounds);

@@ -59,7 +59,6 @@ struct layer_bench {
 struct layer_run {
 	struct device_rounds rounds;
 	tern_layer *linear, *swiglu;
-	uint8_t *gemm_scales;
 	void *flushed;
 	struct device_graph *verified, *timed[NR_LAYER_PARTS];
 };

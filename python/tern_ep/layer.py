@@ -119,8 +119,7 @@ class Layer:
         return int(library().tern_layer_memory(self.native))
 
     def experts(self, received: Received, y: Optional[Array] = None, *, slot: int = 0, stream: Optional[int] = None) -> Any:
-        """y [extent][H] of combine_dtype for the slot's received rows: into y, or a new array, which combine takes. On a device FP8 rows
-        have been dispatched with Wanted(gemm_scales=...)."""
+        """y [extent][H] of combine_dtype for the slot's received rows: into y, or a new array, which combine takes."""
         moe = self.exchange
         with moe._busy:
             state = moe._slot(slot)

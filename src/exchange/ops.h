@@ -52,9 +52,7 @@ struct exchange_ops {
 	void (*layer_close)(struct tern_layer *layer);
 	int (*layer_room_open)(tern_moe *moe, struct layer_room *room); /* likewise */
 	void (*layer_room_close)(tern_moe *moe, struct layer_room *room);
-	/* Where the layer's own rows of y lie; sets what it wants of received rows. */
-	void *(*layer_lend)(
-		struct tern_layer *layer, uint32_t slot, struct tern_received *received);
+	void *(*layer_lend)(struct tern_layer *layer, uint32_t slot); /* its own rows of y */
 	int (*layer_experts)(struct tern_layer *layer, uint32_t slot,
 		const struct tern_received *received, void *y);
 

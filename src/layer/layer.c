@@ -201,16 +201,16 @@ static int run_experts(tern_layer *layer, const struct tern_dispatch *dispatch)
 {
 	tern_moe *moe = layer->moe;
 	struct tern_received received = {.size = sizeof(received)};
-	void *y = moe->ops->layer_lend(layer, dispatch->slot, &received);
 	int rc = tern_dispatch(moe, dispatch, &received);
 
-	return rc ? rc : tern_layer_experts(layer, dispatch->slot, &received, y);
+	return rc ? rc
+		  : tern_layer_experts(layer, dispatch->slot, &received,
+			    moe->ops->layer_lend(layer, dispatch->slot));
 }
 
 int tern_layer_run(
 	tern_layer *layer, const struct tern_dispatch *dispatch, void *out, size_t out_stride)
 {
-	struct tern_received received = {.size = sizeof(received)};
 	struct tern_combine combine = {.size = sizeof(combine)};
 	struct tern_dispatch room;
 	int rc;
@@ -226,7 +226,7 @@ int tern_layer_run(
 	if (rc)
 		return rc;
 	combine.slot = dispatch->slot;
-	combine.y = layer->moe->ops->layer_lend(layer, dispatch->slot, &received);
+	combine.y = layer->moe->ops->layer_lend(layer, dispatch->slot);
 	rc = tern_combine(layer->moe, &combine, out, out_stride);
 	layer->combines[dispatch->slot] = rc == TERN_ERR_TIMEOUT && !layer->moe->failed;
 	return rc;

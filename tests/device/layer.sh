@@ -3,7 +3,7 @@
 # tern bench --layer: dispatch, experts and combine in one graph bring what a plain layer makes of the same tokens; and how it is told. BUILD=dir tests/device/layer.sh
 # On GPUs that are emulated on the CPU (tests/device/emulate/), between processes: no GPU runs, their products are plain loops, and times mean nothing.
 . "${BASH_SOURCE%/*}/emulated.sh"
-small=(--layer --device cuda --warm --preset custom --hidden 256 --experts 8 --topk 3 --inner 384 --iters 3 --warmup 1)
+small=(--layer --device cuda --warm --preset custom --hidden 512 --experts 8 --topk 3 --inner 384 --iters 3 --warmup 1)
 
 bench() { "$WITHIN" 60 "$BUILD/tern" bench "${small[@]}" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
 
@@ -35,7 +35,7 @@ END
 judge figures $?
 refused on_the_cpu 2 "--layer needs --device cuda" --device cpu
 refused share_of_ranks 2 "--share is one rank alone" --share 4 --ranks 2
-refused not_a_multiple 1 "hidden is 256 and inner 200; a layer's kernels take multiples of 128" --ranks 1 --tokens 1 --inner 200
+refused not_a_multiple 1 "hidden is 512 and inner 200; a layer's kernels take multiples of 512 and 128" --ranks 1 --tokens 1 --inner 200
 refused by_source 1 "layout is TERN_BY_SOURCE" --ranks 1 --tokens 1 --layout source
 small=(--device cuda --hidden 256 --experts 8 --topk 3)
 refused without_layer 2 "--inner and --share go with --layer" --share 2

@@ -216,8 +216,7 @@ void cpu_layer_room_close(tern_moe *moe, struct layer_room *room)
 			private_unmap(room->slots[slot], room->slot_bytes);
 }
 
-void *cpu_layer_lend(struct tern_layer *layer, uint32_t slot, struct tern_received *received)
+void *cpu_layer_lend(struct tern_layer *layer, uint32_t slot)
 {
-	(void)received;
 	return layer->room->slots[slot];
 }

@@ -9,7 +9,7 @@ int cpu_layer_open(struct tern_layer *layer);
 void cpu_layer_close(struct tern_layer *layer);
 int cpu_layer_room_open(tern_moe *moe, struct layer_room *room);
 void cpu_layer_room_close(tern_moe *moe, struct layer_room *room);
-void *cpu_layer_lend(struct tern_layer *layer, uint32_t slot, struct tern_received *received);
+void *cpu_layer_lend(struct tern_layer *layer, uint32_t slot);
 int cpu_layer_experts(
 	struct tern_layer *layer, uint32_t slot, const struct tern_received *received, void *y);
 

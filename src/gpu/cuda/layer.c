@@ -34,22 +34,21 @@ static int check_kinds(const struct tern_moe_config *c)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"combine_dtype is %d; a layer's kernels write TERN_BF16, %d",
 			(int)c->combine_dtype, (int)TERN_BF16);
-	if (c->dispatch_dtype == TERN_FP8_E4M3 && c->layout == TERN_PADDED)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"layout is TERN_PADDED, whose scales lie by expert; a layer's kernels take "
-			"FP8 rows that are TERN_CONTIGUOUS");
 	return 0;
 }
 
 static int check_sizes(
 	const struct tern_moe_config *c, const struct tern_layer_config *layer, uint32_t nr_local)
 {
-	uint32_t whole = c->dispatch_dtype == TERN_FP8_E4M3 ? 128 : 8;
+	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
+	/* A received row's scales lie as they are copied, without gaps. */
+	uint32_t hidden = scaled ? SCALE_BLOCK * SCALES_AT_ONCE : 8,
+		 inner = scaled ? SCALE_BLOCK : 8;
 
-	if (c->hidden % whole || layer->inner % whole)
+	if (c->hidden % hidden || layer->inner % inner)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"hidden is %u and inner %u; a layer's kernels take multiples of %u",
-			c->hidden, layer->inner, whole);
+			"hidden is %u and inner %u; a layer's kernels take multiples of %u and %u",
+			c->hidden, layer->inner, hidden, inner);
 	if (nr_local > LAYER_EXPERTS_MAX)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"this rank has %u experts; a layer's kernels take %u", nr_local,
@@ -127,8 +126,7 @@ static int prepare(const struct device_layer *l, const struct device_layer_rows 
 		.weights = gate_up ? l->config.gate_up : l->config.down,
 		.weights_scales = gate_up ? l->config.gate_up_scales : l->config.down_scales,
 		.out = gate_up ? r->h : r->y,
-		.out_scales = gate_up && scaled ? r->h_scales : NULL,
-		.scales_stride = (uint32_t)r->stride};
+		.out_scales = gate_up && scaled ? r->h_scales : NULL};
 	const char *cause = layer_prepare(which, &l->shape, &by_expert, &product, args);
 
 	if (cause)

@@ -3,13 +3,11 @@
 #include "gpu/host/layer.h"
 
 #include "base/error.h"
-#include "exchange/arguments.h"
 #include "gpu/host/inside.h"
 
 /* Where a slot's rows lie in a room. */
 struct room_parts {
-	uint64_t x_scales, h, h_scales, y, bytes;
-	uint32_t stride; /* of scales */
+	uint64_t h, h_scales, y, bytes;
 };
 
 static uint64_t take(uint64_t *end, uint64_t bytes)
@@ -23,13 +21,11 @@ static uint64_t take(uint64_t *end, uint64_t bytes)
 static struct room_parts parts_of(const tern_moe *moe, uint32_t inner)
 {
 	const struct layout *l = &moe->layout;
-	bool scaled = l->scales_bytes > 0;
-	struct room_parts p = {.stride = (uint32_t)align_up(l->positions, 4)};
-	uint64_t column = scaled ? (uint64_t)p.stride * sizeof(float) : 0;
+	uint64_t h_scales = l->scales_bytes ? ((uint64_t)inner + 511) / 512 * 16 : 0;
+	struct room_parts p = {0};
 
-	p.x_scales = take(&p.bytes, moe->config.hidden / SCALE_BLOCK * column);
 	p.h = take(&p.bytes, l->positions * inner * dtype_bytes(moe->config.dispatch_dtype));
-	p.h_scales = take(&p.bytes, inner / SCALE_BLOCK * column);
+	p.h_scales = take(&p.bytes, l->positions * h_scales);
 	p.y = take(&p.bytes, l->positions * l->combine_row_bytes);
 	return p;
 }
@@ -81,14 +77,9 @@ void device_layer_drop(struct tern_layer *layer)
 		layer->moe->device->ops->layer_close(layer->inside);
 }
 
-void *device_layer_lend(struct tern_layer *layer, uint32_t slot, struct tern_received *received)
+void *device_layer_lend(struct tern_layer *layer, uint32_t slot)
 {
-	struct room_parts p = parts_of(layer->moe, layer->room->inner);
-	uint8_t *at = layer->room->slots[slot];
-
-	if (layer->moe->layout.scales_bytes)
-		received->gemm_scales = at + p.x_scales;
-	return at + p.y;
+	return layer->room->slots[slot] + parts_of(layer->moe, layer->room->inner).y;
 }
 
 int device_layer_experts(
@@ -100,22 +91,13 @@ int device_layer_experts(
 	struct device_call call = device_call_of(moe, slot, 0);
 	uint8_t *at = layer->room->slots[slot];
 	struct device_layer_rows rows = {.x = received->x,
-		.x_scales = received->gemm_scales,
+		.x_scales = received->scales,
 		.counts = received->counts,
 		.offsets = received->offsets,
 		.h = at + p.h,
 		.h_scales = (float *)(void *)(at + p.h_scales),
-		.y = y,
-		.stride = p.stride};
+		.y = y};
 	int rc = check_there(d, "y", y);
 
-	if (!rc && moe->layout.scales_bytes && !received->gemm_scales)
-		rc = fail(TERN_ERR_INVALID, "tern_layer_experts: gemm_scales is NULL; the dispatch "
-					    "has to write scales column by column");
-	if (!rc && moe->layout.scales_bytes && gemm_scales_stride(moe, received) != p.stride)
-		rc = fail(TERN_ERR_INVALID,
-			"tern_layer_experts: gemm_scales_stride is %u; a layer reads columns of "
-			"%u, which 0 stands for",
-			received->gemm_scales_stride, p.stride);
 	return rc ? rc : device_outcome(d, d->ops->layer_run(layer->inside, &call, &rows));
 }

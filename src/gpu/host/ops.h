@@ -73,12 +73,11 @@ struct device_layer;
 /* One call of a layer's experts: rows, and what their products are kept in. Of the device. */
 struct device_layer_rows {
 	const void *x;
-	const float *x_scales; /* [H / 128][stride], likewise h's; FP8 */
+	const float *x_scales; /* [positions][H / 128]; FP8 */
 	const uint32_t *counts;
 	const uint64_t *offsets;
 	void *h, *y;
-	float *h_scales;
-	uint64_t stride; /* of a column of scales, in elements */
+	float *h_scales; /* [positions][ceil(I / 512) * 4] */
 };
 
 struct device_ops {

@@ -56,7 +56,7 @@ static __device__ float dot(
 			part += element(p->rows, row * a->k + k, fp8) *
 				element(p->weights, at + k, fp8);
 		if (fp8)
-			part *= p->rows_scales[b * (uint64_t)a->scales_stride + row] *
+			part *= p->rows_scales[row * layer_scales_of(a->k) + b] *
 				a->weights_scales[(matrix * (a->m / BLOCK) + m / BLOCK) * blocks +
 						  b];
 		sum += part;
@@ -78,7 +78,7 @@ static __device__ void quantise_block(
 		amax = fabsf(v[i]) > amax ? fabsf(v[i]) : amax;
 	scale = amax > 0 ? fmaxf(amax / 448, 0x1p-126f) : 1;
 	factor = !(amax > 0) ? 1 : amax / 448 < 0x1p-126f ? 0x1p126f : 448 / amax;
-	a->out_scales[block * (uint64_t)a->scales_stride + row] = scale;
+	a->out_scales[row * a->out_scales_pitch + block] = scale;
 	for (uint32_t i = 0; i < BLOCK; i++)
 		((uint8_t *)a->out)[row * a->out_stride + block * BLOCK + i] =
 			(uint8_t)float_to_e4m3(v[i] * factor);
@@ -141,7 +141,7 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 	args->k = which == LAYER_GATE_UP ? shape->hidden : shape->inner;
 	args->out_stride = args->m;
 	args->rows_max = shape->rows_max;
-	args->scales_stride = product->scales_stride;
+	args->out_scales_pitch = layer_scales_of(args->m);
 	args->experts = shape->experts;
 	return NULL;
 }

@@ -16,10 +16,9 @@
 #define LAYER_EXPERTS_MAX 256u /* local ones */
 #define LAYER_WIDTHS 6u        /* of tiles: 8, 16, 32, 64, 96, 128 rows */
 
-/* A tile's scales begin at a row that divides by this: a copy by a tensor map begins at a multiple
- * of 16 bytes of its innermost dimension, or is an illegal instruction (seen on an H200; the PTX
- * ISA does not say so). */
-#define SCALES_AHEAD 4u
+/* Of a row's blocks of 128 elements scales are copied so many at a time, as a copy by a tensor map
+ * is of at least 16 bytes: a row has a multiple of as many, used or not. */
+#define SCALES_AT_ONCE 4u
 
 enum layer_dtype {
 	LAYER_BF16,
@@ -39,8 +38,7 @@ struct layer_shape {
 	uint64_t rows_max; /* that x, h and y have room for */
 };
 
-/* Of the device, all 16-byte aligned. Scales of rows lie column by column, as in
- * tern_dispatch.gemm_scales: [K / 128][scales_stride]. */
+/* Of the device, all 16-byte aligned. */
 struct layer_rows {
 	const uint32_t *counts;  /* [experts] */
 	const uint64_t *offsets; /* [experts] */
@@ -48,13 +46,18 @@ struct layer_rows {
 
 struct layer_product {
 	const void *rows;            /* [rows_max][K] */
-	const float *rows_scales;    /* [K / 128][scales_stride]; NULL unless fp8 */
+	const float *rows_scales;    /* [rows_max][layer_scales_of(K)]; NULL unless fp8 */
 	const void *weights;         /* [experts][M][K]; gate and up: gate's I rows, then up's */
 	const float *weights_scales; /* [experts][M / 128][K / 128]; NULL unless fp8 */
 	void *out;                   /* [rows_max][I] of the dtype, or [rows_max][H] bf16 */
-	float *out_scales;           /* [I / 128][scales_stride] of gate and up in fp8, or NULL */
-	uint32_t scales_stride;      /* elements, a multiple of 4, at least rows_max */
+	float *out_scales; /* [rows_max][layer_scales_of(I)] of gate and up in fp8, or NULL */
 };
+
+/* Of a row of k elements, with what fills it up. */
+static inline uint32_t layer_scales_of(uint32_t k)
+{
+	return (k / 128 + SCALES_AT_ONCE - 1) / SCALES_AT_ONCE * SCALES_AT_ONCE;
+}
 
 enum layer_which {
 	LAYER_GATE_UP,
@@ -76,7 +79,7 @@ struct layer_args {
 	float *out_scales;
 	uint64_t out_stride; /* elements */
 	uint64_t rows_max;
-	uint32_t scales_stride;
+	uint32_t out_scales_pitch;
 	uint32_t experts, m, k; /* m: rows of out, I or H */
 	uint32_t m_tiles, k_blocks;
 	enum layer_activation activation;
