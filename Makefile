@@ -39,12 +39,14 @@ CUDA_SRC  := $(wildcard src/gpu/cuda/*.c) src/exchange/layout.c
 BENCH_CUDA_SRC := $(wildcard testkit/device/cuda/*.c bench/nccl/*.c) src/gpu/cuda/check.c
 BENCH_CUDA_CU := $(wildcard testkit/device/cuda/*.cu bench/nccl/*.cu)
 KERNELS_CU := $(foreach d,ll ht internode plans beside common,$(wildcard src/gpu/cuda/$d/*.cu))
+# The experts' kernels are of sm_90a's own instructions.
+LAYER_OBJ := $(BUILD)/obj/src/gpu/cuda/layer/$(if $(filter 90a,$(CUDA_ARCH)),gemm.cu.o,none.o)
 KERNELS_H := $(wildcard src/gpu/wire/*.h src/gpu/cuda/*.h src/gpu/cuda/*/*.h src/gpu/cuda/*/*.cuh)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
-LIB_DIRS := base balance weights group group/boot exchange exchange/cpu exchange/cpu/kernels path engine transport transport/shm gpu/host
+LIB_DIRS := base balance layer weights group group/boot exchange exchange/cpu exchange/cpu/kernels path engine transport transport/shm gpu/host
 LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildcard src/$d/*.c))) \
 	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
@@ -146,8 +148,10 @@ $(BUILD)/obj/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h bench/lab/ways/*
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
 # CUDA's runtime is inside, so that only the driver is needed where it runs.
-$(call obj,$(CUDA_SRC) $(BENCH_CUDA_SRC)): CFLAGS += -isystem $(CUDA_HOME)/include
-$(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(KERNELS_CU))
+$(BUILD)/obj/src/gpu/cuda/layer/gemm.cu.o: CUDA_ARCH := 90a
+$(BUILD)/obj/src/gpu/cuda/layer/gemm.cu.o: CUDA_PTX :=
+$(call obj,$(CUDA_SRC) $(BENCH_CUDA_SRC) src/gpu/cuda/layer/none.c): CFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(KERNELS_CU)) $(LAYER_OBJ)
 $(BUILD)/libtern_bench_cuda.so: $(call obj,$(BENCH_CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(BENCH_CUDA_CU))
 $(CUDA_LIBS):
 	@echo '  LINK $@'
@@ -157,7 +161,7 @@ LIBDIR   ?= $(PREFIX)/lib
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig $(LIBDIR)/cmake/tern)
 	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/tern.h include/tern_engine.h include/tern_balance.h include/tern_weights.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 include/tern.h include/tern_engine.h include/tern_balance.h include/tern_layer.h include/tern_weights.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	$(if $(filter 1,$(CUDA)),install $(CUDA_LIBS) $(DESTDIR)$(LIBDIR))

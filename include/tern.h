@@ -465,7 +465,8 @@ static inline void tern_moe_config_init(struct tern_moe_config *config)
 TERN_API int tern_moe_create(
 	tern_group *group, const struct tern_moe_config *config, tern_moe **moe);
 
-/* Local, in any order on the ranks. NULL is fine. */
+/* Local, in any order on the ranks. Destroy its layers (tern_layer.h) first: TERN_ERR_STATE
+ * otherwise. NULL is fine. */
 TERN_API int tern_moe_destroy(tern_moe *moe);
 
 /* Local. Gives the exchange up and keeps its memory: peers that wait for this rank get

@@ -320,6 +320,32 @@ static void draw_one(const struct routing *routing, int32_t *ids)
 		ids[k] = k < routing->nr_first ? (int32_t)k : -1;
 }
 
+/* Those of all experts' routes that are here, in their order. */
+static void draw_share(const struct routing *routing, uint64_t *state, int32_t *ids)
+{
+	int32_t all[64];
+	uint32_t nr = 0;
+
+	while (!nr) {
+		draw_distinct(
+			state, routing->nr_experts * routing->share, routing->share_topk, all);
+		for (uint32_t k = 0; k < routing->share_topk; k++)
+			if (all[k] < (int32_t)routing->nr_experts && nr < routing->topk)
+				ids[nr++] = all[k];
+	}
+	while (nr < routing->topk)
+		ids[nr++] = -1;
+}
+
+uint32_t routing_share_tokens(uint64_t tokens, uint32_t share, uint32_t nr_experts, uint32_t topk)
+{
+	double none = 1;
+
+	for (uint32_t i = 0; i < topk; i++)
+		none *= (double)(nr_experts - nr_experts / share - i) / (nr_experts - i);
+	return (uint32_t)((double)tokens * (1 - none) + 0.5);
+}
+
 static float draw_weight(const struct routing *routing, uint64_t *state)
 {
 	static const float exact[] = {0.5f, 1, 1, 2};
@@ -365,6 +391,9 @@ void routing_token(const struct routing *routing, uint64_t round, uint32_t home,
 		break;
 	case ROUTING_ONE:
 		draw_one(routing, ids);
+		break;
+	case ROUTING_SHARE:
+		draw_share(routing, &state, ids);
 		break;
 	case ROUTING_TRACE:
 		row = ((round * routing->nr_homes + home) * routing->nr_tokens + token) %

@@ -15,7 +15,9 @@ enum routing_kind {
 	ROUTING_ZIPF = 1,    /* the i-th most popular expert is drawn with weight 1 / i^exponent */
 	ROUTING_GROUPED = 2, /* DeepSeek's group limit: experts of 4 out of 8 groups */
 	ROUTING_ONE = 3,     /* all tokens to the first experts, which are those of rank 0 */
-	ROUTING_TRACE = 4    /* from a file */
+	ROUTING_TRACE = 4,   /* from a file */
+	ROUTING_SHARE = 5 /* what one of `share` equal ranks sees of uniform routing: the tokens of
+			     all that have routes to its experts, and these alone */
 };
 
 enum routing_weights {
@@ -30,10 +32,12 @@ enum routing_weights {
 struct routing {
 	/* Set by routing_parse or by hand: */
 	enum routing_kind kind;
-	double exponent; /* of ROUTING_ZIPF */
-	char path[256];  /* of ROUTING_TRACE */
-	double drop;     /* share of routes without an expert: -1 */
-	bool uneven;     /* token counts from 0 to the most, by home and round */
+	double exponent;            /* of ROUTING_ZIPF */
+	uint32_t share, share_topk; /* of ROUTING_SHARE; top-k of all experts: routing_share_tokens
+				     */
+	char path[256];             /* of ROUTING_TRACE */
+	double drop;                /* share of routes without an expert: -1 */
+	bool uneven;                /* token counts from 0 to the most, by home and round */
 	/* Set by the caller of routing_open: */
 	uint64_t seed;
 	uint32_t nr_experts;
@@ -58,6 +62,10 @@ int routing_parse(struct routing *routing, const char *text, struct reason *why)
 /* Checks the settings, reads the trace. routing_close frees what it made, also after a failure. */
 int routing_open(struct routing *routing, struct reason *why);
 void routing_close(struct routing *routing);
+
+/* ROUTING_SHARE: of so many tokens of all ranks together, those that have a route here; topk
+ * experts of nr_experts are here or elsewhere. */
+uint32_t routing_share_tokens(uint64_t tokens, uint32_t share, uint32_t nr_experts, uint32_t topk);
 
 /* How many tokens that home passes in that round, 0 to nr_tokens. */
 uint32_t routing_nr_tokens(const struct routing *routing, uint64_t round, uint32_t home);

@@ -330,6 +330,20 @@ static const struct option_row flags[] = {
 			"add to work that keeps all SMs busy, works of US microseconds, up to 8 "
 			"values: two works with a round split around them, and with --slots 2 four "
 			"works with two rounds on a stream beside them; 0: no work"},
+	{.name = "layer",
+		FLAG(layer),
+		.help = "with the experts in it, on GPUs: dispatch, gate and up with SwiGLU, down, "
+			"combine in one graph, beside the least time that memory, arithmetic and "
+			"links allow"},
+	{.name = "inner",
+		.argument = "I",
+		NUMBER(inner, 1, 1u << 20),
+		.help = "of --layer: width inside an expert, instead of the preset's"},
+	{.name = "share",
+		.argument = "N",
+		NUMBER(share, 1, 1024),
+		.help = "of --layer: what one rank of N has to do, alone on one GPU (--ranks 1): "
+			"its part of the experts, and the rows that all ranks' tokens bring them"},
 	{.help = "Output"},
 	{.name = "json",
 		.argument = "FILE",
@@ -379,6 +393,28 @@ static void choose_sweep(struct bench_args *args)
 			args->max_tokens = (uint32_t)args->tokens.value[i];
 }
 
+static int check_layer(struct bench_args *args)
+{
+	const struct tern_moe_config *config = &args->job.config;
+
+	if (!args->layer && (args->inner || args->share))
+		return args_wrong(args, "--inner and --share go with --layer");
+	if (!args->layer)
+		return 0;
+	if (config->device != TERN_DEVICE_CUDA)
+		return args_wrong(args, "--layer needs --device cuda");
+	if (args->against || args->overlap.nr || args->sweep || args->job.nr_redundant ||
+		args->job.spread || config->nr_slots > 1 || config->replica_ranks > 1 ||
+		args->job.routing.uneven || (args->x_dtype && args->x_dtype != TERN_BF16))
+		return args_wrong(args,
+			"--layer goes with none of --against, --overlap, --sweep, --replicas, "
+			"--spread, --slots, --replica-ranks, --uneven and --x-dtype");
+	if (args->share && args->nr_ranks > 1)
+		return args_wrong(args, "--share is one rank alone: --ranks 1");
+	args->nr_ranks = args->share ? 1 : args->nr_ranks;
+	return 0;
+}
+
 static int check(struct bench_args *args)
 {
 	const struct tern_moe_config *config = &args->job.config;
@@ -394,6 +430,8 @@ static int check(struct bench_args *args)
 		return args_wrong(args, "--overlap needs --device cuda");
 	if (args->overlap.nr > ARGS_MAX_OVERLAP)
 		return args_wrong(args, "--overlap has more than %d values", ARGS_MAX_OVERLAP);
+	if (check_layer(args))
+		return -1;
 	for (i = 0; i < args->nr_shapes; i++) {
 		struct bench_shape *shape = &args->shapes[i];
 
@@ -406,6 +444,13 @@ static int check(struct bench_args *args)
 		shape->hidden = config->hidden ? config->hidden : shape->hidden;
 		shape->nr_experts = config->nr_experts ? config->nr_experts : shape->nr_experts;
 		shape->topk = config->topk ? config->topk : shape->topk;
+		shape->inner = args->inner ? args->inner : shape->inner;
+		if (args->layer && !shape->inner)
+			return args_wrong(
+				args, "--layer with --preset %s needs --inner", shape->name);
+		if (args->share && shape->nr_experts % args->share)
+			return args_wrong(args, "--share is %u, which does not divide %u experts",
+				args->share, shape->nr_experts);
 		if (shape->topk > shape->nr_experts)
 			return args_wrong(args, "--topk is %u, more than the %u experts",
 				shape->topk, shape->nr_experts);

@@ -13,6 +13,7 @@
 struct bench_shape {
 	const char *name; /* a preset's, or "custom" */
 	uint32_t hidden, nr_experts, topk;
+	uint32_t inner; /* of an expert; 0: not known */
 };
 
 struct int_list {
@@ -30,6 +31,9 @@ struct bench_args {
 	struct bench_shape shapes[ARGS_MAX_LIST];
 	struct int_list tokens, modes, dtypes, layouts, reduces, weights;
 	bool sweep;
+	bool layer;                             /* with the experts in it */
+	uint32_t inner;                         /* of these; 0: the preset's */
+	uint32_t share;                         /* of so many ranks one, alone; 0: all there are */
 	enum tern_dtype x_dtype, combine_dtype; /* 0: by the dispatch dtype */
 	enum tern_scale scale;                  /* of fp8 */
 	uint32_t payload_bytes;                 /* of bytes rows; 0: as bf16 */
@@ -56,7 +60,8 @@ void args_usage(const struct bench_args *args);
 
 struct bench_case {
 	const struct bench_shape *shape;
-	struct job job; /* complete but for job_open */
+	uint32_t tokens; /* as the flags say; a share has more */
+	struct job job;  /* complete but for job_open */
 };
 
 unsigned int args_nr_cases(const struct bench_args *args);

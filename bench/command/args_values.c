@@ -149,8 +149,8 @@ static int add_shape(struct bench_args *args, const struct preset *preset)
 		return -1;
 	*shape = (struct bench_shape){.name = "custom"};
 	if (preset)
-		*shape = (struct bench_shape){
-			preset->name, preset->hidden, preset->nr_experts, preset->topk};
+		*shape = (struct bench_shape){preset->name, preset->hidden, preset->nr_experts,
+			preset->topk, preset->inner};
 	args->nr_shapes++;
 	return 0;
 }

@@ -2,6 +2,7 @@
 /* tern bench: starts ranks if there are none yet; every rank runs all cases, and rank 0 reports. */
 #include "bench/command/args_values.h"
 #include "bench/command/case.h"
+#include "bench/command/layer.h"
 #include "bench/command/start.h"
 #include "cli/cmd.h"
 
@@ -360,7 +361,7 @@ static int run_rank(const struct bench_args *args)
 	bench.nr_cases = args_nr_cases(args);
 	bench.progress =
 		bench.rank == 0 && !args->quiet && (args->progress || isatty(STDERR_FILENO));
-	rc = run_and_report(&bench);
+	rc = args->layer ? run_layers(args, bench.group) : run_and_report(&bench);
 	tern_group_destroy(bench.group);
 	return rc;
 }

@@ -35,6 +35,23 @@ static void set_dtypes(
 					: TERN_BF16;
 }
 
+/* One rank of so many: its experts, and the tokens that have a route to one of them. */
+static void set_share(const struct bench_args *args, struct bench_case *bench_case)
+{
+	struct job *job = &bench_case->job;
+	const struct bench_shape *shape = bench_case->shape;
+	uint32_t local = shape->nr_experts / args->share;
+
+	job->nr_tokens = routing_share_tokens((uint64_t)bench_case->tokens * args->share,
+		args->share, shape->nr_experts, shape->topk);
+	job->nr_tokens = job->nr_tokens ? job->nr_tokens : bench_case->tokens > 0;
+	job->config.nr_experts = local;
+	job->config.topk = shape->topk < local ? shape->topk : local;
+	job->routing.kind = ROUTING_SHARE;
+	job->routing.share = args->share;
+	job->routing.share_topk = shape->topk;
+}
+
 int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks,
 	struct bench_case *bench_case)
 {
@@ -52,9 +69,12 @@ int args_case(const struct bench_args *args, unsigned int i, uint32_t nr_ranks,
 	config->mode = (enum tern_mode)take(&i, &args->modes);
 	dtype = (enum tern_dtype)take(&i, &args->dtypes);
 	bench_case->shape = &args->shapes[i];
+	bench_case->tokens = job->nr_tokens;
 	config->hidden = bench_case->shape->hidden;
 	config->nr_experts = bench_case->shape->nr_experts;
 	config->topk = bench_case->shape->topk;
+	if (args->share)
+		set_share(args, bench_case);
 	config->max_tokens = args->max_tokens ? args->max_tokens
 			     : job->nr_tokens ? job->nr_tokens
 					      : 1;

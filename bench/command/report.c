@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/command/report.h"
+#include "testkit/json.h"
 #include "cli/cmd.h"
 
 #include <errno.h>
@@ -40,6 +41,9 @@ static const char *routing_text(const struct routing *routing, char *text, size_
 		return "grouped";
 	case ROUTING_ONE:
 		return "one";
+	case ROUTING_SHARE:
+		snprintf(text, size, "share of %u", routing->share);
+		return text;
 	case ROUTING_TRACE:
 		break;
 	}
@@ -284,110 +288,50 @@ int report_end(const struct report *report)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-/* Writes an object key by key, with commas where they belong. */
-struct json {
-	FILE *file;
-	bool first;
-};
-
-static void put_text(FILE *file, const char *text)
+void json_spread(struct json *json, const char *key, const struct spread *spread)
 {
-	fputc('"', file);
-	for (; *text; text++) {
-		unsigned char c = (unsigned char)*text;
-
-		if (c == '"' || c == '\\')
-			fprintf(file, "\\%c", c);
-		else if (c < 0x20 || c > 0x7e) /* file names may be in any encoding: escape bytes as
-						  Latin-1 */
-			fprintf(file, "\\u%04x", c);
-		else
-			fputc(c, file);
-	}
-	fputc('"', file);
-}
-
-static void put_key(struct json *json, const char *key)
-{
-	fprintf(json->file, "%s\"%s\": ", json->first ? "" : ", ", key);
-	json->first = false;
-}
-
-static void key_text(struct json *json, const char *key, const char *text)
-{
-	put_key(json, key);
-	put_text(json->file, text);
-}
-
-static void key_number(struct json *json, const char *key, double number)
-{
-	put_key(json, key);
-	fprintf(json->file, "%.15g", number);
-}
-
-static void key_bool(struct json *json, const char *key, bool value)
-{
-	put_key(json, key);
-	fputs(value ? "true" : "false", json->file);
-}
-
-static void begin(struct json *json, const char *key, char bracket)
-{
-	put_key(json, key);
-	fputc(bracket, json->file);
-	json->first = true;
-}
-
-static void end(struct json *json, char bracket)
-{
-	fputc(bracket, json->file);
-	json->first = false;
-}
-
-static void put_spread(struct json *json, const char *key, const struct spread *spread)
-{
-	begin(json, key, '{');
-	key_number(json, "p50", spread->p50);
-	key_number(json, "p99", spread->p99);
-	key_number(json, "min", spread->min);
-	key_number(json, "max", spread->max);
-	key_number(json, "mean", spread->mean);
-	end(json, '}');
+	json_begin(json, key, '{');
+	json_number(json, "p50", spread->p50);
+	json_number(json, "p99", spread->p99);
+	json_number(json, "min", spread->min);
+	json_number(json, "max", spread->max);
+	json_number(json, "mean", spread->mean);
+	json_end(json, '}');
 }
 
 static void put_case(struct json *json, const struct bench_case *bench_case)
 {
 	const struct tern_moe_config *config = &bench_case->job.config;
 
-	key_text(json, "preset", bench_case->shape->name);
-	key_number(json, "hidden", config->hidden);
-	key_number(json, "experts", config->nr_experts);
-	key_number(json, "topk", config->topk);
-	key_number(json, "tokens", bench_case->job.nr_tokens);
-	key_number(json, "max_tokens", config->max_tokens);
-	key_text(json, "mode", mode_name(config->mode));
-	key_text(json, "dtype", dtype_name(config->dispatch_dtype));
-	key_text(json, "x_dtype", dtype_name(config->x_dtype));
-	key_text(json, "scale", scale_name(config->scale));
-	key_text(json, "combine_dtype", dtype_name(config->combine_dtype));
-	key_number(json, "payload_bytes", config->payload_bytes);
-	key_text(json, "layout", layout_name(config->layout));
-	key_text(json, "reduce", reduce_name(config->reduce));
-	key_text(json, "weights", weights_name(config->weights));
-	key_number(json, "alignment", config->alignment);
-	key_number(json, "capacity", (double)config->capacity);
+	json_text(json, "preset", bench_case->shape->name);
+	json_number(json, "hidden", config->hidden);
+	json_number(json, "experts", config->nr_experts);
+	json_number(json, "topk", config->topk);
+	json_number(json, "tokens", bench_case->job.nr_tokens);
+	json_number(json, "max_tokens", config->max_tokens);
+	json_text(json, "mode", mode_name(config->mode));
+	json_text(json, "dtype", dtype_name(config->dispatch_dtype));
+	json_text(json, "x_dtype", dtype_name(config->x_dtype));
+	json_text(json, "scale", scale_name(config->scale));
+	json_text(json, "combine_dtype", dtype_name(config->combine_dtype));
+	json_number(json, "payload_bytes", config->payload_bytes);
+	json_text(json, "layout", layout_name(config->layout));
+	json_text(json, "reduce", reduce_name(config->reduce));
+	json_text(json, "weights", weights_name(config->weights));
+	json_number(json, "alignment", config->alignment);
+	json_number(json, "capacity", (double)config->capacity);
 }
 
 static void put_raw(struct json *json, const struct bench_result *result)
 {
-	put_spread(json, "raw_dispatch_us", &result->raw_spreads[MEASURE_DISPATCH]);
-	put_spread(json, "raw_combine_us", &result->raw_spreads[MEASURE_COMBINE]);
-	put_spread(json, "raw_pair_us", &result->raw_spreads[MEASURE_PAIR]);
-	key_number(json, "raw_bytes", result->raw_bytes);
-	key_number(json, "raw_wrong", (double)result->nr_raw_wrong);
-	key_number(json, "dispatch_over_raw", over(result, result->raw_spreads, MEASURE_DISPATCH));
-	key_number(json, "combine_over_raw", over(result, result->raw_spreads, MEASURE_COMBINE));
-	key_number(json, "pair_over_raw", over(result, result->raw_spreads, MEASURE_PAIR));
+	json_spread(json, "raw_dispatch_us", &result->raw_spreads[MEASURE_DISPATCH]);
+	json_spread(json, "raw_combine_us", &result->raw_spreads[MEASURE_COMBINE]);
+	json_spread(json, "raw_pair_us", &result->raw_spreads[MEASURE_PAIR]);
+	json_number(json, "raw_bytes", result->raw_bytes);
+	json_number(json, "raw_wrong", (double)result->nr_raw_wrong);
+	json_number(json, "dispatch_over_raw", over(result, result->raw_spreads, MEASURE_DISPATCH));
+	json_number(json, "combine_over_raw", over(result, result->raw_spreads, MEASURE_COMBINE));
+	json_number(json, "pair_over_raw", over(result, result->raw_spreads, MEASURE_PAIR));
 }
 
 static void put_nccl(struct json *json, const struct bench_result *result)
@@ -397,13 +341,13 @@ static void put_nccl(struct json *json, const struct bench_result *result)
 	static const char *const measures[NR_MEASURES] = {"dispatch", "combine", "pair"};
 	char key[64];
 
-	key_number(json, "nccl_wrong", (double)result->nr_nccl_wrong);
+	json_number(json, "nccl_wrong", (double)result->nr_nccl_wrong);
 	for (int way = 0; way < NR_NCCL_WAYS && result->nr_timed; way++)
 		for (int m = 0; m < NR_MEASURES; m++) {
 			snprintf(key, sizeof(key), "nccl_%s_%s_us", names[way], measures[m]);
-			put_spread(json, key, &result->nccl_spreads[way][m]);
+			json_spread(json, key, &result->nccl_spreads[way][m]);
 			snprintf(key, sizeof(key), "%s_over_nccl_%s", measures[m], names[way]);
-			key_number(json, key,
+			json_number(json, key,
 				over(result, result->nccl_spreads[way], (enum measure)m));
 		}
 }
@@ -418,20 +362,20 @@ static void put_overlap(struct json *json, const struct bench_result *result)
 		const struct overlap_plan *plan = &overlap_plans[result->overlap[i].kind];
 
 		if (!i || result->overlap[i].kind != result->overlap[i - 1].kind)
-			begin(json, plan->name, '[');
+			json_begin(json, plan->name, '[');
 		fprintf(json->file, json->first ? "{" : ", {");
 		json->first = true;
 		if (plan->nr_works) {
-			key_number(json, "works", plan->nr_works);
-			key_number(json, "work_us", result->overlap[i].work_us);
+			json_number(json, "works", plan->nr_works);
+			json_number(json, "work_us", result->overlap[i].work_us);
 		}
 		for (int m = 0; m < NR_MEASURES; m++)
-			put_spread(
+			json_spread(
 				json, keys[plan->nr_works > 0][m], &result->overlap_spreads[i][m]);
-		end(json, '}');
+		json_end(json, '}');
 		if (i + 1 == result->nr_overlap ||
 			result->overlap[i].kind != result->overlap[i + 1].kind)
-			end(json, ']');
+			json_end(json, ']');
 	}
 }
 
@@ -439,33 +383,33 @@ static void put_result(struct json *json, const struct bench_result *result)
 {
 	put_case(json, &result->bench_case);
 	if (result->error[0]) {
-		key_text(json, "error", result->error);
+		json_text(json, "error", result->error);
 		return;
 	}
 	if (result->nr_timed) {
-		key_number(json, "rounds", result->nr_timed);
-		put_spread(json, "dispatch_us", &result->spreads[MEASURE_DISPATCH]);
-		put_spread(json, "combine_us", &result->spreads[MEASURE_COMBINE]);
-		put_spread(json, "pair_us", &result->spreads[MEASURE_PAIR]);
-		key_number(json, "dispatch_bytes", result->dispatch_bytes);
-		key_number(json, "combine_bytes", result->combine_bytes);
-		key_number(json, "rows_received", result->rows_received);
-		key_number(json, "gigabytes_per_second", gigabytes_per_second(result));
+		json_number(json, "rounds", result->nr_timed);
+		json_spread(json, "dispatch_us", &result->spreads[MEASURE_DISPATCH]);
+		json_spread(json, "combine_us", &result->spreads[MEASURE_COMBINE]);
+		json_spread(json, "pair_us", &result->spreads[MEASURE_PAIR]);
+		json_number(json, "dispatch_bytes", result->dispatch_bytes);
+		json_number(json, "combine_bytes", result->combine_bytes);
+		json_number(json, "rows_received", result->rows_received);
+		json_number(json, "gigabytes_per_second", gigabytes_per_second(result));
 	}
 	if (result->against_raw)
 		put_raw(json, result);
 	if (result->against_nccl)
 		put_nccl(json, result);
 	put_overlap(json, result);
-	key_number(json, "window_bytes", (double)result->memory.window_bytes);
-	key_number(json, "output_bytes", (double)result->memory.output_bytes);
-	key_number(json, "private_bytes", (double)result->memory.private_bytes);
+	json_number(json, "window_bytes", (double)result->memory.window_bytes);
+	json_number(json, "output_bytes", (double)result->memory.output_bytes);
+	json_number(json, "private_bytes", (double)result->memory.private_bytes);
 	if (!result->verified)
 		return;
-	key_number(json, "rounds_verified", (double)result->nr_verified);
-	key_number(json, "wrong", (double)result->nr_wrong);
+	json_number(json, "rounds_verified", (double)result->nr_verified);
+	json_number(json, "wrong", (double)result->nr_wrong);
 	if (result->nr_wrong)
-		key_text(json, "first_wrong", result->wrong);
+		json_text(json, "first_wrong", result->wrong);
 }
 
 static void put_settings(struct json *json, const struct report *report)
@@ -474,30 +418,30 @@ static void put_settings(struct json *json, const struct report *report)
 	const struct job *job = &args->job;
 	char text[32];
 
-	begin(json, "settings", '{');
-	key_number(json, "ranks", report->nr_ranks);
-	key_number(json, "nodes", report->nr_nodes);
-	key_text(json, "paths_of_rank_0", report->paths);
-	key_number(json, "iters", args->iters);
-	key_number(json, "warmup", args->warmup);
-	key_bool(json, "verify", args->verify);
-	key_text(json, "routing", routing_text(&job->routing, text, sizeof(text)));
-	key_number(json, "drop", job->routing.drop);
-	key_bool(json, "uneven", job->routing.uneven);
-	key_number(json, "seed", (double)job->seed);
-	key_text(json, "input", input_name(job->input));
-	key_number(json, "slots", job->config.nr_slots);
-	key_bool(json, "sweep", args->sweep);
-	key_number(json, "threads", job->config.nr_threads);
-	key_number(json, "sms", args->nr_sms);
-	key_bool(json, "warm", args->warm);
-	key_number(json, "replicas", job->nr_redundant);
-	key_number(json, "replica_choice", job->config.replicas);
-	key_number(json, "moves", job->place_in);
-	key_number(json, "replica_ranks", job->config.replica_ranks);
-	key_bool(json, "spread", job->spread);
-	key_bool(json, "no_weights", job->no_weights);
-	end(json, '}');
+	json_begin(json, "settings", '{');
+	json_number(json, "ranks", report->nr_ranks);
+	json_number(json, "nodes", report->nr_nodes);
+	json_text(json, "paths_of_rank_0", report->paths);
+	json_number(json, "iters", args->iters);
+	json_number(json, "warmup", args->warmup);
+	json_bool(json, "verify", args->verify);
+	json_text(json, "routing", routing_text(&job->routing, text, sizeof(text)));
+	json_number(json, "drop", job->routing.drop);
+	json_bool(json, "uneven", job->routing.uneven);
+	json_number(json, "seed", (double)job->seed);
+	json_text(json, "input", input_name(job->input));
+	json_number(json, "slots", job->config.nr_slots);
+	json_bool(json, "sweep", args->sweep);
+	json_number(json, "threads", job->config.nr_threads);
+	json_number(json, "sms", args->nr_sms);
+	json_bool(json, "warm", args->warm);
+	json_number(json, "replicas", job->nr_redundant);
+	json_number(json, "replica_choice", job->config.replicas);
+	json_number(json, "moves", job->place_in);
+	json_number(json, "replica_ranks", job->config.replica_ranks);
+	json_bool(json, "spread", job->spread);
+	json_bool(json, "no_weights", job->no_weights);
+	json_end(json, '}');
 }
 
 struct facts {
@@ -540,42 +484,59 @@ static void facts_find(struct facts *facts)
 		strftime(facts->date, sizeof(facts->date), "%Y-%m-%dT%H:%M:%SZ", &utc);
 }
 
-int report_json(const struct report *report)
+int report_json_open(const struct bench_args *args, struct json *json)
 {
-	const char *path = report->args->json;
-	bool to_stdout = !strcmp(path, "-");
-	struct json json = {.file = to_stdout ? stdout : fopen(path, "w"), .first = true};
 	struct facts facts;
-	unsigned int i;
-	bool bad;
 
-	if (!json.file) {
-		fprintf(stderr, "%s: --json %s: %s\n", report->args->program, path,
-			strerror(errno));
+	*json = (struct json){
+		.file = strcmp(args->json, "-") ? fopen(args->json, "w") : stdout, .first = true};
+	if (!json->file) {
+		fprintf(stderr, "%s: --json %s: %s\n", args->program, args->json, strerror(errno));
 		return -1;
 	}
 	facts_find(&facts);
-	fputc('{', json.file);
-	key_text(&json, "tern", tern_version());
-	key_text(&json, "date", facts.date);
-	begin(&json, "machine", '{');
-	key_text(&json, "host", facts.host);
-	key_text(&json, "system", facts.system);
-	key_text(&json, "cpu", facts.cpu);
-	key_number(&json, "cores", facts.nr_cores);
-	end(&json, '}');
+	fputc('{', json->file);
+	json_text(json, "tern", tern_version());
+	json_text(json, "date", facts.date);
+	json_begin(json, "machine", '{');
+	json_text(json, "host", facts.host);
+	json_text(json, "system", facts.system);
+	json_text(json, "cpu", facts.cpu);
+	json_number(json, "cores", facts.nr_cores);
+	json_end(json, '}');
+	return 0;
+}
+
+int report_json_close(const struct bench_args *args, struct json *json)
+{
+	bool bad;
+
+	fputs("]}\n", json->file);
+	bad = ferror(json->file) != 0;
+	bad = (json->file == stdout ? fflush(stdout) : fclose(json->file)) || bad;
+	if (bad)
+		fprintf(stderr, "%s: --json %s: cannot be written\n", args->program, args->json);
+	return bad ? -1 : 0;
+}
+
+void report_json_next(struct json *json, bool first)
+{
+	fprintf(json->file, "%s\n{", first ? "" : ",");
+	json->first = true;
+}
+
+int report_json(const struct report *report)
+{
+	struct json json;
+
+	if (report_json_open(report->args, &json))
+		return -1;
 	put_settings(&json, report);
-	begin(&json, "results", '[');
-	for (i = 0; i < report->nr_results; i++) {
-		fprintf(json.file, "%s\n{", i ? "," : "");
-		json.first = true;
+	json_begin(&json, "results", '[');
+	for (unsigned int i = 0; i < report->nr_results; i++) {
+		report_json_next(&json, !i);
 		put_result(&json, &report->results[i]);
 		fputc('}', json.file);
 	}
-	fputs("]}\n", json.file);
-	bad = ferror(json.file) != 0;
-	bad = (to_stdout ? fflush(stdout) : fclose(json.file)) || bad;
-	if (bad)
-		fprintf(stderr, "%s: --json %s: cannot be written\n", report->args->program, path);
-	return bad ? -1 : 0;
+	return report_json_close(report->args, &json);
 }

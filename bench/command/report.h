@@ -4,6 +4,7 @@
 #define TERN_BENCH_COMMAND_REPORT_H
 
 #include "bench/command/args.h"
+#include "testkit/json.h"
 #include "testkit/measure.h"
 #include "bench/command/device_overlap.h"
 #include "bench/command/nccl_rounds.h"
@@ -52,5 +53,12 @@ int report_end(const struct report *report);
 
 /* 0, or -1 with a message on stderr. */
 int report_json(const struct report *report);
+
+/* A file of results: its head, with the machine; behind an array "results" its end; and the
+ * beginning of each object of that. Both of the first: 0, or -1 with a message on stderr. */
+int report_json_open(const struct bench_args *args, struct json *json);
+int report_json_close(const struct bench_args *args, struct json *json);
+void report_json_next(struct json *json, bool first);
+void json_spread(struct json *json, const char *key, const struct spread *spread);
 
 #endif

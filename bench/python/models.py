@@ -10,11 +10,15 @@ generate  eager, each rank a batch of its own: ms a step
 graph     a decoding step as a CUDA graph: ms; of it, what kernels of Tern take
 prefill   --prefill tokens a rank, eager: ms
 Each is of the slowest rank: medians, and the mean step of generate. all_reduce is of a batch that all ranks share.
+
+Of random weights all tokens choose nearly the same experts, from the second layer on: eight get three quarters of the routes, and one
+rank may have most of them. So times are of experts that are drawn for each token and layer (--routing own: as the model chooses).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -49,6 +53,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=24, help="of generate (%(default)s)")
     parser.add_argument("--replays", type=int, default=60, help="of a graph (%(default)s)")
     parser.add_argument("--prefill", type=int, default=4096, help="tokens of a rank (%(default)s)")
+    parser.add_argument("--routing", choices=("drawn", "own"), default="drawn", help="of all but logits (%(default)s)")
+    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="name the N that take most of a graph's step")
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()
 
@@ -107,6 +113,8 @@ class Model:
         self.model = build(options, device)
         self.vocabulary: int = self.model.config.vocab_size
         self.way = ONE
+        self.drawn = False
+        self.draw()
         self.experts: List[Any] = []
 
     def go(self, way: str) -> None:
@@ -124,6 +132,27 @@ class Model:
             batch = mesh["experts"] if way in SHARED else mesh["replicas"]
             EpDispatchExpertsParallel().install_forward(module, mesh["experts"], tp_mesh=batch, ep_implementation=way)
         self.way = way
+
+    def draw(self) -> None:
+        """Routers choose experts that were drawn beforehand, with equal weights, wherever `drawn` is set. They are on the device, so that
+        a graph can hold it."""
+        config = self.model.config
+        nr_experts, topk = getattr(config, "num_experts", None) or config.num_local_experts, config.num_experts_per_tok
+        most = max(self.options.prefill, 64 * PROMPT)
+        routers = [m for name, m in self.model.named_modules() if name.endswith(("mlp.gate", "mlp.router"))]
+        assert routers, "no router is known by its name"
+        for i, router in enumerate(routers):
+            seeds = [1000 * i + seed for seed in (1 + self.rank, 0)]
+            drawn = [torch.rand((most, nr_experts), generator=torch.Generator().manual_seed(seed)).argsort(1)[:, :topk].to(self.device) for seed in seeds]
+            router.register_forward_hook(functools.partial(self._choose, drawn))
+
+    def _choose(self, drawn: List[Tensor], router: Any, inputs: Any, output: Any) -> Any:
+        """In place of what a router of transformers returns: logits, weights, and experts. Those of a shared batch are the same on all ranks."""
+        if not self.drawn:
+            return None
+        logits, weights, experts = output
+        chosen = drawn[self.way in SHARED][: experts.shape[0]]
+        return logits, torch.full_like(weights, 1 / experts.shape[1]), chosen.to(experts.dtype)
 
     def tokens(self, batch: int, length: int, shared: bool = False) -> Tensor:
         seed = 100 * batch + length + (0 if shared or self.way in SHARED else 10000 * (1 + self.rank))
@@ -186,6 +215,8 @@ class Step:
             for _ in range(nr):
                 self.graph.replay()
             torch.cuda.synchronize()
+        for e in sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)[: self.model.options.kernels]:
+            print(f"rank {dist.get_rank()}: {e.self_device_time_total / nr / 1e3:8.3f} ms, {e.count // nr:5d} x  {e.key[:100]}", flush=True)
         took = sum(e.self_device_time_total for e in profile.key_averages() if "tern::" in e.key or e.key.startswith("tern"))
         return Clock(self.model.device).slowest(took / nr / 1e3)
 
@@ -194,9 +225,11 @@ def measure(model: Model, batches: List[int], one: Dict[str, Any]) -> Dict[str, 
     parts = model.options.parts.split(",")
     found: Dict[str, Any] = {}
     if "logits" in parts:
+        model.drawn = False
         logits = model.logits()
         one.setdefault("logits", logits)
         found["logits"] = float((logits - one["logits"]).norm() / one["logits"].norm())
+    model.drawn = model.options.routing == "drawn"
     for batch in batches if "generate" in parts else []:
         found[f"generate {batch}"] = model.generate(batch)
     for batch in batches if "graph" in parts and model.device.type == "cuda" and model.way != "all_to_all" else []:

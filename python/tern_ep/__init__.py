@@ -43,11 +43,13 @@ from .errors import (
 )
 from .exchange import Exchange, Memory, Stats
 from .group import ENVIRONMENT, Change, Group, Path, Rendezvous, StoreRendezvous, Threads, View, restarts, run_threads
+from .layer import Activation, Layer, quantise_weights, stack_gate_up
 from .plan import Plan
 from .received import Received, Wanted
 from .weights import Move, Progress, WeightStats, WeightStore
 
 __all__ = [
+    "Activation",
     "Array",
     "Balance",
     "BootstrapError",
@@ -65,6 +67,7 @@ __all__ = [
     "ExpelledError",
     "Group",
     "InvalidError",
+    "Layer",
     "Layout",
     "LibraryError",
     "LostExpertsError",
@@ -108,6 +111,8 @@ __all__ = [
     "WeightStore",
     "__version__",
     "empty",
+    "quantise_weights",
     "restarts",
     "run_threads",
+    "stack_gate_up",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""include/tern.h, tern_engine.h, tern_balance.h and tern_weights.h, as ctypes sees them. Names are those of C, so that one search finds both sides.
+"""include/tern.h, tern_engine.h, tern_balance.h, tern_weights.h and tern_layer.h, as ctypes sees them. Names are those of C, so that one search finds both sides.
 
 Nothing here is decided in Python: tests/test_abi.py compiles the header and compares every struct, field, enumerator and
 function with this file, and fails when one of them differs.
@@ -506,6 +506,18 @@ class tern_weights_stats(Structure):
     ]
 
 
+class tern_layer_config(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("inner", c_uint32),
+        ("activation", c_uint32),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("gate_up_scales", POINTER(c_float)),
+        ("down_scales", POINTER(c_float)),
+    ]
+
+
 STRUCTS: List[Any] = [
     tern_boot,
     tern_rendezvous,
@@ -539,6 +551,7 @@ STRUCTS: List[Any] = [
     tern_weights_config,
     tern_weights_progress,
     tern_weights_stats,
+    tern_layer_config,
 ]
 
 # Enumerators by enum, as in C. The public enums are made from these.
@@ -572,6 +585,7 @@ ENUMS: Dict[str, Dict[str, int]] = {
     "tern_replicas": {"TERN_REPLICAS_AUTO": 0, "TERN_REPLICAS_IN_TURN": 1, "TERN_REPLICAS_LEAST_LOADED": 2},
     "tern_device": {"TERN_DEVICE_CPU": 0, "TERN_DEVICE_CUDA": 1},
     "tern_change": {"TERN_CHANGE_LEAVE": 1, "TERN_CHANGE_EXPEL": 2},
+    "tern_activation": {"TERN_SWIGLU": 1, "TERN_LINEAR_GATED": 2},
     "tern_phase": {"TERN_PHASE_COUNTS": 0, "TERN_PHASE_DISPATCH": 1, "TERN_PHASE_COMBINE": 2},
     "tern_op_flags": {"TERN_IMMEDIATE": 1, "TERN_TRY": 2},
     "tern_signal_policy": {
@@ -684,6 +698,12 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_weights_poll": (c_int, [c_void_p, c_uint64, POINTER(tern_weights_progress)]),
     "tern_weights_wait": (c_int, [c_void_p, c_uint64, c_int, POINTER(tern_weights_progress)]),
     "tern_weights_stats": (c_int, [c_void_p, POINTER(tern_weights_stats)]),
+    "tern_layer_config_init_sized": (None, [POINTER(tern_layer_config), c_size_t]),
+    "tern_layer_create": (c_int, [_moe, POINTER(tern_layer_config), _out]),
+    "tern_layer_destroy": (c_int, [c_void_p]),
+    "tern_layer_experts": (c_int, [c_void_p, c_uint32, POINTER(tern_received), c_void_p]),
+    "tern_layer_run": (c_int, [c_void_p, POINTER(tern_dispatch), c_void_p, c_size_t]),
+    "tern_layer_memory": (c_uint64, [c_void_p]),
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 import tern_ep
 from tern_ep import _abi, arrays, errors
 
-HEADERS = [Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / name for name in ("tern.h", "tern_engine.h", "tern_balance.h", "tern_weights.h")]
+HEADERS = [Path(os.environ.get("TERN_INCLUDE", Path(__file__).resolve().parents[2] / "include")) / name for name in ("tern.h", "tern_engine.h", "tern_balance.h", "tern_weights.h", "tern_layer.h")]
 if not HEADERS[0].exists():
     pytest.skip("tern.h is not here; set TERN_INCLUDE", allow_module_level=True)
 
@@ -74,7 +74,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, int]:
     for name in [e for names in enums().values() for e in names] + constants():
         lines.append(f'\tprintf("{name} %d\\n", (int){name});')
     room = tmp_path_factory.mktemp("abi")
-    (room / "abi.c").write_text('#include "tern_weights.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
+    (room / "abi.c").write_text('#include "tern_weights.h"\n#include "tern_layer.h"\n#include <stdio.h>\nint main(void)\n{\n' + "\n".join(lines) + "\n\treturn 0;\n}\n")
     subprocess.run([compiler, "-I", str(HEADERS[0].parent), "-o", str(room / "abi"), str(room / "abi.c")], check=True)
     said = subprocess.run([str(room / "abi")], check=True, capture_output=True, text=True).stdout
     return {name: int(value) for name, value in (line.rsplit(" ", 1) for line in said.splitlines())}
@@ -113,6 +113,7 @@ PUBLIC = {
     "tern_replicas": tern_ep.Replicas,
     "tern_weights": tern_ep.Weights,
     "tern_change": tern_ep.Change,
+    "tern_activation": tern_ep.Activation,
     "tern_phase": tern_ep.Phase,
     "tern_device": tern_ep.Device,
 }
@@ -135,7 +136,7 @@ def test_functions() -> None:
     assert sorted(_abi.FUNCTIONS) == sorted(functions())
     for name, (result, arguments) in functions().items():
         there, given = _abi.FUNCTIONS[name]
-        assert there is {"int": ctypes.c_int, "const char *": ctypes.c_char_p, "void": None}[result], name
+        assert there is {"int": ctypes.c_int, "const char *": ctypes.c_char_p, "uint64_t": ctypes.c_uint64, "void": None}[result], name
         assert len(given) == len(arguments), name
         for kind, argument in zip(given, arguments):
             if "*" in argument or argument.startswith("tern_done_fn"):

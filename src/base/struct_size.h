@@ -14,6 +14,7 @@
 
 #include "tern_balance.h"
 #include "tern_engine.h"
+#include "tern_layer.h"
 #include "tern_weights.h"
 
 #define STRUCT_MOST 4096 /* bytes that any header's may have: more is no size */
@@ -57,6 +58,7 @@ static const struct struct_kind kind_weights_config = STRUCT_KIND(tern_weights_c
 static const struct struct_kind kind_weights_progress =
 	STRUCT_KIND(tern_weights_progress, nr_failed);
 static const struct struct_kind kind_weights_stats = STRUCT_KIND(tern_weights_stats, copies);
+static const struct struct_kind kind_layer_config = STRUCT_KIND_CONFIG(tern_layer_config, down);
 static const struct struct_kind kind_send = STRUCT_KIND(tern_send, bytes);
 
 /* True if a caller's struct of this kind may have so many bytes. */

@@ -455,6 +455,11 @@ int tern_moe_destroy(tern_moe *moe)
 {
 	if (!moe)
 		return 0;
+	if (moe->nr_layers)
+		return fail(TERN_ERR_STATE,
+			"tern_moe_destroy: %u layers of the exchange live: tern_layer_destroy "
+			"comes first",
+			moe->nr_layers);
 	tern_moe_leave(moe);
 	moe->group->nr_exchanges--;
 	exchange_free(moe);

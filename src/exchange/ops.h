@@ -7,6 +7,9 @@
 
 #include "exchange/state.h"
 
+struct tern_layer;
+struct layer_room;
+
 struct exchange_ops {
 	/* Collective: settings have been checked and compared, and the layout is known. What this
 	 * kind cannot do is refused here, on all ranks. Closed also after a failure. */
@@ -47,6 +50,15 @@ struct exchange_ops {
 	 * whether they may be changed, before anything is; and when they have been. */
 	int (*place_check)(tern_moe *moe);
 	int (*place)(tern_moe *moe);
+	/* Experts between a dispatch and its combine: layer/layer.h. What this kind cannot do is
+	 * refused by open; close is called after that, too. */
+	int (*layer_open)(struct tern_layer *layer);
+	void (*layer_close)(struct tern_layer *layer);
+	int (*layer_room_open)(tern_moe *moe, struct layer_room *room); /* likewise */
+	void (*layer_room_close)(tern_moe *moe, struct layer_room *room);
+	void *(*layer_lend)(struct tern_layer *layer, uint32_t slot); /* its own rows of y */
+	int (*layer_experts)(struct tern_layer *layer, uint32_t slot,
+		const struct tern_received *received, void *y);
 
 	/* NULL: there are no streams. */
 	int (*set_stream)(tern_moe *moe, uint32_t slot, void *stream);

@@ -131,8 +131,10 @@ struct tern_moe {
 	uint64_t untold; /* the leave word that peers have to be told yet; 0: none */
 	struct tern_wait_report report;
 	struct tern_stats stats;
-	uint64_t *expert_load; /* [E] */
-	struct device *device; /* what it has there; the CPU has none */
+	uint64_t *expert_load;          /* [E] */
+	struct device *device;          /* what it has there; the CPU has none */
+	struct layer_room *layer_rooms; /* layer/layer.h */
+	uint32_t nr_layers;
 	uint64_t private_bytes;
 };
 

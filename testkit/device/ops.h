@@ -7,10 +7,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define BENCH_DEVICE_OPS_VERSION 1
+#define BENCH_DEVICE_OPS_VERSION 2
 
 struct device_graph;
 struct records_ops; /* bench/nccl/rows.h */
+
+/* Weights of a layer's experts: testkit/layer_values.h, or random. */
+struct layer_fill {
+	void *to;      /* [nr_experts][nr_matrices][rows][k] of e4m3, or bf16 */
+	float *scales; /* of e4m3; NULL: bf16 */
+	uint32_t first_expert, nr_experts, nr_matrices; /* 2: gate and up; 1: down */
+	uint32_t rows, k;
+	bool exact;
+	uint64_t seed;
+};
 
 struct bench_device_ops {
 	uint32_t version;
@@ -37,6 +47,8 @@ struct bench_device_ops {
 	 * two microseconds each, and reads from that memory. */
 	int (*work)(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream);
 	int (*spin)(uint64_t ns, void *stream);
+	int (*weights)(const struct layer_fill *fill, void *stream);
+	int (*flush)(const void *memory, uint64_t bytes, void *stream); /* caches, by reading */
 	/* Waits on the stream until those of all ranks have come there, by a word in windows of an
 	 * exchange that has no rounds. number: 1 for the first, and so on. */
 	int (*barrier)(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number,

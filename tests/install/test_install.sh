@@ -25,7 +25,7 @@ archive() {
 }
 
 declared() { # every function of the header is in the library, and the other way round
-	grep -h -E '^TERN_API' "$prefix/include/tern.h" "$prefix/include/tern_engine.h" "$prefix/include/tern_balance.h" "$prefix/include/tern_weights.h" | grep -E -o 'tern_[a-z0-9_]+\(' | tr -d '(' | sort -u >"$tmp/header"
+	grep -h -E '^TERN_API' "$prefix/include/tern.h" "$prefix/include/tern_engine.h" "$prefix/include/tern_balance.h" "$prefix/include/tern_weights.h" "$prefix/include/tern_layer.h" | grep -E -o 'tern_[a-z0-9_]+\(' | tr -d '(' | sort -u >"$tmp/header"
 	nm -D --defined-only "$prefix/lib/libtern.so" | awk '$2 == "T" {print $3}' | sed 's/@.*//' | sort -u >"$tmp/library"
 	[ -s "$tmp/header" ] && diff "$tmp/header" "$tmp/library"
 }

@@ -8,7 +8,7 @@
 /* Both products and what they read and write, on the device. */
 struct lab_experts {
 	struct layer_shape shape;
-	uint32_t element_bytes, stride; /* stride: of scales */
+	uint32_t element_bytes;
 	uint32_t *counts;
 	uint64_t *offsets;
 	uint8_t *x, *h, *y, *gate_up, *down;

@@ -20,8 +20,8 @@ struct lab_tensor_sizes lab_sizes(const struct lab_experts *experts)
 	sizes.down = shape->experts * hidden * inner * bytes;
 	if (!scaled)
 		return sizes;
-	sizes.x_scales = hidden / 128 * experts->stride * sizeof(float);
-	sizes.h_scales = inner / 128 * experts->stride * sizeof(float);
+	sizes.x_scales = shape->rows_max * layer_scales_of(shape->hidden) * sizeof(float);
+	sizes.h_scales = shape->rows_max * layer_scales_of(shape->inner) * sizeof(float);
 	sizes.gate_up_scales = sizes.gate_up / (128 * 128) * sizeof(float);
 	sizes.down_scales = sizes.down / (128 * 128) * sizeof(float);
 	return sizes;
@@ -39,7 +39,6 @@ static void prepare(struct lab_experts *e, enum layer_which which)
 	product.weights_scales = which == LAYER_GATE_UP ? e->gate_up_scales : e->down_scales;
 	product.out = which == LAYER_GATE_UP ? e->h : e->y;
 	product.out_scales = which == LAYER_GATE_UP ? e->h_scales : NULL;
-	product.scales_stride = e->stride;
 	cause = layer_prepare(which, &e->shape, &by_expert, &product, &e->args[which]);
 	if (cause) {
 		fprintf(stderr, "tern-lab-gemm: %s\n", cause);
@@ -54,7 +53,6 @@ void lab_experts_create(const struct layer_shape *shape, struct lab_experts *e)
 	memset(e, 0, sizeof(*e));
 	e->shape = *shape;
 	e->element_bytes = shape->dtype == LAYER_FP8 ? 1 : 2;
-	e->stride = (shape->rows_max + 3) / 4 * 4;
 	sizes = lab_sizes(e);
 	CHECK(cudaMalloc(&e->counts, shape->experts * sizeof(*e->counts)));
 	CHECK(cudaMalloc(&e->offsets, shape->experts * sizeof(*e->offsets)));

@@ -204,8 +204,7 @@ static void expect_row(const struct product *p, const std::vector<float> &v, str
 /* What came back. */
 struct actual {
 	std::vector<uint8_t> out;
-	std::vector<float> scales; /* [m / 128][stride] */
-	uint32_t stride;
+	std::vector<float> scales; /* [rows][layer_scales_of(m)] */
 };
 
 static void copy_in(void *to, const void *from, size_t bytes)
@@ -214,15 +213,15 @@ static void copy_in(void *to, const void *from, size_t bytes)
 		CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
 }
 
-static void copy_x_scales(const struct product *p, float *to, uint32_t stride, size_t bytes)
+static void copy_x_scales(const struct product *p, float *to, size_t bytes)
 {
-	std::vector<float> columns(bytes / sizeof(float), NAN);
-	uint32_t blocks = p->k / 128;
+	std::vector<float> scales(bytes / sizeof(float), NAN);
+	uint32_t blocks = p->k / 128, pitch = layer_scales_of(p->k);
 
 	for (uint64_t r = 0; r < p->rows; r++)
 		for (uint32_t b = 0; b < blocks && bytes; b++)
-			columns[(size_t)b * stride + r] = p->x_scales[r * blocks + b];
-	copy_in(to, columns.data(), bytes);
+			scales[r * pitch + b] = p->x_scales[r * blocks + b];
+	copy_in(to, scales.data(), bytes);
 }
 
 /* Rows of nobody are NaN. */
@@ -261,8 +260,8 @@ static void run_product(const struct product *p, struct actual *actual)
 	copy_in(gate_up ? e.gate_up : e.down, p->w.data(), p->w.size());
 	copy_in(gate_up ? e.gate_up_scales : e.down_scales, p->w_scales.data(),
 		p->w_scales.size() * sizeof(float));
-	copy_x_scales(p, gate_up ? e.x_scales : e.h_scales, e.stride,
-		gate_up ? sizes.x_scales : sizes.h_scales);
+	copy_x_scales(
+		p, gate_up ? e.x_scales : e.h_scales, gate_up ? sizes.x_scales : sizes.h_scales);
 	CHECK(cudaMemset(out, POISON, out_bytes));
 	if (scales)
 		CHECK(cudaMemset(e.h_scales, POISON, scales));
@@ -273,7 +272,6 @@ static void run_product(const struct product *p, struct actual *actual)
 	CHECK(cudaDeviceSynchronize());
 	actual->out.resize(out_bytes);
 	actual->scales.resize(scales / sizeof(float));
-	actual->stride = e.stride;
 	CHECK(cudaMemcpy(actual->out.data(), out, out_bytes, cudaMemcpyDeviceToHost));
 	if (scales)
 		CHECK(cudaMemcpy(
@@ -308,7 +306,7 @@ static void compare_exact(const struct product *p, const struct actual *actual, 
 	for (uint32_t b = 0; b < right->scales.size(); b++, errors->elements++) {
 		uint32_t bits[2];
 
-		memcpy(&bits[0], &actual->scales[(size_t)b * actual->stride + row], 4);
+		memcpy(&bits[0], &actual->scales[row * layer_scales_of(p->m) + b], 4);
 		memcpy(&bits[1], &right->scales[b], 4);
 		if (bits[0] != bits[1])
 			complain(p, errors, row, expert, b, bits[0], bits[1]);
@@ -323,7 +321,7 @@ static float value_of(
 	__nv_fp8_e4m3 q;
 
 	q.__x = actual->out[row * p->m + m];
-	return (float)q * actual->scales[(size_t)(m / 128) * actual->stride + row];
+	return (float)q * actual->scales[row * layer_scales_of(p->m) + m / 128];
 }
 
 static void check_row(const struct product *p, const struct actual *actual, uint64_t row,

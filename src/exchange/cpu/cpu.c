@@ -11,6 +11,7 @@
 #include "base/private_memory.h"
 #include "exchange/elastic.h"
 #include "exchange/cpu/halves.h"
+#include "exchange/cpu/layer.h"
 #include "exchange/cpu/plans.h"
 #include "exchange/plan.h"
 #include "exchange/row_work.h"
@@ -265,6 +266,12 @@ const struct exchange_ops exchange_cpu_ops = {.open = cpu_open,
 	.release = cpu_release,
 	.plan_create = cpu_plan_create,
 	.plan_destroy = cpu_plan_destroy,
+	.layer_open = cpu_layer_open,
+	.layer_close = cpu_layer_close,
+	.layer_room_open = cpu_layer_room_open,
+	.layer_room_close = cpu_layer_room_close,
+	.layer_lend = cpu_layer_lend,
+	.layer_experts = cpu_layer_experts,
 	.look = cpu_look,
 	.status = cpu_look,
 	.settle = cpu_settle,

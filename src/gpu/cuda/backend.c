@@ -138,6 +138,11 @@ static int peer_enable(int ordinal)
 	return rc ? rc : cuda_check(e, "cudaDeviceEnablePeerAccess");
 }
 
+static int memory_create(uint64_t bytes, void **memory)
+{
+	return cuda_check(cudaMalloc(memory, bytes), "cudaMalloc");
+}
+
 static void memory_free(void *memory)
 {
 	(void)cudaFree(memory);
@@ -198,6 +203,7 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.window_open = window_open,
 		.window_close = window_close,
 		.peer_enable = peer_enable,
+		.memory_create = memory_create,
 		.memory_free = memory_free,
 		.host_create = host_create,
 		.host_free = host_free,
@@ -215,6 +221,9 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.plan_bytes = device_kept_bytes,
 		.place_check = device_exchange_place_check,
 		.place = device_exchange_place,
+		.layer_open = device_layer_open,
+		.layer_close = device_layer_close,
+		.layer_run = device_layer_run,
 		.read_report = device_exchange_report,
 		.take_input_error = device_exchange_input_error,
 		.read_counters = device_exchange_counters};

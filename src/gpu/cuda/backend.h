@@ -28,6 +28,12 @@ uint64_t device_kept_bytes(const struct device_exchange *exchange);
 int device_exchange_place_check(struct device_exchange *exchange, void *const *streams);
 int device_exchange_place(
 	struct device_exchange *exchange, const struct placement *placement, void *const *streams);
+int device_layer_open(struct device_exchange *exchange, const struct tern_layer_config *config,
+	struct device_layer **layer);
+void device_layer_close(struct device_layer *layer);
+int device_layer_run(struct device_layer *layer, const struct device_call *call,
+	const struct device_layer_rows *rows);
+
 int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
 
 #endif

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "gpu/host/internode.h"
+#include "gpu/host/layer.h"
 #include "gpu/host/reach.h"
 #include "base/environment.h"
 #include "base/error.h"
@@ -262,6 +263,12 @@ const struct exchange_ops exchange_gpu_ops = {.open = device_open,
 	.plan_destroy = device_plan_destroy,
 	.place_check = device_place_check,
 	.place = device_place,
+	.layer_open = device_layer_make,
+	.layer_close = device_layer_drop,
+	.layer_room_open = device_layer_room_open,
+	.layer_room_close = device_layer_room_close,
+	.layer_lend = device_layer_lend,
+	.layer_experts = device_layer_experts,
 	.look = device_look,
 	.status = device_status,
 	.settle = device_settle,

@@ -14,9 +14,9 @@
 #include "gpu/host/layout.h"
 #include "gpu/wire/state.h"
 #include "exchange/placement.h"
-#include "tern.h"
+#include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 10
+#define DEVICE_OPS_VERSION 11
 #define DEVICE_HANDLE_BYTES 64
 
 /* What ranks tell each other of their devices. */
@@ -68,6 +68,17 @@ enum device_link {
 };
 
 struct device_exchange;
+struct device_layer;
+
+/* One call of a layer's experts: rows, and what their products are kept in. Of the device. */
+struct device_layer_rows {
+	const void *x;
+	const float *x_scales; /* [positions][H / 128]; FP8 */
+	const uint32_t *counts;
+	const uint64_t *offsets;
+	void *h, *y;
+	float *h_scales; /* [positions][ceil(I / 512) * 4] */
+};
 
 struct device_ops {
 	uint32_t version;
@@ -85,6 +96,7 @@ struct device_ops {
 											 process */
 	void (*window_close)(void *window);
 	int (*peer_enable)(int ordinal); /* of this process */
+	int (*memory_create)(uint64_t bytes, void **memory);
 	void (*memory_free)(void *memory);
 	int (*host_create)(uint64_t bytes, void **memory); /* pinned */
 	void (*host_free)(void *memory);
@@ -117,6 +129,13 @@ struct device_ops {
 	int (*place_check)(struct device_exchange *exchange, void *const *streams);
 	int (*place)(struct device_exchange *exchange, const struct placement *placement,
 		void *const *streams);
+	/* A layer's experts (tern_layer.h). TERN_ERR_UNSUPPORTED with figures where the kernels or
+	 * this device cannot. */
+	int (*layer_open)(struct device_exchange *exchange, const struct tern_layer_config *config,
+		struct device_layer **layer);
+	void (*layer_close)(struct device_layer *layer);
+	int (*layer_run)(struct device_layer *layer, const struct device_call *call,
+		const struct device_layer_rows *rows);
 	/* What kernels have reported, or a reason of 0; an input error is handed out once. */
 	void (*read_report)(
 		const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);

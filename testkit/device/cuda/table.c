@@ -2,6 +2,7 @@
 /* libtern_bench_cuda.so: memory, streams and graphs through CUDA's runtime. */
 #include "base/error.h"
 #include "gpu/cuda/check.h"
+#include "testkit/device/cuda/layer.h"
 #include "testkit/device/cuda/spin.h"
 #include "testkit/device/cuda/work.h"
 #include "testkit/device/ops.h"
@@ -110,6 +111,16 @@ static int work(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream)
 			    "the kernel of work");
 }
 
+static int weights(const struct layer_fill *fill, void *stream)
+{
+	return cuda_check(weights_launch(fill, stream), "the kernels that fill weights");
+}
+
+static int flush(const void *memory, uint64_t bytes, void *stream)
+{
+	return cuda_check(flush_launch(memory, bytes, stream), "the kernel that flushes caches");
+}
+
 static int spin(uint64_t ns, void *stream)
 {
 	return cuda_check(spin_launch(ns, stream), "spin");
@@ -203,6 +214,8 @@ __attribute__((visibility("default"))) const void *tern_bench_cuda_ops(void)
 		.stream_follow = stream_follow,
 		.work = work,
 		.spin = spin,
+		.weights = weights,
+		.flush = flush,
 		.barrier = barrier,
 		.capture_begin = capture_begin,
 		.capture_end = capture_end,

@@ -29,7 +29,7 @@ $(BUILD)/emulated/obj/%.cu.o: %.cu
 $(patsubst %,$(BUILD)/emulated/obj/%.o,$(wildcard $(EMULATE)/*.c)): CFLAGS += $(if $(findstring thread,$(SANITIZE)),-fno-sanitize=thread -DEMULATED_TSAN)
 
 $(BUILD)/emulated/libtern_emulated.so: $(call emulated_obj,$(EMULATED_SRC) $(EMULATE)/nccl.cu)
-$(BUILD)/emulated/libtern_cuda.so: $(call emulated_obj,$(CUDA_SRC) $(KERNELS_CU)) $(BUILD)/emulated/libtern_emulated.so
+$(BUILD)/emulated/libtern_cuda.so: $(call emulated_obj,$(CUDA_SRC) $(KERNELS_CU) $(EMULATE)/layer.cu) $(BUILD)/emulated/libtern_emulated.so
 $(BUILD)/emulated/libtern_bench_cuda.so: $(call emulated_obj,$(BENCH_CUDA_SRC) $(BENCH_CUDA_CU)) $(BUILD)/emulated/libtern_emulated.so
 $(BUILD)/emulated/libtern_emulated.so $(EMULATED):
 	@echo '  LINK $@'

@@ -80,4 +80,16 @@ static inline uint8_t float_to_e4m3(float value)
 						: number_to_e4m3(value);
 }
 
+/* Subnormals are multiples of 2^-9. */
+static inline float e4m3_to_float(uint8_t code)
+{
+	uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
+	float value = exponent ? bits_to_float((exponent + 120) << 23 | mantissa << 20)
+			       : (float)mantissa * 0x1p-9f;
+
+	if ((code & 0x7f) == 0x7f)
+		value = bits_to_float(0x7fc00000);
+	return code & 0x80 ? -value : value;
+}
+
 #endif

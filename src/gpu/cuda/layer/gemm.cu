@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 #include <cudaTypedefs.h>
 
+static_assert(sizeof(struct layer_map) == sizeof(CUtensorMap), "a map fits");
+
 static const uint32_t WIDTHS[LAYER_WIDTHS] = {8, 16, 32, 64, 96, 128};
 
 /* The driver's, without linking to it. */
@@ -27,7 +29,7 @@ struct tensor {
 };
 
 static const char *encode_map(
-	const struct tensor *tensor, CUtensorMapSwizzle swizzle, CUtensorMap *map)
+	const struct tensor *tensor, CUtensorMapSwizzle swizzle, struct layer_map *map)
 {
 	static const uint32_t ONES[4] = {1, 1, 1, 1};
 	PFN_cuTensorMapEncodeTiled_v12000 encode;
@@ -38,8 +40,8 @@ static const char *encode_map(
 		return cause;
 	for (uint32_t i = 0; i < tensor->dims; i++)
 		pitch[i] = bytes *= tensor->size[i];
-	if (encode(map, tensor->type, tensor->dims, (void *)tensor->at, tensor->size, pitch,
-		    tensor->box, ONES, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+	if (encode((CUtensorMap *)map, tensor->type, tensor->dims, (void *)tensor->at, tensor->size,
+		    pitch, tensor->box, ONES, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
 		    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
 		return "cuTensorMapEncodeTiled refused a tensor: is it aligned to 16 bytes?";
 	return NULL;
@@ -84,14 +86,14 @@ static const char *map_rows(const struct layer_shape *shape, const struct layer_
 			continue;
 		scales.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 		scales.element_bytes = 4, scales.dims = 2, scales.at = product->rows_scales;
-		scales.size[0] = product->scales_stride, scales.size[1] = args->k_blocks;
-		scales.box[0] = WIDTHS[i] + SCALES_AHEAD, scales.box[1] = 1;
+		scales.size[0] = layer_scales_of(args->k), scales.size[1] = shape->rows_max;
+		scales.box[0] = SCALES_AT_ONCE, scales.box[1] = WIDTHS[i];
 		cause = encode_map(&scales, CU_TENSOR_MAP_SWIZZLE_NONE, &args->scales[i]);
 	}
 	return cause;
 }
 
-static const char *check_shape(const struct layer_shape *shape, uint32_t scales_stride)
+static const char *check_shape(const struct layer_shape *shape)
 {
 	uint32_t whole = shape->dtype == LAYER_FP8 ? 128 : 8;
 
@@ -101,8 +103,6 @@ static const char *check_shape(const struct layer_shape *shape, uint32_t scales_
 		return "hidden and inner: multiples of 128 in fp8, of 8 in bf16";
 	if (!shape->rows_max || shape->rows_max > INT32_MAX)
 		return "rows_max: 1 to 2^31 - 1";
-	if (shape->dtype == LAYER_FP8 && (scales_stride % 4 || scales_stride < shape->rows_max))
-		return "scales_stride: a multiple of 4, at least rows_max";
 	return NULL;
 }
 
@@ -110,7 +110,7 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 	const struct layer_rows *by_expert, const struct layer_product *product,
 	struct layer_args *args)
 {
-	const char *cause = check_shape(shape, product->scales_stride);
+	const char *cause = check_shape(shape);
 	uint32_t m = which == LAYER_GATE_UP ? shape->inner : shape->hidden;
 	uint32_t k = which == LAYER_GATE_UP ? shape->hidden : shape->inner;
 	uint32_t of_tile = which == LAYER_GATE_UP ? 128 : 256,
@@ -123,7 +123,8 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 	args->out = product->out;
 	args->out_scales = product->out_scales;
 	args->out_stride = m;
-	args->scales_stride = product->scales_stride;
+	args->rows_max = shape->rows_max;
+	args->out_scales_pitch = layer_scales_of(m);
 	args->experts = shape->experts;
 	args->m = m;
 	args->k = k;
@@ -166,4 +167,16 @@ cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 	return which == LAYER_DOWN
 		       ? launch<__nv_bfloat16, LAYER_DOWN>(args, early, blocks, stream)
 		       : launch<__nv_bfloat16, LAYER_GATE_UP>(args, early, blocks, stream);
+}
+
+/* All are of one file, for the same GPUs. */
+cudaError_t layer_load(void)
+{
+	cudaFuncAttributes attributes;
+	cudaError_t rc = cudaFuncGetAttributes(
+		&attributes, (const void *)layer_kernel<__nv_bfloat16, LAYER_DOWN, gate_of_stream>);
+
+	if (rc)
+		(void)cudaGetLastError();
+	return rc;
 }

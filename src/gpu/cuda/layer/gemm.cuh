@@ -57,10 +57,9 @@ static __device__ void load_rows(
 	struct tile tile;
 
 	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x) {
-		const CUtensorMap *rows = &args->rows[tile.width_index];
-		const CUtensorMap *scales = &args->scales[tile.width_index];
-		uint32_t bytes = tile.width * 128 +
-				 (scaled ? (tile.width + SCALES_AHEAD) * sizeof(float) : 0);
+		const struct layer_map *rows = &args->rows[tile.width_index];
+		const struct layer_map *scales = &args->scales[tile.width_index];
+		uint32_t bytes = tile.width * (128 + (scaled ? sizeof(mine->scales[0][0]) : 0));
 
 		gate.wait_rows(tile.expert, tile.first_row, tile.rows);
 		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
@@ -72,7 +71,7 @@ static __device__ void load_rows(
 				tile.first_row);
 			if (scaled)
 				copy_tile_2d(mine->scales[place.stage], scales, full,
-					tile.first_row / SCALES_AHEAD * SCALES_AHEAD, k);
+					k / SCALES_AT_ONCE * SCALES_AT_ONCE, tile.first_row);
 		}
 	}
 }
@@ -100,11 +99,13 @@ static __device__ void multiply_half(float *d, const struct shared_memory *mine,
 
 /* acc += d, times the scale of the weights and that of each row. */
 template <int N>
-static __device__ void promote(float *acc, const float *d, const float *scales, float weights_scale)
+static __device__ void promote(
+	float *acc, const float *d, const float (*scales)[SCALES_AT_ONCE], float weights_scale)
 {
 #pragma unroll
 	for (int j = 0; j < N / 8; j++) {
-		float s0 = scales[8 * j] * weights_scale, s1 = scales[8 * j + 1] * weights_scale;
+		float s0 = scales[8 * j][0] * weights_scale,
+		      s1 = scales[8 * j + 1][0] * weights_scale;
 
 		acc[4 * j] += d[4 * j] * s0;
 		acc[4 * j + 1] += d[4 * j + 1] * s1;
@@ -140,8 +141,9 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 	float d[2][N / 2];
 
 	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
-		const float *scales = mine->scales[place->stage] + tile->first_row % SCALES_AHEAD +
-				      seat->lane % 4 * 2;
+		const float(*scales)[SCALES_AT_ONCE] =
+			(const float(*)[SCALES_AT_ONCE]) &
+			mine->scales[place->stage][seat->lane % 4 * 2][k % SCALES_AT_ONCE];
 		float of_weights[2];
 
 		take_scales(weights_scales, k, args->k_blocks, of_weights);
@@ -171,8 +173,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 	const struct tile *tile, const struct seat *seat, struct place *place,
 	struct weights_scales *weights_scales, float (*acc)[64], uint64_t *waited)
 {
-	uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4 +
-		       tile->first_row % SCALES_AHEAD;
+	uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4;
 	float d[64];
 
 	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
@@ -182,8 +183,8 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 		take_scales(weights_scales, k, args->k_blocks, of_weights);
 		wait_full(mine, place, waited);
 
-		float scale0 = mine->scales[place->stage][row],
-		      scale1 = mine->scales[place->stage][row + 8];
+		float scale0 = mine->scales[place->stage][row][k % SCALES_AT_ONCE],
+		      scale1 = mine->scales[place->stage][row + 8][k % SCALES_AT_ONCE];
 
 #pragma unroll
 		for (int half = 0; half < 2; half++) {

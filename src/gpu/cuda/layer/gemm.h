@@ -10,17 +10,15 @@
 #ifndef TERN_GPU_CUDA_LAYER_GEMM_H
 #define TERN_GPU_CUDA_LAYER_GEMM_H
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
 #define LAYER_EXPERTS_MAX 256u /* local ones */
 #define LAYER_WIDTHS 6u        /* of tiles: 8, 16, 32, 64, 96, 128 rows */
 
-/* A tile's scales begin at a row that divides by this: a copy by a tensor map begins at a multiple
- * of 16 bytes of its innermost dimension, or is an illegal instruction (seen on an H200; the PTX
- * ISA does not say so). */
-#define SCALES_AHEAD 4u
+/* Of a row's blocks of 128 elements scales are copied so many at a time, as a copy by a tensor map
+ * is of at least 16 bytes: a row has a multiple of as many, used or not. */
+#define SCALES_AT_ONCE 4u
 
 enum layer_dtype {
 	LAYER_BF16,
@@ -40,8 +38,7 @@ struct layer_shape {
 	uint64_t rows_max; /* that x, h and y have room for */
 };
 
-/* Of the device, all 16-byte aligned. Scales of rows lie column by column, as in
- * tern_dispatch.gemm_scales: [K / 128][scales_stride]. */
+/* Of the device, all 16-byte aligned. */
 struct layer_rows {
 	const uint32_t *counts;  /* [experts] */
 	const uint64_t *offsets; /* [experts] */
@@ -49,29 +46,40 @@ struct layer_rows {
 
 struct layer_product {
 	const void *rows;            /* [rows_max][K] */
-	const float *rows_scales;    /* [K / 128][scales_stride]; NULL unless fp8 */
+	const float *rows_scales;    /* [rows_max][layer_scales_of(K)]; NULL unless fp8 */
 	const void *weights;         /* [experts][M][K]; gate and up: gate's I rows, then up's */
 	const float *weights_scales; /* [experts][M / 128][K / 128]; NULL unless fp8 */
 	void *out;                   /* [rows_max][I] of the dtype, or [rows_max][H] bf16 */
-	float *out_scales;           /* [I / 128][scales_stride] of gate and up in fp8, or NULL */
-	uint32_t scales_stride;      /* elements, a multiple of 4, at least rows_max */
+	float *out_scales; /* [rows_max][layer_scales_of(I)] of gate and up in fp8, or NULL */
 };
+
+/* Of a row of k elements, with what fills it up. */
+static inline uint32_t layer_scales_of(uint32_t k)
+{
+	return (k / 128 + SCALES_AT_ONCE - 1) / SCALES_AT_ONCE * SCALES_AT_ONCE;
+}
 
 enum layer_which {
 	LAYER_GATE_UP,
 	LAYER_DOWN
 };
 
+/* A CUtensorMap, whose header not everybody needs. */
+struct layer_map {
+	uint64_t opaque[16];
+} __attribute__((aligned(64)));
+
 /* What a kernel takes, by value. Made once for each exchange's buffers. */
 struct layer_args {
-	CUtensorMap weights;
-	CUtensorMap rows[LAYER_WIDTHS], scales[LAYER_WIDTHS];
+	struct layer_map weights;
+	struct layer_map rows[LAYER_WIDTHS], scales[LAYER_WIDTHS];
 	struct layer_rows by_expert;
 	const float *weights_scales;
 	void *out;
 	float *out_scales;
 	uint64_t out_stride; /* elements */
-	uint32_t scales_stride;
+	uint64_t rows_max;
+	uint32_t out_scales_pitch;
 	uint32_t experts, m, k; /* m: rows of out, I or H */
 	uint32_t m_tiles, k_blocks;
 	enum layer_activation activation;
@@ -91,7 +99,14 @@ enum layer_mark {
 	LAYER_MARKS
 };
 
-/* 0, or the cause as text. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether the current device runs these kernels: 0, or cudaErrorNoKernelImageForDevice. */
+cudaError_t layer_load(void);
+
+/* NULL, or the cause as text. */
 const char *layer_prepare(enum layer_which which, const struct layer_shape *shape,
 	const struct layer_rows *by_expert, const struct layer_product *product,
 	struct layer_args *args);
@@ -99,4 +114,7 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -138,8 +138,8 @@ static __device__ void leave_gate_up(const struct layer_args *args, struct share
 			acc[0][4 * j + 2 + c] *= factor;
 		}
 	if (thread < tile->rows)
-		args->out_scales[(uint64_t)tile->m_tile * args->scales_stride + tile->first_row +
-				 thread] = scale_of(amax_of(mine, thread));
+		args->out_scales[(uint64_t)(tile->first_row + thread) * args->out_scales_pitch +
+				 tile->m_tile] = scale_of(amax_of(mine, thread));
 	store_outputs<N, uint8_t>(args, mine, tile, seat, tile->m_tile * 128 + seat->group * 64,
 		[&](int i) { return __nv_cvt_float_to_fp8(acc[0][i], __NV_SATFINITE, __NV_E4M3); });
 	/* The next tile's amax is not written before all have read this one's. */
@@ -231,8 +231,9 @@ static __device__ void quantise_wide(
 			v[4 * j + 2 * i + 1] *= factor;
 		}
 		if (seat->lane % 4 == 0 && row < tile->rows)
-			args->out_scales[(uint64_t)tile->m_tile * args->scales_stride +
-					 tile->first_row + row] = scale_of(amax);
+			args->out_scales[(uint64_t)(tile->first_row + row) *
+						 args->out_scales_pitch +
+					 tile->m_tile] = scale_of(amax);
 	}
 }
 
@@ -240,16 +241,16 @@ template <int WHICH>
 static __device__ void leave_wide(const struct layer_args *args, struct shared_memory *mine,
 	const struct tile *tile, const struct seat *seat, float (*acc)[64])
 {
-	if (WHICH == LAYER_GATE_UP) {
+	if constexpr (WHICH == LAYER_GATE_UP) {
 		activate<128>(args->activation, acc);
 		quantise_wide(args, tile, seat, acc[0]);
 		store_wide<uint8_t>(args, mine, tile, seat, tile->m_tile * 128, acc[0]);
-		return;
-	}
+	} else {
 #pragma unroll
-	for (int half = 0; half < 2; half++)
-		store_wide<__nv_bfloat16>(
-			args, mine, tile, seat, tile->m_tile * 256 + half * 128, acc[half]);
+		for (int half = 0; half < 2; half++)
+			store_wide<__nv_bfloat16>(
+				args, mine, tile, seat, tile->m_tile * 256 + half * 128, acc[half]);
+	}
 }
 
 #endif

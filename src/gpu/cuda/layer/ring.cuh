@@ -11,15 +11,16 @@
 #define ROWS_BYTES (WIDTH_MAX * 128)
 #define CONSUMERS 256
 #define THREADS (128 + CONSUMERS)
+#define NARROW_MAX 64 /* rows of tiles that are quantised row by row across warps */
 #define OUT_WIDTH 64  /* rows that leave through shared memory at a time */
 #define OUT_PITCH 144 /* bytes of 64 bf16, and 16 against bank conflicts */
 
 struct shared_memory {
 	uint8_t weights[STAGES][WEIGHTS_BYTES];
 	uint8_t rows[STAGES][ROWS_BYTES];
-	float scales[STAGES][WIDTH_MAX + 32]; /* each on a line of 128 bytes, where copies go */
+	float scales[STAGES][WIDTH_MAX][SCALES_AT_ONCE];
 	uint8_t out[2][OUT_WIDTH * OUT_PITCH];
-	float amax[CONSUMERS / 32][WIDTH_MAX];
+	float amax[CONSUMERS / 32][NARROW_MAX];
 	uint64_t full[STAGES], empty[STAGES];
 	struct tile_list list;
 };

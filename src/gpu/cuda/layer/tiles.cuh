@@ -6,13 +6,11 @@
 #include "gpu/cuda/layer/gemm.h"
 #include "gpu/cuda/layer/wgmma.cuh"
 
-#define WIDTH_MAX 128
+#define WIDTH_MAX 128u
 #define LIST_WARPS (LAYER_EXPERTS_MAX / 32)
 
 struct expert_tiles {
-	uint32_t expert, rows, first_tile;
-	uint32_t row_tiles; /* of `step` rows each, the last one of fewer */
-	uint32_t step, first_row;
+	uint32_t expert, rows, first_tile, first_row;
 };
 
 /* Experts with rows, in order; then one without rows, where the tiles end. */
@@ -26,10 +24,11 @@ struct tile {
 	int width_index, width; /* as computed: at least `rows` */
 };
 
-/* Equal parts of at most WIDTH_MAX rows. */
-static __device__ uint32_t step_of(uint32_t rows, uint32_t row_tiles)
+/* Whole ones, and one with what is left: a tile of few rows takes half as long as a whole one,
+ * which is less than two of equal parts do. */
+static __device__ uint32_t row_tiles_of(uint32_t rows)
 {
-	return ((rows + row_tiles - 1) / row_tiles + 7) / 8 * 8;
+	return (rows + WIDTH_MAX - 1) / WIDTH_MAX;
 }
 
 /* By whole blocks of at least LIST_WARPS warps, each of which has an expert a lane: all counts are
@@ -37,9 +36,12 @@ static __device__ uint32_t step_of(uint32_t rows, uint32_t row_tiles)
 static __device__ void list_experts(const struct layer_args *args, struct tile_list *list)
 {
 	uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x;
-	uint32_t rows = e < args->experts ? args->by_expert.counts[e] : 0;
-	uint32_t row_tiles = (rows + WIDTH_MAX - 1) / WIDTH_MAX;
-	uint32_t here = row_tiles * args->m_tiles, sum = here;
+	uint64_t first_row = e < args->experts ? args->by_expert.offsets[e] : args->rows_max;
+	/* Of an exchange that has failed they may be anything. */
+	uint32_t rows = first_row < args->rows_max ? min((uint64_t)args->by_expert.counts[e],
+							     args->rows_max - first_row)
+						   : 0;
+	uint32_t here = row_tiles_of(rows) * args->m_tiles, sum = here;
 	uint32_t with_rows = __ballot_sync(~0u, rows),
 		 place = __popc(with_rows & ((1u << lane) - 1));
 
@@ -59,10 +61,9 @@ static __device__ void list_experts(const struct layer_args *args, struct tile_l
 		place += list->listed[w];
 	}
 	if (rows)
-		list->experts[place] = {e, rows, sum, row_tiles, step_of(rows, row_tiles),
-			(uint32_t)args->by_expert.offsets[e]};
+		list->experts[place] = {e, rows, sum, (uint32_t)first_row};
 	else if (threadIdx.x == LAYER_EXPERTS_MAX)
-		list->experts[place] = {0, 0, sum, 0, 0, 0};
+		list->experts[place] = {0, 0, sum, 0};
 }
 
 /* The narrowest width that is computed and has room for so many rows. */
@@ -93,15 +94,13 @@ static __device__ bool find_tile(const struct layer_args *args, const struct exp
 	if (!e->rows)
 		return false;
 
-	uint32_t within = nr - e->first_tile;
-	uint32_t begin = within % e->row_tiles * e->step;
+	uint32_t within = nr - e->first_tile, row_tiles = row_tiles_of(e->rows);
+	uint32_t begin = within % row_tiles * WIDTH_MAX;
 
 	tile->expert = e->expert;
-	tile->m_tile = within / e->row_tiles;
+	tile->m_tile = within / row_tiles;
 	tile->first_row = e->first_row + begin;
-	/* Not 0: a step has at most 128 rows, and all tiles but the last one together fewer than
-	 * all. */
-	tile->rows = min(e->step, e->rows - begin);
+	tile->rows = min(WIDTH_MAX, e->rows - begin);
 	tile->width_index = width_index_of(tile->rows);
 	tile->width = width_of(tile->width_index);
 	return true;

@@ -6,7 +6,6 @@
 #ifndef TERN_GPU_CUDA_LAYER_WGMMA_CUH
 #define TERN_GPU_CUDA_LAYER_WGMMA_CUH
 
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <stdint.h>
@@ -52,8 +51,7 @@ static __device__ void barrier_wait(uint64_t *barrier, uint32_t parity)
 	while (!done);
 }
 
-static __device__ void copy_tile_2d(
-	void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
+static __device__ void copy_tile_2d(void *to, const void *map, uint64_t *barrier, int x, int y)
 {
 	asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
 		     "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
@@ -62,7 +60,7 @@ static __device__ void copy_tile_2d(
 }
 
 static __device__ void copy_tile_4d(
-	void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z, int w)
+	void *to, const void *map, uint64_t *barrier, int x, int y, int z, int w)
 {
 	asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
 		     "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
@@ -70,7 +68,7 @@ static __device__ void copy_tile_4d(
 		     : "memory");
 }
 
-static __device__ void prefetch_map(const CUtensorMap *map)
+static __device__ void prefetch_map(const void *map)
 {
 	asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* In place of src/gpu/cuda/layer/gemm.cu, whose products an emulated GPU does not have: the same
+ * sums in plain loops, a row a lane, so that all around them runs. */
+#include "gpu/cuda/common/quantise.cuh"
+#include "gpu/cuda/layer/gemm.h"
+
+#define LANES_OF_BLOCK 64
+#define BLOCK 128
+
+/* What gemm.cu tells tensor maps. */
+struct plain {
+	const uint8_t *rows, *weights;
+	const float *rows_scales;
+};
+
+static struct plain *plain_of(struct layer_args *args)
+{
+	return (struct plain *)args->weights.opaque;
+}
+
+static __device__ float e4m3_value(uint8_t code)
+{
+	uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
+	float value = exponent ? __uint_as_float((exponent + 120) << 23 | mantissa << 20)
+			       : (float)mantissa * 0x1p-9f;
+
+	return code & 0x80 ? -value : value;
+}
+
+static __device__ float element(const uint8_t *from, uint64_t i, bool fp8)
+{
+	return fp8 ? e4m3_value(from[i])
+		   : __uint_as_float((uint32_t)((const uint16_t *)from)[i] << 16);
+}
+
+static __device__ uint16_t bf16_rounded(float value)
+{
+	uint32_t bits = __float_as_uint(value);
+
+	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* Outputs of rows m, of K elements; the matrix is the nr-th of M rows each. */
+static __device__ float dot(
+	const struct layer_args *a, uint64_t matrix, uint32_t m, uint64_t row, bool fp8)
+{
+	const struct plain *p = (const struct plain *)a->weights.opaque;
+	uint32_t blocks = (a->k + BLOCK - 1) / BLOCK;
+	float sum = 0;
+
+	for (uint32_t b = 0; b < blocks; b++) {
+		uint64_t at = (matrix * a->m + m) * a->k;
+		float part = 0;
+
+		for (uint32_t k = b * BLOCK; k < a->k && k < (b + 1) * BLOCK; k++)
+			part += element(p->rows, row * a->k + k, fp8) *
+				element(p->weights, at + k, fp8);
+		if (fp8)
+			part *= p->rows_scales[row * layer_scales_of(a->k) + b] *
+				a->weights_scales[(matrix * (a->m / BLOCK) + m / BLOCK) * blocks +
+						  b];
+		sum += part;
+	}
+	return sum;
+}
+
+static __device__ float activated(const struct layer_args *a, float gate, float up)
+{
+	return (a->activation == LAYER_SWIGLU ? gate / (1 + expf(-gate)) : gate) * up;
+}
+
+static __device__ void quantise_block(
+	const struct layer_args *a, uint64_t row, uint32_t block, const float *v)
+{
+	float amax = 0, factor, scale;
+
+	for (uint32_t i = 0; i < BLOCK; i++)
+		amax = fabsf(v[i]) > amax ? fabsf(v[i]) : amax;
+	scale = amax > 0 ? fmaxf(amax / 448, 0x1p-126f) : 1;
+	factor = !(amax > 0) ? 1 : amax / 448 < 0x1p-126f ? 0x1p126f : 448 / amax;
+	a->out_scales[row * a->out_scales_pitch + block] = scale;
+	for (uint32_t i = 0; i < BLOCK; i++)
+		((uint8_t *)a->out)[row * a->out_stride + block * BLOCK + i] =
+			(uint8_t)float_to_e4m3(v[i] * factor);
+}
+
+static __device__ void gate_up_row(
+	const struct layer_args *a, uint32_t expert, uint64_t row, bool fp8)
+{
+	float v[BLOCK];
+
+	for (uint32_t m = 0; m < a->m; m++) {
+		v[m % BLOCK] = activated(a, dot(a, 2 * (uint64_t)expert, m, row, fp8),
+			dot(a, 2 * (uint64_t)expert + 1, m, row, fp8));
+		if (!fp8)
+			((uint16_t *)a->out)[row * a->out_stride + m] = bf16_rounded(v[m % BLOCK]);
+		else if (m % BLOCK == BLOCK - 1)
+			quantise_block(a, row, m / BLOCK, v);
+	}
+}
+
+static __global__ void plain_layer(
+	const __grid_constant__ struct layer_args args, enum layer_which which, bool fp8)
+{
+	const struct layer_args *a = &args;
+	uint32_t lane = blockIdx.x * LANES_OF_BLOCK + threadIdx.x, nr = 0;
+
+	for (uint32_t e = 0; e < a->experts; e++)
+		for (uint32_t i = 0; i < a->by_expert.counts[e]; i++, nr++) {
+			uint64_t row = a->by_expert.offsets[e] + i;
+
+			if (nr % (gridDim.x * LANES_OF_BLOCK) != lane || row >= a->rows_max)
+				continue;
+			if (which == LAYER_GATE_UP)
+				gate_up_row(a, e, row, fp8);
+			for (uint32_t m = 0; m < a->m && which == LAYER_DOWN; m++)
+				((uint16_t *)a->out)[row * a->out_stride + m] =
+					bf16_rounded(dot(a, e, m, row, fp8));
+		}
+}
+
+cudaError_t layer_load(void)
+{
+	return cudaSuccess;
+}
+
+const char *layer_prepare(enum layer_which which, const struct layer_shape *shape,
+	const struct layer_rows *by_expert, const struct layer_product *product,
+	struct layer_args *args)
+{
+	struct plain *p = plain_of(args);
+
+	p->rows = (const uint8_t *)product->rows;
+	p->weights = (const uint8_t *)product->weights;
+	p->rows_scales = product->rows_scales;
+	args->by_expert = *by_expert;
+	args->weights_scales = product->weights_scales;
+	args->out = product->out;
+	args->out_scales = product->out_scales;
+	args->m = which == LAYER_GATE_UP ? shape->inner : shape->hidden;
+	args->k = which == LAYER_GATE_UP ? shape->hidden : shape->inner;
+	args->out_stride = args->m;
+	args->rows_max = shape->rows_max;
+	args->out_scales_pitch = layer_scales_of(args->m);
+	args->experts = shape->experts;
+	return NULL;
+}
+
+cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
+	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
+{
+	cudaLaunchConfig_t config = {};
+
+	(void)early;
+	config.gridDim = blocks < 2 ? blocks : 2;
+	config.blockDim = LANES_OF_BLOCK;
+	config.stream = stream;
+	return cudaLaunchKernelEx(&config, plain_layer, *args, which, dtype == LAYER_FP8);
+}
