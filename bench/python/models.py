@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="so many of its layers (all)")
     parser.add_argument("--small", action="store_true", help="its hidden sizes, experts and vocabulary divided, for a try on CPUs")
     parser.add_argument("--batches", default="1,8,32", help="sequences of a rank (%(default)s)")
-    parser.add_argument("--ways", default=f"{ONE},tern,all_to_all,all_reduce", help="%(default)s; also deepgemm_megamoe")
+    parser.add_argument("--ways", default=f"{ONE},tern,all_to_all,all_reduce", help="%(default)s; also deepgemm_megamoe, and tern:torch, which has torch compute the experts")
     parser.add_argument("--parts", default="logits,generate,graph,prefill", help="%(default)s")
     parser.add_argument("--steps", type=int, default=24, help="of generate (%(default)s)")
     parser.add_argument("--replays", type=int, default=60, help="of a graph (%(default)s)")
@@ -126,11 +126,14 @@ class Model:
             whole = {id(m): m.num_experts for m in self.model.modules() if hasattr(m, "num_experts") and hasattr(m, "down_proj")}
             self.model = spread(self.model, self.nr_ranks, self.device)
             self.experts = [m for m in self.model.modules() if id(m) in whole]
+        implementation, _, experts = way.partition(":")
+        tern_ep.transformers.close()
+        tern_ep.transformers.configure(experts=experts or "auto")
         mesh = dist.device_mesh.init_device_mesh(self.device.type, (self.nr_ranks, 1), mesh_dim_names=("experts", "replicas"))
         for module in self.experts:
             del module.forward
             batch = mesh["experts"] if way in SHARED else mesh["replicas"]
-            EpDispatchExpertsParallel().install_forward(module, mesh["experts"], tp_mesh=batch, ep_implementation=way)
+            EpDispatchExpertsParallel().install_forward(module, mesh["experts"], tp_mesh=batch, ep_implementation=implementation)
         self.way = way
 
     def draw(self) -> None:
@@ -235,7 +238,7 @@ def measure(model: Model, batches: List[int], one: Dict[str, Any]) -> Dict[str, 
     for batch in batches if "graph" in parts and model.device.type == "cuda" and model.way != "all_to_all" else []:
         step = Step(model, batch)
         found[f"graph {batch}"] = step.ms()
-        if model.way == "tern":
+        if model.way.startswith("tern"):
             found[f"graph {batch}, Tern's kernels"] = step.of_tern()
         del step
     if "prefill" in parts:
@@ -263,7 +266,7 @@ def main() -> None:
     one: Dict[str, Any] = {}
     known = [ONE, *EPImplementationInterface()]
     for way in options.ways.split(","):
-        if way not in known:
+        if way.partition(":")[0] not in known:
             raise SystemExit(f"{way} is no way; there are {', '.join(known)}")
         failed: Optional[str] = None
         try:

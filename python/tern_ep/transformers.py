@@ -28,6 +28,7 @@ from .config import Config, Device, Mode
 from .errors import InvalidError, StateError, UnsupportedError
 from .exchange import Exchange
 from .group import Group
+from .layer import Layer
 from .torch import Differentiable, Ops
 
 VERSIONS = ("5.23",)
@@ -53,12 +54,16 @@ class Settings:
     lockstep: bool = False
     """Ranks with batches of their own promise that each step is one for decode_tokens on all of them, or on none, and that none has
     more than max_tokens. Then they do not ask each other, which on GPUs makes the host wait once a step."""
+    experts: str = "auto"
+    """auto: on GPUs by Tern's kernels where these can (Layer: gated by SiLU, no biases, BF16), else by torch. torch: always so. tern: by
+    Layer on CPUs, too, where it is slow and for tests."""
     wait_ms: int = 300000
     """The longest wait for another rank. A dead one is noticed at once."""
     group: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of Group, such as transport or silence_ms."""
 
 
+_EXPERTS = ("auto", "torch", "tern")
 _settings = Settings()
 
 
@@ -68,6 +73,8 @@ def configure(**changes: Any) -> None:
     if _shared:
         raise StateError("ranks have agreed on settings already: call close() on all of them first")
     changed = replace(_settings, **changes)
+    if changed.experts not in _EXPERTS:
+        raise InvalidError(f'experts is "{changed.experts}"; {", ".join(_EXPERTS)} are possible')
     if not 0 < changed.decode_tokens <= changed.max_tokens:
         raise InvalidError(f"decode_tokens is {changed.decode_tokens}, max_tokens {changed.max_tokens}; 0 < decode_tokens <= max_tokens is possible")
     _settings = changed
@@ -111,6 +118,7 @@ class _Shared:
         self._exchanges: Dict[Tuple[Any, ...], Exchange] = {}
         self._ops: Dict[int, Ops] = {}
         self._trained: Dict[int, Differentiable] = {}
+        self._layers: Dict[Tuple[int, int], Tuple[Tuple[int, int], Optional[Layer]]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -157,11 +165,33 @@ class _Shared:
             self._trained[id(moe)] = Differentiable(moe)
         return self._trained[id(moe)]
 
+    def layer(self, owner: "TernEP", moe: Exchange, experts: Any) -> Optional[Layer]:
+        """The experts by Tern's own kernels; None where they cannot, or a graph is captured, in which none can be made."""
+        gate_up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
+        key, at = (id(owner), id(moe)), (gate_up.data_ptr(), down.data_ptr())
+        known = self._layers.get(key)
+        if known is None or known[0] != at:
+            if _capturing(self.device_type):
+                return None
+            known = self._layers[key] = at, _made(moe, gate_up, down)
+        return known[1]
+
     def close(self) -> None:
+        for _, layer in self._layers.values():
+            if layer is not None:
+                layer.close()
+        self._layers.clear()
         for moe in [*self._exchanges.values(), *([self._vote.moe] if self._vote else [])]:
             moe.close()
         if self._group is not None:
             self._group.close()
+
+
+def _made(moe: Exchange, gate_up: Tensor, down: Tensor) -> Optional[Layer]:
+    try:
+        return Layer(moe, gate_up, down)
+    except UnsupportedError:
+        return None
 
 
 _shared: Dict[Tuple[str, int], _Shared] = {}
@@ -208,6 +238,19 @@ def _model_of(config: Any) -> _Model:
     return known[1]
 
 
+def _is_plain(experts: Any) -> bool:
+    """silu(gate) * up between two products, and nothing else, as Layer has it."""
+    gate = getattr(type(experts), "_apply_gate", None)
+    return (
+        experts.has_gate
+        and not experts.has_bias
+        and not experts.is_transposed
+        and not getattr(experts, "has_post_expert_norm", False)
+        and getattr(gate, "__name__", "") == "_default_apply_gate"
+        and type(getattr(experts, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
+    )
+
+
 class TernEP(EPImplementation):  # type: ignore[misc]
     """The experts of one layer, reached over Tern. Made by transformers, for each module that has an ep_dispatch_experts rule."""
 
@@ -220,6 +263,7 @@ class TernEP(EPImplementation):  # type: ignore[misc]
         weights = getattr(experts, "down_proj", None)
         # Of quantised weights, and of modules that are built otherwise, the module's own forward knows more.
         self.own = hasattr(experts, "has_gate") and getattr(weights, "dtype", None) in _TYPES
+        self.plain = self.own and _is_plain(experts)
         self.nr_experts: int = self.num_local_experts * ep_mesh.size()
         self.experts = weakref.ref(experts)
         self.process_group = process_group
@@ -320,9 +364,18 @@ class TernEP(EPImplementation):  # type: ignore[misc]
             rows = ops.dispatch(x, ids, weights)
             return ops.combine(self._run(rows.x, rows.counts), x.shape[0])
         with torch.no_grad():
+            layer = self._layer(moe, x)
+            if layer is not None:
+                return layer(x.detach(), ids, weights.detach())  # type: ignore[no-any-return]
             received = moe.dispatch(x.detach(), ids, weights.detach())
             result: Tensor = moe.combine(self._run(received.x, received.counts))
         return result
+
+    def _layer(self, moe: Exchange, x: Tensor) -> Optional[Layer]:
+        wanted = self.shared.settings.experts
+        if not self.plain or wanted == "torch" or (wanted == "auto" and not (moe.on_device and x.dtype == torch.bfloat16)):
+            return None
+        return self.shared.layer(self, moe, self.experts())
 
     def _trained_round(self, moe: Exchange, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         ops = self.shared.trained(moe)

@@ -60,10 +60,15 @@ def test_logits_and_generate(nr_ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("what", ["logits", "training"])
+@pytest.mark.parametrize("what", ["logits", "training", "by_layer"])
 def test_on_a_gpu(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERN_TEST_DEVICE", "cuda")
     for code, text in finish(start(2, what, str(tmp_path))):
+        assert code == 0, text
+
+
+def test_experts_by_layer(tmp_path: Path) -> None:
+    for code, text in finish(start(2, "by_layer", str(tmp_path))):
         assert code == 0, text
 
 

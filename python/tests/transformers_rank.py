@@ -253,6 +253,14 @@ def killed(kind: str, train: bool) -> None:
     raise AssertionError("nobody was missed")
 
 
+def by_layer(kind: str) -> None:
+    """The experts by tern_ep.Layer, where it can."""
+    tern_ep.transformers.configure(experts="tern")
+    own_batches(kind)
+    layers = [layer for shared in tern_ep.transformers._shared.values() for _, layer in shared._layers.values()]
+    assert (len(layers) > 1 and all(layers)) == (kind == "qwen3"), (kind, layers)
+
+
 def killed_in_generate(kind: str) -> None:
     killed(kind, False)
 
