@@ -417,15 +417,18 @@ static void nobody_dies(void **state)
 
 static void killed_while_experts_move(void **state)
 {
-	uint64_t random = 7;
+	const char *text = getenv("TERN_TEST_SEED");
+	uint64_t first = text ? strtoull(text, NULL, 0) : 2, random = first,
+		 nr = getenv("LONG") ? 100 : (uint64_t)scaled(4);
 
 	(void)state;
-	for (uint64_t seed = 2; seed < 2 + (uint64_t)scaled(4); seed++)
+	for (uint64_t seed = first; seed < first + nr; seed++)
 		BOTH_MODES(mode)
 	play(mode, seed, 1 + (int)random_below(&random, 30));
 }
 
-/* test_moving [PATTERN]: those of that name. */
+/* test_moving [PATTERN]: those of that name. TERN_TEST_SEED: where deaths start. LONG: 100 seeds.
+ */
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
