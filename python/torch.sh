@@ -38,5 +38,5 @@ assert max(abs(a - b) for a, b in zip(one, two)) < 1e-3 and two[-1] < two[0] - 0
 expect environment environment
 [ "$failures" -eq 0 ] || exit 1
 expect examples examples
-(cd "$BUILD" && "$python" -m pytest -q --tap -rs -p no:cacheprovider "$TREE/python/tests/"test_{torch,gradients,transformers,arrays}.py) || failures=1
+(cd "$BUILD" && "$python" -m pytest -q --tap -rs -p no:cacheprovider "$TREE/python/tests/"test_{torch,torchrun,gradients,transformers,arrays}.py) || failures=1
 exit $failures

@@ -118,6 +118,7 @@ share views-256 "$BUILD/tern" soak --views --ranks 256 --length 100 --scenarios 
 share survive-demo env BUILD="$BUILD" LONG=1 SEED="$((seed % 100000))" tests/cli/test_survive.sh
 share restart-demo env BUILD="$BUILD" LONG=1 SEED="$((seed % 100000))" tests/cli/test_restart.sh
 share join env LONG=1 TERN_TEST_SEED="$seed" "$BUILD/tests/faults/test_join"
+share moving env LONG=1 TERN_TEST_SEED="$((seed % 1000000))" "$BUILD/tests/faults/test_moving"
 share survive env LONG=1 TERN_TEST_SEED="$seed" "$BUILD/tests/faults/test_survive"
 share survive-kinds env LONG=1 TERN_TEST_SEED="$seed" "$BUILD/tests/faults/test_survive_kinds"
 share survive-thread env LONG=1 TERN_TEST_DIVISOR=4 TERN_TEST_SEED="$seed" TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/faults/test_survive"

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 import socket
 import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Tuple, TypeVar, Union
 
 from . import _abi
@@ -230,6 +232,8 @@ class Group:
         self.rank: int = lib.tern_group_rank(pointer)
         """This rank."""
         self.nr_ranks: int = lib.tern_group_nr_ranks(pointer)
+        self.joins: bool = boot.joins
+        """It takes the place of a rank that has gone: Group.join says what is due."""
         self.nr_nodes: int = lib.tern_group_nr_nodes(pointer)
         self.paths: str = lib.tern_group_describe(pointer).decode()
         """How the other ranks are reached and why so, for people."""
@@ -278,6 +282,27 @@ class Group:
             return parts
 
         return cls.from_allgather(dist.get_rank(process_group), nr_ranks, allgather, **settings)
+
+    @classmethod
+    def from_store(cls, store: Any, rank: int, nr_ranks: int, prefix: str = "", **settings: Any) -> "Group":
+        """Over a torch.distributed Store, such as a TCPStore that outlives the ranks; jobs that share one have prefixes of their own.
+        With elastic=True others may join, and this rank does where one of its number was there before: then `joins` is true, and what
+        Group.join says is due. Starting ranks, also again, is the launcher's: torchrun with one rank for each of it, Kubernetes."""
+        elastic = settings.pop("elastic", False)
+        if elastic:
+            settings.setdefault("rendezvous", StoreRendezvous(store, prefix))
+            if store.add(f"{prefix}tern.starts.{rank}", 1) > 1:
+                return cls.join(rank, nr_ranks, **settings)
+        wait = timedelta(milliseconds=settings.get("wait_ms", 30000))
+        numbers = itertools.count()
+
+        def allgather(mine: bytes) -> List[bytes]:
+            keys = [f"{prefix}tern.gather.{number}.{r}" for number in (next(numbers),) for r in range(nr_ranks)]
+            store.set(keys[rank], mine.hex())
+            store.wait(keys, wait)
+            return [bytes.fromhex(store.get(key).decode()) for key in keys]
+
+        return cls.from_allgather(rank, nr_ranks, allgather, elastic=elastic, **settings)
 
     @classmethod
     def from_mpi(cls, comm: Any = None, **settings: Any) -> "Group":

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Not a test itself: a rank of test_join.py. Rank 2 kills itself once; `tern run` starts it anew, and it joins the others."""
+"""Not a test itself: a rank of test_join.py and test_torchrun.py. Rank 2 kills itself once; `tern run`, or torchrun, starts it anew,
+and it joins the others. Arguments: none, the rendezvous of `tern run`; a folder; or the host and port of a TCPStore, and a rank."""
 
 from __future__ import annotations
 
@@ -102,21 +103,32 @@ class Rank:
         return others[0][0], all(t[1] for t in others)
 
 
-def main() -> None:
+def enter() -> tern.Group:
+    if len(sys.argv) > 2:
+        from torch.distributed import TCPStore
+
+        store = TCPStore(sys.argv[1], int(sys.argv[2]), None, False)
+        return tern.Group.from_store(store, int(sys.argv[3]), RANKS, "job.", elastic=True)
     rendezvous: Any = Files(sys.argv[1]) if len(sys.argv) > 1 else tern.ENVIRONMENT
-    number, enough = 1, False
     if tern.restarts():
-        rank = Rank(tern.Group.join(int(os.environ["TERN_RANK"]), RANKS, rendezvous))
+        return tern.Group.join(int(os.environ["TERN_RANK"]), RANKS, rendezvous)
+    return tern.Group.from_environment(elastic=True, rendezvous=rendezvous)
+
+
+def main() -> None:
+    number, enough = 1, False
+    rank = Rank(enter())
+    joins = rank.group.joins
+    if joins:
         view = rank.group.view_change()
         assert view.joined == (VICTIM,) and VICTIM in view.alive
         rank.joined = True
         number, enough = rank.gather(0, True)
     else:
-        rank = Rank(tern.Group.from_environment(elastic=True, rendezvous=rendezvous))
         number, enough = rank.gather(number, False)
     end = number + 20 if rank.group.rank == VICTIM else 0
     while not enough:
-        if rank.group.rank == VICTIM and not tern.restarts() and number == 8:
+        if rank.group.rank == VICTIM and not joins and number == 8:
             os.kill(os.getpid(), signal.SIGKILL)
         rank.step(number)
         number += 1
@@ -124,7 +136,7 @@ def main() -> None:
             time.sleep(0.01)  # nothing depends on it: fewer rounds until it comes
         _, enough = rank.gather(number, rank.joined and number > end)
     assert rank.joined
-    print("joined" if tern.restarts() else "went on", flush=True)
+    print("joined" if joins else "went on", flush=True)
     rank.moe.close()
     rank.group.close()
 

@@ -30,9 +30,11 @@ static int32_t cost(const struct tern_balance *b, uint32_t place, uint32_t exper
 	       (b->at[place] >= 0 && b->at[place] != b->was[place]);
 }
 
+/* By the square: what two copies take off one rank, they would take off two ranks one by one, and
+ * few copies go further so (docs/balance.md). */
 static double per_copy(double gain, int32_t copies)
 {
-	return copies > 1 ? gain / copies : gain;
+	return copies > 1 ? gain / ((double)copies * copies) : gain;
 }
 
 /* So much more on so many ranks, whose loads add up to `loads`: by how much squares become more. */

@@ -83,6 +83,8 @@ int tables_open(struct device_exchange *x, const struct placement *p)
 		rc = cuda_check(
 			cudaMallocHost((void **)&t->pinned, TABLES_UNDER_WAY * moving_bytes(t)),
 			"cudaMallocHost of tables");
+	if (!rc && t->looked_at)
+		rc = cuda_check(tables_prepare(), "the kernel of tables");
 	if (!rc)
 		fill_fixed(p, (uint32_t *)host);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
@@ -185,10 +187,9 @@ int device_exchange_place(
 
 	fill_moving(t, p, (uint32_t *)from);
 	for (uint32_t slot = 0; slot < x->config.nr_slots && !rc; slot++) {
-		rc = cuda_check(cudaMemcpyAsync(t->moving + slot * bytes, from,
-					moving_words(t) * sizeof(uint32_t), cudaMemcpyHostToDevice,
+		rc = cuda_check(tables_launch(t->moving + slot * bytes, from, (uint32_t)bytes,
 					streams[slot]),
-			"cudaMemcpyAsync of tables");
+			"the kernel of tables");
 		rc = rc ? rc : copied_event(t, slot, streams[slot]);
 	}
 	t->next = (t->next + 1) % TABLES_UNDER_WAY;

@@ -141,6 +141,9 @@ cudaError_t ll_combine_most_blocks(
 
 /* Whose branches of ptx.cuh the current device runs, as __CUDA_ARCH__ / 10: 80, 90, 100. It may be
  * newer than its code, which the driver has then compiled for it. */
+/* Tables of 16 bytes and more, out of pinned memory, on a stream. */
+cudaError_t tables_prepare(void);
+cudaError_t tables_launch(void *to, const void *from, uint32_t bytes, cudaStream_t stream);
 cudaError_t code_version(int *version);
 
 #ifdef __cplusplus
