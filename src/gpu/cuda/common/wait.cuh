@@ -26,21 +26,45 @@ __device__ __forceinline__ bool has_left(const struct gpu_exchange *e, uint32_t 
 	return e->leave_statuses && word_acquire(e->leave_statuses + peer * 8 + 4);
 }
 
+/* Whether this look goes over PCIe. All of a kernel's warps begin to look at about the same time,
+ * and 2000 trips take 0.4 ms, for which what has come meanwhile is not seen: then the peers wait so
+ * long in the next half, and look around, too. So about TRIPS_PER_LOOK do, whose turn the clock
+ * says; one that finds a peer gone tells all others by `failed`. */
+#define TRIPS_PER_LOOK 32
+
+static __device__ __forceinline__ bool is_far_look(uint64_t now)
+{
+	uint32_t nr_warps = gridDim.x * blockDim.x / LANES,
+		 warp = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+
+	/* Scattered, as the clock's steps may be as long as many of its units. */
+	uint32_t turn = ((uint32_t)(now >> 5) * 2654435761u >> 16) + warp;
+
+	return nr_warps <= TRIPS_PER_LOOK || turn % (nr_warps / TRIPS_PER_LOOK) == 0;
+}
+
 /* A wait's look at all but what it waits for, out of the way of those who wait for nothing. It
  * gives up when it has lasted too long, or is in vain, as another warp has given up, or the peer
- * had left at this look and at the one before: between them what it waits for was looked at once
- * more, since a peer may leave when it has sent all that it owes. */
+ * had left at this look and at the one before that went so far: between them what it waits for was
+ * looked at once more, since a peer may leave when it has sent all that it owes. */
 static __device__ __noinline__ uint64_t look_around(
 	uint64_t start_ns, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
 {
-	bool left = has_left(e, peer), in_vain = left && start_ns & HAD_LEFT;
+	uint64_t now = now_ns(), had_left = start_ns & HAD_LEFT;
+	bool in_vain = false;
 
 	start_ns &= ~HAD_LEFT;
 	if (!start_ns)
-		start_ns = now_ns() & ~NO_TIME;
-	if (in_vain || word_load(&e->state->failed) || now_ns() - start_ns >= limit_ns)
+		start_ns = now & ~NO_TIME;
+	if (is_far_look(now)) {
+		bool left = has_left(e, peer);
+
+		in_vain = left && had_left;
+		had_left = left ? HAD_LEFT : 0;
+	}
+	if (in_vain || word_load(&e->state->failed) || now - start_ns >= limit_ns)
 		return start_ns | GIVES_UP;
-	return start_ns | (left ? HAD_LEFT : 0);
+	return start_ns | had_left;
 }
 
 /* By one lane. */
