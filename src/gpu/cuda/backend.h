@@ -3,8 +3,19 @@
 #ifndef TERN_GPU_CUDA_BACKEND_H
 #define TERN_GPU_CUDA_BACKEND_H
 
+#include <stdbool.h>
+
 #include "gpu/cuda/check.h"
 #include "gpu/host/ops.h"
+
+/* windows.c */
+bool windows_by_fd(int ordinal);
+int window_create(struct device_window *window);
+int window_open(struct device_window *window);
+int window_grant(struct device_window *window, int ordinal);
+int window_renew(struct device_window *window);
+int window_reopen(struct device_window *window);
+void window_close(struct device_window *window);
 
 int device_exchange_open(const struct device_plan *plan, struct device_exchange **exchange);
 void device_exchange_close(struct device_exchange *exchange);
@@ -33,6 +44,10 @@ int device_layer_open(struct device_exchange *exchange, const struct tern_layer_
 void device_layer_close(struct device_layer *layer);
 int device_layer_run(struct device_layer *layer, const struct device_call *call,
 	const struct device_layer_rows *rows);
+/* view.c */
+int device_exchange_quiesce(const struct device_exchange *exchange);
+int device_exchange_epoch(struct device_exchange *exchange, uint32_t slot, uint32_t *epoch);
+int device_exchange_resume(struct device_exchange *exchange, const struct device_view *view);
 
 int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
 

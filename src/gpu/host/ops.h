@@ -8,6 +8,7 @@
 #ifndef TERN_GPU_HOST_OPS_H
 #define TERN_GPU_HOST_OPS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,8 +17,9 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 11
+#define DEVICE_OPS_VERSION 12
 #define DEVICE_HANDLE_BYTES 64
+#define DEVICE_MOST_ORDINALS 64
 
 /* What ranks tell each other of their devices. */
 struct device_identity {
@@ -25,6 +27,20 @@ struct device_identity {
 	uint8_t uuid[16];
 	char name[64];
 	uint32_t block_bytes; /* shared memory that a block may have */
+	uint32_t by_fd;       /* a descriptor can stand for its memory */
+};
+
+/* Memory of a device that peers store into: this rank's own, or one that another process has made.
+ */
+struct device_window {
+	void *base;
+	uint64_t bytes; /* before window_create at least; then what is mapped */
+	bool by_fd;     /* else by handle */
+	bool mapped, opened;
+	int fd;      /* what other processes open it by; the owner's to pass on, and to close */
+	int ordinal; /* of the device that was current */
+	uint64_t devices; /* bits: those of this process that reach it */
+	uint8_t handle[DEVICE_HANDLE_BYTES];
 };
 
 /* An exchange as kernels see it. */
@@ -39,6 +55,13 @@ struct device_plan {
 	void *const *windows;                    /* [R] as mapped here; NULL: on another node */
 	const struct internode_table *internode; /* [slots]; NULL: no rank is on another node */
 	const void *leave_statuses; /* [R] of ranks of this node, as kernels find them */
+};
+
+/* A view as kernels see it, from the next round on. */
+struct device_view {
+	const uint8_t *alive; /* [R] */
+	const struct placement *placement;
+	const uint32_t *epochs; /* [slots] of the next round */
 };
 
 enum device_roles {
@@ -91,11 +114,20 @@ struct device_ops {
 						    */
 	int (*reach)(const uint8_t uuid[16], enum device_link *link);
 
-	int (*window_create)(uint64_t bytes, void **window, uint8_t handle[DEVICE_HANDLE_BYTES]);
-	int (*window_open)(const uint8_t handle[DEVICE_HANDLE_BYTES], void **window); /* of another
-											 process */
-	void (*window_close)(void *window);
-	int (*peer_enable)(int ordinal); /* of this process */
+	/* bytes and by_fd are set. Zeros. Closing is fine after any failure. */
+	int (*window_create)(struct device_window *window);
+	/* bytes, by_fd and fd, or handle, are set, of one that another process has created. The fd
+	 * stays the caller's. */
+	int (*window_open)(struct device_window *window);
+	void (*window_close)(struct device_window *window);
+	int (*window_grant)(struct device_window *window, int ordinal); /* to another device of this
+									   process */
+	/* by_fd: other memory, of zeros, at the same addresses: nobody else knows it before it is
+	 * passed on. No kernel of this rank may run. After a failure nothing may be mapped there.
+	 */
+	int (*window_renew)(struct device_window *window);
+	int (*window_reopen)(struct device_window *window); /* fd is the new memory's */
+	int (*peer_enable)(int ordinal);                    /* of this process */
 	int (*memory_create)(uint64_t bytes, void **memory);
 	void (*memory_free)(void *memory);
 	int (*host_create)(uint64_t bytes, void **memory); /* pinned */
@@ -141,6 +173,11 @@ struct device_ops {
 		const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
 	void (*take_input_error)(struct device_exchange *exchange, uint32_t slot,
 		struct gpu_input_error *input_error);
+	/* Elastic exchanges. All kernels of the device have ended; the epoch of a slot's first
+	 * round that this rank has not completed; and a view. */
+	int (*quiesce)(const struct device_exchange *exchange);
+	int (*read_epoch)(struct device_exchange *exchange, uint32_t slot, uint32_t *epoch);
+	int (*resume)(struct device_exchange *exchange, const struct device_view *view);
 	/* What kernels have counted so far; waits for none of them. Behind the struct,
 	 * config.nr_experts counts. */
 	int (*read_counters)(struct device_exchange *exchange, struct gpu_counters *counters);
