@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libtern_cuda.so: devices and windows through CUDA's runtime, and the table that libtern loads. */
+/* libtern_cuda.so: devices through CUDA's runtime, and the table that libtern loads. */
 #include "gpu/cuda/backend.h"
 #include "gpu/cuda/check.h"
 #include "gpu/cuda/common/kernels.h"
@@ -39,6 +39,7 @@ static int identify(struct device_identity *identity)
 			prop.major, prop.minor);
 	memcpy(identity->uuid, &prop.uuid, sizeof(identity->uuid));
 	identity->block_bytes = (uint32_t)prop.sharedMemPerBlockOptin;
+	identity->by_fd = windows_by_fd(identity->ordinal);
 	snprintf(identity->name, sizeof(identity->name), "%.63s", prop.name);
 	return 0;
 }
@@ -87,43 +88,7 @@ static int reach(const uint8_t uuid[16], enum device_link *link)
 			    "a peer's device is not visible here (CUDA_VISIBLE_DEVICES)");
 }
 
-/* ---- windows --------------------------------------------------------------------------------- */
-
-/* A handle stands for a whole allocation of the driver: of 2 MiB or more, it is this window alone.
- */
-static int window_create(uint64_t bytes, void **window, uint8_t handle[DEVICE_HANDLE_BYTES])
-{
-	cudaIpcMemHandle_t ipc;
-	int rc = cuda_check(
-		cudaMalloc(window, (bytes + (2u << 20) - 1) >> 21 << 21), "cudaMalloc of a window");
-
-	_Static_assert(sizeof(ipc) == DEVICE_HANDLE_BYTES, "a handle fits");
-	if (rc)
-		return rc;
-	rc = cuda_check(cudaMemset(*window, 0, bytes), "cudaMemset");
-	rc = rc ? rc : cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-	memset(handle, 0, DEVICE_HANDLE_BYTES);
-	if (!rc && cudaIpcGetMemHandle(&ipc, *window) == cudaSuccess) /* threads of one process do
-									 without */
-		memcpy(handle, &ipc, sizeof(ipc));
-	(void)cudaGetLastError();
-	return rc;
-}
-
-static int window_open(const uint8_t handle[DEVICE_HANDLE_BYTES], void **window)
-{
-	cudaIpcMemHandle_t ipc;
-
-	memcpy(&ipc, handle, sizeof(ipc));
-	return cuda_check(cudaIpcOpenMemHandle(window, ipc, cudaIpcMemLazyEnablePeerAccess),
-		"cudaIpcOpenMemHandle");
-}
-
-static void window_close(void *window)
-{
-	(void)cudaIpcCloseMemHandle(window);
-	(void)cudaGetLastError();
-}
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int peer_enable(int ordinal)
 {
@@ -202,6 +167,9 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.window_create = window_create,
 		.window_open = window_open,
 		.window_close = window_close,
+		.window_grant = window_grant,
+		.window_renew = window_renew,
+		.window_reopen = window_reopen,
 		.peer_enable = peer_enable,
 		.memory_create = memory_create,
 		.memory_free = memory_free,

@@ -3,8 +3,19 @@
 #ifndef TERN_GPU_CUDA_BACKEND_H
 #define TERN_GPU_CUDA_BACKEND_H
 
+#include <stdbool.h>
+
 #include "gpu/cuda/check.h"
 #include "gpu/host/ops.h"
+
+/* windows.c */
+bool windows_by_fd(int ordinal);
+int window_create(struct device_window *window);
+int window_open(struct device_window *window);
+int window_grant(struct device_window *window, int ordinal);
+int window_renew(struct device_window *window);
+int window_reopen(struct device_window *window);
+void window_close(struct device_window *window);
 
 int device_exchange_open(const struct device_plan *plan, struct device_exchange **exchange);
 void device_exchange_close(struct device_exchange *exchange);

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu/host/internode.h"
 #include "gpu/host/layer.h"
@@ -30,11 +31,22 @@ static int force_block_bytes(uint32_t *bytes)
 	return rc;
 }
 
+/* Likewise TERN_FORCE_HANDLES=1: windows are passed as where drivers have no descriptors for them.
+ */
+static int force_handles(uint32_t *by_fd)
+{
+	int forced = 0, rc = environment_number("TERN_FORCE_HANDLES", 0, 1, &forced);
+
+	*by_fd = *by_fd && !forced;
+	return rc;
+}
+
 static int identify(const struct device *d, struct device_identity *identity)
 {
 	int rc = device_outcome(d, d->ops->identify(identity));
 
-	return rc ? rc : force_block_bytes(&identity->block_bytes);
+	rc = rc ? rc : force_block_bytes(&identity->block_bytes);
+	return rc ? rc : force_handles(&identity->by_fd);
 }
 
 static int device_begin(tern_moe *moe, struct device_card *card)
@@ -88,6 +100,23 @@ static int enable_peers(tern_moe *moe, const struct device_card *cards)
 	return rc;
 }
 
+/* By descriptors where all ranks' devices have them. */
+static int create_window(tern_moe *moe, const struct device_card *cards)
+{
+	struct device *d = moe->device;
+	int rc;
+
+	d->window = (struct device_window){.bytes = d->layout.window_bytes, .by_fd = true};
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		d->window.by_fd = d->window.by_fd && cards[r].identity.by_fd;
+	rc = device_outcome(d, d->ops->window_create(&d->window));
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
+		if (!is_internode(moe, r) && moe->group->peers[r].same_process)
+			rc = device_outcome(
+				d, d->ops->window_grant(&d->window, cards[r].identity.ordinal));
+	return rc;
+}
+
 static int make_window(tern_moe *moe, const struct device_card *cards, struct device_card *mine)
 {
 	struct device *d = moe->device;
@@ -99,13 +128,25 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 	rc = rc ? rc
 		: device_layout_init(&d->layout, &moe->config, &moe->layout, d->format,
 			  moe->topology.nr_nodes > 1, block_bytes);
-	rc = rc ? rc
-		: device_outcome(d,
-			  d->ops->window_create(d->layout.window_bytes, &d->window, mine->handle));
-	mine->address = (uintptr_t)d->window;
+	rc = rc ? rc : create_window(moe, cards);
+	memcpy(mine->handle, d->window.handle, sizeof(mine->handle));
+	mine->address = (uintptr_t)d->window.base;
+	mine->bytes = d->window.bytes;
 	return rc;
 }
 
+static int open_window(tern_moe *moe, const struct device_card *card, uint32_t rank)
+{
+	struct device *d = moe->device;
+	struct device_window *w = &d->opened[rank];
+
+	*w = (struct device_window){
+		.bytes = card->bytes, .by_fd = d->window.by_fd, .fd = moe->group->guests[rank].fd};
+	memcpy(w->handle, card->handle, sizeof(w->handle));
+	return device_outcome(d, d->ops->window_open(w));
+}
+
+/* Descriptors have come. */
 static int open_windows(tern_moe *moe, const struct device_card *cards)
 {
 	struct device *d = moe->device;
@@ -118,9 +159,41 @@ static int open_windows(tern_moe *moe, const struct device_card *cards)
 			d->windows[r] = (void *)(uintptr_t)cards[r].address;
 			continue;
 		}
-		rc = device_outcome(d, d->ops->window_open(cards[r].handle, &d->windows[r]));
-		d->opened[r] = !rc;
+		rc = open_window(moe, &cards[r], r);
+		d->windows[r] = d->opened[r].base;
 	}
+	return rc;
+}
+
+int device_pass_windows(tern_moe *moe, uint32_t round)
+{
+	struct device *d = moe->device;
+
+	return d->window.by_fd ? group_pass_fd(moe->group, round, d->window.fd) : 0;
+}
+
+void device_close_fds(tern_moe *moe)
+{
+	struct device *d = moe->device;
+
+	for (uint32_t r = 0; d->window.by_fd && r < moe->nr_ranks; r++) {
+		d->opened[r].fd = -1;
+		if (moe->group->guests[r].fd >= 0)
+			close(moe->group->guests[r].fd);
+		moe->group->guests[r].fd = -1;
+	}
+	if (d->window.fd >= 0)
+		close(d->window.fd);
+	d->window.fd = -1;
+}
+
+/* Each rank of another process passes its window's descriptor, where devices have any. */
+static int share_windows(tern_moe *moe, const struct device_card *cards)
+{
+	int rc = device_pass_windows(moe, ++moe->group->round);
+
+	rc = group_agree_status(moe->group, rc ? rc : open_windows(moe, cards), "tern_moe_create");
+	device_close_fds(moe);
 	return rc;
 }
 
@@ -155,8 +228,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	if (!rc)
 		rc = group_agree_status(group, make_window(moe, cards, mine), "tern_moe_create");
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
-	if (!rc)
-		rc = group_agree_status(group, open_windows(moe, cards), "tern_moe_create");
+	rc = rc ? rc : share_windows(moe, cards);
 	if (!rc && moe->topology.nr_nodes > 1)
 		rc = device_internode_open(moe, moe->device->ops, &moe->device->layout,
 			moe->device->windows, &moe->device->internode);
@@ -208,16 +280,16 @@ static void device_close(tern_moe *moe)
 	if (!d)
 		return;
 	for (uint32_t r = 0; d->opened && r < moe->nr_ranks; r++)
-		if (d->opened[r])
-			d->ops->window_close(d->windows[r]);
+		if (d->opened[r].base)
+			d->ops->window_close(&d->opened[r]);
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
 	device_plans_close(d);
 	device_board_close(moe);
 	device_internode_close(moe, d->internode);
 	tern_engine_destroy(d->engine);
-	if (d->window && !d->busy) /* else a peer's late store would end that peer's process */
-		d->ops->memory_free(d->window);
+	if (d->window.base && !d->busy) /* else a peer's late store would end that peer's process */
+		d->ops->window_close(&d->window);
 	free(d->windows);
 	free(d->opened);
 	free(d->streams);

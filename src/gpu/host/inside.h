@@ -27,7 +27,7 @@ struct held_plan {
 struct device_card {
 	struct device_identity identity;
 	uint8_t handle[DEVICE_HANDLE_BYTES]; /* second */
-	uint64_t address;
+	uint64_t address, bytes;
 };
 
 struct device {
@@ -39,8 +39,8 @@ struct device {
 				       other and the group has none; else NULL */
 	struct device_internode *internode; /* NULL: no rank is on another node */
 	void **windows;                     /* [R] as mapped here; NULL: on another node */
-	bool *opened;                       /* [R] by a handle from another process */
-	void *window;                       /* this rank's */
+	struct device_window *opened;       /* [R] of other processes; base NULL: none */
+	struct device_window window;        /* this rank's */
 	_Atomic uint64_t *board; /* [R] leave words of this node's ranks; host/leave_status.c */
 	void *board_there;       /* as the device finds them; NULL: it does not know them */
 	struct death_watcher watcher; /* marks the dead on the board */
@@ -94,6 +94,11 @@ struct gpu_counters *device_counters_create(const tern_moe *moe); /* zeros; NULL
 
 /* 0, or rc with what the device's library says of it. */
 int device_outcome(const struct device *d, int rc);
+
+/* Collective of ranks whose windows have descriptors: each of another process has this rank's, and
+ * its own lies in group->guests. Closed when they have been opened. */
+int device_pass_windows(tern_moe *moe, uint32_t round);
+void device_close_fds(tern_moe *moe);
 
 /* Collective, once it is known which ranks' devices reach each other. Closing is fine after any
  * failure. */

@@ -8,6 +8,7 @@
 #ifndef TERN_GPU_HOST_OPS_H
 #define TERN_GPU_HOST_OPS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,8 +17,9 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 11
+#define DEVICE_OPS_VERSION 12
 #define DEVICE_HANDLE_BYTES 64
+#define DEVICE_MOST_ORDINALS 64
 
 /* What ranks tell each other of their devices. */
 struct device_identity {
@@ -25,6 +27,20 @@ struct device_identity {
 	uint8_t uuid[16];
 	char name[64];
 	uint32_t block_bytes; /* shared memory that a block may have */
+	uint32_t by_fd;       /* a descriptor can stand for its memory */
+};
+
+/* Memory of a device that peers store into: this rank's own, or one that another process has made.
+ */
+struct device_window {
+	void *base;
+	uint64_t bytes; /* before window_create at least; then what is mapped */
+	bool by_fd;     /* else by handle */
+	bool mapped, opened;
+	int fd;      /* what other processes open it by; the owner's to pass on, and to close */
+	int ordinal; /* of the device that was current */
+	uint64_t devices; /* bits: those of this process that reach it */
+	uint8_t handle[DEVICE_HANDLE_BYTES];
 };
 
 /* An exchange as kernels see it. */
@@ -91,14 +107,23 @@ struct device_ops {
 						    */
 	int (*reach)(const uint8_t uuid[16], enum device_link *link);
 
-	int (*window_create)(uint64_t bytes, void **window, uint8_t handle[DEVICE_HANDLE_BYTES]);
-	int (*window_open)(const uint8_t handle[DEVICE_HANDLE_BYTES], void **window); /* of another
-											 process */
-	void (*window_close)(void *window);
-	int (*peer_enable)(int ordinal); /* of this process */
+	/* bytes and by_fd are set. Zeros. Closing is fine after any failure. */
+	int (*window_create)(struct device_window *window);
+	/* bytes, by_fd and fd, or handle, are set, of one that another process has created. The fd
+	 * stays the caller's. */
+	int (*window_open)(struct device_window *window);
+	void (*window_close)(struct device_window *window);
+	int (*window_grant)(struct device_window *window, int ordinal); /* to another device of this
+									   process */
+	/* by_fd: other memory, of zeros, at the same addresses: nobody else knows it before it is
+	 * passed on. No kernel of this rank may run. After a failure nothing may be mapped there.
+	 */
+	int (*window_renew)(struct device_window *window);
+	int (*window_reopen)(struct device_window *window); /* fd is the new memory's */
+	int (*peer_enable)(int ordinal);                    /* of this process */
 	int (*memory_create)(uint64_t bytes, void **memory);
 	void (*memory_free)(void *memory);
-	int (*host_create)(uint64_t bytes, void **memory); /* pinned */
+	int (*host_create)(uint64_t bytes, void **memory);  /* pinned */
 	void (*host_free)(void *memory);
 	int (*host_register)(void *memory, uint64_t bytes, void **there); /* memory of the host, for
 									     kernels: where they

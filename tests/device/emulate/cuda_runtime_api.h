@@ -117,6 +117,11 @@ enum cudaLaunchAttributeID {
 	cudaLaunchAttributeProgrammaticStreamSerialization
 };
 
+typedef enum cudaDriverEntryPointQueryResult {
+	cudaDriverEntryPointSuccess,
+	cudaDriverEntryPointSymbolNotFound
+} cudaDriverEntryPointQueryResult;
+
 typedef struct cudaLaunchAttribute {
 	enum cudaLaunchAttributeID id;
 	union {
@@ -133,6 +138,7 @@ typedef struct cudaLaunchConfig {
 } cudaLaunchConfig_t;
 
 #define cudaStreamNonBlocking 1
+#define cudaEnableDefault 0
 #define cudaEventDisableTiming 2
 #define cudaGraphInstantiateFlagUseNodePriority 8
 #define cudaIpcMemLazyEnablePeerAccess 1
@@ -173,6 +179,9 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory);
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsigned flags);
 cudaError_t cudaIpcCloseMemHandle(void *memory);
+
+cudaError_t cudaGetDriverEntryPointByVersion(
+	const char *name, void **function, unsigned version, unsigned long long flags, cudaDriverEntryPointQueryResult *result);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);

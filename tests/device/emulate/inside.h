@@ -135,6 +135,10 @@ extern uint64_t emulated_clock_ns;
 
 /* memory.c; -1: of none */
 int memory_device(const void *pointer);
+/* driver.c: memory of the current device from here on, until it is forgotten, for which nothing is
+ * waited. */
+void memory_keep(void *memory, size_t bytes);
+void memory_forget(const void *memory);
 
 /* warps.c: one store or copy of so many rests for some turns of warps, so that what may not
  * overtake it has time to; the clock does not run for who waits for it. */

@@ -80,6 +80,27 @@ static cudaError_t release(void *memory)
 	return cudaSuccess;
 }
 
+void memory_keep(void *memory, size_t bytes)
+{
+	struct allocation a = {
+		.memory = memory, .bytes = bytes, .fd = -2, .type = cudaMemoryTypeDevice};
+
+	keep(&a);
+}
+
+void memory_forget(const void *memory)
+{
+	struct allocation **at, *a;
+
+	emulated_enter();
+	for (at = &allocations; (a = *at) && a->memory != memory;)
+		at = &a->next;
+	if (a)
+		*at = a->next;
+	emulated_leave();
+	free(a);
+}
+
 int memory_device(const void *pointer)
 {
 	const uint8_t *at = pointer;
