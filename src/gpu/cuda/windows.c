@@ -78,8 +78,8 @@ bool windows_by_fd(int ordinal)
 	int manages = 0, passes = 0;
 
 	return driver_there() &&
-	       !driver.attribute(&manages,
-		       CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal) &&
+	       !driver.attribute(&manages, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+		       ordinal) &&
 	       !driver.attribute(&passes,
 		       CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, ordinal) &&
 	       manages && passes;
@@ -125,8 +125,7 @@ static int grant(const struct device_window *w, int ordinal)
 /* The mapping keeps the memory; the handle goes. */
 static int put_in_place(struct device_window *w, CUmemGenericAllocationHandle memory)
 {
-	int rc = driver_check(
-		driver.map((CUdeviceptr)w->base, w->bytes, 0, memory, 0), "cuMemMap");
+	int rc = driver_check(driver.map((CUdeviceptr)w->base, w->bytes, 0, memory, 0), "cuMemMap");
 
 	w->mapped = !rc;
 	for (int d = 0; d < DEVICE_MOST_ORDINALS && !rc; d++)
@@ -157,8 +156,8 @@ static int create(struct device_window *w, const CUmemAllocationProp *prop,
 
 	if (rc)
 		return rc;
-	rc = driver_check(driver.export_fd(&w->fd, *memory,
-				  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+	rc = driver_check(
+		driver.export_fd(&w->fd, *memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
 		"cuMemExportToShareableHandle");
 	if (!rc)
 		return 0;

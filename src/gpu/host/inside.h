@@ -41,8 +41,9 @@ struct device {
 	void **windows;                     /* [R] as mapped here; NULL: on another node */
 	struct device_window *opened;       /* [R] of other processes; base NULL: none */
 	struct device_window window;        /* this rank's */
-	_Atomic uint64_t *board; /* [R] leave words of this node's ranks; host/leave_status.c */
-	void *board_there;       /* as the device finds them; NULL: it does not know them */
+	_Atomic uint64_t *board; /* [R][R] leave words of this node's ranks, a row for each that
+				    looks; host/leave_status.c */
+	void *board_there; /* this rank's row as the device finds it; NULL: it does not know it */
 	struct death_watcher watcher; /* marks the dead on the board */
 	bool busy;                    /* peers may still store into the window */
 	uint32_t nr_sms;

@@ -3,11 +3,12 @@
  * rank.
  *
  * On a node the words lie together in memory of the host that all its ranks map, each for itself,
- * and its devices read: the board. A window could not hold them, since a peer's is gone when it has
- * left before, and a store there would end the process. Kernels that wait look at the word of whom
- * they wait for wherever they look at the clock (gpu/cuda/common/wait.cuh). A rank that is killed
- * leaves none: whoever lives puts a mark in its place, as soon as the process has ended, so that
- * kernels do not wait out wait_ms. To other nodes the word goes over the engine, as between CPUs.
+ * and its devices read: the board, which has a row of words for each rank that looks. A window
+ * could not hold them, since a peer's is gone when it has left before, and a store there would end
+ * the process. Kernels that wait look at the word of whom they wait for wherever they look at the
+ * clock (gpu/cuda/common/wait.cuh). A rank that is killed leaves none: each that lives puts a mark
+ * in its place, in its own row, as soon as the process has ended, so that kernels do not wait out
+ * wait_ms. To other nodes the word goes over the engine, as between CPUs.
  */
 #include "gpu/host/inside.h"
 
@@ -20,7 +21,16 @@
 #include "group/window.h"
 #include "exchange/wire.h"
 
-#define BOARD_BYTES 4096
+/* What rank `looks` sees of rank `of`. */
+static _Atomic uint64_t *word(const tern_moe *moe, uint32_t looks, uint32_t of)
+{
+	return &moe->device->board[looks * moe->nr_ranks + of];
+}
+
+static uint64_t board_bytes(const tern_moe *moe)
+{
+	return align_up((uint64_t)moe->nr_ranks * moe->nr_ranks * sizeof(uint64_t), 4096);
+}
 
 /* Of the lowest rank of this node; a mapping of this rank's own, as devices want to know each once.
  */
@@ -30,12 +40,19 @@ static int map_board(tern_moe *moe, struct window **windows)
 	const struct topology *nodes = &moe->topology;
 	const struct window *window =
 		windows[nodes->ranks[nodes->first[nodes->node_of[moe->rank]]]];
-	void *board = window ? mremap(window->base, 0, BOARD_BYTES, MREMAP_MAYMOVE) : MAP_FAILED;
+	uint64_t bytes = board_bytes(moe);
+	void *board = window ? mremap(window->base, 0, bytes, MREMAP_MAYMOVE) : MAP_FAILED,
+	     *there = NULL;
+	int rc;
 
 	if (board == MAP_FAILED)
 		return fail_errno("mapping the leave words of a node");
 	d->board = board;
-	return device_outcome(d, d->ops->host_register(board, BOARD_BYTES, &d->board_there));
+	rc = device_outcome(d, d->ops->host_register(board, bytes, &there));
+	if (!rc)
+		d->board_there =
+			(uint8_t *)there + (uint64_t)moe->rank * moe->nr_ranks * sizeof(uint64_t);
+	return rc;
 }
 
 static void mark_dead(void *ctx, uint32_t rank)
@@ -43,7 +60,7 @@ static void mark_dead(void *ctx, uint32_t rank)
 	const tern_moe *moe = ctx;
 
 	if (!is_internode(moe, rank))
-		leave_status_publish_death(&moe->device->board[rank], LEAVE_DIED);
+		leave_status_publish_death(word(moe, moe->rank, rank), LEAVE_DIED);
 }
 
 int device_board_open(tern_moe *moe)
@@ -53,7 +70,7 @@ int device_board_open(tern_moe *moe)
 	int rc = windows ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
 
 	rc = group_agree_status(group, rc, "tern_moe_create");
-	rc = rc ? rc : windows_create(group, BOARD_BYTES, ++group->round, windows);
+	rc = rc ? rc : windows_create(group, board_bytes(moe), ++group->round, windows);
 	if (!rc) {
 		rc = group_agree_status(group, map_board(moe, windows), "tern_moe_create");
 		windows_destroy(group, windows);
@@ -76,7 +93,7 @@ void device_board_close(tern_moe *moe)
 	if (d->board_there)
 		d->ops->host_unregister(d->board);
 	if (d->board)
-		munmap(d->board, BOARD_BYTES);
+		munmap(d->board, board_bytes(moe));
 }
 
 /* Nothing is sent before the board is there, and it is there until the exchange is closed. */
@@ -84,8 +101,8 @@ void device_leave(tern_moe *moe, uint64_t leave_status)
 {
 	struct device *d = moe->device;
 
-	if (d->board)
-		leave_status_publish(&d->board[moe->rank], leave_status);
+	for (uint32_t r = 0; d->board && r < moe->nr_ranks; r++)
+		leave_status_publish(word(moe, r, moe->rank), leave_status);
 	if (d->internode)
 		device_internode_leave(d->internode, leave_status);
 }
@@ -94,16 +111,16 @@ uint64_t device_leave_status(const tern_moe *moe, uint32_t rank)
 {
 	const struct device *d = moe->device;
 
-	uint64_t word;
+	uint64_t status;
 
 	if (is_internode(moe, rank))
 		return device_internode_leave_status(d->internode, rank);
-	word = leave_status_observe(&d->board[rank]);
-	return word == LEAVE_DIED ? 0 : word;
+	status = leave_status_observe(word(moe, moe->rank, rank));
+	return status == LEAVE_DIED ? 0 : status;
 }
 
 bool device_has_died(const tern_moe *moe, uint32_t rank)
 {
-	return leave_status_observe(&moe->device->board[rank]) == LEAVE_DIED ||
+	return leave_status_observe(word(moe, moe->rank, rank)) == LEAVE_DIED ||
 	       group_has_died(moe->group, rank);
 }

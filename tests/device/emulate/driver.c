@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's virtual memory management: files in place of devices' memory, behind addresses that are reserved apart. */
+/* The driver's virtual memory management: files in place of devices' memory, behind addresses that
+ * are reserved apart. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,8 +49,8 @@ static CUresult granularity(
 	return CUDA_SUCCESS;
 }
 
-static CUresult reserve(CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr wish,
-	unsigned long long flags)
+static CUresult reserve(
+	CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags)
 {
 	void *memory = mmap(NULL, pages(bytes) + PAGE, PROT_NONE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -126,8 +127,7 @@ static CUresult unmap(CUdeviceptr at, size_t bytes)
 	memory_forget((void *)at);
 	ASAN_UNPOISON_MEMORY_REGION((char *)at + bytes, pages(bytes) - bytes);
 	return mmap((void *)at, pages(bytes), PROT_NONE,
-		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-		       0) == MAP_FAILED
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED
 		       ? CUDA_ERROR_INVALID_VALUE
 		       : CUDA_SUCCESS;
 }
@@ -169,10 +169,10 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 		void *function;
 	} functions[] = {{"cuDeviceGetAttribute", (void *)attribute},
 		{"cuMemGetAllocationGranularity", (void *)granularity},
-		{"cuMemAddressReserve", (void *)reserve},
-		{"cuMemAddressFree", (void *)give_back}, {"cuMemCreate", (void *)create},
-		{"cuMemRelease", (void *)release}, {"cuMemMap", (void *)map},
-		{"cuMemUnmap", (void *)unmap}, {"cuMemSetAccess", (void *)grant},
+		{"cuMemAddressReserve", (void *)reserve}, {"cuMemAddressFree", (void *)give_back},
+		{"cuMemCreate", (void *)create}, {"cuMemRelease", (void *)release},
+		{"cuMemMap", (void *)map}, {"cuMemUnmap", (void *)unmap},
+		{"cuMemSetAccess", (void *)grant},
 		{"cuMemExportToShareableHandle", (void *)export_fd},
 		{"cuMemImportFromShareableHandle", (void *)import_fd}};
 
