@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
@@ -18,7 +19,7 @@ struct death_watch {
 	pthread_t thread;
 	pthread_mutex_t lock;       /* of watchers and dead */
 	struct death_watcher *list; /* of all */
-	bool *dead;                 /* [R] */
+	_Atomic bool *dead;         /* [R] written under the lock */
 	int nr_ranks, stop;
 	bool runs;          /* the thread: there is somebody to watch */
 	int own;            /* held open while this process lives */
@@ -170,6 +171,11 @@ void death_watch_close(tern_group *group)
 		pthread_join(w->thread, NULL);
 	watch_free(w);
 	group->death_watch = NULL;
+}
+
+bool death_watch_saw(const tern_group *group, uint32_t rank)
+{
+	return group->death_watch && atomic_load(&group->death_watch->dead[rank]);
 }
 
 void death_watch_add(tern_group *group, struct death_watcher *watcher)

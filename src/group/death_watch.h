@@ -21,6 +21,9 @@ struct death_watcher {
 int death_watch_open(tern_group *group);
 void death_watch_close(tern_group *group);
 
+/* It has seen the end of that rank's process: no thread of it runs. Any thread. */
+bool death_watch_saw(const tern_group *group, uint32_t rank);
+
 /* From now on; of those that have died already, too. It has to live until it is removed. */
 void death_watch_add(tern_group *group, struct death_watcher *watcher);
 /* When it returns, the watcher is not called and will not be. */

@@ -447,6 +447,8 @@ bool group_has_died(const tern_group *group, uint32_t rank)
 
 	if (group->scheduler)
 		return group->scheduler->has_died(group->scheduler->ctx, rank);
+	if (death_watch_saw(group, rank)) /* of a process with a GPU some 60 ms sooner */
+		return true;
 	return peer->lifeline >= 0 && poll(&pfd, 1, 0) == 1 && (pfd.revents & (POLLIN | POLLHUP));
 }
 

@@ -91,6 +91,7 @@ int members_open(tern_group *group)
 	rc = group->nr_nodes > 1 ? lines_open(group) : 0;
 	rc = rc ? rc : tell_open(group);
 	group->members->known = group->members->agreement.mine.view;
+	group->members->remade = true;
 	group->members->open = !rc;
 	return rc;
 }
@@ -161,6 +162,9 @@ void members_want_change(tern_group *group)
 	}
 	if (m->copies)
 		tell_wanted(group, group->view + 1);
+	for (struct member_client *c = m->clients; c; c = c->next)
+		if (c->wanted)
+			c->wanted(c->ctx);
 }
 
 int members_lack(tern_group *group)
@@ -277,13 +281,9 @@ static void hear_all(tern_group *group)
 			agreement_hear(&m->agreement, (uint32_t)r, &record);
 }
 
-/* Its keys go before its connection, which it may make again. */
+/* Its keys have gone before its connection, which it may make again. */
 static void shut_out(tern_group *group, uint32_t rank)
 {
-	struct members *m = group->members;
-
-	for (struct member_client *c = m->clients; c; c = c->next)
-		c->fence(c->ctx, rank);
 	engine_let_go(group->engine, rank, "it is left out of the group");
 	line_leave_out(group, rank);
 }
@@ -307,6 +307,10 @@ static bool fence(tern_group *group)
 			set_add(&m->killed, r);
 			continue;
 		}
+		for (struct member_client *c = m->clients; c && !m->not_fenced; c = c->next)
+			m->not_fenced = c->fence ? c->fence(c->ctx, r) : 0;
+		if (m->not_fenced)
+			return false;
 		if (is_told(m, r))
 			shut_out(group, r);
 		agreement_fence(&m->agreement, r);
@@ -329,7 +333,7 @@ static bool has_stopped(tern_group *group)
 		engine_let_go(group->engine, r, "it is to be left out of the group");
 	}
 	for (struct member_client *c = m->clients; c; c = c->next)
-		all = c->has_stopped(c->ctx) && all;
+		all = (!c->has_stopped || c->has_stopped(c->ctx)) && all;
 	return all;
 }
 
@@ -375,8 +379,10 @@ static void act(tern_group *group)
 	m->change_ns = noticed_ns ? scheduler_now(group->scheduler) - noticed_ns : 0;
 	group->view = now->number;
 	group->shape++;
+	m->remade = false;
 	for (struct member_client *c = m->clients; c; c = c->next)
-		c->changed(c->ctx);
+		if (c->changed)
+			c->changed(c->ctx);
 	tell_record(group);
 	gather_forward(group);
 	m->learns = m->copies;
@@ -454,6 +460,8 @@ static int look_for_change(void *ctx)
 		fenced = fence(group);
 		if (m->agreement.mine.version != m->told_version)
 			tell_record(group); /* also deaths that were noticed before the step */
+		if (m->not_fenced)
+			return m->not_fenced;
 	} while (news == AGREEMENT_CHANGED || (!news && fenced));
 	if (news & AGREEMENT_EXPELLED) {
 		m->expelled = true;
@@ -551,6 +559,18 @@ static void describe_view(const tern_group *group, struct tern_view *view)
 	memcpy(view->joined, m->joined.words, sizeof(view->joined));
 }
 
+/* Who dies in here is left out by the next change. */
+static int remake(tern_group *group)
+{
+	struct members *m = group->members;
+	int rc = 0;
+
+	for (struct member_client *c = m->clients; c && !rc; c = c->next)
+		rc = c->remake ? c->remake(c->ctx) : 0;
+	m->remade = !rc;
+	return rc == TERN_ERR_MEMBERS ? 0 : rc;
+}
+
 /* Another change may be due when one is made: somebody has died meanwhile. */
 int members_change(tern_group *group)
 {
@@ -558,9 +578,14 @@ int members_change(tern_group *group)
 	int rc = 0;
 
 	look_for_deaths(group);
-	while (!rc && !m->expelled &&
-		(m->learns || members_are_to_change(group) || agreement_wanted(&m->agreement)))
-		rc = change_once(group);
+	while (!rc && !m->expelled) {
+		if (m->learns || members_are_to_change(group) || agreement_wanted(&m->agreement))
+			rc = change_once(group);
+		else if (!m->remade)
+			rc = remake(group);
+		else
+			break;
+	}
 	return rc;
 }
 

@@ -15,15 +15,23 @@ struct member_round {
 	uint64_t done, tag;
 };
 
-/* An exchange that writes to ranks whose memory is not mapped. */
+/* An exchange that writes to ranks whose memory is not mapped, or whose kernels do. What is NULL is
+ * not asked. */
 struct member_client {
+	/* A change is wanted: on all members what waits, and cannot look for itself, ends its wait.
+	 */
+	void (*wanted)(void *ctx);
 	/* What this rank has sent has landed, or cannot any more; and what others send is passed on
 	 * to nobody before the view has changed. */
 	bool (*has_stopped)(void *ctx);
 	/* The group acts on the next view. */
 	void (*changed)(void *ctx);
-	/* Nothing that this rank writes, or has written, arrives from here on. */
-	void (*fence)(void *ctx, uint32_t rank);
+	/* Nothing that this rank writes, or has written, arrives from here on. It has ended, or is
+	 * on another node. */
+	int (*fence)(void *ctx, uint32_t rank);
+	/* Collective of the members, before any of them goes on in the view: what it takes besides.
+	 * TERN_ERR_MEMBERS: one has died meanwhile, and the view is changed once more. */
+	int (*remake)(void *ctx);
 	/* Before others hear that this rank has stopped; and what others have told, on the proxy.
 	 */
 	void (*look)(void *ctx, uint32_t slot, struct member_round *round);
@@ -64,7 +72,7 @@ int members_check(const tern_group *group);
 /* TERN_ERR_MEMBERS, with who is known to be gone. */
 int members_fail(tern_group *group);
 
-/* The group has an engine. In the same order on all ranks; before any of them may make a round, by
+/* In the same order on all ranks; before any of them may make a round, by
  * a collective agreement. */
 int members_add_client(tern_group *group, struct member_client *client);
 void members_remove_client(tern_group *group, struct member_client *client);

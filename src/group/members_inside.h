@@ -40,6 +40,8 @@ struct members {
 	_Atomic bool makes;        /* it is in a call that is collective, and makes something */
 	bool in_parts;             /* likewise: in a gathering of several parts */
 	bool expelled, leaves;
+	bool remade;       /* what the view takes besides has been made */
+	int not_fenced;    /* 0, or why somebody could not be */
 	bool learns;       /* acts on a view, and does not know yet what others have completed */
 	bool open;         /* members are met here, and not by the bootstrap */
 	bool torn;         /* a call that all were in has failed here, and they may go on with it */

@@ -91,7 +91,7 @@ void tell_wanted(tern_group *group, uint64_t view)
 void tell_rounds(tern_group *group)
 {
 	for (struct member_client *c = group->members->clients; c; c = c->next)
-		for (uint32_t slot = 0; slot < c->nr_slots; slot++) {
+		for (uint32_t slot = 0; c->look && slot < c->nr_slots; slot++) {
 			struct told_round told = {
 				.kind = TOLD_ROUND, .exchange = c->number, .slot = slot};
 
@@ -232,7 +232,7 @@ void tell_close(tern_group *group)
 	free(m->forwarded);
 }
 
-/* The proxy reads the list. */
+/* The proxy, where there is one, reads the list. */
 struct listing {
 	struct members *members;
 	struct member_client *client;
@@ -265,12 +265,15 @@ int members_add_client(tern_group *group, struct member_client *client)
 {
 	struct listing l = {group->members, client};
 
-	return engine_call(group->engine, enter, &l);
+	return group->engine ? engine_call(group->engine, enter, &l) : enter(NULL, &l);
 }
 
 void members_remove_client(tern_group *group, struct member_client *client)
 {
 	struct listing l = {group->members, client};
 
-	engine_call(group->engine, strike, &l);
+	if (group->engine)
+		engine_call(group->engine, strike, &l);
+	else
+		strike(NULL, &l);
 }

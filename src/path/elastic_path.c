@@ -73,13 +73,16 @@ static void forget_key(struct elastic_path *e, uint32_t rank, int wait_ms)
 
 /* Words that lie in the network's queue here are ignored from now on: the proxy that reads them is
  * asked for the key's end after this. */
-static void fence(void *ctx, uint32_t rank)
+static int fence(void *ctx, uint32_t rank)
 {
 	tern_moe *moe = ctx;
 	struct elastic_path *e = moe->engine->elastic;
 
+	if (path_is_mapped(moe, rank))
+		return 0;
 	shut_out_publish(&moe->engine->view->out[rank]);
 	forget_key(e, rank, moe->wait_ms);
+	return 0;
 }
 
 static void look(void *ctx, uint32_t slot, struct member_round *round)
