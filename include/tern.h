@@ -434,9 +434,10 @@ struct tern_moe_config {
 				   of the environment, or 1. The others are the library's, asleep
 				   between calls, unless there is a parallel_for. Results are the
 				   same bits */
-	uint32_t elastic; /* not 0: goes on when members of its group, an elastic one, die. On the
-			     CPU, with TERN_REDUCE_HOME and replica_ranks 1. Experts survive where
-			     they have replicas on other ranks */
+	uint32_t elastic; /* not 0: goes on when members of its group, an elastic one, die. With
+			     TERN_REDUCE_HOME and replica_ranks 1; on devices in low latency, on
+			     one node, without plans, made while all members are there. Experts
+			     survive where they have replicas on other ranks */
 	tern_parallel_for parallel_for; /* with nr_threads > 1, in place of threads of the library:
 					   the caller's pool, used within halves alone */
 	void *parallel_ctx;
@@ -735,6 +736,17 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  * Peers.      What a peer has written is looked at before a kernel follows it: a number that no
  *             correct peer writes ends the exchange in the same way, with TERN_ERR_PROTOCOL; its
  *             peers get TERN_ERR_PEER_LEFT.
+ * Elastic.    When members have to change, all waits of kernels end within some ms, also in replays
+ *             of graphs. The next call, or tern_moe_status, returns TERN_ERR_MEMBERS. Before
+ *             tern_group_view_change all that was put on streams is waited for, there. Afterwards
+ *             graphs are replayed as they are. *tag of tern_moe_owed is the number of the slot's
+ *             round that is made next, from 0, whatever it returns, as a graph has no tags; rounds
+ *             that are made again keep theirs. A rank's own results are good of all rounds before
+ *             it, and where it owes that one to others of that one, too. An owed round may be a
+ *             graph's replay with a number of tokens of 0 (tern_moe_set_nr_tokens_at). A wait that
+ *             has expired ends nothing for good: calls return TERN_ERR_TIMEOUT until the view is
+ *             changed, for instance without the one that was waited for (tern_group_propose).
+ *             Replays that come while experts are lost do nothing.
  * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device
  *             has got, so wait for the streams first. Asking waits for no kernel, and copies a few
  *             KB from the device. Bytes are those that are stored for rows and results, with what

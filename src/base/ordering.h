@@ -126,6 +126,12 @@ static inline void leave_status_publish_death(_Atomic uint64_t *leave_status, ui
 		leave_status, &none, value, memory_order_release, memory_order_relaxed);
 }
 
+/* The word is none any more, if it is still that one. */
+static inline void leave_status_take_back(_Atomic uint64_t *leave_status, uint64_t value)
+{
+	atomic_compare_exchange_strong(leave_status, &value, 0);
+}
+
 static inline uint64_t leave_status_observe(const _Atomic uint64_t *leave_status)
 {
 	return atomic_load_explicit(leave_status, memory_order_acquire);

@@ -9,7 +9,7 @@
 
 static struct slot_progress *progress_of(const tern_moe *moe, uint32_t rank, uint32_t slot)
 {
-	if (!moe->windows[rank])
+	if (!moe->windows || !moe->windows[rank])
 		return &moe->told[rank * moe->config.nr_slots + slot];
 	return (struct slot_progress *)(moe->windows[rank]->base +
 					layout_progress(&moe->layout, slot));
@@ -79,7 +79,7 @@ void elastic_begin(tern_moe *moe)
 }
 
 /* Where it is the same view, a newcomer serves from here on, and no round is under way. */
-static void take_over(tern_moe *moe)
+void elastic_take_over(tern_moe *moe)
 {
 	bool is_same = moe->view == moe->group->view;
 
@@ -98,7 +98,7 @@ int elastic_check(tern_moe *moe)
 			"tern_group_allgather on that all members begin after it",
 			moe->rank, (unsigned long long)moe->group->view);
 	if (!rc && moe->shape != moe->group->shape)
-		take_over(moe);
+		elastic_take_over(moe);
 	return rc;
 }
 
@@ -185,7 +185,7 @@ void elastic_offer_drop(tern_moe *moe)
 }
 
 /* "expert 3, 11 of 32" */
-static int fail_lost(const tern_moe *moe)
+int elastic_fail_lost(const tern_moe *moe)
 {
 	const struct placement *p = &moe->placement;
 	char list[256] = "";
@@ -203,7 +203,7 @@ static int fail_lost(const tern_moe *moe)
 int elastic_begin_round(tern_moe *moe, uint32_t slot, bool has_tokens, uint64_t tag)
 {
 	if (moe->placement.nr_lost)
-		return fail_lost(moe);
+		return elastic_fail_lost(moe);
 	if (moe->slots[slot].owed && has_tokens)
 		return fail(TERN_ERR_STATE,
 			"tokens, or a plan's results, on slot %u, where this rank owes others a "

@@ -35,6 +35,12 @@ void elastic_offer_keep(tern_moe *moe, const struct setting *settings, int nr_se
 void elastic_offer_make(tern_moe *moe);
 void elastic_offer_drop(tern_moe *moe);
 
+/* Where the rounds that each rank has completed are known: the group's view becomes the exchange's.
+ */
+void elastic_take_over(tern_moe *moe);
+/* TERN_ERR_LOST_EXPERTS, with their numbers. */
+int elastic_fail_lost(const tern_moe *moe);
+
 /* Before a call on an elastic exchange goes on: a new view is taken over, or the call is refused.
  */
 int elastic_check(tern_moe *moe);

@@ -163,7 +163,8 @@ int tern_moe_owed(tern_moe *moe, uint32_t slot, uint64_t *tag)
 	if (rc)
 		return rc;
 	*tag = moe->slots[slot].tag;
-	return moe->slots[slot].owed;
+	return moe->slots[slot].owed && moe->ops->still_owed ? moe->ops->still_owed(moe, slot)
+							     : moe->slots[slot].owed;
 }
 
 /* ---- settings of calls on devices ------------------------------------------------------------ */

@@ -35,6 +35,10 @@ struct exchange_ops {
 	int (*look)(tern_moe *moe);
 	int (*status)(tern_moe *moe);
 
+	/* Of a slot whose round was owed when the view changed: 1, or 0 if it has been made since,
+	 * without the host. NULL: calls alone make rounds. */
+	int (*still_owed)(tern_moe *moe, uint32_t slot);
+
 	/* Before this rank leaves with all well. Not 0: it has failed, and its peers know. */
 	int (*settle)(tern_moe *moe);
 	/* Peers that wait for this rank are told that it has left: wire.h, leave words. */

@@ -109,7 +109,7 @@ struct tern_moe {
 	uint64_t shape;             /* likewise */
 	struct join_offer *offer;   /* NULL: nobody joins later */
 	struct slot_progress *told; /* [R][slots] elastic, with an engine: by ranks that are not
-				       mapped */
+				       mapped; on a device: all ranks', in memory that they share */
 	uint8_t *alive; /* [R] members that are not masked; all, where it is neither elastic nor has
 			   masks */
 	int wait_ms;

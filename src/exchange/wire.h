@@ -49,6 +49,8 @@ static inline uint64_t leave_status_make(int error, int peer)
 /* In its place, of a rank whose process has ended without one: on GPUs (gpu/host/leave_status.c).
  */
 #define LEAVE_DIED (1ull << 62)
+/* Likewise, of a rank that may well live: a change of view is wanted, so nothing is waited for. */
+#define LEAVE_VIEW (1ull << 61)
 
 static inline int leave_status_error(uint64_t leave_status)
 {

@@ -192,6 +192,9 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.layer_open = device_layer_open,
 		.layer_close = device_layer_close,
 		.layer_run = device_layer_run,
+		.quiesce = device_exchange_quiesce,
+		.read_epoch = device_exchange_epoch,
+		.resume = device_exchange_resume,
 		.read_report = device_exchange_report,
 		.take_input_error = device_exchange_input_error,
 		.read_counters = device_exchange_counters};

@@ -44,6 +44,10 @@ int device_layer_open(struct device_exchange *exchange, const struct tern_layer_
 void device_layer_close(struct device_layer *layer);
 int device_layer_run(struct device_layer *layer, const struct device_call *call,
 	const struct device_layer_rows *rows);
+/* view.c */
+int device_exchange_quiesce(const struct device_exchange *exchange);
+int device_exchange_epoch(struct device_exchange *exchange, uint32_t slot, uint32_t *epoch);
+int device_exchange_resume(struct device_exchange *exchange, const struct device_view *view);
 
 int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
 

@@ -34,3 +34,10 @@ int cuda_check(cudaError_t rc, const char *call)
 			    : TERN_ERR_SYSTEM,
 		"%s: %s (%s)", call, cudaGetErrorName(rc), cudaGetErrorString(rc));
 }
+
+int device_switch(int to, int *before)
+{
+	int rc = cuda_check(cudaGetDevice(before), "cudaGetDevice");
+
+	return rc || *before == to ? rc : cuda_check(cudaSetDevice(to), "cudaSetDevice");
+}

@@ -6,6 +6,9 @@
 #include <cuda_runtime_api.h>
 
 /* 0, or the enum tern_error for rc, with a text of this thread that names the call. */
+/* For calls by a thread whose current device may be another: makes that one current, and says which
+ * it was. */
+int device_switch(int to, int *before);
 int cuda_check(cudaError_t rc, const char *call);
 const char *check_text(void);
 

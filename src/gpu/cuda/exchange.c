@@ -93,6 +93,7 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->row_routes = (uint2 *)(memory + l->row_routes);
 	e->home_routes = (uint2 *)(memory + l->home_routes);
 	e->own_positions = (uint32_t *)(memory + l->own_positions);
+	e->view = x->view;
 }
 
 static void make_dispatch(
@@ -228,6 +229,17 @@ static int ask_device(struct device_exchange *x)
 	return rc;
 }
 
+static int make_view(struct device_exchange *x)
+{
+	int rc;
+
+	if (!x->config.elastic)
+		return 0;
+	rc = cuda_check(cudaMalloc((void **)&x->view, sizeof(*x->view)), "cudaMalloc of a view");
+	return rc ? rc
+		  : cuda_check(cudaMemset(x->view, 0, sizeof(*x->view)), "cudaMemset of a view");
+}
+
 static int fill_exchange(struct device_exchange *x, const struct device_plan *plan)
 {
 	uint32_t nr_slots = plan->config->nr_slots;
@@ -245,6 +257,7 @@ static int fill_exchange(struct device_exchange *x, const struct device_plan *pl
 		x->counters = (struct gpu_counters *)(x->memory + x->layout.counters);
 	}
 	rc = rc ? rc : ask_device(x);
+	rc = rc ? rc : make_view(x);
 	rc = rc ? rc : tables_open(x, plan->placement);
 	rc = rc ? rc : upload_internode(x, plan);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
@@ -261,6 +274,7 @@ int device_exchange_open(const struct device_plan *plan, struct device_exchange 
 	if (!x)
 		return fail(TERN_ERR_NOMEM, "no memory for an exchange");
 	x->config = *plan->config;
+	x->nr_ranks = plan->nr_ranks;
 	x->layout = *plan->device_layout;
 	x->positions = plan->layout->positions;
 	x->nr_sharing = plan->nr_sharing;
@@ -280,6 +294,7 @@ void device_exchange_close(struct device_exchange *x)
 	device_kept_close(x);
 	(void)cudaFree(x->memory);
 	tables_close(x);
+	(void)cudaFree(x->view);
 	(void)cudaFree(x->internode);
 	if (x->reports)
 		(void)cudaFreeHost(x->reports);

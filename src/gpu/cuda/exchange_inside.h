@@ -46,6 +46,7 @@ struct slot_tables {
 
 struct device_exchange {
 	struct tern_moe_config config;
+	uint32_t nr_ranks;
 	struct device_layout layout;
 	uint64_t positions;
 	uint32_t nr_sharing;
@@ -56,6 +57,7 @@ struct device_exchange {
 		       the room */
 	uint8_t *memory;
 	struct device_tables tables;
+	struct gpu_view *view;             /* NULL: not elastic */
 	struct internode_table *internode; /* [slots] NULL: no rank is on another node */
 	uint8_t *sink; /* high throughput: heads for ranks on other nodes, which nobody reads */
 	struct gpu_counters *counters;
@@ -81,6 +83,8 @@ void device_kept_close(struct device_exchange *x);
 
 /* tables.c */
 int tables_open(struct device_exchange *x, const struct placement *placement);
+/* When no kernel runs. */
+int tables_write(struct device_exchange *x, const struct placement *placement);
 void tables_close(struct device_exchange *x);
 struct slot_tables tables_of(const struct device_exchange *x, uint32_t slot);
 

@@ -26,14 +26,30 @@ static size_t fixed_bytes(const struct placement *p)
 	       256;
 }
 
+/* Replicas by expert. One that no member holds any more keeps a replica here: no round begins then,
+ * but kernels look for places before they know. */
+static void fill_replicas(const struct placement *p, uint32_t *replicas, uint32_t *start)
+{
+	uint32_t at = 0;
+
+	for (uint32_t e = 0; e < p->nr_experts; e++) {
+		start[e] = at;
+		for (uint32_t i = p->first_replica[e]; i < p->first_replica[e + 1]; i++)
+			replicas[at++] = p->replicas[i];
+		for (uint32_t i = 0; i < p->nr_physical && at == start[e]; i++)
+			if (p->logical[i] == e)
+				replicas[at++] = i;
+	}
+	start[p->nr_experts] = at;
+}
+
 static void fill_moving(const struct device_tables *t, const struct placement *p, uint32_t *to)
 {
 	uint32_t nr = t->nr_physical;
 
 	to[0] = p->placed.version;
 	to[1] = p->placed.hash;
-	memcpy(to + 2, p->replicas, nr * sizeof(*to));
-	memcpy(to + 2 + nr, p->first_replica, (t->nr_experts + 1) * sizeof(*to));
+	fill_replicas(p, to + 2, to + 2 + nr);
 	memcpy(to + 2 + nr + t->nr_experts + 1, p->logical, nr * sizeof(*to));
 }
 
@@ -126,11 +142,28 @@ struct slot_tables tables_of(const struct device_exchange *x, uint32_t slot)
 		tables.placement.by_per_rank = gpu_divisor_of(t->per_rank);
 	}
 	if (t->looked_at) {
-		tables.placement.placed = moving;
+		/* Who is ahead of others may owe them a round of older tables. */
+		tables.placement.placed = x->config.elastic ? NULL : moving;
 		tables.placement.replicas = moving + 2;
 		tables.placement.replica_start = moving + 2 + t->nr_physical;
 	}
 	return tables;
+}
+
+int tables_write(struct device_exchange *x, const struct placement *p)
+{
+	struct device_tables *t = &x->tables;
+	uint32_t *host = malloc(moving_bytes(t));
+	int rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", p->nr_physical);
+
+	if (!rc)
+		fill_moving(t, p, host);
+	for (uint32_t slot = 0; slot < x->config.nr_slots && !rc; slot++)
+		rc = cuda_check(cudaMemcpy(t->moving + slot * moving_bytes(t), host,
+					moving_words(t) * sizeof(*host), cudaMemcpyHostToDevice),
+			"cudaMemcpy of tables");
+	free(host);
+	return rc;
 }
 
 /* ---- other tables ---------------------------------------------------------------------------- */

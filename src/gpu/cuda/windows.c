@@ -301,18 +301,21 @@ int window_renew(struct device_window *w)
 {
 	CUmemAllocationProp prop = memory_of(w->ordinal);
 	CUmemGenericAllocationHandle memory;
-	int rc;
+	int before, rc;
 
 	if (!w->by_fd)
 		return fail(TERN_ERR_UNSUPPORTED, "the driver cannot put other memory in place");
 	close_fd(w);
-	rc = create(w, &prop, &memory);
+	rc = device_switch(w->ordinal, &before);
+	rc = rc ? rc : create(w, &prop, &memory);
 	if (rc)
 		return rc;
 	take_out(w);
 	rc = put_in_place(w, memory);
 	(void)driver.release(memory);
-	return rc ? rc : clear(w->base, w->bytes);
+	rc = rc ? rc : clear(w->base, w->bytes);
+	(void)device_switch(before, &(int){0});
+	return rc;
 }
 
 int window_reopen(struct device_window *w)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/host/elastic.h"
 #include "gpu/host/internode.h"
 #include "gpu/host/layer.h"
 #include "gpu/host/reach.h"
@@ -234,7 +235,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 			moe->device->windows, &moe->device->internode);
 	if (!rc)
 		rc = group_agree_status(group, open_exchange(moe, cards), "tern_moe_create");
-	return rc;
+	return rc || !moe->config.elastic ? rc : device_elastic_open(moe);
 }
 
 static int device_open(tern_moe *moe)
@@ -285,6 +286,7 @@ static void device_close(tern_moe *moe)
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
 	device_plans_close(d);
+	device_elastic_close(moe);
 	device_board_close(moe);
 	device_internode_close(moe, d->internode);
 	tern_engine_destroy(d->engine);
@@ -342,6 +344,7 @@ const struct exchange_ops exchange_gpu_ops = {.open = device_open,
 	.layer_lend = device_layer_lend,
 	.layer_experts = device_layer_experts,
 	.look = device_look,
+	.still_owed = device_still_owed,
 	.status = device_status,
 	.settle = device_settle,
 	.leave = device_leave,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The halves of an exchange on a device: arguments checked, and kernels put on streams. */
 #include "exchange/arguments.h"
+#include "exchange/elastic.h"
 #include "gpu/host/inside.h"
 #include "base/error.h"
 
@@ -140,6 +141,9 @@ static int put_dispatch(tern_moe *moe, uint32_t slot, uint32_t roles,
 	struct held_plan *plan = NULL;
 	int rc = args ? check_plan(moe, args, &plan) : 0;
 
+	if (!rc && args && moe->config.elastic) /* where the device knows it, there may be none */
+		rc = elastic_begin_round(
+			moe, slot, args->nr_tokens && !call.nr_tokens_at, args->tag);
 	if (rc)
 		return rc;
 	moe->device->busy = true;
@@ -266,6 +270,7 @@ static int put_combine(tern_moe *moe, uint32_t slot, uint32_t roles,
 	if (rc)
 		return rc;
 	moe->slots[slot].state = next;
+	moe->slots[slot].owed = moe->slots[slot].owed && next != SLOT_IDLE;
 	moe->device->streams[slot].plan = NULL;
 	if (plan)
 		moe->slots[slot].nr_tokens = plan->nr_tokens;
@@ -310,6 +315,7 @@ int device_release(tern_moe *moe, uint32_t slot)
 	if (rc)
 		return rc;
 	moe->slots[slot].state = SLOT_IDLE;
+	moe->slots[slot].owed = false;
 	moe->device->streams[slot].plan = NULL;
 	return 0;
 }

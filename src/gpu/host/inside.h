@@ -44,8 +44,9 @@ struct device {
 	_Atomic uint64_t *board; /* [R][R] leave words of this node's ranks, a row for each that
 				    looks; host/leave_status.c */
 	void *board_there; /* this rank's row as the device finds it; NULL: it does not know it */
-	struct death_watcher watcher; /* marks the dead on the board */
-	bool busy;                    /* peers may still store into the window */
+	struct death_watcher watcher;   /* marks the dead on the board */
+	struct device_elastic *elastic; /* NULL: it is not */
+	bool busy;                      /* peers may still store into the window */
 	uint32_t nr_sms;
 	struct device_stream *streams; /* [slots] */
 	struct held_plan *plans;
@@ -105,6 +106,12 @@ void device_close_fds(tern_moe *moe);
  * failure. */
 int device_board_open(tern_moe *moe);
 void device_board_close(tern_moe *moe);
+
+/* On the board: what rank `looks` sees of rank `of`; for elastic exchanges, the rounds that each
+ * rank has completed, [R][slots], and the view for which a rank has all that it needs. */
+_Atomic uint64_t *device_leave_word(const tern_moe *moe, uint32_t looks, uint32_t of);
+struct slot_progress *device_progress(const tern_moe *moe);
+_Atomic uint64_t *device_ready_word(const tern_moe *moe, uint32_t rank);
 
 /* The leave word of a rank, 0 while it takes part, and if it has died. */
 uint64_t device_leave_status(const tern_moe *moe, uint32_t rank);

@@ -15,21 +15,43 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "gpu/host/elastic.h"
 #include "gpu/host/internode.h"
 #include "base/error.h"
 #include "base/ordering.h"
 #include "group/window.h"
+#include "exchange/elastic.h"
 #include "exchange/wire.h"
 
-/* What rank `looks` sees of rank `of`. */
-static _Atomic uint64_t *word(const tern_moe *moe, uint32_t looks, uint32_t of)
+static uint64_t progress_at(const tern_moe *moe)
 {
-	return &moe->device->board[looks * moe->nr_ranks + of];
+	return align_up((uint64_t)moe->nr_ranks * moe->nr_ranks * sizeof(uint64_t), CACHE_LINE);
+}
+
+static uint64_t ready_at(const tern_moe *moe)
+{
+	return progress_at(moe) +
+	       (uint64_t)moe->nr_ranks * moe->config.nr_slots * sizeof(struct slot_progress);
 }
 
 static uint64_t board_bytes(const tern_moe *moe)
 {
-	return align_up((uint64_t)moe->nr_ranks * moe->nr_ranks * sizeof(uint64_t), 4096);
+	return align_up(ready_at(moe) + moe->nr_ranks * sizeof(uint64_t), 4096);
+}
+
+_Atomic uint64_t *device_leave_word(const tern_moe *moe, uint32_t looks, uint32_t of)
+{
+	return &moe->device->board[looks * moe->nr_ranks + of];
+}
+
+struct slot_progress *device_progress(const tern_moe *moe)
+{
+	return (struct slot_progress *)((uint8_t *)moe->device->board + progress_at(moe));
+}
+
+_Atomic uint64_t *device_ready_word(const tern_moe *moe, uint32_t rank)
+{
+	return (_Atomic uint64_t *)((uint8_t *)moe->device->board + ready_at(moe)) + rank;
 }
 
 /* Of the lowest rank of this node; a mapping of this rank's own, as devices want to know each once.
@@ -57,10 +79,12 @@ static int map_board(tern_moe *moe, struct window **windows)
 
 static void mark_dead(void *ctx, uint32_t rank)
 {
-	const tern_moe *moe = ctx;
+	tern_moe *moe = ctx;
 
-	if (!is_internode(moe, rank))
-		leave_status_publish_death(word(moe, moe->rank, rank), LEAVE_DIED);
+	if (moe->device->elastic)
+		device_elastic_died(moe, rank);
+	else if (!is_internode(moe, rank))
+		leave_status_publish_death(device_leave_word(moe, moe->rank, rank), LEAVE_DIED);
 }
 
 int device_board_open(tern_moe *moe)
@@ -102,7 +126,7 @@ void device_leave(tern_moe *moe, uint64_t leave_status)
 	struct device *d = moe->device;
 
 	for (uint32_t r = 0; d->board && r < moe->nr_ranks; r++)
-		leave_status_publish(word(moe, r, moe->rank), leave_status);
+		leave_status_publish(device_leave_word(moe, r, moe->rank), leave_status);
 	if (d->internode)
 		device_internode_leave(d->internode, leave_status);
 }
@@ -115,12 +139,12 @@ uint64_t device_leave_status(const tern_moe *moe, uint32_t rank)
 
 	if (is_internode(moe, rank))
 		return device_internode_leave_status(d->internode, rank);
-	status = leave_status_observe(word(moe, moe->rank, rank));
-	return status == LEAVE_DIED ? 0 : status;
+	status = leave_status_observe(device_leave_word(moe, moe->rank, rank));
+	return status == LEAVE_DIED || status == LEAVE_VIEW ? 0 : status;
 }
 
 bool device_has_died(const tern_moe *moe, uint32_t rank)
 {
-	return leave_status_observe(word(moe, moe->rank, rank)) == LEAVE_DIED ||
+	return leave_status_observe(device_leave_word(moe, moe->rank, rank)) == LEAVE_DIED ||
 	       group_has_died(moe->group, rank);
 }

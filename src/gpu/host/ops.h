@@ -57,6 +57,13 @@ struct device_plan {
 	const void *leave_statuses; /* [R] of ranks of this node, as kernels find them */
 };
 
+/* A view as kernels see it, from the next round on. */
+struct device_view {
+	const uint8_t *alive; /* [R] */
+	const struct placement *placement;
+	const uint32_t *epochs; /* [slots] of the next round */
+};
+
 enum device_roles {
 	DEVICE_SEND = 1,
 	DEVICE_RECEIVE = 2
@@ -166,6 +173,11 @@ struct device_ops {
 		const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);
 	void (*take_input_error)(struct device_exchange *exchange, uint32_t slot,
 		struct gpu_input_error *input_error);
+	/* Elastic exchanges. All kernels of the device have ended; the epoch of a slot's first
+	 * round that this rank has not completed; and a view. */
+	int (*quiesce)(const struct device_exchange *exchange);
+	int (*read_epoch)(struct device_exchange *exchange, uint32_t slot, uint32_t *epoch);
+	int (*resume)(struct device_exchange *exchange, const struct device_view *view);
 	/* What kernels have counted so far; waits for none of them. Behind the struct,
 	 * config.nr_experts counts. */
 	int (*read_counters)(struct device_exchange *exchange, struct gpu_counters *counters);

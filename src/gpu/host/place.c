@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "gpu/host/inside.h"
+#include "gpu/host/elastic.h"
 
 #define NAP_NS 20000
 
@@ -22,6 +22,11 @@ int device_place_check(tern_moe *moe)
 	int rc;
 
 	streams_of(moe, streams);
+	if (moe->config.elastic) {
+		rc = device_elastic_place_check(moe);
+		if (rc)
+			return rc;
+	}
 	while ((rc = moe->device->ops->place_check(moe->device->exchange, streams)) ==
 			TERN_ERR_TIMEOUT &&
 		clock_ns() < end_ns)
@@ -38,6 +43,8 @@ int device_place(tern_moe *moe)
 {
 	void *streams[moe->config.nr_slots];
 
+	if (moe->config.elastic)
+		return device_elastic_place(moe);
 	streams_of(moe, streams);
 	return device_outcome(moe->device,
 		moe->device->ops->place(moe->device->exchange, &moe->placement, streams));

@@ -41,6 +41,9 @@ int device_plan_create(tern_moe *moe, uint32_t slot, uint64_t *id)
 
 	if (rc)
 		return rc;
+	if (moe->config.elastic)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"tern_plan_create: an elastic exchange on a device has no plans");
 	if (moe->slots[slot].state != SLOT_RECEIVED)
 		return slot_wrong_state(moe, slot, "tern_plan_create");
 	give_back(moe);

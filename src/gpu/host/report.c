@@ -3,19 +3,21 @@
  * number of a peer was not followed, what was wrong with the caller's ids. */
 #include <stdio.h>
 
+#include "gpu/host/elastic.h"
 #include "gpu/host/internode.h"
 #include "gpu/host/inside.h"
 #include "engine/engine.h"
 #include "base/error.h"
 #include "gpu/wire/internode.h"
 #include "gpu/wire/plans.h"
+#include "exchange/elastic.h"
 #include "exchange/wire.h"
 
 /* 0, or how that rank went without a word; *cause: the engine's, "" where there is none. */
 static int is_gone(const tern_moe *moe, uint32_t rank, const char **cause)
 {
 	*cause = "";
-	if (device_leave_status(moe, rank))
+	if (!moe->alive[rank] || device_leave_status(moe, rank))
 		return 0;
 	if (is_internode(moe, rank))
 		return engine_peer_down(device_engine(moe), rank, cause);
@@ -170,17 +172,33 @@ static int has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 	return fail(moe->failed, "%s", moe->failed_text);
 }
 
+/* In an elastic exchange: who ends waits has said why before. One that has merely expired ends
+ * nothing, as the next view begins anew. */
+static int has_ended_early(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
+{
+	int rc = device_elastic_look(moe);
+
+	if (rc || r->reason >= GPU_BROKEN_TOKENS)
+		return rc ? rc : has_failed(moe, slot, r);
+	wait_has_failed(moe, slot, r);
+	rc = moe->failed;
+	moe->failed = 0;
+	return rc == TERN_ERR_PEER_DEAD ? elastic_lost(moe) : fail(rc, "%s", moe->failed_text);
+}
+
 int device_look(tern_moe *moe)
 {
 	const struct device *d = moe->device;
 	struct gpu_report report = {0};
+	int rc = moe->config.elastic ? device_elastic_look(moe) : 0;
 
-	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
+	for (uint32_t slot = 0; slot < moe->config.nr_slots && !rc; slot++) {
 		d->ops->read_report(d->exchange, slot, &report);
 		if (report.reason)
-			return has_failed(moe, slot, &report);
+			return moe->config.elastic ? has_ended_early(moe, slot, &report)
+						   : has_failed(moe, slot, &report);
 	}
-	return 0;
+	return rc;
 }
 
 static int look_at_input_errors(tern_moe *moe)

@@ -41,6 +41,13 @@ struct gpu_state {
 	uint32_t tickets[HT_TICKETS];
 };
 
+/* Of an elastic exchange: the ranks that are no members any more. Rewritten between rounds, at the
+ * same address. */
+struct gpu_view {
+	uint32_t nr_gone;
+	uint32_t gone[GPU_MAX_RANKS];
+};
+
 /* What all rounds of an exchange add up to; nothing ever takes from it. Of all slots together, so
  * only added to by atomics. In the order of struct tern_stats. */
 struct gpu_counters {
@@ -73,8 +80,9 @@ enum gpu_wait {
 	GPU_BROKEN_LOCAL = 12,    /* a local expert that is not here */
 	GPU_BROKEN_REPLAY = 13,   /* a dispatch, of so many tokens, where this rank combines a plan
 				     again */
-	GPU_BROKEN_PLACED = 14    /* value, most: a peer's version of the placement, and this rank's
+	GPU_BROKEN_PLACED = 14,   /* value, most: a peer's version of the placement, and this rank's
 				   */
+	GPU_LOST_EXPERTS = 15     /* no round begins in this view, as no member has some expert */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

@@ -70,6 +70,7 @@ struct gpu_exchange {
 	uint2 *home_routes;      /* [T][K] rank (UINT32_MAX: none), weight */
 	uint32_t *own_positions; /* [T][K] of this rank's tokens: position, where the route ends
 				    here; undefined for tokens without any such route */
+	const struct gpu_view *view; /* NULL: not elastic */
 #ifdef TERN_TRACE
 	uint64_t *trace; /* NULL, or [blocks][GPU_TRACE_MARKS] nanoseconds */
 #endif

@@ -181,6 +181,22 @@ __device__ __forceinline__ void drop_rest(uint32_t nr, uint32_t first, uint32_t 
 			ids[i] = UINT32_MAX;
 }
 
+/* Who is no member any more has no tokens: each rank says so to itself, in that one's place, as
+ * nobody else stores there. By one warp. */
+template <int FORMAT>
+static __device__ __noinline__ void plan_for_gone(const struct gpu_exchange *e, uint32_t epoch)
+{
+	uint4 v = lane_id() == 7 ? make_uint4(0, 0, 0, epoch)
+				 : make_uint4(UINT32_MAX, UINT32_MAX, UINT32_MAX, epoch);
+
+	for (uint32_t i = 0; i < e->view->nr_gone; i++)
+		if (lane_id() < 8)
+			piece_store(e->windows[e->rank] + e->window.plans +
+					    e->view->gone[i] * e->window.plan_bytes +
+					    lane_id() * 16,
+				v);
+}
+
 /* Four lines of this rank's plan, by one warp, to all ranks. All loads are under way before the
  * first is needed, and before it is known which round it is, how many tokens it has
  * (callers_tokens) and whether an earlier one has failed. */
@@ -227,6 +243,8 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 				offset,
 			v);
 	}
+	if (CASE == GPU_ANY && !FAR && four == 0 && e->view)
+		plan_for_gone<FORMAT>(e, epoch);
 	trace_mark(e, 7);
 }
 

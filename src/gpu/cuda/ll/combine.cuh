@@ -189,6 +189,15 @@ static __device__ __forceinline__ bool look_up(const struct gpu_exchange *e, str
 	return true;
 }
 
+/* Who is no member any more has read all, by this rank's own word. By one warp. */
+static __device__ __noinline__ void arrivals_for_gone(const struct gpu_exchange *e, uint32_t epoch)
+{
+	for (uint32_t i = lane_id(); i < e->view->nr_gone; i += LANES)
+		word_store(e->windows[e->rank] + e->window.arrivals +
+				   (uint64_t)e->view->gone[i] * GPU_LINE_BYTES,
+			epoch);
+}
+
 /* My arrival word, to all; by one warp. An internode rank has it from the head of my results. */
 template <bool FAR>
 static __device__ __forceinline__ void tell_arrival(const struct gpu_combine *c, uint32_t epoch)
@@ -220,8 +229,11 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 		most = max(most, e->state->nr_from[s]);
 	if (state.w)
 		return;
-	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1)
+	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1) {
 		tell_arrival<FAR>(c, state.y);
+		if (!FAR && e->view)
+			arrivals_for_gone(e, state.y);
+	}
 	most = __reduce_max_sync(ALL_LANES, most);
 #pragma unroll 1
 	for (; more && !c->release; first = false) {

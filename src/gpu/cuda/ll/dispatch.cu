@@ -10,7 +10,7 @@ static int case_of(const struct gpu_dispatch *d)
 	const struct gpu_exchange *e = &d->exchange;
 
 	if (!e->placement.per_rank || e->placement.replica_start || e->by_replicas.d != 1 ||
-		e->nr_ranks > LANES)
+		e->nr_ranks > LANES || e->view)
 		return GPU_ANY;
 	return d->ids_64 || d->by_source || d->padded || d->by_alignment.d != 1 ? GPU_PLACED
 										: GPU_PLAIN;
