@@ -435,8 +435,8 @@ struct tern_moe_config {
 				   between calls, unless there is a parallel_for. Results are the
 				   same bits */
 	uint32_t elastic; /* not 0: goes on when members of its group, an elastic one, die. With
-			     TERN_REDUCE_HOME and replica_ranks 1; on devices in low latency, on
-			     one node, without plans, made while all members are there. Experts
+			     TERN_REDUCE_HOME and replica_ranks 1; on devices on one node,
+			     without plans, made while all members are there. Experts
 			     survive where they have replicas on other ranks */
 	tern_parallel_for parallel_for; /* with nr_threads > 1, in place of threads of the library:
 					   the caller's pool, used within halves alone */

@@ -313,9 +313,6 @@ static int check_elastic(const tern_moe *moe)
 	if (!moe->group->members)
 		return fail(
 			TERN_ERR_INVALID, "elastic: the group is not (tern_group_config.elastic)");
-	if (c->device && c->mode != TERN_LOW_LATENCY)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"elastic: mode is %d; on devices it takes low latency", (int)c->mode);
 	if (c->device && (moe->group->view || moe->group->rendezvous.get))
 		return fail(TERN_ERR_UNSUPPORTED,
 			"elastic: on devices an exchange is made before any member has gone (view "

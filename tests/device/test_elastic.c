@@ -24,12 +24,13 @@
 #include "testkit/random.h"
 
 #define MOST_RANKS 4
-#define COPIES 2    /* of each expert, on neighbours */
+#define COPIES 3    /* of each expert, on neighbours, at most */
 #define STRUCK_AT 6 /* the round */
 
 static int nr_ranks;
+static enum tern_mode mode;
 static bool by_graph; /* for ranks that are started next */
-static uint32_t nr_copies = COPIES;
+static uint32_t nr_copies = 2;
 static uint64_t nr_rounds;      /* of each rank */
 static enum tern_change change; /* at round STRUCK_AT: the victim leaves, or stands still */
 
@@ -52,7 +53,7 @@ struct worker {
 	void *stream;
 	struct round_memory *here, *there;
 	struct device_graph *graph;
-	unsigned long long noticed_ns;
+	unsigned long long noticed_ns, viewed_ns;
 	uint64_t next; /* as it stands after a change */
 	uint32_t nr_changes, nr_owed;
 };
@@ -125,18 +126,20 @@ static int run_experts(struct worker *w, const struct tern_received *received, u
 	return extent ? copy(w, w->there->rows, here->rows, extent * sizeof(*here->rows)) : 0;
 }
 
-/* Where the others' results come home, there are lines of no epoch, again and again, until the
- * scene is over: with a GPU by copies that it has before it when the process is stopped and killed;
- * where GPUs are emulated by a process that has nothing but the mappings. */
+/* Where the others' results come home, there are lines and words of no epoch, again and again,
+ * until the scene is over: with a GPU by copies that it has before it when the process is stopped
+ * and killed; where GPUs are emulated by a process that has nothing but the mappings. */
 #define JUNK_COPIES 2000
 #define JUNK_LAUNCHES 400
 
 static uint8_t *results_of(const struct worker *w, int rank, uint64_t *bytes)
 {
-	const struct ll_window *l = &w->moe->device->layout.window;
+	const struct device_layout *l = &w->moe->device->layout;
+	bool low = mode == TERN_LOW_LATENCY;
+	uint64_t first = low ? l->window.results : l->ht.result_words;
 
-	*bytes = l->bytes - l->results;
-	return (uint8_t *)w->moe->device->windows[rank] + l->results;
+	*bytes = (low ? l->window.bytes : l->ht.bytes) - first;
+	return (uint8_t *)w->moe->device->windows[rank] + first;
 }
 
 static void store_without_end(const struct worker *w)
@@ -228,7 +231,9 @@ static int capture(struct worker *w)
 
 	rc = rc ? rc : w->ops->capture_begin(w->stream);
 	rc = rc ? rc : tern_dispatch(w->moe, &dispatch, &received);
-	rc = rc ? rc : w->ops->copy(w->there->rows, received.x, sizeof(w->there->rows), w->stream);
+	rc = rc ? rc
+		: w->ops->copy(w->there->rows, received.x,
+			  (uint64_t)nr_ranks * TOKENS * TOPK * sizeof(*w->there->rows), w->stream);
 	rc = rc ? rc : tern_combine(w->moe, &combine, w->there->out, 0);
 	rc = rc ? rc : w->ops->capture_end(w->stream, &w->graph);
 	return rc ? rank_fails(w->rank, "capturing: %s %s", tern_last_error(), w->ops->error_text())
@@ -256,6 +261,66 @@ static int make_round(struct worker *w, uint32_t nr_tokens, uint64_t number)
 	rc = rc ? rc : outcome(w);
 	w->here->in.nr_tokens = drawn;
 	return rc;
+}
+
+/* ---- what a change takes on the device ----------------------------------------------------- */
+
+enum step {
+	QUIESCE,
+	RENEW,
+	REOPEN,
+	RESUME,
+	NR_STEPS
+};
+
+static const struct device_ops *untimed;
+static double step_ms[NR_STEPS];
+
+static int timed(enum step step, unsigned long long began_ns, int rc)
+{
+	step_ms[step] += (double)(now_ns() - began_ns) / 1e6;
+	return rc;
+}
+
+static int timed_quiesce(const struct device_exchange *x)
+{
+	unsigned long long began_ns = now_ns();
+
+	return timed(QUIESCE, began_ns, untimed->quiesce(x));
+}
+
+static int timed_renew(struct device_window *window)
+{
+	unsigned long long began_ns = now_ns();
+
+	return timed(RENEW, began_ns, untimed->window_renew(window));
+}
+
+static int timed_reopen(struct device_window *window)
+{
+	unsigned long long began_ns = now_ns();
+
+	return timed(REOPEN, began_ns, untimed->window_reopen(window));
+}
+
+static int timed_resume(struct device_exchange *x, const struct device_view *view)
+{
+	unsigned long long began_ns = now_ns();
+
+	return timed(RESUME, began_ns, untimed->resume(x, view));
+}
+
+static void time_steps(struct worker *w)
+{
+	static struct device_ops ops;
+
+	untimed = w->moe->device->ops;
+	ops = *untimed;
+	ops.quiesce = timed_quiesce;
+	ops.window_renew = timed_renew;
+	ops.window_reopen = timed_reopen;
+	ops.resume = timed_resume;
+	w->moe->device->ops = &ops;
 }
 
 /* ---- surviving ------------------------------------------------------------------------------- */
@@ -290,6 +355,7 @@ static int survive(struct worker *w)
 	rc = tern_group_view_change(w->rank->group, &view);
 	if (rc)
 		return rc;
+	w->viewed_ns = now_ns();
 	if (!view.nr_gone)
 		return rank_fails(w->rank, "has changed its view for nobody");
 	w->nr_changes++;
@@ -351,8 +417,15 @@ static void say_times(struct worker *w)
 {
 	unsigned long long fate = atomic_load(&w->scene->fate_ns);
 
-	printf("# rank %d: noticed after %.2f ms, made again after %.2f ms\n", w->rank->rank,
-		(double)(w->noticed_ns - fate) / 1e6, (double)(now_ns() - fate) / 1e6);
+	if (!fate || fate > w->noticed_ns) { /* of the first of two */
+		w->noticed_ns = 0;
+		return;
+	}
+	printf("# rank %d: noticed after %.2f ms, made again after %.2f ms (view %.2f: quiet %.2f, "
+	       "renewed %.2f, opened %.2f, resumed %.2f)\n",
+		w->rank->rank, (double)(w->noticed_ns - fate) / 1e6,
+		(double)(now_ns() - fate) / 1e6, (double)(w->viewed_ns - fate) / 1e6,
+		step_ms[QUIESCE], step_ms[RENEW], step_ms[REOPEN], step_ms[RESUME]);
 	fflush(stdout);
 	w->noticed_ns = 0;
 }
@@ -384,6 +457,7 @@ static int open_worker(struct worker *w)
 		return rank_fails(w->rank, "opening: %s", w->ops ? w->ops->error_text() : "");
 	if (make_exchange(w))
 		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
+	time_steps(w);
 	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
 		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
 	if (tern_moe_set_stream(w->moe, 0, w->stream))
@@ -464,7 +538,7 @@ static void rank_body(struct rank *rank)
 
 static struct scene *begin(int victim, int halves)
 {
-	struct scene *s = scene_open(nr_ranks, TERN_LOW_LATENCY);
+	struct scene *s = scene_open(nr_ranks, mode);
 
 	s->elastic = true;
 	s->victim = victim;
@@ -531,6 +605,40 @@ static void dies_at_any_moment(void **state)
 	print_message("# %d rounds were made for others\n", nr_owed);
 }
 
+/* At once, or the second while the others change their view. */
+static void two_die(void **state)
+{
+	uint64_t random = devices_setting("TERN_TEST_SEED", 7);
+	uint64_t nr = devices_setting("TERN_TEST_KILLS", 6);
+	uint64_t most_ns = devices_setting("TERN_TEST_KILL_US", 200000) * 1000;
+
+	(void)state;
+	if (nr_ranks < 4)
+		skip();
+	nr_copies = 3;
+	nr_rounds = devices_setting("TERN_TEST_ROUNDS", 30);
+	for (uint64_t i = 0; i < nr; i++) {
+		struct scene *s = begin((int)(i % 4), -1);
+		struct timespec delay = {.tv_nsec = (long)random_below(&random, most_ns / 4)},
+				between = {.tv_nsec = i % 3 ? (long)random_below(&random, most_ns)
+							    : 0};
+		pid_t pids[MAX_PROCESSES];
+
+		by_graph = i % 2 == 0;
+		s->other_victim = (s->victim + 1 + (int)(i / 4 % 3)) % 4;
+		scene_start(s, rank_body, pids);
+		await_progress(s);
+		nanosleep(&delay, NULL);
+		kill(pids[s->victim], SIGKILL);
+		nanosleep(&between, NULL);
+		kill(pids[s->other_victim], SIGKILL);
+		atomic_store(&s->fate_ns, now_ns());
+		scene_finish(s, pids, SIGKILL);
+		scene_close(s);
+	}
+	nr_copies = 2;
+}
+
 /* It is stopped, and what it has put before its GPU stores on, when it has been expelled, too. */
 static void stopped_peer_spoils_nothing(void **state)
 {
@@ -586,15 +694,16 @@ static void experts_are_lost(void **state)
 		scene_start(s, rank_body, pids);
 		end(s, pids, &nr_owed);
 	}
-	nr_copies = COPIES;
+	nr_copies = 2;
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(dies_in_each_half),
-		cmocka_unit_test(dies_at_any_moment), cmocka_unit_test(one_leaves),
-		cmocka_unit_test(experts_are_lost), cmocka_unit_test(stopped_peer_spoils_nothing)};
-	int status, nr = 0;
+		cmocka_unit_test(dies_at_any_moment), cmocka_unit_test(two_die),
+		cmocka_unit_test(one_leaves), cmocka_unit_test(experts_are_lost),
+		cmocka_unit_test(stopped_peer_spoils_nothing)};
+	int status, nr = 0, nr_failed = 0;
 	pid_t pid;
 
 	fflush(NULL);
@@ -606,5 +715,10 @@ int main(void)
 		return 77;
 	nr_ranks = (int)devices_setting("TERN_TEST_RANKS", MOST_RANKS);
 	cmocka_set_test_filter(getenv("TERN_TEST_ONLY"));
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	for (mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT; mode++)
+		if (devices_setting("TERN_TEST_MODE", mode) == mode)
+			nr_failed += cmocka_run_group_tests_name(
+				mode == TERN_LOW_LATENCY ? "low latency" : "high throughput", tests,
+				NULL, NULL);
+	return nr_failed;
 }

@@ -22,17 +22,29 @@ struct device_elastic {
 
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
-/* As elastic_epoch, but that kernels pass over 0, which fresh windows hold. */
+/* As elastic_epoch, but that kernels pass over 0, which fresh windows hold; and over 1 in high
+ * throughput, where the last one is odd, and the next one even. */
+static uint32_t first_after_last(const tern_moe *moe)
+{
+	return moe->config.mode == TERN_HIGH_THROUGHPUT ? 2 : 1;
+}
+
 static uint32_t epoch_of(const tern_moe *moe, uint64_t round)
 {
 	uint32_t first = moe->config.first_epoch ? moe->config.first_epoch : 1;
+	uint64_t epoch = first + round + 2 * moe->view,
+		 over = UINT32_MAX - first_after_last(moe) + 1;
 
-	return (uint32_t)((first - 1 + round + 2 * moe->view) % UINT32_MAX) + 1;
+	while (epoch > UINT32_MAX)
+		epoch -= over;
+	return (uint32_t)epoch;
 }
 
-static uint64_t rounds_between(uint32_t from, uint32_t to)
+static uint64_t rounds_between(const tern_moe *moe, uint32_t from, uint32_t to)
 {
-	return to >= from ? to - from : to - from + UINT32_MAX;
+	uint64_t over = UINT32_MAX - first_after_last(moe) + 1;
+
+	return to >= from ? to - from : to + over - from;
 }
 
 static struct slot_progress *progress_of(const tern_moe *moe, uint32_t slot)
@@ -47,7 +59,7 @@ static int find_next(tern_moe *moe, uint32_t slot, uint64_t *round)
 	uint32_t epoch = 0;
 	int rc = device_outcome(d, d->ops->read_epoch(d->exchange, slot, &epoch));
 
-	*round = d->elastic->base[slot] + rounds_between(d->elastic->epochs[slot], epoch);
+	*round = d->elastic->base[slot] + rounds_between(moe, d->elastic->epochs[slot], epoch);
 	return rc;
 }
 

@@ -73,6 +73,16 @@ static __device__ __forceinline__ void sum_chunks(
 	}
 }
 
+/* Who is no member any more has counts of zeros, which this rank's window holds since it was made
+ * anew, as nobody stores there; each rank stores their word for itself. */
+static __device__ __noinline__ void counts_for_gone(
+	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch)
+{
+	for (uint32_t i = threadIdx.x; i < e->view->nr_gone; i += PLACE_THREADS)
+		word_store(
+			e->windows[e->rank] + count_word_at(e, h, epoch, e->view->gone[i]), epoch);
+}
+
 /* To all ranks, and from all. False: somebody's did not come. */
 static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange *e,
 	const struct ht_exchange *h, const struct sums *s, uint32_t epoch, uint32_t nr_tokens,
@@ -100,6 +110,8 @@ static __device__ __forceinline__ bool exchange_counts(const struct gpu_exchange
 		stores_before(); /* after the barrier: all threads' counts, not only this one's */
 		word_store(e->windows[r] + count_word_at(e, h, epoch, e->rank), epoch);
 	}
+	if (e->view)
+		counts_for_gone(e, h, epoch);
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks && good; r += PLACE_THREADS) {
 		uint32_t seen;
 
