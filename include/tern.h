@@ -746,7 +746,8 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  *             graph's replay with a number of tokens of 0 (tern_moe_set_nr_tokens_at). A wait that
  *             has expired ends nothing for good: calls return TERN_ERR_TIMEOUT until the view is
  *             changed, for instance without the one that was waited for (tern_group_propose).
- *             Replays that come while experts are lost do nothing.
+ *             Replays that come while experts are lost do nothing. tern_moe_place waits for the
+ *             device, and whether ranks have the same tables is not looked at.
  * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device
  *             has got, so wait for the streams first. Asking waits for no kernel, and copies a few
  *             KB from the device. Bytes are those that are stored for rows and results, with what

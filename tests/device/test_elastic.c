@@ -33,6 +33,7 @@ static bool by_graph; /* for ranks that are started next */
 static uint32_t nr_copies = 2;
 static uint64_t nr_rounds;      /* of each rank */
 static enum tern_change change; /* at round STRUCK_AT: the victim leaves, or stands still */
+static bool comes_back;         /* what is lost is placed elsewhere */
 
 /* One round's inputs and results, in memory of the device and in pinned memory of the host. */
 struct round_memory {
@@ -345,6 +346,23 @@ static int serve_others(struct worker *w)
 	return rc;
 }
 
+static void find_experts(struct worker *w)
+{
+	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
+		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
+}
+
+/* By the tables that the exchange would have had without comes_back. */
+static int bring_back(struct worker *w)
+{
+	int32_t logical[EXPERTS * COPIES], rank_of[EXPERTS * COPIES];
+	struct tern_placement p = tokens_placement(logical, rank_of, nr_copies, (uint32_t)nr_ranks);
+	int rc = tern_moe_place(w->moe, 1, p.logical, p.nr_physical);
+
+	find_experts(w);
+	return rc;
+}
+
 static int survive(struct worker *w)
 {
 	struct tern_view view = {.size = sizeof(view)};
@@ -359,7 +377,11 @@ static int survive(struct worker *w)
 	if (!view.nr_gone)
 		return rank_fails(w->rank, "has changed its view for nobody");
 	w->nr_changes++;
-	return serve_others(w);
+	rc = serve_others(w);
+	if (rc != TERN_ERR_LOST_EXPERTS || !comes_back)
+		return rc;
+	rc = bring_back(w);
+	return rc ? rc : serve_others(w);
 }
 
 /* A wait may also have expired for a result of another's that the victim's stores lie on. */
@@ -401,12 +423,23 @@ static void expect_lost(struct worker *w, int rc)
 		rank_fails(w->rank, "goes on without: %d, %s", rc, tern_last_error());
 }
 
+/* 0: the round is to be made, or was complete. */
+static int handle(struct worker *w, int rc)
+{
+	if (rc == TERN_ERR_MEMBERS)
+		return survive(w);
+	if (rc == TERN_ERR_TIMEOUT && change == TERN_CHANGE_EXPEL)
+		return expel_victim(w);
+	return rc == TERN_ERR_LOST_EXPERTS && comes_back ? bring_back(w) : 1;
+}
+
 static int make_and_survive(struct worker *w)
 {
-	int rc = make_round(w, w->here->in.nr_tokens, w->number);
+	int rc = make_round(w, w->here->in.nr_tokens, w->number), next;
 
-	while (rc == TERN_ERR_MEMBERS || (rc == TERN_ERR_TIMEOUT && change == TERN_CHANGE_EXPEL)) {
-		rc = rc == TERN_ERR_TIMEOUT ? expel_victim(w) : survive(w);
+	w->next = w->number;
+	while (rc && (next = handle(w, rc)) <= 0) {
+		rc = next;
 		if (!rc && w->next == w->number) /* else it was complete, and its sums are good */
 			rc = make_round(w, w->here->in.nr_tokens, w->number);
 	}
@@ -442,6 +475,8 @@ static int make_exchange(struct worker *w)
 	config.wait_ms = w->scene->job.config.wait_ms;
 	config.first_epoch = UINT32_MAX - 8;
 	config.placement = tokens_placement(logical, rank_of, nr_copies, (uint32_t)nr_ranks);
+	for (int i = 0; i < EXPERTS && comes_back; i++) /* both copies on one rank */
+		logical[EXPERTS + i] = (i + 1) % EXPERTS;
 	return tern_moe_create(w->rank->group, &config, &w->moe);
 }
 
@@ -458,8 +493,7 @@ static int open_worker(struct worker *w)
 	if (make_exchange(w))
 		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
 	time_steps(w);
-	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
-		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
+	find_experts(w);
 	if (tern_moe_set_stream(w->moe, 0, w->stream))
 		return rank_fails(w->rank, "tern_moe_set_stream: %s", tern_last_error());
 	return by_graph ? capture(w) : 0;
@@ -697,11 +731,31 @@ static void experts_are_lost(void **state)
 	nr_copies = 2;
 }
 
+/* Both replicas of some experts were on the victim. */
+static void lost_experts_come_back(void **state)
+{
+	int nr_owed = 0;
+
+	(void)state;
+	comes_back = true;
+	nr_rounds = 20;
+	for (int i = 0; i < 2; i++) {
+		struct scene *s = begin(2 - i, i * 2);
+		pid_t pids[MAX_PROCESSES];
+
+		by_graph = i == 0;
+		scene_start(s, rank_body, pids);
+		end(s, pids, &nr_owed);
+	}
+	comes_back = false;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(dies_in_each_half),
 		cmocka_unit_test(dies_at_any_moment), cmocka_unit_test(two_die),
 		cmocka_unit_test(one_leaves), cmocka_unit_test(experts_are_lost),
+		cmocka_unit_test(lost_experts_come_back),
 		cmocka_unit_test(stopped_peer_spoils_nothing)};
 	int status, nr = 0, nr_failed = 0;
 	pid_t pid;

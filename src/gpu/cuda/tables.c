@@ -154,7 +154,8 @@ int tables_write(struct device_exchange *x, const struct placement *p)
 {
 	struct device_tables *t = &x->tables;
 	uint32_t *host = malloc(moving_bytes(t));
-	int rc = host ? 0 : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", p->nr_physical);
+	int rc = host ? 0
+		      : fail(TERN_ERR_NOMEM, "no memory for tables of %u experts", p->nr_physical);
 
 	if (!rc)
 		fill_moving(t, p, host);
