@@ -66,7 +66,7 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 # The comparison with MPI is built where MPI is.
 MPICC    := $(shell command -v mpicc 2>/dev/null)
 
-all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(BUILD)/tern-kills $(BUILD)/tern-beside $(BUILD)/tern-place $(if $(OFI),$(BUILD)/tern-raw-pages) $(if $(MPICC),$(BUILD)/tern-against-mpi) \
+all: $(BUILD)/tern $(BUILD)/libtern.a $(BUILD)/libtern.so $(BUILD)/generate $(BUILD)/tern-posting $(BUILD)/tern-kills $(BUILD)/tern-rest $(BUILD)/tern-beside $(BUILD)/tern-place $(if $(OFI),$(BUILD)/tern-raw-pages) $(if $(MPICC),$(BUILD)/tern-against-mpi) \
      $(if $(filter 1,$(CUDA)),$(CUDA_LIBS))
 
 $(BUILD)/obj/%.o: %.c
@@ -119,6 +119,11 @@ $(BUILD)/tern-raw-pages: $(call obj,bench/raw/pages.c $(LIB_SRC))
 
 # How long it takes the others when a rank is killed.
 $(BUILD)/tern-kills: $(call obj,bench/survive/kills.c $(LIB_SRC))
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
+
+# What an elastic exchange takes on GPUs where nobody dies.
+$(BUILD)/tern-rest: $(call obj,bench/survive/rest.c testkit/device/load.c testkit/device/rounds.c testkit/device/graphs.c testkit/device/verify.c $(TESTKIT_SRC) $(LIB_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
