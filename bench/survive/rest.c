@@ -67,8 +67,7 @@ static int make_side(struct rest *r, enum kind kind)
 	c.device = TERN_DEVICE_CUDA;
 	c.elastic = kind == ELASTIC;
 	if (kind != BLOCKS)
-		c.placement =
-			(struct tern_placement){.nr_physical = EXPERTS, .logical = logical};
+		c.placement = (struct tern_placement){.nr_physical = EXPERTS, .logical = logical};
 	if (tern_moe_create(r->group, &c, &r->sides[kind].moe) ||
 		tern_moe_set_stream(r->sides[kind].moe, 0, r->stream))
 		return fails(r, names[kind]);

@@ -130,7 +130,7 @@ struct device_ops {
 	int (*peer_enable)(int ordinal);                    /* of this process */
 	int (*memory_create)(uint64_t bytes, void **memory);
 	void (*memory_free)(void *memory);
-	int (*host_create)(uint64_t bytes, void **memory);  /* pinned */
+	int (*host_create)(uint64_t bytes, void **memory); /* pinned */
 	void (*host_free)(void *memory);
 	int (*host_register)(void *memory, uint64_t bytes, void **there); /* memory of the host, for
 									     kernels: where they
