@@ -64,6 +64,9 @@ share emulated-device env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TE
 	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
 share emulated-device-80 env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_EMULATED_LINES=0 TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) \
 	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
+: >"$BUILD/emulated-turns" # whose turn it is
+share emulated-elastic env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_PROCESSES="$BUILD/emulated-turns" TERN_TEST_SEED="$seed" TERN_TEST_KILLS=$((4 + part / 6)) \
+	TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_elastic"
 share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) "$BUILD/tests/emulated/test_schedules"
 share emulated-ahead env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) "$BUILD/tests/emulated/test_ahead"
 share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=10 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct \
