@@ -186,8 +186,10 @@ __device__ __forceinline__ void drop_rest(uint32_t nr, uint32_t first, uint32_t 
 template <int FORMAT>
 static __device__ __noinline__ void plan_for_gone(const struct gpu_exchange *e, uint32_t epoch)
 {
+	/* Ids that nobody counts are looked up all the same: they are none. */
+	uint32_t last = has_epoch<FORMAT>() ? epoch : UINT32_MAX;
 	uint4 v = lane_id() == 7 ? make_uint4(0, 0, 0, epoch)
-				 : make_uint4(UINT32_MAX, UINT32_MAX, UINT32_MAX, epoch);
+				 : make_uint4(UINT32_MAX, UINT32_MAX, UINT32_MAX, last);
 
 	for (uint32_t i = 0; i < e->view->nr_gone; i++)
 		if (lane_id() < 8)

@@ -48,7 +48,7 @@ static __device__ __forceinline__ bool is_far_look(uint64_t now)
  * had left at this look and at the one before that went so far: between them what it waits for was
  * looked at once more, since a peer may leave when it has sent all that it owes. */
 static __device__ __noinline__ uint64_t look_around(
-	uint64_t start_ns, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
+	uint64_t start_ns, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns, bool far)
 {
 	uint64_t now = now_ns(), had_left = start_ns & HAD_LEFT;
 	bool in_vain = false;
@@ -56,7 +56,7 @@ static __device__ __noinline__ uint64_t look_around(
 	start_ns &= ~HAD_LEFT;
 	if (!start_ns)
 		start_ns = now & ~NO_TIME;
-	if (is_far_look(now)) {
+	if (far || is_far_look(now)) {
 		bool left = has_left(e, peer);
 
 		in_vain = left && had_left;
@@ -67,13 +67,14 @@ static __device__ __noinline__ uint64_t look_around(
 	return start_ns | had_left;
 }
 
-/* By one lane. */
-__device__ __forceinline__ bool may_wait(
-	struct patience *p, const struct gpu_exchange *e, uint32_t peer, uint64_t limit_ns)
+/* By one lane. far: few wait here, so each of their looks may go so far; else one by itself might
+ * learn of a death some 20 ms late. */
+__device__ __forceinline__ bool may_wait(struct patience *p, const struct gpu_exchange *e,
+	uint32_t peer, uint64_t limit_ns, bool far = false)
 {
 	if (++p->polls % POLLS_PER_LOOK)
 		return true;
-	p->start_ns = look_around(p->start_ns, e, peer, limit_ns);
+	p->start_ns = look_around(p->start_ns, e, peer, limit_ns, far);
 	return !(p->start_ns & GIVES_UP);
 }
 
@@ -84,7 +85,7 @@ __device__ __forceinline__ bool warp_may_wait(
 {
 	if (++p->polls % POLLS_PER_LOOK)
 		return true;
-	p->start_ns = look_around(p->start_ns, e, peer, limit_ns);
+	p->start_ns = look_around(p->start_ns, e, peer, limit_ns, false);
 	return !__any_sync(ALL_LANES, p->start_ns & GIVES_UP);
 }
 

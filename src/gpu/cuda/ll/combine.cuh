@@ -426,7 +426,7 @@ static __device__ __forceinline__ bool await_arrivals(const struct gpu_exchange 
 
 		while (good && !is_internode<FAR>(e, r) &&
 			(seen = word_load(words + (uint64_t)r * GPU_LINE_BYTES)) != epoch)
-			if (!may_wait(&patience, e, r, e->wait_ns)) {
+			if (!may_wait(&patience, e, r, e->wait_ns, true)) {
 				report_wait(
 					e, GPU_WAIT_ARRIVAL, r, 0, epoch, seen, patience.start_ns);
 				good = false;
