@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tern_device.cuh: how a kernel reads received rows while others still come, and says which rows of
- * y are there: tern.h, "gates". For CUDA C++, alone or in CUTLASS; a gate is a kernel's argument, by
- * value.
+ * y are there: tern.h, "gates". For CUDA C++, alone or in CUTLASS; a gate is a kernel's argument,
+ * by value.
  *
  *     uint32_t round = tern_gate_round(&gate);
  *     for (each of L experts) {

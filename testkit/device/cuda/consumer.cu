@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands for experts behind gates: a kernel that copies received rows as soon as their tile is said to
- * be whole, and one that makes y of rows that the test has prepared and marks its tiles. A warp a
- * block, which takes every so many tiles. */
+/* Stands for experts behind gates: a kernel that copies received rows as soon as their tile is said
+ * to be whole, and one that makes y of rows that the test has prepared and marks its tiles. A warp
+ * a block, which takes every so many tiles. */
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "tern_device.cuh"
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void copy_scales(
 		to[first * row_bytes + i] = from[first * row_bytes + i];
 }
 
-struct tile_rows {
+struct rows_of_tile {
 	uint32_t expert, tile, rows;
 	uint64_t first;
 };
@@ -45,7 +45,7 @@ static __device__ __forceinline__ bool for_tiles(
 		if (!__all_sync(ALL_LANES, tern_counts(gate, round, e, &first, &rows)))
 			return false;
 		for (uint32_t t = 0; t * gate->tile_rows < rows; t++, nr++) {
-			struct tile_rows mine = {e, t,
+			struct rows_of_tile mine = {e, t,
 				min(gate->tile_rows, rows - t * gate->tile_rows),
 				first + t * gate->tile_rows};
 
@@ -56,12 +56,12 @@ static __device__ __forceinline__ bool for_tiles(
 	return true;
 }
 
-static __global__ void __launch_bounds__(LANES) read_rows(
-	const __grid_constant__ struct gate_consumer c)
+static __global__ void __launch_bounds__(LANES)
+	read_rows(const __grid_constant__ struct gate_consumer c)
 {
 	uint32_t round = tern_gate_round(&c.gate);
 
-	for_tiles(&c.gate, round, [&](struct tile_rows t) {
+	for_tiles(&c.gate, round, [&](struct rows_of_tile t) {
 		if (c.broken != GATE_BLIND && lane_id() == 0)
 			tern_wait_rows(&c.gate, round, t.expert, t.tile);
 		__syncwarp();
@@ -71,14 +71,14 @@ static __global__ void __launch_bounds__(LANES) read_rows(
 	wait_for_previous();
 }
 
-static __global__ void __launch_bounds__(LANES) make_y(
-	const __grid_constant__ struct gate_consumer c)
+static __global__ void __launch_bounds__(LANES)
+	make_y(const __grid_constant__ struct gate_consumer c)
 {
 	uint32_t round = tern_gate_round(&c.gate);
 
 	wait_for_previous();
 	let_next_start();
-	for_tiles(&c.gate, round, [&](struct tile_rows t) {
+	for_tiles(&c.gate, round, [&](struct rows_of_tile t) {
 		if (c.broken == GATE_HASTY && lane_id() == 0)
 			tern_tile_done(&c.gate, t.expert, t.tile);
 		copy_rows(c.y, c.prepared, t.first, t.rows, c.y_bytes);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels behind gates, on emulated GPUs whose every step follows from a seed: rows are copied as soon
- * as their tile is said to be whole, and y is taken home tile by tile while it is made. With a mistake
- * made on purpose some seed has to fail. Skipped on real GPUs. TERN_TEST_SEED, TERN_TEST_CASES,
- * TERN_TEST_ROUNDS as in test_schedules. */
+/* Kernels behind gates: rows are copied as soon as their tile is said to be whole, and y is taken
+ * home tile by tile while it is made. On emulated GPUs every step follows from a seed, and with a
+ * mistake made on purpose some seed has to fail; on real ones each rank's thread makes its calls.
+ * TERN_TEST_SEED, TERN_TEST_CASES, TERN_TEST_ROUNDS as in test_schedules. */
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +15,8 @@
 #define MOST_SMS 3 /* of the exchange's kernels: others are left to those behind gates */
 
 static struct seeded seeded;
+static bool by_seed; /* else the GPUs are real */
+static int nr_devices;
 
 struct ranks_rows {
 	uint8_t *seen_x, *seen_scales, *y;
@@ -73,14 +75,16 @@ static int put_round(struct run *run, uint32_t rank, uint64_t round)
 		.broken = run->broken};
 	int rc = device_put_inputs(r, 0, round);
 
-	rc = rc ? rc : device_passed_on(r, r->ops->fill(rows->seen_x, 0xa5, rows->x_bytes, lane->stream));
 	rc = rc ? rc
-		: device_passed_on(r, r->ops->fill(rows->seen_scales, 0xa5, rows->scales_bytes,
-					      lane->stream));
-	rc = rc ? rc : device_passed_on(r, r->ops->fill(rows->y, 0x5a, rows->y_bytes, lane->stream));
+		: device_passed_on(
+			  r, r->ops->fill(rows->seen_x, 0xa5, rows->x_bytes, lane->stream));
+	rc = rc ? rc
+		: device_passed_on(r,
+			  r->ops->fill(rows->seen_scales, 0xa5, rows->scales_bytes, lane->stream));
+	rc = rc ? rc
+		: device_passed_on(r, r->ops->fill(rows->y, 0x5a, rows->y_bytes, lane->stream));
 	rc = rc ? rc : tern_moe_gate(r->moe, 0, &c.gate);
-	rc = rc ? rc
-		: device_put_dispatch(r, 0, &plain, job_nr_tokens(run->job, round, r->rank));
+	rc = rc ? rc : device_put_dispatch(r, 0, &plain, job_nr_tokens(run->job, round, r->rank));
 	c.x = lane->received.x;
 	c.scales = lane->received.scales;
 	rc = rc ? rc : device_passed_on(r, r->ops->consume(&c, lane->stream));
@@ -97,8 +101,7 @@ static int verify_round(struct run *run, uint32_t rank, uint64_t round)
 	int rc = device_passed_on(r, r->ops->stream_wait(lane->stream));
 
 	lane->received.x = run->rows[rank].seen_x;
-	lane->received.scales =
-		run->rows[rank].scales_bytes ? run->rows[rank].seen_scales : NULL;
+	lane->received.scales = run->rows[rank].scales_bytes ? run->rows[rank].seen_scales : NULL;
 	rc = rc ? rc : device_verify_rows(r, 0, round, &extent);
 	return rc ? rc : device_verify_results(r, 0, round, &plain);
 }
@@ -133,6 +136,24 @@ static void drive(struct rank *rank, void *ctx)
 		}
 }
 
+/* Each rank by itself. */
+static void drive_own(struct rank *rank, struct run *run)
+{
+	struct device_rounds *r = &run->rounds[rank->rank];
+	uint64_t nr = devices_setting("TERN_TEST_ROUNDS", 20);
+	int rc = 0;
+
+	for (uint64_t round = 0; round < nr && !rc && !r->difference.nr; round++) {
+		rc = put_round(run, r->rank, round);
+		rc = rc ? rc : verify_round(run, r->rank, round);
+	}
+	if (rc)
+		rank_fails(rank, "%s", tern_last_error());
+	if (r->difference.nr)
+		rank_fails(rank, "%llu differences; the first: %s",
+			(unsigned long long)r->difference.nr, r->difference.first);
+}
+
 static void body(struct rank *rank)
 {
 	struct run *run = rank->ctx;
@@ -146,7 +167,11 @@ static void body(struct rank *rank)
 		rank_fails(rank, "open: %s", tern_last_error());
 	if (ranks_meet(rank) || rc)
 		return;
-	seeded_drive(rank, drive, run);
+	if (by_seed)
+		seeded_drive(rank, drive, run);
+	else
+		drive_own(rank, run);
+	ranks_meet(rank);
 	device_choose(seeded.ops, (uint32_t)rank->rank);
 	free_rows(run, (uint32_t)rank->rank);
 	device_rounds_close(rounds);
@@ -154,8 +179,11 @@ static void body(struct rank *rank)
 
 static void draw_case(uint64_t seed, struct job *job)
 {
-	static const struct draw_limits limits = {
-		.nr_ranks = MOST_RANKS, .hidden = 640, .nr_experts = 9, .nr_tokens = 60};
+	const struct draw_limits limits = {
+		.nr_ranks = by_seed || nr_devices > MOST_RANKS ? MOST_RANKS : (uint32_t)nr_devices,
+		.hidden = 640,
+		.nr_experts = 9,
+		.nr_tokens = by_seed ? 60 : 400};
 	uint64_t state = hash2(seed, 0x67617465);
 	struct tern_moe_config *c = &job->config;
 
@@ -198,7 +226,8 @@ static const char *run_case(uint64_t seed, enum gate_mistake broken, bool *wrong
 	failure = run_ranks((int)job.nr_ranks, body, &run);
 	*wrong = run.wrong;
 	if (failure)
-		printf("seed %llu: %s\n  ranks %u, layout %d, reduce %d, hidden %u, experts %u, topk "
+		printf("seed %llu: %s\n  ranks %u, layout %d, reduce %d, hidden %u, experts %u, "
+		       "topk "
 		       "%u, tokens %u, dtype %d, gate_rows %u\n",
 			(unsigned long long)seed, failure, job.nr_ranks, (int)job.config.layout,
 			(int)job.config.reduce, job.config.hidden, job.config.nr_experts,
@@ -230,9 +259,13 @@ static int is_found(const char *name, enum gate_mistake broken)
 
 int main(void)
 {
-	if (!seeded_open(&seeded, MOST_RANKS))
+	seeded.ops = devices_open(&nr_devices);
+	if (!seeded.ops)
 		return 77;
-	return is_found("rows_not_waited_for", GATE_BLIND) | is_found("marks_too_early", GATE_HASTY) |
-	       is_found("marks_missing", GATE_SILENT) |
+	by_seed = seeded_open(&seeded, MOST_RANKS);
+	if (!by_seed)
+		return seeded_cases("gates", 30, is_bad);
+	return is_found("rows_not_waited_for", GATE_BLIND) |
+	       is_found("marks_too_early", GATE_HASTY) | is_found("marks_missing", GATE_SILENT) |
 	       seeded_cases("gates", 12, is_bad);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gates: who reads received rows while the dispatch still brings others (include/tern_device.cuh has
- * the readers' side).
+/* Gates: who reads received rows while the dispatch still brings others (include/tern_device.cuh
+ * has the readers' side).
  *
  *   before (release)                       after (acquire)            so that
  *   gate_begin, before the kernel behind   tern_gate_open             it knows the round
@@ -20,7 +20,8 @@
 #include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/wait.cuh"
 
-/* By all threads of the first block of a kernel that receives, before it lets the next one start. */
+/* By all threads of the first block of a kernel that receives, before it lets the next one start.
+ */
 static __device__ __forceinline__ void gate_begin(const struct gpu_gate *g)
 {
 	if (threadIdx.x == 0)
@@ -61,19 +62,19 @@ static __device__ __forceinline__ void gate_count_rows(
 		word_add_release(&g->ready[tile_of(g, local, row)], 1);
 }
 
-/* Lane k's tile of y is whole, if `tile` is one. By a warp; false: it did not become so in time, which
- * lane 0 reports. */
+/* Lane k's tile of y is whole, if `tile` is one. By a warp; false: it did not become so in time,
+ * which lane 0 reports. */
 static __device__ __forceinline__ bool await_tiles(
 	const struct gpu_exchange *e, const struct gpu_gate *g, uint32_t epoch, uint32_t tile)
 {
 	struct patience patience = {0, 0};
 
-	while (!__all_sync(ALL_LANES,
-		tile == UINT32_MAX || word_acquire(&g->done[tile]) >= g->marks))
+	while (!__all_sync(
+		ALL_LANES, tile == UINT32_MAX || word_acquire(&g->done[tile]) >= g->marks))
 		if (!warp_may_wait(&patience, e, e->rank, e->wait_ns)) {
 			if (lane_id() == 0)
-				report_wait(e, GPU_WAIT_TILE, e->rank, 0, epoch, 0,
-					patience.start_ns);
+				report_wait(
+					e, GPU_WAIT_TILE, e->rank, 0, epoch, 0, patience.start_ns);
 			return false;
 		}
 	__syncwarp();
