@@ -166,7 +166,7 @@ LIBDIR   ?= $(PREFIX)/lib
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include $(LIBDIR)/pkgconfig $(LIBDIR)/cmake/tern)
 	install $(wildcard $(BUILD)/tern $(BUILD)/generate) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/tern.h include/tern_engine.h include/tern_balance.h include/tern_layer.h include/tern_weights.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 include/tern.h include/tern_engine.h include/tern_balance.h include/tern_layer.h include/tern_weights.h include/tern_device.cuh $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(BUILD)/libtern.a $(DESTDIR)$(LIBDIR)
 	install $(BUILD)/libtern.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	$(if $(filter 1,$(CUDA)),install $(CUDA_LIBS) $(DESTDIR)$(LIBDIR))

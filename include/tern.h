@@ -446,8 +446,10 @@ struct tern_moe_config {
 	uint32_t masks; /* not 0: tern_moe_mask may be called. Low latency on the CPU, not elastic,
 			   replica_ranks 1, no plans. Room for results is then for each rank by
 			   itself: address space, as it is touched as before */
-	uint32_t replicas; /* enum tern_replicas */
-	uint32_t reserved;
+	uint32_t replicas;  /* enum tern_replicas */
+	uint32_t gate_rows; /* devices, low latency: 64 or 128: kernels may read received rows while
+			       others still come, in tiles of so many rows of an expert: see
+			       "gates". 0: they may not */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -621,6 +623,9 @@ struct tern_combine {
 				route, from its expert's rank, bit for bit; 0 where the id is -1.
 				Read until the combine has ended. NULL: not wanted */
 	uint64_t tag;        /* elastic, with a plan and no round under way: as tern_dispatch.tag */
+	uint32_t gated; /* not 0: y's rows are waited for tile by tile, until each has so many marks
+			   of tern_tile_done: see "gates" */
+	uint32_t reserved;
 };
 
 /* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput
@@ -758,6 +763,39 @@ TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
  *             or after a failure keeps its window allocated until the process ends, since peers may
  *             still write to it.
  */
+
+/* Gates. With tern_moe_config.gate_rows a kernel that is put on the slot's stream behind the
+ * dispatch by programmatic dependent launch may read rows while others still come, and the combine
+ * may take rows of y while others are still made. tern_device.cuh has what such kernels call:
+ *
+ *   tern_dispatch(moe, &d, &r);                    lets the next kernel start at once
+ *   gate_up<<<..., dependent launch>>>(gate, ...)  tern_counts, tern_wait_rows for each tile
+ *   down<<<..., dependent launch>>>(gate, ...)     tern_tile_done for each tile of y
+ *   combine.gated = marks of a tile; tern_combine(moe, &combine, out, 0);
+ *
+ * A kernel that reads rows so ends, in at least one of its threads, behind a griddepcontrol.wait:
+ * else what comes behind it would not be behind the dispatch. The kernel in front of a gated
+ * combine lets it start (griddepcontrol.launch_dependents) when such a wait of its own is over, or
+ * does not ask for it: then the combine starts behind its end. Blocks that wait for rows take no SM
+ * that the dispatch needs, as its blocks are there before theirs. On ranks of one node, not in
+ * TERN_BY_SOURCE, x of BF16 or as it travels, results of BF16; TERN_ERR_UNSUPPORTED otherwise. */
+struct tern_gate {
+	size_t size TERN_SIZE_OF(tern_gate); /* sizeof(struct tern_gate) */
+	uint32_t nr_local;                   /* L */
+	uint32_t tile_rows;                  /* gate_rows */
+	uint32_t tiles;                      /* of an expert, at most */
+	uint32_t whole;                      /* what each round adds to a tile's word */
+	uint64_t wait_ns;                    /* longest wait */
+	const uint32_t *counts;              /* [L] rows of each local expert; all on the device */
+	const uint64_t *offsets;             /* [L] their first positions */
+	const uint32_t *words;               /* [2] rounds begun, and counted */
+	const uint32_t *ready;               /* [L][tiles] */
+	uint32_t *done;                      /* [L][tiles] */
+	const uint32_t *failed;              /* not 0: the exchange has ended */
+};
+
+/* Of a slot, for as long as the exchange lives. TERN_ERR_STATE without gate_rows. */
+TERN_API int tern_moe_gate(tern_moe *moe, uint32_t slot, struct tern_gate *gate);
 
 /* The stream (cudaStream_t) for what is called next on that slot; NULL, the default: the legacy
  * default stream. */

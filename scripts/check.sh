@@ -211,6 +211,7 @@ stage_plain() {
 	emulated emulated/plans "$BUILD" TERN_EMULATED_SMS=3 TERN_TEST_RANKS=3 TERN_TEST_ROUNDS=8 TERN_TEST_CASES=4 "$BUILD/tests/device/test_plans"
 	emulated emulated/plans_nodes "$BUILD" TERN_EMULATED_SMS=3 TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_RANKS=3 TERN_TEST_ROUNDS=8 TERN_TEST_SEED=1000 TERN_TEST_CASES=2 "$BUILD/tests/device/test_plans"
 	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_ahead"
+	emulated emulated/gates "$BUILD" TERN_TEST_ROUNDS=3 TERN_TEST_CASES=30 "$BUILD/tests/emulated/test_gates"
 	for script in generate nodes layer; do
 		test "emulated/$script.sh" 240 env BUILD="$BUILD" tests/device/$script.sh
 	done

@@ -321,6 +321,11 @@ static const struct option_row flags[] = {
 		.help = "leave a GPU's caches as they are before a timed round; else L2 is "
 			"flushed, "
 			"as by what runs between two layers"},
+	{.name = "gates",
+		.argument = "N",
+		NUMBER(job.config.gate_rows, 0, 128),
+		.help = "make an exchange whose rows kernels may read while others still come, in "
+			"tiles of 64 or 128; low latency on GPUs (default #: none)"},
 	{.name = "overlap",
 		.argument = "US",
 		.set = set_numbers,

@@ -113,7 +113,7 @@ class tern_moe_config(Structure):
         ("combine_floats", c_uint32),
         ("masks", c_uint32),
         ("replicas", c_uint32),
-        ("reserved", c_uint32),
+        ("gate_rows", c_uint32),
     ]
 
 
@@ -189,6 +189,25 @@ class tern_combine(Structure):
         ("floats", c_void_p),
         ("out_floats", c_void_p),
         ("tag", c_uint64),
+        ("gated", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class tern_gate(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("nr_local", c_uint32),
+        ("tile_rows", c_uint32),
+        ("tiles", c_uint32),
+        ("whole", c_uint32),
+        ("wait_ns", c_uint64),
+        ("counts", c_void_p),
+        ("offsets", c_void_p),
+        ("words", c_void_p),
+        ("ready", c_void_p),
+        ("done", c_void_p),
+        ("failed", c_void_p),
     ]
 
 
@@ -529,6 +548,7 @@ STRUCTS: List[Any] = [
     tern_row,
     tern_received,
     tern_combine,
+    tern_gate,
     tern_wait_report,
     tern_view,
     tern_stats,
@@ -652,6 +672,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_moe_set_stream": (c_int, [_moe, c_uint32, c_void_p]),
     "tern_moe_set_nr_tokens_at": (c_int, [_moe, c_uint32, c_void_p]),
     "tern_moe_set_sms": (c_int, [_moe, c_uint32]),
+    "tern_moe_gate": (c_int, [_moe, c_uint32, POINTER(tern_gate)]),
     "tern_moe_status": (c_int, [_moe]),
     "tern_moe_wait_report": (c_int, [_moe, POINTER(tern_wait_report)]),
     "tern_moe_stats": (c_int, [_moe, POINTER(tern_stats)]),

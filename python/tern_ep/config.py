@@ -144,6 +144,8 @@ class Config:
     masks: bool = False
     """CPU, low latency: Exchange.mask may be called."""
     replicas: Replicas = Replicas.AUTO
+    gate_rows: int = 0
+    """Devices, low latency: 64 or 128: kernels may read rows while others still come (include/tern_device.cuh)."""
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""

@@ -82,6 +82,15 @@ static int check_choices(const struct tern_moe_config *c)
 	if (c->device && c->replicas == TERN_REPLICAS_LEAST_LOADED)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"replicas is TERN_REPLICAS_LEAST_LOADED: kernels choose them in turn");
+	if (c->gate_rows && c->gate_rows != 64 && c->gate_rows != 128)
+		return fail(TERN_ERR_INVALID, "gate_rows is %u; 0, 64 and 128 are possible",
+			c->gate_rows);
+	if (c->gate_rows &&
+		(!c->device || c->mode != TERN_LOW_LATENCY || c->layout == TERN_BY_SOURCE))
+		return fail(TERN_ERR_INVALID,
+			"gate_rows is %u; it is for devices, in low-latency mode, and for rows by "
+			"expert",
+			c->gate_rows);
 	if (c->caller_output && !c->device)
 		return fail(TERN_ERR_INVALID, "caller_output is for devices");
 	if (c->mode == TERN_LOW_LATENCY && c->capacity)
@@ -254,7 +263,7 @@ static int agree_config(tern_moe *moe)
 		{"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
 		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0},
 		{"combine_floats", c->combine_floats != 0}, {"masks", c->masks != 0},
-		{"replicas", c->replicas}};
+		{"replicas", c->replicas}, {"gate_rows", c->gate_rows}};
 
 	const int nr = (int)(sizeof(settings) / sizeof(settings[0]));
 	int rc = group_agree_settings(moe->group, settings, nr);

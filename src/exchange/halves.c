@@ -204,3 +204,13 @@ int tern_moe_set_sms(tern_moe *moe, uint32_t nr_sms)
 
 	return rc ? rc : moe->ops->set_sms(moe, nr_sms);
 }
+
+int tern_moe_gate(tern_moe *moe, uint32_t slot, struct tern_gate *theirs)
+{
+	struct tern_gate room, *gate = struct_in(&kind_gate, theirs, &room);
+	int rc = gate ? slot_check(moe, slot, "tern_moe_gate") : TERN_ERR_INVALID;
+
+	rc = rc ? rc : check_streams(moe, "tern_moe_gate");
+	rc = rc ? rc : moe->ops->gate(moe, slot, gate);
+	return rc || gate == theirs ? rc : struct_out(&kind_gate, theirs, gate);
+}

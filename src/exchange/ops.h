@@ -68,6 +68,7 @@ struct exchange_ops {
 	int (*set_stream)(tern_moe *moe, uint32_t slot, void *stream);
 	int (*set_nr_tokens_at)(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
 	int (*set_sms)(tern_moe *moe, uint32_t nr_sms);
+	int (*gate)(tern_moe *moe, uint32_t slot, struct tern_gate *gate);
 };
 
 /* For calls that go on after a failure: 0, or the error that ended the exchange since the last

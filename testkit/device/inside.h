@@ -98,6 +98,9 @@ int device_capture(struct device_rounds *r, const struct step *steps, uint32_t n
 /* Before a capture that keeps rows: takes the memory. */
 int device_keep_open(struct device_rounds *r, uint32_t slot);
 
+/* A round's inputs; what others write is poisoned, and lane->y holds what the experts make. */
+int device_put_inputs(struct device_rounds *r, uint32_t slot, uint64_t round);
+
 /* Rounds with the graph, fresh inputs for each of the first nr_slots slots; what was kept and what
  * came home is compared. */
 int device_verify_graph(

@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "tern.h"
+
 #define BENCH_DEVICE_OPS_VERSION 2
 
 struct device_graph;
@@ -20,6 +22,24 @@ struct layer_fill {
 	uint32_t rows, k;
 	bool exact;
 	uint64_t seed;
+};
+
+/* Kernels behind gates (tern.h): one copies received rows, one makes y. */
+enum gate_mistake {
+	GATE_RIGHT,
+	GATE_BLIND, /* rows are not waited for */
+	GATE_HASTY, /* tiles of y are marked before they are stored */
+	GATE_SILENT /* or not at all */
+};
+
+struct gate_consumer {
+	struct tern_gate gate;
+	uint8_t *x, *scales; /* as received; scales_bytes 0: none */
+	uint8_t *seen_x, *seen_scales;
+	uint64_t x_bytes, scales_bytes, y_bytes; /* of a row */
+	const uint8_t *prepared;                 /* y, at the positions of rows */
+	uint8_t *y;
+	enum gate_mistake broken;
 };
 
 struct bench_device_ops {
@@ -48,6 +68,8 @@ struct bench_device_ops {
 	int (*work)(void *memory, uint64_t bytes, uint32_t nr_waves, void *stream);
 	int (*spin)(uint64_t ns, void *stream);
 	int (*weights)(const struct layer_fill *fill, void *stream);
+	/* Behind a dispatch, and before a combine with one mark a tile. */
+	int (*consume)(const struct gate_consumer *consumer, void *stream);
 	int (*flush)(const void *memory, uint64_t bytes, void *stream); /* caches, by reading */
 	/* Waits on the stream until those of all ranks have come there, by a word in windows of an
 	 * exchange that has no rounds. number: 1 for the first, and so on. */

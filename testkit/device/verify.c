@@ -464,7 +464,7 @@ int device_rounds_verify(struct device_rounds *r, uint64_t round)
 
 /* Before the graph runs, so that it need not stop for the host: where rows will be is the
  * reference's. */
-static int put_all(struct device_rounds *r, uint32_t slot, uint64_t round)
+int device_put_inputs(struct device_rounds *r, uint32_t slot, uint64_t round)
 {
 	struct device_lane *lane = &r->lanes[slot];
 	struct received_layout layout;
@@ -490,7 +490,7 @@ int device_verify_graph(
 	int rc = 0;
 
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
-		rc = put_all(r, slot, round + slot);
+		rc = device_put_inputs(r, slot, round + slot);
 	rc = rc ? rc : device_passed_on(r, r->ops->graph_launch(graph, r->lanes[0].stream));
 	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(r->lanes[0].stream));
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++) {

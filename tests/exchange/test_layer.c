@@ -368,6 +368,25 @@ static void refuses_exchanges(void **state)
 	tern_group_destroy(group);
 }
 
+static void refuses_gates(void **state)
+{
+	struct tern_moe_config config = *alone_config(TERN_BF16);
+	struct tern_gate gate = {.size = sizeof(gate)};
+	tern_moe *moe, *other = NULL;
+	tern_group *group = alone(&config, &moe);
+
+	(void)state;
+	says(tern_moe_gate(moe, 0, &gate), TERN_ERR_INVALID, "not on a device");
+	says(tern_moe_gate(moe, 0, NULL), TERN_ERR_INVALID, "tern_gate is NULL");
+	config.gate_rows = 32;
+	says(tern_moe_create(group, &config, &other), TERN_ERR_INVALID, "gate_rows is 32; 0, 64");
+	config.gate_rows = 64;
+	says(tern_moe_create(group, &config, &other), TERN_ERR_INVALID, "it is for devices");
+	assert_null(other);
+	tern_moe_destroy(moe);
+	tern_group_destroy(group);
+}
+
 /* A refused call has changed nothing: the round goes on as if it had not been made. */
 static void refuses_calls(void **state)
 {
@@ -449,7 +468,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(exact), cmocka_unit_test(swiglu),
 		cmocka_unit_test(refuses_settings), cmocka_unit_test(refuses_exchanges),
-		cmocka_unit_test(refuses_calls), cmocka_unit_test(goes_on)};
+		cmocka_unit_test(refuses_gates), cmocka_unit_test(refuses_calls),
+		cmocka_unit_test(goes_on)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

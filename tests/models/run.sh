@@ -310,6 +310,14 @@ for broken in FAILED_UNCOUNTED SILENT_LOSS; do
 	expect hangs internode -DBREAK_$broken -DDEATH=1
 done
 
+# GPUs: kernels between the halves
+expect holds gate
+expect asserts gate -DWITNESS
+for broken in COUNTED_EARLY NOT_WAITED COUNTED_FIRST MARKS_KEPT MARKED_FIRST LET_FIRST READER_ENDS_FIRST LET_BEFORE_WAIT; do
+	expect asserts gate -DBREAK_$broken
+done
+expect hangs gate -DBREAK_NOTHING_ADDED
+
 # GPUs: rows that leave before places are known
 expect holds early
 expect_large holds early -DLATE_WORDS

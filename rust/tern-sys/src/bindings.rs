@@ -333,7 +333,7 @@ pub struct tern_moe_config {
     pub combine_floats: u32,
     pub masks: u32,
     pub replicas: u32,
-    pub reserved: u32,
+    pub gate_rows: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {
@@ -479,6 +479,8 @@ pub struct tern_combine {
     pub floats: *const f32,
     pub out_floats: *mut f32,
     pub tag: u64,
+    pub gated: u32,
+    pub reserved: u32,
 }
 impl Default for tern_combine {
     fn default() -> Self {
@@ -551,6 +553,38 @@ extern "C" {
 }
 extern "C" {
     pub fn tern_plan_destroy(moe: *mut tern_moe, plan: u64) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct tern_gate {
+    pub size: usize,
+    pub nr_local: u32,
+    pub tile_rows: u32,
+    pub tiles: u32,
+    pub whole: u32,
+    pub wait_ns: u64,
+    pub counts: *const u32,
+    pub offsets: *const u64,
+    pub words: *const u32,
+    pub ready: *const u32,
+    pub done: *mut u32,
+    pub failed: *const u32,
+}
+impl Default for tern_gate {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn tern_moe_gate(
+        moe: *mut tern_moe,
+        slot: u32,
+        gate: *mut tern_gate,
+    ) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn tern_moe_set_stream(

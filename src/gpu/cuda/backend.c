@@ -189,6 +189,7 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.plan_bytes = device_kept_bytes,
 		.place_check = device_exchange_place_check,
 		.place = device_exchange_place,
+		.gate = device_exchange_gate,
 		.layer_open = device_layer_open,
 		.layer_close = device_layer_close,
 		.layer_run = device_layer_run,

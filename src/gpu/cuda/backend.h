@@ -39,6 +39,8 @@ uint64_t device_kept_bytes(const struct device_exchange *exchange);
 int device_exchange_place_check(struct device_exchange *exchange, void *const *streams);
 int device_exchange_place(
 	struct device_exchange *exchange, const struct placement *placement, void *const *streams);
+void device_exchange_gate(const struct device_exchange *exchange, uint32_t slot, uint64_t wait_ns,
+	struct tern_gate *gate);
 int device_layer_open(struct device_exchange *exchange, const struct tern_layer_config *config,
 	struct device_layer **layer);
 void device_layer_close(struct device_layer *layer);

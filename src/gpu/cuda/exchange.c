@@ -114,6 +114,16 @@ static void make_dispatch(
 	d->out_ids = (int32_t *)(s->memory + l->ids);
 	d->out_weights = (float *)(s->memory + l->weights);
 	d->out_sums = (uint64_t *)(s->memory + l->offsets) + lists;
+	if (!c->gate_rows)
+		return;
+	d->gate = (struct gpu_gate){.row_bits = (uint32_t)__builtin_ctz(c->gate_rows),
+		.tiles = l->gate_tiles,
+		.parts = l->row.nr_segments,
+		.words = (uint32_t *)(s->memory + l->gate_words),
+		.ready = (uint32_t *)(s->memory + l->gate_ready),
+		.done = (uint32_t *)(s->memory + l->gate_done),
+		.route_tiles = (uint32_t *)(s->memory + l->route_tiles)};
+	s->combine.gate = d->gate;
 }
 
 static void make_ht(struct device_exchange *x, const struct device_plan *plan, uint32_t slot)
@@ -300,6 +310,27 @@ void device_exchange_close(struct device_exchange *x)
 		(void)cudaFreeHost(x->reports);
 	(void)cudaGetLastError();
 	free(x);
+}
+
+/* Of the slot's own memory: what a caller gives in place of counts and offsets is not known yet. */
+void device_exchange_gate(
+	const struct device_exchange *x, uint32_t slot, uint64_t wait_ns, struct tern_gate *gate)
+{
+	const struct device_slot *s = &x->slots[slot];
+	const struct gpu_gate *g = &s->dispatch.gate;
+
+	*gate = (struct tern_gate){.size = sizeof(*gate),
+		.nr_local = s->dispatch.exchange.nr_local,
+		.tile_rows = 1u << g->row_bits,
+		.tiles = g->tiles,
+		.whole = g->parts << g->row_bits,
+		.wait_ns = wait_ns,
+		.counts = (const uint32_t *)(s->memory + x->layout.counts),
+		.offsets = (const uint64_t *)(s->memory + x->layout.offsets),
+		.words = g->words,
+		.ready = g->ready,
+		.done = g->done,
+		.failed = &s->dispatch.exchange.state->failed};
 }
 
 /* ---- what kernels have said ------------------------------------------------------------------ */

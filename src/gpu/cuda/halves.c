@@ -298,6 +298,7 @@ static void take_combined(
 	c->y_stride = args->y_stride ? args->y_stride : x->layout.result.row_bytes;
 	c->weighted = !args->unweighted &&
 		      (args->topk_weights || x->config.weights == TERN_WEIGHTS_COMBINE);
+	c->gate.marks = args->gated;
 	s->beside.weights = args->topk_weights;
 	s->beside.floats = args->floats;
 	s->beside.out_floats = args->out_floats;

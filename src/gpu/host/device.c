@@ -355,4 +355,5 @@ const struct exchange_ops exchange_gpu_ops = {.open = device_open,
 	.stats_reset = device_stats_reset,
 	.set_stream = device_set_stream,
 	.set_nr_tokens_at = device_set_nr_tokens_at,
-	.set_sms = device_set_sms};
+	.set_sms = device_set_sms,
+	.gate = device_gate};

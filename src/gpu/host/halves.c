@@ -29,6 +29,17 @@ int device_set_sms(tern_moe *moe, uint32_t nr_sms)
 	return 0;
 }
 
+int device_gate(tern_moe *moe, uint32_t slot, struct tern_gate *gate)
+{
+	struct device *d = moe->device;
+
+	if (!moe->config.gate_rows)
+		return fail(TERN_ERR_STATE, "tern_moe_gate: gate_rows is 0; the exchange was made "
+					    "without gates");
+	d->ops->gate(d->exchange, slot, (uint64_t)moe->wait_ms * 1000000, gate);
+	return 0;
+}
+
 /* ---- the halves ------------------------------------------------------------------------------ */
 
 struct device_call device_call_of(const tern_moe *moe, uint32_t slot, uint32_t roles)
@@ -101,6 +112,11 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 	rc = rc ? rc : check_reachable(moe, "into_counts", received->into_counts);
 	rc = rc ? rc : check_reachable(moe, "into_offsets", received->into_offsets);
 	rc = rc ? rc : check_reachable(moe, "waited_ns", received->waited_ns);
+	if (!rc && moe->config.gate_rows && (received->into_counts || received->into_offsets))
+		rc = fail(TERN_ERR_INVALID,
+			"%s: into_counts or into_offsets is given; with gate_rows the lists are "
+			"where tern_moe_gate says",
+			call);
 	if (!rc && received->waited_ns && moe->config.mode == TERN_HIGH_THROUGHPUT)
 		rc = fail(TERN_ERR_INVALID,
 			"%s: waited_ns is wanted, but on a device waits are told in low-latency "
@@ -219,6 +235,15 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 	enum slot_state wanted = SLOT_RECEIVED;
 	struct held_plan *plan;
 	int rc = device_look(moe);
+
+	if (!rc && args->gated && (!moe->config.gate_rows || args->plan))
+		rc = fail(TERN_ERR_INVALID,
+			"%s: gated is %u, with gate_rows %u and plan %llu; it takes gate_rows, and "
+			"no plan",
+			call, args->gated, moe->config.gate_rows, (unsigned long long)args->plan);
+	if (!rc && args->gated && moe->config.combine_dtype != TERN_BF16)
+		rc = fail(TERN_ERR_UNSUPPORTED, "%s: gated is %u; it is for results of BF16", call,
+			args->gated);
 
 	if (!rc && args->plan && moe->slots[args->slot].state == SLOT_RECEIVED)
 		rc = fail(TERN_ERR_INVALID,

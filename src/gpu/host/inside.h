@@ -84,6 +84,7 @@ int device_place(tern_moe *moe);
 int device_set_stream(tern_moe *moe, uint32_t slot, void *stream);
 int device_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
 int device_set_sms(tern_moe *moe, uint32_t nr_sms);
+int device_gate(tern_moe *moe, uint32_t slot, struct tern_gate *gate);
 
 /* A slot's next call, as it is put on its stream. */
 struct device_call device_call_of(const tern_moe *moe, uint32_t slot, uint32_t roles);

@@ -37,6 +37,20 @@ static uint64_t take(uint64_t *end, uint64_t bytes)
 	return offset;
 }
 
+/* Each source has a token once for an expert. */
+static void lay_out_gates(struct device_layout *d, const struct tern_moe_config *c,
+	const struct layout *l, uint64_t *end)
+{
+	uint64_t rows = (uint64_t)l->nr_ranks * c->max_tokens, words;
+
+	d->gate_tiles = c->gate_rows ? (uint32_t)((rows + c->gate_rows - 1) / c->gate_rows) : 0;
+	words = (uint64_t)d->gate_tiles * l->max_local * sizeof(uint32_t);
+	d->gate_words = take(end, c->gate_rows ? 2 * sizeof(uint32_t) : 0);
+	d->gate_ready = take(end, words);
+	d->gate_done = take(end, words);
+	d->route_tiles = take(end, c->gate_rows ? rows * c->topk * sizeof(uint32_t) : 0);
+}
+
 static void lay_out_slot(
 	struct device_layout *d, const struct tern_moe_config *c, const struct layout *l)
 {
@@ -55,6 +69,7 @@ static void lay_out_slot(
 	d->routes = take(&end, low ? 0 : routes * 8);
 	d->home_routes = take(&end, routes * 8);
 	d->own_positions = take(&end, low ? routes * sizeof(uint32_t) : 0);
+	lay_out_gates(d, c, l, &end);
 	d->counts = take(&end, lists * sizeof(uint32_t));
 	d->offsets = take(&end, (lists + 2) * sizeof(uint64_t));
 	output = end;
@@ -183,6 +198,13 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 		return fail(TERN_ERR_UNSUPPORTED,
 			"combine_floats is %u; between GPUs of several nodes floats do not travel",
 			c->combine_floats);
+	if (c->gate_rows && (internode || format != GPU_FLAG128))
+		return fail(TERN_ERR_UNSUPPORTED,
+			"gate_rows is %u; gates are for ranks of one node, over NVLink",
+			c->gate_rows);
+	if (c->gate_rows && c->x_dtype != c->dispatch_dtype && c->x_dtype != TERN_BF16)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"gate_rows is %u; gates are for x of BF16, or as it travels", c->gate_rows);
 	lay_out_slot(d, c, l);
 	rc = low ? lay_out_low_latency(d, c, l, internode)
 		 : lay_out_high_throughput(d, c, l, internode);

@@ -23,6 +23,8 @@ struct device_layout {
 	uint64_t floats;       /* in a slot's window: [T][K] pieces of 16 bytes; combine_floats */
 	uint64_t window_bytes; /* of all slots */
 	/* One slot's memory: */
+	uint64_t gate_words, gate_ready, gate_done, route_tiles; /* gates; 0 bytes without */
+	uint32_t gate_tiles;
 	uint64_t state, row_tokens, row_routes, chunks, routes, home_routes, own_positions, counts,
 		offsets, rows, ids, weights, x, scales, slot_bytes;
 	uint64_t counters, counters_bytes;    /* of the exchange */

@@ -17,7 +17,7 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 12
+#define DEVICE_OPS_VERSION 13
 #define DEVICE_HANDLE_BYTES 64
 #define DEVICE_MOST_ORDINALS 64
 
@@ -161,6 +161,8 @@ struct device_ops {
 	int (*place_check)(struct device_exchange *exchange, void *const *streams);
 	int (*place)(struct device_exchange *exchange, const struct placement *placement,
 		void *const *streams);
+	void (*gate)(const struct device_exchange *exchange, uint32_t slot, uint64_t wait_ns,
+		struct tern_gate *gate);
 	/* A layer's experts (tern_layer.h). TERN_ERR_UNSUPPORTED with figures where the kernels or
 	 * this device cannot. */
 	int (*layer_open)(struct device_exchange *exchange, const struct tern_layer_config *config,

@@ -82,7 +82,8 @@ enum gpu_wait {
 				     again */
 	GPU_BROKEN_PLACED = 14,   /* value, most: a peer's version of the placement, and this rank's
 				   */
-	GPU_LOST_EXPERTS = 15     /* no round begins in this view, as no member has some expert */
+	GPU_LOST_EXPERTS = 15,    /* no round begins in this view, as no member has some expert */
+	GPU_WAIT_TILE = 16        /* a tile of y, which its kernel does not mark */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

@@ -2,6 +2,7 @@
 /* libtern_bench_cuda.so: memory, streams and graphs through CUDA's runtime. */
 #include "base/error.h"
 #include "gpu/cuda/check.h"
+#include "testkit/device/cuda/consumer.h"
 #include "testkit/device/cuda/layer.h"
 #include "testkit/device/cuda/spin.h"
 #include "testkit/device/cuda/work.h"
@@ -121,6 +122,11 @@ static int flush(const void *memory, uint64_t bytes, void *stream)
 	return cuda_check(flush_launch(memory, bytes, stream), "the kernel that flushes caches");
 }
 
+static int consume(const struct gate_consumer *consumer, void *stream)
+{
+	return cuda_check(consumer_launch(consumer, stream), "the kernels behind gates");
+}
+
 static int spin(uint64_t ns, void *stream)
 {
 	return cuda_check(spin_launch(ns, stream), "spin");
@@ -215,6 +221,7 @@ __attribute__((visibility("default"))) const void *tern_bench_cuda_ops(void)
 		.work = work,
 		.spin = spin,
 		.weights = weights,
+		.consume = consume,
 		.flush = flush,
 		.barrier = barrier,
 		.capture_begin = capture_begin,

@@ -75,6 +75,13 @@ static inline void word_release(void *to, uint32_t v)
 	__atomic_store_n((uint32_t *)to, v, __ATOMIC_RELEASE);
 }
 
+static inline void word_add_release(void *to, uint32_t v)
+{
+	emulated_fence();
+	emulated_moves();
+	__atomic_fetch_add((uint32_t *)to, v, __ATOMIC_RELEASE);
+}
+
 static inline uint32_t word_acquire(const void *from)
 {
 	emulated_may_yield();
@@ -116,6 +123,26 @@ static inline uint64_t now_ns()
 {
 	emulated_yield();
 	return emulated_now_ns();
+}
+
+/* tern_device.cuh's. */
+static inline uint32_t tern_word_acquire(const uint32_t *from)
+{
+	return word_acquire(from);
+}
+
+static inline void tern_word_add(uint32_t *to, uint32_t v)
+{
+	word_add_release(to, v);
+}
+
+static inline uint64_t tern_now_ns()
+{
+	return now_ns();
+}
+
+static inline void tern_rows_for_copies()
+{
 }
 
 /* ---- blocks and kernels ---------------------------------------------------------------------- */

@@ -35,11 +35,11 @@ $(BUILD)/emulated/libtern_emulated.so $(EMULATED):
 	@echo '  LINK $@'
 	$(Q)$(CXX) -shared -Wl,-soname,$(@F) -Wl,-rpath,'$$ORIGIN' $(if $(SANITIZE),,-Wl,-z,defs) $(LDFLAGS) $^ -o $@ -lpthread
 
-emulated: $(EMULATED) $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_divide
+emulated: $(EMULATED) $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates $(BUILD)/tests/emulated/test_divide
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
 
-EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead
+EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates
 $(EMULATED_TESTS): $(BUILD)/tests/emulated/%: $(BUILD)/obj/$(EMULATE)/%.o $(BUILD)/obj/$(EMULATE)/seeded.o $(INSIDE)
 	@mkdir -p $(@D)
 	@echo '  LINK $@'

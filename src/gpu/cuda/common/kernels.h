@@ -82,6 +82,24 @@ enum gpu_roles {
 	GPU_RECEIVE = 2
 };
 
+/* Words by which others learn how far a round has come: ll/gate.cuh. */
+enum gpu_gate_words {
+	GPU_GATE_ROUND,   /* rounds that have begun */
+	GPU_GATE_COUNTED, /* of which this one's counts are there */
+	GPU_GATE_WORDS
+};
+
+struct gpu_gate {
+	uint32_t row_bits;     /* a tile has 1 << row_bits rows; 0: there are no gates */
+	uint32_t tiles;        /* of an expert, at most */
+	uint32_t parts;        /* segments of a row */
+	uint32_t marks;        /* of a tile's y; 0: it is not waited for */
+	uint32_t *words;       /* enum gpu_gate_words */
+	uint32_t *ready;       /* [L][tiles] */
+	uint32_t *done;        /* [L][tiles] */
+	uint32_t *route_tiles; /* [R][T][K] as row_routes: the tile, UINT32_MAX: not here */
+};
+
 struct gpu_dispatch {
 	struct gpu_exchange exchange;
 	uint32_t roles; /* enum gpu_roles */
@@ -110,6 +128,7 @@ struct gpu_dispatch {
 	uint32_t *out_counts;
 	uint64_t *out_offsets;
 	uint64_t *out_sums; /* nr_rows, extent */
+	struct gpu_gate gate;
 };
 
 struct gpu_combine {
@@ -122,6 +141,7 @@ struct gpu_combine {
 	uint64_t y_stride;
 	uint8_t *out;
 	uint64_t out_stride;
+	struct gpu_gate gate;
 };
 
 /* cudaErrorInvalidValue: no such variant of nr_vectors, or too much shared memory for R, L and T.

@@ -72,6 +72,13 @@ __device__ __forceinline__ uint32_t word_acquire(const void *from)
 	return v;
 }
 
+/* Adds to a word of this GPU's own memory: what this lane has stored, and what it has seen of
+ * others', comes before. */
+__device__ __forceinline__ void word_add_release(void *to, uint32_t v)
+{
+	asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+
 /* All that this lane has stored, and what it has seen of others', comes before what it stores from
  * here on. */
 __device__ __forceinline__ void stores_before()

@@ -24,8 +24,8 @@ struct tile {
 	int width_index, width; /* as computed: at least `rows` */
 };
 
-/* Whole ones, and one with what is left: a tile of few rows takes half as long as a whole one,
- * which is less than two of equal parts do. */
+/* Equal parts of at most WIDTH_MAX rows: with whole ones and a rest SMs get unequal work, and take
+ * a quarter longer for experts of some 250 rows (docs/notebook/gpu-layer.md). */
 static __device__ uint32_t row_tiles_of(uint32_t rows)
 {
 	return (rows + WIDTH_MAX - 1) / WIDTH_MAX;
@@ -95,12 +95,15 @@ static __device__ bool find_tile(const struct layer_args *args, const struct exp
 		return false;
 
 	uint32_t within = nr - e->first_tile, row_tiles = row_tiles_of(e->rows);
-	uint32_t begin = within % row_tiles * WIDTH_MAX;
+	uint32_t step = ((e->rows + row_tiles - 1) / row_tiles + 7) / 8 * 8;
+	uint32_t begin = within % row_tiles * step;
 
 	tile->expert = e->expert;
 	tile->m_tile = within / row_tiles;
 	tile->first_row = e->first_row + begin;
-	tile->rows = min(WIDTH_MAX, e->rows - begin);
+	/* Not 0: a step has at most 128 rows, and all tiles but the last one together fewer than
+	 * all. */
+	tile->rows = min(step, e->rows - begin);
 	tile->width_index = width_index_of(tile->rows);
 	tile->width = width_of(tile->width_index);
 	return true;

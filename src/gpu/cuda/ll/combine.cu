@@ -24,7 +24,7 @@ int ll_combine_whole(const struct gpu_combine *c)
 	const struct gpu_exchange *e = &c->exchange;
 
 	return c->roles == (GPU_SEND | GPU_RECEIVE) && !c->release && !e->at_home &&
-	       !e->internode && e->format == GPU_FLAG128 && e->by_replicas.d == 1;
+	       !e->internode && e->format == GPU_FLAG128 && e->by_replicas.d == 1 && !c->gate.marks;
 }
 
 /* Where ll_combine_whole; NULL: of that there is none. */
@@ -41,10 +41,24 @@ template <bool DRAWN> static combine_kernel choose_own(const struct gpu_combine 
 				       : tern::combine_ll_own<GPU_Y_FP32, 2, DRAWN>;
 }
 
+static combine_kernel choose_gated(const struct gpu_combine *c)
+{
+	uint32_t nr_vectors = c->exchange.result.nr_vectors;
+
+	if (c->exchange.format != GPU_FLAG128 || c->kind != GPU_Y_BF16)
+		return NULL;
+	return nr_vectors == 1   ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 1, false, true>
+	       : nr_vectors == 2 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 2, false, true>
+	       : nr_vectors == 4 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 4, false, true>
+				 : NULL;
+}
+
 static combine_kernel choose(const struct gpu_combine *c)
 {
 	if (c->exchange.internode)
 		return internode_combine_kernel(c);
+	if (c->gate.marks)
+		return choose_gated(c);
 	if (c->exchange.format == GPU_FLAG128)
 		return choose_lines(c->kind, c->exchange.result.nr_vectors);
 	if (c->exchange.result.nr_vectors != 3)

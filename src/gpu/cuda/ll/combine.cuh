@@ -20,6 +20,7 @@
 #define TERN_GPU_CUDA_LL_COMBINE_CUH
 
 #include "gpu/cuda/common/results.cuh"
+#include "gpu/cuda/ll/gate.cuh"
 
 /* A segment of a token's result in a column. */
 struct result_place {
@@ -215,7 +216,19 @@ static __device__ __forceinline__ void tell_arrival(const struct gpu_combine *c,
 
 /* The first segment's routes are under way before it is known which round it is, and whether an
  * earlier one has failed; the next one's while this one is sent. */
-template <int FORMAT, int Y, int ND, bool FAR>
+/* Of a row's routes: lane k's tile. */
+static __device__ __forceinline__ uint32_t tile_of_route(
+	const struct gpu_combine *c, const struct outgoing *o)
+{
+	const struct gpu_exchange *e = &c->exchange;
+
+	return lane_id() < e->topk
+		       ? c->gate.route_tiles[(o->source * e->max_tokens + o->row) * e->topk +
+					     lane_id()]
+		       : UINT32_MAX;
+}
+
+template <int FORMAT, int Y, int ND, bool FAR, bool GATED>
 static __device__ __forceinline__ void send_results(const struct gpu_combine *c, uint4 state,
 	const struct deal *deal, uint32_t warp, uint32_t nr_warps)
 {
@@ -243,6 +256,10 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 			return;
 		next = after;
 		more = look_up(e, &next);
+		if constexpr (GATED)
+			if (now.row < now.nr &&
+				!await_tiles(e, &c->gate, state.y, tile_of_route(c, &now)))
+				return;
 		if (now.row < now.nr)
 			send_result<FORMAT, Y, ND, FAR>(
 				c, state.y, now.source, now.token, now.route, now.which);
@@ -458,7 +475,9 @@ static __device__ __forceinline__ void receive_results(const struct gpu_combine 
 
 namespace tern
 {
-template <int FORMAT, int Y, int ND, bool FAR = false>
+/* GATED: y is still made while this runs, by a kernel that has let it start when all was there that
+ * the dispatch has left. */
+template <int FORMAT, int Y, int ND, bool FAR = false, bool GATED = false>
 static __global__ void __launch_bounds__(512, 1)
 	combine_ll(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
 {
@@ -470,17 +489,19 @@ static __global__ void __launch_bounds__(512, 1)
 	__syncthreads();
 	if (warp == 0)
 		trace_mark(e, 8);
-	wait_for_previous();
+	if (!GATED)
+		wait_for_previous();
 	if (warp == 0)
 		trace_mark(e, 13);
-	let_next_start();
+	if (!GATED)
+		let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
 	if (warp < send_warps) {
 		if (FAR && state.w)
 			return;
-		send_results<FORMAT, Y, ND, FAR>(&c, state, &deal, warp, send_warps);
+		send_results<FORMAT, Y, ND, FAR, GATED>(&c, state, &deal, warp, send_warps);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_results(&c, state.y);
 		trace_mark(e, 9);
@@ -493,6 +514,8 @@ static __global__ void __launch_bounds__(512, 1)
 			(nr_warps - send_warps) * gridDim.x);
 		trace_mark(e, 10);
 	}
+	if (GATED) /* so that what comes behind this is behind who makes y, too */
+		wait_for_previous();
 }
 } // namespace tern
 

@@ -68,6 +68,24 @@ static dispatch_kernel choose_cells(enum gpu_x kind, uint32_t nr_vectors)
 	return NULL;
 }
 
+/* Of what layers' kernels read: GPU_FLAG128, two vectors (rows of bytes as they are: or four). */
+static dispatch_kernel choose_gated(const struct gpu_dispatch *d)
+{
+	if (d->exchange.format != GPU_FLAG128 || d->by_source)
+		return NULL;
+	if (d->kind == GPU_X_COPY && d->exchange.row.nr_vectors == 4)
+		return tern::dispatch_ll<GPU_FLAG128, GPU_X_COPY, 4, GPU_ANY, false, true>;
+	if (d->exchange.row.nr_vectors != 2)
+		return NULL;
+	return d->kind == GPU_X_COPY
+		       ? tern::dispatch_ll<GPU_FLAG128, GPU_X_COPY, 2, GPU_ANY, false, true>
+	       : d->kind == GPU_X_GIVEN
+		       ? tern::dispatch_ll<GPU_FLAG128, GPU_X_GIVEN, 2, GPU_ANY, false, true>
+	       : d->kind == GPU_X_BF16
+		       ? tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 2, GPU_ANY, false, true>
+		       : NULL;
+}
+
 /* NULL: there is none. */
 static dispatch_kernel choose(const struct gpu_dispatch *d, int which)
 {
@@ -75,6 +93,8 @@ static dispatch_kernel choose(const struct gpu_dispatch *d, int which)
 
 	if (e->internode)
 		return internode_dispatch_kernel(d);
+	if (d->gate.row_bits)
+		return choose_gated(d);
 	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors)
 					: choose_cells(d->kind, e->row.nr_vectors);
 }

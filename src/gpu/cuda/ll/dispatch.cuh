@@ -16,6 +16,7 @@
 #ifndef TERN_GPU_CUDA_LL_DISPATCH_CUH
 #define TERN_GPU_CUDA_LL_DISPATCH_CUH
 
+#include "gpu/cuda/ll/gate.cuh"
 #include "gpu/cuda/ll/head.cuh"
 #include "gpu/cuda/ll/take_plans.cuh"
 #include "gpu/cuda/common/rows.cuh"
@@ -343,7 +344,7 @@ static __device__ __forceinline__ void tell_row(const struct gpu_dispatch *d, st
 }
 
 /* For the combine, and for the caller: one piece of work with a row's head. */
-template <int FORMAT, int CASE>
+template <int FORMAT, int CASE, bool GATED>
 static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d,
 	const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
 {
@@ -370,6 +371,12 @@ static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d
 		e->row_tokens[row] = a.token;
 	if (lane_id() < e->topk)
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
+	if constexpr (GATED)
+		if (lane_id() < e->topk)
+			d->gate.route_tiles[row * e->topk + lane_id()] =
+				position == UINT32_MAX
+					? UINT32_MAX
+					: tile_of(&d->gate, f.local, position - p->start[f.local]);
 	if (lane_id() < e->topk && a.source == e->rank)
 		e->own_positions[a.token * e->topk + lane_id()] = position;
 	tell_row<CASE>(d, a, f.local, position, weight);
@@ -377,7 +384,7 @@ static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d
 }
 
 /* The pieces have been looked for already. */
-template <int FORMAT, bool SCALED, int ND, int CASE>
+template <int FORMAT, bool SCALED, int ND, int CASE, bool GATED>
 static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch *d,
 	const struct positions *p, uint32_t epoch, struct share a, struct found f,
 	segment<FORMAT, SCALED, ND> &s)
@@ -393,6 +400,10 @@ static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch
 		return false;
 	segment_unpack(s);
 	store_rows(d, s, x, targets, position);
+	if constexpr (GATED)
+		gate_count_rows(&d->gate, f.local,
+			position == UINT32_MAX ? 0 : position - p->start[f.local],
+			position != UINT32_MAX);
 	return true;
 }
 
@@ -419,7 +430,7 @@ static __device__ __forceinline__ bool places_rows(
 }
 
 /* All plans are noted: positions, and for the caller and the combine how many rows there are. */
-template <int CASE>
+template <int CASE, bool GATED>
 static __device__ __forceinline__ void place_rows(
 	const struct gpu_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
 {
@@ -431,13 +442,17 @@ static __device__ __forceinline__ void place_rows(
 	if (blockIdx.x == gridDim.x - 1 && warp == 0)
 		count_rows(&d->exchange, p);
 	warps_sync(nr_warps * LANES);
+	if constexpr (GATED)
+		if (blockIdx.x == 0)
+			gate_publish(&d->gate, d->out_counts, d->exchange.nr_local,
+				warp * LANES + lane_id(), nr_warps * LANES);
 	if (warp == 0)
 		trace_mark(&d->exchange, 5);
 }
 
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen
  * and others not: they leave together. */
-template <int FORMAT, int X, int ND, int CASE, bool FAR>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool GATED>
 static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	struct positions *p, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
@@ -467,16 +482,17 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 		if (there && !places) /* needs no positions: while others make them */
 			f = find_row<CASE>(d, p, a);
 		if (i == first) {
-			place_rows<CASE>(d, p, warp, nr_warps);
+			place_rows<CASE, GATED>(d, p, warp, nr_warps);
 			nr_shares = own + *p->most_tokens * e->by_others.d * e->by_row_parts.d;
 		}
 		if (there && places)
 			f = find_row<CASE>(d, p, a);
 		if (f.here && i < nr_shares)
 			if (a.which == e->row.nr_segments
-					? !describe_row<FORMAT, CASE>(d, p, epoch, a, f, s.v[0])
-					: !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE>(
-						  d, p, epoch, a, f, s))
+					? !describe_row<FORMAT, CASE, GATED>(
+						  d, p, epoch, a, f, s.v[0])
+					: !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE,
+						  GATED>(d, p, epoch, a, f, s))
 				return;
 	}
 	trace_mark(e, 6);
@@ -488,8 +504,10 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 
 namespace tern
 {
-/* FAR: some ranks are on other nodes (internode.h); GPU_ANY then. */
-template <int FORMAT, int X, int ND, int CASE = GPU_ANY, bool FAR = false>
+/* FAR: some ranks are on other nodes (internode.h); GPU_ANY then. GATED: others read rows
+ * meanwhile.
+ */
+template <int FORMAT, int X, int ND, int CASE = GPU_ANY, bool FAR = false, bool GATED = false>
 static __global__ void __launch_bounds__(512, 1)
 	dispatch_ll(const __grid_constant__ struct gpu_dispatch d, uint32_t send_warps)
 {
@@ -500,6 +518,9 @@ static __global__ void __launch_bounds__(512, 1)
 	if (warp == 0)
 		trace_mark(e, 0);
 	wait_for_previous();
+	if constexpr (GATED)
+		if (blockIdx.x == 0 && d.roles & GPU_RECEIVE)
+			gate_begin(&d.gate);
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
@@ -515,7 +536,7 @@ static __global__ void __launch_bounds__(512, 1)
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 
-		receive_all<FORMAT, X, ND, CASE, FAR>(
+		receive_all<FORMAT, X, ND, CASE, FAR, GATED>(
 			&d, &p, state, warp - send_warps, nr_warps - send_warps);
 	}
 }

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels behind gates: rows are copied as soon as their tile is said to be whole, and y is taken
+ * home tile by tile while it is made. On emulated GPUs every step follows from a seed, and with a
+ * mistake made on purpose some seed has to fail; on real ones each rank's thread makes its calls.
+ * TERN_TEST_SEED, TERN_TEST_CASES, TERN_TEST_ROUNDS as in test_schedules. */
+#include <stdio.h>
+#include <string.h>
+
+#include "testkit/draw.h"
+#include "testkit/random.h"
+#include "testkit/device/inside.h"
+#include "tests/device/emulate/seeded.h"
+
+#define MOST_RANKS 3
+#define MOST_SMS 3 /* of the exchange's kernels: others are left to those behind gates */
+
+static struct seeded seeded;
+static bool by_seed; /* else the GPUs are real */
+static int nr_devices;
+
+struct ranks_rows {
+	uint8_t *seen_x, *seen_scales, *y;
+	uint64_t x_bytes, scales_bytes, y_bytes; /* of all */
+};
+
+struct run {
+	const struct job *job;
+	uint64_t seed;
+	enum gate_mistake broken;
+	bool wrong; /* as it has to be where there is a mistake: rows, sums, or a wait for a tile */
+	struct device_rounds rounds[MOST_RANKS];
+	struct ranks_rows rows[MOST_RANKS];
+};
+
+static int make_rows(struct run *run, uint32_t rank)
+{
+	struct device_rounds *r = &run->rounds[rank];
+	struct ranks_rows *rows = &run->rows[rank];
+	int rc;
+
+	rows->x_bytes = r->positions * job_received_bytes(run->job);
+	rows->scales_bytes = r->positions * job_received_scales_bytes(run->job);
+	rows->y_bytes = r->positions * job_y_bytes(run->job);
+	rc = r->ops->memory_create(rows->x_bytes + 64, (void **)&rows->seen_x);
+	rc = rc ? rc : r->ops->memory_create(rows->scales_bytes + 64, (void **)&rows->seen_scales);
+	rc = rc ? rc : r->ops->memory_create(rows->y_bytes + 64, (void **)&rows->y);
+	return device_passed_on(r, rc);
+}
+
+static void free_rows(struct run *run, uint32_t rank)
+{
+	void *all[] = {run->rows[rank].seen_x, run->rows[rank].seen_scales, run->rows[rank].y};
+
+	for (int i = 0; i < 3; i++)
+		if (all[i])
+			run->rounds[rank].ops->memory_free(all[i]);
+}
+
+/* All that goes onto a rank's stream in a round. */
+static int put_round(struct run *run, uint32_t rank, uint64_t round)
+{
+	struct device_rounds *r = &run->rounds[rank];
+	struct device_lane *lane = &r->lanes[0];
+	struct ranks_rows *rows = &run->rows[rank];
+	struct device_manner plain = {.graphs = true};
+	struct tern_combine combine = {.size = sizeof(combine), .y = rows->y, .gated = 1};
+	struct gate_consumer c = {.gate = {.size = sizeof(c.gate)},
+		.x_bytes = job_received_bytes(run->job),
+		.scales_bytes = job_received_scales_bytes(run->job),
+		.y_bytes = job_y_bytes(run->job),
+		.prepared = lane->y,
+		.y = rows->y,
+		.seen_x = rows->seen_x,
+		.seen_scales = rows->seen_scales,
+		.broken = run->broken};
+	int rc = device_put_inputs(r, 0, round);
+
+	rc = rc ? rc
+		: device_passed_on(
+			  r, r->ops->fill(rows->seen_x, 0xa5, rows->x_bytes, lane->stream));
+	rc = rc ? rc
+		: device_passed_on(r,
+			  r->ops->fill(rows->seen_scales, 0xa5, rows->scales_bytes, lane->stream));
+	rc = rc ? rc
+		: device_passed_on(r, r->ops->fill(rows->y, 0x5a, rows->y_bytes, lane->stream));
+	rc = rc ? rc : tern_moe_gate(r->moe, 0, &c.gate);
+	rc = rc ? rc : device_put_dispatch(r, 0, &plain, job_nr_tokens(run->job, round, r->rank));
+	c.x = lane->received.x;
+	c.scales = lane->received.scales;
+	rc = rc ? rc : device_passed_on(r, r->ops->consume(&c, lane->stream));
+	return rc ? rc : tern_combine(r->moe, &combine, lane->out, 0);
+}
+
+/* What was seen through the gates, and what came home. */
+static int verify_round(struct run *run, uint32_t rank, uint64_t round)
+{
+	struct device_rounds *r = &run->rounds[rank];
+	struct device_lane *lane = &r->lanes[0];
+	struct device_manner plain = {.graphs = true};
+	uint64_t extent;
+	int rc = device_passed_on(r, r->ops->stream_wait(lane->stream));
+
+	lane->received.x = run->rows[rank].seen_x;
+	lane->received.scales = run->rows[rank].scales_bytes ? run->rows[rank].seen_scales : NULL;
+	rc = rc ? rc : device_verify_rows(r, 0, round, &extent);
+	return rc ? rc : device_verify_results(r, 0, round, &plain);
+}
+
+/* One thread, all ranks. */
+static void drive(struct rank *rank, void *ctx)
+{
+	struct run *run = ctx;
+	uint64_t nr = devices_setting("TERN_TEST_ROUNDS", 3);
+	uint32_t nr_ranks = run->job->nr_ranks;
+
+	seeded.reseed(run->seed);
+	for (uint64_t round = 0; round < nr; round++)
+		for (uint32_t i = 0; i < 2 * nr_ranks; i++) {
+			struct device_rounds *r = &run->rounds[i % nr_ranks];
+
+			if (device_choose(seeded.ops, r->rank) ||
+				(i < nr_ranks ? put_round(run, r->rank, round)
+					      : verify_round(run, r->rank, round))) {
+				run->wrong = strstr(tern_last_error(), "for a tile of y") != NULL;
+				if (run->broken != GATE_SILENT || !run->wrong)
+					rank_fails(rank, "rank %u, round %llu: %s", r->rank,
+						(unsigned long long)round, tern_last_error());
+				return;
+			}
+			run->wrong = run->wrong || r->difference.nr;
+			if (r->difference.nr && !run->broken)
+				rank_fails(rank, "%llu differences; the first: %s",
+					(unsigned long long)r->difference.nr, r->difference.first);
+			if (r->difference.nr)
+				return;
+		}
+}
+
+/* Each rank by itself. */
+static void drive_own(struct rank *rank, struct run *run)
+{
+	struct device_rounds *r = &run->rounds[rank->rank];
+	uint64_t nr = devices_setting("TERN_TEST_ROUNDS", 20);
+	int rc = 0;
+
+	for (uint64_t round = 0; round < nr && !rc && !r->difference.nr; round++) {
+		rc = put_round(run, r->rank, round);
+		rc = rc ? rc : verify_round(run, r->rank, round);
+	}
+	if (rc)
+		rank_fails(rank, "%s", tern_last_error());
+	if (r->difference.nr)
+		rank_fails(rank, "%llu differences; the first: %s",
+			(unsigned long long)r->difference.nr, r->difference.first);
+}
+
+static void body(struct rank *rank)
+{
+	struct run *run = rank->ctx;
+	struct device_rounds *rounds = &run->rounds[rank->rank];
+	int rc = device_choose(seeded.ops, (uint32_t)rank->rank);
+
+	rc = rc ? rc : device_rounds_open(rounds, rank->group, run->job, seeded.ops);
+	rc = rc ? rc : tern_moe_set_sms(rounds->moe, MOST_SMS);
+	rc = rc ? rc : make_rows(run, (uint32_t)rank->rank);
+	if (rc)
+		rank_fails(rank, "open: %s", tern_last_error());
+	if (ranks_meet(rank) || rc)
+		return;
+	if (by_seed)
+		seeded_drive(rank, drive, run);
+	else
+		drive_own(rank, run);
+	ranks_meet(rank);
+	device_choose(seeded.ops, (uint32_t)rank->rank);
+	free_rows(run, (uint32_t)rank->rank);
+	device_rounds_close(rounds);
+}
+
+static void draw_case(uint64_t seed, struct job *job)
+{
+	const struct draw_limits limits = {
+		.nr_ranks = by_seed || nr_devices > MOST_RANKS ? MOST_RANKS : (uint32_t)nr_devices,
+		.hidden = 640,
+		.nr_experts = 9,
+		.nr_tokens = by_seed ? 60 : 400};
+	uint64_t state = hash2(seed, 0x67617465);
+	struct tern_moe_config *c = &job->config;
+
+	draw_job(&state, &limits, job);
+	c->mode = TERN_LOW_LATENCY;
+	c->layout = random_below(&state, 2) ? TERN_CONTIGUOUS : TERN_PADDED;
+	c->alignment = c->layout == TERN_PADDED ? 1 : c->alignment;
+	c->weights = TERN_WEIGHTS_COMBINE;
+	c->combine_dtype = TERN_BF16;
+	c->x_dtype = TERN_BF16;
+	c->dispatch_dtype = random_below(&state, 2) ? TERN_FP8_E4M3 : TERN_BF16;
+	c->scale = c->dispatch_dtype == TERN_FP8_E4M3 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
+	c->hidden = 16 * (1 + random_below(&state, 40));
+	c->gate_rows = random_below(&state, 2) ? 64 : 128;
+	c->payload_bytes = 0;
+	c->capacity = 0;
+	c->device = TERN_DEVICE_CUDA;
+	c->caller_output = 0;
+	c->wait_ms = 5000; /* of the emulation's time */
+	c->nr_slots = 1;
+	job->wants = false;
+	job->routing.kind = random_below(&state, 3) ? ROUTING_UNIFORM : ROUTING_ONE;
+}
+
+/* NULL, or what was wrong; *wrong: rows or sums were. */
+static const char *run_case(uint64_t seed, enum gate_mistake broken, bool *wrong)
+{
+	static struct run run;
+	const char *failure;
+	struct reason why;
+	struct job job;
+
+	draw_case(seed, &job);
+	if (job_open(&job, &why))
+		return "no job";
+	memset(&run, 0, sizeof(run));
+	run.job = &job;
+	run.seed = hash2(seed, 0x72756e);
+	run.broken = broken;
+	failure = run_ranks((int)job.nr_ranks, body, &run);
+	*wrong = run.wrong;
+	if (failure)
+		printf("seed %llu: %s\n  ranks %u, layout %d, reduce %d, hidden %u, experts %u, "
+		       "topk "
+		       "%u, tokens %u, dtype %d, gate_rows %u\n",
+			(unsigned long long)seed, failure, job.nr_ranks, (int)job.config.layout,
+			(int)job.config.reduce, job.config.hidden, job.config.nr_experts,
+			job.config.topk, job.config.max_tokens, (int)job.config.dispatch_dtype,
+			job.config.gate_rows);
+	job_close(&job);
+	return failure;
+}
+
+static int is_bad(uint64_t seed)
+{
+	bool wrong;
+
+	return run_case(seed, GATE_RIGHT, &wrong) != NULL;
+}
+
+/* Some of a few seeds shows it. */
+static int is_found(const char *name, enum gate_mistake broken)
+{
+	uint64_t first = devices_setting("TERN_TEST_SEED", 1);
+	bool found = false;
+
+	for (uint64_t seed = first; seed < first + 8 && !found; seed++)
+		if (run_case(seed, broken, &found))
+			break;
+	printf("%s - finds_%s\n", found ? "ok" : "not ok", name);
+	return !found;
+}
+
+int main(void)
+{
+	seeded.ops = devices_open(&nr_devices);
+	if (!seeded.ops)
+		return 77;
+	by_seed = seeded_open(&seeded, MOST_RANKS);
+	if (!by_seed)
+		return seeded_cases("gates", 30, is_bad);
+	return is_found("rows_not_waited_for", GATE_BLIND) |
+	       is_found("marks_too_early", GATE_HASTY) | is_found("marks_missing", GATE_SILENT) |
+	       seeded_cases("gates", 12, is_bad);
+}

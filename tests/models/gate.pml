@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gates (src/gpu/cuda/ll/gate.cuh, include/tern_device.cuh): kernels of one rank that read rows while the dispatch still brings others, and a combine that takes y while it is made.
+ *
+ *   dispatch   two warps that each store a row, if it comes, and count it; and who publishes how many there are, adds what is missing of a whole tile, and zeroes the marks of y
+ *   reader     may run from when the dispatch has begun its round; waits for counts and for the tile; ends behind a wait for the dispatch's end
+ *   maker      may run from when the reader has begun; waits for the reader's end, lets the combine start, stores y and marks its tile
+ *   ending     a gated combine; or a release, behind the maker's end; then the next round
+ *
+ * Rows, counts and y are modelled by the round that wrote them. A round has 0 to 2 rows in its one tile, and may have no reader and no maker. Stores before a release are told in its order:
+ * what a release or an acquire taken away would allow is a store told later than its word, which is what is made wrong here.
+ */
+#ifndef ROUNDS
+#define ROUNDS 3
+#endif
+#define WHOLE 2 /* rows of a tile */
+
+byte round, counted;       /* words */
+byte ready, done;          /* of the tile; ready never goes back */
+byte row[2], counts, of_counts, y;
+byte begun, ended;         /* dispatches: have let the next kernel start; have ended */
+byte nr[ROUNDS + 1];       /* ghost: rows of a round */
+bool with[ROUNDS + 1];     /* ghost: somebody reads and makes */
+byte warps[ROUNDS + 1];    /* of the dispatch that have ended */
+byte reader_began, reader_ended, maker_let, maker_ended, round_over;
+
+inline publish(r)
+{
+#ifdef BREAK_COUNTED_FIRST
+	counted = r;
+#endif
+	counts = nr[r];
+	of_counts = r;
+#ifndef BREAK_MARKS_KEPT
+	done = 0;
+#endif
+#ifdef BREAK_NOTHING_ADDED
+	skip;
+#else
+	ready = ready + WHOLE - nr[r];
+#endif
+#ifndef BREAK_COUNTED_FIRST
+	counted = r;
+#endif
+}
+
+proctype warp(byte r; byte i)
+{
+	if
+	:: i < nr[r] ->
+#ifdef BREAK_COUNTED_EARLY
+		ready++;
+		row[i] = r;
+#else
+		row[i] = r;
+		ready++;
+#endif
+	:: else
+	fi;
+	warps[r]++;
+}
+
+/* The stream's dispatches. */
+active proctype dispatch()
+{
+	byte r = 1;
+
+	do
+	:: r <= ROUNDS ->
+		round_over == r - 1;
+		if
+		:: nr[r] = 0
+		:: nr[r] = 1
+		:: nr[r] = 2
+		fi;
+		if
+		:: with[r] = true
+		:: with[r] = false
+		fi;
+#ifdef BREAK_LET_FIRST
+		begun = r;
+		round = r;
+#else
+		round = r;
+		begun = r;
+#endif
+		run warp(r, 0);
+		run warp(r, 1);
+		publish(r);
+		warps[r] == 2;
+		ended = r;
+		r++;
+	:: else -> break
+	od
+}
+
+active proctype reader()
+{
+	byte r = 1, mine, i;
+
+	do
+	:: r <= ROUNDS ->
+		begun >= r;
+		if
+		:: with[r] ->
+			mine = round;
+			reader_began = r;
+			counted >= mine;
+			assert(of_counts == r && counts == nr[r]);
+#ifndef BREAK_NOT_WAITED
+			ready >= mine * WHOLE;
+#endif
+			i = 0;
+			do
+			:: i < nr[r] ->
+				assert(row[i] == r);
+				i++
+			:: else -> break
+			od;
+#ifndef BREAK_READER_ENDS_FIRST
+			ended >= r;
+#endif
+		:: else -> ended >= r
+		fi;
+		reader_began = r;
+		reader_ended = r;
+		r++;
+	:: else -> break
+	od
+}
+
+active proctype maker()
+{
+	byte r = 1;
+
+	do
+	:: r <= ROUNDS ->
+		reader_began >= r;
+#ifdef BREAK_LET_BEFORE_WAIT
+		maker_let = r;
+		reader_ended >= r;
+#else
+		reader_ended >= r;
+		maker_let = r;
+#endif
+		if
+		:: with[r] && nr[r] ->
+#ifdef BREAK_MARKED_FIRST
+			done++;
+			y = r;
+#else
+			y = r;
+			done++;
+#endif
+		:: else
+		fi;
+		maker_ended = r;
+		r++;
+	:: else -> break
+	od
+}
+
+active proctype ending()
+{
+	byte r = 1;
+
+	do
+	:: r <= ROUNDS ->
+		if
+		:: maker_let >= r && with[r] -> /* gated */
+			assert(ended >= r); /* what the dispatch leaves is read */
+			if
+			:: nr[r] ->
+				done >= 1;
+				assert(y == r);
+			:: else
+			fi;
+			maker_ended >= r;
+		:: maker_ended >= r /* released, or not gated */
+		fi;
+		round_over = r;
+		r++;
+	:: else -> break
+	od;
+#ifdef WITNESS
+	assert(false);
+#endif
+}
