@@ -106,6 +106,12 @@ static int verify_round(struct run *run, uint32_t rank, uint64_t round)
 	return rc ? rc : device_verify_results(r, 0, round, &plain);
 }
 
+/* Or for results that wait for one: whichever wait expires first is told. */
+static bool waits_for_tiles(const char *error)
+{
+	return strstr(error, "for a tile of y") || strstr(error, "for a result");
+}
+
 /* One thread, all ranks. */
 static void drive(struct rank *rank, void *ctx)
 {
@@ -121,7 +127,7 @@ static void drive(struct rank *rank, void *ctx)
 			if (device_choose(seeded.ops, r->rank) ||
 				(i < nr_ranks ? put_round(run, r->rank, round)
 					      : verify_round(run, r->rank, round))) {
-				run->wrong = strstr(tern_last_error(), "for a tile of y") != NULL;
+				run->wrong = waits_for_tiles(tern_last_error());
 				if (run->broken != GATE_SILENT || !run->wrong)
 					rank_fails(rank, "rank %u, round %llu: %s", r->rank,
 						(unsigned long long)round, tern_last_error());
