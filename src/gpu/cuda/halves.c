@@ -173,6 +173,7 @@ static int put_dispatch(struct device_exchange *x, const struct device_call *cal
 	launch = fit_launch(x, call,
 		ll_rule_dispatch(d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row,
 			d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN, (int)d->by_source));
+	launch.sliced = x->layout.sliced;
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
