@@ -24,10 +24,13 @@ static __global__ void __launch_bounds__(512, 1)
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
 	struct slices s = slices_in<GPU_FLAG128>(shared, e);
-	uint32_t warp = threadIdx.x / LANES, start = clock(), of_block, first, end;
+	uint32_t warp = threadIdx.x / LANES, start, of_block, first, end;
 	uint32_t *table = tables + blockIdx.x * (e->nr_local + 1);
 	struct slice slice;
 
+	slices_open(&s, nr_warps);
+	__syncthreads();
+	start = clock();
 	if (warp >= nr_warps || !await_heads<false>(e, &s, EPOCH, false, warp, nr_warps))
 		return;
 	of_block = gpu_ceil(s.first[e->nr_ranks], gridDim.x);
@@ -209,6 +212,10 @@ static bool time_scene(const struct scene *s, uint32_t nr_warps)
 		for (uint32_t c : one)
 			if (i >= LAUNCHES / 4 && c)
 				clocks.push_back(c);
+	}
+	if (clocks.empty()) { /* no plan came, to any block */
+		printf("  %2u warps, slices: WRONG\n", nr_warps);
+		return false;
 	}
 	std::sort(clocks.begin(), clocks.end());
 	printf("  %2u warps, slices: p50 %5u  slowest %5u clocks  %s\n", nr_warps,

@@ -84,7 +84,8 @@ HOST_DEVICE uint64_t slices_bytes(
 	uint32_t ids = positions_ids(format, SLICE_TOKENS * topk) +
 		       4 * 7 * ll_lane_ids(format); /* it begins within a piece */
 
-	return 4ull * ((nr_local + 1) * (SLICE_WORDS + 2) + 1 + nr_local + 2 * 16 + 2 * nr_ranks +
+	return 16 +
+	       4ull * ((nr_local + 1) * (SLICE_WORDS + 2) + 1 + nr_local + 2 * 16 + 2 * nr_ranks +
 			      1 + 2) +
 	       slice_pieces(nr_local) * SLICE_COLUMNS + 2ull * ids;
 }

@@ -124,6 +124,7 @@ struct gpu_dispatch {
 	struct gpu_divisor by_alignment;
 	struct gpu_divisor by_slices; /* a sliced dispatch sends its tokens in turns of so many */
 	uint32_t slice_tokens;
+	uint32_t helps;              /* sliced: who has sent receives too */
 	struct gpu_divisor by_share; /* how many warps share a segment's destinations, 1 to R */
 	uint8_t *out_x;
 	uint8_t *out_scales;

@@ -114,6 +114,7 @@ cudaError_t ll_dispatch_launch(
 	uint32_t nr_ranks = d.exchange.nr_ranks;
 
 	d.slice_tokens = tokens_of_slice(d.nr_tokens * nr_ranks, nr_ranks, launch->nr_blocks);
+	d.helps = launch->helps;
 	d.by_slices = gpu_divisor_of(d.nr_tokens ? gpu_ceil(d.nr_tokens, d.slice_tokens) : 1);
 	return launch_half(choose(args, case_of(args), launch->sliced), &d, launch, false,
 		dispatch_shared_bytes(args, launch->sliced), stream);

@@ -87,34 +87,44 @@ static __device__ __forceinline__ void place_slices(
 	warps_sync(nr_warps * LANES);
 }
 
-/* The first part of a slice that a warp has, on its way. */
-template <int FORMAT, bool SCALED, int ND, bool FAR>
-static __device__ __forceinline__ void look_for_first(const struct gpu_exchange *e,
-	const struct slice *slice, uint32_t warp, segment<FORMAT, SCALED, ND> &pieces)
+/* How a block's warps share the parts of a slice. */
+struct parts {
+	uint32_t *drawn; /* the next one, in shared memory; NULL: each warp takes every step-th */
+	uint32_t i, step, nr;
+};
+
+static __device__ __forceinline__ uint32_t next_part(const struct parts *p)
 {
-	if (warp < (slice->end - slice->first) * e->by_row_parts.d)
-		look_for(e, share_in_slice<FAR>(e, slice, warp), pieces);
+	if (!p->drawn)
+		return p->i + p->step;
+	return __shfl_sync(ALL_LANES, lane_id() == 0 ? atomicAdd(p->drawn, 1u) : 0, 0);
 }
 
-/* All rows of a slice, whose places are known; the first part has been looked for, and the next one
- * is while one is stored. */
+template <int FORMAT, bool SCALED, int ND, bool FAR>
+static __device__ __forceinline__ void look_for_part(const struct gpu_exchange *e,
+	const struct slice *slice, uint32_t i, uint32_t nr, segment<FORMAT, SCALED, ND> &pieces)
+{
+	if (i < nr)
+		look_for(e, share_in_slice<FAR>(e, slice, i), pieces);
+}
+
+/* Rows of a slice, whose places are known; this warp's first part has been looked for, and the next
+ * one is while one is stored. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ bool receive_slice(const struct gpu_dispatch *d,
-	const struct slices *s, const struct slice *slice, uint32_t epoch, uint32_t warp,
-	uint32_t nr_warps, segment<FORMAT, x_kind<X>::SCALED, ND> &pieces)
+	const struct slices *s, const struct slice *slice, uint32_t epoch, struct parts *p,
+	segment<FORMAT, x_kind<X>::SCALED, ND> &pieces)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t nr = (slice->end - slice->first) * e->by_row_parts.d;
 	segment<FORMAT, x_kind<X>::SCALED, ND> after;
-	struct share a = share_in_slice<FAR>(e, slice, warp), next;
 
 #pragma unroll 1
-	for (uint32_t i = warp; i < nr; i += nr_warps) {
+	while (p->i < p->nr) {
+		struct share a = share_in_slice<FAR>(e, slice, p->i);
 		struct placed f = place_in_slice<FORMAT, CASE>(d, s, slice, a);
 
-		next = share_in_slice<FAR>(e, slice, i + nr_warps);
-		if (i + nr_warps < nr)
-			look_for(e, next, after);
+		p->i = next_part(p);
+		look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, slice, p->i, p->nr, after);
 		if (__any_sync(ALL_LANES, f.local != UINT32_MAX) &&
 			!(a.which < e->row.nr_segments
 					? receive_segment<FORMAT, x_kind<X>::SCALED, ND, false>(
@@ -122,7 +132,6 @@ static __device__ __forceinline__ bool receive_slice(const struct gpu_dispatch *
 					: describe_row<FORMAT, CASE, false>(d, epoch, a, f, pieces.v[0])))
 			return false;
 		pieces = after;
-		a = next;
 	}
 	return true;
 }
@@ -148,53 +157,135 @@ static __device__ __forceinline__ bool note_slices(const struct gpu_dispatch *d,
 	return true;
 }
 
-/* Warps of a block leave together, or when none is waited for any more. */
+/* A block's slices, as soon as heads are there. */
+struct own_slices {
+	uint32_t first, end;
+	bool alone; /* no block has more than one */
+};
+
+static __device__ __forceinline__ struct own_slices own_slices_of(
+	const struct gpu_exchange *e, const struct slices *s)
+{
+	uint32_t nr = s->first[e->nr_ranks], of_block = gpu_ceil(nr, gridDim.x);
+	struct own_slices o = {blockIdx.x * of_block, 0, of_block <= 1};
+
+	o.end = min(o.first + of_block, nr);
+	return o;
+}
+
+/* All that has to be known before rows of this block's first slice can be stored; one lane's part
+ * is looked for meanwhile. False: it failed. By all receiving warps. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch *d,
-	const struct slices *s, uint4 state, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ bool place_first_slice(const struct gpu_dispatch *d,
+	const struct slices *s, uint4 state, uint32_t warp, uint32_t nr_warps,
+	segment<FORMAT, x_kind<X>::SCALED, ND> &pieces)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t thread = warp * LANES + lane_id(), nr_threads = nr_warps * LANES, epoch = state.x,
-		 first, end, of_block;
+	struct own_slices own;
+	struct slice slice;
+
+	if (!await_heads<FAR>(e, s, state.x, state.w, warp, nr_warps))
+		return false;
+	own = own_slices_of(e, s);
+	if (!note_slices<FORMAT, CASE, FAR>(d, s, state.x, own.first, own.end, warp, nr_warps))
+		return false;
+	if (own.first >= own.end)
+		return true;
+	slice = find_slice(e, s, own.first);
+	if (!own.alone && !note_slice<FORMAT, CASE, FAR>(e, s, &slice, state.x, warp, nr_warps))
+		return false;
+	look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(
+		e, &slice, warp, (slice.end - slice.first) * e->by_row_parts.d, pieces);
+	if (!add_up(e, s, &slice, state.x, warp, nr_warps))
+		return false;
+	place_slices<CASE>(d, s, warp, nr_warps);
+	if (warp == 0)
+		trace_mark(e, 5);
+	return true;
+}
+
+/* From one slice of this block to its next one. False: it failed. By all receiving warps. */
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
+static __device__ __forceinline__ bool place_next_slice(const struct gpu_dispatch *d,
+	const struct slices *s, struct slice *slice, uint32_t epoch, uint32_t warp,
+	uint32_t nr_warps, segment<FORMAT, x_kind<X>::SCALED, ND> &pieces)
+{
+	const struct gpu_exchange *e = &d->exchange;
+
+	warps_sync(nr_warps * LANES);
+	if (*s->failed)
+		return false;
+	go_on(e, s, slice->number + 1 < s->first[slice->source + 1], warp * LANES + lane_id(),
+		nr_warps * LANES);
+	*slice = find_slice(e, s, slice->number + 1);
+	look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(
+		e, slice, warp, (slice->end - slice->first) * e->by_row_parts.d, pieces);
+	return note_slice<FORMAT, CASE, FAR>(e, s, slice, epoch, warp, nr_warps);
+}
+
+/* By warps that have sent all that they send: false where there is nothing to help with. */
+static __device__ __forceinline__ bool may_help(
+	const struct gpu_exchange *e, const struct slices *s)
+{
+	struct own_slices own;
+
+	while (!barrier_passed(in_shared(s->placed), 0))
+		;
+	if (*s->failed)
+		return false;
+	own = own_slices_of(e, s);
+	return own.alone && own.first < own.end;
+}
+
+/* warp: of those that receive from the start, nr_warps in all; helps: it has sent before. Receiving
+ * warps of a block leave together, or when none is waited for any more. */
+template <int FORMAT, int X, int ND, int CASE, bool FAR>
+static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch *d,
+	const struct slices *s, uint4 state, bool helps, uint32_t warp, uint32_t nr_warps)
+{
+	const struct gpu_exchange *e = &d->exchange;
+	uint32_t thread = warp * LANES + lane_id(), epoch = state.x;
 	segment<FORMAT, x_kind<X>::SCALED, ND> pieces;
+	struct own_slices own;
+	struct slice slice;
+	struct parts p = {s->drawn, 0, nr_warps, 0};
+	bool good = true;
 
-	if (!await_heads<FAR>(e, s, epoch, state.w, warp, nr_warps))
-		return;
-	of_block = (s->first[e->nr_ranks] + gridDim.x - 1) / gridDim.x;
-	first = blockIdx.x * of_block;
-	end = min(first + of_block, s->first[e->nr_ranks]);
-	if (!note_slices<FORMAT, CASE, FAR>(d, s, epoch, first, end, warp, nr_warps))
-		return;
-#pragma unroll 1
-	for (uint32_t number = first; number < end; number++) {
-		struct slice slice = find_slice(e, s, number);
-
-		if (of_block > 1 &&
-			!note_slice<FORMAT, CASE, FAR>(e, s, &slice, epoch, warp, nr_warps))
+	if (helps) {
+		if (!may_help(e, s))
 			return;
-		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, &slice, warp, pieces);
-		if (number == first) {
-			if (!add_up(e, s, &slice, epoch, warp, nr_warps))
-				return;
-			place_slices<CASE>(d, s, warp, nr_warps);
-			if (warp == 0)
-				trace_mark(e, 5);
-		}
+	} else {
+		good = place_first_slice<FORMAT, X, ND, CASE, FAR>(
+			d, s, state, warp, nr_warps, pieces);
 		if (thread == 0)
+			barrier_arrive(in_shared(s->placed));
+		if (!good)
+			return;
+	}
+	own = own_slices_of(e, s);
+	slice = find_slice(e, s, own.first);
+	p.drawn = d->helps && own.alone ? s->drawn : NULL;
+	p.i = helps ? next_part(&p) : warp;
+	if (helps)
+		look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(
+			e, &slice, p.i, (slice.end - slice.first) * e->by_row_parts.d, pieces);
+#pragma unroll 1
+	while (own.first < own.end) {
+		p.nr = (slice.end - slice.first) * e->by_row_parts.d;
+		if (thread == 0 && !helps)
 			tell_source<CASE>(d, s, &slice);
-		if (!receive_slice<FORMAT, X, ND, CASE, FAR>(
-			    d, s, &slice, epoch, warp, nr_warps, pieces) &&
+		if (!receive_slice<FORMAT, X, ND, CASE, FAR>(d, s, &slice, epoch, &p, pieces) &&
 			lane_id() == 0)
 			atomicOr(s->failed, 1u);
-		if (number + 1 == end)
+		if (slice.number + 1 == own.end)
 			break;
-		warps_sync(nr_threads);
-		if (*s->failed)
+		if (!place_next_slice<FORMAT, X, ND, CASE, FAR>(
+			    d, s, &slice, epoch, warp, nr_warps, pieces))
 			return;
-		go_on(e, s, number + 1 < s->first[slice.source + 1], thread, nr_threads);
+		p.i = warp;
 	}
 	trace_mark(e, 6);
-	if (blockIdx.x == 0 && thread == 0) {
+	if (blockIdx.x == 0 && thread == 0 && !helps) {
 		e->state->epoch_combine = epoch;
 		counters_round(e);
 	}
@@ -209,9 +300,14 @@ static __global__ void __launch_bounds__(512, 1)
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+	struct slices s = slices_in<FORMAT>(shared, e);
 
 	if (warp == 0)
 		trace_mark(e, 0);
+	if (send_warps < nr_warps) {
+		slices_open(&s, nr_warps - send_warps);
+		__syncthreads();
+	}
 	wait_for_previous();
 	let_next_start();
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
@@ -225,12 +321,10 @@ static __global__ void __launch_bounds__(512, 1)
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_rows(&d, state.x, this_rounds_tokens(&d));
 		trace_mark(e, 1);
-	} else {
-		struct slices s = slices_in<FORMAT>(shared, e);
-
-		receive_slices<FORMAT, X, ND, CASE, FAR>(
-			&d, &s, state, warp - send_warps, nr_warps - send_warps);
 	}
+	if (send_warps < nr_warps && (warp >= send_warps || d.helps))
+		receive_slices<FORMAT, X, ND, CASE, FAR>(
+			&d, &s, state, warp < send_warps, warp - send_warps, nr_warps - send_warps);
 }
 } // namespace tern
 

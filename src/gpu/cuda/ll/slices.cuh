@@ -29,6 +29,8 @@ struct slices {
 	uint32_t *first;     /* [R + 1] slice of each source */
 	uint32_t *failed;    /* some plan did not come, or was none */
 	uint32_t *tokens;    /* of a slice */
+	uint32_t *drawn;     /* parts of the block's slice that warps have taken */
+	uint64_t *placed;    /* a barrier, passed when rows' places are known, or never will be */
 	uint8_t *counts;     /* [L + 1] of the slice, up to whole pieces */
 	uint16_t *ids;       /* of the slice and its neighbours, whole warps' pieces */
 };
@@ -44,7 +46,9 @@ __device__ __forceinline__ struct slices slices_in(uint32_t *shared, const struc
 	uint32_t columns = e->nr_local + 1;
 	struct slices s;
 
-	s.bits = shared;
+	s.placed = (uint64_t *)shared;
+	s.drawn = shared + 2;
+	s.bits = shared + 4;
 	s.rows = s.bits + columns * SLICE_WORDS;
 	s.before = s.rows + columns;
 	s.start = s.before + columns + 1;
@@ -56,6 +60,16 @@ __device__ __forceinline__ struct slices slices_in(uint32_t *shared, const struc
 	s.counts = (uint8_t *)(s.tokens + 1);
 	s.ids = (uint16_t *)(s.counts + slice_pieces(e->nr_local) * SLICE_COLUMNS);
 	return s;
+}
+
+/* By all threads; then a barrier of them. */
+__device__ __forceinline__ void slices_open(const struct slices *s, uint32_t nr_receivers)
+{
+	if (threadIdx.x == 0) {
+		barrier_open(in_shared(s->placed), 1);
+		*s->drawn = nr_receivers;
+		*s->failed = 0;
+	}
 }
 
 /* ---- which slices there are ------------------------------------------------------------------ */
@@ -113,9 +127,6 @@ __device__ __forceinline__ bool await_heads(const struct gpu_exchange *e, const 
 {
 	uint32_t thread = warp * LANES + lane_id();
 
-	if (thread == 0)
-		*s->failed = 0;
-	warps_sync(nr_warps * LANES);
 	failed = !internode_arrived<FAR>(
 			 e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) ||
 		 failed;
