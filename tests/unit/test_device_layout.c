@@ -14,6 +14,7 @@ static struct tern_moe_config deepseek(uint32_t max_tokens)
 	struct tern_moe_config c;
 
 	tern_moe_config_init(&c);
+	c.mode = TERN_LOW_LATENCY;
 	c.hidden = 7168;
 	c.nr_experts = 256;
 	c.topk = 8;

@@ -31,7 +31,8 @@ static __global__ void __launch_bounds__(512, 1)
 	slices_open(&s, nr_warps);
 	__syncthreads();
 	start = clock();
-	if (warp >= nr_warps || !await_heads<false>(e, &s, EPOCH, false, warp, nr_warps))
+	if (warp >= nr_warps ||
+		!await_heads<GPU_PLACED, false>(e, &s, EPOCH, false, warp, nr_warps))
 		return;
 	of_block = gpu_ceil(s.first[e->nr_ranks], gridDim.x);
 	first = blockIdx.x * of_block;

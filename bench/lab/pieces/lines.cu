@@ -43,8 +43,8 @@ static __device__ uint4 vector_of(uint32_t segment, uint32_t v, uint32_t round)
 		lane_id() % 8 == 7 ? round : word_of(segment, word + 3, round));
 }
 
-static __device__ void check_segment(const struct half *h, uint64_t at, uint32_t segment,
-	uint32_t round)
+static __device__ void check_segment(
+	const struct half *h, uint64_t at, uint32_t segment, uint32_t round)
 {
 	for (uint32_t v = 0; v < 2; v++) {
 		const uint8_t *from = h->lines + at + v * 512 + lane_id() * 16;
@@ -55,8 +55,7 @@ static __device__ void check_segment(const struct half *h, uint64_t at, uint32_t
 			got = piece_load(from);
 			epochs = __ballot_sync(ALL_LANES, lane_id() % 8 != 7 || got.w == round);
 			same = __ballot_sync(ALL_LANES, got.x == want.x && got.y == want.y &&
-								got.z == want.z &&
-								got.w == want.w);
+								got.z == want.z && got.w == want.w);
 			/* Whatever line has its epoch has to be whole. */
 			for (uint32_t line = 0; line < 4; line++)
 				if (epochs >> (line * 8 + 7) & 1 &&
@@ -70,7 +69,7 @@ static __device__ void check_segment(const struct half *h, uint64_t at, uint32_t
 
 /* As pieces.cu's exchange. Half of the warps send, so that lines are polled while they come. */
 template <bool BULK>
-static __global__ void __launch_bounds__(WARPS * LANES)
+static __global__ void __launch_bounds__(WARPS *LANES)
 	exchange_lines(const __grid_constant__ struct half h, uint32_t round)
 {
 	__shared__ __align__(128) uint8_t memory[WARPS / 2 * BUFFERS * SEGMENT_BYTES];
@@ -80,8 +79,7 @@ static __global__ void __launch_bounds__(WARPS * LANES)
 
 	for (uint32_t s = first; s < SEGMENTS; s += step) {
 		uint64_t at = half + (uint64_t)s * SEGMENT_BYTES;
-		shared_at out = in_shared(
-			memory + (warp / 2 * BUFFERS + buffer) * SEGMENT_BYTES);
+		shared_at out = in_shared(memory + (warp / 2 * BUFFERS + buffer) * SEGMENT_BYTES);
 
 		if (warp % 2) {
 			check_segment(&h, at, s, round);
@@ -93,7 +91,8 @@ static __global__ void __launch_bounds__(WARPS * LANES)
 		}
 		for (uint32_t v = 0; v < 2; v++) {
 			if (BULK)
-				shared_store(out + v * 512 + lane_id() * 16, vector_of(s, v, round));
+				shared_store(
+					out + v * 512 + lane_id() * 16, vector_of(s, v, round));
 			else
 				piece_store(h.peer_lines + at + v * 512 + lane_id() * 16,
 					vector_of(s, v, round));
@@ -154,7 +153,7 @@ bool try_lines(uint32_t nr_rounds, int nr_devices)
 
 	CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
 	if (major >= 9)
-		good &= run_lines("stored by the copy engine", exchange_lines<true>, nr_rounds,
-			nr_devices);
+		good &= run_lines(
+			"stored by the copy engine", exchange_lines<true>, nr_rounds, nr_devices);
 	return good;
 }

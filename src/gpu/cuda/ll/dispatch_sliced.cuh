@@ -184,7 +184,7 @@ static __device__ __forceinline__ bool place_first_slice(const struct gpu_dispat
 	struct own_slices own;
 	struct slice slice;
 
-	if (!await_heads<FAR>(e, s, state.x, state.w, warp, nr_warps))
+	if (!await_heads<CASE, FAR>(e, s, state.x, state.w, warp, nr_warps))
 		return false;
 	own = own_slices_of(e, s);
 	if (!note_slices<FORMAT, CASE, FAR>(d, s, state.x, own.first, own.end, warp, nr_warps))

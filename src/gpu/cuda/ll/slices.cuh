@@ -74,14 +74,16 @@ __device__ __forceinline__ void slices_open(const struct slices *s, uint32_t nr_
 
 /* ---- which slices there are ------------------------------------------------------------------ */
 
-/* By one thread: a source's number of tokens. NEVER: it did not come, or cannot be. */
-template <bool FAR>
+/* By one thread: a source's number of tokens. NEVER: it did not come, or cannot be, or its routes
+ * are made by other tables than those here. */
+template <int CASE, bool FAR>
 __device__ __forceinline__ uint32_t await_head(
 	const struct gpu_exchange *e, uint32_t epoch, uint32_t source)
 {
 	const uint8_t *at = part_from<FAR>(e, INTERNODE_PLAN, source) + e->window.plans +
 			    source * e->window.plan_bytes + 7 * 16;
 	struct patience patience = {0, 0};
+	uint2 mine = placed_of<CASE>(e);
 	uint4 head;
 
 	while ((head = piece_load(at)).w != epoch)
@@ -89,9 +91,12 @@ __device__ __forceinline__ uint32_t await_head(
 			report_wait(e, GPU_WAIT_PLAN, source, 0, epoch, head.w, patience.start_ns);
 			return NEVER;
 		}
-	if (head.z <= e->max_tokens)
+	if (head.z > e->max_tokens)
+		report_broken(e, GPU_BROKEN_TOKENS, source, 0, head.z, e->max_tokens, epoch);
+	else if (CASE == GPU_ANY && !is_placed_alike(mine, make_uint2(head.x, head.y)))
+		report_broken(e, GPU_BROKEN_PLACED, source, 0, head.x, mine.x, epoch);
+	else
 		return head.z;
-	report_broken(e, GPU_BROKEN_TOKENS, source, 0, head.z, e->max_tokens, epoch);
 	return NEVER;
 }
 
@@ -121,7 +126,7 @@ __device__ __forceinline__ void cut_slices(const struct gpu_exchange *e, const s
 }
 
 /* False: some head did not come. By all receiving warps. */
-template <bool FAR>
+template <int CASE, bool FAR>
 __device__ __forceinline__ bool await_heads(const struct gpu_exchange *e, const struct slices *s,
 	uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
@@ -131,7 +136,7 @@ __device__ __forceinline__ bool await_heads(const struct gpu_exchange *e, const 
 			 e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps) ||
 		 failed;
 	for (uint32_t r = thread; r < e->nr_ranks && !failed; r += nr_warps * LANES) {
-		uint32_t nr = await_head<FAR>(e, epoch, r);
+		uint32_t nr = await_head<CASE, FAR>(e, epoch, r);
 
 		failed = nr == NEVER;
 		s->nr_tokens[r] = nr;
