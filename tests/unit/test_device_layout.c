@@ -61,6 +61,34 @@ static void sixty_four_ranks_fit(void **state)
 	assert_true(d.output_bytes >= 64ull * 128 * 4 * (7168 + 56 * 4 + sizeof(struct tern_row)));
 }
 
+/* The goal: what an exchange of prefills takes beside received rows, which are as many as capacity
+ * says. */
+static void prefills_take_little(void **state)
+{
+	(void)state;
+	for (int fp8 = 0; fp8 <= 1; fp8++) {
+		struct tern_moe_config c = deepseek(4096);
+		uint64_t row = fp8 ? 7168 + 56 * 4 : 2 * 7168, all;
+		struct device_layout d;
+
+		c.mode = TERN_HIGH_THROUGHPUT;
+		c.caller_output = 0;
+		c.dispatch_dtype = fp8 ? TERN_FP8_E4M3 : TERN_BF16;
+		c.scale = fp8 ? TERN_SCALE_FP32 : TERN_SCALE_NONE;
+		c.capacity = 40000;
+		assert_int_equal(lay_out(&d, &c, 2, GPU_FLAG128), 0);
+		all = d.window_bytes + d.private_bytes + d.output_bytes;
+		/* output_bytes: rows lie in the window, and are told of beside it. */
+		all -= c.capacity * row + c.capacity * (row + sizeof(struct tern_row));
+		print_message("# 2 ranks, 4096 tokens of deepseek-v3 in %s: %.1f MB beside %.1f of "
+			      "rows\n",
+			fp8 ? "fp8" : "bf16", (double)all * 1e-6,
+			(double)(c.capacity * row) * 1e-6);
+		assert_true(all < 160000000);
+		assert_true(all > 2ull * 4096 * 14336); /* results */
+	}
+}
+
 static void parts_do_not_overlap(void **state)
 {
 	struct tern_moe_config c = deepseek(33);
@@ -298,6 +326,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sixty_four_ranks_fit),
+		cmocka_unit_test(prefills_take_little),
 		cmocka_unit_test(parts_do_not_overlap),
 		cmocka_unit_test(early_rows_are_few),
 		cmocka_unit_test(bytes_on_the_wire),
