@@ -173,7 +173,8 @@ static int put_dispatch(struct device_exchange *x, const struct device_call *cal
 		d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
 	launch = ll_rule_dispatch(
 		d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row, quantised, (int)d->by_source);
-	if (!x->internode && ll_rule_sliced(d->nr_tokens, d->exchange.nr_ranks))
+	if (!x->internode && !d->gate.row_bits &&
+		ll_rule_sliced(d->nr_tokens, d->exchange.nr_ranks))
 		launch = ll_rule_slices(
 			d->nr_tokens, &d->exchange.row, d->kind != GPU_X_COPY, quantised);
 	if (x->layout.sliced) {

@@ -71,8 +71,8 @@ struct gpu_exchange {
 	uint32_t *own_positions; /* [T][K] of this rank's tokens: position, where the route ends
 				    here; undefined for tokens without any such route */
 	const struct gpu_view *view; /* NULL: not elastic */
-	uint8_t *slice_counts;   /* [pieces][most_slices] of 16 bytes: what blocks tell each other
-				    of the rows that come (ll/slices.cuh) */
+	uint8_t *slice_counts; /* [pieces][most_slices] of 16 bytes: what blocks tell each other
+				  of the rows that come (ll/slices.cuh) */
 	uint32_t most_slices;
 #ifdef TERN_TRACE
 	uint64_t *trace; /* NULL, or [blocks][GPU_TRACE_MARKS] nanoseconds */

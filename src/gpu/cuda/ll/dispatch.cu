@@ -124,10 +124,12 @@ cudaError_t ll_dispatch_launch(
 cudaError_t ll_dispatch_most_blocks(
 	const struct gpu_dispatch *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
 {
+	uint32_t most_sliced = args->gate.row_bits ? 0 : 1; /* gates are where all plans are noted
+							     */
 	cudaError_t rc = cudaSuccess;
 
 	*nr_blocks = UINT32_MAX;
-	for (uint32_t sliced = launch->sliced; sliced <= 1; sliced++)
+	for (uint32_t sliced = launch->sliced; sliced <= most_sliced; sliced++)
 		for (int which = GPU_ANY; which <= GPU_PLAIN && !rc; which++) {
 			uint32_t nr = 0;
 

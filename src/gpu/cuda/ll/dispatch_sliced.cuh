@@ -129,7 +129,8 @@ static __device__ __forceinline__ bool receive_slice(const struct gpu_dispatch *
 			!(a.which < e->row.nr_segments
 					? receive_segment<FORMAT, x_kind<X>::SCALED, ND, false>(
 						  d, epoch, a, f, pieces)
-					: describe_row<FORMAT, CASE, false>(d, epoch, a, f, pieces.v[0])))
+					: describe_row<FORMAT, CASE, false>(
+						  d, epoch, a, f, pieces.v[0])))
 			return false;
 		pieces = after;
 	}
