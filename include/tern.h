@@ -327,7 +327,12 @@ enum tern_scale {
 				>= amax / 448 */
 };
 
+/* TERN_AUTO chooses one of the two when the exchange is created, for all its rounds, from settings
+ * that are the same on all ranks: high throughput where capacity is given; low latency where
+ * caller_output or masks are; else by max_tokens, low latency up to 256 on CPUs, up to 2048 on
+ * devices of two ranks, and up to 1024 on those of more. tern_moe_mode tells. */
 enum tern_mode {
+	TERN_AUTO = 0,
 	TERN_LOW_LATENCY = 1, /* send without asking: private regions for each source; memory R * T
 				 rows */
 	TERN_HIGH_THROUGHPUT = 2 /* ask, then send: counts first, then rows straight to their final
@@ -391,7 +396,7 @@ typedef void (*tern_parallel_for)(
 
 struct tern_moe_config {
 	size_t size;               /* set by tern_moe_config_init */
-	enum tern_mode mode;       /* default TERN_LOW_LATENCY */
+	enum tern_mode mode;       /* default TERN_AUTO */
 	enum tern_layout layout;   /* default TERN_CONTIGUOUS */
 	enum tern_reduce reduce;   /* default TERN_REDUCE_EXPERT */
 	enum tern_weights weights; /* default TERN_WEIGHTS_COMBINE. TERN_BY_SOURCE needs
@@ -511,7 +516,8 @@ TERN_API int tern_moe_place(
 	tern_moe *moe, uint32_t version, const int32_t *logical, uint32_t nr_physical);
 
 /* Where physical experts live, for engines that load weights; as tern_moe_place has left them: */
-TERN_API int tern_moe_nr_local(const tern_moe *moe);                     /* L */
+TERN_API int tern_moe_nr_local(const tern_moe *moe); /* L */
+TERN_API int tern_moe_mode(const tern_moe *moe);     /* TERN_LOW_LATENCY or TERN_HIGH_THROUGHPUT */
 TERN_API int tern_moe_local_expert(const tern_moe *moe, uint32_t local); /* its logical id, or a
 									    negative code */
 

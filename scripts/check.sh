@@ -193,6 +193,12 @@ stage_plain() {
 	every plain 240 "$BUILD" 'faults/test_s*' env TERN_TEST_DIVISOR=2
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$cuda"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
+	# Blocks that note slices of plans, as in groups of many ranks, which have more than a warp has lanes.
+	emulated emulated/device_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=ht_,scales TERN_TEST_DIVISOR=4 TERN_TEST_SEED=2000 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
+	emulated emulated/device_many "$BUILD" TERN_FORCE_SLICES=1 TERN_EMULATED_SMS=17 TERN_TEST_WITHOUT=_ TERN_TEST_WIDE=33 TERN_TEST_WIDE_TOKENS=40 TERN_TEST_ROUNDS=2 TERN_TEST_CASES=0 "$BUILD/tests/device/test_device"
+	emulated emulated/place_sliced "$BUILD" TERN_FORCE_SLICES=1 "$BUILD/tests/device/test_place"
+	emulated emulated/hostile_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=count,position,own TERN_TEST_SEED=900 TERN_TEST_CASES=6 "$BUILD/tests/device/test_hostile"
+	emulated emulated/schedules_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_SEED=700 TERN_TEST_CASES=8 "$BUILD/tests/emulated/test_schedules"
 	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
 	# As many blocks as a real GPU takes, rows larger than 8 KB among them.
 	emulated emulated/device_wide "$BUILD" TERN_EMULATED_SMS=52 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=3012 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
@@ -217,6 +223,7 @@ stage_plain() {
 	done
 	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=stalled TERN_TEST_DIVISOR=8 TERN_TEST_SEED=1001 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	emulated emulated/nvlink_domains "$BUILD" TERN_EMULATED_NVLINK_DOMAIN=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
+	emulated emulated/device_nodes_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_NODES=aab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1301 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"

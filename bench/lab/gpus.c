@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/lab/gpus.h"
+#include "gpu/wire/sizes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,6 +213,8 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exc
 	e->row_routes = lab_take(rank, lab->nr_ranks * routes * sizeof(uint2));
 	e->home_routes = lab_take(rank, routes * sizeof(uint2));
 	e->own_positions = lab_take(rank, routes * sizeof(uint32_t));
+	e->most_slices = most_slices_of(lab->nr_ranks, c->max_tokens);
+	e->slice_counts = lab_take(rank, 16ull * slice_pieces(e->nr_local) * e->most_slices);
 }
 
 static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct gpu_exchange *e,

@@ -42,10 +42,10 @@ $(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(TESTKIT_SRC)) $(patsubst %,$(BU
 	@echo '  LINK $@'
 	$(Q)$(NVCC) $(NVFLAGS) $^ -o $@ -lm
 
-# Each is one file, of kernels and host code.
-$(BUILD)/tern-lab-notes: bench/lab/notes/notes.cu
+# Kernels and host code together.
+$(BUILD)/tern-lab-notes: $(wildcard bench/lab/notes/*.cu)
 $(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
-$(BUILD)/tern-lab-pieces: bench/lab/pieces/pieces.cu
+$(BUILD)/tern-lab-pieces: $(wildcard bench/lab/pieces/*.cu)
 $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces: $(KERNELS_H) bench/lab/check.h
 	@mkdir -p $(@D)
 	@echo '  NVCC $(filter %.cu,$^)'

@@ -15,6 +15,8 @@ from .errors import InvalidError
 
 
 class Mode(enum.IntEnum):
+    AUTO = 0
+    """One of the two, by max_tokens and what else the exchange is made with (tern.h); Exchange.mode tells."""
     LOW_LATENCY = 1
     """Send without asking: private regions for each source; memory for ranks x tokens rows."""
     HIGH_THROUGHPUT = 2
@@ -100,7 +102,7 @@ class Config:
     topk: int = 0
     max_tokens: int = 0
     """Most tokens that a rank may pass to one dispatch, T."""
-    mode: Mode = Mode.LOW_LATENCY
+    mode: Mode = Mode.AUTO
     layout: Layout = Layout.CONTIGUOUS
     reduce: Reduce = Reduce.EXPERT
     weights: Weights = Weights.COMBINE

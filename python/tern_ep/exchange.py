@@ -116,6 +116,8 @@ class Exchange:
         self._handle: Optional[Handle] = Handle("tern_moe_destroy", pointer.value or 0, group.handle)
         self._lib = lib
         self.nr_local: int = check(lib.tern_moe_nr_local(pointer))
+        self.mode = Mode(check(lib.tern_moe_mode(pointer)))
+        """What Mode.AUTO has chosen."""
         """Experts on this rank, L."""
         self.local_experts = self._look_at_experts(pointer)
         """The logical id of each local expert."""
@@ -543,7 +545,7 @@ class Exchange:
 
     def _look_at_into(self, into_x: Optional[Array], into_scales: Optional[Array]) -> Dict[str, View]:
         config = self.config
-        if into_x is None or config.mode != Mode.LOW_LATENCY:
+        if into_x is None or self.mode != Mode.LOW_LATENCY:
             raise InvalidError("into_x is for low-latency mode, and into_scales goes with it")
         rows = memory.rows("into_x", into_x, config.received_width, Dtype(config.dispatch_dtype), writable=True)
         if rows.nr < self.max_rows or rows.stride != config.row_bytes:

@@ -60,7 +60,7 @@ class _Sizes:
         fp8 = config.dispatch_dtype == Dtype.FP8_E4M3
         nr_lists = moe.nr_ranks if by_source else moe.nr_local
         self.fp8, self.by_source, self.weights = fp8, by_source, config.weights == Weights.PASS
-        self.direct = config.mode == Mode.LOW_LATENCY and nr_rows > 0
+        self.direct = moe.mode == Mode.LOW_LATENCY and nr_rows > 0
         self.out = (config.hidden, getattr(torch, NAMES[Dtype(config.combine_dtype)]))
         outputs: Dict[str, Tuple[Tuple[int, ...], torch.dtype]] = {
             "x": ((nr_rows, config.received_width), getattr(torch, NAMES[Dtype(config.dispatch_dtype)])),

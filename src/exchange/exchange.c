@@ -28,7 +28,7 @@
 
 void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size)
 {
-	static const struct tern_moe_config initial = {.mode = TERN_LOW_LATENCY,
+	static const struct tern_moe_config initial = {.mode = TERN_AUTO,
 		.layout = TERN_CONTIGUOUS,
 		.reduce = TERN_REDUCE_EXPERT,
 		.weights = TERN_WEIGHTS_COMBINE,
@@ -57,7 +57,7 @@ static int check_choice(const char *name, int value, int least, int most)
 
 static int check_choices(const struct tern_moe_config *c)
 {
-	int rc = check_choice("mode", (int)c->mode, TERN_LOW_LATENCY, TERN_HIGH_THROUGHPUT);
+	int rc = check_choice("mode", (int)c->mode, TERN_AUTO, TERN_HIGH_THROUGHPUT);
 
 	rc = rc ? rc : check_choice("layout", (int)c->layout, TERN_PADDED, TERN_BY_SOURCE);
 	rc = rc ? rc : check_choice("reduce", (int)c->reduce, TERN_REDUCE_HOME, TERN_REDUCE_EXPERT);
@@ -354,6 +354,20 @@ static int check_masks(const struct tern_moe_config *c)
 		(int)c->mode, c->device, c->elastic, c->replica_ranks);
 }
 
+/* From what is the same on all ranks. Up to so many tokens low latency's pair takes less, also for
+ * the fewest tokens that a round can have: measured on 2 x H200 (docs/benchmarks.md). */
+static enum tern_mode choose_mode(const struct tern_moe_config *c, uint32_t nr_ranks)
+{
+	uint32_t most = !c->device ? 256 : nr_ranks <= 2 ? 2048 : 1024;
+
+	if (c->mode != TERN_AUTO)
+		return c->mode;
+	if (c->capacity)
+		return TERN_HIGH_THROUGHPUT;
+	return c->caller_output || c->masks || c->max_tokens <= most ? TERN_LOW_LATENCY
+								     : TERN_HIGH_THROUGHPUT;
+}
+
 /* Local part: nothing here depends on other ranks. */
 static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 {
@@ -365,6 +379,7 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	rc = rc ? rc : check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
+	moe->config.mode = choose_mode(config, moe->nr_ranks);
 	rc = rc ? rc : check_elastic(moe);
 	rc = rc ? rc : check_masks(config);
 	rc = rc ? rc : elastic_offer_open(moe);

@@ -9,6 +9,11 @@ int tern_moe_nr_local(const tern_moe *moe)
 	return moe ? (int)moe->nr_local : fail(TERN_ERR_INVALID, "moe is NULL");
 }
 
+int tern_moe_mode(const tern_moe *moe)
+{
+	return moe ? (int)moe->config.mode : fail(TERN_ERR_INVALID, "moe is NULL");
+}
+
 int tern_moe_local_expert(const tern_moe *moe, uint32_t local)
 {
 	if (!moe || local >= moe->nr_local)

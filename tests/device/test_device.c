@@ -7,7 +7,9 @@
  * TERN_TEST_NODES: ranks on several nodes, as in tests/exchange/ranks.h. TERN_TEST_WITHOUT: leaves
  * out tests whose names contain one of these words, with commas between them. TERN_TEST_DIVISOR: so
  * many times fewer rounds with a rank that is late, and questions after one has left (1).
- * TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many slots of ranks on a device (16).
+ * TERN_TEST_WIDE: one more group, of so many ranks (0: none), made for
+ * TERN_TEST_WIDE_TOKENS (256). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many
+ * slots of ranks on a device (16).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -585,6 +587,38 @@ struct test {
 	uint32_t most_tokens; /* 0: four, of all ranks */
 };
 
+/* As many ranks as there are settings for, in exchanges made for far more than is sent; both modes.
+ */
+static int wide_group(uint32_t nr_ranks)
+{
+	int bad = 0;
+
+	for (int mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT && !bad; mode++) {
+		const char *failure;
+		struct reason why;
+		struct job job;
+
+		small_job(&job, nr_ranks);
+		job.nr_tokens = 2;
+		job.routing.uneven = true;
+		job.config.mode = mode;
+		job.config.hidden = 16;
+		job.config.nr_experts = nr_ranks;
+		job.config.topk = 8;
+		job.config.max_tokens = (uint32_t)devices_setting("TERN_TEST_WIDE_TOKENS", 256);
+		job.config.wait_ms = 60000;
+		if (job_open(&job, &why))
+			return 1;
+		failure = run_ranks((int)nr_ranks, body, &job);
+		bad = failure != NULL;
+		printf("%s - wide_group, %s, %u ranks%s%s\n", bad ? "not ok" : "ok",
+			mode == TERN_LOW_LATENCY ? "low latency" : "high throughput", nr_ranks,
+			bad ? ": " : "", bad ? failure : "");
+		job_close(&job);
+	}
+	return bad;
+}
+
 static int run_small(const struct test *test)
 {
 	const char *failure;
@@ -632,6 +666,8 @@ int main(void)
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
 		if (!devices_without(tests[i].name))
 			bad |= run_small(&tests[i]);
+	if (devices_setting("TERN_TEST_WIDE", 0))
+		bad |= wide_group((uint32_t)devices_setting("TERN_TEST_WIDE", 0));
 	if (!bad)
 		bad = random_jobs();
 	printf("%s - random_jobs\n", bad ? "not ok" : "ok");

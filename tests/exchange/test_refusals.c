@@ -623,7 +623,7 @@ static int try_configs(struct rank *rank, const struct tern_moe_config *good)
 				TERN_ERR_INVALID, text);                                           \
 	} while (0)
 	TRY("tern_moe_config_init", c.size = 0);
-	TRY("mode is 0", c.mode = (enum tern_mode)0);
+	TRY("mode is 3", c.mode = (enum tern_mode)3);
 	TRY("mode is 3", c.mode = (enum tern_mode)3);
 	TRY("layout is 4", c.layout = (enum tern_layout)4);
 	TRY("TERN_BY_SOURCE", c.layout = TERN_BY_SOURCE);

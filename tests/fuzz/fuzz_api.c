@@ -101,7 +101,7 @@ static void draw_config(struct bytes *b, struct tern_moe_config *c)
 	static const uint32_t hidden[] = {8, 16, 32, 128, MAX_HIDDEN};
 
 	tern_moe_config_init(c);
-	c->mode = (enum tern_mode)odd_number(b, take_from(b, 1, 2));
+	c->mode = (enum tern_mode)odd_number(b, take_from(b, 0, 2));
 	c->layout = (enum tern_layout)odd_number(b, take_from(b, 1, 3));
 	c->reduce = (enum tern_reduce)odd_number(
 		b, c->layout == TERN_BY_SOURCE ? 2 : take_from(b, 1, 2));
@@ -139,7 +139,7 @@ static bool settings_are_small(const struct tern_moe_config *c)
 	MUST(c->max_tokens >= 1 && c->hidden >= 1 && c->alignment >= 1 && c->replica_ranks == 1 &&
 		c->wait_ms >= 0);
 	MUST(c->replicas <= TERN_REPLICAS_LEAST_LOADED);
-	MUST(c->mode >= 1 && c->mode <= 2 && c->layout >= 1 && c->layout <= 3);
+	MUST(c->mode <= 2 && c->layout >= 1 && c->layout <= 3);
 	return c->max_tokens <= MAX_TOKENS && c->hidden <= MAX_HIDDEN &&
 	       c->nr_experts <= MAX_EXPERTS && c->nr_slots <= MAX_SLOTS &&
 	       c->x_dtype == c->dispatch_dtype && c->x_dtype != TERN_FP8_E4M3 &&
@@ -175,7 +175,7 @@ static void check_memory(const tern_moe *moe, const struct tern_moe_config *c)
 
 	MUST(!tern_moe_memory(moe, &memory));
 	MUST((double)memory.output_bytes >= rows * bytes);
-	results += c->mode == TERN_LOW_LATENCY ? tokens * bytes : 0;
+	results += c->mode != TERN_HIGH_THROUGHPUT ? tokens * bytes : 0;
 	MUST((double)memory.window_bytes >= results);
 }
 
@@ -817,8 +817,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	rc = settings_are_huge(&w->c) ? TERN_ERR_NOMEM : tern_moe_create(group, &w->c, &w->moe);
 	MUST(rc == 0 || rc == TERN_ERR_INVALID || rc == TERN_ERR_NOMEM || rc == TERN_ERR_SYSTEM);
 	MUST((rc == 0) == (w->moe != NULL));
-	if (!rc)
+	if (!rc) {
 		check_memory(w->moe, &w->c);
+		w->c.mode = (enum tern_mode)tern_moe_mode(w->moe);
+	}
 	if (!rc && settings_are_small(&w->c))
 		run_calls(w);
 	MUST(!tern_moe_destroy(w->moe));

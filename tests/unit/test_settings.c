@@ -126,7 +126,7 @@ static void figures_have_signs(void **state)
 	refused(&config, "wait_ms is -1; 0 to 2147483647 are possible");
 	small_config(&config);
 	config.mode = (enum tern_mode) - 1;
-	refused(&config, "mode is -1; 1 to 2 are possible");
+	refused(&config, "mode is -1; 0 to 2 are possible");
 	small_config(&config);
 	config.max_tokens = UINT32_MAX;
 	refused(&config, "max_tokens is 4294967295; 1 to 16777216 are possible");

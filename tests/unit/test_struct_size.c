@@ -483,7 +483,7 @@ static void init_moe(void *config, size_t size)
 
 static void check_moe(const void *config)
 {
-	assert_int_equal(((const struct tern_moe_config *)config)->mode, TERN_LOW_LATENCY);
+	assert_int_equal(((const struct tern_moe_config *)config)->mode, TERN_AUTO);
 	assert_int_equal(((const struct tern_moe_config *)config)->first_epoch, 1);
 }
 

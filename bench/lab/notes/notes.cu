@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bench/lab/check.h"
+#include "bench/lab/notes/notes.h"
 #include "gpu/cuda/ll/take_plans.cuh"
 
 #define SOURCES 4
@@ -284,6 +285,7 @@ int main()
 			right &= time_notes(&s, "clusters of 4", clustered<4>, 4, nr_warps);
 		}
 	}
+	right &= time_slices();
 	printf("%s\n", right ? "all tables right" : "WRONG");
 	return right ? 0 : 1;
 }

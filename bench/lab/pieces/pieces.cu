@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "bench/lab/check.h"
+#include "bench/lab/pieces/lines.h"
 #include "gpu/cuda/common/ptx.cuh"
 
 #define CELLS 65536u
@@ -207,6 +208,7 @@ int main(int argc, char **argv)
 		nr_devices > 1 ? "s" : "");
 	for (const struct way &way : ways)
 		good &= run_way(&way, sides, streams, nr_devices, nr_rounds);
+	good &= try_lines(nr_rounds, nr_devices);
 	printf("%s\n", good ? "pieces arrive whole" : "pieces do not arrive whole");
 	return good ? 0 : 1;
 }

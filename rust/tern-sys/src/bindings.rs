@@ -254,6 +254,7 @@ pub const TERN_SCALE_NONE: tern_scale = 0;
 pub const TERN_SCALE_FP32: tern_scale = 1;
 pub const TERN_SCALE_UE8M0: tern_scale = 2;
 pub type tern_scale = ::std::os::raw::c_uint;
+pub const TERN_AUTO: tern_mode = 0;
 pub const TERN_LOW_LATENCY: tern_mode = 1;
 pub const TERN_HIGH_THROUGHPUT: tern_mode = 2;
 pub type tern_mode = ::std::os::raw::c_uint;
@@ -379,6 +380,9 @@ extern "C" {
 }
 extern "C" {
     pub fn tern_moe_nr_local(moe: *const tern_moe) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn tern_moe_mode(moe: *const tern_moe) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn tern_moe_local_expert(moe: *const tern_moe, local: u32) -> ::std::os::raw::c_int;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/plans/kernels.h"
+#include "gpu/wire/sizes.h"
 
 /* Behind them the ring's tickets, what each slot notes of its results, and the sink. */
 static int upload_internode(struct device_exchange *x, const struct device_plan *plan)
@@ -92,6 +93,8 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->row_tokens = (uint32_t *)(memory + l->row_tokens);
 	e->row_routes = (uint2 *)(memory + l->row_routes);
 	e->home_routes = (uint2 *)(memory + l->home_routes);
+	e->slice_counts = memory + l->slices;
+	e->most_slices = most_slices_of(plan->nr_ranks, c->max_tokens);
 	e->own_positions = (uint32_t *)(memory + l->own_positions);
 	e->view = x->view;
 }
@@ -203,7 +206,8 @@ static int count_ht_blocks(struct device_exchange *x)
  * under way, which may wait for this rank: so all are asked for here. */
 static int count_blocks(struct device_exchange *x)
 {
-	struct gpu_launch launch = {.nr_warps = GPU_MAX_WARPS, .send_warps = 1};
+	struct gpu_launch launch = {
+		.nr_warps = GPU_MAX_WARPS, .send_warps = 1, .sliced = x->layout.sliced};
 	struct device_slot *s = &x->slots[0];
 	uint32_t dispatch = 0, combine = 0;
 	int rc;

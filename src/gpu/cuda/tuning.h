@@ -20,6 +20,8 @@ struct gpu_launch {
 			 * dependent launch) */
 	uint32_t own; /* of a combine, where ll_combine_whole: this rank's own sums pass through no
 		       * window; so too where all send */
+	uint32_t sliced; /* of a dispatch: blocks receive slices (ll/slices.cuh) */
+	uint32_t helps;  /* where it is: who has sent receives too */
 };
 
 /* So large that rows, and not their number, decide what is best. */
@@ -40,16 +42,37 @@ static inline uint32_t ll_rule_two_senders(
 	return row->row_bytes <= 6144 && !quantised ? 5 : 6;
 }
 
+/* Blocks note slices where all plans would take them longer than to hear from each other: so it was
+ * between two ranks. Rows that are quantised keep those that send busy, who then help the others.
+ */
+static inline bool ll_rule_sliced(uint32_t nr_tokens, uint32_t nr_ranks)
+{
+	return (uint64_t)nr_tokens * nr_ranks > 768;
+}
+
+static inline struct gpu_launch ll_rule_slices(
+	uint32_t nr_tokens, const struct row_geometry *row, int scaled, int quantised)
+{
+	struct gpu_launch launch = {132, 16, 7, 0, 0, 1, quantised != 0};
+
+	if (scaled && row->row_bytes > 4096 && nr_tokens <= 1024)
+		launch.send_warps = 6;
+	return launch;
+}
+
 /* With few rows, few blocks, which start and end sooner. With many, few warps that send: more would
  * only wait for NVLink, and take the place of those that receive; but large rows that travel as
  * they are, and two ranks, ask for more. */
 static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks,
 	const struct row_geometry *row, int quantised, int by_source)
 {
-	static const struct gpu_launch one = {24, 8, 4, 0, 0}, little = {48, 8, 4, 0, 0},
-				       few = {96, 16, 8, 0, 0}, some = {96, 16, 4, 0, 0},
-				       more = {112, 16, 4, 0, 0}, many = {132, 16, 2, 0, 0},
-				       large = {132, 16, 6, 0, 0};
+	static const struct gpu_launch one = {24, 8, 4, 0, 0, 0, 0},
+				       little = {48, 8, 4, 0, 0, 0, 0},
+				       few = {96, 16, 8, 0, 0, 0, 0},
+				       some = {96, 16, 4, 0, 0, 0, 0},
+				       more = {112, 16, 4, 0, 0, 0, 0},
+				       many = {132, 16, 2, 0, 0, 0, 0},
+				       large = {132, 16, 6, 0, 0, 0, 0};
 
 	if (nr_tokens <= 2)
 		return one;
@@ -58,8 +81,8 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
 	if (nr_tokens <= 16)
 		return few;
 	if (nr_ranks <= 2 && nr_tokens > 64)
-		return (struct gpu_launch){
-			132, 16, ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0, 0};
+		return (struct gpu_launch){132, 16,
+			ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0, 0, 0, 0};
 	if (nr_ranks <= 2)
 		return some;
 	return nr_tokens <= 32 ? some : nr_tokens <= 64 ? more : ll_rule_large(row) ? large : many;
@@ -69,8 +92,9 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
  * ranks' tokens and of this rank's. */
 static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
 {
-	static const struct gpu_launch one = {24, 8, 8, 0, 1}, few = {64, 16, 16, 0, 1},
-				       some = {96, 16, 16, 0, 1}, all = {132, 16, 16, 0, 1};
+	static const struct gpu_launch one = {24, 8, 8, 0, 1, 0, 0}, few = {64, 16, 16, 0, 1, 0, 0},
+				       some = {96, 16, 16, 0, 1, 0, 0},
+				       all = {132, 16, 16, 0, 1, 0, 0};
 
 	return nr_segments <= (nr_ranks <= 2 ? 256 : 128) ? one
 	       : nr_segments <= 800                       ? few
@@ -84,11 +108,13 @@ static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_
 static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks,
 	const struct row_geometry *result, int summed, int whole)
 {
-	static const struct gpu_launch one = {64, 16, 4, 0, 0}, few = {96, 16, 8, 0, 0},
-				       some = {132, 16, 8, 0, 0}, many = {132, 16, 9, 0, 0},
-				       small = {112, 16, 10, 0, 0}, two_small = {132, 16, 10, 0, 0},
-				       two_large = {132, 16, 7, 0, 1},
-				       two_whole_rows = {132, 16, 9, 0, 0};
+	static const struct gpu_launch one = {64, 16, 4, 0, 0, 0, 0}, few = {96, 16, 8, 0, 0, 0, 0},
+				       some = {132, 16, 8, 0, 0, 0, 0},
+				       many = {132, 16, 9, 0, 0, 0, 0},
+				       small = {112, 16, 10, 0, 0, 0, 0},
+				       two_small = {132, 16, 10, 0, 0, 0, 0},
+				       two_large = {132, 16, 7, 0, 1, 0, 0},
+				       two_whole_rows = {132, 16, 9, 0, 0, 0, 0};
 	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000;
 
 	if (whole && (nr_ranks <= 2 ? short_of_links : nr_tokens * result->nr_segments <= 900))

@@ -42,6 +42,15 @@ static int force_handles(uint32_t *by_fd)
 	return rc;
 }
 
+/* Likewise TERN_FORCE_SLICES, as where a block had no room for all plans. */
+static int force_slices(const struct tern_moe_config *c, bool *sliced)
+{
+	int force = 0, rc = environment_number("TERN_FORCE_SLICES", 0, 1, &force);
+
+	*sliced = *sliced || (force && !c->gate_rows);
+	return rc;
+}
+
 static int identify(const struct device *d, struct device_identity *identity)
 {
 	int rc = device_outcome(d, d->ops->identify(identity));
@@ -129,6 +138,7 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 	rc = rc ? rc
 		: device_layout_init(&d->layout, &moe->config, &moe->layout, d->format,
 			  moe->topology.nr_nodes > 1, block_bytes);
+	rc = rc ? rc : force_slices(&moe->config, &d->layout.sliced);
 	rc = rc ? rc : create_window(moe, cards);
 	memcpy(mine->handle, d->window.handle, sizeof(mine->handle));
 	mine->address = (uintptr_t)d->window.base;

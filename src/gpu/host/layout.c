@@ -72,6 +72,9 @@ static void lay_out_slot(
 	lay_out_gates(d, c, l, &end);
 	d->counts = take(&end, lists * sizeof(uint32_t));
 	d->offsets = take(&end, (lists + 2) * sizeof(uint64_t));
+	d->slices = take(&end, low ? 16ull * slice_pieces(l->max_local) *
+					       most_slices_of(l->nr_ranks, c->max_tokens)
+				   : 0);
 	output = end;
 	d->rows = take(&end, l->positions * sizeof(struct tern_row));
 	d->ids = take(&end, of_source * sizeof(int32_t));
@@ -101,8 +104,9 @@ static int check_numbers(
 	uint64_t rows = (uint64_t)c->max_tokens * l->nr_ranks;
 	uint64_t parts = rows * (of_row > of_result ? of_row : of_result);
 
-	if (parts * l->nr_ranks <= UINT32_MAX && divides(parts, of_row) &&
-		divides(parts, of_result) && divides((uint64_t)c->max_tokens * c->topk, c->topk) &&
+	if (divides(parts, l->nr_ranks) && divides(rows, l->nr_ranks > 1 ? l->nr_ranks - 1 : 1) &&
+		divides(parts, of_row) && divides(parts, of_result) &&
+		divides((uint64_t)c->max_tokens * c->topk, c->topk) &&
 		(!low || divides(rows + c->alignment, c->alignment)))
 		return 0;
 	return fail(TERN_ERR_UNSUPPORTED,
@@ -118,18 +122,25 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 
 	d->shared_bytes =
 		positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
+	d->sliced = d->shared_bytes > d->block_bytes;
+	if (d->sliced)
+		d->shared_bytes = slices_bytes(d->format, l->nr_ranks, l->max_local, c->topk);
 	if (c->max_tokens > LL_MOST_TOKENS)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"%u tokens; a GPU takes %u in low-latency mode, and more in "
 			"high-throughput mode",
 			c->max_tokens, LL_MOST_TOKENS);
+	if (d->sliced && c->gate_rows)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"gate_rows is %u with %u tokens of %u ranks: gates are where a block notes "
+			"all plans, for which there is no room",
+			c->gate_rows, c->max_tokens, l->nr_ranks);
 	if (d->shared_bytes > d->block_bytes)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"%u tokens, top-%u, %u ranks and %u experts on a rank: their plan takes "
-			"%llu bytes of a GPU's shared memory, where a block may have %u; "
-			"high-throughput mode has no such bound",
-			c->max_tokens, c->topk, l->nr_ranks, l->max_local,
-			(unsigned long long)d->shared_bytes, d->block_bytes);
+			"top-%u, %u ranks and %u experts on a rank: what a block notes of a slice "
+			"takes %llu bytes of a GPU's shared memory, where it may have %u",
+			c->topk, l->nr_ranks, l->max_local, (unsigned long long)d->shared_bytes,
+			d->block_bytes);
 	d->row = row_geometry_of(
 		d->format, scaled, l->payload_bytes, row_vectors(c, d->format, internode));
 	d->result = row_geometry_of(

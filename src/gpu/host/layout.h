@@ -26,12 +26,13 @@ struct device_layout {
 	uint64_t gate_words, gate_ready, gate_done, route_tiles; /* gates; 0 bytes without */
 	uint32_t gate_tiles;
 	uint64_t state, row_tokens, row_routes, chunks, routes, home_routes, own_positions, counts,
-		offsets, rows, ids, weights, x, scales, slot_bytes;
+		offsets, slices, rows, ids, weights, x, scales, slot_bytes;
 	uint64_t counters, counters_bytes;    /* of the exchange */
 	uint64_t output_bytes, private_bytes; /* of all slots, and the counters */
 	uint32_t block_bytes;  /* shared memory that a block may have, on the device that has least
 				*/
-	uint64_t shared_bytes; /* that a receiving block takes */
+	uint64_t shared_bytes; /* that a receiving block takes at most */
+	bool sliced; /* low latency: it has no room for all plans, and always receives slices */
 	uint64_t row_wire_bytes, result_wire_bytes; /* that are stored for another rank: of a row,
 						       its head included, and of a result */
 };

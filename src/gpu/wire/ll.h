@@ -46,7 +46,7 @@
 
 #define GPU_LINE_BYTES 128
 #define GPU_NO_EXPERT 0xffffu
-#define GPU_MAX_RANKS 72 /* of one NVLink domain */
+#define GPU_MAX_RANKS 256 /* their windows' addresses are among a kernel's arguments, of 4 KiB */
 
 enum gpu_format {
 	GPU_FLAG128 = 0,

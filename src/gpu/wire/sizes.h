@@ -48,4 +48,46 @@ HOST_DEVICE uint64_t positions_bytes(enum gpu_format format, uint32_t nr_ranks, 
 	       2ull * nr_ranks * positions_ids(format, max_tokens * topk);
 }
 
+/* A slice of a source's tokens, which a block notes (cuda/ll/slices.cuh): counts of it are bytes.
+ */
+#define SLICE_LEAST 4u
+#define SLICE_TOKENS 128u
+#define SLICE_WORDS 4u    /* of bits, one a token */
+#define SLICE_COLUMNS 12u /* counts of a piece of 16 bytes, beside the epoch */
+#define SLICE_BLOCKS 256u /* at most so many slices are made where tokens are few */
+
+/* How many tokens a slice has where nr come in all: as few as give each block one slice, every
+ * source having one of its own. */
+HOST_DEVICE uint32_t tokens_of_slice(uint32_t nr, uint32_t nr_ranks, uint32_t nr_blocks)
+{
+	uint32_t blocks = gpu_least(nr_blocks, SLICE_BLOCKS), tokens;
+
+	tokens = gpu_ceil(nr, blocks > 2 * nr_ranks ? blocks - nr_ranks : blocks);
+	return tokens < SLICE_LEAST ? SLICE_LEAST : gpu_least(tokens, SLICE_TOKENS);
+}
+
+/* Pieces of a slice's counts: of each local expert, and of tokens that come at all. */
+HOST_DEVICE uint32_t slice_pieces(uint32_t nr_local)
+{
+	return gpu_ceil(nr_local + 1, SLICE_COLUMNS);
+}
+
+HOST_DEVICE uint32_t most_slices_of(uint32_t nr_ranks, uint32_t max_tokens)
+{
+	return SLICE_BLOCKS + nr_ranks * (gpu_ceil(max_tokens, SLICE_TOKENS) + 1);
+}
+
+/* Shared memory of a block that receives slices: struct slices. */
+HOST_DEVICE uint64_t slices_bytes(
+	enum gpu_format format, uint32_t nr_ranks, uint32_t nr_local, uint32_t topk)
+{
+	uint32_t ids = positions_ids(format, SLICE_TOKENS * topk) +
+		       4 * 7 * ll_lane_ids(format); /* it begins within a piece */
+
+	return 16 +
+	       4ull * ((nr_local + 1) * (SLICE_WORDS + 2) + 1 + nr_local + 2 * 16 + 2 * nr_ranks +
+			      1 + 2) +
+	       slice_pieces(nr_local) * SLICE_COLUMNS + 2ull * ids;
+}
+
 #endif

@@ -71,6 +71,9 @@ struct gpu_exchange {
 	uint32_t *own_positions; /* [T][K] of this rank's tokens: position, where the route ends
 				    here; undefined for tokens without any such route */
 	const struct gpu_view *view; /* NULL: not elastic */
+	uint8_t *slice_counts; /* [pieces][most_slices] of 16 bytes: what blocks tell each other
+				  of the rows that come (ll/slices.cuh) */
+	uint32_t most_slices;
 #ifdef TERN_TRACE
 	uint64_t *trace; /* NULL, or [blocks][GPU_TRACE_MARKS] nanoseconds */
 #endif
@@ -119,6 +122,9 @@ struct gpu_dispatch {
 	uint32_t padded, by_source;
 	uint64_t capacity;
 	struct gpu_divisor by_alignment;
+	struct gpu_divisor by_slices; /* a sliced dispatch sends its tokens in turns of so many */
+	uint32_t slice_tokens;
+	uint32_t helps;              /* sliced: who has sent receives too */
 	struct gpu_divisor by_share; /* how many warps share a segment's destinations, 1 to R */
 	uint8_t *out_x;
 	uint8_t *out_scales;

@@ -148,6 +148,8 @@ static __device__ __forceinline__ struct source_tokens count_tokens(
 	for (uint32_t i = 0; i < (GPU_MAX_RANKS + LANES - 1) / LANES; i++) {
 		uint32_t s = i * LANES + lane_id();
 
+		if (i * LANES >= e->nr_ranks)
+			break;
 		t.nr[i] = s < e->nr_ranks
 				  ? min(e->max_tokens, count_of(e, h, epoch, s, tokens_column(h)))
 				  : 0;
@@ -171,6 +173,8 @@ static __device__ __forceinline__ void choose_heads(const struct gpu_exchange *e
 	all->source = all->source >= e->nr_ranks ? all->source - e->nr_ranks : all->source;
 #pragma unroll
 	for (uint32_t j = 0; j < (GPU_MAX_RANKS + LANES - 1) / LANES; j++) {
+		if (j * LANES >= e->nr_ranks)
+			break;
 		here = __shfl_sync(ALL_LANES, tokens->nr[j], all->source % LANES);
 		nr = all->source / LANES == j ? here : nr;
 	}

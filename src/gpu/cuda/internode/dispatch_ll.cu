@@ -1,32 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency dispatch where some ranks are on other nodes: a network's time is longer than what
  * the size of segments changes, so rows come in one size. */
-#include "gpu/cuda/ll/dispatch.cuh"
+#include "gpu/cuda/ll/dispatch_sliced.cuh"
 #include "gpu/cuda/ll/launch.cuh"
 
-template <int FORMAT, int COPIED> static ll_kernel<struct gpu_dispatch> choose(enum gpu_x kind)
+template <int FORMAT, int X, int ND> static ll_kernel<struct gpu_dispatch> kernel(bool sliced)
+{
+	return sliced ? tern::dispatch_ll_sliced<FORMAT, X, ND, GPU_ANY, true>
+		      : tern::dispatch_ll<FORMAT, X, ND, GPU_ANY, true>;
+}
+
+template <int FORMAT, int COPIED>
+static ll_kernel<struct gpu_dispatch> choose(enum gpu_x kind, bool sliced)
 {
 	switch (kind) {
 	case GPU_X_COPY:
-		return tern::dispatch_ll<FORMAT, GPU_X_COPY, COPIED, GPU_ANY, true>;
+		return kernel<FORMAT, GPU_X_COPY, COPIED>(sliced);
 	case GPU_X_GIVEN:
-		return tern::dispatch_ll<FORMAT, GPU_X_GIVEN, 2, GPU_ANY, true>;
+		return kernel<FORMAT, GPU_X_GIVEN, 2>(sliced);
 	case GPU_X_BF16:
-		return tern::dispatch_ll<FORMAT, GPU_X_BF16, 2, GPU_ANY, true>;
+		return kernel<FORMAT, GPU_X_BF16, 2>(sliced);
 	case GPU_X_FP16:
-		return tern::dispatch_ll<FORMAT, GPU_X_FP16, 2, GPU_ANY, true>;
+		return kernel<FORMAT, GPU_X_FP16, 2>(sliced);
 	case GPU_X_FP32:
-		return tern::dispatch_ll<FORMAT, GPU_X_FP32, 2, GPU_ANY, true>;
+		return kernel<FORMAT, GPU_X_FP32, 2>(sliced);
 	}
 	return NULL;
 }
 
-ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d)
+ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d, bool sliced)
 {
 	uint32_t nr_vectors = d->exchange.row.nr_vectors;
 	bool lines = d->exchange.format == GPU_FLAG128;
 
 	if (nr_vectors != (lines || d->kind != GPU_X_COPY ? 2 : 3))
 		return NULL;
-	return lines ? choose<GPU_FLAG128, 2>(d->kind) : choose<GPU_FLAG16, 3>(d->kind);
+	return lines ? choose<GPU_FLAG128, 2>(d->kind, sliced)
+		     : choose<GPU_FLAG16, 3>(d->kind, sliced);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency dispatch: which kernel, and its launch. */
-#include "gpu/cuda/ll/dispatch.cuh"
+#include "gpu/cuda/ll/dispatch_sliced.cuh"
 #include "gpu/cuda/ll/launch.cuh"
 
 typedef ll_kernel<struct gpu_dispatch> dispatch_kernel;
@@ -16,54 +16,62 @@ static int case_of(const struct gpu_dispatch *d)
 										: GPU_PLAIN;
 }
 
-template <int X, int ND> static dispatch_kernel choose_case(int which)
+template <int FORMAT, int X, int ND, int CASE = GPU_ANY> static dispatch_kernel kernel(bool sliced)
 {
-	return which == GPU_PLAIN    ? tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN>
-	       : which == GPU_PLACED ? tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLACED>
-				     : tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_ANY>;
+	return sliced ? tern::dispatch_ll_sliced<FORMAT, X, ND, CASE>
+		      : tern::dispatch_ll<FORMAT, X, ND, CASE>;
+}
+
+/* With slices a round takes longer than what GPU_PLAIN spares. */
+template <int X, int ND> static dispatch_kernel choose_case(int which, bool sliced)
+{
+	if (which == GPU_PLAIN && !sliced)
+		return tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN>;
+	return which == GPU_ANY ? kernel<GPU_FLAG128, X, ND>(sliced)
+				: kernel<GPU_FLAG128, X, ND, GPU_PLACED>(sliced);
 }
 
 /* Variants that measurements chose (docs/notebook/gpu-low-latency.md); the kinds of x that few
  * callers have come for all arguments alone. */
-static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vectors)
+static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vectors, bool sliced)
 {
 	if (kind == GPU_X_COPY && nr_vectors == 4)
-		return choose_case<GPU_X_COPY, 4>(which);
-	if (kind == GPU_X_BF16 && nr_vectors == 4) /* for the lab alone */
+		return choose_case<GPU_X_COPY, 4>(which, sliced);
+	if (kind == GPU_X_BF16 && nr_vectors == 4 && !sliced) /* for the lab alone */
 		return which == GPU_PLAIN ? tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4, GPU_PLAIN>
 					  : tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4>;
 	if (nr_vectors != 2)
 		return NULL;
 	switch (kind) {
 	case GPU_X_COPY:
-		return choose_case<GPU_X_COPY, 2>(which);
+		return choose_case<GPU_X_COPY, 2>(which, sliced);
 	case GPU_X_GIVEN:
-		return choose_case<GPU_X_GIVEN, 2>(which);
+		return choose_case<GPU_X_GIVEN, 2>(which, sliced);
 	case GPU_X_BF16:
-		return choose_case<GPU_X_BF16, 2>(which);
+		return choose_case<GPU_X_BF16, 2>(which, sliced);
 	case GPU_X_FP16:
-		return tern::dispatch_ll<GPU_FLAG128, GPU_X_FP16, 2>;
+		return kernel<GPU_FLAG128, GPU_X_FP16, 2>(sliced);
 	case GPU_X_FP32:
-		return tern::dispatch_ll<GPU_FLAG128, GPU_X_FP32, 2>;
+		return kernel<GPU_FLAG128, GPU_X_FP32, 2>(sliced);
 	}
 	return NULL;
 }
 
-static dispatch_kernel choose_cells(enum gpu_x kind, uint32_t nr_vectors)
+static dispatch_kernel choose_cells(enum gpu_x kind, uint32_t nr_vectors, bool sliced)
 {
 	if (nr_vectors != (kind == GPU_X_COPY ? 3 : 2))
 		return NULL;
 	switch (kind) {
 	case GPU_X_COPY:
-		return tern::dispatch_ll<GPU_FLAG16, GPU_X_COPY, 3>;
+		return kernel<GPU_FLAG16, GPU_X_COPY, 3>(sliced);
 	case GPU_X_GIVEN:
-		return tern::dispatch_ll<GPU_FLAG16, GPU_X_GIVEN, 2>;
+		return kernel<GPU_FLAG16, GPU_X_GIVEN, 2>(sliced);
 	case GPU_X_BF16:
-		return tern::dispatch_ll<GPU_FLAG16, GPU_X_BF16, 2>;
+		return kernel<GPU_FLAG16, GPU_X_BF16, 2>(sliced);
 	case GPU_X_FP16:
-		return tern::dispatch_ll<GPU_FLAG16, GPU_X_FP16, 2>;
+		return kernel<GPU_FLAG16, GPU_X_FP16, 2>(sliced);
 	case GPU_X_FP32:
-		return tern::dispatch_ll<GPU_FLAG16, GPU_X_FP32, 2>;
+		return kernel<GPU_FLAG16, GPU_X_FP32, 2>(sliced);
 	}
 	return NULL;
 }
@@ -87,37 +95,47 @@ static dispatch_kernel choose_gated(const struct gpu_dispatch *d)
 }
 
 /* NULL: there is none. */
-static dispatch_kernel choose(const struct gpu_dispatch *d, int which)
+static dispatch_kernel choose(const struct gpu_dispatch *d, int which, bool sliced)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
 	if (e->internode)
-		return internode_dispatch_kernel(d);
+		return internode_dispatch_kernel(d, sliced);
 	if (d->gate.row_bits)
-		return choose_gated(d);
-	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors)
-					: choose_cells(d->kind, e->row.nr_vectors);
+		return sliced ? NULL : choose_gated(d);
+	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors, sliced)
+					: choose_cells(d->kind, e->row.nr_vectors, sliced);
 }
 
 cudaError_t ll_dispatch_launch(
 	const struct gpu_dispatch *args, const struct gpu_launch *launch, cudaStream_t stream)
 {
-	return launch_half(choose(args, case_of(args)), args, launch, false,
-		dispatch_shared_bytes(args), stream);
+	struct gpu_dispatch d = *args;
+	uint32_t nr_ranks = d.exchange.nr_ranks;
+
+	d.slice_tokens = tokens_of_slice(d.nr_tokens * nr_ranks, nr_ranks, launch->nr_blocks);
+	d.helps = launch->helps;
+	d.by_slices = gpu_divisor_of(d.nr_tokens ? gpu_ceil(d.nr_tokens, d.slice_tokens) : 1);
+	return launch_half(choose(args, case_of(args), launch->sliced), &d, launch, false,
+		dispatch_shared_bytes(args, launch->sliced), stream);
 }
 
 /* Of all kernels: which one it will be is known when there are ids. */
 cudaError_t ll_dispatch_most_blocks(
 	const struct gpu_dispatch *args, const struct gpu_launch *launch, uint32_t *nr_blocks)
 {
+	uint32_t most_sliced = args->gate.row_bits ? 0 : 1; /* gates are where all plans are noted
+							     */
 	cudaError_t rc = cudaSuccess;
 
 	*nr_blocks = UINT32_MAX;
-	for (int which = GPU_ANY; which <= GPU_PLAIN && !rc; which++) {
-		uint32_t nr = 0;
+	for (uint32_t sliced = launch->sliced; sliced <= most_sliced; sliced++)
+		for (int which = GPU_ANY; which <= GPU_PLAIN && !rc; which++) {
+			uint32_t nr = 0;
 
-		rc = most_blocks(choose(args, which), launch, dispatch_shared_bytes(args), &nr);
-		*nr_blocks = rc ? 0 : min(*nr_blocks, nr);
-	}
+			rc = most_blocks(choose(args, which, sliced), launch,
+				dispatch_shared_bytes(args, sliced), &nr);
+			*nr_blocks = rc ? 0 : min(*nr_blocks, nr);
+		}
 	return rc;
 }

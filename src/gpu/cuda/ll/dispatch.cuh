@@ -93,9 +93,18 @@ static __device__ __forceinline__ void send_segment(const struct gpu_dispatch *d
 	}
 }
 
+/* The i-th token that leaves. Where receivers deal out slices to their blocks, tokens of one slice
+ * leave far from each other, so that rows for all blocks come all the time. */
+static __device__ __forceinline__ uint32_t token_in_turn(const struct gpu_dispatch *d, uint32_t i)
+{
+	uint32_t turn = gpu_div(i, d->by_slices);
+
+	return (i - turn * d->by_slices.d) * d->slice_tokens + turn;
+}
+
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there
  * are, or which round it is: the caller's buffers hold nr_tokens. */
-template <int FORMAT, int X, int ND, int CASE, bool FAR>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED>
 static __device__ __forceinline__ void send_all(
 	const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
@@ -111,6 +120,12 @@ static __device__ __forceinline__ void send_all(
 			 which = part - token * e->by_row_parts.d;
 		raw_segment<X, ND> raw;
 
+		if (SLICED && token >= d->by_slices.d * d->slice_tokens)
+			break;
+		if (SLICED)
+			token = token_in_turn(d, token);
+		if (SLICED && token >= d->nr_tokens)
+			continue;
 		if (token >= d->nr_tokens)
 			break;
 		if (which == e->row.nr_segments) {
@@ -121,8 +136,11 @@ static __device__ __forceinline__ void send_all(
 		if (!is_mine<CASE>(e, token))
 			continue;
 		load_raw<CASE>(d, token, which, raw);
-		if (token >= tokens_to_send(d, state, callers))
+		if (token >= tokens_to_send(d, state, callers)) {
+			if (SLICED)
+				continue;
 			break;
+		}
 		send_segment<FORMAT, X, ND, CASE, FAR>(
 			d, epoch, token, which, i - part * d->by_share.d, raw);
 		if (i < gridDim.x)
@@ -343,16 +361,19 @@ static __device__ __forceinline__ void tell_row(const struct gpu_dispatch *d, st
 		d->out_rows[at] = make_int4((int)a.source, (int)a.token, -1, 0);
 }
 
+/* Where lane k's row goes, if it does, and which of its source's rows here it is. */
+struct placed {
+	uint32_t local, position, number;
+	uint32_t first; /* the expert's first row; where gates are */
+};
+
 /* For the combine, and for the caller: one piece of work with a row's head. */
 template <int FORMAT, int CASE, bool GATED>
-static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d,
-	const struct positions *p, uint32_t epoch, struct share a, struct found f, uint4 head)
+static __device__ __forceinline__ bool describe_row(
+	const struct gpu_dispatch *d, uint32_t epoch, struct share a, struct placed f, uint4 head)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t row = a.source * e->max_tokens +
-		       bits_before(p, p->present + a.source * p->stride, a.token),
-		 weight;
-	uint32_t position = position_of<CASE>(d, p, a, f);
+	uint32_t row = a.source * e->max_tokens + f.number, position = f.position, weight;
 	struct patience patience = {0, 0};
 
 	while (!__all_sync(
@@ -376,7 +397,7 @@ static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d
 			d->gate.route_tiles[row * e->topk + lane_id()] =
 				position == UINT32_MAX
 					? UINT32_MAX
-					: tile_of(&d->gate, f.local, position - p->start[f.local]);
+					: tile_of(&d->gate, f.local, position - f.first);
 	if (lane_id() < e->topk && a.source == e->rank)
 		e->own_positions[a.token * e->topk + lane_id()] = position;
 	tell_row<CASE>(d, a, f.local, position, weight);
@@ -384,26 +405,24 @@ static __device__ __forceinline__ bool describe_row(const struct gpu_dispatch *d
 }
 
 /* The pieces have been looked for already. */
-template <int FORMAT, bool SCALED, int ND, int CASE, bool GATED>
-static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch *d,
-	const struct positions *p, uint32_t epoch, struct share a, struct found f,
-	segment<FORMAT, SCALED, ND> &s)
+template <int FORMAT, bool SCALED, int ND, bool GATED>
+static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch *d, uint32_t epoch,
+	struct share a, struct placed f, segment<FORMAT, SCALED, ND> &s)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
-	uint32_t position = position_of<CASE>(d, p, a, f);
-	struct row_targets targets = find_targets<SCALED, ND>(d, x, position);
+	struct row_targets targets = find_targets<SCALED, ND>(d, x, f.position);
 
 	if (!segment_await(e, s, x,
 		    a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
 		    (struct awaited){GPU_WAIT_ROW, a.source, a.token}))
 		return false;
 	segment_unpack(s);
-	store_rows(d, s, x, targets, position);
+	store_rows(d, s, x, targets, f.position);
 	if constexpr (GATED)
 		gate_count_rows(&d->gate, f.local,
-			position == UINT32_MAX ? 0 : position - p->start[f.local],
-			position != UINT32_MAX);
+			f.position == UINT32_MAX ? 0 : f.position - f.first,
+			f.position != UINT32_MAX);
 	return true;
 }
 
@@ -450,6 +469,21 @@ static __device__ __forceinline__ void place_rows(
 		trace_mark(&d->exchange, 5);
 }
 
+template <int FORMAT, int X, int ND, int CASE, bool GATED>
+static __device__ __forceinline__ bool receive_part(const struct gpu_dispatch *d,
+	const struct positions *p, uint32_t epoch, struct share a, struct found f,
+	segment<FORMAT, x_kind<X>::SCALED, ND> &s)
+{
+	struct placed at = {f.local, position_of<CASE>(d, p, a, f), 0, 0};
+
+	if (GATED && f.local != UINT32_MAX)
+		at.first = p->start[f.local];
+	if (a.which < d->exchange.row.nr_segments)
+		return receive_segment<FORMAT, x_kind<X>::SCALED, ND, GATED>(d, epoch, a, at, s);
+	at.number = bits_before(p, p->present + a.source * p->stride, a.token);
+	return describe_row<FORMAT, CASE, GATED>(d, epoch, a, at, s.v[0]);
+}
+
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen
  * and others not: they leave together. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR, bool GATED>
@@ -487,13 +521,9 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 		}
 		if (there && places)
 			f = find_row<CASE>(d, p, a);
-		if (f.here && i < nr_shares)
-			if (a.which == e->row.nr_segments
-					? !describe_row<FORMAT, CASE, GATED>(
-						  d, p, epoch, a, f, s.v[0])
-					: !receive_segment<FORMAT, x_kind<X>::SCALED, ND, CASE,
-						  GATED>(d, p, epoch, a, f, s))
-				return;
+		if (f.here && i < nr_shares &&
+			!receive_part<FORMAT, X, ND, CASE, GATED>(d, p, epoch, a, f, s))
+			return;
 	}
 	trace_mark(e, 6);
 	if (blockIdx.x == 0 && thread == 0) {
@@ -528,7 +558,7 @@ static __global__ void __launch_bounds__(512, 1)
 	if (warp < send_warps) {
 		if (FAR && state.w)
 			return;
-		send_all<FORMAT, X, ND, CASE, FAR>(
+		send_all<FORMAT, X, ND, CASE, FAR, false>(
 			&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_rows(&d, state.x, this_rounds_tokens(&d));

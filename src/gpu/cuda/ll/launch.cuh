@@ -12,7 +12,7 @@
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
 
 /* Where some ranks are on other nodes. */
-ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d);
+ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d, bool sliced);
 ll_kernel<struct gpu_combine> internode_combine_kernel(const struct gpu_combine *c);
 
 /* More than 48 KiB are given only to who asks. */
@@ -26,13 +26,15 @@ static inline uint32_t send_warps(uint32_t roles, const struct gpu_launch *launc
 	return roles == GPU_SEND ? launch->nr_warps : roles == GPU_RECEIVE ? 0 : launch->send_warps;
 }
 
-static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d)
+static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d, bool sliced)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
-	return d->roles & GPU_RECEIVE ? (uint32_t)positions_bytes(e->format, e->nr_ranks,
-						e->nr_local, e->max_tokens, e->topk)
-				      : 0;
+	if (!(d->roles & GPU_RECEIVE))
+		return 0;
+	return (uint32_t)(sliced ? slices_bytes(e->format, e->nr_ranks, e->nr_local, e->topk)
+				 : positions_bytes(e->format, e->nr_ranks, e->nr_local,
+					   e->max_tokens, e->topk));
 }
 
 /* kernel: NULL is refused. whole: it is one whose warps all send, and then receive. */

@@ -197,9 +197,9 @@ __device__ __forceinline__ uint32_t span_of(const struct gpu_dispatch *d, uint32
 
 /* By all receiving warps, a thread an expert; those without one have nothing to wait for here.
  * publish: to the caller as well. */
-template <int CASE>
-__device__ __forceinline__ void place_experts(const struct gpu_dispatch *d,
-	const struct positions *p, uint32_t thread, uint32_t nr_threads, bool publish)
+template <int CASE, typename TABLES>
+__device__ __forceinline__ void place_experts(const struct gpu_dispatch *d, const TABLES *p,
+	uint32_t thread, uint32_t nr_threads, bool publish)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t nr = e->nr_local, warp = thread / LANES, before = 0, all_rows = 0;
