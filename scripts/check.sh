@@ -205,11 +205,11 @@ stage_plain() {
 	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=15 "$BUILD/tests/device/test_hostile"
 	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=30 "$BUILD/tests/device/test_long"
-	: >"$LOGS/emulated-processes" # whose turn it is
+	for name in processes handles elastic elastic-ht; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
-	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 TERN_TEST_KILLS=2 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
-	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_MODE=2 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
-	emulated emulated/processes_by_handles "$BUILD" TERN_FORCE_HANDLES=1 TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
+	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=500 TERN_TEST_KILLS=2 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
+	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic-ht" TERN_TEST_MODE=2 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
+	emulated emulated/processes_by_handles "$BUILD" TERN_FORCE_HANDLES=1 TERN_EMULATED_PROCESSES="$LOGS/emulated-handles" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=24 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/calls "$BUILD" "$BUILD/tests/device/test_calls"

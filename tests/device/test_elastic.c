@@ -613,6 +613,14 @@ static void await_progress(struct scene *s)
 		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
+/* Some before the kill, which comes when all have made three, and four behind it. */
+static uint64_t rounds_of_a_scene(void)
+{
+	uint64_t nr = devices_setting("TERN_TEST_ROUNDS", 30);
+
+	return nr < 8 ? 8 : nr;
+}
+
 /* At no moment in particular. */
 static void dies_at_any_moment(void **state)
 {
@@ -622,7 +630,7 @@ static void dies_at_any_moment(void **state)
 	int nr_owed = 0;
 
 	(void)state;
-	nr_rounds = devices_setting("TERN_TEST_ROUNDS", 30);
+	nr_rounds = rounds_of_a_scene();
 	for (uint64_t i = 0; i < nr; i++) {
 		struct scene *s = begin((int)(i % nr_ranks), -1);
 		struct timespec delay = {.tv_nsec = (long)random_below(&random, most_ns)};
@@ -650,7 +658,7 @@ static void two_die(void **state)
 	if (nr_ranks < 4)
 		skip();
 	nr_copies = 3;
-	nr_rounds = devices_setting("TERN_TEST_ROUNDS", 30);
+	nr_rounds = rounds_of_a_scene();
 	for (uint64_t i = 0; i < nr; i++) {
 		struct scene *s = begin((int)(i % 4), -1);
 		struct timespec delay = {.tv_nsec = (long)random_below(&random, most_ns / 4)},
