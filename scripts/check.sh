@@ -223,7 +223,7 @@ stage_plain() {
 	done
 	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=stalled TERN_TEST_DIVISOR=8 TERN_TEST_SEED=1001 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	emulated emulated/nvlink_domains "$BUILD" TERN_EMULATED_NVLINK_DOMAIN=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
-	emulated emulated/device_nodes_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_NODES=aab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1302 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
+	emulated emulated/device_nodes_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_NODES=aab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1301 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"

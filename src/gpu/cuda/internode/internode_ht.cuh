@@ -102,7 +102,7 @@ static __device__ __noinline__ bool internode_send_counts(const struct gpu_excha
 	return true;
 }
 
-/* All internode sources' counts into this rank's window. */
+/* All internode sources' counts into this rank's window, each column by the thread that adds it. */
 static __device__ __noinline__ bool internode_take_counts(
 	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t epoch)
 {
@@ -119,9 +119,6 @@ static __device__ __noinline__ bool internode_take_counts(
 
 		for (uint32_t c = threadIdx.x; c <= h->nr_columns; c += blockDim.x)
 			word_store(to + c, word_load(from + c));
-		if (threadIdx.x < 2 && e->placement.placed)
-			word_store(to + placed_column(h) + threadIdx.x,
-				word_load(from + placed_column(h) + threadIdx.x));
 	}
 	__syncthreads();
 	return true;
