@@ -162,13 +162,12 @@ static __device__ __noinline__ bool check_placed(
 	bool good = true;
 
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks && mine.y; r += PLACE_THREADS) {
-		const uint32_t *at =
-			on_other_node(e, r)
-				? internode_counts(e, h, epoch, r)
-				: (const uint32_t *)(e->windows[e->rank] +
-						     counts_at(e, h, epoch, r));
-		uint2 theirs = make_uint2(word_load(at + placed_column(h)),
-			word_load(at + placed_column(h) + 1));
+		const uint32_t *at = on_other_node(e, r)
+					     ? internode_counts(e, h, epoch, r)
+					     : (const uint32_t *)(e->windows[e->rank] +
+								  counts_at(e, h, epoch, r));
+		uint2 theirs = make_uint2(
+			word_load(at + placed_column(h)), word_load(at + placed_column(h) + 1));
 
 		if (is_placed_alike(mine, theirs))
 			continue;
