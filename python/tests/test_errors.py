@@ -40,7 +40,7 @@ SETTINGS = [
     (dict(dispatch_dtype=Dtype.FP16), "dtype"),
     (dict(dispatch_dtype=Dtype.FP8_E4M3), "scale"),
     (dict(replica_ranks=2), "replica_ranks is 2"),
-    (dict(capacity=5), "low-latency"),
+    (dict(mode=Mode.LOW_LATENCY, capacity=5), "low-latency"),
     (dict(layout=7), "layout"),
     (dict(max_tokens=-1), "max_tokens is -1; 0 to 4294967295"),
     (dict(max_tokens=2**32), "max_tokens is 4294967296"),
