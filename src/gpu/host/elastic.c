@@ -379,6 +379,7 @@ void device_elastic_close(tern_moe *moe)
 	moe->told = NULL; /* the board's */
 	if (!e)
 		return;
+	death_watch_remove(moe->group, &moe->device->watcher); /* its thread looks into e */
 	if (e->listed)
 		members_remove_client(moe->group, &e->client);
 	pthread_mutex_destroy(&e->lock);
