@@ -39,6 +39,7 @@ struct gpu_state {
 	uint32_t nr_away;   /* high throughput: tokens of the round to come with a row for another
 			       rank; counted one by one, then taken */
 	uint32_t tickets[HT_TICKETS];
+	uint32_t failed_in; /* epoch_dispatch when it failed, stored before `failed` */
 };
 
 /* Of an elastic exchange: the ranks that are no members any more. Rewritten between rounds, at the

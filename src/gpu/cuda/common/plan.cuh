@@ -234,7 +234,7 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 	v = head ? make_uint4(placed.x, placed.y, nr_tokens, epoch)
 		 : make_uint4(
 			   words[0], words[1], words[2], FORMAT == GPU_FLAG16 ? epoch : words[3]);
-	if (not_before(failed) || !line_needed<FORMAT>(line, nr))
+	if (has_failed_before(e, not_before(failed), epoch) || !line_needed<FORMAT>(line, nr))
 		return;
 #pragma unroll 1
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {

@@ -100,6 +100,17 @@ static __device__ __noinline__ bool is_to_report(
 	return lane_id() == __ffs(in_vain ? in_vain : all) - 1;
 }
 
+/* state: as a kernel of a dispatch has read it. What it fails by itself does not stop it from
+ * sending what its peers need to find the same, whichever of its blocks begins when. */
+static __device__ __forceinline__ bool has_failed_before(
+	const struct gpu_exchange *e, uint32_t failed, uint32_t epoch)
+{
+	if (!failed)
+		return false;
+	__threadfence(); /* of open_report's */
+	return word_load(&e->state->failed_in) != epoch;
+}
+
 /* The first report counts: NULL for others. What it is about is told before its reason, by
  * close_report. */
 __device__ __forceinline__ struct gpu_report *open_report(
@@ -107,6 +118,10 @@ __device__ __forceinline__ struct gpu_report *open_report(
 {
 	struct gpu_report *r = e->report;
 
+	if (word_load(&e->state->failed))
+		return NULL;
+	word_store(&e->state->failed_in, word_load(&e->state->epoch_dispatch));
+	__threadfence(); /* for has_failed_before */
 	if (atomicExch(&e->state->failed, 1u))
 		return NULL;
 	r->rank = e->rank;

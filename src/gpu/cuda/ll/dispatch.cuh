@@ -556,8 +556,9 @@ static __global__ void __launch_bounds__(512, 1)
 						 */
 
 	if (warp < send_warps) {
-		if (FAR && state.w)
+		if (FAR && has_failed_before(e, state.w, state.x))
 			return;
+		state.w = FAR ? 0 : state.w;
 		send_all<FORMAT, X, ND, CASE, FAR, false>(
 			&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
