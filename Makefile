@@ -52,12 +52,13 @@ LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildca
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
 	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
 TESTKIT_SRC := $(wildcard testkit/*.c)
+TRACE_SRC := $(wildcard testkit/trace/*.c) bench/command/trace.c
 # The simulated network is no part of the library: whoever has one hands it over (struct scheduler, struct engine_network).
 SIM_SRC  := $(wildcard testkit/sim/*.c)
 SOAK_SRC := $(wildcard soak/*.c)
 RAW_SRC  := $(if $(OFI),bench/raw/ofi.c,bench/raw/none.c)
 FLAGS_SRC := $(addprefix bench/command/,args.c args_values.c cases.c)
-BENCH_SRC := $(wildcard bench/command/*.c bench/signal/*.c testkit/device/*.c) $(RAW_SRC)
+BENCH_SRC := $(filter-out $(TRACE_SRC),$(wildcard bench/command/*.c bench/signal/*.c testkit/device/*.c)) $(RAW_SRC)
 AGAINST_SRC := $(wildcard bench/mpi/*.c) $(FLAGS_SRC) $(RAW_SRC)
 CLI_SRC  := $(wildcard cli/*.c)
 GEN_SRC  := $(wildcard examples/generate/*.c)
@@ -104,6 +105,19 @@ $(BUILD)/libtern.so: $(BUILD)/libtern.so.$(VERSION)
 
 # The command drives parts that the library does not export, and the simulated network.
 $(BUILD)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SIM_SRC) $(SOAK_SRC) $(LIB_SRC))
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
+
+# The same with marks of what is done when, for --trace: what has any is compiled once more.
+MARKED_SRC := $(shell grep -l 'base/trace\.h"\|engine/record\.h"\|testkit/trace/' $(LIB_SRC) $(TRACE_SRC))
+MARKED_OBJ := $(patsubst %.c,$(BUILD)/marked/%.o,$(MARKED_SRC))
+$(BUILD)/marked/%.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $< (with marks)'
+	$(Q)$(CC) $(CFLAGS) -I. -DTERN_TRACE -c $< -o $@
+
+traced: $(BUILD)/tern-traced
+$(BUILD)/tern-traced: $(call obj,$(filter-out $(MARKED_SRC) bench/command/trace_none.c,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SIM_SRC) $(SOAK_SRC) $(LIB_SRC))) $(MARKED_OBJ)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
 
@@ -185,9 +199,9 @@ demo: $(BUILD)/tern $(BUILD)/generate $(if $(DRIVER),$(if $(filter 1,$(CUDA)),$(
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all demo install clean FORCE
+.PHONY: all traced demo install clean FORCE
 -include packaging/glibc/rules.mk
 -include tests/rules.mk
 -include bench/lab/rules.mk
 -include tests/device/emulate/rules.mk
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(BUILD)/marked -name '*.d' 2>/dev/null)

@@ -39,6 +39,10 @@ $(BUILD)/tests/transport/test_transport: $(call obj,$(TRANSPORT_SRC)) $(INSIDE)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# With marks.
+$(BUILD)/obj/tests/unit/test_trace.o: CFLAGS += -DTERN_TRACE
+$(BUILD)/tests/unit/test_trace: $(patsubst %.c,$(BUILD)/marked/%.o,$(wildcard testkit/trace/*.c))
+
 # Benchmarks of the verbs transport, for the virtual machine.
 $(BUILD)/tests/vm/rate: $(BUILD)/obj/tests/vm/rate.o $(INSIDE)
 	@mkdir -p $(@D)
@@ -78,7 +82,7 @@ $(BUILD)/tests/thread.so: $(BUILD)/obj/tests/cli/thread.o
 	@echo '  LINK $@'
 	$(Q)$(CC) -shared $(LDFLAGS) $^ -o $@ -lpthread
 
-tests: $(TESTS) $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank $(BUILD)/tests/thread.so $(BUILD)/tests/within
+tests: $(TESTS) traced $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank $(BUILD)/tests/thread.so $(BUILD)/tests/within
 fuzzers: $(FUZZERS)
 
 check:

@@ -52,6 +52,7 @@ struct bench_args {
 	bool help;
 	const char *against; /* NULL, "mpi", "libfabric" or "nccl" */
 	const char *json;    /* a file, "-" for stdout; NULL: none */
+	const char *trace;   /* a file; NULL: none */
 };
 
 /* 0; -1 when a flag is wrong, which has been said on stderr. */

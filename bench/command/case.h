@@ -6,6 +6,7 @@
 #include "bench/command/raw.h"
 #include "bench/command/report.h"
 #include "bench/command/rounds.h"
+#include "bench/command/trace.h"
 
 struct bench {
 	const struct bench_args *args;
@@ -14,6 +15,7 @@ struct bench {
 	bool progress; /* this rank tells it */
 	double last_progress_us;
 	unsigned int nr_cases;
+	struct trace_file *trace; /* NULL: none */
 	struct report report;
 };
 

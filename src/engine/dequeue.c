@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/trace.h"
 #include "engine/counts.h"
 #include "engine/inside.h"
 #include "engine/memory.h"
@@ -296,6 +297,7 @@ bool take_commands(tern_engine *engine, uint32_t budget)
 			engine->command_held = true;
 			engine->command_at = 0;
 			engine->stats.operations++;
+			trace_moment(TRACE_COMMAND, TRACE_NOBODY);
 		}
 		if (!take_command(engine, &engine->command))
 			break;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/trace.h"
 #include "engine/inside.h"
 #include "engine/peer.h"
 
@@ -58,6 +59,7 @@ static inline void record_free(tern_engine *engine, struct record *record)
 
 	if (!record->given_up)
 		record_unlink(engine, record);
+	trace_ended(TRACE_WRITE_TO, record->peer, record->posted_ns);
 	nic->under_way -= 1 + record->covers;
 	engine->peers[record->peer].under_way -= 1 + record->covers;
 	record->used = false;

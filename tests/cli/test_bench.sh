@@ -34,7 +34,7 @@ good() {
 "$TERN" bench --help >"$DIR/out" 2>"$DIR/err" || complain "--help"
 for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce sweep threads \
 	weights align capacity slots replicas replica-choice moves replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify \
-	only-verify against json progress quiet help; do
+	only-verify against json trace progress quiet help; do
 	grep -q -e "--$flag" "$DIR/out" || complain "--help does not tell of --$flag"
 done
 
@@ -58,6 +58,8 @@ refuses 'exponent must be a number' --routing zipf:x
 refuses '--drop is "2"' --drop 2
 refuses '--seed is "x"' --seed x
 refuses '--against is "gloo"' --against gloo
+refuses '--trace goes with neither --only-verify' --only-verify --trace "$DIR/trace"
+refuses '--trace goes with neither --only-verify' --device cuda --trace "$DIR/trace"
 refuses '--against nccl needs --device cuda' --against nccl
 refuses '--device cuda is compared with nccl alone' --device cuda --against libfabric
 refuses '--tokens has 64, more than --max-tokens, 8' --tokens 64 --max-tokens 8

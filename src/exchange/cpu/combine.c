@@ -5,6 +5,7 @@
 #include "exchange/arguments.h"
 #include "exchange/cpu/dispatch_send.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "exchange/elastic.h"
 #include "exchange/state.h"
 #include "exchange/cpu/halves.h"
@@ -246,6 +247,7 @@ static int send_results(tern_moe *moe, const struct tern_combine *args)
 
 	while (s->combine_at.nr_sources < moe->nr_ranks && !rc) {
 		uint32_t source = nth_source(moe, s->combine_at.nr_sources);
+		TRACE(TRACE_SUM_FOR, source);
 
 		while (s->combine_at.row < s->rows_from[source] && !rc)
 			rc = send_next_row(moe, stream, source, args);
@@ -334,6 +336,7 @@ static void take_manner(const tern_moe *moe, struct slot *s, const struct tern_c
 /* Arguments have been checked. Called again after a time-out, it goes on where it was. */
 static int send_all_home(tern_moe *moe, const struct tern_combine *args)
 {
+	TRACE(TRACE_COMBINE_SEND, TRACE_NOBODY);
 	struct slot *s = &moe->slots[args->slot];
 	int rc = args->plan && s->state != SLOT_RECEIVED && s->state != SLOT_COMBINING
 			 ? begin_again(moe, args)
@@ -476,6 +479,7 @@ static void take_all_floats(tern_moe *moe, uint32_t slot)
 
 static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t stride)
 {
+	TRACE(TRACE_SUM_HOME, TRACE_NOBODY);
 	const struct slot *s = &moe->slots[slot];
 	bool weighted = moe->config.reduce == TERN_REDUCE_HOME && s->weighted;
 
@@ -495,6 +499,7 @@ static void sum_at_home(tern_moe *moe, uint32_t slot, uint8_t *out, size_t strid
 /* Arguments have been checked. */
 static int receive_results(tern_moe *moe, uint32_t slot, void *out, size_t stride)
 {
+	TRACE(TRACE_COMBINE_RECV, TRACE_NOBODY);
 	int rc = wait_for_all(moe, slot, WORD_COMBINE, TERN_PHASE_COMBINE);
 
 	rc = rc ? rc : check_results(moe, slot);

@@ -3,6 +3,7 @@
  * filled in, so that the first are on the wire while others are packed. */
 #include <string.h>
 
+#include "base/trace.h"
 #include "exchange/cpu/dispatch_ll.h"
 #include "exchange/cpu/outgoing.h"
 #include "exchange/cpu/kernels/kernels.h"
@@ -98,6 +99,7 @@ static void store_row(tern_moe *moe, bool stream, const struct tern_dispatch *ar
 
 static void fill_region(tern_moe *moe, bool stream, const struct tern_dispatch *args, uint32_t rank)
 {
+	TRACE(TRACE_PACK_FOR, rank);
 	struct slot *s = &moe->slots[args->slot];
 	const struct outgoing_row *rows = moe->outgoing.rows + s->row_of[rank] - s->rows_to[rank];
 	uint8_t *region = path_region(moe, args->slot, rank);

@@ -5,6 +5,7 @@
 #include "exchange/arguments.h"
 #include "exchange/cpu/dispatch_send.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "exchange/state.h"
 #include "exchange/cpu/halves.h"
 #include "exchange/cpu/received.h"
@@ -172,6 +173,7 @@ static int unpack_rows(tern_moe *moe, uint32_t slot)
 
 	memset(moe->cursor, 0, moe->layout.max_local * sizeof(*moe->cursor));
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		TRACE(TRACE_UNPACK_OF, r);
 		uint8_t *region = own(moe, layout_region(&moe->layout, slot, r));
 
 		for (uint32_t i = 0; i < s->rows_from[r]; i++)
@@ -221,6 +223,7 @@ static void describe_received(
 /* Arguments have been checked. */
 static int receive(tern_moe *moe, uint32_t slot, struct tern_received *received)
 {
+	TRACE(TRACE_DISPATCH_RECV, TRACE_NOBODY);
 	struct slot *s = &moe->slots[slot];
 	int rc = received->waited_ns ? wait_and_time(moe, slot, received->waited_ns)
 				     : wait_for_all(moe, slot, WORD_DISPATCH, TERN_PHASE_DISPATCH);

@@ -2,6 +2,7 @@
 /* The first half: tokens to the ranks of their experts. */
 #include <string.h>
 
+#include "base/trace.h"
 #include "exchange/arguments.h"
 #include "exchange/cpu/dispatch_send.h"
 #include "exchange/cpu/dispatch_ll.h"
@@ -199,6 +200,7 @@ static void begin_rows(tern_moe *moe, struct slot *s)
 
 static int send_rows(tern_moe *moe, uint32_t slot, const struct tern_dispatch *args)
 {
+	TRACE(TRACE_PACK, TRACE_NOBODY);
 	struct slot *s = &moe->slots[slot];
 	bool stream = routes_bytes(moe, s) > moe->stream_bytes;
 	int rc = 0, flushed;
@@ -500,6 +502,7 @@ static int send_placed_rows(tern_moe *moe, const struct tern_dispatch *args)
 /* Called again after a time-out, it goes on where it was. */
 int dispatch_send(tern_moe *moe, const struct tern_dispatch *args)
 {
+	TRACE(TRACE_DISPATCH_SEND, TRACE_NOBODY);
 	struct slot *s = &moe->slots[args->slot];
 	int rc = 0;
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/trace.h"
 #include "base/private_memory.h"
 #include "exchange/cpu/kernels/convert.h"
 #include "exchange/cpu/kernels/kernels.h"
@@ -141,6 +142,7 @@ int cpu_layer_experts(
 	const struct layout *l = &moe->layout;
 
 	(void)slot;
+	TRACE(TRACE_EXPERTS, TRACE_NOBODY);
 	for (uint32_t e = 0; e < moe->nr_local; e++) {
 		struct matrix m[3];
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/trace.h"
 #include "base/wait.h"
 #include "exchange/elastic.h"
 #include "path/path.h"
@@ -19,7 +20,7 @@ struct wait {
 	uint32_t next; /* ranks below it have arrived */
 	uint64_t start_ns;
 	uint64_t *waited_ns; /* [R], or NULL: nobody wants to know */
-	bool *noted;         /* [R] with it: arrived, and added */
+	bool *noted;         /* [R] arrived, and added; or NULL: nobody looks when each came */
 };
 
 static uint64_t word_of(const struct wait *w, uint32_t rank)
@@ -204,8 +205,10 @@ static bool is_complete(void *ctx)
 
 static void note(struct wait *w, uint32_t rank, uint64_t now_ns)
 {
-	w->waited_ns[rank] += now_ns - w->start_ns;
+	if (w->waited_ns)
+		w->waited_ns[rank] += now_ns - w->start_ns;
 	w->noted[rank] = true;
+	trace_moment(TRACE_CAME_FROM, rank);
 }
 
 /* Looks at all that have not come, as any may be the next. */
@@ -230,19 +233,20 @@ static int look(void *ctx)
  * each, too. */
 static uint32_t wake_at(const struct wait *w, struct event_count *events)
 {
-	if (w->moe->view || w->moe->config.masks || w->waited_ns)
+	if (w->moe->view || w->moe->config.masks || w->noted)
 		return atomic_load_explicit(&events->count, memory_order_relaxed);
 	return (w->moe->slots[w->slot].rounds[w->phase] + 1) * w->moe->nr_ranks;
 }
 
 static int wait_for_missing(struct wait *w)
 {
+	TRACE(TRACE_WAIT, TRACE_NOBODY);
 	tern_moe *moe = w->moe;
 	struct event_count *events =
 		(struct event_count *)own(moe, layout_event_count(&moe->layout, w->slot, w->phase));
 	struct awaited awaited = {.events = events,
 		.wake_at = wake_at(w, events),
-		.is_complete = w->waited_ns ? is_complete_and_timed : is_complete,
+		.is_complete = w->noted ? is_complete_and_timed : is_complete,
 		.look = look,
 		.ctx = w,
 		.start_ns = w->start_ns,
@@ -254,14 +258,18 @@ static int wait_for_missing(struct wait *w)
 
 int wait_for_all(tern_moe *moe, uint32_t slot, enum word_kind kind, enum tern_phase phase)
 {
+	bool noted[TRACING ? moe->nr_ranks : 1];
 	struct wait w = {.moe = moe,
 		.slot = slot,
 		.epoch = moe->slots[slot].epoch,
 		.kind = kind,
 		.phase = phase,
-		.start_ns = scheduler_now(moe->group->scheduler)};
-	int rc = all_arrived(&w) ? 0 : wait_for_missing(&w);
+		.start_ns = scheduler_now(moe->group->scheduler),
+		.noted = TRACING ? noted : NULL};
+	int rc;
 
+	memset(noted, 0, sizeof(noted));
+	rc = all_arrived(&w) ? 0 : wait_for_missing(&w);
 	rc = rc ? rc : peer_broke(moe);
 	if (!rc)
 		moe->slots[slot].rounds[phase]++;

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""One round of a file of tern bench --trace, all ranks below each other on one clock.
+
+    trace.py TRACE.json PICTURE.png [--case N] [--round N]      N from 0 (0, 1)"""
+import argparse
+import collections
+import json
+import re
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = {"pack": "#4c78a8", "pack for": "#4c78a8", "unpack of": "#72b7b2", "sum for": "#f58518", "sum at home": "#e45756", "wait": "#d9d9d9",
+           "experts": "#54a24b", "write to": "#b279a2"}
+SENT = re.compile(r"(.*?) ?(\d*)$")
+
+
+def read(path):
+    """Spans of each line: (rank, thread) -> [(from, to, what, peer)]; cases: [(from, to, name)]; names of threads."""
+    lines, cases, names, open_writes = collections.defaultdict(list), [], {}, {}
+    events = json.load(open(path))["traceEvents"]
+    for e in events:
+        if e["ph"] == "M" and e["name"] == "thread_name":
+            names[e["pid"], e["tid"]] = e["args"]["name"]
+    for e in events:
+        key = e["pid"], e.get("tid")
+        what, peer = SENT.match(e["name"]).groups()
+        if e["ph"] == "X" and names[key] == "cases":
+            cases.append((e["ts"], e["ts"] + e["dur"], e["name"]))
+        elif e["ph"] == "X":
+            lines[key].append((e["ts"], e["ts"] + e["dur"], what, peer))
+        elif e["ph"] == "b":
+            open_writes[e["id"]] = e["ts"]
+        elif e["ph"] == "e":
+            lines[key].append((open_writes.pop(e["id"]), e["ts"], what, peer))
+    return lines, sorted(cases), names
+
+
+def rows_of(spans):
+    """Spans that overlap and are not of one thread, one below the other."""
+    ends = []
+    for span in sorted(spans):
+        row = next((i for i, end in enumerate(ends) if end <= span[0]), len(ends))
+        ends[row:row + 1] = [span[1]]
+        yield row, span
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    arguments.add_argument("trace")
+    arguments.add_argument("picture")
+    arguments.add_argument("--case", type=int, default=0)
+    arguments.add_argument("--round", type=int, default=1)
+    a = arguments.parse_args()
+    lines, cases, names = read(a.trace)
+    case = cases[a.case]
+    rounds = [sorted(s for s in spans if s[2] == "round" and case[0] <= s[0] <= case[1]) for spans in lines.values()]
+    rounds = [of_rank[a.round] for of_rank in rounds if of_rank]
+    first, last = min(r[0] for r in rounds), max(r[1] for r in rounds)
+    ticks, y = [], 0
+    figure, axes = plt.subplots(figsize=(11, 0.5 + 0.55 * len(lines)))
+    for key in sorted(lines, key=lambda k: (k[0], names[k] == "tern-proxy")):
+        inside = [s for s in lines[key] if s[2] in COLOURS and s[0] >= first and s[1] <= last]
+        rows = list(rows_of(inside)) if any(s[2] == "write to" for s in inside) else [(0, s) for s in sorted(inside)]
+        if not rows:
+            continue
+        height = 1 / (1 + max(row for row, _ in rows))
+        for row, (begin, end, what, peer) in rows:
+            axes.barh(y + row * height, end - begin, height * 0.9, begin - first, color=COLOURS[what], align="edge", linewidth=0)
+            if peer and end - begin > (last - first) / 60 and height > 0.3:
+                axes.text((begin + end) / 2 - first, y + (row + 0.45) * height, peer, ha="center", va="center", fontsize=7, color="white")
+        ticks.append((y + 0.45, f"rank {key[0]}" + ("" if names[key] != "tern-proxy" else ", proxy")))
+        y += 1.15
+    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
+    axes.invert_yaxis()
+    axes.set_xlim(0, last - first)
+    axes.set_xlabel("us")
+    axes.set_title(case[2], fontsize=10)
+    used = {s[2] for spans in lines.values() for s in spans if first <= s[0] and s[1] <= last}
+    shown = [w for w in COLOURS if w in used]
+    axes.legend([plt.Rectangle((0, 0), 1, 1, color=COLOURS[w]) for w in shown], [w.removesuffix(" for").removesuffix(" of").removesuffix(" to") for w in shown],
+                ncols=len(shown), loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.35 / len(ticks)), frameon=False, fontsize=8)
+    figure.savefig(a.picture, dpi=90, bbox_inches="tight")
+
+
+main()
