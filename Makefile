@@ -52,7 +52,7 @@ LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildca
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
 	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
 TESTKIT_SRC := $(wildcard testkit/*.c)
-TRACE_SRC := $(wildcard testkit/trace/*.c) bench/command/trace.c
+TRACE_SRC := $(wildcard testkit/trace/*.c) bench/command/trace.c bench/command/trace_device.c
 # The simulated network is no part of the library: whoever has one hands it over (struct scheduler, struct engine_network).
 SIM_SRC  := $(wildcard testkit/sim/*.c)
 SOAK_SRC := $(wildcard soak/*.c)
@@ -116,7 +116,7 @@ $(BUILD)/marked/%.o: %.c
 	@echo '  CC   $< (with marks)'
 	$(Q)$(CC) $(CFLAGS) -I. -DTERN_TRACE -c $< -o $@
 
-traced: $(BUILD)/tern-traced
+traced: $(BUILD)/tern-traced $(if $(filter 1,$(CUDA)),$(BUILD)/libtern_cuda_traced.so)
 $(BUILD)/tern-traced: $(call obj,$(filter-out $(MARKED_SRC) bench/command/trace_none.c,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SIM_SRC) $(SOAK_SRC) $(LIB_SRC))) $(MARKED_OBJ)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LDLIBS)
@@ -172,7 +172,17 @@ $(BUILD)/obj/src/gpu/cuda/layer/gemm.cu.o: CUDA_PTX :=
 $(call obj,$(CUDA_SRC) $(BENCH_CUDA_SRC) src/gpu/cuda/layer/none.c): CFLAGS += -isystem $(CUDA_HOME)/include
 $(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(KERNELS_CU)) $(LAYER_OBJ)
 $(BUILD)/libtern_bench_cuda.so: $(call obj,$(BENCH_CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(BENCH_CUDA_CU))
-$(CUDA_LIBS):
+MARKED_CUDA := $(patsubst %,$(BUILD)/marked/%.o,$(CUDA_SRC) $(KERNELS_CU))
+$(patsubst %.c,$(BUILD)/marked/%.c.o,$(CUDA_SRC)): $(BUILD)/marked/%.c.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $< (with marks)'
+	$(Q)$(CC) $(CFLAGS) -I. -isystem $(CUDA_HOME)/include -DTERN_TRACE -c $< -o $@
+$(BUILD)/marked/%.cu.o: %.cu $(KERNELS_H)
+	@mkdir -p $(@D)
+	@echo '  NVCC $< (with marks)'
+	$(Q)$(NVCC) $(NVFLAGS) -DTERN_TRACE -c $< -o $@
+$(BUILD)/libtern_cuda_traced.so: $(MARKED_CUDA) $(LAYER_OBJ)
+$(CUDA_LIBS) $(BUILD)/libtern_cuda_traced.so:
 	@echo '  LINK $@'
 	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,$(@F) $^ -o $@
 

@@ -359,7 +359,8 @@ static const struct option_row flags[] = {
 		.argument = "FILE",
 		.set = option_text,
 		FIELD(trace),
-		.help = "what ranks' threads do in four more rounds of each case, for "
+		.help = "what ranks' threads, or GPUs' blocks, do in four more rounds of each "
+			"case, for "
 			"ui.perfetto.dev (needs tern-traced beside tern: make traced)"},
 	{.name = "progress",
 		FLAG(progress),
@@ -437,9 +438,8 @@ static int check(struct bench_args *args)
 						: "--against nccl needs --device cuda");
 	if (args->job.place_in && (args->against || config->device == TERN_DEVICE_CUDA))
 		return args_wrong(args, "--moves goes with neither --against nor --device cuda");
-	if (args->trace && (args->only_verify || config->device == TERN_DEVICE_CUDA))
-		return args_wrong(
-			args, "--trace goes with neither --only-verify nor --device cuda");
+	if (args->trace && (args->only_verify || args->layer))
+		return args_wrong(args, "--trace goes with neither --only-verify nor --layer");
 	if (args->overlap.nr && config->device != TERN_DEVICE_CUDA)
 		return args_wrong(args, "--overlap needs --device cuda");
 	if (args->overlap.nr > ARGS_MAX_OVERLAP)

@@ -41,7 +41,8 @@ static int device_time_rounds(struct bench *bench, struct device_timing *d, stru
 	int rc;
 
 	d->rounds.cold = !bench->args->warm;
-	rc = device_rounds_prepare(&d->rounds);
+	rc = trace_device_begin(bench->trace, &d->rounds);
+	rc = rc ? rc : device_rounds_prepare(&d->rounds);
 	if (!rc && d->overlap.rounds)
 		rc = device_overlap_prepare(&d->overlap);
 	for (i = 0; i < bench->args->warmup && !rc; i++)
@@ -51,7 +52,7 @@ static int device_time_rounds(struct bench *bench, struct device_timing *d, stru
 		tell_progress(bench, "timing", i, total);
 		rc = device_time_round(d, t, i, true);
 	}
-	return rc;
+	return rc ? rc : trace_device_rounds(bench->trace, &d->rounds);
 }
 
 /* One round is always compared: what is wrong need not be timed. */

@@ -11,6 +11,7 @@
 #define TRACED_ROUNDS 4
 
 struct trace_file;
+struct device_rounds;
 
 /* Before anything else is done. In the build without marks it comes back only with an exit status,
  * that of a build with marks that is not there; otherwise 0. */
@@ -22,6 +23,10 @@ int trace_file_open(const struct bench_args *args, tern_group *group, struct tra
 
 /* TRACED_ROUNDS more rounds, whose marks are kept. */
 int trace_rounds(struct trace_file *file, struct rounds *rounds);
+
+/* Likewise on a device: before its graphs are captured, and then. */
+int trace_device_begin(struct trace_file *file, struct device_rounds *rounds);
+int trace_device_rounds(struct trace_file *file, struct device_rounds *rounds);
 
 /* Into the file, as what `name` did. */
 int trace_file_add(struct trace_file *file, const char *name);

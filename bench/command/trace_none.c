@@ -46,6 +46,20 @@ int trace_rounds(struct trace_file *file, struct rounds *rounds)
 	return 0;
 }
 
+int trace_device_begin(struct trace_file *file, struct device_rounds *rounds)
+{
+	(void)file;
+	(void)rounds;
+	return 0;
+}
+
+int trace_device_rounds(struct trace_file *file, struct device_rounds *rounds)
+{
+	(void)file;
+	(void)rounds;
+	return 0;
+}
+
 int trace_file_add(struct trace_file *file, const char *name)
 {
 	(void)file;

@@ -14,7 +14,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 COLOURS = {"pack": "#4c78a8", "pack for": "#4c78a8", "unpack of": "#72b7b2", "sum for": "#f58518", "sum at home": "#e45756", "wait": "#d9d9d9",
-           "experts": "#54a24b", "write to": "#b279a2"}
+           "experts": "#54a24b", "write to": "#b279a2", "plan": "#9d755d", "send rows": "#4c78a8", "await plans": "#d9d9d9", "positions": "#9d755d",
+           "rows": "#72b7b2", "wait to send": "#d9d9d9", "send results": "#f58518", "results and sums at home": "#e45756"}
 SENT = re.compile(r"(.*?) ?(\d*)$")
 
 

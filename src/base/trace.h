@@ -29,7 +29,15 @@
 	X(WAIT, "wait")                                                                            \
 	X(CAME_FROM, "came from")                                                                  \
 	X(WRITE_TO, "write to")                                                                    \
-	X(COMMAND, "command")
+	X(COMMAND, "command")                                                                      \
+	X(GPU_PLAN, "plan")                                                                        \
+	X(GPU_ROWS_SENT, "send rows")                                                              \
+	X(GPU_PLANS, "await plans")                                                                \
+	X(GPU_POSITIONS, "positions")                                                              \
+	X(GPU_ROWS, "rows")                                                                        \
+	X(GPU_MAY_SEND, "wait to send")                                                            \
+	X(GPU_RESULTS, "send results")                                                             \
+	X(GPU_HOME, "results and sums at home")
 
 enum trace_kind {
 #define X(name, text) TRACE_##name,

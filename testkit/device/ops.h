@@ -9,7 +9,7 @@
 
 #include "tern.h"
 
-#define BENCH_DEVICE_OPS_VERSION 2
+#define BENCH_DEVICE_OPS_VERSION 3
 
 struct device_graph;
 struct records_ops; /* bench/nccl/rows.h */
@@ -82,6 +82,9 @@ struct bench_device_ops {
 	/* Between a graph's begin and its end, by the device's clock; after stream_wait. */
 	int (*graph_time)(struct device_graph *graph, double *us);
 	const struct records_ops *records;
+	/* Puts on the stream that the device's clock, in nanoseconds, is stored there: pinned
+	 * memory. */
+	int (*clock)(uint64_t *ns, void *stream);
 };
 
 /* Exported by libtern_bench_cuda.so. */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trace.py FILE RANKS CASES [engine]: whether a file of tern bench --trace is whole, and what is in it can have been so. For
-test_trace.sh."""
+"""trace.py FILE RANKS CASES [engine | gpus]: whether a file of tern bench --trace is whole, and what is in it can have been so: of
+cases in low latency, and on GPUs in both modes.
+"""
 import collections
 import json
 import sys
@@ -35,13 +36,32 @@ for key, of_thread in spans.items():
             open_ones.pop()
         assert not open_ones or span[1] <= open_ones[-1][1] + 0.002, (key, open_ones[-1], span)
         open_ones.append(span)
-for rank in range(ranks):
-    count = collections.Counter(s[2] for key, s in ((k, s) for k in spans for s in spans[k]) if key[0] == rank)
+counts = [collections.Counter(s[2] for key in spans for s in spans[key] if key[0] == rank) for rank in range(ranks)]
+
+
+def check_gpu(count, most_blocks):
+    """One case a mode; a block counts where it began what it ended."""
+    assert count["plan"] == ROUNDS, count # of high throughput, one block's
+    for name in ("await plans", "positions", "send results"):
+        assert count[name] and count[name] % ROUNDS == 0 and count[name] <= ROUNDS * most_blocks, count
+    for name in ("send rows", "rows", "results and sums at home"):
+        assert count[name] > count["positions"], count # both modes'
+
+
+def check_cpu(count):
     for name in ("round", "dispatch: send", "dispatch: receive", "combine: send", "combine: receive", "sum at home"):
-        assert count[name] == ROUNDS * cases, (rank, name, count)
+        assert count[name] == ROUNDS * cases, (name, count)
     for peer in range(ranks):
-        assert count[f"sum for {peer}"] == ROUNDS * cases, (rank, peer, count)
-        assert 0 < count[f"pack for {peer}"] == count[f"unpack of {peer}"], (rank, peer, count) # low latency's
+        assert count[f"sum for {peer}"] == ROUNDS * cases, (peer, count)
+        assert 0 < count[f"pack for {peer}"] == count[f"unpack of {peer}"], (peer, count) # low latency's
+
+
+if "gpus" in sys.argv[4:]:
+    for count in counts:
+        check_gpu(count, 1024)
+    sys.exit()
+for count in counts:
+    check_cpu(count)
 # A round of one rank overlaps that of each other rank: nobody comes out of an exchange before all are in it.
 rounds = [sorted(s for key in spans if key[0] == r for s in spans[key] if s[2] == "round") for r in range(ranks)]
 for i in range(ROUNDS * cases):

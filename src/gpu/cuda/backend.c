@@ -198,6 +198,9 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.resume = device_exchange_resume,
 		.read_report = device_exchange_report,
 		.take_input_error = device_exchange_input_error,
+#ifdef TERN_TRACE
+		.trace = device_exchange_trace,
+#endif
 		.read_counters = device_exchange_counters};
 
 	return &table;

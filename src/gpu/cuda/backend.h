@@ -53,4 +53,7 @@ int device_exchange_resume(struct device_exchange *exchange, const struct device
 
 int device_exchange_counters(struct device_exchange *exchange, struct gpu_counters *counters);
 
+/* trace.c, with TERN_TRACE */
+int device_exchange_trace(struct device_exchange *exchange, uint32_t slot, uint64_t *marks);
+
 #endif

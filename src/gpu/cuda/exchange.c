@@ -309,6 +309,9 @@ void device_exchange_close(struct device_exchange *x)
 	(void)cudaFree(x->memory);
 	tables_close(x);
 	(void)cudaFree(x->view);
+#ifdef TERN_TRACE
+	(void)cudaFree(x->trace);
+#endif
 	(void)cudaFree(x->internode);
 	if (x->reports)
 		(void)cudaFreeHost(x->reports);

@@ -66,6 +66,9 @@ struct device_exchange {
 	struct gpu_counters *read; /* behind them */
 	struct device_kept *kept;  /* plans, and what is left of those that are gone: plans.c */
 	uint64_t kept_bytes;
+#ifdef TERN_TRACE
+	uint64_t *trace; /* [slots][GPU_TRACE_BLOCKS][GPU_TRACE_MARKS]; NULL: nobody has asked */
+#endif
 	struct device_slot slots[MAX_SLOTS];
 };
 

@@ -11,8 +11,13 @@
 
 #include "gpu/host/ops.h"
 #include "base/error.h"
+#include "base/trace.h"
 
+#if TRACING
+#define NAME "libtern_cuda_traced.so"
+#else
 #define NAME "libtern_cuda.so"
+#endif
 
 static const struct device_ops *ops;
 static char cause[512];

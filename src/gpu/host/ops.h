@@ -14,10 +14,11 @@
 
 #include "gpu/host/layout.h"
 #include "gpu/wire/state.h"
+#include "gpu/wire/trace.h"
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 13
+#define DEVICE_OPS_VERSION 14
 #define DEVICE_HANDLE_BYTES 64
 #define DEVICE_MOST_ORDINALS 64
 
@@ -183,6 +184,11 @@ struct device_ops {
 	/* What kernels have counted so far; waits for none of them. Behind the struct,
 	 * config.nr_experts counts. */
 	int (*read_counters)(struct device_exchange *exchange, struct gpu_counters *counters);
+	/* NULL but in a build with marks (TERN_TRACE). When a slot's blocks came to which place
+	 * since the last call, by the device's clock, [GPU_TRACE_BLOCKS][GPU_TRACE_MARKS]
+	 * nanoseconds, 0: never; from the first call on, whose marks may be NULL. No kernel runs.
+	 */
+	int (*trace)(struct device_exchange *exchange, uint32_t slot, uint64_t *marks);
 };
 
 /* Exported by libtern_cuda.so. */

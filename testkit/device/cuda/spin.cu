@@ -20,6 +20,18 @@ cudaError_t spin_launch(uint64_t ns, cudaStream_t stream)
 	return cudaLaunchKernelEx(&config, spin, ns);
 }
 
+static __global__ void read_clock(uint64_t *ns)
+{
+	*ns = now_ns();
+}
+
+cudaError_t clock_launch(uint64_t *ns, cudaStream_t stream)
+{
+	cudaLaunchConfig_t config = launch_config(1, 1, 0, stream);
+
+	return cudaLaunchKernelEx(&config, read_clock, ns);
+}
+
 /* Small, so that what a kernel finds in instruction caches is what its last run has left there. */
 static __global__ void barrier(const __grid_constant__ struct stream_barrier m)
 {
@@ -46,5 +58,6 @@ cudaError_t spin_load(void)
 	cudaFuncAttributes attributes;
 	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)spin);
 
+	rc = rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)read_clock);
 	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)barrier);
 }

@@ -22,6 +22,7 @@ extern "C" {
 /* What is not loaded yet could wait for kernels under way, and these for what is behind it. */
 cudaError_t spin_load(void);
 cudaError_t spin_launch(uint64_t ns, cudaStream_t stream);
+cudaError_t clock_launch(uint64_t *ns, cudaStream_t stream);
 cudaError_t barrier_launch(const struct stream_barrier *at, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -132,6 +132,11 @@ static int spin(uint64_t ns, void *stream)
 	return cuda_check(spin_launch(ns, stream), "spin");
 }
 
+static int read_clock(uint64_t *ns, void *stream)
+{
+	return cuda_check(clock_launch(ns, stream), "clock");
+}
+
 static int barrier(void *const *windows, uint32_t rank, uint32_t nr_ranks, uint32_t number,
 	uint64_t wait_ns, void *stream)
 {
@@ -229,7 +234,8 @@ __attribute__((visibility("default"))) const void *tern_bench_cuda_ops(void)
 		.graph_launch = graph_launch,
 		.graph_destroy = graph_destroy,
 		.graph_time = graph_time,
-		.records = &records_ops};
+		.records = &records_ops,
+		.clock = read_clock};
 
 	return &table;
 }

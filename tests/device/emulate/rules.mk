@@ -15,6 +15,11 @@ EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) $(if $(SA
 		 $(if $(findstring clang,$(CXX)),-Wno-pass-failed $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=function$(comma)vptr$(comma)pointer-overflow) \
 		 $(if $(findstring fuzzer,$(SANITIZE)),-fno-sanitize=fuzzer-no-link))
 
+# With marks, which are asked for: tern-traced's GPUs, too. Warps mark one place one after the other.
+EMULATED_MARKS := $(if $(findstring thread,$(SANITIZE)),,-DTERN_TRACE)
+$(call emulated_obj,$(CUDA_SRC)): CFLAGS += $(EMULATED_MARKS)
+$(call emulated_obj,$(KERNELS_CU)): EMULATED_CXX += $(EMULATED_MARKS)
+
 $(BUILD)/emulated/obj/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo '  CC   $< (emulated)'

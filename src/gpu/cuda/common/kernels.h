@@ -22,6 +22,7 @@
 
 #include "gpu/wire/internode.h"
 #include "gpu/wire/state.h"
+#include "gpu/wire/trace.h"
 #include "gpu/cuda/common/kinds.h"
 #include "gpu/cuda/tuning.h"
 #include "gpu/wire/ll.h"
@@ -78,7 +79,6 @@ struct gpu_exchange {
 	uint64_t *trace; /* NULL, or [blocks][GPU_TRACE_MARKS] nanoseconds */
 #endif
 };
-#define GPU_TRACE_MARKS 16
 
 enum gpu_roles {
 	GPU_SEND = 1,

@@ -187,7 +187,7 @@ static __device__ __noinline__ void complain(const struct gpu_exchange *e, enum 
 __device__ __forceinline__ void trace_mark(const struct gpu_exchange *e, uint32_t which)
 {
 #ifdef TERN_TRACE
-	if (e->trace && threadIdx.x % LANES == 0)
+	if (e->trace && threadIdx.x % LANES == 0 && blockIdx.x < GPU_TRACE_BLOCKS)
 		e->trace[blockIdx.x * GPU_TRACE_MARKS + which] = now_ns();
 #endif
 }

@@ -409,6 +409,7 @@ static __global__ void __launch_bounds__(TEAM_MOST_WARPS *LANES, 1) combine_ht(
 
 	if (place.role == TEAM_LOADS)
 		buffers_open(l.shape, of_team);
+	trace_mark(e, GPU_TRACE_COMBINE);
 	__syncthreads();
 	wait_for_previous();
 	let_next_start();
@@ -432,6 +433,7 @@ static __global__ void __launch_bounds__(TEAM_MOST_WARPS *LANES, 1) combine_ht(
 		team_store(e, &h, l.shape, of_team, state.y);
 	else
 		team_sum<Y>(l.shape, of_team, place.which);
+	trace_mark(e, GPU_TRACE_HOME);
 }
 } // namespace tern
 

@@ -424,6 +424,8 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 	struct dispatch_warp w;
 	uint32_t dealt;
 
+	if (warp == 0)
+		trace_mark(e, GPU_TRACE_DISPATCH);
 	if (warp == nr_warps)
 		head_notes_open(&way.notes.notes);
 	else
@@ -459,10 +461,13 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 		drop_early(&d, &h, &way, &before.early);
 	else if (warp < send_warps)
 		send_all<X, ND>(&d, &h, &w, &way, state.z, &before, dealt);
+	trace_mark(e, GPU_TRACE_ROWS_SENT);
 	if (noted && warp < send_warps)
 		stop_notes(&way.notes);
-	if (d.roles & GPU_RECEIVE)
+	if (d.roles & GPU_RECEIVE) {
 		receive_all(&d, &h, &w, state.y, abandoned);
+		trace_mark(e, GPU_TRACE_ROWS);
+	}
 }
 } // namespace tern
 

@@ -373,6 +373,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS)
 
 	if (state.w)
 		return;
+	trace_mark(e, GPU_TRACE_PLAN);
 	sum_chunks(&h, &s, nr_chunks);
 	__syncthreads();
 	if (!exchange_counts(e, &h, &s, epoch, nr_tokens, nr_early))
@@ -398,6 +399,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS)
 		counters_received(e, over ? 0 : mine.rows);
 		e->state->extent = over ? 0 : mine.extent;
 	}
+	trace_mark(e, GPU_TRACE_PLANS);
 	place_chunks(&d, &h, &s, nr_chunks);
 	if (!over)
 		counters_round_of(e, &h, &s, nr_tokens);
