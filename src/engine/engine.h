@@ -181,11 +181,12 @@ void engine_region_give_up(tern_region *region, int wait_ms, engine_release_fn r
 void engine_region_leave(tern_region *region, engine_release_fn release, void *ctx);
 
 /* Rings that devices write, in memory that both reach: the proxy takes their commands behind its
- * own ring's, and sleeps for short slices alone, since a device wakes nobody. The caller keeps ring
- * and entries until it has detached them; what was in the ring by then is taken first, if that can
- * be done within the engine's time-out. */
+ * own ring's. A device wakes nobody, so the proxy sleeps for short slices alone; not at all while a
+ * ring is attached that keeps it awake, which takes a core. The caller keeps ring and entries until
+ * it has detached them; what was in the ring by then is taken first, if that can be done within the
+ * engine's time-out. */
 struct ring;
-int engine_ring_attach(tern_engine *engine, struct ring *ring);
+int engine_ring_attach(tern_engine *engine, struct ring *ring, bool awake);
 void engine_ring_detach(tern_engine *engine, struct ring *ring);
 
 /* The numbers by which commands name these. */

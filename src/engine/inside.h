@@ -77,7 +77,8 @@ struct tern_engine {
 	uint32_t nr_records, free_records;
 	uint32_t first_active, last_active;
 	struct ring *rings[MAX_RINGS]; /* of devices */
-	uint32_t nr_rings;
+	bool keeps_awake[MAX_RINGS];   /* and the proxy with it */
+	uint32_t nr_rings, nr_awake;
 	struct command command; /* taken and not yet done with */
 	bool command_held;
 	uint32_t command_at; /* members done */

@@ -417,7 +417,8 @@ void engine_counters_close(tern_engine *engine, const struct engine_counters *co
 
 struct ringing {
 	struct ring *ring;
-	bool attach, at_once; /* detached with what is in it: nothing moves any more */
+	bool attach, awake;
+	bool at_once; /* detached with what is in it: nothing moves any more */
 };
 
 static int set_ring(tern_engine *engine, void *ctx)
@@ -429,6 +430,8 @@ static int set_ring(tern_engine *engine, void *ctx)
 		return fail(
 			TERN_ERR_CAPACITY, "%d rings of devices; an engine has no more", MAX_RINGS);
 	if (ringing->attach) {
+		engine->keeps_awake[engine->nr_rings] = ringing->awake;
+		engine->nr_awake += ringing->awake;
 		engine->rings[engine->nr_rings++] = ringing->ring;
 		return 0;
 	}
@@ -436,13 +439,15 @@ static int set_ring(tern_engine *engine, void *ctx)
 		return TERN_ERR_TIMEOUT;
 	while (engine->rings[at] != ringing->ring)
 		at++;
+	engine->nr_awake -= engine->keeps_awake[at];
 	engine->rings[at] = engine->rings[--engine->nr_rings];
+	engine->keeps_awake[at] = engine->keeps_awake[engine->nr_rings];
 	return 0;
 }
 
-int engine_ring_attach(tern_engine *engine, struct ring *ring)
+int engine_ring_attach(tern_engine *engine, struct ring *ring, bool awake)
 {
-	struct ringing ringing = {.ring = ring, .attach = true};
+	struct ringing ringing = {.ring = ring, .attach = true, .awake = awake};
 
 	return engine_call(engine, set_ring, &ringing);
 }

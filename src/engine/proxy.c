@@ -9,7 +9,8 @@
  * Slices.  Networks wake nobody: what arrives is seen by polling, and with TRANSPORT_TARGET_POLLS
  *          it does not even land before. So no sleep is longer than a slice, and a slice is short.
  *          It grows while nothing comes, and what is under way keeps it at its shortest. Devices
- *          that write rings wake nobody either.
+ *          that write rings wake nobody either: where there is a core for it, a ring keeps the
+ *          proxy awake, for a slice is longer than all the rest of a half (gpu/host/awake.c).
  */
 #include "engine/proxy.h"
 
@@ -138,7 +139,8 @@ void *proxy_main(void *arg)
 			slice_ns = FIRST_SLICE_NS;
 		} else if (now - news_ns < SPIN_NS) {
 			spin_pause();
-		} else if (now - news_ns < YIELD_NS || now < engine->awake_until_ns) {
+		} else if (now - news_ns < YIELD_NS || now < engine->awake_until_ns ||
+			   engine->nr_awake) {
 			sched_yield();
 		} else {
 			slice_ns = sleep_slice(engine, slice_ns);

@@ -26,7 +26,7 @@ struct device {
 	uint64_t tickets;
 };
 
-static struct device *open_device(void)
+static struct device *open_device(bool awake)
 {
 	struct device *d =
 		aligned_alloc(CACHE_LINE, (sizeof(*d) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
@@ -39,7 +39,7 @@ static struct device *open_device(void)
 	d->counters = (struct engine_counters){.first = &d->counter, .nr = 1};
 	assert_int_equal(engine_counters_open(d->world.engines[0], &d->counters), 0);
 	ring_open_over(&d->ring, d->entries, ENTRIES);
-	assert_int_equal(engine_ring_attach(d->world.engines[0], &d->ring), 0);
+	assert_int_equal(engine_ring_attach(d->world.engines[0], &d->ring, awake), 0);
 	return d;
 }
 
@@ -82,7 +82,7 @@ static void wait_for(struct device *d, uint64_t ended)
 static void writes_land(void **state)
 {
 	uint64_t nr = (uint64_t)scaled(2000), room = WORLD_BYTES / 2 / PIECE;
-	struct device *d = open_device();
+	struct device *d = open_device(false);
 
 	(void)state;
 	for (uint64_t i = 0; i < nr; i++) {
@@ -104,7 +104,7 @@ static void writes_land(void **state)
 /* What a kernel writes is checked like anybody's. */
 static void bad_numbers(void **state)
 {
-	struct device *d = open_device();
+	struct device *d = open_device(false);
 
 	(void)state;
 	ring_a_write(d, 1, WORLD_BYTES - PIECE, 0, PIECE + 1);
@@ -122,7 +122,7 @@ static void bad_numbers(void **state)
 /* Callers go on beside it, and what is in the ring when it is detached is carried out. */
 static void detached(void **state)
 {
-	struct device *d = open_device();
+	struct device *d = open_device(false);
 	struct engine_write write = {.peer = 1,
 		.counter = d->counters.id,
 		.local = d->world.regions[0],
@@ -137,7 +137,70 @@ static void detached(void **state)
 	engine_ring_detach(d->world.engines[0], &d->ring);
 	wait_for(d, 4 + ENTRIES);
 	assert_int_equal(d->counter.failed, 0);
-	assert_int_equal(engine_ring_attach(d->world.engines[0], &d->ring), 0);
+	assert_int_equal(engine_ring_attach(d->world.engines[0], &d->ring, false), 0);
+	close_device(d);
+}
+
+/* ---- awake ----------------------------------------------------------------------------------- */
+
+#define REST_NS 5000000L /* ten times as long as a proxy waits before it sleeps */
+#define MOST_RESTS 2000
+#define ENOUGH_STEPS 1000
+
+/* What a proxy does while nobody asks it anything: asking wakes it. */
+static void at_rest(struct device *d, uint64_t *steps, uint64_t *sleeps)
+{
+	struct tern_engine_stats before = {.size = sizeof(before)}, after = before;
+
+	assert_int_equal(tern_engine_stats(d->world.engines[0], &before), 0);
+	nanosleep(&(struct timespec){.tv_nsec = REST_NS}, NULL);
+	assert_int_equal(tern_engine_stats(d->world.engines[0], &after), 0);
+	*steps += after.steps - before.steps;
+	*sleeps += after.sleeps - before.sleeps;
+}
+
+static void sleeps_at_rest(struct device *d)
+{
+	uint64_t steps = 0, sleeps = 0;
+
+	for (int i = 0; i < MOST_RESTS && !sleeps; i++)
+		at_rest(d, &steps, &sleeps);
+	assert_int_not_equal(sleeps, 0);
+}
+
+/* However busy the machine is: it has had its rounds, and slept in none of the rests. */
+static void awake_at_rest(struct device *d)
+{
+	uint64_t steps = 0, sleeps = 0;
+
+	for (int i = 0; i < MOST_RESTS && steps < ENOUGH_STEPS; i++)
+		at_rest(d, &steps, &sleeps);
+	assert_in_range(steps, ENOUGH_STEPS, UINT64_MAX);
+	assert_int_equal(sleeps, 0);
+}
+
+/* As long as any ring asks for it, whichever goes first. */
+static void kept_awake(void **state)
+{
+	struct device *d = open_device(true);
+	tern_engine *engine = d->world.engines[0];
+	struct command entries[ENTRIES] __attribute__((aligned(CACHE_LINE))) = {{0}};
+	struct ring other = {0};
+
+	(void)state;
+	ring_open_over(&other, entries, ENTRIES);
+	awake_at_rest(d);
+	assert_int_equal(engine_ring_attach(engine, &other, false), 0);
+	awake_at_rest(d);
+	engine_ring_detach(engine, &d->ring);
+	sleeps_at_rest(d);
+	assert_int_equal(engine_ring_attach(engine, &d->ring, true), 0);
+	engine_ring_detach(engine, &other);
+	awake_at_rest(d);
+	engine_ring_detach(engine, &d->ring);
+	sleeps_at_rest(d);
+	assert_int_equal(engine_ring_attach(engine, &d->ring, false), 0);
+	sleeps_at_rest(d);
 	close_device(d);
 }
 
@@ -147,6 +210,7 @@ int main(void)
 		cmocka_unit_test(writes_land),
 		cmocka_unit_test(bad_numbers),
 		cmocka_unit_test(detached),
+		cmocka_unit_test(kept_awake),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

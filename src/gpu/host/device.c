@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/host/awake.h"
 #include "gpu/host/elastic.h"
 #include "gpu/host/internode.h"
 #include "gpu/host/layer.h"
@@ -78,6 +79,8 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 			"wait_ms is %d; kernels cannot poll once and go on later: it has to be "
 			"more than 0",
 			c->wait_ms);
+	if (sched_getaffinity(0, sizeof(card->cores), &card->cores))
+		CPU_ZERO(&card->cores);
 	d->ops = device_ops_load();
 	return d->ops ? identify(d, &card->identity) : TERN_ERR_UNSUPPORTED;
 }
@@ -226,6 +229,25 @@ static int open_exchange(tern_moe *moe, const struct device_card *cards)
 	return device_outcome(d, d->ops->exchange_open(&plan, &d->exchange));
 }
 
+/* Where ranks are on other nodes, or their devices do not reach each other's memory. */
+static int open_internode(tern_moe *moe, const struct device_card *cards)
+{
+	const tern_group *group = moe->group;
+	struct core_share *shares = calloc(moe->nr_ranks, sizeof(*shares));
+	bool awake = false;
+	int rc = shares ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u ranks", moe->nr_ranks);
+
+	for (uint32_t r = 0; r < moe->nr_ranks && shares; r++)
+		shares[r] = (struct core_share){.cores = cards[r].cores,
+			.here = group->peers[r].beside || group->peers[r].lifeline >= 0};
+	rc = rc ? rc : proxy_awake(shares, moe->nr_ranks, moe->rank, &awake);
+	free(shares);
+	rc = group_agree_status(moe->group, rc, "tern_moe_create");
+	return rc ? rc
+		  : device_internode_open(moe, moe->device->ops, &moe->device->layout,
+			    moe->device->windows, awake, &moe->device->internode);
+}
+
 /* Each step is local, and its outcome is compared before anybody relies on it. */
 static int share(tern_moe *moe, struct device_card *cards, struct device_card *mine)
 {
@@ -241,8 +263,7 @@ static int share(tern_moe *moe, struct device_card *cards, struct device_card *m
 	rc = rc ? rc : group_allgather(group, mine, cards, sizeof(*mine));
 	rc = rc ? rc : share_windows(moe, cards);
 	if (!rc && moe->topology.nr_nodes > 1)
-		rc = device_internode_open(moe, moe->device->ops, &moe->device->layout,
-			moe->device->windows, &moe->device->internode);
+		rc = open_internode(moe, cards);
 	if (!rc)
 		rc = group_agree_status(group, open_exchange(moe, cards), "tern_moe_create");
 	return rc || !moe->config.elastic ? rc : device_elastic_open(moe);

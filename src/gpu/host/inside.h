@@ -3,6 +3,8 @@
 #ifndef TERN_GPU_HOST_INSIDE_H
 #define TERN_GPU_HOST_INSIDE_H
 
+#include <sched.h>
+
 #include "gpu/host/device.h"
 #include "gpu/host/ops.h"
 #include "group/death_watch.h"
@@ -26,6 +28,7 @@ struct held_plan {
 /* What a rank tells the others, in two steps. */
 struct device_card {
 	struct device_identity identity;
+	cpu_set_t cores;                     /* where its process may run; none: not known */
 	uint8_t handle[DEVICE_HANDLE_BYTES]; /* second */
 	uint64_t address, bytes;
 };

@@ -57,7 +57,7 @@ struct device_internode {
 	struct leave_statuses leave_statuses;
 	uint32_t first_lost; /* the first rank that the engine lost, on any node, + 1; set by the
 				proxy */
-	bool counted, claimed, attached;
+	bool awake, counted, claimed, attached;
 	tern_moe *moe;
 };
 
@@ -384,7 +384,7 @@ static int open_at_engine(struct device_internode *internode)
 	internode->counted = !rc;
 	rc = rc ? rc : engine_claim(internode->engine, internode->prefix, &claim);
 	internode->claimed = !rc;
-	rc = rc ? rc : engine_ring_attach(internode->engine, &internode->ring);
+	rc = rc ? rc : engine_ring_attach(internode->engine, &internode->ring, internode->awake);
 	internode->attached = !rc;
 	return rc;
 }
@@ -446,7 +446,8 @@ static int exchange_descriptors(struct device_internode *internode)
 }
 
 int device_internode_open(tern_moe *moe, const struct device_ops *ops,
-	const struct device_layout *layout, void *const *windows, struct device_internode **out)
+	const struct device_layout *layout, void *const *windows, bool awake,
+	struct device_internode **out)
 {
 	struct device_internode *internode = calloc(1, sizeof(*internode));
 	int rc = internode ? 0 : fail(TERN_ERR_NOMEM, "no memory for ranks on other nodes");
@@ -458,6 +459,7 @@ int device_internode_open(tern_moe *moe, const struct device_ops *ops,
 	*internode = (struct device_internode){.ops = ops,
 		.engine = device_engine(moe),
 		.sizes = sizes_of(moe, layout),
+		.awake = awake,
 		.moe = moe};
 	rc = engine_agree_prefix(moe->group, internode->engine, &internode->prefix);
 	rc = rc ? rc : group_agree_status(moe->group, open_local(internode), "tern_moe_create");

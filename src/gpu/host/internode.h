@@ -15,10 +15,10 @@ static inline bool is_internode(const tern_moe *moe, uint32_t rank)
 	return moe->topology.node_of[rank] != moe->topology.node_of[moe->rank];
 }
 
-/* Collective, where nodes are several: before this, layouts and windows. *internode is set where
- * something has to be closed. */
+/* Collective, where nodes are several: before this, layouts and windows. awake: the proxy does not
+ * sleep until it is closed. *internode is set where something has to be closed. */
 int device_internode_open(tern_moe *moe, const struct device_ops *ops,
-	const struct device_layout *layout, void *const *windows,
+	const struct device_layout *layout, void *const *windows, bool awake,
 	struct device_internode **internode);
 /* When no kernel runs any more. NULL is fine. */
 void device_internode_close(tern_moe *moe, struct device_internode *internode);
