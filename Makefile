@@ -181,7 +181,9 @@ $(BUILD)/marked/%.cu.o: %.cu $(KERNELS_H)
 	@mkdir -p $(@D)
 	@echo '  NVCC $< (with marks)'
 	$(Q)$(NVCC) $(NVFLAGS) -DTERN_TRACE -c $< -o $@
-$(BUILD)/libtern_cuda_traced.so: $(MARKED_CUDA) $(LAYER_OBJ)
+$(BUILD)/marked/src/gpu/cuda/layer/gemm.cu.o: CUDA_ARCH := 90a
+$(BUILD)/marked/src/gpu/cuda/layer/gemm.cu.o: CUDA_PTX :=
+$(BUILD)/libtern_cuda_traced.so: $(MARKED_CUDA) $(patsubst $(BUILD)/obj/%gemm.cu.o,$(BUILD)/marked/%gemm.cu.o,$(LAYER_OBJ))
 $(CUDA_LIBS) $(BUILD)/libtern_cuda_traced.so:
 	@echo '  LINK $@'
 	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,$(@F) $^ -o $@

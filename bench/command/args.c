@@ -438,8 +438,8 @@ static int check(struct bench_args *args)
 						: "--against nccl needs --device cuda");
 	if (args->job.place_in && (args->against || config->device == TERN_DEVICE_CUDA))
 		return args_wrong(args, "--moves goes with neither --against nor --device cuda");
-	if (args->trace && (args->only_verify || args->layer))
-		return args_wrong(args, "--trace goes with neither --only-verify nor --layer");
+	if (args->trace && args->only_verify)
+		return args_wrong(args, "--trace does not go with --only-verify");
 	if (args->overlap.nr && config->device != TERN_DEVICE_CUDA)
 		return args_wrong(args, "--overlap needs --device cuda");
 	if (args->overlap.nr > ARGS_MAX_OVERLAP)

@@ -254,17 +254,6 @@ static int gather_times(
 	return rc;
 }
 
-static int trace_case(struct bench *bench, const struct bench_result *result)
-{
-	const struct tern_moe_config *config = &result->bench_case.job.config;
-	char name[120];
-
-	snprintf(name, sizeof(name), "%s, %s, %s, %u tokens", result->bench_case.shape->name,
-		mode_name(config->mode), dtype_name(config->dispatch_dtype),
-		result->bench_case.tokens);
-	return trace_file_add(bench->trace, name);
-}
-
 /* 0, or a negative code when the ranks can no longer work together. */
 static int run_case(struct bench *bench, struct bench_result *result)
 {
@@ -289,7 +278,7 @@ static int run_case(struct bench *bench, struct bench_result *result)
 		merge(outcomes, nr_ranks, result);
 	if (!rc && !result->error[0] && !bench->args->only_verify)
 		rc = gather_times(bench, &t, result);
-	rc = rc ? rc : trace_case(bench, result);
+	rc = rc ? rc : trace_file_add(bench->trace, &result->bench_case);
 	destroy_times(&t);
 	free(outcomes);
 	return rc;
@@ -375,7 +364,8 @@ static int run_rank(const struct bench_args *args)
 		bench.rank == 0 && !args->quiet && (args->progress || isatty(STDERR_FILENO));
 	rc = trace_file_open(args, bench.group, &bench.trace) ? 1 : 0;
 	if (!rc)
-		rc = args->layer ? run_layers(args, bench.group) : run_and_report(&bench);
+		rc = args->layer ? run_layers(args, bench.group, bench.trace)
+				 : run_and_report(&bench);
 	if (trace_file_close(bench.trace))
 		rc = 1;
 	tern_group_destroy(bench.group);

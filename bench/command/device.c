@@ -52,7 +52,7 @@ static int device_time_rounds(struct bench *bench, struct device_timing *d, stru
 		tell_progress(bench, "timing", i, total);
 		rc = device_time_round(d, t, i, true);
 	}
-	return rc ? rc : trace_device_rounds(bench->trace, &d->rounds);
+	return rc ? rc : trace_device_rounds(bench->trace, &d->rounds, d->rounds.lanes[0].pair);
 }
 
 /* One round is always compared: what is wrong need not be timed. */

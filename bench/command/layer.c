@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/command/layer.h"
 #include "bench/command/start.h"
+#include "bench/command/trace.h"
 #include "cli/cmd.h"
 #include "gpu/host/ops.h"
 
@@ -208,6 +209,7 @@ static int prepare_timed(struct layer_bench *b, struct layer_run *run)
 	struct tern_received received = {.size = sizeof(received)};
 	int rc = fill_weights(b, run, false);
 
+	rc = rc ? rc : trace_device_begin(b->trace, r);
 	rc = rc ? rc : device_rounds_upload(r, 0, DEVICE_TIMED_ROUND);
 	if (!rc && !b->args->warm) {
 		rc = device_passed_on(r, r->ops->memory_create(FLUSHED_BYTES, &run->flushed));
@@ -254,7 +256,7 @@ static int time_rounds(struct layer_bench *b, struct layer_run *run, double *tim
 		for (int part = 0; part < NR_LAYER_PARTS && i >= warmup && !rc; part++)
 			times[(uint32_t)part * iters + i - warmup] = us[part];
 	}
-	return rc;
+	return rc ? rc : trace_device_rounds(b->trace, &run->rounds, run->timed[LAYER_PART_WHOLE]);
 }
 
 /* ---- a case ---------------------------------------------------------------------------------- */
@@ -370,6 +372,7 @@ static int run_case(struct layer_bench *b, struct layer_result *result)
 	if (!rc)
 		run_alone(b, result, times);
 	rc = rc ? rc : gather(b, result, times);
+	rc = rc ? rc : trace_file_add(b->trace, &result->bench_case);
 	free(times);
 	return rc;
 }
@@ -414,10 +417,11 @@ static int run_all(struct layer_bench *b, struct layer_result *results, uint32_t
 	return rc ? fail_with(b->args, "the ranks lost each other", rc) : code;
 }
 
-int run_layers(const struct bench_args *args, tern_group *group)
+int run_layers(const struct bench_args *args, tern_group *group, struct trace_file *trace)
 {
 	struct layer_bench b = {.args = args,
 		.group = group,
+		.trace = trace,
 		.rank = tern_group_rank(group),
 		.nr_ranks = tern_group_nr_ranks(group),
 		.ops = bench_device_ops_load()};

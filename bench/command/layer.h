@@ -44,6 +44,7 @@ struct layer_result {
 struct layer_bench {
 	const struct bench_args *args;
 	tern_group *group;
+	struct trace_file *trace; /* NULL: none */
 	int rank, nr_ranks;
 	const struct bench_device_ops *ops;
 	char device[64];
@@ -74,6 +75,6 @@ void layer_report_row(const struct layer_bench *b, const struct layer_result *re
 int layer_report_json(const struct layer_bench *b, const struct layer_result *results, uint32_t nr);
 
 /* All cases on this rank of the group; the exit code. */
-int run_layers(const struct bench_args *args, tern_group *group);
+int run_layers(const struct bench_args *args, tern_group *group, struct trace_file *trace);
 
 #endif

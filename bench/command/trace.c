@@ -359,8 +359,13 @@ static int gather_events(struct trace_file *file, const struct trace_event *mine
 	return rc;
 }
 
-static void write_case(struct trace_file *file, const char *name)
+static void write_case(struct trace_file *file, const struct bench_case *bench_case)
 {
+	const struct tern_moe_config *config = &bench_case->job.config;
+	char name[120];
+
+	snprintf(name, sizeof(name), "%s, %s, %s, %u tokens", bench_case->shape->name,
+		mode_name(config->mode), dtype_name(config->dispatch_dtype), bench_case->tokens);
 	event_begin(file, "X", 0, CASES_THREAD);
 	json_text(&file->json, "name", name);
 	json_number(&file->json, "ts", us_of(file, 0, file->first_ns));
@@ -368,7 +373,7 @@ static void write_case(struct trace_file *file, const char *name)
 	event_end(file);
 }
 
-int trace_file_add(struct trace_file *file, const char *name)
+int trace_file_add(struct trace_file *file, const struct bench_case *bench_case)
 {
 	struct trace_rank mine;
 	const struct trace_event *events;
@@ -395,7 +400,7 @@ int trace_file_add(struct trace_file *file, const char *name)
 	rc = rc ? rc : gather_threads(file, most_threads);
 	rc = rc ? rc : gather_events(file, events, most_events);
 	if (!rc && file->out && most_events)
-		write_case(file, name);
+		write_case(file, bench_case);
 	trace_clear();
 	return rc;
 }

@@ -11,6 +11,7 @@
 #define TRACED_ROUNDS 4
 
 struct trace_file;
+struct device_graph;
 struct device_rounds;
 
 /* Before anything else is done. In the build without marks it comes back only with an exit status,
@@ -24,12 +25,13 @@ int trace_file_open(const struct bench_args *args, tern_group *group, struct tra
 /* TRACED_ROUNDS more rounds, whose marks are kept. */
 int trace_rounds(struct trace_file *file, struct rounds *rounds);
 
-/* Likewise on a device: before its graphs are captured, and then. */
+/* Likewise on a device: before its graphs are captured, and then of one of them. */
 int trace_device_begin(struct trace_file *file, struct device_rounds *rounds);
-int trace_device_rounds(struct trace_file *file, struct device_rounds *rounds);
+int trace_device_rounds(
+	struct trace_file *file, struct device_rounds *rounds, struct device_graph *graph);
 
-/* Into the file, as what `name` did. */
-int trace_file_add(struct trace_file *file, const char *name);
+/* Into the file, as what this case did. */
+int trace_file_add(struct trace_file *file, const struct bench_case *bench_case);
 
 /* The file is whole only then. */
 int trace_file_close(struct trace_file *file);

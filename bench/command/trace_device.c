@@ -19,6 +19,8 @@ enum part {
 	PART_PLANS,
 	PART_SENDS,
 	PART_RECEIVES,
+	PART_GATE_UP,
+	PART_DOWN,
 	PART_RESULTS,
 	PART_HOME,
 	NR_PARTS
@@ -27,7 +29,7 @@ enum part {
 struct stretch {
 	enum part part;
 	enum trace_kind kind;
-	enum gpu_trace_mark from, to;
+	int from, to; /* enum gpu_trace_mark */
 };
 
 static const struct stretch of_ll[] = {
@@ -37,14 +39,18 @@ static const struct stretch of_ll[] = {
 	{PART_RECEIVES, TRACE_GPU_ROWS, GPU_TRACE_POSITIONS, GPU_TRACE_ROWS},
 	{PART_RESULTS, TRACE_GPU_MAY_SEND, GPU_TRACE_COMBINE, GPU_TRACE_MAY_SEND},
 	{PART_RESULTS, TRACE_GPU_RESULTS, GPU_TRACE_MAY_SEND, GPU_TRACE_RESULTS_SENT},
-	{PART_HOME, TRACE_GPU_HOME, GPU_TRACE_COMBINE, GPU_TRACE_HOME}};
+	{PART_HOME, TRACE_GPU_HOME, GPU_TRACE_COMBINE, GPU_TRACE_HOME},
+	{PART_GATE_UP, TRACE_GPU_GATE_UP, GPU_TRACE_GATE_UP, GPU_TRACE_GATE_UP + 2},
+	{PART_DOWN, TRACE_GPU_DOWN, GPU_TRACE_DOWN, GPU_TRACE_DOWN + 2}};
 
 /* One block plans for all, and a combine sends and sums in one. */
 static const struct stretch of_ht[] = {
 	{PART_PLANS, TRACE_GPU_PLAN, GPU_TRACE_PLAN, GPU_TRACE_PLANS},
 	{PART_SENDS, TRACE_GPU_ROWS_SENT, GPU_TRACE_DISPATCH, GPU_TRACE_ROWS_SENT},
 	{PART_RECEIVES, TRACE_GPU_ROWS, GPU_TRACE_DISPATCH, GPU_TRACE_ROWS},
-	{PART_HOME, TRACE_GPU_HOME, GPU_TRACE_COMBINE, GPU_TRACE_HOME}};
+	{PART_HOME, TRACE_GPU_HOME, GPU_TRACE_COMBINE, GPU_TRACE_HOME},
+	{PART_GATE_UP, TRACE_GPU_GATE_UP, GPU_TRACE_GATE_UP, GPU_TRACE_GATE_UP + 2},
+	{PART_DOWN, TRACE_GPU_DOWN, GPU_TRACE_DOWN, GPU_TRACE_DOWN + 2}};
 
 int trace_device_begin(struct trace_file *file, struct device_rounds *r)
 {
@@ -90,7 +96,7 @@ static int compare_clock(struct device_rounds *r, int64_t *offset)
 static uint16_t line_of(uint32_t block, enum part part)
 {
 	static const char *const names[NR_PARTS] = {
-		"plans", "sends", "receives", "results", "home"};
+		"plans", "sends", "receives", "gate, up", "down", "results", "home"};
 	static uint16_t lines[GPU_TRACE_BLOCKS][NR_PARTS]; /* + 1 */
 	char name[TRACE_NAME_BYTES];
 
@@ -124,26 +130,28 @@ static void put_block(
 	}
 }
 
-/* One replay of the graph of both halves. */
-static int trace_round(struct device_rounds *r, uint64_t *marks, int64_t offset)
+/* One replay of the graph. */
+static int trace_round(
+	struct device_rounds *r, struct device_graph *graph, uint64_t *marks, int64_t offset)
 {
 	const struct device *d = r->moe->device;
 	struct device_lane *lane = &r->lanes[0];
 	int rc = d->ops->trace(d->exchange, 0, NULL);
 
 	rc = rc ? rc : device_rounds_start(r);
-	rc = rc ? rc : device_passed_on(r, r->ops->graph_launch(lane->pair, lane->stream));
+	rc = rc ? rc : device_passed_on(r, r->ops->graph_launch(graph, lane->stream));
 	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
 	rc = rc ? rc : tern_moe_status(r->moe);
 	rc = rc ? rc : d->ops->trace(d->exchange, 0, marks);
 	trace_start();
 	for (uint32_t b = 0; b < GPU_TRACE_BLOCKS && !rc; b++)
-		put_block(r, b, marks + b * GPU_TRACE_MARKS, offset);
+		put_block(r, b, marks + b * GPU_TRACE_COLUMNS, offset);
 	trace_stop();
 	return rc;
 }
 
-int trace_device_rounds(struct trace_file *file, struct device_rounds *r)
+int trace_device_rounds(
+	struct trace_file *file, struct device_rounds *r, struct device_graph *graph)
 {
 	uint64_t *marks;
 	int64_t offset;
@@ -151,10 +159,10 @@ int trace_device_rounds(struct trace_file *file, struct device_rounds *r)
 
 	if (!file)
 		return 0;
-	marks = calloc(GPU_TRACE_BLOCKS * GPU_TRACE_MARKS, sizeof(*marks));
+	marks = calloc(GPU_TRACE_BLOCKS * GPU_TRACE_COLUMNS, sizeof(*marks));
 	rc = marks ? compare_clock(r, &offset) : TERN_ERR_NOMEM;
 	for (int i = 0; i < TRACED_ROUNDS && !rc; i++)
-		rc = trace_round(r, marks, offset);
+		rc = trace_round(r, graph, marks, offset);
 	free(marks);
 	return rc;
 }

@@ -53,17 +53,19 @@ int trace_device_begin(struct trace_file *file, struct device_rounds *rounds)
 	return 0;
 }
 
-int trace_device_rounds(struct trace_file *file, struct device_rounds *rounds)
+int trace_device_rounds(
+	struct trace_file *file, struct device_rounds *rounds, struct device_graph *graph)
 {
+	(void)graph;
 	(void)file;
 	(void)rounds;
 	return 0;
 }
 
-int trace_file_add(struct trace_file *file, const char *name)
+int trace_file_add(struct trace_file *file, const struct bench_case *bench_case)
 {
 	(void)file;
-	(void)name;
+	(void)bench_case;
 	return 0;
 }
 

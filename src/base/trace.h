@@ -35,6 +35,8 @@
 	X(GPU_PLANS, "await plans")                                                                \
 	X(GPU_POSITIONS, "positions")                                                              \
 	X(GPU_ROWS, "rows")                                                                        \
+	X(GPU_GATE_UP, "gate and up")                                                              \
+	X(GPU_DOWN, "down")                                                                        \
 	X(GPU_MAY_SEND, "wait to send")                                                            \
 	X(GPU_RESULTS, "send results")                                                             \
 	X(GPU_HOME, "results and sums at home")

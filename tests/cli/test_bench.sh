@@ -58,8 +58,7 @@ refuses 'exponent must be a number' --routing zipf:x
 refuses '--drop is "2"' --drop 2
 refuses '--seed is "x"' --seed x
 refuses '--against is "gloo"' --against gloo
-refuses '--trace goes with neither --only-verify' --only-verify --trace "$DIR/trace"
-refuses '--trace goes with neither --only-verify' --device cuda --layer --trace "$DIR/trace"
+refuses '--trace does not go with --only-verify' --only-verify --trace "$DIR/trace"
 refuses '--against nccl needs --device cuda' --against nccl
 refuses '--device cuda is compared with nccl alone' --device cuda --against libfabric
 refuses '--tokens has 64, more than --max-tokens, 8' --tokens 64 --max-tokens 8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trace.py FILE RANKS CASES [engine | gpus]: whether a file of tern bench --trace is whole, and what is in it can have been so: of
+"""trace.py FILE RANKS CASES [engine | gpus | layers]: whether a file of tern bench --trace is whole, and what is in it can have been so: of
 cases in low latency, and on GPUs in both modes.
 """
 import collections
@@ -46,6 +46,8 @@ def check_gpu(count, most_blocks):
         assert count[name] and count[name] % ROUNDS == 0 and count[name] <= ROUNDS * most_blocks, count
     for name in ("send rows", "rows", "results and sums at home"):
         assert count[name] > count["positions"], count # both modes'
+    for name in ("gate and up", "down"):
+        assert (count[name] >= 2 * ROUNDS) == ("layers" in sys.argv[4:]), count
 
 
 def check_cpu(count):
@@ -56,7 +58,7 @@ def check_cpu(count):
         assert 0 < count[f"pack for {peer}"] == count[f"unpack of {peer}"], (peer, count) # low latency's
 
 
-if "gpus" in sys.argv[4:]:
+if {"gpus", "layers"} & set(sys.argv[4:]):
     for count in counts:
         check_gpu(count, 1024)
     sys.exit()

@@ -1,13 +1,20 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# tern bench --trace on GPUs: where their blocks have been, both modes, on emulated ones (no GPU runs) or with GPUS=1 on real ones.
+# tern bench --trace on GPUs: where their blocks have been, of exchanges in both modes and of layers, on emulated ones (no GPU runs) or with GPUS=1 on real ones.
 if [ -n "${GPUS:-}" ]; then
 	. "${BASH_SOURCE%/*}/judge.sh"
 else
 	. "${BASH_SOURCE%/*}/emulated.sh"
 fi
 command -v python3 >/dev/null || { echo "python3 is not installed"; exit 77; }
-"$WITHIN" 60 "$BUILD/tern" bench --device cuda --ranks 2 --preset custom --hidden 512 --experts 8 --topk 2 --tokens 8 --mode all --iters 2 --warmup 1 --wait 20000 --quiet --trace "$tmp/trace.json" \
-	>"$tmp/out" 2>"$tmp/err" </dev/null && python3 "${BASH_SOURCE%/*}/../cli/trace.py" "$tmp/trace.json" 2 2 gpus 2>"$tmp/err"
-judge blocks_of_gpus $?
+
+# traced NAME WHAT FLAGS...: two cases, one a mode.
+traced() {
+	"$WITHIN" 60 "$BUILD/tern" bench --device cuda --ranks 2 --preset custom --hidden 512 --experts 8 --topk 2 --tokens 8 --mode all --iters 2 --warmup 1 --wait 20000 --quiet "${@:3}" \
+		--trace "$tmp/trace.json" >"$tmp/out" 2>"$tmp/err" </dev/null && python3 "${BASH_SOURCE%/*}/../cli/trace.py" "$tmp/trace.json" 2 2 "$2" 2>"$tmp/err"
+	judge "$1" $?
+}
+
+traced exchanges gpus
+traced layers layers --layer --inner 128
 exit $bad

@@ -68,6 +68,7 @@ struct device_exchange {
 	uint64_t kept_bytes;
 #ifdef TERN_TRACE
 	uint64_t *trace; /* [slots][GPU_TRACE_BLOCKS][GPU_TRACE_MARKS]; NULL: nobody has asked */
+	uint64_t *layer_trace[2]; /* [GPU_TRACE_BLOCKS][LAYER_MARKS], enum layer_which */
 #endif
 	struct device_slot slots[MAX_SLOTS];
 };

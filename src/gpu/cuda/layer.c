@@ -165,6 +165,10 @@ int device_layer_run(struct device_layer *l, const struct device_call *call,
 	if (rc || !l->shape.experts)
 		return rc;
 	rc = prepare_slot(l, p, rows);
+#ifdef TERN_TRACE
+	for (int which = 0; which < 2; which++)
+		p->args[which].marks = l->exchange->layer_trace[which];
+#endif
 	rc = rc ? rc
 		: cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
 				     l->early, l->nr_sms, call->stream),

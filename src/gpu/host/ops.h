@@ -185,7 +185,7 @@ struct device_ops {
 	 * config.nr_experts counts. */
 	int (*read_counters)(struct device_exchange *exchange, struct gpu_counters *counters);
 	/* NULL but in a build with marks (TERN_TRACE). When a slot's blocks came to which place
-	 * since the last call, by the device's clock, [GPU_TRACE_BLOCKS][GPU_TRACE_MARKS]
+	 * since the last call, by the device's clock, [GPU_TRACE_BLOCKS][GPU_TRACE_COLUMNS]
 	 * nanoseconds, 0: never; from the first call on, whose marks may be NULL. No kernel runs.
 	 */
 	int (*trace)(struct device_exchange *exchange, uint32_t slot, uint64_t *marks);

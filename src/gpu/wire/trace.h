@@ -22,7 +22,12 @@ enum gpu_trace_mark {
 	GPU_TRACE_FIRST_HOME,
 	GPU_TRACE_MAY_SEND, /* what the combine waits for before it sends has come */
 	GPU_TRACE_PLAN,     /* high throughput: the plan's kernel begins */
-	GPU_TRACE_MARKS = 16
+	GPU_TRACE_MARKS = 16,
+	/* Behind these, in what the host is told: of each product of a layer what its kernels mark,
+	 * of which the first three are times (layer/gemm.h). */
+	GPU_TRACE_GATE_UP = 16,
+	GPU_TRACE_DOWN = 24,
+	GPU_TRACE_COLUMNS = 32
 };
 
 #endif

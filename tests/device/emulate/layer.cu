@@ -99,12 +99,21 @@ static __device__ void gate_up_row(
 	}
 }
 
+static __device__ void mark(const struct layer_args *a, enum layer_mark which)
+{
+#ifdef TERN_TRACE
+	if (a->marks && threadIdx.x == 0)
+		a->marks[blockIdx.x * LAYER_MARKS + which] = now_ns();
+#endif
+}
+
 static __global__ void plain_layer(
 	const __grid_constant__ struct layer_args args, enum layer_which which, bool fp8)
 {
 	const struct layer_args *a = &args;
 	uint32_t lane = blockIdx.x * LANES_OF_BLOCK + threadIdx.x, nr = 0;
 
+	mark(a, MARK_BEGIN);
 	for (uint32_t e = 0; e < a->experts; e++)
 		for (uint32_t i = 0; i < a->by_expert.counts[e]; i++, nr++) {
 			uint64_t row = a->by_expert.offsets[e] + i;
@@ -117,6 +126,7 @@ static __global__ void plain_layer(
 				((uint16_t *)a->out)[row * a->out_stride + m] =
 					bf16_rounded(dot(a, e, m, row, fp8));
 		}
+	mark(a, MARK_END);
 }
 
 cudaError_t layer_load(void)

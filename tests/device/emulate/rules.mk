@@ -18,7 +18,7 @@ EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) $(if $(SA
 # With marks, which are asked for: tern-traced's GPUs, too. Warps mark one place one after the other.
 EMULATED_MARKS := $(if $(findstring thread,$(SANITIZE)),,-DTERN_TRACE)
 $(call emulated_obj,$(CUDA_SRC)): CFLAGS += $(EMULATED_MARKS)
-$(call emulated_obj,$(KERNELS_CU)): EMULATED_CXX += $(EMULATED_MARKS)
+$(call emulated_obj,$(KERNELS_CU) $(EMULATE)/layer.cu): EMULATED_CXX += $(EMULATED_MARKS)
 
 $(BUILD)/emulated/obj/%.c.o: %.c
 	@mkdir -p $(@D)
