@@ -130,11 +130,15 @@ same_text() {
 	generate 1 cpu >"$LOGS/text.cpu" && generate "$1" cuda >"$LOGS/text.$1" && [ -s "$LOGS/text.cpu" ] && cmp "$LOGS/text.cpu" "$LOGS/text.$1"
 }
 
+# With experts there, too: the demo compares logits itself.
+near_logits() { "$BUILD/tern" run -n "$1" -- "$BUILD/generate" -n 32 --device cuda --layer >"$LOGS/layer.$1" && grep "logits near" "$LOGS/layer.$1"; }
+
 stage_demo() {
 	local n
 
 	for n in $(rank_counts); do
 		step "demo/$n" 90 same_text "$n"
+		step "demo/layer-$n" 90 near_logits "$n"
 	done
 }
 
@@ -283,7 +287,7 @@ stage_python() {
 	grep -hE '^(torch|numpy) |us ' "$LOGS/python-calls.log" 2>/dev/null | sed 's/^/   /'
 }
 
-for function in verify generate same_text measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
+for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$BUILD/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }

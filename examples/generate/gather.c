@@ -43,7 +43,8 @@ static uint64_t hash_settings(const struct options *options)
 {
 	const struct serve_plan *plan = &options->plan;
 	const uint32_t numbers[] = {plan->nr_prompts, plan->nr_tokens, options->types.dispatch,
-		options->types.combine, options->device, options->nr_copies, options->nr_repeats};
+		options->types.combine, options->device, options->nr_copies, options->nr_repeats,
+		options->layer, options->check};
 	const float reals[] = {plan->temperature, plan->top_p};
 	uint64_t value = hash(0xcbf29ce484222325u, numbers, sizeof(numbers));
 
@@ -82,6 +83,21 @@ int gather_first_without(tern_group *group, bool mine, int *rank, struct fault *
 	*rank = -1;
 	for (int i = tern_group_nr_ranks(group) - 1; !rc && i >= 0; i--)
 		*rank = all[i] ? *rank : i;
+	free(all);
+	return rc;
+}
+
+int gather_sums(tern_group *group, double *numbers, uint32_t nr, struct fault *fault)
+{
+	uint32_t nr_ranks = (uint32_t)tern_group_nr_ranks(group);
+	double *all = room_for_all(group, nr * sizeof(*all), fault);
+	int rc = all ? allgather(group, numbers, all, nr * sizeof(*all), fault) : -1;
+
+	for (uint32_t i = 0; i < nr && !rc; i++) {
+		numbers[i] = 0;
+		for (uint32_t r = 0; r < nr_ranks; r++)
+			numbers[i] += all[r * nr + i];
+	}
 	free(all);
 	return rc;
 }

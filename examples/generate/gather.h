@@ -54,9 +54,13 @@ struct figures {
 	double prefill_s, decode_s;
 	struct latency dispatch, combine; /* of decoding */
 	uint64_t dispatch_bytes, combine_bytes;
+	double logits_far; /* with --layer: RMS of differences from one rank's over theirs */
 	uint64_t tokens, tokens_away; /* passed to dispatch, and those of them with a row to another
 					 rank */
 };
+
+/* Collective: the sums of all ranks' numbers. */
+int gather_sums(tern_group *group, double *numbers, uint32_t nr, struct fault *fault);
 
 /* Collective. */
 int gather_figures(tern_group *group, const struct service *service, struct moe_tern *moe,

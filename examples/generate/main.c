@@ -6,6 +6,7 @@
  *	gpu.c                                             memory of GPUs, if rows are to go there
  *	gather.c   ->  report.c                           what all ranks wrote and measured, to rank 0's standard output
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,14 @@ static int choose_device(struct program *p, struct fault *fault)
 	return 0;
 }
 
+static int use_experts(struct program *p, const struct moe_tern_config *moe, const int32_t *ids,
+	uint32_t nr, uint32_t nr_places, struct fault *fault)
+{
+	int rc = experts_load(&p->checkpoint, &p->config, ids, nr, nr_places, &p->experts, fault);
+
+	return rc ? rc : moe_tern_use(p->moe, moe, &p->checkpoint, &p->experts, fault);
+}
+
 static int load(struct program *p, struct fault *fault)
 {
 	const struct serve_plan *plan = &p->options.plan;
@@ -123,8 +132,8 @@ static int load(struct program *p, struct fault *fault)
 	if (moe_tern_create(&moe, &p->moe, fault))
 		return -1;
 	ids = moe_tern_experts(p->moe, &nr, &nr_places);
-	if (experts_load(&p->checkpoint, &p->config, ids, nr, nr_places, &p->experts, fault) ||
-		moe_tern_use(p->moe, &moe, &p->checkpoint, &p->experts, fault))
+	if (p->options.layer ? moe_tern_use_layers(p->moe, &moe, &p->checkpoint, fault)
+			     : use_experts(p, &moe, ids, nr, nr_places, fault))
 		return -1;
 	if (service_create(&p->model, plan, (uint32_t)tern_group_rank(p->group), nr_ranks,
 		    &p->service, fault) ||
@@ -271,24 +280,19 @@ static int generate(struct program *p, struct fault *fault)
 	return 0;
 }
 
-/* The same prompts in one process, over no exchange at all. */
-static int run_alone(struct program *p, const struct moe_exchange *exchange, struct texts *texts,
-	struct fault *fault)
+/* Prompts in one process, over no exchange at all. */
+static int run_alone(const struct program *p, const struct moe_exchange *exchange,
+	struct service *alone, struct fault *fault)
 {
-	struct service alone;
-	int rc = service_create(&p->model, &p->options.plan, 0, 1, &alone, fault);
+	int rc = service_prefill(alone, exchange, fault);
 
-	if (rc)
-		return rc;
-	rc = service_prefill(&alone, exchange, fault);
 	for (uint32_t i = 1; !rc && i < p->options.plan.nr_tokens; i++)
-		rc = service_step(&alone, exchange, fault);
-	texts_take(texts, &alone);
-	service_destroy(&alone);
+		rc = service_step(alone, exchange, fault);
 	return rc;
 }
 
-static int check(struct program *p, enum verdict *verdict, struct fault *fault)
+/* With all experts here. */
+static int with_all_experts(struct program *p, struct service *alone, struct fault *fault)
 {
 	uint32_t most = p->options.plan.nr_prompts > SERVE_PREFILL_TOKENS
 				? p->options.plan.nr_prompts
@@ -296,24 +300,56 @@ static int check(struct program *p, enum verdict *verdict, struct fault *fault)
 	struct moe_local *local = NULL;
 	struct moe_exchange exchange;
 	struct experts all = {0};
-	struct texts texts = {0};
 	uint32_t nr = p->config.nr_experts;
 	int rc = experts_load(&p->checkpoint, &p->config, NULL, nr, nr, &all, fault);
 
-	rc = rc ? rc : texts_create(&p->options.plan, &texts, fault);
 	if (!rc) {
 		local = moe_local_create(&all, p->config.topk, most, p->options.types);
 		rc = local ? 0 : fault_say(fault, "no memory to run on one rank");
 	}
 	if (!rc) {
 		exchange = moe_local_exchange(local);
-		rc = run_alone(p, &exchange, &texts, fault);
+		rc = run_alone(p, &exchange, alone, fault);
 	}
-	if (!rc)
-		*verdict = compare(&p->texts, &texts);
-	texts_destroy(&texts);
 	moe_local_destroy(local);
 	experts_destroy(&all);
+	return rc;
+}
+
+/* By the first rank: the same prompts, every bit. */
+static int check(struct program *p, enum verdict *verdict, struct fault *fault)
+{
+	struct service alone = {0};
+	struct texts texts = {0};
+	int rc = service_create(&p->model, &p->options.plan, 0, 1, &alone, fault);
+
+	rc = rc ? rc : with_all_experts(p, &alone, fault);
+	rc = rc ? rc : texts_create(&p->options.plan, &texts, fault);
+	if (!rc) {
+		texts_take(&texts, &alone);
+		*verdict = compare(&p->texts, &texts);
+	}
+	texts_destroy(&texts);
+	service_destroy(&alone);
+	return rc;
+}
+
+/* By each rank, with --layer: it reads its texts again, whichever bytes it would have chosen, and
+ * compares all logits. */
+static int check_layer(struct program *p, struct fault *fault)
+{
+	struct service alone = {0};
+	double far[2] = {0};
+	int rc = service_create(
+		&p->model, &p->options.plan, p->service.rank, p->service.nr_ranks, &alone, fault);
+
+	alone.told = &p->service;
+	rc = rc ? rc : with_all_experts(p, &alone, fault);
+	if (!rc)
+		service_distance(&p->service, &alone, far);
+	service_destroy(&alone);
+	rc = rc ? rc : gather_sums(p->group, far, 2, fault);
+	p->figures.logits_far = far[1] > 0 ? sqrt(far[0] / far[1]) : 0;
 	return rc;
 }
 
@@ -343,7 +379,9 @@ static int conclude(struct program *p, struct fault *fault)
 {
 	enum verdict verdict = VERDICT_UNKNOWN;
 
-	if (p->options.check && check(p, &verdict, fault))
+	if (p->options.check && p->options.layer)
+		verdict = p->figures.logits_far <= LAYER_FAR ? VERDICT_NEAR : VERDICT_DIFFERENT;
+	else if (p->options.check && check(p, &verdict, fault))
 		return -1;
 	if (p->live)
 		show_changes(p);
@@ -359,7 +397,8 @@ static int conclude(struct program *p, struct fault *fault)
 static int run(struct program *p, struct fault *fault)
 {
 	if (join(p, fault) || choose_device(p, fault) || load(p, fault) || generate(p, fault) ||
-		write_trace(p, fault))
+		write_trace(p, fault) ||
+		(p->options.layer && p->options.check && check_layer(p, fault)))
 		return -1;
 	return is_first(p) ? conclude(p, fault) : 0;
 }

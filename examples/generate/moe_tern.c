@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "moe_tern.h"
+#include "layers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ struct moe_tern {
 	uint32_t nr_changes;
 	struct gpu *gpu; /* NULL: the CPU */
 	struct experts *experts;
+	struct layers *layers; /* in their place; or NULL */
 	struct moe_types types;
 	uint32_t hidden, topk;
 	int32_t *ids; /* [nr] of this rank's experts */
@@ -241,6 +243,7 @@ void moe_tern_destroy(struct moe_tern *moe)
 	if (!moe)
 		return;
 	gpu_wait(moe->gpu, NULL); /* not for longer than kernels wait */
+	layers_destroy(moe->layers);
 	destroy_lane(moe->gpu, &moe->prefill);
 	destroy_lane(moe->gpu, &moe->decode);
 	homes_destroy(moe->homes);
@@ -276,6 +279,20 @@ int moe_tern_use(struct moe_tern *moe, const struct moe_tern_config *config,
 
 	moe->experts = experts;
 	return moe->homes ? homes_open(moe->homes, &homes, fault) : 0;
+}
+
+int moe_tern_use_layers(struct moe_tern *moe, const struct moe_tern_config *config,
+	const struct checkpoint *checkpoint, struct fault *fault)
+{
+	const struct layers_config layers = {.gpu = config->gpu,
+		.checkpoint = checkpoint,
+		.model = config->model,
+		.ids = moe->ids,
+		.nr = moe->nr,
+		.prefill = moe->prefill.tern,
+		.decode = moe->decode.tern};
+
+	return layers_create(&layers, &moe->layers, fault);
 }
 
 /* ---- a call ---------------------------------------------------------------------------------- */
@@ -429,11 +446,10 @@ static int take_received(
 	return rc ? rc : gpu_wait(moe->gpu, fault);
 }
 
-static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_received *received,
-	struct fault *fault)
+static struct tern_dispatch dispatch_of(const struct lane *lane, const struct moe_call *call)
 {
-	struct tern_dispatch args = {
-		.size = sizeof(args),
+	return (struct tern_dispatch){
+		.size = sizeof(struct tern_dispatch),
 		.nr_tokens = call->nr_tokens,
 		.x = lane->x.there,
 		.topk_ids = lane->ids.there,
@@ -441,6 +457,12 @@ static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_
 		.topk_weights = lane->weights.there,
 		.tag = call->layer,
 	};
+}
+
+static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_received *received,
+	struct fault *fault)
+{
+	struct tern_dispatch args = dispatch_of(lane, call);
 	int rc;
 
 	if (fill_inputs(lane, call, fault))
@@ -449,6 +471,19 @@ static int dispatch(struct lane *lane, const struct moe_call *call, struct tern_
 	if (rc)
 		return tern_failed(fault, "dispatch", rc);
 	return lane->moe->gpu ? take_received(lane, received, fault) : 0;
+}
+
+/* What has come home is on the stream. */
+static int bring_out(struct lane *lane, const struct moe_call *call, struct fault *fault)
+{
+	struct moe_tern *moe = lane->moe;
+	size_t row = moe->hidden * wire_bytes(moe->types.combine);
+
+	if (buffer_fetch(moe->gpu, &lane->out, call->nr_tokens * row, fault) ||
+		settle(lane, "combine", fault))
+		return -1;
+	read_out(lane, call);
+	return 0;
 }
 
 static int combine(
@@ -464,11 +499,21 @@ static int combine(
 	rc = tern_combine(lane->tern, &args, lane->out.there, 0);
 	if (rc)
 		return tern_failed(fault, "combine", rc);
-	if (buffer_fetch(moe->gpu, &lane->out, call->nr_tokens * row, fault) ||
-		settle(lane, "combine", fault))
+	return bring_out(lane, call, fault);
+}
+
+/* Dispatch, experts and combine, without the CPU in between. */
+static int run_layer(struct lane *lane, const struct moe_call *call, struct fault *fault)
+{
+	struct tern_dispatch args = dispatch_of(lane, call);
+	struct moe_tern *moe = lane->moe;
+	int rc;
+
+	if (fill_inputs(lane, call, fault))
 		return -1;
-	read_out(lane, call);
-	return 0;
+	rc = tern_layer_run(layers_at(moe->layers, lane == &moe->decode, call->layer), &args,
+		lane->out.there, 0);
+	return rc ? tern_failed(fault, "a layer", rc) : bring_out(lane, call, fault);
 }
 
 static int note_durations(
@@ -686,8 +731,15 @@ static int run(void *ctx, const struct moe_call *call, struct fault *fault)
 {
 	struct lane *lane = ctx;
 	uint64_t start = now_ns(), arrived, computed;
-	int rc = make_round(lane, call, &arrived, &computed, fault);
+	int rc;
 
+	if (lane->moe->layers) {
+		if (run_layer(lane, call, fault))
+			return -1;
+		return lane->measured ? note_durations(&lane->durations, now_ns() - start, 0, fault)
+				      : 0;
+	}
+	rc = make_round(lane, call, &arrived, &computed, fault);
 	while (rc == AGAIN) {
 		rc = recover(lane->moe, fault);
 		start = now_ns();

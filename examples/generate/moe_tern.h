@@ -62,6 +62,11 @@ const int32_t *moe_tern_experts(const struct moe_tern *moe, uint32_t *nr, uint32
 int moe_tern_use(struct moe_tern *moe, const struct moe_tern_config *config,
 	const struct checkpoint *checkpoint, struct experts *experts, struct fault *fault);
 
+/* In its place: experts are loaded here, as layers of Tern, and the CPU sees no rows in between.
+ * bf16 both ways, and no elastic group. Durations are of the whole then, those of combines 0. */
+int moe_tern_use_layers(struct moe_tern *moe, const struct moe_tern_config *config,
+	const struct checkpoint *checkpoint, struct fault *fault);
+
 struct moe_exchange moe_tern_prefill(struct moe_tern *moe);
 struct moe_exchange moe_tern_decode(struct moe_tern *moe);
 

@@ -30,6 +30,10 @@ const char options_usage[] =
 	"default cpu.\n"
 	"                        The model's arithmetic is on the CPU always: rows are copied to "
 	"the GPUs and back\n"
+	"      --layer           the experts, too, where rows are, by Tern (tern_layer.h): no row "
+	"comes to the model\n"
+	"                        in between; bf16. Sums are in another order, so logits are "
+	"compared within 1 %\n"
 	"      --elastic[=N]     go on when ranks die: each expert is on N ranks (default 2); "
 	"with 1, a dead rank's\n"
 	"                        experts are brought to others from backups\n"
@@ -59,6 +63,7 @@ enum {
 	OPT_TOP_P = 256,
 	OPT_COMBINE,
 	OPT_DEVICE,
+	OPT_LAYER,
 	OPT_ELASTIC,
 	OPT_REPEAT,
 	OPT_NO_CHECK,
@@ -78,6 +83,7 @@ static const struct option flags[] = {
 	{"dtype", required_argument, NULL, 'd'},
 	{"combine", required_argument, NULL, OPT_COMBINE},
 	{"device", required_argument, NULL, OPT_DEVICE},
+	{"layer", no_argument, NULL, OPT_LAYER},
 	{"elastic", optional_argument, NULL, OPT_ELASTIC},
 	{"repeat", required_argument, NULL, OPT_REPEAT},
 	{"no-check", no_argument, NULL, OPT_NO_CHECK},
@@ -249,6 +255,9 @@ static int take_flag(struct options *options, int flag, struct fault *fault)
 		return read_type("--combine", optarg, WIRE_BF16, &options->types.combine, fault);
 	case OPT_DEVICE:
 		return read_device(optarg, &options->device, fault);
+	case OPT_LAYER:
+		options->layer = options->plan.keeps_logits = true;
+		return 0;
 	case OPT_ELASTIC:
 		return read_copies(options, optarg ? optarg : "2", fault);
 	case OPT_NO_CHECK:
@@ -300,6 +309,9 @@ int options_read(int argc, char **argv, struct options *options, struct fault *f
 		if (add_prompt(options, default_prompts[i], fault))
 			return -1;
 	options->plan.prompts = options->prompts;
+	if (options->layer && (options->plan.elastic || options->types.dispatch != WIRE_BF16 ||
+				      options->types.combine != WIRE_BF16))
+		return fault_say(fault, "--layer goes with bf16 both ways, and not with --elastic");
 	if (options->nr_repeats > 1 && !options->plan.elastic)
 		return fault_say(fault, "--repeat needs --elastic");
 	return 0;

@@ -25,6 +25,7 @@ struct options {
 	bool check; /* run all prompts again in one process, and compare */
 	bool live;  /* show texts as they grow, where standard output is a terminal */
 	bool help;
+	bool layer;          /* experts are layers of Tern */
 	uint32_t nr_copies;  /* of each expert */
 	uint32_t nr_repeats; /* of all texts */
 	int wait_ms;

@@ -177,11 +177,21 @@ void show_figures(
 	printf("decode                         %.0f tokens/s (%llu tokens)\n",
 		per_second(figures->decode_tokens, figures->decode_s),
 		(unsigned long long)figures->decode_tokens);
-	show_latency("dispatch, decoding", &figures->dispatch, figures);
-	show_latency("combine, decoding", &figures->combine, figures);
+	if (options->layer) {
+		show_latency("dispatch, experts, combine", &figures->dispatch, figures);
+	} else {
+		show_latency("dispatch, decoding", &figures->dispatch, figures);
+		show_latency("combine, decoding", &figures->combine, figures);
+	}
 	show_moved(figures);
-	printf("identical to 1 rank            %s%s\n", verdict_text(verdict),
-		verdict == VERDICT_SAME ? " (every byte, and every bit of the logits)" : "");
+	if (options->layer && verdict != VERDICT_UNKNOWN)
+		printf("logits near 1 rank's           %s (which reads these texts: RMS of "
+		       "differences over RMS %.4f, at most %g)\n",
+			verdict == VERDICT_NEAR ? "yes" : "no", figures->logits_far, LAYER_FAR);
+	else
+		printf("identical to 1 rank            %s%s\n", verdict_text(verdict),
+			verdict == VERDICT_SAME ? " (every byte, and every bit of the logits)"
+						: "");
 	fflush(stdout);
 }
 
@@ -255,6 +265,8 @@ static void put_json(FILE *file, const struct options *options, const struct tex
 	put_json_latency(file, "combine", &f->combine);
 	fprintf(file, "  \"device\": \"%s\",\n", f->nr_gpus ? "cuda" : "cpu");
 	put_json_moved(file, f);
+	if (options->layer)
+		fprintf(file, "  \"logits_far_from_one_rank\": %.6f,\n", f->logits_far);
 	fprintf(file, "  \"identical_to_one_rank\": %s,\n",
 		verdict == VERDICT_SAME        ? "true"
 		: verdict == VERDICT_DIFFERENT ? "false"

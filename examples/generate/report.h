@@ -6,10 +6,13 @@
 #include "gather.h"
 #include "options.h"
 
+#define LAYER_FAR 0.01 /* its h is rounded to bf16, and its sums are in another order */
+
 enum verdict {
 	VERDICT_UNKNOWN, /* not checked */
 	VERDICT_SAME,    /* all texts, and every bit of the logits they were chosen from */
-	VERDICT_DIFFERENT
+	VERDICT_DIFFERENT,
+	VERDICT_NEAR /* with --layer: logits_far is at most LAYER_FAR */
 };
 
 /* What runs where. */

@@ -54,7 +54,9 @@ static int create_sequence(
 	s->sampler = sampler_make(plan->seed, prompt, plan->temperature, plan->top_p);
 	s->text = malloc(bytes + plan->nr_tokens);
 	s->logits = malloc(config->vocab * sizeof(float));
-	if (!s->text || !s->logits ||
+	if (plan->keeps_logits)
+		s->kept = malloc((size_t)plan->nr_tokens * config->vocab * sizeof(float));
+	if (!s->text || !s->logits || (plan->keeps_logits && !s->kept) ||
 		cache_create(config, (uint32_t)bytes + plan->nr_tokens, &s->cache))
 		return fault_say(fault, "no memory for prompt %u", prompt + 1);
 	memcpy(s->text, plan->prompts[prompt], bytes);
@@ -108,6 +110,7 @@ void service_clear(struct service *service)
 	for (uint32_t i = 0; i < service->nr_sequences; i++) {
 		free(service->sequences[i].text);
 		free(service->sequences[i].logits);
+		free(service->sequences[i].kept);
 		cache_destroy(&service->sequences[i].cache);
 		service->sequences[i] = (struct sequence){0};
 	}
@@ -140,8 +143,14 @@ void service_choose(struct service *service, struct sequence *s)
 	uint32_t vocab = service->model->config.vocab;
 
 	take_fingerprint(s, vocab);
-	s->text[s->nr_bytes++] =
-		(uint8_t)sampler_choose(&s->sampler, s->logits, service->order, vocab);
+	if (s->kept)
+		memcpy(s->kept + (size_t)(s->nr_bytes - s->prompt_bytes) * vocab, s->logits,
+			vocab * sizeof(float));
+	s->text[s->nr_bytes] =
+		service->told
+			? service->told->sequences[s - service->sequences].text[s->nr_bytes]
+			: (uint8_t)sampler_choose(&s->sampler, s->logits, service->order, vocab);
+	s->nr_bytes++;
 }
 
 static void choose_tokens(struct service *service)
@@ -205,4 +214,34 @@ int service_step(struct service *service, const struct moe_exchange *exchange, s
 	service->nr_decoded += service->nr_sequences;
 	service->decode_ns += serve_now_ns() - start;
 	return 0;
+}
+
+static double mean(const float *row, uint32_t nr)
+{
+	double sum = 0;
+
+	for (uint32_t i = 0; i < nr; i++)
+		sum += (double)row[i];
+	return sum / nr;
+}
+
+void service_distance(const struct service *a, const struct service *b, double far[2])
+{
+	uint32_t vocab = a->model->config.vocab;
+	size_t nr_rows = a->plan->nr_tokens;
+
+	for (uint32_t i = 0; i < a->nr_sequences; i++)
+		for (size_t row = 0; row < nr_rows; row++) {
+			const float *x = a->sequences[i].kept + row * vocab,
+				    *y = b->sequences[i].kept + row * vocab;
+			double of_x = mean(x, vocab), of_y = mean(y, vocab);
+
+			for (uint32_t j = 0; j < vocab; j++) {
+				double d = ((double)x[j] - of_x) - ((double)y[j] - of_y),
+				       own = (double)y[j] - of_y;
+
+				far[0] += d * d;
+				far[1] += own * own;
+			}
+		}
 }

@@ -19,7 +19,8 @@ struct serve_plan {
 	char *const *prompts;
 	uint32_t nr_prompts;
 	uint32_t nr_tokens; /* to generate for each prompt */
-	bool elastic;       /* a rank may come to have all prompts: elastic.c */
+	bool keeps_logits;
+	bool elastic; /* a rank may come to have all prompts: elastic.c */
 	float temperature, top_p;
 	uint64_t seed;
 };
@@ -32,7 +33,8 @@ struct sequence {
 	uint8_t *text;      /* [prompt_bytes + nr_tokens] */
 	struct cache cache;
 	struct sampler sampler;
-	float *logits;        /* [vocab] */
+	float *logits; /* [vocab] */
+	float *kept;   /* [nr_tokens][vocab] that each byte was chosen from; NULL: not kept */
 	uint64_t fingerprint; /* of all logits that a token was chosen from */
 };
 
@@ -44,7 +46,8 @@ struct service {
 	uint32_t nr_sequences;
 	struct batch_token *batch;
 	struct workspace *workspace;
-	uint32_t *order; /* [vocab], scratch of sampling */
+	uint32_t *order;            /* [vocab], scratch of sampling */
+	const struct service *told; /* its texts are read, in place of choosing bytes; or NULL */
 	uint64_t prefill_ns, decode_ns;
 	uint32_t nr_prefilled, nr_decoded; /* tokens */
 };
@@ -71,5 +74,9 @@ int service_prefill(
 
 /* Chooses one more token for each prompt; to be called plan->nr_tokens - 1 times. */
 int service_step(struct service *service, const struct moe_exchange *exchange, struct fault *fault);
+
+/* How far the logits of two services are apart that have read the same texts: the sums of squares
+ * of their differences and of the second's, each row without its mean, are added to far[2]. */
+void service_distance(const struct service *a, const struct service *b, double far[2]);
 
 #endif

@@ -54,6 +54,17 @@ done
 TERN_EMULATED_GPUS=1 same emulated_2_ranks_on_1_gpu 2
 TERN_EMULATED_LINES=0 same emulated_without_lines 2
 
+# near NAME RANKS ARGUMENTS...: with experts as layers logits are near those of one rank, and not the same.
+near() {
+	generate "${@:2}" --layer && grep -q "logits near 1 rank's *yes" "$tmp/out" && grep -q '"logits_far_from_one_rank": 0.00[0-9]*[1-9]' "$tmp/json" && ! texts | cmp -s - "$tmp/cpu"
+	judge "$1" $?
+}
+near layer_cpu 2
+near layer_emulated_1_rank 1 --device cuda
+near layer_emulated_3_ranks 3 --device cuda
+refused layer_fp8 "bf16 both ways" --layer --dtype fp8
+refused layer_elastic "not with --elastic" --layer --elastic
+
 TERN_EMULATED_GPUS=0 refused no_gpu "--device cuda: counting GPUs" --device cuda
 TERN_CUDART_LIBRARY=$tmp/none.so refused no_runtime "--device cuda: TERN_CUDART_LIBRARY: .*none.so" --device cuda
 TERN_CUDA_LIBRARY=$tmp/none.so refused no_backend "--device cuda: .*none.so.*which make builds" --device cuda
