@@ -3,6 +3,7 @@
 #include "testkit/convert.h"
 #include "testkit/layer_values.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,7 @@
 struct plain {
 	const struct job *job;
 	uint32_t hidden, inner;
-	bool scaled;
+	bool scaled, swiglu;
 	float *x, *h, *y, *partial, *sum;
 	float *x_scales, *h_scales;
 	uint8_t *elements;
@@ -63,9 +64,13 @@ static float row_of(const struct plain *p, enum layer_matrix matrix, uint32_t ex
 /* y of the expert, rounded, of the token whose x stands in p. */
 static void expert_of(struct plain *p, uint32_t expert)
 {
-	for (uint32_t i = 0; i < p->inner; i++)
-		p->h[i] = row_of(p, LAYER_GATE, expert, i, p->x, p->x_scales, p->hidden) *
-			  row_of(p, LAYER_UP, expert, i, p->x, p->x_scales, p->hidden);
+	for (uint32_t i = 0; i < p->inner; i++) {
+		float gate = row_of(p, LAYER_GATE, expert, i, p->x, p->x_scales, p->hidden);
+
+		if (p->swiglu)
+			gate /= 1 + expf(-gate);
+		p->h[i] = gate * row_of(p, LAYER_UP, expert, i, p->x, p->x_scales, p->hidden);
+	}
 	quantise(p, p->h, p->inner, p->h_scales);
 	for (uint32_t i = 0; i < p->hidden; i++)
 		p->y[i] = bf16_decode(
@@ -144,8 +149,19 @@ static bool plain_open(struct plain *p, const struct job *job, uint32_t inner)
 	return true;
 }
 
-int layer_compare(const struct job *job, uint32_t inner, uint64_t round, uint32_t rank,
-	const uint16_t *out, struct difference *difference)
+static void add_distance(const struct plain *p, const uint16_t *out, double far[2])
+{
+	for (uint32_t i = 0; i < p->hidden; i++) {
+		double right = (double)p->sum[i], d = (double)bf16_decode(out[i]) - right;
+
+		far[0] += d * d;
+		far[1] += right * right;
+	}
+}
+
+/* far NULL: every bit. */
+static int compare(const struct job *job, uint32_t inner, uint64_t round, uint32_t rank,
+	const uint16_t *out, struct difference *difference, double *far)
 {
 	uint32_t n = job_nr_tokens(job, round, rank), topk = job->config.topk, nr = 0;
 	uint32_t step = (n + MOST_COMPARED - 1) / MOST_COMPARED;
@@ -154,15 +170,33 @@ int layer_compare(const struct job *job, uint32_t inner, uint64_t round, uint32_
 	struct plain p = {0};
 	bool open = ids && weights && plain_open(&p, job, inner);
 
+	p.swiglu = far != NULL;
 	if (open)
 		job_routes(job, round, rank, ids, weights);
 	for (uint32_t t = 0; open && t < n; t += step, nr++) {
+		const uint16_t *row = out + (size_t)t * p.hidden;
+
 		token_of(&p, round, rank, t, ids + (size_t)t * topk, weights + (size_t)t * topk);
-		compare_row(&p, round, rank, t, out + (size_t)t * p.hidden, difference);
+		if (far)
+			add_distance(&p, row, far);
+		else
+			compare_row(&p, round, rank, t, row, difference);
 	}
 	free(p.x);
 	free(p.elements);
 	free(ids);
 	free(weights);
 	return open ? (int)nr : TERN_ERR_NOMEM;
+}
+
+int layer_compare(const struct job *job, uint32_t inner, uint64_t round, uint32_t rank,
+	const uint16_t *out, struct difference *difference)
+{
+	return compare(job, inner, round, rank, out, difference, NULL);
+}
+
+int layer_distance(const struct job *job, uint32_t inner, uint64_t round, uint32_t rank,
+	const uint16_t *out, double far[2])
+{
+	return compare(job, inner, round, rank, out, NULL, far);
 }

@@ -15,4 +15,9 @@ void layer_exact_x(const struct job *job, uint64_t round, uint32_t rank, uint16_
 int layer_compare(const struct job *job, uint32_t inner, uint64_t round, uint32_t rank,
 	const uint16_t *out, struct difference *difference);
 
+/* The same with TERN_SWIGLU, which is not exact, but knows gate from up: the sums of squares of
+ * differences, and of what should have come, are added to far[2]. */
+int layer_distance(const struct job *job, uint32_t inner, uint64_t round, uint32_t rank,
+	const uint16_t *out, double far[2]);
+
 #endif
