@@ -225,8 +225,10 @@ TERN_API int tern_group_node(const tern_group *group, int rank); /* 0-based; neg
 TERN_API int tern_group_path(const tern_group *group, int rank); /* enum tern_path; negative code
 								    for a bad rank */
 /* How each other rank is reached and why so, for people: "ranks 1-3: shared memory; rank 4: verbs,
- * which both offer; rank 5: ofi:tcp;ofi_rxm, as verbs cannot be used there: ...". Less than 1024
- * bytes. Lives as long as the group. */
+ * which both offer; rank 5: ofi:tcp;ofi_rxm, as verbs cannot be used there: ...". Of GPUs on
+ * several nodes also, from the first exchange on, where rows lie that networks move, and why: "rows
+ * of GPUs to and from other nodes: in pinned memory, as ...". Less than 1024 bytes. Lives as long
+ * as the group. */
 TERN_API const char *tern_group_describe(const tern_group *group);
 
 /* The group's own allgather, for the caller's use; collective. In an elastic group it returns
@@ -530,7 +532,8 @@ struct tern_memory {
 	uint64_t private_bytes; /* plans and bookkeeping */
 	uint64_t staging_bytes; /* between nodes: what waits to be sent, or to be passed on. In
 				   high-throughput mode on the CPU it does not depend on max_tokens;
-				   on devices it is pinned */
+				   on devices it is pinned, and what of it lies in a device's
+				   memory is counted as private */
 };
 TERN_API int tern_moe_memory(const tern_moe *moe, struct tern_memory *memory);
 

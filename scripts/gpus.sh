@@ -115,6 +115,8 @@ stage_check() {
 	done
 	step check/device-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/plans-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=8 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_plans"
+	step check/direct 60 "$BUILD/tests/device/test_direct"
+	step check/device-direct 120 env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
 	[ ! -e "$BUILD/libtern_cuda_traced.so" ] || step check/trace 60 env GPUS="$gpus" tests/device/trace.sh
 	step check/uneven 60 verify "$gpus" --mode ll,ht --tokens 128 --uneven --drop 0.2 --slots 2 --iters 10
@@ -170,6 +172,9 @@ stage_bench() {
 # long MODE RANKS [SETTINGS...]
 long() { step "long/$1-$2" 120 env TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL="$ROUNDS" TERN_TEST_SECONDS=90 "${@:3}" "$BUILD/tests/device/test_long"; }
 
+# direct MODE RANKS: likewise on two nodes, whose rows a network of the tests' moves from device to device beside the kernels.
+direct() { step "long/direct-$1-$2" 120 env TERN_TEST_NODES=2 TERN_TRANSPORT=copying TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL=$((ROUNDS < 1000 ? ROUNDS : 1000)) TERN_TEST_SECONDS=90 "$BUILD/tests/device/test_long"; }
+
 # Both modes at once where each finds two GPUs of its own.
 stage_long() {
 	local n
@@ -184,6 +189,11 @@ stage_long() {
 			long ht "$n"
 		fi
 		grep -hs '^# ' "$LOGS/long-ll-$n.log" "$LOGS/long-ht-$n.log" | sed 's/^# */    /'
+	done
+	for n in 2 4; do
+		direct ll $n
+		direct ht $n
+		grep -hs '^# ' "$LOGS/long-direct-ll-$n.log" "$LOGS/long-direct-ht-$n.log" | sed 's/^# */    /'
 	done
 }
 

@@ -163,6 +163,9 @@ int engine_let_go(tern_engine *engine, uint32_t peer, const char *cause);
 /* Whether the networks that are open here can do that. */
 bool engine_shuts_out(const tern_engine *engine);
 
+/* Whether all of them may move a GPU's memory (transport.h). */
+bool engine_moves_device_memory(const tern_engine *engine);
+
 /* Collective: a prefix that is free on all ranks, and of which no immediate is on its way any more;
  * to be claimed before the next is agreed. prefix.c tells how. */
 int engine_agree_prefix(tern_group *group, tern_engine *engine, uint8_t *prefix);

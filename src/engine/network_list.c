@@ -10,13 +10,16 @@
 
 /* ---- the setting ----------------------------------------------------------------------------- */
 
+const struct transport_ops *network_list_extra;
+
 static const struct transport_ops *known_transport(const char *name, size_t length)
 {
-	static const struct transport_ops *const known[] = {
-		&transport_shm, &transport_ofi, &transport_verbs};
+	const struct transport_ops *const known[] = {
+		&transport_shm, &transport_ofi, &transport_verbs, network_list_extra};
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-		if (strlen(known[i]->name) == length && !memcmp(known[i]->name, name, length))
+		if (known[i] && strlen(known[i]->name) == length &&
+			!memcmp(known[i]->name, name, length))
 			return known[i];
 	return NULL;
 }

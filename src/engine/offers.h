@@ -47,6 +47,9 @@ struct network_list {
  * nr_nics and devices. */
 int network_list_parse(const struct tern_engine_config *config, struct network_list *list);
 
+/* For tests: one more transport that settings may name. Set before any engine is made. */
+extern const struct transport_ops *network_list_extra;
+
 /* Looks for a port (verbs) or tries to open them. The last one is a last resort and not tried: if
  * it cannot be opened, that is an error. */
 void network_list_offer(const struct network_list *list, struct offers *mine);

@@ -100,6 +100,11 @@ int engine_let_go(tern_engine *engine, uint32_t peer, const char *cause)
 	return engine_call(engine, let_go, &l);
 }
 
+bool engine_moves_device_memory(const tern_engine *engine)
+{
+	return engine->caps & TRANSPORT_DEVICE_MEMORY;
+}
+
 bool engine_shuts_out(const tern_engine *engine)
 {
 	return engine->caps & TRANSPORT_SHUTS_OUT;

@@ -98,3 +98,15 @@ void describe_paths(const tern_group *group, const struct choice *choice, char *
 		add(text, bytes, at, "; open: ", tern_engine_describe(group->engine));
 	free(way_of);
 }
+
+void describe_more(tern_group *group, const char *what)
+{
+	char *text = group->description, first;
+	size_t length = strlen(text), bytes = sizeof(group->description);
+
+	if (strstr(text, what) || length + LEAST_ROOM > bytes)
+		return;
+	add(text, bytes, length + 1, " ", what);
+	first = ';';
+	__atomic_store_n(&text[length], first, __ATOMIC_RELEASE);
+}

@@ -20,4 +20,8 @@ void select_networks(const char *setting, struct choice *choice);
 /* For people: how each peer is reached, and why so. choice: NULL where no engine was called for. */
 void describe_paths(const tern_group *group, const struct choice *choice, char *text, size_t bytes);
 
+/* Adds to the description of a group, unless it says so already: whoever reads it meanwhile sees
+ * all of it or nothing. */
+void describe_more(tern_group *group, const char *what);
+
 #endif

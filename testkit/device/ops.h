@@ -9,7 +9,7 @@
 
 #include "tern.h"
 
-#define BENCH_DEVICE_OPS_VERSION 3
+#define BENCH_DEVICE_OPS_VERSION 4
 
 struct device_graph;
 struct records_ops; /* bench/nccl/rows.h */
@@ -85,6 +85,9 @@ struct bench_device_ops {
 	/* Puts on the stream that the device's clock, in nanoseconds, is stored there: pinned
 	 * memory. */
 	int (*clock)(uint64_t *ns, void *stream);
+	/* Whether all that was put on the stream has ended; and whether memory is a device's. */
+	int (*stream_idle)(void *stream, bool *idle);
+	int (*on_device)(const void *memory, bool *is);
 };
 
 /* Exported by libtern_bench_cuda.so. */

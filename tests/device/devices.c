@@ -10,6 +10,7 @@
 #include "testkit/random.h"
 #include "engine/engine.h"
 #include "group/group.h"
+#include "tests/device/copying.h"
 #include "tests/exchange/expected_stats.h"
 
 const struct bench_device_ops *devices_open(int *nr_devices)
@@ -29,6 +30,8 @@ const struct bench_device_ops *devices_open(int *nr_devices)
 	ops = bench_device_ops_load();
 	if (!ops)
 		printf("%.200s\n", tern_last_error());
+	else
+		copying_offer(*nr_devices);
 	return ops;
 }
 
@@ -39,8 +42,7 @@ uint64_t devices_setting(const char *name, uint64_t otherwise)
 	return text && *text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-/* Replica ranks are on one node. */
-static void keep_homes_together(struct job *job)
+void devices_keep_homes_together(struct job *job)
 {
 	uint32_t n = job->config.replica_ranks;
 	char first[16], other[16];
@@ -58,7 +60,7 @@ void devices_draw_job(
 	uint32_t here;
 
 	draw_job(state, limits, job);
-	keep_homes_together(job);
+	devices_keep_homes_together(job);
 	if (!devices_setting("TERN_TEST_REPLICAS", 1))
 		c->replica_ranks = 1;
 	c->capacity = 0;

@@ -17,6 +17,9 @@ const struct bench_device_ops *devices_open(int *nr_devices);
 void devices_draw_job(
 	uint64_t *state, const struct draw_limits *limits, int nr_devices, struct job *job);
 
+/* No replica ranks, if they would be on several nodes. */
+void devices_keep_homes_together(struct job *job);
+
 /* A number of the environment. */
 uint64_t devices_setting(const char *name, uint64_t otherwise);
 /* Whether TERN_TEST_WITHOUT, words with commas between them, leaves this test out. */

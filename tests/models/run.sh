@@ -287,6 +287,16 @@ expect asserts pieces -DBREAK_KEEP_COUNT
 expect hangs pieces -DBREAK_RESULTS_BEFORE_DISPATCH
 
 # GPUs and ranks on other nodes
+for order in NONE OWNER PINNED; do
+	expect holds far -DORDER=$order
+done
+expect holds far -DROUNDS=3 -DRUNS=1
+expect holds far -DORDER=OWNER -DBREAK_NO_FLUSH # it is not what makes that right
+expect asserts far -DWITNESS
+for broken in NO_FLUSH WORD_BEFORE_FLUSH FLUSH_AT_HEAD HEAD_ON_DEVICE; do
+	expect asserts far -DBREAK_$broken
+done
+
 expect holds internode
 expect holds internode -DROUNDS=3 -DRUNS=0
 expect_large holds internode -DCOUNTS=1 -DRUNS=0

@@ -201,7 +201,10 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 #ifdef TERN_TRACE
 		.trace = device_exchange_trace,
 #endif
-		.read_counters = device_exchange_counters};
+		.read_counters = device_exchange_counters,
+		.rows_create = device_rows_create,
+		.rdma = device_rdma_find,
+		.rdma_flush = device_rdma_flush};
 
 	return &table;
 }

@@ -17,6 +17,11 @@ int window_renew(struct device_window *window);
 int window_reopen(struct device_window *window);
 void window_close(struct device_window *window);
 
+/* rows.c */
+int device_rows_create(uint64_t bytes, void **memory);
+int device_rdma_find(struct device_rdma *rdma);
+int device_rdma_flush(int ordinal);
+
 int device_exchange_open(const struct device_plan *plan, struct device_exchange **exchange);
 void device_exchange_close(struct device_exchange *exchange);
 int device_exchange_dispatch(struct device_exchange *exchange, const struct device_call *call,

@@ -15,6 +15,7 @@
 #include "gpu/host/reach.h"
 #include "base/environment.h"
 #include "base/error.h"
+#include "group/select_network.h"
 #include "tern_engine.h"
 
 int device_outcome(const struct device *d, int rc)
@@ -243,9 +244,12 @@ static int open_internode(tern_moe *moe, const struct device_card *cards)
 	rc = rc ? rc : proxy_awake(shares, moe->nr_ranks, moe->rank, &awake);
 	free(shares);
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
-	return rc ? rc
-		  : device_internode_open(moe, moe->device->ops, &moe->device->layout,
-			    moe->device->windows, awake, &moe->device->internode);
+	rc = rc ? rc
+		: device_internode_open(moe, moe->device->ops, &moe->device->layout,
+			  moe->device->windows, awake, &moe->device->internode);
+	if (!rc)
+		describe_more(moe->group, device_internode_describe(moe->device->internode));
+	return rc;
 }
 
 /* Each step is local, and its outcome is compared before anybody relies on it. */
@@ -342,9 +346,10 @@ static void device_memory(const tern_moe *moe, struct tern_memory *memory)
 
 	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside,
 		.output_bytes = l->output_bytes,
-		.private_bytes =
-			l->private_bytes + moe->device->ops->plan_bytes(moe->device->exchange),
-		.staging_bytes = device_internode_bytes(moe->device->internode)};
+		.private_bytes = l->private_bytes +
+				 moe->device->ops->plan_bytes(moe->device->exchange) +
+				 device_internode_bytes(moe->device->internode, true),
+		.staging_bytes = device_internode_bytes(moe->device->internode, false)};
 }
 
 static int device_check_wait(int wait_ms)

@@ -3,6 +3,7 @@
  * nodes; and, on the engine's proxy, what makes an arrival word of immediates. */
 #include "gpu/host/internode.h"
 #include "gpu/host/inside.h"
+#include "gpu/host/internode_rows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,12 +23,13 @@
 
 /* The same on all ranks. */
 struct internode_sizes {
-	uint64_t offset[NR_INTERNODE_KINDS]; /* of a kind's message among those of two ranks */
-	uint64_t head[NR_INTERNODE_KINDS];   /* what goes with the head */
-	uint64_t first[NR_INTERNODE_KINDS], run[NR_INTERNODE_KINDS]; /* what is sparse: where, and
-									each */
-	uint64_t heads, scales; /* in a dispatch message of high throughput */
-	uint64_t bytes;         /* of all kinds */
+	uint64_t offset[NR_INTERNODE_KINDS]; /* of a kind's head among those of two ranks */
+	uint64_t head[NR_INTERNODE_KINDS];   /* with what goes with it */
+	uint64_t rows[NR_INTERNODE_KINDS], run[NR_INTERNODE_KINDS]; /* what is sparse: where, in
+								       memory of its own, and
+								       each */
+	uint64_t heads, scales;     /* in a dispatch message of high throughput */
+	uint64_t bytes, rows_bytes; /* of all kinds */
 };
 
 /* What has come of a message. The proxy's own. */
@@ -43,15 +45,16 @@ struct device_internode {
 	uint8_t prefix;
 	uint32_t nr_internode, *ranks; /* [nr_internode] */
 	uint32_t *number_of; /* [R] of an internode rank, among these; UINT32_MAX: it is none */
-	uint8_t *staging;    /* messages, and beside what is registered: counters, words, ring */
+	uint8_t *staging;    /* heads, and beside what is registered: counters, words, ring */
 	uint8_t *landing;
 	uint64_t messages_bytes, staging_bytes;
+	struct internode_rows rows;
 	uint8_t *words;                  /* [slot][kind][R] lines */
 	struct engine_counters counters; /* [slot][kind], and one of leave words */
 	struct ring ring;
 	uint64_t nr_commands, nr_leave_writes;
 	tern_region *staging_region, *landing_region;
-	tern_remote **remotes; /* [nr_internode] their landings */
+	tern_remote **remotes, **row_remotes; /* [nr_internode] their landings */
 	struct internode_table *tables;
 	struct coming *coming; /* [slot][kind][R] */
 	struct leave_statuses leave_statuses;
@@ -99,9 +102,9 @@ static struct internode_sizes sizes_of(const tern_moe *moe, const struct device_
 		size_high_throughput(&s, c, l, &moe->layout);
 	for (int k = 0; k < NR_INTERNODE_KINDS; k++) {
 		s.offset[k] = s.bytes;
-		s.first[k] = internode_align(s.head[k]);
-		s.bytes += internode_align(
-			s.first[k] +
+		s.bytes += internode_align(s.head[k]);
+		s.rows[k] = s.rows_bytes;
+		s.rows_bytes += internode_align(
 			s.run[k] * c->max_tokens * (k == INTERNODE_COMBINE ? results : 1));
 	}
 	return s;
@@ -128,10 +131,17 @@ static uint64_t message_at(const struct internode_sizes *s, uint32_t nr_internod
 	return ((uint64_t)slot * nr_internode + number) * s->bytes + s->offset[kind];
 }
 
+static uint64_t rows_at(const struct internode_sizes *s, uint32_t nr_internode, uint32_t slot,
+	uint32_t number, enum internode_kind kind)
+{
+	return ((uint64_t)slot * nr_internode + number) * s->rows_bytes + s->rows[kind];
+}
+
 /* ---- on the engine's thread ------------------------------------------------------------------ */
 
-/* Release: the engine has promised that the message is visible to this thread. Pairs with
- * internode_collect in kernels. */
+/* Release: the engine has promised that the message is visible to this thread, and
+ * internode_rows_arrived that its rows are to the device. Pairs with internode_collect in kernels.
+ */
 static void internode_word_publish(uint8_t *word, uint32_t epoch)
 {
 	__atomic_store_n((uint32_t *)word, epoch, __ATOMIC_RELEASE);
@@ -203,58 +213,85 @@ static void on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	if (!coming->head || coming->nr_runs != head->nr_runs)
 		return;
 	*coming = (struct coming){0};
+	if (head->nr_runs && !internode_rows_arrived(&internode->rows))
+		return; /* who waits for the word says so when its time is over */
 	internode_word_publish(internode->words + at * GPU_LINE_BYTES, head->epoch);
 }
 
 /* ---- what kernels are told ------------------------------------------------------------------- */
 
+/* The messages of two ranks for a slot. */
+struct set {
+	uint8_t *heads, *rows;
+};
+
+static struct set set_at(const struct device_internode *internode, uint8_t *heads, uint8_t *rows,
+	uint32_t slot, uint32_t rank)
+{
+	const struct internode_sizes *s = &internode->sizes;
+	uint32_t number = internode->number_of[rank];
+
+	return (struct set){heads + message_at(s, internode->nr_internode, slot, number, 0),
+		rows + rows_at(s, internode->nr_internode, slot, number, 0)};
+}
+
 /* Bases from which kernels find a message's parts where they would be in a window. */
 static void set_parts(const struct device_internode *internode, const struct device_layout *l,
 	uint8_t *parts[NR_INTERNODE_PARTS][GPU_MAX_RANKS], uint32_t rank, uint32_t source,
-	uint8_t *messages)
+	struct set set)
 {
 	const struct internode_sizes *s = &internode->sizes;
 	const struct tern_moe_config *c = &internode->moe->config;
-	uint8_t *dispatch = messages + s->offset[INTERNODE_DISPATCH];
+	uint8_t *dispatch = set.heads + s->offset[INTERNODE_DISPATCH],
+		*rows = set.rows + s->rows[INTERNODE_DISPATCH],
+		*results = set.rows + s->rows[INTERNODE_COMBINE];
 	uint32_t nr_ranks = internode->moe->nr_ranks;
 
 	if (c->mode == TERN_LOW_LATENCY) {
 		parts[INTERNODE_PLAN][rank] = dispatch + INTERNODE_HEAD_BYTES - l->window.plans -
 					      source * l->window.plan_bytes;
 		parts[INTERNODE_ROWS][rank] =
-			dispatch + s->first[INTERNODE_DISPATCH] - l->window.rows -
+			rows - l->window.rows -
 			(uint64_t)source * c->max_tokens * l->window.row_bytes;
-		parts[INTERNODE_RESULTS][rank] = messages + s->offset[INTERNODE_COMBINE] +
-						 s->first[INTERNODE_COMBINE] - l->window.results;
+		parts[INTERNODE_RESULTS][rank] = results - l->window.results;
 		return;
 	}
 	for (int odd = 0; odd < 2; odd++)
 		parts[INTERNODE_EVEN_COUNTS + odd][rank] =
-			messages + s->offset[INTERNODE_COUNTS_EVEN + odd] + INTERNODE_HEAD_BYTES -
+			set.heads + s->offset[INTERNODE_COUNTS_EVEN + odd] + INTERNODE_HEAD_BYTES -
 			l->ht.counts - ((uint64_t)odd * nr_ranks + source) * l->ht.counts_bytes;
 	parts[INTERNODE_HEADS][rank] =
 		dispatch + s->heads - l->ht.heads - (uint64_t)source * c->max_tokens * c->topk * 16;
 	parts[INTERNODE_SCALES][rank] = dispatch + s->scales - l->ht.scales;
-	parts[INTERNODE_X][rank] = dispatch + s->first[INTERNODE_DISPATCH] - l->ht.x;
-	parts[INTERNODE_RESULTS][rank] = messages + s->offset[INTERNODE_COMBINE] +
-					 s->first[INTERNODE_COMBINE] - l->ht.results;
+	parts[INTERNODE_X][rank] = rows - l->ht.x;
+	parts[INTERNODE_RESULTS][rank] = results - l->ht.results;
+}
+
+static uint32_t ids_of(const tern_region *local, const tern_remote *remote)
+{
+	return (uint32_t)engine_region_id(local) | (uint32_t)engine_remote_id(remote) << 16;
 }
 
 static void set_internode_rank(const struct device_internode *internode, uint32_t slot,
 	uint32_t number, struct internode_rank *to)
 {
+	const struct internode_sizes *s = &internode->sizes;
 	uint32_t rank = internode->ranks[number], nr_there,
 		 here = number_at(internode->moe, rank, internode->moe->rank, &nr_there);
 
 	to->rank = rank;
-	to->local_remote = (uint32_t)engine_region_id(internode->staging_region) |
-			   (uint32_t)engine_remote_id(internode->remotes[number]) << 16;
+	to->local_remote = ids_of(internode->staging_region, internode->remotes[number]);
+	if (internode->rows.bytes)
+		to->local_remote_rows =
+			ids_of(internode->rows.staging_region, internode->row_remotes[number]);
 	for (enum internode_kind k = 0; k < NR_INTERNODE_KINDS; k++) {
-		to->messages[k].local_offset =
-			message_at(&internode->sizes, internode->nr_internode, slot, number, k);
-		to->messages[k].remote_offset =
-			message_at(&internode->sizes, nr_there, slot, here, k);
-		to->messages[k].head = internode->staging + to->messages[k].local_offset;
+		struct internode_message *m = &to->messages[k];
+
+		m->local_offset = message_at(s, internode->nr_internode, slot, number, k);
+		m->remote_offset = message_at(s, nr_there, slot, here, k);
+		m->local_rows = rows_at(s, internode->nr_internode, slot, number, k);
+		m->remote_rows = rows_at(s, nr_there, slot, here, k);
+		m->head = internode->staging + m->local_offset;
 	}
 }
 
@@ -265,7 +302,6 @@ static void set_kind(const struct device_internode *internode, uint32_t slot,
 	const struct engine_counter *counter = &internode->counters.first[number];
 
 	t->run_bytes[kind] = internode->sizes.run[kind];
-	t->run_offset[kind] = internode->sizes.first[kind];
 	t->head_bytes[kind] = internode->sizes.head[kind];
 	t->immediate[kind] =
 		internode_immediate(internode->prefix, kind, internode->moe->rank, slot);
@@ -283,9 +319,6 @@ static void set_table(const struct device_internode *internode, const struct dev
 	uint32_t self = internode->moe->rank;
 
 	for (uint32_t r = 0; r < internode->moe->nr_ranks; r++) {
-		uint64_t set = message_at(&internode->sizes, internode->nr_internode, slot,
-			internode->number_of[r], INTERNODE_COUNTS_EVEN);
-
 		t->is_internode[r] = internode->number_of[r] != UINT32_MAX;
 		for (int part = 0; part < NR_INTERNODE_PARTS && !t->is_internode[r]; part++) {
 			t->to[part][r] = (uint8_t *)windows[r] + slot * l->slot_window_bytes;
@@ -293,8 +326,10 @@ static void set_table(const struct device_internode *internode, const struct dev
 		}
 		if (!t->is_internode[r])
 			continue;
-		set_parts(internode, l, t->to, r, self, internode->staging + set);
-		set_parts(internode, l, t->from, r, r, internode->landing + set);
+		set_parts(internode, l, t->to, r, self,
+			set_at(internode, internode->staging, internode->rows.staging, slot, r));
+		set_parts(internode, l, t->from, r, r,
+			set_at(internode, internode->landing, internode->rows.landing, slot, r));
 	}
 	t->nr_internode = internode->nr_internode;
 	for (uint32_t i = 0; i < internode->nr_internode; i++)
@@ -380,6 +415,10 @@ static int open_at_engine(struct device_internode *internode)
 	rc = rc ? rc
 		: tern_engine_register(internode->engine, internode->landing,
 			  internode->messages_bytes, &internode->landing_region);
+	rc = rc ? rc
+		: internode_rows_open(&internode->rows, internode->ops, internode->engine,
+			  (uint64_t)internode->moe->config.nr_slots * internode->nr_internode *
+				  internode->sizes.rows_bytes);
 	rc = rc ? rc : engine_counters_open(internode->engine, &internode->counters);
 	internode->counted = !rc;
 	rc = rc ? rc : engine_claim(internode->engine, internode->prefix, &claim);
@@ -411,10 +450,11 @@ static int open_local(struct device_internode *internode)
 	internode->ranks = calloc(moe->nr_ranks, sizeof(*internode->ranks));
 	internode->number_of = calloc(moe->nr_ranks, sizeof(*internode->number_of));
 	internode->remotes = calloc(moe->nr_ranks, sizeof(*internode->remotes));
+	internode->row_remotes = calloc(moe->nr_ranks, sizeof(*internode->row_remotes));
 	internode->tables = calloc(moe->config.nr_slots, sizeof(*internode->tables));
 	internode->coming = calloc(nr, sizeof(*internode->coming));
 	if (!internode->ranks || !internode->number_of || !internode->remotes ||
-		!internode->tables || !internode->coming)
+		!internode->row_remotes || !internode->tables || !internode->coming)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks, some of them on other nodes",
 			moe->nr_ranks);
 	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
@@ -429,18 +469,31 @@ static int open_local(struct device_internode *internode)
 	return rc ? rc : open_at_engine(internode);
 }
 
+struct landings {
+	struct tern_descriptor heads, rows;
+};
+
+/* No rows: there are none anywhere. */
 static int exchange_descriptors(struct device_internode *internode)
 {
 	tern_moe *moe = internode->moe;
-	struct tern_descriptor mine, *all = calloc(moe->nr_ranks, sizeof(*all));
-	int rc = all ? tern_region_descriptor(internode->landing_region, &mine)
+	bool rows = internode->rows.bytes > 0;
+	struct landings mine = {.heads = {0}}, *all = calloc(moe->nr_ranks, sizeof(*all));
+	int rc = all ? tern_region_descriptor(internode->landing_region, &mine.heads)
 		     : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
 
+	if (!rc && rows)
+		rc = tern_region_descriptor(internode->rows.landing_region, &mine.rows);
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
 	rc = rc ? rc : group_allgather(moe->group, &mine, all, sizeof(mine));
-	for (uint32_t i = 0; i < internode->nr_internode && !rc; i++)
-		rc = tern_engine_import(
-			internode->engine, &all[internode->ranks[i]], &internode->remotes[i]);
+	for (uint32_t i = 0; i < internode->nr_internode && !rc; i++) {
+		const struct landings *theirs = &all[internode->ranks[i]];
+
+		rc = tern_engine_import(internode->engine, &theirs->heads, &internode->remotes[i]);
+		if (!rc && rows)
+			rc = tern_engine_import(
+				internode->engine, &theirs->rows, &internode->row_remotes[i]);
+	}
 	free(all);
 	return rc;
 }
@@ -569,22 +622,36 @@ void device_internode_close(tern_moe *moe, struct device_internode *internode)
 		engine_unclaim(internode->engine, internode->prefix);
 	for (uint32_t i = 0; internode->remotes && i < internode->nr_internode; i++)
 		tern_remote_forget(internode->remotes[i], wait_ms);
+	for (uint32_t i = 0; internode->row_remotes && i < internode->nr_internode; i++)
+		tern_remote_forget(internode->row_remotes[i], wait_ms);
 	if (internode->counted) /* writes that have not ended yet are counted no more */
 		engine_counters_close(internode->engine, &internode->counters);
 	give_up(internode, internode->staging_region, internode->staging, wait_ms);
 	give_up(internode, internode->landing_region, internode->landing, wait_ms);
+	internode_rows_close(&internode->rows, wait_ms);
 	free(internode->ranks);
 	free(internode->number_of);
 	free(internode->remotes);
+	free(internode->row_remotes);
 	free(internode->tables);
 	free(internode->coming);
 	leave_statuses_close(&internode->leave_statuses);
 	free(internode);
 }
 
-uint64_t device_internode_bytes(const struct device_internode *internode)
+uint64_t device_internode_bytes(const struct device_internode *internode, bool on_device)
 {
-	return internode ? internode->staging_bytes + internode->messages_bytes : 0;
+	const struct internode_rows *rows = internode ? &internode->rows : NULL;
+
+	if (!internode)
+		return 0;
+	return (on_device ? 0 : internode->staging_bytes + internode->messages_bytes) +
+	       (rows->on_device == on_device ? 2 * rows->bytes : 0);
+}
+
+const char *device_internode_describe(const struct device_internode *internode)
+{
+	return internode->rows.why;
 }
 
 int device_internode_first_lost(const struct device_internode *internode)

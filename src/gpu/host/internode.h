@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device's exchange with ranks on other nodes: pinned memory on both sides, the engine's writes
- * between them, and what kernels need to know of it. gpu/wire/internode.h has the messages. */
+/* A device's exchange with ranks on other nodes: memory on both sides that kernels and the engine
+ * reach, the engine's writes between them, and what kernels need to know of it.
+ * gpu/wire/internode.h has the messages. */
 #ifndef TERN_GPU_HOST_INTERNODE_H
 #define TERN_GPU_HOST_INTERNODE_H
 
@@ -24,8 +25,11 @@ int device_internode_open(tern_moe *moe, const struct device_ops *ops,
 void device_internode_close(tern_moe *moe, struct device_internode *internode);
 
 const struct internode_table *device_internode_tables(
-	const struct device_internode *internode);                         /* [slots] */
-uint64_t device_internode_bytes(const struct device_internode *internode); /* of pinned memory */
+	const struct device_internode *internode); /* [slots] */
+/* Of the device's memory, or of pinned. NULL is fine. */
+uint64_t device_internode_bytes(const struct device_internode *internode, bool on_device);
+/* Where rows lie and why there: "in pinned memory, as ...". */
+const char *device_internode_describe(const struct device_internode *internode);
 
 /* Before this rank leaves with all well: what its kernels have sent has landed, or time is over.
  * None may run any more. */

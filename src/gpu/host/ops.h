@@ -18,7 +18,7 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 14
+#define DEVICE_OPS_VERSION 15
 #define DEVICE_HANDLE_BYTES 64
 #define DEVICE_MOST_ORDINALS 64
 
@@ -89,6 +89,19 @@ enum device_link {
 	DEVICE_LINK_NONE = 0,  /* not at all */
 	DEVICE_LINK_CELLS = 1, /* 16 bytes arrive together, as over PCIe */
 	DEVICE_LINK_LINES = 2  /* whole lines of 128 bytes do: NVLink, or the same device */
+};
+
+/* When kernels see what a network has written to a device's memory, of which the host was told. */
+enum device_rdma_ordering {
+	DEVICE_RDMA_UNKNOWN = 0,
+	DEVICE_RDMA_UNORDERED = 1, /* after a flush */
+	DEVICE_RDMA_ORDERED = 2    /* once the host was told: those of that device do */
+};
+
+struct device_rdma {
+	enum device_rdma_ordering ordering;
+	bool supported, dma_buf, can_flush;
+	int ordinal;
 };
 
 struct device_exchange;
@@ -189,6 +202,12 @@ struct device_ops {
 	 * nanoseconds, 0: never; from the first call on, whose marks may be NULL. No kernel runs.
 	 */
 	int (*trace)(struct device_exchange *exchange, uint32_t slot, uint64_t *marks);
+	/* Memory that a network reads and writes, of zeros; memory_free gives it back. What the
+	 * driver says of it; and, by any thread, what makes writes of which the host was told
+	 * visible to kernels of that device. */
+	int (*rows_create)(uint64_t bytes, void **memory);
+	int (*rdma)(struct device_rdma *rdma);
+	int (*rdma_flush)(int ordinal);
 };
 
 /* Exported by libtern_cuda.so. */

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks on other nodes, as kernels see them. What belongs to an internode rank is stored in pinned
- * host memory (staging) at the offsets that it would have in that rank's window; commands in a ring
- * that the engine's proxy reads then write it into the same places of that rank's pinned memory
- * (landing), where its kernels read it.
+/* Ranks on other nodes, as kernels see them. What belongs to an internode rank is stored in staging
+ * at the offsets that it would have in that rank's window; commands in a ring that the engine's
+ * proxy reads then write it into the same places of that rank's landing, where its kernels read it.
  *
- *   message    of a kind, between two internode ranks, for one slot:   head | parts        The same offsets in staging and in landing.
+ *   message    of a kind, between two internode ranks, for one slot:   head and what goes with it | rows, apart      The same offsets in staging and in landing.
  *     counts   head | counts                               (high throughput, for each parity)
- *     dispatch head | plan | rows [T]                      high throughput: head | heads [T] | scales [T] | x [T]
- *     combine  head | results [T][K], summed at the expert [T]
- *   memory     [slot][kind][internode rank] messages
+ *     dispatch head | plan                | rows [T]       high throughput: head | heads [T] | scales [T] | x [T]
+ *     combine  head                       | results [T][K], summed at the expert [T]
+ *   memory     [slot][kind][internode rank] of heads, which the proxy reads: pinned
+ *              [slot][kind][internode rank] of rows: the device's, where the network moves that;
+ * else pinned (host/internode_rows.h)
  *
  * Rows and results are sparse: those that are used travel in runs, each a write of its own, and the
  * head, with all that is not sparse, in one more. The head says how many runs there are. Each
@@ -92,10 +93,11 @@ struct internode_command {
 struct internode_message {
 	uint8_t *head;
 	uint64_t local_offset, remote_offset;
+	uint64_t local_rows, remote_rows; /* of the first row or result, in memory of its own */
 };
 
 struct internode_rank {
-	uint32_t rank, local_remote;
+	uint32_t rank, local_remote, local_remote_rows;
 	struct internode_message messages[NR_INTERNODE_KINDS];
 };
 
@@ -112,12 +114,9 @@ struct internode_table {
 							   mapped rank's window */
 	uint8_t *from[NR_INTERNODE_PARTS][GPU_MAX_RANKS]; /* landing, or this rank's window */
 	uint32_t is_internode[GPU_MAX_RANKS];
-	struct internode_rank ranks[GPU_MAX_RANKS];                             /* [nr_internode] */
-	uint64_t run_bytes[NR_INTERNODE_KINDS], run_offset[NR_INTERNODE_KINDS]; /* of one row or
-										   result; of the
-										   first, in the
-										   message */
-	uint64_t head_bytes[NR_INTERNODE_KINDS]; /* the head and all that is not sparse */
+	struct internode_rank ranks[GPU_MAX_RANKS]; /* [nr_internode] */
+	uint64_t run_bytes[NR_INTERNODE_KINDS];     /* of one row or result */
+	uint64_t head_bytes[NR_INTERNODE_KINDS];    /* the head and all that is not sparse */
 	uint32_t immediate[NR_INTERNODE_KINDS], counter[NR_INTERNODE_KINDS];
 	struct internode_sent sent[NR_INTERNODE_KINDS];
 	const uint8_t *words; /* [kind][R] lines, stored by the proxy */

@@ -79,6 +79,26 @@ static int stream_wait(void *stream)
 	return cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
+static int stream_idle(void *stream, bool *idle)
+{
+	cudaError_t e = cudaStreamQuery(stream);
+
+	*idle = e == cudaSuccess;
+	if (e == cudaErrorNotReady)
+		(void)cudaGetLastError();
+	return e == cudaErrorNotReady ? 0 : cuda_check(e, "cudaStreamQuery");
+}
+
+static int on_device(const void *memory, bool *is)
+{
+	struct cudaPointerAttributes attributes;
+	int rc = cuda_check(
+		cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
+
+	*is = !rc && attributes.type == cudaMemoryTypeDevice;
+	return rc;
+}
+
 static int stream_follow(void *stream, void *other)
 {
 	cudaEvent_t event = NULL;
@@ -235,7 +255,9 @@ __attribute__((visibility("default"))) const void *tern_bench_cuda_ops(void)
 		.graph_destroy = graph_destroy,
 		.graph_time = graph_time,
 		.records = &records_ops,
-		.clock = read_clock};
+		.clock = read_clock,
+		.stream_idle = stream_idle,
+		.on_device = on_device};
 
 	return &table;
 }

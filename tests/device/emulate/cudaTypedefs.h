@@ -17,8 +17,13 @@ typedef unsigned long long CUmemGenericAllocationHandle, CUmemGenericAllocationH
 
 typedef enum CUdevice_attribute {
 	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+	CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 } CUdevice_attribute;
+
+typedef enum CUpointer_attribute {
+	CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+} CUpointer_attribute;
 
 typedef enum CUmemAllocationType {
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1
@@ -57,6 +62,7 @@ typedef struct CUmemAccessDesc {
 } CUmemAccessDesc, CUmemAccessDesc_v1;
 
 typedef CUresult (*PFN_cuDeviceGetAttribute_v2000)(int *, CUdevice_attribute, CUdevice_v1);
+typedef CUresult (*PFN_cuPointerSetAttribute_v6000)(const void *, CUpointer_attribute, CUdeviceptr_v2);
 typedef CUresult (*PFN_cuMemGetAllocationGranularity_v10020)(size_t *, const CUmemAllocationProp_v1 *, CUmemAllocationGranularity_flags);
 typedef CUresult (*PFN_cuMemAddressReserve_v10020)(CUdeviceptr_v2 *, size_t, size_t, CUdeviceptr_v2, unsigned long long);
 typedef CUresult (*PFN_cuMemAddressFree_v10020)(CUdeviceptr_v2, size_t);

@@ -67,7 +67,28 @@ struct cudaDeviceProp {
 
 enum cudaDeviceAttr {
 	cudaDevAttrMultiProcessorCount,
-	cudaDevAttrMaxSharedMemoryPerBlockOptin
+	cudaDevAttrMaxSharedMemoryPerBlockOptin,
+	cudaDevAttrGPUDirectRDMASupported,
+	cudaDevAttrGPUDirectRDMAFlushWritesOptions,
+	cudaDevAttrGPUDirectRDMAWritesOrdering
+};
+
+enum cudaFlushGPUDirectRDMAWritesOptions {
+	cudaFlushGPUDirectRDMAWritesOptionHost = 1
+};
+
+enum cudaGPUDirectRDMAWritesOrdering {
+	cudaGPUDirectRDMAWritesOrderingNone = 0,
+	cudaGPUDirectRDMAWritesOrderingOwner = 100,
+	cudaGPUDirectRDMAWritesOrderingAllDevices = 200
+};
+
+enum cudaFlushGPUDirectRDMAWritesScope {
+	cudaFlushGPUDirectRDMAWritesToOwner = 100
+};
+
+enum cudaFlushGPUDirectRDMAWritesTarget {
+	cudaFlushGPUDirectRDMAWritesTargetCurrentDevice
 };
 
 enum cudaDeviceP2PAttr {
@@ -158,6 +179,7 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
+cudaError_t cudaDeviceFlushGPUDirectRDMAWrites(enum cudaFlushGPUDirectRDMAWritesTarget target, enum cudaFlushGPUDirectRDMAWritesScope scope);
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
 cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attribute, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
@@ -188,6 +210,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);

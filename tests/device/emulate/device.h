@@ -5,6 +5,12 @@
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+static inline void touches(const void *at, uint32_t bytes)
+{
+	if (emulated_watches)
+		emulated_touches(at, bytes);
+}
+
 static inline void word_put(uint32_t *to, uint32_t v)
 {
 	__atomic_store_n(to, v, __ATOMIC_RELAXED);
@@ -25,6 +31,7 @@ static inline void piece_store(void *to, uint4 v)
 {
 	uint32_t *words = (uint32_t *)to;
 
+	touches(to, 16);
 	emulated_moves();
 	if (emulated_delays_stores()) {
 		emulated_delay(to, &v, sizeof(v), 1);
@@ -40,6 +47,7 @@ static inline uint4 piece_load(const void *from)
 {
 	const uint32_t *words = (const uint32_t *)from;
 
+	touches(from, 16);
 	emulated_loads(from, 16);
 	return {__atomic_load_n(words, __ATOMIC_RELAXED),
 		__atomic_load_n(words + 1, __ATOMIC_RELAXED),
@@ -98,6 +106,7 @@ static inline uint4 piece_acquire(const void *from)
 {
 	const uint32_t *words = (const uint32_t *)from;
 
+	touches(from, 16);
 	emulated_loads(from, 16);
 	return {__atomic_load_n(words, __ATOMIC_ACQUIRE),
 		__atomic_load_n(words + 1, __ATOMIC_ACQUIRE),
@@ -107,12 +116,14 @@ static inline uint4 piece_acquire(const void *from)
 
 static inline uint4 row_load(const void *from)
 {
+	touches(from, 16);
 	emulated_loads(from, 16);
 	return *(const uint4 *)from;
 }
 
 static inline void row_store(void *to, uint4 v)
 {
+	touches(to, 16);
 	if (emulated_delays_stores())
 		emulated_delay(to, &v, sizeof(v), 0);
 	else
@@ -227,6 +238,7 @@ static inline void copy_in(
 {
 	if (emulated_lane->index != by)
 		return;
+	touches(from, bytes);
 	if (emulated_delays_stores()) {
 		emulated_copy_in((void *)to, from, bytes, (uint64_t *)barrier);
 		return;
@@ -272,6 +284,7 @@ static inline void copy_out(void *to, shared_at from, uint32_t bytes, uint32_t b
 	}
 	if (emulated_lane->index != by)
 		return;
+	touches(to, bytes);
 	emulated_moves();
 	if (emulated_delays_stores())
 		emulated_copy_out(to, (const void *)from, bytes);

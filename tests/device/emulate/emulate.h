@@ -76,6 +76,15 @@ void emulated_reseed(uint64_t seed);
 /* Which warps have run since then, and for how long: a hash. */
 uint64_t emulated_history(void);
 
+/* What the driver says of writes by a network: an ordering of CUDA's, below 0 where it does not
+ * know the attribute; and what flushing does, on whatever thread it is asked for. NULL: there is
+ * none. */
+void emulated_rdma(int ordering, void (*flush)(void *ctx), void *ctx);
+
+/* From here on, or no more, what kernels load from pinned memory and store there is counted, but
+ * for single words. Returns how many bytes that was. */
+uint64_t emulated_watch(int on);
+
 /* ---- for kernels ----------------------------------------------------------------------------- */
 
 enum meeting {
@@ -128,6 +137,9 @@ void emulated_arrive(uint64_t *barrier, uint32_t bytes);    /* after it, so many
 uint32_t emulated_copy_there(const uint64_t *barrier, uint32_t parity);
 void emulated_copy_out(void *to, const void *shared, uint32_t bytes);
 uint32_t emulated_copies_left(uint32_t but, uint32_t only_reads);
+/* What is counted. */
+extern int emulated_watches;
+void emulated_touches(const void *at, uint32_t bytes);
 /* A load may not overtake this lane's own store to the same place. */
 void emulated_loads(const void *from, uint32_t bytes);
 /* Something has happened but polling. */

@@ -135,6 +135,9 @@ extern uint64_t emulated_clock_ns;
 
 /* memory.c; -1: of none */
 int memory_device(const void *pointer);
+bool memory_is_pinned(const void *pointer);
+/* rdma.c */
+cudaError_t rdma_attribute(int *value, enum cudaDeviceAttr attribute);
 /* driver.c: memory of the current device from here on, until it is forgotten, for which nothing is
  * waited. */
 void memory_keep(void *memory, size_t bytes);

@@ -111,6 +111,16 @@ int memory_device(const void *pointer)
 	return -1;
 }
 
+bool memory_is_pinned(const void *pointer)
+{
+	const uint8_t *at = pointer;
+
+	for (const struct allocation *a = allocations; a; a = a->next)
+		if (at >= a->memory && at < a->memory + a->bytes)
+			return a->type == cudaMemoryTypeHost;
+	return false;
+}
+
 cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
 	return allocate(memory, bytes, cudaMemoryTypeDevice);

@@ -165,6 +165,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 	struct cudaDeviceProp prop;
 	cudaError_t rc = cudaGetDeviceProperties(&prop, device);
 
+	if (!rc && attribute >= cudaDevAttrGPUDirectRDMASupported)
+		return result(rdma_attribute(value, attribute));
 	if (!rc)
 		*value = attribute == cudaDevAttrMultiProcessorCount
 				 ? prop.multiProcessorCount
@@ -518,6 +520,20 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 /* On GPUs work goes on while somebody asks: so it does here. */
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+	const struct emulated_stream *s = stream_of(stream);
+	bool under_way;
+
+	emulated_enter();
+	if (s->first)
+		devices_run();
+	under_way = s->first;
+	emulated_leave();
+	return result(under_way ? cudaErrorNotReady : cudaSuccess);
+}
+
+/* Likewise. */
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
 	bool under_way;

@@ -200,13 +200,11 @@ static __device__ __noinline__ bool internode_last(const struct gpu_exchange *e,
  * have ended, all slots together would have more than their last messages: more than there are
  * entries. */
 static __device__ __noinline__ void internode_ring(const struct internode_table *internode,
-	const struct internode_rank *to, enum internode_kind kind, uint64_t offset, uint64_t bytes,
-	uint32_t immediate)
+	const struct internode_rank *to, enum internode_kind kind, uint32_t local_remote,
+	uint64_t local, uint64_t remote, uint64_t bytes, uint32_t immediate)
 {
 	unsigned long long ticket;
 	struct internode_command *entry;
-	uint64_t local = to->messages[kind].local_offset + offset,
-		 remote = to->messages[kind].remote_offset + offset;
 	uint32_t *words;
 
 	__threadfence();
@@ -215,8 +213,8 @@ static __device__ __noinline__ void internode_ring(const struct internode_table 
 	entry = &internode->ring[ticket & internode->ring_mask];
 	words = (uint32_t *)entry;
 	atomicAdd(internode->bytes, (unsigned long long)bytes);
-	piece_store(words + 4,
-		make_uint4(to->local_remote, 0, (uint32_t)local, (uint32_t)(local >> 32)));
+	piece_store(
+		words + 4, make_uint4(local_remote, 0, (uint32_t)local, (uint32_t)(local >> 32)));
 	piece_store(words + 8, make_uint4((uint32_t)remote, (uint32_t)(remote >> 32),
 				       (uint32_t)bytes, (uint32_t)(bytes >> 32)));
 	piece_store(words + 12, make_uint4(0, 0, immediate, 0));
@@ -224,6 +222,18 @@ static __device__ __noinline__ void internode_ring(const struct internode_table 
 	word_store(words + 2, to->rank);
 	word_store(words + 3, internode->counter[kind]);
 	word_release(words, (uint32_t)(ticket >> internode->ring_shift) + 1);
+}
+
+/* By one lane: rows or results `first` to `first` + nr - 1. */
+__device__ __forceinline__ void internode_ring_run(const struct internode_table *internode,
+	const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t nr)
+{
+	uint64_t offset = first * internode->run_bytes[kind];
+
+	internode_ring(internode, to, kind, to->local_remote_rows,
+		to->messages[kind].local_rows + offset, to->messages[kind].remote_rows + offset,
+		nr * internode->run_bytes[kind],
+		internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN);
 }
 
 /* By a warp: runs of the rows or results `first` to `first` + 31 whose bits are set. Returns how
@@ -235,11 +245,7 @@ static __device__ __noinline__ uint32_t internode_ring_runs(const struct interno
 		 nr = rest ? __ffs(rest) - 1 : LANES;
 
 	if (starts >> lane_id() & 1)
-		internode_ring(internode, to, kind,
-			internode->run_offset[kind] +
-				(first + lane_id()) * internode->run_bytes[kind],
-			nr * internode->run_bytes[kind],
-			internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN);
+		internode_ring_run(internode, to, kind, first + lane_id(), nr);
 	return __popc(starts);
 }
 
@@ -254,10 +260,7 @@ static __device__ __noinline__ uint32_t internode_ring_bits(const struct interno
 		uint32_t start = __ffs(bits) - 1, rest = ~(bits >> start),
 			 nr = rest ? __ffs(rest) - 1 : 32;
 
-		internode_ring(internode, to, kind,
-			internode->run_offset[kind] + (first + start) * internode->run_bytes[kind],
-			nr * internode->run_bytes[kind],
-			internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN);
+		internode_ring_run(internode, to, kind, first + start, nr);
 		bits = start + nr < 32 ? bits >> (start + nr) << (start + nr) : 0;
 	}
 	return runs;
@@ -267,12 +270,12 @@ static __device__ __noinline__ uint32_t internode_ring_bits(const struct interno
 __device__ __forceinline__ void internode_ring_head(const struct internode_table *internode,
 	const struct internode_rank *to, enum internode_kind kind, uint32_t epoch, uint32_t nr_runs)
 {
-	uint8_t *head = to->messages[kind].head;
+	const struct internode_message *m = &to->messages[kind];
 
-	word_store(head, epoch);
-	word_store(head + 4, nr_runs);
-	internode_ring(
-		internode, to, kind, 0, internode->head_bytes[kind], internode->immediate[kind]);
+	word_store(m->head, epoch);
+	word_store(m->head + 4, nr_runs);
+	internode_ring(internode, to, kind, to->local_remote, m->local_offset, m->remote_offset,
+		internode->head_bytes[kind], internode->immediate[kind]);
 }
 
 /* By one lane, after all of a kind's commands of this round. */
