@@ -363,7 +363,7 @@ stage_address() {
 	# shellcheck disable=SC2086
 	emulated address/emulated/device "$BUILD/address" TERN_TEST_WITHOUT=slow_rank TERN_TEST_CASES=1 TERN_TEST_DIVISOR=8 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	: >"$LOGS/address-processes"
-	emulated address/emulated/elastic "$BUILD/address" TERN_EMULATED_PROCESSES="$LOGS/address-processes" TERN_TEST_WAIT_MS=2000 TERN_TEST_MODE=1 TERN_TEST_ONLY="*half*" $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_elastic"
+	emulated address/emulated/elastic "$BUILD/address" TERN_EMULATED_PROCESSES="$LOGS/address-processes" TERN_TEST_WAIT_MS=2000 TERN_TEST_MODE=1 TERN_TEST_SCENES=2 TERN_TEST_ONLY="*half*" $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_elastic"
 	# shellcheck disable=SC2086
 	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_WITHOUT=_ TERN_TEST_CASES=2 TERN_TEST_SEED=1001 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	test address/python 240 python/sanitized.sh "$BUILD/address" "$(command -v clang++ >/dev/null && echo clang || echo gcc)"
