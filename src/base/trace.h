@@ -65,7 +65,8 @@ void trace_ended(enum trace_kind kind, uint32_t peer, uint64_t began_ns);
 void trace_moment(enum trace_kind kind, uint32_t peer);
 
 #define TRACE(kind, peer)                                                                          \
-	__attribute__((cleanup(trace_end))) struct trace_mark trace_mark = trace_begin(kind, peer)
+	__attribute__((cleanup(trace_end), unused)) struct trace_mark trace_mark =                 \
+		trace_begin(kind, peer)
 
 #else
 
