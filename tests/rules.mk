@@ -90,7 +90,7 @@ $(DRIVERS): tests/device/driver/libcuda.c tests/device/driver/libcuda.h
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -I. $(if $(findstring /old/,$@),-DOLD) -fvisibility=default -shared -fPIC -Wl,-soname,$(@F) $< -o $@
 $(BUILD)/tests/unit/test_device_memory: | $(DRIVERS)
 
-tests: $(TESTS) traced $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank $(BUILD)/tests/thread.so $(BUILD)/tests/within
+tests: $(TESTS) $(DRIVERS) traced $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank $(BUILD)/tests/thread.so $(BUILD)/tests/within
 fuzzers: $(FUZZERS)
 
 check:
