@@ -2,9 +2,9 @@
 /* tern doctor: what this machine has to move tokens with, whether each of it works, and if not, why
  * and what to do. */
 #include "cli/cmd.h"
+#include "cli/doctor_gpus.h"
 #include "cli/doctor_try.h"
 
-#include <dlfcn.h>
 #include <getopt.h>
 #include <netdb.h>
 #include <stdbool.h>
@@ -14,7 +14,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "gpu/host/ops.h"
 #include "tern.h"
 #include "testkit/options.h"
 #include "transport/presence.h"
@@ -115,86 +114,6 @@ static void show_providers(void)
 
 	if (ofi_list(show_provider, &shown))
 		printf("libfabric              none: %s\n", tern_last_error());
-}
-
-/* ---- GPUs, through the driver's library if there is one -------------------------------------- */
-
-struct cuda_library {
-	int (*init)(unsigned int);
-	int (*count)(int *);
-	int (*name)(char *, int, int);
-	int (*attribute)(int *, int, int);
-	int (*peer)(int *, int, int);
-};
-
-#define CUDA_DMA_BUF_SUPPORTED 124 /* CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED */
-
-static bool load_cuda(struct cuda_library *l)
-{
-	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	static const char *const names[] = {"cuInit", "cuDeviceGetCount", "cuDeviceGetName",
-		"cuDeviceGetAttribute", "cuDeviceCanAccessPeer"};
-	void **functions[] = {(void **)&l->init, (void **)&l->count, (void **)&l->name,
-		(void **)&l->attribute, (void **)&l->peer};
-
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		void *symbol = library ? dlsym(library, names[i]) : NULL;
-
-		if (!symbol)
-			return false;
-		memcpy(functions[i], &symbol, sizeof(symbol));
-	}
-	return true;
-}
-
-static void show_gpu(const struct cuda_library *l, int device, int nr)
-{
-	int dma_buf = 0, can;
-	char name[128] = "?";
-
-	l->name(name, sizeof(name), device);
-	l->attribute(&dma_buf, CUDA_DMA_BUF_SUPPORTED, device);
-	printf("GPU %-18d %s; memory for RDMA devices by dma-buf: %s; reaches GPUs:", device, name,
-		dma_buf ? "yes" : "no");
-	for (int other = 0; other < nr; other++)
-		if (other != device && !l->peer(&can, device, other) && can)
-			printf(" %d", other);
-	printf("\n");
-}
-
-/* Does this build have code for it? */
-static void show_kernels(void)
-{
-	const struct device_ops *ops = device_ops_load();
-	char text[256];
-	int nr = 0;
-
-	if (!ops || ops->nr_devices(&nr)) {
-		printf("kernels                none: %s\n",
-			ops ? ops->error_text() : tern_last_error());
-		return;
-	}
-	for (int i = 0; i < nr; i++)
-		printf("kernels on GPU %-7d %s\n", i,
-			ops->use(i) || ops->describe(text, sizeof(text)) ? ops->error_text()
-									 : text);
-}
-
-static void show_gpus(void)
-{
-	struct cuda_library l;
-	int nr = 0, rc;
-
-	if (!load_cuda(&l)) {
-		printf("GPUs                   none: the CUDA driver (libcuda.so.1) is not "
-		       "installed\n");
-		return;
-	}
-	rc = l.init(0);
-	if (rc || (rc = l.count(&nr)) || !nr)
-		printf("GPUs                   none: the CUDA driver says %d\n", rc);
-	for (int i = 0; i < nr; i++)
-		show_gpu(&l, i, nr);
 }
 
 /* ---- what works ------------------------------------------------------------------------------ */
@@ -312,7 +231,6 @@ int cmd_doctor(int argc, char **argv)
 	show_locked_memory();
 	show_ports();
 	show_providers();
-	show_gpus();
-	show_kernels();
+	doctor_gpus();
 	return arguments.quick ? 0 : show_trials();
 }

@@ -207,6 +207,7 @@ static int copying_reg(struct transport *transport, void *base, uint64_t bytes,
 	return 0;
 }
 
+/* As with a NIC, nothing comes over it any more. */
 static void copying_dereg(struct transport *transport, struct transport_region *region)
 {
 	struct copying *t = copying_of(transport);
@@ -214,6 +215,8 @@ static void copying_dereg(struct transport *transport, struct transport_region *
 	if (!region)
 		return;
 	t->inner->ops->dereg(t->inner, region->inner);
+	if (region->on_device)
+		copying_flush(NULL);
 	free(region);
 }
 

@@ -113,7 +113,7 @@ static uint64_t flags_of(const struct transport_write *w)
 int ofi_write(struct transport *transport, const struct transport_write *w)
 {
 	struct ofi *o = ofi_of(transport);
-	bool own = !w->bytes || (w->flags & WRITE_INLINE);
+	bool own = !w->bytes || ((w->flags & WRITE_INLINE) && !(w->region && w->region->on_device));
 	uint64_t bytes = w->bytes ? w->bytes : o->facts->least_bytes;
 	struct fi_rma_iov to = {.len = bytes};
 	struct iovec from = {.iov_len = bytes};

@@ -41,11 +41,15 @@ static const struct ofi_facts providers[] = {
 	   requests. */
 	{.provider = "verbs;ofi_rxm",
 		.caps = TRANSPORT_ORDERED | TRANSPORT_TARGET_POLLS,
+		.peer_to_peer = true,
 		.by_interface = true},
 	/* Datagrams in any order; parts of the protocol run in the target's polling. */
-	{.provider = "efa", .caps = TRANSPORT_TARGET_POLLS},
+	{.provider = "efa", .caps = TRANSPORT_TARGET_POLLS, .peer_to_peer = true},
 	/* The NIC orders behind a fence what it does not order by itself. */
-	{.provider = "cxi", .caps = TRANSPORT_FENCE | TRANSPORT_TARGET_POLLS, .ask_caps = FI_FENCE},
+	{.provider = "cxi",
+		.caps = TRANSPORT_FENCE | TRANSPORT_TARGET_POLLS,
+		.ask_caps = FI_FENCE,
+		.peer_to_peer = true},
 };
 
 /* The least that any provider has. */

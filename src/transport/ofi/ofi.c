@@ -96,13 +96,14 @@ static bool is_address(const char *device)
 	return inet_pton(AF_INET, device, &any) == 1 || inet_pton(AF_INET6, device, &any) == 1;
 }
 
-static int fill_hints(struct fi_info *hints, const struct ofi_facts *facts, const char *provider)
+static int fill_hints(
+	struct fi_info *hints, const struct ofi_facts *facts, const char *provider, bool devices)
 {
-	hints->caps = FI_MSG | FI_RMA | facts->ask_caps;
+	hints->caps = FI_MSG | FI_RMA | facts->ask_caps | (devices ? FI_HMEM : 0);
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->ep_attr->type = FI_EP_RDM;
-	hints->domain_attr->mr_mode =
-		FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ENDPOINT;
+	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
+				      FI_MR_VIRT_ADDR | FI_MR_ENDPOINT | (devices ? FI_MR_HMEM : 0);
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
 	hints->domain_attr->av_type = FI_AV_TABLE;
@@ -165,19 +166,36 @@ static int ask(struct ofi *o, struct fi_info *hints, const char *provider, const
 	return rc;
 }
 
-static int choose(struct ofi *o, const struct transport_options *options)
+static int choose_for(
+	struct ofi *o, const char *provider, const struct transport_options *options, bool devices)
 {
-	const char *provider = options->provider ? options->provider : OFI_DEFAULT_PROVIDER;
 	struct fi_info *hints = o->library.dupinfo(NULL);
 	int rc;
 
 	if (!hints)
 		return fail(TERN_ERR_NOMEM, "no memory to ask libfabric");
 	o->facts = ofi_facts(provider);
-	rc = fill_hints(hints, o->facts, provider);
+	rc = fill_hints(hints, o->facts, provider, devices);
 	if (!rc)
 		rc = ask(o, hints, provider, options->device);
 	o->library.freeinfo(hints);
+	return rc;
+}
+
+/* Memory of GPUs where the provider has it: who is asked for what it has not refuses everything.
+ * Providers that would have the processor copy it are not asked: such a copy may wait for the
+ * kernels that wait for it. */
+static int choose(struct ofi *o, const struct transport_options *options)
+{
+	const char *provider = options->provider ? options->provider : OFI_DEFAULT_PROVIDER;
+	bool devices = ofi_facts(provider)->peer_to_peer;
+	int rc = choose_for(o, provider, options, devices);
+
+	if (rc && devices) {
+		devices = false;
+		rc = choose_for(o, provider, options, false);
+	}
+	o->moves_devices = !rc && devices && (o->info->caps & FI_HMEM);
 	return rc;
 }
 
@@ -218,8 +236,11 @@ static int open_queues(struct ofi *o, uint32_t nr_ops)
 
 static int open_endpoint(struct ofi *o)
 {
-	int rc = fi_endpoint(o->domain, o->info, &o->ep, NULL);
+	int rc = fi_endpoint(o->domain, o->info, &o->ep, NULL), p2p = FI_HMEM_P2P_REQUIRED;
 
+	if (!rc && o->moves_devices)
+		o->moves_devices = !fi_setopt(
+			&o->ep->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &p2p, sizeof(p2p));
 	if (!rc)
 		rc = fi_ep_bind(o->ep, &o->cq->fid, FI_TRANSMIT | FI_RECV);
 	if (!rc)
@@ -335,7 +356,7 @@ static int ofi_open(const struct transport_options *options, struct transport **
 		return rc;
 	}
 	*info = (struct transport_info){.name = "ofi",
-		.caps = o->facts->caps,
+		.caps = o->facts->caps | (o->moves_devices ? TRANSPORT_DEVICE_MEMORY : 0),
 		.depth = nr_writes(o, options->depth),
 		.inline_bytes = OFI_INLINE_BYTES,
 		.message_bytes = options->message_bytes,

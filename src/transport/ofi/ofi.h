@@ -53,6 +53,8 @@ struct ofi_facts {
 	uint32_t caps;        /* enum transport_caps that hold */
 	uint64_t ask_caps;    /* more than FI_MSG and FI_RMA to ask for */
 	uint32_t least_bytes; /* that go in place of none, to the peer's landing */
+	bool peer_to_peer;    /* reads and writes a GPU's memory by itself, and without waiting for
+				 its kernels, as its documentation says */
 	bool reconnects;      /* quietly: a dead peer looks like a full queue */
 	bool by_interface; /* a device is an interface or its address; else it is a domain's name */
 	bool tested;
@@ -139,6 +141,7 @@ struct ofi_peer {
 
 struct transport_region {
 	struct fid_mr *mr;
+	bool on_device; /* a GPU's: this process cannot read it */
 	void *desc;
 	uint64_t base, bytes;
 	struct transport_region *next, **at; /* all of them, for close */
@@ -157,6 +160,7 @@ struct ofi {
 	struct ofi_peer *peers;
 	uint32_t self, nr_peers, nr_greeting, nr_down;
 	uint32_t message_bytes, nr_under_way, nr_polls;
+	bool moves_devices; /* memory of GPUs */
 	uint64_t secret, looked_ns;
 	struct ofi_pool writes, sends, greetings, receives;
 	struct ofi_op *to_post; /* receives that were given out or could not be posted */
@@ -192,7 +196,7 @@ int ofi_reg(struct transport *transport, void *base, uint64_t bytes,
 	struct transport_region **region, struct transport_key *key);
 void ofi_dereg(struct transport *transport, struct transport_region *region);
 int ofi_draw(uint64_t *secret); /* 64 random bits */
-int ofi_reg_mr(struct ofi *o, void *base, uint64_t bytes, uint64_t access, struct fid_mr **mr);
+int ofi_reg_mr(struct ofi *o, const struct fi_mr_attr *attr, struct fid_mr **mr);
 void ofi_peer_fails(struct ofi *o, uint32_t peer, int error, const char *text);
 
 /* data.c */

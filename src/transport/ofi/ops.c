@@ -20,6 +20,9 @@ static void slab_free(struct ofi_slab *slab)
 int ofi_pool_grow(struct ofi *o, struct ofi_pool *pool, uint32_t nr_ops)
 {
 	struct ofi_slab *slab = calloc(1, sizeof(*slab) + nr_ops * sizeof(slab->ops[0]));
+	struct iovec memory;
+	struct fi_mr_attr attr = {
+		.mr_iov = &memory, .iov_count = 1, .access = FI_SEND | FI_RECV | FI_WRITE};
 	int rc;
 
 	if (!slab)
@@ -27,8 +30,8 @@ int ofi_pool_grow(struct ofi *o, struct ofi_pool *pool, uint32_t nr_ops)
 	slab->nr_ops = nr_ops;
 	slab->bytes = (uint64_t)nr_ops * pool->buffer_bytes;
 	slab->buffers = private_map(slab->bytes);
-	rc = slab->buffers ? ofi_reg_mr(o, slab->buffers, slab->bytes, FI_SEND | FI_RECV | FI_WRITE,
-				     &slab->mr)
+	memory = (struct iovec){slab->buffers, slab->bytes};
+	rc = slab->buffers ? ofi_reg_mr(o, &attr, &slab->mr)
 			   : fail(TERN_ERR_NOMEM, "no memory for %u operations", nr_ops);
 	if (rc) {
 		slab_free(slab);

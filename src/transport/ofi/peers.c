@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "base/error.h"
+#include "transport/device_memory.h"
 
 #define KEY_DRAWS 16
 
@@ -183,9 +184,9 @@ int ofi_draw(uint64_t *secret)
 
 /* Whoever can reach the endpoint and knows a key can write. So keys are drawn, as wide as the
  * provider takes them, and again when one is in use; providers that choose keys ignore it. */
-static int register_drawn(
-	struct ofi *o, void *base, uint64_t bytes, uint64_t access, struct fid_mr **mr)
+static int register_drawn(struct ofi *o, const struct fi_mr_attr *as, struct fid_mr **mr)
 {
+	struct fi_mr_attr attr = *as;
 	size_t key_bytes = o->info->domain_attr->mr_key_size;
 	uint64_t mask = key_bytes < sizeof(mask) ? (1ull << 8 * key_bytes) - 1 : UINT64_MAX, key;
 	int rc = -FI_ENOKEY;
@@ -194,15 +195,16 @@ static int register_drawn(
 		rc = ofi_draw(&key);
 		if (rc)
 			return rc;
-		rc = fi_mr_reg(o->domain, base, bytes, access, 0, key & mask, 0, mr, NULL);
+		attr.requested_key = key & mask;
+		rc = fi_mr_regattr(o->domain, &attr, 0, mr);
 	}
 	return rc ? ofi_fail(o, rc, "registering memory") : 0;
 }
 
-int ofi_reg_mr(struct ofi *o, void *base, uint64_t bytes, uint64_t access, struct fid_mr **out)
+int ofi_reg_mr(struct ofi *o, const struct fi_mr_attr *attr, struct fid_mr **out)
 {
 	struct fid_mr *mr;
-	int rc = register_drawn(o, base, bytes, access, &mr);
+	int rc = register_drawn(o, attr, &mr);
 
 	if (rc)
 		return rc;
@@ -228,6 +230,26 @@ static void link_region(struct ofi *o, struct transport_region *region)
 	o->regions = region;
 }
 
+/* A GPU's by FI_HMEM_CUDA, which was never run on a NIC. */
+static int register_any(struct ofi *o, void *base, uint64_t bytes, struct transport_region *region)
+{
+	struct iovec memory = {.iov_base = base, .iov_len = bytes};
+	struct fi_mr_attr attr = {
+		.mr_iov = &memory, .iov_count = 1, .access = FI_WRITE | FI_REMOTE_WRITE};
+	int ordinal;
+
+	region->on_device = device_memory_is(base, &ordinal);
+	if (region->on_device && !o->moves_devices)
+		return fail(TERN_ERR_UNSUPPORTED,
+			"libfabric (%s) does not move a GPU's memory (FI_HMEM)",
+			o->info->fabric_attr->prov_name);
+	if (region->on_device) {
+		attr.iface = FI_HMEM_CUDA;
+		attr.device.cuda = ordinal;
+	}
+	return ofi_reg_mr(o, &attr, &region->mr);
+}
+
 int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct transport_region **out,
 	struct transport_key *key)
 {
@@ -237,7 +259,7 @@ int ofi_reg(struct transport *transport, void *base, uint64_t bytes, struct tran
 
 	if (!region)
 		return fail(TERN_ERR_NOMEM, "no memory for a region's record");
-	rc = ofi_reg_mr(o, base, bytes, FI_WRITE | FI_REMOTE_WRITE, &region->mr);
+	rc = register_any(o, base, bytes, region);
 	if (!rc && fi_mr_key(region->mr) == FI_KEY_NOTAVAIL) {
 		fi_close(&region->mr->fid);
 		rc = fail(TERN_ERR_UNSUPPORTED, "libfabric (%s): keys of more than 8 bytes",

@@ -2,18 +2,18 @@
 /* Registered memory, the host's and a GPU's.
  *
  * A GPU's memory is registered through a dma-buf, which the CUDA driver makes of an address range
- * and the RDMA device's driver takes: no module of a vendor between them. Both are asked at run
- * time, and CUDA only if this process has loaded it. This path was never run: no machine with both
- * was at hand. */
+ * and the RDMA device's driver takes: no module of a vendor between them. Never run on a NIC:
+ * no machine with both was at hand. What is asked of each is what tests/unit/test_device_memory.c
+ * has seen. */
 #include "transport/verbs/verbs.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "transport/device_memory.h"
 
 /* Relaxed ordering lets the target's PCIe bus pass a write's bytes by another's. What is promised
  * then is what a completion says: a device writes completions strictly behind all bytes that came
@@ -26,47 +26,23 @@ static unsigned int access_of(const struct verbs *v)
 
 /* ---- a GPU's --------------------------------------------------------------------------------- */
 
-#define CUDA_MEMORY_TYPE 2 /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE */
-#define CUDA_ON_DEVICE 2   /* CU_MEMORYTYPE_DEVICE */
-#define CUDA_DMA_BUF 1     /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
-
-struct cuda_driver {
-	int (*attribute)(void *, int, uint64_t);
-	int (*handle)(void *, uint64_t, size_t, int, unsigned long long);
-};
-
-static bool load_cuda(struct cuda_driver *driver)
+static int register_device(struct verbs *v, void *base, uint64_t bytes, struct ibv_mr **out)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-	void *attribute = library ? dlsym(library, "cuPointerGetAttribute") : NULL;
-	void *handle = library ? dlsym(library, "cuMemGetHandleForAddressRange") : NULL;
-
-	memcpy(&driver->attribute, &attribute, sizeof(attribute));
-	memcpy(&driver->handle, &handle, sizeof(handle));
-	return attribute && handle;
-}
-
-/* The driver makes buffers of whole pages. */
-static int register_device(struct verbs *v, const struct cuda_driver *driver, uint64_t base,
-	uint64_t bytes, struct ibv_mr **out)
-{
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = base / page * page,
-		 last = (base + bytes + page - 1) / page * page;
-	int fd = -1, rc = v->library.reg_dmabuf_mr
-				  ? driver->handle(&fd, first, last - first, CUDA_DMA_BUF, 0)
-				  : 0;
+	struct dma_buffer buffer;
+	int rc;
 
 	if (!v->library.reg_dmabuf_mr)
 		return fail(TERN_ERR_UNSUPPORTED, "verbs: this libibverbs cannot register a GPU's "
 						  "memory (it has no ibv_reg_dmabuf_mr)");
+	rc = device_memory_buffer(base, bytes, &buffer);
 	if (rc)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"verbs: the CUDA driver makes no dma-buf of a GPU's memory (error %d)", rc);
-	*out = v->library.reg_dmabuf_mr(v->pd, base - first, bytes, base, fd, (int)access_of(v));
+		return fail(rc, "verbs: %s", tern_last_error());
+	*out = v->library.reg_dmabuf_mr(
+		v->pd, buffer.offset, bytes, (uintptr_t)base, buffer.fd, (int)access_of(v));
 	rc = *out ? 0
 		  : fail_errno("verbs: registering %llu bytes of a GPU's memory on %s",
 			    (unsigned long long)bytes, v->port.device);
-	close(fd); /* the region holds the buffer */
+	close(buffer.fd); /* the region holds the buffer */
 	return rc;
 }
 
@@ -91,14 +67,11 @@ static int register_host(struct verbs *v, void *base, uint64_t bytes, struct ibv
 static int register_any(
 	struct verbs *v, void *base, uint64_t bytes, struct transport_region *region)
 {
-	struct cuda_driver driver;
-	unsigned int type = 0;
+	int ordinal;
 
-	region->on_device = load_cuda(&driver) &&
-			    !driver.attribute(&type, CUDA_MEMORY_TYPE, (uintptr_t)base) &&
-			    type == CUDA_ON_DEVICE;
+	region->on_device = device_memory_is(base, &ordinal);
 	if (region->on_device)
-		return register_device(v, &driver, (uintptr_t)base, bytes, &region->mr);
+		return register_device(v, base, bytes, &region->mr);
 	return register_host(v, base, bytes, &region->mr);
 }
 

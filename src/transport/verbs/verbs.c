@@ -290,6 +290,7 @@ static void fill_info(const struct verbs *v, struct transport_info *info)
 {
 	*info = (struct transport_info){.name = "verbs",
 		.caps = TRANSPORT_SHUTS_OUT |
+			(v->library.reg_dmabuf_mr ? TRANSPORT_DEVICE_MEMORY : 0) |
 			(v->settings.relaxed_ordering ? 0 : TRANSPORT_ORDERED | TRANSPORT_FENCE),
 		.depth = v->depth,
 		.inline_bytes = v->inline_bytes,

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TERN_TESTS_DEVICE_DRIVER_LIBCUDA_H
+#define TERN_TESTS_DEVICE_DRIVER_LIBCUDA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* All memory that the driver knows. */
+struct driver_memory {
+	uint64_t base, bytes;
+	bool pinned; /* the host's */
+	int ordinal;
+	int error; /* what asking for a descriptor ends with */
+};
+
+/* The last descriptor. */
+struct driver_asked {
+	uint32_t nr;
+	uint64_t base, bytes;
+	int fd;
+};
+
+/* By dlsym. */
+void driver_set(const struct driver_memory *memory);
+void driver_told(struct driver_asked *asked);
+
+#endif
