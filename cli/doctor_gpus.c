@@ -25,7 +25,8 @@ struct cuda_library {
 };
 
 /* CU_DEVICE_ATTRIBUTE_... */
-#define CUDA_FLUSH_OPTIONS 117 /* GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS; 1: by a call of the host */
+#define CUDA_FLUSH_OPTIONS 117 /* GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS; 1: by a call of the host   \
+				*/
 #define CUDA_ORDERING 118      /* GPU_DIRECT_RDMA_WRITES_ORDERING */
 #define CUDA_DMA_BUF 124       /* DMA_BUF_SUPPORTED */
 #define ORDERED_FOR_NOBODY 0   /* CU_GPU_DIRECT_RDMA_WRITES_ORDERING_... */
@@ -121,13 +122,13 @@ static void show_ports_near(const struct ports *ports, const struct pci_place *g
 		printf("%s%s", between, ports->name[i]);
 		between = " ";
 	}
-	printf("%s%s\n", ports->nr ? ", " : "none that can be used", ports->nr ? near_text(best) : "");
+	printf("%s%s\n", ports->nr ? ", " : "none that can be used",
+		ports->nr ? near_text(best) : "");
 }
 
 /* ---- a GPU ----------------------------------------------------------------------------------- */
 
-static void show_gpu(
-	const struct cuda_library *l, int device, int nr, const struct ports *ports)
+static void show_gpu(const struct cuda_library *l, int device, int nr, const struct ports *ports)
 {
 	char name[128] = "?", bus[32] = "", link[96];
 	struct pci_place place;

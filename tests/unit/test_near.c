@@ -12,7 +12,8 @@
 #include "cli/near.h"
 
 #define ROOT "/sys/devices/"
-static const struct pci_place gpu = {ROOT "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", 0};
+static const struct pci_place gpu = {
+	ROOT "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", 0};
 
 static enum nearness nic(const char *path, int numa_node)
 {
@@ -26,7 +27,9 @@ static enum nearness nic(const char *path, int numa_node)
 static void how_near(void **state)
 {
 	(void)state;
-	assert_int_equal(nic(ROOT "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1a:00.0", 0), NEAR_SWITCH);
+	assert_int_equal(
+		nic(ROOT "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1a:00.0", 0),
+		NEAR_SWITCH);
 	assert_int_equal(nic(ROOT "pci0000:15/0000:15:01.0/0000:16:00.1", 0), NEAR_SWITCH);
 	assert_int_equal(nic(ROOT "pci0000:15/0000:15:02.0/0000:1c:00.0", 0), NEAR_BRIDGE);
 	assert_int_equal(nic(ROOT "pci0000:15/0000:15:01.1/0000:16:00.0", 0), NEAR_BRIDGE);
