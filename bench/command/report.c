@@ -259,6 +259,15 @@ static void print_sweep(const struct report *report)
 	printf("#\n");
 }
 
+/* What exchanges have added to the paths since the head was printed. */
+static void print_rows_lie(const struct report *report)
+{
+	const char *rows = strstr(report->paths, "rows of GPUs");
+
+	if (rows)
+		printf("# from rank 0: %s\n", rows);
+}
+
 int report_end(const struct report *report)
 {
 	unsigned int i, nr_failed = 0, nr_refused = 0;
@@ -274,6 +283,7 @@ int report_end(const struct report *report)
 	if (report->args->sweep && !report->args->quiet)
 		print_sweep(report);
 	if (!report->args->quiet) {
+		print_rows_lie(report);
 		printf("# %u case%s", report->nr_results, report->nr_results == 1 ? "" : "s");
 		if (nr_failed)
 			printf(", %u failed", nr_failed);
