@@ -116,6 +116,7 @@ stage_check() {
 	step check/device-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/plans-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=8 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_plans"
 	step check/direct 60 "$BUILD/tests/device/test_direct"
+	step check/writes 60 env TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_writes"
 	step check/device-direct 120 env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
 	[ ! -e "$BUILD/libtern_cuda_traced.so" ] || step check/trace 60 env GPUS="$gpus" tests/device/trace.sh

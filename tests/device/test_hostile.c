@@ -42,6 +42,7 @@ enum words {
 	COUNTS,     /* of all experts of rank 1 */
 	POSITION,
 	LOCAL,
+	NUMBER,       /* of token 0's row, index 0, or of its result, 1: from another node */
 	OWN_POSITION, /* of rank 1's own head */
 	OWN_EPOCH,
 	ARRIVAL, /* of a dispatch from another node: the word that the proxy makes of a head's epoch
@@ -177,6 +178,9 @@ static int strike(
 	case LOCAL:
 		return poke_word(
 			r, place(r, internode, INTERNODE_HEADS, l->ht.heads + 8), a->value);
+	case NUMBER:
+		return poke_word(
+			r, place(r, internode, INTERNODE_NUMBERS, a->index * 4ull), a->value);
 	case OWN_POSITION:
 		return poke_word(r, place(r, internode, INTERNODE_HEADS, own_head), a->value);
 	case OWN_EPOCH:
@@ -299,6 +303,8 @@ static const char *run(const struct attack *a, bool internode)
 	job->config.mode = a->mode;
 	job->config.replica_ranks = a->replicas ? 2 : 1;
 	job->spread = a->spread;
+	if (a->word == NUMBER)
+		job->config.reduce = TERN_REDUCE_EXPERT;
 	if (a->by_source) {
 		job->config.layout = TERN_BY_SOURCE;
 		job->config.reduce = TERN_REDUCE_EXPERT;
@@ -496,6 +502,34 @@ static const struct attack attacks[] = {
 		.value = 7,
 		.rc = TERN_ERR_TIMEOUT,
 		.text = "rank 0",
+		.only_internode = true},
+	{.name = "row_number",
+		.mode = HT,
+		.moment = SENT,
+		.word = NUMBER,
+		.value = 4,
+		.rc = BROKEN,
+		.text = "a row's number, of a token, by rank 0 that no correct peer has: 4, where "
+			"3 "
+			"is the most (token or column 0",
+		.only_internode = true},
+	{.name = "row_number_huge",
+		.mode = HT,
+		.moment = SENT,
+		.word = NUMBER,
+		.value = UINT32_MAX,
+		.rc = BROKEN,
+		.text = "4294967295, where 3 is the most (token or column 0",
+		.only_internode = true},
+	{.name = "result_number",
+		.mode = HT,
+		.moment = RECEIVED,
+		.word = NUMBER,
+		.value = 1u << 30,
+		.rc = BROKEN,
+		.text = "a row's number, of a token, by rank 0 that no correct peer has: "
+			"1073741824, where 3 is the most",
+		.index = 1,
 		.only_internode = true},
 	{.name = "position_later",
 		.mode = HT,

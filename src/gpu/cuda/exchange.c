@@ -10,16 +10,18 @@
 #include "gpu/cuda/plans/kernels.h"
 #include "gpu/wire/sizes.h"
 
-/* Behind them the ring's tickets, what each slot notes of its results, and the sink. */
+/* Behind them the ring's tickets, what each slot notes of its rows and results, and the sink. */
 static int upload_internode(struct device_exchange *x, const struct device_plan *plan)
 {
 	const struct tern_moe_config *c = plan->config;
 	uint32_t nr = plan->internode ? c->nr_slots : 0, high = c->mode == TERN_HIGH_THROUGHPUT;
 	uint64_t tables = align_up(nr * sizeof(*x->internode), 256),
-		 results = nr ? (uint64_t)high * plan->internode->nr_internode * c->max_tokens *
-					   sizeof(uint32_t)
-			      : 0;
-	uint64_t sink = tables + 256 + align_up(nr * results, 256),
+		 internode = nr ? plan->internode->nr_internode : 0,
+		 results = align_up(high * internode * c->max_tokens * sizeof(uint32_t), 256),
+		 going = align_up(internode * internode_going_words(c->max_tokens) * 16, 256),
+		 numbers = align_up((uint64_t)c->max_tokens * c->topk * sizeof(uint32_t), 256),
+		 each = results + going + numbers;
+	uint64_t sink = tables + 256 + nr * each,
 		 bytes = sink + (uint64_t)high * c->max_tokens * c->topk * 16;
 	uint8_t *memory;
 	int rc;
@@ -38,7 +40,9 @@ static int upload_internode(struct device_exchange *x, const struct device_plan 
 
 		table.tickets = (unsigned long long *)(memory + tables);
 		table.bytes = (unsigned long long *)&x->counters->engine_bytes;
-		table.results = (uint32_t *)(memory + tables + 256 + slot * results);
+		table.results = (uint32_t *)(memory + tables + 256 + slot * each);
+		table.going = (uint8_t *)table.results + results;
+		table.numbers = (uint32_t *)(table.going + going);
 		rc = cuda_check(cudaMemcpy(x->internode + slot, &table, sizeof(table),
 					cudaMemcpyHostToDevice),
 			"cudaMemcpy of internode ranks' tables");

@@ -38,6 +38,7 @@ static struct gpu_kept kept_of(const struct device_exchange *x, const struct dev
 		.ids = (int32_t *)(kept->memory + at.ids),
 		.weights = (float *)(kept->memory + at.weights),
 		.home_routes = (uint2 *)(kept->memory + at.home_routes),
+		.numbers = (uint32_t *)(kept->memory + at.numbers),
 		.row_tokens = (uint32_t *)(kept->memory + at.row_tokens),
 		.row_routes = (uint2 *)(kept->memory + at.row_routes),
 		.own_positions = (uint32_t *)(kept->memory + at.own_positions),

@@ -20,8 +20,8 @@ struct internode_sizes {
 	uint64_t rows[NR_INTERNODE_KINDS], run[NR_INTERNODE_KINDS]; /* what is sparse: where, in
 								       memory of its own, and
 								       each */
-	uint64_t heads, scales;     /* in a dispatch message of high throughput */
-	uint64_t bytes, rows_bytes; /* of all kinds */
+	uint64_t heads, scales, numbers; /* in a dispatch message of high throughput */
+	uint64_t bytes, rows_bytes;      /* of all kinds */
 };
 
 /* What has come of a message. The proxy's own. */

@@ -24,8 +24,8 @@ static void size_high_throughput(struct internode_sizes *s, const struct tern_mo
 	s->head[INTERNODE_COUNTS_ODD] += l->ht.counts_bytes;
 	s->heads = s->head[INTERNODE_DISPATCH];
 	s->scales = s->heads + internode_align((uint64_t)c->max_tokens * c->topk * 16);
-	s->head[INTERNODE_DISPATCH] =
-		s->scales + internode_align((uint64_t)c->max_tokens * layout->scales_bytes);
+	s->numbers = s->scales + internode_align((uint64_t)c->max_tokens * layout->scales_bytes);
+	s->head[INTERNODE_DISPATCH] = s->numbers + internode_align((uint64_t)c->max_tokens * 8);
 	s->run[INTERNODE_DISPATCH] = layout->payload_bytes;
 	s->run[INTERNODE_COMBINE] = l->result.row_bytes;
 }
@@ -112,6 +112,7 @@ static void set_parts(const struct device_internode *internode, const struct dev
 	parts[INTERNODE_HEADS][rank] =
 		dispatch + s->heads - l->ht.heads - (uint64_t)source * c->max_tokens * c->topk * 16;
 	parts[INTERNODE_SCALES][rank] = dispatch + s->scales - l->ht.scales;
+	parts[INTERNODE_NUMBERS][rank] = dispatch + s->numbers;
 	parts[INTERNODE_X][rank] = rows - l->ht.x;
 	parts[INTERNODE_RESULTS][rank] = results - l->ht.results;
 }
@@ -168,7 +169,7 @@ void internode_set_table(const struct device_internode *internode, const struct 
 	uint32_t self = internode->moe->rank;
 
 	for (uint32_t r = 0; r < internode->moe->nr_ranks; r++) {
-		t->is_internode[r] = internode->number_of[r] != UINT32_MAX;
+		t->is_internode[r] = internode->number_of[r] + 1; /* of UINT32_MAX: 0 */
 		for (int part = 0; part < NR_INTERNODE_PARTS && !t->is_internode[r]; part++) {
 			t->to[part][r] = (uint8_t *)windows[r] + slot * l->slot_window_bytes;
 			t->from[part][r] = (uint8_t *)windows[self] + slot * l->slot_window_bytes;

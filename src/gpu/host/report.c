@@ -160,8 +160,10 @@ static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report
 	snprintf(moe->failed_text, sizeof(moe->failed_text),
 		"rank %u's kernel was told %s by rank %u that no correct peer has: %u, where %u is "
 		"the most (token or column %u; slot %u, epoch %u)",
-		moe->rank, what[(r->reason - GPU_BROKEN_TOKENS) % 6], r->peer, r->value, r->most,
-		r->token, slot, r->epoch_expected);
+		moe->rank,
+		r->reason == GPU_BROKEN_NUMBER ? "a row's number, of a token,"
+					       : what[(r->reason - GPU_BROKEN_TOKENS) % 6],
+		r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
 	return (int)r->peer;
 }
 

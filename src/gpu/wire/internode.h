@@ -5,14 +5,16 @@
  *
  *   message    of a kind, between two internode ranks, for one slot:   head and what goes with it | rows, apart      The same offsets in staging and in landing.
  *     counts   head | counts                               (high throughput, for each parity)
- *     dispatch head | plan                | rows [T]       high throughput: head | heads [T] | scales [T] | x [T]
+ *     dispatch head | plan                | rows [T]       high throughput: head | heads [T] | scales [T] | numbers [T] | x [T]
  *     combine  head                       | results [T][K], summed at the expert [T]
  *   memory     [slot][kind][internode rank] of heads, which the proxy reads: pinned
  *              [slot][kind][internode rank] of rows: the device's, where the network moves that;
  * else pinned (host/internode_rows.h)
  *
- * Rows and results are sparse: those that are used travel in runs, each a write of its own, and the
- * head, with all that is not sparse, in one more. The head says how many runs there are. Each
+ * Rows and results travel in runs, each a write of its own, and the head, with all that is not
+ * sparse, in one more. Rows that are used lie together, in the order of their tokens, and results
+ * that are summed at the expert as the rows do: one run (cuda/internode/numbers.cuh). Results of
+ * routes lie by token and k, and are sparse. The head says how many runs there are. Each
  * write's immediate tells its kind, slot and source. When the head and so many runs have come, the
  * proxy stores the arrival word of that kind, slot and source: the epoch that the head names.
  * Networks may land bytes in any order, and immediates too, so nothing in landing is looked at
@@ -46,6 +48,7 @@ enum internode_part {
 	INTERNODE_HEADS,
 	INTERNODE_X,
 	INTERNODE_SCALES,
+	INTERNODE_NUMBERS,
 	NR_INTERNODE_PARTS
 };
 
@@ -113,10 +116,10 @@ struct internode_table {
 	uint8_t *to[NR_INTERNODE_PARTS][GPU_MAX_RANKS]; /* bases in place of windows: staging, or a
 							   mapped rank's window */
 	uint8_t *from[NR_INTERNODE_PARTS][GPU_MAX_RANKS]; /* landing, or this rank's window */
-	uint32_t is_internode[GPU_MAX_RANKS];
-	struct internode_rank ranks[GPU_MAX_RANKS]; /* [nr_internode] */
-	uint64_t run_bytes[NR_INTERNODE_KINDS];     /* of one row or result */
-	uint64_t head_bytes[NR_INTERNODE_KINDS];    /* the head and all that is not sparse */
+	uint32_t is_internode[GPU_MAX_RANKS];             /* 0; else its number in ranks, + 1 */
+	struct internode_rank ranks[GPU_MAX_RANKS];       /* [nr_internode] */
+	uint64_t run_bytes[NR_INTERNODE_KINDS];           /* of one row or result */
+	uint64_t head_bytes[NR_INTERNODE_KINDS];          /* the head and all that is not sparse */
 	uint32_t immediate[NR_INTERNODE_KINDS], counter[NR_INTERNODE_KINDS];
 	struct internode_sent sent[NR_INTERNODE_KINDS];
 	const uint8_t *words; /* [kind][R] lines, stored by the proxy */
@@ -126,6 +129,10 @@ struct internode_table {
 						kernels' */
 	uint32_t *results; /* [nr_internode][T] high throughput: which of a token's results go to
 			      that home, a bit each; the kernels' */
+	uint8_t *going; /* [nr_internode][words] of 16 bytes: this rank's tokens that go to each, a
+			   bit each, and the epoch; the kernels' */
+	uint32_t *numbers; /* [T][K] of this rank's tokens: of the result of lane k's rank among
+			      those that come from there; the kernels' */
 	/* The kernels', apart from what others read and from each other: */
 	uint32_t apart[32];
 	uint32_t begun[NR_INTERNODE_KINDS]; /* commands, modulo 2^32 */
@@ -141,15 +148,19 @@ HOST_DEVICE uint64_t internode_align(uint64_t bytes)
 	return (bytes + 127) / 128 * 128;
 }
 
-/* The commands of one slot's last message of each kind to all internode ranks, at most. A run is
- * broken at 32 rows, or at a token's results. */
+HOST_DEVICE uint32_t internode_going_words(uint32_t max_tokens)
+{
+	return gpu_ceil(max_tokens, 32);
+}
+
+/* The commands of one slot's last message of each kind to all internode ranks, at most. A run of
+ * results of routes is broken at a token's. */
 HOST_DEVICE uint64_t internode_most_commands(
 	uint32_t nr_internode, uint32_t max_tokens, uint32_t topk, int at_home)
 {
-	uint64_t rows = max_tokens / 2 + max_tokens / 32 + 2,
-		 results = at_home ? (uint64_t)max_tokens * gpu_ceil(topk, 2) : max_tokens;
+	uint64_t results = at_home ? (uint64_t)max_tokens * gpu_ceil(topk, 2) : 1;
 
-	return nr_internode * (rows + results + NR_INTERNODE_KINDS);
+	return nr_internode * (1 + results + NR_INTERNODE_KINDS);
 }
 
 #endif

@@ -18,10 +18,11 @@ struct gpu_kept_state {
 
 /* Offsets. */
 struct gpu_kept_layout {
-	uint64_t state;                                 /* struct gpu_kept_state */
-	uint64_t ids, weights, home_routes;             /* [tokens][K] */
+	uint64_t state;                              /* struct gpu_kept_state */
+	uint64_t ids, weights, home_routes, numbers; /* [tokens][K]; numbers: internode_table's */
 	uint64_t row_tokens, row_routes, own_positions; /* low latency: as in struct gpu_exchange */
-	uint64_t heads; /* high throughput: [R][T][K], the epoch 1, or 0: none */
+	uint64_t heads; /* high throughput: [R][T][K], in place of the epoch 0: none; else 1 + the
+			   number of an internode source's result */
 	uint64_t bytes;
 };
 
@@ -45,6 +46,7 @@ HOST_DEVICE struct gpu_kept_layout gpu_kept_layout_of(
 	k.ids = gpu_kept_take(&k.bytes, routes * 4);
 	k.weights = gpu_kept_take(&k.bytes, routes * 4);
 	k.home_routes = gpu_kept_take(&k.bytes, routes * 8);
+	k.numbers = gpu_kept_take(&k.bytes, routes * 4);
 	k.row_tokens = gpu_kept_take(&k.bytes, low ? rows * 4 : 0);
 	k.row_routes = gpu_kept_take(&k.bytes, low ? rows * topk * 8 : 0);
 	k.own_positions = gpu_kept_take(&k.bytes, low ? routes * 4 : 0);

@@ -84,7 +84,9 @@ enum gpu_wait {
 	GPU_BROKEN_PLACED = 14,   /* value, most: a peer's version of the placement, and this rank's
 				   */
 	GPU_LOST_EXPERTS = 15,    /* no round begins in this view, as no member has some expert */
-	GPU_WAIT_TILE = 16        /* a tile of y, which its kernel does not mark */
+	GPU_WAIT_TILE = 16,       /* a tile of y, which its kernel does not mark */
+	GPU_BROKEN_NUMBER = 17    /* of a row or a result from another node: as many as that there
+				     cannot be */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

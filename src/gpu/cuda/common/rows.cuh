@@ -109,38 +109,6 @@ static __device__ __forceinline__ uint32_t first_destination(uint32_t bits, uint
 	return CASE != GPU_ANY ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
 }
 
-/* By one warp, when all have stored what internode ranks get: rows in runs, and the head.
- * home_routes is this round's. */
-static __device__ __noinline__ void ring_internode_rows(
-	const struct gpu_dispatch *d, uint32_t epoch, uint32_t nr_tokens)
-{
-	const struct gpu_exchange *e = &d->exchange;
-	struct internode_table *internode = e->internode;
-	uint32_t begun = 0;
-
-	for (uint32_t i = 0; i < internode->nr_internode; i++) {
-		uint32_t runs = 0;
-
-		for (uint32_t first = 0; first < nr_tokens; first += LANES) {
-			uint32_t token = first + lane_id();
-			bool goes = false;
-
-			for (uint32_t k = 0; k < e->topk && token < nr_tokens && is_mine(e, token);
-				k++)
-				goes |= e->home_routes[token * e->topk + k].x ==
-					internode->ranks[i].rank;
-			runs += internode_ring_runs(internode, &internode->ranks[i],
-				INTERNODE_DISPATCH, first, __ballot_sync(ALL_LANES, goes));
-		}
-		if (lane_id() == 0)
-			internode_ring_head(
-				internode, &internode->ranks[i], INTERNODE_DISPATCH, epoch, runs);
-		begun += runs + 1;
-	}
-	if (lane_id() == 0)
-		internode_has_begun(internode, INTERNODE_DISPATCH, begun);
-}
-
 /* Ids that no caller should pass. */
 template <int CASE = GPU_ANY>
 static __device__ __forceinline__ void check_ids(

@@ -14,15 +14,16 @@
 /* ---- sending --------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint8_t *staged_result(const struct gpu_exchange *e,
-	const struct ht_exchange *h, uint32_t home, uint32_t token, uint32_t k)
+	const struct ht_exchange *h, uint32_t home, uint32_t token, uint32_t k, uint32_t number)
 {
 	return part_to<true>(e, INTERNODE_RESULTS, home) + h->window.results +
-	       result_number<true>(e, home, token, k, h->window.nr_columns) * e->result.row_bytes;
+	       result_number<true>(e, home, token, k, h->window.nr_columns, number) *
+		       e->result.row_bytes;
 }
 
 static __device__ __forceinline__ void stage_segment(const struct gpu_exchange *e,
 	const struct ht_exchange *h, struct extent x, uint32_t source, uint32_t token, uint32_t k,
-	const uint4 (&v)[ND])
+	uint32_t number, const uint4 (&v)[ND])
 {
 	uint32_t home = home_first(e, source);
 
@@ -32,13 +33,14 @@ static __device__ __forceinline__ void stage_segment(const struct gpu_exchange *
 			uint32_t offset;
 
 			if (in_row(x, i, &offset))
-				row_store(staged_result(e, h, r, token, k) + offset, v[i]);
+				row_store(staged_result(e, h, r, token, k, number) + offset, v[i]);
 		}
 }
 
 template <int Y>
 static __device__ __forceinline__ void stage_results(const struct gpu_combine *c,
-	const struct ht_exchange *h, uint32_t source, uint32_t token, uint2 route, uint32_t here)
+	const struct ht_exchange *h, uint32_t source, uint32_t token, uint32_t number, uint2 route,
+	uint32_t here)
 {
 	const struct gpu_exchange *e = &c->exchange;
 
@@ -48,14 +50,14 @@ static __device__ __forceinline__ void stage_results(const struct gpu_combine *c
 
 		if (!e->at_home) {
 			sum_part<Y, ND, 2>(c, route, x, 0, v);
-			stage_segment(e, h, x, source, token, 0, v);
+			stage_segment(e, h, x, source, token, 0, number, v);
 			continue;
 		}
 		for (uint32_t left = here; left; left &= left - 1) {
 			uint32_t k = __ffs(left) - 1;
 
 			load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, 0, v);
-			stage_segment(e, h, x, source, token, k, v);
+			stage_segment(e, h, x, source, token, k, number, v);
 		}
 	}
 }
@@ -69,7 +71,7 @@ static __device__ __noinline__ void ring_internode_results(
 
 	for (uint32_t i = 0; i < internode->nr_internode; i++) {
 		const struct internode_rank *home = &internode->ranks[i];
-		uint32_t runs = 0;
+		uint32_t runs = 0, sums = 0;
 
 		for (uint32_t first = 0; first < e->max_tokens; first += LANES) {
 			uint32_t token = first + lane_id(),
@@ -79,13 +81,15 @@ static __device__ __noinline__ void ring_internode_results(
 				 mine = 0;
 
 			if (!e->at_home)
-				runs += internode_ring_runs(internode, home, INTERNODE_COMBINE,
-					first, __ballot_sync(ALL_LANES, bits != 0));
+				sums += __popc(__ballot_sync(ALL_LANES, bits != 0));
 			else if (bits)
 				mine = internode_ring_bits(internode, home, INTERNODE_COMBINE,
 					(uint64_t)token * e->topk, bits);
 			runs += __reduce_add_sync(ALL_LANES, mine);
 		}
+		runs += sums != 0;
+		if (lane_id() == 0 && sums)
+			internode_ring_run(internode, home, INTERNODE_COMBINE, 0, sums);
 		if (lane_id() == 0)
 			internode_ring_head(internode, home, INTERNODE_COMBINE, epoch, runs);
 		begun += runs + 1;
@@ -108,7 +112,7 @@ static __device__ __forceinline__ bool send_home(const struct gpu_combine *c,
 	for (uint32_t token = warp; token < e->max_tokens; token += nr_warps) {
 		uint32_t source = home_first(e, home) + token -
 				  gpu_div(token, e->by_replicas) * e->by_replicas.d,
-			 here = 0;
+			 here = 0, place = 0;
 		uint4 head = make_uint4(UINT32_MAX, 0, UINT32_MAX, 0);
 
 		if (token < nr)
@@ -118,8 +122,13 @@ static __device__ __forceinline__ bool send_home(const struct gpu_combine *c,
 										   */
 			return false;
 		here = __ballot_sync(ALL_LANES, head.x != UINT32_MAX);
+		if (here && !e->at_home)
+			place = word_load(numbers_from(e, source, token) + 1);
+		if (!check_number(e, epoch, source, token, place))
+			return false;
 		if (source == home) /* once for all of its replicas */
-			stage_results<Y>(c, h, source, token, make_uint2(head.x, head.y), here);
+			stage_results<Y>(
+				c, h, source, token, place, make_uint2(head.x, head.y), here);
 		if (lane_id() == 0)
 			e->internode->results[number * e->max_tokens + token] = here;
 	}
@@ -169,7 +178,8 @@ static __device__ __forceinline__ void fetch_token(
 
 	for (uint32_t left = __ballot_sync(ALL_LANES, comes); left; left &= left - 1) {
 		uint32_t k = __ffs(left) - 1, rank = __shfl_sync(ALL_LANES, route.x, k);
-		uint64_t result = result_number<true>(e, rank, token, k, h->window.nr_columns);
+		uint64_t result = result_number<true>(e, rank, token, k, h->window.nr_columns,
+			e->internode->numbers[token * e->topk + k]);
 		uint64_t to = (uint64_t)token * h->window.nr_columns +
 			      (h->window.rank_columns ? rank : k);
 

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput dispatch to and from ranks on other nodes (internode_ht.cuh).
  *
- *   rows_out   a token by a warp: x -> (quantise) -> staging, at the token's place; its heads; then
- *              commands for runs of rows
+ *   rows_out   a token by a warp: x -> (quantise) -> staging, at the row's number; its heads; then
+ *              commands
  *   rows_in    a token of an internode source by a warp: landing -> the final places of its rows,
  *              descriptions
  */
 #include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/rows.cuh"
+#include "gpu/cuda/internode/numbers.cuh"
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
 template <int X, int ND>
 static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d,
-	const struct ht_exchange *h, struct extent x, uint32_t rank, uint64_t token,
+	const struct ht_exchange *h, struct extent x, uint32_t rank, uint64_t token, uint64_t row,
 	const segment<GPU_FLAG128, x_kind<X>::SCALED, ND> &s)
 {
 	const struct gpu_exchange *e = &d->exchange;
@@ -25,7 +26,7 @@ static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d,
 		if (!in_row(x, i, &offset))
 			continue;
 		row_store(part_to<true>(e, INTERNODE_X, rank) + h->window.x +
-				  token * e->row.row_bytes + offset,
+				  row * e->row.row_bytes + offset,
 			s.v[i]);
 		if constexpr (x_kind<X>::SCALED)
 			store_scale(d, part_to<true>(e, INTERNODE_SCALES, rank) + h->window.scales,
@@ -36,7 +37,8 @@ static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d,
 /* first: the lanes whose routes are the first to their internode ranks. */
 template <int X, int ND>
 static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d,
-	const struct ht_exchange *h, uint32_t token, struct destination to, uint32_t first)
+	const struct ht_exchange *h, uint32_t token, struct destination to,
+	struct row_number number, uint32_t first)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
@@ -50,14 +52,15 @@ static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d,
 #pragma unroll 1
 		for (uint32_t left = first; left; left &= left - 1)
 			stage_piece<X, ND>(d, h, segment_extent(&e->row, which),
-				__shfl_sync(ALL_LANES, to.rank, __ffs(left) - 1), token, s);
+				__shfl_sync(ALL_LANES, to.rank, __ffs(left) - 1), token,
+				__shfl_sync(ALL_LANES, number.row, __ffs(left) - 1), s);
 	}
 }
 
 /* Every internode rank gets one of every token: nobody counts which are missing. */
 static __device__ __forceinline__ void stage_heads(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, uint32_t epoch, uint32_t token, struct destination to,
-	bool first)
+	struct row_number number, bool first)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t weight = __float_as_uint(1.0f);
@@ -72,12 +75,18 @@ static __device__ __forceinline__ void stage_heads(const struct gpu_dispatch *d,
 				    head_at(e, h, e->rank, token, lane_id()),
 			make_uint4(here && (first || !d->by_source) ? to.position : UINT32_MAX,
 				weight, here ? to.local : UINT32_MAX, epoch));
+		if (here && first) {
+			uint32_t *numbers = numbers_to(e, r, token);
+
+			word_store(numbers, number.row);
+			word_store(numbers + 1, number.result);
+		}
 	}
 }
 
 template <int X, int ND>
-static __device__ __forceinline__ void stage_token(
-	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t epoch, uint32_t token)
+static __device__ __forceinline__ void stage_token(const struct gpu_dispatch *d,
+	const struct ht_exchange *h, uint32_t epoch, uint32_t token, struct row_number number)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct destination to = find_place(d, h, token, load_route(d, h, token));
@@ -86,10 +95,24 @@ static __device__ __forceinline__ void stage_token(
 		 first = __ballot_sync(
 			 ALL_LANES, internode && (same & ((1u << lane_id()) - 1)) == 0);
 
-	stage_row<X, ND>(d, h, token, to, first);
-	stage_heads(d, h, epoch, token, to, first >> lane_id() & 1);
+	stage_row<X, ND>(d, h, token, to, number, first);
+	stage_heads(d, h, epoch, token, to, number, first >> lane_id() & 1);
 	if (internode)
 		h->routes[token * e->topk + lane_id()].x = UINT32_MAX;
+}
+
+/* For its results also of a token that a replica sends. */
+static __device__ __forceinline__ bool number_token(const struct gpu_exchange *e, uint32_t epoch,
+	uint32_t token, uint32_t nr_tokens, struct row_number *number)
+{
+	uint32_t index = token * e->topk + lane_id(),
+		 rank = lane_id() < e->topk ? e->home_routes[index].x : UINT32_MAX;
+
+	if (!find_number<false>(e, epoch, rank, token, nr_tokens, number))
+		return false;
+	if (lane_id() < e->topk)
+		e->internode->numbers[index] = number->result;
+	return true;
 }
 
 template <int X, int ND>
@@ -104,11 +127,17 @@ static __device__ __forceinline__ void rows_out(
 
 	if (state.w || e->state->abandoned)
 		return;
-	for (uint32_t token = warp; token < state.z; token += nr_warps)
+	note_all_going<false>(d, state.y, state.z, warp, nr_warps);
+	for (uint32_t token = warp; token < state.z; token += nr_warps) {
+		struct row_number number;
+
+		if (!number_token(e, state.y, token, state.z, &number))
+			return;
 		if (is_mine(e, token))
-			stage_token<X, ND>(d, h, state.y, token);
+			stage_token<X, ND>(d, h, state.y, token, number);
+	}
 	if (internode_last(e, nr_warps))
-		ring_internode_rows(d, state.y, state.z);
+		ring_internode_rows(e, state.y, state.z);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -165,17 +194,20 @@ static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
 	uint4 head = internode_token_head(e, h, source, token, epoch);
 	uint32_t same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
 							      */
-	uint32_t lanes = __ballot_sync(
-		ALL_LANES, head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	uint32_t number, lanes = __ballot_sync(ALL_LANES,
+				 head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
 
 	if (!check_head(e, e->state->extent, epoch, source, token, head))
 		return false;
 	if (!lanes)
 		return true;
+	number = word_load(numbers_from(e, source, token));
+	if (!check_number(e, epoch, source, token, number))
+		return false;
 	describe_rows(d, source, token, head, __shfl_sync(ALL_LANES, head.x, __ffs(lanes) - 1));
 	place_row(d,
 		part_from<true>(e, INTERNODE_X, source) + h->window.x +
-			(uint64_t)token * e->row.row_bytes,
+			(uint64_t)number * e->row.row_bytes,
 		part_from<true>(e, INTERNODE_SCALES, source) + h->window.scales +
 			(uint64_t)token * e->row.nr_lines * d->scale_bytes,
 		lanes, head.x);

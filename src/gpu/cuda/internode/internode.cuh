@@ -49,14 +49,14 @@ __device__ __forceinline__ bool is_internode(const struct gpu_exchange *e, uint3
 	return FAR && e->internode->is_internode[rank];
 }
 
-/* Which of the results between a home and an internode rank: one of each token, if they are summed
- * at the expert. */
+/* Which of the results between a home and an internode rank. If they are summed at the expert, the
+ * sum's number (numbers.cuh). */
 template <bool FAR>
 __device__ __forceinline__ uint64_t result_number(const struct gpu_exchange *e, uint32_t rank,
-	uint32_t token, uint32_t column, uint32_t nr_columns)
+	uint32_t token, uint32_t column, uint32_t nr_columns, uint32_t number)
 {
 	return is_internode<FAR>(e, rank)
-		       ? (e->at_home ? (uint64_t)token * e->topk + column : token)
+		       ? (e->at_home ? (uint64_t)token * e->topk + column : number)
 		       : (uint64_t)token * nr_columns + column;
 }
 
@@ -234,19 +234,6 @@ __device__ __forceinline__ void internode_ring_run(const struct internode_table 
 		to->messages[kind].local_rows + offset, to->messages[kind].remote_rows + offset,
 		nr * internode->run_bytes[kind],
 		internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN);
-}
-
-/* By a warp: runs of the rows or results `first` to `first` + 31 whose bits are set. Returns how
- * many. */
-static __device__ __noinline__ uint32_t internode_ring_runs(const struct internode_table *internode,
-	const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t used)
-{
-	uint32_t starts = used & ~(used << 1), rest = ~(used >> lane_id()),
-		 nr = rest ? __ffs(rest) - 1 : LANES;
-
-	if (starts >> lane_id() & 1)
-		internode_ring_run(internode, to, kind, first + lane_id(), nr);
-	return __popc(starts);
 }
 
 /* By any lanes, each for itself: runs of the results from `first` on whose bits are set. Returns

@@ -67,6 +67,32 @@ __device__ __forceinline__ uint4 internode_token_head(const struct gpu_exchange 
 	return head;
 }
 
+/* Of a token's row to that rank, or from it, and of its result (numbers.cuh). */
+__device__ __forceinline__ uint32_t *numbers_to(
+	const struct gpu_exchange *e, uint32_t rank, uint32_t token)
+{
+	return (uint32_t *)part_to<true>(e, INTERNODE_NUMBERS, rank) + (uint64_t)token * 2;
+}
+
+__device__ __forceinline__ const uint32_t *numbers_from(
+	const struct gpu_exchange *e, uint32_t source, uint32_t token)
+{
+	return (const uint32_t *)part_from<true>(e, INTERNODE_NUMBERS, source) +
+	       (uint64_t)token * 2;
+}
+
+/* Before it is followed; by the warp. */
+__device__ __forceinline__ bool check_number(const struct gpu_exchange *e, uint32_t epoch,
+	uint32_t source, uint32_t token, uint32_t number)
+{
+	bool good = number < e->max_tokens;
+
+	if (!good && lane_id() == 0)
+		report_broken(
+			e, GPU_BROKEN_NUMBER, source, token, number, e->max_tokens - 1, epoch);
+	return good;
+}
+
 /* By the plan's block. Barriers order what one warp acquires before what all do, and what all store
  * before its commands. */
 static __device__ __noinline__ bool internode_send_counts(const struct gpu_exchange *e,

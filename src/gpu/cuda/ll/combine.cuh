@@ -25,6 +25,7 @@
 /* A segment of a token's result in a column. */
 struct result_place {
 	uint32_t token, column, which;
+	uint32_t number; /* of the token's sum among those for a home on another node */
 	uint64_t offset; /* in a mapped home's results */
 };
 
@@ -41,8 +42,8 @@ static __device__ __forceinline__ uint8_t *place_at(
 	uint64_t offset = p.offset;
 
 	if (is_internode<FAR>(e, home))
-		offset = result_offset(
-			e, result_number<FAR>(e, home, p.token, p.column, e->topk), p.which);
+		offset = result_offset(e,
+			result_number<FAR>(e, home, p.token, p.column, e->topk, p.number), p.which);
 	return part_to<FAR>(e, INTERNODE_RESULTS, home) + e->window.results + offset;
 }
 
@@ -85,17 +86,30 @@ static __device__ __forceinline__ void send_sum(const struct gpu_combine *c, uin
 	}
 }
 
-/* One segment of what the experts here made of one token. */
+/* Rows here of those replicas of a source that come before it. */
+template <bool FAR>
+static __device__ __forceinline__ uint32_t earlier_replicas(
+	const struct gpu_exchange *e, uint32_t source)
+{
+	uint32_t rows = 0;
+
+	for (uint32_t s = home_first(e, source); FAR && s < source; s++)
+		rows += e->state->nr_from[s];
+	return rows;
+}
+
+/* One segment of what the experts here made of one token; number: of its row from the source. */
 template <int FORMAT, int Y, int ND, bool FAR>
 static __device__ __forceinline__ void send_result(const struct gpu_combine *c, uint32_t epoch,
-	uint32_t source, uint32_t token, uint2 route, uint32_t which)
+	uint32_t source, uint32_t number, uint32_t token, uint2 route, uint32_t which)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
 	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes +
 			  (uint64_t)which * e->result.segment_bytes;
 	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX), first = __ffs(here) - 1;
-	struct result_place sum = {token, first, which, offset + first * e->window.result_bytes};
+	struct result_place sum = {token, first, which, number + earlier_replicas<FAR>(e, source),
+		offset + first * e->window.result_bytes};
 	segment<FORMAT, false, ND> s;
 
 	if (!e->at_home && FORMAT == GPU_FLAG128) {
@@ -113,7 +127,8 @@ static __device__ __forceinline__ void send_result(const struct gpu_combine *c, 
 	}
 	for (; here; here &= here - 1) {
 		uint32_t k = __ffs(here) - 1;
-		struct result_place row = {token, k, which, offset + k * e->window.result_bytes};
+		struct result_place row = {
+			token, k, which, number, offset + k * e->window.result_bytes};
 		uint4 v[ND];
 
 		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, 0, v);
@@ -262,7 +277,7 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 				return;
 		if (now.row < now.nr)
 			send_result<FORMAT, Y, ND, FAR>(
-				c, state.y, now.source, now.token, now.route, now.which);
+				c, state.y, now.source, now.row, now.token, now.route, now.which);
 		after = find_share(e, deal, draw_share(deal)); /* so that nothing is in the way of
 								  the next loads */
 		if (first && warp == 0)
@@ -270,13 +285,13 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 	}
 }
 
-/* Runs of results that one internode home gets of one source's tokens. By a warp. */
+/* Runs of the results of routes that one internode home gets of one source's tokens. By a warp. */
 static __device__ __noinline__ uint32_t ring_results_of(
 	const struct gpu_exchange *e, const struct internode_rank *home, uint32_t source)
 {
 	uint32_t nr = e->state->nr_from[source], runs = 0;
 
-	for (uint32_t first = 0; first < nr && e->at_home; first += LANES) {
+	for (uint32_t first = 0; first < nr; first += LANES) {
 		uint32_t at = source * e->max_tokens + first + lane_id(), bits = 0;
 
 		for (uint32_t k = 0; k < e->topk && first + lane_id() < nr; k++)
@@ -285,17 +300,6 @@ static __device__ __noinline__ uint32_t ring_results_of(
 				      (uint64_t)e->row_tokens[at] * e->topk, bits)
 			    : 0;
 		runs += __reduce_add_sync(ALL_LANES, bits);
-	}
-	for (uint32_t row = 0; row < nr && !e->at_home;) { /* as many rows as there are within 32
-							      tokens */
-		uint32_t mine = row + lane_id(),
-			 first = e->row_tokens[source * e->max_tokens + row];
-		uint32_t token =
-			mine < nr ? e->row_tokens[source * e->max_tokens + mine] - first : LANES;
-		uint32_t used = __reduce_or_sync(ALL_LANES, token < LANES ? 1u << token : 0);
-
-		runs += internode_ring_runs(e->internode, home, INTERNODE_COMBINE, first, used);
-		row += __popc(used);
 	}
 	return runs;
 }
@@ -309,11 +313,19 @@ static __device__ __noinline__ void ring_internode_results(
 	uint32_t begun = 0;
 
 	for (uint32_t i = 0; i < internode->nr_internode; i++) {
-		uint32_t home = home_first(e, internode->ranks[i].rank), runs = 0;
+		uint32_t home = home_first(e, internode->ranks[i].rank), runs = 0, sums = 0;
 
 		for (uint32_t source = home; source < home + e->by_replicas.d && !c->release;
-			source++)
-			runs += ring_results_of(e, &internode->ranks[i], source);
+			source++) {
+			if (e->at_home)
+				runs += ring_results_of(e, &internode->ranks[i], source);
+			else
+				sums += e->state->nr_from[source];
+		}
+		runs += sums != 0;
+		if (lane_id() == 0 && sums)
+			internode_ring_run(
+				internode, &internode->ranks[i], INTERNODE_COMBINE, 0, sums);
 		if (lane_id() == 0)
 			internode_ring_head(
 				internode, &internode->ranks[i], INTERNODE_COMBINE, epoch, runs);
@@ -337,7 +349,10 @@ static __device__ __forceinline__ const uint8_t *result_from(const struct gpu_ex
 	if (!FAR || result == UINT32_MAX || !is_internode<FAR>(e, peer))
 		return results + column * e->window.result_bytes;
 	return part_from<FAR>(e, INTERNODE_RESULTS, peer) + e->window.results +
-	       result_offset(e, result_number<FAR>(e, peer, token, column, e->topk), which);
+	       result_offset(e,
+		       result_number<FAR>(e, peer, token, column, e->topk,
+			       e->internode->numbers[token * e->topk + column]),
+		       which);
 }
 
 /* The next results of a token, RESULTS at a time, so that their loads are under way together. OWN:

@@ -20,6 +20,7 @@
 #include "gpu/cuda/ll/head.cuh"
 #include "gpu/cuda/ll/take_plans.cuh"
 #include "gpu/cuda/common/rows.cuh"
+#include "gpu/cuda/internode/numbers.cuh"
 
 /* Not looked at before the first loads are under way. None when an earlier round has failed. */
 static __device__ __forceinline__ uint32_t tokens_to_send(
@@ -28,37 +29,55 @@ static __device__ __forceinline__ uint32_t tokens_to_send(
 	return not_before(state.w) ? 0 : min(not_before(callers), d->nr_tokens);
 }
 
-/* The head is a piece of work of its own; with it goes what the combine has to know at home. */
+/* Where a token's row for a destination lies among this rank's: by token, and for a rank on another
+ * node by its number. number: of each lane's; lowest: a lane whose destination it is. */
+template <bool FAR>
+static __device__ __forceinline__ uint64_t place_of_row(
+	const struct gpu_exchange *e, uint32_t token, uint32_t number, uint32_t lowest)
+{
+	uint32_t place = FAR ? __shfl_sync(ALL_LANES, number, lowest) : token;
+
+	return e->window.rows + ((uint64_t)e->rank * e->max_tokens + place) * e->window.row_bytes;
+}
+
+/* The head is a piece of work of its own; with it goes what the combine has to know at home. False:
+ * who numbers rows did not. */
 template <int FORMAT, int CASE, bool FAR>
-static __device__ __forceinline__ void send_head(
+static __device__ __forceinline__ bool send_head(
 	const struct gpu_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch = state.x;
-	uint64_t offset = e->window.rows +
-			  ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes +
-			  lane_id() * 16;
 	uint32_t index = token * e->topk + lane_id(), rank, weight;
+	struct row_number number = {token, token};
 	int32_t id = lane_id() < e->topk ? expert_id<CASE>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
 	uint32_t to_all = destinations<CASE>(e, id, index, &rank);
 	bool mine = is_mine<CASE>(e, token);
 
 	if (token >= tokens_to_send(d, state, callers))
-		return;
+		return true;
+	if (FAR && !find_number<true>(
+			   e, epoch, rank, token, tokens_to_send(d, state, callers), &number))
+		return false;
 	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
+		uint64_t row = place_of_row<FAR>(e, token, number.row, __ffs(left) - 1);
 
 		if (in_head<FORMAT>(e))
-			piece_store(part_to<FAR>(e, INTERNODE_ROWS, to) + offset, head);
+			piece_store(
+				part_to<FAR>(e, INTERNODE_ROWS, to) + row + lane_id() * 16, head);
 	}
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
 		e->home_routes[index] = make_uint2(rank, weight);
+	if (FAR && lane_id() < e->topk)
+		e->internode->numbers[index] = number.result;
 	check_ids<CASE>(d, epoch, token, id);
 	if (mine)
 		counters_token(e, id, rank, __popc(to_all),
 			__popc(destinations_away<CASE>(e, to_all, rank)));
+	return true;
 }
 
 /* Destinations are numbered from the next rank on, this one last. */
@@ -72,25 +91,29 @@ static __device__ __forceinline__ uint32_t share_of_destination(
 }
 
 template <int FORMAT, int X, int ND, int CASE, bool FAR>
-static __device__ __forceinline__ void send_segment(const struct gpu_dispatch *d, uint32_t epoch,
-	uint32_t token, uint32_t which, uint32_t share, const raw_segment<X, ND> &raw)
+static __device__ __forceinline__ bool send_segment(const struct gpu_dispatch *d, uint32_t epoch,
+	uint32_t nr_tokens, uint32_t token, uint32_t which, uint32_t share,
+	const raw_segment<X, ND> &raw)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, which);
-	uint64_t row =
-		e->window.rows + ((uint64_t)e->rank * e->max_tokens + token) * e->window.row_bytes;
-	uint64_t offset = row + LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
+	uint64_t offset = LL_HEAD_BYTES + (uint64_t)which * e->row.segment_bytes;
+	struct row_number number = {token, token};
 	uint32_t rank, left = destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank);
 	segment<FORMAT, x_kind<X>::SCALED, ND> s;
 
+	if (FAR && !find_number<true>(e, epoch, rank, token, nr_tokens, &number))
+		return false;
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
 	for (; left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
+		uint64_t row = place_of_row<FAR>(e, token, number.row, __ffs(left) - 1);
 
 		if (share_of_destination(d, to) == share)
-			segment_send(s, x, part_to<FAR>(e, INTERNODE_ROWS, to) + offset);
+			segment_send(s, x, part_to<FAR>(e, INTERNODE_ROWS, to) + row + offset);
 	}
+	return true;
 }
 
 /* The i-th token that leaves. Where receivers deal out slices to their blocks, tokens of one slice
@@ -103,9 +126,10 @@ static __device__ __forceinline__ uint32_t token_in_turn(const struct gpu_dispat
 }
 
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there
- * are, or which round it is: the caller's buffers hold nr_tokens. */
+ * are, or which round it is: the caller's buffers hold nr_tokens. False: rows for other nodes have
+ * no numbers. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED>
-static __device__ __forceinline__ void send_all(
+static __device__ __forceinline__ bool send_all(
 	const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
 	const struct gpu_exchange *e = &d->exchange;
@@ -114,6 +138,8 @@ static __device__ __forceinline__ void send_all(
 	for (uint32_t four = nr_warps - 1 - warp;
 		line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
 		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, callers, four);
+	if (FAR)
+		note_all_going<true>(d, epoch, tokens_to_send(d, state, callers), warp, nr_warps);
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
 		uint32_t part = gpu_div(i, d->by_share), token = gpu_div(part, e->by_row_parts),
@@ -129,8 +155,9 @@ static __device__ __forceinline__ void send_all(
 		if (token >= d->nr_tokens)
 			break;
 		if (which == e->row.nr_segments) {
-			if (i == part * d->by_share.d)
-				send_head<FORMAT, CASE, FAR>(d, state, callers, token);
+			if (i == part * d->by_share.d &&
+				!send_head<FORMAT, CASE, FAR>(d, state, callers, token))
+				return false;
 			continue;
 		}
 		if (!is_mine<CASE>(e, token))
@@ -141,13 +168,16 @@ static __device__ __forceinline__ void send_all(
 				continue;
 			break;
 		}
-		send_segment<FORMAT, X, ND, CASE, FAR>(
-			d, epoch, token, which, i - part * d->by_share.d, raw);
+		if (!send_segment<FORMAT, X, ND, CASE, FAR>(d, epoch,
+			    tokens_to_send(d, state, callers), token, which,
+			    i - part * d->by_share.d, raw))
+			return false;
 		if (i < gridDim.x)
 			trace_mark(e, 2);
 	}
 	if (warp == 0 && lane_id() == 0 && !state.w)
 		e->state->nr_tokens = tokens_to_send(d, state, callers);
+	return true;
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -184,6 +214,19 @@ static __device__ __forceinline__ struct share share_of(
 	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows +
 		((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
+}
+
+/* A row's place among those of a source on another node, where all plans are noted. */
+template <bool FAR>
+static __device__ __forceinline__ void find_far_row(
+	const struct gpu_dispatch *d, const struct positions *p, struct share *a)
+{
+	const struct gpu_exchange *e = &d->exchange;
+
+	if (FAR && is_internode<FAR>(e, a->source))
+		a->row -= (uint64_t)(a->token -
+				     bits_before(p, p->present + a->source * p->stride, a->token)) *
+			  e->window.row_bytes;
 }
 
 /* Where a warp's segment goes, known before the segment is there: a lane's place in the first few
@@ -512,6 +555,8 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 				return;
 		}
 		if (there)
+			find_far_row<FAR>(d, p, &a);
+		if (there)
 			look_for(e, a, s);
 		if (there && !places) /* needs no positions: while others make them */
 			f = find_row<CASE>(d, p, a);
@@ -559,10 +604,11 @@ static __global__ void __launch_bounds__(512, 1)
 		if (FAR && has_failed_before(e, state.w, state.x))
 			return;
 		state.w = FAR ? 0 : state.w;
-		send_all<FORMAT, X, ND, CASE, FAR, false>(
-			&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (!send_all<FORMAT, X, ND, CASE, FAR, false>(
+			    &d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x))
+			return;
 		if (FAR && internode_last(e, send_warps * gridDim.x))
-			ring_internode_rows(&d, state.x, this_rounds_tokens(&d));
+			ring_internode_rows(e, state.x, this_rounds_tokens(&d));
 		trace_mark(e, 1);
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);

@@ -8,19 +8,23 @@
 #include "gpu/cuda/ll/dispatch.cuh"
 #include "gpu/cuda/ll/slices.cuh"
 
-/* Part i of a slice's rows: segments and heads, token by token. */
+/* Part i of a slice's rows: segments and heads, token by token. Rows from other nodes lie by their
+ * number, which is known when what comes before the slice has been added up. */
 template <bool FAR>
 static __device__ __forceinline__ struct share share_in_slice(
-	const struct gpu_exchange *e, const struct slice *slice, uint32_t i)
+	const struct gpu_exchange *e, const struct slices *s, const struct slice *slice, uint32_t i)
 {
-	uint32_t row = gpu_div(i, e->by_row_parts);
+	uint32_t row = gpu_div(i, e->by_row_parts), place;
 	struct share a;
 
 	a.source = slice->source;
 	a.token = slice->first + row;
 	a.which = i - row * e->by_row_parts.d;
+	place = is_internode<FAR>(e, a.source)
+			? s->before[e->nr_local + 1] + slice_bits_before(s, e->nr_local, row)
+			: a.token;
 	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows +
-		((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
+		((uint64_t)a.source * e->max_tokens + place) * e->window.row_bytes;
 	return a;
 }
 
@@ -102,10 +106,21 @@ static __device__ __forceinline__ uint32_t next_part(const struct parts *p)
 
 template <int FORMAT, bool SCALED, int ND, bool FAR>
 static __device__ __forceinline__ void look_for_part(const struct gpu_exchange *e,
-	const struct slice *slice, uint32_t i, uint32_t nr, segment<FORMAT, SCALED, ND> &pieces)
+	const struct slices *s, const struct slice *slice, uint32_t i, uint32_t nr,
+	segment<FORMAT, SCALED, ND> &pieces)
 {
 	if (i < nr)
-		look_for(e, share_in_slice<FAR>(e, slice, i), pieces);
+		look_for(e, share_in_slice<FAR>(e, s, slice, i), pieces);
+}
+
+/* Of a slice's parts the first that this warp takes. */
+template <int FORMAT, bool SCALED, int ND, bool FAR>
+static __device__ __forceinline__ void look_for_first(const struct gpu_exchange *e,
+	const struct slices *s, const struct slice *slice, uint32_t warp,
+	segment<FORMAT, SCALED, ND> &pieces)
+{
+	look_for_part<FORMAT, SCALED, ND, FAR>(
+		e, s, slice, warp, (slice->end - slice->first) * e->by_row_parts.d, pieces);
 }
 
 /* Rows of a slice, whose places are known; this warp's first part has been looked for, and the next
@@ -120,11 +135,11 @@ static __device__ __forceinline__ bool receive_slice(const struct gpu_dispatch *
 
 #pragma unroll 1
 	while (p->i < p->nr) {
-		struct share a = share_in_slice<FAR>(e, slice, p->i);
+		struct share a = share_in_slice<FAR>(e, s, slice, p->i);
 		struct placed f = place_in_slice<FORMAT, CASE>(d, s, slice, a);
 
 		p->i = next_part(p);
-		look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, slice, p->i, p->nr, after);
+		look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, slice, p->i, p->nr, after);
 		if (__any_sync(ALL_LANES, f.local != UINT32_MAX) &&
 			!(a.which < e->row.nr_segments
 					? receive_segment<FORMAT, x_kind<X>::SCALED, ND, false>(
@@ -195,10 +210,12 @@ static __device__ __forceinline__ bool place_first_slice(const struct gpu_dispat
 	slice = find_slice(e, s, own.first);
 	if (!own.alone && !note_slice<FORMAT, CASE, FAR>(e, s, &slice, state.x, warp, nr_warps))
 		return false;
-	look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(
-		e, &slice, warp, (slice.end - slice.first) * e->by_row_parts.d, pieces);
+	if (!FAR)
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, &slice, warp, pieces);
 	if (!add_up(e, s, &slice, state.x, warp, nr_warps))
 		return false;
+	if (FAR)
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, &slice, warp, pieces);
 	place_slices<CASE>(d, s, warp, nr_warps);
 	if (warp == 0)
 		trace_mark(e, 5);
@@ -219,9 +236,13 @@ static __device__ __forceinline__ bool place_next_slice(const struct gpu_dispatc
 	go_on(e, s, slice->number + 1 < s->first[slice->source + 1], warp * LANES + lane_id(),
 		nr_warps * LANES);
 	*slice = find_slice(e, s, slice->number + 1);
-	look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(
-		e, slice, warp, (slice->end - slice->first) * e->by_row_parts.d, pieces);
-	return note_slice<FORMAT, CASE, FAR>(e, s, slice, epoch, warp, nr_warps);
+	if (!FAR)
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, slice, warp, pieces);
+	if (!note_slice<FORMAT, CASE, FAR>(e, s, slice, epoch, warp, nr_warps))
+		return false;
+	if (FAR)
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, slice, warp, pieces);
+	return true;
 }
 
 /* By warps that have sent all that they send: false where there is nothing to help with. */
@@ -268,8 +289,7 @@ static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch 
 	p.drawn = d->helps && own.alone ? s->drawn : NULL;
 	p.i = helps ? next_part(&p) : warp;
 	if (helps)
-		look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(
-			e, &slice, p.i, (slice.end - slice.first) * e->by_row_parts.d, pieces);
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, &slice, p.i, pieces);
 #pragma unroll 1
 	while (own.first < own.end) {
 		p.nr = (slice.end - slice.first) * e->by_row_parts.d;
@@ -318,10 +338,11 @@ static __global__ void __launch_bounds__(512, 1)
 		if (FAR && has_failed_before(e, state.w, state.x))
 			return;
 		state.w = FAR ? 0 : state.w;
-		send_all<FORMAT, X, ND, CASE, FAR, true>(
-			&d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x);
+		if (!send_all<FORMAT, X, ND, CASE, FAR, true>(
+			    &d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x))
+			return;
 		if (FAR && internode_last(e, send_warps * gridDim.x))
-			ring_internode_rows(&d, state.x, this_rounds_tokens(&d));
+			ring_internode_rows(e, state.x, this_rounds_tokens(&d));
 		trace_mark(e, 1);
 	}
 	if (send_warps < nr_warps && (warp >= send_warps || d.helps))

@@ -35,6 +35,13 @@ static __device__ __forceinline__ void restore_rows(
 	}
 }
 
+/* Of a result; beside the heads, where it had come. */
+static __device__ __forceinline__ void restore_number(
+	const struct gpu_exchange *e, uint32_t source, uint32_t token, uint32_t number)
+{
+	word_store((uint32_t *)numbers_from(e, source, token) + 1, number);
+}
+
 /* As if they had come in this round. Nobody else stores them now: sources do so when they have the
  * counts of all for a later round, which this rank sends behind this one. */
 static __device__ __forceinline__ void restore_heads(const struct gpu_exchange *e,
@@ -50,6 +57,8 @@ static __device__ __forceinline__ void restore_heads(const struct gpu_exchange *
 
 			if (!head.w)
 				continue;
+			if (on_other_node(e, source))
+				restore_number(e, source, gpu_div(i, e->by_topk), head.w - 1);
 			head.w = epoch;
 			piece_store(heads + (uint64_t)i * 16, head);
 		}
@@ -64,6 +73,8 @@ static __device__ __forceinline__ void restore(const struct gpu_exchange *e,
 
 	for (uint32_t i = t.thread; i < nr; i += t.nr) {
 		e->home_routes[i] = k->home_routes[i];
+		if (e->internode)
+			e->internode->numbers[i] = k->numbers[i];
 		if (k->low)
 			e->own_positions[i] = k->own_positions[i];
 	}

@@ -13,6 +13,8 @@ static __device__ __forceinline__ void keep_route(
 	k->ids[i] = (uint32_t)id < e->placement.nr_experts ? id : -1;
 	k->weights[i] = d->topk_weights ? d->topk_weights[i] : 1.0f;
 	k->home_routes[i] = e->home_routes[i];
+	if (e->internode)
+		k->numbers[i] = e->internode->numbers[i];
 	if (k->low)
 		k->own_positions[i] = e->own_positions[i];
 }
@@ -74,6 +76,10 @@ static __device__ __forceinline__ void keep_heads(const struct gpu_exchange *e,
 			uint4 head = piece_load(heads + (uint64_t)i * 16);
 
 			head.w = head.w == epoch && (head.x != UINT32_MAX || head.z != UINT32_MAX);
+			if (head.w && on_other_node(e, source))
+				head.w = 1 +
+					 word_load(numbers_from(e, source, gpu_div(i, e->by_topk)) +
+						   1);
 			k->heads[(uint64_t)source * each + i] = head;
 		}
 	}

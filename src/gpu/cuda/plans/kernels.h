@@ -23,6 +23,7 @@ struct gpu_kept {
 	int32_t *ids;
 	float *weights;
 	uint2 *home_routes;
+	uint32_t *numbers;
 	uint32_t *row_tokens;
 	uint2 *row_routes;
 	uint32_t *own_positions;
