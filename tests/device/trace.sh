@@ -10,7 +10,7 @@ command -v python3 >/dev/null || { echo "python3 is not installed"; exit 77; }
 
 # traced NAME WHAT FLAGS...: two cases, one a mode.
 traced() {
-	"$WITHIN" 60 "$BUILD/tern" bench --device cuda --ranks 2 --preset custom --hidden 512 --experts 8 --topk 2 --tokens 8 --mode all --iters 2 --warmup 1 --wait 20000 --quiet "${@:3}" \
+	"$WITHIN" 60 "$BUILD/tern" bench --device cuda --ranks 2 --preset custom --hidden 512 --experts 8 --topk 2 --tokens 8 --mode all --iters 1 --warmup 0 --wait 20000 --quiet "${@:3}" \
 		--trace "$tmp/trace.json" >"$tmp/out" 2>"$tmp/err" </dev/null && python3 "${BASH_SOURCE%/*}/../cli/trace.py" "$tmp/trace.json" 2 2 "$2" 2>"$tmp/err"
 	judge "$1" $?
 }
