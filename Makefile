@@ -47,8 +47,8 @@ NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hi
 # And libibverbs.
 VERBS    := $(shell pkg-config --exists 'libibverbs >= 1.14' 2>/dev/null && echo yes)
 LIB_DIRS := base balance layer weights group group/boot exchange exchange/cpu exchange/cpu/kernels path engine transport transport/shm gpu/host
-LIB_SRC  := $(filter-out %/pmix.c %/pmix_none.c,$(foreach d,$(LIB_DIRS),$(wildcard src/$d/*.c))) \
-	    $(if $(PMIX),src/group/boot/pmix.c,src/group/boot/pmix_none.c) \
+LIB_SRC  := $(filter-out src/group/boot/pmix%,$(foreach d,$(LIB_DIRS),$(wildcard src/$d/*.c))) \
+	    $(if $(PMIX),src/group/boot/pmix.c src/group/boot/pmix_rendezvous.c,src/group/boot/pmix_none.c) \
 	    $(if $(OFI),$(filter-out %/none.c,$(wildcard src/transport/ofi/*.c)),src/transport/ofi/none.c) \
 	    $(if $(VERBS),$(filter-out %/none.c,$(wildcard src/transport/verbs/*.c)),src/transport/verbs/none.c)
 TESTKIT_SRC := $(wildcard testkit/*.c)
@@ -75,7 +75,7 @@ $(BUILD)/obj/%.o: %.c
 	@echo '  CC   $<'
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
-$(BUILD)/obj/src/group/boot/pmix.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
+$(BUILD)/obj/src/group/boot/pmix.o $(BUILD)/obj/src/group/boot/pmix_rendezvous.o: CFLAGS += $(shell pkg-config --cflags pmix 2>/dev/null)
 $(BUILD)/obj/src/transport/ofi/%.o $(BUILD)/obj/bench/raw/%.o: CFLAGS += $(shell pkg-config --cflags libfabric 2>/dev/null)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o $(BUILD)/obj/testkit/%.o: CFLAGS += -I. -DTERN_WITH_PMIX=$(if $(PMIX),1,0)
 

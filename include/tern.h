@@ -154,11 +154,13 @@ struct tern_rendezvous {
 	void *ctx; /* lives as long as the group */
 };
 
-/* The one that `tern run --restart` keeps for its ranks; TERN_ERR_UNSUPPORTED elsewhere. */
+/* Where TERN_RESTARTS is set, by `tern run --restart` or by what starts a rank anew under PMIx
+ * (docs/launchers.md): the one that `tern run` keeps for its ranks, or that PMIx's server does, as
+ * long as a boot of tern_boot_env is open. TERN_ERR_UNSUPPORTED elsewhere. */
 TERN_API int tern_rendezvous_env(struct tern_rendezvous *rendezvous);
 
-/* How often this rank was started anew by `tern run --restart`: one that was calls tern_group_join.
- * 0: never; or a negative code. */
+/* How often this rank was started anew (TERN_RESTARTS): one that was calls tern_group_join. 0:
+ * never; or a negative code. */
 TERN_API int tern_boot_restarts(void);
 
 /* ---- group ----------------------------------------------------------------------------------- */

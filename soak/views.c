@@ -7,6 +7,19 @@
 
 /* ---- what happens ---------------------------------------------------------------------------- */
 
+/* Between hosts nothing is heard any more of whom this rank has let go, but that it has been left
+ * out itself: that is said on the line. */
+static bool is_deaf_to(const struct sim_views *v, const struct event *event)
+{
+	const struct sim_rank *rank = &v->ranks[event->to];
+	const struct agreement_record *record = &event->told->record;
+
+	return !same_host(v, event->to, event->from) && rank->phase != JOINING &&
+	       (rank->barred[event->from] >= event->from_life || rank->closed[event->from]) &&
+	       (record->view.number <= rank->agreement.mine.view.number ||
+		       set_has(&record->view.alive, event->to));
+}
+
 /* Records of a process whose board is mapped: a newcomer maps those of who is there. */
 static void hear(struct sim_views *v, const struct event *event)
 {
@@ -18,7 +31,7 @@ static void hear(struct sim_views *v, const struct event *event)
 		memset(&rank->heard[from], 0, sizeof(rank->heard[from]));
 		rank->lives[from] = event->from_life;
 	}
-	if (rank->lives[from] != event->from_life)
+	if (rank->lives[from] != event->from_life || is_deaf_to(v, event))
 		return;
 	if (rank->heard[from].version < told->record.version || rank->heard_done[from] == UNKNOWN ||
 		(told->done != UNKNOWN && rank->heard_done[from] < told->done))

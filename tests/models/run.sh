@@ -359,6 +359,19 @@ for broken in JUMP_AT_ONCE ONE_JUMP SERVE_AT_ONCE OWN_COUNT; do
 	expect hangs joins -DBREAK_$broken
 done
 
+# elastic groups on GPUs: what ranks that have gone store late
+expect holds device_fence
+expect holds device_fence -DDATA_ALONE
+expect_large holds device_fence -DDEATHS=2
+expect_large holds device_fence -DRANKS=4 -DDATA_ALONE
+expect asserts device_fence -DWITNESS
+expect hangs device_fence -DBREAK_NO_RENEWAL
+expect hangs device_fence -DBREAK_NOT_MAPPED
+for broken in NO_RENEWAL DEATH_IS_A_FENCE NO_QUIESCE; do
+	expect asserts device_fence -DBREAK_$broken -DDATA_ALONE
+done
+expect asserts device_fence -DBREAK_PASSED_EARLY -DDEATHS=2 -DRANKS=4 -DDATA_ALONE
+
 # One on each core.
 TCC=$(command -v tcc)
 export CC TCC

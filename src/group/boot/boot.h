@@ -38,10 +38,11 @@ void socket_rendezvous(struct tern_rendezvous *rendezvous);
 /* Of the environment that `tern run` makes. */
 int boot_launch_numbers(int *rank, int *nr_ranks, int *fd);
 
-/* One of pmix.c and pmix_none.c is compiled. Present: this process was started by a PMIx launcher.
+/* pmix*.c or pmix_none.c are compiled. Present: this process was started by a PMIx launcher.
  */
 bool boot_pmix_present(void);
 int boot_pmix(int wait_ms, struct tern_boot *boot);
+int pmix_rendezvous(struct tern_rendezvous *rendezvous);
 
 /* CLOCK_MONOTONIC, in milliseconds. */
 int64_t boot_now_ms(void);

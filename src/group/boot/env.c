@@ -55,9 +55,16 @@ int tern_rendezvous_env(struct tern_rendezvous *rendezvous)
 {
 	if (!rendezvous)
 		return fail(TERN_ERR_INVALID, "tern_rendezvous_env: rendezvous is NULL");
-	if (!getenv(LAUNCH_ENV_FD) || !getenv(LAUNCH_ENV_RESTARTS))
-		return fail(TERN_ERR_UNSUPPORTED, "tern_rendezvous_env: this process was not "
-						  "started by `tern run --restart`");
+	if (!getenv(LAUNCH_ENV_RESTARTS))
+		return fail(TERN_ERR_UNSUPPORTED,
+			"tern_rendezvous_env: %s is not set: nothing starts this rank anew",
+			LAUNCH_ENV_RESTARTS);
+	if (!getenv(LAUNCH_ENV_FD) && boot_pmix_present())
+		return pmix_rendezvous(rendezvous);
+	if (!getenv(LAUNCH_ENV_FD))
+		return fail(TERN_ERR_UNSUPPORTED,
+			"tern_rendezvous_env: this process was started neither by `tern run "
+			"--restart` nor by a PMIx launcher");
 	socket_rendezvous(rendezvous);
 	return 0;
 }

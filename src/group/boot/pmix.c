@@ -4,18 +4,15 @@
  * its users, so this works inside an MPI program as well. libpmix is loaded when it is needed:
  * libtern does not depend on it. */
 #include "group/boot/boot.h"
+#include "group/boot/pmix_inside.h"
 #include "base/error.h"
 
 #include <dlfcn.h>
-#include <pmix.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#define PMIX_LIBRARY "libpmix.so.2"
 
 struct pmix_api {
 	pmix_status_t (*init)(pmix_proc_t *, pmix_info_t[], size_t);
@@ -54,21 +51,11 @@ static int fail_pmix(
 		status);
 }
 
-/* ---- a fence that can be given up ------------------------------------------------------------ */
+/* ---- what is under way, and can be given up -------------------------------------------------- */
 
-/* Shared by the caller and PMIx's progress thread; who leaves last frees it, for the callback may
- * come after the time-out. */
-struct fence {
-	pthread_mutex_t lock;
-	pthread_cond_t done_cond;
-	bool done;
-	int nr_users;
-	pmix_status_t status;
-};
-
-static struct fence *fence_new(void)
+struct pmix_pending *pmix_pending_new(void)
 {
-	struct fence *f = calloc(1, sizeof(*f));
+	struct pmix_pending *f = calloc(1, sizeof(*f));
 	pthread_condattr_t attr;
 
 	if (!f)
@@ -83,7 +70,7 @@ static struct fence *fence_new(void)
 }
 
 /* Called with the lock held, and gives it back. */
-static void fence_leave(struct fence *f)
+static void leave(struct pmix_pending *f)
 {
 	bool last = --f->nr_users == 0;
 
@@ -95,19 +82,18 @@ static void fence_leave(struct fence *f)
 	free(f);
 }
 
-static void fence_done(pmix_status_t status, void *arg)
+void pmix_pending_done(pmix_status_t status, void *arg)
 {
-	struct fence *f = arg;
+	struct pmix_pending *f = arg;
 
 	pthread_mutex_lock(&f->lock);
 	f->done = true;
 	f->status = status;
 	pthread_cond_signal(&f->done_cond);
-	fence_leave(f);
+	leave(f);
 }
 
-/* true: completed, with *status. */
-static bool fence_wait(struct fence *f, int wait_ms, pmix_status_t *status)
+bool pmix_pending_wait(struct pmix_pending *f, int wait_ms, pmix_status_t *status)
 {
 	struct timespec at;
 	int late = 0;
@@ -122,7 +108,7 @@ static bool fence_wait(struct fence *f, int wait_ms, pmix_status_t *status)
 		late = pthread_cond_timedwait(&f->done_cond, &f->lock, &at);
 	done = f->done;
 	*status = f->status;
-	fence_leave(f);
+	leave(f);
 	return done;
 }
 
@@ -136,7 +122,7 @@ static pmix_info_t info_flag(const char *key)
 	return info;
 }
 
-static pmix_info_t info_timeout(int wait_ms)
+pmix_info_t pmix_info_timeout(int wait_ms)
 {
 	pmix_info_t info = {.value = {.type = PMIX_INT, .data.integer = wait_ms / 1000 + 1}};
 
@@ -174,15 +160,15 @@ static int cross_fence(struct pmix_boot *p, uint64_t number)
 	pmix_info_t info = info_flag(PMIX_COLLECT_DATA); /* no PMIX_TIMEOUT: not every server knows
 							    it, and we have our own */
 	pmix_proc_t all = proc_of(p, PMIX_RANK_WILDCARD);
-	struct fence *f = fence_new();
+	struct pmix_pending *f = pmix_pending_new();
 	pmix_status_t status;
 
 	if (!f)
 		return fail(TERN_ERR_NOMEM, "no memory for a fence");
-	status = p->api.fence_nb(&all, 1, &info, 1, fence_done, f);
+	status = p->api.fence_nb(&all, 1, &info, 1, pmix_pending_done, f);
 	if (status != PMIX_SUCCESS) /* then nobody will call back: done at once, or refused */
-		fence_done(status == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : status, f);
-	if (!fence_wait(f, p->wait_ms, &status)) {
+		pmix_pending_done(status == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : status, f);
+	if (!pmix_pending_wait(f, p->wait_ms, &status)) {
 		p->broken = true;
 		return fail(TERN_ERR_BOOTSTRAP,
 			"rank %d: gathering %llu: not all of the %d ranks came to the fence within "
@@ -199,7 +185,7 @@ static int cross_fence(struct pmix_boot *p, uint64_t number)
 static int fetch(
 	struct pmix_boot *p, const char *key, uint64_t number, int rank, void *to, size_t bytes)
 {
-	pmix_info_t info[2] = {info_flag(PMIX_IMMEDIATE), info_timeout(p->wait_ms)};
+	pmix_info_t info[2] = {info_flag(PMIX_IMMEDIATE), pmix_info_timeout(p->wait_ms)};
 	pmix_proc_t proc = proc_of(p, (pmix_rank_t)rank);
 	pmix_value_t *value = NULL;
 	pmix_status_t status = p->api.get(&proc, key, info, 2, &value);
@@ -245,7 +231,7 @@ int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 
 /* ---- coming and going ------------------------------------------------------------------------ */
 
-static int load_symbol(void *library, const char *name, void *function)
+int pmix_load_symbol(void *library, const char *name, void *function)
 {
 	void *symbol = dlsym(library, name);
 
@@ -256,33 +242,41 @@ static int load_symbol(void *library, const char *name, void *function)
 }
 
 /* Never unloaded: PMIx leaves threads and exit handlers behind. */
+int pmix_load(void **library)
+{
+	*library = dlopen(PMIX_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+	return *library ? 0
+			: fail(TERN_ERR_UNSUPPORTED,
+				  "started by a PMIx launcher, but PMIx cannot be loaded: %s",
+				  dlerror());
+}
+
 static int load_api(struct pmix_api *api)
 {
-	void *library = dlopen(PMIX_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-	int rc;
+	void *library;
+	int rc = pmix_load(&library);
 
-	if (!library)
-		return fail(TERN_ERR_UNSUPPORTED,
-			"started by a PMIx launcher, but PMIx cannot be loaded: %s", dlerror());
-	rc = load_symbol(library, "PMIx_Init", &api->init);
+	if (rc)
+		return rc;
+	rc = pmix_load_symbol(library, "PMIx_Init", &api->init);
 	if (!rc)
-		rc = load_symbol(library, "PMIx_Finalize", &api->finalize);
+		rc = pmix_load_symbol(library, "PMIx_Finalize", &api->finalize);
 	if (!rc)
-		rc = load_symbol(library, "PMIx_Put", &api->put);
+		rc = pmix_load_symbol(library, "PMIx_Put", &api->put);
 	if (!rc)
-		rc = load_symbol(library, "PMIx_Commit", &api->commit);
+		rc = pmix_load_symbol(library, "PMIx_Commit", &api->commit);
 	if (!rc)
-		rc = load_symbol(library, "PMIx_Fence_nb", &api->fence_nb);
+		rc = pmix_load_symbol(library, "PMIx_Fence_nb", &api->fence_nb);
 	if (!rc)
-		rc = load_symbol(library, "PMIx_Get", &api->get);
+		rc = pmix_load_symbol(library, "PMIx_Get", &api->get);
 	if (!rc)
-		rc = load_symbol(library, "PMIx_Error_string", &api->error_string);
+		rc = pmix_load_symbol(library, "PMIx_Error_string", &api->error_string);
 	return rc;
 }
 
 static int read_job_size(struct pmix_boot *p)
 {
-	pmix_info_t info = info_timeout(p->wait_ms);
+	pmix_info_t info = pmix_info_timeout(p->wait_ms);
 	pmix_proc_t all = proc_of(p, PMIX_RANK_WILDCARD);
 	pmix_value_t *value = NULL;
 	pmix_status_t status = p->api.get(&all, PMIX_JOB_SIZE, &info, 1, &value);

@@ -29,3 +29,9 @@ int pmix_allgather(void *ctx, const void *mine, void *all, size_t bytes)
 	(void)bytes;
 	return fail(TERN_ERR_UNSUPPORTED, "PMIx was not found when Tern was built");
 }
+
+int pmix_rendezvous(struct tern_rendezvous *rendezvous)
+{
+	(void)rendezvous;
+	return fail(TERN_ERR_UNSUPPORTED, "PMIx was not found when Tern was built");
+}
