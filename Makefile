@@ -213,6 +213,7 @@ clean:
 
 .PHONY: all traced demo install clean FORCE
 -include packaging/glibc/rules.mk
+-include python/rules.mk
 -include tests/rules.mk
 -include bench/lab/rules.mk
 -include tests/device/emulate/rules.mk

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds libtern and the command `tern`, and puts them into the package: `make` does it, for every glibc from 2.28 on.
+"""Builds libtern, the command `tern` and the package's compiled calls, and puts them into the package: `make` does it, for every glibc
+from 2.28 on, and every Python from 3.10 on.
 
 The sources are those of the tree around this folder; an sdist brings them along, in native/. TERN_BUILD: a build folder whose objects
 may be used.
@@ -8,6 +9,7 @@ may be used.
 import os
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -22,9 +24,10 @@ except ImportError:  # before setuptools 70.1
 
 HERE = Path(__file__).resolve().parent
 # What libtern and the command are made of.
-SOURCES = ["Makefile", "LICENSE", "include", "src", "cli", "soak", "testkit", "packaging/glibc", "bench/command", "bench/signal", "bench/raw", "bench/nccl"]
+SOURCES = ["Makefile", "LICENSE", "include", "src", "cli", "soak", "testkit", "packaging/glibc", "bench/command", "bench/signal", "bench/raw", "bench/nccl", "python/calls", "python/rules.mk"]
 KEPT = ("*.c", "*.h", "*.map", "*.mk", "*.sh", "*.in", "Makefile", "LICENSE")
 SONAME = "libtern.so.0"
+CALLS = "_calls.abi3.so"
 
 
 def tree():
@@ -41,7 +44,10 @@ class BuildWithLibrary(build_py):
         if getattr(self, "editable_mode", False):
             return  # found in the tree's build folder
         build = Path(os.environ.get("TERN_BUILD", tree() / "build")).absolute()
-        files = [build / "portable" / name for name in (SONAME, "tern")]
+        files = [build / "portable" / name for name in (SONAME, "tern", CALLS)]
+        headers = sysconfig.get_path("include")
+        if not Path(headers, "Python.h").exists():
+            raise SystemExit(f"Python.h is not in {headers}: install the headers of this Python (python3-dev), or the wheel")
         jobs = str(len(os.sched_getaffinity(0)))
         with tempfile.TemporaryDirectory(prefix="tern-") as room:
             where = build
@@ -50,7 +56,7 @@ class BuildWithLibrary(build_py):
                 where = Path(room, "build")
                 where.symlink_to(build)
             targets = [str(where / file.relative_to(build)) for file in files]
-            subprocess.run(["make", "-s", "-j", jobs, "-C", str(tree()), f"BUILD={where}", *targets], check=True)
+            subprocess.run(["make", "-s", "-j", jobs, "-C", str(tree()), f"BUILD={where}", f"PYTHON_INCLUDE={headers}", *targets], check=True)
         target = Path(self.build_lib) / "tern_ep" / "_native"
         self.mkpath(str(target))
         for file in files:
@@ -69,7 +75,7 @@ class SourceWithC(sdist):
 
 class WheelForAnyPython(bdist_wheel):
     def get_tag(self):
-        return ("py3", "none", super().get_tag()[2])
+        return ("cp310", "abi3", super().get_tag()[2])
 
 
 class WithLibrary(Distribution):

@@ -353,6 +353,7 @@ stage_address() {
 
 	# What takes longest is left to make soak: models of weights, searches of states, chunks.
 	mapfile -t wanted < <(programs "$BUILD/address" 'unit/test_[!ams]*' 'unit/test_s[!o]*' unit/test_measure 'exchange/test_[!c]*' 'faults/test_[ef]*' device/test_device device/test_elastic transport/test_transport)
+	! ls /usr/include/python3.*/Python.h >/dev/null 2>&1 || wanted+=("$BUILD/address/_calls.abi3.so")
 	build address "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/libtern.so" "$BUILD/address/emulated/libtern_cuda.so" "$BUILD/address/emulated/libtern_bench_cuda.so" "${wanted[@]}"
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options

@@ -249,7 +249,14 @@ stage_sanitize() {
 	done
 }
 
+compiled_calls() {
+	[ -e "$BUILD/_calls.abi3.so" ] && return
+	echo "skip: $BUILD/_calls.abi3.so is not there: make, where Python.h is (PYTHON_INCLUDE=)"
+	return 77
+}
+
 tests_of_python() {
+	compiled_calls || return
 	python3 -c 'import torch, pytest; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no pytest"; return 77; }
 	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python python3 -m pytest -q python/tests/test_cuda.py
 }
@@ -280,11 +287,13 @@ calls_of_python() {
 
 # Two ranks share a GPU where there is one.
 deep_ep_of_python() {
+	compiled_calls || return
 	python3 -c 'import torch, pytest; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no pytest"; return 77; }
 	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} python3 -m pytest -q --durations 0 python/tests/test_deep_ep.py -k on_gpus
 }
 
 models_of_python() {
+	compiled_calls || return
 	python3 -c 'import torch, pytest, transformers.distributed.expert_parallel; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no transformers with expert parallelism"; return 77; }
 	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} python3 -m pytest -q python/tests/test_transformers.py -k on_a_gpu
 }
@@ -298,7 +307,7 @@ stage_python() {
 	grep -hE '^(torch|numpy) |us ' "$LOGS/python-calls.log" 2>/dev/null | sed 's/^/   /'
 }
 
-for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
+for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$BUILD/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }

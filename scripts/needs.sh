@@ -21,6 +21,7 @@ missing_packages() {
 	command -v valgrind >/dev/null || echo valgrind
 	command -v python3 >/dev/null || echo python3
 	missing_python
+	ls /usr/include/python3.*/Python.h >/dev/null 2>&1 || echo python3-dev
 	command -v clang >/dev/null || echo clang libclang-rt-14-dev
 	command -v clang-format >/dev/null || echo clang-format
 }

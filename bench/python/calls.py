@@ -11,6 +11,7 @@ on the host; on GPUs of calls that only launch. scripts/calls.sh prints it besid
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import time
 from typing import Any, Callable, Dict, List
@@ -18,7 +19,6 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 
 import tern_ep
-from tern_ep._abi import tern_received
 from tern_ep.bench import PRESETS
 
 BATCH = 20  # pairs between two waits for a GPU
@@ -62,10 +62,10 @@ class Case:
         moe, state = self.moe, self.moe._slots[0]
         native, lib = moe.native, moe._lib
         dispatch, combine, address = lib.tern_dispatch, lib.tern_combine, moe.kind.address(self.out)
-        assert isinstance(state.received, tern_received)
+        sent, received, results = (ctypes.byref(struct) for struct in (state.dispatch, state.received, state.combine))
 
         def calls() -> None:
-            code = dispatch(native, state.dispatch_at, state.received_at) or combine(native, state.combine_at, address, 0)
+            code = dispatch(native, sent, received) or combine(native, results, address, 0)
             if code:
                 raise RuntimeError(f"{code}: {lib.tern_last_error()}")
 
@@ -84,14 +84,13 @@ def batches(function: Callable[[], None], rounds: int, wait: Callable[[], None])
     return took
 
 
-def measure(case: Case, rounds: int, wait: Callable[[], None]) -> Dict[str, float]:
+def functions_of(case: Case, arrays: str) -> Dict[str, Callable[[], None]]:
     copies = [[a.copy() if isinstance(a, np.ndarray) else a.clone() for a in case.given] for _ in range(7)]
     turn = iter(range(10**9))
     for _ in range(200):
         case.pair()
-    wait()
     functions = {"c_calls": case.c_calls(), "pair": case.pair, "new arrays": lambda: case.new_arrays(copies[next(turn) % 7])}
-    if case.moe.kind.fast is not np.ndarray:
+    if arrays == "torch":
         import torch
 
         import tern_ep.torch
@@ -104,6 +103,12 @@ def measure(case: Case, rounds: int, wait: Callable[[], None]) -> Dict[str, floa
         for _ in range(100):
             operators()
         functions["operators"] = operators
+    return functions
+
+
+def measure(case: Case, arrays: str, rounds: int, wait: Callable[[], None]) -> Dict[str, float]:
+    functions = functions_of(case, arrays)
+    wait()
     took: Dict[str, List[float]] = {name: [] for name in functions}
     for _ in range(TURNS):
         for name, function in functions.items():
@@ -117,12 +122,15 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="gpt-oss-120b")
     parser.add_argument("--rounds", type=int, default=4000)
+    parser.add_argument("--count", metavar="ARRAYS.FIGURE", help="only this one's rounds, such as torch.pair, for who counts instructions")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     cuda = chosen.device == "cuda"
     kinds = ["torch"] if cuda else ["numpy"]
     wait: Callable[[], None] = lambda: None
     try:
+        if chosen.count and chosen.count.startswith("numpy."):
+            raise ModuleNotFoundError("torch takes minutes to begin where instructions are counted")
         import torch
 
         torch.set_grad_enabled(False)
@@ -134,8 +142,16 @@ def main() -> None:
     results = []
     with tern_ep.Group.alone() as group:
         for kind in kinds:
+            if chosen.count and chosen.count.partition(".")[0] != kind:
+                continue
             case = Case(group, kind, tern_ep.Device.CUDA if cuda else tern_ep.Device.CPU, chosen.preset)
-            found = measure(case, chosen.rounds, wait)
+            if chosen.count:
+                function = functions_of(case, kind)[chosen.count.partition(".")[2]]
+                case.pair()
+                for _ in range(chosen.rounds):
+                    function()
+                return
+            found = measure(case, kind, chosen.rounds, wait)
             case.moe.close()
             results.append({"arrays": kind, "device": chosen.device, **{k.replace(" ", "_") + "_us": round(v, 2) for k, v in found.items()}})
             if not chosen.json:

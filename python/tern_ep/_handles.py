@@ -13,6 +13,7 @@ import weakref
 from typing import Any, Optional
 
 from ._library import library
+from . import _calls
 from .errors import StateError
 
 
@@ -23,6 +24,7 @@ _process = os.getpid()
 def _forked() -> None:
     global _process
     _process = os.getpid()
+    _calls.forked()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any, List, Optional
 
 from . import _abi
+from ._extension import LibraryError as LibraryError  # before anything that needs tern_ep._calls
+from . import _calls
 from ._version import __version__
-
-
-class LibraryError(ImportError):
-    """libtern was not found, or is not the one that this package was written for."""
-
 
 SONAME = "libtern.so." + __version__.split(".")[0]
 
@@ -96,6 +93,7 @@ class Library:
             function.argtypes = arguments
             setattr(self, name, function)
         self._check()
+        _calls.bind(lambda name: ctypes.cast(getattr(self._dll, name), ctypes.c_void_p).value or 0)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} is no function of tern.h")

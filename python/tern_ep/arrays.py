@@ -13,13 +13,13 @@ import ctypes
 import enum
 import functools
 import math
-import operator
 import sys
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ._calls import Reader
 from .errors import InvalidError, UnsupportedError
 
 Array = Any
@@ -305,18 +305,13 @@ def address_of(array: npt.NDArray[Any]) -> int:
         return int(array.__array_interface__["data"][0])
 
 
-Form = Any
-"""All that decides whether an array is accepted, but its address: what has the form of one that was accepted needs no second look."""
-
-
 class Numpy:
     """Rows as numpy arrays. BF16 and FP8 have no type there: BF16 comes as uint16, FP8 as uint8."""
 
     const = True  # what the library keeps to itself is shown read-only
-    fast: Any = np.ndarray
-    """Arrays of exactly this type have a form."""
+    reader: Reader = Reader(np.ndarray, None, None, True, None, -1)
+    """How the compiled calls read arrays of exactly this type; others are looked at each time."""
 
-    form: Callable[[Any], Form] = staticmethod(operator.attrgetter("shape", "strides", "dtype", "flags.writeable"))
     address: Callable[[Any], int] = staticmethod(address_of)
 
     def capturing(self) -> bool:
@@ -375,7 +370,7 @@ class Torch(Numpy):
         import torch
 
         self._torch = torch
-        self.fast = torch.Tensor
+        self.tensor = torch.Tensor
         self.address = torch.Tensor.data_ptr
         self.dtypes = {dtype: getattr(torch, name) for dtype, name in NAMES.items()}
         self._like = torch.empty_like
@@ -384,11 +379,14 @@ class Torch(Numpy):
 
     def _settle(self, device: Any) -> None:
         self.device = device
+        exchange = getattr(self._torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.11
+        self.reader = Reader(self._torch.Tensor, self.form, self.address, False, exchange, -1 if device.index is None else device.index)
         with self.lasting():
             self._one = self._torch.zeros(16, dtype=self._torch.uint8, device=device)
 
     @staticmethod
-    def form(tensor: Any) -> Form:
+    def form(tensor: Any) -> Any:
+        """All that decides whether it is accepted, but its address."""
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
     def dtype(self, dtype: Dtype) -> Any:

@@ -8,7 +8,6 @@ import enum
 import itertools
 import socket
 import struct
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,6 +16,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Tuple, T
 from . import _abi
 from ._handles import Handle, opened
 from ._library import library
+from ._calls import OneAtATime
 from .errors import BootstrapError, InvalidError, StateError, check
 
 Allgather = Callable[[bytes], List[bytes]]
@@ -88,25 +88,6 @@ ENVIRONMENT = "environment"
 def restarts() -> int:
     """How often this rank was started anew by `tern run --restart`: if it was, Group.join is the way in."""
     return check(library().tern_boot_restarts())
-
-
-class OneAtATime:
-    """The library allows one thread at a time on one object. A second one is refused here instead of breaking things there."""
-
-    def __init__(self, what: str):
-        self._what = what
-        lock = threading.Lock()
-        self._acquire, self.leave = lock.acquire, lock.release
-
-    def enter(self) -> None:
-        if not self._acquire(False):
-            raise StateError(f"another thread is in a call on this {self._what}")
-
-    def __enter__(self) -> None:
-        self.enter()
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
 
 
 def _pass_on(connected: socket.socket, data: bytes, deadline: float) -> None:

@@ -131,8 +131,8 @@ class Layer:
             if rows.nr == 0:  # an array of nothing lies nowhere
                 return y
             moe._here({"y": rows.view})
-            moe._use(state, stream)
-            moe._check(moe._lib.tern_layer_experts(self.native, slot, state.received_at, rows.address))
+            moe._calls.use(moe, slot, stream)
+            moe._check(moe._lib.tern_layer_experts(self.native, slot, ctypes.byref(state.received), rows.address))
             return y
 
     def __call__(
@@ -149,20 +149,7 @@ class Layer:
         """Dispatch, experts and combine: [n][H] of combine_dtype, in out or in a new array. Collective. After WaitTimeoutError the same
         call goes on waiting."""
         moe = self.exchange
-        with moe._busy:
-            state = moe._slot(slot)
-            moe._set_dispatch(state, x, topk_ids, topk_weights, scales)
-            state.dispatch.tag = 0
-            before, state.nr_tokens = state.nr_tokens, state.dispatch.nr_tokens
-            try:
-                out, address = moe._out(state, out)
-                moe._use(state, stream)
-                moe._check(moe._lib.tern_layer_run(self.native, state.dispatch_at, address, state.out_stride))
-            except BaseException:
-                state.nr_tokens = before
-                raise
-            state.turn += 1
-            return out
+        return moe._calls.run(moe, slot, stream, self.native, x, topk_ids, topk_weights, scales, out)
 
     def close(self) -> None:
         """Gives it up; the weights may go. On a device wait for the slots' streams first."""

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tup
 
 import numpy as np
 
+from . import _calls
 from .arrays import Array, Dtype, Torch, View, dense, look
 from .config import Layout, Scale
 from .errors import InvalidError, StateError
 
 if TYPE_CHECKING:
-    from .exchange import Exchange, _Slot
+    from .exchange import Exchange
 
 ROW = np.dtype([("rank", np.int32), ("token", np.int32), ("k", np.int32), ("weight", np.float32)])
 """Where a received row came from: struct tern_row."""
+
+FIELDS = ("x", "scales", "counts", "offsets", "rows", "topk_ids", "topk_weights", "weight")
+"""Of Received, as the compiled part numbers them; into_x and into_scales are the first two."""
+_SCALES_AT = 1
 
 
 class Shape(NamedTuple):
@@ -26,10 +31,10 @@ class Shape(NamedTuple):
     dtype: Any
     const: bool
     finish: Callable[[Any], Any]
+    field: str
+    """Of struct tern_received."""
     lists: int = -1
     """How many entries; -1: the rows' extent."""
-    field: str = ""
-    """Of struct tern_received, where it is not called so."""
 
 
 def shapes(moe: "Exchange") -> Dict[str, Shape]:
@@ -38,18 +43,18 @@ def shapes(moe: "Exchange") -> Dict[str, Shape]:
     nr_lists = moe.nr_ranks if by_source else moe.nr_local
     dtype = Dtype(config.dispatch_dtype)
     found = {
-        "x": Shape((config.received_width,), kind.dtype(dtype), False, lambda array: kind.of(array, dtype)),
-        "counts": Shape((), kind.integers(4), kind.const, kind.plain, nr_lists),
-        "offsets": Shape((), kind.integers(8), kind.const, kind.plain, nr_lists + (2 if moe.on_device else 0)),
-        "rows": Shape((4,), "int32", kind.const, kind.plain) if moe.on_device else Shape((), ROW, kind.const, lambda array: array),
+        "x": Shape((config.received_width,), kind.dtype(dtype), False, lambda array: kind.of(array, dtype), "x"),
+        "counts": Shape((), kind.integers(4), kind.const, kind.plain, "counts", nr_lists),
+        "offsets": Shape((), kind.integers(8), kind.const, kind.plain, "offsets", nr_lists + (2 if moe.on_device else 0)),
+        "rows": Shape((4,), "int32", kind.const, kind.plain, "rows") if moe.on_device else Shape((), ROW, kind.const, lambda array: array, "rows"),
     }
     if dtype == Dtype.FP8_E4M3:
-        found["scales"] = Shape((config.nr_blocks,), "float32" if config.scale == Scale.FP32 else "uint8", False, kind.plain)
+        found["scales"] = Shape((config.nr_blocks,), "float32" if config.scale == Scale.FP32 else "uint8", False, kind.plain, "scales")
     if isinstance(kind, Torch):
-        found["weight"] = Shape((4,), "float32", kind.const, lambda array: kind.plain(array)[:, 3], field="rows")
+        found["weight"] = Shape((4,), "float32", kind.const, lambda array: kind.plain(array)[:, 3], "rows")
     if by_source:
-        found["topk_ids"] = Shape((config.topk,), "int32", kind.const, kind.plain)
-        found["topk_weights"] = Shape((config.topk,), "float32", kind.const, kind.plain)
+        found["topk_ids"] = Shape((config.topk,), "int32", kind.const, kind.plain, "topk_ids")
+        found["topk_weights"] = Shape((config.topk,), "float32", kind.const, kind.plain, "topk_weights")
     return found
 
 
@@ -101,18 +106,6 @@ class Wanted:
         args.counts_alignment = self.counts_alignment
         return views
 
-    def set_addresses(self, args: Any, address: Callable[[Any], int]) -> None:
-        """Of arrays in the form that `fill` has looked at: only they lie elsewhere."""
-        args.wide_ids = None if self.wide_ids is None else address(self.wide_ids)
-        args.expert_counts = None if self.expert_counts is None else address(self.expert_counts)
-        args.expert_totals = None if self.expert_totals is None else address(self.expert_totals)
-        args.waited_ns = None if self.waited_ns is None else address(self.waited_ns)
-        args.gemm_scales = None if self.gemm_scales is None else address(self.gemm_scales)
-        args.into_counts = None if self.into_counts is None else address(self.into_counts)
-
-
-NOTHING = Wanted()
-
 
 def _dense(name: str, array: Array, shape: Tuple[int, ...], dtypes: Tuple[str, ...]) -> View:
     view = look(array)
@@ -124,7 +117,7 @@ def _dense(name: str, array: Array, shape: Tuple[int, ...], dtypes: Tuple[str, .
     )
 
 
-class Received:
+class Received(_calls.Received):
     """The rows of one dispatch. Everything here shows the library's memory without a copy, or the
     caller's into_x and into_scales, in the same form.
 
@@ -133,60 +126,35 @@ class Received:
     copied.
     """
 
-    def __init__(self, moe: "Exchange", state: "_Slot", into: Dict[str, Any]):
-        struct = state.received
-        self.slot = state.number
-        self.nr_rows: int = struct.nr_rows
-        """Rows received, without padding. On a device, where the host does not know, the most there can be; so is extent."""
-        self.extent: int = struct.extent
-        """Row positions spanned, padding included."""
-        self.version: int = struct.version
-        """Of the placement by which rows were routed: Exchange.place."""
-        self._moe = moe
-        self._state = state
-        self._turn = state.turn
-        self._into = into
-        self._shown: Dict[str, Any] = {}
-
-    def _show(self, name: str) -> Any:
-        state = self._state
-        if self._turn != state.turn:
-            self._shown.clear()
-            self._into = {}
-            raise StateError(f"received.{name}: these rows were given back by combine or release of slot {self.slot}")
-        shown = self._shown.get(name)
-        if shown is None:
-            shape = self._moe._shapes.get(name)
-            if shape is None:
-                return None
-            nr = self.extent if shape.lists < 0 else shape.lists
-            shown = self._shown[name] = self._array(state, name, shape, nr)
-        return shown
-
-    def _array(self, state: "_Slot", name: str, shape: Shape, nr: int) -> Any:
+    def _array(self, field: int, name: str) -> Any:
         """Of the library's memory, which lies where it lay, one array is kept, and parts of it are shown."""
-        kind, address = self._moe.kind, getattr(state.received, shape.field or name)
-        into = self._into.get("into_" + name)
+        shape = self._moe._shapes.get(name)
+        if shape is None:
+            return None
+        nr = self.extent if shape.lists < 0 else shape.lists
+        into = None if self._into is None or field > _SCALES_AT else self._into[field]
         if into is not None:
-            return shape.finish(kind.show(address, (nr, *shape.tail), shape.dtype, into, shape.const))
-        whole = self._whole(state, name, shape, address, nr)
-        return whole[:nr] if shape.dtype is ROW else kind.head(whole, nr)
+            address = getattr(self._state.received, name)
+            return shape.finish(self._moe.kind.show(address, (nr, *shape.tail), shape.dtype, into, shape.const))
+        whole = self._whole(field, shape, nr)
+        return whole[:nr] if shape.dtype is ROW else self._moe.kind.head(whole, nr)
 
-    def _whole(self, state: "_Slot", name: str, shape: Shape, address: Optional[int], nr: int) -> Any:
+    def _whole(self, field: int, shape: Shape, nr: int) -> Any:
         """An array of at least that many entries."""
-        known = state.shown.get(name)
-        if known is not None and known[0] == address and known[1] >= nr:
-            return known[2]
+        address = getattr(self._state.received, shape.field) or 0
+        whole = self._state.shown(field, address, nr)
+        if whole is not None:
+            return whole
         with self._moe.kind.lasting():
             whole = shape.finish(self._moe.kind.show(address, (nr, *shape.tail), shape.dtype, self._moe.handle, shape.const))
         if nr and address:
-            state.shown[name] = (address, nr, whole)
+            self._state.show(field, address, nr, whole)
         return whole
 
     def copy(self, name: str, to: Any, nr: int) -> None:
         """torch: the first entries, without a tensor for each step on the way."""
         shape = self._moe._shapes[name]
-        source = self._whole(self._state, name, shape, getattr(self._state.received, shape.field or name), nr)
+        source = self._whole(FIELDS.index(name), shape, nr)
         if source.shape[0] != nr:
             source = source.narrow(0, 0, nr)
         (to if to.shape[0] == nr else to.narrow(0, 0, nr)).copy_(source)
@@ -194,38 +162,38 @@ class Received:
     @property
     def x(self) -> Any:
         """The rows: [extent][H] of dispatch_dtype, or [extent][payload_bytes]. Positions between the lists hold nothing of use."""
-        return self._show("x")
+        return self._show(0, "x")
 
     @property
     def scales(self) -> Any:
         """[extent][ceil(H / 128)] float32, or uint8 for UE8M0; None unless FP8."""
-        return self._show("scales")
+        return self._show(1, "scales")
 
     @property
     def counts(self) -> Any:
         """Rows of each local expert; BY_SOURCE: of each source."""
-        return self._show("counts")
+        return self._show(2, "counts")
 
     @property
     def offsets(self) -> Any:
         """First row position of each local expert; BY_SOURCE: of each source. On a device two more: the number of rows, and extent."""
-        return self._show("offsets")
+        return self._show(3, "offsets")
 
     @property
     def rows(self) -> Any:
         """Where each row came from, by row position: a numpy array of (rank, token, k, weight). Only those that hold a row are set. On a
         device a tensor of int32, [extent][4], with the weight's bits."""
-        return self._show("rows")
+        return self._show(4, "rows")
 
     @property
     def topk_ids(self) -> Any:
         """BY_SOURCE: [rows][K] local expert ids, -1: not here; else None."""
-        return self._show("topk_ids")
+        return self._show(5, "topk_ids")
 
     @property
     def topk_weights(self) -> Any:
         """BY_SOURCE: [rows][K], 0 where the id is -1; else None."""
-        return self._show("topk_weights")
+        return self._show(6, "topk_weights")
 
     def expert(self, local: int) -> slice:
         """The row positions of a local expert; BY_SOURCE: of a source. On a device this waits for the counts."""

@@ -103,7 +103,8 @@ def _dispatch(
     rows, counts, offsets = outputs[:3]
     into_x = rows if sizes.direct else None
     into_scales = outputs[-1] if sizes.direct and sizes.fp8 else None
-    received = moe._dispatch_for_good(x, topk_ids, topk_weights, scales, slot, into_x, into_scales, counts, offsets)
+    address = kind.address
+    received = moe._calls.dispatch_for_good(moe, slot, x, topk_ids, topk_weights, scales, into_x, into_scales, address(counts), address(offsets))
     extent = received.extent
     if not sizes.direct:
         received.copy("x", rows, extent)

@@ -23,8 +23,10 @@ from test_calls import counted  # noqa: E402
 import tern_ep  # noqa: E402
 import tern_ep.torch  # noqa: E402
 from tern_ep import Config, Dtype, Layout, Mode, Reduce, Scale, Weights  # noqa: E402
+from tern_ep._calls import Calls, Reader  # noqa: E402
 from tern_ep._library import library  # noqa: E402
 from tern_ep.arrays import NAMES, look  # noqa: E402
+from tern_ep.exchange import Arguments  # noqa: E402
 
 PLAIN = Config(hidden=64, nr_experts=8, topk=2, max_tokens=6)
 TYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32, Dtype.FP8_E4M3: torch.float8_e4m3fn}
@@ -322,3 +324,84 @@ def test_a_call_in_inference_mode_leaves_plain_tensors() -> None:
         received = moe.dispatch(*inputs(1, 4))
         assert not received.x.is_inference() and not received.counts.is_inference()
         moe.combine(received.x)
+
+
+def given_tensors(nr_tokens: int = 3) -> Any:
+    x = torch.ones((nr_tokens, 64), dtype=torch.bfloat16)
+    return x, torch.tensor([[0, 1]] * nr_tokens, dtype=torch.int32), torch.ones((nr_tokens, 2))
+
+
+class Wrapped(torch.Tensor):  # type: ignore[misc]
+    pass
+
+
+def test_torch_is_asked_directly_where_it_can_be() -> None:
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, PLAIN, arrays="torch") as moe:
+        assert moe.kind.reader.direct == hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+def test_tensors_of_an_older_torch() -> None:
+    """Without the exchange functions, the same: by attributes."""
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, PLAIN, arrays="torch") as moe:
+        kind: Any = moe.kind
+        reader = Reader(kind.tensor, kind.form, kind.address, False, None, -1)
+        assert not reader.direct
+        moe._slots = tuple(Arguments(reader, 0) for _ in range(1))
+        moe._calls = Calls(reader, moe._busy, moe._slots, tern_ep.Received, moe.native, False)
+        strange_tensors_after(moe)
+
+
+def test_strange_tensors_after_others() -> None:
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, PLAIN, arrays="torch") as moe:
+        strange_tensors_after(moe)
+
+
+def strange_tensors_after(moe: Any) -> None:
+    """What was accepted once is refused when it has changed, with the text that it has at first; or taken, where nothing is wrong."""
+    x, ids, weights = given_tensors()
+
+    def right(*given: Any) -> None:
+        assert (moe.combine(moe.dispatch(*given).x) == 2).all()
+
+    right(x, ids, weights)
+    learns = x.clone().requires_grad_()
+    for bad, text in (
+        (learns, "requires grad"),
+        (torch.nn.Parameter(x.float()).to(torch.bfloat16), "requires grad"),
+        (x.to(torch.float16), "x is float16"),
+        (x.t().contiguous().t(), "with strides of"),
+        (torch.ones((3, 64), dtype=torch.bfloat16, device="meta"), "a tensor on meta"),
+        (x[:, :63], "x is bfloat16.3, 63."),
+        (x[:2], "topk_ids is int32.3, 2."),
+        (x.unsqueeze(0).unsqueeze(0), "x is bfloat16.1, 1, 3, 64."),
+    ):
+        with pytest.raises(tern_ep.Error, match=text):
+            moe.dispatch(bad, ids, weights)
+        right(x, ids, weights)  # nothing was sent
+    x.requires_grad_()
+    with pytest.raises(tern_ep.InvalidError, match="requires grad"):
+        moe.dispatch(x, ids, weights)
+    x.requires_grad_(False)
+    right(x, ids, weights)
+    right(x.as_subclass(Wrapped), ids, weights)
+    right(torch.ones((6, 64), dtype=torch.bfloat16)[::2], ids, weights)
+    with torch.inference_mode():
+        right(x.clone(), ids, weights)
+    right(learns.detach(), ids, weights)
+    x.resize_(3, 32)
+    with pytest.raises(tern_ep.InvalidError, match="x is bfloat16.3, 32."):
+        moe.dispatch(x, ids, weights)
+    received = moe.dispatch(*given_tensors())
+    with pytest.raises(tern_ep.InvalidError, match="a tensor that requires grad"):
+        moe.combine(received.x, out=torch.zeros((3, 64), dtype=torch.bfloat16, requires_grad=True))
+    assert (moe.combine(received.x, out=torch.zeros((3, 64), dtype=torch.bfloat16)) == 2).all()
+
+
+def test_a_batched_tensor_is_refused() -> None:
+    """torch.func's are of torch.Tensor itself, and lie nowhere."""
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, PLAIN, arrays="torch") as moe:
+        x, ids, weights = given_tensors()
+        moe.combine(moe.dispatch(x, ids, weights).x)
+        with pytest.raises((RuntimeError, tern_ep.Error)):
+            torch.func.vmap(lambda one: moe.dispatch(one, ids, weights).x)(x.unsqueeze(0))
+        assert (moe.combine(moe.dispatch(x, ids, weights).x) == 2).all()

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The calls of tern_ep.Exchange, on CPython's limited API: one object for every Python from 3.10
+ * on.
+ *
+ * An array is looked at by Python once. What decides whether it is accepted, all but its address,
+ * is noted (struct seen), and who brings the same again is let through here. So no rule and no
+ * refusal of arrays is written twice: they are Python's. All of it runs under the interpreter's
+ * lock, which is let go of while the library waits.
+ */
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dlpack.h"
+#include "tern.h"
+#include "tern_layer.h"
+
+enum {
+	MAX_LOOK = 6,
+	MAX_DIMS = 3
+};
+
+// How arrays of one kind are read.
+struct reader {
+	PyObject_HEAD PyObject *fast; // arrays of exactly this type are read; others Python looks
+				      // at each time
+	PyObject *form, *address;     // by Python's functions, unless
+	const struct dlpack_exchange *exchange; // by a framework's
+	bool numpy;                             // or by numpy's
+	int device; // CUDA device whose current stream is asked for; -1: none
+};
+
+struct seen {
+	bool given;
+	int8_t nr_dims;
+	uint32_t flags; // numpy's, or the device
+	uint64_t dtype; // DLPack's, or the address of numpy's object, which is held
+	int64_t shape[MAX_DIMS], strides[MAX_DIMS];
+	PyObject *held;
+};
+
+// Arrays that Python has accepted together, and numbers on which that depended.
+struct look {
+	bool valid;
+	int nr;
+	struct seen seen[MAX_LOOK];
+	uint64_t key[3];
+};
+
+enum field {
+	FIELD_X,
+	FIELD_SCALES,
+	FIELD_COUNTS,
+	FIELD_OFFSETS,
+	FIELD_ROWS,
+	FIELD_IDS,
+	FIELD_WEIGHTS,
+	FIELD_WEIGHT,
+	NR_FIELDS
+};
+
+// The library's memory as an array, of at least nr entries.
+struct shown {
+	PyObject *array;
+	const void *address;
+	uint64_t nr;
+};
+
+// What has to be remembered of a slot, so that no array is too small for what the library does with
+// it; and its arguments.
+struct slot {
+	PyObject_HEAD struct reader *reader;
+	uint32_t number;
+	uint32_t nr_tokens;
+	unsigned long long extent;
+	unsigned long long turn;   // rows of earlier turns were given back
+	unsigned long long stream; // the library's default
+	unsigned long long y_rows, out_rows, out_stride;
+	PyObject *beside; // what the last combine took along, which lives until it has ended
+	bool wanted;      // something, by the last dispatch
+	struct tern_dispatch dispatch;
+	struct tern_received received;
+	struct tern_combine combine;
+	struct look look_dispatch, look_into, look_wanted, look_y, look_out, look_beside;
+	struct shown shown[NR_FIELDS];
+};
+
+struct one_at_a_time {
+	PyObject_HEAD PyObject *what;
+	bool inside;
+};
+
+struct calls {
+	PyObject_HEAD struct reader *reader;
+	struct one_at_a_time *busy;
+	PyObject *slots;    // a tuple
+	PyObject *received; // the class
+	struct tern_moe *moe;
+	unsigned long forks; // when it was made
+	bool on_device;
+};
+
+struct received {
+	PyObject_HEAD PyObject *moe, *into;
+	struct slot *slot;
+	uint32_t number, version;
+	unsigned long long nr_rows, extent, turn;
+	PyObject *shown[NR_FIELDS];
+};
+
+// The functions of the libtern that Python has loaded.
+struct library {
+	int (*dispatch)(struct tern_moe *, const struct tern_dispatch *, struct tern_received *);
+	int (*dispatch_send)(struct tern_moe *, const struct tern_dispatch *);
+	int (*dispatch_recv)(struct tern_moe *, uint32_t, struct tern_received *);
+	int (*combine)(struct tern_moe *, const struct tern_combine *, void *, size_t);
+	int (*combine_send)(struct tern_moe *, const struct tern_combine *);
+	int (*combine_recv)(struct tern_moe *, uint32_t, void *, size_t);
+	int (*release)(struct tern_moe *, uint32_t);
+	int (*set_stream)(struct tern_moe *, uint32_t, void *);
+	int (*layer_run)(struct tern_layer *, const struct tern_dispatch *, void *, size_t);
+};
+
+extern struct library library;
+extern unsigned long nr_forks;
+extern PyType_Spec reader_spec, slot_spec, look_spec, one_at_a_time_spec, calls_spec, received_spec;
+
+/* array.c: 1: as before, and addresses are those of now. 0: somebody has to look. -1: an exception.
+ */
+int look_again(struct reader *reader, struct look *look, PyObject *const *arrays, int nr,
+	const uint64_t *key, void **addresses);
+int look_keep(struct reader *reader, struct look *look, PyObject *const *arrays, int nr,
+	const uint64_t *key);
+void look_clear(struct look *look);
+
+/* args.c: 0, or an exception and -1. looker: the exchange, or a plan. out: a new one for None; the
+ * caller's reference. */
+int set_dispatch(struct slot *slot, PyObject *looker, PyObject *const arrays[4]);
+int set_into(struct slot *slot, PyObject *moe, PyObject *const arrays[2]);
+int set_wanted(struct slot *slot, PyObject *moe, PyObject *want);
+int set_y(struct slot *slot, PyObject *moe, PyObject *y);
+int set_beside(struct slot *slot, PyObject *moe, PyObject *unweighted, PyObject *const arrays[3]);
+int set_out(struct slot *slot, PyObject *moe, PyObject **out, void **at);
+
+/* received.c */
+PyObject *received_new(struct calls *calls, PyObject *moe, struct slot *slot, PyObject *into);
+
+/* module.c: raises an exception of tern_ep.errors, and returns -1. */
+int refuse(const char *kind, const char *format, ...);
+int enter(struct one_at_a_time *busy);
+int take(PyObject *result); // gives it back; -1: there was none
+void free_object(void *object);
