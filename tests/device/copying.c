@@ -43,8 +43,8 @@ struct copying {
 	struct transport *inner;
 	struct copying *next; /* of this process */
 	const struct bench_device_ops *ops;
-	pthread_mutex_t lock; /* what a flush looks at */
-	uint32_t nr_peers, next_stream, nr_held;
+	pthread_mutex_t lock;                                   /* what a flush looks at */
+	uint32_t nr_peers, next_stream, nr_held, nr_registered; /* of devices' memory */
 	int device;
 	void *streams[NR_STREAMS];
 	struct copy copies[DEPTH];
@@ -193,7 +193,7 @@ static int copying_reg(struct transport *transport, void *base, uint64_t bytes,
 
 	if (!rc && t->ops->on_device(base, &region->on_device))
 		rc = fail(TERN_ERR_SYSTEM, "copying: %s", t->ops->error_text());
-	if (!rc && region->on_device && settings.refuses)
+	if (!rc && region->on_device && ++t->nr_registered == settings.refuses)
 		rc = fail(TERN_ERR_UNSUPPORTED,
 			"copying: it was told to refuse %llu bytes of a device",
 			(unsigned long long)bytes);

@@ -21,7 +21,8 @@ struct copying_settings {
 	/* Where it lags: 1, the first half of each line of 128 bytes is there before; 2, the
 	 * second; 0, nothing is. */
 	uint32_t torn;
-	bool refuses; /* to register memory of a device */
+	uint32_t refuses; /* that registration of a transport's of a device's memory, from 1; 0:
+			     none */
 };
 
 struct copying_stats {

@@ -159,7 +159,7 @@ static uint64_t staging(enum tern_mode mode, uint32_t hidden, bool direct, uint6
 {
 	struct scene scene = {.described = direct ? on_device : pinned, .on_device = direct};
 
-	copying_set(&(struct copying_settings){.refuses = !direct});
+	copying_set(&(struct copying_settings){.refuses = direct ? 0 : 1});
 	set_job(&scene.job, mode, hidden);
 	if (emulated.watch)
 		emulated.watch(1);
@@ -245,7 +245,7 @@ static int too_early_a_word_is_found(void)
 
 struct retreat {
 	int ordering;
-	bool refuses;
+	uint32_t refuses;
 	const char *transport, *force, *why;
 };
 
@@ -292,7 +292,15 @@ static int no_flush(void)
 static int refused_registration(void)
 {
 	return retreats(&(struct retreat){.ordering = ORDERED_BY_OWNER,
-		.refuses = true,
+		.refuses = 1,
+		.why = "copying: it was told to refuse"});
+}
+
+/* Staging has been registered, and goes back. */
+static int refused_landing(void)
+{
+	return retreats(&(struct retreat){.ordering = ORDERED_BY_OWNER,
+		.refuses = 2,
 		.why = "copying: it was told to refuse"});
 }
 
@@ -322,6 +330,7 @@ static const struct {
 	{"unknown_ordering", unknown_ordering, true},
 	{"no_ordering_known", no_ordering_known, true}, {"no_flush", no_flush, true},
 	{"refused_registration", refused_registration, true},
+	{"refused_landing", refused_landing, true},
 	{"network_of_the_host", network_of_the_host, true}, {"forced", forced, true}};
 
 int main(void)
