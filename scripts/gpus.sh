@@ -161,12 +161,26 @@ beside_nccl() {
 		measure nccl-ht --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 20 --against nccl
 }
 
+# The first half after a rest, on two nodes by name and over a network of the host, with proxies that stay awake and with proxies that sleep.
+rests() {
+	local awake rest
+
+	for awake in 1 0; do
+		for rest in 0 1000; do
+			echo "TERN_PROXY_AWAKE=$awake, after $rest us of rest:"
+			TERN_PROXY_AWAKE=$awake TERN_TRANSPORT=shm "$BUILD/tern" run -n 2 -N 2 --by-name -- "$BUILD/tern" bench --device cuda --preset deepseek-v3 --tokens 1,128 --mode ll --reduce expert --iters 200 --rest $rest \
+				--json "$LOGS/rest-$awake-$rest.json" || return
+		done
+	done
+}
+
 stage_bench() {
 	step bench/ll 120 measure ll --verify --preset $PRESETS --tokens 1,8,32,128 --mode ll --iters 200
 	step bench/ll-bf16 60 measure ll-bf16 --verify --preset deepseek-v3 --dtype bf16 --tokens 1,8,128 --mode ll --iters 200
 	step bench/ht 120 measure ht --verify --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 20
 	step bench/overlap 120 measure overlap --verify --preset deepseek-v3 --tokens 128 --mode ll,ht --iters 20 --slots 2 --sms 24 --overlap 20,100
 	step bench/nccl 120 beside_nccl
+	step bench/rest 120 rests
 	step bench/ht-24-sms 120 measure ht-24-sms --preset deepseek-v3 --dtype fp8,bf16 --tokens 4096 --mode ht --iters 30 --sms 24
 }
 

@@ -46,7 +46,8 @@ struct bench_args {
 	uint32_t jitter_us;
 	bool verify;
 	bool only_verify;
-	bool warm; /* caches are not flushed before timed rounds */
+	uint32_t rest_us; /* of devices, before timed rounds */
+	bool warm;        /* caches are not flushed before timed rounds */
 	bool quiet;
 	bool progress;
 	bool help;

@@ -320,6 +320,12 @@ const struct option_row bench_flags[] = {
 		.help = "leave a GPU's caches as they are before a timed round; else L2 is "
 			"flushed, "
 			"as by what runs between two layers"},
+	{.name = "rest",
+		.argument = "US",
+		NUMBER(rest_us, 0, 1000000),
+		.help = "on GPUs all ranks have met, and then do nothing for so long, before a "
+			"timed round "
+			"(default #)"},
 	{.name = "gates",
 		.argument = "N",
 		NUMBER(job.config.gate_rows, 0, 128),

@@ -357,6 +357,8 @@ int device_rounds_time(struct device_rounds *r, struct times *times, uint32_t i)
 
 	for (int g = 0; g < NR_MEASURES && !rc; g++) {
 		rc = device_rounds_start(r);
+		if (!rc && r->rest_ns)
+			rc = device_passed_on(r, r->ops->spin(r->rest_ns, lane->stream));
 		rc = rc ? rc : device_passed_on(r, r->ops->graph_launch(graphs[g], lane->stream));
 	}
 	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));

@@ -39,6 +39,7 @@ struct device_rounds {
 	bool cold; /* caches are flushed before each timed round, as what runs between two layers
 		      does; set before device_rounds_prepare */
 	void *flushed;
+	uint64_t rest_ns; /* between all ranks' coming and each timed round */
 	uint64_t positions;
 	uint8_t *memory, *host; /* host: pinned, for one slot's inputs or results */
 	uint64_t host_bytes, host_used;
