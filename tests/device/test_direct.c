@@ -45,7 +45,7 @@ struct scene {
 	struct job job;
 	const char *described; /* what the group says of itself then */
 	bool on_device, wrong; /* rows lie there; and the bits may be wrong */
-	uint64_t staging_bytes, differences, touched; /* found, on rank 0 */
+	uint64_t staging_bytes, head_bytes, differences; /* found, on rank 0 */
 	int failed;
 };
 
@@ -87,6 +87,19 @@ static void check_places(struct rank *rank, const struct scene *scene, const ter
 	}
 }
 
+/* What goes with the heads of one dispatch to all ranks on other nodes, on both sides. */
+static uint64_t head_bytes(const tern_moe *moe)
+{
+	const struct tern_moe_config *c = &moe->config;
+	const struct internode_table *t = device_internode_tables(moe->device->internode);
+	uint64_t each = c->mode == TERN_LOW_LATENCY
+				? internode_align(moe->device->layout.window.plan_bytes)
+				: internode_align((uint64_t)c->max_tokens * c->topk * 16) +
+					  internode_align((uint64_t)c->max_tokens * 8);
+
+	return 2 * t->nr_internode * each;
+}
+
 static void exchange(struct rank *rank)
 {
 	struct scene *scene = rank->ctx;
@@ -104,8 +117,10 @@ static void exchange(struct rank *rank)
 	rc = rc ? rc : tern_moe_memory(rounds.moe, &memory);
 	for (; i < nr && !rc && !rounds.difference.nr; i++)
 		rc = device_rounds_verify(&rounds, i);
-	if (!rank->rank)
+	if (!rank->rank && !rc) {
 		scene->staging_bytes = memory.staging_bytes;
+		scene->head_bytes = head_bytes(rounds.moe);
+	}
 	if (scene->wrong) {
 		__atomic_fetch_add(&scene->differences, rounds.difference.nr, __ATOMIC_RELAXED);
 		__atomic_fetch_add(&scene->failed, rc != 0, __ATOMIC_RELAXED);
@@ -188,6 +203,35 @@ static int nothing_through_the_host(void)
 		bad |= !bytes[0] || bytes[0] != bytes[1] || bytes[2] >= bytes[3] ||
 		       bytes[1] >= bytes[2];
 		bad |= seen[0] != seen[1] || (emulated.watch && seen[2] >= seen[3]);
+	}
+	return bad;
+}
+
+/* With room for more tokens pinned memory grows by their heads alone, where results are summed at
+ * the expert: there commands are as many however many tokens there are. */
+static int heads_alone_by_tokens(void)
+{
+	int bad = 0;
+
+	for (int m = 0; m < 2; m++) {
+		uint64_t rest[2] = {0};
+
+		for (int i = 0; i < 2; i++) {
+			struct scene scene = {.described = on_device, .on_device = true};
+
+			copying_set(&(struct copying_settings){.lag = 0});
+			set_job(&scene.job, modes[m], 512);
+			scene.job.config.reduce = TERN_REDUCE_EXPERT;
+			scene.job.config.max_tokens = i ? 300 : 6;
+			bad |= play(&scene) != NULL;
+			rest[i] = scene.staging_bytes - scene.head_bytes;
+			printf("# mode %d, %u tokens: pinned %llu bytes, of which %llu with "
+			       "heads\n",
+				(int)modes[m], scene.job.config.max_tokens,
+				(unsigned long long)scene.staging_bytes,
+				(unsigned long long)scene.head_bytes);
+		}
+		bad |= !rest[0] || rest[0] != rest[1];
 	}
 	return bad;
 }
@@ -325,6 +369,7 @@ static const struct {
 	bool emulated;
 } tests[] = {{"in_device_memory", in_device_memory, false},
 	{"nothing_through_the_host", nothing_through_the_host, false},
+	{"heads_alone_by_tokens", heads_alone_by_tokens, false},
 	{"lags_and_is_flushed", lags_and_is_flushed, true},
 	{"too_early_a_word_is_found", too_early_a_word_is_found, false},
 	{"unknown_ordering", unknown_ordering, true},
